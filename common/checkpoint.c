@@ -58,6 +58,7 @@ static void remove_temporaries(DIR *d)
 static void remove_old(const char *dir, uint64_t newest)
 {
 	DIR *d = opendir(dir);
+
 	if (!d) {
 		log_warn("checkpoint", "remove-failed", "dir=\"%s\" error=\"%s\"", dir,
 			strerror(errno));
@@ -68,6 +69,7 @@ static void remove_old(const char *dir, uint64_t newest)
 		generation = generation_highest(d, PREFIX, generation - 1);
 	while (generation) {
 		char name[GENERATION_NAME];
+
 		generation_name(PREFIX, generation, name);
 		remove_file(d, name);
 		generation = generation_highest(d, PREFIX, generation - 1);
@@ -81,6 +83,7 @@ static void remove_failed(const char *dir, const char *name)
 {
 	struct stat st;
 	DIR *d = opendir(dir);
+
 	if (!d)
 		return;
 	if (fstatat(dirfd(d), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
@@ -96,6 +99,7 @@ static void remove_failed(const char *dir, const char *name)
 static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 {
 	size_t offset = HEAD_BYTES(c->n_sections);
+
 	memcpy(head, MAGIC, 8);
 	le32_put(head + 8, FORMAT);
 	le32_put(head + 12, (uint32_t)c->n_sections);
@@ -103,6 +107,7 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 	for (size_t i = 0; i < c->n_sections; i++) {
 		const struct checkpoint_section *s = &c->section[i];
 		unsigned char *row = head + FIXED_BYTES + ROW_BYTES * i;
+
 		PS_ASSERT(s->name[0] && s->name[NAME_BYTES - 1] == '\0' &&
 			  checkpoint_find(c, s->name) == s);
 		if (s->size > CHECKPOINT_MAX_BYTES - offset)
@@ -122,6 +127,7 @@ static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next)
 {
 	DIR *d = opendir(dir);
+
 	if (!d)
 		return 0;
 	uint64_t oldest = generation_lowest(d, PREFIX, 1);
@@ -130,6 +136,7 @@ uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next)
 	int found = oldest && oldest < next;
 	if (found) {
 		char name[GENERATION_NAME];
+
 		generation_name(PREFIX, oldest, name);
 		found = unlinkat(dirfd(d), name, 0) == 0;
 		if (!found)
@@ -142,6 +149,7 @@ uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next)
 void checkpoint_clean(const char *dir)
 {
 	DIR *d = opendir(dir);
+
 	if (!d)
 		return;
 	remove_temporaries(d);
@@ -151,6 +159,7 @@ void checkpoint_clean(const char *dir)
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 {
 	DIR *d = opendir(dir);
+
 	uint64_t sound =
 		d && c->generation > 1 ? generation_highest(d, PREFIX, c->generation - 1) : 0;
 	if (d)
@@ -164,6 +173,7 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 	unsigned char head[HEAD_BYTES(CHECKPOINT_MAX_SECTIONS)];
 	struct file_part part[CHECKPOINT_MAX_SECTIONS + 1];
 	char name[GENERATION_NAME];
+
 	PS_ASSERT(c->n_sections <= CHECKPOINT_MAX_SECTIONS && c->generation >= 1);
 	if (fill_head(c, head) == 0)
 		return err_set(e, PS_EIO, "%s: a checkpoint over %zu bytes is not written", dir,
@@ -175,6 +185,7 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 	for (;;) {
 		int rc = file_replace(dir, name, part, c->n_sections + 1, e);
 		int full = rc && file_no_space(errno);
+
 		if (rc)
 			remove_failed(dir, name);
 		else
@@ -195,6 +206,7 @@ static const char *read_row(const unsigned char *file, size_t size, const unsign
 {
 	struct checkpoint_section *s = &c->section[c->n_sections];
 	uint64_t length = le64_get(row + 24);
+
 	memcpy(s->name, row, NAME_BYTES);
 	if (s->name[0] == '\0' || s->name[NAME_BYTES - 1] != '\0' || checkpoint_find(c, s->name))
 		return "a section's name is empty, too long or there twice";
@@ -239,6 +251,7 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e)
 	size_t size;
 	*c = (struct checkpoint){0};
 	int rc = file_read(path, CHECKPOINT_MAX_BYTES, &c->memory, &size, e);
+
 	if (rc == PS_ETOOBIG)
 		return err_set(e, PS_ECHECKPOINT, "%s: too large for a checkpoint", path);
 	if (rc)
@@ -254,6 +267,7 @@ static int read_generation(
 	const char *dir, uint64_t generation, struct checkpoint *c, struct err *e)
 {
 	char name[GENERATION_NAME], path[4096];
+
 	generation_name(PREFIX, generation, name);
 	*c = (struct checkpoint){0};
 	int n = snprintf(path, sizeof(path), "%s/%s", dir, name);
@@ -275,6 +289,7 @@ static int read_highest_good(
 {
 	struct err why;
 	size_t bad = 0;
+
 	for (uint64_t g = newest; g; g = generation_highest(d, PREFIX, g - 1)) {
 		if (read_generation(dir, g, c, &why) == PS_OK) {
 			if (bad)
@@ -316,6 +331,7 @@ int checkpoint_read_older(const char *dir, uint64_t before, struct checkpoint *c
 {
 	*c = (struct checkpoint){0};
 	DIR *d = opendir(dir);
+
 	if (!d)
 		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
 	uint64_t highest = before > 1 ? generation_highest(d, PREFIX, before - 1) : 0;
@@ -328,6 +344,7 @@ uint64_t checkpoint_oldest(const char *dir)
 {
 	DIR *d = opendir(dir);
 	uint64_t generation = d ? generation_lowest(d, PREFIX, 1) : 0;
+
 	if (d)
 		closedir(d);
 	return generation;
@@ -337,6 +354,7 @@ uint64_t checkpoint_oldest(const char *dir)
 static uint64_t free_bytes(const char *dir)
 {
 	struct statvfs fs;
+
 	if (statvfs(dir, &fs) != 0 || fs.f_blocks == 0)
 		return UINT64_MAX;
 	return (uint64_t)fs.f_bavail * fs.f_frsize;
@@ -348,11 +366,13 @@ static uint64_t droppable_bytes(const char *dir, uint64_t sound)
 	struct stat st;
 	uint64_t bytes = 0;
 	DIR *d = opendir(dir);
+
 	if (!d)
 		return 0;
 	for (const struct dirent *entry; (entry = readdir(d));) {
 		uint64_t g = generation_parse(entry->d_name, PREFIX, "");
 		int counts = g ? g != sound : generation_parse(entry->d_name, PREFIX, ".tmp") != 0;
+
 		if (counts && fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0)
 			bytes += (uint64_t)st.st_size;
 	}
@@ -365,6 +385,7 @@ static uint64_t droppable_bytes(const char *dir, uint64_t sound)
 int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes)
 {
 	uint64_t before = free_bytes(dir);
+
 	if (before >= bytes)
 		return 1;
 	uint64_t dropped = droppable_bytes(dir, sound), after = free_bytes(dir);

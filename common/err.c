@@ -55,18 +55,21 @@ int err_set(struct err *e, int status, const char *fmt, ...)
 const char *err_name(int status)
 {
 	const struct row *r = find_status(status);
+
 	return r ? r->name : "PS_E?";
 }
 
 const char *err_text(int status)
 {
 	const struct row *r = find_status(status);
+
 	return r ? r->text : "unknown status";
 }
 
 int err_exit_code(int status)
 {
 	const struct row *r = find_status(status);
+
 	return r ? r->exit_code : 1;
 }
 

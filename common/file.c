@@ -37,6 +37,7 @@ static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 {
 	struct stat st;
 	size_t size = 0;
+
 	for (size_t i = 0; i < n_parts; i++)
 		size += parts[i].size;
 	if (fstat(fd, &st) != 0)
@@ -50,6 +51,7 @@ static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 static int wait_for_descriptor(int *waited_ms)
 {
 	const struct timespec pause = {.tv_nsec = DESCRIPTOR_PAUSE_MS * 1000000};
+
 	if ((errno != EMFILE && errno != ENFILE) || *waited_ms >= DESCRIPTOR_MS)
 		return 0;
 	*waited_ms += DESCRIPTOR_PAUSE_MS;
@@ -63,6 +65,7 @@ static int write_synced(int dir_fd, const char *name, const struct file_part *pa
 	const char **step)
 {
 	int fd, waited_ms = 0;
+
 	*step = "create";
 	do
 		fd = openat(
@@ -94,6 +97,7 @@ static int check_file_name(int dir_fd, const char *dir, const char *name, struct
 {
 	struct stat st;
 	size_t n = strlen(name);
+
 	if (n == 0 || n > NAME_BYTES_MAX || strchr(name, '/'))
 		return err_set(e, PS_EIO,
 			"\"%.300s\" in %s: not a file name; expected 1 to %d bytes without a slash",
@@ -109,6 +113,7 @@ static int replace_in(int dir_fd, const char *dir, const char *name, const struc
 	char temporary[NAME_BYTES_MAX + 5];
 	const char *step;
 	int rc = check_file_name(dir_fd, dir, name, e);
+
 	if (rc)
 		return rc;
 	snprintf(temporary, sizeof(temporary), "%s.tmp", name);
@@ -132,6 +137,7 @@ int file_replace(const char *dir, const char *name, const struct file_part *part
 	struct err *e)
 {
 	int dir_fd, waited_ms = 0;
+
 	do
 		dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	while (dir_fd < 0 && wait_for_descriptor(&waited_ms));
@@ -148,6 +154,7 @@ static int read_exactly(int fd, const char *path, unsigned char *bytes, size_t s
 {
 	for (size_t have = 0;;) {
 		unsigned char beyond;
+
 		ssize_t got =
 			have < size ? read(fd, bytes + have, size - have) : read(fd, &beyond, 1);
 		if (got < 0 && errno == EINTR)
@@ -165,6 +172,7 @@ static int read_exactly(int fd, const char *path, unsigned char *bytes, size_t s
 static int read_open(int fd, const char *path, size_t max, void **data, size_t *size, struct err *e)
 {
 	struct stat st;
+
 	if (fstat(fd, &st) != 0)
 		return err_set(e, PS_EIO, "%s: stat: %s", path, strerror(errno));
 	if (!S_ISREG(st.st_mode))
@@ -192,6 +200,7 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 	*size = 0;
 	/* O_NONBLOCK: a FIFO must be refused, not waited for */
 	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+
 	if (fd < 0)
 		return err_set(e, PS_EIO, "%s: open: %s", path, strerror(errno));
 	int rc = read_open(fd, path, max, data, size, e);
@@ -202,6 +211,7 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 int file_make_dir(const char *dir, struct err *e)
 {
 	struct stat st;
+
 	if (mkdir(dir, 0755) != 0 && errno != EEXIST)
 		return err_set(
 			e, PS_EUSAGE, "%s: cannot create the directory: %s", dir, strerror(errno));
@@ -219,6 +229,7 @@ static long read_holder(int fd)
 {
 	char text[32];
 	ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+
 	text[n > 0 ? n : 0] = '\0';
 	return strtol(text, NULL, 10);
 }
@@ -227,6 +238,7 @@ static long read_holder(int fd)
 static int is_dying(long pid)
 {
 	char path[64], text[32];
+
 	snprintf(path, sizeof(path), "/proc/%ld/statm", pid);
 	int fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
@@ -238,6 +250,7 @@ static int is_dying(long pid)
 static int refuse_lock(int fd, const char *dir, struct err *e)
 {
 	long pid = read_holder(fd);
+
 	if (pid <= 0)
 		return err_set(e, PS_ELOCKED,
 			"%s is locked by another process; stop it or use another directory", dir);
@@ -250,6 +263,7 @@ static int refuse_lock(int fd, const char *dir, struct err *e)
 static int wait_for_lock(int fd, const char *dir, struct err *e)
 {
 	const struct timespec pause = {.tv_nsec = LOCK_PAUSE_MS * 1000000};
+
 	for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; waited += LOCK_PAUSE_MS) {
 		if (errno != EINTR && errno != EWOULDBLOCK)
 			return err_set(e, PS_EIO, "%s/LOCK: flock: %s", dir, strerror(errno));
@@ -264,6 +278,7 @@ static int wait_for_lock(int fd, const char *dir, struct err *e)
 static int take_lock(int fd, const char *dir, struct err *e)
 {
 	int rc = wait_for_lock(fd, dir, e);
+
 	if (rc)
 		return rc;
 	char pid[32];
@@ -278,6 +293,7 @@ int file_lock_dir(const char *dir, int *fd, struct err *e)
 {
 	*fd = -1;
 	int dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
 	if (dir_fd < 0)
 		return err_set(e, PS_EIO, "%s: open directory: %s", dir, strerror(errno));
 	int lock = openat(dir_fd, "LOCK", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);

@@ -31,6 +31,7 @@ uint64_t generation_highest(DIR *d, const char *prefix, uint64_t max)
 	rewinddir(d);
 	for (const struct dirent *entry; (entry = readdir(d));) {
 		uint64_t g = generation_parse(entry->d_name, prefix, "");
+
 		if (g <= max && g > best)
 			best = g;
 	}
@@ -44,6 +45,7 @@ uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t min)
 	rewinddir(d);
 	for (const struct dirent *entry; (entry = readdir(d));) {
 		uint64_t g = generation_parse(entry->d_name, prefix, "");
+
 		if (g && g >= min && (!best || g < best))
 			best = g;
 	}

@@ -9,6 +9,7 @@ int io_write_all(int fd, const void *data, size_t size)
 
 	while (size > 0) {
 		ssize_t done = write(fd, at, size);
+
 		if (done < 0 && errno == EINTR)
 			continue;
 		if (done == 0)

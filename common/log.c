@@ -110,6 +110,7 @@ static void put_character(struct line *l, const uint8_t *p, size_t bytes)
 
 	if (known) {
 		const char pair[] = {'\\', letter[known - plain]};
+
 		put_bytes(l, pair, sizeof(pair));
 	} else if (is_control(p, bytes)) {
 		snprintf(escaped, sizeof(escaped), "\\u%04x", (unsigned)(bytes == 2 ? p[1] : p[0]));
@@ -126,6 +127,7 @@ static void put_quoted(struct line *l, const char *value, size_t n)
 	put_end(l, "\"");
 	while (p < end && !l->cut) {
 		size_t bytes = utf8_length(p, end);
+
 		if (bytes)
 			put_character(l, p, bytes);
 		else
@@ -345,6 +347,7 @@ int log_on_terminal(void)
 static size_t progress_columns(void)
 {
 	struct winsize size;
+
 	if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 2)
 		return 79;
 	return size.ws_col - 1u;

@@ -27,6 +27,7 @@ void mem_trim(void)
 void *mem_try(size_t n, size_t size)
 {
 	size_t bytes;
+
 	if (__builtin_mul_overflow(n, size, &bytes) || bytes > PTRDIFF_MAX - ALIGNMENT)
 		return NULL;
 	/* aligned_alloc needs a multiple of the alignment; an empty block gets one unit */
@@ -52,6 +53,7 @@ void mem_lazy_free(void *p, size_t bytes)
 void *mem_must(size_t n, size_t size, const char *who)
 {
 	void *p = mem_try(n, size);
+
 	if (!p) {
 		log_error("mem", "out-of-memory", "who=\"%s\" elements=%zu bytes_each=%zu", who, n,
 			size);

@@ -33,6 +33,7 @@ static int bad(struct parser *p, const char *fmt, ...)
 {
 	char text[400];
 	va_list ap;
+
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
@@ -83,6 +84,7 @@ static int model_append(struct parser *p, const char *fmt, ...)
 	char *text = p->m->text;
 	size_t used = strlen(text), room = MODEL_MAX_TEXT - used;
 	va_list ap;
+
 	va_start(ap, fmt);
 	int n = vsnprintf(text + used, room, fmt, ap);
 	va_end(ap);
@@ -98,6 +100,7 @@ static int model_append(struct parser *p, const char *fmt, ...)
 static int place_window(struct parser *p, const struct window *w, struct layer *l)
 {
 	size_t pad_h = window_pad(w, p->shape.h), pad_w = window_pad(w, p->shape.w);
+
 	l->in = p->shape;
 	l->size = w->size;
 	l->stride = w->stride;
@@ -115,6 +118,7 @@ static int bad_conv_fit(struct parser *p, const struct window *w)
 	struct shape s = p->shape;
 	size_t fit = window_nearest(w, s, 1);
 	char size[64] = "";
+
 	if (fit)
 		snprintf(size, sizeof(size), ", or size %zu", fit);
 	size_t padded_h = s.h + window_pad(w, s.h), padded_w = s.w + window_pad(w, s.w);
@@ -132,6 +136,7 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 	struct shape s = p->shape;
 	size_t fit = p->has_conv ? window_nearest(&p->conv, p->conv_in, w->size) : 0;
 	char size[64] = "";
+
 	if (fit)
 		snprintf(size, sizeof(size), ", or conv size %zu before it", fit);
 	return bad(p, "input %zux%zux%zu is not divisible by %zu; use pad=auto%s", s.c, s.h, s.w,
@@ -146,6 +151,7 @@ static int add_tensors(
 {
 	struct model *m = p->m;
 	struct tensor t = *weight;
+
 	t.count = 1;
 	for (size_t i = 0; i < t.ndim; i++)
 		if (__builtin_mul_overflow(t.count, t.dim[i], &t.count) ||
@@ -177,6 +183,7 @@ static int add_tensors(
 static int add_layer(struct parser *p, struct layer l)
 {
 	size_t count;
+
 	if (!count_checked(l.out, &count))
 		return bad(p, "its output %zux%zux%zu has more than %zu values", l.out.c, l.out.h,
 			l.out.w, MODEL_MAX_PARAMS);
@@ -208,9 +215,11 @@ static int parse_pad(struct parser *p, const char *value, int is_conv, struct wi
 static int parse_window_options(struct parser *p, size_t first, int is_conv, struct window *w)
 {
 	int strides = 0, pads = 0, rc = PS_OK;
+
 	for (size_t i = first; !rc && i < p->word.n_fields; i++) {
 		const char *stride = words_value(p->word.field[i], "stride");
 		const char *pad = words_value(p->word.field[i], "pad");
+
 		if (stride && is_conv && strides++ == 0)
 			rc = need_size(p, stride, "stride", WINDOW_MAX_SIDE, &w->stride);
 		else if (pad && pads++ == 0)
@@ -225,6 +234,7 @@ static int parse_window_options(struct parser *p, size_t first, int is_conv, str
 static int write_window_options(struct parser *p, int is_conv, const struct window *w)
 {
 	int rc = is_conv && w->stride > 1 ? model_append(p, ":stride=%zu", w->stride) : PS_OK;
+
 	if (!rc && w->rule == PAD_NUMBER && w->pad)
 		rc = model_append(p, ":pad=%zu", w->pad);
 	if (!rc && w->rule != PAD_NUMBER)
@@ -237,6 +247,7 @@ static int parse_conv(struct parser *p)
 	struct window w = {.stride = 1, .rule = PAD_NUMBER};
 	struct layer l = {.kind = LAYER_CONV};
 	int rc = need_size(p, p->word.field[1], "number of filters", MODEL_MAX_PARAMS, &l.out.c);
+
 	if (!rc)
 		rc = need_size(p, p->word.field[2], "size", WINDOW_MAX_SIDE, &w.size);
 	if (!rc)
@@ -262,6 +273,7 @@ static int parse_pool(struct parser *p)
 	struct window w = {.rule = PAD_NUMBER};
 	struct layer l = {.kind = LAYER_POOL, .out.c = p->shape.c};
 	int rc = need_size(p, p->word.field[1], "size", WINDOW_MAX_SIDE, &w.size);
+
 	w.stride = w.size;
 	if (!rc)
 		rc = parse_window_options(p, 2, 0, &w);
@@ -279,6 +291,7 @@ static int parse_fc(struct parser *p)
 {
 	struct layer l = {.kind = LAYER_FC, .in = p->shape, .out = {.h = 1, .w = 1}};
 	int rc = need_size(p, p->word.field[1], "number of units", MODEL_MAX_PARAMS, &l.out.c);
+
 	if (rc)
 		return rc;
 	struct tensor weight = {.ndim = 2, .dim = {l.out.c, shape_count(p->shape)}};
@@ -291,6 +304,7 @@ static int parse_fc(struct parser *p)
 static int parse_relu(struct parser *p)
 {
 	int rc = model_append(p, "relu");
+
 	return rc ? rc : add_layer(p, (struct layer){LAYER_RELU, .in = p->shape, .out = p->shape});
 }
 
@@ -299,6 +313,7 @@ static int parse_dropout(struct parser *p)
 	const char *text = p->word.field[1];
 	char *end;
 	double drop = strtod(text, &end);
+
 	if (*text == '-' || end == text || *end || strspn(text, "0123456789.eE-") != strlen(text) ||
 		!(drop >= 0 && (float)drop < 1))
 		return bad(p, "probability \"%s\" is not a number of at least 0 and below 1", text);
@@ -354,6 +369,7 @@ static const char *const cnn99 = "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc
 static const char *expand_name(const char *text, char *buffer, size_t size)
 {
 	size_t filters;
+
 	if (strcmp(text, "lenet5") == 0)
 		return lenet5;
 	if (strcmp(text, "cnn99") == 0)
@@ -368,6 +384,7 @@ static const char *expand_name(const char *text, char *buffer, size_t size)
 static int parse_vector(struct model *m, const char *number, struct err *e)
 {
 	size_t n;
+
 	if (!words_size(number, 1, MODEL_MAX_PARAMS, &n))
 		return err_set(e, PS_EUSAGE,
 			"\"vector:%.60s\": expected a whole number in [1, %zu]", number,
@@ -383,6 +400,7 @@ static int parse_vector(struct model *m, const char *number, struct err *e)
 static int parse_layers(struct parser *p, const char *text)
 {
 	int rc;
+
 	while ((rc = next_layer(p, &text)) > 0) {
 		rc = parse_layer(p);
 		if (rc)
@@ -415,6 +433,7 @@ static uint64_t fingerprint(const struct model *m)
 	char text[MODEL_MAX_TEXT + 96];
 	int n = snprintf(text, sizeof(text), "%s @ %zux%zux%zu", m->text, m->input.c, m->input.h,
 		m->input.w);
+
 	return XXH3_64bits(text, (size_t)n);
 }
 
@@ -424,6 +443,7 @@ int model_parse(struct model *m, const char *text, struct shape input, struct er
 	char buffer[64];
 	*m = (struct model){.input = input};
 	int rc;
+
 	if (strncmp(text, "vector:", 7) == 0) {
 		rc = parse_vector(m, text + 7, e);
 	} else if (!count_checked(input, &count) || count == 0) {
@@ -431,6 +451,7 @@ int model_parse(struct model *m, const char *text, struct shape input, struct er
 			input.h, input.w, MODEL_MAX_PARAMS);
 	} else {
 		struct parser p = {.m = m, .e = e, .shape = input};
+
 		rc = parse_layers(&p, expand_name(text, buffer, sizeof(buffer)));
 	}
 	if (!rc)
@@ -444,6 +465,7 @@ void model_init(const struct model *m, uint64_t seed, float *w)
 		struct rng r = rng_seed(seed, RNG_INIT, t);
 		float *value = w + m->tensor[t].offset;
 		double bound = m->tensor[t].init_bound;
+
 		for (size_t i = 0; i < m->tensor[t].count; i++)
 			value[i] = bound > 0 ? (float)((2 * rng_unit(&r) - 1) * bound) : 0.0f;
 	}

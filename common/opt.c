@@ -66,6 +66,7 @@ static void usage_error(struct parse *p, const char *fmt, ...)
 {
 	struct err line;
 	va_list ap;
+
 	va_start(ap, fmt);
 	(void)err_vset(&line, PS_EUSAGE, fmt, ap);
 	va_end(ap);
@@ -113,6 +114,7 @@ static int64_t get_int(const struct opt *o)
 static void store_text(struct parse *p, const struct opt *o, const char *what, const char *text)
 {
 	size_t n = strlen(text);
+
 	if (o->max > 0 && ((double)n < o->min || (double)n > o->max))
 		usage_error(p, "%s: \"%.100s\" has %zu characters; expected %.15g to %.15g", what,
 			text, n, o->min, o->max);
@@ -123,6 +125,7 @@ static void store_text(struct parse *p, const struct opt *o, const char *what, c
 static void store_int(struct parse *p, const struct opt *o, const char *what, const char *text)
 {
 	char *end;
+
 	errno = 0;
 	long long v = strtoll(text, &end, 10);
 	if (end == text || *end || strspn(text, "+-0123456789") != strlen(text))
@@ -140,6 +143,7 @@ static void store_int(struct parse *p, const struct opt *o, const char *what, co
 static void store_real(struct parse *p, const struct opt *o, const char *what, const char *text)
 {
 	char *end;
+
 	errno = 0;
 	double v = strtod(text, &end);
 	/* the set of characters excludes nan, inf, hexadecimal and leading blanks */
@@ -158,8 +162,10 @@ static void store_enum(struct parse *p, const struct opt *o, const char *what, c
 {
 	size_t n = strlen(text);
 	int index = 0;
+
 	for (const char *v = o->values; *v; index++) {
 		size_t length = strcspn(v, "|");
+
 		if (length == n && memcmp(v, text, n) == 0) {
 			*(int *)o->dest = o->first + index;
 			return;
@@ -226,6 +232,7 @@ struct condition {
 static int next_condition(const char **needs, struct condition *k)
 {
 	const char *at = *needs;
+
 	if (!at || !*at)
 		return 0;
 	int n = (int)strcspn(at, " ");
@@ -247,8 +254,10 @@ static int is_named(const struct condition *k, const char *name)
 static int is_one_of(const struct condition *k, const char *value, size_t n)
 {
 	const char *list = k->values, *end = k->values + k->n_values;
+
 	while (list < end) {
 		size_t length = strcspn(list, "| :"); /* a colon ends the condition of a default */
+
 		if (length == n && memcmp(list, value, n) == 0)
 			return 1;
 		list += length + 1;
@@ -278,6 +287,7 @@ static const char *value_now(
 	const struct opt *o = find_row(c->program, k);
 	if (o->type == OPT_TEXT) {
 		const char *text = *(const char *const *)o->dest;
+
 		*n = text ? strcspn(text, ":") : 0;
 		return text ? text : "";
 	}
@@ -292,6 +302,7 @@ static const char *value_now(
 static int is_given(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	const struct opt *o = find_row(c->program, k);
+
 	assert(o->type == OPT_TEXT);
 	const char *text = *(const char *const *)o->dest;
 	snprintf(instead, size, "without --%s", o->name);
@@ -303,6 +314,7 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 {
 	char number[24];
 	size_t n;
+
 	if (k->n_values == 0)
 		return is_given(c, k, instead, size);
 	const char *value = value_now(c, k, number, &n);
@@ -598,6 +610,7 @@ static void print_wrapped(FILE *f, size_t column, const char *text)
 	column = HELP_INDENT;
 	while (*text) {
 		size_t word = strcspn(text, " ");
+
 		if (column > HELP_INDENT && column + 1 + word > HELP_WIDTH) {
 			fprintf(f, "\n%*s", HELP_INDENT, "");
 			column = HELP_INDENT;
@@ -616,6 +629,7 @@ static void describe(const char *needs, int negated, const char *before, char *o
 	struct condition k;
 	size_t at = strlen(out);
 	const char *between = before;
+
 	while (next_condition(&needs, &k) && at < size) {
 		if (k.negated != negated)
 			continue;
@@ -714,6 +728,7 @@ static const char *value_text(const struct opt *o, char *out, size_t size)
 	switch (o->type) {
 	case OPT_TEXT: {
 		const char *text = *(const char **)o->dest;
+
 		snprintf(out, size, "%s", text ? text : "");
 		break;
 	}
@@ -728,6 +743,7 @@ static const char *value_text(const struct opt *o, char *out, size_t size)
 	case OPT_ENUM: {
 		size_t n;
 		const char *v = nth_value(o->values, *(const int *)o->dest - o->first, &n);
+
 		snprintf(out, size, "%.*s", (int)n, v);
 		break;
 	}
@@ -742,6 +758,7 @@ void opt_dump(const struct opt_program *p)
 {
 	char value[1024];
 	size_t rows = count_rows(p);
+
 	for (size_t i = 0; i < rows; i++)
 		log_debug("options", "value", "name=%s value=%s origin=%s", p->opts[i].name,
 			value_text(&p->opts[i], value, sizeof(value)), origin_names[origins[i]]);
@@ -754,6 +771,7 @@ static void warn(const struct check *c, const char *event, const char *fmt, ...)
 {
 	struct err line;
 	va_list ap;
+
 	va_start(ap, fmt);
 	(void)err_vset(&line, PS_EUSAGE, fmt, ap);
 	va_end(ap);
@@ -772,6 +790,7 @@ static void warn(const struct check *c, const char *event, const char *fmt, ...)
 static int programs_with(const char *option)
 {
 	int n = 0;
+
 	for (size_t i = 0; i < N_KNOWN; i++)
 		n += strcmp(known[i].option, option) == 0;
 	return n;
@@ -782,6 +801,7 @@ static int programs_with(const char *option)
 static int is_meant(const struct opt *o, size_t row)
 {
 	enum origin from = origins[row];
+
 	return from == FROM_COMMAND_LINE ||
 	       (from == FROM_ENVIRONMENT && programs_with(o->name) < 2);
 }
@@ -791,6 +811,7 @@ static void check_row(const struct check *c, const struct opt *o, size_t row)
 	char name[MAX_NAME + 8], instead[256];
 	const char *needs = o->needs;
 	struct condition k;
+
 	if (!needs || !is_meant(o, row))
 		return;
 	if (origins[row] == FROM_ENVIRONMENT)
@@ -815,13 +836,16 @@ static size_t min(size_t a, size_t b)
 static size_t distance(const char *a, const char *b)
 {
 	size_t row[MAX_NAME + 1], n = strlen(b);
+
 	for (size_t j = 0; j <= n; j++)
 		row[j] = j;
 	for (size_t i = 1; a[i - 1]; i++) {
 		size_t diagonal = row[0];
+
 		row[0] = i;
 		for (size_t j = 1; j <= n; j++) {
 			size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+
 			diagonal = row[j];
 			row[j] = min(replaced, 1 + min(row[j], row[j - 1]));
 		}
@@ -835,6 +859,7 @@ static int is_known(const struct check *c, const char *name, char near[MAX_NAME 
 {
 	char variable[MAX_NAME + 1];
 	size_t best = strlen(name) / 4 + 1;
+
 	near[0] = '\0';
 	for (size_t i = 0; i < N_KNOWN + N_OTHERS; i++) {
 		if (i < N_KNOWN)
@@ -856,6 +881,7 @@ static int is_known(const struct check *c, const char *name, char near[MAX_NAME 
 static int is_row(const struct opt_program *p, const char *name)
 {
 	char variable[MAX_NAME + 1];
+
 	for (const struct opt *o = p->opts; o->name; o++) {
 		opt_variable(o->name, variable, sizeof(variable));
 		if (strcmp(variable, name) == 0)
@@ -869,6 +895,7 @@ static int check_variable(const struct check *c, const char *entry)
 {
 	char name[MAX_NAME + 1], near[MAX_NAME + 1];
 	size_t n = strcspn(entry, "=");
+
 	if (strncmp(entry, PREFIX, strlen(PREFIX)) != 0 ||
 		strncmp(entry, KUBERNETES, strlen(KUBERNETES)) == 0)
 		return 0;
@@ -886,6 +913,7 @@ void opt_check(const struct opt_program *p, const char *command)
 {
 	const struct check c = {.program = p, .command = command};
 	int unknown = 0;
+
 	for (size_t i = 0; p->opts[i].name; i++)
 		check_row(&c, &p->opts[i], i);
 	for (char **entry = environ; *entry && unknown < MAX_UNKNOWN; entry++)

@@ -8,6 +8,7 @@
 uint64_t rng_mix(uint64_t x)
 {
 	uint64_t z = x + GOLDEN;
+
 	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
 	z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
 	return z ^ (z >> 31);
@@ -21,6 +22,7 @@ struct rng rng_seed(uint64_t seed, enum rng_stream stream, uint64_t sub)
 uint64_t rng_next(struct rng *r)
 {
 	uint64_t value = rng_mix(r->state);
+
 	r->state += GOLDEN;
 	return value;
 }
@@ -39,11 +41,13 @@ double rng_unit(struct rng *r)
 void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n)
 {
 	struct rng r = rng_seed(seed, RNG_ORDER, epoch);
+
 	for (size_t i = 0; i < n; i++)
 		order[i] = (uint32_t)i;
 	for (size_t i = n; i > 1; i--) {
 		size_t j = (size_t)rng_below(&r, i);
 		uint32_t held = order[i - 1];
+
 		order[i - 1] = order[j];
 		order[j] = held;
 	}

@@ -25,6 +25,7 @@ static json_t *tensor_json(const struct tensor *t)
 {
 	const size_t first = t->offset * sizeof(float), end = first + t->count * sizeof(float);
 	json_t *shape = json_array();
+
 	for (size_t i = 0; i < t->ndim; i++)
 		if (json_array_append_new(shape, json_integer((json_int_t)t->dim[i])) != 0) {
 			json_decref(shape);
@@ -54,6 +55,7 @@ static const char *split_path(const char *path, char *dir, size_t size)
 {
 	const char *slash = strrchr(path, '/');
 	size_t n = slash ? (size_t)(slash - path) : 0;
+
 	if (n >= size)
 		return NULL;
 	snprintf(dir, size, "%.*s", (int)n, path);
@@ -66,6 +68,7 @@ int safetensors_write(const char *path, const struct model *m, const float *w, s
 {
 	char dir[4096];
 	const char *name = split_path(path, dir, sizeof(dir));
+
 	if (!name)
 		return err_set(e, PS_EIO, "%.100s...: path too long", path);
 	char *json = header_json(m);
@@ -99,6 +102,7 @@ static int same_shape(const json_t *shape, const struct tensor *t)
 		return 0;
 	for (size_t i = 0; i < t->ndim; i++) {
 		const json_t *n = json_array_get(shape, i);
+
 		if (!json_is_integer(n) || json_integer_value(n) != (json_int_t)t->dim[i])
 			return 0;
 	}
@@ -110,6 +114,7 @@ static int same_shape(const json_t *shape, const struct tensor *t)
 static int read_range(const struct reader *r, const json_t *offsets, size_t bytes, size_t *begin)
 {
 	const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
+
 	if (json_array_size(offsets) != 2 || !json_is_integer(first) || !json_is_integer(last))
 		return 0;
 	json_int_t from = json_integer_value(first), to = json_integer_value(last);
@@ -122,6 +127,7 @@ static int read_range(const struct reader *r, const json_t *offsets, size_t byte
 static void describe_shape(const struct tensor *t, char *out, size_t size)
 {
 	size_t used = 0;
+
 	for (size_t i = 0; i < t->ndim; i++)
 		used += (size_t)snprintf(
 			out + used, size - used, "%s%zu", i ? ", " : "", t->dim[i]);
@@ -132,6 +138,7 @@ static int read_tensor(struct reader *r, size_t index, const json_t *entry)
 	const struct tensor *t = &r->m->tensor[index];
 	size_t *begin = &r->begin[index];
 	char shape[128];
+
 	if (!entry)
 		return err_set(r->e, PS_EDATA, "%s: tensor \"%s\" is missing", r->path, t->name);
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
@@ -169,6 +176,7 @@ static const struct tensor *find_tensor(const struct model *m, const char *name)
 static int check_cover(const struct reader *r)
 {
 	const struct tensor *t = r->m->tensor;
+
 	if (r->data_bytes != r->m->n_params * sizeof(float))
 		return err_set(r->e, PS_EDATA, "%s: %zu bytes of data; the model \"%s\" has %zu",
 			r->path, r->data_bytes, r->m->text, r->m->n_params * sizeof(float));
@@ -186,12 +194,14 @@ static int read_root(struct reader *r, json_t *root)
 {
 	const char *key;
 	json_t *entry;
+
 	json_object_foreach(root, key, entry) if (strcmp(key, "__metadata__") != 0 &&
 						  !find_tensor(r->m, key)) return err_set(r->e,
 		PS_EDATA, "%s: tensor \"%.60s\" does not belong to the model \"%s\"", r->path, key,
 		r->m->text);
 	for (size_t i = 0; i < r->m->n_tensors; i++) {
 		int rc = read_tensor(r, i, json_object_get(root, r->m->tensor[i].name));
+
 		if (rc)
 			return rc;
 	}
@@ -203,6 +213,7 @@ static int read_header(const char *path, const unsigned char *file, size_t size,
 	size_t *data, struct err *e)
 {
 	uint64_t length = 0;
+
 	*root = NULL;
 	if (size < LENGTH_BYTES)
 		return err_set(
@@ -218,6 +229,7 @@ static int read_header(const char *path, const unsigned char *file, size_t size,
 		(const char *)file + LENGTH_BYTES, (size_t)length, JSON_REJECT_DUPLICATES, &why);
 	if (!json_is_object(o)) {
 		const char *reason = o ? "it has another type" : why.text;
+
 		json_decref(o);
 		return err_set(
 			e, PS_EDATA, "%s: the header is not a JSON object: %s", path, reason);
@@ -232,6 +244,7 @@ static int read_file(struct reader *r, const unsigned char *file, size_t size)
 	json_t *root = NULL;
 	size_t data = 0;
 	int rc = read_header(r->path, file, size, &root, &data, r->e);
+
 	if (rc)
 		return rc;
 	r->data = file + data;
@@ -246,6 +259,7 @@ int safetensors_read(const char *path, const struct model *m, float *w, struct e
 	void *file;
 	size_t size, max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof(*w);
 	int rc = file_read(path, max, &file, &size, e);
+
 	if (rc == PS_ETOOBIG)
 		return err_set(e, PS_EDATA, "%s: larger than a file of the model \"%s\" can be",
 			path, m->text);
@@ -262,6 +276,7 @@ static int copy_model(
 {
 	const json_t *metadata = json_object_get(root, "__metadata__");
 	const char *model = json_string_value(json_object_get(metadata, "model"));
+
 	if (model && strlen(model) >= MODEL_MAX_TEXT)
 		return err_set(e, PS_EDATA,
 			"%s: the model in its metadata has %zu bytes; expected at "
@@ -278,6 +293,7 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 	size_t size, data;
 	int rc = file_read(path, LENGTH_BYTES + MAX_HEADER + MODEL_MAX_PARAMS * sizeof(float),
 		&file, &size, e);
+
 	text[0] = '\0';
 	if (rc == PS_ETOOBIG)
 		return err_set(e, PS_EDATA, "%s: larger than the file of any model", path);

@@ -299,6 +299,7 @@ static ssize_t read_at(const struct wal_reader *r, uint64_t at, void *out, size_
 
 	while (have < n) {
 		ssize_t got = pread(r->fd, (char *)out + have, n - have, (off_t)(at + have));
+
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0)
@@ -442,6 +443,7 @@ static int search_gap(struct wal_reader *r, unsigned char *bytes, struct err *e)
 
 	for (uint64_t at = r->at; at < r->end && refused < MAX_REFUSED;) {
 		ssize_t got = read_at(r, at, bytes, SEARCH_BYTES, e);
+
 		if (got < (ssize_t)WAL_RECORD_BYTES)
 			return got < 0 ? (int)got : 0;
 		int rc = find_later(r, at, bytes, (size_t)got, &refused, e);

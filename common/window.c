@@ -6,6 +6,7 @@
 size_t window_pad(const struct window *w, size_t in)
 {
 	size_t out, need;
+
 	switch (w->rule) {
 	case PAD_NUMBER:
 		return 2 * w->pad;
@@ -25,6 +26,7 @@ size_t window_pad(const struct window *w, size_t in)
 size_t window_out(const struct window *w, size_t in)
 {
 	size_t padded = in + window_pad(w, in);
+
 	if (padded < w->size || (padded - w->size) % w->stride != 0)
 		return 0;
 	return (padded - w->size) / w->stride + 1;
@@ -33,6 +35,7 @@ size_t window_out(const struct window *w, size_t in)
 static int window_fits(const struct window *w, struct shape in, size_t multiple)
 {
 	size_t h = window_out(w, in.h), width = window_out(w, in.w);
+
 	return h && width && h % multiple == 0 && width % multiple == 0;
 }
 
@@ -40,6 +43,7 @@ size_t window_nearest(const struct window *w, struct shape in, size_t multiple)
 {
 	struct window other = *w;
 	const size_t min = w->rule == PAD_NUMBER ? w->pad + 1 : 1;
+
 	for (size_t d = 1; d < WINDOW_MAX_SIDE; d++) {
 		other.size = w->size + d;
 		if (other.size <= WINDOW_MAX_SIDE && window_fits(&other, in, multiple))

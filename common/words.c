@@ -11,6 +11,7 @@ enum words_result words_next(const char **text, struct word *w)
 {
 	*text += strspn(*text, BLANKS);
 	size_t n = strcspn(*text, BLANKS);
+
 	if (n == 0)
 		return WORDS_END;
 	snprintf(w->text, sizeof(w->text), "%.*s", n > WORDS_MAX_BYTES ? WORDS_MAX_BYTES : (int)n,
@@ -34,12 +35,14 @@ enum words_result words_next(const char **text, struct word *w)
 const char *words_value(const char *field, const char *key)
 {
 	size_t n = strlen(key);
+
 	return strncmp(field, key, n) == 0 && field[n] == '=' ? field + n + 1 : NULL;
 }
 
 int words_size(const char *text, size_t min, size_t max, size_t *out)
 {
 	size_t v = 0;
+
 	if (!*text)
 		return 0;
 	for (; *text; text++) {

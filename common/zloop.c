@@ -16,6 +16,7 @@ static int socket_ready(const struct zloop *z)
 {
 	int events = 0;
 	size_t size = sizeof(events);
+
 	if (zmq_getsockopt(z->socket, ZMQ_EVENTS, &events, &size) != 0)
 		return 0; /* the context is terminating; its owner will call zloop_stop */
 	return (events & ZMQ_POLLIN) != 0;
@@ -36,6 +37,7 @@ static void mark_ready(struct zloop *z)
 static void on_prepare(uv_prepare_t *h)
 {
 	struct zloop *z = h->data;
+
 	z->used = 0;
 	if (socket_ready(z))
 		mark_ready(z);
@@ -46,6 +48,7 @@ static void on_prepare(uv_prepare_t *h)
 static void on_fd(uv_poll_t *h, int status, int events)
 {
 	struct zloop *z = h->data;
+
 	(void)status;
 	(void)events;
 	z->ready = 1;
@@ -64,6 +67,7 @@ static void handle(struct zloop *z, size_t max)
 static void on_check(uv_check_t *h)
 {
 	struct zloop *z = h->data;
+
 	if (!z->ready)
 		return;
 	z->ready = 0;
@@ -78,6 +82,7 @@ static void on_safety_timer(uv_timer_t *h)
 {
 	struct zloop *z = h->data;
 	int quiet = !z->woken && !z->ready && !z->used;
+
 	z->woken = 0;
 	if (!quiet)
 		return;
@@ -97,6 +102,7 @@ int zloop_start(
 	*z = (struct zloop){.socket = socket, .on_readable = on_readable, .arg = arg, .used = 1};
 	int fd;
 	size_t size = sizeof(fd);
+
 	if (zmq_getsockopt(socket, ZMQ_FD, &fd, &size) != 0)
 		return PS_ENET;
 	if (uv_poll_init(loop, &z->poll, fd) != 0)
@@ -118,6 +124,7 @@ int zloop_start(
 static void on_handle_closed(uv_handle_t *h)
 {
 	struct zloop *z = h->data;
+
 	if (--z->open_handles == 0 && z->on_closed)
 		z->on_closed(z->arg);
 }

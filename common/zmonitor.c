@@ -21,6 +21,7 @@ void *zmonitor_open(void *context, void *socket, int events)
 		zmq_setsockopt(monitor, ZMQ_LINGER, &none, sizeof(none)) ||
 		zmq_socket_monitor(socket, name, events) || zmq_connect(monitor, name)) {
 		int first_errno = errno;
+
 		zmonitor_close(socket, &monitor);
 		errno = first_errno;
 	}

@@ -57,6 +57,7 @@ static const struct device *device_auto(void)
 {
 	struct err e;
 	size_t i = 0;
+
 	for (; i < N_DEVICES - 1 && devices[i]->present && devices[i]->present(&e); i++)
 		log_info("backend", "auto", "without=%s reason=\"%s\"", devices[i]->name, e.text);
 	return devices[i];
@@ -96,6 +97,7 @@ int backend_new(
 {
 	*out = NULL;
 	const struct device *device = device_find(o->device);
+
 	if (!device)
 		return err_set(e, PS_EUSAGE, "device \"%s\": this program has %s", o->device,
 			DEVICE_NAMES);
@@ -151,6 +153,7 @@ void backend_kernels(const struct backend *b, size_t batch, char *text, size_t s
 {
 	const struct model *m = b->model;
 	size_t used = 0;
+
 	text[0] = '\0';
 	for (size_t l = 0; l < m->n_layers && used < size; l++) {
 		if (m->layer[l].kind != LAYER_CONV && m->layer[l].kind != LAYER_FC)
@@ -185,6 +188,7 @@ int backend_use(struct backend *b, const struct kx_images *set, struct err *e)
 static int check_batch(const struct backend *b, const uint32_t *index, size_t batch, size_t steps)
 {
 	size_t n;
+
 	if (batch == 0 || batch > b->max_batch || steps == 0 ||
 		__builtin_mul_overflow(batch, steps, &n))
 		return PS_EUSAGE;
@@ -198,6 +202,7 @@ int backend_gradient(struct backend *b, const float *params, const uint32_t *ind
 	uint64_t dropout_seed, float *grad, double *loss)
 {
 	int rc = check_batch(b, index, batch, 1);
+
 	if (rc)
 		return rc;
 	return b->device->gradient(b->self, params, index, batch, dropout_seed, grad, loss);
@@ -227,6 +232,7 @@ int backend_evaluate(struct backend *b, const float *params, size_t first, size_
 {
 	double score[DEVICE_MAX_CLASSES];
 	const size_t classes = b->model->classes;
+
 	*correct = 0;
 	*loss_sum = 0;
 	if (!range_ok(b, first, n))
@@ -234,10 +240,12 @@ int backend_evaluate(struct backend *b, const float *params, size_t first, size_
 	for (size_t end = first + n; first < end;) {
 		size_t chunk = minimum(end - first, b->max_forward);
 		int rc = b->device->forward(b->self, params, first, chunk, b->scores);
+
 		if (rc)
 			return rc;
 		for (size_t i = 0; i < chunk; i++) {
 			size_t label = b->set.labels[first + i];
+
 			widen(score, b->scores + i * classes, classes);
 			*correct += (size_t)is_right(score, classes, label);
 			*loss_sum += softmax_loss(score, classes, label, NULL);
@@ -252,12 +260,14 @@ int backend_predict(
 {
 	double score[DEVICE_MAX_CLASSES];
 	const size_t classes = b->model->classes;
+
 	if (!range_ok(b, first, n))
 		return PS_EUSAGE;
 	for (size_t done = 0; done < n;) {
 		size_t chunk = minimum(n - done, b->max_forward);
 		float *p = probability + done * classes;
 		int rc = b->device->forward(b->self, params, first + done, chunk, p);
+
 		if (rc)
 			return rc;
 		for (size_t i = 0; i < chunk; i++, p += classes) {
@@ -288,6 +298,7 @@ static int step_start(struct backend *b, const float *params)
 {
 	size_t n = b->model->n_params;
 	int rc = local_allocate(&b->local, n);
+
 	if (rc)
 		return rc;
 	memcpy(b->local.params, params, n * sizeof(float));
@@ -300,6 +311,7 @@ static int step_once(struct backend *b, int slot, const uint32_t *index, size_t 
 {
 	struct local *l = &b->local;
 	double loss = 0;
+
 	int rc =
 		b->device->gradient(b->self, l->params, index, batch, dropout_seed, l->grad, &loss);
 	for (size_t i = 0; !rc && i < b->model->n_params; i++) {
@@ -313,6 +325,7 @@ static int step_once(struct backend *b, int slot, const uint32_t *index, size_t 
 static void step_finish(const struct backend *b, float *params, float *sum)
 {
 	size_t bytes = b->model->n_params * sizeof(float);
+
 	if (params)
 		memcpy(params, b->local.params, bytes);
 	if (sum)
@@ -323,6 +336,7 @@ int backend_local_start(struct backend *b, const float *params)
 {
 	struct local *l = &b->local;
 	int slot = (int)(l->started % LOCAL_BURSTS);
+
 	if (l->open || l->started - l->waited == LOCAL_BURSTS)
 		return PS_EUSAGE;
 	int rc = b->device->local_start ? b->device->local_start(b->self, slot, params)
@@ -341,6 +355,7 @@ int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, 
 {
 	int slot = (int)((b->local.started - 1) % LOCAL_BURSTS);
 	int rc = b->local.open ? check_batch(b, index, batch, steps) : PS_EUSAGE;
+
 	if (rc)
 		return rc;
 	b->local.burst[slot].images += batch * steps;
@@ -369,6 +384,7 @@ int backend_local_wait(struct backend *b, double *loss)
 	struct local *l = &b->local;
 	int slot = (int)(l->waited % LOCAL_BURSTS), rc = PS_OK;
 	double sum = l->burst[slot].loss;
+
 	if (l->started == l->waited)
 		return PS_EUSAGE;
 	if (b->device->local_wait)
@@ -390,6 +406,7 @@ static void *ordinary_take(size_t bytes)
 const struct backend_memory *backend_memory(const struct backend *b)
 {
 	static const struct backend_memory ordinary = {.take = ordinary_take, .give = free};
+
 	return b->device->memory ? b->device->memory : &ordinary;
 }
 

@@ -12,10 +12,12 @@ void widen(double *to, const float *from, size_t n)
 double softmax_loss(const double *score, size_t n, size_t label, double *probability)
 {
 	double max = score[0], sum = 0, target = score[label];
+
 	for (size_t i = 1; i < n; i++)
 		max = score[i] > max ? score[i] : max;
 	for (size_t i = 0; i < n; i++) {
 		double power = exp(score[i] - max);
+
 		if (probability)
 			probability[i] = power;
 		sum += power;
@@ -33,5 +35,6 @@ uint32_t dropout_threshold(float p)
 int dropout_drops(uint64_t seed, size_t layer, size_t i, uint32_t threshold)
 {
 	uint64_t draw = rng_mix(seed ^ rng_mix((uint64_t)layer << 40 | (uint64_t)i)) >> 40;
+
 	return draw < threshold;
 }

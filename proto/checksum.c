@@ -27,6 +27,7 @@ PS_CLONES static uint32_t peak_of_block(const float *data, size_t count)
 
 	for (size_t i = 0; i < count; i++) {
 		uint32_t bits;
+
 		memcpy(&bits, &data[i], sizeof(bits));
 		bits &= 0x7fffffffu;
 		peak = bits > peak ? bits : peak;
@@ -44,6 +45,7 @@ uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak)
 		return 0;
 	for (size_t done = 0; done < count; done += block) {
 		size_t n = count - done < block ? count - done : block;
+
 		(void)XXH3_64bits_update(&state, data + done, n * sizeof(*data));
 		uint32_t here = peak_of_block(data + done, n);
 		*peak = here > *peak ? here : *peak;
@@ -59,6 +61,7 @@ uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t siz
 		return 0;
 	for (size_t done = 0; done < size; done += BLOCK_BYTES) {
 		size_t n = size - done < BLOCK_BYTES ? size - done : BLOCK_BYTES;
+
 		memcpy((char *)to + done, (const char *)from + done, n);
 		(void)XXH3_64bits_update(&state, (const char *)to + done, n);
 	}

@@ -58,6 +58,7 @@ static int drop_rest(void *socket, int more)
 	while (more) {
 		zmq_msg_t part;
 		int rc = receive_part(socket, ZMQ_DONTWAIT, &part);
+
 		more = rc == 1 && zmq_msg_more(&part);
 		(void)zmq_msg_close(&part);
 		if (rc != 1)
@@ -92,6 +93,7 @@ static int receive_frames(void *socket, int flags, struct frames *f)
 	do {
 		zmq_msg_t *part = &f->frame[f->n];
 		int rc = receive_part(socket, f->n ? ZMQ_DONTWAIT : flags, part);
+
 		if (rc != 1) {
 			(void)zmq_msg_close(part);
 			frames_release(f);
@@ -112,6 +114,7 @@ int wire_recv(void *socket, uint32_t *peer, struct frames *f)
 	frames_init(f);
 	if (peer) {
 		int rc = receive_identity(socket, peer);
+
 		if (rc != 1)
 			return rc;
 	}
@@ -229,6 +232,7 @@ static int scan_varint(struct reader *r, uint64_t *value)
 
 	for (unsigned shift = 0; shift < 64 && r->at < r->end; shift += 7) {
 		uint8_t byte = *r->at++;
+
 		if (shift == 63 && byte > 1)
 			return 0;
 		v |= (uint64_t)(byte & 0x7f) << shift;
@@ -316,6 +320,7 @@ static const char *check_text(const uint8_t *data, size_t size)
 		return "text is too long";
 	while (data < end) {
 		size_t n = *data ? utf8_length(data, end) : 0;
+
 		if (n == 0)
 			return "text is not UTF-8 or has a NUL in it";
 		data += n;
@@ -351,6 +356,7 @@ static const char *check_inner(const ProtobufCMessageDescriptor *message, const 
 	while (r.at < r.end) {
 		const ProtobufCFieldDescriptor *row;
 		struct field f;
+
 		if (!scan_field(&r, &f))
 			return "truncated or malformed field";
 		const char *why = check_field(message, &f, &seen, &row);
@@ -388,6 +394,7 @@ static const char *check_body(const struct wire_body *body)
 	while (r.at < r.end) {
 		const ProtobufCFieldDescriptor *row;
 		struct field f;
+
 		if (!scan_field(&r, &f))
 			return "truncated or malformed field";
 		const char *why = check_field(body->descriptor, &f, &seen, &row);
@@ -440,6 +447,7 @@ int wire_is_line(const char *text)
 {
 	for (; *text; text++) {
 		unsigned char c = (unsigned char)text[0], after = (unsigned char)text[1];
+
 		if (c < 0x20 || c == 0x7f || (c == 0xc2 && after < 0xa0)) /* C0, DEL, C1 */
 			return 0;
 	}
@@ -526,6 +534,7 @@ static const char *read_inner(const struct wire_field *rows, const ProtobufCMess
 		return NULL;
 	for (const struct wire_field *row = rows; row->kind != WIRE_END; row++) {
 		const char *value = (const char *)from + wire_find(from, row)->offset;
+
 		if (!read_value(row, value, (char *)to + row->offset))
 			return row->why;
 	}
@@ -583,6 +592,7 @@ int wire_values(struct frames *f, const struct msg_params *p, float *to)
 		const struct slice *s = &p->slices.slice[i];
 		const void *data = zmq_msg_data(&f->frame[1 + i]);
 		size_t size = s->count * sizeof(float);
+
 		if (s->xxh3 !=
 			(to ? wire_copy_hash(to + s->offset, data, size) : wire_hash(data, size)))
 			return PS_EPROTO;
@@ -601,6 +611,7 @@ static const char *read_slices(struct wire *w, struct frames *f, const struct wi
 	for (size_t i = 0; i < n; i++) {
 		struct slice *s = &to->slice[i];
 		const char *why = read_inner(rows, from[i], s);
+
 		if (!why)
 			why = check_slice(w, end, &f->frame[1 + i],
 				i < f->n_chunks ? &f->chunk[i] : NULL, type, s);
@@ -685,6 +696,7 @@ static int is_among(const char *name, size_t n, const char *list)
 {
 	while (*list) {
 		size_t word = strcspn(list, " ");
+
 		if (word == n && memcmp(list, name, n) == 0)
 			return 1;
 		list += word + strspn(list + word, " ");
@@ -705,6 +717,7 @@ static const char *check_features(struct wire *w, const char *names, size_t size
 {
 	for (size_t at = 0, n; size > 0 && at <= size; at += n + 1) {
 		const char *name = names + at, *blank = memchr(name, ' ', size - at);
+
 		n = blank ? (size_t)(blank - name) : size - at;
 		if (!is_feature_name(name, n))
 			return "a feature is required whose name is malformed";

@@ -102,6 +102,7 @@ static void *put_slices(struct wire_arena *a, const ProtobufCMessageDescriptor *
 
 	for (uint32_t i = 0; array && i < from->n; i++) {
 		struct slice slice = from->slice[i];
+
 		/* NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign): one per slice */
 		slice.xxh3 = xxh3[i];
 		array[i] = put_inner(a, descriptor, rows, &slice);
@@ -235,6 +236,7 @@ int wire_encode(const struct msg *m, struct frames *f)
 	f->n = 1;
 	for (uint32_t i = 0; i < s->n && !rc; i++) {
 		struct slice slice = s->slice[i];
+
 		rc = wire_encode_slice(&slice, &f->frame[f->n]);
 		xxh3[i] = slice.xxh3;
 		f->n += !rc;
@@ -289,6 +291,7 @@ int wire_send(void *socket, uint32_t peer, struct frames *f)
 
 	for (size_t i = 0; i < f->n && !rc; i++) {
 		int sent = send_part(socket, &f->frame[i], i + 1 < f->n);
+
 		if (sent == PS_ENET || (sent && i == 0 && !peer))
 			rc = sent;
 	}

@@ -65,6 +65,7 @@ static void send_last_status(struct server *s)
 {
 	for (size_t i = 0; i < MAX_OBSERVERS; i++) {
 		uint32_t peer = observers_recent(&s->observers, i, s->finish_ms);
+
 		if (peer)
 			send_status(s, peer);
 	}

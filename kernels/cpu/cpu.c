@@ -68,6 +68,7 @@ static const struct {
 static const struct simd *choose_simd(struct err *e)
 {
 	const char *wish = getenv("CNN_KX_ISA");
+
 	for (size_t i = 0; i < sizeof(instruction_sets) / sizeof(instruction_sets[0]); i++)
 		if (instruction_sets[i].has() &&
 			(!wish || strcmp(wish, instruction_sets[i].simd->name) == 0))
@@ -83,6 +84,7 @@ static const struct simd *choose_simd(struct err *e)
 static void cpu_close(void *self)
 {
 	struct cpu *c = self;
+
 	team_free(&c->team);
 	for (size_t i = 0; c->lane && i < c->n_lanes; i++)
 		lane_release(&c->lane[i]);
@@ -96,6 +98,7 @@ static void cpu_close(void *self)
 static int cpu_allocate(struct cpu *c, size_t max_batch)
 {
 	size_t max = (max_batch + c->n_lanes - 1) / c->n_lanes;
+
 	c->lane = mem_try(c->n_lanes, sizeof(*c->lane));
 	c->sum = mem_try(c->n_lanes, sizeof(*c->sum));
 	c->packed = mem_try(c->plan.packed_floats, sizeof(*c->packed));
@@ -111,6 +114,7 @@ static int cpu_build(struct cpu *c, const struct model *m, const struct backend_
 	const struct simd *simd, struct err *e)
 {
 	int rc = plan_init(&c->plan, m, simd, e);
+
 	if (rc)
 		return rc;
 	openblas_set_num_threads(1); /* each thread of the team calls OpenBLAS for its own images */
@@ -127,6 +131,7 @@ static int cpu_open(
 {
 	*self = NULL;
 	const struct simd *simd = choose_simd(e);
+
 	if (!simd)
 		return PS_EUSAGE;
 	struct cpu *c = mem_try(1, sizeof(*c));
@@ -146,6 +151,7 @@ static int cpu_open(
 static const char *cpu_describe(const void *self)
 {
 	const struct cpu *c = self;
+
 	return c->name;
 }
 
@@ -156,9 +162,11 @@ static void cpu_kernel(const void *self, size_t layer, size_t batch, char *text,
 		[WAY_SPARSE] = "sparse",
 		[WAY_BLAS] = "blas"};
 	const struct plan *p = &((const struct cpu *)self)->plan;
+
 	(void)batch;
 	for (size_t i = 0; i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
+
 		if (s->kind == STEP_WEIGHTS && s->layer == layer)
 			snprintf(text, size, "%s/%s/%s", ways[s->forward], ways[s->filter],
 				ways[s->data]);
@@ -180,6 +188,7 @@ static void gradient_job(void *arg, size_t member)
 	struct cpu *c = arg;
 	struct share share = {member, c->n_lanes};
 	size_t begin, end;
+
 	share_range(share, c->n_images, &begin, &end);
 	pack_params(&c->plan, share, c->params, c->packed);
 	team_barrier(c->team);
@@ -195,6 +204,7 @@ static void forward_job(void *arg, size_t member)
 	struct cpu *c = arg;
 	struct share share = {member, c->n_lanes};
 	size_t begin, end;
+
 	share_range(share, c->n_images, &begin, &end);
 	pack_params(&c->plan, share, c->params, c->packed);
 	team_barrier(c->team);
@@ -205,6 +215,7 @@ static int cpu_gradient(void *self, const float *params, const uint32_t *index, 
 	uint64_t dropout_seed, float *grad, double *loss)
 {
 	struct cpu *c = self;
+
 	c->params = params;
 	c->grad = grad;
 	c->n_images = batch;
@@ -221,6 +232,7 @@ static int cpu_gradient(void *self, const float *params, const uint32_t *index, 
 static int cpu_forward(void *self, const float *params, size_t first, size_t n, float *scores)
 {
 	struct cpu *c = self;
+
 	c->params = params;
 	c->n_images = n;
 	c->batch = (struct batch){

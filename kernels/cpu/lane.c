@@ -18,6 +18,7 @@
 static size_t choose_block(const struct plan *p, size_t max)
 {
 	size_t bytes = 0;
+
 	for (size_t i = 0; i < p->n_planes; i++)
 		bytes += 2 * p->plane[i].image * sizeof(float);
 	PS_ASSERT(bytes > 0);
@@ -31,8 +32,10 @@ static size_t choose_block(const struct plan *p, size_t max)
 static int allocate_planes(struct lane *l)
 {
 	int ok = 1;
+
 	for (size_t i = 0; ok && i < l->plan->n_planes; i++) {
 		size_t floats = l->plan->plane[i].image * l->block + PLANE_ALIGN;
+
 		l->value[i] = mem_try(floats, sizeof(float));
 		l->error[i] = mem_try(floats, sizeof(float));
 		ok = l->value[i] && l->error[i];
@@ -40,6 +43,7 @@ static int allocate_planes(struct lane *l)
 	for (size_t i = 0; ok && i < l->plan->n_steps; i++) {
 		const struct step *s = &l->plan->step[i];
 		const struct plane *out = &l->plan->plane[s->out];
+
 		if (s->pooled) {
 			l->argmax[i] =
 				mem_try(l->block * s->n_windows, out->shape.c * sizeof(uint16_t));
@@ -59,6 +63,7 @@ static int allocate_table(struct lane *l, size_t i)
 	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
 	struct table *t = &l->table[i];
 	const size_t positions = l->block * s->n_positions, windows = l->block * s->n_windows;
+
 	t->source = mem_try(positions + l->plan->simd->positions, sizeof(*t->source));
 	t->first = mem_try(windows + 1, sizeof(*t->first));
 	t->value = mem_try(windows, sizeof(*t->value));
@@ -72,6 +77,7 @@ static int allocate_table(struct lane *l, size_t i)
 		t->source[positions + extra] = t->source[0];
 	for (size_t w = 0; w < windows; w++) {
 		size_t n = w / s->n_windows, to = n * out->image + s->to[w % s->n_windows];
+
 		t->first[w + 1] = (uint32_t)(n * s->n_positions + s->first[w % s->n_windows + 1]);
 		t->value[w] = l->value[s->out] + to;
 		t->error[w] = l->error[s->out] + to;
@@ -85,6 +91,7 @@ static int allocate_scratch(struct lane *l)
 	size_t filters = 0,
 	       positions = p->max_positions > CHUNK_POSITIONS ? p->max_positions : CHUNK_POSITIONS;
 	int ok = 1;
+
 	for (size_t i = 0; ok && i < p->n_steps; i++)
 		if (p->step[i].kind == STEP_WEIGHTS) {
 			ok = allocate_table(l, i);
@@ -130,6 +137,7 @@ void lane_release(struct lane *l)
 static size_t image_of(const struct block *b, size_t n)
 {
 	size_t i = b->first + n;
+
 	return b->batch->index ? b->batch->index[i] : b->batch->first + i;
 }
 
@@ -140,6 +148,7 @@ static void load_image(struct lane *l, const struct block *b, size_t n)
 	const int gapless = p->row == p->shape.w * p->shape.c;
 	const size_t rows = gapless ? 1 : p->shape.h;
 	const size_t pixels = gapless ? p->shape.h * p->shape.w : p->shape.w;
+
 	for (size_t c = 0; c < p->shape.c; c++)
 		for (size_t y = 0; y < rows; y++, pixel += pixels)
 			l->plan->simd->load(l->value[0] + n * p->image + p->origin + y * p->row + c,
@@ -161,6 +170,7 @@ static double image_loss(struct lane *l, const struct block *b, size_t n)
 	const float *value = l->value[l->plan->n_planes - 1] + n * p->image;
 	float *error = l->error[l->plan->n_planes - 1] + n * p->image;
 	double score[DEVICE_MAX_CLASSES];
+
 	widen(score, value, classes);
 	double loss = softmax_loss(score, classes, label, score);
 	for (size_t c = 0; c < classes; c++)
@@ -171,6 +181,7 @@ static double image_loss(struct lane *l, const struct block *b, size_t n)
 static void block_backward(struct lane *l, const struct block *b)
 {
 	size_t first = 0; /* steps before the first weights need no errors */
+
 	while (l->plan->step[first].kind != STEP_WEIGHTS)
 		first++;
 	for (size_t n = 0; n < b->n; n++)
@@ -183,6 +194,7 @@ static void block_backward(struct lane *l, const struct block *b)
 static int get_block(const struct lane *l, size_t begin, size_t end, size_t i, struct block *b)
 {
 	size_t n = end - begin, blocks = (n + l->block - 1) / l->block;
+
 	if (i >= blocks)
 		return 0;
 	b->first = begin + n * i / blocks;
@@ -193,6 +205,7 @@ static int get_block(const struct lane *l, size_t begin, size_t end, size_t i, s
 void lane_gradient(struct lane *l, const struct batch *batch, size_t begin, size_t end)
 {
 	struct block b = {.batch = batch, .training = 1};
+
 	l->loss = 0;
 	memset(l->grad, 0, l->plan->grad_floats * sizeof(float));
 	for (size_t i = 0; get_block(l, begin, end, i, &b); i++) {
@@ -206,6 +219,7 @@ void lane_forward(struct lane *l, const struct batch *batch, size_t begin, size_
 	const struct plane *p = &l->plan->plane[l->plan->n_planes - 1];
 	const size_t classes = p->shape.c;
 	struct block b = {.batch = batch};
+
 	for (size_t i = 0; get_block(l, begin, end, i, &b); i++) {
 		block_forward(l, &b);
 		for (size_t n = 0; n < b.n; n++)

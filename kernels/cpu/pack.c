@@ -13,6 +13,7 @@ void share_range(struct share s, size_t n, size_t *begin, size_t *end)
 {
 	*begin = n / s.parts * s.part + n % s.parts * s.part / s.parts;
 	size_t next = s.part + 1;
+
 	*end = n / s.parts * next + n % s.parts * next / s.parts;
 }
 
@@ -22,12 +23,15 @@ static void pack_panels(
 	const struct plan *p, const struct step *s, struct share share, const float *w, float *to)
 {
 	size_t begin, end;
+
 	share_range(share, s->n_taps, &begin, &end);
 	for (size_t f = 0; f < s->filters; f += 2 * p->simd->lanes) {
 		const struct columns c = columns_at(p->simd, s->filters, f);
+
 		for (size_t k = begin; k < end; k++) {
 			const float *from = w + f * s->n_taps + s->param[k];
 			float *panel = to + f * s->n_taps + k * c.width;
+
 			for (size_t j = 0; j < c.count; j++)
 				panel[j] = from[j * s->n_taps];
 		}
@@ -39,11 +43,13 @@ static void pack_tap_panels(
 {
 	const size_t pair = 2 * p->simd->lanes;
 	size_t begin, end;
+
 	share_range(share, round_up(s->n_taps, pair) / pair, &begin, &end);
 	for (size_t f = 0; f < s->filters; f++)
 		for (size_t k = begin * pair; k < end * pair && k < s->n_taps; k += pair) {
 			const struct columns c = columns_at(p->simd, s->n_taps, k);
 			float *panel = to + k * s->filters + f * c.width;
+
 			for (size_t j = 0; j < c.count; j++)
 				panel[j] = w[f * s->n_taps + s->param[k + j]];
 		}
@@ -53,6 +59,7 @@ static void pack_rows(const struct step *s, struct share share, const float *w, 
 {
 	const struct patch *q = &s->patch;
 	size_t begin, end;
+
 	share_range(share, s->filters, &begin, &end);
 	for (size_t f = begin; f < end; f++)
 		for (size_t row = 0; row < q->rows; row++)
@@ -66,6 +73,7 @@ void pack_params(const struct plan *p, struct share share, const float *params, 
 	for (size_t i = 0; i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
 		const float *w = params + s->weight;
+
 		if (s->kind != STEP_WEIGHTS)
 			continue;
 		if (s->forward == WAY_DENSE)
@@ -84,6 +92,7 @@ void pack_params(const struct plan *p, struct share share, const float *params, 
 void sum_gradients(const struct plan *p, struct share share, float *const *sum, size_t n)
 {
 	size_t begin, end;
+
 	share_range(share, p->grad_floats, &begin, &end);
 	for (size_t i = 1; i < n; i++)
 		for (size_t at = begin; at < end; at++)
@@ -94,12 +103,15 @@ static void unpack_panels(const struct plan *p, const struct step *s, struct sha
 	const float *sum, float scale, float *grad)
 {
 	size_t begin, end;
+
 	share_range(share, s->n_taps, &begin, &end);
 	for (size_t f = 0; f < s->filters; f += 2 * p->simd->lanes) {
 		const struct columns c = columns_at(p->simd, s->filters, f);
+
 		for (size_t k = begin; k < end; k++) {
 			const float *panel = sum + f * s->taps_pad + k * c.width;
 			float *to = grad + f * s->n_taps + s->param[k];
+
 			for (size_t j = 0; j < c.count; j++)
 				to[j * s->n_taps] = scale * panel[j];
 		}
@@ -111,6 +123,7 @@ static void unpack_rows(
 {
 	const struct patch *q = &s->patch;
 	size_t begin, end;
+
 	share_range(share, s->filters, &begin, &end);
 	for (size_t f = begin; f < end; f++)
 		for (size_t row = 0; row < q->rows; row++)
@@ -124,6 +137,7 @@ void unpack_gradient(
 {
 	for (size_t i = 0; i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
+
 		if (s->kind != STEP_WEIGHTS)
 			continue;
 		if (s->filter == WAY_DENSE)

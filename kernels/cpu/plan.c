@@ -17,12 +17,14 @@ size_t round_up(size_t n, size_t unit)
 size_t columns_pad(const struct simd *simd, size_t n)
 {
 	size_t pair = 2 * simd->lanes, rest = n % pair;
+
 	return n - rest + (rest == 0 ? 0 : rest <= simd->lanes ? simd->lanes : pair);
 }
 
 struct columns columns_at(const struct simd *simd, size_t n, size_t first)
 {
 	size_t pair = 2 * simd->lanes, left = n - first;
+
 	return (struct columns){.filter = first,
 		.count = left < pair ? left : pair,
 		.width = left <= simd->lanes ? simd->lanes : pair};
@@ -51,6 +53,7 @@ static int add_plane(struct plan *p, const struct model *m, size_t l, struct sha
 	const struct layer *to = reader(m, l);
 	struct plane *plane = &p->plane[p->n_planes++];
 	size_t height = shape.h, width = shape.w, top = 0, left = 0, size;
+
 	if (to && to->kind == LAYER_CONV) {
 		top = to->pad_top;
 		left = to->pad_left;
@@ -83,6 +86,7 @@ static void add_window(struct step *s, const struct pooling *w, struct shape pos
 		for (size_t kx = 0; kx < w->size; kx++) {
 			/* beyond the upper or left edge this wraps around to a huge number */
 			size_t cy = y * w->size + ky - w->top, cx = x * w->size + kx - w->left;
+
 			if (cy < positions.h && cx < positions.w)
 				s->position[s->n_positions++] =
 					(uint32_t)(origin + cy * y_floats + cx * x_floats);
@@ -98,6 +102,7 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	const struct pooling w = pool ? (struct pooling){pool->size, pool->pad_top, pool->pad_left}
 				      : (struct pooling){1, 0, 0};
 	const struct shape o = out->shape;
+
 	s->position = mem_try(positions.h * positions.w, sizeof(*s->position));
 	s->first = mem_try(o.h * o.w + 1, sizeof(*s->first));
 	s->to = mem_try(o.h * o.w, sizeof(*s->to));
@@ -106,6 +111,7 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	for (size_t y = 0; y < o.h; y++)
 		for (size_t x = 0; x < o.w; x++) {
 			size_t before = s->n_positions, i = s->n_windows++;
+
 			add_window(s, &w, positions, y, x, stride * in->row, stride * in->shape.c,
 				origin);
 			s->to[i] = (uint32_t)(out->origin + y * out->row + x * o.c);
@@ -126,6 +132,7 @@ static int add_taps(const struct plan *p, struct step *s, size_t height, size_t 
 {
 	const struct plane *in = &p->plane[s->in];
 	const size_t channels = in->shape.c;
+
 	s->n_taps = height * width * channels;
 	s->taps_pad = round_up(s->n_taps, p->simd->taps);
 	s->tap = mem_try(s->taps_pad, sizeof(*s->tap));
@@ -159,6 +166,7 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 	const size_t run_vectors = s->patch.run_pad / p->simd->lanes;
 	const double vectors = (double)column_vectors;
 	const double dense = (double)s->taps_pad * (double)s->n_positions * vectors;
+
 	const double sparse =
 		(double)s->n_windows * (double)s->filters * (double)(s->patch.rows * run_vectors);
 	const int one_patch = s->n_positions == 1 && s->patch.rows == 1;
@@ -177,6 +185,7 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 static void place_step(struct plan *p, struct step *s)
 {
 	const size_t rows = s->filters * s->patch.rows * s->patch.run_pad;
+
 	s->panel = p->packed_floats;
 	s->panel_bias = s->panel + (s->forward == WAY_DENSE ? s->columns * s->n_taps : 0);
 	s->other = s->panel_bias + s->columns;
@@ -198,6 +207,7 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 {
 	struct step *s = &p->step[p->n_steps - 1];
 	const int conv = l->kind == LAYER_CONV;
+
 	s->filters = l->out.c;
 	s->columns = columns_pad(p->simd, s->filters);
 	s->weight = m->tensor[l->weight].offset;
@@ -233,6 +243,7 @@ static int add_step(struct plan *p, const struct model *m, size_t *l, int *weigh
 {
 	const struct layer *layer = &m->layer[*l], *pool = NULL;
 	struct step *s = &p->step[p->n_steps++];
+
 	*s = (struct step){.layer = *l, .in = p->n_planes - 1, .out = p->n_planes - 1};
 	if (layer->kind == LAYER_RELU || layer->kind == LAYER_DROPOUT) {
 		s->kind = layer->kind == LAYER_RELU ? STEP_RELU : STEP_DROPOUT;
@@ -243,6 +254,7 @@ static int add_step(struct plan *p, const struct model *m, size_t *l, int *weigh
 	s->out = p->n_planes;
 	if (layer->kind == LAYER_POOL) {
 		const struct plane *in = &p->plane[s->in];
+
 		s->kind = STEP_POOL;
 		s->data = *weighted ? WAY_SPARSE : WAY_NONE;
 		++*l;
@@ -260,6 +272,7 @@ static int add_step(struct plan *p, const struct model *m, size_t *l, int *weigh
 static int add_identity(struct plan *p)
 {
 	size_t n = 0;
+
 	for (size_t i = 0; i < p->n_steps; i++)
 		if (p->step[i].filters > n)
 			n = p->step[i].filters;
@@ -273,6 +286,7 @@ int plan_init(struct plan *p, const struct model *m, const struct simd *simd, st
 {
 	*p = (struct plan){.simd = simd};
 	int weighted = 0, ok = add_plane(p, m, 0, m->input);
+
 	for (size_t l = 0; ok && l < m->n_layers;)
 		ok = add_step(p, m, &l, &weighted);
 	if (ok && add_identity(p))
@@ -288,6 +302,7 @@ void plan_release(struct plan *p)
 {
 	for (size_t i = 0; i < p->n_steps; i++) {
 		struct step *s = &p->step[i];
+
 		free(s->first);
 		free(s->position);
 		free(s->to);

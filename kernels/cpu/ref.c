@@ -53,6 +53,7 @@ static double conv_one(const struct layer *l, const float *weight, const double 
 {
 	double sum = 0;
 	size_t y, x;
+
 	for (size_t c = 0; c < l->in.c; c++)
 		for (size_t ky = 0; ky < l->size; ky++) {
 			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y))
@@ -80,6 +81,7 @@ static void conv_push(const struct layer *l, const float *weight, const double *
 	size_t f, size_t oy, size_t ox, double *grad_weight, double *d_in)
 {
 	size_t y, x;
+
 	for (size_t c = 0; c < l->in.c; c++)
 		for (size_t ky = 0; ky < l->size; ky++) {
 			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y))
@@ -102,6 +104,7 @@ static void conv_backward(const struct layer *l, const float *weight, const doub
 		for (size_t oy = 0; oy < l->out.h; oy++)
 			for (size_t ox = 0; ox < l->out.w; ox++) {
 				double d = d_out[at(l->out, f, oy, ox)];
+
 				grad_bias[f] += d;
 				if (d != 0)
 					conv_push(l, weight, in, d, f, oy, ox, grad_weight, d_in);
@@ -114,6 +117,7 @@ static void fc_forward(const struct layer *l, const float *weight, const float *
 	const double *in, double *out)
 {
 	size_t n = shape_count(l->in);
+
 	for (size_t u = 0; u < l->out.c; u++) {
 		out[u] = (double)bias[u];
 		for (size_t i = 0; i < n; i++)
@@ -125,6 +129,7 @@ static void fc_backward(const struct layer *l, const float *weight, const double
 	const double *d_out, double *grad_weight, double *grad_bias, double *d_in)
 {
 	size_t n = shape_count(l->in);
+
 	memset(d_in, 0, n * sizeof(*d_in));
 	for (size_t u = 0; u < l->out.c; u++) {
 		grad_bias[u] += d_out[u];
@@ -154,11 +159,13 @@ static size_t pool_vector_argmax(
 	const struct layer *l, const double *in, size_t c, size_t oy, size_t ox)
 {
 	size_t best = SIZE_MAX, y, x;
+
 	for (size_t ky = 0; ky < l->size; ky++)
 		for (size_t kx = 0; kx < l->size; kx++)
 			if (under(oy, ky, l->size, l->pad_top, l->in.h, &y) &&
 				under(ox, kx, l->size, l->pad_left, l->in.w, &x)) {
 				size_t i = at(l->in, c, y, x);
+
 				if (best == SIZE_MAX || in[i] > in[best])
 					best = i;
 			}
@@ -171,6 +178,7 @@ static void ref_pool_forward(const struct layer *l, const double *in, double *ou
 		for (size_t oy = 0; oy < l->out.h; oy++)
 			for (size_t ox = 0; ox < l->out.w; ox++) {
 				size_t o = at(l->out, c, oy, ox);
+
 				argmax[o] = pool_vector_argmax(l, in, c, oy, ox);
 				out[o] = in[argmax[o]];
 			}
@@ -192,6 +200,7 @@ static void dropout_apply(
 	size_t n = shape_count(l->in);
 	uint32_t threshold = p->training ? dropout_threshold(l->drop) : 0;
 	double scale = p->training ? 1 / (1 - (double)l->drop) : 1;
+
 	for (size_t i = 0; i < n; i++)
 		out[i] = dropout_drops(p->dropout_seed, number, p->n * n + i, threshold)
 				 ? 0
@@ -216,6 +225,7 @@ static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p
 	const struct layer *l = &m->layer[number];
 	const double *in = r->value[number];
 	double *out = r->value[number + 1];
+
 	switch (l->kind) {
 	case LAYER_CONV:
 		conv_forward(l, ref_weight(m, l, p->params), bias_of(m, l, p->params), in, out);
@@ -241,6 +251,7 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 	const struct layer *l = &m->layer[number];
 	const double *d_out = r->delta[number + 1];
 	double *d_in = r->delta[number];
+
 	switch (l->kind) {
 	case LAYER_CONV:
 		conv_backward(l, ref_weight(m, l, p->params), r->value[number], d_out,
@@ -267,6 +278,7 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 static void image_forward(struct cpu_ref *r, size_t image, const struct pass *p)
 {
 	size_t n = shape_count(r->model->input);
+
 	for (size_t i = 0; i < n; i++)
 		r->value[0][i] = r->set.pixels[image * n + i] / 255.0;
 	for (size_t l = 0; l < r->model->n_layers; l++)
@@ -281,6 +293,7 @@ static double image_backward(struct cpu_ref *r, size_t image, const struct pass 
 	size_t label = r->set.labels[image];
 	double *d_logits = r->delta[m->n_layers];
 	double loss = softmax_loss(r->value[m->n_layers], m->classes, label, d_logits);
+
 	d_logits[label] -= 1;
 	for (size_t l = m->n_layers; l-- > 0;)
 		layer_backward(r, l, p);
@@ -292,6 +305,7 @@ static double image_backward(struct cpu_ref *r, size_t image, const struct pass 
 static void cpu_ref_close(void *self)
 {
 	struct cpu_ref *r = self;
+
 	for (size_t l = 0; l <= MODEL_MAX_LAYERS; l++) {
 		free(r->value[l]);
 		free(r->delta[l]);
@@ -308,6 +322,7 @@ static int cpu_ref_allocate(struct cpu_ref *r, const struct model *m)
 	int ok = r->grad != NULL;
 	for (size_t l = 0; ok && l <= m->n_layers; l++) {
 		size_t n = shape_count(l == 0 ? m->input : m->layer[l - 1].out);
+
 		r->value[l] = mem_try(n, sizeof(*r->value[l]));
 		r->delta[l] = mem_try(n, sizeof(*r->delta[l]));
 		ok = r->value[l] && r->delta[l];
@@ -366,6 +381,7 @@ static int cpu_ref_gradient(void *self, const float *params, const uint32_t *ind
 	size_t n_params = r->model->n_params;
 	struct pass p = {.params = params, .training = 1, .dropout_seed = dropout_seed};
 	double sum = 0;
+
 	memset(r->grad, 0, n_params * sizeof(*r->grad));
 	for (; p.n < batch; p.n++) {
 		image_forward(r, index[p.n], &p);
@@ -382,6 +398,7 @@ static int cpu_ref_forward(void *self, const float *params, size_t first, size_t
 	struct cpu_ref *r = self;
 	const struct model *m = r->model;
 	struct pass p = {.params = params};
+
 	for (; p.n < n; p.n++) {
 		image_forward(r, first + p.n, &p);
 		for (size_t c = 0; c < m->classes; c++)

@@ -62,6 +62,7 @@ INLINE void gemm_tile(float *out, size_t stride, const float *const *source, con
 {
 	vec sum[POSITIONS][2];
 	const float *x[POSITIONS];
+
 	UNROLL for (size_t i = 0; i < POSITIONS; i++)
 	{
 		x[i] = source[i];
@@ -71,6 +72,7 @@ INLINE void gemm_tile(float *out, size_t stride, const float *const *source, con
 	{
 		size_t at = tap[k];
 		vec w0 = load(panel), w1 = load(panel + (vecs - 1) * LANES);
+
 		UNROLL for (size_t i = 0; i < POSITIONS; i++)
 		{
 			sum[i][0] += x[i][at] * w0;
@@ -101,6 +103,7 @@ INLINE void filter_tile(float *grad, const float *d, const float *const *source,
 {
 	vec sum[TAPS][2];
 	size_t at[TAPS];
+
 	UNROLL for (size_t k = 0; k < TAPS; k++)
 	{
 		at[k] = tap[k];
@@ -109,6 +112,7 @@ INLINE void filter_tile(float *grad, const float *d, const float *const *source,
 	for (size_t i = 0; i < n; i++, d += vecs * LANES) {
 		const float *x = source[i];
 		vec d0 = load(d), d1 = load(d + (vecs - 1) * LANES);
+
 		UNROLL for (size_t k = 0; k < TAPS; k++)
 		{
 			sum[k][0] += x[at[k]] * d0;
@@ -119,6 +123,7 @@ INLINE void filter_tile(float *grad, const float *d, const float *const *source,
 	UNROLL for (size_t k = 0; k < TAPS; k++) UNROLL for (size_t v = 0; v < vecs; v++)
 	{
 		float *g = grad + (k * vecs + v) * LANES;
+
 		store(g, load(g) + sum[k][v]);
 	}
 }
@@ -148,6 +153,7 @@ INLINE void store_some(float *p, vec v, size_t count)
 INLINE vec load_some(const float *p, size_t count)
 {
 	vec v = {0};
+
 	if (count >= LANES)
 		return load(p);
 	for (size_t j = 0; j < count; j++)
@@ -167,6 +173,7 @@ INLINE void store_argmax(uint16_t *p, ivec v, size_t count)
 INLINE ivec load_argmax(const uint16_t *p, size_t count)
 {
 	ivec v = {0};
+
 	if (count >= LANES)
 		return __builtin_convertvector(*(const argmax_any *)p, ivec);
 	for (size_t j = 0; j < count; j++)
@@ -181,10 +188,12 @@ INLINE void pool_vector(const float *score, size_t width, size_t n, vec bias, in
 {
 	vec best = load(score);
 	ivec won = {0};
+
 	UNROLL for (size_t position = 1; position < n; position++)
 	{
 		vec other = load(score + position * width);
 		ivec better = other > best;
+
 		best = choose(better, other, best);
 		won = ((int32_t)position & better) | (won & ~better);
 	}
@@ -201,6 +210,7 @@ INLINE void pool_4(
 	const struct chunk *c, struct columns w, const float *score, const float *bias, int relu)
 {
 	uint16_t *argmax = c->argmax + w.filter;
+
 	for (size_t i = 0; i < c->n_windows; i++, score += 4 * w.width, argmax += c->filters)
 		for (size_t j = 0; j < w.width; j += LANES)
 			pool_vector(score + j, w.width, 4, load(bias + j), relu,
@@ -227,6 +237,7 @@ static void pool(
 	for (size_t i = 0; i < c->n_windows; i++) {
 		const size_t n = c->first[i + 1] - c->first[i];
 		uint16_t *argmax = c->argmax ? c->argmax + i * c->filters + w.filter : NULL;
+
 		for (size_t j = 0; j < w.count; j += LANES)
 			pool_vector(score + j, w.width, n, load(bias + j), relu,
 				c->out[i] + w.filter + j, argmax ? argmax + j : NULL, w.count - j);
@@ -239,6 +250,7 @@ INLINE vec unpool_vector(
 	float *d, size_t width, size_t n, const float *out, const uint16_t *argmax, size_t count)
 {
 	vec error = load_some(out, count);
+
 	if (!argmax) {
 		store(d, error);
 		return error;
@@ -252,8 +264,10 @@ INLINE vec unpool_vector(
 INLINE void unpool_4(float *d, float *bias, const struct chunk *c, struct columns w)
 {
 	const uint16_t *argmax = c->argmax + w.filter;
+
 	for (size_t j = 0; j < w.width; j += LANES) {
 		vec sum = {0};
+
 		for (size_t i = 0; i < c->n_windows; i++)
 			sum += unpool_vector(d + 4 * i * w.width + j, w.width, 4,
 				c->out[i] + w.filter + j, argmax + i * c->filters + j, LANES);
@@ -271,9 +285,11 @@ static void unpool(float *d, float *bias, const struct chunk *c, struct columns 
 	for (size_t i = 0; i < c->n_windows; i++) {
 		const size_t n = c->first[i + 1] - c->first[i];
 		const uint16_t *argmax = c->argmax ? c->argmax + i * c->filters + w.filter : NULL;
+
 		for (size_t j = 0; j < w.count; j += LANES) {
 			vec error = unpool_vector(d + j, w.width, n, c->out[i] + w.filter + j,
 				argmax ? argmax + j : NULL, w.count - j);
+
 			store(bias + j, load(bias + j) + error);
 		}
 		d += n * w.width;
@@ -306,8 +322,10 @@ INLINE void add_rows_4(
 {
 	const float *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3];
 	const float d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+
 	for (size_t r = 0; r < n; r += LANES) {
 		vec sum = load(g + r);
+
 		sum += d0 * load(x0 + r);
 		sum += d1 * load(x1 + r);
 		sum += d2 * load(x2 + r);
@@ -320,9 +338,11 @@ static void filter_sparse(
 	float *grad, const float *in, const struct entry *e, size_t n, const struct patch *patch)
 {
 	const struct patch p = *patch;
+
 	for (size_t i = 0; i < n; i += SIMD_ENTRIES, e += SIMD_ENTRIES) {
 		const float *x[] = {in + e[0].at, in + e[1].at, in + e[2].at, in + e[3].at};
 		const float d[] = {e[0].d, e[1].d, e[2].d, e[3].d};
+
 		for (size_t row = 0; row < p.rows; row++) {
 			add_rows_4(grad + row * p.run_pad, x, d, p.run_pad);
 			for (size_t k = 0; k < SIMD_ENTRIES; k++)
@@ -335,10 +355,12 @@ static void data_sparse(float *d_in, const float *weight, const struct entry *e,
 	const struct patch *patch)
 {
 	const struct patch p = *patch;
+
 	for (size_t i = 0; i < n; i++) {
 		const float *w = weight;
 		const float d = e[i].d;
 		float *to = d_in + e[i].at;
+
 		for (size_t row = 0; row < p.rows; row++, to += p.row, w += p.run_pad)
 			for (size_t r = 0; r < p.run_pad; r += LANES)
 				store(to + r, load(to + r) + d * load(w + r));

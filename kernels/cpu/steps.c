@@ -16,6 +16,7 @@ static struct chunk next_chunk(
 	const struct step *s = &l->plan->step[i];
 	const struct table *t = &l->table[i];
 	const size_t w = *next, left = n_images * s->n_windows - w;
+
 	const size_t max =
 		s->max_positions < CHUNK_POSITIONS ? CHUNK_POSITIONS / s->max_positions : 1;
 	const size_t n = left < max ? left : max;
@@ -43,10 +44,13 @@ static void forward_dense(struct lane *l, size_t i, const struct block *b)
 	const struct step *s = &l->plan->step[i];
 	const struct simd *simd = l->plan->simd;
 	const float *packed = b->batch->packed;
+
 	for (size_t next = 0; next < b->n * s->n_windows;) {
 		const struct chunk c = next_chunk(l, i, l->table[i].value, b->n, &next);
+
 		for (size_t f = 0; f < s->filters; f += 2 * simd->lanes) {
 			struct columns w = columns_at(simd, s->filters, f);
+
 			simd->gemm(l->tile, w.width, c.source, c.n_positions, s->tap, s->n_taps,
 				packed + s->panel + f * s->n_taps, w.width);
 			simd->pool(&c, w, l->tile, packed + s->panel_bias, s->relu);
@@ -58,10 +62,13 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct simd *simd = l->plan->simd;
+
 	for (size_t next = 0; next < b->n * s->n_windows;) {
 		const struct chunk c = next_chunk(l, i, l->table[i].error, b->n, &next);
+
 		for (size_t f = 0; f < s->filters; f += 2 * simd->lanes) {
 			struct columns w = columns_at(simd, s->filters, f);
+
 			simd->unpool(l->tile, l->grad + s->grad_bias, &c, w);
 			simd->filter_dense(l->grad + s->grad + f * s->taps_pad, l->tile, c.source,
 				c.n_positions, s->tap, s->taps_pad, w.width);
@@ -76,6 +83,7 @@ static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 	const struct simd *simd = l->plan->simd;
 	const struct plane *in = &l->plan->plane[s->in];
 	const float *panel = b->batch->packed + s->other;
+
 	const float *const *error = (const float *const *)l->table[i].error;
 	for (size_t k = 0; k < s->n_taps; k += 2 * simd->lanes)
 		simd->gemm(l->error[s->in] + in->origin + k, in->image, error, b->n,
@@ -91,13 +99,16 @@ static void list_argmax(struct lane *l, size_t i, size_t n)
 	const struct plane *out = &l->plan->plane[s->out];
 	const float *error = l->error[s->out] + n * out->image;
 	const size_t pad = entries_pad(s);
+
 	memset(l->n_entries, 0, s->filters * sizeof(*l->n_entries));
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *d = error + s->to[w];
+
 		const uint16_t *argmax =
 			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * s->filters : NULL;
 		for (size_t f = 0; f < s->filters; f++) {
 			size_t *count = &l->n_entries[f];
+
 			l->entry[f * pad + *count] = (struct entry){
 				s->position[s->first[w] + (argmax ? argmax[f] : 0)], d[f]};
 			*count += d[f] != 0;
@@ -112,8 +123,10 @@ static void add_bias_errors(struct lane *l, const struct step *s, size_t n)
 {
 	const struct plane *out = &l->plan->plane[s->out];
 	float *bias = l->grad + s->grad_bias;
+
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *d = l->error[s->out] + n * out->image + s->to[w];
+
 		for (size_t f = 0; f < s->filters; f++)
 			bias[f] += d[f];
 	}
@@ -127,6 +140,7 @@ static void back_sparse(struct lane *l, size_t i, const struct block *b)
 	const struct plane *in = &l->plan->plane[s->in];
 	const size_t rows = s->patch.rows * s->patch.run_pad, pad = entries_pad(s);
 	const float *weight = b->batch->packed + s->other;
+
 	if (s->data == WAY_SPARSE)
 		memset(l->error[s->in], 0, b->n * in->image * sizeof(float));
 	for (size_t n = 0; n < b->n; n++) {
@@ -135,6 +149,7 @@ static void back_sparse(struct lane *l, size_t i, const struct block *b)
 			add_bias_errors(l, s, n);
 		for (size_t f = 0; f < s->filters; f++) {
 			const struct entry *e = l->entry + f * pad;
+
 			if (s->filter == WAY_SPARSE)
 				simd->filter_sparse(l->grad + s->grad + f * rows,
 					l->value[s->in] + n * in->image, e, l->n_entries[f],
@@ -154,6 +169,7 @@ static void forward_blas(struct lane *l, size_t i, const struct block *b)
 	const struct step *s = &l->plan->step[i];
 	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
 	float *to = l->table[i].value[0];
+
 	for (size_t n = 0; n < b->n; n++)
 		memcpy(to + n * out->image, b->batch->packed + s->panel_bias,
 			s->filters * sizeof(float));
@@ -171,6 +187,7 @@ static void back_blas(struct lane *l, size_t i, const struct block *b)
 	const blasint n = (blasint)b->n, filters = (blasint)s->filters, taps = (blasint)s->n_taps;
 	const blasint row = (blasint)s->patch.run_pad;
 	const float *error = l->table[i].error[0];
+
 	for (size_t image = 0; image < b->n; image++)
 		add_bias_errors(l, s, image);
 	cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, filters, taps, n, 1, error,
@@ -193,6 +210,7 @@ static void weights_forward(struct lane *l, size_t i, const struct block *b)
 static void weights_backward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
+
 	if (s->relu)
 		l->plan->simd->relu_back(
 			l->error[s->out], l->value[s->out], b->n * l->plan->plane[s->out].image);
@@ -216,13 +234,16 @@ static void pool_forward(struct lane *l, size_t i, size_t n)
 	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
 	const size_t channels = out->shape.c;
 	const float *from = l->value[s->in] + n * in->image;
+
 	for (size_t w = 0; w < s->n_windows; w++) {
 		float *to = l->value[s->out] + n * out->image + s->to[w];
+
 		uint16_t *argmax =
 			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * channels : NULL;
 		for (size_t c = 0; c < channels; c++) {
 			const uint32_t *position = s->position + s->first[w];
 			uint32_t best = 0;
+
 			for (uint32_t k = 1; k < s->first[w + 1] - s->first[w]; k++)
 				if (from[position[k] + c] > from[position[best] + c])
 					best = k;
@@ -239,9 +260,11 @@ static void pool_backward(struct lane *l, size_t i, size_t n)
 	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
 	const size_t channels = out->shape.c;
 	float *to = l->error[s->in] + n * in->image;
+
 	memset(to, 0, in->image * sizeof(float));
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *from = l->error[s->out] + n * out->image + s->to[w];
+
 		const uint16_t *argmax =
 			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * channels : NULL;
 		for (size_t c = 0; c < channels; c++)
@@ -259,9 +282,11 @@ static void dropout_draw(struct lane *l, size_t i, size_t n, const struct block 
 	const float keep = (float)(1 / (1 - (double)s->drop));
 	const uint32_t threshold = dropout_threshold(s->drop);
 	size_t number = (b->first + n) * shape_count(p->shape);
+
 	for (size_t c = 0; c < channels; c++)
 		for (size_t y = 0; y < p->shape.h; y++) {
 			float *mask = l->mask[i] + n * p->image + p->origin + y * p->row + c;
+
 			for (size_t x = 0; x < p->shape.w; x++, number++)
 				mask[x * channels] = dropout_drops(b->batch->dropout_seed, s->layer,
 							     number, threshold)
@@ -282,6 +307,7 @@ void step_forward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	const size_t floats = b->n * l->plan->plane[s->in].image;
+
 	switch (s->kind) {
 	case STEP_WEIGHTS:
 		weights_forward(l, i, b);
@@ -306,6 +332,7 @@ void step_backward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	const size_t floats = b->n * l->plan->plane[s->in].image;
+
 	switch (s->kind) {
 	case STEP_WEIGHTS:
 		weights_backward(l, i, b);

@@ -40,6 +40,7 @@ static void relax(void)
 void team_barrier(struct team *t)
 {
 	unsigned phase = atomic_load(&t->phase);
+
 	if (atomic_fetch_add(&t->arrived, 1) + 1 == atomic_load(&t->n)) {
 		atomic_store(&t->arrived, 0);
 		pthread_mutex_lock(&t->mutex);
@@ -62,6 +63,7 @@ void team_barrier(struct team *t)
 static void *member_main(void *arg)
 {
 	struct member *m = arg;
+
 	for (;;) {
 		team_barrier(m->team);
 		if (!m->team->job)
@@ -84,6 +86,7 @@ int team_new(struct team **out, size_t n, struct err *e)
 {
 	struct team *t = mem_try(1, sizeof(*t));
 	struct member *member = mem_try(n, sizeof(*member));
+
 	*out = NULL;
 	if (!t || !member) {
 		free(t);
@@ -99,6 +102,7 @@ int team_new(struct team **out, size_t n, struct err *e)
 		struct member *m = &member[t->started];
 		*m = (struct member){.team = t, .number = t->started};
 		int failed = pthread_create(&m->thread, NULL, member_main, m);
+
 		if (failed) {
 			err_set(e, PS_EDEVICE, "thread %zu of %zu does not start: %s",
 				t->started + 1, n, strerror(failed));
@@ -113,6 +117,7 @@ int team_new(struct team **out, size_t n, struct err *e)
 void team_free(struct team **team)
 {
 	struct team *t = *team;
+
 	if (!t)
 		return;
 	t->job = NULL;

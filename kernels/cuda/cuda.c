@@ -107,6 +107,7 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 	c->logits = arena_take(a, c->max_batch * width, sizeof(float));
 	for (int i = 0; i < LOCAL_BURSTS; i++) {
 		struct slot *s = &c->slot[i];
+
 		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
 		s->now = arena_take(a, CUDA_CHUNKS, sizeof(*s->now));
 		s->loss = arena_take(a, 1, sizeof(*s->loss));
@@ -143,6 +144,7 @@ static cudaError_t make_streams(struct cuda *c)
 	for (int i = 0; i < LOCAL_BURSTS && !rc; i++) {
 		struct slot *s = &c->slot[i];
 		cudaEvent_t *const events[] = {&s->in, &s->computed, &s->out};
+
 		for (int k = 0; k < 3 && !rc; k++)
 			rc = cudaEventCreateWithFlags(events[k], cudaEventDisableTiming);
 	}
@@ -155,6 +157,7 @@ static void drop_streams(struct cuda *c)
 
 	for (int i = 0; i < LOCAL_BURSTS; i++) {
 		const cudaEvent_t events[] = {c->slot[i].in, c->slot[i].computed, c->slot[i].out};
+
 		for (int k = 0; k < 3; k++)
 			if (events[k])
 				cudaEventDestroy(events[k]);

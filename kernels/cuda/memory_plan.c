@@ -153,6 +153,7 @@ static void tensors_place(struct net *n, struct cuda_arena *a)
 	for (int i = 0; i < n->n_tensors; i++) {
 		struct net_tensor *p = &n->tensor[i];
 		size_t image = p->value.image * sizeof(float);
+
 		p->value.value = arena_take(a, n->images, image);
 		p->grad = i > 0 ? arena_take(a, n->images, image) : NULL;
 	}
@@ -164,6 +165,7 @@ void net_place(struct net *n, struct cuda_arena *a)
 	n->sums = arena_take(a, n->n_sums, sizeof(float));
 	for (int i = 0; i < n->n_steps; i++) {
 		struct net_step *s = &n->step[i];
+
 		if (s->w.taps)
 			own_place(n, s, a);
 		if (s->kind == NET_WEIGHTS)
@@ -209,6 +211,7 @@ int net_fill(struct net *n, cudaStream_t stream)
 			return PS_EDEVICE;
 	for (int i = 0; i < n->n_tensors; i++) {
 		size_t bytes = n->images * n->tensor[i].value.image * sizeof(float);
+
 		if (cudaMemsetAsync(n->tensor[i].value.value, 0, bytes, stream))
 			return PS_EDEVICE;
 		if (i && cudaMemsetAsync(n->tensor[i].grad, 0, bytes, stream))

@@ -12,6 +12,7 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
 
 	for (; *step < n->n_steps && all.n < KX_LAYERS; ++*step) {
 		const struct net_step *s = &n->step[*step];
+
 		if (s->w.taps == 0)
 			continue;
 		all.layer[all.n] = s->own;

@@ -131,6 +131,7 @@ static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 	const struct model *m = n->model;
 	const struct layer *l = &m->layer[number];
 	struct net_step *s = &n->step[n->n_steps++];
+
 	int relu =
 		layer_kind(l) == NET_WEIGHTS && number + 1 < m->n_layers && l[1].kind == LAYER_RELU;
 
@@ -198,6 +199,7 @@ static int fprop_tables(struct net *n, struct net_step *s)
 	for (size_t i = 0; i < positions; i++) {
 		size_t y = i / l->out.w, x = i % l->out.w;
 		int from = window_at(s, in, y, x);
+
 		pixel[i] = (struct kx_pixel){(int)(i * rows), (int)rows, offset_at(out, y, x)};
 		position[i] = (struct kx_position){from, offset_at(out, y, x)};
 		for (int r = 0; r < (int)rows; r++)
@@ -256,6 +258,7 @@ static int dgrad_tables_conv(struct net *n, struct net_step *s)
 	for (size_t i = 0; i < positions; i++) {
 		size_t y = i / l->in.w, x = i % l->in.w;
 		size_t n_runs = dgrad_runs_of(n, s, y, x, run + count);
+
 		pixel[i] = (struct kx_pixel){
 			(int)count, (int)n_runs, offset_at(&n->tensor[s->in].value, y, x)};
 		count += n_runs;

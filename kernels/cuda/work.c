@@ -252,6 +252,7 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 
 	for (size_t i = 0, n; i < steps && !rc; i += n) {
 		struct kx_now now = {.dropout_seed = dropout_seed + i, .rate = rate};
+
 		n = steps - i < max_chunk ? steps - i : max_chunk;
 		rc = local_chunk(c, &c->slot[slot], index + i * batch, batch, n, now);
 	}

@@ -54,6 +54,7 @@ __device__ void dense_load_ahead(
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
 		unsigned w = threadIdx.x + k * THREADS;
+
 		if (w < m * WORDS)
 			a->word[k] = ((const uint32_t *)(p.pixels + (size_t)p.index[n + w / WORDS] *
 									    IMAGE_AREA))[w % WORDS];
@@ -66,6 +67,7 @@ __device__ void dense_load_ahead(
 		for (unsigned f = 0; f < FILTERS; f++) {
 			unsigned at = k * from.inputs + f * POOL_AREA;
 			int there = f < from.works && k < m;
+
 			a->in[k][f] = there ? from.in[at] : 0;
 			a->argmax[k][f] = there ? from.argmax[at] : (uint8_t)DEAD;
 		}
@@ -83,6 +85,7 @@ __device__ void dense_store_ahead(const struct ahead &a, unsigned m, struct stag
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
 		unsigned w = threadIdx.x + k * THREADS, v = a.word[k];
+
 		if (w < m * WORDS)
 			s->image[w] = make_float4(byte_value(v, 0), byte_value(v, 1),
 				byte_value(v, 2), byte_value(v, 3));
@@ -136,6 +139,7 @@ __device__ void dense_add_image(struct column column[FILTERS], const struct stag
 __device__ void dense_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - POOL_AREA;
+
 	for (unsigned k = 0; k < m && c < CLASSES; k++)
 		*sum += ((const float *)s.d_logits[k])[c];
 }
@@ -151,6 +155,7 @@ __device__ void dense_write_conv(
 #pragma unroll
 		for (int w = 0; w <= WEIGHTS; w++) {
 			float sum = warp_sum(column[f].conv[w]);
+
 			if (threadIdx.x % 32 == 0)
 				part[f][w][threadIdx.x / 32] = sum;
 		}

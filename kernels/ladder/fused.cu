@@ -19,6 +19,7 @@ namespace
 __global__ void convolve_kernel(struct fused k)
 {
 	size_t f = blockIdx.x, n = blockIdx.y, o = threadIdx.x;
+
 	if (o >= POOL_AREA)
 		return;
 	const float *at =
@@ -28,6 +29,7 @@ __global__ void convolve_kernel(struct fused k)
 	uint8_t argmax = DEAD;
 	for (int i = 0; i < 4; i++) {
 		float sum = bias;
+
 		for (int ky = 0; ky < WINDOW; ky++)
 			for (int kx = 0; kx < WINDOW; kx++)
 				sum += weight[ky * WINDOW + kx] *
@@ -50,6 +52,7 @@ __global__ void fc_kernel(struct fused k)
 	const float *weight = k.params + image_fc_weight(k.filters) + c * inputs;
 	const float *in = k.pooled + n * inputs;
 	float sum = 0;
+
 	for (size_t i = lane; i < inputs; i += 32)
 		sum += weight[i] * in[i];
 	sum = warp_sum(sum);
@@ -60,6 +63,7 @@ __global__ void fc_kernel(struct fused k)
 __global__ void fused_softmax_kernel(struct fused k, size_t n_images)
 {
 	size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+
 	if (n < n_images)
 		k.loss[n] = image_softmax(k.logits + n * CLASSES, k.labels[n]);
 }
@@ -71,6 +75,7 @@ __global__ void fc_backward_kernel(struct fused k)
 	size_t inputs = k.filters * POOL_AREA, fc = image_fc_weight(k.filters);
 	const float *d_logits = k.logits + n * CLASSES;
 	float *grad = k.grad + n * k.n_params;
+
 	if (i < CLASSES)
 		grad[image_fc_bias(k.filters) + i] = d_logits[i];
 	if (i >= inputs)
@@ -93,12 +98,14 @@ __global__ void convolve_backward_kernel(struct fused k)
 	int argmax = o < POOL_AREA ? k.argmax[from] : DEAD;
 	float d = argmax == DEAD ? 0 : k.d_pooled[from];
 	const float *at = k.images + n * IMAGE_AREA;
+
 	if (argmax != DEAD)
 		at += (o / POOL_SIDE * 2 + (size_t)argmax / 2) * IMAGE_SIDE + o % POOL_SIDE * 2 +
 		      (size_t)argmax % 2;
 	for (int w = 0; w <= WEIGHTS; w++) {
 		float pixel = w < WEIGHTS ? at[w / WINDOW * IMAGE_SIDE + w % WINDOW] : 1;
 		float sum = warp_sum(d * pixel);
+
 		if (o % 32 == 0)
 			part[w][o / 32] = sum;
 	}
@@ -125,6 +132,7 @@ struct fused_rung {
 void fused_close(void *self)
 {
 	struct fused_rung *r = (struct fused_rung *)self;
+
 	gpu_close(&r->gpu);
 	host_batch_release(&r->host);
 	free(r);
@@ -133,6 +141,7 @@ void fused_close(void *self)
 int fused_allocate(struct fused_rung *r, struct err *e)
 {
 	size_t n = r->task.max_batch;
+
 	r->k.filters = r->task.filters;
 	r->k.n_params = r->task.model->n_params;
 	int rc = gpu_open(&r->gpu, e);
@@ -160,6 +169,7 @@ int fused_step(void *self, const struct ladder_batch *b, float *grad, double *lo
 {
 	struct fused_rung *r = (struct fused_rung *)self;
 	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, p, e);
+
 	if (!rc)
 		rc = fused_convolve(&r->gpu, &r->k, b->n, e);
 	if (!rc)
@@ -200,6 +210,7 @@ int fused_softmax(struct gpu *g, const struct fused *k, size_t n, struct err *e)
 int fused_backward(struct gpu *g, const struct fused *k, size_t n, struct err *e)
 {
 	size_t inputs = k->filters * POOL_AREA;
+
 	fc_backward_kernel<<<dim3((unsigned)((inputs + 255) / 256), (unsigned)n), 256, 0,
 		g->stream>>>(*k);
 	LAUNCHED(e);
@@ -216,6 +227,7 @@ int fused_allocate(struct gpu *g, struct fused *k, size_t rows, struct err *e)
 {
 	size_t inputs = k->filters * POOL_AREA;
 	int rc = GPU_ALLOC(g, k->pooled, rows * inputs, GPU_DEVICE, e);
+
 	if (!rc)
 		rc = GPU_ALLOC(g, k->argmax, rows * inputs, GPU_DEVICE, e);
 	if (!rc)

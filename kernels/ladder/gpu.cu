@@ -75,6 +75,7 @@ int gpu_end(struct gpu *g, struct err *e)
 	TRY(cudaStreamSynchronize(g->stream), e);
 	for (size_t i = 0; g->profile && i < g->n_marks; i++) {
 		float ms;
+
 		TRY(cudaEventElapsedTime(&ms, g->event[i], g->event[i + 1]), e);
 		profile_add(g->profile, g->name[i], g->kind[i], ms);
 	}

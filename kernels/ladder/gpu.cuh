@@ -68,6 +68,7 @@ static int rung_open(
 	void **self, const struct ladder_task *t, void (*close)(void *), A allocate, struct err *e)
 {
 	R *r = (R *)mem_try(1, sizeof(*r));
+
 	*self = NULL;
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for a rung");

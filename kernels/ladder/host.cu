@@ -11,6 +11,7 @@ void gather(struct host_batch *h, const struct kx_images *set, const struct ladd
 {
 	for (size_t n = 0; n < b->n; n++) {
 		const uint8_t *pixels = set->pixels + (size_t)b->index[n] * IMAGE_AREA;
+
 		for (size_t i = 0; i < IMAGE_AREA; i++)
 			h->images[n * IMAGE_AREA + i] = (float)pixels[i] / 255.0f;
 		h->labels[n] = set->labels[b->index[n]];
@@ -20,6 +21,7 @@ void gather(struct host_batch *h, const struct kx_images *set, const struct ladd
 double mean_loss(const struct host_batch *h, size_t n)
 {
 	double sum = 0;
+
 	for (size_t i = 0; i < n; i++)
 		sum += (double)h->loss[i];
 	return sum / (double)n;
@@ -54,6 +56,7 @@ int host_target_init(
 	struct host_target *t, struct gpu *g, size_t max_batch, size_t n_params, struct err *e)
 {
 	int rc = GPU_ALLOC(g, t->params, n_params, GPU_DEVICE, e);
+
 	if (!rc)
 		rc = GPU_ALLOC(g, t->images, max_batch * IMAGE_AREA, GPU_DEVICE, e);
 	return rc ? rc : GPU_ALLOC(g, t->labels, max_batch, GPU_DEVICE, e);
@@ -64,6 +67,7 @@ int host_batch_send(struct host_batch *h, struct gpu *g, const struct ladder_tas
 	struct err *e)
 {
 	double begin = clock_seconds();
+
 	gather(h, t->set, b);
 	profile_add(p, "gather", PHASE_HOST, (clock_seconds() - begin) * 1e3);
 	int rc = gpu_begin(g, p, e);

@@ -47,6 +47,7 @@ IMAGE_FN size_t image_space_floats(size_t filters)
 IMAGE_FN struct image_space image_space_at(float *floats, size_t filters)
 {
 	struct image_space s;
+
 	s.map = floats;
 	s.d_map = s.map + filters * MAP_AREA;
 	s.pooled = s.d_map + filters * MAP_AREA;
@@ -74,10 +75,12 @@ IMAGE_FN void image_convolve(
 	const float *params, size_t filters, const float *image, struct image_space *s)
 {
 	const float *bias = params + image_conv_bias(filters);
+
 	for (size_t f = 0; f < filters; f++)
 		for (size_t y = 0; y < MAP_SIDE; y++)
 			for (size_t x = 0; x < MAP_SIDE; x++) {
 				float sum = bias[f];
+
 				for (size_t ky = 0; ky < WINDOW; ky++)
 					for (size_t kx = 0; kx < WINDOW; kx++)
 						sum += params[f * WEIGHTS + ky * WINDOW + kx] *
@@ -91,6 +94,7 @@ IMAGE_FN size_t image_argmax(const float *map, size_t y, size_t x)
 {
 	size_t best = 2 * y * MAP_SIDE + 2 * x;
 	const size_t rest[3] = {best + 1, best + MAP_SIDE, best + MAP_SIDE + 1};
+
 	for (size_t i = 0; i < 3; i++)
 		if (map[rest[i]] > map[best])
 			best = rest[i];
@@ -103,6 +107,7 @@ IMAGE_FN void image_pool(size_t filters, struct image_space *s)
 		for (size_t y = 0; y < POOL_SIDE; y++)
 			for (size_t x = 0; x < POOL_SIDE; x++) {
 				const float *map = s->map + f * MAP_AREA;
+
 				s->pooled[f * POOL_AREA + y * POOL_SIDE + x] =
 					map[image_argmax(map, y, x)];
 			}
@@ -112,8 +117,10 @@ IMAGE_FN void image_logits(
 	const float *params, size_t filters, const struct image_space *s, float *logits)
 {
 	size_t n = filters * POOL_AREA;
+
 	for (size_t c = 0; c < CLASSES; c++) {
 		const float *weight = params + image_fc_weight(filters) + c * n;
+
 		logits[c] = params[image_fc_bias(filters) + c];
 		for (size_t i = 0; i < n; i++)
 			logits[c] += weight[i] * s->pooled[i];
@@ -125,6 +132,7 @@ IMAGE_FN void image_logits(
 IMAGE_FN float image_softmax(float *logits, size_t label)
 {
 	float max = logits[0], sum = 0, target = logits[label];
+
 	for (size_t c = 1; c < CLASSES; c++)
 		max = logits[c] > max ? logits[c] : max;
 	for (size_t c = 0; c < CLASSES; c++) {
@@ -141,11 +149,13 @@ IMAGE_FN void image_fc_backward(const float *params, size_t filters, const float
 	struct image_space *s, float *grad)
 {
 	size_t n = filters * POOL_AREA;
+
 	for (size_t i = 0; i < n; i++)
 		s->d_pooled[i] = 0;
 	for (size_t c = 0; c < CLASSES; c++) {
 		const float *weight = params + image_fc_weight(filters) + c * n;
 		float *to = grad + image_fc_weight(filters) + c * n;
+
 		grad[image_fc_bias(filters) + c] += d_logits[c];
 		for (size_t i = 0; i < n; i++) {
 			to[i] += d_logits[c] * s->pooled[i];
@@ -164,6 +174,7 @@ IMAGE_FN void image_pool_backward(size_t filters, struct image_space *s)
 			for (size_t x = 0; x < POOL_SIDE; x++) {
 				size_t i = f * MAP_AREA + image_argmax(s->map + f * MAP_AREA, y, x);
 				float d = s->d_pooled[f * POOL_AREA + y * POOL_SIDE + x];
+
 				s->d_map[i] = s->map[i] > 0 ? d : 0;
 			}
 }
@@ -172,10 +183,12 @@ IMAGE_FN void image_conv_backward(
 	size_t filters, const float *image, const struct image_space *s, float *grad)
 {
 	float *bias = grad + image_conv_bias(filters);
+
 	for (size_t f = 0; f < filters; f++)
 		for (size_t y = 0; y < MAP_SIDE; y++)
 			for (size_t x = 0; x < MAP_SIDE; x++) {
 				float d = s->d_map[f * MAP_AREA + y * MAP_SIDE + x];
+
 				bias[f] += d;
 				for (size_t ky = 0; ky < WINDOW; ky++)
 					for (size_t kx = 0; kx < WINDOW; kx++)
@@ -189,6 +202,7 @@ IMAGE_FN float image_gradient(const float *params, size_t filters, const float *
 	struct image_space s, float *grad)
 {
 	float logits[CLASSES];
+
 	image_convolve(params, filters, image, &s);
 	image_pool(filters, &s);
 	image_logits(params, filters, &s, logits);

@@ -37,6 +37,7 @@ struct learner {
 static const uint32_t *next_images(struct learner *l, size_t *steps)
 {
 	size_t batch = l->point->task.max_batch, n_set = l->point->task.set->n;
+
 	if (l->next + batch > n_set) {
 		rng_order(l->point->seed, ++l->epoch, l->order, n_set);
 		l->next = 0;
@@ -54,6 +55,7 @@ static int train_one(struct learner *l, const uint32_t *index, struct err *e)
 	struct ladder_batch b = {l->params, index, l->point->task.max_batch};
 	double loss;
 	int rc = l->rung->step(l->self, &b, l->grad, &loss, NULL, e);
+
 	for (size_t i = 0; !rc && i < l->point->task.model->n_params; i++)
 		l->params[i] -= l->rate * l->grad[i];
 	return rc;
@@ -63,6 +65,7 @@ static int advance(struct learner *l, struct err *e)
 {
 	size_t steps, bytes = l->point->task.model->n_params * sizeof(float);
 	const uint32_t *index = next_images(l, &steps);
+
 	memcpy(l->before, l->params, bytes);
 	l->counted = l->steps;
 	double begin = clock_seconds();
@@ -87,6 +90,7 @@ static int tell(struct learner *l, double seconds, struct err *e)
 	size_t judged = l->test->n < JUDGED ? l->test->n : JUDGED, right;
 	double loss;
 	int rc = backend_evaluate(l->judge, l->before, 0, judged, &right, &loss);
+
 	if (!rc)
 		rc = backend_predict(l->judge, l->before, 0, SHOWN, probability);
 	if (rc)
@@ -94,6 +98,7 @@ static int tell(struct learner *l, double seconds, struct err *e)
 	for (size_t i = 0; i < SHOWN; i++) {
 		const float *p = probability + i * 10;
 		size_t best = 0;
+
 		for (size_t c = 1; c < 10; c++)
 			best = p[c] > p[best] ? c : best;
 		printf("%s,%g,%zu,%.4f,%zu,%d,%zu,%.3f\n", l->rung->name, seconds, l->counted,
@@ -108,6 +113,7 @@ static int tell(struct learner *l, double seconds, struct err *e)
 static int warm_up(struct learner *l, struct err *e)
 {
 	int rc = advance(l, e);
+
 	memcpy(l->params, l->before, l->point->task.model->n_params * sizeof(float));
 	l->next = 0;
 	l->steps = 0;
@@ -118,6 +124,7 @@ static int warm_up(struct learner *l, struct err *e)
 static int learn(struct learner *l, const double *seconds, size_t n, struct err *e)
 {
 	int rc = warm_up(l, e);
+
 	for (size_t i = 0; !rc && i < n;) {
 		rc = advance(l, e);
 		for (; !rc && i < n && l->seconds > seconds[i]; i++)
@@ -132,6 +139,7 @@ static int open_judge(struct learner *l, struct err *e)
 {
 	struct backend_options o = {.device = "cpu", .threads = 2, .max_batch = 1};
 	int rc = backend_new(&l->judge, l->point->task.model, &o, e);
+
 	return rc ? rc : backend_use(l->judge, l->test, e);
 }
 
@@ -139,6 +147,7 @@ static int learner_init(struct learner *l, struct err *e)
 {
 	const struct ladder_task *t = &l->point->task;
 	size_t n_params = t->model->n_params;
+
 	l->params = ladder_floats(n_params);
 	l->before = ladder_floats(n_params);
 	l->grad = ladder_floats(n_params);
@@ -166,6 +175,7 @@ int ladder_train(const struct rung *r, const struct ladder_point *p, const struc
 	double rate, const double *seconds, size_t n, struct err *e)
 {
 	struct learner l = {.rung = r, .point = p, .test = test, .rate = (float)rate, .chunk = 1};
+
 	if (test->n < SHOWN)
 		return err_set(
 			e, PS_EUSAGE, "%zu test images: expected %d at least", test->n, SHOWN);

@@ -54,6 +54,7 @@ static int wanted(const struct job *j, const struct rung *r)
 static double sum_of(const struct profile *p, enum phase_kind kind)
 {
 	double ms = 0;
+
 	for (size_t i = 0; i < p->n; i++)
 		ms += p->phase[i].kind == kind ? p->phase[i].ms : 0;
 	return ms;
@@ -83,6 +84,7 @@ static int run_rung(const struct job *j, const struct rung *r, const struct ladd
 {
 	struct ladder_result s;
 	int rc = ladder_measure(&s, r, p, t, e);
+
 	if (rc)
 		return rc;
 	print_step(r, &p->task, &s);
@@ -98,6 +100,7 @@ static int run_point(const struct job *j, size_t filters, size_t batch, struct e
 	struct ladder_truth t;
 	int rc = ladder_point_init(
 		&p, &model, &j->train, filters, batch, (uint64_t)j->o->seed, j->o->seconds, e);
+
 	if (rc)
 		return rc;
 	rc = ladder_truth_init(&t, &p, e);
@@ -113,6 +116,7 @@ static int run_points(const struct job *j, struct err *e)
 {
 	size_t filters = (size_t)j->o->filters, batch = (size_t)j->o->batch;
 	int rc = PS_OK;
+
 	if (filters || batch)
 		return run_point(j, filters ? filters : 256, batch ? batch : 1000, e);
 	for (size_t i = 0; !rc && i < sizeof(sweep) / sizeof(sweep[0]); i++)
@@ -147,6 +151,7 @@ static int run_train(struct job *j, struct err *e)
 	       n = sizeof(marks) / sizeof(marks[0]);
 	int rc = ladder_point_init(
 		&p, &model, &j->train, filters, batch, (uint64_t)j->o->seed, 0, e);
+
 	if (rc)
 		return rc;
 	while (n > 1 && marks[n - 1] > j->o->seconds)
@@ -162,6 +167,7 @@ static int run_train(struct job *j, struct err *e)
 static int run_memory(struct job *j, struct err *e)
 {
 	const char *why;
+
 	if (!j->has_gpu) {
 		(void)ladder_has_gpu(&why);
 		return err_set(e, PS_EDEVICE, "memory: %s", why);
@@ -266,6 +272,7 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 	int n_args;
 	*o = (struct ladder_options){0};
 	int rc = opt_parse(&program, argc, argv, args, &n_args);
+
 	*command = n_args ? args[0] : "steps";
 	return rc;
 }
@@ -283,6 +290,7 @@ static int check_rung(const char *name, struct err *e)
 static int load(struct job *j, struct data *d, struct err *e)
 {
 	int rc = data_load(d, j->o->data, e);
+
 	if (rc)
 		return rc;
 	if (d->id.rows != 28 || d->id.cols != 28)
@@ -299,6 +307,7 @@ static int run(const struct ladder_options *o, const char *name, struct err *e)
 	const char *why = "";
 	struct job j = {.o = o, .has_gpu = ladder_has_gpu(&why)};
 	size_t i = 0, n = sizeof(commands) / sizeof(commands[0]);
+
 	while (i < n && strcmp(commands[i].name, name) != 0)
 		i++;
 	if (i == n)
@@ -321,6 +330,7 @@ int main(int argc, char **argv)
 	struct err e = {0};
 	const char *command;
 	int rc = parse_arguments(&o, &command, argc, argv);
+
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	rc = run(&o, command, &e);

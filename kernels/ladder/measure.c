@@ -21,6 +21,7 @@ int ladder_point_init(struct ladder_point *p, struct model *m, const struct kx_i
 {
 	*p = (struct ladder_point){.seed = seed, .seconds = seconds};
 	int rc = ladder_model(m, filters, e);
+
 	if (rc)
 		return rc;
 	if (batch == 0 || batch > set->n)
@@ -50,6 +51,7 @@ int ladder_truth_init(struct ladder_truth *t, const struct ladder_point *p, stru
 	struct backend_options o = {
 		.device = "cpu-ref", .threads = 1, .max_batch = p->task.max_batch};
 	struct backend *b = NULL;
+
 	t->grad = ladder_floats(p->task.model->n_params);
 	if (!t->grad)
 		return err_set(e, PS_ENOMEM, "no memory for a gradient");
@@ -85,6 +87,7 @@ static int ladder_step(struct run *r, struct profile *p, double *ms, struct err 
 {
 	double begin = clock_seconds();
 	int rc = r->rung->step(r->self, &r->batch, r->grad, &r->loss, p, e);
+
 	*ms = (clock_seconds() - begin) * 1e3;
 	return rc;
 }
@@ -108,8 +111,10 @@ static int timed(
 static double ladder_distance(const float *a, const float *b, size_t n)
 {
 	double difference = 0, norm = 0;
+
 	for (size_t i = 0; i < n; i++) {
 		double d = (double)a[i] - (double)b[i];
+
 		difference += d * d;
 		norm += (double)b[i] * (double)b[i];
 	}
@@ -139,6 +144,7 @@ static int check_first_step(struct ladder_result *out, struct run *r, size_t n_p
 static int by_size(const void *a, const void *b)
 {
 	const double *x = a, *y = b;
+
 	return (*x > *y) - (*x < *y);
 }
 
@@ -149,9 +155,11 @@ static int repeat(struct ladder_result *out, struct run *r, const struct ladder_
 {
 	double ms[MAX_STEPS], begin = clock_seconds() - out->median_ms * 1e-3;
 	size_t n = 0;
+
 	ms[0] = out->median_ms;
 	while (n < MAX_STEPS && clock_seconds() - begin < p->seconds) {
 		int rc = timed(r, p, trained, &ms[n++], e);
+
 		if (rc)
 			return rc;
 	}
@@ -168,8 +176,10 @@ static int profile(struct ladder_result *out, struct run *r, double seconds, str
 {
 	double ms, sum = 0;
 	size_t n = 0;
+
 	do {
 		int rc = ladder_step(r, &out->profile, &ms, e);
+
 		if (rc)
 			return rc;
 		sum += ms;
@@ -184,6 +194,7 @@ static int measure_rung(struct ladder_result *out, struct run *r, const struct l
 	const struct ladder_truth *t, float *trained, struct err *e)
 {
 	int rc = r->rung->open(&r->self, &p->task, e);
+
 	if (!rc)
 		rc = check_first_step(out, r, p->task.model->n_params, t, e);
 	if (!rc)
@@ -198,6 +209,7 @@ int ladder_measure(struct ladder_result *out, const struct rung *rung, const str
 	struct run r = {.rung = rung, .batch = {p->params, p->index, p->task.max_batch}};
 	float *trained = ladder_floats(n_params);
 	int rc;
+
 	*out = (struct ladder_result){0};
 	r.grad = ladder_floats(n_params);
 	if (trained && r.grad) {

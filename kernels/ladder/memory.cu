@@ -31,6 +31,7 @@ __global__ void empty_kernel(void)
 __global__ void chase_kernel(const uint32_t *chain, size_t steps, uint32_t *last)
 {
 	uint32_t at = *last;
+
 	for (size_t i = 0; i < steps; i++)
 		at = chain[at];
 	*last = at;
@@ -39,6 +40,7 @@ __global__ void chase_kernel(const uint32_t *chain, size_t steps, uint32_t *last
 int compare_times(const void *a, const void *b)
 {
 	const double *x = (const double *)a, *y = (const double *)b;
+
 	return (*x > *y) - (*x < *y);
 }
 
@@ -57,8 +59,10 @@ struct copy {
 int measure_copy(const struct copy *c, size_t bytes, struct err *e)
 {
 	double us[REPEATS];
+
 	for (int i = 0; i < REPEATS; i++) {
 		double begin = clock_seconds();
+
 		TRY(cudaMemcpy(c->to, c->from, bytes, cudaMemcpyDefault), e);
 		us[i] = (clock_seconds() - begin) * 1e6;
 	}
@@ -71,6 +75,7 @@ int measure_copy(const struct copy *c, size_t bytes, struct err *e)
 int measure_copies(struct gpu *g, struct err *e)
 {
 	char *device, *pinned, *pageable = (char *)mem_try(LARGEST, 1);
+
 	if (!pageable)
 		return err_set(e, PS_ENOMEM, "no memory for copies");
 	int rc = GPU_ALLOC(g, device, LARGEST, GPU_DEVICE, e);
@@ -83,6 +88,7 @@ int measure_copies(struct gpu *g, struct err *e)
 			{"device to host", "pageable", pageable, device},
 			{"device to host", "pinned", pinned, device},
 		};
+
 		for (size_t i = 0; !rc && i < sizeof(copies) / sizeof(copies[0]); i++)
 			rc = measure_copy(&copies[i], bytes, e);
 	}
@@ -93,8 +99,10 @@ int measure_copies(struct gpu *g, struct err *e)
 int measure_launch(struct gpu *g, struct err *e)
 {
 	double us[REPEATS];
+
 	for (int i = 0; i < REPEATS; i++) {
 		double begin = clock_seconds();
+
 		empty_kernel<<<1, 1, 0, g->stream>>>();
 		LAUNCHED(e);
 		TRY(cudaStreamSynchronize(g->stream), e);
@@ -110,6 +118,7 @@ uint32_t *make_chain(size_t bytes)
 	size_t lines = bytes / LINE, step = LINE / sizeof(uint32_t);
 	uint32_t *chain = (uint32_t *)mem_try(bytes, 1);
 	uint32_t *order = (uint32_t *)mem_try(lines, sizeof(*order));
+
 	if (chain && order) {
 		rng_order(1, 0, order, lines);
 		for (size_t i = 0; i < lines; i++)
@@ -123,6 +132,7 @@ int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size_t step
 	struct err *e)
 {
 	float ms;
+
 	TRY(cudaEventRecord(g->event[0], g->stream), e);
 	chase_kernel<<<1, 1, 0, g->stream>>>(chain, steps, last);
 	LAUNCHED(e);
@@ -139,6 +149,7 @@ int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *devic
 {
 	uint32_t *chain = make_chain(bytes);
 	double us;
+
 	if (!chain)
 		return err_set(e, PS_ENOMEM, "no memory for a chain of %zu bytes", bytes);
 	cudaError_t status = cudaMemcpy(device, chain, bytes, cudaMemcpyHostToDevice);
@@ -159,6 +170,7 @@ int measure_loads(struct gpu *g, struct err *e)
 	const size_t bytes = (size_t)512 << 20;
 	uint32_t *device;
 	int rc = GPU_ALLOC(g, device, bytes / sizeof(*device) + 1, GPU_DEVICE, e);
+
 	if (!rc)
 		rc = measure_load(g, "L1 cache", (size_t)64 << 10, device, e);
 	if (!rc)
@@ -172,6 +184,7 @@ extern "C" int ladder_has_gpu(const char **why)
 {
 	int n = 0;
 	cudaError_t status = cudaGetDeviceCount(&n);
+
 	*why = status == cudaSuccess ? "there is no CUDA device" : cudaGetErrorString(status);
 	(void)cudaGetLastError();
 	return status == cudaSuccess && n > 0;
@@ -181,6 +194,7 @@ extern "C" int ladder_memory(struct err *e)
 {
 	struct gpu g;
 	int rc = gpu_open(&g, e);
+
 	printf("what,where,bytes,us,gb_per_s\n");
 	if (!rc)
 		rc = measure_copies(&g, e);

@@ -16,6 +16,7 @@ struct production {
 static void production_close(void *self)
 {
 	struct production *r = self;
+
 	ladder_unpin(&r->pins);
 	backend_free(&r->backend);
 	free(r);
@@ -25,6 +26,7 @@ static int production_open(void **self, const struct ladder_task *t, struct err 
 {
 	struct backend_options o = {.device = "cuda", .threads = 1, .max_batch = t->max_batch};
 	struct production *r = mem_try(1, sizeof(*r));
+
 	*self = NULL;
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for a rung");
@@ -44,6 +46,7 @@ static int production_step(void *self, const struct ladder_batch *b, float *grad
 {
 	struct production *r = self;
 	int rc = ladder_pin(&r->pins, b->params, grad, r->n_params, e);
+
 	if (rc)
 		return rc;
 	double begin = clock_seconds();
@@ -58,6 +61,7 @@ static int ladder_local_step(void *self, const struct ladder_batch *b, float *gr
 {
 	struct production *r = self;
 	int rc = ladder_pin(&r->pins, b->params, grad, r->n_params, e);
+
 	if (rc)
 		return rc;
 	double begin = clock_seconds();
@@ -77,6 +81,7 @@ static int local_train(void *self, float *params, const uint32_t *index, size_t 
 {
 	struct production *r = self;
 	int rc = backend_local_start(r->backend, params);
+
 	if (!rc)
 		rc = backend_local_steps(r->backend, index, batch, steps, rate, 0);
 	if (!rc)

@@ -47,6 +47,7 @@ __global__ void logits_kernel(struct products p, size_t n_images)
 	size_t end = from + slice < inputs ? from + slice : inputs;
 	const float *weight = p.k.params + image_fc_weight(p.k.filters);
 	float sum[SCORE_IMAGES][CLASSES] = {};
+
 	for (size_t i = from + threadIdx.x; i < end; i += SCORE_THREADS) {
 		float in[SCORE_IMAGES], w[CLASSES];
 #pragma unroll
@@ -55,6 +56,7 @@ __global__ void logits_kernel(struct products p, size_t n_images)
 #pragma unroll
 		for (int m = 0; m < SCORE_IMAGES; m++) {
 			size_t n = first + (size_t)m < n_images ? first + (size_t)m : n_images - 1;
+
 			in[m] = p.k.pooled[n * inputs + i];
 		}
 #pragma unroll
@@ -76,6 +78,7 @@ __global__ void logits_kernel(struct products p, size_t n_images)
 __global__ void products_softmax_kernel(struct products p, size_t n_images, size_t slices)
 {
 	size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+
 	if (n >= n_images)
 		return;
 	float logits[CLASSES];
@@ -97,6 +100,7 @@ __global__ void fc_gradient_kernel(struct products p, size_t n_images, size_t ch
 	size_t n = blockIdx.y * chunk, end = n + chunk < n_images ? n + chunk : n_images;
 	float *to = p.part_grad + blockIdx.y * p.k.n_params;
 	float sum[CLASSES] = {}, bias = 0;
+
 	for (; n < end; n++) {
 		float in = i < inputs ? p.k.pooled[n * inputs + i] : 0;
 #pragma unroll
@@ -120,10 +124,12 @@ __global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t 
 	size_t n = blockIdx.y * chunk, end = n + chunk < n_images ? n + chunk : n_images;
 	size_t i = f * POOL_AREA + o, corner = o / POOL_SIDE * 2 * IMAGE_SIDE + o % POOL_SIDE * 2;
 	float weight[CLASSES], sum[WEIGHTS + 1] = {};
+
 	for (size_t c = 0; c < CLASSES && o < POOL_AREA; c++)
 		weight[c] = p.k.params[image_fc_weight(p.k.filters) + c * inputs + i];
 	for (; n < end && o < POOL_AREA; n++) {
 		size_t argmax = p.k.argmax[n * inputs + i];
+
 		if (argmax == DEAD)
 			continue;
 		const float *at =
@@ -140,6 +146,7 @@ __global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t 
 #pragma unroll
 	for (int w = 0; w <= WEIGHTS; w++) {
 		float all = warp_sum(sum[w]);
+
 		if (o % 32 == 0)
 			part[w][o / 32] = all;
 	}
@@ -156,6 +163,7 @@ __global__ void conv_gradient_kernel(struct products p, size_t n_images, size_t 
 __global__ void mean_kernel(struct products p, size_t chunks, float scale)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+
 	if (i >= p.k.n_params)
 		return;
 	float sum = 0;
@@ -186,6 +194,7 @@ struct products_rung {
 void products_close(void *self)
 {
 	struct products_rung *r = (struct products_rung *)self;
+
 	gpu_close(&r->gpu);
 	host_batch_release(&r->host);
 	free(r);
@@ -195,6 +204,7 @@ int products_open_memory(struct products_rung *r, struct err *e)
 {
 	size_t n = r->task.max_batch, n_params = r->task.model->n_params;
 	int rc = gpu_open(&r->gpu, e);
+
 	if (!rc)
 		rc = host_batch_init(&r->host, n, 0, n_params, e);
 	if (!rc)
@@ -218,6 +228,7 @@ int products_step(void *self, const struct ladder_batch *b, float *grad, double 
 	struct products_rung *r = (struct products_rung *)self;
 	size_t chunks = products_chunks(&r->p, b->n, r->task.filters, FULL_CHIP);
 	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, profile, e);
+
 	if (!rc)
 		rc = fused_convolve(&r->gpu, &r->p.k, b->n, e);
 	if (!rc)
@@ -257,6 +268,7 @@ int products_backward(
 	struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e)
 {
 	size_t chunk = (n + chunks - 1) / chunks;
+
 	dim3 fc(products_blocks(p->k.filters * POOL_AREA, FC_THREADS), (unsigned)chunks);
 	fc_gradient_kernel<<<fc, FC_THREADS, 0, g->stream>>>(*p, n, chunk);
 	LAUNCHED(e);
@@ -280,6 +292,7 @@ int products_mean(struct gpu *g, const struct products *p, size_t n, size_t chun
 size_t products_chunks(const struct products *p, size_t n, size_t each, size_t blocks)
 {
 	size_t chunks = each < blocks ? blocks / each : 1;
+
 	chunks = chunks < n ? chunks : n;
 	chunks = chunks < p->max_chunks ? chunks : p->max_chunks;
 	/* an empty chunk would leave its sums unwritten */
@@ -290,6 +303,7 @@ size_t products_chunks(const struct products *p, size_t n, size_t each, size_t b
 int products_allocate(struct gpu *g, struct products *p, const struct ladder_task *t, struct err *e)
 {
 	size_t n = t->max_batch, inputs = t->filters * POOL_AREA;
+
 	p->k.filters = t->filters;
 	p->k.n_params = t->model->n_params;
 	p->max_batch = n;

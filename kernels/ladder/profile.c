@@ -5,6 +5,7 @@
 void profile_add(struct profile *p, const char *name, enum phase_kind kind, double ms)
 {
 	size_t i = 0;
+
 	if (!p)
 		return;
 	while (i < p->n && strcmp(p->phase[i].name, name) != 0)
@@ -19,5 +20,6 @@ void profile_add(struct profile *p, const char *name, enum phase_kind kind, doub
 const char *phase_kind_name(enum phase_kind kind)
 {
 	static const char *const names[] = {"copy-in", "kernel", "copy-out", "host"};
+
 	return names[kind];
 }

@@ -42,6 +42,7 @@ struct resident {
 void resident_close(void *self)
 {
 	struct resident *r = (struct resident *)self;
+
 	if (r->graph)
 		(void)cudaGraphExecDestroy(r->graph);
 	ladder_unpin(&r->pins);
@@ -53,6 +54,7 @@ int resident_allocate(struct resident *r, struct err *e)
 {
 	size_t n = r->task.max_batch, n_set = r->task.set->n;
 	int rc = gpu_open(&r->gpu, e);
+
 	if (!rc)
 		rc = GPU_ALLOC(&r->gpu, r->params, r->task.model->n_params, GPU_DEVICE, e);
 	if (!rc)
@@ -71,6 +73,7 @@ int resident_allocate(struct resident *r, struct err *e)
 int copy_set(struct resident *r, struct err *e)
 {
 	const struct kx_images *set = r->task.set;
+
 	TRY(cudaMemcpy(r->pixels, set->pixels, set->n * IMAGE_AREA, cudaMemcpyHostToDevice), e);
 	TRY(cudaMemcpy(r->labels, set->labels, set->n, cudaMemcpyHostToDevice), e);
 	r->p.k.params = r->params;
@@ -150,6 +153,7 @@ int enqueue(struct resident *r, const struct shape_of_step *s, struct err *e)
 	int dense = r->level >= DENSE;
 	size_t chunks = dense ? dense_chunks(&r->p, s->n) : tiled_chunks(&r->p, s->n);
 	int rc = send(r, s, e);
+
 	if (!rc)
 		rc = tiled_convolve(&r->gpu, &r->p, s->n, e);
 	if (!rc)
@@ -166,6 +170,7 @@ int enqueue(struct resident *r, const struct shape_of_step *s, struct err *e)
 int resident_capture(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
 	cudaGraph_t graph;
+
 	if (r->graph)
 		TRY(cudaGraphExecDestroy(r->graph), e);
 	r->graph = NULL;
@@ -191,6 +196,7 @@ int is_captured(const struct resident *r, const struct shape_of_step *s)
 int launch_graph(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
 	int rc = is_captured(r, s) ? PS_OK : resident_capture(r, s, e);
+
 	if (rc)
 		return rc;
 	TRY(cudaGraphLaunch(r->graph, r->gpu.stream), e);
@@ -205,6 +211,7 @@ int resident_step(void *self, const struct ladder_batch *b, float *grad, double 
 	int rc = r->level >= PINNED
 			 ? ladder_pin(&r->pins, b->params, grad, r->task.model->n_params, e)
 			 : PS_OK;
+
 	if (rc)
 		return rc;
 	memcpy(r->host_index, b->index, b->n * sizeof(*b->index));

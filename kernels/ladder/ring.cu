@@ -30,6 +30,7 @@ __global__ void reduce_kernel(
 	float *sum, const float *slots, size_t n_params, size_t n, int first, float scale)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+
 	if (i >= n_params)
 		return;
 	float total = first ? 0 : sum[i];
@@ -41,6 +42,7 @@ __global__ void reduce_kernel(
 void ring_close(void *self)
 {
 	struct ring *r = (struct ring *)self;
+
 	gpu_close(&r->gpu);
 	host_batch_release(&r->host);
 	free(r);
@@ -49,6 +51,7 @@ void ring_close(void *self)
 int ring_allocate(struct ring *r, struct err *e)
 {
 	size_t n = r->task.max_batch;
+
 	r->k.filters = r->task.filters;
 	r->k.n_params = r->task.model->n_params;
 	int rc = gpu_open(&r->gpu, e);
@@ -112,8 +115,10 @@ int ring_step(void *self, const struct ladder_batch *b, float *grad, double *los
 {
 	struct ring *r = (struct ring *)self;
 	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, p, e);
+
 	for (size_t first = 0; !rc && first < b->n; first += r->slots) {
 		size_t left = b->n - first, n = left < r->slots ? left : r->slots;
+
 		rc = ring_wave(r, first, n, e);
 		if (!rc)
 			rc = ring_reduce(

@@ -37,6 +37,7 @@ const size_t ladder_n_rungs = sizeof(ladder_rungs) / sizeof(ladder_rungs[0]);
 int ladder_model(struct model *m, size_t filters, struct err *e)
 {
 	char text[32];
+
 	snprintf(text, sizeof(text), "seed:%zu", filters);
 	return model_parse(m, text, (struct shape){1, 28, 28}, e);
 }
@@ -44,6 +45,7 @@ int ladder_model(struct model *m, size_t filters, struct err *e)
 float *ladder_floats(size_t n)
 {
 	size_t bytes;
+
 	if (__builtin_mul_overflow(n, sizeof(float), &bytes) || bytes > PTRDIFF_MAX - PAGE)
 		return NULL;
 	bytes = (bytes / PAGE + 1) * PAGE;

@@ -16,6 +16,7 @@ struct sequential {
 static void sequential_close(void *self)
 {
 	struct sequential *s = self;
+
 	free(s->space);
 	free(s);
 }
@@ -24,6 +25,7 @@ static int sequential_open(void **self, const struct ladder_task *t, struct err 
 {
 	struct sequential *s = mem_try(1, sizeof(*s));
 	float *space = mem_try(image_space_floats(t->filters), sizeof(*space));
+
 	*self = s;
 	if (!s || !space) {
 		free(s);
@@ -49,6 +51,7 @@ static int sequential_step(void *self, const struct ladder_batch *b, float *grad
 	*loss = 0;
 	for (size_t n = 0; n < b->n; n++) {
 		const uint8_t *pixels = set->pixels + (size_t)b->index[n] * IMAGE_AREA;
+
 		for (size_t i = 0; i < IMAGE_AREA; i++)
 			image[i] = (float)pixels[i] / 255.0f;
 		*loss += (double)image_gradient(

@@ -31,6 +31,7 @@ __device__ void load_tile(const float *weight, const float *const row[WARP_IMAGE
 	for (unsigned k = 0; k < LOADS; k++) {
 		unsigned w = threadIdx.x + k * THREADS;
 		size_t i = from + w % TILE;
+
 		t->weight[k] = i < end ? weight[w / TILE * inputs + i] : 0;
 	}
 #pragma unroll
@@ -80,8 +81,10 @@ __global__ __launch_bounds__(THREADS, 2) void logits_kernel(
 	const float *fc = p.k.params + image_fc_weight(p.k.filters), *row[WARP_IMAGES];
 	float sum[WARP_IMAGES][CLASSES] = {};
 	struct tile next;
+
 	for (int m = 0; m < WARP_IMAGES; m++) {
 		size_t n = first + (size_t)m < n_images ? first + (size_t)m : n_images - 1;
+
 		row[m] = p.k.pooled + n * inputs;
 	}
 	load_tile(fc, row, inputs, from, end, &next);
@@ -109,6 +112,7 @@ int staged_logits(struct gpu *g, const struct products *p, size_t n, struct err 
 {
 	size_t inputs = p->k.filters * POOL_AREA, groups = (n + EACH - 1) / EACH;
 	size_t slices = groups < FULL_CHIP ? FULL_CHIP / groups : 1;
+
 	slices = slices < MAX_SPLITS ? slices : MAX_SPLITS;
 	/* a part has whole tiles; an empty part would leave its sums unwritten */
 	size_t part = ((inputs + slices - 1) / slices + TILE - 1) / TILE * TILE;

@@ -24,6 +24,7 @@ __global__ void image_kernel(const float *params, size_t filters, size_t n_param
 	float *loss)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+
 	if (i >= n)
 		return;
 	struct image_space s = image_space_at(space + i * image_space_floats(filters), filters);
@@ -34,6 +35,7 @@ __global__ void image_kernel(const float *params, size_t filters, size_t n_param
 void thread_close(void *self)
 {
 	struct thread_rung *r = (struct thread_rung *)self;
+
 	gpu_close(&r->gpu);
 	host_batch_release(&r->host);
 	free(r);
@@ -43,6 +45,7 @@ int thread_allocate(struct thread_rung *r, struct err *e)
 {
 	size_t n = r->task.max_batch, n_params = r->task.model->n_params;
 	int rc = gpu_open(&r->gpu, e);
+
 	if (!rc)
 		rc = host_batch_init(&r->host, n, n, n_params, e);
 	if (!rc)
@@ -66,6 +69,7 @@ int thread_launch(struct thread_rung *r, size_t n, struct err *e)
 {
 	size_t n_params = r->task.model->n_params;
 	cudaStream_t stream = r->gpu.stream;
+
 	TRY(cudaMemsetAsync(r->grad, 0, n * n_params * sizeof(float), stream), e);
 	image_kernel<<<(unsigned)((n + THREADS - 1) / THREADS), THREADS, 0, stream>>>(
 		r->input.params, r->task.filters, n_params, r->input.images, r->input.labels, n,
@@ -79,6 +83,7 @@ int thread_step(void *self, const struct ladder_batch *b, float *grad, double *l
 {
 	struct thread_rung *r = (struct thread_rung *)self;
 	int rc = host_batch_send(&r->host, &r->gpu, &r->task, b, &r->input, p, e);
+
 	if (!rc)
 		rc = thread_launch(r, b->n, e);
 	if (!rc)

@@ -35,6 +35,7 @@ __device__ void load_weights(const struct fused &k, size_t first, float (*weight
 		size_t f = first + i / ROW, w = i % ROW;
 		int there = f < k.filters && w <= WEIGHTS;
 		size_t from = w < WEIGHTS ? f * WEIGHTS + w : image_conv_bias(k.filters) + f;
+
 		weight[i / ROW][w] = there ? k.params[from] : 0;
 	}
 }
@@ -56,6 +57,7 @@ __device__ float convolve(const float patch[4][4], const float w[ROW], int i)
 __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct products p)
 {
 	__shared__ float image[IMAGE_AREA];
+
 	__shared__ __align__(16) float weight[FORWARD_FILTERS][ROW];
 	size_t n = blockIdx.y, first = (size_t)blockIdx.x * FORWARD_FILTERS, o = threadIdx.x;
 	const uint8_t *pixels = tiled_image(p, n);
@@ -81,6 +83,7 @@ __global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct produc
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			float sum = convolve(patch, w, i);
+
 			argmax = sum > best ? (uint8_t)i : argmax;
 			best = sum > best ? sum : best;
 		}
@@ -119,6 +122,7 @@ __device__ void tiled_load_ahead(
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
 		unsigned w = threadIdx.x + k * BACKWARD_THREADS;
+
 		if (w < m * WORDS)
 			a->word[k] = ((const uint32_t *)tiled_image(p, n + w / WORDS))[w % WORDS];
 	}
@@ -127,6 +131,7 @@ __device__ void tiled_load_ahead(
 #pragma unroll
 	for (unsigned k = 0; k < STAGE; k++) {
 		int there = works && k < m;
+
 		a->in[k] = there ? p.k.pooled[(n + k) * inputs + i] : 0;
 		a->argmax[k] = there ? p.k.argmax[(n + k) * inputs + i] : (uint8_t)DEAD;
 	}
@@ -137,6 +142,7 @@ __device__ void tiled_store_ahead(const struct ahead &a, unsigned m, struct stag
 #pragma unroll
 	for (unsigned k = 0; k < LOADS; k++) {
 		unsigned w = threadIdx.x + k * BACKWARD_THREADS, v = a.word[k];
+
 		if (w < m * WORDS)
 			s->image[w] = make_float4((float)(v & 255) * TO_UNIT,
 				(float)(v >> 8 & 255) * TO_UNIT, (float)(v >> 16 & 255) * TO_UNIT,
@@ -173,6 +179,7 @@ __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const s
 #pragma unroll
 	for (unsigned k = 0; k < STAGE; k++) {
 		unsigned argmax = now.argmax[k];
+
 		if (k < m)
 			tiled_add_image(sum, weight, s.d_logits[k], now.in[k],
 				image + k * IMAGE_AREA + corner + argmax / 2 % 2 * IMAGE_SIDE +
@@ -185,6 +192,7 @@ __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const s
 __device__ void tiled_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;
+
 	for (unsigned k = 0; k < m && c < CLASSES; k++)
 		*sum += ((const float *)s.d_logits[k])[c];
 }
@@ -277,5 +285,6 @@ int tiled_backward(struct gpu *g, const struct products *p, size_t n, size_t chu
 size_t tiled_chunks(const struct products *p, size_t n)
 {
 	size_t blocks = (p->k.filters + BACKWARD_FILTERS - 1) / BACKWARD_FILTERS;
+
 	return products_chunks(p, n, blocks, FULL_CHIP);
 }

@@ -97,6 +97,7 @@ void roles_note(struct roles *r, uint32_t peer, const struct msg *m)
 	o->incarnation = 0;
 	for (size_t i = 1; i <= known; i++) {
 		const struct greeting *g = &r->greeting[(r->n_greetings - i) % r->ring];
+
 		if (g->peer != peer)
 			continue;
 		o->incarnation = s->incarnation;

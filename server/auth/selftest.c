@@ -52,6 +52,7 @@ static struct zmonitor_event wait_for_end(struct selftest_client *i, uv_loop_t *
 	uv_update_time(loop);
 	for (uint64_t start = uv_now(loop); !end.number && uv_now(loop) - start < LIMIT_MS;) {
 		zmq_pollitem_t item = {.socket = i->monitor, .events = ZMQ_POLLIN};
+
 		uv_run(loop, UV_RUN_NOWAIT); /* the ZAP handler answers */
 		(void)zmq_poll(&item, 1, POLL_MS);
 		(void)zmonitor_next(i->monitor, &end);

@@ -115,6 +115,7 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 	place_parts(c, memory, l);
 	if (cfg->dc.kind) {
 		struct backups *b = &c->backups;
+
 		b->n = (uint32_t)max_backups(cfg);
 		b->copy = (struct backup *)(void *)floats_at(memory, l->copies_of);
 		memset(b->copy, 0, b->n * sizeof(*b->copy));
@@ -126,6 +127,7 @@ static void place_modes(struct core *c, void *memory, const struct layout *l)
 	}
 	if (cfg->optim.kind == OPTIM_LBFGS) {
 		float *v = floats_at(memory, l->lbfgs);
+
 		c->lbfgs.x = v;
 		c->lbfgs.g = v + n;
 		c->lbfgs.d = v + 2 * n;

@@ -31,6 +31,7 @@ static void direction(struct core *c)
 	vec_scale(b->d, -1, n);
 	for (uint32_t age = 0; age < b->pairs; age++) {
 		uint32_t j = pair_at(c, age);
+
 		a[j] = vec_dot(b->s[j], b->d, n) / b->ys[j];
 		vec_axpy(b->d, -a[j], b->y[j], n);
 	}
@@ -39,6 +40,7 @@ static void direction(struct core *c)
 	for (uint32_t age = b->pairs; age-- > 0;) {
 		uint32_t j = pair_at(c, age);
 		double back = vec_dot(b->y[j], b->d, n) / b->ys[j];
+
 		vec_axpy(b->d, a[j] - back, b->s[j], n);
 	}
 }

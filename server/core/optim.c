@@ -210,6 +210,7 @@ PS_CLONES static float magnitude(const float *v, size_t n)
 
 	for (size_t i = 0; i < n; i++) {
 		float x = fabsf(v[i]);
+
 		wild |= !(x <= FLT_MAX);
 		max = x > max ? x : max;
 	}
@@ -222,6 +223,7 @@ PS_CLONES static float largest_ratio(const float *first, const float *second, fl
 
 	for (size_t i = 0; i < n; i++) {
 		float x = fabsf(first[i]) / (sqrtf(second[i]) + eps);
+
 		max = x > max ? x : max;
 	}
 	return max;

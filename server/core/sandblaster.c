@@ -36,6 +36,7 @@ static void sandblaster_take(struct core *c, struct worker *w, const struct msg_
 static uint32_t window_size(const struct core *c)
 {
 	uint32_t n = c->leases.n_batches;
+
 	uint64_t size =
 		((uint64_t)c->cfg.sandblaster.step_images + c->cfg.training.batch_size - 1) /
 		c->cfg.training.batch_size;

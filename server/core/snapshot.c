@@ -266,6 +266,7 @@ static uint32_t put_early(struct cursor *k, struct core *c, uint32_t n_epochs)
 static void put_leases(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
+
 	int training =
 		l->epoch < c->cfg.training.epochs; /* --epochs may be another one when it is read */
 	uint32_t n_epochs;

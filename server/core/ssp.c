@@ -64,6 +64,7 @@ static void ssp_settle(struct core *c)
 
 		if (racing && !w->ssp.racing) {
 			uint64_t min = slowest(c, w);
+
 			if (min != UINT64_MAX && w->ssp.clock < min)
 				w->ssp.clock = min;
 		}

@@ -47,6 +47,7 @@ double store_peak(const struct slices *s)
 
 	for (uint32_t i = 0; i < s->n; i++) {
 		uint32_t peak = slice_peak(&s->slice[i]);
+
 		max = peak > max ? peak : max;
 	}
 	memcpy(&value, &max, sizeof(value));

@@ -92,6 +92,7 @@ static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t g
 	unsigned char *at = s->buffer;
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		struct checkpoint_section *section = &s->snapshot.section[i];
+
 		snapshot_encode(core, (enum snapshot_section)i, at);
 		snprintf(section->name, sizeof(section->name), "%s", snapshot_names[i]);
 		section->data = at;
@@ -110,6 +111,7 @@ PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 
 	for (size_t i = 0; i < n; i++) {
 		uint32_t bits;
+
 		memcpy(&bits, data + i * sizeof(bits), sizeof(bits));
 		bits &= 0x7fffffffu;
 		max = bits > max ? bits : max;

@@ -167,6 +167,7 @@ static int resume(struct startup *out, const struct options *o, const struct che
 
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(c, snapshot_names[i]);
+
 		if (!s)
 			return err_set(e, REFUSED, "%s: checkpoint %llu has no section %s",
 				o->checkpoint_dir, (unsigned long long)c->generation,

@@ -99,12 +99,14 @@ static struct item *new_item(
 	it->n_data = n_head;
 	for (size_t i = 0; i < copied; i++) {
 		size_t size = zmq_msg_size(&f->frame[i]);
+
 		memcpy(it->data + it->n_data, zmq_msg_data(&f->frame[i]), size);
 		it->n_data += size;
 	}
 	it->bytes = it->n_data;
 	for (size_t i = copied; i < n; i++) {
 		zmq_msg_t *frame = &it->frame[it->n_frames++];
+
 		(void)zmq_msg_init(frame);
 		(void)zmq_msg_copy(frame, &f->frame[i]);
 		it->bytes += zmq_msg_size(frame);
@@ -130,6 +132,7 @@ static void free_items(struct wal *w, struct list *l)
 {
 	while (l->first) {
 		struct item *it = l->first;
+
 		l->first = it->next;
 		PS_ASSERT(it->bytes <= w->waiting && it->memory <= w->memory);
 		w->waiting -= it->bytes;

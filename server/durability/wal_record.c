@@ -92,6 +92,7 @@ static int take_frames(
 
 	for (uint64_t i = 0; i < n; i++) {
 		uint64_t bytes = le64_get(data + 8 * (NUMBERS + i));
+
 		if (bytes > size - at)
 			return PS_EPROTO;
 		/* nobody writes to them, and they are closed before `data` goes */

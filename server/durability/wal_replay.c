@@ -35,6 +35,7 @@ static int locate_sections(const struct replay *r, const struct checkpoint *c,
 {
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(c, snapshot_names[i]);
+
 		if (!s)
 			return refuse_log(r, c->generation, "the checkpoint lacks a section", e);
 		data[i] = s->data;
@@ -169,6 +170,7 @@ static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e
 	c->n_sections = SNAPSHOT_SECTIONS;
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		struct checkpoint_section *s = &c->section[i];
+
 		snapshot_encode(r->core, (enum snapshot_section)i, at);
 		*s = (struct checkpoint_section){.data = at, .size = size[i]};
 		snprintf(s->name, sizeof(s->name), "%s", snapshot_names[i]);

@@ -164,6 +164,7 @@ static void put_worker_states(FILE *f, const struct core *c)
 		   "# TYPE cnnps_worker_state gauge\n");
 	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view w;
+
 		core_worker(c, i, &w);
 		if (w.state == SESSION_FREE)
 			continue;
@@ -187,6 +188,7 @@ static void put_worker_info(FILE *f, const struct core *c, const struct labels *
 		   "# TYPE cnnps_worker_info gauge\n");
 	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view w;
+
 		core_worker(c, i, &w);
 		if (w.state == SESSION_FREE)
 			continue;
@@ -206,6 +208,7 @@ static void put_worker_images(FILE *f, const struct core *c)
 		   "# TYPE cnnps_worker_images_total counter\n");
 	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view w;
+
 		core_worker(c, i, &w);
 		if (w.state != SESSION_FREE)
 			fprintf(f, "cnnps_worker_images_total{worker=\"%u\"} %" PRIu64 "\n",

@@ -127,6 +127,7 @@ const struct epoch_record *progress_evaluated(const struct core *c)
 
 	for (uint32_t e = core_training_epoch(c); n_test && e-- > 0;) {
 		const struct epoch_record *r = core_epoch(c, e);
+
 		if (r && r->eval_done == n_test)
 			return r;
 	}

@@ -177,6 +177,7 @@ static json_t *worker_list(const struct status *s, size_t max, uint32_t *left_ou
 	*left_out = 0;
 	for (uint32_t i = 0; i < core_config(s->core)->sessions.max_workers; i++) {
 		struct worker_view w;
+
 		core_worker(s->core, i, &w);
 		if (w.state == SESSION_FREE)
 			continue;
@@ -343,6 +344,7 @@ static size_t slots_in_use(const struct core *c)
 
 	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
 		struct worker_view w;
+
 		core_worker(c, i, &w);
 		n += w.state != SESSION_FREE;
 	}
@@ -356,6 +358,7 @@ char *status_json(const struct status *s)
 	for (;;) {
 		char *text = status_with(s, max);
 		size_t n = text ? strlen(text) : 0;
+
 		if (n <= WIRE_MAX_TEXT)
 			return text;
 		free(text);

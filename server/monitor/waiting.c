@@ -65,6 +65,7 @@ static void append_others(const struct waiting *w, char *out, size_t size)
 static void describe_wait(const struct waiting *w, char *out, size_t size)
 {
 	const struct hold_up_view *v = &w->view;
+
 	const char *what =
 		v->kind == HOLD_UP_RETURN ? "workers to return after the restart" : "workers";
 	uint64_t since = w->reminder.since_ms;

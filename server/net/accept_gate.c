@@ -43,6 +43,7 @@ static int take_reserve(struct accept_gate *g)
 {
 	while (g->n_reserve < g->want) {
 		int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+
 		if (fd < 0 || fd >= g->last) {
 			if (fd >= 0)
 				close(fd);

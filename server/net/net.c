@@ -246,6 +246,7 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg)
 	for (size_t i = 0; i < q->n; i++) {
 		struct reply *r = q->order[i];
 		int wait = gone || r->lsn > q->flushed_lsn || must_wait(q, kept, r->peer);
+
 		PS_ASSERT(wait || r->lsn <= q->flushed_lsn); /* invariant 4 */
 		int rc = wait ? PS_EAGAIN : offer(r, send, arg);
 
@@ -325,6 +326,7 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m)
 	if (queue(r, peer, m) && m->type == MSG_PARAMS && m->params.ack.seq) {
 		/* without memory for the weights: the decision all the same */
 		const struct msg ack = {.type = MSG_ACK, .ack = m->params.ack};
+
 		(void)queue(r, peer, &ack);
 	}
 }
@@ -343,6 +345,7 @@ static int send_reply(void *arg, uint32_t peer, struct frames *f)
 {
 	struct router *r = arg;
 	int rc = wire_send(r->socket, peer, f);
+
 	zloop_used(&r->loop);
 
 	if (rc == PS_EUNREACHABLE)
@@ -423,6 +426,7 @@ static void note_address(struct router *r)
 static int on_readable(void *arg)
 {
 	struct router *r = arg;
+
 	const char *why =
 		"too many frames, a header over the limit, or a routing id that the client chose";
 	uint32_t peer = 0;

@@ -153,6 +153,7 @@ static int frame_copy(struct param_buffers *w, struct msg_params *m, zmq_msg_t *
 
 	if (!c->valid || c->version != m->version) {
 		int rc = make_copy(w, c, m);
+
 		if (rc)
 			return rc;
 	}

@@ -19,6 +19,7 @@ static double step_ms[MAX_STEPS];
 static double processor_ms(void)
 {
 	struct timespec t;
+
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
 	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
@@ -28,11 +29,13 @@ static int measure(struct bench *b, double seconds, double *median_ms, double *c
 {
 	size_t batch = b->options.max_batch, batches = data_train(&b->data).n / batch, n = 0;
 	double loss, begin = clock_seconds(), cpu_begin = 0;
+
 	for (size_t i = 0; n < MAX_STEPS; i++) {
 		double from = clock_seconds();
 		int rc = backend_gradient(b->backend, b->params, b->order + i % batches * batch,
 			batch, i, b->grad, &loss);
 		double to = clock_seconds();
+
 		if (rc)
 			return rc;
 		if (i >= WARM_UP)
@@ -51,6 +54,7 @@ static int measure(struct bench *b, double seconds, double *median_ms, double *c
 static const char *isa(const struct bench *b)
 {
 	const char *last = strrchr(backend_name(b->backend), ' ');
+
 	return last ? last + 1 : "-";
 }
 
@@ -58,6 +62,7 @@ static int run(struct bench *b, double seconds, struct err *e)
 {
 	double ms, cpu_ms;
 	int rc = bench_load(b, e);
+
 	if (!rc)
 		rc = bench_open(b, e);
 	if (rc)
@@ -80,5 +85,6 @@ int main(int argc, char **argv)
 			.max_batch = strtoul(bench_argument(argc, argv, 2, "100"), NULL, 10)}};
 	struct err e = {0};
 	int rc = run(&b, strtod(bench_argument(argc, argv, 4, "1"), NULL), &e);
+
 	return bench_end(&b, "backend", rc, &e);
 }

@@ -164,6 +164,7 @@ static void start_cnnps(const struct options *o, struct server *s)
 	FILE *log = fdopen(fd[0], "r"); /* stays open: the server may go on logging */
 	while (log && fgets(line, sizeof(line), log)) {
 		const char *at = strstr(line, "endpoint=");
+
 		if (!at)
 			continue;
 		at += strlen("endpoint=");
@@ -281,6 +282,7 @@ static uint64_t exchange(void *socket, zmq_msg_t *body, double seconds)
 	while (now() - begun < seconds) {
 		while (sent - answered < WINDOW) {
 			zmq_msg_t m;
+
 			zmq_msg_init(&m);
 			zmq_msg_copy(&m, body);
 			if (zmq_msg_send(&m, socket, 0) < 0)

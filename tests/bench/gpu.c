@@ -34,6 +34,7 @@ static int median_ms(struct race *r, int (*epoch)(struct race *), double *ms)
 	for (size_t i = 0; i <= r->epochs; i++) {
 		double from = clock_seconds();
 		int rc = epoch(r);
+
 		if (rc)
 			return rc;
 		if (i > 0)
@@ -47,6 +48,7 @@ static int local_epoch(struct race *r)
 {
 	struct backend *b = r->b.backend;
 	int rc = backend_local_steps(b, r->b.order, r->b.options.max_batch, r->batches, RATE, 1);
+
 	return rc ? rc : backend_local_wait(b, &r->loss);
 }
 
@@ -56,6 +58,7 @@ static int gradient_epoch(struct race *r)
 	size_t batch = b->options.max_batch;
 	double loss;
 	int rc = PS_OK;
+
 	for (size_t i = 0; i < r->batches && !rc; i++)
 		rc = backend_gradient(
 			b->backend, b->params, b->order + i * batch, batch, 1, b->grad, &loss);
@@ -66,6 +69,7 @@ static int measure(struct race *r)
 {
 	struct bench *b = &r->b;
 	int rc = backend_local_start(b->backend, b->params);
+
 	if (!rc)
 		rc = median_ms(r, local_epoch, &r->local_ms);
 	if (!rc)
@@ -79,6 +83,7 @@ static int run(struct race *r, const char *precisions, struct err *e)
 {
 	struct bench *b = &r->b;
 	int rc = bench_load(b, e);
+
 	if (!rc && (r->epochs == 0 || r->epochs > MAX_EPOCHS))
 		rc = err_set(e, PS_EUSAGE, "epochs: 1 to %d", MAX_EPOCHS);
 	for (size_t p = 0; p < 3 && !rc; p++) {
@@ -103,6 +108,7 @@ int main(int argc, char **argv)
 {
 	static struct race r; /* large for a stack */
 	struct err e = {0};
+
 	r.b.net = bench_argument(argc, argv, 1, "seed:32");
 	r.b.options = (struct backend_options){.device = bench_argument(argc, argv, 5, "cuda"),
 		.threads = 1,

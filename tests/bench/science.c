@@ -49,6 +49,7 @@ static int look(struct science *s)
 	if (s->seen != t->version + 1) {
 		int rc = backend_evaluate(
 			s->judge, core_weights(s->world.core), 0, n, &s->correct, &s->loss_sum);
+
 		if (rc)
 			return rc;
 		s->seen = t->version + 1;
@@ -75,6 +76,7 @@ static void report(const struct science *s)
 		t->backups, t->trials, t->superseded);
 	for (unsigned i = 0; i < sizeof(t->staleness) / sizeof(t->staleness[0]); i++) {
 		unsigned first = i ? 1u << (i - 1) : 0, last = i ? (1u << i) - 1 : 0;
+
 		printf("staleness,%s,%" PRId64 ",%" PRIu64 ",%u", s->label, s->workers,
 			s->run.core.training.seed, first);
 		if (last > first)

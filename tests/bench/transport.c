@@ -140,6 +140,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 	FILE *log = fdopen(fd[0], "r");
 	while (log && fgets(line, sizeof(line), log)) {
 		const char *at = strstr(line, "endpoint=");
+
 		if (at) {
 			at += strlen("endpoint=");
 			snprintf(s->endpoint, sizeof(s->endpoint), "%.*s", (int)strcspn(at, " \n"),
@@ -202,6 +203,7 @@ static void zmq_serve(void *router, size_t bytes)
 	new_message(&weights, bytes);
 	for (;;) {
 		zmq_msg_t id, m;
+
 		zmq_msg_init(&id);
 		zmq_msg_init(&m);
 		if (zmq_msg_recv(&id, router, 0) < 0 || zmq_msg_recv(&m, router, 0) < 0)
@@ -224,6 +226,7 @@ static pid_t zmq_server(const struct options *o, struct shared *s, size_t bytes,
 		void *router = zmq_socket(zmq_ctx_new(), ZMQ_ROUTER);
 		size_t n = sizeof(s->endpoint);
 		char endpoint[sizeof(s->endpoint)];
+
 		if (!router || zmq_bind(router, "tcp://127.0.0.1:*") ||
 			zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, endpoint, &n))
 			die("bind");

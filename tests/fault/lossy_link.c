@@ -173,6 +173,7 @@ static void remove_first(void)
 	swap(0, n);
 	for (;;) {
 		int child = 2 * i + 1;
+
 		if (child >= n)
 			return;
 		if (child + 1 < n && before(wire.heap[child + 1], wire.heap[child]))
@@ -259,6 +260,7 @@ static void read_port(int from)
 
 	for (int i = 0; i < BURST; i++) {
 		ssize_t n = read(wire.tun[from], p, sizeof(p));
+
 		if (n <= 0)
 			return;
 		int to = port_of(p, (size_t)n);
@@ -275,6 +277,7 @@ static void deliver(void)
 
 	while (wire.n_waiting && wire.packet[wire.heap[0]].due <= now) {
 		struct packet *p = &wire.packet[wire.heap[0]];
+
 		if (write(wire.tun[p->to], p->bytes, p->size) < 0)
 			wire.refused++; /* the device is down */
 		remove_first();
@@ -328,6 +331,7 @@ static void print_counts(void)
 	for (int i = 0; i < wire.ports; i++)
 		for (int j = 0; j < wire.ports; j++) {
 			const struct direction *d = &wire.way[i][j];
+
 			t.seen += d->seen, t.lost += d->lost, t.full += d->full;
 			t.doubled += d->doubled, t.overtaken += d->overtaken;
 			t.corrupt += d->corrupt, t.passed += d->passed;
@@ -422,6 +426,7 @@ static int print_fates(int argc, char **argv)
 			return 2;
 	for (uint64_t n = 0; n < count; n++) {
 		struct delivery f = link_model(seed, (int)from, (int)to, n, &r);
+
 		printf("%d %d %d %d %lld\n", f.lost, f.doubled, f.overtaken, f.corrupt,
 			(long long)f.delay);
 	}

@@ -30,6 +30,7 @@ struct driver {
 static int find(void *library, const char *name, void *to)
 {
 	void *symbol = dlsym(library, name);
+
 	memcpy(to, &symbol, sizeof(symbol));
 	return symbol != NULL;
 }
@@ -37,6 +38,7 @@ static int find(void *library, const char *name, void *to)
 static int driver_open(struct driver *d)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+
 	return library && find(library, "cuInit", &d->init) &&
 	       find(library, "cuDevicePrimaryCtxRetain", &d->retain) &&
 	       find(library, "cuCtxSetCurrent", &d->set_current) &&
@@ -50,6 +52,7 @@ int poison(void)
 {
 	struct driver d;
 	void *context, *module, *kernel;
+
 	if (!driver_open(&d) || d.init(0) || d.retain(&context, 0) || d.set_current(context) ||
 		d.load(&module, trap) || d.get(&kernel, module, "poison") ||
 		d.launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL))

@@ -27,6 +27,7 @@ __attribute__((constructor)) static void start(void)
 {
 	struct sigaction a = {.sa_handler = on_signal, .sa_flags = (int)SA_RESTART};
 	pthread_t thread;
+
 	if (sem_init(&asked, 0, 0) || sigaction(SIGRTMIN, &a, NULL) ||
 		pthread_create(&thread, NULL, wait_for_signal, NULL))
 		fprintf(stderr, "poison: no thread\n");

@@ -28,6 +28,7 @@ static void prove_sizes(const char *text, const struct precision *p)
 {
 	struct subject s;
 	double right_loss, loss, again;
+
 	subject_real(&s, text, 200, 100);
 	float *first[SIZES];
 	gpu_open(&s, p);
@@ -35,6 +36,7 @@ static void prove_sizes(const char *text, const struct precision *p)
 		first[i] = step_of(&s, sizes[i], &loss);
 	for (size_t i = SIZES; i-- > 0;) {
 		float *grad = step_of(&s, sizes[i], &again);
+
 		assert_memory_equal(grad, first[i], s.model.n_params * sizeof(float));
 		free(grad);
 	}
@@ -102,11 +104,13 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 {
 	static const char *const texts[] = {"seed:32", "seed:256", "cnn99",
 		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"};
+
 	(void)state;
 	gpu_begin();
 	for (size_t p = 0; p < gpu_n_precisions(); p++)
 		for (size_t m = 0; m < sizeof(texts) / sizeof(texts[0]); m++) {
 			struct subject s;
+
 			subject_real(&s, texts[m], 0, LOCAL_STEPS * 100);
 			s.batch = 100;
 			gpu_open(&s, &gpu_precisions[p]);
@@ -124,6 +128,7 @@ static void prove_evaluation(const char *text, const struct precision *p)
 	size_t correct[2];
 	double loss[2];
 	const size_t n = 1037;
+
 	subject_real(&s, text, 0, 100);
 	for (int d = 0; d < 2; d++) {
 		if (d)
@@ -164,6 +169,7 @@ static void evaluation_between_steps_changes_nothing(void **state)
 		struct subject s;
 		size_t correct[2];
 		double loss[3];
+
 		subject_real(&s, "cnn99", 0, 41);
 		gpu_open(&s, &gpu_precisions[p]);
 		float *first = step_of(&s, 41, &loss[2]);
@@ -203,6 +209,7 @@ static void devices_and_precisions_that_do_not_exist_are_refused(void **state)
 		struct backend_options o = {.device = bad[i].device, .threads = 1, .max_batch = 1};
 		struct backend *b;
 		struct err e = {0};
+
 		assert_int_not_equal(backend_new(&b, &m, &o, &e), PS_OK);
 		assert_null(b);
 		if (!strstr(e.text, bad[i].says) || strchr(e.text, '\n'))
@@ -216,6 +223,7 @@ static void names_say_which_gpu_and_precision(void **state)
 	gpu_begin();
 	for (size_t p = 0; p < gpu_n_precisions(); p++) {
 		struct subject s;
+
 		subject_random(&s, &contract_small, 1);
 		gpu_open(&s, &gpu_precisions[p]);
 		const char *name = backend_name(s.backend);

@@ -8,6 +8,7 @@
 static void begin(void)
 {
 	const char *why = "";
+
 	if (ladder_has_gpu(&why))
 		return;
 	if (getenv("KX_REQUIRE_GPU"))
@@ -18,6 +19,7 @@ static void begin(void)
 static void for_each_gpu_rung(void (*check)(const struct rung *r))
 {
 	size_t tried = 0;
+
 	begin();
 	for (size_t i = 0; i < ladder_n_rungs; i++)
 		if (ladder_rungs[i]->needs_gpu) {
@@ -30,8 +32,10 @@ static void for_each_gpu_rung(void (*check)(const struct rung *r))
 static void agrees(const struct rung *r)
 {
 	static const size_t filters[] = {1, 2, 7, 33, 64}, batches[] = {1, 131, 37, 17, 133};
+
 	for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++) {
 		struct rung_fixture l;
+
 		rung_open(&l, r, filters[i], batches[i]);
 		rung_agrees(&l, batches[i]);
 		rung_close(&l);
@@ -47,6 +51,7 @@ static void rungs_agree_with_cpu_ref(void **state)
 static void takes_the_first(const struct rung *r)
 {
 	struct rung_fixture l;
+
 	rung_open(&l, r, 3, 19);
 	rung_level(&l);
 	rung_agrees(&l, 19);
@@ -64,6 +69,7 @@ static void changes_its_batch(const struct rung *r)
 {
 	static const size_t batches[] = {41, 1, 40, 5, 41};
 	struct rung_fixture l;
+
 	rung_open(&l, r, 5, 41);
 	for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++)
 		rung_agrees(&l, batches[i]);
@@ -79,6 +85,7 @@ static void a_batch_size_may_change_from_step_to_step(void **state)
 static void repeats(const struct rung *r)
 {
 	struct rung_fixture l;
+
 	rung_open(&l, r, 33, 150);
 	size_t bytes = l.subject.model.n_params * sizeof(float);
 	float *first = ladder_floats(l.subject.model.n_params);
@@ -105,6 +112,7 @@ static void trains(const struct rung *r)
 	struct rung_fixture l;
 	struct err e = {0};
 	const size_t batch = 10, steps = 3;
+
 	if (!r->train)
 		return;
 	rung_open(&l, r, 7, batch * steps);
@@ -115,6 +123,7 @@ static void trains(const struct rung *r)
 		fail_msg("%s: %s", r->name, e.text);
 	for (size_t s = 0; s < steps; s++) {
 		struct ladder_batch b = {l.params, l.subject.index + s * batch, batch};
+
 		assert_int_equal(r->step(l.self, &b, l.grad, &l.loss, NULL, &e), PS_OK);
 		for (size_t i = 0; i < n_params; i++)
 			l.params[i] -= 0.05f * l.grad[i];
@@ -140,5 +149,6 @@ int main(void)
 		cmocka_unit_test(equal_steps_give_equal_bytes),
 		cmocka_unit_test(training_on_the_device_is_step_after_step),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

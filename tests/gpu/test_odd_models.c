@@ -69,10 +69,12 @@ static void compare(struct subject *s, const struct precision *p, const float *r
 static void agree(const struct odd_model *models, size_t n, size_t images, size_t max_jumps)
 {
 	size_t jumps[sizeof(gpu_precisions) / sizeof(gpu_precisions[0])] = {0};
+
 	gpu_begin();
 	for (size_t m = 0; m < n; m++) {
 		struct subject s;
 		double loss;
+
 		subject_random(&s, &models[m], images);
 		float *right = gpu_reference(&s, &loss);
 		for (size_t p = 0; p < gpu_n_precisions(); p++)
@@ -107,6 +109,7 @@ static void one_hundred_and_thirty_images_agree_with_cpu_ref(void **state)
 static void fused_kernels_agree_with_cpu_ref(void **state)
 {
 	static const size_t images[] = {1, 15, 16, 17, 141};
+
 	(void)state;
 	for (size_t i = 0; i < sizeof(images) / sizeof(images[0]); i++)
 		agree(fused_models, N_FUSED_MODELS, images[i], 2);
@@ -122,6 +125,7 @@ static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 		{{1, 28, 28}, "conv:32:3 relu pool:2 fc:33 relu fc:10"},
 		{{1, 28, 28}, PAIR " fc:10"},
 	};
+
 	(void)state;
 	agree(few, sizeof(few) / sizeof(few[0]), 601, 1);
 }
@@ -132,12 +136,14 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 {
 	static const size_t images[] = {133, 265, 529};
 	static const struct odd_model pair = {{1, 28, 28}, PAIR " fc:10"};
+
 	(void)state;
 	gpu_begin();
 	for (size_t i = 0; i < sizeof(images) / sizeof(images[0]); i++) {
 		struct subject s;
 		size_t jumps = 0;
 		double loss;
+
 		subject_random(&s, &pair, images[i]);
 		float *right = gpu_reference(&s, &loss);
 		for (size_t p = 1; p < gpu_n_precisions(); p++)
@@ -153,6 +159,7 @@ static void agree_scaled(const struct odd_model *o, float scale)
 {
 	struct subject s;
 	double loss;
+
 	gpu_begin();
 	subject_random(&s, o, 17);
 	const struct tensor *last = &s.model.tensor[s.model.n_tensors - 2];
@@ -174,6 +181,7 @@ static void agree_scaled(const struct odd_model *o, float scale)
 static void errors_of_any_size_keep_their_digits(void **state)
 {
 	static const struct odd_model pair = {{1, 28, 28}, PAIR " fc:10"};
+
 	(void)state;
 	agree_scaled(&pair, 1e-20f);
 	agree_scaled(&pair, 1e-9f);
@@ -183,12 +191,14 @@ static void errors_of_any_size_keep_their_digits(void **state)
 static void nets_without_jumps_are_within_the_bound_of_each_precision(void **state)
 {
 	const size_t batches[] = {1, 2, 3};
+
 	(void)state;
 	for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++)
 		for (size_t m = 0; m < N_SMOOTH_MODELS; m++) {
 			struct subject s;
 			size_t jumps = 0;
 			double loss;
+
 			gpu_begin();
 			subject_random(&s, &smooth_models[m], batches[i]);
 			float *right = gpu_reference(&s, &loss);
@@ -217,6 +227,7 @@ static void gradients_are_slopes_of_the_loss(void **state)
 	gpu_begin();
 	for (size_t m = 0; m < N_ODD_MODELS; m++) {
 		struct subject s;
+
 		subject_random(&s, &odd_models[m], 3);
 		gpu_open(&s, &gpu_precisions[0]);
 		check_slopes(&s);
@@ -238,5 +249,6 @@ int main(void)
 		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),
 		cmocka_unit_test(gradients_are_slopes_of_the_loss),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,6 +24,7 @@ static void prove_tie(struct subject *s, const struct precision *p, double d)
 {
 	float *grad = s->grad;
 	double there = 0;
+
 	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
 	double moved = gradient_backward_error(s, grad, p->rounding, p->bound, &there);
 	if (moved == 0)
@@ -61,10 +62,12 @@ static int close_enough(
 static void agree(const char *text, size_t n)
 {
 	size_t close = 0;
+
 	gpu_begin();
 	for (size_t batch = 0; batch < 2; batch++) {
 		struct subject s;
 		double loss;
+
 		subject_real(&s, text, batch * n, n);
 		float *right = gpu_reference(&s, &loss);
 		for (size_t p = 0; p < gpu_n_precisions(); p++)
@@ -135,5 +138,6 @@ int main(void)
 		cmocka_unit_test(a_strided_padded_net_agrees_with_cpu_ref),
 		cmocka_unit_test(a_dropout_net_agrees_with_cpu_ref),
 	};
+
 	return cmocka_run_group_tests(tests, real_load, real_release);
 }

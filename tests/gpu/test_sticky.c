@@ -42,5 +42,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(after_an_error_of_the_device_every_call_fails),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,6 +25,7 @@ static void walk(const struct odd_model *o, const struct precision *p)
 	struct subject s;
 	size_t correct;
 	double loss;
+
 	subject_random(&s, o, strcmp(o->text, "seed:40") ? 6 : 247);
 	gpu_open(&s, p);
 	subject_step(&s);

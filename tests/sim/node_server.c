@@ -47,6 +47,7 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;
+
 	s->disk.capacity = 0; /* a start that finds no space ends: that is not what is tried here */
 	int rc = startup(&v->state, &s->options, e);
 

@@ -264,6 +264,7 @@ static void push_batch(struct sim *s, uint32_t node)
 {
 	struct sim_worker *w = at(s, node);
 	struct work *work = &w->grant.work;
+
 	uint32_t per_epoch =
 		(s->n_train + s->cfg.training.batch_size - 1) / s->cfg.training.batch_size;
 	uint32_t n_push = s->mode == SIM_EASGD ? s->cfg.push.n_push : 1;

@@ -291,6 +291,7 @@ static void start_workers(struct sim *s)
 {
 	for (uint32_t node = 1; node <= SIM_WORKERS; node++) {
 		struct sim_worker *w = &s->worker[node - 1];
+
 		uint64_t late =
 			rng_below(&s->plan, 1000) < 200 && !s->exact ? s->faults_end_ms : 500;
 		uint64_t at_ms = rng_below(&s->plan, late);

@@ -6,6 +6,7 @@ const struct odd_model contract_small = {{1, 10, 10}, "conv:33:3 relu pool:2 fc:
 static const char *const *contract_begin(void **state)
 {
 	const struct contract *c = *state;
+
 	if (c->begin)
 		c->begin();
 	return c->device;
@@ -17,6 +18,7 @@ void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
+
 		subject_random(&s, &(struct odd_model){{1, 1, 2}, "fc:2"}, 2);
 		memcpy(s.pixels, (uint8_t[]){255, 51, 0, 102}, 4);
 		memcpy(s.labels, (uint8_t[]){0, 1}, 2);
@@ -46,6 +48,7 @@ void padded_cells_are_never_the_argmax(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
+
 		/* 1x3 pixels, padded to 2x4: windows {0, 1} and {2}; all values are negative */
 		subject_random(
 			&s, &(struct odd_model){{1, 1, 3}, "conv:1:1 pool:2:pad=auto fc:2"}, 1);
@@ -65,6 +68,7 @@ void padded_cells_are_never_the_argmax(void **state)
 static void check_first_of_equals(const char *device, const char *text)
 {
 	struct subject s;
+
 	subject_random(&s, &(struct odd_model){{1, 2, 2}, text}, 1);
 	memcpy(s.pixels, (uint8_t[]){51, 102, 153, 204}, 4);
 	s.params[s.model.tensor[2].offset] = 0;
@@ -90,6 +94,7 @@ void dropout_draws_what_the_header_specifies(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
+
 		subject_random(&s, &(struct odd_model){{3, 5, 7}, "relu dropout:0.3 fc:2"}, 2);
 		memset(s.params, 0, s.model.n_params * sizeof(*s.params));
 		memset(s.pixels, 255, 2 * 105);
@@ -99,6 +104,7 @@ void dropout_draws_what_the_header_specifies(void **state)
 		size_t dropped = 0;
 		for (size_t i = 0; i < 105; i++) {
 			float sum = 0;
+
 			for (uint64_t n = 0; n < 2; n++) {
 				uint64_t draw =
 					rng_mix(99 ^ rng_mix((uint64_t)1 << 40 | (n * 105 + i)));
@@ -119,6 +125,7 @@ void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
+
 		subject_random(&s, &contract_small, 600); /* several chunks */
 		s.batch = 4;
 		subject_open(&s, *d, 2);
@@ -131,6 +138,7 @@ void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 		for (size_t i = 0; i < 598; i++) {
 			float total = 0;
 			size_t best = 0;
+
 			for (size_t c = 0; c < classes; c++) {
 				total += p[i * classes + c];
 				best = p[i * classes + c] > p[i * classes + best] ? c : best;
@@ -157,6 +165,7 @@ static void contract_spoilt(const char *device, size_t tensor)
 	struct subject s;
 	size_t correct;
 	double loss_sum;
+
 	subject_random(&s, &contract_small, 40);
 	subject_open(&s, device, 1);
 	s.params[s.model.tensor[tensor].offset] = NAN;
@@ -183,6 +192,7 @@ void bad_indices_and_ranges_are_refused(void **state)
 		struct err e = {0};
 		size_t correct;
 		double loss;
+
 		subject_random(&s, &contract_small, 5);
 		subject_open(&s, *d, 1);
 		struct backend *b = s.backend;
@@ -214,6 +224,7 @@ void a_batch_larger_than_memory_is_refused(void **state)
 		struct backend *b;
 		struct err e = {0};
 		struct backend_options o = {.device = *d, .threads = 1, .max_batch = SIZE_MAX / 8};
+
 		assert_int_equal(
 			model_parse(&m, "conv:3:3 fc:3", (struct shape){1, 8, 8}, &e), PS_OK);
 		assert_int_equal(backend_new(&b, &m, &o, &e), PS_ENOMEM);
@@ -231,6 +242,7 @@ static double local_by_hand(struct subject *s, float *params, float *sum)
 	double loss = 0;
 	float *kept = s->params;
 	uint32_t *index = s->index;
+
 	memset(sum, 0, s->model.n_params * sizeof(*sum));
 	memcpy(params, kept, s->model.n_params * sizeof(*params));
 	s->params = params;
@@ -256,9 +268,11 @@ void check_local(struct subject *s, double bound)
 	float *params = mem_must(2 * n, sizeof(*params), "test"), *sum = params + n;
 	float *got = mem_must(4 * n, sizeof(*got), "test");
 	double right = local_by_hand(s, params, sum), loss;
+
 	for (int round = 0; round < 2; round++) {
 		float *w = got + (size_t)round * 2 * n;
 		struct backend *b = s->backend;
+
 		for (size_t i = 0; i < 2 * n; i++)
 			w[i] = NAN;
 		assert_int_equal(backend_local_start(b, s->params), PS_OK);
@@ -287,6 +301,7 @@ void local_training_is_one_gradient_after_the_other(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
+
 		subject_random(&s,
 			&(struct odd_model){{1, 10, 10}, "conv:33:3 relu pool:2 "
 							 "dropout:0.3 fc:3"},
@@ -305,6 +320,7 @@ static void check_bursts(struct subject *s, int ahead, float *sum, double *loss)
 	const size_t n = s->model.n_params;
 	const int bursts = 5;
 	float *params = mem_must(n, sizeof(*params), "test");
+
 	for (int i = 0; i < bursts + ahead; i++) {
 		if (i < bursts) {
 			for (size_t k = 0; k < n; k++)
@@ -329,6 +345,7 @@ void bursts_may_overlap(void **state)
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
 		double loss[2][5];
+
 		subject_random(
 			&s, &(struct odd_model){{1, 28, 28}, "conv:32:3 relu pool:2 fc:3"}, 2 * 17);
 		s.batch = 17;
@@ -349,6 +366,7 @@ void bursts_out_of_order_are_refused(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
+
 		subject_random(&s, &contract_small, 5);
 		subject_open(&s, *d, 1);
 		struct backend *b = s.backend;
@@ -379,6 +397,7 @@ void local_training_without_steps_changes_nothing(void **state)
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
 		double loss;
+
 		subject_random(&s, &contract_small, 5);
 		subject_open(&s, *d, 1);
 		struct backend *b = s.backend;

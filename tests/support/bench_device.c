@@ -9,6 +9,7 @@ const char *bench_argument(int argc, char **argv, int i, const char *otherwise)
 int bench_load(struct bench *b, struct err *e)
 {
 	int rc = data_load(&b->data, getenv("CNN_DATA"), e);
+
 	if (rc)
 		return rc;
 	struct shape input = {1, b->data.id.rows, b->data.id.cols};
@@ -36,6 +37,7 @@ int bench_open(struct bench *b, struct err *e)
 {
 	struct kx_images images = data_train(&b->data);
 	size_t bytes = b->model.n_params * sizeof(float);
+
 	bench_shut(b);
 	int rc = backend_new(&b->backend, &b->model, &b->options, e);
 	if (!rc)
@@ -64,6 +66,7 @@ int bench_end(struct bench *b, const char *program, int rc, const struct err *e)
 static int bench_by_size(const void *a, const void *b)
 {
 	const double *x = a, *y = b;
+
 	return (*x > *y) - (*x < *y);
 }
 

@@ -4,6 +4,7 @@
 void capture_begin(struct capture *c, int fd)
 {
 	char path[] = "/tmp/cnnps-unit-XXXXXX";
+
 	fflush(NULL);
 	c->fd = fd;
 	c->file = mkstemp(path);
@@ -32,6 +33,7 @@ const char *capture_log(struct capture *c)
 
 	for (const char *line = capture_end(c); *line;) {
 		const char *next = strchr(line, '\n');
+
 		assert_non_null(next);
 		if (!strncmp(line, "==", 2)) {
 			line = next + 1;
@@ -52,6 +54,7 @@ const char *capture_log(struct capture *c)
 size_t count_lines(const char *text)
 {
 	size_t lines = 0;
+
 	for (; *text; text++)
 		lines += *text == '\n';
 	return lines;

@@ -23,6 +23,7 @@ int checkpoint_tear_down(void **state)
 int write_generation(uint64_t g)
 {
 	unsigned char run[16], weights[40];
+
 	memset(run, (int)g, sizeof(run));
 	memset(weights, (int)g + 1, sizeof(weights));
 	const struct checkpoint c = {.generation = g,
@@ -36,6 +37,7 @@ void assert_is_generation(const struct checkpoint *c, uint64_t g)
 {
 	const struct checkpoint_section *run = checkpoint_find(c, "run");
 	const struct checkpoint_section *weights = checkpoint_find(c, "weights-15-long");
+
 	assert_int_equal(c->generation, g);
 	assert_int_equal(c->n_sections, 3);
 	assert_non_null(run);
@@ -50,6 +52,7 @@ void assert_is_generation(const struct checkpoint *c, uint64_t g)
 const char *name_of(uint64_t g)
 {
 	static char name[32];
+
 	snprintf(name, sizeof(name), "ckpt-%016llx", (unsigned long long)g);
 	return name;
 }
@@ -58,6 +61,7 @@ unsigned char *bytes_of(uint64_t g, size_t *size)
 {
 	char path[320];
 	void *data;
+
 	assert_int_equal(file_read(temp_dir_path(checkpoint_dir, name_of(g), path), 1 << 20, &data,
 				 size, &checkpoint_err),
 		PS_OK);
@@ -67,6 +71,7 @@ unsigned char *bytes_of(uint64_t g, size_t *size)
 int read_name(const char *name, struct checkpoint *c)
 {
 	char path[320];
+
 	return checkpoint_read(temp_dir_path(checkpoint_dir, name, path), c, &checkpoint_err);
 }
 

@@ -82,6 +82,7 @@ struct msg cluster_gradient(struct cluster *k, uint32_t i, float *g)
 	m.push.base_term = h->term;
 	for (uint32_t b = work->first; b < work->first + work->count; b++) {
 		double one[CLUSTER_PARAMS] = {0}, part = cluster_images(k, b, 1);
+
 		loss += part * k->fn(b, h->w, one);
 		for (size_t j = 0; j < k->f.cfg.n_params; j++)
 			sum[j] += part * one[j];
@@ -184,6 +185,7 @@ double cluster_bowl(uint32_t i, const float *w, double *g)
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++) {
 		double k = 1 + (double)((i * 5 + j * 3) % 7);
 		double x = (double)w[j] - ((double)((i * 3 + j * 7) % 11) / 5 - 1);
+
 		g[j] = k * x;
 		loss += k * x * x / 2;
 	}

@@ -10,12 +10,14 @@ const struct precision gpu_precisions[N_PRECISIONS] = {
 const char *gpu_device(void)
 {
 	const char *name = getenv("CNN_TEST_DEVICE");
+
 	return name ? name : "cuda";
 }
 
 size_t gpu_n_precisions(void)
 {
 	int is_gpu = strncmp(gpu_device(), "cuda", 4) == 0;
+
 	return is_gpu ? N_PRECISIONS : 1;
 }
 
@@ -26,6 +28,7 @@ static int gpu_try(struct subject *s, const struct precision *p, size_t max_batc
 		.threads = 2,
 		.precision = (int)p->value,
 		.max_batch = max_batch};
+
 	backend_free(&s->backend);
 	int rc = backend_new(&s->backend, &s->model, &o, e);
 	return rc ? rc : backend_use(s->backend, &s->images, e);
@@ -34,6 +37,7 @@ static int gpu_try(struct subject *s, const struct precision *p, size_t max_batc
 void gpu_open(struct subject *s, const struct precision *p)
 {
 	struct err e = {0};
+
 	if (gpu_try(s, p, s->batch, &e))
 		fail_msg("%s on %s in %s: %s", s->model.text, gpu_device(), p->name, e.text);
 }
@@ -43,6 +47,7 @@ void gpu_begin(void)
 	static const struct odd_model tiny = {{1, 1, 1}, "fc:2"};
 	struct subject s;
 	struct err e = {0};
+
 	subject_random(&s, &tiny, 1);
 	int rc = gpu_try(&s, &gpu_precisions[0], 1, &e);
 	subject_release(&s);
@@ -66,6 +71,7 @@ void gpu_repeat(struct subject *s)
 {
 	float *first = s->grad;
 	double loss = s->loss;
+
 	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
 	subject_step(s);
 	if (memcmp(first, s->grad, s->model.n_params * sizeof(float)) || loss != s->loss)
@@ -77,10 +83,12 @@ void gpu_repeat(struct subject *s)
 double gpu_worst_tensor(const struct subject *s, const float *right)
 {
 	double worst = 0;
+
 	for (size_t t = 0; t < s->model.n_tensors; t++) {
 		const struct tensor *tensor = &s->model.tensor[t];
 		double d = gradient_distance(
 			s->grad + tensor->offset, right + tensor->offset, tensor->count);
+
 		worst = d <= worst ? worst : d; /* also when d is no number */
 	}
 	return worst;

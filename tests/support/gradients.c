@@ -41,6 +41,7 @@ void subject_random(struct subject *s, const struct odd_model *o, size_t n)
 {
 	struct err e = {0};
 	struct rng r = rng_seed(7, RNG_SIM, n);
+
 	*s = (struct subject){.batch = n, .dropout_seed = 99};
 	if (model_parse(&s->model, o->text, o->input, &e))
 		fail_msg("%s: %s", o->text, e.text);
@@ -64,6 +65,7 @@ void subject_open(struct subject *s, const char *device, int threads)
 {
 	struct err e = {0};
 	struct backend_options o = {.device = device, .threads = threads, .max_batch = s->batch};
+
 	backend_free(&s->backend);
 	if (backend_new(&s->backend, &s->model, &o, &e) || backend_use(s->backend, &s->images, &e))
 		fail_msg("%s on %s: %s", s->model.text, device, e.text);
@@ -92,8 +94,10 @@ void subject_step(struct subject *s)
 double gradient_distance(const float *a, const float *b, size_t n)
 {
 	double difference = 0, norm = 0;
+
 	for (size_t i = 0; i < n; i++) {
 		double d = (double)a[i] - (double)b[i];
+
 		difference += d * d;
 		norm += (double)b[i] * (double)b[i];
 	}
@@ -106,6 +110,7 @@ static void step_nearby(struct subject *s, double rounding, uint64_t round)
 	const size_t n = s->model.n_params;
 	float *kept = s->params;
 	struct rng r = rng_seed(round, RNG_SIM, 0);
+
 	s->params = mem_must(n, sizeof(*s->params), "test");
 	for (size_t i = 0; i < n; i++)
 		s->params[i] = (float)((double)kept[i] * (1 + rounding * (2 * rng_unit(&r) - 1)));
@@ -121,6 +126,7 @@ double gradient_jump(struct subject *s, double rounding)
 	const size_t n = s->model.n_params;
 	float *right = mem_must(n, sizeof(*right), "test");
 	double max = 0;
+
 	subject_open(s, "cpu-ref", 1);
 	subject_step(s);
 	memcpy(right, s->grad, n * sizeof(*right));
@@ -152,6 +158,7 @@ static double loss_along(
 	struct subject *s, size_t offset, const float *direction, size_t n, float t)
 {
 	float *kept = mem_must(n, sizeof(*kept), "test");
+
 	memcpy(kept, s->params + offset, n * sizeof(*kept));
 	for (size_t i = 0; i < n; i++)
 		s->params[offset + i] += t * direction[i];
@@ -173,6 +180,7 @@ static void check_slope(struct subject *s, const float *grad, const struct tenso
 	const float step = 1e-4f;
 	float *direction = mem_must(t->count, sizeof(*direction), "test");
 	double norm = 0, length, projected, measured;
+
 	for (size_t i = 0; i < t->count; i++)
 		norm += (double)grad[t->offset + i] * (double)grad[t->offset + i];
 	norm = sqrt(norm);

@@ -9,6 +9,7 @@ void parse_model(const char *text)
 {
 	struct err e = {0};
 	int rc = model_parse(&parsed, text, mnist_shape, &e);
+
 	if (rc)
 		print_error("\"%s\": %s\n", text, e.text);
 	assert_int_equal(rc, PS_OK);
@@ -33,9 +34,11 @@ void assert_consistent(const struct model *x)
 {
 	size_t at = 0;
 	struct shape shape = x->input;
+
 	for (size_t i = 0; i < x->n_tensors; i++) {
 		const struct tensor *t = &x->tensor[i];
 		size_t count = 1;
+
 		for (size_t d = 0; d < t->ndim; d++)
 			count *= t->dim[d];
 		assert_int_equal(t->count, count);
@@ -47,11 +50,13 @@ void assert_consistent(const struct model *x)
 	assert_true(x->n_params <= MODEL_MAX_PARAMS);
 	for (size_t i = 0; i < x->n_layers; i++) {
 		const struct layer *l = &x->layer[i];
+
 		assert_memory_equal(&l->in, &shape, sizeof(shape));
 		assert_true(shape_count(l->out) >= 1 && shape_count(l->out) <= MODEL_MAX_PARAMS);
 		if (l->kind == LAYER_CONV || l->kind == LAYER_POOL) {
 			size_t h = shape.h + l->pad_top + l->pad_bottom - l->size;
 			size_t w = shape.w + l->pad_left + l->pad_right - l->size;
+
 			assert_int_equal(h % l->stride, 0);
 			assert_int_equal(w % l->stride, 0);
 			assert_int_equal(l->out.h, h / l->stride + 1);

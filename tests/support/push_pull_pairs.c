@@ -82,6 +82,7 @@ void pairs_print(
 	for (size_t i = 0; i < workers; i++) {
 		const struct pairs_worker *w = &s->worker[i];
 		size_t kept = w->pairs < MAX_PAIRS ? w->pairs : MAX_PAIRS;
+
 		memcpy(us + n, w->us, kept * sizeof(float));
 		n += kept;
 		pairs += w->pairs;

@@ -23,6 +23,7 @@ int real_release(void **state)
 void subject_real(struct subject *s, const char *text, size_t from, size_t n)
 {
 	struct err e = {0};
+
 	*s = (struct subject){.batch = n, .dropout_seed = 5, .images = data_train(&real_images)};
 	if (model_parse(&s->model, text,
 		    (struct shape){1, real_images.id.rows, real_images.id.cols}, &e))

@@ -17,6 +17,7 @@ static void count_message(void *arg, uint32_t peer, const struct msg *m, struct 
 	router_core.peer = peer;
 	if (m->type == MSG_PULL) {
 		struct msg reply = {.type = MSG_PARAMS};
+
 		reply.params.request = m->pull.request;
 		reply.params.version = router_core.version;
 		reply.params.which = m->pull.which;
@@ -29,6 +30,7 @@ static void count_message(void *arg, uint32_t peer, const struct msg *m, struct 
 	}
 	for (unsigned i = 0; m->type == MSG_BEAT && i < router_core.replies; i++) {
 		const struct msg reply = {.type = MSG_BEAT, .beat = {.last_seq = i + 1}};
+
 		router_send(router_under_test, peer, &reply);
 	}
 }

@@ -5,6 +5,7 @@ void rung_open(struct rung_fixture *l, const struct rung *rung, size_t filters, 
 {
 	char text[32];
 	struct err e = {0};
+
 	snprintf(text, sizeof(text), "seed:%zu", filters);
 	const struct odd_model o = {{1, 28, 28}, text};
 	*l = (struct rung_fixture){.rung = rung};
@@ -29,6 +30,7 @@ void rung_step(struct rung_fixture *l, size_t n)
 {
 	struct err e = {0};
 	struct ladder_batch b = {l->params, l->subject.index, n};
+
 	for (size_t i = 0; i < l->subject.model.n_params; i++)
 		l->grad[i] = NAN;
 	l->loss = NAN;
@@ -41,8 +43,10 @@ static double rung_worst_tensor(const struct rung_fixture *l)
 {
 	const struct model *m = &l->subject.model;
 	double worst = 0;
+
 	for (size_t t = 0; t < m->n_tensors; t++) {
 		size_t at = m->tensor[t].offset;
+
 		double d =
 			gradient_distance(l->grad + at, l->subject.grad + at, m->tensor[t].count);
 		worst = d <= worst ? worst : d; /* also when d is no number */
@@ -53,6 +57,7 @@ static double rung_worst_tensor(const struct rung_fixture *l)
 void rung_agrees(struct rung_fixture *l, size_t n)
 {
 	struct subject *s = &l->subject;
+
 	rung_step(l, n);
 	s->batch = n;
 	subject_open(s, "cpu-ref", 1);
@@ -69,6 +74,7 @@ void rung_agrees(struct rung_fixture *l, size_t n)
 void rung_level(struct rung_fixture *l)
 {
 	const struct tensor *weight = &l->subject.model.tensor[0], *bias = weight + 1;
+
 	for (size_t i = 0; i < weight->count; i++)
 		l->params[weight->offset + i] = l->subject.params[weight->offset + i] = 0;
 	for (size_t i = 0; i < bias->count; i++)

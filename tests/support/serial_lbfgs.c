@@ -23,6 +23,7 @@ double serial_loss(const struct serial_lbfgs *q, const double *x, double *g)
 	for (uint32_t i = 0; i < batches; i++) {
 		double one[CLUSTER_PARAMS] = {0};
 		double share = (double)cluster_images(q->k, i, 1) / q->k->data.n_train;
+
 		f += share * q->k->fn(i, w, one);
 		for (size_t j = 0; j < q->n; j++)
 			g[j] += share * one[j];
@@ -44,11 +45,13 @@ static void serial_direction(const struct serial_lbfgs *q, double *d)
 	if (q->pairs) {
 		const double *y = q->y[q->pairs - 1];
 		double scale = serial_dot(y, q->s[q->pairs - 1], q->n) / serial_dot(y, y, q->n);
+
 		for (size_t j = 0; j < q->n; j++)
 			d[j] *= scale;
 	}
 	for (uint32_t i = 0; i < q->pairs; i++) {
 		double b = serial_dot(q->y[i], d, q->n) / serial_dot(q->y[i], q->s[i], q->n);
+
 		for (size_t j = 0; j < q->n; j++)
 			d[j] += (a[i] - b) * q->s[i][j];
 	}

@@ -111,6 +111,7 @@ int server_read(struct server_process *s, int ms)
 	assert_true(poll(p, 2, ms) >= 0);
 	for (int i = 0; i < 2; i++) {
 		ssize_t got = -1;
+
 		if (p[i].revents)
 			got = read(p[i].fd, text[i] + *n[i], room[i] - *n[i]);
 		if (got > 0)

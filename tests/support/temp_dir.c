@@ -10,6 +10,7 @@ void temp_dir_make(char out[64])
 void temp_dir_remove(const char *dir)
 {
 	DIR *d = opendir(dir);
+
 	assert_non_null(d);
 	for (const struct dirent *entry; (entry = readdir(d));)
 		if (entry->d_name[0] != '.')
@@ -46,6 +47,7 @@ void temp_dir_assert_holds(const char *dir, const char *name, const char *text)
 {
 	char path[320], bytes[4096];
 	int fd = open(temp_dir_path(dir, name, path), O_RDONLY | O_CLOEXEC);
+
 	assert_true(fd >= 0);
 	assert_int_equal(read(fd, bytes, sizeof(bytes)), (long)strlen(text));
 	assert_memory_equal(bytes, text, strlen(text));
@@ -55,5 +57,6 @@ void temp_dir_assert_holds(const char *dir, const char *name, const char *text)
 int temp_dir_exists(const char *dir, const char *name)
 {
 	char path[320];
+
 	return access(temp_dir_path(dir, name, path), F_OK) == 0;
 }

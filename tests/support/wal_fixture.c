@@ -40,6 +40,7 @@ void wal_assert_recovers(int accept_loss)
 	assert_int_equal(wal_replay(wal.dir, &now, &c, &e), PS_OK);
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(&c, snapshot_names[i]);
+
 		assert_int_equal(s->size, snapshot.size[i]);
 		assert_memory_equal(s->data, snapshot.data[i], s->size);
 	}
@@ -102,6 +103,7 @@ void wal_push(int n)
 {
 	while (n-- > 0) {
 		struct msg m = fixture_push_ones(wal.stamp, ++wal.seq);
+
 		wal_receive(9, &m);
 	}
 }

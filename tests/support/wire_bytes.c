@@ -29,6 +29,7 @@ void bytes_varint(struct bytes *b, uint64_t v)
 {
 	do {
 		unsigned char byte = (unsigned char)((v & 0x7f) | (v > 0x7f ? 0x80 : 0));
+
 		bytes_put(b, &byte, 1);
 		v >>= 7;
 	} while (v);

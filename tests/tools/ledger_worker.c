@@ -40,6 +40,7 @@ struct ledger {
 static int number(const char *text, size_t *out)
 {
 	char *end;
+
 	errno = 0;
 	unsigned long long v = strtoull(text, &end, 10);
 	if (errno || end == text || *end || v > 1u << 28)
@@ -52,6 +53,7 @@ static int number(const char *text, size_t *out)
 static size_t done_before(const struct ledger *l)
 {
 	size_t k = 0;
+
 	while (k < l->pushes && l->w[l->first + k] < 0)
 		k++;
 	return k;
@@ -85,6 +87,7 @@ static void say(const struct ledger *l, size_t pushed)
 static int push_all(struct ledger *l)
 {
 	int rc = cnnps_pull(l->c, l->w, l->n, &l->version);
+
 	if (rc)
 		return rc;
 	size_t k = done_before(l);
@@ -134,6 +137,7 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 int main(int argc, char **argv)
 {
 	size_t index, pushes, pace = 0, pull_every = PULL_EVERY;
+
 	if (argc < 4 || argc > 7 || number(argv[2], &index) || number(argv[3], &pushes) ||
 		(argc > 4 && number(argv[4], &pace)) ||
 		(argc > 5 && (number(argv[5], &pull_every) || !pull_every))) {

@@ -21,6 +21,7 @@ static int directory_errno;
 int fsync(int fd)
 {
 	struct stat st;
+
 	if (directory_errno && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
 		errno = directory_errno;
 		return -1;
@@ -199,6 +200,7 @@ static void the_sound_one_is_never_dropped_to_make_space(void **state)
 		const struct checkpoint c = {
 			.generation = 4, .n_sections = 1, .section = {{"a", checkpoint_dir, 1}}};
 		uint64_t dropped = 0;
+
 		for (uint64_t g = 1; g <= 3; g++)
 			assert_int_equal(write_generation(g), PS_OK);
 		rename_errno = ENOSPC;
@@ -252,5 +254,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(what_a_write_that_was_cut_short_left_can_be_removed,
 			checkpoint_set_up, checkpoint_tear_down),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 static void assert_refused(const void *file, size_t size, const char *what, size_t where)
 {
 	struct checkpoint c;
+
 	temp_dir_write(checkpoint_dir, "x", file, size);
 	int rc = read_name("x", &c);
 	if (rc != PS_ECHECKPOINT)
@@ -23,6 +24,7 @@ static void invariant_3_every_changed_byte_is_detected(void **state)
 	unsigned char *file = bytes_of(5, &size);
 	for (size_t i = 0; i < size; i++) {
 		unsigned char original = file[i];
+
 		for (unsigned bit = 1; bit < 256; bit <<= 1) {
 			file[i] = (unsigned char)(original ^ bit);
 			assert_refused(file, size, "bit flip", i);
@@ -57,6 +59,7 @@ static void invariant_3_every_missing_or_added_byte_is_detected(void **state)
 static void sign_head(unsigned char *file, size_t sections)
 {
 	uint64_t sum = XXH3_64bits(file, 24 + 40 * sections);
+
 	memcpy(file + 24 + 40 * sections, &sum, 8);
 }
 
@@ -82,6 +85,7 @@ static void a_table_that_lies_with_a_right_checksum_is_refused(void **state)
 	unsigned char *file = bytes_of(5, &size);
 	for (size_t i = 0; i < sizeof(lie) / sizeof(lie[0]); i++) {
 		unsigned char copy[208];
+
 		assert_int_equal(size, sizeof(copy));
 		memcpy(copy, file, size);
 		memcpy(copy + lie[i].at, &lie[i].value, lie[i].bytes);
@@ -103,6 +107,7 @@ static void more_sections_than_the_limit_are_refused(void **state)
 	free(file);
 	for (size_t n = CHECKPOINT_MAX_SECTIONS + 1; n < 90; n++) {
 		const size_t head = 24 + 40 * n + 8;
+
 		many[12] = (unsigned char)n;
 		for (size_t i = 0; i < n; i++) { /* all there, all empty, all signed */
 			unsigned char *row = many + 24 + 40 * i;
@@ -244,5 +249,6 @@ int main(void)
 			reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file,
 			checkpoint_set_up, checkpoint_tear_down),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

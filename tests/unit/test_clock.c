@@ -13,6 +13,7 @@ static void the_clock_never_goes_back(void **state)
 	(void)state;
 	for (int i = 0; i < 1000; i++) {
 		uint64_t now = clock_ms();
+
 		assert_true(now >= before);
 		before = now;
 	}

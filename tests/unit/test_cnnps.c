@@ -338,6 +338,7 @@ static int one_pull(const struct fake *f)
 static void a_pull_outlives_its_connection(void **state)
 {
 	pthread_t thread;
+
 	int (*pulled)(const struct fake *) = one_pull;
 
 	(void)state;

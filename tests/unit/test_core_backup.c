@@ -406,5 +406,6 @@ int main(void)
 		cmocka_unit_test(a_healthy_run_makes_no_copies_and_rejects_nothing),
 		cmocka_unit_test(without_copies_an_idle_worker_waits),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

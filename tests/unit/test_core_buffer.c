@@ -431,5 +431,6 @@ int main(void)
 		cmocka_unit_test(a_resumed_run_may_have_a_buffer_of_another_size),
 		cmocka_unit_test(a_run_equals_a_serial_one),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

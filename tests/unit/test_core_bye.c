@@ -206,5 +206,6 @@ int main(void)
 		cmocka_unit_test(answers_go_where_the_question_came_from),
 		cmocka_unit_test(who_comes_back_after_bye_is_welcome),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

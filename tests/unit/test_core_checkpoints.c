@@ -264,5 +264,6 @@ int main(void)
 		cmocka_unit_test(who_missed_one_recovery_does_not_hold_up_the_next),
 		cmocka_unit_test(who_came_back_late_is_waited_for_again),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

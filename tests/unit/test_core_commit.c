@@ -95,5 +95,6 @@ int main(void)
 		cmocka_unit_test(a_look_commits_nothing_and_a_push_does),
 		cmocka_unit_test(new_weights_commit_though_nobody_is_told),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -301,6 +301,7 @@ static void an_ack_says_what_is_superseded(void **state)
 	struct msg late = fixture_batch(second, 1, 0, 0, 1);
 	for (int duplicate = 0; duplicate < 2; duplicate++) {
 		struct msg_ack a = fixture_acked(&f, 7, &late);
+
 		assert_int_equal(a.reject, REJECT_WORK);
 		assert_int_equal(a.duplicate, duplicate);
 		assert_int_equal(a.superseded, 1);
@@ -471,5 +472,6 @@ int main(void)
 		cmocka_unit_test(whoever_has_other_data_is_waited_for_and_named),
 		cmocka_unit_test(after_the_end_it_is_told_why_it_had_no_work),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

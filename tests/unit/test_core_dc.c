@@ -626,5 +626,6 @@ int main(void)
 		cmocka_unit_test(a_copy_that_is_not_finite_is_refused),
 		cmocka_unit_test(without_it_there_is_no_backup),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

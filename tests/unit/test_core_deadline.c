@@ -798,5 +798,6 @@ int main(void)
 		cmocka_unit_test(held_time_is_not_counted_as_a_transfer_too),
 		cmocka_unit_test(the_time_that_a_worker_needs_to_come_back_is_not_owed),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -121,5 +121,6 @@ int main(void)
 		cmocka_unit_test(other_modes_have_no_alpha),
 		cmocka_unit_test(a_push_moves_the_centre_by_itself),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

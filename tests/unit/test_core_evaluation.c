@@ -294,5 +294,6 @@ int main(void)
 		cmocka_unit_test(the_next_epoch_ends_only_after_the_last_ones_evaluation),
 		cmocka_unit_test(whatever_workers_do_each_batch_and_portion_counts_once),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -422,5 +422,6 @@ int main(void)
 		cmocka_unit_test(a_restart_decides_the_same),
 		cmocka_unit_test(bounds_hold_for_any_optimizer),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -376,5 +376,6 @@ int main(void)
 		cmocka_unit_test(a_direction_that_goes_up_drops_the_history),
 		cmocka_unit_test(a_search_that_finds_nothing_ends_where_it_began),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

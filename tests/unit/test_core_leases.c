@@ -172,6 +172,7 @@ static void who_is_alone_gets_whole_leases_to_the_end_of_an_epoch(void **state)
 	assert_work(&g, 0, 0, 3);
 	for (uint32_t i = 0; i < 3; i++) {
 		struct msg m = fixture_batch(s, i + 1, 0, i, 1);
+
 		fixture_applied(&f, 9, &m);
 	}
 	g = fixture_train(&f, 9, s, 2);
@@ -309,5 +310,6 @@ int main(void)
 		cmocka_unit_test(nobody_gets_a_lease_before_min_workers_are_there_once),
 		cmocka_unit_test(warm_start_holds_the_others_back),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

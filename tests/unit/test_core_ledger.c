@@ -400,5 +400,6 @@ int main(void)
 		cmocka_unit_test(
 			a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -108,6 +108,7 @@ static void whatever_follows_a_live_image_ends_in_the_same_bytes(void **state)
 		print_message("seed %llu\r", (unsigned long long)seed);
 		for (uint64_t steps = 20 + rng_below(&k.r, 200); steps--;) {
 			struct core *before = k.f.twin;
+
 			random_step(&k);
 			if (k.f.twin)
 				assert_twins(&k.f);
@@ -265,6 +266,7 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 	assert_int_equal(read_live(&img, n + 1), PS_ECHECKPOINT);
 	for (size_t at = 0; at < n; at++) {
 		unsigned char *byte = &img.data[SNAPSHOT_SESSIONS][at], was = *byte;
+
 		*byte ^= (unsigned char)(1u << rng_below(&r, 8));
 		believed += read_live(&img, n) == PS_OK;
 		*byte = was;
@@ -335,5 +337,6 @@ int main(void)
 		cmocka_unit_test(with_a_journal_all_is_durable_when_it_is_heard),
 		cmocka_unit_test(a_snapshot_is_taken_when_the_shell_asks_for_one),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -307,5 +307,6 @@ int main(void)
 		cmocka_unit_test(powers_are_those_of_repeated_products),
 		cmocka_unit_test(the_largest_gradients_leave_everything_finite),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -190,6 +190,7 @@ static void one_that_returns_does_not_end_the_run(void **state)
 	uint64_t seq = 1;
 	for (int life = 0; life < 4; life++, seq += PATIENCE) {
 		struct stamp bad = fixture_join(&f, 9, "");
+
 		push_nan(&f, 9, bad, seq, PATIENCE);
 		assert_excluded(&f, 9);
 		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
@@ -231,6 +232,7 @@ static void alone_it_answers_only_for_its_own_pushes(void **state)
 	uint64_t seq = 1;
 	for (int life = 0; life < 3; life++, seq += PATIENCE) {
 		struct stamp bad = fixture_join(&f, 9, "bad");
+
 		push_nan(&f, 9, bad, seq, PATIENCE);
 		assert_excluded(&f, 9);
 		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
@@ -336,6 +338,7 @@ static void those_that_would_not_count_anyway_do(void **state)
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
 	for (uint32_t i = 0; i < 3; i++) {
 		struct msg m = fixture_batch(good, i + 1, 0, i, 1);
+
 		m.push.base_version = i;
 		fixture_applied(&f, 8, &m);
 	}
@@ -477,11 +480,13 @@ static void results_that_are_not_finite_count(void **state)
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
 	for (uint32_t i = 0; i < 4; i++) {
 		struct msg m = fixture_batch(good, i + 1, 0, i, 1);
+
 		fixture_applied(&f, 8, &m);
 	}
 	struct msg m = {.type = MSG_RESULT};
 	for (uint64_t request = 1; request <= PATIENCE; request++) {
 		struct msg_grant g = fixture_grant(&f, 9, bad, request);
+
 		assert_int_equal(g.kind, GRANT_EVAL);
 		m.result = (struct msg_result){.stamp = bad,
 			.eval_id = g.eval_id,
@@ -522,5 +527,6 @@ int main(void)
 		cmocka_unit_test(a_step_of_sync_does_not_wait_for_it),
 		cmocka_unit_test(results_that_are_not_finite_count),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

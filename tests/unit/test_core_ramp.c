@@ -143,5 +143,6 @@ int main(void)
 		cmocka_unit_test(without_a_ramp_all_start_at_once),
 		cmocka_unit_test(a_suspected_worker_makes_room),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -108,5 +108,6 @@ int main(void)
 		cmocka_unit_test(a_sync_step_scales_with_its_gradients),
 		cmocka_unit_test(a_stale_gradient_scales_with_its_staleness),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

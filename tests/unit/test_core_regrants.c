@@ -148,5 +148,6 @@ int main(void)
 		cmocka_unit_test(leavers_and_the_fenced_give_their_leases_back),
 		cmocka_unit_test(nothing_is_granted_to_a_connection_that_is_gone),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -194,5 +194,6 @@ int main(void)
 		cmocka_unit_test(work_is_rejected_without_a_data_set),
 		cmocka_unit_test(stale_pushes_and_counted_work_are_rejected),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

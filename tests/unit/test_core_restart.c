@@ -366,5 +366,6 @@ int main(void)
 		cmocka_unit_test(what_cannot_be_continued_is_refused_by_name),
 		cmocka_unit_test(fewer_slots_than_workers_are_refused_by_name),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -353,5 +353,6 @@ int main(void)
 		cmocka_unit_test(a_worker_that_owes_replays_keeps_its_slot),
 		cmocka_unit_test(a_grant_that_a_crash_kept_from_its_worker_is_given_again),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -334,5 +334,6 @@ int main(void)
 		cmocka_unit_test(the_last_step_tells_everybody_everything),
 		cmocka_unit_test(a_run_that_was_done_is_done_again_after_a_restart),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

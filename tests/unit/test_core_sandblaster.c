@@ -40,6 +40,7 @@ static void serial_mean(
 	memset(g, 0, FIXTURE_PARAMS * sizeof(*g));
 	for (uint32_t i = first; i < end; i++) {
 		double one[FIXTURE_PARAMS];
+
 		cluster_bowl(i, w, one);
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			g[j] += cluster_images(k, i, 1) * one[j] /
@@ -211,6 +212,7 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 	uint64_t begin = k.f.now_ms, tick_ms = begin + 50;
 	while (core_stats(k.f.core)->updates < steps) {
 		uint32_t next = n;
+
 		for (uint32_t i = 0; i < n; i++) { /* who is ready first, of those with something */
 			while (k.worker[i].grant.kind != GRANT_TRAIN && cluster_act(&k, i))
 				ready[i] = 0;
@@ -245,6 +247,7 @@ static void backup_copies_make_up_for_a_slow_worker(void **state)
 	for (int backup = BACKUP_LATE; backup <= BACKUP_IMMEDIATE; backup++) {
 		double three = step_ms(3, equal, 5, (enum backup_copies)backup, NULL);
 		double four = step_ms(4, one_slow, 5, (enum backup_copies)backup, NULL);
+
 		print_message("a step: %.0f ms of three equal ones, %.0f with a slow fourth\n",
 			three, four);
 		assert_true(three >= 2000 && three < 2100);
@@ -448,5 +451,6 @@ int main(void)
 		cmocka_unit_test(an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit),
 		cmocka_unit_test(in_any_order_each_image_counts_once_per_step),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -152,5 +152,6 @@ int main(void)
 		cmocka_unit_test(factors_are_between_zero_and_one),
 		cmocka_unit_test(the_core_asks_with_the_images_it_has_counted),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

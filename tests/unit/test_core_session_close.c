@@ -16,6 +16,7 @@ static struct stamp lose(struct core_fixture *f)
 	before = fixture_save(f);
 	for (uint64_t seq = 1; seq <= 3; seq++) {
 		struct msg m = fixture_push_ones(s, seq);
+
 		fixture_applied(f, 9, &m);
 	}
 	fixture_close(f);
@@ -225,5 +226,6 @@ int main(void)
 		cmocka_unit_test(who_was_replaced_is_fenced_after_the_end_too),
 		cmocka_unit_test(a_namesake_of_before_a_rollback_is_not_taken_for_the_new_worker),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

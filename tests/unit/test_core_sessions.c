@@ -414,5 +414,6 @@ int main(void)
 		cmocka_unit_test(a_training_run_needs_a_data_set_that_fits),
 		cmocka_unit_test(silence_makes_suspect_then_dead_and_a_word_makes_live),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -206,5 +206,6 @@ int main(void)
 		cmocka_unit_test(a_new_process_inherits_no_debts),
 		cmocka_unit_test(a_restart_storm_stays_in_the_table_and_repeats_no_incarnation),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -376,5 +376,6 @@ int main(void)
 		cmocka_unit_test(optimizers_state_must_be_possible),
 		cmocka_unit_test(a_data_set_is_refused_in_a_run_without_one),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -273,6 +273,7 @@ static void race_members(struct race *a)
 
 		if (in && !a->racing[i]) {
 			uint64_t min = slowest_but(a, i);
+
 			if (min != UINT64_MAX && a->clock[i] < min)
 				a->clock[i] = min;
 		}
@@ -347,5 +348,6 @@ int main(void)
 		cmocka_unit_test(clocks_outlive_the_server),
 		cmocka_unit_test(nobody_is_ever_further_ahead_than_the_bound),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

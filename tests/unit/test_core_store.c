@@ -31,6 +31,7 @@ static void random_values(struct rng *r, float *v, size_t n, double scale)
 static void a_run_begins_with_the_callers_weights(void **state)
 {
 	struct core_config cfg = config(OPTIM_ADAGRAD);
+
 	_Alignas(64) float w[N];
 	float copy[N];
 	void *memory = fixture_memory(&cfg);
@@ -177,6 +178,7 @@ static void a_lent_buffer_takes_the_next_version(void **state)
 			for (size_t i = 0; i < FIXTURE_PARAMS; i++) {
 				float was = i < offset ? 0 : -(float)(seq - 1);
 				float is = i < offset ? 0 : -(float)seq;
+
 				assert_true(core_weights(f.core)[i] == is);
 				assert_true(!to || old[i] == was);
 			}
@@ -333,6 +335,7 @@ static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int 
 {
 	struct core_config cfg = config(optim);
 	struct core_fixture whole, blocks;
+
 	_Alignas(64) static float g[LARGE], lent[LARGE];
 	struct rng r = {3};
 	struct msg m;
@@ -386,5 +389,6 @@ int main(void)
 		cmocka_unit_test(the_rate_shrinks_with_staleness_as_the_mode_says),
 		cmocka_unit_test(the_blocks_of_an_update_cover_all_weights_once),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

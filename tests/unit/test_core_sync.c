@@ -568,6 +568,7 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 	fixture_drop(&old);
 	for (uint32_t i = 0; i < 2; i++) {
 		struct msg m = fixture_resume(k.worker[i].s, 2, 0);
+
 		m.hello.data = k.data;
 		fixture_message(&k.f, k.worker[i].peer, &m);
 		k.worker[i].s = fixture_sent(&k.f, k.worker[i].peer, MSG_WELCOME)->welcome.stamp;
@@ -575,6 +576,7 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 	for (int step = 0; step < 2; step++)
 		for (uint32_t i = 0; i < 2; i++) {
 			struct msg *m = &replay[step][i];
+
 			m->push.stamp = k.worker[i].s;
 			m->push.verdict = VERDICT_OK;
 			m->push.slices.slice[0].data = g[step][i];
@@ -710,6 +712,7 @@ static void replayed_steps_stay_steps(void **state)
 	s = fixture_come_back(&f, 9, s, 3);
 	for (uint32_t i = 0; i < 2; i++) {
 		struct msg m = fixture_push(s, i + 1);
+
 		fixture_slice(&m, 0, FIXTURE_PARAMS, g[i]);
 		fixture_work(&m, 0, i, 1);
 		m.push.verdict = VERDICT_OK;
@@ -750,5 +753,6 @@ int main(void)
 		cmocka_unit_test(any_order_of_arrival_makes_the_same_bytes),
 		cmocka_unit_test(a_run_equals_a_serial_one),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

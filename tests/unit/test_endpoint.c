@@ -27,6 +27,7 @@ static void host_and_port_are_taken_apart_and_put_together(void **state)
 	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
 		char text[ENDPOINT_TEXT], again[ENDPOINT_TEXT];
 		struct endpoint e;
+
 		assert_int_equal(endpoint_parse_address(good[i].text, &e), PS_OK);
 		assert_string_equal(e.host, good[i].host);
 		assert_string_equal(e.port, good[i].port);
@@ -51,6 +52,7 @@ static void everything_else_is_refused_and_leaves_nothing(void **state)
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		char text[ENDPOINT_TEXT];
 		struct endpoint e = {.host = "old", .port = "1", .number = 1};
+
 		assert_int_equal(endpoint_parse_address(bad[i], &e), PS_EUSAGE);
 		assert_string_equal(e.host, "");
 		assert_string_equal(e.port, "");

@@ -116,5 +116,6 @@ int main(void)
 		cmocka_unit_test(a_long_message_is_cut_not_overrun),
 		cmocka_unit_test(context_can_be_put_before_a_message_one_has),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

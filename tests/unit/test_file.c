@@ -40,6 +40,7 @@ static void reset_calls(void)
 static void note(const char *call)
 {
 	size_t used = strlen(calls.diary);
+
 	if (calls.watching)
 		snprintf(calls.diary + used, sizeof(calls.diary) - used, "%s ", call);
 }
@@ -111,6 +112,7 @@ static int replace(const char *name, const char *text)
 	size_t half = strlen(text) / 2;
 	const struct file_part part[] = {
 		{text, half}, {NULL, 0}, {text + half, strlen(text) - half}};
+
 	return file_replace(dir, name, part, 3, &e);
 }
 
@@ -407,5 +409,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			a_directory_one_may_not_write_to_is_refused, begin, end),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,6 +30,7 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 	pid_t holder = fork();
 	if (holder == 0) {
 		int rc = file_lock_dir(dir, &fd, &e);
+
 		byte = rc == PS_OK ? 'y' : 'n';
 		if (write(pipe_fds[1], &byte, 1) != 1)
 			_exit(1);
@@ -69,6 +70,7 @@ static void a_dying_holder_is_waited_for(void **state)
 	if (holder == 0) {
 		char *memory = malloc(bytes);
 		int rc = file_lock_dir(dir, &fd, &e);
+
 		if (memory && rc == PS_OK)
 			memset(memory, 1, bytes);
 		if (write(ready[1], &byte, 1) != 1 || rc)
@@ -109,5 +111,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			a_lock_file_with_rubbish_in_it_still_locks, begin, end),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

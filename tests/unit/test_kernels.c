@@ -13,6 +13,7 @@ static struct contract both = {{"cpu-ref", "cpu"}, NULL};
 static double slope(struct subject *s, size_t i)
 {
 	const float kept = s->params[i], step = 0x1p-20f;
+
 	s->params[i] = kept + step;
 	double above = s->params[i];
 	subject_step(s);
@@ -33,6 +34,7 @@ static double slope(struct subject *s, size_t i)
 static void prove_slopes(const struct odd_model *o, size_t images)
 {
 	struct subject s;
+
 	subject_random(&s, o, images);
 	subject_open(&s, "cpu-ref", 1);
 	subject_step(&s);
@@ -42,10 +44,12 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 	double difference = 0, norm = 0;
 	for (size_t t = 0; t < s.model.n_tensors; t++) {
 		const struct tensor *tensor = &s.model.tensor[t];
+
 		size_t stride =
 			tensor->count / (n > 10000 ? 3 : 50) + 1; /* a sample of each tensor */
 		for (size_t k = 0; k < tensor->count; k += stride) {
 			double g = grad[tensor->offset + k], d = slope(&s, tensor->offset + k) - g;
+
 			difference += d * d;
 			norm += g * g;
 		}
@@ -103,6 +107,7 @@ static void bad_options_are_refused_with_what_would_be_right(void **state)
 		struct model m;
 		struct backend *b;
 		struct err e = {0};
+
 		assert_int_equal(model_parse(&m, bad[i].model, (struct shape){1, 4, 4}, &e), PS_OK);
 		assert_int_equal(backend_new(&b, &m, &bad[i].o, &e), PS_EUSAGE);
 		assert_null(b);
@@ -145,5 +150,6 @@ int main(void)
 		cmocka_unit_test_prestate(bursts_out_of_order_are_refused, &both),
 		cmocka_unit_test(names_say_device_threads_and_instruction_set),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

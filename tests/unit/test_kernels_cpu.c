@@ -17,6 +17,7 @@ static int use_isa(size_t i)
 {
 	struct subject s;
 	struct err e = {0};
+
 	setenv("CNN_KX_ISA", isas[i], 1);
 	subject_random(&s, &tiny, 1);
 	struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
@@ -39,6 +40,7 @@ static void every_layer_with_weights_names_its_kernels(void **state)
 	};
 	struct model m;
 	struct err e = {0};
+
 	(void)state;
 	setenv("CNN_KX_ISA", "baseline", 1);
 	assert_int_equal(model_parse(&m, "conv:8:5 relu pool:2 fc:1000 relu fc:10",
@@ -49,6 +51,7 @@ static void every_layer_with_weights_names_its_kernels(void **state)
 			.device = cases[i].device, .threads = 1, .max_batch = 10};
 		struct backend *b;
 		char text[BACKEND_KERNELS_TEXT], cut[12];
+
 		assert_int_equal(backend_new(&b, &m, &o, &e), PS_OK);
 		backend_kernels(b, 10, text, sizeof(text));
 		assert_string_equal(text, cases[i].kernels);
@@ -91,6 +94,7 @@ static void models_that_the_tables_cannot_hold_are_refused(void **state)
 		struct backend *b;
 		struct err e = {0};
 		struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
+
 		struct shape input =
 			i == 0 ? (struct shape){1, 28, 28} : (struct shape){1, 300, 300};
 		assert_int_equal(model_parse(&m, texts[i], input, &e), PS_OK);
@@ -121,6 +125,7 @@ static void odd_models_agree(size_t images)
 {
 	for (size_t m = 0; m < N_ODD_MODELS; m++) {
 		struct subject s;
+
 		subject_random(&s, &odd_models[m], images);
 		subject_open(&s, "cpu-ref", 1);
 		subject_step(&s);
@@ -156,6 +161,7 @@ static void odd_models_take_every_way(void **state)
 		struct model model;
 		struct plan p;
 		struct err e = {0};
+
 		assert_int_equal(
 			model_parse(&model, odd_models[m].text, odd_models[m].input, &e), PS_OK);
 		assert_int_equal(plan_init(&p, &model, &simd_baseline, &e), PS_OK);
@@ -182,6 +188,7 @@ static void cpu_gradients_are_slopes_of_the_loss(void **state)
 	for (size_t i = 0; i < N_ISAS; i++)
 		for (size_t m = 0; m < N_ODD_MODELS && use_isa(i); m++) {
 			struct subject s;
+
 			subject_random(&s, &odd_models[m], 3);
 			subject_open(&s, "cpu", 2);
 			check_slopes(&s);
@@ -211,8 +218,10 @@ static void compare_real(struct subject *s, const float *right, size_t *jumps)
 static void real_batches_agree(const char *text, size_t n)
 {
 	size_t jumps = 0;
+
 	for (size_t batch = 0; batch < 2; batch++) {
 		struct subject s;
+
 		subject_real(&s, text, batch * n, n);
 		subject_open(&s, "cpu-ref", 1);
 		subject_step(&s);
@@ -271,6 +280,7 @@ static void evaluation_agrees_with_cpu_ref(void **state)
 		struct subject s;
 		size_t correct[2];
 		double loss[2];
+
 		if (!use_isa(i))
 			continue;
 		subject_real(&s, "lenet5", 0, 16);
@@ -300,6 +310,7 @@ static void equal_arguments_give_equal_bytes(void **state)
 			struct subject s;
 			size_t correct;
 			double loss_sum;
+
 			unsetenv("CNN_KX_ISA");
 			subject_real(&s, texts[m], 0, 41);
 			subject_open(&s, "cpu", threads);
@@ -345,5 +356,6 @@ int main(void)
 		cmocka_unit_test(evaluation_agrees_with_cpu_ref),
 		cmocka_unit_test(equal_arguments_give_equal_bytes),
 	};
+
 	return cmocka_run_group_tests(tests, real_load, real_release);
 }

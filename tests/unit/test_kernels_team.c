@@ -25,6 +25,7 @@ struct work {
 static void count(void *arg, size_t member)
 {
 	struct work *w = arg;
+
 	w->done[member]++;
 }
 
@@ -34,6 +35,7 @@ static void every_member_does_every_job_once(void **state)
 	for (size_t n = 1; n <= MEMBERS; n++) {
 		struct work w = {0};
 		struct err e = {0};
+
 		assert_int_equal(team_new(&w.team, n, &e), PS_OK);
 		for (size_t job = 1; job <= JOBS; job++) {
 			team_run(w.team, count, &w);
@@ -49,6 +51,7 @@ static void every_member_does_every_job_once(void **state)
 static void count_then_look(void *arg, size_t member)
 {
 	struct work *w = arg;
+
 	w->done[member]++;
 	team_barrier(w->team);
 	w->seen[member] = 0;
@@ -75,6 +78,7 @@ static size_t address_space(void)
 {
 	unsigned long pages = 0;
 	FILE *f = fopen("/proc/self/statm", "r");
+
 	assert_non_null(f);
 	char line[128];
 	if (fgets(line, sizeof(line), f))
@@ -114,5 +118,6 @@ int main(void)
 		cmocka_unit_test(behind_a_barrier_everybody_has_come),
 		cmocka_unit_test(a_team_that_the_system_cannot_start_is_undone),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,10 +8,12 @@ static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
 {
 	static const size_t filters[] = {1, 7, 32}, batches[] = {1, 5, 13};
 	size_t tried = 0;
+
 	(void)state;
 	for (size_t r = 0; r < ladder_n_rungs; r++)
 		for (size_t i = 0; i < 3 && !ladder_rungs[r]->needs_gpu; i++, tried++) {
 			struct rung_fixture l;
+
 			rung_open(&l, ladder_rungs[r], filters[i], batches[i]);
 			rung_agrees(&l, batches[i]);
 			rung_agrees(&l, (batches[i] + 1) / 2);
@@ -23,6 +25,7 @@ static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
 static void of_equal_values_the_first_wins(void **state)
 {
 	struct rung_fixture l;
+
 	(void)state;
 	rung_open(&l, ladder_rungs[0], 2, 3);
 	rung_level(&l);
@@ -37,6 +40,7 @@ static int wrong_step(void *self, const struct ladder_batch *b, float *grad, dou
 	struct profile *p, struct err *e)
 {
 	int rc = ladder_rungs[0]->step(self, b, grad, loss, p, e);
+
 	grad[3] += 0.01f;
 	return rc;
 }
@@ -47,6 +51,7 @@ static int lazy_step(void *self, const struct ladder_batch *b, float *grad, doub
 {
 	float *elsewhere = ladder_floats(2048);
 	int rc = ladder_rungs[0]->step(self, b, elsewhere, loss, p, e);
+
 	(void)grad;
 	free(elsewhere);
 	return rc;
@@ -63,6 +68,7 @@ static int measured(int (*step)(void *, const struct ladder_batch *, float *, do
 	struct ladder_point p;
 	struct ladder_truth t;
 	struct rung rung = *ladder_rungs[0];
+
 	rung.step = step ? step : rung.step;
 	subject_random(&s, &o, 20);
 	assert_int_equal(ladder_point_init(&p, &m, &s.images, 1, 4, 5, 0.001, e), PS_OK);
@@ -158,5 +164,6 @@ int main(void)
 		cmocka_unit_test(a_phase_that_comes_again_adds_its_time),
 		cmocka_unit_test(the_table_starts_with_what_any_machine_runs),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,6 +73,7 @@ static void only_the_level_and_above_is_written(void **state)
 	char expected[256] = "";
 	for (int level = LOG_ERROR; level <= LOG_DEBUG; level++) {
 		size_t n = strlen(expected);
+
 		snprintf(
 			expected + n, sizeof(expected) - n, "level=%s msg=\"a b\"\n", names[level]);
 		log_set_level((enum log_level)level);
@@ -94,6 +95,7 @@ static void level_names_are_in_the_order_of_the_enum(void **state)
 	for (int level = LOG_ERROR; level <= LOG_DEBUG; level++) {
 		size_t n = strcspn(name, "|");
 		const char *one = log_level_name((enum log_level)level);
+
 		assert_int_equal(strlen(one), n);
 		assert_memory_equal(one, name, n);
 		name += n + (name[n] == '|');
@@ -205,6 +207,7 @@ static void lines_of_many_threads_do_not_mix(void **state)
 		char expected[64];
 		*end = '\0';
 		int who = strlen(out) > 33 ? out[33] - 'a' : -1;
+
 		assert_true(who >= 0 && who < THREADS);
 		snprintf(expected, sizeof(expected),
 			"level=info msg=\"thread line\" who=%c%c%c%c n=%d", name[who], name[who],
@@ -231,9 +234,11 @@ static const char *read_terminal(int master, const char *last, char *out, size_t
 {
 	size_t used = 0;
 	struct pollfd ready = {.fd = master, .events = POLLIN};
+
 	out[0] = '\0';
 	while (!strstr(out, last) && used + 1 < size && poll(&ready, 1, 10000) == 1) {
 		ssize_t n = read(master, out + used, size - 1 - used);
+
 		assert_true(n > 0);
 		used += (size_t)n;
 		out[used] = '\0';
@@ -292,5 +297,6 @@ int main(void)
 		cmocka_unit_test_setup(
 			on_a_terminal_lines_appear_above_the_progress_line, reset_level),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

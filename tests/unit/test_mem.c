@@ -28,6 +28,7 @@ static void blocks_are_zeroed_and_aligned_to_64_bytes(void **state)
 	for (size_t n = 1; n < 5000; n = n * 3 + 1)
 		for (int again = 0; again < 3; again++) {
 			unsigned char *p = mem_try(n, 3);
+
 			assert_non_null(p);
 			assert_int_equal((uintptr_t)p % 64, 0);
 			for (size_t i = 0; i < 3 * n; i++)
@@ -106,6 +107,7 @@ static void mem_must_dies_with_one_line_that_says_who_and_how_much(void **state)
 	pid_t child = fork();
 	if (child == 0) {
 		void *p = mem_must((size_t)1 << 60, 4, "ledger of workers");
+
 		_exit(p ? 77 : 78);
 	}
 	int status = 0;
@@ -128,5 +130,6 @@ int main(void)
 		cmocka_unit_test(a_lazy_block_takes_the_pages_that_are_touched),
 		cmocka_unit_test(mem_must_dies_with_one_line_that_says_who_and_how_much),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

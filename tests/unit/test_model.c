@@ -219,5 +219,6 @@ int main(void)
 		cmocka_unit_test(initial_weights_are_the_specified_draws),
 		cmocka_unit_test(a_vector_starts_at_zero),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

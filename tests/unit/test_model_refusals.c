@@ -69,6 +69,7 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 	};
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		struct err e = {0};
+
 		assert_int_equal(model_parse(&parsed, row[i].text, mnist_shape, &e), PS_EUSAGE);
 		if (!strstr(e.text, row[i].says))
 			fail_msg("\"%s\" says: %s", row[i].text, e.text);
@@ -79,6 +80,7 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 static const char *repeat(char *out, size_t size, const char *word, int n, const char *end)
 {
 	size_t used = 0;
+
 	while (n-- > 0)
 		used += (size_t)snprintf(out + used, size - used, "%s ", word);
 	snprintf(out + used, size - used, "%s", end);
@@ -102,6 +104,7 @@ static void invariant_3_whatever_is_too_large_is_refused(void **state)
 	};
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		struct err e = {0};
+
 		assert_int_equal(model_parse(&parsed, row[i], mnist_shape, &e), PS_EUSAGE);
 		assert_non_null(strstr(e.text, "268435456"));
 	}
@@ -133,6 +136,7 @@ static const char *random_layer(struct rng *r, char *out, size_t size)
 	static const char *const pads[] = {"", "", ":pad=1", ":pad=same", ":pad=auto", ":pad=auto"};
 	size_t a = rng_below(r, 9) + 1, b = rng_below(r, 7) + 1, c = rng_below(r, 3) + 1;
 	const char *pad = pads[rng_below(r, 6)];
+
 	switch (rng_below(r, 6)) {
 	case 0:
 	case 1:
@@ -164,8 +168,10 @@ static void random_models_hold_the_invariants_or_say_which_layer(void **state)
 	for (int i = 0; i < 20000; i++) {
 		char text[MODEL_MAX_TEXT] = "", layer[64];
 		struct err e = {0};
+
 		for (uint64_t n = rng_below(&r, 6); n > 0; n--) {
 			size_t used = strlen(text);
+
 			snprintf(text + used, sizeof(text) - used, "%s ",
 				random_layer(&r, layer, sizeof(layer)));
 		}
@@ -200,6 +206,7 @@ static void damaged_texts_never_do_more_than_fail(void **state)
 	for (int i = 0; i < 50000; i++) {
 		char text[128];
 		struct err e = {0};
+
 		snprintf(text, sizeof(text), "%s", start);
 		for (uint64_t n = rng_below(&r, 4); n > 0; n--)
 			text[rng_below(&r, strlen(start))] =
@@ -221,5 +228,6 @@ int main(void)
 		cmocka_unit_test(random_models_hold_the_invariants_or_say_which_layer),
 		cmocka_unit_test(damaged_texts_never_do_more_than_fail),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

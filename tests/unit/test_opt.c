@@ -111,6 +111,7 @@ static int parse(const char *line)
 {
 	static char text[1024], *argv[MAX_ARGV];
 	int argc = 0;
+
 	snprintf(text, sizeof(text), "cnn-test%s%s", *line ? ";" : "", line);
 	for (char *at = text;; argc++) {
 		argv[argc] = at;
@@ -483,5 +484,6 @@ int main(void)
 		cmocka_unit_test_setup(
 			an_unknown_variable_is_named_with_its_neighbour, clear_environment),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -88,6 +88,7 @@ static void next_message(struct frames *f, struct msg *m)
 
 	while (rc != 1) {
 		zmq_pollitem_t item = {.socket = router, .events = ZMQ_POLLIN};
+
 		assert_true(clock_ms() < late);
 		(void)zmq_poll(&item, 1, 5);
 		outbox_flush(&out);
@@ -117,6 +118,7 @@ static void arrives(uint64_t seq, uint64_t offset, size_t n)
 	assert_int_equal(m.push.images, 7);
 	for (uint32_t k = 0; k < m.push.slices.n; k++) {
 		const struct slice *s = &m.push.slices.slice[k];
+
 		assert_int_equal(s->offset, at);
 		for (size_t i = 0; i < s->count; i++)
 			assert_true(s->data[i] == value(seq, at + i));

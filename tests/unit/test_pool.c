@@ -75,6 +75,7 @@ static void gradients_made_in_place_arrive(void **state)
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	for (int i = 1; i <= 5; i++) {
 		const float *g = cnnps_gradient(client);
+
 		push_gradient((float)i);
 		assert_ptr_not_equal(cnnps_gradient(client), g); /* that one is kept for replays */
 	}
@@ -184,6 +185,7 @@ static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 	assert_int_equal(cnnps_connect(&client, &o), 0);
 	for (int i = 1; i <= 20; i++) {
 		int before = special.taken;
+
 		fake_set(&client_server, &client_server.how.two_slices, i % 2);
 		if (i % 3 == 0)
 			assert_int_equal(cnnps_prefetch(client), 0);

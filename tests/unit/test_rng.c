@@ -55,6 +55,7 @@ static void below_is_the_high_half_of_the_product_and_even(void **state)
 		assert_int_equal(rng_below(&r, 10), expected[i]);
 	for (int i = 0; i < 100000; i++) {
 		uint64_t v = rng_below(&r, 10);
+
 		assert_true(v < 10);
 		seen[v]++;
 	}
@@ -76,6 +77,7 @@ static void unit_is_53_bits_in_0_to_1(void **state)
 	double sum = 0;
 	for (int i = 0; i < 100000; i++) {
 		double u = rng_unit(&r);
+
 		assert_true(u >= 0 && u < 1);
 		sum += u;
 	}
@@ -105,6 +107,7 @@ static void every_order_is_a_permutation(void **state)
 	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
 		for (uint32_t epoch = 0; epoch < 3; epoch++) {
 			size_t n = sizes[s];
+
 			order[n] = 0xabcdef;
 			memset(seen, 0, sizeof(seen));
 			rng_order(7, epoch, order, n);
@@ -130,5 +133,6 @@ int main(void)
 		cmocka_unit_test(the_order_of_images_is_the_one_that_is_specified),
 		cmocka_unit_test(every_order_is_a_permutation),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -42,6 +42,7 @@ static void use_model(const char *text)
 static unsigned char *file_bytes(size_t *size)
 {
 	void *data;
+
 	assert_int_equal(file_read(path, 1 << 20, &data, size, &e), PS_OK);
 	return data;
 }
@@ -97,6 +98,7 @@ static void every_header_is_padded_to_8_bytes(void **state)
 	for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
 		size_t size;
 		uint64_t length;
+
 		use_model(models[i]);
 		assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 		unsigned char *file = file_bytes(&size);
@@ -161,6 +163,7 @@ static int read_made(const char *header, uint64_t length, const void *data, size
 {
 	static unsigned char file[1 << 19];
 	size_t n = strlen(header);
+
 	memcpy(file, &length, 8);
 	memcpy(file + 8, header, n);
 	memcpy(file + 8 + n, data, data_bytes);
@@ -230,6 +233,7 @@ static void a_file_of_another_model_is_refused_by_the_first_difference(void **st
 	use_small_model();
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		int rc = read_made(row[i].header, strlen(row[i].header), six, 24);
+
 		if (rc != PS_EDATA || !strstr(e.text, row[i].says) || !strstr(e.text, path))
 			fail_msg("%s -> %d: %s", row[i].header, rc, e.text);
 	}
@@ -245,6 +249,7 @@ static int model_of(const char *header, char *text)
 static void the_metadata_name_the_model(void **state)
 {
 	char text[MODEL_MAX_TEXT], large[MODEL_MAX_TEXT + 100];
+
 	(void)state;
 	use_model("seed:2");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
@@ -308,6 +313,7 @@ static void every_truncation_and_many_mutations_are_refused_or_harmless(void **s
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	for (int i = 0; i < 5000; i++) {
 		unsigned char copy[1024];
+
 		assert_true(size <= sizeof(copy));
 		memcpy(copy, file, size);
 		for (uint64_t k = rng_below(&r, 3) + 1; k > 0; k--)
@@ -342,6 +348,7 @@ static void weights_that_are_not_finite_are_refused(void **state)
 	use_small_model();
 	for (size_t i = 0; i < 3; i++) {
 		float data[6] = {1, 2, 3, 4, 5, bad[i]};
+
 		assert_int_equal(read_made(header, strlen(header), data, 24), PS_EDATA);
 		assert_non_null(strstr(e.text, "value 1 of tensor \"fc1.bias\" is not finite"));
 	}
@@ -371,5 +378,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			weights_that_are_not_finite_are_refused, begin, end),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

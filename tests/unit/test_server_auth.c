@@ -316,6 +316,7 @@ static void a_role_decides_what_may_be_said(void **state)
 	assert_int_equal(check(&c, &first, &why), PS_OK);
 	for (size_t i = 0; i < 3; i++) {
 		uint64_t read = auth_stats(auth)->keys;
+
 		write_list("");
 		auth_reload(auth);
 		UNTIL((read = auth_stats(auth)->keys) == 0)
@@ -324,6 +325,7 @@ static void a_role_decides_what_may_be_said(void **state)
 		UNTIL((read = auth_stats(auth)->keys) == 1)
 		for (int type = MSG_HELLO; type < MSG_TYPES; type++) {
 			struct msg m = {.type = (enum msg_type)type};
+
 			if (type == MSG_HELLO)
 				m.hello.role = ROLE_WORKER;
 			assert_int_equal(say(&c, m), row[i].may & 1u << type ? PS_OK : PS_EAUTH);

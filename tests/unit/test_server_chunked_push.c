@@ -93,6 +93,7 @@ static void fits(uint32_t peer, uint32_t n, float from)
 		zmq_msg_t *frame = &f.frame[1 + i];
 		float value = first(frame);
 		uint32_t bits;
+
 		memcpy(&bits, &value, sizeof(bits));
 		assert_true(value == from + (float)i);
 		assert_int_equal(f.chunk[i].peak, bits);

@@ -83,6 +83,7 @@ static size_t read_answer(int fd, const char *end)
 
 	for (;;) {
 		ssize_t got = recv(fd, answer + n, sizeof(answer) - 1 - n, 0);
+
 		if (got > 0)
 			n += (size_t)got;
 		answer[n] = '\0';

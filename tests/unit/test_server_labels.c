@@ -117,6 +117,7 @@ static void each_fenced_process_is_named_once_in_the_log(void **state)
 	(void)state;
 	for (uint32_t i = 1; i <= 5; i++) {
 		char host[8];
+
 		snprintf(host, sizeof(host), "node%u", i);
 		hello(10 + i, host, i, "10.0.0.1");
 		welcome(10 + i, 1, i);
@@ -125,6 +126,7 @@ static void each_fenced_process_is_named_once_in_the_log(void **state)
 	for (uint32_t again = 0; again < 2; again++)
 		for (uint32_t i = 4; i >= 1; i--) {
 			char part[64];
+
 			snprintf(part, sizeof(part), "this one runs on node%u pid %u, ", i, i);
 			assert_non_null(strstr(fenced(1, i, "job"), part));
 			assert_non_null(strstr(

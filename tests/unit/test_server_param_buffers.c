@@ -248,5 +248,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			weights_under_evaluation_are_copied, set_up, tear_down),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,6 +52,7 @@ static void a_signal_drains(void **state)
 	(void)state;
 	for (size_t i = 0; i < 2; i++) {
 		struct server_process *s = server_start_here(LEDGER_OPTIONS);
+
 		server_endpoint(s, url);
 		struct cnnps *c = ledger_join(url);
 		ledger_push(c, 100 * i, 100);
@@ -149,6 +150,7 @@ static void an_end_without_disk_is_bounded(void **state)
 	s[0] = server_start_here(LEDGER_OPTIONS);
 	for (int i = 0; i < 2; i++) {
 		char line[512];
+
 		temp_dir_make(other[i]);
 		snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;tcp://127.0.0.1:0;%s",
 			other[i], i ? LEDGER_OPTIONS ";--max-updates;20" : LEDGER_OPTIONS);
@@ -156,6 +158,7 @@ static void an_end_without_disk_is_bounded(void **state)
 	}
 	for (int i = 0; i < 3; i++) {
 		char why[256];
+
 		server_endpoint(s[i], url[i]);
 		c[i] = ledger_join(url[i]);
 		server_limit_files(s[i], 100);

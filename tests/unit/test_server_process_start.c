@@ -133,6 +133,7 @@ static void status_is_the_same_by_message_and_page(void **state)
 	json_object_foreach(a, key, value)
 	{
 		const json_t *other = json_object_get(b, key);
+
 		assert_non_null(other);
 		if (strcmp(key, "run") == 0 || strcmp(key, "updates") == 0)
 			assert_true(json_equal(value, other));

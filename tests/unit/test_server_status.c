@@ -59,6 +59,7 @@ static void train(uint32_t correct)
 		}
 		for (uint32_t i = 0; i < g.work.count; i++) {
 			const struct work one = {g.work.epoch, g.work.first + i, 1};
+
 			assert_int_equal(
 				direct_push(&worker, one, 100, 0.25f, 0.5f)->verdict, VERDICT_OK);
 			direct_progress(&progress, &worker);
@@ -69,6 +70,7 @@ static void train(uint32_t correct)
 static json_t *parsed(char *text)
 {
 	json_error_t error;
+
 	assert_non_null(text);
 	json_t *o = json_loads(text, JSON_REJECT_DUPLICATES, &error);
 

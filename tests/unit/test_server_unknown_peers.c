@@ -62,6 +62,7 @@ static void a_flood_of_such_peers_stops_nothing(void **state)
 		const struct timeval patience = {.tv_sec = 5};
 		char greeting;
 		int fd = dial();
+
 		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 		assert_int_equal(recv(fd, &greeting, 1, 0), 1);
 		close(fd);

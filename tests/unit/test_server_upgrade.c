@@ -428,6 +428,7 @@ static void copy_file(const char *fixture, const char *name)
 {
 	static unsigned char bytes[1 << 17];
 	char path[320];
+
 	snprintf(path, sizeof(path), FIXTURES "%s/%s", fixture, name);
 	FILE *f = fopen(path, "rb");
 

@@ -9,6 +9,7 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 {
 	struct rng rng = rng_seed(3, RNG_SIM, 0);
 	unsigned char whole[4096], copy[4096];
+
 	struct msg m =
 		fixture_push_ones((struct stamp){.term = 1, .worker = 1, .incarnation = 1}, 1);
 	struct wal_record_reader r;
@@ -25,6 +26,7 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 			.bytes = 98,
 			.held_ms = 97};
 		int has_frames = kind == EVENT_MESSAGE;
+
 		assert_int_equal(wire_encode(&m, &f), PS_OK);
 		size_t n = wal_record_head(&ev, 1234, has_frames ? &f : NULL, whole);
 		for (size_t i = 0; has_frames && i < f.n; n += zmq_msg_size(&f.frame[i++]))
@@ -59,5 +61,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(an_event_of_any_kind_comes_back_and_no_damage_does_harm),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -140,6 +140,7 @@ static void assert_losses_are_said(const char *path, long size, int all, int min
 
 	for (long at = 0; at < size; at += 24) {
 		unsigned char byte, wrong;
+
 		assert_int_equal(pread(fd, &byte, 1, at), 1);
 		wrong = byte ^ 0x40;
 		assert_int_equal(pwrite(fd, &wrong, 1, at), 1);

@@ -230,5 +230,6 @@ int main(void)
 		cmocka_unit_test(an_ack_is_notified_once_and_a_missing_one_resynchronises),
 		cmocka_unit_test(only_what_is_durable_and_decided_is_released),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -321,5 +321,6 @@ int main(void)
 		cmocka_unit_test(after_the_end_there_is_nothing),
 		cmocka_unit_test(a_window_of_nothing_or_too_much_is_refused),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

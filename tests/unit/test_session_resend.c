@@ -273,5 +273,6 @@ int main(void)
 		cmocka_unit_test(a_beat_that_acks_have_overtaken_changes_nothing),
 		cmocka_unit_test(whatever_is_lost_each_push_is_decided_once_in_order),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -352,5 +352,6 @@ int main(void)
 		cmocka_unit_test(lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms),
 		cmocka_unit_test(a_server_that_comes_back_in_time_is_welcome),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

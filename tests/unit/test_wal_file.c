@@ -259,6 +259,7 @@ static void every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_
 	unsigned char *whole = file_bytes(&n);
 	for (size_t at = 0; at < n; at++) {
 		uint64_t i = at < 64 ? 0 : record_of(at);
+
 		whole[at] ^= 0x10;
 		temp_dir_write(dir, name, whole, n);
 		whole[at] ^= 0x10;
@@ -282,6 +283,7 @@ static void a_hole_in_the_last_group_is_a_torn_end(void **state)
 	unsigned char *whole = file_bytes(&n);
 	for (uint64_t hole = 6; hole < 10; hole++) {
 		unsigned char *copy = malloc(n);
+
 		memcpy(copy, whole, n);
 		memset(copy + begins(hole), 0, begins(hole + 1) - begins(hole));
 		temp_dir_write(dir, name, copy, n);
@@ -309,6 +311,7 @@ static void random_damage_yields_a_prefix(void **state)
 		for (uint64_t k = 1 + rng_below(&r, 6); k; k--) {
 			size_t from = rng_below(&r, n), to = rng_below(&r, n),
 			       m = rng_below(&r, 90);
+
 			m = m < n - from ? m : n - from;
 			m = m < n - to ? m : n - to;
 			memmove(copy + to, copy + from, m); /* sizes and numbers of other records */
@@ -357,6 +360,7 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 	wal_file_close(&j);
 	for (uint64_t g = 1; g <= 6; g++) {
 		char path[64];
+
 		snprintf(path, sizeof(path), "journal-%016llx", (unsigned long long)g);
 		assert_int_equal(temp_dir_exists(dir, path), g >= 4);
 	}
@@ -376,6 +380,7 @@ static void the_journal_in_which_the_oldest_checkpoint_stands_is_kept(void **sta
 	(void)state;
 	for (int i = 0; i < 3; i++) {
 		struct wal_file *j = create(before[i], 0);
+
 		assert_int_equal(wal_file_sync(j, &e), PS_OK);
 		wal_file_close(&j);
 	}
@@ -391,6 +396,7 @@ static void a_full_disk_and_a_failed_sync_are_told(void **state)
 	(void)state;
 	for (int how = 0; how < 2; how++) {
 		struct wal_file *j = create(GENERATION, 0);
+
 		for (uint64_t i = 0; i < 5; i++)
 			assert_int_equal(append(j, i), PS_OK);
 		assert_int_equal(wal_file_sync(j, &e), PS_OK);

@@ -62,6 +62,7 @@ static void random_slices(struct slices *s, int cover)
 	while (at < N_PARAMS && s->n < WIRE_MAX_SLICES) {
 		uint64_t gap = cover ? 0 : rng_below(&dice, 40);
 		uint64_t left = N_PARAMS - at;
+
 		if (gap >= left)
 			return;
 		uint64_t n = cover && s->n + 1 == WIRE_MAX_SLICES
@@ -140,6 +141,7 @@ static void assert_same(struct msg *a, struct msg *b)
 	if (slices_in(a)) {
 		for (uint32_t i = 0; i < slices_in(a)->n; i++) {
 			struct slice *x = &slices_in(a)->slice[i], *y = &slices_in(b)->slice[i];
+
 			assert_memory_equal(x->data, y->data, x->count * sizeof(float));
 			assert_int_equal((uintptr_t)y->data % sizeof(float), 0);
 			y->data = x->data;
@@ -162,6 +164,7 @@ static void every_message_survives_the_round_trip(void **state)
 	for (unsigned type = MSG_HELLO; type < MSG_TYPES; type++) {
 		for (int i = 0; i < ROUNDS; i++) {
 			const char *why = NULL;
+
 			random_message((enum msg_type)type, &m);
 			assert_int_equal(wire_encode(&m, &f), PS_OK);
 			if (wire_decode(wire, &f, &back, &why))
@@ -179,6 +182,7 @@ static void table_and_schema_have_the_same_fields(void **state)
 	for (unsigned type = MSG_HELLO; type < MSG_TYPES; type++) {
 		const ProtobufCMessageDescriptor *d = wire_descriptor(type);
 		unsigned n = 0;
+
 		for (const struct wire_field *row = wire_messages[type].fields;
 			row->kind != WIRE_END; row++, n++)
 			assert_int_equal(row->number, d->fields[n].id);

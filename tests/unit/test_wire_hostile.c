@@ -73,6 +73,7 @@ static void unknown_messages_are_not_entered(void **state)
 	(void)state;
 	for (int depth = 0; depth < 1000; depth++) {
 		struct bytes *outer = &nested[!which];
+
 		outer->n = 0;
 		bytes_bytes(outer, 20, nested[which].at, nested[which].n);
 		which = !which;
@@ -246,6 +247,7 @@ static void mutants_are_refused_or_in_range(void **state)
 	for (int i = 0; i < MUTANTS; i++) {
 		struct bytes *b = sample(types[i % 4]);
 		size_t size = b->n - (rng_below(&dice, 8) ? 0 : rng_below(&dice, b->n));
+
 		for (uint64_t k = rng_below(&dice, 4); k > 0; k--)
 			b->at[rng_below(&dice, b->n)] = (unsigned char)rng_next(&dice);
 		whole.n = 0;

@@ -55,6 +55,7 @@ static void params_of(struct msg *m, uint32_t n)
 	m->params.which = WEIGHTS_CURRENT;
 	for (s->n = 0; s->n < n; s->n++) {
 		uint64_t from = N_PARAMS * s->n / n, to = N_PARAMS * (s->n + 1) / n;
+
 		s->slice[s->n] = (struct slice)SLICE(from, to - from);
 		s->slice[s->n].data += from;
 	}
@@ -193,6 +194,7 @@ static void weights_are_looked_through_later_where_that_is_wanted(void **state)
 	assert_memory_equal(landing, values, sizeof(landing));
 	for (size_t i = 1; i < f.n; i++) {
 		unsigned char *last = zmq_msg_data(&f.frame[i]);
+
 		last += zmq_msg_size(&f.frame[i]) - 1;
 		*last ^= 1;
 		assert_int_equal(wire_decode(lazy, &f, &back, NULL), PS_OK);
@@ -214,6 +216,7 @@ static void any_flipped_bit_of_a_tensor_is_seen(void **state)
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	for (size_t bit = 0; bit < 40 * 32; bit++) {
 		unsigned char *byte = (unsigned char *)zmq_msg_data(&f.frame[1]) + bit / 8;
+
 		*byte ^= (unsigned char)(1u << bit % 8);
 		assert_string_equal(refusal(&f), "wrong tensor checksum");
 		*byte ^= (unsigned char)(1u << bit % 8);

@@ -84,6 +84,7 @@ static void it_is_refused_whatever_the_rest_says(void **state)
 	(void)state;
 	for (int which = 0; which < 2; which++) {
 		struct bytes *b = greeting(which, 9, 9, NULL);
+
 		bytes_number(b, 2, 99); /* of another range in version 9 */
 		bytes_text(b, 1, "or of another type");
 		assert_version_refused(

@@ -54,6 +54,7 @@ static void *new_socket(int type)
 {
 	int linger = 0, hwm = 0;
 	void *s = zmq_socket(f.context, type);
+
 	assert_non_null(s);
 	zmq_setsockopt(s, ZMQ_LINGER, &linger, sizeof(linger));
 	zmq_setsockopt(s, ZMQ_SNDHWM, &hwm, sizeof(hwm));
@@ -65,6 +66,7 @@ static int begin(void **state)
 {
 	char endpoint[128];
 	size_t size = sizeof(endpoint);
+
 	(void)state;
 	memset(&f, 0, sizeof(f));
 	f.context = zmq_ctx_new();
@@ -113,6 +115,7 @@ static int end(void **state)
 static void stop_watches(struct zloop *first, struct zloop *second)
 {
 	size_t expected = f.closed + (first != NULL) + (second != NULL);
+
 	if (first)
 		zloop_stop(first, on_closed);
 	if (second)
@@ -131,6 +134,7 @@ static void send_ping(void)
 static int dealer_readable(void *arg)
 {
 	char reply[8];
+
 	assert_ptr_equal(arg, &f);
 	if (zmq_recv(f.dealer, reply, sizeof(reply), ZMQ_DONTWAIT) < 0) {
 		assert_int_equal(zmq_errno(), EAGAIN);
@@ -168,6 +172,7 @@ static void on_busy(uv_timer_t *t)
 static int dealer_plays(void *arg)
 {
 	int had = dealer_readable(arg);
+
 	if (had && f.got < f.goal && f.got % 4 == 0)
 		uv_timer_start(&f.busy, on_busy, 1, 0);
 	else if (had && f.got < f.goal)
@@ -180,6 +185,7 @@ static int echo_one(void *router, int flags)
 {
 	char id[256], body[8];
 	int n = zmq_recv(router, id, sizeof(id), flags);
+
 	if (n < 0)
 		return 0;
 	int m = zmq_recv(router, body, sizeof(body), 0);
@@ -293,6 +299,7 @@ static void a_silent_socket_lets_the_loop_sleep(void **state)
 static int dealer_stops(void *arg)
 {
 	int had = dealer_readable(arg);
+
 	if (had) {
 		zloop_stop(&f.dealer_watch, on_closed);
 		zmq_close(f.dealer);
@@ -329,6 +336,7 @@ static void eat_edge(void)
 	int events = 0;
 	size_t size = sizeof(events);
 	uint64_t start = clock_ms();
+
 	while (!(events & ZMQ_POLLIN) && clock_ms() - start < 5000)
 		assert_int_equal(zmq_getsockopt(f.dealer, ZMQ_EVENTS, &events, &size), 0);
 	assert_true(events & ZMQ_POLLIN);
@@ -443,5 +451,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			what_cannot_be_watched_is_refused_with_nothing_to_undo, begin, end),
 	};
+
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

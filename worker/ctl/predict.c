@@ -181,6 +181,7 @@ static void draw(const struct gallery *g, size_t i, const char *name, int termin
 	putchar('\n');
 	for (size_t line = 0; line < PICTURE_SIDE / 2; line++) {
 		size_t row = line - 2; /* wraps for the first two lines: no class there */
+
 		draw_line(g, i, line, row < n ? &shown[row] : NULL, terminal);
 	}
 }

@@ -209,6 +209,7 @@ static void natural_widths(struct table *t)
 		for (size_t i = 0; i < t->rows; i++) {
 			char text[MAX_CELL];
 			size_t n = length(cell(json_array_get(t->list, i), &columns_of[c], text));
+
 			if (columns_of[c].shortens && n > MAX_TEXT)
 				n = MAX_TEXT;
 			if (n > t->width[c])

@@ -25,6 +25,7 @@ static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster,
 	size_t shared, cudaStream_t stream, A... args)
 {
 	cudaLaunchAttribute attribute[2] = {};
+
 	attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
 	attribute[0].val.programmaticStreamSerializationAllowed = 1;
 	attribute[1].id = cudaLaunchAttributeClusterDimension;
@@ -52,6 +53,7 @@ static inline unsigned blocks_for(size_t n, unsigned threads)
 {
 	size_t blocks = (n + threads - 1) / threads;
 	const size_t max_blocks = 132 * 64; /* the kernels use a grid-stride loop */
+
 	return (unsigned)(blocks < max_blocks ? blocks : max_blocks);
 }
 
@@ -77,6 +79,7 @@ __device__ static inline void copy_ahead(void *to, const void *from, bool valid)
 {
 	uint32_t at = shared_address(to);
 	int bytes = valid ? 16 : 0;
+
 	asm volatile(
 		"cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
 		: "memory");

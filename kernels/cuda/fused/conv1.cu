@@ -24,9 +24,11 @@ __device__ inline void conv1_load_group(
 	struct conv_images *to, const struct kx_batch &batch, int group)
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16, n = CONV_GROUP * chunks;
+
 	for (int i = threadIdx.x; i < n; i += CONV1_THREADS) {
 		int image = group * CONV_GROUP + i / chunks;
 		bool here = image < batch.images;
+
 		conv_fetch(to, i, here ? conv1_image(batch, image) : batch.pixels, here);
 	}
 	copies_commit();
@@ -62,12 +64,14 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	__syncthreads();
 	for (int p = begin; p < end; p++) {
 		const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
+
 		const uint32_t *patch =
 			images.pixels + lane / 4 * IMAGE_WORDS + y * (2 * ROW_WORDS) + x;
 		const size_t to = l.y.origin + (size_t)y * l.y.row + x * l.y.c + f;
 #pragma unroll
 		for (int j = 0; j < 2; j++) {
 			float c[2][4] = {};
+
 			conv_window<SIZE>(c, w, patch + j * 8 * IMAGE_WORDS, at);
 #pragma unroll
 			for (int e = 0; e < 2; e++) {
@@ -75,6 +79,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 				uint32_t which;
 				float v = max4_argmax(
 					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
+
 				if (n >= batch.images)
 					continue;
 				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
@@ -92,6 +97,7 @@ int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t st
 	const unsigned groups = (batch.images + CONV_GROUP - 1) / CONV_GROUP;
 	const unsigned filters = l.f / CONV1_LANES, wanted = CONV1_SLICES / (groups * filters);
 	const unsigned max_ranges = conv<SIZE>::POSITIONS / 8;
+
 	dim3 grid(groups, filters, wanted < 1 ? 1 : wanted < max_ranges ? wanted : max_ranges);
 	return kx_launch(conv1_fprop_kernel<SIZE>, grid, CONV1_THREADS, 0, stream, l, batch);
 }
@@ -146,6 +152,7 @@ __device__ inline void hi_lo_position(struct hi_lo_shared *s,
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 	float window[2][2][4] = {};
 	uint32_t packed[2][CONV2_TERMS];
+
 	conv_window_both(window, w,
 		s->images.pixels + r * IMAGE_WORDS + p / CONV2_IN * (2 * ROW_WORDS) + p % CONV2_IN,
 		at);
@@ -156,6 +163,7 @@ __device__ inline void hi_lo_position(struct hi_lo_shared *s,
 #pragma unroll
 		for (int e = 0; e < 2; e++) {
 			uint32_t which;
+
 			v[e] = max4_argmax(c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
 			v[e] = max_or_nan(fmaf(v[e], CONV_PIXEL, bias), 0);
 			s->argmax[(8 * j + 2 * t + e) * ARGMAX_STRIDE + i * CONV2_CHANNELS +
@@ -180,9 +188,11 @@ __device__ inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx
 	const int chunks = CONV2_TERMS * HI_LO_GROUPS,
 		  argmaxes = MAX_POSITIONS * CONV2_CHANNELS / 16;
 	const int count = end - begin;
+
 	for (int i = threadIdx.x; i < CONV_GROUP * chunks * MAX_POSITIONS; i += CONV1_THREADS) {
 		const int image = i / (chunks * MAX_POSITIONS), chunk = i / MAX_POSITIONS % chunks,
 			  p = i % MAX_POSITIONS;
+
 		if (n0 + image < images && p < count)
 			*reinterpret_cast<uint4 *>(l.y_hi_lo + (size_t)(n0 + image) * CONV2_IMAGE +
 						   (chunk * CONV2_PIXELS + begin + p) * 8) =
@@ -191,6 +201,7 @@ __device__ inline void hi_lo_write(const struct hi_lo_shared *s, const struct kx
 	}
 	for (int i = threadIdx.x; i < CONV_GROUP * argmaxes; i += CONV1_THREADS) {
 		const int image = i / argmaxes, at = i % argmaxes * 16;
+
 		if (n0 + image < images && at < count * CONV2_CHANNELS)
 			*reinterpret_cast<uint4 *>(
 				l.argmax +
@@ -225,6 +236,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	__syncthreads();
 	for (int from = begin; from < end; from += MAX_POSITIONS) {
 		const int to = min(from + MAX_POSITIONS, end);
+
 		for (int p = from + warp / HI_LO_GROUPS; p < to; p += CONV1_WARPS / HI_LO_GROUPS)
 			hi_lo_position(s, w, at, p, p - from, group, bias);
 		__syncthreads();
@@ -240,6 +252,7 @@ int conv1_fprop_hi_lo_launch(struct kx_conv1 l, struct kx_batch batch, cudaStrea
 	const unsigned wanted = CONV1_SLICES / groups,
 		       max_ranges = CONV2_PIXELS / (MAX_POSITIONS / 2);
 	const unsigned ranges = wanted < 1 ? 1 : wanted < max_ranges ? wanted : max_ranges;
+
 	if (cudaFuncSetAttribute(
 		    conv1_fprop_hi_lo_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
@@ -264,6 +277,7 @@ __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 	const uint8_t *argmax = l.argmax + (size_t)n * conv<SIZE>::POSITIONS * l.f + f;
 	const float *dy = l.dy + n * l.y.image + l.y.origin + f;
 	const int warp = threadIdx.x / 32;
+
 	for (int p0 = 0; p0 < conv<SIZE>::POSITIONS; p0 += CONV1_WARPS * PREFETCH) {
 		int won[PREFETCH];
 		float d[PREFETCH];
@@ -271,6 +285,7 @@ __device__ inline void conv1_wgrad_image(float (&sum)[SIZE * SIZE], float *bias,
 		for (int i = 0; i < PREFETCH; i++) {
 			const int p = min(p0 + i * CONV1_WARPS + warp, conv<SIZE>::POSITIONS - 1);
 			const int y = p / conv<SIZE>::POOLED, x = p % conv<SIZE>::POOLED;
+
 			won[i] = argmax[(size_t)p * l.f];
 			d[i] = dy[(size_t)y * l.y.row + x * l.y.c];
 			const bool here = p0 + i * CONV1_WARPS + warp < conv<SIZE>::POSITIONS;
@@ -324,6 +339,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 		__syncthreads();
 		if (warp == 0) {
 			float v = 0;
+
 			for (int i = 0; i < CONV1_WARPS; i++)
 				v += partial[i][lane];
 			to[(size_t)k * l.f + f] = v;
@@ -336,6 +352,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 size_t kx_conv1_fragments(int size, int f)
 {
 	int steps = size == 3 ? conv<3>::STEPS : conv<5>::STEPS;
+
 	return (size_t)f / 8 * steps * CONV_TERMS * 256;
 }
 

@@ -21,6 +21,7 @@
 __device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], float v)
 {
 	const __half hi = __float2half_rn(v);
+
 	term[0] = __half_as_ushort(hi);
 	term[1] = __half_as_ushort(__float2half_rn(v - __half2float(hi)));
 }
@@ -30,6 +31,7 @@ __device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], fl
 __device__ static inline uint4 load_matrices(uint32_t at)
 {
 	uint4 v;
+
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
 		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
 		     : "r"(at)
@@ -41,6 +43,7 @@ __device__ static inline uint4 load_matrices(uint32_t at)
 __device__ static inline uint4 load_transposed(uint32_t at)
 {
 	uint4 v;
+
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
 		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
 		     : "r"(at)
@@ -66,6 +69,7 @@ __device__ static inline struct dy_scale dy_scale_for(float amax)
 {
 	const int wanted = 267 - (int)(__float_as_uint(amax) >> 23 & 0xff);
 	const uint32_t exponent = (uint32_t)max(27, min(227, wanted));
+
 	return {__uint_as_float(exponent << 23), __uint_as_float((254 - exponent) << 23)};
 }
 
@@ -81,6 +85,7 @@ __device__ static inline float warp_amax(float v)
 __device__ static inline float block_amax(float v, float *shared)
 {
 	const int warps = (int)blockDim.x / 32;
+
 	v = warp_amax(v);
 	if (threadIdx.x % 32 == 0)
 		shared[threadIdx.x / 32] = v;
@@ -103,6 +108,7 @@ __device__ static inline void conv2_store_weight(
 	const int term = CONV2_FILTERS * CONV2_CHANNELS;
 	const int tile = c / 2 % 2, lane = c / 4 * 4 + f / 2 % 4, word = c % 2 + f / 8 % 2 * 2;
 	uint16_t v[CONV2_TERMS];
+
 	split_half_hi_lo(v, weight * CONV2_SCALE);
 	w_fprop += tap * (CONV2_TERMS * term) + (c / 8 * CONV2_FILTERS + f) * 8 + c % 8;
 	w_fprop[0] = v[0];

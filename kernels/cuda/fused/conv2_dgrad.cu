@@ -54,6 +54,7 @@ struct dgrad_shared {
 __device__ inline int tap_of(int n)
 {
 	const int tile = n / 8, i = n % 8;
+
 	if (tile < 2)
 		return i / 2 * CONV2_SIZE + tile + i % 2 * 2;
 	if (tile == 2)
@@ -66,6 +67,7 @@ __device__ inline int tap_of(int n)
 __device__ inline int column_offset(int n)
 {
 	int tap = tap_of(n);
+
 	if (tap == NO_TAP || tap == CONV2_TAPS)
 		tap = tap_of(n / 8 * 8);
 	return tap / CONV2_SIZE * PAIRS + tap % CONV2_SIZE / 2 +
@@ -77,6 +79,7 @@ __device__ inline int column_offset(int n)
 __device__ inline void dgrad_fetch_weights(struct dgrad_shared *s, const struct kx_conv2 &l)
 {
 	const uint4 *from = reinterpret_cast<const uint4 *>(l.w_dgrad);
+
 	for (int i = threadIdx.x; i < CONV2_TAPS * STEPS * TILES * 32; i += blockDim.x)
 		copy_ahead(&s->weights[i], from + i, true);
 }
@@ -85,9 +88,11 @@ __device__ inline void dgrad_fetch_argmax(
 	struct dgrad_shared *s, const struct kx_conv2 &l, int n0, int images)
 {
 	const int chunks = CONV2_PIXELS * CONV2_CHANNELS / 16;
+
 	for (int i = threadIdx.x; i < DGRAD_IMAGES * chunks; i += blockDim.x) {
 		const int image = i / chunks, at = i % chunks * 16, n = n0 + image;
 		const bool here = n < images;
+
 		copy_ahead(s->argmax + image * ARGMAX_STRIDE + at,
 			l.x_argmax + (here ? n : 0) * (size_t)(CONV2_PIXELS * CONV2_CHANNELS) + at,
 			here);
@@ -100,6 +105,7 @@ __device__ inline uint32_t pixels_to_half(uint32_t low, uint32_t high)
 	const uint32_t v = 0x64006400u | low | high << 16, from = 0x64006400u;
 	const __half2 d = __hsub2(
 		*reinterpret_cast<const __half2 *>(&v), *reinterpret_cast<const __half2 *>(&from));
+
 	return *reinterpret_cast<const uint32_t *>(&d);
 }
 
@@ -111,6 +117,7 @@ __device__ inline void dgrad_load_pixels(
 		const int image = i / SIDE, y = i % SIDE, n = n0 + image;
 		uint32_t *to = s->pixels + image * IMAGE_STRIDE + y * PAIRS;
 		uint32_t bytes[SIDE / 4 + 1] = {};
+
 		if (n < batch.images) {
 			const uint32_t *from = reinterpret_cast<const uint32_t *>(
 				batch.pixels + image_number(&batch, n) * (SIDE * SIDE) + y * SIDE);
@@ -121,6 +128,7 @@ __device__ inline void dgrad_load_pixels(
 #pragma unroll
 		for (int k = 0; k < SIDE / 4; k++) {
 			const uint32_t v = bytes[k], next = bytes[k + 1];
+
 			to[2 * k] = pixels_to_half(v & 0xff, v >> 8 & 0xff);
 			to[2 * k + 1] = pixels_to_half(v >> 16 & 0xff, v >> 24);
 			to[SHIFTED_COPY + 2 * k] = pixels_to_half(v >> 8 & 0xff, v >> 16 & 0xff);
@@ -182,6 +190,7 @@ __device__ inline struct dy_scale dgrad_scatter_all_dy(
 	for (int i_quad = 0; i_quad < QUADS_PER_THREAD; i_quad++) {
 		const int i = i_quad * DGRAD_THREADS + threadIdx.x;
 		const struct filter_quad q = filter_quad_of(i);
+
 		d[i_quad] = {};
 		which[i_quad] = 0;
 		if (i < QUADS && n0 + q.image < images) {
@@ -244,6 +253,7 @@ __device__ inline void dgrad_add_row(
 	/* four matrices: two groups of eight filters of one output pixel, then two of the next */
 	const uint32_t at = shared_address(s->dy) + lane / 16 * (CONV2_FILTERS * DGRAD_IMAGES * 2) +
 			    lane % 16 * 16;
+
 	for (int ky = max(0, y - CONV2_OUT + 1); ky < min(CONV2_SIZE, y + 1); ky++)
 #pragma unroll 1
 		for (int k_step = 0; k_step < STEPS; k_step++)
@@ -261,6 +271,7 @@ __device__ inline void dgrad_add_row(
 __device__ inline uint2 to_window(uint32_t v, uint32_t argmax)
 {
 	const uint32_t open = argmax & 4 ? v : 0, word = argmax & 1 ? open << 16 : open;
+
 	return argmax & 2 ? uint2{0, word} : uint2{word, 0};
 }
 
@@ -275,11 +286,13 @@ __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (
 		const uint32_t v = two_halves(c[j][e] * up, c[j][2 + e] * up);
 		const uint2 low = to_window(v & 0xffff, argmax >> (16 * j));
 		const uint2 high = to_window(v >> 16, argmax >> (16 * j + 8));
+
 		a[j] = {low.x, high.x, low.y, high.y};
 	}
 #pragma unroll
 	for (int n = 0; n < 4; n++) {
 		uint32_t top = window[at[n]], bottom = window[at[n] + PAIRS];
+
 		if (n == 3 && ones)
 			top = bottom = 0x3c003c00u;
 #pragma unroll
@@ -311,6 +324,7 @@ __device__ inline void wgrad1_add_row(float (&sum)[TILES][4][4], const struct dg
 			const uint32_t argmax = *reinterpret_cast<const uint32_t *>(
 				s->argmax + (2 * t + e) * ARGMAX_STRIDE +
 				(y * CONV2_IN + x) * CONV2_CHANNELS + 4 * r);
+
 			wgrad1_add_pixel(sum, c[x], e, p.up, argmax,
 				s->pixels + (2 * t + e) * IMAGE_STRIDE + 2 * y * PAIRS + x, at);
 		}
@@ -337,9 +351,11 @@ __device__ inline void wgrad1_store(
 	const struct dgrad_shared *s, float *partial, int slice, int warps)
 {
 	float *out = partial + KX_WGRAD_ROWS(CONV2_TAPS) * CONV2_CHANNELS * slice;
+
 	for (int i = threadIdx.x; i < COLUMNS * CONV2_CHANNELS; i += blockDim.x) {
 		const int n = i / CONV2_CHANNELS, f = i % CONV2_CHANNELS, tap = tap_of(n);
 		float v = 0;
+
 		for (int w = 0; w < warps; w++)
 			v += s->sums[w][n][f];
 		if (tap != NO_TAP)
@@ -392,6 +408,7 @@ int kx_conv2_dgrad_slices(int images)
 int kx_conv2_dgrad(struct kx_conv2 l, struct kx_batch batch, float *partial, cudaStream_t stream)
 {
 	const int bytes = (int)sizeof(struct dgrad_shared);
+
 	const dim3 grid((batch.images + DGRAD_IMAGES - 1) / DGRAD_IMAGES,
 		few_images(batch.images) ? ROW_BLOCKS : 1);
 	if (cudaFuncSetAttribute(

@@ -43,8 +43,10 @@ __device__ inline void fprop_fetch_images(struct fprop_shared<IMAGES> *s, const 
 	int n0, int images, int row, int rows)
 {
 	const int groups = CONV2_TERMS * CONV2_CHANNELS / 8, pixels = rows * CONV2_IN;
+
 	for (int i = threadIdx.x; i < IMAGES * groups * pixels; i += blockDim.x) {
 		const int image = i / pixels / groups, n = n0 + image;
+
 		const int at =
 			(i / pixels % groups * CONV2_PIXELS + row * CONV2_IN + i % pixels) * 16;
 		const uint16_t *from = l.x + (size_t)(n < images ? n : 0) * CONV2_IMAGE;
@@ -70,6 +72,7 @@ __device__ inline void fprop_add_row(float (&d)[PER][32], uint32_t at, uint32_t 
 			for (int i = 0; i < PER; i++) {
 				const uint32_t from = at + i * (CONV2_TERMS * CONV2_TERM_BYTES) +
 						      2 * k * CONV2_GROUP_BYTES;
+
 				const uint64_t x =
 					wgmma_descriptor(from, CONV2_GROUP_BYTES, CONV2_IN * 16);
 				const uint64_t x_lo = wgmma_descriptor(
@@ -90,6 +93,7 @@ __device__ inline void fprop_store(const struct kx_conv2 &l, const float (&d)[32
 		  odd = lane / 4 % 2;
 	const int f0 = lane % 4 * 2 + odd;
 	const size_t window = (size_t)y * CONV2_POOLED + x;
+
 	float *value =
 		l.y.value + n * l.y.image + l.y.origin + y * l.y.row + x * CONV2_FILTERS + f0;
 	uint8_t *argmax = l.argmax +
@@ -102,6 +106,7 @@ __device__ inline void fprop_store(const struct kx_conv2 &l, const float (&d)[32
 		uint32_t which;
 		const float v = odd ? max4_argmax(top, c[1], bottom, c[3], &which)
 				    : max4_argmax(c[0], top, c[2], bottom, &which);
+
 		if (!here)
 			continue;
 		value[8 * j] = max_or_nan(fmaf(v, 1 / CONV2_SCALE, l.bias[f0 + 8 * j]), 0);
@@ -114,6 +119,7 @@ __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 	conv2_fprop_kernel(struct kx_conv2 l, int images)
 {
 	constexpr int IMAGES = WARPGROUPS * PER;
+
 	extern __shared__ __align__(128) unsigned char memory[];
 	struct fprop_shared<IMAGES> *s = reinterpret_cast<struct fprop_shared<IMAGES> *>(memory);
 	const int n0 = blockIdx.x * IMAGES, first = threadIdx.x / 128 * PER;
@@ -148,6 +154,7 @@ int conv2_fprop_launch(struct kx_conv2 l, int images, cudaStream_t stream)
 {
 	const int images_per_block = WARPGROUPS * PER,
 		  bytes = (int)sizeof(struct fprop_shared<WARPGROUPS * PER>);
+
 	if (cudaFuncSetAttribute(conv2_fprop_kernel<WARPGROUPS, PER>,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -44,6 +44,7 @@ struct wgrad_shared {
 __device__ inline void copy_word_ahead(void *to, const void *from)
 {
 	uint32_t at = shared_address(to);
+
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 
@@ -58,6 +59,7 @@ struct filter_quad {
 __device__ inline struct filter_quad filter_quad_of_thread()
 {
 	const int i = threadIdx.x;
+
 	return {i / 16 % (CONV2_FILTERS / 8) * 8 + i % 2 * 4, i / 2 % CONV2_OUT,
 		i / (2 * CONV2_FILTERS) * 2};
 }
@@ -68,6 +70,7 @@ __device__ inline void wgrad_fetch_image(
 {
 	const struct filter_quad at = filter_quad_of_thread();
 	const int stage = i % STAGES, y = at.y / 2, x = at.x / 2;
+
 	if (n < images) {
 		const unsigned char *in =
 			reinterpret_cast<const unsigned char *>(l.x + (size_t)n * CONV2_IMAGE);
@@ -117,6 +120,7 @@ __device__ inline struct tap_operand tap_operand_of(
 	const struct wgrad_shared *s, int stage, int tap)
 {
 	const int ky = tap / CONV2_SIZE, kx = tap % CONV2_SIZE;
+
 	if (tap >= CONV2_TAPS)
 		return {shared_address(s->ones), 2 * CORE_BYTES, CORE_BYTES};
 	return {shared_address(s->in[stage]) + (ky * CONV2_IN + kx) * 16, CONV2_GROUP_BYTES,
@@ -157,6 +161,7 @@ __device__ inline void wgrad_store(float *out, const float (&d)[16], int tap, fl
 #pragma unroll
 	for (int i = 0; i < 16; i++) {
 		const int c = i / 4 * 8 + lane % 4 * 2 + i % 2;
+
 		if (tap < CONV2_TAPS || c == 0)
 			out[(tap * CONV2_CHANNELS + c) * CONV2_FILTERS + f + i / 2 % 2 * 8] =
 				d[i] * down;
@@ -216,12 +221,14 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 int kx_conv2_wgrad_slices(int images)
 {
 	const int slices = (images + 1) / 2;
+
 	return slices < CONV2_WGRAD_SLICES ? slices : CONV2_WGRAD_SLICES;
 }
 
 int kx_conv2_wgrad(struct kx_conv2 l, float *workspace, int images, cudaStream_t stream)
 {
 	const int bytes = (int)sizeof(struct wgrad_shared);
+
 	if (cudaFuncSetAttribute(
 		    conv2_wgrad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

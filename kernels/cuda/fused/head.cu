@@ -180,6 +180,7 @@ __device__ inline void head_classify(
 	const int mine = threadIdx.x % IMAGE_THREADS;
 	const bool here = n < images, writes = here && blockIdx.y == 0;
 	float logit[HEAD_CLASSES] = {}, hidden[UNITS_PER_THREAD];
+
 	head_logits(logit, hidden, *s, h, n, here);
 	if (writes)
 		head_store_classes(h.logits, logit, h.width, n);
@@ -246,14 +247,17 @@ __device__ inline void head_store_dx(const struct kx_head &h, const float (&c)[2
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
 		const int n = n0 + lane / 4 + 8 * i;
+
 		if (n >= images)
 			continue;
 #pragma unroll
 		for (int j = 0; j < COLUMN_TILES; j++) {
 			const size_t at = (size_t)n * h.inputs + column0 + 8 * j + lane % 4 * 2;
 			float2 v = {c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]};
+
 			if (h.mask) {
 				const float2 mask = *reinterpret_cast<const float2 *>(h.mask + at);
+
 				v = {mask.x > 0 ? v.x : 0, mask.y > 0 ? v.y : 0};
 			}
 			*reinterpret_cast<float2 *>(h.dx + at) = v;
@@ -279,6 +283,7 @@ __global__ void __launch_bounds__(HEAD_THREADS, 1)
 		head_fetch_weights(next[k], weight, k);
 	for (int i = threadIdx.x; i < HEAD_UNITS * HEAD_CLASSES; i += HEAD_THREADS) {
 		const int unit = i / HEAD_CLASSES, k = i % HEAD_CLASSES;
+
 		s.class_weight[unit][k] = k < h.classes ? h.class_weight[unit * h.width + k] : 0;
 	}
 	const int label = TRAINING && n < batch.images ? batch.labels[image_number(&batch, n)] : 0;
@@ -303,6 +308,7 @@ int kx_head_hidden(struct kx_head h, int images, cudaStream_t stream)
 int kx_head_logits(struct kx_head h, int images, cudaStream_t stream)
 {
 	struct kx_batch batch = {};
+
 	batch.images = images;
 	return kx_launch(head_kernel<false>, dim3((images + HEAD_IMAGES - 1) / HEAD_IMAGES),
 		HEAD_THREADS, 0, stream, h, batch);

@@ -36,6 +36,7 @@ struct feature_weights {
 __device__ static inline struct feature_weights feature_load(const float *fc)
 {
 	const float4 *from = reinterpret_cast<const float4 *>(fc);
+
 	return {__ldg(from), __ldg(from + 1), __ldg(from + 2)};
 }
 
@@ -69,6 +70,7 @@ __device__ static inline void logits_reduce_filters(const float (&logit)[SEED_CL
 __device__ static inline float load_shared(uint32_t at)
 {
 	float v;
+
 	asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at));
 	return v;
 }
@@ -96,6 +98,7 @@ __device__ static inline void seed_store_conv_wgrad(const struct kx_seed &s, con
 	float bias, float *shared, int f0, int slice)
 {
 	float *mine = shared + threadIdx.x * SEED_ROW;
+
 	__syncthreads();
 #pragma unroll
 	for (int k = 0; k < 9; k++)

@@ -48,6 +48,7 @@ __device__ inline void cluster_load_images(
 	for (int i = threadIdx.x; i < SEED_CLUSTER_IMAGES * CHUNKS; i += CLUSTER_THREADS) {
 		const int n = first + i / CHUNKS;
 		uint4 v = {};
+
 		if (n < batch.images)
 			v = reinterpret_cast<const uint4 *>(seed_image(batch, step, n))[i % CHUNKS];
 		const uint32_t word[4] = {v.x, v.y, v.z, v.w};
@@ -70,15 +71,18 @@ __device__ inline void cluster_fprop(
 	const int f = warp % FILTER_GROUPS * 8 + lane / 4, third = warp / FILTER_GROUPS;
 	const int stride = s.f_pad * SEED_ROW;
 	float logits[2][SEED_CLASSES] = {};
+
 	if (f < s.f_pad) {
 		const int at[1][2] = {{conv_pair<3>(0, 0, t), conv_pair<3>(0, 1, t)}};
 		const float bias = s.params.conv[f * SEED_ROW + 9];
 		struct conv_weights<3> a;
+
 		conv_load(&a, s.fragments, warp % FILTER_GROUPS, lane);
 #pragma unroll 4
 		for (int i = tile.count * third / THIRDS; i < tile.count * (third + 1) / THIRDS;
 			i++) {
 			const int p = tile.begin + i;
+
 			const struct feature_weights w =
 				feature_load(s.params.fc + (size_t)p * stride + f * SEED_ROW);
 			const uint32_t *patch = shared->pairs + lane / 4 * IMAGE_WORDS +
@@ -90,6 +94,7 @@ __device__ inline void cluster_fprop(
 			for (int e = 0; e < 2; e++) {
 				float v = max4_argmax(
 					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which[e]);
+
 				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
 				shared->value[i][2 * t + e][f] = v;
 				logits_add(logits[e], v, w);
@@ -117,6 +122,7 @@ __device__ inline void cluster_fprop(
 __device__ inline void cluster_reduce_logits(const struct kx_seed &s, struct cluster_shared *shared)
 {
 	const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+
 	if (threadIdx.x < SEED_CLUSTER_IMAGES * SEED_CLASSES) {
 		float v[SEED_CLUSTER], sum = s.params.bias[threadIdx.x % SEED_CLASSES];
 #pragma unroll
@@ -139,6 +145,7 @@ __device__ inline void cluster_softmax(const struct kx_seed &s, const struct kx_
 	const bool real = lane < SEED_CLASSES;
 	const float v = shared->warp_logits[0][image * SEED_CLASSES + (real ? lane : 0)];
 	float max_logit = v;
+
 	for (int d = 16; d; d /= 2)
 		max_logit = max_or_nan(max_logit, __shfl_xor_sync(all, max_logit, d));
 	const float exp_logit = expf(v - max_logit);
@@ -274,6 +281,7 @@ int kx_seed_cluster(struct kx_seed s, struct kx_batch batch, int step, cudaStrea
 {
 	const int clusters = kx_seed_tiling(s.f_pad, s.half, batch.images).clusters;
 	const int bytes = (int)sizeof(struct cluster_shared);
+
 	if (cudaFuncSetAttribute(
 		    seed_cluster_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -20,6 +20,7 @@ namespace
 __global__ void seed_fragments_kernel(struct kx_seed s)
 {
 	const size_t n = (size_t)s.f_pad / 8 * 2 * 32 * 4;
+
 	FOR_EACH (i, n)
 		seed_fragment(s, (int)(i / 256), s.params.conv + i / 256 * 8 * SEED_ROW, i % 256);
 }
@@ -28,14 +29,17 @@ __global__ void seed_pack_kernel(struct kx_seed s, const float *manifest)
 {
 	const float *fc = manifest + (size_t)s.f * SEED_ROW_USED;
 	const float *bias = fc + (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+
 	FOR_EACH (i, (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW) {
 		int c = (int)(i % SEED_ROW), f = (int)(i / SEED_ROW % s.f_pad);
 		int p = (int)(i / SEED_ROW / s.f_pad);
 		bool real = c < SEED_CLASSES && f < s.f;
+
 		s.params.fc[i] = real ? fc[((size_t)c * s.f + f) * SEED_POSITIONS + p] : 0;
 	}
 	FOR_EACH (i, (size_t)s.f_pad * SEED_ROW) {
 		int k = (int)(i % SEED_ROW), f = (int)(i / SEED_ROW);
+
 		s.params.conv[i] =
 			f < s.f && k < SEED_ROW_USED ? manifest[seed_conv_at(s, f, k)] : 0;
 	}
@@ -53,9 +57,11 @@ __device__ inline void fprop_load_images(
 	struct conv_images *to, const struct kx_batch &batch, int step, int group)
 {
 	const int chunks = SEED_SIDE * SEED_SIDE / 16, n = SEED_GROUP * chunks;
+
 	for (int i = threadIdx.x; i < n; i += FPROP_THREADS) {
 		int image = group * SEED_GROUP + i / chunks;
 		bool here = image < batch.images;
+
 		conv_fetch(to, i, here ? seed_image(batch, step, image) : batch.pixels, here);
 	}
 	copies_commit();
@@ -79,6 +85,7 @@ __device__ inline void fprop_store_logits(const struct kx_seed &s, const struct 
 	for (int i = threadIdx.x; i < SEED_GROUP * SEED_CLASSES; i += FPROP_THREADS) {
 		int image = group * SEED_GROUP + i / SEED_CLASSES;
 		float v = 0;
+
 		for (int w = 0; w < FPROP_WARPS; w++)
 			v += shared[w][i];
 		if (image < batch.images)
@@ -128,18 +135,21 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 #pragma unroll 2
 	for (int left = end - begin, x = begin % 13; left > 0; left--) {
 		const struct feature_weights w = next;
+
 		fc += stride;
 		next = feature_load(fc);
 		uint32_t argmax_bits = 0;
 #pragma unroll
 		for (int j = 0; j < 2; j++) {
 			float c[2][4] = {};
+
 			conv_window<3>(c, a, patch + j * 8 * IMAGE_WORDS, at);
 #pragma unroll
 			for (int e = 0; e < 2; e++) {
 				uint32_t which;
 				float v = max4_argmax(
 					c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
+
 				v = max_or_nan(fmaf(v, CONV_PIXEL, bias), 0);
 				argmax_bits |= which << (4 * j + 2 * e);
 				logits_add(logits[2 * j + e], v, w);
@@ -168,6 +178,7 @@ __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int 
 	const unsigned all = 0xffffffffu;
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
 	const int n = (blockIdx.x * LOGITS_THREADS + threadIdx.x) / 32;
+
 	if (n >= batch.images) {
 		if (batch.training && lane < SEED_ROW) {
 			await_previous();
@@ -207,6 +218,7 @@ __global__ void seed_logits_kernel(struct kx_seed s, struct kx_batch batch, int 
 size_t kx_seed_argmax_bytes(int f_pad, int half, size_t images)
 {
 	const size_t groups = (images + SEED_GROUP - 1) / SEED_GROUP;
+
 	/* Half precision stores a nibble instead of two bits, and a block may read past the last
 	 * position. */
 	return groups * SEED_POSITIONS * f_pad * 4 * (half ? 2 : 1) +
@@ -226,6 +238,7 @@ size_t kx_seed_fragments(int f_pad)
 int kx_seed_pack(struct kx_seed s, const float *manifest, cudaStream_t stream)
 {
 	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
+
 	if (manifest)
 		seed_pack_kernel<<<blocks_for(n, 256), 256, 0, stream>>>(s, manifest);
 	seed_fragments_kernel<<<blocks_for(s.f_pad * 32, 256), 256, 0, stream>>>(s);
@@ -237,6 +250,7 @@ int kx_seed_fprop(struct kx_seed s, struct kx_batch batch, int step, cudaStream_
 	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
 	struct fprop_tiling fprop_tiling = {
 		c.warps_filters, c.ranges * (FPROP_WARPS / c.warps_filters), batch.training, step};
+
 	dim3 grid(c.groups, c.filter_blocks, c.ranges);
 	const int bytes = (int)sizeof(struct fprop_shared);
 	if (cudaFuncSetAttribute(
@@ -250,6 +264,7 @@ int kx_seed_logits(struct kx_seed s, struct kx_batch batch, int step, cudaStream
 {
 	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
 	int per_block = LOGITS_THREADS / 32;
+
 	return kx_launch(seed_logits_kernel, dim3(c.groups * SEED_GROUP / per_block),
 		LOGITS_THREADS, 0, stream, s, batch, c.filter_blocks * c.ranges, step);
 }

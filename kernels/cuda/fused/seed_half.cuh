@@ -67,6 +67,7 @@ __device__ static inline uint16_t *half_argmax(const struct kx_seed &s, size_t g
 __device__ static inline float half_unit(const float *w)
 {
 	float bound = fabsf(w[9]);
+
 	for (int k = 0; k < 9; k++)
 		bound += fabsf(w[k]);
 	return bound < INFINITY ? power_above(bound) : NAN;
@@ -82,11 +83,13 @@ __device__ static inline void half_fragment(
 	const int out_pixel = 2 * tile + word % 2, pair = word / 2 * 4 + lane % 4;
 	const float *w = weights + lane / 4 * SEED_ROW;
 	float amax = 0, v[2];
+
 	for (int k = 0; k < 9; k++)
 		amax = fmaxf(amax, fabsf(w[k]));
 	const float power = power_above(amax), to_half = 0x1p15f * inverse(power);
 	for (int half = 0; half < 2; half++) {
 		const int k = 2 * pair + half, y = k / 4 - out_pixel / 2, x = k % 4 - out_pixel % 2;
+
 		v[half] = y >= 0 && y < 3 && x >= 0 && x < 3 ? w[y * 3 + x] * to_half : 0;
 	}
 	const __half2 hi = __floats2half2_rn(v[0], v[1]);
@@ -95,6 +98,7 @@ __device__ static inline void half_fragment(
 	to[2 * 128] = two_halves(v[0] - __low2float(hi), v[1] - __high2float(hi));
 	if (tile == 0 && word == 0 && lane % 4 == 0) {
 		const float unit = half_unit(w), to_value = inverse(unit);
+
 		scales[lane / 4] = {power * to_value * (0x1p-15f / PIXEL_HALF) * CONV_PIXEL,
 			w[9] * to_value, unit, 0};
 	}
@@ -105,6 +109,7 @@ __device__ static inline void seed_fragment(
 	const struct kx_seed &s, int group, const float *weights, int i)
 {
 	uint32_t *to = s.fragments + (size_t)group * 256 * CONV_TERMS;
+
 	conv_fragment<3>(to, weights, SEED_ROW, i);
 	if (s.half)
 		half_fragment(half_fragments(s, group), half_scales(s, group), weights, i);
@@ -113,6 +118,7 @@ __device__ static inline void seed_fragment(
 __device__ static inline uint32_t two_bf16(float low, float high)
 {
 	const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+
 	return *reinterpret_cast<const uint32_t *>(&v);
 }
 
@@ -120,6 +126,7 @@ __device__ static inline uint32_t two_bf16(float low, float high)
 __device__ static inline uint32_t transposed(uint32_t v)
 {
 	uint32_t to;
+
 	asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(v));
 	return to;
 }
@@ -127,6 +134,7 @@ __device__ static inline uint32_t transposed(uint32_t v)
 __device__ static inline uint32_t load_shared_u32(uint32_t at)
 {
 	uint32_t v;
+
 	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
 	return v;
 }
@@ -134,6 +142,7 @@ __device__ static inline uint32_t load_shared_u32(uint32_t at)
 __device__ static inline uint2 load_shared2(uint32_t at)
 {
 	uint2 v;
+
 	asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
 	return v;
 }
@@ -141,6 +150,7 @@ __device__ static inline uint2 load_shared2(uint32_t at)
 __device__ static inline uint4 load_shared4(uint32_t at)
 {
 	uint4 v;
+
 	asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
 		     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
 		     : "r"(at));

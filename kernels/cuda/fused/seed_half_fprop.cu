@@ -31,8 +31,10 @@ __device__ inline void half_load_images(
 	uint32_t *pixels, const struct kx_batch &batch, int step, int group)
 {
 	const int chunks = SEED_SIDE * SEED_SIDE / 16;
+
 	for (int i = threadIdx.x; i < SEED_GROUP * chunks; i += HALF_FPROP_THREADS) {
 		const int image = min(group * SEED_GROUP + i / chunks, batch.images - 1);
+
 		const uint4 v =
 			__ldg(reinterpret_cast<const uint4 *>(seed_image(batch, step, image)) +
 				i % chunks);
@@ -70,6 +72,7 @@ __device__ inline struct half_features half_features_of(
 #pragma unroll
 		for (int e = 0; e < 2; e++) {
 			uint32_t which;
+
 			const float max4 =
 				max4_argmax(c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
 			const float v = __saturatef(fmaf(max4, w.scale.slope, w.scale.bias));
@@ -100,6 +103,7 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 	const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const int f0 = warp_tile.filter_group * 8, stride = s.f_pad * SEED_ROW;
 	struct half_weights<2> w;
+
 	half_load(&w, half_fragments(s, warp_tile.filter_group),
 		half_scales(s, warp_tile.filter_group), lane);
 	const float *fc =
@@ -119,12 +123,14 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 			two_bf16(next[0].v[1][0], next[0].v[1][1]),
 			two_bf16(next[1].v[0][0], next[1].v[0][1]) & real,
 			two_bf16(next[1].v[1][0], next[1].v[1][1]) & real};
+
 		fc += left > 2 ? 2 * stride : 0;
 		next[0] = half_fc_load(fc);
 		next[1] = half_fc_load(fc + (left > 3 ? stride : 0));
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			const struct half_features f = half_features_of(w, patch);
+
 			values[0][i] = transposed(two_bf16(f.value[0], f.value[1]));
 			values[1][i] = transposed(two_bf16(f.value[2], f.value[3]));
 			if (i < left)
@@ -142,6 +148,7 @@ __device__ inline void half_add_positions(const struct kx_seed &s,
 #pragma unroll
 	for (int i = 0; i < 8; i++) {
 		const int image = i / 4 * 8 + 2 * t + i % 2, c = g + i / 2 % 2 * 8;
+
 		if (c < SEED_CLASSES)
 			to[image * SEED_CLASSES + c] = logits[i / 4][i % 4];
 	}
@@ -154,6 +161,7 @@ __device__ inline void half_store_logits(const struct kx_seed &s, const struct k
 	const float (*partial_logits)[SEED_GROUP * SEED_CLASSES], int group, int slice)
 {
 	const int i = threadIdx.x, n = group * SEED_GROUP + i / SEED_CLASSES;
+
 	if (i >= SEED_GROUP * SEED_CLASSES || n >= batch.images)
 		return;
 	float v = 0;
@@ -188,6 +196,7 @@ int kx_seed_half_fprop(struct kx_seed s, struct kx_batch batch, int step, cudaSt
 {
 	const struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
 	const int bytes = (int)sizeof(struct half_fprop_shared);
+
 	if (cudaFuncSetAttribute(
 		    seed_half_fprop_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -137,6 +137,7 @@ __device__ inline void expand_pair(uint32_t *to, const uint32_t *from)
 #pragma unroll
 	for (int k = 0; k < rounds; k++) {
 		const bool here = k + 1 < rounds || 32 * k + lane < quads;
+
 		a[k] = here ? from[32 * k + lane] : 0;
 		b[k] = here ? from[32 * k + lane + quads] : 0;
 	}
@@ -144,6 +145,7 @@ __device__ inline void expand_pair(uint32_t *to, const uint32_t *from)
 	for (int k = 0; k < rounds; k++) {
 		const uint32_t low = __byte_perm(a[k], b[k], 0x5140);
 		const uint32_t high = __byte_perm(a[k], b[k], 0x7362);
+
 		if (k + 1 < rounds || 32 * k + lane < quads)
 			reinterpret_cast<uint4 *>(to)[32 * k + lane] = {__byte_perm(low, 0, 0x4140),
 				__byte_perm(low, 0, 0x4342), __byte_perm(high, 0, 0x4140),
@@ -156,6 +158,7 @@ __device__ inline void expand_pixels(
 {
 	const int pair = f.i / 32 * 2;
 	const uint32_t *from = reinterpret_cast<const uint32_t *>(bytes + 2 * pair * CHUNKS);
+
 	expand_pair(to->pixels[pair], from);
 	expand_pair(to->pixels[pair + 1], from + 2 * CHUNKS * 4);
 }
@@ -175,6 +178,7 @@ __device__ inline struct dy_pair producer_fetch_dy(
 	const float *a = from + f.i / SEED_CLASSES * 2 * SEED_ROW + f.i % SEED_CLASSES;
 	const float *b = from + f.i / 5 * SEED_ROW + f.i % 5 * 2;
 	struct dy_pair e = {};
+
 	if (f.i < BY_CLASS)
 		e.by_class = {a[0], a[SEED_ROW]};
 	if (f.i < BY_IMAGE)
@@ -186,6 +190,7 @@ __device__ inline void producer_store_dy(
 	const struct producer &f, struct half_stage *to, const struct dy_pair &e, float scale)
 {
 	const int word = f.i % 5;
+
 	if (f.i < BY_CLASS)
 		to->by_class[f.i / SEED_CLASSES][f.i % SEED_CLASSES] =
 			two_halves(e.by_class.x * scale, e.by_class.y * scale);
@@ -206,10 +211,12 @@ __device__ inline void produce(const struct producer &f, struct prefetched next,
 	int begin, int end, float scale)
 {
 	struct pipeline_state state = {0, true}; /* at the start all stages are empty */
+
 	for (int group = begin; group < end; group++) {
 		struct half_stage *stage = stage_of(first, state);
 		uint4 *mine = bytes[(group - begin) % 2];
 		const struct dy_pair dy = next.dy;
+
 		next.dy = producer_fetch_dy(f, s, min(group + 1, end - 1));
 		copies_wait<1>();
 		__syncwarp();
@@ -263,6 +270,7 @@ __device__ inline struct half_tile half_tile_of(
 {
 	const int warp = threadIdx.x / 32, last = s.f_pad / 8 - 1;
 	const int group = blockIdx.y * FILTER_GROUPS + warp % FILTER_GROUPS;
+
 	return {(int)(tiling.groups * blockIdx.z / tiling.slices),
 		(int)(tiling.groups * (blockIdx.z + 1) / tiling.slices), min(group, last),
 		((int)blockIdx.x * POSITION_GROUPS + warp / FILTER_GROUPS % POSITION_GROUPS) *
@@ -289,6 +297,7 @@ __device__ inline float dy_amax(
 #pragma unroll 1
 	for (int i = begin * 3 + threadIdx.x; i < end * 3; i += HALF_WGRAD_THREADS) {
 		const float4 e = from[i];
+
 		v = fmaxf(v, fmaxf(fmaxf(fabsf(e.x), fabsf(e.y)), fmaxf(fabsf(e.z), fabsf(e.w))));
 	}
 	const uint32_t amax = __reduce_max_sync(0xffffffffu, __float_as_uint(v));
@@ -325,6 +334,7 @@ __device__ inline uint32_t half_values_of(
 	const uint32_t b0 = __byte_perm(upper.x, upper.y, at.pick);
 	const uint32_t b1 = __byte_perm(lower.x, lower.y, at.pick);
 	uint32_t c[2][2] = {};
+
 	mma_half_sums(c[0], w.a[0][0], b0, b1);
 	mma_half_sums(c[1], w.a[0][1], b0, b1);
 	const __half2 largest = __hmax2(__hmax2(half_of(c[0][0]), half_of(c[0][1])),
@@ -336,6 +346,7 @@ __device__ inline uint32_t half_values_of(
 __device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 {
 	uint32_t v;
+
 	asm("prmt.b32 %0, 0, %1, %2;" : "=r"(v) : "r"(table), "r"(nibbles));
 	return v;
 }
@@ -350,6 +361,7 @@ __device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const
 #pragma unroll
 	for (int out_pixel = 0; out_pixel < OUT_PIXELS; out_pixel++) {
 		const uint32_t bytes = byte_lookup(0x3cu << (8 * out_pixel), argmax);
+
 		d_pixel[out_pixel][0] = half_times(__byte_perm(bytes, 0, 0x1404), d[0]);
 		d_pixel[out_pixel][1] = half_times(__byte_perm(bytes, 0, 0x3424), d[1]);
 	}
@@ -358,6 +370,7 @@ __device__ inline void half_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4], const
 	for (int i = 0; i < OUT_PIXELS / 2; i++) {
 		const uint4 a = {d_pixel[2 * i][0], d_pixel[2 * i + 1][0], d_pixel[2 * i][1],
 			d_pixel[2 * i + 1][1]};
+
 		mma_half(sum[i][0], a, m0, m1);
 		mma_half(sum[i][1], a, load_shared_u32(side[i]),
 			load_shared_u32(side[i] + HALF_BYTES));
@@ -375,6 +388,7 @@ __device__ inline void half_add_pair(struct half_sums *sum, int pair,
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		float dy[4] = {};
+
 		mma_half(dy, fc, e[half].x, e[half].y);
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
@@ -391,6 +405,7 @@ __device__ inline void half_add_pair(struct half_sums *sum, int pair,
 		const uint32_t pos = at.pos[2 * pair + i];
 		const uint32_t upper = at.side + (pos & at.pixel) + stage;
 		const uint32_t side[2] = {upper, upper + (3 * ROW_BYTES & at.pixel)};
+
 		half_conv_wgrad(sum->conv, d[i], argmax[i], at.middle + pos + stage, side);
 	}
 }
@@ -424,12 +439,14 @@ __device__ inline void half_load_fc(
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++) {
 		const float *from = row + (size_t)tile_position(tile, i) * s.f_pad * SEED_ROW;
+
 		v[i][0] = *reinterpret_cast<const float2 *>(from + 2 * t);
 		v[i][1] = *reinterpret_cast<const float2 *>(from + 8);
 	}
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++) {
 		const bool valid = is_valid(tile, i);
+
 		v[i][0] = valid ? v[i][0] : float2{0, 0};
 		v[i][1] = valid && t == 0 ? v[i][1] : float2{0, 0};
 		float sum =
@@ -445,6 +462,7 @@ __device__ inline void half_load_fc(
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			const float2 x = v[2 * pair + i / 2][i % 2];
+
 			a[i / 2][i % 2] = two_halves(x.x * scale, x.y * scale);
 		}
 		shared->fc[warp][pair][lane] = {a[0][0], a[1][0], a[0][1], a[1][1]};
@@ -468,6 +486,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 #pragma unroll
 	for (int i = 0; i < WARP_POSITIONS; i++) {
 		const int p = tile_position(tile, i);
+
 		patch[i] = (p / 13 * 2 * SEED_SIDE + p % 13 * 2) * 4;
 	}
 	const uint32_t row = shared_address(stage->pixels[t]);
@@ -502,6 +521,7 @@ __device__ inline void consume(struct half_sums *sum, const struct kx_seed &s,
 	uint32_t next[WARP_POSITIONS];
 	struct pipeline_state state = {0, false};
 	struct half_weights<1> w;
+
 	half_load(
 		&w, half_fragments(s, tile.filter_group), half_scales(s, tile.filter_group), lane);
 	const struct lane_addresses at = lane_addresses_of(shared, tile, w.scale);
@@ -558,6 +578,7 @@ __device__ inline void half_put_sums(const struct kx_seed &s, struct half_wgrad_
 		const float *side = &sum.conv[out_pixel / 2][1][out_pixel % 2 * 2];
 		float *conv_sums = shared->conv_sums[warp][lane / 4],
 		      *patch = conv_sums + out_pixel * PATCH;
+
 		*reinterpret_cast<float2 *>(patch + 4 + 2 * t) = {
 			middle[0] * pixel, middle[1] * pixel};
 		if (t < 2)
@@ -575,12 +596,14 @@ __device__ inline void half_store_conv(
 {
 	const int f = threadIdx.x / SEED_ROW, k = threadIdx.x % SEED_ROW;
 	float v[POSITION_GROUPS * OUT_PIXELS], sum = 0;
+
 	if (f >= FILTER_GROUPS * 8 || f0 + f >= s.f_pad)
 		return;
 #pragma unroll
 	for (int i = 0; i < POSITION_GROUPS * OUT_PIXELS; i++) {
 		const int warp = f / 8 + i / OUT_PIXELS * FILTER_GROUPS, out_pixel = i % OUT_PIXELS;
 		const int pixel = (k / 3 + out_pixel / 2) * 4 + k % 3 + out_pixel % 2;
+
 		v[i] = shared->conv_sums[warp][f % 8][k < 9 ? out_pixel * PATCH + pixel
 							    : OUT_PIXELS * PATCH + out_pixel];
 	}
@@ -606,6 +629,7 @@ __global__ void __launch_bounds__(HALF_WGRAD_THREADS, 1) seed_half_wgrad_kernel(
 	if (is_producer) {
 		const uint32_t number[2] = {producer_image(producer, tile.begin),
 			producer_image(producer, tile.begin + 1)};
+
 		prefetched.number = producer_image(producer, tile.begin + 2);
 		producer_fetch_pixels(producer, shared->bytes[0], number[0]);
 		producer_fetch_pixels(producer, shared->bytes[1], number[1]);
@@ -640,6 +664,7 @@ int kx_seed_half_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaSt
 {
 	const struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
 	const int bytes = (int)sizeof(struct half_wgrad_shared);
+
 	if (cudaFuncSetAttribute(
 		    seed_half_wgrad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

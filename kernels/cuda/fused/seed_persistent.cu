@@ -122,6 +122,7 @@ __device__ inline struct block_tile block_tile_of(int ranges, int images)
 {
 	struct block_tile h;
 	const int blocks = gridDim.x;
+
 	h.group = blockIdx.x / ranges;
 	h.range = blockIdx.x % ranges;
 	h.ranges = ranges;
@@ -156,6 +157,7 @@ __device__ inline struct tile_warps find_tile_warps(const struct block_tile &blo
 	const int n = block.tiles * block.pairs;
 	struct tile_warps a = {
 		warp_of(n, tile * block.pairs), warp_of(n, (tile + 1) * block.pairs - 1), 0};
+
 	for (int w = a.first; w <= a.last; w++)
 		if (first_of_warp(n, w) / block.pairs != tile)
 			a.second |= 1u << w;
@@ -165,12 +167,14 @@ __device__ inline struct tile_warps find_tile_warps(const struct block_tile &blo
 __device__ inline struct pair_warps find_pair_warps(const struct block_tile &block, int pair)
 {
 	const int n = block.pairs * block.groups;
+
 	return {warp_of(n, pair * block.groups), warp_of(n, (pair + 1) * block.groups - 1)};
 }
 
 __device__ inline int find_first_pair(const struct block_tile &block, int warp)
 {
 	const int n = block.pairs * block.groups, first = first_of_warp(n, warp);
+
 	return first < first_of_warp(n, warp + 1) ? first / block.groups : -1;
 }
 
@@ -183,6 +187,7 @@ __device__ inline void fetch_band(struct block_state *shared, const struct kx_ba
 	const struct block_tile &block, const uint32_t *number)
 {
 	const int i = (int)threadIdx.x - (THREADS - FETCH_THREADS);
+
 	if (i == 0)
 		asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
 				     shared_address(&shared->fc_unspill)),
@@ -203,6 +208,7 @@ __device__ inline void expand_band(
 	struct block_state *shared, const struct block_tile &block, bool parity)
 {
 	const int from = block.first_row * SEED_SIDE % 16 / 8, last = block.images - 1;
+
 	while (!__mbarrier_try_wait_parity(&shared->fc_unspill, parity, 10000))
 		;
 #pragma unroll 1
@@ -211,6 +217,7 @@ __device__ inline void expand_band(
 		const int image_pair = i / BAND_CHUNKS, chunk = i % BAND_CHUNKS;
 		const uint2 a = shared->bytes[min(2 * image_pair, last)][from + chunk];
 		const uint2 b = shared->bytes[min(2 * image_pair + 1, last)][from + chunk];
+
 		*reinterpret_cast<uint4 *>(shared->pixels[image_pair] + 4 * chunk) = {
 			__byte_perm(a.x, b.x, 0x5140), __byte_perm(a.x, b.x, 0x7362),
 			__byte_perm(a.y, b.y, 0x5140), __byte_perm(a.y, b.y, 0x7362)};
@@ -252,6 +259,7 @@ __device__ inline void persistent_values(struct values (&to)[2], const struct ha
 							 with_rank(c[i][0][2 + e], argmax_mask, 2)),
 				fmaxf(with_rank(c[i][1][e], argmax_mask, 1),
 					with_rank(c[i][1][2 + e], argmax_mask, 0)));
+
 			v[e] = __saturatef(fmaf(max4, w.scale.slope, w.scale.bias));
 			out_pixel[e] = __float_as_uint(max4);
 		}
@@ -268,6 +276,7 @@ __device__ inline void persistent_put_logits(float (*to)[SEED_ROW], float (&logi
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
 		const int c = g + i / 2 * 8;
+
 		if (c < SEED_ROW)
 			to[2 * t + i % 2][c] = logits[i];
 	}
@@ -283,6 +292,7 @@ __device__ inline struct patches patches_of(
 {
 	const int2 at = *patch_offset;
 	const uint32_t *first = images + at.x, *second = images + at.y;
+
 	return {{{__byte_perm(first[0], 0, pick), __byte_perm(first[2 * ROW_WORDS], 0, pick)},
 		{__byte_perm(second[0], 0, pick), __byte_perm(second[2 * ROW_WORDS], 0, pick)}}};
 }
@@ -302,6 +312,7 @@ __device__ inline void fprop_tile(struct block_state *shared, float (&logits)[4]
 	for (int left = end - begin; left > 0; left--) {
 		const struct patches now = next;
 		struct values v[2];
+
 		patch_offset += left > 1;
 		next = patches_of(images, patch_offset, pick);
 		persistent_values(v, w, now.b, argmax_mask);
@@ -320,11 +331,13 @@ __device__ inline void persistent_fprop(struct block_state *shared, const struct
 	const int n = block.tiles * block.pairs, last = first_of_warp(n, warp + 1);
 	int unit = first_of_warp(n, warp);
 	struct half_weights<2> w;
+
 	half_load(&w, shared->fragments, shared->scale, lane);
 	for (int seen = 0; unit < last; seen++) {
 		const int tile = unit / block.pairs, first = tile * block.pairs;
 		const int end = min(last - first, block.pairs);
 		float logits[4] = {};
+
 		fprop_tile(shared, logits, w,
 			shared->pixels[tile * TILE_IMAGES / 2 + g / 2] + t / 2 * ROW_WORDS + t % 2,
 			tile, unit - first, end);
@@ -375,6 +388,7 @@ __device__ inline void ll_store(struct ll_line *at, float a, float b, float c, u
 {
 	const uint64_t low = (uint64_t)__float_as_uint(b) << 32 | __float_as_uint(a);
 	const uint64_t argmax_mask = (uint64_t)ll_flag(step, a, b, c) << 32 | __float_as_uint(c);
+
 	asm volatile("{ .reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v; }"
 		     :
 		     : "l"(at), "l"(low), "l"(argmax_mask)
@@ -384,6 +398,7 @@ __device__ inline void ll_store(struct ll_line *at, float a, float b, float c, u
 __device__ inline struct ll_line ll_load(const struct ll_line *at)
 {
 	uint64_t low, argmax_mask;
+
 	asm volatile("{ .reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
 		     : "=l"(low), "=l"(argmax_mask)
 		     : "l"(at)
@@ -400,6 +415,7 @@ __device__ inline void ll_wait(
 	struct ll_line (&w)[N], const struct ll_line *from, int pitch, int n, uint32_t step)
 {
 	bool here;
+
 	do {
 		here = true;
 #pragma unroll
@@ -418,6 +434,7 @@ __device__ inline void ll_store_logits(const struct kx_seed &s, const struct blo
 	const struct block_tile &block, uint32_t step)
 {
 	const int n = threadIdx.x / 4, quad = threadIdx.x % 4;
+
 	if (n >= block.images)
 		return;
 	const float3 v = sum_warp_logits(shared, n, quad);
@@ -434,6 +451,7 @@ __device__ inline void ll_wait_logits(const struct kx_seed &s, struct block_stat
 	for (int i = threadIdx.x; i < block.own_images * lines; i += THREADS) {
 		const int n = blockIdx.x + i / lines * gridDim.x;
 		struct ll_line w[1];
+
 		ll_wait(w, s.exchange.logits + (size_t)n * lines + i % lines, 0, 1, step);
 #pragma unroll
 		for (int c = 0; c < 3; c++)
@@ -474,6 +492,7 @@ __device__ inline float ll_store_d_logits(
 	const bool real = lane < SEED_CLASSES;
 	const float v = sum_block_logits(shared);
 	float max_logit = v;
+
 	for (int d = 8; d; d /= 2)
 		max_logit = max_or_nan(max_logit, __shfl_xor_sync(all, max_logit, d));
 	const float exp_logit = real ? expf(v - max_logit) : 0;
@@ -493,6 +512,7 @@ __device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_st
 	const struct block_tile &block, uint32_t step)
 {
 	const int n = threadIdx.x / 4, quad = threadIdx.x % 4;
+
 	if (n >= block.images)
 		return;
 	struct ll_line w[1];
@@ -503,6 +523,7 @@ __device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_st
 	for (int k = 0; k < 3; k++) {
 		const int c = 3 * quad + k, class_pair = c / 2;
 		const uint16_t half = __half_as_ushort(__float2half_rn(w[0].v[k] * DY_SCALE));
+
 		shared->d_logits[n][c] = w[0].v[k];
 		image[(class_pair % 4 * 2 + class_pair / 4) * 2 + c % 2] = half;
 		classes[c * 2] = half;
@@ -525,6 +546,7 @@ __device__ inline void ll_store_conv(
 			    (row < 3 ? out_pixel * PATCH + (row + out_pixel / 2) * 4 + out_pixel % 2
 				     : OUT_PIXELS * PATCH + out_pixel);
 	float v[3] = {};
+
 	static_assert(CONV_LINES * 16 == THREADS, "sixteen lanes to a word");
 #pragma unroll
 	for (int w = 0; w < WARPS / 4; w++)
@@ -550,6 +572,7 @@ __device__ inline void ll_wait_conv(
 	const int line = threadIdx.x % CONV_LINES, adder = threadIdx.x / CONV_LINES;
 	const int n = max(ranges - adder + CONV_ADDERS - 1, 0) / CONV_ADDERS;
 	struct ll_line w[max_lines];
+
 	ll_wait(w, from + adder * CONV_LINES + line, CONV_ADDERS * CONV_LINES, n, step);
 #pragma unroll
 	for (int j = 0; j < 3; j++) {
@@ -575,8 +598,10 @@ __device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t s
 __device__ inline double ll_wait_losses(const struct ll_line *from, int images, uint32_t step)
 {
 	double v = 0;
+
 	for (int n = threadIdx.x; n < images; n += 32) {
 		struct ll_line w[1];
+
 		ll_wait(w, from + n, 0, 1, step);
 		v += (double)w[0].v[0] + w[0].v[1] + w[0].v[2];
 	}
@@ -630,6 +655,7 @@ __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 #pragma unroll
 	for (int h = 0; h < 2; h++) {
 		const uint32_t upper = to_half_mask(kept[h] >> 1), left = to_half_mask(kept[h]);
+
 		d_pixel[0][h] = d[h] & upper & left;
 		d_pixel[1][h] = d[h] & upper & ~left;
 		d_pixel[2][h] = d[h] & ~upper & left;
@@ -642,6 +668,7 @@ __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	for (int i = 0; i < OUT_PIXELS / 2; i++) {
 		const uint4 a = {d_pixel[2 * i][0], d_pixel[2 * i + 1][0], d_pixel[2 * i][1],
 			d_pixel[2 * i + 1][1]};
+
 		mma_half(sum[i][0], a, m[0], m[1]);
 		mma_half(sum[i][1], a, b[i][0], b[i][1]);
 	}
@@ -659,11 +686,13 @@ __device__ inline struct cursor cursor_of(const struct block_state *shared, int 
 	struct cursor at = {&shared->value[2 * pair][2 * group][lane],
 		shared->dy_by_image[2 * group * TILE_IMAGES + g] + 2 * t,
 		shared->dy_by_class[group * TILE_IMAGES + t] + g};
+
 	const uint8_t *row =
 		reinterpret_cast<const uint8_t *>(shared->pixels[group * TILE_IMAGES + t]);
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
 		const uint8_t *patch = row + 4 * shared->patch_offset[2 * pair + i];
+
 		at.middle[i] = patch + ((1 + g / 4) * SEED_SIDE + g % 4) * 2;
 		at.side[i] = patch + g % 4 * 2;
 	}
@@ -699,6 +728,7 @@ __device__ inline void wgrad_groups(
 			const uint2 e = *reinterpret_cast<const uint2 *>(
 				at.dy_by_image + h * TILE_IMAGES * 8);
 			float dy[4] = {};
+
 			mma_half(dy, fc, e.x, e.y);
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
@@ -734,11 +764,13 @@ __device__ inline void persistent_wgrad(struct warp_sums *warp_sums,
 	const int warp = threadIdx.x / 32, n = block.pairs * block.groups;
 	const int last = first_of_warp(n, warp + 1);
 	int piece = first_of_warp(n, warp);
+
 	while (piece < last) {
 		const int pair = piece / block.groups, first = pair * block.groups;
 		const int end = min(last - first, block.groups);
 		const float exp_logit = shared->fc_power[pair][threadIdx.x % 32];
 		struct pair_sums sum = {};
+
 		wgrad_groups(&sum, shared, pair, piece - first, end);
 #pragma unroll
 		for (int j = 0; j < 8; j++) {
@@ -769,6 +801,7 @@ __device__ inline void put_warp_sums(
 		const float *middle = &warp_sums.conv[out_pixel / 2][0][out_pixel % 2 * 2];
 		const float *side = &warp_sums.conv[out_pixel / 2][1][out_pixel % 2 * 2];
 		float2 *patch = reinterpret_cast<float2 *>(to + out_pixel * PATCH);
+
 		patch[2 + t] = {middle[0] * pixel, middle[1] * pixel};
 		if (t < 2)
 			patch[out_pixel / 2 * 6 + t] = {side[0] * pixel, side[1] * pixel};
@@ -804,6 +837,7 @@ __device__ inline size_t fc_offset(const struct kx_seed &s, const struct block_t
 {
 	const int lane = threadIdx.x % 32;
 	const size_t p = block.begin + 2 * pair + patch_offset;
+
 	return (p * s.f_pad + block.group * BLOCK_FILTERS + lane / 4) * SEED_ROW + 8 * eights +
 	       lane % 4 * 2;
 }
@@ -814,6 +848,7 @@ __device__ inline size_t fc_offset(const struct kx_seed &s, const struct block_t
 __device__ inline struct fc_registers fc_unspill(const volatile struct fc_registers &from)
 {
 	struct fc_registers o;
+
 	FOR_FC(i, k)
 	{
 #pragma unroll
@@ -843,6 +878,7 @@ __device__ inline void fc_load(
 	FOR_FC(i, k)
 	{
 		float2 v = {};
+
 		if (is_fc_lane(block, pair, i, k))
 			v = *reinterpret_cast<const float2 *>(
 				s.params.fc + fc_offset(s, block, pair, i, k));
@@ -876,6 +912,7 @@ __device__ inline void put_fc_dgrad(
 	for (int i = 0; i < 2; i++) {
 		float sum = fabsf(o.weight[i][0][0]) + fabsf(o.weight[i][0][1]) +
 			    fabsf(o.weight[i][1][0]) + fabsf(o.weight[i][1][1]);
+
 		sum += __shfl_xor_sync(0xffffffffu, sum, 1);
 		sum += __shfl_xor_sync(0xffffffffu, sum, 2);
 		bound = fmaxf(bound, sum);
@@ -895,11 +932,13 @@ __device__ inline void put_fc_fprop(
 	const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 	const float unit = half_unit(shared->conv[g]);
 	uint16_t *to = reinterpret_cast<uint16_t *>(shared->fc_fprop[pair]);
+
 	FOR_FC(i, k)
 	{
 #pragma unroll
 		for (int e = 0; e < 2; e++) {
 			const int lane = (2 * t + e) * 4 + g / 2, line = k + 2 * i;
+
 			if (k == 0 || t == 0)
 				to[(lane * 4 + line) * 2 + g % 2] = __bfloat16_as_ushort(
 					__float2bfloat16_rn(o.weight[i][k][e] * unit));
@@ -917,6 +956,7 @@ __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_st
 #pragma unroll 1
 	for (int w = of.first; w <= of.last; w++) {
 		const int first = shared->first_pair[w];
+
 		if (first < 0)
 			continue;
 #pragma unroll
@@ -929,6 +969,7 @@ __device__ inline void sgd_fc_pair(struct fc_registers *o, const struct block_st
 #pragma unroll
 		for (int e = 0; e < 2; e++) {
 			const float g = real ? v[k * 4 + i * 2 + e] * scale : 0;
+
 			o->sum[i][k][e] += g;
 			o->weight[i][k][e] -= rate * g;
 		}
@@ -940,6 +981,7 @@ __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float
 {
 	const int lane = threadIdx.x % 32, c = lane % SEED_CLASSES, third = lane / SEED_CLASSES;
 	float v = 0;
+
 	for (int n = third; n < images && third < 3; n += 3)
 		v += shared->d_logits[n][c];
 	v += __shfl_sync(0xffffffffu, v, c + 10) + __shfl_sync(0xffffffffu, v, c + 20);
@@ -954,6 +996,7 @@ __device__ inline void sgd_fc_bias(struct block_state *shared, int images, float
 __device__ inline void put_fragments(struct block_state *shared, int f)
 {
 	const int lane = threadIdx.x % 32;
+
 	half_fragment(shared->fragments, shared->scale, shared->conv[0],
 		lane / 16 * 128 + (f * 4 + lane / 4 % 4) * 4 + lane % 4);
 }
@@ -962,6 +1005,7 @@ __device__ inline void put_fragments(struct block_state *shared, int f)
 __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 {
 	const int f = threadIdx.x / 32, lane = threadIdx.x % 32;
+
 	if (f >= BLOCK_FILTERS)
 		return;
 	if (lane < SEED_ROW) {
@@ -995,6 +1039,7 @@ __device__ inline void persistent_clear(struct block_state *shared)
 __device__ inline void persistent_tables(struct block_state *shared, const struct block_tile &block)
 {
 	const int i = threadIdx.x;
+
 	if (i == 0) {
 		shared->argmax_mask = ~3u;
 		__mbarrier_init(&shared->fc_unspill, 1);
@@ -1008,6 +1053,7 @@ __device__ inline void persistent_tables(struct block_state *shared, const struc
 		shared->first_pair[i] = find_first_pair(block, i);
 	if (i < MAX_POSITIONS) {
 		const int p = block.begin + min(i, block.count - 1);
+
 		shared->patch_offset[i] = (p / 13 * 2 - block.first_row) * ROW_WORDS + p % 13;
 	}
 }
@@ -1017,6 +1063,7 @@ __device__ inline void persistent_load_weights(
 	struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
 	const int i = threadIdx.x;
+
 	if (i < CONV_VALUES) {
 		(&shared->conv[0][0])[i] = s.params.conv[block.group * CONV_VALUES + i];
 		(&shared->conv_sum[0][0])[i] = 0;
@@ -1049,6 +1096,7 @@ __device__ inline float exchange_logits(struct block_state *shared,
 	const struct block_tile &block = shared->block;
 	const int warp = threadIdx.x / 32;
 	float loss = 0;
+
 	ll_store_logits(run.s, shared, block, number);
 	ll_wait_logits(run.s, shared, block, number);
 	__syncwarp(); /* the lanes leave the polling loop at different times */
@@ -1075,10 +1123,12 @@ __device__ inline void persistent_sgd(struct block_state *shared, const struct p
 {
 	const struct block_tile &block = shared->block;
 	struct ll_line *conv = run.s.exchange.conv + block.group * run.ranges * CONV_LINES;
+
 	ll_store_conv(conv + block.range * CONV_LINES, shared, number);
 	FOR_PAIRS(i, pair)
 	{
 		struct fc_registers o = fc_unspill(mine[i]);
+
 		sgd_fc_pair(&o, shared, block, pair,
 			shared->scale[threadIdx.x % 32 / 4].unit * dy_unit, rate);
 		put_fc_dgrad(shared, o, pair);
@@ -1106,6 +1156,7 @@ __device__ inline void persistent_store(
 	const struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
 	const int i = threadIdx.x, at = block.group * BLOCK_FILTERS * SEED_ROW + i;
+
 	if (block.range > 0)
 		return;
 	if (i < BLOCK_FILTERS * SEED_ROW) {
@@ -1125,6 +1176,7 @@ __device__ inline void persistent_end(const struct persistent_run &run,
 	const struct block_tile &block, double loss, uint32_t number)
 {
 	const int warp = threadIdx.x / 32;
+
 	if (warp < block.own_images)
 		ll_store_loss(run.s.exchange.losses + blockIdx.x + warp * gridDim.x, loss, number);
 	if (blockIdx.x > 0 || warp > 0)
@@ -1166,6 +1218,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	FOR_PAIRS(k, pair)
 	{
 		struct fc_registers o;
+
 		fc_load(&o, run.s, block, pair);
 		put_fc_dgrad(shared, o, pair);
 		put_fc_fprop(shared, o, pair);
@@ -1176,6 +1229,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	for (int step = 0; step < run.steps; step++) {
 		int label = 0;
 		uint32_t after = 0; /* number of an image of the step after the next one */
+
 		number++;
 		if (i / 32 < block.own_images)
 			label = run.batch.labels[shared->number[step % 2][own]];
@@ -1206,6 +1260,7 @@ int kx_seed_persistent_ranges(struct kx_seed s, int images)
 	const int groups = s.f_pad / BLOCK_FILTERS;
 	const int blocks = s.multiprocessors < MAX_BLOCKS ? s.multiprocessors : MAX_BLOCKS;
 	const int ranges = blocks / groups < MAX_RANGES ? blocks / groups : MAX_RANGES;
+
 	if (!s.half || images > SEED_PERSISTENT_IMAGES || ranges < MIN_RANGES)
 		return 0;
 	return images <= groups * ranges * WARPS ? ranges : 0;
@@ -1219,6 +1274,7 @@ int kx_seed_persistent(struct kx_seed s, struct kx_batch batch, struct kx_now *n
 	const int bytes = (int)sizeof(struct block_state);
 	cudaLaunchAttribute attribute = {};
 	cudaLaunchConfig_t config = {};
+
 	attribute.id = cudaLaunchAttributeCooperative;
 	attribute.val.cooperative = 1;
 	config.gridDim = dim3(s.f_pad / BLOCK_FILTERS * run.ranges);

@@ -20,6 +20,7 @@ __device__ inline float sum_fc_slices(const struct kx_seed &s, size_t at, int sl
 {
 	const float *from = s.fc_workspace + at;
 	const size_t slice_stride = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW;
+
 	return sum_ahead<MANY_SLICES>(
 		0.0f, 0, slices, 1, [=](int i) { return from[i * slice_stride]; });
 }
@@ -28,6 +29,7 @@ __device__ inline float sum_conv_slices(const struct kx_seed &s, size_t at, int 
 {
 	const float *from = s.conv_workspace + at;
 	const size_t slice_stride = (size_t)s.f_pad * SEED_ROW;
+
 	return sum_ahead<MANY_SLICES>(
 		0.0f, 0, slices, 1, [=](int i) { return from[i * slice_stride]; });
 }
@@ -44,6 +46,7 @@ __device__ inline double sum_over_images(const struct kx_seed &s, int images)
 	const int pitch = c < SEED_CLASSES ? SEED_ROW : 1, n = c <= SEED_CLASSES ? images : 0;
 	double v = sum_ahead<MANY_SLICES>(
 		0.0, slice, n, IMAGE_SLICES, [=](int i) { return (double)from[i * pitch]; });
+
 	partial[threadIdx.x] = v;
 	__syncthreads();
 	v = 0;
@@ -60,14 +63,17 @@ __global__ void seed_gradient_kernel(
 	const size_t n_conv = (size_t)s.f * SEED_ROW_USED;
 	const size_t n_fc = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
 	const int slices = tiling.slices * tiling.position_blocks;
+
 	FOR_EACH (i, n_fc) {
 		int p = (int)(i % SEED_POSITIONS), f = (int)(i / SEED_POSITIONS % s.f);
 		int c = (int)(i / SEED_POSITIONS / s.f);
+
 		grad[n_conv + i] =
 			sum_fc_slices(s, ((size_t)p * s.f_pad + f) * SEED_ROW + c, tiling.slices);
 	}
 	FOR_EACH (i, n_conv) {
 		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
+
 		grad[seed_conv_at(s, f, k)] = sum_conv_slices(s, (size_t)f * SEED_ROW + k, slices);
 	}
 	if (blockIdx.x != 0)
@@ -91,6 +97,7 @@ __device__ inline void sgd_fc(
 	const struct kx_seed &s, int slices, int block, int blocks, float rate)
 {
 	const size_t n = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
+
 	for (size_t i = (size_t)block * SGD_THREADS + threadIdx.x; i < n;
 		i += (size_t)blocks * SGD_THREADS) {
 		const float4 *from = reinterpret_cast<const float4 *>(s.fc_workspace) + i;
@@ -100,6 +107,7 @@ __device__ inline void sgd_fc(
 		const float4 g = slices <= FEW_SLICES
 					 ? sum_ahead<FEW_SLICES>(float4{}, 0, slices, 1, slice)
 					 : sum_ahead<MANY_SLICES>(float4{}, 0, slices, 1, slice);
+
 		sgd(&param.x, &sum.x, g.x, rate);
 		sgd(&param.y, &sum.y, g.y, rate);
 		sgd(&param.z, &sum.z, g.z, rate);
@@ -118,6 +126,7 @@ __device__ inline void sgd_conv(const struct kx_seed &s, int slices, int block, 
 	const size_t f0 = (size_t)block * CONV_FILTERS, at = f0 * SEED_ROW;
 	const size_t slice_stride = (size_t)s.f_pad * SEED_ROW / 4;
 	const float4 *from = reinterpret_cast<const float4 *>(s.conv_workspace + at) + quad;
+
 	__shared__ __align__(16) float partial[CONV_SLICES][values];
 	__shared__ float updated[values];
 	static_assert(SGD_THREADS == CONV_FILTERS * 32, "a thread to each word of a fragment");
@@ -143,6 +152,7 @@ __device__ inline void sgd_bias_and_loss(
 {
 	const int c = threadIdx.x;
 	const double v = sum_over_images(s, images);
+
 	if (c < SEED_CLASSES)
 		sgd(&s.params.bias[c], &s.sum.bias[c], (float)v, now->rate);
 	else if (c == SEED_CLASSES)
@@ -158,6 +168,7 @@ __global__ void __launch_bounds__(SGD_THREADS)
 		int steps, double *loss, int conv_blocks)
 {
 	const int block = blockIdx.x;
+
 	await_previous();
 	if (block == 0)
 		sgd_bias_and_loss(s, images, now, steps, loss);
@@ -174,13 +185,16 @@ __global__ void seed_unpack_kernel(struct kx_seed s, struct seed_params from, fl
 {
 	const size_t n_conv = (size_t)s.f * SEED_ROW_USED;
 	const size_t n_fc = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+
 	FOR_EACH (i, n_fc) {
 		size_t p = i % SEED_POSITIONS, f = i / SEED_POSITIONS % s.f;
 		size_t c = i / SEED_POSITIONS / s.f;
+
 		manifest[n_conv + i] = from.fc[(p * s.f_pad + f) * SEED_ROW + c];
 	}
 	FOR_EACH (i, n_conv) {
 		int k = (int)(i % SEED_ROW_USED), f = (int)(i / SEED_ROW_USED);
+
 		manifest[seed_conv_at(s, f, k)] = from.conv[f * SEED_ROW + k];
 	}
 	FOR_EACH (i, SEED_CLASSES)
@@ -194,6 +208,7 @@ int kx_seed_reduce_gradient(
 {
 	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, images);
 	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+
 	seed_gradient_kernel<<<blocks_for(n, SGD_THREADS), SGD_THREADS, 0, stream>>>(
 		s, c, images, grad, loss);
 	return KX_LAUNCHED();
@@ -206,6 +221,7 @@ int kx_seed_sgd_step(struct kx_seed s, struct kx_batch batch, struct kx_now *now
 	int conv_blocks = (s.f_pad + CONV_FILTERS - 1) / CONV_FILTERS;
 	size_t fc = (size_t)SEED_POSITIONS * s.f_pad * SEED_ROW / 4;
 	unsigned blocks = 1 + (unsigned)conv_blocks + blocks_for(fc, SGD_THREADS);
+
 	return kx_launch(seed_sgd_kernel, dim3(blocks), SGD_THREADS, 0, stream, s, c, batch.images,
 		now, steps, loss, conv_blocks);
 }
@@ -213,6 +229,7 @@ int kx_seed_sgd_step(struct kx_seed s, struct kx_batch batch, struct kx_now *now
 int kx_seed_unpack(struct kx_seed s, struct seed_params from, float *manifest, cudaStream_t stream)
 {
 	size_t n = (size_t)s.f * SEED_POSITIONS * SEED_CLASSES;
+
 	seed_unpack_kernel<<<blocks_for(n, SGD_THREADS), SGD_THREADS, 0, stream>>>(
 		s, from, manifest);
 	return KX_LAUNCHED();

@@ -32,9 +32,11 @@ int half_slices(int blocks, int groups)
 {
 	const int multiprocessors = 132, overhead = 4, max_slices = groups < 24 ? groups : 24;
 	int best = 1, min_cost = 0;
+
 	for (int n = 1; n <= max_slices; n++) {
 		int waves = (blocks * n + multiprocessors - 1) / multiprocessors;
 		int cost = waves * ((groups + n - 1) / n + overhead);
+
 		if (n == 1 || cost < min_cost) {
 			best = n;
 			min_cost = cost;
@@ -49,6 +51,7 @@ void tile_half(struct seed_tiling *c, int filter_groups)
 {
 	const int ranges = 756 / (c->groups * c->filter_blocks);
 	const int max_slices = SEED_POSITIONS * c->warps_filters / (14 * 8);
+
 	c->half = 1;
 	c->ranges = ranges < max_slices ? ranges : max_slices;
 	c->ranges = c->ranges > 1 ? c->ranges : 1;
@@ -90,6 +93,7 @@ __device__ inline void wgrad_fetch_pixels(uint4 *bytes, const struct image_sourc
 	for (int k = 0; k < (CHUNKS + WGRAD_THREADS - 1) / WGRAD_THREADS; k++) {
 		const int i = threadIdx.x + k * WGRAD_THREADS,
 			  n = unit_image(unit, i / (IMAGE_PIXELS / 16));
+
 		if (i < CHUNKS && n < from.images)
 			copy_ahead(&bytes[i],
 				from.pixels + from.index[n] * (size_t)IMAGE_PIXELS +
@@ -106,6 +110,7 @@ __device__ inline void wgrad_convert_pixels(struct wgrad_stage *to, const uint4 
 	for (int k = 0; k < (UNIT * IMAGE_PIXELS / 4 + WGRAD_THREADS - 1) / WGRAD_THREADS; k++) {
 		const int i = threadIdx.x + k * WGRAD_THREADS;
 		const uint32_t v = word[i < CHUNKS * 4 ? i : 0];
+
 		if (i < CHUNKS * 4)
 			reinterpret_cast<float4 *>(to->pixels)[i] = {
 				pixel_of(v, 0), pixel_of(v, 1), pixel_of(v, 2), pixel_of(v, 3)};
@@ -116,6 +121,7 @@ __device__ inline void wgrad_load_dy(
 	struct wgrad_stage *to, const struct kx_seed &s, int images, int unit)
 {
 	const int n = unit_image(unit, threadIdx.x / SEED_ROW);
+
 	if (threadIdx.x < UNIT * SEED_ROW)
 		to->dy[threadIdx.x] =
 			n < images ? s.d_logits[n * SEED_ROW + threadIdx.x % SEED_ROW] : 0;
@@ -183,6 +189,7 @@ __device__ inline void wgrad_add_unit(struct wgrad_sums *sum, const struct wgrad
 			for (int q = 0; q < SEED_ROW; q += 4) {
 				float4 v = *reinterpret_cast<const float4 *>(
 					d_logits + image * SEED_ROW + q);
+
 				dy[q] = v.x;
 				dy[q + 1] = v.y;
 				dy[q + 2] = v.z;
@@ -299,6 +306,7 @@ struct seed_tiling kx_seed_tiling(int f_pad, int half, int images)
 	const int enough = 264; /* blocks: two on each of 132 multiprocessors */
 	struct seed_tiling c = {};
 	int filter_groups = f_pad / 8, blocks;
+
 	c.groups = (images + SEED_GROUP - 1) / SEED_GROUP;
 	for (c.warps_filters = 8; filter_groups % c.warps_filters; c.warps_filters /= 2)
 		;
@@ -330,6 +338,7 @@ int kx_seed_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaStream_
 {
 	struct seed_tiling c = kx_seed_tiling(s.f_pad, s.half, batch.images);
 	const int bytes = (int)sizeof(struct wgrad_shared);
+
 	if (cudaFuncSetAttribute(
 		    seed_wgrad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

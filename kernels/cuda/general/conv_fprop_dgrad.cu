@@ -66,6 +66,7 @@ __device__ inline void conv_load_stage(const struct kx_conv &g, const struct kx_
 	for (int i = 0; i < S::BM / S::A_ROWS; i++) {
 		int row = tid / S::A_VECTORS + S::A_ROWS * i;
 		bool valid = valid_k && m0 + row < g.images;
+
 		copy_ahead(s->a + row * S::A_PITCH + column,
 			valid ? from + (size_t)(m0 + row) * g.a_image : g.a, valid);
 	}
@@ -76,6 +77,7 @@ __device__ inline void conv_load_stage(const struct kx_conv &g, const struct kx_
 		struct k_cursor *p = &l->b[i];
 		bool valid = p->run < pixel.n_k_runs && n0 + n < g.n;
 		size_t row = valid ? k_runs[p->run].b + p->offset : 0;
+
 		copy_ahead(s->b + (tid / S::B_VECTORS + S::B_ROWS * i) * S::B_PITCH + n,
 			g.b + row * g.n + (valid ? n0 + n : 0), valid);
 		k_cursor_advance(p, S::K, g.run_length);
@@ -90,12 +92,14 @@ __device__ inline void conv_store(const struct kx_conv &g, const struct kx_pixel
 #pragma unroll
 	for (int i = 0; i < 2 * MI; i++) {
 		int image = m + 8 * i;
+
 		if (image >= g.images)
 			continue;
 		size_t row = image * g.d_image + pixel.out;
 #pragma unroll
 		for (int j = 0; j < NJ; j++) {
 			int column = n + 8 * j;
+
 			if (column >= g.n)
 				continue;
 			float2 v = {c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]};
@@ -124,11 +128,13 @@ __device__ inline void add_k_shares(
 {
 	const int n = S::MI * S::NJ, next = S::WARPS_M * S::WARPS_N * n * 32;
 	float4 *mine = shared + tile * n * 32 + threadIdx.x % 32;
+
 	copies_wait<0>(); /* copies past the end of K still write zeros */
 	__syncthreads();
 #pragma unroll
 	for (int i = 0; i < n && share > 0; i++) {
 		const float *v = c[i / S::NJ][i % S::NJ];
+
 		mine[(share - 1) * next + i * 32] = {v[0], v[1], v[2], v[3]};
 	}
 	__syncthreads();
@@ -137,6 +143,7 @@ __device__ inline void add_k_shares(
 		for (int i = 0; i < n; i++) {
 			const float4 v = mine[k * next + i * 32];
 			float *sum = c[i / S::NJ][i % S::NJ];
+
 			sum[0] += v.x;
 			sum[1] += v.y;
 			sum[2] += v.z;
@@ -169,6 +176,7 @@ __global__ void __launch_bounds__(S::THREADS) conv_fprop_dgrad_kernel(struct kx_
 		conv_load_stage(g, pixel, &l, &stage[i], m0, n0);
 	for (int i = 0; i < tiles; i++) {
 		struct conv_stage<S> *s = &stage[i % S::STAGES];
+
 		copies_wait<S::STAGES - 2>();
 		__syncthreads();
 		conv_load_stage(g, pixel, &l, &stage[(i + S::STAGES - 1) % S::STAGES], m0, n0);
@@ -191,6 +199,7 @@ template <class S> size_t conv_blocks(const struct kx_conv &g)
 template <int P, class S> int conv_launch(struct kx_conv g, cudaStream_t stream)
 {
 	const int bytes = S::STAGES * (int)sizeof(struct conv_stage<S>);
+
 	if (cudaFuncSetAttribute(conv_fprop_dgrad_kernel<P, S>,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;
@@ -202,6 +211,7 @@ template <int P, class S> int conv_launch(struct kx_conv g, cudaStream_t stream)
 template <int P> int conv_launch_shape(struct kx_conv g, cudaStream_t stream)
 {
 	const size_t enough = 132; /* blocks: one per multiprocessor */
+
 	if (g.n <= narrow::BN && conv_blocks<narrow>(g) >= enough)
 		return conv_launch<P, narrow>(g, stream);
 	if (conv_blocks<wide>(g) >= 2 * enough)

@@ -44,6 +44,7 @@ __device__ inline void wgrad_load_stage(const struct kx_conv_wgrad &g, int tile,
 		int row = tid / 32 + 4 * i;
 		bool in = image0 + row < g.images;
 		const float *from = g.a;
+
 		if (in && col.in)
 			from = g.a + (size_t)(image0 + row) * g.a_image + position.a + col.at;
 		if (col.bias)
@@ -54,6 +55,7 @@ __device__ inline void wgrad_load_stage(const struct kx_conv_wgrad &g, int tile,
 	for (int i = 0; i < KX_K_TILE / 8; i++) {
 		int row = tid / 16 + 8 * i;
 		bool valid = image0 + row < g.images && n0 + n < g.n;
+
 		copy_ahead(s->b + row * B_PITCH + n,
 			valid ? g.b + (size_t)(image0 + row) * g.b_image + position.b + n0 + n
 			      : g.b,
@@ -103,6 +105,7 @@ __global__ void __launch_bounds__(GEMM_THREADS)
 	for (int i = 0; i < end - begin; i++) {
 		const struct wgrad_stage *s = &stage[i % GEMM_STAGES];
 		const int next = i + GEMM_STAGES - 1;
+
 		copies_wait<GEMM_STAGES - 2>();
 		__syncthreads();
 		if (begin + next < end)
@@ -122,6 +125,7 @@ __global__ void __launch_bounds__(GEMM_THREADS)
 			int m = m0 + warp_m + lane / 4 + 8 * i;
 			int n = n0 + warp_n + lane % 4 * 2 + 8 * j;
 			float2 v = {c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]};
+
 			if (m <= g.m && n < g.n)
 				*reinterpret_cast<float2 *>(d + (size_t)m * g.n + n) = v;
 		}
@@ -137,6 +141,7 @@ int wgrad_launch(struct kx_conv_wgrad first, struct kx_conv_wgrad second, cudaSt
 {
 	const int bytes = GEMM_STAGES * (int)sizeof(struct wgrad_stage);
 	const unsigned first_blocks = wgrad_blocks(first);
+
 	if (cudaFuncSetAttribute(
 		    conv_wgrad_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
 		return PS_EDEVICE;

@@ -19,6 +19,7 @@ struct coord {
 __device__ inline struct coord coord_of(size_t i, const struct kx_tensor &p)
 {
 	struct coord s;
+
 	s.c = (int)(i % p.c);
 	i /= p.c;
 	s.x = (int)(i % p.w);
@@ -45,6 +46,7 @@ __global__ void load_kernel(struct kx_batch batch, int channels, struct kx_tenso
 		struct coord s = coord_of(i, to);
 		size_t image = image_number(&batch, s.n);
 		size_t at = ((image * channels + s.c) * to.h + s.y) * to.w + s.x;
+
 		to.value[coord_offset(s, to)] = s.c < channels ? batch.pixels[at] / 255.0f : 0;
 	}
 }
@@ -67,12 +69,14 @@ __device__ inline size_t pool_argmax(
 	const struct kx_tensor &in, struct pool_window pool, const struct coord &s)
 {
 	int y0, y1, x0, x1;
+
 	window_range(s.y, pool.size, pool.top, in.h, &y0, &y1);
 	window_range(s.x, pool.size, pool.left, in.w, &x0, &x1);
 	size_t argmax = coord_offset({s.c, x0, y0, s.n}, in);
 	for (int y = y0; y < y1; y++)
 		for (int x = x0; x < x1; x++) {
 			size_t at = coord_offset({s.c, x, y, s.n}, in);
+
 			if (in.value[at] > in.value[argmax])
 				argmax = at;
 		}
@@ -85,6 +89,7 @@ __global__ void pool_fprop_kernel(
 	await_previous();
 	FOR_EACH (i, (size_t)images * out.h * out.w * out.c) {
 		struct coord s = coord_of(i, out);
+
 		out.value[coord_offset(s, out)] = in.value[pool_argmax(in, pool, s)];
 	}
 }
@@ -98,6 +103,7 @@ __global__ void pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, stru
 		size_t argmax = pool_argmax(in, pool, s);
 		float d = dy.value[coord_offset(s, dy)];
 		int y0, y1, x0, x1;
+
 		if (mask && !(mask[argmax] > 0))
 			d = 0;
 		window_range(s.y, pool.size, pool.top, in.h, &y0, &y1);
@@ -105,6 +111,7 @@ __global__ void pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, stru
 		for (int y = y0; y < y1; y++)
 			for (int x = x0; x < x1; x++) {
 				size_t at = coord_offset({s.c, x, y, s.n}, in);
+
 				dx.value[at] = at == argmax ? d : 0;
 			}
 	}
@@ -118,6 +125,7 @@ __global__ void relu_fprop_kernel(struct kx_tensor in, struct kx_tensor out, int
 	FOR_EACH (i, (size_t)images * out.h * out.w * out.c) {
 		struct coord s = coord_of(i, out);
 		float v = in.value[coord_offset(s, in)];
+
 		out.value[coord_offset(s, out)] = v < 0 ? 0 : v;
 	}
 }
@@ -130,6 +138,7 @@ __global__ void relu_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, stru
 		struct coord s = coord_of(i, dy);
 		size_t at = coord_offset(s, in);
 		bool open = in.value[at] > 0 && (!mask || mask[at] > 0);
+
 		dx.value[at] = open ? dy.value[coord_offset(s, dy)] : 0;
 	}
 }
@@ -152,6 +161,7 @@ __device__ inline bool dropout_drops_at(const struct kx_batch &batch, const stru
 {
 	uint64_t seed = batch.now->dropout_seed + (batch.index ? batch.now->step : 0);
 	uint64_t i = (((uint64_t)s.n * drop.channels + s.c) * p.h + s.y) * p.w + s.x;
+
 	return rng_mix64(seed ^ rng_mix64((uint64_t)drop.layer << 40 | i)) >> 40 < drop.threshold;
 }
 
@@ -163,6 +173,7 @@ __global__ void dropout_kernel(struct kx_tensor in, struct kx_tensor out, struct
 		struct coord s = coord_of(i, out);
 		size_t at = coord_offset(s, out);
 		float v = in.value[coord_offset(s, in)];
+
 		if (batch.training)
 			v = dropout_drops_at(batch, drop, out, s) ? 0 : v * drop.scale;
 		out.value[at] = mask && !(mask[at] > 0) ? 0 : v;
@@ -181,6 +192,7 @@ int kx_pool_fprop(struct kx_tensor in, struct kx_tensor out, int size, int top, 
 	int images, cudaStream_t stream)
 {
 	struct pool_window pool = {size, top, left};
+
 	return kx_launch(pool_fprop_kernel, dim3(blocks_for(tensor_count(&out, images), THREADS)),
 		THREADS, 0, stream, in, out, pool, images);
 }
@@ -189,6 +201,7 @@ int kx_pool_dgrad(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
 	int left, const float *mask, int images, cudaStream_t stream)
 {
 	struct pool_window pool = {size, top, left};
+
 	return kx_launch(pool_dgrad_kernel, dim3(blocks_for(tensor_count(&dy, images), THREADS)),
 		THREADS, 0, stream, in, dx, dy, pool, mask, images);
 }

@@ -35,6 +35,7 @@ __device__ inline struct param param_at(const struct kx_weights &w, size_t first
 	const unsigned k = k0 + f0 / w.f_pad, tap = k / w.c_pad;
 	const int f = (int)(f0 % w.f_pad), c = (int)(k - tap * w.c_pad), bias = (int)tap == w.taps;
 	const size_t weight = w.weight + ((size_t)f * w.c + c) * w.taps + tap;
+
 	return {f, c, (int)tap, bias, f < w.f && (bias || c < w.c), bias ? w.bias + f : weight};
 }
 
@@ -42,6 +43,7 @@ __device__ inline struct param param_at(const struct kx_weights &w, size_t first
 __device__ inline const struct kx_layer &layer_of_block(const struct kx_layers &all, size_t *first)
 {
 	int n = 0;
+
 	while (n + 1 < all.n && blockIdx.x >= all.block[n + 1])
 		n++;
 	*first = (size_t)(blockIdx.x - all.block[n]) * VALUES;
@@ -68,6 +70,7 @@ __device__ inline void store_param(
 __global__ void pack_kernel(const __grid_constant__ struct kx_layers all, const float *params)
 {
 	size_t first;
+
 	await_previous();
 	const struct kx_layer &l = layer_of_block(all, &first);
 	const unsigned i = threadIdx.x;
@@ -80,6 +83,7 @@ __global__ void pack_kernel(const __grid_constant__ struct kx_layers all, const 
 __global__ void unpack_kernel(const __grid_constant__ struct kx_layers all, int sums, float *params)
 {
 	size_t first;
+
 	await_previous();
 	const struct kx_layer &l = layer_of_block(all, &first);
 	const unsigned i = threadIdx.x;
@@ -97,6 +101,7 @@ __device__ inline void sum_slices(
 	const int adder = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 	const size_t slice_stride = KX_WGRAD_ROWS(l.w.taps * l.w.c_pad) * l.w.f_pad / 4;
 	const float4 *from = reinterpret_cast<const float4 *>(l.workspace + first) + lane;
+
 	partial[adder][lane] = sum_ahead<PREFETCH>(float4{}, adder,
 		first + 4 * lane < kx_layer_values(l) ? l.slices : 0, ADDERS,
 		[=](int s) { return from[s * slice_stride]; });
@@ -106,6 +111,7 @@ __device__ inline void sum_slices(
 __device__ inline void sum_losses(const struct kx_losses &l)
 {
 	__shared__ double partial[THREADS];
+
 	partial[threadIdx.x] = sum_ahead<4>(
 		0.0, threadIdx.x, l.images, THREADS, [=](int i) { return (double)l.loss[i]; });
 	for (int d = THREADS / 2; d; d /= 2) {
@@ -124,6 +130,7 @@ __global__ void __launch_bounds__(THREADS)
 {
 	__shared__ float4 partial[ADDERS][LANES];
 	size_t first;
+
 	await_previous();
 	if (blockIdx.x == all.block[all.n]) {
 		sum_losses(losses);
@@ -172,6 +179,7 @@ unsigned assign_blocks(struct kx_layers *all)
 int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream)
 {
 	const unsigned blocks = assign_blocks(&all);
+
 	if (blocks == 0)
 		return PS_OK;
 	return kx_launch(pack_kernel, dim3(blocks), VALUES, 0, stream, all, params);
@@ -180,6 +188,7 @@ int kx_pack(struct kx_layers all, const float *params, cudaStream_t stream)
 int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream)
 {
 	const unsigned blocks = assign_blocks(&all);
+
 	if (blocks == 0)
 		return PS_OK;
 	return kx_launch(unpack_kernel, dim3(blocks), VALUES, 0, stream, all, sums, params);
@@ -189,6 +198,7 @@ int kx_reduce_gradient(
 	struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream)
 {
 	const unsigned blocks = assign_blocks(&all) + (losses.loss != NULL);
+
 	if (blocks == 0)
 		return PS_OK;
 	return kx_launch(split_k_reduce_kernel, dim3(blocks), THREADS, 0, stream, all, losses, grad,
@@ -199,6 +209,7 @@ int kx_sgd_step(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream)
 {
 	const unsigned blocks = assign_blocks(&all) + (losses.loss != NULL);
+
 	if (blocks == 0)
 		return PS_OK;
 	return kx_launch(split_k_reduce_kernel, dim3(blocks), THREADS, 0, stream, all, losses,
@@ -208,6 +219,7 @@ int kx_sgd_step(
 int kx_runs_here(void)
 {
 	struct cudaFuncAttributes a;
+
 	if (cudaFuncGetAttributes(&a, split_k_reduce_kernel) == cudaSuccess)
 		return PS_OK;
 	cudaGetLastError();

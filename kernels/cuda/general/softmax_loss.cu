@@ -43,6 +43,7 @@ __global__ void loss_kernel(const float *logits, float *d_logits, float *loss, i
 	sum = loss_warp_sum(sum);
 	for (int c = lane; c < width; c += 32) {
 		float p = c < classes ? expf(s[c] - max_logit) / sum - (c == label) : 0;
+
 		d[c] = p / batch.images;
 	}
 	if (lane == 0)
@@ -55,6 +56,7 @@ int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int 
 	struct kx_batch batch, cudaStream_t stream)
 {
 	const int per_block = THREADS / 32;
+
 	return kx_launch(loss_kernel, dim3((batch.images + per_block - 1) / per_block), THREADS, 0,
 		stream, logits, d_logits, loss, classes, width, batch);
 }

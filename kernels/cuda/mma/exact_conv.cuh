@@ -72,6 +72,7 @@ __device__ static inline void conv_fetch(
 	struct conv_images *to, int i, const uint8_t *image, bool here)
 {
 	const int chunks = CONV_SIDE * CONV_SIDE / 16;
+
 	copy_ahead(&to->bytes[i], image + i % chunks * 16, here);
 }
 
@@ -82,6 +83,7 @@ __device__ static inline void conv_put(uint32_t *pixels, int i, uint4 v)
 	uint4 *out = reinterpret_cast<uint4 *>(pixels + i / chunks * IMAGE_WORDS + i % chunks * 8);
 	const uint2 a = pixels_to_bf16(v.x), b = pixels_to_bf16(v.y);
 	const uint2 c = pixels_to_bf16(v.z), d = pixels_to_bf16(v.w);
+
 	out[0] = {a.x, a.y, b.x, b.y};
 	out[1] = {c.x, c.y, d.x, d.y};
 }
@@ -111,6 +113,7 @@ __device__ static inline void conv_load(
 template <int SIZE> __device__ static inline int conv_pair(int k, int h, int t)
 {
 	const int row = conv<SIZE>::PATCH / 2, pair = k * 8 + h * 4 + t;
+
 	return pair < conv<SIZE>::PAIRS ? pair / row * ROW_WORDS + pair % row : 0;
 }
 
@@ -144,6 +147,7 @@ __device__ static inline float max4_argmax(float a, float b, float c, float d, u
 	float top = right ? b : a, bottom = right_below ? d : c;
 	bool below = bottom > top;
 	uint32_t x = right ? 1 : 0, x_below = right_below ? 3 : 2;
+
 	*argmax = below ? x_below : x;
 	return below ? bottom : top;
 }
@@ -152,6 +156,7 @@ __device__ static inline float max4_argmax(float a, float b, float c, float d, u
 __device__ static inline float max_or_nan(float a, float b)
 {
 	float v;
+
 	asm("max.NaN.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
 	return v;
 }
@@ -169,12 +174,15 @@ __device__ static inline void conv_fragment(
 	const int out_pixel = 2 * tile + word % 2, pair = step * 8 + word / 2 * 4 + lane % 4;
 	const float *w = weight + (group * 8 + lane / 4) * pitch;
 	uint32_t term[CONV_TERMS] = {};
+
 	for (int half = 0; half < 2; half++) {
 		const int k = 2 * pair + half, patch = conv<SIZE>::PATCH;
 		const int y = k / patch - out_pixel / 2, x = k % patch - out_pixel % 2;
 		float rest = y >= 0 && y < SIZE && x >= 0 && x < SIZE ? w[y * SIZE + x] : 0;
+
 		for (int p = 0; p < CONV_TERMS; p++) {
 			__nv_bfloat16 b = __float2bfloat16_rn(rest);
+
 			rest -= __bfloat162float(b);
 			term[p] |= (uint32_t)__bfloat16_as_ushort(b) << (16 * half);
 		}
@@ -190,8 +198,10 @@ template <int SIZE>
 __device__ static inline void conv_store_weight(uint32_t *fragments, int f, int tap, float weight)
 {
 	uint16_t *halves = reinterpret_cast<uint16_t *>(fragments), term[CONV_TERMS];
+
 	for (int p = 0; p < CONV_TERMS; p++) {
 		const __nv_bfloat16 b = __float2bfloat16_rn(weight);
+
 		weight -= __bfloat162float(b);
 		term[p] = __bfloat16_as_ushort(b);
 	}
@@ -200,6 +210,7 @@ __device__ static inline void conv_store_weight(uint32_t *fragments, int f, int 
 			      out_pixel % 2;
 		const int pair = k / 2, word = pair / 4 % 2 * 2 + out_pixel % 2;
 		const int lane = f % 8 * 4 + pair % 4, step = f / 8 * conv<SIZE>::STEPS + pair / 8;
+
 		for (int p = 0; p < CONV_TERMS; p++)
 			halves[(((step * CONV_TERMS + p) * 2 + out_pixel / 2) * 128 + lane * 4 +
 				       word) *

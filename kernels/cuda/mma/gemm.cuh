@@ -28,6 +28,7 @@ __device__ static inline uint32_t to_tf32(float x)
 __device__ static inline uint32_t to_bf16x2(float lo, float hi)
 {
 	__nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
+
 	return *reinterpret_cast<uint32_t *>(&v);
 }
 
@@ -132,6 +133,7 @@ __device__ static inline void stage_bf16(
 #pragma unroll
 			for (int q = 0; q < 4; q++) {
 				int m = 16 * i + r + q % 2 * 8, at = k + t + q / 2 * 8;
+
 				x[i][q] = to_bf16x2(a.get(m, at), a.get(m, at + 4));
 			}
 #pragma unroll
@@ -139,6 +141,7 @@ __device__ static inline void stage_bf16(
 #pragma unroll
 			for (int q = 0; q < 2; q++) {
 				const float *from = b + (k + t + 8 * q) * pitch + 8 * j + r;
+
 				y[j][q] = to_bf16x2(from[0], from[4 * pitch]);
 			}
 #pragma unroll
@@ -164,6 +167,7 @@ __device__ static inline void stage_fp32(
 #pragma unroll
 		for (int j = 0; j < NJ; j++) {
 			float2 v = *reinterpret_cast<const float2 *>(b + k * pitch + 8 * j + 2 * t);
+
 			y[j][0] = v.x;
 			y[j][1] = v.y;
 		}

@@ -61,6 +61,7 @@ __device__ static inline uint32_t half_times(uint32_t a, uint32_t b)
 __device__ static inline float power_above(float x)
 {
 	const int exponent = (int)(__float_as_uint(x) >> 23 & 255);
+
 	return __uint_as_float((uint32_t)(min(max(exponent, 27), 226) + 1) << 23);
 }
 

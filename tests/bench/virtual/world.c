@@ -64,6 +64,7 @@ static void send_to_worker(struct world *w, uint32_t peer, const struct msg *m)
 		p->values = mem_must(n, sizeof(float), "weights under way");
 		for (uint32_t i = 0; i < s->n; i++) {
 			float *to = p->values + s->slice[i].offset;
+
 			memcpy(to, s->slice[i].data, s->slice[i].count * sizeof(float));
 			s->slice[i].data = to;
 		}
@@ -185,6 +186,7 @@ int world_run(struct world *w, uint64_t until_ns)
 {
 	while (!world_is_over(w) && w->error.text[0] == '\0' && w->plan.heap[0].at_ns <= until_ns) {
 		struct item it = plan_take(&w->plan);
+
 		w->now_ns = it.at_ns;
 		happen(w, &it);
 	}

@@ -40,6 +40,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *setting(const char *name)
 {
 	const char *value = getenv(name);
+
 	return value && *value ? value : NULL;
 }
 
@@ -48,6 +49,7 @@ static const char *inside(const char *path)
 {
 	const char *root = setting("DISK_ROOT");
 	size_t n = root ? strlen(root) : 0;
+
 	if (!root || strncmp(path, root, n) != 0)
 		return NULL;
 	return path[n] == '/' ? path + n + 1 : path[n] ? NULL : ".";
@@ -57,6 +59,7 @@ static const char *inside(const char *path)
 static const char *name_of_fd(int fd, char buf[PATH_MAX])
 {
 	char link[64];
+
 	if (!setting("DISK_ROOT"))
 		return NULL;
 	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
@@ -70,6 +73,7 @@ static const char *name_of_fd(int fd, char buf[PATH_MAX])
 static const char *name_at(int dir, const char *path, char buf[PATH_MAX])
 {
 	char base[PATH_MAX];
+
 	if (path[0] == '/' || dir == AT_FDCWD)
 		return inside(path);
 	const char *at = name_of_fd(dir, base);
@@ -85,6 +89,7 @@ static void say(const char *op, int fd, const char *name, const char *other, off
 {
 	static int out = -1;
 	char line[2 * PATH_MAX];
+
 	if (out < 0 && setting("DISK_LOG")) {
 		REAL(open)
 		out = real(setting("DISK_LOG"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -102,6 +107,7 @@ static int opened(int fd, int flags)
 {
 	char buf[PATH_MAX];
 	const char *name = fd >= 0 ? name_of_fd(fd, buf) : NULL;
+
 	if (name)
 		say(flags & O_TRUNC ? "open-empty" : "open", fd, name, "-", 0, NULL, 0);
 	return fd;
@@ -140,6 +146,7 @@ static void written(int fd, const void *data, ssize_t n, off_t at)
 {
 	char buf[PATH_MAX];
 	const char *name = n > 0 ? name_of_fd(fd, buf) : NULL;
+
 	if (name)
 		say("write", fd, name, "-", at, data, (size_t)n);
 }
@@ -161,6 +168,7 @@ static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size
 	const char *file = setting("DISK_WRITE");
 	char how[16] = "";
 	FILE *f = file ? fopen(file, "re") : NULL;
+
 	if (!f)
 		return real(fd, data, n);
 	int known = fgets(how, sizeof(how), f) != NULL;
@@ -173,6 +181,7 @@ static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size
 ssize_t write(int fd, const void *data, size_t n)
 {
 	char buf[PATH_MAX];
+
 	REAL(write)
 	if (!name_of_fd(fd, buf))
 		return real(fd, data, n);
@@ -196,6 +205,7 @@ ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
 int ftruncate(int fd, off_t size)
 {
 	char buf[PATH_MAX];
+
 	REAL(ftruncate)
 	pthread_mutex_lock(&lock);
 	int rc = real(fd, size);
@@ -209,6 +219,7 @@ int ftruncate(int fd, off_t size)
 static void hang(void)
 {
 	const char *file = setting("DISK_HANG");
+
 	while (file && access(file, F_OK) == 0)
 		usleep(10000);
 }
@@ -217,6 +228,7 @@ static int synced(int fd, int rc)
 {
 	char buf[PATH_MAX];
 	const char *name = rc == 0 ? name_of_fd(fd, buf) : NULL;
+
 	if (name)
 		say("sync", fd, name, "-", 0, NULL, 0);
 	return rc;
@@ -247,6 +259,7 @@ static int renamed(int from_dir, const char *from, int to_dir, const char *to, i
 	char a[PATH_MAX], b[PATH_MAX];
 	const char *old = rc == 0 ? name_at(from_dir, from, a) : NULL;
 	const char *new = rc == 0 ? name_at(to_dir, to, b) : NULL;
+
 	if (old && new)
 		say("rename", -1, old, new, 0, NULL, 0);
 	return rc;
@@ -274,6 +287,7 @@ static int removed(int dir, const char *path, int rc)
 {
 	char buf[PATH_MAX];
 	const char *name = rc == 0 ? name_at(dir, path, buf) : NULL;
+
 	if (name)
 		say("unlink", -1, name, "-", 0, NULL, 0);
 	return rc;

@@ -32,6 +32,7 @@ static uint64_t count; /* atomic */
 static const char *library(const void *code)
 {
 	Dl_info from;
+
 	if (!dladdr(code, &from) || !from.dli_fname)
 		return "";
 	const char *slash = strrchr(from.dli_fname, '/');
@@ -52,6 +53,7 @@ static int is_for_libzmq(void)
 	static const char *const libzmq[] = {"libzmq"};
 	void *frame[MAX_FRAMES];
 	int n = backtrace(frame, MAX_FRAMES);
+
 	for (int i = 0; i < n; i++)
 		if (is_one_of(library(frame[i]), libzmq, 1))
 			return 1;
@@ -64,6 +66,7 @@ static int counts(const void *caller)
 		"libgnutls", "libtasn1", "libp11", "libnettle", "libhogweed", "libgmp", "libidn2",
 		"libunistring"};
 	const char *name = library(caller);
+
 	if (!*name || is_one_of(name, others, sizeof(others) / sizeof(others[0])))
 		return 0;
 	return !is_for_libzmq();
@@ -73,6 +76,7 @@ static int counts(const void *caller)
 __attribute__((constructor)) static void prepare(void)
 {
 	void *frame[1];
+
 	(void)backtrace(frame, 1);
 }
 
@@ -80,8 +84,10 @@ __attribute__((constructor)) static void prepare(void)
 static int fails(const void *caller)
 {
 	static uint64_t victim = UINT64_MAX;
+
 	if (victim == UINT64_MAX) {
 		const char *n = getenv("MEMORY_FAIL");
+
 		victim = n ? strtoull(n, NULL, 10) : 0;
 	}
 	if (!counts(caller))
@@ -98,6 +104,7 @@ __attribute__((destructor)) static void tell(void)
 	char text[32];
 	int fd = file ? open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644) : -1;
 	int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)count);
+
 	if (fd >= 0 && write(fd, text, (size_t)n) != n)
 		abort();
 }
@@ -125,6 +132,7 @@ void *aligned_alloc(size_t alignment, size_t size)
 int posix_memalign(void **out, size_t alignment, size_t size)
 {
 	void *p = fails(__builtin_return_address(0)) ? NULL : __libc_memalign(alignment, size);
+
 	if (!p)
 		return ENOMEM;
 	*out = p;

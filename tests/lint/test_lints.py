@@ -12,7 +12,7 @@ FOLDERS = ("common", "proto", "kernels", "server", "worker", "tests")
 
 
 def run(tree, lint, *arguments):
-    done = subprocess.run([LINTS / f"{lint}.sh", *arguments], cwd=tree, text=True, timeout=120,
+    done = subprocess.run([next(LINTS.glob(f"{lint}.*")), *arguments], cwd=tree, text=True, timeout=120,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout
 
@@ -72,6 +72,9 @@ VIOLATIONS = [
     ("dialect", "common/bad.c", "int f(int a) { return (int)sizeof a; }\n", "common/bad.c: "),
     ("dialect", "common/bad.c", "int f(int most);\n", "min or max"),
     ("dialect", "common/bad.c", "int f(void)\n{\n\tint ret = g();\n}\n", "rc is"),
+    ("declarations", "common/bad.c", "int f(int a)\n{\n\tint b = a;\n\treturn b;\n}\n", "bad.c:4: "),
+    ("declarations", "common/bad.c", "int f(int a)\n{\n\tif (a) {\n\t\tstruct err *e = g(\n"
+     "\t\t\ta);\n\t\tput(e);\n\t}\n}\n", "bad.c:6: "),
     ("generated", "proto/cnnps.pb-c.h", "", "cnnps.pb-c.h"),
     ("generated", "tests/wire/cnnps_pb2.py", "", "cnnps_pb2.py"),
     ("generated", "server/core/core.o", "", "core.o"),
@@ -96,8 +99,8 @@ def test_violation_is_found(tree, lint, path, text, named):
     assert code != 0 and named in output, output
 
 
-@pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "dialect", "generated",
-                                  "overlap", "mutants", "columns", "spelling", "words"])
+@pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "dialect", "declarations",
+                                  "generated", "overlap", "mutants", "columns", "spelling", "words"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 

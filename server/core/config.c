@@ -1,6 +1,7 @@
 /* config.c - see config.h. */
 #include "server/core/config.h"
 #include <math.h>
+#include "common/assert.h"
 #include "server/core/cursor.h"
 #include "server/core/lbfgs.h"
 
@@ -11,19 +12,19 @@
 #define MISMATCH(name) "it was begun with another --" name
 #define AT(member, field) offsetof(struct core_config, member.field)
 #define NUMBER(kind, m, f, n, d, min_, max_, a, r, told, ...) \
-	{.type = kind, .offset = AT(m, f), .name = n, .def = d, .min = min_, .max = max_, .arg = a, \
-	 .resume = r, .mismatch = MISMATCH(n), .help = __VA_ARGS__},
+	{.type = kind, .offset = AT(m, f), .name = n, .name_bytes = sizeof(n) - 1, .def = d, \
+	 .min = min_, .max = max_, .arg = a, .resume = r, .mismatch = MISMATCH(n), .help = __VA_ARGS__},
 #define GROUP(member, tag, title) {.type = CONFIG_GROUP, .help = title},
 #define U32(...)  NUMBER(CONFIG_U32, __VA_ARGS__)
 #define U64(...)  NUMBER(CONFIG_U64, __VA_ARGS__)
 #define REAL(...) NUMBER(CONFIG_REAL, __VA_ARGS__)
 #define ENUM(m, f, n, d, tag, names, first, a, r, told, ...) \
-	{.type = CONFIG_ENUM, .offset = AT(m, f), .name = n, .def = d, .min = first, .max = first, \
-	 .values = names, .arg = a, .resume = r, \
+	{.type = CONFIG_ENUM, .offset = AT(m, f), .name = n, .name_bytes = sizeof(n) - 1, .def = d, \
+	 .min = first, .max = first, .values = names, .arg = a, .resume = r, \
 	 .mismatch = MISMATCH(n), .help = __VA_ARGS__},
 #define FLAG(m, f, n, r, told, ...) \
-	{.type = CONFIG_FLAG, .offset = AT(m, f), .name = n, .def = "0", .max = 1, .resume = r, \
-	 .mismatch = MISMATCH(n), .help = __VA_ARGS__},
+	{.type = CONFIG_FLAG, .offset = AT(m, f), .name = n, .name_bytes = sizeof(n) - 1, .def = "0", \
+	 .max = 1, .resume = r, .mismatch = MISMATCH(n), .help = __VA_ARGS__},
 /* clang-format on */
 /* NOLINTEND(bugprone-macro-parentheses) */
 const struct config_row config_rows[] = {
@@ -85,11 +86,16 @@ static double max_of(const struct config_row *row)
 	return max;
 }
 
-static const struct config_row *find(const char *name)
+/* The row of an option; NULL: there is none. The search begins at row `first`: options that a
+ * snapshot has in this order are found at once. */
+static const struct config_row *find(const char *name, size_t bytes, size_t first)
 {
-	for (size_t i = 0; i < config_n_rows; i++)
-		if (config_rows[i].name && strcmp(config_rows[i].name, name) == 0)
-			return &config_rows[i];
+	for (size_t i = 0; i < config_n_rows; i++) {
+		const struct config_row *row = &config_rows[(first + i) % config_n_rows];
+
+		if (row->name && row->name_bytes == bytes && memcmp(row->name, name, bytes) == 0)
+			return row;
+	}
 	return NULL;
 }
 
@@ -124,28 +130,22 @@ const struct config_row *config_differs(
 
 /* ---- snapshot -------------------------------------------------------------------------------- */
 
-static void put_name(struct cursor *k, char name[MAX_NAME + 1])
+/* `next`: the row at which the search begins; on return the row after the one that was read. */
+static void read_option(struct cursor *k, struct core_config *c, unsigned char *seen, size_t *next)
 {
-	uint32_t n = (uint32_t)strlen(name);
-
-	u32(k, &n);
-	refuse_over(k, n, MAX_NAME);
-	if (k->error)
-		n = 0;
-	bytes(k, name, n);
-	name[n] = '\0';
-}
-
-static void read_option(struct cursor *k, struct core_config *c, unsigned char *seen)
-{
-	char name[MAX_NAME + 1] = "";
+	char name[MAX_NAME];
+	uint32_t n = 0;
 	double v = 0;
 
-	put_name(k, name);
+	u32(k, &n);
+	refuse_over(k, n, sizeof(name));
+	if (k->error)
+		return;
+	bytes(k, name, n);
 	f64(k, &v);
 	if (k->error)
 		return;
-	const struct config_row *row = find(name);
+	const struct config_row *row = find(name, n, *next);
 	if (!row) {
 		set_error(k, "it has an option that this version does not know");
 		return;
@@ -156,17 +156,21 @@ static void read_option(struct cursor *k, struct core_config *c, unsigned char *
 		return;
 	}
 	seen[row - config_rows] = 1;
+	*next = (size_t)(row - config_rows) + 1;
 	set_value(c, row, v);
 }
 
 static void write_option(
 	struct cursor *k, const struct core_config *c, const struct config_row *row)
 {
-	char name[MAX_NAME + 1] = "";
+	char name[MAX_NAME];
+	uint32_t n = row->name_bytes;
 	double v = config_value(c, row);
 
-	memcpy(name, row->name, strlen(row->name));
-	put_name(k, name);
+	PS_ASSERT(n <= sizeof(name));
+	memcpy(name, row->name, n);
+	u32(k, &n);
+	bytes(k, name, n);
 	f64(k, &v);
 }
 
@@ -174,12 +178,13 @@ void config_put(struct cursor *k, struct core_config *c)
 {
 	unsigned char seen[sizeof(config_rows) / sizeof(config_rows[0])] = {0};
 	uint32_t n = 0;
+	size_t next = 0;
 
 	for (size_t i = 0; i < config_n_rows; i++)
 		n += config_rows[i].name != NULL;
 	u32(k, &n);
 	for (uint32_t i = 0; k->in && i < n && !k->error; i++)
-		read_option(k, c, seen);
+		read_option(k, c, seen, &next);
 	for (size_t i = 0; !k->in && i < config_n_rows; i++)
 		if (config_rows[i].name)
 			write_option(k, c, &config_rows[i]);

@@ -104,8 +104,9 @@ struct config_row {
 	enum config_type type;
 	size_t offset; /* of the field in struct core_config */
 	const char *name, *def;
-	double min, max;    /* inclusive; CONFIG_ENUM: the values of the first and last name */
-	const char *values; /* CONFIG_ENUM: "a|b" */
+	uint32_t name_bytes; /* of the name, without its end */
+	double min, max;     /* inclusive; CONFIG_ENUM: the values of the first and last name */
+	const char *values;  /* CONFIG_ENUM: "a|b" */
 	const char *arg;
 	enum config_resume resume;
 	const char *help; /* CONFIG_GROUP: the title of the rows that follow */

@@ -1,15 +1,15 @@
 /*
- * bounds.c - what must hold after every event: nothing grows without a stated bound, and the counters
- * of the core agree with its tables.
+ * bounds.c - what must hold after every event: nothing grows beyond its stated bound, and the
+ * counters of the core agree with its tables.
  */
 #include "common/checkpoint.h"
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* In flight and planned at once: a few messages for each push of every window. */
+/* Events that are pending at once: a few messages for each push of every window. */
 #define MAX_PENDING 8192u
-/* Checkpoints, one of them new, temporary files, TERM and LOCK. A failing disk may leave more files
- * until the next save removes them: bounds_disk. */
+/* The checkpoints, a new one, temporary files, TERM and LOCK. A failing disk may leave more
+ * checkpoints until the next save removes them; bounds_disk checks their number after a save. */
 #define MAX_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)
@@ -38,8 +38,8 @@ static void check_leases(struct sim *s, const struct core *c)
 			l->n_free, l->n_done, n_free, n_done);
 }
 
-/* A worker whose heartbeats the network delivers never becomes suspect, whatever happens to the
- * server. */
+/* The server never suspects a worker whose heartbeats the network delivers, even if the server was
+ * stopped or restarted. */
 static void check_trust(struct sim *s, const struct core *c)
 {
 	const struct session *only = s->worker[0].session;
@@ -55,8 +55,8 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
-/* The work of an excluded worker is free, and one broken device ends no run: neither while the others
- * are only silent nor before anything could diverge. */
+/* An excluded worker has no work. A broken device does not end the run while other workers are
+ * silent, nor before the training has begun. */
 static void check_excluded(struct sim *s, const struct core *c)
 {
 	const struct worker *only = NULL;
@@ -78,7 +78,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 	}
 	if (c->end_status != PS_EDIVERGED || s->server.ending)
 		return;
-	s->server.ending = 1; /* later the other workers may have left */
+	s->server.ending = 1; /* check this only once: the other workers may leave later */
 	if (2 * bad <= all)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
 	if (s->training && !c->started)

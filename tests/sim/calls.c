@@ -1,4 +1,5 @@
-/* calls.c - see calls.h. The names are ld's: a call of open() arrives in __wrap_open(). */
+/* calls.c - the redirected calls of calls.h. ld defines the names: a call of open() arrives in
+ * __wrap_open(). */
 #include "tests/sim/calls.h"
 #include <dirent.h>
 #include <errno.h>
@@ -11,21 +12,23 @@
 #include <unistd.h>
 #include "common/log.h"
 
-#define FIRST_FD   (1 << 20) /* ours; smaller ones are real */
+#define FIRST_FD   (1 << 20) /* descriptors from here on are simulated; smaller ones are real */
 #define LARGE      ((size_t)1 << 17)
 #define MAX_LARGE  16u
 #define IS_OURS(f) ((f) >= FIRST_FD)
 
-/* The machine whose turn it is. Static, because the C library's calls know of no other place. */
+/* The machine that is simulated now. It is static, because the calls of the C library pass no other
+ * pointer to it. */
 static struct {
 	struct disk *disk;
 	struct rng *chance;
 	job_fn *give;
 	void *arg;
 	struct dirent entry;
-	int listing; /* the descriptor of the directory that is read */
-	/* large blocks, kept as they are for the next core or session, which clear what they rely
-	 * on: to clear them anew for each start would be the most expensive thing of a run */
+	int listing; /* the descriptor of the directory that readdir reads */
+	/* The simulator keeps large blocks for the next core or session. Nobody clears them,
+	 * because clearing them at each start would be the slowest part of a run. Their users
+	 * initialize what they read. */
 	struct large {
 		void *block;
 		size_t size;
@@ -41,7 +44,7 @@ void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg)
 	machine.arg = arg;
 }
 
-/* The plain name of a path into the directory; NULL: the directory itself. */
+/* The name of a path in the directory; NULL: `path` is the directory itself. */
 static const char *plain(const char *path)
 {
 	const char *slash = strrchr(path, '/');
@@ -147,11 +150,11 @@ int __wrap_unlinkat(int dir, const char *name, int flags)
 int __wrap_flock(int fd, int how);
 int __wrap_flock(int fd, int how)
 {
-	(void)how; /* exclusive, without waiting */
+	(void)how; /* the lock is always exclusive, and never waits */
 	return disk_lock(machine.disk, fd - FIRST_FD);
 }
 
-/* ---- looking at files ------------------------------------------------------------------------ */
+/* ---- file attributes ------------------------------------------------------------------------- */
 
 static int describe(struct stat *st, long size)
 {
@@ -177,7 +180,7 @@ int __wrap_fstatat(int dir, const char *name, struct stat *st, int flags)
 	return describe(st, disk_size_of(machine.disk, name));
 }
 
-/* The directory itself was always there. */
+/* mkdir and stat of the directory itself: it always exists. */
 int __wrap_stat(const char *path, struct stat *st);
 int __wrap_stat(const char *path, struct stat *st)
 {
@@ -295,7 +298,7 @@ void __wrap_log_write(
 
 void *__real_mem_try(size_t n, size_t size);
 
-/* NULL: too small, or there is no place for it. */
+/* NULL: the block is not large, or all places for large blocks are taken. */
 static void *large_block(size_t bytes)
 {
 	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {

@@ -1,9 +1,10 @@
 /*
- * calls.h - where the calls go that the linker turns away from the C library and libuv (Makefile,
- * SIM_CALLS): files to the simulated disk, work for libuv's pool into virtual time, chance to the
- * seed, the log to nowhere. What is linked besides is the server's own code, unchanged.
+ * calls.h - the functions that replace calls of the C library and libuv in the simulator. The linker
+ * redirects the calls (Makefile, SIM_CALLS): files go to the simulated disk, work for libuv's thread
+ * pool goes to virtual time, random numbers come from the seed, and log lines are discarded. All other
+ * code in the program is the server's own code, unchanged.
  *
- * One process simulates one machine at a time: calls_use says which.
+ * One process simulates one machine at a time. calls_use selects the machine.
  */
 #ifndef TESTS_SIM_CALLS_H
 #define TESTS_SIM_CALLS_H
@@ -11,16 +12,16 @@
 #include <uv.h>
 #include "tests/sim/disk.h"
 
-/* Work that was given to the pool. */
+/* A job for the simulated thread pool. */
 struct job {
-	uv_work_t *work; /* NULL: none */
+	uv_work_t *work; /* NULL: no job */
 	uv_work_cb run;
 	uv_after_work_cb after;
 };
 
 typedef void job_fn(void *arg, const struct job *job);
 
-/* From now on: this disk; `chance` answers getrandom; jobs are told to `give`. */
+/* From now on, file calls use disk `d`, getrandom uses `chance`, and `give` receives new jobs. */
 void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg);
 
 #endif

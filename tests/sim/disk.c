@@ -1,4 +1,4 @@
-/* disk.c - see disk.h. */
+/* disk.c - the simulated disk of disk.h. */
 #include "tests/sim/disk.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,8 @@ static int fail(int error)
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-/* A journal that is full is written by itself. */
+/* Add a change of the directory. When the list of changes is full, the oldest change reaches the
+ * disk, as in the journal of a real file system. */
 static void change(struct disk *d, struct disk_change c)
 {
 	if (d->n_changes == DISK_CHANGES) {
@@ -66,8 +67,8 @@ static int new_file(struct disk *d)
 		return i;
 	}
 	if (d->n_changes == 0)
-		abort(); /* names are bounded, and each has one file */
-	/* a file system writes its journal by itself now and then */
+		abort(); /* cannot happen: the number of names is bounded, and each has one file */
+	/* a real file system commits its metadata journal by itself from time to time */
 	names_commit(d);
 	return new_file(d);
 }
@@ -91,12 +92,12 @@ static int new_fd(struct disk *d, struct disk_open o)
 		d->open[i] = o;
 		return i;
 	}
-	abort(); /* descriptors leak */
+	abort(); /* the program leaks descriptors */
 }
 
 /* ---- what can go wrong at each change -------------------------------------------------------- */
 
-/* 1: this change does not happen, errno says why it seems. */
+/* 1: a fault prevents this change, and errno has a reason. */
 static int is_prevented(struct disk *d)
 {
 	d->ops++;
@@ -193,7 +194,7 @@ static long take_bytes(struct disk *d, int fd, const void *bytes, size_t n)
 	return (long)n;
 }
 
-/* Room for more bytes. */
+/* The free space of the disk. */
 static uint64_t space(const struct disk *d)
 {
 	uint64_t used = 0;
@@ -209,12 +210,12 @@ long disk_write(struct disk *d, int fd, const void *bytes, size_t n)
 
 	if (!file_at(d, fd) || n == 0)
 		return n ? fail(EBADF) : 0;
-	if (is_prevented(d)) { /* but a part of it may have been */
+	if (is_prevented(d)) { /* but the disk may have stored a part of the bytes */
 		if (was_alive)
 			(void)take_bytes(d, fd, bytes, rng_below(&d->rng, n));
 		return -1;
 	}
-	if (d->capacity && n > space(d)) { /* as much as there is space for */
+	if (d->capacity && n > space(d)) { /* the disk stores as much as it has space for */
 		(void)take_bytes(d, fd, bytes, (size_t)space(d));
 		d->full++;
 		return fail(ENOSPC);
@@ -257,7 +258,8 @@ static void sync_file(struct disk_file *f)
 	f->dirty = 0;
 }
 
-/* A sync that fails has thrown away what it could not write: the next one will not say so. */
+/* A sync that fails discards the writes that it could not store. The next sync reports success all
+ * the same. */
 static void lose_writes(struct disk *d, struct disk_file *f);
 
 int disk_sync(struct disk *d, int fd)
@@ -356,7 +358,7 @@ void disk_killed(struct disk *d)
 
 enum survival { NONE, ALL, FIRST, ANY, WAYS };
 
-/* Which sectors of the new bytes are there: in `now`, which becomes what the disk has. */
+/* Decide which sectors of the new bytes survive. `now` becomes the content of the disk. */
 static void keep_sectors(struct disk *d, struct disk_file *f, enum survival way)
 {
 	size_t first = rng_below(&d->rng, f->size / DISK_SECTOR + 2);
@@ -379,7 +381,7 @@ static void lose_writes(struct disk *d, struct disk_file *f)
 	if (!f->dirty)
 		return;
 	make_room(f, f->safe_size);
-	if (way == NONE || chance(d, 300)) { /* the size itself was not written */
+	if (way == NONE || chance(d, 300)) { /* the new size was not written */
 		if (f->safe_size > f->size)
 			memcpy(f->now + f->size, f->safe + f->size, f->safe_size - f->size);
 		f->size = f->safe_size;

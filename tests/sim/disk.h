@@ -1,16 +1,17 @@
 /*
- * disk.h - a directory on a disk that keeps only what POSIX promises, for the real code.
+ * disk.h - a directory on a disk that keeps only what POSIX promises. The real file code uses it.
  *
  * The simulator links common/file.c, common/checkpoint.c, server/durability/checkpointer.c and
- * server/durability/startup.c unchanged; calls.c redirects their calls of the C library (ld --wrap) to
+ * server/durability/startup.c unchanged. calls.c redirects their calls of the C library (ld --wrap) to
  * this file.
  *
- * After a power cut a file has the content of its last fsync, any sectors of later writes in any
- * order, and the old size or the new one. The directory has the entries of its last fsync, and of later
- * links, renames and unlinks either the first few or any subset. A rename is atomic. A killed process
- * loses nothing that it wrote, but may be killed in the middle of a write.
+ * After a power cut, a file has the content of its last fsync. Any sectors of later writes may be
+ * there too, and the size is the old one or the new one. The directory has the entries of its last
+ * fsync. Of the later links, renames and unlinks, either the first few are there or any subset. A
+ * rename is atomic. A killed process loses nothing that it wrote, but the kill may come in the middle
+ * of a write.
  *
- * Invariant: all randomness is `rng`'s, so a seed replays. Thread: one.
+ * Invariant: all randomness comes from `rng`, so a seed always replays the same run. Not thread-safe.
  */
 #ifndef TESTS_SIM_DISK_H
 #define TESTS_SIM_DISK_H
@@ -18,7 +19,7 @@
 #include <stdint.h>
 #include "common/rng.h"
 
-#define DISK_DIRECTORY "disk" /* its name for the code above */
+#define DISK_DIRECTORY "disk" /* the name of the directory for the real file code */
 #define DISK_FILES     64
 #define DISK_CHANGES   48
 #define DISK_OPEN      8
@@ -28,7 +29,8 @@
 
 struct disk_file {
 	unsigned char *now,
-		*safe; /* the content that processes see; the content after the last fsync */
+		/* now: the content that processes see; safe: the content after the last fsync */
+		*safe;
 	size_t size, safe_size, room;
 	int dirty;
 };
@@ -49,7 +51,7 @@ struct disk_change {
 };
 
 struct disk_open {
-	int file; /* < 0: closed */
+	int file; /* < 0: the descriptor is closed */
 	int is_directory, locked;
 	size_t at;
 };
@@ -64,34 +66,36 @@ struct disk {
 	size_t listing; /* the position of readdir */
 
 	/* faults, per 1000 operations */
-	uint32_t fails;   /* writes, syncs, renames end with EIO or ENOSPC */
-	uint32_t shorts;  /* writes that take less than was asked for */
-	uint32_t forgets; /* syncs that say they did and did not: no promise holds any more */
+	uint32_t fails;  /* writes, syncs and renames that end with EIO or ENOSPC */
+	uint32_t shorts; /* writes that store fewer bytes than the caller passed */
+	/* syncs that report success but write nothing; after such a sync no promise holds */
+	uint32_t forgets;
 
-	uint64_t capacity; /* bytes of all files; 0: it is never full */
+	uint64_t capacity; /* bytes of all files; 0: no limit */
 	uint32_t full;     /* writes that found no space */
 
-	uint32_t ops_left;   /* changes until the process is killed; DISK_NEVER: never */
-	int dead;            /* it was killed: its calls have no effect */
-	int broken;          /* it has lost something that it promised to keep, */
-	int lied;            /* and may have lost any recent write */
+	uint32_t ops_left; /* changes until the process is killed; DISK_NEVER: no kill */
+	int dead;          /* the process was killed: its calls have no effect */
+	int broken;        /* the disk lost something that it promised to keep */
+	int lied; /* a sync reported success without writing, so any recent write may be lost */
 	uint32_t peak_names; /* the largest number of entries so far */
 	uint64_t ops, cuts;
 };
 
 void disk_init(struct disk *d);
 void disk_release(struct disk *d);
-/* An empty directory on a disk without faults. */
+/* Make `d` an empty directory on a disk without faults. */
 void disk_reset(struct disk *d, struct rng rng);
-/* The process is gone: its files are closed and its lock is free. A new process may start. */
+/* The process has died: close its files and free its lock. A new process may start. */
 void disk_killed(struct disk *d);
 void disk_power_cut(struct disk *d);
-/* Flip a byte of the newest file whose name begins with `prefix`. */
+/* Flip one bit of the newest file whose name begins with `prefix`. */
 void disk_rot(struct disk *d, const char *prefix);
 /* The number of entries whose names begin with `prefix`. */
 uint32_t disk_count(const struct disk *d, const char *prefix);
 
-/* As the system calls of these names: -1 with errno. `name` is a plain name. */
+/* These functions behave like the system calls of the same names: they return -1 and set errno.
+ * `name` has no slash. */
 int disk_open_directory(struct disk *d);
 int disk_open_file(struct disk *d, const char *name, int flags);
 int disk_close(struct disk *d, int fd);
@@ -103,10 +107,10 @@ int disk_sync(struct disk *d, int fd);
 int disk_rename(struct disk *d, const char *name, const char *to);
 int disk_unlink(struct disk *d, const char *name);
 int disk_lock(struct disk *d, int fd);
-/* Size of a file; -1: there is none. */
+/* The size of a file; -1: there is no such file. */
 long disk_size_of(struct disk *d, const char *name);
 long disk_size(struct disk *d, int fd);
-/* The name of the next entry after disk_rewind, or NULL. */
+/* The name of the next entry since disk_rewind; NULL: there are no more. */
 void disk_rewind(struct disk *d);
 const char *disk_next(struct disk *d);
 

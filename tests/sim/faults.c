@@ -1,4 +1,4 @@
-/* faults.c - executes the faults of the schedule at their times. */
+/* faults.c - carries out each fault of the schedule at its time. */
 #include <stdio.h>
 #include "tests/sim/sim.h"
 
@@ -15,7 +15,8 @@ static struct sim_worker *victim(struct sim *s, const struct fault *f)
 	return f->node <= s->n_workers ? &s->worker[f->node - 1] : NULL;
 }
 
-/* A server that is down, or is to die in a disk operation, dies in the next start's operations. */
+/* If the server is down, or the fault says so, the kill comes in a later disk operation: of the
+ * next start, or of the running server. */
 static void kill_server(struct sim *s, const struct fault *f, int power)
 {
 	struct sim_server *v = &s->server;
@@ -70,7 +71,8 @@ static void cut_off(struct sim *s, uint32_t node, uint32_t ms)
 		s->net.lane[node][way].cut_until_ms = s->net.now_ms + ms;
 }
 
-/* A supervisor regards it as dead: it hangs, is cut off, or only seems to be. */
+/* A supervisor starts a second process because it believes that the first one is dead. The first
+ * process may be stopped, cut off, or healthy. */
 static void twin(struct sim *s, const struct fault *f)
 {
 	uint32_t node = victim(s, f) ? worker_twin(s, f->node, 10 + 20 * f->in) : 0;
@@ -88,7 +90,7 @@ static void slow(struct sim *s, const struct fault *f)
 	s->hushed = 1;
 }
 
-/* The others can do the work of one worker, and the run begins, or has begun, without it. */
+/* 1: the other workers can do the work of one worker, and the run does not wait for it to begin. */
 static int is_dispensable(const struct sim *s)
 {
 	const struct core *c = s->server.core;
@@ -155,7 +157,8 @@ void faults_happen(struct sim *s, uint32_t number)
 		s->disk_bad_until_ms = s->net.now_ms + f->ms;
 		s->hushed |=
 			s->cfg.checkpoint.wal ==
-			DURABILITY_ALWAYS; /* a worker without an answer sends HELLO, and no heartbeats */
+			/* a session that waits for an answer sends HELLO instead of heartbeats */
+			DURABILITY_ALWAYS;
 		break;
 	case FAULT_ROT:
 		disk_rot(&s->disk, "ckpt-");

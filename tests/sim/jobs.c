@@ -1,4 +1,4 @@
-/* jobs.c - see jobs.h. */
+/* jobs.c - runs seeds in several processes (jobs.h). */
 #include "tests/sim/jobs.h"
 #include <signal.h>
 #include <stdatomic.h>
@@ -14,16 +14,19 @@
 #define CHUNK    64u
 #define MAX_JOBS 256u
 #define LOOK_MS  20
-#define HANG     1000 /* looks at one seed, which takes a millisecond; not while we are stopped */
+/* checks that see the same seed; a seed takes about a millisecond, and a stopped simulator makes no
+ * checks */
+#define HANG 1000
 
-/* In memory that all processes share. */
+/* Memory that all processes share. */
 struct board {
-	atomic_uint_least64_t next, failed; /* seed to hand out; the smallest that failed */
+	/* next: the next seed to hand out; failed: the smallest seed that failed */
+	atomic_uint_least64_t next, failed;
 	atomic_uint_least64_t now[MAX_JOBS];
 	struct totals totals[MAX_JOBS];
 };
 
-/* By the parent: how often in a row has this process been seen at that seed? */
+/* The parent counts how often in a row it has seen a process at the same seed. */
 struct watched {
 	uint64_t seed;
 	unsigned looks;
@@ -59,8 +62,8 @@ static void note_failure(struct board *b, uint64_t seed)
 		;
 }
 
-/* One process: chunk after chunk until there are none, or all that are left lie behind a failure.
- */
+/* The work of one process: it takes chunks until no seeds are left, or all that are left are larger
+ * than a seed that failed. */
 static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
 {
 	static struct sim s;
@@ -110,14 +113,14 @@ static void show_progress(const struct board *b, uint32_t n, uint64_t all, doubl
 		(unsigned long long)all, (double)done / (seconds > 0 ? seconds : 1));
 }
 
-/* A process that died of a signal has failed at the seed it was at. */
+/* A process that a signal killed has failed at its current seed. */
 static void reap(
 	struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, pid_t gone, int status)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		if (pid[i] != gone)
 			continue;
-		pid[i] = 0; /* it may be another's soon */
+		pid[i] = 0; /* the system may give the id to another process */
 		if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
 			continue;
 		r->died = WIFSIGNALED(status) ? WTERMSIG(status) : -1;
@@ -125,7 +128,7 @@ static void reap(
 	}
 }
 
-/* A seed that never ends is a failure, too: its process is ended. */
+/* A seed that never ends counts as a failure: the parent kills its process. */
 static void end_hung(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {

@@ -1,8 +1,9 @@
 /*
  * jobs.h - runs many seeds in one process or in several processes at once.
  *
- * Processes take the seeds in order, a few at a time. After a violation all smaller seeds still run, so
- * that the reported seed is the smallest one that fails, however many processes there are.
+ * The processes take the seeds in ascending order, a few at a time. After a violation, all smaller
+ * seeds still run. So the reported seed is always the smallest one that fails, for any number of
+ * processes.
  */
 #ifndef TESTS_SIM_JOBS_H
 #define TESTS_SIM_JOBS_H
@@ -18,11 +19,14 @@ struct totals {
 struct jobs_result {
 	struct totals totals;
 	int failed;
-	uint64_t seed; /* the smallest one that failed */
-	int died;      /* the simulator itself died, with this signal */
+	uint64_t seed; /* the smallest seed that failed */
+	/* the signal that killed the simulator's process at that seed; 0: none; -1: the process
+	 * exited with an error */
+	int died;
 };
 
-/* Run seeds from..to under `limits` in `n` processes; progress to stderr when it is a terminal. */
+/* Run seeds from..to under `limits` in `n` processes. If stderr is a terminal, print the progress
+ * there. */
 void jobs_run(struct jobs_result *r, uint64_t from, uint64_t to, const struct sim_limits *limits,
 	uint32_t n);
 

@@ -1,5 +1,6 @@
 /*
- * main.c - the simulator's command line: seeds in, verdicts out (README.md beside this file).
+ * main.c - the command line of the simulator: it runs seeds and prints verdicts (README.md in this
+ * folder).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +33,7 @@ static int parse_range(const char *text, uint64_t *from, uint64_t *to)
 	return end != text && *end == '\0' && *from <= *to;
 }
 
-/* "all", "none", or numbers with commas between them. */
+/* "all", "none", or numbers separated by commas. */
 static int parse_faults(const char *text, uint32_t *faults)
 {
 	char *end;
@@ -95,7 +96,7 @@ static void print_command(
 	printf("%s --trace\n", l->calm ? " --calm" : "");
 }
 
-/* The seed as it is, then the shrunk case with its faults. */
+/* Print the seed and its violation, then the shrunk case and its faults. */
 static int failed(const char *program, uint64_t seed, const struct sim_limits *limits, int shrinks)
 {
 	static struct sim s;

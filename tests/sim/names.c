@@ -1,4 +1,4 @@
-/* names.c - the entries of the simulated disk's directory: names.h. */
+/* names.c - the directory entries of the simulated disk (names.h). */
 #include "tests/sim/names.h"
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static void put(struct disk_name *names, const char *text, int file)
 		if (names[i].file < 0)
 			n = &names[i];
 	if (!n)
-		abort(); /* who makes so many files has lost control: checked at every step */
+		abort(); /* cannot happen: bounds.c limits the number of files after every event */
 	names_copy(n->text, text);
 	n->file = file;
 }

@@ -1,21 +1,21 @@
 /*
- * names.h - the entries of the simulated disk's directory: as processes see them, as its last fsync
- * left them, and what was done in between. For disk.c.
+ * names.h - the directory entries of the simulated disk, for disk.c: the entries that processes
+ * see, the entries at the last fsync of the directory, and the changes since that fsync.
  */
 #ifndef TESTS_SIM_NAMES_H
 #define TESTS_SIM_NAMES_H
 #include "tests/sim/disk.h"
 
-/* As much of it as a name has room for. */
+/* Copy `text`, truncated to the room that a name has. */
 void names_copy(char to[DISK_NAME], const char *text);
-/* NULL: there is none. */
+/* NULL: there is no such entry. */
 struct disk_name *names_find(struct disk_name *names, const char *text);
 void names_apply(struct disk_name *names, const struct disk_change *c);
-/* All that was done is safe. */
+/* Sync the directory: all changes survive a power cut from now on. */
 void names_commit(struct disk *d);
-/* A power cut: the first few changes are there, or any of them. */
+/* Cut the power: either the first few changes survive, or any subset of them. */
 void names_survive(struct disk *d);
-/* An empty directory. */
+/* Empty the directory. */
 void names_forget(struct disk *d);
 
 #endif

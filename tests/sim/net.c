@@ -1,4 +1,4 @@
-/* net.c - see net.h. */
+/* net.c - the simulated network of net.h. */
 #include "tests/sim/net.h"
 #include <stdlib.h>
 #include <string.h>
@@ -55,7 +55,7 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 {
 	size_t i = n->n;
 
-	if (i == n->room) /* a run that plans so much has gone mad: better stop than swap */
+	if (i == n->room) /* the run is out of control: stop before the machine swaps */
 		abort();
 	it.at_ms = at_ms;
 	n->n++;
@@ -101,7 +101,7 @@ static struct msg *new_msg(struct net *n, const struct msg *m)
 				     : mem_must(1, sizeof(*copy), "a simulated message");
 	size_t size = sizeof(*m);
 
-	/* do not copy the slices that are not there */
+	/* copy only the slices in use */
 	if (m->type == MSG_PUSH)
 		size = (size_t)((const char *)&m->push.slices.slice[m->push.slices.n] -
 				(const char *)m);
@@ -142,8 +142,8 @@ static void deliver(
 	net_at(n, at, it);
 }
 
-/* Does this one's misfortune happen? It is drawn in any case, so that leaving it out changes
- * nothing else. */
+/* 1: a loss or duplication happens here. The random number is drawn in any case, so that the limits
+ * of a shrunk case change nothing else. */
 static int strikes(struct net *n, uint32_t per_mille)
 {
 	if (!net_chance(n, per_mille))

@@ -1,7 +1,7 @@
 /*
- * net.h - virtual time and a hostile network for the simulator: a heap of what will happen, and
- * messages that are delayed, lost, doubled and overtaken as one seed says; links that are cut in
- * one direction or both, or slow.
+ * net.h - virtual time and an unreliable network for the simulator. A heap holds all future events.
+ * The network delays, loses, duplicates and reorders messages as the seed decides. A link can be
+ * slow, or cut in one direction or in both.
  */
 #ifndef TESTS_SIM_NET_H
 #define TESTS_SIM_NET_H
@@ -14,43 +14,48 @@
 enum happening {
 	HAPPEN_MESSAGE,
 	HAPPEN_TICK,
-	HAPPEN_JOB, /* the pool begins, and later ends, what it was given */
+	HAPPEN_JOB, /* the thread pool runs a job, and later reports its end */
 	HAPPEN_START,
 	HAPPEN_COMPUTED,
-	HAPPEN_HEAL, /* a cut link is made anew */
+	HAPPEN_HEAL, /* a cut link is connected again */
 	HAPPEN_FAULT,
 };
 
 struct item {
-	uint64_t at_ms, order; /* equal times happen in the order they were asked for */
+	/* events of equal time happen in the order in which they were added */
+	uint64_t at_ms, order;
 	enum happening what;
 	uint32_t node, from;
-	uint64_t life, from_life; /* an item for a life that is over is dropped */
-	uint32_t link;            /* connection number: what a server calls peer */
-	uint32_t number;          /* FAULT, JOB: which */
-	struct msg *msg;          /* MESSAGE; from the pool */
+	/* the life of the receiver and of the sender; an item for a life that has ended is
+	 * dropped */
+	uint64_t life, from_life;
+	uint32_t link;   /* the number of the connection; the server calls it `peer` */
+	uint32_t number; /* FAULT, JOB: the number of the fault or job */
+	struct msg *msg; /* MESSAGE: allocated from the pool */
 };
 
 /* One direction of a worker's links. */
 struct lane {
 	uint64_t cut_until_ms;
-	uint64_t last_at_ms[2]; /* delivery of the newest message: bulk, beat */
+	/* the delivery time of the newest message: [0] bulk link, [1] heartbeat link */
+	uint64_t last_at_ms[2];
 };
 
 struct net {
 	struct rng rng;
 	uint64_t now_ms, next_order;
-	uint32_t delay_ms, jitter_ms;      /* a message takes delay + below(jitter + 1) */
-	uint32_t drop, twice;              /* per 1000 messages */
-	int in_order;                      /* a link keeps its order, as TCP does */
-	struct lane lane[SIM_NODES][2];    /* per worker; 1: to the server */
-	uint64_t slow_until_ms[SIM_NODES]; /* its tensors take slow_ms each */
+	uint32_t delay_ms, jitter_ms;   /* a message takes delay_ms + below(jitter_ms + 1) */
+	uint32_t drop, twice;           /* losses and duplications, per 1000 messages */
+	int in_order;                   /* a link keeps its order, as TCP does */
+	struct lane lane[SIM_NODES][2]; /* two for each worker; [1]: to the server */
+	/* until then each tensor message of the worker takes slow_ms */
+	uint64_t slow_until_ms[SIM_NODES];
 	uint32_t slow_ms[SIM_NODES];
-	/* losses and doublings are numbered from 0; only those of [strikes_from, strikes_to) are
-	 * done */
+	/* Losses and duplications are numbered from 0. Only those in [strikes_from, strikes_to)
+	 * happen. */
 	uint64_t strikes, strikes_from, strikes_to;
 	struct item *heap;
-	size_t n, room, peak; /* peak: most at once, so far */
+	size_t n, room, peak; /* peak: the largest n so far */
 	struct msg **pool;
 	size_t n_pool, room_pool;
 	uint64_t sent, lost, doubled, cut;
@@ -58,14 +63,16 @@ struct net {
 
 void net_init(struct net *n);
 void net_release(struct net *n);
-/* Forget everything and begin again at time 0 with `rng`, without faults. */
+/* Drop all items and restart at time 0 with `rng`, without faults. */
 void net_reset(struct net *n, struct rng rng);
 void net_at(struct net *n, uint64_t at_ms, struct item it);
-/* What was to happen now happens then, before what was asked for after it. */
+/* Put an item that is due now off until `at_ms`. It keeps its order, so it precedes items that were
+ * added after it. */
 void net_later(struct net *n, uint64_t at_ms, struct item it);
-/* Send with the faults of the link. Slices keep their data pointers. */
+/* Send a message, subject to the faults of the link. The copy of the message keeps the pointers of
+ * its slices. */
 void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m);
-/* The next thing to happen; 0: nothing. The caller gives back it->msg with net_done. */
+/* Take the next item. 0: there is none. The caller returns it->msg with net_done. */
 int net_next(struct net *n, struct item *it);
 void net_done(struct net *n, struct item *it);
 uint64_t net_below(struct net *n, uint64_t bound);

@@ -1,14 +1,14 @@
 /*
- * node_journal.c - `--durability always` in the simulator: the server's own group commit over the
- * simulated disk, replies that wait for it, and what a start must find again. It follows
- * server/dispatch.c and server.c.
+ * node_journal.c - `--durability always` in the simulator: the server's own write-ahead log and group
+ * commit on the simulated disk, replies that wait for the disk, and what a start must restore. It
+ * follows server/dispatch.c and server.c.
  */
 #include <string.h>
 #include <xxhash.h>
 #include "proto/wire.h"
 #include "tests/sim/sim.h"
 
-#define ASK_MS 100 /* between two snapshots that the journal asks for */
+#define ASK_MS 100 /* minimum interval between two snapshots that the log requests */
 
 void journal_reset(struct sim *s)
 {
@@ -27,7 +27,7 @@ void journal_release(struct sim *s)
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
-/* What it says of the weights is a promise. */
+/* A version that the server has sent to a worker must survive a crash. */
 static void note_told(struct sim_journal *j, const struct msg *m)
 {
 	uint64_t version = m->type == MSG_ACK      ? m->ack.version
@@ -75,7 +75,7 @@ void journal_say(struct sim *s, const struct item *to, const struct msg *m, int 
 
 void journal_finish(struct sim *s)
 {
-	flush(s, UINT64_MAX); /* the last checkpoint holds everything */
+	flush(s, UINT64_MAX); /* the last checkpoint contains all events */
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */

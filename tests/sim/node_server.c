@@ -1,13 +1,14 @@
 /*
- * node_server.c - the server of the simulator: the real core, checkpointer and restore in a process of
- * virtual time. It follows server/server.c: restore, save, speak; effects in order; the last words.
+ * node_server.c - the server of the simulator: the real core, checkpointer and restore in a
+ * simulated process. It follows server/server.c: restore, write a checkpoint, accept messages,
+ * carry out effects in order, close the sessions.
  */
 #include <stdlib.h>
 #include <string.h>
 #include "tests/sim/sim.h"
 
 #define SESSION_CLOSE_MS 2000
-#define CUT_OPS          30u /* more than a checkpoint takes */
+#define CUT_OPS          30u /* more disk operations than a checkpoint takes */
 
 /* ---- the process ----------------------------------------------------------------------------- */
 
@@ -21,7 +22,7 @@ void server_release(struct sim *s)
 {
 	struct sim_server *v = &s->server;
 
-	s->disk.dead = 1; /* what is freed now writes no more */
+	s->disk.dead = 1; /* nothing that is released now writes to the disk */
 	journal_release(s);
 	checkpointer_free(&v->checkpointer);
 	startup_release(&v->state);
@@ -43,12 +44,13 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 	server_event(arg, &ev);
 }
 
-/* As server.c's restore_and_save. */
+/* As restore_and_save of server.c. */
 static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;
 
-	s->disk.capacity = 0; /* a start that finds no space ends: that is not what is tried here */
+	/* no limit: a start without space ends, and that is not tested here */
+	s->disk.capacity = 0;
 	int rc = startup(&v->state, &s->options, e);
 
 	if (!rc)
@@ -61,7 +63,8 @@ static int boot(struct sim *s, struct err *e)
 	return rc ? rc : journal_boot(s, e);
 }
 
-/* It did not come up: who killed it, or was the disk bad, or is this ours? */
+/* A start failed. A kill, a failing disk and a broken disk explain it; otherwise it is a
+ * violation. */
 static void boot_failed(struct sim *s, int rc, const struct err *e)
 {
 	int killed = s->disk.dead, power = s->server.power;
@@ -118,7 +121,7 @@ void server_start(struct sim *s)
 	spoken_to(s);
 }
 
-/* What the pool is at is killed in some operation of it, or has not begun. */
+/* Each job of the pool is killed in one of its disk operations, or before it begins. */
 static void cut_jobs(struct sim *s)
 {
 	for (size_t i = 0; i < SIM_JOBS; i++) {
@@ -184,7 +187,7 @@ void server_take_job(void *arg, const struct job *job)
 			.what = HAPPEN_JOB, .node = SIM_SERVER, .life = v->life, .number = i});
 }
 
-/* A job is done in one moment; the loop hears of it a little later. */
+/* A job runs in one moment of virtual time. The loop is notified a little later. */
 void server_job(struct sim *s, struct item *it)
 {
 	struct sim_server *v = &s->server;
@@ -206,7 +209,7 @@ void server_job(struct sim *s, struct item *it)
 		server_crash(s, v->power);
 		return;
 	}
-	if (!s->disk.fails && !wal_busy(s->journal.wal)) /* so it was a save */
+	if (!s->disk.fails && !wal_busy(s->journal.wal)) /* the job was a save */
 		bounds_disk(s);
 	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
 }
@@ -242,7 +245,8 @@ static void say(struct sim *s, const struct effect *e)
 	trace_send(s, node, m);
 	if (!node)
 		return;
-	if (m->type == MSG_PARAMS) { /* the values are looked up when they are needed */
+	/* leave out the values: program.c takes the weights from `versions` */
+	if (m->type == MSG_PARAMS) {
 		params.type = MSG_PARAMS;
 		params.params.request = m->params.request;
 		params.params.version = m->params.version;
@@ -257,7 +261,7 @@ static void say(struct sim *s, const struct effect *e)
 		e->durable_first);
 }
 
-/* The weights as the workers may pull them in this step. */
+/* Store the weights that workers can pull after this step. */
 static void remember(struct sim *s)
 {
 	const struct core *c = s->server.core;
@@ -293,7 +297,7 @@ static void finish(struct sim *s, int status)
 			.number = SIM_JOBS});
 }
 
-/* Three of this size fit beside the small files, and no fourth. */
+/* Limit the disk to three checkpoints of the newest one's size and the small files. */
 static void limit_space(struct sim *s)
 {
 	if (s->tight)
@@ -304,7 +308,7 @@ static void limit_space(struct sim *s)
 static void carry_out(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
-	case EFFECT_COMMIT: /* journal_stepped has seen it */
+	case EFFECT_COMMIT: /* done by journal_stepped */
 		break;
 	case EFFECT_SEND:
 		say(s, e);

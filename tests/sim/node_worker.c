@@ -1,5 +1,5 @@
-/* node_worker.c - the workers of the simulator: real sessions in processes that die, stop, leave
- * and come back. */
+/* node_worker.c - the workers of the simulator: real sessions in simulated processes that die,
+ * stop, leave and return. */
 #include <string.h>
 #include "tests/sim/sim.h"
 
@@ -32,11 +32,12 @@ static struct data_id data_of(const struct sim *s, const struct sim_worker *w)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* Pushes newer than `from` are nobody's any more: they may or may not have been applied. */
+/* The process that could replay the pushes after `from` has gone. So these pushes may or may not
+ * have been applied. */
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 {
 	if (from > w->told_seq)
-		from = w->told_seq; /* killed before it could hear */
+		from = w->told_seq; /* it was killed before it received the verdict */
 	for (uint64_t seq = from + 1; seq <= session_last_seq(w->session); seq++) {
 		uint32_t c = w->gradient[seq % SIM_WINDOW].push;
 
@@ -45,7 +46,7 @@ static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 	}
 }
 
-/* A new process takes over after `in_ms`. */
+/* Start a new process of this node after `in_ms`. */
 static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 {
 	struct sim_worker *w = at(s, node);
@@ -58,7 +59,7 @@ static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 			(struct item){.what = HAPPEN_START, .node = node});
 }
 
-/* May a session end so, now? */
+/* 1: a session may end with this status now. */
 static int is_expected(const struct sim *s, const struct sim_worker *w, int status)
 {
 	switch (status) {
@@ -68,7 +69,7 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	case PS_ESHUTDOWN:
 	case PS_EFENCED:
 		return 1;
-	case PS_EFULL: /* slots are kept for those that may come back */
+	case PS_EFULL: /* the server keeps slots for workers that may return */
 		return 1;
 	case PS_EUNREACHABLE:
 		return s->finished || s->refused || w->back_ms;
@@ -80,17 +81,17 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 		return w->foreign;
 	case PS_EDIVERGED:
 		return s->diverged > 0;
-	case PS_EWRONGRUN: /* no checkpoint was left, and the server began anew */
+	case PS_EWRONGRUN: /* no checkpoint was left, so the server began a new run */
 		return s->disk.lied;
 	default:
 		return 0;
 	}
 }
 
-/* Up to here the pushes of one that ends so must have been counted. Its slot was given away, or the
- * server ended, only after all that had been acknowledged was on disk. What a crash has lost since
- * it cannot replay if another process has its name, or if the run has ended as diverged meanwhile.
- */
+/* The newest push that must have been applied when a session ends with `status`. The server gives a
+ * slot away, and ends, only after all acknowledged pushes are on the disk. But the worker cannot
+ * replay what a crash has lost since then if another process has its name, or if the run has ended
+ * as diverged. */
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
 	int final = status == PS_EFENCED || status == PS_EDIVERGED;
@@ -256,7 +257,7 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 	case NOTIFY_READY:
 		if (!w->born_term)
 			w->born_term = session_welcome(w->session)->stamp.term;
-		if (!w->told_seq) /* what another life of this slot has pushed */
+		if (!w->told_seq) /* earlier processes of this slot have made these pushes */
 			w->told_seq = session_acked_seq(w->session);
 		break;
 	}
@@ -292,14 +293,16 @@ void worker_run_effects(struct sim *s, uint32_t node)
 
 void worker_message(struct sim *s, uint32_t node, const struct msg *m)
 {
-	if (m->type == MSG_PARAMS && m->params.ack.seq) { /* as worker/client/net.c does it */
+	/* as worker/client/net.c: the ACK first */
+	if (m->type == MSG_PARAMS && m->params.ack.seq) {
 		struct msg ack;
 
 		ack.type = MSG_ACK;
 		ack.ack = m->params.ack;
 		session_message(at(s, node)->session, &ack, sim_clock(s, node));
 		worker_run_effects(s, node);
-		if (!at(s, node)->session) /* killed in the middle of it */
+		/* the worker was killed while it carried out the effects */
+		if (!at(s, node)->session)
 			return;
 	}
 	session_message(at(s, node)->session, m, sim_clock(s, node));
@@ -313,7 +316,7 @@ void worker_tick(struct sim *s, uint32_t node)
 
 	net_at(&s->net, s->net.now_ms + 100,
 		(struct item){.what = HAPPEN_TICK, .node = node, .life = w->life});
-	if (w->foreign && s->net.now_ms >= s->foreign_ms) { /* somebody corrects its --data */
+	if (w->foreign && s->net.now_ms >= s->foreign_ms) { /* an operator corrects its --data */
 		worker_crash(s, node);
 		return;
 	}

@@ -1,12 +1,13 @@
 /*
- * plan.c - what a seed decides before its run begins: the configuration, the fault rates of
- * links and disks, and the schedule of faults. Everything is drawn first and reduced to the limits
- * afterwards, so that a shrunk case has the same faults.
+ * plan.c - what a seed decides before its run begins: the configuration, the fault rates of links
+ * and disks, and the schedule of faults. The plan is drawn without regard to the limits, and then
+ * reduced to them. So a shrunk case has the same faults.
  */
 #include <string.h>
 #include "tests/sim/sim.h"
 
-#define EXACT_FROM_MS 1000 /* of resume runs: then their worker has joined */
+/* resume runs have no faults before this time, so that their worker has joined */
+#define EXACT_FROM_MS 1000
 
 static uint32_t between(struct sim *s, uint32_t low, uint32_t high)
 {
@@ -54,7 +55,7 @@ static void choose_lbfgs(struct sim *s)
 	c->lbfgs.wolfe = 0.9;
 }
 
-/* Resume: gradients that depend on every bit of the weights, under a real optimizer. */
+/* Resume: a real optimizer, and gradients that depend on every bit of the weights. */
 static void choose_exact(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -80,7 +81,7 @@ static void choose_exact(struct sim *s)
 	c->dc.lambda = 0.1;
 }
 
-/* Neither rate nor staleness may have a part in what an elastic move does. */
+/* A rate and a staleness scaling that would change the result if an elastic move used them. */
 static void choose_easgd(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -93,7 +94,7 @@ static void choose_easgd(struct sim *s)
 		c->n_params = SIM_COORDINATES;
 }
 
-/* Rate 1 and sums, so that whatever is counted once moves its coordinate by one. */
+/* Rate 1 and sums, so that each counted batch moves its coordinate by one. */
 static void choose_training(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -165,7 +166,7 @@ static void choose_config(struct sim *s)
 		choose_training(s);
 }
 
-/* The part of struct options that a start looks at. */
+/* The fields of struct options that a start reads. */
 static void fill_options(struct sim *s)
 {
 	struct options *o = &s->options;
@@ -209,7 +210,8 @@ static void choose_fault_rates(struct sim *s)
 
 static void choose_victim(struct sim *s, struct fault *f)
 {
-	/* drawn of all there may be, so that fewer workers leave the others' faults as they are */
+	/* draw from the largest number of workers, so that a limit on workers leaves the other
+	 * faults unchanged */
 	f->node = between(s, 1, SIM_WORKERS);
 	switch (f->kind) {
 	case FAULT_KILL:
@@ -249,7 +251,8 @@ static struct fault draw_fault(struct sim *s)
 	return f;
 }
 
-/* A worker that comes back is another one: the run without faults has none. */
+/* 1: a resume run must not have this fault. A worker that returns gets another worker id, and the
+ * run without faults has no such worker. */
 static int spoils_exactness(const struct fault *f)
 {
 	switch (f->kind) {
@@ -279,14 +282,14 @@ static void choose_faults(struct sim *s)
 		*f = draw_fault(s);
 		if (rot && i == n - 1)
 			*f = (struct fault){.kind = FAULT_ROT, .at_ms = f->at_ms};
-		if (s->exact) /* a worker that had no name yet comes back as another one */
+		if (s->exact) /* a worker that has no name yet would return as another worker */
 			f->at_ms += EXACT_FROM_MS;
 		if (!(s->limits.faults >> i & 1) || (s->exact && spoils_exactness(f)))
 			f->at_ms = UINT64_MAX; /* never */
 	}
 }
 
-/* A worker whose session beats and whose program stands still. */
+/* A fault after which the program of a worker stands still while its session sends heartbeats. */
 static void choose_hang(struct sim *s)
 {
 	struct fault f = {.kind = FAULT_HANG, .node = between(s, 1, SIM_WORKERS)};
@@ -301,7 +304,7 @@ static void choose_hang(struct sim *s)
 	s->n_faults++;
 }
 
-/* Drawn last, so that the seeds from before there were journals are what they were. */
+/* Drawn after the older choices, so that older seeds keep their runs. */
 static void choose_durability(struct sim *s)
 {
 	s->cfg.checkpoint.wal = (enum durability)chance(s, 125);
@@ -313,8 +316,8 @@ static void choose_durability(struct sim *s)
 	choose_hang(s);
 }
 
-/* Resume: several batches at the same weights, which makes all but the first of them stale. EASGD:
- * several between two meetings. Drawn last, too. */
+/* Resume: several batches with the same weights, so that all but the first are stale. EASGD:
+ * several batches between two meetings. Drawn late, too. */
 static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);
@@ -330,8 +333,8 @@ static void choose_schedule(struct sim *s)
 	s->cfg.limits.max_staleness = 1000000; /* after a crash a worker may pull newer weights */
 }
 
-/* Drawn last of all: the buffer, and N of N + b. Some runs of sync have no fault but the network,
- * and their weights may not depend on the order of arrival. */
+/* Drawn late: the size of the buffer, and the N of N + b in sync. Some runs of sync have only
+ * network faults, and their weights must not depend on the order of arrival. */
 static void choose_steps(struct sim *s)
 {
 	uint32_t workers = between(s, 1, 4), buffer = between(s, 2, 6);
@@ -340,12 +343,12 @@ static void choose_steps(struct sim *s)
 	if (s->mode == SIM_LEDGER || s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP)
 		s->cfg.push.buffer_size = buffered ? buffer : 1;
 	if (s->mode == SIM_LEDGER)
-		s->cfg.push.sum = 1; /* each gradient of a buffer counts as one */
+		s->cfg.push.sum = 1; /* each gradient of a buffer then counts fully */
 	s->ordered = s->mode == SIM_SYNC && s->n_workers > 1 && ordered;
 	s->cfg.sync.workers = given ? workers : 0;
 	if (s->ordered) {
 		s->exact = 1;
-		s->forgets = 0; /* the run it is compared with must not lose its end */
+		s->forgets = 0; /* the compared run must not lose its last state */
 		s->cfg.sync.workers = s->cfg.sync.backup_workers = 0;
 		s->cfg.leases.min_workers = s->n_workers;
 		choose_exact(s);
@@ -356,7 +359,7 @@ static void choose_steps(struct sim *s)
 	fill_options(s);
 }
 
-/* One device breaks in some runs: one more fault, drawn last as well. */
+/* In some runs one device breaks. This is one more fault, drawn late, too. */
 static void choose_break(struct sim *s)
 {
 	int breaks = chance(s, 150);
@@ -370,7 +373,7 @@ static void choose_break(struct sim *s)
 	s->fault[s->n_faults++] = f;
 }
 
-/* A machine with other images is often the first. */
+/* In some runs one worker begins with another data set. It is often the first worker to join. */
 static void choose_foreign(struct sim *s)
 {
 	int comes = chance(s, 100);
@@ -380,7 +383,7 @@ static void choose_foreign(struct sim *s)
 	s->foreign_ms = ms;
 }
 
-/* A disk that three checkpoints fill. */
+/* In some runs the disk has room for three checkpoints only. */
 static void choose_space(struct sim *s)
 {
 	s->tight = chance(s, 100) && !s->cfg.checkpoint.wal;

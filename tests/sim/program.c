@@ -1,6 +1,7 @@
 /*
- * program.c - what a worker of the simulator does with its session: ledger gradients without a data
- * set, or leases, pulls and batches as worker/trainer.c would.
+ * program.c - what a worker of the simulator does with its session. Without a data set it pushes
+ * ledger gradients. Otherwise it requests leases, pulls weights and pushes batches, as
+ * worker/trainer.c does.
  */
 #include <math.h>
 #include <string.h>
@@ -16,7 +17,8 @@ static int is_hung(const struct sim *s, const struct sim_worker *w)
 	return s->net.now_ms < w->hung_until_ms;
 }
 
-/* ---- what to do next, when nothing is computed ----------------------------------------------- */
+/* ---- the next step, when nothing is computed
+ * -------------------------------------------------- */
 
 static void compute(struct sim *s, uint32_t node)
 {
@@ -77,7 +79,7 @@ void program_step(struct sim *s, uint32_t node)
 		ledger_step(s, node);
 }
 
-/* It is beta / N for a possible number of members. */
+/* The elastic part must be beta / N for a possible number N of members. */
 static void check_part(struct sim *s, double part)
 {
 	double expected = 0;
@@ -99,14 +101,15 @@ void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
 	w->part = p->elastic;
 	check_part(s, p->elastic);
 	if (w->grant.kind == GRANT_TRAIN && w->grant.exact && w->version != w->grant.version)
-		w->grant.work.count = 0; /* too late: request another one */
+		/* the weights are too new for this grant: request another one */
+		w->grant.work.count = 0;
 	else if (s->training && !w->computing)
 		compute(s, node);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* The pulled weights; NULL: they are so old that a push will be rejected. */
+/* The pulled weights; NULL: `versions` no longer holds them, so the server will reject the push. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
 	const struct sim_version *v = sim_version(s, w->version_term, w->version);
@@ -114,7 +117,7 @@ static const float *pulled(struct sim *s, const struct sim_worker *w)
 	return v->version == w->version && v->epoch == w->version_term ? v->w : NULL;
 }
 
-/* L-BFGS: the mean gradient of the portions at the weights that were pulled. */
+/* L-BFGS: the mean gradient of the portions at the pulled weights. */
 static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
 {
 	const float *at_w = pulled(s, w);
@@ -131,8 +134,8 @@ static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, st
 	p->loss = (float)(loss / p->images);
 }
 
-/* Order: if a step has three or more batches, the first two also have 2^40 and -2^40 in every second
- * coordinate. They cancel each other, and values that are added between them lose bits. */
+/* Order: if a step has three or more batches, the first two also add 2^40 and -2^40 to every second
+ * coordinate. The two values cancel, but a sum that is formed between them loses bits. */
 static double rough(const struct sim *s, uint32_t batch)
 {
 	uint32_t n = s->n_workers, place = batch % n, last = batch - place + 1;
@@ -143,7 +146,7 @@ static double rough(const struct sim *s, uint32_t batch)
 	return place ? -0x1p40 : 0x1p40;
 }
 
-/* Resume: every value depends on a weight and on the batches. */
+/* Resume: every value depends on a weight and on the batches of the push. */
 static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
 {
 	const float *at_w = pulled(s, w);
@@ -164,8 +167,8 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 	}
 }
 
-/* EASGD: a step of the worker's own weights for each batch, then an elastic update with the centre
- * `at_w`. `e`: minus the move of the centre. */
+/* EASGD: one local step of the worker's own weights for each batch, then an elastic update with the
+ * centre `at_w`. `e` becomes minus the move of the centre. */
 static void step_elastic(const struct sim *s, const struct sim_worker *w, struct own *own,
 	const struct work *work, const float *at_w, float *e, uint32_t n)
 {
@@ -186,7 +189,7 @@ static void step_elastic(const struct sim *s, const struct sim_worker *w, struct
 	}
 }
 
-/* `own`: the worker's weights once this push is made. */
+/* The gradient of a push of EASGD. `own` becomes the worker's weights after the push. */
 static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *p,
 	struct gradient *g, struct own *own)
 {
@@ -197,7 +200,7 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 	*own = w->own;
 	if (at_w)
 		step_elastic(s, w, own, &p->work, at_w, e, n);
-	else /* so old that it will be rejected */
+	else /* the server will reject the push */
 		memset(e, 0, n * sizeof(*e));
 	if (s->exact) {
 		g->first = 0;
@@ -209,19 +212,20 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 	}
 }
 
-/* The push is made. */
+/* Take note of a push that the session has accepted. */
 static void moved(
 	struct sim *s, struct sim_worker *w, const struct gradient *g, const struct own *own)
 {
 	w->own = *own;
 	w->started = 1;
-	if (g->push != SIM_NO_PUSH) /* another worker may do its batches: at most once */
+	/* another worker may push the same batches, so this push counts at most once */
+	if (g->push != SIM_NO_PUSH)
 		s->expected[s->n_coordinates++] = EXPECT_AT_MOST_ONCE;
 }
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
-/* `asks`: for the weights after it too, if the session can ask now. */
+/* With `asks`, the push also requests the next weights, if the session can do so now. */
 static int push(
 	struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g, int asks)
 {

@@ -1,12 +1,13 @@
 /*
- * replays.c - a push that was acknowledged as accepted stays accepted. When its worker replays it to
- * a restarted server, the server may reject it for one reason only: another push has meanwhile
- * counted one of its batches. Not checked in sandblaster, where a crash interrupts a pass.
+ * replays.c - a push that was acknowledged as accepted stays accepted. When its worker replays it
+ * to a restarted server, the server may reject it for one reason only: another push has meanwhile
+ * counted one of its batches. Runs of sandblaster are not checked, because a crash interrupts a
+ * pass.
  */
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* The worker whose next push this is, if it is a replay of what had been accepted. */
+/* The worker of this push, if the push is its next one and replays an accepted push; else NULL. */
 static const struct worker *replayer(const struct core *c, const struct event *ev)
 {
 	const struct msg_push *p;
@@ -31,7 +32,8 @@ static int overlap(const struct work *a, const struct work *b)
 	       b->first < a->first + a->count;
 }
 
-/* A batch of it is counted: in an epoch that has ended, in the one in training, or in a later one. */
+/* 1: the ledger has counted a batch of this work: in an epoch that has ended, in the current epoch,
+ * or in a later one. */
 static int is_counted(const struct core *c, const struct work *work)
 {
 	const struct leases *l = &c->leases;
@@ -67,7 +69,7 @@ void replays_after(struct sim *s, const struct event *ev)
 	if (!w)
 		return;
 	p = &ev->msg->push;
-	if (w->ledger.last_seq != p->seq) /* it was not decided: the server ends */
+	if (w->ledger.last_seq != p->seq) /* the server ends without a decision */
 		return;
 	d = &w->ledger.decisions[p->seq % c->cfg.sessions.replay_window];
 	if (d->verdict != VERDICT_OK && !(s->replay_is_late && d->reject == REJECT_WORK))

@@ -1,7 +1,7 @@
 /*
- * serial.c - the run that L-BFGS is compared with: one worker, no network, no fault, portions in
- * order. Portion i has the loss k (w - t)^2 / 2 + (w - t)^4 / 10 of its coordinate alone, with a
- * target t and a curvature k of its own.
+ * serial.c - the run with which a run of L-BFGS is compared: one worker, no network, no faults,
+ * portions in order. The loss of portion i depends on weight w of its coordinate only: k (w - t)^2
+ * / 2 + (w - t)^4 / 10, with its own target t and curvature k.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /*
- * shrink.c - of a failing seed, the smallest case that still fails: delta debugging over what the
- * limits can leave out. Every candidate is a whole run; all are as fast as any.
+ * shrink.c - finds a small case that still fails, by delta debugging over everything that the
+ * limits can leave out. Each candidate is a whole run, and all candidates take about the same time.
  */
 #include "tests/sim/shrink.h"
 
@@ -13,7 +13,7 @@ struct search {
 
 #define MAX_RUNS 2000u
 
-/* 1: it fails with these, too; they are the best ones now. */
+/* Run a candidate. 1: it fails too, and becomes the best one. */
 static int try(struct search *f, struct sim_limits l)
 {
 	if (f->runs++ >= MAX_RUNS || !sim_run(f->s, f->seed, &l, 0))
@@ -74,8 +74,7 @@ static int calmer(struct search *f)
 	return try(f, l);
 }
 
-/* The range of losses and doublings that is needed: cut pieces off its ends, smaller and smaller.
- */
+/* Narrow the range of losses and duplications: cut ever smaller pieces off both ends. */
 static int fewer_strikes(struct search *f)
 {
 	struct sim_limits l = f->best;
@@ -87,7 +86,7 @@ static int fewer_strikes(struct search *f)
 	if (try(f, l))
 		return 1;
 	l = f->best;
-	if (l.strikes_to == UINT64_MAX) { /* as many as there were */
+	if (l.strikes_to == UINT64_MAX) { /* replace "all" by their number in this run */
 		(void)sim_run(f->s, f->seed, &l, 0);
 		l.strikes_to = f->s->net.strikes;
 		if (!try(f, l))
@@ -121,6 +120,6 @@ struct sim_limits shrink(struct sim *s, uint64_t seed, const struct sim_limits *
 	while (better && f.runs < MAX_RUNS)
 		better = fewer_faults(&f) | fewer_workers(&f) | fewer_steps(&f) | calmer(&f) |
 			 fewer_strikes(&f);
-	(void)sim_run(s, seed, &f.best, 0); /* its violation is the one to tell */
+	(void)sim_run(s, seed, &f.best, 0); /* leaves the violation of the best case in `s` */
 	return f.best;
 }

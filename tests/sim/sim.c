@@ -1,4 +1,5 @@
-/* sim.c - one run: everything in its order of virtual time until all has ended. */
+/* sim.c - one run: it handles all events in the order of virtual time until every process has
+ * ended. */
 #include "tests/sim/sim.h"
 #include <math.h>
 #include <setjmp.h>
@@ -9,23 +10,23 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define DEADLINE_MS 120000 /* virtual; every fault ends long before */
+#define DEADLINE_MS 120000 /* virtual time; all faults end long before it */
 
 void sim_violation(struct sim *s, const char *fmt, ...)
 {
 	va_list ap;
 
 	if (s->violation[0])
-		return; /* the first one is the cause */
+		return; /* keep the first violation, because it causes the later ones */
 	va_start(ap, fmt);
 	vsnprintf(s->violation, sizeof(s->violation), fmt, ap);
 	va_end(ap);
 }
 
-/* A failed assertion of the programs is a violation like any other: it names its seed, and is shrunk.
- */
+/* A failed assertion of the programs is a violation like any other: the report has its seed, and
+ * the case is shrunk. */
 static struct {
-	struct sim *sim; /* NULL: none runs */
+	struct sim *sim; /* NULL: no simulation is running */
 	jmp_buf end;
 } running;
 
@@ -92,7 +93,7 @@ uint64_t sim_clock(struct sim *s, uint32_t node)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* SIGSTOP: all waits in the kernel until SIGCONT, in its order. */
+/* SIGSTOP: events of a stopped process wait until SIGCONT, and keep their order. */
 static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
 	if (s->net.now_ms >= stopped_until_ms)
@@ -102,7 +103,7 @@ static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 	return 1;
 }
 
-/* What the server's shell sees of slow links: some bytes move, at any rate. */
+/* Report progress of slow links, as the server's shell does: some bytes move in each period. */
 static void report_transfers(struct sim *s)
 {
 	for (uint32_t node = 1; node <= s->n_workers; node++) {
@@ -124,7 +125,7 @@ static void happen_server(struct sim *s, struct item *it)
 	if (it->what == HAPPEN_START) {
 		server_start(s);
 	} else if (it->life != v->life || !v->core || waits(s, it, v->stopped_until_ms)) {
-		return; /* it was for an earlier life, or comes later */
+		return; /* the event was for an earlier process, or waits for SIGCONT */
 	} else if (it->what == HAPPEN_JOB) {
 		server_job(s, it);
 	} else if (it->what == HAPPEN_TICK) {
@@ -139,7 +140,7 @@ static void happen_server(struct sim *s, struct item *it)
 	}
 }
 
-/* Where the process lives that this is for: others may have taken its place. */
+/* The node of the process to which the event belongs. A twin has moved to another node. */
 static uint32_t node_of(const struct sim *s, const struct item *it)
 {
 	for (uint32_t node = SIM_WORKERS + 1; node <= SIM_WORKERS + SIM_TWINS; node++)
@@ -195,7 +196,8 @@ static int all_done(const struct sim *s)
 	return all_ended(s);
 }
 
-/* Links and disks have no faults from now on; a ledger run is ended by hand when all is pushed. */
+/* After the faults end, set the fault rates of links and disks to 0. When a ledger run has made all
+ * pushes, drain the server. */
 static void conduct(struct sim *s)
 {
 	if (s->net.now_ms > s->faults_end_ms) {
@@ -214,8 +216,9 @@ static void conduct(struct sim *s)
 		s->drained = 0;
 }
 
-/* A disk that lied about the last checkpoint leaves work to a server whose workers have gone home,
- * all of them or so many that it must not begin. */
+/* The run has passed its deadline. This is a violation, unless the disk has lied. A disk that lied
+ * about the last checkpoint leaves work for a server whose workers have all ended, or of which too
+ * few are left to begin. */
 static void late(struct sim *s)
 {
 	if (s->disk.lied || (s->disk.broken && (all_ended(s) || bounds_too_few(s))))
@@ -270,7 +273,7 @@ static void begin(struct sim *s, uint64_t seed)
 	*v = (struct sim_server){.spare = v->spare, .kill_in = DISK_NEVER};
 	v->state.lock_fd = -1;
 	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS;
-		i++) /* the gradients are never read before */
+		i++) /* the gradients are written before they are read */
 		memset(&s->worker[i], 0, offsetof(struct sim_worker, gradient));
 	memset(s->ahead_ms, 0, sizeof(s->ahead_ms));
 	memset(s->awake, 0, sizeof(s->awake));
@@ -321,7 +324,8 @@ static void run_once(struct sim *s, uint64_t seed)
 		session_free(&s->worker[i].session);
 }
 
-/* A pass of sandblaster that a crash has torn is summed again in another order. */
+/* 1: two final weights differ. In sandblaster a crash may interrupt a pass, and then the sums are
+ * formed in another order. */
 static int differs(const struct sim *s, float a, float b)
 {
 	int sums = s->mode == SIM_SANDBLASTER || s->mode == SIM_LBFGS;
@@ -331,7 +335,7 @@ static int differs(const struct sim *s, float a, float b)
 	return memcmp(&a, &b, sizeof(a)) != 0;
 }
 
-/* The same run without any fault: its weights at the end are the ones that there must be. */
+/* Run the seed again without faults. The final weights must be the same. */
 static void compare_exactly(struct sim *s)
 {
 	struct sim_limits calm = s->limits, limits = s->limits;
@@ -346,7 +350,7 @@ static void compare_exactly(struct sim *s)
 	run_once(s, s->seed);
 	s->limits = limits;
 	s->crashes = crashes;
-	if (ordered && !s->ordered) { /* somebody was suspected or stalled: other steps */
+	if (ordered && !s->ordered) { /* a worker was suspected or stalled, so the steps differ */
 		free(end);
 		return;
 	}

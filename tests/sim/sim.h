@@ -1,24 +1,24 @@
 /*
  * sim.h - a whole run of cnn-ps in one thread and virtual time. The server core, the checkpointer,
- * start-up and the worker sessions are the real code. The network is hostile, the disk keeps only what
- * POSIX promises, clocks leap, and processes die at any moment. A seed decides everything.
+ * start-up and the worker sessions are the real code. The network is unreliable, the disk keeps only
+ * what POSIX promises, clocks leap, and processes die at any moment. The seed decides everything.
  *
- * Verdicts (tests/sim/README.md lists all of them, and the file that decides each):
+ * Verdicts (tests/sim/README.md lists all verdicts, and the file that decides each):
  *   ledger gradient  push i sets coordinate i to 1 at rate 1, so at the end each coordinate is -1
- *                    (applied once), 0 (lost) or -2 (twice).
- *   batch ledger     in training a coordinate stands for a batch of an epoch: every one must be
- *                    exactly -1, and each epoch must count every image once.
- *   portion ledger   with L-BFGS a coordinate stands for a portion of the set, and the run must
+ *                    (applied once), 0 (lost) or -2 (applied twice).
+ *   batch ledger     in training a coordinate stands for a batch of an epoch. Each must be exactly
+ *                    -1, and each epoch must count every image once.
+ *   portion ledger   with L-BFGS a coordinate stands for a portion of the training set. The run must
  *                    end with the weights of the same run with one worker and no faults.
- *   elastic ledger   with EASGD each push also has a coordinate of its own: the centre must be
- *                    the sum of the moves of all applied pushes.
- *   resume           one worker and a network that keeps order: the final weights equal those of
- *                    the same run without faults, bit for bit.
- *   order            sync, several workers and no fault: the final weights equal those of a run
- *                    whose messages arrive in another order, bit for bit.
+ *   elastic ledger   with EASGD each push also has a coordinate of its own. The centre must be the
+ *                    sum of the moves of all applied pushes.
+ *   resume           one worker and a network that keeps the order: the final weights equal the
+ *                    final weights of the same run without faults, bit for bit.
+ *   order            sync, several workers and no fault: the final weights equal the final weights
+ *                    of a run whose messages arrive in another order, bit for bit.
  *   members          no step of sync misses a live member (steps.c).
- *   deadlines        by DEADLINE_MS of virtual time the server and every worker have finished.
- *   bounds           bounds.c, after each event.
+ *   deadlines        the server and all workers have finished by DEADLINE_MS of virtual time.
+ *   bounds           bounds.c checks its bounds after each event.
  */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H
@@ -33,17 +33,18 @@
 #include "tests/sim/net.h"
 #include "worker/client/session.h"
 
-#define SIM_WORKERS     5u
-#define SIM_TWINS       2u /* processes that were alive when another one took over their name */
+#define SIM_WORKERS 5u
+/* processes that are still alive when another process takes their name */
+#define SIM_TWINS       2u
 #define SIM_SLOTS       (SIM_WORKERS + 3)
 #define SIM_COORDINATES 2048u
 #define SIM_WINDOW      64u
-#define SIM_PORTIONS    64u  /* largest number of batches of an epoch */
-#define SIM_VERSIONS    512u /* versions whose weights are stored */
-#define SIM_ELASTIC     4u   /* coordinates of the centre of EASGD, the first ones */
+#define SIM_PORTIONS    64u  /* the largest number of batches of an epoch */
+#define SIM_VERSIONS    512u /* versions whose weights the simulator stores */
+#define SIM_ELASTIC     4u   /* coordinates of the centre of EASGD; they come first */
 #define SIM_FAULTS      24u
 #define SIM_JOBS        4u
-#define SIM_HELD        1024u /* replies that may wait for the journal */
+#define SIM_HELD        1024u /* replies that may wait for the write-ahead log */
 
 enum sim_mode {
 	SIM_ANY,    /* the seed chooses */
@@ -58,36 +59,42 @@ enum sim_mode {
 };
 #define SIM_MODE_NAMES "any|ledger|downpour|ssp|sync|sandblaster|lbfgs|easgd"
 
-/* The parts of a seed's run that are left out. A shrunk case is a seed with limits. */
+/* The parts of a seed's run that take place. A shrunk case is a seed with limits. */
 struct sim_limits {
 	int mode;         /* enum sim_mode */
-	uint32_t workers; /* at most; 0: the seed's number */
-	uint32_t steps;   /* pushes of a worker or batches of an epoch, at most; 0: the seed's */
-	uint32_t faults;  /* bit i: fault i of the seed may happen */
-	uint64_t strikes_from, strikes_to; /* the losses and duplications that may happen */
-	int calm;                          /* messages keep their order and take equal time */
+	uint32_t workers; /* at most; 0: as many as the seed decides */
+	/* at most this many pushes of a worker or batches of an epoch; 0: the seed decides */
+	uint32_t steps;
+	uint32_t faults; /* bit i: fault i of the seed may happen */
+	/* the numbers of the losses and duplications that may happen */
+	uint64_t strikes_from, strikes_to;
+	int calm; /* messages keep their order and all take equal time */
 };
 
 enum fault_kind {
-	FAULT_KILL,  /* of the server (node 0) or a worker: kill -9 */
-	FAULT_POWER, /* of the server's host */
-	FAULT_DRAIN, /* SIGTERM of the server, and a restart */
-	FAULT_STOP,  /* SIGSTOP for `ms` */
+	FAULT_KILL,  /* kill -9 of the server (node 0) or of a worker */
+	FAULT_POWER, /* a power cut of the server's host */
+	FAULT_DRAIN, /* SIGTERM of the server; then it starts again */
+	FAULT_STOP,  /* SIGSTOP of the node for `ms` */
 	FAULT_LEAP,  /* the node's monotonic clock leaps ahead by `ms` */
-	FAULT_CUT,   /* its links lose every message for `ms`; way: 1 to the server, 2 from it */
-	FAULT_SLOW,  /* its tensors take `in` ms each, for `ms` */
-	FAULT_DISK,  /* calls of the disk fail for `ms` */
-	FAULT_ROT,   /* a bit of the newest checkpoint flips */
+	/* the links of the node lose every message for `ms`; way: 1 to the server, 2 from the
+	 * server */
+	FAULT_CUT,
+	FAULT_SLOW,  /* each tensor message of the node takes `in` ms, for `ms` */
+	FAULT_DISK,  /* calls of the disk fail at random for `ms` */
+	FAULT_ROT,   /* one bit of the newest checkpoint flips */
 	FAULT_LEAVE, /* a worker sends BYE and returns after `ms` */
-	FAULT_NAN,   /* a worker's device breaks: its results are not finite from now on */
-	FAULT_TWIN, /* a worker is started again while it is alive; way: 1 stopped, 2 cut off for `ms`
-		      */
-	FAULT_HANG, /* a worker's program stops for `ms` or forever, while its session sends heartbeats */
+	FAULT_NAN,   /* a worker's device breaks: its results are not finite from then on */
+	/* a second process takes the name of a worker that lives; way: the old process is 1
+	 * stopped, 2 cut off, for `ms` */
+	FAULT_TWIN,
+	/* the program of a worker stops for `ms` or forever, while its session sends heartbeats */
+	FAULT_HANG,
 	FAULT_KINDS
 };
 
-/* The moment at which a killed process stops: at once, at effect `in` from now, or in disk operation
- * `in` from now. */
+/* The moment at which a killed process stops: at once, at the effect after `in` more effects, or in
+ * the disk operation after `in` more operations. */
 enum moment { AT_ONCE, AT_EFFECT, AT_OPERATION };
 
 struct fault {
@@ -97,11 +104,13 @@ struct fault {
 	enum moment moment;
 };
 
-/* What the weights must contain of a push of the ledger gradient. */
+/* What the final weights must contain of a push of the ledger gradient. */
 enum expectation {
-	EXPECT_ONCE,  /* its worker lives or knows it durable: exactly once, unless rejected */
-	EXPECT_NEVER, /* it was rejected: never */
-	EXPECT_AT_MOST_ONCE, /* its worker died before it was durable: at most once */
+	/* the worker lives, or knows that the push is durable: exactly once, unless rejected */
+	EXPECT_ONCE,
+	EXPECT_NEVER, /* the server rejected the push: never */
+	/* the worker died before the push was known to be durable: at most once */
+	EXPECT_AT_MOST_ONCE,
 };
 
 #define SIM_NO_PUSH UINT32_MAX
@@ -109,86 +118,91 @@ enum expectation {
 struct gradient {
 	uint32_t first, count;
 	float value[SIM_PORTIONS];
-	uint32_t push;              /* its coordinate; SIM_NO_PUSH: none */
-	float elastic[SIM_ELASTIC]; /* easgd: minus what the centre moves by */
+	uint32_t push;              /* the push's own coordinate; SIM_NO_PUSH: it has none */
+	float elastic[SIM_ELASTIC]; /* easgd: minus the move of the centre */
 };
 
 struct sim_worker {
-	struct session *session; /* NULL: dead */
-	uint64_t life;           /* unique in the run; 0: none yet */
-	uint32_t bulk, beat;     /* link numbers */
+	struct session *session; /* NULL: the process does not run */
+	uint64_t life;       /* the number of the process, unique in the run; 0: no process yet */
+	uint32_t bulk, beat; /* the numbers of its two connections */
 	uint64_t stopped_until_ms;
-	uint64_t hung_until_ms; /* FAULT_HANG; UINT64_MAX: forever */
+	/* FAULT_HANG: the program stands still until then; UINT64_MAX: forever */
+	uint64_t hung_until_ms;
 	int named;
-	uint64_t born_term;             /* of its first WELCOME; 0: none yet */
-	uint64_t told_seq;              /* newest push whose verdict the program has received */
-	uint32_t kill_in;               /* effects until it is killed; DISK_NEVER */
-	uint32_t back_ms;               /* it leaves, and returns after this time; 0: it stays */
-	uint64_t version, version_term; /* of the weights pulled last */
-	uint32_t fetched_for;           /* batches that may still be computed at these weights */
-	uint32_t to_push;               /* ledger: pushes still to make, by all its processes */
-	struct msg_grant grant;         /* training: its work; count 0: none */
+	uint64_t born_term; /* the term of its first WELCOME; 0: none yet */
+	uint64_t told_seq;  /* the newest push of which the program knows the verdict */
+	uint32_t kill_in;   /* effects until the process is killed; DISK_NEVER: no kill */
+	uint32_t back_ms;   /* the worker leaves, and returns after this time; 0: it stays */
+	/* the version and the term of the weights that it pulled last */
+	uint64_t version, version_term;
+	uint32_t fetched_for; /* batches that it may still compute with these weights */
+	uint32_t to_push; /* ledger: pushes that all processes of this node have still to make */
+	struct msg_grant grant; /* training: the work of the worker; count 0: no work */
 	int computing, done;
-	double part; /* easgd: PARAMS.elastic */
-	int started; /* easgd: own has a history */
-	struct own { /* easgd: its weights */
+	double part; /* easgd: `elastic` of the last PARAMS */
+	int started; /* easgd: `own` is valid */
+	struct own { /* easgd: the worker's own weights and velocity */
 		float x[SIM_PORTIONS], v[SIM_PORTIONS];
 	} own;
-	int foreign; /* it has another data set, gets work and delivers nothing */
-	int broken;  /* its losses are NaN, until another process takes over */
-	struct gradient gradient[SIM_WINDOW]; /* of the retained pushes, at seq % SIM_WINDOW */
+	int foreign; /* the worker has another data set, so that it gets no work */
+	int broken;  /* its losses are NaN, until another process replaces this one */
+	/* of the retained push with number seq: at seq % SIM_WINDOW */
+	struct gradient gradient[SIM_WINDOW];
 };
 
 struct sim_server {
 	struct startup state;
 	struct checkpointer *checkpointer;
-	struct core *core; /* NULL: down */
-	float *spare;      /* the buffer of weights that is not the core's first one */
+	struct core *core; /* NULL: the server does not run */
+	float *spare;      /* the second buffer of weights; the first belongs to `state` */
 	uint64_t life, epoch;
 	uint64_t stopped_until_ms;
-	uint32_t kill_in;         /* effects until it is killed; DISK_NEVER */
-	int power;                /* ... by a power cut of its host */
-	int ending;               /* as diverged: bounds.c has seen it */
-	int over;                 /* finished: it only closes sessions */
-	int status;               /* why */
-	struct job job[SIM_JOBS]; /* queued for the pool */
-	int job_ran[SIM_JOBS];    /* done, but not yet reported to the loop */
+	uint32_t kill_in; /* effects until the server is killed; DISK_NEVER: no kill */
+	int power;        /* kill_in and ops_left end in a power cut of the host, not in a kill */
+	int ending;       /* the run ends as diverged, and bounds.c has checked why */
+	int over;         /* the run has ended, and the server only closes sessions */
+	int status;       /* the status with which the run ended */
+	struct job job[SIM_JOBS]; /* jobs that wait for the thread pool or run */
+	int job_ran[SIM_JOBS];    /* 1: job i has run, but the loop does not know yet */
 };
 
-/* A message of the server to a worker. */
+/* A message of the server to a worker, which waits for the disk. */
 struct reply {
 	uint64_t position;
 	struct item to;
 	struct msg msg;
 };
 
-/* --durability always: what waits for the disk, and what a start must restore. */
+/* --durability always: the replies that wait for the disk, and what a start must restore. */
 struct sim_journal {
-	struct wal *wal;    /* NULL: down, or --durability replay */
-	struct reply *held; /* a ring of SIM_HELD */
+	struct wal *wal;    /* NULL: the server does not run, or has --durability replay */
+	struct reply *held; /* a ring of SIM_HELD replies */
 	uint32_t first, n;
 	uint64_t bound, asked_ms;
 	struct disk_wait disk_wait;
 	uint64_t told_version; /* the newest version that a worker has received */
 	struct seen {
 		uint64_t version, hash;
-	} seen[SIM_VERSIONS]; /* weights, by version */
+	} seen[SIM_VERSIONS]; /* hashes of the weights, at version % SIM_VERSIONS */
 };
 
-/* Sync: the step under way, see steps.c. */
+/* The current step of sync, for steps.c. */
 struct sim_steps {
-	int known; /* its members are */
-	int blind; /* until the next step begins */
+	int known; /* `member` is valid */
+	int blind; /* the current step is not checked */
 	uint64_t version;
 	uint32_t members, left,
-		taken;              /* batches left in the epoch when the step began; gradients */
-	uint32_t member[SIM_SLOTS]; /* incarnation; 0: none, or gone */
+		/* left: batches left in the epoch at the start of the step; taken: gradients */
+		taken;
+	/* the incarnation of each member; 0: the slot is no member or has lost its worker */
+	uint32_t member[SIM_SLOTS];
 	int answered[SIM_SLOTS];
-	int recovering; /* before the event under way */
+	int recovering; /* the server was in recovery before the current event */
 	uint64_t accepted;
 };
 
-/* The weights of a version, at which workers compute. */
+/* The weights of a version, with which workers compute. */
 struct sim_version {
 	uint64_t epoch, version;
 	float w[SIM_PORTIONS];
@@ -203,67 +217,74 @@ struct sim {
 	struct disk disk;
 	struct core_config cfg;
 	struct options options;
-	int mode;                     /* enum sim_mode, of this run */
-	int training;                 /* batch ledger; else ledger gradient */
-	int exact;                    /* resume: the end is compared with a run without faults */
-	int ordered;                  /* sync: the end is compared with another order of arrival */
-	struct sim_version *versions; /* SIM_VERSIONS, by version */
+	int mode;     /* the mode of this run, an enum sim_mode */
+	int training; /* 1: the run trains (batch ledger); 0: ledger gradient */
+	int exact;    /* resume: the final weights are compared with a run without faults */
+	/* order: the final weights are compared with a run in another order of arrival */
+	int ordered;
+	/* an array of SIM_VERSIONS; sim_version finds a version in it */
+	struct sim_version *versions;
 	uint32_t n_workers, n_train;
 	struct fault fault[SIM_FAULTS];
 	uint32_t n_faults;
 	uint64_t faults_end_ms;
-	uint32_t save_ms; /* the longest time of a save */
+	uint32_t save_ms; /* an upper bound for the time of a save */
 	uint32_t compute_ms;
-	uint32_t shorts, forgets; /* of the disk */
+	uint32_t shorts, forgets; /* rates of the disk, see disk.h */
 	int tell_lost_links;
-	uint64_t ahead_ms[SIM_NODES];  /* of each node's clock, compared with virtual time */
-	struct awake awake[SIM_NODES]; /* the time awake of its process, as in the shells */
+	uint64_t ahead_ms[SIM_NODES]; /* how far the clock of each node is ahead of virtual time */
+	/* the time that each process was awake, as the real programs measure it */
+	struct awake awake[SIM_NODES];
 	uint64_t disk_bad_until_ms;
 	struct sim_server server;
 	struct sim_journal journal;
 	struct sim_steps steps;
-	const struct worker *replayer; /* of the event under way, see replays.c */
-	int replay_is_late;            /* another push has counted one of its batches */
-	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* by node - 1; the twins last */
+	/* the current event is a replay of this worker, see replays.c */
+	const struct worker *replayer;
+	int replay_is_late; /* another push has counted a batch of the replayed push */
+	struct sim_worker worker[SIM_WORKERS + SIM_TWINS]; /* at node - 1; the twins come last */
 	uint64_t lives, links;
 	uint32_t n_coordinates;
 	enum expectation expected[SIM_COORDINATES];
-	float moved[SIM_COORDINATES][SIM_ELASTIC]; /* easgd: by the push of that coordinate */
-	float *final;                              /* the final weights */
-	int finished;                              /* the server has ended */
-	int refused;         /* it could not start, because the disk has broken its promises */
-	int drained;         /* ledger: everything is pushed, and a drain was requested */
-	int torn;            /* its end cannot be compared with a run without faults */
-	int hushed;          /* a worker was stopped or its link slow, so it may become suspect */
-	int tight;           /* the disk has no space for a fourth checkpoint */
-	uint32_t foreign;    /* node that begins with another data set; 0: none */
-	uint64_t foreign_ms; /* until then */
-	uint32_t excluded, diverged; /* workers; ends of the server for that reason */
+	/* easgd: the move of the centre by each push, at the push's coordinate */
+	float moved[SIM_COORDINATES][SIM_ELASTIC];
+	float *final; /* the final weights */
+	int finished; /* the server has ended */
+	int refused;  /* the server could not start, because the disk has broken its promises */
+	int drained;  /* ledger: all pushes are made, and the simulator has requested a drain */
+	int torn;     /* the end of this run cannot be compared with a run without faults */
+	int hushed;   /* a worker was stopped or its link was slow, so the server may suspect it */
+	int tight;    /* the disk has room for three checkpoints, but not for four */
+	uint32_t foreign;    /* the node that begins with another data set; 0: none */
+	uint64_t foreign_ms; /* when that worker gets the right data set */
+	/* workers that were excluded; ends of the server as diverged */
+	uint32_t excluded, diverged;
 	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins, hangs;
-	char violation[256]; /* empty: none */
+	char violation[256]; /* empty: no violation */
 };
 
 void sim_init(struct sim *s);
 void sim_release(struct sim *s);
-/* One run. 0: clean; 1: s->violation says what broke. */
+/* Run one seed. 0: no violation; 1: s->violation describes the violation. */
 int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int trace);
 
-/* shared by the files of the simulator */
-/* The place of these weights in `versions`. */
+/* The functions below are shared by the files of the simulator. */
+/* The entry of `versions` for these weights. The caller checks whether the entry holds them. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
-/* EASGD with the elastic ledger: coordinates are the centre's, the batches', the pushes'. */
+/* 1: EASGD with the elastic ledger. The coordinates are first those of the centre, then one for
+ * each batch, then one for each push. */
 int sim_has_elastic_ledger(const struct sim *s);
-/* The first coordinate of the batches, and that of the pushes. */
+/* The first coordinate of the batches, and the first coordinate of the pushes. */
 uint32_t sim_first_batch(const struct sim *s);
 uint32_t sim_first_push(const struct sim *s);
-/* Images of batches [first, first + count) of an epoch. */
+/* The number of images of batches [first, first + count) of an epoch. */
 uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
-/* The time awake of a node's process, by its monotonic clock. */
+/* The time that the process of a node was awake, by its monotonic clock. */
 uint64_t sim_clock(struct sim *s, uint32_t node);
 void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 void sim_trace(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 
-/* plan.c: what a seed decides. */
+/* plan.c: what the seed decides before the run. */
 void plan_run(struct sim *s);
 
 /* faults.c */
@@ -272,86 +293,88 @@ void faults_happen(struct sim *s, uint32_t number);
 const char *faults_text(const struct fault *f, char *out, size_t size);
 
 /* serial.c */
-/* Loss and gradient of portion i at w, as every worker of L-BFGS computes it. */
+/* The loss and the gradient of portion i at weight w, as every worker of L-BFGS computes them. */
 double serial_loss(uint32_t i, float w);
 float serial_gradient(uint32_t i, float w);
-/* The final weights of one worker without faults. */
+/* The final weights of a run with one worker and no faults. */
 void serial_run(struct sim *s, float w[SIM_PORTIONS]);
 
 /* node_server.c */
 void server_start(struct sim *s);
-/* Kill it now. With `power` the host loses what was not synced. */
+/* Kill the server now. With `power`, the host also loses everything that was not synced. */
 void server_crash(struct sim *s, int power);
 void server_event(struct sim *s, const struct event *ev);
 void server_job(struct sim *s, struct item *it);
-/* Run a job of the pool. */
+/* Queue a job for the thread pool. */
 void server_take_job(void *arg, const struct job *job);
-/* Its session is closed: the process ends. */
+/* The server has closed its session: its process ends. */
 void server_end(struct sim *s);
-/* Release everything of its process. */
+/* Release all memory and files of the server's process. */
 void server_release(struct sim *s);
-/* Read the disk as a start does. NULL: the start is refused, and s->violation has the reason. */
+/* Restore the state from the disk, as a start does. NULL: the start was refused, and s->violation
+ * has the reason unless the disk has broken its promises. */
 struct core *server_restore(struct sim *s, struct startup *r);
 
-/* node_journal.c. Without a log these functions only send. */
+/* node_journal.c. Without a write-ahead log these functions only send messages. */
 void journal_reset(struct sim *s);
-/* Begin the first log of a start. */
+/* Create the first write-ahead log of a start. */
 int journal_boot(struct sim *s, struct err *e) PS_MUST_CHECK;
-/* The start has restored the state of before. */
+/* The start has restored the state: check it against what clients have received. */
 void journal_found(struct sim *s);
-/* Release everything of its process. */
+/* Release everything of the server's process. */
 void journal_release(struct sim *s);
-/* Before a step of the core: 0 or the position of its event. And after it. */
+/* The first function logs an event before the step of the core, and returns its position in the log
+ * (0: no log). The second takes note of the step. */
 uint64_t journal_event(struct sim *s, const struct event *ev);
 void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
-/* Send now, or when the events that it depends on are on the disk. */
+/* Send a message, at once or when all events on which it depends are on the disk. */
 void journal_say(struct sim *s, const struct item *to, const struct msg *m, int durable_first);
 void journal_rotate(struct sim *s, uint64_t generation);
 void journal_durable(struct sim *s, uint64_t generation);
 void journal_finish(struct sim *s);
 void journal_tick(struct sim *s);
-/* At a tick: the time since the last tick in which replies have waited for the disk. */
+/* At a tick: how long replies have waited for the disk, by the clock of the server. */
 uint64_t journal_held_ms(struct sim *s);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);
 void worker_crash(struct sim *s, uint32_t node);
 void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms);
-/* Another process with its name starts after `in_ms`. Returns the node of the old process; 0: there is
- * no free one. */
+/* Start another process with the name of this worker after `in_ms`. Returns the node at which the
+ * old process continues; 0: no node is free. */
 uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms);
 void worker_message(struct sim *s, uint32_t node, const struct msg *m);
 void worker_tick(struct sim *s, uint32_t node);
-/* Its connections broke and were established again. */
+/* The connections of the worker broke and were established again. */
 void worker_relink(struct sim *s, uint32_t node);
-/* The node (1..) of connection `link`; 0: it is closed. */
+/* The node (1..) of connection `link`; 0: the connection is closed. */
 uint32_t worker_of_link(const struct sim *s, uint32_t link);
 void worker_run_effects(struct sim *s, uint32_t node);
 
-/* program.c: what a worker requests, computes and pushes */
+/* program.c: what a worker requests, computes and pushes. */
 void program_step(struct sim *s, uint32_t node);
 void program_computed(struct sim *s, uint32_t node);
 void program_params(struct sim *s, uint32_t node, const struct msg_params *p);
 
 /* verdict.c */
-/* Compare what is on the disk at the end with all ledgers. */
+/* Compare the state on the disk at the end with all ledgers. */
 void verdict(struct sim *s);
-/* steps.c: around each step of the core. */
+/* steps.c: these functions run before and after each step of the core. */
 void steps_before(struct sim *s);
 void steps_after(struct sim *s, const struct event *ev);
 
-/* replays.c: around each step of the core, too. */
+/* replays.c: these functions run before and after each step of the core, too. */
 void replays_before(struct sim *s, const struct event *ev);
 void replays_after(struct sim *s, const struct event *ev);
 
 /* bounds.c */
-/* After an event of this node. */
+/* Check all bounds after an event of this node. */
 void bounds_check(struct sim *s, uint32_t node);
-/* Describe what each node waits for. */
+/* Print what each node waits for. */
 void bounds_trace(struct sim *s);
-/* The server waits for --min-workers. */
+/* 1: the server waits for --min-workers. */
 int bounds_too_few(const struct sim *s);
-/* After a save on a disk that works. */
+/* Check the number of checkpoints. Call it after a save on a disk that works. */
 void bounds_disk(struct sim *s);
 
 #endif

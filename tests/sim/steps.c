@@ -1,8 +1,8 @@
 /*
- * steps.c - observes each step of sync. A step must not count a gradient of other weights, and must not
- * end without the gradient of a live member while gradients are missing. A member is a worker that was
- * live, and not stalled, when the step began. Steps with replays after a crash of the server, and the
- * step that a recovery continues, are not checked.
+ * steps.c - checks each step of sync. A step must not count a gradient of other weights. It must
+ * not end without the gradient of a live member while it has fewer gradients than are due. A member
+ * is a worker that was live, and not stalled, when the step began. Steps with replays after a crash
+ * of the server are not checked, nor the step that a recovery continues.
  */
 #include <string.h>
 #include "server/core/state.h"
@@ -16,7 +16,7 @@ static uint32_t due(const struct sim *s)
 			       ? t->members - s->cfg.sync.backup_workers
 			       : 1;
 
-	all = all < t->members ? all : t->members; /* each has a batch of the step */
+	all = all < t->members ? all : t->members; /* each member has one batch of the step */
 	return all < t->left ? all : t->left;
 }
 
@@ -72,7 +72,7 @@ static int is_replay(const struct event *ev)
 	       ev->msg->push.verdict == VERDICT_OK;
 }
 
-/* The worker whose push this event applied. */
+/* Take note of the push that this event applied, if it applied one. */
 static void note_push(struct sim *s, const struct core *c, const struct event *ev)
 {
 	struct sim_steps *t = &s->steps;

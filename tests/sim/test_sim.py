@@ -1,4 +1,4 @@
-"""The simulator: many whole runs without a violation, and mutants that it must find."""
+"""The simulator: many whole runs without a violation, and the mutants that it must find."""
 import os
 import re
 import shlex
@@ -8,7 +8,7 @@ import pytest
 
 from support.build import FLAVOUR, ROOT, command
 
-# under a sanitizer a run costs more: fewer seeds, the same code
+# a run is slower under a sanitizer, so fewer seeds run
 SEEDS = 20000 if FLAVOUR == "release" else 400
 LIMIT = 240
 
@@ -19,7 +19,7 @@ def sim(program, *arguments):
 
 
 def test_no_seed_violates_anything():
-    """The seeds are shared out over the processors."""
+    """The seeds of this run are spread over all processors."""
     jobs = os.cpu_count() or 1
     edge = [1 + SEEDS * j // jobs for j in range(jobs + 1)]
     runs = [sim("tests/sim/sim", "--seeds", f"{a}..{b - 1}") for a, b in zip(edge, edge[1:])]
@@ -38,7 +38,7 @@ BUGS = sorted(patch.stem for patch in (ROOT / "tests/sim/mutants").glob("*.patch
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_mutant_is_found(bug):
-    """build/FLAVOUR/mutants/BUG is the simulator with tests/sim/mutants/BUG.patch in it."""
+    """build/FLAVOUR/mutants/BUG is the simulator with the bug of tests/sim/mutants/BUG.patch."""
     run = sim(f"mutants/{bug}", "--seeds", "1..30000")
     text, _ = run.communicate(timeout=LIMIT)
     assert run.returncode == 1, text[-4000:]

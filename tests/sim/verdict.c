@@ -1,6 +1,6 @@
 /*
- * verdict.c - compares the result of a run with all ledgers. The result is a start from the disk after
- * one more power cut.
+ * verdict.c - compares the result of a run with all ledgers. The result is the state that a start
+ * finds on the disk. In half of the runs a power cut comes before that start.
  */
 #include <math.h>
 #include <string.h>
@@ -45,7 +45,7 @@ static void batch_ledger(struct sim *s, const float *batches)
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
 }
 
-/* Each applied push has moved the centre once by its e, and nothing else has moved it. */
+/* Each applied push has moved the centre once by its e. Nothing else may have moved the centre. */
 static void elastic_ledger(struct sim *s, const float *w)
 {
 	const float *pushes = w + sim_first_push(s);
@@ -65,7 +65,8 @@ static void elastic_ledger(struct sim *s, const float *w)
 	}
 }
 
-/* The end of a run without faults, apart from the order of the sums. */
+/* The weights must be those of a run without faults, except for rounding in sums of another
+ * order. */
 static void portion_ledger(struct sim *s, const float *w)
 {
 	float expected[SIM_PORTIONS];
@@ -78,12 +79,13 @@ static void portion_ledger(struct sim *s, const float *w)
 }
 
 /*
- * 1: the end is not compared with that of the run without faults.
+ * 1: the final weights are not compared with a run without faults, for one of these reasons.
  *
- * - A push was rejected because the server had not reached its epoch again after a crash. Its batches
- *   are computed again, from other weights: with EASGD the worker has moved its own weights since then,
- *   and with several batches for each pull it would have used older weights.
- * - Delay compensation: the worker was given up, and with it the weights of its next push.
+ * - A push was rejected because the server, after a crash, had not reached the epoch of the push
+ *   again. Its batches are computed again, from other weights. With EASGD the worker has moved its
+ *   own weights since then. With several batches for each pull, the first computation used older
+ *   weights.
+ * - Delay compensation: the server gave the worker up, and lost the weights of its next push.
  */
 static int is_torn(const struct sim *s, const struct core *c)
 {
@@ -95,7 +97,7 @@ static int is_torn(const struct sim *s, const struct core *c)
 	       (s->cfg.dc.kind && core_stats(c)->deaths > 0);
 }
 
-/* A drain leaves the buffer to the next term. */
+/* A drain leaves the buffer to the next term, so add the buffer to the final weights. */
 static void add_buffer(struct sim *s, const struct core *c)
 {
 	for (uint32_t i = 0; c->accumulator.sum && c->accumulator.pushes && i < s->cfg.n_params;
@@ -112,7 +114,7 @@ void verdict(struct sim *s)
 	if (net_chance(&s->net, 500))
 		disk_power_cut(&s->disk);
 	s->disk.fails = s->disk.shorts = s->disk.forgets = 0;
-	s->disk.capacity = 0; /* as in boot: this is no test of a start without space */
+	s->disk.capacity = 0; /* no limit: a start without space is not tested here (as in boot) */
 	c = server_restore(s, &r);
 	if (!c)
 		return;

@@ -1,8 +1,8 @@
 /*
- * optim.c - see optim.h. Each optimizer is one loop over its slice: whatever it reads is read once.
+ * optim.c - see optim.h. Each optimizer is one loop, which reads every value once.
  *
- * Constants are made in double and rounded once, as PyTorch does, so that the two differ by the
- * rounding of float32 alone.
+ * Constants are computed in double precision and rounded once to float32, as in PyTorch. So the
+ * results differ from PyTorch's only by the rounding of float32.
  */
 #include "server/core/optim.h"
 #include "server/core/vec.h"
@@ -10,7 +10,8 @@
 #include <math.h>
 #include "common/clones.h"
 
-#define CLIP_EPS 1e-6 /* keeps clipping finite where the norm is 0; clip_grad_norm_'s */
+/* keeps the factor finite if the norm is 0; the value of PyTorch's clip_grad_norm_ */
+#define CLIP_EPS 1e-6
 
 size_t optim_vectors(enum optim_kind kind)
 {
@@ -58,14 +59,14 @@ double optim_power(double base, uint64_t n)
 	return p;
 }
 
-/* What the loops multiply with. */
+/* The constants of the loops, rounded to float32. */
 struct coeff {
 	float rate, scale, decay, eps;
-	float keep, add;               /* momentum or beta1; adam: what it leaves to g */
-	float square_keep, square_add; /* beta2 or alpha, and what it leaves to g^2 */
+	float keep, add;               /* momentum or beta1, and 1 minus it */
+	float square_keep, square_add; /* beta2 or alpha, and 1 minus it */
 };
 
-/* The gradient that an optimizer sees: weight decay is a part of it. */
+/* The gradient that an optimizer uses: it is scaled, and weight decay is added. */
 static inline float slope(const struct coeff *c, float w, float g)
 {
 	return c->scale * g + c->decay * w;
@@ -155,7 +156,9 @@ static struct coeff coeff_of(const struct optim *o, const struct optim_step *s)
 	if (adam) {
 		double root = sqrt(1 - optim_power(second, s->step));
 
-		/* rate * corrected first / (sqrt(corrected second) + eps), times root / root */
+		/* Adam's step is rate * corrected first moment / (sqrt(corrected second moment) +
+		 * eps). Numerator and denominator are multiplied by root, so that the loop needs no
+		 * correction. */
 		c.rate = (float)(s->rate * root / (1 - optim_power(first, s->step)));
 		c.eps = (float)(o->eps * root);
 	}
@@ -186,7 +189,7 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 	case OPTIM_ADAM:
 		adam(c, to, w, g, state[0], state[1], n);
 		break;
-	case OPTIM_LBFGS: /* its steps are whole searches: lbfgs.c */
+	case OPTIM_LBFGS: /* lbfgs.c takes its steps, which are line searches */
 	case OPTIM_KINDS:
 		break;
 	}
@@ -195,9 +198,9 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 /* ---- how far a step can go ------------------------------------------------------------------ */
 
 #define REACH_LIMIT 1.7e38  /* half of the largest float32 */
-#define ROOT_TINY   1.1e-19 /* the root of the smallest normal float32 */
+#define ROOT_TINY   1.1e-19 /* the square root of the smallest normal float32 */
 
-/* A bound of x after float32 operations, denormal results among them. */
+/* An upper bound of x as float32 operations compute it, even if a result is denormal. */
 static double rounded(double x)
 {
 	return 1.000001 * x + 1e-37;
@@ -240,15 +243,15 @@ void optim_measure(const struct optim *o, const struct optim_step *s, const floa
 			rounded((double)largest_ratio(state[0], state[1], coeff_of(o, s).eps, n));
 }
 
-/* |d| over (the root of part * d * d or more, + eps), where the square may be too small for a
+/* An upper bound of |d| / (sqrt(s) + eps) for s >= part * d * d, even if s is too small for a
  * normal float32. */
 static double root_ratio(const struct coeff *c, double part)
 {
 	return (1.01 + ROOT_TINY / (double)c->eps) / sqrt(part);
 }
 
-/* Adam: (the root of the second moment + eps) is at least the root of square_keep times what it
- * was, and at least the root of square_add times |d|. */
+/* Advances the bounds by one step of adam. sqrt(second moment) + eps is at least sqrt(square_keep)
+ * times its previous value, and at least sqrt(square_add) * |d|. */
 static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
 {
 	double before = (double)c->keep / sqrt((double)c->square_keep) * r->ratio;
@@ -260,7 +263,8 @@ static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
 	return r->ratio;
 }
 
-/* Bound of what the rate is multiplied with in the end. */
+/* Advances the bounds of the state. Returns an upper bound of the step before its multiplication by
+ * the rate. */
 static double direction_reach(
 	const struct coeff *c, enum optim_kind kind, double d, struct optim_reach *r)
 {
@@ -288,10 +292,10 @@ static double direction_reach(
 
 static int is_within(double x)
 {
-	return x <= REACH_LIMIT; /* not if it is NaN */
+	return x <= REACH_LIMIT; /* false for NaN */
 }
 
-/* d * d, where the optimizer computes it. */
+/* d * d if the optimizer computes this square; otherwise 0. */
 static double square_of(enum optim_kind kind, double d)
 {
 	size_t n = optim_vectors(kind);
@@ -316,10 +320,12 @@ int optim_advance(
 
 /* ---- the rate over a run --------------------------------------------------------------------- */
 
-#define ONECYCLE_FIRST (1.0 / 25) /* where the rise begins; OneCycleLR's div_factor */
+/* first factor of the rise: 1 / div_factor of PyTorch's OneCycleLR */
+#define ONECYCLE_FIRST (1.0 / 25)
 
-/* (1 + cos(pi x)) / 2 for x in 0..1: from 1 down to 0. As cos^2(pi x / 2) by its series, which is
- * exact to the last bits there and gives the same ones on every CPU, as libm does not promise. */
+/* (1 + cos(pi x)) / 2 for x in 0..1, which falls from 1 to 0. It is computed as cos^2(pi x / 2)
+ * from the power series. The series is exact to the last bits in this range, and gives the same
+ * bits on every CPU, which libm does not guarantee. */
 static double half_wave(double x)
 {
 	double y = x * 1.57079632679489661923, term = 1, cosine = 1;

@@ -68,7 +68,7 @@ uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
 	return since > p->paused_ms ? since - p->paused_ms : 0;
 }
 
-/* It has shown that it works. */
+/* The worker has delivered, or has asked for its first work: it is not stalled. */
 static void contributed(struct core *c, struct worker *w)
 {
 	struct pace *p = &w->pace;
@@ -81,7 +81,7 @@ static void contributed(struct core *c, struct worker *w)
 
 void pace_gave_back(struct core *c, struct worker *w)
 {
-	if (w->lease.request == 0) /* a LEASE is all that it owed */
+	if (w->lease.request == 0) /* the worker owed nothing but a LEASE */
 		contributed(c, w);
 	if (w->pace.left)
 		w->pace.owed_ms += pace_owes_ms(c, w);
@@ -92,7 +92,8 @@ void pace_gave_back(struct core *c, struct worker *w)
 
 void pace_back(const struct core *c, struct worker *w)
 {
-	int lost = w->session.state == SESSION_AWAY && !w->lease.grant.request; /* its grant */
+	/* the worker lost its grant while it was away */
+	int lost = w->session.state == SESSION_AWAY && !w->lease.grant.request;
 
 	restart_clock(c, &w->pace);
 	if (w->lease.waiting || lost || c->cfg.training.epochs == 0)
@@ -117,7 +118,7 @@ void pace_restart(const struct core *c, struct worker *w)
 	w->pace.left = pieces_of(&w->lease.grant);
 }
 
-/* `pieces` of its grant came together. */
+/* The worker delivered `pieces` pieces of its grant in one message. */
 static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 {
 	struct pace *p = &w->pace;
@@ -134,7 +135,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 	contributed(c, w);
 }
 
-/* All of `work` is in its newest grant, which may be over. */
+/* 1: all of `work` lies in the worker's newest grant. That grant may have ended. */
 static int is_own(const struct worker *w, const struct work *work)
 {
 	const struct work *own = &w->lease.grant.work;
@@ -150,7 +151,7 @@ int pace_trained(struct core *c, struct worker *w, const struct work *work, int 
 		contributed(c, w);
 	if (!is_own(w, work) || work->count > w->pace.left) {
 		if (accepted && w->pace.since_ms && w->pace.left == 0)
-			restart_clock(c, &w->pace); /* it works without a grant */
+			restart_clock(c, &w->pace); /* the worker works without a grant */
 		return 0;
 	}
 	delivered(c, w, work->count);
@@ -168,7 +169,8 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 
 /* ---- late ------------------------------------------------------------------------------------ */
 
-/* Pieces that its next delivery has; when it has delivered all it has to ask for more. */
+/* The number of pieces in the worker's next delivery. After its last piece the worker owes a
+ * request for more work, which counts as one piece. */
 static uint64_t next_pieces(const struct core *c, const struct worker *w)
 {
 	uint32_t left = w->pace.left ? w->pace.left : 1;
@@ -210,7 +212,7 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 
 	if (fleet->n == 0)
 		return batches;
-	if (own->n == 0) /* else it might deliver the whole of its first grant too late */
+	if (own->n == 0) /* a slow worker might deliver a large first grant too late */
 		return mode_is_exact(c->cfg.training.mode) ? 1 : batches;
 	if (own->median_us > usual_us)
 		share = share * usual_us / own->median_us;
@@ -219,7 +221,7 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 
 /* ---- deadlines ------------------------------------------------------------------------------- */
 
-/* What a piece takes this worker; 0: nobody has delivered one yet. */
+/* The usual time of one piece for this worker; 0: no worker has delivered a piece yet. */
 static uint64_t usual_us(const struct core *c, const struct worker *w)
 {
 	const struct recent *own = &w->pace.recent[kind_of(w)];
@@ -248,8 +250,8 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 	return ms > PACE_STALL_MS ? ms : PACE_STALL_MS;
 }
 
-/* It must not push any more before we have saved what it pushed. With a log the shell holds the
- * replies back instead, and says so in EVENT_TICK. */
+/* 1: the worker must not push again before the server has saved its earlier pushes. With a
+ * write-ahead log, the shell holds the replies back instead, and reports the time in EVENT_TICK. */
 static int waits_for_us(const struct core *c, const struct worker *w)
 {
 	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
@@ -280,7 +282,7 @@ int pace_check(struct core *c, struct worker *w)
 	return gives_back;
 }
 
-/* `ms` of the time since *since_ms do not count. */
+/* Excludes `ms` milliseconds from the time since *since_ms. */
 static void stop_clock(const struct core *c, uint64_t *since_ms, uint64_t ms)
 {
 	uint64_t passed_ms = c->now_ms > *since_ms ? c->now_ms - *since_ms : 0;
@@ -300,7 +302,7 @@ void pace_hold(struct core *c, uint64_t ms)
 
 /* ---- transfers ------------------------------------------------------------------------------- */
 
-/* The pulls and the push of its next delivery. */
+/* The maximum number of bytes in the pulls and the push of the worker's next delivery. */
 static uint64_t max_bytes(const struct core *c, const struct worker *w)
 {
 	uint64_t message = c->store.n * sizeof(float) + WIRE_FRAME_SLACK;

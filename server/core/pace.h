@@ -41,77 +41,84 @@
 #include <stdint.h>
 #include "proto/msg.h"
 
-#define PACE_RECENT      15u /* durations in a median */
-#define PACE_LATE        2u  /* times the median: late */
-#define PACE_LATE_MS     20u /* ... and at least this: a tick is not more precise */
+#define PACE_RECENT      15u /* number of durations that make a median */
+#define PACE_LATE        2u  /* work is late after this multiple of the median */
+#define PACE_LATE_MS     20u /* ... but not before this time: a tick is not more precise */
 #define PACE_KINDS       2u  /* training, evaluation */
-#define PACE_OWN         3u  /* durations that make a worker's own median */
-#define PACE_DEADLINE    10u /* times the median */
+#define PACE_OWN         3u  /* a worker with this number of durations has its own median */
+#define PACE_DEADLINE    10u /* the deadline is this multiple of the median */
 #define PACE_DEADLINE_MS 2000u
 #define PACE_STALL_MS    6000u
-#define PACE_BYTES_PER_S 8192u /* a slower transfer is no progress */
+#define PACE_BYTES_PER_S 8192u /* a slower transfer does not fully stop the clocks */
 
-/* The newest durations of one kind, in microseconds for a piece. */
+/* The newest durations of one kind of work, each in microseconds per piece. */
 struct recent {
 	uint32_t n, next;
 	uint32_t us[PACE_RECENT];
 	uint32_t median_us;
 };
 
-/* The clocks of one worker. */
+/* The clocks of one worker. The session section of a snapshot contains them. */
 struct pace {
-	uint64_t since_ms; /* its grant, its last delivery or its WELCOME: since then it owes a
-			      delivery, or a LEASE if it holds no work; 0: it owes nothing */
-	uint32_t left;     /* pieces of its newest grant that it has not delivered */
+	/* time of the worker's grant, last delivery or WELCOME. Since then the worker owes a
+	 * delivery, or a LEASE if it holds no work. 0: it owes nothing */
+	uint64_t since_ms;
+	uint32_t left; /* pieces of the newest grant that the worker has not delivered */
 	int late;
 	int stalled;
-	int shadow;         /* its grant is not in the tables of leases.c */
-	uint64_t owed_ms;   /* it held other grants for so long since its last delivery */
-	uint64_t paused_ms; /* of the time since since_ms a transfer took this */
-	uint64_t moved_ms;  /* when one was seen last; 0: not since since_ms */
-	uint64_t moved;     /* its bytes */
+	int shadow;         /* 1: the tables of leases.c do not contain the worker's grant */
+	uint64_t owed_ms;   /* how long it held earlier grants since its last delivery */
+	uint64_t paused_ms; /* the part of the time since since_ms that a transfer took */
+	uint64_t moved_ms;  /* time at which bytes last moved; 0: none moved since since_ms */
+	uint64_t moved;     /* bytes that moved since since_ms */
 	struct recent recent[PACE_KINDS];
 };
 
-/* Of all. */
+/* The durations of all workers together. */
 struct fleet_pace {
 	struct recent recent[PACE_KINDS];
-	uint32_t n_late[PACE_KINDS]; /* workers of whose work a copy may be given */
+	uint32_t n_late[PACE_KINDS]; /* number of late workers; their work may be copied */
 };
 
 struct core;
 struct worker;
 
-/* Of `batches` that a worker of the fleet's median may have, how many w delivers in the same time; at
- * least 1. */
+/* A worker as fast as the fleet's median may hold `batches` batches. Returns how many batches w
+ * delivers in the same time, at least 1. */
 uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batches);
-/* It got w->grant, now. */
+/* The worker has just received w->lease.grant. */
 void pace_granted(struct core *c, struct worker *w);
-/* It asks for other work: it will not deliver the rest. */
+/* The worker asks for other work, so it will not deliver the rest of its grant. */
 void pace_gave_back(struct core *c, struct worker *w);
-/* Its grant, if it had one, is void: from now on it owes a LEASE, unless it waits for a grant. */
+/* The worker's grant, if it had one, is void. From now on the worker owes a LEASE, unless it waits
+ * for a grant. */
 void pace_expect_lease(const struct core *c, struct worker *w);
-/* It delivered `work`, accepted or in vain; 1: it is of its own grant. */
+/* The worker delivered `work`, and the push was accepted or not. Returns 1 if the work belongs to
+ * the worker's own grant. */
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted);
-/* The same of a piece of the test set. */
+/* The worker delivered a piece of the test set. Returns 1 if the piece belongs to the worker's own
+ * grant. */
 int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r);
-/* Which workers are late now? */
+/* Updates which workers are late, and c->pace.n_late. */
 void pace_look(struct core *c);
-/* Bytes of this connection have moved, in either direction. */
+/* `bytes` bytes of connection `peer` have moved, in either direction. */
 void pace_progress(struct core *c, uint32_t peer, uint64_t bytes);
-/* Replies have waited for the disk for the last `ms`: they count for no worker. */
+/* Replies have waited for the disk for the last `ms` milliseconds. No worker's clock counts this
+ * time. */
 void pace_hold(struct core *c, uint64_t ms);
-/* Time has passed: note whether it is stalled. 1: it has to give back its grant. */
+/* Time has passed: marks the worker as stalled if it is. Returns 1 if the worker must give back its
+ * grant. */
 int pace_check(struct core *c, struct worker *w);
-/* It has joined, or is here again after silence; its state is still the old one. Its clock starts
- * anew. It owes nothing if it waits for a grant, if it has lost its grant while it was away, or if
- * the run has no leases. */
+/* The worker has joined, or has returned after silence; session.state is not updated yet. The
+ * worker's clock starts again. The worker owes nothing if it waits for a grant, if it lost its
+ * grant while it was away, or if the run has no leases. */
 void pace_back(const struct core *c, struct worker *w);
-/* It asks for work or owes a delivery. */
+/* 1: the worker asks for work or owes a delivery. */
 int pace_is_at_work(const struct worker *w);
-/* For how long it owes a delivery; 0: it owes none. */
+/* The time in ms for which the worker has owed a delivery; 0: it owes nothing. */
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w);
-/* A worker of a snapshot, or a new one in its slot: what it holds counts from now. */
+/* The slot's worker comes from a snapshot, or a new process took the slot. If it holds a grant, the
+ * time of the grant counts from now. */
 void pace_restart(const struct core *c, struct worker *w);
 
 #endif

@@ -13,11 +13,11 @@ void run_end(struct core *c, int status)
 		return;
 	c->ending = END_SNAPSHOT;
 	c->end_status = status;
-	c->save_failing = 0; /* the last snapshot is tried at once, whatever became of others */
+	c->save_failing = 0; /* an earlier failure does not delay the last snapshot */
 }
 
-/* A drain still takes what arrives before its snapshot; a run that is complete takes nothing more.
- */
+/* During a drain, the core decides pushes until it takes the last snapshot. A run that is complete
+ * or diverged decides none. */
 int run_is_closed(const struct core *c)
 {
 	return c->ending >= END_SAVING ||

@@ -1,5 +1,5 @@
 /*
- * run.h - whether the run has begun, gives out work, takes pushes, and ends.
+ * run.h - tells whether the run has begun, grants work and accepts pushes, and ends the run.
  */
 #ifndef SERVER_CORE_RUN_H
 #define SERVER_CORE_RUN_H
@@ -7,13 +7,15 @@
 
 enum ending { END_NOT, END_SNAPSHOT, END_SAVING, END_OVER };
 
-/* min_workers workers have been live at once. A run without a data set has always begun. */
+/* 1: min_workers workers have been live at the same time. A run without a data set has always
+ * begun. */
 int run_has_begun(const struct core *c);
-/* Begin to end the run: the last snapshot, then BYE to all workers, then EFFECT_FINISH(status). */
+/* Begins the end of the run: the server takes the last snapshot, sends BYE to all workers and emits
+ * EFFECT_FINISH with `status`. */
 void run_end(struct core *c, int status);
-/* The core decides and answers no new push. */
+/* 1: the core neither decides nor answers new pushes. */
 int run_is_closed(const struct core *c);
-/* The run has begun, and new work is given out. */
+/* 1: the run has begun, and the core grants new work. */
 int run_gives_work(struct core *c);
 
 #endif

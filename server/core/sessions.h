@@ -1,5 +1,5 @@
 /*
- * sessions.h - who speaks: HELLO, liveness, fencing, BYE; invariants in sessions.c.
+ * sessions.h - the sessions of workers: HELLO, liveness, fencing, BYE; invariants in sessions.c.
  */
 #ifndef SERVER_CORE_SESSIONS_H
 #define SERVER_CORE_SESSIONS_H
@@ -7,45 +7,50 @@
 
 struct worker;
 
-/* Of a worker slot. The first group is in the snapshot (snapshot.c). */
+/* The session of a worker slot. Every snapshot contains the first group of fields, except `data`
+ * (snapshot.c). */
 struct worker_session {
 	uint32_t incarnation;
-	uint64_t born_term; /* term in which that incarnation was given */
+	uint64_t born_term; /* term in which the server assigned that incarnation */
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
-	struct data_id data; /* of its HELLO; not in what a restart reads */
+	/* data set in the worker's HELLO; only the session section of a snapshot contains it */
+	struct data_id data;
 
 	enum session_state state;
-	uint32_t peer, beat_peer; /* connections; 0: none */
+	uint32_t peer, beat_peer; /* the worker's two connections; 0: none */
 	uint64_t last_message_ms;
-	uint64_t join_generation; /* the snapshot that will have this incarnation, until it is
-				     durable: then JOINING is welcomed; else 0 */
-	int leaving;              /* said BYE: answered once its pushes are durable */
-	int overdue; /* AWAY: a recovery ended without it, so the next one does not wait for it */
+	/* JOINING: the snapshot that will contain this incarnation. When it is durable, the server
+	 * sends WELCOME and sets this to 0. */
+	uint64_t join_generation;
+	/* 1: it sent BYE and gets the answer when its pushes are durable */
+	int leaving;
+	int overdue; /* 1: a recovery ended while it was AWAY; the next one does not wait for it */
 };
 
-/* Beside 1 << state: it has said BYE and waits for the answer. */
+/* A bit beside 1 << state: the worker has sent BYE and waits for the answer. */
 #define SESSION_LEAVING (1u << 31)
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev);
-/* The stamp's worker if it may speak, which depends on its state (`states`: bits); else answers
- * ERROR and returns NULL. */
+/* Returns the worker of the stamp if its state is in `states` (a bit mask) and its run, incarnation
+ * and term are current. Otherwise returns NULL and answers ERROR; the answer to a fenced or
+ * excluded worker may have to wait for a checkpoint. */
 struct worker *sessions_check(
 	struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
 void sessions_tick(struct core *c);
 void sessions_peer_gone(struct core *c, uint32_t peer);
-/* Snapshot `generation` is on disk: welcome those who waited for it, tell the others what is
- * durable. */
+/* Snapshot `generation` is on disk: sends WELCOME to the workers that waited for it, and tells the
+ * other workers which pushes are durable. */
 void sessions_durable(struct core *c, uint64_t generation);
-/* A snapshot is not on disk: those that wait for it to be welcomed are told why they wait. */
+/* A snapshot could not be written: tells the workers that wait for WELCOME why they wait. */
 void sessions_save_failed(struct core *c);
-/* Note each ledger's position as the snapshot under way has it. */
+/* Notes for each worker the newest seq that the snapshot under way contains. */
 void sessions_snapshot(struct core *c);
-/* We have just started from a snapshot: the silence of its workers counts from now. */
+/* The server has just started from a snapshot: the silence of its workers counts from now. */
 void sessions_awaited(struct core *c);
-/* The recovery is over: whoever is still away is not waited for by the next one. */
+/* The recovery is over: the next recovery will not wait for the workers that are still away. */
 void sessions_overdue(struct core *c);
-/* No worker of the snapshot is missing or still replaying. */
+/* 1: no worker of the snapshot is missing or still replays pushes. */
 int sessions_all_back(const struct core *c);
 
 #endif

@@ -1,22 +1,24 @@
 /*
  * state.h - the state of the core: one struct of each module. For the files of server/core only.
  *
- * Everything but the weights lies in the one block given to core_init: the struct, then the arrays
- * that its pointers name. Nothing here is ever allocated or freed.
+ * The caller of core_init provides one block of memory. The block holds everything except the
+ * weights: struct core, then the arrays that its pointers refer to. The core allocates nothing.
  *
- * The modules are layers. A file calls those above it in this list, never one below it
- * (tests/lint/symbols.sh); a lower one returns a value or sets a flag that a higher one acts on.
+ * The modules are layers, listed here from the lowest to the highest. A file calls only files of
+ * lower layers (tests/lint/symbols.sh). A lower layer that must cause something in a higher one
+ * returns a value or sets a flag, and the higher layer acts on it.
  *
  *   vec, optim             arithmetic
- *   workers, effects       the table of slots; what a step says
- *   run, pace, early, batch_ledger  has it begun, what is late, which batches are counted
+ *   workers, effects       the table of slots; the effects of a step
+ *   run, pace, early, batch_ledger  begin and end of the run, deadlines, batches of later epochs,
+ *                          counted batches
  *   store, backups         weights, and older weights
  *   departure              how workers leave
- *   accumulator, lbfgs, downpour, ssp, sync, sandblaster
- *   leases, dataset        who computes what
- *   sessions, ledger       one message each
+ *   accumulator, lbfgs, downpour, ssp, sync, sandblaster  sums of gradients, and the modes
+ *   leases, dataset        the work of each worker; the data set of the run
+ *   sessions, ledger       HELLO and BYE; PUSH
  *   core                   the step, pulls
- *   layout, view, snapshot birth, display, bytes
+ *   layout, view, snapshot memory, display, the core as bytes
  */
 #ifndef SERVER_CORE_STATE_H
 #define SERVER_CORE_STATE_H
@@ -34,16 +36,18 @@
 
 /* Sandblaster: the step under way. */
 struct blaster {
-	uint32_t first, end; /* its portions */
-	int open;            /* passes are made */
-	uint32_t pass;       /* of the step since this start, from 1; for display */
+	uint32_t first, end; /* the portions of the step are batches [first, end) */
+	int open;            /* 1: the step is under way */
+	/* passes of the step since this start of the server, from 1; only for display */
+	uint32_t pass;
 };
 
 /* Sync: the step under way. */
 struct step {
 	int open;
-	uint32_t first, end; /* its batches lie there; others there are done */
-	uint32_t due;        /* gradients that end it */
+	/* the step's batches lie in [first, end); the other batches there are done */
+	uint32_t first, end;
+	uint32_t due; /* number of gradients that end the step */
 	uint64_t begin_ms;
 };
 
@@ -53,10 +57,10 @@ struct rules; /* modes.h */
 
 struct core {
 	struct core_config cfg;
-	const struct rules *rules; /* of the mode */
+	const struct rules *rules; /* the functions of the run's mode */
 	struct core_stats stats;
 	struct data_id data;
-	int data_fixed; /* by a contribution: see dataset.c */
+	int data_fixed; /* 1: a contribution has fixed the data set (dataset.c) */
 	struct worker *worker;
 	struct leases leases;
 	struct early early;
@@ -70,45 +74,48 @@ struct core {
 	struct lbfgs lbfgs;
 
 	/* snapshots */
-	uint64_t generation; /* newest one started */
+	uint64_t generation; /* number of the newest snapshot that was started */
 	int saving;
-	int save_failing;     /* the newest one that ended did not reach the disk */
-	int urgent;           /* one is wanted whatever checkpoint_ms says */
-	int dirty;            /* something happened that the newest one does not hold */
-	uint64_t snapshot_ms; /* start of the newest one */
+	int save_failing;     /* 1: the newest completed attempt to save a snapshot failed */
+	int urgent;           /* 1: a snapshot is due, whatever --checkpoint-ms says */
+	int dirty;            /* 1: the state has changed since the newest snapshot */
+	uint64_t snapshot_ms; /* time at which the newest snapshot was started */
 	struct {
 		uint32_t peer;
 		uint64_t generation;
-	} admin[CORE_MAX_ADMINS]; /* owed an answer when the generation is durable */
+		/* requests that the core answers when their generation is durable */
+	} admin[CORE_MAX_ADMINS];
 
 	/* life */
-	int started;            /* min_workers have been live at once */
-	int recovering;         /* from a snapshot: no new lease yet */
-	uint64_t recover_by_ms; /* 0: not set yet */
+	int started; /* 1: min_workers workers have been live at the same time */
+	/* 1: the server has started from a snapshot and grants no lease yet */
+	int recovering;
+	uint64_t recover_by_ms; /* when the recovery ends at the latest; 0: not set yet */
 	enum ending ending;
 	int end_status;
 	uint64_t now_ms;
 
-	/* for display; since this start, never saved */
-	uint64_t computed;      /* images of the pushes taken */
-	uint64_t push_ms;       /* the newest one was decided; 0: none was */
-	int begun, epoch_begun; /* EFFECT_BEGIN and EFFECT_EPOCH_BEGUN have been told */
+	/* for display only: since this start of the server, and in no snapshot */
+	uint64_t computed;      /* images of the accepted pushes */
+	uint64_t push_ms;       /* when the newest push was decided; 0: none was */
+	int begun, epoch_begun; /* 1: EFFECT_BEGIN, EFFECT_EPOCH_BEGUN was emitted */
 
-	/* the push of this step that also pulls: its answer waits for the weights after the step */
+	/* The push of this step that also pulls. Its answer waits for the weights after the step.
+	 */
 	struct {
-		struct worker *worker; /* NULL: there is none */
+		struct worker *worker; /* NULL: this step has no such push */
 		uint64_t request;
 		struct msg_ack ack;
 	} pulling;
 
-	struct say said; /* text of this step's refusal, if it names values */
+	struct say said; /* the text of a refusal in this step, if the text contains values */
 
-	struct effect *effect; /* the first is the EFFECT_COMMIT */
+	struct effect *effect; /* effect[0] is always EFFECT_COMMIT */
 	size_t n_effects, max_effects;
-	int commits; /* this step has it */
+	int commits; /* 1: EFFECT_COMMIT is an effect of this step */
 };
 
-/* layout.c: lay out the block and clear it; weights are the caller's to fill. */
+/* layout.c: lays out the block and clears it. The caller fills in the weights. */
 struct core *core_place(void *memory, float *weights, const struct core_config *cfg);
 
 #endif

@@ -2,11 +2,11 @@
  * store.c - the weights and the only code that changes them.
  *
  * Invariants:
- * (1) the version grows by one per gradient applied (tests/sim/verdict.c);
- * (2) a refused gradient leaves every byte as it was: a push is checked whole, then applied whole
- *     (ledger.c, invariant 3);
- * (3) weights and optimizer state stay finite: no value over STORE_MAX_VALUE gets in, and
- *     store_holds rejects what could leave float32 when it is applied.
+ * (1) the version grows by one with each gradient applied (tests/sim/verdict.c);
+ * (2) a rejected gradient leaves every byte as it was: the core checks the whole push before it
+ *     applies any value (ledger.c, invariant 3);
+ * (3) weights and optimizer state stay finite: store_check rejects values over STORE_MAX_VALUE, and
+ *     store_holds rejects a step whose result could leave the range of float32.
  */
 #include "common/clones.h"
 #include "server/core/state.h"
@@ -54,13 +54,14 @@ double store_peak(const struct slices *s)
 	return (double)value;
 }
 
-/* Too large, infinite, or NaN: what has larger magnitude bits than STORE_MAX_VALUE. */
+/* 1: a value is too large, infinite or NaN, that is, its magnitude bits exceed those of
+ * STORE_MAX_VALUE. */
 static int any_wild(const struct slice *s)
 {
 	return slice_peak(s) > bits_of((float)STORE_MAX_VALUE);
 }
 
-/* In the slices' order. */
+/* The sum over all slices, always added in the same order. */
 static double sum_of_squares(const struct slices *s)
 {
 	double sum = 0;
@@ -87,9 +88,9 @@ enum reject store_check(const struct core *c, const struct slices *s)
 
 /* ---- what a step could overflow -----------------------------------------------------------------
  *
- * Bounds of all magnitudes grow with each step, so that most steps are checked in constant time.
- * Only when the bounds reach the limit are the values measured, and the step is checked again: what
- * is decided never depends on how old the bounds were.
+ * The bounds of all magnitudes grow with each step, so most steps are checked in constant time.
+ * When the bounds reach the limit, the core measures the values and checks the step again. So the
+ * decision never depends on how old the bounds were.
  */
 
 static void measure_values(struct core *c, const struct optim_step *step)
@@ -114,9 +115,10 @@ static int plan(struct core *c, const struct optim_step *step, double peak)
 int store_holds(struct core *c, double peak, double eta)
 {
 	struct store *st = &c->store;
-	const struct optim_step step = {c->stats.updates + 1, eta, 1}; /* clipping only shrinks */
+	/* clipping never enlarges a step */
+	const struct optim_step step = {c->stats.updates + 1, eta, 1};
 
-	if (c->cfg.optim.kind == OPTIM_LBFGS) /* bounds its own steps */
+	if (c->cfg.optim.kind == OPTIM_LBFGS) /* lbfgs.c bounds its own steps */
 		return peak <= (double)FLT_MAX;
 	st->is_planned = st->measured && plan(c, &step, peak);
 	if (!st->is_planned) {
@@ -126,7 +128,8 @@ int store_holds(struct core *c, double peak, double eta)
 	return st->is_planned;
 }
 
-/* The step that was planned is made; without a plan nothing is known any more. */
+/* The planned step is taken, so the planned bounds become the current ones. Without a plan, the
+ * bounds are unknown. */
 static void carry_out_plan(struct store *st)
 {
 	st->measured = st->is_planned;
@@ -136,9 +139,10 @@ static void carry_out_plan(struct store *st)
 
 /* ---- applying -------------------------------------------------------------------------------- */
 
-#define BLOCK_VALUES ((size_t)8192) /* with gradient and state they fit the L2 cache of any CPU */
+/* a block with gradient and state fits the L2 cache of any CPU */
+#define BLOCK_VALUES ((size_t)8192)
 
-/* Values [from, to) of the update, from slice `p` of the gradient. */
+/* Computes values [from, to) of the update with slice `p` of the gradient. */
 static void compute_from_slice(struct core *c, const struct slice *p, size_t from, size_t to)
 {
 	const struct update *u = &c->store.update;
@@ -150,7 +154,7 @@ static void compute_from_slice(struct core *c, const struct slice *p, size_t fro
 		p->data + (from - p->offset), state, to - from);
 }
 
-/* Values [from, to) have no gradient. */
+/* Copies values [from, to) of the weights, which have no gradient in this push. */
 static void compute_unchanged(const struct update *u, size_t from, size_t to)
 {
 	if (u->to != u->from && from < to)
@@ -170,7 +174,7 @@ size_t store_compute(struct core *c, const float **values)
 
 	if (!u->pending)
 		return 0;
-	for (uint32_t i = 0; i < u->slices.n; i++) { /* ascending, and disjoint */
+	for (uint32_t i = 0; i < u->slices.n; i++) { /* slices are ascending and disjoint */
 		const struct slice *p = &u->slices.slice[i];
 		size_t begin = within(p->offset, at, to);
 		size_t end = within(p->offset + p->count, at, to);
@@ -206,7 +210,7 @@ void store_apply(struct core *c, const struct slices *s, double eta)
 	struct store *st = &c->store;
 	struct update *u = &st->update;
 
-	store_complete(c); /* an earlier one of this step */
+	store_complete(c); /* this step may have decided an earlier update */
 	u->pending = 1;
 	u->done = 0;
 	u->from = st->weights;

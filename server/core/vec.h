@@ -1,7 +1,7 @@
 /*
- * vec.h - all that L-BFGS does to vectors: operations on flat slices. Sums are double, in eight
- * lanes of a fixed order, so that they are the same bits on every CPU; several servers can each do
- * their slice and add the results in the servers' order.
+ * vec.h - operations on vectors of floats, for L-BFGS. Sums are computed in double precision, in
+ * eight lanes of a fixed order, so that they have the same bits on every CPU. Several servers can
+ * each compute the sum of their slice, and add the results in the order of the servers.
  */
 #ifndef SERVER_CORE_VEC_H
 #define SERVER_CORE_VEC_H
@@ -12,9 +12,9 @@ void vec_copy(float *to, const float *from, size_t n);
 void vec_scale(float *v, double by, size_t n);
 void vec_axpy(float *y, double a, const float *x, size_t n);                 /* y += a * x */
 void vec_sum(float *to, const float *x, double a, const float *d, size_t n); /* to = x + a * d */
-int vec_finite(const float *v, size_t n); /* all are at most 1e15 in magnitude */
+int vec_finite(const float *v, size_t n); /* 1: no magnitude is above 1e15 */
 
-/* Without libm, and a NaN in the first argument stays one. */
+/* vec_larger and vec_smaller do not need libm. If `a` is NaN, they return NaN. */
 static inline double vec_larger(double a, double b)
 {
 	return b > a ? b : a;

@@ -1,4 +1,4 @@
-/* view.c - core.h's readings for display that take more than a field. */
+/* view.c - the functions of core.h that compute what the status displays. */
 #include "server/core/state.h"
 
 void core_work(const struct core *c, struct work_view *v)

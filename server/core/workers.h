@@ -1,5 +1,5 @@
 /*
- * workers.h - the table of worker slots, and what follows from a slot alone.
+ * workers.h - the table of worker slots, and simple functions on slots.
  */
 #ifndef SERVER_CORE_WORKERS_H
 #define SERVER_CORE_WORKERS_H
@@ -11,8 +11,8 @@
 #include "server/core/pace.h"
 #include "server/core/sessions.h"
 
-/* A worker slot; worker id = index + 1. Each part belongs to the module of its header, which says
- * what of it is in the snapshot. */
+/* A worker slot; the worker id is the index + 1. The header of each module defines the module's
+ * part, and says which fields of the part a snapshot contains. */
 struct worker {
 	struct worker_session session;
 	struct worker_ledger ledger;
@@ -26,17 +26,18 @@ struct worker {
 
 uint32_t worker_id(const struct core *c, const struct worker *w);
 struct worker *worker_find(struct core *c, uint32_t id);                 /* NULL: no such slot */
-struct stamp worker_stamp(const struct core *c, const struct worker *w); /* NULL: observer */
-/* Of w's pushes all up to here are durable when the answer of this step is heard. */
+struct stamp worker_stamp(const struct core *c, const struct worker *w); /* w NULL: an observer */
+/* The newest seq of w that is durable when the replies of this step leave. */
 uint64_t worker_durable_seq(const struct core *c, const struct worker *w);
-/* It may hold pushes that were acknowledged before a crash and are not replayed yet. */
+/* 1: w may retain pushes that the server acknowledged before a crash and that w has not replayed
+ * yet. */
 int worker_may_return(const struct worker *w);
-/* It is live and not stalled: the others may wait for it. */
+/* 1: w is live and not stalled, so other workers may wait for it. */
 int worker_is_active(const struct worker *w);
 int worker_is_of_run(const struct core *c, const struct worker *w);
-/* Live workers of the run's data set that are not stalled. */
+/* The number of live workers that have the run's data set and are not stalled. */
 uint32_t workers_of_run(const struct core *c);
-/* Duplicates of what w pushed so far get REJECT_UNKNOWN. */
+/* Forgets the decisions on all pushes of w so far. Their duplicates get REJECT_UNKNOWN. */
 void worker_forget_decisions(struct core *c, struct worker *w);
 int workers_same_data(const struct data_id *a, const struct data_id *b);
 

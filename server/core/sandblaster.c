@@ -1,15 +1,16 @@
 /*
- * sandblaster.c - batch optimisation (Dean 2012, DistBelief section 4.2): a step looks at a window
- * of the epoch's batches, here called portions; idle workers get small runs of them, each next to
- * its last one; when none is free, whoever is idle gets a copy of an outstanding one, and the first
- * result counts. Every portion that is counted was computed at the same weights: one pass. First
- * order optimizers need one pass for a step; L-BFGS's line search looks at one point per pass.
+ * sandblaster.c - batch optimisation (Dean 2012, DistBelief section 4.2). A step covers a window of
+ * the epoch's batches, which are called portions here. An idle worker gets a few free portions,
+ * next to its previous ones. When no portion is free, an idle worker gets a copy of a portion that
+ * another worker computes, and the first result counts. One pass computes all portions of the
+ * window at the same weights. A first-order optimizer needs one pass for a step; the line search of
+ * L-BFGS needs one pass for each point.
  *
  * Invariants:
- * (1) a push is taken whole or not at all: only if it is of this pass's weights and none of its
- *     portions is done;
+ * (1) a push is accepted whole or not at all: only if it is of the weights of this pass and none of
+ *     its portions is done;
  * (2) a pass ends when each of its portions was counted exactly once;
- * (3) images are recorded once per step, whatever number of passes it took.
+ * (3) the images of a step are recorded once, however many passes the step takes.
  */
 #include "common/assert.h"
 #include "server/core/lbfgs.h"
@@ -20,7 +21,7 @@ static enum reject sandblaster_check(
 	const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	(void)w;
-	/* a sum of another pass has no meaning in this one: its portions are computed again */
+	/* a sum at other weights cannot be added to this pass: its portions are computed again */
 	return store_is_current(c, p) ? REJECT_NONE : REJECT_STALE;
 }
 
@@ -44,7 +45,7 @@ static uint32_t window_size(const struct core *c)
 	return size == 0 || size > n ? n : (uint32_t)size;
 }
 
-/* The same images are looked at in every step. */
+/* 1: every step uses the same images, which are the whole epoch. */
 static int is_whole(const struct core *c)
 {
 	return window_size(c) == c->leases.n_batches;
@@ -60,7 +61,8 @@ static void open_window(struct core *c, uint32_t first)
 	s->open = 1;
 	s->pass = 1;
 	batch_ledger_window(c, s->first, s->end);
-	/* a trial's portions are those of the pass that publishes its point */
+	/* If L-BFGS knows the gradient of these images already, it publishes the first trial point
+	 * now. The window's portions are then computed at that point. */
 	if (c->cfg.optim.kind == OPTIM_LBFGS && lbfgs_begin(c, is_whole(c)))
 		c->dirty = 1;
 }
@@ -74,7 +76,7 @@ static void finish_step(struct core *c, uint64_t images, double loss_sum)
 {
 	struct blaster *s = &c->blaster;
 
-	PS_ASSERT(s->open); /* invariant 3: once, then the step is over */
+	PS_ASSERT(s->open); /* invariant 3: the step ends here */
 	batch_ledger_record(c, c->leases.epoch, images, loss_sum);
 	c->epoch[c->leases.epoch].updates++;
 	c->stats.updates++;
@@ -109,7 +111,7 @@ static void sandblaster_settle(struct core *c)
 	}
 }
 
-/* Small runs, and smaller ones at the end of a pass, so that a slow worker holds little. */
+/* Grants are small, and smaller at the end of a pass, so that a slow worker holds little work. */
 static uint32_t sandblaster_limit(const struct core *c, const struct worker *w)
 {
 	uint32_t live = core_live_workers(c), each = 4 * (live ? live : 1);

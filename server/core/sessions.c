@@ -1,11 +1,11 @@
 /*
- * sessions.c - who speaks: HELLO, liveness, fencing and BYE. The states are
- * drawn in core.c.
+ * sessions.c - the sessions of workers: HELLO, liveness, fencing and BYE. A diagram in core.c shows
+ * the states.
  *
  * Invariants:
- * (1) an incarnation is on disk before anybody is told it, so none is ever given twice;
- * (2) a worker of an older incarnation changes nothing;
- * (3) a worker that is silent for dead_ms holds no lease and counts for nothing;
+ * (1) an incarnation is on disk before a process is told it, so the server never assigns it twice;
+ * (2) messages of an older incarnation change nothing;
+ * (3) a worker that is silent for dead_ms holds no lease, and no worker waits for it;
  * (4) the table has max_workers slots, however often workers restart.
  */
 #include "server/core/sessions.h"
@@ -101,13 +101,14 @@ static void go_live(struct core *c, struct worker *w)
 	w->session.overdue = 0;
 	w->session.last_message_ms = w->sync.active_ms = c->now_ms;
 	w->sync.idle = 0;
-	if (w->session.peer) /* else its connection is gone, and it says HELLO on a new one */
+	if (w->session.peer) /* without a connection, the worker says HELLO on a new one */
 		welcome(c, w, w->session.peer);
 	if (before != SESSION_LIVE)
 		effects_add_worker(c, w, before == SESSION_JOINING ? WORKER_JOINED : WORKER_BACK);
 }
 
-/* WELCOME once it is on disk that this slot is taken, by this incarnation. */
+/* The process that said HELLO holds the slot now. Its WELCOME waits until a snapshot on disk
+ * contains its incarnation. */
 static void join(struct core *c, struct worker *w)
 {
 	c->dirty = 1;
@@ -121,8 +122,9 @@ static void join(struct core *c, struct worker *w)
 	c->urgent = 1;
 }
 
-/* Its slot by name; else a nameless one whose worker is gone; else an unused one; else any whose
- * worker is gone. */
+/* Returns the slot that has this name. If there is none, returns a slot without a name whose worker
+ * is dead, else a slot that no worker ever used, else any slot whose worker is dead. NULL: all
+ * slots are taken. */
 static struct worker *pick_slot(struct core *c, const char *name)
 {
 	struct worker *gone = NULL, *unused = NULL, *named = NULL;
@@ -142,7 +144,8 @@ static struct worker *pick_slot(struct core *c, const char *name)
 	return gone ? gone : unused ? unused : named;
 }
 
-/* The same HELLO again, on the same connection: its answer is on the way or was lost. */
+/* Returns the worker that already said HELLO on this connection: the answer is on its way or was
+ * lost, so the worker repeats its HELLO. NULL: none did. */
 static struct worker *hello_again(struct core *c, uint32_t peer)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -195,19 +198,20 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->session.peer = ev->peer;
 	w->session.beat_peer = 0;
 	w->lease.request = 0;
-	w->lease.grant = (struct msg_grant){0}; /* a new process has no place where it left off */
+	/* a new process does not continue the grant of the old one */
+	w->lease.grant = (struct msg_grant){0};
 	pace_restart(c, w);
 	w->lease.waiting = w->session.leaving = w->sync.idle = w->quarantine.excluded =
 		w->quarantine.sound = 0;
-	w->sync.member = 0; /* the step under way began without this process */
+	w->sync.member = 0; /* the step under way does not wait for a new process */
 	w->quarantine.bad_streak = 0;
 	w->ledger.replay_target = 0;
 	w->session.last_message_ms = c->now_ms;
 	join(c, w);
 }
 
-/* It was welcomed before the incarnation that it claims was given to somebody: that is another one,
- * given anew after the state went back in time. */
+/* 1: the server assigned the claimed incarnation to another process in a later term. This happens
+ * when the server lost its newest state and assigned the same number again. */
 static int is_namesake(const struct worker *w, const struct stamp *claim)
 {
 	return w && w->session.incarnation == claim->incarnation &&
@@ -228,7 +232,8 @@ static void refuse_rollback(
 	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->said.text);
 }
 
-/* The state went back in time behind this worker's back: follow it only if the operator said so. */
+/* The server's state is older than the state that this worker knows to be durable. Resumes the
+ * worker and returns 1 only if the operator gave --accept-rollback; otherwise refuses it. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {
@@ -243,8 +248,7 @@ static int accept_rollback(
 	w->quarantine.bad_streak = 0;
 	if (h->durable_seq > w->ledger.last_seq) {
 		w->ledger.last_seq = h->durable_seq;
-		worker_forget_decisions(
-			c, w); /* nobody knows what was decided on those in between */
+		worker_forget_decisions(c, w); /* the decisions on these pushes are lost */
 	}
 	c->dirty = 1;
 	return 1;
@@ -253,7 +257,7 @@ static int accept_rollback(
 static void hello_resume(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
-	/* no incarnation 0 was ever given */
+	/* the server never assigns incarnation 0 */
 	struct worker *w = h->resume.incarnation ? worker_find(c, h->resume.worker) : NULL;
 
 	if (!same_run(&h->resume.run, &c->cfg.run)) {
@@ -273,7 +277,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 		quarantine_tell(c, w, ev->peer);
 		return;
 	} else if (h->last_seq < w->ledger.last_seq) {
-		return; /* an old one that the network kept: this worker has pushed since */
+		return; /* a delayed HELLO: the worker has sent pushes since then */
 	}
 	if (w->session.state != SESSION_LIVE)
 		c->stats.rejoins++;
@@ -291,7 +295,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 		go_live(c, w);
 }
 
-/* A HELLO after the end. */
+/* Answers a HELLO that arrives after the end of the run. */
 static void hello_too_late(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
@@ -317,7 +321,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 	if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
 	else if (!dataset_admits(c, &h->data, ev->peer))
-		return; /* whoever had no work for that hears it after the end, too */
+		return; /* a worker with another data set is refused after the end, too */
 	else if (c->ending == END_OVER)
 		hello_too_late(c, ev);
 	else if (h->resume.run.hi | h->resume.run.lo)
@@ -345,8 +349,8 @@ void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 {
 	if (w->ledger.last_seq <
-		w->ledger.replay_target) { /* it may not go before its replays are here */
-		if (!run_is_closed(c))     /* else they are not answered either */
+		w->ledger.replay_target) { /* the worker must finish its replays before it leaves */
+		if (!run_is_closed(c))     /* a closed run does not answer the replays either */
 			effects_refuse(c, ev->peer, PS_EGAP, w->ledger.last_seq + 1,
 				"pushes before this are missing");
 		return;

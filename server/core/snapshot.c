@@ -1,10 +1,10 @@
 /*
- * snapshot.c - see snapshot.h. A put_ function describes the fields of one struct in their order. It
- * measures, writes or reads them: the cursor decides which (cursor.h).
+ * snapshot.c - see snapshot.h. A put_ function describes the fields of one struct in their order.
+ * The cursor decides whether the function measures, writes or reads the fields (cursor.h).
  *
  * Invariants:
- * (1) encode(decode(encode(c))) == encode(c), but for one more recovery that is counted;
- * (2) a section that is too short, too long or holds an impossible number is refused;
+ * (1) encode(decode(encode(c))) == encode(c), except that decoding counts one more recovery;
+ * (2) the decoder refuses a section that is too short, too long or holds an impossible number;
  * (3) nothing of a refused snapshot is used.
  */
 #include "server/core/snapshot.h"
@@ -28,7 +28,7 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 	[SNAPSHOT_LEASES] = "leases",
 	[SNAPSHOT_WEIGHTS] = "weights",
 	[SNAPSHOT_OPTIM] = "optim",
-	[SNAPSHOT_SESSIONS] = "live", /* a name of 0.1.0, in files */
+	[SNAPSHOT_SESSIONS] = "live", /* release 0.1.0 gave the section this name */
 };
 
 /* ---- the state of the run -------------------------------------------------------------------- */
@@ -71,7 +71,7 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 	f64(k, &s->loss);
 }
 
-/* What a resumed run must not change, and its counters. */
+/* The options that a resumed run must not change, and the counters of the run. */
 static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 {
 	uint32_t format = SNAPSHOT_FORMAT;
@@ -123,7 +123,8 @@ static void put_decision(struct cursor *k, struct decision *d)
 	refuse_over(k, d->superseded, d->verdict == VERDICT_REJECTED);
 }
 
-/* The newest decisions. If the window is smaller than the snapshot's, the older ones are dropped. */
+/* The newest decisions of a worker. If the window of this start is smaller than the snapshot's, the
+ * older decisions are dropped. */
 static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 {
 	uint32_t n = w->ledger.last_seq < window ? (uint32_t)w->ledger.last_seq : window;
@@ -203,7 +204,7 @@ int snapshot_data_id(const unsigned char *leases, size_t size, struct data_id *d
 	return k.error ? PS_ECHECKPOINT : PS_OK;
 }
 
-/* The data set of the run, and what follows from it. */
+/* The data set of the run. Reading a data set also opens the batch ledger. */
 static void put_data(struct cursor *k, struct core *c)
 {
 	struct data_id d = c->data;
@@ -220,7 +221,8 @@ static void put_data(struct cursor *k, struct core *c)
 		set_option_error(k, "its data set has another fingerprint than --data-id");
 }
 
-/* The portions under evaluation have the size that was asked for when it began. */
+/* The portions under evaluation. Their size is the --eval-images of the time when the evaluation
+ * began. */
 static void put_portions(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -245,7 +247,8 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 	f64(k, &r->eval_loss_sum);
 }
 
-/* Returns the number of epochs that have a record: those begun, and those with work noted early. */
+/* The pushes of later epochs. Returns the number of epochs that have a record: the epochs that have
+ * begun, and those with an early push. */
 static uint32_t put_early(struct cursor *k, struct core *c, uint32_t n_epochs)
 {
 	struct early *e = &c->early;
@@ -267,8 +270,7 @@ static void put_leases(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
 
-	int training =
-		l->epoch < c->cfg.training.epochs; /* --epochs may be another one when it is read */
+	int training = l->epoch < c->cfg.training.epochs; /* a restart may change --epochs */
 	uint32_t n_epochs;
 
 	put_data(k, c);
@@ -364,7 +366,8 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 	}
 }
 
-/* A version that a worker holds: the number of its copy. The values follow the first mention. */
+/* A version that a worker holds, as the number of its copy. The values follow where that number
+ * occurs first. */
 static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t *copies)
 {
 	struct backup *b = &c->backups.copy[h->copy];
@@ -394,7 +397,8 @@ static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t 
 	}
 }
 
-/* Delay compensation: mean squares, and the versions that workers may still push gradients of. */
+/* Delay compensation: the mean squares, and the versions of which workers may still push gradients.
+ */
 static void put_backups(struct cursor *k, struct core *c)
 {
 	uint32_t copies = 0;
@@ -432,7 +436,7 @@ static void put_optim(struct cursor *k, struct core *c)
 
 /* ---- sessions: what is true only while the process lives ------------------------------------- */
 
-/* An enum in [min, max]. */
+/* An enum value in [min, max]. */
 static uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
 {
 	u32(k, &v);
@@ -499,7 +503,7 @@ static void put_session(struct cursor *k, struct worker *w)
 {
 	uint32_t state = choice(k, (uint32_t)w->session.state, SESSION_FREE, SESSION_DEAD);
 
-	/* a slot is in the ledger or in neither section */
+	/* both sections use the same slots */
 	if ((state == SESSION_FREE) != (w->session.state == SESSION_FREE))
 		set_error(k, MALFORMED);
 	w->session.state = (enum session_state)state;
@@ -520,7 +524,7 @@ static void put_session(struct cursor *k, struct worker *w)
 	put_pace(k, &w->pace);
 }
 
-/* Backup copies of each batch, and counts that do not follow from the states. */
+/* The number of backup copies of each batch, and counts that do not follow from the states. */
 static void put_copies(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -635,7 +639,7 @@ int snapshot_config(const unsigned char *live, size_t size, struct core_config *
 	return k.error ? PS_ECHECKPOINT : PS_OK;
 }
 
-/* What a restart continues with: all sections except SNAPSHOT_SESSIONS. */
+/* Decodes the state that a restart continues with: all sections except SNAPSHOT_SESSIONS. */
 static int decode_state(struct core *c, struct core_config *then,
 	const unsigned char *const data[SNAPSHOT_SECTIONS], const size_t size[SNAPSHOT_SECTIONS],
 	const char **why)
@@ -660,7 +664,7 @@ static int decode_state(struct core *c, struct core_config *then,
 	return snapshot_is_consistent(c) ? PS_OK : PS_ECHECKPOINT;
 }
 
-/* What a restart changes on purpose. */
+/* Makes the changes that a restart makes on purpose. */
 static void reset_after_restart(struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -705,7 +709,8 @@ int snapshot_decode_running(void *memory, float *weights, const struct core_conf
 	*out = NULL;
 	if (!k.in || decode_state(c, &then, data, size, why))
 		return PS_ECHECKPOINT;
-	snapshot_put_config(&k, &then); /* once more, to come to what is behind it */
+	/* reads the configuration again, to reach the fields behind it */
+	snapshot_put_config(&k, &then);
 	put_running(&k, c);
 	if (k.error || k.at != k.size || !snapshot_sessions_are_consistent(c))
 		return PS_ECHECKPOINT;

@@ -38,7 +38,7 @@ static int mode_values_are_valid(const struct core *c)
 	const struct gradient_accumulator *a = &c->accumulator;
 	const struct lbfgs *b = &c->lbfgs;
 	double sum = a->weight + a->loss_sum + b->f + b->slope + b->step + b->low + b->high + b->yy;
-	/* gradients are recorded in the epoch that they are of */
+	/* gradients can wait for a step only while an epoch is in training */
 	int ok = isfinite(sum) && a->weight >= 0 && (!a->pushes || a->part || a->weight > 0) &&
 		 (!a->pushes || c->cfg.training.epochs == 0 ||
 			 c->leases.epoch < c->cfg.training.epochs);
@@ -79,7 +79,8 @@ static int values_are_valid(const struct core *c)
 	return ok && mode_values_are_valid(c) && backups_are_valid(c);
 }
 
-/* May this batch be SHUT? Sandblaster: behind the window of the step. Sync: outside of the step. */
+/* 1: batch `i` is SHUT where it may be. In sandblaster that is behind the window of the step; in
+ * sync it is outside of the step. */
 static int is_shut(const struct core *c, uint32_t i)
 {
 	int of_step = c->step.open && i >= c->step.first && i < c->step.end;
@@ -91,7 +92,8 @@ static int is_shut(const struct core *c, uint32_t i)
 		       : c->cfg.training.mode == MODE_SANDBLASTER && i >= c->blaster.end;
 }
 
-/* The window is where the states say it is. */
+/* 1: the states of the batches agree with sandblaster's window. All batches before it are done, and
+ * all batches behind it are shut. */
 static int replay_window_fits(const struct core *c)
 {
 	const struct blaster *s = &c->blaster;
@@ -109,8 +111,8 @@ static int replay_window_fits(const struct core *c)
 	return 1;
 }
 
-/* Sync: work is open in the step under way only, and each gradient kept is one of a counted batch.
- */
+/* Sync: only batches of the step under way are open, and each gradient that the step keeps is of a
+ * counted batch. */
 static int step_fits(const struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -138,7 +140,8 @@ static int step_fits(const struct core *c)
 	return images == a->images && a->weight == (double)(c->cfg.push.sum ? a->pushes : images);
 }
 
-/* Counts of the batch ledger. An epoch in which nothing is left to do would never end. */
+/* Recomputes the counts of the batch ledger. Returns 0 if a state is impossible, or if nothing is
+ * left to do: such an epoch would never end. */
 static int count_leases(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -161,7 +164,7 @@ static int count_leases(struct core *c)
 	return l->n_batches ? !training || l->n_done < l->n_batches : l->epoch == 0;
 }
 
-/* Every grant lies inside the data set. */
+/* 1: every grant lies inside the data set. */
 static int grants_fit(const struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -179,7 +182,7 @@ static int grants_fit(const struct core *c)
 	return 1;
 }
 
-/* Every batch that is noted of a later epoch lies inside the data set. */
+/* 1: every early push is of a later epoch and lies inside the data set. */
 static int early_fits(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->early.n; i++) {
@@ -192,7 +195,7 @@ static int early_fits(const struct core *c)
 	return 1;
 }
 
-/* While no data set is fixed, nothing is counted. */
+/* 1: the data set is fixed, or nothing is counted yet. */
 static int data_is_fixed_in_time(const struct core *c)
 {
 	const struct leases *l = &c->leases;

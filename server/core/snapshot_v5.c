@@ -9,23 +9,24 @@
 
 #define FORMAT       5u
 #define GRANT_FIELDS 10u
-#define MAX_TERMS    3u /* floats whose sum is any double, exactly */
+#define MAX_TERMS    3u /* the sum of 3 floats can be any double, exactly */
 
-/* Of struct core_stats, in the order of put_stats. */
+/* Positions and numbers of the counters of struct core_stats, in the order of put_stats. */
 enum { IMAGES = 5, ACCEPTED = 17, OLD_COUNTERS = 20, NEW_COUNTERS = 6 };
 
 struct rewrite {
 	struct cursor in, out;
-	struct core_config cfg; /* of the run, with the other options of this start */
-	uint32_t workers;       /* slots in use */
-	uint64_t accepted;      /* pushes */
+	/* options of the run; an option that 0.1.0 did not store has the value of this start */
+	struct core_config cfg;
+	uint32_t workers;  /* number of slots in use */
+	uint64_t accepted; /* number of accepted pushes */
 	uint32_t n_batches;
-	const unsigned char *batch; /* their states in an epoch in training, or NULL */
+	const unsigned char *batch; /* states of the batches; NULL: no epoch is in training */
 	struct {
 		uint64_t images;
 		uint32_t pushes;
 		double weight, loss_sum;
-	} step; /* sync: what has come of the step under way */
+	} step; /* sync: the gradients of the step under way */
 };
 
 /* ---- fields ---------------------------------------------------------------------------------- */
@@ -68,7 +69,7 @@ static void copy_fields(struct rewrite *r, size_t n)
 		(void)copy(r);
 }
 
-/* The next n bytes of the old section; NULL: it has fewer. */
+/* Returns the next n bytes of the old section; NULL: it has fewer. */
 static const unsigned char *take(struct rewrite *r, uint64_t n)
 {
 	const unsigned char *at = r->in.in + r->in.at;
@@ -85,7 +86,7 @@ static void copy_bytes(struct rewrite *r, uint64_t n)
 {
 	const unsigned char *at = take(r, n);
 
-	if (at) /* a cursor that writes only reads them */
+	if (at) /* a writing cursor does not change the bytes */
 		bytes(&r->out, (void *)at, (size_t)n);
 }
 
@@ -96,7 +97,8 @@ static void copy_floats(struct rewrite *r, uint64_t vectors)
 
 /* ---- run ------------------------------------------------------------------------------------- */
 
-/* The options that must stay the same; the two sections that have them are rewritten from here. */
+/* Reads the options that a resumed run must not change. Two sections of the new snapshot contain
+ * them. */
 static void read_options(struct rewrite *r)
 {
 	struct core_config *cfg = &r->cfg;
@@ -120,7 +122,7 @@ static void read_options(struct rewrite *r)
 		set_error(k, MALFORMED);
 	cfg->optim.kind = (enum optim_kind)optimizer;
 	cfg->training.mode = (enum mode)mode;
-	/* options of other modes mattered in 0.1.0 as little as they do now */
+	/* 0.1.0 also ignored the options of other modes */
 	if (mode == MODE_SANDBLASTER)
 		cfg->sandblaster.step_images = step_images;
 	if (optimizer == OPTIM_LBFGS)
@@ -156,7 +158,7 @@ static void rewrite_counters(struct rewrite *r)
 	for (int i = 0; i < OLD_COUNTERS; i++) {
 		uint64_t v = next_u64(r);
 
-		if (i == IMAGES) { /* this release counts the images of a step when it ends */
+		if (i == IMAGES) { /* this release counts the images of a step when the step ends */
 			refuse_over(&r->in, r->step.images, v);
 			v -= r->step.images;
 		}
@@ -175,7 +177,7 @@ static void rewrite_run(struct rewrite *r)
 	copy_fields(r, 2); /* fingerprint of the model, number of parameters */
 	read_options(r);
 	config_put(&r->out, &r->cfg);
-	copy_fields(r, 2); /* has it begun; term of the weights */
+	copy_fields(r, 2); /* whether the run has begun; term of the weights */
 	rewrite_counters(r);
 	copy_bytes(r, r->in.size - r->in.at); /* rejected, staleness, loss */
 }
@@ -218,7 +220,8 @@ static uint32_t ceil_div(uint64_t a, uint64_t b)
 	return (uint32_t)((a + b - 1) / b);
 }
 
-/* Leases have ended. Sync: no step is open. */
+/* Copies `n` states. All leases have ended, so a leased or free batch gets the state `free`, which
+ * is BATCH_SHUT in sync: no step is open. */
 static void rewrite_states(struct rewrite *r, const unsigned char *state, uint32_t n, uint8_t free)
 {
 	for (uint32_t i = 0; state && i < n; i++) {
@@ -281,7 +284,7 @@ static void rewrite_leases(struct rewrite *r)
 
 /* ---- optim ----------------------------------------------------------------------------------- */
 
-/* Sync: the head of the section. */
+/* Sync: reads the head of the section, which describes the step under way. */
 static void read_step(struct rewrite *r)
 {
 	u32(&r->in, &r->step.pushes);
@@ -292,8 +295,9 @@ static void read_step(struct rewrite *r)
 }
 
 /*
- * One gradient of a sum, if `weight` is what each of them is multiplied with: the first one has the
- * whole sum, the next one what rounding the first one to floats has left, and so on.
+ * Writes gradient number `i` of the step, so that the sum of all gradients, each times its
+ * `weight`, is `sums`. The first gradient is the whole sum, rounded to floats. The next gradient is
+ * what this rounding has left, and so on.
  */
 static void rewrite_gradient(
 	struct rewrite *r, const unsigned char *sums, const double weight[MAX_TERMS], uint32_t i)
@@ -316,8 +320,8 @@ static void rewrite_gradient(
 	}
 }
 
-/* The sum as so many gradients, each of a batch that is counted: it does not matter of which one,
- * only that no other gradient is of the same batch. */
+/* Writes the sum as r->step.pushes gradients. Each gets a counted batch; any one will do, but no
+ * two gradients may have the same batch. */
 static void rewrite_parts(struct rewrite *r)
 {
 	const unsigned char *sums = take(r, r->cfg.n_params * sizeof(double));
@@ -351,7 +355,7 @@ static void rewrite_step(struct rewrite *r)
 	put_u64(r, r->step.pushes);
 	put_u64(r, r->step.images);
 	put_real(r, r->step.weight);
-	put_real(r, 0); /* each gradient has its loss */
+	put_real(r, 0); /* each gradient has its own loss */
 	if (r->step.pushes)
 		rewrite_parts(r);
 }
@@ -379,7 +383,7 @@ static void rewrite_lbfgs(struct rewrite *r)
 	}
 }
 
-/* The weights that a worker had pulled are of no use: it is gone. */
+/* Drops the weights that workers had pulled, because these workers are gone. */
 static void rewrite_backups(struct rewrite *r)
 {
 	if (r->cfg.dc.kind == DC_ADAPTIVE)
@@ -401,7 +405,7 @@ static void rewrite_optim(struct rewrite *r)
 		rewrite_lbfgs(r);
 	if (r->cfg.dc.kind != DC_NONE)
 		rewrite_backups(r);
-	copy_bytes(r, r->in.size - r->in.at); /* of the optimizer and the evaluation */
+	copy_bytes(r, r->in.size - r->in.at); /* vectors of the optimizer and of the evaluation */
 }
 
 /* ---- the snapshot ---------------------------------------------------------------------------- */
@@ -411,7 +415,7 @@ static void rewrite_weights(struct rewrite *r)
 	copy_floats(r, 1);
 }
 
-/* A restart reads the configuration only, for the text of a refusal. */
+/* A restart reads only the configuration, for the text of a refusal. */
 static void rewrite_live(struct rewrite *r)
 {
 	snapshot_put_config(&r->out, &r->cfg);
@@ -423,7 +427,7 @@ int snapshot_v5_is(const unsigned char *run, size_t size)
 	return size >= RUN_HEAD_BYTES + 8 && le64_get(run + RUN_HEAD_BYTES) == FORMAT;
 }
 
-/* The section ends with: enum ending, status, time. */
+/* The last three fields of the section are enum ending, status and time. */
 int snapshot_v5_is_final(const unsigned char *live, size_t size)
 {
 	return size >= 24 && le64_get(live + size - 24) >= END_SAVING;

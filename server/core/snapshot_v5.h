@@ -2,19 +2,20 @@
  * snapshot_v5.h - reads the snapshot of release 0.1.0 (format 5) by rewriting it in the format of
  * this release. A later release may delete this file and its callers.
  *
- * What 0.1.0 did not store gets a fixed value:
+ * A field that 0.1.0 did not store gets a fixed value:
  *
- *   options that may change at a resume   those of this start
- *   --buffer-size                         1: 0.1.0 made an update of each gradient
+ *   options that may change at a resume   the options of this start
+ *   --buffer-size                         1: 0.1.0 made one update from each gradient
  *   new counters                          0
- *   sync: the step under way              closed: its gradients are in the next step, which opens
- *                                         when a worker joins
+ *   sync: the step under way              closed: its gradients belong to the next step, which
+ *                                         opens when a worker joins
  *   workers                               gone: the processes of 0.1.0 speak a protocol that this
  *                                         release refuses, so none of them returns, and a new
  *                                         worker gets a slot at once. Their leases are free again.
  *
- * In sync mode 0.1.0 stored the sum of a step's gradients, this release stores each gradient. The
- * rewritten snapshot has as many gradients with the same sum (snapshot_v5.c, put_parts).
+ * In sync mode 0.1.0 stored the sum of a step's gradients, but this release stores each gradient.
+ * The rewritten snapshot has the same number of gradients, with the same sum (snapshot_v5.c,
+ * rewrite_parts).
  *
  * The result is not trusted: snapshot_decode checks it like any other snapshot.
  */
@@ -24,13 +25,13 @@
 
 /* 1: the section SNAPSHOT_RUN is of format 5. */
 int snapshot_v5_is(const unsigned char *run, size_t size);
-/* 1: the server had ended its work in the order of SIGTERM, so it took no push after this snapshot
- * and its log adds nothing. `live`: the section SNAPSHOT_SESSIONS. */
+/* 1: the server of 0.1.0 had stopped in an orderly way, as after SIGTERM. It accepted no push after
+ * this snapshot, so its log adds nothing. `live` is the section SNAPSHOT_SESSIONS. */
 int snapshot_v5_is_final(const unsigned char *live, size_t size);
 /*
- * Write all sections in the current format to `out`, one behind the other, and their sizes to
- * new_size. `out` NULL: only the sizes. `now`: the configuration of this start. PS_ECHECKPOINT: a
- * section is malformed.
+ * Writes all sections in the current format to `out`, one after another, and their sizes to
+ * new_size. If `out` is NULL, it only computes the sizes. `now` is the configuration of this start.
+ * PS_ECHECKPOINT: a section is malformed.
  */
 int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 	const size_t size[SNAPSHOT_SECTIONS], const struct core_config *now, unsigned char *out,

@@ -1,16 +1,16 @@
 /*
- * ssp.c - stale synchronous parallel (Ho 2013): gradients are applied as in downpour.c, but a
- * worker begins a batch only while it is at most `ssp_bound` batches ahead of the slowest; a clock
- * counts each worker's batches. Bound 0 is lock step.
+ * ssp.c - stale synchronous parallel (Ho 2013). Gradients are applied as in downpour.c, but a
+ * worker may begin a batch only while it is at most --ssp-bound batches ahead of the slowest
+ * worker. A clock counts the batches of each worker. With bound 0 the workers run in lock step.
  *
- * Invariant: only live workers that ask for work hold the others back; who joins or comes back
- * starts where the slowest is.
+ * Invariant: only live workers that ask for work hold the others back. A worker that joins or
+ * returns starts at the clock of the slowest worker, if its own clock is lower.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"
 
-/* Is w one of those that the others must not leave behind? Who is away, or tests, is not; but after
- * a restart of ours everybody is expected back where he was. */
+/* 1: the other workers must not run too far ahead of w. A worker that is away or evaluates does not
+ * count. But during a recovery, the server expects each absent worker back at its old clock. */
 static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->recovering && w->session.state == SESSION_AWAY)
@@ -19,7 +19,7 @@ static int is_racing(const struct core *c, const struct worker *w)
 	       !(w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL);
 }
 
-/* The least clock of the others; UINT64_MAX: there are none. */
+/* The lowest clock of the other racing workers; UINT64_MAX: there are none. */
 static uint64_t slowest(const struct core *c, const struct worker *w)
 {
 	uint64_t min = UINT64_MAX;
@@ -33,9 +33,9 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 	return min;
 }
 
-/* Ho 2013, Stale Synchronous Parallel: batch number `clock` may begin while clock <= slowest +
- * bound. A lease is as long as that allows, and never longer than the bound from where w is:
- * whoever joins while w works on it starts there. */
+/* Ho 2013: a worker may begin batch number `clock` while clock <= slowest + bound. A lease has as
+ * many batches as this rule allows. It has at most bound + 1 batches, because a worker that joins
+ * while w works may start at w's clock. */
 static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 {
 	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;
@@ -54,7 +54,7 @@ static void ssp_take(struct core *c, struct worker *w, const struct msg_push *p)
 	w->ssp.clock += p->work.count;
 }
 
-/* Who joins, or comes back from the dead, starts with the slowest. */
+/* A worker that joins or returns starts at the clock of the slowest worker, if its own is lower. */
 static void ssp_settle(struct core *c)
 {
 	downpour_settle(c);

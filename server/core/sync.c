@@ -1,22 +1,23 @@
 /*
  * sync.c - synchronous steps with backup workers (Chen 2016, arXiv 1604.00981). A step begins with
  * all live workers as its members and with the next batches of the epoch's order, one for each
- * member. It ends when the gradients that are due have come: one from each member, or
- * `sync_workers` of them; `backup_workers` more members than that have a batch of the step. Their
- * late gradients are dropped and counted as superseded, their batches belong to the next step.
+ * member. The step ends when the gradients that are due have arrived. `sync_workers` gradients are
+ * due; if that option is 0, one from each member, less `backup_workers`. Up to `backup_workers`
+ * more members have a batch of the step. Their late gradients are dropped and counted as
+ * superseded, and their batches belong to the next step.
  *
  * Invariants:
- * (1) a step waits for every member that is live, whether or not it has asked for work yet, until
- *     the gradients that are due are there, or replays after a crash of the server end it; it
- *     never waits for a worker that is not live, that is stalled (pace.h), that joined after it
- *     began, or that neither works nor asks for dead_ms: so it always ends;
- * (2) no worker counts twice in a step, except when it replays what had been accepted before a
+ * (1) a step waits for every live member, whether or not the member has asked for work yet, until
+ *     the gradients that are due have arrived, or a replay after a server crash ends the step. A
+ *     step never waits for a worker that is not live, that is stalled (pace.h), that joined after
+ *     the step began, or that neither works nor asks for work for dead_ms. So every step ends;
+ * (2) no worker counts twice in a step, except when it replays pushes that were accepted before a
  *     crash of the server;
- * (3) what was accepted is in the next update, or in the snapshot (tests/sim/verdict.c);
- * (4) steps that are replayed stay steps: a replay of a later one ends the one under way, and one
- *     of an epoch still to come is a step by itself;
- * (5) the update depends on the step's batches, not on the order in which they came, nor on which
- *     worker computed which (mutant order-of-arrival).
+ * (3) an accepted gradient is in the next update or in the snapshot (tests/sim/verdict.c);
+ * (4) replayed steps stay separate steps: a replay of a later step ends the step under way, and a
+ *     replay of a later epoch is a step by itself;
+ * (5) the update depends on the batches of the step, but not on the order in which they arrived,
+ *     nor on which worker computed which batch (mutant order-of-arrival).
  *
  * tests/sim/steps.c and bounds.c check (1), (2) and (4).
  */
@@ -64,7 +65,7 @@ static enum reject sync_check(
 
 /* ---- the end of a step ---------------------------------------------------------------------- */
 
-/* Its batches that are not counted wait for the next one. */
+/* Closes the step. Its batches that are not counted wait for the next step. */
 static void shut(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -78,7 +79,7 @@ static void shut(struct core *c)
 	c->step.open = 0;
 }
 
-/* Of batches of `epoch`. */
+/* Ends the step: makes one update from the accumulated gradients, which are of `epoch`. */
 static void step(struct core *c, uint32_t epoch)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -94,8 +95,9 @@ static void step(struct core *c, uint32_t epoch)
 	shut(c);
 }
 
-/* Only a replay can be of weights or of an epoch that are still to come: its worker has seen the
- * step under way end before the crash. And only replays can be more than the step has room for. */
+/* 1: the push belongs to a later step, so the step under way ends first. Only a replay can be of
+ * later weights or of a later epoch: its worker saw the step under way end before the crash. And
+ * only replays can exceed the room of a step. */
 static int ends_the_step(const struct core *c, const struct msg_push *p)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -104,8 +106,9 @@ static int ends_the_step(const struct core *c, const struct msg_push *p)
 	return a->pushes && (later || a->pushes == a->room);
 }
 
-/* Ends the step under way first, if the push is of a later one. The gradient is then checked with the
- * weights and the sum that it would be added to. The step stays ended if the gradient is rejected. */
+/* Ends the step under way first if the push is of a later step. Then checks the gradient with the
+ * weights and the sum that it would be added to. The step stays ended even if the gradient is
+ * rejected. */
 static int sync_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	if (ends_the_step(c, p))
@@ -121,7 +124,7 @@ static void sync_take(struct core *c, struct worker *w, const struct msg_push *p
 		step(c, p->work.epoch);
 }
 
-/* Each of its batches is counted. A worker that is no member may have replayed one. */
+/* 1: every batch of the step is counted. A worker that is not a member may have replayed one. */
 static int is_exhausted(const struct core *c)
 {
 	for (uint32_t i = c->step.first; i < c->step.end; i++)
@@ -138,15 +141,16 @@ static int is_complete(const struct core *c)
 		return 0;
 	if (c->leases.n_done == c->leases.n_batches)
 		return 1;
-	if (c->recovering) /* replays of this step are to come */
+	if (c->recovering) /* more replays of this step may arrive */
 		return 0;
 	return (c->step.open && (pushes >= c->step.due || is_exhausted(c))) ||
 	       count_awaited(c) == 0;
 }
 
-/* ---- the beginning of one ------------------------------------------------------------------- */
+/* ---- the beginning of a step ---------------------------------------------------------------- */
 
-/* The first `n` batches of the epoch that are not counted; fewer if there are fewer. */
+/* Opens the first `n` batches of the epoch that are not counted, or fewer if fewer are left.
+ * Returns the number of opened batches. */
 static uint32_t open_batches(struct core *c, uint32_t n)
 {
 	struct leases *l = &c->leases;
@@ -187,8 +191,8 @@ static int somebody_is_ready(const struct core *c)
 	return 0;
 }
 
-/* Every worker that is ready and whose gradient is not there yet; if none is ready, those that are
- * stalled. */
+/* Makes each ready worker whose gradient is missing a member of the step. If no worker is ready,
+ * stalled workers become members. Returns the number of members. */
 static uint32_t call_members(struct core *c)
 {
 	uint32_t n = 0;
@@ -205,13 +209,14 @@ static uint32_t call_members(struct core *c)
 	return n;
 }
 
-/* Replays after a crash may be there already: they are of this step. */
+/* Begins a step if none is open and there is work. Replays that arrived before count in this step.
+ */
 static void begin(struct core *c)
 {
 	const struct core_config *cfg = &c->cfg;
 	uint32_t taken = c->accumulator.pushes, all, max, n;
 
-	/* while a snapshot is decoded nobody is live, and its members stay */
+	/* while a snapshot is decoded, no worker is live, and the members of its step stay */
 	if (c->step.open || !somebody_is_live(c) || !run_gives_work(c) ||
 		c->leases.epoch >= cfg->training.epochs || c->leases.n_done == c->leases.n_batches)
 		return;
@@ -225,7 +230,7 @@ static void begin(struct core *c)
 						       : 1;
 	n = open_batches(c, all < max ? n : max > taken ? max - taken : 0);
 	if (c->step.due > taken + n && c->step.end == c->leases.n_batches)
-		c->step.due = taken + n; /* the epoch has no more */
+		c->step.due = taken + n; /* the epoch has no more batches */
 	c->step.open = 1;
 	c->step.begin_ms = c->now_ms;
 }
@@ -240,7 +245,7 @@ static void sync_open(struct core *c)
 
 /* ---- members that are not waited for any more ----------------------------------------------- */
 
-/* It beats, but neither works nor asks for work. */
+/* 1: for dead_ms the worker has sent only heartbeats, and it neither works nor asks for work. */
 static int is_idle(const struct core *c, const struct worker *w)
 {
 	uint64_t since =
@@ -257,7 +262,7 @@ static int is_idle(const struct core *c, const struct worker *w)
 static void drop_members(struct core *c)
 {
 	if (c->recovering) {
-		c->step.begin_ms = c->now_ms; /* those that are away are expected back */
+		c->step.begin_ms = c->now_ms; /* the server expects the absent workers back */
 		return;
 	}
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -275,7 +280,7 @@ static void sync_settle(struct core *c)
 	drop_members(c);
 	if (c->step.open && !c->recovering && c->accumulator.pushes == 0 && count_awaited(c) == 0 &&
 		somebody_is_ready(c))
-		shut(c); /* all its members are gone: it begins anew with those that are here */
+		shut(c); /* all members are gone: a new step begins with the ready workers */
 	begin(c);
 	if (is_complete(c)) {
 		step(c, c->leases.epoch);
@@ -285,7 +290,8 @@ static void sync_settle(struct core *c)
 
 static uint32_t sync_limit(const struct core *c, const struct worker *w)
 {
-	int trial = w->pace.stalled && !has_answered(c, w); /* so that it can show that it works */
+	/* a stalled worker gets one batch to show that it works */
+	int trial = w->pace.stalled && !has_answered(c, w);
 
 	return c->step.open && (trial || is_awaited(c, w));
 }

@@ -33,7 +33,7 @@ void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 	}
 }
 
-/* One filter passes each pixel on as p - 2, so that all scores are below zero. */
+/* One filter passes each pixel p on as p - 2, so that all scores are below zero. */
 static void fill_pool_subject(struct subject *s, const uint8_t *pixels, size_t n)
 {
 	memcpy(s->pixels, pixels, n);
@@ -56,15 +56,16 @@ void padded_cells_are_never_the_argmax(void **state)
 		assert_int_equal(s.model.layer[1].out.w, 2);
 		subject_open(&s, *d, 1);
 		subject_step(&s);
-		/* fc's weight gradient is error times pooled value: its ratios show the values */
+		/* the weight gradient of fc is error times pooled value: its ratios show the pooled
+		 * values */
 		const float *fc = s.grad + s.model.tensor[2].offset;
 		assert_true(fabsf(fc[0] / fc[1] - (0.4f - 2) / (0.8f - 2)) < 1e-5f);
 		subject_release(&s);
 	}
 }
 
-/* The second conv has zero weights, so that its cells tie; dropout keeps layers from being fused.
- */
+/* The second conv has zero weights, so that its cells are equal. Dropout keeps the device from
+ * fusing layers. */
 static void check_first_of_equals(const char *device, const char *text)
 {
 	struct subject s;
@@ -74,7 +75,7 @@ static void check_first_of_equals(const char *device, const char *text)
 	s.params[s.model.tensor[2].offset] = 0;
 	subject_open(&s, device, 1);
 	subject_step(&s);
-	/* d weight2 = error * value of the argmax = error * (w1 * 0.2 + b1) */
+	/* The gradient of weight 2 is error * value of the argmax = error * (w1 * 0.2 + b1). */
 	float error = s.grad[s.model.tensor[3].offset];
 	float value = s.params[0] * 0.2f + s.params[1];
 	assert_true(fabsf(error) > 1e-3f);
@@ -126,7 +127,8 @@ void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
 
-		subject_random(&s, &contract_small, 600); /* several chunks */
+		/* more images than one chunk of the evaluation */
+		subject_random(&s, &contract_small, 600);
 		s.batch = 4;
 		subject_open(&s, *d, 2);
 		float p[598 * 3];
@@ -159,7 +161,7 @@ void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 	}
 }
 
-/* A NaN must never count as a right answer, and a ReLU or a maximum must not hide it. */
+/* A NaN must never count as a correct answer. A ReLU or a maximum must not hide it. */
 static void contract_spoilt(const char *device, size_t tensor)
 {
 	struct subject s;
@@ -180,8 +182,8 @@ static void contract_spoilt(const char *device, size_t tensor)
 void scores_that_are_no_numbers_are_wrong_answers(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
-		contract_spoilt(*d, 0); /* a filter spoils all scores */
-		contract_spoilt(*d, 3); /* a bias, the score of class 0 alone */
+		contract_spoilt(*d, 0); /* a NaN in a filter makes all scores NaN */
+		contract_spoilt(*d, 3); /* a NaN in a bias makes only the score of class 0 NaN */
 	}
 }
 
@@ -236,7 +238,8 @@ void a_batch_larger_than_memory_is_refused(void **state)
 
 #define LOCAL_RATE 0.1f
 
-/* The definition: one gradient after the other, each at the weights that the last one left. */
+/* The definition of local training: one gradient after the other, each at the weights after the
+ * previous one. */
 static double local_by_hand(struct subject *s, float *params, float *sum)
 {
 	double loss = 0;
@@ -279,7 +282,8 @@ void check_local(struct subject *s, double bound)
 		assert_int_equal(
 			backend_local_steps(b, s->index, s->batch, 2, LOCAL_RATE, s->dropout_seed),
 			PS_OK);
-		assert_int_equal(backend_local_wait(b, NULL), PS_OK); /* training continues */
+		/* the first steps are done; the training continues */
+		assert_int_equal(backend_local_wait(b, NULL), PS_OK);
 		assert_int_equal(backend_local_steps(b, s->index + 2 * s->batch, s->batch, 1,
 					 LOCAL_RATE, s->dropout_seed + 2),
 			PS_OK);
@@ -313,8 +317,8 @@ void local_training_is_one_gradient_after_the_other(void **state)
 	}
 }
 
-/* Each burst has its own weights and starts before the wait for the one before. Sums and losses equal
- * those of bursts without overlap. */
+/* Submit several bursts of pipelined steps. Each burst has its own weights and starts before the
+ * wait for the previous one. Sums and losses must equal those of bursts without overlap. */
 static void check_bursts(struct subject *s, int ahead, float *sum, double *loss)
 {
 	const size_t n = s->model.n_params;

@@ -1,27 +1,30 @@
 /*
- * backend_contract.h - tests that every device must pass: what kernels/backend.h promises, on
- * examples computed by hand, and what it refuses. A test program lists them in its main.
+ * backend_contract.h - tests that every device must pass: the promises of kernels/backend.h on
+ * examples computed by hand, and the calls that it refuses. A test program lists these tests in its
+ * main.
  */
 #ifndef TESTS_SUPPORT_BACKEND_CONTRACT_H
 #define TESTS_SUPPORT_BACKEND_CONTRACT_H
 #include "tests/support/gradients.h"
 
-/* The devices that a program tests: the state of each test. */
+/* The devices that a program tests. It is the cmocka state of each test. */
 struct contract {
-	const char *device[3]; /* NULL: the end */
-	void (*begin)(void);   /* called first if not NULL; it may skip the test */
+	const char *device[3]; /* the list ends with NULL */
+	void (*begin)(void);   /* NULL, or called at the start of each test; it may skip the test */
 };
 
 extern const struct odd_model contract_small;
 
 /* ---- examples computed by hand -------------------------------------------------------------- */
 
-/* fc:2 with zero weights: probabilities 1/2, loss ln 2, gradient (p - y) * pixel / 255. */
+/* The model is fc:2 with zero weights. So the probabilities are 1/2, the loss is ln 2, and the
+ * gradient is (p - y) * pixel / 255. */
 void pixels_are_divided_by_255_and_gradients_are_means(void **state);
-/* The gradient of the filter is the pixel of the argmax times its error, which shows the argmax. */
+/* The gradient of the filter is the pixel of the argmax times its error. So the gradient shows
+ * which cell is the argmax. */
 void padded_cells_are_never_the_argmax(void **state);
 void of_equal_cells_the_first_in_row_order_is_the_argmax(void **state);
-/* Zero weights again: the gradient of weight i is +-1/2 times pixel i after dropout. */
+/* Zero weights here, too: the gradient of weight i is +-1/2 times pixel i after dropout. */
 void dropout_draws_what_the_header_specifies(void **state);
 
 /* ---- evaluation and refusals ---------------------------------------------------------------- */
@@ -29,15 +32,15 @@ void dropout_draws_what_the_header_specifies(void **state);
 void evaluation_and_prediction_follow_from_the_same_scores(void **state);
 void scores_that_are_no_numbers_are_wrong_answers(void **state);
 void bad_indices_and_ranges_are_refused(void **state);
-/* The batch of a server may be larger than memory. */
+/* A server may set a batch size that does not fit in memory. */
 void a_batch_larger_than_memory_is_refused(void **state);
 
 /* ---- local training ------------------------------------------------------------------------- */
 
 #define LOCAL_STEPS 3
 
-/* LOCAL_STEPS batches in two calls: weights, sum and loss are within `bound` of the definition, and
- * a repetition gives the same bytes. */
+/* Train LOCAL_STEPS batches in two calls. Weights, sum and loss must be within `bound` of the
+ * definition, and a second run must give the same bytes. */
 void check_local(struct subject *s, double bound);
 void local_training_is_one_gradient_after_the_other(void **state);
 void bursts_may_overlap(void **state);

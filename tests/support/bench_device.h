@@ -1,6 +1,6 @@
 /*
- * bench_device.h - for programs that time a device: a network with weights, the training images in a
- * shuffled order, the device, and memory that it copies quickly.
+ * bench_device.h - the set-up of programs that time a device: a network with weights, the training
+ * images in a shuffled order, the device, and host memory that the device copies fast.
  */
 #ifndef TESTS_SUPPORT_BENCH_DEVICE_H
 #define TESTS_SUPPORT_BENCH_DEVICE_H
@@ -28,7 +28,7 @@ const char *bench_argument(int argc, char **argv, int i, const char *otherwise);
 int bench_load(struct bench *b, struct err *e);
 /* Open the device of b->options with the images and new weights. */
 int bench_open(struct bench *b, struct err *e);
-/* Release everything. Prints the error if rc is one; returns the exit status. */
+/* Release everything. If rc is an error, print it. Returns the exit status. */
 int bench_end(struct bench *b, const char *program, int rc, const struct err *e);
 double bench_median(double *value, size_t n);
 

@@ -1,6 +1,7 @@
-"""Which build is tested, how much, and how its programs are started.
+"""Which build is tested, how much of it, and how its programs are started.
 
-FLAVOUR chooses: release, asan, ubsan, tsan. CNN_SLOW=1 asks for the long forms of the fault tests.
+FLAVOUR selects the build: release, asan, ubsan or tsan. With CNN_SLOW=1 the fault tests take
+their long form.
 """
 import os
 import platform
@@ -13,14 +14,15 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAVOUR = os.environ.get("FLAVOUR", "release")
 BUILD = ROOT / "build" / FLAVOUR
 FULL = bool(os.environ.get("CNN_SLOW"))
-# how much longer things may take under a sanitizer
+# factor by which deadlines grow under a sanitizer
 PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 
 os.environ.setdefault("TSAN_OPTIONS", f"suppressions={ROOT}/tests/tsan.supp")
 
 
 def _tsan_prefix():
-    """ThreadSanitizer of gcc 12 cannot start where the kernel randomises more than 28 bits."""
+    """The command that starts a program under ThreadSanitizer. gcc 12's cannot start if the kernel
+    randomizes more than 28 bits of addresses."""
     setarch = shutil.which("setarch")
     if FLAVOUR != "tsan" or not setarch:
         return []
@@ -32,8 +34,10 @@ PREFIX = _tsan_prefix()
 
 
 def command(binary, *arguments):
-    """The command line of a program of this build, named relative to its directory."""
+    """The command line of a program of this build. `binary` is a path relative to the build's
+    directory."""
     path = BUILD / binary
-    if not path.exists():  # pytest fails the test, a script of tests/bench says it and ends
+    # pytest fails the test; a script of tests/bench prints the message and ends
+    if not path.exists():
         sys.exit(f"{path} is not built: make FLAVOUR={FLAVOUR} tests")
     return [*PREFIX, str(path), *(str(a) for a in arguments)]

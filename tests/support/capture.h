@@ -1,4 +1,4 @@
-/* capture.h - what a test's process writes to stdout or stderr. */
+/* capture.h - captures what a test process writes to stdout or stderr. */
 #ifndef TESTS_SUPPORT_CAPTURE_H
 #define TESTS_SUPPORT_CAPTURE_H
 #include <stdarg.h>
@@ -16,11 +16,11 @@ struct capture {
 	char text[1 << 17];
 };
 
-/* Redirect `fd` to a file until capture_end, which returns the text. */
+/* capture_begin redirects `fd` to a file. capture_end restores it and returns the text. */
 void capture_begin(struct capture *c, int fd);
 const char *capture_end(struct capture *c);
-/* The same for log lines. Each must begin with a timestamp, which is removed from the text. Lines
- * of a sanitizer are removed too. */
+/* As capture_end, for log lines. Each line must begin with a timestamp, and the timestamps are
+ * removed from the text. The lines of a sanitizer are removed, too. */
 const char *capture_log(struct capture *c);
 
 size_t count_lines(const char *text);

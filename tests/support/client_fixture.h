@@ -1,4 +1,5 @@
-/* client_fixture.h - a client of libcnnps with a fake server. For tests of worker/client/cnnps.h. */
+/* client_fixture.h - a client of libcnnps with a fake server, for tests of
+ * worker/client/cnnps.h. */
 #ifndef TESTS_SUPPORT_CLIENT_FIXTURE_H
 #define TESTS_SUPPORT_CLIENT_FIXTURE_H
 #include <stdatomic.h>
@@ -11,16 +12,16 @@ extern struct fake client_server;
 extern struct cnnps *client;
 extern const float client_ones[FAKE_PARAMS];
 
-/* Start the fake server, with and without a connected client. */
+/* Start the fake server. client_set_up also connects a client. */
 int client_set_up(void **state);
 int client_set_up_unconnected(void **state);
 int client_tear_down(void **state);
 struct cnnps_options client_options(void);
-/* Connect, which must succeed. */
+/* Connect a client. The call must succeed. */
 void client_connect(struct cnnps_options *o);
-/* Push a gradient with this value everywhere. The call must return `expected`. */
+/* Push a gradient with this value at every coordinate. The call must return `expected`. */
 void client_push(float value, int expected);
-/* Pull; each weight must be `value`. */
+/* Pull the weights. Each must be `value`. */
 void client_expect_weights(float value);
 
 #define CONNECTED(test) cmocka_unit_test_setup_teardown(test, client_set_up, client_tear_down)

@@ -131,7 +131,7 @@ int cluster_act(struct cluster *k, uint32_t i)
 	else if (h->grant.request == h->request)
 		cluster_request(k, i);
 	else
-		return 0; /* it waits for an answer */
+		return 0; /* the worker waits for an answer */
 	return 1;
 }
 
@@ -159,7 +159,8 @@ void cluster_restart(struct cluster *k, uint32_t n)
 		cluster_receive(k);
 		if (h->grant.request == h->request)
 			continue;
-		fixture_lease(&k->f, h->peer, h->s, h->request); /* it has no answer yet */
+		/* the worker's request has no answer yet */
+		fixture_lease(&k->f, h->peer, h->s, h->request);
 		cluster_receive(k);
 	}
 }

@@ -11,16 +11,16 @@
 #define CLUSTER_WORKERS 8u
 #define CLUSTER_PARAMS  64u
 
-/* The mean loss of batch `i` at `w`; its gradient goes to `g` (n_params values). */
+/* Returns the mean loss of batch `i` at `w`, and writes its gradient to `g` (n_params values). */
 typedef double cluster_gradient_fn(uint32_t i, const float *w, double *g);
 
 struct cluster_worker {
 	struct stamp s;
 	uint32_t peer;
 	uint64_t seq, request;
-	struct msg_grant grant;  /* work.count 0: no work */
-	float w[CLUSTER_PARAMS]; /* the weights of the grant */
-	uint64_t version, term;  /* of w */
+	struct msg_grant grant;  /* work.count 0: the worker has no work */
+	float w[CLUSTER_PARAMS]; /* the weights for which the server granted the work */
+	uint64_t version, term;  /* the version and the term of `w` */
 };
 
 struct cluster {
@@ -31,39 +31,41 @@ struct cluster {
 	struct cluster_worker worker[CLUSTER_WORKERS];
 };
 
-/* Open a core and join `n` workers that have `n_train` images. */
+/* Open a core, and join `n` workers that have `n_train` images each. */
 void cluster_open(struct cluster *k, struct core_config cfg, uint32_t n, uint32_t n_train,
 	cluster_gradient_fn *fn);
 void cluster_close(struct cluster *k);
 void cluster_join(struct cluster *k, uint32_t i);
-/* The server is killed and started from a snapshot of this moment. The first `n` workers resume,
- * with their work as it is. */
+/* Kill the server, and start it from a snapshot of this moment. The first `n` workers resume and
+ * keep their work. */
 void cluster_restart(struct cluster *k, uint32_t n);
 
-/* Images of batches [first, first + count). */
+/* The number of images of batches [first, first + count). */
 uint32_t cluster_images(const struct cluster *k, uint32_t first, uint32_t count);
-/* Give the grants of the last event to their workers, which copy the weights. */
+/* Give the grants of the last event to their workers. These workers copy the weights. */
 void cluster_receive(struct cluster *k);
-/* Worker `i` requests a lease; 1: it was granted training. */
+/* Worker `i` requests a lease. 1: the answer is a grant of training work. */
 int cluster_request(struct cluster *k, uint32_t i);
-/* Worker `i` has a grant of these batches. */
+/* Grant these batches to worker `i`, without an event of the core. */
 void cluster_granted(struct cluster *k, uint32_t i, uint32_t first, uint32_t count);
-/* The push of worker `i`: the mean over its batches at its weights. `g`: CLUSTER_PARAMS floats. */
+/* The next push of worker `i`: the mean gradient over its batches at its weights. The values go to
+ * `g` (CLUSTER_PARAMS floats). */
 struct msg cluster_gradient(struct cluster *k, uint32_t i, float *g);
-/* Send that push. */
+/* Send the next push of worker `i`. */
 enum reject cluster_push(struct cluster *k, uint32_t i);
-/* Send the result of the granted evaluation. */
+/* Send the result of the evaluation that worker `i` was granted. */
 void cluster_evaluate(struct cluster *k, uint32_t i);
-/* The next message of worker `i`; 0: it waits for a grant. */
+/* Send the next message of worker `i`. 0: the worker waits for a grant. */
 int cluster_act(struct cluster *k, uint32_t i);
-/* Run to the end: with worker 0 alone, or with the first `n` workers in the random order of `r`. */
+/* Run to the end, with worker 0 alone or with the first `n` workers in the random order of `r`. */
 void cluster_run(struct cluster *k, uint32_t n, struct rng *r);
 
 /* ---- gradients ------------------------------------------------------------------------------ */
 
-/* 1 everywhere. */
+/* A gradient of 1 at every coordinate. */
 double cluster_ones(uint32_t i, const float *w, double *g);
-/* A quadratic bowl: each batch has a minimum of its own, and each direction its own curvature. */
+/* The gradient of a quadratic function. Each batch has its own minimum, and each coordinate its own
+ * curvature. */
 double cluster_bowl(uint32_t i, const float *w, double *g);
 
 #endif

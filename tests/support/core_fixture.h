@@ -1,9 +1,10 @@
 /*
  * core_fixture.h - a server core for tests, driven by one event at a time.
  *
- * The core lives in memory that was filled with 0xa5, so that a test finds reads of uninitialised
- * state. After each step the fixture checks what must always hold: every message has a receiver, at
- * most one snapshot is in progress, and the counters of the batch ledger agree with its entries.
+ * The fixture fills the core's memory with 0xa5 before the core uses it, so that a test finds reads of
+ * uninitialized state. After each step the fixture checks what must always hold: every message has a
+ * receiver, at most one snapshot is in progress, and the counters of the batch ledger agree with its
+ * entries.
  */
 #ifndef TESTS_SUPPORT_CORE_FIXTURE_H
 #define TESTS_SUPPORT_CORE_FIXTURE_H
@@ -20,8 +21,9 @@
 
 #define FIXTURE_PARAMS 8u
 
-extern const struct data_id fixture_data;        /* 35 training images, 7 test images */
-extern const float fixture_ones[FIXTURE_PARAMS]; /* 1 everywhere */
+/* the fingerprint of a data set of 35 training images and 7 test images */
+extern const struct data_id fixture_data;
+extern const float fixture_ones[FIXTURE_PARAMS]; /* a gradient of 1 at every coordinate */
 
 struct core_fixture {
 	struct core_config cfg;
@@ -36,19 +38,20 @@ struct core_fixture {
 
 /* Zero weights, plain SGD at rate 1, no data set; snapshots only when an event needs one. */
 struct core_config fixture_config(void);
-/* The same for two epochs of 35 images in 4 batches (10, 10, 10, 5), evaluated in 3 portions (3, 3,
- * 1). */
+/* As fixture_config, for two epochs of 35 images in 4 batches (10, 10, 10, 5), evaluated in 3
+ * portions (3, 3, 1). */
 struct core_config fixture_training(void);
 
 /* ---- life cycle ----------------------------------------------------------------------------- */
 
-/* The size of the core's memory with the weights behind it. */
+/* The size of the core's memory, including the weights at its end. */
 size_t fixture_bytes(const struct core_config *cfg);
-/* That memory, filled with 0xa5. The caller frees it. */
+/* Allocate that memory, filled with 0xa5. The caller frees it. */
 void *fixture_memory(const struct core_config *cfg);
 float *fixture_weights(void *memory, const struct core_config *cfg);
 void fixture_open(struct core_fixture *f, struct core_config cfg);
-/* Open, join worker 1 on connection 9, and apply `n` pushes. Only its WELCOME is durable. */
+/* Open a core, join worker 1 on connection 9, and apply `n` pushes. Only the snapshot for its
+ * WELCOME is durable. */
 struct stamp fixture_open_with_pushes(struct core_fixture *f, struct core_config cfg, uint64_t n);
 void fixture_close(struct core_fixture *f);
 
@@ -58,7 +61,7 @@ void fixture_step(struct core_fixture *f, const struct event *ev);
 void fixture_message(struct core_fixture *f, uint32_t peer, const struct msg *m);
 void fixture_tick(struct core_fixture *f, uint64_t ms);
 void fixture_gone(struct core_fixture *f, uint32_t peer);
-/* EVENT_DURABLE or EVENT_SAVE_FAILED for the snapshot in progress. */
+/* Send EVENT_DURABLE or EVENT_SAVE_FAILED for the snapshot in progress. */
 void fixture_saved(struct core_fixture *f, enum event_kind kind);
 void fixture_durable(struct core_fixture *f);
 
@@ -68,9 +71,9 @@ size_t fixture_count(const struct core_fixture *f, enum effect_kind kind);
 const struct effect *fixture_effect(const struct core_fixture *f, enum effect_kind kind);
 /* The first message of this type to `peer`, or NULL. */
 const struct msg *fixture_sent(const struct core_fixture *f, uint32_t peer, enum msg_type type);
-/* The only message is ERROR `status` to `peer`. */
+/* The last event must have sent one message: ERROR `status` to `peer`. */
 void fixture_refused(const struct core_fixture *f, uint32_t peer, int status);
-/* No message was sent, and the run goes on. */
+/* The last event must have sent no message, and the run must not have ended. */
 void fixture_silent(const struct core_fixture *f);
 struct worker_view fixture_worker(const struct core_fixture *f, uint32_t id);
 
@@ -78,23 +81,23 @@ struct worker_view fixture_worker(const struct core_fixture *f, uint32_t id);
 
 struct msg fixture_hello(const char *name);
 struct msg fixture_resume(struct stamp s, uint64_t last_seq, uint64_t durable_seq);
-/* Send HELLO and complete snapshots until WELCOME arrives. */
+/* Send HELLO, and complete snapshots until WELCOME arrives. */
 struct stamp fixture_join(struct core_fixture *f, uint32_t peer, const char *name);
-/* Resume a session. WELCOME must be the answer to HELLO. */
+/* Resume a session. The answer to HELLO must be WELCOME. */
 struct stamp fixture_come_back(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last_seq);
 
-/* A push without a batch and without values: a zero gradient. */
+/* A push with a zero gradient and without a batch. */
 struct msg fixture_push(struct stamp s, uint64_t seq);
 void fixture_slice(struct msg *m, uint64_t offset, uint64_t count, const float *g);
-/* A push that moves each weight by -rate. */
+/* A push whose gradient is 1 at every coordinate, so that it moves each weight by -rate. */
 struct msg fixture_push_ones(struct stamp s, uint64_t seq);
-/* Batches of the data set of fixture_training. */
+/* Set the batches of a push, in the data set of fixture_training. */
 void fixture_work(struct msg *m, uint32_t epoch, uint32_t first, uint32_t count);
-/* fixture_push_ones with fixture_work. */
+/* A push of fixture_push_ones with the batches of fixture_work. */
 struct msg fixture_batch(
 	struct stamp s, uint64_t seq, uint32_t epoch, uint32_t first, uint32_t count);
-/* Send a push. It must be answered by one ACK, which is in PARAMS if the push pulls. */
+/* Send a push. The answer must be one ACK, or an ACK in PARAMS if the push also pulls. */
 struct msg_ack fixture_acked(struct core_fixture *f, uint32_t peer, const struct msg *m);
 void fixture_applied(struct core_fixture *f, uint32_t peer, const struct msg *m);
 void fixture_rejected(struct core_fixture *f, uint32_t peer, const struct msg *m, enum reject why);
@@ -102,10 +105,10 @@ void fixture_rejected(struct core_fixture *f, uint32_t peer, const struct msg *m
 void fixture_lease(struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
 /* The grant that the last event sent to `peer`, or NULL. */
 const struct msg_grant *fixture_granted(const struct core_fixture *f, uint32_t peer);
-/* Request a lease. The grant must be the answer. */
+/* Request a lease. The answer must be a grant. */
 struct msg_grant fixture_grant(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
-/* The same; it must be training. */
+/* As fixture_grant. The grant must be training work. */
 struct msg_grant fixture_train(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
 void assert_work(const struct msg_grant *g, uint32_t epoch, uint32_t first, uint32_t count);
@@ -125,13 +128,14 @@ struct core_snapshot {
 /* Encode the state; fixture_drop frees it. */
 struct core_snapshot fixture_save(const struct core_fixture *f);
 void fixture_drop(struct core_snapshot *snapshot);
-/* Decode it into fresh memory. The status, and the reason if it is not PS_OK. */
+/* Decode a snapshot into fresh memory. Returns the status. If the status is not PS_OK, *why is the
+ * reason. */
 int fixture_read(struct core_fixture *f, struct core_config cfg,
 	const struct core_snapshot *snapshot, const char **why);
-/* A start of the server from a snapshot, which must be valid. */
+/* Start the server from a snapshot, which must be valid. */
 void fixture_load(
 	struct core_fixture *f, struct core_config cfg, const struct core_snapshot *snapshot);
-/* The server is killed and started from a snapshot of this moment. */
+/* Kill the server, and start it from a snapshot of this moment. */
 void fixture_restart(struct core_fixture *f);
 
 #endif

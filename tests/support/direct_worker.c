@@ -48,7 +48,7 @@ void direct_progress(struct progress *p, const struct direct_worker *w)
 		progress_effect(p, w->core, e, w->now_ms);
 }
 
-/* Step `m` into the core; returns the first message of `type` that it answers, or NULL. */
+/* Send `m` to the core. Returns the first reply of `type`, or NULL. */
 static const struct msg *direct_send(
 	struct direct_worker *w, const struct msg *m, enum msg_type type)
 {

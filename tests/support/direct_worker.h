@@ -1,6 +1,6 @@
 /*
- * direct_worker.h - a core that is made from a command line, and a worker whose messages are steps of
- * that core. For tests of the server's shell.
+ * direct_worker.h - a core that is configured by a command line, and a worker whose messages go
+ * directly to that core. For tests of the server's shell.
  */
 #ifndef TESTS_SUPPORT_DIRECT_WORKER_H
 #define TESTS_SUPPORT_DIRECT_WORKER_H
@@ -12,9 +12,9 @@
 #include "tests/support/capture.h"
 #include "tests/support/temp_dir.h"
 
-/* Options from words that ';' separates. Their texts are valid until the next call. */
+/* Parse options that are separated by ';'. The strings in `o` are valid until the next call. */
 void parse_options(struct options *o, const char *line);
-/* Build the core as a server does that starts with the options `o`. */
+/* Build the core as a server with the options `o` does at its start. */
 void start_core(struct startup *r, const struct options *o);
 
 struct direct_worker {
@@ -23,7 +23,7 @@ struct direct_worker {
 	uint64_t now_ms;
 	struct stamp stamp;
 	uint64_t seq, request;
-	struct msg_grant grant; /* the newest one */
+	struct msg_grant grant; /* the newest grant */
 };
 
 /* The first message of `type` that the last step sent, or NULL. */
@@ -31,13 +31,13 @@ const struct msg *direct_sent(const struct core *core, enum msg_type type);
 /* Pass the effects of the last step to `p`. */
 void direct_progress(struct progress *p, const struct direct_worker *w);
 
-/* Send HELLO with a data set of `n_train` and `n_test` images. The WELCOME, or NULL. */
+/* Send HELLO with a data set of `n_train` and `n_test` images. Returns the WELCOME, or NULL. */
 const struct msg *direct_hello(
 	struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
-/* Join a core without a disk. */
+/* Join a core that has no disk. */
 void direct_join(struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
 const struct msg_grant *direct_lease(struct direct_worker *w);
-/* Push `value` at coordinate 0 for `work`. */
+/* Push `value` at coordinate 0, as the gradient of `work`. */
 const struct msg_ack *direct_push(
 	struct direct_worker *w, struct work work, uint32_t images, float loss, float value);
 void direct_result(struct direct_worker *w, uint32_t correct, double loss_sum);

@@ -1,17 +1,19 @@
-"""One epoch of one worker on a device of the test's choice: the weights before and after it."""
+"""Train one epoch with one worker on a given device, and compare the weights before and after."""
 import numpy as np
 
 from support import safetensors
 from support.build import command
 from support.programs import Process
 
-# Plain SGD: Adagrad's first step is the sign of the gradient, which a rounding may turn.
+# Plain SGD, because the first step of Adagrad is the sign of the gradient, which a rounding error
+# may change.
 PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--seed", 7, "--warm-start-updates", 0)
 
 
 def one_epoch(programs, device, model, *options, rate=0.05, data=None, seconds=240):
-    """(start, end): the same seed gives the same start, batches and order to every device. At rate
-    0.1 a rounding that picks another argmax of a pool grows a hundredfold in an epoch; at 0.05 it stays."""
+    """Returns the weights (at the start, at the end). Equal seeds give equal initial weights,
+    batches and order on every device. At rate 0.1 a rounding error that changes an argmax of a
+    pool grows a hundredfold in one epoch. At 0.05 it does not grow."""
     name = f"{device.replace(':', '-')}-{len(programs.processes)}"
     server = programs.server("--model", model, *PLAIN, "--lr", rate, *options, directory=name)
     start = safetensors.flat(programs.export(server.endpoint, f"{name}-start.safetensors"))
@@ -25,6 +27,7 @@ def one_epoch(programs, device, model, *options, rate=0.05, data=None, seconds=2
 
 
 def distance(one, other, start):
-    """How far two ends are from each other, in lengths of the way from the start."""
+    """The distance between two final weights, relative to the distance from the initial weights to
+    `one`."""
     way = np.linalg.norm(one.astype(float) - start)
     return np.linalg.norm(one.astype(float) - other) / way

@@ -1,8 +1,9 @@
 /*
  * fake_server.h - a parameter server for tests of libcnnps.
  *
- * It answers every message as proto/WIRE.md requires, except for what the test disables, and records
- * what it receives. Thread: it runs in its own thread; all functions below are for the test's.
+ * The fake server answers every message as proto/WIRE.md requires, except for what the test disables.
+ * It records what it receives. Threads: the server runs in its own thread; the test's thread calls the
+ * functions below.
  */
 #ifndef TESTS_SUPPORT_FAKE_SERVER_H
 #define TESTS_SUPPORT_FAKE_SERVER_H
@@ -26,25 +27,27 @@
 struct fake_how {
 	int mute_pushes; /* ignore PUSH, as if it had been lost */
 	int mute_acks;   /* decide on a push without an ACK */
-	int joined_acks; /* the ACK of a push that pulls is in its PARAMS */
+	int joined_acks; /* an ACK is sent in the PARAMS of its push if the push also pulls */
 	int mute_pulls, mute_leases;
 	int mute_leases_after; /* nonzero: set mute_leases after this number of leases */
 	int not_durable;       /* no push becomes durable */
 	int garbage;           /* send bytes that are no message before each answer */
 	int status;            /* nonzero: answer every message with this ERROR */
-	int bye;               /* nonzero: answer LEASE with BYE and this status */
+	int bye;               /* send bytes that are no message before each reply */
 	int reject;            /* REJECT_*: the reason for which every push is rejected */
 	int superseded;        /* ... because another result was first */
-	int two_slices;        /* send weights in two slices */
-	int damaged_pulls;     /* flip a bit in this number of PARAMS */
+	int two_slices;        /* REJECT_*: reject every push for this reason */
+	int damaged_pulls; /* with `reject`: because another result of the same work was first */
 	int refuse_admin;
 	uint32_t push_window, replay_window;
 	const char *model; /* with FAKE_PARAMS parameters */
 	enum mode mode;
 	uint32_t n_push, n_fetch, push_sum, prefetch;
-	double local_rate, momentum, elastic; /* PARAMS number i has elastic / (1 + i % 3) */
-	float start[FAKE_PARAMS];             /* weights before the first push */
-	uint32_t n_grants; /* 0, or: answer LEASE 1, 2, ... with `grants`, then with PS_EDONE */
+	double local_rate, momentum, elastic; /* the number of PARAMS in which a bit is flipped */
+	float start[FAKE_PARAMS];             /* a text of a model with FAKE_PARAMS parameters */
+	/* 0: no effect; else LEASE 1, 2, ... is answered with `grants`, and later ones with
+	 * PS_EDONE */
+	uint32_t n_grants;
 	struct msg_grant grants[FAKE_GRANTS];
 };
 
@@ -54,18 +57,18 @@ struct fake_push {
 	struct work work;
 	uint32_t images;
 	float loss, g[FAKE_PARAMS];
-	int pulls; /* number of pulls before it */
-	int asked; /* 1: it also pulls */
+	int pulls; /* the number of pulls before this push */
+	int asked; /* 1: the push also pulls */
 };
 
 /* What the server has received. */
 struct fake_seen {
 	int hellos, pulls, pushes, leases, results, beats, byes;
-	uint64_t last_seq;                  /* of the pushes that were decided */
-	float sum[FAKE_PARAMS];             /* of those */
-	uint64_t seq[FAKE_PUSHES];          /* of each PUSH, decided or not */
-	uint64_t hash[FAKE_PUSHES];         /* of its tensor */
-	struct fake_push made[FAKE_PUSHES]; /* by seq - 1 */
+	uint64_t last_seq;                  /* the newest seq of the decided pushes */
+	float sum[FAKE_PARAMS];             /* the sum of the gradients of the decided pushes */
+	uint64_t seq[FAKE_PUSHES];          /* the seq of each PUSH, decided or not */
+	uint64_t hash[FAKE_PUSHES];         /* the hash of the tensor of each PUSH */
+	struct fake_push made[FAKE_PUSHES]; /* decided pushes, at seq - 1 */
 	struct msg_hello hello;             /* the newest message of each type */
 	struct msg_push push;
 	struct msg_result result;
@@ -76,7 +79,7 @@ struct fake {
 	void *context, *socket;
 	struct wire *wire;
 	pthread_t thread;
-	pthread_mutex_t mutex; /* for what follows */
+	pthread_mutex_t mutex; /* protects the members below */
 	pthread_cond_t changed;
 	struct fake_how how;
 	struct fake_seen seen;
@@ -87,16 +90,17 @@ struct fake {
 /* Bind to a free port of 127.0.0.1 and start the thread. */
 void fake_start(struct fake *f);
 void fake_stop(struct fake *f);
-/* Wait until `enough(f)` holds, at most this number of seconds; 1: it holds. */
+/* Wait until `enough(f)` holds, for at most this number of seconds. 1: it holds. */
 int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds);
-/* The same; the test fails after 20 s and names `what`. */
+/* As fake_happens, for 20 s. If the condition does not hold by then, the test fails and names
+ * `what`. */
 void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what);
-/* Change one member of f->how, or all. */
+/* Change one member of f->how, or all members. */
 void fake_set(struct fake *f, int *how, int value);
 void fake_behave(struct fake *f, struct fake_how how);
 struct fake_seen fake_look(struct fake *f);
-/* Close every connection and bind the same port again. `forget`: as a new term without any push, as
- * after a crash without a checkpoint. */
+/* Close every connection and bind the same port again. With `forget`, begin a new term without any
+ * push, as after a crash without a checkpoint. */
 void fake_hang_up(struct fake *f, int forget);
 
 #endif

@@ -21,7 +21,7 @@ size_t gpu_n_precisions(void)
 	return is_gpu ? N_PRECISIONS : 1;
 }
 
-/* A fresh backend on the device for batches of up to max_batch images. */
+/* Open a new backend on the device for batches of up to max_batch images. */
 static int gpu_try(struct subject *s, const struct precision *p, size_t max_batch, struct err *e)
 {
 	struct backend_options o = {.device = gpu_device(),
@@ -89,7 +89,8 @@ double gpu_worst_tensor(const struct subject *s, const float *right)
 		double d = gradient_distance(
 			s->grad + tensor->offset, right + tensor->offset, tensor->count);
 
-		worst = d <= worst ? worst : d; /* also when d is no number */
+		/* the comparison is false for NaN, so that a NaN becomes the worst */
+		worst = d <= worst ? worst : d;
 	}
 	return worst;
 }

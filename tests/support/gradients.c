@@ -104,7 +104,7 @@ double gradient_distance(const float *a, const float *b, size_t n)
 	return difference == 0 ? 0 : sqrt(difference / norm);
 }
 
-/* The gradient after each weight has changed by up to `rounding` of itself. */
+/* Compute the gradient after each weight has changed by a relative amount of up to `rounding`. */
 static void step_nearby(struct subject *s, double rounding, uint64_t round)
 {
 	const size_t n = s->model.n_params;
@@ -119,7 +119,7 @@ static void step_nearby(struct subject *s, double rounding, uint64_t round)
 	s->params = kept;
 }
 
-#define NEARBY 8 /* number of places that are tried */
+#define NEARBY 8 /* the number of random changes that are tried */
 
 double gradient_jump(struct subject *s, double rounding)
 {
@@ -153,7 +153,7 @@ double gradient_backward_error(
 	return 0;
 }
 
-/* Loss at params + t * direction (n floats at `offset`). */
+/* The loss at params + t * direction. `direction` has n floats and starts at `offset`. */
 static double loss_along(
 	struct subject *s, size_t offset, const float *direction, size_t n, float t)
 {
@@ -169,10 +169,11 @@ static double loss_along(
 }
 
 /*
- * For each tensor, along its own gradient (length 1) and along a random direction. Scores are floats, so
- * a loss is known to 1e-7; over 2 steps of 1e-4 that makes 5e-4 of a slope. Within the step some
- * ReLUs and argmaxes change. 2 % of the tensor's gradient plus 1e-3 holds with room; a wrong factor
- * or index gives 100 %. The comparison with cpu-ref is much stricter.
+ * Compare the slope of the loss with the gradient, for each tensor along its own gradient (length
+ * 1) and along a random direction. Scores are floats, so a loss is exact to 1e-7. Over 2 steps of
+ * 1e-4 this is an error of 5e-4 in a slope. Within the step some ReLUs and argmaxes change. A
+ * tolerance of 2 % of the tensor's gradient plus 1e-3 leaves room, while a wrong factor or index
+ * gives 100 %. The comparison with cpu-ref is much stricter.
  */
 static void check_slope(struct subject *s, const float *grad, const struct tensor *t)
 {

@@ -1,6 +1,6 @@
 /*
- * gradients.h - a model with weights, images and a backend for the tests of kernels/, odd models, and
- * comparisons of gradients.
+ * gradients.h - tools for the tests of kernels/: a model with weights, images and a backend; models
+ * of odd sizes; and comparisons of gradients.
  */
 #ifndef TESTS_SUPPORT_GRADIENTS_H
 #define TESTS_SUPPORT_GRADIENTS_H
@@ -25,8 +25,8 @@
 #define IS_TSAN 0
 #endif
 
-/* For tests of arithmetic, which take minutes under ThreadSanitizer and start no threads of their
- * own. */
+/* Skip a test of arithmetic under ThreadSanitizer. Such a test takes minutes there, and starts no
+ * threads. */
 void skip_under_tsan(void);
 
 struct odd_model {
@@ -34,8 +34,9 @@ struct odd_model {
 	const char *text;
 };
 
-/* Sizes of 1, primes, and sizes next to vectors of 4, 8 and 16 floats and to pairs of them. Each
- * layer is the first one, the last one, in the middle, and twice in a row. */
+/* Models with sizes of 1, primes, and sizes next to vectors of 4, 8 and 16 floats and next to pairs
+ * of such vectors. Each kind of layer occurs as the first one, as the last one, in the middle, and
+ * twice in a row. */
 #define N_ODD_MODELS 27
 extern const struct odd_model odd_models[N_ODD_MODELS];
 
@@ -55,29 +56,32 @@ struct subject {
 void subject_random(struct subject *s, const struct odd_model *o, size_t n);
 void subject_open(struct subject *s, const char *device, int threads);
 void subject_release(struct subject *s);
-/* Compute s->grad, which is NaN before, and s->loss. */
+/* Compute s->grad and s->loss. s->grad is filled with NaN before. */
 void subject_step(struct subject *s);
 
 /* The L2 norm of a - b over the L2 norm of b. NaN if any value is NaN. */
 double gradient_distance(const float *a, const float *b, size_t n);
 
 /*
- * The largest change of the exact gradient when each weight changes by up to `rounding` of itself,
- * which is the rounding of the arithmetic under test. A large value means that this rounding decides
- * an argmax or a ReLU of the batch, so that the arithmetic cannot be blamed for a difference.
+ * The largest change of the exact gradient when each weight changes by a relative amount of up to
+ * `rounding`, which is the rounding error of the arithmetic under test. A large value means that
+ * this rounding error decides an argmax or a ReLU of the batch. A difference is then no error of
+ * the arithmetic.
  */
 double gradient_jump(struct subject *s, double rounding);
 
 /*
  * The backward error of `grad`: the smallest relative change of the weights, from half an ulp to
- * `max`, at which the exact gradient is within `bound` of `grad`. 0: there is none. The exact
- * gradient changes smoothly by no more than that, so a larger distance at the weights themselves
- * comes from an argmax or a ReLU that such a rounding decides.
+ * `max`, at which the exact gradient is within `bound` of `grad`. 0: there is no such change. Apart
+ * from argmaxes and ReLUs, such a change moves the exact gradient only a little. So if `grad` is
+ * farther from the exact gradient at the weights themselves, an argmax or a ReLU that such a
+ * rounding decides is the cause.
  */
 double gradient_backward_error(
 	struct subject *s, const float *grad, double max, double bound, double *distance_there);
 
-/* The gradient of each tensor is the slope of the loss, along itself and along a random direction. */
+/* The gradient of each tensor must equal the slope of the loss, along the gradient and along a
+ * random direction. */
 void check_slopes(struct subject *s);
 
 #endif

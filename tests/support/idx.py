@@ -1,4 +1,4 @@
-"""Read and write IDX files, a little."""
+"""A minimal reader and writer of IDX files."""
 import gzip
 import struct
 
@@ -9,7 +9,7 @@ NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
 
 
 def read(directory, name):
-    """The array in directory/name, plain or .gz."""
+    """The array in directory/name, or in directory/name.gz."""
     plain = directory / name
     raw = plain.read_bytes() if plain.exists() else gzip.decompress(
         (directory / (name + ".gz")).read_bytes())
@@ -23,6 +23,6 @@ def encode(array):
 
 
 def cut(source, target, train, test):
-    """The first images of a data set as another one."""
+    """Write the first images of a data set as a data set of its own."""
     for name, n in zip(NAMES, (train, train, test, test)):
         (target / name).write_bytes(encode(read(source, name)[:n]))

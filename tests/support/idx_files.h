@@ -1,4 +1,4 @@
-/* idx_files.h - small IDX files for the tests of the modules that read them. */
+/* idx_files.h - small IDX files for the tests of the modules that read IDX files. */
 #ifndef TESTS_SUPPORT_IDX_FILES_H
 #define TESTS_SUPPORT_IDX_FILES_H
 #include <zlib.h>
@@ -11,7 +11,7 @@ struct blob {
 
 void blob_be32(struct blob *b, uint32_t v);
 
-/* `n` images of rows x cols. Their pixels count up from `seed`. */
+/* Images of rows x cols pixels. The pixel values count up from `seed`. */
 struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed);
 struct blob blob_labels(uint32_t n);
 struct blob blob_gzip(const struct blob *plain);

@@ -1,4 +1,4 @@
-"""The ledger gradient: runs whose every push can be found again in the weights."""
+"""The ledger gradient: runs in which every push can be found in the final weights."""
 import signal
 
 from support import safetensors
@@ -10,10 +10,11 @@ LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-
 
 
 class LedgerRun:
-    """Workers that push the ledger gradient, and the kills that they go through.
+    """Workers that push the ledger gradient. A test kills workers or the server meanwhile.
 
-    `pace`: milliseconds between two pushes, in a tuple; to the end unless count() is to hurry.
-    `size`: values of the vector, if more than there are pushes, for larger messages.
+    `pace`: a tuple with the milliseconds between two pushes, or empty. The workers keep this
+    pace to the end, unless count() tells them to hurry. `size`: the number of values of the
+    vector. A vector with more values than pushes makes messages larger.
     """
 
     def __init__(self, programs, workers, pushes, *options, pace=(), size=0, **how):
@@ -28,12 +29,13 @@ class LedgerRun:
             self.start_worker(i)
 
     def pushed(self):
-        """How far the workers have come together, by their last words."""
+        """The number of pushes that all workers have made together, by the last lines that they
+        printed."""
         words = [w.out[-1].split() for w in self.fleet if w.out]
         return sum(int(word[1]) for word in words if word[0] in ("resumed", "pushed"))
 
     def reached(self, kill):
-        """Wait for the time of the first, second, ... kill: all are well before the end."""
+        """Wait until kill number `kill` (0, 1, ...) is due. All kills come well before the end."""
         self.server.endpoint
         until(lambda: self.pushed() >= (kill + 1) * self.pushes // 4, 60, "enough is pushed")
 
@@ -42,7 +44,7 @@ class LedgerRun:
             self.server.endpoint, index, self.pushes, *self.pace, **how)
 
     def restart_server(self, **how):
-        """Where it died."""
+        """Start a new server in the directory of the one that died."""
         self.server = self.programs.restart(self.server, *self.options, **how)
 
     def kill_server(self, **how):
@@ -55,18 +57,20 @@ class LedgerRun:
         self.start_worker(index)
 
     def count(self, seconds=120, hurry=True):
-        """Every worker ends, the server drains: how many pushes were lost, and applied twice."""
+        """Wait until every worker ends, and drain the server. Returns (pushes lost, pushes applied
+        twice)."""
         for worker in self.fleet if hurry else ():
-            worker.signal(signal.SIGURG)  # the faults are over: without a pace to the end
+            # the faults are over: the workers push without a pace to the end
+            worker.signal(signal.SIGURG)
         for worker in self.fleet:
             assert worker.wait(seconds) == 0, worker.tail()
-        self.server.line("net listening")  # before that it has no handlers for signals
+        self.server.line("net listening")  # before this line the server has no signal handlers
         self.server.signal(SIGTERM)
         assert self.server.wait(10) == 0, self.server.tail()
         return self.tally()
 
     def tally(self):
-        """The same of a server that has drained."""
+        """As count(), for a server that has already drained."""
         weights = safetensors.flat(self.programs.export(self.server.directory))
         assert len(weights) == self.size
         assert not weights[self.pushes * len(self.fleet):].any(), "a coordinate that nobody pushes"
@@ -76,6 +80,7 @@ class LedgerRun:
         return lost, twice
 
     def verdict(self, seconds=120, hurry=True):
-        """Every coordinate is exactly -1. 0: lost; -2: applied twice."""
+        """Every coordinate must be exactly -1. 0 is a lost push, and -2 a push that was applied
+        twice."""
         lost, twice = self.count(seconds, hurry)
         assert (lost, twice) == (0, 0), f"{lost} lost, {twice} applied twice"

@@ -1,4 +1,4 @@
-/* model_checks.h - what holds for every model. For the tests of common/model.h. */
+/* model_checks.h - checks that hold for every model, for the tests of common/model.h. */
 #ifndef TESTS_SUPPORT_MODEL_CHECKS_H
 #define TESTS_SUPPORT_MODEL_CHECKS_H
 #include <stdarg.h>
@@ -15,15 +15,15 @@
 
 extern const struct shape mnist_shape;
 
-/* The result of parse_model. It is too large for the stack. */
+/* The result of parse_model. It is static because it is too large for the stack. */
 extern struct model parsed;
 
-/* Parse `text` for images of MNIST's shape; it must be valid. */
+/* Parse `text` for images of MNIST's shape. It must be valid. */
 void parse_model(const char *text);
 void assert_shape(struct shape s, size_t c, size_t h, size_t w);
 void assert_tensor(size_t i, const char *name, size_t offset, size_t count);
 
-/* Invariant 1 of common/model.h holds, and the layers fit each other. */
+/* Invariant 1 of common/model.h must hold, and the shapes of successive layers must match. */
 void assert_consistent(const struct model *x);
 
 #endif

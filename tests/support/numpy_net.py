@@ -1,6 +1,6 @@
-"""A second opinion: cnn-ps's networks, initial weights and order of images in plain NumPy.
+"""A second implementation in plain NumPy: cnn-ps's networks, initial weights and order of images.
 
-Written from proto/WIRE.md and common/model.h alone, in float64, in the plainest way.
+It is written only from proto/WIRE.md and common/model.h, in float64 and as simply as possible.
 """
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -17,7 +17,7 @@ def mix(x):
 
 
 def draws(seed, stream, sub):
-    """The endless row of 64-bit numbers of one stream."""
+    """The endless sequence of 64-bit random numbers of one stream."""
     state = mix(mix(mix(seed) ^ stream) ^ sub)
     while True:
         yield mix(state)
@@ -25,7 +25,7 @@ def draws(seed, stream, sub):
 
 
 def order(seed, epoch, n):
-    """The order in which an epoch takes the images."""
+    """The order of the images in an epoch."""
     row, out = draws(seed, ORDER, epoch), list(range(n))
     for i in range(n - 1, 0, -1):
         j = next(row) * (i + 1) >> 64
@@ -81,7 +81,8 @@ def fc(x, w, b):
 
 
 def gradient(layers, params, images, labels):
-    """Mean gradient of the softmax loss. `layers` is a model text, `params` its tensors in order."""
+    """The mean gradient of the softmax loss. `layers` is a model text, `params` has its tensors in
+    order."""
     x, rest, backs = images[:, None] / 255.0, [p.astype(np.float64) for p in params], []
     for text in layers.split():
         kind, *arguments = text.split(":")

@@ -1,7 +1,8 @@
-"""Real processes for the end-to-end tests: started, waited for by what they report, always ended.
+"""Real processes for the end-to-end tests.
 
-Nothing here sleeps for a fixed time: a test waits for a line, an exit or a status, with a deadline,
-and a deadline that passes fails with the tail of what the process wrote.
+A test starts a process, waits for what it reports, and always ends it. Nothing here sleeps for a
+fixed time: a test waits for a line, an exit or a status, with a deadline. If the deadline
+passes, the test fails and shows the last lines of the process.
 """
 import json
 import os
@@ -16,7 +17,7 @@ from support.build import ROOT, command
 
 
 class Process:
-    """One program. Its two outputs are read by threads into lists of lines."""
+    """A running program. Threads read its two outputs into lists of lines."""
 
     def __init__(self, name, argv, env=None):
         self.name = name
@@ -42,7 +43,7 @@ class Process:
             self.news.notify_all()
 
     def line(self, pattern, seconds=20, after=0):
-        """The first match of `pattern` in either output from line `after` of it on."""
+        """The first match of `pattern` in either output. The search begins at line `after`."""
         def find():
             for lines in (self.lines, self.out):
                 for text in lines[after:]:
@@ -62,7 +63,7 @@ class Process:
                 self.news.wait(min(left, 0.5))
 
     def wait(self, seconds=60):
-        """Its exit status."""
+        """Wait until the process ends. Returns its exit status."""
         try:
             code = self.popen.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -88,7 +89,7 @@ class Process:
 
 
 class Server(Process):
-    """cnn-ps on a port of its own choice, or on the one it had in an earlier life."""
+    """cnn-ps on a free port, or on the port of the server that it replaces."""
 
     def __init__(self, directory, options, endpoint="tcp://127.0.0.1:0", wrap=(), env=None,
                  program="cnn-ps"):
@@ -96,7 +97,7 @@ class Server(Process):
         self.asked = endpoint
         place = ["--checkpoint-dir", directory] if directory else []
         if "127.0.0.1" not in endpoint and "--key" not in options:
-            place.append("--insecure")  # a network of the test's own
+            place.append("--insecure")  # the endpoint is in a network that belongs to the test
         super().__init__("cnn-ps", [*wrap, *command(
             program, "--bind", endpoint, "--http", "127.0.0.1:0", *place, *options)], env)
 
@@ -110,7 +111,7 @@ class Server(Process):
             return json.load(reply)
 
     def result(self, seconds=120):
-        """The final JSON line of a run that ended by itself."""
+        """Wait until the run ends by itself. Returns its final JSON line."""
         code = self.wait(seconds)
         assert code == 0, self.tail()
         assert len(self.out) == 1, f"not one line on stdout: {self.tail()}"
@@ -118,7 +119,7 @@ class Server(Process):
 
 
 class Programs:
-    """The processes of one test; close() ends those that still run."""
+    """The processes of one test. close() ends those that are still running."""
 
     def __init__(self, directory, data):
         self.directory = directory
@@ -130,12 +131,13 @@ class Programs:
         return process
 
     def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0", **how):
-        """`how`: wrap, a command line to put in front; env, more environment; program."""
+        """Start a server. `how`: wrap, a command line to put in front; env, more environment
+        variables; program."""
         path = self.directory / directory if directory else None
         return self.add(Server(path, options, endpoint, **how))
 
     def restart(self, server, *options, **how):
-        """A new server process where a dead one was: same directory, same port."""
+        """Start a new server process in place of one that died, with the same directory and port."""
         endpoint = server.endpoint if server.asked.endswith(":0") else server.asked
         return self.add(Server(server.directory, options, endpoint, **how))
 
@@ -145,7 +147,7 @@ class Programs:
             "--threads", 1, *options)))
 
     def train(self, workers, *options, data=None, seconds=150, **how):
-        """A run from its beginning to its end: the result, and all workers end well."""
+        """Train a run to its end. All workers must succeed. Returns the result."""
         server = self.server(*options, **how)
         fleet = [self.worker(server.endpoint, data=data) for _ in range(workers)]
         result = server.result(seconds)
@@ -154,12 +156,12 @@ class Programs:
         return result
 
     def ledger_worker(self, endpoint, index, pushes, *pace, wrap=()):
-        """`pace`: milliseconds between two pushes."""
+        """Start a worker that pushes the ledger gradient. `pace`: milliseconds between two pushes."""
         return self.add(Process(f"ledger {index}", [*wrap, *command(
             "tests/tools/ledger_worker", endpoint, index, pushes, *pace)]))
 
     def keygen(self, *names, directory="keys"):
-        """A directory of fresh keys."""
+        """Create a directory with fresh keys."""
         path = self.directory / directory
         self.ctl("keygen", path, *names)
         return path
@@ -170,7 +172,7 @@ class Programs:
         return ctl
 
     def export(self, source, name="export.safetensors"):
-        """Weights from a live server's endpoint or a checkpoint directory."""
+        """Export the weights, from a live server's endpoint or from a checkpoint directory."""
         file = self.directory / name
         if isinstance(source, str):
             self.ctl("--server", source, "export", file)
@@ -184,7 +186,7 @@ class Programs:
 
 
 def until(probe, seconds, what):
-    """Ask `probe` until it returns something true: for reports that have to be asked for."""
+    """Call `probe` until it returns something true. For reports that the test must request."""
     end = time.monotonic() + seconds
     while True:
         found = probe()
@@ -195,15 +197,16 @@ def until(probe, seconds, what):
 
 
 def mount_small(place, size):
-    """Make `place` a file system of its own of that size, such as 6m; why it cannot be, or ""."""
+    """Mount a new file system of that size, such as 6m, at `place`. Returns "", or why it cannot be
+    mounted."""
     place.mkdir()
     return subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], text=True,
                           stderr=subprocess.PIPE, check=False).stderr.strip()
 
 
 def mount_image(image, place):
-    """Make `place` an ext4 file system in the file `image`, which freeze() can stop; why it cannot
-    be, or ""."""
+    """Mount an ext4 file system in the file `image`, which freeze() can freeze, at `place`. Returns
+    "", or why it cannot be mounted."""
     place.mkdir()
     with image.open("wb") as f:
         f.truncate(32 << 20)
@@ -215,7 +218,8 @@ def mount_image(image, place):
 
 
 def freeze(place, how):
-    """Stop the file system (how: "-f") or let it go on ("-u"): writes wait in the kernel."""
+    """Freeze (how: "-f") or thaw ("-u") the file system. While it is frozen, writes wait in the
+    kernel."""
     return subprocess.run(["fsfreeze", how, place], check=False).returncode == 0
 
 
@@ -224,7 +228,7 @@ def unmount(place):
 
 
 def fill(file):
-    """Write until the disk is full."""
+    """Write to the file until the disk is full."""
     with file.open("wb", buffering=0) as f:
         try:
             while True:

@@ -1,6 +1,7 @@
 /*
- * push_pull_pairs.h - measures pairs of push and pull: the loop of a worker, and the row of a table for
- * all workers. Every program that is compared uses it: transport.c in C, pslite_bench.cc in C++.
+ * push_pull_pairs.h - measures pairs of push and pull. It has the loop of one worker, and prints a
+ * table row for all workers. All programs of a comparison use it: transport.c in C, pslite_bench.cc
+ * in C++.
  */
 #ifndef TESTS_SUPPORT_PUSH_PULL_PAIRS_H
 #define TESTS_SUPPORT_PUSH_PULL_PAIRS_H
@@ -16,8 +17,8 @@
 #include <unistd.h>
 
 #define MAX_WORKERS 16
-#define MAX_PAIRS   (1 << 20) /* latencies that are stored for each worker */
-#define WARM_UP     20        /* pairs before the clock starts */
+#define MAX_PAIRS   (1 << 20) /* the number of latencies that are stored for each worker */
+#define WARM_UP     20        /* the number of pairs before the clock starts */
 #define PAIRS_HEAD  "mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb"
 
 #ifdef __cplusplus
@@ -30,21 +31,21 @@ struct pairs_worker {
 	float us[MAX_PAIRS];
 };
 
-/* Shared by the processes of a measurement. Each worker writes its own part. */
+/* Memory that the processes of a measurement share. Each worker writes only its own part. */
 struct pairs {
-	int ready[MAX_WORKERS]; /* the worker is connected and warm */
-	int go;                 /* the clock runs */
+	int ready[MAX_WORKERS]; /* 1: the worker is connected and has warmed up */
+	int go;                 /* 1: the clock runs */
 	struct pairs_worker worker[MAX_WORKERS];
 };
 
-/* Memory that this process shares with its children; NULL: there is none. */
+/* Allocate memory that this process shares with its children. NULL: no memory. */
 void *pairs_share(size_t bytes);
 
-/* One pair; nonzero: an error, which ends the process. */
+/* Make one pair. A nonzero result is an error, which ends the process. */
 typedef int pair_fn(void *arg);
-/* The loop of worker `index`. */
+/* Run the loop of worker `index`. */
 void pairs_measure(struct pairs *s, size_t index, double seconds, pair_fn *pair, void *arg);
-/* Wait until all workers are warm, and start the clock. */
+/* Wait until all workers have warmed up, and start the clock. */
 void pairs_start_clock(struct pairs *s, size_t workers);
 void pairs_print(
 	const char *mode, const struct pairs *s, size_t bytes, size_t workers, double server_cpu);

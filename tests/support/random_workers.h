@@ -1,7 +1,7 @@
 /*
- * random_workers.h - three workers that send random messages to a core: pushes of their own and of
- * others' work, repeated requests, silence, resumed sessions. At times a snapshot fails, or the
- * server is killed. Equal seeds give equal sequences.
+ * random_workers.h - three workers that send random messages to a core: pushes of their own work
+ * and of others' work, repeated requests, silence, resumed sessions. At times a snapshot fails, or
+ * the server is killed. Equal seeds give equal sequences.
  */
 #ifndef TESTS_SUPPORT_RANDOM_WORKERS_H
 #define TESTS_SUPPORT_RANDOM_WORKERS_H
@@ -17,9 +17,9 @@ struct random_workers {
 	struct msg_grant grant[RANDOM_WORKERS];
 };
 
-/* All three join. The caller has opened k->f and seeded k->r. */
+/* Join all three workers. The caller has opened k->f and seeded k->r. */
 void random_join(struct random_workers *k);
-/* One random event. */
+/* Make one random event happen. */
 void random_step(struct random_workers *k);
 
 #endif

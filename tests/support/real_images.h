@@ -1,4 +1,5 @@
-/* real_images.h - subjects of kernel tests with real images: $CNN_DATA or the usual places. */
+/* real_images.h - batches of real images for tests of kernels. The images come from $CNN_DATA or
+ * the usual places. */
 #ifndef TESTS_SUPPORT_REAL_IMAGES_H
 #define TESTS_SUPPORT_REAL_IMAGES_H
 #include "tests/support/gradients.h"
@@ -6,10 +7,10 @@
 
 extern struct data real_images;
 
-/* Set-up and tear-down of a program. */
+/* Set-up and tear-down of the whole test program. */
 int real_load(void **state);
 int real_release(void **state);
-/* A batch of `n` images, from place `from` of a shuffled order. */
+/* A batch of `n` images, beginning at place `from` of a shuffled order. */
 void subject_real(struct subject *s, const char *text, size_t from, size_t n);
 
 #endif

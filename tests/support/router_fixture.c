@@ -4,7 +4,7 @@
 uv_loop_t router_loop;
 struct router *router_under_test;
 static void *router_context;
-static void *router_clients[8]; /* open ones */
+static void *router_clients[8]; /* the open sockets */
 static struct param_buffers *router_params;
 float router_weights[ROUTER_PARAMS];
 struct router_core router_core;

@@ -1,5 +1,5 @@
 /*
- * router_fixture.h - the server's router with a minimal core, and clients that are bare ZeroMQ
+ * router_fixture.h - the server's router with a minimal core, and clients that are plain ZeroMQ
  * sockets. The test runs the event loop.
  */
 #ifndef TESTS_SUPPORT_ROUTER_FIXTURE_H
@@ -12,7 +12,8 @@
 #include "proto/wire.h"
 #include "server/net/net.h"
 
-#define ROUTER_PARAMS      50000u /* floats of the model: large enough to fill a peer's queues */
+/* the number of weights: one message is large enough to fill a peer's queues */
+#define ROUTER_PARAMS      50000u
 #define ROUTER_DEADLINE_MS 20000
 
 extern uv_loop_t router_loop;
@@ -20,13 +21,13 @@ extern struct router *router_under_test;
 extern float router_weights[ROUTER_PARAMS];
 
 /*
- * The minimal core. It counts messages. It answers PULL with PARAMS, which contain an ACK if `ack`
- * is not 0, and BEAT with `replies` BEATs.
+ * The minimal core. It counts messages. It answers PULL with PARAMS, which contains an ACK if `ack`
+ * is not 0. It answers BEAT with `replies` BEATs.
  */
 struct router_core {
 	uint64_t messages, gone, version, ack;
 	unsigned replies;
-	uint32_t peer; /* of the last message */
+	uint32_t peer; /* the peer of the last message */
 };
 
 extern struct router_core router_core;
@@ -45,13 +46,14 @@ struct router_stats router_test_stats(void);
 
 /* ---- clients -------------------------------------------------------------------------------- */
 
-/* A socket that is not connected. The tear-down closes the sockets that are still open. */
+/* A socket that is not connected. The tear-down closes all sockets that are still open. */
 void *open_dealer(void);
 void *connect_dealer(void);
 void close_dealer(void *socket);
 void client_pull(void *socket, uint64_t request, enum weights which);
 void client_beat(void *socket);
-/* Run the event loop until `socket` receives a message: *f, decoded in *m. */
+/* Run the event loop until `socket` receives a message. The frames go to *f, the decoded message to
+ * *m. */
 void client_receive(void *socket, struct wire *wire, struct frames *f, struct msg *m);
 
 #endif

@@ -78,7 +78,7 @@ void run_save(uint64_t generation)
 {
 	checkpointer_start(run_checkpointer, run_startup.core, generation);
 	assert_true(checkpointer_busy(run_checkpointer));
-	assert_int_equal(run_saved.calls, 0); /* never from inside */
+	assert_int_equal(run_saved.calls, 0); /* the callback must not run inside the call */
 	uv_run(&run_loop, UV_RUN_DEFAULT);
 	assert_false(checkpointer_busy(run_checkpointer));
 	assert_int_equal(run_saved.calls, 1);
@@ -105,8 +105,10 @@ unsigned char *run_sections(size_t *size)
 	unsigned char *bytes = NULL;
 
 	*size = 0;
-	for (int i = SNAPSHOT_LEDGER; i < SNAPSHOT_SESSIONS; i++) { /* RUN counts its recoveries */
+	/* skip the section RUN: it counts the recoveries */
+	for (int i = SNAPSHOT_LEDGER; i < SNAPSHOT_SESSIONS; i++) {
 		size_t n = snapshot_size(run_startup.core, (enum snapshot_section)i);
+
 		bytes = realloc(bytes, *size + n + 1);
 		assert_non_null(bytes);
 		snapshot_encode(run_startup.core, (enum snapshot_section)i, bytes + *size);

@@ -26,22 +26,23 @@ struct run_saved {
 
 extern struct run_saved run_saved;
 
-/* Create and remove the directory and the loop. */
+/* Create and remove the directory and the event loop. */
 int run_set_up(void **state);
 int run_tear_down(void **state);
 
-/* Start the server with this directory and `more` options, up to where it would bind its port. */
+/* Start the server with this directory and `more` options, up to the point where it would bind its
+ * port. */
 void run_start(const char *more);
-/* Such a start is refused with `status`, and its error contains `named`. */
+/* A start with `more` options must be refused with `status`. The error must contain `named`. */
 void run_start_must_fail(const char *more, int status, const char *named);
-/* The process is gone: no thread writes a file, and the lock is free. */
+/* End the server's process: no thread writes a file any longer, and the lock is free. */
 void run_die(void);
 uint64_t run_term(void);
-/* Join run_worker: take the snapshot that the core requests before WELCOME. */
+/* Join run_worker. Take the snapshot that the core requests before WELCOME. */
 void run_join(uint32_t n_train, uint32_t n_test);
-/* Write a checkpoint, and wait for the report. */
+/* Write a checkpoint, and wait for the checkpointer's report. */
 void run_save(uint64_t generation);
-/* The sections of the state, but for those that differ after a restart. The caller frees them. */
+/* The sections of the state, except for those that change at a restart. The caller frees them. */
 unsigned char *run_sections(size_t *size);
 
 #endif

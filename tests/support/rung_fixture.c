@@ -38,7 +38,7 @@ void rung_step(struct rung_fixture *l, size_t n)
 		fail_msg("%s: %s", l->rung->name, e.text);
 }
 
-/* The largest distance of a single tensor, so that a small one that is all wrong is found. */
+/* The largest distance of a single tensor. It shows a small tensor that is completely wrong. */
 static double rung_worst_tensor(const struct rung_fixture *l)
 {
 	const struct model *m = &l->subject.model;
@@ -49,7 +49,8 @@ static double rung_worst_tensor(const struct rung_fixture *l)
 
 		double d =
 			gradient_distance(l->grad + at, l->subject.grad + at, m->tensor[t].count);
-		worst = d <= worst ? worst : d; /* also when d is no number */
+		/* the comparison is false for NaN, so that a NaN becomes the worst */
+		worst = d <= worst ? worst : d;
 	}
 	return worst;
 }

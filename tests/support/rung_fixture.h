@@ -1,6 +1,6 @@
 /*
- * rung_fixture.h - compares the gradient of a rung of the ladder with that of cpu-ref, for random
- * images. For the tests on the CPU and on the GPU.
+ * rung_fixture.h - compares the gradient of a rung of the ladder with the gradient of cpu-ref, for
+ * random images. For the tests on the CPU and on the GPU.
  */
 #ifndef TESTS_SUPPORT_RUNG_FIXTURE_H
 #define TESTS_SUPPORT_RUNG_FIXTURE_H
@@ -8,24 +8,25 @@
 #include "tests/support/gradients.h"
 
 struct rung_fixture {
-	struct subject subject; /* its grad is cpu-ref's */
+	struct subject subject; /* its `grad` is the gradient of cpu-ref */
 	struct ladder_task task;
 	const struct rung *rung;
 	void *self;
-	float *params, *grad; /* ladder_floats */
+	float *params, *grad; /* arrays of ladder_floats values */
 	double loss;
 };
 
 /* Open `rung` for the model seed:`filters` with `max_batch` random images. */
 void rung_open(struct rung_fixture *l, const struct rung *rung, size_t filters, size_t max_batch);
 void rung_close(struct rung_fixture *l);
-/* A step over the first `n` images. Its outputs are NaN before. */
+/* Compute a step over the first `n` images. The outputs are filled with NaN before. */
 void rung_step(struct rung_fixture *l, size_t n);
-/* A step agrees with cpu-ref within the ladder's tolerance, and each tensor within five times that.
- * Where a rounding decides an argmax, it agrees as well as cpu-ref agrees with itself. */
+/* A step over `n` images must agree with cpu-ref within the ladder's tolerance, and each tensor
+ * within five times that tolerance. Where a rounding error decides an argmax, a larger distance is
+ * allowed: as large as the change of cpu-ref's own gradient under such rounding errors. */
 void rung_agrees(struct rung_fixture *l, size_t n);
-/* Make every value of the feature map 0.5: the gradient then shows which of four equal values is the
- * argmax. */
+/* Make every value of the feature map 0.5. The gradient then shows which of four equal values is
+ * the argmax. */
 void rung_level(struct rung_fixture *l);
 
 #endif

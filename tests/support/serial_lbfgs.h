@@ -1,6 +1,6 @@
 /*
- * serial_lbfgs.h - a reference for the server's L-BFGS: serial, in double precision, after Nocedal &
- * Wright 7.4, with bisection for the weak Wolfe conditions (Lewis & Overton).
+ * serial_lbfgs.h - a reference for the server's L-BFGS. It is serial, in double precision, and
+ * follows Nocedal & Wright 7.4, with bisection for the weak Wolfe conditions (Lewis & Overton).
  */
 #ifndef TESTS_SUPPORT_SERIAL_LBFGS_H
 #define TESTS_SUPPORT_SERIAL_LBFGS_H
@@ -10,16 +10,17 @@
 #define SERIAL_WOLFE  0.9
 
 struct serial_lbfgs {
-	const struct cluster *k; /* for the data set and the gradients */
+	const struct cluster *k; /* has the data set and the gradients */
 	size_t n;
 	double x[CLUSTER_PARAMS], g[CLUSTER_PARAMS], f;
-	double s[32][CLUSTER_PARAMS], y[32][CLUSTER_PARAMS]; /* the oldest pair first */
+	/* the pairs of L-BFGS, the oldest pair first */
+	double s[32][CLUSTER_PARAMS], y[32][CLUSTER_PARAMS];
 	uint32_t pairs, trials;
 };
 
 /* Begin at the weights of the cluster's core. */
 struct serial_lbfgs serial_begin(const struct cluster *k);
-/* The mean loss at `x` over the whole data set; its gradient goes to `g`. */
+/* Returns the mean loss at `x` over the whole data set, and writes its gradient to `g`. */
 double serial_loss(const struct serial_lbfgs *q, const double *x, double *g);
 void serial_step(struct serial_lbfgs *q);
 double serial_dot(const double *a, const double *b, size_t n);

@@ -1,6 +1,6 @@
 /*
  * server_process.h - the program cnn-ps as a child process: start it, read its output, request its
- * HTTP pages, kill it. And a client that pushes the ledger gradient to it.
+ * HTTP pages, kill it. The file also has a client that pushes the ledger gradient to the server.
  */
 #ifndef TESTS_SUPPORT_SERVER_PROCESS_H
 #define TESTS_SUPPORT_SERVER_PROCESS_H
@@ -18,7 +18,7 @@
 #include "worker/client/cnnps.h"
 
 #define SERVER_DEADLINE_MS 30000
-#define LEDGER_PARAMS      600u /* values of the model */
+#define LEDGER_PARAMS      600u /* the number of values of the model */
 
 #define LEDGER_OPTIONS                                                                             \
 	"--model;vector:600;--optimizer;sgd;--lr;1;--lr-scaling;none;--staleness-scaling;"         \
@@ -28,53 +28,54 @@
 
 struct server_process {
 	pid_t pid;
-	int out, err;                        /* read ends of its stdout and stderr */
-	char said[1 << 16], result[1 << 14]; /* its stderr and stdout so far */
+	int out, err; /* the read ends of the pipes from its stdout and stderr */
+	/* said: its stderr so far; result: its stdout so far */
+	char said[1 << 16], result[1 << 14];
 	size_t n_said, n_result;
-	int code; /* exit status, after server_wait */
+	int code; /* the exit status, valid after server_wait */
 };
 
 extern char server_dir[64]; /* a temporary directory */
 
-/* The tear-down kills the processes that still run. */
+/* The tear-down kills the processes that are still running. */
 int server_set_up(void **state);
 int server_tear_down(void **state);
 
 /* ---- processes ------------------------------------------------------------------------------ */
 
-/* Start cnn-ps with the options in `line`, which ';' separates. */
+/* Start cnn-ps with the options in `line`, which are separated by ';'. */
 struct server_process *server_start(const char *line);
-/* The same with server_dir and a free port. */
+/* Start cnn-ps with server_dir and a free port. */
 struct server_process *server_start_here(const char *more);
-/* Read its output for at most `ms`; 0: both pipes are closed. */
+/* Read its output for at most `ms`. 0: both pipes are closed. */
 int server_read(struct server_process *s, int ms);
-/* Wait until it logs `words`. The text behind them up to the next blank. */
+/* Wait until it logs `words`. Returns the text from there to the next blank. */
 const char *server_await(struct server_process *s, const char *words);
-/* Wait until it exits. The exit status, or 128 + signal. */
+/* Wait until it exits. Returns the exit status, or 128 + signal. */
 int server_wait(struct server_process *s);
 void server_kill(struct server_process *s);
-/* The endpoint that it logs. */
+/* The endpoint that the server logs. */
 void server_endpoint(struct server_process *s, char url[256]);
-/* Its stdout, which must be one line of JSON. The caller calls json_decref. */
+/* Its stdout, which must be one line of JSON. The caller releases it with json_decref. */
 json_t *server_result(struct server_process *s);
-/* The status in that line. */
+/* The `status` in that line must be `status`. */
 void server_expect_status(struct server_process *s, const char *status);
-/* Limit the size of its files: a full disk. */
+/* Limit the size of the server's files. Writes then fail as on a full disk. */
 void server_limit_files(const struct server_process *s, rlim_t bytes);
 
 /* ---- HTTP ----------------------------------------------------------------------------------- */
 
-/* Request a page. Its status code; its body in `body`. */
+/* Request a page. Returns the status code, and writes the body to `body`. */
 int server_get(struct server_process *s, const char *path, char *body, size_t size);
-/* Wait until /healthz answers with `code`; its body in `why`. */
+/* Wait until /healthz answers with `code`, and write its body to `why`. */
 void server_await_health(struct server_process *s, int code, char why[256]);
 
 /* ---- the ledger gradient -------------------------------------------------------------------- */
 
 struct cnnps *ledger_join(const char *url);
-/* Set coordinates [first, first + n) to -1, with one push for each. */
+/* Set coordinates [first, first + n) to -1, with one push for each coordinate. */
 void ledger_push(struct cnnps *c, size_t first, size_t n);
-/* The first `n` coordinates are -1 and the others 0. */
+/* The first `n` coordinates must be -1, and the others 0. */
 void ledger_expect(struct cnnps *c, size_t n);
 
 #endif

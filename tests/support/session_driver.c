@@ -55,7 +55,7 @@ static void driver_watch_push(struct session_driver *d, const struct session_eff
 	assert_int_equal(p->verdict, d->verdict[e->seq]);
 	assert_int_equal(p->slices.n, 0);
 	assert_memory_equal(&p->stamp, &d->welcome.stamp, sizeof(p->stamp));
-	assert_true(e->seq > d->released); /* invariant 2 */
+	assert_true(e->seq > d->released); /* invariant 2: a released push is never sent again */
 }
 
 static void driver_watch(struct session_driver *d)
@@ -63,16 +63,17 @@ static void driver_watch(struct session_driver *d)
 	for (size_t i = 0; session_effect(d->s, i); i++) {
 		const struct session_effect *e = session_effect(d->s, i);
 
-		assert_int_equal(d->ended, 0); /* nothing comes after the end */
+		assert_int_equal(d->ended, 0); /* the session does nothing after its end */
 		if (e->kind == DO_SEND_PUSH)
 			driver_watch_push(d, e);
-		if (e->kind == NOTIFY_ACK) { /* once, in order */
+		if (e->kind == NOTIFY_ACK) { /* each push is notified once, in order */
 			assert_int_equal(e->seq, d->notified_ack + 1);
 			assert_int_equal(e->msg.ack.seq, e->seq);
 			d->notified_ack = e->seq;
 			d->verdict[e->seq] = (uint8_t)e->msg.ack.verdict;
 		}
-		if (e->kind == DO_RELEASE) { /* invariant 2 */
+		/* invariant 2: a released push is newer than those before, durable and notified */
+		if (e->kind == DO_RELEASE) {
 			assert_true(e->seq > d->released);
 			assert_true(e->seq <= d->durable && e->seq <= d->notified_ack);
 			d->released = e->seq;
@@ -124,7 +125,7 @@ void driver_message(struct session_driver *d, const struct msg *m)
 	driver_watch(d);
 }
 
-/* The server calls `durable` durable from now on. */
+/* The server reports pushes up to `durable` as durable from now on. */
 static void driver_promise(struct session_driver *d, uint64_t durable)
 {
 	d->durable = durable > d->durable ? durable : d->durable;
@@ -135,7 +136,7 @@ void driver_welcome(struct session_driver *d, uint64_t last_seq, uint64_t durabl
 	struct msg m = {.type = MSG_WELCOME};
 
 	if (session_phase(d->s) == PHASE_HELLO && session_last_seq(d->s) == 0)
-		d->notified_ack = d->released = last_seq; /* of an earlier process */
+		d->notified_ack = d->released = last_seq; /* an earlier process made these pushes */
 	driver_promise(d, durable_seq);
 	d->welcome.last_seq = last_seq;
 	d->welcome.durable_seq = durable_seq;
@@ -195,7 +196,7 @@ void driver_tick(struct session_driver *d, uint64_t ms)
 	driver_watch(d);
 }
 
-/* Make a push that differs from every other one; the status of the call. */
+/* Make a push that differs from every other push. Returns the status of the call. */
 static int driver_push_by(struct session_driver *d, driver_push_fn *push)
 {
 	uint64_t seq = 0, next = session_last_seq(d->s) + 1;

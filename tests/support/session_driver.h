@@ -2,7 +2,7 @@
  * session_driver.h - drives a worker's session without a network.
  *
  * Each function makes one call of worker/client/session.h. It checks the invariants of that header
- * against the effects of the call, and keeps the effects until the next call.
+ * against the effects of the call, and stores the effects until the next call.
  */
 #ifndef TESTS_SUPPORT_SESSION_DRIVER_H
 #define TESTS_SUPPORT_SESSION_DRIVER_H
@@ -21,11 +21,12 @@
 struct session_driver {
 	struct session *s;
 	uint64_t now_ms;
-	struct msg_welcome welcome;        /* the server's next WELCOME, with its stamp and term */
-	uint64_t notified_ack, released;   /* the newest seq of each */
-	uint64_t durable;                  /* the newest seq that the server called durable */
-	struct msg_push made[DRIVER_SEQS]; /* the arguments of session_push, by seq */
-	uint8_t verdict[DRIVER_SEQS];      /* as notified, by seq */
+	struct msg_welcome welcome; /* the server's next WELCOME, with its stamp and term */
+	/* the newest seq of a NOTIFY_ACK, and the newest seq of a DO_RELEASE */
+	uint64_t notified_ack, released;
+	uint64_t durable; /* the newest seq that the server has reported as durable */
+	struct msg_push made[DRIVER_SEQS]; /* the arguments of session_push, at their seq */
+	uint8_t verdict[DRIVER_SEQS]; /* the verdicts that the session has notified, at their seq */
 	int ended;
 	char did[2048];
 };
@@ -33,9 +34,9 @@ struct session_driver {
 /* ---- life cycle ----------------------------------------------------------------------------- */
 
 struct session_config driver_config(void);
-/* A session that is connected and has sent HELLO. */
+/* Create a session that is connected and has sent HELLO. */
 void driver_new(struct session_driver *d, struct session_config cfg, size_t replay_max);
-/* The same, and the server has answered with WELCOME to a new run. */
+/* As driver_new; the server has also answered with the WELCOME of a new run. */
 void driver_open(struct session_driver *d);
 
 /* ---- effects of the last call --------------------------------------------------------------- */
@@ -44,8 +45,8 @@ const struct session_effect *driver_effect(
 	const struct session_driver *d, enum session_effect_kind kind);
 /* The first message of this type that the session sent. */
 const struct msg *driver_sent(const struct session_driver *d, enum msg_type type);
-/* All effects in order, such as "READY push:4 push:5 lease". Capitals are notifications of the
- * program. */
+/* All effects in order, such as "READY push:4 push:5 lease". Words in capitals are notifications
+ * for the program. */
 const char *driver_did(struct session_driver *d);
 #define assert_did(d, words) assert_string_equal(driver_did(d), words)
 
@@ -56,18 +57,18 @@ void driver_welcome(struct session_driver *d, uint64_t last_seq, uint64_t durabl
 void driver_ack(struct session_driver *d, uint64_t seq, enum verdict v, uint64_t durable);
 void driver_beat(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq);
 void driver_error(struct session_driver *d, int status);
-/* ERROR as a notice: the server and its replies wait for its disk. */
+/* The server sends an ERROR that is only a notice: it waits for its disk, and so do its replies. */
 void driver_notice(struct session_driver *d);
 void driver_bye_from_server(struct session_driver *d, int status);
-/* The server restarts. Its next WELCOME has a new term. */
+/* The server restarts. Its next WELCOME will have a new term. */
 void driver_crash(struct session_driver *d);
 
 /* ---- calls of the program and of the network ------------------------------------------------ */
 
-/* Each push differs from every other one. The status of the call. */
+/* Make a push. Each push has another content. Returns the status of the call. */
 int driver_push(struct session_driver *d);
 int driver_push_pull(struct session_driver *d);
-/* `n` pushes that must succeed. */
+/* Make `n` pushes, which must succeed. */
 void driver_push_ok(struct session_driver *d, int n);
 int driver_pull(struct session_driver *d);
 int driver_lease(struct session_driver *d);

@@ -21,10 +21,10 @@ void temp_dir_remove(const char *dir);
 const char *temp_dir_path(const char *dir, const char *name, char out[320]);
 /* Write `size` bytes as the whole content of dir/name. */
 void temp_dir_write(const char *dir, const char *name, const void *data, size_t size);
-/* The same for a path. */
+/* Write `size` bytes as the whole content of the file `path`. */
 void temp_file_put(const char *path, const void *data, size_t size);
 int temp_dir_exists(const char *dir, const char *name);
-/* The whole content of dir/name is `text`. */
+/* The whole content of dir/name must be `text`. */
 void temp_dir_assert_holds(const char *dir, const char *name, const char *text);
 
 #endif

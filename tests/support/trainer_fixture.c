@@ -1,20 +1,21 @@
 /* trainer_fixture.c - see trainer_fixture.h. */
 #include "tests/support/trainer_fixture.h"
 
-#define BATCH 5 /* as the fake server says in WELCOME */
-#define SEED  4 /* as the fake server says in WELCOME */
+#define BATCH 5 /* the batch size in the fake server's WELCOME */
+#define SEED  4 /* the seed in the fake server's WELCOME */
 
 struct fake trainer_server;
 struct fake_how trainer_server_how;
 static struct data trainer_data;
 static struct model trainer_model;
-static struct backend *trainer_backend; /* the reference's */
+static struct backend *trainer_backend; /* the backend of the reference */
 static struct batches trainer_batches;
 
 static uint8_t trainer_pixels[MAX_IMAGES];
 static uint8_t trainer_labels[MAX_IMAGES];
 
-/* ---- the reference's tools ------------------------------------------------------------------- */
+/* ---- tools of the reference
+ * ------------------------------------------------------------------- */
 
 struct trainer_reference trainer_ref;
 
@@ -193,7 +194,8 @@ void trainer_train(const struct msg_grant *grants, uint32_t n)
 	assert_int_equal(trainer_run_worker(NULL, NULL), PS_EDONE);
 }
 
-/* ---- downpour's reference -------------------------------------------------------------------- */
+/* ---- the reference for downpour
+ * --------------------------------------------------------------- */
 
 struct snapshot {
 	float w[TRAINER_PARAMS];
@@ -206,14 +208,15 @@ static void reference_snapshot(struct snapshot *s)
 	s->version = (uint64_t)trainer_ref.n;
 }
 
-/* Prefetched bursts: the pull for burst k + 3 is sent before the push of burst k, and the first three
- * pulls before any push. */
+/* The reference for prefetched bursts of pipelined steps: the worker sends the pull for burst k + 3
+ * before the push of burst k, and the first three pulls before any push. */
 static void reference_bursts(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, p[TRAINER_PARAMS], g[TRAINER_PARAMS],
 	      sum[TRAINER_PARAMS];
 	struct fake_push of = {.images = 0};
-	struct snapshot weights[3], later; /* of this burst and the next two; of the one after */
+	/* weights: of this burst and of the next two; later: of the burst after them */
+	struct snapshot weights[3], later;
 	int last_pull = trainer_ref.pulls + (int)((lease->count + trainer_server_how.n_push - 1) /
 						    trainer_server_how.n_push);
 

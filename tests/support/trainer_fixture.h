@@ -1,6 +1,6 @@
 /*
- * trainer_fixture.h - a worker's trainer with a fake server, and a serial reference that is written
- * from proto/WIRE.md, "Modes".
+ * trainer_fixture.h - a worker's trainer with a fake server, and a serial reference that follows
+ * proto/WIRE.md, "Modes", and shares no code with the trainer.
  */
 #ifndef TESTS_SUPPORT_TRAINER_FIXTURE_H
 #define TESTS_SUPPORT_TRAINER_FIXTURE_H
@@ -11,20 +11,21 @@
 #include "worker/data/batch.h"
 #include "worker/trainer.h"
 
-#define TRAINER_PARAMS FAKE_PARAMS /* of fc:3 on one pixel */
+#define TRAINER_PARAMS FAKE_PARAMS /* the parameters of fc:3 for images of one pixel */
 #define IMAGES         33
-#define BATCHES        7  /* the last one has 3 images */
-#define MAX_IMAGES     58 /* 12 batches; the last one has 3 images */
+#define BATCHES        7  /* the last batch has 3 images */
+#define MAX_IMAGES     58 /* 12 batches; the last batch has 3 images */
 
 extern struct fake trainer_server;
-extern struct fake_how trainer_server_how; /* in force when trainer_run_worker begins */
+/* the behaviour of the fake server when trainer_run_worker begins */
+extern struct fake_how trainer_server_how;
 
 /* ---- set-up --------------------------------------------------------------------------------- */
 
-/* Of the program: IMAGES images and the model fc:3. */
+/* Set-up of the program: IMAGES images and the model fc:3. */
 int trainer_set_up_all(void **state);
 int trainer_tear_down_all(void **state);
-/* Of a test: a fake server, and an empty reference. */
+/* Set-up of a test: a fake server, and an empty reference. */
 int trainer_set_up(void **state);
 int trainer_tear_down(void **state);
 void trainer_start(void);
@@ -32,16 +33,17 @@ void trainer_start(void);
 
 void trainer_use_model(const char *text);
 void trainer_use_images(uint32_t n);
-/* Connect and train until the server or `stop` ends it; the status of trainer_run. */
+/* Connect and train until the server or `stop` ends the training. Returns the status of
+ * trainer_run. */
 int trainer_run_worker(int (*stop)(void *), void *arg);
-/* The server gives these grants, and then ends the run. */
+/* Let the server give these grants, and then end the run. */
 void trainer_train(const struct msg_grant *grants, uint32_t n);
-/* All batches of an epoch in two grants. */
+/* Two grants that contain all batches of an epoch. */
 extern const struct msg_grant trainer_two_grants[2];
 
 /* ---- the reference -------------------------------------------------------------------------- */
 
-/* The state of the server and the pushes that it must receive. */
+/* The state of the reference's server, and the pushes that the fake server must receive. */
 struct trainer_reference {
 	float sum[TRAINER_PARAMS];
 	struct fake_push push[FAKE_PUSHES];
@@ -50,15 +52,16 @@ struct trainer_reference {
 
 extern struct trainer_reference trainer_ref;
 
-/* The weights of the reference's server. */
+/* The weights of the reference's server go to `w`. */
 void reference_weights(float *w);
-/* The gradient of one batch at `w`. Adds its batch, images and loss to the push `of`. */
+/* Compute the gradient of one batch at `w`. Add the batch, its images and its loss to the push
+ * `of`. */
 void reference_gradient(const float *w, struct work batch, float *g, struct fake_push *of);
-/* Push `g`, and begin the next push in `of`. */
+/* Apply the push `of` with the gradient `g` to the reference, and clear `of` for the next push. */
 void reference_push(struct fake_push *of, const float *g, uint64_t base_version);
-/* The pushes of downpour for a lease. */
+/* Compute the pushes of downpour for one lease. */
 void reference_downpour(const struct work *lease);
-/* The fake server has received the pushes of the reference. */
+/* The fake server must have received the pushes of the reference. */
 void trainer_expect_reference(void);
 
 #endif

@@ -18,9 +18,10 @@ struct wal_fixture {
 	struct core_fixture f;
 	struct wal *wal;
 	struct wire *wire;
-	struct stamp stamp;   /* of the only worker */
-	uint64_t seq, newest; /* its newest push; the newest record of the log */
-	unsigned done;        /* calls of wal_config.done */
+	struct stamp stamp; /* the stamp of the only worker */
+	/* seq: the worker's newest push; newest: the LSN of the log's newest record */
+	uint64_t seq, newest;
+	unsigned done; /* the number of calls of wal_config.done */
 };
 
 extern struct wal_fixture wal;
@@ -28,16 +29,17 @@ extern struct wal_fixture wal;
 /* The run has one worker, and checkpoint 1. */
 int wal_set_up(void **state);
 int wal_tear_down(void **state);
-/* wal_config.done: counts its calls. */
+/* A callback for wal_config.done that counts its calls. */
 void wal_on_done(void *arg);
 
 /* ---- events --------------------------------------------------------------------------------- */
 
-/* Append an event to the log and step the core. `f`: its message, or NULL. */
+/* Append an event to the log, and step the core with it. `f`: the frames of its message, or
+ * NULL. */
 void wal_event(const struct event *ev, struct frames *f);
-/* The same for a message, which is encoded and decoded as on the network. */
+/* As wal_event for a message. It is encoded and decoded as on the network. */
 void wal_receive(uint32_t peer, const struct msg *m);
-/* `n` pushes of ones. */
+/* Receive `n` pushes of ones. */
 void wal_push(int n);
 void wal_tick(void);
 /* Flush the log, and wait until the pool is idle. */
@@ -45,22 +47,22 @@ void wal_settle(void);
 
 /* ---- checkpoints ---------------------------------------------------------------------------- */
 
-/* Write a checkpoint of the core. It never fails. */
+/* Write a checkpoint of the core. The write must succeed. */
 void wal_save(uint64_t generation);
-/* The core begins a snapshot. */
+/* Let the core begin a snapshot. */
 void wal_begin_snapshot(void);
-/* That snapshot is durable, or its checkpoint has failed. */
+/* 1: the snapshot is durable now; 0: its checkpoint has failed. */
 void wal_saved(int ok);
-/* All three: a durable snapshot of this moment. */
+/* Begin a snapshot, write its checkpoint, and report it as durable. */
 void wal_snapshot(void);
-/* `n` snapshots whose checkpoints fail, with pushes between them. */
+/* Make `n` snapshots whose checkpoints fail, with pushes between them. */
 void wal_failing_snapshots(int n);
 
 /* ---- the directory -------------------------------------------------------------------------- */
 
-/* A start from the directory has the same state as the core. */
+/* A start from the directory must restore the state of the core. */
 void wal_assert_recovers(int accept_loss);
-/* How many pushes are in the weights of such a start; its status is in *rc. */
+/* The number of pushes in the weights after such a start. The status of the start goes to *rc. */
 int wal_recovered_pushes(int accept_loss, int *rc);
 unsigned wal_count_journals(void);
 

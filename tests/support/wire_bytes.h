@@ -1,6 +1,6 @@
 /*
- * wire_bytes.h - messages that the test encodes by hand, field by field. For tests of bytes that no
- * correct program sends.
+ * wire_bytes.h - messages that the test encodes by hand, field by field. They are for tests of
+ * bytes that no correct program sends.
  */
 #ifndef TESTS_SUPPORT_WIRE_BYTES_H
 #define TESTS_SUPPORT_WIRE_BYTES_H
@@ -27,24 +27,24 @@ struct bytes {
 	unsigned char at[2 * WIRE_MAX_HEADER];
 };
 
-/* An empty buffer. It is static: each call empties it. */
+/* An empty buffer. The buffer is static, and each call empties it. */
 struct bytes *bytes_fresh(void);
 void bytes_put(struct bytes *b, const void *data, size_t n);
 void bytes_varint(struct bytes *b, uint64_t v);
 void bytes_number(struct bytes *b, unsigned field, uint64_t v);
 void bytes_bytes(struct bytes *b, unsigned field, const void *data, size_t n);
 void bytes_text(struct bytes *b, unsigned field, const char *text);
-/* A valid body of HELLO and of PULL. */
+/* A valid body of HELLO, and a valid body of PULL. */
 struct bytes *bytes_hello(void);
 struct bytes *bytes_pull(void);
 
 /* ---- decode --------------------------------------------------------------------------------- */
 
-/* wire_decode of one header frame. */
+/* Call wire_decode for one header frame. */
 int bytes_decode(const void *data, size_t n, struct msg *m, const char **why);
-/* It returns `status` for the reason `reason`. */
+/* wire_decode must return `status` for these bytes, and give `reason` as the reason. */
 void assert_frame_refused(const void *data, size_t n, int status, const char *reason);
-/* PS_EPROTO for a message of this type with this body. */
+/* A message of this type with this body must be refused with PS_EPROTO. */
 void assert_refused(enum msg_type type, const struct bytes *body, const char *reason);
 void assert_accepted(enum msg_type type, const struct bytes *body);
 

@@ -1,12 +1,12 @@
 /*
- * Proves that the optimizers are PyTorch's (tests/fixtures/optim.h), whichever instructions the CPU
- * has, alone and behind the core.
+ * Proves that the optimizers compute what PyTorch computes (tests/fixtures/optim.h), on any CPU,
+ * called directly and through pushes to the core.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/fixtures/optim.h"
 #include <math.h>
 
-#define N     67u /* no multiple of any vector's width */
+#define N     67u /* not a multiple of any SIMD width */
 #define KINDS ((size_t)OPTIM_LBFGS)
 
 static const char *const kind_names[] = {
@@ -14,7 +14,7 @@ static const char *const kind_names[] = {
 
 /* ---- PyTorch -------------------------------------------------------------------------------- */
 
-/* Largest difference, in parts of the largest weight. */
+/* The largest difference, relative to the largest weight. */
 static double distance(const float *ours, const float *theirs)
 {
 	double max = 0, largest = 0;
@@ -73,7 +73,7 @@ static void every_optimizer_and_schedule_is_pytorchs_within_1e_6(void **state)
 	assert_int_equal(wrong, 0);
 }
 
-/* The cases must differ from each other, or agreeing with them says nothing. */
+/* The cases must differ from each other. Otherwise agreement with them proves nothing. */
 static void no_two_cases_are_the_same(void **state)
 {
 	const size_t last = TORCH_STEPS / TORCH_EVERY - 1;
@@ -85,7 +85,7 @@ static void no_two_cases_are_the_same(void **state)
 					    torch_case[k].weights[last]) > 1e-4);
 }
 
-/* The same through pushes in one to three slices: the core counts the steps, and clips by the norm
+/* The same steps as pushes of two or three slices. The core counts the steps, and clips by the norm
  * of all slices. */
 static void through_the_core(const struct torch_case *torch, struct rng *r)
 {
@@ -136,8 +136,8 @@ struct vectors {
 	float w[N], state[OPTIM_VECTORS][N];
 };
 
-/* What optim.h says, one rounding after the other: volatile keeps the compiler from anything else.
- */
+/* The formulas of optim.h, with one rounding after each operation. volatile prevents the compiler
+ * from combining operations. */
 static void plain_step(
 	const struct optim *o, const struct optim_step *s, struct vectors *v, float g, size_t i)
 {
@@ -185,7 +185,7 @@ static void random_values(struct rng *r, float *v, size_t n, float from)
 		v[i] = from + (1 - from) * (float)rng_unit(r);
 }
 
-/* n values somewhere in 67: elsewhere and in place. */
+/* A step on n values at a random offset in 67, into another array and in place. */
 static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 {
 	size_t at = rng_below(r, N - n + 1);
@@ -212,7 +212,7 @@ static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 	}
 }
 
-/* Whatever instructions this CPU has and wherever a slice begins. */
+/* The bits must not depend on the instructions of the CPU, or on the place where a slice begins. */
 static void optimizers_give_the_bits_of_the_plain_formula(void **state)
 {
 	const uint64_t seed = 31;
@@ -259,7 +259,7 @@ static void powers_are_those_of_repeated_products(void **state)
 	assert_true(optim_power(0.999, UINT64_MAX) == 0 && optim_power(1, UINT64_MAX) == 1);
 }
 
-/* The largest gradients that are let in, small ones after them, none: weights and state stay
+/* The largest gradients that the core accepts, then small ones, then zeros: weights and state stay
  * finite. */
 static void the_largest_gradients_leave_everything_finite(void **state)
 {

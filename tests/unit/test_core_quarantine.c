@@ -1,7 +1,7 @@
 /*
- * Proves server/core/quarantine.c: the server excludes a worker that sends a number of non-finite
- * pushes in a row, and the others go on. If most live workers send such pushes, the run ends as
- * diverged.
+ * Proves the exclusion of workers and the end of a diverged run (server/core/departure.h): the
+ * server excludes a worker that sends a number of non-finite pushes in a row, and the others go on.
+ * If most live workers send non-finite pushes, the run ends as diverged.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -16,7 +16,7 @@ static struct msg nan_push(struct stamp s, uint64_t seq)
 	return m;
 }
 
-/* Pushes [from, from + n), each of which is rejected. */
+/* Sends non-finite pushes with seq [from, from + n). The server rejects each of them. */
 static void push_nan(struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t from, int n)
 {
 	for (int i = 0; i < n; i++) {
@@ -66,7 +66,7 @@ static void one_of_two_is_excluded_and_the_other_goes_on(void **state)
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_int_equal(core_live_workers(f.core), 1);
 	push_well(&f, 8, good, 2);
-	m = nan_push(bad, PATIENCE + 1); /* none of its messages counts from now on */
+	m = nan_push(bad, PATIENCE + 1); /* no message of the excluded worker counts */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EQUARANTINE);
 	fixture_beat(&f, 9, bad);
@@ -135,8 +135,8 @@ static void alone_it_is_the_run_that_has_diverged(void **state)
 	fixture_close(&f);
 }
 
-/* Two of three workers: the first one that reaches the limit ends the run, whatever the count of the
- * other is. */
+/* Two of three workers send non-finite pushes. The first of the two that reaches the limit ends the
+ * run, whatever the count of the other worker is. */
 static void most_of_the_live_workers_decide(void **state)
 {
 	struct core_fixture f;
@@ -149,7 +149,7 @@ static void most_of_the_live_workers_decide(void **state)
 	push_nan(&f, 9, one, 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
-	fixture_open(&f, without_disk()); /* two of four are no majority */
+	fixture_open(&f, without_disk()); /* two of four workers are not a majority */
 	one = fixture_join(&f, 9, "");
 	two = fixture_join(&f, 8, "");
 	fixture_join(&f, 7, "");
@@ -161,7 +161,8 @@ static void most_of_the_live_workers_decide(void **state)
 	fixture_close(&f);
 }
 
-/* The first worker is broken from the start: without any training the run cannot have diverged. */
+/* The first worker is broken from the start. The run cannot have diverged, because no training took
+ * place. */
 static void the_first_one_is_excluded_before_others_come(void **state)
 {
 	struct core_fixture f;
@@ -173,14 +174,14 @@ static void the_first_one_is_excluded_before_others_come(void **state)
 	assert_excluded(&f, 9);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	struct stamp one = fixture_join(&f, 8, "one");
-	push_nan(&f, 8, one, 1, 1); /* now neither of two has sent a finite push */
+	push_nan(&f, 8, one, 1, 1); /* now neither worker has ever sent a finite push */
 	bad = fixture_join(&f, 9, "bad");
 	push_nan(&f, 9, bad, PATIENCE + 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
 }
 
-/* A supervisor restarts it repeatedly before another worker joins. */
+/* A supervisor restarts a broken worker repeatedly before another worker joins. */
 static void one_that_returns_does_not_end_the_run(void **state)
 {
 	struct core_fixture f;
@@ -202,7 +203,7 @@ static void one_that_returns_does_not_end_the_run(void **state)
 	fixture_close(&f);
 }
 
-/* None of them has ever sent a finite push: the first weights are the cause. */
+/* Neither worker has ever sent a finite push, so the initial weights are the cause. */
 static void two_at_once_end_a_run_that_never_accepted_a_push(void **state)
 {
 	struct core_fixture f;
@@ -216,8 +217,8 @@ static void two_at_once_end_a_run_that_never_accepted_a_push(void **state)
 	fixture_close(&f);
 }
 
-/* Other workers have trained and left. A worker without any accepted push is broken, however often it
- * joins. A worker with an accepted push shows that the run has diverged. */
+/* Other workers have trained and left. A worker without any accepted push is broken, however often
+ * it joins. A worker with an accepted push shows that the run has diverged. */
 static void alone_it_answers_only_for_its_own_pushes(void **state)
 {
 	struct core_fixture f;
@@ -238,7 +239,8 @@ static void alone_it_answers_only_for_its_own_pushes(void **state)
 		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	}
 	struct stamp again =
-		fixture_join(&f, 8, "good"); /* the pushes of the old process do not count for it */
+		/* pushes of the old process do not count for a new one */
+		fixture_join(&f, 8, "good");
 	push_nan(&f, 8, again, 2, PATIENCE);
 	assert_excluded(&f, 8);
 	again = fixture_join(&f, 8, "good");
@@ -250,7 +252,8 @@ static void alone_it_answers_only_for_its_own_pushes(void **state)
 	fixture_close(&f);
 }
 
-/* Other workers are expected: one of the three of --min-workers has joined. */
+/* --min-workers is 3, and only one of the three workers has joined, so the server expects others.
+ */
 static void before_training_begins_nothing_can_diverge(void **state)
 {
 	struct core_config cfg = fixture_training();
@@ -274,7 +277,7 @@ static void before_training_begins_nothing_can_diverge(void **state)
 	fixture_close(&f);
 }
 
-/* A suspect worker, and an away one, sent finite pushes when the server received its last message. */
+/* A worker that is suspect or away counts with its newest push, which was finite. */
 static void one_that_is_suspected_counts(void **state)
 {
 	struct core_fixture f;
@@ -293,7 +296,8 @@ static void one_that_is_suspected_counts(void **state)
 	fixture_close(&f);
 }
 
-/* The server expects two workers after a restart. One returns: it is one of two, not all. */
+/* After a restart the server expects two workers. One of them returns: it is one of two workers,
+ * not all workers. */
 static void one_that_is_expected_back_counts(void **state)
 {
 	struct core_fixture f;
@@ -308,7 +312,8 @@ static void one_that_is_expected_back_counts(void **state)
 	assert_excluded(&f, 9);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	fixture_close(&f);
-	fixture_open(&f, without_disk()); /* after the recovery time it is not expected */
+	/* after the recovery time the server does not expect the second worker */
+	fixture_open(&f, without_disk());
 	good = fixture_join(&f, 8, "good");
 	bad = fixture_join(&f, 9, "bad");
 	push_well(&f, 8, good, 1);
@@ -325,7 +330,8 @@ static void one_that_is_expected_back_counts(void **state)
 	fixture_close(&f);
 }
 
-/* Pushes of stale weights, and of batches that another worker has delivered. */
+/* Non-finite pushes count even if they are of stale weights, or of batches that another worker has
+ * delivered. */
 static void those_that_would_not_count_anyway_do(void **state)
 {
 	struct core_config cfg = fixture_training();
@@ -441,7 +447,7 @@ static void a_step_of_sync_does_not_wait_for_it(void **state)
 	(void)state;
 	cfg.durable = 0;
 	cfg.training.mode = MODE_SYNC;
-	cfg.leases.min_workers = 2; /* the first step begins with both */
+	cfg.leases.min_workers = 2; /* the first step begins with both workers */
 	fixture_open(&f, cfg);
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
 	fixture_lease(&f, 9, bad, 1);
@@ -466,7 +472,7 @@ static void a_step_of_sync_does_not_wait_for_it(void **state)
 	fixture_close(&f);
 }
 
-/* An evaluation with a non-finite loss counts as such a push. Another worker repeats it. */
+/* An evaluation with a non-finite loss counts like a non-finite push. Another worker repeats it. */
 static void results_that_are_not_finite_count(void **state)
 {
 	struct core_config cfg = fixture_training();

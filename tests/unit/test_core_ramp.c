@@ -1,6 +1,7 @@
 /*
- * Proves the warm start and the ramp behind it (server/core/downpour.c): one worker alone for
- * --warm-start-updates, then one more after every --warm-start-ramp updates, in downpour and in ssp.
+ * Proves the warm start and the ramp that follows it (server/core/downpour.c): one worker trains
+ * alone for --warm-start-updates, then one more worker starts after every --warm-start-ramp
+ * updates, in downpour and in ssp.
  */
 #include "tests/support/core_cluster.h"
 
@@ -38,7 +39,8 @@ static uint32_t max_at(uint64_t version)
 	return max < CLUSTER_WORKERS ? (uint32_t)max : CLUSTER_WORKERS;
 }
 
-/* Each worker requests as often as possible. Returns the version from which all work at once. */
+/* Each worker requests a lease as often as possible. Returns the first version at which all workers
+ * are at work. */
 static uint64_t ramp_run(enum mode mode, uint64_t seed)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -52,7 +54,7 @@ static uint64_t ramp_run(enum mode mode, uint64_t seed)
 			if (k.worker[i].grant.work.count == 0)
 				cluster_act(&k, i);
 		assert_in_range(at_work(&k), 1, max_at(version));
-		if (mode == MODE_DOWNPOUR) /* in ssp some wait for the slowest worker */
+		if (mode == MODE_DOWNPOUR) /* in ssp some workers wait for the slowest one */
 			assert_int_equal(at_work(&k), max_at(version));
 		if (at_work(&k) == CLUSTER_WORKERS && all_at == UINT64_MAX)
 			all_at = version;
@@ -106,7 +108,7 @@ static void without_a_ramp_all_start_at_once(void **state)
 	cluster_request(&k, 0);
 	assert_int_equal(at_work(&k), CLUSTER_WORKERS);
 	cluster_close(&k);
-	start(&k, 0, RAMP); /* nor is there one without a warm start */
+	start(&k, 0, RAMP); /* there is no ramp without a warm start either */
 	assert_int_equal(at_work(&k), CLUSTER_WORKERS);
 	cluster_close(&k);
 }

@@ -1,7 +1,7 @@
 /*
- * Proves --lr-scaling: the factors by the formulas of Goyal 2017 and Malladi 2022, and that the
- * core applies them to a step of n gradients (sync) and to a gradient that is tau versions old
- * (downpour), beside the schedule and the staleness rule.
+ * Proves --lr-scaling: the factors follow the formulas of Goyal 2017 and Malladi 2022, and the core
+ * applies them to a step of n gradients (sync) and to a gradient that is tau versions old
+ * (downpour), together with the schedule and the staleness rule.
  */
 #include "tests/support/core_cluster.h"
 

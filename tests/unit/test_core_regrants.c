@@ -1,6 +1,6 @@
 /*
- * Proves that leases are hints (server/core/leases.c): another worker gets the work that a worker does
- * not deliver, the first result counts, and a repeated request gets the same answer.
+ * Proves that leases are hints (server/core/leases.c): another worker gets the work that a worker
+ * does not deliver, the first result counts, and a repeated request gets the same answer.
  */
 #include "tests/support/core_fixture.h"
 
@@ -32,13 +32,14 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 	fixture_applied(&f, 10, &m);
 	m = fixture_batch(s, 2, 0, 1, 1);
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
-	m = fixture_batch(s, 3, 0, 3, 1); /* a batch that it has no lease for counts */
+	/* a batch counts even if its worker has no lease for it */
+	m = fixture_batch(s, 3, 0, 3, 1);
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(core_epoch(f.core, 0)->images, 25);
 	fixture_close(&f);
 }
 
-/* The answer was lost, or waited for a failing disk until the worker's timeout. */
+/* The GRANT was lost, or a failing disk delayed it until the worker's timeout. */
 static void a_lease_that_nobody_got_is_given_again(void **state)
 {
 	struct core_fixture f;
@@ -71,7 +72,7 @@ static void what_was_given_away_is_not_given_back_again(void **state)
 	t = fixture_join(&f, 10, "");
 	g = fixture_train(&f, 10, t, 1);
 	assert_work(&g, 0, 0, 2);
-	g = fixture_train(&f, 9, s, 1); /* the repeated request gets another answer now */
+	g = fixture_train(&f, 9, s, 1); /* the repeated request now gets another answer */
 	assert_work(&g, 0, 2, 1);
 	g = fixture_train(&f, 9, s, 2);
 	assert_true(g.work.first >= 2);
@@ -98,7 +99,7 @@ static void a_new_process_numbers_its_requests_anew(void **state)
 	fixture_lease(&f, 9, s, 1);
 	fixture_join(&f, 10, "anna");
 	fixture_join(&f, 11, "");
-	assert_null(fixture_granted(&f, 10)); /* the old process has requested it */
+	assert_null(fixture_granted(&f, 10)); /* the request came from the old process */
 	fixture_close(&f);
 }
 

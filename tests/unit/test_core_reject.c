@@ -1,11 +1,11 @@
 /*
- * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a rejected push
- * uses up its seq and changes no other byte. (Batches: test_core_leases.c.)
+ * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a rejected
+ * push uses up its seq and changes no other byte. (Batches: test_core_leases.c.)
  */
 #include "tests/support/core_fixture.h"
 #include <math.h>
 
-/* What a push can change apart from the ledger: all other sections of the snapshot. */
+/* All sections of the snapshot that a push can change, except the ledger, are equal. */
 static void assert_same_but_ledger(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
@@ -58,7 +58,7 @@ static void wild_values_at_random_places_are_rejected(void **state)
 	for (size_t i = 0; i < 1000; i++)
 		g[i] = 1;
 	for (int i = 0; i < 90; i++) {
-		if (i % 10 == 9) { /* 20 in a row would end the run */
+		if (i % 10 == 9) { /* 20 non-finite pushes in a row would end the run */
 			struct msg good = fixture_push(s, fixture_worker(&f, 1).last_seq + 1);
 			fixture_applied(&f, 9, &good);
 		}
@@ -105,8 +105,7 @@ static void slices_past_the_model_are_rejected(void **state)
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct msg m = fixture_push(s, 0);
 
-		fixture_slice(
-			&m, 0, 1, fixture_ones); /* the valid slice before it must not be applied */
+		fixture_slice(&m, 0, 1, fixture_ones); /* the valid slice must not be applied */
 		fixture_slice(&m, bad[i].offset, bad[i].count, fixture_ones);
 		rejected_cleanly(&f, &m, REJECT_SHAPE);
 	}

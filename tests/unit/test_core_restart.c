@@ -1,6 +1,7 @@
 /*
  * Proves that a run continues from a snapshot (server/core/snapshot.h): bit for bit with the same
- * options, with some other options, and never with options that do not fit, which are named.
+ * options, and also with some changed options. The core refuses options that do not fit the run,
+ * and names them.
  */
 #include "tests/support/core_fixture.h"
 #include "common/run_head.h"
@@ -15,7 +16,7 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 	for (size_t i = 0; i < 100; i++)
 		g[i] = (float)(2 * rng_unit(r) - 1);
 	if (rng_below(r, 10) == 0)
-		g[rng_below(r, 100)] *= 1e20f; /* the core rejects some */
+		g[rng_below(r, 100)] *= 1e20f; /* the core rejects some of these */
 	m.push.base_version = core_stats(f->core)->version;
 	m.push.base_version -= rng_below(r, m.push.base_version < 4 ? 1 : 4);
 	m.push.loss = (float)rng_unit(r);
@@ -27,7 +28,8 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 		fixture_durable(f);
 }
 
-/* 60 pushes of one worker. The server is killed and restarted before the pushes in `kills`. */
+/* A core after 60 pushes of one worker. The server is killed and restarted before each push whose
+ * bit is set in `kills`. */
 static struct core_snapshot trained(const struct core_config *cfg, uint64_t kills)
 {
 	struct rng r = rng_seed(4, RNG_SIM, 0);
@@ -119,7 +121,8 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	assert_int_equal(fixture_worker(&other, 1).state, SESSION_AWAY);
 	assert_int_equal(fixture_worker(&other, 2).state, SESSION_DEAD);
 	assert_int_equal(fixture_worker(&other, 2).last_seq, 1);
-	assert_int_equal(fixture_worker(&other, 2).durable_seq, 1); /* the snapshot contains it */
+	/* the snapshot contains push 1 */
+	assert_int_equal(fixture_worker(&other, 2).durable_seq, 1);
 	assert_int_equal(fixture_worker(&other, 2).images, 10);
 	assert_int_equal(core_epoch(other.core, 0)->images, 10);
 	assert_int_equal(core_epoch(other.core, 0)->updates, 1);
@@ -136,8 +139,8 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 
 /* ---- other options -------------------------------------------------------------------------- */
 
-/* A snapshot: the first epoch of fixture_training is trained and half evaluated, and the only worker
- * has left. */
+/* A snapshot in which the first epoch of fixture_training is trained and half evaluated, and the
+ * only worker has left. */
 static struct core_snapshot half_evaluated(struct core_config cfg)
 {
 	struct core_snapshot img;
@@ -163,7 +166,7 @@ static struct core_snapshot half_evaluated(struct core_config cfg)
 	return img;
 }
 
-/* Evaluate and train as granted until the run ends. */
+/* One worker evaluates and trains as granted until the run ends. */
 static void run_to_the_end(struct core_fixture *f)
 {
 	struct stamp s;

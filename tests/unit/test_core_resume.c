@@ -1,6 +1,6 @@
 /*
- * Proves how a session resumes: on a new connection, after silence, after a crash of the server, and
- * after a rollback. Invariants of server/core/sessions.c.
+ * Proves how a session resumes: on a new connection, after silence, after a crash of the server,
+ * and after a rollback (the invariants of server/core/sessions.c).
  */
 #include "tests/support/core_fixture.h"
 
@@ -62,9 +62,9 @@ static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_message(&f, 20, &m);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
-	fixture_message(&f, 20, &m); /* a repeated HELLO does not make it durable */
+	fixture_message(&f, 20, &m); /* a repeated HELLO does not make the incarnation durable */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
-	fixture_tick(&f, f.cfg.sessions.dead_ms); /* a slow disk */
+	fixture_tick(&f, f.cfg.sessions.dead_ms); /* the disk is slow */
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 20, MSG_WELCOME));
 	again = fixture_sent(&f, 20, MSG_WELCOME)->welcome.stamp;
@@ -99,7 +99,7 @@ static void a_hello_that_the_network_kept_is_not_believed(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
-	struct msg m = fixture_resume(s, 2, 0); /* the worker has sent push 3 since */
+	struct msg m = fixture_resume(s, 2, 0); /* the worker sent push 3 after this HELLO */
 
 	(void)state;
 	fixture_message(&f, 20, &m);
@@ -109,9 +109,10 @@ static void a_hello_that_the_network_kept_is_not_believed(void **state)
 	fixture_close(&f);
 }
 
-/* ---- a server that went back ---------------------------------------------------------------- */
+/* ---- a server that lost its newest state ---------------------------------------------------- */
 
-/* A crash loses the pushes after the last snapshot. Worker 1 is away and retains `kept` of them. */
+/* A crash loses the pushes after the last snapshot. Worker 1 is away and retains the first `kept`
+ * pushes. */
 static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64_t kept)
 {
 	struct stamp s = fixture_open_with_pushes(f, cfg, kept);
@@ -151,13 +152,13 @@ static void a_state_older_than_what_was_called_durable_is_refused(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = crash(&f, fixture_config(), 2);
-	struct msg m = fixture_resume(s, 7, 5); /* the worker has released 5 */
+	struct msg m = fixture_resume(s, 7, 5); /* the worker has released pushes 1 to 5 */
 
 	(void)state;
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m = fixture_resume(s, 2, 2);
-	m.hello.resume.incarnation = 2; /* this server has never given that incarnation */
+	m.hello.resume.incarnation = 2; /* this server has never assigned incarnation 2 */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m.hello.resume.incarnation = 1;
@@ -200,7 +201,7 @@ static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
 	again = resume(&f, 9, s, 7, 5);
 	assert_int_equal(again.incarnation, 3);
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.last_seq, 5);
-	for (uint64_t seq = 3; seq <= 5; seq++) { /* the decisions on these are lost */
+	for (uint64_t seq = 3; seq <= 5; seq++) { /* the decisions on pushes 3 to 5 are lost */
 		m = fixture_push_ones(again, seq);
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_REJECTED);
@@ -210,7 +211,7 @@ static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
 	fixture_applied(&f, 9, &m);
 	assert_true(core_weights(f.core)[0] == -3.0f);
 	m = fixture_resume(s, 7, 5);
-	m.hello.resume.worker = 5; /* more slots than this server has */
+	m.hello.resume.worker = 5; /* this server has fewer slots */
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EROLLEDBACK);
 	fixture_close(&f);
@@ -229,7 +230,7 @@ static void an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases(void
 	s = fixture_join(&f, 9, "");
 	struct msg first = fixture_push_ones(s, 1);
 	fixture_work(&first, 0, 3, 1);
-	fixture_applied(&f, 9, &first); /* fixes the data set */
+	fixture_applied(&f, 9, &first); /* this push fixes the data set */
 	fixture_lease(&f, 9, s, 1);
 	fixture_restart(&f);
 	fixture_tick(&f, 0);
@@ -257,7 +258,7 @@ static void a_worker_that_owes_replays_keeps_its_slot(void **state)
 	(void)state;
 	cfg.sessions.max_workers = 1;
 	s = crash(&f, cfg, 2);
-	again = resume(&f, 9, s, 4, 0); /* it owes replays 3 and 4 */
+	again = resume(&f, 9, s, 4, 0); /* the worker must replay pushes 3 and 4 */
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_AWAY);
 	fixture_message(&f, 10, &m);
@@ -267,7 +268,7 @@ static void a_worker_that_owes_replays_keeps_its_slot(void **state)
 		m = fixture_push_ones(again, seq);
 		fixture_applied(&f, 9, &m);
 	}
-	fixture_tick(&f, cfg.sessions.dead_ms + 1); /* it owes no replay now */
+	fixture_tick(&f, cfg.sessions.dead_ms + 1); /* the worker has replayed all pushes */
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_close(&f);
 }
@@ -280,7 +281,7 @@ static void expect_text(
 	const struct msg *m = fixture_sent(f, peer, MSG_ERROR);
 
 	fixture_refused(f, peer, status);
-	assert_true(strlen(m->error.text) < 256); /* a worker logs at most that */
+	assert_true(strlen(m->error.text) < 256); /* a worker logs at most 255 characters */
 	for (; *words; words++)
 		if (!strstr(m->error.text, *words))
 			fail_msg("no \"%s\" in: %s", *words, m->error.text);
@@ -313,7 +314,7 @@ static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
 	fixture_close(&f);
 }
 
-/* The worker returns after its slot has lost the grant, and repeats its request. */
+/* The worker returns after the server has withdrawn its grant, and repeats its request. */
 static void a_grant_that_a_crash_kept_from_its_worker_is_given_again(void **state)
 {
 	struct core_config cfg = fixture_training();

@@ -1,7 +1,7 @@
 /*
- * Proves how a run ends (core.c, WIRE.md "End of training"): after its epochs, after its updates, by a
- * drain, or because it diverged. No worker is notified before the last snapshot is durable, and the
- * snapshot contains every acknowledged push.
+ * Proves how a run ends (core.c, WIRE.md "End of training"): after its epochs, after its updates,
+ * by a drain, or because it diverged. No worker is notified before the last snapshot is durable,
+ * and the snapshot contains every acknowledged push.
  */
 #include "tests/support/core_fixture.h"
 #include <math.h>
@@ -118,7 +118,7 @@ static void an_admin_who_comes_after_the_last_snapshot_is_told(void **state)
 
 	(void)state;
 	train_to_the_end(&f);
-	fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* this snapshot is the last one */
+	fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* the snapshot under way is the last one */
 	fixture_refused(&f, 8, PS_EDONE);
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
@@ -198,7 +198,7 @@ static void a_drain_takes_what_comes_before_its_snapshot_and_nothing_after(void 
 	assert_int_equal(fixture_sent(&f, 8, MSG_ADMIN)->admin.verb, ADMIN_DRAIN);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	push(&f, s, 1);
-	fixture_durable(&f); /* not the drain's */
+	fixture_durable(&f); /* this snapshot began before the drain */
 	assert_non_null(fixture_sent(&f, 7, MSG_ADMIN));
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_int_not_equal(f.saving, 0);
@@ -258,14 +258,14 @@ static void who_joins_while_it_ends_hears_both(void **state)
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	drain(&f);
-	fixture_durable(&f); /* of its HELLO */
+	fixture_durable(&f); /* the snapshot that contains the worker's incarnation */
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
 	fixture_close(&f);
 }
 
-/* The event with the largest number of effects: every worker is notified. */
+/* One event with the largest number of effects: every worker is notified. */
 static void the_last_step_tells_everybody_everything(void **state)
 {
 	enum { RANDOM_WORKERS = 64 };
@@ -283,7 +283,7 @@ static void the_last_step_tells_everybody_everything(void **state)
 
 		fixture_applied(&f, 100 + i, &m);
 	}
-	drain(&f); /* its snapshot is under way */
+	drain(&f); /* the snapshot of the drain is under way */
 	fixture_saved(&f, EVENT_SAVE_FAILED);
 	for (uint32_t i = 0; i < CORE_MAX_ADMINS; i++)
 		fixture_admin(&f, 10 + i, ADMIN_CHECKPOINT);
@@ -308,7 +308,7 @@ static void a_run_that_was_done_is_done_again_after_a_restart(void **state)
 	struct msg m;
 
 	(void)state;
-	fixture_restart(&f); /* killed before any worker was notified */
+	fixture_restart(&f); /* the server was killed before any worker was notified */
 	m = fixture_resume(s, 1, 0);
 	fixture_message(&f, 9, &m);
 	assert_int_not_equal(f.saving, 0);

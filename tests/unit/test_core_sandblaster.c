@@ -1,11 +1,12 @@
 /*
- * Proves the invariants numbered in server/core/sandblaster.c: what a pass needs, which worker gets
- * which portion, and that no portion is lost or counted twice. (L-BFGS: test_core_lbfgs.c.)
+ * Proves the invariants numbered in server/core/sandblaster.c: which pushes a pass accepts, which
+ * worker gets which portion, and that no portion is lost or counted twice. (L-BFGS:
+ * test_core_lbfgs.c.)
  */
 #include "tests/support/core_cluster.h"
 
-/* Plain gradient descent with portions of 10 images, and immediate copies as in the paper, unless a
- * test changes that. (Copies of late work: test_core_backup.c.) */
+/* Plain gradient descent with portions of 10 images. Copies are immediate, as in the paper, unless
+ * a test changes that. (Copies of late work: test_core_backup.c.) */
 static struct core_config sgd_config(void)
 {
 	struct core_config cfg = fixture_training();
@@ -81,7 +82,8 @@ static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **stat
 	cluster_request(&k, 1);
 	assert_int_equal(push_of(&k, 0, 3, 2), REJECT_NONE);
 	double before = k.f.core->accumulator.sum[1];
-	assert_int_equal(push_of(&k, 1, 1, 3), REJECT_WORK); /* 3 is done: not 1 and 2 either */
+	/* portion 3 is done, so portions 1 and 2 are not accepted either */
+	assert_int_equal(push_of(&k, 1, 1, 3), REJECT_WORK);
 	assert_true(k.f.core->accumulator.sum[1] == before);
 	assert_int_equal(k.f.core->leases.n_done, 2);
 	assert_int_equal(k.f.core->leases.batch[1], BATCH_FREE);
@@ -106,10 +108,9 @@ static void a_sum_of_another_pass_is_refused(void **state)
 	while (core_stats(k.f.core)->version == 0)
 		cluster_act(&k, 0);
 	assert_true(late.grant.work.count > 0);
-	assert_int_equal(cluster_push(&k, 1), REJECT_WORK); /* its epoch is over */
+	assert_int_equal(cluster_push(&k, 1), REJECT_WORK); /* the epoch of this push is over */
 	k.worker[1].grant.work = late.grant.work;
-	k.worker[1].grant.work.epoch =
-		1; /* the same portion of this epoch, at the weights of the one before */
+	k.worker[1].grant.work.epoch = 1; /* the same portion in this epoch, at old weights */
 	assert_int_equal(cluster_push(&k, 1), REJECT_STALE);
 	assert_int_equal(k.f.core->leases.n_done, 0);
 	assert_int_equal(k.f.core->accumulator.pushes, 0);
@@ -151,8 +152,7 @@ static void runs_of_portions_shrink_towards_the_end_of_a_pass(void **state)
 		assert_int_equal(cluster_request(&k, n % 2), 1);
 		uint32_t count = k.worker[n % 2].grant.work.count;
 		assert_in_range(count, 1, left < 8 ? 1 : left / 8 + 1);
-		if (n !=
-			1) { /* the first one of a worker whose speed is not known is of one portion */
+		if (n != 1) { /* worker 1 has no known speed yet, so it gets one portion */
 			assert_in_range(count, 1, before);
 			before = count;
 		}
@@ -171,11 +171,12 @@ static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 
 	(void)state;
 	cfg.leases.max_batches = 1;
-	cluster_open(&k, cfg, 7, 30, cluster_bowl); /* three portions, seven workers */
+	cluster_open(&k, cfg, 7, 30, cluster_bowl); /* 3 portions for 7 workers */
 	for (uint32_t i = 0; i < 7; i++)
 		assert_int_equal(cluster_request(&k, i), 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 4);
-	for (uint32_t i = 3; i < 7; i++) /* the oldest portions with the fewest copies */
+	/* copies are of the oldest portions with the fewest copies */
+	for (uint32_t i = 3; i < 7; i++)
 		cluster_granted(&k, i, (i - 3) % 3, 1);
 	assert_int_equal(cluster_push(&k, 4), REJECT_NONE); /* the first result counts */
 	for (uint32_t i = 0; i < 3; i++)
@@ -187,7 +188,7 @@ static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
 	cluster_close(&k);
 }
 
-/* Advance the time; all workers send heartbeats. */
+/* Advances the time. All workers send heartbeats. */
 static void tick(struct cluster *k, uint64_t now_ms)
 {
 	k->f.now_ms = now_ms;
@@ -195,7 +196,8 @@ static void tick(struct cluster *k, uint64_t now_ms)
 	cluster_receive(k);
 }
 
-/* Virtual milliseconds of a step, over `steps` of them: worker i takes ms[i] for a portion. */
+/* Returns the mean virtual milliseconds of a step in a run of `steps` steps. Worker i takes ms[i]
+ * for a portion. */
 static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backup_copies backup,
 	uint64_t images[CLUSTER_WORKERS])
 {
@@ -213,7 +215,8 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 	while (core_stats(k.f.core)->updates < steps) {
 		uint32_t next = n;
 
-		for (uint32_t i = 0; i < n; i++) { /* who is ready first, of those with something */
+		/* find the worker with work that is ready first */
+		for (uint32_t i = 0; i < n; i++) {
 			while (k.worker[i].grant.kind != GRANT_TRAIN && cluster_act(&k, i))
 				ready[i] = 0;
 			if (k.worker[i].grant.work.count && ready[i] == 0)
@@ -257,7 +260,7 @@ static void backup_copies_make_up_for_a_slow_worker(void **state)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-/* A slow worker gets what it can deliver before the others have copied it. */
+/* A slow worker gets as much work as it can deliver before the others have copied it. */
 static void one_that_is_20_times_slower_contributes(void **state)
 {
 	static const uint64_t ms[] = {120, 120, 120, 2400};
@@ -279,7 +282,7 @@ static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **s
 	(void)state;
 	cfg.sandblaster.step_images = 25; /* three portions of 10 */
 	cluster_open(&k, cfg, 3, 77, cluster_bowl);
-	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* not open yet */
+	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* portion 3 is not open yet */
 	for (uint32_t step = 0; step < 3; step++) {
 		for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 			at[j] = (float)w[j];
@@ -310,7 +313,7 @@ static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 	cluster_open(&k, cfg, 2, 80, cluster_bowl);
 	cluster_request(&k, 1);
 	push_of(&k, 1, k.worker[1].grant.work.first, 1);
-	cluster_request(&k, 1); /* it is killed while it has this portion */
+	cluster_request(&k, 1); /* the worker is killed while it holds this portion */
 	k.f.now_ms += 1200;
 	fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 	fixture_tick(&k.f, 0);
@@ -323,7 +326,7 @@ static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 	cluster_close(&k);
 }
 
-/* The same for a worker that only sends heartbeats. */
+/* A worker holds portions and sends only heartbeats. */
 static void a_pass_does_not_wait_for_who_hangs(void **state)
 {
 	struct cluster k;
@@ -346,7 +349,7 @@ static int images_equal(const struct core_snapshot *a, const struct core_snapsho
 	return 1;
 }
 
-/* Runs of the same gradients end with the same bytes, wherever the server was killed. */
+/* Runs with the same gradients end with the same bytes, wherever the server is killed. */
 static void a_restart_in_any_moment_changes_no_bit(void **state)
 {
 	float expected[FIXTURE_PARAMS];
@@ -418,11 +421,11 @@ static void in_any_order_each_image_counts_once_per_step(void **state)
 
 			if (dice == 0)
 				cluster_restart(&k, 4);
-			else if (dice == 1) /* anything, granted or not */
+			else if (dice == 1) /* push any portion, granted or not */
 				push_of(&k, i, (uint32_t)rng_below(&r, k.f.core->leases.n_batches),
 					1);
 			else if (dice == 2 && k.worker[i].grant.request == k.worker[i].request)
-				cluster_request(&k, i); /* it drops its portions */
+				cluster_request(&k, i); /* the worker drops its portions */
 			else
 				cluster_act(&k, i);
 			assert_in_range(n, 0, 20000);

@@ -1,6 +1,6 @@
 /*
- * Proves the shapes of the schedules (server/core/optim.h) where PyTorch has none, and that the
- * core counts images for them. (Those that it has: test_core_optim.c.)
+ * Proves the shapes of the schedules (server/core/optim.h) that PyTorch does not have, and that the
+ * core counts images for them. (The schedules of PyTorch: test_core_optim.c.)
  */
 #include "tests/support/core_fixture.h"
 #include <math.h>
@@ -56,7 +56,8 @@ static void steps_fall_at_whole_epochs(void **state)
 	near(at(&s, 400), 0.01);
 	near(at(&s, 599), 0.01);
 	near(at(&s, 600), 0.001);
-	near(at(&warm, 150), 0.5); /* epochs count from the start, not from the warm-up's end */
+	/* epochs count from the start, not from the end of the warm-up */
+	near(at(&warm, 150), 0.5);
 	near(at(&warm, 240), 0.08);
 	near(at(&warm, 300), 0.1);
 }
@@ -90,7 +91,7 @@ static void one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor(void **sta
 				       : at(&s, done) > at(&s, done + 1));
 }
 
-/* Also where a warm-up is nothing or all, and where there are more images than epochs can hold. */
+/* Also if the warm-up is 0 or the whole run, and if the images do not fill the epochs evenly. */
 static void factors_are_between_zero_and_one(void **state)
 {
 	const uint64_t seed = 5;
@@ -113,7 +114,8 @@ static void factors_are_between_zero_and_one(void **state)
 	}
 }
 
-/* Batches of 10, 10, 10 and 5 images, two epochs: the rate is of the images counted before. */
+/* Two epochs with batches of 10, 10, 10 and 5 images. The rate of a push follows from the images
+ * that the core counted before it. */
 static void the_core_asks_with_the_images_it_has_counted(void **state)
 {
 	struct core_config cfg = fixture_training();

@@ -1,10 +1,11 @@
 /*
- * Proves the invariants numbered in server/core/session_close.c: before a worker's session closes, the
- * worker replays the pushes that a crash has lost, or retains them for the server's next term.
+ * Proves the invariants numbered in server/core/departure.h: before a worker leaves, the worker
+ * replays the pushes that a crash has lost, or retains them for the server's next term.
  */
 #include "tests/support/core_fixture.h"
 
-/* Worker 1 has 3 acknowledged pushes. A crash has lost all of them, and it has not returned. */
+/* Worker 1 has 3 acknowledged pushes. A crash has lost all of them, and the worker has not returned
+ * yet. */
 static struct stamp lose(struct core_fixture *f)
 {
 	struct core_config cfg = fixture_config();
@@ -86,7 +87,7 @@ static void a_drain_waits_for_no_longer_than_a_recovery(void **state)
 	fixture_close(&f);
 }
 
-/* The worker continues in the server's next term. */
+/* The worker retains lost pushes, so it gets no BYE. It continues in the server's next term. */
 static void who_holds_what_a_crash_lost_is_not_sent_home(void **state)
 {
 	struct core_fixture f;
@@ -120,7 +121,9 @@ static void nor_is_who_came_back_too_late_to_replay(void **state)
 	m.push.verdict = VERDICT_OK;
 	fixture_message(&f, 20, &m);
 	fixture_silent(&f);
-	fixture_bye(&f, 20, s); /* a refusal would make the worker repeat all this forever */
+	/* the server is silent: after a refusal, the worker would repeat its replays and BYE
+	 * forever */
+	fixture_bye(&f, 20, s);
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 1);
@@ -137,7 +140,7 @@ static void a_leaver_replays_first(void **state)
 
 	(void)state;
 	s = resume(&f, s);
-	fixture_bye(&f, 20, s); /* BYE has overtaken the replays */
+	fixture_bye(&f, 20, s); /* BYE arrives before the replays */
 	fixture_refused(&f, 20, PS_EGAP);
 	assert_int_equal(fixture_sent(&f, 20, MSG_ERROR)->error.expected, 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
@@ -170,10 +173,10 @@ static void who_was_replaced_is_fenced_after_the_end_too(void **state)
 	fixture_close(&f);
 }
 
-/* ---- a state that went back ------------------------------------------------------------------ */
+/* ---- a server that lost its newest state ----------------------------------------------------- */
 
-/* Slot 1 is assigned, the checkpoint that contains the assignment is lost, and the slot is assigned
- * again. */
+/* The server assigns slot 1, loses the checkpoint that contains the assignment, and assigns the
+ * slot again. */
 static struct stamp give_twice(struct core_fixture *f, int accept)
 {
 	struct core_config cfg = fixture_config();
@@ -207,7 +210,7 @@ static void a_namesake_of_before_a_rollback_is_not_taken_for_the_new_worker(void
 		fixture_message(&f, 9, &m);
 		fixture_refused(&f, 9, status[accept]);
 		assert_int_equal(f.core->worker[0].session.peer, 10);
-		fixture_restart(&f); /* the snapshot contains the owner of the slot */
+		fixture_restart(&f); /* the snapshot contains the new owner of the slot */
 		f.saving = 0;
 		fixture_message(&f, 9, &m);
 		fixture_refused(&f, 9, status[accept]);

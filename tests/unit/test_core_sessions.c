@@ -1,6 +1,7 @@
 /*
- * Proves the invariants numbered in server/core/sessions.c and the order of refusals: which messages
- * are accepted, when WELCOME is sent, and which worker has which slot. (Resume: test_core_resume.c.)
+ * Proves the invariants numbered in server/core/sessions.c and the order of refusals: which
+ * messages the server accepts, when it sends WELCOME, and which worker has which slot. (Resume:
+ * test_core_resume.c.)
  */
 #include "tests/support/core_fixture.h"
 
@@ -19,7 +20,7 @@ static void welcome_comes_when_the_incarnation_is_on_disk_and_not_before(void **
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_JOINING);
-	img = fixture_save(&f); /* the shell encodes at this time */
+	img = fixture_save(&f); /* the shell encodes the snapshot at this time */
 	fixture_tick(&f, 50);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_durable(&f);
@@ -73,11 +74,11 @@ static void a_snapshot_begun_before_the_hello_welcomes_nobody(void **state)
 	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
-	fixture_message(&f, 10, &m); /* while the first snapshot is under way */
+	fixture_message(&f, 10, &m); /* this HELLO arrives while the first snapshot is under way */
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	assert_null(fixture_sent(&f, 10, MSG_WELCOME));
-	assert_int_not_equal(f.saving, 0); /* the next one follows at once */
+	assert_int_not_equal(f.saving, 0); /* the next snapshot follows at once */
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 10, MSG_WELCOME));
 	assert_int_equal(fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp.worker, 2);
@@ -107,15 +108,15 @@ static void the_same_hello_again_is_answered_by_the_same_welcome(void **state)
 	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
-	fixture_message(&f, 9, &m); /* joining */
+	fixture_message(&f, 9, &m); /* the worker is joining */
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	assert_int_equal(f.saving, 0);
-	fixture_message(&f, 9, &m); /* live: the WELCOME was lost */
+	fixture_message(&f, 9, &m); /* the worker is live: the WELCOME was lost */
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
 	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
-	fixture_message(&f, 9, &m); /* suspect: it has sent nothing but HELLO */
+	fixture_message(&f, 9, &m); /* the worker is suspect: it has sent only HELLO */
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.incarnation, 1);
@@ -132,7 +133,7 @@ static void nobody_is_welcomed_on_a_connection_that_is_gone(void **state)
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_gone(&f, 9);
-	fixture_durable(&f); /* the fixture refuses messages to peer 0 */
+	fixture_durable(&f); /* the fixture fails on a message to peer 0 */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_join(&f, 10, "anna").incarnation, 2);
 	fixture_close(&f);
@@ -190,7 +191,8 @@ static struct msg worker_message(enum msg_type type, struct stamp s)
 	return m;
 }
 
-/* Refused with this status. No byte of the snapshot changes but the count of refusals. */
+/* The server refuses the message with this status. In the snapshot, only the count of refusals
+ * changes. */
 static void refused_and_harmless(
 	struct core_fixture *f, enum msg_type type, const struct stamp *s, int status)
 {
@@ -217,7 +219,7 @@ static void a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_stat
 	(void)state;
 	fixture_open(&f, fixture_training());
 	fixture_join(&f, 9, "anna");
-	s = fixture_join(&f, 10, "anna"); /* incarnation 2 */
+	s = fixture_join(&f, 10, "anna"); /* this process is incarnation 2 */
 	assert_int_equal(s.incarnation, 2);
 	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
@@ -262,7 +264,7 @@ static void unknown_workers_and_incarnations_never_given_must_say_hello(void **s
 			refused_and_harmless(&f, stamped[i], &bad, PS_ESTATE);
 		}
 		if (stamped[i] == MSG_PULL)
-			continue; /* observers may */
+			continue; /* observers may pull */
 		bad.worker = bad.incarnation = 0;
 		refused_and_harmless(&f, stamped[i], &bad, PS_ESTATE);
 	}
@@ -293,7 +295,7 @@ static void observers_see_and_pull_without_a_slot(void **state)
 
 	(void)state;
 	fixture_open(&f, fixture_training());
-	fixture_pull(&f, 8, nobody, WEIGHTS_CURRENT); /* it needs no HELLO */
+	fixture_pull(&f, 8, nobody, WEIGHTS_CURRENT); /* an observer needs no HELLO */
 	assert_non_null(fixture_sent(&f, 8, MSG_PARAMS));
 	m.hello.role = ROLE_OBSERVER;
 	fixture_message(&f, 8, &m);
@@ -375,7 +377,7 @@ static void silence_makes_suspect_then_dead_and_a_word_makes_live(void **state)
 	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
-	for (size_t i = 0; i + 1 < STAMPED; i++) { /* all but BYE */
+	for (size_t i = 0; i + 1 < STAMPED; i++) { /* all types but BYE */
 		fixture_tick(&f, f.cfg.sessions.suspect_ms);
 		assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
 		fixture_tick(&f, 1);

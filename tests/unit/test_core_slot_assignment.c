@@ -1,6 +1,6 @@
 /*
- * Proves invariants 1 and 4 of server/core/sessions.c: which slot a worker gets, and that the server
- * never gives an incarnation twice.
+ * Proves invariants 1 and 4 of server/core/sessions.c: which slot a worker gets, and that the
+ * server never assigns an incarnation twice.
  */
 #include "tests/support/core_fixture.h"
 
@@ -69,7 +69,8 @@ static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
 	fixture_close(&f);
 }
 
-/* A crash before that could lose a push that the worker has released. */
+/* The old process gets PS_EFENCED only when its pushes are durable. A crash before that could lose
+ * a push that the process has released. */
 static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
 {
 	struct core_fixture f;
@@ -82,7 +83,7 @@ static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
 	push = fixture_push_ones(first, 1);
 	fixture_applied(&f, 10, &push);
 	fixture_message(&f, 11, &hello);
-	assert_null(fixture_sent(&f, 11, MSG_WELCOME)); /* its snapshot is under way */
+	assert_null(fixture_sent(&f, 11, MSG_WELCOME)); /* the snapshot of its HELLO is under way */
 	push = fixture_push_ones(first, 2);
 	fixture_message(&f, 10, &push);
 	fixture_silent(&f);
@@ -99,7 +100,8 @@ static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
 	fixture_close(&f);
 }
 
-/* The same if the new process has died before a snapshot contained either of them. */
+/* The old process also waits for the snapshot if the new process dies before a snapshot contains
+ * either of them. */
 static void who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too(void **state)
 {
 	struct core_fixture f;
@@ -126,7 +128,7 @@ static void who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too(void *
 }
 
 /* A new process that takes over a slot by name inherits neither the replays that the old process
- * owes nor its BYE. */
+ * owes nor the old process's BYE. */
 static void inherit(int leaves)
 {
 	struct core_fixture f;
@@ -136,7 +138,7 @@ static void inherit(int leaves)
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "anna");
 	fixture_restart(&f);
-	m = fixture_resume(s, leaves ? 1 : 4, 0); /* the worker owes this number of replays */
+	m = fixture_resume(s, leaves ? 1 : 4, 0); /* the worker must replay this number of pushes */
 	memcpy(m.hello.name, "anna", 5);
 	fixture_message(&f, 9, &m);
 	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
@@ -144,13 +146,13 @@ static void inherit(int leaves)
 	m = fixture_push_ones(s, 1);
 	fixture_applied(&f, 9, &m);
 	if (leaves)
-		fixture_bye(&f, 9, s); /* its snapshot is under way */
+		fixture_bye(&f, 9, s); /* BYE waits for a snapshot */
 	m = fixture_hello("anna");
 	fixture_message(&f, 10, &m);
 	if (leaves) {
 		fixture_durable(&f);
 		assert_int_equal(
-			fixture_count(&f, EFFECT_SEND), 0); /* the BYE was the old process's */
+			fixture_count(&f, EFFECT_SEND), 0); /* BYE is not for the new process */
 	}
 	fixture_durable(&f);
 	s = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;
@@ -159,10 +161,9 @@ static void inherit(int leaves)
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_message(&f, 10, &m);
 	fixture_durable(&f);
-	assert_non_null(
-		fixture_sent(&f, 10, MSG_BEAT)); /* not on the connection of the old process */
+	assert_non_null(fixture_sent(&f, 10, MSG_BEAT)); /* not sent to the old process */
 	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
-	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD); /* it owes no replays */
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD); /* no replay is owed */
 	fixture_close(&f);
 }
 

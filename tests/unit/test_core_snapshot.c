@@ -6,7 +6,7 @@
 #include <math.h>
 #include "common/le.h"
 
-/* A core in a random state: `seed` decides its configuration and some hundred events. */
+/* Returns a core in a random state. `seed` decides its configuration and up to 119 events. */
 static struct random_workers somewhere(uint64_t seed)
 {
 	struct random_workers k = {.r = rng_seed(seed, RNG_SIM, 0)};
@@ -31,7 +31,7 @@ static struct random_workers somewhere(uint64_t seed)
 
 static void assert_same(const struct core_snapshot *x, const struct core_snapshot *y)
 {
-	for (int i = 0; i < SNAPSHOT_SESSIONS; i++) { /* connections end with the server */
+	for (int i = 0; i < SNAPSHOT_SESSIONS; i++) { /* a restart ends all connections */
 		assert_int_equal(x->size[i], y->size[i]);
 		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
 	}
@@ -79,8 +79,8 @@ static void saving_changes_nothing(void **state)
 
 /* ---- lengths -------------------------------------------------------------------------------- */
 
-/* Decode into given memory. Each section has a block of exactly its size, so that AddressSanitizer
- * finds reads behind it. */
+/* Decodes into `memory`. Each section has a block of exactly its size, so that AddressSanitizer
+ * finds reads behind its end. */
 static int read_into(void *memory, const struct core_config *cfg, const struct core_snapshot *img)
 {
 	const unsigned char *data[SNAPSHOT_SECTIONS];
@@ -156,7 +156,7 @@ static void a_missing_section_is_refused(void **state)
 	fixture_close(&k.f);
 }
 
-/* ---- lies ----------------------------------------------------------------------------------- */
+/* ---- false values --------------------------------------------------------------------------- */
 
 static void mutate(struct rng *r, struct core_snapshot *img)
 {
@@ -175,7 +175,7 @@ static void mutate(struct rng *r, struct core_snapshot *img)
 	}
 }
 
-/* A state that was accepted must encode again, and must work. */
+/* An accepted snapshot must encode to a snapshot that decodes, and its core must work. */
 static void live_with(struct random_workers *k)
 {
 	struct core_snapshot img = fixture_save(&k->f);
@@ -225,7 +225,8 @@ static void no_mutation_does_harm(void **state)
 	assert_true(believed > 500 && refused > 500);
 }
 
-/* One false value at a time: the test changes the core's memory before it encodes. */
+/* The test changes one value in the core's memory before it encodes. Decoding must refuse the
+ * snapshot, unless `honest` is 1. */
 static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int honest)
 {
 	struct core_config cfg = fixture_training();
@@ -237,7 +238,8 @@ static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int
 
 	cfg.optim.kind = kind;
 	memory = fixture_memory(&cfg);
-	fixture_open(&f, cfg); /* epoch 0 is evaluated, epoch 1 trains, worker 1 holds a lease */
+	/* epoch 0 is under evaluation, epoch 1 in training, and worker 1 holds a lease */
+	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	m = fixture_push_ones(s, 1);
 	fixture_work(&m, 0, 0, 4);
@@ -326,7 +328,7 @@ static void state_1_is_negative(struct core *c)
 	c->store.state[1][0] = -1;
 }
 
-/* Sums and means of squares cannot be negative, directions can. */
+/* Sums and means of squares cannot be negative, but momentum can. */
 static void optimizers_state_must_be_possible(void **state)
 {
 	const enum optim_kind kinds[] = {

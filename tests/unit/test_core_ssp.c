@@ -1,10 +1,10 @@
 /*
- * Proves ssp of server/core/downpour.c: no worker is more batches ahead of the slowest one than the
+ * Proves mode ssp (server/core/ssp.c): no worker is more batches ahead of the slowest one than the
  * bound allows, and no worker waits for one that is away.
  */
 #include "tests/support/core_cluster.h"
 
-#define MANY_BATCHES 400u /* of an epoch that no test completes */
+#define MANY_BATCHES 400u /* batches of an epoch; no test completes it */
 
 static struct core_config ssp_config(uint32_t bound)
 {
@@ -25,7 +25,7 @@ static void ssp_open(struct cluster *k, uint32_t bound, uint32_t lease, uint32_t
 	cluster_open(k, cfg, n, MANY_BATCHES * 10, cluster_ones);
 }
 
-/* Push one batch of the grant, as a worker does in this mode. */
+/* Pushes one batch of the grant, as a worker does in this mode. */
 static void push_one(struct cluster *k, uint32_t i)
 {
 	struct cluster_worker *h = &k->worker[i];
@@ -51,7 +51,7 @@ static void bound_0_is_lock_step(void **state)
 			assert_int_equal(k.worker[i].grant.work.count, 1);
 			push_one(&k, i);
 			assert_int_equal(cluster_request(&k, i),
-				i == 2); /* the last worker releases all others */
+				i == 2); /* the push of worker 2 releases all workers */
 		}
 	}
 	assert_int_equal(core_stats(k.f.core)->version, 60);
@@ -65,7 +65,7 @@ static void one_may_be_as_many_batches_ahead_as_the_bound_says(void **state)
 		uint32_t n = 0;
 
 		ssp_open(&k, bound, 1, 2);
-		assert_int_equal(cluster_request(&k, 1), 1); /* it computes forever */
+		assert_int_equal(cluster_request(&k, 1), 1); /* worker 1 does not push */
 		while (cluster_request(&k, 0)) {
 			push_one(&k, 0);
 			n++;
@@ -73,7 +73,8 @@ static void one_may_be_as_many_batches_ahead_as_the_bound_says(void **state)
 		}
 		assert_int_equal(n, bound + 1);
 		push_one(&k, 1);
-		assert_int_equal(k.worker[0].grant.work.count, 1); /* that push caused the grant */
+		/* the push of worker 1 caused this grant */
+		assert_int_equal(k.worker[0].grant.work.count, 1);
 		cluster_close(&k);
 	}
 	(void)state;
@@ -86,16 +87,14 @@ static void a_lease_is_as_long_as_the_bound_allows(void **state)
 	(void)state;
 	ssp_open(&k, 4, 100, 2);
 	assert_int_equal(cluster_request(&k, 0), 1);
-	assert_int_equal(
-		k.worker[0].grant.work.count, 5); /* a worker may join at the minimum of now */
+	assert_int_equal(k.worker[0].grant.work.count, 5); /* a new worker may start at 0 */
 	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(k.worker[1].grant.work.count, 5);
 	push_one(&k, 0);
 	push_one(&k, 0);
 	for (int i = 0; i < 5; i++)
 		push_one(&k, 1);
-	assert_int_equal(
-		cluster_request(&k, 1), 1); /* 5 done; batches 5 and 6 may begin beside 2 */
+	assert_int_equal(cluster_request(&k, 1), 1); /* worker 1 is at 5, worker 0 at 2 */
 	assert_int_equal(k.worker[1].grant.work.count, 2);
 	cluster_close(&k);
 }
@@ -120,7 +119,7 @@ static void who_falls_silent_holds_nobody_up(void **state)
 	assert_int_equal(cluster_request(&k, 0), 0);
 	fixture_tick(&k.f, 200);
 	beat(&k, 0);
-	fixture_tick(&k.f, 200); /* worker 1 is suspect now */
+	fixture_tick(&k.f, 200); /* worker 1 (worker id 2) is suspect now */
 	cluster_receive(&k);
 	assert_int_equal(fixture_worker(&k.f, 2).state, SESSION_SUSPECT);
 	assert_int_equal(k.worker[0].grant.work.count, 1);
@@ -139,7 +138,7 @@ static void who_comes_back_starts_with_the_slowest(void **state)
 	ssp_open(&k, 2, 1, 3);
 	for (uint32_t i = 0; i < 3; i++)
 		cluster_request(&k, i);
-	for (int t = 0; t < 4; t++) { /* worker 2 is stopped */
+	for (int t = 0; t < 4; t++) { /* worker 2 sends nothing */
 		fixture_tick(&k.f, 100);
 		beat(&k, 0);
 		beat(&k, 1);
@@ -149,10 +148,10 @@ static void who_comes_back_starts_with_the_slowest(void **state)
 			push_one(&k, w);
 			assert_int_equal(cluster_request(&k, w), 1);
 		}
-	beat(&k, 2); /* it continues at the minimum of the others: 9 */
+	beat(&k, 2); /* worker 2 continues at the clock of the slowest worker: 9 */
 	for (uint32_t i = 0; i < 3; i++) {
 		push_one(&k, 0);
-		assert_int_equal(cluster_request(&k, 0), i < 2); /* 12 > 9 + 2 */
+		assert_int_equal(cluster_request(&k, 0), i < 2); /* clock 12 > 9 + bound 2 */
 	}
 	push_one(&k, 2);
 	assert_int_equal(cluster_request(&k, 2), 1);
@@ -179,11 +178,11 @@ static void who_joins_late_starts_with_the_slowest(void **state)
 		assert_int_equal(cluster_request(&k, 0), 1);
 		push_one(&k, 0);
 	}
-	assert_int_equal(cluster_request(&k, 0), 0); /* 9 > 7 + 1 */
+	assert_int_equal(cluster_request(&k, 0), 0); /* clock 9 > 7 + bound 1 */
 	cluster_close(&k);
 }
 
-/* Training does not wait for a worker that evaluates the epoch before. */
+/* Training does not wait for a worker that evaluates the previous epoch. */
 static void who_evaluates_holds_nobody_up(void **state)
 {
 	struct core_config cfg = ssp_config(0);
@@ -197,7 +196,7 @@ static void who_evaluates_holds_nobody_up(void **state)
 		cluster_request(&k, 0);
 	}
 	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
-	for (uint32_t i = 0; i < 2; i++) { /* of three portions, worker 0 has one */
+	for (uint32_t i = 0; i < 2; i++) { /* worker 0 holds one of the three portions */
 		cluster_request(&k, 1);
 		cluster_evaluate(&k, 1);
 	}
@@ -230,7 +229,7 @@ static void clocks_outlive_the_server(void **state)
 
 /* ---- any order ------------------------------------------------------------------------------ */
 
-/* The test's own account, from accepted pushes only. */
+/* The clocks as the test computes them, from accepted pushes only. */
 struct race {
 	struct cluster k;
 	struct rng r;
@@ -249,7 +248,7 @@ static uint64_t slowest_but(const struct race *a, uint32_t w)
 	return min;
 }
 
-/* After each event: no worker has a batch that is too far ahead. */
+/* Notes how far ahead of the slowest worker a granted batch is. */
 static void race_check(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
@@ -264,7 +263,8 @@ static void race_check(struct race *a)
 	}
 }
 
-/* A silent worker leaves. It returns at the minimum. */
+/* A worker that is silent too long stops racing. It returns at the clock of the slowest racing
+ * worker. */
 static void race_members(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
@@ -297,7 +297,8 @@ static void race_step(struct race *a)
 		for (uint32_t w = 0; w < 4; w++) {
 			if (a->silent_ms[w] > 700) {
 				a->silent_ms[w] = 0;
-				a->k.worker[w].grant.work.count = 0; /* it was revoked */
+				/* the server has withdrawn its grant */
+				a->k.worker[w].grant.work.count = 0;
 				beat(&a->k, w);
 				race_members(a);
 			}
@@ -308,7 +309,7 @@ static void race_step(struct race *a)
 		race_members(a);
 	} else if (h->grant.work.count) {
 		if (a->silent_ms[i] > a->k.f.cfg.sessions.suspect_ms)
-			return; /* stopped */
+			return; /* the worker is suspect and sends nothing */
 		a->silent_ms[i] = 0;
 		push_one(&a->k, i);
 		a->clock[i]++;
@@ -329,7 +330,7 @@ static void nobody_is_ever_further_ahead_than_the_bound(void **state)
 			race_check(&a);
 			assert_true(a.max_ahead <= bound);
 		}
-		assert_int_equal(a.k.f.core->leases.n_done, 380); /* and no worker waits forever */
+		assert_int_equal(a.k.f.core->leases.n_done, 380); /* no worker waited forever */
 		assert_int_equal(a.max_ahead, bound);
 		cluster_close(&a.k);
 	}

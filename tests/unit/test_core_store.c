@@ -1,13 +1,13 @@
 /*
- * Proves the invariants numbered in server/core/store.c, and the first optimizers against a
- * reference in double precision. (All of them: test_core_optim.c; refused gradients:
+ * Proves the invariants numbered in server/core/store.c, and compares the first optimizers with a
+ * reference in double precision. (All optimizers: test_core_optim.c. Rejected gradients:
  * test_core_reject.c.)
  */
 #include "tests/support/core_fixture.h"
 #include <float.h>
 #include <math.h>
 
-#define N 67u /* no multiple of any vector's width */
+#define N 67u /* not a multiple of any SIMD width */
 
 static struct core_config config(enum optim_kind optim)
 {
@@ -59,7 +59,8 @@ static void the_version_grows_by_one_for_each_gradient_applied(void **state)
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) {
-		struct msg m = fixture_push(s, seq); /* no slice: a gradient of zero is one too */
+		/* a push without slices is a gradient of zeros */
+		struct msg m = fixture_push(s, seq);
 
 		assert_int_equal(fixture_acked(&f, 9, &m).version, seq);
 		assert_int_equal(core_stats(f.core)->version, seq);
@@ -109,7 +110,7 @@ static void pull_gives_the_whole_vector_and_its_version(void **state)
 	assert_int_equal(p->slices.slice[0].offset, 0);
 	assert_int_equal(p->slices.slice[0].count, FIXTURE_PARAMS);
 	assert_int_equal(p->slices.slice[0].encoding, ENCODING_F32);
-	assert_int_equal(p->slices.slice[0].xxh3, 0); /* the wire's to fill */
+	assert_int_equal(p->slices.slice[0].xxh3, 0); /* proto/ computes the checksum */
 	assert_ptr_equal(p->slices.slice[0].data, core_weights(f.core));
 	assert_int_equal(core_stats(f.core)->pulls, 1);
 	fixture_close(&f);
@@ -151,8 +152,8 @@ static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **stat
 	}
 }
 
-/* The old version stays readable while the new one is another buffer; untouched values come along.
- */
+/* The core writes the new version to the lent buffer, untouched values included. The old version
+ * stays readable. */
 static void a_lent_buffer_takes_the_next_version(void **state)
 {
 	_Alignas(64) float lent[2][FIXTURE_PARAMS];
@@ -171,7 +172,8 @@ static void a_lent_buffer_takes_the_next_version(void **state)
 			memset(other, 0xff, sizeof(lent[0]));
 			core_lend(f.core, to);
 			fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
-			assert_ptr_equal(core_weights(f.core), old); /* a pull needs no loan */
+			/* a pull does not use the lent buffer */
+			assert_ptr_equal(core_weights(f.core), old);
 			fixture_slice(&m, offset, FIXTURE_PARAMS - offset, fixture_ones);
 			fixture_applied(&f, 9, &m);
 			assert_ptr_equal(core_weights(f.core), to ? to : old);
@@ -204,7 +206,7 @@ static void reference_step(struct reference *f, double eta, const float *g)
 	}
 }
 
-/* 200 random steps, in 1 to 3 slices each, against the reference: rounding is all that differs. */
+/* 200 random steps, in two or three slices each, differ from the reference only by rounding. */
 static void follows_the_reference(enum optim_kind optim, uint64_t seed)
 {
 	struct core_config cfg = config(optim);
@@ -301,7 +303,7 @@ static void the_rate_shrinks_with_staleness_as_the_mode_says(void **state)
 
 /* ---- an update, block by block ---------------------------------------------------------------- */
 
-#define LARGE 20000u /* values: more than two blocks */
+#define LARGE 20000u /* number of values: more than two blocks */
 
 /* A push of a gradient that leaves out the first values, some in the middle, and the last one. */
 static struct msg push_with_gaps(struct stamp s, const float *g)
@@ -313,7 +315,7 @@ static struct msg push_with_gaps(struct stamp s, const float *g)
 	return m;
 }
 
-/* Take the message, and compute the new weights as a shell does. */
+/* Decides the message, then computes the new weights block by block, as the shell does. */
 static void step_in_blocks(struct core_fixture *f, const struct msg *m)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = m};
@@ -368,7 +370,7 @@ static void the_blocks_of_an_update_cover_all_weights_once(void **state)
 {
 	(void)state;
 	for (enum optim_kind o = OPTIM_SGD; o < OPTIM_KINDS; o++) {
-		if (o == OPTIM_LBFGS) /* has no blocks */
+		if (o == OPTIM_LBFGS) /* L-BFGS computes no update in blocks */
 			continue;
 		blocks_give_the_same_weights_as_one_step(o, 0);
 		blocks_give_the_same_weights_as_one_step(o, 1);

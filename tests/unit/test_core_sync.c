@@ -1,6 +1,6 @@
 /*
- * Proves the invariants numbered in server/core/sync.c, and that a run equals a serial reference: the
- * same gradients and their means in the same order, in double precision.
+ * Proves the invariants numbered in server/core/sync.c, and that a run equals a serial reference,
+ * which takes the means of the same gradients in the same order, in double precision.
  */
 #include "tests/support/core_cluster.h"
 
@@ -23,7 +23,7 @@ static void sync_open(struct cluster *k, struct core_config cfg, uint32_t n, uin
 	cluster_open(k, cfg, n, n_train, fn);
 }
 
-/* The core has made `version` steps of ones, and each step moved the weights by -lr. */
+/* The core has taken `steps` steps. */
 static void assert_steps(const struct cluster *k, uint64_t steps)
 {
 	assert_int_equal(core_stats(k->f.core)->version, steps);
@@ -51,7 +51,8 @@ static void a_step_waits_for_all_but_the_backup_workers(void **state)
 			assert_int_equal(cluster_push(&k, i), REJECT_NONE);
 		}
 		assert_steps(&k, 1);
-		assert_true(core_weights(k.f.core)[3] == -0.25f); /* the mean, not the sum */
+		/* the step uses the mean, not the sum */
+		assert_true(core_weights(k.f.core)[3] == -0.25f);
 		cluster_close(&k);
 	}
 }
@@ -85,7 +86,8 @@ static void a_late_gradient_is_dropped_counted_and_its_batch_leased_again(void *
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
-	assert_int_equal(k.f.core->leases.batch[late], BATCH_FREE); /* of the next step */
+	/* the batch belongs to the next step */
+	assert_int_equal(k.f.core->leases.batch[late], BATCH_FREE);
 	assert_int_equal(cluster_request(&k, 2), 1);
 	assert_int_equal(k.worker[2].grant.version, 1);
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
@@ -103,7 +105,8 @@ static void nobody_gets_two_batches_of_one_step(void **state)
 	assert_int_equal(cluster_request(&k, 0), 0);
 	cluster_push(&k, 1);
 	assert_steps(&k, 1);
-	assert_int_equal(k.worker[0].grant.work.count, 1); /* granted when the step ended */
+	/* the end of the step caused this grant */
+	assert_int_equal(k.worker[0].grant.work.count, 1);
 	assert_int_equal(k.worker[0].grant.version, 1);
 	cluster_close(&k);
 }
@@ -120,7 +123,8 @@ static void nobody_counts_twice_in_one_step(void **state)
 	k.worker[0].grant.work = (struct work){0, 30, 1};
 	assert_int_equal(cluster_push(&k, 0), REJECT_WORK);
 	assert_int_equal(k.f.core->accumulator.pushes, 1);
-	assert_int_equal(k.f.core->leases.batch[30], BATCH_SHUT); /* it belongs to no step */
+	/* batch 30 belongs to no open step */
+	assert_int_equal(k.f.core->leases.batch[30], BATCH_SHUT);
 	cluster_push(&k, 1);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
@@ -141,7 +145,7 @@ static void a_step_waits_for_a_member_that_has_not_asked(void **state)
 		cluster_push(&k, i);
 	}
 	assert_steps(&k, 0);
-	assert_int_equal(cluster_request(&k, 0), 0); /* no second batch of one step */
+	assert_int_equal(cluster_request(&k, 0), 0); /* no worker gets two batches of one step */
 	cluster_request(&k, 2);
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
@@ -149,8 +153,8 @@ static void a_step_waits_for_a_member_that_has_not_asked(void **state)
 	cluster_close(&k);
 }
 
-/* In the order of batches, the two large gradients of a step cancel first. In another order the small
- * ones would be lost in rounding. */
+/* Added in the order of batches, the two large gradients of a step cancel first. In another order,
+ * rounding would lose the small gradients. */
 static double cluster_rough(uint32_t i, const float *w, double *g)
 {
 	static const double value[] = {1e15, -1e15, 0.1, 0.2};
@@ -161,7 +165,8 @@ static double cluster_rough(uint32_t i, const float *w, double *g)
 	return 0.5;
 }
 
-/* In each step the members request and push in another order. */
+/* A run in which the members request and push in a random order in each step. Seed 0: in a fixed
+ * order. */
 static void permuted_run(uint64_t seed, float *weights)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -170,13 +175,13 @@ static void permuted_run(uint64_t seed, float *weights)
 
 	sync_open(&k, cfg, 4, 740, cluster_rough);
 	cluster_run(&k, 4, seed ? &r : NULL);
-	assert_int_equal(core_epoch(k.f.core, 1)->updates, 19); /* 74 batches, 4 at a time */
+	assert_int_equal(core_epoch(k.f.core, 1)->updates, 19); /* 74 batches, 4 in each step */
 	assert_steps(&k, 38);
 	memcpy(weights, core_weights(k.f.core), FIXTURE_PARAMS * sizeof(float));
 	cluster_close(&k);
 }
 
-/* Step k of an epoch: batches 4 k to 4 k + 3, whichever worker gets them. */
+/* Step k of an epoch has batches 4 k to 4 k + 3, whichever workers get them. */
 static void a_step_has_the_next_batches_of_the_epoch(void **state)
 {
 	struct rng r = rng_seed(3, RNG_SIM, 0);
@@ -195,7 +200,8 @@ static void a_step_has_the_next_batches_of_the_epoch(void **state)
 	cluster_close(&k);
 }
 
-/* The weights after two epochs: the sums of 74 batches, four at a time, and the last two alone. */
+/* The weights after two epochs: each epoch has 74 batches, four in each step and two in the last.
+ */
 static double rough_end(size_t j)
 {
 	float w[FIXTURE_PARAMS] = {0};
@@ -258,15 +264,16 @@ static void a_step_does_not_wait_for_who_is_silent(void **state)
 	silence(&k, 400, 2);
 	assert_int_equal(fixture_worker(&k.f, 3).state, SESSION_SUSPECT);
 	assert_steps(&k, 1);
-	for (int i = 0; i < 3; i++) { /* the other two go on as two */
+	for (int i = 0; i < 3; i++) { /* the other two workers go on */
 		cluster_request(&k, 0);
 		cluster_request(&k, 1);
 		cluster_push(&k, 0);
 		cluster_push(&k, 1);
 	}
 	assert_steps(&k, 4);
-	assert_int_equal(core_stats(k.f.core)->steps_short, 1); /* then only two were live */
-	assert_int_equal(cluster_push(&k, 2), REJECT_WORK);     /* it returns during a step, */
+	/* the first step ended with two gradients of three */
+	assert_int_equal(core_stats(k.f.core)->steps_short, 1);
+	assert_int_equal(cluster_push(&k, 2), REJECT_WORK); /* worker 2 returns during a step */
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(cluster_request(&k, 2), 0);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -274,7 +281,7 @@ static void a_step_does_not_wait_for_who_is_silent(void **state)
 		cluster_push(&k, i);
 	}
 	assert_steps(&k, 5);
-	for (uint32_t i = 0; i < 2; i++) { /* and is a member of the next step */
+	for (uint32_t i = 0; i < 2; i++) { /* worker 2 is a member of the next step */
 		cluster_request(&k, i);
 		cluster_push(&k, i);
 	}
@@ -307,7 +314,8 @@ static void the_last_step_of_an_epoch_has_what_is_left(void **state)
 	struct cluster k;
 
 	(void)state;
-	sync_open(&k, sync_config(0), 4, 65, cluster_ones); /* 4 batches, then 3, the last of 5 */
+	/* a step of 4 batches, then one of 3; the last batch has 5 images */
+	sync_open(&k, sync_config(0), 4, 65, cluster_ones);
 	all_ask(&k);
 	for (uint32_t i = 0; i < 4; i++)
 		cluster_push(&k, i);
@@ -335,8 +343,8 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 	return cfg;
 }
 
-/* With more workers than N + b, the first ones to request get a batch. The others wait for the next
- * step. */
+/* With more workers than N + b, the first N + b that request work get a batch. The others wait for
+ * the next step. */
 static void the_first_n_of_n_plus_b_gradients_make_a_step(void **state)
 {
 	struct cluster k;
@@ -352,12 +360,13 @@ static void the_first_n_of_n_plus_b_gradients_make_a_step(void **state)
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
-	assert_int_equal(cluster_request(&k, 3),
-		1); /* the next step begins with the batches that this one left */
+	assert_int_equal(
+		cluster_request(&k, 3), 1); /* the next step begins with the batch that is left */
 	assert_int_equal(k.worker[3].grant.work.first, late);
 	assert_int_equal(cluster_push(&k, 0), REJECT_STALE);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
-	assert_int_equal(k.f.core->leases.batch[late], BATCH_LEASED); /* another worker has it */
+	/* worker 3 has this batch now */
+	assert_int_equal(k.f.core->leases.batch[late], BATCH_LEASED);
 	assert_int_equal(core_stats(k.f.core)->steps_short, 0);
 	cluster_close(&k);
 }
@@ -380,7 +389,8 @@ static void a_step_of_fewer_than_n_live_workers_is_short_and_reported(void **sta
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
 	assert_int_equal(core_epoch(k.f.core, 0)->updates, 4);
-	assert_int_equal(core_stats(k.f.core)->steps_short, 3); /* the epoch had no more batches */
+	/* the last step is not short: the epoch had one batch left */
+	assert_int_equal(core_stats(k.f.core)->steps_short, 3);
 	cluster_close(&k);
 }
 
@@ -398,7 +408,7 @@ static void a_worker_that_joins_during_a_step_is_in_the_next_one(void **state)
 	cluster_join(&k, 2);
 	assert_int_equal(cluster_request(&k, 2), 0);
 	cluster_push(&k, 1);
-	assert_steps(&k, 1); /* the step did not wait for it */
+	assert_steps(&k, 1); /* the step did not wait for worker 2 */
 	assert_int_equal(k.worker[2].grant.work.count, 1);
 	cluster_request(&k, 0);
 	cluster_request(&k, 1);
@@ -410,7 +420,7 @@ static void a_worker_that_joins_during_a_step_is_in_the_next_one(void **state)
 	cluster_close(&k);
 }
 
-/* With and without its request, and with and without its push. */
+/* Worker i leaves with BYE. */
 static void leave(struct cluster *k, uint32_t i)
 {
 	fixture_bye(&k->f, k->worker[i].peer, k->worker[i].s);
@@ -461,7 +471,7 @@ static void a_step_all_of_whose_members_went_begins_anew(void **state)
 	cluster_close(&k);
 }
 
-/* A worker sends heartbeats but requests nothing: no step may hang. */
+/* A worker sends heartbeats but never requests work. No step may wait for it forever. */
 static void a_member_that_never_asks_is_left_out_until_it_does(void **state)
 {
 	struct core_config cfg = sync_config(0);
@@ -479,7 +489,7 @@ static void a_member_that_never_asks_is_left_out_until_it_does(void **state)
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
 	assert_steps(&k, 2);
-	assert_int_equal(cluster_request(&k, 1), 0); /* now it does */
+	assert_int_equal(cluster_request(&k, 1), 0); /* worker 1 requests work now */
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
 	assert_steps(&k, 3);
@@ -506,7 +516,7 @@ static void a_step_waits_for_members_that_evaluate(void **state)
 	assert_int_equal(core_training_epoch(k.f.core), 1);
 	cluster_request(&k, 0);
 	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
-	for (int i = 0; i < 2; i++) { /* the others: 7 images in portions of 3 */
+	for (int i = 0; i < 2; i++) { /* worker 1 evaluates the other two of three portions */
 		cluster_request(&k, 1);
 		cluster_evaluate(&k, 1);
 	}
@@ -536,13 +546,16 @@ static void what_was_gathered_outlives_the_server(void **state)
 	assert_int_equal(k.f.core->accumulator.pushes, 2);
 	assert_true(k.f.core->accumulator.part[1].g[5] == before);
 	assert_steps(&k, 0);
-	assert_int_equal(cluster_request(&k, 0), 0);        /* it is in this step already */
-	assert_int_equal(cluster_push(&k, 2), REJECT_NONE); /* of weights from before the crash */
+	/* this step has a gradient of worker 0 already */
+	assert_int_equal(cluster_request(&k, 0), 0);
+	/* a gradient of weights from before the crash */
+	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
 	cluster_close(&k);
 }
 
-/* The snapshot is older than two accepted gradients of step 2. Their worker reports that. */
+/* The snapshot lacks the accepted gradients of steps 1 and 2. The workers replay them, and say that
+ * they were accepted. */
 static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 {
 	struct core_snapshot old;
@@ -584,7 +597,7 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 		}
 	assert_int_equal(core_stats(k.f.core)->images, 40);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
-	assert_steps(&k, 2); /* as without a crash */
+	assert_steps(&k, 2); /* as many steps as without a crash */
 	assert_true(core_weights(k.f.core)[0] == -0.5f);
 	cluster_close(&k);
 }
@@ -637,7 +650,7 @@ static void push_into(struct cluster *k, struct diary *d, uint32_t i)
 		d->sum[version][j] += m.push.images * (double)g[j];
 }
 
-/* Largest difference between the run's weights and the serial ones. */
+/* The largest difference between the run's weights and those of the serial reference. */
 static double against_serial(const struct cluster *k, const struct diary *d)
 {
 	struct serial a = {0};
@@ -652,7 +665,7 @@ static double against_serial(const struct cluster *k, const struct diary *d)
 	return max;
 }
 
-/* A whole run of five workers in random order, with restarts. */
+/* A complete run of five workers that act in random order, with restarts of the server. */
 static void serial_run(enum optim_kind kind, uint64_t seed)
 {
 	static struct diary d;
@@ -696,7 +709,8 @@ static void a_run_equals_a_serial_one(void **state)
 			serial_run(kinds[i], seed);
 }
 
-/* A crash has lost the last two steps of the only worker. Their mean would be another step. */
+/* A crash has lost the last two steps of the only worker. A step from the mean of both gradients
+ * would give other weights. */
 static void replayed_steps_stay_steps(void **state)
 {
 	struct core_config cfg = sync_config(0);
@@ -720,7 +734,7 @@ static void replayed_steps_stay_steps(void **state)
 		fixture_applied(&f, 9, &m);
 		assert_int_equal(core_stats(f.core)->version, i);
 	}
-	assert_true(core_weights(f.core)[1] == -0.25f); /* the first step is made */
+	assert_true(core_weights(f.core)[1] == -0.25f); /* the second replay ended the first step */
 	fixture_tick(&f, cfg.sessions.recovery_ms);
 	assert_int_equal(core_stats(f.core)->updates, 2);
 	assert_true(core_weights(f.core)[1] == -1.25f);

@@ -1,4 +1,5 @@
-"""Control groups of a test's own, of version 1 or 2: a process in one gets so much of a CPU, or of memory."""
+"""Control groups for tests, of version 1 or 2. A control group limits the CPU time or the memory of
+its processes."""
 import os
 from pathlib import Path
 
@@ -7,11 +8,11 @@ PERIOD = 20000  # microseconds
 
 
 class NoGroup(Exception):
-    """This machine does not let us make one."""
+    """This machine does not let the test make a control group."""
 
 
 class Group:
-    """`cpu`: a share of one CPU. `memory`: bytes."""
+    """A control group. `cpu`: a share of one CPU. `memory`: a limit in bytes."""
 
     def __init__(self, cpu=None, memory=None):
         self.members = []

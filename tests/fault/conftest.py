@@ -1,12 +1,12 @@
-"""What every fault test shares: its figure, its seed, how much of it is run, and the ledger run.
+"""Fixtures of all fault tests: the figure, the seed, short or long form, and the ledger run.
 
 A test reports what it measured with the fixture `figure`:
 
     figure("P14", grown_kb, "KiB", grown_kb <= 1024)
 
-prints `name seed figure unit PASS|FAIL`, appends the same to build/faults/results.tsv and fails the
-test unless it is ok. `make faults` runs all tests in full (CNN_SLOW=1) and writes the last figures
-into docs/faults.md; `make test` runs each once, shortly.
+prints `name seed figure unit PASS|FAIL`, appends the same line to build/faults/results.tsv, and fails
+the test unless the last argument is true. `make faults` runs the long form of all tests (CNN_SLOW=1)
+and writes the last figures into docs/faults.md. `make test` runs the short form of each test once.
 """
 import os
 
@@ -20,7 +20,7 @@ RESULTS = ROOT / "build" / "faults" / "results.tsv"
 
 
 def record(capture, *fields):
-    """One line of results, for people and for the file."""
+    """Print a line of results, and append it to the file."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     with RESULTS.open("a") as file:
         file.write("\t".join(str(f) for f in fields) + "\n")
@@ -33,7 +33,7 @@ def short(value):
 
 
 class Figures:
-    """The figures of one test. Its rows are those of docs/faults.md."""
+    """The figures of one test. Their rows are the rows of docs/faults.md."""
 
     def __init__(self, request, seed):
         self.seed = seed
@@ -43,13 +43,13 @@ class Figures:
         self.capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def __call__(self, row, value, unit, ok, what=""):
-        """`what` tells several figures of one test apart."""
+        """Report a figure. `what` distinguishes several figures of one test."""
         name = ":".join(filter(None, (row, self.test, what.replace(" ", "_"))))
         record(self.capture, name, self.seed, short(value), unit, "PASS" if ok else "FAIL")
         assert ok, f"{name} is {short(value)} {unit}; again: {self.replay}"
 
     def cannot(self, row, why):
-        """This row cannot be tried on this machine: said in one line, and the test is skipped."""
+        """Print that this row cannot be tested on this machine, and skip the test."""
         record(self.capture, f"{row}:{self.test}", self.seed, why, "-", "SKIP")
         pytest.skip(why)
 
@@ -66,19 +66,20 @@ def figure(request, seed):
 
 @pytest.fixture(scope="session")
 def full():
-    """Whether the long form is asked for: `n = 1000 if full else 10`."""
+    """True if the long form runs: `n = 1000 if full else 10`."""
     return FULL
 
 
 @pytest.fixture
 def ledger(programs):
-    """Starts a LedgerRun: ledger(workers, pushes, *server options)."""
+    """A function that starts a LedgerRun: ledger(workers, pushes, *server options)."""
     return lambda *arguments, **named: LedgerRun(programs, *arguments, **named)
 
 
 @pytest.fixture
 def nets(tmp_path, data, seed, figure):
-    """Makes a network for a row: nets("N1", hosts). Where that is not allowed, the row is skipped."""
+    """A function that makes a network for a row: nets("N1", hosts). If this machine does not allow
+    it, the row is skipped."""
     made = []
 
     def make(row, hosts):

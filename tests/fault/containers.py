@@ -1,7 +1,9 @@
-"""Clusters of containers for the fault tests: deploy/compose.yaml as it is, under their own name.
+"""Clusters of containers for the fault tests: deploy/compose.yaml, unchanged, under names of the
+test.
 
-The image has this build's programs in what deploy/Dockerfile calls `runtime`, so that nothing is
-compiled twice. Whatever is made here carries the process id in its name and is removed by close().
+The image has this build's programs in place of the stage `runtime` of deploy/Dockerfile, so that
+nothing is compiled twice. Everything that is made here has the process id in its name, and
+close() removes it.
 """
 import json
 import os
@@ -22,13 +24,13 @@ PROGRAMS = ("cnn-ps", "cnn-worker", "cnn-ctl", "tests/tools/ledger_worker")
 SOON = 60 * PATIENCE
 KEYS = "/keys/worker.key"
 SERVER = "tcp://server:5555"
-# as deploy/compose.yaml has it for its workers
+# the options that deploy/compose.yaml has for its workers
 CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true",
             "--memory", "1g", "--memory-swap", "1g", "--pids-limit", "640")
 
 
 class NoEngine(Exception):
-    """No container can be run here; why."""
+    """No container can run here. The text gives the reason."""
 
 
 def call(argv, seconds=120, check=True, **how):
@@ -50,7 +52,7 @@ def inspect(container, what):
 
 
 def _needs():
-    """Raise NoEngine unless containers with this build's programs can be run here."""
+    """Raise NoEngine unless containers with this build's programs can run here."""
     if not shutil.which("docker"):
         raise NoEngine("no docker")
     try:
@@ -111,7 +113,7 @@ class Images:
 
 
 class Cluster:
-    """One server and `size` workers that the faults are for."""
+    """One server and `size` workers. The faults happen to them."""
 
     def __init__(self, name, images, data, size, env):
         self.project = f"cnn-{name}-{os.getpid()}"
@@ -150,7 +152,7 @@ class Cluster:
         return self.containers("holder")[0]
 
     def status(self):
-        """What the server says, or None."""
+        """The status of the server, or None."""
         done = call(["docker", "exec", self.server, "cnn-ctl", "--key", "/keys/observer.key",
                      "status"], check=False, seconds=30)
         return json.loads(done.stdout) if done.returncode == 0 else None
@@ -159,7 +161,7 @@ class Cluster:
         return until(self.status, SOON, "the server answers")[key]
 
     def at_work(self):
-        """Wait until all workers are there and something more has been applied."""
+        """Wait until all workers are live and the server has applied another push."""
         self.ask("state")
 
         def complete():
@@ -171,7 +173,7 @@ class Cluster:
               "updates are applied")
 
     def goes_on(self):
-        """Wait until something more has been applied, by whoever is there."""
+        """Wait until the server has applied another push, from any worker."""
         version = self.ask("version")
         until(lambda: (self.status() or {"version": 0})["version"] > version, SOON,
               "the others go on")
@@ -182,7 +184,8 @@ class Cluster:
         return "\n".join(s.stderr + s.stdout[-200:] for s in said)
 
     def unlisted_worker(self, *options, prepare="true"):
-        """Run a worker with a new key or with none: its exit status and its output."""
+        """Run a worker with an unknown key or without a key. Returns its exit status and its
+        output."""
         script = f"{prepare} && exec cnn-worker --server {SERVER} --data /data --threads 1 \"$@\""
         done = call(["docker", "run", "--rm", *CONFINED, "--network", self.network, "-v",
                      f"{self.project}_worker-keys:/keys:ro", "-v",
@@ -195,7 +198,7 @@ class Cluster:
 
 
 class Training(Cluster):
-    """Workers that train, by compose."""
+    """Workers that train, started by compose."""
 
     def start(self):
         self.compose("up", "-d", "--scale", f"worker={self.size}")
@@ -217,7 +220,7 @@ class Training(Cluster):
               "an epoch ends")
 
     def result(self, seconds=600):
-        """The server's last line."""
+        """The final JSON line of the server."""
         code = docker("wait", self.server, seconds=seconds)
         assert code == "0", self.logs()
         said = call(["docker", "logs", self.server]).stdout.splitlines()
@@ -225,7 +228,7 @@ class Training(Cluster):
 
 
 class Ledger(Cluster):
-    """Workers that push the ledger gradient, each with coordinates of its own."""
+    """Workers that push the ledger gradient. Each worker has its own coordinates."""
 
     PUSHES, MOST, PACE = 6000, 5, 20
 
@@ -272,7 +275,8 @@ class Ledger(Cluster):
             self.run(i)
 
     def tally(self, file):
-        """Drain the server: (pushes applied, acknowledged ones that were lost, applied twice)."""
+        """Drain the server. Returns (pushes applied, acknowledged pushes lost, pushes applied
+        twice)."""
         self.compose("stop", "server")
         docker("exec", self.holder, "cnn-ctl", "export", "--checkpoint", "/checkpoints",
                "/dev/shm/w.safetensors")
@@ -303,13 +307,14 @@ class Ledger(Cluster):
 
 
 def used(container):
-    """Bytes that its control group counts."""
+    """The bytes that the control group of the container counts."""
     return int(docker("exec", container, "sh", "-c", "cat /sys/fs/cgroup/memory.current "
                       "/sys/fs/cgroup/memory/memory.usage_in_bytes 2>/dev/null | head -n 1"))
 
 
 def run_out_of_memory(container):
-    """Its limit is what it has now; then files in its memory take that away: the kernel kills."""
+    """Set the container's memory limit to what it uses now, and then fill files in its memory, so
+    that the kernel kills a process."""
     before, begun = int(inspect(container, ".RestartCount")), int(time.time())
     limit = used(container) + (4 << 20)
     docker("update", "--memory", limit, "--memory-swap", limit, container)

@@ -1,14 +1,16 @@
 """Every directory that a power cut may leave, from the log that preload/disk.c wrote.
 
-The model. Of a file, a cut keeps all that was written before its last fsync or fdatasync, and of
-what was written later any subset of pieces of 512 bytes, at their sectors' borders; what is missing
-is what was there before, or zeros where the file had grown, or the file is shorter. Of the
-directory, it keeps all changes (a name made, renamed, removed: each of them whole) before its last
-fsync, and any subset of the later ones in any order. Syncing a file brings home no name, and
-syncing the directory no file's bytes. That is weaker than what ext4 or xfs promise.
+The model: for a file, a cut keeps all that was written before the file's last fsync or fdatasync. From
+what was written later it keeps any subset of pieces, which are 512 bytes at the borders of sectors. In
+place of a missing piece is the old content, or zeros if the file had grown; or the file is shorter. For
+the directory, a cut keeps all changes before the directory's last fsync, and any subset of the later
+changes in any order. A change makes, renames or removes a name, and is never half done. An fsync of a
+file does not make its name durable, and an fsync of the directory does not make the bytes of a file
+durable. ext4 and xfs promise more than this model.
 
-Bounds: of more than MOST pieces of a file, or changes, those subsets are tried that are a prefix, a
-prefix with one missing, or one alone. LOCK and *.tmp are left out: a start does not read them.
+Bounds: if there are more than MOST pieces of a file, or changes, only these subsets are tried: each
+prefix, each prefix without one element, and each single element. LOCK and *.tmp are left out, because
+a start does not read them.
 """
 import itertools
 
@@ -17,7 +19,7 @@ MOST = 6
 
 
 class Op:
-    """A line of the log. `note`: something that a client was told, or has sent, by then."""
+    """A line of the log. `note`: a fact that a client had received or had sent by then."""
 
     def __init__(self, line, data):
         self.kind, _, self.name, self.other, at, _ = line.split("\t")
@@ -36,7 +38,7 @@ def read_log(path):
 
 
 def subsets(things):
-    """All of them, or of many those that tear most."""
+    """All subsets; for a long list only the subsets that are most likely to show a torn state."""
     n = len(things)
     if n <= MOST:
         return [c for k in range(n + 1) for c in itertools.combinations(things, k)]
@@ -50,14 +52,15 @@ def matters(name):
 
 
 class Disk:
-    """The directory while a log is played: what is there, and what of it would survive."""
+    """The directory while a log is played: its content, and what of it would survive a cut."""
 
     def __init__(self, state=()):
-        self.now = {}       # name -> file number, as the program sees it
-        self.kept = {}      # the same, as of the last fsync of the directory
-        self.changes = []   # since then: {name: file number or None}, each of them whole
-        self.synced = []    # file number -> bytes that are on disk
-        self.later = []     # file number -> [(offset, bytes) or ("cut", size)] since its fsync
+        self.now = {}  # name -> file number, as the program sees the directory
+        self.kept = {}  # name -> file number, at the last fsync of the directory
+        # changes since then: {name: file number or None}; each is made wholly or not at all
+        self.changes = []
+        self.synced = []  # file number -> bytes at the last fsync of the file
+        self.later = []  # file number -> [(offset, bytes) or ("cut", size)] since that fsync
         for name, data in state:
             self.now[name] = self.new()
             self.synced[-1] = data
@@ -120,10 +123,11 @@ class Disk:
                 at, what = at + n, what[n:]
         whole = len(self.content(file, pieces))
         found = {self.content(file, c) for c in subsets(pieces)}
-        return found | {c.ljust(whole, b"\0") for c in found}  # the size may be there before the data
+        # the size may reach the disk before the data
+        return found | {c.ljust(whole, b"\0") for c in found}
 
     def listings(self):
-        """Every set of names that may be there."""
+        """Every set of names that may be in the directory."""
         found = {}
         for chosen in subsets(self.changes):
             names = dict(self.kept)
@@ -133,7 +137,7 @@ class Disk:
         return found.values()
 
     def states(self):
-        """Every directory, as a sorted tuple of (name, content)."""
+        """Every possible directory, as a sorted tuple of (name, content)."""
         found = {}
         for names in self.listings():
             files = [(name, file) for name, file in sorted(names.items()) if matters(name)]

@@ -1,18 +1,21 @@
-"""A proxy that knows messages: what TCP would never lose, double or hold back, it does, by seed."""
+"""A proxy that knows the messages. It loses, duplicates and delays messages, which TCP never does,
+as the seed decides."""
 import random
 import threading
 
 import zmq
 
-# the field number of each body in Message, see proto/WIRE.md "Messages"; 0: "Chunked push"
+# message -> field number of its body in Message (proto/WIRE.md, "Messages"); 0: "Chunked push"
 NAMES = {0: "chunk", 1: "hello", 2: "welcome", 3: "pull", 4: "params", 5: "push", 6: "ack", 7: "lease",
          8: "grant", 9: "result", 10: "beat", 11: "bye", 12: "status", 13: "admin", 14: "error"}
 
 
 class FaultProxy:
-    """Workers connect to `endpoint`; each connection gets one of its own to the server.
+    """Workers connect to `endpoint`. For each connection of a worker, the proxy opens one to the
+    server.
 
-    `drop`, `double`: {name of a message: share of those messages}.
+    `drop`, `double`: {name of a message: the share of these messages that is lost or
+    duplicated}.
     """
 
     def __init__(self, server, seed, drop=None, double=None):
@@ -25,7 +28,7 @@ class FaultProxy:
         self.front = self._socket(zmq.ROUTER)
         self.front.bind("tcp://127.0.0.1:*")
         self.endpoint = self.front.last_endpoint.decode()
-        self.backs = {}  # routing id of a worker's connection -> ours to the server
+        self.backs = {}  # routing id of a worker's connection -> the proxy's socket to the server
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -35,7 +38,7 @@ class FaultProxy:
         return socket
 
     def _pass(self, socket, address, frames):
-        """Send once, twice or not at all."""
+        """Send a message once, twice or not at all."""
         name = NAMES.get(frames[0][0] >> 3)
         if self.random.random() < self.drop.get(name, 0):
             self.dropped += 1

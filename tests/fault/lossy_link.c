@@ -1,29 +1,30 @@
 /*
- * lossy_link.c - a bad network between namespaces: delays, loses, doubles, reorders, corrupts and
- * squeezes IPv4 packets, the same ones again for the same seed.
+ * lossy_link.c - a bad network between namespaces. It delays, loses, duplicates, reorders and corrupts
+ * IPv4 packets, and limits their rate. Equal seeds do the same to the same packets.
  *
  *   lossy_link SEED NETNS=ADDRESS...        run; opens a TUN device "wire" in each namespace
  *   lossy_link --predict SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
  *
  * The namespaces (paths such as /proc/1/ns/net) are the ports of a star: a packet goes to the port
- * that has its destination address. The caller gives the devices their addresses. Each direction,
- * from one port to another, has rules of its own, changed by lines on stdin:
+ * that has its destination address. The caller gives the devices their addresses. Each direction, from
+ * one port to another, has its own rules. Lines on stdin change them:
  *
- *   FROM TO KEY=VALUE...    port numbers from 0, or * for each; what is not named stays
- *   count                   what happened so far
+ *   FROM TO KEY=VALUE...    port numbers from 0, or * for each; keys that are not named do not change
+ *   count                   print what has happened so far
  *
- *   delay, jitter, hold  microseconds; jitter is +-, packets keep their order in spite of it;
- *                        one of `reorder` waits `hold` longer, so that later ones overtake it
+ *   delay, jitter, hold  microseconds; jitter is +-, and packets keep their order in spite of it;
+ *                        a packet that `reorder` selects waits `hold` longer, so that later packets
+ *                        overtake it
  *   loss, dup, reorder, corrupt   per million packets
- *   rate                 bits a second, 0: no limit
- *   queue                bytes that may wait for a limited rate; what does not fit is lost
+ *   rate                 bits per second, 0: no limit
+ *   queue                bytes that may wait for a limited rate; a packet that does not fit is lost
  *
- * Says "ready", then one "ok ..." for each line. Ends when stdin does.
+ * The program prints "ready", then one "ok ..." for each line. It ends when stdin ends.
  *
  * Invariants:
  * (1) what happens to the n-th packet of a direction is a function of seed, direction, n and the
- *     rules alone (link_model): arrival times decide nothing but what the queue has room for;
- * (2) memory is bounded: PACKETS, then packets are lost.
+ *     rules alone (link_model). Arrival times affect only which packets fit in the queue.
+ * (2) memory is bounded: PACKETS packets may wait, and further packets are lost.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -51,7 +52,7 @@ struct rules {
 struct delivery {
 	int lost, doubled, overtaken, corrupt;
 	int64_t delay; /* microseconds */
-	uint64_t bit;  /* to flip, modulo the packet's size */
+	uint64_t bit;  /* the bit that flips, modulo the size of the packet */
 };
 
 static struct delivery link_model(
@@ -100,13 +101,13 @@ static int set_rule(struct rules *r, const char *word)
 
 #define PACKETS 16384
 #define MTU     2048 /* bytes of the largest packet */
-#define BURST   64   /* packets read from one port before the others have their turn */
+#define BURST   64   /* packets that are read from one port before the next port's turn */
 
 struct direction {
 	struct rules rules;
-	uint64_t seen, lost, full, doubled, overtaken, corrupt, passed; /* packets */
-	uint64_t free_at;  /* when the limited rate has sent all that waits */
-	uint64_t last_due; /* packets keep their order */
+	uint64_t seen, lost, full, doubled, overtaken, corrupt, passed; /* numbers of packets */
+	uint64_t free_at;  /* when the limited rate will have sent all packets that wait */
+	uint64_t last_due; /* the due time of the newest packet that keeps its order */
 };
 
 struct packet {
@@ -122,13 +123,15 @@ static struct {
 	int tun[PORTS];
 	uint32_t address[PORTS]; /* network byte order */
 	struct direction way[PORTS][PORTS];
-	uint64_t strange, refused; /* packets for nobody; for a device that is down */
+	/* strange: packets to an unknown address; refused: packets for a device that is down */
+	uint64_t strange, refused;
 	struct packet packet[PACKETS];
-	int heap[PACKETS]; /* the first n_waiting: a heap by (due, order); behind them: free ones */
+	/* the first n_waiting entries are a heap by (due, order); the others are free */
+	int heap[PACKETS];
 	int n_waiting;
 } wire;
 
-/* ---- what waits ---------------------------------------------------------------------------- */
+/* ---- packets that wait --------------------------------------------------------------------- */
 
 static uint64_t now_us(void)
 {
@@ -158,7 +161,7 @@ static struct packet *take_free(void)
 	return wire.n_waiting < PACKETS ? &wire.packet[wire.heap[wire.n_waiting]] : NULL;
 }
 
-/* The one that take_free returned waits now. */
+/* Add the packet that take_free returned to the heap. */
 static void put(void)
 {
 	for (int i = wire.n_waiting++; i > 0 && before(wire.heap[i], wire.heap[(i - 1) / 2]);
@@ -185,9 +188,9 @@ static void remove_first(void)
 	}
 }
 
-/* ---- a packet's way ------------------------------------------------------------------------ */
+/* ---- the way of a packet ------------------------------------------------------------------- */
 
-/* When the limited rate has sent it; 0: there is no room for it. */
+/* When the limited rate will have sent the packet; 0: the queue has no room for it. */
 static uint64_t leave_at(struct direction *d, uint64_t now, size_t size)
 {
 	uint64_t rate = d->rules.rate, start = d->free_at > now ? d->free_at : now;
@@ -297,7 +300,7 @@ static int set_rules(int from, int to, char **word, int n)
 	return 0;
 }
 
-/* "*": all ports. */
+/* A port number, or "*" for all ports. */
 static int read_ports(const char *text, int *first, int *last)
 {
 	uint64_t n;
@@ -358,7 +361,7 @@ static void obey(char *line)
 	fflush(stdout);
 }
 
-/* Whole lines only. -1 at the end. */
+/* Read and carry out whole lines of stdin. -1: stdin has ended. */
 static int read_commands(void)
 {
 	static char text[4096];
@@ -378,7 +381,7 @@ static int read_commands(void)
 	return used == sizeof(text) - 1 ? -1 : 0;
 }
 
-/* ---- birth --------------------------------------------------------------------------------- */
+/* ---- start --------------------------------------------------------------------------------- */
 
 static int open_tun(const char *path)
 {
@@ -433,7 +436,7 @@ static int print_fates(int argc, char **argv)
 	return 0;
 }
 
-/* Until stdin ends. */
+/* Carry packets until stdin ends. */
 static int run(void)
 {
 	struct pollfd fd[PORTS + 1] = {{.fd = STDIN_FILENO, .events = POLLIN}};

@@ -1,9 +1,10 @@
-"""Networks of a test's own: hosts that are network namespaces, on one lossy link (lossy_link.c).
+"""Networks for tests: hosts that are network namespaces, connected by one lossy link
+(lossy_link.c).
 
-A namespace here has no name: it lives as long as a descriptor of this process or a process in it,
-so nothing is left behind, however the test ends. It has no route but to its neighbours, all in
-198.18.0.0/15: nothing can leave the machine. `with host:` takes this thread, and what it starts and
-connects, into the namespace.
+A namespace here has no name. It lives as long as a descriptor of this process or a process in
+it, so nothing is left behind, however the test ends. A namespace has routes only to the others,
+all in 198.18.0.0/15, so no packet can leave the machine. `with host:` moves this thread into the
+namespace. Everything that the thread then starts or connects is inside, too.
 """
 import ctypes
 import os
@@ -16,12 +17,12 @@ from support.programs import Programs, until
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000
 MILLION = 1000000
-PARTS = ("loss", "dup", "reorder", "corrupt")  # of all packets
+PARTS = ("loss", "dup", "reorder", "corrupt")  # shares of all packets
 TIMES = ("delay", "jitter", "hold")            # seconds
 
 
 class NoNetwork(Exception):
-    """This machine does not let us make one."""
+    """This machine does not let the test make a network."""
 
 
 def _own():
@@ -62,7 +63,7 @@ class Host:
         os.close(home)
 
     def run(self, *argv):
-        """A command inside; its output."""
+        """Run a command in the namespace. Returns its output."""
         with self:
             done = subprocess.run(argv, capture_output=True, text=True)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
@@ -72,7 +73,7 @@ class Host:
         self.run("ip", "link", "set", "wire", state)
 
     def connections(self):
-        """TCP connections that stand, without those on loopback."""
+        """The established TCP connections, except for connections on loopback."""
         lines = self.run("ss", "-Htn", "state", "established").splitlines()
         return [line for line in lines if "127.0.0.1" not in line]
 
@@ -81,7 +82,8 @@ class Host:
 
 
 class NetPrograms(Programs):
-    """The server on host 0, worker i on host 1 + i modulo the others; the wire between them."""
+    """A network of programs: the server on host 0, worker i on host 1 + i modulo the number of
+    other hosts, and the lossy link between the hosts."""
 
     def __init__(self, directory, data, seed, hosts):
         super().__init__(directory, data)
@@ -111,7 +113,7 @@ class NetPrograms(Programs):
     def home(self):
         return self.hosts[0]
 
-    # ---- the wire
+    # ---- the lossy link
 
     def _say(self, line):
         self.wire.stdin.write(line + "\n")
@@ -121,7 +123,8 @@ class NetPrograms(Programs):
         return answer
 
     def rule(self, source, target, **rules):
-        """From here on; hosts by number or "*". Shares of one and seconds; rate in bit/s."""
+        """Set rules for a direction from now on. Hosts are numbers or "*". Shares are of one, times
+        in seconds, `rate` in bit/s."""
         words = []
         for key, value in rules.items():
             factor = MILLION if key in PARTS + TIMES else 1
@@ -136,7 +139,7 @@ class NetPrograms(Programs):
         return time.monotonic()
 
     def count(self):
-        """What the wire has done so far."""
+        """What the link has done to packets so far."""
         return {k: int(v) for k, v in (w.split("=") for w in self._say("count").split()[1:])}
 
     # ---- processes, each on its host
@@ -177,16 +180,17 @@ class NetPrograms(Programs):
         self.hosts = []
 
 
-# ---- what a test watches ---------------------------------------------------------------------
+# ---- what a test observes -------------------------------------------------------------------------
 
 
 def seqs(net, server):
-    """{name: newest decided push} of all workers."""
+    """{name: newest decided seq} of all workers."""
     return {w["name"]: w["last_seq"] for w in net.status(server)["workers"]}
 
 
 def moved(net, run, than, seconds=60):
-    """Wait until each worker has a push decided that is newer than `than` knows; the moment."""
+    """Wait until the server has decided a newer push of each worker than `than` has. Returns the
+    time."""
     until(lambda: all(n > than.get(name, 0) for name, n in seqs(net, run.server).items())
           and len(seqs(net, run.server)) >= len(run.fleet), seconds, f"all are past {than}")
     return time.monotonic()

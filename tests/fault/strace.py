@@ -1,6 +1,7 @@
-"""System calls as places to break: strace kills a process, or makes a call fail, at its Nth of a name.
+"""Faults in system calls: strace kills a process in its Nth call of a name, or makes that call
+fail.
 
-strace counts calls for each thread and each name by itself.
+strace counts calls separately for each thread and each name.
 """
 import collections
 import os
@@ -12,7 +13,7 @@ from support.programs import Process, until
 
 
 def unusable():
-    """Why this machine cannot do it; None: it can."""
+    """The reason why strace cannot be used on this machine; None: it can."""
     if not shutil.which("strace"):
         return "strace is not installed"
     tried = subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, text=True)
@@ -20,13 +21,13 @@ def unusable():
 
 
 def threads(pid):
-    """{thread id: its name}"""
+    """{thread id: the name of the thread} of a process."""
     return {int(t): open(f"/proc/{pid}/task/{t}/comm").read().strip()
             for t in os.listdir(f"/proc/{pid}/task")}
 
 
 def checkpointer(pid):
-    """The one thread that writes checkpoints: needs UV_THREADPOOL_SIZE=1."""
+    """The thread that writes checkpoints. The process must have UV_THREADPOOL_SIZE=1."""
     def find():
         named = threads(pid)
         return [t for t, name in named.items() if t != pid and name == named[pid]]
@@ -41,12 +42,12 @@ def loop(pid):
 
 
 def wire(pid):
-    """libzmq's threads that read and write sockets."""
+    """The threads of libzmq that read and write sockets."""
     return sorted(t for t, name in threads(pid).items() if "IO" in name)
 
 
 def attach(programs, tids, *options):
-    """An strace of some threads, once it watches them all."""
+    """Attach strace to some threads. Returns when it traces all of them."""
     named = [word for tid in tids for word in ("-p", str(tid))]
     tracer = programs.add(Process(f"strace {tids}", ["strace", *named, *map(str, options)]))
     for tid in tids:
@@ -59,18 +60,19 @@ def inject(name, fault, when):
 
 
 def kill_at(programs, tids, name, nth):
-    """Kill the process with -9 when one of these threads enters its nth call of that name from now on."""
+    """Kill the process with -9 when one of these threads enters its nth call of that name from now
+    on."""
     return attach(programs, tids, "-o", "/dev/null", *inject(name, "signal=KILL", nth))
 
 
 def calls(log):
-    """The calls in an strace log, in order: [(name, the whole line)]."""
+    """The calls in an strace log, in order, as [(name, the whole line)]."""
     found = [re.match(r"(?:\d+ +)?(\w+)\(", line) for line in log]
     return [(f[1], f.string) for f in found if f]
 
 
 def watch(programs, tids, enough):
-    """What threads call until enough(calls) is true."""
+    """The calls of these threads until enough(calls) is true."""
     log = programs.directory / f"strace-{tids[0]}"
     tracer = attach(programs, tids, "-o", log)
 

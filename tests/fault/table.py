@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 """Write the figures of build/faults/results.tsv into docs/faults.md.
 
-    tests/fault/table.py [RESULTS.tsv]
+tests/fault/table.py [RESULTS.tsv]
 
-A section `### P1: ...` has a list with one item per test. The list of a section with results is
-written anew; other sections stay. Of several results with one name the last one counts. The parts
-of a test that runs in several, `name[0]`, `name[1]`..., are one figure: from least to most.
+A section `### P1: ...` has a list with one item for each test. The list is rewritten in each
+section that has results; other sections stay as they are. If a name has several results, the
+last one counts. A test in several parts, `name[0]`, `name[1]`..., gives one figure: the range
+from the least to the greatest.
 """
 import re
 import sys
@@ -17,7 +18,7 @@ WIDTH = 100
 
 
 def together(parts):
-    """(figure, unit) of one figure, or of that of several parts: [(figure, unit, verdict)]"""
+    """(figure, unit) of one part, or of all parts together: [(figure, unit, verdict)]."""
     figures = sorted({figure for figure, _, _ in parts}, key=lambda f: (len(f.split(".")[0]), f))
     unit, verdicts = parts[-1][1].strip(), {verdict for _, _, verdict in parts}
     if verdicts == {"SKIP"}:
@@ -28,7 +29,7 @@ def together(parts):
 
 
 def results(path):
-    """{row: {test: {what the figure is: (figure, unit)}}}"""
+    """All results as {row: {test: {what: (figure, unit)}}}."""
     last, rows = {}, {}
     for line in path.read_text().splitlines():
         name, _, *said = line.split("\t")
@@ -43,7 +44,7 @@ def results(path):
 
 
 def item(test, figures):
-    """The list item of a test. Its figures need their labels only if two have the same unit."""
+    """The list item of a test. Its figures have labels only if two of them have the same unit."""
     units = [unit for _, unit in figures.values()]
     labelled = len(set(units)) < len(units)
     said = [(f"{what.replace('_', ' ')}: " if labelled and what else "") + f"{figure} {unit}".strip()
@@ -58,9 +59,10 @@ def fill(section, rows):
         return section
     head, *items = re.split(r"^(?=\* `)", section, flags=re.M)
     tests = rows[row[1]]
-    before = re.findall(r"^\* `([^`]+)`", "".join(items), re.M)  # several ran at once: keep the order
+    # tests run in parallel: keep the order of the document
+    before = re.findall(r"^\* `([^`]+)`", "".join(items), re.M)
     names = sorted(tests, key=lambda n: before.index(n) if n in before else len(before))
-    end = re.search(r"\n(\n.*)?\Z", "".join(items), re.S)  # what follows the list
+    end = re.search(r"\n(\n.*)?\Z", "".join(items), re.S)  # the text after the list
     return head + "\n".join(item(n, tests[n]) for n in names) + (end[0] if end else "\n")
 
 

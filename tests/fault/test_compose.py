@@ -1,7 +1,8 @@
-"""Rows C1 to C17: the cluster of deploy/compose.yaml, and what befalls its containers.
+"""Rows C1 to C17: the cluster of deploy/compose.yaml, and faults of its containers.
 
-Every fault goes through both ledgers: a cluster whose pushes can be found again in the weights, and
-one that trains, whose images are counted and whose accuracy is that of an undisturbed run.
+Every fault is tested with both ledgers. One cluster pushes the ledger gradient, so that each
+push can be found in the weights. The other cluster trains: its images are counted, and its
+accuracy must be that of a run without faults.
 """
 import re
 import time
@@ -12,15 +13,16 @@ from containers import (CONFINED, SOON, Images, Ledger, NoEngine, Training, call
                         run_out_of_memory)
 from support.programs import until
 
-pytestmark = pytest.mark.xdist_group("containers")  # they share images
+# the tests share images, so that they run in one process
+pytestmark = pytest.mark.xdist_group("containers")
 SIZE = 3
 TRAIN, POINT = 60000, 0.01
-EPOCHS = 32  # they outlast the faults
+EPOCHS = 32  # enough epochs to outlast the faults
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Images with this build's programs, or why there are none."""
+    """The images with this build's programs, or the reason why there are none."""
     try:
         images = Images(tmp_path_factory.mktemp("image"))
     except NoEngine as no:
@@ -32,7 +34,8 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def cluster(built, figure, data):
-    """Makes clusters: cluster(Training, CNN_EPOCHS=8). Without an engine the test is skipped."""
+    """A function that makes clusters: cluster(Training, CNN_EPOCHS=8). Without a container engine
+    the test is skipped."""
     made = []
 
     def make(kind, **env):
@@ -45,7 +48,7 @@ def cluster(built, figure, data):
         c.close()
 
 
-# ---- faults: each leaves a cluster that shall come back to work by itself ----------
+# ---- faults: each leaves a cluster that must recover without help ----------------------
 
 
 def deaths(c):
@@ -53,7 +56,7 @@ def deaths(c):
 
 
 def given_up(c, before):
-    """A worker counts as dead, and the others go on."""
+    """Wait until the server has declared a worker dead and the others continue."""
     until(lambda: deaths(c) > before, SOON, "it is given up")
     c.goes_on()
 
@@ -105,7 +108,8 @@ def the_server_is_killed(c):
 
 
 def the_server_is_stopped(c):
-    """A drain: workers are told and end. Whoever stops it starts them again, as `up` does."""
+    """A drain: the server sends BYE and the workers exit. The operator starts them again, as `up`
+    does."""
     fleet = c.workers()
     docker("stop", c.server)
     docker("start", c.server, *fleet)
@@ -129,7 +133,7 @@ def the_server_has_no_memory_left(c):
 
 
 def the_checkpoint_volume_is_full(c):
-    # also the space of the older checkpoints, which the server could drop
+    # fill also the space of the older checkpoints, which the server could drop
     fill = "head -c 100M /dev/zero >>/checkpoints/fill"
     old = "ls -t /checkpoints/ckpt-* | tail -n +2 | xargs -r rm -f"
 
@@ -148,7 +152,7 @@ def all_are_killed_at_once(c):
 
 
 def the_image_is_replaced(c):
-    """Workers first, then the server."""
+    """Replace the image of the workers first, then of the server."""
     c.env["CNN_IMAGE"] = c.images.second
     c.replace_workers()
     c.goes_on()
@@ -160,7 +164,8 @@ def the_image_is_replaced(c):
 
 
 def refused(c, *options, prepare="true"):
-    """A worker with a key that is not listed exits with 9 and one line. The others do not notice."""
+    """A worker whose key is not listed exits with 9 and logs one line. The other workers are not
+    disturbed."""
     before = c.ask("counters")
     code, said = c.unlisted_worker(*options, prepare=prepare)
     bad = [line for line in said.splitlines() if " level=info " not in line]
@@ -208,7 +213,7 @@ def go_through(c, faults=FAULTS):
 
 
 def test_compose_ledger(cluster, figure, tmp_path):
-    """Every push that was acknowledged is in the weights, and none is there twice."""
+    """Every acknowledged push is in the weights, and no push is there twice."""
     c = cluster(Ledger)
     go_through(c)
     applied, lost, twice = c.tally(tmp_path / "w.safetensors")
@@ -219,7 +224,8 @@ def test_compose_ledger(cluster, figure, tmp_path):
 
 
 def test_compose_training(cluster, figure, full):
-    """Images count once per epoch whatever happens, and the net is as good as if nothing had."""
+    """Each image counts once per epoch in spite of the faults, and the accuracy is that of a run
+    without faults."""
     run = {"CNN_MODEL": "seed:32", "CNN_EPOCHS": EPOCHS, "CNN_THREADS": 1, "CNN_MIN_WORKERS": 1}
     c = cluster(Training, **run)
     faults = FAULTS if full else FEW
@@ -240,24 +246,25 @@ def test_compose_training(cluster, figure, full):
                abs(calm["accuracy"] - result["accuracy"]) <= POINT, "accuracy")
 
 
-# ---- what a container may do, and what it knows ---------------------------------------------
+# ---- limits and secrets of a container -----------------------------------------------------------
 
 
 def processes(container):
-    """/proc/PID/status of all that run in it, as this machine sees them."""
+    """The text of /proc/PID/status, as the host sees it, of each process in the container."""
     for pid in docker("top", container, "-o", "pid").split()[1:]:
         with open(f"/proc/{pid}/status") as file:
             yield dict(line.rstrip().split(":\t", 1) for line in file if ":\t" in line)
 
 
 def listening(container):
-    """Addresses that something listens on."""
+    """The addresses on which a process of the container listens."""
     table = docker("exec", container, "cat", "/proc/net/tcp").splitlines()[1:]
     return {line.split()[1] for line in table if line.split()[3] == "0A"}
 
 
 def test_compose_confined(cluster, figure):
-    """No root, no capability, nothing to write to, no more memory than docs/cluster.md says."""
+    """A container has no root user, no capability and no writable files, and uses no more memory
+    than docs/cluster.md says."""
     c = cluster(Training, CNN_MODEL="seed:32", CNN_EPOCHS=1000, CNN_THREADS=2, CNN_BATCH_SIZE=100)
     weights, million = 4 * c.ask("n_params"), 10 ** 6
     # V = 2, C = 1.125, --push-window 8
@@ -281,12 +288,12 @@ def test_compose_confined(cluster, figure):
 
 
 def resident(container):
-    """Bytes of all its processes."""
+    """The resident bytes of all processes of the container."""
     return sum(1024 * int(p["VmHWM"].split()[0]) for p in processes(container))
 
 
 def test_compose_secrets(cluster, figure):
-    """Secret keys are in their files and nowhere else; HTTP is for the container alone."""
+    """Secret keys occur in their files and nowhere else. HTTP is open only inside the container."""
     c = cluster(Training, CNN_MODEL="seed:8", CNN_EPOCHS=1000, CNN_LOG_LEVEL="debug",
                 CNN_HTTP="8080")
     assert docker("exec", c.workers()[0], "ls", "/keys").split() == ["server.pub", "worker.key"]
@@ -306,7 +313,7 @@ def test_compose_secrets(cluster, figure):
 
 
 def test_compose_key_taken_out(cluster, figure):
-    """Workers whose key is no longer on the list end, and Docker does not start them again."""
+    """When a key is deleted from the list, its workers exit, and Docker does not start them again."""
     c = cluster(Training, CNN_MODEL="seed:8", CNN_EPOCHS=1000)
     fleet = c.workers()
     docker("run", "--rm", "--network", "none", "-v", f"{c.project}_server-keys:/keys",

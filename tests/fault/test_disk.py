@@ -1,4 +1,5 @@
-"""Rows P3, P5 and P16: checkpoints that are torn, disks that are full or fail, an old checkpoint put back."""
+"""Rows P3, P5 and P16: torn checkpoints, disks that are full or fail, and an old checkpoint that is
+put back."""
 import random
 import shutil
 import socket
@@ -16,14 +17,14 @@ from support.programs import Process, fill, freeze, mount_image, mount_small, un
 
 
 def report(figure, row, run, what):
-    """The ledger's verdict."""
+    """Report the verdict of the ledger."""
     lost, twice = run.count(300)
     figure(row, lost + twice, f"pushes lost or applied twice, {what}", lost + twice == 0,
            what="ledger")
 
 
 def generations(directory):
-    """Newest first."""
+    """The checkpoint files of a directory, newest first."""
     return sorted((f for f in directory.glob("ckpt-*") if f.suffix != ".tmp"), reverse=True)
 
 
@@ -32,7 +33,7 @@ def generations(directory):
 
 @pytest.fixture
 def history(programs):
-    """A drained run's directory with three generations of different weights."""
+    """The directory of a drained run, with three generations of different weights."""
     run = programs.server("--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
                      "--checkpoint-ms", 3600000)
     worker = programs.ledger_worker(run.endpoint, 0, 8, 100)
@@ -47,7 +48,8 @@ def history(programs):
 
 
 def loaded(programs, directory, name):
-    """(weights of the newest good generation, what the loader says): the real loader, in a process."""
+    """Load the newest sound checkpoint with the real loader, in a process of its own. Returns (exit
+    status, weights, log)."""
     out = programs.directory / name
     done = subprocess.run(command("cnn-ctl", "--log-level", "info", "export", "--checkpoint",
                                   directory, out), capture_output=True, text=True, timeout=20)
@@ -56,7 +58,8 @@ def loaded(programs, directory, name):
 
 
 def test_every_byte_of_a_checkpoint(programs, history, figure, seed, full):
-    """Flipped, and cut off there: the generation before is taken, and the log says which was refused."""
+    """Flip a bit in one byte, or cut the file there; the long form tries every byte. The loader
+    takes the previous generation, and logs which file it refused."""
     newest, older, _ = generations(history)
     whole = newest.read_bytes()
     newest.rename(programs.directory / "newest")
@@ -81,7 +84,7 @@ def test_every_byte_of_a_checkpoint(programs, history, figure, seed, full):
 
 
 def start_ms(programs, directory):
-    """From exec to listening, of a server on a copy of this directory."""
+    """The time in ms from exec to listening, for a server on a copy of this directory."""
     copy = programs.directory / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)
@@ -95,7 +98,8 @@ def start_ms(programs, directory):
 
 
 def test_falling_back_takes_little(programs, figure, full):
-    """A checkpoint of 425,000 weights with its last byte flipped: how much later does the server listen?"""
+    """The newest checkpoint has 425,000 weights, and its last byte is flipped. How much later does
+    the server listen?"""
     run = programs.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd")
     endpoint = run.endpoint
     for _ in range(2):
@@ -111,7 +115,7 @@ def test_falling_back_takes_little(programs, figure, full):
         took, said = start_ms(programs, run.directory)
         assert "checkpoint fallback" in said, said
         bad.append(took)
-    later = min(bad) - min(good)  # what else the machine does is not the question
+    later = min(bad) - min(good)  # the minima exclude the load of other processes
     figure("P3", later, f"ms more for a start with a fallback (the fastest of {len(bad)} starts of "
            "each kind)", later <= 50, what="fallback")
 
@@ -148,7 +152,8 @@ def health(server):
 
 
 def fill_up(server, filler):
-    """Others take all space, also that of the older checkpoints, which the server could drop."""
+    """Other files take all space, also the space of the older checkpoints, which the server could
+    drop."""
     filler.mkdir()
     names = iter(range(10**6))
 
@@ -162,7 +167,8 @@ def fill_up(server, filler):
 
 
 def wait_well(run, figure, what):
-    """All is well again: how many checkpoint intervals (50 ms) that took."""
+    """Wait until checkpoints are written and the server is healthy again. Reports the time in ms;
+    checkpoints are due every 50 ms."""
     begun, saved = time.monotonic(), run.server.status()["checkpoint"]["saved"]
     until(lambda: run.server.status()["checkpoint"]["saved"] > saved and health(run.server) == 200,
           20, "checkpoints work again")
@@ -170,12 +176,14 @@ def wait_well(run, figure, what):
     figure("P5", took * 1e3, "ms until checkpoints of 50 ms work again", took <= 2, what=what)
 
 
-# The workers do not wait for the disk within what a busy machine needs to see that it fails.
+# So large a window keeps the workers from waiting for the disk before a busy machine can see that
+# the disk fails.
 ROOMY = ("--replay-window", 1024)
 
 
 def test_full_disk(ledger, small_disk, figure):
-    """Training goes on, readiness says degraded, nothing is called durable; space comes, all is well."""
+    """The disk is full: training continues, /healthz says degraded, and no push becomes durable.
+    When there is space again, the server recovers."""
     run = ledger(2, 1500, *ROOMY, pace=(4,), directory=small_disk / "ckpt")
     run.reached(0)
     assert health(run.server) == 200
@@ -194,7 +202,8 @@ def test_full_disk(ledger, small_disk, figure):
 
 
 def test_full_disk_holds_workers_back(ledger, small_disk, figure):
-    """What is not durable is kept by the workers, at most --replay-window pushes; then they wait."""
+    """The disk is full: a worker retains the pushes that are not durable, at most --replay-window,
+    and then waits."""
     run = ledger(2, 1500, "--replay-window", 64, pace=(2,), directory=small_disk / "ckpt")
     run.reached(0)
     filler = small_disk / "filler"
@@ -211,11 +220,12 @@ def test_full_disk_holds_workers_back(ledger, small_disk, figure):
 
 # ---- P5: a disk that its own checkpoints fill ----------------------------------------------------
 
-WEIGHTS = ("--model", "vector:80000", "--optimizer", "sgd", "--lr", 1)  # 320 kB a checkpoint
+WEIGHTS = ("--model", "vector:80000", "--optimizer", "sgd", "--lr", 1)  # a checkpoint takes 320 kB
 
 
 def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
-    """Three fit and a fourth does not: the oldest gives way, the newest sound one never."""
+    """The disk has room for three checkpoints but not for four: the server drops the oldest, and
+    never the newest sound one."""
     server = programs.server(*WEIGHTS, directory=small_disk / "ckpt")
     for _ in range(6):
         programs.ctl("--server", server.endpoint, "checkpoint")
@@ -232,7 +242,8 @@ def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
 
 
 def test_own_journal_fills_the_disk(programs, small_disk, figure):
-    """Each push is as large as a checkpoint: the journal leaves the next one its space, nobody waits for ever."""
+    """Each push is as large as a checkpoint: the write-ahead log leaves space for the next
+    checkpoint, and no worker waits forever."""
     server = programs.server(*WEIGHTS, "--durability", "always", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
     worker = programs.ledger_worker(server.endpoint, 0, 30)
@@ -247,7 +258,8 @@ def test_own_journal_fills_the_disk(programs, small_disk, figure):
 
 
 def test_sigterm_with_a_full_disk(programs, small_disk, figure):
-    """It ends in seconds, says that there is no space, and its status is 10."""
+    """SIGTERM with a full disk: the server ends within seconds, logs that there is no space, and
+    exits with 10."""
     server = programs.server("--model", "vector:8", directory=small_disk / "ckpt")
     server.status()
     fill(small_disk / "filler")
@@ -262,7 +274,7 @@ def test_sigterm_with_a_full_disk(programs, small_disk, figure):
 
 
 def full_with_one_checkpoint(server, disk):
-    """No space, and none that the server could make."""
+    """Fill the disk, and leave the server one checkpoint only, so that it cannot free any space."""
     server.status()
     for old in generations(server.directory)[1:]:
         old.unlink(missing_ok=True)
@@ -270,7 +282,7 @@ def full_with_one_checkpoint(server, disk):
 
 
 def test_drain_with_a_full_disk(programs, small_disk, figure):
-    """cnn-ctl drain ends a server as SIGTERM does, and status says meanwhile that it is ending."""
+    """cnn-ctl drain ends a server as SIGTERM does. Meanwhile its status is "ending"."""
     server = programs.server("--model", "vector:8", directory=small_disk / "ckpt")
     full_with_one_checkpoint(server, small_disk)
     ctl = programs.add(Process("ctl", command("cnn-ctl", "--server", server.endpoint, "drain")))
@@ -285,7 +297,8 @@ def test_drain_with_a_full_disk(programs, small_disk, figure):
 
 
 def test_a_write_that_hangs_leaves_nothing(programs, figure):
-    """The server is told twice to end while its disk never answers an fsync."""
+    """Two SIGTERMs end a server whose disk never answers an fsync. The checkpoint that it was
+    writing leaves no file."""
     how = programs.directory / "how"
     server = programs.server("--model", "vector:100000", env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(how),
@@ -303,7 +316,8 @@ def test_a_write_that_hangs_leaves_nothing(programs, figure):
 
 
 def hanging(programs, how, *options):
-    """A server with a log whose disk answers no fsync while `how` is there, and two workers at work."""
+    """Start a server with a write-ahead log and two workers that train. Its disk answers no fsync
+    while the file `how` exists."""
     server = programs.server("--model", "seed:8", "--durability", "always", *options, env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(how),
         "DISK_ROOT": str(programs.directory / "ckpt")})
@@ -313,7 +327,8 @@ def hanging(programs, how, *options):
 
 
 def test_nobody_stalls_while_the_disk_hangs(programs, figure):
-    """Longer than a worker may take: the status names the disk, not the workers, and no step is cut short."""
+    """The disk hangs for longer than a worker may take. The status blames the disk and not the
+    workers, and no step is cut short."""
     how = programs.directory / "how"
     server, fleet = hanging(programs, how, "--mode", "sync", "--epochs", 1, "--max-updates", 120,
                         "--suspect-ms", 20000, "--dead-ms", 60000, "--min-workers", 2)
@@ -323,7 +338,7 @@ def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     figure("P5", time.monotonic() - begun, "s until readiness names a disk that hangs",
            "the disk does not answer" in server.status()["degraded"], what="overdue")
     fleet.append(programs.worker(server.endpoint))
-    time.sleep(8)  # a worker that delivers nothing for 6 s is stalled
+    time.sleep(8)  # a worker that delivers nothing for 6 s would be stalled
     status = server.status()
     said = ["\n".join(w.lines) for w in fleet]
     figure("P5", sum("the server waits for its disk" in text for text in said),
@@ -356,7 +371,7 @@ def test_sigterm_while_the_disk_hangs(programs, figure):
 
 @pytest.fixture
 def frozen_disk(tmp_path, figure):
-    """A disk of its own, and a function that stops it."""
+    """An ext4 file system for the test, and a function that freezes it."""
     place = tmp_path / "frozen"
     why = mount_image(tmp_path / "image", place)
     if why:
@@ -374,7 +389,7 @@ def frozen_disk(tmp_path, figure):
 
 
 def accepts(server):
-    """Something listens on the server's port."""
+    """True if a process listens on the server's port."""
     host, port = server.endpoint.removeprefix("tcp://").rsplit(":", 1)
     with socket.socket() as s:
         s.settimeout(2)
@@ -382,7 +397,8 @@ def accepts(server):
 
 
 def test_sigterm_while_the_kernel_holds_a_write(programs, frozen_disk, figure):
-    """A thread in such a write keeps the process. The result and the ports do not wait for it."""
+    """A thread in a write to a frozen file system keeps the process alive. But the server prints
+    its result and closes its ports without waiting for that thread."""
     place, stop = frozen_disk
     server = programs.server("--model", "seed:8", "--durability", "always", "--epochs", 1000,
                              directory=place / "ckpt")
@@ -404,7 +420,7 @@ def test_sigterm_while_the_kernel_holds_a_write(programs, frozen_disk, figure):
 
 
 def test_sigterm_when_space_comes(programs, small_disk):
-    """Full when it was told to end, but not for long: the last checkpoint is written."""
+    """The disk is full at SIGTERM, but has space soon after: the server writes its last checkpoint."""
     server = programs.server("--model", "vector:8", "--checkpoint-ms", 100, directory=small_disk / "ckpt")
     server.status()
     fill(small_disk / "filler")
@@ -415,7 +431,8 @@ def test_sigterm_when_space_comes(programs, small_disk):
 
 
 def test_disk_too_small_for_two_checkpoints(programs, small_disk, figure):
-    """A worker cannot be welcomed, and is told why; so is whoever asks the server."""
+    """The disk is too small for two checkpoints: the server cannot send WELCOME, and tells the
+    worker why. /healthz reports it, too."""
     server = programs.server("--model", "vector:180000", "--optimizer", "sgd", "--lr", 1,
                         directory=small_disk / "ckpt")
     worker = programs.ledger_worker(server.endpoint, 0, 8, 1)
@@ -431,7 +448,8 @@ def test_disk_too_small_for_two_checkpoints(programs, small_disk, figure):
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
 def test_start_on_a_full_disk(programs, small_disk, figure, durability):
-    """A killed server's disk is full: the next start drops older generations, as a running server does."""
+    """The disk of a killed server is full. The next start drops older generations, as a running
+    server does."""
     options = ("--model", "vector:20000", "--durability", durability)
     server = programs.server(*options, directory=small_disk / "ckpt")
     for _ in range(3):
@@ -450,7 +468,8 @@ def test_start_on_a_full_disk(programs, small_disk, figure, durability):
 
 
 def breaks_and_heals(run, figure, what, heal):
-    """While its disk fails the server trains, says so and calls nothing durable; then all is well again."""
+    """While its disk fails, the server trains, reports the failure, and calls no push durable.
+    After `heal` it recovers."""
     until(lambda: health(run.server) == 503, 20, "it says that it is not well")
     place = run.server.status()
     until(lambda: run.server.status()["version"] > place["version"] + 10, 20, "training goes on")
@@ -458,7 +477,7 @@ def breaks_and_heals(run, figure, what, heal):
     assert now["checkpoint"]["saved"] == place["checkpoint"]["saved"], "nothing counts as saved"
     heal()
     wait_well(run, figure, "back")
-    run.kill_server()  # what was called durable must be there
+    run.kill_server()  # every push that was called durable must survive
     report(figure, "P5", run, what)
 
 
@@ -468,7 +487,7 @@ ERRORS = {"EIO in fsync": ("fsync", "error=EIO"), "EIO in rename": ("renameat", 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_call_that_fails(programs, ledger, figure, name):
-    """Each call of that name in the thread that saves."""
+    """Each call of that name fails in the thread that writes checkpoints."""
     why = strace.unusable()
     if why:
         figure.cannot("P5", why)
@@ -489,7 +508,7 @@ WRITES = {"ENOSPC": "28", "EIO": "5", "lie": "lie"}
 
 @pytest.mark.parametrize("name", WRITES)
 def test_write_that_fails(programs, ledger, figure, name):
-    """Each write to a file of the directory; a lie says that all was written, and nothing was."""
+    """Each write to a file of the directory fails. `lie`: it reports success but writes nothing."""
     how = programs.directory / "how"
     run = ledger(2, 1500, *ROOMY, pace=(4,), env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_WRITE": str(how),
@@ -500,7 +519,7 @@ def test_write_that_fails(programs, ledger, figure, name):
 
 
 def test_short_writes(programs, ledger, figure):
-    """Each write takes half of what it gets: checkpoints are whole all the same."""
+    """Each write takes only half of the bytes, and the checkpoints are complete all the same."""
     how = programs.directory / "how"
     how.write_text("short")
     run = ledger(2, 300, pace=(4,), env={
@@ -517,7 +536,8 @@ def test_short_writes(programs, ledger, figure):
 
 
 def rolled_back(ledger, keep_term, *options):
-    """A run whose directory becomes what it was some hundred pushes before, under living workers."""
+    """A run whose directory is replaced by a copy that is some hundred pushes old, while its
+    workers live."""
     run = ledger(2, 900, pace=(4,))
     run.reached(0)
     run.programs.ctl("--server", run.server.endpoint, "checkpoint")
@@ -538,7 +558,7 @@ def rolled_back(ledger, keep_term, *options):
 
 
 def copied(source, to):
-    """Files come and go while we copy."""
+    """Copy a directory. False: a file vanished while it was copied."""
     shutil.rmtree(to, ignore_errors=True)
     try:
         shutil.copytree(source, to, ignore=shutil.ignore_patterns("*.tmp"))
@@ -549,7 +569,8 @@ def copied(source, to):
 
 @pytest.mark.parametrize("term", ["kept", "old"])
 def test_rollback_is_refused(ledger, figure, term):
-    """Workers that were told of more exit with 4 and one line, whether TERM went back too or not."""
+    """Workers that know of newer durable pushes exit with 4 and log one line, whether the file TERM
+    went back too or not."""
     run = rolled_back(ledger, term == "kept")
     version = run.server.status()["version"]
     said = []
@@ -564,7 +585,8 @@ def test_rollback_is_refused(ledger, figure, term):
 
 @pytest.mark.parametrize("term", ["kept", "old"])
 def test_rollback_that_was_asked_for(ledger, figure, term):
-    """--accept-rollback: they go on after what they had delivered; what the operator threw away is gone, no more."""
+    """--accept-rollback: the workers continue after the pushes that they had delivered. Only the
+    pushes that the operator rolled back are lost."""
     run = rolled_back(ledger, term == "kept", "--accept-rollback")
     lost, twice = run.count(120)
     figure("P16", twice, f"pushes applied twice; {lost} were rolled back", twice == 0 and lost > 0,

@@ -1,4 +1,5 @@
-"""Rows P1 and P2: kill -9 of workers and of the server, at any time and in every system call of a push and of a checkpoint."""
+"""Rows P1 and P2: kill -9 of workers and of the server, at any time and in every system call of a
+push and of a checkpoint."""
 import os
 import random
 import time
@@ -9,12 +10,13 @@ import strace
 from support.build import FULL
 from support.programs import until
 
-ONE_POOL_THREAD = {"UV_THREADPOOL_SIZE": "1"}  # so that it can be told apart
+# one pool thread, so that strace can select the thread that writes checkpoints
+ONE_POOL_THREAD = {"UV_THREADPOOL_SIZE": "1"}
 
 
 @pytest.fixture
 def tracing(figure):
-    """tracing(row): skip where strace cannot be used."""
+    """A function tracing(row) that skips the test where strace cannot be used."""
     def check(row):
         why = strace.unusable()
         if why:
@@ -27,13 +29,13 @@ def percentile(times, part):
 
 
 def spread(places, most):
-    """At most so many of a list, evenly."""
+    """At most `most` elements of a list, evenly spaced."""
     step = max(1, -(-len(places) // most))
     return places[step // 2::step]
 
 
 def report(figure, row, run, deaths):
-    """The ledger's verdict, and how many deaths it is about."""
+    """Report the verdict of the ledger, and the number of deaths in the run."""
     lost, twice = run.count(300)
     figure(row, lost, f"pushes lost in {deaths} deaths", lost == 0, what="lost")
     figure(row, twice, f"pushes applied twice in {deaths} deaths", twice == 0, what="twice")
@@ -43,7 +45,7 @@ def report(figure, row, run, deaths):
 
 
 class Survival:
-    """Kills of one run's server, and how it comes back from each."""
+    """Kills of one run's server, and its recovery from each of them."""
 
     def __init__(self, run):
         self.run = run
@@ -58,7 +60,7 @@ class Survival:
         self.run.restart_server(**how)
 
     def come_back(self, **how):
-        """Restart it and wait until it has applied a push."""
+        """Restart the server, and wait until it has applied a push."""
         self.restart(**how)
         server = self.run.server
         until(lambda: server.popen.poll() is not None or any("http listening" in line
@@ -82,7 +84,8 @@ class Survival:
 
 @pytest.mark.parametrize("part", range(10 if FULL else 1))
 def test_server_killed_at_any_time(ledger, figure, seed, full, part):
-    """100 kills of each of ten servers under four workers, at random moments, a third of them during the start."""
+    """100 kills of each of ten servers, each with four workers, at random moments. A third of the
+    kills come during the start."""
     dice = random.Random(seed * 10 + part)
     kills, pushes = (100, 7000) if full else (12, 900)
     run = ledger(4, pushes, pace=(4,))
@@ -103,7 +106,8 @@ def test_server_killed_at_any_time(ledger, figure, seed, full, part):
 
 
 def checkpointer_calls(programs, pid):
-    """What one checkpoint calls: [(name, nth of that name)], from one opening of the directory to the next."""
+    """The system calls of one checkpoint, as [(name, nth call of that name)]: from one opening of
+    the directory to the next."""
     def whole(seen):
         starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
                   and "O_NONBLOCK" not in line]
@@ -144,7 +148,8 @@ def test_server_killed_in_every_call_of_a_checkpoint(programs, ledger, tracing, 
 
 
 def test_server_killed_in_every_call_of_a_push(programs, ledger, tracing, figure, full):
-    """Each name of call in the loop and in libzmq's threads, a first and some later times."""
+    """Kill the server in each kind of call in the threads of the loop and of libzmq, at the first
+    such call and at some later ones."""
     tracing("P2")
     run = ledger(3, 16000 if full else 1000, pace=(4,))
     run.reached(0)
@@ -165,7 +170,8 @@ def test_server_killed_in_every_call_of_a_push(programs, ledger, tracing, figure
 
 
 def start_places(programs, run):
-    """What a start on an old directory calls, up to its first line: [(name, nth since exec)]."""
+    """The system calls of a start on an old directory up to its first log line, as [(name, nth call
+    since exec)]."""
     log = programs.directory / "start.log"
     run.server.kill()
     run.restart_server(wrap=("strace", "-o", log))
@@ -184,8 +190,8 @@ def start_places(programs, run):
 
 
 def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figure, full):
-    """The start binds, then writes the term and a checkpoint of its own, and only then
-    serves."""
+    """A start binds its port, then writes the term and its first checkpoint, and only then answers
+    messages."""
     tracing("P2")
     run = ledger(2, 16000 if full else 1000, pace=(4,))
     run.reached(0)
@@ -195,7 +201,7 @@ def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figur
         places = spread(places, 8)
     survival = Survival(run)
     for name, nth in places:
-        run.server.kill()  # it is dead already before the first place
+        run.server.kill()  # strace starts a new server and kills it, so the old one must be dead
         dying = programs.server(*run.options, endpoint=run.server.endpoint, wrap=(
             "strace", "-o", "/dev/null", *strace.inject(name, "signal=KILL", nth)))
         assert dying.wait(30) == -9, f"{name} {nth}: {dying.tail()}"
@@ -209,7 +215,8 @@ def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figur
 
 
 def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
-    """Worker 0 dies in its Nth write to a socket, is started again, and dies in the next; the others go on."""
+    """Worker 0 is killed in its Nth write to a socket and started again, for every N. The other
+    workers continue."""
     tracing("P1")
     run = ledger(3, 20000 if full else 1500, pace=(10 if full else 5,))
     run.reached(0)
@@ -229,7 +236,8 @@ def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
 
 
 def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
-    """The other calls of a worker's threads: what wakes a thread, what reads the socket."""
+    """Kill worker 0 in the other system calls of its threads: calls that wake a thread, and calls
+    that read the socket."""
     tracing("P1")
     run = ledger(3, 8000 if full else 1500, pace=(5,))
     run.reached(0)
@@ -250,7 +258,8 @@ def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
 
 @pytest.mark.alone
 def test_death_is_noticed(ledger, figure, full):
-    """With the default beats. Its slot is freed later; its next life takes it at once."""
+    """With the default heartbeats the server notices the death of a worker in time. The next
+    process with the worker's name takes its slot at once."""
     run = ledger(2, 1500 if full else 400, pace=(10,))
     run.reached(0)
     times = []

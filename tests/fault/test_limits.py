@@ -1,4 +1,4 @@
-"""Rows P12 and P13: no descriptors left, no memory left."""
+"""Rows P12 and P13: no free file descriptors, and no memory left."""
 import os
 import random
 import re
@@ -17,11 +17,12 @@ def cpu_seconds(pid):
 
 
 class Flood:
-    """Connections that say nothing: as many as asked for, dialled again when the server hangs up.
+    """Connections that send nothing. When the server closes one, it is opened again.
 
-    While the queue of its listener is full the server's kernel answers diallers and forgets them:
-    they believe in a connection that nobody has. So who has not heard libzmq's greeting GREETED
-    seconds after dialling dials again, too.
+    While the listener's queue is full, the server's kernel answers a new connection and then
+    forgets it. So the client believes in a connection that the server does not have. For that
+    reason a connection that has not received libzmq's greeting after GREETED seconds is opened
+    again, too.
     """
 
     GREETED = 0.5
@@ -30,7 +31,8 @@ class Flood:
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
         self.address = (host, int(port))
         self.open = [None] * connections
-        self.until = [0] * connections  # so long a connection may hear nothing
+        # the time by which a connection must have received the greeting
+        self.until = [0] * connections
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
@@ -72,10 +74,11 @@ class Flood:
 
 
 def test_out_of_descriptors(ledger, programs, figure, full):
-    """Far more connections than descriptors: workers and checkpoints go on, nothing spins, a newcomer waits."""
+    """Far more connections than file descriptors: workers and checkpoints continue, the server does
+    not spin, and a new worker waits until descriptors are free."""
     seconds = 20 if full else 3
     run = ledger(3, 150 * seconds, pace=(10,), wrap=("prlimit", "--nofile=100"))
-    run.kill_worker(2)  # the newcomer will take its place
+    run.kill_worker(2)  # the new worker will take the place of this one
     run.fleet[2].kill()
     run.reached(0)
     flood = Flood(run.server.endpoint, 200)
@@ -101,7 +104,8 @@ def test_out_of_descriptors(ledger, programs, figure, full):
 
 
 class Endless:
-    """A peer whose multipart message never ends: ZMTP by hand, since libzmq would send none of it."""
+    """A peer whose multipart message never ends. It speaks ZMTP itself, because libzmq sends no
+    part of an incomplete message."""
 
     GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     READY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
@@ -109,7 +113,7 @@ class Endless:
     def __init__(self, endpoint, part):
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
         self.address = (host, int(port))
-        # flags: another part follows, and the length has 8 bytes
+        # flags 3: another part follows, and the length has 8 bytes
         self.frames = (b"\x03" + part.to_bytes(8, "big") + bytes(part)) * 64
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -134,7 +138,8 @@ class Endless:
 
 
 def test_message_that_never_ends(ledger, figure, full):
-    """libzmq keeps its parts for ever; past --memory-mb the server hangs up, which frees them, and goes on."""
+    """libzmq keeps the parts of a message that never ends. Above --memory-mb the server closes the
+    connection, which frees them, and continues."""
     limit = 200
     run = ledger(3, 10000 if full else 2000, "--memory-mb", limit, pace=(10,))
     run.reached(0)
@@ -161,7 +166,8 @@ def test_message_that_never_ends(ledger, figure, full):
 
 
 def allocations(programs, ledger, fail):
-    """A short run in whose server the allocation of that number fails: (how it died before the end, the run)."""
+    """A short run in whose server allocation number `fail` fails. Returns (exit status of the
+    server if it died before the end, or None, the run)."""
     run = ledger(0, 20, size=20, directory=f"ckpt{fail}", env={
         "LD_PRELOAD": str(BUILD / "tests/fault/memory.so"), "MEMORY_FAIL": str(fail),
         "MEMORY_COUNT": str(programs.directory / "count"), "UV_THREADPOOL_SIZE": "1"})
@@ -175,7 +181,8 @@ def allocations(programs, ledger, fail):
 
 
 def test_every_allocation_that_fails(programs, ledger, figure, seed, full):
-    """Each of the server's, one a run: it goes without, or ends with a status and a line; another start has it all."""
+    """One allocation of the server fails in each run. The server manages without the memory, or
+    exits with a status and a log line. After another start no push is lost."""
     code, run = allocations(programs, ledger, 0)
     assert code is None
     run.verdict()
@@ -207,7 +214,8 @@ def test_every_allocation_that_fails(programs, ledger, figure, seed, full):
 
 
 def test_killed_for_its_memory(ledger, figure):
-    """The kernel ends a server that has outgrown its cgroup; the next one goes on."""
+    """The kernel kills a server that exceeds the memory limit of its cgroup. The next server
+    continues the run."""
     try:
         group = cgroup.Group(memory=64 << 20)
     except cgroup.NoGroup as no:

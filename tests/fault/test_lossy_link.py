@@ -1,4 +1,4 @@
-"""The lossy link itself: it does to packets what its rules and its seed say, and nothing else."""
+"""The lossy link itself: what it does to packets follows from its rules and its seed only."""
 import socket
 import subprocess
 import time
@@ -7,7 +7,7 @@ from support.build import command
 
 
 def deliveries(seed, direction, *rules):
-    """[(lost, doubled, overtaken, corrupt, delay in us)] of 20000 packets."""
+    """The predicted fate of 20000 packets: [(lost, doubled, overtaken, corrupt, delay in us)]."""
     argv = command("tests/fault/lossy_link", "--predict", seed, *direction, 20000, *rules)
     out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return [tuple(map(int, line.split())) for line in out.splitlines()]
@@ -24,7 +24,8 @@ def test_fates_are_a_function_of_the_seed(seed):
 
 
 def test_wire_does_what_its_rules_say(nets):
-    """UDP through it: how many arrive, twice, late, out of order; a limited rate; a cut direction."""
+    """UDP packets through the link: how many arrive, how many twice, how late, and in which order;
+    a limited rate; a cut direction."""
     net = nets("N3", 2)
     with net.hosts[0]:
         there = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -34,7 +35,8 @@ def test_wire_does_what_its_rules_say(nets):
     there.settimeout(0.5)
 
     def through(count, size=100):
-        """What arrives of so many, and when the first and last."""
+        """Send `count` packets. Returns the numbers of the packets that arrive, and the arrival
+        time of each."""
         begun = time.monotonic()
         got, times = [], []
         for k in range(count):
@@ -56,7 +58,7 @@ def test_wire_does_what_its_rules_say(nets):
     net.rule(1, 0, delay=0, jitter=0, reorder=0, rate=1000000, queue=1000000)
     got, times = through(100, 1000)  # 100 * 1028 bytes at 1 Mbit/s: 0.82 s
     assert got == list(range(100)) and times[-1] >= 0.8
-    net.rule(1, 0, rate=0, corrupt=1)  # a checksum does not fit any more: the kernel drops it
+    net.rule(1, 0, rate=0, corrupt=1)  # the checksum is wrong, so the kernel drops the packet
     assert through(100)[0] == []
     net.rule(1, 0, corrupt=0)
     net.cut(0, 1)

@@ -1,4 +1,4 @@
-"""Rows N5 to N7: pushes that come twice, pushes that are missing, answers that are lost."""
+"""Rows N5 to N7: pushes that arrive twice, pushes that are lost, and replies that are lost."""
 import sys
 
 import numpy as np
@@ -9,14 +9,16 @@ from support.ledger import LEDGER, LedgerRun
 from fault_proxy import FaultProxy
 
 sys.path.append(str(ROOT / "tests/wire"))
-from client import Refused, Worker, encode, pb  # noqa: E402  the wire's own client, written from WIRE.md
+# noqa: E402  a client in Python, written from WIRE.md
+from client import Refused, Worker, encode, pb
 
 SIZE = 512
 
 
 @pytest.fixture
 def proxied(programs, seed):
-    """proxied(workers, pushes, drop=..., double=...): a LedgerRun behind a FaultProxy, and that."""
+    """A function that starts a LedgerRun behind a FaultProxy: proxied(workers, pushes, drop=...,
+    double=...). It returns the run and the proxy."""
     made = []
 
     def make(workers, pushes, size=0, **how):
@@ -31,7 +33,7 @@ def proxied(programs, seed):
 
 @pytest.fixture
 def peer(programs):
-    """A worker that is ours to the last byte, and its server."""
+    """A worker in Python, so that the test controls every byte that it sends, and its server."""
     server = programs.server("--model", f"vector:{SIZE}", *LEDGER, "--replay-window", SIZE)
     worker = Worker(server.endpoint, name="peer")
     worker.server = server
@@ -46,7 +48,7 @@ def unit(k):
 
 
 def answers(peer, frames, count):
-    """The ACKs of the same bytes, sent so many times."""
+    """Send the same bytes `count` times. Yields the ACKs."""
     for _ in range(count):
         peer.bulk.send_frames(frames)
     for _ in range(count):
@@ -62,7 +64,8 @@ def same(first, ack):
 
 
 def test_same_bytes_again(peer, figure, full):
-    """Each push's bytes are sent over and over: one decision, told each time."""
+    """The same bytes of each push are sent many times. The server decides once, and sends that
+    decision each time."""
     pushes, rounds, at_once = (500, 100, 20) if full else (100, 1, 20)
     again, wrong = rounds * at_once, 0
     for k in range(pushes):
@@ -82,7 +85,8 @@ def test_same_bytes_again(peer, figure, full):
 
 
 def test_every_push_may_come_twice(proxied, figure, full):
-    """Real workers, whose pushes come again with others between them."""
+    """Real workers, and a proxy that duplicates pushes. Other pushes come between a push and its
+    copy."""
     run, proxy = proxied(3, 5000 if full else 200, double={"push": 0.3})
     lost, twice = run.count()
     figure("N5", lost + twice, f"lost or applied twice, {proxy.doubled} pushes came twice",
@@ -93,7 +97,8 @@ def test_every_push_may_come_twice(proxied, figure, full):
 
 
 def test_gap_is_named(peer, figure):
-    """A push ahead of its turn: ERR_GAP says which one is missing, and keeps nothing."""
+    """A push arrives without its predecessors. The server answers PS_EGAP with the missing seq, and
+    keeps nothing of the push."""
     wrong = 0
     for ahead in (2, 3, 100, 2**32, 2**63):
         peer.push(unit(peer.seq), 0)
@@ -108,7 +113,7 @@ def test_gap_is_named(peer, figure):
 
 
 def test_pushes_that_get_lost(proxied, figure, full):
-    """One push of five is missing: the worker goes back, every time."""
+    """The proxy drops one push of five. The worker sends the missing pushes again every time."""
     run, proxy = proxied(3, 5000 if full else 40, drop={"push": 0.2})
     stalls = sum(worker.wait(300) != 0 for worker in run.fleet)
     gaps = run.server.status()["counters"]["gaps"]
@@ -119,7 +124,8 @@ def test_pushes_that_get_lost(proxied, figure, full):
 
 
 def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
-    """Pushes in four parts (WIRE.md, "Chunked push"): one part of twenty is missing, one comes twice."""
+    """Pushes in four parts (WIRE.md, "Chunked push"). The proxy drops one part of twenty, and
+    duplicates one of twenty."""
     odds = {"chunk": 0.05, "push": 0.05}
     run, proxy = proxied(2, 1000 if full else 15, size=140000, drop=odds, double=odds)
     lost, twice = run.count(600)
@@ -132,7 +138,8 @@ def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
 
 
 def test_lost_acks(proxied, figure, full):
-    """Three ACKs of ten never come: the push was applied, and is not applied again."""
+    """The proxy drops three ACKs of ten. Each push was applied, and is not applied again when it is
+    repeated."""
     run, proxy = proxied(3, 5000 if full else 100, drop={"ack": 0.3})
     for worker in run.fleet:
         assert worker.wait(300) == 0, worker.tail()
@@ -144,7 +151,7 @@ def test_lost_acks(proxied, figure, full):
 
 
 def test_any_answer_may_be_lost(proxied, figure, full):
-    """Any answer of ten: WELCOME, PARAMS, ACK, BEAT."""
+    """The proxy drops one reply of ten, of any kind: WELCOME, PARAMS, ACK, BEAT, ERROR."""
     replies = dict.fromkeys(("welcome", "params", "ack", "beat", "error"), 0.3 if full else 0.1)
     run, proxy = proxied(2, 1000 if full else 8, drop=replies)
     lost, twice = run.count(600)

@@ -1,5 +1,5 @@
-"""Rows N1 to N4 and N8, in namespaces: networks that are gone for a while, whole or in one direction, lossy
-links, slow links, connections that are reset."""
+"""Rows N1 to N4 and N8, in network namespaces: networks that fail for a while, wholly or in one
+direction, lossy links, slow links, and connections that are reset."""
 import random
 import time
 
@@ -11,29 +11,29 @@ from support.build import FULL, PATIENCE
 from support.ledger import LedgerRun
 from support.programs import until
 
-KEPT = 256  # --replay-window's default: pushes that a worker may have outside a checkpoint
+KEPT = 256  # default of --replay-window: the most pushes of a worker that are not durable
 FEW = 20000
-FRAME = 425000  # values: 1.7 MB
+FRAME = 425000  # values of a vector; a message of it has 1.7 MB
 POOR = {"delay": 0.05, "jitter": 0.01, "loss": 0.05, "dup": 0.01, "reorder": 0.01, "hold": 0.02}
-NEVER = 100000  # pushes between two pulls: so pushes alone are under way
+NEVER = 100000  # pushes between two pulls: so large that the worker only pushes
 
 
 @pytest.fixture(scope="module")
 def few(data, tmp_path_factory):
-    """Some of the images."""
+    """A data set with the first FEW images."""
     directory = tmp_path_factory.mktemp("few")
     idx.cut(data, directory, FEW, 1000)
     return directory
 
 
 def under_way(net, run, pushes=10):
-    """Each worker has had some pushes decided."""
+    """Wait until the server has decided some pushes of each worker."""
     until(lambda: len(seqs(net, run.server)) == len(run.fleet)
           and min(seqs(net, run.server).values()) >= pushes, 60, "all are pushing")
 
 
 def gone_for(net, run, seconds):
-    """Nothing passes for so long; what was decided until then."""
+    """No packet passes for this time. Returns the newest decided seq of each worker at the end."""
     net.cut()
     before = seqs(net, run.server)
     time.sleep(seconds)
@@ -43,17 +43,19 @@ def gone_for(net, run, seconds):
 
 
 def soon(full):
-    """Seconds that coming back may take: the goal, and room for a crowded machine in the short form."""
+    """The seconds that recovery may take: the goal in the long form, and more in the short form,
+    which runs on a busy machine."""
     return 2 * PATIENCE if full else 5 * PATIENCE
 
 
 def outlasts(seconds, pace):
-    """Pushes for workers that shall be at work for so long between the faults."""
+    """The number of pushes that keeps a worker busy for this time between the faults."""
     return int(seconds * 1000 / pace)
 
 
 def test_partition(nets, figure, full, seed):
-    """All is lost for a while: workers wait, and go on by themselves when it has healed."""
+    """All packets are lost for a while. The workers wait, and continue without help when the
+    network is back."""
     net = nets("N1", 4)
     lengths = [1, 30, 300] if full else [1]
     lengths += [random.Random(seed).uniform(0.5, 15) for _ in range(40)] if full else []
@@ -74,7 +76,8 @@ def test_partition(nets, figure, full, seed):
 
 
 def test_link_down(nets, figure, full):
-    """The server's device is down: sending is an error then, not a silence."""
+    """The server's network device is down, so that sending fails with an error instead of losing
+    packets."""
     net = nets("N1", 4)
     run = LedgerRun(net, 3, outlasts(2, 5), pace=(5,))
     under_way(net, run)
@@ -90,7 +93,8 @@ def test_link_down(nets, figure, full):
 
 
 def test_pushes_kept_in_a_partition(nets, figure, full):
-    """A worker that never waits for weights keeps a bounded number of pushes, then stands still."""
+    """During a partition, a worker that never waits for weights retains a limited number of pushes,
+    and then waits."""
     net = nets("N1", 2)
     run = LedgerRun(net, 1, 1500, pace=(1, NEVER))
     under_way(net, run)
@@ -105,9 +109,11 @@ def test_pushes_kept_in_a_partition(nets, figure, full):
 
 @pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "sandblaster"] if FULL else ["sync"])
 def test_images_count_once_across_partitions(nets, figure, full, few, mode):
-    """Training: one worker after the other is cut off, until it counts as dead and its work is lost."""
+    """Training: one worker after the other is cut off until the server declares it dead and gives
+    its work away. Each image still counts once per epoch."""
     turns = 8 if full else 1
-    epochs = turns + 1  # so that the run does not end before the last death is noticed
+    # one more epoch, so that the server notices the last death before the run ends
+    epochs = turns + 1
     net = nets("N1", 3)
     server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--heartbeat-ms", 200,
                         "--suspect-ms", 500, "--dead-ms", 1000, "--checkpoint-ms", 100)
@@ -125,7 +131,7 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
 
 
 def test_restart_behind_a_partition(nets, figure, full):
-    """The server dies and comes back while nobody can see it."""
+    """The server dies and restarts during a partition."""
     net = nets("N1", 4)
     turns = 10 if full else 1
     run = LedgerRun(net, 3, outlasts(2 + turns, 5), pace=(5,))
@@ -144,14 +150,15 @@ def test_restart_behind_a_partition(nets, figure, full):
 
 
 def test_only_replies_are_lost(nets, figure, full):
-    """The server hears and applies, nobody hears it: pushes that come again are not applied again."""
+    """The server's replies are lost, but the pushes arrive. The workers send the pushes again, and
+    the server does not apply them again."""
     net = nets("N2", 4)
     turns = 20 if full else 1
     run = LedgerRun(net, 3, outlasts(2 + turns, 3), pace=(3, NEVER))
     for turn in range(turns):
         under_way(net, run)
         net.cut(0, "*")
-        time.sleep(3 + 3 * turn / turns)  # long enough for TCP to give up
+        time.sleep(3 + 3 * turn / turns)  # longer than TCP keeps trying
         stood = seqs(net, run.server)
         net.heal()
         moved(net, run, stood)
@@ -167,7 +174,8 @@ def test_only_replies_are_lost(nets, figure, full):
 
 @pytest.mark.parametrize("loss", [0, 0.01, 0.03, 0.05] if FULL else [0.05])
 def test_poor_link(nets, figure, full, loss):
-    """Delay, jitter, loss, duplicates, reordering at once: slower, and nothing else."""
+    """Delay, jitter, loss, duplicates and reordering at once: the run is slower, and nothing else
+    changes."""
     net = nets("N3", 4)
     net.rule("*", "*", **{**POOR, "loss": loss})
     pushes = 300 if full else 25
@@ -188,7 +196,8 @@ def test_poor_link(nets, figure, full, loss):
 
 
 def test_corrupt_packets(nets, figure, full):
-    """Bits that flip on the way: TCP sends again; what it misses, the checksums would find."""
+    """Bits flip on the way: TCP sends the packets again. The checksums of messages would find what
+    TCP misses."""
     net = nets("N3", 3)
     net.rule("*", "*", corrupt=0.02)
     run = LedgerRun(net, 2, 300 if full else 60, size=40000)
@@ -203,7 +212,8 @@ def test_corrupt_packets(nets, figure, full):
 
 @pytest.mark.parametrize("megabits", [1, 4] if FULL else [4])
 def test_slow_link(nets, figure, full, megabits):
-    """1.7 MB a message: seconds each, and never cut while they make progress."""
+    """Messages of 1.7 MB take seconds each, and the server does not close the connection while they
+    make progress."""
     net = nets("N4", 2)
     net.rule("*", "*", rate=megabits * 1000000, queue=60000)
     run = LedgerRun(net, 1, 3 if full else 1, size=FRAME)
@@ -223,7 +233,7 @@ def test_slow_link(nets, figure, full, megabits):
 
 
 def test_reset_storm(nets, figure, full, seed):
-    """Every 100 ms all connections are reset, most of them in the middle of 1.7 MB."""
+    """Every 100 ms all connections are reset, mostly in the middle of a message of 1.7 MB."""
     net = nets("N8", 4)
     seconds = 60 if full else 4
     run = LedgerRun(net, 3, 700 if full else 15, size=FRAME, pace=(100,))

@@ -1,4 +1,5 @@
-"""Row P4: the power fails. The real start on every directory that a power cut may leave (crash_states.py)."""
+"""Row P4: the power fails. The real start runs on every directory that a power cut may leave
+(crash_states.py)."""
 import os
 import random
 import shutil
@@ -16,17 +17,20 @@ from support.build import BUILD, FULL, ROOT, command
 from support.programs import SIGTERM
 
 sys.path.append(str(ROOT / "tests/wire"))
-from client import Worker  # noqa: E402  the wire's own client: it knows what it was told, and when
+from client import Worker  # noqa: E402  a client in Python that records what it receives, and when
 
-SIZE = 600 if FULL else 40  # values: a push is one piece of the model, or five
+SIZE = 600 if FULL else 40  # values: the push has one piece of the model, or five
 OPTIONS = ("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
            "--checkpoint-ms", 3600000)
 LEVELS = ("replay", "always")
-CYCLES = 6  # checkpoints in a life: more than are kept, so that old journals are written over
+# checkpoints in a life: more than the server keeps, so that files of old write-ahead logs are
+# reused
+CYCLES = 6
 
 
 class Recorder:
-    """A server whose every change of its directory is logged, and a client that notes what it was told."""
+    """A server whose changes of its directory are all logged, and a client that logs what it
+    received."""
 
     def __init__(self, programs, level, place):
         self.programs, self.place, self.client = programs, place, None
@@ -37,7 +41,7 @@ class Recorder:
         place.mkdir(exist_ok=True)
 
     def note(self, **told):
-        """Between the operations before and after this moment."""
+        """Write a note into the log, between the operations before and after this moment."""
         lines = "".join(f"note\t-1\t{name}\t-\t{value}\t0\n" for name, value in told.items())
         with self.log.open("ab", buffering=0) as log:
             log.write(lines.encode())
@@ -59,7 +63,8 @@ class Recorder:
         return ack
 
     def life(self):
-        """A start, pushes, checkpoints; the client goes on from an earlier life."""
+        """One start of the server, with pushes and checkpoints. The client resumes its session of
+        the previous life."""
         endpoint = self.start()
         if self.client:
             self.client.endpoint = endpoint
@@ -81,7 +86,8 @@ class Recorder:
 
 
 def recorded(programs, level):
-    """The log of two lives: a start, pushes and checkpoints, kill -9; the same, and a drain."""
+    """The log of two lives. Each has a start, pushes and checkpoints. The first life ends in kill
+    -9, the second in a drain."""
     recorder = Recorder(programs, level, programs.directory / "ckpt")
     for _ in range(2):
         recorder.life()
@@ -96,15 +102,17 @@ def recorded(programs, level):
 
 
 class Judge:
-    """The real start on one directory after the other, each content once."""
+    """Runs the real start on many directories, and each different content only once."""
 
     def __init__(self):
         self.found = {}    # state -> [status, resumed, term, last_seq, applied]
         self.illegal = []
-        self.argv = command("tests/tools/start", *OPTIONS)  # a start takes the journals of either level
+        # a start reads the write-ahead log with either level of durability
+        self.argv = command("tests/tools/start", *OPTIONS)
 
     def start_all(self, states):
-        """Fill `found`, some hundred states with one process, in memory where there is such a disk."""
+        """Fill `found`. One process starts some hundred states, in a RAM disk if this machine has
+        one."""
         new = [s for s in states if s not in self.found]
         memory = Path("/dev/shm")
         root = memory if os.access(memory, os.W_OK) else None
@@ -126,7 +134,8 @@ class Judge:
             self.found[state] = [int(word) for word in line.split()[:5]]
 
     def judge(self, state, told):
-        """One instant, not before what was told to anybody, nor after what was sent."""
+        """Check a start after a cut at one instant. It must restore what a client had received by
+        then, and nothing that a client sent later."""
         status, resumed, term, seq, applied = self.found[state]
         if (status or applied != seq or term <= told["term"]
                 or not told["durable"] <= seq <= told["sent"] or told["term"] and not resumed):
@@ -134,7 +143,8 @@ class Judge:
 
 
 def cut_everywhere(ops, disk=None, since=0, told=None):
-    """The power fails after each operation from `since` on: (the judge, how many states that were)."""
+    """Cut the power after each operation from `since` on. Returns (the judge, the number of
+    states)."""
     judge, disk, count = Judge(), disk or crash_states.Disk(), 0
     told = {"term": 0, "durable": 0, "sent": 0, **(told or {})}
     cuts = []
@@ -153,7 +163,8 @@ def cut_everywhere(ops, disk=None, since=0, told=None):
 
 
 def one_cycle(ops):
-    """(where one of the last checkpoints begins, where the one after it does): what is told in between rests on it."""
+    """The range of operations from the beginning of one of the last checkpoints to the beginning of
+    the next. Pushes in this range are durable only with that checkpoint."""
     made = [i for i, op in enumerate(ops) if op.kind == "rename" and op.other.startswith("ckpt-")]
     begin = next(i for i in range(made[-3], len(ops)) if ops[i].kind == "sync" and ops[i].name == ".")
     end = next(i for i in range(made[-1], 0, -1) if ops[i].kind == "open-empty")
@@ -162,7 +173,7 @@ def one_cycle(ops):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_power_cut_after_every_operation(programs, figure, level):
-    """Of two lives: starts, pushes, checkpoints, a drain."""
+    """Cut the power after every operation of two lives: starts, pushes, checkpoints, and a drain."""
     ops = recorded(programs, level)
     judge, count = cut_everywhere(ops)
     refused = sum(bool(f[0]) for f in judge.found.values())
@@ -174,7 +185,8 @@ def test_power_cut_after_every_operation(programs, figure, level):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_second_power_cut_during_the_start(programs, figure, seed, level):
-    """A real server starts on what a cut has left, and the power fails again while it does."""
+    """A real server starts on a directory that a cut has left, and the power fails again during the
+    start."""
     ops, disk, told, found = recorded(programs, level), crash_states.Disk(), {}, {}
     for op in ops:
         disk.play(op)
@@ -209,7 +221,8 @@ FORGOTTEN = {"replay": {"files": lambda op: op.name != ".", "directory": lambda 
 
 @pytest.mark.parametrize("level,what", [(lv, what) for lv in LEVELS for what in FORGOTTEN[lv]])
 def test_forgotten_fsyncs_are_found(programs, figure, level, what):
-    """The enumerator can fail: without these syncs around one checkpoint there are illegal states."""
+    """Test the enumerator: if these syncs around one checkpoint are left out, it must find illegal
+    states."""
     ops = recorded(programs, level)
     since, until = one_cycle(ops)
     forgotten = FORGOTTEN[level][what]

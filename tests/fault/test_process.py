@@ -1,4 +1,5 @@
-"""Rows P6 to P8, P10, P11, P14, P15, P17: processes that hang, crawl, end, repeat themselves and come too late."""
+"""Rows P6 to P8, P10, P11, P14, P15 and P17: processes that hang, run slowly, end, restart again
+and again, or come too late."""
 import hashlib
 import os
 import random
@@ -22,7 +23,7 @@ def percentile(times, part):
 
 
 def report(figure, row, run, what):
-    """The ledger's verdict."""
+    """Report the verdict of the ledger."""
     lost, twice = run.count(300)
     figure(row, lost + twice, f"pushes lost or applied twice, {what}", lost + twice == 0,
            what="ledger")
@@ -36,7 +37,8 @@ def trained(server, images):
 
 
 def test_stopped_worker_is_noticed(ledger, figure, seed, full):
-    """SIGSTOP, with the default beats: its silence is seen; after SIGCONT it goes on where it was."""
+    """SIGSTOP with the default heartbeats: the server notices that the worker is silent. After
+    SIGCONT the worker continues where it was."""
     run = ledger(4, 1500 if full else 250, pace=(40 if full else 12,))
     run.reached(0)
     dice, times = random.Random(seed), []
@@ -59,14 +61,15 @@ def test_stopped_worker_is_noticed(ledger, figure, seed, full):
     report(figure, "P6", run, f"{len(times)} hangs")
 
 
-# the dead are noticed soon, so that the tests are short
+# the server soon notices a death, so that the tests are short
 SOON = ("--heartbeat-ms", 100, "--suspect-ms", 400, "--dead-ms", 1000, "--recovery-ms", 1000)
-EPOCHS = 40  # the run outlasts a death
+EPOCHS = 40  # the run lasts longer than a death takes
 
 
 @pytest.mark.parametrize("mode", ["downpour", "sync"])
 def test_worker_that_slept_past_its_death(programs, figure, small, mode):
-    """Its batches were given to others; when it wakes up nothing of it counts a second time."""
+    """The server gives the batches of a stopped worker to others. When the worker wakes up, no
+    image counts twice."""
     server = programs.server("--model", "seed:8", "--epochs", EPOCHS, "--mode", mode, "--min-workers", 3, *SOON)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
     trained(server, 3000)
@@ -74,19 +77,20 @@ def test_worker_that_slept_past_its_death(programs, figure, small, mode):
     server.line("worker silent")
     seen = server.status()["images"]
     server.line("worker gone")
-    trained(server, seen + 1000)  # the others go on without it
+    trained(server, seen + 1000)  # the other workers continue
     fleet[0].signal(signal.SIGCONT)
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
     figure("P6", wrong, "epochs with an image lost or counted twice", wrong == 0, what="batches")
     assert len(result["images_per_epoch"]) == EPOCHS
     assert [w.wait(30) for w in fleet[1:]] == [0, 0]
-    fleet[0].wait(30)  # 0 if it came back in time; else its run was over before it awoke
+    fleet[0].wait(30)  # 0 if the worker came back in time; else the run ended before it woke up
 
 
 @pytest.mark.alone
 def test_busy_machine_kills_nobody(programs, figure, small, full):
-    """Twice as many runnable processes as CPUs, for ten minutes in full: no live worker is suspected."""
+    """Twice as many runnable processes as CPUs, for ten minutes in the long form. The server
+    suspects no live worker."""
     spin = [programs.add(Process("spin", ["/bin/sh", "-c", "while :; do :; done"]))
             for _ in range(2 * os.cpu_count())]
     server = programs.server("--model", "seed:32", "--epochs", 10000)
@@ -104,7 +108,7 @@ def test_busy_machine_kills_nobody(programs, figure, small, full):
 
 
 def healthy(server, seconds):
-    """Does the health page answer within so many seconds?"""
+    """True if the health page answers within this number of seconds."""
     url = server.line(r"http listening.* url=(\S+?)/?$")[1] + "/healthz"
     try:
         with urllib.request.urlopen(url, timeout=seconds) as page:
@@ -114,7 +118,8 @@ def healthy(server, seconds):
 
 
 def test_stopped_server(ledger, figure, full):
-    """Workers wait; a supervisor that probes each second sees it, ends it and starts another."""
+    """The workers of a stopped server wait. A supervisor that probes each second notices it, kills
+    the server and starts another."""
     run = ledger(3, 2000 if full else 300, pace=(4,))
     run.reached(0)
     probe = 2 if full else 0.5
@@ -133,7 +138,8 @@ def test_stopped_server(ledger, figure, full):
 
 
 def test_server_that_wakes_up_again(ledger, figure, full):
-    """Stopped for longer than anybody's silence, then continued: nobody has ended or been forgotten."""
+    """The server is stopped for longer than its time limits for workers, and then continues. No
+    worker has ended, and the server has declared none dead."""
     run = ledger(3, 2000 if full else 300, pace=(4,))
     run.reached(0)
     run.server.signal(signal.SIGSTOP)
@@ -148,7 +154,7 @@ def test_server_that_wakes_up_again(ledger, figure, full):
 
 @pytest.fixture
 def crawl(figure):
-    """crawl(process): at most a tenth of one CPU from now on."""
+    """A function crawl(process) that limits a process to a tenth of one CPU."""
     try:
         group = cgroup.Group(cpu=0.1)
     except cgroup.NoGroup as no:
@@ -159,13 +165,13 @@ def crawl(figure):
 
 @pytest.mark.alone
 def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
-    """The others push at a pace of their own, before and after worker 0 begins to crawl."""
+    """The other workers push at a pace of their own, before and after worker 0 is slowed down."""
     run = ledger(3, 8000 if full else 700, pace=(10,))
     run.reached(0)
     window = 6 if full else 1
 
     def others():
-        """Pushes a second of workers 1 and 2."""
+        """Pushes per second of workers 1 and 2."""
         marks = []
         for _ in range(2):
             marks.append((time.monotonic(), sum(int(w.out[-1].split()[1]) for w in run.fleet[1:])))
@@ -173,7 +179,7 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
         return (marks[1][1] - marks[0][1]) / (marks[1][0] - marks[0][0])
     normal = others()
     crawl(run.fleet[0])
-    slow = max(others() for _ in range(3))  # what else the machine does is not the question
+    slow = max(others() for _ in range(3))  # the maximum excludes the load of other processes
     figure("P8", 100 * slow / normal, "% of the others' pushes are left beside a worker with 0.1 CPU",
            slow >= 0.9 * normal, what="others")
     run.kill_worker(0)
@@ -181,7 +187,7 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
 
 
 def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
-    """One backup worker: a step takes the first two gradients of three; the third is late."""
+    """One backup worker: a step ends with the first two gradients of three. The third is late."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--backup-workers", 1, "--epochs", 4,
                         "--min-workers", 3)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
@@ -197,7 +203,8 @@ def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
 
 
 def test_sigterm_drains(ledger, figure, seed, full):
-    """Under load, again and again: status 0, and no push that was acknowledged is missing on disk."""
+    """SIGTERM under load, again and again: the server exits with 0, and its disk has every
+    acknowledged push."""
     dice, times, missing = random.Random(seed), [], 0
     rounds = 100 if full else 4
     run = ledger(3, rounds * 60, pace=(2,))
@@ -215,7 +222,7 @@ def test_sigterm_drains(ledger, figure, seed, full):
             said = " ".join(w.out)
             heard = re.search(r"resumed (\d+) .*(?:stopped|done) .*acked=(\d+)", said)
             own = weights[i * run.pushes:(i + 1) * run.pushes]
-            if heard:  # else it ended before its WELCOME
+            if heard:  # otherwise the worker ended before its WELCOME
                 missing += max(0, int(heard[1]) + int(heard[2]) - int((own == -1).sum()))
         run.restart_server()
         for i in range(3):
@@ -228,7 +235,7 @@ def test_sigterm_drains(ledger, figure, seed, full):
 
 
 def test_second_sigterm_ends_at_once(programs, figure):
-    """A disk that hangs keeps the drain from ending: a second signal ends it with status 1."""
+    """A disk that hangs blocks the drain. A second signal ends the server with status 1."""
     stuck = programs.directory / "stuck"
     server = programs.server("--model", "vector:1000", "--checkpoint-ms", 3600000, env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(stuck)})
@@ -245,7 +252,7 @@ def test_second_sigterm_ends_at_once(programs, figure):
 
 
 def test_other_signals(ledger, figure):
-    """SIGHUP leaves the log level as it is; SIGPIPE, SIGXFSZ and SIGUSR2 are ignored."""
+    """SIGHUP does not change the log level. SIGPIPE, SIGXFSZ and SIGUSR2 are ignored."""
     run = ledger(1, 300, pace=(2,))
     run.reached(0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGUSR2, signal.SIGHUP):
@@ -259,12 +266,13 @@ def test_other_signals(ledger, figure):
 
 
 def digest(directory):
-    """Every byte of a directory, by name."""
+    """{file name: hash of its content} of a directory."""
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(directory.iterdir())}
 
 
 def test_second_server_on_a_directory(programs, figure, full):
-    """It exits with 8, names the holder, and has changed no byte; kill -9 frees the directory."""
+    """A second server on the same directory exits with 8, names the process that holds it, and
+    changes no byte. kill -9 of the first server frees the directory."""
     first = programs.server("--model", "vector:10")
     first.endpoint
     before = digest(first.directory)
@@ -288,7 +296,8 @@ def test_second_server_on_a_directory(programs, figure, full):
 
 
 def test_restart_storm(programs, ledger, figure, full):
-    """A nameless worker and a named one, killed and started again: each a newer life, no growth."""
+    """A worker with a name is killed and started again many times. Each process gets a higher
+    incarnation, and the server's memory does not grow."""
     run = ledger(2, 4000 if full else 150, "--max-workers", 4, pace=(20,))
     run.reached(0)
     lives, rounds = [], 1000 if full else 25
@@ -316,7 +325,8 @@ def test_restart_storm(programs, ledger, figure, full):
 
 
 def test_workers_of_an_old_run(programs, ledger, figure, full):
-    """A new directory behind the old address: all of them exit with 4, nothing of theirs is applied."""
+    """A server with a new directory takes the address of the old one. All old workers exit with 4,
+    and none of their pushes is applied."""
     foreign, ended, rounds = 0, [], 10 if full else 2
     for k in range(rounds):
         run = ledger(3, 400, pace=(2,), directory=f"old{k}")
@@ -348,7 +358,8 @@ def test_trainer_of_an_old_run_exits_4(programs, figure, small):
 
 
 def test_device_that_breaks(programs, figure, small):
-    """A device that fails in its eighth gradient, half of it written: nothing of that is pushed."""
+    """A device fails in its eighth gradient, after it wrote half of it. The worker pushes nothing
+    of that gradient."""
     server = programs.server("--model", "seed:8", "--epochs", 2, "--seed", 7, *SOON)
     broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", small,
@@ -361,12 +372,12 @@ def test_device_that_breaks(programs, figure, small):
     bad = int((abs(weights) > 10).sum())
     figure("P17", bad, f"weights touched by a broken gradient; {pushed} good ones came before it",
            bad == 0 and pushed == 7, what="weights")
-    programs.worker(server.endpoint, data=small)  # what a supervisor would do
+    programs.worker(server.endpoint, data=small)  # as a supervisor would do
     assert server.result()["images_per_epoch"] == [6000, 6000]
 
 
 def test_gpu_that_breaks(programs, figure, small):
-    """The same with a real one: a shim in LD_PRELOAD poisons its context on SIGRTMIN."""
+    """The same with a real GPU: a library in LD_PRELOAD poisons its context on SIGRTMIN."""
     if not Path("/dev/nvidia0").exists():
         figure.cannot("P17", "no GPU here: make gpu-test does it where there is one")
     server = programs.server("--model", "seed:32", "--epochs", 1000, *SOON)

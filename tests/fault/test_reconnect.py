@@ -1,4 +1,4 @@
-"""Rows N9 and N10: a server that restarts under many workers; connections of which half is left."""
+"""Rows N9 and N10: a server that restarts under many workers, and half-open connections."""
 import sys
 import time
 
@@ -17,18 +17,18 @@ CROWD = 16
 
 
 def worst_percent(values, percent=1):
-    """The value that only so many percent are worse than."""
+    """The percentile: `percent` percent of the values are greater."""
     return sorted(values)[-1 - len(values) * percent // 100]
 
 
 def seqs_here(run):
-    """As namespaces.seqs, of a server on this host."""
+    """As namespaces.seqs, for a server on this host."""
     return {w["name"]: w["last_seq"] for w in run.server.status()["workers"]}
 
 
 @pytest.mark.alone
 def test_restart_under_a_crowd(programs, figure, full):
-    """From exec of the new server until each of 16 workers has had a new push decided."""
+    """The time from exec of the new server until it has decided a new push of each of 16 workers."""
     restarts = 100 if full else 2
     run = LedgerRun(programs, CROWD, 60 + 20 * restarts, pace=(50,))
     took = []
@@ -53,7 +53,7 @@ def test_restart_under_a_crowd(programs, figure, full):
 
 
 def test_hello_storm(programs, figure):
-    """HELLOs by the hundred: 50 a second are answered, and a worker is let in all the same."""
+    """A thousand HELLOs at once: the server answers 50 a second, and still accepts a worker."""
     server = programs.server("--model", "vector:10", directory=None)
     link = Link(server.endpoint)
     begun = time.monotonic()
@@ -74,7 +74,8 @@ def test_hello_storm(programs, figure):
 
 
 def half_open(net, server, count):
-    """So many peers connect from host 2, and vanish without a word: their end is cut off first."""
+    """`count` peers connect from host 2. Then their host is cut off, so that they vanish without a
+    message to the server."""
     before = net.status(server)["connections"]
     with net.hosts[2]:
         context = zmq.Context()
@@ -90,7 +91,7 @@ def half_open(net, server, count):
 
 
 def test_half_open_connections(nets, figure, full):
-    """Peers that vanish are noticed, all of them, and an honest worker does not notice that."""
+    """The server notices all peers that vanish, and a healthy worker is not disturbed."""
     net = nets("N10", 3)
     rounds, count = (5, 200) if full else (1, 100)
     run = LedgerRun(net, 1, 400 * rounds if full else 600, pace=(10,))
@@ -113,7 +114,8 @@ def test_half_open_connections(nets, figure, full):
 
 
 def test_silent_worker_is_suspected(nets, figure, full):
-    """Its connection stands, nothing comes: three missed beats."""
+    """The worker's connection is open but carries nothing: the server suspects the worker after
+    three missed heartbeats."""
     net = nets("N10", 2)
     run = LedgerRun(net, 1, 3000 if full else 250, pace=(5,))
     slowest = 0

@@ -1,4 +1,5 @@
-"""How long faults last: from the death of a server to the next update, and what a worker's death costs the others."""
+"""How long recovery takes: from the death of a server to the next update, and how a worker's death
+slows the others."""
 import time
 
 import pytest
@@ -10,12 +11,12 @@ CROWD = 16
 
 
 def worst(values, percent=1):
-    """The value that only so many percent are worse than."""
+    """The percentile: `percent` percent of the values are greater."""
     return sorted(values)[-1 - len(values) * percent // 100]
 
 
 def milliseconds(probe, since, seconds=30):
-    """From `since` until `probe` is true, asked every two milliseconds."""
+    """The time in ms from `since` until `probe` is true. `probe` is called every two milliseconds."""
     while not probe():
         assert time.monotonic() < since + seconds, "not in time"
         time.sleep(0.002)
@@ -28,13 +29,14 @@ def seqs(run):
 
 @pytest.mark.parametrize("level", ["replay", "always"])
 def test_first_update_after_a_kill(ledger, figure, full, level):
-    """kill -9, and the next server in the same moment, under 16 workers, none of which restarts."""
+    """kill -9 of the server with 16 workers. The next server starts in the same moment. No worker
+    restarts."""
     kills = 100 if full else 2
     run = ledger(CROWD, 300 + 30 * kills if full else 200, "--durability", level, pace=(20,))
     first, everybody = [], []
     for _ in range(kills):
         milliseconds(lambda: sum(n >= 5 for n in seqs(run).values()) == CROWD, time.monotonic())
-        run.server.popen.kill()  # not waited for: it may still have its lock and its port
+        run.server.popen.kill()  # no wait: the killed server may still hold its lock and its port
         begun = time.monotonic()
         run.restart_server()
         found = int(run.server.line(r"resumed\b.*\bversion=(\d+)")[1])
@@ -52,7 +54,7 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
 
 
 def pushed_in(run, names, seconds):
-    """Pushes a second of these workers, over so long."""
+    """Pushes per second of these workers, during this time."""
     begun, before = time.monotonic(), seqs(run)
     milliseconds(lambda: time.monotonic() >= begun + seconds, begun)
     after = seqs(run)
@@ -60,7 +62,8 @@ def pushed_in(run, names, seconds):
 
 
 def test_a_death_does_not_slow_the_others(ledger, figure, full):
-    """Four workers at a pace that the machine keeps up with; one dies, and its silence is noticed."""
+    """Four workers push at a pace that the machine can hold. One of them is killed, and the server
+    notices its silence."""
     rounds, seconds = (10, 2.5) if full else (2, 2)
     run = ledger(4, int((rounds * 2 * seconds + 30) * 100), pace=(10,))
     others = ["ledger-1", "ledger-2", "ledger-3"]

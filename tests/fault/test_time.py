@@ -1,4 +1,5 @@
-"""Row P9: clocks that jump. The logic knows only CLOCK_MONOTONIC, and does not care where that began."""
+"""Row P9: clocks that jump. The server and the workers use only CLOCK_MONOTONIC, and its start
+value does not matter."""
 import glob
 import os
 import shutil
@@ -14,7 +15,8 @@ JUMPS = ["+3600", "-3600", "@1970-01-01 12:00:00", "@2106-02-07 07:00:00", "@203
 
 @pytest.fixture
 def wall(figure, tmp_path):
-    """(environment of a program whose wall clock is ours to turn, turn(to))."""
+    """Returns (the environment of a program whose wall clock the test sets, the function turn(to)
+    that sets it)."""
     found = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
     if not found:
         figure.cannot("P9", "libfaketime is not installed")
@@ -36,14 +38,14 @@ def year(env):
 
 
 def saved_in(server, seconds):
-    """Checkpoints in the next seconds."""
+    """The number of checkpoints that are saved in the next seconds."""
     before, end = server.status()["checkpoint"]["saved"], time.monotonic() + seconds
     until(lambda: time.monotonic() >= end, seconds + 5, "the window")
     return server.status()["checkpoint"]["saved"] - before
 
 
 def test_wall_clock_jumps(ledger, wall, figure, full):
-    """Back and forth by an hour, to 1970, 2038 and 2106, under a server that runs."""
+    """The server's wall clock jumps by an hour back and forth, and to 1970, 2038 and 2106."""
     env, turn = wall
     run = ledger(3, 3000 if full else 700, pace=(10,), env=env)
     run.reached(0)
@@ -54,7 +56,7 @@ def test_wall_clock_jumps(ledger, wall, figure, full):
     for to in JUMPS:
         turn(to)
         saved = saved_in(run.server, window)
-        missed += saved < window * 5  # of twenty a second; the machine may be busy
+        missed += saved < window * 5  # of twenty checkpoints a second; the machine may be busy
         extra += saved > window * 20 + 2
     counters = run.server.status()["counters"]
     silent = sum("worker silent" in line for line in run.server.lines)
@@ -68,7 +70,8 @@ def test_wall_clock_jumps(ledger, wall, figure, full):
 
 @pytest.mark.parametrize("wraps_at", [2**31, 2**32])
 def test_monotonic_clock_passes(ledger, figure, wraps_at):
-    """The server's monotonic clock passes 2^31 and 2^32 milliseconds (25 and 50 days) in the middle of a run."""
+    """The server's monotonic clock passes 2^31 or 2^32 milliseconds (25 or 50 days) in the middle
+    of a run."""
     offset = wraps_at // 1000 - int(time.monotonic()) - 2
     prefix = ("unshare", "--time", f"--monotonic={offset}", "--fork", "--kill-child")
     tried = shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True)
@@ -81,7 +84,7 @@ def test_monotonic_clock_passes(ledger, figure, wraps_at):
     with open(f"/proc/{pid}/timens_offsets") as file:
         assert str(offset) in file.read()
     counters = run.server.status()["counters"]
-    os.kill(pid, SIGTERM)  # unshare itself does not hear it
+    os.kill(pid, SIGTERM)  # unshare itself does not react to SIGTERM
     assert run.server.wait(10) == 0, run.server.tail()
     silent = sum("worker silent" in line for line in run.server.lines)
     figure("P9", counters["deaths"] + silent, "workers declared dead", counters["deaths"] + silent == 0,

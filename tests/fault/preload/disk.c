@@ -1,18 +1,17 @@
 /*
- * disk.c - disk.so, for LD_PRELOAD: what a program does to the files of one directory, written down
- * with the data; and an fsync that hangs.
+ * disk.c - disk.so, for LD_PRELOAD. It logs all changes of the files of one directory, including the
+ * data. It can also let fsync hang, or let writes fail.
  *
- *   DISK_ROOT=DIR   directory whose files are watched (a real path)
- *   DISK_LOG=FILE   the log; a record is a line `op fd name other offset bytes` of words separated
- *                   by tabs, then so many bytes of data
- *   DISK_HANG=FILE  while this file is there, fsync and fdatasync wait
- *   DISK_WRITE=FILE while this file is there, each write to DIR's files does what is in it: "short"
- *                   writes half of the bytes, "lie" none and says all, a number fails with that
- * errno
+ *   DISK_ROOT=DIR   the directory whose files are watched (a real path)
+ *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes` of words separated by
+ *                   tabs, then `bytes` bytes of data
+ *   DISK_HANG=FILE  while this file exists, fsync and fdatasync wait
+ *   DISK_WRITE=FILE while this file exists, its text changes each write to a file of DIR: "short"
+ *                   writes half of the bytes, "lie" writes none and reports success, and a number
+ *                   fails with that errno
  *
- * Names are relative to DIR, "." is DIR itself. A record is written after its call succeeded, and
- * both under one lock: the order of the log is the order of the calls.
- * Thread: any.
+ * Names are relative to DIR, and "." is DIR itself. A record is written after its call has succeeded.
+ * One lock covers both, so the log has the order of the calls. Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -44,7 +43,7 @@ static const char *setting(const char *name)
 	return value && *value ? value : NULL;
 }
 
-/* What `path` is called in DISK_ROOT; NULL: not there. */
+/* The name of `path` relative to DISK_ROOT; NULL: the path is not in DISK_ROOT. */
 static const char *inside(const char *path)
 {
 	const char *root = setting("DISK_ROOT");
@@ -55,7 +54,7 @@ static const char *inside(const char *path)
 	return path[n] == '/' ? path + n + 1 : path[n] ? NULL : ".";
 }
 
-/* The same of an open file, into buf. */
+/* The same name for an open file, written to buf. */
 static const char *name_of_fd(int fd, char buf[PATH_MAX])
 {
 	char link[64];
@@ -100,7 +99,7 @@ static void say(const char *op, int fd, const char *name, const char *other, off
 		(intmax_t)offset, bytes);
 	const struct iovec part[2] = {{line, (size_t)n}, {(void *)(uintptr_t)data, bytes}};
 	if (writev(out, part, bytes ? 2 : 1) != (ssize_t)((size_t)n + bytes))
-		abort(); /* a log with a hole is worse than none */
+		abort(); /* a log with a missing record would be useless */
 }
 
 static int opened(int fd, int flags)
@@ -151,7 +150,7 @@ static void written(int fd, const void *data, ssize_t n, off_t at)
 		say("write", fd, name, "-", at, data, (size_t)n);
 }
 
-/* A write as DISK_WRITE wants it. */
+/* Carry out a write as DISK_WRITE demands. */
 static ssize_t broken_write(
 	__typeof__(&write) real, const char *how, int fd, const void *data, size_t n)
 {
@@ -176,8 +175,8 @@ static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size
 	return known ? broken_write(real, how, fd, data, n) : real(fd, data, n);
 }
 
-/* libuv's signal handler writes too, to a pipe: what is not the directory's must not take the lock,
- * which the interrupted thread may hold. */
+/* libuv's signal handler also writes, to a pipe. The thread that the signal interrupted may hold
+ * the lock, so a write to a file outside the directory must not take the lock. */
 ssize_t write(int fd, const void *data, size_t n)
 {
 	char buf[PATH_MAX];

@@ -1,12 +1,13 @@
 /*
  * memory.c - memory.so, for LD_PRELOAD: the Nth allocation of a program fails, once.
  *
- *   MEMORY_FAIL=N     which one; 0 or unset: none
- *   MEMORY_COUNT=FILE at exit, how many there were
+ *   MEMORY_FAIL=N     the number of the allocation; 0 or unset: none
+ *   MEMORY_COUNT=FILE at exit, the number of allocations is written to this file
  *
- * Counted are those that the program and its libraries ask for, but for libzmq and what is under
- * it, which ends the process when it gets no memory (alloc_assert), whatever we do; and for GnuTLS
- * and what is under it, which libmicrohttpd brings along and nobody uses. Thread: any.
+ * The allocations of the program and its libraries count, with two exceptions. libzmq and the
+ * libraries under it do not count, because libzmq aborts the process when it gets no memory
+ * (alloc_assert). GnuTLS and the libraries under it do not count: libmicrohttpd loads them, but nothing
+ * uses them. Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,15 +21,15 @@
 
 #define MAX_FRAMES 32
 
-/* glibc's own, under the names that it keeps for this. */
+/* the allocation functions of glibc, under their second names */
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 
-static uint64_t count; /* atomic */
+static uint64_t count; /* accessed atomically */
 
-/* The file that this code lies in. */
+/* The file name of the library that contains this code. */
 static const char *library(const void *code)
 {
 	Dl_info from;
@@ -47,7 +48,7 @@ static int is_one_of(const char *name, const char *const others[], size_t n)
 	return 0;
 }
 
-/* On whose behalf: libzmq asks through others, too. */
+/* 1: libzmq allocates, directly or through another library. */
 static int is_for_libzmq(void)
 {
 	static const char *const libzmq[] = {"libzmq"};
@@ -72,7 +73,7 @@ static int counts(const void *caller)
 	return !is_for_libzmq();
 }
 
-/* backtrace allocates when it is called first. */
+/* The first call of backtrace allocates memory, so make it here. */
 __attribute__((constructor)) static void prepare(void)
 {
 	void *frame[1];
@@ -80,7 +81,7 @@ __attribute__((constructor)) static void prepare(void)
 	(void)backtrace(frame, 1);
 }
 
-/* 1: this allocation, which `caller` wants, must fail. */
+/* 1: this allocation, which `caller` requests, must fail. */
 static int fails(const void *caller)
 {
 	static uint64_t victim = UINT64_MAX;

@@ -6,7 +6,7 @@
 #include <cmocka.h>
 #include "server/net/clients.h"
 
-/* How many of `n` HELLOs at `now_ms` are accepted. */
+/* Returns how many of `n` HELLOs at `now_ms` are accepted. */
 static int ask(struct admission *a, int n, uint64_t now_ms)
 {
 	int in = 0;

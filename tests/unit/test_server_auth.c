@@ -1,6 +1,6 @@
 /*
- * test_server_auth.c - which peers are accepted: proves the invariants numbered in server/auth/auth.h
- * with real sockets, and with a list whose reads can hang.
+ * test_server_auth.c - which peers the server accepts: proves the invariants numbered in
+ * server/auth/auth.h with real sockets, and with a list whose reads can hang.
  */
 #include <stdatomic.h>
 #include <zmq.h>
@@ -14,7 +14,7 @@
 #define DEADLINE_MS 20000
 #define WORKERS     4
 
-/* Run the event loop until `condition` holds. */
+/* Runs the event loop until `condition` holds. */
 #define UNTIL(condition)                                                                           \
 	for (uint64_t end_ = clock_ms() + DEADLINE_MS; !(condition);) {                            \
 		assert_true(clock_ms() < end_);                                                    \
@@ -29,7 +29,7 @@ static struct err e;
 static char endpoint[128];
 static struct key_pair server_key, worker, other;
 
-/* This function reads the list. A test can make it hang or fail. */
+/* auth.c reads the list with this function. A test can make the read hang. */
 static atomic_int hang, hanging;
 
 static int read_slowly(struct authorized_keys **out, const char *path, struct err *why)
@@ -104,7 +104,8 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* A DEALER with a key and its own context. It sends bytes like HELLO as soon as possible. */
+/* A DEALER with a key and its own context. It sends one byte as soon as it can, as a worker sends
+ * HELLO. */
 struct client {
 	void *context, *socket, *monitor;
 };
@@ -134,7 +135,7 @@ static void disconnect(struct client *c)
 	zmq_ctx_term(c->context);
 }
 
-/* The next event of the handshake, 0: none yet. */
+/* Returns the next event of the handshake; 0: none yet. */
 static int next_event(struct client *c)
 {
 	struct zmonitor_event event;
@@ -150,7 +151,7 @@ static int outcome(struct client *c)
 	return event;
 }
 
-/* How a connection with this key ends. */
+/* Connects with this key and returns the event with which the handshake ends. */
 static int try_key(const struct key_pair *own)
 {
 	struct client c;
@@ -161,7 +162,7 @@ static int try_key(const struct key_pair *own)
 	return event;
 }
 
-/* Check the received message as `m`; the status. */
+/* Receives a message, has it checked as if it were `m`, and returns the status. */
 static int check(struct client *c, struct msg *m, const char **why)
 {
 	struct frames f;
@@ -238,14 +239,14 @@ static void a_list_that_hangs_in_the_disk_stops_nothing(void **state)
 	}
 	assert_true(longest < 1000);
 	write_list("");
-	auth_reload(auth); /* one read at a time: this one begins after the other */
+	auth_reload(auth); /* only one read runs at a time: this read begins after the other */
 	atomic_store(&hang, 0);
 	UNTIL(auth_stats(auth)->keys == 0 && !auth_busy(auth))
 	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 }
 
-/* auth_busy says whether a read is under way at the end. */
+/* The test ends while a read is under way. Closing must wait for that read (auth_busy). */
 static void a_list_that_is_being_read_at_the_end_is_harmless(void **state)
 {
 	(void)state;
@@ -266,12 +267,12 @@ static void a_key_taken_off_has_no_say_on_its_open_connection(void **state)
 	assert_int_equal(check(&c, &m, &why), PS_OK);
 	write_list(line_for("worker", &other));
 	auth_reload(auth);
-	struct client d; /* accepted when the new list has been read */
+	struct client d; /* the server accepts d when it has read the new list */
 	UNTIL(auth_stats(auth)->keys == 1 && try_key(&other) == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
 	connect_with(&d, &other, server_key.public_key);
 	zmq_send(c.socket, "x", 1, 0);
 	int refused = 0, taken = 0;
-	for (int i = 0; i < 3; i++) { /* of try_key's, if it came, of c and of d */
+	for (int i = 0; i < 3; i++) { /* messages of c, of d, and of try_key if it arrived */
 		if (refused && taken)
 			break;
 		if (check(&c, &m, &why))
@@ -299,7 +300,7 @@ static void a_role_decides_what_may_be_said(void **state)
 {
 	static const struct {
 		const char *role;
-		unsigned may; /* a bit per message type */
+		unsigned may; /* one bit for each message type */
 	} row[] = {
 		{"observer", 1u << MSG_STATUS | 1u << MSG_BYE},
 		{"admin", 1u << MSG_STATUS | 1u << MSG_BYE | 1u << MSG_PULL | 1u << MSG_ADMIN},
@@ -377,7 +378,7 @@ static void a_worker_id_belongs_to_its_key(void **state)
 	assert_non_null(strstr(why, "another key"));
 	hello.hello.resume = push.push.stamp;
 	assert_int_equal(say(&d, hello), PS_EAUTH);
-	push.push.stamp.worker = 4; /* of no session: the core decides */
+	push.push.stamp.worker = 4; /* a worker id without a session: the core decides */
 	assert_int_equal(say(&d, push), PS_OK);
 	disconnect(&c);
 	disconnect(&d);

@@ -1,6 +1,6 @@
 /*
- * test_server_checkpointer.c - a start restores what was saved, and a failing disk degrades the server without
- * ending it (server/durability/checkpointer.h).
+ * test_server_checkpointer.c - a start restores the saved state, and a failing disk degrades the
+ * server without ending it (server/durability/checkpointer.h).
  */
 #include <errno.h>
 #include <math.h>
@@ -35,7 +35,8 @@ static void what_is_saved_comes_back(void **state)
 	free(after);
 }
 
-/* The core never computes such weights. If a bug does, the last good checkpoint remains. */
+/* The core never computes weights that are not finite. If a bug does, the last good checkpoint
+ * remains. */
 static void weights_that_are_not_finite_are_not_saved(void **state)
 {
 	static const float wild[] = {NAN, INFINITY, -INFINITY};
@@ -57,7 +58,7 @@ static void weights_that_are_not_finite_are_not_saved(void **state)
 	run_die();
 	run_start("--model;fc:10");
 	assert_int_equal(
-		core_config(run_startup.core)->generation, 2); /* only generation 1 existed */
+		core_config(run_startup.core)->generation, 2); /* only generation 1 exists */
 }
 
 static uv_sem_t gate;
@@ -74,14 +75,14 @@ static void went_through(uv_work_t *work, int status)
 	assert_int_equal(status, 0);
 }
 
-/* The checkpoint is of the moment of checkpointer_start, whatever happens during the write. */
+/* The checkpoint contains the state at checkpointer_start, whatever happens during the write. */
 static void a_snapshot_is_one_instant(void **state)
 {
 	(void)state;
 	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
 	run_join(0, 0);
 	direct_push(&run_worker, (struct work){0}, 0, 0, 1);
-	uv_work_t before = {0}; /* the pool's one thread writes only after the second push */
+	uv_work_t before = {0}; /* the pool's only thread writes after the second push */
 	assert_int_equal(uv_sem_init(&gate, 0), 0);
 	assert_int_equal(uv_queue_work(&run_loop, &before, wait_at_gate, went_through), 0);
 	checkpointer_start(run_checkpointer, run_startup.core, 3);
@@ -121,7 +122,7 @@ static void a_full_disk_is_said_once_and_gets_over(void **state)
 {
 	(void)state;
 	run_start("--model;fc:10");
-	limit_files(1000); /* after that many bytes a write fails, like on a full disk */
+	limit_files(1000); /* a write beyond 1000 bytes fails, as on a full disk */
 	capture_begin(&run_errors, STDERR_FILENO);
 	for (uint64_t g = 2; g <= 5; g++) {
 		checkpointer_start(run_checkpointer, run_startup.core, g);
@@ -146,7 +147,7 @@ static void a_full_disk_is_said_once_and_gets_over(void **state)
 	assert_int_equal(count_lines(run_errors.text), 1);
 	assert_non_null(strstr(run_errors.text, "checkpoint works_again"));
 	run_die();
-	run_start("--model;fc:10"); /* no partly written file prevents it */
+	run_start("--model;fc:10"); /* no partly written file prevents the start */
 	assert_int_equal(core_config(run_startup.core)->generation, 8);
 }
 

@@ -8,7 +8,7 @@
 #include "proto/checksum.h"
 #include "server/net/chunked_push.h"
 
-#define N     32 /* floats of the model */
+#define N     32 /* number of floats of the model */
 #define PEERS 4
 
 static struct chunked_push *chunks;
@@ -33,7 +33,7 @@ static void put(zmq_msg_t *frame, const void *data, size_t size)
 	memcpy(zmq_msg_data(frame), data, size);
 }
 
-/* A chunk of n values, all `value`. */
+/* Passes on a chunk of n values, all equal to `value`, from `peer`. Returns the status. */
 static int goes(uint32_t peer, size_t n, float value, size_t peers)
 {
 	struct frames f;
@@ -51,7 +51,7 @@ static int goes(uint32_t peer, size_t n, float value, size_t peers)
 	return rc;
 }
 
-/* A PUSH of `n` chunks and one frame of its own. */
+/* Completes a PUSH of `n` chunks and one frame of its own. */
 static int join(uint32_t peer, uint32_t n, struct frames *f)
 {
 	static const float own[1] = {9};
@@ -110,7 +110,7 @@ static void frames_come_before_the_messages_own_in_their_order(void **state)
 		for (uint32_t i = 0; i < n; i++)
 			assert_int_equal(goes(7, N / WIRE_MAX_CHUNKS, 1 + (float)i, 1), PS_OK);
 		fits(7, n, 1);
-		fits(7, 0, 0); /* no chunk is left */
+		fits(7, 0, 0); /* no chunk is left over */
 	}
 }
 
@@ -129,7 +129,7 @@ static void another_number_than_was_wanted_is_a_lost_message(void **state)
 	fails(1, 1);
 	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
 	fails(1, 2);
-	fails(1, 1); /* void */
+	fails(1, 1); /* the failed PUSH has discarded its chunks */
 	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
 	fits(1, 0, 0); /* a message without chunks is accepted */
 	fails(1, 1);
@@ -139,11 +139,11 @@ static void too_much_is_void(void **state)
 {
 	(void)state;
 	assert_int_equal(goes(1, N, 1, 1), PS_OK);
-	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* values */
+	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* too many values */
 	fails(1, 1);
 	for (uint32_t i = 0; i < WIRE_MAX_CHUNKS; i++)
 		assert_int_equal(goes(1, 1, 1, 1), PS_OK);
-	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* frames */
+	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* too many frames */
 	fails(1, WIRE_MAX_CHUNKS);
 	assert_int_equal(goes(1, N + 1, 1, 1), PS_EAGAIN);
 	assert_int_equal(goes(1, 0, 1, 1), PS_EPROTO);
@@ -155,16 +155,16 @@ static void the_push_of_the_longest_silent_peer_is_discarded(void **state)
 	(void)state;
 	for (uint32_t peer = 1; peer <= 3; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 3), PS_OK);
-	assert_int_equal(goes(1, 1, 2, 3), PS_OK); /* now it is 2 */
+	assert_int_equal(goes(1, 1, 2, 3), PS_OK); /* now peer 2 has been silent for longest */
 	assert_int_equal(goes(4, 1, 4, 3), PS_OK);
 	fails(2, 1);
 	fits(1, 2, 1);
 	fits(3, 1, 3);
-	for (uint32_t peer = 10; peer < 100; peer++) /* the total is bounded */
+	for (uint32_t peer = 10; peer < 100; peer++) /* the total of all peers is bounded */
 		assert_int_equal(goes(peer, 1, (float)peer, 1000), PS_OK);
 	for (uint32_t peer = 10; peer < 100 - PEERS; peer++)
 		fails(peer, 1);
-	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* and fewer peers have less */
+	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* with fewer peers, the bound is lower */
 	fails(99, 1);
 	fits(100, 1, 100);
 }

@@ -1,4 +1,4 @@
-/* Proves which writes server/durability/disk_wait.h calls overdue, and which it says hang. */
+/* Proves which writes server/durability/disk_wait.h takes for overdue, and which for hanging. */
 #include "server/durability/disk_wait.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -6,7 +6,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-/* A look at `now_ms` while a write of each kind has been under way since then; 0: there is none. */
+/* The waits at `now_ms`, with a write of the log and a write of a checkpoint that began so many
+ * milliseconds ago; 0: no write is under way. */
 static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_t checkpoint_bytes)
 {
 	const uint64_t now = 1000000;
@@ -17,7 +18,7 @@ static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_
 		.checkpoint_bytes = checkpoint_bytes};
 }
 
-/* 20 MB a second is slow for a disk, but no hang. */
+/* A disk that writes 20 MB a second is slow, but does not hang. */
 static void a_large_checkpoint_may_take_its_time(void **state)
 {
 	static const struct {

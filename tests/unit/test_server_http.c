@@ -1,6 +1,6 @@
 /*
- * test_server_http.c - the pages of server/monitor/http.h: answers, refusals, limits, and no delay of
- * the event loop.
+ * test_server_http.c - the pages of server/monitor/http.h: answers, refusals, limits, and no delay
+ * of the event loop.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,12 +19,12 @@
 #include "server/monitor/http.h"
 
 #define DEADLINE_MS 20000
-#define LARGE       (1 << 20) /* bytes of the page /large */
+#define LARGE       (1 << 20) /* size of the page /large in bytes */
 
 static uv_loop_t loop;
 static struct http *http;
 static char answer[2 * LARGE];
-static int pages; /* requests */
+static int pages; /* number of requests */
 
 static void on_page(void *arg, const char *path, struct http_page *page)
 {
@@ -74,8 +74,8 @@ static int dial(void)
 	return fd;
 }
 
-/* Run the event loop until the server closes the connection or the answer contains `end`; its length.
- */
+/* Runs the event loop until the server closes the connection or the answer contains `end`. Returns
+ * the length of the answer. */
 static size_t read_answer(int fd, const char *end)
 {
 	const uint64_t deadline = clock_ms() + DEADLINE_MS;
@@ -231,7 +231,8 @@ static void garbage_is_hung_up_on(void **state)
 	assert_string_equal(body(), "fine\n");
 }
 
-/* A client that opens connections and sends nothing has a bounded number of them, for seconds. */
+/* The server holds a bounded number of connections that send nothing, and closes each after some
+ * seconds. */
 static void silent_connections_are_bounded_and_end(void **state)
 {
 	int fd[100];
@@ -272,7 +273,8 @@ static void an_address_that_cannot_be_had_is_named(void **state)
 	assert_int_equal(
 		http_new(&second, &loop, http_url(http) + strlen("http://"), on_page, &pages, &e),
 		PS_EUSAGE);
-	assert_non_null(strstr(e.text, http_url(http) + strlen("http://"))); /* with its port */
+	/* the error names the address with its port */
+	assert_non_null(strstr(e.text, http_url(http) + strlen("http://")));
 	assert_non_null(strstr(e.text, "already in use"));
 	assert_true(http_is_loopback(http));
 }

@@ -62,11 +62,11 @@ static void a_welcome_gives_the_label_of_its_connection(void **state)
 	welcome(7, SLOTS, 1);
 	assert_label(1, "b", 2, "10.0.0.2");
 	assert_label(SLOTS, "a", 1, "10.0.0.1");
-	welcome(9, 1, 2); /* for a HELLO that was forgotten */
+	welcome(9, 1, 2); /* the table has no HELLO of connection 9 */
 	assert_label(1, "", 0, "");
 }
 
-/* WELCOME waits for a checkpoint, possibly for long. */
+/* WELCOME may wait for a checkpoint for a long time. The slot has a label before that. */
 static void a_slot_that_is_not_on_disk_yet_has_one_too(void **state)
 {
 	static char text[LABEL_FENCED];
@@ -79,7 +79,7 @@ static void a_slot_that_is_not_on_disk_yet_has_one_too(void **state)
 	labels_join(labels, 7, 0, 1);
 	labels_join(labels, 7, SLOTS + 1, 1);
 	assert_label(1, "", 0, "");
-	labels_join(labels, 8, 2, 2); /* another process, before that */
+	labels_join(labels, 8, 2, 2); /* another process takes the slot before WELCOME */
 	assert_label(2, "b", 2, "10.0.0.2");
 	capture_begin(&said, 2);
 	labels_fenced(labels, 7, 2, 1, "", text);
@@ -159,7 +159,7 @@ static void what_is_not_known_is_not_made_up(void **state)
 	assert_int_equal(count_lines(capture_log(&said)), 2);
 }
 
-/* After a restart of the server, if the newer process returns first. */
+/* The case occurs after a restart of the server, if the newer process returns first. */
 static void a_refused_hello_says_where_its_process_runs(void **state)
 {
 	(void)state;

@@ -84,7 +84,7 @@ static void all_are_heard_without_a_turn_of_the_loop(void **state)
 		client_beat(s[0]);
 		client_beat(s[1]);
 	}
-	while (router_core.messages < 2 * EACH) { /* libzmq's thread delivers them */
+	while (router_core.messages < 2 * EACH) { /* libzmq's thread delivers the messages */
 		assert_true(clock_ms() < late);
 		router_receive_pending(router_under_test);
 	}
@@ -119,7 +119,7 @@ static void pulls_of_a_version_share_a_frame(void **state)
 		}
 		assert_int_equal(router_test_stats().params_framed, router_core.version);
 	}
-	/* weights of an evaluation are separate, even with the same version */
+	/* weights under evaluation have a frame of their own, even with the same version number */
 	router_weights[0] = 77;
 	router_core.version--;
 	client_pull(s[0], 1, WEIGHTS_EVAL);
@@ -132,7 +132,7 @@ static void pulls_of_a_version_share_a_frame(void **state)
 	wire_free(&wire);
 }
 
-/* (2) */
+/* Invariant 2 of net.h. */
 static void an_ack_goes_along_with_the_weights_of_its_push(void **state)
 {
 	struct wire *wire;
@@ -154,7 +154,8 @@ static void an_ack_goes_along_with_the_weights_of_its_push(void **state)
 	wire_free(&wire);
 }
 
-/* (1) (2): the replies of a peer are bounded, it is notified of their loss, and others never wait */
+/* Invariants 1 and 2 of net.h: the replies of a peer are bounded, the peer is notified of their
+ * loss, and other peers never wait. */
 static void a_peer_that_does_not_read_loses_replies_and_is_told(void **state)
 {
 	const int one = 1;
@@ -185,7 +186,7 @@ static void a_peer_that_does_not_read_loses_replies_and_is_told(void **state)
 	assert_int_equal(m.type, MSG_BEAT);
 	frames_release(&f);
 	assert_int_not_equal(router_core.peer, deaf_peer);
-	for (;; params++) { /* now it reads: the replies in flight, then the ERROR */
+	for (;; params++) { /* the peer reads now: first the replies in flight, then the ERROR */
 		client_receive(deaf, wire, &f, &m);
 		if (m.type != MSG_PARAMS)
 			break;

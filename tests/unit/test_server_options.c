@@ -1,6 +1,7 @@
 /*
- * test_server_options.c - cnn-ps accepts a valid command line, and refuses an invalid one with
- * every error, before it creates anything (server/config/options.h; faults.md calls it A19).
+ * test_server_options.c - cnn-ps accepts a valid command line. It refuses an invalid one and
+ * reports every error, before it creates anything (server/config/options.h; faults.md calls it
+ * A19).
  */
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -15,7 +16,7 @@ static struct capture errors;
 static struct options options;
 static char dir[64];
 
-/* Words are separated by ';', because a model has blanks. */
+/* The test separates words by ';', because the text of a model contains blanks. */
 static int parse(const char *line)
 {
 	static char text[4096], *argv[MAX_ARGV];
@@ -81,7 +82,7 @@ static void defaults_are_those_of_the_architecture(void **state)
 	assert_int_equal(count_lines(errors.text), 0);
 }
 
-/* A sum of n gradients already has a rate n times as large. */
+/* The sum of n gradients already makes a step n times as large. */
 static void a_sum_in_sync_is_not_scaled_once_more(void **state)
 {
 	(void)state;
@@ -143,7 +144,8 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_int_equal(log_get_level(), LOG_WARN);
 }
 
-/* --lr is the rate of one worker. auto scales it by the rule that measured best. */
+/* --lr is the rate of one worker. --lr-scaling auto scales it by the rule that gave the best
+ * results in measurements. */
 static void each_mode_trains_with_defaults_of_its_own(void **state)
 {
 	static const struct {
@@ -180,7 +182,7 @@ static void each_mode_trains_with_defaults_of_its_own(void **state)
 	}
 }
 
-/* PyTorch's constants. Each optimizer has its own rate. */
+/* The defaults are PyTorch's constants. Each optimizer has its own default rate. */
 static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 {
 	static const struct {
@@ -252,7 +254,7 @@ static void good_addresses_are_taken(void **state)
 
 /* ---- bad ones ---------------------------------------------------------------------------- */
 
-/* {command line, what its only error line must contain} */
+/* {command line, text that its only error line must contain} */
 static const char *const bad[][2] = {
 	{"--lr;nan", "--lr"},
 	{"--lr;inf", "--lr"},
@@ -477,7 +479,7 @@ static void a_bad_configuration_leaves_no_directory_behind(void **state)
 	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), PS_EUSAGE);
 	assert_false(temp_dir_exists(dir, "new"));
-	assert_int_equal(count_lines(errors.text), 1); /* it could be created: no second error */
+	assert_int_equal(count_lines(errors.text), 1); /* the directory would be fine: no error */
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), OPT_RUN);
 	assert_false(temp_dir_exists(dir, "new"));

@@ -1,6 +1,6 @@
 /*
- * test_server_param_buffers.c - the frames that pulls share, with a real core: the invariants numbered
- * in server/net/param_buffers.h.
+ * test_server_param_buffers.c - the frames that pulls share, with a real core: proves the
+ * invariants numbered in server/net/param_buffers.h.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +42,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* Each weight decreases by one. */
+/* Pushes a gradient that decreases each weight by one. */
 static void push(void)
 {
 	struct msg m = fixture_push_ones(worker, ++seq);
@@ -52,7 +52,7 @@ static void push(void)
 	param_buffers_after_step(buffers, f.core);
 }
 
-/* The answer to a pull of this moment. */
+/* Makes the frame that answers a pull now, and verifies its checksum. */
 static void pull(enum weights which, const float *values, uint64_t version, zmq_msg_t *frame)
 {
 	struct msg_params m = {.which = which, .version = version};
@@ -141,7 +141,7 @@ static void frames_that_have_left_let_the_weights_stay_where_they_are(void **sta
 	assert_int_equal(param_buffers_framed(buffers), 100);
 }
 
-/* With one reader that is always one version behind, two buffers suffice. */
+/* If the only reader is always one version behind, two buffers suffice. */
 static void buffers_come_back(void **state)
 {
 	const void *seen[2] = {NULL, NULL};
@@ -161,7 +161,7 @@ static void buffers_come_back(void **state)
 	assert_non_null(seen[1]);
 }
 
-/* Their checksum is computed with them; the frame needs no second pass. */
+/* The checksum is computed together with the weights, so the frame needs no second pass. */
 static void weights_that_the_same_step_sends_are_hashed_as_they_are_computed(void **state)
 {
 	const struct effect *sent = NULL;
@@ -187,7 +187,8 @@ static void weights_that_the_same_step_sends_are_hashed_as_they_are_computed(voi
 	zmq_msg_close(&frame);
 }
 
-/* An update of some values, in place or in another buffer: the checksum covers all (see pull). */
+/* An update of some values, in place or in another buffer. The checksum covers all values (see
+ * pull). */
 static void a_part_of_the_weights_changes(void **state)
 {
 	zmq_msg_t frame[8];
@@ -210,7 +211,7 @@ static void a_part_of_the_weights_changes(void **state)
 	}
 }
 
-/* They are in a buffer of the core that the next epoch overwrites. */
+/* These weights are in a buffer of the core that the next epoch overwrites. */
 static void weights_under_evaluation_are_copied(void **state)
 {
 	float eval[FIXTURE_PARAMS] = {0};

@@ -1,13 +1,13 @@
 /*
- * test_server_process.c - the program cnn-ps as a process: kill -9, drain, a full disk, and its exit
- * status and last line. Its client is libcnnps.
+ * test_server_process.c - the program cnn-ps as a process: kill -9, drain, a full disk, its exit
+ * status and its last line. The client is libcnnps.
  */
 #include <pthread.h>
 #include "tests/support/server_process.h"
 
-/* ---- life ---------------------------------------------------------------------------------- */
+/* ---- start and end ------------------------------------------------------------------------- */
 
-/* cnnps_close waits for a server that cannot save, so it has its own thread. */
+/* cnnps_close waits for a server that cannot save, so each call has a thread of its own. */
 static void *close_client(void *arg)
 {
 	cnnps_close(arg);
@@ -26,7 +26,8 @@ static void a_killed_server_goes_on_where_it_was(void **state)
 	struct cnnps *c = ledger_join(url);
 	for (size_t life = 0; life < 3; life++) {
 		ledger_push(c, 200 * life, 150);
-		server_kill(s); /* in the middle: the client replays what is not durable */
+		/* the server dies before all pushes are durable, so the client replays some */
+		server_kill(s);
 		s = server_start(line);
 		ledger_push(c, 200 * life + 150, 50);
 		assert_int_equal(strtol(server_await(s, " term="), NULL, 10), (long)life + 2);
@@ -43,7 +44,8 @@ static void a_killed_server_goes_on_where_it_was(void **state)
 	json_decref(o);
 }
 
-/* P10 of faults.md: a last checkpoint, BYE to the workers, exit status 0, quickly. */
+/* P10 of faults.md: the server takes a last checkpoint, sends BYE to the workers, and exits quickly
+ * with status 0. */
 static void a_signal_drains(void **state)
 {
 	static const int signals[] = {SIGTERM, SIGINT};
@@ -133,12 +135,12 @@ static void a_full_disk_degrades_and_gets_over(void **state)
 	server_read(s, 0);
 	const char *first = strstr(s->said, "checkpoint failed");
 	assert_non_null(first);
-	assert_null(strstr(first + 1, "checkpoint failed")); /* logged once */
+	assert_null(strstr(first + 1, "checkpoint failed")); /* the failure is logged once */
 	cnnps_close(&c);
 }
 
-/* No space for the last checkpoint: a second signal ends the server at once; otherwise a timeout does.
- * At the end of a run the exit status says that the disk is the reason. */
+/* There is no space for the last checkpoint. A second signal ends the server at once; otherwise a
+ * timeout ends it. At the end of a run, the exit status says that the disk is the reason. */
 static void an_end_without_disk_is_bounded(void **state)
 {
 	char url[3][256], other[2][128];

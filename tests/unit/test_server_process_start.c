@@ -1,6 +1,6 @@
 /*
- * test_server_process_start.c - the real cnn-ps as a process: starts that are refused, and what it says of
- * itself once it runs.
+ * test_server_process_start.c - the real cnn-ps as a process: starts that it refuses, and what it
+ * reports about itself while it runs.
  */
 #include "tests/support/server_process.h"
 
@@ -15,7 +15,7 @@ static void refused(const char *more, int code, const char *named)
 		fail_msg("no \"%s\" in: %s", named, s->said);
 	assert_int_equal(s->n_result, 0);
 	assert_null(strstr(s->said, "listening"));
-	assert_null(strstr(s->said, "_run")); /* no log line about a run that does not start */
+	assert_null(strstr(s->said, "_run")); /* no log line describes a run that does not start */
 	assert_null(strstr(s->said, "checkpointer"));
 	close(s->out);
 	close(s->err);
@@ -42,7 +42,7 @@ static void starts_are_refused_by_exit_code(void **state)
 	refused("--lr;nan", 2, "--lr");
 }
 
-/* One line with host and port. The directory gets no run. */
+/* The server writes one line with host and port. The directory gets no run. */
 static void an_address_in_use_is_named_before_anything_is_said_or_written(void **state)
 {
 	char url[256], line[512];
@@ -109,7 +109,7 @@ static void check_config_says_so_and_touches_nothing(void **state)
 	assert_int_equal(server_wait(s), 2);
 }
 
-/* ---- looking in ---------------------------------------------------------------------------- */
+/* ---- status and log level ------------------------------------------------------------------ */
 
 static void status_is_the_same_by_message_and_page(void **state)
 {
@@ -169,7 +169,7 @@ static void without_a_directory_it_warns_once_and_refuses_checkpoints(void **sta
 	assert_int_equal(server_wait(s), 0);
 }
 
-/* A connection is logged at level debug only. */
+/* The server logs a connection at level debug only. */
 static void sighup_leaves_the_log_level(void **state)
 {
 	char url[256];
@@ -201,7 +201,7 @@ static void the_log_level_is_set_by_an_admin_message(void **state)
 	assert_string_equal(server_await(s, "msg=\"server log_level\" from=info to="), "debug");
 	assert_int_equal(cnnps_status(admin, json, sizeof(json)), 0);
 	assert_non_null(strstr(json, "\"log_level\":\"debug\""));
-	struct cnnps *c = ledger_join(url); /* the same name */
+	struct cnnps *c = ledger_join(url); /* this client has the same name */
 	(void)server_await(s, "level=debug msg=\"net accepted\"");
 	assert_int_equal(cnnps_log_level(c, "error"), 0);
 	assert_string_equal(server_await(s, "from=debug to="), "error");
@@ -209,10 +209,10 @@ static void the_log_level_is_set_by_an_admin_message(void **state)
 	cnnps_close(&admin);
 	kill(s->pid, SIGTERM);
 	assert_int_equal(server_wait(s), 0);
-	assert_null(strstr(s->said, "server draining")); /* level info */
+	assert_null(strstr(s->said, "server draining")); /* this line has level info */
 }
 
-/* Slurm sends it some time before the job's end (sbatch --signal). */
+/* Slurm sends SIGUSR1 some time before the end of the job (sbatch --signal). */
 static void sigusr1_drains_and_sigusr2_does_nothing(void **state)
 {
 	char url[256];

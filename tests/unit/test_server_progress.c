@@ -1,4 +1,5 @@
-/* test_server_progress.c - the bar's text, and the times and rates it is made of
+/*
+ * test_server_progress.c - the text of the progress bar, and the times and rates in it
  * (server/monitor/progress.h).
  */
 #include "tests/support/direct_worker.h"
@@ -25,7 +26,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* One batch of 100 images at `now_ms`. */
+/* The worker delivers one batch of 100 images at `now_ms`. */
 static void batch_at(struct work work, uint64_t now_ms)
 {
 	worker.now_ms = now_ms;
@@ -210,9 +211,10 @@ static void a_rate_is_measured_over_a_second(void **state)
 	assert_true(v.accuracy < 0);
 }
 
-/* ---- sandblaster: a pass is counted when it ends, and shown while it is made ---------------- */
+/* ---- sandblaster: a pass counts when it ends, and shows while it is under way -------------- */
 
-/* A pass of five portions of 100 images, one in each second from the lease at 4000 on. */
+/* Begins a pass of five portions of 100 images. The worker delivers one portion each second after
+ * its lease at 4000 ms. */
 static void passes_begin(const char *optimizer)
 {
 	char line[200];
@@ -246,7 +248,8 @@ static void a_pass_moves_before_it_ends(void **state)
 	for (uint32_t i = 0; i < 3; i++)
 		portion_at(i, 5000 + 1000 * i);
 	progress_look(&progress, run.core, &v);
-	assert_int_equal(core_stats(run.core)->images, 0); /* counted when the pass ends */
+	/* the core counts the images when the pass ends */
+	assert_int_equal(core_stats(run.core)->images, 0);
 	assert_true(v.done == 0.3 && v.images == 300);
 	assert_true(v.images_per_s == 100 && v.eta_s == 7);
 }
@@ -261,7 +264,8 @@ static void a_pass_has_the_rate_of_its_wall_time(void **state)
 	assert_true(progress.epoch_rate == 100);
 }
 
-/* The first pass finds f and g, the second looks at the line search's first point. */
+/* The first pass computes the loss and the gradient. The second pass computes both at the first
+ * point of the line search. */
 static void every_pass_of_a_line_search_is_work(void **state)
 {
 	struct progress_view v;

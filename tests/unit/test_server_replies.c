@@ -11,12 +11,13 @@
 #define PEERS  16
 #define RECORD 4096
 
-/* A network of peers: what each peer has received, and the status of its next sends. */
+/* A simulated network: what each peer has received, and the status of the next sends to each peer.
+ */
 static struct {
-	int answer[PEERS]; /* status of the next sends to it */
-	int full[PEERS];   /* this number of sends get PS_EAGAIN first */
+	int answer[PEERS]; /* status of the next sends to this peer */
+	int full[PEERS];   /* before that, this number of sends get PS_EAGAIN */
 	uint32_t to[RECORD];
-	uint64_t seq[RECORD]; /* of the ACK, or 0 for the ERROR */
+	uint64_t seq[RECORD]; /* seq of the ACK; 0: the message was the ERROR */
 	size_t n;
 } net;
 static struct wire *wire;
@@ -42,7 +43,8 @@ static int send_to(void *arg, uint32_t peer, struct frames *f)
 	return PS_OK;
 }
 
-static uint64_t after; /* the position that what is put waits for */
+/* the log position (LSN) that must be flushed before the next replies leave */
+static uint64_t after;
 
 static void put(uint32_t peer, uint64_t seq)
 {
@@ -59,7 +61,7 @@ static void flush(void)
 	assert_int_equal(replies_flush(q, send_to, &net), 0);
 }
 
-/* The i-th message was sent to `peer`; seq 0 is the ERROR. */
+/* Message number i was sent to `peer` and had this seq; 0: it was the ERROR. */
 static void expect(size_t i, uint32_t peer, uint64_t seq)
 {
 	assert_true(i < net.n);
@@ -85,7 +87,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* (1) */
+/* Invariant 1 of net.h. */
 static void replies_leave_in_order(void **state)
 {
 	(void)state;
@@ -98,7 +100,7 @@ static void replies_leave_in_order(void **state)
 	assert_int_equal(replies_sent(q), 6);
 }
 
-/* (1) (3) */
+/* Invariants 1 and 3 of net.h. */
 static void a_full_peer_waits_and_delays_nobody(void **state)
 {
 	(void)state;
@@ -120,7 +122,7 @@ static void a_full_peer_waits_and_delays_nobody(void **state)
 	assert_int_equal(replies_dropped(q), 0);
 }
 
-/* (1): the second message is not tried if the first one failed */
+/* Invariant 1 of net.h: the second message is not tried if the first one failed. */
 static void nothing_overtakes(void **state)
 {
 	(void)state;
@@ -135,7 +137,7 @@ static void nothing_overtakes(void **state)
 		expect(i - 1, 1, i);
 }
 
-/* (2): 1000 bytes are room for a few ACKs only */
+/* Invariant 2 of net.h. 1000 bytes are room for a few ACKs only. */
 static void too_much_for_one_peer_becomes_one_error(void **state)
 {
 	uint64_t dropped;
@@ -146,12 +148,12 @@ static void too_much_for_one_peer_becomes_one_error(void **state)
 	put(2, 20);
 	for (max = 1; replies_dropped(q) == 0; max++)
 		put(1, max);
-	max--; /* the one too many was dropped as well */
+	max--; /* the ACK that did not fit was dropped as well */
 	assert_true(max > 2 && max < ROOM);
 	dropped = replies_dropped(q);
 	assert_int_equal(dropped, max);
 	assert_int_equal(replies_waiting(q), 2);
-	put(1, 90); /* still silent */
+	put(1, 90); /* the peer still does not read */
 	put(1, 91);
 	assert_int_equal(replies_dropped(q), dropped + 2);
 	net.answer[1] = PS_OK;
@@ -159,12 +161,13 @@ static void too_much_for_one_peer_becomes_one_error(void **state)
 	assert_int_equal(net.n, 2);
 	expect(0, 2, 20);
 	expect(1, 1, 0);
-	put(1, 92); /* and it reads again */
+	put(1, 92); /* the peer reads again */
 	flush();
 	expect(2, 1, 92);
 }
 
-/* (2): if there is no room at all, the peer that has waited longest loses its replies */
+/* Invariant 2 of net.h: if there is no room at all, the peer that has waited longest loses its
+ * replies. */
 static void no_room_is_made_at_the_oldest_ones_cost(void **state)
 {
 	(void)state;
@@ -177,7 +180,7 @@ static void no_room_is_made_at_the_oldest_ones_cost(void **state)
 	put(9, 9);
 	assert_int_equal(replies_dropped(q), 2);
 	flush();
-	assert_int_equal(replies_waiting(q), 2); /* peer 2's, and the ERROR for peer 1 */
+	assert_int_equal(replies_waiting(q), 2); /* the reply to peer 2, and the ERROR for peer 1 */
 	net.answer[1] = net.answer[2] = PS_OK;
 	net.n = 0;
 	flush();
@@ -185,7 +188,7 @@ static void no_room_is_made_at_the_oldest_ones_cost(void **state)
 	expect(1, 1, 0);
 }
 
-/* (2): no peer can occupy the room forever, not even with ERRORs */
+/* Invariant 2 of net.h: silent peers cannot occupy the room forever, not even with ERRORs. */
 static void a_room_full_of_silent_peers_still_takes_replies(void **state)
 {
 	(void)state;
@@ -241,7 +244,7 @@ static void what_is_not_on_disk_yet_is_not_said(void **state)
 	after = 6;
 	put(2, 4);
 	after = 0;
-	put(2, 5); /* it waits for no event, but does not overtake */
+	put(2, 5); /* this reply waits for no event, but does not overtake */
 	put(3, 6);
 	flush();
 	assert_int_equal(net.n, 2);
@@ -263,7 +266,8 @@ static void what_is_not_on_disk_yet_is_not_said(void **state)
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-/* A disk that hangs forever must not use all memory: it is handled like a peer that does not read. */
+/* Replies that wait for a hanging disk must not use all memory. The server handles them like the
+ * replies of a peer that does not read. */
 static void what_is_held_back_takes_no_more_than_its_room(void **state)
 {
 	(void)state;
@@ -272,7 +276,7 @@ static void what_is_held_back_takes_no_more_than_its_room(void **state)
 		put(1, seq);
 	flush();
 	assert_int_equal(net.n, 1);
-	expect(0, 1, 0); /* the ERROR binds nobody */
+	expect(0, 1, 0); /* the ERROR need not wait for the disk */
 	replies_set_flushed(q, 9);
 	flush();
 	assert_int_equal(net.n, 1);

@@ -17,7 +17,7 @@ static void every_start_has_a_higher_epoch(void **state)
 	}
 }
 
-/* The checkpoints of terms 2 and 3 are gone. The file TERM still has the term. */
+/* The checkpoints of terms 2 and 3 are lost. The file TERM still contains the term. */
 static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
 {
 	(void)state;
@@ -34,7 +34,7 @@ static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
 	assert_int_equal(run_term(), 4);
 	run_die();
 	assert_int_equal(unlink(temp_dir_path(run_dir, "TERM", name)), 0);
-	run_start("--model;fc:10"); /* in the opposite case the checkpoint has it */
+	run_start("--model;fc:10"); /* without the file TERM, the checkpoint contains the term */
 	assert_int_equal(run_term(), 5);
 }
 
@@ -66,7 +66,7 @@ static void a_bad_checkpoint_gives_way_to_the_one_before(void **state)
 	assert_non_null(strstr(run_errors.text, "0000000000000002"));
 }
 
-/* An older program or a bug could leave NaN weights with valid checksums. */
+/* Saves a checkpoint with NaN weights and valid checksums, as an older program or a bug might. */
 static void save_poisoned(uint64_t generation)
 {
 	struct checkpoint c = {.generation = generation, .n_sections = SNAPSHOT_SECTIONS};
@@ -93,7 +93,7 @@ static void refused_content_gives_way_to_the_generation_before(void **state)
 {
 	(void)state;
 	run_start("--model;fc:10");
-	run_join(1000, 500); /* generation 2 */
+	run_join(1000, 500); /* joining saves generation 2 */
 	direct_push(&run_worker, (struct work){0, 3, 1}, 100, 0.5f, 0.5f);
 	run_save(3);
 	save_poisoned(4);
@@ -109,7 +109,7 @@ static void refused_content_gives_way_to_the_generation_before(void **state)
 	assert_non_null(strstr(run_errors.text, "checkpoint 4 cannot be resumed"));
 	assert_non_null(strstr(run_errors.text, "checkpoint fallback\" generation=3"));
 	run_die();
-	run_start("--model;fc:10"); /* the checkpoint of its start is valid */
+	run_start("--model;fc:10"); /* the previous start saved a valid checkpoint */
 	assert_int_equal(core_config(run_startup.core)->generation, 7);
 }
 
@@ -127,7 +127,7 @@ static void no_usable_content_is_no_fresh_run(void **state)
 	assert_non_null(strstr(run_errors.text, "checkpoint 2 cannot be resumed"));
 }
 
-/* Options that do not fit are refused at once. The start does not try an older generation. */
+/* The server refuses options that do not fit at once. It does not try an older generation. */
 static void other_options_do_not_go_back_a_generation(void **state)
 {
 	(void)state;
@@ -174,9 +174,9 @@ static void another_run_is_refused_and_the_option_named(void **state)
 	run_die();
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
 		run_start_must_fail(row[i][0], PS_ECHECKPOINT, row[i][1]);
-	run_start("--model;fc:10;--lr;0.5;--max-workers;7"); /* these may change */
+	run_start("--model;fc:10;--lr;0.5;--max-workers;7"); /* these options may change */
 	assert_true(run_startup.resumed);
-	assert_int_equal(run_term(), 2); /* refused starts have used no term */
+	assert_int_equal(run_term(), 2); /* refused starts do not use up a term */
 }
 
 static void a_second_start_is_refused_at_once(void **state)

@@ -1,6 +1,6 @@
 /*
- * test_server_status.c - the server's status (server/monitor/status.h): each number is the core's, no
- * text is too long, and parsers can read it.
+ * test_server_status.c - the server's status (server/monitor/status.h): each number comes from the
+ * core, no text is too long, and parsers can read it.
  */
 #include <jansson.h>
 #include "tests/support/direct_worker.h"
@@ -44,7 +44,7 @@ static int finished(void)
 		       core_epoch(run.core, options.core.training.epochs - 1);
 }
 
-/* Train and evaluate all epochs; in each, `correct` of all test images are right. */
+/* Trains and evaluates all epochs. In each evaluation, `correct` of all test images are right. */
 static void train(uint32_t correct)
 {
 	for (int guard = 0; !finished(); guard++) {
@@ -178,7 +178,7 @@ static void label(struct labels *labels, uint32_t id)
 	labels_join(labels, id, id, 1);
 }
 
-/* WIRE_MAX_TEXT bounds what STATUS may carry. */
+/* WIRE_MAX_TEXT bounds the text of a STATUS answer. */
 static void a_crowd_is_cut_to_what_a_message_holds(void **state)
 {
 	char name[WIRE_MAX_NAME + 1];
@@ -196,7 +196,7 @@ static void a_crowd_is_cut_to_what_a_message_holds(void **state)
 	now.labels = labels;
 	char *text = status_json(&now);
 	assert_true(strlen(text) <= WIRE_MAX_TEXT);
-	assert_true(strlen(text) > WIRE_MAX_TEXT * 4 / 5); /* the room is used */
+	assert_true(strlen(text) > WIRE_MAX_TEXT * 4 / 5); /* most of the room is used */
 	json_t *o = parsed(text);
 	size_t listed = json_array_size(json_object_get(o, "workers"));
 	assert_true(listed > 10);
@@ -270,7 +270,7 @@ static void endings_have_names(void **state)
 
 /* ---- Prometheus -------------------------------------------------------------------------- */
 
-/* The value in the line that starts with `series`. */
+/* Returns the value in the line that starts with `series`. */
 static double sample(const char *text, const char *series)
 {
 	char line[256];
@@ -314,7 +314,7 @@ static int declared(const char *type_line, const char *series)
 	       (series[n] == ' ' || series[n] == '{' || series[n] == '_');
 }
 
-/* The text format: each series follows the only TYPE line of its metric. */
+/* In Prometheus's text format, each series follows the only TYPE line of its metric. */
 static void metrics_follow_the_text_format(void **state)
 {
 	const char *type = NULL;
@@ -359,7 +359,8 @@ static void memory_of_the_process_is_read(void **state)
 
 static struct warnings warnings;
 
-/* Train with `line`, `correct` of the test images right; the result's only warning, or NULL. */
+/* Trains with the options `line`, with `correct` of the test images right. Returns the only warning
+ * of the result, or NULL. */
 static const char *warning_of(const char *line, uint32_t correct)
 {
 	static char text[WARNING_TEXT];
@@ -392,7 +393,8 @@ static void expect_warning(const char *line, uint32_t correct, const char *words
 static void a_result_at_chance_level_is_warned_about(void **state)
 {
 	(void)state;
-	/* always the largest class of MNIST, 11.35 %, counts as chance with its 10,000 images */
+	/* A model that always answers the largest class of MNIST reaches 11.35 %. With 10,000
+	 * images that counts as chance. */
 	assert_true(warning_chance(10, 10000) > 0.1135 && warning_chance(10, 10000) < 0.14);
 	assert_true(warning_chance(2, 10000) > 0.625 && warning_chance(2, 10000) < 0.65);
 	assert_true(warning_chance(100, 10000) > 0.0125 && warning_chance(100, 10000) < 0.02);
@@ -415,7 +417,7 @@ static void a_rate_far_above_the_usual_is_warned_about(void **state)
 		"--lr 500 is 2500 times the usual rate of sgd (0.2)");
 	expect_warning("--model;fc:10;--epochs;1;--optimizer;adam;--lr;0.1", 60, "of adam");
 	assert_null(warning_of("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;3", 60));
-	/* the mode has a usual rate of its own */
+	/* mode sync has its own usual rate */
 	begin("--model;fc:10;--mode;sync;--lr;1");
 	expect_rate(options.usual_rate, 0);
 	expect_rate(options.usual_rate / 10, 1);

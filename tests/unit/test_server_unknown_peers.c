@@ -1,6 +1,6 @@
 /*
- * test_server_unknown_peers.c - connections to the server's port that do not speak its protocol, also
- * more of them than the process has descriptors.
+ * test_server_unknown_peers.c - connections to the server's port that do not speak its protocol,
+ * and more connections than the process has file descriptors.
  */
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -39,12 +39,12 @@ static void a_peer_that_sends_no_handshake_is_disconnected(void **state)
 	UNTIL(router_test_stats().port.connections == 1)
 	UNTIL(router_test_stats().port.connections == 0)
 	assert_true(clock_ms() - begin < 5000);
-	UNTIL(recv(fd, &byte, 1, 0) == 0) /* after the server's greeting */
+	UNTIL(recv(fd, &byte, 1, 0) == 0) /* the server's greeting comes first, then the end */
 	assert_int_equal(router_test_stats().port.handshakes_failed, 1);
 	close(fd);
 }
 
-/* More events than libzmq's queues can hold, while the event loop does not run. */
+/* The peers cause more events than libzmq's queues can hold, while the event loop does not run. */
 static void a_flood_of_such_peers_stops_nothing(void **state)
 {
 	struct wire *wire;
@@ -96,7 +96,7 @@ static int next_fd(void)
 	return fd;
 }
 
-/* (3) */
+/* Invariant 3 of net.h. */
 static void without_descriptors_new_connections_wait_and_others_go_on(void **state)
 {
 	struct rlimit before, limit;
@@ -115,7 +115,7 @@ static void without_descriptors_new_connections_wait_and_others_go_on(void **sta
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	limit = before;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	limit.rlim_cur = (rlim_t)next_fd(); /* none left for accept */
+	limit.rlim_cur = (rlim_t)next_fd(); /* no descriptor is left for accept */
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	dial_with(fd);
 	UNTIL(router_test_stats().port.accept_failures > 0)
@@ -127,7 +127,7 @@ static void without_descriptors_new_connections_wait_and_others_go_on(void **sta
 	printf("# out of descriptors: %.1f %% of a CPU\n", 100 * share);
 	assert_true(share < 0.1);
 	const uint64_t accepted = router_test_stats().port.accepted;
-	client_beat(s); /* on its old connection */
+	client_beat(s); /* an open connection still works */
 	client_receive(s, wire, &f, &m);
 	frames_release(&f);
 	assert_int_equal(router_test_stats().port.accepted, accepted);

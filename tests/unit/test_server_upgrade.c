@@ -1,7 +1,7 @@
 /*
- * test_server_upgrade.c - the checkpoints of release 0.1.0 in tests/fixtures/run-0.1.0 are resumed
- * with the state that they hold, damaged ones do no harm, and a log of 0.1.0 is refused
- * (server/durability/upgrade.h, server/core/snapshot_v5.h).
+ * test_server_upgrade.c - this release resumes the checkpoints of release 0.1.0 in
+ * tests/fixtures/run-0.1.0 with the state that they contain. Damaged checkpoints do no harm, and
+ * the server refuses a log of 0.1.0 (server/durability/upgrade.h, server/core/snapshot_v5.h).
  */
 #include "server/durability/upgrade.h"
 #include <math.h>
@@ -16,7 +16,7 @@
 
 struct fixture {
 	const char *name, *file, *options;
-	uint64_t version, images, last_seq[3]; /* as in expected.json */
+	uint64_t version, images, last_seq[3]; /* the values of expected.json */
 	uint32_t epoch;
 };
 enum { DOWNPOUR, SYNC, SYNC_SUM, LBFGS, DC, FIXTURE_COUNT };
@@ -42,7 +42,7 @@ static void *memory;
 static float *weights;
 static struct core *core;
 
-/* The checkpoint, and a start with its options; `more`: further ones. */
+/* Reads checkpoint `i`, and prepares a start with its options and the options in `more`. */
 static void open_fixture(int i, const char *more)
 {
 	const struct fixture *f = &fixtures[i];
@@ -87,7 +87,8 @@ static struct sections old_sections(void)
 	return s;
 }
 
-/* new->data[0] is a block of exactly the size that was measured, for ASan. */
+/* Rewrites the sections. new->data[0] is a block of exactly the computed size, so that ASan finds
+ * writes behind its end. */
 static int rewrite(const struct sections *s, struct sections *new)
 {
 	size_t bytes = 0, measured[SNAPSHOT_SECTIONS];
@@ -107,7 +108,7 @@ static int rewrite(const struct sections *s, struct sections *new)
 	return PS_OK;
 }
 
-/* Both steps of a start. */
+/* Rewrites the sections and decodes the result, as a start does. */
 static int resume(const struct sections *s, const char **why)
 {
 	struct core_config cfg = options.core;
@@ -203,7 +204,7 @@ static void put_real_at(unsigned char *at, double v)
 	le64_put(at, bits);
 }
 
-/* The next step takes what 0.1.0 would have taken: `factor` times the stored sum. */
+/* The next step uses the gradient that 0.1.0 would have used: `factor` times the stored sum. */
 static void assert_same_step(double factor)
 {
 	const unsigned char *sum = old_sections().data[SNAPSHOT_OPTIM] + 32;
@@ -226,7 +227,7 @@ static void gradients_of_a_step_under_way_are_in_the_next_step(void **state)
 	resume_fixture();
 	assert_int_equal(core->accumulator.pushes, 1);
 	assert_same_step(1.0 / 200);
-	/* this release counts the images of a step when it ends */
+	/* this release counts the images of a step when the step ends */
 	assert_int_equal(core_stats(core)->images, 3200);
 	assert_int_equal(core_epoch(core, 0)->images, 3200);
 	close_fixture();
@@ -237,7 +238,7 @@ static void gradients_of_a_step_under_way_are_in_the_next_step(void **state)
 	close_fixture();
 }
 
-/* These sums need all bits of a double, and a gradient has those of a float. */
+/* These sums need all bits of a double, but a gradient has only those of a float. */
 static void the_sum_of_many_gradients_is_exact(void **state)
 {
 	(void)state;
@@ -282,7 +283,8 @@ static void other_options_are_refused_by_name(void **state)
 	refused_for(LBFGS, ";--step-images;200", "--step-images");
 }
 
-/* An option that must stay the same has the value of the run: snapshot_v5.c knows all of these. */
+/* An option that a resumed run must not change has the value of the run. snapshot_v5.c must read
+ * each of these options. */
 static void each_option_that_must_stay_the_same_is_known(void **state)
 {
 	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "
@@ -303,7 +305,7 @@ static void each_option_that_must_stay_the_same_is_known(void **state)
 
 /* ---- damage ---------------------------------------------------------------------------------- */
 
-/* It was believed: the core lives with it. */
+/* The damaged snapshot was accepted. The core must work with it. */
 static void live_with(void)
 {
 	const struct event tick = {.kind = EVENT_TICK};
@@ -330,7 +332,8 @@ static int try_to_resume(const struct sections *s)
 	return rc;
 }
 
-/* Large sections repeat themselves: of these every 97th length or byte behind the first ones. */
+/* Large sections repeat themselves. Behind the first 4096 bytes, the test tries only every 97th
+ * length or byte. */
 static size_t next_place(size_t at)
 {
 	return at < 4096 ? at + 1 : at + 97;
@@ -463,7 +466,7 @@ static void a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted(void **state)
 	assert_non_null(strstr(e.text, "--accept-rollback"));
 	assert_false(temp_dir_exists(dir, "TERM"));
 	assert_int_equal(start_vector(";--accept-rollback", &run, &e), PS_OK);
-	assert_int_equal(core_stats(run.core)->version, 0); /* as in its checkpoint */
+	assert_int_equal(core_stats(run.core)->version, 0); /* the version of the checkpoint */
 	startup_release(&run);
 }
 

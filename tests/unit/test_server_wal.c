@@ -28,7 +28,8 @@ static void what_was_reached_is_found_again(void **state)
 	assert_int_equal(wal.done > 0, 1);
 }
 
-/* The snapshot under way may never complete: both journals together have all records. */
+/* The snapshot under way may never complete. The log files before and behind it together have all
+ * records. */
 static void an_unfinished_snapshot_is_not_needed(void **state)
 {
 	(void)state;
@@ -38,7 +39,7 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 	wal_settle();
 	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
 	wal_assert_recovers(0);
-	wal_saved(0); /* it has failed, and the core begins the next one at once */
+	wal_saved(0); /* the snapshot has failed, and the core begins the next one at once */
 	wal_push(3);
 	wal.f.now_ms += core_config(wal.f.core)->checkpoint.interval_ms;
 	wal_tick();
@@ -48,8 +49,8 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 	wal_assert_recovers(0);
 }
 
-/* The disk is full, or a sync fails: the flushed LSN does not advance until a snapshot is durable. Then
- * everything is flushed, and the next journal works. */
+/* The disk is full, or fdatasync fails. The flushed LSN does not advance until a snapshot is
+ * durable. Then everything is flushed, and the next log file works. */
 static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 {
 	(void)state;
@@ -67,9 +68,10 @@ static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 		assert_true(wal_wants_snapshot(wal.wal));
 		assert_true(wal_stats(wal.wal)->failing);
 		assert_true(strlen(wal_stats(wal.wal)->why) > 0);
-		assert_int_equal(wal_pending_bytes(wal.wal), 0); /* it uses no memory */
+		/* a failed log keeps no record in memory */
+		assert_int_equal(wal_pending_bytes(wal.wal), 0);
 		disk_writes_left = disk_syncs_left = -1;
-		wal_push(1); /* the disk works, but this journal is not written again */
+		wal_push(1); /* the disk works again, but this log file is not written any more */
 		wal_settle();
 		assert_int_equal(wal_flushed_lsn(wal.wal), before);
 		uint64_t in_snapshot = wal.newest + 1;
@@ -84,7 +86,8 @@ static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 	}
 }
 
-/* The journal of a snapshot that is not durable is useless while the journal before it has a gap. */
+/* The log file of a snapshot that is not durable is useless while the log file before it has a gap.
+ */
 static void behind_a_hole_nothing_is_reached(void **state)
 {
 	(void)state;
@@ -123,9 +126,9 @@ static void a_large_journal_asks_for_a_snapshot(void **state)
 	wal_assert_recovers(0);
 }
 
-/* The journal fails behind a snapshot that is not on disk yet, in its own file or, after others
- * that failed, in an older one: that one saves what is in it, and what follows waits for the next.
- */
+/* The log fails behind a snapshot that is not on disk yet. The records behind the snapshot are in
+ * its own file or, after failed snapshots, in an older file. When the snapshot is durable, it
+ * covers the events before it. Later events wait for the next snapshot. */
 static void a_journal_lost_behind_a_snapshot_waits_for_the_next(void **state)
 {
 	(void)state;
@@ -170,7 +173,7 @@ static void checkpoints_that_fail_do_not_leave_a_journal_each(void **state)
 	}
 }
 
-/* Journals fail like checkpoints: each one is written for a while after its snapshot. */
+/* Log files fail like checkpoints: each file is written for a while after its snapshot. */
 static void journals_that_fail_too_do_not_gather(void **state)
 {
 	(void)state;
@@ -183,7 +186,7 @@ static void journals_that_fail_too_do_not_gather(void **state)
 		if (i < 4)
 			reached = wal_flushed_lsn(wal.wal);
 	}
-	assert_int_equal(wal_flushed_lsn(wal.wal), reached); /* there is a gap */
+	assert_int_equal(wal_flushed_lsn(wal.wal), reached); /* the log has a gap */
 	disk_writes_left = -1;
 	wal_snapshot();
 	wal_push(1);
@@ -207,8 +210,8 @@ static void assert_grew_less_than(size_t bytes, size_t before)
 	assert_true(mallinfo2().uordblks < before + bytes);
 }
 
-/* Days of ticks and heartbeats behind a hanging fdatasync use bounded memory, and checkpoints do not
- * help. Later the next checkpoint contains what the log does not contain. */
+/* Days of ticks and heartbeats behind a hanging fdatasync use bounded memory. Checkpoints do not
+ * help. When the disk answers again, the next checkpoint contains the events that the log lacks. */
 static void a_disk_that_hangs_takes_bounded_memory(void **state)
 {
 	(void)state;
@@ -237,7 +240,7 @@ static void a_disk_that_hangs_takes_bounded_memory(void **state)
 	atomic_store(&disk_sync_hangs, 0);
 	wal_settle();
 	assert_int_equal(wal_flushed_lsn(wal.wal), flushed);
-	for (int i = 0; i < 2; i++) { /* the one under way began while the queue was full */
+	for (int i = 0; i < 2; i++) { /* the snapshot under way began while the queue was full */
 		assert_true(wal_wants_snapshot(wal.wal));
 		wal_snapshot();
 	}

@@ -1,6 +1,6 @@
 /*
- * Proves server/durability/wal_record.h: an event of any kind decodes to the same event, and no damage
- * to its bytes does harm.
+ * Proves server/durability/wal_record.h: an event of any kind decodes to the same event, and
+ * damaged bytes do no harm.
  */
 #include "server/durability/wal_record.h"
 #include "tests/support/core_fixture.h"
@@ -52,7 +52,7 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 			believed += wal_record_read(&r, copy, n) == PS_OK;
 		}
 	}
-	print_message("%u believed\n", believed); /* a peer or a time may be any */
+	print_message("%u believed\n", believed); /* a damaged peer or time may still be valid */
 	wal_record_reader_release(&r);
 }
 

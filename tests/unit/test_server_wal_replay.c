@@ -14,7 +14,7 @@ static void journal_path(uint64_t generation, char out[320])
 	temp_dir_path(wal.dir, name, out);
 }
 
-/* The newest checkpoint is bad: the one before it and two journals give the same bytes. */
+/* The newest checkpoint is bad. The checkpoint before it and two log files give the same bytes. */
 static void a_bad_checkpoint_costs_nothing(void **state)
 {
 	char path[320];
@@ -83,10 +83,11 @@ static void a_journal_of_another_start_is_refused(void **state)
 	assert_int_equal(rc, PS_ECHECKPOINT);
 }
 
-/* ---- a checkpoint that stands in the journal of an older one --------------------------------- */
+/* ---- a checkpoint in the middle of an older log file ----------------------------------------- */
 
-/* Snapshots 2 to 4 fail, 5 is on disk, and so is what follows it: all in one journal. Returns its
- * size where the place of 5 is. */
+/* Snapshots 2 to 4 fail, and snapshot 5 is on disk. The log file that
+ * begins behind snapshot 2 has the events behind all of them. Returns its size at the position of
+ * snapshot 5. */
 static long stand_in_an_older_journal(char path[320])
 {
 	wal_push(3);
@@ -114,7 +115,7 @@ static void what_follows_it_is_found_there(void **state)
 	stand_in_an_older_journal(path);
 	wal_assert_recovers(0);
 	assert_int_equal(truncate(temp_dir_path(wal.dir, "ckpt-0000000000000005", path), 100), 0);
-	wal_assert_recovers(0); /* from 1, through all four places */
+	wal_assert_recovers(0); /* from checkpoint 1, past all four positions */
 }
 
 static void what_follows_it_may_be_torn(void **state)
@@ -129,11 +130,12 @@ static void what_follows_it_may_be_torn(void **state)
 		assert_int_equal(truncate(path, bytes), 0);
 		int pushes = wal_recovered_pushes(0, &rc);
 		assert_int_equal(rc, PS_OK);
-		assert_in_range(pushes, all - 4, all); /* what 5 has itself, at least */
+		assert_in_range(pushes, all - 4, all); /* at least the pushes in checkpoint 5 */
 	}
 }
 
-/* Flip each bit: either all later records are found, or their loss is reported. */
+/* Flips a bit in every 24th byte. Each time, the replay either finds all pushes or reports a loss.
+ */
 static void assert_losses_are_said(const char *path, long size, int all, int min)
 {
 	int rc, fd = open(path, O_RDWR | O_CLOEXEC);
@@ -165,10 +167,11 @@ static void a_loss_before_what_follows_it_is_said(void **state)
 	assert_losses_are_said(path, place + 200, all, all - 4);
 	temp_dir_path(wal.dir, "ckpt-0000000000000005", newest);
 	assert_int_equal(truncate(newest, 100), 0);
-	assert_losses_are_said(path, place + 200, all, 0); /* from checkpoint 1 on */
+	assert_losses_are_said(path, place + 200, all, 0); /* the replay begins at checkpoint 1 */
 }
 
-/* Without its own journal only one of the same start may go on behind it. */
+/* A checkpoint without a log file of its own may continue in an older file only if the same start
+ * of the server wrote it. */
 static void a_journal_of_an_earlier_start_is_not_its(void **state)
 {
 	struct checkpoint c;
@@ -177,7 +180,7 @@ static void a_journal_of_an_earlier_start_is_not_its(void **state)
 
 	(void)state;
 	stand_in_an_older_journal(path);
-	wal.f.core->cfg.term++; /* the next start, which ended before it began a journal */
+	wal.f.core->cfg.term++; /* the next start, which ended before it began a log file */
 	wal_save(6);
 	assert_int_equal(checkpoint_read_newest(wal.dir, 0, &c, NULL, &e), PS_OK);
 	assert_int_equal(c.generation, 6);

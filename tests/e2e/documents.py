@@ -1,11 +1,11 @@
-"""The fenced blocks of DOCUMENTS, and what is written beside each.
+"""The fenced blocks of DOCUMENTS, and the mark beside each block.
 
 A block is run (tests/e2e/test_documents.py) unless an HTML comment on the line before it says:
 
-    <!-- not run: REASON -->   why it cannot be run by a test
-    <!-- slow: REASON -->      run with CNN_SLOW=1 alone
+<!-- not run: REASON -->   why a test cannot run it
+<!-- slow: REASON -->      it runs only with CNN_SLOW=1
 
-A block without a language is shell commands, one called python or c is a program.
+A block without a language contains shell commands. A block called python or c contains a program.
 """
 import re
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("**/
 
 
 class Wrong(Exception):
-    """A document breaks the rules above."""
+    """A document breaks the rules of this module."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Block:
     line: int
     language: str
     lines: list = field(default_factory=list)
-    mark: str = ""    # "not run", "slow" or nothing
+    mark: str = ""  # "not run", "slow" or ""
     reason: str = ""
 
     @property
@@ -38,14 +38,14 @@ class Block:
         return "\n".join(self.lines) + "\n"
 
     def commands(self):
-        """Shell commands, continued lines joined, comments left out."""
+        """The shell commands of the block. Continued lines are joined, and comments are left out."""
         joined = self.text().replace("\\\n", " ")
         return [c for c in (re.sub(r"(^|\s)#.*$", "", line).strip()
                             for line in joined.splitlines()) if c]
 
 
 def marked(block, before):
-    """Take the mark from the line before the block."""
+    """Set the mark of a block from the line before it."""
     comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
     if comment:
         found = re.fullmatch(r"(not run|slow):\s*(.*)", comment[1])
@@ -60,7 +60,7 @@ def marked(block, before):
 
 
 def blocks(path, text=None):
-    """Every block of a document, in its order."""
+    """Every block of a document, in order."""
     found, inside, before = [], None, ""
     for number, line in enumerate((text or path.read_text()).splitlines(), 1):
         fence = re.match(r"\s*(```+|~~~+)\s*(\S*)", line)

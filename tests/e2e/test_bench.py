@@ -1,4 +1,4 @@
-"""The benchmarks that docs/ asks a reader to run, in the forms that a reader types."""
+"""The benchmarks that docs/ asks a reader to run, with the commands that the reader types."""
 import os
 import re
 import shutil

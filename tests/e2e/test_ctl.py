@@ -1,4 +1,4 @@
-"""cnn-ctl against real servers, checkpoints and pictures; the example program; a worker's ends."""
+"""cnn-ctl with real servers, checkpoints and pictures; the example program; and how a worker ends."""
 import json
 import re
 import signal
@@ -29,7 +29,7 @@ def pgm(pixels):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
-    """A checkpoint directory of a network that knows its digits a little."""
+    """The checkpoint directory of a network after one epoch of training."""
     from support.programs import Programs
     directory = tmp_path_factory.mktemp("trained")
     programs = Programs(directory, data)
@@ -41,7 +41,7 @@ def trained(tmp_path_factory, data):
 
 
 def weights_of(path, model, tensors, metadata=True):
-    """A .safetensors file; `tensors`: {name: array}."""
+    """Write a .safetensors file. `tensors`: {name: array}."""
     header, at, data = {}, 0, b""
     if metadata:
         header["__metadata__"] = {"format": "pt", "model": model}
@@ -55,14 +55,14 @@ def weights_of(path, model, tensors, metadata=True):
 
 
 def linear(path, classes, **how):
-    """A model of one layer that always answers with its last class, and with a probability of 75 %."""
+    """A model of one layer whose answer is always its last class, with a probability of 75 %."""
     bias = np.zeros(classes)
     bias[-1] = np.log(3 * (classes - 1))
     return weights_of(path, f"fc:{classes}", {"fc1.weight": np.zeros((classes, 784)), "fc1.bias": bias}, **how)
 
 
 def answers(ctl):
-    """(image, class, per cent, words after it) of each picture that was drawn."""
+    """(image, class, per cent, words after it) of each picture that cnn-ctl predicted."""
     rows = (line.partition(": ") for line in ctl.out if "%" in line and ": " in line)
     return [(name, int(rest.split()[0]), float(rest.split("(")[1].split()[0]), rest.partition("),")[2])
             for name, _, rest in rows]
@@ -97,7 +97,8 @@ def test_log_level_is_changed_at_run_time(programs):
     server = programs.server("--model", "vector:3")
     assert server.status()["log_level"] == "info"
     assert programs.ctl("--server", server.endpoint, "log-level", "debug").out == ["log level debug"]
-    server.line('level=debug msg="net hung_up"')  # cnn-ctl's connection
+    # the server has noticed the end of cnn-ctl's connection
+    server.line('level=debug msg="net hung_up"')
     assert server.status()["log_level"] == "debug"
     programs.ctl("--server", server.endpoint, "log-level", "warn")
     place = len(server.lines)
@@ -173,7 +174,8 @@ def test_a_weights_file_that_does_not_name_its_model_needs_the_option(programs):
 
 
 def test_a_label_that_the_model_does_not_have_is_shown_as_wrong(programs, data):
-    """Test image 0 is a 7 or a boot (9): a class that a model of two does not have."""
+    """Test image 0 is a 7 (MNIST) or a boot, class 9 (Fashion-MNIST). A model of two classes has
+    neither."""
     file = linear(programs.directory / "w.safetensors", 2)
     ctl = programs.ctl("predict", "--weights", file, "--model", "fc:2", "--data", data, 0)
     assert "wrong" in ctl.out[0]
@@ -245,7 +247,7 @@ def test_a_worker_says_which_kernels_its_model_uses(programs, small):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_worker_that_is_asked_to_stop_leaves_nothing_behind(programs, small, number):
-    """SIGUSR1 is Slurm's warning; SIGUSR2 means nothing."""
+    """SIGUSR1 stops a worker, because Slurm sends it as a warning. SIGUSR2 has no effect."""
     server = programs.server(*ENDLESS)
     worker = programs.worker(server.endpoint, data=small)
     worker.line("worker connected")

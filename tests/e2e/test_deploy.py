@@ -17,7 +17,8 @@ FILES = [n + "-ubyte.gz" for n in
 
 
 class Mirror(http.server.BaseHTTPRequestHandler):
-    """Serves a directory, honours Range, and can break off in the middle or lie."""
+    """An HTTP server for a directory. It supports Range, and can close a connection in the middle
+    or send wrong bytes."""
 
     def do_GET(self):
         server = self.server
@@ -56,7 +57,7 @@ def mirror(data):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A directory with nothing but deploy/ in it."""
+    """A directory that contains only deploy/."""
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     return tmp_path
 
@@ -91,7 +92,8 @@ def test_lying_mirror_is_dropped(checkout, mirror, mnist):
 
 
 def test_silent_mirror_costs_seconds(checkout):
-    """As with no internet at all: Fashion-MNIST, said so, soon."""
+    """A mirror that does not answer, as without internet access. The script soon takes
+    Fashion-MNIST, and says so."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/mnist"
@@ -114,7 +116,7 @@ def stub(directory, name, text):
 
 @pytest.fixture
 def machine(tmp_path):
-    """A PATH on which nothing is installed; apt-get writes down what it is asked for."""
+    """A PATH without any programs. Its apt-get records the packages that it is asked for."""
     stub(tmp_path, "dpkg-query", "exit 1")
     stub(tmp_path, "apt-get", f'echo "$@" >> {tmp_path}/asked')
     return tmp_path

@@ -1,17 +1,17 @@
-"""Every command that the documents show, as a reader types it (documents.py: which they are, and
-what a block may have beside it).
+"""Every command that the documents show, as a reader types it. documents.py says which blocks are commands,
+and which marks a block may have.
 
-What differs from the reader's machine, and nothing else does:
+Only this differs from the reader's machine:
 
-- The blocks of a document run in their order in one copy of the checkout; data/mnist holds a tenth
-  of the data set, and build/release is the build under test. A block with `make` gets a copy
-  without a build, CUDA=0, and the data set in CNN_DATA.
-- 5555 and 8080 are free ports, and SERVER and 0.0.0.0 are 127.0.0.1.
-- A line with cnn-ps or cnn-worker runs beside the lines after it, as in a terminal of its own. It
-  must end with status 0 when the block is done. Another line that fails is tried again for some
-  seconds, for a reader types more slowly than a test.
-- A Python block finds the package safetensors, which Debian lacks: the tests' own reader. A C block
-  becomes the middle of a program with a server of its own.
+- The blocks of a document run in order in one copy of the checkout. In it, data/mnist has a tenth of the
+  data set, and build/release is the build under test. A block with `make` gets a copy without a build,
+  CUDA=0, and the data set in CNN_DATA.
+- 5555 and 8080 are replaced with free ports, and SERVER and 0.0.0.0 with 127.0.0.1.
+- A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its own.
+  It must have ended with status 0 at the end of the block. Any other line that fails is tried again for
+  some seconds, because a reader types more slowly than a test.
+- A Python block imports the tests' own reader as the package safetensors, which Debian lacks. A C block
+  becomes the middle of a program that has a server of its own.
 """
 import os
 import re
@@ -70,7 +70,8 @@ FASHION = Path("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz")
 
 @pytest.mark.skipif(not FASHION.exists(), reason="the package dataset-fashion-mnist is not here")
 def test_workers_of_the_readme_find_the_images_that_an_offline_demo_trains_on(tmp_path):
-    """It leaves an empty data/mnist. What is loaded comes before the server is looked for."""
+    """The offline demo leaves an empty data/mnist. A worker loads the images before it connects to
+    the server."""
     (tmp_path / "data/mnist").mkdir(parents=True)
     (tmp_path / "build").mkdir()
     (tmp_path / "build/release").symlink_to(BUILD)
@@ -93,14 +94,15 @@ def free_port():
 
 
 def copy(place):
-    """The checkout as a reader has it, without anything built."""
+    """A copy of the checkout as a reader has it, without a build."""
     shutil.copytree(ROOT, place, ignore=LEFT_OUT, symlinks=True)
     return place
 
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory, small):
-    """copies(document): its copy of the checkout, built; the same one for all of its blocks."""
+    """A function copies(document): a built copy of the checkout, which all blocks of the document
+    share."""
     made = {}
 
     def get(path):
@@ -116,7 +118,7 @@ def copies(tmp_path_factory, small):
 
 
 class Shell:
-    """The commands of a block in a directory."""
+    """Runs the commands of a block in a directory."""
 
     def __init__(self, place, env, seconds):
         self.place, self.env, self.beside = place, env, []
@@ -128,7 +130,7 @@ class Shell:
         return re.sub(r"(?<=:)(5555|8080)\b", lambda port: self.ports[port[1]], text)
 
     def start(self, command):
-        """A program of its own group, its output in a file."""
+        """Start a program in a process group of its own, with its output in a file."""
         log = (self.place / f".block-{len(self.beside)}.log").open("w+")
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command}" if command.startswith("build/") else command],
@@ -150,7 +152,7 @@ class Shell:
         return self.end - time.monotonic()
 
     def foreground(self, command, patience):
-        """Run until it succeeds, for `patience` seconds at most."""
+        """Run a command until it succeeds, for at most `patience` seconds."""
         give_up = time.monotonic() + patience
         while True:
             status, report = self.waited(*self.start(command), self.left())
@@ -160,7 +162,8 @@ class Shell:
             time.sleep(0.3)
 
     def workers_are_there(self):
-        """Its workers have loaded their data: a `drain` that came first would leave them alone."""
+        """Wait until all workers have loaded their data. A `drain` before that would not reach
+        them."""
         for process, command, log in self.beside:
             while "/cnn-worker" in command and process.poll() is None:
                 with open(log.name) as text:
@@ -281,7 +284,8 @@ def test_marks_and_commands_of_a_block():
 
 
 def is_there(word):
-    """A file of the checkout, a pattern of such, or a program that the Makefile builds of a .c."""
+    """True if `word` is a file of the checkout, a pattern of such files, or a program that the
+    Makefile builds from a .c file."""
     built = re.fullmatch(r"build/release/(.*)", word)
     if built:
         return built[1].startswith("cnn-") or (ROOT / f"{built[1]}.c").exists()
@@ -298,7 +302,8 @@ def test_files_named_in_the_text_are_there(path):
 
 
 def test_readme_lists_every_exit_status():
-    """common/err.h has them; 1 is what has none of its own."""
+    """common/err.h defines the exit statuses. Status 1 covers all errors without a status of their
+    own."""
     rows = re.findall(r"^\tX\(\w+, -?\d+, (\d+), \"", (ROOT / "common/err.h").read_text(), re.M)
     table = re.findall(r"^\| (\d+) \| \w", (ROOT / "README.md").read_text(), re.M)
     assert table == [str(n) for n in sorted({int(n) for n in rows})]

@@ -1,5 +1,5 @@
-"""--durability always: server and workers are killed together, disks fill up; what was acknowledged
-stays. docs/durability.md says what each level promises."""
+"""--durability always: server and workers are killed together, or the disk is full, and every
+acknowledged push survives. docs/durability.md says what each level promises."""
 import json
 import re
 import time
@@ -15,7 +15,7 @@ ALWAYS = ("--durability", "always")
 
 
 def kill_all(run):
-    """kill -9 of everybody; what each worker had been told is acknowledged."""
+    """Kill the server and all workers with -9. Returns the newest acknowledged seq of each worker."""
     run.server.popen.kill()
     for worker in run.fleet:
         worker.popen.kill()
@@ -49,7 +49,7 @@ def test_a_server_killed_alone_loses_nothing_and_nothing_is_sent_again(programs)
         run.reached(kill)
         run.kill_server()
     run.verdict()
-    for worker in run.fleet:  # only what was under way
+    for worker in run.fleet:  # the pushes that were sent but not acknowledged
         assert int(worker.line(r"replayed=(\d+)")[1]) <= 3 * 8, worker.tail()
 
 
@@ -58,7 +58,8 @@ TRAINING = ("--model", "seed:4", "--epochs", 2, "--seed", 5, "--batch-size", 50,
 
 
 def trained(programs, small, name, kills):
-    """The exported weights of one worker's run, in which both are killed after so many images."""
+    """The exported weights of a run with one worker. Worker and server are killed whenever a number
+    of images in `kills` is reached."""
     server = programs.server(*TRAINING, directory=name)
     worker = programs.worker(server.endpoint, "--name", "solo", data=small)
     for images in kills:
@@ -79,7 +80,8 @@ def test_killed_or_not_one_worker_ends_with_the_same_bytes(programs, small):
 
 
 def test_a_server_goes_on_from_a_journal_with_either_level(programs):
-    """The level may change at a restart; what the journal has is taken in any case."""
+    """The level of durability may change at a restart. The start applies the write-ahead log with
+    either level."""
     run = LedgerRun(programs, 2, 2000, *ALWAYS)
     run.reached(0)
     acked = kill_all(run)
@@ -95,7 +97,7 @@ def test_a_server_goes_on_from_a_journal_with_either_level(programs):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 6 MiB of its own."""
+    """A file system of 6 MiB."""
     place = tmp_path / "disk"
     why = mount_small(place, "6m")
     if why:
@@ -112,22 +114,22 @@ def test_a_full_disk_stops_acknowledgements_until_there_is_room(programs, small_
     until(lambda: run.server.status()["degraded"], 20, "degraded")
     before = run.server.status()["counters"]["pushes"]
     assert run.server.running() and all(w.running() for w in run.fleet)
-    # at most what their windows hold is taken, none of it acknowledged
+    # the server applies at most the pushes that fit in the windows, and acknowledges none of them
     until(lambda: run.server.status()["live_workers"] == 2, 20, "both beat on")
     assert run.server.status()["counters"]["pushes"] <= before + 2 * 8
     (small_disk / "rubbish").unlink()
     until(lambda: not run.server.status()["degraded"], 20, "well again")
-    run.verdict(hurry=False)  # at full speed the journals alone would fill it again
+    run.verdict(hurry=False)  # at full speed the write-ahead logs alone would fill the disk again
     assert safetensors.flat(programs.export(run.server.directory)).sum() == -3000
 
 
 def test_an_operator_reaches_a_server_whose_disk_is_full(programs, small_disk):
-    """Only what promises that something is durable waits for the disk."""
+    """Only messages that promise durability wait for the disk. cnn-ctl gets its replies at once."""
     run = LedgerRun(programs, 2, 3000, *ALWAYS, directory=small_disk / "ckpt", pace=(2,))
     run.reached(0)
     names = iter(range(10**6))
 
-    def is_full():  # nor may it make space
+    def is_full():  # the server must not be able to free space, either
         fill(small_disk / f"rubbish {next(names)}")
         for old in sorted((small_disk / "ckpt").glob("ckpt-*[0-9a-f]"))[:-1]:
             old.unlink(missing_ok=True)
@@ -153,7 +155,7 @@ def acked(worker):
 
 @pytest.mark.parametrize("first", ["server", "worker"])
 def test_replay_loses_what_no_checkpoint_has_when_both_die(programs, first):
-    """The default's promise, and its limit: README and docs/durability.md."""
+    """What the level replay promises, and its limit: README and docs/durability.md."""
     pushes = 4000
     options = ("--model", f"vector:{pushes}", "--optimizer", "sgd", "--lr", 1, "--lr-scaling",
                "none", "--staleness-scaling", "constant", "--max-staleness", 10**6, "--warm-start-updates", 0,
@@ -175,4 +177,5 @@ def test_replay_loses_what_no_checkpoint_has_when_both_die(programs, first):
     assert worker.wait(60) == 0, worker.tail()
     server.signal(SIGTERM)
     assert server.wait(10) == 0
-    assert (safetensors.flat(programs.export(server.directory)) == -1).all()  # none twice
+    # no push was applied twice
+    assert (safetensors.flat(programs.export(server.directory)) == -1).all()

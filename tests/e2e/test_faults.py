@@ -1,4 +1,5 @@
-"""Processes are killed, confused and lied to; no push is lost or applied twice. tests/fault has it row by row."""
+"""Processes are killed, and peers send garbage. No push is lost or applied twice. tests/fault tests
+every fault in more detail."""
 import random
 import socket
 import time
@@ -20,7 +21,7 @@ def test_everybody_killed_in_turn_loses_nothing(programs):
 
 @pytest.mark.parametrize("durability", ("replay", "always"))
 def test_large_pushes_through_kills_lose_nothing(programs, durability):
-    """Each goes in four parts (WIRE.md, "Chunked push")."""
+    """Each push is sent in four parts (WIRE.md, "Chunked push")."""
     run = LedgerRun(programs, 2, 200, "--durability", durability, size=200000, pace=(5,))
     for k in range(3):
         run.reached(k)
@@ -30,11 +31,11 @@ def test_large_pushes_through_kills_lose_nothing(programs, durability):
 
 
 def trained(server, images):
-    """Wait until so many images are counted."""
+    """Wait until the server has counted this number of images."""
     until(lambda: server.status()["images"] >= images, 60, f"{images} images trained")
 
 
-# The dead are noticed soon, so that the tests are short.
+# The server soon notices a death, so that the tests are short.
 TRAINING = ("--model", "seed:8", "--epochs", 2, "--checkpoint-ms", 100, "--heartbeat-ms", 100,
             "--suspect-ms", 500, "--dead-ms", 2000, "--recovery-ms", 1000)
 

@@ -1,4 +1,5 @@
-"""Bad options and bad data files: the documented exit status and one clear line, nothing else."""
+"""Invalid options and invalid data files: the program exits with the documented status and one
+clear line."""
 import gzip
 import os
 import re
@@ -15,7 +16,7 @@ from support import idx
 from support.build import ROOT, command
 from support.programs import Process
 
-# arguments, what the message must name
+# arguments, and a word that the message must contain
 BAD_SERVER = [
     (["--lr", "nan"], "lr"),
     (["--lr", "inf"], "lr"),
@@ -81,7 +82,7 @@ def name_of(row):
 
 
 def refused(programs, binary, arguments, named, code=2, env=None):
-    """The program ends soon with `code` and says why in lines of its own format."""
+    """The program must soon exit with `code`, and say why in lines of its own format."""
     p = programs.add(Process(binary, command(binary, *arguments), env))
     assert p.wait(10) == code, p.tail()
     assert p.lines and p.out == [], p.tail()
@@ -120,7 +121,7 @@ def test_a_port_in_use_leaves_no_directory_behind(programs, option):
 @pytest.mark.parametrize("files", [["train-labels-idx1-ubyte"],
                                    ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"]])
 def test_a_half_fetched_data_set_is_not_passed_over_in_silence(programs, files):
-    """Debian's Fashion-MNIST is taken instead, if it is there."""
+    """The worker logs a warning. It takes Debian's Fashion-MNIST instead, if that is installed."""
     place = programs.directory / "data/mnist"
     place.mkdir(parents=True)
     for name in files:
@@ -155,7 +156,7 @@ def test_bad_environment_exits_2_and_names_the_variable(programs):
 
 
 def config(programs, *arguments, env=None):
-    """What cnn-ps says of a configuration that it accepts."""
+    """Run cnn-ps with a configuration that it must accept."""
     p = programs.add(Process("cnn-ps", command("cnn-ps", "--check-config", *arguments), env))
     assert p.wait(10) == 0, p.tail()
     return p
@@ -289,7 +290,8 @@ def test_a_renamed_option_or_variable_is_refused_with_its_new_name(program):
 
 
 def default_in_help(text, values):
-    """"0.3" or "with --mode sync: 0.5, easgd: 1, otherwise 0": the value of the first true condition."""
+    """The default value in a help text such as "0.3" or "with --mode sync: 0.5, easgd: 1, otherwise
+    0": the value of the first condition that is true."""
     option = None
     for part in text.removeprefix("with ").split(", "):
         if part.startswith("otherwise "):
@@ -299,7 +301,7 @@ def default_in_help(text, values):
             return part
         option, wanted = condition.split() if " " in condition else (option, condition)
         is_it = values[option.lstrip("-")]
-        if is_it == wanted or is_it.startswith(wanted + ":"):  # vector:8 is --model vector
+        if is_it == wanted or is_it.startswith(wanted + ":"):  # vector:8 counts as --model vector
             return value
     raise AssertionError(f"no value in {text!r}")
 
@@ -320,7 +322,8 @@ def test_help_says_the_defaults_that_are_taken(options):
     for name, value, origin in rows:
         variable = "CNN_" + name.upper().replace("-", "_")
         said = re.search(rf"default(:?) ([^;()]*); {variable}[;)]", shown)
-        # "default: off" describes no value, and what auto stands for is printed as taken
+        # "default: off" gives no value. `auto` is no value either: --check-config prints the value
+        # that it stands for.
         if origin != "default" or not said or said[1] or said[2] == "auto":
             continue
         text = default_in_help(said[2], values)
@@ -348,7 +351,7 @@ def test_option_of_another_command_is_named(programs):
                                            "tcp://127.0.0.1:1")))
     assert p.wait(10) == 0, p.tail()
     p.line("warning: --server has no effect with keygen$", 0.1)
-    # these are meant for the server or the workers
+    # these variables are for the server or the workers
     assert not warnings(status("status", env={"CNN_DATA": "X", "CNN_MODEL": "seed:4"}))
 
 
@@ -373,7 +376,7 @@ def gz(raw):
     return gzip.compress(raw, mtime=0)
 
 
-# file, its bytes (None: absent), plain or ".gz"
+# file, its bytes (None: the file is absent), suffix "" or ".gz"
 BAD_FILES = {
     "absent": (TRAIN, None, ""),
     "empty": (TRAIN, b"", ""),
@@ -404,7 +407,7 @@ BAD_FILES = {
 
 
 def tiny(directory):
-    """Four images to train on and four to test with, all well-formed."""
+    """A valid data set of four training images and four test images."""
     directory.mkdir()
     for name in (TRAIN, TEST):
         (directory / name).write_bytes(image_file())
@@ -448,7 +451,7 @@ def test_data_file_that_is_no_regular_file_exits_6(programs, tmp_path, kind):
 
 
 def test_good_tiny_files_are_not_refused(programs, tmp_path):
-    """What the cases above start from is right: without the fault the worker gets past its data."""
+    """The files that the cases above change are valid: without a change the worker loads them."""
     directory = tiny(tmp_path / "data")
     p = programs.worker("tcp://127.0.0.1:1", "--connect-timeout-ms", 500, data=directory)
     assert p.wait(15) == 3, p.tail()
@@ -464,10 +467,10 @@ def test_gzip_bomb_costs_no_memory(programs, tmp_path):
     assert p.wait(10) == 6, p.tail()
 
 
-# ---- runs that nobody can want, but which are no errors
+# ---- runs that are probably mistakes, but are no errors
 
 def doubtful(programs, words, *options):
-    """One short run; its only warning, which is in the log and in the result."""
+    """One short run, which must cause exactly one warning, in the log and in the result."""
     server = programs.server("--model", "fc:10", "--epochs", 1, *options, directory=None)
     worker = programs.worker(server.endpoint)
     result = server.result()

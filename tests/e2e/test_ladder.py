@@ -1,4 +1,5 @@
-"""cnn-ladder and stage 0, as docs/ladder.md runs them, at sizes that take no time."""
+"""cnn-ladder and stage 0 of it, with the commands of docs/ladder.md, at sizes that take little
+time."""
 import base64
 import csv
 import hashlib
@@ -99,7 +100,7 @@ def pictures(place, table):
 
 
 def beliefs(path, labels):
-    """A table of one stage that has made no step."""
+    """Write a table with the predictions of one stage before its first step."""
     path.write_text("\n".join([",".join(BELIEF)] + [
         f"sequential,0.03,0,0.1,{image},{label},7,0.5" for image, label in enumerate(labels)]) + "\n")
     return path
@@ -141,14 +142,15 @@ def data_is_mnist(data):
 
 
 def test_the_published_picture_is_of_mnist_and_other_images_are_refused_for_it(data):
-    """Its labels are MNIST's; Debian's Fashion-MNIST is what it was once drawn from."""
+    """The published picture was once drawn from Debian's Fashion-MNIST by mistake. Its labels must
+    be MNIST's."""
     published = ROOT / "docs/ladder"
     with (published / "beliefs.csv").open() as f:
         labels = {int(r["image"]): r["label"] for r in csv.DictReader(f)}
     assert "".join(labels[i] for i in range(12)) == "721041495906"
     shown = embedded((published / "beliefs.svg").read_text())
     assert len(shown) == 36
-    # of the first twelve test images of MNIST
+    # the hash of the first twelve test images of MNIST
     pixels = hashlib.sha256(b"".join(image.tobytes() for image in shown[:12])).hexdigest()
     assert pixels == MNIST_TWELVE
     assert all((a == b).all() for a, b in zip(shown, shown[:12] * 3))

@@ -1,4 +1,5 @@
-"""Real servers and real workers learn, the same way each time, and exactly what NumPy says."""
+"""Real servers and real workers learn. Equal seeds give equal bytes, and a step equals the step of
+an implementation in NumPy."""
 import numpy as np
 import pytest
 
@@ -8,7 +9,7 @@ from support import safetensors
 
 
 def bound(mnist, digits, clothes):
-    """Accuracy to reach: Fashion-MNIST's clothes are harder than MNIST's digits."""
+    """The accuracy to reach. Fashion-MNIST's clothes are harder than MNIST's digits."""
     return digits if mnist else clothes
 
 
@@ -51,8 +52,8 @@ def test_another_seed_gives_other_bytes(programs, small):
     assert exports[0] != exports[1]
 
 
-# Adagrad from 0 is the sign of g at first, which no two float32 programs agree on where g is all
-# but 0; from 0.01 it is smooth.
+# If Adagrad's sum starts at 0, its first step is the sign of g. Two float32 programs disagree about
+# the sign where g is nearly 0. With a start of 0.01 the step is a smooth function of g.
 STEPS = {"sgd": lambda w, g: w - 0.1 * g,
          "adagrad": lambda w, g: w - 0.1 * g / (np.sqrt(0.01 + g * g) + 1e-8)}
 
@@ -62,7 +63,8 @@ STEPS = {"sgd": lambda w, g: w - 0.1 * g,
     "conv:8:3 relu pool:2 fc:10",
     "conv:4:4:stride=2:pad=1 relu conv:6:3 relu pool:2 fc:16 relu fc:10"])
 def test_one_step_equals_numpy(programs, small, model, optimizer):
-    """Initial weights, order of images, gradient and update, by an independent implementation."""
+    """The initial weights, order of images, gradient and update equal those of an independent
+    implementation."""
     seed, batch = 5, 64
     server = programs.server("--model", model, "--optimizer", optimizer, "--lr", 0.1, "--seed", seed,
                         "--batch-size", batch, "--epochs", 1, "--max-updates", 1,

@@ -1,5 +1,5 @@
-"""What a server needs: the formula of docs/cluster.md, the figure of --check-config, and the peak of
-real runs, in every mode."""
+"""The memory of a server in every mode: the formula of docs/cluster.md, the figure of
+--check-config, and the peak of real runs."""
 import re
 import subprocess
 
@@ -14,7 +14,7 @@ W = 4 * PARAMETERS
 MB = 1 << 20
 WORKERS = 2
 DC = ("--delay-compensation",)
-# options, and the vectors of docs/cluster.md as a function of the workers
+# options; the number of vectors of docs/cluster.md as a function of the number of workers
 MODES = {
     "downpour": ((), lambda n: 2),
     "downpour, sgd": (("--optimizer", "sgd"), lambda n: 1),
@@ -36,7 +36,7 @@ LEVELS = {"none": (), "replay": ("--checkpoint-ms", 20),
 
 
 def formula(vectors, level, push_window, workers, w=W):
-    """docs/cluster.md, "Limits"."""
+    """The formula of docs/cluster.md, "Limits"."""
     image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
     ledgers = 4.1e6 + 15e3 * workers
     return (32 * MB + ledgers * (1 + image)
@@ -52,7 +52,7 @@ def check_config(tmp_path, *options):
 
 
 def peak(process):
-    """Of resident memory so far."""
+    """The peak of the resident memory so far."""
     with open(f"/proc/{process.popen.pid}/status") as f:
         return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", f.read())[1])
 
@@ -91,7 +91,7 @@ def test_the_examples_of_the_page_are_what_check_config_prints(tmp_path, mode, n
 
 
 def updated(server, n):
-    """Until so much work is done that every buffer has been in use."""
+    """Wait for enough updates that every buffer has been used."""
     until(lambda: server.status()["updates"] >= n, 90, f"{n} updates: {server.tail()}")
 
 

@@ -1,6 +1,8 @@
-"""Every mode with real processes: it learns, each image counts once per epoch, and a worker that is stopped stops nobody.
+"""Every mode with real processes: it learns, each image counts once per epoch, and a stopped worker
+does not stop the run.
 
-CNN_SLOW=1 adds what takes minutes: three epochs of all the images in each mode, 16 workers, longer stops.
+CNN_SLOW=1 adds the tests that take minutes: three epochs of all images in each mode, 16 workers,
+longer stops.
 """
 import os
 import re
@@ -31,7 +33,8 @@ def test_sync_learns_with_its_defaults(programs, mnist):
 
 
 def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
-    """Five runs of four workers: 600 batches make 150 steps each, whoever comes first."""
+    """Five runs of four workers: 600 batches make 150 steps in each epoch, in whatever order the
+    workers deliver."""
     ends = set()
     for run in range(5):
         server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--seed", 7,
@@ -48,7 +51,8 @@ def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
 
 
 def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
-    """Steps of 3 of 4 workers: 60 batches make 20 steps, and what came too late is no rejection."""
+    """A step takes 3 gradients of 4 workers: 60 batches make 20 steps. A gradient that comes too
+    late is superseded, not rejected."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers", 4,
                         "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
                         "--dead-ms", 60000)
@@ -63,14 +67,16 @@ def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
 
 @pytest.mark.parametrize("mode", ["downpour", "ssp"])
 def test_a_buffer_makes_one_update_of_several_gradients(programs, small, mode):
-    """60 batches of an epoch, 8 at a time, and the 4 that are left."""
+    """An epoch has 60 batches. Seven updates use 8 gradients each, and the last update uses the 4
+    that are left."""
     result = train(programs, 3, "--mode", mode, "--buffer-size", 8, "--warm-start-updates", 2, data=small, epochs=4)
     assert result["images_per_epoch"] == [6000] * 4
     assert result["updates"] == 4 * 8, result
 
 
 def test_sync_reports_short_steps(programs, small):
-    """Two workers where three are due: the run goes on, and says so."""
+    """Two workers where a step needs three gradients: the run continues, and the server reports
+    short steps."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--min-workers", 2,
                         "--sync-workers", 3, "--suspect-ms", 20000, "--dead-ms", 60000)
     for _ in range(2):
@@ -78,10 +84,11 @@ def test_sync_reports_short_steps(programs, small):
     server.line(r'"sync steps_short" steps=\d+ of=\d+ sync_workers=3 live=2')
     result = server.result()
     assert result["images_per_epoch"] == [6000] * 2
-    assert (result["updates"], result["steps_short"]) == (60, 58), result  # the last step of an epoch has all that is left
+    # the last step of each epoch has all the batches that were left, so it is not short
+    assert (result["updates"], result["steps_short"]) == (60, 58), result
 
 
-SMALL = {  # mode's options, accuracy on a thousand images after eight epochs of 6,000
+SMALL = {  # options of the mode; accuracy on a thousand images after eight epochs of 6,000 images
     "ssp": (("--mode", "ssp", "--ssp-bound", 4), 0.945),
     "easgd": (("--mode", "easgd"), 0.945),
     "constant delay compensation": (("--delay-compensation", "constant"), 0.945),
@@ -99,7 +106,7 @@ def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", "sgd"])
 def test_sandblaster_goes_down(programs, small, optimizer):
-    """Each epoch of the whole set is one step."""
+    """One step uses the whole data set, so an epoch is one step."""
     server = programs.server("--model", "seed:32", "--epochs", 8, "--mode", "sandblaster", "--optimizer",
                         optimizer, "--min-workers", 3)
     for _ in range(3):
@@ -108,7 +115,7 @@ def test_sandblaster_goes_down(programs, small, optimizer):
     losses = [float(server.line(rf"train epoch\" epoch={e} .* loss=(\S+)")[1]) for e in range(1, 9)]
     assert result["images_per_epoch"] == [6000] * 8 and result["updates"] == 8
     assert losses[7] < 0.8 * losses[0], losses
-    if optimizer == "lbfgs":  # no step may go up
+    if optimizer == "lbfgs":  # L-BFGS: the loss must not rise in any step
         assert all(b <= a + 1e-4 for a, b in zip(losses, losses[1:])), losses
 
 
@@ -116,7 +123,8 @@ def test_sandblaster_goes_down(programs, small, optimizer):
     ("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 1000),
     ("--mode", "downpour", "--warm-start-updates", 20)], ids=["sandblaster", "downpour"])
 def test_healthy_run_rejects_nothing(programs, small, options):
-    """Equal workers: what a late copy has made needless is superseded, and is no rejection."""
+    """Workers of equal speed: if a backup copy makes a result useless, the result is superseded,
+    not rejected."""
     result = train(programs, 4, *options, data=small, epochs=4)
     print(f"superseded {result['superseded']}")
     assert result["images_per_epoch"] == [6000] * 4
@@ -155,7 +163,8 @@ def peak_mib(process):
 
 
 def test_delay_compensation_takes_memory_for_live_workers_only(programs, small):
-    """3 MiB of weights and 256 slots: not 256 copies, but those of the versions that workers hold."""
+    """3 MiB of weights and 256 slots: the server does not keep 256 copies, but one of each version
+    that a worker holds."""
     server = programs.server("--model", "fc:1000 relu fc:10", "--delay-compensation", "constant",
                         "--epochs", 2, "--min-workers", 2, "--max-updates", 100, directory=None)
     endpoint = server.endpoint
@@ -177,12 +186,13 @@ def test_delay_compensation_takes_memory_for_live_workers_only(programs, small):
 # ---- a worker that is stopped ----------------------------------------------------------------------
 
 def worker_images(server):
-    """Counted from each live worker, by its id."""
+    """{worker id: number of counted images} of the live workers."""
     return {w["worker"]: w["images"] for w in server.status()["workers"] if w["state"] == "live"}
 
 
 class Speed:
-    """Steps a second, and images a second counted from the workers `who`, since it was made."""
+    """The steps per second since the object was made, and the images per second of the workers
+    `who`."""
 
     def __init__(self, server, who):
         self.server, self.who = server, who
@@ -201,16 +211,18 @@ class Speed:
 
 
 ENDLESS = ("--model", "fc:32 relu fc:10", "--epochs", 65536, "--min-workers", 4)
-STOPPED = {  # options; what the others must keep of their own speed: more than that they share is theirs
+# options; the fraction of their images per second that the other workers must keep (0: any)
+STOPPED = {
     "downpour": ((), 0.95),
-    "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),  # not reached
+    "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),  # a bound that is never reached
     "sync": (("--mode", "sync", "--backup-workers", 1), 0),
     "sandblaster": (("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 2000), 0),
 }
 
 
 def stop_one(server, victim, number):
-    """Speed of the others before, while worker `number` is stopped, and after it has come back."""
+    """The speed of the other workers before the stop, during it, and after worker `number` has
+    returned."""
     others = [w for w in worker_images(server) if w != number]
     before = Speed(server, others).after(2)
     victim.signal(signal.SIGSTOP)
@@ -224,7 +236,8 @@ def stop_one(server, victim, number):
 @pytest.mark.alone
 @pytest.mark.parametrize("mode", STOPPED)
 def test_a_stopped_worker_stops_nobody(programs, small, mode):
-    """A step takes 1.5 times as long at most; what is usual is measured before and after."""
+    """A step takes at most 1.5 times as long as without the stop. The speed is measured before and
+    after the stop."""
     options, keep = STOPPED[mode]
     server = programs.server(*ENDLESS, *options, directory=None)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(4)]
@@ -242,7 +255,7 @@ def test_a_stopped_worker_stops_nobody(programs, small, mode):
 
 
 def slow_down(process, ended):
-    """A tenth of its time it runs."""
+    """Let the process run for a tenth of the time."""
     while not ended.is_set() and process.running():
         process.signal(signal.SIGCONT)
         ended.wait(0.01)
@@ -253,7 +266,8 @@ def slow_down(process, ended):
 
 @slow
 def test_backup_copies_make_up_for_a_slow_worker(programs, small):
-    """One of four is 10 times slower: a step takes at most 1.25 times what three equal ones need."""
+    """One of four workers is 10 times slower. A step takes at most 1.25 times as long as with three
+    equal workers."""
     speed = {}
     for workers in (3, 4):
         server = programs.server("--model", "seed:32", "--epochs", 65536, "--mode", "sandblaster",

@@ -1,7 +1,9 @@
-"""What the modes reach at their defaults, in virtual time (tests/bench/science.c): more workers are
-faster, and every mode learns with 1 to 16 workers. seed:32 on MNIST; other data skips.
+"""What the modes reach with their defaults, in virtual time (tests/bench/science.c): more workers
+are faster, and every mode learns with 1 to 16 workers. The model is seed:32 on MNIST; with other
+data the tests are skipped.
 
-One seed here; CNN_SLOW=1 takes the median of five seeds and all numbers of workers.
+These tests run one seed. With CNN_SLOW=1 they take the median of five seeds, and run all numbers
+of workers.
 """
 import os
 import statistics
@@ -20,7 +22,8 @@ from science_figures import reached  # noqa: E402
 FULL = bool(os.environ.get("CNN_SLOW"))
 SEEDS = (1, 2, 3, 4, 5) if FULL else (1,)
 MNIST_LABELS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-SINGLE_SECONDS = 1.795  # the best single worker of docs/modes/seed32/runs.csv, median of five seeds
+# the best single worker of docs/modes/seed32/runs.csv, the median of five seeds
+SINGLE_SECONDS = 1.795
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +41,8 @@ def run(data, seed, workers, *options, limit=1e9):
 
 
 def runs(data, workers, *options, limit=1e9, seeds=SEEDS):
-    """Medians over the seeds: seconds to 97 % (never: infinite) and accuracy at the end; and the
-    times of all seeds."""
+    """Medians over the seeds: seconds to 97 % (infinite if never reached) and accuracy at the end.
+    Also returns the times of all seeds."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         done = list(pool.map(lambda s: run(data, s, workers, *options, limit=limit), seeds))
     times = [t or float("inf") for t, _ in done]

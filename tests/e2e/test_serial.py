@@ -1,8 +1,10 @@
-"""Whole runs against a serial reference: several virtual workers, the real server core, worker and
-gradients on one side; on the other the papers' formulas in NumPy, float64, with networks of its own
-(numpy_net). The reference is given the order of the server's decisions (science --record: who was
-granted and sent what when, which push was decided when) and nothing else: it computes batches,
-gradients, the workers' own weights and the server's from the seed, and must end at the same weights.
+"""Whole runs against a serial reference. One side has several virtual workers, the real server
+core, worker and gradients. The reference has the papers' formulas in NumPy, float64, with its
+own networks (numpy_net).
+
+The reference gets only the order of the server's decisions (science --record): which worker was
+granted and sent what, and when each push was decided. It computes batches, gradients, the
+workers' own weights and the server's weights from the seed. It must end at the same weights.
 """
 import subprocess
 
@@ -20,14 +22,14 @@ BATCH, TRAIN, WORKERS = 50, 2020, 4
 
 @pytest.fixture(scope="module")
 def images(data, tmp_path_factory):
-    """2,020 images in batches of 50 and one of 20; 100 to test with."""
+    """2,020 training images in batches of 50, the last of 20; 100 test images."""
     directory = tmp_path_factory.mktemp("serial")
     idx.cut(data, directory, TRAIN, 100)
     return directory, idx.read(directory, idx.NAMES[0]), idx.read(directory, idx.NAMES[1])
 
 
 class Problem:
-    """Initial weights and gradients of batches, from the seed."""
+    """Initial weights, and the gradients of batches, from the seed."""
 
     def __init__(self, images, seed):
         _, self.x, self.y = images
@@ -52,7 +54,7 @@ class Problem:
 
 
 class Replay:
-    """The server's weights by version, and each worker's pulls in their order."""
+    """The server's weights by version, and the pulls of each worker in order."""
 
     def __init__(self, problem, say):
         self.problem, self.say = problem, say
@@ -97,8 +99,8 @@ class Asynchronous(Replay):
         super().grant(worker, kind, epoch, first, count)
         self.evaluating |= kind == "eval"
         if kind == "train" and not self.evaluating and "bound" in self.say:
-            # its batches have numbers clock .. clock + count - 1; none may begin more than the
-            # bound ahead of the slowest
+            # The granted batches are the worker's batches number clock .. clock + count - 1. A
+            # worker must not begin a batch that is more than the bound ahead of the slowest worker.
             slowest = min(c for i, c in enumerate(self.clock) if i != worker)
             assert self.clock[worker] + count - 1 <= slowest + self.say["bound"]
 

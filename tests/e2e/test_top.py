@@ -1,4 +1,4 @@
-"""cnn-ctl top on a terminal: how it ends, what it shows, and what it leaves behind."""
+"""cnn-ctl top on a terminal: how it ends, what it shows, and in what state it leaves the terminal."""
 import fcntl
 import os
 import pty
@@ -50,7 +50,7 @@ class Terminal:
         os.write(self.master, keys)
 
     def wait(self, seconds=10):
-        """Its status, once the terminal is as it was."""
+        """Wait until top has ended and has restored the terminal. Returns its exit status."""
         until(lambda: self.read(0.02) is None or self.popen.poll() is not None, seconds, "top has ended")
         self.read(0.1)
         assert termios.tcgetattr(self.slave)[3] & (termios.ICANON | termios.ECHO) == \
@@ -96,7 +96,7 @@ def test_top_ends_with_the_run_and_its_accuracy(programs, small, terminal, durab
 
 
 def test_the_end_is_noticed_whenever_top_asks(programs, small, terminal):
-    """Many at once, each at another moment of its second."""
+    """Eight programs at once, which request the status at different moments of a second."""
     server = programs.server("--model", "seed:8", "--epochs", 40)
     programs.worker(server.endpoint, data=small)
     tops = []
@@ -168,7 +168,8 @@ def test_control_c_gives_the_terminal_back(programs, terminal):
 
 
 def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(programs, terminal):
-    """The leader of a session cannot be stopped by SIGTSTP: it goes on at once, as after SIGCONT."""
+    """SIGTSTP cannot stop the leader of a session. So top restores the terminal and continues at
+    once, as after SIGCONT."""
     server = programs.server(*ENDLESS)
     top = terminal(server.endpoint)
     top.shows("waiting")

@@ -1,5 +1,5 @@
-"""Runs that release 0.1.0 began and left in tests/fixtures/run-0.1.0; expected.json of each is what
-0.1.0 itself says of it, and the command that began it."""
+"""Runs that release 0.1.0 began, from tests/fixtures/run-0.1.0. In each, expected.json has what
+0.1.0 itself reports about the run, and the command that began it."""
 import hashlib
 import json
 import shutil
@@ -14,18 +14,20 @@ RENAMED = {"--batch": "--batch-size"}
 
 
 def left_by_0_1_0(programs, name):
-    """The directory, what is expected of it, and the options of its run as they are called now."""
+    """A copy of the run's directory, its expected.json, and the run's options under their present
+    names."""
     directory = programs.directory / "run"
     shutil.copytree(FIXTURES / name, directory)
     expected = json.loads((directory / "expected.json").read_text())
     options = [RENAMED.get(word, word) for word in expected["command"].split()]
-    if "--optimizer" not in options:  # 0.1.0 had other defaults
+    if "--optimizer" not in options:  # 0.1.0 had another default optimizer
         options += ["--optimizer", expected["optimizer"]]
     return directory, expected, options
 
 
 def first_checkpoint(programs, directory, old):
-    """The one that a start writes before it takes any message, in a directory of its own."""
+    """The checkpoint that a start writes before it accepts messages, copied to a directory of its
+    own."""
     first = programs.directory / "first"
     first.mkdir()
     shutil.copy(directory / f"ckpt-{int(old[5:], 16) + 1:016x}", first)

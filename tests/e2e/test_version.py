@@ -1,4 +1,4 @@
-"""The version is the same wherever it is stated: the programs, common/version.h and CHANGELOG.md."""
+"""The version is the same everywhere: in the programs, common/version.h and CHANGELOG.md."""
 import re
 import subprocess
 
@@ -8,7 +8,7 @@ from support.build import ROOT, command
 
 
 def newest_release():
-    """The first section of CHANGELOG.md that is a release, and its date."""
+    """The version and the date of the first release section of CHANGELOG.md."""
     return re.search(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$",
                      (ROOT / "CHANGELOG.md").read_text(), re.M).groups()
 

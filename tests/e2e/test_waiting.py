@@ -1,4 +1,5 @@
-"""Nothing waits in silence: what is awaited, for how long, until when, and the command that ends it."""
+"""No program waits silently: it logs what it waits for, for how long, until when, and which command
+ends the wait."""
 import http.server
 import os
 import re
@@ -92,7 +93,7 @@ def test_a_vector_run_waits_for_a_program_of_the_users(programs):
     server.line(r"waiting .*workers: 0 of 1 .*libcnnps.*tcp://127", 5)
 
 
-# ---- a worker, cnn-ctl and libcnnps without a server: each cause has a line of its own -------------
+# ---- a worker, cnn-ctl and libcnnps without a server: each cause has its own line ----------------
 
 def free_port():
     with socket.socket() as s:
@@ -107,7 +108,7 @@ def nothing():
 
 @contextmanager
 def black_hole():
-    """A queue of connections that is full: further SYNs get no answer."""
+    """A listener whose queue of connections is full, so that the kernel answers no further SYN."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -209,7 +210,8 @@ def test_cnn_ctl_says_so_too(programs, place):
 
 @pytest.mark.parametrize("place", [nothing, web])
 def test_libcnnps_says_so_in_its_error(programs, place):
-    """examples/line waits for 30 s: its text of a refused key or of no server is the library's."""
+    """examples/line waits for 30 s. The library supplies its text for a port without a server or
+    with another service."""
     with place() as (port, cause):
         line = programs.add(Process("line", command("examples/line", f"tcp://127.0.0.1:{port}")))
         waiting_line(line, f"tcp://127.0.0.1:{port}", cause)
@@ -223,7 +225,7 @@ def test_a_name_that_does_not_resolve_is_named(programs, small):
 
 
 def test_each_cause_has_a_line_of_its_own(programs):
-    """None of the lines could be taken for another: the causes differ, whatever the remedies say."""
+    """The text of each cause is unique: no other cause could be meant."""
     seen = {}
     for place in WRONG:
         with place() as (port, cause):
@@ -237,7 +239,7 @@ def test_each_cause_has_a_line_of_its_own(programs):
 
 
 def own_hosts_file(hosts):
-    """A command line in front that gives a process `hosts` as /etc/hosts, for itself alone."""
+    """A command prefix that gives one process the file `hosts` as its /etc/hosts."""
     wrap = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts)]
     if os.geteuid() or subprocess.run([*wrap, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs a mount namespace")
@@ -259,7 +261,8 @@ def test_a_name_that_resolves_later_is_found(programs, small):
 
 @pytest.mark.parametrize("place", [nothing, web, zmq_match, zmq_no_match])
 def test_a_server_that_starts_later_on_a_port_in_use_is_found(programs, small, place):
-    """libzmq stops to dial after a peer that is no match."""
+    """libzmq stops connecting after it meets a peer of an incompatible socket type, so the client
+    must reconnect by itself."""
     with place() as (port, cause):
         endpoint = f"tcp://127.0.0.1:{port}"
         worker = programs.worker(endpoint, data=small)
@@ -285,7 +288,7 @@ def test_a_worker_that_lost_its_server_says_so(programs, small):
 
 
 def test_a_worker_whose_server_hangs_says_that_it_is_silent(programs, small):
-    """The server answered before it hung, which is no answer now: cnn-ctl would get none either."""
+    """The server answered before it hung. Now it is silent, and cnn-ctl would get no reply, either."""
     server = programs.server(*SHORT)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["images"] > 0, 20, "training")

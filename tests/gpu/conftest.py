@@ -1,4 +1,5 @@
-"""Tests with the fixture `gpu` are skipped where no GPU answers; with KX_REQUIRE_GPU=1 they fail."""
+"""Fixtures of the GPU tests. Tests with the fixture `gpu` are skipped if no GPU answers; with
+KX_REQUIRE_GPU=1 they fail."""
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from support.programs import Programs  # noqa: E402
 
 @pytest.fixture(scope="session")
 def gpu(tmp_path_factory, data):
-    """The name of the device; CNN_TEST_DEVICE=cpu tries the tests themselves."""
+    """The name of the device. CNN_TEST_DEVICE=cpu tries out the tests themselves."""
     device = os.environ.get("CNN_TEST_DEVICE", "cuda")
     programs = Programs(tmp_path_factory.mktemp("probe"), data)
     try:

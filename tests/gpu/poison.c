@@ -1,4 +1,5 @@
-/* poison.c - see poison.h. Needs no CUDA to build: libcuda.so.1 is looked for at run time. */
+/* poison.c - breaks a CUDA context (poison.h). It needs no CUDA to build, because it opens
+ * libcuda.so.1 at run time. */
 #include "tests/gpu/poison.h"
 #include <dlfcn.h>
 #include <stddef.h>
@@ -12,8 +13,8 @@ static const char trap[] = ".version 7.0\n"
 			   "trap;\n"
 			   "}\n";
 
-/* The calls of the driver that this takes, as cuda.h declares them, with int for CUresult and void
- * * for the handles. */
+/* The functions of the driver that poison calls, declared as in cuda.h, with int for CUresult and
+ * void * for the handles. */
 struct driver {
 	int (*init)(unsigned flags);
 	int (*retain)(void **context, int device);

@@ -1,17 +1,17 @@
 /*
- * poison.h - break the CUDA context of this process for good, as a bad kernel or a dying GPU would:
- * a kernel of one instruction, `trap`, through the driver's own interface. From then on every CUDA
- * call of the process fails.
+ * poison.h - breaks the CUDA context of this process permanently, as a faulty kernel or a failing GPU
+ * would. It launches a kernel of one instruction, `trap`, through the interface of the driver. Then every
+ * CUDA call of the process fails.
  *
- * As a shared object in LD_PRELOAD (poison.so) it does so when the process gets SIGRTMIN, which
- * otherwise would kill it: for programs that must not notice.
- * Thread: any that has no other CUDA context current.
+ * The shared object poison.so in LD_PRELOAD breaks the context when the process receives SIGRTMIN, which
+ * would otherwise kill the process. It is for programs that need no change for the test. Threads: any
+ * thread that has no other CUDA context current.
  */
 #ifndef TESTS_GPU_POISON_H
 #define TESTS_GPU_POISON_H
 
-/* The driver's error number that the context is left with, never 0; negative: it could not be
- * broken (no driver, no device). */
+/* Returns the driver's error number with which the context is left, never 0. Negative: the context
+ * could not be broken (no driver, no device). */
 int poison(void);
 
 #endif

@@ -1,4 +1,5 @@
-/* poison_preload.c - poison.so: poisons the program that it is loaded into at SIGRTMIN. */
+/* poison_preload.c - poison.so, for LD_PRELOAD: calls poison in the program when it receives
+ * SIGRTMIN. */
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -6,7 +7,8 @@
 #include <stdio.h>
 #include "tests/gpu/poison.h"
 
-static sem_t asked; /* a signal handler may post it, and can be given nothing else */
+/* static, because a signal handler gets no argument; a handler may post a semaphore */
+static sem_t asked;
 
 static void on_signal(int number)
 {

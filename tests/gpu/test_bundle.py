@@ -1,4 +1,5 @@
-"""The bundle in a directory where it was never built: its own libraries, and the demo's training."""
+"""The bundle, unpacked in a directory where it was never built: it uses its own libraries, and the
+demo trains."""
 import os
 import re
 import subprocess
@@ -8,7 +9,7 @@ import pytest
 
 from support.build import ROOT
 
-# What every host has: glibc and gcc's runtime.
+# Libraries that every host has: glibc and gcc's runtime.
 HOST = re.compile(r"(ld-linux.*|linux-vdso.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+))\.so.*")
 
 pytestmark = pytest.mark.skipif("CNN_BUNDLE" not in os.environ, reason="make bundle tries it")
@@ -60,7 +61,8 @@ def test_the_demo_trains(bundle, data):
 
 
 def test_the_proofs_start(bundle, data):
-    """Without a GPU they skip; none may fail for want of something that the bundle forgot."""
+    """The tests in the bundle run. Without a GPU they are skipped, but no test may fail because a
+    file is missing from the bundle."""
     for argv in (["bin/tests/gpu/test_odd_models"], ["tests/gpu/run", "-k", "training"]):
         done = run(argv, bundle, CNN_DATA=str(data))
         assert done.returncode == 0, done.stdout + done.stderr

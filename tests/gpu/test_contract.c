@@ -1,6 +1,7 @@
 /*
- * test_contract.c - the CUDA device keeps what kernels/backend.h promises: worked examples, any
- * batch size in any order in one backend, sets that change, evaluation, equal bytes, refusals.
+ * test_contract.c - the CUDA device keeps the promises of kernels/backend.h: examples worked by
+ * hand, any batch size in any order in one backend, image sets that change, evaluation, equal
+ * bytes, refusals.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/real_images.h"
@@ -9,7 +10,7 @@ static struct contract gpu = {{NULL}, gpu_begin};
 
 /* ---- one backend, many calls ----------------------------------------------------------------- */
 
-/* The gradient at batch n of what is open; the caller frees it. */
+/* The gradient at batch size n of the open backend. The caller frees it. */
 static float *step_of(struct subject *s, size_t n, double *loss)
 {
 	s->batch = n;
@@ -23,7 +24,8 @@ static float *step_of(struct subject *s, size_t n, double *loss)
 #define SIZES 9
 static const size_t sizes[SIZES] = {100, 1, 37, 2, 99, 100, 64, 1, 3};
 
-/* Every size, after every other, is right and the same again. */
+/* Every batch size, after every other size, gives the right gradient, and a repetition gives the
+ * same bytes. */
 static void prove_sizes(const char *text, const struct precision *p)
 {
 	struct subject s;
@@ -65,7 +67,7 @@ static void any_batch_size_may_follow_any_other(void **state)
 	}
 }
 
-/* A trainer changes between training and test images; indices refer to the newest set. */
+/* A trainer alternates between training and test images. Indices always refer to the newest set. */
 static void sets_may_change_and_come_back(void **state)
 {
 	(void)state;
@@ -99,7 +101,8 @@ static void sets_may_change_and_come_back(void **state)
 	subject_release(&s);
 }
 
-/* Against the device's own gradients, so that only the order of roundings differs. */
+/* Local training is compared with the device's own gradients, so that only the order of roundings
+ * differs. */
 static void local_training_of_real_nets_is_one_gradient_after_the_other(void **state)
 {
 	static const char *const texts[] = {"seed:32", "seed:256", "cnn99",
@@ -121,7 +124,8 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
-/* Whole chunks and a rest, from an odd place on; in fp32 not one answer may differ. */
+/* Evaluate whole chunks and a rest, beginning at an odd place. In fp32 no answer may differ from
+ * cpu-ref's. */
 static void prove_evaluation(const char *text, const struct precision *p)
 {
 	struct subject s;
@@ -160,7 +164,7 @@ static void evaluation_agrees_with_cpu_ref(void **state)
 	}
 }
 
-/* Forward passes must not disturb gradients, nor the other way round. */
+/* Evaluations must not disturb gradients, and gradients must not disturb evaluations. */
 static void evaluation_between_steps_changes_nothing(void **state)
 {
 	(void)state;
@@ -183,7 +187,7 @@ static void evaluation_between_steps_changes_nothing(void **state)
 		}
 		assert_int_equal(correct[0], correct[1]);
 		assert_true(loss[0] == loss[1]);
-		/* and from a new backend, whose memory lies elsewhere */
+		/* the same gradient from a new backend, whose memory has other addresses */
 		gpu_open(&s, &gpu_precisions[p]);
 		subject_step(&s);
 		assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));

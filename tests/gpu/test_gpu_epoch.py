@@ -1,13 +1,14 @@
-"""One epoch of 60,000 images on the CPU and on the GPU ends in the same weights: the same start, the
-same batches in the same order, fp32, through a server and a worker each."""
+"""One epoch of 60,000 images ends in the same weights on the CPU and on the GPU. Both runs have a
+server and a worker, the same initial weights, the same batches in the same order, and fp32."""
 import pytest
 
 from support.epoch import distance, one_epoch
 
-# In lengths of the epoch's way. A single gradient differs by 1e-7 to 4e-5 (test_real_batches.c); then
-# roundings choose another argmax of a pool, and the ways part, the faster the larger the rate. Two CPU
-# devices, or one with 1 and with 2 threads, end 2e-4, 3e-5, 7e-4 and 3e-4 apart in these rows; with
-# lenet5 at rate 0.1 it is 2e-1.
+# The bound on the distance of the final weights, relative to how far the epoch moved them. A single
+# gradient differs by 1e-7 to 4e-5 (test_real_batches.c). Later a rounding error changes an argmax
+# of a pool, and then the weights diverge, faster at a larger rate. Two CPU devices, or one device
+# with 1 and with 2 threads, differ by 2e-4, 3e-5, 7e-4 and 3e-4 at the end of these rows. With
+# lenet5 at rate 0.1 they differ by 2e-1.
 NEAR = 5e-3
 
 

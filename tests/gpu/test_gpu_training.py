@@ -1,4 +1,4 @@
-"""Whole runs on a GPU: real servers, workers with --device cuda, in one case a GPU that breaks."""
+"""Whole runs on a GPU: real servers and workers with --device cuda, and a GPU that breaks."""
 import re
 import signal
 
@@ -9,7 +9,8 @@ from support.build import BUILD, command
 from support.programs import Programs, Process
 
 EPOCHS = 3
-SOON = ("--heartbeat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)  # a dead worker is noticed
+# the server soon notices a dead worker
+SOON = ("--heartbeat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)
 
 
 def train(programs, device, workers, *options):
@@ -24,7 +25,8 @@ def train(programs, device, workers, *options):
 
 @pytest.fixture(scope="module")
 def on_the_cpu(gpu, tmp_path_factory, data):
-    """The accuracy of the same run with one CPU worker, where there is a GPU to compare with."""
+    """The accuracy of the same run with one CPU worker. It is computed only if there is a GPU to
+    compare."""
     programs = Programs(tmp_path_factory.mktemp("cpu"), data)
     try:
         yield train(programs, "cpu", 1)["accuracy"]
@@ -52,7 +54,8 @@ def test_low_precisions_learn_too(gpu, programs, on_the_cpu, precision):
 
 
 def test_killed_gpu_worker_costs_nothing(gpu, programs):
-    """Killed with -9 in the middle; another one finishes, and each image counts once."""
+    """A GPU worker is killed with -9 in the middle of a run. Another worker finishes the run, and
+    each image counts once."""
     server = programs.server("--model", "seed:32", "--epochs", 6, *SOON)
     first = worker(programs, server, gpu)
     server.line(r"train epoch.* epoch=1 ")
@@ -64,7 +67,8 @@ def test_killed_gpu_worker_costs_nothing(gpu, programs):
 
 
 def ends_broken(server, broken):
-    """One line, exit status 1, and no push of what was not computed; another worker goes on."""
+    """The worker exits with status 1 and one line, and pushes nothing that it has not computed.
+    Another worker continues the run."""
     assert broken.wait(20) == 1, broken.tail()
     errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
     assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()
@@ -76,7 +80,8 @@ def ends_broken(server, broken):
 
 
 def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, programs):
-    """The CUDA context of a training worker is destroyed; the run goes on with another worker."""
+    """A shim destroys the CUDA context of a worker that trains. The run continues with another
+    worker."""
     server = programs.server("--model", "seed:32", "--epochs", 6, *SOON)
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
@@ -93,7 +98,7 @@ def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, programs):
 
 
 def test_broken_device_ends_the_worker_and_pushes_nothing(programs):
-    """The same on any machine: a worker whose device fails at its eighth gradient."""
+    """The same test for any machine: a worker whose device fails in its eighth gradient."""
     server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 20, *SOON)
     broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", programs.data,

@@ -1,7 +1,7 @@
 /*
  * test_ladder.c - every rung of the ladder that needs a GPU agrees with cpu-ref, at sizes of 1,
- * primes, and around its waves, blocks and chunks. Without a device every test is skipped; with
- * KX_REQUIRE_GPU=1 it fails.
+ * primes, and sizes around its waves, blocks and chunks. Without the device every test is skipped;
+ * with KX_REQUIRE_GPU=1 it fails.
  */
 #include "tests/support/rung_fixture.h"
 
@@ -64,7 +64,8 @@ static void of_equal_values_the_first_wins(void **state)
 	for_each_gpu_rung(takes_the_first);
 }
 
-/* Whole and short batches in one state, so that what a longer one left behind would show. */
+/* Alternate whole and short batches in one state, which shows values that a longer batch left
+ * behind. */
 static void changes_its_batch(const struct rung *r)
 {
 	static const size_t batches[] = {41, 1, 40, 5, 41};
@@ -106,7 +107,7 @@ static void equal_steps_give_equal_bytes(void **state)
 	for_each_gpu_rung(repeats);
 }
 
-/* Training by itself ends where step after step does. */
+/* Training inside the rung ends at the weights that single steps reach. */
 static void trains(const struct rung *r)
 {
 	struct rung_fixture l;

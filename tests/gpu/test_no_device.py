@@ -1,4 +1,5 @@
-"""Machines without a GPU, of which every machine is one when the driver hides it: one clear line."""
+"""Machines without a GPU: a program that needs one prints one clear line. The tests run on every
+machine, because they hide the driver."""
 import re
 
 import pytest
@@ -9,7 +10,7 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def refused(programs, device):
-    """The one line in which a device is refused."""
+    """The one line with which a program refuses the device."""
     w = probe(programs, device, env=HIDDEN)
     assert w.wait(20) in (1, 2), w.tail()
     assert len(w.lines) == 1, w.tail()
@@ -39,5 +40,6 @@ def test_a_precision_that_does_not_exist_is_refused(programs):
 
 
 def test_auto_trains_where_a_precision_is_asked_for(programs):
-    """The CPU knows fp32 alone; "auto" may end up there and must not be stopped by that."""
+    """The CPU devices have fp32 only. With "auto", a worker on such a machine trains in fp32
+    instead of failing."""
     assert probe(programs, "auto", "--precision", "tf32", env=HIDDEN).wait(20) == UNREACHABLE

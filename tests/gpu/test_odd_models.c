@@ -1,12 +1,12 @@
 /*
- * test_odd_models.c - the CUDA device against cpu-ref and against its own losses, for the odd
- * models of gradients.h: sizes of 1, primes, just around multiples of blocks, strides, pads,
- * channels, every layer in every place.
+ * test_odd_models.c - the CUDA device against cpu-ref, and against the slope of its own losses, for
+ * the odd models of gradients.h: sizes of 1, primes, sizes next to multiples of blocks, strides,
+ * pads, channels, and every layer in every place.
  */
 #include "tests/support/gpu_fixture.h"
 
-/* Without ReLU and pool nothing jumps, and in few images nothing cancels: here the bounds of the
- * low precisions are sharp. */
+/* Without ReLU and pool the gradient has no jumps, and with few images little cancels. So the
+ * bounds of the low precisions can be tight here. */
 static const struct odd_model smooth_models[] = {
 	{{1, 1, 1}, "fc:2"},
 	{{1, 28, 28}, "fc:129 fc:65 fc:10"},
@@ -18,11 +18,11 @@ static const struct odd_model smooth_models[] = {
 };
 #define N_SMOOTH_MODELS (sizeof(smooth_models) / sizeof(smooth_models[0]))
 
-/* conv2.h's */
+/* the layers of conv2.h */
 #define PAIR "conv:32:5 relu pool:2 conv:64:5 relu pool:2"
 
-/* What the device has kernels of its own for, on 28 x 28 images: with filters around their blocks.
- */
+/* Models for which the device has special kernels, on 28 x 28 images, with filter counts around the
+ * sizes of their blocks. */
 static const struct odd_model fused_models[] = {
 	{{1, 28, 28}, "seed:1"},
 	{{1, 28, 28}, "seed:7"},
@@ -42,9 +42,9 @@ static const struct odd_model fused_models[] = {
 #define N_FUSED_MODELS (sizeof(fused_models) / sizeof(fused_models[0]))
 
 /*
- * Within the bound, or - where the truth jumps when its weights move by one rounding - no further
- * than FEW such jumps, for activations are rounded too. In fp32 a jump must be rare, or the
- * comparison would prove nothing.
+ * The distance must be within the bound. If a rounding error of the weights makes the exact
+ * gradient jump, the distance may be FEW such jumps, because activations are rounded, too. In fp32
+ * such jumps must be rare, or the comparison would prove nothing.
  */
 #define FEW 4
 static void compare(struct subject *s, const struct precision *p, const float *right,
@@ -115,7 +115,8 @@ static void fused_kernels_agree_with_cpu_ref(void **state)
 		agree(fused_models, N_FUSED_MODELS, images[i], 2);
 }
 
-/* Kernels that give each image a block have up to 264 of them: then a block has several. */
+/* Some kernels give each image its own block, with at most 264 blocks. With more images a block has
+ * several. */
 static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 {
 	static const struct odd_model few[] = {
@@ -130,8 +131,8 @@ static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 	agree(few, sizeof(few) / sizeof(few[0]), 601, 1);
 }
 
-/* conv2.h's kernels are cut differently from one of these numbers to the next; fp32 has none of
- * them. */
+/* The kernels of conv2.h divide the work differently for each of these batch sizes. fp32 does not
+ * use them. */
 static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 {
 	static const size_t images[] = {133, 265, 529};
@@ -153,8 +154,8 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 	}
 }
 
-/* fp16 numbers reach from 6e-8 to 65504: what keeps errors in there must not depend on how large
- * they are. `scale`: of the last layer's weights. */
+/* fp16 numbers range from 6e-8 to 65504, so the device scales errors into this range. The scaling
+ * must work for errors of any size. `scale`: a factor for the weights of the last layer. */
 static void agree_scaled(const struct odd_model *o, float scale)
 {
 	struct subject s;

@@ -1,14 +1,16 @@
 /*
- * test_real_batches.c - whole nets on real batches: the CUDA device in each precision against
- * cpu-ref, which computes in double.
+ * test_real_batches.c - whole networks on real batches: the CUDA device in each precision against
+ * cpu-ref, which computes in double precision.
  *
- * The bounds are on whole gradients, |g - right| / |right| over all parameters. A single tensor may
- * be further off (one changed argmax moves little in all, much in a bias), but not by WRONG: one
- * that is computed wrong is off by about 1. Each comparison is printed, for the documents.
+ * The bounds apply to whole gradients, |g - right| / |right| over all parameters. A single tensor may
+ * be further off, because one changed argmax is small in the whole gradient but large in a bias. It
+ * must not be off by WRONG: a tensor that is computed wrong is off by about 1. Each comparison is
+ * printed, for the documents.
  *
- * fp32 may meet an argmax or a ReLU that hangs on a rounding of the weights; then no arithmetic that
- * rounds can be held to the truth at just these weights. It is held, with the same bound, to the
- * truth at weights that are a rounding away (gradient_backward_error), in one batch of two at most.
+ * In fp32 a rounding error of the weights may decide an argmax or a ReLU. Then no arithmetic that
+ * rounds can match the exact gradient at exactly these weights. The gradient must then match, with the
+ * same bound, the exact gradient at weights that differ by a rounding error
+ * (gradient_backward_error). This is allowed in at most one batch of two.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/real_images.h"
@@ -18,8 +20,8 @@
 	"conv:12:5:stride=2:pad=auto relu conv:20:3:pad=1 relu pool:4:pad=auto fc:50 relu fc:10"
 #define DROPOUT "conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"
 
-/* The gradient in s->grad, `d` from the truth, is the truth where the weights are a rounding away.
- */
+/* The gradient in s->grad has distance `d` from the exact one. It must match the exact gradient at
+ * weights that differ by a rounding error. */
 static void prove_tie(struct subject *s, const struct precision *p, double d)
 {
 	float *grad = s->grad;
@@ -35,7 +37,8 @@ static void prove_tie(struct subject *s, const struct precision *p, double d)
 	free(grad);
 }
 
-/* 0: it is a tie. The low precisions know none: their bounds are on nets with all their jumps. */
+/* 0: a rounding error decides the difference. This result is for fp32 only: the bounds of the low
+ * precisions include such jumps. */
 static int close_enough(
 	struct subject *s, const struct precision *p, const float *right, double right_loss)
 {

@@ -1,4 +1,5 @@
-"""compute-sanitizer finds nothing in any kernel: no bad access, race, unset value or lost barrier."""
+"""compute-sanitizer finds no error in any kernel: no invalid access, race, uninitialized value or
+missing barrier."""
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ import pytest
 from support.build import command
 
 USUAL = Path("/usr/local/cuda/bin/compute-sanitizer")
-MODELS = 9  # of test_walk
+MODELS = 9  # the number of models of test_walk
 AT_ONCE = 5
 
 

@@ -1,6 +1,7 @@
 /*
- * test_sticky.c - an error of the device is sticky: from then on every call says PS_EDEVICE, and
- * nothing hangs or crashes, to the very end. One test, for it leaves a process without a GPU.
+ * test_sticky.c - an error of the device is sticky: every later call returns PS_EDEVICE, and no
+ * call hangs or crashes, up to the end of the process. The program has one test, because the
+ * process has no GPU after it.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/gpu/poison.h"
@@ -16,7 +17,7 @@ static void after_an_error_of_the_device_every_call_fails(void **state)
 	float p[3];
 	gpu_begin();
 	if (gpu_n_precisions() == 1)
-		skip(); /* CNN_TEST_DEVICE is not cuda */
+		skip(); /* there is no CUDA context to break unless CNN_TEST_DEVICE is cuda */
 	subject_random(&s, &contract_small, 20);
 	gpu_open(&s, gpu_precisions);
 	subject_step(&s);

@@ -1,16 +1,17 @@
 /*
- * test_walk.c - every kernel of the CUDA device once, on little: a gradient, an evaluation and
- * local training of some odd models and of the nets of MNIST, in each precision. What it computes
- * is proved elsewhere; it is for compute-sanitizer (test_sanitizer.py), under which a launch takes
- * milliseconds, and seconds if it is a large one.
+ * test_walk.c - runs every kernel of the CUDA device once, on little data: a gradient, an evaluation and
+ * local training of some odd models and of the networks for MNIST, in each precision. Other tests check
+ * the results. This program is for compute-sanitizer (test_sanitizer.py), under which a launch takes
+ * milliseconds, and a large launch takes seconds.
  *
- *   test_walk [NUMBER]     of the one model to do, from 0; past the last: exit status 3
+ *   test_walk [NUMBER]     the number of the only model to run, from 0; past the last: exit status 3
  */
 #include "tests/support/gpu_fixture.h"
 
 static const struct odd_model nets[] = {
-	{{1, 28, 28}, "seed:8"},  /* a small batch in one launch; in low precision all steps */
-	{{1, 28, 28}, "seed:40"}, /* three launches; in low precision two others */
+	/* fp32: one launch for a small batch; low precision: one launch for all steps */
+	{{1, 28, 28}, "seed:8"},
+	{{1, 28, 28}, "seed:40"}, /* fp32: three launches; low precision: two other launches */
 	{{1, 28, 28}, "lenet5"},
 	{{1, 28, 28}, "cnn99"},
 	{{3, 11, 7}, "conv:5:3:stride=2 relu conv:7:2 relu fc:4"},

@@ -1,4 +1,5 @@
-"""Fixtures of the wire tests: a real server, and an honest client that must not suffer."""
+"""Fixtures of the wire tests: a real server, and an honest client that no misbehaving peer may
+disturb."""
 import numpy as np
 import pytest
 
@@ -7,7 +8,7 @@ from support.build import PATIENCE, command
 from support.programs import Process
 
 SIZE = 64
-# every push adds -1 times itself to the weights, whatever its age
+# every push adds -1 times its gradient to the weights, whatever its staleness
 PLAIN = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-scaling", "constant",
          "--max-staleness", 1000000,
          "--warm-start-updates", 0)
@@ -15,7 +16,8 @@ LEDGER = ("--model", f"vector:{SIZE}", *PLAIN)
 
 
 class Honest(Worker):
-    """A worker that pushes a ledger gradient: push k sets coordinate k of all to 1, round and round."""
+    """A worker that pushes a ledger gradient. Push k sets coordinate k, modulo the number of
+    coordinates, to 1."""
 
     def push_next(self, wait=True):
         size = self.welcome.n_params
@@ -24,7 +26,8 @@ class Honest(Worker):
         return self.push(unit, 0, wait=wait)
 
     def goes_on(self):
-        """Push once more, and find every push of this worker in the weights exactly once."""
+        """Push once more, and check that the weights contain every push of this worker exactly
+        once."""
         ack = self.push_next()
         assert (ack.verdict, ack.duplicate) == (pb.VERDICT_OK, False)
         weights, version = self.pull()
@@ -38,7 +41,7 @@ def started(programs, program, *options):
 
 
 def ends(programs, program, *options):
-    """The exit status of a program, and what it said."""
+    """Run a program to its end. Returns its exit status, and the process with its output."""
     process = started(programs, program, *options)
     return process.wait(60 * PATIENCE), process
 
@@ -50,13 +53,14 @@ def keys(programs):
 
 @pytest.fixture
 def server(programs):
-    """A ledger server without a checkpoint directory: all is durable at once."""
+    """A server for the ledger gradient without a checkpoint directory, so that every push is
+    durable at once."""
     return programs.server(*LEDGER, directory=None)
 
 
 @pytest.fixture
 def honest(server):
-    """Works before and after each test, on the same connections."""
+    """An honest worker that pushes before and after each test on the same connections."""
     worker = Honest(server.endpoint, name="honest")
     worker.goes_on()
     yield worker

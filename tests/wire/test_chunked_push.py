@@ -5,13 +5,14 @@ import pytest
 from client import Link, Worker, encode, pb
 from conftest import SIZE
 
-CHUNK = b"\0"  # the header of a chunk
+CHUNK = b"\0"  # the header frame of a chunk
 MOST = 7
 EPROTO = 12
 
 
 def in_parts(worker, seq, gradient, parts, chunks=None):
-    """The messages of a push in so many slices, all but the last frame before it."""
+    """The messages of a push in `parts` slices. All slices but the last are sent in messages before
+    the PUSH."""
     cuts = np.array_split(gradient.astype(np.float32), parts)
     offsets = np.cumsum([0] + [len(cut) for cut in cuts])
     push = pb.Push(stamp=worker.stamp, seq=seq, chunks=parts - 1 if chunks is None else chunks)
@@ -38,7 +39,7 @@ def test_chunked_push_are_part_of_their_push(honest, parts):
     honest.seq = seq
     ack = honest.ack(seq)
     assert (ack.verdict, ack.duplicate) == (pb.VERDICT_OK, False)
-    assert honest.pull()[1] == seq  # goes_on finds it in the weights, once
+    assert honest.pull()[1] == seq  # goes_on of the fixture finds the push in the weights, once
 
 
 @pytest.mark.parametrize("lost", range(4))
@@ -46,11 +47,12 @@ def test_chunked_push_a_lost_part_loses_the_push(honest, lost):
     seq, unit = next_one(honest)
     messages = in_parts(honest, seq, unit, 4)
     send(honest, messages[:lost] + messages[lost + 1:])
-    assert honest.pull()[1] == seq - 1  # no answer, nothing applied, and nothing is left of it:
+    # no ACK, nothing applied, and the server has dropped the chunks
+    assert honest.pull()[1] == seq - 1
     send(honest, messages)
     honest.seq = seq
     assert not honest.ack(seq).duplicate
-    send(honest, messages)  # a replay in parts
+    send(honest, messages)  # the same push again, in parts
     assert honest.ack(seq).duplicate
 
 
@@ -64,12 +66,14 @@ def test_chunked_push_anything_in_between_makes_them_void(honest):
 
 
 def test_chunked_push_of_another_push_do_not_pass(honest):
-    """One of the one, then all of the other's: four are not three."""
+    """One chunk of another push, then all parts of this push: the server has four chunks instead of
+    three."""
     seq, unit = next_one(honest)
     old, new = in_parts(honest, seq, -unit, 4), in_parts(honest, seq, unit, 4)
     send(honest, old[:1] + new)
     assert honest.pull()[1] == seq - 1
-    send(honest, new[:1] + old[1:3] + new[3:])  # the right number, and not the right ones
+    # the right number of chunks, but some belong to another push
+    send(honest, new[:1] + old[1:3] + new[3:])
     assert honest.pull()[1] == seq - 1
 
 
@@ -103,7 +107,8 @@ def test_chunked_push_of_a_bad_size(link, frame):
 
 
 def test_chunked_push_and_no_push(server, honest):
-    """A peer that repeatedly disconnects in the middle of a push costs no other peer its push."""
+    """A peer that repeatedly disconnects in the middle of a push does not make any other peer lose
+    its push."""
     for _ in range(50):
         gone = Link(server.endpoint)
         gone.send_frames([CHUNK, b"\0" * 4 * SIZE])

@@ -1,6 +1,7 @@
-"""What a peer does to a connection is answered on that connection, and harms nobody else.
+"""Bad connections: the server reacts to a peer on that peer's connection only, and no other peer is
+disturbed.
 
-The fixture `honest` works before and after each test on its own connections.
+The worker of the fixture `honest` pushes before and after each test on its own connections.
 """
 import contextlib
 import socket
@@ -15,7 +16,8 @@ from conftest import SIZE
 
 
 def hung_up_on(endpoint, requests):
-    """Send raw bytes to the port, each on its own connection; all are closed in the end."""
+    """Send each request as raw bytes to the port, on a connection of its own. The server must close
+    all of them."""
     host, port = endpoint.removeprefix("tcp://").split(":")
     sockets = [socket.create_connection((host, int(port)), timeout=10) for _ in requests]
     for s, request in zip(sockets, requests):

@@ -1,4 +1,5 @@
-"""The data set of a run: fixed by what is trained or by --data-id, never by whoever came first."""
+"""The data set of a run is fixed by the trained images or by --data-id, and never by the worker
+that joins first."""
 import re
 import subprocess
 
@@ -14,7 +15,7 @@ SMALL = ("--model", "fc:10", "--epochs", 1, "--warm-start-updates", 0)
 
 @pytest.fixture
 def sets(data, tmp_path):
-    """Two directories of different images."""
+    """Two directories with different images."""
     for name, train in (("right", 500), ("wrong", 400)):
         (tmp_path / name).mkdir()
         idx.cut(data, tmp_path / name, train, 100)
@@ -29,7 +30,8 @@ def fingerprint(directory):
 
 
 def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
-    """It came first, took work, delivered nothing and went; then the server starts again."""
+    """A worker with other images joins first, takes a lease, delivers nothing and leaves. After a
+    restart of the server, workers with the right images can train."""
     right, _ = sets
     server = programs.server(*SMALL)
     other = Worker(server.endpoint, data=pb.DataId(
@@ -45,7 +47,8 @@ def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
 
 
 def test_another_data_id_does_not_continue_a_run_and_is_told_why(programs, sets):
-    """The run's data set is fixed by what it was trained on: both fingerprints, sizes, the remedy."""
+    """The images on which a run was trained fix its data set. A start with another --data-id fails,
+    and its error names both fingerprints, the sizes and a remedy."""
     right, wrong = sets
     server = programs.server(*SMALL)
     assert programs.worker(server.endpoint, data=right).wait(60) == 0
@@ -74,7 +77,8 @@ def test_the_refusal_names_both_and_the_remedy(programs, sets):
 
 @pytest.mark.parametrize("mode", ("downpour", "sync"))
 def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
-    """It is no worker of the run: the server says what it waits for and why, and it is told at last."""
+    """A worker with other images does not count as a worker of the run. The server logs that it
+    waits, and why. When the run begins, the worker is refused."""
     right, wrong = sets
     ours, theirs = fingerprint(right), fingerprint(wrong)
     server = programs.server(*SMALL, "--mode", mode, "--min-workers", 2, directory=None)
@@ -90,7 +94,8 @@ def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
 
 
 def test_nobody_fixes_it_before_the_run_begins(programs, sets):
-    """One that pushes what it was not given, while others are still to come."""
+    """A worker that pushes work without a grant, before all workers have joined, does not fix the
+    data set."""
     right, _ = sets
     server = programs.server(*SMALL, "--min-workers", 2)
     other = Worker(server.endpoint, data=pb.DataId(

@@ -1,4 +1,5 @@
-"""A worker that beats and delivers nothing holds up no run; a slow link is not taken for one."""
+"""A worker that sends heartbeats but delivers nothing does not hold up a run. A slow link is not
+mistaken for such a worker."""
 import socket
 import threading
 import time
@@ -16,7 +17,8 @@ def data_id(directory):
 
 
 class Hung:
-    """It takes leases until it has one of this kind, keeps it, and beats."""
+    """A worker that requests leases until it has one of the given kind. Then it keeps the lease and
+    only sends heartbeats."""
 
     def __init__(self, endpoint, data, kind):
         self.worker = Worker(endpoint, name="hung", data=data_id(data))
@@ -36,7 +38,7 @@ class Hung:
                 while self.worker.beat.socket.poll(0):
                     self.worker.beat.socket.recv_multipart()
                 self.stop.wait(0.05)
-        except Exception:  # the run is over: it is told so
+        except Exception:  # the run is over, and the server has sent BYE
             pass
 
     def end(self):
@@ -45,7 +47,7 @@ class Hung:
         self.worker.close()
 
 
-STALLS = {  # the run's options, what the hung worker holds, is it seen to be stalled
+STALLS = {  # options of the run; what the hung worker keeps; whether the server declares it stalled
     "warm start": (("--warm-start-updates", 50, "--first-deadline-ms", 3000), pb.GRANT_TRAIN, False),
     "evaluation": (("--warm-start-updates", 0, "--backup-copies", "none", "--eval-images", 5),
                    pb.GRANT_EVAL, False),
@@ -62,7 +64,7 @@ def test_hung_worker_holds_nobody_up(programs, small, what):
     server = programs.server("--model", "seed:8", "--epochs", 2, *options, directory=None)
     hung = Hung(server.endpoint, small, kind)
     if "--min-workers" not in options and kind == pb.GRANT_TRAIN:
-        assert hung.has.wait(10)  # it is the first
+        assert hung.has.wait(10)  # the hung worker is the first to get a lease
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(2)]
     if stalls:
         server.line('worker stalled.*name="hung"', 40)
@@ -75,7 +77,7 @@ def test_hung_worker_holds_nobody_up(programs, small, what):
 
 
 class SlowLink:
-    """A TCP proxy that lets `rate` bytes a second through, each way of each connection."""
+    """A TCP proxy that limits each direction of each connection to `rate` bytes per second."""
 
     def __init__(self, endpoint, rate):
         self.host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
@@ -117,7 +119,8 @@ class SlowLink:
 
 
 def test_transfer_that_progresses_is_not_cut(programs, small):
-    """A message takes some five seconds, a grant lasts two: nothing is taken from the worker."""
+    """A message takes about five seconds, and a grant expires after two. The server takes nothing
+    away from the worker while the transfer progresses."""
     server = programs.server("--model", "fc:256 fc:10", "--epochs", 1, "--first-deadline-ms", 2000,
                         "--warm-start-updates", 0, "--max-updates", 2, directory=None)
     link = SlowLink(server.endpoint, 160000)

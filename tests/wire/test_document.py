@@ -1,4 +1,4 @@
-"""WIRE.md says what the code does: its tables against the headers and the schema."""
+"""WIRE.md agrees with the code: its tables are compared with the headers and the schema."""
 import re
 
 import pytest
@@ -12,7 +12,7 @@ ERR = (PROTO.parent / "common" / "err.h").read_text()
 
 
 def section(heading):
-    """The text under a heading up to the next one of any level."""
+    """The text under a heading, up to the next heading of any level."""
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.M | re.S)
     assert found, f"WIRE.md has no heading {heading}"
     return found[1]
@@ -36,7 +36,7 @@ def test_messages():
 
 
 def tables():
-    """{message: [[number, name, type]]} of every `field of X` table."""
+    """{message: [[number, name, type]]} of every table `field of X`."""
     found = re.findall(r"^\| field of (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.M)
     return {name: [r[0].split() + [r[1]] for r in rows(body)] for name, body in found}
 

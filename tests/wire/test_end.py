@@ -1,4 +1,5 @@
-"""The end of a run reaches an observer that asked for the status, unasked."""
+"""At the end of a run, an observer that has requested the status before receives the last status
+without a request."""
 import json
 
 import numpy as np
@@ -21,7 +22,7 @@ def observer(programs):
 
 
 def last_words(link):
-    """The status that comes without a question, and the code of the BYE behind it."""
+    """The status that comes without a request, and the code of the BYE after it."""
     status = json.loads(link.expect("status")[1].text)
     with pytest.raises(Refused) as bye:
         link.expect("status")
@@ -40,13 +41,14 @@ def test_a_watcher_is_sent_the_last_status_and_bye(programs, observer):
     status, code = last_words(watcher)
     assert (status["state"], status["ending"], code) == ("ending", "drained", 19)
     assert silent.receive(0.3) is None
-    silent.send(pb.Status())  # after the end
+    silent.send(pb.Status())  # a request after the end
     assert last_words(silent)[1] == 19
     assert server.wait(10) == 0
 
 
 def test_a_worker_that_asks_is_not_sent_home(programs, observer):
-    """It may hold pushes that the next term needs: only the core parts with it."""
+    """A client that has not said HELLO as an observer may be a worker that holds pushes for the
+    next term. Its status requests get no BYE."""
     server = programs.server("--model", "vector:3")
     watcher, late = observer(server), observer(server)
     watcher.send(hello(role=pb.ROLE_OBSERVER))
@@ -58,7 +60,7 @@ def test_a_worker_that_asks_is_not_sent_home(programs, observer):
     server.signal(SIGTERM)
     last_words(watcher)
     assert late.receive(0.3) is None
-    late.send(pb.Status())  # after the end: answered, and no more
+    late.send(pb.Status())  # a request after the end gets its reply, but no BYE
     late.expect("status")
     assert late.receive(0.3) is None
 
@@ -74,12 +76,14 @@ def small_disk(tmp_path):
 
 
 def test_a_run_that_diverged_ends_though_the_disk_is_full(programs, small_disk):
-    """It may still get space, but not for ever; the log says how the run ended, and why it gave up."""
+    """The server waits for space for a limited time. Then it exits, and the log says how the run
+    ended and why the server gave up."""
     server = programs.server("--model", "vector:8", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
     worker = Worker(server.endpoint)
     assert worker.push(np.ones(8, np.float32), 0).verdict == pb.VERDICT_OK
-    for old in sorted((small_disk / "ckpt").glob("ckpt-*"))[:-1]:  # which it could drop for space
+    # the server could drop these checkpoints to free space
+    for old in sorted((small_disk / "ckpt").glob("ckpt-*"))[:-1]:
         old.unlink()
     fill(small_disk / "filler")
     with pytest.raises((Refused, AssertionError)):

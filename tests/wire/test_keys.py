@@ -1,6 +1,7 @@
-"""Keys: who gets in, what each may say, and that nobody who has none gets or gives a byte.
+"""Keys: which peers may connect, which messages each role may send, and that a peer without a key
+can neither send nor receive a byte.
 
-The honest worker of the fixture works before and after each test, on the same connections.
+The worker of the fixture `honest` pushes before and after each test, on the same connections.
 """
 import contextlib
 import os
@@ -33,7 +34,7 @@ def server(programs, keys):
 
 @pytest.fixture
 def known(keys):
-    """known("admin"): the key of that name, and the server's."""
+    """A function known("admin"): the keys of that name, with the server's public key."""
     return lambda name: Keys(keys / f"{name}.key", keys / "server.pub")
 
 
@@ -58,7 +59,8 @@ def metric(server, name):
 
 
 def all_read(server, *workers):
-    """All that these have sent since the server's start has been read, and nothing else."""
+    """Wait until the server has read all messages of these workers since its start. It must have
+    read no other message."""
     sent = sum(w.bulk.sent + w.beat.sent for w in workers)
     until(lambda: metric(server, "messages_received_total") >= sent, 20 * PATIENCE, "all is read")
     assert metric(server, "messages_received_total") == sent
@@ -83,7 +85,7 @@ def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, 
     link.close()
     link.socket = CONTEXT.socket(zmq.DEALER)
     link.socket.linger = 0
-    link.socket.sndtimeo = 2000  # a connection that was refused takes no message any more
+    link.socket.sndtimeo = 2000  # a refused connection accepts no further messages
     if peer_keys:
         link.socket.curve_publickey, link.socket.curve_secretkey = peer_keys.own
         link.socket.curve_serverkey = peer_keys.server
@@ -106,7 +108,7 @@ def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, 
     until(lambda: metric(server, "connections") == 2, 10, "the peer is gone")
 
 
-GREETING = b"\xff" + bytes(8) + b"\x7f"  # and the version, mechanism, role and padding
+GREETING = b"\xff" + bytes(8) + b"\x7f"  # the version, mechanism, role and padding follow
 GARBAGE = {
     "HTTP": lambda noise: b"GET / HTTP/1.1\r\n\r\n",
     "zeros": lambda noise: bytes(64),
@@ -130,7 +132,7 @@ def test_garbage_never_reaches_the_decoder(server, honest, kind):
     with socket.create_connection((host, int(port)), timeout=20) as s:
         s.sendall(garbage)
         try:
-            while s.recv(4096):  # its greeting, then the end
+            while s.recv(4096):  # reads libzmq's greeting, then the end of the connection
                 pass
         except ConnectionResetError:
             pass
@@ -139,7 +141,7 @@ def test_garbage_never_reaches_the_decoder(server, honest, kind):
 
 
 class Wire(threading.Thread):
-    """A TCP wire to the server that keeps what went through, and can change a byte of it."""
+    """A TCP proxy that records what clients send, and can change one byte."""
 
     def __init__(self, endpoint, flip=None):
         super().__init__(daemon=True)
@@ -147,7 +149,7 @@ class Wire(threading.Thread):
         self.server = host, int(port)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = "tcp://127.0.0.1:%d" % self.listener.getsockname()[1]
-        self.flip = flip  # (direction, index of the byte), once
+        self.flip = flip  # (direction, index of the byte); it is changed once
         self.heard = bytearray()
         self.start()
 
@@ -207,7 +209,7 @@ def test_recorded_traffic_played_again_says_nothing(server, honest, known):
 
 
 def test_no_plain_byte_on_the_wire(server, honest, known):
-    """The words that every HELLO and every push of ones has are not to be found in the traffic."""
+    """Text that every HELLO and every such push contains must not occur in the traffic."""
     wire = Wire(server.endpoint)
     worker = Worker(wire.endpoint, name="plainname", keys=known("second"))
     worker.push(np.append(np.full(63, 12345, np.float32), np.float32(np.nan)), 0)
@@ -221,7 +223,7 @@ def test_no_plain_byte_on_the_wire(server, honest, known):
 # ---- roles
 
 def one_of(name, stamp):
-    """A message of that name, of a worker with this stamp."""
+    """A message with that name. If messages of that name have a stamp, it gets `stamp`."""
     return {"HELLO with ROLE_OBSERVER": pb.Hello(protocol=PROTOCOL, role=pb.ROLE_OBSERVER),
             "HELLO with ROLE_WORKER": hello(), "STATUS": pb.Status(),
             "PULL": pb.Pull(stamp=stamp, request=1, which=pb.WEIGHTS_CURRENT),
@@ -238,7 +240,7 @@ ROLES = TABLE[0][1:]
 
 @pytest.mark.parametrize("role", ROLES)
 def test_keys_table(server, honest, known, role):
-    """What proto/WIRE.md, "Keys", says of each role and message."""
+    """Each row of the table in proto/WIRE.md, "Keys": which roles may send which messages."""
     assert ROLES == ["observer", "admin", "worker"]
     stamp = pb.Stamp()
     stamp.CopyFrom(honest.stamp)
@@ -248,7 +250,8 @@ def test_keys_table(server, honest, known, role):
         for name in names + ["ADMIN_LOG_LEVEL"] * ("ADMIN" in names):
             link = Link(server.endpoint, known("second" if role == "worker" else role))
             link.send(one_of(name, stamp))
-            link.send(pb.Status())  # a worker's HELLO, RESULT or BEAT may have no answer
+            # HELLO, RESULT and BEAT of a worker may have no reply, so a STATUS follows
+            link.send(pb.Status())
             codes = set()
             while True:
                 what, body, _ = link.receive()
@@ -296,7 +299,7 @@ def read_again(server, keys, text):
 
 def test_sighup_revokes(server, honest, known, keys):
     second = Worker(server.endpoint, keys=known("second"))
-    refused_push = np.full(64, np.nan, np.float32)  # does not change the ledger
+    refused_push = np.full(64, np.nan, np.float32)  # a rejected push does not change the ledger
     assert second.push(refused_push, 0).reject == pb.REJECT_NONFINITE
     read_again(server, keys, without(keys, "second"))
     assert server.status()["log_level"] == "info"

@@ -1,4 +1,4 @@
-"""Keys: what the programs say of them, and where a secret never is."""
+"""Keys: what the programs print about them, and the places in which a secret must never occur."""
 import os
 import resource
 import signal
@@ -40,7 +40,8 @@ def test_a_bind_to_the_network_needs_a_key(programs, keys):
 
 
 def test_secrets_stay_out_of_logs_arguments_and_cores(programs, keys, data):
-    """Everything that was said at level debug, /proc, and the memory that a core would hold."""
+    """No secret occurs in the log at level debug, in /proc, or in the memory that a core file would
+    have."""
     server = programs.server("--model", "seed:1", "--epochs", 1, "--log-level", "debug", "--key",
                         keys / "server.key", directory=None)
     worker = programs.worker(server.endpoint, "--key", keys / "worker.key", "--log-level", "debug")
@@ -60,7 +61,8 @@ def test_secrets_stay_out_of_logs_arguments_and_cores(programs, keys, data):
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="sanitizers have cores of their own")
 def test_no_core_is_left(programs, keys, tmp_path):
-    """A crash leaves a core without keys (so the machine lets us see one), and none with them."""
+    """Without keys, a crash leaves a core file, if this machine allows core files. With keys it
+    leaves none."""
     def crash(*options):
         argv = command("cnn-ps", "--bind", "tcp://127.0.0.1:0", *options)
         process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
@@ -79,11 +81,12 @@ def test_no_core_is_left(programs, keys, tmp_path):
     assert not crash("--key", keys / "server.key")
 
 
-# ---- with keys on, the promises are the same
+# ---- with keys, the guarantees are the same
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
 def test_ledger_with_keys_through_kills(programs, keys, durability):
-    """Kills of server and worker under CURVE: each push exactly once. The journal has the names."""
+    """Kills of server and worker under CURVE: each push is applied exactly once. The write-ahead
+    log contains the names of the workers."""
     pushes, options = 400, ("--key", keys / "server.key", "--durability", durability, *RUN)
     server = programs.server("--model", f"vector:{2 * pushes}", *options)
     fleet = [programs.ledger_worker(server.endpoint, i, pushes, 0, 8, keys / f"{k}.key")

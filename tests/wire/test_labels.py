@@ -1,4 +1,5 @@
-"""Host, pid and address of a worker: shown everywhere, bounded, and without any effect."""
+"""Host, pid and address of a worker: every view shows them, their length is bounded, and they have
+no effect on decisions."""
 import os
 import pty
 import re
@@ -60,7 +61,7 @@ def test_status_metrics_and_log_have_the_label(server):
 
 
 def keys_with_an_at_sign(programs):
-    """Keys are in Z85, whose characters include the @ that separates name and key."""
+    """Keys whose text in Z85 has an @, the character that also separates name and key."""
     for i in range(300):
         keys = programs.keygen(directory=f"keys{i}")
         listed = (keys / "authorized_keys").read_text()
@@ -71,7 +72,8 @@ def keys_with_an_at_sign(programs):
 
 @pytest.mark.parametrize("keys_of", [lambda programs: programs.keygen(), keys_with_an_at_sign])
 def test_the_address_of_a_worker_with_a_key(programs, keys_of):
-    """Its name is completed with its key, in a frame that the server makes."""
+    """The server appends the key to the worker's name, so it encodes HELLO anew. The address must
+    survive this."""
     keys = keys_of(programs)
     server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     worker = Worker(server.endpoint, "job7", host="a", pid=1,
@@ -98,8 +100,8 @@ def test_a_label_is_bounded_and_printable(server):
 
 
 def test_a_label_never_fences(server):
-    """Two processes that say the same of themselves are two workers, and one that says something
-    else of itself after a break is still the same."""
+    """Two processes with the same label are two workers. A process whose label changes after a lost
+    connection is still the same worker."""
     a, b = (Worker(server.endpoint, host="same", pid=7) for _ in range(2))
     assert a.stamp.worker != b.stamp.worker
     assert push(a) == push(b, 1) == pb.VERDICT_OK
@@ -115,7 +117,7 @@ def test_a_label_never_fences(server):
 
 
 def test_each_fenced_process_of_a_name_is_told_its_own_host(server):
-    """As with one --name for all tasks of a Slurm job."""
+    """Six processes with one --name, as for all tasks of a Slurm job."""
     fleet = [Worker(server.endpoint, "job7", host=f"node-{i}", pid=100 + i) for i in range(6)]
     last = fleet.pop()
     for i, worker in enumerate(fleet):
@@ -150,7 +152,8 @@ def test_labels_come_back_after_a_restart(programs):
 
 
 def test_after_a_restart_the_newer_process_may_be_first(programs):
-    """The older one's HELLO is refused, but says where it runs; hosts that differ late differ."""
+    """The older process's HELLO is refused, but its label is used. Hosts that differ only in the
+    last characters are distinguished."""
     server = programs.server(*LEDGER, "--recovery-ms", 0)
     hosts = ["node-of-a-cluster-with-long-names-" + which for which in ("a", "b")]
     older = Worker(server.endpoint, "job7", host=hosts[0], pid=1)
@@ -169,7 +172,7 @@ def test_after_a_restart_the_newer_process_may_be_first(programs):
 # ---- cnn-ctl top
 
 def top(server, columns, rows):
-    """The screen of cnn-ctl top on a terminal of that size, as lines."""
+    """The screen of cnn-ctl top on a terminal of this size, as lines."""
     master, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     ctl = subprocess.Popen(command("cnn-ctl", "--server", server.endpoint, "top"), stdin=terminal,
@@ -177,7 +180,7 @@ def top(server, columns, rows):
     os.close(terminal)
     said = b""
     try:
-        while said.count(b"\x1b[H\x1b[J") < 2:  # a whole screen is out
+        while said.count(b"\x1b[H\x1b[J") < 2:  # the first screen is complete when the second begins
             said += os.read(master, 65536)
     finally:
         ctl.kill()

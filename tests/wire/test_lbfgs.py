@@ -1,9 +1,10 @@
-"""L-BFGS (mode sandblaster) against SciPy's on convex problems: the same start, the same objective,
-the same length of history.
+"""The server's L-BFGS (mode sandblaster) against SciPy's on convex problems, with the same start,
+objective and length of history.
 
-Softmax regression (`fc:10`): the labels of each image are drawn, so no weights fit them all; the
-cross-entropy is convex and has its minimum at finite weights. The worker is the Python one, whose
-gradients are the objective's own, so that every point at which the server asks for them is seen.
+The model is softmax regression (`fc:10`). The label of each image is random, so no weights fit
+all labels. The cross-entropy is therefore convex with a minimum at finite weights. The worker is
+the one in Python. Its gradients are those of the objective, and it records every point at which
+the server requests a gradient.
 """
 import numpy as np
 import pytest
@@ -12,16 +13,18 @@ from support import idx
 from test_training import EDONE, DataSet, SoftmaxRegression
 from test_wire_modes import IndependentWorker
 
-HISTORY = 20   # pairs: the server's default
+HISTORY = 20  # pairs; also the server's default
 STEPS = 70
-NEAR = 1e-5    # of the loss at the start: how near the minimum the server must come
-# Both programs look at more points than they take steps. SciPy asks for less of a line search
-# (Wolfe 0.9, not 0.5) and interpolates; the server doubles and halves. Measured: 1.2 to 1.4 times.
+NEAR = 1e-5  # how near the server must come to the minimum, relative to the loss at the start
+# Both programs evaluate more points than they take steps. SciPy's line search accepts more points
+# (Wolfe 0.9, not 0.5) and interpolates, while the server's doubles and halves the step. Measured:
+# 1.2 to 1.4 times SciPy's number of evaluations.
 TIMES = 1.5
 
 
 def make_data(directory, seed, images=500, pixels=6):
-    """28x28 images with a few lit pixels, whose labels are drawn with a probability of the image."""
+    """28x28 images with a few nonzero pixels. The label of an image is drawn with probabilities
+    that depend on the image."""
     draw = np.random.default_rng(seed)
     x = np.zeros((images, 28 * 28), np.uint8)
     lit = draw.choice(28 * 28, pixels, replace=False)
@@ -35,7 +38,7 @@ def make_data(directory, seed, images=500, pixels=6):
 
 
 class Exact(SoftmaxRegression):
-    """In double precision."""
+    """Softmax regression in double precision."""
 
     def __init__(self, images, labels):
         super().__init__(images, labels)
@@ -50,7 +53,7 @@ class Exact(SoftmaxRegression):
 
 
 class Evaluator(IndependentWorker):
-    """Notes the weights of every pass."""
+    """A worker that records the weights of every pass."""
 
     def __init__(self, endpoint, data):
         self.points = []
@@ -63,7 +66,7 @@ class Evaluator(IndependentWorker):
 
 
 def scipys(objective, start):
-    """The loss at each point at which SciPy's L-BFGS asks for it."""
+    """The loss at each point that SciPy's L-BFGS evaluates."""
     optimize = pytest.importorskip("scipy.optimize", reason="needs python3-scipy")
     objective.values = []
     optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={
@@ -92,10 +95,10 @@ def test_lbfgs_reaches_scipys_minimum_in_about_as_many_evaluations(programs, tmp
     objective = Exact(data.train_x, data.train_y)
     ours = [objective(w)[0] for w in points]
     theirs = scipys(objective, points[0])
-    assert ours[0] == theirs[0]  # the same start
+    assert ours[0] == theirs[0]  # both begin at the same weights
     least = min(theirs)
     near = least + NEAR * (ours[0] - least)
     reached = evaluations_to(ours, near)
     assert reached, f"{min(ours)} after {len(ours)} evaluations, SciPy {least}"
     assert reached <= TIMES * evaluations_to(theirs, near)
-    assert min(ours) >= least - 1e-9  # it was the minimum
+    assert min(ours) >= least - 1e-9  # SciPy's result was the minimum

@@ -1,4 +1,5 @@
-"""Log lines as programs read them: every line of every program, by a strict parser of each format."""
+"""Log lines as programs read them: a strict parser of each format reads every line of every
+program."""
 import json
 import os
 import re
@@ -19,8 +20,9 @@ LEVELS = ("error", "warn", "info", "debug")
 
 
 def logfmt(line):
-    """The fields of a line of logfmt: KEY=VALUE, separated by one blank each. A value is quoted like
-    a JSON string, or has neither blanks nor quotes nor = nor backslashes. Anything else raises."""
+    """The fields of a line in logfmt: KEY=VALUE, separated by one blank each. A value is quoted
+    like a JSON string, or contains no blank, quote, = or backslash. Anything else raises an
+    exception."""
     fields, at = {}, 0
     while True:
         key = KEY.match(line, at)
@@ -57,7 +59,8 @@ PARSERS = {"text": logfmt, "json": json_line}
 
 
 def parsed(data, how):
-    """All lines of what a program wrote on stderr: bytes, for they must be UTF-8, too."""
+    """The fields of all lines that a program wrote to stderr. `data` has bytes, because the lines
+    must also be valid UTF-8."""
     text = data.decode("utf-8")
     assert text.endswith("\n")
     lines = [PARSERS[how](line) for line in text[:-1].split("\n")]
@@ -75,7 +78,7 @@ def find(lines, msg):
 
 
 def run(program, *arguments):
-    """The exit status and stderr of a program that ends by itself."""
+    """Run a program that ends by itself. Returns its exit status and its stderr."""
     done = subprocess.run([*command(program), *arguments], timeout=30, check=False,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return done.returncode, done.stderr
@@ -86,7 +89,7 @@ NASTY = 'a" level=error msg="disk on fire\\'
 
 @pytest.mark.parametrize("how", PARSERS)
 def test_every_line_of_a_run_parses(programs, how, tmp_path):
-    """A worker's name has quotes, a backslash, blanks and what looks like fields."""
+    """The name of a worker has quotes, a backslash, blanks, and text that looks like fields."""
     file = tmp_path / "log"
     server = programs.add(Process("cnn-ps", ["sh", "-c", 'exec "$@" 2>"$0"', file, *command(
         "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--model", "vector:10", "--log-level", "debug",
@@ -106,7 +109,7 @@ def test_every_line_of_a_run_parses(programs, how, tmp_path):
 
 
 def until_logged(file, how, msg):
-    """Its lines once `msg` is among them; a line that is being written is left for later."""
+    """All complete lines of the log, as soon as one of them has `msg`."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         whole = file.read_bytes() if file.exists() else b""
@@ -130,8 +133,8 @@ def steers_nothing(said):
 @pytest.mark.parametrize("how", PARSERS)
 @pytest.mark.parametrize("program", ["cnn-ps", "cnn-worker", "cnn-ctl"])
 def test_a_path_of_any_bytes_is_one_value(how, program, tmp_path, data):
-    """A newline, quotes, an escape sequence and bytes that are not UTF-8: in a value that the program
-    logs as it is, and in the reason that it ends with."""
+    """A path with a newline, quotes, an escape sequence and bytes that are not UTF-8. It occurs as
+    a logged value, and in the error with which the program ends."""
     odd = os.path.join(os.fsencode(tmp_path), ODD)
     os.symlink(data, odd)
     options, msg, key = {
@@ -144,7 +147,7 @@ def test_a_path_of_any_bytes_is_one_value(how, program, tmp_path, data):
     code, said = run(program, "--log-format", how, *options)
     assert code != 0
     if program == "cnn-ctl" and how == "text":
-        return  # one line for a person, see test_ctl.py
+        return  # cnn-ctl prints one line for a person here, see test_ctl.py
     assert steers_nothing(said), said
     lines = parsed(said, how)
     assert lines[-1]["level"] == "error" and lines[-1]["code"].startswith("PS_E") and lines[-1]["reason"]

@@ -1,6 +1,7 @@
-"""Everything a client can do wrong gets the answer that WIRE.md gives, and harms nobody else.
+"""Everything that a client can do wrong gets the reply that WIRE.md specifies, and no other client
+is disturbed.
 
-The fixture `honest` works before and after each test on its own connections.
+The worker of the fixture `honest` pushes before and after each test on its own connections.
 """
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ ONE = np.eye(1, SIZE, dtype=np.float32)[0]
 
 @pytest.fixture
 def link(server, honest):
-    """A connection of a client that is up to no good."""
+    """A connection on which the test misbehaves."""
     link = Link(server.endpoint)
     yield link
     link.close()
@@ -24,14 +25,15 @@ def link(server, honest):
 
 @pytest.fixture
 def other(server, honest):
-    """A second worker whose pushes are all refused, so that the honest ledger stays as it is."""
+    """A second worker. The server rejects all its pushes, so that the weights keep only the honest
+    worker's pushes."""
     worker = Worker(server.endpoint, name="other")
     yield worker
     worker.close()
 
 
 def refusal(link, *frames):
-    """The code of the ERROR that these frames are answered by."""
+    """The code of the ERROR with which the server answers these frames."""
     link.send_frames(list(frames))
     name, body, _ = link.receive()
     assert name == "error", f"{name} instead of error"
@@ -73,7 +75,7 @@ def test_strict_headers_control_characters_in_a_name(link):
 
 @pytest.fixture
 def roomy(programs):
-    """A server whose model, and so its largest frame, is larger than WIRE_MAX_HEADER."""
+    """A server with a large model, so that its largest frame is larger than WIRE_MAX_HEADER."""
     server = programs.server("--model", "vector:20000", *PLAIN, directory=None)
     worker, link = Honest(server.endpoint), Link(server.endpoint)
     yield server, link
@@ -83,7 +85,8 @@ def roomy(programs):
 
 
 def test_strict_headers_amplifying(roomy):
-    """64 KiB of two-byte fields, of empty slices, of messages in messages: refused, no memory kept."""
+    """Headers of 64 KiB that would need far more memory when decoded: fields of two bytes, empty
+    slices, nested messages. The server refuses them and keeps no memory."""
     server, link = roomy
     before = rss(server)
     for _ in range(300):
@@ -93,7 +96,8 @@ def test_strict_headers_amplifying(roomy):
 
 
 def test_limits_header_too_long(roomy):
-    assert refusal(roomy[1], wrap(12, wrap(2, b"x" * 65526))).code == EPROTO  # 65,536 with its tags
+    # 65,536 bytes with the tags
+    assert refusal(roomy[1], wrap(12, wrap(2, b"x" * 65526))).code == EPROTO
 
 
 def test_frames_too_many(link):
@@ -106,7 +110,7 @@ def test_frames_of_a_message_that_no_server_takes(link):
 
 
 def wrap(field, body):
-    """Bytes as field `field` of an outer message."""
+    """Encode `body` as field `field` of an outer message."""
     size, n = b"", len(body)
     while n > 127:
         size += bytes([n & 127 | 128])
@@ -119,7 +123,7 @@ def rss(server):
         return int(f.read().split()[1]) * 4096
 
 
-# ---- Frames: slices that are no gradient use up no seq
+# ---- Frames: a refused slice uses up no seq
 
 def push_of(worker, **slice_fields):
     data = ONE.tobytes()
@@ -139,7 +143,8 @@ BAD_SLICES = {
 @pytest.mark.parametrize("fields", BAD_SLICES.values(), ids=BAD_SLICES)
 def test_frames_bad_slice(other, fields):
     assert refusal(other.bulk, *push_of(other, **fields)).code == EPROTO
-    assert other.push(ONE * np.nan, 0).verdict == pb.VERDICT_REJECTED  # the same seq, now used up
+    # the same seq, which this push uses up
+    assert other.push(ONE * np.nan, 0).verdict == pb.VERDICT_REJECTED
 
 
 def test_frames_without_their_tensor(other):
@@ -193,7 +198,7 @@ def test_errors_term(link, honest):
 
 
 def test_errors_fenced(server, honest):
-    """The same name again: the older process may not go on."""
+    """A second process with the same name fences the older process."""
     old = Worker(server.endpoint, name="twin")
     new = Worker(server.endpoint, name="twin")
     assert (new.stamp.worker, new.stamp.incarnation) == (old.stamp.worker, old.stamp.incarnation + 1)
@@ -207,15 +212,16 @@ def test_errors_fenced(server, honest):
 
 
 def test_errors_rolled_back(link, honest):
-    """The worker was told that more is durable than the server knows of."""
+    """The worker's durable_seq is greater than the newest seq that the server knows."""
     body = hello(resume=honest.stamp, last_seq=honest.seq + 5, durable_seq=honest.seq + 5)
     assert code(link, body) == EROLLEDBACK
 
 
 def test_session_an_old_hello_is_ignored(link, honest):
-    """It knows of fewer pushes than the server: the network kept it too long."""
+    """The HELLO has a smaller last_seq than the server's, because the network delayed it."""
     link.send(hello(resume=honest.stamp, last_seq=honest.seq - 1))
-    assert code(link, pb.Pull(which=0)) == EPROTO  # the answer to this, and no other before it
+    # the reply to this message, so there was no reply before
+    assert code(link, pb.Pull(which=0)) == EPROTO
 
 
 def test_errors_full(programs):
@@ -279,7 +285,7 @@ def test_exactly_once_duplicate_of_an_accepted_push(honest):
         honest.push_next()
     seq = honest.seq - 3
     honest.kept[seq] = [pb.Push(), [(0, ONE * 7)], None]
-    honest.send_push(seq)  # other bytes, even: nobody looks
+    honest.send_push(seq)  # the bytes of a duplicate may differ: the server does not compare them
     again = honest.ack(seq)
     assert (again.verdict, again.version, again.duplicate) == (pb.VERDICT_OK, first.version, True)
 
@@ -290,9 +296,11 @@ def test_exactly_once_a_push_that_asks_gets_the_weights_after_it(honest, other):
     ack, weights, version = honest.push_pull(unit, 0)
     assert (ack.verdict, version, weights[honest.seq - 1]) == (pb.VERDICT_OK, honest.seq, -1)
     honest.kept[honest.seq] = [pb.Push(pull=77), [(0, unit)], None]
-    honest.send_push(honest.seq)  # again, as after a lost answer: no second apply, but an answer
+    # the same push again, as after a lost reply: it is not applied again, but it gets a reply
+    honest.send_push(honest.seq)
     last, same = honest.wait("ack", "params")
-    assert (last.ack.seq, last.ack.duplicate) == (honest.seq, True)  # one message for both
+    # one message has the ACK and the weights
+    assert (last.ack.seq, last.ack.duplicate) == (honest.seq, True)
     assert (last.request, last.version, same.tolist()) == (77, version, weights.tolist())
     ack, still, same = other.push_pull(unit * np.nan, version)
     assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_NONFINITE)
@@ -342,7 +350,7 @@ def test_rejections_loss(other):
 
 
 def test_rejections_exclude_a_worker_that_goes_on(server, honest, other):
-    """Twenty NaN losses in a row end one worker's life, not the run of the others."""
+    """Twenty NaN losses in a row exclude one worker's process. The run of the others continues."""
     for i in range(20):
         assert other.push(ONE, 0, loss=float("nan")).reject == pb.REJECT_NONFINITE
         honest.goes_on()
@@ -353,7 +361,8 @@ def test_rejections_exclude_a_worker_that_goes_on(server, honest, other):
     status = server.status()
     assert status["counters"]["excluded"] >= 1 and status["state"] == "training"
     assert [w["state"] for w in status["workers"] if w["name"] == "other"] == ["excluded"]
-    again = Worker(server.endpoint, name="other")  # another process takes its place
+    # another process takes the place of the excluded process
+    again = Worker(server.endpoint, name="other")
     assert again.push(ONE * np.nan, 0).reject == pb.REJECT_NONFINITE
     again.close()
 

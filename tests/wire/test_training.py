@@ -1,4 +1,4 @@
-"""An independent worker, written from WIRE.md, trains models on real images."""
+"""A worker in Python, written from WIRE.md, trains models on real images."""
 import numpy as np
 import pytest
 
@@ -23,7 +23,7 @@ class DataSet:
 
 
 def softmax_loss(scores, labels):
-    """(loss of each image, its derivative by the scores)."""
+    """(loss of each image, derivative by the scores)."""
     e = np.exp(scores - scores.max(1, keepdims=True))
     p = e / e.sum(1, keepdims=True)
     rows = np.arange(len(labels))
@@ -43,20 +43,20 @@ class SoftmaxRegression:
         return self.x[rows] @ w[:7840].reshape(10, 784).T + w[7840:]
 
     def gradient(self, w, rows):
-        """(mean loss, mean gradient)."""
+        """(mean loss, mean gradient) of these images."""
         loss, d = softmax_loss(self.scores(w, rows), self.y[rows])
         d /= len(rows)
         return loss.mean(), np.concatenate([(d.T @ self.x[rows]).ravel(), d.sum(0)])
 
     def evaluate(self, w, rows):
-        """(how many are right, sum of losses)."""
+        """(number of correct answers, sum of the losses)."""
         scores = self.scores(w, rows)
         loss, _ = softmax_loss(scores, self.y[rows])
         return int((scores.argmax(1) == self.y[rows]).sum()), float(loss.sum())
 
 
 class Trainer(Worker):
-    """`A first worker` of WIRE.md."""
+    """The worker of `A first worker` in WIRE.md."""
 
     def __init__(self, endpoint, data, model):
         self.train, self.test = model(data.train_x, data.train_y), model(data.test_x, data.test_y)
@@ -65,7 +65,7 @@ class Trainer(Worker):
         super().__init__(endpoint, data=data.id)
 
     def batch(self, epoch, b):
-        """Images of batch b, see `Order of images`."""
+        """The images of batch b, see `Order of images` in WIRE.md."""
         if epoch not in self.orders:
             self.orders[epoch] = numpy_net.order(self.welcome.seed, epoch, self.data.n_train)
         return self.orders[epoch][b * self.welcome.batch:(b + 1) * self.welcome.batch]
@@ -90,7 +90,7 @@ class Trainer(Worker):
                                  correct=correct, loss_sum=loss))
 
     def run(self):
-        """Work until the server says goodbye; returns the code it says it with."""
+        """Work until the server sends BYE. Returns the code of the BYE."""
         try:
             while True:
                 grant = self.lease()
@@ -115,7 +115,7 @@ def load(data, images):
 
 
 def is_mnist(data_set):
-    """Digits are easier than clothes: another bound."""
+    """MNIST's digits are easier than Fashion-MNIST's clothes, so the bounds differ."""
     return data_set.id.xxh3 == 0x90DFC56C5135FD65
 
 
@@ -133,7 +133,7 @@ def test_a_first_worker_trains_softmax_regression(programs, data, images):
 
 
 class SmallNet:
-    """Any model text, by the plain float64 network of numpy_net."""
+    """A network of any model text, computed by numpy_net in float64."""
 
     layers = "conv:4:3 relu pool:2 fc:10"
     shapes = [(4, 1, 3, 3), (4,), (10, 676), (10,)]
@@ -161,7 +161,7 @@ class SmallNet:
 
 @pytest.fixture
 def few(data, tmp_path):
-    """3,000 images to train on, 1,000 to test with."""
+    """3,000 training images and 1,000 test images."""
     idx.cut(data, tmp_path, 3000, 1000)
     return DataSet(tmp_path)
 
@@ -201,7 +201,8 @@ def test_leases_a_batch_counts_once_whoever_pushes_it(programs, few):
     b = Worker(server.endpoint, data=few.id)
     grant = a.lease()
     one = pb.Work(epoch=0, first=grant.work.first, count=1)
-    assert b.push(ZERO, 0, one, 500).verdict == pb.VERDICT_OK  # not its own lease: a hint, no lock
+    # another worker holds the lease, but a lease is a hint and no lock
+    assert b.push(ZERO, 0, one, 500).verdict == pb.VERDICT_OK
     late = a.push(ZERO, 0, one, 500)
     assert (late.verdict, late.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
     for w in (a, b):
@@ -217,7 +218,8 @@ def test_rejections_shape(programs, few):
         ack = a.push(ZERO, 0, work, n)
         assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_SHAPE), work
     assert a.push(ZERO, 0, pb.Work(first=0, count=6), 3000).verdict == pb.VERDICT_OK
-    assert a.push(ZERO, 1, pb.Work(first=0, count=1), 500).reject == pb.REJECT_WORK  # epoch is over
+    # the epoch is over
+    assert a.push(ZERO, 1, pb.Work(first=0, count=1), 500).reject == pb.REJECT_WORK
     a.close()
 
 
@@ -231,7 +233,7 @@ def test_leases_the_same_request_gets_the_same_grant(programs, few):
 
 
 def test_leases_give_back_what_is_undone(programs, few):
-    """With one worker and nothing pushed, all batches are granted again and again."""
+    """One worker that pushes nothing gets all batches granted again and again."""
     server, a = leased(programs, few, "--lease-batches", 4)
     assert [a.lease().work.count > 0 for _ in range(20)] == [True] * 20
     a.close()
@@ -244,7 +246,7 @@ def test_evaluation_results_that_make_no_sense(programs, few):
     assert grant.kind == pb.GRANT_EVAL
     result = pb.Result(stamp=a.stamp, eval_id=grant.eval_id, eval_first=grant.eval_first,
                        eval_count=grant.eval_count, correct=1, loss_sum=float("nan"))
-    a.bulk.send(result)  # no number: it is granted again
+    a.bulk.send(result)  # the result is not finite, so the portion is granted again
     assert (a.lease().kind, server.status()["epoch_records"][0]["accuracy"]) == (pb.GRANT_EVAL, None)
     result.eval_count, result.loss_sum = grant.eval_count + 1, 1.0
     a.bulk.send(result)
@@ -257,7 +259,8 @@ def test_evaluation_results_that_make_no_sense(programs, few):
 
 def test_data_set_fingerprint(programs, few):
     server, a = leased(programs, few)
-    assert a.push(ZERO, 0, pb.Work(first=0, count=1), 500).verdict == pb.VERDICT_OK  # fixes it
+    # this push fixes the data set
+    assert a.push(ZERO, 0, pb.Work(first=0, count=1), 500).verdict == pb.VERDICT_OK
     wrong = pb.DataId()
     wrong.CopyFrom(few.id)
     wrong.xxh3 ^= 1
@@ -269,7 +272,7 @@ def test_data_set_fingerprint(programs, few):
     a.close()
 
 
-# ---- Exactly once, over the death of the server
+# ---- Exactly once, when the server dies
 
 def test_exactly_once_when_the_server_is_killed(programs):
     server = programs.server(*LEDGER, "--checkpoint-ms", 20)

@@ -1,7 +1,7 @@
-"""Peers of other versions: what WIRE.md's "Versions" says, with builds whose schema is another.
+"""Peers of other versions behave as WIRE.md's "Versions" says. The builds here have other schemas.
 
-`newer` is the next protocol version: a field more in every message. `older` lacks two fields of
-HELLO. `needy` requires a feature that no build has (tests/wire/variant makes them).
+`newer` has the next protocol version: one more field in every message. `older` lacks two fields
+of HELLO. `needy` requires a feature that no build has. tests/wire/variant builds them.
 """
 import re
 
@@ -30,7 +30,7 @@ def link(server, honest):
 
 
 def extended(body, *unknown):
-    """A message with fields behind it that its schema does not have."""
+    """Encode a message with fields at its end that its schema does not have."""
     name = next(f for f in pb.Message.DESCRIPTOR.fields if f.message_type is body.DESCRIPTOR)
     inner = body.SerializeToString() + b"".join(unknown)
     return field(name.number, inner)
@@ -50,7 +50,7 @@ def field(number, data):
 
 @pytest.mark.parametrize("server, worker", PAIRS)
 def test_versions_one_field_more_or_fewer_trains(programs, small, server, worker):
-    """A run from its beginning to its end, and nobody has anything to complain of."""
+    """A run trains to its end, and neither side logs a warning."""
     ps = programs.server(*TRAIN, "--durability", "always", program=server)
     fleet = [programs.worker(ps.endpoint, data=small, program=worker) for _ in range(2)]
     result = ps.result(60 * PATIENCE)
@@ -71,7 +71,8 @@ def test_versions_unknown_fields_are_skipped(link, honest):
 
 
 def test_versions_unknown_fields_within_the_budget(programs):
-    """A frame of 64 KiB goes through this server's port; what its fields would take does not."""
+    """A server whose port accepts frames of 64 KiB refuses a frame whose unknown fields would need
+    too much memory."""
     link = Link(programs.server("--model", "vector:20000", directory=None).endpoint)
     link.send_frames([extended(pb.Status(), field(99, bytes(50000)))])
     assert link.expect("status")[1].reply

@@ -1,4 +1,5 @@
-"""`Modes` of WIRE.md of an independent implementation: a Python worker and cnn-worker, alone with a server, end alike."""
+"""`Modes` of WIRE.md in an independent implementation: a Python worker alone with a server must end
+at the same weights as cnn-worker alone with a server."""
 import numpy as np
 import pytest
 
@@ -8,9 +9,9 @@ from test_training import EDONE, DataSet, SoftmaxRegression, Trainer
 
 
 class IndependentWorker(Trainer):
-    """Does what the page says, mode by mode."""
+    """A worker that follows `Modes` of WIRE.md for each mode."""
 
-    own = None  # the elastic worker's weights
+    own = None  # the worker's own weights in easgd
     velocity = 0
 
     def gradient(self, w, epoch, b):
@@ -20,7 +21,7 @@ class IndependentWorker(Trainer):
         return gradient
 
     def push_batches(self, gradient, version, epoch, end):
-        """PUSH for the batches seen since the last one; `end` is behind the newest."""
+        """Send a PUSH for the batches since the last push. `end` is the batch after the newest one."""
         images = sum(n for n, _ in self.seen)
         loss = sum(n * loss for n, loss in self.seen) / images
         work = pb.Work(epoch=epoch, first=end - len(self.seen), count=len(self.seen))
@@ -52,7 +53,7 @@ class IndependentWorker(Trainer):
 
     def exact(self, grant, work):
         w, version = self.pull()
-        assert version == grant.version  # nobody else is there
+        assert version == grant.version  # there is no other worker
         total = 0
         for b in range(work.first, work.first + work.count):
             g = self.gradient(w, work.epoch, b)
@@ -79,7 +80,7 @@ class IndependentWorker(Trainer):
 
 @pytest.fixture(scope="module")
 def few(data, tmp_path_factory):
-    """1,020 images to train on, in batches of 100 and one of 20; 500 to test with."""
+    """1,020 training images in batches of 100, the last of 20; 500 test images."""
     directory = tmp_path_factory.mktemp("few")
     idx.cut(data, directory, 1020, 500)
     return directory, DataSet(directory)
@@ -118,11 +119,11 @@ def test_modes(programs, few, mode):
     assert independent["images"] == own["images"] == 2 * 1020
     assert (independent["updates"], independent["rejected"]) == (own["updates"], 0)
     assert independent["loss"] == pytest.approx(own["loss"], rel=1e-4)
-    assert independent["loss"] < 2.2  # it has begun to learn: ln 10 is 2.30
+    assert independent["loss"] < 2.2  # the loss is below that of chance, ln 10 = 2.30
 
 
 def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few):
-    """`base_term`: the right version of the wrong term is REJECT_STALE."""
+    """`base_term`: a gradient at the right version of another term is rejected with REJECT_STALE."""
     server = programs.server(*RUN, *MODES["sync"], directory=None)
     worker = Worker(server.endpoint, data=few[1].id)
     grant = worker.lease()
@@ -138,8 +139,8 @@ def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few
 
 
 def test_modes_a_step_that_answers_nobody_is_flushed(programs, few):
-    """`Errors`: no notice without a disk that keeps replies waiting. The step ends when the second
-    worker falls silent, and no reply follows from it."""
+    """`Errors`: the server sends no notice about its disk unless replies wait for the disk. The
+    step ends because the second worker falls silent, and causes no reply."""
     server = programs.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms", 60000,
                         "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300, "--dead-ms", 60000)
     first, second = (Worker(server.endpoint, data=few[1].id) for _ in range(2))

@@ -1,7 +1,7 @@
 /*
  * assert.h - assertions about our own invariants. Release builds keep them. A process with a broken
- * invariant aborts before it acknowledges or saves wrong data; the run continues from the
- * checkpoint, the log and the workers' retained pushes.
+ * invariant aborts before it acknowledges or saves wrong data. The run then continues from the
+ * checkpoint, the write-ahead log and the workers' retained pushes.
  *
  * Never assert about input. Code checks the data of a peer or a file and refuses bad data with an
  * error. Thread: any.

@@ -117,8 +117,8 @@ static int take_lines(struct authorized_keys *a, FILE *f, const char *path, stru
 	return PS_OK;
 }
 
-/* If `path` is missing but the file exists under its old name, the user has not renamed it. Refuse
- * to start: a new empty list would lock out all keys of the old one. */
+/* Refuse to start if `path` is missing but the file with the old name exists. The user has not
+ * renamed that file, and a new empty list would lock out all its keys. */
 static int refuse_old_name(const char *path, struct err *e)
 {
 	const char *old = "allow", *slash = strrchr(path, '/');

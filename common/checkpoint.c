@@ -1,12 +1,12 @@
 /*
- * checkpoint.c - generations of named sections.
+ * checkpoint.c - see checkpoint.h. The bytes of a file, by offset:
  *
  *   0  magic "CNNPSCK1"                      | 24 + 40 i  section i: name[16], offset, size, XXH3
  *   8  format version, 4 bytes               | 24 + 40 n  XXH3 of all bytes before it
  *  12  number of sections n, 4 bytes         | 32 + 40 n  the sections, in order, without gaps
  *  16  generation, 8 bytes                   |            end of file
  *
- * No gaps and an exact end: there is no byte that a checksum does not cover.
+ * The file has no gaps and no bytes after the last section, so a checksum covers every byte.
  */
 #include "common/checkpoint.h"
 #include <dirent.h>
@@ -53,8 +53,9 @@ static void remove_temporaries(DIR *d)
 			remove_file(d, entry->d_name);
 }
 
-/* Keep the CHECKPOINT_KEEP highest generations up to `newest`. What cannot be removed only takes
- * space: it is logged, and tried again after the next write. */
+/* Keep the CHECKPOINT_KEEP highest generations up to `newest` and remove the older ones. A file
+ * that cannot be removed only takes space: the function logs a warning, and the next write tries
+ * again. */
 static void remove_old(const char *dir, uint64_t newest)
 {
 	DIR *d = opendir(dir);
@@ -78,7 +79,8 @@ static void remove_old(const char *dir, uint64_t newest)
 	closedir(d);
 }
 
-/* What a write that failed may have left: a name that no sync made sure of, and temporaries. */
+/* Remove the files of a failed write: the file `name`, which may not be durable, and temporary
+ * files. */
 static void remove_failed(const char *dir, const char *name)
 {
 	struct stat st;
@@ -94,8 +96,8 @@ static void remove_failed(const char *dir, const char *name)
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* Fill header, table and their checksum; returns the size of the whole file, 0 if over the limit.
- */
+/* Fill header, table and their checksum. Returns the size of the whole file; 0: it exceeds
+ * CHECKPOINT_MAX_BYTES. */
 static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 {
 	size_t offset = HEAD_BYTES(c->n_sections);
@@ -200,7 +202,8 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 
 /* ---- reading ------------------------------------------------------------------------------ */
 
-/* Judge one row of the verified table. `*offset` is where its section must start. */
+/* Check one row of the verified table. The row's section must start at `*offset`. Returns an error
+ * text or NULL. */
 static const char *read_row(const unsigned char *file, size_t size, const unsigned char *row,
 	size_t *offset, struct checkpoint *c)
 {
@@ -221,7 +224,8 @@ static const char *read_row(const unsigned char *file, size_t size, const unsign
 	return NULL;
 }
 
-/* Point `c` into the `size` bytes of `file`; returns what is wrong with them, or NULL. */
+/* Set the sections of `c` to point into the `size` bytes of `file`. Returns an error text or NULL.
+ */
 static const char *read_sections(const unsigned char *file, size_t size, struct checkpoint *c)
 {
 	if (size < HEAD_BYTES(0) || memcmp(file, MAGIC, 8) != 0)
@@ -283,7 +287,7 @@ static int read_generation(
 	return rc;
 }
 
-/* From the highest generation down to the first good one. */
+/* Try the generations from `newest` downwards and read the first good one. */
 static int read_highest_good(
 	const char *dir, DIR *d, uint64_t newest, struct checkpoint *c, struct err *e)
 {
@@ -305,7 +309,7 @@ static int read_highest_good(
 		return err_set(e, PS_ECHECKPOINT,
 			"%s: none of its %zu checkpoints is good; the last refusal: %s", dir, bad,
 			why.text);
-	return PS_OK; /* an empty directory: generation 0 */
+	return PS_OK; /* the directory has no checkpoint: generation 0 */
 }
 
 int checkpoint_read_newest(
@@ -350,7 +354,7 @@ uint64_t checkpoint_oldest(const char *dir)
 	return generation;
 }
 
-/* Bytes that are free in the file system of `dir`. */
+/* Free bytes in the file system of `dir`; UINT64_MAX: unknown. */
 static uint64_t free_bytes(const char *dir)
 {
 	struct statvfs fs;
@@ -360,7 +364,7 @@ static uint64_t free_bytes(const char *dir)
 	return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
-/* Bytes of all generations but `sound`, the one being written included. */
+/* Bytes of all generations except `sound`, and of temporary files. */
 static uint64_t droppable_bytes(const char *dir, uint64_t sound)
 {
 	struct stat st;
@@ -380,8 +384,8 @@ static uint64_t droppable_bytes(const char *dir, uint64_t sound)
 	return bytes;
 }
 
-/* A checkpoint may grow or go meanwhile: nothing is counted twice, for the smaller of two looks at
- * what is free counts. */
+/* Another thread may write or remove a checkpoint during the count. To count no byte twice, the
+ * function reads the free space before and after, and uses the smaller value. */
 int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes)
 {
 	uint64_t before = free_bytes(dir);

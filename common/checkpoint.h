@@ -1,19 +1,21 @@
 /*
- * checkpoint.h - a directory of checkpoint generations: named sections with a checksum each,
- * written atomically, the newest good one found at start.
+ * checkpoint.h - writes and reads checkpoint files. A directory has several generations, and each
+ * file has named sections with a checksum each. The server writes a file atomically and, at its
+ * start, reads the newest good one.
  *
  * File ckpt-<generation, 16 hex digits>: a fixed header {magic "CNNPSCK1", format version, number
  * of sections, generation}, a table {name[16], offset, size, XXH3} per section, the XXH3 of header
- * and table, then the sections. Little-endian. What the sections mean is the writer's business
- * (server/core/snapshot.h); this module promises that what is read is what was written.
+ * and table, then the sections. All numbers are little-endian. server/core/snapshot.h defines the
+ * content of the sections; this module does not interpret it.
  *
  * Invariants:
- * (1) a generation is visible under its name only when it is whole and on disk;
- * (2) CHECKPOINT_KEEP generations are kept; older ones and ckpt-*.tmp are removed;
- * (3) no byte of a file is believed before its checksum: a flipped or missing byte anywhere makes
- *     checkpoint_read fail, and checkpoint_read_newest takes the generation before and says so in
- *     the log.
- * Thread: any one at a time per directory (the server: the checkpointer only).
+ * (1) a file gets its name ckpt-<generation> only when all its bytes are on disk;
+ * (2) after a write the directory has the newest CHECKPOINT_KEEP generations. The writer removes
+ *     older ones and ckpt-*.tmp;
+ * (3) the reader uses no byte of a section before it has verified the section's checksum. A flipped
+ *     or missing byte anywhere makes checkpoint_read fail. Then checkpoint_read_newest logs a
+ *     warning and reads the previous generation.
+ * Thread: any, but only one at a time for each directory (in the server: the checkpointer only).
  */
 #ifndef COMMON_CHECKPOINT_H
 #define COMMON_CHECKPOINT_H
@@ -35,40 +37,42 @@ struct checkpoint {
 	uint64_t generation;
 	size_t n_sections;
 	struct checkpoint_section section[CHECKPOINT_MAX_SECTIONS];
-	void *memory; /* what the sections point into, after a read; owned */
+	void *memory; /* owned; after a read the sections point into it */
 };
 
-/* Write generation c->generation, a new one, into `dir` and drop the ones past CHECKPOINT_KEEP. If
- * there is no space for it, the others are dropped one after the other, but never `sound`, the
- * newest one that is known to be good (0: there is none). *dropped (may be NULL) becomes the last
- * one that was, if any was. PS_EIO: there is none of that number, unless even removing it failed.
- */
+/* Write the new generation c->generation into `dir` and remove the generations before the newest
+ * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, the oldest first,
+ * until the new one fits. It never removes `sound`, the newest generation that is known to be good
+ * (0: there is none). If it removes any for space, *dropped (may be NULL) becomes the last one.
+ * PS_EIO: the write failed, and the function has tried to remove the incomplete file. */
 int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
-/* The same; the highest generation before it is the sound one. */
+/* Like checkpoint_write_beside; `sound` is the highest generation before c->generation. */
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
-/* Remove the oldest generation before `next` other than `sound`, for its space. Returns it; 0: there
- * is none. */
+/* Remove the oldest generation before `next`, except `sound`, to free its space. Returns the number
+ * of the removed generation; 0: none was removed. */
 uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next);
-/* Remove what writes that were cut short have left. */
+/* Remove the temporary files (ckpt-*.tmp) of interrupted writes. */
 void checkpoint_clean(const char *dir);
-/* Read one file. PS_ECHECKPOINT (corrupt) or PS_EIO; *c is zeroed then. Release with
+/* Read one file. PS_ECHECKPOINT (the file is corrupt) or PS_EIO: *c is zero. Else release *c with
  * checkpoint_release. */
 int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /*
- * Read the newest good generation of `dir`. A directory without any checkpoint: 0 with
- * c->generation == 0. Checkpoints there but none good: PS_ECHECKPOINT. Removes ckpt-*.tmp when
- * `clean`. *newest_seen (may be NULL) is the highest generation number that any file name claims.
+ * Read the newest good generation of `dir`. Returns 0 with c->generation == 0 if the directory has
+ * no checkpoint. PS_ECHECKPOINT: the directory has checkpoints, but none is good. If `clean` is
+ * set, remove ckpt-*.tmp. *newest_seen (may be NULL) becomes the highest generation number in any
+ * file name.
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;
-/* The same below generation `before`, for a caller that refuses the content of that one. */
+/* Read the newest good generation that is lower than `before`. The caller has refused the content
+ * of generation `before`. */
 int checkpoint_read_older(
 	const char *dir, uint64_t before, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
-/* The lowest generation that there is a file of; 0: none. */
+/* The lowest generation that has a file; 0: none. */
 uint64_t checkpoint_oldest(const char *dir);
-/* Would `bytes` more still fit beside generation `sound`, once all other generations are dropped? 1
- * also when the file system does not say. */
+/* 1 if `bytes` more would fit on the disk after the removal of all generations except `sound`, or
+ * if the file system does not report its free space. */
 int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes);
 /* The section called `name`, or NULL. */
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name);

@@ -1,5 +1,5 @@
 /*
- * clock.c - CLOCK_MONOTONIC in two units, and the clock that leaves suspensions out.
+ * clock.c - see clock.h.
  */
 #include "common/clock.h"
 #include <time.h>

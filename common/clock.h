@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 uint64_t clock_ms(void);    /* CLOCK_MONOTONIC, milliseconds */
-double clock_seconds(void); /* the same clock, seconds with nanosecond resolution */
+double clock_seconds(void); /* CLOCK_MONOTONIC, seconds with nanosecond resolution */
 
 /*
  * A clock that stops while its process is suspended (SIGSTOP, a suspended machine) and that ignores
@@ -17,15 +17,16 @@ double clock_seconds(void); /* the same clock, seconds with nanosecond resolutio
  * reading.
  */
 struct awake {
-	uint64_t clock_ms, now_ms; /* at the newest reading */
+	uint64_t clock_ms, now_ms; /* arguments and result of the newest awake_ms */
 };
 /* Read the clock. `clock_ms` is clock_ms() or another clock that never goes back. The result
  * advances by the time since the previous reading, by `step_ms` at most. Call it every 100 ms or
  * more often. */
 uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms);
-/* The values of step_ms. The server detects silent peers: it counts little of its own suspension,
- * because the messages of that time still wait in its queue. A worker sends heartbeats: it counts
- * more, so that a heartbeat is not late after a delay of the scheduler. */
+/* The values of step_ms. The server detects silent peers, and after a suspension their messages
+ * still wait in its queue: a small step keeps the server from counting its own suspension as their
+ * silence. A worker sends heartbeats: a larger step keeps a heartbeat from being late after a delay
+ * of the scheduler. */
 #define AWAKE_JUDGE_MS 200u
 #define AWAKE_BEAT_MS  1000u
 

@@ -1,5 +1,5 @@
 /*
- * err.c - reads the status table and fills struct err.
+ * err.c - see err.h.
  */
 #include "common/err.h"
 #include <stddef.h>

@@ -50,8 +50,8 @@ enum ps_status {
 #define PS_MUST_CHECK       __attribute__((warn_unused_result))
 #define PS_PRINTF(fmt, arg) __attribute__((format(printf, fmt, arg)))
 
-/* An error message for a person: one line without a newline that says what is wrong, where, and
- * what would be right. */
+/* An error message for a person: one line without a newline that says what is wrong, where, and how
+ * to repair it. */
 struct err {
 	int status; /* 0 or PS_E* */
 	char text[512];
@@ -59,8 +59,8 @@ struct err {
 
 /* Fill `e` (may be NULL) and return `status`, so that callers write `return err_set(...)`. */
 int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
-/* The same for the functions whose own arguments are a format. A control character becomes '?', so
- * that one error is one line. */
+/* Like err_set, for a function that has a format among its own arguments. A control character
+ * becomes '?', so that the text is one line. */
 int err_vset(struct err *e, int status, const char *fmt, va_list ap) PS_PRINTF(3, 0);
 /* "PS_EGAP" for PS_EGAP; "PS_E?" for a number not in the table. */
 const char *err_name(int status);

@@ -1,5 +1,5 @@
 /*
- * file.c - whole files over openat/renameat, and the directory lock.
+ * file.c - see file.h.
  */
 #include "common/file.h"
 #include <errno.h>
@@ -14,25 +14,27 @@
 #include "common/io.h"
 #include "common/mem.h"
 
-/* Waits for a directory lock. A live holder is reported after LOCK_LIVING_MS. A killed process
- * holds its lock until the kernel has freed its memory, which takes seconds for gigabytes. */
+/* Times to wait for a directory lock. If a live process has the lock, the function fails after
+ * LOCK_LIVING_MS. A killed process holds its lock until the kernel has freed its memory, which
+ * takes seconds for gigabytes; the function waits LOCK_DYING_MS for it. */
 #define LOCK_PAUSE_MS  2
 #define LOCK_LIVING_MS 60
 #define LOCK_DYING_MS  5000
 
-/* Connections of unknown peers may use up all file descriptors until the server closes them. */
+/* Connections of unknown peers may use up all file descriptors until the server closes these
+ * connections. So an open is repeated every DESCRIPTOR_PAUSE_MS, for DESCRIPTOR_MS at most. */
 #define DESCRIPTOR_PAUSE_MS 5
 #define DESCRIPTOR_MS       500
 
-#define NAME_BYTES_MAX 251 /* ".tmp" must fit after it */
+#define NAME_BYTES_MAX 251 /* leaves room for ".tmp" after the name */
 
 int file_no_space(int error)
 {
 	return error == ENOSPC || error == EDQUOT;
 }
 
-/* Check that the file has the size of what was written. Some disks report success for lost data,
- * and workers discard their copies of data that the server calls durable. */
+/* Check that the file's size is the sum of the parts. Some disks report success for lost data, and
+ * workers discard their copies of data that the server calls durable. */
 static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 {
 	struct stat st;
@@ -224,7 +226,7 @@ int file_make_dir(const char *dir, struct err *e)
 	return PS_OK;
 }
 
-/* The pid that the holder has written; 0: not a number. */
+/* The pid that the lock's holder has written into the file; 0: not a number. */
 static long read_holder(int fd)
 {
 	char text[32];

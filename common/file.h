@@ -22,12 +22,12 @@ struct file_part {
  * directory. If a step up to the rename fails, the old file is untouched, the temporary file is
  * removed and the result is PS_EIO. After a failed fsync the file is never synced again: the caller
  * writes a new one. `name` has no slash, and names a regular file or nothing. If the process has no
- * free file descriptor, the function waits for one, for half a second at most. errno has the cause
- * of a failure.
+ * free file descriptor, the function waits for one, for half a second at most. After a failure,
+ * errno has the cause.
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* Read a whole regular file of at most `max` bytes; *data is the caller's to free(). PS_EIO,
+/* Read a whole regular file of at most `max` bytes. The caller must free() *data. PS_EIO,
  * PS_ETOOBIG. */
 int file_read(const char *path, size_t max, void **data, size_t *size, struct err *e) PS_MUST_CHECK;
 /* Create `dir` (one level) if absent and check that it can be written to. PS_EUSAGE. */
@@ -35,8 +35,8 @@ int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
 /*
  * Take an exclusive flock on dir/LOCK and write our pid into the file. The lock lasts until
  * close(*fd) or the end of the process. PS_ELOCKED, within 0.1 s: another process has the lock; the
- * message names its pid. If the kernel is just removing that process, the function waits for its
- * end.
+ * message names its pid. If that process is ending, the function waits for its end, for 5 s at
+ * most.
  */
 int file_lock_dir(const char *dir, int *fd, struct err *e) PS_MUST_CHECK;
 

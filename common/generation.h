@@ -1,7 +1,7 @@
 /*
- * generation.h - numbered files of a directory: PREFIX-<generation, 16 hex digits>SUFFIX.
+ * generation.h - names of numbered files in a directory: PREFIX-<generation, 16 hex digits>SUFFIX.
  *
- * Generations count from 1; 0 means none. Thread: any; no state but the caller's DIR.
+ * Generations count from 1; 0 means none. Thread: any; the only state is the caller's DIR.
  */
 #ifndef COMMON_GENERATION_H
 #define COMMON_GENERATION_H
@@ -10,12 +10,13 @@
 
 #define GENERATION_NAME 48 /* bytes of a name, its NUL included */
 
-/* Write the name of a generation without a suffix; the prefix has at most 16 bytes. */
+/* Write the file name of a generation, without a suffix, to `out`. The prefix has at most 16 bytes.
+ */
 void generation_name(const char *prefix, uint64_t generation, char out[GENERATION_NAME]);
-/* The generation in a file name; 0: the name has another form. */
+/* Returns the generation in a file name; 0: the name has another form. */
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix);
-/* The highest generation in `d` that is at most `max`, and the lowest that is at least `min`; 0:
- * none. */
+/* generation_highest returns the highest generation in `d` that is at most `max`. generation_lowest
+ * returns the lowest that is at least `min`. 0: none. */
 uint64_t generation_highest(DIR *d, const char *prefix, uint64_t max);
 uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t min);
 

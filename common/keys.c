@@ -73,8 +73,8 @@ int key_open(const char *path, unsigned never, struct err *e)
 	return fd;
 }
 
-/* Copy the key out of `text`, which has n < FILE_MAX bytes and a NUL: header, key, and maybe a
- * newline. */
+/* Copy the key from `text` to `key`. `text` has n bytes, n <= FILE_MAX, and a NUL: a header, a key,
+ * and maybe a newline. */
 static int take_key(const char *text, size_t n, const char *header, char key[KEY_TEXT])
 {
 	size_t head = strlen(header), end = head + KEY_TEXT - 1;
@@ -147,7 +147,7 @@ static int write_new(
 	int n = snprintf(text, sizeof(text), "%s%s\n", header, key), fd, bad;
 
 	snprintf(temporary, sizeof(temporary), "%s.tmp", path);
-	(void)unlink(temporary); /* left by a killed keygen */
+	(void)unlink(temporary); /* a killed keygen may have left this file */
 	fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 	bad = fd < 0 || fchmod(fd, mode) != 0 || write(fd, text, (size_t)n) != n || fsync(fd) != 0;
 	explicit_bzero(text, sizeof(text));

@@ -2,9 +2,9 @@
  * keys.h - CURVE keys in files. Each file has one secret or one public key, as Z85 text after a
  * header line.
  *
- * Only the owner of a secret key's file, this user or root, may have the right to read it, and only
- * the owner of a public key's file the right to write to it; else PS_EUSAGE. Options name files, so
- * that no command line or environment contains a key. Thread: any; no state.
+ * The owner of a key file must be this user or root. Only the owner may have the right to read a
+ * secret key's file, and only the owner the right to write to a public key's file; else PS_EUSAGE.
+ * Options name files, so that no command line or environment contains a key. Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H
@@ -19,7 +19,7 @@ struct key_pair {
 	char public_key[KEY_TEXT], secret_key[KEY_TEXT];
 };
 
-/* Make a new pair. PS_EUSAGE: this libzmq has no CURVE. */
+/* Make a new random pair. PS_EUSAGE: this libzmq was built without CURVE. */
 int key_random(struct key_pair *k, struct err *e) PS_MUST_CHECK;
 /* Read the secret key in `path` and compute its public key. */
 int key_read_secret(const char *path, struct key_pair *k, struct err *e) PS_MUST_CHECK;

@@ -67,7 +67,7 @@ struct line {
 	char text[LINE_BYTES];
 	size_t n;
 	int json;
-	int cut; /* the line is full: only its closing characters follow */
+	int cut; /* the line is full: only the end of the value and of the line may follow */
 };
 
 static size_t line_room(const struct line *l)
@@ -86,7 +86,7 @@ static void put_bytes(struct line *l, const char *bytes, size_t n)
 	l->n += n;
 }
 
-/* What closes a value or a line: there is always room. */
+/* Append the end of a value or of a line. TAIL bytes are reserved, so there is always room. */
 static void put_end(struct line *l, const char *text)
 {
 	size_t n = strlen(text);
@@ -242,7 +242,7 @@ static size_t next_field(const char *fmt, size_t at, struct field *f)
 	f->value += f->form == AS_QUOTED;
 	f->value_end = f->value + strcspn(fmt + f->value, f->form == AS_QUOTED ? "\"" : " ");
 	if (f->form == AS_TEXT && strchr("dufg", fmt[f->value_end - 1]))
-		f->form = AS_NUMBER; /* if the value is one: "abcd" is not */
+		f->form = AS_NUMBER; /* AS_NUMBER: only if the value is a number; "abcd" is not */
 	return f->value_end + (fmt[f->value_end] == '"');
 }
 
@@ -263,8 +263,8 @@ static size_t length_to(const char *fmt, size_t end, va_list ap)
 	return n > 0 ? (size_t)n : 0;
 }
 
-/* Find each value in the formatted text by the length of the text before it and after it. So a
- * value may contain anything: blanks, quotes, even the text of another field. */
+/* Find each value in the formatted text by the lengths of the texts before and after the value. So
+ * a value may contain any characters: blanks, quotes, even the text of another field. */
 static void put_fields(struct line *l, const char *fmt, va_list ap) PS_PRINTF(2, 0);
 static void put_fields(struct line *l, const char *fmt, va_list ap)
 {

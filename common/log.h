@@ -9,7 +9,7 @@
  * neither start a line nor end a value, and bytes that are not UTF-8 become U+FFFD.
  *
  * The log is the only mutable state outside main's structs. On a terminal one progress line may be
- * visible at the bottom; log lines appear above it.
+ * visible at the bottom, and log lines appear above the progress line.
  *
  * Thread: any thread may log, because a line is one write under a mutex. Only one thread may call
  * log_progress.

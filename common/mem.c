@@ -1,5 +1,5 @@
 /*
- * mem.c - zeroed, cache-line aligned blocks.
+ * mem.c - see mem.h.
  */
 #include "common/mem.h"
 #include <malloc.h>

@@ -1,8 +1,9 @@
 /*
- * mem.h - memory allocation. A failed allocation at start-up ends the program with one line. A size
- * that depends on a peer or a file goes through mem_try, which may fail.
+ * mem.h - memory allocation. A failed allocation at start-up ends the program with one line. Code
+ * whose size depends on a peer or a file calls mem_try, which may fail.
  *
- * All blocks are zeroed. Free them with free(), those of mem_lazy with mem_lazy_free. Thread: any.
+ * All blocks are zeroed. Free a block of mem_lazy with mem_lazy_free, and any other block with
+ * free(). Thread: any.
  */
 #ifndef COMMON_MEM_H
 #define COMMON_MEM_H

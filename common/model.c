@@ -95,7 +95,7 @@ static int model_append(struct parser *p, const char *fmt, ...)
 
 /* ---- windows ------------------------------------------------------------------------------ */
 
-/* Compute the padding and the output of layer `l`, all but out.c. The error says which size would
+/* Compute the padding and the output of layer `l`, except out.c. The error says which size would
  * fit. */
 static int place_window(struct parser *p, const struct window *w, struct layer *l)
 {

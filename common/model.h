@@ -7,8 +7,8 @@
  * implied. Names: seed:F, lenet5, cnn99. vector:N is a flat vector with no layers. The input is
  * fixed at parse time (MNIST: 1x28x28). A window must tile its padded input exactly. If it does
  * not, the error names the layer and says which size would fit. pad=auto on a pool or conv adds the
- * least zero padding that makes the window fit, in equal parts on both sides; bottom and right get
- * an odd row or column.
+ * least zero padding that makes the window fit, in equal parts on both sides. If the number is odd,
+ * the bottom or the right gets one more row or column.
  *
  * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C][K][K], bias [F]; fc
  * weight [units][inputs] over NCHW-flattened inputs, bias [units].
@@ -17,7 +17,8 @@
  * (1) tensors are contiguous, in layer order, and cover [0, n_params) exactly;
  * (2) equal canonical texts and inputs have equal fingerprints;
  * (3) every size fits its type: products have overflow checks, and n_params is at most
- *     MODEL_MAX_PARAMS. Thread: any; a struct model is plain data after model_parse.
+ *     MODEL_MAX_PARAMS.
+ * Thread: any; a struct model is plain data after model_parse.
  */
 #ifndef COMMON_MODEL_H
 #define COMMON_MODEL_H
@@ -41,7 +42,7 @@ struct layer {
 	struct shape in, out;
 	size_t size;   /* conv, pool: side of the window, pixels */
 	size_t stride; /* conv: >= 1; pool: = size */
-	size_t pad_top, pad_left, pad_bottom, pad_right; /* zeros around (pool: never chosen) */
+	size_t pad_top, pad_left, pad_bottom, pad_right; /* zeros (a pool's maximum ignores them) */
 	float drop;                                      /* dropout: probability of a zero */
 	int weight, bias;                                /* index into tensors, or -1 */
 };

@@ -224,7 +224,7 @@ struct condition {
 	const char *name; /* the name of a row, or "command" */
 	int n_name;
 	const char *values; /* "a|b" */
-	int n_values;       /* 0: the row must be given */
+	int n_values;       /* 0: the row must have a value */
 	int negated;        /* "!=": the value must be none of these */
 };
 
@@ -454,7 +454,7 @@ static void store_all(struct parse *p)
 		origins[i] = p->given[i]        ? FROM_COMMAND_LINE
 			     : from_environment ? FROM_ENVIRONMENT
 						: FROM_DEFAULT;
-		if (def) /* also before a bad value: conditions of later rows read the destination */
+		if (def) /* even before a bad value: later conditions read the destination */
 			store(p, &o[i], option, def);
 		if (p->given[i])
 			store(p, &o[i], option, p->given[i]);
@@ -542,7 +542,7 @@ static int note_option(struct parse *p, const char *word, const char *next)
 }
 
 /* Store a positional argument. A surplus word after an unknown option may be that option's value,
- * so it is no error of its own. */
+ * so the function reports no error for such a word. */
 static void note_argument(struct parse *p, const char *word, const char **args, int *n_args)
 {
 	int max = p->program->max_args;
@@ -867,7 +867,7 @@ static int is_known(const struct check *c, const char *name, char near[MAX_NAME 
 		else
 			snprintf(variable, sizeof(variable), "%s", others[i - N_KNOWN]);
 		int own = i < N_KNOWN && strcmp(known[i].program, c->program->name) == 0;
-		size_t d = 2 * distance(name, variable) + !own; /* prefers this program's options */
+		size_t d = 2 * distance(name, variable) + !own; /* own options come first */
 		if (d <= 1)
 			return 1;
 		if (d < 2 * best) {

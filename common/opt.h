@@ -28,16 +28,16 @@ enum opt_type {
 /*
  * A row of the table.
  *
- * Defaults: a text, or for other types also alternatives, separated by blanks: "mode=sync:0.5 0"
- * is 0.5 with --mode sync and 0 otherwise. Each alternative but the last begins with a condition
- * on a row above and a colon. The first alternative with a true condition is the default.
+ * Defaults: a text, or for other types also alternatives, separated by blanks: "mode=sync:0.5 0" is
+ * 0.5 with --mode sync and 0 otherwise. Each alternative except the last begins with a condition on
+ * an earlier row, and a colon. The first alternative with a true condition is the default.
  *
  * Conditions of `needs`, separated by blanks, must all be true:
  *   mode=ssp|sync            the value of an OPT_ENUM row is one of these; a text row's value counts
  *                            up to its first colon
  *   mode!=easgd              the value is none of these
  *   n-push=1|2               the number of an OPT_INT row is one of these
- *   checkpoint-dir           a text row has a value that is not empty
+ *   checkpoint-dir           the OPT_TEXT row has a value that is not empty
  *   command=export|predict   the program runs one of these commands
  */
 struct opt {
@@ -52,15 +52,15 @@ struct opt {
 	const char *group;  /* a title before this row in --help; NULL: none */
 	const char *arg;    /* name of the value in --help: "URL", "MS", "DIR" */
 	const char *help;   /* one sentence with unit; --help adds range, default, variable */
-	const char *needs;  /* when the row has an effect; see "Conditions" above. NULL: always */
-	const char *was;    /* an old name; its error message has the new name. NULL: none. Several
+	const char *needs; /* when the option has an effect; see "Conditions" above. NULL: always */
+	const char *was;   /* an old name; its error message has the new name. NULL: none. Several
 			     * rows may have the same old name: the option was split */
 };
 
 struct opt_program {
 	const char *name;       /* "cnn-ps" */
 	const char *usage;      /* "[OPTION...] COMMAND" */
-	const char *about;      /* a line or two under the usage */
+	const char *about;      /* one or two lines under the usage */
 	const struct opt *opts; /* ends with a row whose name is NULL */
 	int max_args;           /* positional arguments allowed; < 0: any number */
 };

@@ -20,7 +20,7 @@ struct pool {
 	size_t per_slab, slabs; /* buffers per slab; number of slabs */
 	void **slab;
 	size_t n_free, max_free;
-	float **buffer; /* max_free; last in, first out, because caches still hold the newest */
+	float **buffer; /* max_free entries; last in, first out, because caches still hold the newest */
 };
 
 /* The distance of two buffers in a slab, in bytes. It keeps each buffer aligned like the slab. */
@@ -115,7 +115,7 @@ static void return_buffer(void *buffer, void *pool)
 	struct pool *p = pool;
 
 	pthread_mutex_lock(&p->mutex);
-	PS_ASSERT(!p->take || p->n_free < p->max_free); /* a part of a slab cannot be freed */
+	PS_ASSERT(!p->take || p->n_free < p->max_free); /* a buffer of a slab cannot be freed */
 	if (p->n_free < p->max_free) {
 		p->buffer[p->n_free++] = buffer;
 		buffer = NULL;

@@ -1,5 +1,5 @@
 /*
- * rng.c - SplitMix64 and the draws that programs must agree on.
+ * rng.c - see rng.h: SplitMix64, and the draws on which programs must agree.
  */
 #include "common/rng.h"
 

@@ -1,6 +1,6 @@
 /*
- * run_head.h - the start of a checkpoint's "run" section: enough for a tool that knows nothing of
- * the server (cnn-ctl export --checkpoint) to make sense of the "weights" section beside it.
+ * run_head.h - the first bytes of a checkpoint's "run" section. They tell a tool that shares no
+ * other code with the server (cnn-ctl export --checkpoint) how to read the "weights" section.
  *
  * Layout, little-endian: u64 run.hi, u64 run.lo, u64 term, u64 version, model text of
  * RUN_HEAD_MODEL bytes, NUL-padded and NUL-terminated. Pure. Thread: any.
@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include "common/err.h"
 
-#define RUN_HEAD_SECTION "run"     /* name in the container of what starts with a head */
-#define RUN_HEAD_WEIGHTS "weights" /* name of the section that is the model's float32 vector */
+#define RUN_HEAD_SECTION "run"     /* the section that starts with this head */
+#define RUN_HEAD_WEIGHTS "weights" /* the section with the model's float32 values */
 #define RUN_HEAD_MODEL   512
 #define RUN_HEAD_BYTES   (4 * 8 + RUN_HEAD_MODEL)
 
@@ -21,9 +21,9 @@ struct run_head {
 	char model[RUN_HEAD_MODEL];
 };
 
-/* Exactly RUN_HEAD_BYTES into `out`. */
+/* Write exactly RUN_HEAD_BYTES to `out`. */
 void run_head_write(const struct run_head *h, unsigned char *out);
-/* PS_ECHECKPOINT: `size` is too small, or the text is empty or not terminated. */
+/* PS_ECHECKPOINT: `size` is too small, or the model text is empty or has no NUL. */
 int run_head_read(const unsigned char *section, size_t size, struct run_head *h) PS_MUST_CHECK;
 
 #endif

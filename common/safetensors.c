@@ -1,5 +1,5 @@
 /*
- * safetensors.c - a model's weights as a .safetensors file.
+ * safetensors.c - see safetensors.h.
  *
  * Jansson keeps keys in the order of their insertion, so equal models and weights give equal bytes.
  * Blanks pad the header, so that the data start at a multiple of 8.
@@ -92,7 +92,7 @@ struct reader {
 	float *w;
 	const unsigned char *data; /* after the header */
 	size_t data_bytes;
-	size_t begin[MODEL_MAX_TENSORS]; /* of each tensor of m, in data */
+	size_t begin[MODEL_MAX_TENSORS]; /* offset of each tensor of m in data */
 	struct err *e;
 };
 
@@ -109,8 +109,8 @@ static int same_shape(const json_t *shape, const struct tensor *t)
 	return 1;
 }
 
-/* Read the begin of a tensor's byte range. 1 if the range lies in the data and has `bytes`
- * bytes. */
+/* Read where a tensor's byte range begins. 1 if the range lies in the data and has `bytes` bytes.
+ */
 static int read_range(const struct reader *r, const json_t *offsets, size_t bytes, size_t *begin)
 {
 	const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);

@@ -89,8 +89,8 @@ struct wal_file {
 	struct wal_head head;
 	XXH3_state_t *hash;
 	char path[4160];
-	uint64_t seq, group;       /* of the next record */
-	uint64_t bytes, old_bytes; /* appended so far; size of the reused file */
+	uint64_t seq, group;       /* seq: of the next record; group: first seq of its group */
+	uint64_t bytes, old_bytes; /* bytes: appended so far; old_bytes: size of the reused file */
 	size_t fill;               /* bytes of buffer */
 	unsigned char buffer[BUFFER_BYTES];
 };
@@ -148,8 +148,8 @@ static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 	return g >= first ? g : 0;
 }
 
-/* Among the files up to generation `oldest`, the newest may still be needed. Of the others, keep
- * one for reuse and remove the rest. Returns the generation to reuse; 0: none. */
+/* Keep the newest file up to generation `oldest`, which may still be needed, and the newest file
+ * before it for reuse. Remove all older files. Returns the generation to reuse; 0: none. */
 static uint64_t take_old(DIR *d, uint64_t oldest)
 {
 	uint64_t needed = highest(d, 1, oldest), kept = 0;
@@ -346,7 +346,7 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
 	}
 	if (got == (ssize_t)sizeof(bytes) && decode_head(bytes, &r->head)) {
 		r->next = r->head.first;
-		if (r->head.generation != generation) /* a file for reuse without a new header */
+		if (r->head.generation != generation) /* renamed for reuse, without a new header */
 			close_reader(r);
 	} else {
 		r->head = (struct wal_head){.generation = generation};
@@ -364,8 +364,8 @@ static int reserve_payload(struct wal_reader *r, size_t size, struct err *e)
 	return r->data ? PS_OK : err_set(e, PS_ENOMEM, "no memory for a record of %zu bytes", size);
 }
 
-/* Read and verify the record at `at`; r->data becomes its payload. 1, 0 if there is no valid
- * record, or PS_E*. */
+/* Read and verify the record at offset `at`; r->data becomes its payload. Returns 1, or 0 if there
+ * is no valid record, or PS_E*. */
 static int read_whole(struct wal_reader *r, uint64_t at, struct wal_file_record *rec, struct err *e)
 {
 	unsigned char bytes[WAL_RECORD_BYTES];
@@ -406,9 +406,9 @@ int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *si
 	return 1;
 }
 
-/* 1 if `rec` belongs to a later group than the missing record, which was durable when that group
- * began. If the header is lost, the missing sequence number is unknown (r->next is 0); the first
- * valid record then sets it. */
+/* 1 if `rec` belongs to a later group than the missing record r->next. Then the missing record was
+ * durable before that group began. If the file's header is lost, r->next is 0 (unknown), and the
+ * caller sets r->next from the first valid record. */
 static int is_later(const struct wal_reader *r, const struct wal_file_record *rec)
 {
 	return !r->next || (rec->seq > r->next && rec->group > r->next && rec->group <= rec->seq);

@@ -19,8 +19,8 @@
  *     lost it;
  * (3) the reader distinguishes a gap from a torn end (wal_reader_has_gap). A gap is a lost record
  *     that is followed by a good record of a later group;
- * (4) after a failed write or sync the file is never written again: close it. Thread: any one at a
- * time per file.
+ * (4) after a failed write or sync the file is never written again. The caller must close it.
+ * Thread: any, but only one at a time for each file.
  */
 #ifndef COMMON_WAL_FILE_H
 #define COMMON_WAL_FILE_H
@@ -41,9 +41,9 @@ struct wal_head {
 struct wal_file; /* opaque, see wal_file.c */
 
 /* Begin the file of head->generation in `dir` and make its name durable. `oldest` is the generation
- * of the oldest checkpoint. Of the files up to `oldest` only the newest may still be needed,
- * because its records may continue after that checkpoint. The function reuses one of the others and
- * removes the rest. PS_EIO, PS_ENOMEM. */
+ * of the oldest checkpoint. Among the files up to generation `oldest`, only the newest may still be
+ * needed: its records may continue after that checkpoint. The function reuses one older file and
+ * removes the others. PS_EIO, PS_ENOMEM. */
 int wal_file_create(struct wal_file **out, const char *dir, const struct wal_head *head,
 	uint64_t oldest, struct err *e) PS_MUST_CHECK;
 /* Append one record: the concatenation of `parts`. PS_EIO. */
@@ -53,7 +53,8 @@ int wal_file_append(struct wal_file *j, const struct file_part *parts, size_t n_
 int wal_file_sync(struct wal_file *j, struct err *e) PS_MUST_CHECK;
 /* The size of header and records so far, in bytes. */
 uint64_t wal_file_bytes(const struct wal_file *j);
-/* The disk space that `bytes` more would need, in bytes. A reused file already has some. */
+/* The additional disk space that `bytes` more would need, in bytes. A reused file has allocated
+ * blocks already, so the result may be 0. */
 uint64_t wal_file_growth(const struct wal_file *j, uint64_t bytes);
 /* Closes the file without another sync and sets *j to NULL; *j may be NULL. */
 void wal_file_close(struct wal_file **j);
@@ -64,7 +65,7 @@ struct wal_reader {
 	struct wal_head head;
 	int fd; /* -1: there is no such file */
 	char path[4160];
-	uint64_t at, end;   /* offset of the next record; size of the file */
+	uint64_t at, end;   /* at: offset of the next record; end: size of the file */
 	uint64_t next;      /* sequence number of the next record; 0: unknown, the header is lost */
 	size_t max_payload; /* limit of a payload, bytes */
 	unsigned char *data;
@@ -80,8 +81,8 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
  * PS_ENOMEM. */
 int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *size,
 	struct err *e) PS_MUST_CHECK;
-/* Call it when wal_reader_next has returned 0. 1: valid records of a later group follow, so durable
- * records are lost. 0: none follow. PS_EIO. */
+/* Call wal_reader_has_gap after wal_reader_next has returned 0. 1: valid records of a later group
+ * follow, so durable records are lost. 0: none follow. PS_EIO. */
 int wal_reader_has_gap(struct wal_reader *r, struct err *e) PS_MUST_CHECK;
 void wal_reader_release(struct wal_reader *r);
 

@@ -1,5 +1,5 @@
 /*
- * window.c - arithmetic of sliding windows.
+ * window.c - see window.h.
  */
 #include "common/window.h"
 

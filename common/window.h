@@ -24,7 +24,8 @@ struct window {
 	enum pad_rule rule;
 };
 
-/* The number of zeros to add to `in` pixels, both ends together. The far end gets an odd zero. */
+/* The number of zeros to add to `in` pixels, at both ends together. If the number is odd, the far
+ * end (right or bottom) gets one more. */
 size_t window_pad(const struct window *w, size_t in);
 /* The number of output pixels for `in` input pixels; 0: the window does not tile the padded input
  * exactly. */

@@ -1,5 +1,5 @@
 /*
- * words.c - splits texts from the command line.
+ * words.c - see words.h.
  */
 #include "common/words.h"
 #include <stdio.h>

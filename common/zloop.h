@@ -51,9 +51,9 @@ void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
 /* Handle at most `max` messages now instead of in the next iteration. Do not call it from
  * on_readable. */
 void zloop_read(struct zloop *z, size_t max);
-/* Call it after using the socket outside on_readable, for example for a send. This use may have
- * consumed the edge of a message. The next prepare finds the message, so it does not count as
- * missed. */
+/* Call zloop_used after each use of the socket outside on_readable, for example after a send,
+ * because such a use may consume the edge of a message. The next prepare then finds the message,
+ * and the message does not count as missed. */
 void zloop_used(struct zloop *z);
 /* The number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);

@@ -17,8 +17,8 @@ struct zmonitor_event {
 void *zmonitor_open(void *context, void *socket, int events);
 /* Receive one event without blocking. 1, or 0 if there is none. */
 int zmonitor_next(void *monitor, struct zmonitor_event *e);
-/* Closes the monitor and sets *monitor to NULL; *monitor may be NULL. Call it before closing
- * `socket`. */
+/* Closes the monitor and sets *monitor to NULL; *monitor may be NULL. Call zmonitor_close before
+ * you close `socket`. */
 void zmonitor_close(void *socket, void **monitor);
 
 #endif

@@ -1,14 +1,9 @@
 /*
- * accumulator.h - collects gradients until a step, or an update from a buffer, applies them
- * together. A mode that collects gradients uses one of two methods:
- *
- * - Running sum: sandblaster, and the asynchronous modes with a buffer, add each gradient to a sum
- *   in double precision when it arrives. The order of arrival therefore hardly changes the result.
- *   In a buffer each gradient has a weight of its own.
- * - One gradient of each batch: sync keeps all gradients and adds them in the order of their
- *   batches when the step ends. The order of arrival therefore does not change the result at all.
- *   This takes n_params floats for each gradient of a step. The memory for a gradient is touched
- *   only when the gradient arrives.
+ * accumulator.h - the gradients of a step. Sandblaster adds them as they come, in double precision,
+ * so that their order hardly matters; so do the asynchronous modes with a buffer, each gradient
+ * with a weight of its own. Sync keeps one gradient of each batch and adds them in the order of the
+ * batches when the step ends, so that their order of arrival does not matter at all. That takes
+ * n_params floats for each gradient of a step; memory is touched by those that came.
  */
 #ifndef SERVER_CORE_ACCUMULATOR_H
 #define SERVER_CORE_ACCUMULATOR_H
@@ -19,36 +14,29 @@ struct worker;
 struct part {
 	uint32_t batch, images;
 	float loss;
-	float *g; /* the gradient: n_params floats */
+	float *g; /* n_params */
 };
 struct gradient_accumulator {
-	double *sum; /* n_params sums; NULL: the mode has no running sum */
-	/* `room` entries, sorted by batch; the first `pushes` are in use; NULL: the mode keeps no
-	 * gradients */
-	struct part *part;
+	double *sum;       /* n_params; NULL: no running sum */
+	struct part *part; /* room for `room`, `pushes` in use, by batch; NULL: none are kept */
 	uint32_t room;
-	/* weight: of all gradients; loss_sum: of the gradients in the running sum */
-	double weight, loss_sum;
-	uint64_t images; /* images of the gradients, all from the epoch in training */
+	double weight, loss_sum; /* loss_sum: of the running sum */
+	uint64_t images;         /* of the epoch in training */
 	uint32_t pushes;
-	double peak;  /* upper bound of the magnitudes in the sum */
-	int measured; /* 1: peak is valid. A snapshot never contains this flag */
+	double peak;  /* bound of the magnitudes in sum */
+	int measured; /* peak is valid; never saved */
 };
-/* Returns 1 if all values stay finite when a step applies the collected gradients together with the
- * gradient of push `p`. */
+/* 1: the step that takes the sum with `p` in it leaves all finite. */
 int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p);
 void accumulator_add(struct core *c, const struct msg_push *p);
-/* Adds the gradient `s`, times `weight`, to the running sum. Images and loss are not counted. */
+/* Only the gradient, `weight` times. */
 void accumulator_add_weighted(struct core *c, const struct slices *s, double weight);
-/* Counts the images and the loss of push `p`. The step that applies the sum records them in the
- * epoch in training. */
+/* Its images and loss: they are recorded with the sum, in the epoch in training. */
 void accumulator_count(struct core *c, const struct msg_push *p);
-/* Returns 1 if all values stay finite when a step applies the collected gradients together with one
- * more gradient, whose weight is `weight` and whose magnitudes are at most `peak`. */
+/* 1: the step with a gradient of at most `peak` in magnitude more leaves all finite. */
 int accumulator_holds(struct core *c, double weight, double peak);
 void accumulator_keep(struct core *c, const struct msg_push *p);
-/* Writes the weighted mean of the collected gradients to `g` (n_params floats). With cfg.push.sum
- * it writes their sum; for a buffer this is the weighted mean times the number of gradients. */
+/* The weighted mean of what was gathered into `g` (n_params floats); with cfg.push.sum the sum. */
 void accumulator_mean(const struct core *c, float *g);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);

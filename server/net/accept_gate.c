@@ -14,14 +14,15 @@
 #define UNLIMITED (1 << 20)
 
 struct accept_gate {
-	int listener; /* libzmq's, -1: not known yet */
+	int listener; /* libzmq's listening socket; -1: not known yet */
 	int reserve[RESERVE], n_reserve, want;
 	int backlog;
-	int last; /* a descriptor from this number on: few are left */
+	int last; /* if a new descriptor is this high, few are left */
 	int closed;
 };
 
-/* A filter of one instruction: keep 0 bytes of each packet. */
+/* Attach a filter to the socket, or detach it. The filter has one instruction, which keeps 0 bytes
+ * of each packet. */
 static int drop_packets(int socket, int drop)
 {
 	struct sock_filter nothing = {.code = BPF_RET | BPF_K, .k = 0};
@@ -38,7 +39,7 @@ static void release_reserve(struct accept_gate *g)
 		close(g->reserve[--g->n_reserve]);
 }
 
-/* The whole reserve, or nothing. */
+/* Take the whole reserve of descriptors, or none. Returns 1 if the reserve is complete. */
 static int take_reserve(struct accept_gate *g)
 {
 	while (g->n_reserve < g->want) {

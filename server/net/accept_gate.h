@@ -9,7 +9,7 @@
  * reserve), and checkpoints still find descriptors. The gate opens again when the whole reserve is
  * available.
  *
- * Thread: the loop's.
+ * Thread: the loop's thread only.
  */
 #ifndef SERVER_NET_ACCEPT_GATE_H
 #define SERVER_NET_ACCEPT_GATE_H
@@ -18,19 +18,20 @@
 
 struct accept_gate; /* opaque, see accept_gate.c */
 
-/* Take the reserve, as the limit of descriptors allows. PS_ENOMEM. */
+/* Take the reserve. Its size depends on the process's limit of descriptors. PS_ENOMEM. */
 int accept_gate_new(struct accept_gate **out) PS_MUST_CHECK;
-/* Frees and nulls *g; NULL is fine. */
+/* Frees the gate and sets *g to NULL; *g may be NULL. */
 void accept_gate_free(struct accept_gate **g);
-/* Connections that the kernel may keep waiting. */
+/* The listen backlog: how many connections may wait in the kernel. */
 int accept_gate_backlog(const struct accept_gate *g);
-/* The listening socket; -1: there is none. A new one is open. */
+/* Set the listening socket; -1: none. The gate is open for a new socket. */
 void accept_gate_set_listener(struct accept_gate *g, int fd);
-/* A connection got descriptor `fd`: are so few left that the gate should close? */
+/* A new connection has descriptor `fd`. 1: few descriptors are left, so the gate should close. */
 int accept_gate_is_needed(const struct accept_gate *g, uint32_t fd);
-/* Close it until accept_gate_try_open; 0: it was closed already, or nothing listens yet. */
+/* Close the gate until accept_gate_try_open. 0: the gate was closed already, or there is no
+ * listening socket. */
 int accept_gate_close(struct accept_gate *g);
-/* Open it if the reserve is available again; returns whether it is open. */
+/* Open the gate if the whole reserve is available again. Returns 1 if the gate is open. */
 int accept_gate_try_open(struct accept_gate *g);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * address.h - whether an address is reachable from other machines.
  *
- * Thread: main, at the start: the resolver may wait for a name server.
+ * Thread: main, at start-up, because the resolver may wait for a name server.
  */
 #ifndef SERVER_NET_ADDRESS_H
 #define SERVER_NET_ADDRESS_H
@@ -16,11 +16,11 @@ enum address_reach {
 
 enum address_reach address_reach(const char *host);
 /*
- * Replace a host name by its first address, IPv4 before IPv6: libzmq binds no names. "*", an
- * interface, an address, and a name that does not resolve stay as they are.
+ * Replace a host name by its first address, IPv4 before IPv6, because libzmq cannot bind a name.
+ * The function does not change "*", an interface, an address, or a name that does not resolve.
  */
 void address_resolve(struct endpoint *e);
-/* 1: 127.0.0.0/8, ::1, or the former written as IPv6. */
+/* 1 if the address is in 127.0.0.0/8 or ::ffff:127.0.0.0/104, or is ::1. */
 int address_is_loopback(const struct sockaddr *at);
 
 #endif

@@ -7,7 +7,7 @@
 /* The chunks of one peer. */
 struct partial {
 	uint32_t peer;  /* 0: free */
-	uint64_t clock; /* of the newest chunk */
+	uint64_t clock; /* the number of the newest chunk, counted over all peers */
 	size_t n, bytes;
 	struct chunk chunk[WIRE_MAX_CHUNKS];
 	zmq_msg_t frame[WIRE_MAX_CHUNKS];
@@ -63,7 +63,7 @@ void chunked_push_free(struct chunked_push **a)
 	*a = NULL;
 }
 
-/* peer 0: a free entry. */
+/* The entry of `peer`; with peer 0, a free entry. NULL: none. */
 static struct partial *find_partial(struct chunked_push *a, uint32_t peer)
 {
 	for (size_t i = 0; (a->used || !peer) && i < a->max_peers; i++)

@@ -33,7 +33,7 @@ int admission_ask(struct admission *a, uint64_t now_ms)
 
 static const struct label none;
 
-/* A process that said HELLO. */
+/* A process that has sent HELLO. */
 struct process {
 	uint32_t peer;                /* connection of the HELLO */
 	uint32_t worker, incarnation; /* from WELCOME; 0: none yet */
@@ -50,8 +50,8 @@ struct slot {
 struct labels {
 	uint32_t max_workers;
 	struct slot *slot;       /* by worker id - 1 */
-	struct process *process; /* ring of the newest */
-	size_t ring, n;          /* its size; HELLOs noted so far */
+	struct process *process; /* ring of the newest processes */
+	size_t ring, n;          /* ring: size of the ring; n: HELLOs noted so far */
 };
 
 struct labels *labels_new(uint32_t max_workers)
@@ -79,7 +79,7 @@ void labels_free(struct labels **l)
 	*l = NULL;
 }
 
-/* The i-th newest process, NULL: there are fewer. */
+/* The i-th newest process; NULL: there are fewer. */
 static struct process *newest(const struct labels *l, size_t i)
 {
 	size_t known = l->n < l->ring ? l->n : l->ring;
@@ -123,7 +123,8 @@ const struct label *labels_of(const struct labels *l, uint32_t worker)
 
 /* ---- fencing --------------------------------------------------------------------------------- */
 
-/* A process without WELCOME is found by the HELLO of its connection. */
+/* Find a process by its worker id and incarnation. If it has no WELCOME yet, find it by the
+ * connection of its HELLO. */
 static struct process *find_process(
 	const struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
@@ -138,7 +139,7 @@ static struct process *find_process(
 	return NULL;
 }
 
-/* What follows "runs on", as far as it is known. */
+/* Write the text that follows "runs on", with the known parts of the label. */
 static const char *place_of(const struct label *label, char *text, size_t size)
 {
 	if (label->host[0] && label->pid)
@@ -162,7 +163,8 @@ static void log_fenced(uint32_t worker, uint32_t incarnation, const char *name,
 			: "its slot was free after a silence");
 }
 
-/* 1: the first time for this process; `p`: its entry, or NULL. */
+/* 1 if the fencing of this process was not logged before. `p`: the entry of the process, or NULL.
+ */
 static int is_news(struct labels *l, struct process *p, uint32_t worker, uint32_t incarnation)
 {
 	struct slot *slot = &l->slot[worker - 1];
@@ -182,7 +184,7 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 	const struct label *old = p ? &p->label : &none, *new = labels_of(l, worker);
 	char one[PLACE], other[PLACE];
 
-	if (p && !p->worker) { /* so that a repeated HELLO finds the same entry */
+	if (p && !p->worker) { /* then a repeated HELLO finds the same entry */
 		p->worker = worker;
 		p->incarnation = incarnation;
 	}
@@ -205,7 +207,8 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 
 /* ---- observers ------------------------------------------------------------------------------ */
 
-/* The entry of `peer`, else the one that asked longest ago; a free one never did. */
+/* The entry of `peer`. If there is none, the entry with the oldest request; a free entry has the
+ * time 0, so it comes first. */
 static size_t entry_for(const struct observers *o, uint32_t peer)
 {
 	size_t best = 0;

@@ -1,5 +1,5 @@
-/* net.c - see net.h: the way of a packet from the socket to the core, and of a reply back. Few replies
- * wait at a time, so linear scans of their queue are fast enough. */
+/* net.c - see net.h. Receives and decodes messages, and encodes, queues and sends replies. Few
+ * replies wait at a time, so linear scans of their queue are fast enough. */
 #include "server/net/net.h"
 #include <errno.h>
 #include <stdio.h>
@@ -32,13 +32,13 @@ struct router {
 	struct wire *wire;
 	struct frames in;
 	struct chunked_push *chunks;
-	int has_chunks; /* some peer may have chunks */
+	int has_chunks; /* 1: a peer may have chunks */
 	struct msg msg;
 	struct replies *replies;
-	uint64_t lsn; /* that replies wait for */
+	uint64_t lsn; /* new replies wait until this LSN is flushed */
 
 	struct router_stats stats;
-	uint64_t refusal_ms;         /* when the newest log line about one was written */
+	uint64_t refusal_ms;         /* time of the newest log line about a malformed message */
 	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
 };
 
@@ -46,8 +46,8 @@ struct router {
 
 struct reply {
 	uint32_t peer;
-	uint64_t number; /* counts the replies */
-	uint64_t lsn;    /* must be flushed before it leaves */
+	uint64_t number; /* sequence number of the reply */
+	uint64_t lsn;    /* the reply leaves after this LSN is flushed */
 	int tombstone;   /* the ERROR that replaces dropped replies */
 	size_t n;
 	zmq_msg_t frame[MAX_FRAMES];
@@ -79,7 +79,8 @@ static void move_frames(struct reply *r, struct frames *f)
 	frames_release(f);
 }
 
-/* The bytes that a reply counts against its peer: its frames, and its entry in the queue. */
+/* The bytes of a reply that count against its peer's limit: its frames, and its entry in the queue.
+ */
 static size_t cost(zmq_msg_t *frame, size_t n)
 {
 	size_t bytes = sizeof(struct reply);
@@ -137,7 +138,7 @@ static void append_reply(
 	move_frames(r, f);
 }
 
-/* Remove all replies to `peer`; returns their number. */
+/* Drop all replies to `peer`. Returns their number. */
 static size_t drop_all(struct replies *q, uint32_t peer)
 {
 	size_t kept = 0, before = q->n;
@@ -156,7 +157,7 @@ static size_t drop_all(struct replies *q, uint32_t peer)
 	return before - kept;
 }
 
-/* `peer` does not read: one ERROR, the tombstone, replaces all its replies. */
+/* `peer` does not read its replies. Replace them all by one ERROR, the tombstone. */
 static void evict(struct replies *q, uint32_t peer)
 {
 	const struct msg m = {.type = MSG_ERROR,
@@ -170,7 +171,8 @@ static void evict(struct replies *q, uint32_t peer)
 		append_reply(q, peer, &f, 0, 1);
 }
 
-/* Evict the peer with the oldest reply; a peer that is evicted already loses its tombstone, too. */
+/* Evict the peer with the oldest reply until the queue has room. If the oldest reply is a
+ * tombstone, drop it. */
 static void evict_oldest(struct replies *q)
 {
 	while (q->n == q->room) {
@@ -213,7 +215,8 @@ void replies_set_flushed(struct replies *q, uint64_t lsn)
 		q->flushed_lsn = lsn;
 }
 
-/* One of the first `n` replies, which stay in the queue, is for `peer`. */
+/* 1 if one of the first `n` replies is for `peer`. These replies stay in the queue, and a later
+ * reply must not overtake them. */
 static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 {
 	for (size_t i = 0; i < n; i++)
@@ -222,7 +225,7 @@ static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 	return 0;
 }
 
-/* `send` takes over the frames only if it succeeds. */
+/* Send a reply. If `send` fails, the reply keeps its frames. */
 static int offer(struct reply *r, replies_send_fn *send, void *arg)
 {
 	struct frames f;
@@ -286,7 +289,8 @@ uint64_t replies_dropped(const struct replies *q)
 
 /* ---- out ----------------------------------------------------------------------------------- */
 
-/* The frame of the weights is no copy, see param_buffers.h. */
+/* Encode PARAMS. The second frame usually points to the weights without a copy (param_buffers.h).
+ */
 static int encode_params(struct router *r, const struct msg *m, struct frames *f)
 {
 	struct msg header = *m;
@@ -324,7 +328,7 @@ void router_send(struct router *r, uint32_t peer, const struct msg *m)
 	if (r->cfg.auth)
 		auth_note(r->cfg.auth, peer, m);
 	if (queue(r, peer, m) && m->type == MSG_PARAMS && m->params.ack.seq) {
-		/* without memory for the weights: the decision all the same */
+		/* no memory for the weights: send at least the decision */
 		const struct msg ack = {.type = MSG_ACK, .ack = m->params.ack};
 
 		(void)queue(r, peer, &ack);
@@ -403,10 +407,10 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 		router_send(r, peer, &m);
 }
 
-/* PS_EAGAIN: it waits for its PUSH, without an answer. */
+/* Keep a chunk until its PUSH arrives. PS_EAGAIN: the chunk gets no answer. */
 static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 {
-	/* each open connection may have chunks */
+	/* every open connection may have chunks */
 	int rc = chunked_push_keep(r->chunks, peer, &r->in, r->port.stats.connections + 1);
 
 	*why = "a chunk is no tensor frame";
@@ -422,7 +426,7 @@ static void note_address(struct router *r)
 	snprintf(r->address, sizeof(r->address), "%s", address ? address : "");
 }
 
-/* The way of a packet: receive, decode, authorize, apply (on_message), reply. */
+/* Handle one message: receive, decode, authorize, apply (on_message), reply. */
 static int on_readable(void *arg)
 {
 	struct router *r = arg;
@@ -438,7 +442,7 @@ static int on_readable(void *arg)
 	if (rc == 1 && wire_is_chunk(&r->in))
 		rc = keep_chunk(r, peer, &why);
 	else if (rc == 1 && (r->has_chunks || wire_chunks_wanted(&r->in) > 0))
-		rc = chunked_push_join(r->chunks, peer, &r->in); /* PS_EAGAIN: one is lost */
+		rc = chunked_push_join(r->chunks, peer, &r->in); /* PS_EAGAIN: a chunk is lost */
 	if (rc == 1 || rc == PS_OK)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
 	if (rc == PS_EAGAIN) {
@@ -468,30 +472,30 @@ static int router_set_options(void *socket, const struct router_config *cfg, int
 	const struct {
 		int option, value;
 	} row[] = {
-		/* a reply that cannot be sent is an error (EAGAIN, EHOSTUNREACH), not a silent loss */
+		/* if a reply cannot be sent, report an error (EAGAIN, EHOSTUNREACH) */
 		{ZMQ_ROUTER_MANDATORY, 1},
-		/* counted in messages of megabytes: the unanswered messages of a correct peer */
+		/* counted in messages: a correct peer has at most this many unanswered ones */
 		{ZMQ_SNDHWM, window},
 		{ZMQ_RCVHWM, window},
 		{ZMQ_SNDBUF, WIRE_SEND_BUFFER(cfg->auth != NULL)},
-		/* fewer than the descriptors that the accept gate has in reserve */
+		/* smaller than the accept gate's reserve of descriptors */
 		{ZMQ_BACKLOG, backlog},
 		/* a client that does not speak ZMTP holds a descriptor for two seconds */
 		{ZMQ_HANDSHAKE_IVL, 2000},
 		/* ZMTP's heartbeats drop a healthy peer in the middle of a large message */
 		{ZMQ_HEARTBEAT_IVL, 0},
-		/* a peer that makes no progress for 2.5 s, though asked every second, has vanished
-		 * (see worker/client/link.c) */
+		/* a peer is lost if it acknowledges neither data nor TCP's probes (one each second)
+		 * for 2.5 s (see worker/client/link.c) */
 		{ZMQ_TCP_KEEPALIVE, 1},
 		{ZMQ_TCP_KEEPALIVE_IDLE, 1},
 		{ZMQ_TCP_KEEPALIVE_INTVL, 1},
 		{ZMQ_TCP_KEEPALIVE_CNT, 2},
 		{ZMQ_TCP_MAXRT, 2500},
-		/* closing waits for the last replies for a bounded time */
+		/* zmq_ctx_term waits LINGER_MS at most for the last replies */
 		{ZMQ_LINGER, LINGER_MS},
 		{ZMQ_IPV6, strchr(cfg->bind, '[') != NULL},
 	};
-	/* libzmq closes the connection of a sender before a larger message takes our memory */
+	/* libzmq closes the connection of a peer that announces a larger message */
 	int bad = zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_bytes, sizeof(max_bytes));
 
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]) && !bad; i++)
@@ -499,7 +503,7 @@ static int router_set_options(void *socket, const struct router_config *cfg, int
 	return bad ? PS_ENET : PS_OK;
 }
 
-/* Authentication is on, and tested, before the first connection can be made. */
+/* Enable and test authentication before the first connection is possible. */
 static int enable_auth(struct router *r, struct err *e)
 {
 	struct auth *auth = r->cfg.auth;
@@ -575,7 +579,7 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	return PS_OK;
 }
 
-/* libzmq receives one message of each connection in turn. */
+/* libzmq receives from all connections in turn, so one message for each connection is enough. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->port.stats.connections + 1);

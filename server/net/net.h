@@ -1,17 +1,18 @@
 /*
- * net.h - the server's port: a ROUTER socket in the loop, messages in, replies out.
+ * net.h - the server's port: a ROUTER socket in the event loop that receives messages and sends
+ * replies.
  *
- * In:  a readable socket -> wire_decode -> on_message. A message that cannot be decoded is answered
- *      by ERROR and counted.
- * Out: router_send encodes a reply, and router_flush sends what the queues of the peers accept. The
- *      answer to a push that also pulls is one PARAMS with its ACK inside, so that the worker wakes
- *      up once.
+ * In:  a readable socket -> wire_decode -> on_message. The server answers a message that it cannot
+ *      decode with ERROR, and counts the message.
+ * Out: router_send encodes a reply, and router_flush sends the replies for which libzmq's queues
+ *      have room. The answer to a push that also pulls is one PARAMS with the ACK inside, so that
+ *      the worker wakes up once.
  *
  * Invariants:
  * (1) no function waits, and the memory of waiting replies is bounded;
  * (2) replies to one peer leave in the order of router_send, or the peer is evicted (see below);
- * (3) when file descriptors run out, new connections wait and open ones work (accept_gate.h;
- *     test_out_of_descriptors);
+ * (3) when file descriptors run out, new connections wait and open connections continue to work
+ *     (accept_gate.h; test_out_of_descriptors);
  * (4) with `auth`, no byte of a peer without a listed key reaches wire_decode.
  * Thread: the loop's.
  */
@@ -27,8 +28,8 @@
 #include "server/net/port.h"
 #include "server/net/param_buffers.h"
 
-/* `m` and its frames are borrowed for the call. Reply by router_send; replies leave after the call
- * has returned. */
+/* Handle message `m`. `m` and its frames are borrowed for the call. The function replies with
+ * router_send, and the replies leave after the function has returned. */
 typedef void router_message_fn(
 	void *arg, uint32_t peer, const struct msg *m, struct frames *frames);
 /* The connection of `peer` is gone. */
@@ -37,7 +38,7 @@ typedef void router_gone_fn(void *arg, uint32_t peer);
 struct router_config {
 	uv_loop_t *loop;
 	const char *bind;     /* tcp://HOST:PORT, PORT 0 or *: any */
-	size_t n_params;      /* bounds a message */
+	size_t n_params;      /* limits the size of a message */
 	uint32_t push_window; /* unanswered messages that a correct peer may have */
 	uint32_t max_workers;
 	struct param_buffers *params; /* frames for PARAMS; must outlive the router */
@@ -49,21 +50,21 @@ struct router_config {
 
 struct router_stats {
 	uint64_t received, sent;
-	uint64_t malformed;     /* not decodable, answered by ERROR */
+	uint64_t malformed;     /* messages that could not be decoded */
 	uint64_t dropped;       /* replies dropped: their peer did not read */
-	uint64_t gone;          /* replies whose peer was gone */
-	uint64_t params_framed; /* versions of the weights that became a frame */
-	uint64_t rescues;       /* must stay 0: see zloop.h */
+	uint64_t gone;          /* replies to peers that were gone */
+	uint64_t params_framed; /* versions of the weights that were sent */
+	uint64_t rescues;       /* messages that only a safety timer found; must stay 0 (zloop.h) */
 	struct port_stats port;
 	uint32_t waiting; /* replies in the queue now */
 };
 
 struct router; /* opaque, see net.c */
 
-/* Bind and serve. PS_EUSAGE: the address cannot be bound. PS_EAUTH: the self-test
- * of authentication failed. PS_ENET, PS_ENOMEM. */
+/* Bind the port and begin to receive. PS_EUSAGE: the address cannot be bound. PS_EAUTH: the
+ * authentication self-test failed. PS_ENET, PS_ENOMEM. */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
-/* The address in use, with the real port. */
+/* The bound address, with the actual port. */
 const char *router_endpoint(const struct router *r);
 /* The IP address of the sender of the newest HELLO; "": libzmq does not know it. */
 const char *router_address(const struct router *r);
@@ -71,54 +72,61 @@ const char *router_address(const struct router *r);
 void router_set_lsn(struct router *r, uint64_t lsn);
 /* The log is flushed up to `lsn`. The replies leave at the next router_flush. */
 void router_set_flushed(struct router *r, uint64_t lsn);
-/* Encode `m` for `peer` now; it leaves at the next flush. */
+/* Encode `m` for `peer` now. The reply leaves at the next router_flush. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
-/* Send `m` at once, before the replies that wait for the log, or not at all: it must promise nothing,
- * and be true wherever it comes. */
+/* Send `m` at once, before the replies that wait for the log, or drop it. So `m` must not
+ * acknowledge anything, and its order among the replies must not matter. */
 void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
-/* Send the replies that may leave; calls on_gone. Not from on_message or on_gone. */
+/* Send the replies that may leave. The function calls on_gone. Do not call it from on_message or
+ * on_gone. */
 void router_flush(struct router *r);
-/* Receive at least one message of each connection that has one, so that a worker whose message was
- * not read yet does not count as silent. */
+/* Receive at least one message of each connection that has one. So a worker does not count as
+ * silent while its message waits to be read. */
 void router_receive_pending(struct router *r);
 void router_stats(const struct router *r, struct router_stats *s);
-/* Close every connection, which frees the memory of messages that never end. The port opens again
- * soon, and workers resume their sessions with HELLO. */
+/* Close every connection. This frees the memory of incomplete messages. The port opens again soon,
+ * and workers resume their sessions with HELLO. */
 void router_close_connections(struct router *r);
 /* Close sockets and handles; the loop must run once more before router_free. */
 void router_stop(struct router *r);
-/* Frees and nulls *r; waits a bounded time for libzmq to deliver what was sent. NULL is fine. */
+/* Frees *r and sets it to NULL; *r may be NULL. The function waits a bounded time until libzmq has
+ * delivered the sent replies. */
 void router_free(struct router **r);
 
 /* ---- the queue of replies ---------------------------------------------------------------------- */
 
 /*
- * A bounded queue, in order for each peer. For the router and the unit test.
+ * A bounded queue of replies, which keeps the order for each peer. Only the router and its unit
+ * test use it.
  *
  * Invariants:
  * (1) replies to one peer leave in the order of replies_put, or not at all;
- * (2) a peer whose waiting replies exceed its bytes is evicted, and so is the peer with the oldest
- *     reply when the queue is full (room >= 2): one ERROR PS_ESTATE, its tombstone, replaces all
- *     its replies ("say HELLO again"). Later replies to it are dropped until the tombstone has
- *     left. So a peer never reads a sequence of replies with an unreported gap;
+ * (2) the queue evicts a peer whose waiting replies exceed peer_bytes. When the queue is full (room
+ *     >= 2), it evicts the peer with the oldest reply. To evict a peer is to replace all its
+ *     replies by one ERROR PS_ESTATE, the tombstone ("say HELLO"). The queue drops later replies to
+ *     the peer until the tombstone has left. So a peer never reads a sequence of replies with an
+ *     unreported gap;
  * (3) a peer that does not read delays no other peer (test_server_replies);
- * (4) a reply leaves after its LSN was flushed.
+ * (4) a reply leaves only after its LSN was flushed.
  */
 struct replies; /* opaque, see net.c */
 
-/* wire_send on a socket: 0, PS_EAGAIN or PS_EUNREACHABLE; any other status drops the reply. */
+/* Sends a reply, like wire_send on a socket: 0, PS_EAGAIN or PS_EUNREACHABLE. With any other status
+ * the queue drops the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 
-/* At most `room` replies, and `peer_bytes` for each peer. PS_ENOMEM. */
+/* Make a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer. PS_ENOMEM.
+ */
 int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
-/* Frees and nulls *q and the waiting replies; NULL is fine. */
+/* Frees the queue with its replies and sets *q to NULL; *q may be NULL. */
 void replies_free(struct replies **q);
-/* Queue `f` for `peer` until `lsn` is flushed (0: no wait). Takes over the frames and empties f. */
+/* Queue `f` for `peer` until `lsn` is flushed (0: no wait). The queue takes over the frames, and
+ * `f` becomes empty. */
 void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
-/* The log is on disk up to `lsn`. */
+/* The write-ahead log is flushed up to `lsn`. */
 void replies_set_flushed(struct replies *q, uint64_t lsn);
-/* Offer every reply that may leave. Returns 0, or a peer that is gone, with its replies dropped:
- * then call again. */
+/* Pass every reply that may leave to `send`. If a peer is gone, the function drops the peer's
+ * replies and returns the peer; then call the function again. Otherwise 0. */
 uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);
 
 size_t replies_waiting(const struct replies *q);

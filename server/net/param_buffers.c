@@ -7,8 +7,9 @@
 #include "common/pool.h"
 #include "proto/wire.h"
 
-/* The reference count behind the values of each buffer. The core holds a reference to its current
- * buffer, and so does each frame. The last one to be dropped returns the buffer to the pool. */
+/* The reference count of a buffer, stored after its values. The core has one reference to its
+ * current buffer, and each frame has one. When the last reference is dropped, the buffer returns to
+ * the pool. */
 struct refs {
 	struct pool *pool;
 	atomic_uint n;
@@ -24,11 +25,11 @@ struct copy {
 
 struct param_buffers {
 	struct pool *pool;
-	float *current;      /* the core's */
-	float *spare;        /* of the next version while frames of current exist, or NULL */
+	float *current;      /* the buffer that the core uses */
+	float *spare;        /* for the next version while frames of `current` exist, or NULL */
 	struct copy copy[2]; /* by enum weights - 1 */
 	size_t n_params;
-	uint64_t version, xxh3; /* of current */
+	uint64_t version, xxh3; /* of `current` */
 	int is_framed;          /* xxh3 is known */
 	uint64_t framed;
 };
@@ -42,7 +43,7 @@ static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 	return (struct refs *)(void *)(buffer + end);
 }
 
-/* With one reference. */
+/* Take a buffer from the pool, with one reference. */
 static float *take_buffer(struct param_buffers *w)
 {
 	float *buffer = pool_take(w->pool);
@@ -56,7 +57,7 @@ static float *take_buffer(struct param_buffers *w)
 	return buffer;
 }
 
-/* Also the free function of libzmq's frames. */
+/* Drop one reference. libzmq calls this function for each frame that it has sent. */
 static void drop_ref(void *buffer, void *refs)
 {
 	struct refs *u = refs;
@@ -109,7 +110,8 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
-/* A frame of the core's own buffer, if there is a second one for the next version. */
+/* Make a frame that points to the core's own buffer. This needs a second buffer for the next
+ * version. */
 static int frame_current(struct param_buffers *w, uint64_t *xxh3, zmq_msg_t *frame)
 {
 	struct refs *u = refs_of(w, w->current);
@@ -146,7 +148,8 @@ static int make_copy(struct param_buffers *w, struct copy *c, const struct msg_p
 	return PS_OK;
 }
 
-/* The core will overwrite these values: all pulls share one copy. */
+/* Make a frame with a copy of the values, because the core may overwrite them. All pulls of one
+ * version share the copy. */
 static int frame_copy(struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame)
 {
 	struct copy *c = &w->copy[m->which == WEIGHTS_EVAL];
@@ -172,7 +175,7 @@ int param_buffers_frame(struct param_buffers *w, struct msg_params *m, zmq_msg_t
 	return frame_copy(w, m, frame);
 }
 
-/* The effects of the step send the current weights. */
+/* 1 if the effects of the step send the current weights. */
 static int are_sent(const struct core *c)
 {
 	const struct effect *e;
@@ -198,7 +201,8 @@ static size_t compute_block(void *arg, const float **values)
 	return n;
 }
 
-/* 1: w->xxh3 is the checksum of the new weights. 0: they are computed, but not all of them here. */
+/* Compute the new weights and their checksum together. 1: w->xxh3 is the checksum. 0: the core had
+ * computed a part of the weights before, so w->xxh3 is not valid. */
 static int compute_and_hash(struct param_buffers *w, struct core *c)
 {
 	struct computation u = {.core = c};
@@ -224,7 +228,8 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 		w->current = w->spare;
 		w->spare = NULL;
 	} else if (version == w->version) {
-		PS_ASSERT(core_weights(c) == w->current); /* invariant 2: nothing is new */
+		PS_ASSERT(
+			core_weights(c) == w->current); /* invariant 2: the weights are the same */
 		return;
 	}
 	w->version = version;

@@ -1,15 +1,16 @@
 /*
  * param_buffers.h - copy-on-write buffers of the weights, which PARAMS replies share.
  *
- * A pull is answered with the core's own buffer, without a copy. While a frame of it is being sent,
- * the core writes its next version to a second buffer (core_lend). Otherwise it updates in place,
- * which keeps the caches warm. A buffer returns to the pool when its last frame was sent. With k
- * readers of different speed there are at most k + 2 buffers.
+ * The answer to a pull points to the core's own buffer, without a copy. While libzmq sends such a
+ * frame, the core writes its next version to a second buffer (core_lend). At other times the core
+ * updates its buffer in place, which keeps the caches warm. A buffer returns to the pool when its
+ * last frame was sent. With k readers of different speed there are at most k + 2 buffers.
  *
  * Invariants:
- * (1) the buffer of a frame that is no copy never changes while the frame exists;
- * (2) the weights of one version are checksummed once, for any number of pulls: block by block as
- *     they are computed if this step sends them, else when they are first sent (test_server_param_buffers).
+ * (1) if a frame points to a buffer, the buffer does not change while the frame exists;
+ * (2) the server computes the checksum of a version once, for any number of pulls. If the step that
+ *     computes the weights also sends them, the checksum is computed block by block with the
+ *     weights; else when they are first sent (test_server_param_buffers).
  * Thread: the loop's; libzmq's threads return buffers.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H
@@ -23,19 +24,21 @@ struct param_buffers; /* opaque, see param_buffers.c */
 
 /* Buffers of n_params floats. PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params) PS_MUST_CHECK;
-/* Frees and nulls *w; after the last frame was closed (router_free). NULL is fine. */
+/* Frees *w and sets it to NULL; *w may be NULL. Call it after the last frame was closed
+ * (router_free). */
 void param_buffers_free(struct param_buffers **w);
 /* The first buffer, for core_init or snapshot_decode. */
 float *param_buffers_first(const struct param_buffers *w);
-/* The frame of the weights that `m` sends (one slice, the whole vector), and the checksum in the
- * slice. PS_ENOMEM leaves *frame unchanged. */
+/* Make the frame of the weights that `m` sends (one slice, the whole vector), and set the checksum
+ * of the slice. PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
-/* Before every core_decide: select the buffer of the next version. */
+/* Select the buffer of the next version. Call it before every core_decide. */
 void param_buffers_before_step(struct param_buffers *w, struct core *c);
-/* After it, before its effects: compute the new weights, and note which buffer the core uses now. */
+/* Compute the new weights and note which buffer the core uses now. Call it after every core_decide,
+ * before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w, struct core *c);
-/* Versions that became a frame. */
+/* The number of versions that were sent. */
 uint64_t param_buffers_framed(const struct param_buffers *w);
 
 #endif

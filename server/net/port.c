@@ -94,7 +94,7 @@ static void note_ended(struct port *p, uint32_t fd)
 		log_debug("net", "hung_up", "fd=%u", fd);
 		PS_ASSERT(p->stats.connections > 0);
 		p->stats.connections--;
-	} else if (p->bound) { /* else zmq_unbind has closed it */
+	} else if (p->bound) { /* when not bound, zmq_unbind has closed the connection */
 		set_bit(p->ended, fd, 1);
 	}
 }
@@ -163,7 +163,8 @@ int port_monitor(struct port *p, void *context, void *socket, struct err *e)
 	return PS_OK;
 }
 
-/* A server that was killed just now may still hold the port. */
+/* Bind the socket. Retry for 0.2 s, because a server that was just killed may still have the port.
+ */
 static int bind_retrying(void *socket, const char *address)
 {
 	const struct timespec pause = {.tv_nsec = 2000000};

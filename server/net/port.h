@@ -1,6 +1,6 @@
 /*
- * port.h - the server's port: binds the router's socket, counts connections by libzmq's monitor, and
- * closes the accept gate when descriptors run out.
+ * port.h - the server's port. It binds the router's socket, counts connections with libzmq's
+ * monitor, and closes the accept gate when descriptors run out.
  *
  * Thread: the loop's.
  */
@@ -22,29 +22,30 @@ struct port_stats {
 
 /* Embedded in the router; its members are private to port.c. */
 struct port {
-	void *socket, *monitor; /* the ROUTER, borrowed; and its monitor */
+	void *socket, *monitor; /* socket: the ROUTER, borrowed; monitor: its event socket */
 	struct zloop loop;
 	uv_timer_t rebind, reopen;
 	struct accept_gate *gate;
 	char endpoint[256];
 	int bound;
 	struct port_stats stats;
-	/* Open connections by descriptor, and those whose end was reported before their begin: the
-	 * two reports come from different I/O threads of libzmq. */
+	/* Bit sets by descriptor. `open`: open connections. `ended`: connections whose end was
+	 * reported before their begin, because the two reports come from different I/O threads of
+	 * libzmq. */
 	unsigned char open[PORT_FDS / 8], ended[PORT_FDS / 8];
 };
 
-/* Create the accept gate; port_release in any case. PS_ENOMEM. */
+/* Create the accept gate. Call port_release in any case. PS_ENOMEM. */
 int port_init(struct port *p) PS_MUST_CHECK;
 void port_release(struct port *p);
-/* Watch `socket`, before it is bound. PS_ENET. port_close in any case. */
+/* Monitor `socket`, which is not bound yet. Call port_close in any case. PS_ENET. */
 int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_MUST_CHECK;
-/* PS_EUSAGE: the address cannot be bound. */
+/* Bind the socket to `address`. PS_EUSAGE: the address cannot be bound. PS_ENET. */
 int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
-/* PS_ENET: nothing to undo. Else port_stop. */
+/* Begin to read the monitor's events in `loop`. Call port_stop later, except after PS_ENET. */
 int port_start(struct port *p, uv_loop_t *loop) PS_MUST_CHECK;
 void port_stop(struct port *p);
-/* Before the socket is closed. */
+/* Close the monitor. Call it before you close the socket. */
 void port_close(struct port *p);
 /* See router_close_connections. */
 void port_close_connections(struct port *p);

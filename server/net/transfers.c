@@ -24,7 +24,7 @@ void transfers_release(struct transfers *t)
 	t->slot = NULL;
 }
 
-/* The peer address of a descriptor; "": none. */
+/* Write the peer address of a descriptor; "": it has none. */
 static void address_of(int fd, char *text, size_t size)
 {
 	union {
@@ -45,7 +45,8 @@ static void address_of(int fd, char *text, size_t size)
 		snprintf(text, size, "%s %u", ip, (unsigned)ntohs(a.v6.sin6_port));
 }
 
-/* Bytes received, and sent ones that the peer acknowledged; 0: the kernel does not report them. */
+/* The received bytes plus the sent bytes that the peer has acknowledged; 0: the kernel does not
+ * report them. */
 static uint64_t bytes_of(int fd)
 {
 	struct tcp_info info = {0};
@@ -66,13 +67,14 @@ void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
 	if (i >= core_config(c)->sessions.max_workers || t->slot[i].peer == peer)
 		return;
 	core_worker(c, i, &w);
-	if (w.peer != peer) /* the core refused it */
+	if (w.peer != peer) /* the core refused the LEASE */
 		return;
 	t->slot[i] = (struct transfer){.peer = peer, .fd = zmq_msg_get(&f->frame[0], ZMQ_SRCFD)};
 	address_of(t->slot[i].fd, t->slot[i].address, sizeof(t->slot[i].address));
 }
 
-/* Bytes of this connection since the last poll. */
+/* The bytes that this connection moved since the last poll. If the descriptor now belongs to
+ * another connection, stop polling it. */
 static uint64_t moved(struct transfer *s)
 {
 	char address[sizeof(s->address)];

@@ -1,11 +1,12 @@
 /*
- * transfers.h - reports progress of the connections whose workers owe a delivery: bytes of a push
- * that arrive and of weights that leave, as the kernel counts them (TCP_INFO). The core stops the
- * clocks of such a worker meanwhile (core/pace.h).
+ * transfers.h - reports when a connection moves bytes while its worker owes a delivery: bytes of a
+ * push that arrive, and bytes of weights that leave. The kernel counts these bytes (TCP_INFO). The
+ * core stops the worker's deadlines while bytes move (core/pace.h).
  *
- * The connection of a worker is the descriptor of its newest LEASE. It is polled only while the
- * worker owes a delivery for longer than TRANSFERS_POLL_MS. If the descriptor has another peer
- * address by then, it belongs to another connection and counts as no progress.
+ * A worker's connection is the one that carried its newest LEASE. The module polls the connection's
+ * descriptor only while the worker has owed a delivery for longer than TRANSFERS_POLL_MS. If the
+ * descriptor then has another peer address, it belongs to another connection, and its bytes do not
+ * count.
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_TRANSFERS_H
@@ -20,7 +21,7 @@ struct transfer {
 	uint32_t peer;
 	int fd;
 	char address[64];
-	uint64_t bytes; /* moved until the newest poll; 0: none yet */
+	uint64_t bytes; /* moved by the newest poll; 0: not polled yet */
 };
 
 struct transfers {
@@ -28,12 +29,13 @@ struct transfers {
 	uint64_t polled_ms;
 };
 
-/* `ev` is for the core. */
+/* Receives an EVENT_PROGRESS for the core. */
 typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);
 void transfers_release(struct transfers *t);
-/* The core has handled the LEASE `m` of `peer`, which arrived in `f`. */
+/* Note the connection of the LEASE `m` of `peer`, which arrived in `f`. Call it after the core has
+ * handled the LEASE. */
 void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
 	const struct msg_lease *m, struct frames *f);
 /* Report the bytes that moved since the last call. */

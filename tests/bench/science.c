@@ -1,18 +1,17 @@
 /*
- * science.c - one training run in virtual time. tests/bench/virtual/virtual.h says what is real, and how
- * the clock works. This program evaluates the run from outside. tests/bench/science runs it many times
- * and draws the figures.
+ * science.c - one training run in virtual time (tests/bench/virtual/virtual.h says what is real and
+ * what the clock is made of), watched from outside. tests/bench/science runs it many times and
+ * draws.
  *
  *   science [--workers N] [COST MODEL...] [-- OPTIONS OF cnn-ps]
  *
  * CSV on stdout:
  *   point,label,workers,seed,seconds,images,updates,loss,test_loss,accuracy
- *       an evaluation of the current weights on all test images, which takes no virtual time; loss is
- *       the smoothed loss of the pushes. There is a line at virtual times that grow by --look-ratio,
- *       and at the end
+ *       the weights as they are then, on all test images, which costs no virtual time; loss: of the
+ *       pushes, smoothed. At virtual times that grow by --look-ratio, and at the end
  *   end,label,workers,seed,seconds,images,updates,accuracy,mean_staleness,rejected,backups,trials,
  *   superseded
- *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness
+ *   staleness,label,workers,seed,0|1|2-3|4-7|...: gradients that were so many versions old
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,19 +27,19 @@
 
 struct science {
 	struct world world;
-	struct options run; /* options of cnn-ps */
+	struct options run; /* of cnn-ps */
 	struct data data;
 	struct backend *judge;
 	float *weights;
 	const char *label, *directory, *record;
 	int64_t workers, threads;
 	double look_s, look_ratio, limit_s;
-	uint64_t seen; /* `correct` and `loss_sum` are of version seen - 1; 0: of none */
+	uint64_t seen; /* version that `correct` and `loss_sum` are of; 0: none */
 	size_t correct;
 	double loss_sum;
 };
 
-/* ---- evaluations ----------------------------------------------------------------------------- */
+/* ---- looking --------------------------------------------------------------------------------- */
 
 static int look(struct science *s)
 {
@@ -94,8 +93,7 @@ static int watch(struct science *s)
 
 	while (!rc && next < s->limit_s) {
 		rc = world_run(w, (uint64_t)(1e9 * next));
-		/* a run that diverged is a result, too */
-		if (rc == PS_EDIVERGED || rc == PS_EQUARANTINE) {
+		if (rc == PS_EDIVERGED || rc == PS_EQUARANTINE) { /* a result, too */
 			rc = PS_OK;
 			break;
 		}

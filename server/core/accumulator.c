@@ -1,23 +1,25 @@
-/* accumulator.c - see modes.h. */
+/* accumulator.c - see accumulator.h. */
 #include "server/core/state.h"
 #include "server/core/vec.h"
 #include <math.h>
 #include <string.h>
 
-#define FOLD_BLOCK ((size_t)1024) /* sums that stay in the L1 cache while gradients are added */
+/* a block of sums stays in the L1 cache while gradients are added to it */
+#define FOLD_BLOCK ((size_t)1024)
 
 static double weight_of(const struct core *c, uint32_t images)
 {
 	return c->cfg.push.sum ? 1 : (double)images;
 }
 
-/* Weights are those of staleness, with 1 in the mean, not numbers of images. */
+/* Returns 1 if the mode is asynchronous and may use a buffer. The weight of a gradient then depends
+ * on its staleness, not on its number of images. */
 static int is_buffer(const struct core *c)
 {
 	return c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP;
 }
 
-/* What the sum of `n` gradients is multiplied with when it is taken. */
+/* The factor that turns the weighted sum of `n` gradients into the gradient of the step. */
 static double factor_of(const struct core *c, double weight, uint32_t n)
 {
 	if (is_buffer(c))
@@ -62,7 +64,7 @@ void accumulator_add_weighted(struct core *c, const struct slices *s, double wei
 
 /* ---- one gradient of each batch ------------------------------------------------------------- */
 
-/* What no slice covers is zero. */
+/* Values that no slice covers become zero. */
 static void copy_slices(float *to, const struct slices *s, size_t n)
 {
 	size_t end = 0;
@@ -89,11 +91,11 @@ void accumulator_keep(struct core *c, const struct msg_push *p)
 	a->part[i] = (struct part){p->work.first, p->images, p->loss, g};
 	copy_slices(g, &p->slices, c->store.n);
 	a->images += p->images;
-	a->weight += weight; /* whole numbers: exact in any order */
+	a->weight += weight; /* weights are whole numbers, so their sum is exact in any order */
 	a->peak += weight * store_peak(&p->slices);
 }
 
-/* In the order of batches, whatever the order of arrival was. */
+/* Adds the gradients in the order of their batches, whatever their order of arrival was. */
 static void fold_block(const struct core *c, size_t at, size_t n, double *sum)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -108,7 +110,7 @@ static void fold_block(const struct core *c, size_t at, size_t n, double *sum)
 	}
 }
 
-/* ---- what the step will do ------------------------------------------------------------------ */
+/* ---- does the step stay finite? -------------------------------------------------------------- */
 
 static double sum_peak(const double *sum, size_t n)
 {
@@ -134,8 +136,8 @@ static void measure_sum(struct core *c)
 	}
 }
 
-/* The rate may still change before the step: schedules only lower it, and no rule scales it by more
- * than the number of workers, or of gradients in a buffer. */
+/* The learning rate may still change before the step. Schedules only lower it. No rule multiplies
+ * it by more than the number of workers, or the number of gradients in a buffer. */
 static int fits_sum(struct core *c, double weight, double peak)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -161,7 +163,7 @@ int accumulator_fits(struct core *c, const struct worker *w, const struct msg_pu
 	return accumulator_holds(c, weight_of(c, p->images), store_peak(&p->slices));
 }
 
-/* ---- both ----------------------------------------------------------------------------------- */
+/* ---- both methods ---------------------------------------------------------------------------- */
 
 double accumulator_loss_sum(const struct core *c)
 {

@@ -1,9 +1,14 @@
 /*
- * accumulator.h - the gradients of a step. Sandblaster adds them as they come, in double precision,
- * so that their order hardly matters; so do the asynchronous modes with a buffer, each gradient
- * with a weight of its own. Sync keeps one gradient of each batch and adds them in the order of the
- * batches when the step ends, so that their order of arrival does not matter at all. That takes
- * n_params floats for each gradient of a step; memory is touched by those that came.
+ * accumulator.h - collects gradients until a step, or an update from a buffer, applies them
+ * together. A mode that collects gradients uses one of two methods:
+ *
+ * - Running sum: sandblaster, and the asynchronous modes with a buffer, add each gradient to a sum
+ *   in double precision when it arrives. The order of arrival therefore hardly changes the result.
+ *   In a buffer each gradient has a weight of its own.
+ * - One gradient of each batch: sync keeps all gradients and adds them in the order of their
+ *   batches when the step ends. The order of arrival therefore does not change the result at all.
+ *   This takes n_params floats for each gradient of a step. The memory for a gradient is touched
+ *   only when the gradient arrives.
  */
 #ifndef SERVER_CORE_ACCUMULATOR_H
 #define SERVER_CORE_ACCUMULATOR_H
@@ -14,29 +19,36 @@ struct worker;
 struct part {
 	uint32_t batch, images;
 	float loss;
-	float *g; /* n_params */
+	float *g; /* the gradient: n_params floats */
 };
 struct gradient_accumulator {
-	double *sum;       /* n_params; NULL: no running sum */
-	struct part *part; /* room for `room`, `pushes` in use, by batch; NULL: none are kept */
+	double *sum; /* n_params sums; NULL: the mode has no running sum */
+	/* `room` entries, sorted by batch; the first `pushes` are in use; NULL: the mode keeps no
+	 * gradients */
+	struct part *part;
 	uint32_t room;
-	double weight, loss_sum; /* loss_sum: of the running sum */
-	uint64_t images;         /* of the epoch in training */
+	/* weight: of all gradients; loss_sum: of the gradients in the running sum */
+	double weight, loss_sum;
+	uint64_t images; /* images of the gradients, all from the epoch in training */
 	uint32_t pushes;
-	double peak;  /* bound of the magnitudes in sum */
-	int measured; /* peak is valid; never saved */
+	double peak;  /* upper bound of the magnitudes in the sum */
+	int measured; /* 1: peak is valid. A snapshot never contains this flag */
 };
-/* 1: the step that takes the sum with `p` in it leaves all finite. */
+/* Returns 1 if all values stay finite when a step applies the collected gradients together with the
+ * gradient of push `p`. */
 int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p);
 void accumulator_add(struct core *c, const struct msg_push *p);
-/* Only the gradient, `weight` times. */
+/* Adds the gradient `s`, times `weight`, to the running sum. Images and loss are not counted. */
 void accumulator_add_weighted(struct core *c, const struct slices *s, double weight);
-/* Its images and loss: they are recorded with the sum, in the epoch in training. */
+/* Counts the images and the loss of push `p`. The step that applies the sum records them in the
+ * epoch in training. */
 void accumulator_count(struct core *c, const struct msg_push *p);
-/* 1: the step with a gradient of at most `peak` in magnitude more leaves all finite. */
+/* Returns 1 if all values stay finite when a step applies the collected gradients together with one
+ * more gradient, whose weight is `weight` and whose magnitudes are at most `peak`. */
 int accumulator_holds(struct core *c, double weight, double peak);
 void accumulator_keep(struct core *c, const struct msg_push *p);
-/* The weighted mean of what was gathered into `g` (n_params floats); with cfg.push.sum the sum. */
+/* Writes the weighted mean of the collected gradients to `g` (n_params floats). With cfg.push.sum
+ * it writes their sum; for a buffer this is the weighted mean times the number of gradients. */
 void accumulator_mean(const struct core *c, float *g);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);

@@ -1,19 +1,22 @@
 /*
- * backups.c - delay compensation (Zheng 2017, DC-ASGD): the weights that each worker's gradients
- * were computed at, kept by version.
+ * backups.c - delay compensation (Zheng 2017, DC-ASGD) needs the weights with which each gradient
+ * was computed. This file keeps copies of these weights, by version.
  *
- * A worker holds a version from the pull that sent it until it pushes a gradient of newer weights
- * (with n_fetch == n_push: until it pushes one of that version, for then each pull has one push),
- * or until it leaves, dies or is fenced. Workers that hold the same version share one copy. A
- * worker holds at most BACKUPS_MAX_HELD versions: a prefetching one with three bursts under way has
- * four, the others are for repeated pulls. Beyond that the second oldest is dropped, for the oldest
- * may be the one in use.
+ * A worker holds a version from the pull that sent it until the worker pushes a gradient of newer
+ * weights. If n_fetch == n_push, each pull has exactly one push, so the worker holds the version
+ * only until it pushes a gradient of this version. A worker that leaves, dies or is fenced holds
+ * nothing any more. Workers that hold the same version share one copy. A worker holds at most
+ * BACKUPS_MAX_HELD versions. A worker that prefetches and has three groups of pipelined steps in
+ * flight holds four versions; the remaining places are for repeated pulls. When all places are in
+ * use, the core drops the second oldest version, because the worker may still compute with the
+ * oldest one.
  *
  * Invariants:
- * (1) refs of a copy is the number of held[] entries that name it, and a copy without any is free;
+ * (1) refs of a copy is the number of held[] entries that name the copy, and a copy with refs 0 is
+ *     free;
  * (2) held[] is in the order of the pulls;
- * (3) a copy never changes while it is held;
- * (4) a gradient is compensated with the weights it was computed at or not at all
+ * (3) a copy never changes while a worker holds it;
+ * (4) a gradient is compensated with the weights with which it was computed, or not at all
  *     (tests/unit/test_core_dc.c).
  */
 #include "common/assert.h"
@@ -42,7 +45,7 @@ uint32_t backups_take(struct core *c, uint64_t version, uint64_t made)
 	return i;
 }
 
-/* A reference to a copy of the current weights. */
+/* Returns the index of a copy of the current weights, with one more reference. */
 static uint32_t copy_of_now(struct core *c)
 {
 	const struct store *st = &c->store;
@@ -53,14 +56,14 @@ static uint32_t copy_of_now(struct core *c)
 		return c->backups.newest;
 	}
 	c->backups.newest = backups_take(c, st->version, st->version_term);
-	PS_ASSERT(c->backups.newest < c->backups.n); /* invariants 1 and 3: a free one */
+	PS_ASSERT(c->backups.newest < c->backups.n); /* invariants 1 and 3: a copy is free */
 	store_complete(c);
 	memcpy(backups_values(c, c->backups.newest), st->weights, st->n * sizeof(float));
 	c->backups.copy[c->backups.newest].peak = st->measured ? st->reach.weight : 0;
 	return c->backups.newest;
 }
 
-/* Forget entries [from, from + count). */
+/* Removes the entries [from, from + count) of held[]. */
 static void drop(struct core *c, struct worker *w, uint32_t from, uint32_t count)
 {
 	PS_ASSERT(from + count <= w->backups.n_held && w->backups.n_held <= BACKUPS_MAX_HELD);
@@ -83,8 +86,8 @@ void backups_hold(struct core *c, struct worker *w)
 		.version = c->store.version, .sent = c->cfg.term, .copy = copy_of_now(c)};
 }
 
-/* The run never had another worker: then a version has the same weights in every life of the
- * server, for they follow from this worker's pushes alone. */
+/* Returns 1 if the run never had another worker or process than `w`. Each version then has the same
+ * weights in every term, because the weights depend on the pushes of this worker alone. */
 static int is_alone(const struct core *c, const struct worker *w)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
@@ -99,7 +102,8 @@ void backups_hold_replayed(struct core *c, struct worker *w)
 		backups_hold(c, w);
 }
 
-/* Pulls of older versions have no push any more; if each has just one, this one's is over, too. */
+/* The worker will push no more gradients of versions older than that of push `p`. If each pull has
+ * exactly one push, it will push no more gradients of the version of `p` either. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	int spent = c->cfg.push.n_fetch <= c->cfg.push.n_push;

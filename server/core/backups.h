@@ -1,6 +1,6 @@
 /*
- * backups.h - the weights that delay compensation compares with; invariants in backups.c. Without
- * it these functions do nothing.
+ * backups.h - keeps the old weights that delay compensation compares with the current weights.
+ * backups.c lists the invariants. In a run without delay compensation these functions do nothing.
  */
 #ifndef SERVER_CORE_BACKUPS_H
 #define SERVER_CORE_BACKUPS_H
@@ -8,52 +8,58 @@
 
 struct worker;
 
-/* Delay compensation: a copy of the weights of one version, shared by all workers that hold it. */
+/* A copy of the weights of one version. All workers that hold this version share the copy. */
 struct backup {
-	uint64_t version, made; /* made: term in which this version came about */
-	uint32_t refs;          /* 0: free */
-	uint32_t order;         /* while a snapshot is written: its place there */
-	double peak;            /* bound of the magnitudes in it; 0: unknown, after a restart */
+	uint64_t version, made; /* made: the term in which the server made this version */
+	/* number of held[] entries that name this copy; 0: the copy is free */
+	uint32_t refs;
+	uint32_t order; /* the number of this copy in the snapshot that is being written */
+	/* upper bound of the magnitudes in the copy; 0: unknown, after a restart */
+	double peak;
 };
 
-#define BACKUPS_MAX_HELD 6 /* versions that one worker holds at most */
+#define BACKUPS_MAX_HELD 6 /* maximum number of versions that one worker holds */
 
-/* A version that a worker has pulled and may still push a gradient of. */
+/* A version that a worker has pulled. The worker may still push a gradient of this version. */
 struct held {
-	uint64_t version, sent; /* sent: term that sent it */
-	uint32_t copy;          /* index in backups */
+	uint64_t version, sent; /* sent: the term in which the server sent this version */
+	uint32_t copy;          /* index in the array `copy` of struct backups */
 };
 
-/* Of a worker slot: the versions that it holds, in the order of its pulls. In the snapshot. */
+/* The versions that the worker of a slot holds, in the order of its pulls. A snapshot contains
+ * them. */
 struct worker_backups {
 	struct held held[BACKUPS_MAX_HELD];
 	uint32_t n_held;
 };
 
-/* Delay compensation: the copies. Memory of one is touched only while it has been used. */
+/* All copies of old weights. The memory for a copy is touched only when the copy is first used. */
 struct backups {
-	uint32_t n;          /* 0: no delay compensation */
-	struct backup *copy; /* n */
-	float *values;       /* of copy i: from i * stride on */
+	uint32_t n;          /* number of copies; 0: the run has no delay compensation */
+	struct backup *copy; /* n entries */
+	float *values;       /* copy i begins at values + i * stride */
 	size_t stride;
-	uint32_t newest; /* the copy made last */
+	uint32_t newest; /* index of the newest copy */
 };
 
-/* `w` was sent the current weights. */
+/* The server has sent the current weights to worker `w`. */
 void backups_hold(struct core *c, struct worker *w);
-/* `w` repeats pushes of a server's earlier life, whose pulls are lost: it may have these weights.
- */
+/* The core has applied a replayed push of worker `w`. The pulls of `w` before the crash are lost,
+ * so the worker may hold the weights that this push has made. */
 void backups_hold_replayed(struct core *c, struct worker *w);
-/* A push of `w` was decided: it pushes nothing of older weights any more. */
+/* The core has decided push `p` of worker `w`. The worker pushes no gradients of older weights from
+ * now on. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p);
-/* `w` is gone. */
+/* Worker `w` has left, so it holds no versions any more. */
 void backups_release(struct core *c, struct worker *w);
-/* The weights that `p` was computed at; NULL: they are not held. */
+/* Returns the weights with which the gradient of push `p` was computed; NULL: no copy has them. */
 const float *backups_find(const struct core *c, const struct worker *w, const struct msg_push *p);
 float *backups_values(const struct core *c, uint32_t copy);
-/* A bound of the magnitudes in a copy that backups_find returned; 0: unknown, after a restart. */
+/* Returns an upper bound of the magnitudes in a copy that backups_find returned; 0: unknown, after
+ * a restart. */
 double backups_peak(const struct core *c, const float *copy);
-/* The lowest free copy, which becomes one of `version`, made in term `made`; n: none is free. */
+/* Takes the free copy with the lowest index for version `version`, which the server made in term
+ * `made`. Returns the index of the copy, or the number of copies if none is free. */
 uint32_t backups_take(struct core *c, uint64_t version, uint64_t made);
 
 #endif

@@ -29,7 +29,6 @@ void batch_ledger_window(struct core *c, uint32_t first, uint32_t end)
 	l->n_free = end - first;
 }
 
-/* It is of the epoch in training; a new pass or step has given its batches out anew. */
 int batch_ledger_is_training(const struct core *c, const struct msg_grant *g)
 {
 	return g->kind == GRANT_TRAIN && g->work.epoch == c->leases.epoch &&
@@ -43,7 +42,7 @@ static void release_batch(struct core *c, uint32_t i)
 	if (l->batch[i] != BATCH_LEASED)
 		return;
 	c->stats.released++;
-	if (l->copies[i] > 0) { /* somebody else still works on it */
+	if (l->copies[i] > 0) { /* another worker still works on the batch */
 		l->copies[i]--;
 		return;
 	}
@@ -51,7 +50,6 @@ static void release_batch(struct core *c, uint32_t i)
 	l->n_free++;
 }
 
-/* It has this batch of the epoch in training, or, `eval`, this piece of the test set. */
 int batch_ledger_holds(const struct core *c, const struct worker *w, int eval, uint32_t i)
 {
 	const struct msg_grant *g = &w->lease.grant;
@@ -66,7 +64,6 @@ int batch_ledger_holds(const struct core *c, const struct worker *w, int eval, u
 	       i - g->work.first < g->work.count;
 }
 
-/* Some other worker has it, too, and is in time. */
 int batch_ledger_in_good_hands(const struct core *c, const struct worker *but, int eval, uint32_t i)
 {
 	for (uint32_t k = 0; k < c->cfg.sessions.max_workers; k++) {
@@ -94,7 +91,8 @@ void batch_ledger_release(struct core *c, struct worker *w)
 
 	if (g->request == 0)
 		return;
-	/* the rest stays: its next lease prefers to begin where this one ended */
+	/* keep the other fields: the next lease of the worker preferably begins where this grant
+	 * ended */
 	w->lease.grant.request = 0;
 	if (w->pace.shadow)
 		return;
@@ -109,7 +107,8 @@ enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay)
 {
 	const struct leases *l = &c->leases;
-	int is_sync = c->cfg.training.mode == MODE_SYNC; /* it checks itself what is of its step */
+	/* sync itself checks whether a batch belongs to its step */
+	int is_sync = c->cfg.training.mode == MODE_SYNC;
 
 	if (c->cfg.training.epochs == 0)
 		return work->count == 0 ? REJECT_NONE : REJECT_SHAPE;
@@ -128,7 +127,7 @@ enum reject batch_ledger_check(
 	return REJECT_NONE;
 }
 
-/* Also what was noted early in a snapshot, where a file may name a batch twice. */
+/* Also called for batches that a snapshot lists as counted early. A file may list a batch twice. */
 static void mark_done(struct leases *l, const struct work *work)
 {
 	for (uint32_t i = work->first; i < work->first + work->count; i++) {

@@ -1,12 +1,13 @@
 /*
- * batch_ledger.h - the batch ledger: which batches of the epoch are free, leased or counted. Modes and
- * leases change it here. (Sandblaster counts them once per pass: sandblaster.c.)
+ * batch_ledger.h - the batch ledger records which batches of the epoch are free, leased or done.
+ * The modes and leases.c change these states with the functions below. (Sandblaster counts a batch
+ * once per pass: sandblaster.c.)
  *
  * Invariants:
- * (1) a batch is counted once per epoch: batch_ledger_check lets a push in only if none of its batches
- *     is done, batch_ledger_mark marks them in the same step as the push is taken;
- *     Replays after a crash may come before their epoch opens: early.h;
- * (2) n_free and n_done count the states in batch[] exactly.
+ * (1) a batch is counted once per epoch: batch_ledger_check permits a push only if none of its
+ *     batches is done, and batch_ledger_mark marks them as done in the same step that takes the
+ *     push. After a crash, a replayed push may arrive before its epoch opens: see early.h;
+ * (2) n_free and n_done are always the numbers of batches in these states in batch[].
  */
 #ifndef SERVER_CORE_BATCH_LEDGER_H
 #define SERVER_CORE_BATCH_LEDGER_H
@@ -14,39 +15,48 @@
 
 struct worker;
 
-/* SHUT: sandblaster, sync: not of the step under way. */
+/* BATCH_SHUT: the batch does not belong to the step under way (sandblaster and sync) */
 enum { BATCH_FREE, BATCH_LEASED, BATCH_DONE, BATCH_SHUT };
 
-/* The batch ledger: one epoch in training, at most one in evaluation. */
+/* The batch ledger. One epoch is in training, and at most one is in evaluation. */
 struct leases {
-	uint32_t epoch;     /* in training; == cfg.training.epochs: all trained */
-	uint32_t n_batches; /* of an epoch; 0: no data set yet */
+	/* the epoch in training; cfg.training.epochs: all epochs are trained */
+	uint32_t epoch;
+	uint32_t n_batches; /* number of batches in an epoch; 0: the run has no data set yet */
 	uint32_t n_done, n_free;
-	uint8_t *batch;  /* n_batches states, room for WIRE_MAX_BATCHES */
-	uint8_t *copies; /* backup copies of each that were given out */
-	int evaluating;  /* epoch - 1 is in evaluation */
-	uint32_t eval_size, n_portions, n_evaluated; /* images a portion; portions; done */
-	uint8_t *portion;                            /* n_portions states */
+	uint8_t *batch;  /* n_batches states; the array has room for WIRE_MAX_BATCHES */
+	uint8_t *copies; /* for each batch, the number of backup copies that workers hold */
+	int evaluating;  /* 1: epoch - 1 is in evaluation */
+	/* images of a portion of the test set; number of portions; number of evaluated portions */
+	uint32_t eval_size, n_portions, n_evaluated;
+	/* n_portions states: BATCH_FREE, BATCH_LEASED or BATCH_DONE */
+	uint8_t *portion;
 };
 
-/* May this work be counted? REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
+/* Says whether this work may be counted: REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
 enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay);
 void batch_ledger_mark(struct core *c, const struct work *work);
-/* Images of `epoch` whose gradients are in the weights now, or in the buffer. */
+/* Adds `images` images and the sum of their losses to the record of epoch `epoch`. The gradients of
+ * these images are now in the weights or in the buffer. */
 void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum);
-/* A new epoch: all its batches are free but those that were counted early. */
+/* A new epoch begins: all its batches are free, except the batches that were counted early
+ * (early.h). */
 void batch_ledger_open(struct core *c);
-/* Batches [first, end) are free, those before are done, those behind not open yet. */
+/* Sets the batches [first, end) to free, and all batches after them to BATCH_SHUT. All batches
+ * before `first` are done. */
 void batch_ledger_window(struct core *c, uint32_t first, uint32_t end);
-/* Give back what is undone of what `w` holds. */
+/* Releases the grant of worker `w`. Batches and portions of the grant that are not done become
+ * free, unless another worker holds them. */
 void batch_ledger_release(struct core *c, struct worker *w);
 uint32_t batch_ledger_images(const struct core *c, uint32_t first, uint32_t count);
-/* It is of the epoch in training; a new pass or step has given its batches out anew. */
+/* Returns 1 if grant `g` is for batches of the epoch in training. In an exact mode the grant must
+ * also be of the current weights, because each new pass or step grants its batches again. */
 int batch_ledger_is_training(const struct core *c, const struct msg_grant *g);
-/* It has this batch of the epoch in training, or, `eval`, this piece of the test set. */
+/* Returns 1 if worker `w` holds batch `i` of the epoch in training or, if `eval` is 1, portion `i`
+ * of the test set. */
 int batch_ledger_holds(const struct core *c, const struct worker *w, int eval, uint32_t i);
-/* Some other worker has it, too, and is in time. */
+/* Returns 1 if a worker other than `but` holds the same work and is not late. */
 int batch_ledger_in_good_hands(
 	const struct core *c, const struct worker *but, int eval, uint32_t i);
 uint32_t batch_ledger_ceil_div(uint64_t a, uint64_t b);

@@ -86,8 +86,8 @@ static double max_of(const struct config_row *row)
 	return max;
 }
 
-/* The row of an option; NULL: there is none. The search begins at row `first`: options that a
- * snapshot has in this order are found at once. */
+/* Returns the row of an option; NULL: there is none. The search begins at row `first`. A snapshot
+ * lists its options in the order of the rows, so the search usually ends at its first row. */
 static const struct config_row *find(const char *name, size_t bytes, size_t first)
 {
 	for (size_t i = 0; i < config_n_rows; i++) {
@@ -130,7 +130,8 @@ const struct config_row *config_differs(
 
 /* ---- snapshot -------------------------------------------------------------------------------- */
 
-/* `next`: the row at which the search begins; on return the row after the one that was read. */
+/* *next: on entry, the row at which the search begins; on return, the row after the option that was
+ * read. */
 static void read_option(struct cursor *k, struct core_config *c, unsigned char *seen, size_t *next)
 {
 	char name[MAX_NAME];

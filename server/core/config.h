@@ -1,8 +1,7 @@
 /*
- * config.h - everything that a run is made of: struct core_config, divided by the module that an
- * option belongs to, and config_rows, which describes each option.
- *
- * The options themselves are the rows of options.def.
+ * config.h - the configuration of a run: struct core_config, with a group of fields for each
+ * module, and config_rows, which describes each option. The file options.def has a row for each
+ * option.
  */
 #ifndef SERVER_CORE_CONFIG_H
 #define SERVER_CORE_CONFIG_H
@@ -10,19 +9,20 @@
 #include <stdint.h>
 #include "proto/msg.h"
 
-/* What a gradient that is tau versions old does to the rate (algorithms: Zhang 2016, arXiv
- * 1511.05950). */
+/* The rate for a gradient that is tau versions old (Zhang 2016, arXiv 1511.05950). eta is the rate
+ * of a fresh gradient. */
 enum staleness_scaling {
 	STALE_CONSTANT, /* eta */
-	STALE_RELATIVE, /* eta / max(1, tau / live workers): only gradients staler than their share
-			   shrink */
-	STALE_INVERSE,  /* eta / max(1, tau) */
+	/* eta / max(1, tau / live workers): only gradients whose tau exceeds the number of
+	 * live workers get a lower rate */
+	STALE_RELATIVE,
+	STALE_INVERSE, /* eta / max(1, tau) */
 };
 #define STALENESS_SCALING_NAMES "constant|relative|inverse"
 
-/* When an idle worker gets a copy of work that another one has. */
+/* When an idle worker gets a copy of work that another worker holds. */
 enum backup_copies {
-	BACKUP_LATE,      /* when the other one is late, see pace.h */
+	BACKUP_LATE,      /* when the other worker is late, see pace.h */
 	BACKUP_IMMEDIATE, /* at once (Dean 2012, Sandblaster) */
 	BACKUP_NONE,
 };
@@ -46,17 +46,19 @@ enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_STEP, SCHEDULE_COSINE, SCHEDULE
 #define SCHEDULE_NAMES "constant|step|cosine|onecycle"
 
 enum lr_scaling {
-	LR_SCALING_AUTO,   /* none for the core: the options resolve it */
-	LR_SCALING_NONE,   /* 1 */
-	LR_SCALING_SQRT,   /* the square root of the ratio */
-	LR_SCALING_LINEAR, /* the ratio */
+	LR_SCALING_AUTO, /* the options module replaces this value before the core reads it */
+	LR_SCALING_NONE, /* the factor is 1 */
+	/* the factor is the square root of the ratio that --lr-scaling describes */
+	LR_SCALING_SQRT,
+	LR_SCALING_LINEAR, /* the factor is the ratio */
 };
 #define LR_SCALING_NAMES "auto|none|sqrt|linear"
 
 enum push_kind { PUSH_MEAN, PUSH_SUM };
 #define PUSH_NAMES "mean|sum"
 
-/* Zheng 2017: lambda, or lambda / sqrt(mean square of the gradient). */
+/* The factor of delay compensation (Zheng 2017): lambda, or lambda / sqrt(mean square of the
+ * gradient). */
 enum delay_compensation { DC_NONE, DC_CONSTANT, DC_ADAPTIVE };
 #define DC_NAMES "none|constant|adaptive"
 
@@ -76,13 +78,18 @@ enum durability { DURABILITY_REPLAY, DURABILITY_ALWAYS };
 
 struct core_config {
 	struct run_id run;
-	uint64_t term;       /* of the server: >= 1, one more at every start */
-	uint64_t generation; /* newest snapshot there is: the core's first one is generation + 1 */
-	int durable; /* snapshots go to a disk; 0: there is none and ACK says durable at once */
+	/* number of this start of the server: at least 1, and one more at each start */
+	uint64_t term;
+	/* generation of the newest snapshot on disk; the core's first snapshot is generation + 1 */
+	uint64_t generation;
+	/* 1: snapshots are written to disk; 0: there is no disk, and an ACK reports its push as
+	 * durable at once */
+	int durable;
 	char model[WIRE_MAX_MODEL + 1];
 	uint64_t model_fingerprint;
 	size_t n_params;
-	uint64_t data_id; /* fingerprint that a worker's data set must have, if data_id_given */
+	/* the data set fingerprint that every worker must have, if data_id_given is 1 */
+	uint64_t data_id;
 	int data_id_given;
 #define GROUP(member, tag, title) struct tag member;
 #include "server/core/options.def"
@@ -92,44 +99,49 @@ struct core_config {
 
 enum config_type { CONFIG_GROUP, CONFIG_U32, CONFIG_U64, CONFIG_REAL, CONFIG_ENUM, CONFIG_FLAG };
 
-/* Which value may continue a run that was begun with another one. */
+/* Which new value of an option may continue a run that was begun with another value. */
 enum config_resume {
 	RESUME_ANY,
 	RESUME_SAME,
-	RESUME_SAME_0, /* both 0, or neither */
-	RESUME_SAME_1, /* both at most 1, or neither */
+	RESUME_SAME_0, /* both values are 0, or neither is */
+	RESUME_SAME_1, /* both values are at most 1, or neither is */
 };
 
 struct config_row {
 	enum config_type type;
-	size_t offset; /* of the field in struct core_config */
+	size_t offset; /* of the option's field in struct core_config */
 	const char *name, *def;
-	uint32_t name_bytes; /* of the name, without its end */
-	double min, max;     /* inclusive; CONFIG_ENUM: the values of the first and last name */
-	const char *values;  /* CONFIG_ENUM: "a|b" */
+	uint32_t name_bytes; /* length of the name, without the NUL */
+	/* the range, inclusive; CONFIG_ENUM: both are the value of the first name */
+	double min, max;
+	const char *values; /* CONFIG_ENUM: "a|b" */
 	const char *arg;
 	enum config_resume resume;
-	const char *help; /* CONFIG_GROUP: the title of the rows that follow */
+	const char *help; /* CONFIG_GROUP: the title of the group of rows that follows */
 	const char *was, *needs;
-	const char *mismatch; /* a sentence: this option keeps a run from being continued */
+	/* the message for a run that cannot be continued with another value of this option */
+	const char *mismatch;
 };
 
-/* In the order of options.def. */
+/* The rows are in the order of options.def. */
 extern const struct config_row config_rows[];
 extern const size_t config_n_rows;
 
-/* The value of `row` in `c`. Whole numbers of options are exact in a double. */
+/* Returns the value in `c` of the option that `row` describes. A double holds the whole numbers of
+ * options exactly. */
 double config_value(const struct core_config *c, const struct config_row *row);
-/* 1: this option keeps a run of `then` from being continued by `now`. */
+/* Returns 1 if a run that was begun with `then` cannot be continued with `now` because of this
+ * option. */
 int config_row_differs(const struct config_row *row, const struct core_config *then,
 	const struct core_config *now);
-/* The first such option; NULL: none. */
+/* Returns the first option for which config_row_differs returns 1; NULL: there is none. */
 const struct config_row *config_differs(
 	const struct core_config *then, const struct core_config *now);
 
 struct cursor;
-/* Write or read all options, each by its name. An option that is missing when it is read stays as
- * `c` has it; one that is unknown, given twice or out of its range is refused. */
+/* Writes or reads all options. Each option is stored with its name. If the input lacks an option,
+ * `c` keeps its value. An option that is unknown, given twice or out of its range is an error of
+ * the cursor. */
 void config_put(struct cursor *k, struct core_config *c);
 
 #endif

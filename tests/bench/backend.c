@@ -1,11 +1,11 @@
 /*
- * backend.c - how fast a device computes gradients (forward and backward, no update) of real
- * batches. Prints CSV: net,batch,threads,isa,ms_per_batch,images_per_s (of the median batch) and
- * cpu_ms_per_batch: processor time of all threads, which other programs disturb less.
+ * backend.c - how fast a device computes gradients (forward and backward, no update) of real batches.
+ * Prints CSV: net,batch,threads,isa,ms_per_batch,images_per_s (of the median batch) and cpu_ms_per_batch.
+ * The last column is the CPU time of all threads, which depends less on other programs.
  *
  *   backend [NET [BATCH [THREADS [SECONDS [DEVICE]]]]]     seed:32 100 2 1 cpu
  *
- * Data: $CNN_DATA or the usual places. CNN_KX_ISA=baseline|avx2|avx512 picks an instruction set.
+ * Data: $CNN_DATA or the usual places. CNN_KX_ISA=baseline|avx2|avx512 selects an instruction set.
  */
 #include <string.h>
 #include <time.h>
@@ -24,7 +24,7 @@ static double processor_ms(void)
 	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* Milliseconds of the median batch, and processor time of the mean one. */
+/* Measure the milliseconds of the median batch, and the mean CPU time of a batch. */
 static int measure(struct bench *b, double seconds, double *median_ms, double *cpu_ms)
 {
 	size_t batch = b->options.max_batch, batches = data_train(&b->data).n / batch, n = 0;
@@ -50,7 +50,8 @@ static int measure(struct bench *b, double seconds, double *median_ms, double *c
 	return PS_OK;
 }
 
-/* "cpu 2 threads avx512" -> "avx512"; other devices have no such word. */
+/* The instruction set in a device's name: "cpu 2 threads avx512" -> "avx512". Other devices have
+ * none. */
 static const char *isa(const struct bench *b)
 {
 	const char *last = strrchr(backend_name(b->backend), ' ');

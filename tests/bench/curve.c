@@ -1,12 +1,12 @@
 /*
- * curve.c - what keys cost: pushes of one tensor per second, with and without CURVE.
+ * curve.c - the cost of keys: pushes of one tensor per second, with and without CURVE.
  *
  *   curve [--seconds S] [--bytes N] [--mode zmq|cnn-ps] [--keys 0|1]
  *
- * One client and one server, which share the processors that they are given (taskset -c 0,1). mode
- * cnn-ps: a real server and libcnnps, all checks on; a push counts when it is acknowledged. mode
- * zmq: the same bytes between a bare DEALER and a bare ROUTER that answers each with one byte: the
- * ceiling. Prints CSV.
+ * One client and one server share the CPUs that they are given (taskset -c 0,1). Mode cnn-ps has a real
+ * server and libcnnps with all checks; a push counts when it is acknowledged. Mode zmq is the upper
+ * bound: a plain DEALER sends the same bytes to a plain ROUTER, which answers each message with one
+ * byte. Prints CSV.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -24,19 +24,19 @@
 #include "common/mem.h"
 #include "worker/client/cnnps.h"
 
-#define WARM_UP 300 /* until every buffer that the library keeps has been used once */
-#define WINDOW  8   /* messages under way, as many as cnn-ps allows */
+#define WARM_UP 300 /* pushes until every buffer of the library has been used */
+#define WINDOW  8   /* messages in flight, as many as cnn-ps allows */
 
 struct options {
-	const char *mode, *keys, *build; /* NULL: all */
+	const char *mode, *keys, *build; /* NULL: all modes, both with and without keys */
 	double seconds;
 	size_t bytes;
 };
 
-/* The other end: its process and where it listens. */
+/* The server of a measurement: its process and its endpoint. */
 struct server {
 	pid_t pid;
-	char endpoint[64], keys[64]; /* keys: a directory of them, or "" */
+	char endpoint[64], keys[64]; /* keys: a directory with key files, or "" */
 };
 
 static void die(const char *what)
@@ -53,10 +53,10 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* What a measurement yields, per second and per push. */
+/* The result of a measurement. */
 struct rate {
 	uint64_t pushes;
-	double seconds, client, server; /* CPU seconds of both */
+	double seconds, client, server; /* client, server: CPU seconds */
 };
 
 static double cpu_of_self(void)
@@ -161,7 +161,8 @@ static void start_cnnps(const struct options *o, struct server *s)
 	if (s->pid == 0)
 		exec_server(o, s, fd[1]);
 	close(fd[1]);
-	FILE *log = fdopen(fd[0], "r"); /* stays open: the server may go on logging */
+	/* the pipe stays open, because the server may log more lines */
+	FILE *log = fdopen(fd[0], "r");
 	while (log && fgets(line, sizeof(line), log)) {
 		const char *at = strstr(line, "endpoint=");
 
@@ -175,7 +176,8 @@ static void start_cnnps(const struct options *o, struct server *s)
 	exit(1);
 }
 
-/* A buffer that comes back still has its values: making a gradient costs nothing here. */
+/* A buffer that the library returns still has its values, so making a gradient costs nothing
+ * here. */
 static void push(struct cnnps *c, size_t n)
 {
 	float *g = cnnps_gradient(c);
@@ -219,7 +221,8 @@ static void cnnps_rate(const struct options *o, const struct server *s, struct r
 
 /* ---- bare libzmq ---------------------------------------------------------------------------- */
 
-/* With keys: the client's are drawn here; the server has no ZAP handler and lets any in. */
+/* With keys, the client draws its own key pair. The server has no ZAP handler, so it accepts every
+ * client. */
 static void set_curve(void *socket, const struct key_pair *own, const char *server_key)
 {
 	int yes = 1;
@@ -272,7 +275,7 @@ static void start_zmq(const struct key_pair *key, struct server *s)
 	close(fd[0]);
 }
 
-/* Messages answered in so many seconds, WINDOW of them under way. */
+/* The number of messages that are answered in this time. WINDOW messages are in flight. */
 static uint64_t exchange(void *socket, zmq_msg_t *body, double seconds)
 {
 	uint64_t sent = 0, answered = 0;
@@ -349,7 +352,7 @@ static void run(const struct options *o, const char *mode, int keys)
 	fflush(stdout);
 }
 
-/* The build that this program is of: ours is <build>/tests/bench/curve. */
+/* The build folder of this program, which is <build>/tests/bench/curve. */
 static const char *build_of(const char *argv0)
 {
 	static char path[4096];
@@ -369,7 +372,7 @@ int main(int argc, char **argv)
 	struct options o = {.build = build_of(argv[0]), .seconds = 3, .bytes = 1740000};
 	int c;
 
-	mem_keep(); /* as cnn-worker does */
+	mem_keep(); /* as in cnn-worker */
 	while ((c = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		if (c == 's')
 			o.seconds = strtod(optarg, NULL);

@@ -1,12 +1,12 @@
 /*
- * gpu.c - epochs of a net on one device, without a server. Prints CSV, one line per
+ * gpu.c - epochs of a network on one device, without a server. Prints CSV, one line for each
  * precision: net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,
  * gradient_images_per_s,loss
  *
- * local: backend_local_steps, the whole epoch in one call: forward, backward and SGD update with
- * the weights on the device. gradient: backend_gradient batch by batch, weights from and gradients
- * to the host, as a worker does it; no update. Milliseconds of the median epoch (whole batches
- * only); loss: mean over the local epochs, a sign that it learns.
+ * local: backend_local_steps, the whole epoch in one call: forward, backward and SGD update, with the
+ * weights on the device. gradient: backend_gradient for each batch, as a worker does it: weights come
+ * from the host, gradients go to the host, and there is no update. Times are milliseconds of the median
+ * epoch (whole batches only). loss is the mean over the local epochs, and shows that the network learns.
  *
  *   gpu [NET [BATCH [PRECISIONS [EPOCHS [DEVICE]]]]]     seed:32 1000 fp32,tf32,bf16 5 cuda
  *
@@ -23,12 +23,12 @@ static const char *const precision_names[] = {
 
 struct race {
 	struct bench b;
-	size_t epochs, batches; /* batches of an epoch */
+	size_t epochs, batches; /* batches: the number of batches of an epoch */
 	double epoch_ms[MAX_EPOCHS];
 	double local_ms, gradient_ms, loss;
 };
 
-/* The median epoch; the first one warms up and does not count. */
+/* Measure the median epoch. The first epoch warms up and does not count. */
 static int median_ms(struct race *r, int (*epoch)(struct race *), double *ms)
 {
 	for (size_t i = 0; i <= r->epochs; i++) {
@@ -106,7 +106,7 @@ static int run(struct race *r, const char *precisions, struct err *e)
 
 int main(int argc, char **argv)
 {
-	static struct race r; /* large for a stack */
+	static struct race r; /* static, because it is large for a stack */
 	struct err e = {0};
 
 	r.b.net = bench_argument(argc, argv, 1, "seed:32");

@@ -1,17 +1,18 @@
 /*
- * science.c - one training run in virtual time (tests/bench/virtual/virtual.h says what is real and
- * what the clock is made of), watched from outside. tests/bench/science runs it many times and
- * draws.
+ * science.c - one training run in virtual time. tests/bench/virtual/virtual.h says what is real, and how
+ * the clock works. This program evaluates the run from outside. tests/bench/science runs it many times
+ * and draws the figures.
  *
  *   science [--workers N] [COST MODEL...] [-- OPTIONS OF cnn-ps]
  *
  * CSV on stdout:
  *   point,label,workers,seed,seconds,images,updates,loss,test_loss,accuracy
- *       the weights as they are then, on all test images, which costs no virtual time; loss: of the
- *       pushes, smoothed. At virtual times that grow by --look-ratio, and at the end
+ *       an evaluation of the current weights on all test images, which takes no virtual time; loss is
+ *       the smoothed loss of the pushes. There is a line at virtual times that grow by --look-ratio,
+ *       and at the end
  *   end,label,workers,seed,seconds,images,updates,accuracy,mean_staleness,rejected,backups,trials,
  *   superseded
- *   staleness,label,workers,seed,0|1|2-3|4-7|...: gradients that were so many versions old
+ *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,19 +28,19 @@
 
 struct science {
 	struct world world;
-	struct options run; /* of cnn-ps */
+	struct options run; /* options of cnn-ps */
 	struct data data;
 	struct backend *judge;
 	float *weights;
 	const char *label, *directory, *record;
 	int64_t workers, threads;
 	double look_s, look_ratio, limit_s;
-	uint64_t seen; /* version that `correct` and `loss_sum` are of; 0: none */
+	uint64_t seen; /* `correct` and `loss_sum` are of version seen - 1; 0: of none */
 	size_t correct;
 	double loss_sum;
 };
 
-/* ---- looking --------------------------------------------------------------------------------- */
+/* ---- evaluations ----------------------------------------------------------------------------- */
 
 static int look(struct science *s)
 {
@@ -93,7 +94,8 @@ static int watch(struct science *s)
 
 	while (!rc && next < s->limit_s) {
 		rc = world_run(w, (uint64_t)(1e9 * next));
-		if (rc == PS_EDIVERGED || rc == PS_EQUARANTINE) { /* a result, too */
+		/* a run that diverged is a result, too */
+		if (rc == PS_EDIVERGED || rc == PS_EQUARANTINE) {
 			rc = PS_OK;
 			break;
 		}

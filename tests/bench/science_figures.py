@@ -1,6 +1,8 @@
-"""The figures of tests/bench/science, from the runs of one network: time to 97 % against workers,
-accuracy and training loss against time, and the staleness of gradients. A point is the mean of the
-seeds, its bar the 95 % t-interval; a mode that does not reach 97 % with every seed is marked "never".
+"""The figures of tests/bench/science, from the runs of one network: time to 97 % by number of
+workers, accuracy and training loss by time, and the staleness of gradients.
+
+A point is the mean of the seeds, and its bar is the 95 % t-interval. A mode that does not reach
+97 % with every seed is marked "never".
 """
 import math
 import statistics
@@ -11,7 +13,7 @@ from science_modes import MODES
 
 TARGET = 0.97
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-# two panels of at most eight series each
+# two panels with at most eight series each
 PANELS = {
     "seed32": (("the modes", ("sgd", "adagrad", "downpour", "ssp", "sync", "easgd", "lbfgs")),
                ("remedies", ("sgd", "inverse", "dc", "adagrad", "warm", "prefetch", "buffer",
@@ -20,7 +22,7 @@ PANELS = {
             ("fewer messages", ("downpour", "push8", "easgd", "easgd8"))),
     "wall": (("the modes", ("sgd", "downpour", "ssp", "sync", "easgd")),),
 }
-# what the figures show; written after looking at them
+# what the figures show; written after the runs
 TITLES = {
     "seed32": "Sync with 8 workers reaches 97 % 3.3 times as fast as the best single worker",
     "mlp": "On a slow link fewer messages beat more workers",
@@ -34,7 +36,8 @@ set border lc rgb '#444444'
 
 
 def reached(points, target):
-    """When the accuracy first reaches the target, on a line between two looks; None: never."""
+    """The time at which the accuracy first reaches the target, interpolated between two
+    evaluations; None: never."""
     before = None
     for seconds, accuracy in points:
         if accuracy >= target:
@@ -47,15 +50,15 @@ def reached(points, target):
 
 
 def interval(values):
-    """Mean and half of the 95 % t-interval."""
+    """The mean and half of the 95 % t-interval."""
     n = len(values)
     half = T95.get(n, 2) * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
     return statistics.mean(values), half
 
 
 class Runs:
-    """runs.csv: ends[mode, workers] = rows; points[mode, workers][seed] = [(s, accuracy, loss)];
-    stale[mode, workers][age] = gradients."""
+    """The contents of runs.csv: ends[mode, workers] = rows; points[mode, workers][seed] =
+    [(seconds, accuracy, loss)]; stale[mode, workers][staleness] = number of gradients."""
 
     def __init__(self, path):
         self.ends, self.points = defaultdict(list), defaultdict(lambda: defaultdict(list))
@@ -79,14 +82,14 @@ class Runs:
         return sorted({w for _, w in self.ends})
 
     def times(self, mode, workers):
-        """Seconds to the target of each seed; None: never."""
+        """The seconds to the target for each seed; None: never."""
         return [float(r[-2]) if r[-2] else None for r in self.ends[mode, workers]]
 
     def accuracies(self, mode, workers):
         return [100 * float(r[3]) for r in self.ends[mode, workers]]
 
     def best_single(self):
-        """(median seconds, mode) of the best mode with one worker."""
+        """(median seconds, mode) of the fastest mode with one worker."""
         alone = [(statistics.median(t), m) for m in MODES
                  if (t := self.times(m, 1)) and None not in t]
         return min(alone) if alone else None
@@ -108,8 +111,8 @@ def titled(runs, title):
 
 
 def time_series(runs, mode):
-    """(workers, mean, low, high) where every seed arrives, and the counts where some seed never
-    does."""
+    """(workers, mean, low, high) for each number of workers with which every seed reaches the
+    target, and the list of the other numbers of workers."""
     rows, never = [], []
     for workers in runs.counts():
         times = runs.times(mode, workers)
@@ -158,7 +161,7 @@ def time_by_workers(runs, panels, title, out):
 
 
 def curve(by_seed, column):
-    """(seconds, mean, low, high) at the looks that all seeds had."""
+    """(seconds, mean, low, high) at each evaluation time that all seeds have."""
     looks = defaultdict(list)
     for points in by_seed.values():
         for p in points:
@@ -199,7 +202,7 @@ def curves(runs, modes, workers, title, out):
 
 
 def staleness(runs, modes, workers, out):
-    """Shares of gradients by age."""
+    """Draw the percentage of gradients by staleness."""
     modes = [m for m in modes if runs.stale[m, workers]]
     ages = sorted({a for m in modes for a in runs.stale[m, workers]},
                   key=lambda a: int(a.split("-")[0]))
@@ -221,7 +224,7 @@ def staleness(runs, modes, workers, out):
 
 
 def cells(runs, mode, workers):
-    """[rate, accuracy, median training loss, time] as text; [] if not run."""
+    """[rate, accuracy, median training loss, time] as text; [] if there are no runs."""
     rows = runs.ends[mode, workers]
     if not rows:
         return []
@@ -237,7 +240,7 @@ def cells(runs, mode, workers):
 
 
 def print_table(titles, rows):
-    """A Markdown table without the columns that are empty in each row."""
+    """Print a Markdown table. A column that is empty in every row is left out."""
     used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
     print("| " + " | ".join(titles[i] for i in used) + " |\n|" + "---|" * len(used))
     for row in rows:
@@ -252,8 +255,8 @@ def table(runs, modes):
 
 
 def at_defaults(runs, best):
-    """Medians at the default rates: accuracies, then times with their speedup over the best single
-    worker."""
+    """Print the medians at the default rates: accuracies, and times with their speedup over the
+    best single worker."""
     counts = runs.counts()
     accuracies, took = [], []
     for mode in dict.fromkeys(m for m, _ in runs.ends):
@@ -279,7 +282,7 @@ def draw(directory):
     present = {m for m, _ in runs.ends}
     panels = [(name, found) for name, modes in panels if (found := [m for m in modes if m in present])]
     time_by_workers(runs, panels, TITLES[directory.name], directory / "workers.svg")
-    # real processes are asked once an epoch: too seldom for a curve
+    # real processes report the accuracy once an epoch, too seldom for a curve
     if directory.name != "wall":
         curves(runs, panels[0][1], last, f"Accuracy and training loss, {last} workers",
                directory / "curves.svg")

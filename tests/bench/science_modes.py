@@ -1,11 +1,13 @@
-"""What tests/bench/science compares: the modes with the rates that are tried for each, and the
-networks."""
+"""What tests/bench/science compares: the networks, and the modes with the rates that are tried for
+each mode."""
 from collections import namedtuple
 
-# options: of cnn-ps. rates: values of rate_option that --grid tries for every number of workers.
-# workers: how many are run. cost: how long a run takes, relative to the others.
+# options: options of cnn-ps. rates: values of rate_option that --grid tries for every number of
+# workers. workers: the numbers of workers that are run. cost: the duration of a run, relative to
+# other modes.
 Mode = namedtuple("Mode", "name colour options rate_option rates workers cost")
-# options: of cnn-ps. cost: of the virtual clock. title: network and clock, for the figures.
+# options: options of cnn-ps. cost: options of science for the virtual clock. title: the network and
+# its clock, for the figures.
 Network = namedtuple("Network", "options cost title modes")
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -46,7 +48,7 @@ MODES = {
                   workers=(1, 4, 16), cost=9),
 }
 
-# those whose options are nothing but the mode, and whose rate has a default
+# modes that need no option but --mode and have a default rate
 DEFAULTS = ("downpour", "ssp", "sync", "easgd")
 
 CLOCK = "50 us and {} Gbit/s at the server's link; 0.1 ms an image per worker, lognormal 10 %"

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""One worker through a real server on this machine, against its bare kernels.
+"""One worker through a real server on this machine, compared with its kernels alone.
 
     tests/bench/through_server.py [--device cuda] [--epochs 20] [--n-push 1,4,16]
                                   [NET,BATCH,PRECISION...] [-- OPTIONS OF cnn-ps]
 
-n_push: batches from a pull to its push (cnn-ps --n-push and --n-fetch), in leases of a whole epoch.
-Prints CSV: net,batch,precision,n_push,images_per_s,bare_images_per_s,share. images_per_s is the
-mean over the server's own epoch rates (evaluation not counted; an epoch may take three of its
-milliseconds) without the first quarter, in which buffers for pushes are allocated; bare is
-tests/bench/gpu's local, the kernels with nothing around them.
+n_push is the number of batches from a pull to its push (cnn-ps --n-push and --n-fetch). A lease is a
+whole epoch. Prints CSV: net,batch,precision,n_push,images_per_s,bare_images_per_s,share. images_per_s
+is the mean of the server's own epoch rates. It does not include evaluation. The first quarter of the
+epochs does not count, because buffers for pushes are allocated then. An epoch takes as little as three
+milliseconds of the server. bare_images_per_s is the column `local` of tests/bench/gpu: the kernels
+without a server.
 
-Rate 0.005, for at the usual one cnn99 with 16 batches of 1000 a push diverges; --lr behind -- wins.
+The rate is 0.005, because at the usual rate cnn99 diverges with 16 batches of 1000 for each push. An
+--lr after -- takes precedence.
 
 Data: $CNN_DATA or the usual places.
 """
@@ -44,7 +46,7 @@ def data_directory():
 
 
 def rates(server):
-    """The server's images per second of each epoch, as its log has them."""
+    """The server's images per second for each epoch, from its log."""
     found = []
     for line in server.lines:
         if 'msg="train epoch"' in line:
@@ -53,7 +55,7 @@ def rates(server):
 
 
 def through_server(net, batch, precision, n_push, args):
-    """Images per second of the epochs behind the first quarter."""
+    """Images per second of all epochs after the first quarter."""
     with tempfile.TemporaryDirectory() as directory:
         programs = Programs(Path(directory), data_directory())
         try:
@@ -70,7 +72,7 @@ def through_server(net, batch, precision, n_push, args):
 
 
 def bare(net, batch, precision, args):
-    """Images per second without a server."""
+    """Images per second of the kernels without a server."""
     done = subprocess.run(command("tests/bench/gpu", net, batch, precision, 5, args.device),
                           check=True, stdout=subprocess.PIPE, text=True)
     [row] = csv.DictReader(done.stdout.splitlines())

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Seconds from launch to an accuracy: a real server and its workers, started cold.
+"""Seconds from launch to an accuracy, with a real server and workers that are started cold.
 
     tests/bench/to_accuracy.py [--target 0.99] [--device cuda] [--workers 1] [--repeat 5]
                                [--model MODEL] [--epochs 3] [-- OPTIONS OF cnn-ps]
 
-The clock starts before the first process does and stops when the server's line on an epoch's
-evaluation says the target. Prints CSV: run,seed,epoch,accuracy,launch_s (until then; empty: never),
-training_s (of that, since the first worker had joined), then the median of launch_s.
+The clock starts before the first process starts. It stops when the server logs an epoch's evaluation
+that reaches the target. Prints CSV: run,seed,epoch,accuracy,launch_s (until that log line; empty:
+never), training_s (the part of launch_s after the first worker had joined), then the median of
+launch_s.
 
-Data: $CNN_DATA or the usual places; unpacked before the clock starts, as somebody in a hurry would.
+Data: $CNN_DATA or the usual places. The images are unpacked before the clock starts.
 """
 import argparse
 import gzip
@@ -28,7 +29,7 @@ MODEL = "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:10"
 
 
 class Watch(threading.Thread):
-    """Notes when a server says what, while it says it."""
+    """Records the time of each log line of the server as the line is written."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -51,7 +52,7 @@ class Watch(threading.Thread):
 
 
 def unpack(source, target):
-    """The images as plain files."""
+    """Unpack the images into plain files."""
     for path in source.glob("*-ubyte*"):
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rb") as packed:

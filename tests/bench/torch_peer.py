@@ -1,15 +1,16 @@
-"""PyTorch as the peer of the CUDA device: training steps of the nets of docs/gpu.md on one GPU.
+"""PyTorch as the peer of the CUDA device: training steps of the networks of docs/gpu.md on one GPU.
 
     python3 tests/bench/torch_peer.py [--nets seed:32,cnn99] [--batches 100,1000] [--epochs 5]
 
-A step gathers its images (uint8, already on the device) by the epoch's permutation, makes floats of
-them, goes forward and backward and updates the weights by SGD; an epoch is 60,000 images. Every
-combination of {eager, CUDA graph, torch.compile + CUDA graph} x {fp32, tf32, bf16 (autocast), bf16
-weights} x {contiguous, channels-last} is measured. A graph holds STEPS whole steps, which count
-their place in the permutation on the device, so that the host launches little. Prints CSV:
+A step gathers its images (uint8, already on the device) in the order of the epoch's permutation,
+converts them to floats, computes forward and backward, and updates the weights with SGD. An epoch has
+60,000 images. Every combination of {eager, CUDA graph, torch.compile + CUDA graph} x {fp32, tf32, bf16
+(autocast), bf16 weights} x {contiguous, channels-last} is measured. A graph contains STEPS whole steps.
+They count their place in the permutation on the device, so that the host launches little. Prints CSV:
 net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
 
-Data: $CNN_DATA or the usual places; without images it draws some, speed does not depend on them.
+Data: $CNN_DATA or the usual places. Without images the script draws random ones; the speed does not
+depend on them.
 """
 import argparse
 import gzip
@@ -31,7 +32,7 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channel
 
 
 def conv_net(filters, size, units):
-    """Convolutions with ReLU and max-pool 2, then fc layers, for 28 x 28 images."""
+    """Convolutions with ReLU and max-pool 2, then fc layers, for images of 28 x 28."""
     layers, channels, side = [], 1, 28
     for n in filters:
         layers += [nn.Conv2d(channels, n, size), nn.ReLU(), nn.MaxPool2d(2)]
@@ -53,7 +54,7 @@ def build(net):
 
 
 def read_idx(name, offset):
-    """The bytes of one IDX file after its header, or None."""
+    """The bytes of an IDX file after its header, or None."""
     places = [os.environ["CNN_DATA"]] if os.environ.get("CNN_DATA") else USUAL
     for place in places:
         for path, opened in ((f"{place}/{name}", open), (f"{place}/{name}.gz", gzip.open)):
@@ -78,7 +79,8 @@ def set_tf32(on):
 
 
 class Training:
-    """One net in one precision and memory format, stepped eagerly, from a graph or compiled."""
+    """One network in one precision and memory format. Its steps run eagerly, from a graph or
+    compiled."""
 
     def __init__(self, net, batch, data, mode, precision, layout):
         self.images, self.labels = data
@@ -94,7 +96,8 @@ class Training:
         self.range = torch.arange(batch, device=self.device)
         self.loss_of = self.loss
         if mode == "compile+graph":
-            torch._dynamo.reset()  # or it gives up after a few nets and runs them eagerly
+            # without the reset, torch.compile gives up after a few networks and runs them eagerly
+            torch._dynamo.reset()
             self.loss_of = torch.compile(self.loss)
         self.graph = self.capture() if mode != "eager" else None
 
@@ -113,7 +116,8 @@ class Training:
             self.first.add_(self.batch).remainder_(IMAGES)
 
     def capture(self):
-        """A graph of STEPS steps, warmed up on a stream of its own as PyTorch demands."""
+        """Capture a graph of STEPS steps, after a warm-up on a stream of its own as PyTorch
+        requires."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -153,14 +157,14 @@ class Training:
 
 
 def variants(net, batch, data, epochs, modes, precisions=PRECISIONS):
-    """Every variant that runs, with its milliseconds, as it is measured."""
+    """Yield every variant that runs, with its milliseconds, as soon as it is measured."""
     for mode in modes:
         for precision in precisions:
             for layout in LAYOUTS:
                 try:
                     training = Training(net, batch, data, mode, precision, layout)
                     ms = training.median_ms(epochs)
-                except RuntimeError as e:  # a variant that PyTorch cannot do is no candidate
+                except RuntimeError as e:  # PyTorch does not support every variant: skip it
                     print(f"torch_peer: {net} {batch} {mode} {precision} {layout}: {e}",
                           file=sys.stderr)
                     continue

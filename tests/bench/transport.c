@@ -3,12 +3,12 @@
  *
  *   transport [--server-binary PATH] [--seconds S] [--bytes N] [--workers N] [--mode cnn-ps|zmq]
  *
- * Prints CSV. mode cnn-ps: a real server (vector:N, plain SGD) and worker processes that push a
- * full gradient and pull the full weights with libcnnps, all checks on: checksums, finite values,
- * exactly-once. mode zmq: the same bytes between a bare ROUTER and bare DEALERs that neither copy
- * nor look at anything, the ceiling. A pair is one push and the pull after it; p50 and p99 are of
- * one pair; CPU seconds are user + system of server and workers, per 10^9 bytes moved in either
- * direction.
+ * Prints CSV. Mode cnn-ps has a real server (vector:N, plain SGD) and worker processes. They push a full
+ * gradient and pull the full weights with libcnnps, with all checks: checksums, finite values,
+ * exactly-once. Mode zmq is the upper bound: plain DEALERs exchange the same bytes with a plain ROUTER,
+ * and nobody copies or reads the bytes. A pair is one push and the pull after it. p50 and p99 are
+ * latencies of a pair. CPU seconds are user + system time of server and workers, for 10^9 bytes moved in
+ * either direction.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -24,7 +24,7 @@
 #include "tests/support/push_pull_pairs.h"
 #include "worker/client/cnnps.h"
 
-/* Shared by all processes of one measurement. */
+/* Memory that all processes of a measurement share. */
 struct shared {
 	char endpoint[64];
 	struct pairs pairs;
@@ -33,7 +33,7 @@ struct shared {
 struct options {
 	const char *server_binary, *mode;
 	double seconds;
-	size_t bytes, workers; /* 0: all the usual ones */
+	size_t bytes, workers; /* 0: all usual values */
 };
 
 static void die(const char *what)
@@ -54,7 +54,8 @@ static double cpu_of(pid_t pid)
 	if (f)
 		fclose(f);
 	text[n] = 0;
-	char *at = strrchr(text, ')'); /* ends field 2; user and system are fields 14 and 15 */
+	/* the end of field 2; user and system time are fields 14 and 15 */
+	char *at = strrchr(text, ')');
 	for (int i = 2; at && i < 14; i++)
 		at = strchr(at + 1, ' ');
 	if (at) {
@@ -72,8 +73,9 @@ struct cnnps_pair {
 	uint64_t version;
 };
 
-/* As cnn-worker does it: gradients are made in the library's buffers, weights are read where they
- * came. A buffer that comes back still has its values: making a gradient costs nothing here. */
+/* As in cnn-worker: gradients are made in the library's buffers, and weights are read in the buffer
+ * in which they arrived. A buffer that the library returns still has its values, so making a
+ * gradient costs nothing here. */
 static int cnnps_pair(void *arg)
 {
 	struct cnnps_pair *p = arg;
@@ -145,7 +147,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 			at += strlen("endpoint=");
 			snprintf(s->endpoint, sizeof(s->endpoint), "%.*s", (int)strcspn(at, " \n"),
 				at);
-			return pid; /* the pipe stays open: the server may go on logging */
+			return pid; /* the pipe stays open, because the server may log more lines */
 		}
 	}
 	fprintf(stderr, "transport: the server did not come up: %s\n", line);
@@ -156,7 +158,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 
 struct zmq_pair {
 	void *socket;
-	zmq_msg_t gradient; /* sent again and again */
+	zmq_msg_t gradient; /* the same message is sent every time */
 };
 
 static void new_message(zmq_msg_t *m, size_t bytes)
@@ -195,7 +197,7 @@ static void zmq_worker(struct shared *s, size_t index, size_t bytes, double seco
 	zmq_ctx_term(context);
 }
 
-/* Takes a message, answers with as many bytes; never ends. */
+/* Answer each message with a message of the same size. Does not return. */
 static void zmq_serve(void *router, size_t bytes)
 {
 	zmq_msg_t weights;
@@ -300,7 +302,7 @@ static void run_all(const struct options *o)
 					run(o, &modes[m], sizes[b], fleets[k]);
 }
 
-/* cnn-ps of the same build: ours is <build>/tests/bench/transport. */
+/* The path of cnn-ps in the build of this program, which is <build>/tests/bench/transport. */
 static const char *server_beside(const char *argv0)
 {
 	static char path[4096];
@@ -321,7 +323,7 @@ int main(int argc, char **argv)
 	struct options o = {.server_binary = server_beside(argv[0]), .seconds = 3};
 	int c;
 
-	mem_keep(); /* as cnn-worker does; both modes */
+	mem_keep(); /* as in cnn-worker, for both modes */
 
 	while ((c = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		if (c == 'b')

@@ -1,10 +1,10 @@
 /*
- * client.c - libcnnps in virtual time: the calls of worker/client/cnnps.h that a trainer makes,
- * over the real session. A call that has to wait goes to sleep (park); what the session says wakes
- * it.
+ * client.c - libcnnps in virtual time. It has the calls of worker/client/cnnps.h that a trainer makes,
+ * and uses the real session. A call that must wait suspends its coroutine (park). An effect of the
+ * session resumes it.
  *
- * Thread: one; a worker's calls run on its coroutine's stack, the session's effects on the
- * scheduler's or on it.
+ * Thread: one. The calls of a worker run on the stack of its coroutine. Effects of the session run on
+ * that stack or on the scheduler's.
  */
 #include "worker/client/cnnps.h"
 #include <math.h>
@@ -15,8 +15,9 @@
 #include "worker/client/info.h"
 #include "worker/client/session.h"
 
-#define STACK_BYTES   ((size_t)1 << 20)
-#define EVAL_PART     (1.0 / 3) /* of a gradient's cost: forward only */
+#define STACK_BYTES ((size_t)1 << 20)
+/* fraction of the cost of a gradient: an evaluation computes forward only */
+#define EVAL_PART     (1.0 / 3)
 #define MAX_KEPT      WIRE_MAX_WINDOW
 #define MAX_BUFFERS   (MAX_KEPT + 2)
 #define RETRY_MS      500
@@ -31,30 +32,30 @@ struct cnnps {
 	struct session *session;
 	struct cnnps_info info;
 	uint32_t index;
-	struct rng rng; /* of the time that batches take */
+	struct rng rng; /* draws the computing times of batches */
 	ucontext_t context;
 	void *stack;
 	int started, over, computing;
-	int ended, end_status; /* of the session */
+	int ended, end_status; /* the session has ended */
 	int has_grant, has_params, no_params;
 	struct msg_grant grant;
 	enum ahead ahead;
-	float *arrived; /* the newest PARAMS, not looked at yet; NULL: none */
+	float *arrived; /* the weights of the newest PARAMS, until a call takes them; NULL: none */
 	uint64_t arrived_version;
 	double arrived_elastic;
-	float *awaited; /* by cnnps_await; or NULL */
+	float *awaited; /* weights that cnnps_await has taken; NULL: none */
 	uint64_t awaited_version;
 	double awaited_elastic;
-	float *view;               /* what the program looks at */
-	float *gradient;           /* the program's from cnnps_gradient, or NULL */
-	float *kept[MAX_KEPT];     /* of pushes that are not decided, at seq % MAX_KEPT */
-	uint64_t released;         /* pushes up to here are */
-	float *spare[MAX_BUFFERS]; /* free gradients */
+	float *view;           /* the weights that the program reads */
+	float *gradient;       /* the buffer that cnnps_gradient returned last; NULL: none */
+	float *kept[MAX_KEPT]; /* gradients of pushes that are not released, at seq % MAX_KEPT */
+	uint64_t released;     /* the newest push whose buffer is free again */
+	float *spare[MAX_BUFFERS]; /* free buffers for gradients */
 	size_t n_spare;
 	struct trainer_work work;
 };
 
-/* ---- what the session says ------------------------------------------------------------------- */
+/* ---- effects of the session ------------------------------------------------------------------ */
 
 static void told_ready(struct cnnps *c)
 {
@@ -62,7 +63,7 @@ static void told_ready(struct cnnps *c)
 	c->info = info_of(session_welcome(c->session));
 }
 
-/* The values came with the parcel: c->arrived. */
+/* The weights themselves are in c->arrived. */
 static void told_params(struct cnnps *c, const struct msg_params *p)
 {
 	c->arrived_version = p->version;
@@ -144,7 +145,7 @@ static void resume(struct cnnps *c)
 		swapcontext(&c->world->scheduler, &c->context);
 }
 
-/* Virtual time passes for this worker alone. */
+/* Let virtual time pass for this worker only. */
 static void compute_for(struct cnnps *c, double ns)
 {
 	c->computing = 1;
@@ -184,7 +185,7 @@ int client_is_over(const struct cnnps *c)
 	return c->over;
 }
 
-/* makecontext hands over ints only: the world's address in two of them. */
+/* makecontext passes only ints: two of them have the address of the world. */
 static void program(unsigned high, unsigned low, unsigned index)
 {
 	struct world *w = (struct world *)((uintptr_t)high << 32 | low);
@@ -200,7 +201,7 @@ static void program(unsigned high, unsigned low, unsigned index)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-/* Until `*flag`; the session's end if that comes first. */
+/* Wait until `*flag` is set or the session has ended. */
 static int await(struct cnnps *c, const int *flag)
 {
 	while (!*flag && !c->ended)
@@ -218,7 +219,7 @@ const char *cnnps_why(const struct cnnps *c)
 	return err_text(c->end_status);
 }
 
-/* Asked before each batch: this is where its time goes. */
+/* The trainer calls cnnps_alive before each batch. Here the batch takes its virtual time. */
 void cnnps_alive(struct cnnps *c)
 {
 	const struct cost *cost = &c->world->cost;
@@ -229,7 +230,7 @@ void cnnps_alive(struct cnnps *c)
 	compute_for(c, c->index == 0 ? ns * cost->slow : ns);
 }
 
-/* Call `ask` (a request of the session) until it is taken. */
+/* Repeat `ask`, a request of the session, until the session accepts it. */
 #define ASK(c, rc, ask)                                                                            \
 	do {                                                                                       \
 		while (((rc) = (ask)) == PS_EAGAIN)                                                \
@@ -326,7 +327,7 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
-/* The trainer pushes nothing but what it got from cnnps_gradient. */
+/* `g` must be the buffer that cnnps_gradient returned. */
 int cnnps_push_work(
 	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work)
 {
@@ -350,7 +351,7 @@ int cnnps_push_work(
 	return PS_OK;
 }
 
-/* In virtual time two requests cost what one does. */
+/* Push and pull are two messages here, which cost the same virtual time as one. */
 int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
 	const struct cnnps_work *work, struct cnnps_weights *w)
 {
@@ -374,7 +375,7 @@ int cnnps_result(
 	return rc;
 }
 
-/* ---- birth and death ------------------------------------------------------------------------- */
+/* ---- create and free ------------------------------------------------------------------------- */
 
 static void make_coroutine(struct cnnps *c)
 {
@@ -415,7 +416,7 @@ void client_free(struct cnnps **client)
 {
 	struct cnnps *c = *client;
 
-	release(c, session_last_seq(c->session)); /* nobody will read them any more */
+	release(c, session_last_seq(c->session)); /* no message refers to the buffers any longer */
 	session_free(&c->session);
 	while (c->n_spare)
 		free(c->spare[--c->n_spare]);

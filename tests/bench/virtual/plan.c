@@ -1,4 +1,4 @@
-/* plan.c - see virtual.h: a binary heap. */
+/* plan.c - the binary heap of virtual.h: it orders the items by time. */
 #include <stdlib.h>
 #include "common/err.h"
 #include "tests/bench/virtual/virtual.h"

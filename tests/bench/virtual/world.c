@@ -1,4 +1,4 @@
-/* world.c - see virtual.h: time, the network and the server. */
+/* world.c - time, the network and the server of virtual.h. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "tests/bench/virtual/virtual.h"
 
 #define TICK_NS      (100 * (uint64_t)1000000)
-#define HEADER_BYTES 100 /* of a message without its values, about */
+#define HEADER_BYTES 100 /* approximate size of a message without its values */
 
 uint64_t world_ms(const struct world *w)
 {
@@ -27,7 +27,7 @@ static size_t bytes_of(const struct msg *m)
 	return n;
 }
 
-/* When a message that leaves now over a link that is idle since *free_ns arrives. */
+/* The arrival time of a message that is sent now, over a link that is idle from *free_ns on. */
 static uint64_t arrival(const struct world *w, uint64_t *free_ns, const struct msg *m)
 {
 	uint64_t start = w->now_ns > *free_ns ? w->now_ns : *free_ns;
@@ -52,7 +52,7 @@ void world_send(struct world *w, uint32_t peer, const struct msg *m)
 				   .parcel = pack(m)});
 }
 
-/* The weights that are sent are those of now. */
+/* Send a copy of the weights, because they may change before the message arrives. */
 static void send_to_worker(struct world *w, uint32_t peer, const struct msg *m)
 {
 	struct parcel *p = pack(m);
@@ -84,7 +84,7 @@ static void discard(struct parcel *p)
 
 /* ---- the server ------------------------------------------------------------------------------ */
 
-/* One message after the other. */
+/* Add a message to the queue of the server, which processes one message at a time. */
 static void queue(struct world *w, struct item it)
 {
 	const struct msg *m = &it.parcel->msg;
@@ -100,10 +100,12 @@ static void queue(struct world *w, struct item it)
 	plan_add(&w->plan, it);
 }
 
-/* In the order of the server's decisions; workers count from 0:
+/*
+ * Write a decision of the server to the record, in the order of the decisions. Workers count from 0:
  *   grant,WORKER,train|eval,EPOCH,FIRST,COUNT
  *   pull,WORKER,VERSION,ELASTIC
- *   push,WORKER,BASE_VERSION,EPOCH,FIRST,COUNT,ok|rejected,VERSION */
+ *   push,WORKER,BASE_VERSION,EPOCH,FIRST,COUNT,ok|rejected,VERSION
+ */
 static void record(struct world *w, const struct event *ev, const struct effect *e)
 {
 	const struct msg *m = &e->msg;
@@ -155,7 +157,7 @@ static void happen(struct world *w, struct item *it)
 	switch (it->what) {
 	case AT_SERVER:
 		queue(w, *it);
-		it->parcel = NULL; /* is in the plan again */
+		it->parcel = NULL; /* the parcel is in the plan again */
 		break;
 	case SERVED:
 		serve(w, &(struct event){

@@ -1,6 +1,6 @@
 /*
- * core.c - the heart: one event in, effects out. The dispatch table is the protocol's state
- * machine.
+ * core.c - takes one event and makes its effects. The table `rows` is the state machine of the
+ * protocol.
  */
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
@@ -16,8 +16,9 @@
 #define CONNECTED (IN(SESSION_LIVE) | IN(SESSION_SUSPECT))
 
 /*
- * A row per message type a peer may send. `states` 0: no stamp is asked for, `handler` gets w ==
- * NULL.
+ * The table has a row for each type of message that a peer may send. `states` is the set of session
+ * states in which the server takes the message. If `states` is 0, the message needs no valid stamp,
+ * and `handler` gets w == NULL. The states of a session are:
  *
  *   FREE --HELLO--> JOINING --durable--> LIVE <---any message--- SUSPECT
  *                                         | ^ `----silence------->  | |
@@ -29,7 +30,7 @@
 struct row {
 	void (*handler)(struct core *c, struct worker *w, const struct event *ev);
 	uint32_t states;
-	int observers; /* stamp.worker 0 is allowed */
+	int observers; /* 1: an observer (stamp.worker 0) may send the message */
 };
 
 static void on_pull(struct core *c, struct worker *w, const struct event *ev);
@@ -48,9 +49,9 @@ static const struct row rows[MSG_TYPES] = {
 	[MSG_ADMIN] = {on_admin, 0, 0},
 };
 
-/* ---- the weights go out: pulls, and pushes that also pull -------------------------------------- */
+/* ---- weights out: pulls, and pushes that also pull ------------------------------------------- */
 
-/* `ack`: of the push that pulls them; or NULL. */
+/* `ack`: the ACK of the push that also pulls these weights; NULL for a PULL. */
 static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64_t request,
 	enum weights which, const struct msg_ack *ack)
 {
@@ -75,7 +76,7 @@ static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64
 		.data = eval ? c->store.eval_weights : c->store.weights};
 }
 
-/* The push of this step also pulls: PARAMS with its ACK. */
+/* If the push of this step also pulls, sends PARAMS that carry the ACK of the push. */
 static void answer_push(struct core *c)
 {
 	struct worker *w = c->pulling.worker;
@@ -99,7 +100,7 @@ static void on_pull(struct core *c, struct worker *w, const struct event *ev)
 	send_weights(c, w, ev->peer, p->request, p->which, NULL);
 }
 
-/* ---- messages that are about no worker ------------------------------------------------------- */
+/* ---- messages that concern no worker --------------------------------------------------------- */
 
 static void on_status(struct core *c, struct worker *w, const struct event *ev)
 {
@@ -123,7 +124,7 @@ static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	if (ev->msg->admin.verb != ADMIN_CHECKPOINT)
-		return; /* the shell has done it */
+		return; /* the shell has carried out this request */
 	if (!c->cfg.durable) {
 		effects_refuse(
 			c, ev->peer, PS_EUSAGE, 0, "this server runs without --checkpoint-dir");
@@ -173,7 +174,7 @@ static void on_message(struct core *c, const struct event *ev)
 			w->sync.active_ms = c->now_ms;
 			w->sync.idle = 0;
 		}
-		if (c->ending == END_OVER) { /* it missed our BYE */
+		if (c->ending == END_OVER) { /* the worker did not receive our BYE */
 			departure_part(c, w, ev->peer);
 			return;
 		}
@@ -190,8 +191,8 @@ static void finish(struct core *c)
 	effects_add(c, EFFECT_FINISH, 0)->status = c->end_status;
 }
 
-/* The last snapshot may be taken: whoever replays what a crash has lost is let through before a
- * drain, for no longer than a recovery lasts. */
+/* Returns 1 if the core may take the last snapshot. Before a drain, workers may first replay the
+ * pushes that a crash has lost, but for no longer than the recovery lasts. */
 static int ends_now(const struct core *c)
 {
 	return c->ending == END_SNAPSHOT && !(c->recovering && c->end_status == PS_ESHUTDOWN);
@@ -216,7 +217,7 @@ static void snapshot_start(struct core *c)
 		c->ending = END_SAVING;
 }
 
-/* At the end of each step: start a snapshot if one is due, end the run if all is done. */
+/* Runs at the end of each step: starts a snapshot if one is due. A run without a disk ends here. */
 static void finish_event(struct core *c)
 {
 	int failed_lately =
@@ -252,14 +253,15 @@ static void on_save_failed(struct core *c)
 	c->saving = 0;
 	c->save_failing = 1;
 	c->dirty = 1;
-	c->urgent = 1; /* whoever waited for this one waits for the next */
+	c->urgent = 1; /* a peer that waited for this snapshot now waits for the next snapshot */
 	c->stats.save_failures++;
 	sessions_save_failed(c);
 	if (c->ending == END_SAVING)
 		c->ending = END_SNAPSHOT;
 }
 
-/* A restarted server gives no new work before the others are back: their replays come first. */
+/* A restarted server grants no new work until all workers are back or the recovery time is over,
+ * because the replays of these workers come first. */
 static void recover(struct core *c)
 {
 	if (!c->recovering)
@@ -335,7 +337,7 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms)
 	store_complete(c);
 }
 
-/* ---- looking in ------------------------------------------------------------------------------ */
+/* ---- queries --------------------------------------------------------------------------------- */
 
 const struct core_config *core_config(const struct core *c)
 {

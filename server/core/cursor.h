@@ -1,9 +1,10 @@
 /*
- * cursor.h - one walk over the fields of a snapshot that measures, writes or reads them: for
- * snapshot.c, config.c and snapshot_v5.c.
+ * cursor.h - a cursor visits the fields of a snapshot in order, and counts their bytes, writes
+ * them, or reads them. snapshot.c, config.c and snapshot_v5.c use it, so that one function
+ * describes all three passes.
  *
- * Little-endian, every number in 8 bytes. A cursor that reads cannot run over its end: from the
- * first thing that does not fit, it yields zeros and has an error.
+ * Numbers are little-endian, 8 bytes each. A cursor that reads never reads past the end of its
+ * input: from the first field that does not fit, it yields zeros and has an error.
  */
 #ifndef SERVER_CORE_CURSOR_H
 #define SERVER_CORE_CURSOR_H
@@ -14,23 +15,24 @@
 
 #define MALFORMED "a section of it is malformed"
 
-/* One pass measures (no out, no in), writes, or reads. */
+/* One pass counts (out and in are NULL), writes (out), or reads (in). */
 struct cursor {
-	unsigned char *out;      /* writing; NULL: only counting */
-	const unsigned char *in; /* reading; NULL: writing or counting */
-	size_t at, size;         /* size: of `in` */
-	const char *error;       /* NULL, or why the snapshot is refused */
-	int is_option_error;     /* ... because this start's options do not fit */
+	unsigned char *out;      /* writing: the output; NULL: reading or counting */
+	const unsigned char *in; /* reading: the input; NULL: writing or counting */
+	size_t at, size;         /* at: bytes so far; size: number of bytes of `in` */
+	const char *error;       /* the reason why the snapshot is refused; NULL: no error */
+	/* 1: the snapshot is sound, but the options of this start do not fit it */
+	int is_option_error;
 };
 
-/* The first error stays. */
+/* Sets the error of the cursor. A later error does not replace the first error. */
 static inline void set_error(struct cursor *k, const char *why)
 {
 	if (!k->error)
 		k->error = why;
 }
 
-/* The snapshot is sound, but options of this start do not fit it. */
+/* Refuses a sound snapshot because the options of this start do not fit it. */
 static inline void set_option_error(struct cursor *k, const char *why)
 {
 	if (!k->error)
@@ -96,7 +98,7 @@ static inline void f64(struct cursor *k, double *v)
 	memcpy(v, &x, 8);
 }
 
-/* Float32 arrays are stored as they lie in memory (see le.h). */
+/* Float32 arrays are stored as they are in memory (see le.h). */
 static inline void floats(struct cursor *k, float *v, size_t n)
 {
 	bytes(k, v, n * sizeof(float));

@@ -1,19 +1,22 @@
 /*
- * dataset.c - which data set the run is of.
+ * dataset.c - decides which data set the run uses.
  *
- * Rules: (1) with --data-id, a worker of another fingerprint is refused. (2) The first push of
- * batches that is accepted fixes the data set of its worker, for all later starts too; workers of
- * any other one are refused. (3) Until then workers of any data set may join, and the run is of the
- * data set that most live workers have; if as many have another, it stays what it is. A stalled
- * worker votes only while every live worker is stalled. Only workers of the run's data set get work, and only they count for --min-workers. Before
- * so many have come no push is accepted.
+ * Rules:
+ * (1) with --data-id, the server refuses a worker that has a data set with another fingerprint;
+ * (2) the first accepted push of batches fixes the data set of its worker as the run's data set,
+ *     for all later starts too. The server refuses workers with another data set;
+ * (3) until then workers with any data set may join, and the run uses the data set that most live
+ *     workers have. On a tie the choice does not change. A stalled worker has a vote only while
+ *     every live worker is stalled. Only workers with the run's data set get work, and only they
+ *     count for --min-workers. The core accepts no push before --min-workers such workers have
+ *     joined.
  *
  * Invariants:
  * (1) a HELLO fixes nothing; after a restart without a contribution the data set of the checkpoint
- *     has no vote, so the first worker with another one replaces it;
- * (2) what was accepted is of one data set;
- * (3) a replay of what was accepted before a crash fixes the data set as it did then
- *     (tests/sim/replays.c).
+ *     has no vote, so the first worker with another data set replaces it;
+ * (2) all accepted pushes are of one data set;
+ * (3) when a push that was accepted before a crash is replayed, it fixes the data set again as it
+ *     did before the crash (tests/sim/replays.c).
  */
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
@@ -90,7 +93,8 @@ static uint32_t votes(const struct core *c, const struct data_id *d, int all_are
 	return n;
 }
 
-/* Nothing of the data set before was counted. Every grant of it is void. */
+/* The run now uses data set `d`. No push of the previous data set was counted, and every grant of
+ * it becomes void. */
 static void adopt(struct core *c, const struct data_id *d)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -143,7 +147,8 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
 	return REJECT_NONE;
 }
 
-/* A worker of another one says HELLO again and is refused. */
+/* The session of a worker with another data set ends. The worker then sends HELLO again and is
+ * refused. */
 void dataset_contributed(struct core *c)
 {
 	c->data_fixed = 1;

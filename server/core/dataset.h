@@ -1,5 +1,5 @@
 /*
- * dataset.h - which data set the run is of; rules and invariants in dataset.c.
+ * dataset.h - decides which data set the run uses; rules and invariants in dataset.c.
  */
 #ifndef SERVER_CORE_DATASET_H
 #define SERVER_CORE_DATASET_H
@@ -7,14 +7,15 @@
 
 struct worker;
 
-/* May a worker of this data set join? If not, peer is told. */
+/* Returns 1 if a worker with this data set may join. If not, refuses `peer` with the reason. */
 int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer);
-/* At the end of an event, while none is fixed: the data set that most live workers have. */
+/* Chooses the data set that most live workers have. The core calls this function at the end of each
+ * event while no data set is fixed. */
 void dataset_choose(struct core *c);
-/* A push of a worker of another data set: REJECT_WORK, or REJECT_NONE if it is a replay that fixes
- * the data set. */
+/* Checks push `p` of a worker with another data set than the run's. Returns REJECT_NONE if the push
+ * is a replay that fixes the data set, otherwise REJECT_WORK. */
 enum reject dataset_check(struct core *c, const struct worker *w, const struct msg_push *p);
-/* The first push of batches was accepted. */
+/* The core has accepted the first push of batches, which fixes the data set. */
 void dataset_contributed(struct core *c);
 
 #endif

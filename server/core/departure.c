@@ -42,8 +42,8 @@ void departure_part_all(struct core *c)
 
 #define MAX_STREAK 20
 
-/* Those that are silent for a while, or still expected after a restart, are as sound as they were.
- */
+/* Returns 1 if the worker counts for the decision that the run has diverged: it is live, suspect,
+ * or still expected back after a restart. Silence does not change whether its values are finite. */
 static int counts(const struct worker *w)
 {
 	return w->session.state == SESSION_LIVE || w->session.state == SESSION_SUSPECT ||
@@ -67,7 +67,7 @@ static int has_diverged(const struct core *c, const struct worker *bad_one)
 
 void quarantine_bad(struct core *c, struct worker *w)
 {
-	/* what was acknowledged before a crash is replayed first */
+	/* the worker first replays the pushes that were acknowledged before a crash */
 	if (++w->quarantine.bad_streak < MAX_STREAK || w->ledger.last_seq < w->ledger.replay_target)
 		return;
 	if (has_diverged(c, w)) {

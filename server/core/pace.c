@@ -252,7 +252,7 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 
 /* 1: the worker must not push again before the server has saved its earlier pushes. With a
  * write-ahead log, the shell holds the replies back instead, and reports the time in EVENT_TICK. */
-static int waits_for_us(const struct core *c, const struct worker *w)
+static int waits_for_checkpoint(const struct core *c, const struct worker *w)
 {
 	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
 }
@@ -265,7 +265,7 @@ int pace_check(struct core *c, struct worker *w)
 
 	if (!p->since_ms || w->session.state != SESSION_LIVE)
 		return 0;
-	if (c->recovering || waits_for_us(c, w)) {
+	if (c->recovering || waits_for_checkpoint(c, w)) {
 		restart_clock(c, p);
 		return 0;
 	}

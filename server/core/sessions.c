@@ -212,7 +212,7 @@ static void hello_new(struct core *c, const struct event *ev)
 
 /* 1: the server assigned the claimed incarnation to another process in a later term. This happens
  * when the server lost its newest state and assigned the same number again. */
-static int is_namesake(const struct worker *w, const struct stamp *claim)
+static int has_reused_incarnation(const struct worker *w, const struct stamp *claim)
 {
 	return w && w->session.incarnation == claim->incarnation &&
 	       claim->term < w->session.born_term;
@@ -265,12 +265,13 @@ static void hello_resume(struct core *c, const struct event *ev)
 		return;
 	}
 	if (w && (w->session.incarnation > h->resume.incarnation ||
-			 (is_namesake(w, &h->resume) && c->cfg.sessions.accept_rollback))) {
+			 (has_reused_incarnation(w, &h->resume) &&
+				 c->cfg.sessions.accept_rollback))) {
 		fence(c, w, ev->peer);
 		return;
 	}
 	if (!w || w->session.incarnation < h->resume.incarnation ||
-		w->ledger.last_seq < h->durable_seq || is_namesake(w, &h->resume)) {
+		w->ledger.last_seq < h->durable_seq || has_reused_incarnation(w, &h->resume)) {
 		if (!accept_rollback(c, w, h, ev->peer))
 			return;
 	} else if (w->quarantine.excluded) {

@@ -82,7 +82,7 @@ static void one_of_two_is_excluded_and_the_other_goes_on(void **state)
 	fixture_close(&f);
 }
 
-static void a_new_process_may_come_and_is_excluded_again(void **state)
+static void a_new_process_may_join_and_is_excluded_again(void **state)
 {
 	struct core_fixture f;
 
@@ -121,7 +121,7 @@ static void a_good_push_ends_the_streak(void **state)
 	fixture_close(&f);
 }
 
-static void alone_it_is_the_run_that_has_diverged(void **state)
+static void bad_pushes_of_the_only_worker_end_the_run(void **state)
 {
 	struct core_fixture f;
 
@@ -163,7 +163,7 @@ static void most_of_the_live_workers_decide(void **state)
 
 /* The first worker is broken from the start. The run cannot have diverged, because no training took
  * place. */
-static void the_first_one_is_excluded_before_others_come(void **state)
+static void a_broken_first_worker_is_excluded_before_others_join(void **state)
 {
 	struct core_fixture f;
 
@@ -182,7 +182,7 @@ static void the_first_one_is_excluded_before_others_come(void **state)
 }
 
 /* A supervisor restarts a broken worker repeatedly before another worker joins. */
-static void one_that_returns_does_not_end_the_run(void **state)
+static void a_broken_worker_that_returns_does_not_end_the_run(void **state)
 {
 	struct core_fixture f;
 
@@ -204,7 +204,7 @@ static void one_that_returns_does_not_end_the_run(void **state)
 }
 
 /* Neither worker has ever sent a finite push, so the initial weights are the cause. */
-static void two_at_once_end_a_run_that_never_accepted_a_push(void **state)
+static void two_broken_workers_end_a_run_without_accepted_pushes(void **state)
 {
 	struct core_fixture f;
 
@@ -219,7 +219,7 @@ static void two_at_once_end_a_run_that_never_accepted_a_push(void **state)
 
 /* Other workers have trained and left. A worker without any accepted push is broken, however often
  * it joins. A worker with an accepted push shows that the run has diverged. */
-static void alone_it_answers_only_for_its_own_pushes(void **state)
+static void an_only_worker_counts_with_its_own_pushes_only(void **state)
 {
 	struct core_fixture f;
 
@@ -254,7 +254,7 @@ static void alone_it_answers_only_for_its_own_pushes(void **state)
 
 /* --min-workers is 3, and only one of the three workers has joined, so the server expects others.
  */
-static void before_training_begins_nothing_can_diverge(void **state)
+static void no_run_diverges_before_min_workers_have_joined(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -278,7 +278,7 @@ static void before_training_begins_nothing_can_diverge(void **state)
 }
 
 /* A worker that is suspect or away counts with its newest push, which was finite. */
-static void one_that_is_suspected_counts(void **state)
+static void a_suspect_worker_counts(void **state)
 {
 	struct core_fixture f;
 
@@ -298,7 +298,7 @@ static void one_that_is_suspected_counts(void **state)
 
 /* After a restart the server expects two workers. One of them returns: it is one of two workers,
  * not all workers. */
-static void one_that_is_expected_back_counts(void **state)
+static void a_worker_that_is_expected_back_counts(void **state)
 {
 	struct core_fixture f;
 
@@ -332,7 +332,7 @@ static void one_that_is_expected_back_counts(void **state)
 
 /* Non-finite pushes count even if they are of stale weights, or of batches that another worker has
  * delivered. */
-static void those_that_would_not_count_anyway_do(void **state)
+static void stale_and_superseded_bad_pushes_count(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -366,7 +366,7 @@ static void those_that_would_not_count_anyway_do(void **state)
 	fixture_close(&f);
 }
 
-static void it_is_told_when_what_it_pushed_is_durable(void **state)
+static void an_excluded_worker_is_notified_when_its_pushes_are_durable(void **state)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
@@ -390,7 +390,7 @@ static void it_is_told_when_what_it_pushed_is_durable(void **state)
 	fixture_close(&f);
 }
 
-static void a_restart_keeps_it_out_and_does_not_wait_for_it(void **state)
+static void a_restart_keeps_the_exclusion_and_does_not_wait(void **state)
 {
 	struct core_config cfg = without_disk();
 	struct core_fixture f;
@@ -410,7 +410,7 @@ static void a_restart_keeps_it_out_and_does_not_wait_for_it(void **state)
 	fixture_close(&f);
 }
 
-static void the_others_get_its_work(void **state)
+static void other_workers_get_the_work_of_an_excluded_worker(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -439,7 +439,7 @@ static void the_others_get_its_work(void **state)
 	fixture_close(&f);
 }
 
-static void a_step_of_sync_does_not_wait_for_it(void **state)
+static void a_sync_step_does_not_wait_for_an_excluded_worker(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -515,22 +515,22 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_of_two_is_excluded_and_the_other_goes_on),
-		cmocka_unit_test(a_new_process_may_come_and_is_excluded_again),
+		cmocka_unit_test(a_new_process_may_join_and_is_excluded_again),
 		cmocka_unit_test(a_good_push_ends_the_streak),
-		cmocka_unit_test(alone_it_is_the_run_that_has_diverged),
+		cmocka_unit_test(bad_pushes_of_the_only_worker_end_the_run),
 		cmocka_unit_test(most_of_the_live_workers_decide),
-		cmocka_unit_test(the_first_one_is_excluded_before_others_come),
-		cmocka_unit_test(one_that_returns_does_not_end_the_run),
-		cmocka_unit_test(two_at_once_end_a_run_that_never_accepted_a_push),
-		cmocka_unit_test(alone_it_answers_only_for_its_own_pushes),
-		cmocka_unit_test(before_training_begins_nothing_can_diverge),
-		cmocka_unit_test(one_that_is_suspected_counts),
-		cmocka_unit_test(one_that_is_expected_back_counts),
-		cmocka_unit_test(those_that_would_not_count_anyway_do),
-		cmocka_unit_test(it_is_told_when_what_it_pushed_is_durable),
-		cmocka_unit_test(a_restart_keeps_it_out_and_does_not_wait_for_it),
-		cmocka_unit_test(the_others_get_its_work),
-		cmocka_unit_test(a_step_of_sync_does_not_wait_for_it),
+		cmocka_unit_test(a_broken_first_worker_is_excluded_before_others_join),
+		cmocka_unit_test(a_broken_worker_that_returns_does_not_end_the_run),
+		cmocka_unit_test(two_broken_workers_end_a_run_without_accepted_pushes),
+		cmocka_unit_test(an_only_worker_counts_with_its_own_pushes_only),
+		cmocka_unit_test(no_run_diverges_before_min_workers_have_joined),
+		cmocka_unit_test(a_suspect_worker_counts),
+		cmocka_unit_test(a_worker_that_is_expected_back_counts),
+		cmocka_unit_test(stale_and_superseded_bad_pushes_count),
+		cmocka_unit_test(an_excluded_worker_is_notified_when_its_pushes_are_durable),
+		cmocka_unit_test(a_restart_keeps_the_exclusion_and_does_not_wait),
+		cmocka_unit_test(other_workers_get_the_work_of_an_excluded_worker),
+		cmocka_unit_test(a_sync_step_does_not_wait_for_an_excluded_worker),
 		cmocka_unit_test(results_that_are_not_finite_count),
 	};
 

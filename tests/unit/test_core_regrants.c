@@ -40,7 +40,7 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 }
 
 /* The GRANT was lost, or a failing disk delayed it until the worker's timeout. */
-static void a_lease_that_nobody_got_is_given_again(void **state)
+static void a_lost_grant_is_repeated(void **state)
 {
 	struct core_fixture f;
 	struct stamp s;
@@ -58,7 +58,7 @@ static void a_lease_that_nobody_got_is_given_again(void **state)
 	fixture_close(&f);
 }
 
-static void what_was_given_away_is_not_given_back_again(void **state)
+static void a_lease_given_to_another_worker_is_not_granted_again(void **state)
 {
 	struct core_fixture f;
 	struct stamp s, t;
@@ -103,7 +103,7 @@ static void a_new_process_numbers_its_requests_anew(void **state)
 	fixture_close(&f);
 }
 
-static void leavers_and_the_fenced_give_their_leases_back(void **state)
+static void workers_that_leave_or_are_fenced_release_their_leases(void **state)
 {
 	struct core_fixture f;
 	struct stamp s;
@@ -143,10 +143,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_suspects_lease_is_given_away_and_the_first_push_wins),
-		cmocka_unit_test(a_lease_that_nobody_got_is_given_again),
-		cmocka_unit_test(what_was_given_away_is_not_given_back_again),
+		cmocka_unit_test(a_lost_grant_is_repeated),
+		cmocka_unit_test(a_lease_given_to_another_worker_is_not_granted_again),
 		cmocka_unit_test(a_new_process_numbers_its_requests_anew),
-		cmocka_unit_test(leavers_and_the_fenced_give_their_leases_back),
+		cmocka_unit_test(workers_that_leave_or_are_fenced_release_their_leases),
 		cmocka_unit_test(nothing_is_granted_to_a_connection_that_is_gone),
 	};
 

@@ -73,7 +73,7 @@ static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
 	fixture_close(&f);
 }
 
-static void who_comes_back_too_late_is_fenced(void **state)
+static void a_worker_that_returns_too_late_is_fenced(void **state)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
@@ -95,7 +95,7 @@ static void who_comes_back_too_late_is_fenced(void **state)
 	fixture_close(&f);
 }
 
-static void a_hello_that_the_network_kept_is_not_believed(void **state)
+static void a_delayed_hello_is_ignored(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
@@ -123,7 +123,7 @@ static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64
 	return s;
 }
 
-static void after_a_crash_a_worker_goes_on_in_the_new_epoch(void **state)
+static void after_a_crash_a_worker_continues_in_the_new_term(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = crash(&f, fixture_config(), 2), again;
@@ -148,7 +148,7 @@ static void after_a_crash_a_worker_goes_on_in_the_new_epoch(void **state)
 	fixture_close(&f);
 }
 
-static void a_state_older_than_what_was_called_durable_is_refused(void **state)
+static void a_worker_whose_durable_pushes_were_lost_is_refused(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = crash(&f, fixture_config(), 2);
@@ -170,7 +170,7 @@ static void a_state_older_than_what_was_called_durable_is_refused(void **state)
 	fixture_close(&f);
 }
 
-static void an_incarnation_that_was_never_given_cannot_be_resumed(void **state)
+static void an_incarnation_that_was_never_assigned_cannot_be_resumed(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 0);
@@ -185,7 +185,7 @@ static void an_incarnation_that_was_never_given_cannot_be_resumed(void **state)
 	fixture_close(&f);
 }
 
-static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
+static void with_accept_rollback_a_worker_continues_after_the_lost_pushes(void **state)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
@@ -217,7 +217,7 @@ static void with_accept_rollback_it_goes_on_after_what_is_lost(void **state)
 	fixture_close(&f);
 }
 
-static void an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases(void **state)
+static void an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -315,7 +315,7 @@ static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
 }
 
 /* The worker returns after the server has withdrawn its grant, and repeats its request. */
-static void a_grant_that_a_crash_kept_from_its_worker_is_given_again(void **state)
+static void a_grant_lost_in_a_crash_is_repeated(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -343,16 +343,17 @@ int main(void)
 		cmocka_unit_test(a_live_worker_goes_on_at_once_over_a_new_connection),
 		cmocka_unit_test(a_lease_asked_for_before_is_granted_on_the_new_connection),
 		cmocka_unit_test(a_dead_worker_goes_on_when_that_is_on_disk),
-		cmocka_unit_test(who_comes_back_too_late_is_fenced),
-		cmocka_unit_test(a_hello_that_the_network_kept_is_not_believed),
-		cmocka_unit_test(after_a_crash_a_worker_goes_on_in_the_new_epoch),
-		cmocka_unit_test(a_state_older_than_what_was_called_durable_is_refused),
-		cmocka_unit_test(an_incarnation_that_was_never_given_cannot_be_resumed),
-		cmocka_unit_test(with_accept_rollback_it_goes_on_after_what_is_lost),
-		cmocka_unit_test(an_absent_workers_slot_is_kept_for_forget_ms_but_not_its_leases),
+		cmocka_unit_test(a_worker_that_returns_too_late_is_fenced),
+		cmocka_unit_test(a_delayed_hello_is_ignored),
+		cmocka_unit_test(after_a_crash_a_worker_continues_in_the_new_term),
+		cmocka_unit_test(a_worker_whose_durable_pushes_were_lost_is_refused),
+		cmocka_unit_test(an_incarnation_that_was_never_assigned_cannot_be_resumed),
+		cmocka_unit_test(with_accept_rollback_a_worker_continues_after_the_lost_pushes),
+		cmocka_unit_test(
+			an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases),
 		cmocka_unit_test(a_refusal_has_the_values_of_both_sides_and_a_remedy),
 		cmocka_unit_test(a_worker_that_owes_replays_keeps_its_slot),
-		cmocka_unit_test(a_grant_that_a_crash_kept_from_its_worker_is_given_again),
+		cmocka_unit_test(a_grant_lost_in_a_crash_is_repeated),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

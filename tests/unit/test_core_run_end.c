@@ -48,7 +48,7 @@ static struct stamp train_to_the_end(struct core_fixture *f)
 	return s;
 }
 
-static void the_end_is_told_when_the_last_snapshot_is_durable(void **state)
+static void workers_get_bye_when_the_last_snapshot_is_durable(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = train_to_the_end(&f);
@@ -112,7 +112,7 @@ static void the_end_waits_for_a_disk_that_fails(void **state)
 	fixture_close(&f);
 }
 
-static void an_admin_who_comes_after_the_last_snapshot_is_told(void **state)
+static void a_checkpoint_request_after_the_last_snapshot_is_refused(void **state)
 {
 	struct core_fixture f;
 
@@ -184,7 +184,7 @@ static void training_that_diverged_ends(void **state)
 
 /* ---- drain ---------------------------------------------------------------------------------- */
 
-static void a_drain_takes_what_comes_before_its_snapshot_and_nothing_after(void **state)
+static void a_drain_accepts_pushes_until_its_snapshot(void **state)
 {
 	struct core_fixture f;
 	struct stamp s;
@@ -213,7 +213,7 @@ static void a_drain_takes_what_comes_before_its_snapshot_and_nothing_after(void 
 	fixture_close(&f);
 }
 
-static void a_drain_whose_save_failed_takes_again_what_comes(void **state)
+static void a_drain_whose_save_failed_accepts_pushes_again(void **state)
 {
 	struct core_fixture f;
 	struct stamp s;
@@ -249,7 +249,7 @@ static void a_drain_gives_no_more_work(void **state)
 	fixture_close(&f);
 }
 
-static void who_joins_while_it_ends_hears_both(void **state)
+static void a_worker_that_joins_during_a_drain_gets_welcome_and_bye(void **state)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
@@ -266,7 +266,7 @@ static void who_joins_while_it_ends_hears_both(void **state)
 }
 
 /* One event with the largest number of effects: every worker is notified. */
-static void the_last_step_tells_everybody_everything(void **state)
+static void the_last_step_notifies_every_worker_and_admin(void **state)
 {
 	enum { RANDOM_WORKERS = 64 };
 	struct core_config cfg = fixture_config();
@@ -321,17 +321,17 @@ static void a_run_that_was_done_is_done_again_after_a_restart(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_end_is_told_when_the_last_snapshot_is_durable),
+		cmocka_unit_test(workers_get_bye_when_the_last_snapshot_is_durable),
 		cmocka_unit_test(nothing_new_is_acknowledged_between_the_last_snapshot_and_the_end),
 		cmocka_unit_test(the_end_waits_for_a_disk_that_fails),
-		cmocka_unit_test(an_admin_who_comes_after_the_last_snapshot_is_told),
+		cmocka_unit_test(a_checkpoint_request_after_the_last_snapshot_is_refused),
 		cmocka_unit_test(a_run_ends_at_max_updates),
 		cmocka_unit_test(training_that_diverged_ends),
-		cmocka_unit_test(a_drain_takes_what_comes_before_its_snapshot_and_nothing_after),
-		cmocka_unit_test(a_drain_whose_save_failed_takes_again_what_comes),
+		cmocka_unit_test(a_drain_accepts_pushes_until_its_snapshot),
+		cmocka_unit_test(a_drain_whose_save_failed_accepts_pushes_again),
 		cmocka_unit_test(a_drain_gives_no_more_work),
-		cmocka_unit_test(who_joins_while_it_ends_hears_both),
-		cmocka_unit_test(the_last_step_tells_everybody_everything),
+		cmocka_unit_test(a_worker_that_joins_during_a_drain_gets_welcome_and_bye),
+		cmocka_unit_test(the_last_step_notifies_every_worker_and_admin),
 		cmocka_unit_test(a_run_that_was_done_is_done_again_after_a_restart),
 	};
 

@@ -119,7 +119,7 @@ static void a_sum_of_another_pass_is_refused(void **state)
 
 /* ---- who gets which portion ----------------------------------------------------------------- */
 
-static void the_next_portion_goes_to_who_had_the_one_before(void **state)
+static void a_worker_gets_the_portion_next_to_its_last_one(void **state)
 {
 	struct core_config cfg = sgd_config();
 	struct cluster k;
@@ -164,7 +164,7 @@ static void runs_of_portions_shrink_towards_the_end_of_a_pass(void **state)
 	cluster_close(&k);
 }
 
-static void who_is_idle_gets_copies_those_with_fewest_first(void **state)
+static void idle_workers_get_copies_of_portions_with_fewest_copies(void **state)
 {
 	struct core_config cfg = sgd_config();
 	struct cluster k;
@@ -261,7 +261,7 @@ static void backup_copies_make_up_for_a_slow_worker(void **state)
 /* ---- windows -------------------------------------------------------------------------------- */
 
 /* A slow worker gets as much work as it can deliver before the others have copied it. */
-static void one_that_is_20_times_slower_contributes(void **state)
+static void a_worker_20_times_slower_contributes(void **state)
 {
 	static const uint64_t ms[] = {120, 120, 120, 2400};
 	uint64_t images[CLUSTER_WORKERS];
@@ -271,7 +271,7 @@ static void one_that_is_20_times_slower_contributes(void **state)
 	assert_in_range(images[3], 10, images[0] / 10);
 }
 
-static void a_step_looks_at_its_window_and_the_last_one_at_what_is_left(void **state)
+static void a_step_covers_its_window_and_the_last_step_the_rest(void **state)
 {
 	const uint32_t end[] = {3, 6, 8};
 	struct core_config cfg = sgd_config();
@@ -327,7 +327,7 @@ static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 }
 
 /* A worker holds portions and sends only heartbeats. */
-static void a_pass_does_not_wait_for_who_hangs(void **state)
+static void a_pass_does_not_wait_for_a_hanging_worker(void **state)
 {
 	struct cluster k;
 
@@ -376,7 +376,7 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 	}
 }
 
-static void an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit(void **state)
+static void a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit(void **state)
 {
 	struct core_snapshot a, b;
 	struct core_config cfg;
@@ -442,16 +442,16 @@ int main(void)
 		cmocka_unit_test(a_portion_that_is_done_is_not_taken_again),
 		cmocka_unit_test(a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost),
 		cmocka_unit_test(a_sum_of_another_pass_is_refused),
-		cmocka_unit_test(the_next_portion_goes_to_who_had_the_one_before),
+		cmocka_unit_test(a_worker_gets_the_portion_next_to_its_last_one),
 		cmocka_unit_test(runs_of_portions_shrink_towards_the_end_of_a_pass),
-		cmocka_unit_test(who_is_idle_gets_copies_those_with_fewest_first),
+		cmocka_unit_test(idle_workers_get_copies_of_portions_with_fewest_copies),
 		cmocka_unit_test(backup_copies_make_up_for_a_slow_worker),
-		cmocka_unit_test(one_that_is_20_times_slower_contributes),
-		cmocka_unit_test(a_step_looks_at_its_window_and_the_last_one_at_what_is_left),
+		cmocka_unit_test(a_worker_20_times_slower_contributes),
+		cmocka_unit_test(a_step_covers_its_window_and_the_last_step_the_rest),
 		cmocka_unit_test(portions_of_a_dead_worker_are_done_by_the_others),
-		cmocka_unit_test(a_pass_does_not_wait_for_who_hangs),
+		cmocka_unit_test(a_pass_does_not_wait_for_a_hanging_worker),
 		cmocka_unit_test(a_restart_in_any_moment_changes_no_bit),
-		cmocka_unit_test(an_image_in_the_middle_of_a_pass_is_read_back_bit_for_bit),
+		cmocka_unit_test(a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit),
 		cmocka_unit_test(in_any_order_each_image_counts_once_per_step),
 	};
 

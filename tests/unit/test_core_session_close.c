@@ -88,7 +88,7 @@ static void a_drain_waits_for_no_longer_than_a_recovery(void **state)
 }
 
 /* The worker retains lost pushes, so it gets no BYE. It continues in the server's next term. */
-static void who_holds_what_a_crash_lost_is_not_sent_home(void **state)
+static void a_worker_with_lost_pushes_gets_no_bye(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = lose(&f);
@@ -106,7 +106,7 @@ static void who_holds_what_a_crash_lost_is_not_sent_home(void **state)
 	fixture_close(&f);
 }
 
-static void nor_is_who_came_back_too_late_to_replay(void **state)
+static void a_worker_that_returns_too_late_to_replay_gets_no_bye(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = lose(&f);
@@ -133,7 +133,7 @@ static void nor_is_who_came_back_too_late_to_replay(void **state)
 	fixture_close(&f);
 }
 
-static void a_leaver_replays_first(void **state)
+static void a_worker_that_leaves_replays_first(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = lose(&f);
@@ -153,7 +153,7 @@ static void a_leaver_replays_first(void **state)
 	fixture_close(&f);
 }
 
-static void who_was_replaced_is_fenced_after_the_end_too(void **state)
+static void a_replaced_worker_is_fenced_after_the_end_too(void **state)
 {
 	struct core_fixture f;
 	struct stamp first;
@@ -177,7 +177,7 @@ static void who_was_replaced_is_fenced_after_the_end_too(void **state)
 
 /* The server assigns slot 1, loses the checkpoint that contains the assignment, and assigns the
  * slot again. */
-static struct stamp give_twice(struct core_fixture *f, int accept)
+static struct stamp assign_twice(struct core_fixture *f, int accept)
 {
 	struct core_config cfg = fixture_config();
 	struct core_snapshot before;
@@ -197,14 +197,14 @@ static struct stamp give_twice(struct core_fixture *f, int accept)
 	return first;
 }
 
-static void a_namesake_of_before_a_rollback_is_not_taken_for_the_new_worker(void **state)
+static void a_worker_with_a_reused_incarnation_is_refused(void **state)
 {
 	const int status[] = {PS_EROLLEDBACK, PS_EFENCED};
 
 	(void)state;
 	for (int accept = 0; accept < 2; accept++) {
 		struct core_fixture f;
-		struct stamp s = give_twice(&f, accept);
+		struct stamp s = assign_twice(&f, accept);
 		struct msg m = fixture_resume(s, 0, 0);
 
 		fixture_message(&f, 9, &m);
@@ -223,11 +223,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_drain_lets_the_replays_of_a_crash_through),
 		cmocka_unit_test(a_drain_waits_for_no_longer_than_a_recovery),
-		cmocka_unit_test(who_holds_what_a_crash_lost_is_not_sent_home),
-		cmocka_unit_test(nor_is_who_came_back_too_late_to_replay),
-		cmocka_unit_test(a_leaver_replays_first),
-		cmocka_unit_test(who_was_replaced_is_fenced_after_the_end_too),
-		cmocka_unit_test(a_namesake_of_before_a_rollback_is_not_taken_for_the_new_worker),
+		cmocka_unit_test(a_worker_with_lost_pushes_gets_no_bye),
+		cmocka_unit_test(a_worker_that_returns_too_late_to_replay_gets_no_bye),
+		cmocka_unit_test(a_worker_that_leaves_replays_first),
+		cmocka_unit_test(a_replaced_worker_is_fenced_after_the_end_too),
+		cmocka_unit_test(a_worker_with_a_reused_incarnation_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -211,7 +211,7 @@ static void refused_and_harmless(
 	fixture_drop(&after);
 }
 
-static void a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_state(void **state)
+static void a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state(void **state)
 {
 	struct core_fixture f;
 	struct stamp s;
@@ -271,7 +271,7 @@ static void unknown_workers_and_incarnations_never_given_must_say_hello(void **s
 	fixture_close(&f);
 }
 
-static void a_joining_worker_may_not_speak_yet(void **state)
+static void messages_of_a_joining_worker_are_refused(void **state)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
@@ -368,7 +368,7 @@ static void a_training_run_needs_a_data_set_that_fits(void **state)
 
 /* ---- silence -------------------------------------------------------------------------------- */
 
-static void silence_makes_suspect_then_dead_and_a_word_makes_live(void **state)
+static void silence_makes_suspect_then_dead_and_a_message_makes_live(void **state)
 {
 	struct core_fixture f;
 	struct stamp s;
@@ -408,13 +408,13 @@ int main(void)
 		cmocka_unit_test(nobody_is_welcomed_on_a_connection_that_is_gone),
 		cmocka_unit_test(messages_that_only_a_server_sends_are_refused),
 		cmocka_unit_test(
-			a_stamp_is_refused_for_its_run_then_incarnation_then_epoch_then_state),
+			a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state),
 		cmocka_unit_test(unknown_workers_and_incarnations_never_given_must_say_hello),
-		cmocka_unit_test(a_joining_worker_may_not_speak_yet),
+		cmocka_unit_test(messages_of_a_joining_worker_are_refused),
 		cmocka_unit_test(observers_see_and_pull_without_a_slot),
 		cmocka_unit_test(another_data_set_is_refused_by_every_field),
 		cmocka_unit_test(a_training_run_needs_a_data_set_that_fits),
-		cmocka_unit_test(silence_makes_suspect_then_dead_and_a_word_makes_live),
+		cmocka_unit_test(silence_makes_suspect_then_dead_and_a_message_makes_live),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -44,7 +44,7 @@ static void a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_o
 	fixture_close(&f);
 }
 
-static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
+static void a_name_gets_its_slot_again_and_fences_the_old_process(void **state)
 {
 	struct core_fixture f;
 	struct stamp first, second;
@@ -71,7 +71,7 @@ static void a_name_gets_its_slot_again_and_fences_who_held_it(void **state)
 
 /* The old process gets PS_EFENCED only when its pushes are durable. A crash before that could lose
  * a push that the process has released. */
-static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
+static void a_replaced_worker_is_fenced_when_its_pushes_are_durable(void **state)
 {
 	struct core_fixture f;
 	struct stamp first;
@@ -102,7 +102,7 @@ static void who_is_replaced_is_told_when_its_pushes_are_safe(void **state)
 
 /* The old process also waits for the snapshot if the new process dies before a snapshot contains
  * either of them. */
-static void who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too(void **state)
+static void a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too(void **state)
 {
 	struct core_fixture f;
 	struct stamp first;
@@ -167,7 +167,7 @@ static void inherit(int leaves)
 	fixture_close(&f);
 }
 
-static void a_new_process_inherits_no_debts(void **state)
+static void a_new_process_inherits_neither_replays_nor_bye(void **state)
 {
 	(void)state;
 	inherit(0);
@@ -201,10 +201,10 @@ int main(void)
 		cmocka_unit_test(a_full_table_refuses_until_a_worker_is_dead),
 		cmocka_unit_test(
 			a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one),
-		cmocka_unit_test(a_name_gets_its_slot_again_and_fences_who_held_it),
-		cmocka_unit_test(who_is_replaced_is_told_when_its_pushes_are_safe),
-		cmocka_unit_test(who_is_replaced_by_the_short_lived_waits_for_the_snapshot_too),
-		cmocka_unit_test(a_new_process_inherits_no_debts),
+		cmocka_unit_test(a_name_gets_its_slot_again_and_fences_the_old_process),
+		cmocka_unit_test(a_replaced_worker_is_fenced_when_its_pushes_are_durable),
+		cmocka_unit_test(a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too),
+		cmocka_unit_test(a_new_process_inherits_neither_replays_nor_bye),
 		cmocka_unit_test(a_restart_storm_stays_in_the_table_and_repeats_no_incarnation),
 	};
 

@@ -37,7 +37,7 @@ static void assert_same(const struct core_snapshot *x, const struct core_snapsho
 	}
 }
 
-static void what_is_read_is_written_again_byte_for_byte(void **state)
+static void decoding_and_encoding_give_the_same_bytes(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 300; seed++) {
@@ -60,7 +60,7 @@ static void what_is_read_is_written_again_byte_for_byte(void **state)
 	}
 }
 
-static void saving_changes_nothing(void **state)
+static void encoding_changes_nothing(void **state)
 {
 	struct random_workers k = somewhere(7);
 	size_t n = fixture_bytes(&k.f.cfg);
@@ -300,7 +300,7 @@ static void the_truth(struct core *c)
 	(void)c;
 }
 
-static void an_image_that_says_something_impossible_is_refused(void **state)
+static void a_snapshot_with_an_impossible_value_is_refused(void **state)
 {
 	(void)state;
 	for (int kind = 0; kind < OPTIM_LBFGS; kind++)
@@ -369,12 +369,12 @@ static void a_data_set_is_refused_in_a_run_without_one(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(what_is_read_is_written_again_byte_for_byte),
-		cmocka_unit_test(saving_changes_nothing),
+		cmocka_unit_test(decoding_and_encoding_give_the_same_bytes),
+		cmocka_unit_test(encoding_changes_nothing),
 		cmocka_unit_test(every_section_that_is_cut_or_longer_is_refused),
 		cmocka_unit_test(a_missing_section_is_refused),
 		cmocka_unit_test(no_mutation_does_harm),
-		cmocka_unit_test(an_image_that_says_something_impossible_is_refused),
+		cmocka_unit_test(a_snapshot_with_an_impossible_value_is_refused),
 		cmocka_unit_test(optimizers_state_must_be_possible),
 		cmocka_unit_test(a_data_set_is_refused_in_a_run_without_one),
 	};

@@ -107,7 +107,7 @@ static void beat(struct cluster *k, uint32_t i)
 	cluster_receive(k);
 }
 
-static void who_falls_silent_holds_nobody_up(void **state)
+static void a_silent_worker_delays_no_worker(void **state)
 {
 	struct cluster k;
 
@@ -130,7 +130,7 @@ static void who_falls_silent_holds_nobody_up(void **state)
 	cluster_close(&k);
 }
 
-static void who_comes_back_starts_with_the_slowest(void **state)
+static void a_worker_that_returns_starts_with_the_slowest(void **state)
 {
 	struct cluster k;
 
@@ -161,7 +161,7 @@ static void who_comes_back_starts_with_the_slowest(void **state)
 	cluster_close(&k);
 }
 
-static void who_joins_late_starts_with_the_slowest(void **state)
+static void a_worker_that_joins_late_starts_with_the_slowest(void **state)
 {
 	struct cluster k;
 
@@ -183,7 +183,7 @@ static void who_joins_late_starts_with_the_slowest(void **state)
 }
 
 /* Training does not wait for a worker that evaluates the previous epoch. */
-static void who_evaluates_holds_nobody_up(void **state)
+static void a_worker_that_evaluates_delays_no_worker(void **state)
 {
 	struct core_config cfg = ssp_config(0);
 	struct cluster k;
@@ -207,7 +207,7 @@ static void who_evaluates_holds_nobody_up(void **state)
 	cluster_close(&k);
 }
 
-static void clocks_outlive_the_server(void **state)
+static void clocks_survive_a_restart(void **state)
 {
 	struct cluster k;
 
@@ -316,7 +316,7 @@ static void race_step(struct race *a)
 	}
 }
 
-static void nobody_is_ever_further_ahead_than_the_bound(void **state)
+static void no_worker_is_further_ahead_than_the_bound(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 24; seed++) {
@@ -342,12 +342,12 @@ int main(void)
 		cmocka_unit_test(bound_0_is_lock_step),
 		cmocka_unit_test(one_may_be_as_many_batches_ahead_as_the_bound_says),
 		cmocka_unit_test(a_lease_is_as_long_as_the_bound_allows),
-		cmocka_unit_test(who_falls_silent_holds_nobody_up),
-		cmocka_unit_test(who_comes_back_starts_with_the_slowest),
-		cmocka_unit_test(who_joins_late_starts_with_the_slowest),
-		cmocka_unit_test(who_evaluates_holds_nobody_up),
-		cmocka_unit_test(clocks_outlive_the_server),
-		cmocka_unit_test(nobody_is_ever_further_ahead_than_the_bound),
+		cmocka_unit_test(a_silent_worker_delays_no_worker),
+		cmocka_unit_test(a_worker_that_returns_starts_with_the_slowest),
+		cmocka_unit_test(a_worker_that_joins_late_starts_with_the_slowest),
+		cmocka_unit_test(a_worker_that_evaluates_delays_no_worker),
+		cmocka_unit_test(clocks_survive_a_restart),
+		cmocka_unit_test(no_worker_is_further_ahead_than_the_bound),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -94,7 +94,7 @@ static void a_late_gradient_is_dropped_counted_and_its_batch_leased_again(void *
 	cluster_close(&k);
 }
 
-static void nobody_gets_two_batches_of_one_step(void **state)
+static void no_worker_gets_two_batches_of_one_step(void **state)
 {
 	struct cluster k;
 
@@ -112,7 +112,7 @@ static void nobody_gets_two_batches_of_one_step(void **state)
 }
 
 /* A lease is a hint: a worker that pushes without one still counts once. */
-static void nobody_counts_twice_in_one_step(void **state)
+static void no_worker_counts_twice_in_one_step(void **state)
 {
 	struct cluster k;
 
@@ -251,7 +251,7 @@ static void silence(struct cluster *k, uint32_t ms, uint32_t but)
 	}
 }
 
-static void a_step_does_not_wait_for_who_is_silent(void **state)
+static void a_step_does_not_wait_for_a_silent_worker(void **state)
 {
 	struct cluster k;
 
@@ -292,7 +292,7 @@ static void a_step_does_not_wait_for_who_is_silent(void **state)
 	cluster_close(&k);
 }
 
-static void what_a_dead_worker_gave_stays_in_the_step(void **state)
+static void a_gradient_of_a_dead_worker_stays_in_the_step(void **state)
 {
 	struct cluster k;
 
@@ -309,7 +309,7 @@ static void what_a_dead_worker_gave_stays_in_the_step(void **state)
 	cluster_close(&k);
 }
 
-static void the_last_step_of_an_epoch_has_what_is_left(void **state)
+static void the_last_step_of_an_epoch_has_the_remaining_batches(void **state)
 {
 	struct cluster k;
 
@@ -451,7 +451,7 @@ static void a_member_that_leaves_is_not_waited_for(void **state)
 	}
 }
 
-static void a_step_all_of_whose_members_went_begins_anew(void **state)
+static void a_step_without_members_begins_again(void **state)
 {
 	struct cluster k;
 
@@ -472,7 +472,7 @@ static void a_step_all_of_whose_members_went_begins_anew(void **state)
 }
 
 /* A worker sends heartbeats but never requests work. No step may wait for it forever. */
-static void a_member_that_never_asks_is_left_out_until_it_does(void **state)
+static void a_member_that_requests_no_work_is_left_out_until_it_does(void **state)
 {
 	struct core_config cfg = sync_config(0);
 	struct cluster k;
@@ -532,7 +532,7 @@ static void a_step_waits_for_members_that_evaluate(void **state)
 
 /* ---- a restart ------------------------------------------------------------------------------ */
 
-static void what_was_gathered_outlives_the_server(void **state)
+static void accumulated_gradients_survive_a_restart(void **state)
 {
 	struct cluster k;
 
@@ -747,12 +747,12 @@ int main(void)
 		cmocka_unit_test(a_step_waits_for_all_but_the_backup_workers),
 		cmocka_unit_test(more_backups_than_workers_make_a_step_of_each_gradient),
 		cmocka_unit_test(a_late_gradient_is_dropped_counted_and_its_batch_leased_again),
-		cmocka_unit_test(nobody_gets_two_batches_of_one_step),
-		cmocka_unit_test(nobody_counts_twice_in_one_step),
-		cmocka_unit_test(a_step_does_not_wait_for_who_is_silent),
-		cmocka_unit_test(what_a_dead_worker_gave_stays_in_the_step),
-		cmocka_unit_test(the_last_step_of_an_epoch_has_what_is_left),
-		cmocka_unit_test(what_was_gathered_outlives_the_server),
+		cmocka_unit_test(no_worker_gets_two_batches_of_one_step),
+		cmocka_unit_test(no_worker_counts_twice_in_one_step),
+		cmocka_unit_test(a_step_does_not_wait_for_a_silent_worker),
+		cmocka_unit_test(a_gradient_of_a_dead_worker_stays_in_the_step),
+		cmocka_unit_test(the_last_step_of_an_epoch_has_the_remaining_batches),
+		cmocka_unit_test(accumulated_gradients_survive_a_restart),
 		cmocka_unit_test(replays_are_counted_though_their_step_is_not_there_yet),
 		cmocka_unit_test(replayed_steps_stay_steps),
 		cmocka_unit_test(a_step_waits_for_a_member_that_has_not_asked),
@@ -760,8 +760,8 @@ int main(void)
 		cmocka_unit_test(a_step_of_fewer_than_n_live_workers_is_short_and_reported),
 		cmocka_unit_test(a_worker_that_joins_during_a_step_is_in_the_next_one),
 		cmocka_unit_test(a_member_that_leaves_is_not_waited_for),
-		cmocka_unit_test(a_step_all_of_whose_members_went_begins_anew),
-		cmocka_unit_test(a_member_that_never_asks_is_left_out_until_it_does),
+		cmocka_unit_test(a_step_without_members_begins_again),
+		cmocka_unit_test(a_member_that_requests_no_work_is_left_out_until_it_does),
 		cmocka_unit_test(a_step_waits_for_members_that_evaluate),
 		cmocka_unit_test(a_step_has_the_next_batches_of_the_epoch),
 		cmocka_unit_test(any_order_of_arrival_makes_the_same_bytes),

@@ -16,7 +16,7 @@ static int ask(struct admission *a, int n, uint64_t now_ms)
 	return in;
 }
 
-static void a_crowd_of_one_burst_is_let_in_at_once(void **state)
+static void a_burst_of_hellos_is_accepted_at_once(void **state)
 {
 	struct admission a = {0};
 
@@ -25,7 +25,7 @@ static void a_crowd_of_one_burst_is_let_in_at_once(void **state)
 	assert_int_equal(a.turned_away, ADMISSION_BURST);
 }
 
-static void a_storm_is_held_to_the_rate(void **state)
+static void too_many_hellos_are_limited_to_the_rate(void **state)
 {
 	struct admission a = {0};
 	int in = 0;
@@ -36,7 +36,7 @@ static void a_storm_is_held_to_the_rate(void **state)
 	assert_in_range(in, 11 * ADMISSION_BURST - 2, 11 * ADMISSION_BURST);
 }
 
-static void a_rest_fills_the_bucket_and_no_more(void **state)
+static void a_pause_fills_the_bucket_and_no_more(void **state)
 {
 	struct admission a = {0};
 
@@ -59,9 +59,9 @@ static void a_steady_trickle_is_never_turned_away(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_crowd_of_one_burst_is_let_in_at_once),
-		cmocka_unit_test(a_storm_is_held_to_the_rate),
-		cmocka_unit_test(a_rest_fills_the_bucket_and_no_more),
+		cmocka_unit_test(a_burst_of_hellos_is_accepted_at_once),
+		cmocka_unit_test(too_many_hellos_are_limited_to_the_rate),
+		cmocka_unit_test(a_pause_fills_the_bucket_and_no_more),
 		cmocka_unit_test(a_steady_trickle_is_never_turned_away),
 	};
 

@@ -218,7 +218,7 @@ static void a_list_that_cannot_be_read_changes_nothing(void **state)
 }
 
 /* The disk of the list hangs: the list in memory decides, and the event loop goes on. */
-static void a_list_that_hangs_in_the_disk_stops_nothing(void **state)
+static void a_list_on_a_hanging_disk_blocks_nothing(void **state)
 {
 	uint64_t longest = 0;
 
@@ -256,7 +256,7 @@ static void a_list_that_is_being_read_at_the_end_is_harmless(void **state)
 	auth_reload(auth);
 }
 
-static void a_key_taken_off_has_no_say_on_its_open_connection(void **state)
+static void a_deleted_key_is_refused_on_its_open_connection(void **state)
 {
 	struct msg m = {.type = MSG_PUSH};
 	const char *why = NULL;
@@ -296,7 +296,7 @@ static int say(struct client *c, struct msg m)
 	return check(c, &m, &why);
 }
 
-static void a_role_decides_what_may_be_said(void **state)
+static void a_role_decides_which_messages_are_allowed(void **state)
 {
 	static const struct {
 		const char *role;
@@ -337,7 +337,7 @@ static void a_role_decides_what_may_be_said(void **state)
 	disconnect(&c);
 }
 
-static void a_message_without_a_key_says_nothing(void **state)
+static void a_message_without_a_key_is_refused(void **state)
 {
 	struct msg m = {.type = MSG_STATUS};
 	const char *why;
@@ -443,11 +443,11 @@ int main(void)
 		TEST(only_keys_of_the_list_get_in),
 		TEST(a_new_list_counts_when_it_is_read),
 		TEST(a_list_that_cannot_be_read_changes_nothing),
-		TEST(a_list_that_hangs_in_the_disk_stops_nothing),
+		TEST(a_list_on_a_hanging_disk_blocks_nothing),
 		TEST(a_list_that_is_being_read_at_the_end_is_harmless),
-		TEST(a_key_taken_off_has_no_say_on_its_open_connection),
-		TEST(a_role_decides_what_may_be_said),
-		TEST(a_message_without_a_key_says_nothing),
+		TEST(a_deleted_key_is_refused_on_its_open_connection),
+		TEST(a_role_decides_which_messages_are_allowed),
+		TEST(a_message_without_a_key_is_refused),
 		TEST(a_worker_id_belongs_to_its_key),
 		TEST(a_name_belongs_to_its_key),
 		TEST(a_server_that_accepts_unknown_keys_fails_its_self_test),

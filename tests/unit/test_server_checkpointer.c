@@ -118,7 +118,7 @@ static void limit_files(rlim_t bytes)
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
 }
 
-static void a_full_disk_is_said_once_and_gets_over(void **state)
+static void a_full_disk_is_logged_once_and_recovers(void **state)
 {
 	(void)state;
 	run_start("--model;fc:10");
@@ -190,7 +190,7 @@ int main(void)
 			a_snapshot_is_one_instant, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(statistics_are_kept, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_full_disk_is_said_once_and_gets_over, run_set_up, run_tear_down),
+			a_full_disk_is_logged_once_and_recovers, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_start_on_a_full_disk_fails_before_it_serves, run_set_up, run_tear_down),
 		cmocka_unit_test_setup_teardown(a_directory_that_vanished_is_an_error_of_that_save,

@@ -123,7 +123,7 @@ static void peers_are_apart(void **state)
 		fits(peer, 1, (float)peer);
 }
 
-static void another_number_than_was_wanted_is_a_lost_message(void **state)
+static void a_wrong_number_of_chunks_is_a_lost_message(void **state)
 {
 	(void)state;
 	fails(1, 1);
@@ -135,7 +135,7 @@ static void another_number_than_was_wanted_is_a_lost_message(void **state)
 	fails(1, 1);
 }
 
-static void too_much_is_void(void **state)
+static void chunks_over_the_limit_are_discarded(void **state)
 {
 	(void)state;
 	assert_int_equal(goes(1, N, 1, 1), PS_OK);
@@ -185,8 +185,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(frames_come_before_the_messages_own_in_their_order),
 		TEST(peers_are_apart),
-		TEST(another_number_than_was_wanted_is_a_lost_message),
-		TEST(too_much_is_void),
+		TEST(a_wrong_number_of_chunks_is_a_lost_message),
+		TEST(chunks_over_the_limit_are_discarded),
 		TEST(the_push_of_the_longest_silent_peer_is_discarded),
 		TEST(closed_connections_have_none),
 	};

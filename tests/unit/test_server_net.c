@@ -33,7 +33,7 @@ static void an_address_in_use_is_refused(void **state)
 	assert_non_null(strstr(e.text, "192.0.2.1"));
 }
 
-static void what_is_no_message_is_answered_and_counted(void **state)
+static void malformed_messages_are_answered_and_counted(void **state)
 {
 	static const char *const junk[] = {"", "x", "\xff\xff\xff", "GET / HTTP/1.1"};
 	struct wire *wire;
@@ -73,7 +73,7 @@ static void a_chosen_routing_id_gets_no_answer(void **state)
 
 /* ---- who is silent ----------------------------------------------------------------------- */
 
-static void all_are_heard_without_a_turn_of_the_loop(void **state)
+static void all_messages_are_received_without_a_loop_iteration(void **state)
 {
 	enum { EACH = 8 };
 	uint64_t late = clock_ms() + ROUTER_DEADLINE_MS;
@@ -156,7 +156,7 @@ static void an_ack_goes_along_with_the_weights_of_its_push(void **state)
 
 /* Invariants 1 and 2 of net.h: the replies of a peer are bounded, the peer is notified of their
  * loss, and other peers never wait. */
-static void a_peer_that_does_not_read_loses_replies_and_is_told(void **state)
+static void a_peer_that_does_not_read_loses_replies_and_is_notified(void **state)
 {
 	const int one = 1;
 	struct wire *wire;
@@ -277,9 +277,9 @@ int main(void)
 			the_endpoint_names_the_real_port, router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
 			an_address_in_use_is_refused, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			all_are_heard_without_a_turn_of_the_loop, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(what_is_no_message_is_answered_and_counted,
+		cmocka_unit_test_setup_teardown(all_messages_are_received_without_a_loop_iteration,
+			router_set_up, router_tear_down),
+		cmocka_unit_test_setup_teardown(malformed_messages_are_answered_and_counted,
 			router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_chosen_routing_id_gets_no_answer, router_set_up, router_tear_down),
@@ -287,8 +287,9 @@ int main(void)
 			pulls_of_a_version_share_a_frame, router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(an_ack_goes_along_with_the_weights_of_its_push,
 			router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(a_peer_that_does_not_read_loses_replies_and_is_told,
-			router_set_up, router_tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up,
+			router_tear_down),
 		cmocka_unit_test_setup_teardown(a_burst_of_small_replies_reaches_a_peer_that_reads,
 			router_set_up, router_tear_down),
 		cmocka_unit_test_setup_teardown(

@@ -183,7 +183,7 @@ static void each_mode_trains_with_defaults_of_its_own(void **state)
 }
 
 /* The defaults are PyTorch's constants. Each optimizer has its own default rate. */
-static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
+static void an_optimizer_has_the_usual_defaults(void **state)
 {
 	static const struct {
 		const char *line;
@@ -216,7 +216,7 @@ static void an_optimizer_that_is_told_nothing_gets_what_is_usual(void **state)
 	assert_true(options.core.schedule.warmup == 0);
 }
 
-static void a_vector_has_no_epochs_unless_it_is_told(void **state)
+static void a_vector_has_no_epochs_by_default(void **state)
 {
 	(void)state;
 	assert_int_equal(parse("--model;vector:50"), OPT_RUN);
@@ -443,7 +443,7 @@ static void texts_too_long_or_with_control_characters_are_one_line(void **state)
 	assert_null(strchr(errors.text, '\x1b'));
 }
 
-static void all_errors_are_said_in_one_run(void **state)
+static void all_errors_are_reported_in_one_run(void **state)
 {
 	static const char *const named[] = {"--lr", "--epochs", "--optimizer", "--model", "--bind",
 		"--http", "--mode", "--checkpoint-dir", "--init", "--no-such-option"};
@@ -504,13 +504,13 @@ int main(void)
 		cmocka_unit_test(a_sum_in_sync_is_not_scaled_once_more),
 		cmocka_unit_test(every_value_arrives_where_it_belongs),
 		cmocka_unit_test(each_mode_trains_with_defaults_of_its_own),
-		cmocka_unit_test(an_optimizer_that_is_told_nothing_gets_what_is_usual),
-		cmocka_unit_test(a_vector_has_no_epochs_unless_it_is_told),
+		cmocka_unit_test(an_optimizer_has_the_usual_defaults),
+		cmocka_unit_test(a_vector_has_no_epochs_by_default),
 		cmocka_unit_test(empty_texts_mean_off),
 		cmocka_unit_test(good_addresses_are_taken),
 		cmocka_unit_test(each_bad_value_is_one_line_that_names_it),
 		cmocka_unit_test(texts_too_long_or_with_control_characters_are_one_line),
-		cmocka_unit_test(all_errors_are_said_in_one_run),
+		cmocka_unit_test(all_errors_are_reported_in_one_run),
 		cmocka_unit_test(a_bad_environment_is_named_by_its_variable),
 		cmocka_unit_test(a_bad_configuration_leaves_no_directory_behind),
 		cmocka_unit_test(a_file_is_no_checkpoint_directory),

@@ -78,7 +78,7 @@ static void assert_frame(zmq_msg_t *frame, float value)
 		assert_true(at[i] == value);
 }
 
-static void nobody_pulls_and_the_weights_stay_where_they_are(void **state)
+static void without_pulls_the_weights_stay_in_place(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 5; i++)
@@ -124,7 +124,7 @@ static void pulls_of_one_version_share_one_frame(void **state)
 		zmq_msg_close(&frame[i]);
 }
 
-static void frames_that_have_left_let_the_weights_stay_where_they_are(void **state)
+static void sent_frames_let_the_weights_stay_in_place(void **state)
 {
 	zmq_msg_t frame[2];
 
@@ -233,14 +233,13 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
-			nobody_pulls_and_the_weights_stay_where_they_are, set_up, tear_down),
+			without_pulls_the_weights_stay_in_place, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_frame_is_the_cores_buffer_and_never_changes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			pulls_of_one_version_share_one_frame, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
-			frames_that_have_left_let_the_weights_stay_where_they_are, set_up,
-			tear_down),
+			sent_frames_let_the_weights_stay_in_place, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(buffers_come_back, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up,

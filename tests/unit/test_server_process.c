@@ -107,7 +107,7 @@ static void enough_updates_end_a_run(void **state)
 
 /* ---- disks --------------------------------------------------------------------------------- */
 
-static void a_full_disk_degrades_and_gets_over(void **state)
+static void a_full_disk_degrades_and_recovers(void **state)
 {
 	char url[256], why[256];
 	uint64_t generation = 0;
@@ -202,7 +202,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			enough_updates_end_a_run, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_full_disk_degrades_and_gets_over, server_set_up, server_tear_down),
+			a_full_disk_degrades_and_recovers, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
 			an_end_without_disk_is_bounded, server_set_up, server_tear_down),
 	};

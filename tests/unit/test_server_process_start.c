@@ -43,7 +43,7 @@ static void starts_are_refused_by_exit_code(void **state)
 }
 
 /* The server writes one line with host and port. The directory gets no run. */
-static void an_address_in_use_is_named_before_anything_is_said_or_written(void **state)
+static void an_address_in_use_is_named_before_anything_is_logged_or_written(void **state)
 {
 	char url[256], line[512];
 
@@ -92,7 +92,7 @@ static void a_bad_file_of_weights_is_refused(void **state)
 	refused("--init;/no/such/file", 2, "/no/such/file");
 }
 
-static void check_config_says_so_and_touches_nothing(void **state)
+static void check_config_reports_and_creates_nothing(void **state)
 {
 	char line[512];
 
@@ -239,14 +239,14 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			starts_are_refused_by_exit_code, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			an_address_in_use_is_named_before_anything_is_said_or_written,
+			an_address_in_use_is_named_before_anything_is_logged_or_written,
 			server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
 			localhost_is_no_open_address, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_bad_file_of_weights_is_refused, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
-			check_config_says_so_and_touches_nothing, server_set_up, server_tear_down),
+			check_config_reports_and_creates_nothing, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(
 			status_is_the_same_by_message_and_page, server_set_up, server_tear_down),
 		cmocka_unit_test_setup_teardown(

@@ -168,7 +168,7 @@ static void too_much_for_one_peer_becomes_one_error(void **state)
 
 /* Invariant 2 of net.h: if there is no room at all, the peer that has waited longest loses its
  * replies. */
-static void no_room_is_made_at_the_oldest_ones_cost(void **state)
+static void without_room_the_longest_waiting_peer_loses_its_replies(void **state)
 {
 	(void)state;
 	net.answer[1] = net.answer[2] = PS_EAGAIN;
@@ -234,7 +234,7 @@ static void a_broken_reply_is_lost_alone(void **state)
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-static void what_is_not_on_disk_yet_is_not_said(void **state)
+static void replies_wait_for_the_disk(void **state)
 {
 	(void)state;
 	put(1, 1);
@@ -268,7 +268,7 @@ static void what_is_not_on_disk_yet_is_not_said(void **state)
 
 /* Replies that wait for a hanging disk must not use all memory. The server handles them like the
  * replies of a peer that does not read. */
-static void what_is_held_back_takes_no_more_than_its_room(void **state)
+static void replies_that_wait_for_the_disk_are_bounded(void **state)
 {
 	(void)state;
 	after = 9;
@@ -293,16 +293,15 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			too_much_for_one_peer_becomes_one_error, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
-			no_room_is_made_at_the_oldest_ones_cost, set_up, tear_down),
+			without_room_the_longest_waiting_peer_loses_its_replies, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_room_full_of_silent_peers_still_takes_replies, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_peer_that_left_is_named_once_and_forgotten, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_broken_reply_is_lost_alone, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(replies_wait_for_the_disk, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
-			what_is_not_on_disk_yet_is_not_said, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			what_is_held_back_takes_no_more_than_its_room, set_up, tear_down),
+			replies_that_wait_for_the_disk_are_bounded, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

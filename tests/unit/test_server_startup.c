@@ -6,7 +6,7 @@
 #include "common/safetensors.h"
 #include "tests/support/run_fixture.h"
 
-static void every_start_has_a_higher_epoch(void **state)
+static void every_start_has_a_higher_term(void **state)
 {
 	(void)state;
 	for (uint64_t n = 1; n <= 4; n++) {
@@ -18,7 +18,7 @@ static void every_start_has_a_higher_epoch(void **state)
 }
 
 /* The checkpoints of terms 2 and 3 are lost. The file TERM still contains the term. */
-static void an_epoch_is_not_used_twice_when_checkpoints_are_lost(void **state)
+static void a_term_is_not_used_twice_when_checkpoints_are_lost(void **state)
 {
 	(void)state;
 	for (int n = 0; n < 3; n++) {
@@ -194,7 +194,7 @@ static void a_second_start_is_refused_at_once(void **state)
 	assert_int_equal(run_term(), 1);
 }
 
-static void a_garbled_epoch_file_is_refused(void **state)
+static void a_garbled_term_file_is_refused(void **state)
 {
 	static const char *const texts[] = {"", "x\n", "12", "-1\n", "1 2\n",
 		"18446744073709551615\n", "99999999999999999999999\n", "\n", "1\n\n"};
@@ -255,8 +255,8 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, run_set_up, run_tear_down)
 	setenv("UV_THREADPOOL_SIZE", "1", 1);
 	const struct CMUnitTest tests[] = {
-		TEST(every_start_has_a_higher_epoch),
-		TEST(an_epoch_is_not_used_twice_when_checkpoints_are_lost),
+		TEST(every_start_has_a_higher_term),
+		TEST(a_term_is_not_used_twice_when_checkpoints_are_lost),
 		TEST(a_bad_checkpoint_gives_way_to_the_one_before),
 		TEST(refused_content_gives_way_to_the_generation_before),
 		TEST(no_usable_content_is_no_fresh_run),
@@ -264,7 +264,7 @@ int main(void)
 		TEST(no_good_checkpoint_is_no_fresh_run),
 		TEST(another_run_is_refused_and_the_option_named),
 		TEST(a_second_start_is_refused_at_once),
-		TEST(a_garbled_epoch_file_is_refused),
+		TEST(a_garbled_term_file_is_refused),
 		TEST(a_checkpoint_of_something_else_is_refused),
 		TEST(first_weights_come_from_the_seed_or_a_file),
 	};

@@ -122,7 +122,7 @@ static void a_new_server_waits_and_knows_no_accuracy(void **state)
 	json_decref(o);
 }
 
-static void a_finished_run_is_told_by_its_numbers(void **state)
+static void the_status_of_a_finished_run_has_its_numbers(void **state)
 {
 	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
@@ -179,7 +179,7 @@ static void label(struct labels *labels, uint32_t id)
 }
 
 /* WIRE_MAX_TEXT bounds the text of a STATUS answer. */
-static void a_crowd_is_cut_to_what_a_message_holds(void **state)
+static void many_workers_are_cut_to_the_size_of_a_message(void **state)
 {
 	char name[WIRE_MAX_NAME + 1];
 
@@ -452,9 +452,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(a_new_server_waits_and_knows_no_accuracy, tear_down),
-		cmocka_unit_test_teardown(a_finished_run_is_told_by_its_numbers, tear_down),
+		cmocka_unit_test_teardown(the_status_of_a_finished_run_has_its_numbers, tear_down),
 		cmocka_unit_test_teardown(failing_checkpoints_degrade_the_server, tear_down),
-		cmocka_unit_test_teardown(a_crowd_is_cut_to_what_a_message_holds, tear_down),
+		cmocka_unit_test_teardown(many_workers_are_cut_to_the_size_of_a_message, tear_down),
 		cmocka_unit_test_teardown(a_thousand_epochs_fit_as_well, tear_down),
 		cmocka_unit_test_teardown(the_result_has_every_field_of_the_contract, tear_down),
 		cmocka_unit_test_teardown(endings_have_names, tear_down),

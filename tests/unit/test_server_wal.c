@@ -5,7 +5,7 @@
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
-static void what_was_reached_is_found_again(void **state)
+static void flushed_events_are_replayed(void **state)
 {
 	(void)state;
 	assert_int_equal(wal_flushed_lsn(wal.wal), 0);
@@ -51,7 +51,7 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 
 /* The disk is full, or fdatasync fails. The flushed LSN does not advance until a snapshot is
  * durable. Then everything is flushed, and the next log file works. */
-static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
+static void a_lost_log_file_is_replaced_by_the_next_snapshot(void **state)
 {
 	(void)state;
 	for (int how = 0; how < 2; how++) {
@@ -88,7 +88,7 @@ static void a_lost_journal_is_replaced_by_the_next_snapshot(void **state)
 
 /* The log file of a snapshot that is not durable is useless while the log file before it has a gap.
  */
-static void behind_a_hole_nothing_is_reached(void **state)
+static void nothing_is_flushed_behind_a_gap(void **state)
 {
 	(void)state;
 	wal_settle();
@@ -110,7 +110,7 @@ static void behind_a_hole_nothing_is_reached(void **state)
 	assert_int_equal(wal_flushed_lsn(wal.wal), before);
 }
 
-static void a_large_journal_asks_for_a_snapshot(void **state)
+static void a_large_log_requests_a_snapshot(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 2000 && !wal_wants_snapshot(wal.wal); i++) {
@@ -129,7 +129,7 @@ static void a_large_journal_asks_for_a_snapshot(void **state)
 /* The log fails behind a snapshot that is not on disk yet. The records behind the snapshot are in
  * its own file or, after failed snapshots, in an older file. When the snapshot is durable, it
  * covers the events before it. Later events wait for the next snapshot. */
-static void a_journal_lost_behind_a_snapshot_waits_for_the_next(void **state)
+static void a_log_file_lost_behind_a_snapshot_waits_for_the_next(void **state)
 {
 	(void)state;
 	for (int before = 0; before < 3; before++) {
@@ -158,7 +158,7 @@ static void a_journal_lost_behind_a_snapshot_waits_for_the_next(void **state)
 
 /* ---- checkpoints that fail for days ---------------------------------------------------------- */
 
-static void checkpoints_that_fail_do_not_leave_a_journal_each(void **state)
+static void failing_checkpoints_do_not_leave_a_log_file_each(void **state)
 {
 	(void)state;
 	for (int round = 0; round < 3; round++) {
@@ -174,7 +174,7 @@ static void checkpoints_that_fail_do_not_leave_a_journal_each(void **state)
 }
 
 /* Log files fail like checkpoints: each file is written for a while after its snapshot. */
-static void journals_that_fail_too_do_not_gather(void **state)
+static void failing_log_files_do_not_accumulate(void **state)
 {
 	(void)state;
 	wal_settle();
@@ -255,14 +255,14 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, wal_set_up, wal_tear_down)
 	const struct CMUnitTest tests[] = {
-		TEST(what_was_reached_is_found_again),
+		TEST(flushed_events_are_replayed),
 		TEST(an_unfinished_snapshot_is_not_needed),
-		TEST(a_lost_journal_is_replaced_by_the_next_snapshot),
-		TEST(behind_a_hole_nothing_is_reached),
-		TEST(a_large_journal_asks_for_a_snapshot),
-		TEST(a_journal_lost_behind_a_snapshot_waits_for_the_next),
-		TEST(checkpoints_that_fail_do_not_leave_a_journal_each),
-		TEST(journals_that_fail_too_do_not_gather),
+		TEST(a_lost_log_file_is_replaced_by_the_next_snapshot),
+		TEST(nothing_is_flushed_behind_a_gap),
+		TEST(a_large_log_requests_a_snapshot),
+		TEST(a_log_file_lost_behind_a_snapshot_waits_for_the_next),
+		TEST(failing_checkpoints_do_not_leave_a_log_file_each),
+		TEST(failing_log_files_do_not_accumulate),
 		TEST(a_disk_that_hangs_takes_bounded_memory),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

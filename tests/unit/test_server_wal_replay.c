@@ -6,7 +6,7 @@
 
 /* ---- what a start finds --------------------------------------------------------------------- */
 
-static void journal_path(uint64_t generation, char out[320])
+static void log_file_path(uint64_t generation, char out[320])
 {
 	char name[32];
 
@@ -36,7 +36,7 @@ static void a_torn_end_is_an_end(void **state)
 	(void)state;
 	wal_push(4);
 	wal_settle();
-	journal_path(1, path);
+	log_file_path(1, path);
 	assert_int_equal(wal_recovered_pushes(0, &rc), 4);
 	assert_int_equal(truncate(path, (long)wal_stats(wal.wal)->bytes - 9), 0);
 	assert_int_equal(wal_recovered_pushes(0, &rc), 3);
@@ -53,7 +53,7 @@ static void a_loss_in_the_middle_is_refused_unless_it_is_accepted(void **state)
 		wal_push(1);
 		wal_settle();
 	}
-	journal_path(1, path);
+	log_file_path(1, path);
 	int fd = open(path, O_WRONLY | O_CLOEXEC);
 	assert_int_equal(pwrite(fd, "x", 1, 700), 1);
 	close(fd);
@@ -64,7 +64,7 @@ static void a_loss_in_the_middle_is_refused_unless_it_is_accepted(void **state)
 	assert_in_range(pushes, 0, 5);
 }
 
-static void a_journal_of_another_start_is_refused(void **state)
+static void a_log_file_of_another_start_is_refused(void **state)
 {
 	struct wal_config config = {.loop = &wal.loop,
 		.dir = wal.dir,
@@ -88,7 +88,7 @@ static void a_journal_of_another_start_is_refused(void **state)
 /* Snapshots 2 to 4 fail, and snapshot 5 is on disk. The log file that
  * begins behind snapshot 2 has the events behind all of them. Returns its size at the position of
  * snapshot 5. */
-static long stand_in_an_older_journal(char path[320])
+static long continue_in_an_older_log_file(char path[320])
 {
 	wal_push(3);
 	wal_failing_snapshots(3);
@@ -103,28 +103,28 @@ static long stand_in_an_older_journal(char path[320])
 	}
 	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
 	assert_int_equal(wal_count_journals(), 2);
-	journal_path(2, path);
+	log_file_path(2, path);
 	return place;
 }
 
-static void what_follows_it_is_found_there(void **state)
+static void events_behind_it_are_replayed(void **state)
 {
 	char path[320];
 
 	(void)state;
-	stand_in_an_older_journal(path);
+	continue_in_an_older_log_file(path);
 	wal_assert_recovers(0);
 	assert_int_equal(truncate(temp_dir_path(wal.dir, "ckpt-0000000000000005", path), 100), 0);
 	wal_assert_recovers(0); /* from checkpoint 1, past all four positions */
 }
 
-static void what_follows_it_may_be_torn(void **state)
+static void events_behind_it_may_be_torn(void **state)
 {
 	char path[320];
 	int rc, all;
 
 	(void)state;
-	long place = stand_in_an_older_journal(path);
+	long place = continue_in_an_older_log_file(path);
 	all = wal_recovered_pushes(0, &rc);
 	for (long bytes = place + 500; bytes >= 0; bytes -= 100) {
 		assert_int_equal(truncate(path, bytes), 0);
@@ -136,7 +136,7 @@ static void what_follows_it_may_be_torn(void **state)
 
 /* Flips a bit in every 24th byte. Each time, the replay either finds all pushes or reports a loss.
  */
-static void assert_losses_are_said(const char *path, long size, int all, int min)
+static void assert_losses_are_reported(const char *path, long size, int all, int min)
 {
 	int rc, fd = open(path, O_RDWR | O_CLOEXEC);
 
@@ -156,30 +156,31 @@ static void assert_losses_are_said(const char *path, long size, int all, int min
 	close(fd);
 }
 
-static void a_loss_before_what_follows_it_is_said(void **state)
+static void a_loss_before_these_events_is_reported(void **state)
 {
 	char path[320], newest[320];
 	int rc;
 
 	(void)state;
-	long place = stand_in_an_older_journal(path);
+	long place = continue_in_an_older_log_file(path);
 	int all = wal_recovered_pushes(0, &rc);
-	assert_losses_are_said(path, place + 200, all, all - 4);
+	assert_losses_are_reported(path, place + 200, all, all - 4);
 	temp_dir_path(wal.dir, "ckpt-0000000000000005", newest);
 	assert_int_equal(truncate(newest, 100), 0);
-	assert_losses_are_said(path, place + 200, all, 0); /* the replay begins at checkpoint 1 */
+	assert_losses_are_reported(
+		path, place + 200, all, 0); /* the replay begins at checkpoint 1 */
 }
 
 /* A checkpoint without a log file of its own may continue in an older file only if the same start
  * of the server wrote it. */
-static void a_journal_of_an_earlier_start_is_not_its(void **state)
+static void a_log_file_of_an_earlier_start_is_not_used(void **state)
 {
 	struct checkpoint c;
 	struct err e;
 	char path[320];
 
 	(void)state;
-	stand_in_an_older_journal(path);
+	continue_in_an_older_log_file(path);
 	wal.f.core->cfg.term++; /* the next start, which ended before it began a log file */
 	wal_save(6);
 	assert_int_equal(checkpoint_read_newest(wal.dir, 0, &c, NULL, &e), PS_OK);
@@ -195,11 +196,11 @@ int main(void)
 		TEST(a_bad_checkpoint_costs_nothing),
 		TEST(a_torn_end_is_an_end),
 		TEST(a_loss_in_the_middle_is_refused_unless_it_is_accepted),
-		TEST(a_journal_of_another_start_is_refused),
-		TEST(what_follows_it_is_found_there),
-		TEST(what_follows_it_may_be_torn),
-		TEST(a_loss_before_what_follows_it_is_said),
-		TEST(a_journal_of_an_earlier_start_is_not_its),
+		TEST(a_log_file_of_another_start_is_refused),
+		TEST(events_behind_it_are_replayed),
+		TEST(events_behind_it_may_be_torn),
+		TEST(a_loss_before_these_events_is_reported),
+		TEST(a_log_file_of_an_earlier_start_is_not_used),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,14 +10,16 @@
  * Late: a worker has held the work of its next delivery for more than twice the fleet's median. An
  * idle worker then gets a copy (leases.c).
  *
- * Deadline: ten times this worker's own median for its next delivery, at least PACE_DEADLINE_MS. A
- * worker with fewer than PACE_OWN durations has the fleet's median, or its own if that is larger;
- * while no worker has delivered anything, the deadline is cfg.leases.first_deadline_ms. After it,
- * another worker gets the work. If the late result still comes first, it counts.
+ * Deadline: the time in which a worker must make its next delivery. It is ten times the time that
+ * the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker with fewer than
+ * PACE_OWN durations, the fleet's median counts, or its own if that is larger. While no worker has
+ * delivered anything, the deadline is cfg.leases.first_deadline_ms. After the deadline another worker
+ * gets the work. If the late result still comes first, it counts.
  *
- * Stalled: a worker has delivered nothing for its deadline, at least PACE_STALL_MS; a worker with
- * fewer than PACE_OWN durations has three times its deadline. A worker that holds no work and does
- * not ask for any is stalled after the same time. No worker waits for a stalled one
+ * Stalled: a worker has delivered nothing for its deadline, or for PACE_STALL_MS if that is longer.
+ * A worker with fewer than PACE_OWN durations is stalled after three times its deadline instead. A
+ * worker that holds no work and does not ask for any is stalled after the same time. No worker waits
+ * for a stalled one
  * (worker_is_active), and its grants are shadows: the others get the same work. A stalled worker is
  * active again when one of its pushes or results counts, or when it asks for its first work. Its
  * heartbeats and later requests for leases change nothing.

@@ -17,7 +17,7 @@ void run_end(struct core *c, int status)
 }
 
 /* During a drain, the core decides pushes until it takes the last snapshot. A run that is complete
- * or diverged decides none. */
+ * or diverged decides no push. */
 int run_is_closed(const struct core *c)
 {
 	return c->ending >= END_SAVING ||

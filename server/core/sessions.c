@@ -332,7 +332,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 	PS_ASSERT(c->data_fixed == data_fixed); /* invariant 1 of dataset.c */
 }
 
-/* ---- life and death -------------------------------------------------------------------------- */
+/* ---- liveness -------------------------------------------------------------------------------- */
 
 static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
 {

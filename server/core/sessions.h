@@ -24,7 +24,8 @@ struct worker_session {
 	uint64_t join_generation;
 	/* 1: it sent BYE and gets the answer when its pushes are durable */
 	int leaving;
-	int overdue; /* 1: a recovery ended while it was AWAY; the next one does not wait for it */
+	/* 1: a recovery ended while the worker was AWAY; the next recovery does not wait for it */
+	int overdue;
 };
 
 /* A bit beside 1 << state: the worker has sent BYE and waits for the answer. */
@@ -39,10 +40,10 @@ struct worker *sessions_check(
 	struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
 void sessions_tick(struct core *c);
 void sessions_peer_gone(struct core *c, uint32_t peer);
-/* Snapshot `generation` is on disk: sends WELCOME to the workers that waited for it, and tells the
- * other workers which pushes are durable. */
+/* Snapshot `generation` is on disk: sends WELCOME to the workers that waited for it, and
+ * notifies the other workers which pushes are durable. */
 void sessions_durable(struct core *c, uint64_t generation);
-/* A snapshot could not be written: tells the workers that wait for WELCOME why they wait. */
+/* A snapshot could not be written: notifies the workers that wait for WELCOME of the reason. */
 void sessions_save_failed(struct core *c);
 /* Notes for each worker the newest seq that the snapshot under way contains. */
 void sessions_snapshot(struct core *c);

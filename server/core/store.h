@@ -56,8 +56,8 @@ void store_step(struct core *c, const float *g, double eta);
 size_t store_compute(struct core *c, const float **values);
 /* Computes the rest of the pending update, if there is one. */
 void store_complete(struct core *c);
-/* A buffer for one gradient of all values. Completes the pending update first, which may read it.
- */
+/* Returns the buffer for one gradient of all values. Completes the pending update first, because
+ * the update may still read the buffer. */
 float *store_scratch(struct core *c);
 /* The learning rate now: cfg.rate.lr times the factor of its schedule. */
 double store_rate(const struct core *c);

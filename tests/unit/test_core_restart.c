@@ -293,7 +293,7 @@ static void a_smaller_replay_window_keeps_the_newest_decisions(void **state)
 	fixture_close(&f);
 }
 
-/* ---- what may not change -------------------------------------------------------------------- */
+/* ---- options that may not change ------------------------------------------------------------ */
 
 static void refused_for(const struct core_snapshot *img, struct core_config cfg, const char *option)
 {

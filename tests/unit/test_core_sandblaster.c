@@ -49,7 +49,7 @@ static void serial_mean(
 	}
 }
 
-/* ---- what a pass takes ---------------------------------------------------------------------- */
+/* ---- which pushes a pass accepts ------------------------------------------------------------ */
 
 static void a_portion_that_is_done_is_not_taken_again(void **state)
 {
@@ -117,7 +117,7 @@ static void a_sum_of_another_pass_is_refused(void **state)
 	cluster_close(&k);
 }
 
-/* ---- who gets which portion ----------------------------------------------------------------- */
+/* ---- which worker gets which portion -------------------------------------------------------- */
 
 static void a_worker_gets_the_portion_next_to_its_last_one(void **state)
 {

@@ -99,7 +99,7 @@ static void a_lease_is_as_long_as_the_bound_allows(void **state)
 	cluster_close(&k);
 }
 
-/* ---- who is away ---------------------------------------------------------------------------- */
+/* ---- absent workers ------------------------------------------------------------------------- */
 
 static void beat(struct cluster *k, uint32_t i)
 {

@@ -235,7 +235,7 @@ static void any_order_of_arrival_makes_the_same_bytes(void **state)
 	}
 }
 
-/* ---- who is away ---------------------------------------------------------------------------- */
+/* ---- absent workers ------------------------------------------------------------------------- */
 
 static void silence(struct cluster *k, uint32_t ms, uint32_t but)
 {

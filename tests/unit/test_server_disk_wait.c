@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-/* The waits at `now_ms`, with a write of the log and a write of a checkpoint that began so many
- * milliseconds ago; 0: no write is under way. */
+/* The waits at `now_ms`. A write of the log began log_ms ago, and a write of a checkpoint began
+ * checkpoint_ms ago; 0: no write is under way. */
 static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_t checkpoint_bytes)
 {
 	const uint64_t now = 1000000;

@@ -71,7 +71,7 @@ static void a_chosen_routing_id_gets_no_answer(void **state)
 	close_dealer(s);
 }
 
-/* ---- who is silent ----------------------------------------------------------------------- */
+/* ---- peers that are slow or gone --------------------------------------------------------- */
 
 static void all_messages_are_received_without_a_loop_iteration(void **state)
 {

@@ -39,7 +39,7 @@ static void a_peer_that_sends_no_handshake_is_disconnected(void **state)
 	UNTIL(router_test_stats().port.connections == 1)
 	UNTIL(router_test_stats().port.connections == 0)
 	assert_true(clock_ms() - begin < 5000);
-	UNTIL(recv(fd, &byte, 1, 0) == 0) /* the server's greeting comes first, then the end */
+	UNTIL(recv(fd, &byte, 1, 0) == 0) /* the server sends its greeting, then closes */
 	assert_int_equal(router_test_stats().port.handshakes_failed, 1);
 	close(fd);
 }

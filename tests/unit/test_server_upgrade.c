@@ -133,7 +133,7 @@ static void resume_fixture(void)
 	assert_int_equal(resume(&s, &why), PS_OK);
 }
 
-/* ---- what comes back ------------------------------------------------------------------------- */
+/* ---- the restored state ---------------------------------------------------------------------- */
 
 static void a_checkpoint_of_0_1_0_has_the_same_state(void **state)
 {

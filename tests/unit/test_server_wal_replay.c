@@ -4,7 +4,7 @@
  */
 #include "tests/support/wal_fixture.h"
 
-/* ---- what a start finds --------------------------------------------------------------------- */
+/* ---- the log of one checkpoint -------------------------------------------------------------- */
 
 static void log_file_path(uint64_t generation, char out[320])
 {

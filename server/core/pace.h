@@ -19,10 +19,9 @@
  * Stalled: a worker has delivered nothing for its deadline, or for PACE_STALL_MS if that is longer.
  * A worker with fewer than PACE_OWN durations is stalled after three times its deadline instead. A
  * worker that holds no work and does not ask for any is stalled after the same time. No worker waits
- * for a stalled one
- * (worker_is_active), and its grants are shadows: the others get the same work. A stalled worker is
- * active again when one of its pushes or results counts, or when it asks for its first work. Its
- * heartbeats and later requests for leases change nothing.
+ * for a stalled one (worker_is_active), and its grants are shadows: the others get the same work. A
+ * stalled worker is active again when one of its pushes or results counts, or when it asks for its
+ * first work. Its heartbeats and later requests for leases change nothing.
  *
  * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), these
  * clocks stand still, but no longer than the bytes take at PACE_BYTES_PER_S, and for no more bytes

@@ -1,15 +1,17 @@
 /*
- * downpour.c - asynchronous stochastic gradient descent (Dean 2012, DistBelief): each gradient is
- * applied when it comes, however old its weights are, within a bound. With it: the rate that sees
- * staleness (Zhang 2016, arXiv 1511.05950), the warm start by one worker alone, delay compensation
- * (Zheng 2017, DC-ASGD), and EASGD's centre (Zhang 2015), whose "gradients" are distances.
+ * downpour.c - asynchronous stochastic gradient descent (Dean 2012, DistBelief): the server applies
+ * each gradient when it arrives, up to a bound on its staleness. This file also contains the
+ * learning rate that depends on staleness (Zhang 2016, arXiv 1511.05950), the warm start by a
+ * single worker, delay compensation (Zheng 2017, DC-ASGD), and the centre of EASGD (Zhang 2015),
+ * whose "gradients" are distances.
  *
- * With a buffer of K (Nguyen 2022, FedBuff, arXiv 2106.06639) an update is made of K gradients of
- * any workers: s_i is what staleness leaves of the rate of gradient i, the update has the mean of
- * the s_i g_i. In terms of the optimizer: the gradient sum(s_i g_i) / sum(s_i) at the mean of the
- * s_i times the rate, so that optimizers that divide by the size of gradients are slowed down, too.
- * The rate is scaled with the gradients in the update, like that of a step of sync.
- * An epoch ends with what is in the buffer; a drain leaves it in the checkpoint.
+ * With a buffer of K (Nguyen 2022, FedBuff, arXiv 2106.06639), K gradients of any workers make one
+ * update. Staleness scales the rate of gradient g_i by a factor s_i. The update is the mean of the
+ * products s_i g_i. For the optimizer, the gradient is sum(s_i g_i) / sum(s_i), and the rate is
+ * multiplied by the mean of the s_i. So staleness also slows down the optimizers that divide by the
+ * size of gradients. --lr-scaling multiplies the rate for the number of gradients in the update, as
+ * for a step of sync. At the end of an epoch the server applies a buffer that is not full. At a
+ * drain the gradients stay in the buffer, and the checkpoint contains them.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"
@@ -17,18 +19,18 @@
 #include <float.h>
 #include <math.h>
 
-#define DC_DECAY 0.95 /* of the mean square in adaptive delay compensation */
+#define DC_DECAY 0.95 /* decay of the mean square in adaptive delay compensation */
 #define DC_EPS   1e-7
 
 uint64_t downpour_staleness(const struct core *c, const struct msg_push *p)
 {
-	/* after a restart from a snapshot a worker may have seen versions that are still to come
-	 * again */
+	/* after a restart from a snapshot, a worker may have versions that the server has not
+	 * reached again yet */
 	return p->base_version < c->store.version ? c->store.version - p->base_version : 0;
 }
 
-/* A worker that is 20 times slower than the others pushes gradients about 20 versions old for each
- * of them; its work must count. */
+/* A worker that is 20 times slower than the others pushes gradients that are about 20 versions old
+ * for each other worker. The default limit must let its work count. */
 static uint64_t max_staleness(const struct core *c)
 {
 	uint64_t live = core_live_workers(c);
@@ -36,20 +38,20 @@ static uint64_t max_staleness(const struct core *c)
 	if (c->cfg.limits.max_staleness)
 		return c->cfg.limits.max_staleness;
 	if (c->cfg.training.mode == MODE_SSP)
-		return UINT64_MAX; /* its clocks bound it */
+		return UINT64_MAX; /* the clocks of ssp bound the staleness */
 	return 32 * (live > 1 ? live : 1);
 }
 
 enum reject downpour_check(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	(void)w;
-	/* what had been accepted before a crash is not too old after it */
+	/* a push that was accepted before a crash does not become too old by the crash */
 	if (p->verdict == VERDICT_OK || downpour_staleness(c, p) <= max_staleness(c))
 		return REJECT_NONE;
 	return REJECT_STALE;
 }
 
-/* See enum staleness_scaling. */
+/* The learning rate for a gradient that is tau versions old; see enum staleness_scaling. */
 double downpour_rate(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c);
@@ -65,8 +67,8 @@ double downpour_rate(const struct core *c, uint64_t tau)
 	return rate / (age > 1 ? age : 1);
 }
 
-/* Members that are expected back after a restart count, too: the first to come must not pull the
- * centre as if it were alone. */
+/* Members that are expected back after a restart count, too. Otherwise the first member that
+ * returns would move the centre as if it were the only member. */
 double easgd_part(const struct core *c)
 {
 	uint32_t members = 0;
@@ -88,8 +90,8 @@ static int has_buffer(const struct core *c)
 	return c->accumulator.sum != NULL;
 }
 
-/* What a gradient that is tau versions old counts for, of 1. How many gradients the update will
- * have is not known yet: see downpour_settle. */
+/* The weight of a gradient that is tau versions old; 1 for a fresh gradient. The factor for the
+ * number of gradients in the update is not known yet: flush_buffer applies it. */
 static double buffer_weight(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c), age = (double)tau;
@@ -114,7 +116,7 @@ static void record(struct core *c, uint32_t epoch, uint64_t images, double loss_
 static void flush_buffer(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
-	/* a sum is scaled by the number of its gradients already */
+	/* a sum already grows with the number of its gradients */
 	double gradients = c->cfg.push.sum ? 1 : a->pushes;
 
 	accumulator_mean(c, store_scratch(c));
@@ -132,7 +134,8 @@ void downpour_settle(struct core *c)
 		flush_buffer(c);
 }
 
-/* The others in the buffer are of the epoch in training. */
+/* Records push `p`, a replay of a later epoch. The other gradients in the buffer are of the epoch
+ * in training. */
 static void take_early(struct core *c, const struct msg_push *p)
 {
 	batch_ledger_record(c, p->work.epoch, p->images, (double)p->loss * p->images);
@@ -179,7 +182,8 @@ static void compensate(struct core *c, const float *weights_then, struct slice *
 	s->data = out;
 }
 
-/* A push whose weights are not held any more is taken as it is, and counted. */
+/* Compensates all slices of push `p`. If no copy has the weights of the push, the gradient stays as
+ * it is, and the push is counted as uncompensated. */
 static void compensate_all(
 	struct core *c, const struct worker *w, const struct msg_push *p, struct slices *s)
 {
@@ -190,11 +194,12 @@ static void compensate_all(
 	for (uint32_t i = 0; i < s->n; i++) {
 		compensate(c, then ? then : c->store.weights, &s->slice[i],
 			scratch + s->slice[i].offset);
-		s->slice[i].peak = 0; /* not known any more */
+		s->slice[i].peak = 0; /* unknown after compensation */
 	}
 }
 
-/* The largest magnitude that compensate() would come to; infinite for NaN. */
+/* The largest magnitude that compensate() would produce for slice `s`; infinity if a value is NaN.
+ */
 static double compensated_peak(
 	const struct core *c, const float *weights_then, const struct slice *s)
 {
@@ -214,7 +219,8 @@ static double compensated_peak(
 	return peak;
 }
 
-/* A bound of that in constant time; infinite if too little is known. */
+/* An upper bound of the largest compensated magnitude, in constant time; infinity if a magnitude
+ * that it needs is unknown. */
 static double compensated_bound(const struct core *c, const float *then, double peak)
 {
 	double lambda = c->cfg.dc.lambda / (c->cfg.dc.kind == DC_ADAPTIVE ? sqrt(DC_EPS) : 1);
@@ -235,7 +241,7 @@ static int holds_update(struct core *c, const struct msg_push *p, double peak)
 			     : store_holds(c, peak, downpour_rate(c, tau));
 }
 
-/* What is applied must be as finite and as small as what may be pushed. */
+/* The gradient after compensation must meet the same limits as a pushed gradient. */
 static int compensated_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	const float *found = backups_find(c, w, p), *then = found ? found : c->store.weights;
@@ -281,9 +287,10 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		backups_hold_replayed(c, w);
 }
 
-/* Workers that may hold a training lease at once. Warm start: one, until the weights have left
- * their random beginning. Then one more after every `warm_start_ramp` updates: gradients of many workers
- * that all start at the same weights add up to one huge step. */
+/* The number of workers that may hold a training lease at the same time. In the warm start this is
+ * one worker, until the weights have left their random initial values. After that, one more worker
+ * starts after every `warm_start_ramp` updates. The ramp avoids that many workers start at the same
+ * weights, because their gradients would add up to one huge step. */
 static uint64_t admitted(const struct core *c)
 {
 	uint64_t version = c->store.version, warm = c->cfg.leases.warm_start_updates;

@@ -18,7 +18,7 @@ enum reject early_check(const struct core *c, const struct work *work)
 {
 	const struct early *e = &c->early;
 
-	/* a sum of another pass has no meaning in sandblaster */
+	/* in sandblaster, the sum of another pass has no meaning */
 	if (c->cfg.training.mode == MODE_SANDBLASTER || work->epoch >= c->cfg.training.epochs ||
 		e->n == EARLY_MAX)
 		return REJECT_SHAPE;

@@ -1,33 +1,36 @@
 /*
- * early.h - batches of epochs still to come. A worker whose push was accepted in epoch e + 1 before
- * a crash may replay it before the others have replayed what ends epoch e. The push counts at once,
- * as it did then; its batches are noted here and marked when their epoch opens.
+ * early.h - batches of later epochs. After a crash, a worker may replay a push of epoch e + 1 before
+ * the other workers have replayed the pushes that complete epoch e. The replayed push counts at
+ * once, as it did before the crash. The core notes the batches of the push here, and marks them as
+ * done when their epoch opens.
  *
  * Invariants:
- * (1) only replays of what had been accepted come here: batch_ledger_check (tests/sim/replays.c);
- * (2) the epochs noted are all after the one in training;
- * (3) a batch is noted once, and what is noted is saved with the weights that it has changed
- *     (tests/sim/verdict.c, mutant early-replay-not-saved).
+ * (1) only replays of pushes that were accepted before the crash come here: batch_ledger_check
+ *     (tests/sim/replays.c);
+ * (2) all noted epochs are later than the epoch in training;
+ * (3) a batch is noted once, and the notes are saved in the same snapshot as the weights that the
+ *     push has changed (tests/sim/verdict.c, mutant early-replay-not-saved).
  */
 #ifndef SERVER_CORE_EARLY_H
 #define SERVER_CORE_EARLY_H
 #include "server/core/core.h"
 
-#define EARLY_MAX 65536u /* pushes */
+#define EARLY_MAX 65536u /* maximum number of noted pushes */
 
 struct early {
 	uint32_t n;
-	struct work *work; /* room for EARLY_MAX */
+	struct work *work; /* n entries; the array has room for EARLY_MAX */
 };
 
-/* It is of an epoch after the one in training. */
+/* Returns 1 if `work` is of an epoch after the epoch in training. */
 int early_is(const struct core *c, const struct work *work);
-/* May a replay of this work be counted now? REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
+/* Says whether a replay of `work` may be counted now: REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
 enum reject early_check(const struct core *c, const struct work *work);
 void early_note(struct core *c, const struct work *work);
-/* All batches of this epoch are noted. */
+/* Returns 1 if all batches of `epoch` are noted. */
 int early_is_complete(const struct core *c, uint32_t epoch);
-/* Take what is noted of the epoch in training, one after another, from *at (0) on; 0: no more. */
+/* Removes the next noted work of the epoch in training and writes it to *work. *at is 0 at the
+ * first call. Returns 0 if there is no more. */
 int early_take(struct core *c, uint32_t *at, struct work *work);
 
 #endif

@@ -7,7 +7,7 @@ struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer)
 {
 	struct effect *e = &c->effect[c->n_effects];
 
-	PS_ASSERT(c->n_effects < c->max_effects); /* invariant: the worst case is in layout.c */
+	PS_ASSERT(c->n_effects < c->max_effects); /* invariant: layout.c has the worst case */
 	c->n_effects++;
 	e->kind = kind;
 	e->durable_first = 0;

@@ -1,9 +1,9 @@
 /*
- * effects.h - what a step says: effects, messages, and the text of refusals, which is put
- * together without stdio because the core is pure. Text that does not fit is cut off.
+ * effects.h - the effects and messages that a step produces, and the text of refusals. The text is
+ * composed without stdio because the core is pure. Text that does not fit is cut off.
  *
- * Invariant: no effect is lost. The array has room for the worst step (layout.c), and an effect
- * beyond it stops the process.
+ * Invariant: no effect is lost. The array of effects has room for the worst step (layout.c), and an
+ * effect beyond its end stops the process.
  */
 #ifndef SERVER_CORE_EFFECTS_H
 #define SERVER_CORE_EFFECTS_H
@@ -14,21 +14,24 @@ struct worker;
 struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer);
 void effects_add_epoch(struct core *c, enum effect_kind kind, uint32_t epoch);
 void effects_add_worker(struct core *c, const struct worker *w, enum worker_change change);
-/* Work is given out, or a push of a run without a data set is decided. */
+/* Called when work is granted, or when a push of a run without a data set is decided. Adds
+ * EFFECT_BEGIN at the first call after a start. */
 void effects_begin(struct core *c);
-/* A message that leaves at once. */
+/* Adds a message that the shell sends at once. */
 struct msg *effects_send(struct core *c, uint32_t peer, enum msg_type type);
-/* A message that leaves when all that was committed is durable, this event too if it commits. */
+/* Adds a message that the shell sends when all committed events are durable. If this event commits,
+ * it must be durable, too. */
 struct msg *effects_send_committed(struct core *c, uint32_t peer, enum msg_type type);
-/* A message that follows from this event: the event is committed first. */
+/* Adds a message that reports a decision of this event. The event is therefore committed, and must
+ * be durable before the message is sent. */
 struct msg *effects_send_decided(struct core *c, uint32_t peer, enum msg_type type);
 void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text);
 
-#define SAY_BYTES 256 /* workers show 255 characters of a refusal */
+#define SAY_BYTES 256 /* workers show at most 255 characters of a refusal */
 
 struct say {
 	char text[SAY_BYTES];
-	size_t n; /* characters; a NUL follows */
+	size_t n; /* number of characters; a NUL follows them */
 };
 
 void say_begin(struct say *s, const char *text);

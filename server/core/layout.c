@@ -1,6 +1,6 @@
 /*
- * layout.c - where everything lies in the one block of memory that the core is given: worst-case
- * sizes come from the configuration alone, so nothing is ever allocated later.
+ * layout.c - places all state of the core in the one block of memory that the caller provides. The
+ * configuration alone determines the worst-case sizes, so the core never allocates memory later.
  */
 #include "server/core/modes.h"
 #include "server/core/state.h"
@@ -20,8 +20,8 @@ static size_t place(size_t *at, size_t n, size_t size)
 	return here;
 }
 
-/* The worst step: every worker is answered, granted, told goodbye and changes, and every admin is
- * answered. */
+/* The worst step: the server answers every worker, grants it work, sends it BYE and reports its
+ * change, and answers every waiting ADMIN request. */
 static size_t max_effects(const struct core_config *cfg)
 {
 	return 4 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + 16;
@@ -34,7 +34,7 @@ static int sums(const struct core_config *cfg)
 	return cfg->training.mode == MODE_SANDBLASTER || (is_async && cfg->push.buffer_size > 1);
 }
 
-/* Gradients that sync keeps apart until a step ends. */
+/* The number of gradients that sync keeps apart until a step ends. */
 static uint32_t room(const struct core_config *cfg)
 {
 	return cfg->training.mode == MODE_SYNC ? cfg->sessions.max_workers : 0;
@@ -45,7 +45,7 @@ static size_t max_backups(const struct core_config *cfg)
 	return cfg->dc.kind ? (size_t)BACKUPS_MAX_HELD * cfg->sessions.max_workers : 0;
 }
 
-/* Values between one vector and the next of a list. */
+/* The distance, in values, between the starts of two vectors in a list. */
 static size_t stride(const struct core_config *cfg)
 {
 	return (cfg->n_params + 15) / 16 * 16;
@@ -153,7 +153,7 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	struct core *c = memory;
 	struct decision *d = (struct decision *)(void *)(base + l.decisions);
 
-	/* effects, batches and portions are written before they are read */
+	/* all memory from the effects on is written before it is read, so it needs no zeros here */
 	memset(base, 0, l.effects);
 	c->cfg = *cfg;
 	c->rules = rules_of_mode[cfg->training.mode];

@@ -4,8 +4,8 @@
 #include "server/core/vec.h"
 #include <math.h>
 
-#define CURVATURE 1e-10 /* y . s over y . y below which a pair is useless */
-#define ROUNDING  1e-7  /* of f: workers tell losses as float32 */
+#define CURVATURE 1e-10 /* a pair with a lower ratio of y . s to y . y is useless */
+#define ROUNDING  1e-7  /* relative rounding error of f: workers send losses as float32 */
 
 size_t lbfgs_vectors(uint32_t history)
 {
@@ -20,7 +20,7 @@ static uint32_t pair_at(const struct core *c, uint32_t age)
 	return (c->lbfgs.newest + m - age) % m;
 }
 
-/* d = - (inverse Hessian) g, by the two loops. */
+/* d = - (inverse Hessian) g, by the two loops of Nocedal 1980. */
 static void direction(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;
@@ -45,8 +45,8 @@ static void direction(struct core *c)
 	}
 }
 
-/* x + step * d becomes the current weights; a step that leaves the numbers is halved, and at last
- * left out. */
+/* Publishes x + step * d as the current weights. If a value is not finite, the step is halved. If
+ * 64 halvings do not help, x itself is published. */
 static void publish(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;
@@ -64,7 +64,7 @@ static void publish(struct core *c)
 	store_publish(c, next);
 }
 
-/* From x, where f and g are known. */
+/* Begins a line search from x, where f and g are known. */
 static void search(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;
@@ -95,7 +95,7 @@ int lbfgs_begin(struct core *c, int same)
 	return b->known;
 }
 
-/* The pair of the step from x to the current weights. */
+/* Adds the pair of the step from x to the current weights to the history. */
 static void remember(struct core *c, const float *g)
 {
 	struct lbfgs *b = &c->lbfgs;
@@ -107,7 +107,7 @@ static void remember(struct core *c, const float *g)
 	double ys = vec_dot(b->y[j], b->s[j], n), yy = vec_dot(b->y[j], b->y[j], n);
 	if (!(ys > CURVATURE * yy)) {
 		if (b->pairs == c->cfg.lbfgs.history)
-			b->pairs--; /* its place was the oldest one's */
+			b->pairs--; /* the useless pair has overwritten the oldest pair */
 		return;
 	}
 	b->ys[j] = ys;
@@ -128,7 +128,7 @@ static int accept_step(struct core *c, double f, const float *g)
 	return 1;
 }
 
-/* Nothing better was found along d. */
+/* The search found no better point along d. */
 static int give_up(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;

@@ -1,13 +1,14 @@
 /*
- * lbfgs.h - limited-memory BFGS as a state machine between passes: Nocedal 1980's two loops
- * (Nocedal & Wright, Numerical Optimization, algorithm 7.4), and a line search for the weak Wolfe
- * conditions by bisection (Lewis & Overton 2013). Each point that the search looks at is published
- * as the current weights; workers compute its loss and gradient like any others.
+ * lbfgs.h - limited-memory BFGS as a state machine that runs between passes. It uses the two loops
+ * of Nocedal 1980 (Nocedal & Wright, Numerical Optimization, algorithm 7.4), and a line search for
+ * the weak Wolfe conditions by bisection (Lewis & Overton 2013). The server publishes each trial
+ * point of the search as the current weights. Workers compute its loss and gradient as for any
+ * other weights.
  *
- * Armijo: f(x + s d) <= f(x) + armijo * s * (g . d);  Wolfe: g(x + s d) . d >= wolfe * (g . d).
- * Guards: a pair is kept only if y . s > 1e-10 y . y; the history is dropped when the direction
- * does not go down, or the search finds nothing along it; if even the gradient's direction gives
- * nothing, the step ends where it began.
+ * Armijo: f(x + s d) <= f(x) + armijo * s * (g . d). Wolfe: g(x + s d) . d >= wolfe * (g . d).
+ * Guards: a pair is kept only if y . s > 1e-10 y . y. The history is dropped if the direction does
+ * not descend, or if the search finds no better point along the direction. If the search finds no
+ * better point even along the negative gradient, the step ends at its starting point.
  */
 #ifndef SERVER_CORE_LBFGS_H
 #define SERVER_CORE_LBFGS_H
@@ -19,24 +20,29 @@
 struct core;
 
 struct lbfgs {
-	int known;                        /* f and g are those of x on the present window */
-	int searching;                    /* a trial's pass is under way */
-	uint32_t pairs, newest;           /* pairs kept; ring index of the newest */
-	uint32_t trials;                  /* points that this search has looked at */
-	double f, slope;                  /* at x; slope = g . d */
-	double step, low, high;           /* of this trial; bracket, high 0: none yet */
-	double ys[LBFGS_MAX_HISTORY], yy; /* y . s of each pair; y . y of the newest */
-	float *x, *g, *d;                 /* n_params each */
+	/* 1: f and g are the loss and gradient at x for the images of this step */
+	int known;
+	int searching; /* 1: the pass of a trial point is under way */
+	/* number of pairs in the history; ring index of the newest pair */
+	uint32_t pairs, newest;
+	uint32_t trials; /* number of points that this search has tried */
+	double f, slope; /* f: loss at x; slope: g . d */
+	/* step: of this trial; low, high: the bracket; high is 0 while there is no upper end */
+	double step, low, high;
+	/* ys: y . s of each pair; yy: y . y of the newest pair */
+	double ys[LBFGS_MAX_HISTORY], yy;
+	float *x, *g, *d; /* n_params floats each: point, gradient, direction */
 	float *s[LBFGS_MAX_HISTORY], *y[LBFGS_MAX_HISTORY];
 };
 
-/* Vectors of n_params floats that it needs with this history. */
+/* Returns the number of vectors of n_params floats that L-BFGS needs with this history. */
 size_t lbfgs_vectors(uint32_t history);
-/* A step begins on a new window; `same`: of the same images as the last one. If f and g are known
- * the first trial is published: 1. Else the first pass looks at the current weights: 0. */
+/* Begins a step on a new set of images; `same` is 1 if it has the same images as the last step. If
+ * f and g are known, publishes the first trial point and returns 1. Otherwise returns 0: the first
+ * pass evaluates the current weights. */
 int lbfgs_begin(struct core *c, int same);
-/* A pass has ended: loss and gradient at the current weights. 1: the step is done, the weights are
- * its result. 0: another point was published, or the search begins now. */
+/* A pass has ended with loss `f` and gradient `g` at the current weights. Returns 1 if the step is
+ * done; the current weights are its result. Returns 0 if another point was published. */
 int lbfgs_pass(struct core *c, double f, const float *g);
 
 #endif

@@ -36,7 +36,8 @@ void leases_open(struct core *c, const struct data_id *d)
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* The epoch's training is complete and no evaluation is under way: evaluate it, train the next. */
+/* If the training of the epoch is complete and no evaluation is under way: begins its evaluation,
+ * and opens the next epoch. */
 void leases_advance(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -86,7 +87,8 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	uint32_t i;
 
 	w->session.peer = ev->peer;
-	if (!l->evaluating || r->eval_id != l->epoch) { /* another worker was faster */
+	/* the evaluation has ended, because another worker was faster */
+	if (!l->evaluating || r->eval_id != l->epoch) {
 		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
 		return;
 	}
@@ -102,7 +104,8 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	rec = &c->epoch[l->epoch - 1];
-	if (!isfinite(rec->eval_loss_sum + r->loss_sum)) { /* its next lease gives it back */
+	/* the worker's next LEASE gives the portion back */
+	if (!isfinite(rec->eval_loss_sum + r->loss_sum)) {
 		quarantine_bad(c, w);
 		return;
 	}
@@ -116,7 +119,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		evaluated(c);
 }
 
-/* ---- giving out ------------------------------------------------------------------------------ */
+/* ---- grants ---------------------------------------------------------------------------------- */
 
 static void grant(struct core *c, struct worker *w)
 {
@@ -132,7 +135,7 @@ static void grant(struct core *c, struct worker *w)
 	effects_send_decided(c, w->session.peer, MSG_GRANT)->grant = w->lease.grant;
 }
 
-/* A piece that only workers who are late have; NULL: none. */
+/* Returns a portion of the test set that only late workers hold; NULL: there is none. */
 static uint8_t *late_portion(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -174,8 +177,9 @@ static int is_free(const struct leases *l, uint32_t i)
 	return i < l->n_batches && l->batch[i] == BATCH_FREE;
 }
 
-/* Where w's next lease begins: where its last one did, if that was refused; after it (locality);
- * else at its share of the epoch, else anywhere. */
+/* Returns the batch at which the next lease of w begins: the first batch of its last lease, if that
+ * lease was refused in an exact mode; otherwise the batch after its last lease, for locality;
+ * otherwise a free batch in its share of the epoch, or any other free batch. */
 static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 {
 	const struct leases *l = &c->leases;
@@ -197,7 +201,8 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 	return p ? p : memchr(l->batch, BATCH_FREE, start);
 }
 
-/* The portion that fewest work at, the oldest first; NULL: none is out. */
+/* Returns the granted batch with the fewest copies, the first one if several have as few; NULL: no
+ * batch is granted. */
 static uint8_t *copied_least(const struct leases *l)
 {
 	uint8_t *best = NULL;
@@ -209,8 +214,8 @@ static uint8_t *copied_least(const struct leases *l)
 	return best;
 }
 
-/* Of what only workers who are late have, what fewest work at. Of a lease the last one: its worker
- * is at the first. NULL: none. */
+/* Returns a batch that only late workers hold: the batch with the fewest copies. From each lease it
+ * prefers the last batch, because the late worker computes the first one. NULL: there is none. */
 static uint8_t *late_batch(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -235,10 +240,11 @@ static uint8_t *late_batch(struct core *c)
 	return best;
 }
 
-/* The batch to give `w` a copy of; NULL: none. */
+/* Returns the batch of which `w` gets a copy; NULL: none. */
 static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 {
-	if (w->pace.stalled) /* any: its grant is a shadow, and it can show that it works */
+	/* any batch: the grant is a shadow, and a stalled worker can show with it that it works */
+	if (w->pace.stalled)
 		return copied_least(&c->leases);
 	switch (c->cfg.leases.backup_copies) {
 	case BACKUP_LATE:
@@ -251,7 +257,7 @@ static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 	return NULL;
 }
 
-/* All is given out; of a copy and its original the first result counts. */
+/* No batch is free: grants `w` a copy of a batch. The first result of the batch counts. */
 static void grant_backup(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
@@ -272,7 +278,7 @@ static void grant_backup(struct core *c, struct worker *w)
 	grant(c, w);
 }
 
-/* Of `max` batches, from `p` on, as long as they are free. */
+/* Grants up to `max` free batches from `p` on; the grant ends before a batch that is not free. */
 static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t max)
 {
 	struct leases *l = &c->leases;
@@ -280,7 +286,7 @@ static void grant_free(struct core *c, struct worker *w, uint8_t *p, uint32_t ma
 
 	while (n < max && first + n < l->n_batches && p[n] == BATCH_FREE)
 		n++;
-	if (!w->pace.stalled) { /* else others get the same */
+	if (!w->pace.stalled) { /* a stalled worker's batches stay free for the other workers */
 		memset(p, BATCH_LEASED, n);
 		l->n_free -= n;
 	}
@@ -305,8 +311,9 @@ static void grant_training(struct core *c, struct worker *w)
 		grant_backup(c, w);
 		return;
 	}
-	/* small leases at the end of an epoch, so that nobody waits for a long one; who is alone
-	 * has nobody wait, and each lease ends in a push */
+	/* Leases are small at the end of an epoch, so that no worker waits for a long lease of
+	 * another worker. A single worker makes no other worker wait, so it gets all free batches:
+	 * fewer leases also mean fewer pushes, because each lease ends in a push. */
 	max = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
 	max = pace_share(c, w, max < allowed ? max : allowed);
 	grant_free(c, w, free_batch_for(c, w), max);
@@ -331,7 +338,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 
 	w->session.peer = ev->peer;
 	if (request < w->lease.request || request == 0)
-		return; /* an old one that the network kept */
+		return; /* an old request that the network delayed */
 	if (request == w->lease.request) {
 		if (w->lease.grant.request == request) {
 			effects_send_decided(c, ev->peer, MSG_GRANT)->grant = w->lease.grant;
@@ -340,7 +347,8 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 		w->lease.waiting = 1;
 		pace_gave_back(c, w);
 		if (is_free(&c->leases, w->lease.grant.work.first))
-			w->lease.grant.work.count = 0; /* it lost the grant unseen */
+			/* the worker lost the grant before it received it */
+			w->lease.grant.work.count = 0;
 		return;
 	}
 	batch_ledger_release(c, w);

@@ -1,11 +1,11 @@
 /*
- * leases.h - who is asked to compute which batches and which pieces of the test set.
+ * leases.h - grants batches, and portions of the test set, to workers.
  *
  * Invariants:
- * (1) a lease is a hint, never a lock: whoever pushes first wins, so no lease can block an epoch
- *     (tests/sim/bounds.c: every run ends);
- * (2) an epoch ends when all its batches are done, and only then; its evaluation runs while the
- *     next epoch trains, and ends before that one does.
+ * (1) a lease is a hint, never a lock: the first push of a batch counts, whichever worker sends it,
+ *     so no lease can block an epoch (tests/sim/bounds.c: every run ends);
+ * (2) an epoch ends when all its batches are done, and only then. Its evaluation runs while the
+ *     next epoch trains, and ends before the next epoch ends.
  */
 #ifndef SERVER_CORE_LEASES_H
 #define SERVER_CORE_LEASES_H
@@ -13,25 +13,27 @@
 
 struct worker;
 
-/* Of a worker slot. The first group is in the snapshot (snapshot.c). */
+/* The lease of a worker slot. A snapshot contains the first group of fields (snapshot.c). */
 struct worker_lease {
-	uint64_t request;       /* newest LEASE request seen */
-	struct msg_grant grant; /* what it holds; request 0: nothing */
+	uint64_t request;       /* number of the newest LEASE request of the worker */
+	struct msg_grant grant; /* the work that the worker holds; request 0: none */
 
-	int waiting; /* asked for a lease and was not answered yet */
+	int waiting; /* 1: the worker waits for the answer to its LEASE request */
 };
 
 void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);
 void leases_on_result(struct core *c, struct worker *w, const struct event *ev);
-/* 1: a run of this data set is within the limits. */
+/* Returns 1 if the core can train on a data set of this size. */
 int leases_can_open(const struct core *c, const struct data_id *d);
-/* The run is of this data set, which can be opened: the epoch begins. */
+/* The run uses data set `d`, for which leases_can_open returns 1. Opens the epoch. */
 void leases_open(struct core *c, const struct data_id *d);
-/* All batches are done. At the end of an event: the next epoch, if nothing of this one is under way. */
+/* Called at the end of an event when all batches are done. Begins the evaluation of the epoch and
+ * the training of the next epoch, if nothing of this epoch is under way. */
 void leases_advance(struct core *c);
-/* Answer whoever waits, if there is something to give. */
+/* Grants work to the workers that wait for it, as far as there is work. */
 void leases_grant_waiting(struct core *c);
-/* Time has passed: end grants that are past their deadline, note who is stalled or late. */
+/* Time has passed: ends the grants that are past their deadline, and updates which workers are
+ * stalled or late. */
 void leases_tick(struct core *c);
 
 #endif

@@ -1,13 +1,16 @@
 /*
- * ledger.c - exactly once. The order of the checks is the protocol (WIRE.md, "Exactly once");
- * sessions_check has already refused another run, an older incarnation and another term.
+ * ledger.c - decides every push exactly once. The order of the checks is part of the protocol
+ * (WIRE.md, "Exactly once"). sessions_check has already refused messages of another run, an older
+ * incarnation or another term.
  *
  * Invariants:
- * (1) every seq of a worker is decided once, in order; its duplicates get the first decision;
- * (2) a decision and its effect on the weights are in the same snapshot or in none: one step of the
- *     core makes both (tests/sim/verdict.c, mutant ledger-outside-snapshot);
- * (3) a rejected push consumes its seq and changes nothing else; but a replay of a later step of sync
- *     ends the step under way, even if it is rejected because its values are too large;
+ * (1) every seq of a worker is decided once, and in order. Duplicates of a push get the first
+ *     decision;
+ * (2) a decision and its effect on the weights are in the same snapshot or in none, because one
+ *     step of the core makes both (tests/sim/verdict.c, mutant ledger-outside-snapshot);
+ * (3) a rejected push uses up its seq and changes nothing else. There is one exception: a replay of
+ *     a later step of sync ends the step under way, even if the replay is rejected because its
+ *     values are too large;
  * (4) durable_seq is never above last_seq.
  */
 #include "server/core/ledger.h"
@@ -24,7 +27,8 @@ static struct decision *decision_at(const struct core *c, const struct worker *w
 	return &w->ledger.decisions[seq % c->cfg.sessions.replay_window];
 }
 
-/* The answer to a push that also pulls is one message, at the end of the step: answer_push in core.c. */
+/* Answers push `p` with an ACK. If the push also pulls, answer_push in core.c sends the ACK and the
+ * weights in one message at the end of the step. */
 static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 	const struct decision *d, int duplicate)
 {
@@ -50,7 +54,8 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 {
 	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN, 0};
 	const struct decision *d = decision_at(c, w, p->seq);
-	/* a place in the window may be empty: the snapshot's window was smaller, or a rollback */
+	/* the window may have no decision for this seq, if the snapshot came from a server with a
+	 * smaller window, or after a rollback */
 	int kept = w->ledger.last_seq - p->seq < c->cfg.sessions.replay_window &&
 		   d->verdict != VERDICT_NONE;
 
@@ -58,14 +63,15 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 	answer(c, w, p, kept ? d : &forgotten, 1);
 }
 
-/* It had been accepted before a crash of the server. */
+/* Returns 1 if push `p` is a replay that was accepted before a crash of the server. */
 static int is_replay(const struct worker *w, const struct msg_push *p)
 {
 	return p->verdict == VERDICT_OK && p->seq <= w->ledger.replay_target;
 }
 
-/* Whose work it is, and of which weights. Before the run begins nobody was given any, but what had
- * been accepted before a crash is of a run that had begun. */
+/* Checks the run, the data set, the batches and the weights of push `p`. Before the run begins no
+ * worker has work, so only a replay may count: it was accepted before a crash, when the run had
+ * begun. */
 static enum reject check_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int replay = is_replay(w, p);
@@ -78,12 +84,14 @@ static enum reject check_work(struct core *c, const struct worker *w, const stru
 	return r == REJECT_NONE ? c->rules->check(c, w, p) : r;
 }
 
-/* A device that is broken shows in what comes too late, too: quarantine.c counts it. */
+/* Checks push `p`. The values are checked even if the work is late or already done, because
+ * departure.c counts all pushes with values that are not finite: they show a broken device. */
 static enum reject reject_of(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	enum reject r, values;
 
-	if (p->verdict == VERDICT_REJECTED) /* a replay of what had been rejected before a crash */
+	/* a replay of a push that was rejected before a crash */
+	if (p->verdict == VERDICT_REJECTED)
 		return p->reject == REJECT_NONE ? REJECT_UNKNOWN : p->reject;
 	r = check_work(c, w, p);
 	if (r == REJECT_SHAPE)
@@ -115,8 +123,8 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 	c->rules->take(c, w, p);
 }
 
-/* Another worker has delivered the same work, or the step ended without it: nothing is wrong with
- * this result. */
+/* Returns 1 if another worker has delivered the same work, or if the step ended without this push.
+ * The result itself is correct. */
 static int was_superseded(
 	const struct core *c, const struct worker *w, const struct msg_push *p, enum reject r)
 {
@@ -152,7 +160,8 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		c->stats.rejected[r] += !superseded;
 		c->stats.superseded += (uint64_t)superseded;
 		if (mode_is_exact(c->cfg.training.mode))
-			batch_ledger_release(c, w); /* it has no use for the rest */
+			/* the worker does not need the rest of its grant */
+			batch_ledger_release(c, w);
 	}
 	if (c->backups.n > 0)
 		backups_pushed(c, w, p);
@@ -165,7 +174,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		w->ledger.durable_seq = w->ledger.last_seq;
 	else if (!c->cfg.checkpoint.wal &&
 		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
-		c->urgent = 1; /* before the worker has to wait for us */
+		c->urgent = 1; /* the worker must not have to wait for a snapshot */
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */
 	answer(c, w, p, d, 0);
 	if (r == REJECT_NONFINITE)
@@ -182,7 +191,8 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	if (c->ending != END_NOT && p->seq > w->ledger.last_seq && run_is_closed(c))
-		return; /* unanswered: nothing may be told before the last snapshot is on disk */
+		/* no answer: the server reports no decision before the last snapshot is on disk */
+		return;
 	if (p->seq > w->ledger.last_seq + 1) {
 		c->stats.gaps++;
 		effects_refuse(c, ev->peer, PS_EGAP, w->ledger.last_seq + 1,

@@ -1,5 +1,5 @@
 /*
- * ledger.h - every push is decided exactly once; invariants in ledger.c.
+ * ledger.h - decides every push exactly once; invariants in ledger.c.
  */
 #ifndef SERVER_CORE_LEDGER_H
 #define SERVER_CORE_LEDGER_H
@@ -7,21 +7,24 @@
 
 struct worker;
 
-/* What was decided about a push, for its duplicates. */
+/* The decision on a push. Duplicates of the push get the same decision. */
 struct decision {
 	uint64_t version;
 	uint8_t verdict, reject, superseded;
 };
 
-/* Of a worker slot. The first group is in the snapshot (snapshot.c). */
+/* The ledger of a worker slot. A snapshot contains the first group of fields (snapshot.c). */
 struct worker_ledger {
-	uint64_t last_seq;          /* every seq up to here is decided */
-	struct decision *decisions; /* of the newest replay_window seqs, at seq % replay_window */
-	uint64_t images;            /* counted from this worker */
+	uint64_t last_seq; /* every seq up to last_seq is decided */
+	/* the decisions on the newest replay_window seqs; the decision on seq is at seq %
+	 * replay_window */
+	struct decision *decisions;
+	uint64_t images; /* images that were counted from this worker */
 
-	uint64_t durable_seq;   /* in a snapshot on disk; at most last_seq */
-	uint64_t snapshot_seq;  /* in the snapshot under way */
-	uint64_t replay_target; /* last_seq that its HELLO promised to replay up to */
+	uint64_t durable_seq;  /* the newest seq in a snapshot on disk; at most last_seq */
+	uint64_t snapshot_seq; /* the newest seq in the snapshot that is being written */
+	/* the last_seq of the worker's HELLO: the worker replays its pushes up to this seq */
+	uint64_t replay_target;
 };
 
 void ledger_on_push(struct core *c, struct worker *w, const struct event *ev);

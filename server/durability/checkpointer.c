@@ -22,14 +22,14 @@ struct checkpointer {
 	struct checkpoint snapshot; /* points into buffer */
 
 	uv_work_t work;
-	int busy, rc; /* rc, error and seconds: the pool's while busy */
+	int busy, rc; /* while busy, the pool owns rc, error and seconds */
 	struct err error;
 	double seconds;
 	struct checkpointer_stats stats;
 	uint64_t sound; /* newest generation known to be good; 0: none */
 	uint64_t
 		dropped; /* generation that a write removed for space; 0: none; the pool's while busy */
-	int reported; /* that a generation was dropped */
+	int reported; /* 1: a removed generation was logged */
 };
 
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
@@ -62,7 +62,7 @@ void checkpointer_free(struct checkpointer **s)
 	*s = NULL;
 }
 
-/* The ledger grows while workers join: allocate an eighth more. */
+/* Make room for `bytes`. The ledger grows while workers join, so allocate an eighth more. */
 static int grow_buffer(struct checkpointer *s, size_t bytes)
 {
 	if (bytes <= s->room)
@@ -77,7 +77,8 @@ static int grow_buffer(struct checkpointer *s, size_t bytes)
 	return PS_OK;
 }
 
-/* Copy the sections of the core into the buffer: the checkpoint is of this instant. */
+/* Copy the sections of the core into the buffer. The checkpoint contains the state at this instant.
+ */
 static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t generation)
 {
 	size_t size[SNAPSHOT_SECTIONS], bytes = 0;
@@ -104,7 +105,8 @@ static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t g
 	return PS_OK;
 }
 
-/* NaN and infinity have larger bits than any number. `data` may be unaligned. */
+/* 1 if all floats are finite. Without the sign bit, NaN and infinity are larger integers than any
+ * finite number. `data` may be unaligned. */
 PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 {
 	uint32_t max = 0;
@@ -119,7 +121,8 @@ PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 	return max < 0x7f800000u;
 }
 
-/* The core keeps its weights finite (store.c). If they are not, the older checkpoint is better. */
+/* Refuse weights that are not finite, so that the older checkpoint remains. The core keeps its
+ * weights finite (store.c), so this is a second check. */
 static int check_weights(struct checkpointer *s)
 {
 	const struct checkpoint_section *w =
@@ -131,7 +134,7 @@ static int check_weights(struct checkpointer *s)
 		&s->error, PS_EDIVERGED, "the weights are not finite: no checkpoint is written");
 }
 
-/* On the pool. */
+/* Check and write the snapshot. Runs on a thread of the pool. */
 static void write_snapshot(uv_work_t *work)
 {
 	struct checkpointer *s = work->data;
@@ -193,7 +196,7 @@ void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t gene
 	s->busy = 1;
 	s->rc = encode_snapshot(s, core, generation);
 	s->snapshot.generation = generation;
-	/* fails only without a callback */
+	/* uv_queue_work fails only without a callback */
 	(void)uv_queue_work(s->loop, &s->work, write_snapshot, on_checkpoint_written);
 }
 

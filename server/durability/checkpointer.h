@@ -1,11 +1,11 @@
 /*
- * checkpointer.h - writes snapshots of the core to disk, without stopping the loop.
+ * checkpointer.h - writes snapshots of the core to disk while the event loop continues.
  *
- * The loop's thread copies the core into a buffer (one instant), and libuv's pool writes the buffer
- * to a file. Invariants: (1) at most one checkpoint is under way; (2) every checkpointer_start is
- * followed by one call of `done`, later, on the loop's thread; (3) the first failure and the first
- * success after it are logged, not every failure. Thread: the loop's; the pool owns the buffer
- * between start and done.
+ * The loop's thread copies the state of the core at one instant into a buffer, and a thread of
+ * libuv's pool writes the buffer to a file. Invariants: (1) at most one checkpoint is under way;
+ * (2) after every checkpointer_start, `done` is called once, later, on the loop's thread; (3) of
+ * several failures in a row only the first is logged, and then the first success. Thread: the
+ * loop's; the pool owns the buffer between checkpointer_start and `done`.
  */
 #ifndef SERVER_DURABILITY_CHECKPOINTER_H
 #define SERVER_DURABILITY_CHECKPOINTER_H
@@ -17,32 +17,35 @@ struct core;
 
 struct checkpointer_stats {
 	uint64_t saved, failed;
-	uint64_t generation; /* newest on disk */
+	uint64_t generation; /* the newest generation on disk */
 	uint64_t bytes;      /* of the newest snapshot */
-	double seconds;      /* to write it */
-	int failing;         /* the last one failed */
-	char why[256];       /* and why; "" otherwise */
+	double seconds;      /* time to write the newest snapshot */
+	int failing;         /* 1: the newest write failed */
+	char why[256];       /* why the newest write failed; "" if it succeeded */
 };
 
-/* `rc` 0: generation is on disk. */
+/* A write has ended. `rc` 0: `generation` is on disk; else PS_E*. */
 typedef void checkpointer_done_fn(void *arg, uint64_t generation, int rc);
 
 struct checkpointer; /* opaque, see checkpointer.c */
 
-/* Write to `dir` (borrowed). PS_ENOMEM. */
+/* Make a checkpointer that writes to `dir` (borrowed). PS_ENOMEM. */
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
 	checkpointer_done_fn *done, void *arg) PS_MUST_CHECK;
-/* Generation `sound` is known to be good: it is never dropped to make space for the next one. */
+/* Generation `sound` is known to be good. The checkpointer never removes it to make space for the
+ * next generation. */
 void checkpointer_keep(struct checkpointer *s, uint64_t sound);
-/* Frees and nulls *s, which is not busy; NULL is fine. */
+/* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);
-/* Write `core` as `generation` now, at the start of the server. PS_EIO, PS_ENOMEM. */
+/* Write `core` as `generation` and wait for the end of the write; for the start of the server.
+ * PS_EIO, PS_ENOMEM. */
 int checkpointer_write(struct checkpointer *s, struct core *core, uint64_t generation,
 	struct err *e) PS_MUST_CHECK;
-/* Copy `core` now and write the copy as `generation`. Not while busy. */
+/* Copy `core` now and write the copy as `generation` on the pool. Do not call it while the
+ * checkpointer is busy. */
 void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t generation);
 int checkpointer_busy(const struct checkpointer *s);
-/* The process ends while a write hangs: remove its temporary file. */
+/* Remove the temporary file of a write that hangs. Call it when the process ends. */
 void checkpointer_abandon(const struct checkpointer *s);
 const struct checkpointer_stats *checkpointer_stats(const struct checkpointer *s);
 

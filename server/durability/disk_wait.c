@@ -6,11 +6,11 @@
 #include "server/durability/wal.h"
 
 #define LOG_OVERDUE_MS        2000
-#define NOTICE_MS             500 /* between two notices: the lines of contact.c need them */
+#define NOTICE_MS             500 /* between two notices (see contact.c) */
 #define CHECKPOINT_OVERDUE_MS 10000
-#define SLOWEST_BYTES_PER_MS  20000 /* a checkpoint of any size may take as long as at this rate */
+#define SLOWEST_BYTES_PER_MS  20000 /* a checkpoint may be as slow as this */
 
-/* The number of a write tells it from the one before. */
+/* Note since when a write is under way. A new `number` means a new write. */
 static void look(struct disk_write *w, int busy, uint64_t number, uint64_t now_ms)
 {
 	if (!busy)

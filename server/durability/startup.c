@@ -1,8 +1,8 @@
 /*
  * startup.c - see startup.h.
  *
- * The term is one more than any that was ever used with this directory. The newest
- * checkpoint may have been lost to a bad disk together with its term; the file TERM remembers.
+ * The new term is 1 more than the highest term that was ever used with this directory. A bad disk
+ * may lose the newest checkpoint with its term, so the file TERM also has the highest term.
  */
 #include "server/durability/startup.h"
 #include <errno.h>
@@ -24,7 +24,7 @@
 #include "server/config/resume_check.h"
 
 #define TERM_FILE     "TERM"
-#define OLD_TERM_FILE "EPOCH" /* its name in 0.1.0 */
+#define OLD_TERM_FILE "EPOCH" /* the file's name in release 0.1.0 */
 #define MAX_TERM      (UINT64_MAX - 1)
 
 /* ---- the term ------------------------------------------------------------------------------- */
@@ -45,7 +45,7 @@ static int parse_term(const char *text, size_t n, uint64_t *term)
 	return errno == 0 && *term < MAX_TERM;
 }
 
-/* The term in a file of the directory, 0 if there is none. */
+/* Read the term in a file of the directory; 0: there is no such file. */
 static int read_term_file(const char *dir, const char *name, uint64_t *term, struct err *e)
 {
 	char path[4096 + 16];
@@ -68,7 +68,7 @@ static int read_term_file(const char *dir, const char *name, uint64_t *term, str
 	return rc;
 }
 
-/* The newest term of this directory, 0: none. */
+/* Read the highest term of this directory; 0: none. */
 static int read_term(const char *dir, uint64_t *term, struct err *e)
 {
 	uint64_t old;
@@ -80,8 +80,8 @@ static int read_term(const char *dir, uint64_t *term, struct err *e)
 	return rc;
 }
 
-/* Without space for it the oldest generations go, as they do for a checkpoint, but never `sound`, from
- * which the run goes on. */
+/* Write the file TERM. If the disk is full, remove the oldest generations, as for a checkpoint, but
+ * never `sound`, from which the run continues. */
 static int write_term(const char *dir, uint64_t term, uint64_t sound, struct err *e)
 {
 	char text[32];
@@ -133,10 +133,12 @@ static const char *other_model(const struct run_head *head, const struct options
 	return strcmp(head->model, o->core.model) != 0 ? head->model : NULL;
 }
 
-/* The checksums of a checkpoint are right and its content is not: an older one may be usable. */
+/* The checksums of a checkpoint are correct but its content is not. An older checkpoint may be
+ * usable. */
 #define REFUSED PS_EDATA
 
-/* `rc`: of snapshot_decode. REFUSED, or PS_ECHECKPOINT: the options of this start do not fit the run. */
+/* Set the error after snapshot_decode returned `rc`. Returns REFUSED, or PS_ECHECKPOINT if the
+ * options of this start do not fit the run. */
 static int refuse_resume(
 	const struct options *o, const struct checkpoint *c, int rc, const char *why, struct err *e)
 {
@@ -200,7 +202,7 @@ static int read_run_head(
 
 /* ---- together ------------------------------------------------------------------------------ */
 
-/* `c` may be empty: then a new run begins. */
+/* Build the core from `c`, set the term and write it. If `c` is empty, begin a new run. */
 static int build_run(struct startup *out, const struct options *o, const struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {
@@ -214,12 +216,12 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 	if (rc)
 		return rc;
 	cfg.term = 1 + (term > head.term ? term : head.term);
-	cfg.generation = newest_seen + 1; /* checkpointer_write writes this one */
+	cfg.generation = newest_seen + 1; /* checkpointer_write writes this generation */
 	rc = c->generation ? resume(out, o, c, &cfg, e) : begin_run(out, o, &cfg, e);
 	return rc ? rc : write_term(o->checkpoint_dir, cfg.term, c->generation, e);
 }
 
-/* Check the content before the log behind it is replayed. */
+/* Check the content of a checkpoint before the replay of the log that follows it. */
 static int check_content(
 	struct startup *out, const struct options *o, const struct checkpoint *c, struct err *e)
 {
@@ -244,7 +246,7 @@ static int resume_from(struct startup *out, const struct options *o, struct chec
 	return rc ? rc : build_run(out, o, c, newest_seen, e);
 }
 
-/* From `c` down to the first generation whose content is good. */
+/* Resume from `c`, or from the newest older generation with good content. */
 static int resume_from_newest(struct startup *out, const struct options *o, struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {

@@ -1,10 +1,11 @@
 /*
  * startup.h - resumes the run of the checkpoint directory, or begins a new one.
  *
- * Order: lock the directory; the caller binds its ports; read the newest good checkpoint, replay
- * the log behind it, set the term, build the core; the caller writes the first checkpoint of this
- * term (checkpointer_write). A start that cannot bind its ports changes nothing in the directory.
- * No message is read before the first checkpoint is on disk. Thread: main, before the loop.
+ * Order: startup_open locks the directory. The caller binds its ports. startup_core reads the
+ * newest good checkpoint, replays the log that follows it, sets the term and builds the core. The
+ * caller writes the first checkpoint of this term (checkpointer_write). A server that cannot bind
+ * its ports changes nothing in the directory. The server reads no message before the first
+ * checkpoint is on disk. Thread: main, before the loop.
  */
 #ifndef SERVER_DURABILITY_STARTUP_H
 #define SERVER_DURABILITY_STARTUP_H
@@ -14,29 +15,31 @@
 
 struct startup {
 	struct core *core;
-	void *memory; /* of the core; mem_lazy */
+	void *memory; /* the memory of the core, from mem_lazy */
 	size_t memory_bytes;
-	struct param_buffers *params; /* the buffers of its weights */
-	int lock_fd;                  /* or -1; open as long as the process writes there */
-	int resumed;                  /* from a checkpoint; 0: a new run */
-	uint64_t sound;               /* the generation that was resumed; 0: a new run */
-	const char *made;             /* the directory, if startup_open made it; of the options */
+	struct param_buffers *params; /* the buffers of the weights */
+	int lock_fd;                  /* holds the lock of the directory; or -1 */
+	int resumed;                  /* 1: the run continues from a checkpoint; 0: a new run */
+	uint64_t sound;               /* generation that is continued; 0: a new run */
+	const char *made;             /* the directory if startup_open made it; or NULL; borrowed */
 };
 
-/* Reserve the memory of the core and its weights, and lock the directory. PS_ELOCKED, PS_EIO,
- * PS_ENOMEM; *out is released then. */
+/* Reserve the memory of the core and its weights, and lock the directory. On PS_ELOCKED, PS_EIO and
+ * PS_ENOMEM, *out is released. */
 int startup_open(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
-/* The start failed before startup_core: remove a directory that it made. */
+/* Remove the directory if startup_open made it. Call it if the start failed before startup_core. */
 void startup_undo(const struct startup *r);
-/* Then build the core, with the errors of startup; startup_release in any case. */
+/* Build the core. The errors are those of startup(). Call startup_release in any case. */
 int startup_core(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /*
- * Both steps. A checkpoint whose content is refused is skipped in favour of the generation before
- * it, and the log reports it. PS_ELOCKED, PS_ECHECKPOINT (none usable, or of
- * another model, seed, batch...), PS_EIO, PS_EDATA (--init), PS_EUSAGE; *out is released then.
+ * Call startup_open and startup_core. If the content of a checkpoint is refused, the server logs a
+ * warning and tries the previous generation. On PS_ELOCKED, PS_ECHECKPOINT (no usable checkpoint,
+ * or one with another model, seed, batch size ...), PS_EIO, PS_EDATA (--init) and PS_EUSAGE, *out
+ * is released.
  */
 int startup(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
-/* After router_free: until then, frames of the weights may be on their way. */
+/* Release everything. Call it after router_free, because until then libzmq may still send frames of
+ * the weights. */
 void startup_release(struct startup *r);
 
 #endif

@@ -25,7 +25,8 @@ static int find_sections(const struct checkpoint *c, struct sections *s)
 	return 1;
 }
 
-/* Its records hold messages of a protocol that this release does not read. */
+/* Refuse a checkpoint of 0.1.0 with a write-ahead log, unless --accept-rollback is set. The log's
+ * records have messages of a protocol that this release cannot read. */
 static int check_log(const struct options *o, const struct checkpoint *c, const struct sections *s,
 	struct err *e)
 {

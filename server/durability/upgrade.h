@@ -1,7 +1,7 @@
 /*
- * upgrade.h - resumes what release 0.1.0 left: its checkpoints, not its write-ahead log. A later
- * release may delete this file together with server/core/snapshot_v5.c. Thread: main, before the
- * loop.
+ * upgrade.h - resumes from a checkpoint of release 0.1.0. It cannot replay a write-ahead log of
+ * that release. A later release may delete this file together with server/core/snapshot_v5.c.
+ * Thread: main, before the loop.
  */
 #ifndef SERVER_DURABILITY_UPGRADE_H
 #define SERVER_DURABILITY_UPGRADE_H
@@ -9,10 +9,10 @@
 #include "server/config/options.h"
 
 /*
- * 0: `c` is of this release. 1: it was of 0.1.0, and its sections are replaced by those that this
- * release reads; no log needs to be replayed behind it. PS_EDATA: its content is refused.
- * PS_ECHECKPOINT: a log of 0.1.0 follows it, and --accept-rollback is not given. PS_EIO, PS_ENOMEM.
- * On failure *c is unchanged. No file is changed in any case.
+ * Convert `c` if release 0.1.0 wrote it. 0: `c` is of this release. 1: `c` now has the sections
+ * that this release reads, and no log follows it. PS_EDATA: the content of `c` is refused.
+ * PS_ECHECKPOINT: a log of 0.1.0 follows `c`, and --accept-rollback is not set. PS_EIO, PS_ENOMEM.
+ * On failure *c is unchanged. The function changes no file.
  */
 int upgrade_checkpoint(const struct options *o, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 

@@ -19,12 +19,12 @@
 /* An event, or the mark of a snapshot. */
 struct item {
 	struct item *next;
-	uint64_t lsn;        /* of the event, or of the last one before the mark */
+	uint64_t lsn;        /* LSN of the event, or of the last event before the mark */
 	uint64_t generation; /* of the snapshot; 0: an event */
-	int stays;           /* later events go to the same file, if it works */
-	uint64_t useless;    /* files between this generation and the snapshot are; 0: none */
-	size_t bytes;        /* of the record: `data`, then the frames */
-	size_t memory;       /* that it counts against WAL_MAX_QUEUE */
+	int stays;           /* of a mark: later events go to the same file unless it has failed */
+	uint64_t useless;    /* of a mark: remove the files after this generation; 0: none */
+	size_t bytes;        /* size of the record: `data`, then the frames */
+	size_t memory;       /* bytes that count against WAL_MAX_QUEUE */
 	size_t n_data, n_frames;
 	unsigned char *data; /* behind the frames */
 	zmq_msg_t frame[];   /* references to the last frames of the message */
@@ -39,28 +39,28 @@ struct wal {
 	struct list queue;       /* not given to the pool yet */
 	size_t waiting, memory;  /* bytes of the items in the queue and in the group */
 	uint64_t newest_lsn;     /* of the newest event */
-	uint64_t wanted_lsn;     /* a reply waits for this one */
+	uint64_t wanted_lsn;     /* a reply waits for this LSN */
 	uint64_t flushed_lsn;    /* see wal.h */
 	uint64_t synced_lsn;     /* newest event that is on disk in a file */
 	uint64_t base, base_lsn; /* newest snapshot: generation, newest event in it */
 	uint64_t durable;        /* newest generation on disk */
 	uint64_t failed;         /* newest generation whose file failed; 0: none */
-	uint64_t gap;            /* oldest failed one from `durable` on; 0: none */
+	uint64_t gap;            /* oldest generation >= `durable` whose file failed; 0: none */
 	uint64_t reserve;        /* see wal_reserve */
-	int reported;            /* that a file ended for lack of space */
+	int reported;            /* 1: it was logged that a file ended for lack of space */
 	struct wal_stats stats;
 
-	/* the pool's while busy */
+	/* the pool owns these while busy */
 	uv_work_t work;
 	int busy;
 	struct list group;
-	struct wal_file *file;     /* NULL: it failed */
+	struct wal_file *file;     /* NULL: the file failed */
 	uint64_t follows;          /* generation of the newest snapshot before the next event */
 	uint64_t sound, kept_free; /* `durable` and `reserve` at the start of the group */
 	struct {
 		uint64_t synced_lsn; /* 0: nothing */
 		uint64_t failed;     /* the generation of a file; 0: none */
-		int gave_way;        /* it failed only for lack of space */
+		int gave_way;        /* 1: the file ended only for lack of space */
 		uint64_t events;
 		struct err error;
 	} done;
@@ -176,7 +176,8 @@ static int begin_file(struct wal *w, uint64_t generation, uint64_t first, struct
 	return wal_file_create(&w->file, w->cfg.dir, &head, checkpoint_oldest(w->cfg.dir), e);
 }
 
-/* The file must not take the space of the checkpoint that replaces it, or it would grow for ever. */
+/* 1 if the file may grow by `it`. Otherwise end the file: it must not take the space of the next
+ * checkpoint, which makes the file obsolete. */
 static int leaves_room(struct wal *w, const struct item *it)
 {
 	uint64_t grows = wal_file_growth(w->file, it->bytes + RECORD_ROOM);
@@ -206,9 +207,10 @@ static void append_item(struct wal *w, struct item *it)
 		w->done.events += !it->generation;
 }
 
-/* Each snapshot begins a file of its own; once the snapshot is on disk, older files are useless. A
- * snapshot after a failed one only leaves a mark in the current file, so that a disk that takes no
- * checkpoint for days does not get a file for each attempt. */
+/* Handle the mark of a snapshot. Usually a snapshot begins a new file, and when the snapshot is on
+ * disk, older files are useless. If the previous snapshot failed, the function only writes a mark
+ * to the current file. So a disk that takes no checkpoint for days does not get a file for each
+ * attempt. */
 static void write_mark(struct wal *w, struct item *it)
 {
 	if (it->stays && w->file) {
@@ -243,13 +245,13 @@ static void write_group(uv_work_t *work)
 
 /* ---- on the loop ---------------------------------------------------------------------------- */
 
-/* All files since the newest durable checkpoint are complete. */
+/* 1 if no file since the newest durable checkpoint has failed. */
 static int has_no_gap(const struct wal *w)
 {
 	return !w->gap;
 }
 
-/* The file of `generation` ends here; no `why`: for lack of space. */
+/* Note that the file of `generation` has failed. `why` NULL: it ended for lack of space. */
 static void mark_lost(struct wal *w, uint64_t generation, const char *why)
 {
 	struct wal_stats *t = &w->stats;
@@ -291,7 +293,8 @@ static void start_group(struct wal *w)
 	PS_ASSERT(!w->busy && w->queue.first); /* invariant 2 */
 	w->busy = 1;
 	w->stats.begun++;
-	w->group = w->queue; /* not empty: `end` points into its last item */
+	/* the queue is not empty, so `end` points into its last item, not into the queue */
+	w->group = w->queue;
 	list_init(&w->queue);
 	memset(&w->done, 0, sizeof(w->done));
 	w->sound = w->durable;
@@ -331,13 +334,14 @@ void wal_flush(struct wal *w)
 		start_group(w);
 }
 
-/* No later event can be logged before the next snapshot. */
+/* 1 if no further event can be logged before the next snapshot. */
 static int file_is_lost(const struct wal *w)
 {
 	return w->failed >= w->base;
 }
 
-/* The pushes of workers are bounded by their windows (wal.h, invariant 4), and nothing else is. */
+/* The bytes of frames that count against WAL_MAX_QUEUE. Frames of pushes do not count, because the
+ * workers' push windows limit them (wal.h, invariant 4). */
 static size_t unbounded_bytes(const struct event *ev, const struct item *it)
 {
 	int push = ev->kind == EVENT_MESSAGE && ev->msg->type == MSG_PUSH;
@@ -350,7 +354,7 @@ uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, stru
 	unsigned char head[WAL_RECORD_HEAD];
 
 	w->newest_lsn++;
-	if (file_is_lost(w)) /* invariant 4: its frames do not wait */
+	if (file_is_lost(w)) /* invariant 4: the queue does not keep its frames */
 		return w->newest_lsn;
 	struct item *it = new_item(w, head, wal_record_head(ev, now_ms, f, head), f);
 	if (!it) {
@@ -399,7 +403,8 @@ void wal_checkpointed(struct wal *w, uint64_t generation)
 
 void wal_reserve(struct wal *w, uint64_t bytes)
 {
-	w->reserve = bytes + bytes / 64 + SPARE_ROOM; /* the ledger grows with the workers */
+	/* the ledger may grow until the next checkpoint */
+	w->reserve = bytes + bytes / 64 + SPARE_ROOM;
 }
 
 uint64_t wal_flushed_lsn(const struct wal *w)
@@ -429,7 +434,8 @@ const struct wal_stats *wal_stats(const struct wal *w)
 
 /* ---- creation ------------------------------------------------------------------------------- */
 
-/* On disk before the first event. Without space for it the generations before its checkpoint go. */
+/* Begin the first file and sync it, before the first event. If the disk is full, remove the
+ * generations before the file's checkpoint. */
 static int begin_first(struct wal *w, struct err *e)
 {
 	uint64_t generation = w->cfg.generation;

@@ -4,7 +4,7 @@
 #include "common/le.h"
 
 #define NUMBERS 5
-#define MARK    UINT64_MAX /* no kind of event */
+#define MARK    UINT64_MAX /* different from every kind of event */
 
 static unsigned char *put_number(unsigned char *at, uint64_t value)
 {
@@ -12,7 +12,7 @@ static unsigned char *put_number(unsigned char *at, uint64_t value)
 	return at + 8;
 }
 
-/* What an event has besides its peer and its message. */
+/* The number that an event has besides its peer and its message. */
 static uint64_t argument_of(const struct event *ev)
 {
 	switch (ev->kind) {
@@ -84,7 +84,7 @@ static void no_free(void *data, void *hint)
 	(void)hint;
 }
 
-/* Frames that lie in `data`, which ends where the last one does. */
+/* Make r->frames point into `data`. PS_EPROTO: the last frame does not end where `data` ends. */
 static int take_frames(
 	struct wal_record_reader *r, const unsigned char *data, size_t size, uint64_t n)
 {
@@ -95,7 +95,7 @@ static int take_frames(
 
 		if (bytes > size - at)
 			return PS_EPROTO;
-		/* nobody writes to them, and they are closed before `data` goes */
+		/* no code writes to these frames, and they are closed before `data` is freed */
 		if (zmq_msg_init_data(&r->frames.frame[r->frames.n], (void *)(data + at),
 			    (size_t)bytes, no_free, NULL) != 0)
 			return PS_ENOMEM;

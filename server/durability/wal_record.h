@@ -2,10 +2,11 @@
  * wal_record.h - encodes an event of the core as a record of the write-ahead log, and decodes it.
  *
  * Five numbers of 8 bytes (kind, peer, time, generation, number of frames), then the sizes of the
- * frames, 8 bytes each, then the frames as they were received: wire_decode checks them again, like
- * those of a packet. A mark is a record that is no event: later events follow the snapshot that it
- * names. Private to the log: included by wal.c and wal_replay.c. Thread: any; one struct
- * wal_record_reader belongs to one thread.
+ * frames, 8 bytes each, then the frames as they were received. At a replay, wire_decode checks the
+ * frames again, like those of a message from the network. A mark is a record that is no event. It
+ * has the generation of a snapshot, which all later events follow. This header is private to the
+ * log: only wal.c and wal_replay.c include it. Thread: any; one struct wal_record_reader belongs to
+ * one thread.
  */
 #ifndef SERVER_DURABILITY_WAL_RECORD_H
 #define SERVER_DURABILITY_WAL_RECORD_H
@@ -15,7 +16,8 @@
 
 #define WAL_RECORD_HEAD (8u * (5 + 1 + WIRE_MAX_SLICES))
 
-/* Write the bytes before the frames; returns their number. `f`: of EVENT_MESSAGE, else NULL. */
+/* Write the bytes of a record before its frames. Returns their number. `f`: the frames of an
+ * EVENT_MESSAGE, else NULL. */
 size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[WAL_RECORD_HEAD]);
 /* Write the mark of a snapshot between two events; returns the number of bytes. */
@@ -36,8 +38,8 @@ struct wal_record_reader {
 /* PS_ENOMEM. */
 int wal_record_reader_init(struct wal_record_reader *r, size_t n_params) PS_MUST_CHECK;
 void wal_record_reader_release(struct wal_record_reader *r);
-/* Borrows `data` until the next read. PS_EPROTO: malformed, or a message that a server would
- * refuse. */
+/* Decode a record into r->event. Borrows `data` until the next read. PS_EPROTO: the record is
+ * malformed, or has a message that the server would refuse. PS_ENOMEM. */
 int wal_record_read(
 	struct wal_record_reader *r, const unsigned char *data, size_t size) PS_MUST_CHECK;
 

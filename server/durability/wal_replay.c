@@ -1,4 +1,4 @@
-/* wal_replay.c - see wal.h: the steps behind a checkpoint, taken again. */
+/* wal_replay.c - see wal.h. Repeats the steps that the core took after a checkpoint. */
 #include "server/durability/wal.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,14 +12,14 @@
 
 struct replay {
 	const char *dir;
-	struct core_config cfg; /* of the term that wrote the log */
+	struct core_config cfg; /* with the term that wrote the log */
 	void *memory;           /* mem_lazy */
 	size_t memory_bytes;
 	float *weights;
 	struct core *core;
 	struct wal_record_reader events;
 	uint64_t now_ms, count, files;
-	uint64_t next; /* the snapshot that the last event began; 0: none */
+	uint64_t next; /* generation of the snapshot that the last event began; 0: none */
 };
 
 /* ---- the core at the checkpoint -------------------------------------------------------------- */
@@ -53,7 +53,7 @@ static int build_core(struct replay *r, const struct checkpoint *c, struct err *
 
 	if (rc)
 		return rc;
-	/* the section has these weights, so the size of the core is plausible */
+	/* the checkpoint has n_params weights, so the size of the core is plausible */
 	if (snapshot_config(data[SNAPSHOT_SESSIONS], size[SNAPSHOT_SESSIONS], &r->cfg) ||
 		size[SNAPSHOT_WEIGHTS] != r->cfg.n_params * sizeof(float))
 		return refuse_log(
@@ -88,7 +88,7 @@ static int take_step(struct replay *r, const unsigned char *data, size_t size)
 	return PS_OK;
 }
 
-/* `data` follows the snapshot r->next: the mark of it, if later events are in the same file. */
+/* Check that `data`, the record after snapshot r->next, is the mark of this snapshot. */
 static int skip_mark(struct replay *r, const unsigned char *data, size_t size)
 {
 	if (wal_record_is_mark(data, size) != r->next)
@@ -97,7 +97,8 @@ static int skip_mark(struct replay *r, const unsigned char *data, size_t size)
 	return PS_OK;
 }
 
-/* The events after a snapshot follow its mark, or are in a file of their own. */
+/* Replay the events of a file. Events after a snapshot follow its mark in the same file, or are in
+ * a file of their own. */
 static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 {
 	const unsigned char *data;
@@ -113,7 +114,8 @@ static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 	return rc;
 }
 
-/* The last file may end in a torn write, which is no loss, or have lost durable events. */
+/* Check the end of the last file. A torn write at the end is no loss, but a gap means that durable
+ * events are lost. */
 static int check_end(struct replay *r, struct wal_reader *j, int accept_loss, struct err *e)
 {
 	uint64_t generation = j->head.generation;
@@ -131,13 +133,13 @@ static int check_end(struct replay *r, struct wal_reader *j, int accept_loss, st
 	return PS_OK;
 }
 
-/* Replay the file `j` and open the next one; j->fd < 0: there is none. */
+/* Replay the file `j` and open the next file in *j; j->fd < 0: there is none. */
 static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, struct err *e)
 {
 	struct wal_reader next = {.fd = -1};
 	const struct wal_head *h = &j->head;
 
-	/* term 0: the head is lost, and only the end is checked */
+	/* term 0: the header is lost, so only check_end applies */
 	if (h->term && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
 			       h->term != r->cfg.term))
 		return refuse_log(
@@ -181,7 +183,7 @@ static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e
 
 /* ---- the first file ---------------------------------------------------------------------------- */
 
-/* Written by the term that took the checkpoint, as far as the head is known. */
+/* 1 if the term that took the checkpoint wrote the file, or if the file's header is lost. */
 static int is_of_same_term(const struct wal_head *h, const struct checkpoint *c)
 {
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);
@@ -192,7 +194,8 @@ static int is_of_same_term(const struct wal_head *h, const struct checkpoint *c)
 		       h->run_lo == run.run_lo && h->term == run.term);
 }
 
-/* Skip to the mark of snapshot `generation`. Without a mark, no later event was synced either. */
+/* Skip the records up to the mark of snapshot `generation`. If there is no mark, no later event was
+ * synced. */
 static int find_mark(struct wal_reader *j, uint64_t generation, struct err *e)
 {
 	const unsigned char *data;
@@ -205,8 +208,8 @@ static int find_mark(struct wal_reader *j, uint64_t generation, struct err *e)
 	return rc;
 }
 
-/* Open the file with the first event after the checkpoint: its own, or that of an older snapshot
- * whose successors failed. j->fd < 0: there is none. */
+/* Open the file with the first event after the checkpoint: the checkpoint's own file, or the file
+ * of an older snapshot if the snapshots in between failed. j->fd < 0: there is none. */
 static int open_first(
 	const char *dir, const struct checkpoint *c, struct wal_reader *j, struct err *e)
 {

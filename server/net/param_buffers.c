@@ -228,8 +228,7 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 		w->current = w->spare;
 		w->spare = NULL;
 	} else if (version == w->version) {
-		PS_ASSERT(
-			core_weights(c) == w->current); /* invariant 2: the weights are the same */
+		PS_ASSERT(core_weights(c) == w->current); /* invariant 2: nothing new */
 		return;
 	}
 	w->version = version;

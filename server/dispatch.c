@@ -7,7 +7,7 @@
 #include "common/log.h"
 #include "server/core/core.h"
 
-#define SESSION_CLOSE_MS 2000 /* until all clients received BYE */
+#define SESSION_CLOSE_MS 2000 /* time in which all clients should receive BYE */
 
 /* ---- effects out ---------------------------------------------------------------------------- */
 
@@ -35,7 +35,7 @@ void dispatch_status(const struct server *s, struct status *out)
 		out->auth = *auth_stats(s->auth);
 }
 
-/* To an observer: workers have theirs from the core. */
+/* Sends BYE to an observer. The core sends BYE to the workers. */
 static void send_bye(struct server *s, uint32_t peer)
 {
 	const struct core_config *cfg = core_config(s->state.core);
@@ -60,7 +60,8 @@ static void send_status(struct server *s, uint32_t peer)
 		send_bye(s, peer);
 }
 
-/* An observer need not take the end for a lost server. */
+/* Sends the last status and BYE to the recent observers, so that they do not take the end of the
+ * run for a lost server. */
 static void send_last_status(struct server *s)
 {
 	for (size_t i = 0; i < MAX_OBSERVERS; i++) {
@@ -78,11 +79,12 @@ static void run_finish(struct server *s, int status)
 	s->deadline_ms = s->finish_ms + SESSION_CLOSE_MS;
 	warnings_check(&s->warnings, s->state.core, 1);
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
-	router_set_flushed(s->router, UINT64_MAX); /* the last checkpoint holds everything */
+	router_set_flushed(s->router, UINT64_MAX); /* the last checkpoint contains everything */
 	send_last_status(s);
 }
 
-/* A worker's --name: with keys the server has added its key's. */
+/* Writes the --name of a worker. With keys, the server has appended the start of the worker's key.
+ */
 static void name_of(const struct server *s, uint32_t worker, char *name, size_t size)
 {
 	struct worker_view v = {.name = ""};
@@ -90,12 +92,13 @@ static void name_of(const struct server *s, uint32_t worker, char *name, size_t 
 	if (worker >= 1 && worker <= core_config(s->state.core)->sessions.max_workers)
 		core_worker(s->state.core, worker - 1, &v);
 	snprintf(name, size, "%s", v.name);
-	/* with keys a name ends in @ and the start of its key, which may have an @ of its own */
+	/* with keys, a name ends in @ and the start of the key, which may contain an @ itself */
 	if (s->auth && strlen(name) > KEY_SHORT)
 		name[strlen(name) - KEY_SHORT - 1] = '\0';
 }
 
-/* The refusal of a fenced process names both processes. */
+/* Sends the refusal of a fenced process. The text names the fenced process and the process that
+ * took its slot. */
 static void send_fenced(struct server *s, const struct effect *e, const struct event *ev)
 {
 	const struct stamp *stamp = ev->kind == EVENT_MESSAGE ? msg_stamp(ev->msg) : NULL;
@@ -124,15 +127,17 @@ static void send_msg(struct server *s, const struct effect *e, const struct even
 		router_send(s->router, e->peer, &e->msg);
 }
 
-/* Replies may depend on this event from now on. One that has none yet is flushed all the same: the
- * next reply waits for it, and disk_wait.c takes an event that is not flushed for a slow disk. */
+/* From now on, replies may depend on this event. The event is flushed even if no reply waits for it
+ * yet, because the next reply will wait for it, and because disk_wait.c takes an event that is not
+ * flushed for a slow disk. */
 static void commit(struct server *s, uint64_t lsn)
 {
 	s->committed_lsn = lsn;
 	wal_flush(s->wal);
 }
 
-/* `lsn`: of the event; 0: no log. */
+/* Carries out effect `e` of event `ev`. `lsn` is the log sequence number of the event; 0: there is
+ * no log. */
 static void carry_out(
 	struct server *s, const struct effect *e, const struct event *ev, uint64_t lsn)
 {
@@ -184,7 +189,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 
 /* ---- events in ----------------------------------------------------------------------------- */
 
-/* The change is logged at any two levels. */
+/* Sets the log level. The change is logged whatever the old and the new level are. */
 static void set_log_level(enum log_level level)
 {
 	const char *from = log_level_name(log_get_level());
@@ -194,7 +199,7 @@ static void set_log_level(enum log_level level)
 	log_set_level(level);
 }
 
-/* Answered here: the log belongs to the shell. */
+/* The shell answers this request without the core, because the log belongs to the shell. */
 static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 {
 	struct msg answer = *m;
@@ -205,8 +210,8 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 	router_send(s->router, peer, &answer);
 }
 
-/* More pushes wait for the disk than honest workers could have sent: drop this one, as the network
- * might have done. */
+/* Returns 1 if more bytes of pushes wait for the disk than correct workers could have sent. The
+ * server then drops the push, as the network might have done. */
 static int is_flooded(const struct server *s)
 {
 	const struct core_config *cfg = core_config(s->state.core);
@@ -216,7 +221,7 @@ static int is_flooded(const struct server *s)
 	       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
 }
 
-/* 0: it is dropped; its sender repeats it later. */
+/* Returns 0 if the server must drop this HELLO; its sender repeats it later. */
 static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	if (m->role == ROLE_OBSERVER)
@@ -229,7 +234,8 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* The WELCOME of a joining worker waits for the disk. The status shows its label before. */
+/* Labels a joining worker at its HELLO, so that the status can show the label before the WELCOME.
+ * The WELCOME waits for the disk. */
 static void label_joining(struct server *s, uint32_t peer)
 {
 	uint32_t slots = core_config(s->state.core)->sessions.max_workers;

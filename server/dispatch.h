@@ -1,9 +1,10 @@
 /*
- * dispatch.h - messages and other events in, effects out. A message becomes an event of the core; an
- * event goes to the write-ahead log and the core; each effect is carried out before the next event.
+ * dispatch.h - turns messages and other inputs into events of the core, and carries out the effects
+ * of the core. Each event goes to the write-ahead log and to the core. The server carries out all
+ * effects of an event before it takes the next event.
  *
- * A message that promises something leaves when the events that it follows from are on disk
- * (wal.h); without a log at once.
+ * With a write-ahead log, the server sends a reply that reports a decision when the events behind
+ * the decision are on disk (wal.h). Without a log, it sends the reply at once.
  * Thread: the loop's.
  */
 #ifndef SERVER_DISPATCH_H
@@ -11,17 +12,19 @@
 #include "server/server.h"
 #include "server/monitor/status.h"
 
-/* The functions of the router (net.h), which flushes the replies; `arg`: the struct server. */
+/* The router calls these two functions (net.h), and then flushes the replies. `arg` is the struct
+ * server. */
 void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f);
 void dispatch_gone(void *arg, uint32_t peer);
-/* An event that is no message. Its replies leave at once. */
+/* Dispatches an event that is not a message. The replies are sent at once. */
 void dispatch_event(struct server *s, const struct event *ev);
-/* One event, and its effects. `f`: the frames of EVENT_MESSAGE, else NULL. Replies leave at the next
- * router_flush. */
+/* Dispatches one event and carries out its effects. `f` has the frames of the message if the event
+ * is an EVENT_MESSAGE, otherwise it is NULL. The replies are sent at the next router_flush. */
 void dispatch(struct server *s, const struct event *ev, struct frames *f);
-/* The time that counts: while the server was stopped, no worker was silent. */
+/* Returns the time that the core uses. It stands still while the server process was stopped, so
+ * that no worker seems silent then. */
 uint64_t dispatch_now(struct server *s);
-/* The server as it is now. */
+/* Writes the current state of the server to *out. */
 void dispatch_status(const struct server *s, struct status *out);
 
 #endif

@@ -11,8 +11,9 @@
 #include "server/config/options.h"
 #include "server/server.h"
 
-/* A closed connection and a file over its limit are errors of a call and must not end the process.
- * SIGUSR2 has no meaning here (docs/operations.md has the table of signals). */
+/* A write to a closed connection or to a file at its size limit shall fail with an error, and not
+ * end the process with a signal. SIGUSR2 has no meaning for the server (docs/operations.md has the
+ * table of signals). */
 static void ignore_signals(void)
 {
 	signal(SIGPIPE, SIG_IGN);
@@ -20,7 +21,8 @@ static void ignore_signals(void)
 	signal(SIGUSR2, SIG_IGN);
 }
 
-/* A worker takes two descriptors: the usual soft limit would stop at about 500 of them. */
+/* Raises the limit of open files to its maximum. Each worker takes two descriptors, so the usual
+ * soft limit would permit about 500 workers. */
 static void raise_descriptors(void)
 {
 	struct rlimit limit;
@@ -63,7 +65,7 @@ int main(int argc, char **argv)
 	}
 	server_run(&server);
 	rc = server_stop(&server, &hung);
-	if (hung) /* exit would wait for the thread that hangs in the disk */
+	if (hung) /* exit() would wait for the thread that hangs in a file operation */
 		_exit(rc);
 	return rc;
 }

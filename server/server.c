@@ -12,18 +12,21 @@
 #include "server/dispatch.h"
 
 #define TICK_MS        50
-#define MEMORY_MS      50    /* between two checks of the memory in use */
-#define MEMORY_NEAR_MS 10    /* ... when it exceeds half of the limit */
-#define CLOSE_MS       1000  /* for clients that received BYE */
-#define DRAIN_MS       10000 /* for the last checkpoint; more for a large one */
-#define DRAIN_AGAIN_MS 1500  /* ... after it could not be written once: space may become free */
-#define CLOSE_ALL_MS   2000  /* between two attempts to free memory so */
+#define MEMORY_MS      50 /* between two checks of the memory in use */
+#define MEMORY_NEAR_MS 10 /* ... when it exceeds half of the limit */
+/* time in which clients that received BYE should close their connections */
+#define CLOSE_MS 1000
+#define DRAIN_MS 10000 /* for the last checkpoint; a large checkpoint gets more time */
+/* time of retries after the last checkpoint could not be written, because disk space may become
+ * free */
+#define DRAIN_AGAIN_MS 1500
+#define CLOSE_ALL_MS   2000 /* between two attempts to free memory by closing all connections */
 #define GAVE_UP        PS_EAGAIN
-#define ASK_MS         100 /* between two snapshots that the log needs */
+#define ASK_MS         100 /* between two snapshot requests of the log */
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 
-/* A group of the log is on disk, or has failed. */
+/* A group commit of the log is on disk, or has failed. */
 static void on_committed(void *arg)
 {
 	struct server *s = arg;
@@ -34,7 +37,8 @@ static void on_committed(void *arg)
 	router_flush(s->router);
 }
 
-/* The log file is large or lost: the next snapshot begins another one. */
+/* Requests a snapshot if the log file is large or has failed, because the log begins a new file
+ * with each snapshot. */
 static void request_snapshot(struct server *s)
 {
 	const struct event ev = {.kind = EVENT_SAVE};
@@ -47,7 +51,7 @@ static void request_snapshot(struct server *s)
 	dispatch_event(s, &ev);
 }
 
-/* A signal or cnn-ctl ended the run. */
+/* Returns 1 if a signal or cnn-ctl ended the run. */
 static int is_draining(const struct server *s)
 {
 	return s->draining || core_ending(s->state.core) == PS_ESHUTDOWN;
@@ -72,14 +76,14 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
-/* Of the end, from its begin: a large checkpoint may take longer. */
+/* The time for a drain, from its begin. A large checkpoint gets more time. */
 static uint64_t drain_ms(const struct server *s)
 {
 	return DRAIN_MS + disk_wait_allowance_ms(&s->disk);
 }
 
-/* The end is near and has a deadline: a drain from its begin, a finished run from the first failed
- * checkpoint. */
+/* Returns 1 if the end of the run needs a deadline: a drain from its begin, a finished run after a
+ * failed or hanging write. */
 static int must_end(const struct server *s)
 {
 	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;
@@ -98,8 +102,8 @@ static void abort_run(struct server *s, int status, const char *why)
 	uv_stop(&s->loop);
 }
 
-/* Clients that received BYE close their connections. Until then we keep reading, because closing a
- * connection with unread bytes would discard the BYE. */
+/* Waits for clients that received BYE to close their connections. Until then the server keeps
+ * reading, because closing a connection with unread bytes would discard the BYE. */
 static void check_session_close(struct server *s)
 {
 	struct router_stats net;
@@ -111,7 +115,8 @@ static void check_session_close(struct server *s)
 		uv_stop(&s->loop);
 }
 
-/* A write has taken the time of a whole drain: nothing is gained by another one. */
+/* Returns 1 if one write has already taken the time of a whole drain. Waiting longer would not
+ * help. */
 static int disk_hangs(struct server *s)
 {
 	return dispatch_now(s) + drain_ms(s) >= s->deadline_ms + DRAIN_AGAIN_MS &&
@@ -146,7 +151,8 @@ static void check_deadline(struct server *s)
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-/* 80 % of the machine, or of the container's limit if that is lower. */
+/* The default limit is 80 % of the memory of the machine, or of the container's limit if that is
+ * lower. */
 static uint64_t memory_limit(const struct options *o)
 {
 	uint64_t total = uv_get_total_memory(), limit = uv_get_constrained_memory();
@@ -156,14 +162,16 @@ static uint64_t memory_limit(const struct options *o)
 	return (limit && limit < total ? limit : total) / 5 * 4;
 }
 
-/* libzmq bounds the size of a frame and the number of messages, but not the frames of a message: a
- * peer whose message never ends uses all memory. Only closing its connection frees it, and libzmq
- * does not report which one it is. */
+/* Closes all connections if the process uses too much memory. libzmq limits the size of a frame and
+ * the number of messages, but not the number of frames in a message. So a peer whose message never
+ * ends can use all memory. Only closing the connection of this peer frees the memory, and libzmq
+ * does not report which connection it is. */
 static void check_memory(struct server *s, uint64_t used)
 {
 	uint64_t now = dispatch_now(s);
 
-	if (used > s->memory_bytes) { /* the process still holds freed memory: return it */
+	/* the process may still hold freed memory: return it to the system */
+	if (used > s->memory_bytes) {
 		mem_trim();
 		used = status_rss();
 	}
@@ -196,7 +204,7 @@ static void on_transfer(void *arg, const struct event *ev)
 	dispatch(arg, ev, NULL);
 }
 
-/* Once, when the first contribution has fixed it. */
+/* Logs the data set of the run, once, when the first contribution has fixed it. */
 static void log_data_set(struct server *s)
 {
 	const struct data_id *d = core_data(s->state.core);
@@ -208,8 +216,8 @@ static void log_data_set(struct server *s)
 		(unsigned long long)d->xxh3, d->n_train, d->n_test);
 }
 
-/* The replies of these workers wait for the disk. Without a notice the workers would take the server
- * for lost. */
+/* Notifies the workers whose replies wait for the disk. Without the notice the workers would take
+ * the server for lost. */
 static void notify_workers(struct server *s)
 {
 	static const struct msg notice = {.type = MSG_ERROR,
@@ -250,7 +258,7 @@ static void on_stop_signal(struct server *s, int number)
 {
 	const struct event ev = {.kind = EVENT_DRAIN};
 
-	if (s->status) { /* everything is saved: only the session close is cut short */
+	if (s->status) { /* everything is saved: the signal only shortens the session close */
 		if (number != SIGUSR1)
 			uv_stop(&s->loop);
 		return;
@@ -308,7 +316,7 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 
 /* ---- start ------------------------------------------------------------------------------- */
 
-/* Later events go to a log behind the checkpoint that is on disk now. */
+/* Opens the write-ahead log. Later events go to a log that follows the checkpoint on disk. */
 static int open_wal(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = core_config(s->state.core);
@@ -342,7 +350,7 @@ static int open_auth(struct server *s, struct err *e)
 	return o->key ? auth_new(&s->auth, &config, e) : PS_OK;
 }
 
-/* After open_auth. */
+/* Opens the router. Must be called after open_auth. */
 static int open_router(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = &s->options->core;
@@ -370,7 +378,8 @@ static int open_router(struct server *s, struct err *e)
 	return router_new(&s->router, &config, e);
 }
 
-/* The options were checked with the addresses that a name had then; it may have others now. */
+/* Refuses a port that is open to the network without keys. The options module has checked the
+ * addresses that a host name had then; the name may have other addresses now. */
 static int check_exposure(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -389,7 +398,7 @@ static int check_exposure(const struct server *s, struct err *e)
 	return PS_OK;
 }
 
-/* Messages wait in libzmq until the loop runs. */
+/* Opens the ports. Messages that arrive now wait in libzmq until the loop runs. */
 static int open_ports(struct server *s, struct err *e)
 {
 	int rc = open_auth(s, e);
@@ -451,7 +460,8 @@ static void announce_ports(const struct server *s)
 		log_info("http", "listening", "url=%s", http_url(s->http));
 }
 
-/* SIGHUP and SIGUSR1 would end a process without a handler: block them until there is one. */
+/* SIGHUP and SIGUSR1 would end a process without a handler, so the server blocks them until their
+ * handlers exist. `how`: SIG_BLOCK or SIG_UNBLOCK. */
 static void hold_signals(int how)
 {
 	sigset_t set;
@@ -491,8 +501,9 @@ static void start_handles(struct server *s)
 	warnings_check(&s->warnings, s->state.core, 0);
 }
 
-/* Close the network and all handles. When this returns, clients see a closed connection and the ports
- * are free, even if a thread of the pool keeps the process until a disk answers. */
+/* Closes the network and all handles. When this function returns, clients see a closed connection
+ * and the ports are free, even if a thread of the pool keeps the process alive until a disk
+ * answers. */
 static void close_network(struct server *s)
 {
 	if (s->router)
@@ -510,7 +521,7 @@ static void close_network(struct server *s)
 	router_free(&s->router);
 }
 
-/* After close_network. */
+/* Releases the rest of the server. Must be called after close_network. */
 static void release_server(struct server *s)
 {
 	uv_run(&s->loop, UV_RUN_DEFAULT);
@@ -565,7 +576,9 @@ int server_stop(struct server *s, int *hung)
 
 	dispatch_status(s, &now);
 	char *result = status_result(&now);
-	close_network(s); /* before the result, which a full pipe may hold up */
+	/* close the network before the result is printed, because a full pipe may block the print
+	 */
+	close_network(s);
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);
 	free(result);

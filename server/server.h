@@ -1,16 +1,19 @@
 /*
- * server.h - the shell around the core: a libuv loop that turns packets, time, signals and written
- * files into events, and effects into packets, files and log lines.
+ * server.h - the shell around the core. A libuv loop turns packets, timers, signals and written
+ * files into events of the core, and the effects of the core into packets, files and log lines.
  *
- * Life: server_start (bind, resume or begin, first checkpoint) -> server_run (until EFFECT_FINISH or
- * a deadline) -> server_stop (result, exit code). All state is in struct server, which main owns.
+ * Life: server_start (binds the ports, resumes or begins the run, writes the first checkpoint) ->
+ * server_run (until EFFECT_FINISH or a deadline) -> server_stop (result, exit code). All state is
+ * in struct server, which main owns.
  *
  * Invariants:
- * (1) no message is read before the term of this start is on disk;
- * (2) events reach the core one at a time, and all effects of one are carried out before the next;
- * (3) every wait has a deadline: the session close, a drain, a disk that fails at the end;
- * (4) with the write-ahead log, a reply that promises something leaves after its event is on disk.
- * Thread: main, which is the loop.
+ * (1) the server reads no message before the term of this start is on disk;
+ * (2) the core gets one event at a time, and all effects of an event are carried out before the
+ *     next event;
+ * (3) every wait has a deadline: the session close, a drain, and a disk that fails at the end;
+ * (4) with the write-ahead log, the server sends a reply that reports a decision after the event
+ *     behind the decision is on disk.
+ * Thread: main, which runs the loop.
  */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H
@@ -42,41 +45,46 @@ struct server {
 	uv_timer_t tick, memory_check;
 	uv_signal_t signal[SERVER_SIGNALS];
 	struct startup state;
-	char bind[ENDPOINT_TEXT]; /* --bind, with an address instead of a name */
+	char bind[ENDPOINT_TEXT]; /* --bind, with its host name replaced by an address */
 	struct auth *auth;        /* NULL: no keys */
 	struct router *router;
 	struct checkpointer *checkpointer; /* NULL: no checkpoints */
 	struct wal *wal;                   /* NULL: no write-ahead log */
-	uint64_t committed_lsn;            /* of the newest event that a message may report */
+	uint64_t committed_lsn;            /* LSN of the newest event that a message may report */
 	struct disk_wait disk;
-	uint64_t asked_ms;   /* newest request for a snapshot that the log needs */
-	struct http *http;   /* NULL: off */
-	uint64_t unsaved_ms; /* since then the last checkpoint of a drain fails; 0: it does not */
-	int data_logged;     /* the log has the run's data set */
+	uint64_t asked_ms; /* time of the newest EVENT_SAVE that the log needed */
+	struct http *http; /* NULL: off */
+	/* time since which the last checkpoint of a drain fails; 0: it does not fail */
+	uint64_t unsaved_ms;
+	int data_logged; /* 1: the server has already logged the data set of the run */
 	struct membership membership;
 	struct transfers transfers;
 	struct labels *labels;
 	struct admission admission;
-	struct awake awake; /* the time that counts: dispatch_now */
+	/* the clock of dispatch_now, which stands still while the process was stopped */
+	struct awake awake;
 	struct progress progress;
 	struct warnings warnings;
 	struct waiting waiting;
 	struct observers observers;
 
-	int status;           /* PS_E*: how the run ended; 0: it has not */
-	uint64_t finish_ms;   /* when it did */
-	int draining;         /* by a signal */
-	uint64_t deadline_ms; /* of the end of the run; 0: none */
+	int status;           /* PS_E*: how the run ended; 0: it has not ended */
+	uint64_t finish_ms;   /* time at which the run ended */
+	int draining;         /* 1: a signal has begun a drain */
+	uint64_t deadline_ms; /* time at which the server gives up its orderly end; 0: none */
 
-	uint64_t memory_bytes; /* limit of this process */
-	uint64_t closed_ms;    /* when all connections were closed to free memory; 0: not lately */
+	uint64_t memory_bytes; /* limit of the memory of this process */
+	/* time at which all connections were last closed to free memory; 0: the memory is below its
+	 * limit again */
+	uint64_t closed_ms;
 };
 
-/* *s is released when this fails. */
+/* If this fails, it releases *s. */
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);
-/* Close the network, print the result on stdout and release everything; returns the exit code.
- * *hung: a file operation hangs on a thread of the pool, and no memory was released: end by _exit. */
+/* Closes the network, prints the result on stdout and releases everything. Returns the exit code.
+ * *hung is 1 if a file operation hangs on a thread of the pool: then no memory was released, and
+ * the caller must end the process with _exit. */
 int server_stop(struct server *s, int *hung);
 
 #endif

@@ -19,7 +19,7 @@ static struct core_config config(enum mode mode)
 	return cfg;
 }
 
-/* One worker goes through an epoch in one order, whatever is refused. */
+/* One worker computes the batches of an epoch in order, even if some of its pushes are rejected. */
 static void a_batch_that_came_to_nothing_is_given_to_its_worker_again(void **state)
 {
 	struct core_config cfg = config(MODE_SYNC);
@@ -97,7 +97,8 @@ static void a_copy_given_back_leaves_the_batch_to_its_other_holder(void **state)
 	assert_int_equal(cluster_request(&k, 1), 1); /* the second */
 	assert_int_equal(cluster_request(&k, 2), 1); /* a copy of the first */
 	cluster_granted(&k, 2, 0, 1);
-	assert_int_equal(cluster_request(&k, 2), 1); /* it was returned: another copy */
+	/* the first copy was returned: worker 2 gets another copy */
+	assert_int_equal(cluster_request(&k, 2), 1);
 	assert_int_equal(k.f.core->leases.n_free, 0);
 	assert_int_equal(core_stats(k.f.core)->backups, 2);
 	fixture_bye(&k.f, k.worker[2].peer, k.worker[2].s);
@@ -136,7 +137,7 @@ static void tick(struct cluster *k, uint64_t ms)
 	cluster_receive(k);
 }
 
-/* Worker i delivers its work after `ms` and requests more; 1: it gets some. */
+/* Worker i delivers its work after `ms` and requests more. Returns 1 if it is granted work. */
 static int work(struct cluster *k, uint32_t i, uint64_t ms)
 {
 	tick(k, ms);
@@ -144,8 +145,8 @@ static int work(struct cluster *k, uint32_t i, uint64_t ms)
 	return cluster_request(k, i);
 }
 
-/* Worker 0 has delivered `n` batches of 100 ms each and has the last batch of the epoch. Worker 1 waits
- * for a grant. */
+/* Worker 0 has delivered `n` batches of 100 ms each and has the last batch of the epoch. Worker 1
+ * waits for a grant. */
 static void open_with_one_idle(struct cluster *k, struct core_config cfg, uint32_t n)
 {
 	cluster_open(k, cfg, 2, 10 * (n + 1), cluster_ones);
@@ -178,7 +179,7 @@ static void a_late_batch_is_copied_and_no_other(void **state)
 	a_copy_of_what_is_late_goes_to_an_idle_worker(MODE_EASGD);
 }
 
-/* Steps of two; the last one of the epoch has one batch. */
+/* Each step has two batches, but the last step of the epoch has only one. */
 static void the_late_batch_of_a_short_step_is_copied(void **state)
 {
 	struct core_config cfg = late_config(MODE_SYNC);
@@ -209,7 +210,8 @@ static void a_late_portion_is_copied_and_no_other(void **state)
 	a_copy_of_what_is_late_goes_to_an_idle_worker(cfg.training.mode);
 }
 
-/* A request at a time when a batch is late is granted without a tick. */
+/* The core grants a copy of a late batch at once when a worker requests work. It does not wait for
+ * a tick. */
 static void who_asks_late_gets_the_copy_at_once(void **state)
 {
 	struct cluster k;
@@ -224,7 +226,8 @@ static void who_asks_late_gets_the_copy_at_once(void **state)
 	cluster_close(&k);
 }
 
-/* One copy, and a second one when the copy is late, too. */
+/* The core grants one copy of a late batch, and a second copy only when the first copy is late,
+ * too. */
 static void what_somebody_has_in_time_is_not_copied_again(void **state)
 {
 	struct cluster k;

@@ -1,6 +1,7 @@
 /*
- * Proves what server/core/downpour.c says of a buffer of gradients (Nguyen 2022, FedBuff), and that
- * a run with it, in each combination that is accepted, equals a serial one by formulas of our own.
+ * Proves what server/core/downpour.c says about a buffer of gradients (Nguyen 2022, FedBuff). A run
+ * with a buffer, with any accepted combination of options, equals a serial run that this test
+ * computes with its own formulas.
  */
 #include "tests/support/core_cluster.h"
 
@@ -44,17 +45,20 @@ static void an_update_is_made_of_k_gradients_of_any_workers(void **state)
 		ask_and_push(&k, 0);
 		assert_updates(&k, 0);
 		assert_true(core_weights(k.f.core)[3] == 0);
-		assert_int_equal(core_stats(k.f.core)->images, 0); /* they are not in the weights */
+		/* the weights do not contain these images yet */
+		assert_int_equal(core_stats(k.f.core)->images, 0);
 		ask_and_push(&k, 1);
 		assert_updates(&k, 1);
-		assert_true(core_weights(k.f.core)[3] == -0.25f); /* the mean, not the sum */
+		/* the update is the mean of the gradients, not their sum */
+		assert_true(core_weights(k.f.core)[3] == -0.25f);
 		assert_int_equal(core_stats(k.f.core)->images, 30);
 		assert_int_equal(core_epoch(k.f.core, 0)->updates, 1);
 		cluster_close(&k);
 	}
 }
 
-/* Two fresh gradients, and one that is two versions old: (1 + 1 + 1/2) / 3 of the rate. */
+/* An update of two fresh gradients and a gradient that is two versions old. Its rate is (1 + 1 +
+ * 1/2) / 3 of the usual rate. */
 static void a_stale_gradient_weighs_less(void **state)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
@@ -91,11 +95,12 @@ static void an_epoch_ends_with_what_is_in_the_buffer(void **state)
 	assert_updates(&k, 3);
 	assert_int_equal(core_training_epoch(k.f.core), 1);
 	assert_int_equal(core_epoch(k.f.core, 0)->images, 65);
-	assert_true(core_weights(k.f.core)[0] == -0.75f); /* it counts as an update of its own */
+	/* the rest of the buffer is an update of its own */
+	assert_true(core_weights(k.f.core)[0] == -0.75f);
 	cluster_close(&k);
 }
 
-/* An epoch of 7 batches by one worker, with gradients of ones. */
+/* One worker trains an epoch of 7 batches. All values of its gradients are 1. */
 static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
@@ -116,7 +121,7 @@ static double scaled_epoch(enum lr_scaling how, uint32_t buffer)
 	return epoch_of(how, buffer, 0);
 }
 
-/* The sum has it already. */
+/* A sum already grows with its gradients, so the rate must not grow with them again. */
 static void the_rate_of_a_sum_grows_with_its_gradients_once(void **state)
 {
 	(void)state;
@@ -126,7 +131,7 @@ static void the_rate_of_a_sum_grows_with_its_gradients_once(void **state)
 	}
 }
 
-/* However many there might have been. */
+/* The rate grows with the number of gradients in an update, whatever the size of the buffer is. */
 static void the_rate_grows_with_the_gradients_of_an_update(void **state)
 {
 	(void)state;
@@ -138,7 +143,8 @@ static void the_rate_grows_with_the_gradients_of_an_update(void **state)
 	assert_true(scaled_epoch(LR_SCALING_SQRT, 1000) == (double)-(float)(0.25 * sqrt(7)));
 }
 
-/* The bytes, and the memory, of a run without a buffer. */
+/* A run with a buffer of one gradient needs the same memory, and computes the same bytes, as a run
+ * without a buffer. */
 static void a_buffer_of_one_is_none(void **state)
 {
 	float end[2][FIXTURE_PARAMS];
@@ -182,7 +188,8 @@ static void what_is_in_the_buffer_outlives_the_server(void **state)
 	assert_true(k.f.core->accumulator.sum[5] == sum);
 	again.push.stamp = k.worker[1].s;
 	assert_int_equal(fixture_acked(&k.f, k.worker[1].peer, &again).duplicate, 1);
-	assert_true(k.f.core->accumulator.sum[5] == sum); /* once */
+	/* the replayed gradient is in the sum only once */
+	assert_true(k.f.core->accumulator.sum[5] == sum);
 	ask_and_push(&k, 0);
 	assert_updates(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 30);
@@ -207,7 +214,8 @@ static int resumes(const struct core_snapshot *img, struct core_config cfg, uint
 	return !rc;
 }
 
-/* Another size is taken at once; a run without a buffer cannot go on with one. */
+/* A resumed run may have a buffer of another size. A run that was begun without a buffer cannot be
+ * resumed with one. */
 static void a_resumed_run_may_have_a_buffer_of_another_size(void **state)
 {
 	struct core_snapshot img;
@@ -241,7 +249,7 @@ static double twin_scaled(const struct core_config *cfg, double ratio)
 						      : 1;
 }
 
-/* What staleness leaves of a gradient. */
+/* The weight of a gradient with staleness `tau`. */
 static double twin_weight(const struct core_config *cfg, double tau, double live)
 {
 	double age = cfg->rate.staleness_scaling == STALE_RELATIVE ? tau / live : tau;
@@ -250,7 +258,7 @@ static double twin_weight(const struct core_config *cfg, double tau, double live
 	       (cfg->rate.staleness_scaling == STALE_CONSTANT || age < 1 ? 1 : age);
 }
 
-/* What an update of n gradients gains. */
+/* The factor of the learning rate for the gradients collected in `a`. */
 static double twin_gain(const struct core_config *cfg, const struct twin *a)
 {
 	double scale = twin_scaled(cfg, cfg->push.sum ? 1 : a->n);
@@ -312,7 +320,7 @@ static void twin_take(const struct core_config *cfg, struct twin *a, const float
 	a->n++;
 }
 
-/* What worker i pushes goes into both. */
+/* The push of worker i goes to the core and to the serial reference. */
 static void push_both(struct cluster *k, struct twin *a, uint32_t i)
 {
 	const struct core *c = k->f.core;
@@ -330,7 +338,8 @@ static void push_both(struct cluster *k, struct twin *a, uint32_t i)
 	assert_int_equal(core_stats(c)->version, a->t);
 }
 
-/* The weights that a worker computes at are pulled: delay compensation keeps them. */
+/* Each worker pulls the weights with which it computes, so that delay compensation keeps a copy of
+ * them. */
 static void pull_all(struct cluster *k, uint64_t pulled[CLUSTER_WORKERS])
 {
 	for (uint32_t i = 0; i < k->n; i++) {
@@ -378,7 +387,7 @@ static double serial_run(struct core_config cfg, uint64_t seed)
 	return max;
 }
 
-/* One of each kind in any combination. */
+/* A random configuration: a random value of each option. */
 static struct core_config any_config(struct rng *r)
 {
 	const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_ADAM};

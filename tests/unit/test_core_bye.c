@@ -1,4 +1,5 @@
-/* Proves the content of heartbeats, and the answers to BYE. Invariants of server/core/sessions.c. */
+/* Proves the content of heartbeats and the answers to BYE, which server/core/sessions.c promises in
+ * its invariants. */
 #include "tests/support/core_fixture.h"
 
 /* ---- beats ---------------------------------------------------------------------------------- */
@@ -20,7 +21,7 @@ static void a_beat_is_answered_with_what_is_decided_and_durable(void **state)
 	fixture_close(&f);
 }
 
-/* Let checkpoint_ms pass, so that the core takes a snapshot. */
+/* Lets checkpoint_ms pass, so that the core takes a snapshot. */
 static void save(struct core_fixture *f, struct stamp s)
 {
 	f->now_ms += f->cfg.checkpoint.interval_ms;
@@ -44,8 +45,8 @@ static void what_became_durable_is_told_unasked_on_the_beat_connection(void **st
 	fixture_beat(&f, 19, s);
 	fixture_gone(&f, 19);
 	fixture_durable(&f);
-	assert_int_equal(fixture_sent(&f, 9, MSG_BEAT)->beat.durable_seq,
-		4); /* the bulk connection is good enough */
+	/* the heartbeat connection is gone, so the core uses the connection for bulk data */
+	assert_int_equal(fixture_sent(&f, 9, MSG_BEAT)->beat.durable_seq, 4);
 	m = fixture_push_ones(s, 5);
 	fixture_applied(&f, 9, &m);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
@@ -70,7 +71,7 @@ static void bye_is_answered_when_all_pushes_are_durable(void **state)
 	fixture_bye(&f, 9, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
-	assert_int_not_equal(f.saving, 0); /* a snapshot has begun at once */
+	assert_int_not_equal(f.saving, 0); /* the core has begun a snapshot at once */
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	assert_int_equal(fixture_sent(&f, 9, MSG_BYE)->bye.status, PS_OK);
@@ -80,8 +81,8 @@ static void bye_is_answered_when_all_pushes_are_durable(void **state)
 	fixture_close(&f);
 }
 
-/* A worker that waits for the answer sends heartbeats, and may repeat its BYE. Neither starts the
- * close again. */
+/* A worker that waits for the answer to its BYE sends heartbeats, and may repeat its BYE. The core
+ * does not begin a second close for them. */
 static void who_waits_for_the_answer_to_bye_is_alive(void **state)
 {
 	struct core_fixture f;

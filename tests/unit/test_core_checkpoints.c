@@ -63,7 +63,7 @@ static void a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms(void *
 		f.now_ms += 50;
 		fixture_saved(&f, EVENT_SAVE_FAILED);
 		assert_int_equal(core_stats(f.core)->save_failures, i + 1);
-		fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* however urgent */
+		fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* even an urgent snapshot waits */
 		f.now_ms += 149;
 		fixture_beat(&f, 19, s);
 		assert_int_equal(f.saving, 0);
@@ -91,7 +91,7 @@ static void who_waits_for_a_failed_snapshot_waits_for_the_next(void **state)
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_saved(&f, EVENT_SAVE_FAILED);
-	fixture_refused(&f, 9, PS_EAGAIN); /* it is told what it waits for */
+	fixture_refused(&f, 9, PS_EAGAIN); /* the joining worker is refused with the reason */
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_message(&f, 9, &m); /* HELLO again is a sign of life */
 	fixture_silent(&f);
@@ -111,7 +111,8 @@ static void an_admin_is_answered_when_the_checkpoint_is_durable(void **state)
 	fixture_admin(&f, 7, ADMIN_CHECKPOINT);
 	fixture_silent(&f);
 	push(&f, s, 1);
-	fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* the one under way does not hold push 1 */
+	/* the snapshot that is being written does not contain push 1 */
+	fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_int_equal(fixture_sent(&f, 7, MSG_ADMIN)->admin.reply, 1);
@@ -180,7 +181,8 @@ static void new_leases_wait_until_all_are_back_and_have_replayed(void **state)
 	fixture_lease(&f, 9, s, 1);
 	fixture_silent(&f);
 	t = fixture_come_back(&f, 10, t, 0);
-	assert_null(fixture_sent(&f, 9, MSG_GRANT)); /* push 1 of the first is still to come */
+	/* the first worker has not replayed push 1 yet */
+	assert_null(fixture_sent(&f, 9, MSG_GRANT));
 	m = fixture_push_ones(s, 1);
 	fixture_work(&m, 0, 0, 1);
 	fixture_applied(&f, 9, &m);
@@ -198,7 +200,7 @@ static void new_leases_wait_no_longer_than_recovery_ms(void **state)
 	s = fixture_join(&f, 9, "");
 	fixture_join(&f, 10, "");
 	fixture_restart(&f);
-	f.now_ms += 5000; /* it took long to start: the clock runs from the first event */
+	f.now_ms += 5000; /* the start took long, but recovery_ms counts from the first event */
 	s = fixture_come_back(&f, 9, s, 0);
 	fixture_lease(&f, 9, s, 1);
 	fixture_silent(&f);
@@ -222,7 +224,8 @@ static void who_missed_one_recovery_does_not_hold_up_the_next(void **state)
 	fixture_join(&f, 10, "");
 	fixture_restart(&f);
 	s = fixture_come_back(&f, 9, s, 0);
-	fixture_tick(&f, f.cfg.sessions.recovery_ms); /* over: the second worker did not come */
+	/* the recovery is over: the second worker did not return */
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	fixture_restart(&f);
 	s = fixture_come_back(&f, 9, s, 0);
 	fixture_lease(&f, 9, s, 1);
@@ -241,7 +244,8 @@ static void who_came_back_late_is_waited_for_again(void **state)
 	t = fixture_join(&f, 10, "");
 	fixture_restart(&f);
 	s = fixture_come_back(&f, 9, s, 0);
-	fixture_tick(&f, f.cfg.sessions.recovery_ms); /* over: the second worker did not come */
+	/* the recovery is over: the second worker did not return */
+	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	fixture_come_back(&f, 10, t, 0);
 	fixture_restart(&f);
 	s = fixture_come_back(&f, 9, s, 0);

@@ -1,8 +1,8 @@
-/* Proves what core.h says of EFFECT_COMMIT and durable_first. */
+/* Proves what core.h says about EFFECT_COMMIT and durable_first. */
 #include <math.h>
 #include "tests/support/core_cluster.h"
 
-/* The last event is committed, and that is its first effect. */
+/* Returns 1 if the last event was committed. EFFECT_COMMIT must then be its first effect. */
 static int commits(const struct core_fixture *f)
 {
 	size_t n = fixture_count(f, EFFECT_COMMIT);
@@ -11,7 +11,7 @@ static int commits(const struct core_fixture *f)
 	return n == 1;
 }
 
-/* Whether the last event's message of this type waits for the disk. */
+/* Returns 1 if the last event's message of this type waits for the disk. */
 static int waits(const struct core_fixture *f, enum msg_type type)
 {
 	for (size_t i = 0; core_effect(f->core, i); i++) {
@@ -53,7 +53,7 @@ static void a_look_commits_nothing_and_a_push_does(void **state)
 	assert_true(commits(&f));
 	push.push.seq = 2;
 	push.push.loss = NAN;
-	fixture_message(&f, 9, &push); /* so does a rejection */
+	fixture_message(&f, 9, &push); /* a rejection is committed, too */
 	assert_int_equal(waits(&f, MSG_ACK), 1);
 	assert_true(commits(&f));
 	push.push.seq = 9;

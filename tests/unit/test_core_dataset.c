@@ -1,6 +1,6 @@
 /*
- * Proves server/core/dataset.c: the first accepted push or --data-id fixes the data set of a run. HELLO
- * never does, so that a misconfigured machine cannot lock the other workers out.
+ * Proves server/core/dataset.c: the first accepted push or --data-id fixes the data set of a run.
+ * HELLO never does, so that a misconfigured machine cannot lock the other workers out.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -53,7 +53,7 @@ static void a_hello_fixes_nothing(void **state)
 	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp wrong = join(&f, 9, &other_data);
-	fixture_lease(&f, 9, wrong, 1); /* it has work, but has delivered none */
+	fixture_lease(&f, 9, wrong, 1); /* the worker has a grant, but has delivered nothing */
 	fixture_bye(&f, 9, wrong);
 	struct stamp right = join(&f, 8, &fixture_data);
 	struct msg_grant g = fixture_train(&f, 8, right, 1);
@@ -120,7 +120,8 @@ static void a_stalled_worker_has_no_vote(void **state)
 	fixture_train(&f, 9, wrong, 1);
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_lease(&f, 8, right, 1);
-	assert_null(fixture_granted(&f, 8)); /* as many workers have the other data set, and work */
+	/* as many workers have the other data set, and work */
+	assert_null(fixture_granted(&f, 8));
 	for (int i = 0; i < 50 && !fixture_granted(&f, 8); i++) {
 		fixture_beat(&f, 9, wrong);
 		fixture_beat(&f, 8, right);
@@ -181,7 +182,7 @@ static void an_outvoted_worker_counts_again_when_it_asks(void **state)
 	(void)state;
 	outvote_a_stalled_worker(&f, &wrong, &right);
 	fixture_lease(&f, 9, wrong, 2);
-	assert_null(fixture_granted(&f, 9)); /* one vote each: the choice stays */
+	assert_null(fixture_granted(&f, 9)); /* each data set has one vote, so the choice stays */
 	assert_false(fixture_worker(&f, 1).stalled);
 	fixture_bye(&f, 8, right);
 	assert_non_null(fixture_granted(&f, 9));
@@ -227,7 +228,8 @@ static void the_first_push_that_counts_fixes_it(void **state)
 	fixture_open(&f, training(1));
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
-	struct stamp wrong = join(&f, 9, &other_data); /* accepted, because nothing is fixed */
+	/* the worker may join, because the data set is not fixed yet */
+	struct stamp wrong = join(&f, 9, &other_data);
 	push_batch(&f, 8, right, 1, 0);
 	fixture_beat(&f, 9, wrong);
 	fixture_refused(&f, 9, PS_ESTATE);
@@ -262,7 +264,8 @@ static void the_refusal_shows_both_and_the_remedy(void **state)
 	fixture_close(&f);
 }
 
-/* The majority changed while the push was under way: it does not count, and fixes nothing. */
+/* The majority changed while the push was in transit. The push does not count and fixes no data
+ * set. */
 static void a_push_of_the_other_data_is_rejected(void **state)
 {
 	struct core_fixture f;
@@ -272,13 +275,13 @@ static void a_push_of_the_other_data_is_rejected(void **state)
 	struct stamp wrong = join(&f, 9, &other_data);
 	fixture_train(&f, 9, wrong, 1);
 	struct stamp right = join(&f, 8, &fixture_data);
-	assert_int_equal(core_data(f.core)->xxh3,
-		other_data.xxh3); /* one vote each: the first worker's data */
+	/* each data set has one vote, so the data set of the first worker stays */
+	assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3);
 	join(&f, 7, &fixture_data);
 	assert_int_equal(core_data(f.core)->xxh3, fixture_data.xxh3);
 	struct msg m = fixture_push_ones(wrong, 1);
 	m.push.work = (struct work){0, 0, 1};
-	m.push.images = 10; /* as many as a batch of the right data has */
+	m.push.images = 10; /* the number of images in a batch of the right data set */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	assert_int_equal(fixture_sent(&f, 9, MSG_ACK)->ack.superseded, 0);
 	fixture_train(&f, 8, right, 1);
@@ -314,7 +317,8 @@ static void an_ack_says_what_is_superseded(void **state)
 	second = fixture_sent(&f, 7, MSG_WELCOME)->welcome.stamp;
 	late.push.stamp = second;
 	assert_int_equal(fixture_acked(&f, 7, &late).superseded, 1);
-	for (uint32_t superseded = 0; superseded < 2; superseded++) { /* decided before the crash */
+	/* decided before the crash */
+	for (uint32_t superseded = 0; superseded < 2; superseded++) {
 		m = fixture_batch(second, 2 + superseded, 0, 1, 1);
 		m.push.verdict = VERDICT_REJECTED;
 		m.push.reject = REJECT_WORK;
@@ -334,7 +338,7 @@ static void a_replay_fixes_what_it_had_fixed(void **state)
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
 	fixture_restart(&f);
-	join(&f, 6, &other_data); /* more workers return earlier */
+	join(&f, 6, &other_data); /* more workers with the other data set return first */
 	join(&f, 7, &other_data);
 	struct msg m = fixture_resume(right, 1, 0);
 	fixture_message(&f, 8, &m);
@@ -349,7 +353,7 @@ static void a_replay_fixes_what_it_had_fixed(void **state)
 	fixture_close(&f);
 }
 
-/* A rejected push proves nothing: the next one may have other data. */
+/* A rejected push does not fix the data set, so the next push may be of other data. */
 static void a_push_that_is_rejected_fixes_nothing(void **state)
 {
 	static const float wild[FIXTURE_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
@@ -359,7 +363,7 @@ static void a_push_that_is_rejected_fixes_nothing(void **state)
 
 	(void)state;
 	cfg.limits.reject_norm = 1;
-	cfg.training.mode = MODE_SYNC; /* a push of any later version is stale */
+	cfg.training.mode = MODE_SYNC; /* in mode sync, a push of a later version is stale */
 	fixture_open(&f, cfg);
 	struct stamp wrong = join(&f, 9, &other_data);
 	fixture_train(&f, 9, wrong, 1);
@@ -430,7 +434,8 @@ static void whoever_has_other_data_is_waited_for_and_named(void **state)
 	fixture_close(&f);
 }
 
-/* The worker was excluded when the first push counted, and learns that only at the end. */
+/* The session of the worker ended when the first push counted. The worker is notified of the reason
+ * only at the end of the run. */
 static void after_the_end_it_is_told_why_it_had_no_work(void **state)
 {
 	struct core_fixture f;

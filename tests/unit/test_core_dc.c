@@ -1,8 +1,8 @@
 /*
  * Proves delay compensation (server/core/downpour.c, backups.c): a gradient g of version v becomes
- * g + lambda g g (w - w_v), with lambda fixed or adapted, whatever the worker has pulled meanwhile.
- * The reference below is written from the paper and from PyTorch's optimizers, in double precision;
- * it keeps the weights of every version.
+ * g + lambda g g (w - w_v), with a fixed or adaptive lambda, whatever the worker has pulled since.
+ * The reference in this file follows the paper and PyTorch's optimizers, computes in double
+ * precision, and keeps the weights of every version.
  */
 #include "tests/support/core_cluster.h"
 
@@ -42,7 +42,7 @@ static double power(double base, uint64_t n)
 	return p;
 }
 
-/* PyTorch's step of one value; d: its gradient. */
+/* PyTorch's step of one value; `d` is its gradient. */
 static double twin_step(struct twin *t, size_t j, double d)
 {
 	const struct optim *o = &t->cfg->optim;
@@ -72,7 +72,7 @@ static double twin_step(struct twin *t, size_t j, double d)
 	}
 }
 
-/* `then` < 0: it is not compensated. */
+/* `then`: the version of the weights of gradient `g`; negative: the gradient is not compensated. */
 static void twin_push(struct twin *t, const float *g, int64_t then)
 {
 	const double *w = t->w[t->version];
@@ -100,7 +100,8 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
-/* How many pulls a worker is ahead of its pushes: one with prefetch, three with bursts. */
+/* A simulated server and its workers. `ahead` is the number of pulls by which a worker may be ahead
+ * of its pushes: one with prefetch, three with pipelined steps. */
 struct lesson {
 	struct core_fixture f;
 	struct twin twin;
@@ -142,7 +143,7 @@ static void push_of(struct lesson *l, uint32_t i, const float *g, uint64_t versi
 
 	m.push.base_version = version;
 	m.push.base_term = epoch;
-	fixture_slice(&m, 0, 3, g); /* in two parts, as any push may be */
+	fixture_slice(&m, 0, 3, g); /* in two slices: a push may have several */
 	fixture_slice(&m, 3, FIXTURE_PARAMS - 3, g + 3);
 	fixture_applied(&l->f, 10 + i, &m);
 }
@@ -249,9 +250,9 @@ static void every_combination_of_options_is_what_the_formulas_say(void **state)
 
 /* ---- what it is for -------------------------------------------------------------------------- */
 
-/* Four workers take turns, so each gradient is three versions old. The loss is w^2 / 2, and the rate
- * is too large for this delay: without compensation the weights swing ever further from 0. Returns
- * the largest magnitude of a weight in the last 100 of 400 pushes. */
+/* Four workers take turns, so each gradient is three versions old. The loss is w^2 / 2, and the
+ * rate is too large for this delay: without compensation the weights swing ever further from 0.
+ * Returns the largest magnitude of a weight in the last 100 of 400 pushes. */
 static double swing(enum delay_compensation kind)
 {
 	struct core_config cfg = fixture_config();
@@ -328,7 +329,8 @@ static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void 
 	fixture_close(&l.f);
 }
 
-/* There is no common backup: each worker has its own delay. */
+/* The workers do not share one old version: each gradient is compensated for its own worker's
+ * delay. */
 static void each_worker_is_compensated_by_its_own_delay(void **state)
 {
 	static struct lesson l;
@@ -337,10 +339,10 @@ static void each_worker_is_compensated_by_its_own_delay(void **state)
 	lesson_open(&l, dc_config(0));
 	pull(&l, 0);
 	pull(&l, 1);
-	push(&l, 1, fixture_ones); /* fresh: as it is */
+	push(&l, 1, fixture_ones); /* a fresh gradient is not changed */
 	assert_float_equal(core_weights(l.f.core)[4], (float)-RATE, 1e-7);
 	pull(&l, 1);
-	push(&l, 1, fixture_ones); /* fresh again */
+	push(&l, 1, fixture_ones); /* the gradient is fresh again */
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
 	push(&l, 0, fixture_ones); /* two versions late */
 	assert_float_equal(core_weights(l.f.core)[4],
@@ -359,14 +361,15 @@ static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_coun
 	lesson_open(&l, dc_config(1));
 	epoch = l.pupil[0].s.term;
 	for (uint64_t version = 0; version < 3; version++) {
-		push_of(&l, 0, fixture_ones, version, epoch); /* current: needs none */
+		/* the weights are current: no compensation is needed */
+		push_of(&l, 0, fixture_ones, version, epoch);
 		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
 	pull(&l, 1);
-	push_of(&l, 0, fixture_ones, 1, epoch); /* never pulled */
+	push_of(&l, 0, fixture_ones, 1, epoch); /* no worker has pulled this version */
 	twin_push(&l.twin, fixture_ones, -1);
-	push_of(&l, 0, fixture_ones, 3, epoch); /* pulled by another worker only */
+	push_of(&l, 0, fixture_ones, 3, epoch); /* only another worker has pulled this version */
 	twin_push(&l.twin, fixture_ones, -1);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 2);
 	push(&l, 1, fixture_ones);
@@ -394,7 +397,7 @@ static void weights_of_a_lost_life_are_not_held(void **state)
 	fixture_close(&l.f);
 	fixture_load(&l.f, cfg, &image);
 	fixture_drop(&image);
-	l.pupil[1].seq = 1; /* it begins there again */
+	l.pupil[1].seq = 1; /* the worker continues from this seq */
 	come_back(&l);
 	push_of(&l, 1, twos, 1, l.pupil[1].s.term);
 	fixture_pull(&l.f, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* another version 2 */
@@ -436,7 +439,7 @@ static void copies_are_shared_and_released(void **state)
 	assert_int_equal(copies(&l), 0);
 	for (uint32_t i = 0; i < WORKERS; i++)
 		pull(&l, i);
-	assert_int_equal(copies(&l), 1); /* one version, three workers */
+	assert_int_equal(copies(&l), 1); /* three workers hold the same version and share a copy */
 	push(&l, 0, fixture_ones);
 	pull(&l, 0);
 	assert_int_equal(copies(&l), 2);
@@ -446,7 +449,7 @@ static void copies_are_shared_and_released(void **state)
 	pull(&l, 1);
 	pull(&l, 2);
 	assert_int_equal(copies(&l), 2);
-	fixture_bye(&l.f, 11, l.pupil[1].s); /* leaves */
+	fixture_bye(&l.f, 11, l.pupil[1].s); /* the worker leaves */
 	assert_int_equal(copies(&l), 2);
 	for (uint32_t t = 0; t < 12; t++) { /* worker 2 dies of silence */
 		fixture_tick(&l.f, 100);
@@ -477,7 +480,8 @@ static void a_fenced_worker_holds_nothing(void **state)
 	fixture_close(&l.f);
 }
 
-/* Each worker's number of versions is bounded; the oldest, which may be in use, is kept. */
+/* The number of versions that a worker holds is bounded. The oldest version is kept, because the
+ * worker may compute with it. */
 static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 {
 	static struct lesson l;
@@ -499,7 +503,7 @@ static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 	push_of(&l, 0, fixture_ones, 49, l.pupil[0].s.term);
 	twin_push(&l.twin, fixture_ones, 49);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
-	push_of(&l, 1, fixture_ones, 20, l.pupil[1].s.term); /* dropped */
+	push_of(&l, 1, fixture_ones, 20, l.pupil[1].s.term); /* this version was dropped */
 	twin_push(&l.twin, fixture_ones, -1);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
 	assert_true(farthest(&l) < 1e-5);
@@ -524,8 +528,8 @@ static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64
 	fixture_applied(f, 9, &m);
 }
 
-/* It is killed after `saved` pushes of an image and all of them; the rest is replayed without the
- * pulls that lay between. */
+/* The server is killed when a snapshot contains `saved` pushes and all pushes are applied. The
+ * worker then replays the remaining pushes, but not the pulls between them. */
 static void lone_run(uint64_t saved, float *end)
 {
 	struct core_config cfg = dc_config(1);
@@ -552,7 +556,8 @@ static void lone_run(uint64_t saved, float *end)
 		s = fixture_come_back(&f, 9, s, LONE_PUSHES);
 		for (uint64_t i = saved + 1; i <= LONE_PUSHES; i++)
 			lone_push(&f, s, i, epoch);
-		lone_push(&f, s, LONE_PUSHES + 1, epoch); /* of weights that it has pulled */
+		/* a push of weights that the worker has pulled in this term */
+		lone_push(&f, s, LONE_PUSHES + 1, epoch);
 	} else {
 		lone_push(&f, s, LONE_PUSHES + 1, s.term);
 	}

@@ -1,6 +1,6 @@
 /*
- * test_core_deadline.c - a worker that sends heartbeats and delivers nothing: the run goes on without
- * it, whatever work it has. Virtual time with a tick every 50 ms. (Late portions:
+ * test_core_deadline.c - a worker that sends heartbeats and delivers nothing: the run goes on
+ * without it, whatever work it has. Virtual time with a tick every 50 ms. (Late portions:
  * test_core_backup.c.)
  */
 #include "tests/support/core_cluster.h"
@@ -46,14 +46,14 @@ static uint32_t next_batches(const struct fleet *f, uint32_t i)
 	return h->grant.work.count < max ? h->grant.work.count : max;
 }
 
-/* It has a grant: set the time at which its next push is ready. */
+/* Worker i has a grant: sets the time at which its next push is ready. */
 static void begin(struct fleet *f, uint32_t i)
 {
 	if (f->ready_ms[i] == 0 && f->ms[i] != HUNG)
 		f->ready_ms[i] = f->k.f.now_ms + f->ms[i] * next_batches(f, i);
 }
 
-/* Push the first batches of a grant that needs several pushes. */
+/* Pushes the first batches of a grant that needs several pushes. */
 static void push_first(struct fleet *f, uint32_t i)
 {
 	struct cluster_worker *h = &f->k.worker[i];
@@ -150,8 +150,8 @@ static void a_sync_step_does_not_wait_for_a_hung_worker(void **state)
 	a_hung_worker_holds_nobody_up(config(MODE_SYNC));
 }
 
-/* The first worker is stalled with its first grant. The second one joins later, sends heartbeats and
- * never asks for work: it is idle, but not stalled yet. Then the first one asks again. */
+/* The first worker is stalled with its first grant. The second one joins later, sends heartbeats
+ * and never asks for work: it is idle, but not stalled yet. Then the first one asks again. */
 static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 {
 	struct core_config cfg = config(MODE_SYNC);
@@ -172,7 +172,7 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 	f.k.worker[0].grant = (struct msg_grant){.request = f.k.worker[0].request};
 	f.ms[0] = 30;
 	fleet_run(&f, 50);
-	assert_false(fixture_worker(&f.k.f, 1).stalled); /* it has delivered */
+	assert_false(fixture_worker(&f.k.f, 1).stalled); /* the worker has delivered a push */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
@@ -280,7 +280,8 @@ static void assert_at_work(const struct fleet *f)
 	}
 }
 
-/* Two workers need `each_ms` for a batch, and one needs 20 times as long. An epoch has 600 batches. */
+/* Two workers need `each_ms` for a batch, and one needs 20 times as long. An epoch has 600 batches.
+ */
 static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
 {
 	struct core_config cfg = defaults(mode);
@@ -418,7 +419,7 @@ static void who_never_delivers_is_stalled_until_it_does(void **state)
 	assert_int_equal(fixture_worker(&k.f, 1).state, SESSION_LIVE);
 	assert_int_equal(core_live_workers(k.f.core), 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 1);
-	pass(&k, 60000); /* it sends heartbeats */
+	pass(&k, 60000); /* worker 0 sends heartbeats and delivers nothing */
 	assert_true(fixture_worker(&k.f, 1).stalled);
 	cluster_push(&k, 0);
 	assert_false(fixture_worker(&k.f, 1).stalled);
@@ -426,7 +427,7 @@ static void who_never_delivers_is_stalled_until_it_does(void **state)
 	cluster_close(&k);
 }
 
-/* A lease, a HELLO or a pull is no delivery. */
+/* A worker that only sends LEASE, HELLO or PULL does not deliver anything, so it is stalled. */
 static void who_only_asks_is_stalled(void **state)
 {
 	struct cluster k;
@@ -543,7 +544,7 @@ static void the_same_result_again_is_no_delivery(void **state)
 	cluster_close(&k);
 }
 
-/* Nor do results that are rejected: worker 0 repeatedly requests the portion. */
+/* Rejected results are no delivery either: worker 0 requests the same portion again and again. */
 static void a_result_that_is_not_finite_is_no_delivery(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -588,7 +589,7 @@ static void moved(struct cluster *k, uint64_t bytes)
 		&(struct event){.kind = EVENT_PROGRESS, .peer = k->worker[0].peer, .bytes = bytes});
 }
 
-/* `bytes` move in each tenth of a second. */
+/* `bytes` bytes of the worker's connection move in each tenth of a second. */
 static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 {
 	for (; ms; ms -= 100) {
@@ -620,7 +621,7 @@ static void a_transfer_that_progresses_is_not_cut(void **state)
 	assert_int_equal(core_stats(k.f.core)->expired, 0);
 	for (uint64_t ms = 0; ms < 2200; ms += 100) {
 		fixture_beat(&k.f, 10, k.worker[0].s);
-		tick(&k, 100); /* it hangs */
+		tick(&k, 100); /* the worker hangs */
 	}
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	cluster_close(&k);
@@ -632,12 +633,12 @@ static void a_trickle_does_not_hold_a_grant(void **state)
 
 	(void)state;
 	open_after(&k, 4, 5);
-	transfer(&k, 3000, 80); /* a tenth of the bytes that count as progress */
+	transfer(&k, 3000, 80); /* a tenth of the rate that stops the clock completely */
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	cluster_close(&k);
 }
 
-/* More bytes than the work needs do not extend the deadline, however fast they are. */
+/* Bytes beyond the bytes that the work needs do not extend the deadline, however fast they move. */
 static void bytes_without_end_do_not_hold_a_grant(void **state)
 {
 	struct cluster k;
@@ -705,8 +706,8 @@ static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
 	cluster_close(&k);
 }
 
-/* All workers send heartbeats for `ms` and get no reply: replies wait for the disk during `held_ms` of
- * each 10 ms. */
+/* All workers send heartbeats for `ms` and get no reply: replies wait for the disk during `held_ms`
+ * of each 10 ms. */
 static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
 {
 	for (uint64_t end = f->k.f.now_ms + ms; f->k.f.now_ms < end;) {
@@ -740,8 +741,8 @@ static void the_time_that_replies_wait_for_the_disk_is_nobodys(void **state)
 	cluster_close(&f.k);
 }
 
-/* Bytes of the worker move while replies wait for the disk; the shell reports them every `ticks` ticks.
- * The clock stands still once, not twice. */
+/* Bytes of the worker move while replies wait for the disk; the shell reports them every `ticks`
+ * ticks. The clock stands still once, not twice. */
 static void held_time_is_not_counted_as_a_transfer_too(void **state)
 {
 	(void)state;

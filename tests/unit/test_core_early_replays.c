@@ -50,8 +50,8 @@ static void assert_images(const struct core_fixture *f, uint64_t first, uint64_t
 	assert_int_equal(core_epoch(f->core, 1)->images, second);
 }
 
-/* The first worker replays two batches of the next epoch before the second worker completes this
- * one. */
+/* The first worker replays two batches of the next epoch before the second worker completes the
+ * current epoch. */
 static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 {
 	struct core_config cfg = training(mode);
@@ -75,10 +75,11 @@ static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 	taken(&f, 1, s[1], 2, 0, 3);
 	assert_int_equal(core_training_epoch(f.core), 1);
 	assert_images(&f, 35, 20);
-	struct msg m = replay(s[1], 3, 1, 0); /* it has been counted */
+	struct msg m = replay(s[1], 3, 1, 0); /* this batch has been counted before */
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
 	taken(&f, 1, s[1], 4, 1, 1);
-	m = fixture_batch(s[1], 5, 1, 3, 1); /* only after the evaluation of the first epoch */
+	/* this batch counts only after the evaluation of the first epoch */
+	m = fixture_batch(s[1], 5, 1, 3, 1);
 	if (mode == MODE_DOWNPOUR) {
 		m.push.base_version = core_stats(f.core)->version;
 		fixture_applied(&f, 10, &m);
@@ -110,7 +111,8 @@ static void and_after_another_crash(void **state)
 	counts_at_once(MODE_SYNC, 1, 1);
 }
 
-/* During the evaluation of the epoch before. No worker retains its results. */
+/* All batches of an epoch are replayed while the previous epoch is evaluated. The workers do not
+ * retain its results. */
 static void whole_epochs_may_come_early(void **state)
 {
 	struct core_fixture f;
@@ -171,11 +173,11 @@ static void only_replays_do(void **state)
 
 	(void)state;
 	crash(&f, training(MODE_DOWNPOUR), s, 2);
-	struct msg m = fixture_batch(s[0], 1, 1, 0, 1); /* never acknowledged */
+	struct msg m = fixture_batch(s[0], 1, 1, 0, 1); /* this push was never acknowledged */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
-	m = replay(s[0], 2, 3, 0); /* no such epoch */
+	m = replay(s[0], 2, 3, 0); /* the run has no such epoch */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
-	m = replay(s[0], 3, 1, 0); /* its seq is above last_seq of HELLO */
+	m = replay(s[0], 3, 1, 0); /* the seq is above the last_seq of the worker's HELLO */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
 	m = replay(s[1], 1, 1, 0);
 	m.push.images = 9;

@@ -40,7 +40,7 @@ static void alpha_follows_the_number_of_members(void **state)
 		s[i] = fixture_join(&f, 10 + i, "");
 		assert_alpha(&f, 10, s[0], i + 1);
 	}
-	fixture_bye(&f, 17, s[7]); /* leaves */
+	fixture_bye(&f, 17, s[7]); /* the worker leaves */
 	assert_alpha(&f, 10, s[0], 7);
 	for (int ms = 0; ms < 400; ms += 100) { /* worker 7 is silent, */
 		fixture_tick(&f, 100);

@@ -1,13 +1,13 @@
 /*
- * Proves invariant 4 of server/core/leases.c: an epoch is evaluated in portions while the next epoch
- * trains, each portion counts once, and the evaluation ends before that epoch does. Then invariant 1
- * with random workers.
+ * Proves invariant 4 of server/core/leases.c: an epoch is evaluated in portions while the next
+ * epoch trains, each portion counts once, and the evaluation ends before that epoch does. Then
+ * invariant 1 with random workers.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>
 #include "tests/support/core_fixture.h"
 
-/* Train all of `epoch` in one push. */
+/* Pushes all batches of `epoch` at once. */
 static void train(struct core_fixture *f, struct stamp s, uint32_t epoch)
 {
 	struct msg m = fixture_push_ones(s, fixture_worker(f, s.worker).last_seq + 1);
@@ -48,7 +48,8 @@ static void evaluation_is_granted_in_portions_before_any_training(void **state)
 		assert_int_equal(g.eval_count, i < 2 ? 3 : 1);
 		assert_int_equal(g.eval_id, 1);
 		result(&f, 9, s, &g);
-		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0); /* RESULT has no answer */
+		/* the server does not answer RESULT */
+		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 		assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), i == 2);
 	}
 	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
@@ -116,7 +117,7 @@ static void weights_under_evaluation_stand_still(void **state)
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 2);
 	assert_true(fixture_sent(&f, 9, MSG_PARAMS)->params.slices.slice[0].data[0] == -2.0f);
-	fixture_restart(&f); /* a crash does not change them */
+	fixture_restart(&f); /* a crash does not change the weights under evaluation */
 	s = fixture_come_back(&f, 9, s, 2);
 	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
 	assert_int_equal(fixture_sent(&f, 9, MSG_PARAMS)->params.version, 1);
@@ -152,7 +153,7 @@ static void a_result_that_was_never_granted_is_refused(void **state)
 		fixture_refused(&f, 9, PS_EPROTO);
 		assert_int_equal(core_epoch(f.core, 0)->eval_done, 0);
 	}
-	for (int i = 0; i < 2; i++) { /* it counts without a grant, but once */
+	for (int i = 0; i < 2; i++) { /* the result counts without a grant, but only once */
 		struct msg m = {.type = MSG_RESULT, .result = good};
 
 		fixture_message(&f, 9, &m);
@@ -210,7 +211,7 @@ static void a_portion_whose_worker_vanished_is_granted_again(void **state)
 	assert_int_equal(g.eval_first, 6);
 	result(&f, 10, t, &g);
 	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1);
-	result(&f, 9, s, &g); /* the worker that was gone returns with it */
+	result(&f, 9, s, &g); /* the worker that was silent returns with its result */
 	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
 	fixture_close(&f);
 }
@@ -245,7 +246,7 @@ static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state
 	fixture_close(&f);
 }
 
-/* ---- anything at all ------------------------------------------------------------------------ */
+/* ---- random workers -------------------------------------------------------------------------- */
 
 static void random_run(uint64_t seed)
 {

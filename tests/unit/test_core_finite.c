@@ -13,9 +13,9 @@ struct trial {
 	enum mode mode;
 	enum optim_kind kind;
 	double lr, decay;
-	double lambda; /* of delay compensation */
+	double lambda; /* the lambda of delay compensation */
 	int adaptive, sum;
-	uint32_t batches; /* of an epoch; 0: no data set */
+	uint32_t batches; /* number of batches in an epoch; 0: no data set */
 };
 
 static int is_finite(const float *v, size_t n)
@@ -37,7 +37,7 @@ static void assert_finite(const struct core_fixture *f, const char *what, int pu
 		fail_msg("%s: not finite after push %d", what, push);
 }
 
-/* The two differ in the ledger only. */
+/* The two snapshots differ only in the ledger. */
 static void assert_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
@@ -92,7 +92,7 @@ static void draw(struct rng *r, float g[FIXTURE_PARAMS], int push)
 	}
 }
 
-/* Send the next push; 1: it was applied. */
+/* Sends the next push. Returns 1 if it was applied. */
 static int push_once(
 	struct core_fixture *f, const struct trial *t, struct stamp s, uint64_t seq, struct rng *r)
 {
@@ -207,7 +207,7 @@ static void delay_compensation_does_not_leave_the_numbers(void **state)
 				.adaptive = adaptive});
 }
 
-/* A gradient of one batch. The core applies the sum of all. */
+/* Pushes a gradient of one batch. The core applies the sum of the gradients of a step. */
 static void push_batch(
 	struct core_fixture *f, struct stamp s, uint64_t seq, uint32_t i, const float *g)
 {
@@ -258,7 +258,7 @@ static void sums_do_not_leave_the_numbers(void **state)
 	}
 }
 
-/* Updates of `n` gradients each, at n times the rate, whose weights grow with every one. */
+/* Makes updates of `n` gradients each, at n times the rate. The weights grow with every update. */
 static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double lr)
 {
 	struct core_config cfg = fixture_training();
@@ -301,8 +301,8 @@ static void a_scaled_rate_does_not_leave_the_numbers(void **state)
 		}
 }
 
-/* Decisions depend on the snapshot only: a core that continues from one accepts and rejects the same
- * pushes. */
+/* Decisions depend on the snapshot only: a core that continues from one accepts and rejects the
+ * same pushes. */
 static void a_restart_decides_the_same(void **state)
 {
 	static const struct trial t = {.what = "restart",
@@ -370,7 +370,7 @@ static void assert_below(const float *v, double bound, const char *what)
 			fail_msg("%s: %g is over its bound %g", what, (double)v[i], bound);
 }
 
-/* Steps of one optimizer until a value would not be finite; the number of steps. */
+/* Steps one optimizer until a value would no longer be finite. Returns the number of steps. */
 static int walk(struct rng *r)
 {
 	const struct optim o = draw_optim(r);

@@ -1,11 +1,11 @@
 /*
- * Proves server/core/lbfgs.c: its path equals that of a serial reference in double precision, whichever
- * workers compute the portions and die. It converges where it should, and each guard does what
- * lbfgs.h says.
+ * Proves server/core/lbfgs.c: the path of its points equals the path of a serial reference in
+ * double precision, whichever workers compute the portions or die. It converges on problems where
+ * L-BFGS must converge, and each guard works as lbfgs.h says.
  */
 #include "tests/support/serial_lbfgs.h"
 
-/* A step for each epoch: the whole set. */
+/* Each epoch is one step, whose large batch is the whole data set. */
 static struct core_config search_config(size_t n_params, uint32_t steps)
 {
 	struct core_config cfg = fixture_training();
@@ -52,14 +52,15 @@ static double softmax_portion(uint32_t i, const float *w, double *g)
 				g[c * (FEATURES + 1) + j] +=
 					(exp(z[c]) / sum - (c == label)) * x[j] / 10;
 	}
-	for (size_t j = 0; j < CLASSES * (FEATURES + 1); j++) { /* strictly convex */
+	/* this term makes the loss strictly convex */
+	for (size_t j = 0; j < CLASSES * (FEATURES + 1); j++) {
 		loss += 0.005 * (double)w[j] * (double)w[j];
 		g[j] += 0.01 * (double)w[j];
 	}
 	return loss;
 }
 
-/* So flat that the line search must extend the first step: the Wolfe condition. */
+/* The loss is so flat that the Wolfe condition must make the line search extend the first step. */
 static double plain_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = cluster_bowl(i, w, g);
@@ -69,7 +70,8 @@ static double plain_portion(uint32_t i, const float *w, double *g)
 	return loss / 1000;
 }
 
-/* Rosenbrock's valley: even portions have the slope along it, odd ones its walls. */
+/* Rosenbrock's function: even portions compute the slope along its valley, odd portions its walls.
+ */
 static double valley_portion(uint32_t i, const float *w, double *g)
 {
 	double x = (double)w[0], y = (double)w[1], wall = y - x * x;
@@ -83,13 +85,14 @@ static double valley_portion(uint32_t i, const float *w, double *g)
 	return 200 * wall * wall;
 }
 
-/* ---- the same way ---------------------------------------------------------------------------- */
+/* ---- the path -------------------------------------------------------------------------------- */
 
 struct walk {
 	struct cluster k;
 	struct serial_lbfgs q;
 	uint64_t steps;
-	double max; /* largest difference so far, of any weight after any step */
+	/* largest difference of any weight from the reference, after any step so far */
+	double max;
 };
 
 /* After each event: if a step has ended, the reference makes the same step. */
@@ -148,7 +151,8 @@ static void its_path_equals_the_serial_reference(void **state)
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 
-/* Five workers in random order. One is killed in the middle of the third step and does not return. */
+/* Five workers in random order. One is killed in the middle of the third step and does not return.
+ */
 static void walk_together(uint64_t seed, int restarts)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -195,7 +199,8 @@ static void restarts_leave_the_way_as_it_is(void **state)
 	}
 }
 
-/* In the middle of passes and of line searches: one worker, the same order, the same bits. */
+/* A restart between any two events, also in a pass or a line search, changes no bit of the result:
+ * one worker, the same order of events. */
 static void a_restart_in_any_moment_changes_no_bit(void **state)
 {
 	float expected[CLUSTER_PARAMS];
@@ -284,7 +289,8 @@ static void a_pair_without_curvature_is_not_kept(void **state)
 	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->updates, 3);
 	assert_int_equal(k.f.core->lbfgs.pairs, 0);
-	assert_true(core_weights(k.f.core)[0] > 1); /* the loss decreased nevertheless */
+	/* the loss decreased although no pair was kept */
+	assert_true(core_weights(k.f.core)[0] > 1);
 	cluster_close(&k);
 	cfg.n_params = FIXTURE_PARAMS;
 	cluster_open(&k, cfg, 1, 10, cluster_bowl);
@@ -317,7 +323,8 @@ static void a_direction_that_goes_up_drops_the_history(void **state)
 	cluster_open(&k, cfg, 2, 30, cluster_bowl);
 	b = &k.f.core->lbfgs;
 	pause_after_two_steps(&k);
-	for (uint32_t i = 0; i < 2; i++) /* as broken pairs would do */
+	/* wrong pairs would make the direction ascend like this */
+	for (uint32_t i = 0; i < 2; i++)
 		b->ys[i] = -b->ys[i];
 	cluster_evaluate(&k, 1);
 	assert_int_equal(b->searching, 1);
@@ -350,14 +357,15 @@ static void a_search_that_finds_nothing_ends_where_it_began(void **state)
 	pause_after_two_steps(&k);
 	memcpy(here, k.f.core->lbfgs.x, sizeof(here));
 	uint64_t trials = core_stats(k.f.core)->trials;
-	k.fn = liar_portion; /* from now on, and what is known of here too */
+	k.fn = liar_portion; /* from now on, the gradient at the current point is wrong, too */
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		k.f.core->lbfgs.g[j] = -k.f.core->lbfgs.g[j];
 	cluster_evaluate(&k, 1);
 	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->updates, 5);
 	assert_int_equal(k.f.core->lbfgs.pairs, 0);
-	/* along d, then along the gradient; twice more along the gradient */
+	/* the searches go along d, then along the gradient, and then twice more along the gradient
+	 */
 	assert_int_equal(core_stats(k.f.core)->trials - trials, 4 * 6);
 	assert_memory_equal(core_weights(k.f.core), here, sizeof(here));
 	cluster_close(&k);

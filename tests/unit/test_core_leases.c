@@ -22,7 +22,8 @@ static void a_batch_counts_once_and_its_second_push_is_rejected(void **state)
 	fixture_applied(&f, 9, &m);
 	m = fixture_batch(t, 1, 0, 1, 1);
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
-	m = fixture_batch(t, 2, 0, 0, 2); /* one of the two is done: the whole push is rejected */
+	/* one of the two batches is done, so the whole push is rejected */
+	m = fixture_batch(t, 2, 0, 0, 2);
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
 	m = fixture_batch(t, 3, 0, 2, 2);
 	fixture_applied(&f, 10, &m);
@@ -65,7 +66,7 @@ static void work_must_fit_the_data_and_images_must_be_its_number(void **state)
 	m = fixture_batch(s, 12, 0, 0, 4); /* the whole epoch in one push */
 	assert_int_equal(m.push.images, 35);
 	fixture_applied(&f, 9, &m);
-	m = fixture_batch(s, 13, 0, 0, 1); /* an epoch that is over */
+	m = fixture_batch(s, 13, 0, 0, 1); /* a batch of an epoch that is over */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	fixture_close(&f);
 }
@@ -96,7 +97,7 @@ static void an_epoch_ends_when_all_its_batches_are_done_and_only_then(void **sta
 	fixture_close(&f);
 }
 
-/* ---- giving out ----------------------------------------------------------------------------- */
+/* ---- grants ---------------------------------------------------------------------------------- */
 
 static void a_worker_goes_on_where_it_was_and_starts_at_its_share(void **state)
 {
@@ -147,7 +148,8 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 		assert_true(i > 0 || g.work.count == 20);
 		assert_true(left > 4 || g.work.count == 1);
 		before = g.work.count;
-		for (uint32_t k = 0; k < g.work.count; k++) /* done, whichever worker pushes it */
+		/* the batches are done, whichever worker pushes them */
+		for (uint32_t k = 0; k < g.work.count; k++)
 			f.core->leases.batch[g.work.first + k] = BATCH_DONE;
 		f.core->leases.n_done += g.work.count;
 		left -= g.work.count;
@@ -156,7 +158,7 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 	fixture_close(&f);
 }
 
-/* No worker waits for it. */
+/* A single worker gets long leases, because no other worker waits for it. */
 static void who_is_alone_gets_whole_leases_to_the_end_of_an_epoch(void **state)
 {
 	struct core_config cfg = fixture_training();
@@ -226,13 +228,15 @@ static void a_new_request_gives_back_what_is_undone(void **state)
 	m = fixture_batch(s, 1, 0, 0, 1);
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(f.core->leases.n_free, 2);
-	g = fixture_train(&f, 9, s, 2); /* 1 is given back, then a lease after the last one */
+	/* batch 1 is released, and the new lease begins after the last batch of the old lease */
+	g = fixture_train(&f, 9, s, 2);
 	assert_work(&g, 0, 2, 2);
 	assert_int_equal(f.core->leases.n_free, 1);
 	assert_int_equal(core_stats(f.core)->released, 1);
 	g = fixture_train(&f, 9, s, 3);
 	assert_int_equal(core_stats(f.core)->released, 3);
-	assert_int_equal(g.work.first, 1); /* at its share, which is all */
+	/* the lease begins at the worker's share, which is the whole epoch */
+	assert_int_equal(g.work.first, 1);
 	fixture_close(&f);
 }
 
@@ -257,7 +261,7 @@ static void nobody_gets_a_lease_before_min_workers_are_there_once(void **state)
 	fixture_restart(&f);
 	fixture_tick(&f, 0);
 	s = fixture_come_back(&f, 9, s, 0);
-	fixture_train(&f, 9, s, 3); /* still */
+	fixture_train(&f, 9, s, 3); /* training still goes on */
 	fixture_close(&f);
 }
 
@@ -280,7 +284,7 @@ static void warm_start_holds_the_others_back(void **state)
 	fixture_applied(&f, 9, &m);
 	assert_null(fixture_granted(&f, 10));
 	m = fixture_batch(s, 2, 0, 1, 1);
-	fixture_applied(&f, 9, &m); /* the second update */
+	fixture_applied(&f, 9, &m); /* this push makes the second update */
 	assert_non_null(fixture_granted(&f, 10));
 	fixture_close(&f);
 	fixture_open(&f, cfg); /* another worker replaces a dead one in the warm start */

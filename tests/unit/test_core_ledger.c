@@ -218,8 +218,8 @@ static void older_than_max_staleness_is_rejected_as_old_is_not(void **state)
 	m = fixture_push(s, 6);
 	m.push.base_version = 1;
 	fixture_applied(&f, 9, &m);
-	m = fixture_push(s,
-		7); /* computed before a crash, at a version that the server has not reached again */
+	/* computed before a crash, at a version that the server has not reached again */
+	m = fixture_push(s, 7);
 	m.push.base_version = 1000;
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(core_stats(f.core)->staleness_sum, 3);
@@ -280,12 +280,14 @@ static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
 		m.push.base_version = seq;
 		fixture_applied(&f, 9, &m);
 	}
-	m = fixture_push_ones(s, 5); /* it was accepted before: it is not stale now */
+	/* the push was accepted before the crash, so it is not stale now */
+	m = fixture_push_ones(s, 5);
 	m.push.verdict = VERDICT_OK;
 	fixture_applied(&f, 9, &m);
 	m = fixture_push_ones(s, 6); /* without an ACK it is decided like a new push */
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
-	m = fixture_push_ones(s, 7); /* it was rejected before: so it is now, though valid */
+	/* the push was rejected before the crash, so it is rejected now, although it is valid */
+	m = fixture_push_ones(s, 7);
 	m.push.base_version = 5;
 	m.push.verdict = VERDICT_REJECTED;
 	m.push.reject = REJECT_NORM;
@@ -314,7 +316,8 @@ static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
 	for (uint64_t seq = 1; seq <= 5; seq++) {
 		m = fixture_push(s, seq);
 		assert_int_equal(fixture_acked(&f, 9, &m).durable_seq, 0);
-		assert_int_equal(f.saving != 0, seq >= 3); /* before the worker has to wait */
+		/* the core takes a snapshot before the worker has to wait */
+		assert_int_equal(f.saving != 0, seq >= 3);
 	}
 	fixture_durable(&f);
 	assert_int_equal(fixture_worker(&f, 1).durable_seq, 3); /* 4 and 5 were pushed later */
@@ -363,8 +366,10 @@ static void a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_i
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(weights_for(&f, 70)->version, 1);
 	assert_true(core_weights(f.core)[0] == -1.0f);
-	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1); /* it is not applied, */
-	assert_int_equal(weights_for(&f, 70)->version, 1);       /* but answered */
+	/* the push is not applied again, */
+	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1);
+	/* but the worker gets its answer with weights */
+	assert_int_equal(weights_for(&f, 70)->version, 1);
 	bad = m;
 	bad.push.seq = 2;
 	bad.push.pull = 71;

@@ -1,6 +1,6 @@
 /*
- * Proves what log replay needs: a core that is decoded from a snapshot at any time, and steps through
- * the events that followed, equals the original byte for byte, in every mode.
+ * Proves what log replay needs: a core that is decoded from a snapshot at any time, and steps
+ * through the events that followed, equals the original byte for byte, in every mode.
  */
 #include "tests/support/random_workers.h"
 #include "tests/support/core_cluster.h"
@@ -20,7 +20,7 @@ static void assert_same_bytes(const struct core_fixture *f)
 	fixture_drop(&its);
 }
 
-/* Decode a snapshot of this moment into memory of its own. The caller frees the result. */
+/* Decodes a snapshot of this moment into memory of its own. The caller frees the result. */
 static void *begin_twin(struct core_fixture *f)
 {
 	struct core_snapshot img = fixture_save(f);
@@ -43,8 +43,8 @@ static void *begin_twin(struct core_fixture *f)
 	return memory;
 }
 
-/* The effect at `*i` or the first one behind it, without those that a core has once after each start:
- * the twin started later. */
+/* Returns the effect at `*i`, or the first later effect that a core does not make only once after
+ * each start. The twin started later, so these effects may differ. */
 static const struct effect *lasting_effect(const struct core *c, size_t *i)
 {
 	const struct effect *e;
@@ -55,7 +55,7 @@ static const struct effect *lasting_effect(const struct core *c, size_t *i)
 	return e;
 }
 
-/* Compare the two after each event. */
+/* Compares the core and its twin after each event. */
 static void assert_twins(const struct core_fixture *f)
 {
 	const struct effect *e, *other;
@@ -74,7 +74,7 @@ static void assert_twins(const struct core_fixture *f)
 	}
 }
 
-/* ---- anything at all ------------------------------------------------------------------------ */
+/* ---- random workers -------------------------------------------------------------------------- */
 
 static struct random_workers anywhere(uint64_t seed)
 {
@@ -146,7 +146,7 @@ static struct core_config of_mode(int i)
 	return cfg;
 }
 
-/* The events of the disk, and time; 1: the run is over. */
+/* The events of the disk, and the passing of time. Returns 1 if the run is over. */
 static int cluster_pass(struct cluster *k, struct rng *r)
 {
 	if (k->f.saving && rng_below(r, 3) == 0)
@@ -182,10 +182,10 @@ static void so_it_does_in_every_mode(void **state)
 	}
 }
 
-/* ---- what a file may say -------------------------------------------------------------------- */
+/* ---- what a file may contain ----------------------------------------------------------------- */
 
-/* Every worker of a core whose state a file has made up asks, pushes, leaves and comes again: no
- * assertion of the core is about what a file may say. */
+/* Every worker of a core that was decoded from an invented file requests work, pushes, leaves and
+ * returns. No content of a file may fail an assertion of the core. */
 static void live_on(struct core *c, uint64_t now)
 {
 	static const float zeros[FIXTURE_PARAMS];
@@ -235,13 +235,14 @@ static int read_live(const struct core_snapshot *img, size_t live_bytes)
 	if (rc)
 		return rc;
 	if (cfg.n_params !=
-		FIXTURE_PARAMS) /* the shell compares it with the section of the weights */
+		FIXTURE_PARAMS) /* the shell compares n_params with the section of the weights */
 		return PS_ECHECKPOINT;
 	void *memory = fixture_memory(&cfg);
 	rc = snapshot_decode_running(
 		memory, fixture_weights(memory, &cfg), &cfg, data, size, &c, &why);
 	assert_true(rc == PS_OK || (rc == PS_ECHECKPOINT && why && !c));
-	for (int i = 0; !rc && i < 20; i++) /* a state that was accepted must work */
+	/* the core must be able to run with every state that it accepts */
+	for (int i = 0; !rc && i < 20; i++)
 		core_step(c, &(struct event){.kind = EVENT_TICK}, 1000000 + 100 * (uint64_t)i);
 	if (!rc)
 		live_on(c, 2000000);
@@ -278,9 +279,10 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 	fixture_close(&k.f);
 }
 
-/* ---- what the journal changes --------------------------------------------------------------- */
+/* ---- a run with the write-ahead log ---------------------------------------------------------- */
 
-/* The shell sends a reply when its event is on disk, so the core may call the push durable. */
+/* With the write-ahead log, the shell sends a reply when its event is on disk. So the core may
+ * report the push as durable at once. */
 static void with_a_journal_all_is_durable_when_it_is_heard(void **state)
 {
 	struct core_config cfg = fixture_config();
@@ -319,9 +321,8 @@ static void a_snapshot_is_taken_when_the_shell_asks_for_one(void **state)
 	fixture_open(&f, fixture_config());
 	fixture_step(&f, &(struct event){.kind = EVENT_SAVE});
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
-	fixture_step(
-		&f, &(struct event){
-			    .kind = EVENT_SAVE}); /* a snapshot is under way: another one follows */
+	/* a snapshot is being written: the core takes another one when it is durable */
+	fixture_step(&f, &(struct event){.kind = EVENT_SAVE});
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);

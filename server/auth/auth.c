@@ -13,8 +13,8 @@
 
 #define ZAP_ENDPOINT "inproc://zeromq.zap.01"
 #define ZAP_DOMAIN   "cnn-ps"
-/* libzmq's number for ZMQ_ZAP_ENFORCE_DOMAIN, which its header keeps among the drafts: without it a
- * context that has no ZAP handler lets every key in. */
+/* libzmq's number for ZMQ_ZAP_ENFORCE_DOMAIN, a draft option that the usual header does not define.
+ * Without this option, libzmq accepts every key if the context has no ZAP handler. */
 #define ZAP_ENFORCE_DOMAIN 93
 #define ZAP_FRAMES         9
 #define CURVE_KEY_BYTES    32
@@ -25,7 +25,7 @@
 #define ADDRESS_BYTES      64
 #define NAME_SEPARATOR     '@'
 
-/* A request of libzmq: may the owner of `key` connect? */
+/* A ZAP request of libzmq, which asks whether the owner of `key` may connect. */
 struct zap_request {
 	unsigned char peer[ID_BYTES], id[REQUEST_BYTES];
 	size_t peer_bytes, id_bytes;
@@ -38,12 +38,12 @@ struct auth {
 	struct key_pair key;
 	struct authorized_keys *list;
 	uint64_t log_ms;
-	int testing; /* auth_self_test runs: the refused key is our own */
+	int testing; /* 1: auth_self_test runs, and the refused key is its own */
 
 	void *socket; /* ROUTER, bound to ZAP_ENDPOINT */
 	struct zloop zloop;
 	uv_timer_t slow;
-	int open; /* handles: 1 the timer, 2 the ZAP socket's too */
+	int open; /* open handles: 1 the timer, 2 the ZAP socket's too */
 
 	uv_work_t work;
 	int reading, again; /* again: auth_reload was called during the read */
@@ -57,7 +57,7 @@ struct auth {
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* The key of a message's sender, or "". */
+/* The public key of a message's sender, or "". */
 static const char *key_of(struct frames *f)
 {
 	const char *key = f->n ? zmq_msg_gets(&f->frame[0], "User-Id") : NULL;
@@ -65,8 +65,8 @@ static const char *key_of(struct frames *f)
 	return key && strlen(key) == KEY_TEXT - 1 ? key : "";
 }
 
-/* Two keys with one name are two workers. The frame gets the new name, too: the write-ahead log
- * keeps the frame. */
+/* Append the key to the name of a worker, so that two keys with the same name are two workers. The
+ * function also changes the frame, because the write-ahead log stores the frame. */
 static int qualify_name(struct frames *f, struct msg *m, const char *key, const char **why)
 {
 	char *name = m->hello.name;
@@ -84,7 +84,7 @@ static int qualify_name(struct frames *f, struct msg *m, const char *key, const 
 	*why = "no memory";
 	if (wire_encode_header(m, &header))
 		return PS_ENOMEM;
-	(void)zmq_msg_move(&f->frame[0], &header); /* ends `key`, which lies in it */
+	(void)zmq_msg_move(&f->frame[0], &header); /* frees the frame that contains `key` */
 	(void)zmq_msg_close(&header);
 	return PS_OK;
 }
@@ -175,8 +175,9 @@ static int frame_is(zmq_msg_t *frame, const char *text)
 	return zmq_msg_size(frame) == n && memcmp(zmq_msg_data(frame), text, n) == 0;
 }
 
-/* Frames: peer, empty, version, request, domain, address, identity, mechanism, credentials. 0: this
- * is no request of ours; without an answer its handshake ends by its own time limit. */
+/* Read a request. Its frames: peer, empty, version, request, domain, address, identity, mechanism,
+ * credentials. 0: the request is not for this server. It gets no answer, and its handshake ends by
+ * a time limit. */
 static int read_request(struct zap_request *q, zmq_msg_t *f, size_t n)
 {
 	*q = (struct zap_request){.peer_bytes = 0};
@@ -207,7 +208,7 @@ static int on_zap_readable(void *arg)
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-/* On the pool. */
+/* Read the list. Runs on a thread of the pool. */
 static void read_list(uv_work_t *work)
 {
 	struct auth *a = work->data;
@@ -216,7 +217,7 @@ static void read_list(uv_work_t *work)
 		a->fresh = NULL;
 }
 
-/* A list that cannot be read changes nothing. */
+/* Use the new list. If it could not be read, keep the old one. */
 static void take_list(struct auth *a)
 {
 	if (!a->fresh) {
@@ -262,7 +263,7 @@ void auth_reload(struct auth *a)
 		return;
 	a->reading = 1;
 	uv_timer_start(&a->slow, on_slow, SLOW_MS, 0);
-	/* fails only without a callback */
+	/* uv_queue_work fails only without a callback */
 	(void)uv_queue_work(a->cfg.loop, &a->work, read_list, on_list_read);
 }
 

@@ -9,7 +9,7 @@
 #define MAY(role) (1u << (role))
 #define ANYBODY   (MAY(KEY_OBSERVER) | MAY(KEY_ADMIN) | MAY(KEY_WORKER))
 static const unsigned may[MSG_TYPES] = {
-	[MSG_HELLO] = ANYBODY, /* ROLE_OBSERVER; ROLE_WORKER only with a worker's key */
+	[MSG_HELLO] = ANYBODY, /* HELLO with ROLE_WORKER needs a worker's key */
 	[MSG_STATUS] = ANYBODY,
 	[MSG_BYE] = ANYBODY,
 	[MSG_PULL] = MAY(KEY_ADMIN) | MAY(KEY_WORKER),
@@ -26,7 +26,7 @@ struct owner {
 	char key[KEY_TEXT];
 };
 
-/* A HELLO whose WELCOME may leave later. */
+/* An accepted HELLO. Its WELCOME may be sent later. */
 struct greeting {
 	uint32_t peer;
 	char key[KEY_TEXT];

@@ -2,8 +2,8 @@
  * roles.h - which messages each role may send, and which key owns a worker id.
  *
  * Invariants:
- * (1) no role may send a message type that the table in roles.c does not name;
- * (2) a worker id belongs to the key whose HELLO it answered, for that incarnation;
+ * (1) no role may send a message type that is not in the table of roles.c;
+ * (2) a worker id and incarnation belong to the key whose HELLO was answered with them;
  * (3) memory is bounded by max_workers. Pure: no socket, no clock.
  * Thread: the owner's (auth.c: the loop's).
  */
@@ -14,15 +14,17 @@
 
 struct roles; /* opaque, see roles.c */
 
-/* NULL: no memory. max_workers: 1..WIRE_MAX_WORKERS. */
+/* Make a table of rights. max_workers: 1..WIRE_MAX_WORKERS. NULL: no memory. */
 struct roles *roles_new(uint32_t max_workers);
-/* May the owner of `key` (z85, KEY_TEXT - 1 characters, "" for none) with `role` send `m`? PS_EAUTH:
- * no, because `why`. Remembers the key of an accepted HELLO for roles_note. */
+/* Check whether the owner of `key` with `role` may send `m`. `key` has KEY_TEXT - 1 characters of
+ * Z85, or is "". PS_EAUTH: the owner may not, and *why has the reason. The function stores the key
+ * of an accepted HELLO for roles_note. */
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why) PS_MUST_CHECK;
-/* `m` leaves for `peer`: a WELCOME binds its worker id to the key of the peer's newest HELLO. */
+/* Note that `m` is sent to `peer`. A WELCOME binds its worker id to the key of the peer's newest
+ * HELLO. */
 void roles_note(struct roles *r, uint32_t peer, const struct msg *m);
-/* Frees and nulls *r; NULL is fine. */
+/* Frees *r and sets it to NULL; *r may be NULL. */
 void roles_free(struct roles **r);
 
 #endif

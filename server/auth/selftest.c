@@ -44,7 +44,7 @@ static void close_client(struct selftest_client *i)
 		zmq_ctx_term(i->context);
 }
 
-/* How the handshake ended; number 0: it has not within LIMIT_MS. */
+/* Wait for the end of the handshake and return its event. number 0: no end within LIMIT_MS. */
 static struct zmonitor_event wait_for_end(struct selftest_client *i, uv_loop_t *loop)
 {
 	struct zmonitor_event end = {0, 0};

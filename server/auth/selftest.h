@@ -1,15 +1,15 @@
 /*
- * selftest.h - the authentication self-test of every start: the server refuses a random key.
+ * selftest.h - at each start the server tests that it refuses a random key.
  *
- * CURVE alone accepts every key; only a ZAP handler refuses one. Thread: the loop's.
+ * Without a ZAP handler, CURVE accepts every key. Thread: the loop's.
  */
 #ifndef SERVER_AUTH_SELFTEST_H
 #define SERVER_AUTH_SELFTEST_H
 #include <uv.h>
 #include "common/err.h"
 
-/* Bind `socket` to a private address, connect to it with a random key, and run the loop until the key
- * is refused. PS_EAUTH: it was accepted, or there was no answer in time. */
+/* Bind `socket` to a private address, connect to this address with a random key, and run the loop
+ * until the key is refused. PS_EAUTH: the key was accepted, or no answer came in time. */
 int auth_selftest(
 	uv_loop_t *loop, void *socket, const char *server_key, struct err *e) PS_MUST_CHECK;
 

@@ -5,7 +5,7 @@
 #define KEPT_MESSAGES 3           /* of each worker: measured, tests/e2e/test_memory.py */
 
 /* The buffer of a checkpoint is an eighth larger than the snapshot (checkpointer.c). A start that
- * replays a log holds the snapshot of the checkpoint and the new one at once (wal_replay.c). */
+ * replays a log has the old and the new snapshot in memory at the same time (wal_replay.c). */
 static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 {
 	uint64_t weights = (uint64_t)o->core.n_params * sizeof(float), snapshot = core + weights;
@@ -20,9 +20,9 @@ uint64_t memory_needed(const struct options *o)
 	const struct core_config *c = &o->core;
 	uint64_t weights = (uint64_t)c->n_params * sizeof(float), workers = c->sessions.max_workers;
 	uint64_t core = core_bytes(c);
-	/* param_buffers.h: one for each reader, the core's own, and the one that it writes */
+	/* buffers (param_buffers.h): 1 for each reader, the core's own, and the next version's */
 	uint64_t readers = (workers + 2) * weights;
-	/* net.c: messages under way from each worker, and freed ones that the allocator keeps */
+	/* messages under way from each worker (net.c), and freed ones that the allocator keeps */
 	uint64_t messages = workers * (c->sessions.push_window + 2 + KEPT_MESSAGES) * weights;
 
 	return PROGRAM_BYTES + core + snapshot_bytes(o, core) + readers + messages;

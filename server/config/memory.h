@@ -1,5 +1,5 @@
 /*
- * memory.h - how much memory a server needs at most (docs/cluster.md, "Limits").
+ * memory.h - computes the maximum memory of a server (docs/cluster.md, "Limits").
  *
  * Thread: any.
  */
@@ -8,7 +8,8 @@
 #include <stdint.h>
 #include "server/config/options.h"
 
-/* Resident bytes with --max-workers workers, each with --push-window pushes under way. */
+/* The resident bytes of a server with --max-workers workers, each with --push-window pushes under
+ * way. */
 uint64_t memory_needed(const struct options *o);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * options.c - the options of cnn-ps: those of the core (server/core/options.def) and those of the
- * shell in one table, and the checks that need more than one value, or the machine.
+ * options.c - see options.h. One table has the options of the core (server/core/options.def) and of
+ * the shell. The checks in this file need several values, or look at the machine.
  */
 #include "server/config/options.h"
 #include <errno.h>
@@ -17,7 +17,7 @@
 #define PROGRAM  "cnn-ps"
 #define MAX_ROWS 128
 
-/* What the rows of the shell are read into; the core's are read into struct core_config itself. */
+/* The values of the shell's options. The values of the core's options go to struct core_config. */
 struct raw {
 	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *authorized_keys, *data_id;
 	int64_t wal_mb, memory_mb;
@@ -36,7 +36,7 @@ static void complain(int *errors, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	err_set(&line, PS_EUSAGE, "%s", text); /* takes control characters out */
+	err_set(&line, PS_EUSAGE, "%s", text); /* replaces control characters */
 	fprintf(stderr, PROGRAM ": %s\n", line.text);
 	(*errors)++;
 }
@@ -46,7 +46,7 @@ static int is_bind(const char *text, struct endpoint *e)
 	return text && !endpoint_parse(text, e);
 }
 
-/* HOST:PORT, or a PORT of this machine alone. */
+/* 1 if `text` is HOST:PORT, or PORT, which means this machine only. */
 static int is_http(const char *text, struct endpoint *e)
 {
 	return text && (!endpoint_parse_address(text, e) || !endpoint_parse_port(text, e)) &&
@@ -78,7 +78,8 @@ static void check_reach(
 			errors, "%s: \"%.100s\" is open to the network: %s", option, given, remedy);
 }
 
-/* Keys protect --bind alone: status and metrics are open to everybody who reaches --http. */
+/* Check that --http is loopback or --insecure is set. Keys protect only --bind, so any client that
+ * can connect to --http can read status and metrics. */
 static void check_http_reach(const struct raw *r, int *errors)
 {
 	struct endpoint e;
@@ -113,7 +114,8 @@ static void check_keys(const struct raw *r, int *errors)
 	check_http_reach(r, errors);
 }
 
-/* The directory is there and can be written to, or its parent is and can. */
+/* Check that the directory exists and can be written to, or that it can be created in its parent.
+ */
 static void check_directory(const char *dir, int *errors)
 {
 	struct stat st;
@@ -217,7 +219,7 @@ static void check_rate(const struct core_config *c, const struct model *m, int *
 				 "distances, not gradients: leave them out");
 }
 
-/* A sentence about what does not fit together, or NULL. */
+/* An error text about options that contradict each other, or NULL. */
 static const char *check_mode(const struct core_config *c)
 {
 	enum mode mode = c->training.mode;
@@ -253,8 +255,8 @@ static const char *check_mode(const struct core_config *c)
 	return NULL;
 }
 
-/* Parse the model, and complain of all that is wrong; returns how much that is. `parsed`:
- * opt_parse's status. */
+/* Parse the model, check all options, and print an error for each violation. Returns the number of
+ * errors. `parsed`: the result of opt_parse. */
 static int check(const struct opt_program *p, const struct raw *r, struct options *o, int parsed)
 {
 	const struct core_config *c = &o->core;
@@ -265,12 +267,13 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 	check_files(r, &errors);
 	check_keys(r, &errors);
 	check_data_id(r, &errors);
-	if (parsed == PS_OK) { /* else some of these have no value of their own */
+	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
 		const char *mode = check_mode(c);
 
 		if (mode && o->model.n_params)
 			complain(&errors, "%s", mode);
-		/* it was beta1 in version 0.1.0: a run must not quietly train with another one */
+		/* with adam, --momentum was beta1 in 0.1.0: refuse it, or the run would use another
+		 * beta1 */
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
 			complain(
 				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");
@@ -282,14 +285,15 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 
 /* ---- what follows from the options ----------------------------------------------------------- */
 
-/* Measured (docs/modes.md): a step of n gradients gains from sqrt(n); a stale gradient of an
- * adaptive optimizer needs 1 / sqrt(1 + tau), of SGD and momentum 1 / (1 + tau). */
+/* The value of --lr-scaling auto, from measurements (docs/modes.md). For a step of n gradients,
+ * sqrt(n) times the rate is best. For a stale gradient, an adaptive optimizer needs 1 / sqrt(1 +
+ * tau) times the rate; SGD and momentum need 1 / (1 + tau). */
 static enum lr_scaling auto_scaling(const struct core_config *c)
 {
 	enum optim_kind optim = c->optim.kind;
 
 	switch (c->training.mode) {
-	case MODE_SYNC: /* a sum of n gradients is scaled by n already */
+	case MODE_SYNC: /* the sum of n gradients is already n times as large */
 		return c->push.sum ? LR_SCALING_NONE : LR_SCALING_SQRT;
 	case MODE_DOWNPOUR:
 	case MODE_SSP:
@@ -317,7 +321,8 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 	if (c->rate.scaling == LR_SCALING_AUTO)
 		c->rate.scaling = auto_scaling(c);
 	if (c->training.mode == MODE_EASGD)
-		c->leases.warm_start_updates = 0; /* an update is many batches: none is wild */
+		c->leases.warm_start_updates =
+			0; /* an update combines many batches, so none is extreme */
 	if (c->leases.max_batches < c->push.n_push)
 		c->leases.max_batches = c->push.n_push; /* a push lies inside one lease */
 }
@@ -443,7 +448,7 @@ static void add_shell_rows(struct table *t, struct raw *r)
 	add_rows(t, rows, sizeof(rows) / sizeof(rows[0]));
 }
 
-/* Behind the core's: they need --durability. */
+/* These rows follow the core's rows, because --wal-mb needs --durability. */
 static void add_last_rows(struct table *t, struct raw *r)
 {
 	const struct opt rows[] = {

@@ -1,8 +1,8 @@
 /*
- * options.h - the command line of cnn-ps as one table, and the judgement of the whole of it.
+ * options.h - the table of the options of cnn-ps, and the checks of their values.
  *
- * Nothing is bound, created or written here: a bad configuration ends with every one of its errors
- * on stderr and the machine as it was. Thread: main, at start-up.
+ * These functions bind, create and write nothing. If the configuration is wrong, all its errors
+ * appear on stderr, and the machine is unchanged. Thread: main, at start-up.
  */
 #ifndef SERVER_CONFIG_OPTIONS_H
 #define SERVER_CONFIG_OPTIONS_H
@@ -12,25 +12,25 @@
 #include "server/core/core.h"
 
 struct options {
-	struct core_config core; /* complete but for run, epoch and generation: startup.c */
+	struct core_config core; /* complete except run, term and generation (startup.c) */
 	struct model model;
 	const char *bind;           /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
-	const char *http;           /* "HOST:PORT", or NULL: off */
-	const char *checkpoint_dir; /* or NULL: none */
-	uint64_t wal_bytes;         /* a larger log asks for a checkpoint */
+	const char *http;           /* "HOST:PORT" or "PORT"; NULL: off */
+	const char *checkpoint_dir; /* NULL: no checkpoints */
+	uint64_t wal_bytes;         /* the server takes a checkpoint when the log is larger */
 	const char *init;           /* a .safetensors file, or NULL */
-	uint64_t memory_bytes;      /* hang up past it; 0: as the machine has */
-	const char *key,
-		*authorized_keys; /* files; key NULL: no encryption, authorized_keys NULL: beside key */
-	int insecure;             /* the network may talk to us without keys */
+	uint64_t memory_bytes; /* close all connections above it; 0: a limit from the machine */
+	/* files; key NULL: no encryption; authorized_keys NULL: AUTHORIZED_KEYS_FILE beside key */
+	const char *key, *authorized_keys;
+	int insecure; /* 1: other machines may connect without keys */
 	enum log_level log_level;
 	enum log_format log_format;
-	double usual_rate, usual_local_rate; /* of the mode and optimizer: --lr, --local-lr */
-	int check_config;                    /* only check and print the configuration */
+	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
+	int check_config;                    /* 1: only check and print the configuration */
 };
 
-/* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts
- * live as long as argv and the environment. */
+/* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts are
+ * valid as long as argv and the environment. */
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
 
 #endif

@@ -23,7 +23,7 @@ static void add(struct list *l, const char *option, const char *then, const char
 	l->options++;
 }
 
-/* The value of an option as it is typed. */
+/* Write the value of an option as a user types it. */
 static void typed_value(const struct config_row *row, double v, char out[VALUE])
 {
 	const char *name = row->values;
@@ -71,7 +71,7 @@ int resume_differences(const struct core_config *then, const struct data_id *dat
 		if (!row->name)
 			continue;
 		snprintf(option, sizeof(option), "--%s", row->name);
-		/* defaults that may follow from another --mode are not listed beside it */
+		/* skip options whose defaults depend on --mode if --mode is listed */
 		int follows = then->training.mode != now->training.mode && strchr(row->def, '=');
 		if ((config_row_differs(row, then, now) && !follows) || strstr(why, option))
 			add_option(&l, row, then, now);

@@ -1,6 +1,6 @@
 /*
- * resume_check.h - which options keep a run from being continued: each with the run's value and the
- * value of this start.
+ * resume_check.h - lists the options whose values at this start do not fit the run in the
+ * checkpoint directory, with both values.
  *
  * Pure. Thread: main, at start-up.
  */
@@ -12,10 +12,10 @@
 #define RESUME_REMEDY "give the run's own value, or another --checkpoint-dir for a new run"
 
 /*
- * "--mode downpour, not sync" and so on into `out`; returns how many options. `why`: the core's
- * sentence about the refusal: an option that may change otherwise, such as --epochs, is listed if
- * it is named there. `data`: the run's data set. Options whose defaults follow from --mode are not
- * listed beside it.
+ * Write the list to `out`, such as "--mode downpour, not sync". Returns the number of listed
+ * options. `then` and `data`: options and data set of the run; `now`: options of this start. `why`:
+ * the core's error text. An option that may usually change, such as --epochs, is listed only if
+ * `why` names it. If --mode is listed, options whose defaults depend on --mode are not.
  */
 int resume_differences(const struct core_config *then, const struct data_id *data,
 	const struct core_config *now, const char *why, char *out, size_t size);

@@ -30,7 +30,7 @@ struct http {
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-/* Takes over `text`. */
+/* Send a page. The function takes over `text`. */
 static enum MHD_Result send_page(
 	struct MHD_Connection *connection, unsigned code, const char *type, char *text)
 {
@@ -57,7 +57,7 @@ static enum MHD_Result send_text(
 	return text ? send_page(connection, code, "text/plain", text) : MHD_NO;
 }
 
-/* Called when the header of a request has arrived; does not wait for a body. */
+/* Answer a request when its header has arrived, without waiting for a body. */
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *path,
 	const char *method, const char *version, const char *body, size_t *body_size, void **state)
 {
@@ -94,8 +94,9 @@ static void on_http_timer(uv_timer_t *t)
 	run_daemon(t->data);
 }
 
-/* Run libmicrohttpd, then again at its next time-out, and after MAX_SLEEP_MS without one: after its
- * connection limit was reached it accepts again only in its next run, and sets no time-out. */
+/* Run libmicrohttpd now, and again at its next time-out, at most MAX_SLEEP_MS later. After its
+ * connection limit was reached, libmicrohttpd accepts connections again only in its next run, and
+ * it sets no time-out for this. */
 static void run_daemon(struct http *h)
 {
 	MHD_UNSIGNED_LONG_LONG ms;

@@ -36,8 +36,8 @@ void membership_log(const struct effect *e, const struct core *c, const struct l
 
 /* ---- of all --------------------------------------------------------------------------------- */
 
-/* Steps of sync with fewer gradients than due: the first, and then whenever their number has
- * doubled. */
+/* Log that sync steps ended with fewer gradients than due: at the first such step, and then
+ * whenever their number has doubled. */
 static void check_steps(struct membership *m, const struct core *c)
 {
 	const struct core_stats *t = core_stats(c);
@@ -50,7 +50,7 @@ static void check_steps(struct membership *m, const struct core *c)
 		core_config(c)->sync.workers, core_live_workers(c));
 }
 
-/* Some live workers have another data set than the run: whoever is right, one of them is not. */
+/* Log that some live workers have another data set than the run. */
 static void check_data(struct membership *m, const struct core *c)
 {
 	struct hold_up_view v;

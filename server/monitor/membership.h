@@ -1,5 +1,6 @@
 /*
- * membership.h - log lines about the workers: what becomes of each, and what is wrong with all.
+ * membership.h - log lines about each worker that joins, stalls or leaves, and about problems of
+ * several workers.
  *
  * Thread: the loop's.
  */
@@ -12,14 +13,15 @@ struct effect;
 struct labels;
 
 struct membership {
-	uint64_t short_at; /* the number of short steps that is logged next */
+	uint64_t short_at; /* the next log line appears at this number of short steps */
 	uint32_t others;   /* live workers of another data set than the run's */
 };
 
 void membership_init(struct membership *m, const struct core *c);
 /* Log an EFFECT_WORKER. */
 void membership_log(const struct effect *e, const struct core *c, const struct labels *labels);
-/* Log short steps and differing data sets, when there are more than at the last call. */
+/* Log short steps when their number has doubled, and differing data sets when more workers have one
+ * than at the last call. */
 void membership_check(struct membership *m, const struct core *c);
 
 #endif

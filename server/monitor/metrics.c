@@ -1,6 +1,6 @@
 /*
- * metrics.c - Prometheus text about the server. A metric's lines stand together, as the format
- * asks; names of counters end in _total.
+ * metrics.c - writes the server's metrics as Prometheus text. The lines of one metric are
+ * consecutive, as the format requires. The names of counters end in _total.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -38,7 +38,8 @@ static void put_rejected(FILE *f, const struct core_stats *t)
 			t->rejected[i]);
 }
 
-/* Bin i of the core holds tau < 2^i; the last one is open. */
+/* Write the histogram of staleness. Bin i of the core counts tau < 2^i; the last bin has no upper
+ * bound. */
 static void put_staleness(FILE *f, const struct core_stats *t)
 {
 	const int bins = (int)(sizeof(t->staleness) / sizeof(t->staleness[0]));
@@ -148,7 +149,8 @@ static void put_checkpointer(FILE *f, const struct checkpointer_stats *s)
 	metric(f, "checkpoint_seconds", "gauge", "Time that writing it took.", s->seconds);
 }
 
-/* Texts of workers hold no control characters (decode.c); quotes and backslashes are escaped here. */
+/* Write a label's value and escape quotes and backslashes. A worker's text has no control
+ * characters, because decode.c refuses them. */
 static void put_label(FILE *f, const char *text)
 {
 	for (; *text; text++) {
@@ -181,7 +183,7 @@ static void put_text_label(FILE *f, const char *name, const char *text)
 	fputc('"', f);
 }
 
-/* What does not change with each scrape: a series for each process. */
+/* Write one series for each worker process, with the labels that do not change between scrapes. */
 static void put_worker_info(FILE *f, const struct core *c, const struct labels *labels)
 {
 	fprintf(f, "# HELP cnnps_worker_info Where a worker runs.\n"

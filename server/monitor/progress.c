@@ -7,11 +7,12 @@
 #include "server/core/core.h"
 #include "server/monitor/waiting.h"
 
-#define RATE_MS 1000 /* a rate is measured over at least so long */
+#define RATE_MS 1000 /* minimum time between two measurements of a rate */
 #define DRAW_MS 100
 #define BAR     20 /* characters */
 
-/* Rates are of images computed: a pass or step counts its images in one instant, at its end. */
+/* The number of computed images, for rates. It grows with each push; the number of done images
+ * grows only at the end of a pass or step. */
 static uint64_t computed_images(const struct core *c)
 {
 	struct work_view v;
@@ -36,7 +37,7 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 
 /* ---- what the core says -------------------------------------------------------------------- */
 
-/* Training goes on from here: waiting for workers is nobody's speed. */
+/* Begin to measure at `now_ms`, so that the wait for workers does not reduce the rates. */
 static void begin_training(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	uint64_t start_ms = p->start_ms;
@@ -79,7 +80,7 @@ void progress_effect(
 	case EFFECT_BEGIN:
 		begin_training(p, c, now_ms);
 		break;
-	case EFFECT_EPOCH_BEGUN: /* what evaluation took before is not this epoch's */
+	case EFFECT_EPOCH_BEGUN: /* do not count the time of the previous evaluation */
 		p->epoch_ms = now_ms;
 		break;
 	case EFFECT_TRAINED:
@@ -172,7 +173,7 @@ static void append_text(char *out, size_t size, size_t *at, const char *fmt, ...
 	*at += n < 0 ? 0 : (size_t)n < size - *at ? (size_t)n : size - *at - 1;
 }
 
-/* What has been done, if anything was, and why nothing is. */
+/* Write the bar of a run that waits: the progress so far, and the reason of the wait. */
 static void waiting_bar(const struct progress_view *v, char *out, size_t size)
 {
 	size_t at = 0;
@@ -198,7 +199,7 @@ void progress_bar(const struct progress_view *v, char *out, size_t size)
 
 	if (v->epochs > 0)
 		append_text(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
-	if (v->pass > 1) /* a line search takes back what the pass before computed */
+	if (v->pass > 1) /* a line search discards the result of the previous pass */
 		append_text(out, size, &at, "pass %u ", v->pass);
 	if (v->epochs > 0)
 		append_text(out, size, &at, "[%.*s%.*s] %3d %%  %.0f images/s", full,

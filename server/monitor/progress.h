@@ -1,6 +1,6 @@
 /*
- * progress.h - how far training is and how fast: one bar on a terminal, a log line per epoch, and
- * the times that the result states.
+ * progress.h - the progress and speed of training: a bar on a terminal, a log line for each epoch,
+ * and the times of the final result.
  *
  * Thread: the loop's. Time comes in as an argument.
  */
@@ -15,42 +15,44 @@ struct epoch_record;
 struct waiting;
 
 struct progress {
-	uint64_t start_ms; /* of the process */
-	uint64_t begin_ms; /* first work given out or first update, in this life; 0: not yet */
-	uint64_t end_ms;   /* last epoch over; 0: not yet */
-	uint64_t epoch_ms; /* the epoch in training began, with its first lease, or this life did */
-	uint64_t epoch_images, epoch_updates;        /* computed by then */
+	uint64_t start_ms; /* start of the process */
+	uint64_t begin_ms; /* first grant or first update of this process; 0: none yet */
+	uint64_t end_ms;   /* end of the last epoch; 0: not yet */
+	uint64_t epoch_ms; /* begin of the present epoch (its first lease), or of this process */
+	uint64_t epoch_images, epoch_updates;        /* totals at epoch_ms */
 	double epoch_rate;                           /* images/s of the newest epoch that ended */
-	uint64_t rate_ms, rate_images, rate_updates; /* at the newest measurement: computed */
+	uint64_t rate_ms, rate_images, rate_updates; /* time and totals of the newest measurement */
 	double images_per_s, updates_per_s;          /* over the last seconds, 0 before the first */
 	uint64_t drawn_ms;
 };
 
 void progress_init(struct progress *p, const struct core *c, uint64_t now_ms);
-/* EFFECT_BEGIN, EFFECT_EPOCH_BEGUN, EFFECT_TRAINED or EFFECT_EVALUATED. Logs `train epoch=...`. */
+/* Handle EFFECT_BEGIN, EFFECT_EPOCH_BEGUN, EFFECT_TRAINED or EFFECT_EVALUATED. Logs `train
+ * epoch=...`. */
 void progress_effect(
 	struct progress *p, const struct core *c, const struct effect *e, uint64_t now_ms);
-/* Time passed: measure the rate, redraw the bar on a terminal. `waiting` may be NULL. */
+/* Measure the rate and redraw the bar on a terminal. `waiting` may be NULL. */
 void progress_tick(
 	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms);
-/* From the first work to the end of training (or to now, while it goes on). */
+/* The seconds from the first work to the end of training, or to `now_ms` if training has not ended.
+ */
 double progress_seconds(const struct progress *p, const struct core *c, uint64_t now_ms);
 
-/* The newest epoch whose evaluation is whole, or NULL. */
+/* The newest epoch with a complete evaluation, or NULL. */
 const struct epoch_record *progress_evaluated(const struct core *c);
 
 /* What a bar shows. */
 struct progress_view {
 	uint32_t epochs, epoch; /* epochs 0: no data set */
-	uint32_t pass;          /* sandblaster: of the step under way, from 1; other modes: 0 */
-	double done;            /* of all epochs, 0..1, with the pass under way */
-	uint64_t images;        /* so too */
+	uint32_t pass;          /* sandblaster: pass of the present step, from 1; other modes: 0 */
+	double done;            /* part of all epochs, 0..1, with the present pass */
+	uint64_t images;        /* images done, with the present pass */
 	uint64_t updates;
 	double images_per_s, updates_per_s;
 	double loss, accuracy; /* accuracy < 0: none yet */
 	double eta_s;          /* < 0: not known */
 	uint32_t workers;
-	const char *waiting; /* why no work is done, instead of rate and loss; NULL: it is */
+	const char *waiting; /* why no work is done, instead of rate and loss; or NULL */
 };
 
 void progress_look(const struct progress *p, const struct core *c, struct progress_view *v);

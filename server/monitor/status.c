@@ -101,7 +101,7 @@ static json_t *json_count(uint64_t n)
 	return json_integer((json_int_t)n);
 }
 
-/* null for what is not there yet */
+/* sum / n, or null if n is 0 */
 static json_t *mean_or_null(double sum, uint64_t n)
 {
 	json_t *mean = n ? json_real(sum / (double)n) : NULL;
@@ -169,7 +169,7 @@ static json_t *worker_object(const struct worker_view *w, const struct label *l,
 		"silent_ms", w->state == SESSION_AWAY ? json_null() : json_count(silent));
 }
 
-/* At most `max` workers; the number of the others into *left_out. */
+/* A list of at most `max` workers. *left_out becomes the number of other workers. */
 static json_t *worker_list(const struct status *s, size_t max, uint32_t *left_out)
 {
 	json_t *list = json_array();
@@ -259,7 +259,8 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set_key(o, "epochs", json_count(cfg->training.epochs));
 }
 
-/* Over the gradients applied: an update may be made of several. */
+/* The mean staleness over applied gradients, not updates, because an update may use several
+ * gradients. */
 static json_t *staleness_mean(const struct core_stats *t)
 {
 	uint64_t n = 0;
@@ -365,7 +366,7 @@ char *status_json(const struct status *s)
 		if (max == 0)
 			return NULL;
 		max = max * WIRE_MAX_TEXT /
-		      n; /* and somewhat less, because not all of the text is workers */
+		      n; /* and somewhat fewer, because the text also has other fields */
 		max -= max / 16;
 	}
 }

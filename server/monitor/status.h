@@ -34,23 +34,24 @@ struct status {
 	uint64_t now_ms;
 	uint64_t rss_bytes;
 	uint64_t turned_away; /* HELLOs, see clients.h */
-	int ending;           /* 0, or PS_E*: how the run ends */
+	int ending;           /* PS_E* if the run is ending; else 0 */
 };
 
 /*
- * The state of the run in at most WIRE_MAX_TEXT bytes: worker and epoch lists are cut to their
- * newest entries when it would be more, and "workers_left_out" counts what is missing.
+ * The state of the run in at most WIRE_MAX_TEXT bytes. If the text would be longer, the function
+ * leaves out workers and older epochs; "workers_left_out" counts the missing workers.
  */
 char *status_json(const struct status *s);
-/* The line that cnn-ps prints at its end. */
+/* The JSON line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);
 /* Prometheus text format 0.0.4 (metrics.c). */
 char *status_metrics(const struct status *s);
 /* Why the server is degraded, or NULL. */
 const char *status_degraded(const struct status *s);
-/* "live" for SESSION_LIVE and so on; "stalled": live, and delivers nothing. */
+/* The state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live worker
+ * that delivers nothing. */
 const char *status_worker_state(const struct worker_view *w);
-/* Resident memory of this process. */
+/* Resident memory of this process, in bytes. */
 uint64_t status_rss(void);
 
 #endif

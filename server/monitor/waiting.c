@@ -7,7 +7,7 @@
 #include "common/endpoint.h"
 #include "common/log.h"
 
-/* Hosts that mean all addresses of this machine: no worker can connect to them. */
+/* 1 if `host` means all addresses of this machine. A worker cannot connect to such a host. */
 static int is_wildcard(const char *host)
 {
 	return !strcmp(host, "0.0.0.0") || !strcmp(host, "*") || !strcmp(host, "::");
@@ -40,7 +40,7 @@ void waiting_init(struct waiting *w, const struct core_config *cfg, const char *
 			keyed ? " --key WORKER.key" : "");
 }
 
-/* ", 1 more joins ...", while its WELCOME waits for the disk. */
+/* Append ", 1 more joins ..." if a worker's WELCOME waits for the disk. */
 static void append_joining(const struct waiting *w, char *out, size_t size)
 {
 	size_t used = strlen(out);
@@ -50,7 +50,7 @@ static void append_joining(const struct waiting *w, char *out, size_t size)
 			w->view.joining, w->view.joining == 1 ? "joins" : "join");
 }
 
-/* ", 1 more has data set 89ab..., not 0123...", while none is fixed. */
+/* Append ", 1 more has data set 89ab..., not 0123..." while the run has no fixed data set. */
 static void append_others(const struct waiting *w, char *out, size_t size)
 {
 	size_t used = strlen(out);
@@ -61,7 +61,7 @@ static void append_others(const struct waiting *w, char *out, size_t size)
 			w->view.others == 1 ? "has" : "have", w->view.other_data, w->data);
 }
 
-/* "waiting for workers: 0 of 1 for 12 s" */
+/* Write a text such as "waiting for workers: 0 of 1 for 12 s". */
 static void describe_wait(const struct waiting *w, char *out, size_t size)
 {
 	const struct hold_up_view *v = &w->view;
@@ -76,7 +76,7 @@ static void describe_wait(const struct waiting *w, char *out, size_t size)
 	append_others(w, out, size);
 }
 
-/* The log line, with the time limit. */
+/* Log the wait, with its time limit. */
 static void log_wait(const struct waiting *w)
 {
 	char text[WAITING_TEXT], limit[64] = "without a time limit";

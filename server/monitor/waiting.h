@@ -1,6 +1,7 @@
 /*
- * waiting.h - reports why the run waits: for what, how long so far, until when, and the command that
- * ends the wait. In the log at growing intervals, on the progress bar and in the status at once.
+ * waiting.h - reports what the run waits for, how long it has waited, the time limit, and the
+ * command that ends the wait. The log gets a line at growing intervals; the progress bar and the
+ * status show the wait at once.
  *
  * Thread: the loop's. Time comes in as an argument.
  */
@@ -21,12 +22,13 @@ struct waiting {
 	uint64_t now_ms;
 };
 
-/* Workers connect to `endpoint`, as it was bound; `keyed`: with a key. */
+/* Prepare the reports. Workers connect to the bound `endpoint`; `keyed`: they need a key. */
 void waiting_init(
 	struct waiting *w, const struct core_config *cfg, const char *endpoint, int keyed);
 /* Read the state of the core and log a report if one is due. */
 void waiting_tick(struct waiting *w, const struct core *c, uint64_t now_ms);
-/* One line, with the command last so that a narrow bar cuts it off. 0 and "": the run does not wait. */
+/* Write the report as one line. The command comes last, so that a narrow progress bar cuts off the
+ * command first. 0 and "": the run does not wait. */
 int waiting_text(const struct waiting *w, char out[WAITING_TEXT]);
 
 #endif

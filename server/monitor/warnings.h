@@ -1,7 +1,7 @@
 /*
- * warnings.h - warns of a run that does not fail but is doubtful: a rate far above the usual one, a
- * batch larger than the data set, a result no better than chance. Each is logged once, and is in the
- * status and the result while it holds.
+ * warnings.h - warns about a run that does not fail but may be wrong: a learning rate far above the
+ * usual one, a batch larger than the data set, a result no better than chance. Each warning is
+ * logged once. The status and the result show a warning as long as its condition is true.
  *
  * Thread: the loop's.
  */
@@ -11,10 +11,11 @@
 #include <stdint.h>
 #include "server/core/core.h"
 
-/* A rate of this many times the usual one of its optimizer causes a warning. */
+/* A learning rate of this many times the optimizer's usual rate causes a warning. */
 #define WARNING_RATE_FACTOR 20
-/* A network with a constant answer has the accuracy of that class's share. The largest of N classes
- * may have 1.25 / N of the images; up to 3 standard errors above that is chance. */
+/* The accuracy of a network that always answers the same class is the share of this class in the
+ * images. The server assumes that the largest of N classes has at most 1.25 / N of the images. An
+ * accuracy up to 3 standard errors above this share is chance. */
 #define WARNING_CLASS_SHARE 1.25
 #define WARNING_ERRORS      3
 #define WARNING_TEXT        256 /* bytes, with the NUL */
@@ -30,17 +31,17 @@ enum warning {
 #define WARNINGS 6
 
 struct warnings {
-	size_t classes;                      /* of the model; 0: it is no classifier */
+	size_t classes;                      /* of the model; 0: the model is no classifier */
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
-	int logged[WARNINGS];                /* it was logged */
+	int logged[WARNINGS];                /* 1: the warning was logged */
 };
 
 /* The accuracy up to which a result on `n_test` images is no better than chance. */
 double warning_chance(size_t classes, uint32_t n_test);
-/* 1: the warning holds, and `out` has its text. `over`: the run has ended. */
+/* 1 if the condition of the warning is true; then `out` has its text. `over`: the run has ended. */
 int warning_text(const struct warnings *w, enum warning kind, const struct core *c, int over,
 	char out[WARNING_TEXT]);
-/* Log the warnings that hold and were not logged yet. */
+/* Log the warnings whose condition is true and that were not logged before. */
 void warnings_check(struct warnings *w, const struct core *c, int over);
 
 #endif

@@ -354,7 +354,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 	batch_ledger_release(c, w);
 	pace_gave_back(c, w);
 	if (c->leases.n_free == 0)
-		pace_look(c);
+		pace_find_late(c);
 	w->lease.request = request;
 	w->lease.waiting = 1;
 }
@@ -364,5 +364,5 @@ void leases_tick(struct core *c)
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->ending == END_NOT; i++)
 		if (pace_check(c, &c->worker[i]))
 			batch_ledger_release(c, &c->worker[i]);
-	pace_look(c);
+	pace_find_late(c);
 }

@@ -190,7 +190,7 @@ static int is_late(const struct core *c, const struct worker *w)
 	return c->now_ms - w->pace.since_ms > (limit_ms > PACE_LATE_MS ? limit_ms : PACE_LATE_MS);
 }
 
-void pace_look(struct core *c)
+void pace_find_late(struct core *c)
 {
 	memset(c->pace.n_late, 0, sizeof(c->pace.n_late));
 	if (c->cfg.leases.backup_copies != BACKUP_LATE)

@@ -101,7 +101,7 @@ int pace_trained(struct core *c, struct worker *w, const struct work *work, int 
  * grant. */
 int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r);
 /* Updates which workers are late, and c->pace.n_late. */
-void pace_look(struct core *c);
+void pace_find_late(struct core *c);
 /* `bytes` bytes of connection `peer` have moved, in either direction. */
 void pace_progress(struct core *c, uint32_t peer, uint64_t bytes);
 /* Replies have waited for the disk for the last `ms` milliseconds. No worker's clock counts this

@@ -7,7 +7,7 @@
 #include "common/le.h"
 
 /* Returns a core in a random state. `seed` decides its configuration and up to 119 events. */
-static struct random_workers somewhere(uint64_t seed)
+static struct random_workers random_core(uint64_t seed)
 {
 	struct random_workers k = {.r = rng_seed(seed, RNG_SIM, 0)};
 	struct core_config cfg = fixture_training();
@@ -41,7 +41,7 @@ static void decoding_and_encoding_give_the_same_bytes(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 300; seed++) {
-		struct random_workers k = somewhere(seed);
+		struct random_workers k = random_core(seed);
 		struct core_snapshot first = fixture_save(&k.f), second;
 		struct core_fixture f;
 		const char *why = NULL;
@@ -62,7 +62,7 @@ static void decoding_and_encoding_give_the_same_bytes(void **state)
 
 static void encoding_changes_nothing(void **state)
 {
-	struct random_workers k = somewhere(7);
+	struct random_workers k = random_core(7);
 	size_t n = fixture_bytes(&k.f.cfg);
 	void *copy = malloc(n);
 	struct core_snapshot img;
@@ -119,7 +119,7 @@ static void every_section_that_is_cut_or_longer_is_refused(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 50; seed < 58; seed++) {
-		struct random_workers k = somewhere(seed);
+		struct random_workers k = random_core(seed);
 		struct core_snapshot img = fixture_save(&k.f);
 		void *memory = fixture_memory(&k.f.cfg);
 
@@ -139,7 +139,7 @@ static void every_section_that_is_cut_or_longer_is_refused(void **state)
 
 static void a_missing_section_is_refused(void **state)
 {
-	struct random_workers k = somewhere(3);
+	struct random_workers k = random_core(3);
 	struct core_snapshot img = fixture_save(&k.f);
 	void *memory = fixture_memory(&k.f.cfg);
 
@@ -176,7 +176,7 @@ static void mutate(struct rng *r, struct core_snapshot *img)
 }
 
 /* An accepted snapshot must encode to a snapshot that decodes, and its core must work. */
-static void live_with(struct random_workers *k)
+static void assert_works(struct random_workers *k)
 {
 	struct core_snapshot img = fixture_save(&k->f);
 	struct core_fixture again;
@@ -194,7 +194,7 @@ static void no_mutation_does_harm(void **state)
 {
 	const uint64_t seed = 77;
 	struct rng r = rng_seed(seed, RNG_SIM, 1);
-	uint32_t believed = 0, refused = 0;
+	uint32_t accepted = 0, refused = 0;
 
 	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
@@ -205,14 +205,14 @@ static void no_mutation_does_harm(void **state)
 		const char *why = NULL;
 
 		if (i % 200 == 0)
-			k = somewhere(seed + i);
+			k = random_core(seed + i);
 		img = fixture_save(&k.f);
 		mutate(&r, &img);
 		cfg = k.f.cfg;
 		struct random_workers victim = k;
 		if (fixture_read(&victim.f, cfg, &img, &why) == PS_OK) {
-			believed++;
-			live_with(&victim);
+			accepted++;
+			assert_works(&victim);
 		} else {
 			refused++;
 		}
@@ -221,13 +221,13 @@ static void no_mutation_does_harm(void **state)
 		if (i % 200 == 199)
 			fixture_close(&k.f);
 	}
-	print_message("%u believed, %u refused\n", believed, refused);
-	assert_true(believed > 500 && refused > 500);
+	print_message("%u accepted, %u refused\n", accepted, refused);
+	assert_true(accepted > 500 && refused > 500);
 }
 
 /* The test changes one value in the core's memory before it encodes. Decoding must refuse the
- * snapshot, unless `honest` is 1. */
-static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int honest)
+ * snapshot, unless `sound` is 1. */
+static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c), int sound)
 {
 	struct core_config cfg = fixture_training();
 	struct stamp s;
@@ -246,15 +246,15 @@ static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int
 	fixture_applied(&f, 9, &m);
 	for (uint64_t i = 1; i <= 4; i++)
 		fixture_lease(&f, 9, s, i);
-	lie(f.core);
+	falsify(f.core);
 	img = fixture_save(&f);
-	assert_int_equal(read_into(memory, &cfg, &img), honest ? PS_OK : PS_ECHECKPOINT);
+	assert_int_equal(read_into(memory, &cfg, &img), sound ? PS_OK : PS_ECHECKPOINT);
 	fixture_drop(&img);
 	fixture_close(&f);
 	free(memory);
 }
 
-#define LIES(X)                                                                                    \
+#define FALSE_VALUES(X)                                                                            \
 	X(a_batch_in_no_state, c->leases.batch[2] = 3)                                             \
 	X(a_portion_in_no_state, c->leases.portion[1] = 3)                                         \
 	X(no_batch_left_though_the_epoch_goes_on,                                                  \
@@ -293,9 +293,9 @@ static void refused_after(enum optim_kind kind, void (*lie)(struct core *c), int
 	{                                                                                          \
 		change;                                                                            \
 	}
-LIES(DEFINE)
+FALSE_VALUES(DEFINE)
 
-static void the_truth(struct core *c)
+static void no_change(struct core *c)
 {
 	(void)c;
 }
@@ -304,11 +304,11 @@ static void a_snapshot_with_an_impossible_value_is_refused(void **state)
 {
 	(void)state;
 	for (int kind = 0; kind < OPTIM_LBFGS; kind++)
-		refused_after((enum optim_kind)kind, the_truth, 1);
+		refused_after((enum optim_kind)kind, no_change, 1);
 #define TRY(name, change)                                                                          \
 	print_message("%s\n", #name);                                                              \
 	refused_after(OPTIM_ADAGRAD, name, 0);
-	LIES(TRY)
+	FALSE_VALUES(TRY)
 }
 
 static void state_7_is_nan(struct core *c)

@@ -607,7 +607,7 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 #define MAX_STEPS 400u
 
 /* The accepted gradients of each step, weighted by images. */
-struct diary {
+struct step_sums {
 	double sum[MAX_STEPS][FIXTURE_PARAMS], images[MAX_STEPS];
 	uint32_t members[MAX_STEPS];
 };
@@ -635,7 +635,7 @@ static void serial_step(
 	}
 }
 
-static void push_into(struct cluster *k, struct diary *d, uint32_t i)
+static void push_into(struct cluster *k, struct step_sums *d, uint32_t i)
 {
 	float g[CLUSTER_PARAMS];
 	struct msg m = cluster_gradient(k, i, g);
@@ -651,7 +651,7 @@ static void push_into(struct cluster *k, struct diary *d, uint32_t i)
 }
 
 /* The largest difference between the run's weights and those of the serial reference. */
-static double against_serial(const struct cluster *k, const struct diary *d)
+static double against_serial(const struct cluster *k, const struct step_sums *d)
 {
 	struct serial a = {0};
 	double max = 0;
@@ -668,7 +668,7 @@ static double against_serial(const struct cluster *k, const struct diary *d)
 /* A complete run of five workers that act in random order, with restarts of the server. */
 static void serial_run(enum optim_kind kind, uint64_t seed)
 {
-	static struct diary d;
+	static struct step_sums d;
 	struct core_config cfg = sync_config((uint32_t)seed % 3);
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	struct cluster k;

@@ -166,28 +166,28 @@ static void a_peer_that_does_not_read_loses_replies_and_is_notified(void **state
 
 	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
-	void *deaf = open_dealer(), *honest = connect_dealer();
-	zmq_setsockopt(deaf, ZMQ_RCVHWM, &one, sizeof(one));
-	zmq_connect(deaf, router_endpoint(router_under_test));
-	client_beat(deaf);
+	void *slow = open_dealer(), *reader = connect_dealer();
+	zmq_setsockopt(slow, ZMQ_RCVHWM, &one, sizeof(one));
+	zmq_connect(slow, router_endpoint(router_under_test));
+	client_beat(slow);
 	UNTIL(router_core.messages == 1)
-	const uint32_t deaf_peer = router_core.peer;
+	const uint32_t slow_peer = router_core.peer;
 	for (uint64_t sent = 0; router_test_stats().dropped == 0; sent++) {
 		assert_true(sent < 2000);
 		router_core.version++;
-		client_pull(deaf, sent, WEIGHTS_CURRENT);
+		client_pull(slow, sent, WEIGHTS_CURRENT);
 		UNTIL(router_core.messages == sent + 2)
 	}
 	assert_int_equal(router_test_stats().waiting, 1);
 	const uint64_t dropped = router_test_stats().dropped;
 	router_core.replies = 1;
-	client_beat(honest);
-	client_receive(honest, wire, &f, &m);
+	client_beat(reader);
+	client_receive(reader, wire, &f, &m);
 	assert_int_equal(m.type, MSG_BEAT);
 	frames_release(&f);
-	assert_int_not_equal(router_core.peer, deaf_peer);
+	assert_int_not_equal(router_core.peer, slow_peer);
 	for (;; params++) { /* the peer reads now: first the replies in flight, then the ERROR */
-		client_receive(deaf, wire, &f, &m);
+		client_receive(slow, wire, &f, &m);
 		if (m.type != MSG_PARAMS)
 			break;
 		assert_int_equal(m.params.request, params);
@@ -196,13 +196,13 @@ static void a_peer_that_does_not_read_loses_replies_and_is_notified(void **state
 	assert_int_equal(m.type, MSG_ERROR);
 	assert_int_equal(m.error.status, PS_ESTATE);
 	frames_release(&f);
-	client_beat(deaf);
-	client_receive(deaf, wire, &f, &m);
+	client_beat(slow);
+	client_receive(slow, wire, &f, &m);
 	assert_int_equal(m.type, MSG_BEAT);
 	frames_release(&f);
 	assert_int_equal(router_test_stats().dropped, dropped);
-	close_dealer(deaf);
-	close_dealer(honest);
+	close_dealer(slow);
+	close_dealer(reader);
 	wire_free(&wire);
 }
 

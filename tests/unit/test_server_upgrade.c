@@ -306,7 +306,7 @@ static void each_option_that_must_stay_the_same_is_known(void **state)
 /* ---- damage ---------------------------------------------------------------------------------- */
 
 /* The damaged snapshot was accepted. The core must work with it. */
-static void live_with(void)
+static void assert_works(void)
 {
 	const struct event tick = {.kind = EVENT_TICK};
 	struct direct_worker w = {.core = core, .peer = 5, .now_ms = 1000};
@@ -326,7 +326,7 @@ static int try_to_resume(const struct sections *s)
 	int rc = resume(s, &why);
 
 	if (rc == PS_OK)
-		live_with();
+		assert_works();
 	else
 		assert_true(rc == PS_ECHECKPOINT || rc == PS_EUSAGE);
 	return rc;
@@ -384,7 +384,7 @@ static void every_longer_section_is_refused(void **state)
 static void no_flipped_byte_does_harm(void **state)
 {
 	static const unsigned char masks[] = {1, 0x80, 0xff};
-	uint32_t believed = 0, refused = 0;
+	uint32_t accepted = 0, refused = 0;
 
 	(void)state;
 	for (int i = 0; i < FIXTURE_COUNT; i++) {
@@ -397,7 +397,7 @@ static void no_flipped_byte_does_harm(void **state)
 
 				*byte ^= mask;
 				if (try_to_resume(&s) == PS_OK)
-					believed++;
+					accepted++;
 				else
 					refused++;
 				*byte ^= mask;
@@ -405,8 +405,8 @@ static void no_flipped_byte_does_harm(void **state)
 		assert_int_equal(try_to_resume(&s), PS_OK);
 		close_fixture();
 	}
-	print_message("%u believed, %u refused\n", believed, refused);
-	assert_true(believed > 500 && refused > 500);
+	print_message("%u accepted, %u refused\n", accepted, refused);
+	assert_true(accepted > 500 && refused > 500);
 }
 
 /* ---- directories of 0.1.0 -------------------------------------------------------------------- */

@@ -14,8 +14,8 @@ static void assert_same_but_ledger(const struct core_snapshot *x, const struct c
 	}
 }
 
-/* `m` is rejected for `why`. Its seq is used up, and no byte of weights, optimizer or leases
- * changes. */
+/* The core rejects `m` for the reason `why`. The push uses up its seq, and no byte of weights,
+ * optimizer or leases changes. */
 static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject why)
 {
 	struct core_snapshot before = fixture_save(f), after;

@@ -479,7 +479,7 @@ static void a_bad_configuration_leaves_no_directory_behind(void **state)
 	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), PS_EUSAGE);
 	assert_false(temp_dir_exists(dir, "new"));
-	assert_int_equal(count_lines(errors.text), 1); /* the directory would be fine: no error */
+	assert_int_equal(count_lines(errors.text), 1); /* only --lr is wrong */
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), OPT_RUN);
 	assert_false(temp_dir_exists(dir, "new"));

@@ -20,7 +20,7 @@ struct worker;
 
 /* The state of a worker slot in mode ssp. A snapshot contains all of it. */
 struct worker_ssp {
-	uint64_t clock; /* grows with each batch of the worker that is counted */
+	uint64_t clock; /* grows by 1 with each counted batch of this worker */
 	int racing;     /* 1: the other workers may not run far ahead of this worker */
 };
 

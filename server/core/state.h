@@ -98,10 +98,10 @@ struct core {
 	/* for display only: since this start of the server, and in no snapshot */
 	uint64_t computed;      /* images of the accepted pushes */
 	uint64_t push_ms;       /* when the newest push was decided; 0: none was */
-	int begun, epoch_begun; /* 1: EFFECT_BEGIN, EFFECT_EPOCH_BEGUN was emitted */
+	int begun, epoch_begun; /* 1: the core has emitted EFFECT_BEGIN, EFFECT_EPOCH_BEGUN */
 
-	/* The push of this step that also pulls. Its answer waits for the weights after the step.
-	 */
+	/* The push of this step that also requests weights. Its answer waits for the weights that
+	 * the step makes. */
 	struct {
 		struct worker *worker; /* NULL: this step has no such push */
 		uint64_t request;
@@ -112,7 +112,7 @@ struct core {
 
 	struct effect *effect; /* effect[0] is always EFFECT_COMMIT */
 	size_t n_effects, max_effects;
-	int commits; /* 1: EFFECT_COMMIT is an effect of this step */
+	int commits; /* 1: this step emits EFFECT_COMMIT */
 };
 
 /* layout.c: lays out the block and clears it. The caller fills in the weights. */

@@ -32,7 +32,7 @@ struct store {
 	float *dc_square;
 	struct optim_reach reach;   /* bounds of weights and state; see store_holds */
 	struct optim_reach planned; /* bounds after the step that store_holds found possible */
-	int measured, is_planned;   /* 1: reach, planned are valid; in no snapshot */
+	int measured, is_planned;   /* 1: reach, planned are valid; no snapshot has them */
 	struct update update;       /* the update of this step of the core */
 };
 

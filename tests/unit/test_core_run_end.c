@@ -258,7 +258,7 @@ static void a_worker_that_joins_during_a_drain_gets_welcome_and_bye(void **state
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	drain(&f);
-	fixture_durable(&f); /* the snapshot that contains the worker's incarnation */
+	fixture_durable(&f); /* this snapshot contains the worker's incarnation */
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);

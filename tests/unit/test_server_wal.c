@@ -28,8 +28,8 @@ static void flushed_events_are_replayed(void **state)
 	assert_int_equal(wal.done > 0, 1);
 }
 
-/* The snapshot under way may never complete. The log files before and behind it together have all
- * records. */
+/* The snapshot under way may never complete. The log files before and behind that snapshot have all
+ * records together. */
 static void an_unfinished_snapshot_is_not_needed(void **state)
 {
 	(void)state;

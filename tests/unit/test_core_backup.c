@@ -20,7 +20,7 @@ static struct core_config config(enum mode mode)
 }
 
 /* One worker computes the batches of an epoch in order, even if some of its pushes are rejected. */
-static void a_batch_that_came_to_nothing_is_given_to_its_worker_again(void **state)
+static void a_batch_whose_push_was_rejected_is_granted_to_its_worker_again(void **state)
 {
 	struct core_config cfg = config(MODE_SYNC);
 	struct cluster k;
@@ -41,7 +41,7 @@ static void a_batch_that_came_to_nothing_is_given_to_its_worker_again(void **sta
 	cluster_close(&k);
 }
 
-static void nobody_waits_for_a_stopped_worker(enum mode mode)
+static void no_worker_waits_for_a_stopped_worker(enum mode mode)
 {
 	struct cluster k;
 
@@ -59,13 +59,13 @@ static void nobody_waits_for_a_stopped_worker(enum mode mode)
 static void downpour_waits_for_no_stopped_worker(void **state)
 {
 	(void)state;
-	nobody_waits_for_a_stopped_worker(MODE_DOWNPOUR);
+	no_worker_waits_for_a_stopped_worker(MODE_DOWNPOUR);
 }
 
 static void ssp_waits_for_no_stopped_worker(void **state)
 {
 	(void)state;
-	nobody_waits_for_a_stopped_worker(MODE_SSP);
+	no_worker_waits_for_a_stopped_worker(MODE_SSP);
 }
 
 static void the_first_result_counts_and_the_second_is_superseded(void **state)
@@ -157,7 +157,7 @@ static void open_with_one_idle(struct cluster *k, struct core_config cfg, uint32
 	cluster_request(k, 1);
 }
 
-static void a_copy_of_what_is_late_goes_to_an_idle_worker(enum mode mode)
+static void an_idle_worker_gets_a_copy_of_late_work(enum mode mode)
 {
 	struct cluster k;
 
@@ -174,9 +174,9 @@ static void a_copy_of_what_is_late_goes_to_an_idle_worker(enum mode mode)
 static void a_late_batch_is_copied_and_no_other(void **state)
 {
 	(void)state;
-	a_copy_of_what_is_late_goes_to_an_idle_worker(MODE_DOWNPOUR);
-	a_copy_of_what_is_late_goes_to_an_idle_worker(MODE_SSP);
-	a_copy_of_what_is_late_goes_to_an_idle_worker(MODE_EASGD);
+	an_idle_worker_gets_a_copy_of_late_work(MODE_DOWNPOUR);
+	an_idle_worker_gets_a_copy_of_late_work(MODE_SSP);
+	an_idle_worker_gets_a_copy_of_late_work(MODE_EASGD);
 }
 
 /* Each step has two batches, but the last step of the epoch has only one. */
@@ -207,12 +207,12 @@ static void a_late_portion_is_copied_and_no_other(void **state)
 	struct core_config cfg = late_config(MODE_SANDBLASTER);
 
 	(void)state;
-	a_copy_of_what_is_late_goes_to_an_idle_worker(cfg.training.mode);
+	an_idle_worker_gets_a_copy_of_late_work(cfg.training.mode);
 }
 
 /* The core grants a copy of a late batch at once when a worker requests work. It does not wait for
  * a tick. */
-static void who_asks_late_gets_the_copy_at_once(void **state)
+static void a_request_after_the_batch_is_late_gets_a_copy_at_once(void **state)
 {
 	struct cluster k;
 
@@ -228,7 +228,7 @@ static void who_asks_late_gets_the_copy_at_once(void **state)
 
 /* The core grants one copy of a late batch, and a second copy only when the first copy is late,
  * too. */
-static void what_somebody_has_in_time_is_not_copied_again(void **state)
+static void a_batch_with_a_timely_copy_is_not_copied_again(void **state)
 {
 	struct cluster k;
 
@@ -392,7 +392,7 @@ static void without_copies_an_idle_worker_waits(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_batch_that_came_to_nothing_is_given_to_its_worker_again),
+		cmocka_unit_test(a_batch_whose_push_was_rejected_is_granted_to_its_worker_again),
 		cmocka_unit_test(downpour_waits_for_no_stopped_worker),
 		cmocka_unit_test(ssp_waits_for_no_stopped_worker),
 		cmocka_unit_test(the_first_result_counts_and_the_second_is_superseded),
@@ -401,8 +401,8 @@ int main(void)
 		cmocka_unit_test(a_late_batch_is_copied_and_no_other),
 		cmocka_unit_test(the_late_batch_of_a_short_step_is_copied),
 		cmocka_unit_test(a_late_portion_is_copied_and_no_other),
-		cmocka_unit_test(who_asks_late_gets_the_copy_at_once),
-		cmocka_unit_test(what_somebody_has_in_time_is_not_copied_again),
+		cmocka_unit_test(a_request_after_the_batch_is_late_gets_a_copy_at_once),
+		cmocka_unit_test(a_batch_with_a_timely_copy_is_not_copied_again),
 		cmocka_unit_test(a_lease_is_late_by_its_newest_delivery),
 		cmocka_unit_test(a_late_piece_of_the_test_set_is_copied),
 		cmocka_unit_test(a_portion_that_comes_after_its_pass_is_superseded),

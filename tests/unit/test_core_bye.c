@@ -29,7 +29,7 @@ static void save(struct core_fixture *f, struct stamp s)
 	fixture_durable(f);
 }
 
-static void what_became_durable_is_told_unasked_on_the_beat_connection(void **state)
+static void a_new_durable_seq_is_sent_on_the_beat_connection(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
@@ -83,7 +83,7 @@ static void bye_is_answered_when_all_pushes_are_durable(void **state)
 
 /* A worker that waits for the answer to its BYE sends heartbeats, and may repeat its BYE. The core
  * does not begin a second close for them. */
-static void who_waits_for_the_answer_to_bye_is_alive(void **state)
+static void a_worker_that_waits_for_the_answer_to_bye_is_alive(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 2);
@@ -117,7 +117,7 @@ static void bye_with_nothing_to_save_is_answered_at_once(void **state)
 	fixture_close(&f);
 }
 
-static void who_said_bye_and_vanished_is_not_answered(void **state)
+static void a_worker_that_vanished_after_bye_is_not_answered(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 1);
@@ -130,7 +130,7 @@ static void who_said_bye_and_vanished_is_not_answered(void **state)
 	fixture_close(&f);
 }
 
-static void who_said_bye_waits_for_no_lease(void **state)
+static void a_worker_gets_no_lease_after_bye(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -176,7 +176,7 @@ static void answers_go_where_the_question_came_from(void **state)
 	fixture_close(&f);
 }
 
-static void who_comes_back_after_bye_is_welcome(void **state)
+static void a_worker_that_returns_after_bye_is_welcome(void **state)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 1);
@@ -198,14 +198,14 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_beat_is_answered_with_what_is_decided_and_durable),
-		cmocka_unit_test(what_became_durable_is_told_unasked_on_the_beat_connection),
+		cmocka_unit_test(a_new_durable_seq_is_sent_on_the_beat_connection),
 		cmocka_unit_test(bye_is_answered_when_all_pushes_are_durable),
-		cmocka_unit_test(who_waits_for_the_answer_to_bye_is_alive),
+		cmocka_unit_test(a_worker_that_waits_for_the_answer_to_bye_is_alive),
 		cmocka_unit_test(bye_with_nothing_to_save_is_answered_at_once),
-		cmocka_unit_test(who_said_bye_and_vanished_is_not_answered),
-		cmocka_unit_test(who_said_bye_waits_for_no_lease),
+		cmocka_unit_test(a_worker_that_vanished_after_bye_is_not_answered),
+		cmocka_unit_test(a_worker_gets_no_lease_after_bye),
 		cmocka_unit_test(answers_go_where_the_question_came_from),
-		cmocka_unit_test(who_comes_back_after_bye_is_welcome),
+		cmocka_unit_test(a_worker_that_returns_after_bye_is_welcome),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

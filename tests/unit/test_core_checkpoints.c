@@ -82,7 +82,7 @@ static void a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms(void *
 	fixture_close(&f);
 }
 
-static void who_waits_for_a_failed_snapshot_waits_for_the_next(void **state)
+static void after_a_failed_snapshot_waiting_peers_wait_for_the_next(void **state)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
@@ -213,7 +213,7 @@ static void new_leases_wait_no_longer_than_recovery_ms(void **state)
 	fixture_close(&f);
 }
 
-static void who_missed_one_recovery_does_not_hold_up_the_next(void **state)
+static void a_worker_that_missed_a_recovery_does_not_hold_up_the_next(void **state)
 {
 	struct core_fixture f;
 	struct stamp s;
@@ -233,7 +233,7 @@ static void who_missed_one_recovery_does_not_hold_up_the_next(void **state)
 	fixture_close(&f);
 }
 
-static void who_came_back_late_is_waited_for_again(void **state)
+static void a_worker_that_returned_late_is_expected_again(void **state)
 {
 	struct core_fixture f;
 	struct stamp s, t;
@@ -259,14 +259,14 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(snapshots_come_checkpoint_ms_apart_and_only_if_something_happened),
 		cmocka_unit_test(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms),
-		cmocka_unit_test(who_waits_for_a_failed_snapshot_waits_for_the_next),
+		cmocka_unit_test(after_a_failed_snapshot_waiting_peers_wait_for_the_next),
 		cmocka_unit_test(an_admin_is_answered_when_the_checkpoint_is_durable),
 		cmocka_unit_test(too_many_admins_and_a_server_without_a_disk_say_so),
 		cmocka_unit_test(status_is_the_shells_to_answer),
 		cmocka_unit_test(new_leases_wait_until_all_are_back_and_have_replayed),
 		cmocka_unit_test(new_leases_wait_no_longer_than_recovery_ms),
-		cmocka_unit_test(who_missed_one_recovery_does_not_hold_up_the_next),
-		cmocka_unit_test(who_came_back_late_is_waited_for_again),
+		cmocka_unit_test(a_worker_that_missed_a_recovery_does_not_hold_up_the_next),
+		cmocka_unit_test(a_worker_that_returned_late_is_expected_again),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

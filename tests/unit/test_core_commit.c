@@ -24,7 +24,7 @@ static int waits(const struct core_fixture *f, enum msg_type type)
 }
 
 /* A reply to a request that changes nothing waits for earlier events only. */
-static void a_look_commits_nothing_and_a_push_does(void **state)
+static void a_query_commits_nothing_and_a_push_commits(void **state)
 {
 	struct msg hello = fixture_hello(""), admin = {.type = MSG_ADMIN};
 	struct msg status = {.type = MSG_STATUS};
@@ -68,7 +68,7 @@ static void a_look_commits_nothing_and_a_push_does(void **state)
 }
 
 /* A step of sync ends without a message, and the next weights depend on that event. */
-static void new_weights_commit_though_nobody_is_told(void **state)
+static void new_weights_commit_without_a_message(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct cluster k;
@@ -92,8 +92,8 @@ static void new_weights_commit_though_nobody_is_told(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_look_commits_nothing_and_a_push_does),
-		cmocka_unit_test(new_weights_commit_though_nobody_is_told),
+		cmocka_unit_test(a_query_commits_nothing_and_a_push_commits),
+		cmocka_unit_test(new_weights_commit_without_a_message),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

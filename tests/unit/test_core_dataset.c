@@ -155,7 +155,7 @@ static void outvote_a_stalled_worker(
 }
 
 /* The worker with the right data leaves. Now the late result of the other worker counts. */
-static void stalled_workers_vote_when_nobody_else_can(void **state)
+static void stalled_workers_vote_if_all_live_workers_are_stalled(void **state)
 {
 	struct stamp wrong, right;
 	struct core_fixture f;
@@ -195,7 +195,7 @@ static void an_outvoted_worker_counts_again_when_it_asks(void **state)
 }
 
 /* Workers that only send heartbeats lose their majority. */
-static void who_never_asks_for_work_loses_its_vote(void **state)
+static void a_worker_that_never_asks_for_work_loses_its_vote(void **state)
 {
 	struct core_config cfg = training(1);
 	struct stamp wrong[2];
@@ -410,7 +410,7 @@ static void before_the_run_begins_no_push_counts(void **state)
 }
 
 /* Workers that cannot train do not count for --min-workers. */
-static void whoever_has_other_data_is_waited_for_and_named(void **state)
+static void workers_with_other_data_do_not_count_and_are_named(void **state)
 {
 	struct hold_up_view v;
 	struct core_fixture f;
@@ -436,7 +436,7 @@ static void whoever_has_other_data_is_waited_for_and_named(void **state)
 
 /* The session of the worker ended when the first push counted. The worker is notified of the reason
  * only at the end of the run. */
-static void after_the_end_it_is_told_why_it_had_no_work(void **state)
+static void after_the_end_a_worker_learns_why_it_had_no_work(void **state)
 {
 	struct core_fixture f;
 
@@ -464,9 +464,9 @@ int main(void)
 		cmocka_unit_test(nor_does_it_on_disk),
 		cmocka_unit_test(most_live_workers_decide),
 		cmocka_unit_test(a_stalled_worker_has_no_vote),
-		cmocka_unit_test(stalled_workers_vote_when_nobody_else_can),
+		cmocka_unit_test(stalled_workers_vote_if_all_live_workers_are_stalled),
 		cmocka_unit_test(an_outvoted_worker_counts_again_when_it_asks),
-		cmocka_unit_test(who_never_asks_for_work_loses_its_vote),
+		cmocka_unit_test(a_worker_that_never_asks_for_work_loses_its_vote),
 		cmocka_unit_test(the_first_push_that_counts_fixes_it),
 		cmocka_unit_test(the_refusal_shows_both_and_the_remedy),
 		cmocka_unit_test(a_push_of_the_other_data_is_rejected),
@@ -474,8 +474,8 @@ int main(void)
 		cmocka_unit_test(a_replay_fixes_what_it_had_fixed),
 		cmocka_unit_test(a_push_that_is_rejected_fixes_nothing),
 		cmocka_unit_test(before_the_run_begins_no_push_counts),
-		cmocka_unit_test(whoever_has_other_data_is_waited_for_and_named),
-		cmocka_unit_test(after_the_end_it_is_told_why_it_had_no_work),
+		cmocka_unit_test(workers_with_other_data_do_not_count_and_are_named),
+		cmocka_unit_test(after_the_end_a_worker_learns_why_it_had_no_work),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -102,18 +102,18 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 
 /* A simulated server and its workers. `ahead` is the number of pulls by which a worker may be ahead
  * of its pushes: one with prefetch, three with pipelined steps. */
-struct lesson {
+struct dc_run {
 	struct core_fixture f;
 	struct twin twin;
 	uint32_t ahead, pushes_of_each;
-	struct pupil {
+	struct dc_worker {
 		struct stamp s;
-		uint64_t seq, version[MAX_IN_HAND], epoch[MAX_IN_HAND];
+		uint64_t seq, version[MAX_IN_HAND], term[MAX_IN_HAND];
 		uint32_t n, pushed;
-	} pupil[WORKERS];
+	} worker[WORKERS];
 };
 
-static void lesson_open(struct lesson *l, struct core_config cfg)
+static void dc_run_open(struct dc_run *l, struct core_config cfg)
 {
 	memset(l, 0, sizeof(*l));
 	fixture_open(&l->f, cfg);
@@ -123,46 +123,46 @@ static void lesson_open(struct lesson *l, struct core_config cfg)
 		   : cfg.push.n_push == cfg.push.n_fetch && cfg.push.n_push > 1 ? 3
 										: 1;
 	for (uint32_t i = 0; i < WORKERS; i++)
-		l->pupil[i].s = fixture_join(&l->f, 10 + i, "");
+		l->worker[i].s = fixture_join(&l->f, 10 + i, "");
 }
 
-static void pull(struct lesson *l, uint32_t i)
+static void pull(struct dc_run *l, uint32_t i)
 {
-	struct pupil *p = &l->pupil[i];
+	struct dc_worker *p = &l->worker[i];
 
 	fixture_pull(&l->f, 10 + i, p->s, WEIGHTS_CURRENT);
 	p->version[p->n] = fixture_sent(&l->f, 10 + i, MSG_PARAMS)->params.version;
-	p->epoch[p->n++] = p->s.term;
+	p->term[p->n++] = p->s.term;
 	assert_int_equal(p->version[p->n - 1], l->twin.version);
 }
 
-/* The push of worker i whose weights are `version` of term `epoch`. */
-static void push_of(struct lesson *l, uint32_t i, const float *g, uint64_t version, uint64_t epoch)
+/* The push of worker i whose weights are `version` of term `term`. */
+static void push_of(struct dc_run *l, uint32_t i, const float *g, uint64_t version, uint64_t term)
 {
-	struct msg m = fixture_push(l->pupil[i].s, ++l->pupil[i].seq);
+	struct msg m = fixture_push(l->worker[i].s, ++l->worker[i].seq);
 
 	m.push.base_version = version;
-	m.push.base_term = epoch;
+	m.push.base_term = term;
 	fixture_slice(&m, 0, 3, g); /* in two slices: a push may have several */
 	fixture_slice(&m, 3, FIXTURE_PARAMS - 3, g + 3);
 	fixture_applied(&l->f, 10 + i, &m);
 }
 
-static void push(struct lesson *l, uint32_t i, const float *g)
+static void push(struct dc_run *l, uint32_t i, const float *g)
 {
-	struct pupil *p = &l->pupil[i];
+	struct dc_worker *p = &l->worker[i];
 
-	push_of(l, i, g, p->version[0], p->epoch[0]);
+	push_of(l, i, g, p->version[0], p->term[0]);
 	twin_push(&l->twin, g, (int64_t)p->version[0]);
 	if (++p->pushed < l->pushes_of_each)
 		return;
 	p->pushed = 0;
 	p->n--;
 	memmove(p->version, p->version + 1, p->n * sizeof(p->version[0]));
-	memmove(p->epoch, p->epoch + 1, p->n * sizeof(p->epoch[0]));
+	memmove(p->term, p->term + 1, p->n * sizeof(p->term[0]));
 }
 
-static double farthest(const struct lesson *l)
+static double farthest(const struct dc_run *l)
 {
 	double max = 0;
 
@@ -172,24 +172,24 @@ static double farthest(const struct lesson *l)
 	return max;
 }
 
-static void come_back(struct lesson *l)
+static void come_back(struct dc_run *l)
 {
 	for (uint32_t i = 0; i < WORKERS; i++) {
-		struct pupil *p = &l->pupil[i];
+		struct dc_worker *p = &l->worker[i];
 
 		p->s = fixture_come_back(&l->f, 10 + i, p->s, p->seq);
 	}
 }
 
 /* Pulls, pushes and restarts in random order. */
-static double lesson_run(uint64_t seed, const struct core_config *cfg)
+static double dc_random_run(uint64_t seed, const struct core_config *cfg)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
-	static struct lesson l;
+	static struct dc_run l;
 	float g[FIXTURE_PARAMS];
 	double max = 0;
 
-	lesson_open(&l, *cfg);
+	dc_run_open(&l, *cfg);
 	while (l.twin.version < STEPS) {
 		uint32_t i = (uint32_t)rng_below(&r, WORKERS);
 
@@ -198,7 +198,7 @@ static double lesson_run(uint64_t seed, const struct core_config *cfg)
 		if (rng_below(&r, 30) == 0) {
 			fixture_restart(&l.f);
 			come_back(&l);
-		} else if (l.pupil[i].n < 1 + l.ahead) {
+		} else if (l.worker[i].n < 1 + l.ahead) {
 			pull(&l, i);
 		} else {
 			push(&l, i, g);
@@ -239,7 +239,7 @@ static void every_combination_of_options_is_what_the_formulas_say(void **state)
 		double d;
 
 		cfg.optim.kind = (enum optim_kind)(i / n / 8);
-		d = lesson_run(1 + i, &cfg);
+		d = dc_random_run(1 + i, &cfg);
 		if (d > 1e-4)
 			fail_msg("optimizer %d, combination %zu, schedule %zu: %g",
 				(int)cfg.optim.kind, i / n % 8, i % n, d);
@@ -308,17 +308,17 @@ static void it_damps_the_swings_that_delay_causes(void **state)
 static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void **state)
 {
 	struct core_config cfg = dc_config(0);
-	static struct lesson l;
+	static struct dc_run l;
 	float before, step;
 
 	(void)state;
 	cfg.push.prefetch = 1;
-	lesson_open(&l, cfg);
+	dc_run_open(&l, cfg);
 	pull(&l, 0);
-	push_of(&l, 1, fixture_ones, 0, l.pupil[1].s.term);
+	push_of(&l, 1, fixture_ones, 0, l.worker[1].s.term);
 	twin_push(&l.twin, fixture_ones, 0);
 	pull(&l, 0);
-	push_of(&l, 1, fixture_ones, 1, l.pupil[1].s.term);
+	push_of(&l, 1, fixture_ones, 1, l.worker[1].s.term);
 	twin_push(&l.twin, fixture_ones, 1);
 	before = core_weights(l.f.core)[4];
 	push(&l, 0, fixture_ones);
@@ -333,10 +333,10 @@ static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void 
  * delay. */
 static void each_worker_is_compensated_by_its_own_delay(void **state)
 {
-	static struct lesson l;
+	static struct dc_run l;
 
 	(void)state;
-	lesson_open(&l, dc_config(0));
+	dc_run_open(&l, dc_config(0));
 	pull(&l, 0);
 	pull(&l, 1);
 	push(&l, 1, fixture_ones); /* a fresh gradient is not changed */
@@ -354,22 +354,22 @@ static void each_worker_is_compensated_by_its_own_delay(void **state)
 /* Without a copy of the version there is no compensation. */
 static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted(void **state)
 {
-	static struct lesson l;
-	uint64_t epoch;
+	static struct dc_run l;
+	uint64_t term;
 
 	(void)state;
-	lesson_open(&l, dc_config(1));
-	epoch = l.pupil[0].s.term;
+	dc_run_open(&l, dc_config(1));
+	term = l.worker[0].s.term;
 	for (uint64_t version = 0; version < 3; version++) {
 		/* the weights are current: no compensation is needed */
-		push_of(&l, 0, fixture_ones, version, epoch);
+		push_of(&l, 0, fixture_ones, version, term);
 		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
 	pull(&l, 1);
-	push_of(&l, 0, fixture_ones, 1, epoch); /* no worker has pulled this version */
+	push_of(&l, 0, fixture_ones, 1, term); /* no worker has pulled this version */
 	twin_push(&l.twin, fixture_ones, -1);
-	push_of(&l, 0, fixture_ones, 3, epoch); /* only another worker has pulled this version */
+	push_of(&l, 0, fixture_ones, 3, term); /* only another worker has pulled this version */
 	twin_push(&l.twin, fixture_ones, -1);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 2);
 	push(&l, 1, fixture_ones);
@@ -379,33 +379,33 @@ static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_coun
 }
 
 /* Version 2 of the lost term is not the version 2 that other workers have made since. */
-static void weights_of_a_lost_life_are_not_held(void **state)
+static void weights_of_a_lost_term_are_not_held(void **state)
 {
-	static struct lesson l;
+	static struct dc_run l;
 	static const float twos[FIXTURE_PARAMS] = {2, 2, 2, 2, 2, 2, 2, 2};
 	struct core_config cfg = dc_config(0);
 	struct core_snapshot image;
-	uint64_t epoch;
+	uint64_t term;
 
 	(void)state;
-	lesson_open(&l, cfg);
-	epoch = l.pupil[0].s.term;
-	push_of(&l, 1, fixture_ones, 0, epoch);
+	dc_run_open(&l, cfg);
+	term = l.worker[0].s.term;
+	push_of(&l, 1, fixture_ones, 0, term);
 	image = fixture_save(&l.f);
-	push_of(&l, 1, fixture_ones, 1, epoch);
-	fixture_pull(&l.f, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* version 2 */
+	push_of(&l, 1, fixture_ones, 1, term);
+	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT); /* version 2 */
 	fixture_close(&l.f);
 	fixture_load(&l.f, cfg, &image);
 	fixture_drop(&image);
-	l.pupil[1].seq = 1; /* the worker continues from this seq */
+	l.worker[1].seq = 1; /* the worker continues from this seq */
 	come_back(&l);
-	push_of(&l, 1, twos, 1, l.pupil[1].s.term);
-	fixture_pull(&l.f, 10, l.pupil[0].s, WEIGHTS_CURRENT); /* another version 2 */
-	push_of(&l, 1, twos, 2, l.pupil[1].s.term);
-	push_of(&l, 0, fixture_ones, 2, epoch);
+	push_of(&l, 1, twos, 1, l.worker[1].s.term);
+	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT); /* another version 2 */
+	push_of(&l, 1, twos, 2, l.worker[1].s.term);
+	push_of(&l, 0, fixture_ones, 2, term);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-6 * RATE), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
-	push_of(&l, 0, fixture_ones, 2, l.pupil[0].s.term); /* the version 2 that it has pulled */
+	push_of(&l, 0, fixture_ones, 2, l.worker[0].s.term); /* the version 2 that it has pulled */
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
@@ -414,7 +414,7 @@ static void weights_of_a_lost_life_are_not_held(void **state)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-static uint32_t copies(const struct lesson *l)
+static uint32_t copies(const struct dc_run *l)
 {
 	const struct backups *b = &l->f.core->backups;
 	uint32_t used = 0, refs = 0, held = 0;
@@ -431,11 +431,11 @@ static uint32_t copies(const struct lesson *l)
 
 static void copies_are_shared_and_released(void **state)
 {
-	static struct lesson l;
+	static struct dc_run l;
 	struct msg hello = fixture_hello("");
 
 	(void)state;
-	lesson_open(&l, dc_config(0));
+	dc_run_open(&l, dc_config(0));
 	assert_int_equal(copies(&l), 0);
 	for (uint32_t i = 0; i < WORKERS; i++)
 		pull(&l, i);
@@ -449,15 +449,15 @@ static void copies_are_shared_and_released(void **state)
 	pull(&l, 1);
 	pull(&l, 2);
 	assert_int_equal(copies(&l), 2);
-	fixture_bye(&l.f, 11, l.pupil[1].s); /* the worker leaves */
+	fixture_bye(&l.f, 11, l.worker[1].s); /* the worker leaves */
 	assert_int_equal(copies(&l), 2);
 	for (uint32_t t = 0; t < 12; t++) { /* worker 2 dies of silence */
 		fixture_tick(&l.f, 100);
-		fixture_beat(&l.f, 10, l.pupil[0].s);
+		fixture_beat(&l.f, 10, l.worker[0].s);
 	}
 	assert_int_equal(fixture_worker(&l.f, 3).state, SESSION_DEAD);
 	assert_int_equal(copies(&l), 1);
-	fixture_bye(&l.f, 10, l.pupil[0].s);
+	fixture_bye(&l.f, 10, l.worker[0].s);
 	assert_int_equal(copies(&l), 0);
 	fixture_message(&l.f, 20, &hello);
 	assert_int_equal(copies(&l), 0);
@@ -466,14 +466,14 @@ static void copies_are_shared_and_released(void **state)
 
 static void a_fenced_worker_holds_nothing(void **state)
 {
-	static struct lesson l;
+	static struct dc_run l;
 	struct core_config cfg = dc_config(0);
 
 	(void)state;
 	memset(&l, 0, sizeof(l));
 	fixture_open(&l.f, cfg);
-	l.pupil[0].s = fixture_join(&l.f, 10, "a");
-	fixture_pull(&l.f, 10, l.pupil[0].s, WEIGHTS_CURRENT);
+	l.worker[0].s = fixture_join(&l.f, 10, "a");
+	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT);
 	assert_int_equal(copies(&l), 1);
 	(void)fixture_join(&l.f, 11, "a");
 	assert_int_equal(copies(&l), 0);
@@ -484,26 +484,26 @@ static void a_fenced_worker_holds_nothing(void **state)
  * worker may compute with it. */
 static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 {
-	static struct lesson l;
+	static struct dc_run l;
 	struct core_config cfg = dc_config(0);
 
 	(void)state;
 	cfg.push.n_fetch = 1000;
-	lesson_open(&l, cfg);
+	dc_run_open(&l, cfg);
 	for (uint64_t version = 0; version < 50; version++) {
 		for (uint32_t i = 0; i < WORKERS; i++)
-			fixture_pull(&l.f, 10 + i, l.pupil[i].s, WEIGHTS_CURRENT);
-		push_of(&l, 2, fixture_ones, version, l.pupil[2].s.term);
+			fixture_pull(&l.f, 10 + i, l.worker[i].s, WEIGHTS_CURRENT);
+		push_of(&l, 2, fixture_ones, version, l.worker[2].s.term);
 		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
 	assert_true(copies(&l) <= BACKUPS_MAX_HELD + 1);
 	assert_int_equal(l.f.core->worker[0].backups.n_held, BACKUPS_MAX_HELD);
-	push_of(&l, 0, fixture_ones, 0, l.pupil[0].s.term);
+	push_of(&l, 0, fixture_ones, 0, l.worker[0].s.term);
 	twin_push(&l.twin, fixture_ones, 0);
-	push_of(&l, 0, fixture_ones, 49, l.pupil[0].s.term);
+	push_of(&l, 0, fixture_ones, 49, l.worker[0].s.term);
 	twin_push(&l.twin, fixture_ones, 49);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
-	push_of(&l, 1, fixture_ones, 20, l.pupil[1].s.term); /* this version was dropped */
+	push_of(&l, 1, fixture_ones, 20, l.worker[1].s.term); /* this version was dropped */
 	twin_push(&l.twin, fixture_ones, -1);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
 	assert_true(farthest(&l) < 1e-5);
@@ -515,7 +515,7 @@ static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
 #define LONE_PUSHES 12u
 
 /* Push i of a single worker with prefetch has version i - 1; the first push has version 0. */
-static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64_t epoch)
+static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64_t term)
 {
 	struct msg m = fixture_push(s, i);
 	float g[FIXTURE_PARAMS];
@@ -523,7 +523,7 @@ static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		g[j] = (float)((i * 7 + j * 3) % 11) / 5 - 1;
 	m.push.base_version = i > 1 ? i - 2 : 0;
-	m.push.base_term = epoch;
+	m.push.base_term = term;
 	fixture_slice(&m, 0, FIXTURE_PARAMS, g);
 	fixture_applied(f, 9, &m);
 }
@@ -548,16 +548,16 @@ static void lone_run(uint64_t saved, float *end)
 		lone_push(&f, s, i, s.term);
 	}
 	if (saved < LONE_PUSHES) {
-		uint64_t epoch = s.term;
+		uint64_t term = s.term;
 
 		fixture_close(&f);
 		fixture_load(&f, cfg, &image);
 		fixture_drop(&image);
 		s = fixture_come_back(&f, 9, s, LONE_PUSHES);
 		for (uint64_t i = saved + 1; i <= LONE_PUSHES; i++)
-			lone_push(&f, s, i, epoch);
+			lone_push(&f, s, i, term);
 		/* a push of weights that the worker has pulled in this term */
-		lone_push(&f, s, LONE_PUSHES + 1, epoch);
+		lone_push(&f, s, LONE_PUSHES + 1, term);
 	} else {
 		lone_push(&f, s, LONE_PUSHES + 1, s.term);
 	}
@@ -581,12 +581,12 @@ static void a_lone_worker_replays_to_the_same_bits(void **state)
 /* A checkpoint with weights that are not finite is refused. */
 static void a_copy_that_is_not_finite_is_refused(void **state)
 {
-	static struct lesson l;
+	static struct dc_run l;
 	struct core_snapshot image;
 	const char *why = NULL;
 
 	(void)state;
-	lesson_open(&l, dc_config(0));
+	dc_run_open(&l, dc_config(0));
 	pull(&l, 0);
 	backups_values(l.f.core, 0)[3] = NAN;
 	image = fixture_save(&l.f);
@@ -599,14 +599,14 @@ static void a_copy_that_is_not_finite_is_refused(void **state)
 static void without_it_there_is_no_backup(void **state)
 {
 	struct core_config cfg = dc_config(0);
-	static struct lesson l;
+	static struct dc_run l;
 
 	(void)state;
 	cfg.dc.kind = DC_NONE;
-	lesson_open(&l, cfg);
+	dc_run_open(&l, cfg);
 	pull(&l, 0);
-	push_of(&l, 1, fixture_ones, 0, l.pupil[1].s.term);
-	push_of(&l, 0, fixture_ones, 0, l.pupil[0].s.term);
+	push_of(&l, 1, fixture_ones, 0, l.worker[1].s.term);
+	push_of(&l, 0, fixture_ones, 0, l.worker[0].s.term);
 	assert_int_equal(l.f.core->backups.n, 0);
 	assert_int_equal(l.f.core->worker[0].backups.n_held, 0);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
@@ -623,7 +623,7 @@ int main(void)
 		cmocka_unit_test(each_worker_is_compensated_by_its_own_delay),
 		cmocka_unit_test(
 			a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted),
-		cmocka_unit_test(weights_of_a_lost_life_are_not_held),
+		cmocka_unit_test(weights_of_a_lost_term_are_not_held),
 		cmocka_unit_test(copies_are_shared_and_released),
 		cmocka_unit_test(a_fenced_worker_holds_nothing),
 		cmocka_unit_test(pulls_without_pushes_hold_a_bounded_number_of_versions),

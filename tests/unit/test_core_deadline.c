@@ -5,7 +5,7 @@
  */
 #include "tests/support/core_cluster.h"
 
-#define HUNG UINT64_MAX
+#define HANGS UINT64_MAX
 
 /* Workers, and the milliseconds that each one needs for a batch. */
 struct fleet {
@@ -49,7 +49,7 @@ static uint32_t next_batches(const struct fleet *f, uint32_t i)
 /* Worker i has a grant: sets the time at which its next push is ready. */
 static void begin(struct fleet *f, uint32_t i)
 {
-	if (f->ready_ms[i] == 0 && f->ms[i] != HUNG)
+	if (f->ready_ms[i] == 0 && f->ms[i] != HANGS)
 		f->ready_ms[i] = f->k.f.now_ms + f->ms[i] * next_batches(f, i);
 }
 
@@ -120,12 +120,12 @@ static void fleet_run(struct fleet *f, uint64_t ms)
 }
 
 /* Worker 0 gets work and delivers nothing. The others do all the work. */
-static void a_hung_worker_holds_nobody_up(struct core_config cfg)
+static void a_hanging_worker_holds_up_no_worker(struct core_config cfg)
 {
 	struct fleet f;
 
 	fleet_open(&f, cfg, 3, 200, 30);
-	f.ms[0] = HUNG;
+	f.ms[0] = HANGS;
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	for (uint32_t e = 0; e < cfg.training.epochs; e++) {
@@ -135,19 +135,19 @@ static void a_hung_worker_holds_nobody_up(struct core_config cfg)
 	cluster_close(&f.k);
 }
 
-static void the_warm_start_does_not_wait_for_a_hung_worker(void **state)
+static void the_warm_start_does_not_wait_for_a_hanging_worker(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 
 	(void)state;
 	cfg.leases.warm_start_updates = 10;
-	a_hung_worker_holds_nobody_up(cfg);
+	a_hanging_worker_holds_up_no_worker(cfg);
 }
 
-static void a_sync_step_does_not_wait_for_a_hung_worker(void **state)
+static void a_sync_step_does_not_wait_for_a_hanging_worker(void **state)
 {
 	(void)state;
-	a_hung_worker_holds_nobody_up(config(MODE_SYNC));
+	a_hanging_worker_holds_up_no_worker(config(MODE_SYNC));
 }
 
 /* The first worker is stalled with its first grant. The second one joins later, sends heartbeats
@@ -161,7 +161,7 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 	cfg.leases.first_deadline_ms = 300;
 	cfg.sessions.suspect_ms = 200;
 	cfg.sessions.dead_ms = 250;
-	fleet_open(&f, cfg, 1, 200, HUNG);
+	fleet_open(&f, cfg, 1, 200, HANGS);
 	fleet_run(&f, 850);
 	f.k.n = 2;
 	cluster_join(&f.k, 1);
@@ -179,20 +179,20 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 	cluster_close(&f.k);
 }
 
-static void ssp_does_not_wait_for_the_clock_of_a_hung_worker(void **state)
+static void ssp_does_not_wait_for_the_clock_of_a_hanging_worker(void **state)
 {
 	(void)state;
-	a_hung_worker_holds_nobody_up(config(MODE_SSP));
+	a_hanging_worker_holds_up_no_worker(config(MODE_SSP));
 }
 
-static void a_pass_does_not_wait_for_a_hung_worker(void **state)
+static void a_pass_does_not_wait_for_a_hanging_worker(void **state)
 {
 	(void)state;
-	a_hung_worker_holds_nobody_up(config(MODE_SANDBLASTER));
+	a_hanging_worker_holds_up_no_worker(config(MODE_SANDBLASTER));
 }
 
 /* The worker trains, and hangs when it is granted a portion of the test set. */
-static void an_evaluation_does_not_wait_for_a_hung_worker(void **state)
+static void an_evaluation_does_not_wait_for_a_hanging_worker(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct fleet f;
@@ -201,7 +201,7 @@ static void an_evaluation_does_not_wait_for_a_hung_worker(void **state)
 	fleet_open(&f, cfg, 3, 200, 30);
 	while (f.k.worker[0].grant.kind != GRANT_EVAL && !fleet_is_over(&f))
 		fleet_run(&f, 10);
-	f.ms[0] = HUNG;
+	f.ms[0] = HANGS;
 	f.ready_ms[0] = 0;
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
@@ -215,14 +215,14 @@ static void without_copies_the_deadline_is_enough(void **state)
 
 	(void)state;
 	cfg.leases.backup_copies = BACKUP_NONE;
-	a_hung_worker_holds_nobody_up(cfg);
+	a_hanging_worker_holds_up_no_worker(cfg);
 	cfg = config(MODE_DOWNPOUR);
 	cfg.leases.backup_copies = BACKUP_NONE;
-	a_hung_worker_holds_nobody_up(cfg);
+	a_hanging_worker_holds_up_no_worker(cfg);
 }
 
 /* The worker has delivered all its work, and hangs before its next request. */
-static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
+static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 {
 	struct fleet f;
 
@@ -230,7 +230,7 @@ static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
 	for (int i = 0; i < 1000 && f.k.f.core->worker[0].pace.left == 0; i++)
 		fleet_run(&f, 10);
 	while (f.k.f.core->worker[0].pace.left) {
-		f.ms[1] = f.ms[2] = HUNG; /* so that worker 0 is the slowest */
+		f.ms[1] = f.ms[2] = HANGS; /* so that worker 0 is the slowest */
 		f.ready_ms[1] = f.ready_ms[2] = 0;
 		fleet_run(&f, 10);
 	}
@@ -246,9 +246,9 @@ static void who_does_not_ask_again_holds_nobody_up(enum mode mode)
 static void a_worker_that_does_not_ask_again_is_stalled(void **state)
 {
 	(void)state;
-	who_does_not_ask_again_holds_nobody_up(MODE_SSP);
-	who_does_not_ask_again_holds_nobody_up(MODE_SYNC);
-	who_does_not_ask_again_holds_nobody_up(MODE_DOWNPOUR);
+	a_worker_that_does_not_ask_again_holds_up_no_worker(MODE_SSP);
+	a_worker_that_does_not_ask_again_holds_up_no_worker(MODE_SYNC);
+	a_worker_that_does_not_ask_again_holds_up_no_worker(MODE_DOWNPOUR);
 }
 
 /* ---- slow ------------------------------------------------------------------------------------ */
@@ -406,7 +406,7 @@ static void a_late_first_result_counts(void **state)
 	cluster_close(&k);
 }
 
-static void who_never_delivers_is_stalled_until_it_does(void **state)
+static void a_worker_that_never_delivers_is_stalled_until_it_delivers(void **state)
 {
 	struct cluster k;
 
@@ -428,7 +428,7 @@ static void who_never_delivers_is_stalled_until_it_does(void **state)
 }
 
 /* A worker that only sends LEASE, HELLO or PULL does not deliver anything, so it is stalled. */
-static void who_only_asks_is_stalled(void **state)
+static void a_worker_that_only_sends_requests_is_stalled(void **state)
 {
 	struct cluster k;
 
@@ -448,7 +448,7 @@ static void who_only_asks_is_stalled(void **state)
 }
 
 /* A worker that has joined must request a lease, like one that has delivered everything. */
-static void who_never_asks_is_stalled_until_it_asks(void **state)
+static void a_worker_that_never_asks_is_stalled_until_it_asks(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k;
@@ -471,7 +471,7 @@ static void who_never_asks_is_stalled_until_it_asks(void **state)
 	cluster_close(&k);
 }
 
-static void who_waits_for_work_or_pushes_without_leases_is_not_stalled(void **state)
+static void waiting_for_work_or_pushing_without_leases_is_no_stall(void **state)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k;
@@ -718,7 +718,7 @@ static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
 	}
 }
 
-static void the_time_that_replies_wait_for_the_disk_is_nobodys(void **state)
+static void time_in_which_replies_wait_for_the_disk_does_not_count(void **state)
 {
 	const struct core_stats *t;
 	struct fleet f;
@@ -771,12 +771,12 @@ static void held_time_is_not_counted_as_a_transfer_too(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_warm_start_does_not_wait_for_a_hung_worker),
-		cmocka_unit_test(a_sync_step_does_not_wait_for_a_hung_worker),
+		cmocka_unit_test(the_warm_start_does_not_wait_for_a_hanging_worker),
+		cmocka_unit_test(a_sync_step_does_not_wait_for_a_hanging_worker),
 		cmocka_unit_test(a_stalled_worker_is_called_when_the_others_are_idle),
-		cmocka_unit_test(ssp_does_not_wait_for_the_clock_of_a_hung_worker),
-		cmocka_unit_test(a_pass_does_not_wait_for_a_hung_worker),
-		cmocka_unit_test(an_evaluation_does_not_wait_for_a_hung_worker),
+		cmocka_unit_test(ssp_does_not_wait_for_the_clock_of_a_hanging_worker),
+		cmocka_unit_test(a_pass_does_not_wait_for_a_hanging_worker),
+		cmocka_unit_test(an_evaluation_does_not_wait_for_a_hanging_worker),
 		cmocka_unit_test(without_copies_the_deadline_is_enough),
 		cmocka_unit_test(a_worker_that_does_not_ask_again_is_stalled),
 		cmocka_unit_test(a_worker_20_times_slower_contributes_and_is_never_stalled),
@@ -784,10 +784,10 @@ int main(void)
 		cmocka_unit_test(a_grant_lasts_two_seconds_at_least),
 		cmocka_unit_test(before_any_delivery_the_first_deadline_holds),
 		cmocka_unit_test(a_late_first_result_counts),
-		cmocka_unit_test(who_never_delivers_is_stalled_until_it_does),
-		cmocka_unit_test(who_only_asks_is_stalled),
-		cmocka_unit_test(who_never_asks_is_stalled_until_it_asks),
-		cmocka_unit_test(who_waits_for_work_or_pushes_without_leases_is_not_stalled),
+		cmocka_unit_test(a_worker_that_never_delivers_is_stalled_until_it_delivers),
+		cmocka_unit_test(a_worker_that_only_sends_requests_is_stalled),
+		cmocka_unit_test(a_worker_that_never_asks_is_stalled_until_it_asks),
+		cmocka_unit_test(waiting_for_work_or_pushing_without_leases_is_no_stall),
 		cmocka_unit_test(a_stalled_worker_gets_work_that_others_get_too),
 		cmocka_unit_test(the_same_result_again_is_no_delivery),
 		cmocka_unit_test(a_result_that_is_not_finite_is_no_delivery),
@@ -795,7 +795,7 @@ int main(void)
 		cmocka_unit_test(a_trickle_does_not_hold_a_grant),
 		cmocka_unit_test(bytes_without_end_do_not_hold_a_grant),
 		cmocka_unit_test(a_worker_that_waits_for_our_disk_is_not_stalled),
-		cmocka_unit_test(the_time_that_replies_wait_for_the_disk_is_nobodys),
+		cmocka_unit_test(time_in_which_replies_wait_for_the_disk_does_not_count),
 		cmocka_unit_test(held_time_is_not_counted_as_a_transfer_too),
 		cmocka_unit_test(the_time_that_a_worker_needs_to_come_back_is_not_owed),
 	};

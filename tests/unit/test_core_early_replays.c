@@ -159,7 +159,7 @@ static enum reject after_two_steps(float weight)
 	return reject;
 }
 
-static void a_gradient_of_the_next_epoch_is_judged_as_a_step_of_its_own(void **state)
+static void a_gradient_of_the_next_epoch_is_a_step_of_its_own(void **state)
 {
 	(void)state;
 	assert_int_equal(after_two_steps(1e20f), REJECT_NONE);
@@ -192,7 +192,7 @@ int main(void)
 		cmocka_unit_test(so_it_does_in_a_buffer),
 		cmocka_unit_test(and_after_another_crash),
 		cmocka_unit_test(whole_epochs_may_come_early),
-		cmocka_unit_test(a_gradient_of_the_next_epoch_is_judged_as_a_step_of_its_own),
+		cmocka_unit_test(a_gradient_of_the_next_epoch_is_a_step_of_its_own),
 		cmocka_unit_test(only_replays_do),
 	};
 

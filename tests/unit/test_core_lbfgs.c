@@ -336,7 +336,7 @@ static void a_direction_that_goes_up_drops_the_history(void **state)
 }
 
 /* A gradient with the wrong sign. */
-static double liar_portion(uint32_t i, const float *w, double *g)
+static double wrong_sign_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = cluster_bowl(i, w, g);
 
@@ -357,7 +357,7 @@ static void a_search_that_finds_nothing_ends_where_it_began(void **state)
 	pause_after_two_steps(&k);
 	memcpy(here, k.f.core->lbfgs.x, sizeof(here));
 	uint64_t trials = core_stats(k.f.core)->trials;
-	k.fn = liar_portion; /* from now on, the gradient at the current point is wrong, too */
+	k.fn = wrong_sign_portion; /* the known gradient gets the wrong sign, too */
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		k.f.core->lbfgs.g[j] = -k.f.core->lbfgs.g[j];
 	cluster_evaluate(&k, 1);

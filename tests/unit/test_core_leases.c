@@ -159,7 +159,7 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 }
 
 /* A single worker gets long leases, because no other worker waits for it. */
-static void who_is_alone_gets_whole_leases_to_the_end_of_an_epoch(void **state)
+static void a_single_worker_gets_whole_leases_to_the_end_of_an_epoch(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -240,7 +240,7 @@ static void a_new_request_gives_back_what_is_undone(void **state)
 	fixture_close(&f);
 }
 
-static void nobody_gets_a_lease_before_min_workers_are_there_once(void **state)
+static void no_lease_before_min_workers_have_joined_once(void **state)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
@@ -308,10 +308,10 @@ int main(void)
 		cmocka_unit_test(an_epoch_ends_when_all_its_batches_are_done_and_only_then),
 		cmocka_unit_test(a_worker_goes_on_where_it_was_and_starts_at_its_share),
 		cmocka_unit_test(leases_shrink_at_the_end_of_an_epoch),
-		cmocka_unit_test(who_is_alone_gets_whole_leases_to_the_end_of_an_epoch),
+		cmocka_unit_test(a_single_worker_gets_whole_leases_to_the_end_of_an_epoch),
 		cmocka_unit_test(a_repeated_request_gets_the_same_grant),
 		cmocka_unit_test(a_new_request_gives_back_what_is_undone),
-		cmocka_unit_test(nobody_gets_a_lease_before_min_workers_are_there_once),
+		cmocka_unit_test(no_lease_before_min_workers_have_joined_once),
 		cmocka_unit_test(warm_start_holds_the_others_back),
 	};
 

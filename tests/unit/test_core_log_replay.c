@@ -98,7 +98,7 @@ static struct random_workers anywhere(uint64_t seed)
 	return k;
 }
 
-static void whatever_follows_a_live_image_ends_in_the_same_bytes(void **state)
+static void a_core_from_a_snapshot_ends_in_the_same_bytes(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 200; seed++) {
@@ -283,7 +283,7 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 
 /* With the write-ahead log, the shell sends a reply when its event is on disk. So the core may
  * report the push as durable at once. */
-static void with_a_journal_all_is_durable_when_it_is_heard(void **state)
+static void with_a_log_all_is_durable_when_it_is_acknowledged(void **state)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
@@ -332,10 +332,10 @@ static void a_snapshot_is_taken_when_the_shell_asks_for_one(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(whatever_follows_a_live_image_ends_in_the_same_bytes),
+		cmocka_unit_test(a_core_from_a_snapshot_ends_in_the_same_bytes),
 		cmocka_unit_test(so_it_does_in_every_mode),
 		cmocka_unit_test(a_cut_section_is_refused_and_no_lie_does_harm),
-		cmocka_unit_test(with_a_journal_all_is_durable_when_it_is_heard),
+		cmocka_unit_test(with_a_log_all_is_durable_when_it_is_acknowledged),
 		cmocka_unit_test(a_snapshot_is_taken_when_the_shell_asks_for_one),
 	};
 

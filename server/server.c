@@ -16,7 +16,8 @@
 #define MEMORY_NEAR_MS 10 /* ... when it exceeds half of the limit */
 /* time in which clients that received BYE should close their connections */
 #define CLOSE_MS 1000
-#define DRAIN_MS 10000 /* for the last checkpoint; a large checkpoint gets more time */
+/* time limit for the last checkpoint of a drain; a large checkpoint gets more time */
+#define DRAIN_MS 10000
 /* time of retries after the last checkpoint could not be written, because disk space may become
  * free */
 #define DRAIN_AGAIN_MS 1500
@@ -115,8 +116,8 @@ static void check_session_close(struct server *s)
 		uv_stop(&s->loop);
 }
 
-/* Returns 1 if one write has already taken the time of a whole drain. Waiting longer would not
- * help. */
+/* Returns 1 if one write has already taken the time of a whole drain. More time for the drain would
+ * not help. */
 static int disk_hangs(struct server *s)
 {
 	return dispatch_now(s) + drain_ms(s) >= s->deadline_ms + DRAIN_AGAIN_MS &&

@@ -45,7 +45,8 @@ uint32_t backups_take(struct core *c, uint64_t version, uint64_t made)
 	return i;
 }
 
-/* Returns the index of a copy of the current weights, with one more reference. */
+/* Adds a reference to the copy of the current weights, and makes the copy if there is none. Returns
+ * the index of the copy. */
 static uint32_t copy_of_now(struct core *c)
 {
 	const struct store *st = &c->store;

@@ -8,8 +8,8 @@
  * (3) until then workers with any data set may join, and the run uses the data set that most live
  *     workers have. On a tie the choice does not change. A stalled worker has a vote only while
  *     every live worker is stalled. Only workers with the run's data set get work, and only they
- *     count for --min-workers. The core accepts no push before --min-workers such workers have
- *     joined.
+ *     count for --min-workers. The core accepts no push before --min-workers workers with the
+ *     run's data set have joined.
  *
  * Invariants:
  * (1) a HELLO fixes nothing; after a restart without a contribution the data set of the checkpoint

@@ -9,11 +9,11 @@
  *
  * Divergence: the run ends as diverged if the newest push or evaluation of most workers was not
  * finite. Most is more than half of the workers that are live, suspected or expected back, the
- * excluded one included. A single worker is most of the workers only if the server accepted a push of
- * its incarnation. Otherwise its device is taken for broken, however often a supervisor restarts its
- * program, and the run waits for other workers. Bad initial weights therefore end the run only if at
- * least two workers are connected at the same time. Before min_workers have come, the run cannot
- * diverge.
+ * excluded one included. A run with a single worker diverges only if the server has accepted a push
+ * of this incarnation of the worker. Otherwise its device is taken for broken, however often a
+ * supervisor restarts its program, and the run waits for other workers. Bad initial weights
+ * therefore end the run only if at least two workers are connected at the same time. Before
+ * min_workers have come, the run cannot diverge.
  *
  * Invariants:
  * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server

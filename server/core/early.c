@@ -18,7 +18,7 @@ enum reject early_check(const struct core *c, const struct work *work)
 {
 	const struct early *e = &c->early;
 
-	/* in sandblaster, the sum of another pass has no meaning */
+	/* in sandblaster, a gradient of an earlier pass has no meaning for a later pass */
 	if (c->cfg.training.mode == MODE_SANDBLASTER || work->epoch >= c->cfg.training.epochs ||
 		e->n == EARLY_MAX)
 		return REJECT_SHAPE;

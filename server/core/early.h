@@ -1,11 +1,11 @@
 /*
- * early.h - batches of later epochs. After a crash, a worker may replay a push of epoch e + 1 before
- * the other workers have replayed the pushes that complete epoch e. The replayed push counts at
- * once, as it did before the crash. The core notes the batches of the push here, and marks them as
- * done when their epoch opens.
+ * early.h - batches of later epochs. After a crash, a worker may replay a push of epoch e + 1
+ * before the other workers have replayed the pushes that complete epoch e. The replayed push counts
+ * at once, as it did before the crash. The core notes the batches of the push here, and marks them
+ * as done when their epoch opens.
  *
  * Invariants:
- * (1) only replays of pushes that were accepted before the crash come here: batch_ledger_check
+ * (1) only replays of pushes that were accepted before the crash are noted: batch_ledger_check
  *     (tests/sim/replays.c);
  * (2) all noted epochs are later than the epoch in training;
  * (3) a batch is noted once, and the notes are saved in the same snapshot as the weights that the

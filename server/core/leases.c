@@ -201,8 +201,8 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 	return p ? p : memchr(l->batch, BATCH_FREE, start);
 }
 
-/* Returns the granted batch with the fewest copies, the first one if several have as few; NULL: no
- * batch is granted. */
+/* Returns the granted batch with the fewest backup copies. If several batches have as few copies,
+ * returns the first of them. NULL: no batch is granted. */
 static uint8_t *copied_least(const struct leases *l)
 {
 	uint8_t *best = NULL;

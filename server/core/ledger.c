@@ -174,7 +174,8 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		w->ledger.durable_seq = w->ledger.last_seq;
 	else if (!c->cfg.checkpoint.wal &&
 		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
-		c->urgent = 1; /* the worker must not have to wait for a snapshot */
+		/* take a snapshot now, so that the worker does not have to wait for one later */
+		c->urgent = 1;
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */
 	answer(c, w, p, d, 0);
 	if (r == REJECT_NONFINITE)

@@ -638,7 +638,8 @@ static void a_trickle_does_not_hold_a_grant(void **state)
 	cluster_close(&k);
 }
 
-/* Bytes beyond the bytes that the work needs do not extend the deadline, however fast they move. */
+/* When more bytes move than the work needs, the deadline is not extended further, however fast they
+ * move. */
 static void bytes_without_end_do_not_hold_a_grant(void **state)
 {
 	struct cluster k;

@@ -1,22 +1,22 @@
 /*
- * pslite_bench.cc - tests/bench/transport's measurement for ps-lite: a program for peer_pslite.
+ * pslite_bench.cc - the measurement of tests/bench/transport for ps-lite. peer_pslite runs this program.
  *
  *   pslite_bench [--bytes N] [--workers N] [--seconds S] [--ask pushpull|overlap|wait]
  *                [--reply share|copy|live]
  *
- * Not part of the build: tests/bench/peer_pslite says how to build it next to a copy of ps-lite.
- * One scheduler, one server and N workers, each a process, on 127.0.0.1. One key holds a vector of
- * bytes/4 floats; the server's handler subtracts lr times a pushed gradient and answers a pull with
- * the whole vector. Prints transport's CSV: a pair is one push and the pull after it.
+ * The program is not part of the build: tests/bench/peer_pslite says how to build it next to a copy of
+ * ps-lite. One scheduler, one server and N workers run on 127.0.0.1, each in its own process. One key
+ * holds a vector of bytes/4 floats. The server's handler subtracts lr times a pushed gradient, and
+ * answers a pull with the whole vector. Prints the CSV of transport: a pair is one push and the pull
+ * after it.
  *
- * --ask, how a worker makes a pair: pushpull (ps-lite's one request for both), overlap (two
- * requests, both sent, then both waited for; the pull may overtake the push in ps-lite's queue),
- * wait (push, wait, pull, wait, as ps-lite's own examples do).
- * --reply, how the server answers a pull: copy (of the weights, per pull), share (the weights
- * themselves; a push that finds them still on their way goes to a new buffer), live (the weights
- * themselves, which the next push changes while they are being sent: a torn read, no parameter
- * server's answer; it shows what the others' care costs).
- * The defaults are the fastest of those that answer right.
+ * --ask selects how a worker makes a pair. pushpull: one request for both. overlap: two requests are
+ * sent, and then the worker waits for both; the pull may overtake the push in ps-lite's queue. wait:
+ * push, wait, pull, wait, as in ps-lite's own examples. --reply selects how the server answers a pull.
+ * copy: it copies the weights for each pull. share: it sends the weights themselves; if a push arrives
+ * while they are being sent, the server writes to a new buffer. live: it sends the weights themselves,
+ * and the next push changes them while they are being sent. live is a torn read, so it is no correct
+ * answer; it shows what the other two cost. The defaults are the fastest correct variants.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -68,7 +68,7 @@ struct server {
 	ps::SArray<float> weights;
 };
 
-/* Unlike SArray's own constructors: not zeroed before it is filled. */
+/* A new vector that is not zeroed first. The constructors of SArray zero it. */
 static ps::SArray<float> new_vector(size_t n)
 {
 	ps::SArray<float> a;
@@ -123,7 +123,7 @@ static void handle(struct server *s, const ps::KVMeta &meta, const ps::KVPairs<f
 	kv->Response(meta, answer);
 }
 
-/* Never ends. */
+/* Run the server. Does not return. */
 static void serve(const struct options *o)
 {
 	struct server s = {o->reply[0], new_vector(o->bytes / sizeof(float))};
@@ -144,7 +144,7 @@ struct worker {
 	ps::KVWorker<float> *kv;
 	char ask; /* first letter of --ask */
 	ps::SArray<ps::Key> keys;
-	ps::SArray<float> gradient, weights; /* no copies of them on the way out */
+	ps::SArray<float> gradient, weights; /* ps-lite sends these arrays without copying them */
 };
 
 static int pair(void *arg)
@@ -164,7 +164,8 @@ static int pair(void *arg)
 	return 0;
 }
 
-/* What came back has at least this worker's own gradients in it, and with one worker no more. */
+/* The pulled weights must contain at least this worker's own gradients, and with one worker no
+ * others. */
 static void check(const struct options *o, const struct worker *w, uint64_t pairs)
 {
 	double mine = -RATE * (double)w->gradient[0] * (double)pairs;
@@ -191,7 +192,7 @@ static void work(const struct options *o, struct pairs *s, size_t index)
 	w.kv = &kv;
 	pairs_measure(s, index, o->seconds, pair, &w);
 	check(o, &w, WARM_UP + s->worker[index].pairs);
-	_exit(0); /* no good-byes: they take ps-lite longer than the measurement */
+	_exit(0); /* end without ps-lite's shutdown, which takes longer than the measurement */
 }
 
 /* ---- all processes -----------------------------------------------------------------------------
@@ -220,7 +221,7 @@ static void set(const char *name, size_t value)
 	setenv(name, text, 1);
 }
 
-/* A child that dies with its parent; 0 in the child. */
+/* Start a child process that dies with its parent. Returns 0 in the child. */
 static pid_t start(const char *role)
 {
 	pid_t parent = getpid(), pid = fork();
@@ -299,7 +300,7 @@ int main(int argc, char **argv)
 			MAX_WORKERS);
 		return 2;
 	}
-	/* Freed blocks are kept, as transport and cnn-worker have it. */
+	/* Keep freed blocks, as transport and cnn-worker do. */
 	mallopt(M_MMAP_THRESHOLD, 32 << 20);
 	mallopt(M_TRIM_THRESHOLD, 256 << 20);
 	setenv("DMLC_PS_ROOT_URI", "127.0.0.1", 1);

@@ -1,12 +1,12 @@
-# Shared objects that the fault tests put in front of a program (LD_PRELOAD).
+# Shared objects that the fault tests load into a program (LD_PRELOAD).
 FAULT_SHIMS := $(patsubst tests/fault/preload/%.c,$(B)/tests/fault/%.so,$(wildcard tests/fault/preload/*.c))
 
-# built without the flavour's flags: they must go into any program
+# The shared objects are built without the flavour's flags, because they must work in any program.
 $(B)/tests/fault/%.so: tests/fault/preload/%.c
 	@mkdir -p $(@D)
 	$(call say,LD,$@)$(CC) -std=c11 -D_GNU_SOURCE -I. $(filter-out -Wmissing-prototypes,$(WARN)) \
 		-O2 -g -fPIC -shared -o $@ $< -ldl
 
-# The lossy link between the namespaces of the network tests.
+# The lossy link between the network namespaces of the network tests.
 $(B)/tests/fault/lossy_link: $(B)/tests/fault/lossy_link.o $(A.common)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)

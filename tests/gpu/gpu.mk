@@ -1,15 +1,15 @@
-# Proofs of the CUDA device, its race against PyTorch, and the bundle that carries both to a GPU host.
-#   gpu-test   everything in tests/gpu; what needs a GPU is skipped, counted, without one
-#   gpu-bench  the kernels and PyTorch, turn by turn
+# Tests of the CUDA device, the comparison with PyTorch, and the bundle that brings both to a GPU host.
+#   gpu-test   everything in tests/gpu; without a GPU, tests that need one are skipped and counted
+#   gpu-bench  the kernels and PyTorch, in turns
 #   bundle     build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz
-# They link no server: whoever works on that one does not stop them.
+# These programs link no server, so that changes of the server cannot break their build.
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$(B)/tests/gpu/%,$(wildcard tests/gpu/test_*.c))
 GPU_POISON := $(B)/tests/gpu/poison.so
 GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu $(B)/tests/tools/broken_worker
 
 $(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(A.support) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
-# a worker whose device breaks: its own row of the table comes before the archive's
+# a worker whose device breaks: its own row of the device table precedes the row in the archive
 $(B)/tests/tools/broken_worker: $(B)/tests/tools/broken_worker.o $(B)/worker/main.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(GPU_POISON): tests/gpu/poison.c tests/gpu/poison_preload.c tests/gpu/poison.h
@@ -20,7 +20,7 @@ $(GPU_POISON): tests/gpu/poison.c tests/gpu/poison_preload.c tests/gpu/poison.h
 gpu-test: installed
 	@$(MAKE) $(JOBS) tests
 	@PYTHON=$(PYTHON) tests/gpu/run
-# with the python3 that has PyTorch for this GPU: Debian's own has one for CPUs
+# The first python3 in PATH must have PyTorch for this GPU: Debian's PyTorch is for CPUs only.
 gpu-bench: installed
 	@$(MAKE) $(JOBS) FLAVOUR=release tests
 	@CNN_DATA="$$(deploy/data.sh)" tests/bench/gpu_vs_torch

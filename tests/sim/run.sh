@@ -1,8 +1,9 @@
 #!/bin/sh
-# Many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]] runs up to SEEDS (10,000,000)
-# in all, from FIRST (1) on, on all processors, no longer than about SECONDS, and prints how far it
-# is, at the end one line per mode and one for all: seeds done, seeds/s, violations. Exit 1 if there
-# was any. It stands alone beside `sim` and `lib`, too, so that it can be carried to another machine.
+# Run many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]]. At most SEEDS (10,000,000) seeds
+# run in all, beginning at FIRST (1), on all processors, for about SECONDS. The script prints its
+# progress, and at the end one line for each mode and one for all: seeds done, seeds/s, violations. It
+# exits with 1 if there was a violation. It also works outside the checkout, beside `sim` and `lib`, so
+# that it can be copied to another machine.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 seconds=${1:?usage: run.sh SECONDS [SEEDS [FIRST]]}
@@ -19,8 +20,8 @@ chunk=$((jobs * 1000))
 each=$(((seeds + 6) / 7))
 begin=$(date +%s)
 
-# Chunk after chunk, mode after mode, so that all modes have come equally far when the time is up. A
-# mode has seeds of its own. A violation ends its chunk: the seeds before it count as done.
+# Run one chunk of each mode in turn, so that all modes have come equally far when the time is up. Each
+# mode has seeds of its own. A violation ends its chunk, and the seeds before the violation count as done.
 at=0
 while [ "$at" -lt "$each" ] && [ $(($(date +%s) - begin)) -lt "$seconds" ]; do
 	n=$((each - at < chunk ? each - at : chunk))

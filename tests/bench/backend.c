@@ -1,7 +1,8 @@
 /*
- * backend.c - how fast a device computes gradients (forward and backward, no update) of real batches.
- * Prints CSV: net,batch,threads,isa,ms_per_batch,images_per_s (of the median batch) and cpu_ms_per_batch.
- * The last column is the CPU time of all threads, which depends less on other programs.
+ * backend.c - how fast a device computes gradients (forward and backward, no update) of real
+ * batches. Prints CSV: net,batch,threads,isa,ms_per_batch,images_per_s (of the median batch) and
+ * cpu_ms_per_batch. The last column is the CPU time of all threads, which depends less on other
+ * programs.
  *
  *   backend [NET [BATCH [THREADS [SECONDS [DEVICE]]]]]     seed:32 100 2 1 cpu
  *

@@ -3,10 +3,10 @@
  *
  *   curve [--seconds S] [--bytes N] [--mode zmq|cnn-ps] [--keys 0|1]
  *
- * One client and one server share the CPUs that they are given (taskset -c 0,1). Mode cnn-ps has a real
- * server and libcnnps with all checks; a push counts when it is acknowledged. Mode zmq is the upper
- * bound: a plain DEALER sends the same bytes to a plain ROUTER, which answers each message with one
- * byte. Prints CSV.
+ * One client and one server share the CPUs that they are given (taskset -c 0,1). Mode cnn-ps has a
+ * real server and libcnnps with all checks; a push counts when it is acknowledged. Mode zmq is the
+ * upper bound: a plain DEALER sends the same bytes to a plain ROUTER, which answers each message
+ * with one byte. Prints CSV.
  */
 #include <errno.h>
 #include <getopt.h>

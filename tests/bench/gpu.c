@@ -3,10 +3,11 @@
  * precision: net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,
  * gradient_images_per_s,loss
  *
- * local: backend_local_steps, the whole epoch in one call: forward, backward and SGD update, with the
- * weights on the device. gradient: backend_gradient for each batch, as a worker does it: weights come
- * from the host, gradients go to the host, and there is no update. Times are milliseconds of the median
- * epoch (whole batches only). loss is the mean over the local epochs, and shows that the network learns.
+ * local: backend_local_steps, the whole epoch in one call: forward, backward and SGD update, with
+ * the weights on the device. gradient: backend_gradient for each batch, as a worker does it:
+ * weights come from the host, gradients go to the host, and there is no update. Times are
+ * milliseconds of the median epoch (whole batches only). loss is the mean over the local epochs,
+ * and shows that the network learns.
  *
  *   gpu [NET [BATCH [PRECISIONS [EPOCHS [DEVICE]]]]]     seed:32 1000 fp32,tf32,bf16 5 cuda
  *

@@ -1,22 +1,24 @@
 /*
- * pslite_bench.cc - the measurement of tests/bench/transport for ps-lite. peer_pslite runs this program.
+ * pslite_bench.cc - the measurement of tests/bench/transport for ps-lite. peer_pslite runs this
+ * program.
  *
  *   pslite_bench [--bytes N] [--workers N] [--seconds S] [--ask pushpull|overlap|wait]
  *                [--reply share|copy|live]
  *
- * The program is not part of the build: tests/bench/peer_pslite says how to build it next to a copy of
- * ps-lite. One scheduler, one server and N workers run on 127.0.0.1, each in its own process. One key
- * holds a vector of bytes/4 floats. The server's handler subtracts lr times a pushed gradient, and
- * answers a pull with the whole vector. Prints the CSV of transport: a pair is one push and the pull
- * after it.
+ * The program is not part of the build: tests/bench/peer_pslite says how to build it next to a copy
+ * of ps-lite. One scheduler, one server and N workers run on 127.0.0.1, each in its own process.
+ * One key holds a vector of bytes/4 floats. The server's handler subtracts lr times a pushed
+ * gradient, and answers a pull with the whole vector. Prints the CSV of transport: a pair is one
+ * push and the pull after it.
  *
- * --ask selects how a worker makes a pair. pushpull: one request for both. overlap: two requests are
- * sent, and then the worker waits for both; the pull may overtake the push in ps-lite's queue. wait:
- * push, wait, pull, wait, as in ps-lite's own examples. --reply selects how the server answers a pull.
- * copy: it copies the weights for each pull. share: it sends the weights themselves; if a push arrives
- * while they are being sent, the server writes to a new buffer. live: it sends the weights themselves,
- * and the next push changes them while they are being sent. live is a torn read, so it is no correct
- * answer; it shows what the other two cost. The defaults are the fastest correct variants.
+ * --ask selects how a worker makes a pair. pushpull: one request for both. overlap: two requests
+ * are sent, and then the worker waits for both; the pull may overtake the push in ps-lite's queue.
+ * wait: push, wait, pull, wait, as in ps-lite's own examples. --reply selects how the server
+ * answers a pull. copy: it copies the weights for each pull. share: it sends the weights
+ * themselves; if a push arrives while they are being sent, the server writes to a new buffer. live:
+ * it sends the weights themselves, and the next push changes them while they are being sent. live
+ * is a torn read, so it is no correct answer; it shows what the other two cost. The defaults are
+ * the fastest correct variants.
  */
 #include <errno.h>
 #include <getopt.h>

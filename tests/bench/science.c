@@ -1,7 +1,7 @@
 /*
- * science.c - one training run in virtual time. tests/bench/virtual/virtual.h says what is real, and how
- * the clock works. This program evaluates the run from outside. tests/bench/science runs it many times
- * and draws the figures.
+ * science.c - one training run in virtual time. tests/bench/virtual/virtual.h says what is real,
+ * and how the clock works. This program evaluates the run from outside. tests/bench/science runs it
+ * many times and draws the figures.
  *
  *   science [--workers N] [COST MODEL...] [-- OPTIONS OF cnn-ps]
  *

@@ -4,15 +4,15 @@
     tests/bench/through_server.py [--device cuda] [--epochs 20] [--n-push 1,4,16]
                                   [NET,BATCH,PRECISION...] [-- OPTIONS OF cnn-ps]
 
-n_push is the number of batches from a pull to its push (cnn-ps --n-push and --n-fetch). A lease is a
-whole epoch. Prints CSV: net,batch,precision,n_push,images_per_s,bare_images_per_s,share. images_per_s
-is the mean of the server's own epoch rates. It does not include evaluation. The first quarter of the
-epochs does not count, because buffers for pushes are allocated then. An epoch takes as little as three
-milliseconds of the server. bare_images_per_s is the column `local` of tests/bench/gpu: the kernels
-without a server.
+n_push is the number of batches from a pull to its push (cnn-ps --n-push and --n-fetch). A lease is
+a whole epoch. Prints CSV: net,batch,precision,n_push,images_per_s,bare_images_per_s,share.
+images_per_s is the mean of the server's own epoch rates. It does not include evaluation. The first
+quarter of the epochs does not count, because buffers for pushes are allocated then. An epoch takes
+as little as three milliseconds of the server. bare_images_per_s is the column `local` of
+tests/bench/gpu: the kernels without a server.
 
-The rate is 0.005, because at the usual rate cnn99 diverges with 16 batches of 1000 for each push. An
---lr after -- takes precedence.
+The rate is 0.005, because at the usual rate cnn99 diverges with 16 batches of 1000 for each push.
+An --lr after -- takes precedence.
 
 Data: $CNN_DATA or the usual places.
 """

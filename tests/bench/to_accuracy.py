@@ -4,10 +4,10 @@
     tests/bench/to_accuracy.py [--target 0.99] [--device cuda] [--workers 1] [--repeat 5]
                                [--model MODEL] [--epochs 3] [-- OPTIONS OF cnn-ps]
 
-The clock starts before the first process starts. It stops when the server logs an epoch's evaluation
-that reaches the target. Prints CSV: run,seed,epoch,accuracy,launch_s (until that log line; empty:
-never), training_s (the part of launch_s after the first worker had joined), then the median of
-launch_s.
+The clock starts before the first process starts. It stops when the server logs an epoch's
+evaluation that reaches the target. Prints CSV: run,seed,epoch,accuracy,launch_s (until that log
+line; empty: never), training_s (the part of launch_s after the first worker had joined), then the
+median of launch_s.
 
 Data: $CNN_DATA or the usual places. The images are unpacked before the clock starts.
 """

@@ -4,9 +4,10 @@ A test reports what it measured with the fixture `figure`:
 
     figure("P14", grown_kb, "KiB", grown_kb <= 1024)
 
-prints `name seed figure unit PASS|FAIL`, appends the same line to build/faults/results.tsv, and fails
-the test unless the last argument is true. `make faults` runs the long form of all tests (CNN_SLOW=1)
-and writes the last figures into docs/faults.md. `make test` runs the short form of each test once.
+prints `name seed figure unit PASS|FAIL`, appends the same line to build/faults/results.tsv, and
+fails the test unless the last argument is true. `make faults` runs the long form of all tests
+(CNN_SLOW=1) and writes the last figures into docs/faults.md. `make test` runs the short form of
+each test once.
 """
 import os
 

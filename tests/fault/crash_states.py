@@ -1,16 +1,16 @@
 """Every directory that a power cut may leave, from the log that preload/disk.c wrote.
 
-The model: for a file, a cut keeps all that was written before the file's last fsync or fdatasync. From
-what was written later it keeps any subset of pieces, which are 512 bytes at the borders of sectors. In
-place of a missing piece is the old content, or zeros if the file had grown; or the file is shorter. For
-the directory, a cut keeps all changes before the directory's last fsync, and any subset of the later
-changes in any order. A change makes, renames or removes a name, and is never half done. An fsync of a
-file does not make its name durable, and an fsync of the directory does not make the bytes of a file
-durable. ext4 and xfs promise more than this model.
+The model: for a file, a cut keeps all that was written before the file's last fsync or fdatasync.
+From what was written later it keeps any subset of pieces, which are 512 bytes at the borders of
+sectors. In place of a missing piece is the old content, or zeros if the file had grown; or the file
+is shorter. For the directory, a cut keeps all changes before the directory's last fsync, and any
+subset of the later changes in any order. A change makes, renames or removes a name, and is never
+half done. An fsync of a file does not make its name durable, and an fsync of the directory does not
+make the bytes of a file durable. ext4 and xfs promise more than this model.
 
 Bounds: if there are more than MOST pieces of a file, or changes, only these subsets are tried: each
-prefix, each prefix without one element, and each single element. LOCK and *.tmp are left out, because
-a start does not read them.
+prefix, each prefix without one element, and each single element. LOCK and *.tmp are left out,
+because a start does not read them.
 """
 import itertools
 

@@ -1,13 +1,13 @@
 /*
- * lossy_link.c - a bad network between namespaces. It delays, loses, duplicates, reorders and corrupts
- * IPv4 packets, and limits their rate. Equal seeds do the same to the same packets.
+ * lossy_link.c - a bad network between namespaces. It delays, loses, duplicates, reorders and
+ * corrupts IPv4 packets, and limits their rate. Equal seeds do the same to the same packets.
  *
  *   lossy_link SEED NETNS=ADDRESS...        run; opens a TUN device "wire" in each namespace
  *   lossy_link --predict SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
  *
  * The namespaces (paths such as /proc/1/ns/net) are the ports of a star: a packet goes to the port
- * that has its destination address. The caller gives the devices their addresses. Each direction, from
- * one port to another, has its own rules. Lines on stdin change them:
+ * that has its destination address. The caller gives the devices their addresses. Each direction,
+ * from one port to another, has its own rules. Lines on stdin change them:
  *
  *   FROM TO KEY=VALUE...    port numbers from 0, or * for each; keys that are not named do not change
  *   count                   print what has happened so far

@@ -2,10 +2,10 @@
  * test_real_batches.c - whole networks on real batches: the CUDA device in each precision against
  * cpu-ref, which computes in double precision.
  *
- * The bounds apply to whole gradients, |g - right| / |right| over all parameters. A single tensor may
- * be further off, because one changed argmax is small in the whole gradient but large in a bias. It
- * must not be off by WRONG: a tensor that is computed wrong is off by about 1. Each comparison is
- * printed, for the documents.
+ * The bounds apply to whole gradients, |g - right| / |right| over all parameters. A single tensor
+ * may be further off, because one changed argmax is small in the whole gradient but large in a
+ * bias. It must not be off by WRONG: a tensor that is computed wrong is off by about 1. Each
+ * comparison is printed, for the documents.
  *
  * In fp32 a rounding error of the weights may decide an argmax or a ReLU. Then no arithmetic that
  * rounds can match the exact gradient at exactly these weights. The gradient must then match, with the

@@ -1,8 +1,8 @@
 /*
- * calls.h - the functions that replace calls of the C library and libuv in the simulator. The linker
- * redirects the calls (Makefile, SIM_CALLS): files go to the simulated disk, work for libuv's thread
- * pool goes to virtual time, random numbers come from the seed, and log lines are discarded. All other
- * code in the program is the server's own code, unchanged.
+ * calls.h - the functions that replace calls of the C library and libuv in the simulator. The
+ * linker redirects the calls (Makefile, SIM_CALLS): files go to the simulated disk, work for
+ * libuv's thread pool goes to virtual time, random numbers come from the seed, and log lines are
+ * discarded. All other code in the program is the server's own code, unchanged.
  *
  * One process simulates one machine at a time. calls_use selects the machine.
  */

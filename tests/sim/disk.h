@@ -2,16 +2,17 @@
  * disk.h - a directory on a disk that keeps only what POSIX promises. The real file code uses it.
  *
  * The simulator links common/file.c, common/checkpoint.c, server/durability/checkpointer.c and
- * server/durability/startup.c unchanged. calls.c redirects their calls of the C library (ld --wrap) to
- * this file.
+ * server/durability/startup.c unchanged. calls.c redirects their calls of the C library (ld --wrap)
+ * to this file.
  *
  * After a power cut, a file has the content of its last fsync. Any sectors of later writes may be
  * there too, and the size is the old one or the new one. The directory has the entries of its last
  * fsync. Of the later links, renames and unlinks, either the first few are there or any subset. A
- * rename is atomic. A killed process loses nothing that it wrote, but the kill may come in the middle
- * of a write.
+ * rename is atomic. A killed process loses nothing that it wrote, but the kill may come in the
+ * middle of a write.
  *
- * Invariant: all randomness comes from `rng`, so a seed always replays the same run. Not thread-safe.
+ * Invariant: all randomness comes from `rng`, so a seed always replays the same run. Not
+ * thread-safe.
  */
 #ifndef TESTS_SIM_DISK_H
 #define TESTS_SIM_DISK_H

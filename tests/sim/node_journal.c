@@ -1,7 +1,7 @@
 /*
- * node_journal.c - `--durability always` in the simulator: the server's own write-ahead log and group
- * commit on the simulated disk, replies that wait for the disk, and what a start must restore. It
- * follows server/dispatch.c and server.c.
+ * node_journal.c - `--durability always` in the simulator: the server's own write-ahead log and
+ * group commit on the simulated disk, replies that wait for the disk, and what a start must
+ * restore. It follows server/dispatch.c and server.c.
  */
 #include <string.h>
 #include <xxhash.h>

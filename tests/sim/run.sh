@@ -1,9 +1,9 @@
 #!/bin/sh
-# Run many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]]. At most SEEDS (10,000,000) seeds
-# run in all, beginning at FIRST (1), on all processors, for about SECONDS. The script prints its
-# progress, and at the end one line for each mode and one for all: seeds done, seeds/s, violations. It
-# exits with 1 if there was a violation. It also works outside the checkout, beside `sim` and `lib`, so
-# that it can be copied to another machine.
+# Run many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]]. At most SEEDS (10,000,000)
+# seeds run in all, beginning at FIRST (1), on all processors, for about SECONDS. The script prints
+# its progress, and at the end one line for each mode and one for all: seeds done, seeds/s,
+# violations. It exits with 1 if there was a violation. It also works outside the checkout, beside
+# `sim` and `lib`, so that it can be copied to another machine.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 seconds=${1:?usage: run.sh SECONDS [SEEDS [FIRST]]}
@@ -20,8 +20,9 @@ chunk=$((jobs * 1000))
 each=$(((seeds + 6) / 7))
 begin=$(date +%s)
 
-# Run one chunk of each mode in turn, so that all modes have come equally far when the time is up. Each
-# mode has seeds of its own. A violation ends its chunk, and the seeds before the violation count as done.
+# Run one chunk of each mode in turn, so that all modes have come equally far when the time is up.
+# Each mode has seeds of its own. A violation ends its chunk, and the seeds before the violation
+# count as done.
 at=0
 while [ "$at" -lt "$each" ] && [ $(($(date +%s) - begin)) -lt "$seconds" ]; do
 	n=$((each - at < chunk ? each - at : chunk))

@@ -1,7 +1,8 @@
 /*
  * sim.h - a whole run of cnn-ps in one thread and virtual time. The server core, the checkpointer,
- * start-up and the worker sessions are the real code. The network is unreliable, the disk keeps only
- * what POSIX promises, clocks leap, and processes die at any moment. The seed decides everything.
+ * start-up and the worker sessions are the real code. The network is unreliable, the disk keeps
+ * only what POSIX promises, clocks leap, and processes die at any moment. The seed decides
+ * everything.
  *
  * Verdicts (tests/sim/README.md lists all verdicts, and the file that decides each):
  *   ledger gradient  push i sets coordinate i to 1 at rate 1, so at the end each coordinate is -1

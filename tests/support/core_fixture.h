@@ -1,10 +1,10 @@
 /*
  * core_fixture.h - a server core for tests, driven by one event at a time.
  *
- * The fixture fills the core's memory with 0xa5 before the core uses it, so that a test finds reads of
- * uninitialized state. After each step the fixture checks what must always hold: every message has a
- * receiver, at most one snapshot is in progress, and the counters of the batch ledger agree with its
- * entries.
+ * The fixture fills the core's memory with 0xa5 before the core uses it, so that a test finds reads
+ * of uninitialized state. After each step the fixture checks what must always hold: every message
+ * has a receiver, at most one snapshot is in progress, and the counters of the batch ledger agree
+ * with its entries.
  */
 #ifndef TESTS_SUPPORT_CORE_FIXTURE_H
 #define TESTS_SUPPORT_CORE_FIXTURE_H

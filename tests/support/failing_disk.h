@@ -2,8 +2,8 @@
  * failing_disk.h - a disk that fails. It replaces write and fdatasync in the whole program. So the
  * Makefile links it only into the test programs that it lists.
  *
- * Set the counters only while the threads of libuv's pool are idle. A write of 8 bytes or less never
- * fails, because libuv wakes its loop with such writes.
+ * Set the counters only while the threads of libuv's pool are idle. A write of 8 bytes or less
+ * never fails, because libuv wakes its loop with such writes.
  */
 #ifndef TESTS_SUPPORT_FAILING_DISK_H
 #define TESTS_SUPPORT_FAILING_DISK_H

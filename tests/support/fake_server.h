@@ -1,9 +1,9 @@
 /*
  * fake_server.h - a parameter server for tests of libcnnps.
  *
- * The fake server answers every message as proto/WIRE.md requires, except for what the test disables.
- * It records what it receives. Threads: the server runs in its own thread; the test's thread calls the
- * functions below.
+ * The fake server answers every message as proto/WIRE.md requires, except for what the test
+ * disables. It records what it receives. Threads: the server runs in its own thread; the test's
+ * thread calls the functions below.
  */
 #ifndef TESTS_SUPPORT_FAKE_SERVER_H
 #define TESTS_SUPPORT_FAKE_SERVER_H

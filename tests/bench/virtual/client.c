@@ -1,10 +1,10 @@
 /*
- * client.c - libcnnps in virtual time. It has the calls of worker/client/cnnps.h that a trainer makes,
- * and uses the real session. A call that must wait suspends its coroutine (park). An effect of the
- * session resumes it.
+ * client.c - libcnnps in virtual time. It has the calls of worker/client/cnnps.h that a trainer
+ * makes, and uses the real session. A call that must wait suspends its coroutine (park). An effect
+ * of the session resumes it.
  *
- * Thread: one. The calls of a worker run on the stack of its coroutine. Effects of the session run on
- * that stack or on the scheduler's.
+ * Thread: one. The calls of a worker run on the stack of its coroutine. Effects of the session run
+ * on that stack or on the scheduler's.
  */
 #include "worker/client/cnnps.h"
 #include <math.h>

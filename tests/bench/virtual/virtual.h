@@ -11,8 +11,8 @@
  *            A message arrives latency_us after its last bit was sent
  *   server   one message at a time: message_us for each, and for a push apply_ns for each value
  *
- * Each worker is a coroutine. It runs trainer_run with a libcnnps (client.c) whose calls return when
- * enough virtual time has passed. Equal arguments give equal runs, bit for bit.
+ * Each worker is a coroutine. It runs trainer_run with a libcnnps (client.c) whose calls return
+ * when enough virtual time has passed. Equal arguments give equal runs, bit for bit.
  *
  * Thread: one.
  */

@@ -101,7 +101,8 @@ static void queue(struct world *w, struct item it)
 }
 
 /*
- * Write a decision of the server to the record, in the order of the decisions. Workers count from 0:
+ * Write a decision of the server to the record, in the order of the decisions. Workers count from
+ * 0:
  *   grant,WORKER,train|eval,EPOCH,FIRST,COUNT
  *   pull,WORKER,VERSION,ELASTIC
  *   push,WORKER,BASE_VERSION,EPOCH,FIRST,COUNT,ok|rejected,VERSION

@@ -1,6 +1,6 @@
 /*
- * disk.c - disk.so, for LD_PRELOAD. It logs all changes of the files of one directory, including the
- * data. It can also let fsync hang, or let writes fail.
+ * disk.c - disk.so, for LD_PRELOAD. It logs all changes of the files of one directory, including
+ * the data. It can also let fsync hang, or let writes fail.
  *
  *   DISK_ROOT=DIR   the directory whose files are watched (a real path)
  *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes` of words separated by
@@ -10,8 +10,8 @@
  *                   writes half of the bytes, "lie" writes none and reports success, and a number
  *                   fails with that errno
  *
- * Names are relative to DIR, and "." is DIR itself. A record is written after its call has succeeded.
- * One lock covers both, so the log has the order of the calls. Threads: any.
+ * Names are relative to DIR, and "." is DIR itself. A record is written after its call has
+ * succeeded. One lock covers both, so the log has the order of the calls. Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
-# What libkernels.a is made of: set KERNEL_OBJECTS. Included by the Makefile.
-# kernels/cpu/simd.c is compiled once per instruction set; kernels/cpu/cpu.c picks one at run time.
+# The Makefile includes this file, which sets KERNEL_OBJECTS, the objects of libkernels.a.
+# kernels/cpu/simd.c is compiled once per instruction set; kernels/cpu/cpu.c selects one at run time.
 SIMD.baseline :=
 SIMD.avx2     := -mavx2 -mfma
 SIMD.avx512   := -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma
@@ -17,7 +17,8 @@ $(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) -O3 -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<
 
-# SM=90: Hopper, with what only its own code may use (sm_90a: wgmma). KX_SYNC=1 waits after each launch, so that an error is that of its own kernel.
+# SM=90: Hopper, with the instructions of sm_90a (wgmma). With KX_SYNC=1 the programs wait after each
+# kernel launch, so that an error message names the kernel that caused the error.
 NVCC_FLAGS = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM:90=90a),code=sm_$(SM:90=90a) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
 $(CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Calls that nobody needs: they overrun, hide errors, share state, or grow the stack by a size from
-# outside. (Arrays of variable length are the compilers' business: -Wvla.) And the wall clock, which
-# jumps: only the log may read it.
+# Find calls that the project does not allow: functions that overrun buffers, hide errors, share
+# state, or grow the stack by a size from a peer or a file. (The compilers find arrays of variable
+# length: -Wvla.) Also find calls that read the wall clock, which may jump: only the log may read it.
 set -u
 calls='strcpy|strcat|stpcpy|strncpy|strncat|sprintf|vsprintf|strtok|strtok_r|gets'
 calls="$calls|atoi|atol|atoll|atof|v?f?scanf|v?sscanf|rand|srand|rand_r|random|srandom|[delmn]rand48"

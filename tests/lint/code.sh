@@ -1,7 +1,7 @@
 #!/bin/sh
-# All C code without its comments, each line behind "FILE: ": what the lints read that look for words.
-# The preprocessor takes the comments out, -fpreprocessed keeps it from doing more, and lines such as
-# `# 1 "FILE"` pass through it: all files in one go.
+# Print all C code without its comments. Each line begins with "FILE: ". The lints that search for
+# words read this output. The preprocessor removes the comments, and -fpreprocessed keeps it from
+# doing more. It keeps lines such as `# 1 "FILE"`, so that one call can process all files.
 find common proto kernels server worker tests \
 	\( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print | sort |
 	xargs awk 'FNR == 1 { printf "\n# 1 \"%s\"\n", FILENAME } { print }' |

@@ -1,5 +1,5 @@
 #!/bin/sh
-# No line of a document has more than 100 columns, in tables and code, too. URLs do not count.
+# Find lines of documents with more than 100 columns, also in tables and code. URLs do not count.
 find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o -name '*.md' -print | sort |
 	xargs /usr/bin/python3 -c '
 import re, sys

@@ -1,7 +1,8 @@
 #!/bin/sh
-# One way to write what C lets one write in several: sizeof(x); bounds are min and max; `rc` is
-# what a call returned, 0 or a status of err.h; no static function of the programs has its name in
-# two files, so that a search and a backtrace find the right one.
+# Check rules about code for which C allows several forms: sizeof(x) has parentheses; bounds are
+# named min and max; `rc` has the result of a call, 0 or a status of err.h; no two files of the
+# programs have a static function of the same name, so that a search and a backtrace find the right
+# one.
 set -u
 "$(dirname "$0")/code.sh" | awk '
 	function finding(why) { print $0 ": " why; found = 1 }

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Includes go one way: no folder includes another that includes it, directly or through others, and
-# no header includes itself through others. tsort finds what cannot be put in an order.
+# Find circular includes. If folder A includes folder B, directly or through other folders, B must
+# not include A; the same holds for headers. tsort reports the names that it cannot put in an order.
 set -u
 includes=$(find common proto kernels server worker \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print |
 	sort | xargs grep -HE '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' |
 	sed -n 's/^\([^:]*\):[^"]*"\([^"]*\)".*/\1 \2/p' | grep '/.* .*/')
 
-# in_order WHAT: pairs of names on standard input; complains about each loop.
+# in_order WHAT: read pairs of names from standard input and report each loop.
 in_order() {
 	loop=$(tsort 2>&1 >/dev/null | sed -n 's/^tsort: \([^-].*\)$/\1/p' | grep -v ':' | tr '\n' ' ')
 	[ -z "$loop" ] || { echo "folders: $1 include each other: $loop"; return 1; }

@@ -1,4 +1,4 @@
 #!/bin/sh
-# Every C file is as clang-format would write it. `clang-format -i FILE` mends it.
+# Check that clang-format would not change any C file. To repair a file: `clang-format -i FILE`.
 find common proto kernels server worker tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' |
 	sort | xargs clang-format --dry-run -Werror

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Nothing that a tool makes lies in the tree: it belongs into build/. What .gitignore names from the
-# root ("/keys/") is the user's own: the commands of README.md make such files.
+# Find generated files outside build/, where all files that a tool writes belong. The lint ignores
+# paths that .gitignore names from the root ("/keys/"): the user makes them with the commands of
+# README.md.
 own=""
 for path in $(sed -n 's|^\(/.*[^/]\)/*$|.\1|p' .gitignore 2>/dev/null); do # the shell expands *
 	[ ! -e "$path" ] || own="$own -o -path $path"

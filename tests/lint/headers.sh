@@ -1,8 +1,8 @@
 #!/bin/sh
-# Every header compiles alone, without a warning, under gcc and clang. Headers named as arguments
-# are the only ones tried. Those of the cuda device need CUDA's own.
-# A header under tests/ has no function body, because each test that included it would compile the
-# body again: tests/support/ has X.h and X.c. A static inline function of one line may stay.
+# Check that every header compiles alone, without a warning, with gcc and clang. With arguments,
+# check only these headers. The headers of the cuda device need CUDA's own headers. A header under
+# tests/ must not have a function body, because each test that includes the header would compile the
+# body again: tests/support/ has X.h and X.c. A static inline function of one line is allowed.
 set -u
 cuda=$(make -s print-CUDA_HOME)
 flags="-x c -fsyntax-only -std=c11 -D_GNU_SOURCE -I. -Werror $(make -s print-WARN print-PKG_CFLAGS)"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Include directions: who may include whom. The first row that matches a file counts. Column 2 is
-# what its #include "..." lines may name, column 3 the <...> headers that it may not have.
+# Check which files may include which headers. For each file the first row counts whose column 1
+# matches. Column 2: the pattern of the allowed #include "..." lines. Column 3: the forbidden <...>
+# headers.
 rules='
 ^worker/examples/        ^worker/client/cnnps\.h$                         ^(zmq|uv)\.h$
 ^worker/client/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every bug that tests/sim/mutants keeps as a patch still applies to the source.
+# Check that every patch in tests/sim/mutants still applies. Each patch adds a bug to the source.
 failed=0
 for mutant in tests/sim/mutants/*.patch; do
 	[ -e "$mutant" ] || continue

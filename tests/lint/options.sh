@@ -1,5 +1,5 @@
 #!/bin/sh
-# docs/options.md: what the three programs in the given build directory answer to --help.
+# Print docs/options.md: the output of --help of the three programs in the given build directory.
 set -eu
 bin=${1:-build/release}
 cat <<'END'

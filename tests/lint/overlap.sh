@@ -1,6 +1,7 @@
 #!/bin/sh
-# A kernel that is launched to overlap with the one before it (kx_launch) waits for that one
-# (await_previous): if it does not, it may read what is not written yet, and hardly ever does.
+# A kernel that is launched with kx_launch overlaps with the previous kernel. Check that it calls
+# await_previous. Without this call, it may read values that the previous kernel has not written yet,
+# an error that tests rarely show.
 find kernels -name '*.cu' | sort | while read -r f; do
 	sed -n 's/.*kx_launch[a-z_]*(\([a-z0-9_]*\).*/\1/p' "$f" | sort -u | while read -r kernel; do
 		awk -v kernel="$kernel" '

@@ -1,8 +1,9 @@
 #!/bin/sh
-# The documents say what the programs say: docs/options.md is their --help, word for word (`make
-# docs/options.md` writes it); README's options exist there, and the files that README and the pages
-# for contributors name are there. `make help` lists every target that a document names.
-# CONTRIBUTING.md's table has the packages that the scripts of deploy/ install, docs/README.md links every document, kernels/README.md has a line for every CUDA kernel.
+# Check the documents against the programs. docs/options.md is the programs' --help, word for word
+# (`make docs/options.md` writes it). docs/options.md has every option that README names. The files
+# that README and the pages for contributors name exist. `make help` lists every target that a
+# document names. CONTRIBUTING.md's table has the packages that the scripts of deploy/ install.
+# docs/README.md links every document. kernels/README.md has a line for every CUDA kernel.
 set -u
 bin=${1:-build/release}
 failed=0

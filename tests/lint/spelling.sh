@@ -1,6 +1,6 @@
 #!/bin/sh
-# Words that are misspelt in code, comments and documents, as codespell knows them. A word that is
-# right all the same stands in `right`.
+# Find misspelt words in code, comments and documents, with codespell. The variable `right` has words
+# that are correct although codespell reports them.
 set -u
 right=nd
 find . -path ./.git -prune -o -path ./build -prune -o -path ./data -prune -o -type f \

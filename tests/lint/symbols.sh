@@ -1,8 +1,9 @@
 #!/bin/sh
-# The core is pure: its object files refer to nothing but memory, text and math functions, the
-# seeded generator, the function of a failed assertion and themselves, and hold no variable. The same
-# for the worker's session, which may also allocate (once, at birth). Looks at the objects that the
-# warnings lint built, or at those of the build directory given.
+# Check that the core is pure: its object files use only functions of memory, text and math, the
+# seeded random generator, the function of a failed assertion and other functions of the core, and
+# have no variables. The worker's session has the same rule, but may allocate memory once, when it
+# is created. The lint reads the objects of the warnings lint, or of the build directory in its
+# argument.
 set -u
 b=${1:-build/lint-gcc}
 free='memchr|run_head_[a-z]+|__cpu_model|__cpu_indicator_init|memcpy|memmove|memset|memcmp|strlen|strnlen|strcmp|strncmp|__mem(cpy|move|set)_chk'
@@ -10,7 +11,7 @@ free="$free|__stack_chk_fail|sqrtf?|fabsf?|isfinite|__finitef?|isnan|__isnanf?|_
 free="$free|rng_[a-z]+|ps_assert_failed"
 failed=0
 
-# look WHAT ALLOWED OBJECT...
+# look WHAT ALLOWED OBJECT...: report symbols of the objects that are not allowed
 look() {
 	what=$1
 	allowed=$2
@@ -31,7 +32,7 @@ look() {
 	done | grep . && failed=1
 }
 
-# Files that call each other in a circle cannot be understood, tested or replaced alone.
+# Report files that call each other in a circle: none of them can be understood or tested alone.
 in_layers() {
 	what=$1
 	shift

@@ -121,7 +121,7 @@ def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
 
 
 def test_options_that_docs_options_does_not_have_are_found(tree):
-    """What readme.sh says of docs/options.md, beside its other findings in this small tree."""
+    """The lint readme compares docs/options.md with the programs; other findings do not matter here."""
     def program(name, text):
         write(tree, f"bin/{name}", f"#!/bin/sh\necho '{text}'\n")
         (tree / "bin" / name).chmod(0o755)
@@ -141,7 +141,7 @@ def test_options_that_docs_options_does_not_have_are_found(tree):
 
 
 def test_what_the_pages_for_contributors_leave_out_is_found(tree):
-    """A package without a reason, a document off the map, a kernel without its line."""
+    """It finds a package without a reason, a document without a link, a kernel without a line."""
     page = (tree / "CONTRIBUTING.md").read_text()
     write(tree, "CONTRIBUTING.md", page.replace("libpng-dev", "libgif-dev") + "`make V=1 coffee`\n")
     write(tree, "docs/new.md", "# New\n")

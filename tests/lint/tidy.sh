@@ -1,7 +1,8 @@
 #!/bin/sh
-# The programs' C code is clean under clang-tidy: .clang-tidy says which checks, and why not others.
-# With arguments only those .c files are read. A finding is repaired, or silenced with a reason:
-# NOLINTNEXTLINE(check). `clang-tidy FILE -- $(make -s print-CFLAGS)` explains one step by step.
+# Check the programs' C code with clang-tidy. .clang-tidy lists the checks, and the reasons for
+# those that are disabled. With arguments, check only these .c files. Repair a finding, or silence
+# it with a reason: NOLINTNEXTLINE(check). `clang-tidy FILE -- $(make -s print-CFLAGS)` shows all
+# details.
 set -u
 b=build/lint-clang
 cuda=$(make -s print-CUDA_HOME)

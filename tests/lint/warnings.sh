@@ -1,6 +1,6 @@
 #!/bin/sh
-# Everything in C compiles without a warning under gcc and clang, each in its own directory. With
-# arguments only those .c files are compiled. (nvcc's own warnings: every build shows them.)
+# Check that all C files compile without a warning with gcc and clang, each in its own directory.
+# With arguments, compile only these .c files. (Every build shows the warnings of nvcc.)
 set -u
 failed=0
 cuda=$(make -s print-CUDA_HOME)

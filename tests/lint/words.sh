@@ -1,7 +1,7 @@
 #!/bin/sh
-# Words of this project that standard terms have replaced (docs/glossary.md) do not return, in code,
-# documents or names of files. A row is: pattern, the word to use, files that may have it. A pattern
-# matches between letters and anything else, so that it is found in snake_case too.
+# Find old words that standard terms have replaced (docs/glossary.md), in code, documents and file
+# names. A row has a pattern, the new word, and the files that may have the old word. The characters
+# around a match must not be letters, so the lint also finds words in snake_case.
 set -u
 words='
 crews?                                       fleet, cluster or workers

@@ -20,7 +20,7 @@
  * snapshot is durable.
  *
  * Invariants:
- * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_journal.c);
+ * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
  * (2) at most one group is under way;
  * (3) `done` is called on the loop's thread after each group;
  * (4) the queue has frames of pushes only while the file can be written, and at most those of the

@@ -38,7 +38,7 @@ static void count(struct totals *t, const struct sim *s)
 	t->mode[s->mode]++;
 	t->exact += s->exact && (s->crashes || s->ordered);
 	t->broken += s->disk.broken != 0;
-	t->journal += s->cfg.checkpoint.wal != 0;
+	t->wal += s->cfg.checkpoint.wal != 0;
 	t->messages += s->net.sent;
 	t->crashes += s->crashes;
 	t->power_cuts += s->power_cuts;
@@ -129,7 +129,7 @@ static void reap(
 }
 
 /* A seed that never ends counts as a failure: the parent kills its process. */
-static void end_hung(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
+static void kill_hung(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		uint64_t seed = atomic_load(&b->now[i]);
@@ -158,7 +158,7 @@ static void watch(struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n
 			left--;
 			continue;
 		}
-		end_hung(b, watched, pid, n);
+		kill_hung(b, watched, pid, n);
 		if (isatty(STDERR_FILENO))
 			show_progress(b, n, all, clock_seconds() - start);
 		nanosleep(&look, NULL);

@@ -11,7 +11,7 @@
 #include "tests/sim/sim.h"
 
 struct totals {
-	uint64_t seeds, mode[SIM_MODES], exact, broken, journal;
+	uint64_t seeds, mode[SIM_MODES], exact, broken, wal;
 	uint64_t messages, crashes, power_cuts, drains, worker_crashes, leaps, cuts, twins, hangs,
 		excluded, diverged, full, disk_ops;
 };

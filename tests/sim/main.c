@@ -129,10 +129,11 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 		(unsigned long long)t->seeds, seconds, (double)t->seeds / seconds, (long long)jobs);
 	for (int mode = 1; mode < SIM_MODES; mode++)
 		printf("  %s %llu", mode_name(mode), (unsigned long long)t->mode[mode]);
-	printf("\n  compared with the run without faults, bit for bit: %llu; with a journal: %llu; "
+	printf("\n  compared with the run without faults, bit for bit: %llu; with a write-ahead log: "
+	       "%llu; "
 	       "on "
 	       "a disk that lied: %llu\n",
-		(unsigned long long)t->exact, (unsigned long long)t->journal,
+		(unsigned long long)t->exact, (unsigned long long)t->wal,
 		(unsigned long long)t->broken);
 	printf("  servers killed %llu (with power cut %llu), drained %llu; workers killed %llu, "
 	       "started twice %llu, hung %llu; partitions %llu; clock leaps %llu\n",

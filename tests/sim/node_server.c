@@ -23,7 +23,7 @@ void server_release(struct sim *s)
 	struct sim_server *v = &s->server;
 
 	s->disk.dead = 1; /* nothing that is released now writes to the disk */
-	journal_release(s);
+	sim_wal_release(s);
 	checkpointer_free(&v->checkpointer);
 	startup_release(&v->state);
 	disk_killed(&s->disk);
@@ -40,7 +40,7 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
 
 	if (rc == PS_OK)
-		journal_durable(arg, generation);
+		sim_wal_durable(arg, generation);
 	server_event(arg, &ev);
 }
 
@@ -60,7 +60,7 @@ static int boot(struct sim *s, struct err *e)
 	if (!rc)
 		rc = checkpointer_write(
 			v->checkpointer, v->state.core, core_config(v->state.core)->generation, e);
-	return rc ? rc : journal_boot(s, e);
+	return rc ? rc : sim_wal_open(s, e);
 }
 
 /* A start failed. A kill, a failing disk and a broken disk explain it; otherwise it is a
@@ -112,7 +112,7 @@ void server_start(struct sim *s)
 		sim_violation(s, "term %llu is given twice", (unsigned long long)s->cfg.term);
 	v->epoch = s->cfg.term;
 	v->life = ++s->lives;
-	journal_found(s);
+	sim_wal_check_restored(s);
 	s->awake[SIM_SERVER] = (struct awake){0};
 	sim_trace(s, "server starts epoch=%llu version=%llu", (unsigned long long)v->epoch,
 		(unsigned long long)core_stats(v->core)->version);
@@ -209,7 +209,7 @@ void server_job(struct sim *s, struct item *it)
 		server_crash(s, v->power);
 		return;
 	}
-	if (!s->disk.fails && !wal_busy(s->journal.wal)) /* the job was a save */
+	if (!s->disk.fails && !wal_busy(s->wal.log)) /* the job was a save */
 		bounds_disk(s);
 	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
 }
@@ -256,7 +256,7 @@ static void say(struct sim *s, const struct effect *e)
 		params.params.slices.n = 0;
 		m = &params;
 	}
-	journal_say(s,
+	sim_wal_send(s,
 		&(struct item){.node = node, .life = s->worker[node - 1].life, .link = e->peer}, m,
 		e->durable_first);
 }
@@ -289,7 +289,7 @@ static void finish(struct sim *s, int status)
 		sim_violation(s, "the server ends with %s", err_name(status));
 	v->over = 1;
 	v->status = status;
-	journal_finish(s);
+	sim_wal_finish(s);
 	net_at(&s->net, s->net.now_ms + 500 + net_below(&s->net, SESSION_CLOSE_MS),
 		(struct item){.what = HAPPEN_JOB,
 			.node = SIM_SERVER,
@@ -308,7 +308,7 @@ static void limit_space(struct sim *s)
 static void carry_out(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
-	case EFFECT_COMMIT: /* done by journal_stepped */
+	case EFFECT_COMMIT: /* done by sim_wal_stepped */
 		break;
 	case EFFECT_SEND:
 		say(s, e);
@@ -318,7 +318,7 @@ static void carry_out(struct sim *s, const struct effect *e)
 			sim_violation(s, "two snapshots at once");
 		checkpointer_start(s->server.checkpointer, s->server.core, e->generation);
 		limit_space(s);
-		journal_rotate(s, e->generation);
+		sim_wal_rotate(s, e->generation);
 		break;
 	case EFFECT_FINISH:
 		finish(s, e->status);
@@ -354,7 +354,7 @@ void server_event(struct sim *s, const struct event *ev)
 
 	if (!v->core)
 		return;
-	uint64_t position = journal_event(s, ev), version = core_stats(v->core)->version;
+	uint64_t position = sim_wal_event(s, ev), version = core_stats(v->core)->version;
 	lend(v);
 	steps_before(s);
 	replays_before(s, ev);
@@ -362,7 +362,7 @@ void server_event(struct sim *s, const struct event *ev)
 	steps_after(s, ev);
 	replays_after(s, ev);
 	remember(s);
-	journal_stepped(s, position, version);
+	sim_wal_stepped(s, position, version);
 	for (size_t i = 0; (e = core_effect(v->core, i)); i++) {
 		if (is_killed(v)) {
 			server_crash(s, v->power);

@@ -253,7 +253,7 @@ static struct fault draw_fault(struct sim *s)
 
 /* 1: a resume run must not have this fault. A worker that returns gets another worker id, and the
  * run without faults has no such worker. */
-static int spoils_exactness(const struct fault *f)
+static int breaks_exactness(const struct fault *f)
 {
 	switch (f->kind) {
 	case FAULT_KILL:
@@ -284,7 +284,7 @@ static void choose_faults(struct sim *s)
 			*f = (struct fault){.kind = FAULT_ROT, .at_ms = f->at_ms};
 		if (s->exact) /* a worker that has no name yet would return as another worker */
 			f->at_ms += EXACT_FROM_MS;
-		if (!(s->limits.faults >> i & 1) || (s->exact && spoils_exactness(f)))
+		if (!(s->limits.faults >> i & 1) || (s->exact && breaks_exactness(f)))
 			f->at_ms = UINT64_MAX; /* never */
 	}
 }

@@ -130,10 +130,10 @@ static void happen_server(struct sim *s, struct item *it)
 		server_job(s, it);
 	} else if (it->what == HAPPEN_TICK) {
 		net_at(&s->net, s->net.now_ms + 50, *it);
-		ev.held_ms = journal_held_ms(s);
+		ev.held_ms = sim_wal_held_ms(s);
 		server_event(s, &ev);
 		report_transfers(s);
-		journal_tick(s);
+		sim_wal_tick(s);
 	} else {
 		ev = (struct event){.kind = EVENT_MESSAGE, .peer = it->link, .msg = it->msg};
 		server_event(s, &ev);
@@ -284,7 +284,7 @@ static void begin(struct sim *s, uint64_t seed)
 	memset(&s->steps, 0, sizeof(s->steps));
 	s->finished = s->refused = s->drained = s->torn = s->hushed = 0;
 	s->violation[0] = '\0';
-	journal_reset(s);
+	sim_wal_reset(s);
 	plan_run(s);
 	s->disk.shorts = s->shorts;
 	s->disk.forgets = s->forgets;
@@ -381,7 +381,7 @@ void sim_init(struct sim *s)
 	net_init(&s->net);
 	disk_init(&s->disk);
 	s->server.spare = mem_must(SIM_COORDINATES, sizeof(float), "the second weights");
-	s->journal.held = mem_must(SIM_HELD, sizeof(*s->journal.held), "replies that wait");
+	s->wal.held = mem_must(SIM_HELD, sizeof(*s->wal.held), "replies that wait");
 	s->final = mem_must(SIM_COORDINATES, sizeof(float), "the last weights");
 	s->versions = mem_must(SIM_VERSIONS, sizeof(*s->versions), "the weights there were");
 }
@@ -391,7 +391,7 @@ void sim_release(struct sim *s)
 	net_release(&s->net);
 	disk_release(&s->disk);
 	free(s->server.spare);
-	free(s->journal.held);
+	free(s->wal.held);
 	free(s->final);
 	free(s->versions);
 }

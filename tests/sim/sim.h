@@ -176,8 +176,8 @@ struct reply {
 };
 
 /* --durability always: the replies that wait for the disk, and what a start must restore. */
-struct sim_journal {
-	struct wal *wal;    /* NULL: the server does not run, or has --durability replay */
+struct sim_wal {
+	struct wal *log;    /* NULL: the server does not run, or has --durability replay */
 	struct reply *held; /* a ring of SIM_HELD replies */
 	uint32_t first, n;
 	uint64_t bound, asked_ms;
@@ -238,7 +238,7 @@ struct sim {
 	struct awake awake[SIM_NODES];
 	uint64_t disk_bad_until_ms;
 	struct sim_server server;
-	struct sim_journal journal;
+	struct sim_wal wal;
 	struct sim_steps steps;
 	/* the current event is a replay of this worker, see replays.c */
 	const struct worker *replayer;
@@ -316,26 +316,26 @@ void server_release(struct sim *s);
  * has the reason unless the disk has broken its promises. */
 struct core *server_restore(struct sim *s, struct startup *r);
 
-/* node_journal.c. Without a write-ahead log these functions only send messages. */
-void journal_reset(struct sim *s);
+/* node_wal.c. Without a write-ahead log these functions only send messages. */
+void sim_wal_reset(struct sim *s);
 /* Create the first write-ahead log of a start. */
-int journal_boot(struct sim *s, struct err *e) PS_MUST_CHECK;
+int sim_wal_open(struct sim *s, struct err *e) PS_MUST_CHECK;
 /* The start has restored the state: check it against what clients have received. */
-void journal_found(struct sim *s);
+void sim_wal_check_restored(struct sim *s);
 /* Release everything of the server's process. */
-void journal_release(struct sim *s);
+void sim_wal_release(struct sim *s);
 /* The first function logs an event before the step of the core, and returns its position in the log
  * (0: no log). The second takes note of the step. */
-uint64_t journal_event(struct sim *s, const struct event *ev);
-void journal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
+uint64_t sim_wal_event(struct sim *s, const struct event *ev);
+void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
 /* Send a message, at once or when all events on which it depends are on the disk. */
-void journal_say(struct sim *s, const struct item *to, const struct msg *m, int durable_first);
-void journal_rotate(struct sim *s, uint64_t generation);
-void journal_durable(struct sim *s, uint64_t generation);
-void journal_finish(struct sim *s);
-void journal_tick(struct sim *s);
+void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int durable_first);
+void sim_wal_rotate(struct sim *s, uint64_t generation);
+void sim_wal_durable(struct sim *s, uint64_t generation);
+void sim_wal_finish(struct sim *s);
+void sim_wal_tick(struct sim *s);
 /* At a tick: how long replies have waited for the disk, by the clock of the server. */
-uint64_t journal_held_ms(struct sim *s);
+uint64_t sim_wal_held_ms(struct sim *s);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);

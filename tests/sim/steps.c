@@ -46,7 +46,7 @@ static int is_there(const struct sim_steps *t, const struct core *c, uint32_t i)
 	       worker_is_of_run(c, w) && !w->sync.idle;
 }
 
-static void judge(struct sim *s, const struct core *c)
+static void check_step(struct sim *s, const struct core *c)
 {
 	const struct sim_steps *t = &s->steps;
 
@@ -99,7 +99,7 @@ void steps_after(struct sim *s, const struct event *ev)
 	if (core_stats(c)->version != t->version) {
 		if (t->known && !t->recovering && !is_replay(ev) &&
 			core_stats(c)->version == t->version + 1)
-			judge(s, c);
+			check_step(s, c);
 		begin(s, c);
 		return;
 	}

@@ -1,0 +1,197 @@
+/*
+ * node_wal.c - `--durability always` in the simulator: the server's own write-ahead log and
+ * group commit on the simulated disk, replies that wait for the disk, and what a start must
+ * restore. It follows server/dispatch.c and server.c.
+ */
+#include <string.h>
+#include <xxhash.h>
+#include "proto/wire.h"
+#include "tests/sim/sim.h"
+
+#define ASK_MS 100 /* minimum interval between two snapshots that the log requests */
+
+void sim_wal_reset(struct sim *s)
+{
+	struct sim_wal *w = &s->wal;
+
+	w->first = w->n = 0;
+	w->told_version = 0;
+	memset(w->seen, 0, sizeof(w->seen));
+}
+
+void sim_wal_release(struct sim *s)
+{
+	wal_free(&s->wal.log);
+	s->wal.n = 0;
+}
+
+/* ---- replies --------------------------------------------------------------------------------- */
+
+/* A version that the server has sent to a worker must survive a crash. */
+static void note_told(struct sim_wal *w, const struct msg *m)
+{
+	uint64_t version = m->type == MSG_ACK      ? m->ack.version
+			   : m->type == MSG_PARAMS ? m->params.version
+						   : 0;
+
+	if (version > w->told_version)
+		w->told_version = version;
+}
+
+static void leave(struct sim *s, const struct item *to, const struct msg *m)
+{
+	note_told(&s->wal, m);
+	net_send(&s->net, to->node, 0, *to, m);
+}
+
+static void flush(struct sim *s, uint64_t reached)
+{
+	struct sim_wal *w = &s->wal;
+
+	while (w->n && w->held[w->first].position <= reached) {
+		const struct reply *r = &w->held[w->first];
+
+		leave(s, &r->to, &r->msg);
+		w->first = (w->first + 1) % SIM_HELD;
+		w->n--;
+	}
+}
+
+void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int durable_first)
+{
+	struct sim_wal *w = &s->wal;
+	int held = w->log && !s->server.over && durable_first;
+
+	if (!held || (!w->n && w->bound <= wal_flushed_lsn(w->log))) {
+		leave(s, to, m);
+		return;
+	}
+	if (w->n == SIM_HELD) {
+		sim_violation(s, "%u replies wait for the write-ahead log", w->n);
+		return;
+	}
+	w->held[(w->first + w->n++) % SIM_HELD] = (struct reply){w->bound, *to, *m};
+}
+
+void sim_wal_finish(struct sim *s)
+{
+	flush(s, UINT64_MAX); /* the last checkpoint contains all events */
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static void on_committed(void *arg)
+{
+	struct sim *s = arg;
+
+	if (!s->server.over)
+		flush(s, wal_flushed_lsn(s->wal.log));
+}
+
+uint64_t sim_wal_event(struct sim *s, const struct event *ev)
+{
+	struct frames f;
+	uint64_t position;
+
+	if (!s->wal.log || s->server.over)
+		return 0;
+	frames_init(&f);
+	if (ev->kind == EVENT_MESSAGE && wire_encode(ev->msg, &f))
+		sim_violation(s, "a message that the wire does not take");
+	position = wal_append(s->wal.log, ev, sim_clock(s, SIM_SERVER), f.n ? &f : NULL);
+	frames_release(&f);
+	return position;
+}
+
+static uint64_t hash_of(const struct sim *s)
+{
+	return XXH3_64bits(core_weights(s->server.core), s->cfg.n_params * sizeof(float));
+}
+
+void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before)
+{
+	const struct core *c = s->server.core;
+	struct sim_wal *w = &s->wal;
+	uint64_t version = core_stats(c)->version;
+
+	if (position && core_effect(c, 0) && core_effect(c, 0)->kind == EFFECT_COMMIT) {
+		w->bound = position;
+		wal_flush(w->log);
+	}
+	if (w->log && version != version_before)
+		w->seen[version % SIM_VERSIONS] = (struct seen){version, hash_of(s)};
+}
+
+void sim_wal_rotate(struct sim *s, uint64_t generation)
+{
+	if (s->wal.log)
+		wal_rotate(s->wal.log, generation);
+}
+
+void sim_wal_durable(struct sim *s, uint64_t generation)
+{
+	if (!s->wal.log)
+		return;
+	wal_checkpointed(s->wal.log, generation);
+	flush(s, wal_flushed_lsn(s->wal.log));
+}
+
+uint64_t sim_wal_held_ms(struct sim *s)
+{
+	struct sim_wal *w = &s->wal;
+
+	if (!w->log || s->server.over)
+		return 0;
+	disk_wait_tick(&w->disk_wait, w->log, NULL, w->bound, sim_clock(s, SIM_SERVER));
+	return w->disk_wait.held_ms;
+}
+
+void sim_wal_tick(struct sim *s)
+{
+	struct sim_wal *w = &s->wal;
+	uint64_t now = sim_clock(s, SIM_SERVER);
+
+	if (!w->log || s->server.over || checkpointer_busy(s->server.checkpointer) ||
+		!wal_wants_snapshot(w->log) || now - w->asked_ms < ASK_MS)
+		return;
+	w->asked_ms = now;
+	server_event(s, &(struct event){.kind = EVENT_SAVE});
+}
+
+/* ---- starts ---------------------------------------------------------------------------------- */
+
+int sim_wal_open(struct sim *s, struct err *e)
+{
+	const struct core_config *cfg = core_config(s->server.state.core);
+	const struct wal_config config = {.dir = DISK_DIRECTORY,
+		.run = cfg->run,
+		.term = cfg->term,
+		.generation = cfg->generation,
+		.max_bytes = s->options.wal_bytes,
+		.done = on_committed,
+		.arg = s};
+
+	s->wal.bound = s->wal.asked_ms = 0;
+	s->wal.disk_wait = (struct disk_wait){0};
+	if (cfg->checkpoint.wal)
+		return wal_new(&s->wal.log, &config, e);
+	wal_remove_files(DISK_DIRECTORY, cfg->generation - 1);
+	return PS_OK;
+}
+
+void sim_wal_check_restored(struct sim *s)
+{
+	struct sim_wal *w = &s->wal;
+	uint64_t version = core_stats(s->server.core)->version;
+	const struct seen *before = &w->seen[version % SIM_VERSIONS];
+
+	if (!w->log)
+		return;
+	if (version < w->told_version && !s->disk.broken)
+		sim_violation(s, "version %llu was told to somebody; the start finds %llu",
+			(unsigned long long)w->told_version, (unsigned long long)version);
+	if (before->version == version && version && before->hash != hash_of(s) && !s->disk.broken)
+		sim_violation(s, "version %llu is not, bit for bit, what it was",
+			(unsigned long long)version);
+	w->told_version = version;
+}

@@ -30,7 +30,7 @@ struct science {
 	struct world world;
 	struct options run; /* options of cnn-ps */
 	struct data data;
-	struct backend *judge;
+	struct backend *evaluator;
 	float *weights;
 	const char *label, *directory, *record;
 	int64_t workers, threads;
@@ -49,7 +49,7 @@ static int look(struct science *s)
 
 	if (s->seen != t->version + 1) {
 		int rc = backend_evaluate(
-			s->judge, core_weights(s->world.core), 0, n, &s->correct, &s->loss_sum);
+			s->evaluator, core_weights(s->world.core), 0, n, &s->correct, &s->loss_sum);
 
 		if (rc)
 			return rc;
@@ -170,10 +170,10 @@ static int prepare(struct science *s, struct err *e)
 	struct kx_images test;
 	int rc = data_load(&s->data, s->directory, e);
 
-	if (rc || (rc = backend_new(&s->judge, &s->run.model, &o, e)))
+	if (rc || (rc = backend_new(&s->evaluator, &s->run.model, &o, e)))
 		return rc;
 	test = data_test(&s->data);
-	if ((rc = backend_use(s->judge, &test, e)))
+	if ((rc = backend_use(s->evaluator, &test, e)))
 		return rc;
 	c->run = (struct run_id){1, 1};
 	c->term = 1;
@@ -204,7 +204,7 @@ static void release(struct science *s)
 {
 	world_release(&s->world);
 	free(s->weights);
-	backend_free(&s->judge);
+	backend_free(&s->evaluator);
 	data_release(&s->data);
 }
 

@@ -79,7 +79,7 @@ def test_killed_or_not_one_worker_ends_with_the_same_bytes(programs, small):
     assert trained(programs, small, "killed", (1000, 4000, 9000)) == whole
 
 
-def test_a_server_goes_on_from_a_journal_with_either_level(programs):
+def test_a_start_replays_the_log_with_either_level(programs):
     """The level of durability may change at a restart. The start applies the write-ahead log with
     either level."""
     run = LedgerRun(programs, 2, 2000, *ALWAYS)

@@ -241,7 +241,7 @@ def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
     figure("P5", len(kept), "generations are kept on a disk of 1 MiB, of 320 kB each", 2 <= len(kept) <= 3, what="own")
 
 
-def test_own_journal_fills_the_disk(programs, small_disk, figure):
+def test_own_wal_fills_the_disk(programs, small_disk, figure):
     """Each push is as large as a checkpoint: the write-ahead log leaves space for the next
     checkpoint, and no worker waits forever."""
     server = programs.server(*WEIGHTS, "--durability", "always", "--checkpoint-ms", 3600000,
@@ -254,7 +254,7 @@ def test_own_journal_fills_the_disk(programs, small_disk, figure):
     assert status["degraded"] is None and status["checkpoint"]["failed"] == 0, status
     server.line("wal gives_way")
     assert sum("wal gives_way" in line for line in server.lines) == 1, "said once"
-    figure("P5", took, "s for 30 pushes that fill the disk", took <= 10, what="own journal")
+    figure("P5", took, "s for 30 pushes that fill the disk", took <= 10, what="own log")
 
 
 def test_sigterm_with_a_full_disk(programs, small_disk, figure):

@@ -39,13 +39,13 @@ class Flood:
 
     def alive(self, i):
         try:
-            heard = self.open[i].recv(64, socket.MSG_DONTWAIT)
+            greeting = self.open[i].recv(64, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return time.monotonic() < self.until[i]
         except OSError:
             return False
         self.until[i] = float("inf")
-        return heard != b""
+        return greeting != b""
 
     def dial(self, i):
         self.open[i] = s = socket.socket()
@@ -143,7 +143,7 @@ def test_message_that_never_ends(ledger, figure, full):
     limit = 200
     run = ledger(3, 10000 if full else 2000, "--memory-mb", limit, pace=(10,))
     run.reached(0)
-    peak, gaps, hung = 0, [], 0
+    peak, gaps, closed = 0, [], 0
     peer = Endless(run.server.endpoint, 4096)
     try:
         for _ in range(10 if full else 2):
@@ -152,14 +152,14 @@ def test_message_that_never_ends(ledger, figure, full):
             version, begun = run.server.status()["version"], time.monotonic()
             until(lambda: run.server.status()["version"] > version + 3, 20, "updates go on")
             gaps.append(time.monotonic() - begun)
-            hung += 1
+            closed += 1
             status = open(f"/proc/{run.server.popen.pid}/status").read()
             peak = max(peak, int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024)
     finally:
         peer.stop()
     figure("P13", peak, f"MiB at most, of {limit}, while a message never ends", peak <= 1.25 * limit,
            what="peak")
-    figure("P13", max(gaps) * 1e3, f"ms without updates after hanging up, the longest of {hung}",
+    figure("P13", max(gaps) * 1e3, f"ms without updates after hanging up, the longest of {closed}",
            max(gaps) <= 3, what="gap")
     lost, twice = run.count(300)
     figure("P13", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")

@@ -101,7 +101,7 @@ def recorded(programs, level):
     return crash_states.read_log(recorder.log)
 
 
-class Judge:
+class StartChecker:
     """Runs the real start on many directories, and each different content only once."""
 
     def __init__(self):
@@ -133,7 +133,7 @@ class Judge:
         for state, line in zip(states, lines):
             self.found[state] = [int(word) for word in line.split()[:5]]
 
-    def judge(self, state, told):
+    def check(self, state, told):
         """Check a start after a cut at one instant. It must restore what a client had received by
         then, and nothing that a client sent later."""
         status, resumed, term, seq, applied = self.found[state]
@@ -143,9 +143,9 @@ class Judge:
 
 
 def cut_everywhere(ops, disk=None, since=0, told=None):
-    """Cut the power after each operation from `since` on. Returns (the judge, the number of
+    """Cut the power after each operation from `since` on. Returns (the checker, the number of
     states)."""
-    judge, disk, count = Judge(), disk or crash_states.Disk(), 0
+    checker, disk, count = StartChecker(), disk or crash_states.Disk(), 0
     told = {"term": 0, "durable": 0, "sent": 0, **(told or {})}
     cuts = []
     for i, op in enumerate(ops):
@@ -156,10 +156,10 @@ def cut_everywhere(ops, disk=None, since=0, told=None):
             states = disk.states()
             count += len(states)
             cuts += [(state, told) for state in states]
-    judge.start_all(dict.fromkeys(state for state, _ in cuts))
+    checker.start_all(dict.fromkeys(state for state, _ in cuts))
     for state, told in cuts:
-        judge.judge(state, told)
-    return judge, count
+        checker.check(state, told)
+    return checker, count
 
 
 def one_cycle(ops):
@@ -175,12 +175,12 @@ def one_cycle(ops):
 def test_power_cut_after_every_operation(programs, figure, level):
     """Cut the power after every operation of two lives: starts, pushes, checkpoints, and a drain."""
     ops = recorded(programs, level)
-    judge, count = cut_everywhere(ops)
-    refused = sum(bool(f[0]) for f in judge.found.values())
-    figure("P4", refused, f"starts refused of {count} states ({len(judge.found)} different ones) after "
+    checker, count = cut_everywhere(ops)
+    refused = sum(bool(f[0]) for f in checker.found.values())
+    figure("P4", refused, f"starts refused of {count} states ({len(checker.found)} different ones) after "
            f"{len(ops)} operations", refused == 0 and count > 500, what=f"{level} refused")
-    figure("P4", len(judge.illegal), f"states that lost durable pushes or mix two generations "
-           f"{judge.illegal[:2] or ''}", not judge.illegal, what=f"{level} illegal")
+    figure("P4", len(checker.illegal), f"states that lost durable pushes or mix two generations "
+           f"{checker.illegal[:2] or ''}", not checker.illegal, what=f"{level} illegal")
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -207,16 +207,16 @@ def test_second_power_cut_during_the_start(programs, figure, seed, level):
         recorder.close()
         if not decided == -int(weights.sum()) == int((weights == -1).sum()):
             wrong.append((decided, weights.sum()))
-        judge, tried = cut_everywhere(crash_states.read_log(recorder.log),
+        checker, tried = cut_everywhere(crash_states.read_log(recorder.log),
                                       crash_states.Disk(state), told=found[state])
         count += tried
-        wrong += judge.illegal
+        wrong += checker.illegal
     figure("P4", len(wrong), f"illegal states of {count} in {len(chosen)} starts after a cut "
            f"{wrong[:2] or ''}", not wrong and count > len(chosen), what=f"{level} again")
 
 
 FORGOTTEN = {"replay": {"files": lambda op: op.name != ".", "directory": lambda op: op.name == "."},
-             "always": {"journals": lambda op: op.name.startswith("journal-")}}
+             "always": {"logs": lambda op: op.name.startswith("journal-")}}
 
 
 @pytest.mark.parametrize("level,what", [(lv, what) for lv in LEVELS for what in FORGOTTEN[lv]])
@@ -227,6 +227,6 @@ def test_forgotten_fsyncs_are_found(programs, figure, level, what):
     since, until = one_cycle(ops)
     forgotten = FORGOTTEN[level][what]
     bad = [op for i, op in enumerate(ops[:until]) if i < since or op.kind != "sync" or not forgotten(op)]
-    judge, count = cut_everywhere(bad, since=since)
-    figure("P4", len(judge.illegal), f"illegal states of {count} found", bool(judge.illegal),
+    checker, count = cut_everywhere(bad, since=since)
+    figure("P4", len(checker.illegal), f"illegal states of {count} found", bool(checker.illegal),
            what=f"{level} without {what}")

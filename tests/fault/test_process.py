@@ -220,10 +220,10 @@ def test_sigterm_drains(ledger, figure, seed, full):
         for i, w in enumerate(run.fleet):
             assert w.wait(10) in (0, 1), w.tail()
             said = " ".join(w.out)
-            heard = re.search(r"resumed (\d+) .*(?:stopped|done) .*acked=(\d+)", said)
+            found = re.search(r"resumed (\d+) .*(?:stopped|done) .*acked=(\d+)", said)
             own = weights[i * run.pushes:(i + 1) * run.pushes]
-            if heard:  # otherwise the worker ended before its WELCOME
-                missing += max(0, int(heard[1]) + int(heard[2]) - int((own == -1).sum()))
+            if found:  # otherwise the worker ended before its WELCOME
+                missing += max(0, int(found[1]) + int(found[2]) - int((own == -1).sum()))
         run.restart_server()
         for i in range(3):
             run.start_worker(i)

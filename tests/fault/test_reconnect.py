@@ -13,7 +13,7 @@ from namespaces import seqs
 sys.path.append(str(ROOT / "tests/wire"))
 from client import Link, Worker, hello  # noqa: E402
 
-CROWD = 16
+WORKERS = 16
 
 
 def worst_percent(values, percent=1):
@@ -27,13 +27,13 @@ def seqs_here(run):
 
 
 @pytest.mark.alone
-def test_restart_under_a_crowd(programs, figure, full):
+def test_restart_under_16_workers(programs, figure, full):
     """The time from exec of the new server until it has decided a new push of each of 16 workers."""
     restarts = 100 if full else 2
-    run = LedgerRun(programs, CROWD, 60 + 20 * restarts, pace=(50,))
+    run = LedgerRun(programs, WORKERS, 60 + 20 * restarts, pace=(50,))
     took = []
     for _ in range(restarts):
-        until(lambda: sum(n >= 5 for n in seqs_here(run).values()) == CROWD, 60, "all are pushing")
+        until(lambda: sum(n >= 5 for n in seqs_here(run).values()) == WORKERS, 60, "all are pushing")
         before = seqs_here(run)
         run.server.kill()
         begun = time.monotonic()
@@ -47,7 +47,7 @@ def test_restart_under_a_crowd(programs, figure, full):
             assert time.monotonic() < begun + 60, f"not back: {waiting}"
     lost, twice = run.count(300)
     p99 = worst_percent(took)
-    figure("N9", p99, f"s p99 until a worker is productive, {restarts} restarts, {CROWD} workers",
+    figure("N9", p99, f"s p99 until a worker is productive, {restarts} restarts, {WORKERS} workers",
            p99 <= (2 if full else 5) * PATIENCE)
     assert lost + twice == 0
 

@@ -7,7 +7,7 @@ import pytest
 from support.build import PATIENCE
 
 pytestmark = pytest.mark.alone
-CROWD = 16
+WORKERS = 16
 
 
 def worst(values, percent=1):
@@ -32,10 +32,10 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
     """kill -9 of the server with 16 workers. The next server starts in the same moment. No worker
     restarts."""
     kills = 100 if full else 2
-    run = ledger(CROWD, 300 + 30 * kills if full else 200, "--durability", level, pace=(20,))
+    run = ledger(WORKERS, 300 + 30 * kills if full else 200, "--durability", level, pace=(20,))
     first, everybody = [], []
     for _ in range(kills):
-        milliseconds(lambda: sum(n >= 5 for n in seqs(run).values()) == CROWD, time.monotonic())
+        milliseconds(lambda: sum(n >= 5 for n in seqs(run).values()) == WORKERS, time.monotonic())
         run.server.popen.kill()  # no wait: the killed server may still hold its lock and its port
         begun = time.monotonic()
         run.restart_server()
@@ -45,7 +45,7 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
         everybody.append(milliseconds(lambda: all(n > before[name] for name, n in seqs(run).items()),
                                       begun))
     assert all(w.running() for w in run.fleet)
-    unit = f"ms p99 from exec to the first new update, {kills} kills, {CROWD} workers"
+    unit = f"ms p99 from exec to the first new update, {kills} kills, {WORKERS} workers"
     figure("P2", worst(first), unit, worst(first) <= 500 * (1 if full else 4) * PATIENCE, what=level)
     figure("P2", worst(everybody), "ms p99 until all have a new push decided",
            worst(everybody) <= 2000 * (1 if full else 4) * PATIENCE, what=f"{level} everybody")

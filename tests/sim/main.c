@@ -129,7 +129,8 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 		(unsigned long long)t->seeds, seconds, (double)t->seeds / seconds, (long long)jobs);
 	for (int mode = 1; mode < SIM_MODES; mode++)
 		printf("  %s %llu", mode_name(mode), (unsigned long long)t->mode[mode]);
-	printf("\n  compared with the run without faults, bit for bit: %llu; with a write-ahead log: "
+	printf("\n  compared with the run without faults, bit for bit: %llu; with a write-ahead "
+	       "log: "
 	       "%llu; "
 	       "on "
 	       "a disk that lied: %llu\n",

@@ -162,7 +162,7 @@ void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 }
 
 /* A NaN must never count as a correct answer. A ReLU or a maximum must not hide it. */
-static void contract_spoilt(const char *device, size_t tensor)
+static void contract_nan(const char *device, size_t tensor)
 {
 	struct subject s;
 	size_t correct;
@@ -182,8 +182,8 @@ static void contract_spoilt(const char *device, size_t tensor)
 void scores_that_are_no_numbers_are_wrong_answers(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
-		contract_spoilt(*d, 0); /* a NaN in a filter makes all scores NaN */
-		contract_spoilt(*d, 3); /* a NaN in a bias makes only the score of class 0 NaN */
+		contract_nan(*d, 0); /* a NaN in a filter makes all scores NaN */
+		contract_nan(*d, 3); /* a NaN in a bias makes only the score of class 0 NaN */
 	}
 }
 

@@ -63,7 +63,7 @@ int wal_recovered_pushes(int accept_loss, int *rc)
 	return (int)-w;
 }
 
-unsigned wal_count_journals(void)
+unsigned wal_count_files(void)
 {
 	DIR *d = opendir(wal.dir);
 	unsigned n = 0;
@@ -161,7 +161,7 @@ void wal_failing_snapshots(int n)
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
-static void wal_open_journal(void)
+static void wal_open_file(void)
 {
 	const struct core_config *cfg = core_config(wal.f.core);
 	const struct wal_config config = {.loop = &wal.loop,
@@ -191,7 +191,7 @@ int wal_set_up(void **state)
 	cfg.generation = 1;
 	fixture_open(&wal.f, cfg);
 	wal_save(1);
-	wal_open_journal();
+	wal_open_file();
 	wal_receive(9, &hello);
 	wal.stamp = fixture_sent(&wal.f, 9, MSG_WELCOME)->welcome.stamp;
 	return 0;

@@ -64,6 +64,6 @@ void wal_failing_snapshots(int n);
 void wal_assert_recovers(int accept_loss);
 /* The number of pushes in the weights after such a start. The status of the start goes to *rc. */
 int wal_recovered_pushes(int accept_loss, int *rc);
-unsigned wal_count_journals(void);
+unsigned wal_count_files(void);
 
 #endif

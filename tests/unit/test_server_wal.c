@@ -164,7 +164,7 @@ static void failing_checkpoints_do_not_leave_a_log_file_each(void **state)
 	for (int round = 0; round < 3; round++) {
 		wal_failing_snapshots(100);
 		assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
-		assert_in_range(wal_count_journals(), 1, CHECKPOINT_KEEP + 2);
+		assert_in_range(wal_count_files(), 1, CHECKPOINT_KEEP + 2);
 		wal_assert_recovers(0);
 		wal_snapshot();
 		wal_settle();
@@ -182,7 +182,7 @@ static void failing_log_files_do_not_accumulate(void **state)
 	for (int i = 0; i < 100; i++) {
 		disk_writes_left = i % 4;
 		wal_failing_snapshots(1);
-		assert_in_range(wal_count_journals(), 1, CHECKPOINT_KEEP + 2);
+		assert_in_range(wal_count_files(), 1, CHECKPOINT_KEEP + 2);
 		if (i < 4)
 			reached = wal_flushed_lsn(wal.wal);
 	}

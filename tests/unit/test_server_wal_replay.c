@@ -102,7 +102,7 @@ static long continue_in_an_older_log_file(char path[320])
 		wal_settle();
 	}
 	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
-	assert_int_equal(wal_count_journals(), 2);
+	assert_int_equal(wal_count_files(), 2);
 	log_file_path(2, path);
 	return place;
 }

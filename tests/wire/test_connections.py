@@ -15,7 +15,7 @@ from client import CONTEXT, Link, encode, hello, pb
 from conftest import SIZE
 
 
-def hung_up_on(endpoint, requests):
+def expect_closed(endpoint, requests):
     """Send each request as raw bytes to the port, on a connection of its own. The server must close
     all of them."""
     host, port = endpoint.removeprefix("tcp://").split(":")
@@ -27,12 +27,12 @@ def hung_up_on(endpoint, requests):
                 pass
 
 
-def test_transport_http_is_hung_up_on(server, honest):
-    hung_up_on(server.endpoint, [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10])
+def test_transport_http_is_disconnected(server, honest):
+    expect_closed(server.endpoint, [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10])
 
 
-def test_transport_random_bytes_are_hung_up_on(server, honest):
-    hung_up_on(server.endpoint, [np.random.default_rng(seed).bytes(500) for seed in range(20)])
+def test_transport_random_bytes_are_disconnected(server, honest):
+    expect_closed(server.endpoint, [np.random.default_rng(seed).bytes(500) for seed in range(20)])
 
 
 def test_transport_a_routing_id_of_ones_own_gets_no_answer(server, honest):
@@ -91,5 +91,5 @@ def test_connections_that_come_and_go(server, honest):
     honest.goes_on()
 
 
-def test_half_a_greeting_is_hung_up_on(server, honest):
-    hung_up_on(server.endpoint, [struct.pack(">BQB", 0xFF, 1, 0x7F) + b"\x03"])
+def test_half_a_greeting_is_disconnected(server, honest):
+    expect_closed(server.endpoint, [struct.pack(">BQB", 0xFF, 1, 0x7F) + b"\x03"])

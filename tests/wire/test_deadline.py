@@ -59,7 +59,7 @@ STALLS = {  # options of the run; what the hung worker keeps; whether the server
 
 
 @pytest.mark.parametrize("what", STALLS)
-def test_hung_worker_holds_nobody_up(programs, small, what):
+def test_hung_worker_does_not_delay_the_run(programs, small, what):
     options, kind, stalls = STALLS[what]
     server = programs.server("--model", "seed:8", "--epochs", 2, *options, directory=None)
     hung = Hung(server.endpoint, small, kind)

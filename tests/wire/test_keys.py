@@ -150,7 +150,7 @@ class Wire(threading.Thread):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = "tcp://127.0.0.1:%d" % self.listener.getsockname()[1]
         self.flip = flip  # (direction, index of the byte); it is changed once
-        self.heard = bytearray()
+        self.recorded = bytearray()
         self.start()
 
     def run(self):
@@ -172,7 +172,7 @@ class Wire(threading.Thread):
                     data[self.flip[1] - passed] ^= 1
                     self.flip = None
                 if direction == "up":
-                    self.heard += data
+                    self.recorded += data
                 passed += len(data)
                 sink.sendall(data)
         except OSError:
@@ -194,10 +194,10 @@ def test_recorded_traffic_played_again_says_nothing(server, honest, known):
     version = honest.pull()[1]
     received = all_read(server, honest, victim)
     victim.close()
-    assert len(wire.heard) > 600
+    assert len(wire.recorded) > 600
     host, port = server.endpoint.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as s:
-        s.sendall(bytes(wire.heard))
+        s.sendall(bytes(wire.recorded))
         try:
             while s.recv(4096):
                 pass
@@ -215,9 +215,9 @@ def test_no_plain_byte_on_the_wire(server, honest, known):
     worker.push(np.append(np.full(63, 12345, np.float32), np.float32(np.nan)), 0)
     worker.close()
     wire.close()
-    assert len(wire.heard) > 600
-    assert b"plainname" not in wire.heard and b"python" not in wire.heard
-    assert np.float32(12345).tobytes() * 2 not in wire.heard
+    assert len(wire.recorded) > 600
+    assert b"plainname" not in wire.recorded and b"python" not in wire.recorded
+    assert np.float32(12345).tobytes() * 2 not in wire.recorded
 
 
 # ---- roles

@@ -196,7 +196,7 @@ def leased(programs, few, *options):
 ZERO = np.zeros(7850, np.float32)
 
 
-def test_leases_a_batch_counts_once_whoever_pushes_it(programs, few):
+def test_leases_a_batch_counts_once_for_all_workers(programs, few):
     server, a = leased(programs, few)
     b = Worker(server.endpoint, data=few.id)
     grant = a.lease()

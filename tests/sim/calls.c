@@ -26,9 +26,9 @@ static struct {
 	void *arg;
 	struct dirent entry;
 	int listing; /* the descriptor of the directory that readdir reads */
-	/* The simulator keeps large blocks for the next core or session. Nobody clears them,
-	 * because clearing them at each start would be the slowest part of a run. Their users
-	 * initialize what they read. */
+	/* The simulator keeps large blocks for the next core or session. It does not clear them,
+	 * because clearing them at each start would be the slowest part of a run. Cores and
+	 * sessions initialize the memory that they read. */
 	struct large {
 		void *block;
 		size_t size;

@@ -324,8 +324,8 @@ int sim_wal_open(struct sim *s, struct err *e) PS_MUST_CHECK;
 void sim_wal_check_restored(struct sim *s);
 /* Release everything of the server's process. */
 void sim_wal_release(struct sim *s);
-/* The first function logs an event before the step of the core, and returns its position in the log
- * (0: no log). The second takes note of the step. */
+/* sim_wal_event logs an event before the step of the core, and returns its position in the log (0:
+ * no log). sim_wal_stepped takes note of the step. */
 uint64_t sim_wal_event(struct sim *s, const struct event *ev);
 void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
 /* Send a message, at once or when all events on which it depends are on the disk. */

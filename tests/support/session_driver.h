@@ -25,8 +25,8 @@ struct session_driver {
 	/* the newest seq of a NOTIFY_ACK, and the newest seq of a DO_RELEASE */
 	uint64_t notified_ack, released;
 	uint64_t durable; /* the newest seq that the server has reported as durable */
-	struct msg_push made[DRIVER_SEQS]; /* the arguments of session_push, at their seq */
-	uint8_t verdict[DRIVER_SEQS]; /* the verdicts that the session has notified, at their seq */
+	struct msg_push made[DRIVER_SEQS]; /* the arguments of session_push, indexed by seq */
+	uint8_t verdict[DRIVER_SEQS];      /* the notified verdicts, indexed by seq */
 	int ended;
 	char did[2048];
 };

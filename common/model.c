@@ -416,13 +416,13 @@ static int parse_layers(struct parser *p, const char *text)
 	if (m->layer[m->n_layers - 1].kind != LAYER_FC)
 		return err_set(p->e, PS_EUSAGE,
 			"layer %zu \"%s\": the last layer must be fc:UNITS, whose units are the "
-			"classes (2 to 256)",
-			m->n_layers, p->word.text);
-	if (p->shape.c < 2 || p->shape.c > 256)
+			"classes (2 to %zu)",
+			m->n_layers, p->word.text, MODEL_MAX_CLASSES);
+	if (p->shape.c < 2 || p->shape.c > MODEL_MAX_CLASSES)
 		return err_set(p->e, PS_EUSAGE,
 			"layer %zu \"%s\": the units of the last layer are the classes; expected 2 "
-			"to 256",
-			m->n_layers, p->word.text);
+			"to %zu",
+			m->n_layers, p->word.text, MODEL_MAX_CLASSES);
 	p->m->classes = p->shape.c;
 	return PS_OK;
 }

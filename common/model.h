@@ -30,6 +30,7 @@
 #define MODEL_MAX_LAYERS  64
 #define MODEL_MAX_TENSORS 64
 #define MODEL_MAX_PARAMS  ((size_t)1 << 28) /* 1 GiB of float32 */
+#define MODEL_MAX_CLASSES ((size_t)65536)
 
 enum layer_kind { LAYER_CONV, LAYER_RELU, LAYER_POOL, LAYER_FC, LAYER_DROPOUT };
 

@@ -47,6 +47,7 @@ struct backend {
 	size_t max_batch, max_forward;
 	struct kx_images set; /* n == 0: none yet */
 	float *scores;        /* max_forward x classes */
+	double *score;        /* of one image */
 	struct local local;   /* the first backend_local_start allocates its vectors */
 };
 
@@ -76,7 +77,7 @@ static const struct device *device_find(const char *name)
 
 static int check_options(const struct model *m, const struct backend_options *o, struct err *e)
 {
-	if (m->n_layers == 0 || m->classes == 0 || m->classes > DEVICE_MAX_CLASSES)
+	if (m->n_layers == 0 || m->classes == 0)
 		return err_set(e, PS_EUSAGE,
 			"model \"%s\" has no layers to compute a gradient with; only a program of "
 			"your own can train it",
@@ -111,16 +112,19 @@ int backend_new(
 		raised.max_batch = FORWARD_CHUNK;
 	struct backend *b = mem_try(1, sizeof(*b));
 	float *scores = mem_try(raised.max_batch, m->classes * sizeof(float));
-	if (!b || !scores) {
+	double *score = mem_try(m->classes, sizeof(*score));
+	if (!b || !scores || !score) {
 		free(b);
 		free(scores);
+		free(score);
 		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
 	}
 	*b = (struct backend){.device = device,
 		.model = m,
 		.max_batch = o->max_batch,
 		.max_forward = raised.max_batch,
-		.scores = scores};
+		.scores = scores,
+		.score = score};
 	rc = device->open(&b->self, m, &raised, e);
 	if (rc) {
 		backend_free(&b);
@@ -140,6 +144,7 @@ void backend_free(struct backend **b)
 	free((*b)->local.sum);
 	free((*b)->local.grad);
 	free((*b)->scores);
+	free((*b)->score);
 	free(*b);
 	*b = NULL;
 }
@@ -230,8 +235,8 @@ static int is_right(const double *score, size_t n, size_t label)
 int backend_evaluate(struct backend *b, const float *params, size_t first, size_t n,
 	size_t *correct, double *loss_sum)
 {
-	double score[DEVICE_MAX_CLASSES];
 	const size_t classes = b->model->classes;
+	double *score = b->score;
 
 	*correct = 0;
 	*loss_sum = 0;
@@ -258,8 +263,8 @@ int backend_evaluate(struct backend *b, const float *params, size_t first, size_
 int backend_predict(
 	struct backend *b, const float *params, size_t first, size_t n, float *probability)
 {
-	double score[DEVICE_MAX_CLASSES];
 	const size_t classes = b->model->classes;
+	double *score = b->score;
 
 	if (!range_ok(b, first, n))
 		return PS_EUSAGE;

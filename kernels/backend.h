@@ -29,7 +29,7 @@
  * labels[n] < classes. */
 struct kx_images {
 	const uint8_t *pixels;
-	const uint8_t *labels;
+	const uint16_t *labels;
 	size_t n;
 };
 

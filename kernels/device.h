@@ -10,7 +10,6 @@
 #define KERNELS_DEVICE_H
 #include "kernels/backend.h"
 
-#define DEVICE_MAX_CLASSES 256
 #define DEVICE_MAX_THREADS 1024
 
 struct device {

@@ -102,7 +102,8 @@ static int allocate_scratch(struct lane *l)
 	l->grad = mem_try(p->grad_floats, sizeof(float));
 	l->entry = mem_try(p->max_entries, sizeof(*l->entry));
 	l->n_entries = mem_try(filters, sizeof(*l->n_entries));
-	return ok && l->tile && l->grad && l->entry && l->n_entries;
+	l->score = mem_try(p->plane[p->n_planes - 1].shape.c, sizeof(*l->score));
+	return ok && l->tile && l->grad && l->entry && l->n_entries && l->score;
 }
 
 int lane_init(struct lane *l, const struct plan *p, size_t max)
@@ -129,6 +130,7 @@ void lane_release(struct lane *l)
 	free(l->tile);
 	free(l->entry);
 	free(l->n_entries);
+	free(l->score);
 	*l = (struct lane){0};
 }
 
@@ -169,12 +171,11 @@ static double image_loss(struct lane *l, const struct block *b, size_t n)
 	const size_t classes = p->shape.c, label = b->batch->set->labels[image_of(b, n)];
 	const float *value = l->value[l->plan->n_planes - 1] + n * p->image;
 	float *error = l->error[l->plan->n_planes - 1] + n * p->image;
-	double score[DEVICE_MAX_CLASSES];
 
-	widen(score, value, classes);
-	double loss = softmax_loss(score, classes, label, score);
+	widen(l->score, value, classes);
+	double loss = softmax_loss(l->score, classes, label, l->score);
 	for (size_t c = 0; c < classes; c++)
-		error[c] = (float)(score[c] - (c == label));
+		error[c] = (float)(l->score[c] - (c == label));
 	return loss;
 }
 

@@ -44,6 +44,7 @@ struct lane {
 	struct entry *entry;           /* lists of one image, one list per filter */
 	size_t *n_entries;             /* entries in the list of each filter */
 	struct table table[MODEL_MAX_LAYERS]; /* per weighted step */
+	double *score;                        /* scores or probabilities of one image */
 	double loss;                          /* sum over the images of this lane */
 };
 

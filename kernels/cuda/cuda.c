@@ -247,17 +247,19 @@ static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 	cuda_drop_graphs(c);
 	cudaFree(c->pixels);
 	cudaFree(c->labels);
-	c->pixels = c->labels = NULL;
+	c->pixels = NULL;
+	c->labels = NULL;
 	if (set->n == 0)
 		return PS_OK;
 	if (!rc)
 		rc = cudaMalloc((void **)&c->pixels, pixels);
 	if (!rc)
-		rc = cudaMalloc((void **)&c->labels, set->n);
+		rc = cudaMalloc((void **)&c->labels, set->n * sizeof(*c->labels));
 	if (!rc)
 		rc = cudaMemcpy(c->pixels, set->pixels, pixels, cudaMemcpyHostToDevice);
 	if (!rc)
-		rc = cudaMemcpy(c->labels, set->labels, set->n, cudaMemcpyHostToDevice);
+		rc = cudaMemcpy(c->labels, set->labels, set->n * sizeof(*c->labels),
+			cudaMemcpyHostToDevice);
 	return rc ? failed(rc, "the data set", e) : PS_OK;
 }
 

@@ -59,7 +59,8 @@ struct cuda {
 	void *pinned;
 	float *logits;                  /* pinned */
 	struct slot slot[LOCAL_BURSTS]; /* a single gradient uses slot 0 */
-	uint8_t *pixels, *labels;       /* device: the data set */
+	uint8_t *pixels;                /* device: the data set */
+	uint16_t *labels;
 	struct graph graph[CUDA_MAX_GRAPHS];
 	int n_graphs;
 };

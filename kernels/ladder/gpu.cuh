@@ -88,14 +88,14 @@ static int rung_open(
 struct fused {
 	size_t filters, n_params;
 	const float *params;
-	const float *images;   /* n x IMAGE_AREA, 0 to 1 */
-	const uint8_t *labels; /* n */
-	float *pooled;         /* n x F * POOL_AREA */
-	uint8_t *argmax;       /* n x F * POOL_AREA: 0 to 3 in row order; DEAD if ReLU gives 0 */
-	float *logits;         /* n x CLASSES; d loss / d logits after fused_softmax */
-	float *loss;           /* n */
-	float *d_pooled;       /* n x F * POOL_AREA */
-	float *grad;           /* n x n_params, overwritten */
+	const float *images;    /* n x IMAGE_AREA, 0 to 1 */
+	const uint16_t *labels; /* n */
+	float *pooled;          /* n x F * POOL_AREA */
+	uint8_t *argmax;        /* n x F * POOL_AREA: 0 to 3 in row order; DEAD if ReLU gives 0 */
+	float *logits;          /* n x CLASSES; d loss / d logits after fused_softmax */
+	float *loss;            /* n */
+	float *d_pooled;        /* n x F * POOL_AREA */
+	float *grad;            /* n x n_params, overwritten */
 };
 enum { DEAD = 4 };
 

@@ -34,7 +34,7 @@ int host_batch_init(
 {
 	h->n_params = n_params;
 	h->images = (float *)mem_try(max_batch, IMAGE_AREA * sizeof(*h->images));
-	h->labels = (uint8_t *)mem_try(max_batch, sizeof(*h->labels));
+	h->labels = (uint16_t *)mem_try(max_batch, sizeof(*h->labels));
 	h->loss = (float *)mem_try(max_batch, sizeof(*h->loss));
 	h->grads = (float *)mem_try(rows, n_params * sizeof(*h->grads));
 	if (h->images && h->labels && h->loss && h->grads)
@@ -82,7 +82,9 @@ int host_batch_send(struct host_batch *h, struct gpu *g, const struct ladder_tas
 	TRY(cudaMemcpyAsync(to->images, h->images, b->n * IMAGE_AREA * sizeof(float),
 		    cudaMemcpyHostToDevice, g->stream),
 		e);
-	TRY(cudaMemcpyAsync(to->labels, h->labels, b->n, cudaMemcpyHostToDevice, g->stream), e);
+	TRY(cudaMemcpyAsync(to->labels, h->labels, b->n * sizeof(*h->labels),
+		    cudaMemcpyHostToDevice, g->stream),
+		e);
 	return gpu_mark(g, "images in", PHASE_COPY_IN, e);
 }
 

@@ -8,10 +8,10 @@
 
 struct host_batch {
 	size_t n_params;
-	float *images;   /* of a batch */
-	uint8_t *labels; /* of a batch */
-	float *loss;     /* of a batch */
-	float *grads;    /* of a batch, if rows > 0 */
+	float *images;    /* of a batch */
+	uint16_t *labels; /* of a batch */
+	float *loss;      /* of a batch */
+	float *grads;     /* of a batch, if rows > 0 */
 };
 
 /* `rows` is the number of per-image gradients that come back at a time; 0: the device adds them
@@ -23,7 +23,7 @@ void host_batch_release(struct host_batch *h);
 /* The device buffers of a batch. */
 struct host_target {
 	float *params, *images;
-	uint8_t *labels;
+	uint16_t *labels;
 };
 
 int host_target_init(struct host_target *t, struct gpu *g, size_t max_batch, size_t n_params,

@@ -30,7 +30,7 @@ struct resident {
 	struct products p;
 	float *params;   /* on the device */
 	uint8_t *pixels; /* the set, on the device */
-	uint8_t *labels;
+	uint16_t *labels;
 	uint32_t *index, *host_index; /* image numbers; host_index, host_loss: pinned */
 	float *host_loss;
 	struct ladder_pins pins;
@@ -75,7 +75,8 @@ int copy_set(struct resident *r, struct err *e)
 	const struct kx_images *set = r->task.set;
 
 	TRY(cudaMemcpy(r->pixels, set->pixels, set->n * IMAGE_AREA, cudaMemcpyHostToDevice), e);
-	TRY(cudaMemcpy(r->labels, set->labels, set->n, cudaMemcpyHostToDevice), e);
+	TRY(cudaMemcpy(r->labels, set->labels, set->n * sizeof(*r->labels), cudaMemcpyHostToDevice),
+		e);
 	r->p.k.params = r->params;
 	r->p.k.labels = r->labels;
 	r->p.pixels = r->pixels;

@@ -20,7 +20,7 @@ struct thread_rung {
 };
 
 __global__ void image_kernel(const float *params, size_t filters, size_t n_params,
-	const float *images, const uint8_t *labels, size_t n, float *space, float *grad,
+	const float *images, const uint16_t *labels, size_t n, float *space, float *grad,
 	float *loss)
 {
 	size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

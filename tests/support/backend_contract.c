@@ -21,7 +21,7 @@ void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 
 		subject_random(&s, &(struct odd_model){{1, 1, 2}, "fc:2"}, 2);
 		memcpy(s.pixels, (uint8_t[]){255, 51, 0, 102}, 4);
-		memcpy(s.labels, (uint8_t[]){0, 1}, 2);
+		memcpy(s.labels, (uint16_t[]){0, 1}, 4);
 		memset(s.params, 0, s.model.n_params * sizeof(*s.params));
 		subject_open(&s, *d, 1);
 		subject_step(&s);
@@ -99,7 +99,7 @@ void dropout_draws_what_the_header_specifies(void **state)
 		subject_random(&s, &(struct odd_model){{3, 5, 7}, "relu dropout:0.3 fc:2"}, 2);
 		memset(s.params, 0, s.model.n_params * sizeof(*s.params));
 		memset(s.pixels, 255, 2 * 105);
-		memset(s.labels, 0, 2);
+		memset(s.labels, 0, 2 * sizeof(*s.labels));
 		subject_open(&s, *d, 1);
 		subject_step(&s);
 		size_t dropped = 0;
@@ -210,7 +210,7 @@ void bad_indices_and_ranges_are_refused(void **state)
 			backend_evaluate(b, s.params, SIZE_MAX, 2, &correct, &loss), PS_EUSAGE);
 		assert_int_equal(backend_evaluate(b, s.params, 5, 0, &correct, &loss), PS_OK);
 		assert_int_equal(backend_predict(b, s.params, 0, 6, s.grad), PS_EUSAGE);
-		s.labels[3] = (uint8_t)s.model.classes;
+		s.labels[3] = (uint16_t)s.model.classes;
 		assert_int_equal(backend_use(b, &s.images, &e), PS_EUSAGE);
 		assert_non_null(strstr(e.text, "image 3 has label 3"));
 		assert_int_equal(

@@ -35,6 +35,8 @@ const struct odd_model odd_models[N_ODD_MODELS] = {
 	{{1, 7, 7}, "conv:6:2 dropout:0.3 relu pool:2 dropout:0.5 fc:7 relu dropout:0.25 fc:3"},
 	{{1, 6, 6}, "dropout:0.2 conv:5:3 relu dropout:0.5 dropout:0.1 pool:2 fc:3"},
 	{{1, 6, 5}, "conv:4:3:pad=same relu dropout:0.4 conv:9:3:pad=1 relu fc:3"},
+	{{3, 4, 2}, "fc:7 relu fc:1001"},
+	{{3, 6, 5}, "conv:5:3 relu fc:389"},
 };
 
 void subject_random(struct subject *s, const struct odd_model *o, size_t n)
@@ -47,12 +49,12 @@ void subject_random(struct subject *s, const struct odd_model *o, size_t n)
 		fail_msg("%s: %s", o->text, e.text);
 	size_t values = shape_count(o->input);
 	s->pixels = mem_must(n, values, "test");
-	s->labels = mem_must(n, 1, "test");
+	s->labels = mem_must(n, sizeof(*s->labels), "test");
 	s->index = mem_must(n, sizeof(*s->index), "test");
 	for (size_t i = 0; i < n * values; i++)
 		s->pixels[i] = (uint8_t)rng_below(&r, 256);
 	for (size_t i = 0; i < n; i++) {
-		s->labels[i] = (uint8_t)rng_below(&r, s->model.classes);
+		s->labels[i] = (uint16_t)rng_below(&r, s->model.classes);
 		s->index[i] = (uint32_t)(i * 7 % n);
 	}
 	s->images = (struct kx_images){s->pixels, s->labels, n};

@@ -12,7 +12,7 @@ static struct backend *trainer_backend; /* the backend of the reference */
 static struct batches trainer_batches;
 
 static uint8_t trainer_pixels[MAX_IMAGES];
-static uint8_t trainer_labels[MAX_IMAGES];
+static uint16_t trainer_labels[MAX_IMAGES];
 
 /* ---- tools of the reference
  * ------------------------------------------------------------------- */
@@ -92,12 +92,11 @@ static void trainer_make_data(uint32_t n)
 
 	for (uint32_t i = 0; i < n; i++) {
 		trainer_pixels[i] = (uint8_t)(i * 7);
-		trainer_labels[i] = (uint8_t)(i * i % 3);
+		trainer_labels[i] = (uint16_t)(i * i % 3);
 	}
 	f[TRAIN_IMAGES] = (struct idx){.values = trainer_pixels, .dim = {n, 1, 1}};
-	f[TRAIN_LABELS] = (struct idx){.values = trainer_labels, .dim = {n, 1, 1}};
 	f[TEST_IMAGES] = (struct idx){.values = trainer_pixels, .dim = {3, 1, 1}};
-	f[TEST_LABELS] = (struct idx){.values = trainer_labels, .dim = {3, 1, 1}};
+	trainer_data.labels[TRAIN_PART] = trainer_data.labels[TEST_PART] = trainer_labels;
 	trainer_data.id = (struct data_id){.n_train = n, .n_test = 3, .rows = 1, .cols = 1};
 }
 

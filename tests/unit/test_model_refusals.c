@@ -58,10 +58,10 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 		{" \t ", "the model text is empty"},
 		{"conv:8:3 relu",
 			"layer 2 \"relu\": the last layer must be fc:UNITS, whose units are the "
-			"classes (2 to 256)"},
+			"classes (2 to 65536)"},
 		{"fc:1", "layer 1 \"fc:1\": the units of the last layer are the classes; expected "
-			 "2 to 256"},
-		{"fc:257", "expected 2 to 256"},
+			 "2 to 65536"},
+		{"fc:65537", "expected 2 to 65536"},
 		{"vector:0", "\"vector:0\": expected a whole number in [1, 268435456]"},
 		{"vector:", "\"vector:\": expected"},
 		{"vector:268435457", "expected a whole number in [1, 268435456]"},

@@ -14,10 +14,11 @@
 
 struct gallery {
 	struct kx_images images; /* points to `pixels` and `no_labels` */
-	uint8_t *pixels, *labels;
-	uint8_t *no_labels; /* zeros for the backend: the test set may have more classes than the
-			       model */
-	int *known;         /* 1: the picture has a label of the test set */
+	uint8_t *pixels;
+	uint16_t *labels;
+	uint16_t *no_labels; /* zeros for the backend: the test set may have more classes than
+				the model */
+	int *known;          /* 1: the picture has a label of the test set */
 	float *probability;
 	size_t n, classes;
 };
@@ -75,8 +76,8 @@ static void open_gallery(struct gallery *g, size_t n, size_t classes)
 	g->n = n;
 	g->classes = classes;
 	g->pixels = mem_must(n, PICTURE_SIZE, "pictures");
-	g->labels = mem_must(n, 1, "pictures");
-	g->no_labels = mem_must(n, 1, "pictures");
+	g->labels = mem_must(n, sizeof(*g->labels), "pictures");
+	g->no_labels = mem_must(n, sizeof(*g->no_labels), "pictures");
 	g->known = mem_must(n, sizeof(*g->known), "pictures");
 	g->probability = mem_must(n * classes, sizeof(*g->probability), "pictures");
 	g->images = (struct kx_images){.pixels = g->pixels, .labels = g->no_labels, .n = n};
@@ -148,7 +149,11 @@ static size_t classes_shown(const float *p, size_t n, size_t shown[CLASS_LINES])
 
 static int digits(size_t classes)
 {
-	return classes <= 10 ? 1 : classes <= 100 ? 2 : 3;
+	int n = 1;
+
+	for (; classes > 10; classes = (classes + 9) / 10)
+		n++;
+	return n;
 }
 
 /* Draw a line of the picture. The middle lines also show the probability of a class. */

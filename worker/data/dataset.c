@@ -1,9 +1,11 @@
 /* dataset.c - see dataset.h. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
 #include "common/log.h"
+#include "common/mem.h"
 #include "worker/data/dataset.h"
 
 static const char *const names[DATA_FILES] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
@@ -73,13 +75,19 @@ static int check_dir(const char *dir, struct err *e)
 		dir, names[TRAIN_IMAGES], usual_dirs[1]);
 }
 
-static int check_labels(const struct idx *x, const char *path, struct err *e)
+/* Check the labels of a file and convert them to *labels. */
+static int take_labels(uint16_t **labels, const struct idx *x, const char *path, struct err *e)
 {
-	for (size_t i = 0; i < x->dim[0]; i++)
+	*labels = mem_try(x->dim[0], sizeof(**labels));
+	if (!*labels)
+		return err_set(e, PS_ENOMEM, "%s: no memory for its labels", path);
+	for (size_t i = 0; i < x->dim[0]; i++) {
 		if (x->values[i] >= DATA_CLASSES)
 			return err_set(e, PS_EDATA,
 				"%s: label %zu at offset %zu is %d, must be 0..%d", path, i,
 				(size_t)(x->values - x->bytes) + i, x->values[i], DATA_CLASSES - 1);
+		(*labels)[i] = x->values[i];
+	}
 	return PS_OK;
 }
 
@@ -91,7 +99,7 @@ static int load_file(struct data *d, enum data_file f, struct err *e)
 	if (!rc)
 		rc = idx_read(&d->file[f], path, is_images(f) ? 3 : 1, e);
 	if (!rc && !is_images(f))
-		rc = check_labels(&d->file[f], path, e);
+		rc = take_labels(&d->labels[f / 2], &d->file[f], path, e);
 	return rc;
 }
 
@@ -160,21 +168,24 @@ void data_release(struct data *d)
 {
 	for (int f = 0; f < DATA_FILES; f++)
 		idx_release(&d->file[f]);
+	for (int part = 0; part < DATA_PARTS; part++)
+		free(d->labels[part]);
 	memset(d, 0, sizeof(*d));
 }
 
-static struct kx_images images_of(const struct idx *images, const struct idx *labels)
+static struct kx_images images_of(const struct data *d, enum data_file images, enum data_part part)
 {
-	return (struct kx_images){
-		.pixels = images->values, .labels = labels->values, .n = images->dim[0]};
+	return (struct kx_images){.pixels = d->file[images].values,
+		.labels = d->labels[part],
+		.n = d->file[images].dim[0]};
 }
 
 struct kx_images data_train(const struct data *d)
 {
-	return images_of(&d->file[TRAIN_IMAGES], &d->file[TRAIN_LABELS]);
+	return images_of(d, TRAIN_IMAGES, TRAIN_PART);
 }
 
 struct kx_images data_test(const struct data *d)
 {
-	return images_of(&d->file[TEST_IMAGES], &d->file[TEST_LABELS]);
+	return images_of(d, TEST_IMAGES, TEST_PART);
 }

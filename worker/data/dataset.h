@@ -14,11 +14,13 @@
 
 #define DATA_CLASSES 10
 
+enum data_part { TRAIN_PART, TEST_PART, DATA_PARTS };
 enum data_file { TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS, DATA_FILES };
 
 struct data {
 	char dir[4096]; /* the directory of the files */
 	struct idx file[DATA_FILES];
+	uint16_t *labels[DATA_PARTS]; /* those of the files; owned */
 	struct data_id id;
 };
 

@@ -36,7 +36,8 @@ struct kx_now {
 
 /* The images of a batch: index[step * images + n], or first + n if index is NULL. */
 struct kx_batch {
-	const uint8_t *pixels, *labels; /* the data set, channels x rows x columns */
+	const uint8_t *pixels; /* the data set, channels x rows x columns */
+	const uint16_t *labels;
 	const uint32_t *index;
 	const struct kx_now *now;
 	int images;

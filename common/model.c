@@ -23,7 +23,8 @@ struct parser {
 	struct word word;   /* the layer being parsed */
 	struct shape shape; /* output of the layers so far */
 	size_t n_conv, n_fc;
-	int has_conv; /* only relu and dropout follow the last conv */
+	int has_input; /* the text gave the shape of the images */
+	int has_conv;  /* only relu and dropout follow the last conv */
 	struct window conv;
 	struct shape conv_in;
 };
@@ -311,22 +312,16 @@ static int parse_relu(struct parser *p)
 static int parse_dropout(struct parser *p)
 {
 	const char *text = p->word.field[1];
-	char *end;
-	double drop = strtod(text, &end);
+	char shortest[WORDS_REAL];
+	float drop;
 
-	if (*text == '-' || end == text || *end || strspn(text, "0123456789.eE-") != strlen(text) ||
-		!(drop >= 0 && (float)drop < 1))
+	if (!words_real(text, &drop) || !(drop < 1))
 		return bad(p, "probability \"%s\" is not a number of at least 0 and below 1", text);
-	char shortest[32];
-	for (int digits = 1; digits <= 9; digits++) {
-		snprintf(shortest, sizeof(shortest), "%.*g", digits, drop);
-		if (strtof(shortest, NULL) == (float)drop)
-			break;
-	}
+	words_put_real(shortest, drop);
 	int rc = model_append(p, "dropout:%s", shortest);
 	return rc ? rc
 		  : add_layer(p, (struct layer){LAYER_DROPOUT, .in = p->shape, .out = p->shape,
-					 .drop = (float)drop});
+					 .drop = drop});
 }
 
 static const struct {
@@ -355,28 +350,140 @@ static int parse_layer(struct parser *p)
 		int rc = p->m->n_layers ? model_append(p, " ") : PS_OK;
 		return rc ? rc : layer_table[i].parse(p);
 	}
-	return bad(p, "unknown layer; there are conv, relu, pool, fc and dropout, and the names "
-		      "seed:F, lenet5, cnn99 and vector:N, which stand alone");
+	return bad(p,
+		"unknown layer; there are conv, relu, pool, fc and dropout, before them input, "
+		"norm, shift and flip, and the names seed:F, lenet5, cnn99, cifar and "
+		"vector:N, which stand alone");
+}
+
+/* ---- images ------------------------------------------------------------------------------- */
+
+int shape_parse(const char *text, struct shape *s)
+{
+	size_t side[3], n = 0;
+	char number[8];
+
+	for (;; text++) {
+		size_t size = strspn(text, "0123456789");
+
+		if (n == 3 || size >= sizeof(number))
+			return 0;
+		memcpy(number, text, size);
+		number[size] = '\0';
+		if (!words_size(number, 1, MODEL_MAX_SIDE, &side[n++]))
+			return 0;
+		text += size;
+		if (*text != 'x')
+			break;
+	}
+	if (n < 2 || *text)
+		return 0;
+	*s = (struct shape){n == 3 ? side[0] : 1, side[n - 2], side[n - 1]};
+	return 1;
+}
+
+/* Parse p->word, input:CxHxW. */
+static const char *parse_input(struct parser *p)
+{
+	if (p->has_input)
+		return "it is there twice";
+	p->has_input = 1;
+	return p->word.n_fields == 2 && shape_parse(p->word.field[1], &p->shape)
+		       ? NULL
+		       : "expected input:CHANNELSxROWSxCOLUMNS, each 1 to 4096";
+}
+
+/* Read the words before the layers. `text` advances to the first layer. */
+static int parse_images(struct parser *p, const char **text)
+{
+	for (const char *next = *text; words_next(&next, &p->word) == WORDS_ONE; *text = next) {
+		const char *why = NULL;
+
+		if (strcmp(p->word.field[0], "input") == 0)
+			why = parse_input(p);
+		else if (preprocess_find(&p->word) != PREPROCESS_NONE)
+			why = preprocess_parse(&p->m->preprocess, &p->word);
+		else
+			break;
+		if (why)
+			return err_set(p->e, PS_EUSAGE, "\"%s\": %s", p->word.text, why);
+	}
+	return PS_OK;
+}
+
+static int is_mnist(struct shape s)
+{
+	return s.c == 1 && s.h == 28 && s.w == 28;
+}
+
+/* Set the input, and begin the canonical text with the words about the images. */
+static int place_images(struct parser *p)
+{
+	const struct preprocess *pre = &p->m->preprocess;
+	char text[PREPROCESS_MAX_TEXT];
+	size_t count;
+	struct shape s = p->shape;
+
+	if (!count_checked(s, &count) || count == 0)
+		return err_set(p->e, PS_EUSAGE, "input %zux%zux%zu: expected 1 to %zu values", s.c,
+			s.h, s.w, MODEL_MAX_PARAMS);
+	if (pre->n_norm > 1 && pre->n_norm != s.c)
+		return err_set(p->e, PS_EUSAGE,
+			"norm has numbers for %zu channels, the images %zux%zux%zu have %zu",
+			pre->n_norm, s.c, s.h, s.w, s.c);
+	p->m->input = s;
+	if (!is_mnist(s) && model_append(p, "input:%zux%zux%zu ", s.c, s.h, s.w))
+		return PS_EUSAGE;
+	preprocess_text(pre, text);
+	return model_append(p, "%s", text);
+}
+
+int model_has_images(const struct model *m)
+{
+	return m->n_layers && (!is_mnist(m->input) || m->preprocess.n_norm ||
+				      preprocess_is_random(&m->preprocess));
 }
 
 /* ---- whole models ------------------------------------------------------------------------- */
 
-static const char *const lenet5 =
-	"conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10";
-static const char *const cnn99 = "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10";
+static const struct {
+	const char *name;
+	struct shape input; /* 0x0x0: MNIST's */
+	const char *images; /* words about the images, if the text has none */
+	const char *layers; /* all but the last */
+} names[] = {
+	{"lenet5", {0, 0, 0}, "",
+		"conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu"},
+	{"cnn99", {0, 0, 0}, "", "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu"},
+	{"cifar", {3, 32, 32}, "norm:0.4914,0.4822,0.4465:0.247,0.2435,0.2616 shift:4 flip",
+		"conv:32:3:pad=1 relu conv:32:3:pad=1 relu pool:2 conv:64:3:pad=1 relu "
+		"conv:64:3:pad=1 relu pool:2 fc:512 relu dropout:0.5"},
+};
 
-/* If `text` is the name of a model, return its layers, maybe in `buffer`; else return `text`. */
-static const char *expand_name(const char *text, char *buffer, size_t size)
+/* If `text` is the name of a model, return its layers, in `buffer`; else return `text`. */
+static const char *expand_name(
+	struct parser *p, const char *text, size_t classes, char *buffer, size_t size)
 {
+	const char *next = text, *images;
 	size_t filters;
 
-	if (strcmp(text, "lenet5") == 0)
-		return lenet5;
-	if (strcmp(text, "cnn99") == 0)
-		return cnn99;
-	if (strncmp(text, "seed:", 5) != 0 || !words_size(text + 5, 1, MODEL_MAX_PARAMS, &filters))
+	if (words_next(&next, &p->word) != WORDS_ONE || next[strspn(next, " \t")])
 		return text;
-	snprintf(buffer, size, "conv:%zu:3 relu pool:2 fc:10", filters);
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		if (strcmp(p->word.text, names[i].name) != 0)
+			continue;
+		if (!p->has_input && p->shape.c == 0)
+			p->shape = names[i].input;
+		images = names[i].images;
+		if (!p->m->preprocess.n_norm && !preprocess_is_random(&p->m->preprocess))
+			(void)parse_images(p, &images); /* ours: without errors */
+		snprintf(buffer, size, "%s fc:%zu", names[i].layers, classes);
+		return buffer;
+	}
+	if (p->word.n_fields != 2 || strcmp(p->word.field[0], "seed") != 0 ||
+		!words_size(p->word.field[1], 1, MODEL_MAX_PARAMS, &filters))
+		return text;
+	snprintf(buffer, size, "conv:%zu:3 relu pool:2 fc:%zu", filters, classes);
 	return buffer;
 }
 
@@ -437,26 +544,36 @@ static uint64_t fingerprint(const struct model *m)
 	return XXH3_64bits(text, (size_t)n);
 }
 
-int model_parse(struct model *m, const char *text, struct shape input, struct err *e)
+static int parse_network(struct parser *p, const char *text, size_t classes)
 {
-	size_t count;
-	char buffer[64];
+	char buffer[MODEL_MAX_TEXT];
+	int rc = parse_images(p, &text);
+
+	if (rc)
+		return rc;
+	text = expand_name(p, text, classes, buffer, sizeof(buffer));
+	if (!p->has_input && p->shape.c == 0 && p->shape.h == 0 && p->shape.w == 0)
+		p->shape = MODEL_MNIST;
+	rc = place_images(p);
+	return rc ? rc : parse_layers(p, text);
+}
+
+int model_parse_named(
+	struct model *m, const char *text, struct shape input, size_t classes, struct err *e)
+{
+	struct parser p = {.m = m, .e = e, .shape = input};
+
 	*m = (struct model){.input = input};
-	int rc;
-
-	if (strncmp(text, "vector:", 7) == 0) {
-		rc = parse_vector(m, text + 7, e);
-	} else if (!count_checked(input, &count) || count == 0) {
-		rc = err_set(e, PS_EUSAGE, "input %zux%zux%zu: expected 1 to %zu values", input.c,
-			input.h, input.w, MODEL_MAX_PARAMS);
-	} else {
-		struct parser p = {.m = m, .e = e, .shape = input};
-
-		rc = parse_layers(&p, expand_name(text, buffer, sizeof(buffer)));
-	}
+	int rc = strncmp(text, "vector:", 7) == 0 ? parse_vector(m, text + 7, e)
+						  : parse_network(&p, text, classes);
 	if (!rc)
 		m->fingerprint = fingerprint(m);
 	return rc;
+}
+
+int model_parse(struct model *m, const char *text, struct shape input, struct err *e)
+{
+	return model_parse_named(m, text, input, MODEL_CLASSES, e);
 }
 
 void model_init(const struct model *m, uint64_t seed, float *w)

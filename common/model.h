@@ -2,13 +2,15 @@
  * model.h - a model's text, its layers and its manifest. The manifest lists, in order, the tensors
  * of one flat float32 vector. Server, workers, checkpoints and exports use the same manifest.
  *
- * Text: layers separated by blanks: conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto], relu,
- * pool:SIZE, fc:UNITS, dropout:P (0 <= P < 1). Softmax cross-entropy over the last layer's units is
- * implied. Names: seed:F, lenet5, cnn99. vector:N is a flat vector with no layers. The input is
- * fixed at parse time (MNIST: 1x28x28). A window must tile its padded input exactly. If it does
- * not, the error names the layer and says which size would fit. pad=auto on a pool or conv adds the
- * least zero padding that makes the window fit, in equal parts on both sides. If the number is odd,
- * the bottom or the right gets one more row or column.
+ * Text: first the words that describe the images, then the layers, all separated by blanks. Images:
+ * input:CxHxW (channels, rows, columns), norm, shift and flip (preprocess.h). Layers:
+ * conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto], relu, pool:SIZE, fc:UNITS, dropout:P (0 <= P <
+ * 1). Softmax cross-entropy over the last layer's units is implied. Names for the layers: seed:F,
+ * lenet5, cnn99, cifar. vector:N is a flat vector with no layers and no images. The canonical text
+ * has input: unless the images are MNIST's, 1x28x28. A window must tile its padded input exactly.
+ * If it does not, the error names the layer and says which size would fit. pad=auto on a pool or
+ * conv adds the least zero padding that makes the window fit, in equal parts on both sides. If the
+ * number is odd, the bottom or the right gets one more row or column.
  *
  * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C][K][K], bias [F]; fc
  * weight [units][inputs] over NCHW-flattened inputs, bias [units].
@@ -25,12 +27,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "common/err.h"
+#include "common/preprocess.h"
 
 #define MODEL_MAX_TEXT    512
 #define MODEL_MAX_LAYERS  64
 #define MODEL_MAX_TENSORS 64
 #define MODEL_MAX_PARAMS  ((size_t)1 << 28) /* 1 GiB of float32 */
 #define MODEL_MAX_CLASSES ((size_t)65536)
+#define MODEL_MAX_SIDE    ((size_t)4096) /* channels, rows or columns of the images */
+#define MODEL_CLASSES     10 /* of the names, unless the caller asks for another number */
 
 enum layer_kind { LAYER_CONV, LAYER_RELU, LAYER_POOL, LAYER_FC, LAYER_DROPOUT };
 
@@ -58,6 +63,7 @@ struct tensor {
 struct model {
 	char text[MODEL_MAX_TEXT]; /* canonical: names expanded, one blank between layers */
 	struct shape input;        /* 0x0x0 for vector:N */
+	struct preprocess preprocess;
 	size_t n_layers;
 	struct layer layer[MODEL_MAX_LAYERS];
 	size_t n_tensors;
@@ -67,8 +73,20 @@ struct model {
 	uint64_t fingerprint; /* XXH3-64 of "<canonical text> @ CxHxW" */
 };
 
-/* Parse `text` for images of shape `input`. PS_EUSAGE: *e has the reason, *m is unspecified. */
+/* The images of a model that names none. */
+#define MODEL_MNIST ((struct shape){1, 28, 28})
+
+/* Parse `text`. `input`: the shape of the images, unless the text has one. PS_EUSAGE: *e has the
+ * reason, *m is unspecified. */
 int model_parse(struct model *m, const char *text, struct shape input, struct err *e) PS_MUST_CHECK;
+/* The same. The names end with `classes` units instead of MODEL_CLASSES, and cifar has its own
+ * shape if `input` is 0x0x0. */
+int model_parse_named(struct model *m, const char *text, struct shape input, size_t classes,
+	struct err *e) PS_MUST_CHECK;
+/* Read "CxHxW", or "HxW" for one channel. Returns 1 if every side is in [1, MODEL_MAX_SIDE]. */
+int shape_parse(const char *text, struct shape *s);
+/* 1: the canonical text begins with words about the images. */
+int model_has_images(const struct model *m);
 /* The number of values in a shape. */
 size_t shape_count(struct shape s);
 /*

@@ -22,6 +22,7 @@ enum rng_stream {
 	RNG_DROPOUT = 3, /* dropout masks; sub-stream: see kernels/backend.h */
 	RNG_BACKOFF = 4, /* reconnect jitter */
 	RNG_SIM = 5,     /* tests/sim */
+	RNG_AUGMENT = 6, /* shift and flip; sub-stream: epoch << 32 | image */
 };
 
 /* A generator with state = mix(mix(mix(seed) ^ stream) ^ sub), where mix is rng_mix. */

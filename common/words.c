@@ -3,6 +3,7 @@
  */
 #include "common/words.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define BLANKS " \t"
@@ -52,4 +53,23 @@ int words_size(const char *text, size_t min, size_t max, size_t *out)
 	}
 	*out = v;
 	return v >= min && v <= max;
+}
+
+int words_real(const char *text, float *out)
+{
+	char *end;
+
+	if (*text == '-' || strspn(text, "0123456789.eE-") != strlen(text))
+		return 0;
+	*out = (float)strtod(text, &end);
+	return end != text && !*end && *out >= 0;
+}
+
+void words_put_real(char text[WORDS_REAL], float v)
+{
+	for (int digits = 1; digits <= 9; digits++) {
+		snprintf(text, WORDS_REAL, "%.*g", digits, (double)v);
+		if (!(strtof(text, NULL) < v || strtof(text, NULL) > v))
+			return;
+	}
 }

@@ -9,6 +9,7 @@
 
 #define WORDS_MAX_BYTES  63 /* maximum length of a word */
 #define WORDS_MAX_FIELDS 6
+#define WORDS_REAL       32 /* bytes of a number as words_put_real writes it */
 
 struct word {
 	char text[WORDS_MAX_BYTES + 1]; /* as typed, for messages */
@@ -27,5 +28,9 @@ const char *words_value(const char *field, const char *key);
 /* 1 if `text` has only digits and is a number in [min, max]; *out becomes the number. max must be
  * below SIZE_MAX / 16. */
 int words_size(const char *text, size_t min, size_t max, size_t *out);
+/* 1 if `text` is a number of at least 0 without blanks, such as 0.25 or 1e-3; *out becomes it. */
+int words_real(const char *text, float *out);
+/* Write `v` with the fewest digits that words_real reads as the same number. */
+void words_put_real(char text[WORDS_REAL], float v);
 
 #endif

@@ -6,7 +6,8 @@
  * run time) and fuses conv, ReLU and max-pool. "cuda" is an NVIDIA GPU, in a program built with
  * CUDA; "cuda:1" is the second GPU.
  *
- * A pixel of value v enters as v / 255. The loss is softmax cross-entropy. A gradient is the mean
+ * A pixel of value v enters as v / 255, or as the model's norm says (preprocess.h). Shift and flip
+ * are done before the images come here. The loss is softmax cross-entropy. A gradient is the mean
  * over the images of the batch. Max-pool takes the first maximum in row order. ReLU passes the
  * gradient where its output is > 0.
  *

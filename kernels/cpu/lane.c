@@ -143,6 +143,12 @@ static size_t image_of(const struct block *b, size_t n)
 	return b->batch->index ? b->batch->index[i] : b->batch->first + i;
 }
 
+static void look_up(float *to, size_t step, const uint8_t *pixel, size_t n, const float table[256])
+{
+	for (size_t i = 0; i < n; i++)
+		to[i * step] = table[pixel[i]];
+}
+
 static void load_image(struct lane *l, const struct block *b, size_t n)
 {
 	const struct plane *p = &l->plan->plane[0];
@@ -152,9 +158,14 @@ static void load_image(struct lane *l, const struct block *b, size_t n)
 	const size_t pixels = gapless ? p->shape.h * p->shape.w : p->shape.w;
 
 	for (size_t c = 0; c < p->shape.c; c++)
-		for (size_t y = 0; y < rows; y++, pixel += pixels)
-			l->plan->simd->load(l->value[0] + n * p->image + p->origin + y * p->row + c,
-				p->shape.c, pixel, pixels);
+		for (size_t y = 0; y < rows; y++, pixel += pixels) {
+			float *to = l->value[0] + n * p->image + p->origin + y * p->row + c;
+
+			if (l->plan->pixel)
+				look_up(to, p->shape.c, pixel, pixels, l->plan->pixel + 256 * c);
+			else
+				l->plan->simd->load(to, p->shape.c, pixel, pixels);
+		}
 }
 
 static void block_forward(struct lane *l, const struct block *b)

@@ -282,6 +282,16 @@ static int add_identity(struct plan *p)
 	return p->identity != NULL;
 }
 
+static int add_pixels(struct plan *p, const struct model *m)
+{
+	if (!m->preprocess.n_norm)
+		return 1;
+	p->pixel = mem_try(m->input.c, 256 * sizeof(*p->pixel));
+	for (size_t c = 0; p->pixel && c < m->input.c; c++)
+		preprocess_table(&m->preprocess, c, p->pixel + 256 * c);
+	return p->pixel != NULL;
+}
+
 int plan_init(struct plan *p, const struct model *m, const struct simd *simd, struct err *e)
 {
 	*p = (struct plan){.simd = simd};
@@ -289,7 +299,7 @@ int plan_init(struct plan *p, const struct model *m, const struct simd *simd, st
 
 	for (size_t l = 0; ok && l < m->n_layers;)
 		ok = add_step(p, m, &l, &weighted);
-	if (ok && add_identity(p))
+	if (ok && add_identity(p) && add_pixels(p, m))
 		return PS_OK;
 	return err_set(e, PS_ENOMEM,
 		"model \"%s\" does not fit device cpu: no memory, or more than %zu values of an "
@@ -310,5 +320,6 @@ void plan_release(struct plan *p)
 		free(s->param);
 	}
 	free(p->identity);
+	free(p->pixel);
 	*p = (struct plan){0};
 }

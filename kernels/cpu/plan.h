@@ -82,6 +82,8 @@ struct plan {
 	size_t max_positions; /* maximum in a window of any step */
 	size_t max_entries;   /* maximum of one image in a sparse step */
 	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters */
+	/* [channel][256] values of a pixel in the first plane; NULL: v / 255 */
+	float *pixel;
 };
 
 /* The caller calls plan_release, also after a failure. PS_ENOMEM: no memory, or the model's planes

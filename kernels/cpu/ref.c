@@ -275,12 +275,21 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 	}
 }
 
+/* The value of pixel `v` at place `i` of an image. */
+static double pixel_value(const struct model *m, size_t i, uint8_t v)
+{
+	const struct preprocess *p = &m->preprocess;
+	size_t c = p->n_norm > 1 ? i / (m->input.h * m->input.w) : 0;
+
+	return p->n_norm ? (v / 255.0 - (double)p->mean[c]) / (double)p->deviation[c] : v / 255.0;
+}
+
 static void image_forward(struct cpu_ref *r, size_t image, const struct pass *p)
 {
 	size_t n = shape_count(r->model->input);
 
 	for (size_t i = 0; i < n; i++)
-		r->value[0][i] = r->set.pixels[image * n + i] / 255.0;
+		r->value[0][i] = pixel_value(r->model, i, r->set.pixels[image * n + i]);
 	for (size_t l = 0; l < r->model->n_layers; l++)
 		layer_forward(r, l, p);
 }

@@ -1,6 +1,7 @@
 /* net.c - launches the kernels of a planned model. See net.h. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "common/mem.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/net.h"
@@ -117,13 +118,24 @@ static int step_fprop(const struct net *n, const struct net_step *s, const struc
 	return PS_EDEVICE;
 }
 
+static struct kx_norm norm_of(const struct model *m)
+{
+	struct kx_norm norm = {.n = (int)m->preprocess.n_norm};
+
+	_Static_assert(sizeof(norm.mean) == sizeof(m->preprocess.mean), "one number of channels");
+	memcpy(norm.mean, m->preprocess.mean, sizeof(norm.mean));
+	memcpy(norm.deviation, m->preprocess.deviation, sizeof(norm.deviation));
+	return norm;
+}
+
 /* The forward pass up to the hidden layer of the head, or up to the logits without a head. */
 static int body_fprop(const struct net *n, const struct kx_batch *batch, cudaStream_t stream)
 {
 	int rc = PS_OK;
 
 	if (n->step[0].kind != NET_CONV1)
-		rc = kx_load(*batch, (int)n->model->input.c, n->tensor[0].value, stream);
+		rc = kx_load(*batch, (int)n->model->input.c, norm_of(n->model), n->tensor[0].value,
+			stream);
 
 	for (int i = 0; i < body_steps(n) && !rc; i++)
 		rc = step_fprop(n, &n->step[i], batch, stream);

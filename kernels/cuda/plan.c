@@ -67,10 +67,11 @@ static int fits_conv1(const struct model *m)
 {
 	const struct layer *l = m->layer;
 
-	return m->n_layers > 3 && l[0].kind == LAYER_CONV && l[1].kind == LAYER_RELU &&
-	       l[2].kind == LAYER_POOL && l[0].in.c == 1 && l[0].in.h == CONV1_SIDE &&
-	       l[0].in.w == CONV1_SIDE && (l[0].size == 3 || l[0].size == 5) && l[0].stride == 1 &&
-	       !l[0].pad_top && !l[0].pad_left && !l[0].pad_bottom && !l[0].pad_right &&
+	return m->n_layers > 3 && !m->preprocess.n_norm && l[0].kind == LAYER_CONV &&
+	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == 1 &&
+	       l[0].in.h == CONV1_SIDE && l[0].in.w == CONV1_SIDE &&
+	       (l[0].size == 3 || l[0].size == 5) && l[0].stride == 1 && !l[0].pad_top &&
+	       !l[0].pad_left && !l[0].pad_bottom && !l[0].pad_right &&
 	       l[0].out.c % CONV1_LANES == 0 && l[2].size == 2;
 }
 

@@ -37,6 +37,8 @@ const struct odd_model odd_models[N_ODD_MODELS] = {
 	{{1, 6, 5}, "conv:4:3:pad=same relu dropout:0.4 conv:9:3:pad=1 relu fc:3"},
 	{{3, 4, 2}, "fc:7 relu fc:1001"},
 	{{3, 6, 5}, "conv:5:3 relu fc:389"},
+	{{3, 8, 7}, "norm:0.4914,0.4822,0.4465:0.247,0.2435,0.2616 conv:9:3:pad=1 relu fc:3"},
+	{{1, 28, 28}, "norm:0.1307:0.3081 conv:16:3 relu pool:2 fc:10"},
 };
 
 void subject_random(struct subject *s, const struct odd_model *o, size_t n)

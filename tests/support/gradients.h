@@ -37,7 +37,7 @@ struct odd_model {
 /* Models with sizes of 1, primes, and sizes next to vectors of 4, 8 and 16 floats and next to pairs
  * of such vectors. Each kind of layer occurs as the first one, as the last one, in the middle, and
  * twice in a row. */
-#define N_ODD_MODELS 29
+#define N_ODD_MODELS 31
 extern const struct odd_model odd_models[N_ODD_MODELS];
 
 struct subject {

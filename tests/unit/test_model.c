@@ -123,6 +123,70 @@ static void invariant_2_the_fingerprint_is_xxh3_of_text_and_input(void **state)
 	assert_int_not_equal(parsed.fingerprint, one);
 }
 
+static void the_text_has_the_images_unless_they_are_mnists(void **state)
+{
+	(void)state;
+	const struct {
+		const char *typed, *canonical;
+	} row[] = {
+		{"input:1x28x28 fc:10", "fc:10"},
+		{"input:28x28 fc:10", "fc:10"},
+		{"input:03x032x32 fc:10", "input:3x32x32 fc:10"},
+		{"input:32x16 fc:10", "input:1x32x16 fc:10"},
+		{"flip  shift:02 norm:0.130:0.30810 fc:10", "norm:0.13:0.3081 shift:2 flip fc:10"},
+		{"norm:0.5:1e-3 input:3x4x4 fc:300", "input:3x4x4 norm:0.5:0.001 fc:300"},
+		{"norm:0.1,0.2,0.3:1,2,3 input:3x4x4 fc:2",
+			"input:3x4x4 norm:0.1,0.2,0.3:1,2,3 fc:2"},
+		{"flip lenet5",
+			"flip conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu "
+			"fc:84 relu fc:10"},
+	};
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+		parse_model(row[i].typed);
+		assert_string_equal(parsed.text, row[i].canonical);
+		uint64_t fingerprint = parsed.fingerprint;
+		parse_model(row[i].canonical);
+		assert_string_equal(parsed.text, row[i].canonical);
+		assert_int_equal(parsed.fingerprint, fingerprint);
+		assert_consistent(&parsed);
+	}
+	assert_int_equal(model_parse(&parsed, "fc:10", (struct shape){3, 2, 5}, NULL), PS_OK);
+	assert_string_equal(parsed.text, "input:3x2x5 fc:10");
+	parse_model("input:3x4x4 norm:0.5:0.25 shift:2 flip fc:2");
+	assert_shape(parsed.input, 3, 4, 4);
+	assert_int_equal(parsed.preprocess.n_norm, 1);
+	assert_true(parsed.preprocess.mean[0] == 0.5f && parsed.preprocess.deviation[0] == 0.25f);
+	assert_int_equal(parsed.preprocess.shift, 2);
+	assert_int_equal(parsed.preprocess.flip, 1);
+	assert_int_equal(parsed.n_layers, 1); /* these words are no layers */
+}
+
+static void names_end_with_the_classes_that_are_asked_for(void **state)
+{
+	(void)state;
+	char text[MODEL_MAX_TEXT];
+	const char *const name[] = {"seed:4", "lenet5", "cnn99", "cifar"};
+	for (size_t i = 0; i < sizeof(name) / sizeof(name[0]); i++) {
+		assert_int_equal(
+			model_parse_named(&parsed, name[i], (struct shape){0, 0, 0}, 100, NULL),
+			PS_OK);
+		assert_int_equal(parsed.classes, 100);
+		assert_consistent(&parsed);
+		assert_int_equal(parsed.input.c, i == 3 ? 3 : 1);
+		snprintf(text, sizeof(text), "%s", parsed.text);
+		parse_model(text);
+		assert_int_equal(parsed.classes, 100);
+	}
+	assert_int_equal(model_parse_named(&parsed, "cifar", (struct shape){0, 0, 0}, 10, NULL), 0);
+	assert_string_equal(parsed.text,
+		"input:3x32x32 norm:0.4914,0.4822,0.4465:0.247,0.2435,0.2616 shift:4 flip "
+		"conv:32:3:pad=1 relu conv:32:3:pad=1 relu pool:2 conv:64:3:pad=1 relu "
+		"conv:64:3:pad=1 relu pool:2 fc:512 relu dropout:0.5 fc:10");
+	assert_int_equal(
+		model_parse_named(&parsed, "cifar", (struct shape){3, 64, 64}, 10, NULL), 0);
+	assert_shape(parsed.input, 3, 64, 64);
+}
+
 static void assert_pads(size_t top, size_t left, size_t bottom, size_t right)
 {
 	assert_int_equal(parsed.layer[0].pad_top, top);
@@ -214,6 +278,8 @@ int main(void)
 		cmocka_unit_test(vector_is_one_tensor_and_nothing_else),
 		cmocka_unit_test(the_canonical_text_is_one_way_to_write_a_model),
 		cmocka_unit_test(invariant_2_the_fingerprint_is_xxh3_of_text_and_input),
+		cmocka_unit_test(the_text_has_the_images_unless_they_are_mnists),
+		cmocka_unit_test(names_end_with_the_classes_that_are_asked_for),
 		cmocka_unit_test(pad_same_keeps_the_size_divided_by_the_stride),
 		cmocka_unit_test(pad_auto_adds_the_least_that_makes_it_fit),
 		cmocka_unit_test(initial_weights_are_the_specified_draws),

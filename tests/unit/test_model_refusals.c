@@ -54,6 +54,30 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 		{"dropout:nan fc:10", "probability"},
 		{"dropout: fc:10", "probability"},
 		{"dropout:0.99999999999 fc:10", "below 1"}, /* 1 as a float */
+		{"conv:8:3 input:3x32x32 fc:10", "layer 2 \"input:3x32x32\": unknown layer"},
+		{"input:3x32x32 input:3x32x32 fc:10", "\"input:3x32x32\": it is there twice"},
+		{"input:3x32x32x1 fc:10", "expected input:CHANNELSxROWSxCOLUMNS"},
+		{"input:32 fc:10", "expected input:"},
+		{"input:0x32x32 fc:10", "expected input:"},
+		{"input:3x4097x32 fc:10", "expected input:"},
+		{"input:3x99999999999999999999x32 fc:10", "expected input:"},
+		{"input: fc:10", "expected input:"},
+		{"input:3x32 x32 fc:10", "unknown layer"},
+		{"input:4096x4096x4096 fc:10", "expected 1 to 268435456 values"},
+		{"norm:0.5 fc:10", "\"norm:0.5\": expected norm:MEANS:DEVIATIONS"},
+		{"norm:0.5:0 fc:10", "deviations of 1e-6"},
+		{"norm:1.5:1 fc:10", "means of 0 to 1"},
+		{"norm:nan:1 fc:10", "means of 0 to 1"},
+		{"norm:0.1,0.2:0.3 fc:10", "two lists"},
+		{"norm:0,0,0,0,0:1,1,1,1,1 fc:10", "1 to 4 numbers"},
+		{"norm:0.1,0.2:0.3,0.4 fc:10",
+			"norm has numbers for 2 channels, the images 1x28x28"},
+		{"norm:0:1 norm:0:1 fc:10", "it is there twice"},
+		{"shift:0 fc:10", "expected shift:PIXELS"},
+		{"shift:4096 fc:10", "expected shift:PIXELS"},
+		{"flip:1 fc:10", "expected flip alone"},
+		{"flip flip fc:10", "it is there twice"},
+		{"input:3x32x32", "the model text is empty"},
 		{"", "the model text is empty"},
 		{" \t ", "the model text is empty"},
 		{"conv:8:3 relu",
@@ -200,6 +224,7 @@ static void damaged_texts_never_do_more_than_fail(void **state)
 	const uint64_t seed = 21;
 	const char *start =
 		"conv:6:5:stride=1:pad=same relu pool:2:pad=auto dropout:0.25 fc:84 fc:10";
+	const char *images = "input:3x8x9 norm:0.25,0.5,0.5:1,2,0.5 shift:2 flip fc:10";
 	const char letters[] = "0123456789:= .-edropulfcnvstiax\n\xff";
 	print_message("seed %llu\n", (unsigned long long)seed);
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -207,12 +232,12 @@ static void damaged_texts_never_do_more_than_fail(void **state)
 		char text[128];
 		struct err e = {0};
 
-		snprintf(text, sizeof(text), "%s", start);
+		snprintf(text, sizeof(text), "%s", i % 2 ? start : images);
 		for (uint64_t n = rng_below(&r, 4); n > 0; n--)
-			text[rng_below(&r, strlen(start))] =
+			text[rng_below(&r, strlen(images))] =
 				letters[rng_below(&r, sizeof(letters) - 1)];
 		if (rng_below(&r, 4) == 0)
-			text[rng_below(&r, strlen(start))] = '\0';
+			text[rng_below(&r, strlen(images))] = '\0';
 		int rc = model_parse(&parsed, text, mnist_shape, &e);
 		assert_true(rc == PS_OK || (rc == PS_EUSAGE && e.text[0] && !strchr(e.text, '\n')));
 		if (rc == PS_OK)

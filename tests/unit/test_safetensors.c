@@ -294,7 +294,7 @@ static void lengths_that_lie_are_refused_before_they_are_used(void **state)
 	assert_int_equal(read_made(header, n, six, 23), PS_EDATA);
 	assert_int_equal(read_made(header, n, six, 25), PS_EDATA);
 	assert_int_equal(read_made(header, n, six, 28), PS_EDATA);
-	assert_non_null(strstr(e.text, "28 bytes of data; the model \"fc:2\" has 24"));
+	assert_non_null(strstr(e.text, "28 bytes of data; the model \"input:2x1x1 fc:2\" has 24"));
 }
 
 static void every_truncation_and_many_mutations_are_refused_or_harmless(void **state)

@@ -53,8 +53,14 @@ struct kx_tensor {
 	size_t image; /* stride of an image */
 };
 
-/* to = pixels / 255 */
-int kx_load(struct kx_batch batch, int channels, struct kx_tensor to, cudaStream_t stream);
+/* n is 0, 1 (for all channels) or the number of channels. */
+struct kx_norm {
+	int n;
+	float mean[4], deviation[4];
+};
+/* to = pixels / 255; with a norm, (pixels / 255 - mean) / deviation */
+int kx_load(struct kx_batch batch, int channels, struct kx_norm norm, struct kx_tensor to,
+	cudaStream_t stream);
 
 /* ---- convolution and fc as implicit GEMM (conv_fprop_dgrad.cu, conv_wgrad.cu) ---------------- */
 

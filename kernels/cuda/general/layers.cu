@@ -39,7 +39,15 @@ size_t tensor_count(const struct kx_tensor *p, int images)
 	return (size_t)images * p->h * p->w * p->c;
 }
 
-__global__ void load_kernel(struct kx_batch batch, int channels, struct kx_tensor to)
+__device__ inline float normalised(float v, int channel, const struct kx_norm &norm)
+{
+	const int i = norm.n > 1 ? channel : 0;
+
+	return norm.n ? (v - norm.mean[i]) / norm.deviation[i] : v;
+}
+
+__global__ void load_kernel(
+	struct kx_batch batch, int channels, struct kx_norm norm, struct kx_tensor to)
 {
 	await_previous();
 	FOR_EACH (i, (size_t)batch.images * to.h * to.w * to.c) {
@@ -47,7 +55,8 @@ __global__ void load_kernel(struct kx_batch batch, int channels, struct kx_tenso
 		size_t image = image_number(&batch, s.n);
 		size_t at = ((image * channels + s.c) * to.h + s.y) * to.w + s.x;
 
-		to.value[coord_offset(s, to)] = s.c < channels ? batch.pixels[at] / 255.0f : 0;
+		to.value[coord_offset(s, to)] =
+			s.c < channels ? normalised(batch.pixels[at] / 255.0f, s.c, norm) : 0;
 	}
 }
 
@@ -182,10 +191,11 @@ __global__ void dropout_kernel(struct kx_tensor in, struct kx_tensor out, struct
 
 } // namespace
 
-int kx_load(struct kx_batch batch, int channels, struct kx_tensor to, cudaStream_t stream)
+int kx_load(struct kx_batch batch, int channels, struct kx_norm norm, struct kx_tensor to,
+	cudaStream_t stream)
 {
 	return kx_launch(load_kernel, dim3(blocks_for(tensor_count(&to, batch.images), THREADS)),
-		THREADS, 0, stream, batch, channels, to);
+		THREADS, 0, stream, batch, channels, norm, to);
 }
 
 int kx_pool_fprop(struct kx_tensor in, struct kx_tensor out, int size, int top, int left,

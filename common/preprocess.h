@@ -1,0 +1,49 @@
+/*
+ * preprocess.h - what happens to the pixels of an image before the first layer: the words norm,
+ * shift and flip of a model text.
+ *
+ * norm:MEANS:DEVIATIONS: a pixel of value v enters as (v / 255 - mean) / deviation. Both are lists
+ * with commas, one number per channel, or one number for all channels. Training and evaluation.
+ * shift:P: in training, an image moves by up to P pixels in each direction; black pixels fill the
+ * gap. flip: in training, every second image is mirrored, left to right.
+ *
+ * Shift and flip depend on the seed of the run, the epoch and the number of the image, so every
+ * worker computes the same bytes. Pure. Thread: any.
+ */
+#ifndef COMMON_PREPROCESS_H
+#define COMMON_PREPROCESS_H
+#include <stddef.h>
+#include <stdint.h>
+#include "common/words.h"
+
+#define PREPROCESS_MAX_NORM  4    /* numbers in a list of norm */
+#define PREPROCESS_MAX_SHIFT 4095 /* pixels */
+#define PREPROCESS_MAX_TEXT  (3 * WORDS_MAX_BYTES)
+
+struct preprocess {
+	size_t n_norm; /* numbers in the two lists; 0: a pixel enters as v / 255 */
+	float mean[PREPROCESS_MAX_NORM], deviation[PREPROCESS_MAX_NORM];
+	size_t shift;
+	int flip;
+};
+
+enum preprocess_word { PREPROCESS_NONE, PREPROCESS_NORM, PREPROCESS_SHIFT, PREPROCESS_FLIP };
+
+/* Which word is it? PREPROCESS_NONE: none of these. */
+enum preprocess_word preprocess_find(const struct word *w);
+/* Read a word that preprocess_find knows. Returns NULL, or what is wrong with it. */
+const char *preprocess_parse(struct preprocess *p, const struct word *w);
+/* Write the canonical words, each with a blank behind it: "norm:0.5:0.25 flip ". */
+void preprocess_text(const struct preprocess *p, char text[PREPROCESS_MAX_TEXT]);
+/* 1: batches differ from epoch to epoch. */
+int preprocess_is_random(const struct preprocess *p);
+/* The pixel values as they enter the first layer, for channel `channel`. */
+void preprocess_table(const struct preprocess *p, size_t channel, float table[256]);
+/*
+ * Copy an image of c x h x w pixels, shifted and flipped as `p` says for image number `image` of
+ * epoch `epoch`.
+ */
+void preprocess_image(const struct preprocess *p, uint64_t seed, uint32_t epoch, uint32_t image,
+	size_t c, size_t h, size_t w, const uint8_t *from, uint8_t *to);
+
+#endif

@@ -1,0 +1,103 @@
+/* test_preprocess.c - what norm, shift and flip do to the pixels of an image (common/preprocess.h). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include "common/preprocess.h"
+#include "common/rng.h"
+
+#define C 2
+#define H 5
+#define W 7
+
+static uint8_t image[C * H * W], out[C * H * W];
+
+static void fill(void)
+{
+	for (size_t i = 0; i < sizeof(image); i++)
+		image[i] = (uint8_t)(i + 1);
+}
+
+static void pixels_are_normalised_by_channel(void **state)
+{
+	const struct preprocess none = {0}, one = {1, {0.5f}, {0.25f}, 0, 0},
+				two = {2, {0.5f, 0}, {0.25f, 2}, 0, 0};
+	float table[256];
+
+	(void)state;
+	preprocess_table(&none, 1, table);
+	assert_true(table[255] == 1 && table[51] == 51.0f / 255);
+	preprocess_table(&one, 1, table);
+	assert_true(table[0] == -2 && table[255] == 2);
+	preprocess_table(&two, 0, table);
+	assert_true(table[0] == -2 && table[255] == 2);
+	preprocess_table(&two, 1, table);
+	assert_true(table[0] == 0 && table[255] == 0.5f);
+}
+
+static void without_shift_and_flip_an_image_stays(void **state)
+{
+	const struct preprocess p = {1, {0.5f}, {0.25f}, 0, 0};
+
+	(void)state;
+	fill();
+	preprocess_image(&p, 1, 2, 3, C, H, W, image, out);
+	assert_memory_equal(out, image, sizeof(image));
+	assert_int_equal(preprocess_is_random(&p), 0);
+}
+
+/* The specification of proto/WIRE.md, written again. */
+static void expect(const struct preprocess *p, uint32_t epoch, uint32_t n)
+{
+	struct rng r = rng_seed(9, 6, (uint64_t)epoch << 32 | n);
+	int s = (int)p->shift, dy = 0, dx = 0, flip = 0;
+
+	if (s) {
+		dy = (int)rng_below(&r, (uint64_t)(2 * s + 1)) - s;
+		dx = (int)rng_below(&r, (uint64_t)(2 * s + 1)) - s;
+	}
+	if (p->flip)
+		flip = rng_below(&r, 2) == 1;
+	for (int c = 0; c < C; c++)
+		for (int y = 0; y < H; y++)
+			for (int x = 0; x < W; x++) {
+				int from_y = y - dy, from_x = x - dx;
+				int inside = from_y >= 0 && from_y < H && from_x >= 0 && from_x < W;
+				int at = (c * H + from_y) * W + (flip ? W - 1 - from_x : from_x);
+
+				assert_int_equal(out[(c * H + y) * W + x], inside ? image[at] : 0);
+			}
+}
+
+static void shift_and_flip_follow_from_seed_epoch_and_image(void **state)
+{
+	const struct preprocess kinds[] = {{0, {0}, {0}, 2, 0}, {0, {0}, {0}, 0, 1},
+		{0, {0}, {0}, 3, 1}, {0, {0}, {0}, 4095, 1}};
+	size_t same = 0;
+
+	(void)state;
+	fill();
+	for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+		assert_int_equal(preprocess_is_random(&kinds[k]), 1);
+		for (uint32_t n = 0; n < 200; n++) {
+			preprocess_image(&kinds[k], 9, n % 3, n, C, H, W, image, out);
+			expect(&kinds[k], n % 3, n);
+			same += memcmp(image, out, sizeof(image)) == 0;
+		}
+	}
+	assert_in_range(same, 80, 140); /* half of those with flip alone, and few others */
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(pixels_are_normalised_by_channel),
+		cmocka_unit_test(without_shift_and_flip_an_image_stays),
+		cmocka_unit_test(shift_and_flip_follow_from_seed_epoch_and_image),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

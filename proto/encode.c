@@ -45,6 +45,13 @@ static int put_text(const char *text, size_t max, void *to)
 	return strnlen(text, max + 1) <= max;
 }
 
+static const char *required_features(const struct msg *m)
+{
+	return m->type == MSG_WELCOME && m->welcome.needs_images ? WIRE_REQUIRES_IMAGES
+								 : WIRE_REQUIRES;
+}
+
+/* `from` is the message itself for a row of this build's own. */
 static int put_value(const struct wire_field *row, const void *from, void *to)
 {
 	const char *text;
@@ -56,7 +63,7 @@ static int put_value(const struct wire_field *row, const void *from, void *to)
 		memcpy(to, &own, sizeof(own));
 		return 1;
 	case WIRE_OWN_TEXT:
-		return put_text(WIRE_REQUIRES, WIRE_MAX_TEXT, to);
+		return put_text(required_features(from), WIRE_MAX_TEXT, to);
 	case WIRE_LINE:
 		return put_text(from, row->size - 1, to);
 	case WIRE_TEXT:

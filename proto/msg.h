@@ -17,8 +17,9 @@
 #define WIRE_OLDEST_PROTOCOL 6u
 /* The features that this build has, and those that it requires of its peers: names, separated by
  * one blank. */
-#define WIRE_FEATURES "chunked-push"
-#define WIRE_REQUIRES ""
+#define WIRE_FEATURES        "chunked-push images"
+#define WIRE_REQUIRES        ""
+#define WIRE_REQUIRES_IMAGES "images" /* ... in a WELCOME whose model text begins with images */
 
 /* All limits of the protocol. A test compares them with the table in proto/WIRE.md. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
@@ -74,7 +75,8 @@ enum role { ROLE_WORKER = 1, ROLE_OBSERVER = 2 };
 /* The data set of a worker. All zero: none (vector:N models). */
 struct data_id {
 	uint32_t n_train, n_test, rows, cols, classes;
-	uint64_t xxh3; /* of the four decompressed files, see WIRE.md */
+	uint64_t xxh3;     /* of the four decompressed files, see WIRE.md */
+	uint32_t channels; /* 0: 1 */
 };
 
 enum encoding { ENCODING_F32 = 1 };
@@ -147,6 +149,7 @@ struct msg_welcome {
 	uint32_t prefetch; /* 1: pull the next weights during the computation of a gradient */
 	double local_rate; /* learning rate of a worker's own steps between pulls, >= 0 */
 	double momentum;   /* EASGD: momentum of these steps, 0..1; 0: none */
+	int needs_images;  /* only sent: the receiver needs the feature "images" */
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };

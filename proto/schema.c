@@ -47,6 +47,7 @@ static const struct wire_field data_id[] = {
 	NUMBER(4, struct data_id, cols, 0, ANY32),
 	NUMBER(5, struct data_id, classes, 0, ANY32),
 	NUMBER(6, struct data_id, xxh3, 0, ANY64),
+	NUMBER(7, struct data_id, channels, 0, ANY32),
 	END,
 };
 

@@ -19,8 +19,9 @@
 
 /* The values of the shell's options. The values of the core's options go to struct core_config. */
 struct raw {
-	const char *bind, *http, *model, *checkpoint_dir, *init, *key, *authorized_keys, *data_id;
-	int64_t wal_mb, memory_mb;
+	const char *bind, *http, *model, *input, *checkpoint_dir, *init, *key, *authorized_keys,
+		*data_id;
+	int64_t wal_mb, memory_mb, classes;
 	int log_level, log_format, check_config, insecure;
 };
 
@@ -156,16 +157,42 @@ static void check_files(const struct raw *r, int *errors)
 		complain(errors, "--init: %.200s: %s", r->init, strerror(errno));
 }
 
+/* --input and --classes fit the parsed model. */
+static void check_images(
+	const struct raw *r, const struct model *m, const struct shape *input, int *errors)
+{
+	if (m->n_layers == 0 && (r->input || r->classes))
+		complain(errors, "--input, --classes: vector:N has no images: leave them out");
+	else if (r->input &&
+		 (input->c != m->input.c || input->h != m->input.h || input->w != m->input.w))
+		complain(errors, "--input: %s is not the input %zux%zux%zu of --model", r->input,
+			m->input.c, m->input.h, m->input.w);
+	else if (r->classes && (size_t)r->classes != m->classes)
+		complain(errors, "--classes: %lld, but the last layer of --model is fc:%zu",
+			(long long)r->classes, m->classes);
+}
+
 static void check_model(const struct raw *r, struct model *m, int *errors)
 {
-	const struct shape mnist = {.c = 1, .h = 28, .w = 28};
+	struct shape input = {0, 0, 0};
 	struct err e;
 
 	m->n_params = 0;
-	if (r->model && model_parse(m, r->model, mnist, &e) != 0) {
+	if (r->input && !shape_parse(r->input, &input)) {
+		complain(errors,
+			"--input: \"%.60s\": expected CHANNELSxROWSxCOLUMNS, each 1 to %zu",
+			r->input, MODEL_MAX_SIDE);
+		return;
+	}
+	if (!r->model)
+		return;
+	if (model_parse_named(
+		    m, r->model, input, r->classes ? (size_t)r->classes : MODEL_CLASSES, &e) != 0) {
 		complain(errors, "--model: %s", e.text);
 		m->n_params = 0;
+		return;
 	}
+	check_images(r, m, &input, errors);
 }
 
 static void check_data_id(const struct raw *r, int *errors)
@@ -272,6 +299,9 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 
 		if (mode && o->model.n_params)
 			complain(&errors, "%s", mode);
+		if (c->optim.kind == OPTIM_LBFGS && preprocess_is_random(&o->model.preprocess))
+			complain(&errors, "--optimizer: lbfgs compares passes over the same "
+					  "images: leave shift and flip out of --model");
 		/* with adam, --momentum was beta1 in 0.1.0: refuse it, or the run would use another
 		 * beta1 */
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
@@ -314,6 +344,12 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 {
 	c->model_fingerprint = m->fingerprint;
 	c->n_params = m->n_params;
+	if (m->n_layers)
+		c->images = (struct images){.channels = (uint32_t)m->input.c,
+			.rows = (uint32_t)m->input.h,
+			.cols = (uint32_t)m->input.w,
+			.classes = (uint32_t)m->classes,
+			.in_text = model_has_images(m)};
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
 	c->data_id_given = text_or_null(r->data_id) != NULL;
@@ -407,9 +443,22 @@ static void add_shell_rows(struct table *t, struct raw *r)
 {
 	const struct opt rows[] = {
 		TEXT("model", model, "seed:32", "MODEL",
-			"network to train: seed:F, lenet5, cnn99, or layers such as \"conv:32:3 "
-			"relu pool:2 fc:10\"; vector:N: N parameters without a data set",
+			"network to train: seed:F, lenet5, cnn99, cifar, or layers such as "
+			"\"conv:32:3 relu pool:2 fc:10\"; vector:N: N parameters without a data "
+			"set (docs/data.md)",
 			.group = "Model and data"),
+		TEXT("input", input, NULL, "CxHxW",
+			"channels, rows and columns of the images, as 3x32x32",
+			.unset = "those of --model, else 1x28x28"),
+		{.name = "classes",
+			.type = OPT_INT,
+			.dest = &r->classes,
+			.min = 2,
+			.max = (double)MODEL_MAX_CLASSES,
+			.arg = "N",
+			.help = "number of classes, which ends a named --model; the labels are 0 "
+				"to N - 1",
+			.unset = "10, or the units of the last layer of --model"},
 		TEXT("init", init, NULL, "FILE",
 			"initial weights of a new run, a .safetensors file of this model",
 			.unset = "random weights"),

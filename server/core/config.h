@@ -76,6 +76,12 @@ enum durability { DURABILITY_REPLAY, DURABILITY_ALWAYS };
 #include "server/core/options.def"
 /* clang-format on */
 
+/* The images of the model. All zero: it has none, and fits those of any worker. */
+struct images {
+	uint32_t channels, rows, cols, classes;
+	int in_text; /* the model text begins with words about them */
+};
+
 struct core_config {
 	struct run_id run;
 	/* number of this start of the server: at least 1, and one more at each start */
@@ -88,6 +94,7 @@ struct core_config {
 	char model[WIRE_MAX_MODEL + 1];
 	uint64_t model_fingerprint;
 	size_t n_params;
+	struct images images;
 	/* the data set fingerprint that every worker must have, if data_id_given is 1 */
 	uint64_t data_id;
 	int data_id_given;

@@ -2,6 +2,7 @@
  * dataset.c - decides which data set the run uses.
  *
  * Rules:
+ * (0) the server refuses a worker whose images do not fit the model;
  * (1) with --data-id, the server refuses a worker that has a data set with another fingerprint;
  * (2) the first accepted push of batches fixes the data set of its worker as the run's data set,
  *     for all later starts too. The server refuses workers with another data set;
@@ -23,7 +24,21 @@
 #include "server/core/leases.h"
 #include "server/core/state.h"
 
+#define SURE_CLASSES 10 /* a data set with more has so many */
+
 /* ---- refusals -------------------------------------------------------------------------------- */
+
+static void say_images(struct say *s, const struct images *i)
+{
+	say_number(s, i->channels);
+	say_text(s, "x");
+	say_number(s, i->rows);
+	say_text(s, "x");
+	say_number(s, i->cols);
+	say_text(s, ", ");
+	say_number(s, i->classes);
+	say_text(s, " classes");
+}
 
 static void say_data(struct say *s, const struct data_id *d)
 {
@@ -33,12 +48,21 @@ static void say_data(struct say *s, const struct data_id *d)
 	say_text(s, " train, ");
 	say_number(s, d->n_test);
 	say_text(s, " test, ");
-	say_number(s, d->rows);
-	say_text(s, "x");
-	say_number(s, d->cols);
-	say_text(s, ", ");
-	say_number(s, d->classes);
-	say_text(s, " classes)");
+	say_images(s, &(struct images){data_channels(d), d->rows, d->cols, d->classes, 0});
+	say_text(s, ")");
+}
+
+static void refuse_images(
+	struct core *c, const struct images *run, const struct images *theirs, uint32_t peer)
+{
+	struct say *s = &c->said;
+
+	say_begin(s, "the run's model is for images of ");
+	say_images(s, run);
+	say_text(s, ", the images of this worker are ");
+	say_images(s, theirs);
+	say_text(s, ": give --data the run's files, or begin a new run with --input and --classes");
+	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
 static void refuse_data(struct core *c, const struct data_id *d, uint32_t peer)
@@ -59,14 +83,33 @@ static void refuse_data(struct core *c, const struct data_id *d, uint32_t peer)
 	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
+/* Can the model take these images? A worker that gives no size trusts its own program. Data sets of
+ * up to 10 classes may have fewer than they say. */
+static int fits_model(const struct images *run, const struct images *theirs)
+{
+	int has_shape = theirs->rows && theirs->cols;
+	int has_classes = theirs->classes > SURE_CLASSES;
+
+	return !run->rows ||
+	       ((!has_shape || (theirs->channels == run->channels && theirs->rows == run->rows &&
+				       theirs->cols == run->cols)) &&
+		       (!has_classes || theirs->classes <= run->classes));
+}
+
 int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
 {
+	const struct images theirs = {data_channels(d), d->rows, d->cols, d->classes, 0};
+
 	if (c->cfg.training.epochs == 0)
 		return 1;
 	if (!leases_can_open(c, d)) {
 		effects_refuse(c, peer, PS_EWRONGDATA, 0,
 			"this run needs a data set: train and test images, at most 2^20 batches an "
 			"epoch");
+		return 0;
+	}
+	if (!fits_model(&c->cfg.images, &theirs)) {
+		refuse_images(c, &c->cfg.images, &theirs, peer);
 		return 0;
 	}
 	if (c->data_fixed ? workers_same_data(d, &c->data)

@@ -77,6 +77,7 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	memcpy(m->model, cfg->model, sizeof(m->model));
 	m->model_fingerprint = cfg->model_fingerprint;
 	m->n_params = cfg->n_params;
+	m->needs_images = w && cfg->images.in_text;
 /* clang-format off */
 #define TOLD(to) m->to = (__typeof__(m->to))
 #define UNTOLD   (void)

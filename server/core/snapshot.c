@@ -186,13 +186,23 @@ static void put_ledger(struct cursor *k, struct core *c)
 		put_worker(k, &c->worker[i], c->cfg.sessions.replay_window);
 }
 
+/* The channels are in the upper half: 0 in snapshots that know no channels. */
+static void put_classes(struct cursor *k, struct data_id *d)
+{
+	uint64_t both = (uint64_t)d->channels << 32 | d->classes;
+
+	u64(k, &both);
+	d->channels = (uint32_t)(both >> 32);
+	d->classes = (uint32_t)both;
+}
+
 static void put_data_id(struct cursor *k, struct data_id *d)
 {
 	u32(k, &d->n_train);
 	u32(k, &d->n_test);
 	u32(k, &d->rows);
 	u32(k, &d->cols);
-	u32(k, &d->classes);
+	put_classes(k, d);
 	u64(k, &d->xxh3);
 }
 

@@ -48,10 +48,16 @@ uint32_t core_live_workers(const struct core *c)
 	return n;
 }
 
+uint32_t data_channels(const struct data_id *d)
+{
+	return d->channels ? d->channels : 1;
+}
+
 int workers_same_data(const struct data_id *a, const struct data_id *b)
 {
 	return a->n_train == b->n_train && a->n_test == b->n_test && a->rows == b->rows &&
-	       a->cols == b->cols && a->classes == b->classes && a->xxh3 == b->xxh3;
+	       a->cols == b->cols && a->classes == b->classes && a->xxh3 == b->xxh3 &&
+	       data_channels(a) == data_channels(b);
 }
 
 int worker_is_of_run(const struct core *c, const struct worker *w)

@@ -39,6 +39,7 @@ int worker_is_of_run(const struct core *c, const struct worker *w);
 uint32_t workers_of_run(const struct core *c);
 /* Forgets the decisions on all pushes of w so far. Their duplicates get REJECT_UNKNOWN. */
 void worker_forget_decisions(struct core *c, struct worker *w);
+uint32_t data_channels(const struct data_id *d);
 int workers_same_data(const struct data_id *a, const struct data_id *b);
 
 #endif

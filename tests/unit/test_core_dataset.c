@@ -457,6 +457,89 @@ static void after_the_end_a_worker_learns_why_it_had_no_work(void **state)
 	fixture_close(&f);
 }
 
+/* ---- the images of the model ------------------------------------------------------------------ */
+
+static struct core_config image_training(void)
+{
+	struct core_config cfg = training(1);
+
+	cfg.images = (struct images){3, 5, 5, 20, 1};
+	return cfg;
+}
+
+static void images_that_do_not_fit_the_model_are_refused_with_both_shapes(void **state)
+{
+	const struct {
+		uint32_t channels, rows, cols, classes;
+		const char *theirs; /* NULL: welcome */
+	} row[] = {
+		{3, 5, 5, 20, NULL},
+		{3, 5, 5, 3, NULL},                 /* some classes may be absent */
+		{3, 0, 0, 0, NULL},                 /* a program of its own, which gives no size */
+		{0, 5, 5, 20, "1x5x5, 20 classes"}, /* 0: one channel */
+		{1, 5, 5, 20, "1x5x5, 20 classes"},
+		{3, 6, 5, 20, "3x6x5, 20 classes"},
+		{3, 5, 6, 20, "3x5x6, 20 classes"},
+		{3, 5, 5, 21, "3x5x5, 21 classes"},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
+		struct core_fixture f;
+		struct data_id d = other_data;
+
+		fixture_open(&f, image_training());
+		d.channels = row[i].channels;
+		d.rows = row[i].rows;
+		d.cols = row[i].cols;
+		d.classes = row[i].classes;
+		say_hello(&f, 9, &d);
+		if (!row[i].theirs) {
+			assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
+			assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.needs_images, 1);
+		} else {
+			const char *text;
+
+			assert_wrong_data(&f, 9);
+			text = fixture_sent(&f, 9, MSG_ERROR)->error.text;
+			assert_non_null(strstr(text, row[i].theirs));
+			assert_non_null(strstr(text, "images of 3x5x5, 20 classes"));
+		}
+		fixture_close(&f);
+	}
+}
+
+/* Without images in the model text, older workers can join: they know no feature "images". */
+static void only_image_words_need_the_feature(void **state)
+{
+	struct core_fixture f;
+
+	(void)state;
+	fixture_open(&f, training(1));
+	join(&f, 8, &fixture_data);
+	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.needs_images, 0);
+	fixture_close(&f);
+}
+
+static void a_snapshot_keeps_the_channels(void **state)
+{
+	struct core_fixture f;
+	struct data_id d = other_data;
+
+	(void)state;
+	d.channels = 3;
+	fixture_open(&f, training(1));
+	struct stamp s = join(&f, 8, &d);
+	fixture_train(&f, 8, s, 1);
+	push_batch(&f, 8, s, 1, 0);
+	fixture_restart(&f);
+	assert_int_equal(core_data(f.core)->channels, 3);
+	say_hello(&f, 9, &other_data); /* the same but for the channels */
+	assert_wrong_data(&f, 9);
+	join(&f, 8, &d);
+	fixture_close(&f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -476,6 +559,9 @@ int main(void)
 		cmocka_unit_test(before_the_run_begins_no_push_counts),
 		cmocka_unit_test(workers_with_other_data_do_not_count_and_are_named),
 		cmocka_unit_test(after_the_end_a_worker_learns_why_it_had_no_work),
+		cmocka_unit_test(images_that_do_not_fit_the_model_are_refused_with_both_shapes),
+		cmocka_unit_test(only_image_words_need_the_feature),
+		cmocka_unit_test(a_snapshot_keeps_the_channels),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

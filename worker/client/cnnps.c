@@ -91,7 +91,8 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.rows = o->data.rows,
 		.cols = o->data.cols,
 		.classes = o->data.classes,
-		.xxh3 = o->data.xxh3};
+		.xxh3 = o->data.xxh3,
+		.channels = o->data.channels};
 	s->connect_timeout_ms = or_default(o->connect_timeout_ms, 30000);
 	s->disconnect_timeout_ms = or_default(o->disconnect_timeout_ms, 600000);
 	s->retry_ms = RETRY_MS;

@@ -25,7 +25,8 @@ struct cnnps; /* opaque */
 /* The training data of this worker. All zero for a model without a data set (vector:N). */
 struct cnnps_data {
 	uint32_t n_train, n_test, rows, cols, classes;
-	uint64_t xxh3; /* fingerprint, see proto/WIRE.md */
+	uint64_t xxh3;     /* fingerprint, see proto/WIRE.md */
+	uint32_t channels; /* of an image; 0: 1 */
 };
 
 struct cnnps_options {

@@ -15,7 +15,7 @@ set -eu
 packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev
-	libjansson-dev libopenblas-dev libpng-dev
+	libjansson-dev libopenblas-dev libpng-dev libjpeg-dev
 	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash
 	clang clang-format clang-tidy codespell
 	curl ca-certificates dataset-fashion-mnist"

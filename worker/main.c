@@ -62,7 +62,8 @@ static struct cnnps_options connection(
 			.rows = d->rows,
 			.cols = d->cols,
 			.classes = d->classes,
-			.xxh3 = d->xxh3},
+			.xxh3 = d->xxh3,
+			.channels = d->channels},
 		.connect_timeout_ms = (uint32_t)o->connect_ms,
 		.disconnect_timeout_ms = (uint32_t)o->patience_ms,
 		.batch_timeout_ms = (uint32_t)o->hang_ms,
@@ -123,6 +124,12 @@ static int run_sessions(struct cnnps_options *o, const struct trainer_config *t,
 	return rc;
 }
 
+static int load_data(const struct worker_options *o, struct data *d, struct err *e)
+{
+	return o->data_mb ? data_load_within(d, o->data, (uint64_t)o->data_mb << 20, e)
+			  : data_load(d, o->data, e);
+}
+
 static int run_worker(const struct worker_options *o, struct data *d, struct err *e)
 {
 	struct trainer_config t = {.data = d,
@@ -137,10 +144,12 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 
 	if (rc)
 		return rc;
-	if ((rc = data_load(d, o->data, e)))
+	if ((rc = load_data(o, d, e)))
 		return rc;
-	log_info("worker", "data", "dir=\"%s\" train=%u test=%u data_id=%016llx", d->dir,
-		d->id.n_train, d->id.n_test, (unsigned long long)d->id.xxh3);
+	log_info("worker", "data",
+		"dir=\"%s\" train=%u test=%u images=%zux%zux%zu classes=%u data_id=%016llx",
+		d->files.dir, d->id.n_train, d->id.n_test, d->shape.c, d->shape.h, d->shape.w,
+		d->id.classes, (unsigned long long)d->id.xxh3);
 	c = connection(o, &d->id, device);
 	if (memory->special) {
 		c.take = memory->take;
@@ -151,7 +160,7 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 
 static int print_data_id(const struct worker_options *o, struct data *d, struct err *e)
 {
-	int rc = data_load(d, o->data, e);
+	int rc = load_data(o, d, e);
 
 	if (!rc)
 		printf("%016llx\n", (unsigned long long)d->id.xxh3);

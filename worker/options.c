@@ -99,6 +99,9 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.was = "hang-ms"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MB",
 			"maximum memory for gradients that are not yet on the server's disk"),
+		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MB",
+			"maximum memory for images; larger plain files stay on the disk and are "
+			"read batch by batch; 0: half of the machine's memory"),
 		{.name = "print-data-id",
 			.type = OPT_FLAG,
 			.dest = &o->print_data_id,

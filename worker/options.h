@@ -12,7 +12,7 @@
 struct worker_options {
 	const char *server, *data, *device, *name; /* data NULL: the usual directories */
 	const char *key, *server_key;              /* key files, or NULL */
-	int64_t threads, connect_ms, patience_ms, hang_ms, replay_mb;
+	int64_t threads, connect_ms, patience_ms, hang_ms, replay_mb, data_mb;
 	int precision; /* enum kx_precision */
 	int print_data_id;
 	int log_level, log_format; /* enums of common/log.h */
@@ -41,7 +41,9 @@ struct worker_options {
 #define OPTIONS_DATA_ROW(to, when)                                                                 \
 	{                                                                                          \
 		.name = "data", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,             \
-		.arg = "DIR", .help = "directory of the data set: four IDX files, plain or .gz",   \
+		.arg = "DIR",                                                                      \
+		.help = "directory of the data set: four IDX files, plain or .gz; of several "     \
+			"splits of EMNIST, DIR/emnist-SPLIT",                                      \
 		.unset = "data/mnist, else Debian's Fashion-MNIST", .needs = (when)                \
 	}
 #define OPTIONS_LOG_ROW(to, level)                                                                 \

@@ -100,6 +100,50 @@ static int hold_weights(struct steps *s)
 	return has_pulled ? PS_OK : cnnps_view(s->c, &s->held);
 }
 
+/* Ask for the batches of the lease, as many as the loader has room for. */
+static int ask_ahead(struct steps *s, const struct cnnps_lease *l)
+{
+	int rc = PS_OK;
+
+	while (!rc && s->loading.asked < l->first + l->count && loader_has_room(s->loader)) {
+		struct loader_batch b = {.epoch = l->epoch, .number = s->loading.asked};
+
+		rc = batches_get(&s->batches, l->epoch, b.number, &b.index, &b.n);
+		if (!rc) {
+			loader_ask(s->loader, &b);
+			s->loading.asked++;
+		}
+	}
+	return rc;
+}
+
+/* Give the device the images of batch `number`. */
+static int take_loaded(
+	struct steps *s, const struct cnnps_lease *l, uint32_t number, struct batch *b)
+{
+	struct kx_images images = {0};
+	int rc;
+
+	if (s->loading.epoch != l->epoch || s->loading.next != number) {
+		loader_reset(s->loader);
+		s->loading.epoch = l->epoch;
+		s->loading.next = s->loading.asked = number;
+	}
+	rc = ask_ahead(s, l);
+	if (!rc && s->loading.asked == number)
+		rc = PS_EPROTO; /* the lease has no such batch */
+	if (!rc)
+		rc = loader_take(s->loader, &images, s->e);
+	if (!rc)
+		rc = backend_use(s->backend, &images, s->e);
+	if (rc)
+		return rc;
+	s->loading.next++;
+	b->index = s->identity;
+	b->images = (uint32_t)images.n;
+	return ask_ahead(s, l);
+}
+
 static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, struct batch *b)
 {
 	uint32_t number = l->first + i;
@@ -110,6 +154,8 @@ static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	if (s->cfg->stop && s->cfg->stop(s->cfg->stop_arg))
 		return PS_ESHUTDOWN;
 	cnnps_alive(s->c);
+	if (s->loader)
+		return take_loaded(s, l, number, b);
 	return batches_get(&s->batches, l->epoch, number, &b->index, &b->images);
 }
 
@@ -513,7 +559,7 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 
 int steps_are_pipelined(const struct steps *s)
 {
-	return s->info->n_push > 1 && s->info->n_push == s->info->n_fetch;
+	return s->info->n_push > 1 && s->info->n_push == s->info->n_fetch && !s->loader;
 }
 
 int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l)
@@ -524,10 +570,16 @@ int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l)
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-void steps_init(struct steps *s, uint32_t n_train)
+int steps_init(struct steps *s, uint32_t n_train)
 {
 	s->has_dropout = strstr(s->info->model, "dropout") != NULL;
 	batches_init(&s->batches, s->info->seed, n_train, s->info->batch);
+	if (!s->loader)
+		return PS_OK;
+	s->identity = mem_try(s->info->batch, sizeof(*s->identity));
+	for (uint32_t i = 0; s->identity && i < s->info->batch; i++)
+		s->identity[i] = i;
+	return s->identity ? PS_OK : PS_ENOMEM;
 }
 
 void steps_release(struct steps *s)
@@ -535,5 +587,6 @@ void steps_release(struct steps *s)
 	free(s->own);
 	free(s->spare);
 	free(s->velocity);
+	free(s->identity);
 	batches_release(&s->batches);
 }

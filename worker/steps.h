@@ -19,6 +19,7 @@
 #define WORKER_STEPS_H
 #include "kernels/backend.h"
 #include "worker/data/batch.h"
+#include "worker/data/loader.h"
 #include "worker/trainer.h"
 
 /* The push under construction. */
@@ -33,9 +34,17 @@ struct steps {
 	struct cnnps *c;               /* borrowed */
 	const struct cnnps_info *info; /* of c */
 	struct backend *backend;       /* borrowed; uses the training set */
+	/* borrowed; NULL: the backend has the whole training set; else it gets the images of each
+	 * batch from here */
+	struct loader *loader;
+	struct err *e; /* borrowed: the reason when the loader fails */
 	const struct trainer_config *cfg;
 	struct trainer_work *work; /* counted here */
 	struct batches batches;
+	struct {
+		uint32_t epoch, next, asked; /* the next batch to take and the next to ask for */
+	} loading;
+	uint32_t *identity;        /* 0, 1, 2, ...: the images of a loaded batch */
 	struct cnnps_weights held; /* the newest view of the weights; w NULL: none yet */
 	int has_pulled;            /* the newest push returned `held`: no pull is needed */
 	float *own;                /* the worker's weights for local steps; NULL until needed */
@@ -57,8 +66,8 @@ struct batch {
 	uint64_t dropout_seed;
 };
 
-/* Initialise `s`. The caller has set the borrowed fields; all others must be zero. */
-void steps_init(struct steps *s, uint32_t n_train);
+/* Initialise `s`. The caller has set the borrowed fields; all others must be zero. PS_ENOMEM. */
+int steps_init(struct steps *s, uint32_t n_train) PS_MUST_CHECK;
 void steps_release(struct steps *s);
 
 /* All calls return PS_ESHUTDOWN when cfg->stop returns nonzero, PS_EPROTO when the lease names

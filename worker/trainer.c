@@ -22,6 +22,7 @@ struct trainer {
 	struct backend *backend; /* uses the training images */
 	/* uses the test images; one backend for both sets would reload a GPU at each change */
 	struct backend *tester;
+	struct loader *loader, *test_loader; /* NULL: the backend has the whole set */
 	struct steps steps;
 	struct kx_images train, test;
 	float *weights;                      /* model.n_params, for evaluation ... */
@@ -47,6 +48,49 @@ static int holds_eval(const struct trainer *t, const struct cnnps_lease *lease)
 	       t->held.term == lease->term;
 }
 
+/* Ask for test images from *next to `end`, as many as the loader has room for. */
+static void ask_test_images(struct trainer *t, uint32_t *next, uint32_t end)
+{
+	uint32_t index[TEST_BATCH];
+
+	while (*next < end && loader_has_room(t->test_loader)) {
+		struct loader_batch b = {.index = index};
+
+		for (; b.n < TEST_BATCH && *next < end; b.n++)
+			index[b.n] = (*next)++;
+		loader_ask(t->test_loader, &b);
+	}
+}
+
+/* The same as backend_evaluate, for images that are not in memory. */
+static int evaluate_loaded(
+	struct trainer *t, uint32_t first, uint32_t n, size_t *correct, double *loss_sum)
+{
+	uint32_t next = first, end = first + n;
+	struct kx_images images;
+	int rc = PS_OK;
+
+	if (n > t->test.n || first > t->test.n - n)
+		return PS_EUSAGE;
+	*correct = 0;
+	*loss_sum = 0;
+	loader_reset(t->test_loader);
+	for (uint32_t done = 0; done < n && !rc; done += (uint32_t)images.n) {
+		size_t right = 0;
+		double loss = 0;
+
+		ask_test_images(t, &next, end);
+		rc = loader_take(t->test_loader, &images, t->e);
+		if (!rc)
+			rc = backend_use(t->tester, &images, t->e);
+		if (!rc)
+			rc = backend_evaluate(t->tester, t->weights, 0, images.n, &right, &loss);
+		*correct += right;
+		*loss_sum += loss;
+	}
+	return rc;
+}
+
 static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 {
 	size_t correct;
@@ -58,8 +102,10 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 	if (rc)
 		return rc;
 	start = clock_seconds();
-	if ((rc = backend_evaluate(
-		     t->tester, t->weights, lease->first, lease->count, &correct, &loss_sum)))
+	rc = t->test_loader ? evaluate_loaded(t, lease->first, lease->count, &correct, &loss_sum)
+			    : backend_evaluate(t->tester, t->weights, lease->first, lease->count,
+				      &correct, &loss_sum);
+	if (rc)
 		return rc;
 	t->work->seconds += clock_seconds() - start;
 	t->work->evaluated += lease->count;
@@ -118,25 +164,49 @@ static int run_leases(struct trainer *t)
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-static int parse_model(struct trainer *t)
+/* The images of the data set must be those of the run's model. */
+static int check_shape(const struct trainer *t)
 {
-	const struct data_id *d = &t->cfg->data->id;
-	struct shape input = {.c = 1, .h = d->rows, .w = d->cols};
-	struct err e;
+	const struct shape *run = &t->model.input, *own = &t->cfg->data->shape;
+	unsigned labels = t->cfg->data->max_label + 1u;
 
-	if (model_parse(&t->model, t->info->model, input, &e))
-		return err_set(t->e, PS_EWRONGDATA, "the run's model does not fit %ux%u images: %s",
-			d->rows, d->cols, e.text);
-	if (t->model.n_params != t->info->n_params)
-		return err_set(t->e, PS_EWRONGDATA,
-			"the images are %ux%u, but the run's model \"%.60s\" is for 28x28: it has "
-			"%llu parameters, for these images it would have %zu; give --data a "
-			"directory of 28x28 images",
-			d->rows, d->cols, t->info->model, (unsigned long long)t->info->n_params,
-			t->model.n_params);
-	return PS_OK;
+	if (run->c == own->c && run->h == own->h && run->w == own->w && labels <= t->model.classes)
+		return PS_OK;
+	return err_set(t->e, PS_EWRONGDATA,
+		"the run's model is for images of %zux%zux%zu, %zu classes; the images of --data "
+		"are %zux%zux%zu, %u classes: give --data the run's files, or begin a new run with "
+		"--input %zux%zux%zu --classes %u",
+		run->c, run->h, run->w, t->model.classes, own->c, own->h, own->w, labels, own->c,
+		own->h, own->w, labels);
 }
 
+static int parse_model(struct trainer *t)
+{
+	struct err e;
+
+	if (model_parse(&t->model, t->info->model, MODEL_MNIST, &e))
+		return err_set(t->e, PS_EWRONGDATA, "the run's model cannot be used: %s", e.text);
+	if (t->model.n_params != t->info->n_params)
+		return err_set(t->e, PS_EWRONGDATA,
+			"the run's model \"%.200s\" has %zu parameters here, %llu on the server: "
+			"update the older of the two",
+			t->info->model, t->model.n_params, (unsigned long long)t->info->n_params);
+	return t->model.n_layers ? check_shape(t) : PS_OK;
+}
+
+/* Open a loader if the device cannot have all images of `part` at once. */
+static int open_loader(
+	struct trainer *t, struct loader **l, enum data_part part, uint32_t max_batch)
+{
+	const struct data *d = t->cfg->data;
+	const struct preprocess *p = part == TRAIN_PART ? &t->model.preprocess : NULL;
+
+	return loader_is_needed(d, part, p)
+		       ? loader_new(l, d, part, p, t->info->seed, max_batch, t->e)
+		       : PS_OK;
+}
+
+/* `set`: NULL if a loader has it. */
 static int open_backend(
 	struct trainer *t, struct backend **b, size_t max_batch, const struct kx_images *set)
 {
@@ -146,7 +216,13 @@ static int open_backend(
 		.precision = t->cfg->precision};
 	int rc = backend_new(b, &t->model, &o, t->e);
 
-	return rc ? rc : backend_use(*b, set, t->e);
+	return rc || !set ? rc : backend_use(*b, set, t->e);
+}
+
+/* The images of the largest batch there is. */
+static uint32_t max_batch(const struct trainer *t)
+{
+	return t->info->batch < t->train.n ? t->info->batch : (uint32_t)t->train.n;
 }
 
 static int open_trainer(struct trainer *t)
@@ -158,14 +234,24 @@ static int open_trainer(struct trainer *t)
 	t->train = data_train(t->cfg->data);
 	t->test = data_test(t->cfg->data);
 	if (!rc)
-		rc = open_backend(t, &t->backend, i->batch, &t->train);
+		rc = open_loader(t, &t->loader, TRAIN_PART, max_batch(t));
 	if (!rc)
-		rc = open_backend(t, &t->tester, TEST_BATCH, &t->test);
+		rc = open_loader(t, &t->test_loader, TEST_PART, TEST_BATCH);
+	if (!rc)
+		rc = open_backend(t, &t->backend, i->batch, t->loader ? NULL : &t->train);
+	if (!rc)
+		rc = open_backend(t, &t->tester, TEST_BATCH, t->test_loader ? NULL : &t->test);
 	if (rc)
 		return rc;
-	t->steps = (struct steps){
-		.c = t->c, .info = i, .backend = t->backend, .cfg = t->cfg, .work = t->work};
-	steps_init(&t->steps, (uint32_t)t->train.n);
+	t->steps = (struct steps){.c = t->c,
+		.info = i,
+		.backend = t->backend,
+		.loader = t->loader,
+		.e = t->e,
+		.cfg = t->cfg,
+		.work = t->work};
+	if ((rc = steps_init(&t->steps, (uint32_t)t->train.n)))
+		return err_set(t->e, rc, "no memory for batches of %u images", i->batch);
 	t->memory = backend_memory(t->tester);
 	t->weights = t->memory->take(t->model.n_params * sizeof(*t->weights));
 	if (!t->weights)
@@ -185,6 +271,8 @@ static void close_trainer(struct trainer *t)
 	steps_release(&t->steps);
 	backend_free(&t->tester);
 	backend_free(&t->backend);
+	loader_free(&t->test_loader);
+	loader_free(&t->loader);
 }
 
 /* Copy the reason from the backend that failed. */
@@ -231,7 +319,7 @@ int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
 		.precision = cfg->precision};
 	struct model *m = mem_must(1, sizeof(*m), "device probe");
 	struct backend *b;
-	int rc = model_parse(m, "fc:10", (struct shape){1, 28, 28}, e);
+	int rc = model_parse(m, "fc:10", MODEL_MNIST, e);
 
 	if (!rc)
 		rc = backend_new(&b, m, &o, e);

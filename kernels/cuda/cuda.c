@@ -238,26 +238,38 @@ static void cuda_kernel(const void *self, size_t layer, size_t batch, char *text
 	c->path->kernel(c->net, layer, batch, text, size);
 }
 
+/* Memory for `n` images of the data set. Graphs hold the addresses. */
+static cudaError_t hold_images(struct cuda *c, size_t n)
+{
+	cudaError_t rc;
+
+	if (n <= c->max_images)
+		return cudaSuccess;
+	cuda_drop_graphs(c);
+	cudaFree(c->pixels);
+	cudaFree(c->labels);
+	c->pixels = NULL;
+	c->labels = NULL;
+	c->max_images = 0;
+	rc = cudaMalloc((void **)&c->pixels, n * shape_count(c->model->input));
+	if (!rc)
+		rc = cudaMalloc((void **)&c->labels, n * sizeof(*c->labels));
+	if (!rc)
+		c->max_images = n;
+	return rc;
+}
+
 static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 {
 	struct cuda *c = self;
 	size_t pixels = set->n * shape_count(c->model->input);
 	cudaError_t rc = cudaSetDevice(c->number);
 
-	cuda_drop_graphs(c);
-	cudaFree(c->pixels);
-	cudaFree(c->labels);
-	c->pixels = NULL;
-	c->labels = NULL;
-	if (set->n == 0)
-		return PS_OK;
 	if (!rc)
-		rc = cudaMalloc((void **)&c->pixels, pixels);
-	if (!rc)
-		rc = cudaMalloc((void **)&c->labels, set->n * sizeof(*c->labels));
-	if (!rc)
+		rc = hold_images(c, set->n);
+	if (!rc && set->n)
 		rc = cudaMemcpy(c->pixels, set->pixels, pixels, cudaMemcpyHostToDevice);
-	if (!rc)
+	if (!rc && set->n)
 		rc = cudaMemcpy(c->labels, set->labels, set->n * sizeof(*c->labels),
 			cudaMemcpyHostToDevice);
 	return rc ? failed(rc, "the data set", e) : PS_OK;

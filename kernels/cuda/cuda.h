@@ -61,6 +61,7 @@ struct cuda {
 	struct slot slot[LOCAL_BURSTS]; /* a single gradient uses slot 0 */
 	uint8_t *pixels;                /* device: the data set */
 	uint16_t *labels;
+	size_t max_images; /* that fit */
 	struct graph graph[CUDA_MAX_GRAPHS];
 	int n_graphs;
 };

@@ -293,9 +293,11 @@ static int load(struct job *j, struct data *d, struct err *e)
 
 	if (rc)
 		return rc;
-	if (d->id.rows != 28 || d->id.cols != 28)
-		return err_set(e, PS_EDATA, "%.200s: images are %ux%u, must be 28x28", d->dir,
-			d->id.rows, d->id.cols);
+	if (d->shape.c != 1 || d->shape.h != 28 || d->shape.w != 28 || d->max_label > 9)
+		return err_set(e, PS_EDATA,
+			"%.200s: images are %zux%zux%zu, must be 28x28; the largest label is %u, "
+			"must be at most 9",
+			d->files.dir, d->shape.c, d->shape.h, d->shape.w, d->max_label);
 	j->train = data_train(d);
 	j->test = data_test(d);
 	return PS_OK;

@@ -393,8 +393,9 @@ BAD_FILES = {
         TRAIN, struct.pack(">4I", 0x803, 2**31, 2**31, 4) + image_file()[16:], ""),
     "no images": (TRAIN, image_file(0), ""),
     "rows 0": (TRAIN, struct.pack(">4I", 0x803, 4, 0, 28), ""),
-    "label 10": (TRAIN_LABELS, label_file((1, 2, 3, 10)), ""),
-    "label 255": (TEST_LABELS, label_file((255, 2, 3, 4)), ""),
+    "label -1": (TRAIN_LABELS, struct.pack(">2I4h", 0xb01, 4, 1, 2, 3, -1), ""),
+    "label 65536": (TEST_LABELS, struct.pack(">6I", 0xc01, 4, 65536, 2, 3, 4), ""),
+    "labels of floats": (TRAIN_LABELS, struct.pack(">2I4f", 0xd01, 4, 1, 2, 3, 4), ""),
     "fewer labels": (TRAIN_LABELS, label_file((1, 2, 3)), ""),
     "more labels": (TRAIN_LABELS, label_file((1, 2, 3, 4, 5)), ""),
     "test images of another size": (TEST, image_file(4, 14, 14), ""),
@@ -424,7 +425,7 @@ def test_bad_data_file_exits_6_and_names_it(programs, tmp_path, case):
     if raw is not None:
         (directory / (name + suffix)).write_bytes(raw)
     p = refused(programs, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory],
-                f"{name}|test images 14x14", 6)
+                f"{name}|test images 1x14x14", 6)
     assert len(p.lines) <= 2, p.tail()
 
 

@@ -20,6 +20,20 @@ struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed)
 	return b;
 }
 
+struct blob blob_planes(uint32_t n, uint32_t channels, uint32_t rows, uint32_t cols, unsigned seed)
+{
+	struct blob b = {.size = 0};
+
+	blob_be32(&b, 0x0804);
+	blob_be32(&b, n);
+	blob_be32(&b, channels);
+	blob_be32(&b, rows);
+	blob_be32(&b, cols);
+	for (uint32_t i = 0; i < n * channels * rows * cols; i++)
+		b.bytes[b.size++] = (unsigned char)(seed + i * 7);
+	return b;
+}
+
 struct blob blob_labels(uint32_t n)
 {
 	struct blob b = {.size = 0};

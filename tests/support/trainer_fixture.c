@@ -94,9 +94,10 @@ static void trainer_make_data(uint32_t n)
 		trainer_pixels[i] = (uint8_t)(i * 7);
 		trainer_labels[i] = (uint16_t)(i * i % 3);
 	}
-	f[TRAIN_IMAGES] = (struct idx){.values = trainer_pixels, .dim = {n, 1, 1}};
-	f[TEST_IMAGES] = (struct idx){.values = trainer_pixels, .dim = {3, 1, 1}};
+	f[TRAIN_IMAGES] = (struct idx){.values = trainer_pixels, .n = n};
+	f[TEST_IMAGES] = (struct idx){.values = trainer_pixels, .n = 3};
 	trainer_data.labels[TRAIN_PART] = trainer_data.labels[TEST_PART] = trainer_labels;
+	trainer_data.shape = (struct shape){1, 1, 1};
 	trainer_data.id = (struct data_id){.n_train = n, .n_test = 3, .rows = 1, .cols = 1};
 }
 

@@ -8,19 +8,19 @@
 static char dir[64];
 static char path[80];
 
-static int read_blob(const struct blob *b, unsigned ndim, struct idx *x, struct err *e)
+static int read_blob(const struct blob *b, enum idx_kind kind, struct idx *x, struct err *e)
 {
 	temp_file_put(path, b->bytes, b->size);
-	return idx_read(x, path, ndim, e);
+	return idx_read(x, path, kind, e);
 }
 
 /* Refused as bad data, in one line that names the file and holds `words`; nothing to release. */
-static void refused(const struct blob *b, unsigned ndim, const char *words)
+static void refused(const struct blob *b, enum idx_kind kind, const char *words)
 {
 	struct idx x;
 	struct err e = {0};
 
-	assert_int_equal(read_blob(b, ndim, &x, &e), PS_EDATA);
+	assert_int_equal(read_blob(b, kind, &x, &e), PS_EDATA);
 	assert_null(x.bytes);
 	assert_non_null(strstr(e.text, path));
 	assert_null(strchr(e.text, '\n'));
@@ -47,13 +47,13 @@ static void plain_and_gzipped_files_read_alike(void **state)
 		struct idx x;
 		struct err e;
 
-		assert_int_equal(read_blob(forms[i], 3, &x, &e), PS_OK);
+		assert_int_equal(read_blob(forms[i], IDX_IMAGES, &x, &e), PS_OK);
 		assert_int_equal(x.size, plain.size);
 		assert_memory_equal(x.bytes, plain.bytes, plain.size);
 		assert_ptr_equal(x.values, x.bytes + 16);
-		assert_int_equal(x.dim[0], 2);
-		assert_int_equal(x.dim[1], 28);
-		assert_int_equal(x.dim[2], 28);
+		assert_int_equal(x.n, 2);
+		assert_int_equal(x.rows, 28);
+		assert_int_equal(x.columns, 28);
 		idx_release(&x);
 	}
 }
@@ -65,12 +65,12 @@ static void labels_have_one_dimension(void **state)
 	struct err e;
 
 	(void)state;
-	assert_int_equal(read_blob(&labels, 1, &x, &e), PS_OK);
-	assert_int_equal(x.dim[0], 11);
-	assert_int_equal(x.dim[1], 1);
+	assert_int_equal(read_blob(&labels, IDX_LABELS, &x, &e), PS_OK);
+	assert_int_equal(x.n, 11);
+	assert_int_equal(x.rows, 1);
 	assert_ptr_equal(x.values, x.bytes + 8);
 	idx_release(&x);
-	refused(&labels, 3, "magic at offset 0 is 0x00000801");
+	refused(&labels, IDX_IMAGES, "magic at offset 0 is 0x00000801");
 }
 
 static void every_lie_in_the_header_is_refused(void **state)
@@ -100,7 +100,7 @@ static void every_lie_in_the_header_is_refused(void **state)
 	for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
 		struct blob lie = with_be32(images, lies[i].offset, lies[i].value);
 
-		refused(&lie, 3, lies[i].words);
+		refused(&lie, IDX_IMAGES, lies[i].words);
 	}
 }
 
@@ -113,8 +113,8 @@ static void a_product_that_overflows_is_refused_before_any_allocation(void **sta
 	b = with_be32(b, 8, IDX_MAX_SIDE);
 	b = with_be32(b, 12, IDX_MAX_SIDE);
 	zipped = blob_gzip(&b);
-	refused(&b, 3, "limit is");
-	refused(&zipped, 3, "limit is");
+	refused(&b, IDX_IMAGES, "limit is");
+	refused(&zipped, IDX_IMAGES, "limit is");
 }
 
 static void a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold(void **state)
@@ -124,7 +124,7 @@ static void a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold(void **
 	(void)state;
 	b = with_be32(b, 4, 2000000); /* 1.5 GB, below the absolute limit */
 	zipped = blob_gzip(&b);
-	refused(&zipped, 3, "gzipped bytes can hold");
+	refused(&zipped, IDX_IMAGES, "gzipped bytes can hold");
 }
 
 static void every_truncation_of_a_plain_file_is_refused(void **state)
@@ -133,7 +133,8 @@ static void every_truncation_of_a_plain_file_is_refused(void **state)
 
 	(void)state;
 	while (b.size-- > 0)
-		refused(&b, 3, b.size < 16 ? "header ends at offset" : "promise 1584 bytes");
+		refused(&b, IDX_IMAGES,
+			b.size < 16 ? "header ends at offset" : "promise 1584 bytes");
 }
 
 static void every_truncation_of_a_gzipped_file_is_refused(void **state)
@@ -142,7 +143,7 @@ static void every_truncation_of_a_gzipped_file_is_refused(void **state)
 
 	(void)state;
 	while (b.size-- > 0)
-		refused(&b, 3, "");
+		refused(&b, IDX_IMAGES, "");
 }
 
 static void bytes_after_the_end_are_refused(void **state)
@@ -153,13 +154,13 @@ static void bytes_after_the_end_are_refused(void **state)
 	twice = zipped; /* a second member, as `cat a.gz b.gz` makes */
 	memcpy(twice.bytes + twice.size, zipped.bytes, zipped.size);
 	twice.size += zipped.size;
-	refused(&twice, 3, "bytes follow the gzip member");
+	refused(&twice, IDX_IMAGES, "bytes follow the gzip member");
 	zipped.bytes[zipped.size++] = 0;
-	refused(&zipped, 3, "bytes follow the gzip member");
+	refused(&zipped, IDX_IMAGES, "bytes follow the gzip member");
 	plain.bytes[plain.size++] = 0;
-	refused(&plain, 3, "the file has 1585");
+	refused(&plain, IDX_IMAGES, "the file has 1585");
 	longer = blob_gzip(&plain);
-	refused(&longer, 3, "more data at offset 1584");
+	refused(&longer, IDX_IMAGES, "more data at offset 1584");
 }
 
 /* 64 MiB of zeros behind an honest header of 2 images: read up to the first byte too many. */
@@ -177,7 +178,7 @@ static void a_gzip_bomb_is_stopped_at_its_first_byte_too_many(void **state)
 	for (int i = 0; i < 1024; i++)
 		assert_int_equal(gzwrite(f, zeros, sizeof(zeros)), sizeof(zeros));
 	assert_int_equal(gzclose(f), Z_OK);
-	assert_int_equal(idx_read(&x, path, 3, &e), PS_EDATA);
+	assert_int_equal(idx_read(&x, path, IDX_IMAGES, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "more data at offset 1584"));
 }
 
@@ -190,12 +191,12 @@ static void what_is_not_a_regular_file_is_refused(void **state)
 	(void)state;
 	snprintf(fifo, sizeof(fifo), "%s/fifo", dir);
 	assert_int_equal(mkfifo(fifo, 0600), 0);
-	assert_int_equal(idx_read(&x, fifo, 3, &e), PS_EDATA);
+	assert_int_equal(idx_read(&x, fifo, IDX_IMAGES, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "not a regular file"));
 	assert_int_equal(unlink(fifo), 0);
-	assert_int_equal(idx_read(&x, dir, 3, &e), PS_EDATA);
+	assert_int_equal(idx_read(&x, dir, IDX_IMAGES, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "not a regular file"));
-	assert_int_equal(idx_read(&x, fifo, 3, &e), PS_EDATA);
+	assert_int_equal(idx_read(&x, fifo, IDX_IMAGES, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "No such file"));
 }
 
@@ -229,13 +230,13 @@ static void ten_thousand_mutations_are_read_whole_or_refused(void **state)
 		int status;
 
 		mutate(&b, &r);
-		status = read_blob(&b, 3, &x, &e);
+		status = read_blob(&b, IDX_IMAGES, &x, &e);
 		if (status && status != PS_EDATA)
 			fail_msg("seed %llu, mutation %d: %s", (unsigned long long)seed, i, e.text);
 		if (status)
 			continue;
 		accepted++;
-		assert_int_equal(x.size, 16 + (size_t)x.dim[0] * x.dim[1] * x.dim[2]);
+		assert_int_equal(x.size, 16 + (size_t)x.n * x.channels * x.rows * x.columns);
 		idx_release(&x);
 	}
 	print_message("mutations seed %llu: %d of 10000 accepted\n", (unsigned long long)seed,

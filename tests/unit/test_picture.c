@@ -1,11 +1,14 @@
 /* test_picture.c - pictures for cnn-ctl predict: read exactly, or refused in words. */
 #include "tests/support/idx_files.h"
+#include <jpeglib.h>
 #include <png.h>
 #include "common/rng.h"
 #include "worker/ctl/picture.h"
 
 static char dir[64];
 static char path[80];
+#define PICTURE_SIZE 784
+static const struct shape mnist = {1, 28, 28};
 static uint8_t pixels[PICTURE_SIZE], expected[PICTURE_SIZE];
 
 static struct blob from_text(const char *header)
@@ -60,7 +63,7 @@ static int read_blob(const struct blob *b, struct err *e)
 {
 	temp_file_put(path, b->bytes, b->size);
 	memset(pixels, 0xa5, sizeof(pixels));
-	return picture_read(path, pixels, e);
+	return picture_read(path, mnist, pixels, e);
 }
 
 static void reads(struct blob b)
@@ -91,6 +94,122 @@ static void all_forms_give_the_same_pixels(void **state)
 	reads(png(28, 28, PNG_FORMAT_GRAY));
 }
 
+static void jpeg_file(const char *name, int width, int height, int components)
+{
+	struct jpeg_compress_struct c;
+	struct jpeg_error_mgr errors;
+	FILE *f = fopen(name, "wb");
+	uint8_t row[3 * 64];
+	JSAMPROW rows[] = {row};
+
+	assert_non_null(f);
+	c.err = jpeg_std_error(&errors);
+	jpeg_create_compress(&c);
+	jpeg_stdio_dest(&c, f);
+	c.image_width = (JDIMENSION)width;
+	c.image_height = (JDIMENSION)height;
+	c.input_components = components;
+	c.in_color_space = components == 3 ? JCS_RGB : JCS_GRAYSCALE;
+	jpeg_set_defaults(&c);
+	jpeg_set_quality(&c, 100, TRUE);
+	jpeg_start_compress(&c, TRUE);
+	for (int i = 0; i < width * components; i++)
+		row[i] = (uint8_t)(components == 1 ? 77 : i % 3 == 0 ? 200 : i % 3 == 1 ? 100 : 50);
+	for (int y = 0; y < height; y++)
+		jpeg_write_scanlines(&c, rows, 1);
+	jpeg_finish_compress(&c);
+	jpeg_destroy_compress(&c);
+	assert_int_equal(fclose(f), 0);
+}
+
+static void pictures_of_any_size_come_in_planes(void **state)
+{
+	struct picture p;
+	struct err e = {0};
+	struct blob b = {.size = sizeof(b.bytes)};
+	uint8_t rgb[3 * 5 * 2];
+	png_image image;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(rgb); i++)
+		rgb[i] = (uint8_t)(i * 8);
+	memset(&image, 0, sizeof(image));
+	image.version = PNG_IMAGE_VERSION;
+	image.width = 5;
+	image.height = 2;
+	image.format = PNG_FORMAT_RGB;
+	assert_true(png_image_write_to_memory(&image, b.bytes, &b.size, 0, rgb, 0, NULL));
+	temp_file_put(path, b.bytes, b.size);
+	assert_int_equal(picture_load(&p, path, 0, &e), PS_OK);
+	assert_true(p.shape.c == 3 && p.shape.h == 2 && p.shape.w == 5);
+	for (size_t i = 0; i < 10; i++)
+		for (size_t c = 0; c < 3; c++)
+			assert_int_equal(p.pixels[c * 10 + i], rgb[i * 3 + c]);
+	picture_release(&p);
+	assert_int_equal(picture_load(&p, path, 1, &e), PS_OK);
+	assert_int_equal(p.shape.c, 1);
+	picture_release(&p);
+	b = raw_pgm("P5 28 28 255\n");
+	temp_file_put(path, b.bytes, b.size);
+	assert_int_equal(picture_load(&p, path, 3, &e), PS_OK);
+	assert_int_equal(p.shape.c, 3);
+	assert_memory_equal(p.pixels + 2 * PICTURE_SIZE, expected, PICTURE_SIZE);
+	picture_release(&p);
+	refused(from_text("P5 5000 1 255\n"), "is 5000x1 pixels, must be 1x1 to 4096x4096");
+}
+
+static void jpeg_is_read_in_grey_and_colours(void **state)
+{
+	struct picture p;
+	struct err e = {0};
+
+	(void)state;
+	jpeg_file(path, 28, 28, 1);
+	assert_int_equal(picture_read(path, mnist, pixels, &e), PS_OK);
+	for (size_t i = 0; i < PICTURE_SIZE; i++)
+		assert_in_range(pixels[i], 76, 78);
+	jpeg_file(path, 16, 8, 3);
+	assert_int_equal(picture_load(&p, path, 0, &e), PS_OK);
+	assert_true(p.shape.c == 3 && p.shape.h == 8 && p.shape.w == 16);
+	for (size_t i = 0; i < 128; i++) {
+		assert_in_range(p.pixels[i], 197, 203);
+		assert_in_range(p.pixels[128 + i], 97, 103);
+		assert_in_range(p.pixels[256 + i], 47, 53);
+	}
+	picture_release(&p);
+	assert_int_equal(picture_read(path, mnist, pixels, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "is 16x8 pixels, must be 28x28"));
+}
+
+static void damaged_jpegs_are_read_or_refused(void **state)
+{
+	struct blob whole = {.size = 0};
+	struct rng r = rng_seed(8, RNG_SIM, 0);
+	FILE *f;
+
+	(void)state;
+	jpeg_file(path, 28, 28, 3);
+	f = fopen(path, "rb");
+	assert_non_null(f);
+	whole.size = fread(whole.bytes, 1, sizeof(whole.bytes), f);
+	assert_int_equal(fclose(f), 0);
+	for (size_t n = 0; n < whole.size - 2; n++) {
+		struct blob b = whole;
+
+		b.size = n;
+		refused(b, "");
+	}
+	for (int i = 0; i < 2000; i++) {
+		struct blob b = whole;
+		struct err e = {0};
+
+		for (uint64_t k = 1 + rng_below(&r, 3); k > 0; k--)
+			b.bytes[rng_below(&r, b.size)] = (unsigned char)rng_next(&r);
+		int rc = read_blob(&b, &e);
+		assert_true(!rc || (rc == PS_EDATA && e.text[0]));
+	}
+}
+
 static void a_smaller_maximum_is_scaled(void **state)
 {
 	struct blob b = from_text("P5 28 28 15\n");
@@ -115,11 +234,11 @@ static void other_sizes_and_formats_are_refused(void **state)
 	refused(raw_pgm("P5 28 28 0\n"), "maximum must be 1 to 255");
 	refused(raw_pgm("P5 28 28 65535\n"), "maximum must be 1 to 255");
 	refused(raw_pgm("P5 28 28 -1\n"), "maximum must be 1 to 255");
-	refused(raw_pgm("P6 28 28 255\n"), "neither PNG nor PGM");
-	refused(raw_pgm("P5"), "neither PNG nor PGM");
+	refused(raw_pgm("P6 28 28 255\n"), "neither PNG nor JPEG nor PGM");
+	refused(raw_pgm("P5"), "neither PNG nor JPEG nor PGM");
 	refused(png(29, 28, PNG_FORMAT_GRAY), "is 29x28 pixels");
 	refused(png(1, 1, PNG_FORMAT_GRAY), "is 1x1 pixels");
-	refused(from_text(""), "neither PNG nor PGM");
+	refused(from_text(""), "neither PNG nor JPEG nor PGM");
 }
 
 static void the_pixels_must_be_there_and_all(void **state)
@@ -179,10 +298,10 @@ static void what_is_no_file_is_refused(void **state)
 	struct err e;
 
 	(void)state;
-	assert_int_equal(picture_read(dir, pixels, &e), PS_EDATA);
+	assert_int_equal(picture_read(dir, mnist, pixels, &e), PS_EDATA);
 	assert_int_equal(e.status, PS_EDATA);
-	assert_int_equal(picture_read("/dev/zero", pixels, &e), PS_EDATA);
-	assert_int_equal(picture_read("", pixels, &e), PS_EDATA);
+	assert_int_equal(picture_read("/dev/zero", mnist, pixels, &e), PS_EDATA);
+	assert_int_equal(picture_read("", mnist, pixels, &e), PS_EDATA);
 }
 
 static int make_dir(void **state)
@@ -207,6 +326,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(all_forms_give_the_same_pixels),
 		cmocka_unit_test(a_smaller_maximum_is_scaled),
+		cmocka_unit_test(pictures_of_any_size_come_in_planes),
+		cmocka_unit_test(jpeg_is_read_in_grey_and_colours),
+		cmocka_unit_test(damaged_jpegs_are_read_or_refused),
 		cmocka_unit_test(other_sizes_and_formats_are_refused),
 		cmocka_unit_test(the_pixels_must_be_there_and_all),
 		cmocka_unit_test(every_truncation_is_refused),

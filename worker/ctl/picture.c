@@ -1,12 +1,51 @@
 /* picture.c - see picture.h. */
 #include <ctype.h>
-#include <png.h>
+#include <setjmp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+/* jpeglib.h needs stdio.h before it */
+#include <jpeglib.h>
+#include <png.h>
 #include "common/file.h"
+#include "common/mem.h"
 #include "worker/ctl/picture.h"
 
-#define MAX_FILE ((size_t)1 << 20)
+#define MAX_FILE ((size_t)64 << 20)
+
+/* A file in memory. */
+struct raw {
+	const char *path;
+	const unsigned char *data;
+	size_t size;
+	const struct shape *want; /* NULL: any size */
+};
+
+/* Check the size of the picture, and allocate its pixels. */
+static int make_pixels(struct picture *p, const struct raw *r, size_t channels, size_t width,
+	size_t height, struct err *e)
+{
+	if (width < 1 || height < 1 || width > MODEL_MAX_SIDE || height > MODEL_MAX_SIDE ||
+		width * height > PICTURE_MAX_PIXELS)
+		return err_set(e, PS_EDATA, "%s: is %zux%zu pixels, must be 1x1 to %zux%zu",
+			r->path, width, height, MODEL_MAX_SIDE, MODEL_MAX_SIDE);
+	if (r->want && (width != r->want->w || height != r->want->h))
+		return err_set(e, PS_EDATA, "%s: is %zux%zu pixels, must be %zux%zu", r->path,
+			width, height, r->want->w, r->want->h);
+	p->shape = (struct shape){channels, height, width};
+	p->pixels = mem_try(channels, width * height);
+	return p->pixels ? PS_OK : err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
+}
+
+/* Copy interleaved pixels of a row to the planes. */
+static void put_pixel_row(struct picture *p, size_t y, const uint8_t *row)
+{
+	const struct shape *s = &p->shape;
+
+	for (size_t c = 0; c < s->c; c++)
+		for (size_t x = 0; x < s->w; x++)
+			p->pixels[(c * s->h + y) * s->w + x] = row[x * s->c + c];
+}
 
 /* ---- PGM ------------------------------------------------------------------------------------- */
 
@@ -42,18 +81,10 @@ static uint8_t to_grey(long value, long max)
 	return (uint8_t)((value * 255 + max / 2) / max);
 }
 
-static int check_picture_size(
-	const char *path, unsigned long width, unsigned long height, struct err *e)
+static int read_ascii(
+	const char *path, struct scan *s, long max, uint8_t *pixels, size_t n, struct err *e)
 {
-	if (width == PICTURE_SIDE && height == PICTURE_SIDE)
-		return PS_OK;
-	return err_set(e, PS_EDATA, "%s: is %lux%lu pixels, must be %ux%u", path, width, height,
-		PICTURE_SIDE, PICTURE_SIDE);
-}
-
-static int read_ascii(const char *path, struct scan *s, long max, uint8_t *pixels, struct err *e)
-{
-	for (size_t i = 0; i < PICTURE_SIZE; i++) {
+	for (size_t i = 0; i < n; i++) {
 		long v = scan_number(s);
 
 		if (v < 0 || v > max)
@@ -66,17 +97,18 @@ static int read_ascii(const char *path, struct scan *s, long max, uint8_t *pixel
 			       : err_set(e, PS_EDATA, "%s: more follows the last pixel", path);
 }
 
-static int read_raw(const char *path, struct scan *s, long max, uint8_t *pixels, struct err *e)
+static int read_raw(
+	const char *path, struct scan *s, long max, uint8_t *pixels, size_t n, struct err *e)
 {
 	size_t left;
 
 	if (s->at < s->end)
 		s->at++; /* the one blank after the header */
 	left = (size_t)(s->end - s->at);
-	if (left != PICTURE_SIZE)
-		return err_set(e, PS_EDATA, "%s: has %zu bytes of pixels, must have %u", path, left,
-			PICTURE_SIZE);
-	for (size_t i = 0; i < PICTURE_SIZE; i++) {
+	if (left != n)
+		return err_set(
+			e, PS_EDATA, "%s: has %zu bytes of pixels, must have %zu", path, left, n);
+	for (size_t i = 0; i < n; i++) {
 		if (s->at[i] > max)
 			return err_set(e, PS_EDATA, "%s: pixel %zu is %d, most is %ld", path, i,
 				s->at[i], max);
@@ -85,63 +117,219 @@ static int read_raw(const char *path, struct scan *s, long max, uint8_t *pixels,
 	return PS_OK;
 }
 
-static int read_pgm(
-	const char *path, const unsigned char *data, size_t size, uint8_t *pixels, struct err *e)
+static int read_pgm(struct picture *p, const struct raw *r, struct err *e)
 {
-	struct scan s = {.at = data + 2, .end = data + size};
+	struct scan s = {.at = r->data + 2, .end = r->data + r->size};
 	long width = scan_number(&s), height = scan_number(&s), max = scan_number(&s);
+	int rc;
 
 	if (width < 0 || height < 0)
-		return err_set(e, PS_EDATA, "%s: PGM header without width and height", path);
-	if (check_picture_size(path, (unsigned long)width, (unsigned long)height, e))
-		return PS_EDATA;
+		return err_set(e, PS_EDATA, "%s: PGM header without width and height", r->path);
 	if (max < 1 || max > 255)
-		return err_set(e, PS_EDATA, "%s: PGM header's maximum must be 1 to 255", path);
-	return data[1] == '2' ? read_ascii(path, &s, max, pixels, e)
-			      : read_raw(path, &s, max, pixels, e);
+		return err_set(e, PS_EDATA, "%s: PGM header's maximum must be 1 to 255", r->path);
+	if ((rc = make_pixels(p, r, 1, (size_t)width, (size_t)height, e)))
+		return rc;
+	return r->data[1] == '2' ? read_ascii(r->path, &s, max, p->pixels, shape_count(p->shape), e)
+				 : read_raw(r->path, &s, max, p->pixels, shape_count(p->shape), e);
 }
 
 /* ---- PNG ------------------------------------------------------------------------------------- */
 
-static int read_png(
-	const char *path, const unsigned char *data, size_t size, uint8_t *pixels, struct err *e)
+static int decode_png(struct picture *p, const struct raw *r, png_image *image, struct err *e)
 {
 	png_color black = {0, 0, 0};
+	size_t row = p->shape.w * p->shape.c;
+	uint8_t *rows = mem_try(p->shape.h, row);
+	int ok;
+
+	if (!rows)
+		return err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
+	ok = png_image_finish_read(image, &black, rows, (png_int_32)row, NULL);
+	for (size_t y = 0; ok && y < p->shape.h; y++)
+		put_pixel_row(p, y, rows + y * row);
+	free(rows);
+	return ok ? PS_OK : err_set(e, PS_EDATA, "%s: %s", r->path, image->message);
+}
+
+static int read_png(struct picture *p, const struct raw *r, size_t channels, struct err *e)
+{
 	png_image image;
 	int rc;
 
 	memset(&image, 0, sizeof(image));
 	image.version = PNG_IMAGE_VERSION;
-	if (!png_image_begin_read_from_memory(&image, data, size))
-		return err_set(e, PS_EDATA, "%s: %s", path, image.message);
-	rc = check_picture_size(path, image.width, image.height, e);
-	image.format = PNG_FORMAT_GRAY;
-	if (!rc && !png_image_finish_read(&image, &black, pixels, PICTURE_SIDE, NULL))
-		rc = err_set(e, PS_EDATA, "%s: %s", path, image.message);
+	if (!png_image_begin_read_from_memory(&image, r->data, r->size))
+		return err_set(e, PS_EDATA, "%s: %s", r->path, image.message);
+	if (!channels)
+		channels = image.format & PNG_FORMAT_FLAG_COLOR ? 3 : 1;
+	image.format = channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
+	rc = make_pixels(p, r, channels, image.width, image.height, e);
+	if (!rc)
+		rc = decode_png(p, r, &image, e);
 	png_image_free(&image);
 	return rc;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
+/* ---- JPEG ------------------------------------------------------------------------------------ */
 
-int picture_read(const char *path, uint8_t *pixels, struct err *e)
+/* libjpeg reports errors by a jump. What must survive it is here, not in locals. */
+struct jpeg {
+	struct jpeg_decompress_struct d;
+	struct jpeg_error_mgr errors;
+	jmp_buf failed;
+	char why[JMSG_LENGTH_MAX];
+	uint8_t *row;
+	size_t channels;
+};
+
+static void jpeg_fail(j_common_ptr common)
 {
-	static const unsigned char png[4] = {0x89, 'P', 'N', 'G'};
-	unsigned char *data;
-	void *bytes;
-	size_t size;
-	int rc = file_read(path, MAX_FILE, &bytes, &size, e);
+	struct jpeg *j = common->client_data;
 
+	common->err->format_message(common, j->why);
+	longjmp(j->failed, 1);
+}
+
+/* Warnings mean that the data are damaged: libjpeg would fill the rest with grey. */
+static void jpeg_warn(j_common_ptr common, int level)
+{
+	if (level < 0)
+		jpeg_fail(common);
+}
+
+static int decode_jpeg(struct jpeg *j, struct picture *p, const struct raw *r, struct err *e)
+{
+	int rc;
+
+	if (setjmp(j->failed))
+		return err_set(e, PS_EDATA, "%s: %s", r->path, j->why);
+	jpeg_create_decompress(&j->d);
+	jpeg_mem_src(&j->d, r->data, r->size);
+	(void)jpeg_read_header(&j->d, TRUE);
+	if (!j->channels)
+		j->channels = j->d.num_components == 1 ? 1 : 3;
+	j->d.out_color_space = j->channels == 3 ? JCS_RGB : JCS_GRAYSCALE;
+	rc = make_pixels(p, r, j->channels, j->d.image_width, j->d.image_height, e);
+	if (rc)
+		return rc;
+	j->row = mem_try(p->shape.w, p->shape.c);
+	if (!j->row)
+		return err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
+	(void)jpeg_start_decompress(&j->d);
+	while (j->d.output_scanline < j->d.output_height) {
+		JSAMPROW row = j->row;
+		size_t y = j->d.output_scanline;
+
+		(void)jpeg_read_scanlines(&j->d, &row, 1);
+		put_pixel_row(p, y, j->row);
+	}
+	(void)jpeg_finish_decompress(&j->d);
+	return PS_OK;
+}
+
+static int read_jpeg(struct picture *p, const struct raw *r, size_t channels, struct err *e)
+{
+	struct jpeg *j = mem_try(1, sizeof(*j));
+	int rc;
+
+	if (!j)
+		return err_set(e, PS_ENOMEM, "%s: no memory to read it", r->path);
+	j->d.err = jpeg_std_error(&j->errors);
+	j->d.client_data = j;
+	j->errors.error_exit = jpeg_fail;
+	j->errors.emit_message = jpeg_warn;
+	j->channels = channels;
+	rc = decode_jpeg(j, p, r, e);
+	jpeg_destroy_decompress(&j->d);
+	free(j->row);
+	free(j);
+	return rc;
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+static int begins_with(const struct raw *r, const void *bytes, size_t n)
+{
+	return r->size >= n && memcmp(r->data, bytes, n) == 0;
+}
+
+static int is_pgm(const struct raw *r)
+{
+	return r->size >= 3 && r->data[0] == 'P' && (r->data[1] == '2' || r->data[1] == '5') &&
+	       (isspace(r->data[2]) || r->data[2] == '#');
+}
+
+/* Grey as three equal channels. */
+static int spread(struct picture *p, struct err *e)
+{
+	size_t n = p->shape.h * p->shape.w;
+	uint8_t *pixels = mem_try(3, n);
+
+	if (!pixels)
+		return err_set(e, PS_ENOMEM, "no memory for the pixels of a picture");
+	for (size_t c = 0; c < 3; c++)
+		memcpy(pixels + c * n, p->pixels, n);
+	free(p->pixels);
+	p->pixels = pixels;
+	p->shape.c = 3;
+	return PS_OK;
+}
+
+void picture_release(struct picture *p)
+{
+	free(p->pixels);
+	*p = (struct picture){.pixels = NULL};
+}
+
+static int read_any(struct picture *p, const struct raw *r, size_t channels, struct err *e)
+{
+	int rc;
+
+	if (begins_with(r, "\x89PNG", 4))
+		return read_png(p, r, channels, e);
+	if (begins_with(r, "\xff\xd8\xff", 3))
+		return read_jpeg(p, r, channels, e);
+	if (!is_pgm(r))
+		return err_set(e, PS_EDATA, "%s: neither PNG nor JPEG nor PGM (P2, P5)", r->path);
+	rc = read_pgm(p, r, e);
+	return !rc && channels == 3 ? spread(p, e) : rc;
+}
+
+static int picture_load_as(struct picture *p, const char *path, size_t channels,
+	const struct shape *want, struct err *e)
+{
+	struct raw r = {.path = path, .want = want};
+	void *bytes;
+	int rc = file_read(path, MAX_FILE, &bytes, &r.size, e);
+
+	*p = (struct picture){.pixels = NULL};
 	if (rc)
 		return e->status = PS_EDATA;
-	data = bytes;
-	if (size >= 4 && !memcmp(data, png, 4))
-		rc = read_png(path, data, size, pixels, e);
-	else if (size >= 3 && data[0] == 'P' && (data[1] == '2' || data[1] == '5') &&
-		 (isspace(data[2]) || data[2] == '#'))
-		rc = read_pgm(path, data, size, pixels, e);
-	else
-		rc = err_set(e, PS_EDATA, "%s: neither PNG nor PGM (P2, P5)", path);
+	r.data = bytes;
+	rc = read_any(p, &r, channels, e);
 	free(bytes);
+	if (rc)
+		picture_release(p);
+	return rc;
+}
+
+int picture_load(struct picture *p, const char *path, size_t channels, struct err *e)
+{
+	return picture_load_as(p, path, channels, NULL, e);
+}
+
+int picture_read(const char *path, struct shape shape, uint8_t *pixels, struct err *e)
+{
+	struct picture p;
+	int rc;
+
+	if (shape.c != 1 && shape.c != 3)
+		return err_set(e, PS_EDATA,
+			"%s: a picture has 1 or 3 channels, the images of the model have %zu", path,
+			shape.c);
+	rc = picture_load_as(&p, path, shape.c, &shape, e);
+	if (!rc)
+		memcpy(pixels, p.pixels, shape_count(shape));
+	picture_release(&p);
 	return rc;
 }

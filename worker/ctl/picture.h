@@ -1,19 +1,29 @@
 /*
- * picture.h - reads a grey picture of 28 x 28 pixels from a file: PGM (P2, P5) or PNG.
+ * picture.h - reads a picture from a file: PGM (P2, P5), PNG or JPEG.
  *
- * The file is not trusted: its size, the picture's size and every value are checked; PS_EDATA names
- * the file and the field. White is 255; MNIST's digits are white on black. Thread: any.
+ * The file is not trusted: its size, the picture's size and every value are checked before memory is
+ * allocated; PS_EDATA names the file and the field. White is 255; MNIST's digits are white on black.
+ * Transparent pixels become black. Thread: any.
  */
 #ifndef WORKER_CTL_PICTURE_H
 #define WORKER_CTL_PICTURE_H
 #include <stddef.h>
 #include <stdint.h>
 #include "common/err.h"
+#include "common/model.h"
 
-#define PICTURE_SIDE 28u
-#define PICTURE_SIZE (PICTURE_SIDE * PICTURE_SIDE)
+#define PICTURE_MAX_PIXELS ((size_t)1 << 24)
 
-/* Read `path` into pixels[PICTURE_SIZE], row by row. */
-int picture_read(const char *path, uint8_t *pixels, struct err *e) PS_MUST_CHECK;
+struct picture {
+	struct shape shape; /* 1 (grey) or 3 (red, green, blue) channels */
+	uint8_t *pixels;    /* shape_count(shape): channels, rows, columns; owned */
+};
+
+/* Read `path` with `channels`: 1, 3, or 0: as many as it has itself. PS_EDATA, PS_ENOMEM. */
+int picture_load(struct picture *p, const char *path, size_t channels, struct err *e) PS_MUST_CHECK;
+void picture_release(struct picture *p);
+/* Read a picture of exactly `shape` into pixels[shape_count(shape)]. */
+int picture_read(
+	const char *path, struct shape shape, uint8_t *pixels, struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -10,7 +10,9 @@
 #include "worker/ctl/picture.h"
 
 #define BAR_CELLS   30
-#define CLASS_LINES 12 /* lines for classes beside a picture of 14 lines */
+#define CLASS_LINES 12 /* lines for classes beside a picture */
+#define FIRST_CLASS 2  /* the line of the first class */
+#define MAX_DRAWN   56 /* pixels of a side; larger pictures are drawn smaller */
 
 struct gallery {
 	struct kx_images images; /* points to `pixels` and `no_labels` */
@@ -21,6 +23,8 @@ struct gallery {
 	int *known;          /* 1: the picture has a label of the test set */
 	float *probability;
 	size_t n, classes;
+	struct shape shape; /* of a picture */
+	size_t size;        /* its pixels */
 };
 
 /* ---- pictures -------------------------------------------------------------------------------- */
@@ -42,19 +46,18 @@ static int needs_test_images(const struct ctl *ctl)
 static int take_test_image(
 	struct gallery *g, size_t i, const char *text, const struct data *d, struct err *e)
 {
-	struct kx_images test = data_test(d);
 	size_t number = strlen(text) < 10 ? strtoul(text, NULL, 10) : SIZE_MAX;
 
-	if (number >= test.n)
+	if (number >= d->id.n_test)
 		return err_set(e, PS_EUSAGE, "predict: test image %.20s: there are 0 to %zu", text,
-			test.n - 1);
-	if (d->id.rows * d->id.cols != PICTURE_SIZE)
-		return err_set(e, PS_EDATA, "%s: images are %ux%u, the model needs %ux%u", d->dir,
-			d->id.rows, d->id.cols, PICTURE_SIDE, PICTURE_SIDE);
-	memcpy(g->pixels + i * PICTURE_SIZE, test.pixels + number * PICTURE_SIZE, PICTURE_SIZE);
-	g->labels[i] = test.labels[number];
+			(size_t)d->id.n_test - 1);
+	if (d->shape.c != g->shape.c || d->shape.h != g->shape.h || d->shape.w != g->shape.w)
+		return err_set(e, PS_EDATA,
+			"%s: images are %zux%zux%zu, the model needs %zux%zux%zu", d->files.dir,
+			d->shape.c, d->shape.h, d->shape.w, g->shape.c, g->shape.h, g->shape.w);
+	g->labels[i] = d->labels[TEST_PART][number];
 	g->known[i] = 1;
-	return PS_OK;
+	return data_image(d, TEST_PART, (uint32_t)number, g->pixels + i * g->size, e);
 }
 
 static int take_all(struct gallery *g, const struct ctl *ctl, struct err *e)
@@ -65,17 +68,21 @@ static int take_all(struct gallery *g, const struct ctl *ctl, struct err *e)
 	for (size_t i = 0; i < g->n && !rc; i++)
 		rc = is_image_number(ctl->args[i])
 			     ? take_test_image(g, i, ctl->args[i], d, e)
-			     : picture_read(ctl->args[i], g->pixels + i * PICTURE_SIZE, e);
+			     : picture_read(ctl->args[i], g->shape, g->pixels + i * g->size, e);
 	data_release(d);
 	free(d);
 	return rc;
 }
 
-static void open_gallery(struct gallery *g, size_t n, size_t classes)
+static void open_gallery(struct gallery *g, size_t n, const struct model *m)
 {
+	const size_t classes = m->classes;
+
 	g->n = n;
 	g->classes = classes;
-	g->pixels = mem_must(n, PICTURE_SIZE, "pictures");
+	g->shape = m->input;
+	g->size = shape_count(m->input);
+	g->pixels = mem_must(n, g->size, "pictures");
 	g->labels = mem_must(n, sizeof(*g->labels), "pictures");
 	g->no_labels = mem_must(n, sizeof(*g->no_labels), "pictures");
 	g->known = mem_must(n, sizeof(*g->known), "pictures");
@@ -156,22 +163,51 @@ static int digits(size_t classes)
 	return n;
 }
 
-/* Draw a line of the picture. The middle lines also show the probability of a class. */
+/* The grey of a pixel of the drawing, which is a pixel of the picture: the mean of its channels. */
+static int grey_at(const struct gallery *g, size_t picture, size_t step, size_t y, size_t x)
+{
+	const struct shape *s = &g->shape;
+	const uint8_t *pixels = g->pixels + picture * g->size;
+	size_t sum = 0;
+
+	if (y * step >= s->h)
+		return 0;
+	for (size_t c = 0; c < s->c; c++)
+		sum += pixels[(c * s->h + y * step) * s->w + x * step];
+	return (int)(sum / s->c);
+}
+
+/* Draw a line of the picture, two rows of pixels, and the probability of a class if there is one. */
 static void draw_line(
 	const struct gallery *g, size_t picture, size_t line, const size_t *class, int terminal)
 {
-	const uint8_t *pixels = g->pixels + picture * PICTURE_SIZE + 2 * line * PICTURE_SIDE;
 	const float *p = g->probability + picture * g->classes;
+	const size_t side = g->shape.h > g->shape.w ? g->shape.h : g->shape.w;
+	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
+	const int beside = 2 * line * step >= g->shape.h; /* below the picture */
 
-	for (size_t x = 0; x < PICTURE_SIDE; x++)
-		draw_cell(pixels[x], pixels[PICTURE_SIDE + x], terminal);
-	if (terminal)
+	for (size_t x = 0; x * step < g->shape.w; x++)
+		if (beside)
+			putchar(' ');
+		else
+			draw_cell(grey_at(g, picture, step, 2 * line, x),
+				grey_at(g, picture, step, 2 * line + 1, x), terminal);
+	if (terminal && !beside)
 		fputs("\033[0m", stdout);
 	if (class) {
 		printf("  %*zu %5.1f %% ", digits(g->classes), *class, 100 * (double)p[*class]);
 		draw_bar(p[*class]);
 	}
 	putchar('\n');
+}
+
+static size_t lines_of(const struct gallery *g, size_t classes)
+{
+	const size_t side = g->shape.h > g->shape.w ? g->shape.h : g->shape.w;
+	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
+	const size_t rows = (g->shape.h + step - 1) / step, lines = (rows + 1) / 2;
+
+	return lines > classes + FIRST_CLASS ? lines : classes + FIRST_CLASS;
 }
 
 static void draw(const struct gallery *g, size_t i, const char *name, int terminal)
@@ -184,8 +220,8 @@ static void draw(const struct gallery *g, size_t i, const char *name, int termin
 	if (g->known[i])
 		printf(", label %d%s", g->labels[i], g->labels[i] == best ? "" : ", wrong");
 	putchar('\n');
-	for (size_t line = 0; line < PICTURE_SIDE / 2; line++) {
-		size_t row = line - 2; /* wraps for the first two lines: no class there */
+	for (size_t line = 0; line < lines_of(g, n); line++) {
+		size_t row = line - FIRST_CLASS; /* wraps for the first lines: no class there */
 
 		draw_line(g, i, line, row < n ? &shown[row] : NULL, terminal);
 	}
@@ -213,7 +249,7 @@ static int predict(const struct ctl *ctl, const struct ctl_weights *w, struct er
 	int terminal = isatty(STDOUT_FILENO), rc;
 	struct gallery g = {0};
 
-	open_gallery(&g, (size_t)ctl->n_args, w->model.classes);
+	open_gallery(&g, (size_t)ctl->n_args, &w->model);
 	rc = take_all(&g, ctl, e);
 	if (!rc)
 		rc = classify(w, &g, e);

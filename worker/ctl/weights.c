@@ -9,13 +9,10 @@
 #include "common/safetensors.h"
 #include "worker/ctl/ctl.h"
 
-/* The input of every model of cnn-ps. */
-static const struct shape input = {.c = 1, .h = 28, .w = 28};
-
 /* Parse `text` and allocate its weights. */
 static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 {
-	int rc = model_parse(&w->model, text, input, e);
+	int rc = model_parse(&w->model, text, MODEL_MNIST, e);
 
 	if (rc)
 		return rc;
@@ -39,7 +36,7 @@ static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err
 	if (rc || !named[0] || !ctl->model)
 		return rc;
 	of_file = mem_must(1, sizeof(*of_file), "model");
-	rc = model_parse(of_file, named, input, e);
+	rc = model_parse(of_file, named, MODEL_MNIST, e);
 	if (!rc && strcmp(of_file->text, w->model.text) != 0)
 		rc = err_set(e, PS_EUSAGE,
 			"--model \"%.120s\" is not the model of %.120s, \"%.120s\"; leave "

@@ -4,102 +4,67 @@
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
-#include "common/log.h"
 #include "common/mem.h"
 #include "worker/data/dataset.h"
 
-static const char *const names[DATA_FILES] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
-	"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
-
-static const char *const usual_dirs[] = {"data/mnist", "/usr/share/datasets/fashion-mnist"};
+#define PIECE ((size_t)1 << 20) /* bytes of a file at a time */
 
 static int is_images(enum data_file f)
 {
 	return f == TRAIN_IMAGES || f == TEST_IMAGES;
 }
 
-/* Write the path dir/name, or dir/name.gz if only that exists. PS_EDATA: neither exists. */
-static int find_file(char *path, size_t size, const char *dir, enum data_file f, struct err *e)
+static int is_emnist(const struct data *d)
 {
-	static const char *const endings[] = {"", ".gz"};
-
-	for (size_t i = 0; i < 2; i++) {
-		int n = snprintf(path, size, "%s/%s%s", dir, names[f], endings[i]);
-
-		if (n < 0 || (size_t)n >= size)
-			return err_set(e, PS_EDATA, "data directory: path is too long");
-		if (!access(path, F_OK))
-			return PS_OK;
-	}
-	return err_set(e, PS_EDATA, "%s: holds neither %s nor %s.gz", dir, names[f], names[f]);
+	return d->files.split[0] != '\0';
 }
 
-static int count_files(const char *dir)
+/* ---- labels and images ----------------------------------------------------------------------- */
+
+/* The labels of EMNIST's letters are 1 to 26. */
+static int number_letters(uint16_t *labels, size_t n, const char *path, struct err *e)
 {
-	char path[sizeof((struct data *)0)->dir + 64];
-	int n = 0;
-
-	for (int f = 0; f < DATA_FILES; f++)
-		n += !find_file(path, sizeof(path), dir, (enum data_file)f, NULL);
-	return n;
-}
-
-/* Without --data: the first usual directory that has training images. */
-static int find_dir(const char **dir, struct err *e)
-{
-	char path[sizeof((struct data *)0)->dir + 64];
-
-	for (size_t i = 0; i < sizeof(usual_dirs) / sizeof(*usual_dirs); i++) {
-		*dir = usual_dirs[i];
-		if (!find_file(path, sizeof(path), *dir, TRAIN_IMAGES, NULL))
-			return PS_OK;
-		if (count_files(*dir))
-			log_warn("worker", "data_incomplete",
-				"reason=\"%s is ignored: it has %d of the %d files, perhaps after "
-				"an interrupted download; run `make data`\"",
-				*dir, count_files(*dir), DATA_FILES);
-	}
-	return err_set(e, PS_EDATA, "no data set in %s or %s: run `make data`, or give --data DIR",
-		usual_dirs[0], usual_dirs[1]);
-}
-
-/* Refuse a `dir` of --data that has none of the four files; the user may want to fill it first. */
-static int check_dir(const char *dir, struct err *e)
-{
-	if (count_files(dir))
-		return PS_OK;
-	return err_set(e, PS_EDATA,
-		"--data: %.200s holds no data set (%s, plain or .gz, and three more): name "
-		"another directory, run `make data` (MNIST into data/mnist), or leave --data out "
-		"(data/mnist, else %s)",
-		dir, names[TRAIN_IMAGES], usual_dirs[1]);
-}
-
-/* Check the labels of a file and convert them to *labels. */
-static int take_labels(uint16_t **labels, const struct idx *x, const char *path, struct err *e)
-{
-	*labels = mem_try(x->dim[0], sizeof(**labels));
-	if (!*labels)
-		return err_set(e, PS_ENOMEM, "%s: no memory for its labels", path);
-	for (size_t i = 0; i < x->dim[0]; i++) {
-		if (x->values[i] >= DATA_CLASSES)
+	for (size_t i = 0; i < n; i++)
+		if (labels[i]-- == 0)
 			return err_set(e, PS_EDATA,
-				"%s: label %zu at offset %zu is %d, must be 0..%d", path, i,
-				(size_t)(x->values - x->bytes) + i, x->values[i], DATA_CLASSES - 1);
-		(*labels)[i] = x->values[i];
-	}
+				"%s: label %zu is 0; letters have labels of 1 to 26", path, i);
 	return PS_OK;
 }
 
-static int load_file(struct data *d, enum data_file f, struct err *e)
+/* Read the labels of a file to *labels. */
+static int take_labels(
+	struct data *d, enum data_part part, const struct idx *x, const char *path, struct err *e)
 {
-	char path[sizeof(d->dir) + 64];
-	int rc = find_file(path, sizeof(path), d->dir, f, e);
+	uint16_t *labels = mem_try(x->n, sizeof(*labels));
+	int rc;
+
+	d->labels[part] = labels;
+	if (!labels)
+		return err_set(e, PS_ENOMEM, "%s: no memory for its labels", path);
+	rc = idx_labels(x, path, labels, e);
+	if (!rc && strcmp(d->files.split, "letters") == 0)
+		rc = number_letters(labels, x->n, path, e);
+	for (size_t i = 0; i < x->n && !rc; i++)
+		d->max_label = labels[i] > d->max_label ? labels[i] : d->max_label;
+	return rc;
+}
+
+/* `memory`: bytes left for images. */
+static int load_file(struct data *d, enum data_file f, uint64_t *memory, struct err *e)
+{
+	char path[FILES_MAX_PATH + 64];
+	int rc = files_path(&d->files, f, path, e);
 
 	if (!rc)
-		rc = idx_read(&d->file[f], path, is_images(f) ? 3 : 1, e);
+		rc = is_images(f) && !is_emnist(d)
+			     ? idx_open(&d->file[f], path, IDX_IMAGES, *memory, e)
+			     : idx_read(&d->file[f], path, is_images(f) ? IDX_IMAGES : IDX_LABELS,
+				       e);
+	if (!rc && is_images(f) && d->file[f].bytes)
+		*memory -= d->file[f].size < *memory ? d->file[f].size : *memory;
 	if (!rc && !is_images(f))
-		rc = take_labels(&d->labels[f / 2], &d->file[f], path, e);
+		rc = take_labels(
+			d, f == TRAIN_LABELS ? TRAIN_PART : TEST_PART, &d->file[f], path, e);
 	return rc;
 }
 
@@ -107,61 +72,134 @@ static int load_file(struct data *d, enum data_file f, struct err *e)
 static int check_consistent(const struct data *d, struct err *e)
 {
 	const struct idx *train = &d->file[TRAIN_IMAGES], *test = &d->file[TEST_IMAGES];
+	char images[64], labels[64];
 
 	for (int f = 0; f < DATA_FILES; f += 2)
-		if (d->file[f].dim[0] != d->file[f + 1].dim[0])
+		if (d->file[f].n != d->file[f + 1].n)
 			return err_set(e, PS_EDATA,
 				"%s: %s has %lu images (count at offset 4), %s has %lu labels",
-				d->dir, names[f], (unsigned long)d->file[f].dim[0], names[f + 1],
-				(unsigned long)d->file[f + 1].dim[0]);
-	if (train->dim[1] != test->dim[1] || train->dim[2] != test->dim[2])
+				d->files.dir, files_name(&d->files, (enum data_file)f, images),
+				(unsigned long)d->file[f].n,
+				files_name(&d->files, (enum data_file)(f + 1), labels),
+				(unsigned long)d->file[f + 1].n);
+	if (train->channels != test->channels || train->rows != test->rows ||
+		train->columns != test->columns)
 		return err_set(e, PS_EDATA,
-			"%s: training images are %lux%lu, test images %lux%lu (rows at offset 8)",
-			d->dir, (unsigned long)train->dim[1], (unsigned long)train->dim[2],
-			(unsigned long)test->dim[1], (unsigned long)test->dim[2]);
+			"%s: training images are %lux%lux%lu, test images %lux%lux%lu (sides at "
+			"offset 8)",
+			d->files.dir, (unsigned long)train->channels, (unsigned long)train->rows,
+			(unsigned long)train->columns, (unsigned long)test->channels,
+			(unsigned long)test->rows, (unsigned long)test->columns);
 	return PS_OK;
+}
+
+/* A function of the files, so that workers with the same files agree; a model may have more. */
+static uint32_t count_classes(const struct data *d)
+{
+	const int is_mnist = d->shape.c == 1 && d->shape.h == 28 && d->shape.w == 28;
+
+	return is_mnist && d->max_label < MODEL_CLASSES ? MODEL_CLASSES : d->max_label + 1u;
+}
+
+/* EMNIST stores the columns of an image one after the other. */
+static void turn(const struct shape *s, uint8_t *pixels, uint8_t *spare)
+{
+	memcpy(spare, pixels, s->h * s->w);
+	for (size_t y = 0; y < s->h; y++)
+		for (size_t x = 0; x < s->w; x++)
+			pixels[y * s->w + x] = spare[x * s->h + y];
+}
+
+static int turn_all(struct data *d, struct err *e)
+{
+	const struct shape *s = &d->shape;
+	uint8_t *spare;
+
+	if (s->c != 1 || s->h != s->w)
+		return err_set(e, PS_EDATA, "%s: images of EMNIST are squares, not %zux%zux%zu",
+			d->files.dir, s->c, s->h, s->w);
+	if (!(spare = mem_try(s->h, s->w)))
+		return err_set(e, PS_ENOMEM, "%s: no memory to turn its images", d->files.dir);
+	for (int f = 0; f < DATA_FILES; f += 2)
+		for (size_t i = 0; i < d->file[f].n; i++)
+			turn(s, d->file[f].bytes + d->file[f].head + i * s->h * s->w, spare);
+	free(spare);
+	return PS_OK;
+}
+
+static int hash_file(XXH3_state_t *hash, const struct idx *x, struct err *e)
+{
+	uint8_t *piece;
+	int rc = PS_OK;
+
+	if (x->bytes) {
+		XXH3_64bits_update(hash, x->bytes, x->size);
+		return PS_OK;
+	}
+	if (!(piece = mem_try(PIECE, 1)))
+		return err_set(e, PS_ENOMEM, "%s: no memory to read it", x->path);
+	for (uint64_t at = 0; at < x->size && !rc; at += PIECE) {
+		size_t n = x->size - at < PIECE ? (size_t)(x->size - at) : PIECE;
+
+		rc = idx_copy(x, at, n, piece, e);
+		if (!rc)
+			XXH3_64bits_update(hash, piece, n);
+	}
+	free(piece);
+	return rc;
 }
 
 static int identify_data(struct data *d, struct err *e)
 {
 	XXH3_state_t *hash = XXH3_createState();
+	int rc = PS_OK;
+	const struct idx *train = &d->file[TRAIN_IMAGES];
 
 	if (!hash)
-		return err_set(e, PS_ENOMEM, "%s: no memory for its fingerprint", d->dir);
+		return err_set(e, PS_ENOMEM, "%s: no memory for its fingerprint", d->files.dir);
 	XXH3_64bits_reset(hash);
-	for (int f = 0; f < DATA_FILES; f++)
-		XXH3_64bits_update(hash, d->file[f].bytes, d->file[f].size);
+	for (int f = 0; f < DATA_FILES && !rc; f++)
+		rc = hash_file(hash, &d->file[f], e);
+	/* the same bytes under MNIST's names would be other images */
+	XXH3_64bits_update(hash, d->files.split, strlen(d->files.split));
+	d->shape = (struct shape){train->channels, train->rows, train->columns};
 	d->id = (struct data_id){
-		.n_train = d->file[TRAIN_IMAGES].dim[0],
-		.n_test = d->file[TEST_IMAGES].dim[0],
-		.rows = d->file[TRAIN_IMAGES].dim[1],
-		.cols = d->file[TRAIN_IMAGES].dim[2],
-		.classes = DATA_CLASSES,
+		.n_train = train->n,
+		.n_test = d->file[TEST_IMAGES].n,
+		.channels = train->channels > 1 ? train->channels : 0,
+		.rows = train->rows,
+		.cols = train->columns,
+		.classes = count_classes(d),
 		.xxh3 = XXH3_64bits_digest(hash),
 	};
 	XXH3_freeState(hash);
-	return PS_OK;
+	return rc;
 }
 
-int data_load(struct data *d, const char *dir, struct err *e)
+int data_load_within(struct data *d, const char *place, uint64_t memory, struct err *e)
 {
-	int rc = PS_OK;
+	int rc;
 
 	memset(d, 0, sizeof(*d));
-	rc = dir ? check_dir(dir, e) : find_dir(&dir, e);
-	if (rc)
-		return rc;
-	if ((size_t)snprintf(d->dir, sizeof(d->dir), "%s", dir) >= sizeof(d->dir))
-		rc = err_set(e, PS_EDATA, "data directory: path is too long");
+	rc = files_find(&d->files, place, e);
 	for (int f = 0; f < DATA_FILES && !rc; f++)
-		rc = load_file(d, (enum data_file)f, e);
+		rc = load_file(d, (enum data_file)f, &memory, e);
 	if (!rc)
 		rc = check_consistent(d, e);
 	if (!rc)
 		rc = identify_data(d, e);
+	if (!rc && is_emnist(d))
+		rc = turn_all(d, e);
 	if (rc)
 		data_release(d);
 	return rc;
+}
+
+int data_load(struct data *d, const char *place, struct err *e)
+{
+	uint64_t pages = (uint64_t)sysconf(_SC_PHYS_PAGES);
+
+	return data_load_within(d, place, pages * (uint64_t)sysconf(_SC_PAGESIZE) / 2, e);
 }
 
 void data_release(struct data *d)
@@ -173,11 +211,30 @@ void data_release(struct data *d)
 	memset(d, 0, sizeof(*d));
 }
 
+static const struct idx *images_file(const struct data *d, enum data_part part)
+{
+	return &d->file[part == TRAIN_PART ? TRAIN_IMAGES : TEST_IMAGES];
+}
+
+int data_in_memory(const struct data *d, enum data_part part)
+{
+	return images_file(d, part)->values != NULL;
+}
+
+int data_image(
+	const struct data *d, enum data_part part, uint32_t image, uint8_t *to, struct err *e)
+{
+	const struct idx *x = images_file(d, part);
+	size_t n = shape_count(d->shape);
+
+	return idx_copy(x, x->head + (uint64_t)image * n, n, to, e);
+}
+
 static struct kx_images images_of(const struct data *d, enum data_file images, enum data_part part)
 {
 	return (struct kx_images){.pixels = d->file[images].values,
 		.labels = d->labels[part],
-		.n = d->file[images].dim[0]};
+		.n = d->file[images].n};
 }
 
 struct kx_images data_train(const struct data *d)

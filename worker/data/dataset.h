@@ -1,36 +1,52 @@
 /*
- * dataset.h - the data set: four consistent IDX files of one directory, and their fingerprint.
+ * dataset.h - the data set: four consistent IDX files (files.h), and their fingerprint.
  *
  * Fingerprint: XXH3-64 of the decompressed bytes (IDX headers included) of train-images,
- * train-labels, t10k-images and t10k-labels, one after the other.
- * Thread: any; plain data after data_load.
+ * train-labels, t10k-images and t10k-labels, one after the other; then, for EMNIST, the name of the
+ * split. EMNIST's images are stored with rows and columns exchanged, and its letters have labels of
+ * 1 to 26: data_load turns the images and numbers letters from 0.
+ * Images that fit memory are read once. Larger plain files stay on the disk, and each image is read
+ * when it is needed.
+ * Thread: any; plain data after data_load, so several threads may read it.
  */
 #ifndef WORKER_DATA_DATASET_H
 #define WORKER_DATA_DATASET_H
 #include "common/err.h"
+#include "common/model.h"
 #include "kernels/backend.h"
 #include "proto/msg.h"
+#include "worker/data/files.h"
 #include "worker/data/idx.h"
 
-#define DATA_CLASSES 10
-
 enum data_part { TRAIN_PART, TEST_PART, DATA_PARTS };
-enum data_file { TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS, DATA_FILES };
 
 struct data {
-	char dir[4096]; /* the directory of the files */
+	struct data_files files;
 	struct idx file[DATA_FILES];
 	uint16_t *labels[DATA_PARTS]; /* those of the files; owned */
+	uint16_t max_label;
+	struct shape shape;
+	/* classes: one more than the largest label; at least 10 for images of 1 x 28 x 28 */
 	struct data_id id;
 };
 
 /*
- * Load from `dir`; NULL: from data/mnist, else from Debian's Fashion-MNIST. A plain file has
- * priority over one with .gz. PS_EDATA names file, field and offset. On failure *d is zeroed.
+ * Load what files_find finds at `place`. PS_EDATA names file, field and offset. On failure *d is
+ * zeroed.
  */
-int data_load(struct data *d, const char *dir, struct err *e) PS_MUST_CHECK;
+int data_load(struct data *d, const char *place, struct err *e) PS_MUST_CHECK;
+/* The same with at most `memory` bytes of images in memory; data_load takes half of the machine's. A
+ * gzipped file must fit. */
+int data_load_within(
+	struct data *d, const char *place, uint64_t memory, struct err *e) PS_MUST_CHECK;
 void data_release(struct data *d);
-/* The images in the backends' format; they borrow from *d. */
+/* 1: data_train or data_test can be used; 0: only data_image. */
+int data_in_memory(const struct data *d, enum data_part part);
+/* Copy the pixels of an image to `to`. PS_EDATA: its file has become shorter or cannot be read. */
+int data_image(const struct data *d, enum data_part part, uint32_t image, uint8_t *to,
+	struct err *e) PS_MUST_CHECK;
+/* The images in the backends' format; they borrow from *d. pixels is NULL if they are not in memory.
+ */
 struct kx_images data_train(const struct data *d);
 struct kx_images data_test(const struct data *d);
 

@@ -13,7 +13,8 @@
 
 enum {
 	GZIP_WINDOW = 31, /* zlib: 15 bits of window, gzip wrapper required */
-	MAX_RATIO = 1040  /* no deflate stream expands more than 1032 times */
+	MAX_RATIO = 1040, /* no deflate stream expands more than 1032 times */
+	IDX_MAX_HEAD = 20
 };
 
 struct source {
@@ -130,28 +131,57 @@ static uint32_t get_be32(const unsigned char *p)
 	return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
+/* Check the first four bytes: two zeros, the type and the number of dimensions. Returns the latter. */
+static int read_magic(
+	struct idx *x, uint32_t magic, enum idx_kind kind, const char *path, struct err *e)
+{
+	const unsigned type = magic >> 8 & 0xff, ndim = magic & 0xff;
+	const int zeros = magic >> 16 == 0;
+
+	x->width = type == 0x0b ? 2 : type == 0x0c ? 4 : 1;
+	if (kind == IDX_IMAGES && zeros && type == 0x08 && (ndim == 3 || ndim == 4))
+		return (int)ndim;
+	if (kind == IDX_LABELS && zeros && ndim == 1 &&
+		(type == 0x08 || type == 0x0b || type == 0x0c))
+		return (int)ndim;
+	return err_set(e, PS_EDATA, "%s: magic at offset 0 is 0x%08lx, must be %s", path,
+		(unsigned long)magic,
+		kind == IDX_IMAGES ? "0x00000803 or 0x00000804 (bytes, 3 or 4 dimensions)"
+				   : "0x00000801, 0x00000b01 or 0x00000c01 (labels)");
+}
+
 /* Read the dimensions. Each is within its limit, so their product fits 64 bits. */
 static int check_dims(
 	struct idx *x, const unsigned char *head, unsigned ndim, const char *path, struct err *e)
 {
-	static const char *const names[] = {"count", "rows", "columns"};
+	const struct {
+		const char *name;
+		uint32_t *to;
+		int absent;
+	} dims[] = {{"count", &x->n, 0}, {"channels", &x->channels, ndim < 4},
+		{"rows", &x->rows, ndim < 3}, {"columns", &x->columns, ndim < 3}};
+	unsigned at = 4;
 
-	for (unsigned i = 0; i < 3; i++) {
+	for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
 		uint32_t max = i ? IDX_MAX_SIDE : IDX_MAX_COUNT;
 
-		x->dim[i] = i < ndim ? get_be32(head + 4 + 4 * i) : 1;
-		if (x->dim[i] < 1 || x->dim[i] > max)
+		*dims[i].to = 1;
+		if (dims[i].absent)
+			continue;
+		*dims[i].to = get_be32(head + at);
+		if (*dims[i].to < 1 || *dims[i].to > max)
 			return err_set(e, PS_EDATA, "%s: %s at offset %u is %lu, must be 1..%lu",
-				path, names[i], 4 + 4 * i, (unsigned long)x->dim[i],
+				path, dims[i].name, at, (unsigned long)*dims[i].to,
 				(unsigned long)max);
+		at += 4;
 	}
 	return PS_OK;
 }
 
 /* Check invariant (1): can this file contain `total` bytes? */
-static int check_total(const struct source *s, uint64_t total, struct err *e)
+static int check_total(const struct source *s, uint64_t total, uint64_t memory, struct err *e)
 {
-	if (total > IDX_MAX_BYTES)
+	if (total > IDX_MAX_BYTES && (s->is_gzip || memory >= total))
 		return err_set(e, PS_EDATA,
 			"%s: dimensions at offset 4 promise %llu bytes, limit is %llu", s->path,
 			(unsigned long long)total, (unsigned long long)IDX_MAX_BYTES);
@@ -167,55 +197,85 @@ static int check_total(const struct source *s, uint64_t total, struct err *e)
 	return PS_OK;
 }
 
-static int read_idx_header(struct source *s, struct idx *x, unsigned ndim, unsigned char *head,
-	uint64_t *total, struct err *e)
+/* Read `n` more bytes of the header. */
+static int read_idx_head(
+	struct source *s, unsigned char *head, size_t at, size_t n, size_t all, struct err *e)
 {
-	size_t size = 4 + 4 * (size_t)ndim, got;
-	uint32_t expected = 0x0800 | ndim;
-	int rc = source_read(s, head, size, &got, e);
+	size_t got;
+	int rc = source_read(s, head + at, n, &got, e);
 
-	if (rc)
+	if (rc || got == n)
 		return rc;
-	if (got < size)
-		return err_set(e, PS_EDATA, "%s: header ends at offset %zu, must have %zu bytes",
-			s->path, got, size);
-	if (get_be32(head) != expected)
-		return err_set(e, PS_EDATA,
-			"%s: magic at offset 0 is 0x%08lx, must be 0x%08lx (bytes, %u dimension%s)",
-			s->path, (unsigned long)get_be32(head), (unsigned long)expected, ndim,
-			ndim > 1 ? "s" : "");
-	if ((rc = check_dims(x, head, ndim, s->path, e)))
-		return rc;
-	*total = size + (uint64_t)x->dim[0] * x->dim[1] * x->dim[2];
-	return check_total(s, *total, e);
+	return err_set(e, PS_EDATA, "%s: header ends at offset %zu, must have %zu bytes", s->path,
+		at + got, all);
 }
 
-static int read_all(struct source *s, struct idx *x, unsigned ndim, struct err *e)
+static int read_idx_header(struct source *s, struct idx *x, enum idx_kind kind,
+	unsigned char head[IDX_MAX_HEAD], uint64_t memory, struct err *e)
 {
-	unsigned char head[16] = {0};
-	size_t head_size = 4 + 4 * (size_t)ndim, got;
-	uint64_t total = 0;
-	int rc = read_idx_header(s, x, ndim, head, &total, e);
+	int rc = read_idx_head(s, head, 0, 4, kind == IDX_IMAGES ? 16 : 8, e), ndim;
 
 	if (rc)
 		return rc;
-	x->bytes = mem_try(total, 1);
+	if ((ndim = read_magic(x, get_be32(head), kind, s->path, e)) < 0)
+		return ndim;
+	x->head = 4 + 4 * (size_t)ndim;
+	if ((rc = read_idx_head(s, head, 4, x->head - 4, x->head, e)))
+		return rc;
+	if ((rc = check_dims(x, head, (unsigned)ndim, s->path, e)))
+		return rc;
+	x->size = x->head + (uint64_t)x->n * x->channels * x->rows * x->columns * x->width;
+	return check_total(s, x->size, memory, e);
+}
+
+static int read_values(struct source *s, struct idx *x, const unsigned char *head, struct err *e)
+{
+	size_t values = (size_t)x->size - x->head, got;
+	int rc;
+
+	x->bytes = mem_try(x->size, 1);
 	if (!x->bytes)
 		return err_set(e, PS_ENOMEM, "%s: no memory for its %llu bytes", s->path,
-			(unsigned long long)total);
-	memcpy(x->bytes, head, head_size);
-	x->size = total;
-	x->values = x->bytes + head_size;
-	if ((rc = source_read(s, x->bytes + head_size, total - head_size, &got, e)))
+			(unsigned long long)x->size);
+	memcpy(x->bytes, head, x->head);
+	x->values = x->bytes + x->head;
+	if ((rc = source_read(s, x->bytes + x->head, values, &got, e)))
 		return rc;
-	if (got < total - head_size)
+	if (got < values)
 		return err_set(e, PS_EDATA,
 			"%s: ends at offset %zu, its header promises %llu bytes", s->path,
-			head_size + got, (unsigned long long)total);
+			x->head + got, (unsigned long long)x->size);
 	return source_at_end(s, e);
 }
 
-int idx_read(struct idx *x, const char *path, unsigned ndim, struct err *e)
+/* The values stay in the file, which stays open. */
+static int keep_on_disk(struct source *s, struct idx *x, struct err *e)
+{
+	int fd = fcntl(fileno(s->file), F_DUPFD_CLOEXEC, 0);
+
+	if (fd < 0)
+		return err_set(e, PS_EDATA, "%s: %s", s->path, strerror(errno));
+	x->path = strdup(s->path);
+	if (!x->path) {
+		close(fd);
+		return err_set(e, PS_ENOMEM, "%s: no memory to read it", s->path);
+	}
+	x->fd = fd;
+	return PS_OK;
+}
+
+static int read_all(
+	struct source *s, struct idx *x, enum idx_kind kind, uint64_t memory, struct err *e)
+{
+	unsigned char head[IDX_MAX_HEAD] = {0};
+	int rc = read_idx_header(s, x, kind, head, memory, e);
+
+	if (rc)
+		return rc;
+	return s->is_gzip || x->size <= memory ? read_values(s, x, head, e) : keep_on_disk(s, x, e);
+}
+
+int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory, struct err *e)
 {
 	struct source *s = mem_try(1, sizeof(*s)); /* too large for a stack frame */
 	int rc;
@@ -225,7 +285,7 @@ int idx_read(struct idx *x, const char *path, unsigned ndim, struct err *e)
 		return err_set(e, PS_ENOMEM, "%s: no memory to read it", path);
 	rc = source_open(s, path, e);
 	if (!rc)
-		rc = read_all(s, x, ndim, e);
+		rc = read_all(s, x, kind, memory, e);
 	source_close(s);
 	free(s);
 	if (rc)
@@ -233,8 +293,73 @@ int idx_read(struct idx *x, const char *path, unsigned ndim, struct err *e)
 	return rc;
 }
 
+int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e)
+{
+	return idx_open(x, path, kind, UINT64_MAX, e);
+}
+
+int idx_copy(const struct idx *x, uint64_t at, size_t n, uint8_t *to, struct err *e)
+{
+	PS_ASSERT(at <= x->size && n <= x->size - at);
+	if (x->bytes) {
+		memcpy(to, x->bytes + at, n);
+		return PS_OK;
+	}
+	while (n > 0) {
+		ssize_t got = pread(x->fd, to, n, (off_t)at);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return err_set(e, PS_EDATA, "%s: cannot be read at offset %llu: %s",
+				x->path, (unsigned long long)at, strerror(errno));
+		if (got == 0)
+			return err_set(e, PS_EDATA,
+				"%s: has become shorter: nothing is at offset %llu, its header "
+				"promises %llu bytes",
+				x->path, (unsigned long long)at, (unsigned long long)x->size);
+		to += got;
+		at += (uint64_t)got;
+		n -= (size_t)got;
+	}
+	return PS_OK;
+}
+
+/* Labels of 16 and 32 bits are signed. */
+static int64_t label_at(const struct idx *x, size_t i)
+{
+	const uint8_t *p = x->values + i * x->width;
+
+	switch (x->width) {
+	case 2:
+		return (int16_t)(p[0] << 8 | p[1]);
+	case 4:
+		return (int32_t)get_be32(p);
+	default:
+		return *p;
+	}
+}
+
+int idx_labels(const struct idx *x, const char *path, uint16_t *label, struct err *e)
+{
+	for (size_t i = 0; i < x->n; i++) {
+		int64_t v = label_at(x, i);
+
+		if (v < 0 || v > IDX_MAX_LABEL)
+			return err_set(e, PS_EDATA,
+				"%s: label %zu at offset %zu is %lld, must be 0..%u", path, i,
+				(size_t)(x->values - x->bytes) + i * x->width, (long long)v,
+				IDX_MAX_LABEL);
+		label[i] = (uint16_t)v;
+	}
+	return PS_OK;
+}
+
 void idx_release(struct idx *x)
 {
 	free(x->bytes);
+	if (x->path)
+		close(x->fd);
+	free(x->path);
 	memset(x, 0, sizeof(*x));
 }

@@ -1,6 +1,9 @@
 /*
- * idx.h - one IDX file (MNIST's format: big-endian header, then unsigned bytes), plain or gzipped,
- * read whole into memory.
+ * idx.h - one IDX file (MNIST's format: big-endian header, then the values), plain or gzipped: read
+ * whole into memory, or, if it is plain and large, in pieces from the disk.
+ *
+ * Images have unsigned bytes (type 0x08) of N x rows x columns or N x channels x rows x columns.
+ * Labels have unsigned bytes or big-endian integers of 16 or 32 bits (types 0x08, 0x0b, 0x0c).
  *
  * The file is not trusted. Invariants:
  * (1) the reader checks the product of the header's dimensions before it allocates memory. The
@@ -8,8 +11,9 @@
  *     file;
  * (2) the data have exactly the size in the header, there is no second gzip member, no bytes
  *     follow, and gzip's checksum is correct;
- * (3) a refusal is PS_EDATA and names the file, the field and the offset.
- * Thread: any.
+ * (3) a refusal is PS_EDATA and names the file, the field and the offset;
+ * (4) a file on the disk that shrinks or cannot be read is PS_EDATA too: it is never mapped.
+ * Thread: any; several may read a file on the disk.
  */
 #ifndef WORKER_DATA_IDX_H
 #define WORKER_DATA_IDX_H
@@ -17,20 +21,35 @@
 #include <stdint.h>
 #include "common/err.h"
 
-#define IDX_MAX_BYTES ((uint64_t)2 << 30) /* decompressed, with header */
+#define IDX_MAX_BYTES ((uint64_t)2 << 30) /* in memory: decompressed, with header */
 #define IDX_MAX_COUNT ((uint32_t)1 << 24) /* images or labels */
-#define IDX_MAX_SIDE  4096u               /* rows or columns of an image */
+#define IDX_MAX_SIDE  4096u               /* channels, rows or columns of an image */
+#define IDX_MAX_LABEL 65535u
+
+enum idx_kind { IDX_LABELS, IDX_IMAGES };
 
 struct idx {
-	uint8_t *bytes; /* header and values; owned */
-	size_t size;
-	const uint8_t *values; /* inside bytes */
-	uint32_t dim[3];       /* count, rows, columns; unused ones are 1 */
+	uint8_t *bytes;                      /* header and values; owned; NULL: on the disk */
+	uint64_t size;                       /* of the file, decompressed */
+	size_t head;                         /* bytes before the values */
+	const uint8_t *values;               /* inside bytes, or NULL */
+	char *path;                          /* on the disk: for messages; owned */
+	int fd;                              /* on the disk: open */
+	unsigned width;                      /* bytes of a value: 1; labels also 2, 4 */
+	uint32_t n, channels, rows, columns; /* of labels: n, 1, 1, 1 */
 };
 
-/* Read `path`, which must have `ndim` dimensions: 1 (labels) or 3 (images). On failure *x is
- * zeroed. PS_EDATA, PS_ENOMEM. */
-int idx_read(struct idx *x, const char *path, unsigned ndim, struct err *e) PS_MUST_CHECK;
+/* Read `path`. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
+int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
+/* The same, but a plain file of more than `memory` bytes stays on the disk. */
+int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory,
+	struct err *e) PS_MUST_CHECK;
+/* Copy n bytes of the file from offset `at` on; at + n <= x->size. PS_EDATA: the file on the disk
+ * has become shorter or cannot be read. */
+int idx_copy(const struct idx *x, uint64_t at, size_t n, uint8_t *to, struct err *e) PS_MUST_CHECK;
+/* The labels of `x`, which is in memory: label[0..x->n). PS_EDATA: one is not in [0,
+ * IDX_MAX_LABEL]. */
+int idx_labels(const struct idx *x, const char *path, uint16_t *label, struct err *e) PS_MUST_CHECK;
 void idx_release(struct idx *x);
 
 #endif

@@ -1,0 +1,185 @@
+/* test_loader.c - proves the invariants numbered in worker/data/loader.h. */
+#include "tests/support/idx_files.h"
+#include <unistd.h>
+#include "common/rng.h"
+#include "worker/data/loader.h"
+
+#define N    11
+#define C    2
+#define H    5
+#define W    4
+#define SIZE (C * H * W)
+
+static char dir[64];
+static struct blob images;
+
+static void put(const char *name, const struct blob *b)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	temp_file_put(path, b->bytes, b->size);
+}
+
+static void load(struct data *d, uint64_t memory)
+{
+	struct blob labels = blob_labels(N), tests = blob_planes(3, C, H, W, 9),
+		    test_labels = blob_labels(3);
+	struct err e = {0};
+
+	images = blob_planes(N, C, H, W, 3);
+	put("train-images-idx3-ubyte", &images);
+	put("train-labels-idx1-ubyte", &labels);
+	put("t10k-images-idx3-ubyte", &tests);
+	put("t10k-labels-idx1-ubyte", &test_labels);
+	assert_int_equal(data_load_within(d, dir, memory, &e), PS_OK);
+	assert_int_equal(data_in_memory(d, TRAIN_PART), memory > 1000);
+}
+
+static const uint8_t *image_of(uint32_t i)
+{
+	return images.bytes + 20 + (size_t)i * SIZE;
+}
+
+/* Ask for a batch of images `first`, `first` + 2, ... */
+static void ask(struct loader *l, uint32_t epoch, uint32_t first, uint32_t n)
+{
+	uint32_t index[N];
+
+	for (uint32_t i = 0; i < n; i++)
+		index[i] = (first + 2 * i) % N;
+	loader_ask(l, &(struct loader_batch){.epoch = epoch, .index = index, .n = n});
+}
+
+static void expect(const struct kx_images *x, const struct preprocess *p, uint64_t seed,
+	uint32_t epoch, uint32_t first, uint32_t n)
+{
+	uint8_t right[SIZE];
+
+	assert_int_equal(x->n, n);
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t image = (first + 2 * i) % N;
+
+		preprocess_image(p, seed, epoch, image, C, H, W, image_of(image), right);
+		assert_memory_equal(x->pixels + (size_t)i * SIZE, right, SIZE);
+		assert_int_equal(x->labels[i], image % 10);
+	}
+}
+
+static void only_random_or_large_sets_need_a_loader(void **state)
+{
+	const struct preprocess none = {0}, flip = {.flip = 1};
+	struct data d;
+
+	(void)state;
+	load(&d, 1 << 20);
+	assert_int_equal(loader_is_needed(&d, TRAIN_PART, &none), 0);
+	assert_int_equal(loader_is_needed(&d, TRAIN_PART, &flip), 1);
+	assert_int_equal(loader_is_needed(&d, TEST_PART, NULL), 0);
+	data_release(&d);
+	load(&d, 200); /* the test images have 140 bytes */
+	assert_int_equal(loader_is_needed(&d, TRAIN_PART, &none), 1);
+	assert_int_equal(loader_is_needed(&d, TEST_PART, NULL), 0);
+	data_release(&d);
+}
+
+/* The same bytes from memory and from the disk, in any order of calls. */
+static void invariant_1_batches_come_in_order_with_the_specified_bytes(void **state)
+{
+	const struct preprocess kinds[] = {{0}, {.flip = 1}, {.shift = 2, .flip = 1}};
+	const uint64_t memory[] = {1 << 20, 200};
+
+	(void)state;
+	for (size_t k = 0; k < 6; k++) {
+		const struct preprocess *p = &kinds[k / 2];
+		struct loader *l;
+		struct kx_images x;
+		struct data d;
+		struct err e = {0};
+		uint32_t asked = 0;
+
+		load(&d, memory[k % 2]);
+		assert_int_equal(loader_new(&l, &d, TRAIN_PART, p, 5, 4, &e), PS_OK);
+		for (uint32_t i = 0; i < 50; i++) {
+			while (loader_has_room(l) && asked < 50) {
+				ask(l, asked % 3, asked, 1 + asked % 4);
+				asked++;
+			}
+			assert_in_range(asked - i, 1, LOADER_AHEAD);
+			assert_int_equal(loader_take(l, &x, &e), PS_OK);
+			expect(&x, p, 5, i % 3, i, 1 + i % 4);
+		}
+		ask(l, 0, 1, 4); /* forgotten */
+		loader_reset(l);
+		ask(l, 7, 2, 3);
+		assert_int_equal(loader_take(l, &x, &e), PS_OK);
+		expect(&x, p, 5, 7, 2, 3);
+		ask(l, 0, 1, 4); /* never taken */
+		loader_free(&l);
+		assert_null(l);
+		data_release(&d);
+	}
+}
+
+static void invariant_3_a_file_that_shrinks_is_bad_data(void **state)
+{
+	struct loader *l;
+	struct kx_images x;
+	struct data d;
+	struct err e = {0};
+	char path[128];
+
+	(void)state;
+	load(&d, 200);
+	assert_int_equal(loader_new(&l, &d, TRAIN_PART, NULL, 5, 4, &e), PS_OK);
+	snprintf(path, sizeof(path), "%s/train-images-idx3-ubyte", dir);
+	assert_int_equal(truncate(path, 20 + 3 * SIZE + 1), 0);
+	ask(l, 0, 0, 2); /* images 0 and 2 */
+	ask(l, 0, 1, 2); /* images 1 and 3 */
+	assert_int_equal(loader_take(l, &x, &e), PS_OK);
+	assert_int_equal(loader_take(l, &x, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "train-images-idx3-ubyte: has become shorter: nothing is at "
+				       "offset 141, its header promises 460 bytes"));
+	loader_free(&l);
+	data_release(&d);
+}
+
+static void a_batch_that_does_not_fit_memory_is_refused(void **state)
+{
+	struct loader *l;
+	struct data d;
+	struct err e = {0};
+
+	(void)state;
+	load(&d, 1 << 20);
+	d.shape = (struct shape){4096, 4096, 4096};
+	assert_int_equal(loader_new(&l, &d, TRAIN_PART, NULL, 5, UINT32_MAX, &e), PS_ENOMEM);
+	assert_null(l);
+	data_release(&d);
+}
+
+static int make_dir(void **state)
+{
+	(void)state;
+	temp_dir_make(dir);
+	return 0;
+}
+
+static int remove_dir(void **state)
+{
+	(void)state;
+	temp_dir_remove(dir);
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(only_random_or_large_sets_need_a_loader),
+		cmocka_unit_test(invariant_1_batches_come_in_order_with_the_specified_bytes),
+		cmocka_unit_test(invariant_3_a_file_that_shrinks_is_bad_data),
+		cmocka_unit_test(a_batch_that_does_not_fit_memory_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

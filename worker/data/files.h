@@ -1,0 +1,32 @@
+/*
+ * files.h - finds the four files of a data set and names them.
+ *
+ * A directory has MNIST's names (Fashion-MNIST and cnn-ctl convert use them too), where images may
+ * have idx4 instead of idx3, or EMNIST's: emnist-SPLIT-train-images-idx3-ubyte and so on. If it has
+ * several splits of EMNIST, --data names one: DIR/emnist-letters. Each file may end in .gz; a plain
+ * one has priority. Thread: any.
+ */
+#ifndef WORKER_DATA_FILES_H
+#define WORKER_DATA_FILES_H
+#include <stddef.h>
+#include "common/err.h"
+
+enum data_file { TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS, DATA_FILES };
+
+#define FILES_MAX_PATH 4096
+
+struct data_files {
+	char dir[FILES_MAX_PATH];
+	char split[16]; /* of EMNIST; "": MNIST's names */
+};
+
+/* Find the data set at `place`, a directory or a split in one; NULL: data/mnist, else Debian's
+ * Fashion-MNIST. PS_EDATA: there is none, or more than one. */
+int files_find(struct data_files *f, const char *place, struct err *e) PS_MUST_CHECK;
+/* Write the path of a file that exists. PS_EDATA: it does not. */
+int files_path(const struct data_files *f, enum data_file file, char path[FILES_MAX_PATH + 64],
+	struct err *e) PS_MUST_CHECK;
+/* The usual name of a file, for messages. */
+const char *files_name(const struct data_files *f, enum data_file file, char name[64]);
+
+#endif

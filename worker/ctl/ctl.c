@@ -11,7 +11,7 @@
 
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
-#define DIALS    "command!=keygen" /* all other commands may connect to a server */
+#define DIALS    "command!=keygen|convert" /* all other commands may connect to a server */
 
 /* A command. `takes` describes its arguments. */
 struct command {
@@ -28,6 +28,7 @@ static const struct command commands[] = {
 	{"log-level", "LEVEL: error, warn, info or debug", 1, 1, ctl_log_level},
 	{"export", "FILE.safetensors", 1, 1, ctl_export},
 	{"predict", "IMAGE...", 1, MAX_ARGS, ctl_predict},
+	{"convert", "FROM and TO", 2, 2, ctl_convert},
 	{"keygen", "DIR [WORKER...]", 1, MAX_ARGS, ctl_keygen},
 };
 
@@ -45,7 +46,11 @@ static const struct command commands[] = {
 	"                    a .safetensors file.\n"                                               \
 	"  predict IMAGE...  Classify images with the weights of the server, --checkpoint\n"       \
 	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
-	"                    PGM or PNG, 28x28 pixels, white on black.\n"                          \
+	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
+	"                    28x28 pixels, white on black).\n"                                     \
+	"  convert FROM TO   Write the images of the directory FROM as IDX files to the\n"         \
+	"                    directory TO. FROM has CIFAR's binaries, NumPy's .npy files,\n"       \
+	"                    or a folder of PNG or JPEG pictures for each class.\n"                \
 	"  keygen DIR [WORKER...]\n"                                                               \
 	"                    Write keys for a server, a worker, an admin and an observer\n"        \
 	"                    to DIR, the list of authorized keys, and a further key for\n"         \
@@ -57,14 +62,14 @@ static int find_command(const char **args, int n_args, const struct command **fo
 	if (n_args < 1)
 		return err_set(e, PS_EUSAGE,
 			"command missing: status, top, checkpoint, drain, log-level, export, "
-			"predict or keygen");
+			"predict, convert or keygen");
 	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
 	if (!*found)
 		return err_set(e, PS_EUSAGE,
 			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
-			"log-level, export, predict and keygen",
+			"log-level, export, predict, convert and keygen",
 			args[0]);
 	if (n_args - 1 < (*found)->min_args || n_args - 1 > (*found)->max_args)
 		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);

@@ -47,6 +47,9 @@ int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 void ctl_weights_release(struct ctl_weights *w);
 int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
+/* convert.c */
+int ctl_convert(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+
 /* predict.c */
 int ctl_predict(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 

@@ -1,0 +1,269 @@
+/* convert.c - see convert.h: the command, the files that it writes, and CIFAR's binaries. */
+#include "worker/ctl/convert.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "common/file.h"
+#include "common/mem.h"
+#include "worker/ctl/ctl.h"
+#include "worker/data/idx.h"
+
+#define PATH 4200
+
+/* ---- the files ------------------------------------------------------------------------------- */
+
+static const char *images_name(const struct writer *w)
+{
+	static const char *const names[CONVERT_PARTS][2] = {
+		{"train-images-idx3-ubyte", "train-images-idx4-ubyte"},
+		{"t10k-images-idx3-ubyte", "t10k-images-idx4-ubyte"}};
+
+	return names[w->part][w->shape.c > 1];
+}
+
+static const char *labels_name(const struct writer *w)
+{
+	return w->part == CONVERT_TRAIN ? "train-labels-idx1-ubyte" : "t10k-labels-idx1-ubyte";
+}
+
+static int write_failed(const struct writer *w, const char *name, struct err *e)
+{
+	return err_set(e, PS_EIO, "%s/%s: %s", w->dir, name, strerror(errno));
+}
+
+static FILE *open_part(const struct writer *w, const char *name, struct err *e)
+{
+	char path[PATH];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "%s/%s", w->dir, name);
+	if (!access(path, F_OK)) {
+		err_set(e, PS_EUSAGE, "%s: exists already: name another directory", path);
+		return NULL;
+	}
+	snprintf(path, sizeof(path), "%s/%s.part", w->dir, name);
+	f = fopen(path, "wb");
+	if (!f)
+		write_failed(w, name, e);
+	return f;
+}
+
+static int put_be32(FILE *f, uint32_t v)
+{
+	const unsigned char b[4] = {(unsigned char)(v >> 24), (unsigned char)(v >> 16),
+		(unsigned char)(v >> 8), (unsigned char)v};
+
+	return fwrite(b, 1, 4, f) == 4;
+}
+
+/* The count is 0 until the end. */
+static int put_headers(struct writer *w)
+{
+	const struct shape *s = &w->shape;
+	int ok = put_be32(w->images, s->c > 1 ? 0x0804 : 0x0803) && put_be32(w->images, 0);
+
+	if (ok && s->c > 1)
+		ok = put_be32(w->images, (uint32_t)s->c);
+	return ok && put_be32(w->images, (uint32_t)s->h) && put_be32(w->images, (uint32_t)s->w) &&
+	       put_be32(w->labels, w->wide ? 0x0c01 : 0x0801) && put_be32(w->labels, 0);
+}
+
+int writer_open(struct writer *w, const char *dir, enum convert_part part, struct shape shape,
+	size_t classes, struct err *e)
+{
+	*w = (struct writer){.dir = dir, .part = part, .shape = shape, .wide = classes > 256};
+	w->images = open_part(w, images_name(w), e);
+	if (w->images)
+		w->labels = open_part(w, labels_name(w), e);
+	if (!w->labels)
+		return e->status;
+	return put_headers(w) ? PS_OK : write_failed(w, images_name(w), e);
+}
+
+int writer_put(struct writer *w, const uint8_t *pixels, uint32_t label, struct err *e)
+{
+	size_t n = shape_count(w->shape);
+
+	if (w->n == IDX_MAX_COUNT)
+		return err_set(e, PS_EDATA, "%s: more than %u images", w->dir, IDX_MAX_COUNT);
+	w->n++;
+	if (fwrite(pixels, 1, n, w->images) != n)
+		return write_failed(w, images_name(w), e);
+	if (w->wide ? !put_be32(w->labels, label) : putc((int)label, w->labels) == EOF)
+		return write_failed(w, labels_name(w), e);
+	return PS_OK;
+}
+
+static int close_file(struct writer *w, FILE **f, const char *name, struct err *e)
+{
+	int ok = !fseek(*f, 4, SEEK_SET) && put_be32(*f, w->n) && !fflush(*f) && !fsync(fileno(*f));
+
+	if (fclose(*f))
+		ok = 0;
+	*f = NULL;
+	return ok ? PS_OK : write_failed(w, name, e);
+}
+
+int writer_close(struct writer *w, struct err *e)
+{
+	int rc = w->n ? PS_OK
+		      : err_set(e, PS_EDATA, "no %s images",
+				w->part == CONVERT_TRAIN ? "training" : "test");
+
+	if (!rc)
+		rc = close_file(w, &w->images, images_name(w), e);
+	return rc ? rc : close_file(w, &w->labels, labels_name(w), e);
+}
+
+/* Give the files their names (keep), or remove them. */
+static int settle(struct writer *w, int keep, struct err *e)
+{
+	const char *const name[] = {images_name(w), labels_name(w)};
+	char path[PATH], part[PATH + 8];
+	int rc = PS_OK;
+
+	if (!w->dir)
+		return PS_OK;
+	if (w->images)
+		fclose(w->images);
+	if (w->labels)
+		fclose(w->labels);
+	w->images = w->labels = NULL;
+	for (size_t i = 0; i < 2; i++) {
+		snprintf(path, sizeof(path), "%s/%s", w->dir, name[i]);
+		snprintf(part, sizeof(part), "%s.part", path);
+		if (!keep)
+			(void)unlink(part);
+		else if (!rc && rename(part, path))
+			rc = write_failed(w, name[i], e);
+	}
+	return rc;
+}
+
+/* ---- CIFAR ----------------------------------------------------------------------------------- */
+
+#define CIFAR_PIXELS 3072
+
+struct cifar_kind {
+	const char *train[5], *test;
+	size_t files, classes, label, record; /* offset of the label, bytes of a record */
+};
+
+static const struct cifar_kind cifar_kinds[] = {
+	{{"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
+		 "data_batch_5.bin"},
+		"test_batch.bin", 5, 10, 0, 1 + CIFAR_PIXELS},
+	/* a record has a coarse label and a fine one */
+	{{"train.bin"}, "test.bin", 1, 100, 1, 2 + CIFAR_PIXELS},
+};
+
+static int copy_records(
+	struct writer *w, const struct cifar_kind *k, const char *path, FILE *f, struct err *e)
+{
+	unsigned char record[2 + CIFAR_PIXELS];
+	size_t got;
+	int rc = PS_OK;
+
+	while (!rc && (got = fread(record, 1, k->record, f)) > 0) {
+		if (got < k->record)
+			return err_set(e, PS_EDATA, "%s: its size is no multiple of %zu bytes",
+				path, k->record);
+		if (record[k->label] >= k->classes)
+			return err_set(e, PS_EDATA, "%s: label %u of image %u, must be 0..%zu",
+				path, record[k->label], w->n, k->classes - 1);
+		rc = writer_put(w, record + k->record - CIFAR_PIXELS, record[k->label], e);
+	}
+	if (!rc && ferror(f))
+		rc = err_set(e, PS_EDATA, "%s: %s", path, strerror(errno));
+	return rc;
+}
+
+static int copy_cifar(struct writer *w, const struct cifar_kind *k, const char *dir,
+	const char *name, struct err *e)
+{
+	char path[PATH];
+	FILE *f;
+	int rc;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	f = fopen(path, "rb");
+	if (!f)
+		return err_set(e, PS_EDATA, "%s: %s", path, strerror(errno));
+	rc = copy_records(w, k, path, f, e);
+	fclose(f);
+	return rc;
+}
+
+int convert_cifar(struct convert *c, int *found, struct err *e)
+{
+	const struct shape shape = {3, 32, 32};
+	const struct cifar_kind *k = NULL;
+	char path[PATH];
+	int rc = PS_OK;
+
+	for (size_t i = 0; i < sizeof(cifar_kinds) / sizeof(cifar_kinds[0]); i++) {
+		snprintf(path, sizeof(path), "%s/%s", c->from, cifar_kinds[i].test);
+		if (!access(path, F_OK))
+			k = &cifar_kinds[i];
+	}
+	*found = k != NULL;
+	if (!k)
+		return PS_OK;
+	c->classes = k->classes;
+	for (enum convert_part p = CONVERT_TRAIN; p < CONVERT_PARTS && !rc; p++) {
+		struct writer *w = &c->writer[p];
+
+		rc = writer_open(w, c->to, p, shape, k->classes, e);
+		for (size_t i = 0; i < (p == CONVERT_TRAIN ? k->files : 1) && !rc; i++)
+			rc = copy_cifar(
+				w, k, c->from, p == CONVERT_TRAIN ? k->train[i] : k->test, e);
+		if (!rc)
+			rc = writer_close(w, e);
+	}
+	return rc;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int convert_any(struct convert *c, struct err *e)
+{
+	static int (*const readers[])(struct convert * c, int *found, struct err *e) = {
+		convert_cifar, convert_npy, convert_folders};
+	int found = 0, rc = PS_OK;
+
+	for (size_t i = 0; i < sizeof(readers) / sizeof(readers[0]) && !found && !rc; i++)
+		rc = readers[i](c, &found, e);
+	if (rc || found)
+		return rc;
+	return err_set(e, PS_EDATA,
+		"convert: %.200s has neither CIFAR's binaries (data_batch_1.bin or train.bin) nor "
+		"train_images.npy nor a folder of pictures for each class",
+		c->from);
+}
+
+int ctl_convert(const struct ctl *ctl, struct err *e)
+{
+	struct convert c = {.from = ctl->args[0], .to = ctl->args[1]};
+	struct stat st;
+	int rc;
+
+	if (strlen(c.from) > 4000 || strlen(c.to) > 4000)
+		return err_set(e, PS_EUSAGE, "convert: a path is too long");
+	if (stat(c.from, &st) || !S_ISDIR(st.st_mode))
+		return err_set(e, PS_EDATA, "convert: %.200s is no directory", c.from);
+	rc = file_make_dir(c.to, e);
+	if (!rc)
+		rc = convert_any(&c, e);
+	for (int p = 0; p < CONVERT_PARTS; p++) {
+		int settled = settle(&c.writer[p], !rc, e);
+
+		rc = rc ? rc : settled;
+	}
+	if (!rc)
+		printf("%s: %u training and %u test images of %zux%zux%zu, %zu classes\n", c.to,
+			c.writer[CONVERT_TRAIN].n, c.writer[CONVERT_TEST].n, c.writer[0].shape.c,
+			c.writer[0].shape.h, c.writer[0].shape.w, c.classes);
+	return rc;
+}

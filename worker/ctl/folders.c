@@ -1,0 +1,243 @@
+/*
+ * folders.c - see convert.h: pictures in folders, one folder per class. FROM has train/CLASS and
+ * test/CLASS; or only CLASS, and then every tenth picture of a class is a test image. Classes are
+ * numbered from 0 in the order of their names, which classes.txt lists. All pictures have the size
+ * of the first one; they have colours if it has.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include "common/mem.h"
+#include "worker/ctl/convert.h"
+#include "worker/ctl/picture.h"
+
+#define PATH       4300
+#define TEST_EVERY 10
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+struct names {
+	char **name; /* sorted; owned */
+	size_t n, room;
+};
+
+static void names_release(struct names *l)
+{
+	for (size_t i = 0; i < l->n; i++)
+		free(l->name[i]);
+	free(l->name);
+	*l = (struct names){.name = NULL};
+}
+
+static int names_add(struct names *l, const char *name)
+{
+	if (l->n == l->room) {
+		size_t room = l->room ? 2 * l->room : 64;
+		char **more = realloc(l->name, room * sizeof(*more));
+
+		if (!more)
+			return PS_ENOMEM;
+		l->name = more;
+		l->room = room;
+	}
+	l->name[l->n] = strdup(name);
+	return l->name[l->n] ? (l->n++, PS_OK) : PS_ENOMEM;
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int is_dir(const char *dir, const char *name)
+{
+	char path[PATH];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, name);
+	return !stat(path, &st) && S_ISDIR(st.st_mode);
+}
+
+static int is_picture(const char *name)
+{
+	static const char *const endings[] = {".png", ".jpg", ".jpeg", ".pgm"};
+	const char *dot = strrchr(name, '.');
+
+	for (size_t i = 0; dot && i < sizeof(endings) / sizeof(endings[0]); i++)
+		if (strcasecmp(dot, endings[i]) == 0)
+			return 1;
+	return 0;
+}
+
+/* The folders of `dir`, or its pictures. Other files are ignored, and names that begin with a dot. */
+static int list(struct names *l, const char *dir, int folders, struct err *e)
+{
+	DIR *d = opendir(dir);
+	const struct dirent *entry;
+	int rc = PS_OK;
+
+	*l = (struct names){.name = NULL};
+	if (!d)
+		return err_set(e, PS_EDATA, "%s: %s", dir, strerror(errno));
+	while (!rc && (entry = readdir(d)) != NULL)
+		if (entry->d_name[0] != '.' &&
+			(folders ? is_dir(dir, entry->d_name) : is_picture(entry->d_name)))
+			rc = names_add(l, entry->d_name);
+	closedir(d);
+	if (rc)
+		return err_set(e, rc, "%s: no memory for its names", dir);
+	if (l->n)
+		qsort(l->name, l->n, sizeof(*l->name), by_name);
+	return PS_OK;
+}
+
+/* ---- pictures -------------------------------------------------------------------------------- */
+
+struct folders {
+	struct convert *c;
+	struct names classes;
+	int split; /* FROM has train and test */
+	struct shape shape;
+};
+
+/* The first picture decides about size and colours. */
+static int begin_parts(struct folders *f, const struct picture *p, struct err *e)
+{
+	struct convert *c = f->c;
+	int rc = PS_OK;
+
+	f->shape = p->shape;
+	for (int part = 0; part < CONVERT_PARTS && !rc; part++)
+		rc = writer_open(
+			&c->writer[part], c->to, (enum convert_part)part, f->shape, c->classes, e);
+	return rc;
+}
+
+static int put_picture(
+	struct folders *f, enum convert_part part, const char *path, size_t label, struct err *e)
+{
+	struct picture p;
+	int rc = picture_load(&p, path, f->shape.c == 3 ? 3 : 0, e);
+
+	if (rc)
+		return rc;
+	if (!f->shape.c)
+		rc = begin_parts(f, &p, e);
+	else if (p.shape.c != f->shape.c)
+		rc = err_set(e, PS_EDATA, "%s: has colours, the first picture has none", path);
+	else if (p.shape.h != f->shape.h || p.shape.w != f->shape.w)
+		rc = err_set(e, PS_EDATA,
+			"%s: is %zux%zu pixels, the first picture %zux%zu: scale all to one size",
+			path, p.shape.w, p.shape.h, f->shape.w, f->shape.h);
+	if (!rc)
+		rc = writer_put(&f->c->writer[part], p.pixels, (uint32_t)label, e);
+	picture_release(&p);
+	return rc;
+}
+
+/* `dir`: the folder of class `label`. Without a split every tenth picture is a test image. */
+static int put_class(
+	struct folders *f, enum convert_part part, const char *dir, size_t label, struct err *e)
+{
+	struct names pictures;
+	char path[PATH + 260];
+	int rc = list(&pictures, dir, 0, e);
+
+	for (size_t i = 0; i < pictures.n && !rc; i++) {
+		int is_test = i % TEST_EVERY == TEST_EVERY - 1;
+
+		snprintf(path, sizeof(path), "%s/%s", dir, pictures.name[i]);
+		rc = put_picture(f,
+			f->split  ? part
+			: is_test ? CONVERT_TEST
+				  : CONVERT_TRAIN,
+			path, label, e);
+	}
+	names_release(&pictures);
+	return rc;
+}
+
+static int put_part(struct folders *f, enum convert_part part, const char *dir, struct err *e)
+{
+	char path[PATH];
+	int rc = PS_OK;
+
+	for (size_t i = 0; i < f->classes.n && !rc; i++) {
+		snprintf(path, sizeof(path), "%s/%s", dir, f->classes.name[i]);
+		if (is_dir(dir, f->classes.name[i]))
+			rc = put_class(f, part, path, i, e);
+	}
+	return rc;
+}
+
+/* ---- together -------------------------------------------------------------------------------- */
+
+/* A class of test/ alone would have no number. */
+static int check_test_classes(const struct folders *f, const char *dir, struct err *e)
+{
+	struct names tests;
+	int rc = list(&tests, dir, 1, e);
+
+	for (size_t i = 0; i < tests.n && !rc; i++)
+		if (!bsearch(
+			    &tests.name[i], f->classes.name, f->classes.n, sizeof(char *), by_name))
+			rc = err_set(
+				e, PS_EDATA, "%s/%s: train has no such class", dir, tests.name[i]);
+	names_release(&tests);
+	return rc;
+}
+
+static int write_classes(const struct folders *f, struct err *e)
+{
+	char path[PATH];
+	FILE *out;
+	int ok;
+
+	snprintf(path, sizeof(path), "%s/classes.txt", f->c->to);
+	out = fopen(path, "w");
+	ok = out != NULL;
+	for (size_t i = 0; ok && i < f->classes.n; i++)
+		ok = fprintf(out, "%s\n", f->classes.name[i]) > 0;
+	if (out && fclose(out))
+		ok = 0;
+	return ok ? PS_OK : err_set(e, PS_EIO, "%s: %s", path, strerror(errno));
+}
+
+static int convert_all(struct folders *f, const char *train, const char *test, struct err *e)
+{
+	struct convert *c = f->c;
+	int rc = f->split ? check_test_classes(f, test, e) : PS_OK;
+
+	if (!rc)
+		rc = put_part(f, CONVERT_TRAIN, train, e);
+	if (!rc && f->split)
+		rc = put_part(f, CONVERT_TEST, test, e);
+	if (!rc && !f->shape.c)
+		rc = err_set(e, PS_EDATA, "%s: no folder has a picture (png, jpg, pgm)", c->from);
+	for (int part = 0; part < CONVERT_PARTS && !rc; part++)
+		rc = writer_close(&c->writer[part], e);
+	return rc ? rc : write_classes(f, e);
+}
+
+int convert_folders(struct convert *c, int *found, struct err *e)
+{
+	struct folders f = {.c = c};
+	char train[PATH], test[PATH];
+	int rc;
+
+	f.split = is_dir(c->from, "train") && is_dir(c->from, "test");
+	snprintf(train, sizeof(train), "%s%s", c->from, f.split ? "/train" : "");
+	snprintf(test, sizeof(test), "%s/test", c->from);
+	rc = list(&f.classes, train, 1, e);
+	*found = f.classes.n > 0;
+	c->classes = f.classes.n > 2 ? f.classes.n : 2;
+	if (!rc && f.classes.n > MODEL_MAX_CLASSES)
+		rc = err_set(e, PS_EDATA, "%s: more than %zu folders", train, MODEL_MAX_CLASSES);
+	if (!rc && *found)
+		rc = convert_all(&f, train, test, e);
+	names_release(&f.classes);
+	return rc;
+}

@@ -19,6 +19,7 @@ TYPE = r"[A-Za-z_][\w:]*(?:<[^;=()]*>)?(?:\s+const)?"
 DECLARATION = re.compile(
     rf"\t+(?!{STATEMENT})(?:{QUALIFIER}\s+)*{TYPE}(?:\s+\**|\s*[*&]+\s*(?:const\s+)?|\s+\(\*)"
     r"[A-Za-z_]\w*(?:\)\([^;]*\))?\s*(?:\[[^;=]*\]\s*)*(?:=[^=]|;|,|\{|$|\[)")
+LOCAL_TYPE = re.compile(r"\t+(?:static )?(?:const )?(?:struct|union|enum)(?: \w+)? \{$")
 LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|/\*.*?\*/|//.*')
 COMMENT = ("/*", "*", "//")
 # Lines that end with a brace and open no block of statements.
@@ -49,7 +50,8 @@ def findings(lines):
             code = at
             while code < len(lines) and lines[code].lstrip().startswith(COMMENT):
                 code += 1
-            if code >= len(lines) or not DECLARATION.match(lines[code]):
+            if code >= len(lines) or not (DECLARATION.match(lines[code]) or
+                                          LOCAL_TYPE.match(lines[code])):
                 break
             at = end_of_statement(lines, code) + 1
         if at > start and at < len(lines) and lines[at].strip() \

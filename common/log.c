@@ -22,13 +22,25 @@
 #define TAIL           8          /* bytes reserved for the end of the value and the line */
 #define ERASE          "\r\033[K" /* back to column 0, clear to the end of the line */
 
-static atomic_int current_level = LOG_INFO, current_format = LOG_TEXT;
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards progress and the write */
+#define SILENT (-1)
+
+static atomic_int current_level = SILENT, current_format = LOG_TEXT;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the rest and the write */
 static char progress[PROGRESS_BYTES];                     /* "": no progress line is visible */
+static void (*current_sink)(void *arg, int level, const char *line); /* NULL: stderr */
+static void *sink_arg;
 
 void log_set_level(enum log_level level)
 {
 	atomic_store(&current_level, (int)level);
+}
+
+void log_set_sink(void (*sink)(void *arg, int level, const char *line), void *arg)
+{
+	pthread_mutex_lock(&mutex);
+	current_sink = sink;
+	sink_arg = arg;
+	pthread_mutex_unlock(&mutex);
 }
 
 enum log_level log_get_level(void)
@@ -298,12 +310,18 @@ static void write_stderr(const char *bytes, size_t n)
 }
 
 /* Write the line above the progress line if one is visible. */
-static void put_line(const struct line *l)
+static void put_line(enum log_level level, struct line *l)
 {
 	char out[LINE_BYTES + PROGRESS_BYTES + 16];
 	int n;
 
 	pthread_mutex_lock(&mutex);
+	if (current_sink) {
+		l->text[l->n] = '\0';
+		current_sink(sink_arg, (int)level, l->text);
+		pthread_mutex_unlock(&mutex);
+		return;
+	}
 	if (progress[0])
 		n = snprintf(out, sizeof(out), ERASE "%.*s\n%s", (int)l->n, l->text, progress);
 	else
@@ -332,7 +350,7 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 	va_end(ap);
 	if (l.json)
 		put_end(&l, "}");
-	put_line(&l);
+	put_line(level, &l);
 	errno = saved_errno;
 }
 

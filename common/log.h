@@ -1,5 +1,5 @@
 /*
- * log.h - one line per event on stderr, as logfmt or as JSON.
+ * log.h - one line per event on stderr or to a function, as logfmt or as JSON.
  *
  *   text  ts=2026-11-22T09:30:00.125Z level=info msg="net listening" endpoint=tcp://[::]:5555
  *   json  {"ts":"2026-11-22T09:30:00.125Z","level":"info","msg":"net listening","endpoint":"..."}
@@ -25,10 +25,15 @@ enum log_format { LOG_TEXT, LOG_JSON };
 #define LOG_LEVEL_NAMES  "error|warn|info|debug"
 #define LOG_FORMAT_NAMES "text|json"
 
+/* Until this is called, nothing is logged: a library writes nothing that its program did not ask
+ * for. */
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
 /* "error", "warn", "info", "debug". */
 const char *log_level_name(enum log_level level);
+/* Call `sink` with each line, without a newline, instead of writing to stderr; NULL: stderr. The
+ * calls come one at a time, from any thread, and must not log. */
+void log_set_sink(void (*sink)(void *arg, int level, const char *line), void *arg);
 void log_set_format(enum log_format format);
 enum log_format log_get_format(void);
 

@@ -47,8 +47,10 @@ int main(int argc, char **argv)
 	struct options options;
 	struct server server;
 	struct err e;
-	int hung, rc = options_parse(&options, argc, argv);
+	int hung, rc;
 
+	log_set_level(LOG_INFO);
+	rc = options_parse(&options, argc, argv);
 	if (rc != OPT_RUN)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	if (options.check_config)

@@ -52,7 +52,8 @@ static void catch_signals(void)
 static struct cnnps_options connection(
 	const struct worker_options *o, const struct data_id *d, const char *device)
 {
-	return (struct cnnps_options){.server = o->server,
+	return (struct cnnps_options){.size = sizeof(struct cnnps_options),
+		.server = o->server,
 		.key = o->key,
 		.server_key = o->server_key,
 		.name = o->name,
@@ -73,9 +74,9 @@ static struct cnnps_options connection(
 
 static void log_done(const struct cnnps *c, const struct trainer_work *w)
 {
-	struct cnnps_stats s;
+	struct cnnps_stats s = {.size = sizeof(s)};
 
-	cnnps_stats(c, &s);
+	(void)cnnps_stats(c, &s);
 	log_info("worker", "done",
 		"images=%llu batches=%llu evaluated=%llu compute_s=%.2f rejected=%llu "
 		"superseded=%llu reconnects=%llu replayed=%llu",
@@ -90,18 +91,21 @@ static int run_session(
 	struct cnnps_options *o, const struct trainer_config *t, uint64_t *acked, struct err *e)
 {
 	struct trainer_work work = {0};
-	struct cnnps_stats s;
+	struct cnnps_stats s = {.size = sizeof(s)};
 	struct cnnps *c;
 	int rc = cnnps_connect(&c, o);
 
 	*acked = 0;
-	if (rc)
-		return err_set(e, rc, "%s", o->why);
+	if (rc) {
+		err_set(e, rc, "%s", cnnps_error(c));
+		cnnps_close(&c);
+		return rc;
+	}
 	log_info("worker", "connected", "server=%s worker=%u incarnation=%u", o->server,
 		cnnps_info(c)->worker, cnnps_info(c)->incarnation);
 	rc = trainer_run(c, t, &work, e);
 	log_done(c, &work);
-	cnnps_stats(c, &s);
+	(void)cnnps_stats(c, &s);
 	*acked = s.acked;
 	cnnps_close(&c);
 	return rc;
@@ -172,8 +176,10 @@ int main(int argc, char **argv)
 	static struct data data; /* too large for a stack */
 	struct worker_options o;
 	struct err e = {0};
-	int rc = worker_options_parse(&o, argc, argv);
+	int rc;
 
+	log_set_level(LOG_INFO);
+	rc = worker_options_parse(&o, argc, argv);
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	mem_keep();

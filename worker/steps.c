@@ -89,6 +89,26 @@ static int ensure_buffer(float **buffer, size_t n)
 	return *buffer ? PS_OK : PS_ENOMEM;
 }
 
+/* Hold the newest weights. */
+static int pull_held(struct steps *s)
+{
+	s->held = (struct cnnps_pull){.size = sizeof(s->held)};
+	return cnnps_pull(s->c, &s->held);
+}
+
+/* Start the pull that the next pull_held completes. */
+static int start_pull(struct steps *s)
+{
+	return cnnps_pull(s->c,
+		&(struct cnnps_pull){.size = sizeof(struct cnnps_pull), .flags = CNNPS_PULL_START});
+}
+
+static int wait_for_pull(struct steps *s)
+{
+	return cnnps_pull(s->c,
+		&(struct cnnps_pull){.size = sizeof(struct cnnps_pull), .flags = CNNPS_PULL_WAIT});
+}
+
 /* ---- pull, batch, gradient, push: the parts that all modes use ------------------------------- */
 
 /* Get the newest weights into s->held, unless the last push returned them. */
@@ -97,7 +117,7 @@ static int hold_weights(struct steps *s)
 	int has_pulled = s->has_pulled;
 
 	s->has_pulled = 0;
-	return has_pulled ? PS_OK : cnnps_view(s->c, &s->held);
+	return has_pulled ? PS_OK : pull_held(s);
 }
 
 /* Ask for the batches of the lease, as many as the loader has room for. */
@@ -230,8 +250,11 @@ static int deliver(
 	if (divisor > 1)
 		divide(p->g, (float)divisor, n);
 	p->work.loss = (float)(p->loss / p->work.images);
-	rc = then_pull ? cnnps_push_view(s->c, p->g, n, version, &p->work, &s->held)
-		       : cnnps_push_work(s->c, p->g, n, version, &p->work);
+	rc = cnnps_push(s->c, &(struct cnnps_push){.size = sizeof(struct cnnps_push),
+				      .gradient = p->g,
+				      .version = version,
+				      .work = p->work,
+				      .then = then_pull ? &s->held : NULL});
 	s->has_pulled = then_pull && !rc;
 	*p = (struct next_push){.g = NULL};
 	return rc;
@@ -276,12 +299,12 @@ int steps_pull(struct steps *s, uint32_t i)
 
 	if (i % s->info->n_fetch == 0) {
 		rc = hold_weights(s);
-		s->w = s->held.w;
+		s->w = s->held.weights;
 		if (!rc && s->push.g) /* gradients that the server does not have yet */
-			rc = local_step(s, s->held.w, s->push.g);
+			rc = local_step(s, s->held.weights, s->push.g);
 	}
 	if (!rc && pulls_next(s, i) && s->info->prefetch)
-		rc = cnnps_prefetch(s->c);
+		rc = start_pull(s);
 	return rc;
 }
 
@@ -313,7 +336,7 @@ int steps_push(struct steps *s, uint32_t i)
 
 static int holds_weights_of(const struct steps *s, const struct cnnps_lease *l)
 {
-	return s->held.w && s->held.version == l->version && s->held.term == l->term;
+	return s->held.weights && s->held.version == l->version && s->held.term == l->term;
 }
 
 int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
@@ -323,7 +346,7 @@ int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 	struct batch b;
 	const float *g;
 
-	if (!holds_weights_of(s, l) && (rc = cnnps_view(s->c, &s->held)))
+	if (!holds_weights_of(s, l) && (rc = pull_held(s)))
 		return rc;
 	if (!holds_weights_of(s, l))
 		/* too late: the step of this lease is over, the next lease is for a newer step */
@@ -331,7 +354,7 @@ int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 	for (uint32_t i = 0; i < l->count && !rc; i++) {
 		rc = take_batch(s, l, i, &b);
 		if (!rc)
-			rc = add_gradient(s, l, &b, s->held.w, &p, by_images, &g);
+			rc = add_gradient(s, l, &b, s->held.weights, &p, by_images, &g);
 	}
 	if (rc)
 		return rc;
@@ -350,22 +373,22 @@ static int start_at_center(struct steps *s)
 	if (!rc && s->info->momentum > 0)
 		rc = ensure_buffer(&s->velocity, n);
 	if (!rc)
-		rc = cnnps_view(s->c, &s->held);
+		rc = pull_held(s);
 	if (!rc)
-		memcpy(s->own, s->held.w, n * sizeof(*s->own));
+		memcpy(s->own, s->held.weights, n * sizeof(*s->own));
 	s->started = !rc;
 	return rc;
 }
 
 static int meet_center(struct steps *s, struct next_push *p)
 {
-	int rc = cnnps_view(s->c, &s->held);
+	int rc = pull_held(s);
 
 	if (rc)
 		return rc;
 	if (!(p->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
-	elastic_update(p->g, s->own, s->held.w, (float)s->held.elastic, s->info->n_params);
+	elastic_update(p->g, s->own, s->held.weights, (float)s->held.elastic, s->info->n_params);
 	return deliver(s, p, s->held.version, 1, 0);
 }
 
@@ -400,7 +423,7 @@ int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 		int meets = i + 1 == l->count || p.work.count + 1 == info->n_push;
 
 		if (meets && info->prefetch)
-			rc = cnnps_prefetch(s->c);
+			rc = start_pull(s);
 		if (!rc)
 			rc = step_own_weights(s, l, i, &p);
 		if (!rc && meets)
@@ -457,7 +480,7 @@ static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i
 
 	*p = (struct next_push){.version = s->held.version};
 	if (!rc)
-		rc = backend_local_start(s->backend, s->held.w);
+		rc = backend_local_start(s->backend, s->held.weights);
 	for (uint32_t left = count; left && !rc; left -= done)
 		rc = step_on_device(s, l, i + count - left, left, p, &done);
 	return rc;
@@ -529,15 +552,15 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 	struct next_push next = {.g = NULL}, in_flight = {.g = NULL}, completed = {.g = NULL};
 	struct batch b;
 	uint32_t count;
-	int rc = cnnps_prefetch(s->c);
+	int rc = start_pull(s);
 
 	if (!rc) /* compute the order of a new epoch while the weights arrive */
 		rc = take_batch(s, l, 0, &b);
 	for (uint32_t i = 0; i < l->count && !rc; i += count) {
 		count = push_size_at(s, l, i);
-		rc = cnnps_await(s->c);
+		rc = wait_for_pull(s);
 		if (!rc && i + count < l->count)
-			rc = cnnps_prefetch(s->c);
+			rc = start_pull(s);
 		if (!rc && completed.g)
 			rc = deliver(s, &completed, completed.version, 1, 0);
 		if (!rc && i)

@@ -44,14 +44,14 @@ struct steps {
 	struct {
 		uint32_t epoch, next, asked; /* the next batch to take and the next to ask for */
 	} loading;
-	uint32_t *identity;        /* 0, 1, 2, ...: the images of a loaded batch */
-	struct cnnps_weights held; /* the newest view of the weights; w NULL: none yet */
-	int has_pulled;            /* the newest push returned `held`: no pull is needed */
-	float *own;                /* the worker's weights for local steps; NULL until needed */
-	float *velocity;           /* easgd: velocity of `own`; NULL without momentum */
-	float *spare;              /* a gradient to be added to a push; NULL until needed */
-	int has_dropout;           /* the model has dropout layers */
-	int started;               /* easgd: `own` has its initial values */
+	uint32_t *identity;     /* 0, 1, 2, ...: the images of a loaded batch */
+	struct cnnps_pull held; /* the newest weights; `weights` NULL: none yet */
+	int has_pulled;         /* the newest push returned `held`: no pull is needed */
+	float *own;             /* the worker's weights for local steps; NULL until needed */
+	float *velocity;        /* easgd: velocity of `own`; NULL without momentum */
+	float *spare;           /* a gradient to be added to a push; NULL until needed */
+	int has_dropout;        /* the model has dropout layers */
+	int started;            /* easgd: `own` has its initial values */
 
 	const struct cnnps_lease *lease; /* the lease of steps_begin */
 	const float *w;                  /* the weights of the next batch */

@@ -34,7 +34,8 @@ struct trainer {
 
 static int pull_eval_weights(struct trainer *t, const struct cnnps_lease *lease)
 {
-	int rc = cnnps_pull_eval(t->c, t->weights, t->model.n_params, NULL);
+	struct cnnps_pull p = {.size = sizeof(p), .flags = CNNPS_PULL_EVAL, .into = t->weights};
+	int rc = cnnps_pull(t->c, &p);
 
 	t->held = *lease;
 	if (rc)
@@ -149,7 +150,7 @@ static int run_lease(struct trainer *t, const struct cnnps_lease *lease)
 
 static int run_leases(struct trainer *t)
 {
-	struct cnnps_lease lease;
+	struct cnnps_lease lease = {.size = sizeof(lease)};
 	int rc;
 
 	while (!(rc = cnnps_lease(t->c, &lease))) {
@@ -304,7 +305,7 @@ int trainer_run(
 	if (rc == PS_EDEVICE && !e->text[0])
 		set_device_reason(t);
 	if (rc && !e->text[0])
-		err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
+		err_set(e, rc, "%s", cnnps_error(c)[0] ? cnnps_error(c) : err_text(rc));
 	close_trainer(t);
 	free(t);
 	return rc;

@@ -22,6 +22,7 @@
 #include <zmq.h>
 #include "common/keys.h"
 #include "common/mem.h"
+#include "tests/support/client_calls.h"
 #include "worker/client/cnnps.h"
 
 #define WARM_UP 300 /* pushes until every buffer of the library has been used */
@@ -186,7 +187,7 @@ static void push(struct cnnps *c, size_t n)
 		die("memory");
 	for (size_t i = 0; g[n - 1] == 0 && i < n; i++)
 		g[i] = 1e-6f * (float)(i % 100 + 1);
-	if (cnnps_push(c, g, n, 0)) {
+	if (client_push_all(c, g, 0)) {
 		fprintf(stderr, "curve: a push failed\n");
 		exit(1);
 	}
@@ -195,7 +196,7 @@ static void push(struct cnnps *c, size_t n)
 static void cnnps_rate(const struct options *o, const struct server *s, struct rate *r)
 {
 	char key[128];
-	struct cnnps_options how = {.server = s->endpoint, .device = "bench"};
+	struct cnnps_options how = {.size = sizeof(how), .server = s->endpoint, .device = "bench"};
 	struct cnnps_stats before, after;
 	struct cnnps *c;
 	size_t n = o->bytes / sizeof(float);
@@ -203,16 +204,16 @@ static void cnnps_rate(const struct options *o, const struct server *s, struct r
 	in_keys(key, s, "worker.key");
 	how.key = s->keys[0] ? key : NULL;
 	if (cnnps_connect(&c, &how)) {
-		fprintf(stderr, "curve: %s\n", how.why);
+		fprintf(stderr, "curve: %s\n", cnnps_error(c));
 		exit(1);
 	}
 	for (int i = 0; i < WARM_UP; i++)
 		push(c, n);
-	cnnps_stats(c, &before);
+	before = client_stats(c);
 	rate_start(r, s);
 	for (double begun = now(); now() - begun < o->seconds;)
 		push(c, n);
-	cnnps_stats(c, &after);
+	after = client_stats(c);
 	rate_stop(r, s, after.acked - before.acked);
 	if (cnnps_flush(c, 0, 10000) || after.rejected || after.reconnects)
 		die("not every push was taken");

@@ -22,6 +22,7 @@
 #include <zmq.h>
 #include "common/mem.h"
 #include "tests/support/push_pull_pairs.h"
+#include "tests/support/client_calls.h"
 #include "worker/client/cnnps.h"
 
 /* Memory that all processes of a measurement share. */
@@ -80,13 +81,13 @@ static int cnnps_pair(void *arg)
 {
 	struct cnnps_pair *p = arg;
 	float *g = cnnps_gradient(p->c);
-	struct cnnps_weights w = {.version = p->version};
+	struct cnnps_pull w = {.version = p->version};
 
 	if (!g)
 		die("memory");
 	for (size_t i = 0; g[p->n - 1] == 0 && i < p->n; i++)
 		g[i] = 1e-6f * (float)(i % 100 + 1);
-	int rc = cnnps_push_view(p->c, g, p->n, p->version, NULL, &w);
+	int rc = client_push_view(p->c, g, p->version, &w);
 	p->version = w.version;
 	if (rc)
 		fprintf(stderr, "transport: %s\n", cnnps_strerror(rc));
@@ -95,18 +96,18 @@ static int cnnps_pair(void *arg)
 
 static void cnnps_worker(struct shared *s, size_t index, size_t bytes, double seconds)
 {
-	struct cnnps_options o = {.server = s->endpoint, .device = "bench"};
+	struct cnnps_options o = {.size = sizeof(o), .server = s->endpoint, .device = "bench"};
 	struct cnnps_pair p = {.n = bytes / sizeof(float)};
 	struct cnnps_stats stats;
 
 	if (cnnps_connect(&p.c, &o)) {
-		fprintf(stderr, "transport: %s\n", o.why);
+		fprintf(stderr, "transport: %s\n", cnnps_error(p.c));
 		exit(1);
 	}
 	pairs_measure(&s->pairs, index, seconds, cnnps_pair, &p);
 	if (cnnps_flush(p.c, 0, 10000))
 		exit(1);
-	cnnps_stats(p.c, &stats);
+	stats = client_stats(p.c);
 	if (stats.rejected || stats.reconnects || stats.acked != stats.pushed) {
 		fprintf(stderr, "transport: pushed %llu acked %llu rejected %llu reconnects %llu\n",
 			(unsigned long long)stats.pushed, (unsigned long long)stats.acked,

@@ -7,14 +7,16 @@ const float client_ones[FAKE_PARAMS] = {1, 1, 1, 1, 1, 1};
 
 struct cnnps_options client_options(void)
 {
-	return (struct cnnps_options){
-		.server = client_server.url, .connect_timeout_ms = 10000, .device = "test"};
+	return (struct cnnps_options){.size = sizeof(struct cnnps_options),
+		.server = client_server.url,
+		.connect_timeout_ms = 10000,
+		.device = "test"};
 }
 
 void client_connect(struct cnnps_options *o)
 {
 	if (cnnps_connect(&client, o))
-		fail_msg("%s", o->why);
+		fail_msg("%s", cnnps_error(client));
 }
 
 int client_set_up(void **state)
@@ -51,14 +53,14 @@ void client_push(float value, int expected)
 
 	for (int i = 0; i < FAKE_PARAMS; i++)
 		g[i] = value;
-	assert_int_equal(cnnps_push(client, g, FAKE_PARAMS, 0), expected);
+	assert_int_equal(client_push_all(client, g, 0), expected);
 }
 
 void client_expect_weights(float value)
 {
 	float w[FAKE_PARAMS];
 
-	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+	assert_int_equal(client_pull_all(client, w, NULL), 0);
 	for (int i = 0; i < FAKE_PARAMS; i++)
 		assert_true(w[i] == value);
 }

@@ -3,6 +3,7 @@
 #ifndef TESTS_SUPPORT_CLIENT_FIXTURE_H
 #define TESTS_SUPPORT_CLIENT_FIXTURE_H
 #include <stdatomic.h>
+#include "tests/support/client_calls.h"
 #include "tests/support/fake_server.h"
 #include "common/clock.h"
 #include "common/log.h"

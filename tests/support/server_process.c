@@ -1,5 +1,6 @@
 /* server_process.c - see server_process.h. */
 #include "tests/support/server_process.h"
+#include "tests/support/client_calls.h"
 
 #define MAX_SERVERS 4
 #define MAX_ARGV    64
@@ -227,11 +228,11 @@ void server_await_health(struct server_process *s, int code, char why[256])
 
 struct cnnps *ledger_join(const char *url)
 {
-	struct cnnps_options o = {.server = url, .name = "ledger"};
+	struct cnnps_options o = {.size = sizeof(o), .server = url, .name = "ledger"};
 	struct cnnps *c;
 
 	if (cnnps_connect(&c, &o) != 0)
-		fail_msg("%s", o.why);
+		fail_msg("%s", cnnps_error(c));
 	return c;
 }
 
@@ -240,7 +241,7 @@ void ledger_push(struct cnnps *c, size_t first, size_t n)
 	const float one = 1;
 
 	for (size_t i = first; i < first + n; i++)
-		assert_int_equal(cnnps_push_slice(c, i, &one, 1, i), 0);
+		assert_int_equal(client_push_slice(c, i, &one, 1, i), 0);
 }
 
 void ledger_expect(struct cnnps *c, size_t n)
@@ -248,7 +249,7 @@ void ledger_expect(struct cnnps *c, size_t n)
 	float w[LEDGER_PARAMS];
 	uint64_t version;
 
-	assert_int_equal(cnnps_pull(c, w, LEDGER_PARAMS, &version), 0);
+	assert_int_equal(client_pull_all(c, w, &version), 0);
 	assert_int_equal(version, n);
 	for (size_t i = 0; i < LEDGER_PARAMS; i++)
 		assert_true(w[i] == (i < n ? -1.0f : 0.0f));

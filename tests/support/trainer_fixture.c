@@ -165,7 +165,8 @@ int trainer_tear_down(void **state)
 
 int trainer_run_worker(int (*stop)(void *), void *arg)
 {
-	struct cnnps_options o = {.server = trainer_server.url, .connect_timeout_ms = 10000};
+	struct cnnps_options o = {
+		.size = sizeof(o), .server = trainer_server.url, .connect_timeout_ms = 10000};
 	struct trainer_config t = {.data = &trainer_data,
 		.device = "cpu-ref",
 		.threads = 1,
@@ -180,7 +181,7 @@ int trainer_run_worker(int (*stop)(void *), void *arg)
 	status = cnnps_connect(&c, &o);
 
 	if (status)
-		fail_msg("%s", o.why);
+		fail_msg("%s", cnnps_error(c));
 	status = trainer_run(c, &t, &work, &e);
 	cnnps_close(&c);
 	return status;

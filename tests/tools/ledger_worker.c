@@ -20,6 +20,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include "common/log.h"
+#include "tests/support/client_calls.h"
 #include "worker/client/cnnps.h"
 
 #define PULL_EVERY 8      /* usual pushes between two pulls: their versions are the pushes' base */
@@ -79,24 +81,24 @@ static void say(const struct ledger *l, size_t pushed)
 {
 	struct cnnps_stats s;
 
-	cnnps_stats(l->c, &s);
+	s = client_stats(l->c);
 	printf("pushed %zu acked %llu\n", pushed,
 		(unsigned long long)(pushed - (s.pushed - s.acked)));
 }
 
 static int push_all(struct ledger *l)
 {
-	int rc = cnnps_pull(l->c, l->w, l->n, &l->version);
+	int rc = client_pull_all(l->c, l->w, &l->version);
 
 	if (rc)
 		return rc;
 	size_t k = done_before(l);
 	printf("resumed %zu\n", k);
 	for (; k < l->pushes; k++) {
-		if (k % l->pull_every == 0 && (rc = cnnps_pull(l->c, l->w, l->n, &l->version)))
+		if (k % l->pull_every == 0 && (rc = client_pull_all(l->c, l->w, &l->version)))
 			return rc;
 		l->g[l->first + k] = 1;
-		if ((rc = cnnps_push(l->c, l->g, l->n, l->version)))
+		if ((rc = client_push_all(l->c, l->g, l->version)))
 			return rc;
 		l->g[l->first + k] = 0;
 		if ((k + 1) % SAY_EVERY == 0)
@@ -122,7 +124,7 @@ static int run(struct ledger *l, const struct cnnps_info *info)
 	}
 	int rc = push_all(l);
 	struct cnnps_stats s;
-	cnnps_stats(l->c, &s);
+	s = client_stats(l->c);
 	printf("%s pushed=%llu acked=%llu reconnects=%llu replayed=%llu\n", rc ? "stopped" : "done",
 		(unsigned long long)s.pushed, (unsigned long long)s.acked,
 		(unsigned long long)s.reconnects, (unsigned long long)s.replayed);
@@ -146,11 +148,13 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	log_set_level(LOG_INFO);
 	const struct sigaction on_hurry = {.sa_handler = hurry, .sa_flags = SA_RESTART};
 	sigaction(SIGURG, &on_hurry, NULL);
 	char name[32];
 	snprintf(name, sizeof(name), "ledger-%zu", index);
-	struct cnnps_options o = {.server = argv[1],
+	struct cnnps_options o = {.size = sizeof(o),
+		.server = argv[1],
 		.key = argc > 6 ? argv[6] : NULL,
 		.name = name,
 		.device = "ledger"};
@@ -160,7 +164,7 @@ int main(int argc, char **argv)
 		.pull_every = pull_every};
 	int rc = cnnps_connect(&l.c, &o);
 	if (rc) {
-		fprintf(stderr, "ledger_worker: %s\n", o.why);
+		fprintf(stderr, "ledger_worker: %s\n", cnnps_error(l.c));
 		return 1;
 	}
 	int code = run(&l, cnnps_info(l.c));

@@ -1,4 +1,5 @@
 /* Proves what common/checkpoint.h says of files that are not as they were written. */
+#include "common/log.h"
 #include "tests/support/checkpoint_fixture.h"
 #include <xxhash.h>
 
@@ -250,5 +251,6 @@ int main(void)
 			checkpoint_set_up, checkpoint_tear_down),
 	};
 
+	log_set_level(LOG_INFO);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

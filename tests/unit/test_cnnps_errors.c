@@ -4,28 +4,144 @@
 
 /* ---- ends --------------------------------------------------------------------------------- */
 
-static void the_servers_words_end_up_in_why(void **state)
+static void the_reason_of_the_server_is_the_error(void **state)
 {
 	struct cnnps_options o = client_options();
 
 	(void)state;
 	fake_set(&client_server, &client_server.how.status, PS_EWRONGDATA);
 	assert_int_equal(cnnps_connect(&client, &o), PS_EWRONGDATA);
+	assert_string_equal(cnnps_error(client), "the fake server says so");
+}
+
+static void a_connection_that_failed_refuses_every_call(void **state)
+{
+	struct cnnps_options o = client_options();
+	struct cnnps_lease lease = {.size = sizeof(lease)};
+	struct cnnps_stats stats = {.size = sizeof(stats)};
+	uint64_t generation;
+	char json[64];
+	float w[FAKE_PARAMS];
+
+	(void)state;
+	fake_set(&client_server, &client_server.how.status, PS_EWRONGDATA);
+	assert_int_equal(cnnps_connect(&client, &o), PS_EWRONGDATA);
+	assert_int_equal(client_pull_all(client, w, NULL), PS_EUSAGE);
+	assert_non_null(strstr(cnnps_error(client), "never made"));
+	assert_int_equal(client_prefetch(client), PS_EUSAGE);
+	assert_int_equal(client_push_all(client, client_ones, 0), PS_EUSAGE);
+	assert_int_equal(cnnps_lease(client, &lease), PS_EUSAGE);
+	assert_int_equal(cnnps_flush(client, 1, 10), PS_EUSAGE);
+	assert_int_equal(cnnps_status(client, json, sizeof(json)), PS_EUSAGE);
+	assert_int_equal(cnnps_checkpoint(client, &generation), PS_EUSAGE);
+	assert_int_equal(cnnps_drain(client), PS_EUSAGE);
+	assert_int_equal(cnnps_log_level(client, "info"), PS_EUSAGE);
+	assert_int_equal(cnnps_stats(client, &stats), PS_EUSAGE);
+	assert_null(cnnps_gradient(client));
+	cnnps_alive(client);
+	cnnps_close(&client);
 	assert_null(client);
-	assert_string_equal(o.why, "the fake server says so");
+	cnnps_close(&client);
+}
+
+/* ---- structs of other versions of the library -------------------------------------------------- */
+
+static void a_struct_without_its_size_is_refused(void **state)
+{
+	struct cnnps_pull pull = {.size = 0};
+	struct cnnps_push push = {.size = sizeof(push) - 1};
+	struct cnnps_lease lease = {.size = SIZE_MAX};
+	struct cnnps_stats stats = {.size = 0};
+
+	(void)state;
+	assert_int_equal(cnnps_pull(client, &pull), CNNPS_EUSAGE);
+	assert_string_equal(cnnps_error(client),
+		"struct cnnps_pull: its size is 0; set it to sizeof(struct cnnps_pull)");
+	assert_int_equal(cnnps_push(client, &push), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EUSAGE);
+	assert_int_equal(cnnps_stats(client, &stats), CNNPS_EUSAGE);
+}
+
+static void fields_of_a_newer_library_must_be_zero(void **state)
+{
+	float w[FAKE_PARAMS];
+	struct {
+		struct cnnps_pull pull;
+		uint64_t added;
+	} newer = {.pull = {.size = sizeof(newer), .into = w}};
+
+	(void)state;
+	assert_int_equal(cnnps_pull(client, &newer.pull), 0);
+	assert_int_equal(newer.pull.size, sizeof(newer));
+	assert_ptr_equal(newer.pull.weights, w);
+	newer.added = 1;
+	assert_int_equal(cnnps_pull(client, &newer.pull), CNNPS_EUSAGE);
+	assert_non_null(strstr(cnnps_error(client), "does not know the last"));
+}
+
+static void flags_that_make_no_sense_are_refused(void **state)
+{
+	struct cnnps_pull pull = {.size = sizeof(pull), .flags = 8}, then = pull;
+	struct cnnps_push push = {.size = sizeof(push), .gradient = client_ones, .then = &then};
+
+	(void)state;
+	assert_int_equal(cnnps_pull(client, &pull), CNNPS_EUSAGE);
+	pull.flags = CNNPS_PULL_EVAL; /* without `into` */
+	assert_int_equal(cnnps_pull(client, &pull), CNNPS_EUSAGE);
+	then.flags = CNNPS_PULL_START;
+	assert_int_equal(cnnps_push(client, &push), CNNPS_EUSAGE);
+	then = (struct cnnps_pull){.size = 1};
+	assert_int_equal(cnnps_push(client, &push), CNNPS_EUSAGE);
+	assert_int_equal(client_stats(client).pushed, 0);
+	push = (struct cnnps_push){.size = sizeof(push), .gradient = client_ones, .offset = 1};
+	assert_int_equal(
+		cnnps_push(client, &push), CNNPS_EUSAGE); /* count 0: all, which do not fit */
+}
+
+/* ---- the log ------------------------------------------------------------------------------------ */
+
+struct lines {
+	atomic_int n;
+	char last[256];
+};
+
+static void note_line(void *arg, int level, const char *line)
+{
+	struct lines *l = arg;
+
+	assert_true(level >= CNNPS_LOG_ERROR && level <= CNNPS_LOG_DEBUG);
+	snprintf(l->last, sizeof(l->last), "%s", line);
+	atomic_fetch_add(&l->n, 1);
+}
+
+static void the_log_goes_to_the_programs_function(void **state)
+{
+	struct lines lines = {.n = 0};
+	struct cnnps_options o = client_options();
+
+	(void)state;
+	o.log = note_line;
+	o.log_arg = &lines;
+	o.log_level = CNNPS_LOG_DEBUG;
+	assert_int_equal(cnnps_connect(&client, &o), 0);
+	cnnps_close(&client);
+	log_set_sink(NULL, NULL);
+	assert_true(atomic_load(&lines.n) > 0);
+	assert_non_null(strstr(lines.last, "level="));
+	assert_null(strchr(lines.last, '\n'));
 }
 
 static void a_fenced_session_ends_every_call(void **state)
 {
-	struct cnnps_lease lease;
+	struct cnnps_lease lease = {.size = sizeof(lease)};
 	float w[FAKE_PARAMS];
 
 	(void)state;
-	assert_string_equal(cnnps_why(client), "");
+	assert_string_equal(cnnps_error(client), "");
 	fake_set(&client_server, &client_server.how.status, PS_EFENCED);
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
-	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), CNNPS_EFENCED);
-	assert_string_equal(cnnps_why(client), "the fake server says so");
+	assert_int_equal(client_pull_all(client, w, NULL), CNNPS_EFENCED);
+	assert_string_equal(cnnps_error(client), "the fake server says so");
 	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EFENCED);
 	client_push(1, CNNPS_EFENCED);
 	assert_int_equal(cnnps_flush(client, 0, 10), CNNPS_EFENCED);
@@ -38,18 +154,17 @@ static void a_server_of_another_protocol_is_left_at_once(void **state)
 	(void)state;
 	fake_set(&client_server, &client_server.how.status, PS_EVERSION);
 	assert_int_equal(cnnps_connect(&client, &o), PS_EVERSION);
-	assert_null(client);
 	assert_int_equal(fake_look(&client_server).hellos, 1);
 }
 
 static void the_end_of_training_ends_the_wait_for_work(void **state)
 {
-	struct cnnps_lease lease;
+	struct cnnps_lease lease = {.size = sizeof(lease)};
 
 	(void)state;
 	fake_set(&client_server, &client_server.how.bye, PS_EDONE);
 	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EDONE);
-	assert_non_null(strstr(cnnps_why(client), "training is done"));
+	assert_non_null(strstr(cnnps_error(client), "training is done"));
 }
 
 static void a_server_that_is_not_there_is_given_up(void **state)
@@ -60,8 +175,9 @@ static void a_server_that_is_not_there_is_given_up(void **state)
 	fake_stop(&client_server); /* its port is free from now on */
 	o.connect_timeout_ms = 300;
 	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
-	assert_non_null(strstr(o.why, client_server.url));
-	assert_non_null(strstr(o.why, "no contact within 300 ms: connection refused"));
+	assert_non_null(strstr(cnnps_error(client), client_server.url));
+	assert_non_null(
+		strstr(cnnps_error(client), "no contact within 300 ms: connection refused"));
 	fake_start(&client_server);
 }
 
@@ -74,8 +190,8 @@ static void patience_ends_when_the_server_stays_away(void **state)
 	o.disconnect_timeout_ms = 300;
 	client_connect(&o);
 	fake_stop(&client_server);
-	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), CNNPS_EUNREACHABLE);
-	assert_non_null(strstr(cnnps_why(client), "contact lost for 300 ms: connection refused"));
+	assert_int_equal(client_pull_all(client, w, NULL), CNNPS_EUNREACHABLE);
+	assert_non_null(strstr(cnnps_error(client), "contact lost for 300 ms: connection refused"));
 	fake_start(&client_server);
 }
 
@@ -92,10 +208,11 @@ static void nonsense_options_are_refused_in_words(void **state)
 	bad[2].name = longname;
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(cnnps_connect(&client, &bad[i]), PS_EUSAGE);
-		assert_null(client);
-		assert_string_not_equal(bad[i].why, "");
+		assert_string_not_equal(cnnps_error(client), "");
+		if (i == 0)
+			assert_non_null(strstr(cnnps_error(client), "tcp://HOST:PORT"));
+		cnnps_close(&client);
 	}
-	assert_non_null(strstr(bad[0].why, "tcp://HOST:PORT"));
 }
 
 static int is_stopped(void *arg)
@@ -122,7 +239,7 @@ static void *stop_after_the_lease(void *arg)
 static void a_stopped_program_waits_no_more_but_may_push(void **state)
 {
 	struct cnnps_options o = client_options();
-	struct cnnps_lease lease;
+	struct cnnps_lease lease = {.size = sizeof(lease)};
 	atomic_int stop = 0;
 	pthread_t t;
 
@@ -202,7 +319,12 @@ static void beats_go_on_when_a_waiting_program_does_not_get_to_run(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		UNCONNECTED(the_servers_words_end_up_in_why),
+		UNCONNECTED(the_reason_of_the_server_is_the_error),
+		UNCONNECTED(a_connection_that_failed_refuses_every_call),
+		CONNECTED(a_struct_without_its_size_is_refused),
+		CONNECTED(fields_of_a_newer_library_must_be_zero),
+		CONNECTED(flags_that_make_no_sense_are_refused),
+		UNCONNECTED(the_log_goes_to_the_programs_function),
 		UNCONNECTED(a_server_of_another_protocol_is_left_at_once),
 		CONNECTED(a_fenced_session_ends_every_call),
 		CONNECTED(the_end_of_training_ends_the_wait_for_work),

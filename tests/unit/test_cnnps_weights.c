@@ -11,7 +11,7 @@ static void connect_again(struct cnnps_options o)
 /* A gradient of the weights of this version. */
 static void push_at(uint64_t version)
 {
-	assert_int_equal(cnnps_push(client, client_ones, FAKE_PARAMS, version), 0);
+	assert_int_equal(client_push_all(client, client_ones, version), 0);
 }
 
 static void flush(void)
@@ -28,19 +28,19 @@ static int one_pull(const struct fake *f)
 
 static void a_pull_started_ahead_is_what_the_next_view_gets(void **state)
 {
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 
 	(void)state;
-	assert_int_equal(cnnps_prefetch(client), 0);
-	assert_int_equal(cnnps_prefetch(client), 0); /* it is under way, or has arrived */
+	assert_int_equal(client_prefetch(client), 0);
+	assert_int_equal(client_prefetch(client), 0); /* it is under way, or has arrived */
 	fake_wait(&client_server, one_pull, "a pull that nobody waits for");
 	push_at(0);
 	flush();
-	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_true(view.version == 0 && view.w[0] == 0); /* the weights before the push */
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.version == 0 && view.weights[0] == 0); /* the weights before the push */
 	assert_int_equal(fake_look(&client_server).pulls, 1);
-	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_true(view.version == 1 && view.w[FAKE_PARAMS - 1] == -1);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.version == 1 && view.weights[FAKE_PARAMS - 1] == -1);
 	assert_int_equal(fake_look(&client_server).pulls, 2);
 }
 
@@ -50,47 +50,47 @@ static void a_pull_gets_it_too_and_an_evaluation_does_not(void **state)
 	float w[FAKE_PARAMS] = {7};
 
 	(void)state;
-	assert_int_equal(cnnps_prefetch(client), 0);
+	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "the pull");
 	push_at(0);
-	assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
+	assert_int_equal(client_pull_eval(client, w, &version), 0);
 	assert_true(version == 1 && w[0] == -1);
-	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
+	assert_int_equal(client_pull_all(client, w, &version), 0);
 	assert_true(version == 0 && w[0] == 0 && w[FAKE_PARAMS - 1] == 0);
 	assert_int_equal(fake_look(&client_server).pulls, 2);
 }
 
 static void a_view_waits_for_the_pull_that_is_under_way(void **state)
 {
-	struct cnnps_weights view, old;
+	struct cnnps_pull view, old;
 
 	(void)state;
-	assert_int_equal(cnnps_view(client, &old), 0);
+	assert_int_equal(client_view(client, &old), 0);
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
-	assert_int_equal(cnnps_prefetch(client), 0);
+	assert_int_equal(client_prefetch(client), 0);
 	push_at(0);
 	flush(); /* the earlier pull has arrived, and was lost */
 	assert_int_equal(fake_look(&client_server).pulls, 2);
 	fake_set(&client_server, &client_server.how.mute_pulls, 0);
 	fake_hang_up(&client_server, 0); /* so it is sent again */
-	assert_true(old.w[0] == 0);
-	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_true(view.version == 1 && view.w[0] == -1);
+	assert_true(old.weights[0] == 0);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.version == 1 && view.weights[0] == -1);
 	assert_int_equal(fake_look(&client_server).pulls, 3);
 }
 
 static void closing_drops_what_was_started_ahead(void **state)
 {
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 
 	(void)state;
 	fake_set(&client_server, &client_server.how.two_slices, 1);
-	assert_int_equal(cnnps_prefetch(client), 0);
+	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "the pull");
 	push_at(0);
 	flush(); /* the weights came before this answer */
 	connect_again(client_options());
-	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
 }
 
@@ -102,37 +102,37 @@ static int two_pulls(const struct fake *f)
 /* ... while the next weights are requested, arrive, and wait. */
 static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 {
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 	float w[FAKE_PARAMS];
 	uint64_t version;
 
 	(void)state;
-	assert_int_equal(cnnps_await(client), 0);
-	assert_int_equal(cnnps_await(client), 0); /* they have arrived */
+	assert_int_equal(client_await(client), 0);
+	assert_int_equal(client_await(client), 0); /* they have arrived */
 	push_at(0);
-	assert_int_equal(cnnps_prefetch(client), 0);
+	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, two_pulls, "the pull after them");
 	push_at(0);
-	assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
+	assert_int_equal(client_pull_eval(client, w, &version), 0);
 	assert_true(version == 2 && w[0] == -2);
-	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_true(view.version == 0 && view.w[0] == 0);
-	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_true(view.version == 1 && view.w[FAKE_PARAMS - 1] == -1);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.version == 0 && view.weights[0] == 0);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.version == 1 && view.weights[FAKE_PARAMS - 1] == -1);
 	assert_int_equal(fake_look(&client_server).pulls, 3);
-	assert_int_equal(cnnps_await(client), 0);
-	assert_true(view.w[0] == -1); /* until the next view */
-	assert_int_equal(cnnps_push_view(client, client_ones, FAKE_PARAMS, 2, NULL, &view), 0);
-	assert_true(view.version == 2 && view.w[0] == -2); /* as if it had been prefetched */
-	assert_int_equal(cnnps_await(client), 0);
-	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
+	assert_int_equal(client_await(client), 0);
+	assert_true(view.weights[0] == -1); /* until the next view */
+	assert_int_equal(client_push_view(client, client_ones, 2, &view), 0);
+	assert_true(view.version == 2 && view.weights[0] == -2); /* as if it had been prefetched */
+	assert_int_equal(client_await(client), 0);
+	assert_int_equal(client_pull_all(client, w, &version), 0);
 	assert_true(version == 3 && w[0] == -3);
 	assert_int_equal(fake_look(&client_server).pulls, 5);
 }
 
 static void damaged_weights_are_as_good_as_lost(void **state)
 {
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 	float w[FAKE_PARAMS];
 	uint64_t version;
 	int pulls = 0;
@@ -142,18 +142,16 @@ static void damaged_weights_are_as_good_as_lost(void **state)
 		fake_set(&client_server, &client_server.how.two_slices, i % 2);
 		fake_set(&client_server, &client_server.how.damaged_pulls, 2);
 		if (i % 6 == 0)
-			assert_int_equal(cnnps_view(client, &view), 0);
+			assert_int_equal(client_view(client, &view), 0);
 		else if (i % 6 == 1)
-			assert_int_equal(cnnps_prefetch(client), 0);
+			assert_int_equal(client_prefetch(client), 0);
 		else if (i % 6 == 2)
-			assert_int_equal(cnnps_await(client), 0);
+			assert_int_equal(client_await(client), 0);
 		else if (i % 6 == 3)
-			assert_int_equal(cnnps_pull_eval(client, w, FAKE_PARAMS, &version), 0);
+			assert_int_equal(client_pull_eval(client, w, &version), 0);
 		else if (i % 6 == 4)
-			assert_int_equal(
-				cnnps_push_view(client, client_ones, FAKE_PARAMS, 0, NULL, &view),
-				0);
-		assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, &version), 0);
+			assert_int_equal(client_push_view(client, client_ones, 0, &view), 0);
+		assert_int_equal(client_pull_all(client, w, &version), 0);
 		for (int k = 0; k < FAKE_PARAMS; k++)
 			assert_true(w[k] == -(float)version);
 		pulls += i % 6 == 0 || i % 6 == 3 || i % 6 == 4 ? 4 : 3;
@@ -163,16 +161,16 @@ static void damaged_weights_are_as_good_as_lost(void **state)
 
 static void weights_that_stay_damaged_are_not_pulled_forever(void **state)
 {
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 	float w[FAKE_PARAMS];
 
 	(void)state;
 	fake_set(&client_server, &client_server.how.damaged_pulls, 6);
-	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), PS_EPROTO);
-	assert_non_null(strstr(cnnps_why(client), "wrong checksum"));
-	assert_int_equal(cnnps_view(client, &view), PS_EPROTO);
-	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_true(view.w[0] == 0);
+	assert_int_equal(client_pull_all(client, w, NULL), PS_EPROTO);
+	assert_non_null(strstr(cnnps_error(client), "wrong checksum"));
+	assert_int_equal(client_view(client, &view), PS_EPROTO);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.weights[0] == 0);
 }
 
 /* ---- versions of several lives of the server ------------------------------------------------- */
@@ -184,12 +182,12 @@ static int three_pushes(const struct fake *f)
 
 static void a_push_names_the_term_of_its_weights(void **state)
 {
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 	struct fake_seen seen;
 
 	(void)state;
 	fake_set(&client_server, &client_server.how.not_durable, 1);
-	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.term, 1);
 	push_at(view.version);
 	push_at(77); /* never pulled */
@@ -197,7 +195,7 @@ static void a_push_names_the_term_of_its_weights(void **state)
 	fake_hang_up(&client_server, 1);
 	push_at(0); /* version 0 is still that of the old term: no other one was pulled */
 	fake_wait(&client_server, three_pushes, "three pushes");
-	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.term, 2);
 	assert_int_equal(view.version, 3);
 	push_at(view.version);
@@ -216,17 +214,17 @@ static void a_push_names_the_term_of_its_weights(void **state)
 
 static void the_newest_pull_of_a_version_counts(void **state)
 {
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 	struct fake_seen seen;
 	float w[FAKE_PARAMS];
 
 	(void)state;
-	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(client_view(client, &view), 0);
 	fake_hang_up(&client_server, 1);
-	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+	assert_int_equal(client_pull_all(client, w, NULL), 0);
 	push_at(0);
 	for (int i = 0; i < 20; i++) /* always version 1 */
-		assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+		assert_int_equal(client_pull_all(client, w, NULL), 0);
 	push_at(0);
 	flush();
 	seen = fake_look(&client_server);
@@ -239,7 +237,7 @@ static void a_lease_names_the_term_of_its_weights(void **state)
 	const struct msg_grant grant = {
 		.kind = GRANT_TRAIN, .work = {1, 2, 3}, .exact = 1, .version = 44};
 	struct fake_how how = client_server.how;
-	struct cnnps_lease lease;
+	struct cnnps_lease lease = {.size = sizeof(lease)};
 
 	(void)state;
 	how.grants[0] = grant;
@@ -283,10 +281,10 @@ static void a_refused_command_fails_alone(void **state)
 	(void)state;
 	fake_set(&client_server, &client_server.how.refuse_admin, 1);
 	assert_int_equal(cnnps_checkpoint(client, &generation), PS_EUSAGE);
-	assert_string_equal(cnnps_why(client), "the fake server says so");
+	assert_string_equal(cnnps_error(client), "the fake server says so");
 	push_at(0);
 	flush();
-	assert_string_equal(cnnps_why(client), "");
+	assert_string_equal(cnnps_error(client), "");
 	fake_set(&client_server, &client_server.how.refuse_admin, 0);
 	assert_int_equal(cnnps_checkpoint(client, &generation), 0);
 	assert_int_equal(generation, 12);

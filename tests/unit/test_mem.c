@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include "common/mem.h"
+#include "common/log.h"
 #include "tests/support/capture.h"
 
 /* Sizes that cannot be had are this file's subject: sanitizers shall return NULL for them too. */
@@ -131,5 +132,6 @@ int main(void)
 		cmocka_unit_test(mem_must_dies_with_one_line_that_says_who_and_how_much),
 	};
 
+	log_set_level(LOG_INFO);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

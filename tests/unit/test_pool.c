@@ -64,7 +64,7 @@ static void push_gradient(float value)
 	assert_ptr_equal(cnnps_gradient(client), g);
 	for (int i = 0; i < FAKE_PARAMS; i++)
 		g[i] = value;
-	assert_int_equal(cnnps_push(client, g, FAKE_PARAMS, 0), 0);
+	assert_int_equal(client_push_all(client, g, 0), 0);
 }
 
 static void gradients_made_in_place_arrive(void **state)
@@ -80,7 +80,7 @@ static void gradients_made_in_place_arrive(void **state)
 		assert_ptr_not_equal(cnnps_gradient(client), g); /* that one is kept for replays */
 	}
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
-	cnnps_stats(client, &s);
+	s = client_stats(client);
 	assert_int_equal(s.acked, 5);
 	struct fake_seen seen = fake_look(&client_server);
 	assert_true(seen.sum[0] == 15 && seen.sum[FAKE_PARAMS - 1] == 15);
@@ -92,7 +92,7 @@ static void a_part_of_the_buffer_is_copied(void **state)
 
 	(void)state;
 	g[0] = 7;
-	assert_int_equal(cnnps_push_slice(client, 2, g, 1, 0), 0);
+	assert_int_equal(client_push_slice(client, 2, g, 1, 0), 0);
 	g[0] = 8;
 	assert_ptr_equal(cnnps_gradient(client), g);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
@@ -104,22 +104,22 @@ static void a_part_of_the_buffer_is_copied(void **state)
 static void a_view_stays_as_it_is_until_the_next_one(void **state)
 {
 	float w[FAKE_PARAMS];
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 
 	(void)state;
 	fake_set(&client_server, &client_server.how.two_slices, 1);
 	push_gradient(2);
-	assert_int_equal(cnnps_view(client, &view), 0);
+	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
 	assert_int_equal(view.term, 1);
 	push_gradient(3);
-	assert_int_equal(cnnps_pull(client, w, FAKE_PARAMS, NULL), 0);
+	assert_int_equal(client_pull_all(client, w, NULL), 0);
 	for (int i = 0; i < FAKE_PARAMS; i++)
-		assert_true(view.w[i] == -2 && w[i] == -5);
-	assert_int_equal((uintptr_t)view.w % sizeof(float), 0);
+		assert_true(view.weights[i] == -2 && w[i] == -5);
+	assert_int_equal((uintptr_t)view.weights % sizeof(float), 0);
 	fake_set(&client_server, &client_server.how.two_slices, 0);
-	assert_int_equal(cnnps_view(client, &view), 0);
-	assert_true(view.w[0] == -5 && view.w[FAKE_PARAMS - 1] == -5);
+	assert_int_equal(client_view(client, &view), 0);
+	assert_true(view.weights[0] == -5 && view.weights[FAKE_PARAMS - 1] == -5);
 }
 
 /* ---- memory of the program's kind ----------------------------------------------------------- */
@@ -172,11 +172,12 @@ static void special_memory_is_taken_once_and_given_back(void **state)
 
 static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 {
-	struct cnnps_options o = {.server = client_server.url,
+	struct cnnps_options o = {.size = sizeof(o),
+		.server = client_server.url,
 		.connect_timeout_ms = 10000,
 		.take = special_take,
 		.give = special_give};
-	struct cnnps_weights view;
+	struct cnnps_pull view;
 
 	(void)state;
 	log_set_level(LOG_ERROR);
@@ -188,11 +189,12 @@ static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 
 		fake_set(&client_server, &client_server.how.two_slices, i % 2);
 		if (i % 3 == 0)
-			assert_int_equal(cnnps_prefetch(client), 0);
-		assert_int_equal(cnnps_view(client, &view), 0);
-		assert_int_equal((uintptr_t)view.w % 64, 0); /* no message's is, behind its head */
+			assert_int_equal(client_prefetch(client), 0);
+		assert_int_equal(client_view(client, &view), 0);
+		assert_int_equal(
+			(uintptr_t)view.weights % 64, 0); /* no message's is, behind its head */
 		for (int k = 0; k < FAKE_PARAMS; k++)
-			assert_true(view.w[k] == -(float)(i - 1));
+			assert_true(view.weights[k] == -(float)(i - 1));
 		if (i == 1)
 			assert_true(special.taken > before);
 		push_gradient(1);

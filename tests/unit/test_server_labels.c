@@ -227,5 +227,6 @@ int main(void)
 		TEST(many_hellos_without_an_answer_push_nobody_out_of_the_table),
 	};
 
+	log_set_level(LOG_INFO);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

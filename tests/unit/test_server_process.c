@@ -64,7 +64,7 @@ static void a_signal_drains(void **state)
 		assert_int_equal(server_wait(s), 0);
 		assert_true(clock_ms() - begin < 3000);
 		server_expect_status(s, "drained");
-		struct cnnps_lease lease;
+		struct cnnps_lease lease = {.size = sizeof(lease)};
 		assert_int_equal(cnnps_lease(c, &lease), CNNPS_ESHUTDOWN);
 		cnnps_close(&c);
 	}

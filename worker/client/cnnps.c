@@ -9,16 +9,20 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/pool.h"
+#include "common/version.h"
 #include "worker/client/info.h"
 #include "worker/client/net.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
 #define TRIES 3                             /* maximum of consecutive pulls with a wrong checksum */
 
-_Static_assert(PS_EUNREACHABLE == CNNPS_EUNREACHABLE && PS_EFENCED == CNNPS_EFENCED &&
-		       PS_EAUTH == CNNPS_EAUTH && PS_ESHUTDOWN == CNNPS_ESHUTDOWN &&
-		       PS_EDONE == CNNPS_EDONE && PS_EAGAIN == CNNPS_EAGAIN,
-	"cnnps.h repeats numbers of common/err.h");
+#define X(name, value, exit_code, text)                                                            \
+	_Static_assert((int)CNNPS_##name == (value), "cnnps.h repeats the numbers of "             \
+						     "common/err.h");
+PS_STATUS_MAP(X)
+#undef X
+_Static_assert((int)CNNPS_LOG_ERROR == (int)LOG_ERROR && (int)CNNPS_LOG_DEBUG == (int)LOG_DEBUG,
+	"cnnps.h repeats the numbers of common/log.h");
 _Static_assert((int)MODE_DOWNPOUR == CNNPS_DOWNPOUR && (int)MODE_SSP == CNNPS_SSP &&
 		       (int)MODE_SYNC == CNNPS_SYNC && (int)MODE_SANDBLASTER == CNNPS_SANDBLASTER &&
 		       (int)MODE_EASGD == CNNPS_EASGD,
@@ -31,7 +35,8 @@ struct pulled {
 };
 
 struct cnnps {
-	struct net *net;
+	struct net *net; /* NULL: cnnps_connect failed */
+	int status;      /* of the newest call */
 	int observer;
 	struct cnnps_info info;
 	struct msg_welcome welcome; /* the first WELCOME */
@@ -47,11 +52,66 @@ struct cnnps {
 	struct request request; /* the newest request */
 };
 
+static int done(struct cnnps *c, int rc)
+{
+	c->status = rc;
+	return rc;
+}
+
+/* Refuse an argument of the program. */
+static int refuse(struct cnnps *c, const char *why)
+{
+	snprintf(c->request.why, sizeof(c->request.why), "%s", why);
+	return PS_EUSAGE;
+}
+
+/* ---- structs of the program: each begins with its size ---------------------------------------- */
+
+/* Bytes by which the structs of a newer library may be longer. */
+enum { MAX_NEWER = 4096 };
+
+/* Copy a struct of the program to `to`. A program that was built with a newer library may have a
+ * longer struct; what this library does not know must be zero. */
+static int read_struct(struct cnnps *c, void *to, size_t size, const void *from, const char *name)
+{
+	const unsigned char *bytes = from;
+	size_t n, unknown = 0;
+
+	memcpy(&n, from, sizeof(n));
+	for (size_t i = size; i < n && n <= size + MAX_NEWER; i++)
+		unknown += bytes[i] != 0;
+	if (n < size || n > size + MAX_NEWER || unknown) {
+		snprintf(c->request.why, sizeof(c->request.why),
+			n < size || n > size + MAX_NEWER
+				? "struct %s: its size is %zu; set it to sizeof(struct %s)"
+				: "struct %s: of its %zu bytes, libcnnps %s does not know the last",
+			name, n, n < size || n > size + MAX_NEWER ? name : PS_VERSION);
+		return PS_EUSAGE;
+	}
+	memcpy(to, from, size);
+	return PS_OK;
+}
+#define READ_STRUCT(c, to, from, name) read_struct(c, to, sizeof(*(to)), from, #name)
+
+/* Copy the result to the program's struct, all but its size. */
+static void write_struct(void *to, const void *from, size_t size)
+{
+	memcpy((unsigned char *)to + sizeof(size_t), (const unsigned char *)from + sizeof(size_t),
+		size - sizeof(size_t));
+}
+
+/* ---- requests --------------------------------------------------------------------------------- */
+
 static struct request *new_request(struct cnnps *c, enum request_kind kind)
 {
 	memset(&c->request, 0, sizeof(c->request));
 	c->request.kind = kind;
 	return &c->request;
+}
+
+static int run_request(struct cnnps *c, struct request *o)
+{
+	return c->net ? net_request(c->net, o) : refuse(c, "this connection was never made");
 }
 
 /* ---- connecting ------------------------------------------------------------------------------ */
@@ -129,25 +189,47 @@ static int connect_session(struct cnnps *c, const struct cnnps_options *o, struc
 	return PS_OK;
 }
 
-int cnnps_connect(struct cnnps **out, struct cnnps_options *o)
+static void set_log(const struct cnnps_options *o)
+{
+	if (!o->log)
+		return;
+	log_set_sink(o->log, o->log_arg);
+	log_set_level((enum log_level)o->log_level);
+}
+
+/* Release everything but the struct. */
+static void disconnect(struct cnnps *c)
+{
+	(void)zmq_msg_close(&c->view);
+	(void)zmq_msg_init(&c->view);
+	frames_release(&c->awaited.frames);
+	net_free(&c->net);
+	if (c->gradient)
+		pool_give(c->pool, &c->gradient);
+	if (c->staging)
+		pool_give(c->pool, &c->staging);
+	pool_free(&c->pool);
+}
+
+int cnnps_connect(struct cnnps **out, const struct cnnps_options *options)
 {
 	struct cnnps *c = mem_try(1, sizeof(*c));
+	struct cnnps_options o;
 	struct err e = {0};
-	int rc = PS_ENOMEM;
+	int rc;
 
-	*out = NULL;
-	if (c) {
-		(void)zmq_msg_init(&c->view);
-		rc = connect_session(c, o, &e);
-	}
-	o->why[0] = '\0';
-	if (rc) {
-		snprintf(o->why, sizeof(o->why), "%s", e.text[0] ? e.text : err_text(rc));
-		cnnps_close(&c);
-		return rc;
-	}
 	*out = c;
-	return PS_OK;
+	if (!c)
+		return PS_ENOMEM;
+	(void)zmq_msg_init(&c->view);
+	if ((rc = READ_STRUCT(c, &o, options, cnnps_options)))
+		return done(c, rc);
+	set_log(&o);
+	if ((rc = connect_session(c, &o, &e))) {
+		disconnect(c);
+		snprintf(c->request.why, sizeof(c->request.why), "%s", e.text);
+	}
+	return done(c, rc);
 }
 
 const struct cnnps_info *cnnps_info(const struct cnnps *c)
@@ -159,14 +241,8 @@ void cnnps_close(struct cnnps **c)
 {
 	if (!*c)
 		return;
+	disconnect(*c);
 	(void)zmq_msg_close(&(*c)->view);
-	frames_release(&(*c)->awaited.frames);
-	net_free(&(*c)->net);
-	if ((*c)->gradient)
-		pool_give((*c)->pool, &(*c)->gradient);
-	if ((*c)->staging)
-		pool_give((*c)->pool, &(*c)->staging);
-	pool_free(&(*c)->pool);
 	free(*c);
 	*c = NULL;
 }
@@ -203,7 +279,7 @@ static int await_weights(struct cnnps *c, enum weights which, struct arrival *to
 	}
 	o = new_request(c, REQUEST_PULL);
 	o->pull.which = which;
-	if (!(rc = net_request(c->net, o)))
+	if (!(rc = run_request(c, o)))
 		arrival_move(to, &o->pull.got);
 	return rc;
 }
@@ -276,54 +352,53 @@ static int pull_verified(struct cnnps *c, enum weights which, float *to, struct 
 	return rc;
 }
 
-static int pull_into(struct cnnps *c, float *w, size_t n, uint64_t *version, enum weights which)
+/* Fill in the results of a pull. */
+static int pull_weights(struct cnnps *c, struct cnnps_pull *p)
 {
 	struct arrival a;
-	int rc = n == c->info.n_params ? pull_verified(c, which, w, &a) : PS_EUSAGE;
+	int is_eval = p->flags == CNNPS_PULL_EVAL, rc;
 
-	if (!rc && version)
-		*version = a.params.version;
-	return rc;
+	if (is_eval && !p->into)
+		return refuse(c, "CNNPS_PULL_EVAL needs `into`");
+	rc = pull_verified(c, is_eval ? WEIGHTS_EVAL : WEIGHTS_CURRENT, p->into, &a);
+	if (rc)
+		return rc;
+	p->weights = p->into ? p->into : zmq_msg_data(&c->view);
+	p->version = a.params.version;
+	p->term = a.term;
+	p->elastic = a.params.elastic;
+	return PS_OK;
 }
 
-int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version)
+int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull)
 {
-	return pull_into(c, w, n, version, WEIGHTS_CURRENT);
-}
+	struct cnnps_pull p;
+	int rc = READ_STRUCT(c, &p, pull, cnnps_pull);
 
-int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
-{
-	struct arrival a;
-	int rc = pull_verified(c, WEIGHTS_CURRENT, NULL, &a);
-
-	if (!rc)
-		*w = (struct cnnps_weights){.w = zmq_msg_data(&c->view),
-			.version = a.params.version,
-			.term = a.term,
-			.elastic = a.params.elastic};
-	return rc;
-}
-
-int cnnps_await(struct cnnps *c)
-{
-	return c->awaited.frames.n ? PS_OK : await_weights(c, WEIGHTS_CURRENT, &c->awaited);
-}
-
-int cnnps_prefetch(struct cnnps *c)
-{
-	return net_request(c->net, new_request(c, REQUEST_PREFETCH));
-}
-
-int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
-{
-	return pull_into(c, w, n, version, WEIGHTS_EVAL);
+	if (rc)
+		return done(c, rc);
+	switch (p.flags) {
+	case CNNPS_PULL_START:
+		return done(c, run_request(c, new_request(c, REQUEST_PREFETCH)));
+	case CNNPS_PULL_WAIT:
+		return done(c, c->awaited.frames.n
+				       ? PS_OK
+				       : await_weights(c, WEIGHTS_CURRENT, &c->awaited));
+	case 0:
+	case CNNPS_PULL_EVAL:
+		if (!(rc = pull_weights(c, &p)))
+			write_struct(pull, &p, sizeof(p));
+		return done(c, rc);
+	default:
+		return done(c, refuse(c, "the flags of a pull are 0 or one CNNPS_PULL_*"));
+	}
 }
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
 float *cnnps_gradient(struct cnnps *c)
 {
-	if (!c->gradient)
+	if (!c->gradient && c->pool)
 		c->gradient = pool_take(c->pool);
 	return c->gradient;
 }
@@ -345,94 +420,104 @@ static int make_tensor(
 	return PS_OK;
 }
 
-static int push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version,
-	const struct cnnps_work *work, int then_pull)
+/* Make a push, and after it a pull if `then_pull`. */
+static int push_values(struct cnnps *c, const struct cnnps_push *p, int then_pull)
 {
 	struct request *o = new_request(c, REQUEST_PUSH);
+	size_t n = p->count || p->offset ? p->count : c->info.n_params;
 	int rc;
 
-	if (c->observer || n < 1 || offset > c->info.n_params || n > c->info.n_params - offset)
-		return PS_EUSAGE;
+	if (c->observer)
+		return refuse(c, "an observer cannot push");
+	if (n < 1 || p->offset > c->info.n_params || n > c->info.n_params - p->offset)
+		return refuse(c, "the pushed values lie outside the parameters");
 	o->push.then_pull = then_pull;
 	o->pull.which = WEIGHTS_CURRENT;
-	o->push.meta.base_version = version;
-	o->push.meta.base_term = term_of_pull(c, version);
-	if (work) {
-		o->push.meta.work = (struct work){work->epoch, work->first, work->count};
-		o->push.meta.images = work->images;
-		o->push.meta.loss = work->loss;
-	}
-	if ((rc = make_tensor(c, o, g, offset, n)))
+	o->push.meta.base_version = p->version;
+	o->push.meta.base_term = term_of_pull(c, p->version);
+	o->push.meta.work = (struct work){p->work.epoch, p->work.first, p->work.count};
+	o->push.meta.images = p->work.images;
+	o->push.meta.loss = p->work.loss;
+	if ((rc = make_tensor(c, o, p->gradient, p->offset, n)))
 		return rc;
-	rc = net_request(c->net, o);
+	rc = run_request(c, o);
 	zmq_msg_close(&o->push.tensor); /* empty if net_request took it over */
 	return rc;
 }
 
-int cnnps_push(struct cnnps *c, const float *g, size_t n, uint64_t version)
-{
-	return cnnps_push_work(c, g, n, version, NULL);
-}
-
-int cnnps_push_work(
-	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work)
-{
-	return n == c->info.n_params ? push_slice(c, 0, g, n, version, work, 0) : PS_EUSAGE;
-}
-
-int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
-	const struct cnnps_work *work, struct cnnps_weights *w)
+static int push_then_pull(struct cnnps *c, const struct cnnps_push *p)
 {
 	int then_pull = !c->awaited.frames.n, rc;
+	struct cnnps_pull then;
 
-	if (n != c->info.n_params)
-		return PS_EUSAGE;
-	release_view(c);
-	if ((rc = push_slice(c, 0, g, n, version, work, then_pull)))
+	if ((rc = READ_STRUCT(c, &then, p->then, cnnps_pull)))
+		return rc;
+	if (then.flags)
+		return refuse(c, "a pull after a push has no flags");
+	if (!then.into)
+		release_view(c);
+	if ((rc = push_values(c, p, then_pull)))
 		return rc;
 	if (then_pull)
 		arrival_move(&c->awaited, &c->request.pull.got);
-	return cnnps_view(c, w);
+	if (!(rc = pull_weights(c, &then)))
+		write_struct(p->then, &then, sizeof(then));
+	return rc;
 }
 
-int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version)
+int cnnps_push(struct cnnps *c, const struct cnnps_push *push)
 {
-	return push_slice(c, offset, g, n, version, NULL, 0);
+	struct cnnps_push p;
+	int rc = READ_STRUCT(c, &p, push, cnnps_push);
+
+	if (!rc)
+		rc = p.then ? push_then_pull(c, &p) : push_values(c, &p, 0);
+	return done(c, rc);
 }
 
 /* ---- the other calls ------------------------------------------------------------------------- */
 
 void cnnps_alive(struct cnnps *c)
 {
-	net_alive(c->net);
+	if (c->net)
+		net_alive(c->net);
 }
 
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 {
-	struct request *o = new_request(c, REQUEST_LEASE);
-	int rc;
+	struct request *o;
+	struct cnnps_lease got;
+	int rc = READ_STRUCT(c, &got, lease, cnnps_lease);
 
-	if (c->observer)
-		return PS_EUSAGE;
-	if ((rc = net_request(c->net, o)))
-		return rc;
-	*lease = lease_of(&o->lease.grant, o->lease.term);
-	return PS_OK;
+	if (rc)
+		return done(c, rc);
+	o = new_request(c, REQUEST_LEASE);
+	rc = c->observer ? refuse(c, "an observer gets no lease") : run_request(c, o);
+	if (!rc) {
+		got = lease_of(&o->lease.grant, o->lease.term);
+		write_struct(lease, &got, sizeof(got));
+	}
+	return done(c, rc);
 }
 
 int cnnps_result(
 	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum)
 {
-	struct request *o = new_request(c, REQUEST_RESULT);
+	struct request *o;
+	struct cnnps_lease l;
+	int rc = READ_STRUCT(c, &l, lease, cnnps_lease);
 
-	if (c->observer || lease->kind != CNNPS_EVAL)
-		return PS_EUSAGE;
-	o->result = (struct msg_result){.eval_id = lease->eval_id,
-		.eval_first = lease->first,
-		.eval_count = lease->count,
+	if (rc)
+		return done(c, rc);
+	o = new_request(c, REQUEST_RESULT);
+	if (c->observer || l.kind != CNNPS_EVAL)
+		return done(c, refuse(c, "only an EVAL lease has a result"));
+	o->result = (struct msg_result){.eval_id = l.eval_id,
+		.eval_first = l.first,
+		.eval_count = l.count,
 		.correct = correct,
 		.loss_sum = loss_sum};
-	return net_request(c->net, o);
+	return done(c, run_request(c, o));
 }
 
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
@@ -441,7 +526,7 @@ int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 
 	o->durable = durable;
 	o->deadline_ms = clock_ms() + timeout_ms;
-	return net_request(c->net, o);
+	return done(c, run_request(c, o));
 }
 
 int cnnps_status(struct cnnps *c, char *json, size_t size)
@@ -450,7 +535,7 @@ int cnnps_status(struct cnnps *c, char *json, size_t size)
 
 	o->report.json = json;
 	o->report.size = size;
-	return net_request(c->net, o);
+	return done(c, run_request(c, o));
 }
 
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
@@ -459,10 +544,10 @@ int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)
 	int rc;
 
 	o->admin.verb = ADMIN_CHECKPOINT;
-	rc = net_request(c->net, o);
+	rc = run_request(c, o);
 	if (!rc && generation)
 		*generation = o->admin.generation;
-	return rc;
+	return done(c, rc);
 }
 
 int cnnps_drain(struct cnnps *c)
@@ -471,9 +556,10 @@ int cnnps_drain(struct cnnps *c)
 	int rc;
 
 	o->admin.verb = ADMIN_DRAIN;
-	rc = net_request(c->net, o);
-	return rc == PS_ESHUTDOWN || rc == PS_EDONE ? PS_OK
-						    : rc; /* the server ended before it answered */
+	rc = run_request(c, o);
+	if (rc == PS_ESHUTDOWN || rc == PS_EDONE)
+		rc = PS_OK; /* the server ended before it answered */
+	return done(c, rc);
 }
 
 int cnnps_log_level(struct cnnps *c, const char *level)
@@ -484,20 +570,36 @@ int cnnps_log_level(struct cnnps *c, const char *level)
 	for (int i = LOG_ERROR; i <= LOG_DEBUG; i++)
 		if (!strcmp(level, log_level_name((enum log_level)i)))
 			o->admin.level = (enum wire_log_level)(i + LOG_LEVEL_ERROR);
-	return o->admin.level ? net_request(c->net, o) : PS_EUSAGE;
+	return done(
+		c, o->admin.level ? run_request(c, o) : refuse(c, "the level is " LOG_LEVEL_NAMES));
 }
 
-void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s)
+int cnnps_stats(const struct cnnps *c, struct cnnps_stats *s)
 {
-	net_stats(c->net, s);
+	struct cnnps_stats now = {0};
+
+	if (s->size < sizeof(now) || !c->net)
+		return PS_EUSAGE;
+	net_stats(c->net, &now);
+	write_struct(s, &now, sizeof(now));
+	return PS_OK;
 }
 
-const char *cnnps_why(const struct cnnps *c)
+const char *cnnps_error(const struct cnnps *c)
 {
-	return c->request.why;
+	if (!c)
+		return err_text(PS_ENOMEM);
+	if (!c->status)
+		return "";
+	return c->request.why[0] ? c->request.why : err_text(c->status);
 }
 
 const char *cnnps_strerror(int rc)
 {
 	return err_text(rc);
+}
+
+const char *cnnps_version(void)
+{
+	return PS_VERSION;
 }

@@ -1,18 +1,32 @@
 /*
- * cnnps.h - libcnnps: makes any C program a worker of a cnn-ps server.
+ * cnnps.h - libcnnps: makes any program a worker of a cnn-ps parameter server.
  *
- * Connect, pull weights, push gradients. The library retains every push until the server has
- * stored it on disk, and sends it again after a crash of the server or a loss of the connection.
- * A push that returned 0 is applied exactly once, provided that this process stays alive. A
- * background thread sends heartbeats and maintains the connection between the calls.
+ * A worker connects, pulls weights, computes a gradient and pushes it. The library retains every
+ * push until the server has stored it on disk, and sends it again after a crash of the server or a
+ * loss of the connection. A push that returned 0 is applied exactly once, provided that this
+ * process stays alive. A background thread sends heartbeats and maintains the connection between
+ * the calls.
  *
- * This header includes no other header of the project. A call returns 0 or a negative CNNPS_E*
- * status (the numbers are those of common/err.h); cnnps_strerror describes one.
+ *     struct cnnps_options options = {.size = sizeof(options), .server = "tcp://10.0.0.1:5555"};
+ *     struct cnnps *c;
+ *     if (cnnps_connect(&c, &options)) { fprintf(stderr, "%s\n", cnnps_error(c)); ... }
  *
- * Thread: one thread of the program at a time per struct cnnps.
+ * Statuses: a call that can fail returns 0 (CNNPS_OK) or a negative CNNPS_E* status.
+ * cnnps_error(c) then has the reason in one line.
+ *
+ * Structs: every struct that a call reads or fills begins with `size`. Set it to the sizeof of the
+ * struct and the rest to zero (an initialiser does both). Later versions of the library may append
+ * fields, of which zero means the behaviour before. A program works with newer libraries, and with
+ * older ones as long as fields that they do not have are zero; else the call returns CNNPS_EUSAGE.
+ *
+ * Threads: the library has no global state but the log callback. A connection may be used by any
+ * thread, but by one at a time. Callbacks may come from the library's threads.
+ *
+ * Forks: a connection does not survive fork() in the child. A child may exit or exec, or make
+ * connections of its own; it must not use or close a connection of its parent.
  */
-#ifndef WORKER_CLIENT_CNNPS_H
-#define WORKER_CLIENT_CNNPS_H
+#ifndef CNNPS_H
+#define CNNPS_H
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,16 +34,68 @@
 extern "C" {
 #endif
 
-struct cnnps; /* opaque */
+struct cnnps; /* a connection: opaque */
+
+/* ---- versions and errors --------------------------------------------------------------------- */
+
+#define CNNPS_VERSION_MAJOR 0
+#define CNNPS_VERSION_MINOR 2
+#define CNNPS_VERSION_PATCH 0
+
+/* The version of the library that the program runs with, "0.2.0". */
+const char *cnnps_version(void);
+
+/* The statuses of all calls. The numbers are those of the protocol and never change. */
+enum cnnps_code {
+	CNNPS_OK = 0,
+	CNNPS_EUSAGE = -1,       /* an argument or option is wrong */
+	CNNPS_ENOMEM = -2,       /* out of memory */
+	CNNPS_EIO = -3,          /* a key file cannot be read; server: a disk error */
+	CNNPS_EUNREACHABLE = -4, /* no contact for connect_timeout_ms or disconnect_timeout_ms */
+	CNNPS_EWRONGRUN = -5,    /* the server at this address is in another run now */
+	CNNPS_EFENCED = -6,      /* another process took this worker's place; connect again */
+	CNNPS_EDATA = -7,        /* a data file is malformed */
+	CNNPS_EWRONGDATA = -8,   /* `data` differs from the run's data set */
+	CNNPS_ECHECKPOINT = -9,  /* server: a checkpoint was refused */
+	CNNPS_ELOCKED = -10,     /* server: a directory is locked */
+	CNNPS_EAUTH = -11,       /* the server does not accept this key */
+	CNNPS_EPROTO = -12,      /* malformed message, or a wrong checksum three times */
+	CNNPS_EVERSION = -13,    /* server and library have no protocol version in common */
+	CNNPS_ETERM = -14,       /* the server has restarted; the library handles it */
+	CNNPS_EGAP = -15,        /* a sequence number is missing; the library handles it */
+	CNNPS_ESTATE = -16,      /* message not allowed in this state of the session */
+	CNNPS_EFULL = -17,       /* the server has no free worker slot */
+	CNNPS_EROLLEDBACK = -18, /* the server lost pushes that it had called durable */
+	CNNPS_ESHUTDOWN = -19,   /* the server shuts down, or `stop` returned nonzero */
+	CNNPS_EDONE = -20,       /* training is done */
+	CNNPS_EAGAIN = -21,      /* not now: see the call */
+	CNNPS_EDEVICE = -22,     /* compute device error; never from this library */
+	CNNPS_ETOOBIG = -23,     /* over a size limit of the server */
+	CNNPS_EQUARANTINE = -24, /* too many gradients of this worker were not finite */
+	CNNPS_EDIVERGED = -25,   /* training diverged: the run has ended */
+	CNNPS_ENET = -26         /* network library error */
+};
+
+/* One line on the newest failed call of `c`, or on the failed cnnps_connect that made `c`. Valid
+ * until the next call. c NULL: cnnps_connect found no memory. */
+const char *cnnps_error(const struct cnnps *c);
+/* What a status means in general, "server unreachable". Static. */
+const char *cnnps_strerror(int status);
+
+/* ---- connect --------------------------------------------------------------------------------- */
 
 /* The training data of this worker. All zero for a model without a data set (vector:N). */
 struct cnnps_data {
 	uint32_t n_train, n_test, rows, cols, classes;
-	uint64_t xxh3;     /* fingerprint, see proto/WIRE.md */
 	uint32_t channels; /* of an image; 0: 1 */
+	uint64_t xxh3;     /* fingerprint, see proto/WIRE.md; any hash that all workers agree on */
 };
 
+enum cnnps_log_level { CNNPS_LOG_ERROR, CNNPS_LOG_WARN, CNNPS_LOG_INFO, CNNPS_LOG_DEBUG };
+
+/* Strings are copied; the callbacks must stay valid until cnnps_close. */
 struct cnnps_options {
+	size_t size;
 	const char *server; /* ZeroMQ endpoint, "tcp://127.0.0.1:5555" */
 	/* Files made by cnn-ctl keygen: the secret key of this program and the public key of the
 	 * server. key NULL: no encryption. server_key NULL: server.pub beside `key`. */
@@ -49,34 +115,32 @@ struct cnnps_options {
 	uint32_t batch_timeout_ms;
 	/* Maximum memory for pushes that are not durable yet. 0: 256 MiB */
 	uint64_t replay_bytes;
-	/* NULL, or called ten times a second by the thread that holds the I/O lock. Nonzero ends
-	 * the current wait and all later ones with CNNPS_ESHUTDOWN; pushes and results get 5 s
-	 * more. */
+	/* NULL, or called ten times a second while a call waits. Nonzero ends the current wait and
+	 * all later ones with CNNPS_ESHUTDOWN; pushes and results get 5 s more. */
 	int (*stop)(void *arg);
 	void *stop_arg;
 	/* NULL, or the allocator for gradients and received weights, for example of pinned memory
-	 * for a GPU. take returns zeroed memory aligned to 64 bytes, or NULL. Both threads call
+	 * for a GPU. take returns zeroed memory aligned to 64 bytes, or NULL. Any thread calls
 	 * take and give. */
 	void *(*take)(size_t bytes);
 	void (*give)(void *memory);
-	/* NULL: waits are logged on stderr. Otherwise called with one line for a person when a
-	 * wait for the server or for work takes longer than 1.5 s, then at growing intervals, by
-	 * the thread that holds the I/O lock. */
+	/* NULL, or called with one line for a person when a wait for the server or for work takes
+	 * longer than 1.5 s, then at growing intervals. NULL: the line is logged. */
 	void (*report)(void *arg, const char *line);
 	void *report_arg;
-	char why[512]; /* out: after a failure, one line for a person */
+	/* NULL: keep the process's log as it is, which is silent unless an earlier connection set
+	 * it. Else called with each line of the log up to `log_level`, and its CNNPS_LOG_* level, without a newline. The log
+	 * is one for the process: the newest connection sets it, for all connections. */
+	void (*log)(void *arg, int level, const char *line);
+	void *log_arg;
+	enum cnnps_log_level log_level;
 };
 
 /* How the gradients of several workers are combined. proto/WIRE.md, "Modes", specifies what a
  * worker does in each. */
-enum cnnps_mode {
-	CNNPS_DOWNPOUR = 1,
-	CNNPS_SSP,
-	CNNPS_SYNC,
-	CNNPS_SANDBLASTER,
-	CNNPS_EASGD,
-};
+enum cnnps_mode { CNNPS_DOWNPOUR = 1, CNNPS_SSP, CNNPS_SYNC, CNNPS_SANDBLASTER, CNNPS_EASGD };
 
+/* The run and this worker's session. The library allocates it; later versions may append fields. */
 struct cnnps_info {
 	const char *model; /* canonical text */
 	uint64_t n_params, seed;
@@ -91,9 +155,23 @@ struct cnnps_info {
 	double local_rate, momentum; /* of the worker's local steps; momentum 0: none */
 };
 
+/* Connect and wait until the server accepts this worker. Also on failure *c may be a connection,
+ * which serves only for cnnps_error and cnnps_close; it is NULL if there is no memory.
+ * CNNPS_EUSAGE, CNNPS_ENOMEM, CNNPS_EIO, CNNPS_EUNREACHABLE, CNNPS_EAUTH, CNNPS_EVERSION,
+ * CNNPS_EFULL, CNNPS_EWRONGDATA, CNNPS_EDONE, CNNPS_ESHUTDOWN. */
+int cnnps_connect(struct cnnps **c, const struct cnnps_options *options);
+/* Valid until cnnps_close. */
+const struct cnnps_info *cnnps_info(const struct cnnps *c);
+/* Wait up to 5 s for decisions, say goodbye, join the background thread, free everything and set
+ * *c to NULL; *c may be NULL. */
+void cnnps_close(struct cnnps **c);
+
+/* ---- train ----------------------------------------------------------------------------------- */
+
 enum { CNNPS_TRAIN = 1, CNNPS_EVAL = 2 };
 
 struct cnnps_lease {
+	size_t size;
 	int kind;              /* CNNPS_TRAIN or CNNPS_EVAL */
 	uint32_t epoch;        /* TRAIN: from 0; determines the order of the images */
 	uint32_t first, count; /* TRAIN: batches; EVAL: test images */
@@ -102,13 +180,39 @@ struct cnnps_lease {
 	uint64_t version, term;
 };
 
+/* Wait for work: block until the server grants a lease. Returns the unfinished part of the
+ * previous lease to the server. CNNPS_EDONE: training is over. */
+int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease);
+
+enum {
+	/* Start the transfer of the newest weights and return at once. The next pull without flags
+	 * returns these weights; they do not include pushes made after this call. */
+	CNNPS_PULL_START = 1,
+	/* Wait until the weights for the next pull without flags have arrived. That pull still
+	 * verifies their checksum, which takes time: pushes made before it overlap with this. */
+	CNNPS_PULL_WAIT = 2,
+	/* Pull the weights that the EVAL lease evaluates; `into` is required. CNNPS_EAGAIN: other
+	 * workers have completed this evaluation. */
+	CNNPS_PULL_EVAL = 4
+};
+
 /* The weights after `version` updates in term `term` of the server. */
-struct cnnps_weights {
-	const float *w; /* n_params floats */
+struct cnnps_pull {
+	size_t size;
+	uint32_t flags; /* 0, or one of the above */
+	/* n_params floats that receive a copy. NULL: `weights` is the library's memory, valid and
+	 * unchanged until the next pull with `into` NULL and flags 0, or until cnnps_close. */
+	float *into;
+	/* out, unless CNNPS_PULL_START or CNNPS_PULL_WAIT: */
+	const float *weights; /* n_params floats, `into` if it is given */
 	uint64_t version, term;
 	/* EASGD: the fraction of their distance that worker and center each move */
 	double elastic;
 };
+
+/* Get the newest weights. Blocks unless CNNPS_PULL_START. CNNPS_EPROTO: they had a wrong checksum
+ * three times. */
+int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull);
 
 /* The batches that a push covers. */
 struct cnnps_work {
@@ -117,7 +221,41 @@ struct cnnps_work {
 	float loss; /* mean over the images */
 };
 
+struct cnnps_push {
+	size_t size;
+	/* The values [offset, offset + count) of the gradient; all others count as zero. count 0:
+	 * all n_params. The library copies them, or takes over the buffer of cnnps_gradient if it
+	 * is pushed as a whole. */
+	const float *gradient;
+	uint64_t offset, count;
+	uint64_t version; /* of the weights at which the gradient was computed */
+	struct cnnps_work work;
+	/* NULL, or a pull without flags that is made after the push, in the same request: half the
+	 * round trips. If only the pull fails, cnnps_stats counts the push all the same. */
+	struct cnnps_pull *then;
+};
+
+/* Push a gradient. Returns at once unless the window is full or `then` is set. 0: the server will
+ * decide this push exactly once; cnnps_stats counts the decisions. */
+int cnnps_push(struct cnnps *c, const struct cnnps_push *push);
+/* A buffer of n_params floats for the next gradient. A push of the whole buffer takes it over
+ * instead of copying it; call this again for the next gradient. It contains zeros or an earlier
+ * gradient of this program. NULL: no memory. */
+float *cnnps_gradient(struct cnnps *c);
+/* Send the result of an EVAL lease: correct answers and sum of the losses of its images. */
+int cnnps_result(
+	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum);
+/* Wait until every push is decided (durable != 0: and on the server's disk), for at most
+ * timeout_ms. CNNPS_EAGAIN: not all are. */
+int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms);
+/* Report progress. Call it if other calls may be more than batch_timeout_ms apart. Costs
+ * nothing. Any thread, at any time. */
+void cnnps_alive(struct cnnps *c);
+
+/* ---- observe and operate --------------------------------------------------------------------- */
+
 struct cnnps_stats {
+	size_t size;
 	uint64_t pushed, acked, rejected, durable; /* pushes */
 	uint64_t last_version;                     /* newest version that the server reported */
 	uint64_t reconnects, replayed;
@@ -125,78 +263,18 @@ struct cnnps_stats {
 	uint64_t superseded;
 };
 
-/* Connect and wait for the WELCOME. On failure *out is NULL and o->why has the reason. */
-int cnnps_connect(struct cnnps **out, struct cnnps_options *o);
-/* The run and this worker's session, set by cnnps_connect; valid until cnnps_close. */
-const struct cnnps_info *cnnps_info(const struct cnnps *c);
-/* Copy the newest weights (n == n_params floats) and their version (may be NULL). Blocks. */
-int cnnps_pull(struct cnnps *c, float *w, size_t n, uint64_t *version);
-/* The same without a copy: w->w stays valid and unchanged until the next cnnps_view,
- * cnnps_push_view or cnnps_close. */
-int cnnps_view(struct cnnps *c, struct cnnps_weights *w);
-/* Start a pull and return at once. The next cnnps_view or cnnps_pull returns its weights, which
- * do not include pushes made after this call. */
-int cnnps_prefetch(struct cnnps *c);
-/* Wait until the weights for the next cnnps_view or cnnps_pull have arrived. That call still
- * verifies their checksum, which takes time; requests and pushes made before it overlap with the
- * verification. */
-int cnnps_await(struct cnnps *c);
-/* Pull the weights that an EVAL lease evaluates. */
-int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version);
-/* Push gradient g of n == n_params floats, computed at `version`. Copies g. Returns at once unless
- * the window is full. 0: the server will decide this push exactly once; cnnps_stats counts the
- * decisions. */
-int cnnps_push(struct cnnps *c, const float *g, size_t n, uint64_t version);
-/* A buffer of n_params floats for the next gradient. A push of the whole buffer takes it over
- * instead of copying it; call this again for the next gradient. It contains zeros or an earlier
- * gradient of this program. NULL: no memory. */
-float *cnnps_gradient(struct cnnps *c);
-/* cnnps_push with the batches that it covers. */
-int cnnps_push_work(
-	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work);
-/* cnnps_push_work and the cnnps_view after it in one request: half the round trips. `work` may be
- * NULL. After a failure, cnnps_stats tells whether the push was made. */
-int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
-	const struct cnnps_work *work, struct cnnps_weights *w);
-/* Push only the values [offset, offset + n); all others count as zero. */
-int cnnps_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version);
-/* Wait for work. Blocks until the server grants a lease. CNNPS_EDONE: training is over. Returns
- * the unfinished part of the previous lease to the server. */
-int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease);
-/* Send the result of an EVAL lease. */
-int cnnps_result(
-	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum);
-/* Wait until every push is decided (durable != 0: and on the server's disk), for at most
- * timeout_ms. CNNPS_EAGAIN: not all are. */
-int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms);
-/* The server's status as JSON, at most size - 1 bytes and a NUL. Also for observers. When the run
- * ends, an observer that called this in the last 10 s gets one final status ("ending": "done" ...)
- * and after that CNNPS_EDONE. */
+/* Counters since cnnps_connect. Any thread, at any time. */
+int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats);
+/* The server's status as JSON, at most size - 1 bytes and a NUL. When the run ends, an observer
+ * that called this in the last 10 s gets one final status ("ending": "done" ...) and after that
+ * CNNPS_EDONE. */
 int cnnps_status(struct cnnps *c, char *json, size_t size);
-/* Make the server write a checkpoint now, or drain: write a last checkpoint and exit. */
+/* Make the server write a checkpoint now; *generation (may be NULL) gets its number. */
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);
+/* Make the server write a last checkpoint and exit. */
 int cnnps_drain(struct cnnps *c);
 /* Set the server's log level until its next start: "error", "warn", "info" or "debug". */
 int cnnps_log_level(struct cnnps *c, const char *level);
-/* Report progress. Call it if other calls may be more than batch_timeout_ms apart. Costs
- * nothing. */
-void cnnps_alive(struct cnnps *c);
-void cnnps_stats(const struct cnnps *c, struct cnnps_stats *s);
-/* Wait up to 5 s for decisions, send BYE, join the thread, free the struct and set *c to NULL; *c
- * may be NULL. */
-void cnnps_close(struct cnnps **c);
-const char *cnnps_strerror(int status);
-/* The reason in one line if the newest call failed because the session ended or the server refused
- * it, else "". Valid until the next call. */
-const char *cnnps_why(const struct cnnps *c);
-
-/* The statuses that callers commonly test for. */
-#define CNNPS_EUNREACHABLE (-4)
-#define CNNPS_EFENCED      (-6)
-#define CNNPS_EAUTH        (-11)
-#define CNNPS_ESHUTDOWN    (-19)
-#define CNNPS_EDONE        (-20)
-#define CNNPS_EAGAIN       (-21)
 
 #ifdef __cplusplus
 }

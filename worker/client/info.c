@@ -24,12 +24,14 @@ struct cnnps_info info_of(const struct msg_welcome *w)
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term)
 {
 	if (g->kind == GRANT_EVAL)
-		return (struct cnnps_lease){.kind = CNNPS_EVAL,
+		return (struct cnnps_lease){.size = sizeof(struct cnnps_lease),
+			.kind = CNNPS_EVAL,
 			.first = g->eval_first,
 			.count = g->eval_count,
 			.eval_id = g->eval_id,
 			.term = term};
-	return (struct cnnps_lease){.kind = CNNPS_TRAIN,
+	return (struct cnnps_lease){.size = sizeof(struct cnnps_lease),
+		.kind = CNNPS_TRAIN,
 		.epoch = g->work.epoch,
 		.first = g->work.first,
 		.count = g->work.count,

@@ -173,6 +173,7 @@ int main(int argc, char **argv)
 	int n_args, rc;
 
 	signal(SIGPIPE, SIG_IGN);
+	log_set_level(LOG_INFO);
 	rc = parse(&ctl, argc, argv, args, &n_args);
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);

@@ -37,7 +37,8 @@ int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e)
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	void (*report)(void *arg, const char *line), struct cnnps **c, struct err *e)
 {
-	struct cnnps_options o = {.server = ctl->server,
+	struct cnnps_options o = {.size = sizeof(o),
+		.server = ctl->server,
 		.key = ctl->key,
 		.server_key = ctl->server_key,
 		.device = "cnn-ctl",
@@ -48,7 +49,11 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 		.disconnect_timeout_ms = (uint32_t)ctl->connect_ms};
 	int rc = cnnps_connect(c, &o);
 
-	return rc ? err_set(e, rc, "%s", o.why) : PS_OK;
+	if (rc) {
+		err_set(e, rc, "%s", cnnps_error(*c));
+		cnnps_close(c);
+	}
+	return rc;
 }
 
 /* Set *e to the reason of a failed call on an open connection. */
@@ -56,7 +61,7 @@ static int explain_failure(struct cnnps *c, int rc, struct err *e)
 {
 	if (!rc)
 		return PS_OK;
-	return err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
+	return err_set(e, rc, "%s", cnnps_error(c));
 }
 
 /* Print JSON with indentation; print other text unchanged. */

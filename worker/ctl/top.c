@@ -556,7 +556,7 @@ static int run_top(struct cnnps *c, struct err *e)
 	else if (o && how)
 		rc = show_result(o, how, e);
 	else
-		err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
+		err_set(e, rc, "%s", cnnps_error(c));
 	json_decref(o);
 	return rc;
 }
@@ -567,7 +567,7 @@ static int show_once(struct cnnps *c, struct err *e)
 	int rc = fetch_status(c, &o);
 
 	if (rc)
-		return err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
+		return err_set(e, rc, "%s", cnnps_error(c));
 	show_all(o, 2);
 	json_decref(o);
 	return PS_OK;

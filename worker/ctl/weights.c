@@ -97,9 +97,9 @@ static int pull(struct cnnps *c, struct ctl_weights *w, struct err *e)
 	if (w->model.n_params != i->n_params)
 		return err_set(e, PS_EPROTO, "the server's model has %llu weights, \"%s\" has %zu",
 			(unsigned long long)i->n_params, i->model, w->model.n_params);
-	rc = cnnps_pull(c, w->w, w->model.n_params, NULL);
+	rc = cnnps_pull(c, &(struct cnnps_pull){.size = sizeof(struct cnnps_pull), .into = w->w});
 	if (rc)
-		err_set(e, rc, "%s", cnnps_why(c)[0] ? cnnps_why(c) : err_text(rc));
+		err_set(e, rc, "%s", cnnps_error(c));
 	return rc;
 }
 

@@ -27,33 +27,42 @@ static void gradient(const float w[2], float g[2])
 
 static int fit(struct cnnps *c, float w[2])
 {
-	uint64_t version;
 	float g[2] = {1, 1};
+	struct cnnps_pull pull = {.size = sizeof(pull), .into = w};
+	struct cnnps_push push = {.size = sizeof(push), .gradient = g};
 	int rc = 0;
 
 	for (int i = 0; i < STEPS && !rc && hypotf(g[0], g[1]) > 1e-5f; i++) {
-		rc = cnnps_pull(c, w, 2, &version);
+		rc = cnnps_pull(c, &pull);
 		gradient(w, g);
+		push.version = pull.version;
 		if (!rc)
-			rc = cnnps_push(c, g, 2, version);
+			rc = cnnps_push(c, &push);
 	}
 	return rc;
 }
 
+static void print_line(void *arg, const char *line)
+{
+	(void)arg;
+	fprintf(stderr, "line: %s\n", line);
+}
+
 int main(int argc, char **argv)
 {
-	struct cnnps_options o = {.server = argc > 1 ? argv[1] : "tcp://127.0.0.1:5555"};
+	struct cnnps_options o = {.size = sizeof(o),
+		.server = argc > 1 ? argv[1] : "tcp://127.0.0.1:5555",
+		.report = print_line};
 	struct cnnps *c;
 	float w[2] = {0, 0};
 	int rc = cnnps_connect(&c, &o);
 
-	if (!rc) {
+	if (!rc)
 		rc = fit(c, w);
-		cnnps_close(&c);
-	}
 	if (!rc)
 		printf("a=%.3f b=%.3f\n", (double)w[0], (double)w[1]);
 	else
-		fprintf(stderr, "line: %s\n", o.why[0] ? o.why : cnnps_strerror(rc));
+		fprintf(stderr, "line: %s\n", cnnps_error(c));
+	cnnps_close(&c);
 	return rc != 0;
 }

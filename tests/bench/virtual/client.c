@@ -214,7 +214,7 @@ const struct cnnps_info *cnnps_info(const struct cnnps *c)
 	return &c->info;
 }
 
-const char *cnnps_why(const struct cnnps *c)
+const char *cnnps_error(const struct cnnps *c)
 {
 	return err_text(c->end_status);
 }
@@ -265,7 +265,7 @@ static int pull(struct cnnps *c, enum weights which)
 	return rc ? rc : answered ? c->no_params : c->end_status;
 }
 
-int cnnps_await(struct cnnps *c)
+static int await_weights(struct cnnps *c)
 {
 	int rc = c->awaited ? PS_OK : pull(c, WEIGHTS_CURRENT);
 
@@ -278,35 +278,23 @@ int cnnps_await(struct cnnps *c)
 	return PS_OK;
 }
 
-int cnnps_view(struct cnnps *c, struct cnnps_weights *w)
+static int view(struct cnnps *c, struct cnnps_pull *p)
 {
-	int rc = cnnps_await(c);
+	int rc = await_weights(c);
 
 	if (rc)
 		return rc;
 	free(c->view);
 	c->view = c->awaited;
 	c->awaited = NULL;
-	*w = (struct cnnps_weights){.w = c->view,
-		.version = c->awaited_version,
-		.term = c->info.term,
-		.elastic = c->awaited_elastic};
+	p->weights = c->view;
+	p->version = c->awaited_version;
+	p->term = c->info.term;
+	p->elastic = c->awaited_elastic;
 	return PS_OK;
 }
 
-int cnnps_pull_eval(struct cnnps *c, float *w, size_t n, uint64_t *version)
-{
-	int rc = pull(c, WEIGHTS_EVAL);
-
-	if (rc)
-		return rc;
-	memcpy(w, c->arrived, n * sizeof(*w));
-	if (version)
-		*version = c->arrived_version;
-	return PS_OK;
-}
-
-int cnnps_prefetch(struct cnnps *c)
+static int start_pull(struct cnnps *c)
 {
 	int rc = c->ahead ? PS_EAGAIN
 			  : session_pull(c->session, WEIGHTS_CURRENT, world_ms(c->world));
@@ -319,6 +307,26 @@ int cnnps_prefetch(struct cnnps *c)
 	return rc == PS_EAGAIN ? PS_OK : rc;
 }
 
+int cnnps_pull(struct cnnps *c, struct cnnps_pull *p)
+{
+	int rc;
+
+	switch (p->flags) {
+	case CNNPS_PULL_START:
+		return start_pull(c);
+	case CNNPS_PULL_WAIT:
+		return await_weights(c);
+	case CNNPS_PULL_EVAL:
+		if ((rc = pull(c, WEIGHTS_EVAL)))
+			return rc;
+		memcpy(p->into, c->arrived, c->info.n_params * sizeof(*p->into));
+		p->version = c->arrived_version;
+		return PS_OK;
+	default:
+		return view(c, p);
+	}
+}
+
 float *cnnps_gradient(struct cnnps *c)
 {
 	if (!c->gradient)
@@ -327,19 +335,19 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
-/* `g` must be the buffer that cnnps_gradient returned. */
-int cnnps_push_work(
-	struct cnnps *c, const float *g, size_t n, uint64_t version, const struct cnnps_work *work)
+/* The gradient must be the buffer that cnnps_gradient returned. Push and pull are two messages here,
+ * which cost the same virtual time as one. */
+int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 {
-	struct msg_push meta = {.base_version = version,
+	struct msg_push meta = {.base_version = p->version,
 		.base_term = c->info.term,
-		.work = {work->epoch, work->first, work->count},
-		.images = work->images,
-		.loss = work->loss};
+		.work = {p->work.epoch, p->work.first, p->work.count},
+		.images = p->work.images,
+		.loss = p->work.loss};
 	uint64_t seq;
 	int rc;
 
-	if (g != c->gradient || n != c->info.n_params)
+	if (p->gradient != c->gradient || p->count || p->offset)
 		return PS_EUSAGE;
 	while ((rc = session_push(c->session, &meta, &seq, world_ms(c->world))) == PS_EAGAIN)
 		park(c);
@@ -348,16 +356,7 @@ int cnnps_push_work(
 	c->kept[seq % MAX_KEPT] = c->gradient;
 	c->gradient = NULL;
 	run_effects(c);
-	return PS_OK;
-}
-
-/* Push and pull are two messages here, which cost the same virtual time as one. */
-int cnnps_push_view(struct cnnps *c, const float *g, size_t n, uint64_t version,
-	const struct cnnps_work *work, struct cnnps_weights *w)
-{
-	int rc = cnnps_push_work(c, g, n, version, work);
-
-	return rc ? rc : cnnps_view(c, w);
+	return p->then ? view(c, p->then) : PS_OK;
 }
 
 int cnnps_result(

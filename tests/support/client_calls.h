@@ -1,0 +1,26 @@
+/*
+ * client_calls.h - the calls of libcnnps that tests make often, each in one line.
+ */
+#ifndef TESTS_SUPPORT_CLIENT_CALLS_H
+#define TESTS_SUPPORT_CLIENT_CALLS_H
+#include "worker/client/cnnps.h"
+
+/* Pull the newest weights into `w`; version may be NULL. */
+int client_pull_all(struct cnnps *c, float *w, uint64_t *version);
+/* Pull the weights of the evaluation into `w`; version may be NULL. */
+int client_pull_eval(struct cnnps *c, float *w, uint64_t *version);
+/* Pull the newest weights into the library's memory. */
+int client_view(struct cnnps *c, struct cnnps_pull *view);
+int client_prefetch(struct cnnps *c);
+int client_await(struct cnnps *c);
+/* Push all of `g`. */
+int client_push_all(struct cnnps *c, const float *g, uint64_t version);
+/* Push `g` as the values from `offset` on. */
+int client_push_slice(struct cnnps *c, uint64_t offset, const float *g, size_t n, uint64_t version);
+int client_push_work(
+	struct cnnps *c, const float *g, uint64_t version, const struct cnnps_work *work);
+/* Push and pull in one request. */
+int client_push_view(struct cnnps *c, const float *g, uint64_t version, struct cnnps_pull *view);
+struct cnnps_stats client_stats(const struct cnnps *c);
+
+#endif

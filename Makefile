@@ -12,6 +12,8 @@
 #   make bundle          pack programs, libraries and GPU tests for another machine
 #   make ladder          measure each stage of the CUDA kernels' history again
 #   make units           build programs, unit tests and simulator; make tests: also all other tests
+#   make install         install programs, libcnnps, manual pages (prefix=/usr/local, DESTDIR=)
+#   make library, man    build libcnnps.so and libcnnps.a; build the manual pages
 #   make docs/options.md write this page from the programs' --help
 #   make compile_commands.json  write the compilation database for clangd and clang-tidy
 #   make data            fetch the images
@@ -102,7 +104,7 @@ A.proto   := $(B)/libproto.a
 A.core    := $(B)/libcore.a
 A.server  := $(B)/libserver.a
 A.kernels := $(B)/libkernels.a
-A.client  := $(B)/libcnnps.a
+A.client  := $(B)/libclient.a
 A.worker  := $(B)/libworker.a
 A.support := $(B)/libsupport.a
 ARCHIVES.worker := $(A.worker) $(A.client) $(A.kernels) $(A.proto) $(A.common)
@@ -124,7 +126,7 @@ include tests/fault/fault.mk
 .PHONY: FORCE installed all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults help
 .SECONDARY:
 .DELETE_ON_ERROR:
-all: $(BINARIES) $(EXAMPLES)
+all: $(BINARIES) $(EXAMPLES) $(B)/libcnnps.a
 units: all $(UNIT) $(SIM)
 tests: all $(UNIT) $(SIM) $(MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
 ifeq ($(NVCC),)
@@ -225,6 +227,8 @@ $(B)/variants/%/cnn-ps $(B)/variants/%/cnn-worker: tests/wire/variant $(wildcard
 		SERVER="$(B)/server/main.o $(A.server) $(A.core)" SERVER_LIBS="$(LIBS.server) $(LIBS.base)" \
 		WORKER="$(B)/worker/main.o $(A.worker) $(A.client) $(A.kernels)" \
 		WORKER_LIBS="$(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" tests/wire/variant $* $(B)/variants/$*
+
+include deploy/install/install.mk
 
 # ---- targets for users --------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))

@@ -47,8 +47,6 @@ static void my_gradient(const float *w, float *g)
 int main(void)
 {{
 	float w[2], g[2];
-	size_t n = 2;
-	uint64_t version;
 {body}
 	return 0;
 }}
@@ -243,8 +241,7 @@ def run_c(block, tmp_path):
             capture_output=True, text=True).stdout.split()
         done = subprocess.run(
             ["gcc", "-std=gnu11", "-Wall", "-Werror", f"-I{ROOT}", "-o", tmp_path / "block",
-             tmp_path / "block.c", *(BUILD / f"lib{a}.a" for a in ("cnnps", "proto", "common")),
-             *libraries, "-lm", "-pthread"], capture_output=True, text=True)
+             tmp_path / "block.c", BUILD / "libcnnps.a", *libraries, "-lm", "-pthread"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         program = programs.add(Process("block", [str(tmp_path / "block")]))
         assert program.wait(SECONDS) == 0, program.tail()

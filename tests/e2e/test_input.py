@@ -185,7 +185,9 @@ def test_variables_of_all_programs_scripts_and_tests_are_known(programs, small):
     options = {b: variables_of(b) for b in ("cnn-ps", "cnn-worker", "cnn-ctl")}
     assert {"CNN_EPOCHS", "CNN_DATA", "CNN_WEIGHTS"} <= set.union(*options.values())
     scripts = {"CNN_SLOW"}
-    for file in [ROOT / "Makefile", *(ROOT / "deploy").iterdir(), *(ROOT / "kernels").glob("*.c"),
+    for file in [ROOT / "Makefile",
+                 *(f for f in (ROOT / "deploy").rglob("*") if f.is_file()),
+                 *(ROOT / "kernels").glob("*.c"),
                  *(ROOT / "tests").glob("*/*.mk"), *(ROOT / "tests").glob("*/*.py")]:
         if file != Path(__file__):
             scripts |= set(re.findall(r"(?:environ.*|getenv.*|\$\(|\$\{)\b(CNN_[A-Z_0-9]+)\b",

@@ -241,7 +241,7 @@ extern "C" const struct rung rung_fused = {
 	.name = "fused",
 	.changes =
 		"A thread for each pooled value: convolution, ReLU and pooling in one kernel, the "
-		"error pushed through the winners alone; the gradients still go to the host.",
+		"error pushed through the maxima alone; the gradients still go to the host.",
 	.predicts =
 		"The map (0.7 GB) is never stored and three quarters of the backward products go: "
 		"2 ms of kernels, of which 0.4 ms are the 1.74 GB of gradients written. The host "

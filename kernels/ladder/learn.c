@@ -11,7 +11,7 @@
 #include "kernels/ladder/ladder.h"
 
 #define SHOWN         12             /* test images with CSV rows of their own */
-#define JUDGED        ((size_t)1000) /* test images that the accuracy is measured on */
+#define EVALUATED        ((size_t)1000) /* test images that the accuracy is measured on */
 #define CHUNK_SECONDS 0.002          /* training time between two readings of the clock */
 
 struct learner {
@@ -26,7 +26,7 @@ struct learner {
 	size_t chunk;          /* steps per chunk */
 	size_t steps, counted; /* steps so far; steps that led to `before` */
 	double seconds;        /* training time so far */
-	struct backend *judge;
+	struct backend *evaluator;
 	const struct kx_images *test;
 };
 
@@ -72,10 +72,10 @@ static int advance(struct learner *l, struct err *e)
 	int rc = l->rung->train ? l->rung->train(l->self, l->params, index,
 					  l->point->task.max_batch, steps, l->rate, e)
 				: train_one(l, index, e);
-	double taken = clock_seconds() - begin;
-	if (l->rung->train && taken < CHUNK_SECONDS / 2)
+	double elapsed = clock_seconds() - begin;
+	if (l->rung->train && elapsed < CHUNK_SECONDS / 2)
 		l->chunk *= 2;
-	l->seconds += taken;
+	l->seconds += elapsed;
 	l->steps += steps;
 	return rc;
 }
@@ -84,17 +84,17 @@ static int advance(struct learner *l, struct err *e)
 
 /* Writes the predictions of the weights before the last chunk, because that chunk ended too
  * late. */
-static int tell(struct learner *l, double seconds, struct err *e)
+static int print_predictions(struct learner *l, double seconds, struct err *e)
 {
 	float probability[SHOWN * 10];
-	size_t judged = l->test->n < JUDGED ? l->test->n : JUDGED, right;
+	size_t evaluated = l->test->n < EVALUATED ? l->test->n : EVALUATED, right;
 	double loss;
-	int rc = backend_evaluate(l->judge, l->before, 0, judged, &right, &loss);
+	int rc = backend_evaluate(l->evaluator, l->before, 0, evaluated, &right, &loss);
 
 	if (!rc)
-		rc = backend_predict(l->judge, l->before, 0, SHOWN, probability);
+		rc = backend_predict(l->evaluator, l->before, 0, SHOWN, probability);
 	if (rc)
-		return err_set(e, rc, "beliefs: %s", err_text(rc));
+		return err_set(e, rc, "predictions: %s", err_text(rc));
 	for (size_t i = 0; i < SHOWN; i++) {
 		const float *p = probability + i * 10;
 		size_t best = 0;
@@ -102,7 +102,7 @@ static int tell(struct learner *l, double seconds, struct err *e)
 		for (size_t c = 1; c < 10; c++)
 			best = p[c] > p[best] ? c : best;
 		printf("%s,%g,%zu,%.4f,%zu,%d,%zu,%.3f\n", l->rung->name, seconds, l->counted,
-			(double)right / (double)judged, i, l->test->labels[i], best,
+			(double)right / (double)evaluated, i, l->test->labels[i], best,
 			(double)p[best]);
 	}
 	fflush(stdout);
@@ -128,7 +128,7 @@ static int learn(struct learner *l, const double *seconds, size_t n, struct err 
 	for (size_t i = 0; !rc && i < n;) {
 		rc = advance(l, e);
 		for (; !rc && i < n && l->seconds > seconds[i]; i++)
-			rc = tell(l, seconds[i], e);
+			rc = print_predictions(l, seconds[i], e);
 	}
 	return rc;
 }
@@ -138,9 +138,9 @@ static int learn(struct learner *l, const double *seconds, size_t n, struct err 
 static int open_judge(struct learner *l, struct err *e)
 {
 	struct backend_options o = {.device = "cpu", .threads = 2, .max_batch = 1};
-	int rc = backend_new(&l->judge, l->point->task.model, &o, e);
+	int rc = backend_new(&l->evaluator, l->point->task.model, &o, e);
 
-	return rc ? rc : backend_use(l->judge, l->test, e);
+	return rc ? rc : backend_use(l->evaluator, l->test, e);
 }
 
 static int learner_init(struct learner *l, struct err *e)
@@ -164,7 +164,7 @@ static void learner_release(struct learner *l)
 {
 	if (l->self)
 		l->rung->close(l->self);
-	backend_free(&l->judge);
+	backend_free(&l->evaluator);
 	free(l->params);
 	free(l->before);
 	free(l->grad);

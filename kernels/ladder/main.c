@@ -6,7 +6,7 @@
  *   copy_out_ms,host_ms,error. Option --phases FILE also writes the time of each phase, with the
  *   columns rung,filters,batch,kind,phase,ms.
  * - `train` prints the predictions of a network after given training times, with the columns
- *   rung,seconds,steps,right,image,label,belief,probability.
+ *   rung,seconds,steps,right,image,label,prediction,probability.
  * - `memory` prints the cost of single copies, launches and loads, with the columns
  *   what,where,bytes,us,gb_per_s.
  *
@@ -156,7 +156,7 @@ static int run_train(struct job *j, struct err *e)
 		return rc;
 	while (n > 1 && marks[n - 1] > j->o->seconds)
 		n--;
-	printf("rung,seconds,steps,right,image,label,belief,probability\n");
+	printf("rung,seconds,steps,right,image,label,prediction,probability\n");
 	for (size_t i = 0; !rc && i < ladder_n_rungs; i++)
 		if (wanted(j, ladder_rungs[i]))
 			rc = ladder_train(ladder_rungs[i], &p, &j->test, j->o->rate, marks, n, e);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws beliefs.csv (run.sh) as an SVG on stdout: test digits and the predictions of each stage.
+"""Draws predictions.csv (run.sh) as an SVG on stdout: test digits and the predictions of each stage.
 
-    pictures.py BELIEFS.CSV >beliefs.svg
+    pictures.py PREDICTIONS.CSV >predictions.svg
 
 A column is a digit, a block of columns a training time, a row a stage. A tile shows the predicted
 digit: green if it is right, red if not. A stronger colour means a higher probability. The data set is
@@ -46,11 +46,11 @@ def shade(colour, strength):
 
 def tile(x, y, row):
     probability = float(row["probability"])
-    colour = RIGHT if row["belief"] == row["label"] else WRONG
+    colour = RIGHT if row["prediction"] == row["label"] else WRONG
     ink = "#ffffff" if probability > 0.55 else INK
     return (f'<rect x="{x}" y="{y}" width="{TILE - 2}" height="{TILE - 2}" rx="3" '
             f'fill="{shade(colour, probability)}"/>' +
-            text(x + (TILE - 2) / 2, y + 14.5, row["belief"], 13, ink, "middle", "bold"))
+            text(x + (TILE - 2) / 2, y + 14.5, row["prediction"], 13, ink, "middle", "bold"))
 
 
 def seconds_text(seconds):

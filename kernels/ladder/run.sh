@@ -13,13 +13,13 @@ python=${PYTHON:-/usr/bin/python3}
 
 draw() {
 	# first: it refuses images of another data set than the table's
-	"$python" "$here/pictures.py" "$1/beliefs.csv" >"$1/beliefs.svg.tmp" || {
+	"$python" "$here/pictures.py" "$1/predictions.csv" >"$1/predictions.svg.tmp" || {
 		status=$?
-		rm "$1/beliefs.svg.tmp"
+		rm "$1/predictions.svg.tmp"
 		exit $status
 	}
 	gnuplot -e "dir='$1'" "$here/figures.gp"
-	mv "$1/beliefs.svg.tmp" "$1/beliefs.svg"
+	mv "$1/predictions.svg.tmp" "$1/predictions.svg"
 }
 
 if [ "$1" = --draw ]; then
@@ -50,8 +50,8 @@ if command -v ncu >/dev/null && grep -q ^production, "$dir/steps.csv"; then
 	mv "$dir/phases.csv.tmp" "$dir/phases.csv"
 	rm "$dir/ncu.csv"
 fi
-"$python" "$here/stage0.py" train --seconds "$train" --rate "$rate" >"$dir/beliefs.csv"
-append "$dir/beliefs.csv" "$ladder" train --seconds "$train" --rate "$rate"
+"$python" "$here/stage0.py" train --seconds "$train" --rate "$rate" >"$dir/predictions.csv"
+append "$dir/predictions.csv" "$ladder" train --seconds "$train" --rate "$rate"
 if grep -q ^graph, "$dir/steps.csv"; then
 	"$ladder" memory >"$dir/memory.csv"
 else

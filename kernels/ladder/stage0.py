@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 SWEEP = ((256, 1000), (256, 500), (256, 250), (256, 100), (128, 1000), (64, 1000), (32, 1000))
 MARKS = (0.03, 0.3, 3)
-SHOWN, JUDGED = 12, 1000
+SHOWN, EVALUATED = 12, 1000
 USUAL = ("data/mnist", "/usr/share/datasets/fashion-mnist")
 
 
@@ -60,9 +60,9 @@ def forward(params, pixels):
     np.maximum(out, 0, out=out)
     # from N, 13, 2, 13, 2, F to N, F, 13, 13, 4: the four values of a window are last
     tiles = out.reshape(n, 13, 2, 13, 2, f).transpose(0, 5, 1, 3, 2, 4).reshape(n, f, 169, 4)
-    winner = tiles.argmax(3)
-    pooled = np.take_along_axis(tiles, winner[..., None], 3)[..., 0].reshape(n, f * 169)
-    return pooled @ fc.T + fc_bias, (windows, winner, pooled)
+    argmax = tiles.argmax(3)
+    pooled = np.take_along_axis(tiles, argmax[..., None], 3)[..., 0].reshape(n, f * 169)
+    return pooled @ fc.T + fc_bias, (windows, argmax, pooled)
 
 
 def softmax(scores):
@@ -74,13 +74,13 @@ def gradient(params, pixels, labels):
     """Mean gradient of the softmax loss, one array per tensor."""
     conv, _, fc, _ = params
     n, f = len(pixels), len(conv)
-    scores, (windows, winner, pooled) = forward(params, pixels)
+    scores, (windows, argmax, pooled) = forward(params, pixels)
     d_scores = softmax(scores)
     d_scores[np.arange(n), labels] -= 1
     d_scores /= n
     d_pooled = (d_scores @ fc) * (pooled > 0)
     d_tiles = np.zeros((n, f, 169, 4), np.float32)
-    np.put_along_axis(d_tiles, winner[..., None], d_pooled.reshape(n, f, 169, 1), 3)
+    np.put_along_axis(d_tiles, argmax[..., None], d_pooled.reshape(n, f, 169, 1), 3)
     d_out = d_tiles.reshape(n, f, 13, 13, 2, 2).transpose(0, 2, 4, 3, 5, 1).reshape(n * 676, f)
     return [d_out.T @ windows.reshape(n * 676, 9), d_out.sum(0), d_scores.T @ pooled,
             d_scores.sum(0)]
@@ -133,23 +133,23 @@ def steps(args):
               f"{batch / ms * 1e3:.0f},0,0,0,{ms:.4f},", flush=True)
 
 
-def tell(params, seconds, made, images, labels):
-    beliefs = np.concatenate([softmax(forward(params, images[i:i + 100])[0])
-                              for i in range(0, JUDGED, 100)])
-    right = (beliefs.argmax(1) == labels[:JUDGED]).mean()
+def print_predictions(params, seconds, made, images, labels):
+    predictions = np.concatenate([softmax(forward(params, images[i:i + 100])[0])
+                              for i in range(0, EVALUATED, 100)])
+    right = (predictions.argmax(1) == labels[:EVALUATED]).mean()
     for i in range(SHOWN):
-        print(f"numpy,{seconds:g},{made},{right:.4f},{i},{labels[i]},{beliefs[i].argmax()},"
-              f"{beliefs[i].max():.3f}", flush=True)
+        print(f"numpy,{seconds:g},{made},{right:.4f},{i},{labels[i]},{predictions[i].argmax()},"
+              f"{predictions[i].max():.3f}", flush=True)
 
 
 def train(args):
     """Trains like cnn-ladder: the network at a mark excludes a step that ends after the mark."""
     data, batch = Data(args.seed), args.batch or 100
-    images = read_idx("t10k-images-idx3-ubyte")[:JUDGED]
-    labels = read_idx("t10k-labels-idx1-ubyte")[:JUDGED]
+    images = read_idx("t10k-images-idx3-ubyte")[:EVALUATED]
+    labels = read_idx("t10k-labels-idx1-ubyte")[:EVALUATED]
     params = initial(args.filters or 256, args.seed)
     marks = [m for m in MARKS if m <= args.seconds] or [MARKS[0]]
-    print("rung,seconds,steps,right,image,label,belief,probability")
+    print("rung,seconds,steps,right,image,label,prediction,probability")
     gradient(params, *data.batch(0, batch))
     made, clock = 0, 0.0
     while marks:
@@ -158,7 +158,7 @@ def train(args):
         params = [p - np.float32(args.rate) * d for p, d in zip(params, g)]
         clock += time.perf_counter() - begin
         while marks and clock > marks[0]:
-            tell(before, marks.pop(0), made, images, labels)
+            print_predictions(before, marks.pop(0), made, images, labels)
         made += 1
 
 

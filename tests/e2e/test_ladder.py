@@ -20,7 +20,7 @@ from support.build import PATIENCE, ROOT, command
 STEP = ("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
         "copy_out_ms,host_ms,error").split(",")
 MNIST_TWELVE = "da41fb5b9abe41a80d6eb74dfa29c8ed2eab718f449edb65205add499adfe8e0"
-BELIEF = "rung,seconds,steps,right,image,label,belief,probability".split(",")
+PREDICTION = "rung,seconds,steps,right,image,label,prediction,probability".split(",")
 
 
 def ladder(data, *arguments):
@@ -61,9 +61,9 @@ def test_what_needs_a_gpu_is_named_or_run(data):
 def test_training_tells_what_the_net_believes(data):
     done = ladder(data, "train", "--rung", "sequential", "--filters", "4", "--batch", "20",
                   "--seconds", "0.3")
-    table = rows(done, BELIEF)
+    table = rows(done, PREDICTION)
     assert [r["seconds"] for r in table] == ["0.03"] * 12 + ["0.3"] * 12
-    assert all(r["belief"] in "0123456789" and 0 < float(r["probability"]) <= 1 for r in table)
+    assert all(r["prediction"] in "0123456789" and 0 < float(r["probability"]) <= 1 for r in table)
     assert int(table[0]["steps"]) <= int(table[12]["steps"])
 
 
@@ -89,7 +89,7 @@ def test_stage_0_prints_the_same_columns(data):
     row, = rows(stage0(data, "steps", "--filters", "3", "--batch", "5", "--seconds", "0"), STEP)
     assert (row["rung"], row["filters"], row["batch"]) == ("numpy", "3", "5")
     table = rows(stage0(data, "train", "--filters", "3", "--batch", "10", "--seconds", "0.03"),
-                 BELIEF)
+                 PREDICTION)
     assert len(table) == 12 and table[0]["rung"] == "numpy"
 
 
@@ -99,9 +99,9 @@ def pictures(place, table):
                           timeout=60 * PATIENCE)
 
 
-def beliefs(path, labels):
+def predictions(path, labels):
     """Write a table with the predictions of one stage before its first step."""
-    path.write_text("\n".join([",".join(BELIEF)] + [
+    path.write_text("\n".join([",".join(PREDICTION)] + [
         f"sequential,0.03,0,0.1,{image},{label},7,0.5" for image, label in enumerate(labels)]) + "\n")
     return path
 
@@ -119,7 +119,7 @@ def embedded(svg):
 
 def test_the_picture_shows_the_images_that_the_labels_belong_to(data, tmp_path):
     labels = idx.read(data, "t10k-labels-idx1-ubyte")[:12]
-    done = pictures(data, beliefs(tmp_path / "beliefs.csv", labels))
+    done = pictures(data, predictions(tmp_path / "predictions.csv", labels))
     assert done.returncode == 0, done.stderr
     shown = embedded(done.stdout)
     assert len(shown) == 12
@@ -130,7 +130,7 @@ def test_the_picture_shows_the_images_that_the_labels_belong_to(data, tmp_path):
 def test_images_with_other_labels_than_the_table_has_are_refused(data, tmp_path, wrong):
     labels = idx.read(data, "t10k-labels-idx1-ubyte")[:12].copy()
     labels[wrong] = (labels[wrong] + 1) % 10
-    done = pictures(data, beliefs(tmp_path / "beliefs.csv", labels))
+    done = pictures(data, predictions(tmp_path / "predictions.csv", labels))
     assert done.returncode == 6 and not done.stdout
     assert len(done.stderr.splitlines()) == 1 and f"image {wrong}" in done.stderr
     assert "CNN_DATA" in done.stderr
@@ -145,20 +145,20 @@ def test_the_published_picture_is_of_mnist_and_other_images_are_refused_for_it(d
     """The published picture was once drawn from Debian's Fashion-MNIST by mistake. Its labels must
     be MNIST's."""
     published = ROOT / "docs/ladder"
-    with (published / "beliefs.csv").open() as f:
+    with (published / "predictions.csv").open() as f:
         labels = {int(r["image"]): r["label"] for r in csv.DictReader(f)}
     assert "".join(labels[i] for i in range(12)) == "721041495906"
-    shown = embedded((published / "beliefs.svg").read_text())
+    shown = embedded((published / "predictions.svg").read_text())
     assert len(shown) == 36
     # the hash of the first twelve test images of MNIST
     pixels = hashlib.sha256(b"".join(image.tobytes() for image in shown[:12])).hexdigest()
     assert pixels == MNIST_TWELVE
     assert all((a == b).all() for a, b in zip(shown, shown[:12] * 3))
     if data_is_mnist(data):
-        done = pictures(data, published / "beliefs.csv")
-        assert done.stdout == (published / "beliefs.svg").read_text(), "make ladder draws another"
+        done = pictures(data, published / "predictions.csv")
+        assert done.stdout == (published / "predictions.svg").read_text(), "make ladder draws another"
     fashion = Path("/usr/share/datasets/fashion-mnist")
     if not fashion.is_dir():
         pytest.skip("no Fashion-MNIST here")
-    done = pictures(fashion, published / "beliefs.csv")
+    done = pictures(fashion, published / "predictions.csv")
     assert done.returncode == 6 and "labels" in done.stderr

@@ -27,7 +27,7 @@ uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms);
  * still wait in its queue: a small step keeps the server from counting its own suspension as their
  * silence. A worker sends heartbeats: a larger step keeps a heartbeat from being late after a delay
  * of the scheduler. */
-#define AWAKE_JUDGE_MS 200u
-#define AWAKE_BEAT_MS  1000u
+#define AWAKE_DECIDE_MS 200u
+#define AWAKE_BEAT_MS   1000u
 
 #endif

@@ -15,8 +15,9 @@
 struct pool {
 	size_t n; /* floats */
 	pthread_mutex_t mutex;
-	void *(*take)(size_t bytes); /* the caller's allocator; NULL: ordinary memory, no slabs */
-	void (*give)(void *memory);
+	void *(*allocate)(
+		size_t bytes); /* the caller's allocator; NULL: ordinary memory, no slabs */
+	void (*release)(void *memory);
 	size_t per_slab, slabs; /* buffers per slab; number of slabs */
 	void **slab;
 	size_t n_free, max_free;
@@ -42,7 +43,7 @@ int pool_new(struct pool **out, size_t n)
 }
 
 int pool_new_in(
-	struct pool **out, size_t n, void *(*take)(size_t bytes), void (*give)(void *memory))
+	struct pool **out, size_t n, void *(*allocate)(size_t bytes), void (*release)(void *memory))
 {
 	struct pool *p = mem_try(1, sizeof(*p));
 
@@ -50,9 +51,9 @@ int pool_new_in(
 	if (!p)
 		return PS_ENOMEM;
 	p->n = n;
-	p->take = take;
-	p->give = give;
-	p->max_free = take ? MAX_FREE_SPECIAL : MAX_FREE;
+	p->allocate = allocate;
+	p->release = release;
+	p->max_free = allocate ? MAX_FREE_SPECIAL : MAX_FREE;
 	p->per_slab = slab_of(p);
 	p->slab = mem_try(p->max_free, sizeof(void *));
 	p->buffer = mem_try(p->max_free, sizeof(float *));
@@ -70,10 +71,10 @@ void pool_free(struct pool **p)
 {
 	if (!*p)
 		return;
-	for (size_t i = 0; i < (*p)->n_free && !(*p)->take; i++)
+	for (size_t i = 0; i < (*p)->n_free && !(*p)->allocate; i++)
 		free((*p)->buffer[i]);
 	for (size_t i = 0; i < (*p)->slabs; i++)
-		(*p)->give((*p)->slab[i]);
+		(*p)->release((*p)->slab[i]);
 	free((*p)->slab);
 	free((*p)->buffer);
 	pthread_mutex_destroy(&(*p)->mutex);
@@ -87,7 +88,7 @@ static void add_slab(struct pool *p)
 	char *slab = NULL;
 
 	if ((p->slabs + 1) * p->per_slab <= p->max_free)
-		slab = p->take(p->per_slab * pitch(p));
+		slab = p->allocate(p->per_slab * pitch(p));
 	if (!slab)
 		return;
 	PS_ASSERT(p->n_free + p->per_slab <= p->max_free);
@@ -96,26 +97,26 @@ static void add_slab(struct pool *p)
 		p->buffer[p->n_free++] = (float *)(void *)(slab + i * pitch(p));
 }
 
-float *pool_take(struct pool *p)
+float *pool_acquire(struct pool *p)
 {
 	float *buffer = NULL;
 
 	pthread_mutex_lock(&p->mutex);
-	if (p->take && p->n_free == 0)
+	if (p->allocate && p->n_free == 0)
 		add_slab(p);
 	if (p->n_free > 0)
 		buffer = p->buffer[--p->n_free];
 	pthread_mutex_unlock(&p->mutex);
-	return buffer || p->take ? buffer : mem_try(p->n, sizeof(*buffer));
+	return buffer || p->allocate ? buffer : mem_try(p->n, sizeof(*buffer));
 }
 
-/* pool_give, and the free function for libzmq. */
+/* pool_release, and the free function for libzmq. */
 static void return_buffer(void *buffer, void *pool)
 {
 	struct pool *p = pool;
 
 	pthread_mutex_lock(&p->mutex);
-	PS_ASSERT(!p->take || p->n_free < p->max_free); /* a buffer of a slab cannot be freed */
+	PS_ASSERT(!p->allocate || p->n_free < p->max_free); /* a buffer of a slab cannot be freed */
 	if (p->n_free < p->max_free) {
 		p->buffer[p->n_free++] = buffer;
 		buffer = NULL;
@@ -124,7 +125,7 @@ static void return_buffer(void *buffer, void *pool)
 	free(buffer);
 }
 
-void pool_give(struct pool *p, float **buffer)
+void pool_release(struct pool *p, float **buffer)
 {
 	if (*buffer)
 		return_buffer(*buffer, p);

@@ -16,19 +16,19 @@ struct pool; /* opaque, see pool.c */
 /* Make a pool of buffers of `n` floats. PS_ENOMEM. */
 int pool_new(struct pool **out, size_t n) PS_MUST_CHECK;
 /* Like pool_new, but with the caller's allocator, for example for pinned memory of a GPU. Such
- * memory is expensive to allocate, so the pool keeps it until pool_free. `take` returns zeroed
- * bytes aligned to 64, or NULL; `give` frees them. Any thread may call both. NULL and NULL: like
+ * memory is expensive to allocate, so the pool keeps it until pool_free. `allocate` returns zeroed
+ * bytes aligned to 64, or NULL; `release` frees them. Any thread may call both. NULL and NULL: like
  * pool_new. */
-int pool_new_in(struct pool **out, size_t n, void *(*take)(size_t bytes),
-	void (*give)(void *memory)) PS_MUST_CHECK;
+int pool_new_in(struct pool **out, size_t n, void *(*allocate)(size_t bytes),
+	void (*release)(void *memory)) PS_MUST_CHECK;
 /* Frees the pool and sets *p to NULL; *p may be NULL. All messages must be closed before this call.
  */
 void pool_free(struct pool **p);
 /* Take a buffer aligned to 64 bytes. A new buffer has zeros, a reused one its old values. NULL: no
  * memory. */
-float *pool_take(struct pool *p);
+float *pool_acquire(struct pool *p);
 /* Return a buffer that was not sent; sets *buffer to NULL. */
-void pool_give(struct pool *p, float **buffer);
+void pool_release(struct pool *p, float **buffer);
 /* Make `message` from the buffer without a copy and set *buffer to NULL. PS_ENOMEM: the caller
  * keeps the buffer. */
 int pool_send(struct pool *p, float **buffer, zmq_msg_t *message) PS_MUST_CHECK;

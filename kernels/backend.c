@@ -28,14 +28,14 @@ static const struct device *const devices[] = {
 #endif
 #define FORWARD_CHUNK ((size_t)256) /* minimum capacity of a device's forward, in images */
 
-/* Bursts of local training, numbered from 0; number i is in slot i % LOCAL_BURSTS. */
+/* Rounds of local training, numbered from 0; number i is in slot i % LOCAL_ROUNDS. */
 struct local {
 	unsigned started, waited;
-	int open; /* the newest burst is not finished */
+	int open; /* the newest round is not finished */
 	struct {
 		size_t images;
 		double loss; /* sum over the images, for a device without local_start */
-	} burst[LOCAL_BURSTS];
+	} round[LOCAL_ROUNDS];
 	/* for a device without local_start: n_params floats each */
 	float *params, *sum, *grad;
 };
@@ -323,7 +323,7 @@ static int step_once(struct backend *b, int slot, const uint32_t *index, size_t 
 		l->sum[i] += l->grad[i];
 		l->params[i] -= rate * l->grad[i];
 	}
-	l->burst[slot].loss += loss * (double)batch;
+	l->round[slot].loss += loss * (double)batch;
 	return rc;
 }
 
@@ -340,16 +340,16 @@ static void step_finish(const struct backend *b, float *params, float *sum)
 int backend_local_start(struct backend *b, const float *params)
 {
 	struct local *l = &b->local;
-	int slot = (int)(l->started % LOCAL_BURSTS);
+	int slot = (int)(l->started % LOCAL_ROUNDS);
 
-	if (l->open || l->started - l->waited == LOCAL_BURSTS)
+	if (l->open || l->started - l->waited == LOCAL_ROUNDS)
 		return PS_EUSAGE;
 	int rc = b->device->local_start ? b->device->local_start(b->self, slot, params)
 					: step_start(b, params);
 	if (rc)
 		return rc;
-	l->burst[slot].images = 0;
-	l->burst[slot].loss = 0;
+	l->round[slot].images = 0;
+	l->round[slot].loss = 0;
 	l->started++;
 	l->open = 1;
 	return PS_OK;
@@ -358,12 +358,12 @@ int backend_local_start(struct backend *b, const float *params)
 int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
 	float rate, uint64_t dropout_seed)
 {
-	int slot = (int)((b->local.started - 1) % LOCAL_BURSTS);
+	int slot = (int)((b->local.started - 1) % LOCAL_ROUNDS);
 	int rc = b->local.open ? check_batch(b, index, batch, steps) : PS_EUSAGE;
 
 	if (rc)
 		return rc;
-	b->local.burst[slot].images += batch * steps;
+	b->local.round[slot].images += batch * steps;
 	if (b->device->local_steps)
 		return b->device->local_steps(
 			b->self, slot, index, batch, steps, rate, dropout_seed);
@@ -379,7 +379,7 @@ int backend_local_finish(struct backend *b, float *params, float *sum)
 	b->local.open = 0;
 	if (b->device->local_finish)
 		return b->device->local_finish(
-			b->self, (int)((b->local.started - 1) % LOCAL_BURSTS), params, sum);
+			b->self, (int)((b->local.started - 1) % LOCAL_ROUNDS), params, sum);
 	step_finish(b, params, sum);
 	return PS_OK;
 }
@@ -387,15 +387,15 @@ int backend_local_finish(struct backend *b, float *params, float *sum)
 int backend_local_wait(struct backend *b, double *loss)
 {
 	struct local *l = &b->local;
-	int slot = (int)(l->waited % LOCAL_BURSTS), rc = PS_OK;
-	double sum = l->burst[slot].loss;
+	int slot = (int)(l->waited % LOCAL_ROUNDS), rc = PS_OK;
+	double sum = l->round[slot].loss;
 
 	if (l->started == l->waited)
 		return PS_EUSAGE;
 	if (b->device->local_wait)
 		rc = b->device->local_wait(b->self, slot, &sum);
 	if (!rc && loss)
-		*loss = l->burst[slot].images ? sum / (double)l->burst[slot].images : 0;
+		*loss = l->round[slot].images ? sum / (double)l->round[slot].images : 0;
 	if (!l->open || l->started - l->waited > 1)
 		l->waited++;
 	return rc;
@@ -403,14 +403,15 @@ int backend_local_wait(struct backend *b, double *loss)
 
 /* ---- memory and errors ----------------------------------------------------------------------- */
 
-static void *ordinary_take(size_t bytes)
+static void *ordinary_allocate(size_t bytes)
 {
 	return mem_try(bytes, 1);
 }
 
 const struct backend_memory *backend_memory(const struct backend *b)
 {
-	static const struct backend_memory ordinary = {.take = ordinary_take, .give = free};
+	static const struct backend_memory ordinary = {
+		.allocate = ordinary_allocate, .release = free};
 
 	return b->device->memory ? b->device->memory : &ordinary;
 }

@@ -82,23 +82,23 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
 
 /*
  * Local training: plain SGD with the weights on the device, for a worker that pushes the sum of
- * several gradients. A burst is a series of SGD steps:
+ * several gradients. A round is a series of SGD steps:
  *
- * - backend_local_start begins a burst at the weights `params` with an empty sum.
+ * - backend_local_start begins a round at the weights `params` with an empty sum.
  * - backend_local_steps runs `steps` SGD steps. Step j computes the gradient g of images
  *   index[j * batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g
- *   to the sum and subtracts rate * g from the weights. A burst may call it several times.
- * - backend_local_finish ends the burst and asks for its weights and its sum (NULL: not needed).
- * - backend_local_wait waits for the oldest burst in flight. *loss (NULL: not needed) is the mean
- *   loss of its images. A burst that is not finished continues after the call.
+ *   to the sum and subtracts rate * g from the weights. A round may call it several times.
+ * - backend_local_finish ends the round and asks for its weights and its sum (NULL: not needed).
+ * - backend_local_wait waits for the oldest round in flight. *loss (NULL: not needed) is the mean
+ *   loss of its images. A round that is not finished continues after the call.
  *
  * The first three may return before the device has done the work. The caller may reuse `params` of
  * start as soon as finish has returned. The results of finish are complete when wait has returned.
- * Up to LOCAL_BURSTS bursts may be in flight: the device computes one burst while the caller uses
- * the results of the one before. No other function of the backend may be called while a burst is in
+ * Up to LOCAL_ROUNDS rounds may be in flight: the device computes one round while the caller uses
+ * the results of the one before. No other function of the backend may be called while a round is in
  * flight. PS_EUSAGE: calls in the wrong order.
  */
-#define LOCAL_BURSTS 2
+#define LOCAL_ROUNDS 2
 int backend_local_start(struct backend *b, const float *params) PS_MUST_CHECK;
 int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
 	float rate, uint64_t dropout_seed) PS_MUST_CHECK;
@@ -106,12 +106,12 @@ int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_C
 int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
 
 /* The best allocator for parameters and gradients of this device: pinned memory for a GPU. Other
- * memory works too but is slower. `take` returns zeroed memory aligned to 64 bytes, or NULL without
+ * memory works too but is slower. `allocate` returns zeroed memory aligned to 64 bytes, or NULL without
  * memory. Any thread may call both functions, also after backend_free. */
 struct backend_memory {
 	int special; /* a copy into this memory pays off */
-	void *(*take)(size_t bytes);
-	void (*give)(void *memory);
+	void *(*allocate)(size_t bytes);
+	void (*release)(void *memory);
 };
 const struct backend_memory *backend_memory(const struct backend *b);
 /* After PS_EDEVICE: one line with the first call that failed and its error; else "". Valid until

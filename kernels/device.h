@@ -35,7 +35,7 @@ struct device {
 	/* Writes the scores before the softmax (n x classes) of images [first, first + n). n <=
 	 * max_batch. */
 	int (*forward)(void *self, const float *params, size_t first, size_t n, float *scores);
-	/* As backend_local_*, for the burst in slot `slot` < LOCAL_BURSTS. backend.c ensures the
+	/* As backend_local_*, for the round in slot `slot` < LOCAL_ROUNDS. backend.c ensures the
 	 * order of the calls. *loss is the sum over the images. If local_start is NULL, backend.c
 	 * runs the steps with `gradient`. */
 	int (*local_start)(void *self, int slot, const float *params);

@@ -13,7 +13,7 @@
 
 uint64_t dispatch_now(struct server *s)
 {
-	return awake_ms(&s->awake, clock_ms(), AWAKE_JUDGE_MS);
+	return awake_ms(&s->awake, clock_ms(), AWAKE_DECIDE_MS);
 }
 
 void dispatch_status(const struct server *s, struct status *out)

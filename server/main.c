@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 	struct options options;
 	struct server server;
 	struct err e;
-	int hung, rc;
+	int is_blocked, rc;
 
 	log_set_level(LOG_INFO);
 	rc = options_parse(&options, argc, argv);
@@ -66,8 +66,8 @@ int main(int argc, char **argv)
 		return err_exit_code(rc);
 	}
 	server_run(&server);
-	rc = server_stop(&server, &hung);
-	if (hung) /* exit() would wait for the thread that hangs in a file operation */
+	rc = server_stop(&server, &is_blocked);
+	if (is_blocked) /* exit() would wait for the thread that hangs in a file operation */
 		_exit(rc);
 	return rc;
 }

@@ -570,7 +570,7 @@ void server_run(struct server *s)
 	log_progress(NULL);
 }
 
-int server_stop(struct server *s, int *hung)
+int server_stop(struct server *s, int *is_blocked)
 {
 	struct status now;
 	int status = s->status;
@@ -583,8 +583,8 @@ int server_stop(struct server *s, int *hung)
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);
 	free(result);
-	*hung = checkpointer_busy(s->checkpointer) || wal_busy(s->wal) || auth_busy(s->auth);
-	if (!*hung)
+	*is_blocked = checkpointer_busy(s->checkpointer) || wal_busy(s->wal) || auth_busy(s->auth);
+	if (!*is_blocked)
 		release_server(s);
 	else if (checkpointer_busy(s->checkpointer))
 		checkpointer_abandon(s->checkpointer);

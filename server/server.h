@@ -83,8 +83,8 @@ struct server {
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);
 /* Closes the network, prints the result on stdout and releases everything. Returns the exit code.
- * *hung is 1 if a file operation hangs on a thread of the pool: then no memory was released, and
+ * *is_blocked is 1 if a file operation hangs on a thread of the pool: then no memory was released, and
  * the caller must end the process with _exit. */
-int server_stop(struct server *s, int *hung);
+int server_stop(struct server *s, int *is_blocked);
 
 #endif

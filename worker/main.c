@@ -65,9 +65,9 @@ static struct cnnps_options connection(
 			.classes = d->classes,
 			.xxh3 = d->xxh3,
 			.channels = d->channels},
-		.connect_timeout_ms = (uint32_t)o->connect_ms,
-		.disconnect_timeout_ms = (uint32_t)o->patience_ms,
-		.batch_timeout_ms = (uint32_t)o->hang_ms,
+		.connect_timeout_ms = (uint32_t)o->connect_timeout_ms,
+		.disconnect_timeout_ms = (uint32_t)o->disconnect_timeout_ms,
+		.batch_timeout_ms = (uint32_t)o->batch_timeout_ms,
 		.replay_bytes = (uint64_t)o->replay_mb << 20,
 		.stop = is_stopped};
 }
@@ -156,8 +156,8 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 		d->id.classes, (unsigned long long)d->id.xxh3);
 	c = connection(o, &d->id, device);
 	if (memory->special) {
-		c.take = memory->take;
-		c.give = memory->give;
+		c.allocate = memory->allocate;
+		c.release = memory->release;
 	}
 	return run_sessions(&c, &t, e);
 }

@@ -88,12 +88,12 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.help = "worker slot to keep across restarts; a second worker with this "
 				"name ends the first",
 			.unset = "the server chooses a slot"},
-		INT("connect-timeout-ms", connect_ms, "30000", 1, DAY_MS, "MS",
+		INT("connect-timeout-ms", connect_timeout_ms, "30000", 1, DAY_MS, "MS",
 			"exit if the server has not answered after this time since the start",
 			.was = "connect-ms"),
-		INT("disconnect-timeout-ms", patience_ms, "600000", 1, DAY_MS, "MS",
+		INT("disconnect-timeout-ms", disconnect_timeout_ms, "600000", 1, DAY_MS, "MS",
 			"exit after this time without contact to the server", .was = "patience-ms"),
-		INT("batch-timeout-ms", hang_ms, "60000", 100, DAY_MS, "MS",
+		INT("batch-timeout-ms", batch_timeout_ms, "60000", 100, DAY_MS, "MS",
 			"stop the heartbeats if a batch takes longer, so that the server regards "
 			"this worker as hung",
 			.was = "hang-ms"),

@@ -12,7 +12,8 @@
 struct worker_options {
 	const char *server, *data, *device, *name; /* data NULL: the usual directories */
 	const char *key, *server_key;              /* key files, or NULL */
-	int64_t threads, connect_ms, patience_ms, hang_ms, replay_mb, data_mb;
+	int64_t threads, connect_timeout_ms, disconnect_timeout_ms, batch_timeout_ms, replay_mb,
+		data_mb;
 	int precision; /* enum kx_precision */
 	int print_data_id;
 	int log_level, log_format; /* enums of common/log.h */

@@ -254,7 +254,7 @@ static int open_trainer(struct trainer *t)
 	if ((rc = steps_init(&t->steps, (uint32_t)t->train.n)))
 		return err_set(t->e, rc, "no memory for batches of %u images", i->batch);
 	t->memory = backend_memory(t->tester);
-	t->weights = t->memory->take(t->model.n_params * sizeof(*t->weights));
+	t->weights = t->memory->allocate(t->model.n_params * sizeof(*t->weights));
 	if (!t->weights)
 		return err_set(t->e, PS_ENOMEM, "no memory for %zu parameters", t->model.n_params);
 	backend_kernels(t->backend, i->batch, kernels, sizeof(kernels));
@@ -268,7 +268,7 @@ static int open_trainer(struct trainer *t)
 static void close_trainer(struct trainer *t)
 {
 	if (t->weights)
-		t->memory->give(t->weights);
+		t->memory->release(t->weights);
 	steps_release(&t->steps);
 	backend_free(&t->tester);
 	backend_free(&t->backend);

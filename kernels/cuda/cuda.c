@@ -89,7 +89,7 @@ static void cuda_place(struct cuda *c, struct cuda_arena *a)
 {
 	size_t n = c->model->n_params;
 
-	for (int i = 0; i < LOCAL_BURSTS; i++) {
+	for (int i = 0; i < LOCAL_ROUNDS; i++) {
 		c->slot[i].params = arena_take(a, n, sizeof(float));
 		c->slot[i].grad = arena_take(a, n, sizeof(float));
 	}
@@ -105,7 +105,7 @@ static void place_pinned(struct cuda *c, struct cuda_arena *a)
 
 	c->path->logits(c->net, &width);
 	c->logits = arena_take(a, c->max_batch * width, sizeof(float));
-	for (int i = 0; i < LOCAL_BURSTS; i++) {
+	for (int i = 0; i < LOCAL_ROUNDS; i++) {
 		struct slot *s = &c->slot[i];
 
 		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
@@ -141,7 +141,7 @@ static cudaError_t make_streams(struct cuda *c)
 
 	for (int i = 0; i < 3 && !rc; i++)
 		rc = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
-	for (int i = 0; i < LOCAL_BURSTS && !rc; i++) {
+	for (int i = 0; i < LOCAL_ROUNDS && !rc; i++) {
 		struct slot *s = &c->slot[i];
 		cudaEvent_t *const events[] = {&s->in, &s->computed, &s->out};
 
@@ -155,7 +155,7 @@ static void drop_streams(struct cuda *c)
 {
 	const cudaStream_t streams[] = {c->stream, c->in, c->out};
 
-	for (int i = 0; i < LOCAL_BURSTS; i++) {
+	for (int i = 0; i < LOCAL_ROUNDS; i++) {
 		const cudaEvent_t events[] = {c->slot[i].in, c->slot[i].computed, c->slot[i].out};
 
 		for (int k = 0; k < 3; k++)
@@ -191,7 +191,7 @@ static void cuda_close(void *self)
 	struct cuda *c = self;
 
 	cudaSetDevice(c->number);
-	cudaDeviceSynchronize(); /* a burst may be in flight */
+	cudaDeviceSynchronize(); /* a round may be in flight */
 	cuda_drop_graphs(c);
 	cudaFree(c->pixels);
 	cudaFree(c->labels);
@@ -276,7 +276,7 @@ static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 }
 
 /* Memory that is pinned for every GPU (portable). */
-static void *pinned_take(size_t bytes)
+static void *pinned_allocate(size_t bytes)
 {
 	void *memory;
 
@@ -288,13 +288,13 @@ static void *pinned_take(size_t bytes)
 	return memory;
 }
 
-static void pinned_give(void *memory)
+static void pinned_release(void *memory)
 {
 	cudaFreeHost(memory);
 }
 
 static const struct backend_memory cuda_memory = {
-	.special = 1, .take = pinned_take, .give = pinned_give};
+	.special = 1, .allocate = pinned_allocate, .release = pinned_release};
 
 static const char *cuda_why(const void *self)
 {

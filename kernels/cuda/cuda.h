@@ -6,9 +6,9 @@
  * the device, launches the graph of its batch size, copies the gradient to the host, and waits. The
  * copies go directly from and to the caller's memory; pinned memory (cuda_memory) is fastest.
  *
- * Each burst of local training uses a slot with all data that it shares with the host. Two more
- * streams copy the input of the next burst and the output of the last one while the kernels of the
- * current burst run.
+ * Each round of local training uses a slot with all data that it shares with the host. Two more
+ * streams copy the input of the next round and the output of the last one while the kernels of the
+ * current round run.
  *
  * CUDA errors are sticky: after the first one every call fails. `why` keeps the first error and the
  * call that reported it.
@@ -30,10 +30,10 @@ struct graph {
 	cudaGraphExec_t exec;
 };
 
-/* The data that a burst shares with the host. */
+/* The data that a round shares with the host. */
 struct slot {
 	float *params, *grad; /* device; n_params, in the manifest's order */
-	/* pinned; the arguments of the steps of this burst, call after call */
+	/* pinned; the arguments of the steps of this round, call after call */
 	uint32_t *index;
 	struct kx_now *now;
 	double *loss;
@@ -58,7 +58,7 @@ struct cuda {
 	double *loss;
 	void *pinned;
 	float *logits;                  /* pinned */
-	struct slot slot[LOCAL_BURSTS]; /* a single gradient uses slot 0 */
+	struct slot slot[LOCAL_ROUNDS]; /* a single gradient uses slot 0 */
 	uint8_t *pixels;                /* device: the data set */
 	uint16_t *labels;
 	size_t max_images; /* that fit */

@@ -120,7 +120,7 @@ static size_t params_bytes(const struct cuda *c)
 }
 
 /* set_now and set_index copy through the slot's pinned memory. Its entries are not reused until the
- * burst is over or the stream is idle. */
+ * round is over or the stream is idle. */
 static int set_now(struct cuda *c, struct slot *s, struct kx_now now)
 {
 	s->now[s->n_now] = now;
@@ -138,7 +138,7 @@ static int set_index(struct cuda *c, struct slot *s, const uint32_t *index, size
 
 /* ---- one batch ------------------------------------------------------------------------------- */
 
-/* Prepares a single gradient or forward pass. No burst is in flight, so slot 0 is free. */
+/* Prepares a single gradient or forward pass. No round is in flight, so slot 0 is free. */
 static int set_batch(struct cuda *c, const float *params, struct kx_now now)
 {
 	struct slot *s = &c->slot[0];

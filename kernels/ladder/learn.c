@@ -11,7 +11,7 @@
 #include "kernels/ladder/ladder.h"
 
 #define SHOWN         12             /* test images with CSV rows of their own */
-#define EVALUATED        ((size_t)1000) /* test images that the accuracy is measured on */
+#define EVALUATED     ((size_t)1000) /* test images that the accuracy is measured on */
 #define CHUNK_SECONDS 0.002          /* training time between two readings of the clock */
 
 struct learner {
@@ -135,7 +135,7 @@ static int learn(struct learner *l, const double *seconds, size_t n, struct err 
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-static int open_judge(struct learner *l, struct err *e)
+static int open_evaluator(struct learner *l, struct err *e)
 {
 	struct backend_options o = {.device = "cpu", .threads = 2, .max_batch = 1};
 	int rc = backend_new(&l->evaluator, l->point->task.model, &o, e);
@@ -156,7 +156,7 @@ static int learner_init(struct learner *l, struct err *e)
 		return err_set(e, PS_ENOMEM, "no memory for %zu parameters", n_params);
 	memcpy(l->params, l->point->params, n_params * sizeof(float));
 	memcpy(l->order, l->point->index, t->set->n * sizeof(*l->order));
-	int rc = open_judge(l, e);
+	int rc = open_evaluator(l, e);
 	return rc ? rc : l->rung->open(&l->self, t, e);
 }
 

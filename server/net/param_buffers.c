@@ -46,7 +46,7 @@ static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 /* Take a buffer from the pool, with one reference. */
 static float *take_buffer(struct param_buffers *w)
 {
-	float *buffer = pool_take(w->pool);
+	float *buffer = pool_acquire(w->pool);
 
 	if (buffer) {
 		struct refs *u = refs_of(w, buffer);
@@ -67,7 +67,7 @@ static void drop_ref(void *buffer, void *refs)
 
 	PS_ASSERT(before >= 1);
 	if (before == 1)
-		pool_give(u->pool, &values);
+		pool_release(u->pool, &values);
 }
 
 int param_buffers_new(struct param_buffers **out, size_t n_params)
@@ -97,9 +97,9 @@ void param_buffers_free(struct param_buffers **out)
 	for (size_t i = 0; i < 2; i++)
 		(void)zmq_msg_close(&w->copy[i].frame);
 	if (w->spare)
-		pool_give(w->pool, &w->spare);
+		pool_release(w->pool, &w->spare);
 	if (w->current)
-		pool_give(w->pool, &w->current);
+		pool_release(w->pool, &w->current);
 	pool_free(&w->pool);
 	free(w);
 	*out = NULL;

@@ -88,17 +88,17 @@ def test_converted_files_are_never_overwritten(programs):
     assert {p.name: p.read_bytes() for p in target.iterdir()} == before
 
 
-@pytest.mark.parametrize("spoil,words", [
+@pytest.mark.parametrize("damage,words", [
     (lambda d: (d / "test_batch.bin").write_bytes(bytes(3072)), "no multiple of 3073"),
     (lambda d: (d / "test_batch.bin").write_bytes(b"\x0a" + bytes(3072)), "label 10 of image 0"),
     (lambda d: (d / "data_batch_3.bin").unlink(), "data_batch_3.bin: No such file"),
     (lambda d: (d / "test_batch.bin").write_bytes(b""), "no test images"),
 ], ids=["size", "label", "missing", "empty"])
-def test_bad_binaries_are_refused_and_leave_nothing(programs, spoil, words):
+def test_bad_binaries_are_refused_and_leave_nothing(programs, damage, words):
     source, target = programs.directory / "bin", programs.directory / "idx"
     source.mkdir()
     cifar(source, 10, 100)
-    spoil(source)
+    damage(source)
     ctl = programs.ctl("convert", source, target, code=6)
     ctl.line(words, 0.1)
     assert not list(target.iterdir())

@@ -213,7 +213,7 @@ SSP = {
         "--ssp-bound 5 --optimizer sgd --lr 0.1 --staleness-scaling constant --warm-start-updates 0 "
         "--lr-scaling none --delay-compensation constant --dc-lambda 2 --prefetch",
         {**PLAIN, "bound": 5, "optimizer": "sgd", "lr": 0.1, "lambda": 2}),
-    "adaptive delay compensation, three bursts in flight": (
+    "adaptive delay compensation, three rounds in flight": (
         "--ssp-bound 8 --optimizer sgd --lr 0.1 --staleness-scaling constant --warm-start-updates 0 "
         "--lr-scaling none --delay-compensation adaptive --dc-lambda 1 --prefetch --n-push 2 "
         "--n-fetch 2 --local-lr 0.05",

@@ -14,6 +14,8 @@ farewell|last_word                           session close, tombstone
 baton|handoff                                I/O lock, bounded queue
 heirs?|pulse|door                            (gone), heartbeat, accept gate
 bring_home|pass_place|look_through           flush, mark, verify
+judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?  verdict or check, damage, return, received, prediction
+bursts_[a-z]*|local_bursts                   rounds of pipelined steps
 server(_|[[:blank:]])epoch                              term
 kx_(rows|outer|first|second)|feeders?        conv_fprop and so on, producer warps
 netlab|sbench|core_bench|session_bench       support/: fixtures, programs

@@ -317,16 +317,16 @@ void local_training_is_one_gradient_after_the_other(void **state)
 	}
 }
 
-/* Submit several bursts of pipelined steps. Each burst has its own weights and starts before the
- * wait for the previous one. Sums and losses must equal those of bursts without overlap. */
-static void check_bursts(struct subject *s, int ahead, float *sum, double *loss)
+/* Submit several rounds of pipelined steps. Each round has its own weights and starts before the
+ * wait for the previous one. Sums and losses must equal those of rounds without overlap. */
+static void check_rounds(struct subject *s, int ahead, float *sum, double *loss)
 {
 	const size_t n = s->model.n_params;
-	const int bursts = 5;
+	const int rounds = 5;
 	float *params = mem_must(n, sizeof(*params), "test");
 
-	for (int i = 0; i < bursts + ahead; i++) {
-		if (i < bursts) {
+	for (int i = 0; i < rounds + ahead; i++) {
+		if (i < rounds) {
 			for (size_t k = 0; k < n; k++)
 				params[k] = s->params[k] * (1 + 0.1f * (float)i);
 			assert_int_equal(backend_local_start(s->backend, params), PS_OK);
@@ -344,7 +344,7 @@ static void check_bursts(struct subject *s, int ahead, float *sum, double *loss)
 	free(params);
 }
 
-void bursts_may_overlap(void **state)
+void rounds_may_overlap(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -357,7 +357,7 @@ void bursts_may_overlap(void **state)
 		const size_t n = 5 * s.model.n_params;
 		float *sum = mem_must(2 * n, sizeof(*sum), "test");
 		for (int ahead = 0; ahead < 2; ahead++)
-			check_bursts(&s, ahead, sum + (size_t)ahead * n, loss[ahead]);
+			check_rounds(&s, ahead, sum + (size_t)ahead * n, loss[ahead]);
 		assert_memory_equal(sum, sum + n, n * sizeof(*sum));
 		assert_memory_equal(loss[0], loss[1], sizeof(loss[0]));
 		assert_true(loss[0][0] != loss[0][1]);
@@ -366,7 +366,7 @@ void bursts_may_overlap(void **state)
 	}
 }
 
-void bursts_out_of_order_are_refused(void **state)
+void rounds_out_of_order_are_refused(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -374,18 +374,18 @@ void bursts_out_of_order_are_refused(void **state)
 		subject_random(&s, &contract_small, 5);
 		subject_open(&s, *d, 1);
 		struct backend *b = s.backend;
-		float *w = mem_must(LOCAL_BURSTS * s.model.n_params, sizeof(*w), "test");
+		float *w = mem_must(LOCAL_ROUNDS * s.model.n_params, sizeof(*w), "test");
 		assert_int_equal(backend_local_wait(b, NULL), PS_EUSAGE);
 		assert_int_equal(backend_local_finish(b, w, NULL), PS_EUSAGE);
 		assert_int_equal(backend_local_steps(b, s.index, 5, 1, 1, 0), PS_EUSAGE);
-		for (size_t i = 0; i < LOCAL_BURSTS; i++) {
+		for (size_t i = 0; i < LOCAL_ROUNDS; i++) {
 			assert_int_equal(backend_local_start(b, s.params), PS_OK);
 			assert_int_equal(backend_local_start(b, s.params), PS_EUSAGE);
 			assert_int_equal(
 				backend_local_finish(b, w + i * s.model.n_params, NULL), PS_OK);
 		}
 		assert_int_equal(backend_local_start(b, s.params), PS_EUSAGE);
-		for (size_t i = 0; i < LOCAL_BURSTS; i++) {
+		for (size_t i = 0; i < LOCAL_ROUNDS; i++) {
 			assert_int_equal(backend_local_wait(b, NULL), PS_OK);
 			assert_memory_equal(
 				w + i * s.model.n_params, s.params, s.model.n_params * sizeof(*w));

@@ -43,8 +43,8 @@ void a_batch_larger_than_memory_is_refused(void **state);
  * definition, and a second run must give the same bytes. */
 void check_local(struct subject *s, double bound);
 void local_training_is_one_gradient_after_the_other(void **state);
-void bursts_may_overlap(void **state);
-void bursts_out_of_order_are_refused(void **state);
+void rounds_may_overlap(void **state);
+void rounds_out_of_order_are_refused(void **state);
 void local_training_without_steps_changes_nothing(void **state);
 
 #endif

@@ -26,9 +26,9 @@ int bench_load(struct bench *b, struct err *e)
 static void bench_shut(struct bench *b)
 {
 	if (b->params)
-		b->memory->give(b->params);
+		b->memory->release(b->params);
 	if (b->grad)
-		b->memory->give(b->grad);
+		b->memory->release(b->grad);
 	b->params = b->grad = NULL;
 	backend_free(&b->backend);
 }
@@ -45,8 +45,8 @@ int bench_open(struct bench *b, struct err *e)
 	if (rc)
 		return rc;
 	b->memory = backend_memory(b->backend);
-	b->params = b->memory->take(bytes);
-	b->grad = b->memory->take(bytes);
+	b->params = b->memory->allocate(bytes);
+	b->grad = b->memory->allocate(bytes);
 	if (!b->params || !b->grad)
 		return err_set(e, PS_ENOMEM, "no memory for %zu bytes of parameters", bytes);
 	model_init(&b->model, 1, b->params);

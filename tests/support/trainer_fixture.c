@@ -209,14 +209,14 @@ static void reference_snapshot(struct snapshot *s)
 	s->version = (uint64_t)trainer_ref.n;
 }
 
-/* The reference for prefetched bursts of pipelined steps: the worker sends the pull for burst k + 3
- * before the push of burst k, and the first three pulls before any push. */
-static void reference_bursts(const struct work *lease)
+/* The reference for prefetched rounds of pipelined steps: the worker sends the pull for round k + 3
+ * before the push of round k, and the first three pulls before any push. */
+static void reference_rounds(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, p[TRAINER_PARAMS], g[TRAINER_PARAMS],
 	      sum[TRAINER_PARAMS];
 	struct fake_push of = {.images = 0};
-	/* weights: of this burst and of the next two; later: of the burst after them */
+	/* weights: of this round and of the next two; later: of the round after them */
 	struct snapshot weights[3], later;
 	int last_pull = trainer_ref.pulls + (int)((lease->count + trainer_server_how.n_push - 1) /
 						    trainer_server_how.n_push);
@@ -257,7 +257,7 @@ void reference_downpour(const struct work *lease)
 
 	if (trainer_server_how.prefetch && trainer_server_how.n_push > 1 &&
 		trainer_server_how.n_push == trainer_server_how.n_fetch) {
-		reference_bursts(lease);
+		reference_rounds(lease);
 		return;
 	}
 

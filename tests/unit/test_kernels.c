@@ -146,8 +146,8 @@ int main(void)
 		cmocka_unit_test_prestate(a_batch_larger_than_memory_is_refused, &both),
 		cmocka_unit_test_prestate(local_training_is_one_gradient_after_the_other, &both),
 		cmocka_unit_test_prestate(local_training_without_steps_changes_nothing, &both),
-		cmocka_unit_test_prestate(bursts_may_overlap, &both),
-		cmocka_unit_test_prestate(bursts_out_of_order_are_refused, &both),
+		cmocka_unit_test_prestate(rounds_may_overlap, &both),
+		cmocka_unit_test_prestate(rounds_out_of_order_are_refused, &both),
 		cmocka_unit_test(names_say_device_threads_and_instruction_set),
 	};
 

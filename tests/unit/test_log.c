@@ -263,7 +263,7 @@ static void on_a_terminal_lines_appear_above_the_progress_line(void **state)
 	log_info("a", "b", "%s", "");
 	log_progress(NULL);
 	log_info("a", "c", "%s", "");
-	log_set_format(LOG_JSON); /* which a progress line would spoil */
+	log_set_format(LOG_JSON); /* which a progress line would break */
 	log_progress("75 %");
 	log_info("a", "d", "%s", "");
 	dup2(saved, 2);

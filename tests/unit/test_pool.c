@@ -16,7 +16,7 @@ static void a_buffer_comes_back_when_its_message_is_closed(void **state)
 
 	(void)state;
 	assert_int_equal(pool_new(&pool, FLOATS), 0);
-	float *buffer = pool_take(pool), *sent = buffer;
+	float *buffer = pool_acquire(pool), *sent = buffer;
 	assert_true(buffer[0] == 0 && buffer[FLOATS - 1] == 0);
 	assert_int_equal((uintptr_t)buffer % 64, 0);
 	buffer[FLOATS - 1] = 5;
@@ -27,14 +27,14 @@ static void a_buffer_comes_back_when_its_message_is_closed(void **state)
 	zmq_msg_init(&second);
 	zmq_msg_copy(&second, &first);
 	zmq_msg_close(&first);
-	buffer = pool_take(pool); /* another one: a copy of the message still holds the first */
+	buffer = pool_acquire(pool); /* another one: a copy of the message still holds the first */
 	assert_ptr_not_equal(buffer, sent);
 	zmq_msg_close(&second);
-	float *again = pool_take(pool);
+	float *again = pool_acquire(pool);
 	assert_ptr_equal(again, sent);
 	assert_true(again[FLOATS - 1] == 5);
-	pool_give(pool, &buffer);
-	pool_give(pool, &again);
+	pool_release(pool, &buffer);
+	pool_release(pool, &again);
 	assert_null(again);
 	pool_free(&pool);
 	pool_free(&pool);
@@ -48,9 +48,9 @@ static void more_buffers_than_the_pool_keeps_are_freed(void **state)
 	(void)state;
 	assert_int_equal(pool_new(&pool, FLOATS), 0);
 	for (size_t i = 0; i < 40; i++)
-		buffer[i] = pool_take(pool);
+		buffer[i] = pool_acquire(pool);
 	for (size_t i = 0; i < 40; i++)
-		pool_give(pool, &buffer[i]);
+		pool_release(pool, &buffer[i]);
 	pool_free(&pool); /* the leak sanitizer looks at the rest */
 }
 
@@ -128,13 +128,13 @@ static struct {
 	_Atomic int taken, given;
 } special;
 
-static void *special_take(size_t bytes)
+static void *special_allocate(size_t bytes)
 {
 	special.taken++;
 	return mem_try(bytes, 1);
 }
 
-static void special_give(void *memory)
+static void special_release(void *memory)
 {
 	special.given++;
 	free(memory);
@@ -148,10 +148,10 @@ static void special_memory_is_taken_once_and_given_back(void **state)
 
 	(void)state;
 	special.taken = special.given = 0;
-	assert_int_equal(pool_new_in(&pool, FLOATS, special_take, special_give), 0);
+	assert_int_equal(pool_new_in(&pool, FLOATS, special_allocate, special_release), 0);
 	for (int round = 0; round < 3; round++) {
 		for (size_t i = 0; i < 40; i++) {
-			buffer[i] = pool_take(pool);
+			buffer[i] = pool_acquire(pool);
 			assert_int_equal((uintptr_t)buffer[i] % 64, 0);
 			for (size_t k = 0; k < FLOATS; k++)
 				buffer[i][k] = (float)i;
@@ -159,7 +159,7 @@ static void special_memory_is_taken_once_and_given_back(void **state)
 		for (size_t i = 0; i < 40; i++) {
 			for (size_t k = 0; k < FLOATS; k++)
 				assert_true(buffer[i][k] == (float)i);
-			pool_give(pool, &buffer[i]);
+			pool_release(pool, &buffer[i]);
 		}
 	}
 	assert_in_range(special.taken, 1, 4);
@@ -175,8 +175,8 @@ static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 	struct cnnps_options o = {.size = sizeof(o),
 		.server = client_server.url,
 		.connect_timeout_ms = 10000,
-		.take = special_take,
-		.give = special_give};
+		.allocate = special_allocate,
+		.release = special_release};
 	struct cnnps_pull view;
 
 	(void)state;

@@ -49,7 +49,7 @@ static void every_rhythm_of_pushes_and_pulls_is_the_references(void **state)
 }
 
 /* So many that the number in flight reaches its limit. */
-static void many_bursts_overlap(void **state)
+static void many_rounds_overlap(void **state)
 {
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
 
@@ -119,7 +119,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		WITH_SERVER(one_batch_is_one_push_at_fresh_weights),
 		cmocka_unit_test(every_rhythm_of_pushes_and_pulls_is_the_references),
-		cmocka_unit_test(many_bursts_overlap),
+		cmocka_unit_test(many_rounds_overlap),
 		cmocka_unit_test(every_batch_has_a_dropout_mask_of_its_own),
 		WITH_SERVER(a_stopped_worker_pushes_nothing_by_halves),
 		WITH_SERVER(a_lease_of_no_such_batch_is_refused),

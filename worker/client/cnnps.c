@@ -43,7 +43,7 @@ struct cnnps {
 	char server[256];
 	struct pool *pool;
 	float *gradient;        /* lent to the program, or NULL */
-	int has_staging;        /* copy received weights to memory from options.take ... */
+	int has_staging;        /* copy received weights to memory from options.allocate ... */
 	float *staging;         /* ... at this address; NULL: not allocated yet */
 	struct arrival awaited; /* weights of cnnps_await, or empty */
 	zmq_msg_t view;         /* weights lent to the program */
@@ -175,7 +175,7 @@ static int connect_session(struct cnnps *c, const struct cnnps_options *o, struc
 	cfg.key = o->key;
 	cfg.server_key = o->server_key;
 	c->observer = o->observer;
-	c->has_staging = o->take != NULL;
+	c->has_staging = o->allocate != NULL;
 	if ((rc = net_new(&c->net, &cfg, e)))
 		return rc;
 	c->request.kind = REQUEST_CONNECT;
@@ -184,7 +184,7 @@ static int connect_session(struct cnnps *c, const struct cnnps_options *o, struc
 		return err_set(e, rc, "%s", c->request.why);
 	c->welcome = c->request.welcome;
 	c->info = info_of(&c->welcome);
-	if (pool_new_in(&c->pool, c->info.n_params, o->take, o->give))
+	if (pool_new_in(&c->pool, c->info.n_params, o->allocate, o->release))
 		return err_set(e, PS_ENOMEM, "no memory for gradients");
 	return PS_OK;
 }
@@ -205,9 +205,9 @@ static void disconnect(struct cnnps *c)
 	frames_release(&c->awaited.frames);
 	net_free(&c->net);
 	if (c->gradient)
-		pool_give(c->pool, &c->gradient);
+		pool_release(c->pool, &c->gradient);
 	if (c->staging)
-		pool_give(c->pool, &c->staging);
+		pool_release(c->pool, &c->staging);
 	pool_free(&c->pool);
 }
 
@@ -307,14 +307,14 @@ static int is_one_frame(struct arrival *a)
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Verify weights and make them c->view. Their place is memory from options.take, or else the
+/* Verify weights and make them c->view. Their place is memory from options.allocate, or else the
  * received message, or else a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	int rc;
 
 	if (c->has_staging && !c->staging)
-		c->staging = pool_take(c->pool);
+		c->staging = pool_acquire(c->pool);
 	if (c->staging) {
 		rc = verify_weights(a, c->staging);
 		return rc ? rc : pool_send(c->pool, &c->staging, &c->view);
@@ -399,7 +399,7 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull)
 float *cnnps_gradient(struct cnnps *c)
 {
 	if (!c->gradient && c->pool)
-		c->gradient = pool_take(c->pool);
+		c->gradient = pool_acquire(c->pool);
 	return c->gradient;
 }
 

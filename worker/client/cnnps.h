@@ -120,10 +120,10 @@ struct cnnps_options {
 	int (*stop)(void *arg);
 	void *stop_arg;
 	/* NULL, or the allocator for gradients and received weights, for example of pinned memory
-	 * for a GPU. take returns zeroed memory aligned to 64 bytes, or NULL. Any thread calls
-	 * take and give. */
-	void *(*take)(size_t bytes);
-	void (*give)(void *memory);
+	 * for a GPU. allocate returns zeroed memory aligned to 64 bytes, or NULL. Any thread calls
+	 * allocate and release. */
+	void *(*allocate)(size_t bytes);
+	void (*release)(void *memory);
 	/* NULL, or called with one line for a person when a wait for the server or for work takes
 	 * longer than 1.5 s, then at growing intervals. NULL: the line is logged. */
 	void (*report)(void *arg, const char *line);

@@ -137,7 +137,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 		OPTIONS_DATA_ROW(&ctl->data, "command=predict"),
 		{.name = "connect-timeout-ms",
 			.type = OPT_INT,
-			.dest = &ctl->connect_ms,
+			.dest = &ctl->connect_timeout_ms,
 			.def = "5000",
 			.min = 1,
 			.max = 3600000,

@@ -15,7 +15,7 @@ struct ctl {
 	const char *server, *data, *checkpoint, *weights,
 		*model;               /* NULL: not given, except server */
 	const char *key, *server_key; /* key files, or NULL */
-	int64_t connect_ms;
+	int64_t connect_timeout_ms;
 	const char **args; /* the arguments of the command */
 	int n_args;
 };

@@ -45,8 +45,8 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 		.observer = 1,
 		.stop = stop,
 		.report = report,
-		.connect_timeout_ms = (uint32_t)ctl->connect_ms,
-		.disconnect_timeout_ms = (uint32_t)ctl->connect_ms};
+		.connect_timeout_ms = (uint32_t)ctl->connect_timeout_ms,
+		.disconnect_timeout_ms = (uint32_t)ctl->connect_timeout_ms};
 	int rc = cnnps_connect(c, &o);
 
 	if (rc) {

@@ -1,5 +1,6 @@
 /* dispatch.c - see dispatch.h. */
 #include "server/dispatch.h"
+#include "server/config/images.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,12 +249,54 @@ static void label_joining(struct server *s, uint32_t peer)
 	}
 }
 
+/* Returns 1 if a worker may still push to this run. */
+static int has_workers(const struct server *s)
+{
+	uint32_t slots = core_config(s->state.core)->sessions.max_workers;
+	struct worker_view v;
+
+	for (uint32_t i = 0; i < slots; i++) {
+		core_worker(s->state.core, i, &v);
+		if (v.state != SESSION_FREE && v.state != SESSION_DEAD)
+			return 1;
+	}
+	return 0;
+}
+
+/* --input auto: the images of this worker may decide the input of the model. Returns 1 if the
+ * server starts again for them, or refuses the worker; the core then gets no event. */
+static int take_images(struct server *s, uint32_t peer, const struct msg_hello *m)
+{
+	const struct core *c = s->state.core;
+	struct msg refusal = {.type = MSG_ERROR};
+	struct err e;
+
+	if (s->restarts && m->role == ROLE_WORKER)
+		return 1; /* it says HELLO again, to the next run */
+	if (!s->options->auto_input || m->role != ROLE_WORKER || s->draining || core_ending(c) ||
+		core_data_is_fixed(c) || core_stats(c)->version > 0 ||
+		!images_differ(s->options, &m->data) || has_workers(s))
+		return 0;
+	s->next = *s->options;
+	if (!images_take(&s->next, &m->data, s->memory_bytes, &e)) {
+		s->restarts = 1;
+		return 1;
+	}
+	refusal.error.status = PS_EWRONGDATA;
+	refusal.error.text = e.text;
+	router_set_lsn(s->router, 0);
+	router_send(s->router, peer, &refusal);
+	return 1;
+}
+
 void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
 
 	if (m->type == MSG_HELLO && !admit_hello(s, peer, &m->hello))
+		return;
+	if (m->type == MSG_HELLO && take_images(s, peer, &m->hello))
 		return;
 	if (m->type == MSG_PUSH && s->wal && is_flooded(s))
 		return;

@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/opt.h"
+#include "server/config/images.h"
 #include "server/config/memory.h"
 #include "server/config/options.h"
 #include "server/server.h"
@@ -44,8 +45,9 @@ static int print_config(const struct options *o)
 
 int main(int argc, char **argv)
 {
-	struct options options;
-	struct server server;
+	static struct options options;
+	static struct server server; /* too large for a stack */
+	char bind[ENDPOINT_TEXT], http[ENDPOINT_TEXT];
 	struct err e;
 	int is_blocked, rc;
 
@@ -60,12 +62,17 @@ int main(int argc, char **argv)
 	raise_descriptors();
 	if (options.key)
 		key_protect_process();
-	rc = server_start(&server, &options, &e);
-	if (rc) {
-		log_error("server", "cannot_start", "code=%s reason=\"%s\"", err_name(rc), e.text);
-		return err_exit_code(rc);
-	}
-	server_run(&server);
+	rc = images_begin(&options, &e);
+	do {
+		if (!rc)
+			rc = server_start(&server, &options, &e);
+		if (rc) {
+			log_error("server", "cannot_start", "code=%s reason=\"%s\"", err_name(rc),
+				e.text);
+			return err_exit_code(rc);
+		}
+		server_run(&server);
+	} while (server_restarts(&server, &options, bind, http));
 	rc = server_stop(&server, &is_blocked);
 	if (is_blocked) /* exit() would wait for the thread that hangs in a file operation */
 		_exit(rc);

@@ -236,10 +236,21 @@ static void notify_workers(struct server *s)
 	}
 }
 
+/* Returns 1 if a thread of the pool works for this server. */
+static int is_busy(const struct server *s)
+{
+	return (s->checkpointer && checkpointer_busy(s->checkpointer)) ||
+	       (s->wal && wal_busy(s->wal)) || (s->auth && auth_busy(s->auth));
+}
+
 static void on_tick(uv_timer_t *t)
 {
 	struct server *s = t->data;
 
+	if (s->restarts && !s->draining && !s->status && !is_busy(s)) {
+		uv_stop(&s->loop);
+		return;
+	}
 	router_receive_pending(s->router);
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->committed_lsn, dispatch_now(s));
 	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
@@ -415,7 +426,7 @@ static int save_first(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
 
-	if (!o->checkpoint_dir)
+	if (!o->checkpoint_dir || o->unknown_images)
 		return PS_OK;
 	if (checkpointer_new(&s->checkpointer, &s->loop, o->checkpoint_dir, on_saved, s))
 		return err_set(e, PS_ENOMEM, "no memory for checkpoints");
@@ -568,6 +579,35 @@ void server_run(struct server *s)
 {
 	uv_run(&s->loop, UV_RUN_DEFAULT);
 	log_progress(NULL);
+}
+
+/* HOST:PORT of a URL. */
+static void address_of_url(const char *url, char out[ENDPOINT_TEXT])
+{
+	const char *at = strstr(url, "://");
+
+	snprintf(out, ENDPOINT_TEXT, "%s", at ? at + 3 : url);
+	out[strcspn(out, "/")] = '\0';
+}
+
+int server_restarts(
+	struct server *s, struct options *o, char bind[ENDPOINT_TEXT], char http[ENDPOINT_TEXT])
+{
+	if (!s->restarts || s->status || s->draining)
+		return 0;
+	s->next.new_run = !o->unknown_images;
+	snprintf(bind, ENDPOINT_TEXT, "%s", router_endpoint(s->router));
+	s->next.bind = bind;
+	if (s->http) {
+		address_of_url(http_url(s->http), http);
+		s->next.http = http;
+	}
+	log_info("server", "images", "input=%zux%zux%zu classes=%zu", s->next.model.input.c,
+		s->next.model.input.h, s->next.model.input.w, s->next.model.classes);
+	*o = s->next;
+	close_network(s);
+	release_server(s);
+	return 1;
 }
 
 int server_stop(struct server *s, int *is_blocked)

@@ -73,6 +73,10 @@ struct server {
 	int draining;         /* 1: a signal has begun a drain */
 	uint64_t deadline_ms; /* time at which the server gives up its orderly end; 0: none */
 
+	/* --input auto: 1: end this life of the server and start again with `next` */
+	int restarts;
+	struct options next;
+
 	uint64_t memory_bytes; /* limit of the memory of this process */
 	/* time at which all connections were last closed to free memory; 0: the memory is below its
 	 * limit again */
@@ -82,6 +86,10 @@ struct server {
 /* If this fails, it releases *s. */
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);
+/* After server_run: 1 if the server must start again for other images (server/config/images.h). Then
+ * it has released *s; *o and the texts at `bind` and `http` are those of the next server_start. */
+int server_restarts(
+	struct server *s, struct options *o, char bind[ENDPOINT_TEXT], char http[ENDPOINT_TEXT]);
 /* Closes the network, prints the result on stdout and releases everything. Returns the exit code.
  * *is_blocked is 1 if a file operation hangs on a thread of the pool: then no memory was released, and
  * the caller must end the process with _exit. */

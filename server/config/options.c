@@ -14,8 +14,9 @@
 #include "common/opt.h"
 #include "server/net/address.h"
 
-#define PROGRAM  "cnn-ps"
-#define MAX_ROWS 128
+#define PROGRAM    "cnn-ps"
+#define MAX_ROWS   128
+#define AUTO_SIDES ((size_t)512) /* sides of images that --input auto tries at the start */
 
 /* The values of the shell's options. The values of the core's options go to struct core_config. */
 struct raw {
@@ -172,15 +173,49 @@ static void check_images(
 			(long long)r->classes, m->classes);
 }
 
+static int is_auto(const struct raw *r)
+{
+	return r->input && strcmp(r->input, "auto") == 0;
+}
+
+/* --input auto: some images must fit the model, if only to find a misspelt layer. */
+static void check_auto_model(const struct raw *r, struct model *m, int *errors)
+{
+	const size_t classes = r->classes ? (size_t)r->classes : MODEL_CLASSES;
+	struct err e, first = {0};
+
+	for (size_t side = 1; side <= AUTO_SIDES; side++)
+		for (size_t c = 1; c <= 3; c += 2) {
+			size_t s = (side + MODEL_MNIST.h - 2) % AUTO_SIDES + 1; /* MNIST's first */
+
+			if (!model_parse_named(m, r->model, (struct shape){c, s, s}, classes, &e)) {
+				if (m->n_layers == 0 || m->input.h != s || m->input.c != c)
+					complain(errors, "--input: auto, but --model names its "
+							 "input or has none");
+				return;
+			}
+			if (!first.text[0])
+				first = e;
+		}
+	complain(errors, "--model: %s", first.text);
+	m->n_params = 0;
+}
+
 static void check_model(const struct raw *r, struct model *m, int *errors)
 {
 	struct shape input = {0, 0, 0};
 	struct err e;
 
 	m->n_params = 0;
+	if (is_auto(r)) {
+		if (r->model)
+			check_auto_model(r, m, errors);
+		return;
+	}
 	if (r->input && !shape_parse(r->input, &input)) {
 		complain(errors,
-			"--input: \"%.60s\": expected CHANNELSxROWSxCOLUMNS, each 1 to %zu",
+			"--input: \"%.60s\": expected CHANNELSxROWSxCOLUMNS, each 1 to %zu, or "
+			"auto",
 			r->input, MODEL_MAX_SIDE);
 		return;
 	}
@@ -307,6 +342,8 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
 			complain(
 				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");
+		if (is_auto(r) && c->training.epochs == 0)
+			complain(&errors, "--input: auto needs a data set: leave out --epochs 0");
 		check_rate(c, &o->model, &errors);
 		check_workers(c, &errors);
 	}
@@ -340,18 +377,24 @@ static const char *text_or_null(const char *text)
 	return text && text[0] ? text : NULL;
 }
 
-static void fill_core(struct core_config *c, const struct raw *r, const struct model *m)
+void options_fill_model(struct core_config *c, const struct model *m)
 {
 	c->model_fingerprint = m->fingerprint;
 	c->n_params = m->n_params;
+	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
+	memcpy(c->model, m->text, sizeof(m->text));
+	c->images = (struct images){0};
 	if (m->n_layers)
 		c->images = (struct images){.channels = (uint32_t)m->input.c,
 			.rows = (uint32_t)m->input.h,
 			.cols = (uint32_t)m->input.w,
 			.classes = (uint32_t)m->classes,
 			.in_text = model_has_images(m)};
-	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
-	memcpy(c->model, m->text, sizeof(m->text));
+}
+
+static void fill_core(struct core_config *c, const struct raw *r, const struct model *m)
+{
+	options_fill_model(c, m);
 	c->data_id_given = text_or_null(r->data_id) != NULL;
 	c->data_id = c->data_id_given ? strtoull(r->data_id, NULL, 16) : 0;
 	if (c->rate.scaling == LR_SCALING_AUTO)
@@ -366,6 +409,10 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 static void fill(struct options *o, const struct raw *r)
 {
 	fill_core(&o->core, r, &o->model);
+	o->auto_input = is_auto(r);
+	o->unknown_images = o->new_run = 0;
+	o->model_text = r->model;
+	o->classes = (size_t)r->classes;
 	o->bind = r->bind;
 	o->http = text_or_null(r->http);
 	o->checkpoint_dir = text_or_null(r->checkpoint_dir);
@@ -448,7 +495,8 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"set (docs/data.md)",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
-			"channels, rows and columns of the images, as 3x32x32",
+			"channels, rows and columns of the images, as 3x32x32; auto: those of the "
+			"first worker, and its classes",
 			.unset = "those of --model, else 1x28x28"),
 		{.name = "classes",
 			.type = OPT_INT,

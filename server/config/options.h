@@ -14,6 +14,12 @@
 struct options {
 	struct core_config core; /* complete except run, term and generation (startup.c) */
 	struct model model;
+	/* --input auto (images.h) */
+	int auto_input;
+	int unknown_images;         /* 1: no worker has come yet: `model` is none that trains */
+	int new_run;                /* 1: begin a new run, whatever the directory has */
+	const char *model_text;     /* --model as typed */
+	size_t classes;             /* --classes; 0: those of the images */
 	const char *bind;           /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
 	const char *http;           /* "HOST:PORT" or "PORT"; NULL: off */
 	const char *checkpoint_dir; /* NULL: no checkpoints */
@@ -32,5 +38,7 @@ struct options {
 /* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts are
  * valid as long as argv and the environment. */
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
+/* Set the fields of *c that follow from the model. */
+void options_fill_model(struct core_config *c, const struct model *m);
 
 #endif

@@ -117,7 +117,7 @@ static int begin_run(
 	float *weights = param_buffers_first(out->params);
 	int rc = new_run_id(&cfg->run, e);
 
-	if (!rc && o->init)
+	if (!rc && o->init && !o->unknown_images)
 		rc = safetensors_read(o->init, &o->model, weights, e);
 	else
 		model_init(&o->model, cfg->training.seed, weights);
@@ -283,6 +283,8 @@ static int from_directory(struct startup *out, const struct options *o, struct e
 
 	if (wal_newest_file(o->checkpoint_dir) > newest_seen)
 		newest_seen = wal_newest_file(o->checkpoint_dir);
+	if (!rc && o->new_run) /* nothing was accepted in the run that is there */
+		checkpoint_release(&c);
 	if (!rc)
 		rc = c.generation ? resume_from_newest(out, o, &c, newest_seen, e)
 				  : build_run(out, o, &c, newest_seen, e);
@@ -336,7 +338,8 @@ int startup_core(struct startup *out, const struct options *o, struct err *e)
 	struct core_config cfg = o->core;
 
 	cfg.term = 1;
-	return o->checkpoint_dir ? from_directory(out, o, e) : begin_run(out, o, &cfg, e);
+	return o->checkpoint_dir && !o->unknown_images ? from_directory(out, o, e)
+						       : begin_run(out, o, &cfg, e);
 }
 
 int startup(struct startup *out, const struct options *o, struct err *e)

@@ -273,6 +273,10 @@ def test_a_file_that_shrinks_ends_the_worker_with_status_6(programs):
     (["--classes", "65537"], "classes"),
     (["--classes", "12", "--model", "fc:10"], "--classes: 12, but the last layer .* fc:10"),
     (["--input", "3x8x8", "--model", "vector:10"], "vector:N has no images"),
+    (["--input", "auto", "--model", "blob:3 fc:10"], "blob"),
+    (["--input", "auto", "--model", "input:3x8x8 fc:10"], "names its input"),
+    (["--input", "auto", "--model", "vector:10"], "names its input"),
+    (["--input", "auto", "--epochs", "0", "--model", "fc:10"], "needs a data set"),
     (["--model", "norm:0.5:0 fc:10"], "norm"),
     (["--model", "flip fc:10", "--mode", "sandblaster"], "lbfgs"),
 ], ids=lambda row: " ".join(row) if isinstance(row, list) else "")
@@ -283,3 +287,76 @@ def test_bad_images_are_refused_at_the_start(programs, arguments, words):
     assert server.wait(20) == (2 if words else 0), server.tail()
     if words:
         server.line(words, 0.1)
+
+
+AUTO = ["--input", "auto", *SHORT]
+
+
+@pytest.mark.parametrize("durability", ["replay", "always"])
+def test_auto_takes_the_images_of_the_first_worker(programs, durability):
+    colours(programs.directory / "colour", classes=7)
+    options = ["--model", "seed:2", "--durability", durability, *AUTO]
+    server = programs.server(*options)
+    server.line("server new_run.*model=.?input:auto")
+    programs.ctl("--server", server.endpoint, "status")
+    worker = programs.worker(server.endpoint, data=programs.directory / "colour")
+    server.line("server images.* input=3x8x8 classes=7")
+    assert server.result()["images"] == 60 and worker.wait(10) == 0
+    weights = safetensors.load(programs.export(programs.directory / "ckpt"))
+    assert weights["conv1.weight"].shape == (2, 3, 3, 3) and weights["fc1.bias"].shape == (7,)
+    again = programs.server(*options)  # the checkpoint has the images
+    assert again.wait(20) == 0 and not any("input:auto" in text for text in again.lines)
+
+
+def test_auto_resumes_a_run_that_was_killed(programs):
+    place = programs.directory / "colour"
+    colours(place, n=400, side=32)
+    options = ["--input", "auto", "--model", "fc:3", "--epochs", "200", "--batch-size", "10"]
+    server = programs.server(*options)
+    worker = programs.worker(server.endpoint, data=place)
+    server.line("server new_run.*input:3x32x32")
+    until(lambda: server.status()["images"] > 500, 20, "images are counted")
+    server.kill()
+    server = programs.restart(server, *options)
+    server.line("server resumed.*input:3x32x32")
+    assert server.result()["images"] == 80000 and worker.wait(10) == 0
+
+
+def test_auto_may_change_until_a_push_is_accepted(programs, data):
+    place = programs.directory / "colour"
+    colours(place)
+    server = programs.server("--model", "fc:10", "--min-workers", "2", "--suspect-ms", "700",
+                             "--dead-ms", "1000", *AUTO)
+    first = programs.worker(server.endpoint)
+    server.line("server images.* input=1x28x28")
+    first.line("worker connected")
+    other = programs.worker(server.endpoint, data=place)  # the first one is still there
+    assert other.wait(20) == 6
+    other.line("for images of 1x28x28, 10 classes, the images of this worker are 3x8x8", 0.1)
+    first.kill()
+    until(lambda: not any(w["state"] in ("live", "suspect", "joining", "away")
+                          for w in server.status()["workers"]), 20, "the first worker is gone")
+    fleet = [programs.worker(server.endpoint, data=place) for _ in range(2)]
+    server.line("server images.* input=3x8x8")
+    assert server.result()["images"] == 60
+    assert [w.wait(10) for w in fleet] == [0, 0]
+    weights = safetensors.load(programs.export(programs.directory / "ckpt"))
+    assert weights["fc1.weight"].shape == (10, 192)
+
+
+def test_auto_refuses_what_the_model_or_the_memory_does_not_fit(programs, data):
+    place = programs.directory / "colour"
+    colours(place)
+    server = programs.server("--model", "conv:4:3 relu pool:2 pool:13 fc:10", *AUTO)
+    worker = programs.worker(server.endpoint, data=place)
+    assert worker.wait(20) == 6
+    worker.line("--model does not fit the images 3x8x8 of this worker: layer 4", 0.1)
+    worker = programs.worker(server.endpoint)
+    server.line("server images.* input=1x28x28")
+    worker.kill()
+    server.kill()
+    server = programs.server("--model", "fc:20000 relu fc:10", "--memory-mb", "200",
+                             *AUTO, directory="other")
+    worker = programs.worker(server.endpoint)
+    assert worker.wait(20) == 6
+    worker.line(r"the model has 1590\d+ parameters for the images 1x28x28 .* its limit is 200", 0.1)

@@ -89,17 +89,18 @@ static void *run_loader(void *arg)
 
 static int allocate(struct loader *l)
 {
-	int ok = (l->scratch = mem_try(1, l->image)) != NULL;
+	int ok = 1;
 
 	for (size_t i = 0; i < LOADER_AHEAD && ok; i++) {
 		struct slot *s = &l->slot[i];
 
-		s->index = mem_try(l->max, sizeof(*s->index));
 		s->pixels = mem_try(l->max, l->image);
-		s->labels = mem_try(l->max, sizeof(*s->labels));
-		ok = s->index && s->pixels && s->labels;
+		s->index = s->pixels ? mem_try(l->max, sizeof(*s->index)) : NULL;
+		s->labels = s->index ? mem_try(l->max, sizeof(*s->labels)) : NULL;
+		ok = s->labels != NULL;
 	}
-	return ok;
+	l->scratch = ok ? mem_try(1, l->image) : NULL;
+	return l->scratch != NULL;
 }
 
 static void release(struct loader *l)

@@ -34,11 +34,11 @@ def make_idx(directory, images, labels, n, names=idx.NAMES):
         (directory / name).write_bytes(idx.encode(array))
 
 
-def colours(directory, n=60, side=8, classes=3):
+def colours(directory, n=60, side=8, classes=3, tests=10):
     """Small images of three channels."""
     rng = np.random.default_rng(1)
-    images = rng.integers(0, 256, (n + 10, 3, side, side), dtype=np.uint8)
-    make_idx(directory, images, rng.integers(0, classes, n + 10).astype(np.uint8), n)
+    images = rng.integers(0, 256, (n + tests, 3, side, side), dtype=np.uint8)
+    make_idx(directory, images, rng.integers(0, classes, n + tests).astype(np.uint8), n)
     return images
 
 
@@ -236,20 +236,23 @@ def test_a_run_keeps_its_images(programs):
 def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
     """The same bytes in the same order: the same weights."""
     place = programs.directory / "colour"
-    colours(place, n=400, side=32)
+    colours(place, n=400, side=32, tests=2500)  # several pieces of the test images
     rest = [] if mode[:1] == ["--mode"] else ["--optimizer", "sgd", "--lr", "0.01"]
-    weights = []
+    weights, losses = [], []
     for i, limit in enumerate(([], ["--data-memory-mb", "1"])):
         server = programs.server("--input", "3x32x32", "--model", model, "--epochs", "2",
                                  "--batch-size", "30", *rest, *mode, directory=f"ckpt{i}")
         worker = programs.worker(server.endpoint, *limit, data=place)
-        assert server.result()["images"] == 800 and worker.wait(10) == 0
+        result = server.result()
+        assert result["images"] == 800 and worker.wait(10) == 0
+        losses.append((result["accuracy"], [e["test_loss"] for e in result["epoch_records"]]
+                       if "epoch_records" in result else result["loss"]))
         weights.append(programs.export(programs.directory / f"ckpt{i}", f"{i}.st").read_bytes())
     if "--n-push" in mode and model == "fc:3":  # in memory, the device makes the steps: other rounding
         a, b = (safetensors.load(programs.directory / f"{i}.st") for i in range(2))
         assert all(np.abs(a[k] - b[k]).max() < 1e-6 for k in a)
     else:
-        assert weights[0] == weights[1]
+        assert weights[0] == weights[1] and losses[0] == losses[1]
 
 
 def test_a_file_that_shrinks_ends_the_worker_with_status_6(programs):

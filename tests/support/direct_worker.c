@@ -64,7 +64,12 @@ const struct msg *direct_hello(
 	struct msg m = {.type = MSG_HELLO,
 		.hello = {.role = ROLE_WORKER,
 			.device = "cpu \"quoted\"",
-			.data = {n_train, n_test, 28, 28, 10, 0x1234}}};
+			.data = {.n_train = n_train,
+				.n_test = n_test,
+				.rows = 28,
+				.cols = 28,
+				.classes = 10,
+				.xxh3 = 0x1234}}};
 
 	snprintf(m.hello.name, sizeof(m.hello.name), "%s", name);
 	return direct_send(w, &m, MSG_WELCOME);

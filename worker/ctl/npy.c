@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/assert.h"
 #include "common/mem.h"
 #include "worker/ctl/convert.h"
 #include "worker/data/idx.h"
@@ -123,6 +124,7 @@ static int64_t integer(const struct npy *a, const unsigned char *p)
 {
 	uint64_t v = 0;
 
+	PS_ASSERT(a->width >= 1 && a->width <= 8);
 	for (size_t i = 0; i < a->width; i++)
 		v = v << 8 | p[a->big ? i : a->width - 1 - i];
 	if (a->kind == 'i' && a->width < 8 && v >> (8 * a->width - 1))

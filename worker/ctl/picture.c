@@ -7,6 +7,7 @@
 /* jpeglib.h needs stdio.h before it */
 #include <jpeglib.h>
 #include <png.h>
+#include "common/assert.h"
 #include "common/file.h"
 #include "common/mem.h"
 #include "worker/ctl/picture.h"
@@ -129,6 +130,7 @@ static int read_pgm(struct picture *p, const struct raw *r, struct err *e)
 		return err_set(e, PS_EDATA, "%s: PGM header's maximum must be 1 to 255", r->path);
 	if ((rc = make_pixels(p, r, 1, (size_t)width, (size_t)height, e)))
 		return rc;
+	PS_ASSERT(p->pixels);
 	return r->data[1] == '2' ? read_ascii(r->path, &s, max, p->pixels, shape_count(p->shape), e)
 				 : read_raw(r->path, &s, max, p->pixels, shape_count(p->shape), e);
 }
@@ -265,6 +267,7 @@ static int spread(struct picture *p, struct err *e)
 	size_t n = p->shape.h * p->shape.w;
 	uint8_t *pixels = mem_try(3, n);
 
+	PS_ASSERT(p->pixels);
 	if (!pixels)
 		return err_set(e, PS_ENOMEM, "no memory for the pixels of a picture");
 	for (size_t c = 0; c < 3; c++)
@@ -328,8 +331,10 @@ int picture_read(const char *path, struct shape shape, uint8_t *pixels, struct e
 			"%s: a picture has 1 or 3 channels, the images of the model have %zu", path,
 			shape.c);
 	rc = picture_load_as(&p, path, shape.c, &shape, e);
-	if (!rc)
+	if (!rc) {
+		PS_ASSERT(p.pixels);
 		memcpy(pixels, p.pixels, shape_count(shape));
+	}
 	picture_release(&p);
 	return rc;
 }

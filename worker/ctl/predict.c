@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/assert.h"
 #include "common/mem.h"
 #include "kernels/backend.h"
 #include "worker/ctl/ctl.h"
@@ -170,6 +171,7 @@ static int grey_at(const struct gallery *g, size_t picture, size_t step, size_t 
 	const uint8_t *pixels = g->pixels + picture * g->size;
 	size_t sum = 0;
 
+	PS_ASSERT(s->c > 0);
 	if (y * step >= s->h)
 		return 0;
 	for (size_t c = 0; c < s->c; c++)

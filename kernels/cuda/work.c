@@ -81,9 +81,11 @@ static int run_graph(struct cuda *c, size_t images, int steps)
 	while (g < end && (g->batch != images || g->steps != steps))
 		g++;
 	if (g == end) {
-		if (c->n_graphs == CUDA_MAX_GRAPHS) {
-			cuda_drop_graphs(c);
-			g = c->graph;
+		if (c->n_graphs == CUDA_MAX_GRAPHS) { /* the oldest makes room */
+			cudaGraphExecDestroy(c->graph[0].exec);
+			memmove(c->graph, c->graph + 1, (CUDA_MAX_GRAPHS - 1) * sizeof(*g));
+			c->n_graphs--;
+			g--;
 		}
 		int rc = capture_graph(c, images, steps, &g->exec);
 		if (rc)

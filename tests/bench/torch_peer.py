@@ -45,12 +45,40 @@ def conv_net(filters, size, units):
     return nn.Sequential(*layers[:-1])
 
 
+NAMES = {"lenet5": "conv:6:5:pad=2 relu pool:2 conv:16:5 relu pool:2 "
+                   "fc:120 relu fc:84 relu fc:10"}
+
+
+def layers_of(text):
+    """The layers of a model text, for images of 28 x 28. A convolution may have :pad=P."""
+    layers, channels, side, flat = [], 1, 28, False
+    for word in NAMES.get(text, text).split():
+        kind, *numbers = word.split(":")
+        if kind == "conv":
+            pad = int(numbers[2].removeprefix("pad=")) if len(numbers) > 2 else 0
+            layers.append(nn.Conv2d(channels, int(numbers[0]), int(numbers[1]), padding=pad))
+            channels, side = int(numbers[0]), side + 2 * pad - int(numbers[1]) + 1
+        elif kind == "pool":
+            layers.append(nn.MaxPool2d(int(numbers[0])))
+            side //= int(numbers[0])
+        elif kind == "relu":
+            layers.append(nn.ReLU())
+        elif kind == "fc":
+            inputs = channels if flat else channels * side * side
+            layers += [] if flat else [nn.Flatten()]
+            layers.append(nn.Linear(inputs, int(numbers[0])))
+            channels, flat = int(numbers[0]), True
+        else:
+            sys.exit(f"torch_peer: no layer {word}")
+    return nn.Sequential(*layers)
+
+
 def build(net):
     if net == "cnn99":
         return conv_net([32, 64], 5, [128, 10])
     if net.startswith("seed:"):
         return conv_net([int(net[5:])], 3, [10])
-    sys.exit(f"torch_peer: no net {net}: seed:F and cnn99")
+    return layers_of(net)
 
 
 def read_idx(name, offset):
@@ -113,7 +141,7 @@ class Training:
         grads = torch.autograd.grad(self.loss_of(self.first), self.params)
         with torch.no_grad():
             torch._foreach_add_(self.params, grads, alpha=-RATE)
-            self.first.add_(self.batch).remainder_(IMAGES)
+            self.first.add_(self.batch).remainder_(IMAGES // self.batch * self.batch)
 
     def capture(self):
         """Capture a graph of STEPS steps, after a warm-up on a stream of its own as PyTorch

@@ -85,7 +85,7 @@ static int check_options(const struct model *m, const struct backend_options *o,
 	if (o->threads < 1 || o->threads > DEVICE_MAX_THREADS)
 		return err_set(e, PS_EUSAGE, "threads %d: expected 1 to %d", o->threads,
 			DEVICE_MAX_THREADS);
-	if (o->precision < KX_FP32 || o->precision > KX_BF16)
+	if (o->precision < KX_FP32 || o->precision > KX_TF32X3)
 		return err_set(e, PS_EUSAGE, "precision %d: expected one of " KX_PRECISION_NAMES,
 			o->precision);
 	if (o->max_batch == 0)

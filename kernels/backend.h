@@ -37,8 +37,8 @@ struct kx_images {
 struct backend; /* opaque */
 
 /* Precision of the products on cuda. Sums are always fp32. The CPU devices support only KX_FP32. */
-enum kx_precision { KX_FP32, KX_TF32, KX_BF16 };
-#define KX_PRECISION_NAMES "fp32|tf32|bf16"
+enum kx_precision { KX_FP32, KX_TF32, KX_BF16, KX_TF32X3 };
+#define KX_PRECISION_NAMES "fp32|tf32|bf16|tf32x3"
 
 struct backend_options {
 	const char *device; /* "auto", "cpu", "cpu-ref"; with CUDA also "cuda", "cuda:N" */

@@ -80,7 +80,7 @@ static int choose_device(struct cuda *c, const char *device, int precision, stru
 			"device \"%s\": %s has compute capability %d.%d; the kernels are written "
 			"for 9.0 (H100, H200)",
 			device, p.name, p.major, p.minor);
-	static const char *const names[] = {"fp32", "tf32", "bf16"};
+	static const char *const names[] = {"fp32", "tf32", "bf16", "tf32x3"};
 	snprintf(c->name, sizeof(c->name), "cuda:%d %s %s", c->number, p.name, names[precision]);
 	return PS_OK;
 }
@@ -172,7 +172,10 @@ static int cuda_start(struct cuda *c, const struct backend_options *o, struct er
 	cudaError_t cu;
 	int rc = choose_device(c, o->device, o->precision, e);
 
-	c->path = cuda_seed.fits(c->model) ? &cuda_seed : &cuda_net;
+	static const struct cuda_path *const paths[] = {&cuda_seed, &cuda_tensor, &cuda_net};
+	for (size_t i = 0; !rc && !c->path; i++)
+		if (paths[i]->fits(c->model, o->precision))
+			c->path = paths[i];
 	if (!rc)
 		rc = c->path->open(&c->net, c->model, o->precision, o->max_batch, e);
 	if (rc)

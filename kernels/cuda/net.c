@@ -37,7 +37,7 @@ static enum kx_math backward_math(const struct net *n, const struct net_step *s)
 {
 	if (n->precision == KX_FP32 || s->layer->kind == LAYER_FC)
 		return fprop_math(n);
-	return n->precision == KX_TF32 ? KX_MATH_TF32 : KX_MATH_BF16;
+	return n->precision == KX_BF16 ? KX_MATH_BF16 : KX_MATH_TF32;
 }
 
 static void net_path_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
@@ -118,7 +118,7 @@ static int step_fprop(const struct net *n, const struct net_step *s, const struc
 	return PS_EDEVICE;
 }
 
-static struct kx_norm norm_of(const struct model *m)
+struct kx_norm cuda_norm(const struct model *m)
 {
 	struct kx_norm norm = {.n = (int)m->preprocess.n_norm};
 
@@ -134,8 +134,8 @@ static int body_fprop(const struct net *n, const struct kx_batch *batch, cudaStr
 	int rc = PS_OK;
 
 	if (n->step[0].kind != NET_CONV1)
-		rc = kx_load(*batch, (int)n->model->input.c, norm_of(n->model), n->tensor[0].value,
-			stream);
+		rc = kx_load(*batch, (int)n->model->input.c, cuda_norm(n->model),
+			n->tensor[0].value, stream);
 
 	for (int i = 0; i < body_steps(n) && !rc; i++)
 		rc = step_fprop(n, &n->step[i], batch, stream);
@@ -362,9 +362,10 @@ static int net_path_save(void *self, float *params, float *sum, cudaStream_t str
 
 /* ---- struct cuda_path ------------------------------------------------------------------------ */
 
-static int net_path_fits(const struct model *m)
+static int net_path_fits(const struct model *m, int precision)
 {
 	(void)m;
+	(void)precision;
 	return 1;
 }
 

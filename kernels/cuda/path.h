@@ -26,7 +26,7 @@ struct cuda_arena {
 void *arena_take(struct cuda_arena *a, size_t n, size_t size);
 
 struct cuda_path {
-	int (*fits)(const struct model *m);
+	int (*fits)(const struct model *m, int precision);
 	/* Plans for batches of up to `images` images. On PS_ENOMEM *self is NULL. */
 	int (*open)(
 		void **self, const struct model *m, int precision, size_t images, struct err *e);
@@ -52,6 +52,9 @@ struct cuda_path {
 	int (*save)(void *self, float *params, float *sum, cudaStream_t stream);
 };
 
-extern const struct cuda_path cuda_net, cuda_seed;
+/* The norm of the model's images. */
+struct kx_norm cuda_norm(const struct model *m);
+
+extern const struct cuda_path cuda_net, cuda_seed, cuda_tensor;
 
 #endif

@@ -13,10 +13,11 @@ struct seed {
 	struct kx_seed s;
 };
 
-static int seed_path_fits(const struct model *m)
+static int seed_path_fits(const struct model *m, int precision)
 {
 	const struct layer *l = m->layer;
 
+	(void)precision;
 	return m->n_layers == 4 && !m->preprocess.n_norm && m->input.c == 1 &&
 	       m->input.h == SEED_SIDE && m->input.w == SEED_SIDE && m->classes == SEED_CLASSES &&
 	       l[0].kind == LAYER_CONV && l[0].size == 3 && l[0].stride == 1 && l[0].pad_top == 0 &&

@@ -20,7 +20,7 @@
 #define MAX_EPOCHS 1000
 
 static const char *const precision_names[] = {
-	[KX_FP32] = "fp32", [KX_TF32] = "tf32", [KX_BF16] = "bf16"};
+	[KX_FP32] = "fp32", [KX_TF32] = "tf32", [KX_BF16] = "bf16", [KX_TF32X3] = "tf32x3"};
 
 struct race {
 	struct bench b;
@@ -80,6 +80,17 @@ static int measure(struct race *r)
 	return rc ? rc : median_ms(r, gradient_epoch, &r->gradient_ms);
 }
 
+/* Returns 1 if `name` is one of the names in `list`, which commas separate. */
+static int listed(const char *list, const char *name)
+{
+	const size_t n = strlen(name);
+
+	for (; list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL)
+		if (strncmp(list, name, n) == 0 && (list[n] == ',' || list[n] == '\0'))
+			return 1;
+	return 0;
+}
+
 static int run(struct race *r, const char *precisions, struct err *e)
 {
 	struct bench *b = &r->b;
@@ -87,8 +98,8 @@ static int run(struct race *r, const char *precisions, struct err *e)
 
 	if (!rc && (r->epochs == 0 || r->epochs > MAX_EPOCHS))
 		rc = err_set(e, PS_EUSAGE, "epochs: 1 to %d", MAX_EPOCHS);
-	for (size_t p = 0; p < 3 && !rc; p++) {
-		if (!strstr(precisions, precision_names[p]))
+	for (size_t p = 0; p < 4 && !rc; p++) {
+		if (!listed(precisions, precision_names[p]))
 			continue;
 		b->options.precision = (int)p;
 		if ((rc = bench_open(b, e)))

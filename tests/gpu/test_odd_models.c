@@ -15,6 +15,8 @@ static const struct odd_model smooth_models[] = {
 	{{2, 13, 10}, "conv:33:4:stride=3 conv:17:3:pad=1 fc:3"},
 	{{1, 28, 28}, "conv:32:5 conv:64:5:stride=2:pad=auto fc:33 fc:10"},
 	{{4, 6, 5}, "conv:31:3:pad=2 dropout:0.25 conv:65:1 fc:7"},
+	{{5, 12, 12}, "conv:9:5:pad=2 conv:24:3:pad=1 fc:130 fc:5"},
+	{{12, 9, 9}, "conv:40:3:stride=2:pad=1 conv:24:3:stride=2:pad=1 fc:5"},
 };
 #define N_SMOOTH_MODELS (sizeof(smooth_models) / sizeof(smooth_models[0]))
 
@@ -38,16 +40,21 @@ static const struct odd_model fused_models[] = {
 	{{1, 28, 28}, PAIR " fc:128 relu fc:3"},
 	{{1, 28, 28}, PAIR " fc:128 relu fc:12"},
 	{{1, 28, 28}, PAIR " dropout:0.5 fc:128 relu fc:13"},
+	/* tf32, bf16: the pool is part of the product */
+	{{1, 28, 28}, "conv:32:3 relu conv:64:3 relu pool:2 fc:128 relu fc:10"},
+	{{5, 12, 12}, "conv:9:5:pad=2 relu pool:2 conv:136:3:pad=1 relu pool:2 fc:130 relu fc:10"},
+	{{3, 16, 12}, "conv:5:3:pad=1 relu pool:2 conv:33:3:pad=1 relu pool:2 conv:7:1 relu fc:4"},
 };
 #define N_FUSED_MODELS (sizeof(fused_models) / sizeof(fused_models[0]))
 
 /*
  * The distance must be within the bound. If a rounding error of the weights makes the exact
  * gradient jump, the distance may be FEW such jumps, because activations are rounded, too. In fp32
- * such jumps must be rare, or the comparison would prove nothing.
+ * such jumps must be rare, or the comparison would prove nothing. `loose` is a distance that is
+ * always accepted.
  */
 #define FEW 4
-static void compare(struct subject *s, const struct precision *p, const float *right,
+static void compare(struct subject *s, const struct precision *p, double loose, const float *right,
 	double right_loss, size_t *jumps)
 {
 	gpu_open(s, p);
@@ -60,6 +67,8 @@ static void compare(struct subject *s, const struct precision *p, const float *r
 	if (d <= p->bound)
 		return;
 	++*jumps;
+	if (d <= loose)
+		return;
 	double at_jump = gradient_jump(s, p->rounding);
 	if (!(d <= FEW * at_jump))
 		fail_msg("%s, %zu images in %s: gradient off by %g (the truth jumps by %g)",
@@ -78,7 +87,8 @@ static void agree(const struct odd_model *models, size_t n, size_t images, size_
 		subject_random(&s, &models[m], images);
 		float *right = gpu_reference(&s, &loss);
 		for (size_t p = 0; p < gpu_n_precisions(); p++)
-			compare(&s, &gpu_precisions[p], right, loss, &jumps[p]);
+			compare(&s, &gpu_precisions[p], gpu_precisions[p].loose, right, loss,
+				&jumps[p]);
 		free(right);
 		subject_release(&s);
 	}
@@ -148,7 +158,7 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 		subject_random(&s, &pair, images[i]);
 		float *right = gpu_reference(&s, &loss);
 		for (size_t p = 1; p < gpu_n_precisions(); p++)
-			compare(&s, &gpu_precisions[p], right, loss, &jumps);
+			compare(&s, &gpu_precisions[p], 0, right, loss, &jumps);
 		free(right);
 		subject_release(&s);
 	}
@@ -204,11 +214,15 @@ static void nets_without_jumps_are_within_the_bound_of_each_precision(void **sta
 			subject_random(&s, &smooth_models[m], batches[i]);
 			float *right = gpu_reference(&s, &loss);
 			for (size_t p = 0; p < gpu_n_precisions(); p++) {
-				compare(&s, &gpu_precisions[p], right, loss, &jumps);
-				if (jumps)
+				const struct precision *one = &gpu_precisions[p];
+
+				compare(&s, one, 0, right, loss, &jumps);
+				/* tf32 and bf16 round values that may cancel in the gradient */
+				if (jumps && one->loose <= one->bound)
 					fail_msg("%s, %zu images in %s: gradient off by %g",
-						s.model.text, s.batch, gpu_precisions[p].name,
+						s.model.text, s.batch, one->name,
 						gradient_distance(s.grad, right, s.model.n_params));
+				jumps = 0;
 			}
 			free(right);
 			subject_release(&s);

@@ -2,9 +2,10 @@
 #include "tests/support/gpu_fixture.h"
 
 const struct precision gpu_precisions[N_PRECISIONS] = {
-	{"fp32", KX_FP32, 1e-5, 0x1p-22},
-	{"tf32", KX_TF32, 3e-3, 0x1p-11},
-	{"bf16", KX_BF16, 2e-2, 0x1p-8},
+	{"fp32", KX_FP32, 1e-5, 1e-5, 0x1p-22},
+	{"tf32", KX_TF32, 3e-3, 0.1, 0x1p-11},
+	{"bf16", KX_BF16, 2e-2, 0.25, 0x1p-8},
+	{"tf32x3", KX_TF32X3, 3e-3, 3e-3, 0x1p-11},
 };
 
 const char *gpu_device(void)

@@ -12,11 +12,14 @@
 struct precision {
 	const char *name;
 	enum kx_precision value;
-	double bound;    /* the bound on |g - exact| / |exact| of a whole gradient */
+	double bound; /* the bound on |g - exact| / |exact| of a whole gradient */
+	/* The same where rounded values decide ReLUs and pools: fprop in tf32 and bf16. A gradient
+	 * that is computed wrong is off by about 1. */
+	double loose;
 	double rounding; /* the relative rounding error of one value, for gradient_jump */
 };
 
-#define N_PRECISIONS 3
+#define N_PRECISIONS 4
 extern const struct precision gpu_precisions[N_PRECISIONS];
 /* The number of precisions that the device has. */
 size_t gpu_n_precisions(void);

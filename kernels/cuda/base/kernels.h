@@ -172,6 +172,7 @@ struct kx_layer {
 	uint32_t *conv1; /* NULL, or the fragments of kx_conv1; zeros as padding */
 	int conv1_size;
 	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
+	uint16_t *bf16;                      /* NULL, or `value` in bf16, for kx_product */
 };
 
 #define KX_LAYERS 12 /* maximum layers of one launch */

@@ -55,6 +55,8 @@ __device__ inline void store_param(
 	const struct kx_layer &l, const struct param &v, size_t i, float value)
 {
 	l.value[i] = value;
+	if (l.bf16)
+		l.bf16[i] = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 	if (v.bias)
 		return;
 	if (l.dgrad)

@@ -1,0 +1,401 @@
+/*
+ * dense_layers.cu - the layers without weights on dense tensors of bf16 or fp32, the patches of the
+ * first layer, and the loss. One thread computes one value or, in the pool kernels, one window.
+ * Neighbouring threads handle neighbouring channels.
+ */
+#include "kernels/cuda/tensor/tile.cuh"
+
+namespace
+{
+
+#define THREADS 256
+
+struct place {
+	int c, x, y, n;
+};
+
+__device__ inline struct place place_of(size_t i, const struct kx_dense &p)
+{
+	struct place s;
+
+	s.c = (int)(i % p.c);
+	i /= p.c;
+	s.x = (int)(i % p.w);
+	i /= p.w;
+	s.y = (int)(i % p.h);
+	s.n = (int)(i / p.h);
+	return s;
+}
+
+__device__ inline size_t offset_of(const struct place &s, const struct kx_dense &p)
+{
+	return (((size_t)s.n * p.h + s.y) * p.w + s.x) * p.c + s.c;
+}
+
+size_t dense_count(const struct kx_dense &p, int images)
+{
+	return (size_t)images * p.h * p.w * p.c;
+}
+
+/* ---- first layer ----------------------------------------------------------------------------- */
+
+__device__ inline void store_octet(float *to, const float (&v)[KX_OCTET])
+{
+	reinterpret_cast<float4 *>(to)[0] = {v[0], v[1], v[2], v[3]};
+	reinterpret_cast<float4 *>(to)[1] = {v[4], v[5], v[6], v[7]};
+}
+
+__device__ inline void store_octet(__nv_bfloat16 *to, const float (&v)[KX_OCTET])
+{
+	*reinterpret_cast<uint4 *>(to) = {to_bf16x2(v[0], v[1]), to_bf16x2(v[2], v[3]),
+		to_bf16x2(v[4], v[5]), to_bf16x2(v[6], v[7])};
+}
+
+__device__ inline float value_of(uint8_t pixel, int channel, const struct kx_patches &p)
+{
+	const int i = p.norm.n > 1 ? channel : 0;
+
+	if (p.whole)
+		return pixel;
+	return p.norm.n ? (pixel / 255.0f - p.norm.mean[i]) / p.norm.deviation[i] : pixel / 255.0f;
+}
+
+/* A thread writes eight values of a patch. */
+template <class T>
+__global__ void patches_kernel(struct kx_batch batch, const __grid_constant__ struct kx_patches p,
+	struct kx_divisor by_octets, struct kx_divisor by_image, struct kx_divisor by_row,
+	struct kx_divisor by_channels, struct kx_divisor by_size, T *to)
+{
+	await_previous();
+	const struct kx_windows &w = p.window;
+	const int plane = w.h * w.w, n = batch.images * (int)by_image.value * (int)by_octets.value;
+	const int ones = p.ones ? p.taps * p.channels : -1;
+
+	for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n;
+		i += (int)(gridDim.x * blockDim.x)) {
+		const int pixel = divide(i, by_octets);
+		const int k0 = (i - pixel * (int)by_octets.value) * KX_OCTET;
+		const int image = divide(pixel, by_image);
+		const int rest = pixel - image * (int)by_image.value;
+		const int row = divide(rest, by_row);
+		const int y = row * w.stride - w.top;
+		const int x = (rest - row * (int)by_row.value) * w.stride - w.left;
+		const size_t first = image_number(&batch, image) * plane * p.channels;
+		const uint8_t *from = batch.pixels + first;
+		int tap = divide(k0, by_channels), c = k0 - tap * p.channels;
+		int tap_y = divide(tap, by_size), tap_x = tap - tap_y * (int)by_size.value;
+		float v[KX_OCTET];
+#pragma unroll
+		for (int j = 0; j < KX_OCTET; j++) {
+			const bool in = tap < p.taps && (unsigned)(y + tap_y) < (unsigned)w.h &&
+					(unsigned)(x + tap_x) < (unsigned)w.w;
+
+			v[j] = in ? value_of(from[c * plane + (y + tap_y) * w.w + x + tap_x], c, p)
+				  : 0;
+			if (k0 + j == ones)
+				v[j] = p.whole ? 255 : 1;
+			if (++c < p.channels)
+				continue;
+			c = 0;
+			tap++;
+			if (++tap_x == w.size) {
+				tap_x = 0;
+				tap_y++;
+			}
+		}
+		store_octet(to + (size_t)i * KX_OCTET, v);
+	}
+}
+
+/* ---- pool ------------------------------------------------------------------------------------ */
+
+struct dense_window {
+	int size, top, left;
+};
+
+__device__ inline void range_of(int o, int size, int pad, int limit, int *from, int *to)
+{
+	*from = max(o * size - pad, 0);
+	*to = min(o * size - pad + size, limit);
+}
+
+/* The offset of the first maximum in the window of `s`. */
+template <class T>
+__device__ inline size_t first_maximum(
+	const struct kx_dense &in, struct dense_window pool, const struct place &s)
+{
+	const T *value = static_cast<const T *>(in.value);
+	int y0, y1, x0, x1;
+
+	range_of(s.y, pool.size, pool.top, in.h, &y0, &y1);
+	range_of(s.x, pool.size, pool.left, in.w, &x0, &x1);
+	size_t best = offset_of({s.c, x0, y0, s.n}, in);
+	for (int y = y0; y < y1; y++)
+		for (int x = x0; x < x1; x++) {
+			const size_t at = offset_of({s.c, x, y, s.n}, in);
+
+			if (load_one(value + at) > load_one(value + best))
+				best = at;
+		}
+	return best;
+}
+
+template <class T>
+__global__ void dense_pool_kernel(
+	struct kx_dense in, struct kx_dense out, struct dense_window pool, int images)
+{
+	await_previous();
+	FOR_EACH (i, (size_t)images * out.h * out.w * out.c)
+		static_cast<T *>(out.value)[i] = static_cast<const T *>(
+			in.value)[first_maximum<T>(in, pool, place_of(i, out))];
+}
+
+template <class T>
+__global__ void dense_pool_dgrad_kernel(struct kx_dense in, struct kx_dense dx, struct kx_dense dy,
+	struct dense_window pool, const T *mask, int images)
+{
+	await_previous();
+	FOR_EACH (i, (size_t)images * dy.h * dy.w * dy.c) {
+		const struct place s = place_of(i, dy);
+		const size_t best = first_maximum<T>(in, pool, s);
+		float d = load_one(static_cast<const T *>(dy.value) + i);
+		int y0, y1, x0, x1;
+
+		if (mask && !(load_one(mask + best) > 0))
+			d = 0;
+		range_of(s.y, pool.size, pool.top, in.h, &y0, &y1);
+		range_of(s.x, pool.size, pool.left, in.w, &x0, &x1);
+		for (int y = y0; y < y1; y++)
+			for (int x = x0; x < x1; x++) {
+				const size_t at = offset_of({s.c, x, y, s.n}, in);
+
+				store_one(static_cast<T *>(dx.value) + at, at == best ? d : 0);
+			}
+	}
+}
+
+/* A thread handles eight channels of one window. */
+template <class T>
+__global__ void unpool_kernel(const T *pooled, const uint8_t *argmax, T *full, int c, int n,
+	struct kx_divisor by_octets, struct kx_divisor by_row)
+{
+	await_previous();
+	for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n;
+		i += (int)(gridDim.x * blockDim.x)) {
+		const int window = divide(i, by_octets), y = divide(window, by_row);
+		const int x = window - y * (int)by_row.value;
+		const size_t width = 2 * (size_t)by_row.value;
+		const uint2 best = reinterpret_cast<const uint2 *>(argmax)[i];
+		T *to = full + (2 * y * width + 2 * (size_t)x) * c +
+			(i - window * (int)by_octets.value) * KX_OCTET;
+		float d[KX_OCTET];
+#pragma unroll
+		for (int j = 0; j < KX_OCTET; j += 2) {
+			const float2 v = load_pair(pooled + (size_t)i * KX_OCTET + j);
+
+			d[j] = v.x;
+			d[j + 1] = v.y;
+		}
+#pragma unroll
+		for (uint32_t k = 0; k < 4; k++) {
+			float v[KX_OCTET];
+#pragma unroll
+			for (int j = 0; j < KX_OCTET; j++)
+				v[j] = ((j < 4 ? best.x : best.y) >> j % 4 * 8 & 255) == k ? d[j]
+											   : 0;
+			store_octet(to + (k / 2 * width + k % 2) * c, v);
+		}
+	}
+}
+
+/* ---- relu and dropout ------------------------------------------------------------------------ */
+
+template <class T> __global__ void dense_relu_kernel(const T *in, T *out, size_t n)
+{
+	await_previous();
+	FOR_EACH (i, n) {
+		const float v = load_one(in + i);
+
+		store_one(out + i, v < 0 ? 0 : v);
+	}
+}
+
+template <class T>
+__global__ void dense_relu_dgrad_kernel(const T *in, T *dx, const T *dy, const T *mask, size_t n)
+{
+	await_previous();
+	FOR_EACH (i, n) {
+		const bool open = load_one(in + i) > 0 && (!mask || load_one(mask + i) > 0);
+
+		store_one(dx + i, open ? load_one(dy + i) : 0);
+	}
+}
+
+/* The same function as rng_mix of common/rng.h. */
+__device__ inline uint64_t mix64(uint64_t x)
+{
+	x += 0x9e3779b97f4a7c15u;
+	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+	return x ^ (x >> 31);
+}
+
+/* The rule of backend.h numbers values in the order channels x rows x columns. */
+__device__ inline bool dense_drops(const struct kx_batch &batch, const struct kx_drop &drop,
+	const struct kx_dense &p, const struct place &s)
+{
+	const uint64_t seed = batch.now->dropout_seed + (batch.index ? batch.now->step : 0);
+	const uint64_t i = (((uint64_t)s.n * drop.channels + s.c) * p.h + s.y) * p.w + s.x;
+
+	return mix64(seed ^ mix64((uint64_t)drop.layer << 40 | i)) >> 40 < drop.threshold;
+}
+
+template <class T>
+__global__ void dense_dropout_kernel(struct kx_dense in, struct kx_dense out, struct kx_drop drop,
+	const T *mask, struct kx_batch batch)
+{
+	await_previous();
+	FOR_EACH (i, (size_t)batch.images * out.h * out.w * out.c) {
+		float v = load_one(static_cast<const T *>(in.value) + i);
+
+		if (batch.training)
+			v = dense_drops(batch, drop, out, place_of(i, out)) ? 0 : v * drop.scale;
+		store_one(
+			static_cast<T *>(out.value) + i, mask && !(load_one(mask + i) > 0) ? 0 : v);
+	}
+}
+
+/* ---- loss ------------------------------------------------------------------------------------ */
+
+#define ALL_LANES 0xffffffffu
+
+/* One warp computes one image. */
+template <class T>
+__global__ void dense_loss_kernel(const float *logits, T *d_logits, float *loss, int classes,
+	int width, struct kx_batch batch)
+{
+	await_previous();
+	const int lane = threadIdx.x % 32;
+	const int n = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+	if (n >= batch.images)
+		return;
+	const float *s = logits + (size_t)n * width;
+	T *d = d_logits + (size_t)n * width;
+	const int label = batch.labels[image_number(&batch, n)];
+	float top = -INFINITY, sum = 0;
+	for (int c = lane; c < classes; c += 32)
+		top = fmaxf(top, s[c]);
+	for (int k = 16; k; k /= 2)
+		top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, k));
+	for (int c = lane; c < classes; c += 32)
+		sum += expf(s[c] - top);
+	for (int k = 16; k; k /= 2)
+		sum += __shfl_xor_sync(ALL_LANES, sum, k);
+	for (int c = lane; c < width; c += 32) {
+		const float p = c < classes ? expf(s[c] - top) / sum - (c == label) : 0;
+
+		store_one(d + c, p / batch.images);
+	}
+	if (lane == 0)
+		loss[n] = logf(sum) - (s[label] - top);
+}
+
+template <class T>
+int patches(struct kx_batch batch, struct kx_patches p, T *to, cudaStream_t stream)
+{
+	const int pixels = p.window.rows * p.window.columns;
+	const size_t n = (size_t)batch.images * pixels * (p.columns / KX_OCTET);
+
+	return kx_launch(patches_kernel<T>, dim3(blocks_for(n, THREADS)), THREADS, 0, stream, batch,
+		p, kx_divisor(p.columns / KX_OCTET), kx_divisor(pixels),
+		kx_divisor(p.window.columns), kx_divisor(p.channels), kx_divisor(p.window.size),
+		to);
+}
+
+} // namespace
+
+int kx_patches(struct kx_batch batch, struct kx_patches p, void *to, enum kx_type type,
+	cudaStream_t stream)
+{
+	return type == KX_TYPE_BF16 ? patches(batch, p, static_cast<__nv_bfloat16 *>(to), stream)
+				    : patches(batch, p, static_cast<float *>(to), stream);
+}
+
+/* Launches KERNEL for values of the type, with `n` threads. */
+#define LAUNCH(KERNEL, n, ...)                                                                     \
+	(type == KX_TYPE_BF16 ? kx_launch(KERNEL<__nv_bfloat16>, dim3(blocks_for(n, THREADS)),     \
+					THREADS, 0, stream, __VA_ARGS__)                           \
+			      : kx_launch(KERNEL<float>, dim3(blocks_for(n, THREADS)), THREADS, 0, \
+					stream, __VA_ARGS__))
+
+/* An untyped pointer for the typed parameter of a kernel. */
+struct values {
+	const void *at;
+	template <class T> operator T *() const
+	{
+		return const_cast<T *>(static_cast<const T *>(at));
+	}
+};
+
+int kx_unpool(struct kx_dense pooled, const uint8_t *argmax, struct kx_dense full, int images,
+	enum kx_type type, cudaStream_t stream)
+{
+	const int n = (int)(dense_count(pooled, images) / KX_OCTET);
+
+	return LAUNCH(unpool_kernel, n, values{pooled.value}, argmax, values{full.value}, pooled.c,
+		n, kx_divisor(pooled.c / KX_OCTET), kx_divisor(pooled.w));
+}
+
+int kx_dense_pool_fprop(struct kx_dense x, struct kx_dense y, int size, int top, int left,
+	int images, enum kx_type type, cudaStream_t stream)
+{
+	struct dense_window pool = {size, top, left};
+
+	return LAUNCH(dense_pool_kernel, dense_count(y, images), x, y, pool, images);
+}
+
+int kx_dense_pool_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, int size,
+	int top, int left, const void *mask, int images, enum kx_type type, cudaStream_t stream)
+{
+	struct dense_window pool = {size, top, left};
+
+	return LAUNCH(dense_pool_dgrad_kernel, dense_count(dy, images), x, dx, dy, pool,
+		values{mask}, images);
+}
+
+int kx_dense_relu(
+	struct kx_dense x, struct kx_dense y, int images, enum kx_type type, cudaStream_t stream)
+{
+	const size_t n = dense_count(y, images);
+
+	return LAUNCH(dense_relu_kernel, n, values{x.value}, values{y.value}, n);
+}
+
+int kx_dense_relu_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, const void *mask,
+	int images, enum kx_type type, cudaStream_t stream)
+{
+	const size_t n = dense_count(dy, images);
+
+	return LAUNCH(dense_relu_dgrad_kernel, n, values{x.value}, values{dx.value},
+		values{dy.value}, values{mask}, n);
+}
+
+int kx_dense_dropout(struct kx_dense from, struct kx_dense to, struct kx_drop drop,
+	const void *mask, struct kx_batch batch, enum kx_type type, cudaStream_t stream)
+{
+	return LAUNCH(dense_dropout_kernel, dense_count(to, batch.images), from, to, drop,
+		values{mask}, batch);
+}
+
+int kx_dense_loss(const float *logits, void *d_logits, float *loss, int classes, int width,
+	struct kx_batch batch, enum kx_type type, cudaStream_t stream)
+{
+	const int threads = 128, per_block = threads / 32;
+	const int grid = (batch.images + per_block - 1) / per_block;
+
+	return type == KX_TYPE_BF16
+		       ? kx_launch(dense_loss_kernel<__nv_bfloat16>, dim3(grid), threads, 0, stream,
+				 logits, values{d_logits}, loss, classes, width, batch)
+		       : kx_launch(dense_loss_kernel<float>, dim3(grid), threads, 0, stream, logits,
+				 values{d_logits}, loss, classes, width, batch);
+}

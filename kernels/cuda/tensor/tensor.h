@@ -1,0 +1,135 @@
+/*
+ * tensor.h - the C interface of the kernels of the tensor-core path (tensor_net.c), which runs any
+ * model in tf32 and bf16.
+ *
+ * Values and their gradients are dense NHWC tensors of bf16 or, in tf32, of fp32. Channels are
+ * padded with zeros to a multiple of eight, so that every copy is 16 bytes wide; the borders of a
+ * convolution are not stored. An fc layer is a convolution 1x1 on an image of 1x1. The first layer
+ * reads patches: kx_patches stores the pixels under each window (im2col), followed by a one, so
+ * that no product is wasted on channels that do not exist. Products are bf16 or tf32, sums fp32,
+ * and the parameters have fp32 masters (struct kx_layer of kernels.h).
+ *
+ * A launcher checks only the launch. It never synchronises and never allocates. It returns PS_OK or
+ * PS_EDEVICE. The order of every sum depends on the sizes only: equal arguments give equal bytes.
+ */
+#ifndef KERNELS_CUDA_TENSOR_TENSOR_H
+#define KERNELS_CUDA_TENSOR_TENSOR_H
+#include "kernels/cuda/base/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KX_OCTET 8 /* channels are padded to a multiple of this */
+
+enum kx_type { KX_TYPE_TF32, KX_TYPE_BF16 };
+
+/* Division of an int32_t >= 0 by a constant: the high word of n * multiplier, shifted. */
+struct kx_divisor {
+	uint32_t value, multiplier;
+	int shift;
+};
+struct kx_divisor kx_divisor(int value);
+
+/*
+ * The input pixels under the window of output pixel (p, q): rows p * stride - top + r, columns
+ * q * stride - left + s. With `up` > 1 only positions divisible by it exist, and are divided by it:
+ * the dgrad of a convolution of that stride. h, w and c describe the input (c with its padding).
+ */
+struct kx_windows {
+	int h, w, c;
+	int rows, columns; /* of output pixels */
+	int stride, up, top, left;
+	int size; /* side of the filter */
+};
+
+/*
+ * fprop and dgrad. Row m of the product is output pixel m of the batch, n its channel:
+ *     d[m][n] = sum over k of a[input pixel under tap k / c][k % c] * b(k, n), k < size^2 * c
+ * fprop: b(k, n) = b[k * pitch + n]; rows k >= b_rows are zero. dgrad: b(k, n) = the weight of the
+ * opposite tap, b[(tap * n + n) * pitch + k % c]. Then: times `scale`, plus bias (NULL: none), ReLU
+ * if `relu`. Where mask (layout of d; NULL: keep all) is not positive the result is 0. `pooled`:
+ * rows are in the order of pool windows 2x2, and d and argmax get one value per window. `wide`: d
+ * has fp32 values in both types.
+ */
+struct kx_product {
+	const void *a, *b, *mask;
+	const float *bias;
+	void *d;
+	uint8_t *argmax;
+	struct kx_windows window;
+	struct kx_divisor by_image, by_row; /* pixels (or pool windows) of an image, of a row */
+	long long rows;                     /* of the whole batch */
+	int n, b_rows, pitch;
+	int dgrad, relu, pooled, wide;
+	int parts; /* set by the launcher */
+	float scale;
+};
+int kx_product(struct kx_product g, enum kx_type type, cudaStream_t stream);
+
+/*
+ * wgrad with split-K, as kx_conv_wgrad: slice s of the workspace gets rows k < m of
+ *     sum over its pixels of a[input pixel under tap k / c][k % c] * b[pixel][n]
+ * times `scale`. `ones`: behind these rows comes the sum of b, the bias gradient. Otherwise `a`
+ * has its own column of ones. A slice has stride_rows rows of n floats.
+ */
+struct kx_product_wgrad {
+	const void *a, *b;
+	float *workspace;
+	struct kx_windows window;
+	struct kx_divisor by_image, by_row;
+	long long pixels; /* of the whole batch */
+	int m, n, ones, slices;
+	size_t stride_rows;
+	float scale;
+};
+int kx_product_wgrad(struct kx_product_wgrad g, enum kx_type type, cudaStream_t stream);
+/* The split-K slices for these sizes. */
+int kx_product_slices(int m, int n, long long pixels, enum kx_type type);
+
+/* kx_sgd_step for the layers of this path: also writes `bf16`. Padding has a gradient of zero. */
+int kx_product_sgd(
+	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
+
+/* The dense tensor of a step. `c` has the padding. */
+struct kx_dense {
+	void *value;
+	int h, w, c;
+};
+
+/* The patches of the first layer: for each output pixel of `window` its taps * channels pixels (in
+ * the order tap, channel), then a one if `ones`, then zeros up to `columns`. The window of an fc
+ * layer is the whole image: size is its width, and `taps` its pixels. With size 1 this is the image
+ * itself. `whole`: values are 255 times as large, so that pixels are integers, which bf16 holds
+ * exactly; not with a norm. */
+struct kx_patches {
+	struct kx_windows window;
+	int channels, taps, columns, ones, whole;
+	struct kx_norm norm;
+};
+int kx_patches(struct kx_batch batch, struct kx_patches p, void *to, enum kx_type type,
+	cudaStream_t stream);
+
+/* The full gradient in front of a pool 2x2 that kx_product has fused. */
+int kx_unpool(struct kx_dense pooled, const uint8_t *argmax, struct kx_dense full, int images,
+	enum kx_type type, cudaStream_t stream);
+
+/* Layers as in kernels.h. `mask` has the layout of dx. */
+int kx_dense_pool_fprop(struct kx_dense x, struct kx_dense y, int size, int top, int left,
+	int images, enum kx_type type, cudaStream_t stream);
+int kx_dense_pool_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, int size,
+	int top, int left, const void *mask, int images, enum kx_type type, cudaStream_t stream);
+int kx_dense_relu(
+	struct kx_dense x, struct kx_dense y, int images, enum kx_type type, cudaStream_t stream);
+int kx_dense_relu_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense dy, const void *mask,
+	int images, enum kx_type type, cudaStream_t stream);
+int kx_dense_dropout(struct kx_dense from, struct kx_dense to, struct kx_drop drop,
+	const void *mask, struct kx_batch batch, enum kx_type type, cudaStream_t stream);
+/* As kx_loss. logits are fp32, d_logits have the type of the tensors. */
+int kx_dense_loss(const float *logits, void *d_logits, float *loss, int classes, int width,
+	struct kx_batch batch, enum kx_type type, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,632 @@
+/*
+ * tensor_net.c - the path cuda_tensor: any model in tf32 or bf16, every product on tensor cores
+ * (tensor/tensor.h). Plans tensors and steps, places them in memory, and launches the kernels.
+ *
+ * Thread: as backend.h.
+ */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "common/mem.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/fused/conv1.h"
+#include "kernels/cuda/fused/conv2.h"
+#include "kernels/cuda/path.h"
+#include "kernels/cuda/tensor/tensor.h"
+#include "kernels/device.h"
+
+struct tensor_values {
+	struct kx_dense value;
+	void *grad; /* same layout */
+	int relu;   /* output of a ReLU: the gradient is 0 where the value is not > 0 */
+};
+
+struct tensor_step {
+	const struct layer *layer;
+	size_t number; /* number of its first layer */
+	int in, out;   /* numbers of its tensors */
+	int relu;      /* conv, fc: a ReLU follows and is fused into this step */
+	int pooled;    /* so is the pool 2x2 behind the ReLU */
+	int needs_dx;  /* an earlier step has weights */
+	int layers;    /* layers of the step */
+
+	/* conv and fc */
+	struct kx_layer own;
+	size_t sum_at;           /* offset of own.sum in tensor_net.sums */
+	struct kx_windows fprop; /* under the outputs; wgrad uses them, too */
+	struct kx_windows dgrad; /* under the inputs */
+	struct kx_dense full;    /* the gradient of the output before the pool */
+	uint8_t *argmax;
+	struct kx_drop drop;
+};
+
+struct tensor_net {
+	const struct model *model;
+	enum kx_type type;
+	size_t images; /* the largest batch */
+	struct kx_patches patches;
+	int n_tensors, n_steps;
+	struct tensor_values tensor[MODEL_MAX_LAYERS + 1];
+	struct tensor_step step[MODEL_MAX_LAYERS];
+	float *sums;
+	size_t n_sums;
+	float *loss; /* per image */
+};
+
+/* ---- plan ------------------------------------------------------------------------------------ */
+
+static size_t pad_octet(size_t n)
+{
+	return (n + KX_OCTET - 1) / KX_OCTET * KX_OCTET;
+}
+
+static int has_weights(const struct tensor_step *s)
+{
+	return s->layer->kind == LAYER_CONV || s->layer->kind == LAYER_FC;
+}
+
+static struct kx_dense dense_of(struct shape s)
+{
+	return (struct kx_dense){.h = (int)s.h, .w = (int)s.w, .c = (int)pad_octet(s.c)};
+}
+
+static size_t pixels_of(const struct kx_dense *p)
+{
+	return (size_t)p->h * (size_t)p->w;
+}
+
+static size_t image_values(const struct kx_dense *p)
+{
+	return pixels_of(p) * (size_t)p->c;
+}
+
+/* The window of an fc layer: one pixel with all inputs as channels. */
+static struct kx_windows whole(int inputs)
+{
+	return (struct kx_windows){.h = 1,
+		.w = 1,
+		.c = inputs,
+		.rows = 1,
+		.columns = 1,
+		.stride = 1,
+		.up = 1,
+		.size = 1};
+}
+
+/* The first layer reads patches if it has weights, else the image. */
+static struct kx_dense plan_patches(struct tensor_net *n)
+{
+	const struct layer *l = n->model->layer;
+	const struct shape in = n->model->input;
+	const int conv = l->kind == LAYER_CONV, weights = conv || l->kind == LAYER_FC;
+	struct kx_windows w = {.h = (int)in.h, .w = (int)in.w, .stride = 1, .up = 1, .size = 1};
+	size_t taps = 1;
+
+	w.rows = (int)(l->kind == LAYER_FC ? 1 : in.h);
+	w.columns = (int)(l->kind == LAYER_FC ? 1 : in.w);
+	if (conv) {
+		w.rows = (int)l->out.h;
+		w.columns = (int)l->out.w;
+		w.stride = (int)l->stride;
+		w.top = (int)l->pad_top;
+		w.left = (int)l->pad_left;
+		w.size = (int)l->size;
+		taps = l->size * l->size;
+	} else if (l->kind == LAYER_FC) {
+		w.size = (int)in.w;
+		taps = in.h * in.w;
+	}
+	n->patches = (struct kx_patches){.window = w,
+		.channels = (int)in.c,
+		.taps = (int)taps,
+		.columns = (int)pad_octet(taps * in.c + (size_t)weights),
+		.ones = weights,
+		.whole = weights && !n->model->preprocess.n_norm,
+		.norm = cuda_norm(n->model)};
+	return (struct kx_dense){.h = w.rows, .w = w.columns, .c = n->patches.columns};
+}
+
+static void plan_weights(struct tensor_net *n, struct tensor_step *s)
+{
+	const struct layer *l = s->layer;
+	const struct kx_dense *in = &n->tensor[s->in].value;
+	const int conv = l->kind == LAYER_CONV, first = s->number == 0;
+	struct kx_weights *w = &s->own.w;
+
+	w->f = (int)l->out.c;
+	w->c = (int)l->in.c;
+	w->f_pad = (int)pad_octet(l->out.c);
+	w->c_pad = (int)(first ? l->in.c : pad_octet(l->in.c));
+	w->taps = (int)(conv ? l->size * l->size : l->in.h * l->in.w);
+	w->weight = n->model->tensor[l->weight].offset;
+	w->bias = n->model->tensor[l->bias].offset;
+	s->full = dense_of(l->out);
+	s->fprop = whole((int)image_values(in));
+	s->dgrad = whole(w->f_pad);
+	if (!conv)
+		return;
+	s->fprop = (struct kx_windows){.h = in->h,
+		.w = in->w,
+		.c = in->c,
+		.rows = (int)l->out.h,
+		.columns = (int)l->out.w,
+		.stride = first ? 1 : (int)l->stride,
+		.up = 1,
+		.top = first ? 0 : (int)l->pad_top,
+		.left = first ? 0 : (int)l->pad_left,
+		.size = first ? 1 : (int)l->size};
+	s->dgrad = (struct kx_windows){.h = (int)l->out.h,
+		.w = (int)l->out.w,
+		.c = w->f_pad,
+		.rows = (int)l->in.h,
+		.columns = (int)l->in.w,
+		.stride = 1,
+		.up = (int)l->stride,
+		.top = (int)l->size - 1 - (int)l->pad_top,
+		.left = (int)l->size - 1 - (int)l->pad_left,
+		.size = (int)l->size};
+}
+
+static int fuses_pool(const struct layer *l, size_t left)
+{
+	return left >= 3 && l[0].kind == LAYER_CONV && l[1].kind == LAYER_RELU &&
+	       l[2].kind == LAYER_POOL && l[2].size == 2 && !l[2].pad_top && !l[2].pad_left &&
+	       !l[2].pad_bottom && !l[2].pad_right;
+}
+
+static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
+{
+	const struct model *m = n->model;
+	const struct layer *l = &m->layer[number];
+	struct tensor_step *s = &n->step[n->n_steps++];
+
+	*s = (struct tensor_step){.layer = l,
+		.number = number,
+		.in = n->n_tensors - 1,
+		.out = n->n_tensors,
+		.needs_dx = needs_dx,
+		.layers = 1};
+	if (has_weights(s)) {
+		s->relu = number + 1 < m->n_layers && l[1].kind == LAYER_RELU;
+		s->pooled = fuses_pool(l, m->n_layers - number);
+		s->layers = 1 + s->relu + s->pooled;
+		plan_weights(n, s);
+	}
+	if (l->kind == LAYER_DROPOUT)
+		s->drop = (struct kx_drop){.layer = (int)number,
+			.channels = (int)l->in.c,
+			.threshold = dropout_threshold(l->drop),
+			.scale = 1 / (1 - l->drop)};
+	n->tensor[n->n_tensors++] =
+		(struct tensor_values){.value = dense_of(l[s->layers - 1].out), .relu = s->relu};
+}
+
+static size_t rows_of(const struct tensor_step *s)
+{
+	return (size_t)s->own.w.taps * (size_t)s->own.w.c_pad + 1;
+}
+
+static int tensor_too_large(const struct tensor_net *n, struct err *e)
+{
+	return err_set(e, PS_ENOMEM,
+		"model \"%s\" is too large for device cuda with batches of %zu images: a layer "
+		"must have fewer than 2^31 values per image and 2^31 pixels per batch",
+		n->model->text, n->images);
+}
+
+/* Returns 1 if indices of the kernels overflow. */
+static int overflows(const struct tensor_net *n, const struct kx_dense *p)
+{
+	size_t image, pixels;
+
+	return __builtin_mul_overflow(pixels_of(p), (size_t)p->c, &image) || image > INT_MAX / 2 ||
+	       __builtin_mul_overflow(pixels_of(p), n->images, &pixels) || pixels > INT_MAX / 2;
+}
+
+static int tensor_plan(struct tensor_net *n, struct err *e)
+{
+	int needs_dx = 0;
+
+	n->tensor[0] = (struct tensor_values){.value = plan_patches(n)};
+	n->n_tensors = 1;
+	if (overflows(n, &n->tensor[0].value) ||
+		n->images * image_values(&n->tensor[0].value) / KX_OCTET > INT_MAX / 2)
+		return tensor_too_large(n, e);
+	for (size_t l = 0; l < n->model->n_layers;) {
+		struct tensor_step *s = &n->step[n->n_steps];
+
+		plan_step(n, l, needs_dx);
+		l += (size_t)s->layers;
+		if (overflows(n, &n->tensor[s->out].value) || overflows(n, &s->full))
+			return tensor_too_large(n, e);
+		if (!has_weights(s))
+			continue;
+		needs_dx = 1;
+		s->sum_at = n->n_sums;
+		n->n_sums += rows_of(s) * (size_t)s->own.w.f_pad;
+	}
+	return PS_OK;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static size_t value_size(const struct tensor_net *n)
+{
+	return n->type == KX_TYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+/* The rows of a slice that wgrad computes: those of the weights and the bias. */
+static int tensor_slices(const struct tensor_net *n, const struct tensor_step *s, size_t images)
+{
+	return kx_product_slices((int)rows_of(s), s->own.w.f_pad,
+		(long long)(images * pixels_of(&s->full)), n->type);
+}
+
+static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struct cuda_arena *a)
+{
+	const size_t filters = (size_t)s->own.w.f_pad, values = rows_of(s) * filters;
+	const size_t slices = (size_t)tensor_slices(n, s, n->images);
+
+	s->own.value = arena_take(a, values, sizeof(float));
+	s->own.bf16 = n->type == KX_TYPE_BF16 ? arena_take(a, values, sizeof(uint16_t)) : NULL;
+	s->own.sum = n->sums ? n->sums + s->sum_at : NULL;
+	s->own.workspace =
+		arena_take(a, slices * KX_WGRAD_ROWS(rows_of(s) - 1), filters * sizeof(float));
+	s->full.value = n->tensor[s->out].grad;
+	if (s->pooled) {
+		s->full.value = arena_take(a, n->images * image_values(&s->full), value_size(n));
+		s->argmax = arena_take(a, n->images, image_values(&n->tensor[s->out].value));
+	}
+}
+
+static void tensor_place(void *self, struct cuda_arena *a)
+{
+	struct tensor_net *n = self;
+
+	for (int i = 0; i < n->n_tensors; i++) {
+		struct tensor_values *t = &n->tensor[i];
+		const size_t image = image_values(&t->value);
+
+		/* the last one has the logits, in fp32 */
+		t->value.value = arena_take(a, n->images * image,
+			i == n->n_tensors - 1 ? sizeof(float) : value_size(n));
+		t->grad = i > 0 ? arena_take(a, n->images * image, value_size(n)) : NULL;
+	}
+	n->sums = arena_take(a, n->n_sums, sizeof(float));
+	for (int i = 0; i < n->n_steps; i++)
+		if (has_weights(&n->step[i]))
+			tensor_step_place(n, &n->step[i], a);
+	n->loss = arena_take(a, n->images, sizeof(float));
+}
+
+/* Every kernel writes all values that others read: there is nothing to fill. */
+static int tensor_fill(void *self, cudaStream_t stream)
+{
+	(void)self;
+	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+/* The factor of the products of the first layer, whose pixels may be integers. */
+static float scale_of(const struct tensor_net *n, const struct tensor_step *s)
+{
+	return s->number == 0 && n->patches.whole ? 1 / 255.0f : 1;
+}
+
+/* The weights in the type of the products. */
+static const void *weights_of(const struct tensor_step *s)
+{
+	return s->own.bf16 ? (const void *)s->own.bf16 : s->own.value;
+}
+
+static int product_fprop(
+	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+{
+	const struct kx_dense *out = &n->tensor[s->out].value;
+	struct kx_product g = {.a = n->tensor[s->in].value.value,
+		.b = weights_of(s),
+		.bias = s->own.value + (rows_of(s) - 1) * (size_t)s->own.w.f_pad,
+		.d = out->value,
+		.argmax = s->argmax,
+		.window = s->fprop,
+		.by_image = kx_divisor((int)pixels_of(out)),
+		.by_row = kx_divisor(out->w),
+		.rows = (long long)images * (long long)pixels_of(&s->full),
+		.n = s->own.w.f_pad,
+		.b_rows = (int)rows_of(s) - 1,
+		.pitch = s->own.w.f_pad,
+		.relu = s->relu,
+		.pooled = s->pooled,
+		.wide = s->out == n->n_tensors - 1,
+		.scale = scale_of(n, s)};
+
+	return kx_product(g, n->type, stream);
+}
+
+static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_step *s,
+	const struct kx_batch *batch, cudaStream_t stream)
+{
+	const struct layer *l = s->layer;
+	const struct kx_dense in = n->tensor[s->in].value, out = n->tensor[s->out].value;
+
+	switch (l->kind) {
+	case LAYER_CONV:
+	case LAYER_FC:
+		return product_fprop(n, s, batch->images, stream);
+	case LAYER_POOL:
+		return kx_dense_pool_fprop(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
+			batch->images, n->type, stream);
+	case LAYER_RELU:
+		return kx_dense_relu(in, out, batch->images, n->type, stream);
+	case LAYER_DROPOUT:
+		return kx_dense_dropout(in, out, s->drop, NULL, *batch, n->type, stream);
+	}
+	return PS_EDEVICE;
+}
+
+static int tensor_forward(void *self, struct kx_batch batch, cudaStream_t stream)
+{
+	const struct tensor_net *n = self;
+	int rc = kx_patches(batch, n->patches, n->tensor[0].value.value, n->type, stream);
+
+	for (int i = 0; i < n->n_steps && !rc; i++)
+		rc = tensor_step_fprop(n, &n->step[i], &batch, stream);
+	return rc;
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+static struct kx_dense tensor_grad(const struct tensor_values *t)
+{
+	struct kx_dense e = t->value;
+
+	e.value = t->grad;
+	return e;
+}
+
+static int product_wgrad(
+	const struct tensor_net *n, const struct tensor_step *s, int images, cudaStream_t stream)
+{
+	struct kx_product_wgrad g = {.a = n->tensor[s->in].value.value,
+		.b = s->full.value,
+		.workspace = s->own.workspace,
+		.window = s->fprop,
+		.by_image = kx_divisor((int)pixels_of(&s->full)),
+		.by_row = kx_divisor(s->full.w),
+		.pixels = (long long)images * (long long)pixels_of(&s->full),
+		.m = (int)rows_of(s),
+		.n = s->own.w.f_pad,
+		.ones = s->number > 0,
+		.slices = tensor_slices(n, s, (size_t)images),
+		.stride_rows = KX_WGRAD_ROWS(rows_of(s) - 1),
+		.scale = scale_of(n, s)};
+
+	return kx_product_wgrad(g, n->type, stream);
+}
+
+static int product_dgrad(const struct tensor_net *n, const struct tensor_step *s, const void *mask,
+	int images, cudaStream_t stream)
+{
+	const struct tensor_values *in = &n->tensor[s->in];
+	const int conv = s->layer->kind == LAYER_CONV;
+	const int pixels = conv ? (int)pixels_of(&in->value) : 1;
+	struct kx_product g = {.a = s->full.value,
+		.b = weights_of(s),
+		.mask = mask,
+		.d = in->grad,
+		.window = s->dgrad,
+		.by_image = kx_divisor(pixels),
+		.by_row = kx_divisor(conv ? in->value.w : 1),
+		.rows = (long long)images * pixels,
+		.n = conv ? in->value.c : (int)image_values(&in->value),
+		.pitch = s->own.w.f_pad,
+		.dgrad = 1,
+		.scale = 1};
+
+	return kx_product(g, n->type, stream);
+}
+
+static int tensor_step_backward(const struct tensor_net *n, const struct tensor_step *s,
+	const struct kx_batch *batch, cudaStream_t stream)
+{
+	const struct layer *l = s->layer;
+	const struct tensor_values *in = &n->tensor[s->in], *out = &n->tensor[s->out];
+	const void *mask = in->relu ? in->value.value : NULL;
+	const struct kx_dense dx = tensor_grad(in), dy = tensor_grad(out);
+	int rc = PS_OK;
+
+	if (s->pooled)
+		rc = kx_unpool(dy, s->argmax, s->full, batch->images, n->type, stream);
+	if (!rc && has_weights(s))
+		rc = product_wgrad(n, s, batch->images, stream);
+	if (rc || !s->needs_dx)
+		return rc;
+	switch (l->kind) {
+	case LAYER_CONV:
+	case LAYER_FC:
+		return product_dgrad(n, s, mask, batch->images, stream);
+	case LAYER_POOL:
+		return kx_dense_pool_dgrad(in->value, dx, dy, (int)l->size, (int)l->pad_top,
+			(int)l->pad_left, mask, batch->images, n->type, stream);
+	case LAYER_RELU:
+		return kx_dense_relu_dgrad(in->value, dx, dy, mask, batch->images, n->type, stream);
+	case LAYER_DROPOUT:
+		return kx_dense_dropout(dy, dx, s->drop, mask, *batch, n->type, stream);
+	}
+	return PS_EDEVICE;
+}
+
+/* Forward and backward pass, from the pixels to the split-K slices of the gradient. */
+static int forward_backward(struct tensor_net *n, struct kx_batch batch, cudaStream_t stream)
+{
+	const struct tensor_values *last = &n->tensor[n->n_tensors - 1];
+	int rc = tensor_forward(n, batch, stream);
+
+	if (!rc)
+		rc = kx_dense_loss(last->value.value, last->grad, n->loss, (int)n->model->classes,
+			last->value.c, batch, n->type, stream);
+	for (int i = n->n_steps; i-- > 0 && !rc;)
+		rc = tensor_step_backward(n, &n->step[i], &batch, stream);
+	return rc;
+}
+
+/* Collects the layers with weights from step *step on, at most KX_LAYERS, and advances *step. */
+static struct kx_layers tensor_layers_from(const struct tensor_net *n, int *step, size_t images)
+{
+	struct kx_layers all = {.n = 0};
+
+	for (; *step < n->n_steps && all.n < KX_LAYERS; ++*step) {
+		const struct tensor_step *s = &n->step[*step];
+
+		if (!has_weights(s))
+			continue;
+		all.layer[all.n] = s->own;
+		all.layer[all.n++].slices = tensor_slices(n, s, images);
+	}
+	return all;
+}
+
+static int tensor_gradient(
+	void *self, struct kx_batch batch, float *grad, double *loss, cudaStream_t stream)
+{
+	struct tensor_net *n = self;
+	struct kx_losses losses = {.loss = n->loss, .sum = loss, .images = batch.images};
+	int rc = forward_backward(n, batch, stream);
+
+	for (int i = 0; i < n->n_steps && !rc; losses.loss = NULL)
+		rc = kx_reduce_gradient(
+			tensor_layers_from(n, &i, (size_t)batch.images), losses, grad, stream);
+	return rc;
+}
+
+/* ---- local training -------------------------------------------------------------------------- */
+
+static int tensor_load(void *self, const float *params, cudaStream_t stream)
+{
+	const struct tensor_net *n = self;
+	int rc = PS_OK;
+
+	for (int i = 0; i < n->n_steps && !rc;)
+		rc = kx_pack(tensor_layers_from(n, &i, 1), params, stream);
+	return rc;
+}
+
+static int tensor_start(void *self, cudaStream_t stream)
+{
+	const struct tensor_net *n = self;
+
+	return cudaMemsetAsync(n->sums, 0, n->n_sums * sizeof(float), stream) ? PS_EDEVICE : PS_OK;
+}
+
+static int tensor_train(void *self, struct kx_batch batch, struct kx_now *now, int steps,
+	double *loss, cudaStream_t stream)
+{
+	struct tensor_net *n = self;
+	int rc = PS_OK;
+
+	for (int i = 0; i < steps && !rc; i++) {
+		struct kx_losses losses = {
+			.loss = n->loss, .sum = loss, .images = batch.images, .add = 1};
+
+		rc = forward_backward(n, batch, stream);
+		for (int l = 0; l < n->n_steps && !rc; losses.loss = NULL)
+			rc = kx_product_sgd(tensor_layers_from(n, &l, (size_t)batch.images), losses,
+				now, stream);
+	}
+	return rc;
+}
+
+static int tensor_save_one(const struct tensor_net *n, int sums, float *to, cudaStream_t stream)
+{
+	int rc = PS_OK;
+
+	for (int i = 0; i < n->n_steps && to && !rc;)
+		rc = kx_unpack(tensor_layers_from(n, &i, 1), sums, to, stream);
+	return rc;
+}
+
+static int tensor_save(void *self, float *params, float *sum, cudaStream_t stream)
+{
+	int rc = tensor_save_one(self, 0, params, stream);
+
+	return rc ? rc : tensor_save_one(self, 1, sum, stream);
+}
+
+/* ---- struct cuda_path ------------------------------------------------------------------------ */
+
+/* The two convolutions that conv1.h and conv2.h fuse. */
+static int fused_pair(const struct model *m)
+{
+	const struct layer *l = m->layer;
+
+	return m->n_layers > 6 && !m->preprocess.n_norm && fuses_pool(l, m->n_layers) &&
+	       fuses_pool(l + 3, m->n_layers - 3) && l[0].in.c == 1 && l[0].in.h == CONV1_SIDE &&
+	       l[0].in.w == CONV1_SIDE && l[0].size == CONV2_SIZE && l[0].stride == 1 &&
+	       l[0].out.c == CONV2_CHANNELS && l[0].out.h == 2 * CONV2_IN &&
+	       l[3].size == CONV2_SIZE && l[3].stride == 1 && l[3].out.c == CONV2_FILTERS &&
+	       l[3].out.h == CONV2_OUT;
+}
+
+static int tensor_fits(const struct model *m, int precision)
+{
+	return (precision == KX_TF32 || precision == KX_BF16) &&
+	       m->layer[m->n_layers - 1].kind == LAYER_FC && !fused_pair(m);
+}
+
+static int tensor_open(
+	void **self, const struct model *m, int precision, size_t images, struct err *e)
+{
+	struct tensor_net *n = mem_try(1, sizeof(*n));
+	int rc;
+
+	*self = NULL;
+	if (!n)
+		return err_set(e, PS_ENOMEM, "no memory for model \"%s\"", m->text);
+	n->model = m;
+	n->type = precision == KX_BF16 ? KX_TYPE_BF16 : KX_TYPE_TF32;
+	n->images = images;
+	if ((rc = tensor_plan(n, e))) {
+		free(n);
+		return rc;
+	}
+	*self = n;
+	return PS_OK;
+}
+
+static void tensor_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
+{
+	const struct tensor_net *n = self;
+	const char *math = n->type == KX_TYPE_BF16 ? "bf16" : "tf32";
+
+	(void)batch;
+	for (int i = 0; i < n->n_steps; i++)
+		if (n->step[i].number == layer)
+			snprintf(text, size, "tensor:%s/%s/%s", math,
+				n->step[i].needs_dx ? math : "none", math);
+}
+
+static const float *tensor_logits(const void *self, size_t *width)
+{
+	const struct tensor_net *n = self;
+	const struct kx_dense *last = &n->tensor[n->n_tensors - 1].value;
+
+	*width = (size_t)last->c;
+	return last->value;
+}
+
+const struct cuda_path cuda_tensor = {
+	.fits = tensor_fits,
+	.open = tensor_open,
+	.close = free,
+	.place = tensor_place,
+	.fill = tensor_fill,
+	.load = tensor_load,
+	.kernel = tensor_kernel,
+	.forward = tensor_forward,
+	.logits = tensor_logits,
+	.gradient = tensor_gradient,
+	.start = tensor_start,
+	.train = tensor_train,
+	.save = tensor_save,
+};

@@ -1,8 +1,6 @@
-/*
- * Proves common/assert.h: an assertion that holds costs nothing but its condition, one that fails
- * names file, line and condition and stops the process. And that the core stops rather than drop an
- * effect.
- */
+/* Proves common/assert.h. An assertion that holds evaluates only its condition. An assertion that
+ * fails prints file, line and condition and stops the process. Also proves that the core stops the
+ * process instead of dropping an effect. */
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -12,7 +10,8 @@
 
 typedef void act_fn(void);
 
-/* The signal that ends a process that does `act`; 0: none. What it says is in `said`. */
+/* Runs `act` in a child process. Returns the signal that ended the child; 0: none. The child's
+ * output is in `said`. */
 static int signal_of(act_fn *act, char *said, size_t size)
 {
 	int end[2], status;

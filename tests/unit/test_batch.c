@@ -1,4 +1,5 @@
-/* test_batch.c - batches are the pieces of the epoch's order, each image once. */
+/* test_batch.c - the batches of an epoch are consecutive pieces of the order of images, and contain
+ * each image once. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -59,7 +60,8 @@ static void a_batch_that_does_not_exist_is_refused(void **state)
 	assert_int_equal(batches_get(&b, 0, 100, &index, &n), PS_EPROTO);
 	assert_int_equal(batches_get(&b, 0, UINT32_MAX, &index, &n), PS_EPROTO);
 	assert_null(b.order);
-	batches_init(&b, 7, 1000, UINT32_MAX); /* a batch larger than the data: one batch of all */
+	/* a batch size above the number of images: one batch of all images */
+	batches_init(&b, 7, 1000, UINT32_MAX);
 	assert_int_equal(batches_count(&b), 1);
 	assert_int_equal(batches_get(&b, 0, 0, &index, &n), PS_OK);
 	assert_int_equal(n, 1000);

@@ -1,11 +1,11 @@
-/* Proves what common/checkpoint.h says of writing, keeping and finding checkpoints. */
+/* Proves what common/checkpoint.h promises about writing, retaining and finding checkpoints. */
 #include "tests/support/checkpoint_fixture.h"
 #include <errno.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <xxhash.h>
 
-/* Set: the rename that would make a generation visible fails. */
+/* If set, the rename that would make a generation visible fails. */
 static int rename_errno;
 int renameat(int from_dir, const char *from, int to_dir, const char *to)
 {
@@ -16,7 +16,7 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
 }
 
-/* Set: so does the sync of the directory, once the generation has its name. */
+/* If set, the sync of the directory fails after the generation has its name. */
 static int directory_errno;
 int fsync(int fd)
 {
@@ -142,7 +142,7 @@ static void invariant_1_a_generation_whose_name_may_be_lost_is_removed(void **st
 	}
 	directory_errno = 0;
 	assert_false(temp_dir_exists(
-		checkpoint_dir, temporary)); /* a disk that fails for days fills no directory */
+		checkpoint_dir, temporary)); /* failed writes leave no temporary file */
 	for (uint64_t g = 2; g <= 4; g++)
 		assert_true(temp_dir_exists(checkpoint_dir, name_of(g)));
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
@@ -159,7 +159,7 @@ static void invariant_2_three_generations_are_kept(void **state)
 			assert_int_equal(temp_dir_exists(checkpoint_dir, name_of(old)),
 				old <= g && old + CHECKPOINT_KEEP > g);
 	}
-	/* numbers may jump: the three highest stay */
+	/* generation numbers may have gaps: the three highest generations stay */
 	assert_int_equal(write_generation(1000), PS_OK);
 	assert_true(temp_dir_exists(checkpoint_dir, name_of(19)) &&
 		    temp_dir_exists(checkpoint_dir, name_of(20)));
@@ -179,7 +179,7 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 		temp_dir_write(checkpoint_dir, others[i], "x", 1);
 	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
-	assert_int_equal(c.generation, 0); /* none of them counts as a checkpoint */
+	assert_int_equal(c.generation, 0); /* no file with these names counts as a checkpoint */
 	assert_true(temp_dir_exists(checkpoint_dir, temporary));
 	assert_int_equal(read_newest(1, &c, NULL), PS_OK);
 	assert_false(temp_dir_exists(checkpoint_dir, temporary));
@@ -192,7 +192,7 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 	checkpoint_release(&c);
 }
 
-/* The others go, also newer ones: somebody has found them bad. */
+/* All other generations are deleted, also newer ones, because the caller has found them bad. */
 static void the_sound_one_is_never_dropped_to_make_space(void **state)
 {
 	(void)state;

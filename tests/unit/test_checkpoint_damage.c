@@ -1,4 +1,5 @@
-/* Proves what common/checkpoint.h says of files that are not as they were written. */
+/* Proves what common/checkpoint.h promises about checkpoint files that have changed since they were
+ * written. */
 #include "common/log.h"
 #include "tests/support/checkpoint_fixture.h"
 #include <xxhash.h>
@@ -45,7 +46,7 @@ static void invariant_3_every_missing_or_added_byte_is_detected(void **state)
 	unsigned char *file = bytes_of(5, &size), longer[1000] = {0};
 	for (size_t n = 0; n < size; n++)
 		assert_refused(file, n, "truncated", n);
-	for (size_t i = 0; i < size; i++) { /* a byte lost in the middle */
+	for (size_t i = 0; i < size; i++) { /* one byte is missing in the middle */
 		memcpy(longer, file, i);
 		memcpy(longer + i, file + i + 1, size - i - 1);
 		assert_refused(longer, size - 1, "byte lost", i);
@@ -56,7 +57,7 @@ static void invariant_3_every_missing_or_added_byte_is_detected(void **state)
 	free(file);
 }
 
-/* Recompute the checksum over header and table: what a person, not a disk, would do. */
+/* Recomputes the checksum over header and table. A faulty disk does not do this, but a person may. */
 static void sign_head(unsigned char *file, size_t sections)
 {
 	uint64_t sum = XXH3_64bits(file, 24 + 40 * sections);
@@ -73,13 +74,15 @@ static void a_table_that_lies_with_a_right_checksum_is_refused(void **state)
 	} lie[] = {
 		{8, 4, 0}, {8, 4, 2}, {8, 4, UINT32_MAX},                             /* format */
 		{12, 4, 0}, {12, 4, 2}, {12, 4, 4}, {12, 4, 17}, {12, 4, UINT32_MAX}, /* sections */
-		{16, 8, 0},                                       /* generation */
-		{24, 1, 0}, {24 + 15, 1, 'x'}, {64, 8, 0x6e7572}, /* names: "", long, "run" */
+		{16, 8, 0}, /* generation */
+		{24, 1, 0}, {24 + 15, 1, 'x'},
+		{64, 8, 0x6e7572}, /* section names: empty, too long, "run" a second time */
 		{40, 8, 0}, {40, 8, 151}, {40, 8, 153}, {40, 8, UINT64_MAX}, /* first offset */
 		{48, 8, 0}, {48, 8, 15}, {48, 8, 17}, {48, 8, 57}, {48, 8, UINT64_MAX},
-		{48, 8, (uint64_t)INT64_MAX + 1},                                /* first size */
-		{88, 8, 1}, {88, 8, UINT64_MAX}, {88, 8, UINT64_MAX - 167},      /* second size */
-		{120, 8, 167}, {120, 8, UINT64_MAX}, {128, 8, 39}, {128, 8, 41}, /* third */
+		{48, 8, (uint64_t)INT64_MAX + 1},                           /* first size */
+		{88, 8, 1}, {88, 8, UINT64_MAX}, {88, 8, UINT64_MAX - 167}, /* second size */
+		{120, 8, 167}, {120, 8, UINT64_MAX}, {128, 8, 39},
+		{128, 8, 41}, /* offset and size of the third section */
 	};
 	size_t size;
 	assert_int_equal(write_generation(5), PS_OK);
@@ -110,7 +113,8 @@ static void more_sections_than_the_limit_are_refused(void **state)
 		const size_t head = 24 + 40 * n + 8;
 
 		many[12] = (unsigned char)n;
-		for (size_t i = 0; i < n; i++) { /* all there, all empty, all signed */
+		/* all sections exist and are empty, and the checksums are right */
+		for (size_t i = 0; i < n; i++) {
 			unsigned char *row = many + 24 + 40 * i;
 			const uint64_t rest[3] = {head, 0, XXH3_64bits("", 0)};
 			memset(row, 0, 40);
@@ -214,7 +218,7 @@ static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(
 	assert_int_equal(write_generation(1), PS_OK);
 	assert_int_equal(write_generation(2), PS_OK);
 	unsigned char *file = bytes_of(2, &size);
-	for (size_t n = 0; n <= size; n++) { /* killed after any number of bytes */
+	for (size_t n = 0; n <= size; n++) { /* the writer was killed after any number of bytes */
 		temp_dir_write(checkpoint_dir, "ckpt-0000000000000003.tmp", file, n);
 		assert_int_equal(read_newest(1, &c, NULL), PS_OK);
 		assert_is_generation(&c, 2);

@@ -1,4 +1,4 @@
-/* test_clock.c - proves what clock.h says of a loop's time awake. */
+/* test_clock.c - proves what clock.h promises about the time that a loop was awake. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,7 @@ static void time_awake_is_the_clock_while_it_is_looked_at(void **state)
 	(void)state;
 	for (uint64_t now = 5000; now < 20000; now += 100)
 		assert_int_equal(awake_ms(&a, now, 1000), now);
-	assert_int_equal(awake_ms(&a, 19900, 1000), 19900); /* twice in one millisecond */
+	assert_int_equal(awake_ms(&a, 19900, 1000), 19900); /* two calls in the same millisecond */
 }
 
 static void an_hour_of_sleep_counts_as_one_step(void **state)

@@ -51,7 +51,8 @@ static void one_request_pushes_and_brings_the_weights_after_it(void **state)
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.pushes, 3);
 	assert_true(seen.push.pull != 0);
-	assert_int_equal(client_prefetch(client), 0); /* the view gets its answer */
+	/* cnnps_view() receives the answer to its request */
+	assert_int_equal(client_prefetch(client), 0);
 	assert_int_equal(client_push_view(client, client_ones, 0, &w), 0);
 	assert_int_equal(w.version, 3);
 	client_expect_weights(-4);
@@ -108,7 +109,8 @@ static void a_rejection_is_counted(void **state)
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	s = client_stats(client);
 	assert_true(s.rejected == 2 && s.superseded == 0 && s.acked == 0);
-	fake_set(&client_server, &client_server.how.superseded, 1); /* another worker was first */
+	/* another worker has delivered this batch first */
+	fake_set(&client_server, &client_server.how.superseded, 1);
 	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	s = client_stats(client);
@@ -131,7 +133,8 @@ static void leases_and_results_travel_whole(void **state)
 	assert_true(b.first == 50 && b.count == 25 && b.eval_id == 9);
 	assert_int_equal(cnnps_result(client, &a, 1, 1), PS_EUSAGE);
 	assert_int_equal(cnnps_result(client, &b, 24, 1.5), 0);
-	client_expect_weights(-1); /* in order: earlier messages have arrived */
+	/* the connection keeps the order, so earlier messages have arrived */
+	client_expect_weights(-1);
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.result.correct, 24);
 	assert_true(seen.result.loss_sum == 1.5 && seen.result.eval_id == 9);

@@ -94,8 +94,8 @@ static void flags_that_make_no_sense_are_refused(void **state)
 	assert_int_equal(cnnps_push(client, &push), CNNPS_EUSAGE);
 	assert_int_equal(client_stats(client).pushed, 0);
 	push = (struct cnnps_push){.size = sizeof(push), .gradient = client_ones, .offset = 1};
-	assert_int_equal(
-		cnnps_push(client, &push), CNNPS_EUSAGE); /* count 0: all, which do not fit */
+	assert_int_equal(cnnps_push(client, &push),
+		CNNPS_EUSAGE); /* count 0 requests all values, which do not fit into the buffer */
 }
 
 /* ---- the log ------------------------------------------------------------------------------------ */
@@ -172,7 +172,7 @@ static void a_server_that_is_not_there_is_given_up(void **state)
 	struct cnnps_options o = client_options();
 
 	(void)state;
-	fake_stop(&client_server); /* its port is free from now on */
+	fake_stop(&client_server); /* the port of the server is free from now on */
 	o.connect_timeout_ms = 300;
 	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
 	assert_non_null(strstr(cnnps_error(client), client_server.url));
@@ -284,11 +284,13 @@ static void beats_stop_when_the_program_hangs_and_go_on_when_it_calls(void **sta
 	assert_in_range(fake_look(&client_server).beats, 1, 7);
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	client_push(1, 0);
-	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN); /* it waits, so it is alive */
+	/* the program waits inside a call, so it is alive */
+	assert_int_equal(cnnps_flush(client, 1, 1500), CNNPS_EAGAIN);
 	assert_true(fake_happens(&client_server, eight_beats, 2));
 }
 
-/* On the program's thread: as if the kernel had not scheduled it in the middle of a wait. */
+/* This function runs on the program's thread. It acts as if the kernel had not scheduled the
+ * program in the middle of a wait. */
 static int does_not_run(void *arg)
 {
 	int *beats_on = arg;

@@ -1,5 +1,5 @@
 /* test_cnnps_weights.c - which weights libcnnps returns, and which version a push names: prefetched
- * pulls, and versions of before and after a crash of the server. And what is refused. */
+ * pulls, and versions from before and after a crash of the server. Also which calls are refused. */
 #include "tests/support/client_fixture.h"
 
 static void connect_again(struct cnnps_options o)
@@ -8,7 +8,7 @@ static void connect_again(struct cnnps_options o)
 	client_connect(&o);
 }
 
-/* A gradient of the weights of this version. */
+/* Pushes a gradient of the weights of this version. */
 static void push_at(uint64_t version)
 {
 	assert_int_equal(client_push_all(client, client_ones, version), 0);
@@ -32,7 +32,8 @@ static void a_pull_started_ahead_is_what_the_next_view_gets(void **state)
 
 	(void)state;
 	assert_int_equal(client_prefetch(client), 0);
-	assert_int_equal(client_prefetch(client), 0); /* it is under way, or has arrived */
+	/* the answer to the prefetched pull is under way, or has arrived */
+	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "a pull that nobody waits for");
 	push_at(0);
 	flush();
@@ -72,7 +73,7 @@ static void a_view_waits_for_the_pull_that_is_under_way(void **state)
 	flush(); /* the earlier pull has arrived, and was lost */
 	assert_int_equal(fake_look(&client_server).pulls, 2);
 	fake_set(&client_server, &client_server.how.mute_pulls, 0);
-	fake_hang_up(&client_server, 0); /* so it is sent again */
+	fake_hang_up(&client_server, 0); /* so the library sends the pull again */
 	assert_true(old.weights[0] == 0);
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[0] == -1);
@@ -99,7 +100,7 @@ static int two_pulls(const struct fake *f)
 	return f->seen.pulls >= 2;
 }
 
-/* ... while the next weights are requested, arrive, and wait. */
+/* ... while the next weights are requested, arrive, and wait in the library. */
 static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 {
 	struct cnnps_pull view;
@@ -108,7 +109,7 @@ static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 
 	(void)state;
 	assert_int_equal(client_await(client), 0);
-	assert_int_equal(client_await(client), 0); /* they have arrived */
+	assert_int_equal(client_await(client), 0); /* the next weights have arrived */
 	push_at(0);
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, two_pulls, "the pull after them");
@@ -121,9 +122,11 @@ static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 	assert_true(view.version == 1 && view.weights[FAKE_PARAMS - 1] == -1);
 	assert_int_equal(fake_look(&client_server).pulls, 3);
 	assert_int_equal(client_await(client), 0);
-	assert_true(view.weights[0] == -1); /* until the next view */
+	/* the view is valid until the next call of cnnps_view() */
+	assert_true(view.weights[0] == -1);
 	assert_int_equal(client_push_view(client, client_ones, 2, &view), 0);
-	assert_true(view.version == 2 && view.weights[0] == -2); /* as if it had been prefetched */
+	/* the pull behaves like a prefetched pull */
+	assert_true(view.version == 2 && view.weights[0] == -2);
 	assert_int_equal(client_await(client), 0);
 	assert_int_equal(client_pull_all(client, w, &version), 0);
 	assert_true(version == 3 && w[0] == -3);
@@ -190,10 +193,11 @@ static void a_push_names_the_term_of_its_weights(void **state)
 	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.term, 1);
 	push_at(view.version);
-	push_at(77); /* never pulled */
+	push_at(77); /* the program has never pulled this version */
 	flush();
 	fake_hang_up(&client_server, 1);
-	push_at(0); /* version 0 is still that of the old term: no other one was pulled */
+	/* version 0 is still version 0 of the old term */
+	push_at(0);
 	fake_wait(&client_server, three_pushes, "three pushes");
 	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.term, 2);
@@ -203,7 +207,7 @@ static void a_push_names_the_term_of_its_weights(void **state)
 	flush();
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.last_seq, 5);
-	assert_int_equal(seen.made[0].base_term, 1); /* the replay, to the second server */
+	assert_int_equal(seen.made[0].base_term, 1); /* the second server receives the replay */
 	assert_int_equal(seen.made[0].base_version, 0);
 	assert_int_equal(seen.made[1].base_term, 0);
 	assert_int_equal(seen.made[1].base_version, 77);

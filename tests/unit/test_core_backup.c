@@ -46,7 +46,7 @@ static void no_worker_waits_for_a_stopped_worker(enum mode mode)
 	struct cluster k;
 
 	cluster_open(&k, config(mode), 3, 80, cluster_bowl);
-	assert_int_equal(cluster_request(&k, 2), 1); /* it never sends anything again */
+	assert_int_equal(cluster_request(&k, 2), 1); /* this worker never sends a message again */
 	for (int i = 0; i < 1000 && core_training_epoch(k.f.core) < 2; i++)
 		cluster_act(&k, (uint32_t)i % 2);
 	assert_int_equal(core_training_epoch(k.f.core), 2);
@@ -265,7 +265,7 @@ static void a_lease_is_late_by_its_newest_delivery(void **state)
 	}
 	cluster_join(&k, 1);
 	cluster_request(&k, 1);
-	tick(&k, 190); /* 390 since the grant, 190 since the delivery */
+	tick(&k, 190); /* 390 ms since the grant, 190 ms since the last delivery */
 	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick(&k, 20);
 	cluster_granted(&k, 1, 3, 1);

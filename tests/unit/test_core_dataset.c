@@ -471,12 +471,13 @@ static void images_that_do_not_fit_the_model_are_refused_with_both_shapes(void *
 {
 	const struct {
 		uint32_t channels, rows, cols, classes;
-		const char *theirs; /* NULL: welcome */
+		const char *theirs; /* NULL: the worker is accepted */
 	} row[] = {
 		{3, 5, 5, 20, NULL},
-		{3, 5, 5, 3, NULL},                 /* some classes may be absent */
-		{3, 0, 0, 0, NULL},                 /* a program of its own, which gives no size */
-		{0, 5, 5, 20, "1x5x5, 20 classes"}, /* 0: one channel */
+		{3, 5, 5, 3, NULL}, /* some classes may be absent */
+		{3, 0, 0, 0,
+			NULL}, /* a program with its own images, which sends no rows and columns */
+		{0, 5, 5, 20, "1x5x5, 20 classes"}, /* channels: 0 means one channel */
 		{1, 5, 5, 20, "1x5x5, 20 classes"},
 		{3, 6, 5, 20, "3x6x5, 20 classes"},
 		{3, 5, 6, 20, "3x5x6, 20 classes"},
@@ -534,7 +535,7 @@ static void a_snapshot_keeps_the_channels(void **state)
 	push_batch(&f, 8, s, 1, 0);
 	fixture_restart(&f);
 	assert_int_equal(core_data(f.core)->channels, 3);
-	say_hello(&f, 9, &other_data); /* the same but for the channels */
+	say_hello(&f, 9, &other_data); /* only the number of channels differs */
 	assert_wrong_data(&f, 9);
 	join(&f, 8, &d);
 	fixture_close(&f);

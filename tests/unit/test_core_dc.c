@@ -143,7 +143,7 @@ static void push_of(struct dc_run *l, uint32_t i, const float *g, uint64_t versi
 
 	m.push.base_version = version;
 	m.push.base_term = term;
-	fixture_slice(&m, 0, 3, g); /* in two slices: a push may have several */
+	fixture_slice(&m, 0, 3, g); /* the push has two slices */
 	fixture_slice(&m, 3, FIXTURE_PARAMS - 3, g + 3);
 	fixture_applied(&l->f, 10 + i, &m);
 }
@@ -344,7 +344,7 @@ static void each_worker_is_compensated_by_its_own_delay(void **state)
 	pull(&l, 1);
 	push(&l, 1, fixture_ones); /* the gradient is fresh again */
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
-	push(&l, 0, fixture_ones); /* two versions late */
+	push(&l, 0, fixture_ones); /* this gradient is two versions old */
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-2 * RATE - RATE * (1 - LAMBDA * 2 * RATE)), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
@@ -405,7 +405,8 @@ static void weights_of_a_lost_term_are_not_held(void **state)
 	push_of(&l, 0, fixture_ones, 2, term);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-6 * RATE), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
-	push_of(&l, 0, fixture_ones, 2, l.worker[0].s.term); /* the version 2 that it has pulled */
+	/* the version 2 that this worker has pulled */
+	push_of(&l, 0, fixture_ones, 2, l.worker[0].s.term);
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);

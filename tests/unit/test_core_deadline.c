@@ -35,7 +35,7 @@ static void fleet_open(
 		f->ms[i] = each_ms;
 }
 
-/* The number of batches in its next push. */
+/* The number of batches in the next push of this worker. */
 static uint32_t next_batches(const struct fleet *f, uint32_t i)
 {
 	const struct cluster_worker *h = &f->k.worker[i];

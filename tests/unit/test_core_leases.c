@@ -201,7 +201,7 @@ static void a_repeated_request_gets_the_same_grant(void **state)
 	assert_int_equal(core_stats(f.core)->leases, n);
 	fixture_lease(&f, 9, s, 4); /* an old request that the network delayed */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
-	fixture_lease(&f, 9, s, 0); /* no request */
+	fixture_lease(&f, 9, s, 0); /* request number 0 is invalid */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	again = fixture_train(&f, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));

@@ -31,7 +31,7 @@ static void a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once(v
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_OK);
 		assert_int_equal(a.duplicate, 1);
-		assert_int_equal(a.version, 1); /* not the current version, 2 */
+		assert_int_equal(a.version, 1); /* the current version is 2 */
 		m.push.seq = 2;                 /* a valid gradient with a seq that was rejected */
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_REJECTED);
@@ -218,13 +218,14 @@ static void older_than_max_staleness_is_rejected_as_old_is_not(void **state)
 	m = fixture_push(s, 6);
 	m.push.base_version = 1;
 	fixture_applied(&f, 9, &m);
-	/* computed before a crash, at a version that the server has not reached again */
+	/* this push was computed before a crash, at a version that the server has not reached again */
 	m = fixture_push(s, 7);
 	m.push.base_version = 1000;
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(core_stats(f.core)->staleness_sum, 3);
 	assert_int_equal(core_stats(f.core)->staleness[0], 5);
-	assert_int_equal(core_stats(f.core)->staleness[2], 1); /* 2-3 */
+	/* the bucket for a staleness of 2 or 3 */
+	assert_int_equal(core_stats(f.core)->staleness[2], 1);
 	fixture_close(&f);
 }
 
@@ -310,7 +311,7 @@ static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
 	struct msg m;
 
 	(void)state;
-	cfg.sessions.replay_window = 6; /* at 3 the core takes a snapshot at once */
+	cfg.sessions.replay_window = 6; /* at push 3 the core takes a snapshot at once */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) {
@@ -320,7 +321,8 @@ static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
 		assert_int_equal(f.saving != 0, seq >= 3);
 	}
 	fixture_durable(&f);
-	assert_int_equal(fixture_worker(&f, 1).durable_seq, 3); /* 4 and 5 were pushed later */
+	/* pushes 4 and 5 were made after the snapshot began */
+	assert_int_equal(fixture_worker(&f, 1).durable_seq, 3);
 	m = fixture_push(s, 6);
 	assert_int_equal(fixture_acked(&f, 9, &m).durable_seq, 3);
 	fixture_close(&f);

@@ -24,7 +24,7 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 	assert_int_equal(core_stats(f.core)->released, 2);
 	g = fixture_train(&f, 10, t, 1);
 	assert_work(&g, 0, 0, 2);         /* the same batches */
-	m = fixture_batch(s, 1, 0, 0, 1); /* the first worker was only slow */
+	m = fixture_batch(s, 1, 0, 0, 1); /* the first worker was slow, not dead */
 	fixture_applied(&f, 9, &m);
 	m = fixture_batch(t, 1, 0, 0, 1);
 	fixture_rejected(&f, 10, &m, REJECT_WORK);

@@ -147,7 +147,7 @@ static void a_run_ends_at_max_updates(void **state)
 	assert_finished(&f, PS_EDONE);
 	assert_true(core_weights(f.core)[0] == -2.0f);
 	fixture_close(&f);
-	cfg.durable = 0; /* nothing to wait for */
+	cfg.durable = 0; /* the drain has nothing to wait for */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	push(&f, s, 1);

@@ -50,7 +50,7 @@ static void decoding_and_encoding_give_the_same_bytes(void **state)
 		assert_int_equal(fixture_read(&f, k.f.cfg, &first, &why), PS_OK);
 		assert_int_equal(
 			core_stats(f.core)->recoveries, core_stats(k.f.core)->recoveries + 1);
-		f.core->stats.recoveries--; /* a restart increments it */
+		f.core->stats.recoveries--; /* a restart increments this count */
 		second = fixture_save(&f);
 		assert_same(&first, &second);
 		fixture_drop(&first);

@@ -1,4 +1,5 @@
-/* test_data.c - four files of one data set: found, checked against each other, fingerprinted. */
+/* test_data.c - the four files of a data set: how they are found, checked against each other, and
+ * fingerprinted. */
 #include "tests/support/idx_files.h"
 #include <sys/stat.h>
 #include <xxhash.h>
@@ -24,7 +25,7 @@ static void remove_file(const char *name)
 	assert_int_equal(unlink(path), 0);
 }
 
-/* Write `b` under another name than that of `file`. */
+/* Writes the bytes `b` to a file that has another name than `file`. */
 static void rename_file(int file, const char *name, const struct blob *b)
 {
 	char path[128];
@@ -288,11 +289,12 @@ static void emnist_is_turned_and_its_letters_begin_at_zero(void **state)
 	for (int f = 0; f < 4; f++)
 		put(f, "", &b[f]);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
-	assert_true(d.id.xxh3 != digits); /* not turned: other images */
+	/* without the transposition the data set has other images */
+	assert_true(d.id.xxh3 != digits);
 	data_release(&d);
 }
 
-/* Nobody names a directory: data/mnist of the working directory is the first one looked at. */
+/* If no directory is named, the worker first searches data/mnist in the working directory. */
 static void the_usual_place_is_found_and_named(void **state)
 {
 	struct blob b[4];

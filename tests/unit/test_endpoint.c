@@ -1,4 +1,4 @@
-/* test_endpoint.c - proves what endpoint.h says. */
+/* test_endpoint.c - proves the contract of endpoint.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

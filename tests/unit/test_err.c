@@ -8,7 +8,8 @@
 #include <string.h>
 #include "common/err.h"
 
-/* Written by hand on purpose: the numbers are on the wire, the exit codes in people's scripts. */
+/* The table is written by hand on purpose: messages carry the numbers, and users' scripts test the
+ * exit statuses. */
 static const struct {
 	const char *name;
 	int status, value, exit_code;

@@ -1,7 +1,5 @@
-/*
- * Proves the contract of common/file.h. The system calls beneath it are replaced by ones that can
- * be told to fail, to do less than asked, and that keep a diary.
- */
+/* Proves the contract of common/file.h. This file replaces the system calls that file.c makes. The
+ * replacements can fail or write less than requested, and they record each call. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -21,13 +19,14 @@
 
 static struct {
 	int watching;
-	char diary[512];   /* "write fsync rename fsync " */
-	size_t max_write;  /* bytes per write; 0: as asked */
-	int interrupts;    /* so many writes are cut short by EINTR first */
-	int write_nothing; /* a write takes no byte, and gives no reason */
-	int writes_left;   /* before write_errno; < 0: all succeed */
+	char diary[512];   /* the recorded calls, for example "write fsync rename fsync " */
+	size_t max_write;  /* maximum bytes per write; 0: no maximum */
+	int interrupts;    /* the number of writes that first fail with EINTR */
+	int write_nothing; /* write() returns 0 and sets no errno */
+	/* number of writes before one fails with write_errno; < 0: all succeed */
+	int writes_left;
 	int write_errno, rename_errno;
-	int fsyncs_left; /* before EIO; < 0: all succeed */
+	int fsyncs_left; /* number of fsyncs before one fails with EIO; < 0: all succeed */
 } calls;
 
 static void reset_calls(void)
@@ -177,7 +176,8 @@ static void all_bytes_are_written_or_errno_says_why(void **state)
 	close(ends[1]);
 }
 
-/* The call failed as a disk error of `number`: the old file is whole, no temporary one is left. */
+/* The call failed with a disk error that names errno `number`. The old file is unchanged, and no
+ * temporary file is left. */
 static void assert_untouched(int rc, int number)
 {
 	assert_int_equal(rc, PS_EIO);
@@ -233,7 +233,7 @@ static void a_directory_that_cannot_be_synced_is_an_error(void **state)
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-/* Somebody else holds every descriptor, for a tenth of a second. */
+/* Another thread holds all file descriptors for a tenth of a second. */
 static void *hold_descriptors(void *arg)
 {
 	int *held = arg;
@@ -336,7 +336,7 @@ static void a_file_longer_than_its_stated_size_is_refused(void **state)
 	(void)state;
 	void *data;
 	size_t size;
-	/* the kernel says 0 bytes and gives more: what a file that grows looks like */
+	/* the kernel reports 0 bytes and delivers more, as for a file that grows */
 	assert_int_equal(file_read("/proc/self/status", 100000, &data, &size, &e), PS_EIO);
 	assert_non_null(strstr(e.text, "size changed"));
 	assert_null(data);
@@ -363,7 +363,7 @@ static void a_directory_one_may_not_write_to_is_refused(void **state)
 	(void)state;
 	pid_t child = fork();
 	if (child == 0) {
-		/* root may write anywhere: be somebody else */
+		/* root may write anywhere, so the test becomes another user */
 		if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0))
 			_exit(3);
 		_exit(file_make_dir("/usr", &e) == PS_EUSAGE &&

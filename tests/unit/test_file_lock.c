@@ -1,4 +1,4 @@
-/* Proves what common/file.h says of the lock of a directory. */
+/* Proves what common/file.h promises about the lock of a directory. */
 #include <signal.h>
 #include <sys/wait.h>
 #include "common/file.h"
@@ -35,7 +35,7 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 		if (write(pipe_fds[1], &byte, 1) != 1)
 			_exit(1);
 		for (;;)
-			pause(); /* until killed below, by pid */
+			pause(); /* the child waits until the test kills it by its pid below */
 	}
 	assert_int_equal(read(pipe_fds[0], &byte, 1), 1);
 	assert_int_equal(byte, 'y');
@@ -45,11 +45,12 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 	assert_non_null(strstr(e.text, text));
 	kill(holder, SIGKILL);
 	assert_int_equal(waitpid(holder, &status, 0), holder);
-	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK); /* the lock died with it */
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK); /* the lock ended with the process */
 	snprintf(text, sizeof(text), "%ld\n", (long)getpid());
 	temp_dir_assert_holds(dir, "LOCK", text);
 	int again;
-	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED); /* even the same process */
+	/* even the same process cannot lock the directory twice */
+	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED);
 	close(fd);
 	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
 	close(fd);
@@ -57,7 +58,8 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 	close(pipe_fds[1]);
 }
 
-/* Killed in this moment: the kernel takes its memory down before its lock goes. */
+/* The process has just been killed. The kernel frees the memory of the process before it releases
+ * the lock. */
 static void a_dying_holder_is_waited_for(void **state)
 {
 	const size_t bytes = (size_t)256 << 20;

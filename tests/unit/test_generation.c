@@ -1,4 +1,4 @@
-/* test_generation.c - proves what generation.h says of names. */
+/* test_generation.c - proves what generation.h promises about file names. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_idx.c - proves the invariants numbered in worker/data/idx.h against lying and damaged files.
- */
+/* test_idx.c - proves the invariants numbered in worker/data/idx.h with damaged files and with
+ * files whose header is false. */
 #include "tests/support/idx_files.h"
 #include <sys/stat.h>
 #include "common/rng.h"
@@ -14,7 +14,8 @@ static int read_blob(const struct blob *b, enum idx_kind kind, struct idx *x, st
 	return idx_read(x, path, kind, e);
 }
 
-/* Refused as bad data, in one line that names the file and holds `words`; nothing to release. */
+/* The file is refused as bad data. The error is one line with the name of the file and the text
+ * `words`, and the caller has nothing to release. */
 static void refused(const struct blob *b, enum idx_kind kind, const char *words)
 {
 	struct idx x;
@@ -122,7 +123,7 @@ static void a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold(void **
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
 	(void)state;
-	b = with_be32(b, 4, 2000000); /* 1.5 GB, below the absolute limit */
+	b = with_be32(b, 4, 2000000); /* 1.5 GB are below the absolute limit */
 	zipped = blob_gzip(&b);
 	refused(&zipped, IDX_IMAGES, "gzipped bytes can hold");
 }
@@ -151,7 +152,7 @@ static void bytes_after_the_end_are_refused(void **state)
 	struct blob plain = blob_images(2, 28, 28, 3), zipped = blob_gzip(&plain), longer, twice;
 
 	(void)state;
-	twice = zipped; /* a second member, as `cat a.gz b.gz` makes */
+	twice = zipped; /* a gzip file with a second member, as `cat a.gz b.gz` makes */
 	memcpy(twice.bytes + twice.size, zipped.bytes, zipped.size);
 	twice.size += zipped.size;
 	refused(&twice, IDX_IMAGES, "bytes follow the gzip member");
@@ -163,7 +164,8 @@ static void bytes_after_the_end_are_refused(void **state)
 	refused(&longer, IDX_IMAGES, "more data at offset 1584");
 }
 
-/* 64 MiB of zeros behind an honest header of 2 images: read up to the first byte too many. */
+/* The header says 2 images, and 64 MiB of zeros follow. Reading stops at the first byte after the
+ * images. */
 static void a_gzip_bomb_is_stopped_at_its_first_byte_too_many(void **state)
 {
 	static unsigned char zeros[1 << 16];
@@ -200,7 +202,7 @@ static void what_is_not_a_regular_file_is_refused(void **state)
 	assert_non_null(strstr(e.text, "No such file"));
 }
 
-/* Change, remove or repeat a few bytes. */
+/* Changes, removes or repeats a few bytes. */
 static void mutate(struct blob *b, struct rng *r)
 {
 	for (uint64_t k = 1 + rng_below(r, 3); k > 0 && b->size > 0; k--) {

@@ -1,7 +1,5 @@
-/*
- * test_kernels.c - kernels/backend.h as both CPU devices keep it, and cpu-ref itself: its gradients
- * are the slopes of its losses.
- */
+/* test_kernels.c - proves that both CPU devices keep the contract of kernels/backend.h, and that
+ * the gradients of cpu-ref are the slopes of its losses. */
 #include "tests/support/backend_contract.h"
 #include "kernels/device.h"
 
@@ -9,7 +7,7 @@ static struct contract both = {{"cpu-ref", "cpu"}, NULL};
 
 /* ---- cpu-ref: gradients are slopes ----------------------------------------------------------- */
 
-/* Slope of the loss along parameter i, by central difference. */
+/* Returns the slope of the loss along parameter i, by central difference. */
 static double slope(struct subject *s, size_t i)
 {
 	const float kept = s->params[i], step = 0x1p-20f;
@@ -25,12 +23,11 @@ static double slope(struct subject *s, size_t i)
 	return (loss - s->loss) / width;
 }
 
-/*
- * cpu-ref computes in double, so the step can be so small (1e-6) that hardly ever a ReLU or an
- * argmax changes within it, and that curvature (step^2) is nothing. What is left: the gradient's
- * rounding to float (6e-8), and the loss's in double over the step (1e-16 / 1e-6 = 1e-10, with
- * gradients around 1e-3: 1e-7). 1e-6 leaves room; a wrong index or factor gives 1e-2 to 1.
- */
+/* cpu-ref computes in double precision. With a step of 1e-6, a ReLU or an argmax hardly ever
+ * changes within the step, and the curvature (step^2) is negligible. Two errors are left: the
+ * gradient is rounded to float (6e-8), and the rounding of the loss in double is divided by the
+ * step (1e-16 / 1e-6 = 1e-10; relative to gradients around 1e-3: 1e-7). The bound 1e-6 is larger
+ * than both. A wrong index or factor causes an error of 1e-2 to 1. */
 static void prove_slopes(const struct odd_model *o, size_t images)
 {
 	struct subject s;
@@ -76,7 +73,8 @@ static void cpu_ref_gradients_are_slopes_of_the_loss_for_five_images(void **stat
 		prove_slopes(&odd_models[m], 5);
 }
 
-/* A draw of exactly the threshold keeps; p * 2^24 that is no whole number is rounded up. */
+/* Dropout keeps a value whose draw equals the threshold. If p * 2^24 is not a whole number, it is
+ * rounded up. */
 static void dropout_keeps_draws_that_are_at_least_the_threshold(void **state)
 {
 	(void)state;

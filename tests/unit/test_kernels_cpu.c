@@ -1,9 +1,7 @@
-/*
- * test_kernels_cpu.c - the cpu device against cpu-ref and against its own losses, with every
- * instruction set that this processor has, for odd models and for real batches.
- *
- * CNN_KX_ISA is the hook that picks the instruction set. Real data: $CNN_DATA or the usual places.
- */
+/* test_kernels_cpu.c - compares the cpu device with cpu-ref and with the slopes of its own losses,
+ * with every instruction set of this processor, for odd models and for real batches. The variable
+ * CNN_KX_ISA selects the instruction set. Real batches come from $CNN_DATA or the usual
+ * directories. */
 #include "tests/support/real_images.h"
 #include "kernels/cpu/plan.h"
 
@@ -12,7 +10,8 @@ static const char *const isas[] = {"baseline", "avx2", "avx512"};
 
 static const struct odd_model tiny = {{1, 1, 1}, "fc:2"};
 
-/* 1 if this processor can do isas[i]; sets CNN_KX_ISA to it. Only baseline is everywhere. */
+/* Returns 1 if this processor supports isas[i], and sets CNN_KX_ISA to isas[i]. Every processor
+ * supports the instruction set `baseline`. */
 static int use_isa(size_t i)
 {
 	struct subject s;
@@ -80,8 +79,8 @@ static void instruction_sets_that_do_not_exist_are_refused(void **state)
 	unsetenv("CNN_KX_ISA");
 }
 
-/* Planes whose offsets would not fit 32 bits are refused before anything that large is allocated.
- */
+/* Models with planes whose offsets do not fit into 32 bits are refused before memory of this size
+ * is allocated. */
 static void models_that_the_tables_cannot_hold_are_refused(void **state)
 {
 	(void)state;
@@ -106,15 +105,14 @@ static void models_that_the_tables_cannot_hold_are_refused(void **state)
 
 /* ---- odd models ------------------------------------------------------------------------------ */
 
-/*
- * float against double: sums of up to some thousand terms in tiles of 100 to 1000, so about 1e-7
- * relative, and 1e-6 where errors meet a layer that nearly cancels. 1e-5 is the bar of the project.
- */
+/* The bound for float results against double results. The sums have up to some thousand terms, in
+ * tiles of 100 to 1000. The relative error is therefore about 1e-7, and 1e-6 if errors meet a layer
+ * whose terms nearly cancel. The project requires 1e-5. */
 static void compare(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);
 	subject_step(s);
-	subject_step(s); /* again: the first one leaves its values in every buffer */
+	subject_step(s); /* the second call finds the values of the first call in every buffer */
 	double d = gradient_distance(s->grad, right, s->model.n_params);
 	if (!(d <= 1e-5) || !(fabs(s->loss - right_loss) <= 1e-6))
 		fail_msg("%s, %zu images, %s: gradient off by %g, loss %.9g instead of %.9g",
@@ -152,7 +150,7 @@ static void seventeen_images_on_odd_models_agree_with_cpu_ref(void **state)
 	odd_models_agree(17);
 }
 
-/* Every way to compute a product must be among the odd models, or nobody proves it. */
+/* The odd models must use every way to compute a product. Otherwise no test covers that way. */
 static void odd_models_take_every_way(void **state)
 {
 	(void)state;
@@ -198,7 +196,8 @@ static void cpu_gradients_are_slopes_of_the_loss(void **state)
 
 /* ---- real batches ---------------------------------------------------------------------------- */
 
-/* The subject on `cpu`, against `right`: within 1e-5, or at a jump of the truth itself. */
+/* Compares the gradient of the device `cpu` with `right`. The error must be at most 1e-5, unless
+ * the true gradient itself jumps there. */
 static void compare_real(struct subject *s, const float *right, size_t *jumps)
 {
 	subject_open(s, "cpu", 2);
@@ -214,7 +213,8 @@ static void compare_real(struct subject *s, const float *right, size_t *jumps)
 		fail_msg("%s with %s: gradient off by %g", s->model.text, getenv("CNN_KX_ISA"), d);
 }
 
-/* Two batches of `n` images. At most one of the six or so comparisons may meet a jump. */
+/* Compares two batches of `n` images. At most one of about six comparisons may meet a jump of the
+ * true gradient. */
 static void real_batches_agree(const char *text, size_t n)
 {
 	size_t jumps = 0;
@@ -298,7 +298,8 @@ static void evaluation_agrees_with_cpu_ref(void **state)
 
 /* ---- repeatable ------------------------------------------------------------------------------ */
 
-/* Also after other batches and evaluations, which leave other values in every buffer. */
+/* The result is the same after other batches and evaluations, which leave other values in every
+ * buffer. */
 static void equal_arguments_give_equal_bytes(void **state)
 {
 	(void)state;
@@ -329,7 +330,7 @@ static void equal_arguments_give_equal_bytes(void **state)
 			subject_step(&s);
 			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
 			assert_memory_equal(&s.loss, &loss, sizeof(loss));
-			/* and from a new backend, whose memory lies elsewhere */
+			/* the result is also the same from a new backend, whose memory is elsewhere */
 			subject_open(&s, "cpu", threads);
 			subject_step(&s);
 			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));

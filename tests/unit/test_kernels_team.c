@@ -1,7 +1,5 @@
-/*
- * test_kernels_team.c - every member does every job once, barriers hold, and a team that cannot be
- * started is undone.
- */
+/* test_kernels_team.c - every member runs every job once, barriers hold, and a team that cannot
+ * start all its threads ends the started ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -47,7 +45,7 @@ static void every_member_does_every_job_once(void **state)
 	}
 }
 
-/* Behind the barrier each member sees what all the others did before it. */
+/* Behind the barrier each member sees what all other members wrote before the barrier. */
 static void count_then_look(void *arg, size_t member)
 {
 	struct work *w = arg;
@@ -87,12 +85,12 @@ static size_t address_space(void)
 	return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* 1000 stacks do not fit into 100 MB more than there is. */
+/* The limit is 100 MB above the present address space. 1000 stacks do not fit. */
 static void a_team_that_the_system_cannot_start_is_undone(void **state)
 {
 	(void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-	skip(); /* their shadow memory needs the address space */
+	skip(); /* the shadow memory of sanitizers needs the address space */
 #endif
 	struct rlimit kept, tight;
 	struct team *t;

@@ -1,7 +1,5 @@
-/*
- * test_keys.c - key files and list of authorized keys: what is read and what is refused, and that keygen's two
- * halves belong together.
- */
+/* test_keys.c - which key files and lists of authorized keys are accepted and refused, and that the
+ * two keys of a generated pair belong together. */
 #include <sys/stat.h>
 #include "common/authorized_keys.h"
 #include "common/keys.h"
@@ -32,7 +30,7 @@ static const char *path(const char *name)
 	return temp_dir_path(dir, name, out);
 }
 
-/* A file with `text` and mode `mode`; its path. */
+/* Writes a file with the content `text` and the mode `mode`. Returns its path. */
 static const char *file(const char *text, unsigned mode)
 {
 	temp_dir_write(dir, "file", text, strlen(text));
@@ -123,7 +121,7 @@ static void what_is_no_key_file_is_refused(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
 		assert_int_equal(key_read_secret(file(bad[i], 0600), &k, &e), PS_EUSAGE);
-		assert_null(strstr(e.text, "D:)Q")); /* not a word of it */
+		assert_null(strstr(e.text, "D:)Q")); /* the error contains no part of the key */
 	}
 	assert_int_equal(key_read_secret(path("absent"), &k, &e), PS_EUSAGE);
 	assert_int_equal(key_read_secret("/dev/zero", &k, &e), PS_EUSAGE);
@@ -168,7 +166,8 @@ static void a_bad_list_is_refused_as_a_whole(void **state)
 	assert_int_equal(authorized_keys_read(&a, path("absent"), &e), PS_EUSAGE);
 }
 
-/* A list under the old name would be replaced by another one without notice. */
+/* The old name of the list is refused: otherwise a new list would replace the old list without
+ * notice. */
 static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
 {
 	struct authorized_keys *a;
@@ -184,7 +183,8 @@ static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
 		authorized_keys_add(path("authorized_keys"), KEY_ADMIN, A, "", &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "allow: was renamed"));
 	assert_int_equal(temp_dir_exists(dir, "authorized_keys"), 0);
-	assert_int_equal(authorized_keys_read(&a, path("allow"), &e), PS_OK); /* by its name */
+	/* a list that is given by its path may have the old name */
+	assert_int_equal(authorized_keys_read(&a, path("allow"), &e), PS_OK);
 	authorized_keys_free(&a);
 }
 

@@ -1,7 +1,5 @@
-/*
- * test_ladder.c - the rungs that need no GPU agree with cpu-ref; a rung that does not is refused;
- * points and profiles are what ladder.h says.
- */
+/* test_ladder.c - the stages that need no GPU agree with cpu-ref, and a stage that does not agree
+ * is refused. Measured points and profiles are as ladder.h describes them. */
 #include "tests/support/rung_fixture.h"
 
 static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
@@ -35,7 +33,7 @@ static void of_equal_values_the_first_wins(void **state)
 
 /* ---- a rung that is wrong -------------------------------------------------------------------- */
 
-/* The sequential rung, but for one value. */
+/* The gradient of the sequential stage, with one wrong value. */
 static int wrong_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
@@ -45,7 +43,7 @@ static int wrong_step(void *self, const struct ladder_batch *b, float *grad, dou
 	return rc;
 }
 
-/* Its loss is right, its gradient is not written. */
+/* A step with the right loss that does not write the gradient. */
 static int lazy_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
@@ -57,7 +55,8 @@ static int lazy_step(void *self, const struct ladder_batch *b, float *grad, doub
 	return rc;
 }
 
-/* What ladder_measure says of the sequential rung with another step, at seed:1 and 4 images. */
+/* Returns what ladder_measure() reports for the sequential stage with another step function, for
+ * seed:1 and 4 images. */
 static int measured(int (*step)(void *, const struct ladder_batch *, float *, double *,
 			    struct profile *, struct err *),
 	struct ladder_result *out, struct err *e)

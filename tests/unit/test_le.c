@@ -1,4 +1,4 @@
-/* test_le.c - proves what le.h says: the lowest byte comes first, wherever the bytes lie. */
+/* test_le.c - proves the contract of le.h: the lowest byte comes first, at any alignment. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

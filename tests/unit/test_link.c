@@ -1,4 +1,5 @@
-/* test_link.c - proves what link.h says of the bytes that move on a worker's bulk connection. */
+/* test_link.c - proves what link.h promises about the bytes that move on a worker's bulk
+ * connection. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,8 +12,8 @@
 
 enum { DEADLINE_MS = 20000, BYTES = 1 << 20 };
 
-/* libzmq is not built with ThreadSanitizer: what happens between its own threads looks like races.
- */
+/* libzmq is not built with ThreadSanitizer, so the sanitizer reports false races between libzmq's
+ * own threads. */
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void)
 {
@@ -83,7 +84,7 @@ static void without_a_connection_nothing_moves(void **state)
 {
 	(void)state;
 	UNTIL(link_next_event(&worker) == LINK_UP)
-	assert_true(link_bytes_moved(&worker) > 0); /* the handshake */
+	assert_true(link_bytes_moved(&worker) > 0); /* the bytes of the handshake */
 	stop_server();
 	UNTIL(link_next_event(&worker) == LINK_LOST)
 	assert_int_equal(link_bytes_moved(&worker), 0);

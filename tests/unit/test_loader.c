@@ -41,7 +41,7 @@ static const uint8_t *image_of(uint32_t i)
 	return images.bytes + 20 + (size_t)i * SIZE;
 }
 
-/* Ask for a batch of images `first`, `first` + 2, ... */
+/* Requests a batch of the images `first`, `first` + 2, ... */
 static void ask(struct loader *l, uint32_t epoch, uint32_t first, uint32_t n)
 {
 	uint32_t index[N];
@@ -83,7 +83,7 @@ static void only_random_or_large_sets_need_a_loader(void **state)
 	data_release(&d);
 }
 
-/* The same bytes from memory and from the disk, in any order of calls. */
+/* A batch has the same bytes from memory and from the disk, in any order of calls. */
 static void invariant_1_batches_come_in_order_with_the_specified_bytes(void **state)
 {
 	const struct preprocess kinds[] = {{0}, {.flip = 1}, {.shift = 2, .flip = 1}};
@@ -109,12 +109,12 @@ static void invariant_1_batches_come_in_order_with_the_specified_bytes(void **st
 			assert_int_equal(loader_take(l, &x, &e), PS_OK);
 			expect(&x, p, 5, i % 3, i, 1 + i % 4);
 		}
-		ask(l, 0, 1, 4); /* forgotten */
+		ask(l, 0, 1, 4); /* loader_reset() drops this request */
 		loader_reset(l);
 		ask(l, 7, 2, 3);
 		assert_int_equal(loader_take(l, &x, &e), PS_OK);
 		expect(&x, p, 5, 7, 2, 3);
-		ask(l, 0, 1, 4); /* never taken */
+		ask(l, 0, 1, 4); /* the caller never takes this batch */
 		loader_free(&l);
 		assert_null(l);
 		data_release(&d);

@@ -36,8 +36,8 @@ static void a_line_is_time_level_message_and_fields(void **state)
 		"level=error msg=\"checkpointer stopped\"\n");
 }
 
-/* The clock is read between the two. */
-/* time() reads a clock that may be a tick behind the one of the log. */
+/* The log reads the clock between these two times. */
+/* time() uses a clock that may be one tick behind the clock of the log. */
 static time_t wall_seconds(void)
 {
 	struct timespec now;
@@ -51,7 +51,7 @@ static void the_time_is_utc_now(void **state)
 	(void)state;
 	struct tm t = {0};
 	int ms;
-	setenv("TZ", "Asia/Kolkata", 1); /* 5 h 30 min away */
+	setenv("TZ", "Asia/Kolkata", 1); /* a time zone 5 h 30 min from UTC */
 	tzset();
 	const time_t before = wall_seconds();
 	capture_begin(&c, 2);
@@ -152,7 +152,8 @@ static void a_long_line_is_cut_and_still_one_line(void **state)
 	static char text[10000];
 	memset(text, '\n', sizeof(text) - 1);
 	for (int format = LOG_TEXT; format <= LOG_JSON; format++)
-		for (size_t before = 0; before < 12; before++) { /* wherever the limit falls */
+		for (size_t before = 0; before < 12;
+			before++) { /* wherever the limit of a line cuts the text */
 			log_set_format((enum log_format)format);
 			capture_begin(&c, 2);
 			log_info(text, text, "a=\"%.*s%s\" b=%d", (int)before, "xxxxxxxxxxxx", text,
@@ -229,7 +230,7 @@ static void off_a_terminal_progress_writes_nothing(void **state)
 	assert_string_equal(capture_log(&c), "level=info msg=\"a b\"\n");
 }
 
-/* Read what arrives at a terminal's master side until it ends in `last`. */
+/* Reads the output of a terminal from its master side until the output ends in `last`. */
 static const char *read_terminal(int master, const char *last, char *out, size_t size)
 {
 	size_t used = 0;
@@ -259,11 +260,12 @@ static void on_a_terminal_lines_appear_above_the_progress_line(void **state)
 	int saved = dup(2);
 	dup2(terminal, 2);
 	int is_terminal = log_on_terminal();
-	log_progress("50 % of it\nall"); /* cut to 10 columns: a wrapped line cannot be erased */
+	/* the progress line is cut to 10 columns, because a wrapped line cannot be erased */
+	log_progress("50 % of it\nall");
 	log_info("a", "b", "%s", "");
 	log_progress(NULL);
 	log_info("a", "c", "%s", "");
-	log_set_format(LOG_JSON); /* which a progress line would break */
+	log_set_format(LOG_JSON); /* a progress line would break JSON output */
 	log_progress("75 %");
 	log_info("a", "d", "%s", "");
 	dup2(saved, 2);

@@ -11,7 +11,8 @@
 #include "common/log.h"
 #include "tests/support/capture.h"
 
-/* Sizes that cannot be had are this file's subject: sanitizers shall return NULL for them too. */
+/* This test requests sizes that cannot be allocated. The option makes sanitizers return NULL for
+ * them, as malloc does. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 const char *__asan_default_options(void)
@@ -34,8 +35,7 @@ static void blocks_are_zeroed_and_aligned_to_64_bytes(void **state)
 			assert_int_equal((uintptr_t)p % 64, 0);
 			for (size_t i = 0; i < 3 * n; i++)
 				assert_int_equal(p[i], 0);
-			memset(p, 0xee,
-				3 * n); /* what the next block of this size may be made of */
+			memset(p, 0xee, 3 * n); /* the next block may reuse these bytes */
 			free(p);
 		}
 }
@@ -58,9 +58,9 @@ static void a_product_that_overflows_is_refused(void **state)
 	assert_null(mem_try(half, half));
 	assert_null(mem_try(SIZE_MAX, 1));
 	assert_null(mem_try(SIZE_MAX, SIZE_MAX));
-	assert_null(mem_try(1, SIZE_MAX - 62)); /* the rounding up would wrap */
+	assert_null(mem_try(1, SIZE_MAX - 62)); /* rounding this size up would overflow */
 	assert_null(mem_try(1, PTRDIFF_MAX));
-	assert_null(mem_try(2, (SIZE_MAX >> 1) + 2)); /* wraps to 2 */
+	assert_null(mem_try(2, (SIZE_MAX >> 1) + 2)); /* the product overflows to 2 */
 }
 
 static void memory_that_is_not_there_is_refused(void **state)
@@ -69,7 +69,7 @@ static void memory_that_is_not_there_is_refused(void **state)
 	assert_null(mem_try((size_t)1 << 60, 1));
 }
 
-/* Pages of this process that are in memory. */
+/* Returns the number of pages of this process that are in memory. */
 static size_t resident(void)
 {
 	char text[128] = "";

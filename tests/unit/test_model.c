@@ -1,4 +1,5 @@
-/* Proves the invariants numbered in common/model.h, and common/window.h beneath it. */
+/* Proves the invariants numbered in common/model.h, and the contract of common/window.h, which it
+ * uses. */
 #include "tests/support/model_checks.h"
 #include "common/rng.h"
 
@@ -81,7 +82,8 @@ static void vector_is_one_tensor_and_nothing_else(void **state)
 	uint64_t fingerprint = parsed.fingerprint;
 	assert_int_equal(
 		model_parse(&parsed, "vector:425000", (struct shape){0, 0, 0}, NULL), PS_OK);
-	assert_int_equal(parsed.fingerprint, fingerprint); /* it has no input to differ in */
+	/* a vector model has no input that could differ */
+	assert_int_equal(parsed.fingerprint, fingerprint);
 }
 
 static void the_canonical_text_is_one_way_to_write_a_model(void **state)
@@ -158,7 +160,7 @@ static void the_text_has_the_images_unless_they_are_mnists(void **state)
 	assert_true(parsed.preprocess.mean[0] == 0.5f && parsed.preprocess.deviation[0] == 0.25f);
 	assert_int_equal(parsed.preprocess.shift, 2);
 	assert_int_equal(parsed.preprocess.flip, 1);
-	assert_int_equal(parsed.n_layers, 1); /* these words are no layers */
+	assert_int_equal(parsed.n_layers, 1); /* the words about images are not layers */
 }
 
 static void names_end_with_the_classes_that_are_asked_for(void **state)
@@ -201,7 +203,8 @@ static void pad_same_keeps_the_size_divided_by_the_stride(void **state)
 	parse_model("conv:2:5:pad=same fc:10");
 	assert_pads(2, 2, 2, 2);
 	assert_shape(parsed.layer[0].out, 2, 28, 28);
-	parse_model("conv:2:4:pad=same fc:10"); /* odd: bottom and right get the extra one */
+	/* if the padding is odd, bottom and right get the larger part */
+	parse_model("conv:2:4:pad=same fc:10");
 	assert_pads(1, 1, 2, 2);
 	assert_shape(parsed.layer[0].out, 2, 28, 28);
 	parse_model("conv:2:3:stride=2:pad=same fc:10");
@@ -221,7 +224,7 @@ static void pad_auto_adds_the_least_that_makes_it_fit(void **state)
 	parse_model("pool:29:pad=auto fc:10");
 	assert_pads(0, 0, 1, 1);
 	assert_shape(parsed.layer[0].out, 1, 1, 1);
-	parse_model("pool:2:pad=auto fc:10"); /* fits: nothing to add */
+	parse_model("pool:2:pad=auto fc:10"); /* the window fits, so no padding is added */
 	assert_pads(0, 0, 0, 0);
 	parse_model("conv:2:3:stride=2:pad=auto fc:10");
 	assert_pads(0, 0, 1, 1);
@@ -230,7 +233,7 @@ static void pad_auto_adds_the_least_that_makes_it_fit(void **state)
 	assert_pads(1, 1, 2, 2);
 	assert_int_equal(
 		model_parse(&parsed, "pool:4:pad=auto fc:10", (struct shape){3, 5, 8}, NULL), 0);
-	assert_pads(1, 0, 2, 0); /* each axis by itself */
+	assert_pads(1, 0, 2, 0); /* each axis has its own padding */
 	assert_consistent(&parsed);
 }
 

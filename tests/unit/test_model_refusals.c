@@ -1,4 +1,4 @@
-/* Proves what common/model.h says of texts that are no model. */
+/* Proves that common/model.h refuses texts that describe no model. */
 #include "tests/support/model_checks.h"
 #include "common/rng.h"
 
@@ -100,7 +100,7 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 	}
 }
 
-/* A text of `n` times `word`, then `end`. */
+/* Returns a text with `n` times `word`, then `end`. */
 static const char *repeat(char *out, size_t size, const char *word, int n, const char *end)
 {
 	size_t used = 0;
@@ -118,11 +118,11 @@ static void invariant_3_whatever_is_too_large_is_refused(void **state)
 	const char *row[] = {
 		"fc:268435456 fc:268435456 fc:10",
 		"fc:268435456",
-		"fc:342391 fc:10",              /* its weights fit, its biases do not */
-		"conv:1000000:1 pool:28 fc:10", /* all parameters fit, the conv's output does not */
+		"fc:342391 fc:10",              /* the weights fit, but not weights and biases */
+		"conv:1000000:1 pool:28 fc:10", /* the parameters fit, but not the output of conv */
 		"fc:342393 fc:10",              /* 784 * 342393 is just over 2^28 */
 		"conv:268435456:4096:pad=auto fc:10",
-		"conv:268435456:1 fc:10", /* parameters fit, its output does not */
+		"conv:268435456:1 fc:10", /* the parameters fit, but not the output of conv */
 		"conv:1:4096:pad=4095 conv:1:4096:pad=4095 conv:1:4096:pad=4095 fc:10",
 		"conv:4096:1 conv:4096:5:pad=same conv:4096:5:pad=same fc:10",
 	};

@@ -1,5 +1,5 @@
-/* test_outbox.c - proves the invariants of worker/client/outbox.h over real sockets, and that a
- * push which goes in parts is whole again behind server/net/chunked_push.h. */
+/* test_outbox.c - proves the invariants of worker/client/outbox.h over real sockets, and that
+ * server/net/chunked_push.h reassembles a push that was sent in parts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "server/net/chunked_push.h"
 #include "worker/client/outbox.h"
 
-#define LARGE       150001u /* floats: in parts */
+#define LARGE       150001u /* number of floats of a push that is sent in parts */
 #define SMALL       10u
 #define DEADLINE_MS 20000
 
@@ -79,7 +79,7 @@ static void post(uint64_t seq)
 	outbox_post_push(&out, &m, seq);
 }
 
-/* The next whole message, as the server's port puts it together. */
+/* Receives the next whole message, assembled as in the server. */
 static void next_message(struct frames *f, struct msg *m)
 {
 	uint64_t late = clock_ms() + DEADLINE_MS;
@@ -105,7 +105,7 @@ static void next_message(struct frames *f, struct msg *m)
 	}
 }
 
-/* It is push `seq` of values [offset, offset + n). */
+/* Asserts that the message is push `seq` with the values [offset, offset + n). */
 static void arrives(uint64_t seq, uint64_t offset, size_t n)
 {
 	struct frames f;
@@ -148,7 +148,7 @@ static void a_large_push_is_whole_again_and_the_same_when_it_is_sent_again(void 
 	}
 	assert_int_equal(went_ahead, 3 * (OUTBOX_PARTS - 1));
 	assert_int_equal(out.replayed, 2);
-	keep(2, 10, LARGE - 11); /* parts begin where the slice does */
+	keep(2, 10, LARGE - 11); /* the first part begins where the slice begins */
 	post(2);
 	arrives(2, 10, LARGE - 11);
 	assert_int_equal(out.retained_bytes, (2 * LARGE - 11) * sizeof(float));
@@ -163,7 +163,8 @@ static void what_finds_no_room_leaves_later_in_its_order(void **state)
 		keep(seq, 0, seq % 3 ? LARGE : SMALL);
 		post(seq);
 	}
-	assert_true(out.count > 0); /* two messages in a queue, and what TCP takes */
+	/* room for two messages in the queue, and for the bytes that TCP buffers */
+	assert_true(out.count > 0);
 	for (uint64_t seq = 1; seq <= PUSHES; seq++)
 		arrives(seq, 0, seq % 3 ? LARGE : SMALL);
 	assert_int_equal(out.count, 0);
@@ -174,7 +175,7 @@ static void bytes_stay_until_they_have_left(void **state)
 	(void)state;
 	keep(1, 0, LARGE);
 	post(1);
-	outbox_drop(&out, 1); /* libzmq has what it has not sent yet */
+	outbox_drop(&out, 1); /* libzmq still holds the messages that it has not sent */
 	assert_int_equal(out.retained_bytes, 0);
 	if (!out.count)
 		arrives(1, 0, LARGE);

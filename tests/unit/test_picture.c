@@ -1,4 +1,4 @@
-/* test_picture.c - pictures for cnn-ctl predict: read exactly, or refused in words. */
+/* test_picture.c - pictures for cnn-ctl predict are read exactly, or refused with an error text. */
 #include "tests/support/idx_files.h"
 #include <jpeglib.h>
 #include <png.h>
@@ -263,7 +263,7 @@ static void every_truncation_is_refused(void **state)
 
 	(void)state;
 	for (size_t k = 0; k < 2; k++)
-		/* the last 12 bytes of a PNG say that it ends; libpng can do without */
+		/* libpng does not need the last 12 bytes of a PNG file, which mark its end */
 		for (size_t n = k ? whole[k].size - 12 : whole[k].size; n-- > 0;) {
 			whole[k].size = n;
 			refused(whole[k], "");

@@ -27,7 +27,9 @@ static void a_buffer_comes_back_when_its_message_is_closed(void **state)
 	zmq_msg_init(&second);
 	zmq_msg_copy(&second, &first);
 	zmq_msg_close(&first);
-	buffer = pool_acquire(pool); /* another one: a copy of the message still holds the first */
+	/* the pool returns another buffer, because a copy of the message still holds the first
+	 * buffer */
+	buffer = pool_acquire(pool);
 	assert_ptr_not_equal(buffer, sent);
 	zmq_msg_close(&second);
 	float *again = pool_acquire(pool);
@@ -51,7 +53,7 @@ static void more_buffers_than_the_pool_keeps_are_freed(void **state)
 		buffer[i] = pool_acquire(pool);
 	for (size_t i = 0; i < 40; i++)
 		pool_release(pool, &buffer[i]);
-	pool_free(&pool); /* the leak sanitizer looks at the rest */
+	pool_free(&pool); /* the leak sanitizer reports what is not freed */
 }
 
 /* ---- gradients ----------------------------------------------------------------------------- */
@@ -77,7 +79,8 @@ static void gradients_made_in_place_arrive(void **state)
 		const float *g = cnnps_gradient(client);
 
 		push_gradient((float)i);
-		assert_ptr_not_equal(cnnps_gradient(client), g); /* that one is kept for replays */
+		/* the worker retains this buffer for replays */
+		assert_ptr_not_equal(cnnps_gradient(client), g);
 	}
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	s = client_stats(client);
@@ -140,7 +143,7 @@ static void special_release(void *memory)
 	free(memory);
 }
 
-/* Some calls for many buffers, which do not overlap. */
+/* Requests many buffers with different calls. The buffers do not overlap. */
 static void special_memory_is_taken_once_and_given_back(void **state)
 {
 	float *buffer[40];
@@ -192,7 +195,7 @@ static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 			assert_int_equal(client_prefetch(client), 0);
 		assert_int_equal(client_view(client, &view), 0);
 		assert_int_equal(
-			(uintptr_t)view.weights % 64, 0); /* no message's is, behind its head */
+			(uintptr_t)view.weights % 64, 0); /* a pool buffer, not message data */
 		for (int k = 0; k < FAKE_PARAMS; k++)
 			assert_true(view.weights[k] == -(float)(i - 1));
 		if (i == 1)

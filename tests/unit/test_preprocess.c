@@ -49,7 +49,7 @@ static void without_shift_and_flip_an_image_stays(void **state)
 	assert_int_equal(preprocess_is_random(&p), 0);
 }
 
-/* The specification of proto/WIRE.md, written again. */
+/* A second implementation of the specification in proto/WIRE.md. */
 static void expect(const struct preprocess *p, uint32_t epoch, uint32_t n)
 {
 	struct rng r = rng_seed(9, 6, (uint64_t)epoch << 32 | n);
@@ -88,7 +88,8 @@ static void shift_and_flip_follow_from_seed_epoch_and_image(void **state)
 			same += memcmp(image, out, sizeof(image)) == 0;
 		}
 	}
-	assert_in_range(same, 80, 140); /* half of those with flip alone, and few others */
+	/* half of the images with flip alone, and few other images */
+	assert_in_range(same, 80, 140);
 }
 
 int main(void)

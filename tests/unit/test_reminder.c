@@ -26,7 +26,7 @@ static void another_wait_begins_anew(void **state)
 
 	(void)state;
 	assert_false(reminder_due(&r, 0, 0, 5000));
-	assert_true(reminder_due(&r, 1, 3000, 5000)); /* it began before anybody asked */
+	assert_true(reminder_due(&r, 1, 3000, 5000)); /* the wait began before the first poll */
 	assert_false(reminder_due(&r, 1, 3000, 7900));
 	assert_true(reminder_due(&r, 1, 3000, 8000));
 	assert_false(reminder_due(&r, 2, 8000, 9400));

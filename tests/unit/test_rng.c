@@ -1,7 +1,5 @@
-/*
- * Proves the contract of common/rng.h. The numbers were computed by a Python program written from
- * the header's sentences, the first vector is the one published with SplitMix64.
- */
+/* Proves the contract of common/rng.h. A Python program that was written from the sentences of the
+ * header computed the expected numbers. The first vector is the one published with SplitMix64. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>

@@ -60,7 +60,7 @@ static void weights_come_back_bit_for_bit(void **state)
 		assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 		assert_int_equal(safetensors_read(path, &m, again, &e), PS_OK);
 		assert_memory_equal(again, weights, m.n_params * sizeof(float));
-		assert_true(isnan(again[m.n_params])); /* and nothing behind them */
+		assert_true(isnan(again[m.n_params])); /* no bytes follow the values */
 	}
 }
 
@@ -138,12 +138,14 @@ static void a_bare_file_name_is_written_where_one_stands(void **state)
 	assert_int_equal(rc, PS_OK);
 	assert_true(temp_dir_exists(dir, "bare.safetensors"));
 	assert_int_equal(safetensors_write("/nonexistent-directory/w", &m, weights, &e), PS_EIO);
-	assert_int_equal(safetensors_write(dir, &m, weights, &e), PS_EIO); /* a directory */
+	/* the path is a directory */
+	assert_int_equal(safetensors_write(dir, &m, weights, &e), PS_EIO);
 }
 
 /* ---- hostile files ------------------------------------------------------------------------ */
 
-/* The reader's model here is fc:2 over 2 values: fc1.weight [2,2], fc1.bias [2], 24 bytes. */
+/* In these tests the reader's model is fc:2 with 2 inputs: fc1.weight [2,2] and fc1.bias [2], 24
+ * bytes. */
 #define WEIGHT(dtype, shape, from, to)                                                             \
 	"\"fc1.weight\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":[" from "," to   \
 	"]}"
@@ -158,7 +160,8 @@ static void use_small_model(void)
 	assert_int_equal(m.n_params, 6);
 }
 
-/* Read a file of this header, a stated length, and `data_bytes` bytes of data. */
+/* Writes a file with this header, the given header length and `data_bytes` bytes of data, and reads
+ * it. */
 static int read_made(const char *header, uint64_t length, const void *data, size_t data_bytes)
 {
 	static unsigned char file[1 << 19];
@@ -286,7 +289,7 @@ static void lengths_that_lie_are_refused_before_they_are_used(void **state)
 		if (lengths[i] > n + 24)
 			assert_non_null(strstr(e.text, ": header length "));
 	}
-	/* enough bytes, but over the limit */
+	/* the file has enough bytes, but the header is longer than the limit */
 	static char blanks[(1 << 18) + 2];
 	memset(blanks, ' ', (1 << 18) + 1);
 	assert_int_equal(read_made(blanks, (1 << 18) + 1, "", 0), PS_EDATA);
@@ -334,7 +337,7 @@ static void deep_nesting_and_oversized_files_are_refused(void **state)
 	use_small_model();
 	memset(nested, '[', 50000);
 	assert_int_equal(read_made(nested, 50000, six, 24), PS_EDATA);
-	assert_int_equal(truncate(path, (off_t)8 << 30), 0); /* sparse: 8 GiB */
+	assert_int_equal(truncate(path, (off_t)8 << 30), 0); /* a sparse file of 8 GiB */
 	assert_int_equal(safetensors_read(path, &m, again, &e), PS_EDATA);
 	assert_non_null(strstr(e.text, "larger than a file of the model"));
 	assert_int_equal(safetensors_read("/nonexistent", &m, again, &e), PS_EIO);

@@ -1,4 +1,4 @@
-/* Proves which writes server/durability/disk_wait.h takes for overdue, and which for hanging. */
+/* Proves which writes server/durability/disk_wait.h reports as overdue, and which as hanging. */
 #include "server/durability/disk_wait.h"
 #include <setjmp.h>
 #include <stdarg.h>

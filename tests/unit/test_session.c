@@ -91,9 +91,10 @@ static void a_welcome_of_another_life_or_an_impossible_one_is_ignored(void **sta
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "");
 	d.welcome.stamp = mine;
-	driver_welcome(&d, 0, 0); /* older than a released push */
+	driver_welcome(&d, 0, 0); /* the last_seq of this WELCOME is older than a released push */
 	assert_did(&d, "");
-	driver_welcome(&d, 4, 1); /* newer than any push of this worker */
+	/* the last_seq of this WELCOME is newer than any push of this worker */
+	driver_welcome(&d, 4, 1);
 	assert_did(&d, "");
 	assert_int_equal(session_phase(d.s), PHASE_HELLO);
 	driver_welcome(&d, 1, 1);
@@ -118,7 +119,7 @@ static void at_most_push_window_are_under_way(void **state)
 	}
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:5");
-	driver_ack(&d, 2, VERDICT_REJECTED, 0); /* a rejection frees a place as well */
+	driver_ack(&d, 2, VERDICT_REJECTED, 0); /* a rejection frees a place in the window, too */
 	assert_did(&d, "ACK:2 push:6");
 	assert_int_equal(driver_effect(&d, NOTIFY_ACK)->msg.ack.reject, REJECT_NORM);
 	assert_int_equal(driver_effect(&d, NOTIFY_ACK)->msg.ack.version, 102);
@@ -134,7 +135,7 @@ static void at_most_replay_window_pushes_are_retained(void **state)
 	driver_push_ok(&d, 8);
 	assert_int_equal(session_can_push(d.s), 0);
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
-	driver_ack(&d, 1, VERDICT_OK, 0); /* it is decided, not durable */
+	driver_ack(&d, 1, VERDICT_OK, 0); /* the push is decided, not durable */
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
 	driver_beat(&d, 4, 1);
 	assert_did(&d, "release:1");
@@ -158,7 +159,7 @@ static void windows_are_bounded_by_what_the_program_has_room_for(void **state)
 	d.welcome.push_window = d.welcome.replay_window = 1024;
 	driver_welcome(&d, 0, 0);
 	driver_push_ok(&d, 100);
-	assert_did(&d, ""); /* at most 64 are in flight */
+	assert_did(&d, ""); /* at most 64 pushes are in flight */
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:65");
 	driver_error(&d, PS_EGAP);
@@ -183,7 +184,8 @@ static void an_ack_is_notified_once_and_a_missing_one_resynchronises(void **stat
 	assert_did(&d, "");
 	driver_ack(&d, 3, VERDICT_OK, 0); /* the verdict of push 2 is lost */
 	assert_did(&d, "hello");
-	driver_welcome(&d, 4, 0); /* all are decided, and sent again for their verdicts */
+	/* all pushes are decided, and are sent again for their verdicts */
+	driver_welcome(&d, 4, 0);
 	assert_did(&d, "READY push:2 push:3 push:4");
 	driver_ack(&d, 2, VERDICT_REJECTED, 0);
 	assert_did(&d, "ACK:2");
@@ -201,7 +203,8 @@ static void only_what_is_durable_and_decided_is_released(void **state)
 	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 4);
-	driver_ack(&d, 1, VERDICT_OK, 3); /* 2 and 3 are durable, but their decisions are unknown */
+	/* pushes 2 and 3 are durable, but their decisions are unknown */
+	driver_ack(&d, 1, VERDICT_OK, 3);
 	assert_did(&d, "ACK:1 release:1");
 	driver_beat(&d, 4, 4);
 	assert_did(&d, "");

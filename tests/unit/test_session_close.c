@@ -18,7 +18,7 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	driver_up(&d);
 	driver_welcome(&d, 0, 0);
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.which,
-		WEIGHTS_EVAL); /* not the request that was refused */
+		WEIGHTS_EVAL); /* this request is not the one that was refused */
 	m.params = (struct msg_params){.request = 2, .version = 9, .which = WEIGHTS_EVAL};
 	driver_message(&d, &m);
 	assert_did(&d, "");
@@ -38,7 +38,8 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	session_free(&d.s);
 }
 
-/* A server that waits for its disk repeats a notice. It is neither silence nor a refusal. */
+/* A server that waits for its disk repeats a notice. The worker treats a notice neither as silence
+ * nor as a refusal. */
 static void a_notice_keeps_the_session_and_its_requests(void **state)
 {
 	(void)state;
@@ -180,7 +181,7 @@ static void bye_follows_all_pushes_and_its_answer_ends_the_session(void **state)
 	driver_push_ok(&d, 6);
 	assert_int_equal(driver_lease(&d), PS_OK);
 	driver_bye(&d);
-	assert_did(&d, ""); /* 5 and 6 wait for the window */
+	assert_did(&d, ""); /* pushes 5 and 6 wait for the window */
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
 	assert_int_equal(driver_lease(&d), PS_EAGAIN);
 	driver_ack(&d, 1, VERDICT_OK, 0);
@@ -243,7 +244,7 @@ static void the_servers_bye_ends_it_with_its_reason(void **state)
 		if (i % 2)
 			driver_open(&d);
 		else
-			driver_new(&d, driver_config(), 8); /* instead of a WELCOME */
+			driver_new(&d, driver_config(), 8); /* BYE instead of a WELCOME */
 		driver_bye_from_server(&d, PS_OK);          /* an answer without a BYE */
 		assert_did(&d, "");
 		driver_bye_from_server(&d, why[i / 2]);

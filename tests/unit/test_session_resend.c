@@ -18,9 +18,9 @@ static void after_a_welcome_all_is_sent_again_in_order(void **state)
 	assert_did(&d, "pull");
 	assert_int_equal(driver_lease(&d), PS_OK);
 	assert_did(&d, "lease");
-	driver_push_ok(&d, 6); /* 5 and 6 wait for the window */
+	driver_push_ok(&d, 6); /* pushes 5 and 6 wait for the window */
 	assert_int_equal(session_result(d.s, &r, d.now_ms), PS_OK);
-	assert_did(&d, ""); /* behind the pushes */
+	assert_did(&d, ""); /* LEASE follows the pushes */
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:5");
 	driver_crash(&d);
@@ -28,14 +28,15 @@ static void after_a_welcome_all_is_sent_again_in_order(void **state)
 	assert_did(&d, "hello");
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY push:1 push:2 push:3 push:4");
-	assert_int_equal(
-		driver_sent(&d, MSG_PUSH)->push.verdict, VERDICT_OK); /* known from before */
+	assert_int_equal(driver_sent(&d, MSG_PUSH)->push.verdict,
+		VERDICT_OK); /* the session has the decision from before */
 	for (uint64_t seq = 1; seq <= 2; seq++)
 		driver_ack(&d, seq, VERDICT_OK, 0);
 	assert_did(&d, "ACK:2 push:6 result lease pull");
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.correct, 1);
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.stamp.term, d.welcome.stamp.term);
-	assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, 1); /* the same number */
+	/* LEASE has the same request number */
+	assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, 1);
 	assert_int_equal(
 		driver_sent(&d, MSG_PULL)->pull.request, 2); /* a new request to another term */
 	driver_lost(&d);
@@ -56,7 +57,7 @@ static void a_push_carries_a_pull_once_and_a_replay_never(void **state)
 	driver_push_ok(&d, 4); /* the window is full */
 	assert_int_equal(driver_push_pull(&d), PS_OK);
 	assert_did(&d, "");
-	assert_int_equal(driver_pull(&d), PS_EAGAIN); /* one at a time */
+	assert_int_equal(driver_pull(&d), PS_EAGAIN); /* only one request at a time */
 	assert_int_equal(driver_push_pull(&d), PS_EAGAIN);
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:5");
@@ -122,7 +123,7 @@ static void answers_of_before_a_crash_are_not_believed(void **state)
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	late.beat.stamp.term++;
-	late.beat.stamp.incarnation++; /* of another worker */
+	late.beat.stamp.incarnation++; /* a stamp of another process */
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	session_free(&d.s);
@@ -158,7 +159,7 @@ static void a_beat_that_acks_have_overtaken_changes_nothing(void **state)
 	driver_ack(&d, 2, VERDICT_OK, 0);
 	driver_beat(&d, 2, 0);
 	assert_did(&d, "");
-	driver_beat(&d, 1, 0); /* it arrived on the other connection */
+	driver_beat(&d, 1, 0); /* push 2 arrived on the other connection */
 	assert_did(&d, "");
 	session_free(&d.s);
 }
@@ -168,7 +169,7 @@ static void a_beat_that_acks_have_overtaken_changes_nothing(void **state)
 struct peer {
 	struct rng r;
 	uint64_t last, durable,
-		applied[DRIVER_SEQS]; /* version at which a seq was decided; 0: not */
+		applied[DRIVER_SEQS]; /* version at which a seq was decided; 0: not decided */
 	uint64_t version;
 };
 
@@ -185,11 +186,11 @@ static void peer_push(struct peer *p, struct session_driver *d, uint64_t seq)
 	}
 	if (rng_below(&p->r, 4) == 0)
 		p->durable = p->last;
-	if (rng_below(&p->r, 10)) /* else the ACK is lost */
+	if (rng_below(&p->r, 10)) /* otherwise the ACK is lost */
 		driver_ack(d, seq, VERDICT_OK, p->durable);
 }
 
-/* Deliver the messages of the last call, and at times only some of them. */
+/* Delivers the messages of the last call, and sometimes only a part of them. */
 static void peer_hear(struct peer *p, struct session_driver *d, int depth)
 {
 	struct {

@@ -6,7 +6,7 @@
 
 /* ---- HELLO again ---------------------------------------------------------------------------- */
 
-/* Milliseconds until the next HELLO. */
+/* Returns the milliseconds until the next HELLO. */
 static uint64_t wait_for_hello(struct session_driver *d)
 {
 	uint64_t from = d->now_ms;
@@ -97,7 +97,8 @@ static void a_request_without_an_answer_resynchronises_after_silence_ms(void **s
 				 : request == 1 ? driver_pull(&d)
 						: driver_lease(&d),
 			PS_OK);
-		for (uint64_t ms = 0; ms < 2900; ms += 100) { /* heartbeats are no answer */
+		/* heartbeats do not count as an answer */
+		for (uint64_t ms = 0; ms < 2900; ms += 100) {
 			driver_tick(&d, 100);
 			driver_beat(&d, request == 0, 0);
 			assert_null(driver_sent(&d, MSG_HELLO));
@@ -164,7 +165,7 @@ static void silence_counts_from_the_oldest_request(void **state)
 	for (int i = 0; i < 29; i++) {
 		driver_tick(&d, 100);
 		driver_beat(&d, 0, 0);
-		if (i % 10 == 5) /* further requests are no answer */
+		if (i % 10 == 5) /* further requests of the program do not count as an answer */
 			driver_push_ok(&d, 1);
 	}
 	assert_int_equal(driver_pull(&d), PS_OK);
@@ -217,15 +218,18 @@ static void it_beats_twice_in_beat_ms_while_the_trainer_lives(void **state)
 		}
 		driver_ack(&d, 1, VERDICT_OK, 1);
 	}
-	assert_int_equal(beats, 34);   /* the first tick at or after 250 ms */
-	for (int i = 0; i < 20; i++) { /* a trainer that hangs must be visible */
+	assert_int_equal(beats, 34); /* a heartbeat at the first tick at or after 250 ms */
+	/* the program shows no sign of life, so no heartbeat is sent: a trainer that hangs must
+	 * fall silent */
+	for (int i = 0; i < 20; i++) {
 		d.now_ms += 100;
 		session_tick(d.s, 0, d.now_ms);
 		assert_did(&d, "");
 	}
 	driver_error(&d, PS_ESTATE);
 	driver_tick(&d, 600);
-	assert_null(driver_effect(&d, DO_SEND_BEAT)); /* not before WELCOME */
+	/* the session sends no heartbeat before WELCOME */
+	assert_null(driver_effect(&d, DO_SEND_BEAT));
 	session_free(&d.s);
 }
 
@@ -248,7 +252,7 @@ static void observers_do_not_beat_nor_go_on_with_a_session(void **state)
 	assert_did(&d, "hello");
 	assert_int_equal(driver_sent(&d, MSG_HELLO)->hello.resume.run.hi, 0);
 	assert_int_equal(driver_sent(&d, MSG_HELLO)->hello.role, ROLE_OBSERVER);
-	d.welcome.stamp.run.hi++; /* it accepts the server's next run */
+	d.welcome.stamp.run.hi++; /* an observer accepts the next run of the server */
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY pull");
 	driver_bye(&d);
@@ -308,7 +312,7 @@ static void lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms(void *
 	driver_welcome(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 7000);
 	session_free(&d.s);
-	cfg.role = ROLE_OBSERVER; /* it has no slot */
+	cfg.role = ROLE_OBSERVER; /* an observer has no slot */
 	driver_new(&d, cfg, 8);
 	d.welcome.forget_ms = 7000;
 	driver_welcome(&d, 0, 0);

@@ -48,7 +48,7 @@ static void every_rhythm_of_pushes_and_pulls_is_the_references(void **state)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
-/* So many that the number in flight reaches its limit. */
+/* The number of batches is so large that the steps in flight reach their limit. */
 static void many_rounds_overlap(void **state)
 {
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
@@ -69,7 +69,7 @@ static void many_rounds_overlap(void **state)
 	trainer_use_images(IMAGES);
 }
 
-/* Also where the device takes the steps: one batch, one mask. */
+/* A batch has one dropout mask, also if the device takes the local steps. */
 static void every_batch_has_a_dropout_mask_of_its_own(void **state)
 {
 	(void)state;
@@ -99,7 +99,8 @@ static void a_stopped_worker_pushes_nothing_by_halves(void **state)
 	trainer_server_how.n_push = 2;
 	assert_int_equal(trainer_run_worker(at_the_fifth_batch, &asked), PS_ESHUTDOWN);
 	assert_int_equal(asked, 5);
-	assert_int_equal(fake_look(&trainer_server).last_seq, 2); /* 2, 1; 1 and the end */
+	/* the pushes have 2 and 1 batches, then 1 batch at the end */
+	assert_int_equal(fake_look(&trainer_server).last_seq, 2);
 	assert_int_equal(fake_look(&trainer_server).made[1].work.count, 1);
 }
 

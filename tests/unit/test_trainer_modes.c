@@ -37,7 +37,7 @@ static void an_exact_lease_is_one_mean_over_its_images(void **state)
 
 	(void)state;
 	trainer_server_how.mode = MODE_SANDBLASTER;
-	trainer_server_how.n_push = 2; /* it has no effect here */
+	trainer_server_how.n_push = 2; /* the option has no effect in this mode */
 	trainer_server_how.prefetch = 1;
 	trainer_train(grants, 3);
 	for (int i = 0; i < 3; i++)
@@ -54,7 +54,7 @@ static void a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used(void
 	(void)state;
 	trainer_train(grants, 3);
 	reference_downpour(&grants[0].work);
-	trainer_ref.pulls++; /* it gets version 2, so the second lease is too late */
+	trainer_ref.pulls++; /* the worker gets version 2, so the second lease is too late */
 	reference_exact(&grants[2], 0);
 	trainer_expect_reference();
 	assert_int_equal(fake_look(&trainer_server).leases, 4);
@@ -147,7 +147,8 @@ static void easgd_ties_its_own_weights_to_the_centre(void **state)
 		reference_easgd(&trainer_two_grants[0].work);
 		reference_easgd(&trainer_two_grants[1].work);
 		trainer_expect_reference();
-		assert_int_equal(trainer_ref.n, 4); /* 2, 1; 2, 2 */
+		/* the pushes have 2 and 1 batches, then 2 and 2 */
+		assert_int_equal(trainer_ref.n, 4);
 		fake_stop(&trainer_server);
 	}
 }

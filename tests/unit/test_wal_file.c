@@ -14,7 +14,7 @@
 #define GENERATION 7
 #define MOST       ((size_t)1 << 20)
 
-/* Set: the disk is full after so many more bytes, or cannot sync. */
+/* If set, the disk is full after this number of bytes, or fsync fails. */
 static long disk_left = -1;
 static int sync_errno;
 
@@ -73,7 +73,7 @@ static struct wal_file *create(uint64_t generation, uint64_t oldest)
 	return j;
 }
 
-/* What record `i` says: its size and every byte follow from i. */
+/* Writes the payload of record `i` to `bytes`. Its size and every byte follow from i. */
 static size_t payload(uint64_t i, unsigned char *out)
 {
 	size_t n = (size_t)(i * 37 % 101);
@@ -92,7 +92,7 @@ static int append(struct wal_file *j, uint64_t i)
 	return wal_file_append(j, parts, 2, &e);
 }
 
-/* Groups of 1, 2, 3, ... records until there are `n`. */
+/* Writes groups of 1, 2, 3, ... records until the file has `n` records. */
 static void write_small(uint64_t n)
 {
 	struct wal_file *j = create(GENERATION, 0);
@@ -111,7 +111,7 @@ static void write_small(uint64_t n)
 /* ---- reading -------------------------------------------------------------------------------- */
 
 struct read {
-	uint64_t n; /* records, each as it was written */
+	uint64_t n; /* number of records read; each record is as it was written */
 	int broken;
 };
 
@@ -147,7 +147,7 @@ static void assert_reads(uint64_t n, int broken)
 
 static const char *const name = "journal-0000000000000007";
 
-/* The file's bytes; the caller's to free. */
+/* Returns the bytes of the file. The caller frees them. */
 static unsigned char *file_bytes(size_t *size)
 {
 	char path[320];
@@ -168,7 +168,7 @@ static void what_is_read_is_what_was_appended(void **state)
 		temp_dir_remove(dir);
 		temp_dir_make(dir);
 	}
-	assert_int_equal(read_back(GENERATION).n, 0); /* there is none */
+	assert_int_equal(read_back(GENERATION).n, 0); /* no file exists */
 }
 
 static void a_record_of_megabytes_and_one_of_nothing_come_back(void **state)
@@ -196,7 +196,7 @@ static void a_record_of_megabytes_and_one_of_nothing_come_back(void **state)
 	assert_int_equal(size, 0);
 	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 0);
 	wal_reader_release(&r);
-	/* a smaller limit: the record is not one */
+	/* with a smaller limit the record is too long, so the reader finds no record */
 	assert_int_equal(wal_reader_open(&r, dir, GENERATION, n - 1, &e), PS_OK);
 	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 0);
 	wal_reader_release(&r);
@@ -205,7 +205,7 @@ static void a_record_of_megabytes_and_one_of_nothing_come_back(void **state)
 
 #define SMALL 12 /* records, in groups of 1, 2, 3, 4 and the last 2 */
 
-/* Where record i begins. */
+/* Returns the position at which record i begins. */
 static size_t begins(uint64_t i)
 {
 	unsigned char bytes[128];
@@ -216,7 +216,7 @@ static size_t begins(uint64_t i)
 	return at;
 }
 
-/* The record that byte `at` belongs to; SMALL: none. */
+/* Returns the record that contains byte `at`; SMALL: no record contains it. */
 static uint64_t record_of(size_t at)
 {
 	uint64_t i = 0;
@@ -238,7 +238,7 @@ static void every_length_of_a_file_reads_as_a_prefix(void **state)
 		temp_dir_write(dir, name, whole, cut);
 		uint64_t whole_records = cut < 64 ? 0 : record_of(cut);
 		unsigned char pad[128];
-		/* what is cut may be the padding alone */
+		/* if only padding is cut off, the record is still complete */
 		if (cut >= 64 && whole_records < SMALL &&
 			cut >= begins(whole_records) + 48 + payload(whole_records, pad))
 			whole_records++;
@@ -247,7 +247,8 @@ static void every_length_of_a_file_reads_as_a_prefix(void **state)
 	free(whole);
 }
 
-/* Of the first groups every loss is seen; of the last group none can be told from a torn end. */
+/* The reader detects every loss before the last group. It cannot distinguish a loss in the last
+ * group from a torn end. */
 static void every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said(void **state)
 {
 	size_t n;
@@ -273,7 +274,7 @@ static void every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_
 	free(whole);
 }
 
-/* Pages of one group may reach the disk in any order before its sync. */
+/* Before the sync of a group, its pages may reach the disk in any order. */
 static void a_hole_in_the_last_group_is_a_torn_end(void **state)
 {
 	size_t n;
@@ -290,7 +291,8 @@ static void a_hole_in_the_last_group_is_a_torn_end(void **state)
 		assert_reads(hole, 0);
 		free(copy);
 	}
-	memset(whole + begins(5), 0, begins(6) - begins(5)); /* of the group before it */
+	/* a record of the group before the last group */
+	memset(whole + begins(5), 0, begins(6) - begins(5));
 	temp_dir_write(dir, name, whole, n);
 	assert_reads(5, 1);
 	free(whole);
@@ -314,10 +316,11 @@ static void random_damage_yields_a_prefix(void **state)
 
 			m = m < n - from ? m : n - from;
 			m = m < n - to ? m : n - to;
-			memmove(copy + to, copy + from, m); /* sizes and numbers of other records */
+			/* this copies sizes and numbers of other records, too */
+			memmove(copy + to, copy + from, m);
 		}
 		temp_dir_write(dir, name, copy, n - rng_below(&r, 2) * rng_below(&r, n));
-		(void)read_back(GENERATION); /* asserts each record */
+		(void)read_back(GENERATION); /* read_back() asserts the content of each record */
 	}
 	free(copy);
 	free(whole);
@@ -333,7 +336,7 @@ static void an_old_file_is_written_over_and_none_of_it_is_believed(void **state)
 	wal_file_close(&j);
 	j = create(GENERATION + 5, GENERATION + 3);
 	assert_false(temp_dir_exists(dir, name));
-	/* a crash here: the name is there, the head still the old one's */
+	/* a crash here leaves a file with the new name and the old head */
 	assert_int_equal(read_back(GENERATION + 5).n, 0);
 	for (uint64_t i = 0; i < 3; i++)
 		assert_int_equal(append(j, i), PS_OK);
@@ -341,7 +344,7 @@ static void an_old_file_is_written_over_and_none_of_it_is_believed(void **state)
 	wal_file_close(&j);
 	struct read r = read_back(GENERATION + 5);
 	assert_int_equal(r.n, 3);
-	assert_int_equal(r.broken, 0); /* though good records of an older generation follow */
+	assert_int_equal(r.broken, 0); /* although valid records of an older generation follow */
 }
 
 static void files_that_no_checkpoint_needs_go_away(void **state)
@@ -356,7 +359,7 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 	}
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 5);
 	assert_int_equal(wal_file_newest(dir, 3), 3);
-	j = create(6, 4); /* one of 1, 2, 3 becomes 6 */
+	j = create(6, 4); /* one of the files 1, 2 and 3 becomes file 6 */
 	wal_file_close(&j);
 	for (uint64_t g = 1; g <= 6; g++) {
 		char path[64];
@@ -372,7 +375,8 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 6);
 }
 
-/* The oldest checkpoint is 4, which has no journal of its own: it goes on in that of 2. */
+/* The oldest checkpoint is 4. It has no log file of its own: its events are in the log file of
+ * generation 2. */
 static void the_journal_in_which_the_oldest_checkpoint_stands_is_kept(void **state)
 {
 	const uint64_t before[] = {1, 2, 5};

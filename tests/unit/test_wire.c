@@ -1,7 +1,5 @@
-/*
- * test_wire.c - proves the invariants numbered in proto/wire.h: hostile bytes cost nothing,
- * decoding is all or nothing, and decode(encode(m)) is m.
- */
+/* test_wire.c - proves the invariants numbered in proto/wire.h: hostile bytes do no harm, decoding
+ * accepts a whole message or nothing, and decode(encode(m)) is m. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -89,7 +87,8 @@ static void random_field(const struct wire_field *row, void *base, enum msg_type
 		memcpy(to, row->size == 8 ? (void *)&wide : (void *)&narrow, row->size);
 		break;
 	case WIRE_REAL:
-		memset(to, 0x3f, row->size); /* 0.75, or 0.0005: inside every rule */
+		/* 0.75 or 0.0005: both are in the range of every field */
+		memset(to, 0x3f, row->size);
 		break;
 	case WIRE_CODE:
 		memcpy(to, &status, sizeof(status));
@@ -106,13 +105,13 @@ static void random_field(const struct wire_field *row, void *base, enum msg_type
 		break;
 	case WIRE_OWN_NUMBER:
 	case WIRE_OWN_TEXT:
-		break; /* the codec's own */
+		break; /* the codec fills in this field */
 	default:
 		random_slices((struct slices *)(void *)to, type == MSG_PARAMS);
 	}
 }
 
-/* A message that every rule allows. */
+/* Makes a random message that satisfies every rule. */
 static void random_message(enum msg_type type, struct msg *m)
 {
 	do {
@@ -131,7 +130,8 @@ static struct slices *slices_in(struct msg *m)
 				       : NULL;
 }
 
-/* Equal but for where texts and values lie, and what encoding and decoding fill in. */
+/* Asserts that two messages are equal, except for pointers and for the fields that encoding and
+ * decoding fill in. */
 static void assert_same(struct msg *a, struct msg *b)
 {
 	const char **text_a = a->type == MSG_STATUS ? &a->status.text : &a->error.text;
@@ -175,7 +175,7 @@ static void every_message_survives_the_round_trip(void **state)
 	}
 }
 
-/* Each field of the schema has its row, and each row its field. */
+/* Each field of the schema has a row in the table, and each row has a field in the schema. */
 static void table_and_schema_have_the_same_fields(void **state)
 {
 	(void)state;
@@ -208,11 +208,11 @@ static void what_cannot_be_said_is_not_encoded(void **state)
 	frames_release(&f);
 	memset(&m, 0, sizeof(m));
 	m.type = MSG_HELLO;
-	memset(m.hello.name, 'x', sizeof(m.hello.name)); /* no NUL */
+	memset(m.hello.name, 'x', sizeof(m.hello.name)); /* the text has no terminating NUL */
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 	memset(&m, 0, sizeof(m));
 	m.type = MSG_PUSH;
-	m.push.slices.n = 1; /* of no values */
+	m.push.slices.n = 1; /* a slice without values */
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 	m.push.slices.n = WIRE_MAX_SLICES + 1;
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);

@@ -1,5 +1,5 @@
-/* test_wire_fields.c - every value that is out of its range, or makes no sense beside another, is
- * refused by name. */
+/* test_wire_fields.c - a message with a value that is out of range, or that contradicts another
+ * value, is refused, and the error names the field. */
 #include <math.h>
 #include "tests/support/wire_bytes.h"
 
@@ -175,7 +175,8 @@ static void texts_are_utf8_on_one_line(void **state)
 	assert_name("a\nb", 3, "hello.name is out of range");
 	assert_name("a\x1b[2J", 5, "hello.name is out of range");
 	assert_name("\x7f", 1, "hello.name is out of range");
-	assert_name("\xc2\x80", 2, "hello.name is out of range"); /* C1: to U+009F */
+	/* C1 control characters, up to U+009F */
+	assert_name("\xc2\x80", 2, "hello.name is out of range");
 	assert_name("\xc2\x9f", 2, "hello.name is out of range");
 	memset(name, 'n', sizeof(name));
 	assert_name(name, WIRE_MAX_NAME, NULL);

@@ -1,7 +1,6 @@
-/*
- * test_wire_hostile.c - bytes that no honest program sends: proves wire.h's invariants (1), nothing
- * allocated, read out of bounds or aborted, and (2), all or nothing.
- */
+/* test_wire_hostile.c - bytes that no correct program sends. Proves invariants 1 and 2 of wire.h:
+ * such bytes cause no allocation, no read out of bounds and no abort, and decoding accepts a whole
+ * message or nothing. */
 #include "tests/support/wire_bytes.h"
 #include <malloc.h>
 #include "common/rng.h"
@@ -35,7 +34,8 @@ static void what_is_not_one_message_is_refused(void **state)
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-/* A newer peer may send fields that we do not know, however many, as long as they fit the budget. */
+/* A newer peer may send any number of unknown fields, as long as they fit into the memory of the
+ * decoder. */
 static void unknown_fields_are_passed_over_at_every_level(void **state)
 {
 	struct bytes *b = bytes_hello();
@@ -44,7 +44,7 @@ static void unknown_fields_are_passed_over_at_every_level(void **state)
 	bytes_number(b, 31, 1);
 	bytes_number(b, 31, 2);
 	bytes_text(b, 32, "a text, or a message");
-	bytes_number(b, 536870911, UINT64_MAX); /* the highest number there is */
+	bytes_number(b, 536870911, UINT64_MAX); /* the highest field number of protobuf */
 	bytes_varint(b, 100 << 3 | 1);          /* fixed64 */
 	bytes_put(b, "12345678", 8);
 	bytes_varint(b, 101 << 3 | 5); /* fixed32 */
@@ -64,7 +64,7 @@ static void unknown_fields_are_passed_over_at_every_level(void **state)
 	assert_refused(MSG_HELLO, b, "truncated or malformed field");
 }
 
-/* A field of a type that we do not know is still one message deep. */
+/* The nesting of an unknown field is limited to one message. */
 static void unknown_messages_are_not_entered(void **state)
 {
 	static struct bytes nested[2];
@@ -110,7 +110,7 @@ static void malformed_fields_are_refused(void **state)
 	bytes_put(b, "\x00\x00", 2); /* field 0 */
 	assert_refused(MSG_PULL, b, cut);
 	b = bytes_pull();
-	bytes_text(b, 1, "\x0a"); /* inside the stamp */
+	bytes_text(b, 1, "\x0a"); /* an unknown field inside the stamp */
 	assert_refused(MSG_PULL, b, cut);
 }
 
@@ -134,7 +134,7 @@ static void amplifying_headers_allocate_nothing(void **state)
 		bytes_put(&flood[0], "\x78\x00", 2);
 	while (flood[1].n < WIRE_MAX_HEADER - 16) /* empty slices, two bytes each */
 		bytes_put(&flood[1], "\x3a\x00", 2);
-	while (flood[2].n < WIRE_MAX_HEADER - 16) /* the same stamp again and again */
+	while (flood[2].n < WIRE_MAX_HEADER - 16) /* the same stamp many times */
 		bytes_put(&flood[2], "\x0a\x00", 2);
 	while (flood[3].n < WIRE_MAX_HEADER - 16) /* a stamp of unknown fields */
 		bytes_put(&flood[3], "\x78\x00", 2);
@@ -172,7 +172,7 @@ static void the_largest_honest_header_fits_the_memory_limit(void **state)
 
 /* ---- mutants --------------------------------------------------------------------------------- */
 
-/* Rows that a decoded message must fit, whatever its bytes were. */
+/* Asserts that a decoded message satisfies the row of each field, whatever its bytes were. */
 static void assert_fits(const struct wire_field *row, const void *base)
 {
 	const char *at = (const char *)base + row->offset;

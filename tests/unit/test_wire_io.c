@@ -1,5 +1,5 @@
-/* test_wire_io.c - messages arrive whole or not at all, and what does not belong is dropped whole.
- */
+/* test_wire_io.c - messages arrive whole or not at all, and a message that is refused is dropped as
+ * a whole. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -127,7 +127,7 @@ static void send_parts(void *socket, size_t n, size_t size)
 			zmq_send(socket, part, size, i + 1 < n ? ZMQ_SNDMORE : 0), (int)size);
 }
 
-/* After what was refused the next message comes through unharmed. */
+/* The message after a refused message arrives unchanged. */
 static void assert_dropped_whole(void *client, int peer_known)
 {
 	struct frames f;
@@ -198,7 +198,7 @@ static void a_full_queue_refuses_whole_messages(void **state)
 	int sent = 0, rc = PS_OK;
 
 	(void)state;
-	/* no peer reads, the queue is bounded: sooner or later it is full */
+	/* no peer reads and the queue is bounded, so the queue becomes full */
 	assert_int_equal(zmq_setsockopt(slow, ZMQ_SNDHWM, &two, sizeof(two)), 0);
 	assert_int_equal(zmq_connect(slow, "tcp://127.0.0.1:1"), 0);
 	while (rc == PS_OK && sent < 100) {

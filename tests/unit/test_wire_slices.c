@@ -1,5 +1,5 @@
-/* test_wire_slices.c - tensors: what is sent arrives, aligned and checked; what does not fit is
- * refused. */
+/* test_wire_slices.c - tensors arrive as they were sent, aligned and with verified checksums. A
+ * tensor that does not fit the model is refused. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -45,7 +45,7 @@ static void push_of(struct msg *m, uint64_t offset, uint64_t count)
 	m->push.slices.slice[0].data += offset;
 }
 
-/* The whole vector in n slices. */
+/* Divides the whole vector into n slices. */
 static void params_of(struct msg *m, uint32_t n)
 {
 	struct slices *s = &m->params.slices;
@@ -272,7 +272,8 @@ static void checksum_is_xxh3_of_the_little_endian_bytes(void **state)
 	assert_int_equal(wire_checksum(f, 1000), 0xab408abd5a63f694u);
 }
 
-/* The copy that is hashed block by block, at the edges of XXH3's and our own blocks. */
+/* The copy that computes the hash block by block, with sizes around the block sizes of XXH3 and of
+ * this code. */
 static void copying_and_hashing_in_one_pass_gives_the_same_checksum(void **state)
 {
 	static const size_t counts[] = {
@@ -299,7 +300,7 @@ static void copying_and_hashing_in_one_pass_gives_the_same_checksum(void **state
 	free(big);
 }
 
-/* Encode what an honest program would not. */
+/* Encodes messages that a correct program would not send. */
 static void assert_slices_refused(const struct slice *s, uint32_t n, const char *reason)
 {
 	static struct msg m;

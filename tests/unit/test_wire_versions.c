@@ -1,18 +1,16 @@
-/*
- * test_wire_versions.c - proves what WIRE.md's "Versions" says: which peers understand each other,
- * and that a required feature is refused by name, whatever else the message holds.
- */
+/* test_wire_versions.c - proves the section "Versions" of WIRE.md: which programs are compatible,
+ * and that the refusal of a required feature names it, whatever else the message contains. */
 #include "tests/support/wire_bytes.h"
 
 #define RELEASES ": install releases at most one protocol version apart"
 
-/* The fields of the two messages that say what their sender speaks. */
+/* The fields of HELLO and WELCOME that give the protocol versions of the sender. */
 static const struct {
 	enum msg_type type;
 	unsigned newest, oldest, requires;
 } row[] = {{MSG_HELLO, 1, 11, 12}, {MSG_WELCOME, 22, 23, 24}};
 
-/* A WELCOME says it behind what a WELCOME must have, a HELLO in front. */
+/* In a WELCOME these fields follow the required fields. In a HELLO they precede them. */
 static struct bytes *greeting(int which, uint64_t newest, uint64_t oldest, const char *requires)
 {
 	struct bytes *b = bytes_fresh();
@@ -69,7 +67,8 @@ static void a_version_without_a_common_one_is_refused(void **state)
 			"protocol 8 is not supported here, only 6 to 6" RELEASES);
 		assert_version_refused(which, greeting(which, 5, 0, NULL),
 			"protocol 5 is not supported here, only 6 to 6" RELEASES);
-		assert_version_refused(which, greeting(which, 6, 7, NULL), /* upside down */
+		assert_version_refused(which,
+			greeting(which, 6, 7, NULL), /* oldest_protocol is above protocol */
 			"protocol 6 is not supported here, only 6 to 6" RELEASES);
 		assert_version_refused(which, greeting(which, 0, 0, NULL),
 			"protocol 0 is not supported here, only 6 to 6" RELEASES);
@@ -85,7 +84,7 @@ static void it_is_refused_whatever_the_rest_says(void **state)
 	for (int which = 0; which < 2; which++) {
 		struct bytes *b = greeting(which, 9, 9, NULL);
 
-		bytes_number(b, 2, 99); /* of another range in version 9 */
+		bytes_number(b, 2, 99); /* version 9 may give this field another range */
 		bytes_text(b, 1, "or of another type");
 		assert_version_refused(
 			which, b, "protocol 9 is not supported here, only 6 to 6" RELEASES);
@@ -126,7 +125,7 @@ static void a_required_feature_is_supported_or_named(void **state)
 
 static void every_sender_of_this_build_says_what_it_speaks(void **state)
 {
-	/* the empty messages are `data` and `resume` */
+	/* the empty inner messages are `data` and `resume` */
 	static const char said[] = {MSG_HELLO << 3 | 2, 10, 1 << 3, WIRE_PROTOCOL, 2 << 3,
 		ROLE_OBSERVER, 5 << 3 | 2, 0, 6 << 3 | 2, 0, 11 << 3, WIRE_OLDEST_PROTOCOL};
 	struct msg m = {.type = MSG_HELLO, .hello = {.role = ROLE_OBSERVER}};

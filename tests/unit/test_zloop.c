@@ -1,5 +1,5 @@
-/* Proves the contract of common/zloop.h: no wake-up is ever missed, and one that were would be
- * seen. */
+/* Proves the contract of common/zloop.h: no wake-up is missed, and the safety timer would detect a
+ * missed wake-up. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -15,25 +15,25 @@
 
 enum { DEADLINE_MS = 40000 };
 
-/* libzmq is not built with ThreadSanitizer: what happens between its own threads looks like races.
- */
+/* libzmq is not built with ThreadSanitizer, so the sanitizer reports false races between libzmq's
+ * own threads. */
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void)
 {
 	return "ignore_noninstrumented_modules=1";
 }
 
-/* One loop with a dealer (and, in some tests, its router) in it. */
+/* An event loop that watches a DEALER socket and, in some tests, also the ROUTER socket. */
 static struct fixture {
 	uv_loop_t loop;
 	uv_timer_t deadline, busy;
 	uv_prepare_t turns_counter;
 	void *context, *dealer, *router;
 	struct zloop dealer_watch, router_watch;
-	int late;               /* the deadline struck */
-	size_t closed;          /* on_closed calls */
-	size_t turns;           /* of the loop */
-	size_t got, sent, goal; /* messages at the dealer */
+	int late;               /* the deadline of the test has passed */
+	size_t closed;          /* number of calls of on_closed() */
+	size_t turns;           /* number of turns of the loop */
+	size_t got, sent, goal; /* number of messages that the dealer has received */
 	size_t turn_of_last, max_in_a_turn, in_this_turn;
 } f;
 
@@ -100,7 +100,7 @@ static void close_handle(uv_handle_t *h, void *arg)
 static int end(void **state)
 {
 	(void)state;
-	uv_walk(&f.loop, close_handle, NULL); /* a test that failed left its watches open */
+	uv_walk(&f.loop, close_handle, NULL); /* a failed test has left its watches open */
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(uv_loop_close(&f.loop), 0);
 	if (f.dealer)
@@ -111,7 +111,7 @@ static int end(void **state)
 	return 0;
 }
 
-/* Close the watches and run the loop until they are gone. */
+/* Closes the watches and runs the loop until they are closed. */
 static void stop_watches(struct zloop *first, struct zloop *second)
 {
 	size_t expected = f.closed + (first != NULL) + (second != NULL);
@@ -155,8 +155,9 @@ static void watch_dealer(void)
 		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
 }
 
-/* What makes naive bridges stall: the reply comes while the loop works, and a send that nobody
- * answers eats the fd's edge. Nothing but the safety timer would wake the loop after that. */
+/* This sequence stalls a simple combination of libuv and libzmq: the reply arrives while the loop
+ * works, and a send that gets no answer consumes the edge of the file descriptor. After that only
+ * the safety timer would wake the loop. */
 static void on_busy(uv_timer_t *t)
 {
 	(void)t;
@@ -167,8 +168,8 @@ static void on_busy(uv_timer_t *t)
 	assert_int_equal(zmq_send(f.dealer, "hush", 4, ZMQ_DONTWAIT), 4);
 }
 
-/* One ball in the air: a reply is answered by the next ping, every fourth one by way of the timer.
- */
+/* One message is in flight at a time: after each reply the next ping is sent, and every fourth ping
+ * is sent by the timer. */
 static int dealer_plays(void *arg)
 {
 	int had = dealer_readable(arg);
@@ -180,7 +181,8 @@ static int dealer_plays(void *arg)
 	return had;
 }
 
-/* Receive one message of two frames and send it back unless it is "hush"; 0 if there was none. */
+/* Receives a message of two frames and sends it back unless it is "hush". Returns 0 if there was no
+ * message. */
 static int echo_one(void *router, int flags)
 {
 	char id[256], body[8];
@@ -236,7 +238,7 @@ static void *echo_thread(void *arg)
 	return NULL;
 }
 
-/* The peer answers whenever it likes: while the loop sleeps, works, or is about to sleep. */
+/* The peer answers at any time: while the loop sleeps, works, or is about to sleep. */
 static void ping_pong_with_another_thread_never_stalls(void **state)
 {
 	(void)state;
@@ -244,7 +246,8 @@ static void ping_pong_with_another_thread_never_stalls(void **state)
 	int ms = 1000;
 	void *router = f.router;
 	f.router = NULL;
-	zmq_setsockopt(router, ZMQ_RCVTIMEO, &ms, sizeof(ms)); /* ends the thread */
+	/* the receive timeout ends the thread */
+	zmq_setsockopt(router, ZMQ_RCVTIMEO, &ms, sizeof(ms));
 	assert_int_equal(pthread_create(&thread, NULL, echo_thread, router), 0);
 	play(2000);
 	pthread_join(thread, NULL);
@@ -282,20 +285,22 @@ static void a_silent_socket_lets_the_loop_sleep(void **state)
 	send_ping();
 	assert_true(echo_one(f.router, 0));
 	zmq_pollitem_t reply = {.socket = f.dealer, .events = ZMQ_POLLIN};
-	assert_int_equal(zmq_poll(&reply, 1, 10000), 1); /* prepare will see it, not the fd */
+	/* the prepare handle will find the message; the file descriptor will not announce it */
+	assert_int_equal(zmq_poll(&reply, 1, 10000), 1);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.got, 1);
 	f.turns = 0;
 	uv_timer_start(&f.busy, stop_loop, 550, 0);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
-	/* five safety looks and the timer, with room for a signal or two */
+	/* five turns of the safety timer and one of the timer `busy`, and a few for signals */
 	assert_in_range(f.turns, 1, 20);
 	assert_int_equal(f.got, 1);
 	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-/* Handles one message, then gives up watching and closes the socket: nothing may touch it again. */
+/* Handles one message, then stops the watch and closes the socket. After that nothing may use the
+ * socket. */
 static int dealer_stops(void *arg)
 {
 	int had = dealer_readable(arg);
@@ -323,14 +328,15 @@ static void watching_may_stop_inside_the_callback(void **state)
 	stop_watches(&f.router_watch, NULL);
 }
 
-/* One is on its way to the dealer now. */
+/* Sends a ping and its answer. The answer is on its way to the dealer now. */
 static void get_an_answer(void)
 {
 	send_ping();
 	assert_true(echo_one(f.router, 0));
 }
 
-/* The owner asks the socket until the answer is there: its edge is gone then. */
+/* The owner of the socket polls it until the answer has arrived. This consumes the edge of the file
+ * descriptor. */
 static void eat_edge(void)
 {
 	int events = 0;
@@ -342,8 +348,8 @@ static void eat_edge(void)
 	assert_true(events & ZMQ_POLLIN);
 }
 
-/* A message is there and its edge has been eaten while the prepare handle was off: only the safety
- * timer can find it. */
+/* A message has arrived, and its edge was consumed while the prepare handle was stopped. Only the
+ * safety timer can find the message. */
 static void a_missed_wake_up_is_rescued_and_counted(void **state)
 {
 	(void)state;
@@ -360,8 +366,9 @@ static void a_missed_wake_up_is_rescued_and_counted(void **state)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-/* What arrives while the timer looks is announced by the fd and not counted. Poll and prepare are
- * off, so that it stays as it is while the timer looks. */
+/* The file descriptor announces a message that arrives while the safety timer runs, so the timer
+ * does not count it as a rescue. Poll and prepare handles are stopped, so that the message stays
+ * unread until the timer runs. */
 static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 {
 	(void)state;
@@ -383,13 +390,15 @@ static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-/* A timer that runs before the safety timer sends something: the edge of a message that came while
- * the loop was busy is gone, and the next prepare would have found the message. */
+/* Another timer runs before the safety timer and sends a message. This consumes the edge of a
+ * message that arrived while the loop was busy. The next prepare handle would have found that
+ * message. */
 static void an_edge_that_the_owner_ate_is_no_rescue(void **state)
 {
 	(void)state;
 	watch_dealer();
-	uv_prepare_stop(&f.dealer_watch.prepare); /* as if it were not reached for 250 ms */
+	/* as if the loop did not reach the prepare handle for 250 ms */
+	uv_prepare_stop(&f.dealer_watch.prepare);
 	get_an_answer();
 	eat_edge();
 	zloop_used(&f.dealer_watch);
@@ -400,8 +409,9 @@ static void an_edge_that_the_owner_ate_is_no_rescue(void **state)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-/* Nobody has asked the socket yet, and libzmq signals only to whoever has found it empty: it is the
- * first prepare's, but a program that takes long to start comes to the timer first. */
+/* No code has polled the socket yet, and libzmq signals only after a poll has found the socket
+ * empty. Normally the first prepare handle finds the message, but in a program that starts slowly
+ * the safety timer runs first. */
 static void what_was_there_before_the_loop_is_no_rescue(void **state)
 {
 	(void)state;
@@ -424,7 +434,7 @@ static void what_cannot_be_watched_is_refused_with_nothing_to_undo(void **state)
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, not_a_socket, router_readable, &f), PS_ENET);
 	watch_dealer();
-	/* one watch per socket: the loop knows the fd already */
+	/* a socket has only one watch: the loop already watches this file descriptor */
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.dealer, dealer_readable, &f), PS_ENET);
 	stop_watches(&f.dealer_watch, NULL);

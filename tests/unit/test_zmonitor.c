@@ -1,4 +1,4 @@
-/* test_zmonitor.c - proves what zmonitor.h says. */
+/* test_zmonitor.c - proves the contract of zmonitor.h. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

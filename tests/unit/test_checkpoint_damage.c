@@ -117,6 +117,7 @@ static void more_sections_than_the_limit_are_refused(void **state)
 		for (size_t i = 0; i < n; i++) {
 			unsigned char *row = many + 24 + 40 * i;
 			const uint64_t rest[3] = {head, 0, XXH3_64bits("", 0)};
+
 			memset(row, 0, 40);
 			snprintf((char *)row, 16, "s%u", (unsigned)i);
 			memcpy(row + 16, rest, sizeof(rest));

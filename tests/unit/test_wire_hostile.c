@@ -64,7 +64,8 @@ static void unknown_fields_are_passed_over_at_every_level(void **state)
 	assert_refused(MSG_HELLO, b, "truncated or malformed field");
 }
 
-/* The nesting of an unknown field is limited to one message. */
+/* The decoder does not parse the content of an unknown field, however deeply messages are nested in
+ * it. */
 static void unknown_messages_are_not_entered(void **state)
 {
 	static struct bytes nested[2];

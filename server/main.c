@@ -10,6 +10,7 @@
 #include "server/config/images.h"
 #include "server/config/memory.h"
 #include "server/config/options.h"
+#include "server/monitor/notify.h"
 #include "server/server.h"
 
 /* A write to a closed connection or to a file at its size limit shall fail with an error, and not
@@ -71,8 +72,10 @@ int main(int argc, char **argv)
 				e.text);
 			return err_exit_code(rc);
 		}
+		notify_manager("READY=1");
 		server_run(&server);
 	} while (server_restarts(&server, &options, bind, http));
+	notify_manager("STOPPING=1");
 	rc = server_stop(&server, &is_blocked);
 	if (is_blocked) /* exit() would wait for the thread that hangs in a file operation */
 		_exit(rc);

@@ -1,0 +1,13 @@
+/*
+ * notify.h - tells systemd that the server is ready or stops (sd_notify(3), the protocol of
+ * NOTIFY_SOCKET). Without that variable nothing happens.
+ * Thread: the loop's.
+ */
+#ifndef SERVER_MONITOR_NOTIFY_H
+#define SERVER_MONITOR_NOTIFY_H
+
+/* Send `state`, such as "READY=1", to the service manager that started this process. A message that
+ * cannot be delivered is lost: the service manager then applies its own time-outs. */
+void notify_manager(const char *state);
+
+#endif

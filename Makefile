@@ -14,6 +14,7 @@
 #   make units           build programs, unit tests and simulator; make tests: also all other tests
 #   make install         install programs, libcnnps, manual pages (prefix=/usr/local, DESTDIR=)
 #   make library, man    build libcnnps.so and libcnnps.a; build the manual pages
+#   make deb             build Debian packages in build/deb; make deb-test: try them
 #   make docs/options.md write this page from the programs' --help
 #   make compile_commands.json  write the compilation database for clangd and clang-tidy
 #   make data            fetch the images

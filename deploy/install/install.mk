@@ -52,10 +52,10 @@ $(COMPLETIONS) &: $(BINARIES) deploy/install/completions.py
 	@mkdir -p $(@D)
 	$(call say,GEN,$(@D))$(PYTHON) deploy/install/completions.py $(B) $(B)/completions
 
-.PHONY: library man install
+.PHONY: library man install deb deb-test
 library: $(SO) $(B)/libcnnps.a
 man: $(MAN)
-install: installed all library man $(COMPLETIONS)
+install: all library man $(COMPLETIONS)
 	install -d $(addprefix $(DESTDIR)$(prefix)/,bin include share/man/man1 share/man/man3 \
 		share/bash-completion/completions share/zsh/site-functions) $(DESTDIR)$(libdir)/pkgconfig
 	install $(B)/cnn-ps $(B)/cnn-worker $(B)/cnn-ctl $(DESTDIR)$(prefix)/bin
@@ -70,3 +70,8 @@ install: installed all library man $(COMPLETIONS)
 	for p in cnn-ps cnn-worker cnn-ctl; do \
 		install -m 644 $(B)/completions/cnn-ps.bash $(DESTDIR)$(prefix)/share/bash-completion/completions/$$p; done
 	install -m 644 $(B)/completions/_cnn-ps $(DESTDIR)$(prefix)/share/zsh/site-functions
+deb:
+	@deploy/deb.sh
+# Builds the packages twice, checks them with lintian, and trains with them in a fresh container.
+deb-test:
+	@export CNN_SLOW=1 && exec deploy/docker_engine.sh $(call PYTEST) tests/e2e/test_packages.py

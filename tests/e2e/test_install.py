@@ -5,6 +5,7 @@ The files go below a temporary directory (DESTDIR), as they do when a package is
 import os
 import re
 import shutil
+import socket
 import subprocess
 
 import pytest
@@ -133,3 +134,27 @@ def test_zsh_reads_its_completions(installed):
     if not shutil.which("zsh"):
         pytest.skip("no zsh")
     run("zsh", "-n", installed / "usr/share/zsh/site-functions/_cnn-ps")
+
+
+@pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
+def test_server_reports_to_the_service_manager(programs, tmp_path, abstract):
+    """Type=notify of systemd: READY=1 once workers can connect, STOPPING=1 when it ends."""
+    name = f"\0cnn-ps-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(20)
+        manager.bind(name)
+        server = programs.server("--model", "vector:2", directory=None,
+                                 env={"NOTIFY_SOCKET": name.replace("\0", "@")})
+        assert manager.recv(100) == b"READY=1"
+        server.line("net listening", 0.1)
+        server.popen.terminate()
+        assert manager.recv(100) == b"STOPPING=1"
+        assert server.wait(20) == 0
+
+
+@pytest.mark.parametrize("value", ["relative", "/nowhere/at/all", "/" + 200 * "x", ""])
+def test_service_manager_that_is_not_there_changes_nothing(programs, value):
+    server = programs.server("--model", "vector:2", directory=None, env={"NOTIFY_SOCKET": value})
+    server.line("server waiting")
+    server.popen.terminate()
+    assert server.wait(20) == 0

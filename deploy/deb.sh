@@ -1,0 +1,32 @@
+#!/bin/sh
+# Build the Debian packages of this tree in build/deb. Packages of two builds of one commit have the
+# same bytes: time stamps are those of the commit. Needs debhelper and the libraries of
+# deploy/setup.sh.
+set -eu
+cd "$(dirname "$0")/.."
+version=$(sed -n 's/.*PS_VERSION "\(.*\)"/\1/p' common/version.h)
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y common/version.h)}
+export SOURCE_DATE_EPOCH
+command -v dh >/dev/null && command -v dpkg-buildpackage >/dev/null || {
+	echo "deb: no debhelper: run 'apt-get install -y --no-install-recommends debhelper dpkg-dev'" >&2
+	exit 2
+}
+out=build/deb
+rm -rf "$out"
+mkdir -p "$out/source"
+# build/ stays behind: the packages are built from the sources alone.
+tar -c --exclude ./build --exclude ./.git --exclude ./data . | tar -x -C "$out/source"
+cp -r deploy/debian "$out/source/debian"
+cat >"$out/source/debian/changelog" <<END
+cnn-ps ($version) unstable; urgency=medium
+
+  * Release $version: see CHANGELOG.md.
+
+ -- cnn-ps maintainers <maintainers@cnn-ps.invalid>  $(date -u -R -d "@$SOURCE_DATE_EPOCH")
+END
+(cd "$out/source" && dpkg-buildpackage -b -us -uc) >"$out/build.log" 2>&1 || {
+	tail -20 "$out/build.log" >&2
+	echo "deb: the build failed: $out/build.log" >&2
+	exit 1
+}
+ls "$out"/*.deb

@@ -1,0 +1,85 @@
+"""make deb: two builds have the same bytes, lintian accepts them, a fresh Debian trains with them.
+
+Takes minutes and needs debhelper, lintian, a Docker engine and Debian's archive, so it runs only in
+`make deb-test`.
+"""
+import hashlib
+import os
+import re
+import subprocess
+
+import pytest
+from support.build import FULL, ROOT
+
+pytestmark = [pytest.mark.skipif(not FULL, reason="make deb-test: builds the packages twice"),
+              pytest.mark.xdist_group("packages")]
+UNITS = ("cnn-ps", "cnn-worker")
+
+
+def run(*argv, seconds=900, **kwargs):
+    done = subprocess.run(argv, text=True, capture_output=True, timeout=seconds, check=False,
+                          **kwargs)
+    assert done.returncode == 0, f"{argv}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packages():
+    """The packages without debug symbols."""
+    run("make", "-C", ROOT, "deb")
+    found = [p for p in sorted((ROOT / "build/deb").glob("*.deb")) if "-dbgsym_" not in p.name]
+    assert [p.name.split("_")[0] for p in found] == ["cnn-ps", "libcnnps-dev", "libcnnps0"]
+    return found
+
+
+def test_lintian_reports_no_error_and_no_warning(packages):
+    changes = next((ROOT / "build/deb").glob("*.changes"))
+    text = run("lintian", "--fail-on", "none", changes)
+    assert not re.findall(r"^[EW]: .*", text, re.M), text
+
+
+def test_two_builds_have_the_same_bytes(packages):
+    def digests():
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in packages}
+    first = digests()
+    run("make", "-C", ROOT, "deb")
+    assert digests() == first
+
+
+def test_fresh_debian_trains_with_the_packages(packages, tmp_path):
+    """apt installs the packages with what they need; server, two workers and a C program run."""
+    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        pytest.skip("no containers: no Docker engine answers")
+    image = run(ROOT / "deploy/base_image.sh").strip()
+    example = (ROOT / "worker/examples/line.c").read_text(encoding="utf-8")
+    (tmp_path / "line.c").write_text(
+        example.replace('"worker/client/cnnps.h"', "<cnnps.h>"), encoding="utf-8")
+    for package in packages:
+        (tmp_path / package.name).write_bytes(package.read_bytes())
+    script = """set -eu
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -q >/dev/null
+apt-get install -q -y --no-install-recommends /made/*.deb dataset-fashion-mnist >/dev/null
+cnn-ps --epochs 1 --min-workers 2 --checkpoint-dir /tmp/run & server=$!
+cnn-worker & cnn-worker &
+wait $server
+cnn-ctl --checkpoint /tmp/run export /tmp/weights.safetensors
+apt-get install -q -y --no-install-recommends gcc libc6-dev pkg-config >/dev/null
+gcc -o /tmp/line /made/line.c $(pkg-config --cflags --libs cnnps) -lm
+cnn-ps --model vector:2 --optimizer sgd --lr 0.5 >/dev/null &
+/tmp/line
+apt-get purge -q -y cnn-ps libcnnps0 >/dev/null
+! ls /usr/bin/cnn-* 2>/dev/null
+"""
+    text = run("docker", "run", "--rm", "--network", "host", "-v", f"{tmp_path}:/made:ro", image,
+               "sh", "-c", script, seconds=600)
+    assert re.search(r"accuracy[\"=: ]+0\.[789]", text), text
+    assert abs(float(re.search(r"a=(\S+) b=", text)[1]) - 2) < 0.2, text
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_systemd_unit_is_valid_and_confined(unit):
+    path = ROOT / f"deploy/systemd/{unit}.service"
+    text = run("systemd-analyze", "security", "--offline=true", path,
+               env=dict(os.environ, TERM="dumb"))
+    assert float(re.search(r"Overall exposure level.*?: ([\d.]+)", text)[1]) < 2.5

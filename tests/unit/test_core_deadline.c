@@ -743,7 +743,7 @@ static void time_in_which_replies_wait_for_the_disk_does_not_count(void **state)
 }
 
 /* Bytes of the worker move while replies wait for the disk; the shell reports them every `ticks`
- * ticks. The clock stands still once, not twice. */
+ * ticks. The deadline is extended once for this time, not twice. */
 static void held_time_is_not_counted_as_a_transfer_too(void **state)
 {
 	(void)state;

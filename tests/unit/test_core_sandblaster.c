@@ -175,7 +175,7 @@ static void idle_workers_get_copies_of_portions_with_fewest_copies(void **state)
 	for (uint32_t i = 0; i < 7; i++)
 		assert_int_equal(cluster_request(&k, i), 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 4);
-	/* copies are of the oldest portions with the fewest copies */
+	/* the core copies the oldest of the portions with the fewest copies */
 	for (uint32_t i = 3; i < 7; i++)
 		cluster_granted(&k, i, (i - 3) % 3, 1);
 	assert_int_equal(cluster_push(&k, 4), REJECT_NONE); /* the first result counts */

@@ -144,7 +144,7 @@ static void every_value_arrives_where_it_belongs(void **state)
 	assert_int_equal(log_get_level(), LOG_WARN);
 }
 
-/* --lr is the rate of one worker. --lr-scaling auto scales it by the rule that gave the best
+/* --lr is the rate of one worker. --lr-scaling auto scales the rate by the rule that gave the best
  * results in measurements. */
 static void each_mode_trains_with_defaults_of_its_own(void **state)
 {

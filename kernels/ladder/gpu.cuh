@@ -56,7 +56,7 @@ int gpu_alloc(
 
 /* Begins a step. If `p` is NULL, the step records no marks. */
 int gpu_begin(struct gpu *g, struct profile *p, struct err *e) PS_MUST_CHECK;
-/* Ends phase `name`: the work submitted to the stream since the last mark. */
+/* Ends the phase `name`, which is all work submitted to the stream since the last mark. */
 int gpu_mark(struct gpu *g, const char *name, enum phase_kind kind, struct err *e) PS_MUST_CHECK;
 /* Waits for the stream and adds the times of the phases to the profile. */
 int gpu_end(struct gpu *g, struct err *e) PS_MUST_CHECK;

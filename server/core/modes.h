@@ -63,7 +63,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p);
 /* 1: as many other workers are at work as the warm start, or its ramp, allows now. */
 int downpour_holds_back(const struct core *c, const struct worker *w);
 /* EASGD: alpha = beta / N, the part of their distance that a worker and the centre each move
- * towards the other at a meeting. */
+ * towards the other at an exchange. */
 double easgd_part(const struct core *c);
 /* The learning rate now for a gradient that is tau versions old. */
 double downpour_rate(const struct core *c, uint64_t tau);

@@ -31,7 +31,7 @@ struct store {
 	/* adaptive delay compensation: mean squares of the gradients */
 	float *dc_square;
 	struct optim_reach reach;   /* bounds of weights and state; see store_holds */
-	struct optim_reach planned; /* bounds after the step that store_holds found possible */
+	struct optim_reach planned; /* the bounds after the step that store_holds has accepted */
 	int measured, is_planned;   /* 1: reach, planned are valid; no snapshot has them */
 	struct update update;       /* the update of this step of the core */
 };

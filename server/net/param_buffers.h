@@ -29,8 +29,8 @@ int param_buffers_new(struct param_buffers **out, size_t n_params) PS_MUST_CHECK
 void param_buffers_free(struct param_buffers **w);
 /* The first buffer, for core_init or snapshot_decode. */
 float *param_buffers_first(const struct param_buffers *w);
-/* Make the frame of the weights that `m` sends (one slice, the whole vector), and set the checksum
- * of the slice. PS_ENOMEM leaves *frame unchanged. */
+/* Make *frame: all weights, as the only slice of the message `m`. Sets the checksum of that slice.
+ * PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Select the buffer of the next version. Call it before every core_decide. */

@@ -317,7 +317,7 @@ static void choose_durability(struct sim *s)
 }
 
 /* Resume: several batches with the same weights, so that all but the first are stale. EASGD:
- * several batches between two meetings. Drawn late, too. */
+ * several batches between two exchanges. Drawn late, too. */
 static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);

@@ -105,7 +105,7 @@ unsigned char *run_sections(size_t *size)
 	unsigned char *bytes = NULL;
 
 	*size = 0;
-	/* skip the section RUN: it counts the recoveries */
+	/* skip the section RUN: it has the number of recoveries, which differs */
 	for (int i = SNAPSHOT_LEDGER; i < SNAPSHOT_SESSIONS; i++) {
 		size_t n = snapshot_size(run_startup.core, (enum snapshot_section)i);
 

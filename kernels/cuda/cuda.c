@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/mem.h"
 #include "kernels/cuda/cuda.h"
 
@@ -173,12 +174,13 @@ static int cuda_start(struct cuda *c, const struct backend_options *o, struct er
 	int rc = choose_device(c, o->device, o->precision, e);
 
 	static const struct cuda_path *const paths[] = {&cuda_seed, &cuda_tensor, &cuda_net};
-	for (size_t i = 0; !rc && !c->path; i++)
+	if (rc)
+		return rc;
+	for (size_t i = 0; !c->path && i < sizeof(paths) / sizeof(paths[0]); i++)
 		if (paths[i]->fits(c->model, o->precision))
 			c->path = paths[i];
-	if (!rc)
-		rc = c->path->open(&c->net, c->model, o->precision, o->max_batch, e);
-	if (rc)
+	PS_ASSERT(c->path); /* cuda_net fits every model */
+	if ((rc = c->path->open(&c->net, c->model, o->precision, o->max_batch, e)))
 		return rc;
 	if ((cu = make_streams(c)))
 		return failed(cu, "a stream", e);

@@ -259,7 +259,7 @@ static size_t value_size(const struct tensor_net *n)
 static int tensor_slices(const struct tensor_net *n, const struct tensor_step *s, size_t images)
 {
 	return kx_product_slices((int)rows_of(s), s->own.w.f_pad,
-		(long long)(images * pixels_of(&s->full)), n->type);
+		(long long)images * (long long)pixels_of(&s->full), n->type);
 }
 
 static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struct cuda_arena *a)

@@ -331,8 +331,10 @@ int main(int argc, char **argv)
 	struct ladder_options o;
 	struct err e = {0};
 	const char *command;
-	int rc = parse_arguments(&o, &command, argc, argv);
+	int rc;
 
+	log_set_level(LOG_INFO);
+	rc = parse_arguments(&o, &command, argc, argv);
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	rc = run(&o, command, &e);

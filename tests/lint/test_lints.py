@@ -27,9 +27,10 @@ def tree(tmp_path):
             shutil.copy(header, place)
     for name in (".clang-format", ".clang-tidy", ".gitignore", "Makefile", "README.md", "kernels/kernels.mk",
                  "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "tests/fault/fault.mk",
+                 "deploy/install/install.mk",
                  "common/rng.c", "deploy/setup.sh", "deploy/docker_engine.sh", "deploy/Dockerfile", "proto/cnnps.proto", "CONTRIBUTING.md",
                  "SECURITY.md", "docs/README.md", "kernels/README.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 

@@ -6,8 +6,16 @@ rules='
 ^worker/examples/        ^worker/client/cnnps\.h$                         ^(zmq|uv)\.h$
 ^worker/client/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$
 ^worker/client/session\.[ch]$   ^(common/(assert|err|rng|mem)\.h|proto/msg\.h|worker/client/session\.h)$  ^(zmq|uv|time|pthread|unistd|stdio|sys/.*)\.h$
+^worker/client/          ^(common|proto|worker/client)/             ^microhttpd\.h$
+^worker/data/            ^((common|worker/data)/|(kernels/backend|proto/msg)\.h$)  ^(zmq|uv|microhttpd)\.h$
+^worker/ctl/             ^((common|proto|kernels|worker/(client|data|ctl))/|worker/options\.h$)  ^microhttpd\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
 ^server/core/            ^(common/(assert|clones|err|le|rng|run_head)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$
+^server/auth/            ^(common|proto|server/auth)/              ^(cuda.*|cblas)\.h$
+^server/net/             ^(common|proto|server/(net|auth|core))/   ^(cuda.*|cblas)\.h$
+^server/config/          ^(common|proto|server/(config|net|core))/  ^(cuda.*|cblas)\.h$
+^server/durability/      ^(common|proto|server/(durability|config|net|core))/  ^(cuda.*|cblas)\.h$
+^server/monitor/         ^(common|proto|server/(monitor|durability|config|net|core))/  ^(cuda.*|cblas)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
 ^kernels/ladder/main\.c$  ^((common|kernels)/|worker/data/dataset\.h$)           ^(zmq|uv|microhttpd)\.h$
 ^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$

@@ -164,14 +164,11 @@ static void read_option(struct cursor *k, struct core_config *c, unsigned char *
 static void write_option(
 	struct cursor *k, const struct core_config *c, const struct config_row *row)
 {
-	char name[MAX_NAME];
 	uint32_t n = row->name_bytes;
-	double v = config_value(c, row);
+	double v = k->out ? config_value(c, row) : 0;
 
-	PS_ASSERT(n <= sizeof(name));
-	memcpy(name, row->name, n);
 	u32(k, &n);
-	bytes(k, name, n);
+	put(k, row->name, n);
 	f64(k, &v);
 }
 

@@ -62,6 +62,14 @@ static inline void bytes(struct cursor *k, void *p, size_t n)
 	k->at += n;
 }
 
+/* bytes() of a cursor that writes or counts. */
+static inline void put(struct cursor *k, const void *p, size_t n)
+{
+	if (k->out)
+		memcpy(k->out + k->at, p, n);
+	k->at += n;
+}
+
 static inline void u64(struct cursor *k, uint64_t *v)
 {
 	unsigned char b[8];

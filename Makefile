@@ -79,7 +79,6 @@ LDFLAGS = $(LD.$(FLAVOUR)) -pthread
 
 # ---- CUDA: enabled if nvcc exists; otherwise make prints one line ----------------------------
 NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
-SM   ?= 90
 CU   := $(if $(filter 0,$(CUDA)),,$(if $(NVCC),$(wildcard kernels/cuda/*/*.cu)))
 ifneq ($(CU),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))

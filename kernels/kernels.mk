@@ -17,10 +17,29 @@ $(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) -O3 -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<
 
-# SM=90: Hopper, with the instructions of sm_90a (wgmma). With KX_SYNC=1 the programs wait after each
+# CUDA_ARCHS: the compute capabilities that the kernels are compiled for, without the dot. `native`:
+# those of the GPUs in this machine. nvcc before 12.8 knows neither 100 nor 120. For 80 the programs
+# also get PTX, which drivers compile for GPUs that are newer than this list. The kernels in fused/
+# exist for Hopper only, with the instructions of sm_90a. With KX_SYNC=1 the programs wait after each
 # kernel launch, so that an error message names the kernel that caused the error.
-NVCC_FLAGS = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM:90=90a),code=sm_$(SM:90=90a) -I. \
+CUDA_ARCHS ?= 80 86 89 90 100 120
+ifneq ($(CU),)
+ifeq ($(CUDA_ARCHS),native)
+override CUDA_ARCHS := $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader)))
+endif
+CUDA_KNOWN := $(subst compute_,,$(filter compute_%,$(shell $(NVCC) --list-gpu-arch)))
+CUDA_CODE  := $(filter $(CUDA_ARCHS),$(CUDA_KNOWN))
+ifeq ($(CUDA_CODE),)
+$(error CUDA_ARCHS="$(CUDA_ARCHS)": nvcc compiles for $(CUDA_KNOWN))
+endif
+endif
+gencode = -gencode arch=compute_$(1),code=$(2)_$(1)
+# nvcc 12.8 and later compress the code seven times as well on request
+NVCC_BASE  = -std=c++17 -O3 -lineinfo $(if $(filter 100,$(CUDA_KNOWN)),--compress-mode=size) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
+NVCC_CODE := $(foreach a,$(CUDA_CODE:90=90a),$(call gencode,$a,sm)) $(if $(filter 80,$(CUDA_CODE)),$(call gencode,80,compute))
+NVCC_HOPPER = $(NVCC_BASE) $(call gencode,90a,sm)
+NVCC_FLAGS = $(NVCC_BASE) $(NVCC_CODE)
 $(CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
-	$(call say,NVCC,$<)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(call say,NVCC,$<)$(NVCC) $(if $(findstring /fused/,$<),$(NVCC_HOPPER),$(NVCC_FLAGS)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<

@@ -13,7 +13,7 @@ LADDER_LIBS = $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 
 $(LADDER_CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
-	$(call say,NVCC,$<)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(call say,NVCC,$<)$(NVCC) $(NVCC_HOPPER) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 $(A.ladder): $(call obj,$(LADDER_C)) $(LADDER_CU_OBJECTS)
 	$(archive)
 $(B)/cnn-ladder: $(call obj,$(LADDER_MAIN)) $(A.ladder) $(ARCHIVES.worker)

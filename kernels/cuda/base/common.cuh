@@ -13,9 +13,32 @@
 #define KX_LAUNCHED() (cudaGetLastError() == cudaSuccess ? PS_OK : PS_EDEVICE)
 #endif
 
+/* The compute capability that the code of a kernel for the current device was compiled for: 80 on
+ * an A100 and for code from PTX, 90 on Hopper. 0 if there is none. */
+template <class... P> static int kx_code(void (*kernel)(P...))
+{
+	struct cudaFuncAttributes a;
+
+	if (cudaFuncGetAttributes(&a, reinterpret_cast<const void *>(kernel)) == cudaSuccess)
+		return a.ptxVersion;
+	cudaGetLastError();
+	return 0;
+}
+
+/* The most bytes of shared memory that a block of the current device can have; 0 after an error. */
+static inline size_t kx_shared_limit(void)
+{
+	int device, bytes;
+
+	if (cudaGetDevice(&device) ||
+		cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))
+		return 0;
+	return (size_t)bytes;
+}
+
 /*
- * Launch with programmatic dependent launch: the kernel may start while its predecessor in the
- * stream still runs. Before await_previous it must not write, and it may read only data that the
+ * Launch with programmatic dependent launch on Hopper and later: the kernel may start while its
+ * predecessor in the stream still runs. Before await_previous it must not write, and it may read only data that the
  * predecessor does not write. Kernels before the predecessor are complete when this kernel starts:
  * the predecessor waited for them in its own await_previous and only then allowed this kernel to
  * start. After await_previous all results of the predecessor are visible.
@@ -36,7 +59,7 @@ static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster,
 	config.dynamicSmemBytes = shared;
 	config.stream = stream;
 	config.attrs = attribute;
-	config.numAttrs = cluster > 1 ? 2 : 1;
+	config.numAttrs = kx_code(kernel) < 90 ? 0 : cluster > 1 ? 2 : 1;
 	if (cudaLaunchKernelEx(&config, kernel, P(args)...))
 		return PS_EDEVICE;
 	return KX_LAUNCHED();
@@ -62,11 +85,14 @@ static inline unsigned blocks_for(size_t n, unsigned threads)
 		i += (size_t)gridDim.x * blockDim.x)
 
 #ifdef __CUDACC__
-/* Waits until all earlier kernels are complete, then allows the next kernel to start. */
+/* Waits until all earlier kernels are complete, then allows the next kernel to start. Before Hopper
+ * a kernel starts when the earlier ones are complete. */
 __device__ static inline void await_previous()
 {
+#if __CUDA_ARCH__ >= 900
 	cudaGridDependencySynchronize();
 	cudaTriggerProgrammaticLaunchCompletion();
+#endif
 }
 
 __device__ static inline uint32_t shared_address(const void *p)

@@ -44,6 +44,9 @@ typedef tile_shape<128, 64, 32, 2, 2, 1, 3> wide;
 typedef tile_shape<128, 32, 32, 4, 1, 1, 3> narrow;
 typedef tile_shape<64, 64, 64, 2, 2, 2, 3> medium;
 typedef tile_shape<32, 32, 128, 1, 1, 8, 3> small;
+/* the same tiles for GPUs with 99 KB of shared memory per block */
+typedef tile_shape<64, 64, 64, 2, 2, 2, 2> medium_99k;
+typedef tile_shape<32, 32, 128, 1, 1, 8, 2> small_99k;
 
 template <class S> struct conv_stage {
 	float a[S::BM * S::A_PITCH];
@@ -196,9 +199,14 @@ template <class S> size_t conv_blocks(const struct kx_conv &g)
 	return (size_t)g.n_pixels * ((g.images + S::BM - 1) / S::BM) * ((g.n + S::BN - 1) / S::BN);
 }
 
+template <class S> size_t conv_bytes(void)
+{
+	return S::STAGES * sizeof(struct conv_stage<S>);
+}
+
 template <int P, class S> int conv_launch(struct kx_conv g, cudaStream_t stream)
 {
-	const int bytes = S::STAGES * (int)sizeof(struct conv_stage<S>);
+	const int bytes = (int)conv_bytes<S>();
 
 	if (cudaFuncSetAttribute(conv_fprop_dgrad_kernel<P, S>,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
@@ -216,8 +224,11 @@ template <int P> int conv_launch_shape(struct kx_conv g, cudaStream_t stream)
 		return conv_launch<P, narrow>(g, stream);
 	if (conv_blocks<wide>(g) >= 2 * enough)
 		return conv_launch<P, wide>(g, stream);
-	return conv_blocks<medium>(g) >= enough ? conv_launch<P, medium>(g, stream)
-						: conv_launch<P, small>(g, stream);
+	if (conv_bytes<small>() <= kx_shared_limit())
+		return conv_blocks<medium>(g) >= enough ? conv_launch<P, medium>(g, stream)
+							: conv_launch<P, small>(g, stream);
+	return conv_blocks<medium>(g) >= enough ? conv_launch<P, medium_99k>(g, stream)
+						: conv_launch<P, small_99k>(g, stream);
 }
 
 int conv_launch_math(struct kx_conv g, enum kx_math math, cudaStream_t stream)

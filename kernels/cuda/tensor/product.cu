@@ -3,7 +3,7 @@
  *
  * A block computes BM output pixels x BN channels. Pixels of all images follow each other, so small
  * images fill a tile as well as large ones. If there are too few tiles for all multiprocessors, the
- * blocks of a cluster divide the sum over K.
+ * blocks of a cluster divide the sum over K (on Hopper and later).
  */
 #include <cooperative_groups.h>
 #include "kernels/cuda/tensor/tile.cuh"
@@ -226,21 +226,36 @@ __device__ inline uint32_t positive(const __nv_bfloat16 *from)
 	return bits;
 }
 
+/* Waits for the other threads of the block, and for the blocks that divide K. */
+template <class S> __device__ inline void parts_sync()
+{
+#if __CUDA_ARCH__ >= 900
+	if (S::SPLIT) {
+		cooperative_groups::this_cluster().sync();
+		return;
+	}
+#endif
+	__syncthreads();
+}
+
 /* Eight sums of a row of the tile, over the blocks of the cluster in order. */
 template <class S> __device__ inline struct octet sums_at(const float *sums, int at, int parts)
 {
-	struct octet o = {};
+#if __CUDA_ARCH__ >= 900
+	if (S::SPLIT) {
+		cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+		struct octet o = {};
 
-	if (!S::SPLIT)
-		return load_octet(sums + at);
-	cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-	for (int k = 0; k < parts; k++) {
-		const struct octet p = load_octet(cluster.map_shared_rank(sums, k) + at);
+		for (int k = 0; k < parts; k++) {
+			const struct octet p = load_octet(cluster.map_shared_rank(sums, k) + at);
 #pragma unroll
-		for (int j = 0; j < KX_OCTET; j++)
-			o.v[j] += p.v[j];
+			for (int j = 0; j < KX_OCTET; j++)
+				o.v[j] += p.v[j];
+		}
+		return o;
 	}
-	return o;
+#endif
+	return load_octet(sums + at);
 }
 
 /* Scale, bias and ReLU. */
@@ -348,10 +363,7 @@ __device__ inline void store_tile(const struct kx_product &g, const float (&c)[S
 		for (int j = 0; j < S::NJ; j++)
 			store_pair(sums + (m + 8 * i) * S::SUM_PITCH + n + 8 * j,
 				c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]);
-	if (S::SPLIT)
-		cooperative_groups::this_cluster().sync();
-	else
-		__syncthreads();
+	parts_sync<S>();
 	if (column < g.n) {
 		if (!DGRAD && g.pooled)
 			store_pooled<T, S>(g, sums, bias, m0, column, parts, first, end);
@@ -359,7 +371,7 @@ __device__ inline void store_tile(const struct kx_product &g, const float (&c)[S
 			store_rows<T, S>(g, sums, bias, m0, column, parts, first, end);
 	}
 	if (S::SPLIT) /* other blocks may still read this one's sums */
-		cooperative_groups::this_cluster().sync();
+		parts_sync<S>();
 }
 
 template <class T, bool DGRAD, class S>
@@ -430,9 +442,10 @@ template <class T, bool DGRAD> int launch_split(struct kx_product g, cudaStream_
 	const int depth = g.window.size * g.window.size * g.window.c;
 	const int tiles = (depth + Z::BK - 1) / Z::BK;
 	const int bytes = Z::BYTES;
-	size_t blocks = product_blocks<split>(g);
+	const size_t blocks = product_blocks<split>(g);
+	const int max_parts = kx_code(product_kernel<T, DGRAD, split>) < 90 ? 1 : 8;
 
-	for (g.parts = 1; g.parts < 8 && 2 * g.parts <= tiles && blocks * g.parts < 132;)
+	for (g.parts = 1; g.parts < max_parts && 2 * g.parts <= tiles && blocks * g.parts < 132;)
 		g.parts *= 2;
 	if (cudaFuncSetAttribute(product_kernel<T, DGRAD, split>,
 		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
@@ -451,7 +464,8 @@ template <class T, bool DGRAD> int launch_shape(const struct kx_product &g, cuda
 		return launch<T, DGRAD, shallow>(g, stream);
 	if (g.n <= narrow::BN && product_blocks<narrow>(g) >= enough)
 		return launch<T, DGRAD, narrow>(g, stream);
-	if (g.n > wide::BN && product_blocks<large>(g) >= enough)
+	if (g.n > wide::BN && product_blocks<large>(g) >= enough &&
+		(size_t)product_sizes<T, DGRAD, large>::BYTES <= kx_shared_limit())
 		return launch<T, DGRAD, large>(g, stream);
 	if (product_blocks<wide>(g) >= enough)
 		return launch<T, DGRAD, wide>(g, stream);

@@ -227,8 +227,14 @@ long long stages_of(long long pixels, enum kx_type type)
 	return (pixels + depth - 1) / depth;
 }
 
-/* The tile that computes the least, with padding. If it gives too few blocks for a short sum, a
- * smaller one. */
+size_t largest_bytes(enum kx_type type)
+{
+	return type == KX_TYPE_BF16 ? wgrad_sizes<__nv_bfloat16, w128x128>::BYTES
+				    : wgrad_sizes<float, w128x128>::BYTES;
+}
+
+/* The tile that computes the least, with padding. If it gives too few blocks for a short sum, or
+ * needs more shared memory than the device has, a smaller one. */
 int choose_tile(int m, int n, long long pixels, enum kx_type type)
 {
 	int best = 0;
@@ -243,6 +249,8 @@ int choose_tile(int m, int n, long long pixels, enum kx_type type)
 			min_cost = cost;
 		}
 	}
+	if (best == W128X128 && largest_bytes(type) > kx_shared_limit())
+		best = W128X64;
 	const size_t parts = (size_t)(stages_of(pixels, type) + 3) / 4;
 	const size_t enough = 132;
 	if ((best == W128X128 || best == W128X64) && tile_blocks(best, m, n) * parts < enough)

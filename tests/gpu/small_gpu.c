@@ -1,0 +1,41 @@
+/*
+ * small_gpu.c - makes the GPU look like one with less shared memory, such as an RTX 4090 (99 KB per
+ * block). CNN_TEST_SHARED is the limit in bytes. The programs of tests/gpu are linked with --wrap, so
+ * that these functions stand in front of those of the CUDA runtime.
+ */
+#ifdef KX_CUDA
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+
+cudaError_t __real_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
+cudaError_t __wrap_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
+cudaError_t __real_cudaFuncSetAttribute(
+	const void *kernel, enum cudaFuncAttribute attribute, int value);
+cudaError_t __wrap_cudaFuncSetAttribute(
+	const void *kernel, enum cudaFuncAttribute attribute, int value);
+
+/* The limit, or `otherwise` without one. */
+static int limit(int otherwise)
+{
+	const char *text = getenv("CNN_TEST_SHARED");
+
+	return text ? (int)strtol(text, NULL, 10) : otherwise;
+}
+
+cudaError_t __wrap_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+	cudaError_t rc = __real_cudaDeviceGetAttribute(value, attribute, device);
+
+	if (!rc && attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin)
+		*value = limit(*value);
+	return rc;
+}
+
+cudaError_t __wrap_cudaFuncSetAttribute(
+	const void *kernel, enum cudaFuncAttribute attribute, int value)
+{
+	if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value > limit(value))
+		return cudaErrorInvalidValue;
+	return __real_cudaFuncSetAttribute(kernel, attribute, value);
+}
+#endif

@@ -12,7 +12,7 @@
 #include "common/rng.h"
 #include "kernels/device.h"
 
-/* "auto" chooses the first device that is present. */
+/* "auto" chooses the first device that opens. */
 static const struct device *const devices[] = {
 #ifdef KX_CUDA
 	&device_cuda,
@@ -26,7 +26,7 @@ static const struct device *const devices[] = {
 #else
 #define DEVICE_NAMES "auto, cpu, cpu-ref (it was built without cuda)"
 #endif
-#define FORWARD_CHUNK ((size_t)256) /* minimum capacity of a device's forward, in images */
+#define FORWARD_CHUNK ((size_t)256) /* images of a call of `forward`, at least, with forward_only */
 
 /* Rounds of local training, numbered from 0; number i is in slot i % LOCAL_ROUNDS. */
 struct local {
@@ -45,6 +45,7 @@ struct backend {
 	void *self; /* the device's own state */
 	const struct model *model;
 	size_t max_batch, max_forward;
+	int forward_only;
 	struct kx_images set; /* n == 0: none yet */
 	float *scores;        /* max_forward x classes */
 	double *score;        /* of one image */
@@ -53,22 +54,13 @@ struct backend {
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-/* The first device that is present. Logs why the devices before it are not. */
-static const struct device *device_auto(void)
-{
-	struct err e;
-	size_t i = 0;
-
-	for (; i < N_DEVICES - 1 && devices[i]->present && devices[i]->present(&e); i++)
-		log_info("backend", "auto", "without=%s reason=\"%s\"", devices[i]->name, e.text);
-	return devices[i];
-}
-
+/* The device that `name` means. With "auto" the first one. */
 static const struct device *device_find(const char *name)
 {
+	const size_t n = strcspn(name, ":");
+
 	if (strcmp(name, "auto") == 0)
-		return device_auto();
-	size_t n = strcspn(name, ":");
+		return devices[0];
 	for (size_t i = 0; i < N_DEVICES; i++)
 		if (strlen(devices[i]->name) == n && strncmp(devices[i]->name, name, n) == 0)
 			return devices[i];
@@ -90,7 +82,30 @@ static int check_options(const struct model *m, const struct backend_options *o,
 			o->precision);
 	if (o->max_batch == 0)
 		return err_set(e, PS_EUSAGE, "batch 0: expected at least one image");
+	if (o->kernels < KX_KERNELS_AUTO || o->kernels > KX_KERNELS_GENERAL)
+		return err_set(
+			e, PS_EUSAGE, "kernels %d: expected one of " KX_KERNELS_NAMES, o->kernels);
 	return PS_OK;
+}
+
+/* Opens b->device. With "auto" it goes on to the next device if a GPU does not work. */
+static int open_device(struct backend *b, const struct backend_options *o, struct err *e)
+{
+	struct backend_options own = *o;
+	const int any = strcmp(o->device, "auto") == 0;
+	int rc;
+
+	own.max_batch = b->max_forward;
+	if (any)
+		own.device = b->device->name;
+	rc = b->device->open(&b->self, b->model, &own, e);
+	if (any && rc && b->device == devices[0] && b->device != &device_cpu) {
+		log_info("backend", "auto", "without=%s reason=\"%s\"", b->device->name, e->text);
+		b->device = &device_cpu;
+		e->text[0] = '\0';
+		rc = b->device->open(&b->self, b->model, &own, e);
+	}
+	return rc;
 }
 
 int backend_new(
@@ -107,11 +122,11 @@ int backend_new(
 		return rc;
 	if (device->precise && o->precision != KX_FP32 && strcmp(o->device, "auto") != 0)
 		return err_set(e, PS_EUSAGE, "device %s computes in fp32 only", device->name);
-	struct backend_options raised = *o;
-	if (raised.max_batch < FORWARD_CHUNK)
-		raised.max_batch = FORWARD_CHUNK;
+	size_t max_forward = o->max_batch;
+	if (o->forward_only && max_forward < FORWARD_CHUNK)
+		max_forward = FORWARD_CHUNK;
 	struct backend *b = mem_try(1, sizeof(*b));
-	float *scores = mem_try(raised.max_batch, m->classes * sizeof(float));
+	float *scores = mem_try(max_forward, m->classes * sizeof(float));
 	double *score = mem_try(m->classes, sizeof(*score));
 	if (!b || !scores || !score) {
 		free(b);
@@ -122,11 +137,11 @@ int backend_new(
 	*b = (struct backend){.device = device,
 		.model = m,
 		.max_batch = o->max_batch,
-		.max_forward = raised.max_batch,
+		.max_forward = max_forward,
+		.forward_only = o->forward_only,
 		.scores = scores,
 		.score = score};
-	rc = device->open(&b->self, m, &raised, e);
-	if (rc) {
+	if ((rc = open_device(b, o, e))) {
 		backend_free(&b);
 		return rc;
 	}
@@ -152,6 +167,11 @@ void backend_free(struct backend **b)
 const char *backend_name(const struct backend *b)
 {
 	return b->device->describe(b->self);
+}
+
+const char *backend_device(const struct backend *b)
+{
+	return b->device->option ? b->device->option(b->self) : b->device->name;
 }
 
 void backend_kernels(const struct backend *b, size_t batch, char *text, size_t size)
@@ -194,7 +214,7 @@ static int check_batch(const struct backend *b, const uint32_t *index, size_t ba
 {
 	size_t n;
 
-	if (batch == 0 || batch > b->max_batch || steps == 0 ||
+	if (b->forward_only || batch == 0 || batch > b->max_batch || steps == 0 ||
 		__builtin_mul_overflow(batch, steps, &n))
 		return PS_EUSAGE;
 	for (size_t i = 0; i < n; i++)
@@ -342,7 +362,7 @@ int backend_local_start(struct backend *b, const float *params)
 	struct local *l = &b->local;
 	int slot = (int)(l->started % LOCAL_ROUNDS);
 
-	if (l->open || l->started - l->waited == LOCAL_ROUNDS)
+	if (b->forward_only || l->open || l->started - l->waited == LOCAL_ROUNDS)
 		return PS_EUSAGE;
 	int rc = b->device->local_start ? b->device->local_start(b->self, slot, params)
 					: step_start(b, params);

@@ -40,15 +40,23 @@ struct backend; /* opaque */
 enum kx_precision { KX_FP32, KX_TF32, KX_BF16, KX_TF32X3 };
 #define KX_PRECISION_NAMES "fp32|tf32|bf16|tf32x3"
 
+/* Which kernels cuda may use: also those of kernels/cuda/fused/, each for one network, or only those
+ * that run any model. */
+enum kx_kernels { KX_KERNELS_AUTO, KX_KERNELS_GENERAL };
+#define KX_KERNELS_NAMES "auto|general"
+
 struct backend_options {
 	const char *device; /* "auto", "cpu", "cpu-ref"; with CUDA also "cuda", "cuda:N" */
 	int threads;        /* >= 1; only device cpu uses more than one */
 	size_t max_batch;   /* maximum images per call of backend_gradient */
 	int precision;      /* enum kx_precision */
+	int kernels;        /* enum kx_kernels */
+	int forward_only;   /* only evaluation and prediction: no memory for gradients */
 };
 
-/* Creates a backend for model `m`, which must outlive it. "auto" chooses the first GPU that works;
- * without one it logs the reason and chooses the CPU (fp32). PS_EUSAGE: a bad option or an unknown
+/* Creates a backend for model `m`, which must outlive it. "auto" and "cuda" choose
+ * the least used GPU that works (kernels/cuda/choose.h). Without one "auto" logs the reason and
+ * chooses the CPU (fp32). PS_EUSAGE: a bad option or an unknown
  * device; `e` then lists the devices of this build. PS_ENOMEM, PS_EDEVICE. */
 int backend_new(struct backend **out, const struct model *m, const struct backend_options *o,
 	struct err *e) PS_MUST_CHECK;
@@ -56,6 +64,8 @@ int backend_new(struct backend **out, const struct model *m, const struct backen
 void backend_free(struct backend **b);
 /* Text for messages: "cpu 2 threads avx512". Valid until backend_free. */
 const char *backend_name(const struct backend *b);
+/* The value of `device` that chooses the same device again: "cuda:1". Valid until backend_free. */
+const char *backend_device(const struct backend *b);
 /* Writes the names of the kernels that a gradient of `batch` images uses for each layer with
  * weights: "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Three methods
  * separated by slashes are those of fprop, wgrad and dgrad. The text is cut to `size` bytes. */
@@ -67,7 +77,7 @@ int backend_use(struct backend *b, const struct kx_images *set, struct err *e) P
 /*
  * Computes the mean gradient and the mean loss of images index[0..batch) at `params`. `params` and
  * `grad` have m->n_params floats each and must not overlap. `grad` is overwritten. PS_EUSAGE unless
- * 1 <= batch <= max_batch and every index is below the data set's n.
+ * 1 <= batch <= max_batch and every index is below the data set's n, and with `forward_only`.
  */
 int backend_gradient(struct backend *b, const float *params, const uint32_t *index, size_t batch,
 	uint64_t dropout_seed, float *grad, double *loss) PS_MUST_CHECK;

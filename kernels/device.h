@@ -14,17 +14,17 @@
 
 struct device {
 	const char *name; /* the value of --device; "cuda" also accepts a suffix ":N" */
-	/* Returns PS_EDEVICE and the reason if this machine lacks the device. NULL: always
-	 * present. */
-	int (*present)(struct err *e);
-	int precise; /* supports only fp32 */
+	int precise;      /* supports only fp32 */
 	/* Allocates all memory that later calls need. o->max_batch limits the images of `gradient`
-	 * and of `forward`. On failure *self is NULL. */
+	 * and of `forward`. With o->forward_only neither `gradient` nor local_* are called. On
+	 * failure *self is NULL. PS_EDEVICE: this machine lacks the device, or it does not work. */
 	int (*open)(
 		void **self, const struct model *m, const struct backend_options *o, struct err *e);
 	void (*close)(void *self);
 	/* The text of backend_name. Valid until `close`. */
 	const char *(*describe)(const void *self);
+	/* The value of --device that opens the same device again. NULL: `name`. */
+	const char *(*option)(const void *self);
 	/* Writes the names of the kernels of layer number `layer`, which has weights, for batches
 	 * of `batch` images. One word without blanks. */
 	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);

@@ -140,24 +140,25 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 		.device = o->device,
 		.threads = (int)o->threads,
 		.precision = o->precision,
+		.kernels = o->kernels,
 		.stop = is_stopped};
 	struct cnnps_options c;
-	const struct backend_memory *memory;
-	char device[64];
-	int rc = trainer_probe(&t, device, sizeof(device), &memory, e);
+	struct trainer_device device;
+	int rc = trainer_probe(&t, &device, e);
 
 	if (rc)
 		return rc;
+	t.device = device.option; /* all sessions use the same GPU */
 	if ((rc = load_data(o, d, e)))
 		return rc;
 	log_info("worker", "data",
 		"dir=\"%s\" train=%u test=%u images=%zux%zux%zu classes=%u data_id=%016llx",
 		d->files.dir, d->id.n_train, d->id.n_test, d->shape.c, d->shape.h, d->shape.w,
 		d->id.classes, (unsigned long long)d->id.xxh3);
-	c = connection(o, &d->id, device);
-	if (memory->special) {
-		c.allocate = memory->allocate;
-		c.release = memory->release;
+	c = connection(o, &d->id, device.name);
+	if (device.memory->special) {
+		c.allocate = device.memory->allocate;
+		c.release = device.memory->release;
 	}
 	return run_sessions(&c, &t, e);
 }

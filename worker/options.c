@@ -67,9 +67,10 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		OPTIONS_SERVER_KEY_ROW(&o->server_key, NULL),
 		OPTIONS_DATA_ROW(&o->data, NULL),
 		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
-			"device for the gradients: auto (a GPU if there is one, else the CPU), "
-			"cuda "
-			"or cuda:N (GPU N), cpu (threads and SIMD), cpu-ref (slow reference)"),
+			"device for the gradients: auto (a GPU that works, else the CPU), cuda "
+			"(the "
+			"least used GPU; under Slurm number SLURM_LOCALID), cuda:N (GPU N), cpu "
+			"(threads and SIMD), cpu-ref (slow reference)"),
 		{.name = "precision",
 			.type = OPT_ENUM,
 			.dest = &o->precision,
@@ -78,6 +79,13 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.arg = "NAME",
 			.help = "number format of products on device cuda; other devices support "
 				"only fp32"},
+		{.name = "kernels",
+			.type = OPT_ENUM,
+			.dest = &o->kernels,
+			.def = "auto",
+			.values = KX_KERNELS_NAMES,
+			.arg = "NAME",
+			.help = "general: on device cuda, only the kernels that run any model"},
 		INT("threads", threads, NULL, 1, MAX_THREADS, "N", "threads of device cpu",
 			.unset = "one per CPU"),
 		{.name = "name",

@@ -207,14 +207,22 @@ static int open_loader(
 		       : PS_OK;
 }
 
-/* `set`: NULL if a loader has it. */
+static struct backend_options options_of(const struct trainer_config *cfg, size_t max_batch)
+{
+	return (struct backend_options){.device = cfg->device,
+		.threads = cfg->threads,
+		.max_batch = max_batch,
+		.precision = cfg->precision,
+		.kernels = cfg->kernels};
+}
+
+/* Opens t->backend or t->tester. `set`: NULL if a loader has it. */
 static int open_backend(
 	struct trainer *t, struct backend **b, size_t max_batch, const struct kx_images *set)
 {
-	struct backend_options o = {.device = t->cfg->device,
-		.threads = t->cfg->threads,
-		.max_batch = max_batch,
-		.precision = t->cfg->precision};
+	struct backend_options o = options_of(t->cfg, max_batch);
+
+	o.forward_only = b == &t->tester;
 	int rc = backend_new(b, &t->model, &o, t->e);
 
 	return rc || !set ? rc : backend_use(*b, set, t->e);
@@ -311,13 +319,9 @@ int trainer_run(
 	return rc;
 }
 
-int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
-	const struct backend_memory **memory, struct err *e)
+int trainer_probe(const struct trainer_config *cfg, struct trainer_device *d, struct err *e)
 {
-	struct backend_options o = {.device = cfg->device,
-		.threads = cfg->threads,
-		.max_batch = 1,
-		.precision = cfg->precision};
+	struct backend_options o = options_of(cfg, 1);
 	struct model *m = mem_must(1, sizeof(*m), "device probe");
 	struct backend *b;
 	int rc = model_parse(m, "fc:10", MODEL_MNIST, e);
@@ -325,8 +329,9 @@ int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
 	if (!rc)
 		rc = backend_new(&b, m, &o, e);
 	if (!rc) {
-		snprintf(name, size, "%s", backend_name(b));
-		*memory = backend_memory(b);
+		snprintf(d->name, sizeof(d->name), "%s", backend_name(b));
+		snprintf(d->option, sizeof(d->option), "%s", backend_device(b));
+		d->memory = backend_memory(b);
 		backend_free(&b);
 	}
 	free(m);

@@ -14,8 +14,8 @@
 struct trainer_config {
 	const struct data *data;
 	const char *device;
-	int threads, precision; /* as struct backend_options */
-	int (*stop)(void *arg); /* called between batches; nonzero: stop */
+	int threads, precision, kernels; /* as struct backend_options */
+	int (*stop)(void *arg);          /* called between batches; nonzero: stop */
 	void *stop_arg;
 };
 
@@ -33,10 +33,13 @@ struct trainer_work {
  */
 int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work,
 	struct err *e) PS_MUST_CHECK;
-/* Test whether this device can compute gradients; cfg->data may be empty. Writes the device's name
- * for display, and the kind of memory with fast copies to and from the device. PS_EUSAGE: it
+struct trainer_device {
+	char name[64], option[64];           /* for display; for trainer_config.device */
+	const struct backend_memory *memory; /* with fast copies to and from the device */
+};
+/* Test whether this device can compute gradients; cfg->data may be empty. PS_EUSAGE, PS_EDEVICE: it
  * cannot. */
-int trainer_probe(const struct trainer_config *cfg, char *name, size_t size,
-	const struct backend_memory **memory, struct err *e) PS_MUST_CHECK;
+int trainer_probe(
+	const struct trainer_config *cfg, struct trainer_device *d, struct err *e) PS_MUST_CHECK;
 
 #endif

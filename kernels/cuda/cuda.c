@@ -34,55 +34,20 @@ static int failed(cudaError_t rc, const char *what, struct err *e)
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-static int cuda_present(struct err *e)
+static int choose_device(struct cuda *c, const struct backend_options *o, struct err *e)
 {
-	int n = 0;
-	cudaError_t rc = cudaGetDeviceCount(&n);
-
-	if (rc)
-		return err_set(e, PS_EDEVICE, "no GPU answers: %s", cudaGetErrorString(rc));
-	return n ? PS_OK : err_set(e, PS_EDEVICE, "there is no GPU");
-}
-
-/* Sets *number to N of "cuda:N", or to 0 for "cuda". */
-static int device_number(const char *device, int *number, struct err *e)
-{
-	const char *colon = strchr(device, ':');
-	char *end;
-	long n;
-
-	*number = 0;
-	if (!colon)
-		return PS_OK;
-	n = strtol(colon + 1, &end, 10);
-	if (colon[1] < '0' || colon[1] > '9' || *end || n > 1023)
-		return err_set(
-			e, PS_EUSAGE, "device \"%s\": expected cuda or cuda:N, N from 0", device);
-	*number = (int)n;
-	return PS_OK;
-}
-
-static int choose_device(struct cuda *c, const char *device, int precision, struct err *e)
-{
+	static const char *const names[] = {"fp32", "tf32", "bf16", "tf32x3"};
 	struct cudaDeviceProp p;
-	int n = 0, rc = device_number(device, &c->number, e);
+	int rc = gpu_choose(&c->gpu, o->device, e);
 	cudaError_t cu;
 
-	if (rc || (rc = cuda_present(e)))
+	if (rc)
 		return rc;
-	cudaGetDeviceCount(&n);
-	if (c->number >= n)
-		return err_set(e, PS_EUSAGE, "device \"%s\": this machine has %d GPU%s", device, n,
-			n == 1 ? "" : "s");
-	if ((cu = cudaSetDevice(c->number)) || (cu = cudaGetDeviceProperties(&p, c->number)))
+	if ((cu = cudaGetDeviceProperties(&p, c->gpu.number)))
 		return failed(cu, "the GPU does not start", e);
-	if (kx_runs_here())
-		return err_set(e, PS_EDEVICE,
-			"device \"%s\": %s has compute capability %d.%d; the kernels are written "
-			"for 9.0 (H100, H200)",
-			device, p.name, p.major, p.minor);
-	static const char *const names[] = {"fp32", "tf32", "bf16", "tf32x3"};
-	snprintf(c->name, sizeof(c->name), "cuda:%d %s %s", c->number, p.name, names[precision]);
+	c->options.fused = o->kernels != KX_KERNELS_GENERAL && kx_fused_runs_here();
+	snprintf(c->option, sizeof(c->option), "cuda:%d", c->gpu.number);
+	snprintf(c->name, sizeof(c->name), "%s %s %s", c->option, p.name, names[o->precision]);
 	return PS_OK;
 }
 
@@ -91,8 +56,11 @@ static void cuda_place(struct cuda *c, struct cuda_arena *a)
 	size_t n = c->model->n_params;
 
 	for (int i = 0; i < LOCAL_ROUNDS; i++) {
+		if (c->options.forward_only && i > 0)
+			break;
 		c->slot[i].params = arena_take(a, n, sizeof(float));
-		c->slot[i].grad = arena_take(a, n, sizeof(float));
+		if (!c->options.forward_only)
+			c->slot[i].grad = arena_take(a, n, sizeof(float));
 	}
 	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
 	c->now = arena_take(a, 1, sizeof(*c->now));
@@ -171,16 +139,16 @@ static void drop_streams(struct cuda *c)
 static int cuda_start(struct cuda *c, const struct backend_options *o, struct err *e)
 {
 	cudaError_t cu;
-	int rc = choose_device(c, o->device, o->precision, e);
+	int rc = choose_device(c, o, e);
 
 	static const struct cuda_path *const paths[] = {&cuda_seed, &cuda_tensor, &cuda_net};
 	if (rc)
 		return rc;
 	for (size_t i = 0; !c->path && i < sizeof(paths) / sizeof(paths[0]); i++)
-		if (paths[i]->fits(c->model, o->precision))
+		if (paths[i]->fits(c->model, &c->options))
 			c->path = paths[i];
 	PS_ASSERT(c->path); /* cuda_net fits every model */
-	if ((rc = c->path->open(&c->net, c->model, o->precision, o->max_batch, e)))
+	if ((rc = c->path->open(&c->net, c->model, &c->options, e)))
 		return rc;
 	if ((cu = make_streams(c)))
 		return failed(cu, "a stream", e);
@@ -188,6 +156,7 @@ static int cuda_start(struct cuda *c, const struct backend_options *o, struct er
 		return rc;
 	if (c->path->fill(c->net, c->stream))
 		return failed(cudaGetLastError(), "the first copies", e);
+	gpu_settle(&c->gpu);
 	return PS_OK;
 }
 
@@ -195,7 +164,12 @@ static void cuda_close(void *self)
 {
 	struct cuda *c = self;
 
-	cudaSetDevice(c->number);
+	gpu_settle(&c->gpu);
+	if (c->gpu.number < 0) { /* no GPU was chosen */
+		free(c);
+		return;
+	}
+	cudaSetDevice(c->gpu.number);
 	cudaDeviceSynchronize(); /* a round may be in flight */
 	cuda_drop_graphs(c);
 	cudaFree(c->pixels);
@@ -220,6 +194,9 @@ static int cuda_open(
 		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
 	}
 	c->model = m;
+	c->gpu = (struct gpu_choice){.number = -1, .lock = -1};
+	c->options = (struct path_options){
+		.precision = o->precision, .images = o->max_batch, .forward_only = o->forward_only};
 	c->max_batch = o->max_batch;
 	c->max_index = o->max_batch > MIN_INDEX ? o->max_batch : MIN_INDEX;
 	if ((rc = cuda_start(c, o, e))) {
@@ -235,11 +212,16 @@ static const char *cuda_describe(const void *self)
 	return ((const struct cuda *)self)->name;
 }
 
+static const char *cuda_option(const void *self)
+{
+	return ((const struct cuda *)self)->option;
+}
+
 static void cuda_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
 {
 	const struct cuda *c = self;
 
-	cudaSetDevice(c->number);
+	cudaSetDevice(c->gpu.number);
 	c->path->kernel(c->net, layer, batch, text, size);
 }
 
@@ -268,7 +250,7 @@ static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 {
 	struct cuda *c = self;
 	size_t pixels = set->n * shape_count(c->model->input);
-	cudaError_t rc = cudaSetDevice(c->number);
+	cudaError_t rc = cudaSetDevice(c->gpu.number);
 
 	if (!rc)
 		rc = hold_images(c, set->n);
@@ -308,10 +290,10 @@ static const char *cuda_why(const void *self)
 
 const struct device device_cuda = {
 	.name = "cuda",
-	.present = cuda_present,
 	.open = cuda_open,
 	.close = cuda_close,
 	.describe = cuda_describe,
+	.option = cuda_option,
 	.kernel = cuda_kernel,
 	.use = cuda_use,
 	.gradient = cuda_gradient,

@@ -17,6 +17,7 @@
  */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
+#include "kernels/cuda/choose.h"
 #include "kernels/cuda/path.h"
 #include "kernels/device.h"
 
@@ -49,8 +50,9 @@ struct cuda {
 	const struct cuda_path *path;
 	void *net; /* the state of the path */
 	size_t max_batch, max_index;
-	int number; /* number of the GPU */
-	char name[300], why[300];
+	struct path_options options;
+	struct gpu_choice gpu;
+	char option[16], name[300], why[300];
 	cudaStream_t stream, in, out; /* kernels; parameters in; results out */
 	void *memory;                 /* device */
 	uint32_t *index;

@@ -69,18 +69,19 @@ static void own_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 
 	if (s->before_conv2 && slices < CONV2_DGRAD_SLICES) /* a smaller batch may need more */
 		slices = CONV2_DGRAD_SLICES;
-	s->own = (struct kx_layer){.w = s->w,
-		.value = arena_take(a, values, sizeof(float)),
-		.sum = n->sums ? n->sums + s->sum_at : NULL,
-		.workspace = arena_take(
-			a, slices * KX_WGRAD_ROWS(net_rows(s) - 1), filters * sizeof(float))};
+	s->own = (struct kx_layer){.w = s->w, .value = arena_take(a, values, sizeof(float))};
+	if (n->forward_only)
+		return;
+	s->own.sum = n->sums ? n->sums + s->sum_at : NULL;
+	s->own.workspace =
+		arena_take(a, slices * KX_WGRAD_ROWS(net_rows(s) - 1), filters * sizeof(float));
 }
 
-static void step_place(struct net_step *s, struct cuda_arena *a)
+static void step_place(const struct net *n, struct net_step *s, struct cuda_arena *a)
 {
 	struct net_table *list[STEP_TABLES];
 
-	if (s->needs_dx)
+	if (s->needs_dx && !n->forward_only)
 		s->own.dgrad = arena_take(a, net_rows(s) * (size_t)s->w.f_pad, sizeof(float));
 	step_all(s, list);
 	for (int t = 0; t < STEP_TABLES; t++)
@@ -155,21 +156,23 @@ static void tensors_place(struct net *n, struct cuda_arena *a)
 		size_t image = p->value.image * sizeof(float);
 
 		p->value.value = arena_take(a, n->images, image);
-		p->grad = i > 0 ? arena_take(a, n->images, image) : NULL;
+		if (i > 0 && !n->forward_only)
+			p->grad = arena_take(a, n->images, image);
 	}
 }
 
 void net_place(struct net *n, struct cuda_arena *a)
 {
 	tensors_place(n, a);
-	n->sums = arena_take(a, n->n_sums, sizeof(float));
+	if (!n->forward_only)
+		n->sums = arena_take(a, n->n_sums, sizeof(float));
 	for (int i = 0; i < n->n_steps; i++) {
 		struct net_step *s = &n->step[i];
 
 		if (s->w.taps)
 			own_place(n, s, a);
 		if (s->kind == NET_WEIGHTS)
-			step_place(s, a);
+			step_place(n, s, a);
 		if (s->kind == NET_CONV1)
 			conv1_place(n, s, a);
 		if (s->kind == NET_CONV2)
@@ -214,7 +217,7 @@ int net_fill(struct net *n, cudaStream_t stream)
 
 		if (cudaMemsetAsync(n->tensor[i].value.value, 0, bytes, stream))
 			return PS_EDEVICE;
-		if (i && cudaMemsetAsync(n->tensor[i].grad, 0, bytes, stream))
+		if (n->tensor[i].grad && cudaMemsetAsync(n->tensor[i].grad, 0, bytes, stream))
 			return PS_EDEVICE;
 	}
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;

@@ -362,15 +362,15 @@ static int net_path_save(void *self, float *params, float *sum, cudaStream_t str
 
 /* ---- struct cuda_path ------------------------------------------------------------------------ */
 
-static int net_path_fits(const struct model *m, int precision)
+static int net_path_fits(const struct model *m, const struct path_options *o)
 {
 	(void)m;
-	(void)precision;
+	(void)o;
 	return 1;
 }
 
 static int net_path_open(
-	void **self, const struct model *m, int precision, size_t images, struct err *e)
+	void **self, const struct model *m, const struct path_options *o, struct err *e)
 {
 	struct net *n = mem_try(1, sizeof(*n));
 	int rc;
@@ -378,7 +378,7 @@ static int net_path_open(
 	*self = NULL;
 	if (!n)
 		return err_set(e, PS_ENOMEM, "no memory for model \"%s\"", m->text);
-	if ((rc = net_plan(n, m, precision, images, e))) {
+	if ((rc = net_plan(n, m, o, e))) {
 		net_release(n);
 		free(n);
 		return rc;

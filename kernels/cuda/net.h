@@ -57,8 +57,8 @@ struct net_tensor {
 
 struct net {
 	const struct model *model;
-	int precision;
-	size_t images; /* the largest batch */
+	int precision, fused, forward_only; /* as struct path_options */
+	size_t images;                      /* the largest batch */
 	int n_tensors, n_steps;
 	struct net_tensor tensor[MODEL_MAX_LAYERS + 1];
 	struct net_step step[MODEL_MAX_LAYERS];
@@ -69,9 +69,9 @@ struct net {
 	float *loss; /* per image */
 };
 
-/* Plans for batches of up to `images` images. PS_ENOMEM: no memory, or the model is too large for
- * 32-bit offsets. The caller calls net_release in any case. */
-int net_plan(struct net *n, const struct model *m, int precision, size_t images,
+/* PS_ENOMEM: no memory, or the model is too large for 32-bit offsets. The caller calls net_release
+ * in any case. */
+int net_plan(struct net *n, const struct model *m, const struct path_options *o,
 	struct err *e) PS_MUST_CHECK;
 void net_release(struct net *n);
 void net_place(struct net *n, struct cuda_arena *a);

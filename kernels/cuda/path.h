@@ -25,11 +25,18 @@ struct cuda_arena {
 /* Returns `n` values of `size` bytes, aligned to 256 bytes. Returns NULL while counting. */
 void *arena_take(struct cuda_arena *a, size_t n, size_t size);
 
+struct path_options {
+	int precision;    /* enum kx_precision */
+	int fused;        /* the kernels of fused/ may run */
+	int forward_only; /* only `load` and `forward` are called */
+	size_t images;    /* the largest batch */
+};
+
 struct cuda_path {
-	int (*fits)(const struct model *m, int precision);
-	/* Plans for batches of up to `images` images. On PS_ENOMEM *self is NULL. */
+	int (*fits)(const struct model *m, const struct path_options *o);
+	/* On PS_ENOMEM *self is NULL. */
 	int (*open)(
-		void **self, const struct model *m, int precision, size_t images, struct err *e);
+		void **self, const struct model *m, const struct path_options *o, struct err *e);
 	void (*close)(void *self);
 	void (*place)(void *self, struct cuda_arena *a);
 	int (*fill)(void *self, cudaStream_t stream);

@@ -63,13 +63,14 @@ static void step_weights(struct net_step *s, const struct model *m)
 }
 
 /* Returns 1 if the kernels of conv1.h can run the first three layers. */
-static int fits_conv1(const struct model *m)
+static int fits_conv1(const struct net *n, const struct net_step *s)
 {
+	const struct model *m = n->model;
 	const struct layer *l = m->layer;
 
-	return m->n_layers > 3 && !m->preprocess.n_norm && l[0].kind == LAYER_CONV &&
-	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == 1 &&
-	       l[0].in.h == CONV1_SIDE && l[0].in.w == CONV1_SIDE &&
+	return n->fused && s->number == 0 && m->n_layers > 3 && !m->preprocess.n_norm &&
+	       l[0].kind == LAYER_CONV && l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL &&
+	       l[0].in.c == 1 && l[0].in.h == CONV1_SIDE && l[0].in.w == CONV1_SIDE &&
 	       (l[0].size == 3 || l[0].size == 5) && l[0].stride == 1 && !l[0].pad_top &&
 	       !l[0].pad_left && !l[0].pad_bottom && !l[0].pad_right &&
 	       l[0].out.c % CONV1_LANES == 0 && l[2].size == 2;
@@ -82,7 +83,7 @@ static int fits_conv2(const struct net *n, const struct net_step *s)
 {
 	const struct layer *l = s->layer;
 
-	return n->precision != KX_FP32 && s > n->step && s[-1].kind == NET_CONV1 &&
+	return n->fused && n->precision != KX_FP32 && s > n->step && s[-1].kind == NET_CONV1 &&
 	       s->number + 3 < n->model->n_layers && l[0].kind == LAYER_CONV &&
 	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == CONV2_CHANNELS &&
 	       l[0].in.h == CONV2_IN && l[0].in.w == CONV2_IN && l[0].size == CONV2_SIZE &&
@@ -126,6 +127,12 @@ static void conv2_step(struct net *n, struct net_step *s)
 	n->tensor[s->out] = tensor_of(s->layer[2].out, 1);
 }
 
+/* The fused steps, in the order of preference. Each runs three layers. */
+static const struct {
+	int (*fits)(const struct net *n, const struct net_step *s);
+	void (*make)(struct net *n, struct net_step *s);
+} fused_steps[] = {{fits_conv1, conv1_step}, {fits_conv2, conv2_step}};
+
 /* Appends the step that starts with layer `number`. Returns the number of layers in the step. */
 static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 {
@@ -146,14 +153,11 @@ static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 	n->tensor[n->n_tensors++] = tensor_of(l->out, relu);
 	if (s->kind == NET_WEIGHTS)
 		step_weights(s, m);
-	if (number == 0 && fits_conv1(m)) {
-		conv1_step(n, s);
-		return 3;
-	}
-	if (fits_conv2(n, s)) {
-		conv2_step(n, s);
-		return 3;
-	}
+	for (size_t i = 0; i < sizeof(fused_steps) / sizeof(fused_steps[0]); i++)
+		if (fused_steps[i].fits(n, s)) {
+			fused_steps[i].make(n, s);
+			return 3;
+		}
 	if (l->kind == LAYER_CONV)
 		tensor_pad(&n->tensor[s->in], l);
 	if (l->kind == LAYER_DROPOUT)
@@ -313,17 +317,22 @@ static int fits_head(const struct net *n)
 {
 	const struct net_step *s = &n->step[n->n_steps < 2 ? 0 : n->n_steps - 2];
 
-	return n->precision != KX_FP32 && n->n_steps > 1 && s[0].layer->kind == LAYER_FC &&
-	       s[1].layer->kind == LAYER_FC && s[0].relu && s[0].needs_dx &&
-	       s[0].w.f == HEAD_UNITS && s[1].w.f <= HEAD_CLASSES &&
+	return n->fused && n->precision != KX_FP32 && n->n_steps > 1 &&
+	       s[0].layer->kind == LAYER_FC && s[1].layer->kind == LAYER_FC && s[0].relu &&
+	       s[0].needs_dx && s[0].w.f == HEAD_UNITS && s[1].w.f <= HEAD_CLASSES &&
 	       n->tensor[s[0].in].value.image % HEAD_INPUTS == 0;
 }
 
-int net_plan(struct net *n, const struct model *m, int precision, size_t images, struct err *e)
+int net_plan(struct net *n, const struct model *m, const struct path_options *o, struct err *e)
 {
 	int needs_dx = 0;
 
-	*n = (struct net){.model = m, .precision = precision, .images = images, .n_tensors = 1};
+	*n = (struct net){.model = m,
+		.precision = o->precision,
+		.fused = o->fused,
+		.forward_only = o->forward_only,
+		.images = o->images,
+		.n_tensors = 1};
 	n->tensor[0] = tensor_of(m->input, 0);
 	for (size_t l = 0; l < m->n_layers;) {
 		l += net_add_step(n, l, needs_dx);

@@ -10,15 +10,15 @@
 struct seed {
 	const struct model *model;
 	size_t images;
+	int forward_only;
 	struct kx_seed s;
 };
 
-static int seed_path_fits(const struct model *m, int precision)
+static int seed_path_fits(const struct model *m, const struct path_options *o)
 {
 	const struct layer *l = m->layer;
 
-	(void)precision;
-	return m->n_layers == 4 && !m->preprocess.n_norm && m->input.c == 1 &&
+	return o->fused && m->n_layers == 4 && !m->preprocess.n_norm && m->input.c == 1 &&
 	       m->input.h == SEED_SIDE && m->input.w == SEED_SIDE && m->classes == SEED_CLASSES &&
 	       l[0].kind == LAYER_CONV && l[0].size == 3 && l[0].stride == 1 && l[0].pad_top == 0 &&
 	       l[0].pad_left == 0 && l[0].pad_bottom == 0 && l[0].pad_right == 0 &&
@@ -38,7 +38,7 @@ static int multiprocessors(int *n, struct err *e)
 }
 
 static int seed_path_open(
-	void **self, const struct model *m, int precision, size_t images, struct err *e)
+	void **self, const struct model *m, const struct path_options *o, struct err *e)
 {
 	struct seed *d = mem_try(1, sizeof(*d));
 
@@ -46,10 +46,11 @@ static int seed_path_open(
 	if (!d)
 		return err_set(e, PS_ENOMEM, "no memory for model \"%s\"", m->text);
 	d->model = m;
-	d->images = images;
+	d->images = o->images;
+	d->forward_only = o->forward_only;
 	d->s.f = (int)m->layer[0].out.c;
 	d->s.f_pad = (d->s.f + 7) / 8 * 8;
-	d->s.half = precision == KX_BF16;
+	d->s.half = o->precision == KX_BF16;
 	return multiprocessors(&d->s.multiprocessors, e);
 }
 
@@ -130,13 +131,15 @@ static void seed_path_place(void *self, struct cuda_arena *a)
 	size_t groups = (d->images + SEED_GROUP - 1) / SEED_GROUP;
 
 	s->params = place_params(d, a);
-	s->sum = place_params(d, a);
 	s->fragments = arena_take(a, kx_seed_fragments(s->f_pad), sizeof(uint32_t));
 	s->argmax = arena_take(a, kx_seed_argmax_bytes(s->f_pad, s->half, d->images), 1);
 	s->half_fragments = arena_take(a, kx_seed_half_fragments(s->f_pad), sizeof(uint32_t));
 	s->half_scales = arena_take(a, (size_t)s->f_pad * 4, sizeof(float));
 	s->partial_logits = arena_take(a, max.logits, SEED_CLASSES * sizeof(float));
 	s->logits = arena_take(a, d->images, SEED_CLASSES * sizeof(float));
+	if (d->forward_only)
+		return;
+	s->sum = place_params(d, a);
 	s->d_logits = arena_take(a, groups * SEED_GROUP, SEED_ROW * sizeof(float));
 	s->loss = arena_take(a, d->images, sizeof(float));
 	s->fc_workspace = arena_take(a, max.fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
@@ -154,7 +157,8 @@ static int seed_path_fill(void *self, cudaStream_t stream)
 	/* kernels read past the last position and ignore those values */
 	if (cudaMemsetAsync(d->s.argmax, 0, argmax, stream))
 		return PS_EDEVICE;
-	if (d->s.half && cudaMemsetAsync(d->s.exchange.logits, 0, exchange, stream))
+	if (d->s.half && !d->forward_only &&
+		cudaMemsetAsync(d->s.exchange.logits, 0, exchange, stream))
 		return PS_EDEVICE;
 	return cudaStreamSynchronize(stream) ? PS_EDEVICE : PS_OK;
 }

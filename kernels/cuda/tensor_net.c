@@ -44,6 +44,7 @@ struct tensor_net {
 	const struct model *model;
 	enum kx_type type;
 	size_t images; /* the largest batch */
+	int forward_only;
 	struct kx_patches patches;
 	int n_tensors, n_steps;
 	struct tensor_values tensor[MODEL_MAX_LAYERS + 1];
@@ -269,14 +270,15 @@ static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struc
 
 	s->own.value = arena_take(a, values, sizeof(float));
 	s->own.bf16 = n->type == KX_TYPE_BF16 ? arena_take(a, values, sizeof(uint16_t)) : NULL;
+	if (s->pooled)
+		s->argmax = arena_take(a, n->images, image_values(&n->tensor[s->out].value));
+	if (n->forward_only)
+		return;
 	s->own.sum = n->sums ? n->sums + s->sum_at : NULL;
 	s->own.workspace =
 		arena_take(a, slices * KX_WGRAD_ROWS(rows_of(s) - 1), filters * sizeof(float));
-	s->full.value = n->tensor[s->out].grad;
-	if (s->pooled) {
-		s->full.value = arena_take(a, n->images * image_values(&s->full), value_size(n));
-		s->argmax = arena_take(a, n->images, image_values(&n->tensor[s->out].value));
-	}
+	s->full.value = s->pooled ? arena_take(a, n->images * image_values(&s->full), value_size(n))
+				  : n->tensor[s->out].grad;
 }
 
 static void tensor_place(void *self, struct cuda_arena *a)
@@ -290,9 +292,11 @@ static void tensor_place(void *self, struct cuda_arena *a)
 		/* the last one has the logits, in fp32 */
 		t->value.value = arena_take(a, n->images * image,
 			i == n->n_tensors - 1 ? sizeof(float) : value_size(n));
-		t->grad = i > 0 ? arena_take(a, n->images * image, value_size(n)) : NULL;
+		if (i > 0 && !n->forward_only)
+			t->grad = arena_take(a, n->images * image, value_size(n));
 	}
-	n->sums = arena_take(a, n->n_sums, sizeof(float));
+	if (!n->forward_only)
+		n->sums = arena_take(a, n->n_sums, sizeof(float));
 	for (int i = 0; i < n->n_steps; i++)
 		if (has_weights(&n->step[i]))
 			tensor_step_place(n, &n->step[i], a);
@@ -568,14 +572,14 @@ static int fused_pair(const struct model *m)
 	       l[3].out.h == CONV2_OUT;
 }
 
-static int tensor_fits(const struct model *m, int precision)
+static int tensor_fits(const struct model *m, const struct path_options *o)
 {
-	return (precision == KX_TF32 || precision == KX_BF16) &&
-	       m->layer[m->n_layers - 1].kind == LAYER_FC && !fused_pair(m);
+	return (o->precision == KX_TF32 || o->precision == KX_BF16) &&
+	       m->layer[m->n_layers - 1].kind == LAYER_FC && !(o->fused && fused_pair(m));
 }
 
 static int tensor_open(
-	void **self, const struct model *m, int precision, size_t images, struct err *e)
+	void **self, const struct model *m, const struct path_options *o, struct err *e)
 {
 	struct tensor_net *n = mem_try(1, sizeof(*n));
 	int rc;
@@ -584,8 +588,9 @@ static int tensor_open(
 	if (!n)
 		return err_set(e, PS_ENOMEM, "no memory for model \"%s\"", m->text);
 	n->model = m;
-	n->type = precision == KX_BF16 ? KX_TYPE_BF16 : KX_TYPE_TF32;
-	n->images = images;
+	n->type = o->precision == KX_BF16 ? KX_TYPE_BF16 : KX_TYPE_TF32;
+	n->images = o->images;
+	n->forward_only = o->forward_only;
 	if ((rc = tensor_plan(n, e))) {
 		free(n);
 		return rc;

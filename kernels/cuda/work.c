@@ -144,7 +144,7 @@ static int set_index(struct cuda *c, struct slot *s, const uint32_t *index, size
 static int set_batch(struct cuda *c, const float *params, struct kx_now now)
 {
 	struct slot *s = &c->slot[0];
-	int rc = CHECK(cudaSetDevice(c->number));
+	int rc = CHECK(cudaSetDevice(c->gpu.number));
 
 	s->n_now = s->n_index = 0;
 	if (!rc)
@@ -209,7 +209,7 @@ int cuda_local_start(void *self, int slot, const float *params)
 {
 	struct cuda *c = self;
 	struct slot *s = &c->slot[slot];
-	int rc = CHECK(cudaSetDevice(c->number));
+	int rc = CHECK(cudaSetDevice(c->gpu.number));
 
 	s->n_now = s->n_index = 0;
 	s->finished = 0;
@@ -250,7 +250,7 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 {
 	struct cuda *c = self;
 	const size_t max_chunk = c->max_index / batch;
-	int rc = CHECK(cudaSetDevice(c->number));
+	int rc = CHECK(cudaSetDevice(c->gpu.number));
 
 	for (size_t i = 0, n; i < steps && !rc; i += n) {
 		struct kx_now now = {.dropout_seed = dropout_seed + i, .rate = rate};
@@ -267,7 +267,7 @@ int cuda_local_finish(void *self, int slot, float *params, float *sum)
 {
 	struct cuda *c = self;
 	struct slot *s = &c->slot[slot];
-	int rc = CHECK(cudaSetDevice(c->number));
+	int rc = CHECK(cudaSetDevice(c->gpu.number));
 
 	s->finished = 1;
 	if (!rc)

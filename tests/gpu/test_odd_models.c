@@ -250,8 +250,10 @@ static void gradients_are_slopes_of_the_loss(void **state)
 	}
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	if (argc > 1) /* a pattern: only the tests whose names match */
+		cmocka_set_test_filter(argv[1]);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_image_agrees_with_cpu_ref),
 		cmocka_unit_test(seventeen_images_agree_with_cpu_ref),

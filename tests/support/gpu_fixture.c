@@ -25,7 +25,10 @@ size_t gpu_n_precisions(void)
 /* Open a new backend on the device for batches of up to max_batch images. */
 static int gpu_try(struct subject *s, const struct precision *p, size_t max_batch, struct err *e)
 {
+	const char *kernels = getenv("CNN_TEST_KERNELS");
 	struct backend_options o = {.device = gpu_device(),
+		.kernels = kernels && strcmp(kernels, "general") == 0 ? KX_KERNELS_GENERAL
+								      : KX_KERNELS_AUTO,
 		.threads = 2,
 		.precision = (int)p->value,
 		.max_batch = max_batch};

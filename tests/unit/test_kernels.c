@@ -94,12 +94,14 @@ static void bad_options_are_refused_with_what_would_be_right(void **state)
 		struct backend_options o;
 		const char *says;
 	} bad[] = {
-		{"fc:2", {"gpu", 1, 1, KX_FP32}, "cpu-ref"},
-		{"fc:2", {"cp", 1, 1, KX_FP32}, "cpu-ref"},
-		{"fc:2", {"cpu", 0, 1, KX_FP32}, "expected 1 to"},
-		{"fc:2", {"cpu", 100000, 1, KX_FP32}, "expected 1 to"},
-		{"fc:2", {"cpu-ref", 1, 0, KX_FP32}, "at least one"},
-		{"vector:3", {"cpu", 1, 1, KX_FP32}, "no layers"},
+		{"fc:2", {.device = "gpu", .threads = 1, .max_batch = 1}, "cpu-ref"},
+		{"fc:2", {.device = "cp", .threads = 1, .max_batch = 1}, "cpu-ref"},
+		{"fc:2", {.device = "cpu", .threads = 0, .max_batch = 1}, "expected 1 to"},
+		{"fc:2", {.device = "cpu", .threads = 100000, .max_batch = 1}, "expected 1 to"},
+		{"fc:2", {.device = "cpu-ref", .threads = 1, .max_batch = 0}, "at least one"},
+		{"fc:2", {.device = "cpu", .threads = 1, .max_batch = 1, .kernels = 2},
+			"auto|general"},
+		{"vector:3", {.device = "cpu", .threads = 1, .max_batch = 1}, "no layers"},
 	};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct model m;
@@ -113,6 +115,27 @@ static void bad_options_are_refused_with_what_would_be_right(void **state)
 	}
 }
 
+static void a_backend_for_forward_passes_computes_no_gradients(void **state)
+{
+	(void)state;
+	struct subject s;
+	struct err e;
+	size_t correct;
+	double loss;
+
+	subject_random(&s, &odd_models[0], 3);
+	struct backend_options o = {
+		.device = "cpu", .threads = 2, .max_batch = 3, .forward_only = 1};
+	assert_int_equal(backend_new(&s.backend, &s.model, &o, &e), PS_OK);
+	assert_int_equal(backend_use(s.backend, &s.images, &e), PS_OK);
+	assert_int_equal(
+		backend_evaluate(s.backend, s.params, 0, s.images.n, &correct, &loss), PS_OK);
+	assert_int_equal(
+		backend_gradient(s.backend, s.params, s.index, 1, 0, s.grad, &loss), PS_EUSAGE);
+	assert_int_equal(backend_local_start(s.backend, s.params), PS_EUSAGE);
+	subject_release(&s);
+}
+
 static void names_say_device_threads_and_instruction_set(void **state)
 {
 	(void)state;
@@ -121,7 +144,10 @@ static void names_say_device_threads_and_instruction_set(void **state)
 	subject_open(&s, "cpu-ref", 1);
 	assert_string_equal(backend_name(s.backend), "cpu-ref");
 	subject_open(&s, "auto", 2);
-	assert_int_equal(strncmp(backend_name(s.backend), "cpu 2 threads ", 14), 0);
+	if (strncmp(backend_name(s.backend), "cuda:", 5) != 0) { /* no GPU works */
+		assert_int_equal(strncmp(backend_name(s.backend), "cpu 2 threads ", 14), 0);
+		assert_string_equal(backend_device(s.backend), "cpu");
+	}
 	subject_release(&s);
 }
 
@@ -146,6 +172,7 @@ int main(void)
 		cmocka_unit_test_prestate(local_training_without_steps_changes_nothing, &both),
 		cmocka_unit_test_prestate(rounds_may_overlap, &both),
 		cmocka_unit_test_prestate(rounds_out_of_order_are_refused, &both),
+		cmocka_unit_test(a_backend_for_forward_passes_computes_no_gradients),
 		cmocka_unit_test(names_say_device_threads_and_instruction_set),
 	};
 

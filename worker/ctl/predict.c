@@ -233,7 +233,8 @@ static void draw(const struct gallery *g, size_t i, const char *name, int termin
 
 static int classify(const struct ctl_weights *w, struct gallery *g, struct err *e)
 {
-	struct backend_options o = {.device = "cpu", .threads = 1, .max_batch = 1};
+	struct backend_options o = {
+		.device = "cpu", .threads = 1, .max_batch = 1, .forward_only = 1};
 	struct backend *b;
 	int rc = backend_new(&b, &w->model, &o, e);
 

@@ -202,8 +202,10 @@ int kx_reduce_gradient(
 int kx_sgd_step(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
-/* Returns PS_EDEVICE if the current device cannot run the kernels of this build. */
+/* Return 1 if this build has code for the current device: for the kernels that run any model; for
+ * those of fused/. */
 int kx_runs_here(void);
+int kx_fused_runs_here(void);
 
 #ifdef __cplusplus
 }

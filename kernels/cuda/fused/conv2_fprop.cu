@@ -175,3 +175,8 @@ int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream)
 	return images <= 4 * 132 ? conv2_fprop_launch<4, 1>(l, images, stream)
 				 : conv2_fprop_launch<4, 2>(l, images, stream);
 }
+
+int kx_fused_runs_here(void)
+{
+	return kx_code(conv2_fprop_kernel<1, 1>) > 0;
+}

@@ -220,10 +220,5 @@ int kx_sgd_step(
 
 int kx_runs_here(void)
 {
-	struct cudaFuncAttributes a;
-
-	if (cudaFuncGetAttributes(&a, split_k_reduce_kernel) == cudaSuccess)
-		return PS_OK;
-	cudaGetLastError();
-	return PS_EDEVICE;
+	return kx_code(split_k_reduce_kernel) > 0;
 }

@@ -1,0 +1,233 @@
+/* choose.c - see choose.h. */
+#include "kernels/cuda/choose.h"
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+#include "kernels/cuda/base/kernels.h"
+
+#define MAX_GPUS    64
+#define LOCK_TRIES  200 /* to find a GPU that no other process locks */
+#define LOCK_MS     50  /* between two tries */
+#define UUID_DIGITS 36  /* xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
+
+/* ---- NVML: the memory in use on a GPU, without a context on it ------------------------------- */
+
+struct nvml_memory {
+	unsigned long long total, free, used;
+};
+
+struct nvml {
+	void *library;
+	int (*init)(void);
+	int (*shutdown)(void);
+	int (*by_uuid)(const char *uuid, void **device);
+	int (*memory)(void *device, struct nvml_memory *memory);
+};
+
+static void *nvml_symbol(void *library, const char *name)
+{
+	return library ? dlsym(library, name) : NULL;
+}
+
+/* Without NVML all GPUs seem unused. */
+static void nvml_open(struct nvml *n)
+{
+	*n = (struct nvml){.library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)};
+	*(void **)&n->init = nvml_symbol(n->library, "nvmlInit_v2");
+	*(void **)&n->shutdown = nvml_symbol(n->library, "nvmlShutdown");
+	*(void **)&n->by_uuid = nvml_symbol(n->library, "nvmlDeviceGetHandleByUUID");
+	*(void **)&n->memory = nvml_symbol(n->library, "nvmlDeviceGetMemoryInfo");
+	if (!n->init || !n->shutdown || !n->by_uuid || !n->memory || n->init())
+		n->memory = NULL;
+}
+
+static void nvml_close(struct nvml *n)
+{
+	if (n->memory)
+		n->shutdown();
+	if (n->library)
+		dlclose(n->library);
+}
+
+static unsigned long long nvml_used(const struct nvml *n, const char *uuid)
+{
+	static const char *const kinds[] = {"GPU", "MIG"};
+	struct nvml_memory memory;
+	char name[sizeof("GPU-") + UUID_DIGITS];
+	void *device;
+
+	for (size_t i = 0; n->memory && i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		snprintf(name, sizeof(name), "%s-%s", kinds[i], uuid);
+		if (!n->by_uuid(name, &device) && !n->memory(device, &memory))
+			return memory.used;
+	}
+	return 0;
+}
+
+/* ---- one GPU --------------------------------------------------------------------------------- */
+
+struct gpu {
+	int number, lock;
+	unsigned long long used; /* bytes */
+};
+
+static void uuid_text(const struct cudaDeviceProp *p, char text[UUID_DIGITS + 1])
+{
+	const unsigned char *u = (const unsigned char *)p->uuid.bytes;
+
+	snprintf(text, UUID_DIGITS + 1,
+		"%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+		u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14],
+		u[15]);
+}
+
+static void unlock_gpu(int lock)
+{
+	if (lock >= 0)
+		close(lock);
+}
+
+/* Returns 0 if another process holds the lock. *lock is -1 where there are no such locks. */
+static int lock_gpu(const char *uuid, int *lock)
+{
+	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	const size_t path = offsetof(struct sockaddr_un, sun_path);
+	int error, n;
+
+	n = snprintf(a.sun_path + 1, sizeof(a.sun_path) - 1, "cnn-worker GPU %s", uuid);
+	*lock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (*lock < 0 ||
+		bind(*lock, (const struct sockaddr *)&a, (socklen_t)(path + 1 + (size_t)n)) == 0)
+		return 1;
+	error = errno;
+	close(*lock);
+	*lock = -1;
+	return error != EADDRINUSE;
+}
+
+/* Makes the GPU the current one. */
+static int start_gpu(int number, struct err *e)
+{
+	struct cudaDeviceProp p;
+	cudaError_t rc = cudaGetDeviceProperties(&p, number);
+
+	if (!rc)
+		rc = cudaSetDevice(number);
+	if (rc) {
+		cudaGetLastError();
+		return err_set(e, PS_EDEVICE, "device cuda:%d: the GPU does not start: %s", number,
+			cudaGetErrorString(rc));
+	}
+	if (!kx_runs_here())
+		return err_set(e, PS_EDEVICE,
+			"device cuda:%d: this program has no code for %s of compute capability "
+			"%d.%d; it needs 8.0 or higher",
+			number, p.name, p.major, p.minor);
+	return PS_OK;
+}
+
+/* ---- choice ---------------------------------------------------------------------------------- */
+
+static int by_use(const void *a, const void *b)
+{
+	const struct gpu *x = a, *y = b;
+
+	if (x->used != y->used)
+		return x->used < y->used ? -1 : 1;
+	return x->number - y->number;
+}
+
+/* Locks all GPUs that no other process locks, and sorts them. Returns their number. */
+static int lock_free(struct gpu *gpu, int n)
+{
+	struct cudaDeviceProp p;
+	struct nvml nvml;
+	int n_free = 0;
+
+	nvml_open(&nvml);
+	for (int i = 0; i < n; i++) {
+		char uuid[UUID_DIGITS + 1];
+		struct gpu *g = &gpu[n_free];
+
+		*g = (struct gpu){.number = i};
+		if (cudaGetDeviceProperties(&p, i))
+			continue;
+		uuid_text(&p, uuid);
+		if (!lock_gpu(uuid, &g->lock))
+			continue;
+		g->used = nvml_used(&nvml, uuid);
+		n_free++;
+	}
+	nvml_close(&nvml);
+	cudaGetLastError();
+	qsort(gpu, (size_t)n_free, sizeof(*gpu), by_use);
+	return n_free;
+}
+
+static int least_used(struct gpu_choice *c, int n, struct err *e)
+{
+	struct gpu gpu[MAX_GPUS];
+	int n_free = 0, rc = PS_EDEVICE;
+
+	n = n < MAX_GPUS ? n : MAX_GPUS;
+	for (int i = 0; i < LOCK_TRIES && !(n_free = lock_free(gpu, n)); i++)
+		nanosleep(&(struct timespec){.tv_nsec = LOCK_MS * 1000000L}, NULL);
+	if (!n_free)
+		return err_set(e, PS_EDEVICE, "device cuda: other workers keep all GPUs locked");
+	for (int i = 0; i < n_free; i++) {
+		if (rc && (rc = start_gpu(gpu[i].number, e)) == PS_OK)
+			*c = (struct gpu_choice){gpu[i].number, gpu[i].lock};
+		else
+			unlock_gpu(gpu[i].lock);
+	}
+	return rc;
+}
+
+/* The number behind `text`, or -1. */
+static int gpu_number(const char *text)
+{
+	char *end;
+	long n = strtol(text, &end, 10);
+
+	return text[0] < '0' || text[0] > '9' || *end || n > INT_MAX ? -1 : (int)n;
+}
+
+int gpu_choose(struct gpu_choice *c, const char *device, struct err *e)
+{
+	const char *colon = strchr(device, ':'), *local = getenv("SLURM_LOCALID");
+	int n = 0, number = colon ? gpu_number(colon + 1) : local ? gpu_number(local) : -1;
+	cudaError_t rc;
+
+	*c = (struct gpu_choice){.number = -1, .lock = -1};
+	if (colon && number < 0)
+		return err_set(
+			e, PS_EUSAGE, "device \"%s\": expected cuda or cuda:N, N from 0", device);
+	if ((rc = cudaGetDeviceCount(&n))) {
+		cudaGetLastError();
+		return err_set(e, PS_EDEVICE, "no GPU answers: %s", cudaGetErrorString(rc));
+	}
+	if (!n)
+		return err_set(e, PS_EDEVICE, "there is no GPU");
+	if (colon && number >= n)
+		return err_set(e, PS_EUSAGE, "device \"%s\": this machine has %d GPU%s", device, n,
+			n == 1 ? "" : "s");
+	if (number < 0 && n > 1)
+		return least_used(c, n, e);
+	c->number = number < 0 ? 0 : number % n;
+	return start_gpu(c->number, e);
+}
+
+void gpu_settle(struct gpu_choice *c)
+{
+	unlock_gpu(c->lock);
+	c->lock = -1;
+}

@@ -1,0 +1,26 @@
+/*
+ * choose.h - the choice of the GPU for --device cuda, cuda:N and auto.
+ *
+ * The CUDA runtime numbers the visible GPUs (CUDA_VISIBLE_DEVICES) from 0. "cuda:N" is number N.
+ * "cuda" is number SLURM_LOCALID modulo their count, if Slurm has set it, and else the GPU with the
+ * least memory in use (ties: the lowest number) that starts and for which this build has code.
+ * Workers that start at the same time do not see each other's memory yet, so a process locks a GPU
+ * while it looks at it, and skips GPUs that are locked.
+ *
+ * Thread: any. The lock is an abstract Unix socket: it ends with the process.
+ */
+#ifndef KERNELS_CUDA_CHOOSE_H
+#define KERNELS_CUDA_CHOOSE_H
+#include "common/err.h"
+
+struct gpu_choice {
+	int number; /* of the visible GPU */
+	int lock;   /* -1: none */
+};
+
+/* Chooses a GPU and makes it the current one. PS_EDEVICE: none works; PS_EUSAGE: a bad `device`. */
+int gpu_choose(struct gpu_choice *c, const char *device, struct err *e) PS_MUST_CHECK;
+/* Releases the lock, once this process has memory on the GPU. */
+void gpu_settle(struct gpu_choice *c);
+
+#endif

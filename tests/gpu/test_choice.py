@@ -1,0 +1,62 @@
+"""Which GPU a worker takes, and which kernels."""
+import re
+import subprocess
+
+import pytest
+
+from gpu import worker
+
+
+@pytest.fixture(scope="module")
+def gpus(gpu):
+    """The number of GPUs."""
+    if gpu == "cpu":
+        pytest.skip("CNN_TEST_DEVICE is not cuda")
+    return len(subprocess.run(["nvidia-smi", "-L"], text=True, check=True,
+                              stdout=subprocess.PIPE).stdout.splitlines())
+
+
+def number(w):
+    return int(w.line(r'trainer start\b.*device="cuda:(\d+) ')[1])
+
+
+def test_auto_takes_a_gpu_that_works(gpus, programs):
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 3)
+    w = worker(programs, server, "auto")
+    assert server.result()["updates"] == 3
+    assert w.wait(10) == 0 and number(w) < gpus, w.tail()
+
+
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_slurm_numbers_the_gpus(gpus, programs, device):
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 3)
+    w = worker(programs, server, device, env={"SLURM_LOCALID": "7"})
+    assert w.wait(20) == 0 and number(w) == 7 % gpus, w.tail()
+
+
+def test_workers_that_start_together_take_different_gpus(gpus, programs):
+    if gpus == 1:
+        pytest.skip("one GPU")
+    server = programs.server("--model", "seed:32", "--epochs", 3, "--min-workers", gpus)
+    fleet = [worker(programs, server, "auto") for _ in range(gpus)]
+    assert server.result()["images"] == 180000
+    assert sorted(number(w) for w in fleet) == list(range(gpus))
+
+
+def test_a_gpu_in_use_is_not_taken(gpus, programs):
+    if gpus == 1:
+        pytest.skip("one GPU")
+    server = programs.server("--model", "seed:32", "--epochs", 100)
+    first = worker(programs, server, f"cuda:{gpus - 2}")
+    server.line(r"train epoch.* epoch=1 ")
+    rest = [worker(programs, server, "cuda") for _ in range(gpus - 1)]
+    assert number(first) not in [number(w) for w in rest]
+
+
+@pytest.mark.parametrize("model", ["seed:32", "cnn99"])
+def test_general_kernels_can_be_requested(gpus, programs, model):
+    server = programs.server("--model", model, "--epochs", 1, "--max-updates", 3)
+    w = worker(programs, server, "cuda", "--kernels", "general")
+    assert w.wait(20) == 0, w.tail()
+    kernels = w.line(r'worker kernels\b.*layers="([^"]*)"')[1]
+    assert kernels and not re.search("fused", kernels), kernels

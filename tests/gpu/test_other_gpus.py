@@ -1,0 +1,33 @@
+"""The code for GPUs that this machine does not have, as far as this GPU can run it: the kernels that
+run any model instead of the fused ones, what the driver compiles from the PTX of compute_80 (no
+clusters, no dependent launches), and tiles for 99 KB of shared memory per block."""
+import os
+import subprocess
+
+import pytest
+
+from support.build import command
+
+CASES = {
+    "general": {"CNN_TEST_KERNELS": "general"},
+    "ptx": {"CUDA_FORCE_PTX_JIT": "1"},
+    "shared_99k": {"CNN_TEST_KERNELS": "general", "CNN_TEST_SHARED": "101376"},
+}
+
+
+PROGRAMS = {
+    "odd_models": ["seventeen_images*"],
+    "contract": [],
+    "walk": [],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_right_there_too(gpu, case, program):
+    if gpu == "cpu":
+        pytest.skip("CNN_TEST_DEVICE is not cuda")
+    done = subprocess.run(command(f"tests/gpu/test_{program}", *PROGRAMS[program]), env={**os.environ, **CASES[case]},
+                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "SKIPPED" not in done.stdout, done.stdout[-3000:]

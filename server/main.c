@@ -52,6 +52,8 @@ int main(int argc, char **argv)
 	struct err e;
 	int is_blocked, rc;
 
+	server_hold_signals();
+	ignore_signals();
 	log_set_level(LOG_INFO);
 	rc = options_parse(&options, argc, argv);
 	if (rc != OPT_RUN)
@@ -59,7 +61,6 @@ int main(int argc, char **argv)
 	if (options.check_config)
 		return print_config(&options);
 	mem_keep();
-	ignore_signals();
 	raise_descriptors();
 	if (options.key)
 		key_protect_process();

@@ -472,28 +472,32 @@ static void announce_ports(const struct server *s)
 		log_info("http", "listening", "url=%s", http_url(s->http));
 }
 
-/* SIGHUP and SIGUSR1 would end a process without a handler, so the server blocks them until their
- * handlers exist. `how`: SIG_BLOCK or SIG_UNBLOCK. */
-static void hold_signals(int how)
+static const int handled_signals[SERVER_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+
+/* `how`: SIG_BLOCK or SIG_UNBLOCK. */
+static void mask_signals(int how)
 {
 	sigset_t set;
 
 	sigemptyset(&set);
-	sigaddset(&set, SIGHUP);
-	sigaddset(&set, SIGUSR1);
+	for (size_t i = 0; i < SERVER_SIGNALS; i++)
+		sigaddset(&set, handled_signals[i]);
 	pthread_sigmask(how, &set, NULL);
+}
+
+void server_hold_signals(void)
+{
+	mask_signals(SIG_BLOCK);
 }
 
 static void start_handles(struct server *s)
 {
-	const int number[SERVER_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
-
 	for (size_t i = 0; i < SERVER_SIGNALS; i++) {
 		uv_signal_init(&s->loop, &s->signal[i]);
 		s->signal[i].data = s;
-		uv_signal_start(&s->signal[i], on_server_signal, number[i]);
+		uv_signal_start(&s->signal[i], on_server_signal, handled_signals[i]);
 	}
-	hold_signals(SIG_UNBLOCK);
+	mask_signals(SIG_UNBLOCK);
 	s->memory_bytes = memory_limit(s->options);
 	uv_timer_init(&s->loop, &s->tick);
 	s->tick.data = s;
@@ -551,7 +555,6 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	memset(s, 0, sizeof(*s));
 	s->options = o;
 	s->state.lock_fd = -1;
-	hold_signals(SIG_BLOCK);
 	if (uv_loop_init(&s->loop) != 0)
 		return err_set(e, PS_ENOMEM, "no event loop");
 	int rc = startup_open(&s->state, o, e);
@@ -605,6 +608,7 @@ int server_restarts(
 	log_info("server", "images", "input=%zux%zux%zu classes=%zu", s->next.model.input.c,
 		s->next.model.input.h, s->next.model.input.w, s->next.model.classes);
 	*o = s->next;
+	server_hold_signals();
 	close_network(s);
 	release_server(s);
 	return 1;

@@ -83,6 +83,9 @@ struct server {
 	uint64_t closed_ms;
 };
 
+/* Blocks the signals that the server handles until server_start has installed the handlers, so that
+ * they take effect when the server is up and do not kill it. Call it before server_start. */
+void server_hold_signals(void);
 /* If this fails, it releases *s. */
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);

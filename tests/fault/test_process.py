@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import cgroup
+import strace
 from support import safetensors
-from support.build import BUILD, command
+from support.build import BUILD, FLAVOUR, command
 from support.programs import SIGTERM, Process, until
 
 
@@ -260,6 +261,28 @@ def test_other_signals(ledger, figure):
     run.server.line("server no_keys")
     report(figure, "P10", run, "SIGPIPE, SIGXFSZ, SIGUSR2 and SIGHUP")
     assert not any("level=debug" in line for line in run.server.lines)
+
+
+@pytest.mark.parametrize("number", [SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("call", ["rt_sigaction", "flock"])
+def test_signal_during_the_start(programs, figure, call, number):
+    """A signal in the first call that sets a handler, and while the directory is being locked: the
+    server starts, and then drains. SIGHUP has no effect."""
+    if strace.unusable():
+        figure.cannot("P10", strace.unusable())
+    if FLAVOUR != "release" and call == "rt_sigaction":
+        pytest.skip("a sanitizer sets handlers before main begins")
+    server = programs.add(Process("cnn-ps", [
+        "strace", "-o", "/dev/null", *strace.inject(call, f"signal={number.name[3:]}", 1),
+        *command("cnn-ps", "--model", "vector:10", "--bind", "tcp://127.0.0.1:0",
+                 "--checkpoint-dir", programs.directory / "run")]))
+    if number == signal.SIGHUP:
+        server.line("server no_keys")
+        programs.ctl("--server", server.line(r"net listening.* endpoint=(\S+)")[1], "drain")
+    assert server.wait(20) == 0, server.tail()
+    if number != signal.SIGHUP:
+        server.line(f"server draining.* signal={number.value}", 0.1)
+    assert (programs.directory / "run").exists()
 
 
 # ---- P11: two servers on one directory -----------------------------------------------------------

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+#include "common/clock.h"
 #include "common/keys.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -13,21 +15,40 @@
 #include "worker/options.h"
 #include "worker/trainer.h"
 
-#define MAX_FENCED 10 /* sessions in a row without an acknowledged push */
+#define MAX_FENCED   10 /* sessions in a row without an acknowledged push */
+#define EXIT_STOPPED 12 /* the worker ended before the training was done */
 
-/* Set by a signal handler, which cannot have an argument. */
-static atomic_int stopped;
+/* Time of the signal that stops this worker, by clock_ms; 0: none. A signal handler sets it, which
+ * cannot have an argument. */
+static atomic_uint_least64_t stopped_ms;
+/* 1: a session holds work that must be returned; 0: a signal ends the process at once */
+static atomic_int has_session;
+static uint64_t grace_ms;
 
 static void note_stop_signal(int number)
 {
+	uint64_t none = 0;
+
 	(void)number;
-	atomic_store(&stopped, 1);
+	if (!atomic_load(&has_session))
+		_exit(EXIT_STOPPED);
+	atomic_compare_exchange_strong(&stopped_ms, &none, clock_ms());
 }
 
+/* 1 after a stop signal. When the grace time is over, end the process: the server gives the
+ * unfinished batches to other workers. The threads of libcnnps call this function ten times a
+ * second, also while the trainer computes. */
 static int is_stopped(void *arg)
 {
+	uint64_t since = atomic_load(&stopped_ms);
+
 	(void)arg;
-	return atomic_load(&stopped);
+	if (since && clock_ms() - since >= grace_ms) {
+		log_warn("worker", "stopped", "reason=\"--grace-ms %llu is over\"",
+			(unsigned long long)grace_ms);
+		_exit(EXIT_STOPPED);
+	}
+	return since != 0;
 }
 
 /* SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) end the worker after the batch; a second SIGTERM or
@@ -125,7 +146,8 @@ static int run_sessions(struct cnnps_options *o, const struct trainer_config *t,
 			break;
 		log_warn("worker", "fenced", "reason=\"%s\" action=\"connect anew\"", e->text);
 	}
-	return rc;
+	/* the signal came while the session ended */
+	return rc == PS_EFENCED && !named && is_stopped(NULL) ? PS_ESHUTDOWN : rc;
 }
 
 static int load_data(const struct worker_options *o, struct data *d, struct err *e)
@@ -160,6 +182,8 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 		c.allocate = device.memory->allocate;
 		c.release = device.memory->release;
 	}
+	grace_ms = (uint64_t)o->grace_ms;
+	atomic_store(&has_session, 1);
 	return run_sessions(&c, &t, e);
 }
 
@@ -172,6 +196,12 @@ static int print_data_id(const struct worker_options *o, struct data *d, struct 
 	return rc;
 }
 
+/* 0 only if the training is done, so that a supervisor replaces a worker that ended earlier. */
+static int exit_code(int rc)
+{
+	return rc == PS_ESHUTDOWN ? EXIT_STOPPED : err_exit_code(rc);
+}
+
 int main(int argc, char **argv)
 {
 	static struct data data; /* too large for a stack */
@@ -179,12 +209,12 @@ int main(int argc, char **argv)
 	struct err e = {0};
 	int rc;
 
+	catch_signals();
 	log_set_level(LOG_INFO);
 	rc = worker_options_parse(&o, argc, argv);
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	mem_keep();
-	catch_signals();
 	if (o.key)
 		key_protect_process();
 	rc = o.print_data_id ? print_data_id(&o, &data, &e) : run_worker(&o, &data, &e);
@@ -197,5 +227,5 @@ int main(int argc, char **argv)
 		log_info("worker", "end", "reason=\"%s\"", e.text);
 	else
 		log_error("worker", "end", "code=%s reason=\"%s\"", err_name(rc), e.text);
-	return err_exit_code(rc);
+	return exit_code(rc);
 }

@@ -105,6 +105,9 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"stop the heartbeats if a batch takes longer, so that the server regards "
 			"this worker as hung",
 			.was = "hang-ms"),
+		INT("grace-ms", grace_ms, "10000", 100, DAY_MS, "MS",
+			"after SIGTERM: exit with status 12 after this time, even if the push or "
+			"the goodbye to the server is not finished"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MB",
 			"maximum memory for gradients that are not yet on the server's disk"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MB",

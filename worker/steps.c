@@ -332,6 +332,13 @@ int steps_push(struct steps *s, uint32_t i)
 	return deliver(s, &s->push, s->held.version, divisor_of(s, &s->push), then_pull);
 }
 
+int steps_push_rest(struct steps *s)
+{
+	if (!s->push.work.count)
+		return PS_OK;
+	return deliver(s, &s->push, s->held.version, divisor_of(s, &s->push), 0);
+}
+
 /* ---- sync, sandblaster: one push for the whole lease, at exactly its weights ----------------- */
 
 static int holds_weights_of(const struct steps *s, const struct cnnps_lease *l)

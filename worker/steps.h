@@ -84,6 +84,8 @@ int steps_batch(struct steps *s, uint32_t i, struct batch *b) PS_MUST_CHECK;
 int steps_gradient(struct steps *s, const struct batch *b) PS_MUST_CHECK;
 /* Push if batch i completes n_push batches or is the last batch of the lease. */
 int steps_push(struct steps *s, uint32_t i) PS_MUST_CHECK;
+/* Push the batches that are computed and not pushed yet, if there are any. */
+int steps_push_rest(struct steps *s) PS_MUST_CHECK;
 
 /* Modes sync and sandblaster: make one push for the whole lease, at exactly the weights of the
  * lease. */

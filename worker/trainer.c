@@ -132,6 +132,8 @@ static int train_lease(struct trainer *t, const struct cnnps_lease *lease)
 		if (!rc)
 			rc = steps_push(s, i);
 	}
+	if (rc == PS_ESHUTDOWN && (rc = steps_push_rest(s)) == PS_OK)
+		rc = PS_ESHUTDOWN;
 	return rc;
 }
 

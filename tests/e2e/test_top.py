@@ -186,7 +186,7 @@ def test_without_workers_there_is_no_eta(programs, small, terminal):
     top = terminal(server.endpoint)
     top.shows(r"ETA \d+ s")
     worker.signal(SIGTERM)
-    assert worker.wait(10) == 0
+    assert worker.wait(10) == 12
     top.shows("waiting for workers: 0 of 1")
     frame = top.read(0.1)[top.text.rindex("waiting  "):]
     assert "ETA -" in frame and f"cnn-worker --server {server.endpoint}" in frame

@@ -115,8 +115,8 @@ struct cnnps_options {
 	uint32_t batch_timeout_ms;
 	/* Maximum memory for pushes that are not durable yet. 0: 256 MiB */
 	uint64_t replay_bytes;
-	/* NULL, or called ten times a second while a call waits. Nonzero ends the current wait and
-	 * all later ones with CNNPS_ESHUTDOWN; pushes and results get 5 s more. */
+	/* NULL, or called ten times a second, from any thread. Nonzero ends the current wait and all
+	 * later ones with CNNPS_ESHUTDOWN; a push, a result and a flush still get 5 s. */
 	int (*stop)(void *arg);
 	void *stop_arg;
 	/* NULL, or the allocator for gradients and received weights, for example of pinned memory

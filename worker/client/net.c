@@ -28,7 +28,7 @@
 #define BUDGET    64   /* messages of one socket before the next socket */
 
 enum {
-	STOP_GRACE_MS = 5000, /* limit of the wait for the last pushes of a stopped program */
+	STOP_GRACE_MS = 5000, /* limit of each request of a stopped program */
 	RESEND_MS = 5000,     /* STATUS and ADMIN, which are not part of the session */
 };
 
@@ -65,6 +65,7 @@ struct net {
 	struct awake awake; /* the session's time */
 	struct outbox out;
 	struct request *request; /* in progress, or NULL */
+	uint64_t request_ms;     /* when `request` began */
 	int pending;             /* `request` was passed to the session, or sent */
 	uint64_t sent_ms;
 	enum prefetch prefetch;
@@ -581,6 +582,15 @@ static void deliver_last_status(struct net *n)
 	complete(n, PS_OK);
 }
 
+/* 1 if the request has had its time after the stop. The program may compute for longer than that
+ * before it makes its last push. */
+static int stop_is_over(const struct net *n, uint64_t now)
+{
+	uint64_t since = n->stop_ms > n->request_ms ? n->stop_ms : n->request_ms;
+
+	return now - since >= STOP_GRACE_MS;
+}
+
 static void try_request_now(struct net *n, uint64_t now)
 {
 	enum request_kind kind;
@@ -594,7 +604,7 @@ static void try_request_now(struct net *n, uint64_t now)
 		deliver_last_status(n);
 	else if (n->ended)
 		complete(n, n->end_status ? n->end_status : PS_ESHUTDOWN);
-	else if (n->stop_ms && (!outlives_stop(kind) || now - n->stop_ms >= STOP_GRACE_MS))
+	else if (n->stop_ms && (!outlives_stop(kind) || stop_is_over(n, now)))
 		complete(n, PS_ESHUTDOWN);
 	else
 		try_kind(n, now);
@@ -810,7 +820,7 @@ static void tick(struct net *n)
 	drain(n);
 	n->tick_ms = clock_ms() + TICK_MS;
 	now = now_of(n);
-	if (!n->stop_ms && n->cfg.stop && n->cfg.stop(n->cfg.stop_arg))
+	if (n->cfg.stop && n->cfg.stop(n->cfg.stop_arg) && !n->stop_ms)
 		n->stop_ms = now;
 	int alive = n->request || clock_ms() < atomic_load(&n->active_ms) + n->cfg.batch_timeout_ms;
 	note_progress(n, now);
@@ -866,9 +876,10 @@ int net_request(struct net *n, struct request *r)
 	own_io_lock(n);
 	PS_ASSERT(!n->request);
 	n->request = r;
+	n->request_ms = now_of(n);
 	n->pending = 0;
 	net_alive(n);
-	try_request_now(n, now_of(n));
+	try_request_now(n, n->request_ms);
 	while (n->request)
 		io_step(n);
 	unlock_io(n);

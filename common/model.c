@@ -24,7 +24,7 @@ struct parser {
 	struct shape shape; /* output of the layers so far */
 	size_t n_conv, n_fc;
 	int has_input; /* the text gave the shape of the images */
-	int has_conv;  /* only relu and dropout follow the last conv */
+	int has_conv;  /* no layer behind the last conv has changed the shape */
 	struct window conv;
 	struct shape conv_in;
 };
@@ -114,7 +114,7 @@ static int place_window(struct parser *p, const struct window *w, struct layer *
 	return l->out.h && l->out.w;
 }
 
-static int bad_conv_fit(struct parser *p, const struct window *w)
+static int bad_window_fit(struct parser *p, const struct window *w)
 {
 	struct shape s = p->shape;
 	size_t fit = window_nearest(w, s, 1);
@@ -138,6 +138,8 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 	size_t fit = p->has_conv ? window_nearest(&p->conv, p->conv_in, w->size) : 0;
 	char size[64] = "";
 
+	if (w->stride != w->size || w->pad)
+		return bad_window_fit(p, w);
 	if (fit)
 		snprintf(size, sizeof(size), ", or conv size %zu before it", fit);
 	return bad(p, "input %zux%zux%zu is not divisible by %zu; use pad=auto%s", s.c, s.h, s.w,
@@ -191,7 +193,7 @@ static int add_layer(struct parser *p, struct layer l)
 	int weighted = l.kind == LAYER_CONV || l.kind == LAYER_FC;
 	l.weight = weighted ? (int)p->m->n_tensors - 2 : -1;
 	l.bias = weighted ? (int)p->m->n_tensors - 1 : -1;
-	if (l.kind == LAYER_POOL || l.kind == LAYER_FC)
+	if (l.kind != LAYER_CONV && (l.in.c != l.out.c || l.in.h != l.out.h || l.in.w != l.out.w))
 		p->has_conv = 0;
 	p->m->layer[p->m->n_layers++] = l;
 	p->shape = l.out;
@@ -200,41 +202,49 @@ static int add_layer(struct parser *p, struct layer l)
 
 /* ---- layers, one parser each -------------------------------------------------------------- */
 
-static int parse_pad(struct parser *p, const char *value, int is_conv, struct window *w)
+static int parse_pad(struct parser *p, const char *value, struct window *w)
 {
 	if (strcmp(value, "auto") == 0)
 		w->rule = PAD_AUTO;
-	else if (is_conv && strcmp(value, "same") == 0)
+	else if (strcmp(value, "same") == 0)
 		w->rule = PAD_SAME;
-	else if (!is_conv || !words_size(value, 0, w->size - 1, &w->pad))
-		return bad(p, "pad \"%s\" is not understood; expected %s", value,
-			is_conv ? "a number below the size, same or auto" : "auto");
+	else if (!words_size(value, 0, w->size - 1, &w->pad))
+		return bad(p,
+			"pad \"%s\" is not understood; expected a number below the size, same or "
+			"auto",
+			value);
 	return PS_OK;
 }
 
-/* Parse the fields from `first` on: stride=S (conv only) and pad=..., each at most once. */
-static int parse_window_options(struct parser *p, size_t first, int is_conv, struct window *w)
+/* Parse the fields from `first` on: stride=S, pad=... and, if `groups`, groups=G, each at most
+ * once. */
+static int parse_window_options(struct parser *p, size_t first, struct window *w, size_t *groups)
 {
-	int strides = 0, pads = 0, rc = PS_OK;
+	int strides = 0, pads = 0, splits = 0, rc = PS_OK;
 
 	for (size_t i = first; !rc && i < p->word.n_fields; i++) {
 		const char *stride = words_value(p->word.field[i], "stride");
 		const char *pad = words_value(p->word.field[i], "pad");
+		const char *split = words_value(p->word.field[i], "groups");
 
-		if (stride && is_conv && strides++ == 0)
+		if (stride && strides++ == 0)
 			rc = need_size(p, stride, "stride", WINDOW_MAX_SIDE, &w->stride);
 		else if (pad && pads++ == 0)
-			rc = parse_pad(p, pad, is_conv, w);
+			rc = parse_pad(p, pad, w);
+		else if (split && groups && splits++ == 0)
+			rc = need_size(p, split, "groups", MODEL_MAX_PARAMS, groups);
 		else
-			rc = bad(p, "\"%s\" is not understood; expected %s, once", p->word.field[i],
-				is_conv ? "stride=S or pad=P|same|auto" : "pad=auto");
+			rc = bad(p, "\"%s\" is not understood; expected stride=S%s, each once",
+				p->word.field[i],
+				groups ? ", pad=P|same|auto or groups=G" : " or pad=P|same|auto");
 	}
 	return rc;
 }
 
-static int write_window_options(struct parser *p, int is_conv, const struct window *w)
+/* `stride`: the one that the text need not name. */
+static int write_window_options(struct parser *p, size_t stride, const struct window *w)
 {
-	int rc = is_conv && w->stride > 1 ? model_append(p, ":stride=%zu", w->stride) : PS_OK;
+	int rc = w->stride != stride ? model_append(p, ":stride=%zu", w->stride) : PS_OK;
 
 	if (!rc && w->rule == PAD_NUMBER && w->pad)
 		rc = model_append(p, ":pad=%zu", w->pad);
@@ -246,45 +256,75 @@ static int write_window_options(struct parser *p, int is_conv, const struct wind
 static int parse_conv(struct parser *p)
 {
 	struct window w = {.stride = 1, .rule = PAD_NUMBER};
-	struct layer l = {.kind = LAYER_CONV};
+	struct layer l = {.kind = LAYER_CONV, .groups = 1};
 	int rc = need_size(p, p->word.field[1], "number of filters", MODEL_MAX_PARAMS, &l.out.c);
 
 	if (!rc)
 		rc = need_size(p, p->word.field[2], "size", WINDOW_MAX_SIDE, &w.size);
 	if (!rc)
-		rc = parse_window_options(p, 3, 1, &w);
+		rc = parse_window_options(p, 3, &w, &l.groups);
 	if (rc)
 		return rc;
+	if (l.out.c % l.groups || p->shape.c % l.groups)
+		return bad(p,
+			"the %zu filters and the %zu channels of the input must be multiples of "
+			"groups=%zu",
+			l.out.c, p->shape.c, l.groups);
 	if (!place_window(p, &w, &l))
-		return bad_conv_fit(p, &w);
-	struct tensor weight = {.ndim = 4, .dim = {l.out.c, p->shape.c, w.size, w.size}};
+		return bad_window_fit(p, &w);
+	struct tensor weight = {.ndim = 4, .dim = {l.out.c, p->shape.c / l.groups, w.size, w.size}};
 	rc = add_tensors(p, "conv", ++p->n_conv, &weight);
 	if (!rc)
 		rc = model_append(p, "conv:%zu:%zu", l.out.c, w.size);
 	if (!rc)
 		rc = write_window_options(p, 1, &w);
+	if (!rc && l.groups > 1)
+		rc = model_append(p, ":groups=%zu", l.groups);
 	p->has_conv = 1;
 	p->conv = w;
 	p->conv_in = p->shape;
 	return rc ? rc : add_layer(p, l);
 }
 
-static int parse_pool(struct parser *p)
+/* A pool or avgpool. */
+static int parse_pooling(struct parser *p, const char *name, enum layer_kind kind)
 {
 	struct window w = {.rule = PAD_NUMBER};
-	struct layer l = {.kind = LAYER_POOL, .out.c = p->shape.c};
+	struct layer l = {.kind = kind, .out.c = p->shape.c};
 	int rc = need_size(p, p->word.field[1], "size", WINDOW_MAX_SIDE, &w.size);
 
 	w.stride = w.size;
 	if (!rc)
-		rc = parse_window_options(p, 2, 0, &w);
+		rc = parse_window_options(p, 2, &w, NULL);
 	if (rc)
 		return rc;
+	if (w.stride > w.size)
+		return bad(p,
+			"stride %zu is larger than the size %zu: no window would see the "
+			"pixels between",
+			w.stride, w.size);
 	if (!place_window(p, &w, &l))
 		return bad_pool_fit(p, &w);
-	rc = model_append(p, "pool:%zu", w.size);
+	rc = model_append(p, "%s:%zu", name, w.size);
 	if (!rc)
-		rc = write_window_options(p, 0, &w);
+		rc = write_window_options(p, w.size, &w);
+	return rc ? rc : add_layer(p, l);
+}
+
+static int parse_pool(struct parser *p)
+{
+	return parse_pooling(p, "pool", LAYER_POOL);
+}
+
+static int parse_avgpool(struct parser *p)
+{
+	struct layer l = {.kind = LAYER_CHANNELS, .in = p->shape, .out = {p->shape.c, 1, 1}};
+
+	if (strcmp(p->word.field[1], "global") != 0)
+		return parse_pooling(p, "avgpool", LAYER_AVGPOOL);
+	if (p->word.n_fields > 2)
+		return bad(p, "expected avgpool:global without options");
+	int rc = model_append(p, "avgpool:global");
 	return rc ? rc : add_layer(p, l);
 }
 
@@ -302,11 +342,27 @@ static int parse_fc(struct parser *p)
 	return rc ? rc : add_layer(p, l);
 }
 
+/* Append a layer that has no fields and keeps the shape. */
+static int add_plain(struct parser *p, enum layer_kind kind)
+{
+	int rc = model_append(p, "%s", p->word.field[0]);
+
+	return rc ? rc : add_layer(p, (struct layer){kind, .in = p->shape, .out = p->shape});
+}
+
 static int parse_relu(struct parser *p)
 {
-	int rc = model_append(p, "relu");
+	return add_plain(p, LAYER_RELU);
+}
 
-	return rc ? rc : add_layer(p, (struct layer){LAYER_RELU, .in = p->shape, .out = p->shape});
+static int parse_tanh(struct parser *p)
+{
+	return add_plain(p, LAYER_TANH);
+}
+
+static int parse_sigmoid(struct parser *p)
+{
+	return add_plain(p, LAYER_SIGMOID);
 }
 
 static int parse_dropout(struct parser *p)
@@ -330,9 +386,13 @@ static const struct {
 	const char *form;
 	int (*parse)(struct parser *p);
 } layer_table[] = {
-	{"conv", 3, 5, "conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto]", parse_conv},
+	{"conv", 3, 6, "conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto][:groups=G]", parse_conv},
 	{"relu", 1, 1, "relu", parse_relu},
-	{"pool", 2, 3, "pool:SIZE[:pad=auto]", parse_pool},
+	{"tanh", 1, 1, "tanh", parse_tanh},
+	{"sigmoid", 1, 1, "sigmoid", parse_sigmoid},
+	{"pool", 2, 4, "pool:SIZE[:stride=S][:pad=P|same|auto]", parse_pool},
+	{"avgpool", 2, 4, "avgpool:SIZE[:stride=S][:pad=P|same|auto] or avgpool:global",
+		parse_avgpool},
 	{"fc", 2, 2, "fc:UNITS", parse_fc},
 	{"dropout", 2, 2, "dropout:P", parse_dropout},
 };
@@ -350,10 +410,28 @@ static int parse_layer(struct parser *p)
 		int rc = p->m->n_layers ? model_append(p, " ") : PS_OK;
 		return rc ? rc : layer_table[i].parse(p);
 	}
+	char known[128] = "";
+	for (size_t i = 0; i < sizeof(layer_table) / sizeof(layer_table[0]); i++)
+		snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s",
+			i ? ", " : "", layer_table[i].name);
 	return bad(p,
-		"unknown layer; there are conv, relu, pool, fc and dropout, before them input, "
-		"norm, shift and flip, and the names seed:F, lenet5, cnn99, cifar and "
-		"vector:N, which stand alone");
+		"unknown layer; there are %s, before them input, norm, shift and flip, and the "
+		"names seed:F, lenet5, cnn99, cifar and vector:N, which stand alone",
+		known);
+}
+
+void model_layer_text(const struct model *m, size_t layer, char text[WORDS_MAX_BYTES + 1])
+{
+	const char *next = m->text;
+	struct word word;
+	size_t words = 0;
+
+	while (words_next(&next, &word) == WORDS_ONE)
+		words++;
+	next = m->text;
+	for (size_t skip = words - m->n_layers + layer + 1; skip > 0; skip--)
+		(void)words_next(&next, &word);
+	memcpy(text, word.text, sizeof(word.text));
 }
 
 /* ---- images ------------------------------------------------------------------------------- */

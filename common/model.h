@@ -3,17 +3,19 @@
  * of one flat float32 vector. Server, workers, checkpoints and exports use the same manifest.
  *
  * Text: first the words that describe the images, then the layers, all separated by blanks. Images:
- * input:CxHxW (channels, rows, columns), norm, shift and flip (preprocess.h). Layers:
- * conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto], relu, pool:SIZE, fc:UNITS, dropout:P (0 <= P <
- * 1). Softmax cross-entropy over the last layer's units is implied. Names for the layers: seed:F,
- * lenet5, cnn99, cifar. vector:N is a flat vector with no layers and no images. The canonical text
- * has input: unless the images are MNIST's, 1x28x28. A window must tile its padded input exactly.
- * If it does not, the error names the layer and says which size would fit. pad=auto on a pool or
- * conv adds the least zero padding that makes the window fit, in equal parts on both sides. If the
- * number is odd, the bottom or the right gets one more row or column.
+ * input:CxHxW (channels, rows, columns), norm, shift and flip (preprocess.h). The layers are those
+ * of enum layer_kind. Softmax cross-entropy over the last layer's units is implied. Names for the
+ * layers: seed:F, lenet5, cnn99, cifar. vector:N is a flat vector with no layers and no images. The
+ * canonical text has input: unless the images are MNIST's, 1x28x28.
  *
- * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C][K][K], bias [F]; fc
- * weight [units][inputs] over NCHW-flattened inputs, bias [units].
+ * The window of a conv, pool or avgpool slides over its padded input in steps of `stride` and must
+ * tile it exactly. If it does not, the error names the layer and says which size would fit. pad=P
+ * adds P zeros on each side, pad=same as many as out = in / stride needs, rounded up, and pad=auto
+ * the fewest that make the window fit. If the number is odd, the bottom or the right gets one more
+ * row or column. The maximum of a pool ignores padding. The mean of an avgpool counts it as zeros.
+ *
+ * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C / groups][K][K], bias
+ * [F]; fc weight [units][inputs] over NCHW-flattened inputs, bias [units].
  *
  * Invariants:
  * (1) tensors are contiguous, in layer order, and cover [0, n_params) exactly;
@@ -28,6 +30,7 @@
 #include <stdint.h>
 #include "common/err.h"
 #include "common/preprocess.h"
+#include "common/words.h"
 
 #define MODEL_MAX_TEXT    512
 #define MODEL_MAX_LAYERS  64
@@ -37,7 +40,17 @@
 #define MODEL_MAX_SIDE    ((size_t)4096) /* channels, rows or columns of the images */
 #define MODEL_CLASSES     10 /* of the names, unless the caller asks for another number */
 
-enum layer_kind { LAYER_CONV, LAYER_RELU, LAYER_POOL, LAYER_FC, LAYER_DROPOUT };
+enum layer_kind {
+	LAYER_CONV,     /* conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto][:groups=G] */
+	LAYER_RELU,     /* relu */
+	LAYER_POOL,     /* pool:SIZE[:stride=S][:pad=P|same|auto]: the maximum; S: at most SIZE */
+	LAYER_FC,       /* fc:UNITS */
+	LAYER_DROPOUT,  /* dropout:P, 0 <= P < 1 */
+	LAYER_TANH,     /* tanh */
+	LAYER_SIGMOID,  /* sigmoid */
+	LAYER_AVGPOOL,  /* avgpool:SIZE, options as pool: the sum of the window / SIZE^2 */
+	LAYER_CHANNELS, /* avgpool:global: the mean of each channel */
+};
 
 struct shape {
 	size_t c, h, w; /* channels, rows, columns; an fc output is c = units, h = w = 1 */
@@ -46,11 +59,13 @@ struct shape {
 struct layer {
 	enum layer_kind kind;
 	struct shape in, out;
-	size_t size;   /* conv, pool: side of the window, pixels */
-	size_t stride; /* conv: >= 1; pool: = size */
+	size_t size;   /* conv, pool, avgpool: side of the window, pixels */
+	size_t stride; /* >= 1; pool, avgpool: at most size */
 	size_t pad_top, pad_left, pad_bottom, pad_right; /* zeros (a pool's maximum ignores them) */
-	float drop;                                      /* dropout: probability of a zero */
-	int weight, bias;                                /* index into tensors, or -1 */
+	/* conv: the filters of group g of `groups` equal groups see the channels of group g */
+	size_t groups;
+	float drop;       /* dropout: probability of a zero */
+	int weight, bias; /* index into tensors, or -1 */
 };
 
 struct tensor {
@@ -87,6 +102,8 @@ int model_parse_named(struct model *m, const char *text, struct shape input, siz
 int shape_parse(const char *text, struct shape *s);
 /* 1: the canonical text begins with words about the images. */
 int model_has_images(const struct model *m);
+/* Write the text of layer number `layer`, as in the canonical text. */
+void model_layer_text(const struct model *m, size_t layer, char text[WORDS_MAX_BYTES + 1]);
 /* The number of values in a shape. */
 size_t shape_count(struct shape s);
 /*

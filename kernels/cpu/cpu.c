@@ -126,13 +126,19 @@ static int cpu_build(struct cpu *c, const struct model *m, const struct backend_
 	return team_new(&c->team, c->n_lanes, e);
 }
 
+static int cpu_has(const struct layer *l)
+{
+	return l->kind <= LAYER_DROPOUT && l->groups <= 1 &&
+	       (l->kind != LAYER_POOL || l->stride == l->size);
+}
+
 static int cpu_open(
 	void **self, const struct model *m, const struct backend_options *o, struct err *e)
 {
 	*self = NULL;
 	const struct simd *simd = choose_simd(e);
 
-	if (!simd)
+	if (!simd || device_check_layers("cpu", m, cpu_has, e))
 		return PS_EUSAGE;
 	struct cpu *c = mem_try(1, sizeof(*c));
 	if (!c)

@@ -6,6 +6,7 @@
  * value[l] is the input of layer l; value[n_layers] are the scores. delta[l] is d loss / d
  * value[l].
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,9 +34,16 @@ static size_t at(struct shape s, size_t c, size_t y, size_t x)
 	return (c * s.h + y) * s.w + x;
 }
 
+/* `c`: number of the channel in the group of filter f. */
 static size_t weight_at(const struct layer *l, size_t f, size_t c, size_t ky, size_t kx)
 {
-	return ((f * l->in.c + c) * l->size + ky) * l->size + kx;
+	return ((f * (l->in.c / l->groups) + c) * l->size + ky) * l->size + kx;
+}
+
+/* The first channel of the group of filter f. */
+static size_t first_channel(const struct layer *l, size_t f)
+{
+	return f / (l->out.c / l->groups) * (l->in.c / l->groups);
 }
 
 /* Sets *i to the input row (or column) under row k of the window of output o. Returns 0 if that is
@@ -51,17 +59,18 @@ static int under(size_t o, size_t k, size_t stride, size_t pad, size_t size, siz
 static double conv_one(const struct layer *l, const float *weight, const double *in, size_t f,
 	size_t oy, size_t ox)
 {
+	const size_t first = first_channel(l, f);
 	double sum = 0;
 	size_t y, x;
 
-	for (size_t c = 0; c < l->in.c; c++)
+	for (size_t c = 0; c < l->in.c / l->groups; c++)
 		for (size_t ky = 0; ky < l->size; ky++) {
 			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y))
 				continue;
 			for (size_t kx = 0; kx < l->size; kx++)
 				if (under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
 					sum += (double)weight[weight_at(l, f, c, ky, kx)] *
-					       in[at(l->in, c, y, x)];
+					       in[at(l->in, first + c, y, x)];
 		}
 	return sum;
 }
@@ -80,16 +89,18 @@ static void conv_forward(const struct layer *l, const float *weight, const float
 static void conv_push(const struct layer *l, const float *weight, const double *in, double d,
 	size_t f, size_t oy, size_t ox, double *grad_weight, double *d_in)
 {
+	const size_t first = first_channel(l, f);
 	size_t y, x;
 
-	for (size_t c = 0; c < l->in.c; c++)
+	for (size_t c = 0; c < l->in.c / l->groups; c++)
 		for (size_t ky = 0; ky < l->size; ky++) {
 			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y))
 				continue;
 			for (size_t kx = 0; kx < l->size; kx++) {
 				if (!under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
 					continue;
-				size_t w = weight_at(l, f, c, ky, kx), i = at(l->in, c, y, x);
+				size_t w = weight_at(l, f, c, ky, kx);
+				size_t i = at(l->in, first + c, y, x);
 				grad_weight[w] += d * in[i];
 				d_in[i] += d * (double)weight[w];
 			}
@@ -140,7 +151,7 @@ static void fc_backward(const struct layer *l, const float *weight, const double
 	}
 }
 
-/* ---- relu, pool, dropout --------------------------------------------------------------------- */
+/* ---- relu, tanh, sigmoid --------------------------------------------------------------------- */
 
 static void ref_relu_forward(const double *in, double *out, size_t n)
 {
@@ -154,6 +165,32 @@ static void relu_backward(const double *out, const double *d_out, double *d_in, 
 		d_in[i] = out[i] > 0 ? d_out[i] : 0;
 }
 
+static void tanh_forward(const double *in, double *out, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		out[i] = tanh(in[i]);
+}
+
+static void tanh_backward(const double *out, const double *d_out, double *d_in, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		d_in[i] = d_out[i] * (1 - out[i] * out[i]);
+}
+
+static void sigmoid_forward(const double *in, double *out, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		out[i] = 1 / (1 + exp(-in[i]));
+}
+
+static void sigmoid_backward(const double *out, const double *d_out, double *d_in, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		d_in[i] = d_out[i] * out[i] * (1 - out[i]);
+}
+
+/* ---- pool, avgpool, dropout ------------------------------------------------------------------ */
+
 /* The first maximum of a window in row order. Padding never wins. */
 static size_t pool_vector_argmax(
 	const struct layer *l, const double *in, size_t c, size_t oy, size_t ox)
@@ -162,8 +199,8 @@ static size_t pool_vector_argmax(
 
 	for (size_t ky = 0; ky < l->size; ky++)
 		for (size_t kx = 0; kx < l->size; kx++)
-			if (under(oy, ky, l->size, l->pad_top, l->in.h, &y) &&
-				under(ox, kx, l->size, l->pad_left, l->in.w, &x)) {
+			if (under(oy, ky, l->stride, l->pad_top, l->in.h, &y) &&
+				under(ox, kx, l->stride, l->pad_left, l->in.w, &x)) {
 				size_t i = at(l->in, c, y, x);
 
 				if (best == SIZE_MAX || in[i] > in[best])
@@ -190,6 +227,69 @@ static void ref_pool_backward(
 	memset(d_in, 0, shape_count(l->in) * sizeof(*d_in));
 	for (size_t o = 0; o < shape_count(l->out); o++)
 		d_in[argmax[o]] += d_out[o];
+}
+
+/* Visits the values under the window of each output. With `d_out` (backward) it passes each output's
+ * error on to them, else it writes their mean to out. */
+static void avgpool_window(const struct layer *l, const double *in, double *out,
+	const double *d_out, double *d_in, size_t o, size_t c, size_t oy, size_t ox)
+{
+	const double area = (double)(l->size * l->size);
+	double sum = 0;
+	size_t y, x;
+
+	for (size_t ky = 0; ky < l->size; ky++)
+		for (size_t kx = 0; kx < l->size; kx++) {
+			if (!under(oy, ky, l->stride, l->pad_top, l->in.h, &y) ||
+				!under(ox, kx, l->stride, l->pad_left, l->in.w, &x))
+				continue;
+			if (d_out)
+				d_in[at(l->in, c, y, x)] += d_out[o] / area;
+			else
+				sum += in[at(l->in, c, y, x)];
+		}
+	if (!d_out)
+		out[o] = sum / area;
+}
+
+static void avgpool_windows(
+	const struct layer *l, const double *in, double *out, const double *d_out, double *d_in)
+{
+	for (size_t c = 0; c < l->out.c; c++)
+		for (size_t oy = 0; oy < l->out.h; oy++)
+			for (size_t ox = 0; ox < l->out.w; ox++)
+				avgpool_window(
+					l, in, out, d_out, d_in, at(l->out, c, oy, ox), c, oy, ox);
+}
+
+static void avgpool_forward(const struct layer *l, const double *in, double *out)
+{
+	avgpool_windows(l, in, out, NULL, NULL);
+}
+
+static void avgpool_backward(const struct layer *l, const double *d_out, double *d_in)
+{
+	memset(d_in, 0, shape_count(l->in) * sizeof(*d_in));
+	avgpool_windows(l, NULL, NULL, d_out, d_in);
+}
+
+static void channels_forward(const struct layer *l, const double *in, double *out)
+{
+	const size_t area = l->in.h * l->in.w;
+
+	for (size_t c = 0; c < l->in.c; c++) {
+		out[c] = 0;
+		for (size_t i = 0; i < area; i++)
+			out[c] += in[c * area + i] / (double)area;
+	}
+}
+
+static void channels_backward(const struct layer *l, const double *d_out, double *d_in)
+{
+	const size_t area = l->in.h * l->in.w;
+
+	for (size_t i = 0; i < l->in.c * area; i++)
+		d_in[i] = d_out[i / area] / (double)area;
 }
 
 /* Dropout treats values (forward) and errors (backward) alike: it keeps and scales them, or drops
@@ -242,6 +342,18 @@ static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p
 	case LAYER_DROPOUT:
 		dropout_apply(l, number, p, in, out);
 		break;
+	case LAYER_TANH:
+		tanh_forward(in, out, shape_count(l->in));
+		break;
+	case LAYER_SIGMOID:
+		sigmoid_forward(in, out, shape_count(l->in));
+		break;
+	case LAYER_AVGPOOL:
+		avgpool_forward(l, in, out);
+		break;
+	case LAYER_CHANNELS:
+		channels_forward(l, in, out);
+		break;
 	}
 }
 
@@ -271,6 +383,18 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 		break;
 	case LAYER_DROPOUT:
 		dropout_apply(l, number, p, d_out, d_in);
+		break;
+	case LAYER_TANH:
+		tanh_backward(r->value[number + 1], d_out, d_in, shape_count(l->in));
+		break;
+	case LAYER_SIGMOID:
+		sigmoid_backward(r->value[number + 1], d_out, d_in, shape_count(l->in));
+		break;
+	case LAYER_AVGPOOL:
+		avgpool_backward(l, d_out, d_in);
+		break;
+	case LAYER_CHANNELS:
+		channels_backward(l, d_out, d_in);
 		break;
 	}
 }

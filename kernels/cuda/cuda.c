@@ -182,6 +182,24 @@ static void cuda_close(void *self)
 	free(c);
 }
 
+/* A pool's windows must not overlap, and its padding must be the least that fits. */
+static int cuda_has(const struct layer *l)
+{
+	switch (l->kind) {
+	case LAYER_CONV:
+		return l->groups == 1;
+	case LAYER_POOL:
+		return l->stride == l->size && l->pad_top + l->pad_bottom < l->size &&
+		       l->pad_left + l->pad_right < l->size;
+	case LAYER_RELU:
+	case LAYER_FC:
+	case LAYER_DROPOUT:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
 static int cuda_open(
 	void **self, const struct model *m, const struct backend_options *o, struct err *e)
 {
@@ -189,6 +207,10 @@ static int cuda_open(
 	int rc;
 
 	*self = NULL;
+	if (device_check_layers("cuda", m, cuda_has, e)) {
+		free(c);
+		return PS_EUSAGE;
+	}
 	if (!c || o->max_batch > INT_MAX / 2) {
 		free(c);
 		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);

@@ -104,8 +104,9 @@ static enum net_kind layer_kind(const struct layer *l)
 		return NET_RELU;
 	case LAYER_DROPOUT:
 		return NET_DROPOUT;
+	default: /* cuda_open has refused the model */
+		return NET_RELU;
 	}
-	return NET_RELU;
 }
 
 /* Fuses conv, ReLU and pool into the step. Its input has one channel, without padding to four. */

@@ -365,6 +365,8 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 		return kx_dense_relu(in, out, batch->images, n->type, stream);
 	case LAYER_DROPOUT:
 		return kx_dense_dropout(in, out, s->drop, NULL, *batch, n->type, stream);
+	default: /* cuda_open has refused the model */
+		break;
 	}
 	return PS_EDEVICE;
 }
@@ -457,6 +459,8 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 		return kx_dense_relu_dgrad(in->value, dx, dy, mask, batch->images, n->type, stream);
 	case LAYER_DROPOUT:
 		return kx_dense_dropout(dy, dx, s->drop, mask, *batch, n->type, stream);
+	default:
+		break;
 	}
 	return PS_EDEVICE;
 }

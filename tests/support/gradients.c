@@ -41,6 +41,26 @@ const struct odd_model odd_models[N_ODD_MODELS] = {
 	{{1, 28, 28}, "norm:0.1307:0.3081 conv:16:3 relu pool:2 fc:10"},
 };
 
+const struct odd_model layer_models[N_LAYER_MODELS] = {
+	{{1, 7, 5}, "tanh fc:4 sigmoid fc:3"},
+	{{2, 5, 5}, "conv:3:2 tanh conv:5:2 sigmoid fc:3"},
+	{{1, 8, 8}, "conv:5:3 sigmoid pool:2 tanh fc:10"},
+	{{1, 9, 9}, "conv:7:3 relu pool:3:stride=2 fc:4"},
+	{{3, 9, 7}, "pool:3:stride=2 conv:9:2 pool:2:stride=1 fc:3"},
+	{{1, 6, 8}, "conv:9:3:pad=same relu pool:3:stride=2:pad=same relu fc:3"},
+	{{2, 6, 5}, "conv:3:3:pad=1 pool:3:stride=1:pad=1 dropout:0.3 fc:3"},
+	{{1, 8, 8}, "conv:33:3 relu pool:2:pad=1 fc:3"},
+	{{1, 8, 8}, "conv:5:3 relu avgpool:2 fc:10"},
+	{{2, 7, 9}, "avgpool:3:stride=2 conv:3:2:pad=auto avgpool:2:stride=1:pad=1 fc:3"},
+	{{1, 5, 8}, "conv:18:2 avgpool:3:pad=auto relu avgpool:2:pad=same fc:3"},
+	{{3, 4, 7}, "conv:6:3:pad=1 relu avgpool:global fc:3"},
+	{{2, 3, 5}, "avgpool:global fc:7 relu avgpool:global fc:3"},
+	{{4, 6, 5}, "conv:6:3:groups=2 relu fc:3"},
+	{{6, 7, 7}, "conv:6:3:pad=1:groups=6 conv:32:1:groups=2 relu pool:7 fc:3"},
+	{{3, 9, 9}, "conv:33:3:stride=2:groups=3 tanh conv:66:2:groups=33 pool:3 fc:3"},
+	{{1, 12, 12}, "conv:16:5 relu pool:2 conv:32:3:pad=1:groups=2 relu pool:2 fc:13 fc:10"},
+};
+
 void subject_random(struct subject *s, const struct odd_model *o, size_t n)
 {
 	struct err e = {0};

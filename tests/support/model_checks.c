@@ -53,7 +53,7 @@ void assert_consistent(const struct model *x)
 
 		assert_memory_equal(&l->in, &shape, sizeof(shape));
 		assert_true(shape_count(l->out) >= 1 && shape_count(l->out) <= MODEL_MAX_PARAMS);
-		if (l->kind == LAYER_CONV || l->kind == LAYER_POOL) {
+		if (l->kind == LAYER_CONV || l->kind == LAYER_POOL || l->kind == LAYER_AVGPOOL) {
 			size_t h = shape.h + l->pad_top + l->pad_bottom - l->size;
 			size_t w = shape.w + l->pad_left + l->pad_right - l->size;
 

@@ -63,6 +63,8 @@ static void cpu_ref_gradients_are_slopes_of_the_loss_for_one_image(void **state)
 	skip_under_tsan();
 	for (size_t m = 0; m < N_ODD_MODELS; m++)
 		prove_slopes(&odd_models[m], 1);
+	for (size_t m = 0; m < N_LAYER_MODELS; m++)
+		prove_slopes(&layer_models[m], 1);
 }
 
 static void cpu_ref_gradients_are_slopes_of_the_loss_for_five_images(void **state)
@@ -71,6 +73,8 @@ static void cpu_ref_gradients_are_slopes_of_the_loss_for_five_images(void **stat
 	skip_under_tsan();
 	for (size_t m = 0; m < N_ODD_MODELS; m++)
 		prove_slopes(&odd_models[m], 5);
+	for (size_t m = 0; m < N_LAYER_MODELS; m++)
+		prove_slopes(&layer_models[m], 5);
 }
 
 /* Dropout keeps a value whose draw equals the threshold. If p * 2^24 is not a whole number, it is
@@ -102,6 +106,9 @@ static void bad_options_are_refused_with_what_would_be_right(void **state)
 		{"fc:2", {.device = "cpu", .threads = 1, .max_batch = 1, .kernels = 2},
 			"auto|general"},
 		{"vector:3", {.device = "cpu", .threads = 1, .max_batch = 1}, "no layers"},
+		{"relu avgpool:2 fc:2", {.device = "cpu", .threads = 1, .max_batch = 1},
+			"device cpu has no kernels for layer 2 \"avgpool:2\" of the model: use "
+			"--device cpu-ref"},
 	};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct model m;

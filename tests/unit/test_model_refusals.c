@@ -29,9 +29,22 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 		{"conv:4:3:dilation=2 fc:10", "\"dilation=2\" is not understood"},
 		{"conv:4:3:stride=0 fc:10", "stride \"0\" is not a whole number in [1, 4096]"},
 		{"conv:4:3:stride=2:stride=2 fc:10", "\"stride=2\" is not understood"},
-		{"pool:2:stride=2 fc:10",
-			"\"stride=2\" is not understood; expected pad=auto, once"},
-		{"pool:2:pad=1 fc:10", "pad \"1\" is not understood; expected auto"},
+		{"pool:3:stride=2 fc:10",
+			"layer 1 \"pool:3:stride=2\": size 3 with stride 2 does not tile the input "
+			"1x28x28 (28x28 with its padding); use pad=auto, or size 4"},
+		{"pool:2:stride=3 fc:10", "stride 3 is larger than the size 2"},
+		{"pool:2:pad=2 fc:10", "pad \"2\" is not understood; expected a number below"},
+		{"pool:2:groups=2 fc:10", "\"groups=2\" is not understood; expected stride=S or "
+					  "pad=P|same|auto, each once"},
+		{"avgpool:3 fc:10", "input 1x28x28 is not divisible by 3; use pad=auto"},
+		{"avgpool:global:pad=1 fc:10", "expected avgpool:global without options"},
+		{"avgpool fc:10", "expected avgpool:SIZE"},
+		{"conv:8:3:groups=3 fc:10", "the 8 filters and the 1 channels of the input must be "
+					    "multiples of groups=3"},
+		{"conv:8:3:groups=0 fc:10", "groups \"0\" is not a whole number"},
+		{"conv:8:3:groups=1:groups=1 fc:10", "\"groups=1\" is not understood"},
+		{"tanh:1 fc:10", "layer 1 \"tanh:1\": expected tanh"},
+		{"sigmoid:1 fc:10", "expected sigmoid"},
 		{"conv:8 fc:10", "expected conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto]"},
 		{"relu:1 fc:10", "layer 1 \"relu:1\": expected relu"},
 		{"conv:0:3 fc:10",
@@ -161,7 +174,18 @@ static const char *random_layer(struct rng *r, char *out, size_t size)
 	size_t a = rng_below(r, 9) + 1, b = rng_below(r, 7) + 1, c = rng_below(r, 3) + 1;
 	const char *pad = pads[rng_below(r, 6)];
 
-	switch (rng_below(r, 6)) {
+	static const char *const plain[] = {"tanh", "sigmoid", "avgpool:global"};
+	switch (rng_below(r, 9)) {
+	case 6:
+		snprintf(out, size, "%s", plain[rng_below(r, 3)]);
+		break;
+	case 7:
+		snprintf(out, size, "conv:%zu:%zu:groups=%zu%s", 2 * a, b, c, pad);
+		break;
+	case 8:
+		snprintf(out, size, "%s:%zu:stride=%zu%s", a > 4 ? "pool" : "avgpool", c + 1, c,
+			pad);
+		break;
 	case 0:
 	case 1:
 		snprintf(out, size, "conv:%zu:%zu:stride=%zu%s", a, b, c, pad);

@@ -1,0 +1,72 @@
+/* test_kernels_torch.c - compares loss and gradients of every kind of layer with those of PyTorch
+ * (tests/fixtures/layers.h, which make_layers.py explains). */
+#include "tests/support/gradients.h"
+#include "tests/fixtures/layers.h"
+
+static void fill(struct subject *s)
+{
+	for (size_t i = 0; i < s->model.n_params; i++)
+		s->params[i] = (float)(0.3 * sin(0.7 * (double)i + 1));
+	for (size_t i = 0; i < s->batch * shape_count(s->model.input); i++)
+		s->pixels[i] = (uint8_t)(37 * i + 11);
+	for (size_t i = 0; i < s->batch; i++) {
+		s->labels[i] = (uint16_t)(i % s->model.classes);
+		s->index[i] = (uint32_t)i;
+	}
+}
+
+static void check_tensor(const struct subject *s, size_t number, const double right[2])
+{
+	const struct tensor *t = &s->model.tensor[number];
+	double squares = 0, product = 0;
+
+	for (size_t j = 0; j < t->count; j++) {
+		double g = (double)s->grad[t->offset + j];
+
+		squares += g * g;
+		product += g * cos(1.3 * (double)j + 0.5);
+	}
+	if (!(fabs(sqrt(squares) - right[0]) <= 1e-5 * right[0]) ||
+		!(fabs(product - right[1]) <= 1e-5 * right[0]))
+		fail_msg("%s %s on %s: norm %.9g, product %.9g; PyTorch says %.9g, %.9g",
+			s->model.text, t->name, backend_name(s->backend), sqrt(squares), product,
+			right[0], right[1]);
+}
+
+static void gradients_agree(const char *device)
+{
+	for (size_t i = 0; i < sizeof(torch_cases) / sizeof(torch_cases[0]); i++) {
+		const struct torch_case *c = &torch_cases[i];
+		struct model m;
+		struct subject s;
+		struct err e;
+
+		if (model_parse(&m, c->text, MODEL_MNIST, &e))
+			fail_msg("%s", e.text);
+		subject_random(&s, &(struct odd_model){m.input, c->text}, c->images);
+		fill(&s);
+		subject_open(&s, device, 2);
+		subject_step(&s);
+		if (!(fabs(s.loss - c->loss) <= 1e-6))
+			fail_msg("%s on %s: loss %.9g; PyTorch says %.9g", c->text, device, s.loss,
+				c->loss);
+		for (size_t t = 0; t < c->n_tensors; t++)
+			check_tensor(&s, t, c->tensor[t]);
+		subject_release(&s);
+	}
+}
+
+static void cpu_ref_computes_what_pytorch_computes(void **state)
+{
+	(void)state;
+	gradients_agree("cpu-ref");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(cpu_ref_computes_what_pytorch_computes),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -179,7 +179,7 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 		temp_dir_write(checkpoint_dir, others[i], "x", 1);
 	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
-	assert_int_equal(c.generation, 0); /* no file with these names counts as a checkpoint */
+	assert_int_equal(c.generation, 0); /* checkpoint.h ignores files with these names */
 	assert_true(temp_dir_exists(checkpoint_dir, temporary));
 	assert_int_equal(read_newest(1, &c, NULL), PS_OK);
 	assert_false(temp_dir_exists(checkpoint_dir, temporary));
@@ -192,7 +192,8 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 	checkpoint_release(&c);
 }
 
-/* All other generations are deleted, also newer ones, because the caller has found them bad. */
+/* checkpoint.h deletes all other generations, also newer ones, because the caller has found them
+ * bad. */
 static void the_sound_one_is_never_dropped_to_make_space(void **state)
 {
 	(void)state;

@@ -57,7 +57,8 @@ static void invariant_3_every_missing_or_added_byte_is_detected(void **state)
 	free(file);
 }
 
-/* Recomputes the checksum over header and table. A faulty disk does not do this, but a person may. */
+/* Recomputes the checksum over header and table, so that the file has a correct checksum and
+ * false content. A faulty disk cannot cause such a file, but a person can write one. */
 static void sign_head(unsigned char *file, size_t sections)
 {
 	uint64_t sum = XXH3_64bits(file, 24 + 40 * sections);
@@ -219,7 +220,8 @@ static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(
 	assert_int_equal(write_generation(1), PS_OK);
 	assert_int_equal(write_generation(2), PS_OK);
 	unsigned char *file = bytes_of(2, &size);
-	for (size_t n = 0; n <= size; n++) { /* the writer was killed after any number of bytes */
+	/* the writer was killed after it had written n bytes */
+	for (size_t n = 0; n <= size; n++) {
 		temp_dir_write(checkpoint_dir, "ckpt-0000000000000003.tmp", file, n);
 		assert_int_equal(read_newest(1, &c, NULL), PS_OK);
 		assert_is_generation(&c, 2);

@@ -133,7 +133,7 @@ static void leases_and_results_travel_whole(void **state)
 	assert_true(b.first == 50 && b.count == 25 && b.eval_id == 9);
 	assert_int_equal(cnnps_result(client, &a, 1, 1), PS_EUSAGE);
 	assert_int_equal(cnnps_result(client, &b, 24, 1.5), 0);
-	/* the connection keeps the order, so earlier messages have arrived */
+	/* The connection keeps the order, so the messages sent earlier have arrived. */
 	client_expect_weights(-1);
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.result.correct, 24);
@@ -183,7 +183,7 @@ static int two_pushes(const struct fake *f)
 	return f->seen.pushes >= 2;
 }
 
-/* Push in another thread, which may block until `done` is set. */
+/* Pushes in another thread, which may block until `done` is set. */
 struct pusher {
 	pthread_t thread;
 	atomic_int done;
@@ -352,7 +352,8 @@ static void *hang_up_once_asked(void *arg)
 	return arg;
 }
 
-/* The answer to a request is lost, and so is the push: the library repeats both. */
+/* The answer to a request is lost, and the push in the request is lost, too: the library repeats
+ * both. */
 static void a_request_for_both_outlives_a_crash(void **state)
 {
 	struct cnnps_pull w;

@@ -316,7 +316,8 @@ static void beats_go_on_when_a_waiting_program_does_not_get_to_run(void **state)
 	beats_on = WAITS;
 	assert_int_equal(cnnps_flush(client, 1, 300), CNNPS_EAGAIN);
 	assert_int_equal(beats_on, 1);
-	cnnps_close(&client); /* until then libcnnps calls `stop` with &beats_on */
+	/* until cnnps_close() returns, libcnnps may call `stop` with &beats_on */
+	cnnps_close(&client);
 }
 
 int main(void)

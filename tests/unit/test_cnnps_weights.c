@@ -89,7 +89,7 @@ static void closing_drops_what_was_started_ahead(void **state)
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "the pull");
 	push_at(0);
-	flush(); /* the weights came before this answer */
+	flush(); /* the weights arrived before this answer */
 	connect_again(client_options());
 	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
@@ -100,7 +100,7 @@ static int two_pulls(const struct fake *f)
 	return f->seen.pulls >= 2;
 }
 
-/* ... while the next weights are requested, arrive, and wait in the library. */
+/* The program waits while the library requests the next weights, receives them and keeps them. */
 static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 {
 	struct cnnps_pull view;
@@ -207,7 +207,7 @@ static void a_push_names_the_term_of_its_weights(void **state)
 	flush();
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.last_seq, 5);
-	assert_int_equal(seen.made[0].base_term, 1); /* the second server receives the replay */
+	assert_int_equal(seen.made[0].base_term, 1); /* the second server receives the push again */
 	assert_int_equal(seen.made[0].base_version, 0);
 	assert_int_equal(seen.made[1].base_term, 0);
 	assert_int_equal(seen.made[1].base_version, 77);
@@ -300,7 +300,8 @@ static int eight_beats(const struct fake *f)
 	return f->seen.beats >= 8;
 }
 
-/* As beats_stop_when_the_program_hangs_..., for a program that reports that it is alive. */
+/* A program that calls cnnps_alive() while it computes continues to send heartbeats. (A program
+ * that hangs does not: test_cnnps_errors.c.) */
 static void a_busy_program_beats_on(void **state)
 {
 	struct cnnps_options o = client_options();

@@ -131,8 +131,8 @@ static void a_missing_file_is_named(void **state)
 	refused("holds neither t10k-labels-idx1-ubyte nor");
 }
 
-/* MNIST's images have 10 classes, whatever labels a part of them has: workers of older versions say
- * the same. */
+/* Images of MNIST's shape have 10 classes even if some labels do not occur in the file. Workers
+ * of older versions report the same number. */
 static void images_of_mnists_shape_have_ten_classes_or_more(void **state)
 {
 	struct blob b[4];
@@ -294,7 +294,8 @@ static void emnist_is_turned_and_its_letters_begin_at_zero(void **state)
 	data_release(&d);
 }
 
-/* If no directory is named, the worker first searches data/mnist in the working directory. */
+/* If the caller names no directory, the worker first searches data/mnist in the working
+ * directory. */
 static void the_usual_place_is_found_and_named(void **state)
 {
 	struct blob b[4];
@@ -308,7 +309,7 @@ static void the_usual_place_is_found_and_named(void **state)
 	snprintf(mnist, sizeof(mnist), "%s/data", dir);
 	assert_int_equal(mkdir(mnist, 0700), 0);
 	assert_int_equal(chdir(mnist), 0);
-	assert_int_equal(symlink("..", "mnist"), 0); /* data/mnist: where the four files are */
+	assert_int_equal(symlink("..", "mnist"), 0); /* data/mnist contains the four files */
 	assert_int_equal(chdir(".."), 0);
 	assert_int_equal(data_load(&d, NULL, &e), PS_OK);
 	assert_string_equal(d.files.dir, "data/mnist");

@@ -23,10 +23,11 @@ static struct {
 	size_t max_write;  /* maximum bytes per write; 0: no maximum */
 	int interrupts;    /* the number of writes that first fail with EINTR */
 	int write_nothing; /* write() returns 0 and sets no errno */
-	/* number of writes before one fails with write_errno; < 0: all succeed */
+	/* number of writes that succeed before a write fails with write_errno; < 0: all succeed */
 	int writes_left;
 	int write_errno, rename_errno;
-	int fsyncs_left; /* number of fsyncs before one fails with EIO; < 0: all succeed */
+	/* number of fsyncs that succeed before an fsync fails with EIO; < 0: all succeed */
+	int fsyncs_left;
 } calls;
 
 static void reset_calls(void)
@@ -176,8 +177,8 @@ static void all_bytes_are_written_or_errno_says_why(void **state)
 	close(ends[1]);
 }
 
-/* The call failed with a disk error that names errno `number`. The old file is unchanged, and no
- * temporary file is left. */
+/* Asserts that the call failed with a disk error that names errno `number`, that the old file is
+ * unchanged, and that no temporary file is left. */
 static void assert_untouched(int rc, int number)
 {
 	assert_int_equal(rc, PS_EIO);

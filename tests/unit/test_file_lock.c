@@ -49,7 +49,7 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 	snprintf(text, sizeof(text), "%ld\n", (long)getpid());
 	temp_dir_assert_holds(dir, "LOCK", text);
 	int again;
-	/* even the same process cannot lock the directory twice */
+	/* the same process cannot lock the directory twice, either */
 	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED);
 	close(fd);
 	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);

@@ -77,7 +77,7 @@ static void cpu_ref_gradients_are_slopes_of_the_loss_for_five_images(void **stat
 		prove_slopes(&layer_models[m], 5);
 }
 
-/* Dropout keeps a value whose draw equals the threshold. If p * 2^24 is not a whole number, it is
+/* Dropout keeps a value whose random number equals the threshold. The threshold is p * 2^24,
  * rounded up. */
 static void dropout_keeps_draws_that_are_at_least_the_threshold(void **state)
 {

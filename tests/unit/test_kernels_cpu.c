@@ -79,14 +79,14 @@ static void instruction_sets_that_do_not_exist_are_refused(void **state)
 	unsetenv("CNN_KX_ISA");
 }
 
-/* Models with planes whose offsets do not fit into 32 bits are refused before memory of this size
- * is allocated. */
+/* The device refuses models with padded planes whose offsets do not fit into 32 bits, before it
+ * allocates memory of this size. */
 static void models_that_the_tables_cannot_hold_are_refused(void **state)
 {
 	(void)state;
 	static const char *const texts[] = {
 		"conv:1:3:pad=2 conv:1:4096:pad=4095 fc:2", /* 8218 x 8218 with its padding */
-		"conv:1:1 relu pool:300:pad=auto fc:2",     /* a window of 300 x 300 cells */
+		"conv:1:1 relu pool:300:pad=auto fc:2",     /* a window of 300 x 300 values */
 	};
 	for (size_t i = 0; i < 2; i++) {
 		struct model m;
@@ -150,7 +150,8 @@ static void seventeen_images_on_odd_models_agree_with_cpu_ref(void **state)
 	odd_models_agree(17);
 }
 
-/* The odd models must use every way to compute a product. Otherwise no test covers that way. */
+/* The odd models together must use every way to compute a product. A way that none of them uses
+ * would be untested. */
 static void odd_models_take_every_way(void **state)
 {
 	(void)state;
@@ -197,7 +198,7 @@ static void cpu_gradients_are_slopes_of_the_loss(void **state)
 /* ---- real batches ---------------------------------------------------------------------------- */
 
 /* Compares the gradient of the device `cpu` with `right`. The error must be at most 1e-5, unless
- * the true gradient itself jumps there. */
+ * the true gradient has a jump at these weights (a ReLU or an argmax changes). */
 static void compare_real(struct subject *s, const float *right, size_t *jumps)
 {
 	subject_open(s, "cpu", 2);
@@ -213,8 +214,8 @@ static void compare_real(struct subject *s, const float *right, size_t *jumps)
 		fail_msg("%s with %s: gradient off by %g", s->model.text, getenv("CNN_KX_ISA"), d);
 }
 
-/* Compares two batches of `n` images. At most one of about six comparisons may meet a jump of the
- * true gradient. */
+/* Compares the gradients of two batches of `n` images. At most one of about six comparisons may
+ * hit a jump of the true gradient. */
 static void real_batches_agree(const char *text, size_t n)
 {
 	size_t jumps = 0;

@@ -1,5 +1,5 @@
-/* test_kernels_team.c - every member runs every job once, barriers hold, and a team that cannot
- * start all its threads ends the started ones. */
+/* test_kernels_team.c - every thread of a team runs every job once, barriers work, and a team
+ * that cannot start all its threads ends the threads that it has started. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -45,7 +45,7 @@ static void every_member_does_every_job_once(void **state)
 	}
 }
 
-/* Behind the barrier each member sees what all other members wrote before the barrier. */
+/* After the barrier, each thread sees what all other threads wrote before the barrier. */
 static void count_then_look(void *arg, size_t member)
 {
 	struct work *w = arg;

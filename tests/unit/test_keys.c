@@ -166,8 +166,8 @@ static void a_bad_list_is_refused_as_a_whole(void **state)
 	assert_int_equal(authorized_keys_read(&a, path("absent"), &e), PS_EUSAGE);
 }
 
-/* The old name of the list is refused: otherwise a new list would replace the old list without
- * notice. */
+/* The server refuses a list under the old file name. Otherwise a new list would replace the old
+ * one without notice. */
 static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
 {
 	struct authorized_keys *a;
@@ -183,7 +183,7 @@ static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
 		authorized_keys_add(path("authorized_keys"), KEY_ADMIN, A, "", &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "allow: was renamed"));
 	assert_int_equal(temp_dir_exists(dir, "authorized_keys"), 0);
-	/* a list that is given by its path may have the old name */
+	/* a list whose path the user gives may have the old file name */
 	assert_int_equal(authorized_keys_read(&a, path("allow"), &e), PS_OK);
 	authorized_keys_free(&a);
 }

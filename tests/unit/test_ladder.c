@@ -1,5 +1,6 @@
-/* test_ladder.c - the stages that need no GPU agree with cpu-ref, and a stage that does not agree
- * is refused. Measured points and profiles are as ladder.h describes them. */
+/* test_ladder.c - the stages of the ladder (single implementations of a training step) that need
+ * no GPU agree with cpu-ref, and a stage that does not agree is refused. Measured points and
+ * profiles are as ladder.h describes them. */
 #include "tests/support/rung_fixture.h"
 
 static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
@@ -31,7 +32,7 @@ static void of_equal_values_the_first_wins(void **state)
 	rung_close(&l);
 }
 
-/* ---- a rung that is wrong -------------------------------------------------------------------- */
+/* ---- a stage with a wrong result ------------------------------------------------------------- */
 
 /* The gradient of the sequential stage, with one wrong value. */
 static int wrong_step(void *self, const struct ladder_batch *b, float *grad, double *loss,

@@ -153,7 +153,7 @@ static void a_long_line_is_cut_and_still_one_line(void **state)
 	memset(text, '\n', sizeof(text) - 1);
 	for (int format = LOG_TEXT; format <= LOG_JSON; format++)
 		for (size_t before = 0; before < 12;
-			before++) { /* wherever the limit of a line cuts the text */
+			before++) { /* the limit of a line may cut the text at any position */
 			log_set_format((enum log_format)format);
 			capture_begin(&c, 2);
 			log_info(text, text, "a=\"%.*s%s\" b=%d", (int)before, "xxxxxxxxxxxx", text,

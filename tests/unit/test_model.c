@@ -82,7 +82,7 @@ static void vector_is_one_tensor_and_nothing_else(void **state)
 	uint64_t fingerprint = parsed.fingerprint;
 	assert_int_equal(
 		model_parse(&parsed, "vector:425000", (struct shape){0, 0, 0}, NULL), PS_OK);
-	/* a vector model has no input that could differ */
+	/* a model of type vector has no images, so it has no input size that could differ */
 	assert_int_equal(parsed.fingerprint, fingerprint);
 }
 
@@ -165,7 +165,8 @@ static void the_text_has_the_images_unless_they_are_mnists(void **state)
 	assert_true(parsed.preprocess.mean[0] == 0.5f && parsed.preprocess.deviation[0] == 0.25f);
 	assert_int_equal(parsed.preprocess.shift, 2);
 	assert_int_equal(parsed.preprocess.flip, 1);
-	assert_int_equal(parsed.n_layers, 1); /* the words about images are not layers */
+	/* norm, shift and flip describe the images and are no layers */
+	assert_int_equal(parsed.n_layers, 1);
 }
 
 static void names_end_with_the_classes_that_are_asked_for(void **state)

@@ -105,7 +105,7 @@ static const char *args[MAX_ARGV];
 static int n_args;
 static struct capture errors, output;
 
-/* Parse a command line given as words separated by ';'. What was printed is in `errors` and
+/* Parses a command line given as words separated by ';'. The printed text is in `errors` and
  * `output`. */
 static int parse(const char *line)
 {
@@ -155,7 +155,8 @@ static void without_arguments_the_defaults_hold(void **state)
 	(void)state;
 	assert_int_equal(parse(""), OPT_RUN);
 	assert_string_equal(v.bind, "tcp://*:5555");
-	assert_null(v.name); /* no default: as the program set it */
+	/* the option has no default, so the field keeps the value that the program set */
+	assert_null(v.name);
 	assert_int_equal(v.epochs, 3);
 	assert_true(v.lr == 0.03);
 	assert_int_equal(v.mode, 1);
@@ -336,7 +337,7 @@ static void help_comes_from_the_rows_that_parse(void **state)
 		"Bound. (0 to 9; default 4; CNN_BOUND; only with --mode ssp and --name)",
 		"CNN_CHECKPOINT; only with command export|predict)",
 		"CNN_RATE; only with --bind; not with", "downpour|ssp)", "--version"};
-	char words[sizeof(output.text)]; /* wrapped lines joined */
+	char words[sizeof(output.text)]; /* the help text with its wrapped lines joined */
 	size_t n = 0;
 	for (const char *at = output.text; *at; at++)
 		if (strncmp(at, "\n                          ", 27) == 0) {
@@ -388,7 +389,8 @@ static void the_dump_says_where_each_value_came_from(void **state)
 
 /* ---- without effect ------------------------------------------------------------------------ */
 
-/* What opt_check says of a command line: `says`, or nothing for NULL. */
+/* Asserts that opt_check() warns about the command line with the text `says`; NULL: without a
+ * warning. */
 static void assert_warns(const char *line, const char *command, const char *says)
 {
 	assert_int_equal(parse(line), OPT_RUN);
@@ -438,7 +440,8 @@ static void a_row_of_other_commands_is_named(void **state)
 		"--checkpoint has no effect with exp: it is for "
 		"export|predict\n");
 	assert_warns("--data=x", "export", "--data has no effect with export: it is for predict\n");
-	setenv("CNN_DATA", "x", 1); /* workers read it too */
+	/* workers read CNN_DATA, too, so the environment causes no warning */
+	setenv("CNN_DATA", "x", 1);
 	assert_warns("", "export", NULL);
 }
 

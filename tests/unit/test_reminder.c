@@ -6,7 +6,7 @@
 #include <cmocka.h>
 #include "common/reminder.h"
 
-/* The reminder is polled every 100 ms and reports at the times of `expected`, in ms. */
+/* Polls the reminder every 100 ms and asserts that it reports at the times `expected`, in ms. */
 static void reports_come_at_growing_intervals(void **state)
 {
 	const uint64_t expected[] = {1500, 4500, 10500, 22500, 46500, 94500, 154500, 214500};

@@ -1,5 +1,6 @@
-/* Proves the contract of common/rng.h. A Python program that was written from the sentences of the
- * header computed the expected numbers. The first vector is the one published with SplitMix64. */
+/* Proves the contract of common/rng.h. The expected numbers come from a Python program that was
+ * written from the text of the header, not from the C code. The first vector is the one
+ * published with SplitMix64. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /*
- * Proves the invariants numbered in worker/client/session.h: a seq is assigned once, a push is
- * retained until it is durable, all of them are sent again after WELCOME, and the windows are kept.
- * (Timing: test_session_timeouts.c.)
+ * Proves the invariants numbered in worker/client/session.h: each seq is assigned once, a push
+ * is retained until it is durable, the session sends all retained pushes again after WELCOME,
+ * and the windows are never exceeded. (Timing: test_session_timeouts.c.)
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"
@@ -184,7 +184,7 @@ static void an_ack_is_notified_once_and_a_missing_one_resynchronises(void **stat
 	assert_did(&d, "");
 	driver_ack(&d, 3, VERDICT_OK, 0); /* the verdict of push 2 is lost */
 	assert_did(&d, "hello");
-	/* all pushes are decided, and are sent again for their verdicts */
+	/* The server has decided all pushes. The worker sends them again to get their verdicts. */
 	driver_welcome(&d, 4, 0);
 	assert_did(&d, "READY push:2 push:3 push:4");
 	driver_ack(&d, 2, VERDICT_REJECTED, 0);

@@ -18,7 +18,7 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	driver_up(&d);
 	driver_welcome(&d, 0, 0);
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.which,
-		WEIGHTS_EVAL); /* this request is not the one that was refused */
+		WEIGHTS_EVAL); /* the refused second pull has not replaced the open request */
 	m.params = (struct msg_params){.request = 2, .version = 9, .which = WEIGHTS_EVAL};
 	driver_message(&d, &m);
 	assert_did(&d, "");
@@ -38,8 +38,8 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 	session_free(&d.s);
 }
 
-/* A server that waits for its disk repeats a notice. The worker treats a notice neither as silence
- * nor as a refusal. */
+/* A server that waits for its disk repeats a notice. The worker treats a notice neither as
+ * silence nor as a refusal. */
 static void a_notice_keeps_the_session_and_its_requests(void **state)
 {
 	(void)state;
@@ -244,8 +244,10 @@ static void the_servers_bye_ends_it_with_its_reason(void **state)
 		if (i % 2)
 			driver_open(&d);
 		else
-			driver_new(&d, driver_config(), 8); /* BYE instead of a WELCOME */
-		driver_bye_from_server(&d, PS_OK);          /* an answer without a BYE */
+			/* the server sends BYE instead of a WELCOME */
+			driver_new(&d, driver_config(), 8);
+		/* the server sends BYE without a request */
+		driver_bye_from_server(&d, PS_OK);
 		assert_did(&d, "");
 		driver_bye_from_server(&d, why[i / 2]);
 		assert_int_equal(driver_effect(&d, NOTIFY_END)->status, why[i / 2]);

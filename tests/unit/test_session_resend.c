@@ -1,6 +1,7 @@
 /*
- * Proves invariant 3 of worker/client/session.h: everything is sent again after WELCOME. And all
- * invariants together with a network that loses, repeats and reorders messages.
+ * Proves invariant 3 of worker/client/session.h: after WELCOME, the session sends every push and
+ * request again. Also proves all invariants together with a network that loses, repeats and
+ * reorders messages.
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"
@@ -37,12 +38,13 @@ static void after_a_welcome_all_is_sent_again_in_order(void **state)
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.stamp.term, d.welcome.stamp.term);
 	/* LEASE has the same request number */
 	assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, 1);
-	assert_int_equal(
-		driver_sent(&d, MSG_PULL)->pull.request, 2); /* a new request to another term */
+	/* the request goes to another term, so it has a new number */
+	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2);
 	driver_lost(&d);
 	driver_up(&d);
-	driver_welcome(
-		&d, 6, 0); /* RESULT has no answer; if it is lost, the core grants the work again */
+	/* RESULT has no answer, so the session does not repeat it. If a RESULT is lost, the core
+	 * grants the work again. */
+	driver_welcome(&d, 6, 0);
 	assert_did(&d, "READY push:3 push:4 push:5 push:6 lease pull");
 	session_free(&d.s);
 }
@@ -95,7 +97,8 @@ static void a_replay_carries_the_verdict_of_its_first_ack(void **state)
 	assert_int_equal(session_effect(d.s, 3)->msg.push.verdict, VERDICT_NONE);
 	for (uint64_t seq = 1; seq <= 2; seq++) {
 		driver_ack(&d, seq, VERDICT_OK, 0);
-		assert_did(&d, ""); /* the program was notified before */
+		/* the session has already passed this acknowledgement to the program */
+		assert_did(&d, "");
 	}
 	session_free(&d.s);
 }

@@ -6,7 +6,7 @@
 
 /* ---- HELLO again ---------------------------------------------------------------------------- */
 
-/* Returns the milliseconds until the next HELLO. */
+/* Runs the session until it sends HELLO. Returns the milliseconds that this took. */
 static uint64_t wait_for_hello(struct session_driver *d)
 {
 	uint64_t from = d->now_ms;
@@ -78,7 +78,8 @@ static void nothing_is_sent_without_a_link(void **state)
 	assert_did(&d, "hello");
 	driver_welcome(&d, 1, 0);
 	assert_did(&d, "READY push:1");
-	driver_up(&d); /* a new link though the old one was not reported lost */
+	/* the session gets a new link although the loss of the old link was not reported */
+	driver_up(&d);
 	assert_did(&d, "hello");
 	session_free(&d.s);
 }
@@ -284,7 +285,8 @@ static void no_welcome_in_connect_timeout_ms_ends_it(void **state)
 	}
 }
 
-/* Contact is lost: the last message arrived at now_ms. Returns the time until the session ended. */
+/* Contact with the server is lost; the last message arrived at now_ms. Returns the milliseconds
+ * until the session ended. */
 static uint64_t ends_after(struct session_driver *d)
 {
 	uint64_t from = d->now_ms;

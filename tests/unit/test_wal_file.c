@@ -14,7 +14,8 @@
 #define GENERATION 7
 #define MOST       ((size_t)1 << 20)
 
-/* If set, the disk is full after this number of bytes, or fsync fails. */
+/* If disk_left is not -1, the disk is full after this number of bytes. If sync_errno is set,
+ * fsync fails with it. */
 static long disk_left = -1;
 static int sync_errno;
 
@@ -111,7 +112,8 @@ static void write_small(uint64_t n)
 /* ---- reading -------------------------------------------------------------------------------- */
 
 struct read {
-	uint64_t n; /* number of records read; each record is as it was written */
+	/* number of records that were read; each record is as it was written */
+	uint64_t n;
 	int broken;
 };
 
@@ -320,7 +322,8 @@ static void random_damage_yields_a_prefix(void **state)
 			memmove(copy + to, copy + from, m);
 		}
 		temp_dir_write(dir, name, copy, n - rng_below(&r, 2) * rng_below(&r, n));
-		(void)read_back(GENERATION); /* read_back() asserts the content of each record */
+		/* read_back() asserts the content of each record that it reads */
+		(void)read_back(GENERATION);
 	}
 	free(copy);
 	free(whole);
@@ -375,8 +378,8 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 6);
 }
 
-/* The oldest checkpoint is 4. It has no log file of its own: its events are in the log file of
- * generation 2. */
+/* The oldest checkpoint is generation 4. It has no log file of its own: its events are in the
+ * log file of generation 2. */
 static void the_journal_in_which_the_oldest_checkpoint_stands_is_kept(void **state)
 {
 	const uint64_t before[] = {1, 2, 5};

@@ -33,7 +33,7 @@ static void numbers_out_of_range_are_refused(void **state)
 	bytes_number(b, 2, UINT32_MAX);
 	assert_refused(MSG_BYE, b, "bye.status is out of range");
 	b = bytes_fresh();
-	bytes_text(b, 4, "\x10\x80\x80\x40\x18\x01"); /* batches [2^20, 2^20 + 1) */
+	bytes_text(b, 4, "\x10\x80\x80\x40\x18\x01"); /* batch 2^20 is above the limit */
 	assert_refused(MSG_PUSH, b, "push.work is out of range");
 	b = bytes_fresh();
 	bytes_text(b, 4, "\x08\x80\x80\x04"); /* epoch 65536 */

@@ -34,8 +34,8 @@ static void what_is_not_one_message_is_refused(void **state)
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-/* A newer peer may send any number of unknown fields, as long as they fit into the memory of the
- * decoder. */
+/* A message of a newer peer may contain any number of unknown fields, as long as they fit into
+ * the memory of the decoder. */
 static void unknown_fields_are_passed_over_at_every_level(void **state)
 {
 	struct bytes *b = bytes_hello();

@@ -272,8 +272,8 @@ static void checksum_is_xxh3_of_the_little_endian_bytes(void **state)
 	assert_int_equal(wire_checksum(f, 1000), 0xab408abd5a63f694u);
 }
 
-/* The copy that computes the hash block by block, with sizes around the block sizes of XXH3 and of
- * this code. */
+/* Tests the function that copies and hashes in one pass, with sizes around the block sizes of
+ * XXH3 and of wire.c. */
 static void copying_and_hashing_in_one_pass_gives_the_same_checksum(void **state)
 {
 	static const size_t counts[] = {

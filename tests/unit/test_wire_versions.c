@@ -1,5 +1,6 @@
-/* test_wire_versions.c - proves the section "Versions" of WIRE.md: which programs are compatible,
- * and that the refusal of a required feature names it, whatever else the message contains. */
+/* test_wire_versions.c - proves the section "Versions" of WIRE.md: which programs are
+ * compatible, and that the refusal of a required feature names the feature, whatever else the
+ * message contains. */
 #include "tests/support/wire_bytes.h"
 
 #define RELEASES ": install releases at most one protocol version apart"
@@ -10,7 +11,7 @@ static const struct {
 	unsigned newest, oldest, requires;
 } row[] = {{MSG_HELLO, 1, 11, 12}, {MSG_WELCOME, 22, 23, 24}};
 
-/* In a WELCOME these fields follow the required fields. In a HELLO they precede them. */
+/* In a WELCOME the version fields follow the required fields. In a HELLO they precede them. */
 static struct bytes *greeting(int which, uint64_t newest, uint64_t oldest, const char *requires)
 {
 	struct bytes *b = bytes_fresh();
@@ -84,7 +85,7 @@ static void it_is_refused_whatever_the_rest_says(void **state)
 	for (int which = 0; which < 2; which++) {
 		struct bytes *b = greeting(which, 9, 9, NULL);
 
-		bytes_number(b, 2, 99); /* version 9 may give this field another range */
+		bytes_number(b, 2, 99); /* protocol version 9 may give this field another range */
 		bytes_text(b, 1, "or of another type");
 		assert_version_refused(
 			which, b, "protocol 9 is not supported here, only 6 to 6" RELEASES);

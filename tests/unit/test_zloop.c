@@ -335,8 +335,8 @@ static void get_an_answer(void)
 	assert_true(echo_one(f.router, 0));
 }
 
-/* The owner of the socket polls it until the answer has arrived. This consumes the edge of the file
- * descriptor. */
+/* The owner of the socket polls the socket until the answer has arrived. This poll consumes the
+ * edge of the file descriptor, so the loop will not wake up for the answer. */
 static void eat_edge(void)
 {
 	int events = 0;
@@ -348,8 +348,8 @@ static void eat_edge(void)
 	assert_true(events & ZMQ_POLLIN);
 }
 
-/* A message has arrived, and its edge was consumed while the prepare handle was stopped. Only the
- * safety timer can find the message. */
+/* A message has arrived, and its edge of the file descriptor was consumed while the prepare
+ * handle was stopped. Only the safety timer can find the message. */
 static void a_missed_wake_up_is_rescued_and_counted(void **state)
 {
 	(void)state;

@@ -27,6 +27,8 @@ struct parser {
 	int has_conv;  /* no layer behind the last conv has changed the shape */
 	struct window conv;
 	struct shape conv_in;
+	size_t skip[MODEL_MAX_LAYERS]; /* numbers of the skips without an add */
+	size_t n_skips;
 };
 
 static int bad(struct parser *p, const char *fmt, ...) PS_PRINTF(2, 3);
@@ -380,6 +382,89 @@ static int parse_dropout(struct parser *p)
 					 .drop = drop});
 }
 
+/* ":alpha=0.001" */
+static int append_option(struct parser *p, const char *key, float value)
+{
+	char shortest[WORDS_REAL];
+
+	words_put_real(shortest, value);
+	return model_append(p, ":%s=%s", key, shortest);
+}
+
+#define LRN_MAX ((float)1000)
+
+static int parse_lrn(struct parser *p)
+{
+	struct layer l = {.kind = LAYER_LRN, .in = p->shape, .out = p->shape, .size = 5};
+	static const char *const keys[] = {"alpha", "beta", "k"};
+	static const float usual[] = {1e-4f, 0.75f, 2};
+	float value[] = {1e-4f, 0.75f, 2};
+	int given[3] = {0}, rc = PS_OK;
+	size_t i = 1;
+
+	if (i < p->word.n_fields && !strchr(p->word.field[i], '='))
+		rc = need_size(p, p->word.field[i++], "size", WINDOW_MAX_SIDE, &l.size);
+	for (; !rc && i < p->word.n_fields; i++) {
+		size_t k = 0;
+
+		while (k < 3 && !words_value(p->word.field[i], keys[k]))
+			k++;
+		if (k == 3 || given[k]++ ||
+			!words_real(words_value(p->word.field[i], keys[k]), &value[k]) ||
+			value[k] > LRN_MAX || (k == 2 && value[k] < 1e-3f))
+			rc = bad(p,
+				"\"%s\" is not understood; expected alpha=A, beta=B (0 to 1000) or "
+				"k=K (0.001 to 1000), each once",
+				p->word.field[i]);
+	}
+	if (!rc)
+		rc = model_append(p, "lrn:%zu", l.size);
+	for (size_t k = 0; !rc && k < 3; k++)
+		if (value[k] < usual[k] || value[k] > usual[k])
+			rc = append_option(p, keys[k], value[k]);
+	l.alpha = value[0];
+	l.beta = value[1];
+	l.k = value[2];
+	return rc ? rc : add_layer(p, l);
+}
+
+static int parse_skip(struct parser *p)
+{
+	p->skip[p->n_skips++] = p->m->n_layers;
+	return add_plain(p, LAYER_SKIP);
+}
+
+/* Returns the step between the rows and columns of `from` that an add to `to` takes; 0: none fits. */
+static size_t add_stride(struct shape from, struct shape to)
+{
+	const size_t stride = (from.h + to.h - 1) / to.h;
+
+	return from.c <= to.c && (from.h + stride - 1) / stride == to.h &&
+			       (from.w + stride - 1) / stride == to.w
+		       ? stride
+		       : 0;
+}
+
+static int parse_add(struct parser *p)
+{
+	struct layer l = {.kind = LAYER_ADD, .in = p->shape, .out = p->shape};
+
+	if (p->n_skips == 0)
+		return bad(p, "it needs a skip before it");
+	l.partner = p->skip[--p->n_skips];
+	struct layer *skip = &p->m->layer[l.partner];
+	const struct shape from = skip->in, to = p->shape;
+	l.stride = add_stride(from, to);
+	if (!l.stride)
+		return bad(p,
+			"it cannot add the skip's %zux%zux%zu to %zux%zux%zu; expected the same "
+			"shape, or more channels and rows and columns divided by one stride",
+			from.c, from.h, from.w, to.c, to.h, to.w);
+	skip->partner = p->m->n_layers;
+	int rc = model_append(p, "add");
+	return rc ? rc : add_layer(p, l);
+}
+
 static const struct {
 	const char *name;
 	size_t min_fields, max_fields;
@@ -393,6 +478,9 @@ static const struct {
 	{"pool", 2, 4, "pool:SIZE[:stride=S][:pad=P|same|auto]", parse_pool},
 	{"avgpool", 2, 4, "avgpool:SIZE[:stride=S][:pad=P|same|auto] or avgpool:global",
 		parse_avgpool},
+	{"lrn", 1, 5, "lrn[:SIZE][:alpha=A][:beta=B][:k=K]", parse_lrn},
+	{"skip", 1, 1, "skip", parse_skip},
+	{"add", 1, 1, "add", parse_add},
 	{"fc", 2, 2, "fc:UNITS", parse_fc},
 	{"dropout", 2, 2, "dropout:P", parse_dropout},
 };
@@ -598,6 +686,9 @@ static int parse_layers(struct parser *p, const char *text)
 		return err_set(p->e, PS_EUSAGE,
 			"the model text is empty; expected layers such as "
 			"\"conv:32:3 relu pool:2 fc:10\" or a name such as seed:32");
+	if (p->n_skips)
+		return err_set(p->e, PS_EUSAGE, "layer %zu \"skip\": no add follows",
+			p->skip[p->n_skips - 1] + 1);
 	if (m->layer[m->n_layers - 1].kind != LAYER_FC)
 		return err_set(p->e, PS_EUSAGE,
 			"layer %zu \"%s\": the last layer must be fc:UNITS, whose units are the "

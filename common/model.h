@@ -50,6 +50,9 @@ enum layer_kind {
 	LAYER_SIGMOID,  /* sigmoid */
 	LAYER_AVGPOOL,  /* avgpool:SIZE, options as pool: the sum of the window / SIZE^2 */
 	LAYER_CHANNELS, /* avgpool:global: the mean of each channel */
+	LAYER_LRN,      /* lrn[:SIZE][:alpha=A][:beta=B][:k=K], see struct layer */
+	LAYER_SKIP,     /* skip: marks its input for the next add; changes nothing */
+	LAYER_ADD,      /* add: adds the input of the nearest open skip, see struct layer */
 };
 
 struct shape {
@@ -59,12 +62,25 @@ struct shape {
 struct layer {
 	enum layer_kind kind;
 	struct shape in, out;
-	size_t size;   /* conv, pool, avgpool: side of the window, pixels */
-	size_t stride; /* >= 1; pool, avgpool: at most size */
+	size_t size;   /* conv, pool, avgpool: side of the window, pixels; lrn: channels */
+	size_t stride; /* >= 1; pool, avgpool: at most size; add: see partner */
 	size_t pad_top, pad_left, pad_bottom, pad_right; /* zeros (a pool's maximum ignores them) */
 	/* conv: the filters of group g of `groups` equal groups see the channels of group g */
 	size_t groups;
-	float drop;       /* dropout: probability of a zero */
+	float drop; /* dropout: probability of a zero */
+	/*
+	 * lrn, between channels (Krizhevsky 2012; defaults 5, 1e-4, 0.75, 2): value a of channel c
+	 * becomes a / (k + alpha * sum)^beta. The sum is that of the squares of channels c - size / 2
+	 * to c + (size - 1) / 2 at the same pixel, as far as they exist. PyTorch's
+	 * LocalResponseNorm divides its alpha by size.
+	 */
+	float alpha, beta, k;
+	/*
+	 * skip, add: number of the other one. An add whose input is smaller than the skip's takes
+	 * every stride-th row and column of it. Channels that the skip lacks get nothing (He 2015,
+	 * option A).
+	 */
+	size_t partner;
 	int weight, bias; /* index into tensors, or -1 */
 };
 

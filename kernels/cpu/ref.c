@@ -189,6 +189,92 @@ static void sigmoid_backward(const double *out, const double *d_out, double *d_i
 		d_in[i] = d_out[i] * out[i] * (1 - out[i]);
 }
 
+/* ---- lrn ------------------------------------------------------------------------------------- */
+
+/* The channels whose squares are in the sum of channel c: [*first, *end). */
+static void lrn_window(const struct layer *l, size_t c, size_t *first, size_t *end)
+{
+	*first = c > l->size / 2 ? c - l->size / 2 : 0;
+	*end = c + (l->size - 1) / 2 + 1;
+	if (*end > l->in.c)
+		*end = l->in.c;
+}
+
+/* The base of the power that divides channel c of pixel `i`. */
+static double lrn_base(const struct layer *l, const double *in, size_t c, size_t i)
+{
+	const size_t area = l->in.h * l->in.w;
+	size_t first, end;
+	double sum = 0;
+
+	lrn_window(l, c, &first, &end);
+	for (size_t j = first; j < end; j++)
+		sum += in[j * area + i] * in[j * area + i];
+	return (double)l->k + (double)l->alpha * sum;
+}
+
+static void lrn_forward(const struct layer *l, const double *in, double *out)
+{
+	const size_t area = l->in.h * l->in.w;
+
+	for (size_t c = 0; c < l->in.c; c++)
+		for (size_t i = 0; i < area; i++)
+			out[c * area + i] =
+				in[c * area + i] * pow(lrn_base(l, in, c, i), -(double)l->beta);
+}
+
+/* Output c passes its error to its own input and, through the base, to the channels of its window.
+ */
+static void lrn_backward(const struct layer *l, const double *in, const double *d_out, double *d_in)
+{
+	const size_t area = l->in.h * l->in.w;
+	size_t first, end;
+
+	memset(d_in, 0, shape_count(l->in) * sizeof(*d_in));
+	for (size_t c = 0; c < l->in.c; c++) {
+		lrn_window(l, c, &first, &end);
+		for (size_t i = 0; i < area; i++) {
+			const double base = lrn_base(l, in, c, i), d = d_out[c * area + i];
+			const double power = pow(base, -(double)l->beta);
+			const double through = -2 * (double)l->alpha * (double)l->beta *
+					       in[c * area + i] * power / base;
+
+			d_in[c * area + i] += d * power;
+			for (size_t j = first; j < end; j++)
+				d_in[j * area + i] += d * through * in[j * area + i];
+		}
+	}
+}
+
+/* ---- skip, add ------------------------------------------------------------------------------- */
+
+/* The value of the skip that add `l` adds to channel c, row y, column x, of `l->out`. */
+static size_t skip_at(const struct layer *l, struct shape skip, size_t c, size_t y, size_t x)
+{
+	return at(skip, c, y * l->stride, x * l->stride);
+}
+
+static void add_forward(
+	const struct layer *l, struct shape skip, const double *in, const double *from, double *out)
+{
+	memcpy(out, in, shape_count(l->out) * sizeof(*out));
+	for (size_t c = 0; c < skip.c; c++)
+		for (size_t y = 0; y < l->out.h; y++)
+			for (size_t x = 0; x < l->out.w; x++)
+				out[at(l->out, c, y, x)] += from[skip_at(l, skip, c, y, x)];
+}
+
+/* `l`: the add; d_add: its errors. The input of the skip gets the errors of both paths. */
+static void skip_backward(const struct layer *l, struct shape skip, const double *d_out,
+	const double *d_add, double *d_in)
+{
+	memcpy(d_in, d_out, shape_count(skip) * sizeof(*d_in));
+	for (size_t c = 0; c < skip.c; c++)
+		for (size_t y = 0; y < l->out.h; y++)
+			for (size_t x = 0; x < l->out.w; x++)
+				d_in[skip_at(l, skip, c, y, x)] += d_add[at(l->out, c, y, x)];
+}
+
 /* ---- pool, avgpool, dropout ------------------------------------------------------------------ */
 
 /* The first maximum of a window in row order. Padding never wins. */
@@ -354,6 +440,15 @@ static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p
 	case LAYER_CHANNELS:
 		channels_forward(l, in, out);
 		break;
+	case LAYER_LRN:
+		lrn_forward(l, in, out);
+		break;
+	case LAYER_SKIP:
+		memcpy(out, in, shape_count(l->in) * sizeof(*out));
+		break;
+	case LAYER_ADD:
+		add_forward(l, m->layer[l->partner].in, in, r->value[l->partner], out);
+		break;
 	}
 }
 
@@ -395,6 +490,15 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 		break;
 	case LAYER_CHANNELS:
 		channels_backward(l, d_out, d_in);
+		break;
+	case LAYER_LRN:
+		lrn_backward(l, r->value[number], d_out, d_in);
+		break;
+	case LAYER_SKIP:
+		skip_backward(&m->layer[l->partner], l->in, d_out, r->delta[l->partner + 1], d_in);
+		break;
+	case LAYER_ADD:
+		memcpy(d_in, d_out, shape_count(l->in) * sizeof(*d_in));
 		break;
 	}
 }

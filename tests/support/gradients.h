@@ -40,7 +40,7 @@ struct odd_model {
 #define N_ODD_MODELS 31
 extern const struct odd_model odd_models[N_ODD_MODELS];
 /* The same, of layers that not every device has. */
-#define N_LAYER_MODELS 17
+#define N_LAYER_MODELS 25
 extern const struct odd_model layer_models[N_LAYER_MODELS];
 
 struct subject {

@@ -43,6 +43,19 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 					    "multiples of groups=3"},
 		{"conv:8:3:groups=0 fc:10", "groups \"0\" is not a whole number"},
 		{"conv:8:3:groups=1:groups=1 fc:10", "\"groups=1\" is not understood"},
+		{"lrn:0 fc:10", "size \"0\" is not a whole number in [1, 4096]"},
+		{"lrn:5:5 fc:10", "\"5\" is not understood; expected alpha=A"},
+		{"lrn:alpha=1:alpha=1 fc:10", "\"alpha=1\" is not understood"},
+		{"lrn:k=0 fc:10", "\"k=0\" is not understood"},
+		{"lrn:beta=-1 fc:10", "\"beta=-1\" is not understood"},
+		{"lrn:beta=1e99 fc:10", "\"beta=1e99\" is not understood"},
+		{"lrn:gamma=1 fc:10", "\"gamma=1\" is not understood"},
+		{"add fc:10", "layer 1 \"add\": it needs a skip before it"},
+		{"skip relu add add fc:10", "layer 4 \"add\": it needs a skip"},
+		{"relu skip relu fc:10", "layer 2 \"skip\": no add follows"},
+		{"conv:4:1 skip conv:3:1 add fc:10", "cannot add the skip's 4x28x28 to 3x28x28"},
+		{"skip conv:3:3 add fc:10", "cannot add the skip's 1x28x28 to 3x26x26"},
+		{"skip:1 fc:10", "expected skip"},
 		{"tanh:1 fc:10", "layer 1 \"tanh:1\": expected tanh"},
 		{"sigmoid:1 fc:10", "expected sigmoid"},
 		{"conv:8 fc:10", "expected conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto]"},
@@ -174,10 +187,11 @@ static const char *random_layer(struct rng *r, char *out, size_t size)
 	size_t a = rng_below(r, 9) + 1, b = rng_below(r, 7) + 1, c = rng_below(r, 3) + 1;
 	const char *pad = pads[rng_below(r, 6)];
 
-	static const char *const plain[] = {"tanh", "sigmoid", "avgpool:global"};
+	static const char *const plain[] = {
+		"tanh", "sigmoid", "avgpool:global", "lrn:3:k=1", "skip relu add", "skip", "add"};
 	switch (rng_below(r, 9)) {
 	case 6:
-		snprintf(out, size, "%s", plain[rng_below(r, 3)]);
+		snprintf(out, size, "%s", plain[rng_below(r, 7)]);
 		break;
 	case 7:
 		snprintf(out, size, "conv:%zu:%zu:groups=%zu%s", 2 * a, b, c, pad);

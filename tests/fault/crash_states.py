@@ -38,7 +38,8 @@ def read_log(path):
 
 
 def subsets(things):
-    """All subsets; for a long list only the subsets that are most likely to show a torn state."""
+    """All subsets of a short list. For a long list, only the subsets that are most likely to show a
+    torn state."""
     n = len(things)
     if n <= MOST:
         return [c for k in range(n + 1) for c in itertools.combinations(things, k)]
@@ -52,7 +53,8 @@ def matters(name):
 
 
 class Disk:
-    """The directory while a log is played: its content, and what of it would survive a cut."""
+    """The directory at one position of the log: its content, and the part of it that would survive
+    a cut."""
 
     def __init__(self, state=()):
         self.now = {}  # name -> file number, as the program sees the directory

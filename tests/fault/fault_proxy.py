@@ -1,5 +1,5 @@
-"""A proxy that knows the messages. It loses, duplicates and delays messages, which TCP never does,
-as the seed decides."""
+"""A proxy that parses the messages. As its seed decides, it loses, duplicates and delays whole
+messages, which TCP never does."""
 import random
 import threading
 

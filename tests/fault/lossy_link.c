@@ -106,7 +106,8 @@ static int set_rule(struct rules *r, const char *word)
 struct direction {
 	struct rules rules;
 	uint64_t seen, lost, full, doubled, overtaken, corrupt, passed; /* numbers of packets */
-	uint64_t free_at;  /* when the limited rate will have sent all packets that wait */
+	/* the time at which the limited rate will have sent all packets that wait */
+	uint64_t free_at;
 	uint64_t last_due; /* the due time of the newest packet that keeps its order */
 };
 
@@ -190,7 +191,8 @@ static void remove_first(void)
 
 /* ---- the way of a packet ------------------------------------------------------------------- */
 
-/* When the limited rate will have sent the packet; 0: the queue has no room for it. */
+/* Returns the time at which the limited rate will have sent the packet; 0: the queue has no room
+ * for it. */
 static uint64_t leave_at(struct direction *d, uint64_t now, size_t size)
 {
 	uint64_t rate = d->rules.rate, start = d->free_at > now ? d->free_at : now;

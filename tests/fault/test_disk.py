@@ -98,8 +98,8 @@ def start_ms(programs, directory):
 
 
 def test_falling_back_takes_little(programs, figure, full):
-    """The newest checkpoint has 425,000 weights, and its last byte is flipped. How much later does
-    the server listen?"""
+    """The newest checkpoint has 425,000 weights, and its last byte is flipped. The test measures
+    how much later the server listens than with an undamaged checkpoint."""
     run = programs.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd")
     endpoint = run.endpoint
     for _ in range(2):

@@ -56,8 +56,8 @@ def gone_for(net, run, seconds):
 
 
 def soon(full):
-    """The seconds that recovery may take: the goal in the long form, and more in the short form,
-    which runs on a busy machine."""
+    """The seconds that recovery may take: the required time in the long form, and more in the short
+    form, which runs on a busy machine."""
     return 2 * PATIENCE if full else 5 * PATIENCE
 
 

@@ -9,7 +9,8 @@ from support.build import PATIENCE, command
 from support.programs import SIGTERM, Process, until
 
 STOPPED = 12
-# the server does not declare anybody dead during the test: only a goodbye returns batches
+# the server declares no worker dead during the test: only a worker that says goodbye returns
+# batches
 NEVER_DEAD = ("--suspect-ms", 590000, "--dead-ms", 600000)
 SLOW_MODEL = "conv:64:5 relu conv:64:5 relu pool:2 fc:10"  # seconds for each batch on cpu-ref
 
@@ -112,8 +113,8 @@ def test_stopped_before_it_connects(programs, data):
 
 
 def test_workers_of_a_drained_server(programs, small):
-    """A drain ends the workers before training is done: not with 0, so that a supervisor starts them
-    again with the server."""
+    """A drain ends the workers before training is done. They do not exit with 0, so a supervisor
+    starts them again together with the server."""
     server = programs.server("--model", "seed:8", "--epochs", 1000)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: images(server) > 1000, 20, "training")

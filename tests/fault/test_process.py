@@ -166,7 +166,7 @@ def crawl(figure):
 
 @pytest.mark.alone
 def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
-    """The other workers push at a pace of their own, before and after worker 0 is slowed down."""
+    """The other workers push at their own rate, before and after worker 0 is slowed down."""
     run = ledger(3, 8000 if full else 700, pace=(10,))
     run.reached(0)
     window = 6 if full else 1
@@ -400,7 +400,7 @@ def test_device_that_breaks(programs, figure, small):
 
 
 def test_gpu_that_breaks(programs, figure, small):
-    """The same with a real GPU: a library in LD_PRELOAD poisons its context on SIGRTMIN."""
+    """As above, with a real GPU: a library in LD_PRELOAD poisons its context on SIGRTMIN."""
     if not Path("/dev/nvidia0").exists():
         figure.cannot("P17", "no GPU here: make gpu-test does it where there is one")
     server = programs.server("--model", "seed:32", "--epochs", 1000, *SOON)

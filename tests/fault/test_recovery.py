@@ -29,8 +29,8 @@ def seqs(run):
 
 @pytest.mark.parametrize("level", ["replay", "always"])
 def test_first_update_after_a_kill(ledger, figure, full, level):
-    """kill -9 of the server with 16 workers. The next server starts in the same moment. No worker
-    restarts."""
+    """kill -9 of a server with 16 workers. The next server starts at the same moment, and the
+    workers keep running."""
     kills = 100 if full else 2
     run = ledger(WORKERS, 300 + 30 * kills if full else 200, "--durability", level, pace=(20,))
     first, everybody = [], []
@@ -62,8 +62,8 @@ def pushed_in(run, names, seconds):
 
 
 def test_a_death_does_not_slow_the_others(ledger, figure, full):
-    """Four workers push at a pace that the machine can hold. One of them is killed, and the server
-    notices its silence."""
+    """Four workers push at a rate that the machine can sustain. One of them is killed, and the
+    server notices its silence."""
     rounds, seconds = (10, 2.5) if full else (2, 2)
     run = ledger(4, int((rounds * 2 * seconds + 30) * 100), pace=(10,))
     others = ["ledger-1", "ledger-2", "ledger-3"]

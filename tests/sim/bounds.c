@@ -55,8 +55,8 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
-/* An excluded worker has no work. A broken device does not end the run while other workers are
- * silent, nor before the training has begun. */
+/* A worker that was excluded has no work. A broken device does not end the run while other
+ * workers are silent, nor before the training has begun. */
 static void check_excluded(struct sim *s, const struct core *c)
 {
 	const struct worker *only = NULL;

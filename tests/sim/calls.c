@@ -298,7 +298,7 @@ void __wrap_log_write(
 
 void *__real_mem_try(size_t n, size_t size);
 
-/* NULL: the block is not large, or all places for large blocks are taken. */
+/* Returns a kept block; NULL: the block is not large, or all places for large blocks are taken. */
 static void *large_block(size_t bytes)
 {
 	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {

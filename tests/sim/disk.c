@@ -68,7 +68,7 @@ static int new_file(struct disk *d)
 	}
 	if (d->n_changes == 0)
 		abort(); /* cannot happen: the number of names is bounded, and each has one file */
-	/* a real file system commits its metadata journal by itself from time to time */
+	/* A real file system commits its metadata journal from time to time. */
 	names_commit(d);
 	return new_file(d);
 }
@@ -210,7 +210,8 @@ long disk_write(struct disk *d, int fd, const void *bytes, size_t n)
 
 	if (!file_at(d, fd) || n == 0)
 		return n ? fail(EBADF) : 0;
-	if (is_prevented(d)) { /* but the disk may have stored a part of the bytes */
+	/* the write fails, but the disk may have stored a part of the bytes */
+	if (is_prevented(d)) {
 		if (was_alive)
 			(void)take_bytes(d, fd, bytes, rng_below(&d->rng, n));
 		return -1;

@@ -20,7 +20,7 @@
 #include <stdint.h>
 #include "common/rng.h"
 
-#define DISK_DIRECTORY "disk" /* the name of the directory for the real file code */
+#define DISK_DIRECTORY "disk" /* the path of the directory as the real file code sees it */
 #define DISK_FILES     64
 #define DISK_CHANGES   48
 #define DISK_OPEN      8
@@ -44,7 +44,7 @@ struct disk_name {
 
 enum disk_change_kind { CHANGE_LINK, CHANGE_UNLINK, CHANGE_RENAME };
 
-/* A change of the directory since its last fsync. */
+/* A change of the directory after the directory's last fsync. */
 struct disk_change {
 	enum disk_change_kind kind;
 	char name[DISK_NAME], to[DISK_NAME];
@@ -69,7 +69,8 @@ struct disk {
 	/* faults, per 1000 operations */
 	uint32_t fails;  /* writes, syncs and renames that end with EIO or ENOSPC */
 	uint32_t shorts; /* writes that store fewer bytes than the caller passed */
-	/* syncs that report success but write nothing; after such a sync no promise holds */
+	/* Syncs that report success but write nothing. After one of them the disk has broken its
+	 * promises. */
 	uint32_t forgets;
 
 	uint64_t capacity; /* bytes of all files; 0: no limit */

@@ -15,8 +15,8 @@ static struct sim_worker *victim(struct sim *s, const struct fault *f)
 	return f->node <= s->n_workers ? &s->worker[f->node - 1] : NULL;
 }
 
-/* If the server is down, or the fault says so, the kill comes in a later disk operation: of the
- * next start, or of the running server. */
+/* If the server is down, or the fault demands it, the kill comes in a later disk operation: of
+ * the next start, or of the running server. */
 static void kill_server(struct sim *s, const struct fault *f, int power)
 {
 	struct sim_server *v = &s->server;
@@ -90,7 +90,8 @@ static void slow(struct sim *s, const struct fault *f)
 	s->hushed = 1;
 }
 
-/* 1: the other workers can do the work of one worker, and the run does not wait for it to begin. */
+/* 1: the other workers can do the work of the worker, and the run does not wait for the worker
+ * to begin. */
 static int is_dispensable(const struct sim *s)
 {
 	const struct core *c = s->server.core;

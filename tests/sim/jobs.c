@@ -62,8 +62,8 @@ static void note_failure(struct board *b, uint64_t seed)
 		;
 }
 
-/* The work of one process: it takes chunks until no seeds are left, or all that are left are larger
- * than a seed that failed. */
+/* The work of one process: it takes chunks of seeds until none is left below the smallest seed
+ * that failed. */
 static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
 {
 	static struct sim s;

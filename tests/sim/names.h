@@ -6,7 +6,7 @@
 #define TESTS_SIM_NAMES_H
 #include "tests/sim/disk.h"
 
-/* Copy `text`, truncated to the room that a name has. */
+/* Copy `text`, cut to the size that a name may have. */
 void names_copy(char to[DISK_NAME], const char *text);
 /* NULL: there is no such entry. */
 struct disk_name *names_find(struct disk_name *names, const char *text);

@@ -55,7 +55,9 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 {
 	size_t i = n->n;
 
-	if (i == n->room) /* the run is out of control: stop before the machine swaps */
+	/* too many events are pending, so the run is out of control: stop before the machine
+	 * swaps */
+	if (i == n->room)
 		abort();
 	it.at_ms = at_ms;
 	n->n++;
@@ -142,8 +144,8 @@ static void deliver(
 	net_at(n, at, it);
 }
 
-/* 1: a loss or duplication happens here. The random number is drawn in any case, so that the limits
- * of a shrunk case change nothing else. */
+/* 1: a loss or duplication happens here. The random number is drawn in any case, so a shrunk
+ * case without this fault draws the same numbers afterwards. */
 static int strikes(struct net *n, uint32_t per_mille)
 {
 	if (!net_chance(n, per_mille))

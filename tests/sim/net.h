@@ -48,7 +48,7 @@ struct net {
 	uint32_t drop, twice;           /* losses and duplications, per 1000 messages */
 	int in_order;                   /* a link keeps its order, as TCP does */
 	struct lane lane[SIM_NODES][2]; /* two for each worker; [1]: to the server */
-	/* until then each tensor message of the worker takes slow_ms */
+	/* until this time each tensor message of the worker takes slow_ms */
 	uint64_t slow_until_ms[SIM_NODES];
 	uint32_t slow_ms[SIM_NODES];
 	/* Losses and duplications are numbered from 0. Only those in [strikes_from, strikes_to)

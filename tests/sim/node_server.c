@@ -44,12 +44,13 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 	server_event(arg, &ev);
 }
 
-/* As restore_and_save of server.c. */
+/* Restores the state and writes a checkpoint, as restore_and_save of server.c does. */
 static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;
 
-	/* no limit: a start without space ends, and that is not tested here */
+	/* The disk has no size limit during a start: a start without space exits, and the
+	 * simulator does not test that. */
 	s->disk.capacity = 0;
 	int rc = startup(&v->state, &s->options, e);
 
@@ -187,7 +188,8 @@ void server_take_job(void *arg, const struct job *job)
 			.what = HAPPEN_JOB, .node = SIM_SERVER, .life = v->life, .number = i});
 }
 
-/* A job runs in one moment of virtual time. The loop is notified a little later. */
+/* A job of the thread pool runs in one moment of virtual time. The loop is notified a little
+ * later. */
 void server_job(struct sim *s, struct item *it)
 {
 	struct sim_server *v = &s->server;
@@ -261,7 +263,7 @@ static void say(struct sim *s, const struct effect *e)
 		e->durable_first);
 }
 
-/* Store the weights that workers can pull after this step. */
+/* Store the weights that workers can pull after this step of the core. */
 static void remember(struct sim *s)
 {
 	const struct core *c = s->server.core;

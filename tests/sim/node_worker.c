@@ -32,12 +32,12 @@ static struct data_id data_of(const struct sim *s, const struct sim_worker *w)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* The process that could replay the pushes after `from` has gone. So these pushes may or may not
+/* The process that could replay the pushes after `from` has died. So these pushes may or may not
  * have been applied. */
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 {
 	if (from > w->told_seq)
-		from = w->told_seq; /* it was killed before it received the verdict */
+		from = w->told_seq; /* the worker was killed before it received the verdict */
 	for (uint64_t seq = from + 1; seq <= session_last_seq(w->session); seq++) {
 		uint32_t c = w->gradient[seq % SIM_WINDOW].push;
 
@@ -81,17 +81,17 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 		return w->foreign;
 	case PS_EDIVERGED:
 		return s->diverged > 0;
-	case PS_EWRONGRUN: /* no checkpoint was left, so the server began a new run */
+	case PS_EWRONGRUN: /* no checkpoint was left, so the server has begun a new run */
 		return s->disk.lied;
 	default:
 		return 0;
 	}
 }
 
-/* The newest push that must have been applied when a session ends with `status`. The server gives a
- * slot away, and ends, only after all acknowledged pushes are on the disk. But the worker cannot
- * replay what a crash has lost since then if another process has its name, or if the run has ended
- * as diverged. */
+/* The newest push that must have been applied when a session ends with `status`. The server
+ * frees a slot, and exits, only after all acknowledged pushes are on the disk. But the worker
+ * cannot replay what a crash has lost after that if another process has taken its name, or if
+ * the run has ended as diverged. */
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
 	int final = status == PS_EFENCED || status == PS_EDIVERGED;

@@ -289,7 +289,7 @@ static void choose_faults(struct sim *s)
 	}
 }
 
-/* A fault after which the program of a worker stands still while its session sends heartbeats. */
+/* FAULT_HANG: the program of a worker stands still while its session sends heartbeats. */
 static void choose_hang(struct sim *s)
 {
 	struct fault f = {.kind = FAULT_HANG, .node = between(s, 1, SIM_WORKERS)};
@@ -304,7 +304,7 @@ static void choose_hang(struct sim *s)
 	s->n_faults++;
 }
 
-/* Drawn after the older choices, so that older seeds keep their runs. */
+/* This choice is drawn after the older choices, so that older seeds keep their runs. */
 static void choose_durability(struct sim *s)
 {
 	s->cfg.checkpoint.wal = (enum durability)chance(s, 125);
@@ -317,7 +317,7 @@ static void choose_durability(struct sim *s)
 }
 
 /* Resume: several batches with the same weights, so that all but the first are stale. EASGD:
- * several batches between two exchanges. Drawn late, too. */
+ * several batches between two exchanges. This choice, too, is drawn after the older ones. */
 static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);
@@ -333,8 +333,9 @@ static void choose_schedule(struct sim *s)
 	s->cfg.limits.max_staleness = 1000000; /* after a crash a worker may pull newer weights */
 }
 
-/* Drawn late: the size of the buffer, and the N of N + b in sync. Some runs of sync have only
- * network faults, and their weights must not depend on the order of arrival. */
+/* The size of the buffer, and the N of N + b in sync, are drawn after the older choices. Some
+ * runs of sync have only network faults, and their weights must not depend on the order of
+ * arrival. */
 static void choose_steps(struct sim *s)
 {
 	uint32_t workers = between(s, 1, 4), buffer = between(s, 2, 6);
@@ -348,7 +349,7 @@ static void choose_steps(struct sim *s)
 	s->cfg.sync.workers = given ? workers : 0;
 	if (s->ordered) {
 		s->exact = 1;
-		s->forgets = 0; /* the compared run must not lose its last state */
+		s->forgets = 0; /* the run that is compared must not lose its last state */
 		s->cfg.sync.workers = s->cfg.sync.backup_workers = 0;
 		s->cfg.leases.min_workers = s->n_workers;
 		choose_exact(s);
@@ -359,7 +360,8 @@ static void choose_steps(struct sim *s)
 	fill_options(s);
 }
 
-/* In some runs one device breaks. This is one more fault, drawn late, too. */
+/* In some runs the device of one worker breaks. This fault, too, is drawn after the older
+ * choices. */
 static void choose_break(struct sim *s)
 {
 	int breaks = chance(s, 150);

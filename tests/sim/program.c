@@ -212,7 +212,7 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 	}
 }
 
-/* Take note of a push that the session has accepted. */
+/* Record a push that the session has accepted. */
 static void moved(
 	struct sim *s, struct sim_worker *w, const struct gradient *g, const struct own *own)
 {
@@ -225,7 +225,7 @@ static void moved(
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
-/* With `asks`, the push also requests the next weights, if the session can do so now. */
+/* With `asks`, the push also requests the next weights if the session allows a request now. */
 static int push(
 	struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g, int asks)
 {

@@ -7,7 +7,8 @@
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* The worker of this push, if the push is its next one and replays an accepted push; else NULL. */
+/* Returns the worker of this push, if the push is the next one that the ledger expects from the
+ * worker and replays an accepted push; else NULL. */
 static const struct worker *replayer(const struct core *c, const struct event *ev)
 {
 	const struct msg_push *p;

@@ -13,7 +13,7 @@ struct search {
 
 #define MAX_RUNS 2000u
 
-/* Run a candidate. 1: it fails too, and becomes the best one. */
+/* Run a candidate. 1: the candidate fails, too, and becomes the best one. */
 static int try(struct search *f, struct sim_limits l)
 {
 	if (f->runs++ >= MAX_RUNS || !sim_run(f->s, f->seed, &l, 0))
@@ -74,7 +74,7 @@ static int calmer(struct search *f)
 	return try(f, l);
 }
 
-/* Narrow the range of losses and duplications: cut ever smaller pieces off both ends. */
+/* Narrow the range of losses and duplications: remove smaller and smaller pieces from both ends. */
 static int fewer_strikes(struct search *f)
 {
 	struct sim_limits l = f->best;
@@ -86,7 +86,7 @@ static int fewer_strikes(struct search *f)
 	if (try(f, l))
 		return 1;
 	l = f->best;
-	if (l.strikes_to == UINT64_MAX) { /* replace "all" by their number in this run */
+	if (l.strikes_to == UINT64_MAX) { /* replace "all losses" by their number in this run */
 		(void)sim_run(f->s, f->seed, &l, 0);
 		l.strikes_to = f->s->net.strikes;
 		if (!try(f, l))
@@ -120,6 +120,7 @@ struct sim_limits shrink(struct sim *s, uint64_t seed, const struct sim_limits *
 	while (better && f.runs < MAX_RUNS)
 		better = fewer_faults(&f) | fewer_workers(&f) | fewer_steps(&f) | calmer(&f) |
 			 fewer_strikes(&f);
-	(void)sim_run(s, seed, &f.best, 0); /* leaves the violation of the best case in `s` */
+	/* this run leaves the violation of the best case in `s` */
+	(void)sim_run(s, seed, &f.best, 0);
 	return f.best;
 }

@@ -216,9 +216,9 @@ static void conduct(struct sim *s)
 		s->drained = 0;
 }
 
-/* The run has passed its deadline. This is a violation, unless the disk has lied. A disk that lied
- * about the last checkpoint leaves work for a server whose workers have all ended, or of which too
- * few are left to begin. */
+/* The run has passed its deadline. This is a violation, unless the disk has lied about an fsync.
+ * After a lie about the last checkpoint, the restarted server may have work left while too few
+ * workers are left to do it. */
 static void late(struct sim *s)
 {
 	if (s->disk.lied || (s->disk.broken && (all_ended(s) || bounds_too_few(s))))

@@ -35,7 +35,7 @@
 #include "worker/client/session.h"
 
 #define SIM_WORKERS 5u
-/* processes that are still alive when another process takes their name */
+/* processes whose name another process has taken while they were alive */
 #define SIM_TWINS       2u
 #define SIM_SLOTS       (SIM_WORKERS + 3)
 #define SIM_COORDINATES 2048u
@@ -60,7 +60,7 @@ enum sim_mode {
 };
 #define SIM_MODE_NAMES "any|ledger|downpour|ssp|sync|sandblaster|lbfgs|easgd"
 
-/* The parts of a seed's run that take place. A shrunk case is a seed with limits. */
+/* The parts of a seed's run that take place. A shrunk case consists of a seed and its limits. */
 struct sim_limits {
 	int mode;         /* enum sim_mode */
 	uint32_t workers; /* at most; 0: as many as the seed decides */
@@ -148,7 +148,7 @@ struct sim_worker {
 	} own;
 	int foreign; /* the worker has another data set, so that it gets no work */
 	int broken;  /* its losses are NaN, until another process replaces this one */
-	/* of the retained push with number seq: at seq % SIM_WINDOW */
+	/* the retained push with number seq is at index seq % SIM_WINDOW */
 	struct gradient gradient[SIM_WINDOW];
 };
 
@@ -324,8 +324,8 @@ int sim_wal_open(struct sim *s, struct err *e) PS_MUST_CHECK;
 void sim_wal_check_restored(struct sim *s);
 /* Release everything of the server's process. */
 void sim_wal_release(struct sim *s);
-/* sim_wal_event logs an event before the step of the core, and returns its position in the log (0:
- * no log). sim_wal_stepped takes note of the step. */
+/* sim_wal_event logs an event before the step of the core, and returns its position in the log
+ * (0: no log). sim_wal_stepped records what the step changed. */
 uint64_t sim_wal_event(struct sim *s, const struct event *ev);
 void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
 /* Send a message, at once or when all events on which it depends are on the disk. */
@@ -334,7 +334,8 @@ void sim_wal_rotate(struct sim *s, uint64_t generation);
 void sim_wal_durable(struct sim *s, uint64_t generation);
 void sim_wal_finish(struct sim *s);
 void sim_wal_tick(struct sim *s);
-/* At a tick: how long replies have waited for the disk, by the clock of the server. */
+/* Called at each tick. Returns how long replies have waited for the disk, by the clock of the
+ * server. */
 uint64_t sim_wal_held_ms(struct sim *s);
 
 /* node_worker.c */

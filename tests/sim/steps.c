@@ -72,7 +72,7 @@ static int is_replay(const struct event *ev)
 	       ev->msg->push.verdict == VERDICT_OK;
 }
 
-/* Take note of the push that this event applied, if it applied one. */
+/* Record the push that this event applied, if it applied one. */
 static void note_push(struct sim *s, const struct core *c, const struct event *ev)
 {
 	struct sim_steps *t = &s->steps;

@@ -7,8 +7,8 @@
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* If the disk lied about an fsync, pushes may be missing, and no server can prevent that. No push may
- * ever count twice. */
+/* If the disk lied about an fsync, pushes may be missing, and no server can prevent that. Even
+ * then no push may count twice. */
 static void ledger_gradient(struct sim *s, const float *pushes)
 {
 	const float *w = pushes;
@@ -45,7 +45,7 @@ static void batch_ledger(struct sim *s, const float *batches)
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
 }
 
-/* Each applied push has moved the centre once by its e. Nothing else may have moved the centre. */
+/* Each applied push moves the centre once, by its e. Nothing else may move the centre. */
 static void elastic_ledger(struct sim *s, const float *w)
 {
 	const float *pushes = w + sim_first_push(s);
@@ -65,8 +65,8 @@ static void elastic_ledger(struct sim *s, const float *w)
 	}
 }
 
-/* The weights must be those of a run without faults, except for rounding in sums of another
- * order. */
+/* The weights must be the weights of a run without faults, except for rounding in sums that were
+ * formed in another order. */
 static void portion_ledger(struct sim *s, const float *w)
 {
 	float expected[SIM_PORTIONS];
@@ -114,7 +114,9 @@ void verdict(struct sim *s)
 	if (net_chance(&s->net, 500))
 		disk_power_cut(&s->disk);
 	s->disk.fails = s->disk.shorts = s->disk.forgets = 0;
-	s->disk.capacity = 0; /* no limit: a start without space is not tested here (as in boot) */
+	/* The disk has no size limit here: the simulator does not test a start without space (as
+	 * in boot). */
+	s->disk.capacity = 0;
 	c = server_restore(s, &r);
 	if (!c)
 		return;

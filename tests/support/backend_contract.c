@@ -56,16 +56,16 @@ void padded_cells_are_never_the_argmax(void **state)
 		assert_int_equal(s.model.layer[1].out.w, 2);
 		subject_open(&s, *d, 1);
 		subject_step(&s);
-		/* the weight gradient of fc is error times pooled value: its ratios show the pooled
-		 * values */
+		/* The weight gradient of fc is error times pooled value, so the ratios of its
+		 * values show the pooled values. */
 		const float *fc = s.grad + s.model.tensor[2].offset;
 		assert_true(fabsf(fc[0] / fc[1] - (0.4f - 2) / (0.8f - 2)) < 1e-5f);
 		subject_release(&s);
 	}
 }
 
-/* The second conv has zero weights, so that its cells are equal. Dropout keeps the device from
- * fusing layers. */
+/* The second conv has zero weights, so that all its outputs are equal. Dropout keeps the device
+ * from fusing layers. */
 static void check_first_of_equals(const char *device, const char *text)
 {
 	struct subject s;
@@ -161,7 +161,7 @@ void evaluation_and_prediction_follow_from_the_same_scores(void **state)
 	}
 }
 
-/* A NaN must never count as a correct answer. A ReLU or a maximum must not hide it. */
+/* Proves that a NaN never counts as a correct answer, and that no ReLU or maximum hides a NaN. */
 static void contract_nan(const char *device, size_t tensor)
 {
 	struct subject s;
@@ -282,7 +282,7 @@ void check_local(struct subject *s, double bound)
 		assert_int_equal(
 			backend_local_steps(b, s->index, s->batch, 2, LOCAL_RATE, s->dropout_seed),
 			PS_OK);
-		/* the first steps are done; the training continues */
+		/* the first steps are done; the second call continues the training */
 		assert_int_equal(backend_local_wait(b, NULL), PS_OK);
 		assert_int_equal(backend_local_steps(b, s->index + 2 * s->batch, s->batch, 1,
 					 LOCAL_RATE, s->dropout_seed + 2),

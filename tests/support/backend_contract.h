@@ -20,11 +20,12 @@ extern const struct odd_model contract_small;
 /* The model is fc:2 with zero weights. So the probabilities are 1/2, the loss is ln 2, and the
  * gradient is (p - y) * pixel / 255. */
 void pixels_are_divided_by_255_and_gradients_are_means(void **state);
-/* The gradient of the filter is the pixel of the argmax times its error. So the gradient shows
- * which cell is the argmax. */
+/* The gradient of the filter is the error of the argmax times its pixel. So the gradient shows
+ * which pixel the pool chose. */
 void padded_cells_are_never_the_argmax(void **state);
 void of_equal_cells_the_first_in_row_order_is_the_argmax(void **state);
-/* Zero weights here, too: the gradient of weight i is +-1/2 times pixel i after dropout. */
+/* The model has zero weights here, too: the gradient of weight i is +-1/2 times pixel i after
+ * dropout. */
 void dropout_draws_what_the_header_specifies(void **state);
 
 /* ---- evaluation and refusals ---------------------------------------------------------------- */
@@ -40,7 +41,7 @@ void a_batch_larger_than_memory_is_refused(void **state);
 #define LOCAL_STEPS 3
 
 /* Train LOCAL_STEPS batches in two calls. Weights, sum and loss must be within `bound` of the
- * definition, and a second run must give the same bytes. */
+ * values that the definition of local training gives, and a second run must give the same bytes. */
 void check_local(struct subject *s, double bound);
 void local_training_is_one_gradient_after_the_other(void **state);
 void rounds_may_overlap(void **state);

@@ -31,20 +31,20 @@ struct fake_how {
 	int mute_pulls, mute_leases;
 	int mute_leases_after; /* nonzero: set mute_leases after this number of leases */
 	int not_durable;       /* no push becomes durable */
-	int garbage;           /* send bytes that are no message before each answer */
+	int garbage;           /* send bytes that are no message before each reply */
 	int status;            /* nonzero: answer every message with this ERROR */
-	int bye;               /* send bytes that are no message before each reply */
-	int reject;            /* REJECT_*: the reason for which every push is rejected */
-	int superseded;        /* ... because another result was first */
-	int two_slices;        /* REJECT_*: reject every push for this reason */
-	int damaged_pulls; /* with `reject`: because another result of the same work was first */
+	int bye;               /* the status of the BYE that the server sends */
+	int reject;            /* REJECT_*: reject every push for this reason; 0: accept it */
+	int superseded;        /* each ACK reports that another result of the same work was first */
+	int two_slices;        /* send the weights as two tensors */
+	int damaged_pulls;     /* the number of PARAMS in which a bit is flipped */
 	int refuse_admin;
 	uint32_t push_window, replay_window;
-	const char *model; /* with FAKE_PARAMS parameters */
+	const char *model; /* a text of a model with FAKE_PARAMS parameters */
 	enum mode mode;
 	uint32_t n_push, n_fetch, push_sum, prefetch;
-	double local_rate, momentum, elastic; /* the number of PARAMS in which a bit is flipped */
-	float start[FAKE_PARAMS];             /* a text of a model with FAKE_PARAMS parameters */
+	double local_rate, momentum, elastic;
+	float start[FAKE_PARAMS]; /* the weights before the first push */
 	/* 0: no effect; else LEASE 1, 2, ... is answered with `grants`, and later ones with
 	 * PS_EDONE */
 	uint32_t n_grants;
@@ -92,8 +92,8 @@ void fake_start(struct fake *f);
 void fake_stop(struct fake *f);
 /* Wait until `enough(f)` holds, for at most this number of seconds. 1: it holds. */
 int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds);
-/* As fake_happens, for 20 s. If the condition does not hold by then, the test fails and names
- * `what`. */
+/* As fake_happens, with a limit of 20 s. If the condition does not hold by then, the test fails
+ * and names `what`. */
 void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what);
 /* Change one member of f->how, or all members. */
 void fake_set(struct fake *f, int *how, int value);

@@ -13,8 +13,8 @@ struct precision {
 	const char *name;
 	enum kx_precision value;
 	double bound; /* the bound on |g - exact| / |exact| of a whole gradient */
-	/* The same where rounded values decide ReLUs and pools: fprop in tf32 and bf16. A gradient
-	 * that is computed wrong is off by about 1. */
+	/* The bound on |g - exact| / |exact| where rounded values decide ReLUs and pools:
+	 * forward in tf32 and bf16. A gradient that is computed wrong is off by about 1. */
 	double loose;
 	double rounding; /* the relative rounding error of one value, for gradient_jump */
 };
@@ -32,7 +32,8 @@ void gpu_open(struct subject *s, const struct precision *p);
 float *gpu_reference(struct subject *s, double *loss);
 /* Repeat the same step. It must give the same bytes. */
 void gpu_repeat(struct subject *s);
-/* The largest distance of a single tensor. It shows a small tensor that is completely wrong. */
+/* The relative distance of the tensor that differs most. It shows a small tensor that is
+ * completely wrong. */
 double gpu_worst_tensor(const struct subject *s, const float *right);
 
 #endif

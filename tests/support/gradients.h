@@ -39,7 +39,7 @@ struct odd_model {
  * twice in a row. */
 #define N_ODD_MODELS 31
 extern const struct odd_model odd_models[N_ODD_MODELS];
-/* The same, of layers that not every device has. */
+/* More models of odd sizes, with layers that not every device supports. */
 #define N_LAYER_MODELS 25
 extern const struct odd_model layer_models[N_LAYER_MODELS];
 
@@ -67,19 +67,19 @@ void subject_step(struct subject *s);
 double gradient_distance(const float *a, const float *b, size_t n);
 
 /*
- * The largest change of the exact gradient when each weight changes by a relative amount of up to
- * `rounding`, which is the rounding error of the arithmetic under test. A large value means that
- * this rounding error decides an argmax or a ReLU of the batch. A difference is then no error of
- * the arithmetic.
+ * The largest change of the exact gradient when each weight changes by a relative amount of up
+ * to `rounding`, which is the rounding error of the arithmetic under test. A large value means
+ * that a change of this size flips an argmax or a ReLU of the batch. In this case a difference
+ * between two gradients is no error of the arithmetic.
  */
 double gradient_jump(struct subject *s, double rounding);
 
 /*
  * The backward error of `grad`: the smallest relative change of the weights, from half an ulp to
- * `max`, at which the exact gradient is within `bound` of `grad`. 0: there is no such change. Apart
- * from argmaxes and ReLUs, such a change moves the exact gradient only a little. So if `grad` is
- * farther from the exact gradient at the weights themselves, an argmax or a ReLU that such a
- * rounding decides is the cause.
+ * `max`, at which the exact gradient is within `bound` of `grad`. 0: there is no such change.
+ * Apart from argmaxes and ReLUs, a change of this size moves the exact gradient only a little.
+ * Therefore, if `grad` is farther than `bound` from the exact gradient at the unchanged weights,
+ * the cause is an argmax or a ReLU that the rounding flips.
  */
 double gradient_backward_error(
 	struct subject *s, const float *grad, double max, double bound, double *distance_there);

@@ -1,6 +1,6 @@
 /*
- * push_pull_pairs.h - measures pairs of push and pull. It has the loop of one worker, and prints a
- * table row for all workers. All programs of a comparison use it: transport.c in C, pslite_bench.cc
+ * push_pull_pairs.h - measures pairs of push and pull: the loop of one worker, and the table row
+ * for all workers. All programs of a comparison use this file: transport.c in C, pslite_bench.cc
  * in C++.
  */
 #ifndef TESTS_SUPPORT_PUSH_PULL_PAIRS_H

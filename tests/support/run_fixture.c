@@ -78,7 +78,8 @@ void run_save(uint64_t generation)
 {
 	checkpointer_start(run_checkpointer, run_startup.core, generation);
 	assert_true(checkpointer_busy(run_checkpointer));
-	assert_int_equal(run_saved.calls, 0); /* the callback must not run inside the call */
+	/* the checkpointer must not call the callback inside the call */
+	assert_int_equal(run_saved.calls, 0);
 	uv_run(&run_loop, UV_RUN_DEFAULT);
 	assert_false(checkpointer_busy(run_checkpointer));
 	assert_int_equal(run_saved.calls, 1);

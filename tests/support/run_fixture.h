@@ -35,7 +35,7 @@ int run_tear_down(void **state);
 void run_start(const char *more);
 /* A start with `more` options must be refused with `status`. The error must contain `named`. */
 void run_start_must_fail(const char *more, int status, const char *named);
-/* End the server's process: no thread writes a file any longer, and the lock is free. */
+/* End the server's process: from now on no thread writes a file, and the lock is free. */
 void run_die(void);
 uint64_t run_term(void);
 /* Join run_worker. Take the snapshot that the core requests before WELCOME. */

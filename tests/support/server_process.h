@@ -47,18 +47,19 @@ int server_tear_down(void **state);
 struct server_process *server_start(const char *line);
 /* Start cnn-ps with server_dir and a free port. */
 struct server_process *server_start_here(const char *more);
-/* Read its output for at most `ms`. 0: both pipes are closed. */
+/* Read the server's output for at most `ms`. 0: both pipes are closed. */
 int server_read(struct server_process *s, int ms);
-/* Wait until it logs `words`. Returns the text from there to the next blank. */
+/* Wait until the server logs `words`. Returns the text from there to the next blank. */
 const char *server_await(struct server_process *s, const char *words);
-/* Wait until it exits. Returns the exit status, or 128 + signal. */
+/* Wait until the server exits. Returns the exit status, or 128 + signal. */
 int server_wait(struct server_process *s);
 void server_kill(struct server_process *s);
 /* The endpoint that the server logs. */
 void server_endpoint(struct server_process *s, char url[256]);
-/* Its stdout, which must be one line of JSON. The caller releases it with json_decref. */
+/* The stdout of the server, which must be one line of JSON. The caller releases the value with
+ * json_decref. */
 json_t *server_result(struct server_process *s);
-/* The `status` in that line must be `status`. */
+/* The `status` in the server's final JSON line must be `status`. */
 void server_expect_status(struct server_process *s, const char *status);
 /* Limit the size of the server's files. Writes then fail as on a full disk. */
 void server_limit_files(const struct server_process *s, rlim_t bytes);

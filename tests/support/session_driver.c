@@ -72,7 +72,8 @@ static void driver_watch(struct session_driver *d)
 			d->notified_ack = e->seq;
 			d->verdict[e->seq] = (uint8_t)e->msg.ack.verdict;
 		}
-		/* invariant 2: a released push is newer than those before, durable and notified */
+		/* invariant 2: a released push is newer than all pushes released before, durable
+		 * and notified */
 		if (e->kind == DO_RELEASE) {
 			assert_true(e->seq > d->released);
 			assert_true(e->seq <= d->durable && e->seq <= d->notified_ack);

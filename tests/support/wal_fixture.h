@@ -37,7 +37,7 @@ void wal_on_done(void *arg);
 /* Append an event to the log, and step the core with it. `f`: the frames of its message, or
  * NULL. */
 void wal_event(const struct event *ev, struct frames *f);
-/* As wal_event for a message. It is encoded and decoded as on the network. */
+/* As wal_event, for a message. The message is encoded and decoded as on the network. */
 void wal_receive(uint32_t peer, const struct msg *m);
 /* Receive `n` pushes of ones. */
 void wal_push(int n);
@@ -62,7 +62,8 @@ void wal_failing_snapshots(int n);
 
 /* A start from the directory must restore the state of the core. */
 void wal_assert_recovers(int accept_loss);
-/* The number of pushes in the weights after such a start. The status of the start goes to *rc. */
+/* Start from the directory. Returns the number of pushes in the restored weights. The status of
+ * the start goes to *rc. */
 int wal_recovered_pushes(int accept_loss, int *rc);
 unsigned wal_count_files(void);
 

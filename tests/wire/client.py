@@ -183,7 +183,8 @@ class Worker:
                 self.ack(seq)
 
     def reconnect(self):
-        """The server has died: resume the same session on new connections."""
+        """Connect to the next process of the server after the old one died, and resume the same
+        session."""
         self.close()
         self.links()
         self.hello()

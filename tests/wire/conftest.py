@@ -1,4 +1,4 @@
-"""Fixtures of the wire tests: a real server, and an honest client that no misbehaving peer may
+"""Fixtures of the wire tests: a real server, and a correct client that no misbehaving peer may
 disturb."""
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def server(programs):
 
 @pytest.fixture
 def honest(server):
-    """An honest worker that pushes before and after each test on the same connections."""
+    """A correct worker that pushes before and after each test on the same connections."""
     worker = Honest(server.endpoint, name="honest")
     worker.goes_on()
     yield worker

@@ -39,7 +39,8 @@ def test_chunked_push_are_part_of_their_push(honest, parts):
     honest.seq = seq
     ack = honest.ack(seq)
     assert (ack.verdict, ack.duplicate) == (pb.VERDICT_OK, False)
-    assert honest.pull()[1] == seq  # goes_on of the fixture finds the push in the weights, once
+    # goes_on() of the fixture checks that the weights contain the push exactly once
+    assert honest.pull()[1] == seq
 
 
 @pytest.mark.parametrize("lost", range(4))
@@ -47,12 +48,12 @@ def test_chunked_push_a_lost_part_loses_the_push(honest, lost):
     seq, unit = next_one(honest)
     messages = in_parts(honest, seq, unit, 4)
     send(honest, messages[:lost] + messages[lost + 1:])
-    # no ACK, nothing applied, and the server has dropped the chunks
+    # the server sends no ACK, applies nothing, and drops the chunks
     assert honest.pull()[1] == seq - 1
     send(honest, messages)
     honest.seq = seq
     assert not honest.ack(seq).duplicate
-    send(honest, messages)  # the same push again, in parts
+    send(honest, messages)  # send the same push again, in parts
     assert honest.ack(seq).duplicate
 
 

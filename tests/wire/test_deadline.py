@@ -17,8 +17,8 @@ def data_id(directory):
 
 
 class Hung:
-    """A worker that requests leases until it has one of the given kind. Then it keeps the lease and
-    only sends heartbeats."""
+    """A worker that requests leases until it has a lease of the given kind. Then it keeps the lease
+    and only sends heartbeats."""
 
     def __init__(self, endpoint, data, kind):
         self.worker = Worker(endpoint, name="hung", data=data_id(data))
@@ -119,8 +119,8 @@ class SlowLink:
 
 
 def test_transfer_that_progresses_is_not_cut(programs, small):
-    """A message takes about five seconds, and a grant expires after two. The server takes nothing
-    away from the worker while the transfer progresses."""
+    """A message takes about five seconds, and a grant expires after two seconds. The server takes
+    no work away from the worker while the transfer progresses."""
     server = programs.server("--model", "fc:256 fc:10", "--epochs", 1, "--first-deadline-ms", 2000,
                         "--warm-start-updates", 0, "--max-updates", 2, directory=None)
     link = SlowLink(server.endpoint, 160000)

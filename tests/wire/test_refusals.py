@@ -218,7 +218,8 @@ def test_errors_rolled_back(link, honest):
 
 
 def test_session_an_old_hello_is_ignored(link, honest):
-    """The HELLO has a smaller last_seq than the server's, because the network delayed it."""
+    """The last_seq of this HELLO is smaller than the server's, because the network delayed the
+    HELLO."""
     link.send(hello(resume=honest.stamp, last_seq=honest.seq - 1))
     # the reply to this message, so there was no reply before
     assert code(link, pb.Pull(which=0)) == EPROTO

@@ -233,7 +233,7 @@ def test_leases_the_same_request_gets_the_same_grant(programs, few):
 
 
 def test_leases_give_back_what_is_undone(programs, few):
-    """One worker that pushes nothing gets all batches granted again and again."""
+    """The only worker pushes nothing, so the server grants it all batches again and again."""
     server, a = leased(programs, few, "--lease-batches", 4)
     assert [a.lease().work.count > 0 for _ in range(20)] == [True] * 20
     a.close()

@@ -54,7 +54,7 @@ static const char *inside(const char *path)
 	return path[n] == '/' ? path + n + 1 : path[n] ? NULL : ".";
 }
 
-/* The same name for an open file, written to buf. */
+/* Writes to buf the name of an open file, relative to DISK_ROOT. */
 static const char *name_of_fd(int fd, char buf[PATH_MAX])
 {
 	char link[64];

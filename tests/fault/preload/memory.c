@@ -48,7 +48,7 @@ static int is_one_of(const char *name, const char *const others[], size_t n)
 	return 0;
 }
 
-/* 1: libzmq allocates, directly or through another library. */
+/* Returns 1 if libzmq allocates, directly or through another library. */
 static int is_for_libzmq(void)
 {
 	static const char *const libzmq[] = {"libzmq"};
@@ -81,7 +81,7 @@ __attribute__((constructor)) static void prepare(void)
 	(void)backtrace(frame, 1);
 }
 
-/* 1: this allocation, which `caller` requests, must fail. */
+/* Returns 1 if this allocation, which `caller` requests, must fail. */
 static int fails(const void *caller)
 {
 	static uint64_t victim = UINT64_MAX;

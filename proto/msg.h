@@ -36,6 +36,7 @@
 #define WIRE_MAX_BATCHES     (1u << 20)   /* batches of an epoch */
 #define WIRE_MAX_EPOCHS      65536u       /* epochs */
 #define WIRE_MAX_WINDOW      1024u        /* pushes that a worker may retain */
+#define WIRE_MAX_SEQ         (1ull << 62) /* seq of a push: the next one never overflows */
 #define WIRE_FRAME_SLACK     4096u        /* MAXMSGSIZE = 4 * n_params + this */
 
 /* Message types, with the field numbers of the oneof in cnnps.proto. */

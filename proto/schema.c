@@ -73,8 +73,8 @@ static const struct wire_field hello[] = {
 	LINE(4, hello.device),
 	INNER(5, hello.data, data_id),
 	INNER(6, hello.resume, stamp),
-	MSG(7, hello.last_seq, 0, ANY64),
-	MSG(8, hello.durable_seq, 0, ANY64),
+	MSG(7, hello.last_seq, 0, WIRE_MAX_SEQ),
+	MSG(8, hello.durable_seq, 0, WIRE_MAX_SEQ),
 	LINE(9, hello.host),
 	MSG(10, hello.pid, 0, ANY32),
 	OWN(WIRE_OWN_NUMBER, HELLO_OLDEST, WIRE_OLDEST_PROTOCOL),
@@ -84,8 +84,8 @@ static const struct wire_field hello[] = {
 
 static const struct wire_field welcome[] = {
 	INNER(1, welcome.stamp, stamp),
-	MSG(2, welcome.last_seq, 0, ANY64),
-	MSG(3, welcome.durable_seq, 0, ANY64),
+	MSG(2, welcome.last_seq, 0, WIRE_MAX_SEQ),
+	MSG(3, welcome.durable_seq, 0, WIRE_MAX_SEQ),
 	LINE(4, welcome.model),
 	MSG(5, welcome.model_fingerprint, 0, ANY64),
 	MSG(6, welcome.n_params, 1, WIRE_MAX_PARAMS),
@@ -119,12 +119,12 @@ static const struct wire_field pull[] = {
 
 /* An ACK, and the one inside PARAMS, which is all zero if absent. */
 #define ACK_ROWS(type, of, least_verdict)                                                          \
-	NUMBER(1, type, of(seq), 0, ANY64),                                                        \
+	NUMBER(1, type, of(seq), 0, WIRE_MAX_SEQ),                                                 \
 		NUMBER(2, type, of(verdict), least_verdict, VERDICT_REJECTED),                     \
 		NUMBER(3, type, of(reject), REJECT_NONE, REJECT_REASONS - 1),                      \
 		NUMBER(4, type, of(duplicate), 0, 1), NUMBER(5, type, of(version), 0, ANY64),      \
-		NUMBER(6, type, of(durable_seq), 0, ANY64), NUMBER(7, type, of(term), 0, ANY64),   \
-		NUMBER(8, type, of(superseded), 0, 1)
+		NUMBER(6, type, of(durable_seq), 0, WIRE_MAX_SEQ),                                 \
+		NUMBER(7, type, of(term), 0, ANY64), NUMBER(8, type, of(superseded), 0, 1)
 #define OF_MSG(member)   ack.member
 #define OF_INNER(member) member
 
@@ -150,7 +150,7 @@ static const struct wire_field params[] = {
 
 static const struct wire_field push[] = {
 	INNER(1, push.stamp, stamp),
-	MSG(2, push.seq, 0, ANY64),
+	MSG(2, push.seq, 0, WIRE_MAX_SEQ),
 	MSG(3, push.base_version, 0, ANY64),
 	INNER(4, push.work, work),
 	MSG(5, push.images, 0, WIRE_MAX_IMAGES),
@@ -195,8 +195,8 @@ static const struct wire_field result[] = {
 
 static const struct wire_field beat[] = {
 	INNER(1, beat.stamp, stamp),
-	MSG(2, beat.last_seq, 0, ANY64),
-	MSG(3, beat.durable_seq, 0, ANY64),
+	MSG(2, beat.last_seq, 0, WIRE_MAX_SEQ),
+	MSG(3, beat.durable_seq, 0, WIRE_MAX_SEQ),
 	END,
 };
 
@@ -222,7 +222,7 @@ static const struct wire_field admin[] = {
 
 static const struct wire_field error[] = {
 	CODE(1, error.status, 1),
-	MSG(2, error.expected, 0, ANY64),
+	MSG(2, error.expected, 0, WIRE_MAX_SEQ),
 	TEXT(3, error.text),
 	MSG(4, error.notice, 0, 1),
 	END,

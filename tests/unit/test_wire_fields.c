@@ -142,6 +142,33 @@ static void welcomes_must_make_sense(void **state)
 	}
 }
 
+/* A server once reported seq 2^64 - 1: the worker's next seq was 0, and an assertion ended it. */
+static void seqs_that_no_run_reaches_are_refused(void **state)
+{
+	struct bytes *b = welcome(8, 8, 1, 2);
+
+	(void)state;
+	bytes_number(b, 2, WIRE_MAX_SEQ + 1);
+	assert_refused(MSG_WELCOME, b, "welcome.last_seq is out of range");
+	b = bytes_fresh();
+	bytes_number(b, 3, UINT64_MAX);
+	assert_refused(MSG_BEAT, b, "beat.durable_seq is out of range");
+	b = bytes_fresh();
+	bytes_number(b, 1, UINT64_MAX);
+	bytes_number(b, 2, VERDICT_OK);
+	assert_refused(MSG_ACK, b, "ack.seq is out of range");
+	b = bytes_fresh();
+	bytes_number(b, 1, WIRE_MAX_SEQ);
+	bytes_number(b, 2, VERDICT_OK);
+	assert_accepted(MSG_ACK, b);
+	b = bytes_fresh();
+	bytes_number(b, 2, WIRE_MAX_SEQ + 1);
+	assert_refused(MSG_PUSH, b, "push.seq is out of range");
+	b = bytes_hello();
+	bytes_number(b, 7, WIRE_MAX_SEQ + 1);
+	assert_refused(MSG_HELLO, b, "hello.last_seq is out of range");
+}
+
 /* ---- texts ----------------------------------------------------------------------------------- */
 
 static void assert_name(const char *name, size_t n, const char *reason)
@@ -222,6 +249,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(numbers_out_of_range_are_refused),
+		cmocka_unit_test(seqs_that_no_run_reaches_are_refused),
 		cmocka_unit_test(decisions_must_make_sense),
 		cmocka_unit_test(grants_and_results_must_make_sense),
 		cmocka_unit_test(welcomes_must_make_sense),

@@ -5,6 +5,7 @@
 #   make test            run all tests that take minutes and need no GPU
 #   make lint            check format, warnings, clang-tidy, includes, spelling, documents
 #   make asan|ubsan|tsan run the unit tests and the simulator with a sanitizer
+#   make fuzz SECONDS=60 fuzz each target for that long; make fuzz-coverage: lines that corpora reach
 #   make faults          run every fault test in full; writes docs/faults.md
 #   make bench           measure the transport, and the CPU kernels beside PyTorch
 #   make cluster         train in containers; make cluster-faults: fault tests of containers
@@ -66,13 +67,20 @@ OPT.release := -O2 -g -D_FORTIFY_SOURCE=2 $(HARDEN)
 OPT.asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 OPT.ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT.tsan    := -O1 -g -fsanitize=thread
+OPT.cover   := -O0 -g --coverage
+# small tables, so that a core starts in microseconds
+OPT.fuzz     = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_COVERAGE) \
+	-DWIRE_MAX_BATCHES=64u -DWIRE_MAX_SLICES=9u
+FUZZ_COVERAGE := -fsanitize=fuzzer-no-link
 ifeq ($(OPT.$(FLAVOUR)),)
-$(error FLAVOUR is release, asan, ubsan or tsan, not "$(FLAVOUR)")
+$(error FLAVOUR is release, asan, ubsan, tsan, cover or fuzz, not "$(FLAVOUR)")
 endif
 LD.release := -pie -Wl,-z,relro,-z,now,-z,noexecstack
 LD.asan    := -fsanitize=address,undefined
 LD.ubsan   := -fsanitize=undefined
 LD.tsan    := -fsanitize=thread
+LD.cover   := --coverage
+LD.fuzz    := -fsanitize=address,undefined
 
 CFLAGS  = -std=c11 -D_GNU_SOURCE -I. -I$(B)/gen $(WARN) $(OPT.$(FLAVOUR)) $(EXTRA_CFLAGS) $(PKG_CFLAGS) -pthread
 LDFLAGS = $(LD.$(FLAVOUR)) -pthread
@@ -115,6 +123,7 @@ UNIT  := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(wildcard tests/unit/test_
 BENCH := $(patsubst tests/bench/%.c,$(B)/tests/bench/%,$(wildcard tests/bench/*.c))
 EXAMPLES := $(patsubst worker/examples/%.c,$(B)/examples/%,$(wildcard worker/examples/*.c))
 TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c)) $(B)/tests/fault/lossy_link
+FUZZ  := $(patsubst %.c,$(B)/%,$(filter-out tests/fuzz/replay.c,$(wildcard tests/fuzz/*.c)))
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 MUTANTS := $(patsubst tests/sim/mutants/%.patch,$(B)/mutants/%,$(wildcard tests/sim/mutants/*.patch))
 VARIANTS := $(foreach v,newer older needy,$(B)/variants/$v/cnn-ps $(B)/variants/$v/cnn-worker)
@@ -128,7 +137,7 @@ include tests/fault/fault.mk
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES) $(B)/libcnnps.a
 units: all $(UNIT) $(SIM)
-tests: all $(UNIT) $(SIM) $(MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS)
+tests: all $(UNIT) $(SIM) $(MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS) $(FUZZ)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda
@@ -208,6 +217,7 @@ $(B)/tests/bench/science: $(SCIENCE) $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/tools/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+include tests/fuzz/fuzz.mk
 # The simulator links the server's own code and wraps its system calls (tests/sim/calls.h).
 SIM_CALLS := open openat close read pread write pwrite fsync fdatasync ftruncate renameat unlinkat flock fstat fstatat \
 	stat mkdir faccessat access opendir readdir rewinddir dirfd closedir uv_queue_work getrandom log_write mem_must mem_try free

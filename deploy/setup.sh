@@ -18,7 +18,7 @@ packages="
 	libjansson-dev libopenblas-dev libpng-dev libjpeg-dev
 	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash
 	help2man
-	clang clang-format clang-tidy codespell
+	clang libclang-rt-dev clang-format clang-tidy codespell
 	curl ca-certificates dataset-fashion-mnist"
 bench_packages="python3-torch gnuplot-nox"
 

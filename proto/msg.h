@@ -24,20 +24,24 @@
 /* All limits of the protocol. A test compares them with the table in proto/WIRE.md. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
 #define WIRE_MAX_BODY_MEMORY (256u << 10) /* bytes protobuf-c may allocate for one header */
-#define WIRE_MAX_SLICES      64u          /* slices, that is tensor frames, per message */
-#define WIRE_MAX_CHUNKS      7u           /* chunks of a push: tensor frames before the PUSH */
-#define WIRE_MAX_PARAMS      (1u << 28)   /* floats of a model */
-#define WIRE_MAX_NAME        63u          /* bytes of a worker's name or device text */
-#define WIRE_MAX_HOST        64u          /* bytes of a host name, as in Linux */
-#define WIRE_MAX_MODEL       511u         /* bytes of a model text */
-#define WIRE_MAX_TEXT        32767u       /* bytes of a STATUS or ERROR text */
-#define WIRE_MAX_IMAGES      (1u << 24)   /* images of a data set */
-#define WIRE_MAX_WORKERS     1024u        /* worker slots of a server */
-#define WIRE_MAX_BATCHES     (1u << 20)   /* batches of an epoch */
-#define WIRE_MAX_EPOCHS      65536u       /* epochs */
-#define WIRE_MAX_WINDOW      1024u        /* pushes that a worker may retain */
-#define WIRE_MAX_SEQ         (1ull << 62) /* seq of a push: the next one never overflows */
-#define WIRE_FRAME_SLACK     4096u        /* MAXMSGSIZE = 4 * n_params + this */
+#ifndef WIRE_MAX_SLICES                   /* make fuzz has smaller messages */
+#define WIRE_MAX_SLICES 64u               /* slices, that is tensor frames, per message */
+#endif
+#define WIRE_MAX_CHUNKS  7u         /* chunks of a push: tensor frames before the PUSH */
+#define WIRE_MAX_PARAMS  (1u << 28) /* floats of a model */
+#define WIRE_MAX_NAME    63u        /* bytes of a worker's name or device text */
+#define WIRE_MAX_HOST    64u        /* bytes of a host name, as in Linux */
+#define WIRE_MAX_MODEL   511u       /* bytes of a model text */
+#define WIRE_MAX_TEXT    32767u     /* bytes of a STATUS or ERROR text */
+#define WIRE_MAX_IMAGES  (1u << 24) /* images of a data set */
+#define WIRE_MAX_WORKERS 1024u      /* worker slots of a server */
+#ifndef WIRE_MAX_BATCHES            /* make fuzz has smaller tables */
+#define WIRE_MAX_BATCHES (1u << 20) /* batches of an epoch */
+#endif
+#define WIRE_MAX_EPOCHS  65536u       /* epochs */
+#define WIRE_MAX_WINDOW  1024u        /* pushes that a worker may retain */
+#define WIRE_MAX_SEQ     (1ull << 62) /* seq of a push: the next one never overflows */
+#define WIRE_FRAME_SLACK 4096u        /* MAXMSGSIZE = 4 * n_params + this */
 
 /* Message types, with the field numbers of the oneof in cnnps.proto. */
 enum msg_type {

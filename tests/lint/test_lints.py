@@ -27,6 +27,7 @@ def tree(tmp_path):
             shutil.copy(header, place)
     for name in (".clang-format", ".clang-tidy", ".gitignore", "Makefile", "README.md", "kernels/kernels.mk",
                  "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "tests/fault/fault.mk",
+                 "tests/fuzz/fuzz.mk",
                  "deploy/install/install.mk",
                  "common/rng.c", "deploy/setup.sh", "deploy/docker_engine.sh", "deploy/Dockerfile", "proto/cnnps.proto", "CONTRIBUTING.md",
                  "SECURITY.md", "docs/README.md", "kernels/README.md"):

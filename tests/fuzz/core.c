@@ -1,0 +1,578 @@
+/*
+ * core.c - fuzzes the state machine of the server. The first bytes choose a configuration that
+ * cnn-ps accepts. Each further byte chooses an event: a message of one of four peers, time, a
+ * snapshot that is written or fails, a kill and a start from the last durable snapshot. Numbers in
+ * messages are usually what an honest worker would send, sometimes near it, and seldom arbitrary.
+ * Every message passes through the codec, so the core gets only what a peer can really send.
+ *
+ * Checks after each event: every effect has a receiver, at most one snapshot is in progress, the
+ * counters of leases and ledger agree with their tables, an epoch counts no image twice, and the
+ * weights are finite. At the end: what a snapshot stores is read back and stored as the same bytes.
+ * The assertions of the core (PS_ASSERT) check its numbered invariants.
+ */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include "proto/wire.h"
+#include "server/core/snapshot.h"
+#include "server/core/state.h"
+#include "tests/support/fuzz_input.h"
+
+#define PARAMS 8u
+#define PEERS  4u
+
+struct sections {
+	unsigned char *data[SNAPSHOT_SECTIONS];
+	size_t size[SNAPSHOT_SECTIONS];
+	uint64_t generation; /* 0: there is none */
+};
+
+struct peer {
+	uint32_t connection;
+	struct stamp stamp;
+	struct msg_grant grant;
+	uint64_t request, pulls, last_seq;
+	uint32_t delivered; /* batches of the grant that were pushed */
+};
+
+struct fuzz {
+	struct core_config cfg;
+	struct core *core;
+	uint64_t now_ms;
+	struct peer peer[PEERS];
+	struct sections saving, saved;
+	struct wire *wire;
+	int finished;
+	int checks_snapshot; /* 1: check_snapshot at the end */
+};
+
+/* Two blocks: a start from a snapshot reads one core into the block that the other does not use. */
+static void *memory[2];
+static size_t memory_size[2];
+static unsigned in_use;
+static float *weights[2];
+
+/* ---- configuration --------------------------------------------------------------------------- */
+
+/* As options.def's defaults, for two epochs of 35 images in 4 batches. */
+static struct core_config base_config(void)
+{
+	return (struct core_config){.run = {11, 22},
+		.term = 5,
+		.model = "vector:8",
+		.model_fingerprint = 77,
+		.n_params = PARAMS,
+		.training = {.mode = MODE_DOWNPOUR, .batch_size = 10, .seed = 3, .epochs = 2},
+		.optim = {.eps = 1e-8,
+			.momentum = 0.9,
+			.beta1 = 0.9,
+			.beta2 = 0.999,
+			.rmsprop_alpha = 0.999},
+		.schedule = {.every_epochs = 1},
+		.push = {.n_push = 1, .n_fetch = 1, .buffer_size = 1},
+		.dc.lambda = 0.1,
+		.easgd.beta = 0.9,
+		.lbfgs = {.history = 1, .trials = 2, .armijo = 1e-4, .wolfe = 0.9},
+		.rate.lr = 0.5,
+		.limits.max_staleness = 1000,
+		.leases = {.max_batches = 2,
+			.first_deadline_ms = 30000,
+			.eval_images = 3,
+			.min_workers = 1},
+		.sessions = {.max_workers = 3,
+			.push_window = 4,
+			.replay_window = 8,
+			.heartbeat_ms = 100,
+			.suspect_ms = 300,
+			.dead_ms = 1000,
+			.ttl_ms = 5000,
+			.recovery_ms = 500},
+		.checkpoint.interval_ms = 100000,
+		.durable = 1};
+}
+
+static struct core_config choose(struct input *in)
+{
+	struct core_config c = base_config();
+	uint8_t flags = input_u8(in), more = input_u8(in);
+	enum mode mode = (enum mode)(1 + input_below(in, 5));
+
+	c.training.mode = mode;
+	if (mode == MODE_DOWNPOUR && (more & 1))
+		c.training.epochs = 0;
+	if (mode == MODE_SANDBLASTER && (flags & 1))
+		c.optim.kind = OPTIM_LBFGS;
+	else if (mode != MODE_EASGD)
+		c.optim.kind = (enum optim_kind)input_below(in, OPTIM_LBFGS);
+	if (mode == MODE_DOWNPOUR || mode == MODE_SSP) {
+		c.dc.kind = (enum delay_compensation)input_below(in, 3);
+		if (c.dc.kind == DC_NONE && (flags & 2))
+			c.push.buffer_size = 3;
+	}
+	c.optim.clip_norm = (flags & 4) && mode != MODE_EASGD ? 1 : 0;
+	c.durable = !(flags & 8);
+	c.checkpoint.wal = c.durable && (flags & 16) ? DURABILITY_ALWAYS : DURABILITY_REPLAY;
+	c.sessions.accept_rollback = (flags & 32) != 0;
+	c.leases.backup_copies = (enum backup_copies)input_below(in, 3);
+	c.leases.min_workers = 1 + (more >> 1) % 3;
+	c.limits.max_staleness = more & 8 ? 2 : 1000;
+	c.sync.backup_workers = mode == MODE_SYNC && (more & 16);
+	c.training.max_updates = more & 32 ? 6 : 0;
+	return c;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void reserve(const struct core_config *cfg)
+{
+	size_t n = core_bytes(cfg);
+
+	in_use ^= 1;
+	if (n > memory_size[in_use]) {
+		free(memory[in_use]);
+		memory[in_use] = aligned_alloc(64, n);
+		PS_ASSERT(memory[in_use]);
+		memset(memory[in_use], 0xa5, n);
+		memory_size[in_use] = n;
+	}
+	if (!weights[in_use])
+		weights[in_use] = aligned_alloc(64, 64);
+	PS_ASSERT(weights[in_use]);
+}
+
+static void drop(struct sections *s)
+{
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
+		free(s->data[i]);
+	*s = (struct sections){0};
+}
+
+static struct sections encode(struct core *c, uint64_t generation)
+{
+	struct sections s = {.generation = generation};
+
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		s.size[i] = snapshot_size(c, (enum snapshot_section)i);
+		s.data[i] = malloc(s.size[i] + 1);
+		PS_ASSERT(s.data[i]);
+		snapshot_encode(c, (enum snapshot_section)i, s.data[i]);
+	}
+	return s;
+}
+
+/* A server starts: from the last durable snapshot if there is one. */
+static void start(struct fuzz *f)
+{
+	const unsigned char *data[SNAPSHOT_SECTIONS];
+	const char *why = NULL;
+
+	drop(&f->saving);
+	f->finished = 0;
+	f->now_ms = 1000;
+	reserve(&f->cfg);
+	if (f->saved.generation == 0) {
+		memset(weights[in_use], 0, PARAMS * sizeof(float));
+		f->core = core_init(memory[in_use], &f->cfg, weights[in_use]);
+		return;
+	}
+	memcpy(data, f->saved.data, sizeof(data));
+	f->cfg.term++;
+	f->cfg.generation = f->saved.generation + 1000;
+	int rc = snapshot_decode(
+		memory[in_use], weights[in_use], &f->cfg, data, f->saved.size, &f->core, &why);
+	PS_ASSERT(rc == 0);
+}
+
+/* ---- effects --------------------------------------------------------------------------------- */
+
+static void check_counters(const struct core *c)
+{
+	const struct leases *l = &c->leases;
+	uint32_t n_free = 0, n_done = 0;
+	struct work_view work_view;
+	struct hold_up_view hold_up;
+	struct worker_view worker;
+
+	core_work(c, &work_view);
+	core_hold_up(c, &hold_up);
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
+		core_worker(c, i, &worker);
+		PS_ASSERT(worker.durable_seq <= worker.last_seq);
+	}
+	for (size_t i = 0; i < PARAMS; i++)
+		PS_ASSERT(isfinite(core_weights(c)[i]));
+	for (uint32_t e = 0; e < c->cfg.training.epochs; e++)
+		PS_ASSERT(core_epoch(c, e)->images <= core_data(c)->n_train);
+	if (l->epoch >= c->cfg.training.epochs)
+		return;
+	for (uint32_t i = 0; i < l->n_batches; i++) {
+		n_free += l->batch[i] == BATCH_FREE;
+		n_done += l->batch[i] == BATCH_DONE;
+	}
+	PS_ASSERT(l->n_free == n_free && l->n_done == n_done);
+}
+
+static void note_message(struct fuzz *f, uint32_t to, const struct msg *m)
+{
+	for (struct peer *p = f->peer; p < f->peer + PEERS; p++) {
+		if (p->connection != to)
+			continue;
+		if (m->type == MSG_WELCOME) {
+			p->stamp = m->welcome.stamp;
+			p->last_seq = m->welcome.last_seq;
+		} else if (m->type == MSG_GRANT) {
+			p->grant = m->grant;
+			p->delivered = 0;
+		} else if (m->type == MSG_ACK) {
+			p->last_seq = m->ack.seq;
+		} else if (m->type == MSG_PARAMS && m->params.ack.seq) {
+			p->last_seq = m->params.ack.seq;
+		}
+	}
+}
+
+static void step(struct fuzz *f, const struct event *ev)
+{
+	core_step(f->core, ev, f->now_ms);
+	for (size_t i = 0; core_effect(f->core, i); i++) {
+		const struct effect *e = core_effect(f->core, i);
+
+		if (e->kind == EFFECT_SEND || e->kind == EFFECT_STATUS)
+			PS_ASSERT(e->peer != 0);
+		if (e->kind == EFFECT_SEND)
+			note_message(f, e->peer, &e->msg);
+		if (e->kind == EFFECT_FINISH)
+			f->finished = 1;
+		if (e->kind == EFFECT_SNAPSHOT) {
+			PS_ASSERT(f->saving.generation == 0 && e->generation > 0);
+			f->saving = encode(f->core, e->generation);
+		}
+	}
+	check_counters(f->core);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void add_slices(struct msg *m, struct input *in, float values[PARAMS])
+{
+	static const float choice[] = {
+		0, 1, -1, 0.5f, 1e-30f, 1e10f, 1e15f, 1.1e15f, -FLT_MAX, INFINITY, NAN};
+	uint64_t at = input_below(in, 3);
+
+	while (at < PARAMS && m->push.slices.n < 3) {
+		struct slice *s = &m->push.slices.slice[m->push.slices.n++];
+
+		s->offset = at;
+		s->count = 1 + input_below(in, (uint32_t)(PARAMS - at));
+		s->encoding = ENCODING_F32;
+		s->data = values + at;
+		for (uint64_t i = at; i < at + s->count; i++) {
+			uint8_t b = input_u8(in);
+
+			values[i] = b < 200 ? (float)(b % 16) / 8 : choice[b % 11];
+		}
+		at += s->count + 1 + input_below(in, 4);
+	}
+}
+
+static void make_push(
+	struct fuzz *f, struct peer *p, struct input *in, struct msg *m, float values[PARAMS])
+{
+	const struct work *w = &p->grant.work;
+	uint32_t epochs = f->cfg.training.epochs;
+
+	m->type = MSG_PUSH;
+	m->push.stamp = p->stamp;
+	m->push.seq = input_near(in, p->last_seq + 1);
+	m->push.base_version = input_near(in, core_stats(f->core)->version);
+	m->push.base_term = input_near(in, p->stamp.term);
+	if (epochs && input_u8(in) < 240) {
+		m->push.work.epoch = (uint32_t)input_near(in, w->epoch);
+		m->push.work.first = (uint32_t)input_near(in, w->first + p->delivered++);
+		m->push.work.count = (uint32_t)input_near(in, p->grant.exact ? w->count : 1);
+		m->push.images = (uint32_t)input_near(
+			in, m->push.work.count * 10 - (m->push.work.first == 3 ? 5 : 0));
+	}
+	m->push.loss = (float)input_u8(in) / 16;
+	m->push.verdict = (enum verdict)(input_u8(in) < 200 ? 0 : input_below(in, 3));
+	m->push.reject = m->push.verdict == VERDICT_REJECTED
+				 ? (enum reject)(1 + input_below(in, REJECT_REASONS - 1))
+				 : REJECT_NONE;
+	m->push.pull = input_u8(in) < 128 ? ++p->pulls : 0;
+	add_slices(m, in, values);
+}
+
+static void make_hello(struct peer *p, struct input *in, struct msg *m)
+{
+	static const char names[4][5] = {"", "anna", "bert", "anna"};
+	uint8_t how = input_u8(in);
+
+	m->type = MSG_HELLO;
+	m->hello.role = how < 230 ? ROLE_WORKER : ROLE_OBSERVER;
+	memcpy(m->hello.name, names[how % 4], 5);
+	memcpy(m->hello.device, "cpu", 4);
+	m->hello.data = (struct data_id){.n_train = 35,
+		.n_test = 7,
+		.rows = 2,
+		.cols = 3,
+		.classes = 10,
+		.xxh3 = input_near(in, 99)};
+	if (how & 16)
+		m->hello.data.n_train = (uint32_t)input_near(in, 35);
+	if (how & 32) {
+		m->hello.resume = p->stamp;
+		m->hello.resume.incarnation = (uint32_t)input_near(in, p->stamp.incarnation);
+		m->hello.resume.term = input_near(in, p->stamp.term);
+		m->hello.resume.worker = (uint32_t)input_near(in, p->stamp.worker);
+		m->hello.last_seq = input_near(in, p->last_seq);
+		m->hello.durable_seq = input_near(in, 0);
+	}
+}
+
+static void make_result(struct peer *p, struct input *in, struct msg *m)
+{
+	m->type = MSG_RESULT;
+	m->result.stamp = p->stamp;
+	m->result.eval_id = input_near(in, p->grant.eval_id);
+	m->result.eval_first = (uint32_t)input_near(in, p->grant.eval_first);
+	m->result.eval_count = (uint32_t)input_near(in, p->grant.eval_count);
+	m->result.correct = (uint32_t)input_near(in, p->grant.eval_count / 2);
+	m->result.loss_sum = input_u8(in) < 250 ? 1 : NAN;
+}
+
+static void make_message(
+	struct fuzz *f, struct peer *p, struct input *in, struct msg *m, float values[PARAMS])
+{
+	switch (input_below(in, 12)) {
+	case 0:
+		make_hello(p, in, m);
+		break;
+	case 1:
+		m->type = MSG_PULL;
+		m->pull = (struct msg_pull){.stamp = p->stamp,
+			.request = ++p->pulls,
+			.which = (enum weights)(1 + input_below(in, 2))};
+		break;
+	case 2:
+		m->type = MSG_RESULT;
+		make_result(p, in, m);
+		break;
+	case 3:
+		m->type = MSG_BEAT;
+		m->beat.stamp = p->stamp;
+		break;
+	case 4:
+		m->type = MSG_BYE;
+		m->bye = (struct msg_bye){.stamp = p->stamp, .status = (int)input_below(in, 4)};
+		break;
+	case 5:
+		m->type = input_u8(in) & 1 ? MSG_STATUS : MSG_ADMIN;
+		if (m->type == MSG_ADMIN)
+			m->admin.verb = (enum admin_verb)(1 + input_below(in, 2));
+		else
+			m->status.text = "";
+		break;
+	case 6:
+	case 7:
+	case 8:
+		m->type = MSG_LEASE;
+		m->lease = (struct msg_lease){.stamp = p->stamp, .request = ++p->request};
+		break;
+	default:
+		make_push(f, p, in, m, values);
+	}
+	if (m->type != MSG_HELLO && msg_stamp(m) && input_u8(in) >= 240) {
+		struct stamp *s = (struct stamp *)(void *)msg_stamp(m);
+
+		s->worker = (uint32_t)input_near(in, s->worker);
+		s->incarnation = (uint32_t)input_near(in, s->incarnation);
+		s->term = input_near(in, s->term);
+	}
+}
+
+/* Send a message if the codec lets it pass. */
+static void post(struct fuzz *f, struct peer *p, const struct msg *m)
+{
+	struct msg decoded;
+	struct frames frames;
+
+	if (wire_encode(m, &frames) != 0)
+		return;
+	if (wire_decode(f->wire, &frames, &decoded, NULL) == 0)
+		step(f, &(struct event){
+				.kind = EVENT_MESSAGE, .peer = p->connection, .msg = &decoded});
+	frames_release(&frames);
+}
+
+static void send(struct fuzz *f, struct peer *p, struct input *in)
+{
+	float values[PARAMS] = {0};
+	struct msg m = {0};
+
+	make_message(f, p, in, &m, values);
+	post(f, p, &m);
+}
+
+/* The next step of an honest worker: join, ask for work, push a batch of it, evaluate. */
+static void work(struct fuzz *f, struct peer *p, struct input *in)
+{
+	const struct worker *w = p->stamp.worker ? &f->core->worker[p->stamp.worker - 1] : NULL;
+	static const uint8_t zeros[16];
+	struct input honest = {zeros, sizeof(zeros)};
+	float values[PARAMS] = {0};
+	struct msg m = {0};
+
+	if (!w || w->session.state == SESSION_FREE || p->stamp.term != f->core->cfg.term) {
+		make_hello(p, &honest, &m);
+		if (w) {
+			m.hello.resume = p->stamp;
+			m.hello.last_seq = p->last_seq;
+		}
+	} else if (p->grant.request != p->request || p->grant.request == 0) {
+		m.type = MSG_LEASE;
+		m.lease = (struct msg_lease){.stamp = p->stamp, .request = ++p->request};
+	} else if (p->grant.kind == GRANT_EVAL) {
+		make_result(p, &honest, &m);
+		p->grant.request = 0;
+	} else {
+		uint32_t at = p->delivered, n = p->grant.exact ? p->grant.work.count : 1;
+
+		make_push(f, p, in, &m, values);
+		m.push.seq = p->last_seq + 1;
+		m.push.base_version = core_stats(f->core)->version;
+		m.push.base_term = p->stamp.term;
+		m.push.work = (struct work){p->grant.work.epoch, p->grant.work.first + at, n};
+		m.push.images = n * 10 - (m.push.work.first + n == 4 ? 5 : 0);
+		m.push.verdict = VERDICT_NONE;
+		m.push.reject = REJECT_NONE;
+		p->delivered = at + n;
+		if (p->delivered >= p->grant.work.count)
+			p->grant.request = 0;
+	}
+	post(f, p, &m);
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static void saved(struct fuzz *f, enum event_kind kind)
+{
+	uint64_t generation = f->saving.generation;
+
+	if (!generation)
+		return;
+	if (kind == EVENT_DURABLE) {
+		drop(&f->saved);
+		f->saved = f->saving;
+		f->saving = (struct sections){0};
+	} else {
+		drop(&f->saving);
+	}
+	step(f, &(struct event){.kind = kind, .generation = generation});
+}
+
+static void event(struct fuzz *f, struct input *in)
+{
+	uint8_t what = input_u8(in);
+	struct peer *p = &f->peer[what % PEERS];
+
+	switch (what / PEERS) {
+	case 0:
+	case 1:
+	case 2:
+		f->now_ms += input_u8(in) * 10u;
+		step(f, &(struct event){
+				.kind = EVENT_TICK, .held_ms = input_u8(in) > 250 ? 50 : 0});
+		break;
+	case 3:
+	case 4:
+	case 5:
+	case 6:
+	case 7:
+		saved(f, EVENT_DURABLE);
+		break;
+	case 8:
+		saved(f, EVENT_SAVE_FAILED);
+		break;
+	case 9:
+		step(f, &(struct event){.kind = EVENT_PEER_GONE, .peer = p->connection});
+		break;
+	case 10:
+		p->connection += PEERS;
+		break;
+	case 11:
+		step(f, &(struct event){.kind = EVENT_PROGRESS,
+				.peer = p->connection,
+				.bytes = input_u8(in)});
+		break;
+	case 12:
+		start(f);
+		break;
+	case 13:
+		step(f, &(struct event){.kind = EVENT_SAVE});
+		break;
+	case 14:
+		if (input_u8(in) > 200)
+			step(f, &(struct event){.kind = EVENT_DRAIN});
+		break;
+	case 15:
+	case 16:
+	case 17:
+	case 18:
+	case 19:
+	case 20:
+	case 21:
+	case 22:
+	case 23:
+	case 24:
+		work(f, p, in);
+		break;
+	default:
+		send(f, p, in);
+	}
+}
+
+/* The core of this moment, stored, read back as it runs, and stored again: the same bytes. */
+static void check_snapshot(struct fuzz *f)
+{
+	struct sections a = encode(f->core, 1), b;
+	struct core_config cfg = f->cfg;
+	const unsigned char *data[SNAPSHOT_SECTIONS];
+	const char *why = NULL;
+	struct core *again = NULL;
+
+	memcpy(data, a.data, sizeof(data));
+	PS_ASSERT(snapshot_config(a.data[SNAPSHOT_SESSIONS], a.size[SNAPSHOT_SESSIONS], &cfg) == 0);
+	reserve(&cfg);
+	int rc = snapshot_decode_running(
+		memory[in_use], weights[in_use], &cfg, data, a.size, &again, &why);
+	PS_ASSERT(rc == 0);
+	b = encode(again, 1);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		PS_ASSERT(a.size[i] == b.size[i]);
+		PS_ASSERT(memcmp(a.data[i], b.data[i], a.size[i]) == 0);
+	}
+	drop(&a);
+	drop(&b);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	static struct wire *wire;
+	struct input in = {data, size};
+	struct fuzz f = {.cfg = choose(&in)};
+
+	if (!wire)
+		PS_ASSERT(wire_new(&wire, PARAMS) == 0);
+	f.wire = wire;
+	f.checks_snapshot = input_below(&in, 8) == 0;
+	for (uint32_t i = 0; i < PEERS; i++)
+		f.peer[i].connection = i + 1;
+	start(&f);
+	while (in.left && !f.finished)
+		event(&f, &in);
+	if (f.checks_snapshot)
+		check_snapshot(&f);
+	drop(&f.saving);
+	drop(&f.saved);
+	return 0;
+}

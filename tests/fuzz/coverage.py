@@ -1,0 +1,60 @@
+#!/usr/bin/python3
+"""Print which share of the lines of each file the committed corpora reach.
+
+  make fuzz-coverage      build with gcov (FLAVOUR=cover), replay the corpora, print
+
+Exit status 1: one of the parts below reaches less than its share.
+"""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build/cover"
+# files, the smallest share of their lines in percent
+PARTS = {
+    "wire": (["proto/decode.c", "proto/schema.c", "proto/checksum.c", "proto/encode.c"], 90),
+    "session": (["worker/client/session.c"], 90),
+    "core": (["server/core/*.c"], 90),
+}
+
+
+def replay():
+    for data in BUILD.rglob("*.gcda"):
+        data.unlink()
+    for corpus in sorted((ROOT / "tests/fuzz/corpus").iterdir()):
+        subprocess.run([BUILD / "tests/fuzz" / corpus.name, corpus], check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=600)
+
+
+def lines_of(source):
+    """(lines that ran, lines) of a C file."""
+    notes = BUILD / source.with_suffix(".gcda").relative_to(ROOT)
+    if not notes.exists():
+        return 0, 0
+    text = subprocess.run(["gcov", "-n", notes], capture_output=True, text=True, cwd=ROOT,
+                          check=True).stdout
+    name = str(source.relative_to(ROOT))
+    found = re.search(rf"File '{re.escape(name)}'\nLines executed:([\d.]+)% of (\d+)", text)
+    n = int(found[2]) if found else 0
+    return (round(float(found[1]) * n / 100), n) if found else (0, 0)
+
+
+def main():
+    replay()
+    failed = 0
+    for part, (patterns, least) in PARTS.items():
+        ran = total = 0
+        for source in sorted(f for p in patterns for f in ROOT.glob(p)):
+            a, b = lines_of(source)
+            ran, total = ran + a, total + b
+            print(f"  {source.relative_to(ROOT)!s:36} {a:5} of {b:5} lines")
+        share = 100 * ran / max(total, 1)
+        failed |= share < least
+        print(f"{part}: {share:.1f} % of {total} lines (at least {least} %)")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+# Fuzz targets: each .c file in this folder except replay.c. With clang and FLAVOUR=fuzz they are
+# linked with libFuzzer; with any other flavour they replay the files of their corpus.
+FUZZ_ENGINE := $(if $(filter fuzz,$(FLAVOUR)),-fsanitize=fuzzer,$(B)/tests/fuzz/replay.o)
+$(B)/tests/fuzz/%: $(B)/tests/fuzz/%.o $(TEST_ARCHIVES) $(if $(filter fuzz,$(FLAVOUR)),,$(B)/tests/fuzz/replay.o)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $(filter-out %/replay.o,$^) $(FUZZ_ENGINE) \
+		$(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+# These files are fuzzed with whole messages, so hints about compared values would only cost time.
+$(if $(filter fuzz,$(FLAVOUR)),$(call obj,$(SRC.core) worker/client/session.c tests/fuzz/core.c)): \
+	FUZZ_COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
+
+.PHONY: fuzz fuzz-build fuzz-coverage
+fuzz-build: $(FUZZ)
+# Fuzz each target for SECONDS of wall time, on all CPUs.
+SECONDS ?= 60
+fuzz: installed
+	@$(MAKE) $(JOBS) FLAVOUR=fuzz CC=clang CUDA=0 fuzz-build
+	@tests/fuzz/run $(SECONDS)
+# Print the lines that the committed corpora reach.
+fuzz-coverage: installed
+	@$(MAKE) $(JOBS) FLAVOUR=cover CUDA=0 fuzz-build
+	@tests/fuzz/coverage.py

@@ -1,0 +1,159 @@
+/*
+ * snapshot.c - fuzzes the decoder of a checkpoint's sections. The input changes the sections of a
+ * real core: each change is a section, an offset of two bytes and up to eight new bytes; a change
+ * with length 0 cuts the section there.
+ *
+ * Checks: a section that is refused has a reason, and a core that is accepted is sound: it takes a
+ * tick, and its own snapshot is accepted again.
+ */
+#include <stdlib.h>
+#include "server/core/snapshot.h"
+#include "server/core/state.h"
+#include "tests/support/fuzz_input.h"
+
+#define PARAMS 8u
+
+static struct core_config cfg;
+static void *block;
+static float *weights;
+static unsigned char *base[SNAPSHOT_SECTIONS], *data[SNAPSHOT_SECTIONS];
+static size_t base_size[SNAPSHOT_SECTIONS];
+
+static struct core_config run_config(void)
+{
+	return (struct core_config){.run = {11, 22},
+		.term = 5,
+		.model = "vector:8",
+		.model_fingerprint = 77,
+		.n_params = PARAMS,
+		.training = {.mode = MODE_DOWNPOUR, .batch_size = 10, .seed = 3, .epochs = 2},
+		.optim = {.kind = OPTIM_ADAM,
+			.eps = 1e-8,
+			.momentum = 0.9,
+			.beta1 = 0.9,
+			.beta2 = 0.999,
+			.rmsprop_alpha = 0.999},
+		.schedule = {.every_epochs = 1},
+		.push = {.n_push = 1, .n_fetch = 1, .buffer_size = 1},
+		.dc.lambda = 0.1,
+		.easgd.beta = 0.9,
+		.lbfgs = {.history = 1, .trials = 2, .armijo = 1e-4, .wolfe = 0.9},
+		.rate.lr = 0.5,
+		.limits.max_staleness = 1000,
+		.leases = {.max_batches = 2,
+			.first_deadline_ms = 30000,
+			.eval_images = 3,
+			.min_workers = 1},
+		.sessions = {.max_workers = 3,
+			.push_window = 4,
+			.replay_window = 8,
+			.heartbeat_ms = 100,
+			.suspect_ms = 300,
+			.dead_ms = 1000,
+			.ttl_ms = 5000,
+			.recovery_ms = 500},
+		.checkpoint.interval_ms = 100000,
+		.durable = 1};
+}
+
+static void hello(struct core *c, uint32_t peer, const char name[5])
+{
+	struct msg m = {.type = MSG_HELLO};
+
+	m.hello.role = ROLE_WORKER;
+	memcpy(m.hello.name, name, 5);
+	m.hello.data = (struct data_id){
+		.n_train = 35, .n_test = 7, .rows = 2, .cols = 3, .classes = 10, .xxh3 = 99};
+	core_step(c, &(struct event){.kind = EVENT_MESSAGE, .peer = peer, .msg = &m}, 1000);
+}
+
+/* A core with two workers, one of which holds a lease. */
+static void make_base(void)
+{
+	cfg = run_config();
+	block = aligned_alloc(64, core_bytes(&cfg));
+	weights = aligned_alloc(64, 64);
+	PS_ASSERT(block && weights);
+	memset(weights, 0, 64);
+	struct core *c = core_init(block, &cfg, weights);
+	hello(c, 1, "anna");
+	core_step(c, &(struct event){.kind = EVENT_DURABLE, .generation = 1}, 1000);
+	hello(c, 2, "bert");
+	core_step(c, &(struct event){.kind = EVENT_DURABLE, .generation = 2}, 1000);
+	struct msg m = {.type = MSG_LEASE};
+	m.lease.stamp = (struct stamp){.run = cfg.run, .term = 5, .worker = 1, .incarnation = 1};
+	m.lease.request = 1;
+	core_step(c, &(struct event){.kind = EVENT_MESSAGE, .peer = 1, .msg = &m}, 1000);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		base_size[i] = snapshot_size(c, (enum snapshot_section)i);
+		base[i] = malloc(base_size[i] + 1);
+		data[i] = malloc(base_size[i] + 1);
+		PS_ASSERT(base[i] && data[i]);
+		snapshot_encode(c, (enum snapshot_section)i, base[i]);
+	}
+}
+
+static void check_sound(struct core *c)
+{
+	struct core_config again = cfg;
+	unsigned char *copy[SNAPSHOT_SECTIONS];
+	const unsigned char *in[SNAPSHOT_SECTIONS];
+	size_t size[SNAPSHOT_SECTIONS];
+	const char *why = NULL;
+	struct core *out;
+
+	core_step(c, &(struct event){.kind = EVENT_TICK}, 2000);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		size[i] = snapshot_size(c, (enum snapshot_section)i);
+		in[i] = copy[i] = malloc(size[i] + 1);
+		PS_ASSERT(copy[i]);
+		snapshot_encode(c, (enum snapshot_section)i, copy[i]);
+	}
+	again.term = cfg.term + 1;
+	int rc = snapshot_decode(block, weights, &again, in, size, &out, &why);
+	PS_ASSERT(rc == 0);
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++)
+		free(copy[i]);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
+{
+	struct input in = {bytes, n};
+	const unsigned char *sections[SNAPSHOT_SECTIONS];
+	size_t size[SNAPSHOT_SECTIONS];
+	const char *why = NULL;
+	struct core *c = NULL;
+
+	if (!block)
+		make_base();
+	uint8_t running = input_u8(&in) & 1;
+	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
+		memcpy(data[i], base[i], base_size[i]);
+		sections[i] = data[i];
+		size[i] = base_size[i];
+	}
+	while (in.left) {
+		uint32_t s = input_below(&in, SNAPSHOT_SECTIONS);
+		size_t at = input_u8(&in), length;
+
+		at = (at << 8 | input_u8(&in)) % (base_size[s] + 1);
+		length = input_below(&in, 9);
+		if (length == 0)
+			size[s] = at;
+		while (length-- && at < base_size[s])
+			data[s][at++] = input_u8(&in);
+	}
+	struct core_config now = cfg;
+	now.term = 6;
+	if (running && snapshot_config(sections[SNAPSHOT_SESSIONS], size[SNAPSHOT_SESSIONS], &now))
+		return 0;
+	if (running && (core_bytes(&now) > core_bytes(&cfg) || now.n_params > PARAMS))
+		return 0; /* startup.c reserves that much; here there is one small block */
+	int rc = running ? snapshot_decode_running(block, weights, &now, sections, size, &c, &why)
+			 : snapshot_decode(block, weights, &now, sections, size, &c, &why);
+	if (rc != 0)
+		PS_ASSERT(why && why[0]);
+	else if (!running)
+		check_sound(c);
+	return 0;
+}

@@ -1,0 +1,106 @@
+/*
+ * wire.c - fuzzes the codec of messages. Byte 0: the number of parameters that the receiver expects,
+ * and whether it defers the check of PARAMS. Byte 1: how many tensor frames are chunks. Then, for each
+ * tensor frame, a byte of its number of values; 255 ends the list. The rest is the header frame.
+ *
+ * Checks: what decodes is encoded to frames that decode to the same message (proto/wire.h, invariant
+ * 3), and no input does harm (invariants 1 and 2).
+ */
+#include "proto/wire.h"
+#include "tests/support/fuzz_input.h"
+
+static void add_frame(struct frames *f, const void *data, size_t size)
+{
+	PS_ASSERT(f->n <= WIRE_MAX_SLICES);
+	PS_ASSERT(zmq_msg_init_size(&f->frame[f->n], size) == 0);
+	memcpy(zmq_msg_data(&f->frame[f->n]), data, size);
+	f->n++;
+}
+
+/* Decode what `m` is encoded to, encode that, and compare the header frames. */
+static void check_round_trip(const struct msg *m, size_t n_params)
+{
+	struct frames a, b;
+	struct wire *w = NULL;
+	struct msg again;
+	const char *why = NULL;
+
+	if (wire_encode(m, &a) != 0)
+		return;
+	PS_ASSERT(wire_new(&w, n_params) == 0);
+	PS_ASSERT(wire_decode(w, &a, &again, &why) == 0);
+	PS_ASSERT(again.type == m->type);
+	PS_ASSERT(wire_encode(&again, &b) == 0);
+	PS_ASSERT(a.n == b.n);
+	for (size_t i = 0; i < a.n; i++) {
+		size_t size = zmq_msg_size(&a.frame[i]);
+
+		PS_ASSERT(size == zmq_msg_size(&b.frame[i]));
+		PS_ASSERT(memcmp(zmq_msg_data(&a.frame[i]), zmq_msg_data(&b.frame[i]), size) == 0);
+	}
+	frames_release(&b);
+	frames_release(&a);
+	wire_free(&w);
+}
+
+/* The first tensor frames came as chunks. A receiver checks each before the PUSH arrives. */
+static void add_chunks(struct frames *f, size_t n)
+{
+	zmq_msg_t header;
+
+	PS_ASSERT(wire_encode_chunk_header(&header) == 0);
+	PS_ASSERT(zmq_msg_size(&header) == 1);
+	zmq_msg_close(&header);
+	while (f->n_chunks < n && f->n_chunks + 1 < f->n && f->n_chunks < WIRE_MAX_CHUNKS) {
+		zmq_msg_t *frame = &f->frame[1 + f->n_chunks];
+
+		if (wire_check_chunk(frame, &f->chunk[f->n_chunks]) != 0)
+			break;
+		f->n_chunks++;
+	}
+}
+
+static void decode(struct frames *f, size_t n_params, int deferred)
+{
+	float values[128];
+	struct wire *w = NULL;
+	struct msg m;
+	const char *why = NULL;
+
+	PS_ASSERT(wire_new(&w, n_params) == 0);
+	if (deferred)
+		wire_defer(w);
+	if (wire_is_chunk(f)) {
+		PS_ASSERT(wire_chunks_wanted(f) == 0);
+	} else if (wire_decode(w, f, &m, &why) != 0) {
+		PS_ASSERT(why && why[0] && m.type == 0);
+		(void)wire_chunks_wanted(f);
+	} else if (deferred && m.type == MSG_PARAMS) {
+		(void)!wire_values(f, &m.params, values);
+		(void)!wire_values(f, &m.params, NULL);
+	} else if (!deferred) {
+		check_round_trip(&m, n_params);
+	}
+	wire_free(&w);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	static const float zeros[256];
+	struct input in = {data, size};
+	uint8_t first = input_u8(&in), n_chunks = input_u8(&in), n;
+	size_t n_sizes = 0;
+	uint8_t sizes[WIRE_MAX_SLICES];
+	struct frames f;
+
+	while (in.left && n_sizes < WIRE_MAX_SLICES && (n = input_u8(&in)) != 255)
+		sizes[n_sizes++] = n;
+	frames_init(&f);
+	add_frame(&f, in.at, in.left);
+	for (size_t i = 0; i < n_sizes; i++)
+		add_frame(&f, zeros, sizes[i] * 4u + (i % 7 == 6));
+	add_chunks(&f, n_chunks % 8);
+	decode(&f, first & 127u, first >> 7);
+	frames_release(&f);
+	return 0;
+}

@@ -1,0 +1,87 @@
+/* fuzz_input.c - see fuzz_input.h. */
+#include "tests/support/fuzz_input.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+uint8_t input_u8(struct input *in)
+{
+	if (in->left == 0)
+		return 0;
+	in->left--;
+	return *in->at++;
+}
+
+uint64_t input_u64(struct input *in)
+{
+	uint64_t v = 0;
+
+	for (unsigned i = 0; i < 64; i += 8)
+		v |= (uint64_t)input_u8(in) << i;
+	return v;
+}
+
+uint32_t input_below(struct input *in, uint32_t n)
+{
+	return input_u8(in) % n;
+}
+
+uint64_t input_near(struct input *in, uint64_t v)
+{
+	uint8_t how = input_u8(in);
+
+	if (how < 160)
+		return v;
+	if (how < 232)
+		return v + (uint64_t)((int64_t)how - 196);
+	return input_u64(in);
+}
+
+void input_line(struct input *in, char *text, size_t size)
+{
+	size_t n = 0;
+
+	while (in->left && *in->at != '\n' && n + 1 < size)
+		text[n++] = (char)input_u8(in);
+	while (in->left && input_u8(in) != '\n')
+		;
+	text[n] = '\0';
+}
+
+const char *input_file(const uint8_t *data, size_t size)
+{
+	static char path[64];
+	static int fd = -1;
+
+	if (fd < 0) {
+		fd = memfd_create("input", MFD_CLOEXEC);
+		PS_ASSERT(fd >= 0 && fchmod(fd, 0600) == 0);
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	}
+	PS_ASSERT(ftruncate(fd, 0) == 0);
+	PS_ASSERT(pwrite(fd, data, size, 0) == (ssize_t)size);
+	return path;
+}
+
+int input_connect(unsigned port, const void *data, size_t size)
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	a.sin_port = htons((uint16_t)port);
+	PS_ASSERT(fd >= 0 && connect(fd, (struct sockaddr *)(void *)&a, sizeof(a)) == 0);
+	(void)!send(fd, data, size, MSG_NOSIGNAL);
+	return fd;
+}
+
+void input_close(int fd)
+{
+	struct linger at_once = {.l_onoff = 1};
+
+	(void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+	(void)close(fd);
+}

@@ -221,6 +221,14 @@ static void add_text(struct line *l, const char *key, const char *value, enum fo
 
 /* ---- a line's fields ------------------------------------------------------------------------- */
 
+uint64_t log_wall_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
 static void put_time(struct line *l)
 {
 	struct timespec now;

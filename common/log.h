@@ -16,6 +16,7 @@
  */
 #ifndef COMMON_LOG_H
 #define COMMON_LOG_H
+#include <stdint.h>
 #include "common/err.h"
 
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
@@ -53,5 +54,9 @@ int log_on_terminal(void);
 /* Show `line`, without a newline, as the progress line; NULL removes the line. Does nothing if
  * stderr is not a terminal, or if the format is JSON. */
 void log_progress(const char *line);
+
+/* The clock of the timestamps: milliseconds since 1970. It may jump, so only records for people have
+ * it. */
+uint64_t log_wall_ms(void);
 
 #endif

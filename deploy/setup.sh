@@ -5,6 +5,7 @@
 #   deploy/setup.sh bench    also those of `make bench` and `make ladder`
 #   deploy/setup.sh check [bench]   only list missing packages; exit with 2 if there are any
 #   deploy/setup.sh list     list all packages
+#   deploy/setup.sh tools    install PyPI packages in build/tools, which some tests use
 #
 # The script installs and names only missing packages. If none is missing, it needs neither root nor
 # the network. Exit status: 0 if all packages are installed; 2 if packages are missing and this user
@@ -16,7 +17,7 @@ packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev
 	libjansson-dev libopenblas-dev libpng-dev libjpeg-dev
-	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash
+	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv
 	help2man
 	clang libclang-rt-dev clang-format clang-tidy codespell
 	curl ca-certificates dataset-fashion-mnist"
@@ -27,12 +28,17 @@ for word in "$@"; do
 	case $word in
 	check) check=yes ;;
 	bench) packages="$packages $bench_packages" ;;
+	tools)
+		# from PyPI, because Debian has none of them; tests without them skip
+		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnxruntime
+		exit 1
+		;;
 	list)
 		echo $packages $bench_packages
 		exit 0
 		;;
 	*)
-		echo "setup: unknown argument '$word': none, 'bench', 'check' or 'list'" >&2
+		echo "setup: unknown argument '$word': none, 'bench', 'check', 'tools' or 'list'" >&2
 		exit 2
 		;;
 	esac

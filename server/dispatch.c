@@ -23,6 +23,7 @@ void dispatch_status(const struct server *s, struct status *out)
 		.progress = &s->progress,
 		.labels = s->labels,
 		.warnings = &s->warnings,
+		.tallies = &s->tallies,
 		.waiting = &s->waiting,
 		.checkpointer = s->checkpointer ? checkpointer_stats(s->checkpointer) : NULL,
 		.wal = s->wal ? wal_stats(s->wal) : NULL,
@@ -75,11 +76,15 @@ static void send_last_status(struct server *s)
 
 static void run_finish(struct server *s, int status)
 {
+	struct status now;
+
 	s->status = status;
 	s->finish_ms = dispatch_now(s);
 	s->deadline_ms = s->finish_ms + SESSION_CLOSE_MS;
 	warnings_check(&s->warnings, s->state.core, 1);
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
+	dispatch_status(s, &now);
+	history_end(s->history, &now);
 	router_set_flushed(s->router, UINT64_MAX); /* the last checkpoint contains everything */
 	send_last_status(s);
 }
@@ -137,6 +142,14 @@ static void commit(struct server *s, uint64_t lsn)
 	wal_flush(s->wal);
 }
 
+static void note_effect(struct server *s, const struct effect *e)
+{
+	struct status now;
+
+	dispatch_status(s, &now);
+	history_effect(s->history, &now, e);
+}
+
 /* Carries out effect `e` of event `ev`. `lsn` is the log sequence number of the event; 0: there is
  * no log. */
 static void carry_out(
@@ -148,6 +161,7 @@ static void carry_out(
 			commit(s, lsn);
 		break;
 	case EFFECT_SEND:
+		tallies_effect(&s->tallies, s->state.core, ev, e);
 		send_msg(s, e, ev);
 		break;
 	case EFFECT_SNAPSHOT:
@@ -163,9 +177,12 @@ static void carry_out(
 	case EFFECT_TRAINED:
 	case EFFECT_EVALUATED:
 		progress_effect(&s->progress, s->state.core, e, dispatch_now(s));
+		if (e->kind == EFFECT_EVALUATED)
+			note_effect(s, e);
 		break;
 	case EFFECT_WORKER:
 		membership_log(e, s->state.core, s->labels);
+		note_effect(s, e);
 		break;
 	case EFFECT_FINISH:
 		run_finish(s, e->status);

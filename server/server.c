@@ -111,8 +111,9 @@ static void check_session_close(struct server *s)
 	uint64_t now = dispatch_now(s);
 
 	router_stats(s->router, &net);
-	if (net.port.connections == 0 || now >= s->deadline_ms ||
-		(net.waiting == 0 && now >= s->finish_ms + CLOSE_MS))
+	int closed =
+		net.port.connections == 0 || (net.waiting == 0 && now >= s->finish_ms + CLOSE_MS);
+	if ((closed && !history_busy(s->history)) || now >= s->deadline_ms)
 		uv_stop(&s->loop);
 }
 
@@ -240,7 +241,18 @@ static void notify_workers(struct server *s)
 static int is_busy(const struct server *s)
 {
 	return (s->checkpointer && checkpointer_busy(s->checkpointer)) ||
-	       (s->wal && wal_busy(s->wal)) || (s->auth && auth_busy(s->auth));
+	       (s->wal && wal_busy(s->wal)) || (s->auth && auth_busy(s->auth)) ||
+	       history_busy(s->history);
+}
+
+static void record_history(struct server *s)
+{
+	struct status now;
+
+	if (!tallies_tick(&s->tallies, s->state.core, dispatch_now(s)) || s->status)
+		return;
+	dispatch_status(s, &now);
+	history_tick(s->history, &now);
 }
 
 static void on_tick(uv_timer_t *t)
@@ -263,6 +275,7 @@ static void on_tick(uv_timer_t *t)
 	warnings_check(&s->warnings, s->state.core, s->status != 0);
 	waiting_tick(&s->waiting, s->state.core, dispatch_now(s));
 	progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting, dispatch_now(s));
+	record_history(s);
 	check_deadline(s);
 }
 
@@ -436,6 +449,19 @@ static int save_first(struct server *s, struct err *e)
 	return rc ? rc : open_wal(s, e);
 }
 
+/* Reads and continues the history of the run. A run without known images has none yet. */
+static int open_history(struct server *s, struct err *e)
+{
+	struct status now;
+
+	progress_init(&s->progress, s->state.core, dispatch_now(s));
+	if (tallies_init(&s->tallies, s->state.core, dispatch_now(s)))
+		return err_set(e, PS_ENOMEM, "no memory for the tallies of workers");
+	dispatch_status(s, &now);
+	return history_new(&s->history, &s->loop,
+		s->checkpointer ? s->options->checkpoint_dir : NULL, &now, s->state.resumed, e);
+}
+
 /* Called when the ports are open and the first checkpoint is on disk: the run will start. */
 static void announce(const struct server *s)
 {
@@ -547,6 +573,8 @@ static void release_server(struct server *s)
 	wal_free(&s->wal);
 	transfers_release(&s->transfers);
 	labels_free(&s->labels);
+	history_free(&s->history);
+	tallies_release(&s->tallies);
 	startup_release(&s->state);
 }
 
@@ -567,6 +595,8 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 		rc = startup_core(&s->state, o, e);
 	if (!rc)
 		rc = save_first(s, e);
+	if (!rc)
+		rc = open_history(s, e);
 	if (rc) {
 		close_network(s);
 		release_server(s);
@@ -627,7 +657,8 @@ int server_stop(struct server *s, int *is_blocked)
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);
 	free(result);
-	*is_blocked = checkpointer_busy(s->checkpointer) || wal_busy(s->wal) || auth_busy(s->auth);
+	*is_blocked = checkpointer_busy(s->checkpointer) || wal_busy(s->wal) ||
+		      auth_busy(s->auth) || history_busy(s->history);
 	if (!*is_blocked)
 		release_server(s);
 	else if (checkpointer_busy(s->checkpointer))

@@ -25,11 +25,13 @@
 #include "server/net/clients.h"
 #include "server/durability/wal.h"
 #include "server/auth/auth.h"
+#include "server/monitor/history.h"
 #include "server/monitor/membership.h"
 #include "server/monitor/http.h"
 #include "server/net/net.h"
 #include "server/config/options.h"
 #include "server/monitor/progress.h"
+#include "server/monitor/tallies.h"
 #include "server/durability/startup.h"
 #include "server/durability/checkpointer.h"
 #include "server/durability/disk_wait.h"
@@ -64,6 +66,8 @@ struct server {
 	/* the clock of dispatch_now, which stands still while the process was stopped */
 	struct awake awake;
 	struct progress progress;
+	struct tallies tallies;
+	struct history *history;
 	struct warnings warnings;
 	struct waiting waiting;
 	struct observers observers;

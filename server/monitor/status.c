@@ -80,7 +80,7 @@ static const char *phase(const struct status *s)
 	return "training";
 }
 
-static const char *ending_name(int status)
+const char *status_ending(int status)
 {
 	switch (status) {
 	case PS_EDONE:
@@ -156,17 +156,23 @@ static json_t *json_text_or_null(const char *text)
 	return text && text[0] ? json_string(text) : json_null();
 }
 
-static json_t *worker_object(const struct worker_view *w, const struct label *l, uint64_t now_ms)
+static json_t *worker_object(
+	const struct worker_view *w, const struct label *l, const struct tally *t, uint64_t now_ms)
 {
 	uint64_t silent = now_ms > w->last_message_ms ? now_ms - w->last_message_ms : 0;
 
-	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "worker",
-		json_count(w->worker), "state", status_worker_state(w), "name", w->name, "device",
-		w->device, "host", json_text_or_null(l->host), "pid",
+	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+			 "s:o, s:o, s:o}",
+		"worker", json_count(w->worker), "state", status_worker_state(w), "name", w->name,
+		"device", w->device, "host", json_text_or_null(l->host), "pid",
 		l->pid ? json_count(l->pid) : json_null(), "address", json_text_or_null(l->address),
 		"incarnation", json_count(w->incarnation), "images", json_count(w->images),
 		"last_seq", json_count(w->last_seq), "durable_seq", json_count(w->durable_seq),
-		"silent_ms", w->state == SESSION_AWAY ? json_null() : json_count(silent));
+		"silent_ms", w->state == SESSION_AWAY ? json_null() : json_count(silent),
+		"images_per_s", json_count((uint64_t)t->images_per_s), "staleness",
+		t->staleness < 0 ? json_null() : json_real(t->staleness), "duplicates",
+		json_count(t->duplicates), "rejected", json_count(t->rejected), "refusals",
+		json_count(t->refused));
 }
 
 /* A list of at most `max` workers. *left_out becomes the number of other workers. */
@@ -185,7 +191,8 @@ static json_t *worker_list(const struct status *s, size_t max, uint32_t *left_ou
 			(*left_out)++;
 		else
 			json_array_append_new(
-				list, worker_object(&w, labels_of(s->labels, w.worker), s->now_ms));
+				list, worker_object(&w, labels_of(s->labels, w.worker),
+					      tallies_of(s->tallies, w.worker), s->now_ms));
 	}
 	return list;
 }
@@ -317,7 +324,7 @@ static char *status_with(const struct status *s, size_t max_workers)
 	uint32_t left_out;
 
 	set_key(o, "state", json_string(phase(s)));
-	set_key(o, "ending", s->ending ? json_string(ending_name(s->ending)) : NULL);
+	set_key(o, "ending", s->ending ? json_string(status_ending(s->ending)) : NULL);
 	set_key(o, "waiting", waiting_object(s));
 	set_key(o, "degraded", json_text_or_null(status_degraded(s)));
 	set_key(o, "warnings", warning_list(s));
@@ -381,7 +388,7 @@ char *status_result(const struct status *s)
 
 	for (uint32_t e = 0; e < cfg->training.epochs; e++)
 		json_array_append_new(images, json_count(core_epoch(c, e)->images));
-	set_key(o, "status", json_string(ending_name(s->ending)));
+	set_key(o, "status", json_string(status_ending(s->ending)));
 	set_key(o, "warnings", warning_list(s));
 	set_key(o, "accuracy", last ? mean_or_null(last->eval_correct, last->eval_done) : NULL);
 	set_key(o, "loss", last ? mean_or_null(last->eval_loss_sum, last->eval_done) : NULL);

@@ -12,6 +12,7 @@
 #include "server/durability/wal.h"
 #include "server/net/net.h"
 #include "server/monitor/progress.h"
+#include "server/monitor/tallies.h"
 #include "server/durability/checkpointer.h"
 #include "server/monitor/warnings.h"
 #include "server/monitor/waiting.h"
@@ -26,6 +27,7 @@ struct status {
 	const struct labels *labels;     /* NULL: none */
 	const struct waiting *waiting;   /* NULL: waits are not reported */
 	const struct warnings *warnings; /* NULL: no warnings */
+	const struct tallies *tallies;   /* NULL: none */
 	struct router_stats net;
 	const struct checkpointer_stats *checkpointer; /* NULL: no checkpoints */
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
@@ -46,6 +48,8 @@ char *status_json(const struct status *s);
 char *status_result(const struct status *s);
 /* Prometheus text format 0.0.4 (metrics.c). */
 char *status_metrics(const struct status *s);
+/* How a run ended, in one word: "done", "drained", "diverged" or "aborted". */
+const char *status_ending(int status);
 /* Why the server is degraded, or NULL. */
 const char *status_degraded(const struct status *s);
 /* The state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live worker

@@ -1,5 +1,6 @@
 """Rows P3, P5 and P16: torn checkpoints, disks that are full or fail, and an old checkpoint that is
 put back."""
+import json
 import random
 import shutil
 import socket
@@ -199,6 +200,8 @@ def test_full_disk(ledger, small_disk, figure):
     shutil.rmtree(filler)
     wait_well(run, figure, "back")
     report(figure, "P5", run, "one full disk")
+    lines = (small_disk / "ckpt/history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines][-1] == "end", "the history is whole"
 
 
 def test_full_disk_holds_workers_back(ledger, small_disk, figure):

@@ -11,7 +11,8 @@
 
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
-#define DIALS    "command!=keygen|convert" /* all other commands may connect to a server */
+/* all other commands may connect to a server */
+#define DIALS "command!=keygen|convert|history|show"
 
 /* A command. `takes` describes its arguments. */
 struct command {
@@ -28,6 +29,8 @@ static const struct command commands[] = {
 	{"log-level", "LEVEL: error, warn, info or debug", 1, 1, ctl_log_level},
 	{"export", "FILE.safetensors", 1, 1, ctl_export},
 	{"predict", "IMAGE...", 1, MAX_ARGS, ctl_predict},
+	{"history", "DIR", 1, 1, ctl_history},
+	{"show", "DIR", 1, 1, ctl_show},
 	{"convert", "FROM and TO", 2, 2, ctl_convert},
 	{"keygen", "DIR [WORKER...]", 1, MAX_ARGS, ctl_keygen},
 };
@@ -48,6 +51,8 @@ static const struct command commands[] = {
 	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
 	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
 	"                    28x28 pixels, white on black).\n"                                     \
+	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
+	"  show DIR          List the checkpoints in DIR.\n"                                       \
 	"  convert FROM TO   Write the images of the directory FROM as IDX files to the\n"         \
 	"                    directory TO. FROM has CIFAR's binaries, NumPy's .npy files,\n"       \
 	"                    or a folder of PNG or JPEG pictures for each class.\n"                \
@@ -62,14 +67,14 @@ static int find_command(const char **args, int n_args, const struct command **fo
 	if (n_args < 1)
 		return err_set(e, PS_EUSAGE,
 			"command missing: status, top, checkpoint, drain, log-level, export, "
-			"predict, convert or keygen");
+			"predict, history, show, convert or keygen");
 	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
 	if (!*found)
 		return err_set(e, PS_EUSAGE,
 			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
-			"log-level, export, predict, convert and keygen",
+			"log-level, export, predict, history, show, convert and keygen",
 			args[0]);
 	if (n_args - 1 < (*found)->min_args || n_args - 1 > (*found)->max_args)
 		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);
@@ -101,7 +106,7 @@ static int run_command(struct ctl *ctl, const char **args, int n_args, struct er
 
 static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int *n_args)
 {
-	int level, format, rc;
+	int level, format, history_format, rc;
 	const struct opt rows[] = {
 		OPTIONS_SERVER_ROW(&ctl->server, DIALS),
 		OPTIONS_KEY_ROW(&ctl->key, DIALS),
@@ -135,6 +140,23 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.unset = "the model in the metadata of the file",
 			.needs = "weights"},
 		OPTIONS_DATA_ROW(&ctl->data, "command=predict"),
+		{.name = "format",
+			.type = OPT_ENUM,
+			.dest = &history_format,
+			.def = "csv",
+			.values = "csv|json",
+			.arg = "FORMAT",
+			.help = "print the history as CSV, or as a JSON array of its lines",
+			.needs = "command=history"},
+		{.name = "tensorboard",
+			.type = OPT_TEXT,
+			.dest = &ctl->tensorboard,
+			.min = 1,
+			.max = 4000,
+			.arg = "DIR",
+			.help = "write the history as an event file of TensorBoard to DIR instead",
+			.unset = "print it",
+			.needs = "command=history"},
 		{.name = "connect-timeout-ms",
 			.type = OPT_INT,
 			.dest = &ctl->connect_timeout_ms,
@@ -158,6 +180,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 	rc = opt_parse(&program, argc, argv, args, n_args);
 	if (rc)
 		return rc;
+	ctl->format = (enum ctl_format)history_format;
 	log_set_format((enum log_format)format);
 	log_set_level((enum log_level)level);
 	if (*n_args)

@@ -6,15 +6,20 @@
  */
 #ifndef WORKER_CTL_CTL_H
 #define WORKER_CTL_CTL_H
+#include <jansson.h>
 #include <stdint.h>
 #include "common/err.h"
 #include "common/model.h"
 #include "worker/client/cnnps.h"
 
+enum ctl_format { CTL_CSV, CTL_JSON };
+
 struct ctl {
 	const char *server, *data, *checkpoint, *weights,
 		*model;               /* NULL: not given, except server */
 	const char *key, *server_key; /* key files, or NULL */
+	const char *tensorboard;      /* directory, or NULL */
+	enum ctl_format format;       /* of history */
 	int64_t connect_timeout_ms;
 	const char **args; /* the arguments of the command */
 	int n_args;
@@ -46,6 +51,13 @@ struct ctl_weights {
 int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e) PS_MUST_CHECK;
 void ctl_weights_release(struct ctl_weights *w);
 int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+
+/* history.c: the lines of the file history.jsonl, or of that file in a directory. */
+int ctl_history_read(const char *dir, json_t **lines, struct err *e) PS_MUST_CHECK;
+int ctl_history(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+int ctl_show(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+/* events.c: write the lines to `dir` as an event file of TensorBoard, and print its name. */
+int ctl_write_events(const char *dir, const json_t *lines, struct err *e) PS_MUST_CHECK;
 
 /* convert.c */
 int ctl_convert(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

@@ -1,0 +1,582 @@
+/* history.c - see history.h. */
+#include "server/monitor/history.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "common/file.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "server/core/core.h"
+#include "server/monitor/status.h"
+#include "server/net/clients.h"
+
+#define SAMPLE_MS   1000
+#define MAX_WORKERS 64 /* workers in a sample */
+#define MAX_ERRORS  3  /* failed writes after which the failure is logged */
+#define RETRY_MS    10000
+
+enum line_kind { LINE_OTHER, LINE_SAMPLE, LINE_EPOCH };
+
+struct line {
+	char *text; /* with its newline; owned */
+	size_t bytes;
+	enum line_kind kind;
+};
+
+/* A write: of all lines to a new file, or of the new lines to the end of the file. */
+struct job {
+	uv_work_t work;
+	const char *dir;
+	char *text;
+	size_t bytes, lines;
+	size_t at; /* offset; 0: a new file */
+	int rc;
+	int is_gone; /* the file cannot be opened: write a new one */
+	struct err e;
+};
+
+struct history {
+	uv_loop_t *loop;
+	const char *dir; /* NULL: no file */
+	struct line *line;
+	size_t n, room, bytes;
+	size_t on_disk, file_bytes; /* whole lines in the file; 0: write a new file */
+	uint64_t sample_ms, due_ms; /* distance of two samples; when the next one is due */
+	uint64_t write_ms;          /* no write before, after a failed one */
+	history_line_fn *listen;
+	void *arg;
+	int busy, failed, shortened; /* shortened: lines were dropped during a write */
+	struct job job;
+};
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+static void drop_line(struct history *h, size_t i)
+{
+	h->bytes -= h->line[i].bytes;
+	free(h->line[i].text);
+	h->line[i].text = NULL;
+}
+
+/* Close the gaps that drop_line has left. The file is then another one. */
+static void pack(struct history *h)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < h->n; i++)
+		if (h->line[i].text)
+			h->line[n++] = h->line[i];
+	h->n = n;
+	h->on_disk = h->file_bytes = 0;
+	h->shortened = h->busy;
+}
+
+/* Keep every other sample, and take half as many from now on. */
+static void thin_samples(struct history *h)
+{
+	size_t seen = 0;
+
+	for (size_t i = 0; i < h->n; i++)
+		if (h->line[i].kind == LINE_SAMPLE && seen++ % 2)
+			drop_line(h, i);
+	pack(h);
+	h->sample_ms *= 2;
+}
+
+/* Invariant 1. */
+static void stay_bounded(struct history *h)
+{
+	if (h->bytes <= HISTORY_BYTES)
+		return;
+	thin_samples(h);
+	if (h->bytes <= HISTORY_BYTES / 4 * 3)
+		return;
+	for (size_t i = 1; i < h->n && h->bytes > HISTORY_BYTES / 2; i++)
+		drop_line(h, i);
+	pack(h);
+}
+
+/* Takes over `text`, which ends in a newline; it may be NULL. */
+static void add_line(struct history *h, char *text, enum line_kind kind)
+{
+	if (h->n == h->room) {
+		size_t room = h->room ? 2 * h->room : 256;
+		struct line *more = realloc(h->line, room * sizeof(*more));
+
+		if (more) {
+			h->line = more;
+			h->room = room;
+		}
+	}
+	if (!text || h->n == h->room) {
+		free(text);
+		return;
+	}
+	h->line[h->n++] = (struct line){text, strlen(text), kind};
+	h->bytes += h->line[h->n - 1].bytes;
+	if (h->listen)
+		h->listen(h->arg, text);
+	stay_bounded(h);
+}
+
+/* Add `o`, which this function releases. */
+static void add_object(struct history *h, json_t *o, enum line_kind kind)
+{
+	char *text = o ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(7)) : NULL;
+	size_t n = text ? strlen(text) : 0;
+	char *line = text ? realloc(text, n + 2) : NULL;
+
+	json_decref(o);
+	if (line)
+		memcpy(line + n, "\n", 2);
+	else
+		free(text);
+	add_line(h, line, kind);
+}
+
+static json_t *count(uint64_t n)
+{
+	return json_integer((json_int_t)n);
+}
+
+static json_t *real_or_null(double x)
+{
+	json_t *o = json_real(x);
+
+	return o ? o : json_null(); /* json_real refuses NaN and infinity */
+}
+
+static json_t *begin_object(const struct status *now, const char *kind)
+{
+	return json_pack("{s:o, s:s, s:o}", "t", count(log_wall_ms()), "kind", kind, "term",
+		count(core_config(now->core)->term));
+}
+
+static void set(json_t *o, const char *key, json_t *value)
+{
+	(void)json_object_set_new(o, key, value ? value : json_null());
+}
+
+/* ---- start, end, workers, epochs ------------------------------------------------------------- */
+
+static json_t *option_value(const struct core_config *c, const struct config_row *row)
+{
+	double v = config_value(c, row);
+	const char *name = row->values;
+
+	if (row->type == CONFIG_FLAG)
+		return json_boolean(v != 0);
+	if (row->type == CONFIG_REAL)
+		return real_or_null(v);
+	if (row->type != CONFIG_ENUM)
+		return json_integer((json_int_t)v);
+	for (int i = (int)(v - row->min); i > 0 && *name; i--)
+		name += strcspn(name, "|") + (name[strcspn(name, "|")] == '|');
+	return json_stringn(name, strcspn(name, "|"));
+}
+
+static json_t *options_object(const struct core_config *c)
+{
+	json_t *o = json_object();
+
+	for (size_t i = 0; i < config_n_rows; i++)
+		if (config_rows[i].type != CONFIG_GROUP)
+			set(o, config_rows[i].name, option_value(c, &config_rows[i]));
+	return o;
+}
+
+static void name_run(const struct core_config *cfg, char text[33])
+{
+	snprintf(text, 33, "%016" PRIx64 "%016" PRIx64, cfg->run.hi, cfg->run.lo);
+}
+
+static void add_start(struct history *h, const struct status *now, int resumed)
+{
+	const struct core_config *cfg = core_config(now->core);
+	json_t *o = begin_object(now, "start");
+	char run[33];
+
+	name_run(cfg, run);
+	set(o, "run", json_string(run));
+	set(o, "resumed", json_boolean(resumed));
+	set(o, "model", json_string(cfg->model));
+	set(o, "n_params", count(cfg->n_params));
+	set(o, "version", count(core_stats(now->core)->version));
+	set(o, "generation", count(cfg->generation));
+	set(o, "options", options_object(cfg));
+	add_object(h, o, LINE_OTHER);
+}
+
+static void add_worker(struct history *h, const struct status *now, const struct effect *e)
+{
+	static const char *const names[] = {
+		[WORKER_JOINED] = "joined",
+		[WORKER_BACK] = "back",
+		[WORKER_SILENT] = "silent",
+		[WORKER_GONE] = "gone",
+		[WORKER_EXCLUDED] = "excluded",
+		[WORKER_STALLED] = "stalled",
+		[WORKER_DELIVERS] = "delivers",
+	};
+	const struct label *l = labels_of(now->labels, e->worker);
+	json_t *o = begin_object(now, "worker");
+	struct worker_view v;
+
+	core_worker(now->core, e->worker - 1, &v);
+	set(o, "worker", count(v.worker));
+	set(o, "change", json_string(names[e->change]));
+	set(o, "name", json_string(v.name));
+	set(o, "host", json_string(l->host));
+	set(o, "device", json_string(v.device));
+	set(o, "images", count(v.images));
+	add_object(h, o, LINE_OTHER);
+}
+
+static int is_evaluated(const struct core *c, uint32_t epoch)
+{
+	const struct epoch_record *r = core_epoch(c, epoch);
+
+	return r && core_data(c)->n_test && r->eval_done == core_data(c)->n_test;
+}
+
+/* `rate`: of the images of the epoch; < 0: not known. */
+static void add_epoch(struct history *h, const struct status *now, uint32_t epoch, double rate)
+{
+	const struct epoch_record *r = core_epoch(now->core, epoch);
+	json_t *o = begin_object(now, "epoch");
+
+	set(o, "epoch", count(epoch + 1));
+	set(o, "images", count(r->images));
+	set(o, "updates", count(r->updates));
+	set(o, "loss", real_or_null(r->loss_sum / (double)r->images));
+	set(o, "accuracy", real_or_null((double)r->eval_correct / r->eval_done));
+	set(o, "test_loss", real_or_null(r->eval_loss_sum / r->eval_done));
+	set(o, "images_per_s", rate < 0 ? NULL : real_or_null(rate));
+	add_object(h, o, LINE_EPOCH);
+}
+
+/* ---- samples --------------------------------------------------------------------------------- */
+
+/* [worker, state, images/s, staleness or null, silent ms] of each worker that is not gone. */
+static json_t *sample_workers(const struct status *now)
+{
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; i < core_config(now->core)->sessions.max_workers &&
+			     json_array_size(list) < MAX_WORKERS;
+		i++) {
+		struct worker_view w;
+		const struct tally *t = tallies_of(now->tallies, i + 1);
+
+		core_worker(now->core, i, &w);
+		if (w.state == SESSION_FREE || w.state == SESSION_DEAD)
+			continue;
+		json_array_append_new(
+			list, json_pack("[o, s, o, o, o]", count(w.worker), status_worker_state(&w),
+				      count((uint64_t)t->images_per_s),
+				      t->staleness < 0 ? json_null() : real_or_null(t->staleness),
+				      count(now->now_ms > w.last_message_ms
+						      ? now->now_ms - w.last_message_ms
+						      : 0)));
+	}
+	return list;
+}
+
+static void add_sample(struct history *h, const struct status *now)
+{
+	const struct core_stats *t = core_stats(now->core);
+	struct progress_view v;
+	uint64_t rejected = 0;
+	json_t *o = begin_object(now, "sample");
+
+	progress_look(now->progress, now->core, &v);
+	for (int i = 0; i < REJECT_REASONS; i++)
+		rejected += t->rejected[i];
+	set(o, "epoch", count(v.epoch));
+	set(o, "images", count(v.images));
+	set(o, "updates", count(t->updates));
+	set(o, "images_per_s", real_or_null(v.images_per_s));
+	set(o, "loss", t->loss > 0 ? real_or_null(t->loss) : NULL);
+	set(o, "live", count(v.workers));
+	set(o, "pushes", count(t->pushes));
+	set(o, "duplicates", count(t->duplicates));
+	set(o, "rejected", count(rejected));
+	set(o, "refusals", count(t->refused + now->net.malformed));
+	set(o, "generation", now->checkpointer ? count(now->checkpointer->generation) : NULL);
+	set(o, "checkpoint_s", now->checkpointer ? real_or_null(now->checkpointer->seconds) : NULL);
+	set(o, "degraded", status_degraded(now) ? json_string(status_degraded(now)) : NULL);
+	set(o, "workers", sample_workers(now));
+	add_object(h, o, LINE_SAMPLE);
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+static int append(struct job *j)
+{
+	char path[4096 + 16];
+
+	snprintf(path, sizeof(path), "%s/" HISTORY_FILE, j->dir);
+	int fd = open(path, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+	if (fd < 0) {
+		j->is_gone = 1;
+		return err_set(&j->e, PS_EIO, "%s: open: %s", path, strerror(errno));
+	}
+	size_t done = 0;
+	ssize_t n = 1;
+	while (done < j->bytes && (n > 0 || errno == EINTR)) {
+		n = pwrite(fd, j->text + done, j->bytes - done, (off_t)(j->at + done));
+		done += n > 0 ? (size_t)n : 0;
+	}
+	if (done < j->bytes) {
+		err_set(&j->e, PS_EIO, "%s: write: %s", path, strerror(errno));
+		if (ftruncate(fd, (off_t)j->at) != 0) /* else the next start repairs it */
+			err_set(&j->e, PS_EIO, "%s: truncate: %s", path, strerror(errno));
+	}
+	close(fd);
+	return done < j->bytes ? PS_EIO : PS_OK;
+}
+
+/* Runs on a thread of the pool. */
+static void write_lines(uv_work_t *work)
+{
+	struct job *j = work->data;
+	const struct file_part part = {j->text, j->bytes};
+
+	j->rc = j->at ? append(j) : file_replace(j->dir, HISTORY_FILE, &part, 1, &j->e);
+}
+
+static void note_written(struct history *h)
+{
+	const struct job *j = &h->job;
+
+	if (j->rc) {
+		if (++h->failed == MAX_ERRORS)
+			log_warn("history", "failed", "reason=\"%s\"", j->e.text);
+		if (j->is_gone)
+			h->on_disk = h->file_bytes = 0;
+		h->write_ms = UINT64_MAX;
+		return;
+	}
+	if (h->failed >= MAX_ERRORS)
+		log_info("history", "works_again", "lines=%zu", j->lines);
+	h->failed = 0;
+	if (h->shortened)
+		return;
+	h->on_disk += j->lines;
+	h->file_bytes = j->at + j->bytes;
+}
+
+static void on_written(uv_work_t *work, int status)
+{
+	struct history *h = (struct history *)((char *)work - offsetof(struct history, job.work));
+
+	if (status != 0)
+		h->job.rc = err_set(&h->job.e, PS_EIO, "%s", uv_strerror(status));
+	h->busy = 0;
+	note_written(h);
+	h->shortened = 0;
+	free(h->job.text);
+	h->job.text = NULL;
+}
+
+static char *join_lines(const struct history *h, size_t from, size_t *bytes)
+{
+	size_t n = 0;
+
+	for (size_t i = from; i < h->n; i++)
+		n += h->line[i].bytes;
+	char *text = mem_try(n + 1, 1), *at = text;
+	for (size_t i = from; text && i < h->n; i++) {
+		memcpy(at, h->line[i].text, h->line[i].bytes);
+		at += h->line[i].bytes;
+	}
+	*bytes = n;
+	return text;
+}
+
+static void begin_write(struct history *h, uint64_t now_ms)
+{
+	struct job *j = &h->job;
+
+	if (h->write_ms == UINT64_MAX) /* the last write has failed */
+		h->write_ms = now_ms + RETRY_MS;
+	if (!h->dir || h->busy || h->on_disk == h->n || now_ms < h->write_ms)
+		return;
+	*j = (struct job){.dir = h->dir, .at = h->file_bytes, .lines = h->n - h->on_disk};
+	j->text = join_lines(h, h->on_disk, &j->bytes);
+	if (!j->text)
+		return;
+	j->work.data = j;
+	h->busy = 1;
+	(void)uv_queue_work(h->loop, &j->work, write_lines, on_written);
+}
+
+void history_effect(struct history *h, const struct status *now, const struct effect *e)
+{
+	if (e->kind == EFFECT_WORKER)
+		add_worker(h, now, e);
+	else if (e->kind == EFFECT_EVALUATED)
+		add_epoch(h, now, e->epoch, now->progress->epoch_rate);
+	begin_write(h, now->now_ms);
+}
+
+void history_tick(struct history *h, const struct status *now)
+{
+	if (now->now_ms >= h->due_ms) {
+		h->due_ms = now->now_ms + h->sample_ms;
+		add_sample(h, now);
+	}
+	begin_write(h, now->now_ms);
+}
+
+void history_end(struct history *h, const struct status *now)
+{
+	json_t *o = begin_object(now, "end");
+
+	add_sample(h, now);
+	set(o, "status", json_string(status_ending(now->ending)));
+	add_object(h, o, LINE_OTHER);
+	h->write_ms = 0; /* try once more, even if writes fail */
+	begin_write(h, now->now_ms);
+}
+
+int history_busy(const struct history *h)
+{
+	return h && h->busy;
+}
+
+char *history_text(const struct history *h)
+{
+	size_t bytes;
+
+	return join_lines(h, 0, &bytes);
+}
+
+/* ---- start ----------------------------------------------------------------------------------- */
+
+/* What a line says; NULL if it is torn or no line of a history. */
+static const char *line_kind_of(const json_t *o)
+{
+	return json_is_integer(json_object_get(o, "t"))
+		       ? json_string_value(json_object_get(o, "kind"))
+		       : NULL;
+}
+
+/* Keep a line of the file, if it is whole and the core agrees. `seen` marks the epochs. */
+static void keep_line(struct history *h, const struct status *now, const char *text, size_t n,
+	unsigned char *seen, int *of_run)
+{
+	json_t *o = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
+	const char *kind = line_kind_of(o);
+	json_int_t epoch = json_integer_value(json_object_get(o, "epoch"));
+	enum line_kind is = LINE_OTHER;
+	char run[33];
+	int keep = kind != NULL;
+
+	name_run(core_config(now->core), run);
+	if (kind && strcmp(kind, "start") == 0) {
+		const char *of = json_string_value(json_object_get(o, "run"));
+
+		*of_run = of && strcmp(of, run) == 0;
+	}
+	if (kind && strcmp(kind, "sample") == 0) {
+		is = LINE_SAMPLE;
+	} else if (kind && strcmp(kind, "epoch") == 0) {
+		is = LINE_EPOCH;
+		keep = epoch >= 1 && epoch <= core_config(now->core)->training.epochs &&
+		       is_evaluated(now->core, (uint32_t)epoch - 1) && !seen[epoch - 1];
+		if (keep && *of_run)
+			seen[epoch - 1] = 1;
+	}
+	if (keep && *of_run) {
+		char *line = mem_try(n + 2, 1);
+
+		if (line) {
+			memcpy(line, text, n);
+			line[n] = '\n';
+		}
+		add_line(h, line, is);
+	}
+	json_decref(o);
+}
+
+static void read_lines(struct history *h, const struct status *now, unsigned char *seen)
+{
+	char path[4096 + 16];
+	int of_run = 0;
+	void *data;
+	size_t size;
+	struct err e;
+
+	snprintf(path, sizeof(path), "%s/" HISTORY_FILE, h->dir);
+	if (access(path, F_OK) != 0)
+		return;
+	if (file_read(path, 2 * HISTORY_BYTES, &data, &size, &e)) {
+		log_warn("history", "unreadable", "reason=\"%s\"", e.text);
+		return;
+	}
+	const char *at = data, *end = at + size, *stop;
+	for (; at < end && (stop = memchr(at, '\n', (size_t)(end - at))); at = stop + 1)
+		keep_line(h, now, at, (size_t)(stop - at), seen, &of_run);
+	free(data);
+}
+
+/* Invariant 2. */
+static int restore(struct history *h, const struct status *now, struct err *e)
+{
+	uint32_t epochs = core_config(now->core)->training.epochs;
+	unsigned char *seen = mem_try(epochs + 1u, 1);
+
+	if (!seen)
+		return err_set(e, PS_ENOMEM, "no memory for the history");
+	if (h->dir)
+		read_lines(h, now, seen);
+	for (uint32_t i = 0; i < epochs; i++)
+		if (is_evaluated(now->core, i) && !seen[i])
+			add_epoch(h, now, i, -1);
+	free(seen);
+	return PS_OK;
+}
+
+int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
+	int resumed, struct err *e)
+{
+	struct history *h = *out = mem_try(1, sizeof(*h));
+
+	if (!h)
+		return err_set(e, PS_ENOMEM, "no memory for the history");
+	h->loop = loop;
+	h->dir = dir;
+	h->sample_ms = SAMPLE_MS;
+	int rc = restore(h, now, e);
+	if (rc) {
+		history_free(out);
+		return rc;
+	}
+	add_start(h, now, resumed);
+	begin_write(h, now->now_ms);
+	return PS_OK;
+}
+
+void history_free(struct history **h)
+{
+	if (!*h)
+		return;
+	for (size_t i = 0; i < (*h)->n; i++)
+		free((*h)->line[i].text);
+	free((*h)->line);
+	free((*h)->job.text);
+	free(*h);
+	*h = NULL;
+}
+
+void history_listen(struct history *h, history_line_fn *line, void *arg)
+{
+	h->listen = line;
+	h->arg = arg;
+}

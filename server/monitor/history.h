@@ -1,0 +1,52 @@
+/*
+ * history.h - the history of a run, one JSON object per line, in memory and in the file
+ * history.jsonl beside the checkpoints.
+ *
+ * Every line has "t" (milliseconds since 1970), "kind" and "term". docs/monitoring.md lists the
+ * kinds and their fields. A thread of libuv's pool appends new lines to the file.
+ *
+ * Invariants:
+ * (1) at most HISTORY_BYTES: when more lines come, every other sample is dropped and further
+ *     samples are twice as far apart; then the oldest lines go, but never the first;
+ * (2) at a start, the file keeps the whole lines of the same run. An epoch of which the core does
+ *     not have the evaluation is dropped, and one that only the core has is added: so the file has
+ *     every evaluated epoch once, whatever was killed;
+ * (3) a failed write leaves the lines in memory. The next write tries again.
+ * Thread: the loop's; a job's buffer belongs to the pool until its callback.
+ */
+#ifndef SERVER_MONITOR_HISTORY_H
+#define SERVER_MONITOR_HISTORY_H
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+#include "common/err.h"
+
+#define HISTORY_FILE  "history.jsonl"
+#define HISTORY_BYTES ((size_t)4 << 20)
+
+struct status;
+struct effect;
+struct history; /* opaque, see history.c */
+
+/* Called with every new line, newline included. */
+typedef void history_line_fn(void *arg, const char *line);
+
+/* Read the history in `dir`, repair it, and add the line of this start. dir NULL: memory only. A
+ * file that cannot be read is logged and replaced. PS_ENOMEM. */
+int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
+	int resumed, struct err *e) PS_MUST_CHECK;
+/* Must not be busy. Frees *h and sets it to NULL; *h may be NULL. */
+void history_free(struct history **h);
+void history_listen(struct history *h, history_line_fn *line, void *arg);
+/* Add the line of an effect: an evaluated epoch, or a change of a worker. */
+void history_effect(struct history *h, const struct status *now, const struct effect *e);
+/* Add a sample if it is due, and begin to write what is new. Call it once a second or so. */
+void history_tick(struct history *h, const struct status *now);
+/* Add the last sample and the line of the end, and begin to write. */
+void history_end(struct history *h, const struct status *now);
+/* 1 if a write is under way. `h` may be NULL. */
+int history_busy(const struct history *h);
+/* All lines; the caller frees it. NULL: out of memory. */
+char *history_text(const struct history *h);
+
+#endif

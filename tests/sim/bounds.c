@@ -44,7 +44,7 @@ static void check_trust(struct sim *s, const struct core *c)
 {
 	const struct session *only = s->worker[0].session;
 
-	if (!s->exact || s->n_workers > 1 || s->hushed || s->server.over || !only ||
+	if (!s->exact || s->n_workers > 1 || s->suspectable || s->server.over || !only ||
 		session_phase(only) == PHASE_END)
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {

@@ -49,7 +49,7 @@ static void stop(struct sim *s, const struct fault *f)
 	else if (w)
 		w->stopped_until_ms = s->net.now_ms + f->ms;
 	if (w)
-		s->hushed = 1;
+		s->suspectable = 1;
 }
 
 static void cut(struct sim *s, const struct fault *f)
@@ -87,7 +87,7 @@ static void slow(struct sim *s, const struct fault *f)
 {
 	s->net.slow_until_ms[f->node] = s->net.now_ms + f->ms;
 	s->net.slow_ms[f->node] = f->in;
-	s->hushed = 1;
+	s->suspectable = 1;
 }
 
 /* 1: the other workers can do the work of the worker, and the run does not wait for the worker
@@ -109,7 +109,7 @@ static void hang(struct sim *s, const struct fault *f)
 	w->hung_until_ms = s->net.now_ms + f->ms;
 	if (f->way == 1 && is_dispensable(s))
 		w->hung_until_ms = UINT64_MAX; /* forever */
-	s->hushed = 1;
+	s->suspectable = 1;
 	s->hangs++;
 }
 
@@ -156,7 +156,7 @@ void faults_happen(struct sim *s, uint32_t number)
 	case FAULT_DISK:
 		s->disk.fails = 20 + 40 * f->in;
 		s->disk_bad_until_ms = s->net.now_ms + f->ms;
-		s->hushed |=
+		s->suspectable |=
 			s->cfg.checkpoint.wal ==
 			/* a session that waits for an answer sends HELLO instead of heartbeats */
 			DURABILITY_ALWAYS;

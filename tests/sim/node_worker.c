@@ -36,8 +36,8 @@ static struct data_id data_of(const struct sim *s, const struct sim_worker *w)
  * have been applied. */
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 {
-	if (from > w->told_seq)
-		from = w->told_seq; /* the worker was killed before it received the verdict */
+	if (from > w->verdict_seq)
+		from = w->verdict_seq; /* the worker was killed before it received the verdict */
 	for (uint64_t seq = from + 1; seq <= session_last_seq(w->session); seq++) {
 		uint32_t c = w->gradient[seq % SIM_WINDOW].push;
 
@@ -219,7 +219,7 @@ static void acked(struct sim *s, struct sim_worker *w, const struct msg_ack *a)
 {
 	uint32_t c = w->gradient[a->seq % SIM_WINDOW].push;
 
-	w->told_seq = a->seq;
+	w->verdict_seq = a->seq;
 	if (c != SIM_NO_PUSH && a->verdict == VERDICT_REJECTED)
 		s->expected[c] = EXPECT_NEVER;
 }
@@ -257,8 +257,8 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 	case NOTIFY_READY:
 		if (!w->born_term)
 			w->born_term = session_welcome(w->session)->stamp.term;
-		if (!w->told_seq) /* earlier processes of this slot have made these pushes */
-			w->told_seq = session_acked_seq(w->session);
+		if (!w->verdict_seq) /* earlier processes of this slot have made these pushes */
+			w->verdict_seq = session_acked_seq(w->session);
 		break;
 	}
 }
@@ -369,7 +369,7 @@ void worker_start(struct sim *s, uint32_t node)
 	w->stopped_until_ms = w->hung_until_ms = 0;
 	w->kill_in = DISK_NEVER;
 	w->back_ms = 0;
-	w->told_seq = w->born_term = 0;
+	w->verdict_seq = w->born_term = 0;
 	w->version = 0;
 	w->fetched_for = 0;
 	w->started = 0;

@@ -282,7 +282,7 @@ static void begin(struct sim *s, uint64_t seed)
 	s->crashes = s->power_cuts = s->worker_crashes = s->leaps = s->cuts = s->drains = 0;
 	s->twins = s->excluded = s->diverged = s->hangs = 0;
 	memset(&s->steps, 0, sizeof(s->steps));
-	s->finished = s->refused = s->drained = s->torn = s->hushed = 0;
+	s->finished = s->refused = s->drained = s->torn = s->suspectable = 0;
 	s->violation[0] = '\0';
 	sim_wal_reset(s);
 	plan_run(s);

@@ -131,10 +131,10 @@ struct sim_worker {
 	/* FAULT_HANG: the program stands still until then; UINT64_MAX: forever */
 	uint64_t hung_until_ms;
 	int named;
-	uint64_t born_term; /* the term of its first WELCOME; 0: none yet */
-	uint64_t told_seq;  /* the newest push of which the program knows the verdict */
-	uint32_t kill_in;   /* effects until the process is killed; DISK_NEVER: no kill */
-	uint32_t back_ms;   /* the worker leaves, and returns after this time; 0: it stays */
+	uint64_t born_term;   /* the term of its first WELCOME; 0: none yet */
+	uint64_t verdict_seq; /* the newest push of which the program knows the verdict */
+	uint32_t kill_in;     /* effects until the process is killed; DISK_NEVER: no kill */
+	uint32_t back_ms;     /* the worker leaves, and returns after this time; 0: it stays */
 	/* the version and the term of the weights that it pulled last */
 	uint64_t version, version_term;
 	uint32_t fetched_for; /* batches that it may still compute with these weights */
@@ -249,13 +249,13 @@ struct sim {
 	enum expectation expected[SIM_COORDINATES];
 	/* easgd: the move of the centre by each push, at the push's coordinate */
 	float moved[SIM_COORDINATES][SIM_ELASTIC];
-	float *final; /* the final weights */
-	int finished; /* the server has ended */
-	int refused;  /* the server could not start, because the disk has broken its promises */
-	int drained;  /* ledger: all pushes are made, and the simulator has requested a drain */
-	int torn;     /* the end of this run cannot be compared with a run without faults */
-	int hushed;   /* a worker was stopped or its link was slow, so the server may suspect it */
-	int tight;    /* the disk has room for three checkpoints, but not for four */
+	float *final;    /* the final weights */
+	int finished;    /* the server has ended */
+	int refused;     /* the server could not start, because the disk has broken its promises */
+	int drained;     /* ledger: all pushes are made, and the simulator has requested a drain */
+	int torn;        /* the end of this run cannot be compared with a run without faults */
+	int suspectable; /* a worker was stopped or its link was slow, so the server may suspect it */
+	int tight;       /* the disk has room for three checkpoints, but not for four */
 	uint32_t foreign;    /* the node that begins with another data set; 0: none */
 	uint64_t foreign_ms; /* when that worker gets the right data set */
 	/* workers that were excluded; ends of the server as diverged */

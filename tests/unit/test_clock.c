@@ -19,7 +19,7 @@ static void the_clock_never_goes_back(void **state)
 	}
 }
 
-static void time_awake_is_the_clock_while_it_is_looked_at(void **state)
+static void time_awake_follows_the_clock_while_it_is_polled(void **state)
 {
 	struct awake a = {0};
 
@@ -44,7 +44,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_clock_never_goes_back),
-		cmocka_unit_test(time_awake_is_the_clock_while_it_is_looked_at),
+		cmocka_unit_test(time_awake_follows_the_clock_while_it_is_polled),
 		cmocka_unit_test(an_hour_of_sleep_counts_as_one_step),
 	};
 

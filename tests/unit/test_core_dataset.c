@@ -63,7 +63,7 @@ static void a_hello_fixes_nothing(void **state)
 	fixture_close(&f);
 }
 
-static void nor_does_it_on_disk(void **state)
+static void a_hello_fixes_nothing_on_disk(void **state)
 {
 	struct core_fixture f;
 
@@ -545,7 +545,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_hello_fixes_nothing),
-		cmocka_unit_test(nor_does_it_on_disk),
+		cmocka_unit_test(a_hello_fixes_nothing_on_disk),
 		cmocka_unit_test(most_live_workers_decide),
 		cmocka_unit_test(a_stalled_worker_has_no_vote),
 		cmocka_unit_test(stalled_workers_vote_if_all_live_workers_are_stalled),

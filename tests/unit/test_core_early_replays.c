@@ -97,13 +97,13 @@ static void an_accepted_push_of_the_next_epoch_counts_at_once(void **state)
 	counts_at_once(MODE_SYNC, 1, 0);
 }
 
-static void so_it_does_in_a_buffer(void **state)
+static void an_accepted_push_of_the_next_epoch_counts_in_a_buffer(void **state)
 {
 	(void)state;
 	counts_at_once(MODE_DOWNPOUR, 3, 0);
 }
 
-static void and_after_another_crash(void **state)
+static void early_replays_survive_another_crash(void **state)
 {
 	(void)state;
 	counts_at_once(MODE_DOWNPOUR, 1, 1);
@@ -166,7 +166,7 @@ static void a_gradient_of_the_next_epoch_is_a_step_of_its_own(void **state)
 	assert_int_equal(after_two_steps(1e30f), REJECT_NONFINITE);
 }
 
-static void only_replays_do(void **state)
+static void only_replays_may_belong_to_the_next_epoch(void **state)
 {
 	struct core_fixture f;
 	struct stamp s[2];
@@ -189,11 +189,11 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(an_accepted_push_of_the_next_epoch_counts_at_once),
-		cmocka_unit_test(so_it_does_in_a_buffer),
-		cmocka_unit_test(and_after_another_crash),
+		cmocka_unit_test(an_accepted_push_of_the_next_epoch_counts_in_a_buffer),
+		cmocka_unit_test(early_replays_survive_another_crash),
 		cmocka_unit_test(whole_epochs_may_come_early),
 		cmocka_unit_test(a_gradient_of_the_next_epoch_is_a_step_of_its_own),
-		cmocka_unit_test(only_replays_do),
+		cmocka_unit_test(only_replays_may_belong_to_the_next_epoch),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -197,7 +197,7 @@ static void any_order_of_arrival_applies_each_push_once(void **state)
 
 /* ---- staleness ------------------------------------------------------------------------------ */
 
-static void older_than_max_staleness_is_rejected_as_old_is_not(void **state)
+static void a_push_older_than_max_staleness_is_rejected(void **state)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
@@ -399,7 +399,7 @@ int main(void)
 		cmocka_unit_test(a_duplicate_older_than_the_window_is_unknown_and_not_applied),
 		cmocka_unit_test(after_the_window_grows_what_was_forgotten_stays_unknown),
 		cmocka_unit_test(any_order_of_arrival_applies_each_push_once),
-		cmocka_unit_test(older_than_max_staleness_is_rejected_as_old_is_not),
+		cmocka_unit_test(a_push_older_than_max_staleness_is_rejected),
 		cmocka_unit_test(by_default_staleness_is_32_for_each_live_worker),
 		cmocka_unit_test(a_replay_is_decided_as_it_was_before_the_crash),
 		cmocka_unit_test(ack_says_durable_only_what_a_finished_snapshot_holds),

@@ -55,7 +55,7 @@ static void every_status_keeps_its_number_name_and_exit_code(void **state)
 	}
 }
 
-static void a_number_outside_the_table_is_never_believed(void **state)
+static void a_number_outside_the_table_is_never_a_status(void **state)
 {
 	(void)state;
 	const int first_free = -(int)(sizeof(documented) / sizeof(documented[0]));
@@ -111,7 +111,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_status_keeps_its_number_name_and_exit_code),
-		cmocka_unit_test(a_number_outside_the_table_is_never_believed),
+		cmocka_unit_test(a_number_outside_the_table_is_never_a_status),
 		cmocka_unit_test(err_set_fills_the_message_and_returns_the_status),
 		cmocka_unit_test(a_message_is_one_line_whatever_it_quotes),
 		cmocka_unit_test(a_long_message_is_cut_not_overrun),

@@ -160,8 +160,8 @@ static void failing_checkpoints_degrade_the_server(void **state)
 	json_decref(o);
 	now.checkpointer = NULL;
 	assert_null(status_degraded(&now));
-	const struct disk_wait hung = {.why = "the disk does not answer"};
-	now.disk = &hung;
+	const struct disk_wait no_answer = {.why = "the disk does not answer"};
+	now.disk = &no_answer;
 	assert_string_equal(status_degraded(&now), "the disk does not answer");
 	now.disk = NULL;
 	o = parsed(status_json(&now));

@@ -255,7 +255,7 @@ static void the_servers_bye_ends_it_with_its_reason(void **state)
 	}
 }
 
-static void who_was_never_welcomed_leaves_at_once(void **state)
+static void bye_before_any_welcome_ends_at_once(void **state)
 {
 	static struct session_driver d;
 
@@ -320,7 +320,7 @@ int main(void)
 		cmocka_unit_test(
 			leaving_without_an_answer_and_with_pushes_that_are_not_durable_is_a_failure),
 		cmocka_unit_test(the_servers_bye_ends_it_with_its_reason),
-		cmocka_unit_test(who_was_never_welcomed_leaves_at_once),
+		cmocka_unit_test(bye_before_any_welcome_ends_at_once),
 		cmocka_unit_test(after_the_end_there_is_nothing),
 		cmocka_unit_test(a_window_of_nothing_or_too_much_is_refused),
 	};

@@ -103,7 +103,7 @@ static void a_replay_carries_the_verdict_of_its_first_ack(void **state)
 	session_free(&d.s);
 }
 
-static void answers_of_before_a_crash_are_not_believed(void **state)
+static void answers_from_before_a_crash_are_ignored(void **state)
 {
 	static struct session_driver d;
 	struct msg late;
@@ -194,7 +194,7 @@ static void peer_push(struct peer *p, struct session_driver *d, uint64_t seq)
 }
 
 /* Delivers the messages of the last call, and sometimes only a part of them. */
-static void peer_hear(struct peer *p, struct session_driver *d, int depth)
+static void peer_receive(struct peer *p, struct session_driver *d, int depth)
 {
 	struct {
 		enum session_effect_kind kind;
@@ -219,7 +219,7 @@ static void peer_hear(struct peer *p, struct session_driver *d, int depth)
 			driver_beat(d, p->last, p->durable);
 		else
 			continue;
-		peer_hear(p, d, depth + 1);
+		peer_receive(p, d, depth + 1);
 	}
 }
 
@@ -255,7 +255,7 @@ static void whatever_is_lost_each_push_is_decided_once_in_order(void **state)
 				(void)!driver_push(&d);
 			else
 				driver_beat(&d, p.last, p.durable = p.last);
-			peer_hear(&p, &d, 0);
+			peer_receive(&p, &d, 0);
 		}
 		assert_int_equal(session_phase(d.s), PHASE_READY);
 		assert_int_equal(session_durable_seq(d.s), 300);
@@ -272,7 +272,7 @@ int main(void)
 		cmocka_unit_test(after_a_welcome_all_is_sent_again_in_order),
 		cmocka_unit_test(a_push_carries_a_pull_once_and_a_replay_never),
 		cmocka_unit_test(a_replay_carries_the_verdict_of_its_first_ack),
-		cmocka_unit_test(answers_of_before_a_crash_are_not_believed),
+		cmocka_unit_test(answers_from_before_a_crash_are_ignored),
 		cmocka_unit_test(an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored),
 		cmocka_unit_test(a_beat_that_acks_have_overtaken_changes_nothing),
 		cmocka_unit_test(whatever_is_lost_each_push_is_decided_once_in_order),

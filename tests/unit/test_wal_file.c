@@ -331,7 +331,7 @@ static void random_damage_yields_a_prefix(void **state)
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-static void an_old_file_is_written_over_and_none_of_it_is_believed(void **state)
+static void a_reused_file_yields_no_old_record(void **state)
 {
 	(void)state;
 	write_small(30);
@@ -380,7 +380,7 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 
 /* The oldest checkpoint is generation 4. It has no log file of its own: its events are in the
  * log file of generation 2. */
-static void the_journal_in_which_the_oldest_checkpoint_stands_is_kept(void **state)
+static void the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept(void **state)
 {
 	const uint64_t before[] = {1, 2, 5};
 
@@ -398,7 +398,7 @@ static void the_journal_in_which_the_oldest_checkpoint_stands_is_kept(void **sta
 	assert_int_equal(wal_file_newest(dir, 5), 5);
 }
 
-static void a_full_disk_and_a_failed_sync_are_told(void **state)
+static void a_full_disk_and_a_failed_sync_are_reported(void **state)
 {
 	(void)state;
 	for (int how = 0; how < 2; how++) {
@@ -451,10 +451,10 @@ int main(void)
 		TEST(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said),
 		TEST(a_hole_in_the_last_group_is_a_torn_end),
 		TEST(random_damage_yields_a_prefix),
-		TEST(an_old_file_is_written_over_and_none_of_it_is_believed),
+		TEST(a_reused_file_yields_no_old_record),
 		TEST(files_that_no_checkpoint_needs_go_away),
-		TEST(the_journal_in_which_the_oldest_checkpoint_stands_is_kept),
-		TEST(a_full_disk_and_a_failed_sync_are_told),
+		TEST(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept),
+		TEST(a_full_disk_and_a_failed_sync_are_reported),
 		TEST(a_directory_that_is_none_is_refused),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

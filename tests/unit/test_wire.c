@@ -192,7 +192,7 @@ static void table_and_schema_have_the_same_fields(void **state)
 	assert_null(wire_descriptor(0));
 }
 
-static void what_cannot_be_said_is_not_encoded(void **state)
+static void messages_that_break_a_rule_are_not_encoded(void **state)
 {
 	static char text[WIRE_MAX_TEXT + 2];
 	static struct msg m;
@@ -223,7 +223,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_message_survives_the_round_trip),
 		cmocka_unit_test(table_and_schema_have_the_same_fields),
-		cmocka_unit_test(what_cannot_be_said_is_not_encoded),
+		cmocka_unit_test(messages_that_break_a_rule_are_not_encoded),
 	};
 
 	return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -169,7 +169,7 @@ static void the_largest_magnitude_is_found_wherever_it_is(void **state)
 	}
 }
 
-static void weights_are_looked_through_later_where_that_is_wanted(void **state)
+static void weights_are_verified_later_on_request(void **state)
 {
 	static float landing[N_PARAMS];
 	static struct msg m, back;
@@ -399,7 +399,7 @@ int main(void)
 		cmocka_unit_test(misaligned_frames_are_copied_to_aligned_memory),
 		cmocka_unit_test(aligned_frames_are_not_copied),
 		cmocka_unit_test(the_largest_magnitude_is_found_wherever_it_is),
-		cmocka_unit_test(weights_are_looked_through_later_where_that_is_wanted),
+		cmocka_unit_test(weights_are_verified_later_on_request),
 		cmocka_unit_test(any_flipped_bit_of_a_tensor_is_seen),
 		cmocka_unit_test(a_replay_sends_the_first_checksum_again),
 		cmocka_unit_test(header_alone_says_the_same_as_the_whole_message),

@@ -393,7 +393,7 @@ static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 /* Another timer runs before the safety timer and sends a message. This consumes the edge of a
  * message that arrived while the loop was busy. The next prepare handle would have found that
  * message. */
-static void an_edge_that_the_owner_ate_is_no_rescue(void **state)
+static void an_edge_consumed_by_the_owner_is_no_rescue(void **state)
 {
 	(void)state;
 	watch_dealer();
@@ -446,7 +446,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			a_message_that_the_fd_announces_is_no_rescue, begin, end),
 		cmocka_unit_test_setup_teardown(
-			an_edge_that_the_owner_ate_is_no_rescue, begin, end),
+			an_edge_consumed_by_the_owner_is_no_rescue, begin, end),
 		cmocka_unit_test_setup_teardown(
 			what_was_there_before_the_loop_is_no_rescue, begin, end),
 		cmocka_unit_test_setup_teardown(ping_pong_inside_one_loop_never_stalls, begin, end),

@@ -16,12 +16,12 @@ def data_id(directory):
                      xxh3=checksum(b"".join(idx.encode(a) for a in arrays)))
 
 
-class Hung:
+class StallingWorker:
     """A worker that requests leases until it has a lease of the given kind. Then it keeps the lease
     and only sends heartbeats."""
 
     def __init__(self, endpoint, data, kind):
-        self.worker = Worker(endpoint, name="hung", data=data_id(data))
+        self.worker = Worker(endpoint, name="stalling", data=data_id(data))
         self.kind = kind
         self.has = threading.Event()
         self.stop = threading.Event()
@@ -47,7 +47,7 @@ class Hung:
         self.worker.close()
 
 
-STALLS = {  # options of the run; what the hung worker keeps; whether the server declares it stalled
+STALLS = {  # options of the run; what the stalling worker keeps; whether the server declares it stalled
     "warm start": (("--warm-start-updates", 50, "--first-deadline-ms", 3000), pb.GRANT_TRAIN, False),
     "evaluation": (("--warm-start-updates", 0, "--backup-copies", "none", "--eval-images", 5),
                    pb.GRANT_EVAL, False),
@@ -62,15 +62,15 @@ STALLS = {  # options of the run; what the hung worker keeps; whether the server
 def test_hung_worker_does_not_delay_the_run(programs, small, what):
     options, kind, stalls = STALLS[what]
     server = programs.server("--model", "seed:8", "--epochs", 2, *options, directory=None)
-    hung = Hung(server.endpoint, small, kind)
+    stalling = StallingWorker(server.endpoint, small, kind)
     if "--min-workers" not in options and kind == pb.GRANT_TRAIN:
-        assert hung.has.wait(10)  # the hung worker is the first to get a lease
+        assert stalling.has.wait(10)  # the stalling worker is the first to get a lease
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(2)]
     if stalls:
-        server.line('worker stalled.*name="hung"', 40)
+        server.line('worker stalled.*name="stalling"', 40)
     result = server.result(60)
-    hung.end()
-    assert hung.has.is_set()
+    stalling.end()
+    assert stalling.has.is_set()
     assert result["images_per_epoch"] == [6000, 6000] and result["accuracy"], result
     for worker in fleet:
         assert worker.wait(10) == 0, worker.tail()

@@ -99,7 +99,7 @@ static int fails(const void *caller)
 	return 1;
 }
 
-__attribute__((destructor)) static void tell(void)
+__attribute__((destructor)) static void write_count(void)
 {
 	const char *file = getenv("MEMORY_COUNT");
 	char text[32];

@@ -91,7 +91,8 @@ class UnitFailure(Exception):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "alone: what it measures is time that other tests would take")
+    config.addinivalue_line("markers",
+                            "alone: what it measures is time that other tests would take")
     # who is told to end clears up first, as at a ^C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 

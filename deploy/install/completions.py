@@ -43,8 +43,9 @@ def commands(text):
 
 
 def bash(helps):
-    out = ["# bash completion for cnn-ps, cnn-worker and cnn-ctl: made from their --help", "_cnn_ps()",
-           "{", '\tlocal cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}',
+    out = ["# bash completion for cnn-ps, cnn-worker and cnn-ctl: made from their --help",
+           "_cnn_ps()", "{",
+           '\tlocal cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}',
            "\tlocal words='' list=''", "\tcase ${1##*/}:$prev in"]
     for program, text in helps.items():
         for name, argument, words in options(text):
@@ -84,7 +85,8 @@ def zsh(helps):
                 row += f":{zsh_quote(kind.lower())}:" + {"FILE": "_files", "DIR": "_files -/"}.get(kind, " ")
             out.append(f"\t\t'{row}' \\")
         names = commands(text)
-        out.append(f"\t\t'1:command:({' '.join(names)})' '*:file:_files'" if names else "\t\t&& return")
+        out.append(f"\t\t'1:command:({' '.join(names)})' '*:file:_files'" if names
+                   else "\t\t&& return")
         out.append("\t;;")
     out += ["esac", ""]
     return "\n".join(out)

@@ -3,8 +3,8 @@
 
     header_to_man.py HEADER VERSION >cnnps.3
 
-The header's first comment becomes DESCRIPTION. A comment of the form `/* ---- title --- */` begins a
-section, and each further comment at the beginning of a line comes before its declaration.
+The header's first comment becomes DESCRIPTION. A comment of the form `/* ---- title --- */` begins
+a section, and each further comment at the beginning of a line comes before its declaration.
 """
 import os
 import re
@@ -37,7 +37,8 @@ def text_of(comment):
 
 def blocks(source):
     """(comment, declaration) pairs of the header, in order."""
-    source = re.sub(r"^#(?:ifndef|endif|include|ifdef).*\n|^#define CNNPS_H\n", "", source, flags=re.M)
+    source = re.sub(r"^#(?:ifndef|endif|include|ifdef).*\n|^#define CNNPS_H\n", "", source,
+                    flags=re.M)
     source = re.sub(r'^extern "C" \{\n|^\}\n', "", source, flags=re.M)
     comment, declaration = "", []
     for part in re.split(r"(^/\*.*?\*/\n)", source, flags=re.M | re.S):
@@ -58,7 +59,8 @@ def main():
     out = [f'.TH CNNPS 3 {time.strftime("%Y-%m-%d", now)} "libcnnps {version}" "Library functions"',
            ".SH NAME", "cnnps \\- be a worker of a cnn\\-ps parameter server", ".SH SYNOPSIS",
            ".B #include <cnnps.h>", ".PP",
-           "Compile and link with $(pkg\\-config \\-\\-cflags \\-\\-libs cnnps).", ".SH DESCRIPTION"]
+           "Compile and link with $(pkg\\-config \\-\\-cflags \\-\\-libs cnnps).",
+           ".SH DESCRIPTION"]
     first, declaration = pairs[0]
     out += prose(first.split("\n", 2)[2] if first.startswith("\n") else first)
     for comment, declaration in pairs[1:]:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Draws predictions.csv (run.sh) as an SVG on stdout: test digits and the predictions of each stage.
+"""Draws predictions.csv (run.sh) as an SVG on stdout: test digits and the predictions of each
+stage.
 
     pictures.py PREDICTIONS.CSV >predictions.svg
 
 A column is a digit, a block of columns a training time, a row a stage. A tile shows the predicted
-digit: green if it is right, red if not. A stronger colour means a higher probability. The data set is
-in $CNN_DATA or in one of the default directories, and must be the one of the table; exit status 6
-if it is another one. The script needs NumPy.
+digit: green if it is right, red if not. A stronger colour means a higher probability. The data set
+is in $CNN_DATA or in one of the default directories, and must be the one of the table; exit status
+6 if it is another one. The script needs NumPy.
 """
 import base64
 import csv
@@ -28,7 +29,8 @@ def png(pixels):
             ">I", zlib.crc32(kind + body))
     height, width = pixels.shape
     rows = b"".join(b"\0" + (255 - row).tobytes() for row in pixels)
-    data = (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    data = (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0,
+                                                              0, 0))
             + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b""))
     return "data:image/png;base64," + base64.b64encode(data).decode()
 
@@ -87,7 +89,8 @@ def main():
                           "(seed:256, batches of 100)", 15)]
     for t, seconds in enumerate(times):
         x = LEFT + t * block
-        out.append(text(x + SHOWN * TILE + 4, TOP - 24, seconds_text(seconds), 14, INK, "start", "bold"))
+        out.append(text(x + SHOWN * TILE + 4, TOP - 24, seconds_text(seconds), 14, INK, "start",
+                        "bold"))
         out.append(text(x + SHOWN * TILE + 4, TOP - 8, "right", 11, GREY))
         out += [f'<image x="{x + i * TILE}" y="{TOP - TILE - 5}" width="{TILE - 2}" '
                 f'height="{TILE - 2}" href="{png(images[i])}"/>' for i in range(SHOWN)]

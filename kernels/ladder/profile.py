@@ -17,7 +17,8 @@ STEPS = 2  # steps of `steps --seconds 0`: one checked step, one profiled step
 
 
 def kernels(path):
-    """Milliseconds of a step per kernel, in order of first launch; includes the kernels of open()."""
+    """Milliseconds of a step per kernel, in order of first launch; includes the kernels of
+    open()."""
     with open(path) as f:
         lines = [line for line in f if line.startswith('"')]
     total = {}

@@ -99,7 +99,8 @@ class Data:
 
 
 def check(params, data):
-    """Compares the gradient with the slope of the loss in a random direction, in double precision."""
+    """Compares the gradient with the slope of the loss in a random direction, in double
+    precision."""
     doubles = [p.astype(np.float64) for p in params]
     pixels, labels = data.batch(0, 5)
     draw = np.random.default_rng(3)

@@ -6,9 +6,9 @@
 DIR selects the disk, and is created if it does not exist. PART scales the usual number of pushes
 (default 1); a small value gives a quick measurement. Prints CSV: what,bytes,pushes_per_s,mb_per_s.
 "none" is a server without a checkpoint directory. "replay" and "always" are --durability, with a
-checkpoint every 500 ms. "disk" is a plain loop of write and fdatasync on the same disk: on a new file,
-and on a file whose blocks are allocated already. The files of the write-ahead log are of the second
-kind after their first use. Workers push whole vectors and hardly pull.
+checkpoint every 500 ms. "disk" is a plain loop of write and fdatasync on the same disk: on a new
+file, and on a file whose blocks are allocated already. The files of the write-ahead log are of the
+second kind after their first use. Workers push whole vectors and hardly pull.
 """
 import argparse
 import json

@@ -280,7 +280,8 @@ def draw(directory):
     panels = PANELS[directory.name]
     last = runs.counts()[-1]
     present = {m for m, _ in runs.ends}
-    panels = [(name, found) for name, modes in panels if (found := [m for m in modes if m in present])]
+    panels = [(name, found) for name, modes in panels if (found := [m for m in modes
+                                                                    if m in present])]
     time_by_workers(runs, panels, TITLES[directory.name], directory / "workers.svg")
     # real processes report the accuracy once an epoch, too seldom for a curve
     if directory.name != "wall":

@@ -42,8 +42,8 @@ MODES = {
                    (0.15, 0.3, 0.6, 1.2), MANY),
     "easgd": mode("EASGD", "#cc79a7", "--mode easgd", (0.07, 0.13, 0.26, 0.52),
                   rate_option="--local-lr"),
-    "easgd8": mode("EASGD, n_push = 8", "#000000", "--mode easgd --n-push 8", (0.07, 0.13, 0.26, 0.52),
-                   rate_option="--local-lr"),
+    "easgd8": mode("EASGD, n_push = 8", "#000000", "--mode easgd --n-push 8",
+                   (0.07, 0.13, 0.26, 0.52), rate_option="--local-lr"),
     "lbfgs": mode("Sandblaster L-BFGS", "#000000", "--mode sandblaster", (None,),
                   workers=(1, 4, 16), cost=9),
 }

@@ -3,11 +3,11 @@
     python3 tests/bench/torch_peer.py [--nets seed:32,cnn99] [--batches 100,1000] [--epochs 5]
 
 A step gathers its images (uint8, already on the device) in the order of the epoch's permutation,
-converts them to floats, computes forward and backward, and updates the weights with SGD. An epoch has
-60,000 images. Every combination of {eager, CUDA graph, torch.compile + CUDA graph} x {fp32, tf32, bf16
-(autocast), bf16 weights} x {contiguous, channels-last} is measured. A graph contains STEPS whole steps.
-They count their place in the permutation on the device, so that the host launches little. Prints CSV:
-net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
+converts them to floats, computes forward and backward, and updates the weights with SGD. An epoch
+has 60,000 images. Every combination of {eager, CUDA graph, torch.compile + CUDA graph} x {fp32,
+tf32, bf16 (autocast), bf16 weights} x {contiguous, channels-last} is measured. A graph contains
+STEPS whole steps. They count their place in the permutation on the device, so that the host
+launches little. Prints CSV: net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
 
 Data: $CNN_DATA or the usual places. Without images the script draws random ones; the speed does not
 depend on them.

@@ -38,7 +38,8 @@ class Block:
         return "\n".join(self.lines) + "\n"
 
     def commands(self):
-        """The shell commands of the block. Continued lines are joined, and comments are left out."""
+        """The shell commands of the block. Continued lines are joined, and comments are left
+        out."""
         joined = self.text().replace("\\\n", " ")
         return [c for c in (re.sub(r"(^|\s)#.*$", "", line).strip()
                             for line in joined.splitlines()) if c]

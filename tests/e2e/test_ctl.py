@@ -1,4 +1,5 @@
-"""cnn-ctl with real servers, checkpoints and pictures; the example program; and how a worker ends."""
+"""cnn-ctl with real servers, checkpoints and pictures; the example program; and how a worker
+ends."""
 import json
 import re
 import signal
@@ -16,7 +17,8 @@ from support.programs import SIGTERM, Process, until
 
 def png(pixels):
     def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I",
+                                                                        zlib.crc32(name + data))
     height, width = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 0, 0, 0, 0)) +
@@ -47,7 +49,8 @@ def weights_of(path, model, tensors, metadata=True):
         header["__metadata__"] = {"format": "pt", "model": model}
     for name, values in tensors.items():
         raw = values.astype("<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + len(raw)]}
+        header[name] = {"dtype": "F32", "shape": list(values.shape),
+                        "data_offsets": [at, at + len(raw)]}
         at, data = at + len(raw), data + raw
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
@@ -64,7 +67,8 @@ def linear(path, classes, **how):
 def answers(ctl):
     """(image, class, per cent, words after it) of each picture that cnn-ctl predicted."""
     rows = (line.partition(": ") for line in ctl.out if "%" in line and ": " in line)
-    return [(name, int(rest.split()[0]), float(rest.split("(")[1].split()[0]), rest.partition("),")[2])
+    return [(name, int(rest.split()[0]), float(rest.split("(")[1].split()[0]),
+             rest.partition("),")[2])
             for name, _, rest in rows]
 
 
@@ -149,18 +153,22 @@ def test_predict_sees_the_same_in_every_form_of_a_picture(programs, trained, dat
 def test_predict_answers_with_any_number_of_classes(programs, classes):
     file = linear(programs.directory / "w.safetensors", classes)
     (programs.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
-    ctl = programs.ctl("predict", "--weights", file, "--model", f"fc:{classes}", programs.directory / "black.pgm")
+    ctl = programs.ctl("predict", "--weights", file, "--model", f"fc:{classes}",
+                       programs.directory / "black.pgm")
     assert [(best, percent) for _, best, percent, _ in answers(ctl)] == [(classes - 1, 75.0)]
     rows = [line.split()[:2] for line in ctl.out[1:] if "%" in line and line.startswith(" " * 28)]
     assert [classes - 1, 75.0] in [[int(row[0]), float(row[1])] for row in rows]
-    assert len(rows) == min(classes, 12) and all("%" not in line or len(line) < 80 for line in ctl.out[1:])
+    assert len(rows) == min(classes, 12) and all("%" not in line or len(line) < 80
+                                                 for line in ctl.out[1:])
 
 
 def test_predict_takes_the_model_from_the_weights_file(programs, trained, data):
     weights = programs.export(trained, "weights.safetensors")
-    named = programs.ctl("predict", "--weights", weights, "--model", "seed:8", "--data", data, *range(5))
+    named = programs.ctl("predict", "--weights", weights, "--model", "seed:8", "--data", data,
+                         *range(5))
     assert programs.ctl("predict", "--weights", weights, "--data", data, *range(5)).out == named.out
-    other = programs.ctl("predict", "--weights", weights, "--model", "seed:16", "--data", data, 0, code=2)
+    other = programs.ctl("predict", "--weights", weights, "--model", "seed:16", "--data", data, 0,
+                         code=2)
     assert len(other.lines) == 1 and "conv:16:3" in other.lines[0] and "conv:8:3" in other.lines[0]
     assert "--model" in other.lines[0] and str(weights) in other.lines[0]
 
@@ -170,7 +178,8 @@ def test_a_weights_file_that_does_not_name_its_model_needs_the_option(programs):
     (programs.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
     ctl = programs.ctl("predict", "--weights", file, programs.directory / "black.pgm", code=2)
     assert str(file) in ctl.lines[0] and "--model" in ctl.lines[0]
-    assert answers(programs.ctl("predict", "--weights", file, "--model", "fc:3", programs.directory / "black.pgm"))
+    assert answers(programs.ctl("predict", "--weights", file, "--model", "fc:3",
+                                programs.directory / "black.pgm"))
 
 
 def test_a_label_that_the_model_does_not_have_is_shown_as_wrong(programs, data):
@@ -221,13 +230,15 @@ def test_a_directory_without_a_checkpoint_exits_7(programs):
 
 
 def test_no_server_exits_3_in_time(programs):
-    ctl = programs.ctl("--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 300, "status", code=3, seconds=5)
+    ctl = programs.ctl("--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 300, "status",
+                       code=3, seconds=5)
     assert "no contact within 300 ms: connection refused; start one with: cnn-ps --bind" in ctl.lines[0]
 
 
 def test_the_example_fits_a_line(programs):
     server = programs.server("--model", "vector:2", "--optimizer", "sgd", "--lr", 0.5)
-    fleet = [programs.add(Process("line", command("examples/line", server.endpoint))) for _ in range(2)]
+    fleet = [programs.add(Process("line", command("examples/line", server.endpoint)))
+             for _ in range(2)]
     for line in fleet:
         assert line.wait(30) == 0, line.tail()
         a, b = (float(text.split("=")[1]) for text in line.out[0].split())
@@ -238,7 +249,8 @@ ENDLESS = ("--model", "seed:8", "--epochs", 1000)
 
 
 def test_a_worker_says_which_kernels_its_model_uses(programs, small):
-    server = programs.server("--model", "conv:8:5 relu pool:2 fc:10", "--epochs", 1, "--max-updates", 3)
+    server = programs.server("--model", "conv:8:5 relu pool:2 fc:10", "--epochs", 1,
+                             "--max-updates", 3)
     worker = programs.worker(server.endpoint, data=small)
     assert server.wait(20) == 0
     said = worker.line(r'level=info msg="worker kernels" layers="(.+)" device="cpu .+" batch=\d+$')[1]

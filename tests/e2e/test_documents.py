@@ -1,17 +1,18 @@
-"""Every command that the documents show, as a reader types it. documents.py says which blocks are commands,
-and which marks a block may have.
+"""Every command that the documents show, as a reader types it. documents.py says which blocks are
+commands, and which marks a block may have.
 
 Only this differs from the reader's machine:
 
-- The blocks of a document run in order in one copy of the checkout. In it, data/mnist has a tenth of the
-  data set, and build/release is the build under test. A block with `make` gets a copy without a build,
-  CUDA=0, and the data set in CNN_DATA.
+- The blocks of a document run in order in one copy of the checkout. In it, data/mnist has a tenth
+  of the data set, and build/release is the build under test. A block with `make` gets a copy
+  without a build, CUDA=0, and the data set in CNN_DATA.
 - 5555 and 8080 are replaced with free ports, and SERVER and 0.0.0.0 with 127.0.0.1.
-- A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its own.
-  It must have ended with status 0 at the end of the block, a worker with 12 if the block drains. Any other line that fails is tried again for
-  some seconds, because a reader types more slowly than a test.
-- A Python block imports the tests' own reader as the package safetensors, which Debian lacks. A C block
-  becomes the middle of a program that has a server of its own.
+- A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
+  own. It must have ended with status 0 at the end of the block, a worker with 12 if the block
+  drains. Any other line that fails is tried again for some seconds, because a reader types more
+  slowly than a test.
+- A Python block imports the tests' own reader as the package safetensors, which Debian lacks. A C
+  block becomes the middle of a program that has a server of its own.
 """
 import os
 import re
@@ -242,7 +243,8 @@ def run_c(block, tmp_path):
             capture_output=True, text=True).stdout.split()
         done = subprocess.run(
             ["gcc", "-std=gnu11", "-Wall", "-Werror", f"-I{ROOT}", "-o", tmp_path / "block",
-             tmp_path / "block.c", BUILD / "libcnnps.a", *libraries, "-lm", "-pthread"], capture_output=True, text=True)
+             tmp_path / "block.c", BUILD / "libcnnps.a", *libraries, "-lm", "-pthread"],
+             capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         program = programs.add(Process("block", [str(tmp_path / "block")]))
         assert program.wait(SECONDS) == 0, program.tail()

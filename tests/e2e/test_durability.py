@@ -15,7 +15,8 @@ ALWAYS = ("--durability", "always")
 
 
 def kill_all(run):
-    """Kill the server and all workers with -9. Returns the newest acknowledged seq of each worker."""
+    """Kill the server and all workers with -9. Returns the newest acknowledged seq of each
+    worker."""
     run.server.popen.kill()
     for worker in run.fleet:
         worker.popen.kill()
@@ -53,8 +54,8 @@ def test_a_server_killed_alone_loses_nothing_and_nothing_is_sent_again(programs)
         assert int(worker.line(r"replayed=(\d+)")[1]) <= 3 * 8, worker.tail()
 
 
-TRAINING = ("--model", "seed:4", "--epochs", 2, "--seed", 5, "--batch-size", 50, "--lease-batches", 7,
-            "--checkpoint-ms", 200, *ALWAYS)
+TRAINING = ("--model", "seed:4", "--epochs", 2, "--seed", 5, "--batch-size", 50, "--lease-batches",
+            7, "--checkpoint-ms", 200, *ALWAYS)
 
 
 def trained(programs, small, name, kills):
@@ -158,8 +159,8 @@ def test_replay_loses_what_no_checkpoint_has_when_both_die(programs, first):
     """What the level replay promises, and its limit: README and docs/durability.md."""
     pushes = 4000
     options = ("--model", f"vector:{pushes}", "--optimizer", "sgd", "--lr", 1, "--lr-scaling",
-               "none", "--staleness-scaling", "constant", "--max-staleness", 10**6, "--warm-start-updates", 0,
-               "--replay-window", 1024, "--checkpoint-ms", 3600000)
+               "none", "--staleness-scaling", "constant", "--max-staleness", 10**6,
+               "--warm-start-updates", 0, "--replay-window", 1024, "--checkpoint-ms", 3600000)
     server = programs.server(*options)
     worker = programs.ledger_worker(server.endpoint, 0, pushes, 2)
     until(lambda: acked(worker) >= 200, 60, "some pushes")

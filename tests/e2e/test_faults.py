@@ -90,7 +90,8 @@ def test_worker_with_other_data_exits_6(programs, small):
     assert worker.wait(10) == 0
 
 
-GARBAGE = {"random bytes": random.Random(2).randbytes(65536), "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+GARBAGE = {"random bytes": random.Random(2).randbytes(65536),
+           "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
            "ZMTP 1.0": b"\x01\x00" + b"\x05\x00GREET", "silence": b""}
 
 

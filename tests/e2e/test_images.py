@@ -105,7 +105,8 @@ def test_bad_binaries_are_refused_and_leave_nothing(programs, damage, words):
 
 
 @pytest.mark.parametrize("names", [("train_images", "train_labels", "test_images", "test_labels"),
-                                   ("x_train", "y_train", "x_test", "y_test")], ids=["plain", "keras"])
+                                   ("x_train", "y_train", "x_test", "y_test")],
+                                   ids=["plain", "keras"])
 def test_numpy_arrays_are_converted(programs, names):
     source, target = programs.directory / "npy", programs.directory / "idx"
     source.mkdir()
@@ -132,10 +133,13 @@ def test_bad_arrays_are_refused(programs):
     source.mkdir()
     good = {"train_images": np.zeros((4, 5, 5), np.uint8), "train_labels": np.arange(4),
             "test_images": np.zeros((2, 5, 5), np.uint8), "test_labels": np.arange(2)}
-    for name, bad, words in [("train_images", np.zeros((4, 5, 5), np.float32), "must have integers"),
+    for name, bad, words in [("train_images", np.zeros((4, 5, 5), np.float32),
+                              "must have integers"),
                              ("train_images", np.zeros((4, 5, 5), np.int16), "dtype uint8"),
-                             ("train_images", np.zeros((3, 5, 5), np.uint8), "3 images and 4 labels"),
-                             ("test_images", np.asfortranarray(np.zeros((2, 5, 6), np.uint8)), "C order"),
+                             ("train_images", np.zeros((3, 5, 5), np.uint8),
+                              "3 images and 4 labels"),
+                             ("test_images", np.asfortranarray(np.zeros((2, 5, 6), np.uint8)),
+                              "C order"),
                              ("test_labels", np.array([0, -1]), "label 1 is -1"),
                              ("train_labels", np.zeros((4, 2), np.int64), "one dimension")]:
         for key, array in good.items():
@@ -182,7 +186,8 @@ def test_folders_of_pictures_are_converted(programs, split):
 def test_a_directory_without_images_is_refused(programs):
     place = programs.directory / "empty"
     place.mkdir()
-    programs.ctl("convert", place, programs.directory / "idx", code=6).line("has neither CIFAR", 0.1)
+    programs.ctl("convert", place, programs.directory / "idx", code=6).line("has neither CIFAR",
+                                                                            0.1)
     programs.ctl("convert", place / "none", place, code=6).line("is no directory", 0.1)
 
 
@@ -248,7 +253,8 @@ def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
         losses.append((result["accuracy"], [e["test_loss"] for e in result["epoch_records"]]
                        if "epoch_records" in result else result["loss"]))
         weights.append(programs.export(programs.directory / f"ckpt{i}", f"{i}.st").read_bytes())
-    if "--n-push" in mode and model == "fc:3":  # in memory, the device makes the steps: other rounding
+    # in memory, the device makes the steps: other rounding
+    if "--n-push" in mode and model == "fc:3":
         a, b = (safetensors.load(programs.directory / f"{i}.st") for i in range(2))
         assert all(np.abs(a[k] - b[k]).max() < 1e-6 for k in a)
     else:
@@ -258,7 +264,8 @@ def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
 def test_a_file_that_shrinks_ends_the_worker_with_status_6(programs):
     place = programs.directory / "colour"
     colours(place, n=400, side=32)
-    server = programs.server("--model", "input:3x32x32 fc:3", "--epochs", "5000", "--batch-size", "10")
+    server = programs.server("--model", "input:3x32x32 fc:3", "--epochs", "5000", "--batch-size",
+                             "10")
     worker = programs.worker(server.endpoint, "--data-memory-mb", "1", data=place)
     until(lambda: server.status()["images"] > 0, 20, "an image is counted")
     with (place / "train-images-idx3-ubyte").open("r+b") as f:

@@ -128,8 +128,8 @@ def test_a_half_fetched_data_set_is_not_passed_over_in_silence(programs, files):
         (place / name).touch()
     env = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
     done = subprocess.run(
-        command("cnn-worker", "--connect-timeout-ms", 1), cwd=programs.directory, env=env, text=True,
-        stderr=subprocess.PIPE, check=False, timeout=60)
+        command("cnn-worker", "--connect-timeout-ms", 1), cwd=programs.directory, env=env,
+        text=True, stderr=subprocess.PIPE, check=False, timeout=60)
     assert re.search(rf"level=warn .*data/mnist is ignored: it has {len(files)} of the 4 files",
                      done.stderr), done.stderr
     assert done.returncode in (3, 6), done.stderr
@@ -195,7 +195,8 @@ def test_variables_of_all_programs_scripts_and_tests_are_known(programs, small):
     everything = scripts.union(*options.values())
     for binary, arguments in {
             "cnn-ps": ["--check-config"],
-            "cnn-worker": ["--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data", small],
+            "cnn-worker": ["--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data",
+                           small],
             "cnn-ctl": ["keygen", programs.directory / "keys"]}.items():
         env = {name: "1" for name in everything - options[binary]}
         assert len(env) > 20
@@ -234,7 +235,8 @@ def test_variable_of_another_mode_is_named(programs):
 @pytest.mark.parametrize("given", [
     ["--buffer-size", 4, "--lr-scaling", "linear", "--lr-scaling-warmup", 100],
     ["--mode", "ssp", "--buffer-size", 4, "--lr-scaling-warmup", 100],
-    ["--warm-start-ramp", 9, "--warm-start-updates", 5], ["--ssp-bound", 2, "--mode", "ssp"], ["--lbfgs-history", 3, "--mode", "sandblaster"],
+    ["--warm-start-ramp", 9, "--warm-start-updates", 5], ["--ssp-bound", 2, "--mode", "ssp"],
+    ["--lbfgs-history", 3, "--mode", "sandblaster"],
     ["--lr", 0.5, "--mode", "sandblaster", "--optimizer", "sgd"],
     ["--momentum", 0.5, "--mode", "sync"], ["--warmup", 0.1, "--lr", 0.1, "--batch-size", 50],
     ["--dc-lambda", 1, "--delay-compensation", "constant"]], ids=lambda v: v[0][2:])
@@ -275,8 +277,8 @@ def test_a_renamed_option_or_variable_is_refused_with_its_new_name(program):
         return "CNN_" + name.upper().replace("-", "_")
 
     def refusal(*args, **variables):
-        done = subprocess.run(command(program, *args), stderr=subprocess.PIPE, text=True, timeout=10,
-                              stdin=subprocess.DEVNULL, env={**os.environ, **variables})
+        done = subprocess.run(command(program, *args), stderr=subprocess.PIPE, text=True,
+                              timeout=10, stdin=subprocess.DEVNULL, env={**os.environ, **variables})
         assert done.returncode == 2, done.stderr
         line, = done.stderr.splitlines()
         return line
@@ -341,16 +343,16 @@ def test_a_fingerprint_may_be_in_capitals(programs):
 
 def test_option_of_another_command_is_named(programs):
     def status(*arguments, env=None):
-        p = programs.add(Process("cnn-ctl", command("cnn-ctl", "--connect-timeout-ms", 1, "--server",
-                                               "tcp://127.0.0.1:1", *arguments), env))
+        p = programs.add(Process("cnn-ctl", command("cnn-ctl", "--connect-timeout-ms", 1,
+                                               "--server", "tcp://127.0.0.1:1", *arguments), env))
         assert p.wait(10) == 3, p.tail()
         return p
     p = status("status", "--checkpoint", "X")
     p.line("warning: --checkpoint has no effect with status: it is for export|predict", 0.1)
     p = status("status", env={"CNN_CHECKPOINT": "X"})
     p.line("warning: CNN_CHECKPOINT has no effect with status", 0.1)
-    p = programs.add(Process("cnn-ctl", command("cnn-ctl", "keygen", programs.directory / "keys", "--server",
-                                           "tcp://127.0.0.1:1")))
+    p = programs.add(Process("cnn-ctl", command("cnn-ctl", "keygen", programs.directory / "keys",
+                                           "--server", "tcp://127.0.0.1:1")))
     assert p.wait(10) == 0, p.tail()
     p.line("warning: --server has no effect with keygen$", 0.1)
     # these variables are for the server or the workers
@@ -450,7 +452,8 @@ def test_data_file_that_is_no_regular_file_exits_6(programs, tmp_path, kind):
         os.mkfifo(place)
     else:
         place.symlink_to("/dev/zero")
-    refused(programs, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory], TRAIN, 6)
+    refused(programs, "cnn-worker", ["--server", "tcp://127.0.0.1:1", "--data", directory], TRAIN,
+            6)
 
 
 def test_good_tiny_files_are_not_refused(programs, tmp_path):

@@ -102,7 +102,8 @@ def pictures(place, table):
 def predictions(path, labels):
     """Write a table with the predictions of one stage before its first step."""
     path.write_text("\n".join([",".join(PREDICTION)] + [
-        f"sequential,0.03,0,0.1,{image},{label},7,0.5" for image, label in enumerate(labels)]) + "\n")
+        f"sequential,0.03,0,0.1,{image},{label},7,0.5" for image, label in enumerate(labels)])
+        + "\n")
     return path
 
 

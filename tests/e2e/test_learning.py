@@ -45,7 +45,8 @@ def test_same_seed_gives_the_same_bytes(programs, small):
 def test_another_seed_gives_other_bytes(programs, small):
     exports = []
     for seed in (11, 12):
-        server = programs.server("--model", "fc:10", "--epochs", 1, "--seed", seed, directory=str(seed))
+        server = programs.server("--model", "fc:10", "--epochs", 1, "--seed", seed,
+                                 directory=str(seed))
         programs.worker(server.endpoint, data=small)
         server.result()
         exports.append(programs.export(server.directory, f"{seed}.safetensors").read_bytes())
@@ -66,8 +67,8 @@ def test_one_step_equals_numpy(programs, small, model, optimizer):
     """The initial weights, order of images, gradient and update equal those of an independent
     implementation."""
     seed, batch = 5, 64
-    server = programs.server("--model", model, "--optimizer", optimizer, "--lr", 0.1, "--seed", seed,
-                        "--batch-size", batch, "--epochs", 1, "--max-updates", 1,
+    server = programs.server("--model", model, "--optimizer", optimizer, "--lr", 0.1, "--seed",
+                        seed, "--batch-size", batch, "--epochs", 1, "--max-updates", 1,
                         "--adagrad-init", 0.01)
     before = safetensors.load(programs.export(server.endpoint, "before.safetensors"))
     programs.worker(server.endpoint, data=small)

@@ -127,8 +127,8 @@ def test_a_run_and_its_restart_stay_below(programs, tmp_path, few, mode, level):
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="a sanitizer takes memory of its own")
 def test_workers_that_push_without_a_pause_stay_below(programs, tmp_path):
-    options = ("--model", f"vector:{PARAMETERS}", "--optimizer", "sgd", "--lr", 1, "--staleness-scaling",
-               "constant", "--max-staleness", 10**9, "--max-workers", 3)
+    options = ("--model", f"vector:{PARAMETERS}", "--optimizer", "sgd", "--lr", 1,
+               "--staleness-scaling", "constant", "--max-staleness", 10**9, "--max-workers", 3)
     printed = check_config(tmp_path, *options, "--checkpoint-dir", tmp_path / "ckpt")
     server = programs.server(*options)
     for i in range(3):

@@ -20,8 +20,8 @@ STOP_S = 10 if SLOW else 4
 
 
 def train(programs, workers, *options, data=None, epochs=3, name="ckpt"):
-    return programs.train(workers, "--model", "seed:32", "--epochs", epochs, "--min-workers", workers,
-                     *options, data=data, seconds=300, directory=name)
+    return programs.train(workers, "--model", "seed:32", "--epochs", epochs, "--min-workers",
+                     workers, *options, data=data, seconds=300, directory=name)
 
 
 # ---- learning ------------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
 def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
     """A step takes 3 gradients of 4 workers: 60 batches make 20 steps. A gradient that comes too
     late is superseded, not rejected."""
-    server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers", 4,
-                        "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
+    server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers",
+                        4, "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
                         "--dead-ms", 60000)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(4)]
     result = server.result()
@@ -69,7 +69,8 @@ def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
 def test_a_buffer_makes_one_update_of_several_gradients(programs, small, mode):
     """An epoch has 60 batches. Seven updates use 8 gradients each, and the last update uses the 4
     that are left."""
-    result = train(programs, 3, "--mode", mode, "--buffer-size", 8, "--warm-start-updates", 2, data=small, epochs=4)
+    result = train(programs, 3, "--mode", mode, "--buffer-size", 8, "--warm-start-updates", 2,
+                   data=small, epochs=4)
     assert result["images_per_epoch"] == [6000] * 4
     assert result["updates"] == 4 * 8, result
 
@@ -77,8 +78,8 @@ def test_a_buffer_makes_one_update_of_several_gradients(programs, small, mode):
 def test_sync_reports_short_steps(programs, small):
     """Two workers where a step needs three gradients: the run continues, and the server reports
     short steps."""
-    server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--min-workers", 2,
-                        "--sync-workers", 3, "--suspect-ms", 20000, "--dead-ms", 60000)
+    server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--min-workers",
+                        2, "--sync-workers", 3, "--suspect-ms", 20000, "--dead-ms", 60000)
     for _ in range(2):
         programs.worker(server.endpoint, data=small)
     server.line(r'"sync steps_short" steps=\d+ of=\d+ sync_workers=3 live=2')
@@ -107,8 +108,8 @@ def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
 @pytest.mark.parametrize("optimizer", ["lbfgs", "sgd"])
 def test_sandblaster_goes_down(programs, small, optimizer):
     """One step uses the whole data set, so an epoch is one step."""
-    server = programs.server("--model", "seed:32", "--epochs", 8, "--mode", "sandblaster", "--optimizer",
-                        optimizer, "--min-workers", 3)
+    server = programs.server("--model", "seed:32", "--epochs", 8, "--mode", "sandblaster",
+                        "--optimizer", optimizer, "--min-workers", 3)
     for _ in range(3):
         programs.worker(server.endpoint, data=small)
     result = server.result()
@@ -183,7 +184,7 @@ def test_delay_compensation_takes_memory_for_live_workers_only(programs, small):
     assert at_start < 100 and peak < 200
 
 
-# ---- a worker that is stopped ----------------------------------------------------------------------
+# ---- a worker that is stopped --------------------------------------------------------------------
 
 def worker_images(server):
     """{worker id: number of counted images} of the live workers."""
@@ -241,7 +242,8 @@ def test_a_stopped_worker_stops_nobody(programs, small, mode):
     options, keep = STOPPED[mode]
     server = programs.server(*ENDLESS, *options, directory=None)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(4)]
-    until(lambda: len(worker_images(server)) == 4 and server.status()["updates"] > 20, 20, "all work")
+    until(lambda: len(worker_images(server)) == 4 and server.status()["updates"] > 20, 20,
+          "all work")
     victim = int(fleet[1].line(r"connected\b.*worker=(\d+)")[1])
     before, during, after = stop_one(server, fleet[1], victim)
     print(f"{mode}: steps/s and the others' images/s: {before} before, {during} while one of four is "

@@ -52,7 +52,8 @@ def runs(data, workers, *options, limit=1e9, seeds=SEEDS):
 @pytest.mark.parametrize("mode, workers, factor", [
     ("sync", 8, 3), ("sync", 16, 3), ("downpour", 8, 2.5), ("ssp", 8, 2.5)])
 def test_more_workers_are_faster_than_the_best_single_one(mnist, mode, workers, factor):
-    seconds, _, _ = runs(mnist, workers, "--mode", mode, limit=1.5, seeds=SEEDS if FULL else (1, 2, 3))
+    seconds, _, _ = runs(mnist, workers, "--mode", mode, limit=1.5,
+                         seeds=SEEDS if FULL else (1, 2, 3))
     assert seconds <= SINGLE_SECONDS / factor
 
 

@@ -171,9 +171,9 @@ class Elastic(Replay):
 def recorded(directory, file, seed, options):
     subprocess.run(
         command("tests/bench/science", "--data", directory, "--threads", 1, "--workers", WORKERS,
-                "--jitter", 0.5, "--slow", 1.7, "--latency-us", 3000, "--record", file, "--", "--model", LAYERS,
-                "--batch-size", BATCH, "--epochs", 3, "--seed", seed, "--max-staleness", 1000,
-                "--lease-batches", 6, "--backup-copies", "none", *options),
+                "--jitter", 0.5, "--slow", 1.7, "--latency-us", 3000, "--record", file, "--",
+                "--model", LAYERS, "--batch-size", BATCH, "--epochs", 3, "--seed", seed,
+                "--max-staleness", 1000, "--lease-batches", 6, "--backup-copies", "none", *options),
         check=True, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=100)
     lines = [line.split(",") for line in file.read_text().splitlines()]
     return ([line for line in lines if line[0] != "weight"],

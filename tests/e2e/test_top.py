@@ -1,4 +1,5 @@
-"""cnn-ctl top on a terminal: how it ends, what it shows, and in what state it leaves the terminal."""
+"""cnn-ctl top on a terminal: how it ends, what it shows, and in what state it leaves the
+terminal."""
 import fcntl
 import os
 import pty
@@ -51,7 +52,8 @@ class Terminal:
 
     def wait(self, seconds=10):
         """Wait until top has ended and has restored the terminal. Returns its exit status."""
-        until(lambda: self.read(0.02) is None or self.popen.poll() is not None, seconds, "top has ended")
+        until(lambda: self.read(0.02) is None or self.popen.poll() is not None, seconds,
+              "top has ended")
         self.read(0.1)
         assert termios.tcgetattr(self.slave)[3] & (termios.ICANON | termios.ECHO) == \
             termios.ICANON | termios.ECHO
@@ -85,7 +87,8 @@ def terminal():
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_top_ends_with_the_run_and_its_accuracy(programs, small, terminal, durable):
-    server = programs.server("--model", "seed:8", "--epochs", 30, directory="ckpt" if durable else None)
+    server = programs.server("--model", "seed:8", "--epochs", 30,
+                             directory="ckpt" if durable else None)
     worker = programs.worker(server.endpoint, data=small)
     top = terminal(server.endpoint)
     top.shows("epoch [1-9]")
@@ -174,7 +177,8 @@ def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(programs, term
     top = terminal(server.endpoint)
     top.shows("waiting")
     top.popen.send_signal(signal.SIGTSTP)
-    until(lambda: "waiting" in top.read(0.02).partition(CLOSED)[2].partition(OPENED)[2], 5, "it goes on")
+    until(lambda: "waiting" in top.read(0.02).partition(CLOSED)[2].partition(OPENED)[2], 5,
+          "it goes on")
     top.type(b"q")
     assert top.wait(3) == 0
     assert top.text.count(OPENED) == 2

@@ -56,7 +56,8 @@ def test_a_run_that_lost_its_last_worker_waits_for_another(programs, small):
     server = programs.server(*SHORT)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["images"] > 0, 20, "training")
-    assert not [line for line in server.lines if "server waiting" in line and "0 of 1 for 0" in line]
+    assert not [line for line in server.lines if "server waiting" in line
+                and "0 of 1 for 0" in line]
     worker.signal(SIGTERM)
     assert worker.wait(10) == 12
     after = len(server.lines)
@@ -151,7 +152,8 @@ def closer():
 
 
 def ssh():
-    return tcp_service(lambda s: s.sendall(b"SSH-2.0-x\r\n"), r"another service answers \(SSH-2.0-x")
+    return tcp_service(lambda s: s.sendall(b"SSH-2.0-x\r\n"),
+                       r"another service answers \(SSH-2.0-x")
 
 
 @contextmanager
@@ -218,7 +220,8 @@ def test_libcnnps_says_so_in_its_error(programs, place):
 
 
 def test_a_name_that_does_not_resolve_is_named(programs, small):
-    worker = programs.worker("tcp://no-such-host.invalid:5555", "--connect-timeout-ms", 3000, data=small)
+    worker = programs.worker("tcp://no-such-host.invalid:5555", "--connect-timeout-ms", 3000,
+                             data=small)
     worker.line(r"waiting .*the name no-such-host.invalid does not resolve \(.+\)", 5)
     assert worker.wait(9) == 3
     worker.line(r"worker end.*the name no-such-host.invalid does not resolve", 0.1)
@@ -229,7 +232,8 @@ def test_each_cause_has_a_line_of_its_own(programs):
     seen = {}
     for place in WRONG:
         with place() as (port, cause):
-            ctl = programs.ctl("--server", f"tcp://127.0.0.1:{port}", "--connect-timeout-ms", 3000, "status", code=3)
+            ctl = programs.ctl("--server", f"tcp://127.0.0.1:{port}", "--connect-timeout-ms", 3000,
+                               "status", code=3)
             found = re.search(r"no contact within 3000 ms: ([^;]+); \w", ctl.lines[-1])
             assert found and re.search(cause, found[1]), (place.__name__, ctl.lines[-1])
             seen[place.__name__] = found[1]
@@ -240,7 +244,8 @@ def test_each_cause_has_a_line_of_its_own(programs):
 
 def own_hosts_file(hosts):
     """A command prefix that gives one process the file `hosts` as its /etc/hosts."""
-    wrap = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts)]
+    wrap = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"',
+            str(hosts)]
     if os.geteuid() or subprocess.run([*wrap, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs a mount namespace")
     return wrap
@@ -251,7 +256,8 @@ def test_a_name_that_resolves_later_is_found(programs, small):
     hosts = programs.directory / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     name = f"tcp://later.invalid:{server.endpoint.rpartition(':')[2]}"
-    argv = command("cnn-worker", "--server", name, "--data", small, "--device", "cpu", "--threads", 1)
+    argv = command("cnn-worker", "--server", name, "--data", small, "--device", "cpu", "--threads",
+                   1)
     worker = programs.add(Process("cnn-worker", [*own_hosts_file(hosts), *argv]))
     worker.line(r"waiting .*the name later.invalid does not resolve", 5)
     with hosts.open("a") as file:
@@ -288,7 +294,8 @@ def test_a_worker_that_lost_its_server_says_so(programs, small):
 
 
 def test_a_worker_whose_server_hangs_says_that_it_is_silent(programs, small):
-    """The server answered before it hung. Now it is silent, and cnn-ctl would get no reply, either."""
+    """The server answered before it hung. Now it is silent, and cnn-ctl would get no reply,
+    either."""
     server = programs.server(*SHORT)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["images"] > 0, 20, "training")

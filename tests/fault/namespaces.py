@@ -180,7 +180,7 @@ class NetPrograms(Programs):
         self.hosts = []
 
 
-# ---- what a test observes -------------------------------------------------------------------------
+# ---- what a test observes ------------------------------------------------------------------------
 
 
 def seqs(net, server):

@@ -47,7 +47,8 @@ def item(test, figures):
     """The list item of a test. Its figures have labels only if two of them have the same unit."""
     units = [unit for _, unit in figures.values()]
     labelled = len(set(units)) < len(units)
-    said = [(f"{what.replace('_', ' ')}: " if labelled and what else "") + f"{figure} {unit}".strip()
+    said = [(f"{what.replace('_', ' ')}: " if labelled and what else "")
+            + f"{figure} {unit}".strip()
             for what, (figure, unit) in figures.items()]
     return textwrap.fill(f"* `{test}`: " + "; ".join(said), WIDTH, subsequent_indent="  ",
                          break_long_words=False, break_on_hyphens=False)

@@ -237,7 +237,8 @@ def test_compose_training(cluster, figure, full):
     images = [n for n in result["images_per_epoch"] if n]
     whole = images if full else images[:-1]
     wrong = sum(n != TRAIN for n in whole)
-    figure("C2", wrong, f"of {len(whole)} epochs with a wrong number of images, {len(faults)} faults",
+    figure("C2", wrong,
+           f"of {len(whole)} epochs with a wrong number of images, {len(faults)} faults",
            wrong == 0 and 0 < len(whole) and (len(whole) == EPOCHS or not full), "images")
     if full:
         c.close()
@@ -279,9 +280,9 @@ def test_compose_confined(cluster, figure):
             said = docker("exec", container, "sh", "-c", f"touch {place}/x 2>&1", check=False)
             assert "Read-only" in said, f"{place}: {said}"
     most_threads = call(["docker", "run", "--rm", *CONFINED, "--network", "none", "-v",
-                         f"{c.env['CNN_IMAGES']}:/data:ro", c.images.first, "cnn-worker", "--server",
-                         "tcp://127.0.0.1:1", "--connect-timeout-ms", "100", "--data", "/data", "--device",
-                         "cpu", "--threads", "256"], check=False)
+                         f"{c.env['CNN_IMAGES']}:/data:ro", c.images.first, "cnn-worker",
+                         "--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", "100", "--data",
+                         "/data", "--device", "cpu", "--threads", "256"], check=False)
     assert most_threads.returncode == 3, f"they start, there is no server: {most_threads.stderr}"
     share = max(resident(container) / limit for container, limit in most.items())
     figure("C3", share, "of the memory that is documented, at most", share <= 1)
@@ -313,7 +314,8 @@ def test_compose_secrets(cluster, figure):
 
 
 def test_compose_key_taken_out(cluster, figure):
-    """When a key is deleted from the list, its workers exit, and Docker does not start them again."""
+    """When a key is deleted from the list, its workers exit, and Docker does not start them
+    again."""
     c = cluster(Training, CNN_MODEL="seed:8", CNN_EPOCHS=1000)
     fleet = c.workers()
     docker("run", "--rm", "--network", "none", "-v", f"{c.project}_server-keys:/keys",

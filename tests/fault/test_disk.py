@@ -35,8 +35,8 @@ def generations(directory):
 @pytest.fixture
 def history(programs):
     """The directory of a drained run, with three generations of different weights."""
-    run = programs.server("--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
-                     "--checkpoint-ms", 3600000)
+    run = programs.server("--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--max-workers",
+                     1, "--checkpoint-ms", 3600000)
     worker = programs.ledger_worker(run.endpoint, 0, 8, 100)
     for k in (2, 4, 6):
         until(lambda: run.status()["version"] >= k, 20, "pushes")
@@ -241,7 +241,8 @@ def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
     server.kill()
     again = programs.restart(server, *WEIGHTS)
     again.line("server resumed")
-    figure("P5", len(kept), "generations are kept on a disk of 1 MiB, of 320 kB each", 2 <= len(kept) <= 3, what="own")
+    figure("P5", len(kept), "generations are kept on a disk of 1 MiB, of 320 kB each",
+           2 <= len(kept) <= 3, what="own")
 
 
 def test_own_wal_fills_the_disk(programs, small_disk, figure):
@@ -352,10 +353,11 @@ def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     assert [w["state"] for w in status["workers"]][:2] == ["live", "live"]
     how.unlink()
     result = server.result()
-    figure("P5", status["counters"]["stalls"] + status["counters"]["expired"] + result["steps_short"],
+    figure("P5", status["counters"]["stalls"] + status["counters"]["expired"]
+           + result["steps_short"],
            "workers called stalled, grants taken away and steps cut short by a disk that hung",
-           status["counters"]["stalls"] + status["counters"]["expired"] + result["steps_short"] == 0,
-           what="nobody stalls")
+           status["counters"]["stalls"] + status["counters"]["expired"]
+           + result["steps_short"] == 0, what="nobody stalls")
 
 
 def test_sigterm_while_the_disk_hangs(programs, figure):
@@ -367,7 +369,8 @@ def test_sigterm_while_the_disk_hangs(programs, figure):
     server.signal(15)
     code = server.wait(20)
     took = time.monotonic() - begun
-    figure("P5", took, "s from SIGTERM to the end, with a disk that hangs", took <= 11, what="drain")
+    figure("P5", took, "s from SIGTERM to the end, with a disk that hangs", took <= 11,
+           what="drain")
     figure("P5", code, "is the status then", code == 10 and "the disk does not answer" in
            "\n".join(server.lines).split("gave_up")[1], what="drain status")
 
@@ -423,8 +426,10 @@ def test_sigterm_while_the_kernel_holds_a_write(programs, frozen_disk, figure):
 
 
 def test_sigterm_when_space_comes(programs, small_disk):
-    """The disk is full at SIGTERM, but has space soon after: the server writes its last checkpoint."""
-    server = programs.server("--model", "vector:8", "--checkpoint-ms", 100, directory=small_disk / "ckpt")
+    """The disk is full at SIGTERM, but has space soon after: the server writes its last
+    checkpoint."""
+    server = programs.server("--model", "vector:8", "--checkpoint-ms", 100,
+                             directory=small_disk / "ckpt")
     server.status()
     fill(small_disk / "filler")
     server.signal(15)
@@ -465,7 +470,8 @@ def test_start_on_a_full_disk(programs, small_disk, figure, durability):
     status = again.status()
     again.kill()
     left = generations(small_disk / "ckpt")
-    figure("P5", len(left), f"generations are left of {len(kept)} after a start on a full disk, the "
+    figure("P5", len(left),
+           f"generations are left of {len(kept)} after a start on a full disk, the "
            "newest of the run among them", len(kept) == 3 and status["version"] == 0
            and len(left) >= 2 and left[1] == kept[0], what=f"full start {durability}")
 

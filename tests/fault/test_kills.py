@@ -142,8 +142,8 @@ def test_server_killed_in_every_call_of_a_checkpoint(programs, ledger, tracing, 
         places = spread(places, 8)
     survival = Survival(run)
     kill_in_threads(programs, survival, strace.checkpointer, places, env=ONE_POOL_THREAD)
-    figure("P2", len(places), "system calls of a checkpoint interrupted", survival.deaths == len(places),
-           what="places")
+    figure("P2", len(places), "system calls of a checkpoint interrupted",
+           survival.deaths == len(places), what="places")
     survival.report(figure, "checkpoint")
 
 
@@ -155,7 +155,8 @@ def test_server_killed_in_every_call_of_a_push(programs, ledger, tracing, figure
     run.reached(0)
     places = []
     for threads in (strace.loop, strace.wire):
-        seen = strace.watch(programs, threads(run.server.popen.pid), lambda calls: len(calls) >= 500)
+        seen = strace.watch(programs, threads(run.server.popen.pid),
+                            lambda calls: len(calls) >= 500)
         for name, times in strace.count(seen).items():
             places += [(threads, name, n) for n in (1, 2, 3, 5, 8, 13) if n * 5 <= times
                        and name != "restart_syscall"]
@@ -243,7 +244,8 @@ def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
     run.reached(0)
     names = ["recvfrom", "epoll_wait", "write", "read", "poll", "futex", "connect", "socket",
              "epoll_ctl", "getpid", "eventfd2", "setsockopt"]
-    places = [(name, nth) for nth in ((1, 2, 3, 5, 8, 13, 21, 34) if full else (3,)) for name in names]
+    places = [(name, nth) for nth in ((1, 2, 3, 5, 8, 13, 21, 34) if full else (3,))
+              for name in names]
     died = 0
     for name, nth in places if full else spread(places, 4):
         run.fleet[0].kill()

@@ -157,8 +157,8 @@ def test_message_that_never_ends(ledger, figure, full):
             peak = max(peak, int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024)
     finally:
         peer.stop()
-    figure("P13", peak, f"MiB at most, of {limit}, while a message never ends", peak <= 1.25 * limit,
-           what="peak")
+    figure("P13", peak, f"MiB at most, of {limit}, while a message never ends",
+           peak <= 1.25 * limit, what="peak")
     figure("P13", max(gaps) * 1e3, f"ms without updates after hanging up, the longest of {closed}",
            max(gaps) <= 3, what="gap")
     lost, twice = run.count(300)
@@ -206,7 +206,8 @@ def test_every_allocation_that_fails(programs, ledger, figure, seed, full):
             run.server = programs.server(*run.options, directory=f"ckpt{n}")
             run.fleet = [programs.ledger_worker(run.server.endpoint, 0, 20, 1)]
         run.verdict()
-    figure("P13", len(crashed), f"crashes in {len(places)} failed allocations; {ended} starts or runs "
+    figure("P13", len(crashed),
+           f"crashes in {len(places)} failed allocations; {ended} starts or runs "
            f"ended with a status {crashed[:3] or ''}", not crashed, what="crashes")
     figure("P13", len(mute), "exits without a line", not mute, what="mute")
     figure("P13", len(aborted), "starts that libuv aborts", len(aborted) <= 3,
@@ -230,7 +231,8 @@ def test_killed_for_its_memory(ledger, figure):
         peer.stop()
         group.close()
     run.restart_server()
-    figure("P13", code, "is the status of a process that the kernel kills", code == -9, what="killed")
+    figure("P13", code, "is the status of a process that the kernel kills", code == -9,
+           what="killed")
     lost, twice = run.count(300)
     figure("P13", lost + twice, "pushes lost or applied twice after that", lost + twice == 0,
            what="ledger")

@@ -128,11 +128,12 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
     # one more epoch, so that the server notices the last death before the run ends
     epochs = turns + 1
     net = nets("N1", 3)
-    server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--heartbeat-ms", 200,
-                        "--suspect-ms", 500, "--dead-ms", 1000, "--checkpoint-ms", 100)
+    server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--heartbeat-ms",
+                        200, "--suspect-ms", 500, "--dead-ms", 1000, "--checkpoint-ms", 100)
     fleet = [net.worker_at(i, server.endpoint, data=few) for i in range(2)]
     for turn in range(turns):
-        until(lambda: net.status(server)["images"] >= turn * FEW + FEW // 10, 60, "training goes on")
+        until(lambda: net.status(server)["images"] >= turn * FEW + FEW // 10, 60,
+              "training goes on")
         deaths = net.status(server)["counters"]["deaths"]
         net.cut("*", 1 + turn % 2)
         until(lambda: net.status(server)["counters"]["deaths"] > deaths, 30, "it counts as dead")
@@ -178,7 +179,8 @@ def test_only_replies_are_lost(nets, figure, full):
     again = net.status(run.server)["counters"]["duplicates"]
     lost, twice = run.count()
     assert again > 0, "no push came again: nothing was tried"
-    figure("N2", again, "pushes came again and were answered as duplicates", again > 0, what="again")
+    figure("N2", again, "pushes came again and were answered as duplicates", again > 0,
+           what="again")
     figure("N2", twice, "applied twice", lost + twice == 0)
 
 
@@ -236,8 +238,8 @@ def test_slow_link(nets, figure, full, megabits):
     lost, twice = run.count()
     figure("N4", 100 * int(words["acked"]) / run.pushes, "% of pushes delivered",
            int(words["acked"]) == run.pushes and lost + twice == 0, what=f"at {megabits} Mbit/s")
-    figure("N4", int(words["replayed"]), f"of {run.pushes} pushes sent again", words["replayed"] == "0",
-           what=f"again at {megabits} Mbit/s")
+    figure("N4", int(words["replayed"]), f"of {run.pushes} pushes sent again",
+           words["replayed"] == "0", what=f"again at {megabits} Mbit/s")
     figure("N4", int(words["reconnects"]), "times cut", int(words["reconnects"]) == 0,
            what=f"cut at {megabits} Mbit/s")
 

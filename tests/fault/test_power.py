@@ -166,18 +166,21 @@ def one_cycle(ops):
     """The range of operations from the beginning of one of the last checkpoints to the beginning of
     the next. Pushes in this range are durable only with that checkpoint."""
     made = [i for i, op in enumerate(ops) if op.kind == "rename" and op.other.startswith("ckpt-")]
-    begin = next(i for i in range(made[-3], len(ops)) if ops[i].kind == "sync" and ops[i].name == ".")
+    begin = next(i for i in range(made[-3], len(ops)) if ops[i].kind == "sync"
+                 and ops[i].name == ".")
     end = next(i for i in range(made[-1], 0, -1) if ops[i].kind == "open-empty")
     return begin + 1, end
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_power_cut_after_every_operation(programs, figure, level):
-    """Cut the power after every operation of two lives: starts, pushes, checkpoints, and a drain."""
+    """Cut the power after every operation of two lives: starts, pushes, checkpoints, and a
+    drain."""
     ops = recorded(programs, level)
     checker, count = cut_everywhere(ops)
     refused = sum(bool(f[0]) for f in checker.found.values())
-    figure("P4", refused, f"starts refused of {count} states ({len(checker.found)} different ones) after "
+    figure("P4", refused,
+           f"starts refused of {count} states ({len(checker.found)} different ones) after "
            f"{len(ops)} operations", refused == 0 and count > 500, what=f"{level} refused")
     figure("P4", len(checker.illegal), f"states that lost durable pushes or mix two generations "
            f"{checker.illegal[:2] or ''}", not checker.illegal, what=f"{level} illegal")
@@ -226,7 +229,8 @@ def test_forgotten_fsyncs_are_found(programs, figure, level, what):
     ops = recorded(programs, level)
     since, until = one_cycle(ops)
     forgotten = FORGOTTEN[level][what]
-    bad = [op for i, op in enumerate(ops[:until]) if i < since or op.kind != "sync" or not forgotten(op)]
+    bad = [op for i, op in enumerate(ops[:until]) if i < since or op.kind != "sync"
+           or not forgotten(op)]
     checker, count = cut_everywhere(bad, since=since)
     figure("P4", len(checker.illegal), f"illegal states of {count} found", bool(checker.illegal),
            what=f"{level} without {what}")

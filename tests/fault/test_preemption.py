@@ -50,7 +50,8 @@ def test_preempted_worker(programs, figure, small, mode, options):
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
     assert len(result["images_per_epoch"]) == 8
     assert [w.wait(10) for w in fleet] == [0, 0], "0: training is done"
-    figure("P10", max(times) * 1e3, "ms from SIGTERM to a worker's end", max(times) <= 3, what="end")
+    figure("P10", max(times) * 1e3, "ms from SIGTERM to a worker's end", max(times) <= 3,
+           what="end")
     figure("P10", wrong, "epochs with an image lost or counted twice", wrong == 0, what="batches")
 
 

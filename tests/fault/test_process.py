@@ -71,7 +71,8 @@ EPOCHS = 40  # the run lasts longer than a death takes
 def test_worker_that_slept_past_its_death(programs, figure, small, mode):
     """The server gives the batches of a stopped worker to others. When the worker wakes up, no
     image counts twice."""
-    server = programs.server("--model", "seed:8", "--epochs", EPOCHS, "--mode", mode, "--min-workers", 3, *SOON)
+    server = programs.server("--model", "seed:8", "--epochs", EPOCHS, "--mode", mode,
+                             "--min-workers", 3, *SOON)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
     trained(server, 3000)
     fleet[0].signal(signal.SIGSTOP)
@@ -181,7 +182,8 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
     normal = others()
     crawl(run.fleet[0])
     slow = max(others() for _ in range(3))  # the maximum excludes the load of other processes
-    figure("P8", 100 * slow / normal, "% of the others' pushes are left beside a worker with 0.1 CPU",
+    figure("P8", 100 * slow / normal,
+           "% of the others' pushes are left beside a worker with 0.1 CPU",
            slow >= 0.9 * normal, what="others")
     run.kill_worker(0)
     report(figure, "P8", run, "one crawling")
@@ -189,8 +191,8 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
 
 def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
     """One backup worker: a step ends with the first two gradients of three. The third is late."""
-    server = programs.server("--model", "seed:8", "--mode", "sync", "--backup-workers", 1, "--epochs", 4,
-                        "--min-workers", 3)
+    server = programs.server("--model", "seed:8", "--mode", "sync", "--backup-workers", 1,
+                        "--epochs", 4, "--min-workers", 3)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
     trained(server, 1000)
     crawl(fleet[0])

@@ -28,12 +28,14 @@ def seqs_here(run):
 
 @pytest.mark.alone
 def test_restart_under_16_workers(programs, figure, full):
-    """The time from exec of the new server until it has decided a new push of each of 16 workers."""
+    """The time from exec of the new server until it has decided a new push of each of 16
+    workers."""
     restarts = 100 if full else 2
     run = LedgerRun(programs, WORKERS, 60 + 20 * restarts, pace=(50,))
     took = []
     for _ in range(restarts):
-        until(lambda: sum(n >= 5 for n in seqs_here(run).values()) == WORKERS, 60, "all are pushing")
+        until(lambda: sum(n >= 5 for n in seqs_here(run).values()) == WORKERS, 60,
+              "all are pushing")
         before = seqs_here(run)
         run.server.kill()
         begun = time.monotonic()

@@ -16,7 +16,8 @@ def worst(values, percent=1):
 
 
 def milliseconds(probe, since, seconds=30):
-    """The time in ms from `since` until `probe` is true. `probe` is called every two milliseconds."""
+    """The time in ms from `since` until `probe` is true. `probe` is called every two
+    milliseconds."""
     while not probe():
         assert time.monotonic() < since + seconds, "not in time"
         time.sleep(0.002)
@@ -42,11 +43,13 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
         found = int(run.server.line(r"resumed\b.*\bversion=(\d+)")[1])
         first.append(milliseconds(lambda: run.server.status()["version"] > found, begun))
         before = seqs(run)
-        everybody.append(milliseconds(lambda: all(n > before[name] for name, n in seqs(run).items()),
+        everybody.append(milliseconds(lambda: all(n > before[name] for name,
+                                                  n in seqs(run).items()),
                                       begun))
     assert all(w.running() for w in run.fleet)
     unit = f"ms p99 from exec to the first new update, {kills} kills, {WORKERS} workers"
-    figure("P2", worst(first), unit, worst(first) <= 500 * (1 if full else 4) * PATIENCE, what=level)
+    figure("P2", worst(first), unit, worst(first) <= 500 * (1 if full else 4) * PATIENCE,
+           what=level)
     figure("P2", worst(everybody), "ms p99 until all have a new push decided",
            worst(everybody) <= 2000 * (1 if full else 4) * PATIENCE, what=f"{level} everybody")
     lost, twice = run.count(300)
@@ -76,5 +79,5 @@ def test_a_death_does_not_slow_the_others(ledger, figure, full):
         run.start_worker(0)
         run.fleet[0].line("pushed")
     dip = 100 * (1 - after / before)
-    figure("P1", dip, f"percent fewer pushes of the others in {rounds} deaths", dip < (5 if full else 20),
-           what="dip")
+    figure("P1", dip, f"percent fewer pushes of the others in {rounds} deaths",
+           dip < (5 if full else 20), what="dip")

@@ -87,7 +87,7 @@ def test_monotonic_clock_passes(ledger, figure, wraps_at):
     os.kill(pid, SIGTERM)  # unshare itself does not react to SIGTERM
     assert run.server.wait(10) == 0, run.server.tail()
     silent = sum("worker silent" in line for line in run.server.lines)
-    figure("P9", counters["deaths"] + silent, "workers declared dead", counters["deaths"] + silent == 0,
-           what="deaths")
+    figure("P9", counters["deaths"] + silent, "workers declared dead",
+           counters["deaths"] + silent == 0, what="deaths")
     lost, twice = run.tally()
     figure("P9", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")

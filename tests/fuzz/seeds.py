@@ -33,7 +33,8 @@ def wire():
     stamp = pb.Stamp(run_hi=1, run_lo=2, term=3, worker=1, incarnation=1)
     zeros = np.zeros(8, "<f4")
     bodies = [
-        (pb.Hello(protocol=6, role=1, name="anna", device="cpu", resume=stamp, host="h", pid=1), []),
+        (pb.Hello(protocol=6, role=1, name="anna", device="cpu", resume=stamp, host="h", pid=1),
+         []),
         (pb.Welcome(stamp=stamp, model="vector:8", n_params=8, batch=1, push_window=4,
                     replay_window=8, beat_ms=100, dead_ms=1000, forget_ms=5000, mode=1, n_push=1,
                     n_fetch=1, protocol=6), []),
@@ -145,7 +146,8 @@ SEEDS = {
     "options": lambda: [b"--check-config\n--model\nseed:32\n--mode\nsync\n--optimizer=adam\n",
                         b"--model=vector:8\n--epochs=0\n--lr=0.5\n--max-workers\n4\n"],
     "http": lambda: [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-                     b"HEAD /healthz HTTP/1.0\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"],
+                     b"HEAD /healthz HTTP/1.0\r\n\r\n",
+                     b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"],
     "zmtp": lambda: [b"\0" + bytes(64)] + [
         b"\1" + bytes([0, len(h)]) + h for h in (s[s.index(b"\xff") + 1:] for s in wire())],
 }

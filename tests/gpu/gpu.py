@@ -17,5 +17,5 @@ def probe(programs, device, *options, env=None):
     """Run a cnn-worker without a server. It exits with UNREACHABLE if the device works, because it
     then tries to reach a server."""
     return programs.add(Process("cnn-worker", command(
-        "cnn-worker", "--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data", programs.data,
-        "--device", device, *options), env))
+        "cnn-worker", "--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data",
+        programs.data, "--device", device, *options), env))

@@ -1,6 +1,6 @@
-"""The code for GPUs that this machine does not have, as far as this GPU can run it: the kernels that
-run any model instead of the fused ones, what the driver compiles from the PTX of compute_80 (no
-clusters, no dependent launches), and tiles for 99 KB of shared memory per block."""
+"""The code for GPUs that this machine does not have, as far as this GPU can run it: the kernels
+that run any model instead of the fused ones, what the driver compiles from the PTX of compute_80
+(no clusters, no dependent launches), and tiles for 99 KB of shared memory per block."""
 import os
 import subprocess
 
@@ -27,7 +27,8 @@ PROGRAMS = {
 def test_results_are_right_there_too(gpu, case, program):
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
-    done = subprocess.run(command(f"tests/gpu/test_{program}", *PROGRAMS[program]), env={**os.environ, **CASES[case]},
+    done = subprocess.run(command(f"tests/gpu/test_{program}", *PROGRAMS[program]),
+                          env={**os.environ, **CASES[case]},
                           text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:]
     assert "SKIPPED" not in done.stdout, done.stdout[-3000:]

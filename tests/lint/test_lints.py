@@ -12,8 +12,8 @@ FOLDERS = ("common", "proto", "kernels", "server", "worker", "tests")
 
 
 def run(tree, lint, *arguments):
-    done = subprocess.run([next(LINTS.glob(f"{lint}.*")), *arguments], cwd=tree, text=True, timeout=120,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run([next(LINTS.glob(f"{lint}.*")), *arguments], cwd=tree, text=True,
+                          timeout=120, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout
 
 
@@ -25,11 +25,12 @@ def tree(tmp_path):
             place = tmp_path / header.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(header, place)
-    for name in (".clang-format", ".clang-tidy", ".gitignore", "Makefile", "README.md", "kernels/kernels.mk",
-                 "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk", "tests/fault/fault.mk",
-                 "tests/fuzz/fuzz.mk",
+    for name in (".clang-format", ".clang-tidy", ".gitignore", "Makefile", "README.md",
+                 "kernels/kernels.mk", "kernels/ladder/ladder.mk", "tests/gpu/gpu.mk",
+                 "tests/fault/fault.mk", "tests/fuzz/fuzz.mk",
                  "deploy/install/install.mk",
-                 "common/rng.c", "deploy/setup.sh", "deploy/docker_engine.sh", "deploy/Dockerfile", "proto/cnnps.proto", "CONTRIBUTING.md",
+                 "common/rng.c", "deploy/setup.sh", "deploy/docker_engine.sh", "deploy/Dockerfile",
+                 "proto/cnnps.proto", "CONTRIBUTING.md",
                  "SECURITY.md", "docs/README.md", "kernels/README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -56,7 +57,8 @@ VIOLATIONS = [
     ("includes", "worker/client/session.c", "#include <zmq.h>\n", "zmq.h"),
     ("includes", "worker/bad.c", '#include "server/core/core.h"\n', "server/core/core.h"),
     ("includes", "worker/client/cnnps.h", '#include "common/err.h"\n', "common/err.h"),
-    ("includes", "worker/examples/bad.c", '#include "worker/client/session.h"\n', "worker/client/session.h"),
+    ("includes", "worker/examples/bad.c", '#include "worker/client/session.h"\n',
+     "worker/client/session.h"),
     ("includes", "proto/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
     ("includes", "tests/unit/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
     ("includes", "common/bad.c", "#include SOMETHING\n", "names no file"),
@@ -74,7 +76,8 @@ VIOLATIONS = [
     ("dialect", "common/bad.c", "int f(int a) { return (int)sizeof a; }\n", "common/bad.c: "),
     ("dialect", "common/bad.c", "int f(int most);\n", "min or max"),
     ("dialect", "common/bad.c", "int f(void)\n{\n\tint ret = g();\n}\n", "rc is"),
-    ("declarations", "common/bad.c", "int f(int a)\n{\n\tint b = a;\n\treturn b;\n}\n", "bad.c:4: "),
+    ("declarations", "common/bad.c", "int f(int a)\n{\n\tint b = a;\n\treturn b;\n}\n",
+     "bad.c:4: "),
     ("declarations", "common/bad.c", "int f(int a)\n{\n\tif (a) {\n\t\tstruct err *e = g(\n"
      "\t\t\ta);\n\t\tput(e);\n\t}\n}\n", "bad.c:6: "),
     ("generated", "proto/cnnps.pb-c.h", "", "cnnps.pb-c.h"),
@@ -101,8 +104,9 @@ def test_violation_is_found(tree, lint, path, text, named):
     assert code != 0 and named in output, output
 
 
-@pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "dialect", "declarations",
-                                  "generated", "overlap", "mutants", "columns", "spelling", "words"])
+@pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "dialect",
+                                  "declarations", "generated", "overlap", "mutants", "columns",
+                                  "spelling", "words"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 
@@ -123,7 +127,8 @@ def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
 
 
 def test_options_that_docs_options_does_not_have_are_found(tree):
-    """The lint readme compares docs/options.md with the programs; other findings do not matter here."""
+    """The lint readme compares docs/options.md with the programs; other findings do not matter
+    here."""
     def program(name, text):
         write(tree, f"bin/{name}", f"#!/bin/sh\necho '{text}'\n")
         (tree / "bin" / name).chmod(0o755)

@@ -18,8 +18,8 @@ def one_epoch(programs, device, model, *options, rate=0.05, data=None, seconds=2
     server = programs.server("--model", model, *PLAIN, "--lr", rate, *options, directory=name)
     start = safetensors.flat(programs.export(server.endpoint, f"{name}-start.safetensors"))
     worker = programs.add(Process("cnn-worker", command(
-        "cnn-worker", "--server", server.endpoint, "--data", data or programs.data, "--device", device,
-        "--threads", 2)))
+        "cnn-worker", "--server", server.endpoint, "--data", data or programs.data, "--device",
+        device, "--threads", 2)))
     result = server.result(seconds)
     assert worker.wait(20) == 0, worker.tail()
     assert result["rejected"] == 0, result

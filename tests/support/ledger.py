@@ -4,8 +4,8 @@ import signal
 from support import safetensors
 from support.programs import SIGTERM, until
 
-LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-scaling", "constant",
-          "--max-staleness", 1000000,
+LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-scaling",
+          "constant", "--max-staleness", 1000000,
           "--warm-start-updates", 0, "--checkpoint-ms", 50)
 
 

@@ -137,7 +137,8 @@ class Programs:
         return self.add(Server(path, options, endpoint, **how))
 
     def restart(self, server, *options, **how):
-        """Start a new server process in place of one that died, with the same directory and port."""
+        """Start a new server process in place of one that died, with the same directory and
+        port."""
         endpoint = server.endpoint if server.asked.endswith(":0") else server.asked
         return self.add(Server(server.directory, options, endpoint, **how))
 
@@ -156,7 +157,8 @@ class Programs:
         return result
 
     def ledger_worker(self, endpoint, index, pushes, *pace, wrap=()):
-        """Start a worker that pushes the ledger gradient. `pace`: milliseconds between two pushes."""
+        """Start a worker that pushes the ledger gradient. `pace`: milliseconds between two
+        pushes."""
         return self.add(Process(f"ledger {index}", [*wrap, *command(
             "tests/tools/ledger_worker", endpoint, index, pushes, *pace)]))
 

@@ -47,8 +47,10 @@ class StallingWorker:
         self.worker.close()
 
 
-STALLS = {  # options of the run; what the stalling worker keeps; whether the server declares it stalled
-    "warm start": (("--warm-start-updates", 50, "--first-deadline-ms", 3000), pb.GRANT_TRAIN, False),
+# options of the run; what the stalling worker keeps; whether the server declares it stalled
+STALLS = {
+    "warm start": (("--warm-start-updates", 50, "--first-deadline-ms", 3000), pb.GRANT_TRAIN,
+                   False),
     "evaluation": (("--warm-start-updates", 0, "--backup-copies", "none", "--eval-images", 5),
                    pb.GRANT_EVAL, False),
     "sync": (("--mode", "sync", "--min-workers", 3), pb.GRANT_TRAIN, True),

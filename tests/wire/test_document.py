@@ -50,7 +50,8 @@ def test_every_field_of(name):
     for f in pb.DESCRIPTOR.message_types_by_name[name].fields:
         inner = f.message_type or f.enum_type
         repeated = "repeated " if f.label == f.LABEL_REPEATED else ""
-        expected.append([str(f.number), f.name, repeated + (inner.name if inner else kinds[f.type])])
+        expected.append([str(f.number), f.name, repeated + (inner.name if inner
+                                                            else kinds[f.type])])
     assert tables()[name] == expected
 
 

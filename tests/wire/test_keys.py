@@ -348,8 +348,8 @@ def test_a_refused_worker_ends_at_once(server, honest, keys, programs, data):
             (["--key", keys / "observer.key"], "role")):
         began = time.monotonic()
         code, worker = ends(programs, "cnn-worker", "--server", server.endpoint, "--data", data,
-                            "--device", "cpu", "--threads", 1, "--connect-timeout-ms", 60000 * PATIENCE,
-                            *options)
+                            "--device", "cpu", "--threads", 1, "--connect-timeout-ms",
+                            60000 * PATIENCE, *options)
         assert code == 9, worker.tail()
         assert time.monotonic() - began < 30 * PATIENCE
         assert [line for line in worker.lines if " level=info " not in line] == \

@@ -16,8 +16,8 @@ from support.programs import until
 
 def test_a_key_where_the_server_has_none_is_refused_by_the_worker(programs, keys, data):
     plain = programs.server("--model", "seed:1", directory=None)
-    code, worker = ends(programs, "cnn-worker", "--server", plain.endpoint, "--data", data, "--device",
-                        "cpu", "--threads", 1, "--key", keys / "worker.key")
+    code, worker = ends(programs, "cnn-worker", "--server", plain.endpoint, "--data", data,
+                        "--device", "cpu", "--threads", 1, "--key", keys / "worker.key")
     assert code == 9 and "takes no keys" in worker.lines[-1], worker.tail()
 
 

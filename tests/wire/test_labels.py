@@ -181,7 +181,8 @@ def top(server, columns, rows):
     os.close(terminal)
     said = b""
     try:
-        while said.count(b"\x1b[H\x1b[J") < 2:  # the first screen is complete when the second begins
+        # the first screen is complete when the second begins
+        while said.count(b"\x1b[H\x1b[J") < 2:
             said += os.read(master, 65536)
     finally:
         ctl.kill()

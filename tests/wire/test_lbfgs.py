@@ -76,8 +76,8 @@ def scipys(objective, start):
 
 def servers(programs, data):
     """The weights of each pass of the server's L-BFGS."""
-    server = programs.server("--model", "fc:10", "--mode", "sandblaster", "--lbfgs-history", HISTORY,
-                        "--epochs", STEPS, "--seed", 3, directory=None)
+    server = programs.server("--model", "fc:10", "--mode", "sandblaster", "--lbfgs-history",
+                        HISTORY, "--epochs", STEPS, "--seed", 3, directory=None)
     worker = Evaluator(server.endpoint, data)
     assert worker.run() == EDONE
     server.result()

@@ -140,8 +140,8 @@ def test_a_path_of_any_bytes_is_one_value(how, program, tmp_path, data):
     options, msg, key = {
         "cnn-ps": (("--key", odd, "--model", "vector:10", "--log-level", "debug"),
                    "options value", "value"),
-        "cnn-worker": (("--data", odd, "--device", "cpu", "--connect-timeout-ms", "100"), "worker data",
-                       "dir"),
+        "cnn-worker": (("--data", odd, "--device", "cpu", "--connect-timeout-ms", "100"),
+                       "worker data", "dir"),
         "cnn-ctl": (("export", "--checkpoint", odd + b"/no", "x.safetensors"), None, None),
     }[program]
     code, said = run(program, "--log-format", how, *options)
@@ -167,5 +167,6 @@ def test_a_command_that_waits_says_so_in_json():
 
 def test_a_format_that_there_is_not(tmp_path):
     for program in ("cnn-ps", "cnn-worker", "cnn-ctl"):
-        code, said = run(program, "--log-format", "xml", *(["status"] if program == "cnn-ctl" else []))
+        code, said = run(program, "--log-format", "xml", *(["status"] if program == "cnn-ctl"
+                                                           else []))
         assert code == 2 and b"--log-format" in said and b"json" in said

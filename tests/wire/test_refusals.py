@@ -201,7 +201,8 @@ def test_errors_fenced(server, honest):
     """A second process with the same name fences the older process."""
     old = Worker(server.endpoint, name="twin")
     new = Worker(server.endpoint, name="twin")
-    assert (new.stamp.worker, new.stamp.incarnation) == (old.stamp.worker, old.stamp.incarnation + 1)
+    assert (new.stamp.worker, new.stamp.incarnation) == (old.stamp.worker,
+                                                         old.stamp.incarnation + 1)
     for act in (lambda: old.push(ONE, 0), old.pull, old.hello):
         with pytest.raises(Refused) as e:
             act()
@@ -374,8 +375,9 @@ def test_rejections_shape_work_without_a_data_set(other):
 
 
 def test_rejections_norm_and_stale(programs):
-    server = programs.server("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--reject-norm",
-                        2, "--max-staleness", 3, "--staleness-scaling", "constant", directory=None)
+    server = programs.server("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1,
+                        "--reject-norm", 2, "--max-staleness", 3, "--staleness-scaling",
+                        "constant", directory=None)
     worker = Worker(server.endpoint)
     assert worker.push(ONE * 2.1, 0).reject == pb.REJECT_NORM
     for version in range(4):

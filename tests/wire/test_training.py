@@ -120,8 +120,8 @@ def is_mnist(data_set):
 
 
 def test_a_first_worker_trains_softmax_regression(programs, data, images):
-    server = programs.server("--model", "fc:10", "--epochs", 1, "--batch-size", 100, "--optimizer", "adagrad",
-                        "--lr", 0.02, "--seed", 7)
+    server = programs.server("--model", "fc:10", "--epochs", 1, "--batch-size", 100, "--optimizer",
+                        "adagrad", "--lr", 0.02, "--seed", 7)
     worker = Trainer(server.endpoint, load(data, images), SoftmaxRegression)
     assert worker.welcome.model == "fc:10" and worker.welcome.n_params == 7850
     assert worker.run() == EDONE
@@ -167,7 +167,8 @@ def few(data, tmp_path):
 
 
 def test_a_first_worker_trains_a_convolutional_network(programs, data, images, few):
-    server = programs.server("--model", "seed:4", "--epochs", 1, "--batch-size", 50, "--lr", 0.03, "--seed", 3)
+    server = programs.server("--model", "seed:4", "--epochs", 1, "--batch-size", 50, "--lr", 0.03,
+                             "--seed", 3)
     worker = Trainer(server.endpoint, few, SmallNet)
     assert worker.welcome.model == SmallNet.layers
     assert worker.run() == EDONE
@@ -247,7 +248,8 @@ def test_evaluation_results_that_make_no_sense(programs, few):
     result = pb.Result(stamp=a.stamp, eval_id=grant.eval_id, eval_first=grant.eval_first,
                        eval_count=grant.eval_count, correct=1, loss_sum=float("nan"))
     a.bulk.send(result)  # the result is not finite, so the portion is granted again
-    assert (a.lease().kind, server.status()["epoch_records"][0]["accuracy"]) == (pb.GRANT_EVAL, None)
+    assert (a.lease().kind, server.status()["epoch_records"][0]["accuracy"]) == (pb.GRANT_EVAL,
+                                                                                 None)
     result.eval_count, result.loss_sum = grant.eval_count + 1, 1.0
     a.bulk.send(result)
     with pytest.raises(Refused) as e:

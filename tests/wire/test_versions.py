@@ -91,7 +91,8 @@ def test_versions_none_in_common(link, versions):
     assert f"protocol {versions['protocol']} is not supported" in error.text
 
 
-@pytest.mark.parametrize("program, speaks", [("cnn-ps", PROTOCOL), ("variants/newer/cnn-ps", PROTOCOL + 1)])
+@pytest.mark.parametrize("program, speaks", [("cnn-ps", PROTOCOL),
+                                             ("variants/newer/cnn-ps", PROTOCOL + 1)])
 def test_versions_one_apart(programs, program, speaks):
     link = Link(programs.server(*LEDGER, directory=None, program=program).endpoint)
     for newest in (PROTOCOL, PROTOCOL + 1):

@@ -21,7 +21,8 @@ class IndependentWorker(Trainer):
         return gradient
 
     def push_batches(self, gradient, version, epoch, end):
-        """Send a PUSH for the batches since the last push. `end` is the batch after the newest one."""
+        """Send a PUSH for the batches since the last push. `end` is the batch after the newest
+        one."""
         images = sum(n for n, _ in self.seen)
         loss = sum(n * loss for n, loss in self.seen) / images
         work = pb.Work(epoch=epoch, first=end - len(self.seen), count=len(self.seen))
@@ -86,7 +87,8 @@ def few(data, tmp_path_factory):
     return directory, DataSet(directory)
 
 
-RUN = ("--model", "fc:10", "--epochs", 2, "--batch-size", 100, "--seed", 5, "--warm-start-updates", 0)
+RUN = ("--model", "fc:10", "--epochs", 2, "--batch-size", 100, "--seed", 5, "--warm-start-updates",
+       0)
 MODES = {
     "downpour": ("--mode", "downpour"),
     "downpour, several batches a push": ("--mode", "downpour", "--n-push", 3, "--n-fetch", 2,
@@ -123,7 +125,8 @@ def test_modes(programs, few, mode):
 
 
 def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few):
-    """`base_term`: a gradient at the right version of another term is rejected with REJECT_STALE."""
+    """`base_term`: a gradient at the right version of another term is rejected with
+    REJECT_STALE."""
     server = programs.server(*RUN, *MODES["sync"], directory=None)
     worker = Worker(server.endpoint, data=few[1].id)
     grant = worker.lease()
@@ -141,8 +144,9 @@ def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few
 def test_modes_a_step_that_answers_nobody_is_flushed(programs, few):
     """`Errors`: the server sends no notice about its disk unless replies wait for the disk. The
     step ends because the second worker falls silent, and causes no reply."""
-    server = programs.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms", 60000,
-                        "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300, "--dead-ms", 60000)
+    server = programs.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms",
+                        60000, "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300,
+                        "--dead-ms", 60000)
     first, second = (Worker(server.endpoint, data=few[1].id) for _ in range(2))
     for worker in (first, second):
         worker.lease_request += 1

@@ -17,7 +17,7 @@ double clock_seconds(void); /* CLOCK_MONOTONIC, seconds with nanosecond resoluti
  * reading.
  */
 struct awake {
-	uint64_t clock_ms, now_ms; /* arguments and result of the newest awake_ms */
+	uint64_t clock_ms, now_ms; /* the argument and the result of the last call of awake_ms */
 };
 /* Read the clock. `clock_ms` is clock_ms() or another clock that never goes back. The result
  * advances by the time since the previous reading, by `step_ms` at most. Call it every 100 ms or

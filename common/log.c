@@ -249,7 +249,8 @@ struct field {
 	enum form form;
 };
 
-/* Read the field from fmt[at] on. Returns where the next field begins; 0: no field is left. */
+/* Read the field that begins at fmt[at]. Returns where the next field begins; 0: no field is
+ * left. */
 static size_t next_field(const char *fmt, size_t at, struct field *f)
 {
 	at += strspn(fmt + at, " ");

@@ -26,8 +26,8 @@ enum log_format { LOG_TEXT, LOG_JSON };
 #define LOG_LEVEL_NAMES  "error|warn|info|debug"
 #define LOG_FORMAT_NAMES "text|json"
 
-/* Until this is called, nothing is logged: a library writes nothing that its program did not ask
- * for. */
+/* Sets the least severe level that is logged. Before the first call nothing is logged: a library
+ * writes nothing that its program did not ask for. */
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
 /* "error", "warn", "info", "debug". */

@@ -371,7 +371,7 @@ static int applies(const struct check *c, const struct alternative *a)
 	return !a->when.name || holds(c, &a->when, instead, sizeof(instead));
 }
 
-/* The default of a row. It may depend on the values of earlier rows. */
+/* Returns the default of a row, which may depend on the values of earlier rows. */
 static const char *default_of(
 	const struct opt_program *p, const struct opt *o, struct alternative *a)
 {

@@ -35,7 +35,7 @@
 #define WIRE_MAX_TEXT    32767u     /* bytes of a STATUS or ERROR text */
 #define WIRE_MAX_IMAGES  (1u << 24) /* images of a data set */
 #define WIRE_MAX_WORKERS 1024u      /* worker slots of a server */
-#ifndef WIRE_MAX_BATCHES            /* make fuzz has smaller tables */
+#ifndef WIRE_MAX_BATCHES            /* `make fuzz` defines a smaller limit, for smaller tables */
 #define WIRE_MAX_BATCHES (1u << 20) /* batches of an epoch */
 #endif
 #define WIRE_MAX_EPOCHS  65536u       /* epochs */
@@ -66,8 +66,8 @@ struct run_id {
 	uint64_t hi, lo; /* 128 random bits; both zero: none */
 };
 
-/* Identifies the sender, the run and the term of the server. Every message of a worker has one;
- * HELLO has it as `resume`. */
+/* Identifies the sender, the run and the term of the server. Every message of a worker has a
+ * stamp; in HELLO it is the field `resume`. */
 struct stamp {
 	struct run_id run;
 	uint64_t term;        /* +1 at every start of the server */

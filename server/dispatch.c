@@ -281,7 +281,7 @@ static int has_workers(const struct server *s)
 }
 
 /* --input auto: the images of this worker may decide the input of the model. Returns 1 if the
- * server starts again for them, or refuses the worker; the core then gets no event. */
+ * server restarts with this input, or refuses the worker; the core then gets no event. */
 static int take_images(struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	const struct core *c = s->state.core;

@@ -68,8 +68,8 @@ static void nesterov_step(float *x, float *v, const float *g, float rate, size_t
 	}
 }
 
-/* The elastic force (Zhang 2015, arXiv 1412.6651): x and the center move towards each other. The
- * server subtracts g, so g is minus the step of the center. */
+/* The elastic force (Zhang 2015, arXiv 1412.6651): x and the centre move towards each other. The
+ * server subtracts g, so g is minus the move of the centre. */
 PS_CLONES
 static void elastic_update(float *g, float *x, const float *center, float part, size_t n)
 {

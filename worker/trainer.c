@@ -230,7 +230,7 @@ static int open_backend(
 	return rc || !set ? rc : backend_use(*b, set, t->e);
 }
 
-/* The images of the largest batch there is. */
+/* Returns the number of images of the largest batch that the worker can get. */
 static uint32_t max_batch(const struct trainer *t)
 {
 	return t->info->batch < t->train.n ? t->info->batch : (uint32_t)t->train.n;

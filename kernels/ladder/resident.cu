@@ -29,7 +29,7 @@ struct resident {
 	struct gpu gpu;
 	struct products p;
 	float *params;   /* on the device */
-	uint8_t *pixels; /* the set, on the device */
+	uint8_t *pixels; /* the pixels of the data set, on the device */
 	uint16_t *labels;
 	uint32_t *index, *host_index; /* image numbers; host_index, host_loss: pinned */
 	float *host_loss;

@@ -58,8 +58,9 @@ int auth_secure(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
 /* Connect to `socket` with a random key, on a private address. PS_EAUTH: the key was not refused.
  * The function runs the event loop while it waits. */
 int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
-/* Check whether the sender of `f` may send `m`. PS_EAUTH: it may not, and *why has the reason. In a
- * worker's HELLO the function appends the key to the worker's name, in `m` and in `f`. */
+/* Check whether the sender of `f` may send `m`. PS_EAUTH: the sender may not send `m`, and *why
+ * has the reason. In a worker's HELLO the function appends the key to the worker's name, in `m`
+ * and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
 /* Note that `m` is sent to `peer`. A WELCOME binds its worker id to the key of the peer. */

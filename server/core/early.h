@@ -30,7 +30,7 @@ void early_note(struct core *c, const struct work *work);
 /* Returns 1 if all batches of `epoch` are noted. */
 int early_is_complete(const struct core *c, uint32_t epoch);
 /* Removes the next noted work of the epoch in training and writes it to *work. *at is 0 at the
- * first call. Returns 0 if there is no more. */
+ * first call. Returns 0 if no noted work is left. */
 int early_take(struct core *c, uint32_t *at, struct work *work);
 
 #endif

@@ -295,7 +295,7 @@ static int is_within(double x)
 	return x <= REACH_LIMIT; /* false for NaN */
 }
 
-/* d * d if the optimizer computes this square; otherwise 0. */
+/* Returns d * d if the optimizer stores squares of gradients; otherwise 0. */
 static double square_of(enum optim_kind kind, double d)
 {
 	size_t n = optim_vectors(kind);

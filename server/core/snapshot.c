@@ -257,8 +257,8 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 	f64(k, &r->eval_loss_sum);
 }
 
-/* The pushes of later epochs. Returns the number of epochs that have a record: the epochs that have
- * begun, and those with an early push. */
+/* Writes the pushes that belong to later epochs. Returns the number of epochs that have a
+ * record: the epochs that have begun, and those with an early push. */
 static uint32_t put_early(struct cursor *k, struct core *c, uint32_t n_epochs)
 {
 	struct early *e = &c->early;

@@ -79,8 +79,8 @@ static int values_are_valid(const struct core *c)
 	return ok && mode_values_are_valid(c) && backups_are_valid(c);
 }
 
-/* 1: batch `i` is SHUT where it may be. In sandblaster that is behind the window of the step; in
- * sync it is outside of the step. */
+/* Returns 1 if batch `i` is SHUT and the mode allows it: sandblaster for the batches behind the
+ * window of the step, sync for the batches outside of the step. */
 static int is_shut(const struct core *c, uint32_t i)
 {
 	int of_step = c->step.open && i >= c->step.first && i < c->step.end;

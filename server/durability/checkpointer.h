@@ -18,7 +18,7 @@ struct core;
 struct checkpointer_stats {
 	uint64_t saved, failed;
 	uint64_t generation; /* the newest generation on disk */
-	uint64_t bytes;      /* of the newest snapshot */
+	uint64_t bytes;      /* bytes of the newest snapshot */
 	double seconds;      /* time to write the newest snapshot */
 	int failing;         /* 1: the newest write failed */
 	char why[256];       /* why the newest write failed; "" if it succeeded */

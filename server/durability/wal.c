@@ -176,8 +176,8 @@ static int begin_file(struct wal *w, uint64_t generation, uint64_t first, struct
 	return wal_file_create(&w->file, w->cfg.dir, &head, checkpoint_oldest(w->cfg.dir), e);
 }
 
-/* 1 if the file may grow by `it`. Otherwise end the file: it must not take the space of the next
- * checkpoint, which makes the file obsolete. */
+/* Returns 1 if the log file may grow by the size of `it`. Otherwise the function ends the file,
+ * so that it does not take the space of the next checkpoint, which makes the file obsolete. */
 static int leaves_room(struct wal *w, const struct item *it)
 {
 	uint64_t grows = wal_file_growth(w->file, it->bytes + RECORD_ROOM);

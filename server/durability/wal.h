@@ -100,7 +100,8 @@ const struct wal_stats *wal_stats(const struct wal *w);
  */
 int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
 	struct err *e) PS_MUST_CHECK;
-/* 1: a log follows `c` and has an event. 0: none. PS_EIO, PS_ENOMEM. */
+/* Returns 1 if a log with at least one event follows checkpoint `c`; 0: no event follows it.
+ * PS_EIO, PS_ENOMEM. */
 int wal_follows(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* The highest generation in the name of a log file; 0: none. */
 uint64_t wal_newest_file(const char *dir);

@@ -25,7 +25,7 @@ struct status {
 	const struct core *core;
 	const struct progress *progress;
 	const struct labels *labels;     /* NULL: none */
-	const struct waiting *waiting;   /* NULL: waits are not reported */
+	const struct waiting *waiting;   /* NULL: the status does not report waits */
 	const struct warnings *warnings; /* NULL: no warnings */
 	const struct tallies *tallies;   /* NULL: none */
 	struct router_stats net;

@@ -32,7 +32,7 @@ struct router {
 	struct wire *wire;
 	struct frames in;
 	struct chunked_push *chunks;
-	int has_chunks; /* 1: a peer may have chunks */
+	int has_chunks; /* 1: the server may store chunks of a peer's push */
 	struct msg msg;
 	struct replies *replies;
 	uint64_t lsn; /* new replies wait until this LSN is flushed */

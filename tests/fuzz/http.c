@@ -26,7 +26,7 @@ static void page(void *arg, const char *path, struct http_page *p)
 	p->text = strdup("ok\n");
 }
 
-/* Send a request, run the loop until something is answered or nothing more comes. */
+/* Sends a request and runs the loop until the server has answered or no more bytes come. */
 static size_t exchange(const void *data, size_t size, int rounds, char *answer, size_t room)
 {
 	int fd = input_connect(port, data, size);

@@ -33,7 +33,7 @@ static int parse_range(const char *text, uint64_t *from, uint64_t *to)
 	return end != text && *end == '\0' && *from <= *to;
 }
 
-/* "all", "none", or numbers separated by commas. */
+/* Parses a list of fault numbers: "all", "none", or numbers separated by commas. */
 static int parse_faults(const char *text, uint32_t *faults)
 {
 	char *end;

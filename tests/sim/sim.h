@@ -107,10 +107,12 @@ struct fault {
 
 /* What the final weights must contain of a push of the ledger gradient. */
 enum expectation {
-	/* the worker lives, or knows that the push is durable: exactly once, unless rejected */
+	/* the worker lives, or has received the durable seq of the push: the weights contain the
+	 * push exactly once, unless the server rejected it */
 	EXPECT_ONCE,
-	EXPECT_NEVER, /* the server rejected the push: never */
-	/* the worker died before the push was known to be durable: at most once */
+	EXPECT_NEVER, /* the server rejected the push: the weights never contain it */
+	/* the worker died before it knew that the push was durable: the weights contain the push
+	 * at most once */
 	EXPECT_AT_MOST_ONCE,
 };
 

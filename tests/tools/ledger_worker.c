@@ -34,7 +34,7 @@ struct ledger {
 	struct cnnps *c;
 	float *w, *g; /* n values each */
 	size_t n;
-	size_t first, pushes; /* our coordinates: [first, first + pushes) */
+	size_t first, pushes; /* the coordinates of this worker: [first, first + pushes) */
 	size_t pace_ms, pull_every;
 	uint64_t version;
 };

@@ -94,7 +94,8 @@ static void a_lease_is_as_long_as_the_bound_allows(void **state)
 	push_one(&k, 0);
 	for (int i = 0; i < 5; i++)
 		push_one(&k, 1);
-	assert_int_equal(cluster_request(&k, 1), 1); /* worker 1 is at 5, worker 0 at 2 */
+	/* worker 1 has done 5 batches, and worker 0 has done 2 */
+	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(k.worker[1].grant.work.count, 2);
 	cluster_close(&k);
 }

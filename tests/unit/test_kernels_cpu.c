@@ -105,9 +105,9 @@ static void models_that_the_tables_cannot_hold_are_refused(void **state)
 
 /* ---- odd models ------------------------------------------------------------------------------ */
 
-/* The bound for float results against double results. The sums have up to some thousand terms, in
- * tiles of 100 to 1000. The relative error is therefore about 1e-7, and 1e-6 if errors meet a layer
- * whose terms nearly cancel. The project requires 1e-5. */
+/* The bound for float results against double results. The sums have up to some thousand terms,
+ * in tiles of 100 to 1000. The relative error is therefore about 1e-7, or 1e-6 in a layer whose
+ * terms nearly cancel. The project requires 1e-5. */
 static void compare(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);

@@ -45,7 +45,7 @@ struct cnnps {
 	float *gradient;        /* lent to the program, or NULL */
 	int has_staging;        /* copy received weights to memory from options.allocate ... */
 	float *staging;         /* ... at this address; NULL: not allocated yet */
-	struct arrival awaited; /* weights of cnnps_await, or empty */
+	struct arrival awaited; /* the weights that cnnps_await has received, or empty */
 	zmq_msg_t view;         /* weights lent to the program */
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* in total; number i is at i % PULLS */
@@ -71,7 +71,7 @@ static int refuse(struct cnnps *c, const char *why)
 enum { MAX_NEWER = 4096 };
 
 /* Copy a struct of the program to `to`. A program that was built with a newer library may have a
- * longer struct; what this library does not know must be zero. */
+ * longer struct; fields that this library does not have must be zero. */
 static int read_struct(struct cnnps *c, void *to, size_t size, const void *from, const char *name)
 {
 	const unsigned char *bytes = from;
@@ -197,7 +197,7 @@ static void set_log(const struct cnnps_options *o)
 	log_set_level((enum log_level)o->log_level);
 }
 
-/* Release everything but the struct. */
+/* Release everything that `c` owns, but not `c` itself. */
 static void disconnect(struct cnnps *c)
 {
 	(void)zmq_msg_close(&c->view);

@@ -87,7 +87,7 @@ const char *cnnps_strerror(int status);
 /* The training data of this worker. All zero for a model without a data set (vector:N). */
 struct cnnps_data {
 	uint32_t n_train, n_test, rows, cols, classes;
-	uint32_t channels; /* of an image; 0: 1 */
+	uint32_t channels; /* channels of an image; 0 means 1 */
 	uint64_t xxh3;     /* fingerprint, see proto/WIRE.md; any hash that all workers agree on */
 };
 
@@ -149,10 +149,11 @@ struct cnnps_info {
 	uint32_t worker, incarnation;
 	uint64_t term;
 	enum cnnps_mode mode;
-	uint32_t n_push, n_fetch;    /* batches per push, and per pull; at least 1 */
-	int push_sum;                /* a push is the sum (1) or the mean (0) of its gradients */
-	int prefetch;                /* 1: pull while computing */
-	double local_rate, momentum; /* of the worker's local steps; momentum 0: none */
+	uint32_t n_push, n_fetch; /* batches per push, and per pull; at least 1 */
+	int push_sum;             /* a push is the sum (1) or the mean (0) of its gradients */
+	int prefetch;             /* 1: pull while computing */
+	/* learning rate and momentum of the worker's local steps; momentum 0: none */
+	double local_rate, momentum;
 };
 
 /* Connect and wait until the server accepts this worker. Also on failure *c may be a connection,
@@ -196,7 +197,7 @@ enum {
 	CNNPS_PULL_EVAL = 4
 };
 
-/* The weights after `version` updates in term `term` of the server. */
+/* The weights that the server has after `version` updates in its term `term`. */
 struct cnnps_pull {
 	size_t size;
 	uint32_t flags; /* 0, or one of the above */
@@ -228,7 +229,7 @@ struct cnnps_push {
 	 * is pushed as a whole. */
 	const float *gradient;
 	uint64_t offset, count;
-	uint64_t version; /* of the weights at which the gradient was computed */
+	uint64_t version; /* the version of the weights at which the gradient was computed */
 	struct cnnps_work work;
 	/* NULL, or a pull without flags that is made after the push, in the same request: half the
 	 * round trips. If only the pull fails, cnnps_stats counts the push all the same. */

@@ -159,7 +159,7 @@ void outbox_clear(struct outbox *o)
 		pop(o);
 }
 
-/* The next free place in the queue, or NULL. */
+/* Returns the next free place in the queue, or NULL if the queue is full. */
 static struct outgoing *next(struct outbox *o)
 {
 	return o->count < OUTBOX_SIZE ? &o->waiting[(o->first + o->count) % OUTBOX_SIZE] : NULL;

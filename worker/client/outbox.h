@@ -59,7 +59,7 @@ void outbox_drop(struct outbox *o, uint64_t seq);
 /* Queue `m` after all earlier posts, and send it at once if the socket has room. A full outbox
  * discards `m`, like a network that loses a message; the session sends it again. */
 void outbox_post(struct outbox *o, const struct msg *m);
-/* The same for retained push `seq`. `m` is its header without slices. */
+/* As outbox_post, for the retained push `seq`. `m` is the header of the push without slices. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
 /* Send queued messages while the socket has room. */
 void outbox_flush(struct outbox *o);

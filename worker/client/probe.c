@@ -56,7 +56,7 @@ static void unref(struct probe *p)
 
 /* ---- one attempt ----------------------------------------------------------------------------- */
 
-/* As poll, but a signal does not end the wait. */
+/* Waits as poll(2) does for one descriptor, but a signal does not end the wait. */
 static int wait_for(int fd, short events, int ms)
 {
 	struct pollfd item = {.fd = fd, .events = events};
@@ -79,7 +79,7 @@ static int connect_error(int fd)
 	return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) ? errno : error;
 }
 
-/* Connect. Returns 0, or an errno. */
+/* Connects to the address within CONNECT_MS. Returns 0, or an errno. */
 static int connect_within(int fd, const struct addrinfo *a)
 {
 	if (!connect(fd, a->ai_addr, a->ai_addrlen))

@@ -189,7 +189,8 @@ static void pump(struct session *s)
 	if (s->result.open) {
 		send(s, MSG_RESULT)->result = s->result_msg;
 		s->effect[s->n_effects - 1].msg.result.stamp = *stamp;
-		s->result.open = 0; /* if it is lost, the server grants the portion again */
+		/* RESULT has no answer: if a RESULT is lost, the server grants the portion again */
+		s->result.open = 0;
 	}
 	if (s->lease.open && !s->lease.sent) {
 		send(s, MSG_LEASE)->lease =

@@ -12,7 +12,7 @@
 
 #define BAR_CELLS   30
 #define CLASS_LINES 12 /* lines for classes beside a picture */
-#define FIRST_CLASS 2  /* the line of the first class */
+#define FIRST_CLASS 2  /* the line of the screen on which the first class stands */
 #define MAX_DRAWN   56 /* pixels of a side; larger pictures are drawn smaller */
 
 struct gallery {

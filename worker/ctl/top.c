@@ -58,7 +58,7 @@ static void screen_close(void)
 		tcsetattr(STDIN_FILENO, TCSANOW, &before);
 }
 
-/* Restore the terminal, then the signal's default action. */
+/* Restores the terminal, then restores the default action of the signal. */
 static void on_fatal(int number)
 {
 	screen_close();
@@ -224,7 +224,7 @@ static size_t total_width(const struct table *t)
 
 	for (size_t c = 0; c < N_COLUMNS; c++)
 		n += t->width[c] ? t->width[c] + GAP : 0;
-	return n - GAP; /* the first column is always shown */
+	return n - GAP; /* without a GAP behind the last column; the first column is always shown */
 }
 
 static void leave_out(struct table *t, int number)

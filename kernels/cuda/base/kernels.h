@@ -165,7 +165,7 @@ struct kx_weights {
 struct kx_layer {
 	struct kx_weights w;
 	float *value;     /* for fprop */
-	float *sum;       /* sum of gradients, same layout */
+	float *sum;       /* the sum of gradients, in the layout of `value` */
 	float *workspace; /* of kx_conv_wgrad */
 	int slices;
 	float *dgrad;    /* for dgrad; NULL: not needed */

@@ -1184,7 +1184,7 @@ __device__ inline void persistent_end(const struct persistent_run &run,
 	loss = ll_wait_losses(run.s.exchange.losses, block.images, number);
 	if (threadIdx.x > 0)
 		return;
-	*run.s.exchange.steps = number; /* all blocks have read the old number by now */
+	*run.s.exchange.steps = number; /* all blocks have read the old step number by now */
 	if (run.now) {
 		run.now->step += run.steps;
 		*run.loss += loss;

@@ -126,6 +126,7 @@ TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.
 FUZZ  := $(patsubst %.c,$(B)/%,$(filter-out tests/fuzz/replay.c,$(wildcard tests/fuzz/*.c)))
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 MUTANTS := $(patsubst tests/sim/mutants/%.patch,$(B)/mutants/%,$(wildcard tests/sim/mutants/*.patch))
+UNIT_MUTANTS := $(patsubst tests/unit/mutants/%.patch,$(B)/unit-mutants/%,$(wildcard tests/unit/mutants/*.patch))
 VARIANTS := $(foreach v,newer older needy,$(B)/variants/$v/cnn-ps $(B)/variants/$v/cnn-worker)
 
 include tests/gpu/gpu.mk
@@ -136,8 +137,8 @@ include tests/fault/fault.mk
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES) $(B)/libcnnps.a
-units: all $(UNIT) $(SIM)
-tests: all $(UNIT) $(SIM) $(MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS) $(FUZZ)
+units: all $(UNIT) $(SIM) $(UNIT_MUTANTS)
+tests: all $(UNIT) $(SIM) $(MUTANTS) $(UNIT_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS) $(FUZZ)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda
@@ -229,6 +230,13 @@ $(SIM): $(SIM_PARTS)
 $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
 		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
+
+# ... and here a unit test with a bug.
+$(B)/unit-mutants/%: tests/unit/mutants/%.patch tests/unit/mutate $(UNIT)
+	@mkdir -p $(@D)
+	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
+		ARCHIVES="$(TEST_ARCHIVES)" LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" \
+		tests/unit/mutate $* $@
 
 # A variant is the programs with another protocol schema.
 VARIANT_PARTS := $(sort $(ARCHIVES.server) $(ARCHIVES.worker) $(B)/server/main.o $(B)/worker/main.o)

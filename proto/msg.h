@@ -30,6 +30,7 @@
 #define WIRE_MAX_CHUNKS  7u         /* chunks of a push: tensor frames before the PUSH */
 #define WIRE_MAX_PARAMS  (1u << 28) /* floats of a model */
 #define WIRE_MAX_NAME    63u        /* bytes of a worker's name or device text */
+#define WIRE_MAX_OWNER   40u        /* characters of a public key */
 #define WIRE_MAX_HOST    64u        /* bytes of a host name, as in Linux */
 #define WIRE_MAX_MODEL   511u       /* bytes of a model text */
 #define WIRE_MAX_TEXT    32767u     /* bytes of a STATUS or ERROR text */
@@ -114,11 +115,12 @@ struct msg_hello {
 	char name[WIRE_MAX_NAME + 1];
 	char device[WIRE_MAX_NAME + 1]; /* for display: "cpu 2 threads avx512" */
 	struct data_id data;
-	struct stamp resume;          /* the session to resume; all zero: a new process */
-	uint64_t last_seq;            /* newest seq of this process */
-	uint64_t durable_seq;         /* newest seq that this process has discarded */
-	char host[WIRE_MAX_HOST + 1]; /* for display */
-	uint32_t pid;                 /* for display; 0: unknown */
+	struct stamp resume;            /* the session to resume; all zero: a new process */
+	uint64_t last_seq;              /* newest seq of this process */
+	uint64_t durable_seq;           /* newest seq that this process has discarded */
+	char owner[WIRE_MAX_OWNER + 1]; /* never on the wire: the shell writes the sender's key */
+	char host[WIRE_MAX_HOST + 1];   /* for display */
+	uint32_t pid;                   /* for display; 0: unknown */
 };
 
 /* How the server combines gradients (WIRE.md, "Modes"). */
@@ -188,6 +190,7 @@ struct msg_ack {
 	uint64_t durable_seq; /* newest seq of this worker that is durable */
 	uint64_t term;        /* term of the decision; a decision before a crash may be void */
 	uint32_t superseded;  /* 1: rejected only because another result was first */
+	uint64_t code;        /* proves this decision to the server after a crash; 0: none */
 };
 
 struct msg_params {
@@ -209,7 +212,11 @@ struct msg_push {
 	float loss;            /* mean loss of these images */
 	enum verdict verdict;  /* of a replay: the verdict of the push's ACK; NONE: no ACK yet */
 	enum reject reject;
-	uint32_t superseded;  /* of a replay: the ACK's */
+	uint32_t superseded; /* of a replay: the ACK's */
+	uint64_t code;       /* of a replay: the ACK's */
+	/* the batches and the code of the grant that `work` is a part of; 0: unknown */
+	uint32_t grant_first, grant_count;
+	uint64_t grant_code;
 	uint64_t base_term;   /* term of base_version */
 	uint64_t pull;        /* nonzero: also a pull, with this request, after the decision */
 	uint32_t chunks;      /* tensor frames sent before this message, see wire.h */
@@ -233,6 +240,7 @@ struct msg_grant {
 	/* TRAIN, 1: only gradients at `version` count, and one push must cover the whole grant */
 	uint32_t exact;
 	uint64_t version;
+	uint64_t code; /* proves this grant to the server after a crash; 0: none */
 };
 
 struct msg_result {
@@ -241,6 +249,7 @@ struct msg_result {
 	uint32_t eval_first, eval_count;
 	uint32_t correct;
 	double loss_sum;
+	uint64_t code; /* of the grant; 0: unknown */
 };
 
 /* A heartbeat, in both directions. The server's has the state of the worker's pushes. */

@@ -79,6 +79,7 @@ static const struct wire_field hello[] = {
 	MSG(10, hello.pid, 0, ANY32),
 	OWN(WIRE_OWN_NUMBER, HELLO_OLDEST, WIRE_OLDEST_PROTOCOL),
 	OWN(WIRE_OWN_TEXT, HELLO_REQUIRES, 0),
+	LINE(13, hello.owner),
 	END,
 };
 
@@ -124,7 +125,8 @@ static const struct wire_field pull[] = {
 		NUMBER(3, type, of(reject), REJECT_NONE, REJECT_REASONS - 1),                      \
 		NUMBER(4, type, of(duplicate), 0, 1), NUMBER(5, type, of(version), 0, ANY64),      \
 		NUMBER(6, type, of(durable_seq), 0, WIRE_MAX_SEQ),                                 \
-		NUMBER(7, type, of(term), 0, ANY64), NUMBER(8, type, of(superseded), 0, 1)
+		NUMBER(7, type, of(term), 0, ANY64), NUMBER(8, type, of(superseded), 0, 1),        \
+		NUMBER(9, type, of(code), 0, ANY64)
 #define OF_MSG(member)   ack.member
 #define OF_INNER(member) member
 
@@ -162,6 +164,10 @@ static const struct wire_field push[] = {
 	MSG(11, push.pull, 0, ANY64),
 	MSG(12, push.chunks, 0, WIRE_MAX_CHUNKS),
 	MSG(13, push.superseded, 0, 1),
+	MSG(14, push.grant_first, 0, WIRE_MAX_BATCHES),
+	MSG(15, push.grant_count, 0, WIRE_MAX_BATCHES),
+	MSG(16, push.grant_code, 0, ANY64),
+	MSG(17, push.code, 0, ANY64),
 	END,
 };
 
@@ -180,6 +186,7 @@ static const struct wire_field grant[] = {
 	MSG(6, grant.eval_id, 0, ANY64),
 	MSG(7, grant.exact, 0, 1),
 	MSG(8, grant.version, 0, ANY64),
+	MSG(9, grant.code, 0, ANY64),
 	END,
 };
 
@@ -190,6 +197,7 @@ static const struct wire_field result[] = {
 	MSG(4, result.eval_count, 0, WIRE_MAX_IMAGES),
 	MSG(5, result.correct, 0, WIRE_MAX_IMAGES),
 	REAL(6, result.loss_sum),
+	MSG(7, result.code, 0, ANY64),
 	END,
 };
 

@@ -22,6 +22,7 @@
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/leases.h"
+#include "server/core/rights.h"
 #include "server/core/state.h"
 
 #define SURE_CLASSES 10 /* a data set with more has so many */
@@ -182,7 +183,7 @@ void dataset_choose(struct core *c)
 
 enum reject dataset_check(struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	int replay = p->verdict == VERDICT_OK && p->seq <= w->ledger.replay_target;
+	int replay = rights_of_replay(c, w, p);
 
 	if (c->data_fixed || !replay)
 		return REJECT_WORK;

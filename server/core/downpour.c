@@ -14,6 +14,7 @@
  * drain the gradients stay in the buffer, and the checkpoint contains them.
  */
 #include "server/core/modes.h"
+#include "server/core/rights.h"
 #include "server/core/state.h"
 #include "server/core/vec.h"
 #include <float.h>
@@ -42,13 +43,23 @@ static uint64_t max_staleness(const struct core *c)
 	return 32 * (live > 1 ? live : 1);
 }
 
+/* 1: no server can have sent the weights of push `p` to w: the version is newer than the current one.
+ * After a crash the server may not have reached such a version again. Then the worker is older than
+ * this term, and so are its weights. */
+static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	return p->base_version > c->store.version &&
+	       (p->base_term >= c->cfg.term || w->session.born_term >= c->cfg.term);
+}
+
 enum reject downpour_check(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	(void)w;
 	/* a push that was accepted before a crash does not become too old by the crash */
-	if (p->verdict == VERDICT_OK || downpour_staleness(c, p) <= max_staleness(c))
+	if (rights_of_replay(c, w, p))
 		return REJECT_NONE;
-	return REJECT_STALE;
+	if (is_impossible(c, w, p) || downpour_staleness(c, p) > max_staleness(c))
+		return REJECT_STALE;
+	return REJECT_NONE;
 }
 
 /* The learning rate for a gradient that is tau versions old; see enum staleness_scaling. */

@@ -3,6 +3,7 @@
 #include "common/assert.h"
 #include "server/core/departure.h"
 #include "server/core/modes.h"
+#include "server/core/rights.h"
 #include "server/core/state.h"
 #include <math.h>
 #include <string.h>
@@ -98,6 +99,10 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 			"this is not the result of a granted evaluation");
 		return;
 	}
+	if (!rights_to_result(c, w, r)) { /* nobody asked this worker */
+		c->stats.refused++;
+		return;
+	}
 	i = r->eval_first / l->eval_size;
 	if (l->portion[i] == BATCH_DONE) {
 		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
@@ -121,6 +126,14 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 
 /* ---- grants ---------------------------------------------------------------------------------- */
 
+static void send_grant(struct core *c, const struct worker *w, uint32_t peer)
+{
+	struct msg_grant *g = &effects_send_decided(c, peer, MSG_GRANT)->grant;
+
+	*g = w->lease.grant;
+	g->code = rights_of_grant(c, w, g);
+}
+
 static void grant(struct core *c, struct worker *w)
 {
 	w->lease.waiting = 0;
@@ -132,7 +145,7 @@ static void grant(struct core *c, struct worker *w)
 		c->epoch_begun = 1;
 		effects_add_epoch(c, EFFECT_EPOCH_BEGUN, w->lease.grant.work.epoch);
 	}
-	effects_send_decided(c, w->session.peer, MSG_GRANT)->grant = w->lease.grant;
+	send_grant(c, w, w->session.peer);
 }
 
 /* Returns a portion of the test set that only late workers hold; NULL: there is none. */
@@ -341,7 +354,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 		return; /* an old request that the network delayed */
 	if (request == w->lease.request) {
 		if (w->lease.grant.request == request) {
-			effects_send_decided(c, ev->peer, MSG_GRANT)->grant = w->lease.grant;
+			send_grant(c, w, ev->peer);
 			return;
 		}
 		w->lease.waiting = 1;

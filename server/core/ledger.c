@@ -18,6 +18,7 @@
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/modes.h"
+#include "server/core/rights.h"
 #include "server/core/state.h"
 #include <math.h>
 #include <string.h>
@@ -39,7 +40,8 @@ static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 		.version = d->version,
 		.durable_seq = worker_durable_seq(c, w),
 		.term = c->cfg.term,
-		.superseded = d->superseded};
+		.superseded = d->superseded,
+		.code = d->code};
 
 	if (p->pull) {
 		c->pulling.worker = w;
@@ -52,7 +54,7 @@ static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 
 static void answer_duplicate(struct core *c, struct worker *w, const struct msg_push *p)
 {
-	const struct decision forgotten = {0, VERDICT_REJECTED, REJECT_UNKNOWN, 0};
+	const struct decision forgotten = {.verdict = VERDICT_REJECTED, .reject = REJECT_UNKNOWN};
 	const struct decision *d = decision_at(c, w, p->seq);
 	/* the window may have no decision for this seq, if the snapshot came from a server with a
 	 * smaller window, or after a rollback */
@@ -63,24 +65,20 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 	answer(c, w, p, kept ? d : &forgotten, 1);
 }
 
-/* Returns 1 if push `p` is a replay that was accepted before a crash of the server. */
-static int is_replay(const struct worker *w, const struct msg_push *p)
-{
-	return p->verdict == VERDICT_OK && p->seq <= w->ledger.replay_target;
-}
-
 /* Checks the run, the data set, the batches and the weights of push `p`. Before the run begins no
  * worker has work, so only a replay may count: it was accepted before a crash, when the run had
  * begun. */
 static enum reject check_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	int replay = is_replay(w, p);
+	int replay = rights_of_replay(c, w, p);
 	enum reject r = run_has_begun(c) || replay ? REJECT_NONE : REJECT_WORK;
 
 	if (r == REJECT_NONE && !worker_is_of_run(c, w))
 		r = dataset_check(c, w, p);
 	if (r == REJECT_NONE)
 		r = batch_ledger_check(c, &p->work, p->images, replay);
+	if (r == REJECT_NONE && !replay && !rights_to_push(c, w, p))
+		r = REJECT_WORK;
 	return r == REJECT_NONE ? c->rules->check(c, w, p) : r;
 }
 
@@ -91,7 +89,7 @@ static enum reject reject_of(struct core *c, const struct worker *w, const struc
 	enum reject r, values;
 
 	/* a replay of a push that was rejected before a crash */
-	if (p->verdict == VERDICT_REJECTED)
+	if (rights_verdict(c, w, p) == VERDICT_REJECTED)
 		return p->reject == REJECT_NONE ? REJECT_UNKNOWN : p->reject;
 	r = check_work(c, w, p);
 	if (r == REJECT_SHAPE)
@@ -128,10 +126,11 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 static int was_superseded(
 	const struct core *c, const struct worker *w, const struct msg_push *p, enum reject r)
 {
-	if (p->verdict == VERDICT_REJECTED)
+	if (rights_verdict(c, w, p) == VERDICT_REJECTED)
 		return (int)p->superseded;
 	if (r == REJECT_WORK)
-		return batch_ledger_check(c, &p->work, p->images, is_replay(w, p)) == REJECT_WORK;
+		return batch_ledger_check(c, &p->work, p->images, rights_of_replay(c, w, p)) ==
+		       REJECT_WORK;
 	return r == REJECT_STALE && mode_is_exact(c->cfg.training.mode) &&
 	       p->base_version < c->store.version;
 }
@@ -170,6 +169,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	d->reject = (uint8_t)r;
 	d->superseded = (uint8_t)superseded;
 	d->version = c->store.version;
+	d->code = rights_of_decision(c, w, p, d);
 	if (!c->cfg.durable)
 		w->ledger.durable_seq = w->ledger.last_seq;
 	else if (!c->cfg.checkpoint.wal &&

@@ -11,6 +11,7 @@ struct worker;
 struct decision {
 	uint64_t version;
 	uint8_t verdict, reject, superseded;
+	uint64_t code; /* of the ACK (rights.h); 0 after a restart. Not in the snapshot */
 };
 
 /* The ledger of a worker slot. A snapshot contains the first group of fields (snapshot.c). */

@@ -2,6 +2,7 @@
 #include "server/core/pace.h"
 #include "common/assert.h"
 #include "server/core/modes.h"
+#include "server/core/rights.h"
 #include "server/core/state.h"
 #include <string.h>
 
@@ -138,11 +139,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 /* 1: all of `work` lies in the worker's newest grant. That grant may have ended. */
 static int is_own(const struct worker *w, const struct work *work)
 {
-	const struct work *own = &w->lease.grant.work;
-
-	return w->lease.grant.kind == GRANT_TRAIN && work->epoch == own->epoch && work->count &&
-	       work->first >= own->first && work->first - own->first < own->count &&
-	       work->count <= own->count - (work->first - own->first);
+	return w->lease.grant.kind == GRANT_TRAIN && rights_cover(&w->lease.grant.work, work);
 }
 
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted)

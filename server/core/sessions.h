@@ -13,6 +13,7 @@ struct worker_session {
 	uint32_t incarnation;
 	uint64_t born_term; /* term in which the server assigned that incarnation */
 	char name[WIRE_MAX_NAME + 1], device[WIRE_MAX_NAME + 1];
+	char owner[WIRE_MAX_OWNER + 1]; /* the key of the worker; "": the server has no keys */
 	/* data set in the worker's HELLO; only the session section of a snapshot contains it */
 	struct data_id data;
 

@@ -28,6 +28,7 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 	[SNAPSHOT_LEASES] = "leases",
 	[SNAPSHOT_WEIGHTS] = "weights",
 	[SNAPSHOT_OPTIM] = "optim",
+	[SNAPSHOT_TRUST] = "trust",
 	[SNAPSHOT_SESSIONS] = "live", /* release 0.1.0 gave the section this name */
 };
 
@@ -444,6 +445,22 @@ static void put_optim(struct cursor *k, struct core *c)
 	floats(k, c->store.eval_weights, c->store.n);
 }
 
+/* ---- trust: what only the server knows ------------------------------------------------------- */
+
+static void put_trust(struct cursor *k, struct core *c)
+{
+	uint32_t n = c->cfg.sessions.max_workers;
+
+	u64(k, &c->cfg.proof_key[0]);
+	u64(k, &c->cfg.proof_key[1]);
+	while (!k->in && n > 0 && !c->worker[n - 1].session.owner[0])
+		n--;
+	u32(k, &n);
+	refuse_over(k, n, c->cfg.sessions.max_workers);
+	for (uint32_t i = 0; i < n && !k->error; i++)
+		text(k, c->worker[i].session.owner, sizeof(c->worker[i].session.owner));
+}
+
 /* ---- sessions: what is true only while the process lives ------------------------------------- */
 
 /* An enum value in [min, max]. */
@@ -615,6 +632,9 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 	case SNAPSHOT_OPTIM:
 		put_optim(k, c);
 		break;
+	case SNAPSHOT_TRUST:
+		put_trust(k, c);
+		break;
 	case SNAPSHOT_SESSIONS:
 		snapshot_put_config(k, &cfg);
 		put_running(k, c);
@@ -658,6 +678,8 @@ static int decode_state(struct core *c, struct core_config *then,
 	for (int s = 0; s < SNAPSHOT_SESSIONS; s++) {
 		struct cursor k = {.in = data[s], .size = size[s]};
 
+		if (SNAPSHOT_MAY_LACK(s) && !data[s])
+			continue;
 		if (!data[s])
 			return PS_ECHECKPOINT;
 		if (s == SNAPSHOT_RUN)
@@ -703,6 +725,8 @@ int snapshot_decode(void *memory, float *weights, const struct core_config *cfg,
 		return rc;
 	if (cfg->run.hi == 0 && cfg->run.lo == 0)
 		c->cfg.run = then.run;
+	if ((c->cfg.proof_key[0] | c->cfg.proof_key[1]) == 0) /* a log of release 0.2.0 */
+		memcpy(c->cfg.proof_key, cfg->proof_key, sizeof(c->cfg.proof_key));
 	reset_after_restart(c);
 	*out = c;
 	return PS_OK;
@@ -717,6 +741,7 @@ int snapshot_decode_running(void *memory, float *weights, const struct core_conf
 	struct cursor k = {.in = data[SNAPSHOT_SESSIONS], .size = size[SNAPSHOT_SESSIONS]};
 
 	*out = NULL;
+	memset(c->cfg.proof_key, 0, sizeof(c->cfg.proof_key));
 	if (!k.in || decode_state(c, &then, data, size, why))
 		return PS_ECHECKPOINT;
 	/* reads the configuration again, to reach the fields behind it */

@@ -24,10 +24,15 @@ enum snapshot_section {
 	SNAPSHOT_LEASES,
 	SNAPSHOT_WEIGHTS,
 	SNAPSHOT_OPTIM,
+	/* the secret of the run and the keys of the workers; release 0.2.0 has no such section */
+	SNAPSHOT_TRUST,
 	/* configuration, connections, times; only the replay of a log reads it */
 	SNAPSHOT_SESSIONS,
 	SNAPSHOT_SECTIONS
 };
+
+/* 1: a checkpoint may lack this section. Its data is NULL then. */
+#define SNAPSHOT_MAY_LACK(section) ((section) == SNAPSHOT_TRUST)
 
 /* The names of the sections in the checkpoint file. SNAPSHOT_RUN begins with a struct run_head
  * (run_head.h); SNAPSHOT_WEIGHTS is n_params float32. */

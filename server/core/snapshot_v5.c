@@ -422,6 +422,12 @@ static void rewrite_live(struct rewrite *r)
 	(void)take(r, r->in.size);
 }
 
+/* Release 0.1.0 has nothing of this section: no secret, and no keys of workers. */
+static void rewrite_trust(struct rewrite *r)
+{
+	put_zeros(r, 3);
+}
+
 int snapshot_v5_is(const unsigned char *run, size_t size)
 {
 	return size >= RUN_HEAD_BYTES + 8 && le64_get(run + RUN_HEAD_BYTES) == FORMAT;
@@ -443,6 +449,7 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 		[SNAPSHOT_LEASES] = rewrite_leases,
 		[SNAPSHOT_WEIGHTS] = rewrite_weights,
 		[SNAPSHOT_OPTIM] = rewrite_optim,
+		[SNAPSHOT_TRUST] = rewrite_trust,
 		[SNAPSHOT_SESSIONS] = rewrite_live,
 	};
 	struct rewrite r = {.cfg = *now};

@@ -22,6 +22,7 @@
  * tests/sim/steps.c and bounds.c check (1), (2) and (4).
  */
 #include "server/core/modes.h"
+#include "server/core/rights.h"
 #include "server/core/state.h"
 
 static uint64_t this_step(const struct core *c)
@@ -56,7 +57,7 @@ static int is_of_this_step(const struct core *c, const struct work *work)
 static enum reject sync_check(
 	const struct core *c, const struct worker *w, const struct msg_push *p)
 {
-	if (p->verdict == VERDICT_OK)
+	if (rights_of_replay(c, w, p))
 		return REJECT_NONE;
 	if (!store_is_current(c, p))
 		return REJECT_STALE;

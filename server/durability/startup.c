@@ -111,12 +111,25 @@ static int new_run_id(struct run_id *run, struct err *e)
 	return PS_OK;
 }
 
+/* The secret of a new run. A run that is resumed has one in its checkpoint. */
+static int new_proof_key(struct core_config *cfg, struct err *e)
+{
+	do {
+		if (getrandom(cfg->proof_key, sizeof(cfg->proof_key), 0) !=
+			(ssize_t)sizeof(cfg->proof_key))
+			return err_set(e, PS_EIO, "getrandom: %s", strerror(errno));
+	} while ((cfg->proof_key[0] | cfg->proof_key[1]) == 0);
+	return PS_OK;
+}
+
 static int begin_run(
 	struct startup *out, const struct options *o, struct core_config *cfg, struct err *e)
 {
 	float *weights = param_buffers_first(out->params);
 	int rc = new_run_id(&cfg->run, e);
 
+	if (!rc)
+		rc = new_proof_key(cfg, e);
 	if (!rc && o->init && !o->unknown_images)
 		rc = safetensors_read(o->init, &o->model, weights, e);
 	else
@@ -170,12 +183,12 @@ static int resume(struct startup *out, const struct options *o, const struct che
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(c, snapshot_names[i]);
 
-		if (!s)
+		if (!s && !SNAPSHOT_MAY_LACK(i))
 			return err_set(e, REFUSED, "%s: checkpoint %llu has no section %s",
 				o->checkpoint_dir, (unsigned long long)c->generation,
 				snapshot_names[i]);
-		data[i] = s->data;
-		size[i] = s->size;
+		data[i] = s ? s->data : NULL;
+		size[i] = s ? s->size : 0;
 	}
 	int rc = snapshot_decode(
 		out->memory, param_buffers_first(out->params), cfg, data, size, &out->core, &why);
@@ -211,6 +224,8 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 	uint64_t term;
 	int rc = read_term(o->checkpoint_dir, &term, e);
 
+	if (!rc && c->generation)
+		rc = new_proof_key(&cfg, e); /* for a run of release 0.2.0 */
 	if (!rc && c->generation)
 		rc = read_run_head(c, o, &head, e);
 	if (rc)

@@ -17,10 +17,10 @@ static int find_sections(const struct checkpoint *c, struct sections *s)
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		const struct checkpoint_section *found = checkpoint_find(c, snapshot_names[i]);
 
-		if (!found)
+		if (!found && !SNAPSHOT_MAY_LACK(i))
 			return 0;
-		s->data[i] = found->data;
-		s->size[i] = found->size;
+		s->data[i] = found ? found->data : NULL;
+		s->size[i] = found ? found->size : 0;
 	}
 	return 1;
 }

@@ -36,10 +36,10 @@ static int locate_sections(const struct replay *r, const struct checkpoint *c,
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		const struct checkpoint_section *s = checkpoint_find(c, snapshot_names[i]);
 
-		if (!s)
+		if (!s && !SNAPSHOT_MAY_LACK(i))
 			return refuse_log(r, c->generation, "the checkpoint lacks a section", e);
-		data[i] = s->data;
-		size[i] = s->size;
+		data[i] = s ? s->data : NULL;
+		size[i] = s ? s->size : 0;
 	}
 	return PS_OK;
 }

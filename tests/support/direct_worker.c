@@ -1,5 +1,7 @@
 /* direct_worker.c - see direct_worker.h. */
 #include "tests/support/direct_worker.h"
+#include "server/core/rights.h"
+#include "server/core/state.h"
 
 #define MAX_ARGV 64
 
@@ -94,6 +96,14 @@ const struct msg_grant *direct_lease(struct direct_worker *w)
 	return &w->grant;
 }
 
+/* The code of a grant of `work`: these tests push batches as they like. */
+static uint64_t code_of(const struct direct_worker *w, struct work work)
+{
+	const struct msg_grant g = {.kind = GRANT_TRAIN, .work = work};
+
+	return rights_of_grant(w->core, worker_find(w->core, w->stamp.worker), &g);
+}
+
 const struct msg_ack *direct_push(
 	struct direct_worker *w, struct work work, uint32_t images, float loss, float value)
 {
@@ -106,6 +116,9 @@ const struct msg_ack *direct_push(
 			.images = images,
 			.loss = loss}};
 
+	m.push.grant_first = work.first;
+	m.push.grant_count = work.count;
+	m.push.grant_code = code_of(w, work);
 	m.push.slices.n = 1;
 	m.push.slices.slice[0] =
 		(struct slice){.count = 1, .encoding = ENCODING_F32, .data = &value};

@@ -37,7 +37,7 @@ const struct msg *direct_hello(
 /* Join a core that has no disk. */
 void direct_join(struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
 const struct msg_grant *direct_lease(struct direct_worker *w);
-/* Push `value` at coordinate 0, as the gradient of `work`. */
+/* Push `value` at coordinate 0, as the gradient of `work`, with the code of a grant. */
 const struct msg_ack *direct_push(
 	struct direct_worker *w, struct work work, uint32_t images, float loss, float value);
 void direct_result(struct direct_worker *w, uint32_t correct, double loss_sum);

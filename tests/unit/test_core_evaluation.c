@@ -142,10 +142,10 @@ static void a_result_that_was_never_granted_is_refused(void **state)
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	train(&f, s, 0);
-	const struct msg_result good = {s, 1, 3, 3, 3, 1.0};
-	const struct msg_result bad[] = {{s, 1, 1, 3, 1, 1}, {s, 1, 9, 3, 1, 1}, {s, 1, 7, 0, 0, 1},
-		{s, 1, 3, 2, 1, 1}, {s, 1, 3, 4, 1, 1}, {s, 1, 6, 3, 1, 1}, {s, 1, 3, 3, 4, 1},
-		{s, 1, UINT32_MAX - 2, 3, 1, 1}};
+	const struct msg_result good = {s, 1, 3, 3, 3, 1.0, 0};
+	const struct msg_result bad[] = {{s, 1, 1, 3, 1, 1, 0}, {s, 1, 9, 3, 1, 1, 0},
+		{s, 1, 7, 0, 0, 1, 0}, {s, 1, 3, 2, 1, 1, 0}, {s, 1, 3, 4, 1, 1, 0},
+		{s, 1, 6, 3, 1, 1, 0}, {s, 1, 3, 3, 4, 1, 0}, {s, 1, UINT32_MAX - 2, 3, 1, 1, 0}};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct msg m = {.type = MSG_RESULT, .result = bad[i]};
 

@@ -1,7 +1,7 @@
 /*
  * Proves the invariants numbered in server/core/leases.c for training: each batch counts once, an
  * epoch ends when all its batches are done. After every step the fixture compares
- * n_free and n_done with batch[] (invariant 3). (A lease is a hint: test_core_regrants.c;
+ * n_free and n_done with batch[] (invariant 3). (A lease is no lock: test_core_regrants.c;
  * evaluation: test_core_evaluation.c.)
  */
 #include "tests/support/core_fixture.h"

@@ -218,9 +218,19 @@ static void a_push_older_than_max_staleness_is_rejected(void **state)
 	m = fixture_push(s, 6);
 	m.push.base_version = 1;
 	fixture_applied(&f, 9, &m);
-	/* this push was computed before a crash, at a version that the server has not reached again */
+	/* no server can have sent this version */
 	m = fixture_push(s, 7);
 	m.push.base_version = 1000;
+	fixture_rejected(&f, 9, &m, REJECT_STALE);
+	m = fixture_push(s, 8);
+	m.push.base_version = UINT64_MAX;
+	m.push.base_term = f.cfg.term - 1; /* but the worker has joined in this term */
+	fixture_rejected(&f, 9, &m, REJECT_STALE);
+	/* this push was computed before a crash, at a version that the server has not reached again */
+	f.core->worker[0].session.born_term = f.cfg.term - 1;
+	m = fixture_push(s, 9);
+	m.push.base_version = 1000;
+	m.push.base_term = f.cfg.term - 1;
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(core_stats(f.core)->staleness_sum, 3);
 	assert_int_equal(core_stats(f.core)->staleness[0], 5);
@@ -248,7 +258,7 @@ static void by_default_staleness_is_32_for_each_live_worker(void **state)
 			fixture_join(&f, 9 + (uint32_t)live, "");
 		for (int i = 0; i < 100; i++) {
 			m = fixture_push(s, ++seq);
-			m.push.base_version = 1000;
+			m.push.base_version = core_stats(f.core)->version;
 			fixture_applied(&f, 9, &m);
 			if (f.saving)
 				fixture_durable(&f);
@@ -278,9 +288,10 @@ static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
 	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 4; seq++) {
 		m = fixture_push(s, seq);
-		m.push.base_version = seq;
+		m.push.base_version = seq - 1;
 		fixture_applied(&f, 9, &m);
 	}
+	f.core->worker[0].ledger.replay_target = 8; /* as after a HELLO (resume) with this last_seq */
 	/* the push was accepted before the crash, so it is not stale now */
 	m = fixture_push_ones(s, 5);
 	m.push.verdict = VERDICT_OK;

@@ -148,7 +148,8 @@ static void a_missing_section_is_refused(void **state)
 		unsigned char *there = img.data[s];
 
 		img.data[s] = NULL;
-		assert_int_equal(read_into(memory, &k.f.cfg, &img), PS_ECHECKPOINT);
+		assert_int_equal(read_into(memory, &k.f.cfg, &img),
+			SNAPSHOT_MAY_LACK(s) ? PS_OK : PS_ECHECKPOINT);
 		img.data[s] = there;
 	}
 	free(memory);

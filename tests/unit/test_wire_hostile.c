@@ -142,7 +142,7 @@ static void amplifying_headers_allocate_nothing(void **state)
 	struct bytes *stamp = bytes_fresh();
 	bytes_bytes(stamp, 1, flood[3].at, flood[3].n);
 	before = heap();
-	assert_refused(MSG_PUSH, &flood[0], memory);
+	assert_refused(MSG_PULL, &flood[0], memory);
 	assert_refused(MSG_PUSH, stamp, memory);
 	assert_refused(MSG_PUSH, &flood[1], "too many slices");
 	assert_refused(MSG_PUSH, &flood[2], "field given twice");

@@ -140,7 +140,7 @@ class Worker:
         self.links()
         self.kept = {}     # seq -> [PUSH body without stamp, tensors, ACK or None]
         self.request = self.lease_request = 0
-        self.welcome = self.stamp = None
+        self.welcome = self.stamp = self.grant = None
         self.seq = self.durable = 0
         self.base_term = 0  # the term of the newest PARAMS; 0: there was none
         self.next_beat = 0.0
@@ -244,6 +244,7 @@ class Worker:
         body.seq = seq
         if ack:
             body.verdict, body.reject, body.superseded = ack.verdict, ack.reject, ack.superseded
+            body.code = ack.code
         self.bulk.send(body, tensors)
 
     def push_pull(self, gradient, version):
@@ -269,9 +270,17 @@ class Worker:
         meta = pb.Push(base_version=version, base_term=self.base_term, images=images, loss=loss)
         if work:
             meta.work.CopyFrom(work)
+            self.show_grant(meta)
         self.kept[self.seq] = [meta, [(offset, gradient)], None]
         self.send_push(self.seq)
         return self.ack(self.seq) if wait else None
+
+    def show_grant(self, push):
+        """Add the code of the newest GRANT, if it has the batches of the push."""
+        if self.grant and self.grant.kind == pb.GRANT_TRAIN:
+            own = self.grant.work
+            push.grant_first, push.grant_count = own.first, own.count
+            push.grant_code = self.grant.code
 
     def ack(self, seq):
         while True:
@@ -285,6 +294,7 @@ class Worker:
         while True:
             body, _ = self.wait("grant", seconds=seconds)
             if body.request == self.lease_request:
+                self.grant = body
                 return body
 
     def bye(self):

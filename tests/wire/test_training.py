@@ -202,9 +202,9 @@ def test_leases_a_batch_counts_once_for_all_workers(programs, few):
     b = Worker(server.endpoint, data=few.id)
     grant = a.lease()
     one = pb.Work(epoch=0, first=grant.work.first, count=1)
-    # another worker holds the lease, but a lease is a hint and no lock
-    assert b.push(ZERO, 0, one, 500).verdict == pb.VERDICT_OK
-    late = a.push(ZERO, 0, one, 500)
+    assert b.push(ZERO, 0, one, 500).reject == pb.REJECT_WORK  # the batch was not granted to b
+    assert a.push(ZERO, 0, one, 500).verdict == pb.VERDICT_OK
+    late = b.push(ZERO, 0, one, 500)
     assert (late.verdict, late.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
     for w in (a, b):
         w.close()
@@ -218,7 +218,7 @@ def test_rejections_shape(programs, few):
                     (pb.Work(epoch=2, first=0, count=1), 500)):
         ack = a.push(ZERO, 0, work, n)
         assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_SHAPE), work
-    assert a.push(ZERO, 0, pb.Work(first=0, count=6), 3000).verdict == pb.VERDICT_OK
+    assert a.push(ZERO, 0, a.lease().work, 3000).verdict == pb.VERDICT_OK
     # the epoch is over
     assert a.push(ZERO, 1, pb.Work(first=0, count=1), 500).reject == pb.REJECT_WORK
     a.close()
@@ -242,7 +242,7 @@ def test_leases_give_back_what_is_undone(programs, few):
 
 def test_evaluation_results_that_make_no_sense(programs, few):
     server, a = leased(programs, few)
-    assert a.push(ZERO, 0, pb.Work(first=0, count=6), 3000).verdict == pb.VERDICT_OK
+    assert a.push(ZERO, 0, a.lease().work, 3000).verdict == pb.VERDICT_OK
     grant = a.lease()
     assert grant.kind == pb.GRANT_EVAL
     result = pb.Result(stamp=a.stamp, eval_id=grant.eval_id, eval_first=grant.eval_first,
@@ -262,6 +262,7 @@ def test_evaluation_results_that_make_no_sense(programs, few):
 def test_data_set_fingerprint(programs, few):
     server, a = leased(programs, few)
     # this push fixes the data set
+    a.lease()
     assert a.push(ZERO, 0, pb.Work(first=0, count=1), 500).verdict == pb.VERDICT_OK
     wrong = pb.DataId()
     wrong.CopyFrom(few.id)

@@ -21,6 +21,9 @@ struct retained_push {
 	enum verdict verdict; /* NONE until the first ACK */
 	enum reject reject;
 	uint32_t superseded;
+	uint64_t code;       /* of that ACK */
+	struct work granted; /* the grant that `work` is a part of; count 0: unknown */
+	uint64_t grant_code;
 };
 
 /* A request with at most one answer. The session sends it again after each WELCOME until the answer
@@ -51,6 +54,7 @@ struct session {
 	enum weights pull_which;
 	uint64_t pull_with; /* the push that carries the pull; 0: none */
 	struct msg_result result_msg;
+	struct msg_grant grant; /* the newest; kind 0: none yet */
 
 	uint64_t start_ms, received_ms; /* received: the newest message of any kind */
 	uint64_t progress_ms; /* newest answer, or when the oldest open request was made */
@@ -164,6 +168,10 @@ static void send_push(struct session *s, uint64_t seq)
 	p->verdict = k->verdict;
 	p->reject = k->reject;
 	p->superseded = k->superseded;
+	p->code = k->code;
+	p->grant_first = k->granted.first;
+	p->grant_count = k->granted.count;
+	p->grant_code = k->grant_code;
 	p->slices.n = 0;
 	PS_ASSERT(seq == s->sent_seq + 1); /* invariant (3): in order, none twice */
 	s->sent_seq = seq;
@@ -267,6 +275,7 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 	k->verdict = a->verdict;
 	k->reject = a->reject;
 	k->superseded = a->superseded;
+	k->code = a->code;
 	if (a->seq > s->confirmed_seq)
 		s->confirmed_seq = a->seq;
 	if (a->seq == s->acked_seq + 1) {
@@ -334,6 +343,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 	case MSG_GRANT:
 		if (s->lease.open && m->grant.request == s->lease.number) {
 			s->lease.open = 0;
+			s->grant = m->grant;
 			notify(s, NOTIFY_GRANT, m);
 		}
 		break;
@@ -502,6 +512,18 @@ static int check_push(struct session *s)
 	return rc == PS_OK && !session_can_push(s) ? PS_EAGAIN : rc;
 }
 
+/* Note the grant that the work of `k` is a part of. The server wants to see it after a crash. */
+static void note_grant(const struct session *s, struct retained_push *k)
+{
+	const struct work *own = &s->grant.work, *work = &k->work;
+
+	if (s->grant.kind != GRANT_TRAIN || own->epoch != work->epoch || work->first < own->first ||
+		work->first + work->count > own->first + own->count)
+		return;
+	k->granted = *own;
+	k->grant_code = s->grant.code;
+}
+
 static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_t now_ms)
 {
 	uint64_t seq = ++s->last_seq; /* invariant (1): only this line assigns a seq */
@@ -513,6 +535,7 @@ static uint64_t add_push(struct session *s, const struct msg_push *meta, uint64_
 		.work = meta->work,
 		.images = meta->images,
 		.loss = meta->loss};
+	note_grant(s, retained_push(s, seq));
 	return seq;
 }
 
@@ -575,8 +598,12 @@ int session_lease(struct session *s, uint64_t now_ms)
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms)
 {
 	s->n_effects = 0;
-	if (!s->result.open)
+	if (!s->result.open) {
 		s->result_msg = *r;
+		if (s->grant.kind == GRANT_EVAL && s->grant.eval_id == r->eval_id &&
+			s->grant.eval_first == r->eval_first)
+			s->result_msg.code = s->grant.code;
+	}
 	return start_rpc(s, &s->result, now_ms);
 }
 

@@ -1,0 +1,108 @@
+/* rights.c - see rights.h. */
+#include "server/core/rights.h"
+#include "common/siphash.h"
+#include "server/core/state.h"
+
+/* The first word of what is authenticated, so that no code fits another purpose. */
+enum { CODE_TRAIN = 1, CODE_EVAL = 2, CODE_DECISION = 3 };
+
+static int has_key(const struct core *c)
+{
+	return (c->cfg.proof_key[0] | c->cfg.proof_key[1]) != 0;
+}
+
+static uint64_t pair(uint32_t high, uint32_t low)
+{
+	return (uint64_t)high << 32 | low;
+}
+
+static uint64_t sender(const struct core *c, const struct worker *w)
+{
+	return pair(worker_id(c, w), w->session.incarnation);
+}
+
+static uint64_t code_of_training(
+	const struct core *c, const struct worker *w, const struct work *granted)
+{
+	const uint64_t word[] = {
+		CODE_TRAIN, sender(c, w), granted->epoch, pair(granted->first, granted->count)};
+
+	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
+}
+
+static uint64_t code_of_evaluation(
+	const struct core *c, const struct worker *w, uint64_t id, uint32_t first, uint32_t count)
+{
+	const uint64_t word[] = {CODE_EVAL, sender(c, w), id, pair(first, count)};
+
+	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
+}
+
+static uint64_t code_of_decision(const struct core *c, const struct worker *w,
+	const struct msg_push *p, uint32_t verdict, uint32_t reject, uint32_t superseded)
+{
+	const uint64_t word[] = {CODE_DECISION, sender(c, w), p->seq,
+		verdict | reject << 8 | superseded << 16, pair(p->work.epoch, p->work.first),
+		pair(p->work.count, p->images), p->base_version, p->base_term};
+
+	return siphash(c->cfg.proof_key, word, sizeof(word) / sizeof(word[0]));
+}
+
+uint64_t rights_of_grant(const struct core *c, const struct worker *w, const struct msg_grant *g)
+{
+	if (!has_key(c))
+		return 0;
+	return g->kind == GRANT_EVAL
+		       ? code_of_evaluation(c, w, g->eval_id, g->eval_first, g->eval_count)
+		       : code_of_training(c, w, &g->work);
+}
+
+uint64_t rights_of_decision(const struct core *c, const struct worker *w, const struct msg_push *p,
+	const struct decision *d)
+{
+	return has_key(c) ? code_of_decision(c, w, p, d->verdict, d->reject, d->superseded) : 0;
+}
+
+int rights_cover(const struct work *own, const struct work *work)
+{
+	return work->epoch == own->epoch && work->count && work->first >= own->first &&
+	       work->first - own->first < own->count &&
+	       work->count <= own->count - (work->first - own->first);
+}
+
+int rights_to_push(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	const struct msg_grant *g = &w->lease.grant;
+	const struct work claimed = {p->work.epoch, p->grant_first, p->grant_count};
+
+	if (c->cfg.training.epochs == 0 || !has_key(c))
+		return 1;
+	if (g->kind == GRANT_TRAIN && rights_cover(&g->work, &p->work))
+		return 1;
+	return rights_cover(&claimed, &p->work) &&
+	       p->grant_code == code_of_training(c, w, &claimed);
+}
+
+int rights_to_result(const struct core *c, const struct worker *w, const struct msg_result *r)
+{
+	const struct msg_grant *g = &w->lease.grant;
+
+	if (!has_key(c) || (g->kind == GRANT_EVAL && g->eval_id == r->eval_id &&
+				   g->eval_first == r->eval_first))
+		return 1;
+	return r->code == code_of_evaluation(c, w, r->eval_id, r->eval_first, r->eval_count);
+}
+
+enum verdict rights_verdict(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	if (p->verdict == VERDICT_NONE || !has_key(c))
+		return p->verdict;
+	return p->code == code_of_decision(c, w, p, p->verdict, p->reject, p->superseded)
+		       ? p->verdict
+		       : VERDICT_NONE;
+}
+
+int rights_of_replay(const struct core *c, const struct worker *w, const struct msg_push *p)
+{
+	return p->seq <= w->ledger.replay_target && rights_verdict(c, w, p) == VERDICT_OK;
+}

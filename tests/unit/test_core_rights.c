@@ -1,0 +1,275 @@
+/*
+ * test_core_rights.c - a worker cannot deliver work that it was not granted, nor claim decisions
+ * that the server did not make (server/core/rights.h). Attacks A14 of docs/faults.md.
+ */
+#include "server/core/rights.h"
+#include "common/siphash.h"
+#include "tests/support/core_fixture.h"
+
+static struct core_config with_key(struct core_config cfg)
+{
+	cfg.proof_key[0] = 0x0706050403020100;
+	cfg.proof_key[1] = 0x0f0e0d0c0b0a0908;
+	return cfg;
+}
+
+/* Answers a grant with a push of all of its batches. */
+static struct msg push_of(struct stamp s, uint64_t seq, const struct msg_grant *g)
+{
+	struct msg m = fixture_batch(s, seq, g->work.epoch, g->work.first, g->work.count);
+
+	m.push.grant_first = g->work.first;
+	m.push.grant_count = g->work.count;
+	m.push.grant_code = g->code;
+	return m;
+}
+
+static void siphash_is_that_of_the_paper(void **state)
+{
+	/* the test vector of 8 bytes 0..7 in the reference implementation */
+	const uint64_t key[2] = {0x0706050403020100, 0x0f0e0d0c0b0a0908}, word = 0x0706050403020100;
+	struct core_fixture f;
+
+	(void)state;
+	assert_int_equal(siphash(key, &word, 1), 0x93f5f5799a932462);
+	fixture_open(&f, with_key(fixture_training()));
+	fixture_close(&f);
+}
+
+static void a_run_cannot_be_forged_by_pushes_without_leases(void **state)
+{
+	struct core_fixture f;
+	struct stamp a, b;
+	struct msg m;
+
+	(void)state;
+	fixture_open(&f, with_key(fixture_training()));
+	a = fixture_join(&f, 9, "a");
+	b = fixture_join(&f, 10, "b");
+	struct msg_grant own = fixture_train(&f, 10, b, 1);
+	m = fixture_batch(a, 1, 0, 0, 1); /* nothing was granted to a */
+	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	m = push_of(a, 2, &own); /* the grant of another worker */
+	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	m = fixture_batch(a, 3, 0, 0, 1);
+	m.push.grant_count = 4; /* a code that was guessed */
+	m.push.grant_code = own.code;
+	fixture_rejected(&f, 9, &m, REJECT_WORK);
+	struct msg_grant mine = fixture_train(&f, 9, a, 1);
+	m = fixture_batch(a, 4, 0, mine.work.first, mine.work.count + 1); /* one batch too many */
+	fixture_rejected(
+		&f, 9, &m, mine.work.first + mine.work.count < 4 ? REJECT_WORK : REJECT_SHAPE);
+	m = push_of(a, 5, &mine);
+	fixture_applied(&f, 9, &m);
+	m = push_of(b, 1, &own);
+	fixture_applied(&f, 10, &m);
+	fixture_close(&f);
+}
+
+/* A grant that has ended is still a right, even if the worker has a newer one. */
+static void late_results_of_an_ended_grant_count(void **state)
+{
+	struct core_fixture f;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	fixture_open(&f, with_key(fixture_training()));
+	s = fixture_join(&f, 9, "");
+	struct msg_grant first = fixture_train(&f, 9, s, 1);
+	f.core->worker[0].lease.grant.work.first = 3; /* as if the newest grant were another one */
+	f.core->worker[0].lease.grant.work.count = 1;
+	m = push_of(s, 1, &first);
+	fixture_applied(&f, 9, &m);
+	fixture_close(&f);
+}
+
+/* The server has lost the grant and the decision in a crash. */
+static void after_a_crash_the_server_knows_its_grants_and_decisions(void **state)
+{
+	struct core_config cfg = with_key(fixture_training());
+	struct core_snapshot snapshot;
+	struct core_fixture f;
+	struct stamp s;
+	struct msg one, two, forged;
+
+	(void)state;
+	cfg.limits.max_staleness = 1;
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	snapshot = fixture_save(&f);
+	struct msg_grant g = fixture_train(&f, 9, s, 1);
+	assert_int_not_equal(g.code, 0);
+	one = push_of(s, 1, &g);
+	one.push.work.count = 1;
+	one.push.images = 10;
+	const struct msg_ack ack = fixture_acked(&f, 9, &one);
+	assert_int_equal(ack.verdict, VERDICT_OK);
+	two = push_of(s, 2, &g);
+	two.push.work = (struct work){0, g.work.first + 1, 1};
+	two.push.images = 10;
+	fixture_close(&f);
+
+	fixture_load(&f, cfg, &snapshot);
+	fixture_drop(&snapshot);
+	assert_memory_equal(core_config(f.core)->proof_key, cfg.proof_key, sizeof(cfg.proof_key));
+	s = fixture_come_back(&f, 9, s, 2);
+	one.push.stamp = two.push.stamp = s;
+	one.push.verdict = ack.verdict;
+	one.push.code = ack.code;
+	forged = one;
+	forged.push.grant_code = 0;
+	forged.push.work.first += forged.push.work.first ? -1u : 1u; /* a batch of another worker */
+	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &one.push), 1);
+	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &forged.push), 0);
+	one.push.grant_code = 0; /* the decision alone proves the push */
+	fixture_applied(&f, 9, &one);
+	fixture_applied(&f, 9, &two); /* no ACK had arrived: the grant proves it */
+	fixture_close(&f);
+}
+
+/* verdict OK on a push that was never sent before switches no rule off. */
+static void a_claimed_verdict_is_not_believed(void **state)
+{
+	struct core_config cfg = with_key(fixture_config());
+	struct core_fixture f;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	cfg.limits.max_staleness = 1;
+	fixture_open(&f, cfg);
+	s = fixture_join(&f, 9, "");
+	for (uint64_t seq = 1; seq <= 4; seq++) {
+		m = fixture_push_ones(s, seq);
+		m.push.base_version = seq - 1;
+		fixture_applied(&f, 9, &m);
+	}
+	f.core->worker[0].ledger.replay_target = 100;
+	m = fixture_push_ones(s, 5);
+	m.push.verdict = VERDICT_OK;
+	fixture_rejected(&f, 9, &m, REJECT_STALE);
+	m = fixture_push_ones(s, 6);
+	m.push.base_version = UINT64_MAX;
+	fixture_rejected(&f, 9, &m, REJECT_STALE);
+	m = fixture_push_ones(s, 7);
+	m.push.base_version = 4;
+	m.push.verdict = VERDICT_REJECTED; /* an old rejection needs its proof as well */
+	m.push.reject = REJECT_WORK;
+	fixture_applied(&f, 9, &m);
+	fixture_close(&f);
+}
+
+/* A duplicate is answered with the first decision, and with the code of the first content. */
+static void a_duplicate_with_other_content_proves_nothing(void **state)
+{
+	struct core_fixture f;
+	struct stamp s;
+	struct msg m;
+
+	(void)state;
+	fixture_open(&f, with_key(fixture_config()));
+	s = fixture_join(&f, 9, "");
+	m = fixture_push_ones(s, 1);
+	const struct msg_ack first = fixture_acked(&f, 9, &m);
+	m.push.base_version = 17;
+	const struct msg_ack again = fixture_acked(&f, 9, &m);
+	assert_int_equal(again.duplicate, 1);
+	assert_int_equal(again.code, first.code);
+	f.core->worker[0].ledger.replay_target = 1;
+	m.push.verdict = VERDICT_OK;
+	m.push.code = again.code;
+	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &m.push), 0);
+	fixture_close(&f);
+}
+
+static struct msg result_of(struct stamp s, const struct msg_grant *g, uint32_t correct)
+{
+	return (struct msg){.type = MSG_RESULT,
+		.result = {.stamp = s,
+			.eval_id = g->eval_id,
+			.eval_first = g->eval_first,
+			.eval_count = g->eval_count,
+			.correct = correct,
+			.code = g->code}};
+}
+
+static void results_without_a_grant_are_ignored(void **state)
+{
+	struct core_fixture f;
+	struct stamp a, b;
+	struct msg_grant g;
+	struct msg m;
+
+	(void)state;
+	fixture_open(&f, with_key(fixture_training()));
+	a = fixture_join(&f, 9, "a");
+	b = fixture_join(&f, 10, "b");
+	for (uint64_t n = 1; !f.core->leases.evaluating; n++) {
+		g = fixture_train(&f, 9, a, n);
+		m = push_of(a, n, &g);
+		fixture_applied(&f, 9, &m);
+	}
+	g = fixture_grant(&f, 9, a, 100);
+	assert_int_equal(g.kind, GRANT_EVAL);
+	m = result_of(b, &g, g.eval_count); /* nobody asked b */
+	fixture_message(&f, 10, &m);
+	assert_int_equal(f.core->leases.n_evaluated, 0);
+	m.result.code = 0;
+	fixture_message(&f, 10, &m);
+	assert_int_equal(f.core->leases.n_evaluated, 0);
+	m = result_of(a, &g, 1);
+	fixture_message(&f, 9, &m);
+	assert_int_equal(f.core->leases.n_evaluated, 1);
+	fixture_close(&f);
+}
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static struct msg hello_of_key(const char *key)
+{
+	struct msg m = fixture_hello("");
+
+	memcpy(m.hello.owner, key, strlen(key));
+	return m;
+}
+
+/* An observer knows every field of a stamp. After a restart only the key of the session helps. */
+static void a_session_belongs_to_its_key_after_a_restart(void **state)
+{
+	struct core_fixture f;
+	struct stamp s;
+	struct msg m = hello_of_key("victim");
+
+	(void)state;
+	fixture_open(&f, with_key(fixture_config()));
+	fixture_message(&f, 9, &m);
+	fixture_durable(&f);
+	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+	fixture_restart(&f);
+	m = hello_of_key("thief");
+	m.hello.resume = s;
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EAUTH);
+	m = hello_of_key("victim");
+	m.hello.resume = s;
+	fixture_message(&f, 9, &m);
+	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
+	fixture_close(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(siphash_is_that_of_the_paper),
+		cmocka_unit_test(a_run_cannot_be_forged_by_pushes_without_leases),
+		cmocka_unit_test(late_results_of_an_ended_grant_count),
+		cmocka_unit_test(after_a_crash_the_server_knows_its_grants_and_decisions),
+		cmocka_unit_test(a_claimed_verdict_is_not_believed),
+		cmocka_unit_test(a_duplicate_with_other_content_proves_nothing),
+		cmocka_unit_test(results_without_a_grant_are_ignored),
+		cmocka_unit_test(a_session_belongs_to_its_key_after_a_restart),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -65,22 +65,23 @@ static const char *key_of(struct frames *f)
 	return key && strlen(key) == KEY_TEXT - 1 ? key : "";
 }
 
-/* Append the key to the name of a worker, so that two keys with the same name are two workers. The
- * function also changes the frame, because the write-ahead log stores the frame. */
-static int qualify_name(struct frames *f, struct msg *m, const char *key, const char **why)
+/* Write the key of the sender into a HELLO, and append it to the name of a worker, so that two keys
+ * with the same name are two workers. The function also changes the frame, because the write-ahead log stores the frame. */
+static int write_owner(struct frames *f, struct msg *m, const char *key, const char **why)
 {
 	char *name = m->hello.name;
 	size_t n = strlen(name);
 	zmq_msg_t header;
 
-	if (n == 0)
-		return PS_OK;
 	*why = "with keys a name has at most 54 bytes";
-	if (n + 1 + KEY_SHORT > WIRE_MAX_NAME)
+	if (n && n + 1 + KEY_SHORT > WIRE_MAX_NAME)
 		return PS_EAUTH;
-	name[n++] = NAME_SEPARATOR;
-	memcpy(name + n, key, KEY_SHORT);
-	name[n + KEY_SHORT] = '\0';
+	snprintf(m->hello.owner, sizeof(m->hello.owner), "%s", key);
+	if (n) {
+		name[n++] = NAME_SEPARATOR;
+		memcpy(name + n, key, KEY_SHORT);
+		name[n + KEY_SHORT] = '\0';
+	}
 	*why = "no memory";
 	if (wire_encode_header(m, &header))
 		return PS_ENOMEM;
@@ -110,7 +111,7 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, c
 			log_warn("auth", "unauthorized", "key=\"%.*s\" type=%d reason=\"%s\"",
 				KEY_SHORT, key, (int)m->type, *why);
 	} else if (m->type == MSG_HELLO) {
-		rc = qualify_name(f, m, key, why);
+		rc = write_owner(f, m, key, why);
 	}
 	return rc;
 }

@@ -7,7 +7,7 @@
  * its late result may count. The state has the newest grant of each worker. Each GRANT and each ACK
  * also carries a message authentication code under a key of the run, which only the server and its
  * checkpoints have. A worker sends the codes back, so a server that has lost its newest state in a
- * crash recognises its own grants and decisions. Without its code, a replay is judged as a new push.
+ * crash recognises its own grants and decisions. Without its code, a replay is a new push.
  *
  * Without a key (proof_key 0) the core believes every claim. So it does while it repeats the log of
  * release 0.2.0, which had no such codes.

@@ -195,6 +195,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->session.born_term = c->cfg.term;
 	memcpy(w->session.name, h->name, sizeof(w->session.name));
 	memcpy(w->session.device, h->device, sizeof(w->session.device));
+	memcpy(w->session.owner, h->owner, sizeof(w->session.owner));
 	w->session.data = h->data;
 	w->session.peer = ev->peer;
 	w->session.beat_peer = 0;
@@ -255,6 +256,13 @@ static int accept_rollback(
 	return 1;
 }
 
+/* 1: the session of w belongs to another key. */
+static int is_of_another_key(const struct worker *w, const struct msg_hello *h)
+{
+	return w && w->session.owner[0] && h->owner[0] &&
+	       strncmp(w->session.owner, h->owner, sizeof(h->owner)) != 0;
+}
+
 static void hello_resume(struct core *c, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
@@ -263,6 +271,10 @@ static void hello_resume(struct core *c, const struct event *ev)
 
 	if (!same_run(&h->resume.run, &c->cfg.run)) {
 		refuse_run(c, &h->resume.run, ev->peer);
+		return;
+	}
+	if (is_of_another_key(w, h)) {
+		effects_refuse(c, ev->peer, PS_EAUTH, 0, "that worker id belongs to another key");
 		return;
 	}
 	if (w && (w->session.incarnation > h->resume.incarnation ||
@@ -285,6 +297,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 		c->stats.rejoins++;
 	memcpy(w->session.name, h->name, sizeof(w->session.name));
 	memcpy(w->session.device, h->device, sizeof(w->session.device));
+	memcpy(w->session.owner, h->owner, sizeof(w->session.owner));
 	w->session.data = h->data;
 	w->session.peer = ev->peer;
 	w->session.leaving = 0;

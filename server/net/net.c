@@ -451,6 +451,10 @@ static int on_readable(void *arg)
 	}
 	if (rc == PS_OK && r->msg.type == MSG_HELLO)
 		note_address(r);
+	if (rc == PS_OK && r->msg.type == MSG_HELLO && r->msg.hello.owner[0]) {
+		rc = PS_EPROTO;
+		why = "hello.owner is the server's";
+	}
 	if (rc == PS_OK && r->cfg.auth)
 		rc = auth_check(r->cfg.auth, peer, &r->in, &r->msg, &why);
 	if (rc == PS_OK)

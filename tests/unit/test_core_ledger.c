@@ -291,7 +291,8 @@ static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
 		m.push.base_version = seq - 1;
 		fixture_applied(&f, 9, &m);
 	}
-	f.core->worker[0].ledger.replay_target = 8; /* as after a HELLO (resume) with this last_seq */
+	f.core->worker[0].ledger.replay_target =
+		8; /* as after a HELLO (resume) with this last_seq */
 	/* the push was accepted before the crash, so it is not stale now */
 	m = fixture_push_ones(s, 5);
 	m.push.verdict = VERDICT_OK;

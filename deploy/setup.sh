@@ -19,6 +19,7 @@ packages="
 	libjansson-dev libopenblas-dev libpng-dev libjpeg-dev
 	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv
 	help2man
+	slurm-wlm munge
 	clang libclang-rt-dev clang-format clang-tidy codespell
 	curl ca-certificates dataset-fashion-mnist"
 bench_packages="python3-torch gnuplot-nox"

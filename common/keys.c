@@ -41,6 +41,16 @@ int key_random(struct key_pair *k, struct err *e)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
+/* The bits of `never` that hold for this file. Kubernetes mounts a secret as files of root that the
+ * group of the container can read: root has then given the key to this process. */
+static unsigned forbidden_bits(const struct stat *st, unsigned never)
+{
+	int is_own_group = st->st_gid == getegid() || group_member(st->st_gid);
+	int is_mounted = st->st_uid == 0 && geteuid() != 0 && is_own_group;
+
+	return is_mounted ? never & ~(unsigned)S_IRGRP : never;
+}
+
 static int check_rights(const struct stat *st, const char *path, unsigned never, struct err *e)
 {
 	unsigned mode = st->st_mode & 07777u;
@@ -50,7 +60,7 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 	if (st->st_uid != 0 && st->st_uid != geteuid())
 		return err_set(e, PS_EUSAGE, "%s: belongs to user %u; expected user %u or root",
 			path, (unsigned)st->st_uid, (unsigned)geteuid());
-	if (mode & never)
+	if (mode & forbidden_bits(st, never))
 		return err_set(e, PS_EUSAGE, "%s: mode %04o permits others to %s it; run chmod %s",
 			path, mode, never & 044u ? "read" : "change",
 			never & 044u ? "600" : "go-w");

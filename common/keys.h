@@ -4,6 +4,7 @@
  *
  * The owner of a key file must be this user or root. Only the owner may have the right to read a
  * secret key's file, and only the owner the right to write to a public key's file; else PS_EUSAGE.
+ * A group of this process may read a secret key's file of root (0440, a secret of Kubernetes).
  * Options name files, so that no command line or environment contains a key. Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H

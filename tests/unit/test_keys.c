@@ -1,6 +1,9 @@
 /* test_keys.c - which key files and lists of authorized keys are accepted and refused, and that the
  * two keys of a generated pair belong together. */
+#include <grp.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include "common/authorized_keys.h"
 #include "common/keys.h"
 #include "tests/support/temp_dir.h"
@@ -104,6 +107,42 @@ static void a_file_of_another_user_is_refused(void **state)
 	assert_int_equal(chown(file(good, 0600), 12345, 0), 0);
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "12345"));
+}
+
+/* Exits with 0 if user 12345 of the groups 12346 and 12347 can use the key with these rights. */
+static void read_as_another_user(gid_t group, unsigned mode, int want)
+{
+	static const gid_t groups[] = {12347};
+	struct key_pair k;
+	int status;
+	pid_t child;
+
+	assert_int_equal(chown(file(good, mode), 0, group), 0);
+	assert_int_equal(chmod(path("file"), mode), 0);
+	child = fork();
+	if (child == 0) {
+		if (setgroups(1, groups) || setgid(12346) || setuid(12345))
+			_exit(2);
+		_exit(key_read_secret(path("file"), &k, &e) == want ? 0 : 1);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+}
+
+/* Kubernetes mounts secrets so. Without the own group the file cannot be read at all. */
+static void a_file_of_root_for_the_own_group_is_accepted(void **state)
+{
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	assert_int_equal(chmod(dir, 0755), 0);
+	read_as_another_user(12346, 0440, PS_OK);
+	read_as_another_user(12347, 0440, PS_OK);
+	read_as_another_user(12347, 0640, PS_OK);
+	read_as_another_user(12347, 0460, PS_EUSAGE);
+	read_as_another_user(12347, 0444, PS_EUSAGE);
+	read_as_another_user(12348, 0444, PS_EUSAGE);
+	read_as_another_user(12348, 0440, PS_EUSAGE);
 }
 
 static void what_is_no_key_file_is_refused(void **state)
@@ -212,6 +251,8 @@ int main(void)
 			only_the_owner_may_read_a_secret, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_file_of_another_user_is_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_file_of_root_for_the_own_group_is_accepted, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(what_is_no_key_file_is_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_list_gives_roles, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

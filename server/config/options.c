@@ -529,8 +529,8 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"allow --bind without keys and --http on addresses that are not loopback: "
 			"anyone there can train, stop and copy the run, or read its status"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
-			"serve /metrics, /status and /healthz at this address; HOST is 127.0.0.1 "
-			"if it is missing",
+			"serve /metrics, /status, /healthz and /livez at this address; HOST is "
+			"127.0.0.1 if it is missing",
 			.unset = "off"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
 			"directory of the checkpoints; a server that finds a run there continues "

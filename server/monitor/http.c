@@ -72,7 +72,8 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
 	*body_size = 0;
 	h->page(h->arg, path, &page);
 	if (page.code == 0)
-		return send_text(connection, MHD_HTTP_NOT_FOUND, "/metrics /status /healthz\n");
+		return send_text(
+			connection, MHD_HTTP_NOT_FOUND, "/metrics /status /healthz /livez\n");
 	if (!page.text)
 		return send_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
 	return send_page(connection, page.code, page.type, page.text);

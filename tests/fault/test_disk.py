@@ -143,8 +143,8 @@ def small_disk(tmp_path, figure):
     unmount(place)
 
 
-def health(server):
-    url = server.line(r"http listening.* url=(\S+?)/?$")[1] + "/healthz"
+def health(server, name="/healthz"):
+    url = server.line(r"http listening.* url=(\S+?)/?$")[1] + name
     try:
         with urllib.request.urlopen(url, timeout=5) as page:
             return page.status
@@ -193,6 +193,7 @@ def test_full_disk(ledger, small_disk, figure):
     last = generations(small_disk / "ckpt")[0].name
     status = run.server.status()
     assert "No space" in status["degraded"]
+    assert health(run.server, "/livez") == 200, "a restart would not make space"
     until(lambda: run.server.status()["version"] > status["version"] + 10, 20, "training goes on")
     durable = [w["durable_seq"] for w in status["workers"]]
     assert [w["durable_seq"] for w in run.server.status()["workers"]] == durable

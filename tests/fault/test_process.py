@@ -109,9 +109,9 @@ def test_busy_machine_kills_nobody(programs, figure, small, full):
 # ---- P7: the server hangs ------------------------------------------------------------------------
 
 
-def healthy(server, seconds):
+def healthy(server, seconds, page="/healthz"):
     """True if the health page answers within this number of seconds."""
-    url = server.line(r"http listening.* url=(\S+?)/?$")[1] + "/healthz"
+    url = server.line(r"http listening.* url=(\S+?)/?$")[1] + page
     try:
         with urllib.request.urlopen(url, timeout=seconds) as page:
             return page.status == 200
@@ -125,10 +125,10 @@ def test_stopped_server(ledger, figure, full):
     run = ledger(3, 2000 if full else 300, pace=(4,))
     run.reached(0)
     probe = 2 if full else 0.5
-    assert healthy(run.server, 5)
+    assert healthy(run.server, 5) and healthy(run.server, 5, "/livez")
     run.server.signal(signal.SIGSTOP)
     begun = time.monotonic()
-    until(lambda: not healthy(run.server, probe), 10, "the probe fails")
+    until(lambda: not healthy(run.server, probe, "/livez"), 10, "the probe fails")
     decided = time.monotonic() - begun
     stood = [run.pushed() for _ in range(2)]
     assert all(w.running() for w in run.fleet), "workers wait"

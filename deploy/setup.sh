@@ -17,7 +17,7 @@ packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev
 	libjansson-dev libopenblas-dev libpng-dev libjpeg-dev
-	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv
+	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv python3-yaml
 	help2man
 	slurm-wlm munge
 	clang libclang-rt-dev clang-format clang-tidy codespell
@@ -31,7 +31,8 @@ for word in "$@"; do
 	bench) packages="$packages $bench_packages" ;;
 	tools)
 		# from PyPI, because Debian has none of them; tests without them skip
-		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnxruntime
+		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnxruntime \
+			kubernetes-validate==1.37.0
 		exit 1
 		;;
 	list)

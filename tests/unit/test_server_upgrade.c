@@ -372,7 +372,8 @@ static void every_longer_section_is_refused(void **state)
 			struct sections s = old_sections();
 			unsigned char *longer = calloc(1, s.size[n] + more);
 
-			memcpy(longer, s.data[n], s.size[n]);
+			if (s.size[n])
+				memcpy(longer, s.data[n], s.size[n]);
 			s.data[n] = longer;
 			s.size[n] += more;
 			assert_int_equal(try_to_resume(&s), PS_ECHECKPOINT);

@@ -14,6 +14,7 @@
 #include "worker/data/dataset.h"
 #include "worker/options.h"
 #include "worker/trainer.h"
+#include "worker/watchdog.h"
 
 #define MAX_FENCED   10 /* sessions in a row without an acknowledged push */
 #define EXIT_STOPPED 12 /* the worker ended before the training was done */
@@ -215,6 +216,7 @@ int main(int argc, char **argv)
 	if (rc)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
 	mem_keep();
+	watchdog_init((uint64_t)o.device_timeout_ms);
 	if (o.key)
 		key_protect_process();
 	rc = o.print_data_id ? print_data_id(&o, &data, &e) : run_worker(&o, &data, &e);

@@ -108,6 +108,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		INT("grace-ms", grace_ms, "10000", 100, DAY_MS, "MS",
 			"after SIGTERM: exit with status 12 after this time, even if the push or "
 			"the goodbye to the server is not finished"),
+		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
+			"exit (status 13) if a call of the device takes longer: it hangs"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MB",
 			"maximum memory for gradients that are not yet on the server's disk"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MB",

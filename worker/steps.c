@@ -1,5 +1,6 @@
 /* steps.c - see steps.h. */
 #include "worker/steps.h"
+#include "worker/watchdog.h"
 #include <stdlib.h>
 #include <string.h>
 #include "common/assert.h"
@@ -155,7 +156,7 @@ static int take_loaded(
 	if (!rc)
 		rc = loader_take(s->loader, &images, s->e);
 	if (!rc)
-		rc = backend_use(s->backend, &images, s->e);
+		rc = WATCHED(backend_use(s->backend, &images, s->e));
 	if (rc)
 		return rc;
 	s->loading.next++;
@@ -199,7 +200,8 @@ static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const 
 	const float *w, float *g, struct next_push *p)
 {
 	double loss, start = clock_seconds();
-	int rc = backend_gradient(s->backend, w, b->index, b->images, b->dropout_seed, g, &loss);
+	int rc = WATCHED(
+		backend_gradient(s->backend, w, b->index, b->images, b->dropout_seed, g, &loss));
 
 	if (rc)
 		return rc;
@@ -464,8 +466,8 @@ static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t
 	if (*done > 1 && last_images != b.images)
 		(*done)--; /* the last batch of the epoch is smaller */
 	start = clock_seconds();
-	rc = backend_local_steps(
-		s->backend, b.index, b.images, *done, (float)s->info->local_rate, b.dropout_seed);
+	rc = WATCHED(backend_local_steps(
+		s->backend, b.index, b.images, *done, (float)s->info->local_rate, b.dropout_seed));
 	if (rc)
 		return rc;
 	s->work->seconds += clock_seconds() - start;
@@ -487,7 +489,7 @@ static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i
 
 	*p = (struct next_push){.version = s->held.version};
 	if (!rc)
-		rc = backend_local_start(s->backend, s->held.weights);
+		rc = WATCHED(backend_local_start(s->backend, s->held.weights));
 	for (uint32_t left = count; left && !rc; left -= done)
 		rc = step_on_device(s, l, i + count - left, left, p, &done);
 	return rc;
@@ -497,14 +499,14 @@ static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i
 static int read_back(struct steps *s, struct next_push *p)
 {
 	p->g = cnnps_gradient(s->c);
-	return p->g ? backend_local_finish(s->backend, NULL, p->g) : PS_ENOMEM;
+	return p->g ? WATCHED(backend_local_finish(s->backend, NULL, p->g)) : PS_ENOMEM;
 }
 
 /* Wait for the copy of the oldest steps. */
 static int complete_steps(struct steps *s, struct next_push *p)
 {
 	double loss, start = clock_seconds();
-	int rc = backend_local_wait(s->backend, &loss);
+	int rc = WATCHED(backend_local_wait(s->backend, &loss));
 
 	if (rc)
 		return rc;

@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "worker/steps.h"
 #include "worker/trainer.h"
+#include "worker/watchdog.h"
 
 #define TEST_BATCH 1000 /* test images per call of the device */
 
@@ -83,9 +84,10 @@ static int evaluate_loaded(
 		ask_test_images(t, &next, end);
 		rc = loader_take(t->test_loader, &images, t->e);
 		if (!rc)
-			rc = backend_use(t->tester, &images, t->e);
+			rc = WATCHED(backend_use(t->tester, &images, t->e));
 		if (!rc)
-			rc = backend_evaluate(t->tester, t->weights, 0, images.n, &right, &loss);
+			rc = WATCHED(backend_evaluate(
+				t->tester, t->weights, 0, images.n, &right, &loss));
 		*correct += right;
 		*loss_sum += loss;
 	}
@@ -104,8 +106,8 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 		return rc;
 	start = clock_seconds();
 	rc = t->test_loader ? evaluate_loaded(t, lease->first, lease->count, &correct, &loss_sum)
-			    : backend_evaluate(t->tester, t->weights, lease->first, lease->count,
-				      &correct, &loss_sum);
+			    : WATCHED(backend_evaluate(t->tester, t->weights, lease->first,
+				      lease->count, &correct, &loss_sum));
 	if (rc)
 		return rc;
 	t->work->seconds += clock_seconds() - start;
@@ -225,9 +227,9 @@ static int open_backend(
 	struct backend_options o = options_of(t->cfg, max_batch);
 
 	o.forward_only = b == &t->tester;
-	int rc = backend_new(b, &t->model, &o, t->e);
+	int rc = WATCHED(backend_new(b, &t->model, &o, t->e));
 
-	return rc || !set ? rc : backend_use(*b, set, t->e);
+	return rc || !set ? rc : WATCHED(backend_use(*b, set, t->e));
 }
 
 /* Returns the number of images of the largest batch that the worker can get. */
@@ -329,7 +331,7 @@ int trainer_probe(const struct trainer_config *cfg, struct trainer_device *d, st
 	int rc = model_parse(m, "fc:10", MODEL_MNIST, e);
 
 	if (!rc)
-		rc = backend_new(&b, m, &o, e);
+		rc = WATCHED(backend_new(&b, m, &o, e));
 	if (!rc) {
 		snprintf(d->name, sizeof(d->name), "%s", backend_name(b));
 		snprintf(d->option, sizeof(d->option), "%s", backend_device(b));

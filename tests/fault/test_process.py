@@ -401,6 +401,20 @@ def test_device_that_breaks(programs, figure, small):
     assert server.result()["images_per_epoch"] == [6000, 6000]
 
 
+def test_device_that_hangs(programs, figure, small):
+    """A device does not return from its eighth gradient. The worker exits after its time-out, and
+    another worker finishes the run."""
+    server = programs.server("--model", "seed:8", "--epochs", 2, "--seed", 7, *SOON)
+    broken = programs.add(Process("broken_worker", command(
+        "tests/tools/broken_worker", "--server", server.endpoint, "--data", small,
+        "--device", "cpu", "--device-timeout-ms", 500), env={"BROKEN_HANGS": "1"}))
+    code = broken.wait(60)
+    assert "device has not answered for 500 ms" in broken.tail(), broken.tail()
+    figure("P17", code, "exit status of a worker whose device hangs", code == 13, what="hang")
+    programs.worker(server.endpoint, data=small)
+    assert server.result()["images_per_epoch"] == [6000, 6000]
+
+
 def test_gpu_that_breaks(programs, figure, small):
     """As above, with a real GPU: a library in LD_PRELOAD poisons its context on SIGRTMIN."""
     if not Path("/dev/nvidia0").exists():

@@ -1,9 +1,11 @@
 /*
  * broken_worker.c - cnn-worker with another device behind the name cpu: it computes as cpu-ref
  * does, breaks at its BREAKS_AT-th gradient as a GPU may, having written half of it, and stays
- * broken. Linked in front of the archive that has the real one; main is the worker's own.
+ * broken. With BROKEN_HANGS it does not return from that gradient. Linked in front of the archive that has the real one; main is the worker's own.
  */
 #include <stddef.h>
+#include <stdlib.h>
+#include <unistd.h>
 #include "kernels/device.h"
 
 #define BREAKS_AT 8
@@ -43,6 +45,8 @@ static int broken_gradient(void *self, const float *params, const uint32_t *inde
 	if (++gradients < BREAKS_AT)
 		return device_cpu_ref.gradient(
 			self, params, index, batch, dropout_seed, grad, loss);
+	while (getenv("BROKEN_HANGS"))
+		pause();
 	grad[0] = 1e6f;
 	*loss = 0;
 	return PS_EDEVICE;

@@ -1,0 +1,22 @@
+/*
+ * watchdog.h - ends the process if a call of the device does not return: a GPU may hang, and no
+ * thread can end such a call. The server gives the worker's lease to another worker.
+ *
+ * Thread: the trainer's. The timer is the process's only ITIMER_REAL.
+ */
+#ifndef WORKER_WATCHDOG_H
+#define WORKER_WATCHDOG_H
+#include <stdint.h>
+
+#define WATCHDOG_EXIT 13 /* the exit status; docs/operations.md */
+
+/* The longest time of a call. Without this call there is no limit. */
+void watchdog_init(uint64_t ms);
+void watchdog_begin(void);
+/* Returns `rc`. */
+int watchdog_end(int rc);
+
+/* The value of a call of the device. */
+#define WATCHED(call) (watchdog_begin(), watchdog_end(call))
+
+#endif

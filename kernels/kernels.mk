@@ -20,8 +20,8 @@ $(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
 # CUDA_ARCHS: the compute capabilities that the kernels are compiled for, without the dot. `native`:
 # those of the GPUs in this machine. nvcc before 12.8 knows neither 100 nor 120. For 80 the programs
 # also get PTX, which drivers compile for GPUs that are newer than this list. The kernels in fused/
-# exist for Hopper only, with the instructions of sm_90a. With KX_SYNC=1 the programs wait after each
-# kernel launch, so that an error message names the kernel that caused the error.
+# exist for Hopper only, with the instructions of sm_90a. With KX_SYNC=1 the programs capture no graphs
+# and wait after each kernel launch, so that an error message names the kernel that caused the error.
 CUDA_ARCHS ?= 80 86 89 90 100 120
 ifneq ($(CU),)
 ifeq ($(CUDA_ARCHS),native)
@@ -43,3 +43,4 @@ NVCC_FLAGS = $(NVCC_BASE) $(NVCC_CODE)
 $(CU_OBJECTS): $(B)/%.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)$(NVCC) $(if $(findstring /fused/,$<),$(NVCC_HOPPER),$(NVCC_FLAGS)) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+$(B)/kernels/cuda/work.o: EXTRA_CFLAGS += $(if $(KX_SYNC),-DKX_SYNC)

@@ -83,6 +83,15 @@ __device__ inline void init_stages(struct half_stage *stage)
 	}
 }
 
+/* Ends the barriers, whose memory is then free. */
+__device__ inline void drop_stages(struct half_stage *stage)
+{
+	for (int i = 0; i < STAGES; i++) {
+		__mbarrier_inval(&stage[i].full);
+		__mbarrier_inval(&stage[i].empty);
+	}
+}
+
 __device__ inline void barrier_wait(__mbarrier_t *barrier, bool parity)
 {
 	while (!__mbarrier_try_wait_parity(barrier, parity, 10000))
@@ -650,6 +659,9 @@ __global__ void __launch_bounds__(HALF_WGRAD_THREADS, 1) seed_half_wgrad_kernel(
 			0x1p4f / power);
 	else
 		consume(&sum, s, shared, tile);
+	__syncthreads();
+	if (threadIdx.x == 0)
+		drop_stages(shared->stage);
 	__syncthreads(); /* conv_sums reuses the memory of the stages */
 	if (!is_producer)
 		half_put_sums(s, shared, sum, tile, power);

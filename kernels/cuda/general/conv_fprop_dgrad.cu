@@ -132,7 +132,6 @@ __device__ inline void add_k_shares(
 	const int n = S::MI * S::NJ, next = S::WARPS_M * S::WARPS_N * n * 32;
 	float4 *mine = shared + tile * n * 32 + threadIdx.x % 32;
 
-	copies_wait<0>(); /* copies past the end of K still write zeros */
 	__syncthreads();
 #pragma unroll
 	for (int i = 0; i < n && share > 0; i++) {
@@ -188,6 +187,7 @@ __global__ void __launch_bounds__(S::THREADS) conv_fprop_dgrad_kernel(struct kx_
 		};
 		stage_mma<P, S::DEPTH>(c, a, s->b + k * S::B_PITCH + warp_n, S::B_PITCH, lane);
 	}
+	copies_wait<0>(); /* copies past the end of K still write zeros to the block's memory */
 	if (S::WARPS_K > 1)
 		add_k_shares<S>(c, reinterpret_cast<float4 *>(memory), share, tile);
 	if (share == 0)

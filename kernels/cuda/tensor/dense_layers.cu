@@ -312,6 +312,15 @@ int patches(struct kx_batch batch, struct kx_patches p, T *to, cudaStream_t stre
 		to);
 }
 
+/* An untyped pointer for the typed parameter of a kernel. */
+struct values {
+	const void *at;
+	template <class T> operator T *() const
+	{
+		return const_cast<T *>(static_cast<const T *>(at));
+	}
+};
+
 } // namespace
 
 int kx_patches(struct kx_batch batch, struct kx_patches p, void *to, enum kx_type type,
@@ -327,15 +336,6 @@ int kx_patches(struct kx_batch batch, struct kx_patches p, void *to, enum kx_typ
 					THREADS, 0, stream, __VA_ARGS__)                           \
 			      : kx_launch(KERNEL<float>, dim3(blocks_for(n, THREADS)), THREADS, 0, \
 					stream, __VA_ARGS__))
-
-/* An untyped pointer for the typed parameter of a kernel. */
-struct values {
-	const void *at;
-	template <class T> operator T *() const
-	{
-		return const_cast<T *>(static_cast<const T *>(at));
-	}
-};
 
 int kx_unpool(struct kx_dense pooled, const uint8_t *argmax, struct kx_dense full, int images,
 	enum kx_type type, cudaStream_t stream)

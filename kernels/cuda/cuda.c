@@ -53,34 +53,36 @@ static int choose_device(struct cuda *c, const struct backend_options *o, struct
 
 static void cuda_place(struct cuda *c, struct cuda_arena *a)
 {
-	size_t n = c->model->n_params;
+	const size_t n = c->model->n_params;
+	const int rounds = c->options.forward_only ? 1 : LOCAL_ROUNDS;
 
-	for (int i = 0; i < LOCAL_ROUNDS; i++) {
-		if (c->options.forward_only && i > 0)
-			break;
-		c->slot[i].params = arena_take(a, n, sizeof(float));
+	for (int i = 0; i < rounds; i++) {
+		struct slot *s = &c->slot[i];
+
+		s->params = arena_take(a, n, sizeof(float));
+		s->start = c->may_fail ? arena_take(a, n, sizeof(float)) : s->params;
 		if (!c->options.forward_only)
-			c->slot[i].grad = arena_take(a, n, sizeof(float));
+			s->grad = arena_take(a, n, sizeof(float));
 	}
 	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
 	c->now = arena_take(a, 1, sizeof(*c->now));
-	c->loss = arena_take(a, 1, sizeof(*c->loss));
-	c->path->place(c->net, a);
+	c->result = arena_take(a, 1, sizeof(*c->result));
 }
 
 static void place_pinned(struct cuda *c, struct cuda_arena *a)
 {
-	size_t width;
-
-	c->path->logits(c->net, &width);
-	c->logits = arena_take(a, c->max_batch * width, sizeof(float));
 	for (int i = 0; i < LOCAL_ROUNDS; i++) {
 		struct slot *s = &c->slot[i];
 
 		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
 		s->now = arena_take(a, CUDA_CHUNKS, sizeof(*s->now));
-		s->loss = arena_take(a, 1, sizeof(*s->loss));
+		s->result = arena_take(a, 1, sizeof(*s->result));
 	}
+}
+
+static int too_many_images(const struct cuda *c, struct err *e)
+{
+	return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", c->max_batch);
 }
 
 static int cuda_allocate(struct cuda *c, struct err *e)
@@ -91,7 +93,7 @@ static int cuda_allocate(struct cuda *c, struct err *e)
 	cuda_place(c, &device);
 	place_pinned(c, &host);
 	if (device.overflow || host.overflow)
-		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", c->max_batch);
+		return too_many_images(c, e);
 	if ((rc = cudaMalloc(&c->memory, device.used)))
 		return failed(rc, "memory on the GPU", e);
 	if ((rc = cudaHostAlloc(&c->pinned, host.used, cudaHostAllocDefault)))
@@ -100,6 +102,63 @@ static int cuda_allocate(struct cuda *c, struct err *e)
 	host = (struct cuda_arena){.base = c->pinned};
 	cuda_place(c, &device);
 	place_pinned(c, &host);
+	if ((rc = cudaMemset(c->result, 0, sizeof(*c->result))))
+		return failed(rc, "the first copies", e);
+	return PS_OK;
+}
+
+/* Allocates the memory of the path. */
+static int allocate_path(struct cuda *c, struct err *e)
+{
+	struct cuda_arena device = {0};
+	size_t width, bytes;
+	cudaError_t rc;
+
+	c->path->place(c->net, &device, NULL);
+	c->path->logits(c->net, &width);
+	if (device.overflow || __builtin_mul_overflow(c->max_batch, width * sizeof(float), &bytes))
+		return too_many_images(c, e);
+	if ((rc = cudaMalloc(&c->path_memory, device.used)))
+		return failed(rc, "memory on the GPU", e);
+	if ((rc = cudaHostAlloc((void **)&c->logits, bytes, cudaHostAllocDefault)))
+		return failed(rc, "pinned memory", e);
+	device = (struct cuda_arena){.base = c->path_memory};
+	c->path->place(c->net, &device, &c->result->trouble);
+	return PS_OK;
+}
+
+static void close_path(struct cuda *c)
+{
+	cuda_drop_graphs(c);
+	cudaFree(c->path_memory);
+	cudaFreeHost(c->logits);
+	if (c->net)
+		c->path->close(c->net);
+	c->path_memory = c->logits = c->net = NULL;
+	c->path = NULL;
+}
+
+int cuda_open_path(struct cuda *c, struct err *e)
+{
+	static const struct cuda_path *const paths[] = {&cuda_seed, &cuda_tensor, &cuda_net};
+	int rc;
+
+	close_path(c);
+	for (size_t i = 0; !c->path && i < sizeof(paths) / sizeof(paths[0]); i++)
+		if (paths[i]->fits(c->model, &c->options))
+			c->path = paths[i];
+	PS_ASSERT(c->path); /* cuda_net fits every model */
+	if ((rc = c->path->open(&c->net, c->model, &c->options, e)))
+		return rc;
+	if (!c->memory) {
+		c->may_fail = c->path->may_fail && c->path->may_fail(c->net);
+		if ((rc = cuda_allocate(c, e)))
+			return rc;
+	}
+	if ((rc = allocate_path(c, e)))
+		return rc;
+	if (c->path->fill(c->net, c->stream))
+		return failed(cudaGetLastError(), "the first copies", e);
 	return PS_OK;
 }
 
@@ -138,26 +197,16 @@ static void drop_streams(struct cuda *c)
 
 static int cuda_start(struct cuda *c, const struct backend_options *o, struct err *e)
 {
-	cudaError_t cu;
 	int rc = choose_device(c, o, e);
+	cudaError_t cu;
 
-	static const struct cuda_path *const paths[] = {&cuda_seed, &cuda_tensor, &cuda_net};
 	if (rc)
-		return rc;
-	for (size_t i = 0; !c->path && i < sizeof(paths) / sizeof(paths[0]); i++)
-		if (paths[i]->fits(c->model, &c->options))
-			c->path = paths[i];
-	PS_ASSERT(c->path); /* cuda_net fits every model */
-	if ((rc = c->path->open(&c->net, c->model, &c->options, e)))
 		return rc;
 	if ((cu = make_streams(c)))
 		return failed(cu, "a stream", e);
-	if ((rc = cuda_allocate(c, e)))
-		return rc;
-	if (c->path->fill(c->net, c->stream))
-		return failed(cudaGetLastError(), "the first copies", e);
+	rc = cuda_open_path(c, e);
 	gpu_settle(&c->gpu);
-	return PS_OK;
+	return rc;
 }
 
 static void cuda_close(void *self)
@@ -171,14 +220,16 @@ static void cuda_close(void *self)
 	}
 	cudaSetDevice(c->gpu.number);
 	cudaDeviceSynchronize(); /* a round may be in flight */
-	cuda_drop_graphs(c);
+	close_path(c);
 	cudaFree(c->pixels);
 	cudaFree(c->labels);
 	cudaFree(c->memory);
 	cudaFreeHost(c->pinned);
 	drop_streams(c);
-	if (c->net)
-		c->path->close(c->net);
+	for (int i = 0; i < LOCAL_ROUNDS; i++) {
+		free(c->slot[i].log.call);
+		free(c->slot[i].log.index);
+	}
 	free(c);
 }
 

@@ -10,6 +10,9 @@
  * streams copy the input of the next round and the output of the last one while the kernels of the
  * current round run.
  *
+ * Kernels of fused/ may give up (enum kx_trouble). The calls that wait for results then open the
+ * path that runs any model, and repeat the batch or the rounds in flight with it.
+ *
  * CUDA errors are sticky: after the first one every call fails. `why` keeps the first error and the
  * call that reported it.
  *
@@ -31,18 +34,41 @@ struct graph {
 	cudaGraphExec_t exec;
 };
 
+/* The result of a batch or round, beside its vectors. */
+struct result {
+	double loss;
+	uint32_t trouble; /* enum kx_trouble */
+};
+
+/* A call of local_steps. */
+struct round_call {
+	size_t batch, steps, first; /* first: its indices begin there in the log */
+	uint64_t dropout_seed;
+	float rate;
+};
+
+/* All that is needed to repeat a round: its weights are in slot.start. */
+struct round_log {
+	struct round_call *call;
+	uint32_t *index;
+	size_t n_calls, max_calls, n_index, max_index;
+	float *params, *sum; /* the arguments of local_finish */
+};
+
 /* The data that a round shares with the host. */
 struct slot {
 	float *params, *grad; /* device; n_params, in the manifest's order */
+	float *start;         /* device: the weights at the start of the round */
 	/* pinned; the arguments of the steps of this round, call after call */
 	uint32_t *index;
 	struct kx_now *now;
-	double *loss;
+	struct result *result;
 	size_t n_index, n_now; /* used entries of index and now */
-	int finished;
-	cudaEvent_t in;       /* the parameters are on the device */
-	cudaEvent_t computed; /* weights and sum are complete on the device */
-	cudaEvent_t out;      /* weights and sum are on the host */
+	int active, finished;  /* active: started, and not waited for */
+	struct round_log log;  /* if c->may_fail */
+	cudaEvent_t in;        /* the parameters are on the device */
+	cudaEvent_t computed;  /* weights and sum are complete on the device */
+	cudaEvent_t out;       /* weights and sum are on the host */
 };
 
 struct cuda {
@@ -54,10 +80,11 @@ struct cuda {
 	struct gpu_choice gpu;
 	char option[16], name[300], why[300];
 	cudaStream_t stream, in, out; /* kernels; parameters in; results out */
-	void *memory;                 /* device */
+	void *memory, *path_memory;   /* device */
+	int may_fail;                 /* as struct cuda_path */
 	uint32_t *index;
 	struct kx_now *now;
-	double *loss;
+	struct result *result;
 	void *pinned;
 	float *logits;                  /* pinned */
 	struct slot slot[LOCAL_ROUNDS]; /* a single gradient uses slot 0 */
@@ -68,6 +95,8 @@ struct cuda {
 	int n_graphs;
 };
 
+/* Opens the first path that fits, with its memory. */
+int cuda_open_path(struct cuda *c, struct err *e) PS_MUST_CHECK;
 /* Destroys the graphs. Needed when memory that they refer to moves. */
 void cuda_drop_graphs(struct cuda *c);
 /* As struct device. */

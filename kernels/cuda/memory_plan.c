@@ -97,6 +97,7 @@ static void conv1_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 	f->argmax = arena_take(a, n->images * positions, filters);
 	f->bias = net_biases(s);
 	f->workspace = s->own.workspace;
+	f->trouble = n->trouble;
 	if (s->before_conv2)
 		f->y_hi_lo = arena_take(a, n->images * CONV2_IMAGE, sizeof(uint16_t));
 	f->y = n->tensor[s->out].value;
@@ -122,6 +123,7 @@ static void conv2_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 		.dy_amax = arena_take(a, (n->images + 7) / 8, sizeof(float))};
 	s->own.conv2_fprop = s->conv2.w_fprop;
 	s->own.conv2_dgrad = s->conv2.w_dgrad;
+	s->own.trouble = n->trouble;
 }
 
 /* Describes the last two steps as one head. */

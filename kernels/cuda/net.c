@@ -393,9 +393,22 @@ static void net_path_close(void *self)
 	free(self);
 }
 
-static void net_path_place(void *self, struct cuda_arena *a)
+static int net_path_may_fail(const void *self)
 {
-	net_place(self, a);
+	const struct net *n = self;
+
+	for (int i = 0; i < n->n_steps; i++)
+		if (n->step[i].kind == NET_CONV2)
+			return 1;
+	return 0;
+}
+
+static void net_path_place(void *self, struct cuda_arena *a, uint32_t *trouble)
+{
+	struct net *n = self;
+
+	n->trouble = trouble;
+	net_place(n, a);
 }
 
 static int net_path_fill(void *self, cudaStream_t stream)
@@ -416,6 +429,7 @@ const struct cuda_path cuda_net = {
 	.fits = net_path_fits,
 	.open = net_path_open,
 	.close = net_path_close,
+	.may_fail = net_path_may_fail,
 	.place = net_path_place,
 	.fill = net_path_fill,
 	.load = net_path_load,

@@ -64,7 +64,8 @@ struct net {
 	struct net_step step[MODEL_MAX_LAYERS];
 	int has_head; /* head.h runs the last two steps */
 	struct kx_head head;
-	float *sums; /* sums of gradients of all steps */
+	uint32_t *trouble; /* as struct cuda_path */
+	float *sums;       /* sums of gradients of all steps */
 	size_t n_sums;
 	float *loss; /* per image */
 };

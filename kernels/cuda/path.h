@@ -38,7 +38,11 @@ struct cuda_path {
 	int (*open)(
 		void **self, const struct model *m, const struct path_options *o, struct err *e);
 	void (*close)(void *self);
-	void (*place)(void *self, struct cuda_arena *a);
+	/* 1: kernels may find that their results are not valid, and then set *trouble of `place`.
+	 * NULL: never. */
+	int (*may_fail)(const void *self);
+	/* `trouble`: device memory with an enum kx_trouble, which stays set. */
+	void (*place)(void *self, struct cuda_arena *a, uint32_t *trouble);
 	int (*fill)(void *self, cudaStream_t stream);
 	/* Makes `params` the current weights. */
 	int (*load)(void *self, const float *params, cudaStream_t stream);

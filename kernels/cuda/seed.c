@@ -14,6 +14,8 @@ struct seed {
 	struct kx_seed s;
 };
 
+uint64_t kx_seed_patience_ns = 2000000000;
+
 static int seed_path_fits(const struct model *m, const struct path_options *o)
 {
 	const struct layer *l = m->layer;
@@ -97,22 +99,22 @@ static struct workspace_size max_workspace(const struct seed *d)
 	return p;
 }
 
-/* Lines of the exchange buffer, for the maximum number of blocks: one per multiprocessor. One more
- * line has the number of steps. */
+/* Lines of the exchange buffer, for the maximum number of blocks. One more line has the number of
+ * steps. */
 static size_t exchange_lines(const struct seed *d, size_t *images)
 {
-	const size_t max_images = SEED_PERSISTENT_IMAGES, blocks = (size_t)d->s.multiprocessors;
+	const size_t max_images = SEED_PERSISTENT_IMAGES, blocks = SEED_PERSISTENT_BLOCKS;
 
 	*images = d->images < max_images ? d->images : max_images;
 	return *images * (blocks + 1) * SEED_LL_LOGIT_LINES + blocks * SEED_LL_CONV_LINES +
 	       *images + 1;
 }
 
-static void place_exchange(struct seed *d, struct cuda_arena *a)
+static void place_exchange(struct seed *d, struct cuda_arena *a, uint32_t *trouble)
 {
 	struct seed_exchange *x = &d->s.exchange;
 	size_t images, lines = exchange_lines(d, &images);
-	size_t blocks = (size_t)d->s.multiprocessors;
+	const size_t blocks = SEED_PERSISTENT_BLOCKS;
 
 	x->logits = arena_take(a, lines, sizeof(*x->logits));
 	if (!x->logits)
@@ -121,9 +123,11 @@ static void place_exchange(struct seed *d, struct cuda_arena *a)
 	x->conv = x->d_logits + images * SEED_LL_LOGIT_LINES;
 	x->losses = x->conv + blocks * SEED_LL_CONV_LINES;
 	x->steps = &x->losses[images].flag;
+	x->trouble = trouble;
+	x->patience_ns = kx_seed_patience_ns;
 }
 
-static void seed_path_place(void *self, struct cuda_arena *a)
+static void seed_path_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 {
 	struct seed *d = self;
 	struct kx_seed *s = &d->s;
@@ -145,7 +149,7 @@ static void seed_path_place(void *self, struct cuda_arena *a)
 	s->fc_workspace = arena_take(a, max.fc * SEED_POSITIONS, row_floats(d) * sizeof(float));
 	s->conv_workspace = arena_take(a, max.conv, row_floats(d) * sizeof(float));
 	if (s->half)
-		place_exchange(d, a);
+		place_exchange(d, a, trouble);
 }
 
 static int seed_path_fill(void *self, cudaStream_t stream)
@@ -268,10 +272,18 @@ static int seed_path_save(void *self, float *params, float *sum, cudaStream_t st
 	return rc || !sum ? rc : kx_seed_unpack(*s, s->sum, sum, stream);
 }
 
+static int seed_path_may_fail(const void *self)
+{
+	const struct seed *d = self;
+
+	return !d->forward_only && kx_seed_persistent_ranges(d->s, 1) > 0;
+}
+
 const struct cuda_path cuda_seed = {
 	.fits = seed_path_fits,
 	.open = seed_path_open,
 	.close = free,
+	.may_fail = seed_path_may_fail,
 	.place = seed_path_place,
 	.fill = seed_path_fill,
 	.load = seed_path_load,

@@ -281,10 +281,11 @@ static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struc
 				  : n->tensor[s->out].grad;
 }
 
-static void tensor_place(void *self, struct cuda_arena *a)
+static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 {
 	struct tensor_net *n = self;
 
+	(void)trouble;
 	for (int i = 0; i < n->n_tensors; i++) {
 		struct tensor_values *t = &n->tensor[i];
 		const size_t image = image_values(&t->value);

@@ -1,6 +1,8 @@
 /* work.c - runs batches on the cuda device: copies, graphs, local training. See cuda.h. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include "common/log.h"
 #include "kernels/cuda/cuda.h"
 
 #define BLOCK_STEPS 60 /* maximum steps of local training in one graph */
@@ -50,9 +52,10 @@ static int launch(struct cuda *c, size_t images, int steps)
 	int rc;
 
 	if (steps)
-		return c->path->train(c->net, batch, c->now, steps, c->loss, c->stream);
+		return c->path->train(c->net, batch, c->now, steps, &c->result->loss, c->stream);
 	rc = c->path->load(c->net, c->slot[0].params, c->stream);
-	return rc ? rc : c->path->gradient(c->net, batch, c->slot[0].grad, c->loss, c->stream);
+	return rc ? rc
+		  : c->path->gradient(c->net, batch, c->slot[0].grad, &c->result->loss, c->stream);
 }
 
 static int capture_graph(struct cuda *c, size_t images, int steps, cudaGraphExec_t *exec)
@@ -78,6 +81,9 @@ static int run_graph(struct cuda *c, size_t images, int steps)
 {
 	struct graph *g = c->graph, *end = c->graph + c->n_graphs;
 
+#ifdef KX_SYNC /* no kernel can be waited for during a capture */
+	return launched(c, launch(c, images, steps));
+#endif
 	while (g < end && (g->batch != images || g->steps != steps))
 		g++;
 	if (g == end) {
@@ -111,6 +117,11 @@ static int to_host(
 	return CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
 }
 
+static int fetch_result(struct cuda *c, struct slot *s)
+{
+	return to_host(c, s->result, c->result, sizeof(*s->result), c->stream);
+}
+
 static int wait(struct cuda *c)
 {
 	return CHECK(cudaStreamSynchronize(c->stream));
@@ -138,6 +149,28 @@ static int set_index(struct cuda *c, struct slot *s, const uint32_t *index, size
 	return to_device(c, c->index, from, n * sizeof(*index), c->stream);
 }
 
+/* ---- kernels that gave up -------------------------------------------------------------------- */
+
+/* Opens the path that runs any model. */
+static int fall_back(struct cuda *c, uint32_t trouble)
+{
+	const char *reason = trouble == KX_TROUBLE_RANGE
+				     ? "a value is beyond the range of fp16"
+				     : "a block of a kernel waited too long for another one";
+	struct err e;
+	int rc;
+
+	log_warn("cuda", "general_kernels", "reason=\"%s\" device=\"%s\"", reason, c->name);
+	rc = CHECK(cudaDeviceSynchronize());
+	if (!rc)
+		rc = CHECK(cudaMemset(c->result, 0, sizeof(*c->result)));
+	c->options.fused = 0;
+	c->may_fail = 0;
+	if (!rc && (rc = cuda_open_path(c, &e)) && !c->why[0])
+		snprintf(c->why, sizeof(c->why), "%.200s", e.text);
+	return rc ? PS_EDEVICE : PS_OK;
+}
+
 /* ---- one batch ------------------------------------------------------------------------------- */
 
 /* Prepares a single gradient or forward pass. No round is in flight, so slot 0 is free. */
@@ -152,10 +185,9 @@ static int set_batch(struct cuda *c, const float *params, struct kx_now now)
 	return rc ? rc : set_now(c, s, now);
 }
 
-int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
-	uint64_t dropout_seed, float *grad, double *loss)
+static int try_gradient(struct cuda *c, const float *params, const uint32_t *index, size_t batch,
+	uint64_t dropout_seed, float *grad)
 {
-	struct cuda *c = self;
 	struct slot *s = &c->slot[0];
 	int rc = set_batch(c, params, (struct kx_now){.dropout_seed = dropout_seed});
 
@@ -164,20 +196,32 @@ int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t
 	if (!rc)
 		rc = run_graph(c, batch, 0);
 	if (!rc)
-		rc = to_host(c, s->loss, c->loss, sizeof(*c->loss), c->stream);
+		rc = fetch_result(c, s);
 	if (!rc)
 		rc = to_host(c, grad, s->grad, params_bytes(c), c->stream);
+	return rc ? rc : wait(c);
+}
+
+int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
+	uint64_t dropout_seed, float *grad, double *loss)
+{
+	struct cuda *c = self;
+	const struct result *result = c->slot[0].result;
+	int rc = try_gradient(c, params, index, batch, dropout_seed, grad);
+
+	if (!rc && result->trouble) {
+		rc = fall_back(c, result->trouble);
+		if (!rc)
+			rc = try_gradient(c, params, index, batch, dropout_seed, grad);
+	}
 	if (!rc)
-		rc = wait(c);
-	if (!rc)
-		*loss = *s->loss;
+		*loss = result->loss;
 	return rc;
 }
 
-int cuda_forward(void *self, const float *params, size_t first, size_t n, float *logits)
+static int try_forward(struct cuda *c, const float *params, size_t first, size_t n)
 {
-	struct cuda *c = self;
-	size_t width, classes = c->model->classes;
+	size_t width;
 	const float *from = c->path->logits(c->net, &width);
 	int rc = set_batch(c, params, (struct kx_now){.first = (uint32_t)first});
 
@@ -186,12 +230,31 @@ int cuda_forward(void *self, const float *params, size_t first, size_t n, float 
 	if (!rc)
 		rc = launched(c, c->path->forward(c->net, batch_of(c, n, 0), c->stream));
 	if (!rc)
-		rc = to_host(c, c->logits, from, n * width * sizeof(float), c->stream);
+		rc = fetch_result(c, &c->slot[0]);
 	if (!rc)
-		rc = wait(c);
-	for (size_t i = 0; i < n && !rc; i++)
+		rc = to_host(c, c->logits, from, n * width * sizeof(float), c->stream);
+	return rc ? rc : wait(c);
+}
+
+int cuda_forward(void *self, const float *params, size_t first, size_t n, float *logits)
+{
+	struct cuda *c = self;
+	const struct result *result = c->slot[0].result;
+	const size_t classes = c->model->classes;
+	int rc = try_forward(c, params, first, n);
+	size_t width;
+
+	if (!rc && result->trouble) {
+		rc = fall_back(c, result->trouble);
+		if (!rc)
+			rc = try_forward(c, params, first, n);
+	}
+	if (rc)
+		return rc;
+	c->path->logits(c->net, &width);
+	for (size_t i = 0; i < n; i++)
 		memcpy(logits + i * classes, c->logits + i * width, classes * sizeof(float));
-	return rc;
+	return PS_OK;
 }
 
 /* ---- local training -------------------------------------------------------------------------- */
@@ -205,23 +268,31 @@ static int chain(struct cuda *c, cudaStream_t first, cudaEvent_t event, cudaStre
 	return rc ? rc : CHECK(cudaStreamWaitEvent(then, event, 0));
 }
 
+/* Begins the round of a slot at the weights s->start. */
+static int begin_round(struct cuda *c, struct slot *s)
+{
+	int rc = launched(c, c->path->load(c->net, s->start, c->stream));
+
+	s->n_now = s->n_index = 0;
+	if (!rc)
+		rc = launched(c, c->path->start(c->net, c->stream));
+	return rc ? rc : CHECK(cudaMemsetAsync(&c->result->loss, 0, sizeof(double), c->stream));
+}
+
 int cuda_local_start(void *self, int slot, const float *params)
 {
 	struct cuda *c = self;
 	struct slot *s = &c->slot[slot];
 	int rc = CHECK(cudaSetDevice(c->gpu.number));
 
-	s->n_now = s->n_index = 0;
+	s->active = 1;
 	s->finished = 0;
+	s->log.n_calls = s->log.n_index = 0;
 	if (!rc)
-		rc = to_device(c, s->params, params, params_bytes(c), c->in);
+		rc = to_device(c, s->start, params, params_bytes(c), c->in);
 	if (!rc)
 		rc = chain(c, c->in, s->in, c->stream);
-	if (!rc)
-		rc = launched(c, c->path->load(c->net, s->params, c->stream));
-	if (!rc)
-		rc = launched(c, c->path->start(c->net, c->stream));
-	return rc ? rc : CHECK(cudaMemsetAsync(c->loss, 0, sizeof(*c->loss), c->stream));
+	return rc ? rc : begin_round(c, s);
 }
 
 /* Runs `steps` steps whose indices fit the index buffer together. */
@@ -245,20 +316,79 @@ static int local_chunk(struct cuda *c, struct slot *s, const uint32_t *index, si
 	return rc;
 }
 
+static int run_call(
+	struct cuda *c, struct slot *s, const uint32_t *index, const struct round_call *call)
+{
+	const size_t max_chunk = c->max_index / call->batch;
+	int rc = PS_OK;
+
+	for (size_t i = 0, n; i < call->steps && !rc; i += n) {
+		struct kx_now now = {.dropout_seed = call->dropout_seed + i, .rate = call->rate};
+
+		n = call->steps - i < max_chunk ? call->steps - i : max_chunk;
+		rc = local_chunk(c, s, index + i * call->batch, call->batch, n, now);
+	}
+	return rc;
+}
+
+/* Makes room for `n` more values of `size` bytes. */
+static int grow(void *memory, size_t size, size_t used, size_t n, size_t *max)
+{
+	void **at = memory, *more;
+
+	if (used + n <= *max)
+		return PS_OK;
+	more = realloc(*at, 2 * (used + n) * size);
+	if (!more)
+		return PS_ENOMEM;
+	*at = more;
+	*max = 2 * (used + n);
+	return PS_OK;
+}
+
+static int log_call(struct round_log *l, const uint32_t *index, struct round_call call)
+{
+	const size_t n = call.batch * call.steps;
+
+	if (grow(&l->call, sizeof(*l->call), l->n_calls, 1, &l->max_calls) ||
+		grow(&l->index, sizeof(*l->index), l->n_index, n, &l->max_index))
+		return PS_ENOMEM;
+	call.first = l->n_index;
+	memcpy(l->index + l->n_index, index, n * sizeof(*index));
+	l->n_index += n;
+	l->call[l->n_calls++] = call;
+	return PS_OK;
+}
+
 int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, size_t steps,
 	float rate, uint64_t dropout_seed)
 {
+	const struct round_call call = {
+		.batch = batch, .steps = steps, .dropout_seed = dropout_seed, .rate = rate};
 	struct cuda *c = self;
-	const size_t max_chunk = c->max_index / batch;
+	struct slot *s = &c->slot[slot];
 	int rc = CHECK(cudaSetDevice(c->gpu.number));
 
-	for (size_t i = 0, n; i < steps && !rc; i += n) {
-		struct kx_now now = {.dropout_seed = dropout_seed + i, .rate = rate};
+	if (!rc && c->may_fail)
+		rc = log_call(&s->log, index, call);
+	return rc ? rc : run_call(c, s, index, &call);
+}
 
-		n = steps - i < max_chunk ? steps - i : max_chunk;
-		rc = local_chunk(c, &c->slot[slot], index + i * batch, batch, n, now);
-	}
-	return rc;
+static int finish_round(struct cuda *c, struct slot *s)
+{
+	const struct round_log *l = &s->log;
+	int rc = launched(c, c->path->save(c->net, l->params ? s->params : NULL,
+				     l->sum ? s->grad : NULL, c->stream));
+
+	if (!rc)
+		rc = fetch_result(c, s);
+	if (!rc)
+		rc = chain(c, c->stream, s->computed, c->out);
+	if (!rc && l->params)
+		rc = to_host(c, l->params, s->params, params_bytes(c), c->out);
+	if (!rc && l->sum)
+		rc = to_host(c, l->sum, s->grad, params_bytes(c), c->out);
+	return rc ? rc : CHECK(cudaEventRecord(s->out, c->out));
 }
 
 /* Returns when the copy of local_start's parameters is complete. Usually it is complete before the
@@ -270,35 +400,50 @@ int cuda_local_finish(void *self, int slot, float *params, float *sum)
 	int rc = CHECK(cudaSetDevice(c->gpu.number));
 
 	s->finished = 1;
+	s->log.params = params;
+	s->log.sum = sum;
 	if (!rc)
-		rc = launched(c, c->path->save(c->net, params ? s->params : NULL,
-					 sum ? s->grad : NULL, c->stream));
-	if (!rc)
-		rc = to_host(c, s->loss, c->loss, sizeof(*c->loss), c->stream);
-	if (!rc)
-		rc = chain(c, c->stream, s->computed, c->out);
-	if (!rc && params)
-		rc = to_host(c, params, s->params, params_bytes(c), c->out);
-	if (!rc && sum)
-		rc = to_host(c, sum, s->grad, params_bytes(c), c->out);
-	if (!rc)
-		rc = CHECK(cudaEventRecord(s->out, c->out));
+		rc = finish_round(c, s);
 	return rc ? rc : CHECK(cudaEventSynchronize(s->in));
+}
+
+static int repeat_round(struct cuda *c, struct slot *s)
+{
+	int rc = begin_round(c, s);
+
+	for (size_t i = 0; i < s->log.n_calls && !rc; i++)
+		rc = run_call(c, s, s->log.index + s->log.call[i].first, &s->log.call[i]);
+	return rc || !s->finished ? rc : finish_round(c, s);
+}
+
+static int wait_round(struct cuda *c, struct slot *s)
+{
+	int rc;
+
+	if (s->finished)
+		return CHECK(cudaEventSynchronize(s->out));
+	rc = fetch_result(c, s);
+	return rc ? rc : wait(c);
 }
 
 int cuda_local_wait(void *self, int slot, double *loss)
 {
 	struct cuda *c = self;
 	struct slot *s = &c->slot[slot];
-	int rc = PS_OK;
+	int rc = wait_round(c, s);
 
-	if (s->finished) {
-		rc = CHECK(cudaEventSynchronize(s->out));
-	} else {
-		rc = to_host(c, s->loss, c->loss, sizeof(*c->loss), c->stream);
+	if (!rc && s->result->trouble) {
+		rc = fall_back(c, s->result->trouble);
+		for (int i = 0; i < LOCAL_ROUNDS && !rc; i++) { /* the oldest first */
+			struct slot *one = &c->slot[(slot + i) % LOCAL_ROUNDS];
+
+			if (one->active)
+				rc = repeat_round(c, one);
+		}
 		if (!rc)
-			rc = wait(c);
+			rc = wait_round(c, s);
 	}
-	*loss = *s->loss;
+	s->active = !s->finished;
+	*loss = s->result->loss;
 	return rc;
 }

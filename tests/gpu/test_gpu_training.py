@@ -53,6 +53,19 @@ def test_low_precisions_learn_too(gpu, programs, on_the_cpu, precision):
     assert result["accuracy"] >= on_the_cpu - 0.005, result
 
 
+def test_bf16_workers_share_a_gpu(gpu, programs, on_the_cpu):
+    """The persistent kernel of bf16 needs the whole GPU. Two workers use it in turns, or give it
+    up."""
+    server = programs.server("--model", "seed:32", "--epochs", EPOCHS, "--min-workers", 2)
+    fleet = [worker(programs, server, gpu, *(["--precision", "bf16"] if gpu != "cpu" else []))
+             for _ in range(2)]
+    result = server.result()
+    for w in fleet:
+        assert w.wait(10) == 0, w.tail()
+    assert result["images"] == EPOCHS * 60000 and result["duplicates"] == 0
+    assert result["accuracy"] >= on_the_cpu - 0.01, result
+
+
 def test_killed_gpu_worker_costs_nothing(gpu, programs):
     """A GPU worker is killed with -9 in the middle of a run. Another worker finishes the run, and
     each image counts once."""

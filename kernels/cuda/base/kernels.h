@@ -25,6 +25,13 @@ extern "C" {
 #define KX_M_TILE 128 /* tile of kx_conv_wgrad: rows; K_TILE: images per pipeline stage */
 #define KX_K_TILE 32
 
+/* Why a kernel of fused/ gave up. Its results are not valid then. */
+enum kx_trouble {
+	KX_TROUBLE_NONE,
+	KX_TROUBLE_WAIT,  /* a block waited too long for another block of its launch */
+	KX_TROUBLE_RANGE, /* a value is beyond the range of fp16 */
+};
+
 /* The values that change from step to step. They are in device memory, so that one CUDA graph
  * serves all steps. */
 struct kx_now {
@@ -172,6 +179,7 @@ struct kx_layer {
 	uint32_t *conv1; /* NULL, or the fragments of kx_conv1; zeros as padding */
 	int conv1_size;
 	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
+	uint32_t *trouble;                   /* of conv2_fprop */
 	uint16_t *bf16;                      /* NULL, or `value` in bf16, for kx_product */
 };
 

@@ -144,10 +144,11 @@ __device__ inline void conv_window_both(float (&c)[2][2][4],
 					b[i / 2][k][1]);
 }
 
-/* Computes position p, the i-th that the block collects: eight filters of all images. */
+/* Computes position p, the i-th that the block collects: eight filters of all images. *max is the
+ * largest value so far. */
 __device__ inline void hi_lo_position(struct hi_lo_shared *s,
 	const struct conv_weights<HI_LO_SIZE> &w, const int (&at)[conv<HI_LO_SIZE>::STEPS][2],
-	int p, int i, int group, float bias)
+	int p, int i, int group, float bias, float *max)
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 	float window[2][2][4] = {};
@@ -166,6 +167,7 @@ __device__ inline void hi_lo_position(struct hi_lo_shared *s,
 
 			v[e] = max4_argmax(c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
 			v[e] = max_or_nan(fmaf(v[e], CONV_PIXEL, bias), 0);
+			*max = fmaxf(*max, v[e]);
 			s->argmax[(8 * j + 2 * t + e) * ARGMAX_STRIDE + i * CONV2_CHANNELS +
 				  group * 8 + r] =
 				(unsigned char)(which | (v[e] > 0 ? RELU_OPEN : 0));
@@ -223,6 +225,7 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 	const int end = CONV2_PIXELS * (blockIdx.y + 1) / gridDim.y;
 	struct conv_weights<HI_LO_SIZE> w;
 	int at[conv<HI_LO_SIZE>::STEPS][2];
+	float max = 0;
 
 	await_previous();
 	const float bias = l.bias[group * 8 + lane / 4];
@@ -238,11 +241,13 @@ __global__ void __launch_bounds__(CONV1_THREADS, 2)
 		const int to = min(from + MAX_POSITIONS, end);
 
 		for (int p = from + warp / HI_LO_GROUPS; p < to; p += CONV1_WARPS / HI_LO_GROUPS)
-			hi_lo_position(s, w, at, p, p - from, group, bias);
+			hi_lo_position(s, w, at, p, p - from, group, bias, &max);
 		__syncthreads();
 		hi_lo_write(s, l, blockIdx.x * CONV_GROUP, batch.images, from, to);
 		__syncthreads();
 	}
+	if (max >= CONV2_MAX_VALUE)
+		*l.trouble = KX_TROUBLE_RANGE;
 }
 
 int conv1_fprop_hi_lo_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream)

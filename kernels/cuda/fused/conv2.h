@@ -7,7 +7,8 @@
  * bf16. In fprop each value is the sum of a hi and a lo term, so fprop is nearly as exact as fp32.
  * dgrad and wgrad use only the hi term. A launch scales its dY by a power of two that keeps the
  * largest from overflowing. Only a dY of at most 2^-38 of the largest becomes zero. fprop requires
- * values of at most 65504 and weights of at most 1023.
+ * values below CONV2_MAX_VALUE and weights below CONV2_MAX_WEIGHT. The kernels that write larger
+ * ones set *trouble to KX_TROUBLE_RANGE.
  *
  * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The rules of kernels.h apply.
  */
@@ -24,7 +25,9 @@ extern "C" {
 #define CONV2_CHANNELS     32
 #define CONV2_OUT          8
 #define CONV2_FILTERS      64
-#define CONV2_TERMS        2   /* hi and lo */
+#define CONV2_TERMS        2 /* hi and lo */
+#define CONV2_MAX_VALUE    65504.0f
+#define CONV2_MAX_WEIGHT   1023.0f
 #define CONV2_WGRAD_SLICES 66  /* maximum; two tap blocks per slice make 132 blocks */
 #define CONV2_DGRAD_SLICES 132 /* maximum of kx_conv2_dgrad for up to 264 images */
 /* Number of fp16 values of an image, [term][group of 8 channels][pixel][channel], and of all

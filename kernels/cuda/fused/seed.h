@@ -36,6 +36,9 @@ extern "C" {
 #define SEED_HALF_POSITIONS     16
 /* Persistent kernel: the largest batch that fits in the shared memory of the GPU. */
 #define SEED_PERSISTENT_IMAGES 104
+/* Its maximum number of blocks. It does not depend on the GPU, so that results do not either: a GPU
+ * with fewer multiprocessors than blocks uses other kernels. */
+#define SEED_PERSISTENT_BLOCKS 132
 #define SEED_LL_LOGIT_LINES    4  /* LL lines of one image's logits, per block */
 #define SEED_LL_CONV_LINES     32 /* LL lines of the conv gradient, per block */
 
@@ -45,8 +48,8 @@ struct seed_params {
 	float *fc, *conv, *bias;
 };
 
-/* A line of the LL protocol between the blocks of the persistent kernel: three floats, and a flag
- * with the number of their step. All lines start as zeros. */
+/* A line of the LL protocol between the blocks of the persistent kernel: three floats and a flag
+ * with the number of their step, which are read and written at once. All lines start as zeros. */
 struct ll_line {
 	float v[3];
 	uint32_t flag;
@@ -55,9 +58,14 @@ struct seed_exchange {
 	struct ll_line *logits;   /* [image][block][SEED_LL_LOGIT_LINES] */
 	struct ll_line *d_logits; /* [image][SEED_LL_LOGIT_LINES] */
 	struct ll_line *conv;     /* [block][SEED_LL_CONV_LINES] */
-	struct ll_line *losses;   /* [image] */
+	struct ll_line *losses;   /* [image], and one for `steps` */
 	uint32_t *steps;          /* steps done so far */
+	uint32_t *trouble;        /* set to KX_TROUBLE_WAIT by a block that waited too long */
+	uint64_t patience_ns;     /* how long that is */
 };
+/* patience_ns of the backends that are opened from now on. Tests set it to 0: the first block then
+ * starts 30 ms late, and the others give up. */
+extern uint64_t kx_seed_patience_ns;
 
 struct kx_seed {
 	int f, f_pad; /* filters; filters padded to a multiple of eight */

@@ -10,11 +10,18 @@
  * - The block that owns an image sends its d_logits to all blocks.
  * - Each block sends its conv gradient to all blocks of the same filters.
  *
- * Each line of the exchange has the number of its step as a flag (the LL protocol of NCCL). A
- * reader polls the line until the flag is right, so the exchange needs neither fences nor counters.
+ * Each line of the exchange has the number of its step as a flag (the LL protocol of NCCL, with one
+ * flag for 16 bytes instead of one for 8: its words would make seed:32 28 % and seed:256 11 % slower
+ * at 100 images). A reader polls the line until the flag is right, so the exchange needs neither
+ * fences nor counters.
  * A writer overwrites a line only when all readers have used it: it has then received results that
  * they computed from the line. All sums have a fixed order. The launch is cooperative, so all
  * blocks run at the same time.
+ *
+ * A block that has waited for another one for patience_ns gives up: it sets *trouble, computes the
+ * rest of its step with what it has, and returns. The other blocks see *trouble while they wait, and
+ * return as well. Results of a launch that has set *trouble are not valid, and later launches return
+ * at once. (A trap would destroy the CUDA context.)
  *
  * Products, layouts and scales are those of seed_half_fprop.cu and seed_half_wgrad.cu, with these
  * differences. The ReLU mask and the argmax come from the stored value. d_logits are not divided by
@@ -49,7 +56,8 @@ namespace
 /* Stride of a pair of images in words. With it four pairs x two rows of two words are in 32
  * different banks. */
 #define PAIR_STRIDE 156
-#define MAX_BLOCKS  132
+#define MAX_BLOCKS  SEED_PERSISTENT_BLOCKS
+#define POLLS       4096 /* between two looks at the clock: some milliseconds */
 /* Maximum of (images that a block owns) x (blocks). */
 #define LOGIT_ROWS (SEED_PERSISTENT_IMAGES + MAX_BLOCKS)
 /* The two lowest bits of a stored value hold the argmax: 3 for the first output pixel, 0 for the
@@ -84,7 +92,7 @@ struct block_state {
 	__align__(16) uint32_t pixels[TILES * TILE_IMAGES / 2][PAIR_STRIDE]; /* bytes */
 	/* pixels of the next step, filled by bulk copies */
 	__align__(16) uint2 bytes[SEED_PERSISTENT_IMAGES][BAND_BYTES / 8];
-	__mbarrier_t fc_unspill;
+	__mbarrier_t pixels_here;
 	union {
 		uint32_t value[MAX_POSITIONS][TILES][32];
 		struct {
@@ -116,6 +124,7 @@ struct block_state {
 	__align__(8) int patch_offset[MAX_POSITIONS]; /* patch of each position, in words */
 	struct block_tile block;
 	uint32_t argmax_mask; /* all bits of a float except those of the argmax */
+	uint32_t gave_up;
 };
 
 __device__ inline struct block_tile block_tile_of(int ranges, int images)
@@ -190,7 +199,7 @@ __device__ inline void fetch_band(struct block_state *shared, const struct kx_ba
 
 	if (i == 0)
 		asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-				     shared_address(&shared->fc_unspill)),
+				     shared_address(&shared->pixels_here)),
 			     "r"(block.images * BAND_BYTES)
 			     : "memory");
 	if (i >= 0 && i < block.images)
@@ -198,7 +207,7 @@ __device__ inline void fetch_band(struct block_state *shared, const struct kx_ba
 			     "[%0], [%1], %2, [%3];" ::"r"(shared_address(shared->bytes[i])),
 			     "l"(batch.pixels + (size_t)number[i] * IMAGE_PIXELS +
 				     block.first_row * SEED_SIDE / 16 * 16),
-			     "n"(BAND_BYTES), "r"(shared_address(&shared->fc_unspill))
+			     "n"(BAND_BYTES), "r"(shared_address(&shared->pixels_here))
 			     : "memory");
 }
 
@@ -209,7 +218,7 @@ __device__ inline void expand_band(
 {
 	const int from = block.first_row * SEED_SIDE % 16 / 8, last = block.images - 1;
 
-	while (!__mbarrier_try_wait_parity(&shared->fc_unspill, parity, 10000))
+	while (!__mbarrier_try_wait_parity(&shared->pixels_here, parity, 10000))
 		;
 #pragma unroll 1
 	for (int i = (int)threadIdx.x - (THREADS - EXPAND_THREADS);
@@ -387,45 +396,79 @@ __device__ inline uint32_t ll_flag(uint32_t step, float a, float b, float c)
 __device__ inline void ll_store(struct ll_line *at, float a, float b, float c, uint32_t step)
 {
 	const uint64_t low = (uint64_t)__float_as_uint(b) << 32 | __float_as_uint(a);
-	const uint64_t argmax_mask = (uint64_t)ll_flag(step, a, b, c) << 32 | __float_as_uint(c);
+	const uint64_t high = (uint64_t)ll_flag(step, a, b, c) << 32 | __float_as_uint(c);
 
 	asm volatile("{ .reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v; }"
 		     :
-		     : "l"(at), "l"(low), "l"(argmax_mask)
+		     : "l"(at), "l"(low), "l"(high)
 		     : "memory");
 }
 
+/* `flag` of the returned line is the number of its step. */
 __device__ inline struct ll_line ll_load(const struct ll_line *at)
 {
-	uint64_t low, argmax_mask;
+	uint64_t low, high;
 
 	asm volatile("{ .reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v; }"
-		     : "=l"(low), "=l"(argmax_mask)
+		     : "=l"(low), "=l"(high)
 		     : "l"(at)
 		     : "memory");
-	const float a = __uint_as_float((uint32_t)low), c = __uint_as_float((uint32_t)argmax_mask);
+	const float a = __uint_as_float((uint32_t)low), c = __uint_as_float((uint32_t)high);
 	const float b = __uint_as_float((uint32_t)(low >> 32));
-	return {{a, b, c}, ll_flag((uint32_t)(argmax_mask >> 32), a, b, c)};
+	return {{a, b, c}, ll_flag((uint32_t)(high >> 32), a, b, c)};
+}
+
+__device__ inline uint64_t clock_ns()
+{
+	uint64_t t;
+
+	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+	return t;
+}
+
+/* Returns true if the block shall not wait any longer. *begin is 0 in the first call of a wait. */
+__device__ inline bool give_up(
+	const struct seed_exchange &x, struct block_state *shared, uint64_t *begin)
+{
+	const uint64_t now = clock_ns();
+	uint32_t trouble;
+
+	if (*begin == 0)
+		*begin = now;
+	asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+		     : "=r"(trouble)
+		     : "l"(x.trouble)
+		     : "memory");
+	if (!trouble && now - *begin < x.patience_ns)
+		return false;
+	*x.trouble = KX_TROUBLE_WAIT;
+	*static_cast<volatile uint32_t *>(&shared->gave_up) = 1;
+	return true;
 }
 
 /* Polls the first `n` of N lines until they all have the flag of `step`. The lines are `pitch`
  * lines apart. */
 template <int N>
-__device__ inline void ll_wait(
+__device__ inline void ll_wait(const struct seed_exchange &x, struct block_state *shared,
 	struct ll_line (&w)[N], const struct ll_line *from, int pitch, int n, uint32_t step)
 {
-	bool here;
+	uint64_t begin = 0;
 
 	do {
-		here = true;
+#pragma unroll 1
+		for (int left = POLLS; left > 0; left--) {
+			bool here = true;
 #pragma unroll
-		for (int i = 0; i < N; i++)
-			if (i < n)
-				w[i] = ll_load(from + i * pitch);
+			for (int i = 0; i < N; i++)
+				if (i < n)
+					w[i] = ll_load(from + i * pitch);
 #pragma unroll
-		for (int i = 0; i < N; i++)
-			here = here && (i >= n || w[i].flag == step);
-	} while (!here);
+			for (int i = 0; i < N; i++)
+				here = here && (i >= n || w[i].flag == step);
+			if (here)
+				return;
+		}
+	} while (!give_up(x, shared, &begin));
 }
 
 /* ---- logits and d_logits --------------------------------------------------------------------- */
@@ -452,7 +495,8 @@ __device__ inline void ll_wait_logits(const struct kx_seed &s, struct block_stat
 		const int n = blockIdx.x + i / lines * gridDim.x;
 		struct ll_line w[1];
 
-		ll_wait(w, s.exchange.logits + (size_t)n * lines + i % lines, 0, 1, step);
+		ll_wait(s.exchange, shared, w, s.exchange.logits + (size_t)n * lines + i % lines, 0,
+			1, step);
 #pragma unroll
 		for (int c = 0; c < 3; c++)
 			(&shared->block_logits[0][0])[3 * i + c] = w[0].v[c];
@@ -516,7 +560,7 @@ __device__ inline void ll_wait_d_logits(const struct kx_seed &s, struct block_st
 	if (n >= block.images)
 		return;
 	struct ll_line w[1];
-	ll_wait(w, s.exchange.d_logits + threadIdx.x, 0, 1, step);
+	ll_wait(s.exchange, shared, w, s.exchange.d_logits + threadIdx.x, 0, 1, step);
 	uint16_t *classes = reinterpret_cast<uint16_t *>(shared->dy_by_class[n / 2]) + n % 2;
 	uint16_t *image = reinterpret_cast<uint16_t *>(shared->dy_by_image[n]);
 #pragma unroll
@@ -565,15 +609,15 @@ __device__ inline void ll_store_conv(
 /* Receives the conv gradient. Every block of the filter group computes the same sum. `from` has the
  * lines of all ranges of the group. CONV_LINES threads form an adder, which adds up every
  * CONV_ADDERS-th range. */
-__device__ inline void ll_wait_conv(
-	struct block_state *shared, const struct ll_line *from, int ranges, uint32_t step)
+__device__ inline void ll_wait_conv(const struct seed_exchange &x, struct block_state *shared,
+	const struct ll_line *from, int ranges, uint32_t step)
 {
 	const int max_lines = (MAX_RANGES + CONV_ADDERS - 1) / CONV_ADDERS;
 	const int line = threadIdx.x % CONV_LINES, adder = threadIdx.x / CONV_LINES;
 	const int n = max(ranges - adder + CONV_ADDERS - 1, 0) / CONV_ADDERS;
 	struct ll_line w[max_lines];
 
-	ll_wait(w, from + adder * CONV_LINES + line, CONV_ADDERS * CONV_LINES, n, step);
+	ll_wait(x, shared, w, from + adder * CONV_LINES + line, CONV_ADDERS * CONV_LINES, n, step);
 #pragma unroll
 	for (int j = 0; j < 3; j++) {
 		float v = 0;
@@ -595,14 +639,15 @@ __device__ inline void ll_store_loss(struct ll_line *to, double loss, uint32_t s
 }
 
 /* One warp receives and adds up the losses of all images. */
-__device__ inline double ll_wait_losses(const struct ll_line *from, int images, uint32_t step)
+__device__ inline double ll_wait_losses(
+	const struct seed_exchange &x, struct block_state *shared, int images, uint32_t step)
 {
 	double v = 0;
 
 	for (int n = threadIdx.x; n < images; n += 32) {
 		struct ll_line w[1];
 
-		ll_wait(w, from + n, 0, 1, step);
+		ll_wait(x, shared, w, x.losses + n, 0, 1, step);
 		v += (double)w[0].v[0] + w[0].v[1] + w[0].v[2];
 	}
 	__syncwarp();
@@ -877,14 +922,18 @@ __device__ inline void fc_load(
 {
 	FOR_FC(i, k)
 	{
-		float2 v = {};
+		float2 v = {}, sum = {};
 
-		if (is_fc_lane(block, pair, i, k))
-			v = *reinterpret_cast<const float2 *>(
-				s.params.fc + fc_offset(s, block, pair, i, k));
+		if (is_fc_lane(block, pair, i, k)) {
+			const size_t at = fc_offset(s, block, pair, i, k);
+
+			v = *reinterpret_cast<const float2 *>(s.params.fc + at);
+			sum = *reinterpret_cast<const float2 *>(s.sum.fc + at);
+		}
 		o->weight[i][k][0] = v.x;
 		o->weight[i][k][1] = v.y;
-		o->sum[i][k][0] = o->sum[i][k][1] = 0;
+		o->sum[i][k][0] = sum.x;
+		o->sum[i][k][1] = sum.y;
 	}
 }
 
@@ -896,10 +945,9 @@ __device__ inline void fc_store(const struct fc_registers &o, const struct kx_se
 		if (!is_fc_lane(block, pair, i, k))
 			continue;
 		const size_t at = fc_offset(s, block, pair, i, k);
-		float2 *sum = reinterpret_cast<float2 *>(s.sum.fc + at);
 		*reinterpret_cast<float2 *>(s.params.fc + at) = {
 			o.weight[i][k][0], o.weight[i][k][1]};
-		*sum = {sum->x + o.sum[i][k][0], sum->y + o.sum[i][k][1]};
+		*reinterpret_cast<float2 *>(s.sum.fc + at) = {o.sum[i][k][0], o.sum[i][k][1]};
 	}
 }
 
@@ -1042,7 +1090,7 @@ __device__ inline void persistent_tables(struct block_state *shared, const struc
 
 	if (i == 0) {
 		shared->argmax_mask = ~3u;
-		__mbarrier_init(&shared->fc_unspill, 1);
+		__mbarrier_init(&shared->pixels_here, 1);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 	}
 	if (i < block.tiles)
@@ -1058,7 +1106,7 @@ __device__ inline void persistent_tables(struct block_state *shared, const struc
 	}
 }
 
-/* Loads the conv weights and the fc bias. */
+/* Loads the conv weights and the fc bias, and the sums of their gradients. */
 __device__ inline void persistent_load_weights(
 	struct block_state *shared, const struct kx_seed &s, const struct block_tile &block)
 {
@@ -1066,11 +1114,11 @@ __device__ inline void persistent_load_weights(
 
 	if (i < CONV_VALUES) {
 		(&shared->conv[0][0])[i] = s.params.conv[block.group * CONV_VALUES + i];
-		(&shared->conv_sum[0][0])[i] = 0;
+		(&shared->conv_sum[0][0])[i] = s.sum.conv[block.group * CONV_VALUES + i];
 	}
 	if (i < SEED_ROW) {
 		shared->bias[i] = s.params.bias[i];
-		shared->bias_sum[i] = 0;
+		shared->bias_sum[i] = s.sum.bias[i];
 	}
 	__syncthreads();
 	if (i / 32 < BLOCK_FILTERS)
@@ -1138,7 +1186,7 @@ __device__ inline void persistent_sgd(struct block_state *shared, const struct p
 		sgd_fc_bias(shared, block.images, rate);
 	if (step + 1 < run.steps)
 		expand_band(shared, block, step % 2 == 0);
-	ll_wait_conv(shared, conv, run.ranges, number);
+	ll_wait_conv(run.s.exchange, shared, conv, run.ranges, number);
 	__syncwarp();
 	__syncthreads();
 	sgd_conv_filter(shared, rate);
@@ -1161,18 +1209,18 @@ __device__ inline void persistent_store(
 		return;
 	if (i < BLOCK_FILTERS * SEED_ROW) {
 		s.params.conv[at] = (&shared->conv[0][0])[i];
-		s.sum.conv[at] += (&shared->conv_sum[0][0])[i];
+		s.sum.conv[at] = (&shared->conv_sum[0][0])[i];
 	}
 	if (i < 256)
 		seed_fragment(s, block.group, shared->conv[0], i);
 	if (blockIdx.x == 0 && i < SEED_ROW) {
 		s.params.bias[i] = shared->bias[i];
-		s.sum.bias[i] += shared->bias_sum[i];
+		s.sum.bias[i] = shared->bias_sum[i];
 	}
 }
 
 /* The first warp of block 0 adds up the losses and advances the step counters. */
-__device__ inline void persistent_end(const struct persistent_run &run,
+__device__ inline void persistent_end(const struct persistent_run &run, struct block_state *shared,
 	const struct block_tile &block, double loss, uint32_t number)
 {
 	const int warp = threadIdx.x / 32;
@@ -1181,8 +1229,8 @@ __device__ inline void persistent_end(const struct persistent_run &run,
 		ll_store_loss(run.s.exchange.losses + blockIdx.x + warp * gridDim.x, loss, number);
 	if (blockIdx.x > 0 || warp > 0)
 		return;
-	loss = ll_wait_losses(run.s.exchange.losses, block.images, number);
-	if (threadIdx.x > 0)
+	loss = ll_wait_losses(run.s.exchange, shared, block.images, number);
+	if (threadIdx.x > 0 || *static_cast<volatile uint32_t *>(&shared->gave_up))
 		return;
 	*run.s.exchange.steps = number; /* all blocks have read the old step number by now */
 	if (run.now) {
@@ -1206,10 +1254,17 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	double loss = 0;
 	/* volatile keeps these in local memory: fprop and wgrad need the registers */
 	volatile struct fc_registers mine[(POSITION_PAIRS + WARPS - 1) / WARPS];
-	if (i == 0)
+	if (i == 0) {
 		shared->block = block_tile_of(run.ranges, run.batch.images);
+		shared->gave_up = *static_cast<volatile uint32_t *>(run.s.exchange.trouble);
+	}
 	persistent_clear(shared);
 	__syncthreads();
+	if (shared->gave_up)
+		return;
+	if (run.s.exchange.patience_ns == 0 && blockIdx.x == 0) /* a test: the others give up */
+		for (int ms = 0; ms < 30; ms++)
+			__nanosleep(1000000);
 	persistent_tables(shared, block);
 	for (int step = 0; step < 2 && step < run.steps && i < block.images; step++)
 		shared->number[step][i] = (uint32_t)seed_number(run.batch, step, i);
@@ -1244,11 +1299,13 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 		put_warp_sums(shared, warp_sums, dy_unit);
 		__syncthreads();
 		persistent_sgd(shared, run, mine, dy_unit, rate, step, number);
+		if (shared->gave_up) /* behind a barrier: no thread waits */
+			return;
 	}
 	FOR_PAIRS(k, pair)
 	fc_store(fc_unspill(mine[k]), run.s, block, pair);
 	persistent_store(shared, run.s, block);
-	persistent_end(run, block, loss, number);
+	persistent_end(run, shared, block, loss, number);
 }
 
 /* ---- host side ------------------------------------------------------------------------------- */
@@ -1258,10 +1315,10 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 int kx_seed_persistent_ranges(struct kx_seed s, int images)
 {
 	const int groups = s.f_pad / BLOCK_FILTERS;
-	const int blocks = s.multiprocessors < MAX_BLOCKS ? s.multiprocessors : MAX_BLOCKS;
-	const int ranges = blocks / groups < MAX_RANGES ? blocks / groups : MAX_RANGES;
+	const int ranges = MAX_BLOCKS / groups < MAX_RANGES ? MAX_BLOCKS / groups : MAX_RANGES;
 
-	if (!s.half || images > SEED_PERSISTENT_IMAGES || ranges < MIN_RANGES)
+	if (!s.half || images > SEED_PERSISTENT_IMAGES || ranges < MIN_RANGES ||
+		groups * ranges > s.multiprocessors)
 		return 0;
 	return images <= groups * ranges * WARPS ? ranges : 0;
 }

@@ -65,8 +65,11 @@ __device__ inline void store_param(
 		conv_store_weight<3>(l.conv1, v.f, v.tap, value);
 	if (l.conv1 && l.conv1_size == 5)
 		conv_store_weight<5>(l.conv1, v.f, v.tap, value);
-	if (l.conv2_fprop)
+	if (l.conv2_fprop) {
 		conv2_store_weight(l.conv2_fprop, l.conv2_dgrad, v.f, v.c, v.tap, value);
+		if (fabsf(value) >= CONV2_MAX_WEIGHT)
+			*l.trouble = KX_TROUBLE_RANGE;
+	}
 }
 
 __global__ void pack_kernel(const __grid_constant__ struct kx_layers all, const float *params)

@@ -1,0 +1,219 @@
+/*
+ * test_fallback.c - kernels of fused/ that give up: the device repeats the batch, or the rounds in
+ * flight, with the kernels that run any model, as if it had never used others. And launches of many
+ * steps, which must give the same bytes as single steps.
+ */
+#include "tests/support/gpu_fixture.h"
+#ifdef KX_CUDA
+#include "kernels/cuda/fused/seed.h"
+#endif
+
+#define STEPS 130 /* more than two launches of 60 */
+#define BATCH 7
+
+/* How long the persistent kernel waits. 0: it always gives up. */
+static void set_patience(uint64_t ns)
+{
+#ifdef KX_CUDA
+	kx_seed_patience_ns = ns;
+#else
+	(void)ns;
+#endif
+}
+
+static void open_kernels(struct subject *s, enum kx_precision precision, enum kx_kernels kernels)
+{
+	struct err e = {0};
+	struct backend_options o = {.device = gpu_device(),
+		.threads = 1,
+		.max_batch = s->batch,
+		.precision = (int)precision,
+		.kernels = (int)kernels};
+
+	backend_free(&s->backend);
+	if (backend_new(&s->backend, &s->model, &o, &e) || backend_use(s->backend, &s->images, &e))
+		fail_msg("%s: %s", s->model.text, e.text);
+}
+
+/* The weights and the sum of each of two rounds, and their losses. */
+struct rounds {
+	float *params[2], *sum[2];
+	double loss[2];
+};
+
+static void rounds_init(struct rounds *r, size_t n)
+{
+	for (int i = 0; i < 2; i++) {
+		r->params[i] = mem_must(n, sizeof(float), "test");
+		r->sum[i] = mem_must(n, sizeof(float), "test");
+	}
+}
+
+static void rounds_release(struct rounds *r)
+{
+	for (int i = 0; i < 2; i++) {
+		free(r->params[i]);
+		free(r->sum[i]);
+	}
+}
+
+/* Both rounds are in flight before the first is waited for. The second waits once before its end. */
+static void run_rounds(struct subject *s, float rate, struct rounds *r)
+{
+	double loss;
+
+	assert_int_equal(backend_local_start(s->backend, s->params), PS_OK);
+	assert_int_equal(backend_local_steps(s->backend, s->index, 3, 2, rate, 1), PS_OK);
+	assert_int_equal(backend_local_finish(s->backend, r->params[0], r->sum[0]), PS_OK);
+	assert_int_equal(backend_local_start(s->backend, s->params), PS_OK);
+	assert_int_equal(backend_local_steps(s->backend, s->index + 2, 4, 1, 2 * rate, 9), PS_OK);
+	assert_int_equal(backend_local_wait(s->backend, &r->loss[0]), PS_OK);
+	assert_int_equal(backend_local_wait(s->backend, &loss), PS_OK);
+	assert_int_equal(backend_local_steps(s->backend, s->index, 2, 3, 2 * rate, 10), PS_OK);
+	assert_int_equal(backend_local_finish(s->backend, r->params[1], r->sum[1]), PS_OK);
+	assert_int_equal(backend_local_wait(s->backend, &r->loss[1]), PS_OK);
+}
+
+static void same_floats(const struct subject *s, const char *what, const float *a, const float *b)
+{
+	if (memcmp(a, b, s->model.n_params * sizeof(*a)))
+		fail_msg("%s: %s differ by %g", s->model.text, what,
+			gradient_distance(a, b, s->model.n_params));
+}
+
+/* A backend whose fused kernels give up computes what a general one computes. */
+static void prove_fall_back(struct subject *s, enum kx_precision precision, float rate)
+{
+	struct rounds general, tried;
+	size_t correct[2];
+	double loss[2], sum[2];
+	float *right;
+
+	rounds_init(&general, s->model.n_params);
+	rounds_init(&tried, s->model.n_params);
+	open_kernels(s, precision, KX_KERNELS_GENERAL);
+	run_rounds(s, rate, &general);
+	assert_int_equal(
+		backend_evaluate(s->backend, s->params, 0, 5, &correct[0], &sum[0]), PS_OK);
+	subject_step(s);
+	right = s->grad;
+	loss[0] = s->loss;
+	assert_true(isfinite(loss[0]));
+	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
+
+	open_kernels(s, precision, KX_KERNELS_AUTO);
+	run_rounds(s, rate, &tried);
+	for (int i = 0; i < 2; i++) {
+		same_floats(s, "weights of a round", tried.params[i], general.params[i]);
+		same_floats(s, "sums of a round", tried.sum[i], general.sum[i]);
+		if (!(isfinite(general.loss[i]) && tried.loss[i] == general.loss[i]))
+			fail_msg("%s: the loss of a round is %g instead of %g", s->model.text,
+				tried.loss[i], general.loss[i]);
+	}
+	open_kernels(s, precision, KX_KERNELS_AUTO);
+	subject_step(s);
+	loss[1] = s->loss;
+	same_floats(s, "gradients", s->grad, right);
+	assert_true(loss[0] == loss[1]);
+	open_kernels(s, precision, KX_KERNELS_AUTO);
+	assert_int_equal(
+		backend_evaluate(s->backend, s->params, 0, 5, &correct[1], &sum[1]), PS_OK);
+	free(right);
+	rounds_release(&general);
+	rounds_release(&tried);
+}
+
+static void a_block_that_waits_too_long_costs_nothing_but_time(void **state)
+{
+	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:8"}, {{1, 28, 28}, "seed:256"}};
+
+	(void)state;
+	gpu_begin();
+	for (size_t i = 0; i < sizeof(nets) / sizeof(nets[0]) && gpu_n_precisions() > 1; i++) {
+		struct subject s;
+
+		subject_random(&s, &nets[i], 9);
+		set_patience(0);
+		prove_fall_back(&s, KX_BF16, 0.01f);
+		set_patience(2000000000);
+		subject_release(&s);
+	}
+}
+
+/* The first convolution has large outputs, the second one then small weights; or the second one has
+ * large weights. */
+static void values_beyond_fp16_are_right(void **state)
+{
+	static const struct odd_model net = {{1, 28, 28}, "cnn99"};
+	static const float scales[][2] = {{1e6f, 1e-6f}, {1e-5f, 1e5f}};
+
+	(void)state;
+	gpu_begin();
+	for (size_t i = 0; i < 2 && gpu_n_precisions() > 1; i++) {
+		struct subject s;
+
+		subject_random(&s, &net, 9);
+		for (size_t t = 0; t < 4; t++) { /* both convolutions */
+			const struct tensor *w = &s.model.tensor[t];
+
+			for (size_t k = 0; k < w->count && (t == 0 || t == 2); k++)
+				s.params[w->offset + k] *= scales[i][t / 2];
+		}
+		prove_fall_back(&s, KX_TF32, 1e-12f);
+		prove_fall_back(&s, KX_BF16, 1e-12f);
+		subject_release(&s);
+	}
+}
+
+/* Runs STEPS steps in calls of up to max_steps steps. */
+static void train(struct subject *s, size_t max_steps, struct rounds *r)
+{
+	assert_int_equal(backend_local_start(s->backend, s->params), PS_OK);
+	for (size_t i = 0, n; i < STEPS; i += n) {
+		n = STEPS - i < max_steps ? STEPS - i : max_steps;
+		assert_int_equal(backend_local_steps(
+					 s->backend, s->index + i * BATCH, BATCH, n, 0.01f, 1 + i),
+			PS_OK);
+	}
+	assert_int_equal(backend_local_finish(s->backend, r->params[0], r->sum[0]), PS_OK);
+	assert_int_equal(backend_local_wait(s->backend, &r->loss[0]), PS_OK);
+}
+
+static void launches_of_many_steps_are_single_steps(void **state)
+{
+	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:8"}, {{1, 28, 28}, "seed:40"},
+		{{1, 28, 28}, "seed:256"}, {{1, 28, 28}, "cnn99"}, {{1, 28, 28}, "lenet5"},
+		{{3, 11, 7}, "conv:5:3:stride=2 relu dropout:0.3 conv:7:2 relu fc:4"}};
+
+	(void)state;
+	gpu_begin();
+	for (size_t m = 0; m < sizeof(nets) / sizeof(nets[0]); m++)
+		for (size_t p = 0; p < gpu_n_precisions(); p++) {
+			struct subject s;
+			struct rounds one, many;
+
+			subject_random(&s, &nets[m], STEPS * BATCH);
+			rounds_init(&one, s.model.n_params);
+			rounds_init(&many, s.model.n_params);
+			gpu_open(&s, &gpu_precisions[p]);
+			train(&s, 1, &one);
+			train(&s, STEPS, &many);
+			same_floats(&s, "weights", one.params[0], many.params[0]);
+			same_floats(&s, "sums", one.sum[0], many.sum[0]);
+			assert_true(fabs(one.loss[0] - many.loss[0]) <= 1e-9 * fabs(one.loss[0]));
+			rounds_release(&one);
+			rounds_release(&many);
+			subject_release(&s);
+		}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_block_that_waits_too_long_costs_nothing_but_time),
+		cmocka_unit_test(values_beyond_fp16_are_right),
+		cmocka_unit_test(launches_of_many_steps_are_single_steps),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

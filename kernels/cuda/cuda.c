@@ -233,18 +233,21 @@ static void cuda_close(void *self)
 	free(c);
 }
 
-/* A pool's windows must not overlap, and its padding must be the least that fits. */
 static int cuda_has(const struct layer *l)
 {
 	switch (l->kind) {
 	case LAYER_CONV:
-		return l->groups == 1;
 	case LAYER_POOL:
-		return l->stride == l->size && l->pad_top + l->pad_bottom < l->size &&
-		       l->pad_left + l->pad_right < l->size;
 	case LAYER_RELU:
 	case LAYER_FC:
 	case LAYER_DROPOUT:
+	case LAYER_TANH:
+	case LAYER_SIGMOID:
+	case LAYER_AVGPOOL:
+	case LAYER_CHANNELS:
+	case LAYER_LRN:
+	case LAYER_SKIP:
+	case LAYER_ADD:
 		return 1;
 	default:
 		return 0;

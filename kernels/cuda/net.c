@@ -94,6 +94,18 @@ static int weights_fprop(
 	return kx_conv_fprop(g, fprop_math(n), stream);
 }
 
+/* The value or the gradient of the tensor s->other. */
+static struct kx_tensor other_of(const struct net *n, const struct net_step *s, int grad)
+{
+	struct kx_tensor t = {.value = NULL};
+
+	if (s->other >= 0)
+		t = n->tensor[s->other].value;
+	if (s->other >= 0 && grad)
+		t.value = n->tensor[s->other].grad;
+	return t;
+}
+
 static int step_fprop(const struct net *n, const struct net_step *s, const struct kx_batch *batch,
 	cudaStream_t stream)
 {
@@ -114,6 +126,13 @@ static int step_fprop(const struct net *n, const struct net_step *s, const struc
 		return kx_relu_fprop(in, out, batch->images, stream);
 	case NET_DROPOUT:
 		return kx_dropout(in, out, s->drop, NULL, *batch, stream);
+	case NET_PLAIN:
+		return cuda_plain_fprop(&(struct plain_layer){.layer = l,
+						.x = in,
+						.y = out,
+						.other = other_of(n, s, 0),
+						.images = batch->images},
+			stream);
 	}
 	return PS_EDEVICE;
 }
@@ -259,6 +278,17 @@ static int step_backward(const struct net *n, const struct net_step *s,
 		return kx_relu_dgrad(in->value, dx, dy, mask, batch->images, stream);
 	case NET_DROPOUT:
 		return kx_dropout(dy, dx, s->drop, mask, *batch, stream);
+	case NET_PLAIN:
+		return cuda_plain_dgrad(&(struct plain_layer){.layer = l,
+						.x = in->value,
+						.y = n->tensor[s->out].value,
+						.dx = dx,
+						.dy = dy,
+						.other = other_of(n, s, 1),
+						.other_stride = s->other_stride,
+						.mask = mask,
+						.images = batch->images},
+			stream);
 	}
 	return PS_EDEVICE;
 }

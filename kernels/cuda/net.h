@@ -22,18 +22,21 @@ enum net_kind {
 	NET_CONV1, /* fused conv1 + ReLU + pool: conv1.h */
 	NET_CONV2, /* fused conv2 + ReLU + pool: conv2.h */
 	NET_WEIGHTS,
-	NET_POOL,
+	NET_POOL, /* windows that cover each value once */
 	NET_RELU,
 	NET_DROPOUT,
+	NET_PLAIN, /* path.h */
 };
 
 struct net_step {
 	enum net_kind kind;
 	const struct layer *layer;
-	size_t number; /* number of its first layer */
-	int in, out;   /* numbers of its tensors */
-	int relu;      /* NET_WEIGHTS: a ReLU follows and is fused into this step */
-	int needs_dx;  /* an earlier step has weights */
+	size_t number;    /* number of its first layer */
+	int in, out;      /* numbers of its tensors */
+	int other;        /* add: input of its skip; skip: output of its add; else -1 */
+	int other_stride; /* skip: stride of its add */
+	int relu;         /* NET_WEIGHTS: a ReLU follows and is fused into this step */
+	int needs_dx;     /* an earlier step has weights */
 
 	struct kx_weights w;
 	int run_length;      /* NET_WEIGHTS: floats of a contiguous K run */

@@ -63,6 +63,24 @@ struct cuda_path {
 	int (*save)(void *self, float *params, float *sum, cudaStream_t stream);
 };
 
+/* 1: the windows of the pool have at least one value and cover each value of the input once. */
+int cuda_pool_covers(const struct layer *l);
+/* 1: the layer is a pool of 2 x 2 without padding that covers its input. */
+int cuda_pool_2x2(const struct layer *l);
+
+/* A layer of plain_layers.cu. x, y: its input and output; dx, dy: their gradients. `other`: add: the
+ * input of its skip; skip, dgrad: the gradient of the output of its add. */
+struct plain_layer {
+	const struct layer *layer;
+	struct kx_tensor x, y, dx, dy, other;
+	int other_stride; /* skip, dgrad: the stride of its add */
+	const void *mask;
+	int images, bf16;
+};
+/* PS_EDEVICE: the layer is none of plain_layers.cu. */
+int cuda_plain_fprop(const struct plain_layer *p, cudaStream_t stream);
+int cuda_plain_dgrad(const struct plain_layer *p, cudaStream_t stream);
+
 /* The norm of the model's images. */
 struct kx_norm cuda_norm(const struct model *m);
 

@@ -57,6 +57,7 @@ static void step_weights(struct net_step *s, const struct model *m)
 	w->taps = (int)(conv ? l->size * l->size : l->in.h * l->in.w);
 	w->to_tap = conv ? w->f_pad * w->c_pad : w->c_pad;
 	w->to_f = conv ? w->c_pad : w->taps * w->c_pad;
+	w->groups = conv ? (int)l->groups : 1;
 	w->weight = m->tensor[l->weight].offset;
 	w->bias = m->tensor[l->bias].offset;
 	s->run_length = (conv ? (int)l->size : w->taps) * w->c_pad;
@@ -73,7 +74,7 @@ static int fits_conv1(const struct net *n, const struct net_step *s)
 	       l[0].in.c == 1 && l[0].in.h == CONV1_SIDE && l[0].in.w == CONV1_SIDE &&
 	       (l[0].size == 3 || l[0].size == 5) && l[0].stride == 1 && !l[0].pad_top &&
 	       !l[0].pad_left && !l[0].pad_bottom && !l[0].pad_right &&
-	       l[0].out.c % CONV1_LANES == 0 && l[2].size == 2;
+	       l[0].out.c % CONV1_LANES == 0 && cuda_pool_2x2(&l[2]);
 }
 
 /* Returns 1 if the kernels of conv2.h can run step s and the two layers behind it. The step must
@@ -87,8 +88,8 @@ static int fits_conv2(const struct net *n, const struct net_step *s)
 	       s->number + 3 < n->model->n_layers && l[0].kind == LAYER_CONV &&
 	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[0].in.c == CONV2_CHANNELS &&
 	       l[0].in.h == CONV2_IN && l[0].in.w == CONV2_IN && l[0].size == CONV2_SIZE &&
-	       l[0].stride == 1 && l[0].out.c == CONV2_FILTERS && l[0].out.h == CONV2_OUT &&
-	       l[2].size == 2;
+	       l[0].stride == 1 && l[0].groups == 1 && l[0].out.c == CONV2_FILTERS &&
+	       l[0].out.h == CONV2_OUT && cuda_pool_2x2(&l[2]);
 }
 
 /* The kind of a step for one layer. net_add_step decides about NET_CONV1 and NET_CONV2. */
@@ -99,13 +100,13 @@ static enum net_kind layer_kind(const struct layer *l)
 	case LAYER_FC:
 		return NET_WEIGHTS;
 	case LAYER_POOL:
-		return NET_POOL;
+		return cuda_pool_covers(l) ? NET_POOL : NET_PLAIN;
 	case LAYER_RELU:
 		return NET_RELU;
 	case LAYER_DROPOUT:
 		return NET_DROPOUT;
-	default: /* cuda_open has refused the model */
-		return NET_RELU;
+	default:
+		return NET_PLAIN;
 	}
 }
 
@@ -149,6 +150,7 @@ static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 		.number = number,
 		.in = n->n_tensors - 1,
 		.out = n->n_tensors,
+		.other = -1,
 		.relu = relu,
 		.needs_dx = needs_dx};
 	n->tensor[n->n_tensors++] = tensor_of(l->out, relu);
@@ -161,6 +163,12 @@ static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 		}
 	if (l->kind == LAYER_CONV)
 		tensor_pad(&n->tensor[s->in], l);
+	for (int i = 0; i < n->n_steps && l->kind == LAYER_ADD; i++)
+		if (n->step[i].number == l->partner) {
+			s->other = n->step[i].in;
+			n->step[i].other = s->out;
+			n->step[i].other_stride = (int)l->stride;
+		}
 	if (l->kind == LAYER_DROPOUT)
 		s->drop = (struct kx_drop){.layer = (int)number,
 			.channels = (int)l->in.c,

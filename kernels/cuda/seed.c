@@ -24,8 +24,8 @@ static int seed_path_fits(const struct model *m, const struct path_options *o)
 	       m->input.h == SEED_SIDE && m->input.w == SEED_SIDE && m->classes == SEED_CLASSES &&
 	       l[0].kind == LAYER_CONV && l[0].size == 3 && l[0].stride == 1 && l[0].pad_top == 0 &&
 	       l[0].pad_left == 0 && l[0].pad_bottom == 0 && l[0].pad_right == 0 &&
-	       l[1].kind == LAYER_RELU && l[2].kind == LAYER_POOL && l[2].size == 2 &&
-	       l[3].kind == LAYER_FC && l[0].out.c <= 65536;
+	       l[1].kind == LAYER_RELU && cuda_pool_2x2(&l[2]) && l[3].kind == LAYER_FC &&
+	       l[0].out.c <= 65536;
 }
 
 static int multiprocessors(int *n, struct err *e)

@@ -23,12 +23,14 @@ struct tensor_values {
 
 struct tensor_step {
 	const struct layer *layer;
-	size_t number; /* number of its first layer */
-	int in, out;   /* numbers of its tensors */
-	int relu;      /* conv, fc: a ReLU follows and is fused into this step */
-	int pooled;    /* so is the pool 2x2 behind the ReLU */
-	int needs_dx;  /* an earlier step has weights */
-	int layers;    /* layers of the step */
+	size_t number;    /* number of its first layer */
+	int in, out;      /* numbers of its tensors */
+	int other;        /* add: input of its skip; skip: output of its add; else -1 */
+	int other_stride; /* skip: stride of its add */
+	int relu;         /* conv, fc: a ReLU follows and is fused into this step */
+	int pooled;       /* so is the pool 2x2 behind the ReLU */
+	int needs_dx;     /* an earlier step has weights */
+	int layers;       /* layers of the step */
 
 	/* conv and fc */
 	struct kx_layer own;
@@ -139,6 +141,7 @@ static void plan_weights(struct tensor_net *n, struct tensor_step *s)
 	w->f_pad = (int)pad_octet(l->out.c);
 	w->c_pad = (int)(first ? l->in.c : pad_octet(l->in.c));
 	w->taps = (int)(conv ? l->size * l->size : l->in.h * l->in.w);
+	w->groups = conv ? (int)l->groups : 1;
 	w->weight = n->model->tensor[l->weight].offset;
 	w->bias = n->model->tensor[l->bias].offset;
 	s->full = dense_of(l->out);
@@ -171,8 +174,7 @@ static void plan_weights(struct tensor_net *n, struct tensor_step *s)
 static int fuses_pool(const struct layer *l, size_t left)
 {
 	return left >= 3 && l[0].kind == LAYER_CONV && l[1].kind == LAYER_RELU &&
-	       l[2].kind == LAYER_POOL && l[2].size == 2 && !l[2].pad_top && !l[2].pad_left &&
-	       !l[2].pad_bottom && !l[2].pad_right;
+	       cuda_pool_2x2(&l[2]);
 }
 
 static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
@@ -185,6 +187,7 @@ static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
 		.number = number,
 		.in = n->n_tensors - 1,
 		.out = n->n_tensors,
+		.other = -1,
 		.needs_dx = needs_dx,
 		.layers = 1};
 	if (has_weights(s)) {
@@ -198,6 +201,12 @@ static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
 			.channels = (int)l->in.c,
 			.threshold = dropout_threshold(l->drop),
 			.scale = 1 / (1 - l->drop)};
+	for (int i = 0; i < n->n_steps && l->kind == LAYER_ADD; i++)
+		if (n->step[i].number == l->partner) {
+			s->other = n->step[i].in;
+			n->step[i].other = s->out;
+			n->step[i].other_stride = (int)l->stride;
+		}
 	n->tensor[n->n_tensors++] =
 		(struct tensor_values){.value = dense_of(l[s->layers - 1].out), .relu = s->relu};
 }
@@ -349,6 +358,28 @@ static int product_fprop(
 	return kx_product(g, n->type, stream);
 }
 
+/* A dense tensor with other values of the same layout, for plain_layers.cu. */
+static struct kx_tensor view_of(struct kx_dense d, void *value)
+{
+	return (struct kx_tensor){.value = value,
+		.h = d.h,
+		.w = d.w,
+		.c = d.c,
+		.row = d.w * d.c,
+		.image = image_values(&d)};
+}
+
+/* The value or the gradient of the tensor s->other. */
+static struct kx_tensor other_view(
+	const struct tensor_net *n, const struct tensor_step *s, int grad)
+{
+	const struct tensor_values *t = &n->tensor[s->other < 0 ? 0 : s->other];
+
+	if (s->other < 0)
+		return (struct kx_tensor){.value = NULL};
+	return view_of(t->value, grad ? t->grad : t->value.value);
+}
+
 static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_step *s,
 	const struct kx_batch *batch, cudaStream_t stream)
 {
@@ -360,16 +391,24 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 	case LAYER_FC:
 		return product_fprop(n, s, batch->images, stream);
 	case LAYER_POOL:
+		if (!cuda_pool_covers(l))
+			break;
 		return kx_dense_pool_fprop(in, out, (int)l->size, (int)l->pad_top, (int)l->pad_left,
 			batch->images, n->type, stream);
 	case LAYER_RELU:
 		return kx_dense_relu(in, out, batch->images, n->type, stream);
 	case LAYER_DROPOUT:
 		return kx_dense_dropout(in, out, s->drop, NULL, *batch, n->type, stream);
-	default: /* cuda_open has refused the model */
+	default:
 		break;
 	}
-	return PS_EDEVICE;
+	return cuda_plain_fprop(&(struct plain_layer){.layer = l,
+					.x = view_of(in, in.value),
+					.y = view_of(out, out.value),
+					.other = other_view(n, s, 0),
+					.images = batch->images,
+					.bf16 = n->type == KX_TYPE_BF16},
+		stream);
 }
 
 static int tensor_forward(void *self, struct kx_batch batch, cudaStream_t stream)
@@ -454,6 +493,8 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 	case LAYER_FC:
 		return product_dgrad(n, s, mask, batch->images, stream);
 	case LAYER_POOL:
+		if (!cuda_pool_covers(l))
+			break;
 		return kx_dense_pool_dgrad(in->value, dx, dy, (int)l->size, (int)l->pad_top,
 			(int)l->pad_left, mask, batch->images, n->type, stream);
 	case LAYER_RELU:
@@ -463,7 +504,17 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 	default:
 		break;
 	}
-	return PS_EDEVICE;
+	return cuda_plain_dgrad(&(struct plain_layer){.layer = l,
+					.x = view_of(in->value, in->value.value),
+					.y = view_of(out->value, out->value.value),
+					.dx = view_of(in->value, in->grad),
+					.dy = view_of(out->value, out->grad),
+					.other = other_view(n, s, 1),
+					.other_stride = s->other_stride,
+					.mask = mask,
+					.images = batch->images,
+					.bf16 = n->type == KX_TYPE_BF16},
+		stream);
 }
 
 /* Forward and backward pass, from the pixels to the split-K slices of the gradient. */
@@ -573,8 +624,8 @@ static int fused_pair(const struct model *m)
 	       fuses_pool(l + 3, m->n_layers - 3) && l[0].in.c == 1 && l[0].in.h == CONV1_SIDE &&
 	       l[0].in.w == CONV1_SIDE && l[0].size == CONV2_SIZE && l[0].stride == 1 &&
 	       l[0].out.c == CONV2_CHANNELS && l[0].out.h == 2 * CONV2_IN &&
-	       l[3].size == CONV2_SIZE && l[3].stride == 1 && l[3].out.c == CONV2_FILTERS &&
-	       l[3].out.h == CONV2_OUT;
+	       l[3].size == CONV2_SIZE && l[3].stride == 1 && l[3].groups == 1 &&
+	       l[3].out.c == CONV2_FILTERS && l[3].out.h == CONV2_OUT;
 }
 
 static int tensor_fits(const struct model *m, const struct path_options *o)

@@ -106,6 +106,7 @@ static void sets_may_change_and_come_back(void **state)
 static void local_training_of_real_nets_is_one_gradient_after_the_other(void **state)
 {
 	static const char *const texts[] = {"seed:32", "seed:256", "cnn99",
+		"conv:16:5 tanh avgpool:2 skip conv:16:3:pad=1:groups=2 add lrn fc:10",
 		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"};
 
 	(void)state;

@@ -116,6 +116,14 @@ static void one_hundred_and_thirty_images_agree_with_cpu_ref(void **state)
 	agree(odd_models, N_ODD_MODELS, 130, 2);
 }
 
+static void every_kind_of_layer_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	agree(layer_models, N_LAYER_MODELS, 1, 0);
+	agree(layer_models, N_LAYER_MODELS, 17, 1);
+	agree(layer_models, N_LAYER_MODELS, 130, 2);
+}
+
 static void fused_kernels_agree_with_cpu_ref(void **state)
 {
 	static const size_t images[] = {1, 15, 16, 17, 141};
@@ -258,6 +266,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(one_image_agrees_with_cpu_ref),
 		cmocka_unit_test(seventeen_images_agree_with_cpu_ref),
 		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
+		cmocka_unit_test(every_kind_of_layer_agrees_with_cpu_ref),
 		cmocka_unit_test(fused_kernels_agree_with_cpu_ref),
 		cmocka_unit_test(more_images_than_blocks_agree_with_cpu_ref),
 		cmocka_unit_test(pairs_of_convolutions_agree_however_they_are_cut),

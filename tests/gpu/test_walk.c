@@ -19,6 +19,9 @@ static const struct odd_model nets[] = {
 	{{2, 6, 5}, "conv:18:3:pad=same relu conv:35:3:pad=1 relu pool:5:pad=auto fc:3"},
 	{{1, 7, 7}, "conv:6:2 dropout:0.3 relu pool:2 dropout:0.5 fc:7 relu dropout:0.25 fc:3"},
 	{{1, 12, 12}, "relu fc:97 relu fc:5"},
+	{{1, 9, 9}, "conv:16:3:pad=1 relu lrn pool:3:stride=2 conv:8:3:pad=1:groups=2 sigmoid "
+		    "avgpool:2:stride=1 fc:7 tanh fc:3"},
+	{{2, 7, 6}, "conv:5:2 skip conv:9:3:stride=3:pad=auto relu add avgpool:global fc:3"},
 };
 
 static void walk(const struct odd_model *o, const struct precision *p)

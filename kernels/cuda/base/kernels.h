@@ -151,6 +151,46 @@ struct kx_drop {
 int kx_dropout(struct kx_tensor from, struct kx_tensor to, struct kx_drop drop, const float *mask,
 	struct kx_batch batch, cudaStream_t stream);
 
+/* ---- layers of both general paths (plain_layers.cu) ------------------------------------------ */
+
+/* The values of these tensors are fp32, or bf16 if `bf16`. `mask` has the layout of dx. */
+struct kx_curve {
+	int sigmoid, channels; /* tanh if not sigmoid; channels without padding */
+};
+int kx_curve(struct kx_tensor x, struct kx_tensor y, struct kx_curve curve, int images, int bf16,
+	cudaStream_t stream);
+int kx_curve_dgrad(struct kx_tensor y, struct kx_tensor dx, struct kx_tensor dy,
+	struct kx_curve curve, const void *mask, int images, int bf16, cudaStream_t stream);
+
+/* Windows of rows x columns, `stride` apart. A mean divides by rows * columns. */
+struct kx_pooling {
+	int rows, columns, stride, top, left;
+};
+int kx_max_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, int images, int bf16,
+	cudaStream_t stream);
+int kx_max_pool_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy,
+	struct kx_pooling p, const void *mask, int images, int bf16, cudaStream_t stream);
+int kx_mean_pool(struct kx_tensor x, struct kx_tensor y, struct kx_pooling p, int images, int bf16,
+	cudaStream_t stream);
+int kx_mean_pool_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_pooling p,
+	const void *mask, int images, int bf16, cudaStream_t stream);
+
+struct kx_lrn {
+	int size, channels; /* channels without padding */
+	float alpha, beta, k;
+};
+int kx_lrn(struct kx_tensor x, struct kx_tensor y, struct kx_lrn l, int images, int bf16,
+	cudaStream_t stream);
+int kx_lrn_dgrad(struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, struct kx_lrn l,
+	const void *mask, int images, int bf16, cudaStream_t stream);
+
+/* y = x, plus every stride-th row and column of `from` (value NULL: nothing). */
+int kx_add(struct kx_tensor x, struct kx_tensor from, struct kx_tensor y, int stride, int images,
+	int bf16, cudaStream_t stream);
+/* dx = dy, plus `added` (value NULL: nothing) at every stride-th row and column. */
+int kx_add_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor added, int stride,
+	const void *mask, int images, int bf16, cudaStream_t stream);
+
 /* d_logits = (softmax - 1 at the label) / images. loss[i] is the loss of image i. logits and
  * d_logits have `width` floats per image. */
 int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int width,
@@ -164,6 +204,7 @@ int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int 
  * multiples of four. */
 struct kx_weights {
 	int f, c, taps, f_pad, c_pad;
+	int groups; /* weights between two groups are zeros here and absent in the manifest */
 	int to_tap, to_f;
 	size_t weight, bias; /* offsets in the manifest's vector */
 };

@@ -34,9 +34,12 @@ __device__ inline struct param param_at(const struct kx_weights &w, size_t first
 	const unsigned f0 = (unsigned)(first - (size_t)k0 * w.f_pad) + i;
 	const unsigned k = k0 + f0 / w.f_pad, tap = k / w.c_pad;
 	const int f = (int)(f0 % w.f_pad), c = (int)(k - tap * w.c_pad), bias = (int)tap == w.taps;
-	const size_t weight = w.weight + ((size_t)f * w.c + c) * w.taps + tap;
+	const int channels = w.c / w.groups, group = f / (w.f / w.groups);
+	const int own = c - group * channels; /* number of the channel in the filter's group */
+	const size_t weight = w.weight + ((size_t)f * channels + own) * w.taps + tap;
+	const bool real = f < w.f && (bias || (c < w.c && own >= 0 && own < channels));
 
-	return {f, c, (int)tap, bias, f < w.f && (bias || c < w.c), bias ? w.bias + f : weight};
+	return {f, c, (int)tap, bias, real, bias ? w.bias + f : weight};
 }
 
 /* Returns the layer of this block and sets *first to the block's first value. */

@@ -41,6 +41,12 @@ __device__ inline void add_losses(const struct kx_losses &l, struct kx_now *now)
 	}
 }
 
+/* The gradient of a weight of channel c and filter f, which is 0 between two groups. */
+__device__ inline float in_group(const struct kx_weights &w, int c, int f, float g)
+{
+	return c / (w.c / w.groups) == f / (w.f / w.groups) ? g : 0;
+}
+
 __global__ void __launch_bounds__(THREADS) product_sgd_kernel(
 	const __grid_constant__ struct kx_layers all, struct kx_losses losses, struct kx_now *now)
 {
@@ -72,6 +78,12 @@ __global__ void __launch_bounds__(THREADS) product_sgd_kernel(
 	}
 	if (adder > 0 || !in)
 		return;
+	if (l.w.groups > 1 && i < (size_t)l.w.taps * l.w.c_pad * l.w.f_pad) {
+		const int c = (int)(i / l.w.f_pad % l.w.c_pad), f = (int)(i % l.w.f_pad);
+
+		g = {in_group(l.w, c, f, g.x), in_group(l.w, c, f + 1, g.y),
+			in_group(l.w, c, f + 2, g.z), in_group(l.w, c, f + 3, g.w)};
+	}
 	const float rate = now->rate;
 	float4 value = *reinterpret_cast<float4 *>(l.value + i);
 	float4 sum = *reinterpret_cast<float4 *>(l.sum + i);

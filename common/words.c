@@ -59,7 +59,7 @@ int words_real(const char *text, float *out)
 {
 	char *end;
 
-	if (*text == '-' || strspn(text, "0123456789.eE-") != strlen(text))
+	if (*text == '-' || *text == '+' || strspn(text, "0123456789.eE+-") != strlen(text))
 		return 0;
 	*out = (float)strtod(text, &end);
 	return end != text && !*end && *out >= 0;

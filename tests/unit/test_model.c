@@ -189,6 +189,12 @@ static void names_end_with_the_classes_that_are_asked_for(void **state)
 		parse_model(text);
 		assert_int_equal(parsed.classes, 100);
 	}
+	assert_int_equal(
+		model_parse_named(&parsed, "norm:0:050 fc:10", (struct shape){1, 28, 28}, 10, NULL),
+		0);
+	snprintf(text, sizeof(text), "%s", parsed.text);
+	parse_model(text); /* with an exponent and its sign */
+	assert_string_equal(parsed.text, text);
 	assert_int_equal(model_parse_named(&parsed, "cifar", (struct shape){0, 0, 0}, 10, NULL), 0);
 	assert_string_equal(parsed.text,
 		"input:3x32x32 norm:0.4914,0.4822,0.4465:0.247,0.2435,0.2616 shift:4 flip "

@@ -250,6 +250,7 @@ static void a_stopped_program_waits_no_more_but_may_push(void **state)
 	fake_set(&client_server, &client_server.how.mute_leases, 1);
 	assert_int_equal(pthread_create(&t, NULL, stop_after_the_lease, &stop), 0);
 	assert_int_equal(cnnps_lease(client, &lease), CNNPS_ESHUTDOWN);
+	assert_string_equal(cnnps_error(client), "the program ended this wait");
 	pthread_join(t, NULL);
 	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);

@@ -604,10 +604,13 @@ static void try_request_now(struct net *n, uint64_t now)
 		deliver_last_status(n);
 	else if (n->ended)
 		complete(n, n->end_status ? n->end_status : PS_ESHUTDOWN);
-	else if (n->stop_ms && (!outlives_stop(kind) || stop_is_over(n, now)))
+	else if (n->stop_ms && (!outlives_stop(kind) || stop_is_over(n, now))) {
+		snprintf(n->why, sizeof(n->why), "the program ended this wait");
 		complete(n, PS_ESHUTDOWN);
-	else
+		n->why[0] = '\0';
+	} else {
 		try_kind(n, now);
+	}
 }
 
 /* Run the session's effects and try the request. Call it after a call into the session. */

@@ -15,6 +15,7 @@
 #   make units           build programs, unit tests and simulator; make tests: also all other tests
 #   make install         install programs, libcnnps, manual pages (prefix=/usr/local, DESTDIR=)
 #   make library, man    build libcnnps.so and libcnnps.a; build the manual pages
+#   make wheel           build the wheel of the Python package in build/wheel
 #   make deb             build Debian packages in build/deb; make deb-test: try them
 #   make docs/options.md write this page from the programs' --help
 #   make compile_commands.json  write the compilation database for clangd and clang-tidy
@@ -138,7 +139,7 @@ include tests/fault/fault.mk
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES) $(B)/libcnnps.a
 units: all $(UNIT) $(SIM) $(UNIT_MUTANTS)
-tests: all $(UNIT) $(SIM) $(MUTANTS) $(UNIT_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS) $(FUZZ)
+tests: all library $(UNIT) $(SIM) $(MUTANTS) $(UNIT_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS) $(FUZZ)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda

@@ -75,3 +75,7 @@ deb:
 # Builds the packages twice, checks them with lintian, and trains with them in a fresh container.
 deb-test:
 	@export CNN_SLOW=1 && exec deploy/docker_engine.sh $(call PYTEST) tests/e2e/test_packages.py
+# The Python package: a wheel with the library, cnn-ps and cnn-ctl.
+.PHONY: wheel
+wheel: all library
+	@PYTHON=$(PYTHON) B=$(B) deploy/wheel.sh

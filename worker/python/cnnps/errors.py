@@ -1,0 +1,170 @@
+"""One exception class for each status of libcnnps.
+
+All derive from Error. `status` is the number of <cnnps.h>, and the text is the reason that the
+library gives.
+"""
+
+
+class Error(Exception):
+    """A call of libcnnps failed."""
+
+    status = 0
+
+
+class UsageError(Error, ValueError):
+    """An argument or option is wrong."""
+
+    status = -1
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """Out of memory."""
+
+    status = -2
+
+
+class InputOutputError(Error, OSError):
+    """A key file cannot be read, or the server has a disk error."""
+
+    status = -3
+
+
+class UnreachableError(Error, ConnectionError):
+    """No contact with the server for too long."""
+
+    status = -4
+
+
+class WrongRunError(Error):
+    """The server at this address is in another run now."""
+
+    status = -5
+
+
+class FencedError(Error):
+    """Another process took this worker's place; connect again."""
+
+    status = -6
+
+
+class DataError(Error):
+    """A data file is malformed."""
+
+    status = -7
+
+
+class WrongDataError(Error):
+    """The data set or the tensors differ from the run's."""
+
+    status = -8
+
+
+class CheckpointError(Error):
+    """The server refused a checkpoint."""
+
+    status = -9
+
+
+class LockedError(Error):
+    """A directory of the server is locked."""
+
+    status = -10
+
+
+class AuthError(Error, PermissionError):
+    """The server does not accept this key."""
+
+    status = -11
+
+
+class ProtocolError(Error):
+    """A malformed message, or a wrong checksum three times."""
+
+    status = -12
+
+
+class VersionError(Error):
+    """Server and library have no protocol version in common."""
+
+    status = -13
+
+
+class TermError(Error):
+    """The server has restarted; the library handles it."""
+
+    status = -14
+
+
+class GapError(Error):
+    """A sequence number is missing; the library handles it."""
+
+    status = -15
+
+
+class StateError(Error):
+    """The message is not allowed in this state of the session."""
+
+    status = -16
+
+
+class FullError(Error):
+    """The server has no free worker slot."""
+
+    status = -17
+
+
+class RolledBackError(Error):
+    """The server lost pushes that it had called durable."""
+
+    status = -18
+
+
+class ShutdownError(Error):
+    """The server shuts down before the end of the run."""
+
+    status = -19
+
+
+class Done(Error):
+    """Training is done."""
+
+    status = -20
+
+
+class AgainError(Error):
+    """Not now: see the call."""
+
+    status = -21
+
+
+class DeviceError(Error):
+    """A compute device failed."""
+
+    status = -22
+
+
+class TooBigError(Error):
+    """Over a size limit of the server."""
+
+    status = -23
+
+
+class QuarantineError(Error):
+    """Too many gradients of this worker were not finite."""
+
+    status = -24
+
+
+class DivergedError(Error):
+    """Training diverged: the run has ended."""
+
+    status = -25
+
+
+class NetworkError(Error):
+    """An error of the network library."""
+
+    status = -26
+
+
+BY_STATUS = {kind.status: kind for kind in Error.__subclasses__()}

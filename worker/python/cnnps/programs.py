@@ -1,0 +1,32 @@
+"""The programs cnn-ps and cnn-ctl: those of the wheel, or installed ones."""
+import os
+import shutil
+import sys
+from pathlib import Path
+
+
+def find(name: str) -> str:
+    """The path of a program: in $CNNPS_PROGRAMS, in the wheel, in the source tree, or on $PATH."""
+    here = Path(__file__).resolve()
+    places = [Path(os.environ.get("CNNPS_PROGRAMS", "/nowhere")), here.parent / "bin",
+              here.parents[3] / "build" / "release"]
+    for place in places:
+        if os.access(place / name, os.X_OK):
+            return str(place / name)
+    found = shutil.which(name)
+    if not found or Path(found).read_bytes()[:2] == b"#!":  # a script of this package itself
+        raise FileNotFoundError(f"{name} is not installed: install the wheel or the package cnn-ps")
+    return found
+
+
+def _become(name: str) -> None:
+    path = find(name)
+    os.execv(path, [name, *sys.argv[1:]])
+
+
+def cnn_ps() -> None:
+    _become("cnn-ps")
+
+
+def cnn_ctl() -> None:
+    _become("cnn-ctl")

@@ -1,0 +1,147 @@
+"""A cnn-ps that this process starts: for notebooks, examples and tests."""
+import json
+import os
+import re
+import subprocess
+import tempfile
+import threading
+import time
+from types import TracebackType
+from typing import Any, Dict, List, Optional, Type
+
+from .client import Client, connect
+from .errors import Error
+from .programs import find
+
+_TAIL = 20  # log lines in the text of an error
+
+
+def option(name: str, value: Any) -> List[str]:
+    """lr=0.1 as --lr 0.1; durable=False as --no-durable; None: nothing."""
+    word = name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{word}" if value else f"--no-{word}"]
+    return [f"--{word}", str(value)]
+
+
+class Server:
+    """A server process. The options are those of `cnn-ps --help`, with underscores:
+
+        with cnnps.Server(model="vector:1000", epochs=3, batch_size=32, lr=0.1) as server:
+            ... cnnps.connect(server.endpoint, data=...) ...
+
+    Without checkpoint_dir the checkpoints are in a temporary directory, which close() deletes.
+    The process ends with this one, also when this one is killed. restart() continues the run.
+    """
+
+    def __init__(self, bind: str = "tcp://127.0.0.1:0", checkpoint_dir: Optional[str] = None,
+                 **options: Any) -> None:
+        self._temporary = None if checkpoint_dir else tempfile.TemporaryDirectory(prefix="cnn-ps-")
+        self.checkpoint_dir = checkpoint_dir or (self._temporary.name if self._temporary else "")
+        self.options = options
+        self.log: List[str] = []
+        self.endpoint = bind
+        self._process: "Optional[subprocess.Popen[str]]" = None
+        self._threads: List[threading.Thread] = []
+        self._result: Optional[Dict[str, Any]] = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the server again, at the same address; it continues from its checkpoint."""
+        self.kill()
+        argv = [find("cnn-ps"), "--bind", self.endpoint, "--checkpoint-dir", self.checkpoint_dir]
+        for name, value in self.options.items():
+            argv += option(name, value)
+        self._up, self._listens = threading.Event(), False
+        # No variable of ours changes what the caller asked for.
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", env=clean, start_new_session=True)
+        self._threads = [threading.Thread(target=read, args=(self._process,), daemon=True)
+                         for read in (self._read_log, self._read_result)]
+        for thread in self._threads:
+            thread.start()
+        if not self._up.wait(60) or not self._listens:
+            self.kill()
+            raise Error(f"cnn-ps did not start:\n{self.tail()}")
+
+    def _read_log(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stderr
+        for line in process.stderr:
+            self.log.append(line.rstrip("\n"))
+            found = re.search(r"net listening.* endpoint=(\S+)", line)
+            if found:
+                self.endpoint = found[1]
+                self._listens = True
+                self._up.set()
+        self._up.set()
+
+    def _read_result(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("{"):
+                self._result = json.loads(line)
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def tail(self) -> str:
+        return "\n".join(self.log[-_TAIL:])
+
+    def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
+        """Wait until the run ends. Returns its result: the last line that cnn-ps prints."""
+        assert self._process
+        code = self._process.wait(timeout)
+        for thread in self._threads:
+            thread.join(5)
+        if code or self._result is None:
+            raise Error(f"cnn-ps ended with status {code}:\n{self.tail()}")
+        return self._result
+
+    def connect(self, **options: Any) -> Client:
+        return connect(self.endpoint, **options)
+
+    def export(self, file: str) -> None:
+        """Write the newest weights to a .safetensors file: from the server, or once it has ended
+        from its checkpoint."""
+        source = (["--server", self.endpoint, "export"] if self.running() else
+                  ["export", "--checkpoint", self.checkpoint_dir])
+        done = subprocess.run([find("cnn-ctl"), *source, file], text=True, capture_output=True,
+                              timeout=120, check=False)
+        if done.returncode:
+            raise Error(done.stderr.strip())
+
+    def kill(self) -> None:
+        """kill -9, as a crash: restart() continues the run."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(5)
+
+    def close(self) -> None:
+        """End the server: it writes a last checkpoint. A temporary directory is deleted."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            end = time.monotonic() + 30
+            while self._process.poll() is None and time.monotonic() < end:
+                time.sleep(0.02)
+        self.kill()
+        if self._temporary:
+            self._temporary.cleanup()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()

@@ -306,3 +306,125 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 	free(file);
 	return rc;
 }
+
+/* ---- vector:N with names ----------------------------------------------------------------------- */
+
+/* Read one entry of a header. The bytes that it has among the first `weights` bytes of the data are
+ * added to *found; -1: it is malformed, or no part of the vector although it begins there. */
+static int measure_entry(const struct reader *r, const json_t *entry, size_t weights, size_t *found)
+{
+	const json_t *offsets = json_object_get(entry, "data_offsets");
+	json_int_t first = json_integer_value(json_array_get(offsets, 0)),
+		   last = json_integer_value(json_array_get(offsets, 1));
+	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+	size_t begin;
+
+	if (!dtype || last < first || first < 0 ||
+		!read_range(r, offsets, (size_t)(last - first), &begin))
+		return -1;
+	if (begin >= weights)
+		return 0;
+	if (strcmp(dtype, "F32") != 0 || begin % sizeof(float) || (size_t)last > weights)
+		return -1;
+	*found += (size_t)(last - first);
+	return 0;
+}
+
+/* Check that the tensors of a header fit a vector of n values and a file with `data_bytes`. */
+static int check_vector(const char *path, json_t *root, size_t n, size_t data_bytes, struct err *e)
+{
+	const struct reader r = {.path = path, .data_bytes = data_bytes};
+	size_t weights = n * sizeof(float), found = 0;
+	const char *key;
+	json_t *entry;
+
+	if (data_bytes < weights)
+		return err_set(e, PS_EDATA, "%s: %zu bytes of data; vector:%zu has %zu", path,
+			data_bytes, n, weights);
+	json_object_foreach(root, key, entry)
+	{
+		if (strcmp(key, "__metadata__") != 0 &&
+			measure_entry(&r, entry, weights, &found) != 0)
+			return err_set(e, PS_EDATA,
+				"%s: tensor \"%.60s\" is malformed, or partly inside the first %zu "
+				"values of type F32",
+				path, key, n);
+	}
+	if (found != weights)
+		return err_set(e, PS_EDATA,
+			"%s: the tensors at its beginning have %zu values; vector:%zu", path,
+			found / sizeof(float), n);
+	return PS_OK;
+}
+
+static int check_finite(const char *path, const float *w, size_t n, struct err *e)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!isfinite(w[i]))
+			return err_set(e, PS_EDATA, "%s: value %zu is not finite", path, i);
+	return PS_OK;
+}
+
+/* Split a file into weights and frame: the frame is what remains without the weights. */
+static int split_file(const char *path, unsigned char *file, size_t size, float *w, size_t n,
+	struct safetensors_frame *f, struct err *e)
+{
+	size_t data, weights = n * sizeof(*w);
+	json_t *root;
+	int rc = read_header(path, file, size, &root, &data, e);
+
+	if (!rc)
+		rc = check_vector(path, root, n, size - data, e);
+	json_decref(root);
+	if (rc)
+		return rc;
+	memcpy(w, file + data, weights);
+	memmove(file + data, file + data + weights, size - data - weights);
+	*f = (struct safetensors_frame){file, size - weights};
+	return check_finite(path, w, n, e);
+}
+
+int safetensors_read_vector(const char *path, const struct model *m, float *w,
+	struct safetensors_frame *f, struct err *e)
+{
+	size_t size,
+		max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof(*w) + SAFETENSORS_MAX_TAIL;
+	void *file;
+	int rc = file_read(path, max, &file, &size, e);
+
+	*f = (struct safetensors_frame){0};
+	if (rc == PS_ETOOBIG)
+		return err_set(
+			e, PS_EDATA, "%s: larger than a file of \"%s\" can be", path, m->text);
+	if (rc)
+		return rc;
+	rc = split_file(path, file, size, w, m->n_params, f, e);
+	if (rc) {
+		free(file);
+		*f = (struct safetensors_frame){0};
+	}
+	return rc;
+}
+
+int safetensors_write_vector(const char *path, const struct safetensors_frame *f, const float *w,
+	size_t n, struct err *e)
+{
+	char dir[4096];
+	const char *name = split_path(path, dir, sizeof(dir));
+	size_t data;
+	json_t *root;
+	int rc;
+
+	if (!name)
+		return err_set(e, PS_EIO, "%.100s...: path too long", path);
+	rc = read_header("the names of the run's tensors", f->bytes, f->size, &root, &data, e);
+	if (!rc)
+		rc = check_vector("the names of the run's tensors", root, n,
+			f->size - data + n * sizeof(*w), e);
+	json_decref(root);
+	if (rc)
+		return rc;
+	const struct file_part parts[] = {
+		{f->bytes, data}, {w, n * sizeof(*w)}, {f->bytes + data, f->size - data}};
+	return file_replace(dir, name, parts, sizeof(parts) / sizeof(parts[0]), e);
+}

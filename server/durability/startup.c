@@ -16,6 +16,7 @@
 #include "common/file.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/names_file.h"
 #include "common/run_head.h"
 #include "common/safetensors.h"
 #include "server/core/snapshot.h"
@@ -122,6 +123,19 @@ static int new_proof_key(struct core_config *cfg, struct err *e)
 	return PS_OK;
 }
 
+/* Read the initial weights of vector:N. The names of its tensors go to the checkpoint directory. */
+static int read_named_vector(
+	const struct options *o, const struct core_config *cfg, float *weights, struct err *e)
+{
+	struct safetensors_frame f;
+	int rc = safetensors_read_vector(o->init, &o->model, weights, &f, e);
+
+	if (!rc && o->checkpoint_dir)
+		rc = names_file_write(o->checkpoint_dir, cfg->run.hi, cfg->run.lo, &f, e);
+	free(f.bytes);
+	return rc;
+}
+
 static int begin_run(
 	struct startup *out, const struct options *o, struct core_config *cfg, struct err *e)
 {
@@ -131,7 +145,8 @@ static int begin_run(
 	if (!rc)
 		rc = new_proof_key(cfg, e);
 	if (!rc && o->init && !o->unknown_images)
-		rc = safetensors_read(o->init, &o->model, weights, e);
+		rc = o->model.n_layers ? safetensors_read(o->init, &o->model, weights, e)
+				       : read_named_vector(o, cfg, weights, e);
 	else
 		model_init(&o->model, cfg->training.seed, weights);
 	if (!rc)

@@ -7,6 +7,7 @@
 #include <math.h>
 #include "common/file.h"
 #include "common/model.h"
+#include "common/names_file.h"
 #include "common/rng.h"
 #include "common/safetensors.h"
 #include "tests/support/temp_dir.h"
@@ -357,9 +358,90 @@ static void weights_that_are_not_finite_are_refused(void **state)
 	}
 }
 
+/* ---- vector:N with names ----------------------------------------------------------------------- */
+
+#define NAMED                                                                                      \
+	"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[%d,%d]},"                       \
+	"\"b\":{\"dtype\":\"%s\",\"shape\":[1],\"data_offsets\":[8,12]},"                          \
+	"\"n\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[12,20]}}"
+
+/* Write a file with 3 values and a number after them. */
+static void write_named(int first, int last, const char *type)
+{
+	static const float w[3] = {1, 2, 3};
+	const uint64_t number = 77;
+	unsigned char length[8] = {0};
+	char header[512];
+	int n = snprintf(header, sizeof(header), NAMED, first, last, type);
+
+	length[0] = (unsigned char)n;
+	const struct file_part parts[] = {
+		{length, 8}, {header, (size_t)n}, {w, sizeof(w)}, {&number, sizeof(number)}};
+	assert_int_equal(file_replace(dir, "w.safetensors", parts, 4, &e), PS_OK);
+}
+
+static void a_vector_keeps_the_names_and_the_buffers_of_its_file(void **state)
+{
+	static const float other[3] = {4, 5, 6};
+	struct safetensors_frame f, none, kept;
+	unsigned char *before, *after;
+	size_t size, again_size;
+
+	(void)state;
+	use_model("vector:3");
+	write_named(0, 8, "F32");
+	before = file_bytes(&size);
+	assert_int_equal(safetensors_read_vector(path, &m, again, &f, &e), PS_OK);
+	assert_true(again[0] == 1 && again[1] == 2 && again[2] == 3);
+	assert_int_equal(names_file_write(dir, 1, 2, &f, &e), PS_OK);
+	assert_int_equal(names_file_read(dir, 1, 3, &none, &e), PS_OK);
+	assert_null(none.bytes); /* of another run */
+	assert_int_equal(names_file_read(dir, 1, 2, &kept, &e), PS_OK);
+	assert_int_equal(safetensors_write_vector(path, &kept, other, 3, &e), PS_OK);
+	after = file_bytes(&again_size);
+	assert_int_equal(again_size, size);
+	memcpy(before + size - 20, other, sizeof(other));
+	assert_memory_equal(after, before, size);
+	assert_int_equal(safetensors_write_vector(path, &kept, other, 2, &e), PS_EDATA);
+	kept.size = 9;
+	assert_int_equal(safetensors_write_vector(path, &kept, other, 3, &e), PS_EDATA);
+	free(before);
+	free(after);
+	free(f.bytes);
+	free(kept.bytes);
+}
+
+static void refuse_vector(int first, int last, const char *type)
+{
+	struct safetensors_frame f;
+
+	write_named(first, last, type);
+	assert_int_equal(safetensors_read_vector(path, &m, again, &f, &e), PS_EDATA);
+	assert_null(f.bytes);
+}
+
+static void tensors_that_do_not_make_up_the_vector_are_refused(void **state)
+{
+	(void)state;
+	use_model("vector:3");
+	refuse_vector(0, 8, "F16");
+	refuse_vector(0, 4, "F32");
+	refuse_vector(2, 10, "F32");
+	refuse_vector(4, 16, "F32");
+	refuse_vector(-8, 8, "F32");
+	refuse_vector(8, 0, "F32");
+	refuse_vector(0, 1000, "F32");
+	use_model("vector:30");
+	refuse_vector(0, 8, "F32");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			a_vector_keeps_the_names_and_the_buffers_of_its_file, begin, end),
+		cmocka_unit_test_setup_teardown(
+			tensors_that_do_not_make_up_the_vector_are_refused, begin, end),
 		cmocka_unit_test_setup_teardown(weights_come_back_bit_for_bit, begin, end),
 		cmocka_unit_test_setup_teardown(
 			the_bytes_are_those_that_the_format_prescribes, begin, end),

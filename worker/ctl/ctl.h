@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include "common/err.h"
 #include "common/model.h"
+#include "common/safetensors.h"
 #include "worker/client/cnnps.h"
 
 enum ctl_format { CTL_CSV, CTL_JSON };
@@ -46,7 +47,8 @@ int ctl_top(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* weights.c: a model and its weights, read from --weights, --checkpoint or the server. */
 struct ctl_weights {
 	struct model model;
-	float *w; /* model.n_params; owned */
+	float *w;                       /* model.n_params; owned */
+	struct safetensors_frame names; /* of a checkpoint of vector:N; bytes NULL: none */
 };
 int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e) PS_MUST_CHECK;
 void ctl_weights_release(struct ctl_weights *w);

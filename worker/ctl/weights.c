@@ -5,6 +5,7 @@
 #include <string.h>
 #include "common/checkpoint.h"
 #include "common/mem.h"
+#include "common/names_file.h"
 #include "common/run_head.h"
 #include "common/safetensors.h"
 #include "worker/ctl/ctl.h"
@@ -69,7 +70,8 @@ static int take_sections(
 		return err_set(e, PS_ECHECKPOINT, "%s: %zu bytes of weights, the model has %zu",
 			dir, weights->size, w->model.n_params * sizeof(*w->w));
 	memcpy(w->w, weights->data, weights->size);
-	return PS_OK;
+	return w->model.n_layers ? PS_OK
+				 : names_file_read(dir, head.run_hi, head.run_lo, &w->names, e);
 }
 
 static int from_checkpoint(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
@@ -131,7 +133,9 @@ int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 void ctl_weights_release(struct ctl_weights *w)
 {
 	free(w->w);
+	free(w->names.bytes);
 	w->w = NULL;
+	w->names = (struct safetensors_frame){0};
 }
 
 int ctl_export(const struct ctl *ctl, struct err *e)
@@ -143,7 +147,9 @@ int ctl_export(const struct ctl *ctl, struct err *e)
 		return err_set(e, PS_EUSAGE, "export: --weights is for predict");
 	w = mem_must(1, sizeof(*w), "export");
 	rc = ctl_weights_load(ctl, w, e);
-	if (!rc)
+	if (!rc && w->names.bytes)
+		rc = safetensors_write_vector(ctl->args[0], &w->names, w->w, w->model.n_params, e);
+	else if (!rc)
 		rc = safetensors_write(ctl->args[0], &w->model, w->w, e);
 	if (!rc)
 		printf("%s: %s, %zu weights\n", ctl->args[0], w->model.text, w->model.n_params);

@@ -90,6 +90,10 @@ class Server:
         assert self._process
         return self._process.pid
 
+    def returncode(self) -> Optional[int]:
+        """The exit status; None: the server runs."""
+        return self._process.poll() if self._process else None
+
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -110,12 +114,12 @@ class Server:
         return connect(self.endpoint, **options)
 
     def export(self, file: str) -> None:
-        """Write the newest weights to a .safetensors file: from the server, or once it has ended
-        from its checkpoint."""
-        source = (["--server", self.endpoint, "export"] if self.running() else
-                  ["export", "--checkpoint", self.checkpoint_dir])
-        done = subprocess.run([find("cnn-ctl"), *source, file], text=True, capture_output=True,
-                              timeout=120, check=False)
+        """Write the newest weights to a .safetensors file, with the names of the file of `init`."""
+        if self.running():
+            with self.connect(observer=True) as client:
+                client.checkpoint()
+        done = subprocess.run([find("cnn-ctl"), "export", "--checkpoint", self.checkpoint_dir, file],
+                              text=True, capture_output=True, timeout=120, check=False)
         if done.returncode:
             raise Error(done.stderr.strip())
 

@@ -1,0 +1,189 @@
+"""cnnps.torch: training of PyTorch models, and the names of their tensors in exports."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.build import command
+from support.programs import Process, until
+
+torch = pytest.importorskip("torch", reason="needs python3-torch")
+import cnnps  # noqa: E402
+import cnnps.torch  # noqa: E402
+from cnnps import safetensors  # noqa: E402
+
+SCRIPT = Path(__file__).with_name("torch_script.py")
+
+
+class Net(torch.nn.Module):
+    """Has BatchNorm, a buffer of integers, and a tensor with two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(20, 32)
+        self.norm = torch.nn.BatchNorm1d(32)
+        self.last = torch.nn.Linear(32, 32)
+        self.tied = torch.nn.Linear(32, 32)
+        self.tied.weight = self.last.weight
+        self.register_buffer("table", torch.arange(5))
+
+    def forward(self, x):
+        return self.tied(torch.relu(self.last(torch.relu(self.norm(self.first(x))))))[:, :2]
+
+
+def samples(n=1000, seed=0):
+    x = torch.randn(n, 20, generator=torch.Generator().manual_seed(seed))
+    return torch.utils.data.TensorDataset(x, (x[:, :3].sum(1) > 0).long())
+
+
+CE = torch.nn.functional.cross_entropy
+
+
+@pytest.mark.parametrize("options", [
+    {"optimizer": "adam", "lr": 0.01}, {"mode": "sync", "lr": 0.1}, {"mode": "easgd", "n_push": 2}],
+    ids=str)
+def test_model_learns_and_gets_the_final_weights(tmp_path, options):
+    torch.manual_seed(1)
+    model, test = Net(), samples(400, 5)
+    report = cnnps.torch.train(
+        model, CE, samples(), eval_dataset=test, metrics={"accuracy": cnnps.torch.accuracy},
+        epochs=6, batch_size=20, **options)
+    assert report.result["images_per_epoch"] == [1000] * 6
+    assert report.result["accuracy"] > 0.85
+    assert report.evaluations[-1].metrics["accuracy"] == pytest.approx(report.result["accuracy"])
+    assert report.evaluations[-1].loss == pytest.approx(report.result["loss"], rel=1e-4)
+    own = (model(test.tensors[0]).argmax(1) == test.tensors[1]).float().mean()
+    assert abs(own - report.result["accuracy"]) < 0.02
+    cnnps.torch.save(model, str(tmp_path / "m.safetensors"))
+    other = Net()
+    cnnps.torch.load(other, str(tmp_path / "m.safetensors"))
+    assert all((a == b).all() for a, b in zip(model.state_dict().values(),
+                                              other.state_dict().values()))
+
+
+def test_export_has_the_names_of_the_state_dict(server, tmp_path):
+    """Names, shapes and buffers come from the file of --init; the weights from the run."""
+    model = Net()
+    n = cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
+    run = server(model=f"vector:{n}", init=str(tmp_path / "init.safetensors"), optimizer="sgd",
+                 lr=1, lr_scaling="none", checkpoint_dir=str(tmp_path / "run"))
+    with run.connect() as client:
+        assert (client.pull() == torch.nn.utils.parameters_to_vector(
+            model.parameters()).detach().numpy()).all()
+        client.push(np.ones(n, np.float32))
+        assert client.flush()
+    run.restart()  # the names survive
+    run.export(str(tmp_path / "out.safetensors"))
+    tensors, _ = safetensors.load(str(tmp_path / "out.safetensors"))
+    assert tensors["table"].tolist() == [0, 1, 2, 3, 4] and tensors["table"].dtype == np.int64
+    other = Net()
+    cnnps.torch.load(other, str(tmp_path / "out.safetensors"))
+    for (name, p), q in zip(model.named_parameters(), other.parameters()):
+        assert torch.equal(p - 1, q), name
+    assert other.tied.weight is other.last.weight
+
+
+@pytest.mark.parametrize("damage, why", [
+    (lambda h: h["first.bias"].update(dtype="F16"), "first.bias"),
+    (lambda h: h["first.bias"].update(data_offsets=[1, 129]), "first.bias"),
+    (lambda h: h["first.bias"].update(data_offsets=[0, 1 << 60]), "first.bias"),
+    (lambda h: h.pop("first.bias"), "values; vector"),
+    (lambda h: h.update(extra=3), "extra")], ids=range(5))
+def test_init_file_that_does_not_fit_is_refused(tmp_path, damage, why):
+    file = tmp_path / "init.safetensors"
+    n = cnnps.torch.save_init(Net(), str(file))
+    raw = file.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:8 + size])
+    damage(header)
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size:])
+    done = subprocess.run(command("cnn-ps", "--model", f"vector:{n}", "--init", file, "--bind",
+                                  "tcp://127.0.0.1:0"), capture_output=True, text=True, timeout=20)
+    assert done.returncode == 6 and why in done.stderr, (done.returncode, done.stderr)
+
+
+def test_optimizer_of_a_loop_of_ones_own(server, tmp_path):
+    torch.manual_seed(1)
+    model, data = Net(), samples(200)
+    n = cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
+    run = server(model=f"vector:{n}", init=str(tmp_path / "init.safetensors"), optimizer="adam",
+                 lr=0.01, epochs=3, batch_size=20)
+    other = Net()
+    losses = []
+    with run.connect(data=cnnps.Data(n_train=200)) as client:
+        optimizer = cnnps.torch.AsyncOptimizer(other.parameters(), client)
+        assert torch.equal(other.first.weight, model.first.weight)
+        for lease in client.leases():
+            if lease.is_eval:
+                client.result(lease, 0, losses[-1])
+                continue
+            for batch in lease.batches():
+                x, y = (t[batch.indices] for t in data.tensors)
+                optimizer.zero_grad()
+                loss = CE(other(x), y)
+                loss.backward()
+                losses.append(loss.item())
+                optimizer.step(batch, loss.item())
+    assert len(losses) == 30 and np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+    with server(model="vector:3").connect() as client:
+        with pytest.raises(ValueError, match="the run's 3"):
+            cnnps.torch.AsyncOptimizer(other.parameters(), client)
+
+
+def test_workers_of_dataloader_fork_beside_the_connection():
+    report = cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(100), epochs=1, batch_size=25,
+                               num_workers=2)
+    assert report.result["images"] == 100
+
+
+def test_other_model_or_data_is_refused(server, tmp_path):
+    model = Net()
+    n = cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
+    run = server(model=f"vector:{n}", init=str(tmp_path / "init.safetensors"), epochs=1,
+                 batch_size=50)
+    cnnps.torch.train(model, CE, samples(100), dataset_id="a", server=run)
+    run = server(model=f"vector:{n}", init=str(tmp_path / "init.safetensors"), epochs=2,
+                 batch_size=50, data_id="0000000000000001")
+    with pytest.raises(cnnps.WrongDataError):
+        cnnps.torch.train(model, CE, samples(100), dataset_id="b", server=run)
+
+
+def launch(programs, *arguments):
+    return programs.add(Process("cnnps.run", [
+        sys.executable, "-m", "cnnps.run", *map(str, arguments)],
+        env={"PYTHONPATH": cnnps.__path__[0] + "/.."}))
+
+
+def test_launcher_trains_with_four_workers(programs, tmp_path):
+    run = launch(programs, "--workers", 4, "--dir", tmp_path / "run", "--epochs=4", SCRIPT,
+                 "0", tmp_path)
+    assert run.wait(120) == 0, run.tail()
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["images_per_epoch"] == [1000] * 4 and result["accuracy"] > 0.8
+    assert sorted(p.name for p in tmp_path.glob("rank-*")) == [f"rank-{i}" for i in range(4)]
+
+
+def test_launcher_replaces_a_killed_worker_and_a_killed_server(programs, tmp_path):
+    run = launch(programs, "--workers", 3, "--dir", tmp_path / "run", SCRIPT, "0.01", tmp_path)
+    server = int(run.line(r"server \S+ process (\d+)".replace(" process", ", process"))[1])
+    until(lambda: len(list(tmp_path.glob("rank-*"))) == 3, 60, "all workers run")
+    import os
+    import signal
+    os.kill(int((tmp_path / "rank-1").read_text()), signal.SIGKILL)
+    run.line("worker 1 ended with status -9; starting it again")
+    os.kill(server, signal.SIGKILL)
+    run.line("the server ended with status -9; starting it again")
+    assert run.wait(120) == 0, run.tail()
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["images_per_epoch"] == [1000] * 3 and result["term"] == 2
+
+
+def test_launcher_stops_when_workers_keep_failing(programs, tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("raise SystemExit(7)\n")
+    run = launch(programs, "--workers", 2, "--max-restarts", 2, script)
+    assert run.wait(60) == 1, run.tail()
+    run.line("ended with status 7; no restart is left")

@@ -7,20 +7,13 @@ Only this differs from the reader's machine:
   of the data set, and build/release is the build under test. A block with `make` gets a copy
   without a build, CUDA=0, and the data set in CNN_DATA.
 - 5555 and 8080 are replaced with free ports, and SERVER and 0.0.0.0 with 127.0.0.1.
-<<<<<<< HEAD
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
   own. It must have ended with status 0 at the end of the block, a worker with 12 if the block
   drains. Any other line that fails is tried again for some seconds, because a reader types more
   slowly than a test.
-- A Python block imports the tests' own reader as the package safetensors, which Debian lacks. A C
-  block becomes the middle of a program that has a server of its own.
-=======
-- A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its own.
-  It must have ended with status 0 at the end of the block, a worker with 12 if the block drains. Any other line that fails is tried again for
-  some seconds, because a reader types more slowly than a test.
-- Python is the one that runs the tests, with the package cnnps of the source tree. A Python block imports the tests' own reader as the package safetensors, which Debian lacks. A C block
-  becomes the middle of a program that has a server of its own.
->>>>>>> f3f691f (Add a Python package: connections, leases, tensors, errors)
+- Python is the one that runs the tests, with the package cnnps of the source tree. A Python block
+  imports the tests' own reader as the package safetensors, which Debian lacks. A C block becomes
+  the middle of a program that has a server of its own.
 """
 import os
 import re

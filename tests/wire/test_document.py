@@ -24,8 +24,8 @@ def rows(text):
 
 
 def test_limits():
-    defined = {name: eval(re.sub(r"(?<=\d)u", "", value)) for name, value in  # noqa: S307
-               re.findall(r"^#define (WIRE_\w+) +(\(.*?\)|\d+u)", HEADER, re.M)}
+    defined = {name: eval(re.sub(r"(?<=\d)u(ll)?", "", value))  # noqa: S307
+               for name, value in re.findall(r"^#define (WIRE_\w+) +(\(.*?\)|\d+u)", HEADER, re.M)}
     assert len(defined) >= 14
     assert {r[0]: int(r[1]) for r in rows(section("Limits"))[1:]} == defined
 

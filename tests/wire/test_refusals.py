@@ -12,6 +12,7 @@ from conftest import LEDGER, PLAIN, SIZE, Honest
 EPROTO, EVERSION, ETERM, EGAP, ESTATE = 12, 13, 14, 15, 16
 EWRONGRUN, EFENCED, EFULL, EAGAIN, EUSAGE, EROLLEDBACK = 5, 6, 17, 21, 1, 18
 EQUARANTINE = 24
+MAX_SEQ = 2**62
 ONE = np.eye(1, SIZE, dtype=np.float32)[0]
 
 
@@ -275,8 +276,10 @@ def test_exactly_once_gap(other):
     push = pb.Push(stamp=other.stamp, seq=other.seq + 2)
     error = refusal(other.bulk, *encode(push, [(0, ONE)]))
     assert (error.code, error.expected) == (EGAP, other.seq + 1)
-    push = pb.Push(stamp=other.stamp, seq=2**64 - 1)
+    push = pb.Push(stamp=other.stamp, seq=MAX_SEQ)
     assert refusal(other.bulk, *encode(push, [(0, ONE)])).code == EGAP
+    push.seq = MAX_SEQ + 1
+    assert refusal(other.bulk, *encode(push, [(0, ONE)])).code == EPROTO
     assert code(other.bulk, pb.Push(stamp=other.stamp)) == EPROTO
 
 

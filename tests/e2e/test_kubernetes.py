@@ -175,7 +175,7 @@ def test_a_job_replaces_what_a_restart_can_repair(manifests):
         assert codes["operator"] == "In"
         action.update({n: rule["action"] for n in codes["values"]})
     assert action == {2: "FailJob", 4: "FailJob", 6: "FailJob", 9: "FailJob", 11: "FailIndex",
-                      3: "Ignore", 5: "Ignore", 12: "Ignore"}
+                      3: "Ignore", 5: "Ignore", 12: "Ignore", 13: "Ignore"}
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     page = (ROOT / "docs/operations.md").read_text()
     table = page[page.index("## Exit status"):]

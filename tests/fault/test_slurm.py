@@ -15,6 +15,8 @@ from support.programs import until
 
 TRAIN, WORKERS = ROOT / "deploy/slurm/train.sbatch", ROOT / "deploy/slurm/workers.sbatch"
 EPOCHS = 60
+# Each cluster numbers its jobs from 1, and a server takes its port from the number.
+pytestmark = pytest.mark.xdist_group("slurm")
 
 
 @pytest.fixture

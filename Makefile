@@ -48,7 +48,7 @@ PYTHON   ?= /usr/bin/python3
 
 # ---- libraries: the server links neither OpenBLAS nor CUDA -----------------------------------
 PKGS.base   := libzmq libuv libprotobuf-c libxxhash zlib jansson
-PKGS.server := libmicrohttpd
+PKGS.server := libmicrohttpd libseccomp
 PKGS.worker := openblas libpng libjpeg
 PKGS        := $(PKGS.base) $(PKGS.server) $(PKGS.worker)
 ifeq ($(shell pkg-config --exists $(PKGS) 2>/dev/null && echo yes),yes)

@@ -11,6 +11,7 @@
 #include "server/config/memory.h"
 #include "server/config/options.h"
 #include "server/monitor/notify.h"
+#include "server/sandbox.h"
 #include "server/server.h"
 
 /* A write to a closed connection or to a file at its size limit shall fail with an error, and not
@@ -64,7 +65,9 @@ int main(int argc, char **argv)
 	raise_descriptors();
 	if (options.key)
 		key_protect_process();
-	rc = images_begin(&options, &e);
+	rc = sandbox_enter(&options, &e);
+	if (!rc)
+		rc = images_begin(&options, &e);
 	do {
 		if (!rc)
 			rc = server_start(&server, &options, &e);

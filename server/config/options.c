@@ -23,7 +23,7 @@ struct raw {
 	const char *bind, *http, *model, *input, *checkpoint_dir, *init, *key, *authorized_keys,
 		*data_id;
 	int64_t wal_mb, memory_mb, classes;
-	int log_level, log_format, check_config, insecure;
+	int log_level, log_format, check_config, insecure, sandbox;
 };
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */
@@ -424,6 +424,7 @@ static void fill(struct options *o, const struct raw *r)
 	o->insecure = r->insecure;
 	o->log_level = (enum log_level)r->log_level;
 	o->log_format = (enum log_format)r->log_format;
+	o->sandbox = (enum sandbox)r->sandbox;
 	o->check_config = r->check_config;
 }
 
@@ -538,6 +539,10 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"it",
 			.unset = "no checkpoints, a crash loses the run",
 			.group = "Checkpoints and resources"),
+		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
+			"take away rights that the server does not need (docs/operations.md); "
+			"auto: as far as the system permits it; require: exit if something is "
+			"missing"),
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
 			"close all connections when the server uses more memory; workers "
 			"reconnect; 0: 80 % of the memory of the machine or container"),

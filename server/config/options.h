@@ -11,6 +11,9 @@
 #include "common/model.h"
 #include "server/core/core.h"
 
+/* --sandbox: sandbox.h */
+enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
+
 struct options {
 	struct core_config core; /* complete except run, term and generation (startup.c) */
 	struct model model;
@@ -32,7 +35,9 @@ struct options {
 	enum log_level log_level;
 	enum log_format log_format;
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
-	int check_config;                    /* 1: only check and print the configuration */
+	enum sandbox sandbox;
+	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
+	int check_config;        /* 1: only check and print the configuration */
 };
 
 /* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts are

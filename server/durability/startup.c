@@ -322,10 +322,11 @@ static int from_directory(struct startup *out, const struct options *o, struct e
 	return rc;
 }
 
-static int lock(struct startup *out, const char *dir, struct err *e)
+static int lock(struct startup *out, const struct options *o, struct err *e)
 {
+	const char *dir = o->checkpoint_dir;
 	struct stat st;
-	int is_new = dir && stat(dir, &st) != 0;
+	int is_new = dir && (o->made_checkpoint_dir || stat(dir, &st) != 0);
 	int rc = dir ? file_make_dir(dir, e) : PS_OK;
 
 	if (!rc && is_new)
@@ -357,7 +358,7 @@ int startup_open(struct startup *out, const struct options *o, struct err *e)
 	else if (param_buffers_new(&out->params, o->core.n_params))
 		rc = err_set(e, PS_ENOMEM, "no memory for %zu weights", o->core.n_params);
 	else
-		rc = lock(out, o->checkpoint_dir, e);
+		rc = lock(out, o, e);
 	if (rc)
 		startup_release(out);
 	return rc;

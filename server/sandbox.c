@@ -1,0 +1,414 @@
+/* sandbox.c - see sandbox.h. */
+#include "server/sandbox.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <linux/capability.h>
+#include <linux/landlock.h>
+#include <sched.h>
+#include <seccomp.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "common/endpoint.h"
+#include "common/file.h"
+#include "common/log.h"
+
+/* A sanitizer needs files and system calls of its own. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
+/* ---- capabilities ---------------------------------------------------------------------------- */
+
+static int set_capabilities(uint64_t effective, uint64_t permitted)
+{
+	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[2] = {
+		{.effective = (uint32_t)effective, .permitted = (uint32_t)permitted},
+		{.effective = (uint32_t)(effective >> 32),
+			.permitted = (uint32_t)(permitted >> 32)}};
+
+	return (int)syscall(SYS_capset, &head, data);
+}
+
+static uint64_t permitted_capabilities(void)
+{
+	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[2] = {{0}};
+
+	if (syscall(SYS_capget, &head, data) != 0)
+		return 0;
+	return data[0].permitted | (uint64_t)data[1].permitted << 32;
+}
+
+static int can_use_files(const struct options *o)
+{
+	return (!o->checkpoint_dir || faccessat(AT_FDCWD, o->checkpoint_dir, R_OK | W_OK | X_OK,
+					      AT_EACCESS) == 0) &&
+	       (!o->key || faccessat(AT_FDCWD, o->key, R_OK, AT_EACCESS) == 0) &&
+	       (!o->authorized_keys ||
+		       faccessat(AT_FDCWD, o->authorized_keys, R_OK, AT_EACCESS) == 0) &&
+	       (!o->init || faccessat(AT_FDCWD, o->init, R_OK, AT_EACCESS) == 0);
+}
+
+static int is_low_port(const struct endpoint *e)
+{
+	return e->number > 0 && e->number < 1024;
+}
+
+static int needs_low_port(const struct options *o)
+{
+	struct endpoint e;
+
+	if (endpoint_parse(o->bind, &e) == 0 && is_low_port(&e))
+		return 1;
+	return o->http &&
+	       (endpoint_parse_address(o->http, &e) == 0 ||
+		       endpoint_parse_port(o->http, &e) == 0) &&
+	       is_low_port(&e);
+}
+
+static int drop_capabilities(const struct options *o)
+{
+	const uint64_t had = permitted_capabilities();
+	uint64_t keep = needs_low_port(o) ? had & (1ull << CAP_NET_BIND_SERVICE) : 0;
+
+	if (set_capabilities(keep, had) != 0)
+		return -1;
+	if (!can_use_files(o))
+		keep |= had & (1ull << CAP_DAC_OVERRIDE);
+	return set_capabilities(keep, keep);
+}
+
+/* ---- Landlock -------------------------------------------------------------------------------- */
+
+#ifndef LANDLOCK_ACCESS_FS_TRUNCATE /* ABI 3, Linux 6.2 */
+#define LANDLOCK_ACCESS_FS_TRUNCATE (1ull << 14)
+#endif
+
+#define READ_FILE LANDLOCK_ACCESS_FS_READ_FILE
+#define READ_DIR  (READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR)
+#define WRITE_DIR                                                                                  \
+	(READ_DIR | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_FILE |               \
+		LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_TRUNCATE)
+
+/* What libraries read: names of hosts and their modules, the time zone, limits of memory, and
+ * whether a process of a lock still ends (file.c). */
+static const struct {
+	const char *path;
+	uint64_t rights;
+} system_files[] = {
+	{"/etc/hosts", READ_FILE},
+	{"/etc/host.conf", READ_FILE},
+	{"/etc/resolv.conf", READ_FILE},
+	{"/etc/nsswitch.conf", READ_FILE},
+	{"/etc/gai.conf", READ_FILE},
+	{"/etc/services", READ_FILE},
+	{"/etc/protocols", READ_FILE},
+	{"/etc/localtime", READ_FILE},
+	{"/etc/ld.so.cache", READ_FILE},
+	{"/usr/lib", READ_DIR},
+	{"/lib", READ_DIR},
+	{"/lib64", READ_DIR},
+	{"/usr/share/zoneinfo", READ_DIR},
+	{"/dev/urandom", READ_FILE},
+	{"/dev/null", READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE},
+	{"/proc", READ_DIR},
+	{"/sys/devices/system/cpu", READ_DIR},
+	{"/sys/fs/cgroup", READ_DIR},
+};
+
+/* Allow `rights` for a file or everything in a directory. A path that does not exist needs no rule.
+ */
+static int allow_path(int ruleset, const char *path, uint64_t rights)
+{
+	struct landlock_path_beneath_attr rule = {.allowed_access = rights};
+
+	rule.parent_fd = open(path, O_PATH | O_CLOEXEC);
+	if (rule.parent_fd < 0)
+		return 0;
+	int rc = (int)syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0);
+	close(rule.parent_fd);
+	return rc;
+}
+
+/* The directory of a file: an administrator replaces the file by another with its name. */
+static int allow_beside(int ruleset, const char *path, uint64_t rights)
+{
+	char copy[4097] = "";
+
+	if (strlen(path) >= sizeof(copy))
+		return 0;
+	memcpy(copy, path, strlen(path));
+	return allow_path(ruleset, dirname(copy), rights);
+}
+
+static int allow_files(int ruleset, const struct options *o, uint64_t handled)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < sizeof(system_files) / sizeof(system_files[0]); i++)
+		rc |= allow_path(ruleset, system_files[i].path, system_files[i].rights & handled);
+	if (o->checkpoint_dir)
+		rc |= allow_path(ruleset, o->checkpoint_dir, WRITE_DIR & handled);
+	if (o->made_checkpoint_dir) /* a start that fails removes it */
+		rc |= allow_beside(ruleset, o->checkpoint_dir, LANDLOCK_ACCESS_FS_REMOVE_DIR);
+	if (o->key)
+		rc |= allow_beside(ruleset, o->key, READ_DIR);
+	if (o->authorized_keys)
+		rc |= allow_beside(ruleset, o->authorized_keys, READ_DIR);
+	if (o->init)
+		rc |= allow_path(ruleset, o->init, READ_FILE);
+	return rc;
+}
+
+static int confine_files(const struct options *o)
+{
+	/* ABI 1 has the rights up to MAKE_SYM, ABI 2 also REFER, ABI 3 also TRUNCATE */
+	uint64_t handled = (LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1;
+	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
+
+	if (abi < 1)
+		return -1;
+	if (abi >= 2)
+		handled |= handled + 1;
+	if (abi >= 3)
+		handled |= LANDLOCK_ACCESS_FS_TRUNCATE;
+	struct landlock_ruleset_attr attr = {.handled_access_fs = handled};
+	int ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, sizeof(attr), 0);
+	if (ruleset < 0)
+		return -1;
+	int rc = allow_files(ruleset, o, handled);
+	if (rc == 0)
+		rc = (int)syscall(SYS_landlock_restrict_self, ruleset, 0);
+	close(ruleset);
+	return rc;
+}
+
+/* ---- seccomp --------------------------------------------------------------------------------- */
+
+#define CALL(name) SCMP_SYS(name)
+static const int allowed_calls[] = {
+	/* files */
+	CALL(access),
+	CALL(close),
+	CALL(close_range),
+	CALL(dup),
+	CALL(dup2),
+	CALL(dup3),
+	CALL(faccessat),
+	CALL(faccessat2),
+	CALL(fadvise64),
+	CALL(fallocate),
+	CALL(fchmod),
+	CALL(fcntl),
+	CALL(fdatasync),
+	CALL(flock),
+	CALL(fstat),
+	CALL(fstatfs),
+	CALL(fsync),
+	CALL(ftruncate),
+	CALL(getcwd),
+	CALL(getdents64),
+	CALL(ioctl),
+	CALL(lseek),
+	CALL(lstat),
+	CALL(mkdir),
+	CALL(mkdirat),
+	CALL(newfstatat),
+	CALL(open),
+	CALL(openat),
+	CALL(pipe2),
+	CALL(pread64),
+	CALL(preadv),
+	CALL(pwrite64),
+	CALL(pwritev),
+	CALL(read),
+	CALL(readlink),
+	CALL(readlinkat),
+	CALL(readv),
+	CALL(rename),
+	CALL(renameat),
+	CALL(renameat2),
+	CALL(rmdir),
+	CALL(stat),
+	CALL(statfs),
+	CALL(statx),
+	CALL(unlink),
+	CALL(unlinkat),
+	CALL(write),
+	CALL(writev),
+	/* memory */
+	CALL(brk),
+	CALL(madvise),
+	CALL(memfd_create),
+	CALL(mmap),
+	CALL(mremap),
+	CALL(munmap),
+	/* threads, signals, limits */
+	CALL(exit),
+	CALL(exit_group),
+	CALL(futex),
+	CALL(get_robust_list),
+	CALL(getegid),
+	CALL(geteuid),
+	CALL(getgid),
+	CALL(getpid),
+	CALL(getppid),
+	CALL(getrlimit),
+	CALL(getrusage),
+	CALL(gettid),
+	CALL(getuid),
+	CALL(membarrier),
+	CALL(prctl),
+	CALL(prlimit64),
+	CALL(restart_syscall),
+	CALL(rseq),
+	CALL(rt_sigaction),
+	CALL(rt_sigpending),
+	CALL(rt_sigprocmask),
+	CALL(rt_sigreturn),
+	CALL(rt_sigtimedwait),
+	CALL(sched_getaffinity),
+	CALL(sched_getparam),
+	CALL(sched_getscheduler),
+	CALL(sched_setaffinity),
+	CALL(sched_setscheduler),
+	CALL(sched_yield),
+	CALL(set_robust_list),
+	CALL(set_tid_address),
+	CALL(setrlimit),
+	CALL(sigaltstack),
+	CALL(sysinfo),
+	CALL(tgkill),
+	CALL(uname),
+	/* time and chance */
+	CALL(clock_getres),
+	CALL(clock_gettime),
+	CALL(clock_nanosleep),
+	CALL(getrandom),
+	CALL(gettimeofday),
+	CALL(nanosleep),
+	CALL(time),
+	CALL(timerfd_create),
+	CALL(timerfd_gettime),
+	CALL(timerfd_settime),
+	/* waiting and sockets */
+	CALL(accept),
+	CALL(accept4),
+	CALL(bind),
+	CALL(connect),
+	CALL(epoll_create1),
+	CALL(epoll_ctl),
+	CALL(epoll_pwait),
+	CALL(epoll_pwait2),
+	CALL(epoll_wait),
+	CALL(eventfd2),
+	CALL(getpeername),
+	CALL(getsockname),
+	CALL(getsockopt),
+	CALL(listen),
+	CALL(poll),
+	CALL(ppoll),
+	CALL(pselect6),
+	CALL(recvfrom),
+	CALL(recvmmsg),
+	CALL(recvmsg),
+	CALL(select),
+	CALL(sendfile),
+	CALL(sendmmsg),
+	CALL(sendmsg),
+	CALL(sendto),
+	CALL(setsockopt),
+	CALL(shutdown),
+	CALL(signalfd4),
+};
+static const int deadly_calls[] = {CALL(execve), CALL(execveat), CALL(process_vm_readv),
+	CALL(process_vm_writev), CALL(ptrace)};
+static const int socket_families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
+
+static int add_rules(scmp_filter_ctx filter)
+{
+	int rc = 0;
+
+	for (size_t i = 0; i < sizeof(allowed_calls) / sizeof(allowed_calls[0]); i++)
+		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, allowed_calls[i], 0);
+	for (size_t i = 0; i < sizeof(deadly_calls) / sizeof(deadly_calls[0]); i++)
+		rc |= seccomp_rule_add(filter, SCMP_ACT_KILL_PROCESS, deadly_calls[i], 0);
+	for (size_t i = 0; i < sizeof(socket_families) / sizeof(socket_families[0]); i++)
+		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socket), 1,
+			SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)socket_families[i]));
+	rc |= seccomp_rule_add(
+		filter, SCMP_ACT_ALLOW, CALL(socketpair), 1, SCMP_A0(SCMP_CMP_EQ, AF_UNIX));
+	/* threads, no processes; the arguments of clone3 are in memory: the C library uses clone
+	 * when there is none */
+	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(clone), 1,
+		SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
+	rc |= seccomp_rule_add(filter, SCMP_ACT_ERRNO(ENOSYS), CALL(clone3), 0);
+	/* memory does not become code */
+	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(mprotect), 1,
+		SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
+	/* signals to itself only */
+	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(kill), 1,
+		SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid()));
+	return rc;
+}
+
+static int confine_calls(void)
+{
+	scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(EPERM));
+	int rc;
+
+	if (!filter)
+		return -1;
+	rc = seccomp_attr_set(filter, SCMP_FLTATR_CTL_TSYNC, 1);
+	if (rc == 0)
+		rc = add_rules(filter);
+	if (rc == 0)
+		rc = seccomp_load(filter);
+	seccomp_release(filter);
+	return rc;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+int sandbox_enter(struct options *o, struct err *e)
+{
+	const char *none = "", *privileges = none, *capabilities = none, *files = none,
+		   *calls = none;
+
+	if (o->sandbox == SANDBOX_OFF || (SANITIZED && o->sandbox == SANDBOX_AUTO))
+		return PS_OK;
+	o->made_checkpoint_dir =
+		o->checkpoint_dir && faccessat(AT_FDCWD, o->checkpoint_dir, F_OK, 0) != 0;
+	int rc = o->checkpoint_dir ? file_make_dir(o->checkpoint_dir, e) : PS_OK;
+	if (rc)
+		return rc;
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+		privileges = " no_new_privs";
+	if (drop_capabilities(o) != 0)
+		capabilities = " capabilities";
+	if (confine_files(o) != 0)
+		files = " Landlock";
+	if (confine_calls() != 0)
+		calls = " seccomp";
+	if (privileges == none && capabilities == none && files == none && calls == none) {
+		log_debug("sandbox", "on", "checkpoint_dir=\"%s\"",
+			o->checkpoint_dir ? o->checkpoint_dir : "");
+		return PS_OK;
+	}
+	if (o->sandbox == SANDBOX_REQUIRE)
+		return err_set(e, PS_EUSAGE,
+			"--sandbox: require, but this system does not permit:%s%s%s%s "
+			"(docs/operations.md, \"Sandbox\")",
+			privileges, capabilities, files, calls);
+	log_warn("sandbox", "incomplete", "missing=\"%s%s%s%s\"", privileges, capabilities, files,
+		calls);
+	return PS_OK;
+}

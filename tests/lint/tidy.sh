@@ -14,6 +14,6 @@ cuda=$(make -s print-CUDA_HOME)
 }
 # shellcheck disable=SC2046 # flags are words
 found=$(printf '%s\n' "$@" | timeout --foreground 450 xargs -P "$(nproc)" -I '{}' clang-tidy --quiet '{}' -- \
-	$(make -s B=$b print-CFLAGS) 2>&1) && exit 0
+	$(make -s B=$b CC=clang print-CFLAGS) 2>&1) && exit 0
 echo "$found" | grep -E ' (error|warning): ' | sort -u | grep . || echo "tidy: $found"
 exit 1

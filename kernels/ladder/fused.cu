@@ -250,5 +250,6 @@ extern "C" const struct rung rung_fused = {
 	.open = fused_open,
 	.step = fused_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = fused_close,
 };

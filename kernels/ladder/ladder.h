@@ -47,6 +47,7 @@ const char *phase_kind_name(enum phase_kind kind);
 /* The arguments of open. */
 struct ladder_task {
 	const struct model *model;   /* seed:F for 1 x 28 x 28 */
+	int threads;                 /* of ladder_cores */
 	const struct kx_images *set; /* borrowed until close; indices refer to it */
 	size_t filters;              /* F */
 	size_t max_batch;            /* maximum images of a step */
@@ -58,6 +59,11 @@ struct ladder_batch {
 	const float *params;
 	const uint32_t *index; /* image numbers, all below set->n */
 	size_t n;              /* 1 to max_batch */
+};
+
+struct rung_bounds {
+	size_t min_batch, max_batch;
+	double tolerance; /* maximum relative error of gradient and loss against cpu-ref */
 };
 
 struct rung {
@@ -77,17 +83,26 @@ struct rung {
 	 */
 	int (*train)(void *self, float *params, const uint32_t *index, size_t batch, size_t steps,
 		float rate, struct err *e);
+	const struct rung_bounds *bounds; /* NULL: ladder_exact */
 	void (*close)(void *self);
 };
 
 extern const struct rung *const ladder_rungs[];
 extern const size_t ladder_n_rungs;
 
+/* The production kernels of the CPU, with task.threads threads. It is no step of the ladder. */
+extern const struct rung ladder_cores;
+
 /* Sets *m to seed:filters. PS_EUSAGE: there is no seed network with this number of filters. */
 int ladder_model(struct model *m, size_t filters, struct err *e) PS_MUST_CHECK;
 /* Returns `n` zeroed floats on pages of their own, or NULL without memory. The caller calls
  * free(). */
 float *ladder_floats(size_t n);
+/* Every batch size, and the tolerance that single precision keeps for any order of additions. */
+extern const struct rung_bounds ladder_exact;
+const struct rung_bounds *ladder_bounds(const struct rung *r);
+/* Returns 1 if the rung runs steps of `batch` images. */
+int ladder_runs(const struct rung *r, size_t batch);
 /* Returns 1 if a CUDA device works. Otherwise *why says in a few words what is missing. */
 int ladder_has_gpu(const char **why);
 
@@ -103,14 +118,11 @@ void ladder_unpin(struct ladder_pins *p);
 struct ladder_result {
 	size_t repetitions;
 	double median_ms, min_ms; /* of a step */
+	double low_ms, high_ms;   /* the lowest and the highest median of the runs */
 	double error;             /* relative error of the gradient: |rung - cpu-ref| / |cpu-ref| */
 	double loss_error;        /* relative error of the loss */
 	struct profile profile;   /* mean ms of the phases of a step */
 };
-
-/* Maximum relative error against cpu-ref. Single precision stays below it for any order of
- * additions. */
-#define LADDER_TOLERANCE 1e-5
 
 /* Gradient and loss of cpu-ref, the reference for every rung. */
 struct ladder_truth {
@@ -118,25 +130,29 @@ struct ladder_truth {
 	double loss;
 };
 
+#define LADDER_MAX_RUNS 99
+
 /* A point of measurement: the same params and batch for every rung. They are the initial weights of
- * `seed` and the first images of its first epoch. The steps of a rung take about `seconds` in all;
- * at least one step runs. */
+ * `seed` and the first images of its first epoch. A rung is opened and measured `runs` times. The
+ * steps of a run take about `seconds` in all; at least one step runs. */
 struct ladder_point {
 	struct ladder_task task;
 	uint64_t seed;
 	double seconds;
+	int runs;
 	float *params;   /* ladder_floats */
 	uint32_t *index; /* set->n: order of the images in the epoch */
 };
 
+/* With one thread and one run. */
 int ladder_point_init(struct ladder_point *p, struct model *m, const struct kx_images *set,
 	size_t filters, size_t batch, uint64_t seed, double seconds, struct err *e) PS_MUST_CHECK;
 void ladder_point_release(struct ladder_point *p);
 int ladder_truth_init(
 	struct ladder_truth *t, const struct ladder_point *p, struct err *e) PS_MUST_CHECK;
 void ladder_truth_release(struct ladder_truth *t);
-/* Checks and measures a rung. Returns PS_EDEVICE also if the error of the gradient exceeds
- * LADDER_TOLERANCE. */
+/* Checks and measures a rung. *out is the run with the median time. Returns PS_EDEVICE also if the
+ * error of the gradient exceeds the tolerance of the rung. */
 int ladder_measure(struct ladder_result *out, const struct rung *r, const struct ladder_point *p,
 	const struct ladder_truth *t, struct err *e) PS_MUST_CHECK;
 

@@ -101,9 +101,9 @@ static int print_predictions(struct learner *l, double seconds, struct err *e)
 
 		for (size_t c = 1; c < 10; c++)
 			best = p[c] > p[best] ? c : best;
-		printf("%s,%g,%zu,%.4f,%zu,%d,%zu,%.3f\n", l->rung->name, seconds, l->counted,
+		printf("%s,%g,%zu,%.4f,%zu,%d,%zu,%.3f,%.3f\n", l->rung->name, seconds, l->counted,
 			(double)right / (double)evaluated, i, l->test->labels[i], best,
-			(double)p[best]);
+			(double)p[best], (double)p[l->test->labels[i]]);
 	}
 	fflush(stdout);
 	return PS_OK;

@@ -3,10 +3,14 @@
  *
  * - `steps` prints the time of a step for each rung and point, with the columns
  *   rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,
- *   copy_out_ms,host_ms,error. Option --phases FILE also writes the time of each phase, with the
- *   columns rung,filters,batch,kind,phase,ms.
+ *   copy_out_ms,host_ms,error,ms_low,ms_high. With --runs N it measures everything N times. A row
+ *   is the median run; ms_low and ms_high are the lowest and the highest median. Option --phases
+ *   FILE also writes the time of each phase, with the columns rung,filters,batch,kind,phase,ms.
+ * - `cores` prints the time of a step of the CPU kernels of workers on 1, 2, 4, ... threads, with
+ *   the columns threads,filters,batch,repetitions,ms_median,ms_low,ms_high,images_per_s,error.
  * - `train` prints the predictions of a network after given training times, with the columns
- *   rung,seconds,steps,right,image,label,prediction,probability.
+ *   rung,seconds,steps,right,image,label,prediction,probability,of_label. of_label is the
+ *   probability of the right label.
  * - `memory` prints the cost of single copies, launches and loads, with the columns
  *   what,where,bytes,us,gb_per_s.
  *
@@ -17,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "common/log.h"
 #include "common/opt.h"
 #include "kernels/ladder/ladder.h"
@@ -26,7 +31,7 @@
 
 struct ladder_options {
 	const char *data, *rung, *phases; /* NULL: the default paths; every rung; not requested */
-	int64_t filters, batch, seed;
+	int64_t filters, batch, seed, runs;
 	double seconds, rate;
 };
 
@@ -42,13 +47,32 @@ static const struct {
 	size_t filters, batch;
 } sweep[] = {{256, 1000}, {256, 500}, {256, 250}, {256, 100}, {128, 1000}, {64, 1000}, {32, 1000}};
 
-static const double marks[] = {0.03, 0.3, 3};
+static const double marks[] = {0.01, 0.03, 0.1, 0.3, 1, 3};
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-static int wanted(const struct job *j, const struct rung *r)
+/* Returns 1 if `list`, names with commas between them, has `name`. */
+static int has_name(const char *list, const char *name)
 {
-	return (j->has_gpu || !r->needs_gpu) && (!j->o->rung || strcmp(j->o->rung, r->name) == 0);
+	const size_t n = strlen(name);
+
+	for (const char *at = list; at; at = strchr(at, ',')) {
+		at += *at == ',';
+		if (strncmp(at, name, n) == 0 && (at[n] == ',' || !at[n]))
+			return 1;
+	}
+	return 0;
+}
+
+static int is_wanted_name(const char *list, const struct rung *r)
+{
+	return !list || has_name(list, r->name) || (r->needs_gpu && has_name(list, "gpu"));
+}
+
+static int wanted(const struct job *j, const struct rung *r, size_t batch)
+{
+	return (j->has_gpu || !r->needs_gpu) && ladder_runs(r, batch) &&
+	       is_wanted_name(j->o->rung, r);
 }
 
 static double sum_of(const struct profile *p, enum phase_kind kind)
@@ -63,11 +87,12 @@ static double sum_of(const struct profile *p, enum phase_kind kind)
 static void print_step(
 	const struct rung *r, const struct ladder_task *t, const struct ladder_result *s)
 {
-	printf("%s,%zu,%zu,%zu,%.4f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.2e\n", r->name, t->filters,
-		t->max_batch, s->repetitions, s->median_ms, s->min_ms,
+	printf("%s,%zu,%zu,%zu,%.4f,%.4f,%.0f,%.4f,%.4f,%.4f,%.4f,%.2e,%.4f,%.4f\n", r->name,
+		t->filters, t->max_batch, s->repetitions, s->median_ms, s->min_ms,
 		(double)t->max_batch / s->median_ms * 1e3, sum_of(&s->profile, PHASE_COPY_IN),
 		sum_of(&s->profile, PHASE_KERNEL), sum_of(&s->profile, PHASE_COPY_OUT),
-		sum_of(&s->profile, PHASE_HOST), s->error);
+		sum_of(&s->profile, PHASE_HOST), s->error, s->low_ms, s->high_ms);
+	fflush(stdout);
 }
 
 static void print_phases(
@@ -103,9 +128,10 @@ static int run_point(const struct job *j, size_t filters, size_t batch, struct e
 
 	if (rc)
 		return rc;
+	p.runs = (int)j->o->runs;
 	rc = ladder_truth_init(&t, &p, e);
 	for (size_t i = 0; !rc && i < ladder_n_rungs; i++)
-		if (wanted(j, ladder_rungs[i]))
+		if (wanted(j, ladder_rungs[i], batch))
 			rc = run_rung(j, ladder_rungs[i], &p, &t, e);
 	ladder_truth_release(&t);
 	ladder_point_release(&p);
@@ -133,11 +159,51 @@ static int run_steps(struct job *j, struct err *e)
 		fprintf(j->phases, "rung,filters,batch,kind,phase,ms\n");
 	}
 	printf("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,"
-	       "kernel_ms,copy_out_ms,host_ms,error\n");
+	       "kernel_ms,copy_out_ms,host_ms,error,ms_low,ms_high\n");
 	int rc = run_points(j, e);
 	if (j->phases && fclose(j->phases) && !rc)
 		rc = err_set(e, PS_EIO, "%s: %s", j->o->phases, strerror(errno));
 	return rc;
+}
+
+/* ---- cores ----------------------------------------------------------------------------------- */
+
+static int run_cores_point(const struct job *j, size_t filters, size_t batch, struct err *e)
+{
+	const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+	struct ladder_result s;
+	struct ladder_point p;
+	struct ladder_truth t;
+	struct model model;
+	int rc = ladder_point_init(
+		&p, &model, &j->train, filters, batch, (uint64_t)j->o->seed, j->o->seconds, e);
+
+	if (rc)
+		return rc;
+	p.runs = (int)j->o->runs;
+	rc = ladder_truth_init(&t, &p, e);
+	for (int threads = 1; !rc && threads <= cores; threads *= 2) {
+		p.task.threads = threads;
+		rc = ladder_measure(&s, &ladder_cores, &p, &t, e);
+		if (!rc)
+			printf("%d,%zu,%zu,%zu,%.4f,%.4f,%.4f,%.0f,%.2e\n", threads, filters, batch,
+				s.repetitions, s.median_ms, s.low_ms, s.high_ms,
+				(double)batch / s.median_ms * 1e3, s.error);
+	}
+	ladder_truth_release(&t);
+	ladder_point_release(&p);
+	return rc;
+}
+
+static int run_cores(struct job *j, struct err *e)
+{
+	size_t filters = j->o->filters ? (size_t)j->o->filters : 256;
+
+	printf("threads,filters,batch,repetitions,ms_median,ms_low,ms_high,images_per_s,error\n");
+	if (j->o->batch)
+		return run_cores_point(j, filters, (size_t)j->o->batch, e);
+	int rc = run_cores_point(j, filters, 1000, e);
+	return rc ? rc : run_cores_point(j, filters, 100, e);
 }
 
 /* ---- train and memory ------------------------------------------------------------------------ */
@@ -156,9 +222,9 @@ static int run_train(struct job *j, struct err *e)
 		return rc;
 	while (n > 1 && marks[n - 1] > j->o->seconds)
 		n--;
-	printf("rung,seconds,steps,right,image,label,prediction,probability\n");
+	printf("rung,seconds,steps,right,image,label,prediction,probability,of_label\n");
 	for (size_t i = 0; !rc && i < ladder_n_rungs; i++)
-		if (wanted(j, ladder_rungs[i]))
+		if (wanted(j, ladder_rungs[i], batch))
 			rc = ladder_train(ladder_rungs[i], &p, &j->test, j->o->rate, marks, n, e);
 	ladder_point_release(&p);
 	return rc;
@@ -191,8 +257,8 @@ static const struct {
 	const char *name;
 	int needs_data;
 	int (*run)(struct job *j, struct err *e);
-} commands[] = {{"steps", 1, run_steps}, {"train", 1, run_train}, {"memory", 0, run_memory},
-	{"rungs", 0, run_rungs}};
+} commands[] = {{"steps", 1, run_steps}, {"cores", 1, run_cores}, {"train", 1, run_train},
+	{"memory", 0, run_memory}, {"rungs", 0, run_rungs}};
 
 static int parse_arguments(struct ladder_options *o, const char **command, int argc, char **argv)
 {
@@ -210,8 +276,9 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.dest = &o->rung,
 			.min = 1,
 			.max = 100,
-			.arg = "NAME",
-			.help = "only this rung; without it all of them"},
+			.arg = "NAMES",
+			.help = "only these rungs, with commas between them; gpu: those that need "
+				"one"},
 		{.name = "phases",
 			.type = OPT_TEXT,
 			.dest = &o->phases,
@@ -242,8 +309,17 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 3600,
 			.arg = "S",
-			.help = "steps: about so long for each rung and point; train: the last "
-				"of the times 0.03, 0.3 and 3 s that is shown"},
+			.help = "steps, cores: about so long for each rung, point and run; train: "
+				"the last of the times 0.01, 0.03, 0.1, 0.3, 1 and 3 s that is "
+				"shown"},
+		{.name = "runs",
+			.type = OPT_INT,
+			.dest = &o->runs,
+			.def = "1",
+			.min = 1,
+			.max = LADDER_MAX_RUNS,
+			.arg = "N",
+			.help = "steps, cores: measure everything so often and report the median"},
 		{.name = "rate",
 			.type = OPT_REAL,
 			.dest = &o->rate,
@@ -263,7 +339,7 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 		{0},
 	};
 	const struct opt_program program = {.name = PROGRAM,
-		.usage = "[OPTION...] steps|train|memory|rungs",
+		.usage = "[OPTION...] steps|cores|train|memory|rungs",
 		.about = "Every step of how the gradient of the net seed:F became fast: CSV on "
 			 "stdout.",
 		.opts = rows,
@@ -280,8 +356,10 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 static int check_rung(const char *name, struct err *e)
 {
 	for (size_t i = 0; i < ladder_n_rungs; i++)
-		if (!name || strcmp(ladder_rungs[i]->name, name) == 0)
+		if (is_wanted_name(name, ladder_rungs[i]))
 			return PS_OK;
+	if (strcmp(name, "gpu") == 0) /* this program has none */
+		return PS_OK;
 	return err_set(
 		e, PS_EUSAGE, "--rung: \"%.40s\" is none; `%s rungs` lists them", name, PROGRAM);
 }
@@ -313,8 +391,8 @@ static int run(const struct ladder_options *o, const char *name, struct err *e)
 	while (i < n && strcmp(commands[i].name, name) != 0)
 		i++;
 	if (i == n)
-		return err_set(
-			e, PS_EUSAGE, "\"%.40s\": expected steps, train, memory or rungs", name);
+		return err_set(e, PS_EUSAGE,
+			"\"%.40s\": expected steps, cores, train, memory or rungs", name);
 	int rc = check_rung(o->rung, e);
 	if (!rc && commands[i].needs_data)
 		rc = load(&j, &data, e);

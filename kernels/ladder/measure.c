@@ -19,14 +19,15 @@
 int ladder_point_init(struct ladder_point *p, struct model *m, const struct kx_images *set,
 	size_t filters, size_t batch, uint64_t seed, double seconds, struct err *e)
 {
-	*p = (struct ladder_point){.seed = seed, .seconds = seconds};
+	*p = (struct ladder_point){.seed = seed, .seconds = seconds, .runs = 1};
 	int rc = ladder_model(m, filters, e);
 
 	if (rc)
 		return rc;
 	if (batch == 0 || batch > set->n)
 		return err_set(e, PS_EUSAGE, "batch %zu: expected 1 to %zu images", batch, set->n);
-	p->task = (struct ladder_task){m, set, filters, batch};
+	p->task = (struct ladder_task){
+		.model = m, .threads = 1, .set = set, .filters = filters, .max_batch = batch};
 	p->params = ladder_floats(m->n_params);
 	p->index = mem_try(set->n, sizeof(*p->index));
 	if (!p->params || !p->index) {
@@ -132,13 +133,14 @@ static int check_first_step(struct ladder_result *out, struct run *r, size_t n_p
 	int rc = ladder_step(r, NULL, &out->median_ms, e);
 	if (rc)
 		return rc;
+	const double tolerance = ladder_bounds(r->rung)->tolerance;
 	out->error = ladder_distance(r->grad, t->grad, n_params);
 	out->loss_error = fabs(r->loss - t->loss) / fabs(t->loss);
-	if (out->error <= LADDER_TOLERANCE && out->loss_error <= LADDER_TOLERANCE)
+	if (out->error <= tolerance && out->loss_error <= tolerance)
 		return PS_OK;
 	return err_set(e, PS_EDEVICE,
 		"rung \"%s\": gradient is %.2g, loss %.2g from cpu-ref's; at most %.0e expected",
-		r->rung->name, out->error, out->loss_error, LADDER_TOLERANCE);
+		r->rung->name, out->error, out->loss_error, tolerance);
 }
 
 static int by_size(const void *a, const void *b)
@@ -190,16 +192,55 @@ static int profile(struct ladder_result *out, struct run *r, double seconds, str
 	return PS_OK;
 }
 
+/* Opens the rung, measures it and closes it. Only with `profiled` are its phases measured. */
 static int measure_rung(struct ladder_result *out, struct run *r, const struct ladder_point *p,
-	const struct ladder_truth *t, float *trained, struct err *e)
+	const struct ladder_truth *t, float *trained, int profiled, struct err *e)
 {
 	int rc = r->rung->open(&r->self, &p->task, e);
 
+	*out = (struct ladder_result){0};
+	memcpy(trained, p->params, p->task.model->n_params * sizeof(float));
 	if (!rc)
 		rc = check_first_step(out, r, p->task.model->n_params, t, e);
 	if (!rc)
 		rc = repeat(out, r, p, trained, e);
-	return rc ? rc : profile(out, r, p->seconds, e);
+	if (!rc && profiled)
+		rc = profile(out, r, p->seconds, e);
+	if (r->self)
+		r->rung->close(r->self);
+	r->self = NULL;
+	return rc;
+}
+
+static int by_median(const void *a, const void *b)
+{
+	const struct ladder_result *x = a, *y = b;
+
+	return by_size(&x->median_ms, &y->median_ms);
+}
+
+/* Measures the rung p->runs times. The first run also has the phases. */
+static int measure_runs(struct ladder_result *out, struct run *r, const struct ladder_point *p,
+	const struct ladder_truth *t, float *trained, struct err *e)
+{
+	struct ladder_result result[LADDER_MAX_RUNS];
+	struct profile phases = {0};
+	const int n = p->runs < LADDER_MAX_RUNS ? p->runs : LADDER_MAX_RUNS;
+	int rc = PS_OK;
+
+	for (int i = 0; i < n && !rc; i++) {
+		rc = measure_rung(&result[i], r, p, t, trained, i == 0, e);
+		if (i == 0)
+			phases = result[0].profile;
+	}
+	if (rc)
+		return rc;
+	qsort(result, (size_t)n, sizeof(*result), by_median);
+	*out = result[n / 2];
+	out->profile = phases;
+	out->low_ms = result[0].median_ms;
+	out->high_ms = result[n - 1].median_ms;
+	return PS_OK;
 }
 
 int ladder_measure(struct ladder_result *out, const struct rung *rung, const struct ladder_point *p,
@@ -212,14 +253,10 @@ int ladder_measure(struct ladder_result *out, const struct rung *rung, const str
 
 	*out = (struct ladder_result){0};
 	r.grad = ladder_floats(n_params);
-	if (trained && r.grad) {
-		memcpy(trained, p->params, n_params * sizeof(float));
-		rc = measure_rung(out, &r, p, t, trained, e);
-	} else {
+	if (trained && r.grad)
+		rc = measure_runs(out, &r, p, t, trained, e);
+	else
 		rc = err_set(e, PS_ENOMEM, "no memory for a gradient");
-	}
-	if (r.self)
-		rung->close(r.self);
 	free(r.grad);
 	free(trained);
 	return rc;

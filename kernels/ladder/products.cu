@@ -334,5 +334,6 @@ extern "C" const struct rung rung_products = {
 	.open = products_open,
 	.step = products_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = products_close,
 };

@@ -50,4 +50,17 @@ int staged_logits(struct gpu *g, const struct products *p, size_t n, struct err 
 int dense_backward(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
 size_t dense_chunks(const struct products *p, size_t n);
 
+/* tensor.cu, from rung 12 on: the convolution on tensor cores. */
+struct tensor_conv {
+	size_t f_pad;        /* filters, rounded up to eight */
+	uint32_t *fragments; /* conv weights as operands of the tensor cores */
+	float *fc;           /* fc weights as [position][filter][12]; NULL: fc is another kernel */
+};
+/* Allocates for `p`. With `fc`, the forward kernel includes the fc layer. */
+int tensor_allocate(struct gpu *g, struct tensor_conv *t, struct products *p, int fc,
+	struct err *e) PS_MUST_CHECK;
+/* Computes pooled, argmax, d_logits and loss. */
+int tensor_forward(struct gpu *g, const struct products *p, const struct tensor_conv *t, size_t n,
+	struct err *e);
+
 #endif

@@ -23,7 +23,7 @@ def kernels(path):
         lines = [line for line in f if line.startswith('"')]
     total = {}
     for row in csv.DictReader(lines):
-        name = re.sub(r"^void |\(anonymous namespace\)::|<.*|\(.*|_kernel\b.*", "", row["Kernel Name"]).replace("_", " ")
+        name = re.sub(r"^void |\(anonymous namespace\)::|<unnamed>::|<.*|\(.*|_kernel\b.*", "", row["Kernel Name"]).replace("_", " ")
         nanoseconds = float(row["Metric Value"].replace(",", ""))
         assert row["Metric Unit"] == "ns", row["Metric Unit"]
         total[name] = total.get(name, 0) + nanoseconds * 1e-6 / STEPS

@@ -1,9 +1,9 @@
 /*
- * resident.cu - rungs 7 to 11. The data set is on the device as bytes, and a batch is a list of
+ * resident.cu - rungs 7 to 13. The data set is on the device as bytes, and a batch is a list of
  * image numbers. Rung 7 uses the kernels of tiled.cu. Rung 8 adds the fc product of staged.cu, rung
  * 9 the backward kernel of dense.cu. Rung 10 pins the caller's memory in the first step, so that
  * parameters and gradient are copied directly from and to it. Rung 11 runs the same work as one
- * CUDA graph per batch size.
+ * CUDA graph per batch size. Rung 12 uses the convolution of tensor.cu, and rung 13 its fc layer.
  *
  * Invariant: an existing graph was captured for `shape`. A step with another shape captures a new
  * graph.
@@ -15,7 +15,7 @@
 namespace
 {
 
-enum { TILED, STAGED, DENSE, PINNED, GRAPH };
+enum { TILED, STAGED, DENSE, PINNED, GRAPH, TENSOR, FORWARD };
 
 /* The arguments that a captured step depends on. */
 struct shape_of_step {
@@ -28,6 +28,7 @@ struct resident {
 	struct ladder_task task;
 	struct gpu gpu;
 	struct products p;
+	struct tensor_conv tensor;
 	float *params;   /* on the device */
 	uint8_t *pixels; /* the pixels of the data set, on the device */
 	uint16_t *labels;
@@ -67,7 +68,11 @@ int resident_allocate(struct resident *r, struct err *e)
 		rc = GPU_ALLOC(&r->gpu, r->host_index, n, GPU_PINNED, e);
 	if (!rc)
 		rc = GPU_ALLOC(&r->gpu, r->host_loss, n, GPU_PINNED, e);
-	return rc ? rc : products_allocate(&r->gpu, &r->p, &r->task, e);
+	if (!rc)
+		rc = products_allocate(&r->gpu, &r->p, &r->task, e);
+	if (!rc && r->level >= TENSOR)
+		rc = tensor_allocate(&r->gpu, &r->tensor, &r->p, r->level >= FORWARD, e);
+	return rc;
 }
 
 int copy_set(struct resident *r, struct err *e)
@@ -121,6 +126,16 @@ int graph_open(void **self, const struct ladder_task *t, struct err *e)
 	return open_as(self, t, GRAPH, e);
 }
 
+int tensor_open(void **self, const struct ladder_task *t, struct err *e)
+{
+	return open_as(self, t, TENSOR, e);
+}
+
+int forward_open(void **self, const struct ladder_task *t, struct err *e)
+{
+	return open_as(self, t, FORWARD, e);
+}
+
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 int send(struct resident *r, const struct shape_of_step *s, struct err *e)
@@ -148,6 +163,18 @@ int take(struct resident *r, const struct shape_of_step *s, struct err *e)
 	return gpu_mark(&r->gpu, "gradients out", PHASE_COPY_OUT, e);
 }
 
+/* Computes pooled, argmax, d_logits and loss. */
+int forward(struct resident *r, size_t n, struct err *e)
+{
+	if (r->level >= TENSOR)
+		return tensor_forward(&r->gpu, &r->p, &r->tensor, n, e);
+	int rc = tiled_convolve(&r->gpu, &r->p, n, e);
+	if (rc)
+		return rc;
+	return r->level >= STAGED ? staged_logits(&r->gpu, &r->p, n, e)
+				  : products_logits(&r->gpu, &r->p, n, e);
+}
+
 /* Submits all work of a step to the stream. */
 int enqueue(struct resident *r, const struct shape_of_step *s, struct err *e)
 {
@@ -156,10 +183,7 @@ int enqueue(struct resident *r, const struct shape_of_step *s, struct err *e)
 	int rc = send(r, s, e);
 
 	if (!rc)
-		rc = tiled_convolve(&r->gpu, &r->p, s->n, e);
-	if (!rc)
-		rc = r->level >= STAGED ? staged_logits(&r->gpu, &r->p, s->n, e)
-					: products_logits(&r->gpu, &r->p, s->n, e);
+		rc = forward(r, s->n, e);
 	if (!rc)
 		rc = dense ? dense_backward(&r->gpu, &r->p, s->n, chunks, e)
 			   : tiled_backward(&r->gpu, &r->p, s->n, chunks, e);
@@ -242,6 +266,7 @@ extern "C" const struct rung rung_tiled = {
 	.open = tiled_open,
 	.step = resident_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = resident_close,
 };
 
@@ -257,6 +282,7 @@ extern "C" const struct rung rung_staged = {
 	.open = staged_open,
 	.step = resident_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = resident_close,
 };
 
@@ -273,6 +299,7 @@ extern "C" const struct rung rung_dense = {
 	.open = dense_open,
 	.step = resident_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = resident_close,
 };
 
@@ -284,6 +311,7 @@ extern "C" const struct rung rung_pinned = {
 	.open = pinned_open,
 	.step = resident_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = resident_close,
 };
 
@@ -298,5 +326,40 @@ extern "C" const struct rung rung_graph = {
 	.open = graph_open,
 	.step = resident_step,
 	.train = NULL,
+	.bounds = NULL,
+	.close = resident_close,
+};
+
+extern "C" const struct rung rung_tensor = {
+	.name = "tensor cores",
+	.changes =
+		"The convolution runs on tensor cores. A pixel is exact in bf16, and a weight is "
+		"the sum of three bf16 terms, so the result is as exact as before.",
+	.predicts =
+		"17 GFLOP of bf16 with the zeros of the patches, at 400 TFLOP/s: 0.04 ms; 0.22 GB "
+		"of "
+		"pooled values and their places written at 4.3 TB/s: 0.05 ms. 0.08 ms of forward "
+		"instead of 0.15",
+	.needs_gpu = 1,
+	.open = tensor_open,
+	.step = resident_step,
+	.train = NULL,
+	.bounds = NULL,
+	.close = resident_close,
+};
+
+extern "C" const struct rung rung_forward = {
+	.name = "fc in forward",
+	.changes = "The forward kernel multiplies each pooled value by its fc weights while it is "
+		   "in a register. The backward kernel still reads it from memory.",
+	.predicts =
+		"The fc kernel (0.066 ms) ends; 0.87 GFLOP more in the forward kernel, where the "
+		"tensor cores leave the others idle, and 2 MB of weights in another order: 0.05 "
+		"ms less",
+	.needs_gpu = 1,
+	.open = forward_open,
+	.step = resident_step,
+	.train = NULL,
+	.bounds = NULL,
 	.close = resident_close,
 };

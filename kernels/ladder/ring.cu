@@ -142,6 +142,7 @@ extern "C" const struct rung rung_ring = {
 	.open = ring_open,
 	.step = ring_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = ring_close,
 };
 
@@ -157,5 +158,6 @@ extern "C" const struct rung rung_wide_ring = {
 	.open = wide_open,
 	.step = ring_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = ring_close,
 };

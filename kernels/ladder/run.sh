@@ -4,8 +4,10 @@
 #   run.sh CNN_LADDER DIR     measure into DIR/*.csv; draw too where gnuplot is
 #   run.sh --draw DIR         draw DIR/*.svg from DIR/*.csv
 #
-# SECONDS_EACH (2): for each rung and point; TRAIN_SECONDS (3): for each rung's training. Data:
-# $CNN_DATA or the usual places. Without a GPU there are stages 0 and 1 and no memory.csv.
+# RUNS (5): measurements of each rung and point; SECONDS_EACH (0.5): their length; TRAIN_SECONDS (3):
+# of each rung's training. LIBRARY_PYTHON (python3): has PyTorch for this GPU, else there are no rows
+# of cuDNN. Data: $CNN_DATA or the usual places. Without a GPU there are stages 0 and 1, and no
+# memory.csv.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 # Debian's own, which has its python3-numpy
@@ -27,7 +29,7 @@ if [ "$1" = --draw ]; then
 	exit
 fi
 ladder=$1 dir=$2
-each=${SECONDS_EACH:-2} train=${TRAIN_SECONDS:-3} rate=${RATE:-0.02}
+runs=${RUNS:-5} each=${SECONDS_EACH:-0.5} train=${TRAIN_SECONDS:-3} rate=${RATE:-0.02}
 mkdir -p "$dir"
 
 # Run a command and append its rows, without their names, to a table that has them.
@@ -39,8 +41,13 @@ append() {
 	rm "$table.tmp"
 }
 
-"$python" "$here/stage0.py" steps --seconds "$each" >"$dir/steps.csv"
-append "$dir/steps.csv" "$ladder" steps --seconds "$each" --phases "$dir/phases.csv"
+"$python" "$here/stage0.py" steps --seconds "$each" --runs "$runs" >"$dir/steps.csv"
+append "$dir/steps.csv" "$ladder" steps --seconds "$each" --runs "$runs" --phases "$dir/phases.csv"
+library=${LIBRARY_PYTHON:-python3}
+if "$library" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+	append "$dir/steps.csv" "$library" "$here/library.py" --seconds "$each" --runs "$runs"
+fi
+"$ladder" cores --seconds "$each" --runs "$runs" >"$dir/cores.csv"
 # what the production rung's kernels take, if Nsight Compute is here to see them
 if command -v ncu >/dev/null && grep -q ^production, "$dir/steps.csv"; then
 	ncu --clock-control none --graph-profiling node --metrics gpu__time_duration.sum --csv \

@@ -12,7 +12,8 @@
 extern const struct rung rung_sequential;
 #if defined(KX_CUDA)
 extern const struct rung rung_thread, rung_fused, rung_ring, rung_wide_ring, rung_products,
-	rung_tiled, rung_staged, rung_dense, rung_pinned, rung_graph, rung_production, rung_local;
+	rung_tiled, rung_staged, rung_dense, rung_pinned, rung_graph, rung_tensor, rung_forward,
+	rung_production, rung_local, rung_bf16, rung_persistent;
 #endif
 
 const struct rung *const ladder_rungs[] = {
@@ -28,11 +29,29 @@ const struct rung *const ladder_rungs[] = {
 	&rung_dense,
 	&rung_pinned,
 	&rung_graph,
+	&rung_tensor,
+	&rung_forward,
 	&rung_production,
 	&rung_local,
+	&rung_bf16,
+	&rung_persistent,
 #endif
 };
 const size_t ladder_n_rungs = sizeof(ladder_rungs) / sizeof(ladder_rungs[0]);
+
+const struct rung_bounds ladder_exact = {.min_batch = 1, .max_batch = SIZE_MAX, .tolerance = 1e-5};
+
+const struct rung_bounds *ladder_bounds(const struct rung *r)
+{
+	return r->bounds ? r->bounds : &ladder_exact;
+}
+
+int ladder_runs(const struct rung *r, size_t batch)
+{
+	const struct rung_bounds *b = ladder_bounds(r);
+
+	return b->min_batch <= batch && batch <= b->max_batch;
+}
 
 int ladder_model(struct model *m, size_t filters, struct err *e)
 {

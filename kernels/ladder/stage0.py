@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Stage 0 of the ladder: computes seed:F in NumPy and prints the same rows as cnn-ladder.
 
-    stage0.py steps [--filters F] [--batch B] [--seconds S]     as `cnn-ladder steps`
+    stage0.py steps [--filters F] [--batch B] [--seconds S] [--runs N]     as `cnn-ladder steps`
     stage0.py train [--filters F] [--batch B] [--seconds S] [--rate R]
 
 It computes whole batches in single precision. The convolution is a matrix product over the windows
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 SWEEP = ((256, 1000), (256, 500), (256, 250), (256, 100), (128, 1000), (64, 1000), (32, 1000))
-MARKS = (0.03, 0.3, 3)
+MARKS = (0.01, 0.03, 0.1, 0.3, 1, 3)
 SHOWN, EVALUATED = 12, 1000
 USUAL = ("data/mnist", "/usr/share/datasets/fashion-mnist")
 
@@ -116,22 +116,37 @@ def check(params, data):
         sys.exit(f"stage0: the gradient's slope is {along}, the loss's {slope}")
 
 
+def measure(step, seconds):
+    """The times of a step in ms, for about `seconds`."""
+    taken = []
+    while not taken or (sum(taken) < seconds * 1e3 and len(taken) < 2000):
+        begin = time.perf_counter()
+        step()
+        taken.append((time.perf_counter() - begin) * 1e3)
+    return taken
+
+
+def print_step(rung, filters, batch, runs, error=""):
+    """Print the row of the median run."""
+    runs = sorted(runs, key=statistics.median)
+    median = [statistics.median(taken) for taken in runs]
+    ms, taken = median[len(runs) // 2], runs[len(runs) // 2]
+    print(f"{rung},{filters},{batch},{len(taken)},{ms:.4f},{min(taken):.4f},"
+          f"{batch / ms * 1e3:.0f},0,0,0,{ms:.4f},{error},{median[0]:.4f},{median[-1]:.4f}",
+          flush=True)
+
+
 def steps(args):
     data = Data(args.seed)
     print("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
-          "copy_out_ms,host_ms,error")
+          "copy_out_ms,host_ms,error,ms_low,ms_high")
     points = [(args.filters or 256, args.batch or 1000)] if args.filters or args.batch else SWEEP
     check(initial(7, args.seed), data)
     for filters, batch in points:
         params = initial(filters, args.seed)
-        taken = []
-        while not taken or (sum(taken) < args.seconds and len(taken) < 100):
-            begin = time.perf_counter()
-            gradient(params, *data.batch(0, batch))
-            taken.append(time.perf_counter() - begin)
-        ms = statistics.median(taken) * 1e3
-        print(f"numpy,{filters},{batch},{len(taken)},{ms:.4f},{min(taken) * 1e3:.4f},"
-              f"{batch / ms * 1e3:.0f},0,0,0,{ms:.4f},", flush=True)
+        print_step("numpy", filters, batch,
+                   [measure(lambda: gradient(params, *data.batch(0, batch)), args.seconds)
+                    for _ in range(args.runs)])
 
 
 def print_predictions(params, seconds, made, images, labels):
@@ -140,7 +155,7 @@ def print_predictions(params, seconds, made, images, labels):
     right = (predictions.argmax(1) == labels[:EVALUATED]).mean()
     for i in range(SHOWN):
         print(f"numpy,{seconds:g},{made},{right:.4f},{i},{labels[i]},{predictions[i].argmax()},"
-              f"{predictions[i].max():.3f}", flush=True)
+              f"{predictions[i].max():.3f},{predictions[i][labels[i]]:.3f}", flush=True)
 
 
 def train(args):
@@ -150,7 +165,7 @@ def train(args):
     labels = read_idx("t10k-labels-idx1-ubyte")[:EVALUATED]
     params = initial(args.filters or 256, args.seed)
     marks = [m for m in MARKS if m <= args.seconds] or [MARKS[0]]
-    print("rung,seconds,steps,right,image,label,prediction,probability")
+    print("rung,seconds,steps,right,image,label,prediction,probability,of_label")
     gradient(params, *data.batch(0, batch))
     made, clock = 0, 0.0
     while marks:
@@ -169,6 +184,7 @@ def main():
     parser.add_argument("--filters", type=int, default=0)
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--rate", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

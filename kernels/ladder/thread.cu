@@ -104,5 +104,6 @@ extern "C" const struct rung rung_thread = {
 	.open = thread_open,
 	.step = thread_step,
 	.train = NULL,
+	.bounds = NULL,
 	.close = thread_close,
 };

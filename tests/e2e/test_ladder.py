@@ -18,9 +18,10 @@ from support import idx
 from support.build import PATIENCE, ROOT, command
 
 STEP = ("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
-        "copy_out_ms,host_ms,error").split(",")
+        "copy_out_ms,host_ms,error,ms_low,ms_high").split(",")
 MNIST_TWELVE = "da41fb5b9abe41a80d6eb74dfa29c8ed2eab718f449edb65205add499adfe8e0"
-PREDICTION = "rung,seconds,steps,right,image,label,prediction,probability".split(",")
+PREDICTION = ("rung,seconds,steps,right,image,label,prediction,probability,"
+              "of_label").split(",")
 
 
 def ladder(data, *arguments):
@@ -62,13 +63,42 @@ def test_training_tells_what_the_net_believes(data):
     done = ladder(data, "train", "--rung", "sequential", "--filters", "4", "--batch", "20",
                   "--seconds", "0.3")
     table = rows(done, PREDICTION)
-    assert [r["seconds"] for r in table] == ["0.03"] * 12 + ["0.3"] * 12
-    assert all(r["prediction"] in "0123456789" and 0 < float(r["probability"]) <= 1 for r in table)
-    assert int(table[0]["steps"]) <= int(table[12]["steps"])
+    assert [r["seconds"] for r in table] == [t for t in ("0.01", "0.03", "0.1", "0.3")
+                                             for _ in range(12)]
+    for r in table:
+        assert r["prediction"] in "0123456789" and 0 < float(r["probability"]) <= 1
+        assert float(r["of_label"]) <= float(r["probability"])
+        assert r["prediction"] != r["label"] or r["of_label"] == r["probability"]
+    assert int(table[0]["steps"]) <= int(table[36]["steps"])
+
+
+def test_a_row_is_the_median_of_several_runs(data):
+    row, = rows(ladder(data, "steps", "--rung", "sequential", "--filters", "2", "--batch", "7",
+                       "--seconds", "0", "--runs", "3"), STEP)
+    assert 0 < float(row["ms_low"]) <= float(row["ms_median"]) <= float(row["ms_high"])
+
+
+def test_names_of_rungs_may_be_a_list(data):
+    arguments = ("--filters", "2", "--batch", "7", "--seconds", "0")
+    table = rows(ladder(data, "steps", "--rung", "fused,sequential", *arguments), STEP)
+    assert "sequential" in [r["rung"] for r in table]
+    table = rows(ladder(data, "steps", "--rung", "gpu", *arguments), STEP)
+    assert "sequential" not in [r["rung"] for r in table]
+
+
+def test_the_cpu_is_timed_by_threads(data):
+    table = rows(ladder(data, "cores", "--filters", "3", "--batch", "20", "--seconds", "0"),
+                 "threads,filters,batch,repetitions,ms_median,ms_low,ms_high,images_per_s,error"
+                 .split(","))
+    cores = len(os.sched_getaffinity(0))
+    threads = [int(r["threads"]) for r in table]
+    assert threads[0] == 1 and threads == [2 ** i for i in range(len(threads))]
+    assert len(threads) > 1 or cores == 1
+    assert all(float(r["ms_median"]) > 0 and float(r["error"]) < 1e-5 for r in table)
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (("climb",), "expected steps, train, memory"),
+    (("climb",), "expected steps, cores, train, memory"),
     (("steps", "--filters", "3", "--batch", "60000", "--rate", "x"), "--rate"),
     (("steps", "--filters", "-1"), "--filters"),
     (("steps", "--rung", "of a chair"), "`cnn-ladder rungs` lists them"),
@@ -90,7 +120,7 @@ def test_stage_0_prints_the_same_columns(data):
     assert (row["rung"], row["filters"], row["batch"]) == ("numpy", "3", "5")
     table = rows(stage0(data, "train", "--filters", "3", "--batch", "10", "--seconds", "0.03"),
                  PREDICTION)
-    assert len(table) == 12 and table[0]["rung"] == "numpy"
+    assert len(table) == 24 and table[0]["rung"] == "numpy"
 
 
 def pictures(place, table):
@@ -102,7 +132,7 @@ def pictures(place, table):
 def predictions(path, labels):
     """Write a table with the predictions of one stage before its first step."""
     path.write_text("\n".join([",".join(PREDICTION)] + [
-        f"sequential,0.03,0,0.1,{image},{label},7,0.5" for image, label in enumerate(labels)])
+        f"sequential,0.03,0,0.1,{image},{label},7,0.5,0.5" for image, label in enumerate(labels)])
         + "\n")
     return path
 

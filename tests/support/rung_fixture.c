@@ -10,7 +10,11 @@ void rung_open(struct rung_fixture *l, const struct rung *rung, size_t filters, 
 	const struct odd_model o = {{1, 28, 28}, text};
 	*l = (struct rung_fixture){.rung = rung};
 	subject_random(&l->subject, &o, max_batch);
-	l->task = (struct ladder_task){&l->subject.model, &l->subject.images, filters, max_batch};
+	l->task = (struct ladder_task){.model = &l->subject.model,
+		.threads = 1,
+		.set = &l->subject.images,
+		.filters = filters,
+		.max_batch = max_batch};
 	l->params = ladder_floats(l->subject.model.n_params);
 	l->grad = ladder_floats(l->subject.model.n_params);
 	memcpy(l->params, l->subject.params, l->subject.model.n_params * sizeof(float));
@@ -65,8 +69,9 @@ void rung_agrees(struct rung_fixture *l, size_t n)
 	subject_open(s, "cpu-ref", 1);
 	subject_step(s);
 	double d = gradient_distance(l->grad, s->grad, s->model.n_params), loss = s->loss;
-	if (fabs(l->loss - loss) <= LADDER_TOLERANCE * loss &&
-		((d <= LADDER_TOLERANCE && rung_worst_tensor(l) <= 5 * LADDER_TOLERANCE) ||
+	const double tolerance = ladder_bounds(l->rung)->tolerance;
+	if (fabs(l->loss - loss) <= tolerance * loss &&
+		((d <= tolerance && rung_worst_tensor(l) <= 5 * tolerance) ||
 			d <= 2 * gradient_jump(s, 0x1p-22)))
 		return;
 	fail_msg("%s, %s, %zu images: gradient off by %g, loss %.9g instead of %.9g", l->rung->name,

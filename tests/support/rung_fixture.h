@@ -21,7 +21,7 @@ void rung_open(struct rung_fixture *l, const struct rung *rung, size_t filters, 
 void rung_close(struct rung_fixture *l);
 /* Compute a step over the first `n` images. The outputs are filled with NaN before. */
 void rung_step(struct rung_fixture *l, size_t n);
-/* A step over `n` images must agree with cpu-ref within the ladder's tolerance, and each tensor
+/* A step over `n` images must agree with cpu-ref within the rung's tolerance, and each tensor
  * within five times that tolerance. Where a rounding error decides an argmax, a larger distance is
  * allowed: as large as the change of cpu-ref's own gradient under such rounding errors. */
 void rung_agrees(struct rung_fixture *l, size_t n);

@@ -4,10 +4,11 @@ stage.
 
     pictures.py PREDICTIONS.CSV >predictions.svg
 
-A column is a digit, a block of columns a training time, a row a stage. A tile shows the predicted
-digit: green if it is right, red if not. A stronger colour means a higher probability. The data set
-is in $CNN_DATA or in one of the default directories, and must be the one of the table; exit status
-6 if it is another one. The script needs NumPy.
+A column is a digit, a block of columns a training time, a row a stage. A tile shows the picture of
+the digit, as dark as the probability that the network gives to the right answer. The small digit is
+the prediction: green if it is right, red if not. The data set is in $CNN_DATA or in one of the
+default directories, and must be the one of the table; exit status 6 if it is another one. The
+script needs NumPy.
 """
 import base64
 import csv
@@ -18,7 +19,8 @@ from html import escape
 
 from stage0 import SHOWN, read_idx
 
-TILE, LEFT, TOP, SHARE, GAP = 21, 128, 78, 48, 18
+PICTURES = 5  # test images that are drawn
+TILE, LEFT, TOP, SHARE, GAP = 31, 128, 64, 48, 14
 INK, GREY, RIGHT, WRONG = "#24292f", "#57606a", (26, 127, 55), (207, 34, 46)
 
 
@@ -47,12 +49,15 @@ def shade(colour, strength):
 
 
 def tile(x, y, row):
-    probability = float(row["probability"])
-    colour = RIGHT if row["prediction"] == row["label"] else WRONG
-    ink = "#ffffff" if probability > 0.55 else INK
-    return (f'<rect x="{x}" y="{y}" width="{TILE - 2}" height="{TILE - 2}" rx="3" '
-            f'fill="{shade(colour, probability)}"/>' +
-            text(x + (TILE - 2) / 2, y + 14.5, row["prediction"], 13, ink, "middle", "bold"))
+    """The digit, as dark as the network is sure of it, in a frame: green if it is right."""
+    size, picture = TILE - 3, TILE - 9
+    sure, colour = float(row["of_label"]), RIGHT if row["prediction"] == row["label"] else WRONG
+    return (f'<rect x="{x}" y="{y}" width="{size}" height="{size}" rx="3" fill="#ffffff" '
+            f'stroke="{shade(colour, 0.9)}" stroke-width="1.6"/>'
+            f'<use href="#d{row["image"]}" x="{x + 3}" y="{y + 3}" width="{picture}" '
+            f'height="{picture}" opacity="{sure:.3f}"/>' +
+            text(x + size - 1.5, y + size - 2, row["prediction"], 8, shade(colour, 1), "end",
+                 "bold"))
 
 
 def seconds_text(seconds):
@@ -79,29 +84,31 @@ def main():
     stages = list(dict.fromkeys(r["rung"] for r in rows))
     times = list(dict.fromkeys(r["seconds"] for r in rows))
     at = {(r["rung"], r["seconds"], int(r["image"])): r for r in rows}
-    block = SHOWN * TILE + SHARE + GAP
+    block = PICTURES * TILE + SHARE + GAP
     width, height = LEFT + block * len(times), TOP + TILE * len(stages) + 14
     images = shown_images(rows, sys.argv[1])
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
            f'font-family="DejaVu Sans, Helvetica, sans-serif">',
            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-           text(LEFT, 22, "What each stage reads the first twelve test digits as, by training time "
-                          "(seed:256, batches of 100)", 15)]
+           "<defs>" + "".join(
+               f'<symbol id="d{i}" viewBox="0 0 28 28"><image width="28" height="28" '
+               f'href="{png(images[i])}"/></symbol>' for i in range(PICTURES)) + "</defs>",
+           text(LEFT, 22, f"When each stage can read the first {PICTURES} test digits, by training "
+                          "time (seed:256, batches of 100)", 15)]
     for t, seconds in enumerate(times):
         x = LEFT + t * block
-        out.append(text(x + SHOWN * TILE + 4, TOP - 24, seconds_text(seconds), 14, INK, "start",
-                        "bold"))
-        out.append(text(x + SHOWN * TILE + 4, TOP - 8, "right", 11, GREY))
-        out += [f'<image x="{x + i * TILE}" y="{TOP - TILE - 5}" width="{TILE - 2}" '
-                f'height="{TILE - 2}" href="{png(images[i])}"/>' for i in range(SHOWN)]
+        out.append(text(x, TOP - 10, seconds_text(seconds), 14, INK, "start", "bold"))
+        out.append(text(x + PICTURES * TILE + 4, TOP - 10, "right", 11, GREY))
         for s, stage in enumerate(stages):
             y = TOP + s * TILE
-            out += [tile(x + i * TILE, y, at[stage, seconds, i]) for i in range(SHOWN)]
+            if (stage, seconds, 0) not in at:
+                continue
+            out += [tile(x + i * TILE, y, at[stage, seconds, i]) for i in range(PICTURES)]
             right = float(at[stage, seconds, 0]["right"])
-            out.append(text(x + SHOWN * TILE + 4, y + 14.5, f"{100 * right:.1f} %", 12,
+            out.append(text(x + PICTURES * TILE + 2, y + 18, f"{100 * right:.1f} %", 12,
                             INK if right >= 0.5 else GREY, "start",
                             "bold" if right >= 0.5 else "normal"))
-    out += [text(LEFT - 10, TOP + s * TILE + 14.5, stage, 13, INK, "end")
+    out += [text(LEFT - 10, TOP + s * TILE + 18, stage, 13, INK, "end")
             for s, stage in enumerate(stages)]
     print("\n".join(out + ["</svg>"]))
 

@@ -2,7 +2,7 @@
 # Measure every stage of the ladder, and draw what docs/ladder.md shows.
 #
 #   run.sh CNN_LADDER DIR     measure into DIR/*.csv; draw too where gnuplot is
-#   run.sh --draw DIR         draw DIR/*.svg from DIR/*.csv
+#   run.sh --draw DIR         draw DIR/*.svg from DIR/*.csv, and print the table of docs/ladder.md
 #
 # RUNS (5): measurements of each rung and point; SECONDS_EACH (0.5): their length; TRAIN_SECONDS (3):
 # of each rung's training. LIBRARY_PYTHON (python3): has PyTorch for this GPU, else there are no rows
@@ -21,6 +21,7 @@ draw() {
 		exit $status
 	}
 	gnuplot -e "dir='$1'" "$here/figures.gp"
+	"$python" "$here/table.py" "$1/steps.csv"
 	mv "$1/predictions.svg.tmp" "$1/predictions.svg"
 }
 

@@ -52,8 +52,9 @@ static int is_stopped(void *arg)
 	return since != 0;
 }
 
-/* SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) end the worker after the batch; a second SIGTERM or
- * SIGINT kills it. docs/operations.md has the table. */
+/* SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) end the worker after its current batch, or at once
+ * if it has no session. The same SIGTERM or SIGINT again kills it. docs/operations.md has a table
+ * of all signals. */
 static void catch_signals(void)
 {
 	struct sigaction a;

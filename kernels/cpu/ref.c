@@ -503,7 +503,8 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 	}
 }
 
-/* The value of pixel `v` at place `i` of an image. */
+/* The input of the network for byte `v` at index `i` of an image (channels x rows x columns):
+ * v / 255, normalised with the mean and deviation of its channel if the model has them. */
 static double pixel_value(const struct model *m, size_t i, uint8_t v)
 {
 	const struct preprocess *p = &m->preprocess;

@@ -108,7 +108,7 @@ struct core {
 		struct msg_ack ack;
 	} pulling;
 
-	struct say said; /* the text of a refusal in this step, if the text contains values */
+	struct say said; /* buffer for the text of this step's refusal, if numbers are inserted */
 
 	struct effect *effect; /* effect[0] is always EFFECT_COMMIT */
 	size_t n_effects, max_effects;

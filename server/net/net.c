@@ -583,7 +583,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	return PS_OK;
 }
 
-/* libzmq receives from all connections in turn, so one message for each connection is enough. */
+/* libzmq takes messages from its connections by turns. So as many reads as there are connections
+ * reach each of them. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->port.stats.connections + 1);

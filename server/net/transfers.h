@@ -38,7 +38,8 @@ void transfers_release(struct transfers *t);
  * handled the LEASE. */
 void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
 	const struct msg_lease *m, struct frames *f);
-/* Report the bytes that moved since the last call. */
+/* At most every 100 ms: poll the connections of workers that have owed a delivery for longer than
+ * TRANSFERS_POLL_MS, and report those whose bytes moved since their last poll. Call it often. */
 void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
 	transfers_report_fn *report, void *arg);
 

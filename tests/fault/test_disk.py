@@ -20,7 +20,7 @@ from support.programs import Process, fill, freeze, mount_image, mount_small, un
 def report(figure, row, run, what):
     """Report the verdict of the ledger."""
     lost, twice = run.count(300)
-    figure(row, lost + twice, f"pushes lost or applied twice, {what}", lost + twice == 0,
+    figure(row, lost + twice, f"pushes lost or applied twice ({what})", lost + twice == 0,
            what="ledger")
 
 

@@ -26,7 +26,7 @@ def percentile(times, part):
 def report(figure, row, run, what):
     """Report the verdict of the ledger."""
     lost, twice = run.count(300)
-    figure(row, lost + twice, f"pushes lost or applied twice, {what}", lost + twice == 0,
+    figure(row, lost + twice, f"pushes lost or applied twice ({what})", lost + twice == 0,
            what="ledger")
 
 

@@ -4,8 +4,8 @@
  *
  * With exact_conv.cuh a thread holds four features of a position: filter lane / 4 for images 2t, 2t
  * + 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Their argmax takes two bits each, in
- * this order from the lowest bit on. These eight bits are byte t of the argmax word of the position
- * and filter.
+ * this order from the lowest bit on. Each position and filter has one 32-bit word of argmax bits for
+ * the sixteen images of a group; these eight bits are its byte t.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 

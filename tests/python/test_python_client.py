@@ -292,3 +292,14 @@ def test_notebook_server_restarts_and_ends(server, tmp_path):
     run.export(str(tmp_path / "w.safetensors"))
     run.close()
     assert not run.running() and not os.path.exists(run.checkpoint_dir)
+
+
+def test_the_end_of_training_ends_a_loop_whichever_call_meets_it(server):
+    """Another worker may finish what this one computes."""
+    run = server(**vector(epochs=1, batch_size=11))
+    with run.connect(data=DATA) as client:
+        def ended(weights, batch, out):
+            raise cnnps.Done("training is done")
+        cnnps.Worker(client, ended).train()
+        next(client.leases())
+        raise cnnps.Done("training is done")

@@ -259,8 +259,10 @@ class Client:
         return self
 
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+                 trace: Optional[TracebackType]) -> bool:
+        """The end of training ends the block, whichever call meets it."""
         self.close()
+        return kind is not None and issubclass(kind, Done)
 
     def __reduce__(self) -> Any:
         raise TypeError("a connection cannot be sent to another process: connect there")

@@ -4,7 +4,7 @@ from typing import Callable, Optional, Tuple
 import numpy as np
 
 from .client import Batch, Client, Lease, Vector
-from .errors import AgainError
+from .errors import AgainError, Done
 
 Gradient = Callable[[Vector, Batch, Vector], float]
 Evaluate = Callable[[Vector, int, int], Tuple[int, float]]
@@ -32,9 +32,13 @@ class Worker:
         self._evaluated = (-1, -1)  # evaluation and term of the weights in `w`
 
     def train(self, progress: bool = False) -> None:
-        """Train until the run ends."""
-        for lease in self.client.leases(progress):
-            self.run(lease)
+        """Train until the run ends. It may end while this worker computes, if another one has
+        taken over its lease."""
+        try:
+            for lease in self.client.leases(progress):
+                self.run(lease)
+        except Done:
+            pass
 
     def run(self, lease: Lease) -> None:
         """Train or evaluate one lease."""

@@ -2,6 +2,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,43 @@ def test_launcher_stops_when_workers_keep_failing(programs, tmp_path):
     run = launch(programs, "--workers", 2, "--max-restarts", 2, script)
     assert run.wait(60) == 1, run.tail()
     run.line("ended with status 7; no restart is left")
+
+
+def test_launcher_says_why_the_server_does_not_start(programs, tmp_path):
+    run = launch(programs, "--workers", 2, "--no-such-option=2", SCRIPT, "0", tmp_path)
+    assert run.wait(60) == 1, run.tail()
+    run.line("--no-such-option: unknown option")
+    assert "Traceback" not in run.tail()
+
+
+LATE = """
+import os, pathlib, time
+if os.environ["RANK"] == "1":
+    while not (pathlib.Path(os.environ["CNNPS_RUN_DIR"]) / "result.json").exists():
+        time.sleep(0.05)
+"""
+
+
+def test_worker_that_starts_after_the_run_gets_its_weights(programs, tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(LATE + SCRIPT.read_text(encoding="utf-8")
+                      + "torch.save(model.weight, directory / ('w' + os.environ['RANK']))\n")
+    begin = time.monotonic()
+    run = launch(programs, "--workers", 2, "--epochs=1", script, "0", tmp_path)
+    assert run.wait(60) == 0 and time.monotonic() < begin + 25, run.tail()
+    assert torch.equal(torch.load(tmp_path / "w0"), torch.load(tmp_path / "w1"))
+
+
+def test_launcher_fails_if_a_worker_fails_after_the_run(programs, tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(SCRIPT.read_text(encoding="utf-8") + "raise SystemExit(7)\n")
+    run = launch(programs, "--workers", 2, "--epochs=1", script, "0", tmp_path)
+    assert run.wait(60) == 1, run.tail()
+    run.line("ended with status 7 after the end of the run")
+
+
+def test_variables_of_the_programs_change_nothing(monkeypatch):
+    monkeypatch.setenv("CNN_LR", "nonsense")
+    monkeypatch.setenv("CNN_CHECKPOINT", "/nowhere")
+    report = cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(50), epochs=1, batch_size=25)
+    assert report.result["images"] == 50

@@ -20,5 +20,6 @@ def loss(output, target):
 
 
 (directory / f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
-cnnps.torch.train(torch.nn.Linear(20, 2), loss, data, metrics={"accuracy": cnnps.torch.accuracy},
-                  epochs=3, batch_size=10, optimizer="adam", lr=0.01)
+model = torch.nn.Linear(20, 2)
+cnnps.torch.train(model, loss, data, metrics={"accuracy": cnnps.torch.accuracy}, epochs=3,
+                  batch_size=10, optimizer="adam", lr=0.01)

@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from .errors import Error
+from .client import Client, connect
+from .errors import Error, UnreachableError
 from .server import Server
 
 DIRECTORY = "CNNPS_RUN_DIR"
 WANTED, ADDRESS, RESULT = "wanted.json", "address.json", "result.json"
 _SECONDS = 120
+_PATIENCE = 3  # seconds between two looks whether the run has ended
 
 
 def write(path: Path, content: Dict[str, Any]) -> None:
@@ -57,6 +59,20 @@ class Shared:
         else:
             self._own = Server(**options)
             self.endpoint, self.directory = self._own.endpoint, self._own.checkpoint_dir
+
+    def _ended(self) -> bool:
+        return self._run is not None and (self._run / RESULT).exists()
+
+    def connect(self, **options: Any) -> Optional[Client]:
+        """None: the run has ended, without this worker."""
+        end = time.monotonic() + _SECONDS
+        while not self._ended():
+            try:
+                return connect(self.endpoint, connect_timeout=_PATIENCE, **options)
+            except UnreachableError:
+                if time.monotonic() > end:
+                    raise
+        return None
 
     def result(self) -> Dict[str, Any]:
         """Wait for the end of the run. Returns the last line of cnn-ps."""

@@ -1,8 +1,12 @@
 """The programs cnn-ps and cnn-ctl: those of the wheel, or installed ones."""
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Dict
+
+from .errors import Error
 
 
 def find(name: str) -> str:
@@ -17,6 +21,21 @@ def find(name: str) -> str:
     if not found or Path(found).read_bytes()[:2] == b"#!":  # a script of this package itself
         raise FileNotFoundError(f"{name} is not installed: install the wheel or the package cnn-ps")
     return found
+
+
+def environment() -> Dict[str, str]:
+    """For a program that this package starts: no variable of ours changes what the caller asks
+    for."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
+
+
+def export(checkpoint_dir: str, file: str) -> None:
+    """Write the weights of the last checkpoint to a .safetensors file."""
+    done = subprocess.run([find("cnn-ctl"), "export", "--checkpoint", checkpoint_dir, file],
+                          text=True, capture_output=True, timeout=120, check=False,
+                          env=environment())
+    if done.returncode:
+        raise Error(done.stderr.strip())
 
 
 def _become(name: str) -> None:

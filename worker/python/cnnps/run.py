@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, Optional
 
+from .errors import Error
 from .launched import ADDRESS, DIRECTORY, RESULT, WANTED, read, write
 from .server import Server
 
@@ -38,7 +39,7 @@ class Launcher:
         self.options, self.overrides, self.run_dir = options, overrides, run
         self.server: Optional[Server] = None
         self.workers: "Dict[int, subprocess.Popen[bytes]]" = {}
-        self.restarts = 0
+        self.restarts = self.status = 0
 
     def start_worker(self, rank: int) -> None:
         n = self.options.workers
@@ -93,6 +94,7 @@ class Launcher:
                 if (self.run_dir / RESULT).exists():
                     say(f"worker {rank} ended with status {status} after the end of the run")
                     del self.workers[rank]
+                    self.status = 1
                     continue
                 if not self.may_restart(f"worker {rank} ended with status {status}"):
                     return False
@@ -106,7 +108,7 @@ class Launcher:
             if not self.tend_server() or not self.tend_workers():
                 return 1
             time.sleep(0.05)
-        return 0
+        return self.status
 
     def close(self) -> None:
         for worker in self.workers.values():
@@ -168,6 +170,9 @@ def main(argv: Optional[List[str]] = None) -> int:
             return launcher.run()
         except KeyboardInterrupt:
             return 130
+        except Error as why:
+            say(str(why))
+            return 1
         finally:
             launcher.close()
 

@@ -1,6 +1,5 @@
 """A cnn-ps that this process starts: for notebooks, examples and tests."""
 import json
-import os
 import re
 import subprocess
 import tempfile
@@ -11,7 +10,7 @@ from typing import Any, Dict, List, Optional, Type
 
 from .client import Client, connect
 from .errors import Error
-from .programs import find
+from .programs import environment, export, find
 
 _TAIL = 20  # log lines in the text of an error
 
@@ -55,11 +54,9 @@ class Server:
         for name, value in self.options.items():
             argv += option(name, value)
         self._up, self._listens = threading.Event(), False
-        # No variable of ours changes what the caller asked for.
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
         self._process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", env=clean, start_new_session=True)
+            text=True, errors="replace", env=environment(), start_new_session=True)
         self._threads = [threading.Thread(target=read, args=(self._process,), daemon=True)
                          for read in (self._read_log, self._read_result)]
         for thread in self._threads:
@@ -118,10 +115,7 @@ class Server:
         if self.running():
             with self.connect(observer=True) as client:
                 client.checkpoint()
-        done = subprocess.run([find("cnn-ctl"), "export", "--checkpoint", self.checkpoint_dir, file],
-                              text=True, capture_output=True, timeout=120, check=False)
-        if done.returncode:
-            raise Error(done.stderr.strip())
+        export(self.checkpoint_dir, file)
 
     def kill(self) -> None:
         """kill -9, as a crash: restart() continues the run."""

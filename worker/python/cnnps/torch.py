@@ -6,7 +6,6 @@ worker, as in DistributedDataParallel: each worker computes them from its own ba
 """
 import hashlib
 import os
-import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from . import safetensors
 from .client import Batch, Client, Data, Lease, Vector, connect
 from .launched import Shared
-from .programs import find
+from .programs import export
 from .server import Server
 from .training import Worker
 
@@ -312,12 +311,16 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
             file = os.path.join(place, f"init-{os.getpid()}.safetensors")
             n = save_init(model, file)
             shared = Shared(model=f"vector:{n}", init=file, **options)
-            server = shared.endpoint
         try:
-            with connect(server, data=data, name=name, key=key, device=str(device)) as client:
-                worker = _Trainer(client, model, loss, samples, test, metrics or {})
-                worker.train(progress)
-            report = Report(shared.result() if shared else {}, worker.evaluations)
+            about = dict(data=data, name=name, key=key, device=str(device))
+            client = shared.connect(**about) if shared else connect(server, **about)
+            evaluations: List[Evaluation] = []
+            if client:
+                with client:
+                    worker = _Trainer(client, model, loss, samples, test, metrics or {})
+                    evaluations = worker.evaluations
+                    worker.train(progress)
+            report = Report(shared.result() if shared else {}, evaluations)
             if shared and shared.directory:
                 _load_final(model, shared.directory, os.path.join(directory, "final.safetensors"))
             model.eval()
@@ -329,8 +332,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
 
 def _load_final(model: torch.nn.Module, checkpoint: str, file: str) -> None:
     """The weights of the last checkpoint. The buffers stay this worker's own."""
-    subprocess.run([find("cnn-ctl"), "export", "--checkpoint", checkpoint, file], check=True,
-                   stdout=subprocess.DEVNULL, timeout=120)
+    export(checkpoint, file)
     tensors, _ = safetensors.load(file)
     with torch.no_grad():
         for name, p in model.named_parameters():

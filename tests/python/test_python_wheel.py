@@ -1,4 +1,5 @@
 """make wheel: auditwheel accepts it, and it trains in a clean virtual environment."""
+import json
 import os
 import re
 import subprocess
@@ -60,3 +61,19 @@ def test_wheel_trains_in_a_clean_environment(wheel, tmp_path):
     for program in ("cnn-ps", "cnn-ctl"):
         done = run(venv / "bin" / program, "--version")
         assert done.returncode == 0 and done.stdout.split()[1] in wheel.name, done
+
+
+def test_wheel_trains_a_pytorch_model_with_four_workers(wheel, tmp_path, data):
+    """torch is Debian's: that of PyPI has 2 GB of CUDA."""
+    if run("/usr/bin/python3", "-c", "import torch").returncode:
+        pytest.skip("needs python3-torch")
+    venv = tmp_path / "venv"
+    for command in (["/usr/bin/python3", "-m", "venv", "--system-site-packages", venv],
+                    [venv / "bin/pip", "--disable-pip-version-check", "install", "-q", wheel]):
+        done = run(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    script = ROOT / "worker/python/cnnps/examples/fashion.py"
+    done = run(venv / "bin/python", "-m", "cnnps.run", "--workers", "4", script, "--data", data,
+               "--samples", "4000", "--tests", "500", "--epochs", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy"] > 0.5, done.stdout

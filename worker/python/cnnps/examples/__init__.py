@@ -1,0 +1,1 @@
+"""Examples: python -m cnnps.run --workers 4 -m cnnps.examples.fashion"""

@@ -1,0 +1,67 @@
+"""What the examples share: their arguments, and plain PyTorch as a comparison (--plain)."""
+import argparse
+import json
+import os
+import time
+from typing import Any, Dict, Mapping
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import cnnps.torch
+from cnnps.torch import Loss, Metric
+
+
+def arguments(what: str, data: str, **defaults: Any) -> argparse.Namespace:
+    """The command line. `data` says what --data is; the others are the default values."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--data", help=data)
+    parser.add_argument("--plain", action="store_true", help="train with plain PyTorch instead")
+    for name in ("epochs", "batch_size", "samples", "tests"):
+        value = defaults[name]
+        parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value,
+                            help=f"(default {value})")
+    return parser.parse_args()
+
+
+def _evaluate(model: torch.nn.Module, loss: Loss, test: TensorDataset,
+              metrics: Mapping[str, Metric]) -> Dict[str, float]:
+    model.eval()
+    sums = dict.fromkeys(["loss", *metrics], 0.0)
+    with torch.no_grad():
+        for *inputs, target in DataLoader(test, 256):
+            output = model(*inputs)
+            sums["loss"] += float(loss(output, target)) * len(target)
+            for name, metric in metrics.items():
+                sums[name] += float(metric(output, target))
+    return {name: value / len(test) for name, value in sums.items()}
+
+
+def _plain(model: torch.nn.Module, loss: Loss, data: TensorDataset, options: argparse.Namespace,
+           lr: float) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    model.train()
+    for _ in range(options.epochs):
+        for *inputs, target in DataLoader(data, options.batch_size, shuffle=True):
+            optimizer.zero_grad()
+            loss(model(*inputs), target).backward()
+            optimizer.step()
+
+
+def compare(name: str, model: torch.nn.Module, loss: Loss, data: TensorDataset,
+            test: TensorDataset, options: argparse.Namespace,
+            metrics: Mapping[str, Metric], adam_lr: float, **server: Any) -> None:
+    """Train, and print one line: what the trained model does on all test samples, and the time.
+    `server`: options of cnn-ps."""
+    begin = time.monotonic()
+    if options.plain:
+        _plain(model, loss, data, options, adam_lr)
+    else:
+        cnnps.torch.train(model, loss, data, eval_dataset=test, metrics=metrics, dataset_id=name,
+                          epochs=options.epochs, batch_size=options.batch_size, **server)
+    seconds = time.monotonic() - begin
+    if os.environ.get("RANK", "0") == "0":  # the first worker of cnnps.run
+        found = {key: round(value, 4) for key, value in
+                 _evaluate(model, loss, test, metrics).items()}
+        print(json.dumps({"example": name, "with": "PyTorch" if options.plain else "cnn-ps",
+                          "epochs": options.epochs, **found, "seconds": round(seconds, 2)}))

@@ -369,9 +369,11 @@ int cuda_local_steps(void *self, int slot, const uint32_t *index, size_t batch, 
 	struct slot *s = &c->slot[slot];
 	int rc = CHECK(cudaSetDevice(c->gpu.number));
 
-	if (!rc && c->may_fail)
+	if (!rc)
+		rc = run_call(c, s, index, &call);
+	if (!rc && c->may_fail) /* the kernels run meanwhile */
 		rc = log_call(&s->log, index, call);
-	return rc ? rc : run_call(c, s, index, &call);
+	return rc;
 }
 
 static int finish_round(struct cuda *c, struct slot *s)

@@ -333,6 +333,12 @@ static const int deadly_calls[] = {CALL(execve), CALL(execveat), CALL(process_vm
 	CALL(process_vm_writev), CALL(ptrace)};
 static const int socket_families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
 
+/* The condition that the first argument of a call is `value`. */
+static struct scmp_arg_cmp first_is(scmp_datum_t value)
+{
+	return (struct scmp_arg_cmp){.op = SCMP_CMP_EQ, .datum_a = value};
+}
+
 static int add_rules(scmp_filter_ctx filter)
 {
 	int rc = 0;
@@ -343,9 +349,8 @@ static int add_rules(scmp_filter_ctx filter)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_KILL_PROCESS, deadly_calls[i], 0);
 	for (size_t i = 0; i < sizeof(socket_families) / sizeof(socket_families[0]); i++)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socket), 1,
-			SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)socket_families[i]));
-	rc |= seccomp_rule_add(
-		filter, SCMP_ACT_ALLOW, CALL(socketpair), 1, SCMP_A0(SCMP_CMP_EQ, AF_UNIX));
+			first_is((scmp_datum_t)socket_families[i]));
+	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socketpair), 1, first_is(AF_UNIX));
 	/* threads, no processes; the arguments of clone3 are in memory: the C library uses clone
 	 * when there is none */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(clone), 1,
@@ -355,8 +360,8 @@ static int add_rules(scmp_filter_ctx filter)
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(mprotect), 1,
 		SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
 	/* signals to itself only */
-	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(kill), 1,
-		SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid()));
+	rc |= seccomp_rule_add(
+		filter, SCMP_ACT_ALLOW, CALL(kill), 1, first_is((scmp_datum_t)getpid()));
 	return rc;
 }
 

@@ -247,7 +247,7 @@ static const char *read_sections(const unsigned char *file, size_t size, struct 
 		if (why)
 			return why;
 	}
-	return offset == size ? NULL : "there are bytes behind the last section";
+	return offset == size ? NULL : "there are bytes after the last section";
 }
 
 int checkpoint_read(const char *path, struct checkpoint *c, struct err *e)

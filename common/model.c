@@ -24,7 +24,7 @@ struct parser {
 	struct shape shape; /* output of the layers so far */
 	size_t n_conv, n_fc;
 	int has_input; /* the text gave the shape of the images */
-	int has_conv;  /* no layer behind the last conv has changed the shape */
+	int has_conv;  /* no layer after the last conv has changed the shape */
 	struct window conv;
 	struct shape conv_in;
 	size_t skip[MODEL_MAX_LAYERS]; /* numbers of the skips without an add */

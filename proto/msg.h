@@ -217,8 +217,10 @@ struct msg_push {
 	/* the batches and the code of the grant that `work` is a part of; 0: unknown */
 	uint32_t grant_first, grant_count;
 	uint64_t grant_code;
-	uint64_t base_term;   /* term of base_version */
-	uint64_t pull;        /* nonzero: also a pull, with this request, after the decision */
+	uint64_t base_term; /* term of base_version */
+	/* nonzero: the push is also a PULL with this request number. Its PARAMS have the weights
+	 * after the decision on the push. */
+	uint64_t pull;
 	uint32_t chunks;      /* tensor frames sent before this message, see wire.h */
 	struct slices slices; /* values outside the slices are zero */
 };

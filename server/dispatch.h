@@ -3,8 +3,8 @@
  * of the core. Each event goes to the write-ahead log and to the core. The server carries out all
  * effects of an event before it takes the next event.
  *
- * With a write-ahead log, the server sends a reply that reports a decision when the events behind
- * the decision are on disk (wal.h). Without a log, it sends the reply at once.
+ * With a write-ahead log, the server sends a reply that reports a decision when the events that
+ * led to it are on disk (wal.h). Without a log, it sends the reply at once.
  * Thread: the loop's.
  */
 #ifndef SERVER_DISPATCH_H

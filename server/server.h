@@ -11,8 +11,8 @@
  * (2) the core gets one event at a time, and all effects of an event are carried out before the
  *     next event;
  * (3) every wait has a deadline: the session close, a drain, and a disk that fails at the end;
- * (4) with the write-ahead log, the server sends a reply that reports a decision after the event
- *     behind the decision is on disk.
+ * (4) with the write-ahead log, the server sends a reply that reports a decision when the events
+ *     that led to it are on disk.
  * Thread: main, which runs the loop.
  */
 #ifndef SERVER_SERVER_H

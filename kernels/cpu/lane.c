@@ -202,7 +202,7 @@ static void block_backward(struct lane *l, const struct block *b)
 		step_backward(l, i, b);
 }
 
-/* Sets *b to block number `i` of images [begin, end). Returns 0 behind the last block. */
+/* Sets *b to block number `i` of images [begin, end). Returns 0 if `i` is past the last block. */
 static int get_block(const struct lane *l, size_t begin, size_t end, size_t i, struct block *b)
 {
 	size_t n = end - begin, blocks = (n + l->block - 1) / l->block;

@@ -222,7 +222,7 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Fuses the ReLUs and at most one pool behind weighted layer `l` into its step. Returns the next
+/* Fuses the ReLUs and at most one pool after weighted layer `l` into its step. Returns the next
  * layer. */
 static size_t fuse(const struct model *m, size_t l, struct step *s, const struct layer **pool)
 {
@@ -238,7 +238,7 @@ static size_t fuse(const struct model *m, size_t l, struct step *s, const struct
 	return l;
 }
 
-/* Appends the step that starts with layer *l and moves *l behind it. Returns 0 without memory. */
+/* Appends the step that starts with layer *l and moves *l past it. Returns 0 without memory. */
 static int add_step(struct plan *p, const struct model *m, size_t *l, int *weighted)
 {
 	const struct layer *layer = &m->layer[*l], *pool = NULL;

@@ -18,18 +18,18 @@
 #include "common/model.h"
 #include "kernels/cpu/simd.h"
 
-#define PLANE_ALIGN (2 * SIMD_MAX_LANES) /* floats; also the spare ones behind the last image */
+#define PLANE_ALIGN (2 * SIMD_MAX_LANES) /* floats; also the spare ones after the last image */
 
 /* The layout of one image's values between two steps. */
 struct plane {
 	struct shape shape;
 	size_t row;    /* floats from one row to the next, padding included */
-	size_t origin; /* offset of the first value, behind the padding */
+	size_t origin; /* offset of the first value, after the padding */
 	size_t image;  /* floats from one image to the next, a multiple of PLANE_ALIGN */
 };
 
 enum step_kind {
-	STEP_WEIGHTS, /* conv or fc, with the ReLU and the pool behind it */
+	STEP_WEIGHTS, /* conv or fc, with the ReLU and the pool after it */
 	STEP_POOL,    /* a pool that is not fused */
 	STEP_RELU,    /* a ReLU that is not fused, in place */
 	STEP_DROPOUT, /* in place */
@@ -61,7 +61,7 @@ struct step {
 	size_t filters, n_taps;
 	size_t columns;      /* filters rounded up to whole vectors, see columns_pad */
 	size_t taps_pad;     /* n_taps rounded up to a multiple of simd.taps */
-	uint32_t *tap;       /* offset of each tap in a patch; taps_pad entries, 0 behind n_taps */
+	uint32_t *tap;       /* offset of each tap in a patch; taps_pad entries, 0 after n_taps */
 	uint32_t *param;     /* number of each tap among the weights of a filter; n_taps entries */
 	size_t weight, bias; /* offsets in params */
 	struct patch patch;

@@ -4,7 +4,7 @@
  *
  *   position  an output pixel (p, q) of a weighted layer before pooling
  *   source    pointer to the patch of the input that a position reads
- *   tap       value k of a patch lies tap[k] floats behind its source
+ *   tap       value k of a patch lies tap[k] floats after its source
  *   panel     the weights of up to 2 * lanes neighbouring filters: [k][width], where width is
  *             lanes or 2 * lanes
  *   patch     `rows` rows of `run` contiguous floats; rows start `row` floats apart
@@ -77,7 +77,7 @@ struct simd {
 	void (*filter_sparse)(float *grad, const float *in, const struct entry *e, size_t n,
 		const struct patch *p);
 	/* For each entry: the patch at entry.at of d_in += entry.d * weight (rows x run_pad). Adds
-	 * zeros to up to run_pad - run floats behind each row. */
+	 * zeros to up to run_pad - run floats after each row. */
 	void (*data_sparse)(float *d_in, const float *weight, const struct entry *e, size_t n,
 		const struct patch *p);
 	/* to[i * step] = pixel[i] / 255 */

@@ -9,7 +9,7 @@
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
 /* The chunk that starts at window *next, counted over all images of the block. `out` points to the
- * values or the errors of the output plane. Moves *next behind the chunk. */
+ * values or the errors of the output plane. Moves *next past the chunk. */
 static struct chunk next_chunk(
 	const struct lane *l, size_t i, float *const *out, size_t n_images, size_t *next)
 {

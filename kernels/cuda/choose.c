@@ -192,7 +192,7 @@ static int least_used(struct gpu_choice *c, int n, struct err *e)
 	return rc;
 }
 
-/* The number behind `text`, or -1. */
+/* The number after `text`, or -1. */
 static int gpu_number(const char *text)
 {
 	char *end;

@@ -77,7 +77,7 @@ static int fits_conv1(const struct net *n, const struct net_step *s)
 	       l[0].out.c % CONV1_LANES == 0 && cuda_pool_2x2(&l[2]);
 }
 
-/* Returns 1 if the kernels of conv2.h can run step s and the two layers behind it. The step must
+/* Returns 1 if the kernels of conv2.h can run step s and the two layers after it. The step must
  * directly follow NET_CONV1, and another layer must follow the pool: dY then has its ReLU mask
  * applied already. */
 static int fits_conv2(const struct net *n, const struct net_step *s)

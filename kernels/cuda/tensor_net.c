@@ -28,7 +28,7 @@ struct tensor_step {
 	int other;        /* add: input of its skip; skip: output of its add; else -1 */
 	int other_stride; /* skip: stride of its add */
 	int relu;         /* conv, fc: a ReLU follows and is fused into this step */
-	int pooled;       /* so is the pool 2x2 behind the ReLU */
+	int pooled;       /* so is the pool 2x2 after the ReLU */
 	int needs_dx;     /* an earlier step has weights */
 	int layers;       /* layers of the step */
 

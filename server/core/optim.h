@@ -34,9 +34,10 @@ double optim_clip(const struct optim *o, double squares);
 /* base^n. The result has the same bits on every CPU, which libm does not guarantee. */
 double optim_power(double base, uint64_t n);
 
-/* optim_apply takes one step on n values: it computes the weights after a step from `w` with the
- * gradient scale * g, writes them to `to`, and updates the optim_vectors(kind) vectors of `state`.
- * `to` is `w` or does not overlap it. `step` counts from 1. */
+/* optim_apply takes one step of the optimizer on n values. The weights are `w` and the gradient is
+ * `scale * g`. It writes the new weights to `to`, which is `w` or does not overlap it, and updates
+ * the vectors of `state`, as many as optim_vectors returns for the optimizer. `step` counts from 1.
+ */
 struct optim_step {
 	uint64_t step;
 	double rate, scale;

@@ -744,7 +744,7 @@ int snapshot_decode_running(void *memory, float *weights, const struct core_conf
 	memset(c->cfg.proof_key, 0, sizeof(c->cfg.proof_key));
 	if (!k.in || decode_state(c, &then, data, size, why))
 		return PS_ECHECKPOINT;
-	/* reads the configuration again, to reach the fields behind it */
+	/* reads the configuration again, to reach the fields after it */
 	snapshot_put_config(&k, &then);
 	put_running(&k, c);
 	if (k.error || k.at != k.size || !snapshot_sessions_are_consistent(c))

@@ -79,7 +79,7 @@ static int values_are_valid(const struct core *c)
 	return ok && mode_values_are_valid(c) && backups_are_valid(c);
 }
 
-/* Returns 1 if batch `i` is SHUT and the mode allows it: sandblaster for the batches behind the
+/* Returns 1 if batch `i` is SHUT and the mode allows it: sandblaster for the batches after the
  * window of the step, sync for the batches outside of the step. */
 static int is_shut(const struct core *c, uint32_t i)
 {
@@ -93,7 +93,7 @@ static int is_shut(const struct core *c, uint32_t i)
 }
 
 /* 1: the states of the batches agree with sandblaster's window. All batches before it are done, and
- * all batches behind it are shut. */
+ * all batches after it are shut. */
 static int replay_window_fits(const struct core *c)
 {
 	const struct blaster *s = &c->blaster;

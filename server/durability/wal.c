@@ -26,7 +26,7 @@ struct item {
 	size_t bytes;        /* size of the record: `data`, then the frames */
 	size_t memory;       /* bytes that count against WAL_MAX_QUEUE */
 	size_t n_data, n_frames;
-	unsigned char *data; /* behind the frames */
+	unsigned char *data; /* after the frames */
 	zmq_msg_t frame[];   /* references to the last frames of the message */
 };
 

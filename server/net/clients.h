@@ -62,7 +62,7 @@ void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, co
 /* Assign the label of the newest HELLO of connection `peer` to this worker id. Call it when the
  * WELCOME leaves, or begins to wait for the disk. */
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
-/* The label of worker id `worker`; all empty if there is none. `l` may be NULL. */
+/* The label of worker id `worker`; its fields are empty if there is none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
 /* A newer process has taken worker id `worker`. Write the text of the refusal for the older
  * process, which has `incarnation` and connection `peer`. `name`: the worker's --name, or "". The

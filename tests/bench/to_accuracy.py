@@ -92,7 +92,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("options", nargs="*", help="of cnn-ps, behind --")
+    parser.add_argument("options", nargs="*", help="of cnn-ps, after --")
     args = parser.parse_args()
     print("run,seed,epoch,accuracy,launch_s,training_s")
     with tempfile.TemporaryDirectory() as directory:

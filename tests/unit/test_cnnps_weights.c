@@ -1,5 +1,5 @@
-/* test_cnnps_weights.c - which weights libcnnps returns, and which version a push names: prefetched
- * pulls, and versions from before and after a crash of the server. Also which calls are refused. */
+/* test_cnnps_weights.c - which weights libcnnps returns, and which version a push names, with
+ * prefetched pulls and across a crash of the server. Also which calls are refused. */
 #include "tests/support/client_fixture.h"
 
 static void connect_again(struct cnnps_options o)

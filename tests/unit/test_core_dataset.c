@@ -172,8 +172,8 @@ static void stalled_workers_vote_if_all_live_workers_are_stalled(void **state)
 	fixture_close(&f);
 }
 
-/* The grant of the worker ended when the other data set was chosen, so its next request is not a
- * repetition. */
+/* The choice of the other data set ended the worker's grant. So its next LEASE asks for new work
+ * and does not repeat a request: the worker is not stalled, and its vote counts. */
 static void an_outvoted_worker_counts_again_when_it_asks(void **state)
 {
 	struct stamp wrong, right;

@@ -80,7 +80,7 @@ static void encoding_changes_nothing(void **state)
 /* ---- lengths -------------------------------------------------------------------------------- */
 
 /* Decodes into `memory`. Each section has a block of exactly its size, so that AddressSanitizer
- * finds reads behind its end. */
+ * finds reads past its end. */
 static int read_into(void *memory, const struct core_config *cfg, const struct core_snapshot *img)
 {
 	const unsigned char *data[SNAPSHOT_SECTIONS];

@@ -58,7 +58,7 @@ static void count_then_look(void *arg, size_t member)
 	team_barrier(w->team);
 }
 
-static void behind_a_barrier_everybody_has_come(void **state)
+static void after_a_barrier_everybody_has_come(void **state)
 {
 	(void)state;
 	struct work w = {0};
@@ -113,7 +113,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_member_does_every_job_once),
-		cmocka_unit_test(behind_a_barrier_everybody_has_come),
+		cmocka_unit_test(after_a_barrier_everybody_has_come),
 		cmocka_unit_test(a_team_that_the_system_cannot_start_is_undone),
 	};
 

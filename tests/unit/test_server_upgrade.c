@@ -88,7 +88,7 @@ static struct sections old_sections(void)
 }
 
 /* Rewrites the sections. new->data[0] is a block of exactly the computed size, so that ASan finds
- * writes behind its end. */
+ * writes past its end. */
 static int rewrite(const struct sections *s, struct sections *new)
 {
 	size_t bytes = 0, measured[SNAPSHOT_SECTIONS];

@@ -28,7 +28,7 @@ static void flushed_events_are_replayed(void **state)
 	assert_int_equal(wal.done > 0, 1);
 }
 
-/* The snapshot under way may never complete. The log files before and behind that snapshot have all
+/* The snapshot under way may never complete. The log files before and after that snapshot have all
  * records together. */
 static void an_unfinished_snapshot_is_not_needed(void **state)
 {
@@ -88,7 +88,7 @@ static void a_lost_log_file_is_replaced_by_the_next_snapshot(void **state)
 
 /* The log file of a snapshot that is not durable is useless while the log file before it has a gap.
  */
-static void nothing_is_flushed_behind_a_gap(void **state)
+static void nothing_is_flushed_after_a_gap(void **state)
 {
 	(void)state;
 	wal_settle();
@@ -126,10 +126,10 @@ static void a_large_log_requests_a_snapshot(void **state)
 	wal_assert_recovers(0);
 }
 
-/* The log fails behind a snapshot that is not on disk yet. The records behind the snapshot are in
+/* The log fails after a snapshot that is not on disk yet. The records after the snapshot are in
  * its own file or, after failed snapshots, in an older file. When the snapshot is durable, it
  * covers the events before it. Later events wait for the next snapshot. */
-static void a_log_file_lost_behind_a_snapshot_waits_for_the_next(void **state)
+static void a_log_file_lost_after_a_snapshot_waits_for_the_next(void **state)
 {
 	(void)state;
 	for (int before = 0; before < 3; before++) {
@@ -258,9 +258,9 @@ int main(void)
 		TEST(flushed_events_are_replayed),
 		TEST(an_unfinished_snapshot_is_not_needed),
 		TEST(a_lost_log_file_is_replaced_by_the_next_snapshot),
-		TEST(nothing_is_flushed_behind_a_gap),
+		TEST(nothing_is_flushed_after_a_gap),
 		TEST(a_large_log_requests_a_snapshot),
-		TEST(a_log_file_lost_behind_a_snapshot_waits_for_the_next),
+		TEST(a_log_file_lost_after_a_snapshot_waits_for_the_next),
 		TEST(failing_checkpoints_do_not_leave_a_log_file_each),
 		TEST(failing_log_files_do_not_accumulate),
 		TEST(a_disk_that_hangs_takes_bounded_memory),

@@ -86,7 +86,7 @@ static void a_log_file_of_another_start_is_refused(void **state)
 /* ---- a checkpoint in the middle of an older log file ----------------------------------------- */
 
 /* Snapshots 2 to 4 fail, and snapshot 5 is on disk. The log file that
- * begins behind snapshot 2 has the events behind all of them. Returns its size at the position of
+ * begins after snapshot 2 has the events after all of them. Returns its size at the position of
  * snapshot 5. */
 static long continue_in_an_older_log_file(char path[320])
 {
@@ -107,7 +107,7 @@ static long continue_in_an_older_log_file(char path[320])
 	return place;
 }
 
-static void events_behind_it_are_replayed(void **state)
+static void events_after_it_are_replayed(void **state)
 {
 	char path[320];
 
@@ -118,7 +118,7 @@ static void events_behind_it_are_replayed(void **state)
 	wal_assert_recovers(0); /* from checkpoint 1, past all four positions */
 }
 
-static void events_behind_it_may_be_torn(void **state)
+static void events_after_it_may_be_torn(void **state)
 {
 	char path[320];
 	int rc, all;
@@ -198,8 +198,8 @@ int main(void)
 		TEST(a_torn_end_is_an_end),
 		TEST(a_loss_in_the_middle_is_refused_unless_it_is_accepted),
 		TEST(a_log_file_of_another_start_is_refused),
-		TEST(events_behind_it_are_replayed),
-		TEST(events_behind_it_may_be_torn),
+		TEST(events_after_it_are_replayed),
+		TEST(events_after_it_may_be_torn),
 		TEST(a_loss_before_these_events_is_reported),
 		TEST(a_log_file_of_an_earlier_start_is_not_used),
 	};

@@ -112,7 +112,7 @@ static void write_small(uint64_t n)
 /* ---- reading -------------------------------------------------------------------------------- */
 
 struct read {
-	/* number of records that were read; each record is as it was written */
+	/* number of records that were read; read_back checks the content of each */
 	uint64_t n;
 	int broken;
 };

@@ -32,7 +32,7 @@ static int npy_bad(const struct npy *a, const char *what, struct err *e)
 	return err_set(e, PS_EDATA, "%s: %s", a->path, what);
 }
 
-/* Returns the text behind 'key': in the header of the file, which is a Python dictionary. */
+/* Returns the text after 'key': in the header of the file, which is a Python dictionary. */
 static const char *value_of(const char *head, const char *key)
 {
 	const char *at = strstr(head, key);

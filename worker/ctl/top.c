@@ -224,7 +224,7 @@ static size_t total_width(const struct table *t)
 
 	for (size_t c = 0; c < N_COLUMNS; c++)
 		n += t->width[c] ? t->width[c] + GAP : 0;
-	return n - GAP; /* without a GAP behind the last column; the first column is always shown */
+	return n - GAP; /* without a GAP after the last column; the first column is always shown */
 }
 
 static void leave_out(struct table *t, int number)

@@ -56,7 +56,7 @@ struct kx_tensor {
 	float *value;
 	int h, w, c;  /* c: with channel padding */
 	int row;      /* stride of a row */
-	int origin;   /* offset of row 0, column 0, behind the padding */
+	int origin;   /* offset of row 0, column 0, after the padding */
 	size_t image; /* stride of an image */
 };
 

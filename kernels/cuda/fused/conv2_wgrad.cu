@@ -137,7 +137,7 @@ __device__ inline void wgrad_add_tap(
 }
 
 /* Starts the products of a warpgroup for one image. It has `n` taps: `first` and every
- * WARPGROUPS-th tap behind it. `dy` is the address of this lane's row in its first matrices. */
+ * WARPGROUPS-th tap after it. `dy` is the address of this lane's row in its first matrices. */
 __device__ inline void wgrad_add_image(float (&d)[MAX_TAPS][16], const struct wgrad_shared *s,
 	int stage, int first, int n, uint32_t dy)
 {

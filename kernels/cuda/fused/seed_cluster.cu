@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 	const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
 	const int rank = blockIdx.x % SEED_CLUSTER, split = blockIdx.x / SEED_CLUSTER;
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	const int f = min(lane, s.f_pad - 1); /* lanes behind the last filter repeat it */
+	const int f = min(lane, s.f_pad - 1); /* lanes after the last filter repeat it */
 	const int begin = SEED_POSITIONS * rank / SEED_CLUSTER;
 	const struct block_tile tile = {split * SEED_CLUSTER_IMAGES, begin,
 		SEED_POSITIONS * (rank + 1) / SEED_CLUSTER - begin};

@@ -4,8 +4,8 @@
  *
  * With exact_conv.cuh a thread holds four features of a position: filter lane / 4 for images 2t, 2t
  * + 1, 2t + 8 and 2t + 9 of a group of sixteen (t = lane % 4). Their argmax takes two bits each, in
- * this order from the lowest bit on. Each position and filter has one 32-bit word of argmax bits for
- * the sixteen images of a group; these eight bits are its byte t.
+ * this order from the lowest bit on. Each position and filter has one 32-bit word of argmax bits
+ * for the sixteen images of a group; these eight bits are its byte t.
  */
 #include "kernels/cuda/fused/seed_half.cuh"
 
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(FPROP_THREADS, 2)
 	float logits[4][SEED_CLASSES] = {};
 	__syncthreads();
 
-	/* prefetches one position ahead; the read behind the last position hits the conv weights */
+	/* prefetches one position ahead; the read after the last position hits the conv weights */
 	struct feature_weights next = feature_load(fc);
 #pragma unroll 2
 	for (int left = end - begin, x = begin % 13; left > 0; left--) {

@@ -25,7 +25,7 @@ struct half_fprop_shared {
 	float partial_logits[HALF_FPROP_WARPS][SEED_GROUP * SEED_CLASSES];
 };
 
-/* Loads a group of images. Images behind the end of the batch repeat its last one; their logits are
+/* Loads a group of images. Images past the end of the batch repeat its last one; their logits are
  * not stored. */
 __device__ inline void half_load_images(
 	uint32_t *pixels, const struct kx_batch &batch, int step, int group)

@@ -110,7 +110,7 @@ __device__ inline void init_constants(struct half_stage *stage)
 }
 
 /* A producer thread. THREADS_PER_IMAGE lanes fetch one image. Each producer warp unpacks the four
- * images that its lanes fetch. Images behind the end of the batch repeat its last one; their
+ * images that its lanes fetch. Images past the end of the batch repeat its last one; their
  * d_logits are 0. */
 struct producer {
 	int i;                 /* index among PRODUCER_THREADS */
@@ -266,7 +266,7 @@ struct half_wgrad_shared {
 	float amax[HALF_WGRAD_THREADS / 32];
 };
 
-/* The tile of a block and of a warp. Positions and filters behind the last one repeat it; their
+/* The tile of a block and of a warp. Positions and filters after the last one repeat it; their
  * results are not stored. */
 struct half_tile {
 	int begin, end;          /* groups of images */

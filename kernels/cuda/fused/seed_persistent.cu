@@ -212,7 +212,7 @@ __device__ inline void fetch_band(struct block_state *shared, const struct kx_ba
 }
 
 /* Waits for the bulk copies and unpacks the pixels. The block no longer needs the previous pixels.
- * Images behind the end of the batch repeat its last one; their d_logits are 0. */
+ * Images past the end of the batch repeat its last one; their d_logits are 0. */
 __device__ inline void expand_band(
 	struct block_state *shared, const struct block_tile &block, bool parity)
 {
@@ -1070,7 +1070,7 @@ __device__ inline void sgd_conv_filter(struct block_state *shared, float rate)
 
 /* ---- before the first step ------------------------------------------------------------------- */
 
-/* Clears values that the kernel reads but never writes: those of images and positions behind the
+/* Clears values that the kernel reads but never writes: those of images and positions after the
  * last one, and those of idle warps. */
 __device__ inline void persistent_clear(struct block_state *shared)
 {
@@ -1299,7 +1299,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 		put_warp_sums(shared, warp_sums, dy_unit);
 		__syncthreads();
 		persistent_sgd(shared, run, mine, dy_unit, rate, step, number);
-		if (shared->gave_up) /* behind a barrier: no thread waits */
+		if (shared->gave_up) /* after a barrier: no thread waits */
 			return;
 	}
 	FOR_PAIRS(k, pair)

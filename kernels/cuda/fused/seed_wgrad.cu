@@ -6,8 +6,8 @@
  * pixels under the argmax), then both gradients (10 + 9 products). Recomputing the value costs less
  * than writing 4 bytes to memory and reading them back. The sums stay in registers until the end.
  *
- * A lane handles one filter. The ten d_logits of an image are therefore a broadcast. Lanes may
- * select different output pixels of a window. The patches of the four output pixels start in
+ * A lane handles one filter, so all lanes of a warp read the same ten d_logits of an image. Lanes
+ * may select different output pixels of a window. The patches of the four output pixels start in
  * different banks.
  *
  * The loop processes units of eight images: every second image of a group of sixteen. Their argmax
@@ -223,7 +223,7 @@ __device__ inline void wgrad_load_weights(struct wgrad_weights *w, const struct 
 					 : 0;
 }
 
-/* blockIdx: x positions, y filters, z images. Positions and filters behind the last one repeat it;
+/* blockIdx: x positions, y filters, z images. Positions and filters after the last one repeat it;
  * their results are not stored. */
 __global__ void __launch_bounds__(WGRAD_THREADS, 2) seed_wgrad_kernel(
 	struct kx_seed s, struct kx_batch batch, struct seed_tiling tiling, int step)

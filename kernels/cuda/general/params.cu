@@ -115,7 +115,7 @@ __device__ inline void sum_slices(
 		[=](int s) { return from[s * slice_stride]; });
 }
 
-/* The last block of the grid, behind those of the layers, adds up the losses. */
+/* The last block of the grid, after those of the layers, adds up the losses. */
 __device__ inline void sum_losses(const struct kx_losses &l)
 {
 	__shared__ double partial[THREADS];

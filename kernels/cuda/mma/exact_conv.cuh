@@ -109,7 +109,7 @@ __device__ static inline void conv_load(
 }
 
 /* Word offset in the patch of the pair of pixels that thread t loads for half h of step k. Pairs
- * behind the last one read pair 0; their weights are zero. */
+ * after the last one read pair 0; their weights are zero. */
 template <int SIZE> __device__ static inline int conv_pair(int k, int h, int t)
 {
 	const int row = conv<SIZE>::PATCH / 2, pair = k * 8 + h * 4 + t;

@@ -6,8 +6,9 @@
  * padded with zeros to a multiple of eight, so that every copy is 16 bytes wide; the borders of a
  * convolution are not stored. An fc layer is a convolution 1x1 on an image of 1x1. The first layer
  * reads patches: kx_patches stores the pixels under each window (im2col), followed by a one, so
- * that no product is wasted on channels that do not exist. Products are bf16 or tf32, sums fp32,
- * and the parameters have fp32 masters (struct kx_layer of kernels.h).
+ * that no product is wasted on channels that do not exist. The factors of a product are
+ * bf16 or tf32, and sums are fp32. The weights are kept in fp32 (struct kx_layer of kernels.h); for
+ * bf16 there is a rounded copy of them.
  *
  * A launcher checks only the launch. It never synchronises and never allocates. It returns PS_OK or
  * PS_EDEVICE. The order of every sum depends on the sizes only: equal arguments give equal bytes.
@@ -70,7 +71,7 @@ int kx_product(struct kx_product g, enum kx_type type, cudaStream_t stream);
 /*
  * wgrad with split-K, as kx_conv_wgrad: slice s of the workspace gets rows k < m of
  *     sum over its pixels of a[input pixel under tap k / c][k % c] * b[pixel][n]
- * times `scale`. `ones`: behind these rows comes the sum of b, the bias gradient. Otherwise `a`
+ * times `scale`. `ones`: after these rows comes the sum of b, the bias gradient. Otherwise `a`
  * has its own column of ones. A slice has stride_rows rows of n floats.
  */
 struct kx_product_wgrad {

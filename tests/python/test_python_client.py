@@ -3,11 +3,13 @@ import gc
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -303,3 +305,33 @@ def test_the_end_of_training_ends_a_loop_whichever_call_meets_it(server):
         cnnps.Worker(client, ended).train()
         next(client.leases())
         raise cnnps.Done("training is done")
+
+
+ORPHANS = """
+import cnnps, os, threading
+servers = []
+thread = threading.Thread(target=lambda: servers.append(cnnps.Server(model="vector:3")))
+thread.start()
+thread.join()
+assert servers[0].running()
+servers[0].connect(observer=True).close()
+print(servers[0].pid, servers[0].checkpoint_dir, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_notebook_server_ends_with_a_killed_process():
+    """But not with the thread that started it."""
+    done = python(ORPHANS)
+    out, err = done.communicate(timeout=60)
+    assert done.returncode == -9, err
+    pid, directory = out.split()
+
+    def ended():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+        except FileNotFoundError:
+            return True
+        return stat.split(")")[1].split()[0] == "Z"
+    until(ended, 20, "the server ends")
+    shutil.rmtree(directory)

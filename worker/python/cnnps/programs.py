@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
+from typing import Dict, List
 
 from .errors import Error
 
@@ -27,6 +27,13 @@ def environment() -> Dict[str, str]:
     """For a program that this package starts: no variable of ours changes what the caller asks
     for."""
     return {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
+
+
+def tied(argv: List[str], signal: str) -> List[str]:
+    """A command that gets a signal when the thread that starts it ends, so also when this process
+    is killed. Without setpriv (util-linux) it does not."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", signal, "--", *argv] if setpriv else argv
 
 
 def export(checkpoint_dir: str, file: str) -> None:

@@ -25,6 +25,7 @@ from typing import Dict, List, Optional
 
 from .errors import Error
 from .launched import ADDRESS, DIRECTORY, RESULT, WANTED, read, write
+from .programs import tied
 from .server import Server
 
 _GRACE = 10  # seconds that workers get after SIGTERM
@@ -52,7 +53,7 @@ class Launcher:
             env[DIRECTORY] = str(self.run_dir)
         script = (["-m"] if self.options.m else []) + [self.options.script]
         self.workers[rank] = subprocess.Popen(
-            [sys.executable, *script, *self.options.arguments], env=env)
+            tied([sys.executable, *script, *self.options.arguments], "TERM"), env=env)
 
     def may_restart(self, what: str) -> bool:
         self.restarts += 1

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Type
 
 from .client import Client, connect
 from .errors import Error
-from .programs import environment, export, find
+from .programs import environment, export, find, tied
 
 _TAIL = 20  # log lines in the text of an error
 
@@ -35,8 +35,8 @@ class Server:
     The process ends with this one, also when this one is killed. restart() continues the run.
     """
 
-    def __init__(self, bind: str = "tcp://127.0.0.1:0", checkpoint_dir: Optional[str] = None,
-                 **options: Any) -> None:
+    def __init__(self, bind: str = "tcp://127.0.0.1:0",
+                 checkpoint_dir: Optional[str] = None, **options: Any) -> None:
         self._temporary = None if checkpoint_dir else tempfile.TemporaryDirectory(prefix="cnn-ps-")
         self.checkpoint_dir = checkpoint_dir or (self._temporary.name if self._temporary else "")
         self.options = options
@@ -54,16 +54,33 @@ class Server:
         for name, value in self.options.items():
             argv += option(name, value)
         self._up, self._listens = threading.Event(), False
-        self._process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", env=environment(), start_new_session=True)
-        self._threads = [threading.Thread(target=read, args=(self._process,), daemon=True)
-                         for read in (self._read_log, self._read_result)]
-        for thread in self._threads:
-            thread.start()
+        started = threading.Event()
+        self._threads = [threading.Thread(target=self._keep, args=(argv, started), daemon=True)]
+        self._threads[0].start()
+        if not started.wait(60) or self._process is None:
+            raise Error(f"cannot start {argv[0]}")
+        self._threads.append(
+            threading.Thread(target=self._read_log, args=(self._process,), daemon=True))
+        self._threads[1].start()
         if not self._up.wait(60) or not self._listens:
             self.kill()
             raise Error(f"cnn-ps did not start:\n{self.tail()}")
+
+    def _keep(self, argv: List[str], started: threading.Event) -> None:
+        """The process is tied to this thread, which lives as long as it. SIGKILL: with SIGTERM the
+        server would tell the workers to end, although another process may continue the run."""
+        try:
+            self._process = subprocess.Popen(
+                tied(argv, "KILL"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, errors="replace", env=environment(),
+                start_new_session=True)
+        finally:
+            started.set()
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self._result = json.loads(line)
+        self._process.wait()
 
     def _read_log(self, process: "subprocess.Popen[str]") -> None:
         assert process.stderr
@@ -75,12 +92,6 @@ class Server:
                 self._listens = True
                 self._up.set()
         self._up.set()
-
-    def _read_result(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout
-        for line in process.stdout:
-            if line.startswith("{"):
-                self._result = json.loads(line)
 
     @property
     def pid(self) -> int:

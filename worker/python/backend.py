@@ -29,7 +29,8 @@ def metadata():
             "Summary: Asynchronous training with a cnn-ps parameter server\n"
             "Requires-Python: >=3.9\nRequires-Dist: numpy\n"
             "Provides-Extra: torch\nRequires-Dist: torch; extra == 'torch'\n"
-            "Provides-Extra: progress\nRequires-Dist: tqdm; extra == 'progress'\n")
+            "Provides-Extra: progress\nRequires-Dist: tqdm; extra == 'progress'\n"
+            "Provides-Extra: ray\nRequires-Dist: ray; extra == 'ray'\n")
 
 
 def files():

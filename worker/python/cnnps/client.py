@@ -424,5 +424,5 @@ def connect(server: str = "", **options: Any) -> Client:
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):
-        options.setdefault(name, os.environ.get(f"CNN_{name.upper()}") or None)
+        options[name] = options.get(name) or os.environ.get(f"CNN_{name.upper()}") or None
     return Client(server, **options)

@@ -36,13 +36,21 @@ def tied(argv: List[str], signal: str) -> List[str]:
     return [setpriv, "--pdeathsig", signal, "--", *argv] if setpriv else argv
 
 
-def export(checkpoint_dir: str, file: str) -> None:
-    """Write the weights of the last checkpoint to a .safetensors file."""
-    done = subprocess.run([find("cnn-ctl"), "export", "--checkpoint", checkpoint_dir, file],
-                          text=True, capture_output=True, timeout=120, check=False,
-                          env=environment())
+def ctl(*arguments: str) -> None:
+    done = subprocess.run([find("cnn-ctl"), *arguments], text=True, capture_output=True,
+                          timeout=120, check=False, env=environment())
     if done.returncode:
         raise Error(done.stderr.strip())
+
+
+def export(checkpoint_dir: str, file: str) -> None:
+    """Write the weights of the last checkpoint to a .safetensors file."""
+    ctl("export", "--checkpoint", checkpoint_dir, file)
+
+
+def keygen(directory: str) -> None:
+    """Write fresh keys of a server and a worker to a directory."""
+    ctl("keygen", directory)
 
 
 def _become(name: str) -> None:

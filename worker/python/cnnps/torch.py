@@ -322,7 +322,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
                     worker.train(progress)
             report = Report(shared.result() if shared else {}, evaluations)
             if shared and shared.directory:
-                _load_final(model, shared.directory, os.path.join(directory, "final.safetensors"))
+                load_parameters(model, shared.directory)
             model.eval()
             return report
         finally:
@@ -330,10 +330,12 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
                 shared.close()
 
 
-def _load_final(model: torch.nn.Module, checkpoint: str, file: str) -> None:
-    """The weights of the last checkpoint. The buffers stay this worker's own."""
-    export(checkpoint, file)
-    tensors, _ = safetensors.load(file)
+def load_parameters(model: torch.nn.Module, checkpoint_dir: str) -> None:
+    """Load the weights of the last checkpoint. The buffers of the model stay."""
+    with tempfile.TemporaryDirectory(prefix="cnnps-") as directory:
+        file = os.path.join(directory, "final.safetensors")
+        export(checkpoint_dir, file)
+        tensors, _ = safetensors.load(file)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(torch.from_numpy(tensors[name].copy()))

@@ -1,0 +1,80 @@
+"""What the test of cnnps.ray runs with the Python of build/tools.
+
+  ray_script.py ledger DIRECTORY    three workers with the ledger gradient (see ledger_worker.py);
+                                    they write their processes to DIRECTORY
+  ray_script.py torch DIRECTORY     a model, two workers
+  ray_script.py error DIRECTORY     a worker that raises an exception
+"""
+import functools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import ray
+
+import cnnps
+import cnnps.ray
+from cnnps import safetensors
+from cnnps.programs import export
+
+SAMPLES, EPOCHS = 300, 2
+
+
+def say(result):
+    (directory / "result.json").write_text(json.dumps(result))
+
+
+def ledger_worker(directory):
+    rank = os.environ["RANK"]
+    (directory / f"worker-{rank}").write_text(str(os.getpid()))
+    with cnnps.connect(data=cnnps.Data(n_train=SAMPLES, xxh3=7)) as client:
+        def gradient(weights, batch, out):
+            out[:] = 0
+            out[batch.epoch * SAMPLES + batch.indices[0]] = 1
+            (directory / f"batch-{rank}").touch()
+            time.sleep(0.02)
+            return 1.0
+        cnnps.Worker(client, gradient).train()
+
+
+def ledger(directory):
+    result = cnnps.ray.run(
+        functools.partial(ledger_worker, directory), workers=4, num_cpus=1,
+        checkpoint_dir=str(directory / "run"), model=f"vector:{SAMPLES * EPOCHS}", epochs=EPOCHS,
+        batch_size=1, optimizer="sgd", lr=1, lr_scaling="none", staleness_scaling="constant",
+        max_staleness=1000000, warm_start_updates=0, checkpoint_ms=50)
+    export(str(directory / "run"), str(directory / "end.safetensors"))
+    weights = safetensors.load(str(directory / "end.safetensors"))[0]["vector"]
+    say({**result, "wrong": int((weights != -1).sum())})
+
+
+def train(directory):
+    import torch
+    import cnnps.torch
+    x = torch.randn(400, 20, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(x, (x[:, :3].sum(1) > 0).long())
+    model = torch.nn.Linear(20, 2)
+    result = cnnps.ray.train(model, torch.nn.functional.cross_entropy, data, workers=2,
+                             metrics={"accuracy": cnnps.torch.accuracy}, epochs=4, batch_size=10,
+                             optimizer="adam", lr=0.02)
+    own = (model(x).argmax(1) == data.tensors[1]).float().mean().item()
+    say({**result, "own": own})
+
+
+def error(directory):
+    def work():
+        raise RuntimeError("as intended")
+    try:
+        cnnps.ray.run(work, workers=1, model="vector:3", epochs=1)
+    except RuntimeError as why:
+        say({"why": str(why)})
+
+
+directory = Path(sys.argv[2])
+# One processor too few for the server and four workers: the last one never starts.
+ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
+         _temp_dir=str(directory / "ray"))
+{"ledger": ledger, "torch": train, "error": error}[sys.argv[1]](directory)

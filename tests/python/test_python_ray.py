@@ -1,0 +1,76 @@
+"""cnnps.ray on a real Ray of one node: actors that are killed come back, and no push is lost."""
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.build import ROOT
+from support.programs import Process, until
+
+TOOLS = ROOT / "build/tools/bin/python"
+SCRIPT = Path(__file__).with_name("ray_script.py")
+# Debian's numpy first: it is the one that Debian's torch was built with.
+PATHS = [str(ROOT / "worker/python"), "/usr/lib/python3/dist-packages"]
+
+if not TOOLS.exists() or subprocess.run([TOOLS, "-c", "import ray"], capture_output=True,
+                                        check=False).returncode:
+    pytest.skip("needs ray: deploy/setup.sh tools installs it", allow_module_level=True)
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+@pytest.fixture
+def directory():
+    """Ray's sockets need a short path."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+def script(programs, *arguments):
+    return programs.add(Process("ray", [TOOLS, SCRIPT, *arguments], env={
+        "PYTHONPATH": ":".join(PATHS), "RAY_USAGE_STATS_ENABLED": "0"}))
+
+
+def server_of(directory):
+    """Process numbers of the running cnn-ps of a test and of its actor."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], text=True, capture_output=True,
+                            check=True).stdout
+    found = [line.split()[:2] for line in listed.splitlines()
+             if "cnn-ps --bind" in line and f" {directory}/run" in line]
+    return tuple(map(int, found[0])) if found else None
+
+
+def test_killed_actors_and_servers_lose_nothing(programs, directory):
+    run = script(programs, "ledger", directory)
+    until(lambda: len(list(directory.glob("batch-*"))) == 3, 90, "three workers train")
+    os.kill(int(next(directory.glob("worker-*")).read_text()), signal.SIGKILL)
+    first = server_of(directory)
+    os.kill(first[0], signal.SIGKILL)
+    until(lambda: server_of(directory) not in (None, first), 30, "the server runs again")
+    second = server_of(directory)
+    assert second[1] == first[1]
+    os.kill(second[1], signal.SIGKILL)  # the actor
+    assert run.wait(150) == 0, run.tail()
+    result = json.loads((directory / "result.json").read_text())
+    assert result["images_per_epoch"] == [300, 300] and result["wrong"] == 0
+    assert result["term"] in (2, 3)  # the second server may have died before it wrote its own
+    until(lambda: server_of(directory) is None, 20, "no server is left")
+
+
+def test_a_model_trains_on_the_cluster(programs, directory):
+    probe = subprocess.run([TOOLS, "-c", "import torch"], capture_output=True, check=False,
+                           env={**os.environ, "PYTHONPATH": ":".join(PATHS)})
+    if probe.returncode:
+        pytest.skip("needs python3-torch")
+    run = script(programs, "torch", directory)
+    assert run.wait(120) == 0, run.tail()
+    result = json.loads((directory / "result.json").read_text())
+    assert result["accuracy"] > 0.85 and abs(result["own"] - result["accuracy"]) < 1e-6
+
+
+def test_an_exception_of_a_worker_ends_the_run(programs, directory):
+    run = script(programs, "error", directory)
+    assert run.wait(120) == 0, run.tail()
+    assert "as intended" in json.loads((directory / "result.json").read_text())["why"]

@@ -1,0 +1,157 @@
+"""Training on a Ray cluster: the server and the workers are actors.
+
+    ray.init()
+    model = ...
+    cnnps.ray.train(model, loss, dataset, workers=8, epochs=3, batch_size=64, lr=0.01)
+
+The server runs on the node of the caller. Ray starts a worker that dies again on any node with room,
+also on one that the autoscaler adds, and workers without a node do not delay the others. Keys of
+this run encrypt the traffic and admit only its workers.
+"""
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from .errors import Error
+from .programs import keygen
+from .server import Server
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset
+
+    from .torch import Loss, Metric
+
+_GRACE = 10  # seconds that workers get at the end of the run
+_WORKER_KEYS = ("worker.key", "server.pub")
+
+
+class _Server:
+    """Ray makes it again after a crash: the run continues from its checkpoint, at its address."""
+
+    def __init__(self, bind: str, options: Dict[str, Any]) -> None:
+        self._server = Server(bind, **options)
+
+    def endpoint(self) -> str:
+        return self._server.endpoint
+
+    def wait(self) -> Dict[str, Any]:
+        while True:
+            try:
+                return self._server.wait()
+            except Error:
+                if (self._server.returncode() or 0) >= 0:
+                    raise
+                time.sleep(0.1)  # a signal ended it
+                self._server.restart()
+
+
+class _Worker:
+    def __init__(self, rank: int, workers: int, endpoint: str, keys: Dict[str, bytes]) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="cnnps-ray-")
+        for name, content in keys.items():
+            path = os.path.join(self._directory.name, name)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(content)
+        os.environ.update(CNN_SERVER=endpoint, RANK=str(rank), WORLD_SIZE=str(workers),
+                          CNN_KEY=os.path.join(self._directory.name, _WORKER_KEYS[0]))
+
+    def run(self, work: Callable[[], None]) -> None:
+        work()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as s:
+        s.bind((host, 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus: float = 0,
+        resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
+        **options: Any) -> Dict[str, Any]:
+    """Call work() in each worker until the run ends. Returns the last line of cnn-ps.
+
+    work() trains with cnnps.connect(), which finds the server by itself. It runs again from its
+    beginning in a new process if its process or node dies; an exception that it raises ends the
+    run. `options` are those of cnnps.Server. num_cpus, num_gpus and resources are those of each
+    worker. checkpoint_dir: on this node; None: a temporary directory.
+    """
+    host = ray.util.get_node_ip_address()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    always = {"max_restarts": -1, "max_task_retries": -1}
+    with tempfile.TemporaryDirectory(prefix="cnnps-ray-") as directory:
+        keys = Path(directory) / "keys"
+        keygen(str(keys))
+        actors: List[Any] = []
+        try:
+            server = ray.remote(_Server).options(scheduling_strategy=here, **always).remote(
+                f"tcp://{host}:{_free_port(host)}",
+                {"key": str(keys / "server.key"),
+                 "checkpoint_dir": checkpoint_dir or os.path.join(directory, "run"), **options})
+            actors.append(server)
+            endpoint = ray.get(server.endpoint.remote())
+            ended = server.wait.remote()
+            running = []
+            for rank in range(workers):
+                worker = ray.remote(_Worker).options(
+                    num_cpus=num_cpus, num_gpus=num_gpus, resources=dict(resources or {}),
+                    **always).remote(rank, workers, endpoint,
+                                     {name: (keys / name).read_bytes() for name in _WORKER_KEYS})
+                actors.append(worker)
+                running.append(worker.run.remote(work))
+            return _wait(ended, running)
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+
+def _wait(ended: Any, running: List[Any]) -> Dict[str, Any]:
+    while running:
+        (one,), _ = ray.wait([ended, *running])
+        if one == ended:
+            break
+        running.remove(one)
+        ray.get(one)  # raises the exception of work()
+    if not ray.wait([ended], timeout=_GRACE)[0]:
+        raise Error("every worker has returned before the end of the run")
+    result: Dict[str, Any] = ray.get(ended)
+    if running:
+        for one in ray.wait(running, num_returns=len(running), timeout=_GRACE)[0]:
+            ray.get(one)
+    return result
+
+
+def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, workers: int,
+          eval_dataset: "Optional[Dataset[Any]]" = None,
+          metrics: "Optional[Mapping[str, Metric]]" = None, dataset_id: Optional[str] = None,
+          num_workers: int = 0, collate_fn: Any = None, num_cpus: float = 1, num_gpus: float = 0,
+          resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
+          **options: Any) -> Dict[str, Any]:
+    """cnnps.torch.train on a cluster. The model then has the final weights; its buffers are as they
+    were. With num_gpus the workers train on their GPU."""
+    from . import torch as ours
+    whole = ray.put((model, loss, dataset, eval_dataset, metrics, collate_fn))
+
+    def work() -> None:
+        model, loss, dataset, eval_dataset, metrics, collate_fn = ray.get(whole)
+        if num_gpus:
+            model.cuda()
+        ours.train(model, loss, dataset, eval_dataset=eval_dataset, metrics=metrics,
+                   dataset_id=dataset_id, num_workers=num_workers, collate_fn=collate_fn)
+
+    with tempfile.TemporaryDirectory(prefix="cnnps-ray-") as directory:
+        init = os.path.join(directory, "init.safetensors")
+        n = ours.save_init(model, init)
+        place = checkpoint_dir or os.path.join(directory, "run")
+        result = run(work, workers=workers, num_cpus=num_cpus, num_gpus=num_gpus,
+                     resources=resources, checkpoint_dir=place, model=f"vector:{n}", init=init,
+                     **options)
+        ours.load_parameters(model, place)
+    return result

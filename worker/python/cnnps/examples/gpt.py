@@ -58,7 +58,7 @@ def main() -> None:
     torch.manual_seed(1)
     compare("gpt", GPT(), loss, *(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous())
                                  for w in (train[:options.samples], test)), options, {"bits": bits},
-            adam_lr=0.002, optimizer="rmsprop", lr=0.002)
+            adam_lr=0.002, optimizer="rmsprop", lr=0.004, lr_scaling="none")
 
 
 if __name__ == "__main__":

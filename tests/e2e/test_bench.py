@@ -55,6 +55,14 @@ def test_optimizers_makes_a_row_of_each_quoted_word(small):
     assert rows == ["`--optimizer sgd`", "`--lr 0.02`"]
 
 
+def test_python_rate_compares_the_clients():
+    done = bench("python_rate", "--programs", "c,python", "--rounds", 1, "--seconds", 0.1,
+                 "--workers", 2, "--bytes", 26000)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^python,26000,2,[1-9]\d*,", done.stdout, re.M)
+    assert re.search(r"^python / c: \d", done.stdout, re.M)
+
+
 def test_durability_makes_the_directory_that_it_is_given(tmp_path):
     done = bench("durability.py", "--dir", tmp_path / "new/er", "--seconds", 0.05,
                  "--pushes", 0.02)

@@ -6,7 +6,7 @@ import tempfile
 import threading
 import time
 from types import TracebackType
-from typing import Any, Dict, List, Optional, Type
+from typing import Any, Dict, List, Literal, Optional, Type, Union
 
 from .client import Client, connect
 from .errors import Error
@@ -32,13 +32,15 @@ class Server:
             ... cnnps.connect(server.endpoint, data=...) ...
 
     Without checkpoint_dir the checkpoints are in a temporary directory, which close() deletes.
+    checkpoint_dir=False: there are none, and restart() begins a new run.
     The process ends with this one, also when this one is killed. restart() continues the run.
     """
 
     def __init__(self, bind: str = "tcp://127.0.0.1:0",
-                 checkpoint_dir: Optional[str] = None, **options: Any) -> None:
-        self._temporary = None if checkpoint_dir else tempfile.TemporaryDirectory(prefix="cnn-ps-")
-        self.checkpoint_dir = checkpoint_dir or (self._temporary.name if self._temporary else "")
+                 checkpoint_dir: Union[str, None, Literal[False]] = None, **options: Any) -> None:
+        self._temporary = (tempfile.TemporaryDirectory(prefix="cnn-ps-")
+                           if checkpoint_dir is None else None)
+        self.checkpoint_dir = self._temporary.name if self._temporary else str(checkpoint_dir or "")
         self.options = options
         self.log: List[str] = []
         self.endpoint = bind
@@ -50,7 +52,8 @@ class Server:
     def restart(self) -> None:
         """Start the server again, at the same address; it continues from its checkpoint."""
         self.kill()
-        argv = [find("cnn-ps"), "--bind", self.endpoint, "--checkpoint-dir", self.checkpoint_dir]
+        argv = [find("cnn-ps"), "--bind", self.endpoint]
+        argv += option("checkpoint_dir", self.checkpoint_dir or None)
         for name, value in self.options.items():
             argv += option(name, value)
         self._up, self._listens = threading.Event(), False

@@ -369,8 +369,8 @@ static int check_finite(const char *path, const float *w, size_t n, struct err *
 static int split_file(const char *path, unsigned char *file, size_t size, float *w, size_t n,
 	struct safetensors_frame *f, struct err *e)
 {
-	size_t data, weights = n * sizeof(*w);
-	json_t *root;
+	size_t data = 0, weights = n * sizeof(*w);
+	json_t *root = NULL;
 	int rc = read_header(path, file, size, &root, &data, e);
 
 	if (!rc)
@@ -411,8 +411,8 @@ int safetensors_write_vector(const char *path, const struct safetensors_frame *f
 {
 	char dir[4096];
 	const char *name = split_path(path, dir, sizeof(dir));
-	size_t data;
-	json_t *root;
+	size_t data = 0;
+	json_t *root = NULL;
 	int rc;
 
 	if (!name)

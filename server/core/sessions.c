@@ -234,12 +234,27 @@ static void refuse_rollback(
 	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->said.text);
 }
 
+/* An operator cannot restore a checkpoint that is older than this. A larger claim is a lie, and
+ * would use up the numbers of the slot. */
+#define ROLLBACK_INCARNATIONS 1000u
+#define ROLLBACK_PUSHES       (1ull << 32)
+
+/* 1: the claim of lost state may be true. It is of an earlier term, it is not too far ahead, and the
+ * slot had no worker in this term: each slot is rolled back at most once. */
+static int may_be_lost(const struct core *c, const struct worker *w, const struct msg_hello *h)
+{
+	return h->resume.term < c->cfg.term &&
+	       (w->session.state == SESSION_AWAY || w->session.state == SESSION_FREE) &&
+	       h->resume.incarnation <= w->session.incarnation + ROLLBACK_INCARNATIONS &&
+	       h->durable_seq <= w->ledger.last_seq + ROLLBACK_PUSHES;
+}
+
 /* The server's state is older than the state that this worker knows to be durable. Resumes the
  * worker and returns 1 only if the operator gave --accept-rollback; otherwise refuses it. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {
-	if (!w || !c->cfg.sessions.accept_rollback) {
+	if (!w || !c->cfg.sessions.accept_rollback || !may_be_lost(c, w, h)) {
 		refuse_rollback(c, w, h, peer);
 		return 0;
 	}

@@ -217,6 +217,41 @@ static void with_accept_rollback_a_worker_continues_after_the_lost_pushes(void *
 	fixture_close(&f);
 }
 
+/* --accept-rollback believes what a rollback can explain, once for each slot, and nothing else. */
+static void a_rollback_is_accepted_within_bounds(void **state)
+{
+	struct core_config cfg = fixture_config();
+	struct core_fixture f;
+	struct stamp s, far;
+	struct msg m;
+
+	(void)state;
+	cfg.sessions.accept_rollback = 1;
+	s = crash(&f, cfg, 2);
+	far = s;
+	far.incarnation = UINT32_MAX;
+	m = fixture_resume(far, 7, 5);
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EROLLEDBACK);
+	m = fixture_resume(s, WIRE_MAX_SEQ, WIRE_MAX_SEQ);
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EROLLEDBACK);
+	far = s;
+	far.term = core_config(f.core)->term; /* of this term: nothing is lost in it */
+	far.incarnation++;
+	m = fixture_resume(far, 7, 5);
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EROLLEDBACK);
+	s = resume(&f, 9, s, 7, 5);
+	s.term--;
+	s.incarnation++;
+	m = fixture_resume(s, 9, 9); /* the slot has a live worker now */
+	fixture_message(&f, 10, &m);
+	fixture_refused(&f, 10, PS_EROLLEDBACK);
+	assert_int_equal(fixture_worker(&f, 1).incarnation, 1);
+	fixture_close(&f);
+}
+
 static void an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases(void **state)
 {
 	struct core_config cfg = fixture_training();
@@ -349,6 +384,7 @@ int main(void)
 		cmocka_unit_test(a_worker_whose_durable_pushes_were_lost_is_refused),
 		cmocka_unit_test(an_incarnation_that_was_never_assigned_cannot_be_resumed),
 		cmocka_unit_test(with_accept_rollback_a_worker_continues_after_the_lost_pushes),
+		cmocka_unit_test(a_rollback_is_accepted_within_bounds),
 		cmocka_unit_test(
 			an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases),
 		cmocka_unit_test(a_refusal_has_the_values_of_both_sides_and_a_remedy),

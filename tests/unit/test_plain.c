@@ -1,0 +1,40 @@
+/* test_plain.c - text from a peer does nothing to a terminal (common/plain.h). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <string.h>
+#include "common/plain.h"
+
+static void check(const char *from, int lines, const char *to)
+{
+	char text[64];
+
+	assert_true(strlen(from) < sizeof(text));
+	memcpy(text, from, strlen(from) + 1);
+	plain_text(text, lines);
+	assert_string_equal(text, to);
+}
+
+static void controls_are_replaced(void **state)
+{
+	(void)state;
+	check("", 0, "");
+	check("worker 1, \u00e9\u20ac\U0001f600", 0, "worker 1, \u00e9\u20ac\U0001f600");
+	check("\033]0;title\007", 0, "?]0;title?");
+	check("a\nb\tc", 0, "a?b?c");
+	check("a\nb\tc", 1, "a\nb?c");
+	check("\xc2\x9b"
+	      "2J \x7f",
+		0, "?2J ?"); /* U+009B, the C1 form of escape and [ */
+	check("a\u202eb\u2066c\u200fd\u061c", 0, "a?b?c?d?");
+	check("\x9b\xff\xc3", 0, "???"); /* no UTF-8 */
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {cmocka_unit_test(controls_are_replaced)};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include "common/endpoint.h"
 #include "common/log.h"
@@ -15,9 +16,19 @@
 #define MAX_CONNECTIONS 64u
 #define MAX_BYTES       ((size_t)16384) /* of a request, and buffers, per connection */
 #define IDLE_S          5u
+#define REQUEST_MS      10000u /* a request, from its first byte to its answer */
+#define CROWDED         48u /* with so many connections, the oldest one is closed for a new one */
 #define MAX_SLEEP_MS    1000u
 
+/* An open connection; fd 0: none. libmicrohttpd's time-out starts anew at each byte, so a client that
+ * sends a byte now and then would stay for ever, and 64 of them would silence /healthz. */
+struct visitor {
+	int fd;
+	uint64_t since_ms; /* its begin, or its newest request */
+};
+
 struct http {
+	struct visitor visitor[MAX_CONNECTIONS];
 	uv_loop_t *loop;
 	struct MHD_Daemon *daemon;
 	uv_poll_t poll;
@@ -27,6 +38,84 @@ struct http {
 	char url[320];
 	int is_loopback;
 };
+
+/* ---- connections --------------------------------------------------------------------------- */
+
+static int fd_of(struct MHD_Connection *connection)
+{
+	const union MHD_ConnectionInfo *info =
+		MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+
+	return info ? info->connect_fd : 0;
+}
+
+/* Closes a connection in both directions. libmicrohttpd notices it, and frees the descriptor. */
+static void hang_up(struct visitor *v)
+{
+	(void)shutdown(v->fd, SHUT_RDWR);
+	v->fd = 0;
+}
+
+static void close_oldest(struct http *h)
+{
+	struct visitor *oldest = NULL;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++) {
+		struct visitor *v = &h->visitor[i];
+
+		n += v->fd > 0;
+		if (v->fd > 0 && (!oldest || v->since_ms < oldest->since_ms))
+			oldest = v;
+	}
+	if (oldest && n > CROWDED)
+		hang_up(oldest);
+}
+
+static void close_slow(struct http *h)
+{
+	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++)
+		if (h->visitor[i].fd > 0 && uv_now(h->loop) - h->visitor[i].since_ms > REQUEST_MS)
+			hang_up(&h->visitor[i]);
+}
+
+static struct visitor *visitor_of(struct http *h, int fd)
+{
+	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++)
+		if (h->visitor[i].fd == fd)
+			return &h->visitor[i];
+	return NULL;
+}
+
+static void on_connection(void *arg, struct MHD_Connection *connection, void **context,
+	enum MHD_ConnectionNotificationCode code)
+{
+	struct http *h = arg;
+	int fd = fd_of(connection);
+	struct visitor *v = visitor_of(h, code == MHD_CONNECTION_NOTIFY_STARTED ? 0 : fd);
+
+	(void)context;
+	if (!v || fd <= 0)
+		return;
+	v->fd = code == MHD_CONNECTION_NOTIFY_STARTED ? fd : 0;
+	v->since_ms = uv_now(h->loop);
+	if (v->fd)
+		close_oldest(h);
+}
+
+/* 1: the request is for this host. The browser of a local user sends the name of a foreign page, whose
+ * owner has it resolved to 127.0.0.1 (DNS rebinding). */
+static int is_for_us(const struct http *h, struct MHD_Connection *connection)
+{
+	const char *host =
+		MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST);
+	size_t n = host ? strcspn(host, ":") : 0;
+
+	if (!h->is_loopback || !host)
+		return 1;
+	return host[0] == '[' || strspn(host, "0123456789.") == n ||
+	       (n == strlen("localhost") && strncasecmp(host, "localhost", n) == 0);
+}
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
@@ -70,6 +159,11 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
 	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
 		return send_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET or HEAD\n");
 	*body_size = 0;
+	if (!is_for_us(h, connection))
+		return send_text(connection, MHD_HTTP_FORBIDDEN, "not the host of this page\n");
+	struct visitor *v = visitor_of(h, fd_of(connection));
+	if (v)
+		v->since_ms = uv_now(h->loop);
 	h->page(h->arg, path, &page);
 	if (page.code == 0)
 		return send_text(
@@ -103,6 +197,7 @@ static void run_daemon(struct http *h)
 	MHD_UNSIGNED_LONG_LONG ms;
 
 	(void)MHD_run(h->daemon);
+	close_slow(h);
 	if (MHD_get_timeout(h->daemon, &ms) != MHD_YES || ms > MAX_SLEEP_MS)
 		ms = MAX_SLEEP_MS;
 	uv_timer_start(&h->timer, on_http_timer, ms, 0);
@@ -141,7 +236,7 @@ static int start_daemon(
 	h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_SOCK_ADDR,
 		at->ai_addr, MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
 		MHD_OPTION_CONNECTION_MEMORY_LIMIT, MAX_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
-		IDLE_S, MHD_OPTION_END);
+		IDLE_S, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
 	if (!h->daemon)
 		return cannot_listen(to, errno, e);
 	h->is_loopback = address_is_loopback(at->ai_addr);

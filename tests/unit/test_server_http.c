@@ -109,7 +109,7 @@ static size_t get(const char *path)
 	char request[256];
 
 	snprintf(request, sizeof(request),
-		"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", path);
+		"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
 	return ask(request);
 }
 
@@ -158,7 +158,7 @@ static void a_page_without_memory_is_503(void **state)
 static void head_has_no_body(void **state)
 {
 	(void)state;
-	ask("HEAD /ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+	ask("HEAD /ok HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 	assert_string_equal(body(), "");
 }
@@ -171,7 +171,8 @@ static void only_get_and_head_are_allowed(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(methods) / sizeof(methods[0]); i++) {
 		snprintf(request, sizeof(request),
-			"%s /ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+			"%s /ok HTTP/1.1\r\nHost: localhost\r\nConnection: "
+			"close\r\nContent-Length: "
 			"0\r\n\r\n",
 			methods[i]);
 		ask(request);
@@ -184,7 +185,7 @@ static void only_get_and_head_are_allowed(void **state)
 static void an_announced_body_is_not_waited_for(void **state)
 {
 	(void)state;
-	ask("POST /ok HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\nx");
+	ask("POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\nx");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 405 ", 13), 0);
 }
 
@@ -200,8 +201,8 @@ static void a_large_page_arrives_whole(void **state)
 
 static void several_requests_share_a_connection(void **state)
 {
-	const char *two = "GET /ok HTTP/1.1\r\nHost: x\r\n\r\n"
-			  "GET /bad HTTP/1.1\r\nHost: x\r\n\r\n";
+	const char *two = "GET /ok HTTP/1.1\r\nHost: localhost\r\n\r\n"
+			  "GET /bad HTTP/1.1\r\nHost: localhost\r\n\r\n";
 	int fd = dial();
 
 	(void)state;
@@ -258,6 +259,51 @@ static void silent_connections_are_bounded_and_end(void **state)
 	assert_string_equal(body(), "fine\n");
 }
 
+/* 64 clients send a byte now and then, so libmicrohttpd's time-out never ends them. */
+static void slow_clients_do_not_silence_a_page(void **state)
+{
+	static const char start[] = "GET /ok HTTP/1.1\r\nX: ";
+	int fd[64];
+
+	(void)state;
+	for (size_t i = 0; i < 64; i++) {
+		fd[i] = dial();
+		assert_int_equal(send(fd[i], start, strlen(start), 0), (ssize_t)strlen(start));
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	const uint64_t begin = clock_ms();
+	get("/ok");
+	assert_string_equal(body(), "fine\n");
+	assert_true(clock_ms() - begin < 2000);
+	for (size_t i = 0; i < 64; i++)
+		close(fd[i]);
+}
+
+static void get_of_host(const char *host)
+{
+	char request[128];
+
+	snprintf(request, sizeof(request),
+		"GET /ok HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host);
+	ask(request);
+}
+
+/* A foreign page in a local user's browser has its name resolved to 127.0.0.1. */
+static void a_foreign_host_is_refused_on_loopback(void **state)
+{
+	(void)state;
+	get_of_host("evil.example");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 403 ", 13), 0);
+	get_of_host("127.0.0.1.evil.example:80");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 403 ", 13), 0);
+	get_of_host("LOCALHOST:80");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+	get_of_host("127.0.0.1");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+	get_of_host("[::1]:9");
+	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+}
+
 static void an_address_that_cannot_be_had_is_named(void **state)
 {
 	static const char *const bad[] = {"192.0.2.1:0", "no-such-host.invalid:80"};
@@ -297,6 +343,10 @@ int main(void)
 		cmocka_unit_test_setup_teardown(garbage_is_hung_up_on, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			silent_connections_are_bounded_and_end, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			slow_clients_do_not_silence_a_page, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_foreign_host_is_refused_on_loopback, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			an_address_that_cannot_be_had_is_named, set_up, tear_down),
 	};

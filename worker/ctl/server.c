@@ -4,15 +4,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/log.h"
+#include "common/plain.h"
 #include "proto/msg.h"
 #include "worker/ctl/ctl.h"
 
 void ctl_say(const char *event, int rc, const char *text)
 {
 	enum log_level level = log_get_level();
+	char safe[1024];
 
 	if (log_get_format() == LOG_TEXT) {
-		fprintf(stderr, "cnn-ctl: %s\n", text);
+		snprintf(safe, sizeof(safe), "%s", text); /* a server may have written it */
+		plain_text(safe, 0);
+		fprintf(stderr, "cnn-ctl: %s\n", safe);
 	} else if (rc) {
 		log_error("ctl", event, "code=%s reason=\"%s\"", err_name(rc), text);
 	} else {
@@ -64,12 +68,13 @@ static int explain_failure(struct cnnps *c, int rc, struct err *e)
 	return err_set(e, rc, "%s", cnnps_error(c));
 }
 
-/* Print JSON with indentation; print other text unchanged. */
-static void print_json(const char *text)
+/* Print JSON with indentation, and other text as it is, but nothing that a terminal executes. */
+static void print_json(char *text)
 {
 	json_t *o = json_loads(text, 0, NULL);
 	char *pretty = o ? json_dumps(o, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
 
+	plain_text(pretty ? pretty : text, 1);
 	puts(pretty ? pretty : text);
 	free(pretty);
 	json_decref(o);

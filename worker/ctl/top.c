@@ -13,6 +13,7 @@
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
+#include "common/plain.h"
 #include "common/utf8.h"
 #include "proto/msg.h"
 
@@ -199,6 +200,7 @@ static const char *cell(const json_t *worker, const struct column *c, char text[
 		snprintf(text, MAX_CELL, "%s", json_string_value(value));
 	else
 		snprintf(text, MAX_CELL, "-");
+	plain_text(text, 0);
 	return text;
 }
 
@@ -366,6 +368,7 @@ static void put_item(struct layout *s, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(item, sizeof(item), fmt, ap);
 	va_end(ap);
+	plain_text(item, 0);
 	n = strlen(item);
 	if (s->columns && gap && s->column + gap + n > s->columns) {
 		end_line(s);
@@ -510,9 +513,13 @@ static int stop(void *arg)
 /* Show the reason of a wait below the last screen, or as a line before the first screen. */
 static void show_wait(void *arg, const char *line)
 {
+	char safe[1024];
+
 	(void)arg;
+	snprintf(safe, sizeof(safe), "%s", line);
+	plain_text(safe, 0);
 	if (screen_is_open())
-		fprintf(stdout, "\r\033[J%s", line);
+		fprintf(stdout, "\r\033[J%s", safe);
 	else
 		ctl_say("waiting", PS_OK, line);
 	fflush(stdout);

@@ -2,6 +2,7 @@
 #include "common/keys.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -67,6 +68,24 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 	return PS_OK;
 }
 
+/* Refuse a directory in which others could replace the file. The sticky bit prevents that. */
+static int check_directory(const char *path, struct err *e)
+{
+	const char *slash = strrchr(path, '/');
+	int n = slash ? (int)(slash - path) : 1;
+	char dir[PATH_MAX];
+	struct stat st;
+
+	snprintf(dir, sizeof(dir), "%.*s", n ? n : 1, slash ? path : ".");
+	if (stat(dir, &st) != 0)
+		return err_set(e, PS_EUSAGE, "%.200s: %s", dir, strerror(errno));
+	if (!(st.st_mode & KEY_NOT_WRITTEN) || st.st_mode & S_ISVTX)
+		return PS_OK;
+	return err_set(e, PS_EUSAGE,
+		"%.200s: mode %04o permits others to replace its key files; run chmod go-w", dir,
+		(unsigned)(st.st_mode & 07777u));
+}
+
 int key_open(const char *path, unsigned never, struct err *e)
 {
 	struct stat st;
@@ -76,6 +95,8 @@ int key_open(const char *path, unsigned never, struct err *e)
 		return err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
 	rc = fstat(fd, &st) == 0 ? check_rights(&st, path, never, e)
 				 : err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
+	if (!rc)
+		rc = check_directory(path, e);
 	if (rc) {
 		close(fd);
 		return rc;

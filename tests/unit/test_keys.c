@@ -97,6 +97,25 @@ static void only_the_owner_may_read_a_secret(void **state)
 	}
 }
 
+/* Whoever can write to the directory can replace the file. */
+static void a_directory_that_others_can_write_to_is_refused(void **state)
+{
+	static const unsigned bad[] = {0777, 0770, 0707};
+	struct key_pair k;
+
+	(void)state;
+	(void)file(good, 0600);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+		assert_int_equal(chmod(dir, bad[i]), 0);
+		assert_int_equal(key_read_secret(path("file"), &k, &e), PS_EUSAGE);
+		assert_non_null(strstr(e.text, "chmod go-w"));
+	}
+	assert_int_equal(chmod(dir, 01777), 0); /* as /tmp: only the owner can replace a file */
+	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
+	assert_int_equal(chmod(dir, 0755), 0);
+	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
+}
+
 static void a_file_of_another_user_is_refused(void **state)
 {
 	struct key_pair k;
@@ -249,6 +268,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(halves_of_two_pairs_are_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			only_the_owner_may_read_a_secret, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_directory_that_others_can_write_to_is_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_file_of_another_user_is_refused, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

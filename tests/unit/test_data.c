@@ -213,6 +213,20 @@ static void labels_may_have_16_bits(void **state)
 	refused("label 0 at offset 8 is -32768");
 }
 
+/* Images that do not fit the labels get no memory: the header of the images suffices. */
+static void the_number_of_images_is_compared_before_they_are_read(void **state)
+{
+	struct blob b[4], many = blob_images(5, 4, 6, 1);
+
+	(void)state;
+	put_all(b);
+	many.bytes[6] = 1; /* the header now promises 261 images, and the file ends before them */
+	struct blob packed = blob_gzip(&many);
+	remove_file(names[0]);
+	put(0, ".gz", &packed);
+	refused("has 261 images (count at offset 4), train-labels-idx1-ubyte has 5 labels");
+}
+
 static void files_that_disagree_are_refused(void **state)
 {
 	struct blob b[4], other;
@@ -343,6 +357,8 @@ int main(void)
 		cmocka_unit_test_teardown(images_of_mnists_shape_have_ten_classes_or_more, clear),
 		cmocka_unit_test_teardown(images_may_have_channels_and_labels_32_bits, clear),
 		cmocka_unit_test_teardown(labels_may_have_16_bits, clear),
+		cmocka_unit_test_teardown(
+			the_number_of_images_is_compared_before_they_are_read, clear),
 		cmocka_unit_test_teardown(files_that_disagree_are_refused, clear),
 		cmocka_unit_test_teardown(emnist_is_turned_and_its_letters_begin_at_zero, clear),
 		cmocka_unit_test_teardown(the_usual_place_is_found_and_named, clear),

@@ -49,12 +49,34 @@ static int take_labels(
 	return rc;
 }
 
-/* `memory`: bytes left for images. */
+static int refuse_counts(
+	const struct data *d, enum data_file f, uint32_t n_images, uint32_t n_labels, struct err *e)
+{
+	char images[64], labels[64];
+
+	return err_set(e, PS_EDATA, "%s: %s has %lu images (count at offset 4), %s has %lu labels",
+		d->files.dir, files_name(&d->files, f, images), (unsigned long)n_images,
+		files_name(&d->files, (enum data_file)(f + 1), labels), (unsigned long)n_labels);
+}
+
+/* A small gzipped file may honestly hold more images than the memory. So their number is compared
+ * with the labels before any memory is reserved for them. */
+static int check_count(struct data *d, enum data_file f, const char *path, struct err *e)
+{
+	uint32_t n, n_labels = d->file[f + 1].n;
+	int rc = idx_count(&n, path, IDX_IMAGES, e);
+
+	return rc || n == n_labels ? rc : refuse_counts(d, f, n, n_labels, e);
+}
+
+/* `memory`: bytes left for images. The labels are loaded before the images. */
 static int load_file(struct data *d, enum data_file f, uint64_t *memory, struct err *e)
 {
 	char path[FILES_MAX_PATH + 64];
 	int rc = files_path(&d->files, f, path, e);
 
+	if (!rc && is_images(f))
+		rc = check_count(d, f, path, e);
 	if (!rc)
 		rc = is_images(f) && !is_emnist(d)
 			     ? idx_open(&d->file[f], path, IDX_IMAGES, *memory, e)
@@ -72,16 +94,11 @@ static int load_file(struct data *d, enum data_file f, uint64_t *memory, struct 
 static int check_consistent(const struct data *d, struct err *e)
 {
 	const struct idx *train = &d->file[TRAIN_IMAGES], *test = &d->file[TEST_IMAGES];
-	char images[64], labels[64];
 
-	for (int f = 0; f < DATA_FILES; f += 2)
+	for (int f = 0; f < DATA_FILES; f += 2) /* a file may have changed since check_count */
 		if (d->file[f].n != d->file[f + 1].n)
-			return err_set(e, PS_EDATA,
-				"%s: %s has %lu images (count at offset 4), %s has %lu labels",
-				d->files.dir, files_name(&d->files, (enum data_file)f, images),
-				(unsigned long)d->file[f].n,
-				files_name(&d->files, (enum data_file)(f + 1), labels),
-				(unsigned long)d->file[f + 1].n);
+			return refuse_counts(
+				d, (enum data_file)f, d->file[f].n, d->file[f + 1].n, e);
 	if (train->channels != test->channels || train->rows != test->rows ||
 		train->columns != test->columns)
 		return err_set(e, PS_EDATA,
@@ -183,7 +200,7 @@ int data_load_within(struct data *d, const char *place, uint64_t memory, struct 
 	memset(d, 0, sizeof(*d));
 	rc = files_find(&d->files, place, e);
 	for (int f = 0; f < DATA_FILES && !rc; f++)
-		rc = load_file(d, (enum data_file)f, &memory, e);
+		rc = load_file(d, (enum data_file)(f ^ 1), &memory, e);
 	if (!rc)
 		rc = check_consistent(d, e);
 	if (!rc)

@@ -293,6 +293,26 @@ int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memor
 	return rc;
 }
 
+int idx_count(uint32_t *n, const char *path, enum idx_kind kind, struct err *e)
+{
+	struct source *s = mem_try(1, sizeof(*s));
+	unsigned char head[IDX_MAX_HEAD] = {0};
+	struct idx x = {0};
+	int rc;
+
+	*n = 0;
+	if (!s)
+		return err_set(e, PS_ENOMEM, "%s: no memory to read it", path);
+	rc = source_open(s, path, e);
+	if (!rc)
+		rc = read_idx_header(s, &x, kind, head, UINT64_MAX, e);
+	if (!rc)
+		*n = x.n;
+	source_close(s);
+	free(s);
+	return rc;
+}
+
 int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e)
 {
 	return idx_open(x, path, kind, UINT64_MAX, e);

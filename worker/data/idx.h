@@ -44,6 +44,8 @@ int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e)
 /* The same, but a plain file of more than `memory` bytes stays on the disk. */
 int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory,
 	struct err *e) PS_MUST_CHECK;
+/* The number of images or labels that the header of `path` promises. Allocates nothing for them. */
+int idx_count(uint32_t *n, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
 /* Copy n bytes of the file from offset `at` on; at + n <= x->size. PS_EDATA: the file on the disk
  * has become shorter or cannot be read. */
 int idx_copy(const struct idx *x, uint64_t at, size_t n, uint8_t *to, struct err *e) PS_MUST_CHECK;

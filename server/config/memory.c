@@ -15,6 +15,12 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 	return snapshot + snapshot / 8 + (o->core.checkpoint.wal ? snapshot : 0);
 }
 
+/* The program, the weights, their next version, and one message. */
+uint64_t memory_least(uint64_t n_params)
+{
+	return PROGRAM_BYTES + 3 * n_params * sizeof(float);
+}
+
 uint64_t memory_needed(const struct options *o)
 {
 	const struct core_config *c = &o->core;

@@ -11,5 +11,7 @@
 /* The resident bytes of a server with --max-workers workers, each with --push-window pushes under
  * way. */
 uint64_t memory_needed(const struct options *o);
+/* The bytes for a model of `n_params`. With less, the server hangs up on everybody, again and again. */
+uint64_t memory_least(uint64_t n_params);
 
 #endif

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "common/opt.h"
+#include "server/config/memory.h"
 #include "server/net/address.h"
 
 #define PROGRAM    "cnn-ps"
@@ -241,6 +242,15 @@ static void check_data_id(const struct raw *r, int *errors)
 			text);
 }
 
+static void check_memory(const struct raw *r, const struct options *o, int *errors)
+{
+	uint64_t least = memory_least(o->model.n_params), mib = (least + (1u << 20) - 1) >> 20;
+
+	if (r->memory_mb && (uint64_t)r->memory_mb < mib)
+		complain(errors, "--memory-mb: %lld is too little: the server needs at least %llu",
+			(long long)r->memory_mb, (unsigned long long)mib);
+}
+
 /* ---- values that depend on each other -------------------------------------------------------- */
 
 static void check_workers(const struct core_config *c, int *errors)
@@ -329,6 +339,7 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 	check_files(r, &errors);
 	check_keys(r, &errors);
 	check_data_id(r, &errors);
+	check_memory(r, o, &errors);
 	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
 		const char *mode = check_mode(c);
 

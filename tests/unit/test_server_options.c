@@ -256,6 +256,7 @@ static void good_addresses_are_taken(void **state)
 
 /* {command line, text that its only error line must contain} */
 static const char *const bad[][2] = {
+	{"--memory-mb;1", "--memory-mb: 1 is too little: the server needs at least 33"},
 	{"--lr;nan", "--lr"},
 	{"--lr;inf", "--lr"},
 	{"--lr;-1", "--lr"},

@@ -108,6 +108,7 @@ static void the_canonical_text_is_one_way_to_write_a_model(void **state)
 			"conv:8:5 conv:8:1:groups=4 fc:10"},
 		{"dropout:0.250 fc:2", "dropout:0.25 fc:2"},
 		{"dropout:1e-1 fc:256", "dropout:0.1 fc:256"},
+		{"dropout:0.5253535213 fc:2", "dropout:0.52535355 fc:2"},
 		{"dropout:0 fc:2", "dropout:0 fc:2"},
 		{"vector:0010", "vector:10"},
 	};

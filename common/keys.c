@@ -69,7 +69,7 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 }
 
 /* Refuse a directory in which others could replace the file. The sticky bit prevents that. */
-static int check_directory(const char *path, struct err *e)
+static int check_key_directory(const char *path, struct err *e)
 {
 	const char *slash = strrchr(path, '/');
 	int n = slash ? (int)(slash - path) : 1;
@@ -96,7 +96,7 @@ int key_open(const char *path, unsigned never, struct err *e)
 	rc = fstat(fd, &st) == 0 ? check_rights(&st, path, never, e)
 				 : err_set(e, PS_EUSAGE, "%s: %s", path, strerror(errno));
 	if (!rc)
-		rc = check_directory(path, e);
+		rc = check_key_directory(path, e);
 	if (rc) {
 		close(fd);
 		return rc;

@@ -14,7 +14,7 @@ static uint32_t code_point(const uint8_t *p, size_t n)
 	return c;
 }
 
-static int is_control(uint32_t c)
+static int acts_on_a_terminal(uint32_t c)
 {
 	return c < 0x20 || (c >= 0x7f && c <= 0x9f) || c == 0x61c || c == 0x200e || c == 0x200f ||
 	       (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
@@ -30,7 +30,7 @@ void plain_text(char *text, int lines)
 		uint32_t c = n ? code_point(from, n) : 0;
 
 		n = n ? n : 1;
-		if (is_control(c) && !(c == '\n' && lines))
+		if (acts_on_a_terminal(c) && !(c == '\n' && lines))
 			*to++ = '?';
 		else {
 			memmove(to, from, n);

@@ -242,13 +242,13 @@ static void check_data_id(const struct raw *r, int *errors)
 			text);
 }
 
-static void check_memory(const struct raw *r, const struct options *o, int *errors)
+static void check_memory_limit(const struct raw *r, const struct options *o, int *errors)
 {
-	uint64_t least = memory_least(o->model.n_params), mib = (least + (1u << 20) - 1) >> 20;
+	uint64_t min = (memory_least(o->model.n_params) + (1u << 20) - 1) >> 20; /* MiB */
 
-	if (r->memory_mb && (uint64_t)r->memory_mb < mib)
+	if (r->memory_mb && (uint64_t)r->memory_mb < min)
 		complain(errors, "--memory-mb: %lld is too little: the server needs at least %llu",
-			(long long)r->memory_mb, (unsigned long long)mib);
+			(long long)r->memory_mb, (unsigned long long)min);
 }
 
 /* ---- values that depend on each other -------------------------------------------------------- */
@@ -339,7 +339,7 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 	check_files(r, &errors);
 	check_keys(r, &errors);
 	check_data_id(r, &errors);
-	check_memory(r, o, &errors);
+	check_memory_limit(r, o, &errors);
 	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
 		const char *mode = check_mode(c);
 

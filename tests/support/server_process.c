@@ -202,7 +202,7 @@ int server_get(struct server_process *s, const char *path, char *body, size_t si
 
 	assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
 	int length = snprintf(text, sizeof(text),
-		"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", path);
+		"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", path);
 	assert_int_equal(send(fd, text, (size_t)length, 0), length);
 	while ((got = recv(fd, text + n, sizeof(text) - 1 - n, 0)) > 0)
 		n += (size_t)got;

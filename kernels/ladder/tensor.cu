@@ -1,8 +1,8 @@
 /*
  * tensor.cu - the forward kernels of rungs 12 and 13. The convolution runs on tensor cores, as exact
- * as fp32 (exact_conv.cuh). A warp handles eight filters and sixteen images, one row of 13 pooled
- * values after the other. It collects a row in shared memory, so that it writes whole rows to
- * memory. In rung 13 it also multiplies each pooled value by its ten fc weights, in registers.
+ * as fp32 (exact_conv.cuh). A block handles eight images and eight filters. It collects their pooled
+ * values in shared memory, because each image then has 5408 contiguous bytes to write. In rung 13
+ * it also multiplies each pooled value by its ten fc weights, in registers.
  */
 #include "kernels/cuda/fused/seed.cuh"
 #include "kernels/ladder/products.cuh"
@@ -10,57 +10,35 @@
 namespace
 {
 
-#define WARPS        8
-#define THREADS      (32 * WARPS)
-#define WARP_FILTERS 8
-#define ROW          12  /* 9 weights or 10 classes, rounded up to 16 bytes */
-#define FULL_CHIP    264 /* blocks: 2 on each of 132 multiprocessors */
-#define ROW_VALUES   (CONV_GROUP * WARP_FILTERS * POOL_SIDE)
-
-/* A row of a warp's pooled values: [image][filter][column]. */
-struct tensor_row {
-	float pooled[ROW_VALUES];
-	uint8_t argmax[ROW_VALUES];
-};
+#define WARPS   8
+#define THREADS (32 * WARPS)
+#define IMAGES  8  /* of a block: the columns of m16n8k16 */
+#define FILTERS 8  /* of a block */
+#define ROW     12 /* 9 weights or 10 classes, rounded up to 16 bytes */
+#define VALUES  (FILTERS * POOL_AREA)
+/* Stride of an image in shared memory. With it the values that a warp stores are in 32 banks. */
+#define STRIDE (VALUES + 4)
 
 struct tensor_shared {
-	uint32_t pixels[CONV_GROUP * IMAGE_WORDS];
-	struct tensor_row row[WARPS];
-	float logits[WARPS][CONV_GROUP * CLASSES];
-};
-
-/* A block handles 16 images (x), `warps` groups of 8 filters (y) and part z of the rows. */
-struct tensor_tiling {
-	unsigned warps;
-	dim3 grid;
+	uint32_t pixels[IMAGES * IMAGE_WORDS];
+	float pooled[IMAGES][STRIDE];
+	uint8_t argmax[IMAGES][STRIDE];
+	float logits[WARPS][IMAGES * CLASSES];
 };
 
 unsigned tensor_groups(const struct products *p)
 {
-	return (unsigned)((p->k.filters + WARP_FILTERS - 1) / WARP_FILTERS);
-}
-
-struct tensor_tiling tensor_tiling_of(const struct products *p, size_t n)
-{
-	unsigned groups = tensor_groups(p), warps = 1, blocks, parts;
-
-	while (warps < WARPS && warps < groups)
-		warps *= 2;
-	dim3 grid((unsigned)((n + CONV_GROUP - 1) / CONV_GROUP), (groups + warps - 1) / warps);
-	blocks = grid.x * grid.y;
-	parts = blocks < FULL_CHIP ? FULL_CHIP / blocks : 1;
-	grid.z = parts < POOL_SIDE ? parts : (unsigned)POOL_SIDE;
-	return {warps, grid};
+	return (unsigned)((p->k.filters + FILTERS - 1) / FILTERS);
 }
 
 /* Eight filters per block: their weights as operands of the tensor cores. Filters that do not exist
  * have zeros. */
 __global__ void tensor_fragments_kernel(struct products p, uint32_t *fragments)
 {
-	__shared__ float weight[WARP_FILTERS][ROW];
-	size_t first = (size_t)blockIdx.x * WARP_FILTERS, i = threadIdx.x;
+	__shared__ float weight[FILTERS][ROW];
+	size_t first = (size_t)blockIdx.x * FILTERS, i = threadIdx.x;
 
-	if (i < WARP_FILTERS * ROW) {
+	if (i < FILTERS * ROW) {
 		size_t f = first + i / ROW, w = i % ROW;
 
 		weight[i / ROW][w] =
@@ -88,8 +66,8 @@ __device__ void tensor_load_images(uint32_t *pixels, const struct products &p, s
 {
 	const int chunks = IMAGE_AREA / 16;
 
-	for (int i = (int)threadIdx.x; i < CONV_GROUP * chunks; i += THREADS) {
-		size_t n = (size_t)blockIdx.x * CONV_GROUP + (size_t)(i / chunks);
+	for (int i = (int)threadIdx.x; i < IMAGES * chunks; i += THREADS) {
+		size_t n = (size_t)blockIdx.x * IMAGES + (size_t)(i / chunks);
 		uint4 v = {0, 0, 0, 0};
 
 		if (n < n_images)
@@ -99,119 +77,116 @@ __device__ void tensor_load_images(uint32_t *pixels, const struct products &p, s
 	}
 }
 
-/* Writes row y of the images and filters of the warp. */
-__device__ void tensor_write_row(const struct products &p, const struct tensor_row &row,
-	size_t n_images, size_t first_filter, size_t y)
+/* Writes the values of the block. Where each image has all eight filters, they begin at a multiple
+ * of 32 bytes. */
+__device__ void tensor_write(
+	const struct products &p, const struct tensor_shared &s, size_t n_images)
 {
-	for (unsigned i = threadIdx.x % 32; i < ROW_VALUES; i += 32) {
-		size_t n = (size_t)blockIdx.x * CONV_GROUP + i / (WARP_FILTERS * POOL_SIDE);
-		size_t f = first_filter + i / POOL_SIDE % WARP_FILTERS;
-		size_t to = (n * p.k.filters + f) * POOL_AREA + y * POOL_SIDE + i % POOL_SIDE;
+	const size_t first = (size_t)blockIdx.x * IMAGES, left = n_images - first;
+	const unsigned images = left < IMAGES ? (unsigned)left : IMAGES;
+	const size_t inputs = p.k.filters * POOL_AREA;
+	const size_t to = first * inputs + (size_t)blockIdx.y * VALUES;
 
-		if (n < n_images && f < p.k.filters) {
-			p.k.pooled[to] = row.pooled[i];
-			p.k.argmax[to] = row.argmax[i];
+	if (p.k.filters % FILTERS == 0) {
+		for (unsigned i = threadIdx.x; i < images * (VALUES / 4); i += THREADS) {
+			const unsigned n = i / (VALUES / 4), k = i % (VALUES / 4);
+
+			((float4 *)(p.k.pooled + to + n * inputs))[k] =
+				((const float4 *)s.pooled[n])[k];
+			((uint32_t *)(p.k.argmax + to + n * inputs))[k] =
+				((const uint32_t *)s.argmax[n])[k];
 		}
+		return;
+	}
+	const size_t behind = inputs - (size_t)blockIdx.y * VALUES;
+	const unsigned values = behind < VALUES ? (unsigned)behind : VALUES;
+	for (unsigned i = threadIdx.x; i < images * values; i += THREADS) {
+		const unsigned n = i / values, k = i % values;
+
+		p.k.pooled[to + n * inputs + k] = s.pooled[n][k];
+		p.k.argmax[to + n * inputs + k] = s.argmax[n][k];
 	}
 }
 
 /* Adds up the logits of the filters of each warp, then of the warps, in a fixed order. */
-__device__ void tensor_write_logits(const struct products &p, float (&sum)[4][CLASSES],
-	float (*shared)[CONV_GROUP * CLASSES], size_t n_images)
+__device__ void tensor_write_logits(const struct products &p, float (&sum)[2][CLASSES],
+	float (*shared)[IMAGES * CLASSES], size_t n_images)
 {
-	const int t = threadIdx.x % 4, warp = threadIdx.x / 32;
-	const size_t slice = blockIdx.y * gridDim.z + blockIdx.z;
+	const unsigned t = threadIdx.x % 4, warp = threadIdx.x / 32;
+	const size_t first = (size_t)blockIdx.x * IMAGES;
 #pragma unroll
-	for (int i = 0; i < 4; i++)
-		logits_reduce_filters(sum[i], shared[warp] + (2 * t + i % 2 + i / 2 * 8) * CLASSES);
+	for (unsigned i = 0; i < 2; i++)
+		logits_reduce_filters(sum[i], shared[warp] + (2 * t + i) * CLASSES);
 	__syncthreads();
-	for (int i = (int)threadIdx.x; i < CONV_GROUP * CLASSES; i += THREADS) {
-		size_t n = (size_t)blockIdx.x * CONV_GROUP + (size_t)(i / CLASSES);
+	for (unsigned i = threadIdx.x; i < IMAGES * CLASSES; i += THREADS) {
 		float all = 0;
 
 		for (int w = 0; w < WARPS; w++)
 			all += shared[w][i];
-		if (n < n_images)
-			p.partial_logits[(slice * n_images + n) * CLASSES + (size_t)(i % CLASSES)] =
-				all;
+		if (first + i / CLASSES < n_images)
+			p.partial_logits[(blockIdx.y * n_images + first) * CLASSES + i] = all;
 	}
 }
 
-/* Thread values: filter lane / 4 for images 2t, 2t + 1, 2t + 8 and 2t + 9 (t = lane % 4). */
+/* A block handles 8 images (x) and 8 filters (y), a warp every eighth position. A thread has filter
+ * lane / 4 for images 2t and 2t + 1 (t = lane % 4). */
 template <bool FC>
-__global__ void __launch_bounds__(THREADS, 2) tensor_forward_kernel(
-	struct products p, struct tensor_conv tensor, size_t n_images, unsigned filter_warps)
+__global__ void __launch_bounds__(THREADS, FC ? 2 : 3)
+	tensor_forward_kernel(struct products p, struct tensor_conv tensor, size_t n_images)
 {
 	extern __shared__ __align__(16) unsigned char memory[];
 	struct tensor_shared *shared = reinterpret_cast<struct tensor_shared *>(memory);
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
-	const unsigned warp = threadIdx.x / 32;
-	const unsigned group = blockIdx.y * filter_warps + warp % filter_warps;
-	const unsigned split = WARPS / filter_warps;
-	const size_t first = (size_t)group * WARP_FILTERS, f = first + r;
+	const size_t f = (size_t)blockIdx.y * FILTERS + (size_t)r;
 	const int at[1][2] = {{conv_pair<WINDOW>(0, 0, t), conv_pair<WINDOW>(0, 1, t)}};
-	const bool works = first < p.k.filters;
-	struct tensor_row *row = &shared->row[warp];
+	const uint32_t *image = shared->pixels + r * IMAGE_WORDS;
+	const float *fc = tensor.fc + f * ROW;
 	struct conv_weights<WINDOW> w;
-	float logits[4][CLASSES] = {};
+	float logits[2][CLASSES] = {};
 
 	tensor_load_images(shared->pixels, p, n_images);
-	if (works)
-		conv_load(&w, tensor.fragments, (int)group, lane);
+	conv_load(&w, tensor.fragments, (int)blockIdx.y, lane);
 	const float bias = f < p.k.filters ? p.k.params[image_conv_bias(p.k.filters) + f] : 0;
 	__syncthreads();
-	for (unsigned y = blockIdx.z * split + warp / filter_warps; works && y < POOL_SIDE;
-		y += gridDim.z * split) {
-		const uint32_t *patch = shared->pixels + r * IMAGE_WORDS + y * (2 * ROW_WORDS);
-#pragma unroll 1
-		for (int x = 0; x < POOL_SIDE; x++, patch++) {
-			struct feature_weights fc;
+	for (int o = (int)threadIdx.x / 32; o < POOL_AREA; o += WARPS) {
+		const uint32_t *patch = image + o / POOL_SIDE * (2 * ROW_WORDS) + o % POOL_SIDE;
+		struct feature_weights weights;
+		float c[2][4] = {};
 
+		if (FC)
+			weights = feature_load(fc + (size_t)o * tensor.f_pad * ROW);
+		conv_window<WINDOW>(c, w, patch, at);
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			uint32_t which;
+			float v = max4_argmax(c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
+
+			v = fmaf(v, CONV_PIXEL, bias);
+			shared->argmax[2 * t + e][r * POOL_AREA + o] =
+				v > 0 ? (uint8_t)which : (uint8_t)DEAD;
+			v = v > 0 ? v : 0;
+			shared->pooled[2 * t + e][r * POOL_AREA + o] = v;
 			if (FC)
-				fc = feature_load(
-					tensor.fc + ((y * POOL_SIDE + x) * tensor.f_pad + f) * ROW);
-#pragma unroll
-			for (int j = 0; j < 2; j++) {
-				float c[2][4] = {};
-
-				conv_window<WINDOW>(c, w, patch + j * 8 * IMAGE_WORDS, at);
-#pragma unroll
-				for (int e = 0; e < 2; e++) {
-					uint32_t which;
-					float v = max4_argmax(
-						c[0][e], c[0][2 + e], c[1][e], c[1][2 + e], &which);
-					const int to = ((2 * t + e + 8 * j) * WARP_FILTERS + r) *
-							       POOL_SIDE +
-						       x;
-
-					v = fmaf(v, CONV_PIXEL, bias);
-					row->argmax[to] = v > 0 ? (uint8_t)which : (uint8_t)DEAD;
-					v = v > 0 ? v : 0;
-					row->pooled[to] = v;
-					if (FC)
-						logits_add(logits[2 * j + e], v, fc);
-				}
-			}
+				logits_add(logits[e], v, weights);
 		}
-		__syncwarp();
-		tensor_write_row(p, *row, n_images, first, y);
-		__syncwarp();
 	}
+	__syncthreads();
+	tensor_write(p, *shared, n_images);
 	if (FC)
 		tensor_write_logits(p, logits, shared->logits, n_images);
 }
 
 template <bool FC>
 int tensor_launch(struct gpu *g, const struct products *p, const struct tensor_conv *t, size_t n,
-	const struct tensor_tiling *tiling, struct err *e)
+	struct err *e)
 {
 	const int bytes = (int)sizeof(struct tensor_shared);
 
+	dim3 grid((unsigned)((n + IMAGES - 1) / IMAGES), tensor_groups(p));
 	TRY(cudaFuncSetAttribute(
 		    tensor_forward_kernel<FC>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
 		e);
-	tensor_forward_kernel<FC>
-		<<<tiling->grid, THREADS, bytes, g->stream>>>(*p, *t, n, tiling->warps);
+	tensor_forward_kernel<FC><<<grid, THREADS, bytes, g->stream>>>(*p, *t, n);
 	LAUNCHED(e);
 	return gpu_mark(g, FC ? "forward" : "conv + ReLU + pool", PHASE_KERNEL, e);
 }
@@ -235,31 +210,30 @@ int tensor_pack(struct gpu *g, const struct products *p, const struct tensor_con
 
 int tensor_allocate(struct gpu *g, struct tensor_conv *t, struct products *p, int fc, struct err *e)
 {
-	size_t groups = tensor_groups(p), slices = (groups + WARPS - 1) / WARPS * POOL_SIDE;
+	const size_t groups = tensor_groups(p);
 	int rc;
 
-	t->f_pad = groups * WARP_FILTERS;
+	t->f_pad = groups * FILTERS;
 	rc = GPU_ALLOC(g, t->fragments, groups * THREADS * CONV_TERMS, GPU_DEVICE, e);
 	if (!rc && fc)
 		rc = GPU_ALLOC(g, t->fc, POOL_AREA * t->f_pad * ROW, GPU_DEVICE, e);
 	if (!rc && fc)
 		rc = GPU_ALLOC(
-			g, p->partial_logits, slices * p->max_batch * CLASSES, GPU_DEVICE, e);
+			g, p->partial_logits, groups * p->max_batch * CLASSES, GPU_DEVICE, e);
 	return rc;
 }
 
 int tensor_forward(struct gpu *g, const struct products *p, const struct tensor_conv *t, size_t n,
 	struct err *e)
 {
-	const struct tensor_tiling tiling = tensor_tiling_of(p, n);
 	int rc = tensor_pack(g, p, t, e);
 
 	if (rc)
 		return rc;
 	if (!t->fc) {
-		rc = tensor_launch<false>(g, p, t, n, &tiling, e);
+		rc = tensor_launch<false>(g, p, t, n, e);
 		return rc ? rc : staged_logits(g, p, n, e);
 	}
-	rc = tensor_launch<true>(g, p, t, n, &tiling, e);
-	return rc ? rc : products_softmax(g, p, n, tiling.grid.y * tiling.grid.z, e);
+	rc = tensor_launch<true>(g, p, t, n, e);
+	return rc ? rc : products_softmax(g, p, n, tensor_groups(p), e);
 }

@@ -15,7 +15,7 @@ FP32, BF16, BUS = 60e12, 790e12, 50e9
 PREDICTED = {"sequential": "5,000 to 10,000", "thread per image": "1,000", "fused": "650", "ring": "4",
              "wide ring": "3.5", "products": "2", "tiled": "0.65", "staged": "0.77",
              "dense push": "0.63", "pinned": "0.54", "graph": "0.56", "tensor cores": "0.52",
-             "fc in forward": "0.98", "production": "0.21", "local": "0.13"}
+             "fc in forward": "0.49", "production": "0.21", "local": "0.13"}
 ON_THE_DEVICE = ("local", "bf16", "persistent", "cudnn local", "cudnn bf16")
 IN_BF16 = ("bf16", "persistent", "cudnn bf16")
 

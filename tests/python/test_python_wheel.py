@@ -8,6 +8,8 @@ import zipfile
 import pytest
 from support.build import BUILD, ROOT
 
+pytestmark = pytest.mark.xdist_group("wheel")  # one build at a time
+
 TRAIN = """
 import cnnps, subprocess, sys
 assert cnnps.__file__.startswith(sys.prefix), cnnps.__file__

@@ -246,7 +246,7 @@ static void check_memory_limit(const struct raw *r, const struct options *o, int
 {
 	uint64_t min = (memory_least(o->model.n_params) + (1u << 20) - 1) >> 20; /* MiB */
 
-	if (r->memory_mb && (uint64_t)r->memory_mb < min)
+	if (!is_auto(r) && r->memory_mb && (uint64_t)r->memory_mb < min)
 		complain(errors, "--memory-mb: %lld is too little: the server needs at least %llu",
 			(long long)r->memory_mb, (unsigned long long)min);
 }

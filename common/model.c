@@ -22,7 +22,7 @@ struct parser {
 	struct err *e;
 	struct word word;   /* the layer being parsed */
 	struct shape shape; /* output of the layers so far */
-	size_t n_conv, n_fc;
+	size_t n_conv, n_fc, n_batchnorm;
 	int has_input; /* the text gave the shape of the images */
 	int has_conv;  /* no layer after the last conv has changed the shape */
 	struct window conv;
@@ -150,38 +150,42 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 
 /* ---- tensors ------------------------------------------------------------------------------ */
 
-/* Append a weight tensor and its bias to the manifest. fan_in is count / dim[0]. */
-static int add_tensors(
-	struct parser *p, const char *kind, size_t number, const struct tensor *weight)
+/* Append a tensor to the manifest. It is named "conv1.weight". */
+static int add_tensor(
+	struct parser *p, const char *kind, size_t number, const char *name, struct tensor t)
 {
 	struct model *m = p->m;
-	struct tensor t = *weight;
 
 	t.count = 1;
 	for (size_t i = 0; i < t.ndim; i++)
 		if (__builtin_mul_overflow(t.count, t.dim[i], &t.count) ||
 			t.count > MODEL_MAX_PARAMS)
 			return bad(p, "more than %zu parameters", MODEL_MAX_PARAMS);
-	size_t total = m->n_params + t.count + t.dim[0]; /* each at most MODEL_MAX_PARAMS */
+	size_t total = m->n_params + t.count; /* each at most MODEL_MAX_PARAMS */
 	if (total > MODEL_MAX_PARAMS)
 		return bad(p, "with it the model has %zu parameters; at most %zu fit", total,
 			MODEL_MAX_PARAMS);
-	if (m->n_tensors + 2 > MODEL_MAX_TENSORS)
-		return bad(p, "more than %d conv and fc layers", MODEL_MAX_TENSORS / 2);
-	const size_t fan_in = t.count / t.dim[0];
-	t.init_bound = 1.0 / sqrt((double)fan_in);
 	t.offset = m->n_params;
-	snprintf(t.name, sizeof(t.name), "%s%zu.weight", kind, number);
+	snprintf(t.name, sizeof(t.name), "%s%zu.%s", kind, number, name);
 	m->tensor[m->n_tensors++] = t;
-	struct tensor bias = {.ndim = 1,
-		.dim = {t.dim[0]},
-		.count = t.dim[0],
-		.offset = t.offset + t.count,
-		.init_bound = t.init_bound};
-	snprintf(bias.name, sizeof(bias.name), "%s%zu.bias", kind, number);
-	m->tensor[m->n_tensors++] = bias;
 	m->n_params = total;
 	return PS_OK;
+}
+
+/* Append a weight tensor and its bias, both with random initial values. fan_in is count / dim[0].
+ */
+static int add_weight_and_bias(
+	struct parser *p, const char *kind, size_t number, struct tensor weight)
+{
+	struct tensor bias = {.ndim = 1, .dim = {weight.dim[0]}};
+	size_t fan_in = 1;
+
+	for (size_t i = 1; i < weight.ndim; i++)
+		if (__builtin_mul_overflow(fan_in, weight.dim[i], &fan_in))
+			return bad(p, "more than %zu parameters", MODEL_MAX_PARAMS);
+	weight.init_bound = bias.init_bound = 1.0 / sqrt((double)fan_in);
+	int rc = add_tensor(p, kind, number, "weight", weight);
+	return rc ? rc : add_tensor(p, kind, number, "bias", bias);
 }
 
 /* Append the finished layer; its output is the input of the next one. */
@@ -192,7 +196,7 @@ static int add_layer(struct parser *p, struct layer l)
 	if (!count_checked(l.out, &count))
 		return bad(p, "its output %zux%zux%zu has more than %zu values", l.out.c, l.out.h,
 			l.out.w, MODEL_MAX_PARAMS);
-	int weighted = l.kind == LAYER_CONV || l.kind == LAYER_FC;
+	int weighted = l.kind == LAYER_CONV || l.kind == LAYER_FC || l.kind == LAYER_BATCHNORM;
 	l.weight = weighted ? (int)p->m->n_tensors - 2 : -1;
 	l.bias = weighted ? (int)p->m->n_tensors - 1 : -1;
 	if (l.kind != LAYER_CONV && (l.in.c != l.out.c || l.in.h != l.out.h || l.in.w != l.out.w))
@@ -275,7 +279,7 @@ static int parse_conv(struct parser *p)
 	if (!place_window(p, &w, &l))
 		return bad_window_fit(p, &w);
 	struct tensor weight = {.ndim = 4, .dim = {l.out.c, p->shape.c / l.groups, w.size, w.size}};
-	rc = add_tensors(p, "conv", ++p->n_conv, &weight);
+	rc = add_weight_and_bias(p, "conv", ++p->n_conv, weight);
 	if (!rc)
 		rc = model_append(p, "conv:%zu:%zu", l.out.c, w.size);
 	if (!rc)
@@ -338,7 +342,7 @@ static int parse_fc(struct parser *p)
 	if (rc)
 		return rc;
 	struct tensor weight = {.ndim = 2, .dim = {l.out.c, shape_count(p->shape)}};
-	rc = add_tensors(p, "fc", ++p->n_fc, &weight);
+	rc = add_weight_and_bias(p, "fc", ++p->n_fc, weight);
 	if (!rc)
 		rc = model_append(p, "fc:%zu", l.out.c);
 	return rc ? rc : add_layer(p, l);
@@ -428,6 +432,40 @@ static int parse_lrn(struct parser *p)
 	return rc ? rc : add_layer(p, l);
 }
 
+static int parse_batchnorm(struct parser *p)
+{
+	const struct tensor weight = {.ndim = 1, .dim = {p->shape.c}, .init_value = 1};
+	const struct tensor bias = {.ndim = 1, .dim = {p->shape.c}};
+	int rc = add_tensor(p, "bn", ++p->n_batchnorm, "weight", weight);
+
+	if (!rc)
+		rc = add_tensor(p, "bn", p->n_batchnorm, "bias", bias);
+	return rc ? rc : add_plain(p, LAYER_BATCHNORM);
+}
+
+/* Append the running statistics of all batchnorms after the other tensors. */
+static int add_running(struct parser *p)
+{
+	struct model *m = p->m;
+	size_t number = 0;
+	int rc = PS_OK;
+
+	m->n_trained = m->n_params;
+	for (size_t i = 0; !rc && i < m->n_layers; i++) {
+		struct layer *l = &m->layer[i];
+		struct tensor t = {.ndim = 1, .dim = {l->in.c}};
+
+		if (l->kind != LAYER_BATCHNORM)
+			continue;
+		l->running = (int)m->n_tensors;
+		rc = add_tensor(p, "bn", ++number, "running_mean", t);
+		t.init_value = 1;
+		if (!rc)
+			rc = add_tensor(p, "bn", number, "running_var", t);
+	}
+	return rc;
+}
+
 static int parse_skip(struct parser *p)
 {
 	p->skip[p->n_skips++] = p->m->n_layers;
@@ -479,6 +517,7 @@ static const struct {
 	{"avgpool", 2, 4, "avgpool:SIZE[:stride=S][:pad=P|same|auto] or avgpool:global",
 		parse_avgpool},
 	{"lrn", 1, 5, "lrn[:SIZE][:alpha=A][:beta=B][:k=K]", parse_lrn},
+	{"batchnorm", 1, 1, "batchnorm", parse_batchnorm},
 	{"skip", 1, 1, "skip", parse_skip},
 	{"add", 1, 1, "add", parse_add},
 	{"fc", 2, 2, "fc:UNITS", parse_fc},
@@ -664,7 +703,7 @@ static int parse_vector(struct model *m, const char *number, struct err *e)
 			MODEL_MAX_PARAMS);
 	m->tensor[0] = (struct tensor){.name = "vector", .ndim = 1, .dim = {n}, .count = n};
 	m->n_tensors = 1;
-	m->n_params = n;
+	m->n_params = m->n_trained = n;
 	m->input = (struct shape){0, 0, 0};
 	snprintf(m->text, sizeof(m->text), "vector:%zu", n);
 	return PS_OK;
@@ -700,7 +739,7 @@ static int parse_layers(struct parser *p, const char *text)
 			"to %zu",
 			m->n_layers, p->word.text, MODEL_MAX_CLASSES);
 	p->m->classes = p->shape.c;
-	return PS_OK;
+	return add_running(p);
 }
 
 /* XXH3 of the text "<canonical text> @ CxHxW", which is easy to compute in any language. */
@@ -753,6 +792,7 @@ void model_init(const struct model *m, uint64_t seed, float *w)
 		double bound = m->tensor[t].init_bound;
 
 		for (size_t i = 0; i < m->tensor[t].count; i++)
-			value[i] = bound > 0 ? (float)((2 * rng_unit(&r) - 1) * bound) : 0.0f;
+			value[i] = bound > 0 ? (float)((2 * rng_unit(&r) - 1) * bound)
+					     : m->tensor[t].init_value;
 	}
 }

@@ -15,10 +15,20 @@
  * row or column. The maximum of a pool ignores padding. The mean of an avgpool counts it as zeros.
  *
  * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C / groups][K][K], bias
- * [F]; fc weight [units][inputs] over NCHW-flattened inputs, bias [units].
+ * [F]; fc weight [units][inputs] over NCHW-flattened inputs, bias [units]; batchnorm weight [C],
+ * bias [C].
+ *
+ * batchnorm (Ioffe 2015, as PyTorch's BatchNorm2d): value a of channel c becomes weight * (a - mean)
+ * / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are those of the channel
+ * over the batch and all pixels; the variance divides by their number N. In evaluation they are the
+ * running statistics running_mean [C] and running_var [C]. These tensors follow those of all layers.
+ * They are not trained: values [n_trained, n_params) of a gradient are no gradient but the
+ * mean and the variance of the batch, this one divided by N - 1 (by 1 if N is 1). An update moves
+ * each running statistic by BATCHNORM_MOMENTUM of its distance to that value.
  *
  * Invariants:
- * (1) tensors are contiguous, in layer order, and cover [0, n_params) exactly;
+ * (1) tensors are contiguous, in layer order, the running statistics last, and cover [0, n_params)
+ *     exactly;
  * (2) equal canonical texts and inputs have equal fingerprints;
  * (3) every size fits its type: products have overflow checks, and n_params is at most
  *     MODEL_MAX_PARAMS.
@@ -34,25 +44,29 @@
 
 #define MODEL_MAX_TEXT    512
 #define MODEL_MAX_LAYERS  64
-#define MODEL_MAX_TENSORS 64
+#define MODEL_MAX_TENSORS (4 * MODEL_MAX_LAYERS)
 #define MODEL_MAX_PARAMS  ((size_t)1 << 28) /* 1 GiB of float32 */
 #define MODEL_MAX_CLASSES ((size_t)65536)
 #define MODEL_MAX_SIDE    ((size_t)4096) /* channels, rows or columns of the images */
 #define MODEL_CLASSES     10 /* of the names, unless the caller asks for another number */
 
+#define BATCHNORM_EPS      1e-5
+#define BATCHNORM_MOMENTUM 0.1
+
 enum layer_kind {
-	LAYER_CONV,     /* conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto][:groups=G] */
-	LAYER_RELU,     /* relu */
-	LAYER_POOL,     /* pool:SIZE[:stride=S][:pad=P|same|auto]: the maximum; S: at most SIZE */
-	LAYER_FC,       /* fc:UNITS */
-	LAYER_DROPOUT,  /* dropout:P, 0 <= P < 1 */
-	LAYER_TANH,     /* tanh */
-	LAYER_SIGMOID,  /* sigmoid */
-	LAYER_AVGPOOL,  /* avgpool:SIZE, options as pool: the sum of the window / SIZE^2 */
-	LAYER_CHANNELS, /* avgpool:global: the mean of each channel */
-	LAYER_LRN,      /* lrn[:SIZE][:alpha=A][:beta=B][:k=K], see struct layer */
-	LAYER_SKIP,     /* skip: marks its input for the next add; changes nothing */
-	LAYER_ADD,      /* add: adds the input of the nearest open skip, see struct layer */
+	LAYER_CONV,      /* conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto][:groups=G] */
+	LAYER_RELU,      /* relu */
+	LAYER_POOL,      /* pool:SIZE[:stride=S][:pad=P|same|auto]: the maximum; S: at most SIZE */
+	LAYER_FC,        /* fc:UNITS */
+	LAYER_DROPOUT,   /* dropout:P, 0 <= P < 1 */
+	LAYER_TANH,      /* tanh */
+	LAYER_SIGMOID,   /* sigmoid */
+	LAYER_AVGPOOL,   /* avgpool:SIZE, options as pool: the sum of the window / SIZE^2 */
+	LAYER_CHANNELS,  /* avgpool:global: the mean of each channel */
+	LAYER_LRN,       /* lrn[:SIZE][:alpha=A][:beta=B][:k=K], see struct layer */
+	LAYER_BATCHNORM, /* batchnorm, see below */
+	LAYER_SKIP,      /* skip: marks its input for the next add; changes nothing */
+	LAYER_ADD,       /* add: adds the input of the nearest open skip, see struct layer */
 };
 
 struct shape {
@@ -82,6 +96,7 @@ struct layer {
 	 */
 	size_t partner;
 	int weight, bias; /* index into tensors, or -1 */
+	int running;      /* batchnorm: index of running_mean; running_var is the next one */
 };
 
 struct tensor {
@@ -89,6 +104,7 @@ struct tensor {
 	size_t ndim, dim[4];
 	size_t offset, count; /* floats, inside the flat vector */
 	double init_bound;    /* initial values are uniform in (-init_bound, init_bound) */
+	float init_value;     /* ... or all equal to init_value, if init_bound is 0 */
 };
 
 struct model {
@@ -99,9 +115,9 @@ struct model {
 	struct layer layer[MODEL_MAX_LAYERS];
 	size_t n_tensors;
 	struct tensor tensor[MODEL_MAX_TENSORS];
-	size_t n_params;
-	size_t classes;       /* units of the last layer; 0 for vector:N */
-	uint64_t fingerprint; /* XXH3-64 of "<canonical text> @ CxHxW" */
+	size_t n_params, n_trained; /* n_trained: without the running statistics */
+	size_t classes;             /* units of the last layer; 0 for vector:N */
+	uint64_t fingerprint;       /* XXH3-64 of "<canonical text> @ CxHxW" */
 };
 
 /* The images of a model that names none. */
@@ -125,7 +141,8 @@ size_t shape_count(struct shape s);
 /*
  * Write the initial weights to the m->n_params floats of `w`. The bound is PyTorch's default,
  * 1/sqrt(fan_in) for weight and bias. Each value of tensor t is (float)((2u - 1) * bound), where u
- * is the next rng_unit of stream RNG_INIT, sub-stream t. vector:N begins with zeros.
+ * is the next rng_unit of stream RNG_INIT, sub-stream t. vector:N begins with zeros. The weights and
+ * running variances of batchnorm begin with 1, its biases and running means with 0.
  */
 void model_init(const struct model *m, uint64_t seed, float *w);
 

@@ -93,6 +93,7 @@ struct reader {
 	const unsigned char *data; /* after the header */
 	size_t data_bytes;
 	size_t begin[MODEL_MAX_TENSORS]; /* offset of each tensor of m in data */
+	size_t counter_bytes;            /* of the tensors that is_counter describes */
 	struct err *e;
 };
 
@@ -177,9 +178,10 @@ static int check_cover(const struct reader *r)
 {
 	const struct tensor *t = r->m->tensor;
 
-	if (r->data_bytes != r->m->n_params * sizeof(float))
+	if (r->data_bytes != r->m->n_params * sizeof(float) + r->counter_bytes)
 		return err_set(r->e, PS_EDATA, "%s: %zu bytes of data; the model \"%s\" has %zu",
-			r->path, r->data_bytes, r->m->text, r->m->n_params * sizeof(float));
+			r->path, r->data_bytes, r->m->text,
+			r->m->n_params * sizeof(float) + r->counter_bytes);
 	for (size_t i = 0; i < r->m->n_tensors; i++)
 		for (size_t j = 0; j < i; j++)
 			if (r->begin[i] < r->begin[j] + t[j].count * sizeof(float) &&
@@ -190,15 +192,31 @@ static int check_cover(const struct reader *r)
 	return PS_OK;
 }
 
+/* 1: the tensor is a number that PyTorch keeps beside the running statistics of batchnorm, and that
+ * nobody needs. */
+static int is_counter(const char *name, const json_t *entry)
+{
+	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+	const char *dot = strrchr(name, '.');
+
+	return dot && strcmp(dot, ".num_batches_tracked") == 0 && dtype &&
+	       strcmp(dtype, "I64") == 0;
+}
+
 static int read_root(struct reader *r, json_t *root)
 {
 	const char *key;
 	json_t *entry;
 
-	json_object_foreach(root, key, entry) if (strcmp(key, "__metadata__") != 0 &&
-						  !find_tensor(r->m, key)) return err_set(r->e,
-		PS_EDATA, "%s: tensor \"%.60s\" does not belong to the model \"%s\"", r->path, key,
-		r->m->text);
+	json_object_foreach(root, key, entry)
+	{
+		if (is_counter(key, entry))
+			r->counter_bytes += sizeof(int64_t);
+		else if (strcmp(key, "__metadata__") != 0 && !find_tensor(r->m, key))
+			return err_set(r->e, PS_EDATA,
+				"%s: tensor \"%.60s\" does not belong to the model \"%s\"", r->path,
+				key, r->m->text);
+	}
 	for (size_t i = 0; i < r->m->n_tensors; i++) {
 		int rc = read_tensor(r, i, json_object_get(root, r->m->tensor[i].name));
 
@@ -257,7 +275,8 @@ static int read_file(struct reader *r, const unsigned char *file, size_t size)
 int safetensors_read(const char *path, const struct model *m, float *w, struct err *e)
 {
 	void *file;
-	size_t size, max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof(*w);
+	size_t size, max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof(*w) +
+			   MODEL_MAX_LAYERS * sizeof(int64_t);
 	int rc = file_read(path, max, &file, &size, e);
 
 	if (rc == PS_ETOOBIG)

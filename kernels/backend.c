@@ -339,10 +339,10 @@ static int step_once(struct backend *b, int slot, const uint32_t *index, size_t 
 
 	int rc =
 		b->device->gradient(b->self, l->params, index, batch, dropout_seed, l->grad, &loss);
-	for (size_t i = 0; !rc && i < b->model->n_params; i++) {
+	for (size_t i = 0; !rc && i < b->model->n_params; i++)
 		l->sum[i] += l->grad[i];
+	for (size_t i = 0; !rc && i < b->model->n_trained; i++)
 		l->params[i] -= rate * l->grad[i];
-	}
 	l->round[slot].loss += loss * (double)batch;
 	return rc;
 }

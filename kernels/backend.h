@@ -75,7 +75,7 @@ void backend_kernels(const struct backend *b, size_t batch, char *text, size_t s
  * or until backend_free. A GPU copies the data once. */
 int backend_use(struct backend *b, const struct kx_images *set, struct err *e) PS_MUST_CHECK;
 /*
- * Computes the mean gradient and the mean loss of images index[0..batch) at `params`. `params` and
+ * Computes the mean gradient, the statistics of batchnorm and the mean loss of images index[0..batch) at `params`. `params` and
  * `grad` have m->n_params floats each and must not overlap. `grad` is overwritten. PS_EUSAGE unless
  * 1 <= batch <= max_batch and every index is below the data set's n, and with `forward_only`.
  */
@@ -97,7 +97,8 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  * - backend_local_start begins a round at the weights `params` with an empty sum.
  * - backend_local_steps runs `steps` SGD steps. Step j computes the gradient g of images
  *   index[j * batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g
- *   to the sum and subtracts rate * g from the weights. A round may call it several times.
+ *   to the sum and subtracts rate * g from the weights, except running statistics (model.h). A
+ *   round may call it several times.
  * - backend_local_finish ends the round and asks for its weights and its sum (NULL: not needed).
  * - backend_local_wait waits for the oldest round in flight. *loss (NULL: not needed) is the mean
  *   loss of its images. A round that is not finished continues after the call.

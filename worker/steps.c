@@ -241,16 +241,25 @@ static uint32_t divisor_of(const struct steps *s, const struct next_push *p)
 	return s->info->push_sum ? 1 : p->work.count;
 }
 
-/* Divide `p` by `divisor` and push it as computed at `version`. `then_pull`: pull the weights after
- * this push in the same request. */
-static int deliver(
-	struct steps *s, struct next_push *p, uint64_t version, uint32_t divisor, int then_pull)
+/* Divide the sum of gradients in `p` by `divisor`, and the sum of the statistics of batches by the
+ * sum of their weights, which is the number of batches unless `divisor` is larger. */
+static void divide_push(const struct steps *s, struct next_push *p, uint32_t divisor)
 {
-	size_t n = s->info->n_params;
-	int rc;
+	size_t n = s->n_trained;
+	uint32_t batches = divisor > p->work.count ? divisor : p->work.count;
 
 	if (divisor > 1)
 		divide(p->g, (float)divisor, n);
+	if (batches > 1)
+		divide(p->g + n, (float)batches, s->info->n_params - n);
+}
+
+/* Push `p` as computed at `version`. `then_pull`: pull the weights after this push in the same
+ * request. */
+static int deliver(struct steps *s, struct next_push *p, uint64_t version, int then_pull)
+{
+	int rc;
+
 	p->work.loss = (float)(p->loss / p->work.images);
 	rc = cnnps_push(s->c, &(struct cnnps_push){.size = sizeof(struct cnnps_push),
 				      .gradient = p->g,
@@ -282,7 +291,7 @@ static int local_step(struct steps *s, const float *from, const float *g)
 		return PS_OK;
 	if (ensure_buffer(&s->own, s->info->n_params))
 		return PS_ENOMEM;
-	sgd_step(s->own, from, g, (float)s->info->local_rate, s->info->n_params);
+	sgd_step(s->own, from, g, (float)s->info->local_rate, s->n_trained);
 	s->w = s->own;
 	return PS_OK;
 }
@@ -331,14 +340,16 @@ int steps_push(struct steps *s, uint32_t i)
 
 	if (!is_last(s, i) && s->push.work.count < s->info->n_push)
 		return PS_OK;
-	return deliver(s, &s->push, s->held.version, divisor_of(s, &s->push), then_pull);
+	divide_push(s, &s->push, divisor_of(s, &s->push));
+	return deliver(s, &s->push, s->held.version, then_pull);
 }
 
 int steps_push_rest(struct steps *s)
 {
 	if (!s->push.work.count)
 		return PS_OK;
-	return deliver(s, &s->push, s->held.version, divisor_of(s, &s->push), 0);
+	divide_push(s, &s->push, divisor_of(s, &s->push));
+	return deliver(s, &s->push, s->held.version, 0);
 }
 
 /* ---- sync, sandblaster: one push for the whole lease, at exactly its weights ----------------- */
@@ -367,7 +378,8 @@ int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 	}
 	if (rc)
 		return rc;
-	return deliver(s, &p, s->held.version, by_images ? p.work.images : 1, 0);
+	divide_push(s, &p, by_images ? p.work.images : 1);
+	return deliver(s, &p, s->held.version, 0);
 }
 
 /* ---- easgd: own weights, tied to the center -------------------------------------------------- */
@@ -382,6 +394,8 @@ static int start_at_center(struct steps *s)
 	if (!rc && s->info->momentum > 0)
 		rc = ensure_buffer(&s->velocity, n);
 	if (!rc)
+		rc = ensure_buffer(&s->statistics, n - s->n_trained + 1);
+	if (!rc)
 		rc = pull_held(s);
 	if (!rc)
 		memcpy(s->own, s->held.weights, n * sizeof(*s->own));
@@ -391,34 +405,40 @@ static int start_at_center(struct steps *s)
 
 static int meet_center(struct steps *s, struct next_push *p)
 {
+	const size_t n = s->n_trained, statistics = (s->info->n_params - n) * sizeof(float);
 	int rc = pull_held(s);
 
 	if (rc)
 		return rc;
 	if (!(p->g = cnnps_gradient(s->c)))
 		return PS_ENOMEM;
-	elastic_update(p->g, s->own, s->held.weights, (float)s->held.elastic, s->info->n_params);
-	return deliver(s, p, s->held.version, 1, 0);
+	elastic_update(p->g, s->own, s->held.weights, (float)s->held.elastic, n);
+	memcpy(p->g + n, s->statistics, statistics);
+	memset(s->statistics, 0, statistics);
+	divide_push(s, p, 1);
+	return deliver(s, p, s->held.version, 0);
 }
 
 static int step_own_weights(
 	struct steps *s, const struct cnnps_lease *l, uint32_t i, struct next_push *p)
 {
 	const struct cnnps_info *info = s->info;
+	const size_t n = s->n_trained;
 	float rate = (float)info->local_rate;
 	struct batch b;
 	int rc;
 
 	if (s->velocity)
-		nesterov_look_ahead(s->own, s->velocity, (float)info->momentum, info->n_params);
+		nesterov_look_ahead(s->own, s->velocity, (float)info->momentum, n);
 	if ((rc = take_batch(s, l, i, &b)))
 		return rc;
 	if ((rc = compute_gradient(s, l, &b, s->own, s->spare, p)))
 		return rc;
 	if (s->velocity)
-		nesterov_step(s->own, s->velocity, s->spare, rate, info->n_params);
+		nesterov_step(s->own, s->velocity, s->spare, rate, n);
 	else
-		sgd_step(s->own, s->own, s->spare, rate, info->n_params);
+		sgd_step(s->own, s->own, s->spare, rate, n);
+	add_weighted(s->statistics, s->spare + n, 1, info->n_params - n);
 	return PS_OK;
 }
 
@@ -529,8 +549,10 @@ static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 			rc = read_back(s, &p);
 		if (!rc)
 			rc = complete_steps(s, &p);
-		if (!rc)
-			rc = deliver(s, &p, p.version, divisor_of(s, &p), i + count < l->count);
+		if (rc)
+			break;
+		divide_push(s, &p, divisor_of(s, &p));
+		rc = deliver(s, &p, p.version, i + count < l->count);
 	}
 	return rc;
 }
@@ -543,8 +565,7 @@ static int complete_ahead(struct steps *s, struct next_push *in_flight, struct n
 
 	if (rc)
 		return rc;
-	if (divisor_of(s, in_flight) > 1)
-		divide(in_flight->g, (float)divisor_of(s, in_flight), s->info->n_params);
+	divide_push(s, in_flight, divisor_of(s, in_flight));
 	*completed = *in_flight;
 	return PS_OK;
 }
@@ -571,7 +592,7 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 		if (!rc && i + count < l->count)
 			rc = start_pull(s);
 		if (!rc && completed.g)
-			rc = deliver(s, &completed, completed.version, 1, 0);
+			rc = deliver(s, &completed, completed.version, 0);
 		if (!rc && i)
 			rc = read_back(s, &in_flight);
 		if (!rc)
@@ -581,12 +602,12 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 		in_flight = next;
 	}
 	if (!rc && completed.g)
-		rc = deliver(s, &completed, completed.version, 1, 0);
+		rc = deliver(s, &completed, completed.version, 0);
 	if (!rc)
 		rc = read_back(s, &in_flight);
 	if (!rc)
 		rc = complete_ahead(s, &in_flight, &completed);
-	return rc ? rc : deliver(s, &completed, completed.version, 1, 0);
+	return rc ? rc : deliver(s, &completed, completed.version, 0);
 }
 
 int steps_are_pipelined(const struct steps *s)
@@ -619,6 +640,7 @@ void steps_release(struct steps *s)
 	free(s->own);
 	free(s->spare);
 	free(s->velocity);
+	free(s->statistics);
 	free(s->identity);
 	batches_release(&s->batches);
 }

@@ -10,6 +10,8 @@
  *     lease that came too late has no push;
  * (2) only the newest view of the weights and, in mode easgd, the worker's own weights survive from
  *     one lease to the next;
+ *     Running statistics are no part of local steps: a push has the mean of its batches'
+ *     statistics;
  * (3) a push of one batch is made without a copy: the gradient is computed in the buffer that is
  *     sent, at the weights as they were received.
  * PS_ASSERT checks the order of (1) in every build.
@@ -50,6 +52,8 @@ struct steps {
 	float *own;             /* the worker's weights for local steps; NULL until needed */
 	float *velocity;        /* easgd: velocity of `own`; NULL without momentum */
 	float *spare;           /* a gradient to be added to a push; NULL until needed */
+	size_t n_trained;       /* parameters but for the running statistics (common/model.h) */
+	float *statistics;      /* easgd: sum of the statistics of the batches of the next push */
 	int has_dropout;        /* the model has dropout layers */
 	int started;            /* easgd: `own` has its initial values */
 

@@ -262,7 +262,8 @@ static int open_trainer(struct trainer *t)
 		.loader = t->loader,
 		.e = t->e,
 		.cfg = t->cfg,
-		.work = t->work};
+		.work = t->work,
+		.n_trained = t->model.n_trained};
 	if ((rc = steps_init(&t->steps, (uint32_t)t->train.n)))
 		return err_set(t->e, rc, "no memory for batches of %u images", i->batch);
 	t->memory = backend_memory(t->tester);

@@ -4,7 +4,8 @@
  * written to be read, not to be fast.
  *
  * value[l] is the input of layer l; value[n_layers] are the scores. delta[l] is d loss / d
- * value[l].
+ * value[l]. They have the values of one image, or of a whole batch if the model has batchnorm,
+ * because then each layer computes all images before the next layer.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,18 +16,22 @@
 
 struct cpu_ref {
 	const struct model *model;
+	size_t images; /* room for images in value, delta and argmax */
 	struct kx_images set;
 	double *value[MODEL_MAX_LAYERS + 1], *delta[MODEL_MAX_LAYERS + 1];
 	size_t *argmax[MODEL_MAX_LAYERS]; /* pool: the input that each output was copied from */
 	double *grad;                     /* sum over the images so far */
+	/* batchnorm: of each channel */
+	double *mean[MODEL_MAX_LAYERS], *variance[MODEL_MAX_LAYERS];
 };
 
-/* One image's pass. */
+/* The pass of some images of a batch through the model. */
 struct pass {
 	const float *params;
-	int training; /* 1: apply dropout */
+	int training; /* 1: apply dropout and the statistics of the batch */
 	uint64_t dropout_seed;
-	size_t n; /* number of the image in its batch */
+	const uint32_t *index; /* the batch; NULL: images 0, 1, ... of the data set */
+	size_t first, n;       /* images [first, first + n) of the batch */
 };
 
 static size_t at(struct shape s, size_t c, size_t y, size_t x)
@@ -380,53 +385,159 @@ static void channels_backward(const struct layer *l, const double *d_out, double
 
 /* Dropout treats values (forward) and errors (backward) alike: it keeps and scales them, or drops
  * them. */
-static void dropout_apply(
-	const struct layer *l, size_t number, const struct pass *p, const double *in, double *out)
+static void dropout_apply(const struct layer *l, size_t number, const struct pass *p, size_t image,
+	const double *in, double *out)
 {
 	size_t n = shape_count(l->in);
 	uint32_t threshold = p->training ? dropout_threshold(l->drop) : 0;
 	double scale = p->training ? 1 / (1 - (double)l->drop) : 1;
 
 	for (size_t i = 0; i < n; i++)
-		out[i] = dropout_drops(p->dropout_seed, number, p->n * n + i, threshold)
+		out[i] = dropout_drops(p->dropout_seed, number, image * n + i, threshold)
 				 ? 0
 				 : in[i] * scale;
 }
 
+/* ---- batchnorm ------------------------------------------------------------------------------- */
+
+/* All values of the images of a pass, before and after a batchnorm. */
+struct normed {
+	size_t images, channels, area;
+	const float *weight, *bias, *running_mean, *running_var;
+	double *mean, *variance;
+};
+
+/* Value `i` of channel `c`, counted over all images. */
+static size_t normed_at(const struct normed *b, size_t c, size_t i)
+{
+	return (i / b->area * b->channels + c) * b->area + i % b->area;
+}
+
+static double normed_scale(const struct normed *b, size_t c)
+{
+	return 1 / sqrt(b->variance[c] + BATCHNORM_EPS);
+}
+
+static void measure_batch(const struct normed *b, const double *in)
+{
+	const size_t n = b->images * b->area;
+
+	for (size_t c = 0; c < b->channels; c++) {
+		double sum = 0, squares = 0;
+
+		for (size_t i = 0; i < n; i++)
+			sum += in[normed_at(b, c, i)];
+		b->mean[c] = sum / (double)n;
+		for (size_t i = 0; i < n; i++) {
+			double d = in[normed_at(b, c, i)] - b->mean[c];
+
+			squares += d * d;
+		}
+		b->variance[c] = squares / (double)n;
+	}
+}
+
+static void batchnorm_forward(const struct normed *b, int training, const double *in, double *out)
+{
+	if (training)
+		measure_batch(b, in);
+	for (size_t c = 0; !training && c < b->channels; c++) {
+		b->mean[c] = (double)b->running_mean[c];
+		b->variance[c] = b->running_var[c] > 0 ? (double)b->running_var[c] : 0;
+	}
+	for (size_t c = 0; c < b->channels; c++)
+		for (size_t i = 0; i < b->images * b->area; i++) {
+			const size_t at = normed_at(b, c, i);
+
+			out[at] =
+				(double)b->weight[c] * (in[at] - b->mean[c]) * normed_scale(b, c) +
+				(double)b->bias[c];
+		}
+}
+
+/* Ioffe 2015, section 3. `n` images share their mean and variance, so each error changes all. */
+static void batchnorm_backward(const struct normed *b, const double *in, const double *d_out,
+	double *grad_weight, double *grad_bias, double *d_in)
+{
+	const size_t n = b->images * b->area;
+
+	for (size_t c = 0; c < b->channels; c++) {
+		const double scale = normed_scale(b, c);
+		double sum = 0, product = 0;
+
+		for (size_t i = 0; i < n; i++) {
+			const size_t at = normed_at(b, c, i);
+
+			sum += d_out[at];
+			product += d_out[at] * (in[at] - b->mean[c]) * scale;
+		}
+		grad_bias[c] += sum;
+		grad_weight[c] += product;
+		for (size_t i = 0; i < n; i++) {
+			const size_t at = normed_at(b, c, i);
+			const double x = (in[at] - b->mean[c]) * scale;
+
+			d_in[at] = (double)b->weight[c] * scale *
+				   (d_out[at] - (sum + x * product) / (double)n);
+		}
+	}
+}
+
 /* ---- whole network --------------------------------------------------------------------------- */
 
-static const float *ref_weight(const struct model *m, const struct layer *l, const float *params)
+static const float *ref_tensor(const struct model *m, int tensor, const float *params)
 {
-	return params + m->tensor[l->weight].offset;
+	return params + m->tensor[tensor].offset;
 }
 
-static const float *bias_of(const struct model *m, const struct layer *l, const float *params)
-{
-	return params + m->tensor[l->bias].offset;
-}
-
-static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p)
+static struct normed normed_of(const struct cpu_ref *r, size_t number, const struct pass *p)
 {
 	const struct model *m = r->model;
 	const struct layer *l = &m->layer[number];
-	const double *in = r->value[number];
-	double *out = r->value[number + 1];
+
+	return (struct normed){.images = p->n,
+		.channels = l->in.c,
+		.area = l->in.h * l->in.w,
+		.weight = ref_tensor(m, l->weight, p->params),
+		.bias = ref_tensor(m, l->bias, p->params),
+		.running_mean = ref_tensor(m, l->running, p->params),
+		.running_var = ref_tensor(m, l->running + 1, p->params),
+		.mean = r->mean[number],
+		.variance = r->variance[number]};
+}
+
+/* The values (or errors) of image `n` of a pass in front of layer `number`. */
+static size_t image_at(const struct cpu_ref *r, size_t number, size_t n)
+{
+	const struct model *m = r->model;
+
+	return n * shape_count(number ? m->layer[number - 1].out : m->input);
+}
+
+static void image_forward(struct cpu_ref *r, size_t number, const struct pass *p, size_t n)
+{
+	const struct model *m = r->model;
+	const struct layer *l = &m->layer[number];
+	const double *in = r->value[number] + image_at(r, number, n);
+	double *out = r->value[number + 1] + image_at(r, number + 1, n);
 
 	switch (l->kind) {
 	case LAYER_CONV:
-		conv_forward(l, ref_weight(m, l, p->params), bias_of(m, l, p->params), in, out);
+		conv_forward(l, ref_tensor(m, l->weight, p->params),
+			ref_tensor(m, l->bias, p->params), in, out);
 		break;
 	case LAYER_FC:
-		fc_forward(l, ref_weight(m, l, p->params), bias_of(m, l, p->params), in, out);
+		fc_forward(l, ref_tensor(m, l->weight, p->params),
+			ref_tensor(m, l->bias, p->params), in, out);
 		break;
 	case LAYER_RELU:
 		ref_relu_forward(in, out, shape_count(l->in));
 		break;
 	case LAYER_POOL:
-		ref_pool_forward(l, in, out, r->argmax[number]);
+		ref_pool_forward(l, in, out, r->argmax[number] + image_at(r, number + 1, n));
 		break;
 	case LAYER_DROPOUT:
-		dropout_apply(l, number, p, in, out);
+		dropout_apply(l, number, p, p->first + n, in, out);
 		break;
 	case LAYER_TANH:
 		tanh_forward(in, out, shape_count(l->in));
@@ -447,43 +558,60 @@ static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p
 		memcpy(out, in, shape_count(l->in) * sizeof(*out));
 		break;
 	case LAYER_ADD:
-		add_forward(l, m->layer[l->partner].in, in, r->value[l->partner], out);
+		add_forward(l, m->layer[l->partner].in, in,
+			r->value[l->partner] + image_at(r, l->partner, n), out);
+		break;
+	case LAYER_BATCHNORM: /* layer_forward: all images together */
 		break;
 	}
 }
 
-static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *p)
+static void layer_forward(struct cpu_ref *r, size_t number, const struct pass *p)
+{
+	if (r->model->layer[number].kind == LAYER_BATCHNORM) {
+		const struct normed b = normed_of(r, number, p);
+
+		batchnorm_forward(&b, p->training, r->value[number], r->value[number + 1]);
+		return;
+	}
+	for (size_t n = 0; n < p->n; n++)
+		image_forward(r, number, p, n);
+}
+
+static void image_backward(struct cpu_ref *r, size_t number, const struct pass *p, size_t n)
 {
 	const struct model *m = r->model;
 	const struct layer *l = &m->layer[number];
-	const double *d_out = r->delta[number + 1];
-	double *d_in = r->delta[number];
+	const size_t at_in = image_at(r, number, n), at_out = image_at(r, number + 1, n);
+	const double *in = r->value[number] + at_in, *out = r->value[number + 1] + at_out;
+	const double *d_out = r->delta[number + 1] + at_out;
+	double *d_in = r->delta[number] + at_in;
 
 	switch (l->kind) {
 	case LAYER_CONV:
-		conv_backward(l, ref_weight(m, l, p->params), r->value[number], d_out,
+		conv_backward(l, ref_tensor(m, l->weight, p->params), in, d_out,
 			r->grad + m->tensor[l->weight].offset, r->grad + m->tensor[l->bias].offset,
 			d_in);
 		break;
 	case LAYER_FC:
-		fc_backward(l, ref_weight(m, l, p->params), r->value[number], d_out,
+		fc_backward(l, ref_tensor(m, l->weight, p->params), in, d_out,
 			r->grad + m->tensor[l->weight].offset, r->grad + m->tensor[l->bias].offset,
 			d_in);
 		break;
 	case LAYER_RELU:
-		relu_backward(r->value[number + 1], d_out, d_in, shape_count(l->in));
+		relu_backward(out, d_out, d_in, shape_count(l->in));
 		break;
 	case LAYER_POOL:
-		ref_pool_backward(l, r->argmax[number], d_out, d_in);
+		ref_pool_backward(l, r->argmax[number] + at_out, d_out, d_in);
 		break;
 	case LAYER_DROPOUT:
-		dropout_apply(l, number, p, d_out, d_in);
+		dropout_apply(l, number, p, p->first + n, d_out, d_in);
 		break;
 	case LAYER_TANH:
-		tanh_backward(r->value[number + 1], d_out, d_in, shape_count(l->in));
+		tanh_backward(out, d_out, d_in, shape_count(l->in));
 		break;
 	case LAYER_SIGMOID:
-		sigmoid_backward(r->value[number + 1], d_out, d_in, shape_count(l->in));
+		sigmoid_backward(out, d_out, d_in, shape_count(l->in));
 		break;
 	case LAYER_AVGPOOL:
 		avgpool_backward(l, d_out, d_in);
@@ -492,15 +620,35 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 		channels_backward(l, d_out, d_in);
 		break;
 	case LAYER_LRN:
-		lrn_backward(l, r->value[number], d_out, d_in);
+		lrn_backward(l, in, d_out, d_in);
 		break;
 	case LAYER_SKIP:
-		skip_backward(&m->layer[l->partner], l->in, d_out, r->delta[l->partner + 1], d_in);
+		skip_backward(&m->layer[l->partner], l->in, d_out,
+			r->delta[l->partner + 1] + image_at(r, l->partner + 1, n), d_in);
 		break;
 	case LAYER_ADD:
 		memcpy(d_in, d_out, shape_count(l->in) * sizeof(*d_in));
 		break;
+	case LAYER_BATCHNORM: /* layer_backward: all images together */
+		break;
 	}
+}
+
+static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *p)
+{
+	const struct model *m = r->model;
+	const struct layer *l = &m->layer[number];
+
+	if (l->kind == LAYER_BATCHNORM) {
+		const struct normed b = normed_of(r, number, p);
+
+		batchnorm_backward(&b, r->value[number], r->delta[number + 1],
+			r->grad + m->tensor[l->weight].offset, r->grad + m->tensor[l->bias].offset,
+			r->delta[number]);
+		return;
+	}
+	for (size_t n = 0; n < p->n; n++)
+		image_backward(r, number, p, n);
 }
 
 /* The input of the network for byte `v` at index `i` of an image (channels x rows x columns):
@@ -513,29 +661,59 @@ static double pixel_value(const struct model *m, size_t i, uint8_t v)
 	return p->n_norm ? (v / 255.0 - (double)p->mean[c]) / (double)p->deviation[c] : v / 255.0;
 }
 
-static void image_forward(struct cpu_ref *r, size_t image, const struct pass *p)
+/* The number in the data set of image `n` of a pass. */
+static size_t ref_image(const struct pass *p, size_t n)
 {
-	size_t n = shape_count(r->model->input);
+	return p->index ? p->index[p->first + n] : p->first + n;
+}
 
-	for (size_t i = 0; i < n; i++)
-		r->value[0][i] = pixel_value(r->model, i, r->set.pixels[image * n + i]);
+static void pass_forward(struct cpu_ref *r, const struct pass *p)
+{
+	const size_t count = shape_count(r->model->input);
+
+	for (size_t n = 0; n < p->n; n++)
+		for (size_t i = 0; i < count; i++)
+			r->value[0][n * count + i] = pixel_value(
+				r->model, i, r->set.pixels[ref_image(p, n) * count + i]);
 	for (size_t l = 0; l < r->model->n_layers; l++)
 		layer_forward(r, l, p);
 }
 
-/* Returns the loss and runs the backward pass. delta of the scores is the probability, minus 1 at
- * the label. */
-static double image_backward(struct cpu_ref *r, size_t image, const struct pass *p)
+/* Returns the sum of the losses and runs the backward pass. delta of the scores is the probability,
+ * minus 1 at the label. */
+static double pass_backward(struct cpu_ref *r, const struct pass *p)
 {
 	const struct model *m = r->model;
-	size_t label = r->set.labels[image];
-	double *d_logits = r->delta[m->n_layers];
-	double loss = softmax_loss(r->value[m->n_layers], m->classes, label, d_logits);
+	double sum = 0;
 
-	d_logits[label] -= 1;
+	for (size_t n = 0; n < p->n; n++) {
+		const size_t label = r->set.labels[ref_image(p, n)], at = n * m->classes;
+		double *d_scores = r->delta[m->n_layers] + at;
+
+		sum += softmax_loss(r->value[m->n_layers] + at, m->classes, label, d_scores);
+		d_scores[label] -= 1;
+	}
 	for (size_t l = m->n_layers; l-- > 0;)
 		layer_backward(r, l, p);
-	return loss;
+	return sum;
+}
+
+/* Writes the statistics of the batch to the places of the running statistics. */
+static void write_statistics(const struct cpu_ref *r, size_t images, float *grad)
+{
+	const struct model *m = r->model;
+
+	for (size_t i = 0; i < m->n_layers; i++) {
+		const struct layer *l = &m->layer[i];
+		const size_t n = images * l->in.h * l->in.w;
+
+		for (size_t c = 0; l->kind == LAYER_BATCHNORM && c < l->in.c; c++) {
+			grad[m->tensor[l->running].offset + c] = (float)r->mean[i][c];
+			grad[m->tensor[l->running + 1].offset + c] =
+				(float)(r->variance[i][c] * (double)n /
+					(double)(n > 1 ? n - 1 : 1));
+		}
+	}
 }
 
 /* ---- struct device --------------------------------------------------------------------------- */
@@ -548,26 +726,42 @@ static void cpu_ref_close(void *self)
 		free(r->value[l]);
 		free(r->delta[l]);
 	}
-	for (size_t l = 0; l < MODEL_MAX_LAYERS; l++)
+	for (size_t l = 0; l < MODEL_MAX_LAYERS; l++) {
 		free(r->argmax[l]);
+		free(r->mean[l]);
+		free(r->variance[l]);
+	}
 	free(r->grad);
 	free(r);
 }
 
-static int cpu_ref_allocate(struct cpu_ref *r, const struct model *m)
+static int allocate_layer(struct cpu_ref *r, size_t i)
 {
+	const struct layer *l = &r->model->layer[i];
+	int ok = 1;
+
+	if (l->kind == LAYER_POOL) {
+		r->argmax[i] = mem_try(r->images, shape_count(l->out) * sizeof(**r->argmax));
+		ok = r->argmax[i] != NULL;
+	} else if (l->kind == LAYER_BATCHNORM) {
+		r->mean[i] = mem_try(l->in.c, sizeof(**r->mean));
+		r->variance[i] = mem_try(l->in.c, sizeof(**r->variance));
+		ok = r->mean[i] && r->variance[i];
+	}
+	return ok;
+}
+
+static int cpu_ref_allocate(struct cpu_ref *r, const struct model *m, size_t max_batch)
+{
+	r->images = m->n_trained < m->n_params ? max_batch : 1;
 	r->grad = mem_try(m->n_params, sizeof(*r->grad));
 	int ok = r->grad != NULL;
 	for (size_t l = 0; ok && l <= m->n_layers; l++) {
 		size_t n = shape_count(l == 0 ? m->input : m->layer[l - 1].out);
 
-		r->value[l] = mem_try(n, sizeof(*r->value[l]));
-		r->delta[l] = mem_try(n, sizeof(*r->delta[l]));
-		ok = r->value[l] && r->delta[l];
-		if (ok && l < m->n_layers && m->layer[l].kind == LAYER_POOL) {
-			r->argmax[l] = mem_try(shape_count(m->layer[l].out), sizeof(**r->argmax));
-			ok = r->argmax[l] != NULL;
-		}
+		r->value[l] = mem_try(r->images, n * sizeof(*r->value[l]));
+		r->delta[l] = mem_try(r->images, n * sizeof(*r->delta[l]));
+		ok = r->value[l] && r->delta[l] && (l == m->n_layers || allocate_layer(r, l));
 	}
 	return ok;
 }
@@ -575,13 +769,13 @@ static int cpu_ref_allocate(struct cpu_ref *r, const struct model *m)
 static int cpu_ref_open(
 	void **self, const struct model *m, const struct backend_options *o, struct err *e)
 {
-	(void)o;
 	*self = NULL;
 	struct cpu_ref *r = mem_try(1, sizeof(*r));
+
 	if (!r)
 		return err_set(e, PS_ENOMEM, "no memory for device cpu-ref");
 	r->model = m;
-	if (!cpu_ref_allocate(r, m)) {
+	if (!cpu_ref_allocate(r, m, o->max_batch)) {
 		cpu_ref_close(r);
 		return err_set(
 			e, PS_ENOMEM, "no memory for %zu parameters on cpu-ref", m->n_params);
@@ -612,21 +806,31 @@ static int cpu_ref_use(void *self, const struct kx_images *set, struct err *e)
 	return PS_OK;
 }
 
+/* The next images of a batch of `batch`, as many as there is room for. Returns 0 past the last. */
+static int next_pass(const struct cpu_ref *r, struct pass *p, size_t batch)
+{
+	p->first += p->n;
+	p->n = batch - p->first < r->images ? batch - p->first : r->images;
+	return p->n > 0;
+}
+
 static int cpu_ref_gradient(void *self, const float *params, const uint32_t *index, size_t batch,
 	uint64_t dropout_seed, float *grad, double *loss)
 {
 	struct cpu_ref *r = self;
 	size_t n_params = r->model->n_params;
-	struct pass p = {.params = params, .training = 1, .dropout_seed = dropout_seed};
+	struct pass p = {
+		.params = params, .training = 1, .dropout_seed = dropout_seed, .index = index};
 	double sum = 0;
 
 	memset(r->grad, 0, n_params * sizeof(*r->grad));
-	for (; p.n < batch; p.n++) {
-		image_forward(r, index[p.n], &p);
-		sum += image_backward(r, index[p.n], &p);
+	while (next_pass(r, &p, batch)) {
+		pass_forward(r, &p);
+		sum += pass_backward(r, &p);
 	}
 	for (size_t i = 0; i < n_params; i++)
 		grad[i] = (float)(r->grad[i] / (double)batch);
+	write_statistics(r, batch, grad);
 	*loss = sum / (double)batch;
 	return PS_OK;
 }
@@ -635,12 +839,13 @@ static int cpu_ref_forward(void *self, const float *params, size_t first, size_t
 {
 	struct cpu_ref *r = self;
 	const struct model *m = r->model;
-	struct pass p = {.params = params};
+	struct pass p = {.params = params, .n = 1};
 
-	for (; p.n < n; p.n++) {
-		image_forward(r, first + p.n, &p);
+	for (size_t i = 0; i < n; i++) {
+		p.first = first + i;
+		pass_forward(r, &p);
 		for (size_t c = 0; c < m->classes; c++)
-			scores[p.n * m->classes + c] = (float)r->value[m->n_layers][c];
+			scores[i * m->classes + c] = (float)r->value[m->n_layers][c];
 	}
 	return PS_OK;
 }

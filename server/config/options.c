@@ -291,6 +291,26 @@ static void check_rate(const struct core_config *c, const struct model *m, int *
 				 "distances, not gradients: leave them out");
 }
 
+/* L-BFGS compares passes, so each pass must compute the same function. */
+static void check_lbfgs(const struct model *m, int *errors)
+{
+	char layer[WORDS_MAX_BYTES + 1];
+
+	if (preprocess_is_random(&m->preprocess))
+		complain(errors, "--optimizer: lbfgs compares passes over the same images: leave "
+				 "shift and flip out of --model");
+	for (size_t i = 0; i < m->n_layers; i++) {
+		if (m->layer[i].kind != LAYER_DROPOUT && m->layer[i].kind != LAYER_BATCHNORM)
+			continue;
+		model_layer_text(m, i, layer);
+		complain(errors,
+			"--optimizer: lbfgs compares passes that must be equal: leave \"%s\" "
+			"out of --model",
+			layer);
+		return;
+	}
+}
+
 /* An error text about options that contradict each other, or NULL. */
 static const char *check_mode(const struct core_config *c)
 {
@@ -345,9 +365,8 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 
 		if (mode && o->model.n_params)
 			complain(&errors, "%s", mode);
-		if (c->optim.kind == OPTIM_LBFGS && preprocess_is_random(&o->model.preprocess))
-			complain(&errors, "--optimizer: lbfgs compares passes over the same "
-					  "images: leave shift and flip out of --model");
+		if (c->optim.kind == OPTIM_LBFGS && o->model.n_params)
+			check_lbfgs(&o->model, &errors);
 		/* with adam, --momentum was beta1 in 0.1.0: refuse it, or the run would use another
 		 * beta1 */
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
@@ -392,6 +411,7 @@ void options_fill_model(struct core_config *c, const struct model *m)
 {
 	c->model_fingerprint = m->fingerprint;
 	c->n_params = m->n_params;
+	c->n_running = m->n_params - m->n_trained;
 	_Static_assert(sizeof(c->model) >= sizeof(m->text), "a model's text fits the wire");
 	memcpy(c->model, m->text, sizeof(m->text));
 	c->images = (struct images){0};

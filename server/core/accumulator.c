@@ -175,27 +175,37 @@ double accumulator_loss_sum(const struct core *c)
 	return sum;
 }
 
-static void mean_block(float *g, const double *sum, double by, size_t n)
+/* Writes values [at, at + n) of the mean. Those of statistics are a mean even if the gradient is a
+ * sum. */
+static void mean_block(const struct core *c, float *g, const double *sum, size_t at, size_t n)
 {
-	for (size_t i = 0; i < n; i++)
-		g[i] = (float)(by * sum[i]);
+	const struct gradient_accumulator *a = &c->accumulator;
+	const double by = factor_of(c, a->weight, a->pushes);
+	const double by_running = a->weight > 0 ? 1 / a->weight : 1;
+
+	const size_t left = at < c->store.trained ? c->store.trained - at : 0;
+	const size_t trained = left < n ? left : n;
+
+	for (size_t i = 0; i < trained; i++)
+		g[at + i] = (float)(by * sum[i]);
+	for (size_t i = trained; i < n; i++)
+		g[at + i] = (float)(by_running * sum[i]);
 }
 
 void accumulator_mean(const struct core *c, float *g)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
-	double by = factor_of(c, a->weight, a->pushes);
 	double block[FOLD_BLOCK];
 
 	if (!a->part) {
-		mean_block(g, a->sum, by, c->store.n);
+		mean_block(c, g, a->sum, 0, c->store.n);
 		return;
 	}
 	for (size_t at = 0; at < c->store.n; at += FOLD_BLOCK) {
 		size_t left = c->store.n - at, n = left < FOLD_BLOCK ? left : FOLD_BLOCK;
 
 		fold_block(c, at, n, block);
-		mean_block(g + at, block, by, n);
+		mean_block(c, g, block, at, n);
 	}
 }
 

@@ -48,7 +48,8 @@ void accumulator_count(struct core *c, const struct msg_push *p);
 int accumulator_holds(struct core *c, double weight, double peak);
 void accumulator_keep(struct core *c, const struct msg_push *p);
 /* Writes the weighted mean of the collected gradients to `g` (n_params floats). With cfg.push.sum
- * it writes their sum; for a buffer this is the weighted mean times the number of gradients. */
+ * it writes their sum; for a buffer this is the weighted mean times the number of gradients.
+ * Statistics of batches are always a weighted mean. */
 void accumulator_mean(const struct core *c, float *g);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);

@@ -94,6 +94,9 @@ struct core_config {
 	char model[WIRE_MAX_MODEL + 1];
 	uint64_t model_fingerprint;
 	size_t n_params;
+	/* The last n_running parameters are running statistics (common/model.h), which no optimizer
+	 * changes. No snapshot has this number: it follows from the model. */
+	size_t n_running;
 	struct images images;
 	/* the data set fingerprint that every worker must have, if data_id_given is 1 */
 	uint64_t data_id;

@@ -19,6 +19,7 @@
 #include "server/core/vec.h"
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #define DC_DECAY 0.95 /* decay of the mean square in adaptive delay compensation */
 #define DC_EPS   1e-7
@@ -176,12 +177,23 @@ static float compensated(double lambda, double g, float now, float then)
 	return (float)(g + lambda * g * g * ((double)now - (double)then));
 }
 
+/* The number of values of slice `s` that are a gradient, not statistics. */
+static uint64_t n_gradient(const struct core *c, const struct slice *s)
+{
+	uint64_t n = s->offset < c->store.trained ? c->store.trained - s->offset : 0;
+
+	return s->count < n ? s->count : n;
+}
+
 static void compensate(struct core *c, const float *weights_then, struct slice *s, float *out)
 {
 	const float *now = c->store.weights + s->offset, *then = weights_then + s->offset;
 	float *square = c->store.dc_square + s->offset;
+	const uint64_t n = n_gradient(c, s);
 
-	for (uint64_t i = 0; i < s->count; i++) {
+	/* statistics of batches stay as they are */
+	memcpy(out + n, s->data + n, (s->count - n) * sizeof(*out));
+	for (uint64_t i = 0; i < n; i++) {
 		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;
 
 		if (c->cfg.dc.kind == DC_ADAPTIVE) {
@@ -217,7 +229,7 @@ static double compensated_peak(
 	const float *now = c->store.weights + s->offset, *then = weights_then + s->offset;
 	double peak = 0;
 
-	for (uint64_t i = 0; i < s->count; i++) {
+	for (uint64_t i = 0; i < n_gradient(c, s); i++) {
 		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;
 
 		if (c->cfg.dc.kind == DC_ADAPTIVE)

@@ -168,6 +168,7 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	c->leases.portion = base + l.portions;
 	c->early.work = (struct work *)(void *)(base + l.early);
 	c->store.n = cfg->n_params;
+	c->store.trained = cfg->n_params - cfg->n_running;
 	c->store.weights = weights;
 	c->store.eval_weights = floats_at(memory, l.eval);
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)

@@ -61,13 +61,17 @@ static int any_wild(const struct slice *s)
 	return slice_peak(s) > bits_of((float)STORE_MAX_VALUE);
 }
 
-/* The sum over all slices, always added in the same order. */
-static double sum_of_squares(const struct slices *s)
+/* The sum over the gradient in all slices, always added in the same order. */
+static double sum_of_squares(const struct core *c, const struct slices *s)
 {
 	double sum = 0;
 
-	for (uint32_t i = 0; i < s->n; i++)
-		sum += vec_dot(s->slice[i].data, s->slice[i].data, s->slice[i].count);
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct slice *p = &s->slice[i];
+		size_t n = p->offset < c->store.trained ? c->store.trained - p->offset : 0;
+
+		sum += vec_dot(p->data, p->data, p->count < n ? p->count : n);
+	}
 	return sum;
 }
 
@@ -81,7 +85,7 @@ enum reject store_check(const struct core *c, const struct slices *s)
 		if (any_wild(p))
 			return REJECT_NONFINITE;
 	}
-	if (c->cfg.limits.reject_norm > 0 && sqrt(sum_of_squares(s)) > c->cfg.limits.reject_norm)
+	if (c->cfg.limits.reject_norm > 0 && sqrt(sum_of_squares(c, s)) > c->cfg.limits.reject_norm)
 		return REJECT_NORM;
 	return REJECT_NONE;
 }
@@ -100,7 +104,7 @@ static void measure_values(struct core *c, const struct optim_step *step)
 
 	store_complete(c);
 	memcpy(state, st->state, sizeof(state));
-	optim_measure(&c->cfg.optim, step, st->weights, state, st->n, &st->reach);
+	optim_measure(&c->cfg.optim, step, st->weights, state, st->trained, &st->reach);
 	st->measured = 1;
 }
 
@@ -142,12 +146,30 @@ static void carry_out_plan(struct store *st)
 /* a block with gradient and state fits the L2 cache of any CPU */
 #define BLOCK_VALUES ((size_t)8192)
 
+static size_t within(size_t x, size_t from, size_t to)
+{
+	return x < from ? from : x > to ? to : x;
+}
+
+/* Moves n running statistics from `from` towards those of the batches. The result is between the
+ * two, so it is finite, and a variance stays above 0. */
+static void move_running(float *to, const float *from, const float *batch, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		to[i] = (float)((1 - RUNNING_PART) * (double)from[i] +
+				RUNNING_PART * (double)batch[i]);
+}
+
 /* Computes values [from, to) of the update with slice `p` of the gradient. */
 static void compute_from_slice(struct core *c, const struct slice *p, size_t from, size_t to)
 {
 	const struct update *u = &c->store.update;
+	const size_t trained = within(c->store.trained, from, to);
 	float *state[OPTIM_VECTORS];
 
+	move_running(
+		u->to + trained, u->from + trained, p->data + (trained - p->offset), to - trained);
+	to = trained;
 	for (size_t i = 0; i < OPTIM_VECTORS; i++)
 		state[i] = c->store.state[i] ? c->store.state[i] + from : NULL;
 	optim_apply(&c->cfg.optim, &u->step, u->to + from, u->from + from,
@@ -159,11 +181,6 @@ static void compute_unchanged(const struct update *u, size_t from, size_t to)
 {
 	if (u->to != u->from && from < to)
 		memcpy(u->to + from, u->from + from, (to - from) * sizeof(float));
-}
-
-static size_t within(size_t x, size_t from, size_t to)
-{
-	return x < from ? from : x > to ? to : x;
 }
 
 size_t store_compute(struct core *c, const float **values)
@@ -216,7 +233,7 @@ void store_apply(struct core *c, const struct slices *s, double eta)
 	u->from = st->weights;
 	u->to = store_next(c);
 	u->step = (struct optim_step){c->stats.updates + 1, eta,
-		c->cfg.optim.clip_norm > 0 ? optim_clip(&c->cfg.optim, sum_of_squares(s)) : 1};
+		c->cfg.optim.clip_norm > 0 ? optim_clip(&c->cfg.optim, sum_of_squares(c, s)) : 1};
 	u->slices.n = s->n;
 	memcpy(u->slices.slice, s->slice, s->n * sizeof(s->slice[0]));
 	carry_out_plan(st);

@@ -18,8 +18,11 @@ struct update {
 	struct slices slices; /* the gradient; it must not change until the update is computed */
 };
 
+/* BATCHNORM_MOMENTUM of common/model.h */
+#define RUNNING_PART 0.1
+
 struct store {
-	size_t n;
+	size_t n, trained; /* values [trained, n) are running statistics */
 	uint64_t version;
 	uint64_t version_term; /* term in which this version was made */
 	float *weights;
@@ -44,7 +47,9 @@ double store_peak(const struct slices *s);
 /* 1: a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves every
  * weight and every value of the optimizer finite. The caller must ask before each step. */
 int store_holds(struct core *c, double peak, double eta);
-/* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted. The
+/* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted. Values of
+ * `s` from st->trained on are statistics of batches: each running statistic moves towards its value
+ * by RUNNING_PART of the distance, whatever the optimizer, its clipping and the rate are. The
  * version grows by one. store_compute computes the new values later, so a caller that reads weights
  * in the same step must call store_complete first. */
 void store_apply(struct core *c, const struct slices *s, double eta);

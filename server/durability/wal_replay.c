@@ -6,6 +6,7 @@
 #include "common/wal_file.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/model.h"
 #include "common/run_head.h"
 #include "server/core/snapshot.h"
 #include "server/durability/wal_record.h"
@@ -44,6 +45,20 @@ static int locate_sections(const struct replay *r, const struct checkpoint *c,
 	return PS_OK;
 }
 
+/* The running statistics of a model. A model that this version cannot parse has none: it has no
+ * layers. */
+static size_t count_running(const char *text)
+{
+	struct model *m = mem_try(1, sizeof(*m));
+	struct err e;
+	size_t n = 0;
+
+	if (m && model_parse(m, text, MODEL_MNIST, &e) == PS_OK)
+		n = m->n_params - m->n_trained;
+	free(m);
+	return n;
+}
+
 static int build_core(struct replay *r, const struct checkpoint *c, struct err *e)
 {
 	const unsigned char *data[SNAPSHOT_SECTIONS] = {0};
@@ -58,6 +73,7 @@ static int build_core(struct replay *r, const struct checkpoint *c, struct err *
 		size[SNAPSHOT_WEIGHTS] != r->cfg.n_params * sizeof(float))
 		return refuse_log(
 			r, c->generation, "the checkpoint's configuration is malformed", e);
+	r->cfg.n_running = count_running(r->cfg.model);
 	r->memory_bytes = core_bytes(&r->cfg);
 	r->memory = mem_lazy(r->memory_bytes);
 	r->weights = mem_try(r->cfg.n_params, sizeof(float));

@@ -40,7 +40,7 @@ struct odd_model {
 #define N_ODD_MODELS 31
 extern const struct odd_model odd_models[N_ODD_MODELS];
 /* More models of odd sizes, with layers that not every device supports. */
-#define N_LAYER_MODELS 25
+#define N_LAYER_MODELS 29
 extern const struct odd_model layer_models[N_LAYER_MODELS];
 
 struct subject {

@@ -47,7 +47,7 @@ void assert_consistent(const struct model *x)
 		at += count;
 	}
 	assert_int_equal(at, x->n_params);
-	assert_true(x->n_params <= MODEL_MAX_PARAMS);
+	assert_true(x->n_params <= MODEL_MAX_PARAMS && x->n_trained <= x->n_params);
 	for (size_t i = 0; i < x->n_layers; i++) {
 		const struct layer *l = &x->layer[i];
 

@@ -42,6 +42,8 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 	for (size_t t = 0; t < s.model.n_tensors; t++) {
 		const struct tensor *tensor = &s.model.tensor[t];
 
+		if (tensor->offset >= s.model.n_trained)
+			break; /* running statistics */
 		size_t stride =
 			tensor->count / (n > 10000 ? 3 : 50) + 1; /* a sample of each tensor */
 		for (size_t k = 0; k < tensor->count; k += stride) {

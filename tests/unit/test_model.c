@@ -70,6 +70,31 @@ static void invariant_1_tensors_have_pytorchs_names_shapes_and_order(void **stat
 	assert_consistent(&parsed);
 }
 
+static void running_statistics_follow_all_other_tensors(void **state)
+{
+	(void)state;
+	float w[200];
+	parse_model("input:1x3x3 conv:4:3 batchnorm relu fc:3 batchnorm fc:2");
+	assert_int_equal(parsed.n_tensors, 14);
+	assert_tensor(2, "bn1.weight", 40, 4);
+	assert_tensor(3, "bn1.bias", 44, 4);
+	assert_tensor(4, "fc1.weight", 48, 12);
+	assert_tensor(6, "bn2.weight", 63, 3);
+	assert_tensor(10, "bn1.running_mean", 77, 4);
+	assert_tensor(11, "bn1.running_var", 81, 4);
+	assert_tensor(12, "bn2.running_mean", 85, 3);
+	assert_tensor(13, "bn2.running_var", 88, 3);
+	assert_int_equal(parsed.n_trained, 77);
+	assert_int_equal(parsed.n_params, 91);
+	assert_int_equal(parsed.layer[1].weight, 2);
+	assert_int_equal(parsed.layer[1].running, 10);
+	assert_int_equal(parsed.layer[4].running, 12);
+	model_init(&parsed, 3, w);
+	for (size_t i = 0; i < 4; i++)
+		assert_true(w[40 + i] == 1 && w[44 + i] == 0 && w[77 + i] == 0 && w[81 + i] == 1);
+	assert_consistent(&parsed);
+}
+
 static void vector_is_one_tensor_and_nothing_else(void **state)
 {
 	(void)state;
@@ -295,6 +320,7 @@ int main(void)
 		cmocka_unit_test(lenet5_has_lecuns_sizes),
 		cmocka_unit_test(cnn99_is_what_the_architecture_says),
 		cmocka_unit_test(invariant_1_tensors_have_pytorchs_names_shapes_and_order),
+		cmocka_unit_test(running_statistics_follow_all_other_tensors),
 		cmocka_unit_test(vector_is_one_tensor_and_nothing_else),
 		cmocka_unit_test(the_canonical_text_is_one_way_to_write_a_model),
 		cmocka_unit_test(invariant_2_the_fingerprint_is_xxh3_of_text_and_input),

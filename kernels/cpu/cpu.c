@@ -126,19 +126,13 @@ static int cpu_build(struct cpu *c, const struct model *m, const struct backend_
 	return team_new(&c->team, c->n_lanes, e);
 }
 
-static int cpu_has(const struct layer *l)
-{
-	return l->kind <= LAYER_DROPOUT && l->groups <= 1 &&
-	       (l->kind != LAYER_POOL || l->stride == l->size);
-}
-
 static int cpu_open(
 	void **self, const struct model *m, const struct backend_options *o, struct err *e)
 {
 	*self = NULL;
 	const struct simd *simd = choose_simd(e);
 
-	if (!simd || device_check_layers("cpu", m, cpu_has, e))
+	if (!simd)
 		return PS_EUSAGE;
 	struct cpu *c = mem_try(1, sizeof(*c));
 	if (!c)
@@ -189,6 +183,22 @@ static int cpu_use(void *self, const struct kx_images *set, struct err *e)
 
 /* ---- gradient and forward pass --------------------------------------------------------------- */
 
+/* Writes the statistics of the batch to the places of the running statistics. */
+static void write_moments(const struct cpu *c)
+{
+	for (size_t i = 0; i < c->plan.n_steps; i++) {
+		const struct step *s = &c->plan.step[i];
+		const struct moments *m = &c->lane[0].moments[i];
+		const double n = (double)(c->n_images * s->of->in.h * s->of->in.w);
+
+		for (size_t f = 0; s->kind == STEP_BATCHNORM && f < s->filters; f++) {
+			c->grad[s->mean + f] = m->mean[f];
+			c->grad[s->variance + f] =
+				(float)((double)m->variance[f] * n / (n > 1 ? n - 1 : 1));
+		}
+	}
+}
+
 static void gradient_job(void *arg, size_t member)
 {
 	struct cpu *c = arg;
@@ -203,6 +213,8 @@ static void gradient_job(void *arg, size_t member)
 	sum_gradients(&c->plan, share, c->sum, c->n_lanes);
 	team_barrier(c->team);
 	unpack_gradient(&c->plan, share, c->sum[0], 1 / (float)c->n_images, c->grad);
+	if (member == 0)
+		write_moments(c);
 }
 
 static void forward_job(void *arg, size_t member)
@@ -225,8 +237,14 @@ static int cpu_gradient(void *self, const float *params, const uint32_t *index, 
 	c->params = params;
 	c->grad = grad;
 	c->n_images = batch;
-	c->batch = (struct batch){
-		.set = &c->set, .packed = c->packed, .index = index, .dropout_seed = dropout_seed};
+	c->batch = (struct batch){.set = &c->set,
+		.packed = c->packed,
+		.index = index,
+		.dropout_seed = dropout_seed,
+		.team = c->team,
+		.lanes = c->lane,
+		.n_lanes = c->n_lanes,
+		.images = batch};
 	team_run(c->team, gradient_job, c);
 	double sum = 0;
 	for (size_t i = 0; i < c->n_lanes; i++)

@@ -15,9 +15,12 @@
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static size_t choose_block(const struct plan *p, size_t max)
+static size_t choose_block(const struct plan *p, size_t max, int training)
 {
 	size_t bytes = 0;
+
+	if (p->whole && training)
+		return round_up(max, p->simd->positions);
 
 	for (size_t i = 0; i < p->n_planes; i++)
 		bytes += 2 * p->plane[i].image * sizeof(float);
@@ -27,6 +30,22 @@ static size_t choose_block(const struct plan *p, size_t max)
 	if (p->blas && block < BLAS_BLOCK)
 		block = BLAS_BLOCK;
 	return round_up(block < max ? block : max, p->simd->positions);
+}
+
+static int allocate_moments(struct moments *m, size_t n)
+{
+	m->sum = mem_try(n, 4 * sizeof(*m->sum));
+	m->mean = mem_try(n, 5 * sizeof(*m->mean));
+	if (!m->sum || !m->mean)
+		return 0;
+	m->squares = m->sum + n;
+	m->errors = m->sum + 2 * n;
+	m->products = m->sum + 3 * n;
+	m->variance = m->mean + n;
+	m->a = m->mean + 2 * n;
+	m->b = m->mean + 3 * n;
+	m->c = m->mean + 4 * n;
+	return 1;
 }
 
 static int allocate_planes(struct lane *l)
@@ -44,13 +63,19 @@ static int allocate_planes(struct lane *l)
 		const struct step *s = &l->plan->step[i];
 		const struct plane *out = &l->plan->plane[s->out];
 
-		if (s->pooled) {
+		if (s->pooled && s->kind != STEP_AVGPOOL) {
 			l->argmax[i] =
 				mem_try(l->block * s->n_windows, out->shape.c * sizeof(uint16_t));
 			ok = l->argmax[i] != NULL;
 		} else if (s->kind == STEP_DROPOUT) {
 			l->mask[i] = mem_try(out->image * l->block, sizeof(float));
 			ok = l->mask[i] != NULL;
+		} else if (s->kind == STEP_LRN) {
+			l->power[i] = mem_try(out->image * l->block, sizeof(float));
+			l->slope[i] = mem_try(out->image * l->block, sizeof(float));
+			ok = l->power[i] && l->slope[i];
+		} else if (s->kind == STEP_BATCHNORM) {
+			ok = allocate_moments(&l->moments[i], s->filters);
 		}
 	}
 	return ok;
@@ -88,7 +113,7 @@ static int allocate_table(struct lane *l, size_t i)
 static int allocate_scratch(struct lane *l)
 {
 	const struct plan *p = l->plan;
-	size_t filters = 0,
+	size_t filters = 0, room = 1,
 	       positions = p->max_positions > CHUNK_POSITIONS ? p->max_positions : CHUNK_POSITIONS;
 	int ok = 1;
 
@@ -96,19 +121,25 @@ static int allocate_scratch(struct lane *l)
 		if (p->step[i].kind == STEP_WEIGHTS) {
 			ok = allocate_table(l, i);
 			filters = p->step[i].filters > filters ? p->step[i].filters : filters;
+		} else if (p->step[i].kind == STEP_LRN) {
+			const size_t n = p->step[i].of->in.c + p->step[i].of->size;
+
+			room = n > room ? n : room;
 		}
+	l->room = mem_try(room, sizeof(float));
 	l->tile = mem_try(
 		round_up(positions, p->simd->positions), 2 * p->simd->lanes * sizeof(float));
 	l->grad = mem_try(p->grad_floats, sizeof(float));
 	l->entry = mem_try(p->max_entries, sizeof(*l->entry));
 	l->n_entries = mem_try(filters, sizeof(*l->n_entries));
 	l->score = mem_try(p->plane[p->n_planes - 1].shape.c, sizeof(*l->score));
-	return ok && l->tile && l->grad && l->entry && l->n_entries && l->score;
+	return ok && l->room && l->tile && l->grad && l->entry && l->n_entries && l->score;
 }
 
 int lane_init(struct lane *l, const struct plan *p, size_t max)
 {
-	*l = (struct lane){.plan = p, .block = choose_block(p, max)};
+	*l = (struct lane){
+		.plan = p, .block = choose_block(p, max, 1), .eval_block = choose_block(p, max, 0)};
 	return allocate_planes(l) && allocate_scratch(l) ? PS_OK : PS_ENOMEM;
 }
 
@@ -121,6 +152,10 @@ void lane_release(struct lane *l)
 	for (size_t i = 0; i < MODEL_MAX_LAYERS; i++) {
 		free(l->argmax[i]);
 		free(l->mask[i]);
+		free(l->power[i]);
+		free(l->slope[i]);
+		free(l->moments[i].sum);
+		free(l->moments[i].mean);
 		free(l->table[i].source);
 		free(l->table[i].first);
 		free(l->table[i].value);
@@ -128,6 +163,7 @@ void lane_release(struct lane *l)
 	}
 	free(l->grad);
 	free(l->tile);
+	free(l->room);
 	free(l->entry);
 	free(l->n_entries);
 	free(l->score);
@@ -173,7 +209,8 @@ static void block_forward(struct lane *l, const struct block *b)
 	for (size_t n = 0; n < b->n; n++)
 		load_image(l, b, n);
 	for (size_t i = 0; i < l->plan->n_steps; i++)
-		step_forward(l, i, b);
+		if (b->n > 0 || l->plan->step[i].kind == STEP_BATCHNORM)
+			step_forward(l, i, b);
 }
 
 static double image_loss(struct lane *l, const struct block *b, size_t n)
@@ -192,20 +229,19 @@ static double image_loss(struct lane *l, const struct block *b, size_t n)
 
 static void block_backward(struct lane *l, const struct block *b)
 {
-	size_t first = 0; /* steps before the first weights need no errors */
-
-	while (l->plan->step[first].kind != STEP_WEIGHTS)
-		first++;
 	for (size_t n = 0; n < b->n; n++)
 		l->loss += image_loss(l, b, n);
-	for (size_t i = l->plan->n_steps; i-- > first;)
-		step_backward(l, i, b);
+	/* steps before the first weights need no errors */
+	for (size_t i = l->plan->n_steps; i-- > l->plan->first_trained;)
+		if (b->n > 0 || l->plan->step[i].kind == STEP_BATCHNORM)
+			step_backward(l, i, b);
 }
 
-/* Sets *b to block number `i` of images [begin, end). Returns 0 if `i` is past the last block. */
-static int get_block(const struct lane *l, size_t begin, size_t end, size_t i, struct block *b)
+/* Sets *b to block number `i` of images [begin, end), in blocks of up to `max`. Returns 0 past the
+ * last block. */
+static int get_block(size_t max, size_t begin, size_t end, size_t i, struct block *b)
 {
-	size_t n = end - begin, blocks = (n + l->block - 1) / l->block;
+	size_t n = end - begin, blocks = (n + max - 1) / max;
 
 	if (i >= blocks)
 		return 0;
@@ -220,7 +256,14 @@ void lane_gradient(struct lane *l, const struct batch *batch, size_t begin, size
 
 	l->loss = 0;
 	memset(l->grad, 0, l->plan->grad_floats * sizeof(float));
-	for (size_t i = 0; get_block(l, begin, end, i, &b); i++) {
+	if (l->plan->whole) { /* a lane without images takes part in the barriers */
+		b.first = begin;
+		b.n = end - begin;
+		block_forward(l, &b);
+		block_backward(l, &b);
+		return;
+	}
+	for (size_t i = 0; get_block(l->block, begin, end, i, &b); i++) {
 		block_forward(l, &b);
 		block_backward(l, &b);
 	}
@@ -232,7 +275,7 @@ void lane_forward(struct lane *l, const struct batch *batch, size_t begin, size_
 	const size_t classes = p->shape.c;
 	struct block b = {.batch = batch};
 
-	for (size_t i = 0; get_block(l, begin, end, i, &b); i++) {
+	for (size_t i = 0; get_block(l->eval_block, begin, end, i, &b); i++) {
 		block_forward(l, &b);
 		for (size_t n = 0; n < b.n; n++)
 			memcpy(batch->scores + (b.first + n) * classes,

@@ -3,7 +3,8 @@
  * images, and the memory for it.
  *
  * The values of one block fit the L2 cache of a core. A lane cuts its slice of the batch into
- * blocks of nearly equal size.
+ * blocks of nearly equal size. Only in the training of a model with batchnorm a block is the whole
+ * slice, because the lanes compute its statistics together.
  *
  * Thread: one thread at a time uses a lane.
  */
@@ -20,6 +21,10 @@ struct batch {
 	size_t first;
 	uint64_t dropout_seed;
 	float *scores; /* forward only: batch x classes */
+	/* batchnorm: all lanes add up their sums together */
+	struct team *team;
+	const struct lane *lanes;
+	size_t n_lanes, images; /* images: of the whole batch */
 };
 
 #define CHUNK_POSITIONS 128 /* scores of one chunk and one panel fill half an L1 cache */
@@ -31,18 +36,30 @@ struct table {
 	float **value, **error; /* for each window: its output values and their errors */
 };
 
+/* What a lane computes for a batchnorm of n channels. Each array has n entries. The lanes read each
+ * other's sums. */
+struct moments {
+	double *sum, *squares;     /* of the values of this lane */
+	double *errors, *products; /* of the errors, and of errors times values */
+	float *mean, *variance;    /* of the whole batch, or the running ones */
+	float *a, *b, *c;          /* factors of simd.affine and simd.affine_2 */
+};
+
 struct lane {
 	const struct plan *plan;
-	size_t block;                       /* maximum images at a time */
+	size_t block, eval_block; /* maximum images at a time, in training and evaluation */
 	float *value[MODEL_MAX_LAYERS + 1]; /* per plane */
 	float *error[MODEL_MAX_LAYERS + 1]; /* per plane: d loss / d value */
 	/* per pooled step: [image][window][filter], the position that won within its window */
 	uint16_t *argmax[MODEL_MAX_LAYERS];
 	float *mask[MODEL_MAX_LAYERS]; /* per dropout step: 0 or 1 / (1 - p) */
-	float *grad;                   /* packed sum over the images of this lane */
-	float *tile;                   /* scores or errors: positions of one chunk, one panel */
-	struct entry *entry;           /* lists of one image, one list per filter */
-	size_t *n_entries;             /* entries in the list of each filter */
+	float *power[MODEL_MAX_LAYERS], *slope[MODEL_MAX_LAYERS]; /* per lrn step, see simd.lrn */
+	float *room;                                              /* lrn_room of the largest one */
+	struct moments moments[MODEL_MAX_LAYERS];                 /* per batchnorm step */
+	float *grad;         /* packed sum over the images of this lane */
+	float *tile;         /* scores or errors: positions of one chunk, one panel */
+	struct entry *entry; /* lists of one image, one list per filter */
+	size_t *n_entries;   /* entries in the list of each filter */
 	struct table table[MODEL_MAX_LAYERS]; /* per weighted step */
 	double *score;                        /* scores or probabilities of one image */
 	double loss;                          /* sum over the images of this lane */

@@ -8,6 +8,7 @@
  * gradient is [panel][taps_pad][width] if wgrad is dense, else [filter][row][run_pad].
  */
 #include "kernels/cpu/pack.h"
+#include <string.h>
 
 void share_range(struct share s, size_t n, size_t *begin, size_t *end)
 {
@@ -25,12 +26,12 @@ static void pack_panels(
 	size_t begin, end;
 
 	share_range(share, s->n_taps, &begin, &end);
-	for (size_t f = 0; f < s->filters; f += 2 * p->simd->lanes) {
-		const struct columns c = columns_at(p->simd, s->filters, f);
+	for (size_t i = 0; i < s->n_panels; i++) {
+		const struct columns c = panel_at(p->simd, s, i);
 
 		for (size_t k = begin; k < end; k++) {
-			const float *from = w + f * s->n_taps + s->param[k];
-			float *panel = to + f * s->n_taps + k * c.width;
+			const float *from = w + c.filter * s->n_taps + s->param[k];
+			float *panel = to + c.at * s->n_taps + k * c.width;
 
 			for (size_t j = 0; j < c.count; j++)
 				panel[j] = from[j * s->n_taps];
@@ -68,12 +69,25 @@ static void pack_rows(const struct step *s, struct share share, const float *w, 
 					w[f * s->n_taps + s->param[row * q->run + r]];
 }
 
+/* weight, bias, running mean, running variance */
+static void pack_batchnorm(const struct step *s, const float *params, float *to)
+{
+	const size_t n = s->filters, bytes = n * sizeof(*to);
+
+	memcpy(to, params + s->weight, bytes);
+	memcpy(to + n, params + s->bias, bytes);
+	memcpy(to + 2 * n, params + s->mean, bytes);
+	memcpy(to + 3 * n, params + s->variance, bytes);
+}
+
 void pack_params(const struct plan *p, struct share share, const float *params, float *packed)
 {
 	for (size_t i = 0; i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
 		const float *w = params + s->weight;
 
+		if (s->kind == STEP_BATCHNORM && share.part == 0)
+			pack_batchnorm(s, params, packed + s->panel);
 		if (s->kind != STEP_WEIGHTS)
 			continue;
 		if (s->forward == WAY_DENSE)
@@ -105,12 +119,12 @@ static void unpack_panels(const struct plan *p, const struct step *s, struct sha
 	size_t begin, end;
 
 	share_range(share, s->n_taps, &begin, &end);
-	for (size_t f = 0; f < s->filters; f += 2 * p->simd->lanes) {
-		const struct columns c = columns_at(p->simd, s->filters, f);
+	for (size_t i = 0; i < s->n_panels; i++) {
+		const struct columns c = panel_at(p->simd, s, i);
 
 		for (size_t k = begin; k < end; k++) {
-			const float *panel = sum + f * s->taps_pad + k * c.width;
-			float *to = grad + f * s->n_taps + s->param[k];
+			const float *panel = sum + c.at * s->taps_pad + k * c.width;
+			float *to = grad + c.filter * s->n_taps + s->param[k];
 
 			for (size_t j = 0; j < c.count; j++)
 				to[j * s->n_taps] = scale * panel[j];
@@ -138,6 +152,11 @@ void unpack_gradient(
 	for (size_t i = 0; i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
 
+		for (size_t f = 0; s->kind == STEP_BATCHNORM && share.part == 0 && f < s->filters;
+			f++) {
+			grad[s->weight + f] = scale * sum[s->grad + f];
+			grad[s->bias + f] = scale * sum[s->grad_bias + f];
+		}
 		if (s->kind != STEP_WEIGHTS)
 			continue;
 		if (s->filter == WAY_DENSE)

@@ -6,8 +6,9 @@
 #include <string.h>
 #include "common/mem.h"
 
-#define MAX_IMAGE    ((size_t)1 << 25) /* floats of an image in a plane; offsets have 32 bits */
-#define BLAS_WEIGHTS ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
+#define MAX_IMAGE     ((size_t)1 << 25) /* floats of an image in a plane; offsets have 32 bits */
+#define MAX_POSITIONS ((size_t)1 << 28) /* of all windows of a step, with overlaps */
+#define BLAS_WEIGHTS  ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
 
 size_t round_up(size_t n, size_t unit)
 {
@@ -30,6 +31,18 @@ struct columns columns_at(const struct simd *simd, size_t n, size_t first)
 		.width = left <= simd->lanes ? simd->lanes : pair};
 }
 
+struct columns panel_at(const struct simd *simd, const struct step *s, size_t i)
+{
+	const size_t each = s->n_panels / s->groups, group = i / each;
+	const size_t first = i % each * 2 * simd->lanes;
+	struct columns c = columns_at(simd, s->in_group, first);
+
+	c.group = group;
+	c.filter = group * s->in_group + first;
+	c.at = group * s->group_columns + first;
+	return c;
+}
+
 size_t entries_pad(const struct step *s)
 {
 	return round_up(s->n_windows, SIMD_ENTRIES);
@@ -38,11 +51,12 @@ size_t entries_pad(const struct step *s)
 /* ---- planes ---------------------------------------------------------------------------------- */
 
 /* The layer that reads the plane in front of layer `l`: the first layer from `l` on that is neither
- * ReLU nor dropout, since those work in place. */
+ * ReLU, dropout nor skip, since those work in place. */
 static const struct layer *reader(const struct model *m, size_t l)
 {
 	for (; l < m->n_layers; l++)
-		if (m->layer[l].kind != LAYER_RELU && m->layer[l].kind != LAYER_DROPOUT)
+		if (m->layer[l].kind != LAYER_RELU && m->layer[l].kind != LAYER_DROPOUT &&
+			m->layer[l].kind != LAYER_SKIP)
 			return &m->layer[l];
 	return NULL;
 }
@@ -74,18 +88,28 @@ static int add_plane(struct plan *p, const struct model *m, size_t l, struct sha
 
 /* A pool layer. Without one, size is 1 and every position is its own window. */
 struct pooling {
-	size_t size, top, left;
+	size_t height, width, stride, top, left;
 };
+
+static struct pooling window_sizes(const struct layer *l)
+{
+	if (!l)
+		return (struct pooling){1, 1, 1, 0, 0};
+	if (l->kind == LAYER_CHANNELS)
+		return (struct pooling){l->in.h, l->in.w, 1, 0, 0};
+	return (struct pooling){l->size, l->size, l->stride, l->pad_top, l->pad_left};
+}
 
 /* Appends the positions of window (y, x): the output pixels of the weighted layer that lie in it.
  * `positions` has their rows and columns. */
 static void add_window(struct step *s, const struct pooling *w, struct shape positions, size_t y,
 	size_t x, size_t y_floats, size_t x_floats, size_t origin)
 {
-	for (size_t ky = 0; ky < w->size; ky++)
-		for (size_t kx = 0; kx < w->size; kx++) {
+	for (size_t ky = 0; ky < w->height; ky++)
+		for (size_t kx = 0; kx < w->width; kx++) {
 			/* beyond the upper or left edge this wraps around to a huge number */
-			size_t cy = y * w->size + ky - w->top, cx = x * w->size + kx - w->left;
+			size_t cy = y * w->stride + ky - w->top;
+			size_t cx = x * w->stride + kx - w->left;
 
 			if (cy < positions.h && cx < positions.w)
 				s->position[s->n_positions++] =
@@ -99,11 +123,13 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	struct shape positions, size_t stride, size_t origin)
 {
 	const struct plane *in = &p->plane[s->in], *out = &p->plane[s->out];
-	const struct pooling w = pool ? (struct pooling){pool->size, pool->pad_top, pool->pad_left}
-				      : (struct pooling){1, 0, 0};
+	const struct pooling w = window_sizes(pool);
 	const struct shape o = out->shape;
+	size_t max = o.h * o.w; /* at most MAX_IMAGE */
 
-	s->position = mem_try(positions.h * positions.w, sizeof(*s->position));
+	if (__builtin_mul_overflow(max, w.height * w.width, &max) || max > MAX_POSITIONS)
+		return 0;
+	s->position = mem_try(max, sizeof(*s->position));
 	s->first = mem_try(o.h * o.w + 1, sizeof(*s->first));
 	s->to = mem_try(o.h * o.w, sizeof(*s->to));
 	if (!s->position || !s->first || !s->to)
@@ -127,32 +153,54 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
+/* A patch is a number of runs of contiguous floats: the whole patch, one of its rows, or, in groups,
+ * the channels of one of its pixels. */
+static int add_patch(const struct plan *p, struct step *s, size_t height, size_t width)
+{
+	const struct plane *in = &p->plane[s->in];
+	const size_t channels = in->shape.c, pixel = channels / s->groups;
+	struct patch *q = &s->patch;
+
+	*q = (struct patch){.rows = height, .run = width * channels};
+	if (s->groups > 1)
+		*q = (struct patch){.rows = height * width, .run = pixel};
+	else if (in->row == q->run)
+		*q = (struct patch){.rows = 1, .run = s->n_taps};
+	q->run_pad = round_up(q->run, p->simd->lanes);
+	s->row_at = mem_try(q->rows, sizeof(*s->row_at));
+	for (size_t i = 0; s->row_at && i < q->rows; i++)
+		s->row_at[i] = (uint32_t)(s->groups > 1 ? i / width * in->row + i % width * channels
+							: i * in->row);
+	q->at = s->row_at;
+	return s->row_at != NULL;
+}
+
 /* Lists the taps in the order of the input plane: row, column, channel. */
 static int add_taps(const struct plan *p, struct step *s, size_t height, size_t width)
 {
 	const struct plane *in = &p->plane[s->in];
-	const size_t channels = in->shape.c;
+	const size_t channels = in->shape.c, own = channels / s->groups;
 
-	s->n_taps = height * width * channels;
+	s->n_taps = height * width * own;
 	s->taps_pad = round_up(s->n_taps, p->simd->taps);
-	s->tap = mem_try(s->taps_pad, sizeof(*s->tap));
+	s->tap = mem_try(s->groups, s->taps_pad * sizeof(*s->tap));
 	s->param = mem_try(s->n_taps, sizeof(*s->param));
-	if (!s->tap || !s->param)
+	s->channel = mem_try(s->filters, sizeof(*s->channel));
+	if (!s->tap || !s->param || !s->channel)
 		return 0;
 	size_t k = 0;
 	for (size_t y = 0; y < height; y++)
 		for (size_t x = 0; x < width; x++)
-			for (size_t c = 0; c < channels; c++, k++) {
-				s->tap[k] = (uint32_t)(y * in->row + x * channels + c);
+			for (size_t c = 0; c < own; c++, k++) {
+				for (size_t g = 0; g < s->groups; g++)
+					s->tap[g * s->taps_pad + k] =
+						(uint32_t)(y * in->row + x * channels + g * own +
+							   c);
 				s->param[k] = (uint32_t)((c * height + y) * width + x);
 			}
-	s->patch = (struct patch){.rows = height, .row = in->row, .run = width * channels};
-	if (s->patch.row == s->patch.run) {
-		s->patch.rows = 1;
-		s->patch.run = s->patch.row = s->n_taps;
-	}
-	s->patch.run_pad = round_up(s->patch.run, p->simd->lanes);
-	return 1;
+	for (size_t f = 0; f < s->filters; f++)
+		s->channel[f] = (uint32_t)(f / s->in_group * own);
+	return add_patch(p, s, height, width);
 }
 
 /*
@@ -169,7 +217,7 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 
 	const double sparse =
 		(double)s->n_windows * (double)s->filters * (double)(s->patch.rows * run_vectors);
-	const int one_patch = s->n_positions == 1 && s->patch.rows == 1;
+	const int one_patch = s->n_positions == 1 && s->patch.rows == 1 && s->groups == 1;
 	s->forward = WAY_DENSE;
 	s->filter = dense <= 2 * sparse ? WAY_DENSE : WAY_SPARSE;
 	s->data = one_patch ? WAY_DENSE : WAY_SPARSE;
@@ -209,7 +257,12 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 	const int conv = l->kind == LAYER_CONV;
 
 	s->filters = l->out.c;
-	s->columns = columns_pad(p->simd, s->filters);
+	s->groups = conv ? l->groups : 1;
+	s->in_group = s->filters / s->groups;
+	s->group_columns = columns_pad(p->simd, s->in_group);
+	s->columns = s->groups * s->group_columns;
+	s->n_panels =
+		s->groups * (round_up(s->in_group, 2 * p->simd->lanes) / (2 * p->simd->lanes));
 	s->weight = m->tensor[l->weight].offset;
 	s->bias = m->tensor[l->bias].offset;
 	if (!add_taps(p, s, conv ? l->size : l->in.h, conv ? l->size : l->in.w) ||
@@ -222,6 +275,12 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
+/* Windows that overlap would compute the same position several times. */
+static int is_fusible(const struct layer *pool)
+{
+	return pool->kind == LAYER_POOL && pool->stride == pool->size;
+}
+
 /* Fuses the ReLUs and at most one pool after weighted layer `l` into its step. Returns the next
  * layer. */
 static size_t fuse(const struct model *m, size_t l, struct step *s, const struct layer **pool)
@@ -230,7 +289,7 @@ static size_t fuse(const struct model *m, size_t l, struct step *s, const struct
 	for (l++; l < m->n_layers; l++) {
 		if (m->layer[l].kind == LAYER_RELU)
 			s->relu = 1;
-		else if (m->layer[l].kind == LAYER_POOL && !*pool)
+		else if (is_fusible(&m->layer[l]) && !*pool)
 			*pool = &m->layer[l];
 		else
 			break;
@@ -238,30 +297,125 @@ static size_t fuse(const struct model *m, size_t l, struct step *s, const struct
 	return l;
 }
 
+/* The kind of the step of a layer that is never fused. */
+static enum step_kind kind_of_layer(enum layer_kind kind)
+{
+	switch (kind) {
+	case LAYER_CONV:
+	case LAYER_FC:
+		return STEP_WEIGHTS;
+	case LAYER_RELU:
+		return STEP_RELU;
+	case LAYER_POOL:
+		return STEP_POOL;
+	case LAYER_DROPOUT:
+		return STEP_DROPOUT;
+	case LAYER_TANH:
+		return STEP_TANH;
+	case LAYER_SIGMOID:
+		return STEP_SIGMOID;
+	case LAYER_AVGPOOL:
+	case LAYER_CHANNELS:
+		return STEP_AVGPOOL;
+	case LAYER_LRN:
+		return STEP_LRN;
+	case LAYER_BATCHNORM:
+		return STEP_BATCHNORM;
+	case LAYER_SKIP:
+		return STEP_SKIP;
+	case LAYER_ADD:
+		return STEP_ADD;
+	}
+	return STEP_SKIP;
+}
+
+/* Places weight, bias and running statistics in the packed parameters, one after the other, and the
+ * gradients of weight and bias. */
+static void add_batchnorm(struct plan *p, struct step *s, const struct model *m)
+{
+	const size_t n = s->of->in.c;
+
+	s->weight = m->tensor[s->of->weight].offset;
+	s->bias = m->tensor[s->of->bias].offset;
+	s->mean = m->tensor[s->of->running].offset;
+	s->variance = m->tensor[s->of->running + 1].offset;
+	s->filters = n;
+	s->panel = p->packed_floats;
+	p->packed_floats += round_up(4 * n, PLANE_ALIGN);
+	s->grad = p->grad_floats;
+	s->grad_bias = s->grad + n;
+	p->grad_floats += round_up(2 * n, PLANE_ALIGN);
+	p->whole = 1;
+}
+
+/* Connects an add with its skip, whose step is the one of layer s->of->partner. */
+static void add_partner(struct plan *p, struct step *s)
+{
+	for (size_t i = 0; i < p->n_steps; i++) {
+		struct step *skip = &p->step[i];
+
+		if (skip->kind != STEP_SKIP || skip->layer != s->of->partner)
+			continue;
+		s->partner = skip->in;
+		skip->partner = s->out;
+		s->stride = skip->stride = s->of->stride;
+	}
+}
+
+/* A step between two planes, without weights. */
+static int add_between(struct plan *p, struct step *s, const struct model *m, int weighted)
+{
+	const struct plane *in = &p->plane[s->in];
+
+	switch (s->kind) {
+	case STEP_POOL:
+	case STEP_AVGPOOL:
+		s->data = weighted ? WAY_SPARSE : WAY_NONE;
+		s->scale = 1 / (float)(s->of->kind == LAYER_CHANNELS ? s->of->in.h * s->of->in.w
+								     : s->of->size * s->of->size);
+		return add_windows(p, s, s->of, s->of->in, 1, in->origin);
+	case STEP_TANH: /* backward they need their output */
+	case STEP_SIGMOID:
+		p->held[s->out] = 1;
+		return 1;
+	case STEP_BATCHNORM:
+		add_batchnorm(p, s, m);
+		return 1;
+	case STEP_ADD:
+		add_partner(p, s);
+		return 1;
+	default: /* relu, dropout */
+		return 1;
+	}
+}
+
 /* Appends the step that starts with layer *l and moves *l past it. Returns 0 without memory. */
 static int add_step(struct plan *p, const struct model *m, size_t *l, int *weighted)
 {
 	const struct layer *layer = &m->layer[*l], *pool = NULL;
+	const size_t before = p->n_planes - 1;
 	struct step *s = &p->step[p->n_steps++];
 
-	*s = (struct step){.layer = *l, .in = p->n_planes - 1, .out = p->n_planes - 1};
-	if (layer->kind == LAYER_RELU || layer->kind == LAYER_DROPOUT) {
-		s->kind = layer->kind == LAYER_RELU ? STEP_RELU : STEP_DROPOUT;
-		s->drop = layer->drop;
+	*s = (struct step){.kind = kind_of_layer(layer->kind),
+		.layer = *l,
+		.in = before,
+		.out = before,
+		.of = layer};
+	s->drop = layer->drop;
+	if (s->kind == STEP_SKIP)
+		p->held[before] = 1;
+	if (s->kind == STEP_SKIP ||
+		((s->kind == STEP_RELU || s->kind == STEP_DROPOUT) && !p->held[before])) {
 		++*l;
 		return 1;
 	}
 	s->out = p->n_planes;
-	if (layer->kind == LAYER_POOL) {
-		const struct plane *in = &p->plane[s->in];
-
-		s->kind = STEP_POOL;
-		s->data = *weighted ? WAY_SPARSE : WAY_NONE;
+	if (s->kind != STEP_WEIGHTS) {
 		++*l;
-		return add_plane(p, m, *l, layer->out) &&
-		       add_windows(p, s, layer, layer->in, 1, in->origin);
+		int ok = add_plane(p, m, *l, layer->out) && add_between(p, s, m, *weighted);
+		*weighted |= s->kind == STEP_BATCHNORM;
+		return ok;
 	}
-	s->kind = STEP_WEIGHTS;
 	*l = fuse(m, *l, s, &pool);
 	int ok = add_plane(p, m, *l, pool ? pool->out : layer->out) &&
 		 add_weights(p, m, layer, pool, *weighted);
@@ -297,8 +451,10 @@ int plan_init(struct plan *p, const struct model *m, const struct simd *simd, st
 	*p = (struct plan){.simd = simd};
 	int weighted = 0, ok = add_plane(p, m, 0, m->input);
 
-	for (size_t l = 0; ok && l < m->n_layers;)
+	for (size_t l = 0; ok && l < m->n_layers;) {
 		ok = add_step(p, m, &l, &weighted);
+		p->first_trained += !weighted;
+	}
 	if (ok && add_identity(p) && add_pixels(p, m))
 		return PS_OK;
 	return err_set(e, PS_ENOMEM,
@@ -318,6 +474,8 @@ void plan_release(struct plan *p)
 		free(s->to);
 		free(s->tap);
 		free(s->param);
+		free(s->channel);
+		free(s->row_at);
 	}
 	free(p->identity);
 	free(p->pixel);

@@ -31,8 +31,15 @@ struct plane {
 enum step_kind {
 	STEP_WEIGHTS, /* conv or fc, with the ReLU and the pool after it */
 	STEP_POOL,    /* a pool that is not fused */
+	STEP_AVGPOOL, /* also the mean of each channel */
 	STEP_RELU,    /* a ReLU that is not fused, in place */
 	STEP_DROPOUT, /* in place */
+	STEP_TANH,
+	STEP_SIGMOID,
+	STEP_LRN,
+	STEP_BATCHNORM,
+	STEP_SKIP, /* computes nothing forward; backward adds the errors of its add */
+	STEP_ADD,
 };
 
 /* How a weighted step computes one of its three products. */
@@ -48,6 +55,11 @@ struct step {
 	size_t layer;   /* number of its (first) layer */
 	float drop;     /* dropout */
 	size_t in, out; /* numbers of the planes; equal if the step works in place */
+	/* add: number of the plane of its skip; skip: of the output plane of its add */
+	size_t partner;
+	size_t stride; /* add, and the add of a skip: between rows and columns of the skip */
+	float scale;   /* avgpool: 1 / values of a window */
+	const struct layer *of; /* its (first) layer */
 	int relu, pooled;
 
 	/* weights and pool: windows, and positions in window order; without a pool, one per
@@ -57,13 +69,21 @@ struct step {
 	uint32_t *position; /* for each position: offset of its patch in the input plane */
 	uint32_t *to;       /* for each window: offset of its values in the output plane */
 
-	/* weights: filter f's weight for tap k is params[weight + f * n_taps + param[k]] */
+	/* weights: filter f's weight for tap k is params[weight + f * n_taps + param[k]]. A filter
+	 * has taps only in the channels of its group. */
 	size_t filters, n_taps;
-	size_t columns;      /* filters rounded up to whole vectors, see columns_pad */
-	size_t taps_pad;     /* n_taps rounded up to a multiple of simd.taps */
-	uint32_t *tap;       /* offset of each tap in a patch; taps_pad entries, 0 after n_taps */
+	size_t groups, in_group; /* in_group: filters of a group */
+	size_t group_columns;    /* in_group rounded up to whole vectors, see columns_pad */
+	size_t columns;          /* the same of all groups together */
+	size_t n_panels;
+	size_t taps_pad; /* n_taps rounded up to a multiple of simd.taps */
+	uint32_t *
+		tap; /* for each group: offset of each tap in a patch; taps_pad entries, 0 after n_taps */
 	uint32_t *param;     /* number of each tap among the weights of a filter; n_taps entries */
-	size_t weight, bias; /* offsets in params */
+	uint32_t *channel;   /* for each filter: the first channel of its group */
+	uint32_t *row_at;    /* the offsets of patch.at */
+	size_t weight, bias; /* offsets in params; batchnorm, too */
+	size_t mean, variance; /* batchnorm: offsets in params of the running statistics */
 	struct patch patch;
 	enum way forward, filter, data; /* ways of fprop, wgrad and dgrad */
 
@@ -76,9 +96,13 @@ struct plan {
 	const struct simd *simd;
 	size_t n_planes, n_steps;
 	struct plane plane[MODEL_MAX_LAYERS + 1];
+	/* for each plane: a later step needs the values, so that no step may work in place */
+	int held[MODEL_MAX_LAYERS + 1];
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
 	int blas;             /* a step uses WAY_BLAS */
+	int whole;            /* a step needs all images of a batch together: batchnorm */
+	size_t first_trained; /* number of the first step with weights */
 	size_t max_positions; /* maximum in a window of any step */
 	size_t max_entries;   /* maximum of one image in a sparse step */
 	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters */
@@ -99,6 +123,8 @@ size_t columns_pad(const struct simd *simd, size_t n);
 struct columns columns_at(const struct simd *simd, size_t n, size_t first);
 /* `n` rounded up to a multiple of `unit`. */
 size_t round_up(size_t n, size_t unit);
+/* Panel number `i` of a weighted step. A panel has filters of one group. */
+struct columns panel_at(const struct simd *simd, const struct step *s, size_t i);
 /* Entries reserved for the list of one filter: one per window, rounded up to a multiple of
  * SIMD_ENTRIES. */
 size_t entries_pad(const struct step *s);

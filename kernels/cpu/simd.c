@@ -3,6 +3,7 @@
  * this file once per instruction set. SIMD_NAME is avx2, avx512 or baseline.
  */
 #include "kernels/cpu/simd.h"
+#include <math.h>
 
 #define PASTE2(a, b) a##b
 #define PASTE(a, b)  PASTE2(a, b)
@@ -317,10 +318,10 @@ static void relu_back(float *d, const float *value, size_t n)
 /* The pointers and errors are copied to local variables: the compiler must assume that a vector
  * store changes any memory. */
 
-INLINE void add_rows_4(
-	float *g, const float *const x[SIMD_ENTRIES], const float d[SIMD_ENTRIES], size_t n)
+INLINE void add_rows_4(float *g, const float *const x[SIMD_ENTRIES], size_t at,
+	const float d[SIMD_ENTRIES], size_t n)
 {
-	const float *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3];
+	const float *x0 = x[0] + at, *x1 = x[1] + at, *x2 = x[2] + at, *x3 = x[3] + at;
 	const float d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
 
 	for (size_t r = 0; r < n; r += LANES) {
@@ -343,11 +344,8 @@ static void filter_sparse(
 		const float *x[] = {in + e[0].at, in + e[1].at, in + e[2].at, in + e[3].at};
 		const float d[] = {e[0].d, e[1].d, e[2].d, e[3].d};
 
-		for (size_t row = 0; row < p.rows; row++) {
-			add_rows_4(grad + row * p.run_pad, x, d, p.run_pad);
-			for (size_t k = 0; k < SIMD_ENTRIES; k++)
-				x[k] += p.row;
-		}
+		for (size_t row = 0; row < p.rows; row++)
+			add_rows_4(grad + row * p.run_pad, x, p.at[row], d, p.run_pad);
 	}
 }
 
@@ -361,10 +359,221 @@ static void data_sparse(float *d_in, const float *weight, const struct entry *e,
 		const float d = e[i].d;
 		float *to = d_in + e[i].at;
 
-		for (size_t row = 0; row < p.rows; row++, to += p.row, w += p.run_pad)
+		for (size_t row = 0; row < p.rows; row++, w += p.run_pad) {
+			float *run = to + p.at[row];
+
 			for (size_t r = 0; r < p.run_pad; r += LANES)
-				store(to + r, load(to + r) + d * load(w + r));
+				store(run + r, load(run + r) + d * load(w + r));
+		}
 	}
+}
+
+/* ---- windows of a plane ---------------------------------------------------------------------- */
+
+INLINE void max_vector(float *to, uint16_t *argmax, const float *from, const uint32_t *position,
+	size_t n, size_t count)
+{
+	vec best = load_some(from + position[0], count);
+	ivec won = {0};
+
+	for (size_t k = 1; k < n; k++) {
+		vec other = load_some(from + position[k], count);
+		ivec better = other > best;
+
+		best = choose(better, other, best);
+		won = ((int32_t)k & better) | (won & ~better);
+	}
+	store_some(to, best, count);
+	if (argmax)
+		store_argmax(argmax, won, count);
+}
+
+static void max_values(float *to, uint16_t *argmax, const float *from, const uint32_t *position,
+	size_t n, size_t channels)
+{
+	size_t c = 0;
+
+	for (; c + LANES <= channels; c += LANES)
+		max_vector(to + c, argmax ? argmax + c : NULL, from + c, position, n, LANES);
+	if (c < channels)
+		max_vector(to + c, argmax ? argmax + c : NULL, from + c, position, n, channels - c);
+}
+
+static void sum_values(float *to, const float *from, const uint32_t *position, size_t n,
+	size_t channels, float scale)
+{
+	size_t c = 0;
+
+	for (; c + LANES <= channels; c += LANES) {
+		vec sum = {0};
+
+		for (size_t k = 0; k < n; k++)
+			sum += load(from + position[k] + c);
+		store(to + c, scale * sum);
+	}
+	for (; c < channels; c++) {
+		float sum = 0;
+
+		for (size_t k = 0; k < n; k++)
+			sum += from[position[k] + c];
+		to[c] = scale * sum;
+	}
+}
+
+static void add_scaled(float *restrict to, const float *restrict from, float scale, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		to[i] += scale * from[i];
+}
+
+/* ---- tanh, sigmoid --------------------------------------------------------------------------- */
+
+/* Cody and Waite's reduction to |r| <= log(2) / 2 and a polynomial of degree 6, as in Cephes. Keeps
+ * NaN. */
+INLINE vec exp_of(vec x)
+{
+	const vec magic = (vec){0} + 12582912; /* 1.5 * 2^23: rounds to a whole number */
+
+	x = choose(x > 88, (vec){0} + 88, x);
+	x = choose(x < -87, (vec){0} - 87, x);
+	const vec shifted = x * 1.44269504f + magic, n = shifted - magic;
+	const vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+	vec y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+	y = y * r + 8.3334519073e-3f;
+	y = y * r + 4.1665795894e-2f;
+	y = y * r + 1.6666665459e-1f;
+	y = y * r + 5.0000001201e-1f;
+	y = y * r * r + r + 1;
+	return y * (vec)(((ivec)shifted + 127) << 23);
+}
+
+INLINE vec sigmoid_vector(vec x)
+{
+	return 1 / (1 + exp_of(-x));
+}
+
+INLINE vec tanh_vector(vec x)
+{
+	const vec z = x * x, far = 2 * sigmoid_vector(2 * x) - 1;
+	vec near = z * -5.70498872745e-3f + 2.06390887954e-2f;
+
+	near = near * z - 5.37397155531e-2f;
+	near = near * z + 1.33314422036e-1f;
+	near = near * z - 3.33332819422e-1f;
+	near = near * z * x + x;
+	return choose(z < 0.390625f, near, far);
+}
+
+static void tanh_all(float *to, const float *from, size_t n)
+{
+	for (size_t i = 0; i < n; i += LANES)
+		store_some(to + i, tanh_vector(load_some(from + i, n - i)), n - i);
+}
+
+static void sigmoid_all(float *to, const float *from, size_t n)
+{
+	for (size_t i = 0; i < n; i += LANES)
+		store_some(to + i, sigmoid_vector(load_some(from + i, n - i)), n - i);
+}
+
+static void tanh_back(float *to, const float *d, const float *value, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		to[i] = d[i] * (1 - value[i] * value[i]);
+}
+
+static void sigmoid_back(float *to, const float *d, const float *value, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		to[i] = d[i] * value[i] * (1 - value[i]);
+}
+
+/* ---- lrn ------------------------------------------------------------------------------------- */
+
+/* sum[c] = the sum of from[c - below .. c + above] for n channels; `from` has `below` values before
+ * and `above` values after them. */
+INLINE void window_sums(
+	float *restrict sum, const float *restrict from, size_t below, size_t above, size_t n)
+{
+	for (size_t c = 0; c < n; c++)
+		sum[c] = from[c];
+	for (size_t j = 1; j <= below + above; j++)
+		for (size_t c = 0; c < n; c++)
+			sum[c] += from[c + j];
+}
+
+static void zero_floats(float *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		p[i] = 0;
+}
+
+static void lrn(float *to, float *power, float *slope, const float *from, const struct lrn *l,
+	size_t n, float *room)
+{
+	float *square = room + l->below;
+
+	zero_floats(room, l->below);
+	zero_floats(square + n, l->above);
+	for (size_t c = 0; c < n; c++)
+		square[c] = from[c] * from[c];
+	window_sums(slope, room, l->below, l->above, n);
+	for (size_t c = 0; c < n; c++)
+		slope[c] = l->k + l->alpha * slope[c];
+	if (!(l->beta < 0.75f || l->beta > 0.75f))
+		for (size_t c = 0; c < n; c++)
+			power[c] = 1 / (sqrtf(slope[c]) * sqrtf(sqrtf(slope[c])));
+	else
+		for (size_t c = 0; c < n; c++)
+			power[c] = powf(slope[c], -l->beta);
+	for (size_t c = 0; c < n; c++) {
+		slope[c] = power[c] / slope[c];
+		to[c] = from[c] * power[c];
+	}
+}
+
+static void lrn_back(float *to, const float *d, const float *power, const float *slope,
+	const float *from, const struct lrn *l, size_t n, float *room)
+{
+	const float scale = 2 * l->alpha * l->beta;
+	float *product = room + l->above;
+
+	zero_floats(room, l->above);
+	zero_floats(product + n, l->below);
+	for (size_t c = 0; c < n; c++)
+		product[c] = d[c] * from[c] * slope[c];
+	window_sums(to, room, l->above, l->below, n);
+	for (size_t c = 0; c < n; c++)
+		to[c] = d[c] * power[c] - scale * from[c] * to[c];
+}
+
+/* ---- batchnorm ------------------------------------------------------------------------------- */
+
+static void affine(float *restrict to, const float *restrict from, const float *restrict mean,
+	const float *restrict a, const float *restrict b, size_t pixels, size_t n)
+{
+	for (; pixels > 0; pixels--, to += n, from += n)
+		for (size_t i = 0; i < n; i++)
+			to[i] = a[i] * (from[i] - mean[i]) + b[i];
+}
+
+static void affine_2(float *restrict to, const float *restrict d, const float *restrict from,
+	const float *restrict mean, const float *restrict a, const float *restrict b,
+	const float *restrict c, size_t pixels, size_t n)
+{
+	for (; pixels > 0; pixels--, to += n, d += n, from += n)
+		for (size_t i = 0; i < n; i++)
+			to[i] = a[i] * d[i] + b[i] * (from[i] - mean[i]) + c[i];
+}
+
+static void add_moments(double *restrict sum, double *restrict product, const float *value,
+	const float *other, size_t pixels, size_t n)
+{
+	for (; pixels > 0; pixels--, value += n, other += n)
+		for (size_t i = 0; i < n; i++) {
+			sum[i] += (double)value[i];
+			product[i] += (double)value[i] * (double)other[i];
+		}
 }
 
 const struct simd PASTE(simd_, SIMD_NAME) = {
@@ -380,4 +589,16 @@ const struct simd PASTE(simd_, SIMD_NAME) = {
 	.data_sparse = data_sparse,
 	.load = load_pixels,
 	.relu_back = relu_back,
+	.max_values = max_values,
+	.sum_values = sum_values,
+	.add_scaled = add_scaled,
+	.tanh = tanh_all,
+	.sigmoid = sigmoid_all,
+	.tanh_back = tanh_back,
+	.sigmoid_back = sigmoid_back,
+	.lrn = lrn,
+	.lrn_back = lrn_back,
+	.affine = affine,
+	.affine_2 = affine_2,
+	.add_moments = add_moments,
 };

@@ -7,7 +7,7 @@
  *   tap       value k of a patch lies tap[k] floats after its source
  *   panel     the weights of up to 2 * lanes neighbouring filters: [k][width], where width is
  *             lanes or 2 * lanes
- *   patch     `rows` rows of `run` contiguous floats; rows start `row` floats apart
+ *   patch     `rows` rows of `run` contiguous floats
  *
  * Nothing here allocates memory. The order of every sum depends only on the arguments.
  *
@@ -35,9 +35,10 @@ struct chunk {
 	size_t filters;
 };
 
-/* Filters [filter, filter + count) form a panel of width `width`. count <= width. */
+/* Filters [filter, filter + count) of group `group` form a panel of width `width`. count <= width.
+ * `at` columns are in the panels before it. */
 struct columns {
-	size_t filter, count, width;
+	size_t filter, count, width, group, at;
 };
 
 /* The error `d` of an argmax. The patch of its position starts `at` floats into the image. */
@@ -47,9 +48,21 @@ struct entry {
 };
 
 struct patch {
-	size_t rows, row, run;
-	size_t run_pad; /* run rounded up to whole vectors, in packed weights and gradients */
+	size_t rows, run;
+	size_t run_pad;     /* run rounded up to whole vectors, in packed weights and gradients */
+	const uint32_t *at; /* for each row: its offset in the patch */
 };
+
+/* The sum of channel c has channels c - below to c + above. */
+struct lrn {
+	size_t below, above;
+	float alpha, beta, k;
+};
+
+static inline size_t lrn_room(const struct lrn *l, size_t channels)
+{
+	return channels + l->below + l->above;
+}
 
 struct simd {
 	const char *name;
@@ -84,6 +97,36 @@ struct simd {
 	void (*load)(float *to, size_t step, const uint8_t *pixel, size_t n);
 	/* d[i] = value[i] > 0 ? d[i] : 0 */
 	void (*relu_back)(float *d, const float *value, size_t n);
+	/* For each of `channels` neighbouring floats: to = the first maximum among the n values at
+	 * from[position[k]], argmax = its k. argmax may be NULL. */
+	void (*max_values)(float *to, uint16_t *argmax, const float *from, const uint32_t *position,
+		size_t n, size_t channels);
+	/* The same: to = scale * the sum of the n values. */
+	void (*sum_values)(float *to, const float *from, const uint32_t *position, size_t n,
+		size_t channels, float scale);
+	/* to[i] += scale * from[i] */
+	void (*add_scaled)(float *to, const float *from, float scale, size_t n);
+	/* to[i] = tanh(from[i]) and 1 / (1 + exp(-from[i])), with an error of about 1e-7 */
+	void (*tanh)(float *to, const float *from, size_t n);
+	void (*sigmoid)(float *to, const float *from, size_t n);
+	/* to[i] = d[i] * (1 - value[i]^2) and d[i] * value[i] * (1 - value[i]) */
+	void (*tanh_back)(float *to, const float *d, const float *value, size_t n);
+	void (*sigmoid_back)(float *to, const float *d, const float *value, size_t n);
+	/* Local response normalisation of one pixel. power = base^-beta and slope = power / base,
+	 * with the base k + alpha * sum of model.h. `room` has lrn_room(l, n) floats. */
+	void (*lrn)(float *to, float *power, float *slope, const float *from, const struct lrn *l,
+		size_t n, float *room);
+	void (*lrn_back)(float *to, const float *d, const float *power, const float *slope,
+		const float *from, const struct lrn *l, size_t n, float *room);
+	/* For each of `pixels` pixels of n channels: to = a * (from - mean) + b, and to = a * d + b *
+	 * (from - mean) + c. The factors have n entries. */
+	void (*affine)(float *to, const float *from, const float *mean, const float *a,
+		const float *b, size_t pixels, size_t n);
+	void (*affine_2)(float *to, const float *d, const float *from, const float *mean,
+		const float *a, const float *b, const float *c, size_t pixels, size_t n);
+	/* For each pixel: sum += value, and product += value * other. Both have n entries. */
+	void (*add_moments)(double *sum, double *product, const float *value, const float *other,
+		size_t pixels, size_t n);
 };
 
 #define SIMD_ENTRIES 4

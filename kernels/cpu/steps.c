@@ -3,8 +3,10 @@
  */
 #include "kernels/cpu/steps.h"
 #include <cblas.h>
+#include <math.h>
 #include <string.h>
 #include "kernels/device.h"
+#include "kernels/cpu/team.h"
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
@@ -48,11 +50,12 @@ static void forward_dense(struct lane *l, size_t i, const struct block *b)
 	for (size_t next = 0; next < b->n * s->n_windows;) {
 		const struct chunk c = next_chunk(l, i, l->table[i].value, b->n, &next);
 
-		for (size_t f = 0; f < s->filters; f += 2 * simd->lanes) {
-			struct columns w = columns_at(simd, s->filters, f);
+		for (size_t k = 0; k < s->n_panels; k++) {
+			const struct columns w = panel_at(simd, s, k);
 
-			simd->gemm(l->tile, w.width, c.source, c.n_positions, s->tap, s->n_taps,
-				packed + s->panel + f * s->n_taps, w.width);
+			simd->gemm(l->tile, w.width, c.source, c.n_positions,
+				s->tap + w.group * s->taps_pad, s->n_taps,
+				packed + s->panel + w.at * s->n_taps, w.width);
 			simd->pool(&c, w, l->tile, packed + s->panel_bias, s->relu);
 		}
 	}
@@ -66,12 +69,13 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 	for (size_t next = 0; next < b->n * s->n_windows;) {
 		const struct chunk c = next_chunk(l, i, l->table[i].error, b->n, &next);
 
-		for (size_t f = 0; f < s->filters; f += 2 * simd->lanes) {
-			struct columns w = columns_at(simd, s->filters, f);
+		for (size_t k = 0; k < s->n_panels; k++) {
+			const struct columns w = panel_at(simd, s, k);
 
 			simd->unpool(l->tile, l->grad + s->grad_bias, &c, w);
-			simd->filter_dense(l->grad + s->grad + f * s->taps_pad, l->tile, c.source,
-				c.n_positions, s->tap, s->taps_pad, w.width);
+			simd->filter_dense(l->grad + s->grad + w.at * s->taps_pad, l->tile,
+				c.source, c.n_positions, s->tap + w.group * s->taps_pad,
+				s->taps_pad, w.width);
 		}
 	}
 }
@@ -110,7 +114,8 @@ static void list_argmax(struct lane *l, size_t i, size_t n)
 			size_t *count = &l->n_entries[f];
 
 			l->entry[f * pad + *count] = (struct entry){
-				s->position[s->first[w] + (argmax ? argmax[f] : 0)], d[f]};
+				s->position[s->first[w] + (argmax ? argmax[f] : 0)] + s->channel[f],
+				d[f]};
 			*count += d[f] != 0;
 		}
 	}
@@ -226,31 +231,33 @@ static void weights_backward(struct lane *l, size_t i, const struct block *b)
 		data_back_dense(l, i, b);
 }
 
-/* ---- pool, relu, dropout --------------------------------------------------------------------- */
+/* ---- pool, avgpool --------------------------------------------------------------------------- */
+
+static uint16_t *argmax_of(const struct lane *l, size_t i, size_t n, size_t w)
+{
+	const struct step *s = &l->plan->step[i];
+
+	return l->argmax[i] ? l->argmax[i] + (n * s->n_windows + w) * l->plan->plane[s->out].shape.c
+			    : NULL;
+}
 
 static void pool_forward(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
-	const size_t channels = out->shape.c;
 	const float *from = l->value[s->in] + n * in->image;
 
 	for (size_t w = 0; w < s->n_windows; w++) {
 		float *to = l->value[s->out] + n * out->image + s->to[w];
+		const uint32_t *position = s->position + s->first[w];
+		const size_t positions = s->first[w + 1] - s->first[w];
 
-		uint16_t *argmax =
-			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * channels : NULL;
-		for (size_t c = 0; c < channels; c++) {
-			const uint32_t *position = s->position + s->first[w];
-			uint32_t best = 0;
-
-			for (uint32_t k = 1; k < s->first[w + 1] - s->first[w]; k++)
-				if (from[position[k] + c] > from[position[best] + c])
-					best = k;
-			to[c] = from[position[best] + c];
-			if (argmax)
-				argmax[c] = (uint16_t)best;
-		}
+		if (s->kind == STEP_POOL)
+			l->plan->simd->max_values(
+				to, argmax_of(l, i, n, w), from, position, positions, out->shape.c);
+		else
+			l->plan->simd->sum_values(
+				to, from, position, positions, out->shape.c, s->scale);
 	}
 }
 
@@ -264,13 +271,276 @@ static void pool_backward(struct lane *l, size_t i, size_t n)
 	memset(to, 0, in->image * sizeof(float));
 	for (size_t w = 0; w < s->n_windows; w++) {
 		const float *from = l->error[s->out] + n * out->image + s->to[w];
+		const uint16_t *argmax = argmax_of(l, i, n, w);
+		const uint32_t *position = s->position + s->first[w];
 
-		const uint16_t *argmax =
-			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * channels : NULL;
-		for (size_t c = 0; c < channels; c++)
-			to[s->position[s->first[w] + (argmax ? argmax[c] : 0)] + c] += from[c];
+		for (size_t k = s->first[w]; s->kind == STEP_AVGPOOL && k < s->first[w + 1]; k++)
+			l->plan->simd->add_scaled(to + s->position[k], from, s->scale, channels);
+		for (size_t c = 0; s->kind == STEP_POOL && c < channels; c++)
+			to[position[argmax ? argmax[c] : 0] + c] += from[c];
 	}
 }
+
+/* ---- layers between two planes --------------------------------------------------------------- */
+
+/* The rows of image `n` before and after step i. The two planes may have different padding. */
+struct rows {
+	size_t n, floats;
+	float *in, *out, *d_in, *d_out;
+	size_t in_row, out_row;
+};
+
+static struct rows step_rows(const struct lane *l, size_t i, size_t n)
+{
+	const struct step *s = &l->plan->step[i];
+	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
+	const size_t at_in = n * in->image + in->origin, at_out = n * out->image + out->origin;
+
+	return (struct rows){.n = in->shape.h,
+		.floats = in->shape.w * in->shape.c,
+		.in = l->value[s->in] + at_in,
+		.out = l->value[s->out] + at_out,
+		.d_in = l->error[s->in] + at_in,
+		.d_out = l->error[s->out] + at_out,
+		.in_row = in->row,
+		.out_row = out->row};
+}
+
+static void copy_rows(
+	float *to, size_t to_row, const float *from, size_t from_row, size_t rows, size_t floats)
+{
+	for (size_t y = 0; y < rows; y++)
+		memcpy(to + y * to_row, from + y * from_row, floats * sizeof(float));
+}
+
+/* A step that would work in place, but must keep its input, works in place on a copy. */
+static void copy_forward(struct lane *l, size_t i, const struct block *b)
+{
+	const struct step *s = &l->plan->step[i];
+
+	for (size_t n = 0; s->in != s->out && n < b->n; n++) {
+		const struct rows r = step_rows(l, i, n);
+
+		copy_rows(r.out, r.out_row, r.in, r.in_row, r.n, r.floats);
+	}
+}
+
+static void copy_backward(struct lane *l, size_t i, const struct block *b)
+{
+	const struct step *s = &l->plan->step[i];
+
+	for (size_t n = 0; s->in != s->out && n < b->n; n++) {
+		const struct rows r = step_rows(l, i, n);
+
+		copy_rows(r.d_in, r.in_row, r.d_out, r.out_row, r.n, r.floats);
+	}
+}
+
+static void curve_forward(struct lane *l, size_t i, size_t n)
+{
+	const struct simd *simd = l->plan->simd;
+	const struct rows r = step_rows(l, i, n);
+
+	for (size_t y = 0; y < r.n; y++)
+		(l->plan->step[i].kind == STEP_TANH ? simd->tanh : simd->sigmoid)(
+			r.out + y * r.out_row, r.in + y * r.in_row, r.floats);
+}
+
+static void curve_backward(struct lane *l, size_t i, size_t n)
+{
+	const struct simd *simd = l->plan->simd;
+	const struct rows r = step_rows(l, i, n);
+
+	for (size_t y = 0; y < r.n; y++)
+		(l->plan->step[i].kind == STEP_TANH ? simd->tanh_back : simd->sigmoid_back)(
+			r.d_in + y * r.in_row, r.d_out + y * r.out_row, r.out + y * r.out_row,
+			r.floats);
+}
+
+/* ---- lrn ------------------------------------------------------------------------------------- */
+
+static struct lrn lrn_numbers(const struct layer *l)
+{
+	return (struct lrn){.below = l->size / 2,
+		.above = (l->size - 1) / 2,
+		.alpha = l->alpha,
+		.beta = l->beta,
+		.k = l->k};
+}
+
+static void lrn_image(struct lane *l, size_t i, size_t n, int backward)
+{
+	const struct step *s = &l->plan->step[i];
+	const struct simd *simd = l->plan->simd;
+	const struct rows r = step_rows(l, i, n);
+	const struct lrn lrn = lrn_numbers(s->of);
+	const size_t c = s->of->in.c;
+	const size_t image = n * l->plan->plane[s->out].image;
+
+	for (size_t y = 0; y < r.n; y++)
+		for (size_t x = 0; x < r.floats; x += c) {
+			const size_t in = y * r.in_row + x, out = y * r.out_row + x;
+			float *power = l->power[i] + image + out,
+			      *slope = l->slope[i] + image + out;
+
+			if (backward)
+				simd->lrn_back(r.d_in + in, r.d_out + out, power, slope, r.in + in,
+					&lrn, c, l->room);
+			else
+				simd->lrn(r.out + out, power, slope, r.in + in, &lrn, c, l->room);
+		}
+}
+
+/* ---- batchnorm ------------------------------------------------------------------------------- */
+
+/* The sum over all lanes of entry `c` of a sum of step i. `own` is the one of this lane. */
+static double total(const struct lane *l, size_t i, const struct batch *b, const double *own)
+{
+	const ptrdiff_t at = own - l->moments[i].sum;
+	double sum = 0;
+
+	for (size_t k = 0; k < b->n_lanes; k++)
+		sum += b->lanes[k].moments[i].sum[at];
+	return sum;
+}
+
+/* The mean and the variance of the batch, or the running ones. */
+static void measure_moments(struct lane *l, size_t i, const struct block *b)
+{
+	const struct step *s = &l->plan->step[i];
+	struct moments *m = &l->moments[i];
+	const double n = (double)(b->batch->images * s->of->in.h * s->of->in.w);
+
+	memset(m->sum, 0, 2 * s->filters * sizeof(*m->sum));
+	for (size_t image = 0; image < b->n; image++) {
+		const struct rows r = step_rows(l, i, image);
+
+		for (size_t y = 0; y < r.n; y++)
+			l->plan->simd->add_moments(m->sum, m->squares, r.in + y * r.in_row,
+				r.in + y * r.in_row, s->of->in.w, s->filters);
+	}
+	team_barrier(b->batch->team);
+	for (size_t c = 0; c < s->filters; c++) {
+		const double mean = total(l, i, b->batch, &m->sum[c]) / n;
+		const double variance = total(l, i, b->batch, &m->squares[c]) / n - mean * mean;
+
+		m->mean[c] = (float)mean;
+		m->variance[c] = variance < 0 ? 0 : (float)variance; /* keeps NaN */
+	}
+}
+
+static float batchnorm_scale(float variance)
+{
+	return (float)(1 / sqrt((double)variance + BATCHNORM_EPS));
+}
+
+static void normalize_forward(struct lane *l, size_t i, const struct block *b)
+{
+	const struct step *s = &l->plan->step[i];
+	struct moments *m = &l->moments[i];
+	const size_t channels = s->filters;
+	const float *packed = b->batch->packed + s->panel; /* as pack_batchnorm writes it */
+
+	if (b->training)
+		measure_moments(l, i, b);
+	for (size_t c = 0; c < channels; c++) {
+		if (!b->training) {
+			m->mean[c] = packed[2 * channels + c];
+			m->variance[c] =
+				packed[3 * channels + c] < 0 ? 0 : packed[3 * channels + c];
+		}
+		m->a[c] = packed[c] * batchnorm_scale(m->variance[c]);
+	}
+	for (size_t n = 0; n < b->n; n++) {
+		const struct rows r = step_rows(l, i, n);
+
+		for (size_t y = 0; y < r.n; y++)
+			l->plan->simd->affine(r.out + y * r.out_row, r.in + y * r.in_row, m->mean,
+				m->a, packed + channels, s->of->in.w, channels);
+	}
+}
+
+/* The error of value v is a * (d - (E + x * P) / n) for a = weight * scale, x = (v - mean) * scale,
+ * the sum E of all errors d, and the sum P of all products d * x. */
+static void normalize_backward(struct lane *l, size_t i, const struct block *b)
+{
+	const struct step *s = &l->plan->step[i];
+	struct moments *m = &l->moments[i];
+	const double n = (double)(b->batch->images * s->of->in.h * s->of->in.w);
+
+	memset(m->errors, 0, 2 * s->filters * sizeof(*m->errors));
+	for (size_t image = 0; image < b->n; image++) {
+		const struct rows r = step_rows(l, i, image);
+
+		for (size_t y = 0; y < r.n; y++)
+			l->plan->simd->add_moments(m->errors, m->products, r.d_out + y * r.out_row,
+				r.in + y * r.in_row, s->of->in.w, s->filters);
+	}
+	team_barrier(b->batch->team);
+	for (size_t c = 0; c < s->filters; c++) {
+		const double mean = (double)m->mean[c];
+		const double scale = (double)batchnorm_scale(m->variance[c]);
+		const double errors = total(l, i, b->batch, &m->errors[c]);
+		const double products = total(l, i, b->batch, &m->products[c]);
+		const double product = scale * (products - mean * errors);
+		const double slope = -(double)m->a[c] * scale * product / n;
+
+		l->grad[s->grad + c] += (float)(scale * (m->products[c] - mean * m->errors[c]));
+		l->grad[s->grad_bias + c] += (float)m->errors[c];
+		m->b[c] = (float)slope;
+		m->c[c] = (float)(-(double)m->a[c] * errors / n);
+	}
+	for (size_t image = 0; image < b->n; image++) {
+		const struct rows r = step_rows(l, i, image);
+
+		for (size_t y = 0; y < r.n; y++)
+			l->plan->simd->affine_2(r.d_in + y * r.in_row, r.d_out + y * r.out_row,
+				r.in + y * r.in_row, m->mean, m->a, m->b, m->c, s->of->in.w,
+				s->filters);
+	}
+}
+
+/* ---- skip, add ------------------------------------------------------------------------------- */
+
+/* Adds the values of plane `from` to plane `to`: those of a skip to its add, or, backward, the errors
+ * of the add to those of the skip. `spread`: `to` is the plane of the skip. */
+static void add_planes(const struct plan *p, size_t stride, const float *from_value,
+	size_t from_plane, float *to_value, size_t to_plane, int spread)
+{
+	const struct plane *from = &p->plane[from_plane], *to = &p->plane[to_plane];
+	const struct plane *skip = spread ? to : from, *add = spread ? from : to;
+
+	for (size_t y = 0; y < add->shape.h; y++)
+		for (size_t x = 0; x < add->shape.w; x++) {
+			const size_t at_add = add->origin + y * add->row + x * add->shape.c;
+			const size_t y_skip = y * stride, x_skip = x * stride;
+			const size_t in_skip = y_skip * skip->row + x_skip * skip->shape.c;
+			const size_t at_skip = skip->origin + in_skip;
+
+			p->simd->add_scaled(to_value + (spread ? at_skip : at_add),
+				from_value + (spread ? at_add : at_skip), 1, skip->shape.c);
+		}
+}
+
+static void add_skip_forward(struct lane *l, size_t i, size_t n)
+{
+	const struct step *s = &l->plan->step[i];
+	const struct plane *plane = l->plan->plane;
+
+	add_planes(l->plan, s->stride, l->value[s->partner] + n * plane[s->partner].image,
+		s->partner, l->value[s->out] + n * plane[s->out].image, s->out, 0);
+}
+
+static void add_error_backward(struct lane *l, size_t i, size_t n)
+{
+	const struct step *s = &l->plan->step[i];
+	const struct plane *plane = l->plan->plane;
+
+	add_planes(l->plan, s->stride, l->error[s->partner] + n * plane[s->partner].image,
+		s->partner, l->error[s->in] + n * plane[s->in].image, s->in, 1);
+}
+
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 /* Draws the mask of image `n` of the block. Values are numbered in the order channel, row,
  * column. */
@@ -303,27 +573,69 @@ static void multiply(float *value, const float *mask, size_t n)
 
 /* ---- forward and backward of a step ---------------------------------------------------------- */
 
+typedef void image_step(struct lane *l, size_t i, size_t n);
+
+static void each_image(struct lane *l, size_t i, const struct block *b, image_step *step)
+{
+	for (size_t n = 0; n < b->n; n++)
+		step(l, i, n);
+}
+
+static void dropout_forward(struct lane *l, size_t i, const struct block *b)
+{
+	const struct step *s = &l->plan->step[i];
+
+	for (size_t n = 0; n < b->n; n++)
+		dropout_draw(l, i, n, b);
+	multiply(l->value[s->out], l->mask[i], b->n * l->plan->plane[s->out].image);
+}
+
+static void lrn_each_forward(struct lane *l, size_t i, size_t n)
+{
+	lrn_image(l, i, n, 0);
+}
+
+static void lrn_each_backward(struct lane *l, size_t i, size_t n)
+{
+	lrn_image(l, i, n, 1);
+}
+
 void step_forward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
-	const size_t floats = b->n * l->plan->plane[s->in].image;
 
 	switch (s->kind) {
 	case STEP_WEIGHTS:
 		weights_forward(l, i, b);
 		break;
 	case STEP_POOL:
-		for (size_t n = 0; n < b->n; n++)
-			pool_forward(l, i, n);
+	case STEP_AVGPOOL:
+		each_image(l, i, b, pool_forward);
 		break;
 	case STEP_RELU:
-		relu_forward(l->value[s->in], floats);
+		copy_forward(l, i, b);
+		relu_forward(l->value[s->out], b->n * l->plan->plane[s->out].image);
 		break;
 	case STEP_DROPOUT:
-		for (size_t n = 0; b->training && n < b->n; n++)
-			dropout_draw(l, i, n, b);
+		copy_forward(l, i, b);
 		if (b->training)
-			multiply(l->value[s->in], l->mask[i], floats);
+			dropout_forward(l, i, b);
+		break;
+	case STEP_TANH:
+	case STEP_SIGMOID:
+		each_image(l, i, b, curve_forward);
+		break;
+	case STEP_LRN:
+		each_image(l, i, b, lrn_each_forward);
+		break;
+	case STEP_BATCHNORM:
+		normalize_forward(l, i, b);
+		break;
+	case STEP_SKIP:
+		break;
+	case STEP_ADD:
+		copy_forward(l, i, b);
+		each_image(l, i, b, add_skip_forward);
 		break;
 	}
 }
@@ -331,21 +643,39 @@ void step_forward(struct lane *l, size_t i, const struct block *b)
 void step_backward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
-	const size_t floats = b->n * l->plan->plane[s->in].image;
+	const size_t floats = b->n * l->plan->plane[s->out].image;
 
 	switch (s->kind) {
 	case STEP_WEIGHTS:
 		weights_backward(l, i, b);
 		break;
 	case STEP_POOL:
-		for (size_t n = 0; n < b->n; n++)
-			pool_backward(l, i, n);
+	case STEP_AVGPOOL:
+		each_image(l, i, b, pool_backward);
 		break;
 	case STEP_RELU:
-		l->plan->simd->relu_back(l->error[s->in], l->value[s->in], floats);
+		l->plan->simd->relu_back(l->error[s->out], l->value[s->out], floats);
+		copy_backward(l, i, b);
 		break;
 	case STEP_DROPOUT:
-		multiply(l->error[s->in], l->mask[i], floats);
+		multiply(l->error[s->out], l->mask[i], floats);
+		copy_backward(l, i, b);
+		break;
+	case STEP_TANH:
+	case STEP_SIGMOID:
+		each_image(l, i, b, curve_backward);
+		break;
+	case STEP_LRN:
+		each_image(l, i, b, lrn_each_backward);
+		break;
+	case STEP_BATCHNORM:
+		normalize_backward(l, i, b);
+		break;
+	case STEP_SKIP:
+		each_image(l, i, b, add_error_backward);
+		break;
+	case STEP_ADD:
+		copy_backward(l, i, b);
 		break;
 	}
 }

@@ -64,7 +64,7 @@ const struct odd_model layer_models[N_LAYER_MODELS] = {
 	{{2, 5, 5}, "conv:33:2 lrn:4:alpha=2:beta=1.5:k=0.5 conv:3:2 lrn:8:alpha=1 fc:3"},
 	{{1, 5, 4}, "conv:1:2 lrn fc:7 tanh lrn:2:alpha=1:beta=1 fc:3"},
 	{{1, 6, 5}, "conv:5:3:pad=1 relu skip conv:5:3:pad=1 relu add relu fc:3"},
-	{{3, 5, 7}, "skip skip conv:3:1 tanh add conv:4:3:stride=2:pad=same add relu fc:3"},
+	{{3, 5, 7}, "skip skip conv:3:1 tanh add conv:4:3:stride=2:pad=same add tanh fc:3"},
 	{{2, 7, 6}, "conv:5:2 skip dropout:0.3 relu skip conv:17:3:stride=3:pad=auto add tanh "
 		    "conv:6:1 add fc:5 skip relu fc:5 add fc:3"},
 	{{1, 4, 4}, "skip relu add skip add conv:3:2 fc:3"},

@@ -113,27 +113,60 @@ static void compare(struct subject *s, const float *right, double right_loss, in
 	subject_open(s, "cpu", threads);
 	subject_step(s);
 	subject_step(s); /* the second call finds the values of the first call in every buffer */
-	double d = gradient_distance(s->grad, right, s->model.n_params);
-	if (!(d <= 1e-5) || !(fabs(s->loss - right_loss) <= 1e-6))
+	const size_t n = s->model.n_trained, running = s->model.n_params - n;
+	double d = gradient_distance(s->grad, right, n);
+	double d_running = running ? gradient_distance(s->grad + n, right + n, running) : 0;
+	if (!(d <= 1e-5) || !(fabs(s->loss - right_loss) <= 1e-6) || !(d_running <= 1e-5))
 		fail_msg("%s, %zu images, %s: gradient off by %g, loss %.9g instead of %.9g",
 			s->model.text, s->batch, backend_name(s->backend), d, s->loss, right_loss);
 }
 
+static void odd_model_agrees(const struct odd_model *o, size_t images)
+{
+	struct subject s;
+
+	subject_random(&s, o, images);
+	subject_open(&s, "cpu-ref", 1);
+	subject_step(&s);
+	double loss = s.loss;
+	float *right = s.grad;
+	s.grad = mem_must(s.model.n_params, sizeof(float), "test");
+	for (size_t i = 0; i < N_ISAS; i++)
+		for (int threads = 1; threads <= 3 && use_isa(i); threads++)
+			compare(&s, right, loss, threads);
+	free(right);
+	subject_release(&s);
+}
+
 static void odd_models_agree(size_t images)
 {
-	for (size_t m = 0; m < N_ODD_MODELS; m++) {
-		struct subject s;
+	for (size_t m = 0; m < N_ODD_MODELS; m++)
+		odd_model_agrees(&odd_models[m], images);
+	for (size_t m = 0; m < N_LAYER_MODELS; m++)
+		odd_model_agrees(&layer_models[m], images);
+}
 
-		subject_random(&s, &odd_models[m], images);
-		subject_open(&s, "cpu-ref", 1);
-		subject_step(&s);
-		double loss = s.loss;
-		float *right = s.grad;
-		s.grad = mem_must(s.model.n_params, sizeof(float), "test");
-		for (size_t i = 0; i < N_ISAS; i++)
-			for (int threads = 1; threads <= 3 && use_isa(i); threads++)
-				compare(&s, right, loss, threads);
-		free(right);
+/* Evaluation uses the running statistics, and in blocks of another size. */
+static void evaluation_of_odd_models_agrees_with_cpu_ref(void **state)
+{
+	(void)state;
+	for (size_t m = 0; m < N_LAYER_MODELS; m++) {
+		struct subject s;
+		size_t correct[2];
+		double loss[2];
+
+		unsetenv("CNN_KX_ISA");
+		subject_random(&s, &layer_models[m], 70);
+		for (size_t t = s.model.n_trained; t < s.model.n_params; t++)
+			s.params[t] = 0.5f + 0.25f * (float)(t % 3);
+		for (int d = 0; d < 2; d++) {
+			subject_open(&s, d ? "cpu" : "cpu-ref", d ? 3 : 1);
+			assert_int_equal(
+				backend_evaluate(s.backend, s.params, 1, 69, &correct[d], &loss[d]),
+				PS_OK);
+		}
+		if (!(fabs(loss[0] - loss[1]) <= 1e-4 * fabs(loss[0])))
+			fail_msg("%s: loss %g instead of %g", s.model.text, loss[1], loss[0]);
 		subject_release(&s);
 	}
 }
@@ -193,6 +226,15 @@ static void cpu_gradients_are_slopes_of_the_loss(void **state)
 			check_slopes(&s);
 			subject_release(&s);
 		}
+	for (size_t m = 0; m < N_LAYER_MODELS; m++) {
+		struct subject s;
+
+		unsetenv("CNN_KX_ISA");
+		subject_random(&s, &layer_models[m], 3);
+		subject_open(&s, "cpu", 2);
+		check_slopes(&s);
+		subject_release(&s);
+	}
 }
 
 /* ---- real batches ---------------------------------------------------------------------------- */
@@ -306,7 +348,9 @@ static void equal_arguments_give_equal_bytes(void **state)
 	(void)state;
 	static const char *const texts[] = {"seed:32", "lenet5",
 		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10",
-		"fc:400 relu fc:10"};
+		"fc:400 relu fc:10",
+		"conv:8:3:stride=2:pad=auto batchnorm relu skip conv:8:3:pad=1:groups=2 batchnorm "
+		"add lrn avgpool:3:stride=2:pad=same tanh fc:10"};
 	for (size_t m = 0; m < sizeof(texts) / sizeof(texts[0]); m++)
 		for (int threads = 1; threads <= 5; threads += 2) {
 			struct subject s;
@@ -348,6 +392,7 @@ int main(void)
 		cmocka_unit_test(models_that_the_tables_cannot_hold_are_refused),
 		cmocka_unit_test(one_image_on_odd_models_agrees_with_cpu_ref),
 		cmocka_unit_test(seventeen_images_on_odd_models_agree_with_cpu_ref),
+		cmocka_unit_test(evaluation_of_odd_models_agrees_with_cpu_ref),
 		cmocka_unit_test(odd_models_take_every_way),
 		cmocka_unit_test(cpu_gradients_are_slopes_of_the_loss),
 		cmocka_unit_test(real_batches_of_seed_32_agree_with_cpu_ref),

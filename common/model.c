@@ -543,7 +543,8 @@ static int parse_layer(struct parser *p)
 			i ? ", " : "", layer_table[i].name);
 	return bad(p,
 		"unknown layer; there are %s, before them input, norm, shift and flip, and the "
-		"names seed:F, lenet5, cnn99, cifar and vector:N, which stand alone",
+		"names seed:F, lenet5, cnn99, cifar, resnet8, alexnet and vector:N, which stand "
+		"alone",
 		known);
 }
 
@@ -660,6 +661,20 @@ static const struct {
 	{"lenet5", {0, 0, 0}, "",
 		"conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu"},
 	{"cnn99", {0, 0, 0}, "", "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu"},
+	/* Krizhevsky 2012 in one column, on 227 x 227 pixels after padding */
+	{"alexnet", {3, 224, 224}, "",
+		"conv:96:11:stride=4:pad=auto relu lrn pool:3:stride=2 "
+		"conv:256:5:pad=2:groups=2 relu lrn pool:3:stride=2 conv:384:3:pad=1 relu "
+		"conv:384:3:pad=1:groups=2 relu conv:256:3:pad=1:groups=2 relu pool:3:stride=2 "
+		"dropout:0.5 fc:4096 relu dropout:0.5 fc:4096 relu"},
+	/* He 2015, three stages of one block, shortcuts without weights */
+	{"resnet8", {3, 32, 32}, "norm:0.4914,0.4822,0.4465:0.247,0.2435,0.2616 shift:4 flip",
+		"conv:16:3:pad=1 batchnorm relu skip conv:16:3:pad=1 batchnorm relu "
+		"conv:16:3:pad=1 batchnorm add relu skip conv:32:3:stride=2:pad=same batchnorm "
+		"relu "
+		"conv:32:3:pad=1 batchnorm add relu skip conv:64:3:stride=2:pad=same batchnorm "
+		"relu "
+		"conv:64:3:pad=1 batchnorm add relu avgpool:global"},
 	{"cifar", {3, 32, 32}, "norm:0.4914,0.4822,0.4465:0.247,0.2435,0.2616 shift:4 flip",
 		"conv:32:3:pad=1 relu conv:32:3:pad=1 relu pool:2 conv:64:3:pad=1 relu "
 		"conv:64:3:pad=1 relu pool:2 fc:512 relu dropout:0.5"},

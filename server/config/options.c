@@ -522,9 +522,9 @@ static void add_shell_rows(struct table *t, struct raw *r)
 {
 	const struct opt rows[] = {
 		TEXT("model", model, "seed:32", "MODEL",
-			"network to train: seed:F, lenet5, cnn99, cifar, or layers such as "
-			"\"conv:32:3 relu pool:2 fc:10\"; vector:N: N parameters without a data "
-			"set (docs/data.md)",
+			"network to train: seed:F, lenet5, cnn99, cifar, resnet8, alexnet, or "
+			"layers such as \"conv:32:3 relu pool:2 fc:10\" (docs/models.md); "
+			"vector:N: N parameters without a data set",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
 			"channels, rows and columns of the images, as 3x32x32; auto: those of the "

@@ -203,14 +203,14 @@ static void names_end_with_the_classes_that_are_asked_for(void **state)
 {
 	(void)state;
 	char text[MODEL_MAX_TEXT];
-	const char *const name[] = {"seed:4", "lenet5", "cnn99", "cifar"};
+	const char *const name[] = {"seed:4", "lenet5", "cnn99", "cifar", "resnet8", "alexnet"};
 	for (size_t i = 0; i < sizeof(name) / sizeof(name[0]); i++) {
 		assert_int_equal(
 			model_parse_named(&parsed, name[i], (struct shape){0, 0, 0}, 100, NULL),
 			PS_OK);
 		assert_int_equal(parsed.classes, 100);
 		assert_consistent(&parsed);
-		assert_int_equal(parsed.input.c, i == 3 ? 3 : 1);
+		assert_int_equal(parsed.input.c, i >= 3 ? 3 : 1);
 		snprintf(text, sizeof(text), "%s", parsed.text);
 		parse_model(text);
 		assert_int_equal(parsed.classes, 100);
@@ -229,6 +229,20 @@ static void names_end_with_the_classes_that_are_asked_for(void **state)
 	assert_int_equal(
 		model_parse_named(&parsed, "cifar", (struct shape){3, 64, 64}, 10, NULL), 0);
 	assert_shape(parsed.input, 3, 64, 64);
+}
+
+static void alexnet_has_krizhevskys_sizes(void **state)
+{
+	(void)state;
+	assert_int_equal(
+		model_parse_named(&parsed, "alexnet", (struct shape){0, 0, 0}, 1000, NULL), PS_OK);
+	assert_shape(parsed.input, 3, 224, 224);
+	assert_shape(parsed.layer[0].out, 96, 55, 55);
+	assert_shape(parsed.layer[3].out, 96, 27, 27);
+	assert_shape(parsed.layer[7].out, 256, 13, 13);
+	assert_shape(parsed.layer[14].out, 256, 6, 6);
+	assert_int_equal(parsed.n_params, 60965224);
+	assert_consistent(&parsed);
 }
 
 static void assert_pads(size_t top, size_t left, size_t bottom, size_t right)
@@ -326,6 +340,7 @@ int main(void)
 		cmocka_unit_test(invariant_2_the_fingerprint_is_xxh3_of_text_and_input),
 		cmocka_unit_test(the_text_has_the_images_unless_they_are_mnists),
 		cmocka_unit_test(names_end_with_the_classes_that_are_asked_for),
+		cmocka_unit_test(alexnet_has_krizhevskys_sizes),
 		cmocka_unit_test(pad_same_keeps_the_size_divided_by_the_stride),
 		cmocka_unit_test(pad_auto_adds_the_least_that_makes_it_fit),
 		cmocka_unit_test(initial_weights_are_the_specified_draws),

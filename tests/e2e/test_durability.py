@@ -54,30 +54,33 @@ def test_a_server_killed_alone_loses_nothing_and_nothing_is_sent_again(programs)
         assert int(worker.line(r"replayed=(\d+)")[1]) <= 3 * 8, worker.tail()
 
 
-TRAINING = ("--model", "seed:4", "--epochs", 2, "--seed", 5, "--batch-size", 50, "--lease-batches",
+TRAINING = ("--epochs", 2, "--seed", 5, "--batch-size", 50, "--lease-batches",
             7, "--checkpoint-ms", 200, *ALWAYS)
 
 
-def trained(programs, small, name, kills):
+def trained(programs, small, model, name, kills):
     """The exported weights of a run with one worker. Worker and server are killed whenever a number
     of images in `kills` is reached."""
-    server = programs.server(*TRAINING, directory=name)
+    options = ("--model", model, *TRAINING)
+    server = programs.server(*options, directory=name)
     worker = programs.worker(server.endpoint, "--name", "solo", data=small)
     for images in kills:
         until(lambda: server.status()["images"] >= images, 60, f"{images} images trained")
         worker.popen.kill()
         server.kill()
         worker.wait(10)
-        server = programs.restart(server, *TRAINING)
+        server = programs.restart(server, *options)
         worker = programs.worker(server.endpoint, "--name", "solo", data=small)
     assert server.result()["status"] == "done"
     assert worker.wait(10) == 0, worker.tail()
     return programs.export(server.directory, f"{name}.safetensors").read_bytes()
 
 
-def test_killed_or_not_one_worker_ends_with_the_same_bytes(programs, small):
-    whole = trained(programs, small, "whole", ())
-    assert trained(programs, small, "killed", (1000, 4000, 9000)) == whole
+@pytest.mark.parametrize("model", ["seed:4", "conv:4:3 batchnorm relu pool:2 fc:10"],
+                         ids=["seed", "batchnorm"])
+def test_killed_or_not_one_worker_ends_with_the_same_bytes(programs, small, model):
+    whole = trained(programs, small, model, "whole", ())
+    assert trained(programs, small, model, "killed", (1000, 4000, 9000)) == whole
 
 
 def test_a_start_replays_the_log_with_either_level(programs):

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from support import idx
+from support import safetensors
 from support.programs import until
 
 SLOW = bool(os.environ.get("CNN_SLOW"))
@@ -103,6 +105,30 @@ def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
     assert result["images_per_epoch"] == [6000] * 8
     print(mode, result["accuracy"])
     assert result["accuracy"] >= (least if mnist else least - 0.15), result
+
+
+@pytest.mark.parametrize("mode", [
+    (), ("--n-push", 4, "--n-fetch", 4), ("--push", "sum", "--buffer-size", 3, "--lr", 0.005),
+    ("--mode", "sync"), ("--mode", "easgd"),
+    ("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 200)],
+    ids=["downpour", "several", "sum", "sync", "easgd", "sandblaster"])
+def test_running_statistics_are_those_of_the_images(programs, small, mode):
+    """The first layer of the model normalises the pixels, so all batches have nearly the same
+    statistics, and the running ones end there in every mode, with any number of workers."""
+    server = programs.server("--model", "batchnorm conv:8:3 batchnorm relu pool:2 fc:10",
+                             "--epochs", 4, "--min-workers", 3, *mode)
+    for _ in range(3):
+        programs.worker(server.endpoint, data=small)
+    result = server.result()
+    assert result["images_per_epoch"] == [6000] * 4
+    assert result["accuracy"] >= 0.6 and result["rejected"] == 0, result
+    weights = safetensors.load(programs.export(server.directory))
+    pixels = idx.read(small, idx.NAMES[0]) / 255
+    left = 0.9 ** result["updates"]  # of the initial values 0 and 1
+    for name, start, end in (("mean", 0, pixels.mean()), ("var", 1, pixels.var())):
+        expected = left * start + (1 - left) * end
+        assert abs(weights[f"bn1.running_{name}"][0] - expected) < 0.01, (name, expected)
+    assert (weights["bn2.running_var"] > 0).all()
 
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", "sgd"])

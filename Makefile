@@ -166,6 +166,13 @@ $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(las
 	$(call say,GEN,$@)sh common/opt_names.sh $(OPT_TABLES) >$@
 $(B)/common/opt.o: $(B)/gen/opt_names.h
 
+# the page of the server, in one piece
+PAGE := server/monitor/page
+$(B)/gen/page_bytes.h: $(addprefix $(PAGE)/,embed.sh page.html page.css dygraph.min.js charts.js live.js)
+	@mkdir -p $(@D)
+	$(call say,GEN,$@)$(PAGE)/embed.sh page_bytes $(wordlist 2,9,$^) >$@
+$(B)/server/monitor/page.o: $(B)/gen/page_bytes.h
+
 # If the flags have changed (CUDA=0, CC=clang, a new nvcc), this file is new and all is rebuilt.
 $(B)/flags: FORCE
 	@mkdir -p $(@D); flags='$(lastword $(CC)) $(CFLAGS) $(if $(CU),$(NVCC) $(NVCC_FLAGS))'; \
@@ -288,7 +295,7 @@ faults: installed
 # The compilation database for clangd, clang-tidy and editors.
 ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker) \
 	$(wildcard worker/examples/*.c tests/*/*.c tests/*/*/*.c)
-compile_commands.json: $(GEN).h $(B)/gen/opt_names.h FORCE
+compile_commands.json: $(GEN).h $(B)/gen/opt_names.h $(B)/gen/page_bytes.h FORCE
 	@{ echo '['; for file in $(ALL_C); do \
 		printf '%s{"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" '$(CURDIR)' $$file \
 			'$(CC) $(CFLAGS)' $$file; comma=','; echo; done; echo ']'; } >$@

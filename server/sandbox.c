@@ -54,6 +54,7 @@ static int can_use_files(const struct options *o)
 	       (!o->key || faccessat(AT_FDCWD, o->key, R_OK, AT_EACCESS) == 0) &&
 	       (!o->authorized_keys ||
 		       faccessat(AT_FDCWD, o->authorized_keys, R_OK, AT_EACCESS) == 0) &&
+	       (!o->http_token || faccessat(AT_FDCWD, o->http_token, R_OK, AT_EACCESS) == 0) &&
 	       (!o->init || faccessat(AT_FDCWD, o->init, R_OK, AT_EACCESS) == 0);
 }
 
@@ -163,6 +164,8 @@ static int allow_files(int ruleset, const struct options *o, uint64_t handled)
 		rc |= allow_beside(ruleset, o->key, READ_DIR);
 	if (o->authorized_keys)
 		rc |= allow_beside(ruleset, o->authorized_keys, READ_DIR);
+	if (o->http_token)
+		rc |= allow_path(ruleset, o->http_token, READ_FILE);
 	if (o->init)
 		rc |= allow_path(ruleset, o->init, READ_FILE);
 	return rc;

@@ -10,6 +10,7 @@
 #include "server/net/address.h"
 #include "server/core/core.h"
 #include "server/dispatch.h"
+#include "server/monitor/page.h"
 
 #define TICK_MS        50
 #define MEMORY_MS      50 /* between two checks of the memory in use */
@@ -245,14 +246,35 @@ static int is_busy(const struct server *s)
 	       history_busy(s->history);
 }
 
+/* A new line of the history. */
+static void on_line(void *arg, const char *line)
+{
+	struct server *s = arg;
+
+	if (http_watchers(s->http))
+		http_send(s->http, "line", line);
+}
+
+static void send_status_event(struct server *s, const struct status *now)
+{
+	char *text = http_watchers(s->http) ? status_whole_json(now) : NULL;
+
+	if (text)
+		http_send(s->http, "status", text);
+	free(text);
+}
+
+/* Once a second: the history takes a sample, and pages get the status. */
 static void record_history(struct server *s)
 {
 	struct status now;
 
-	if (!tallies_tick(&s->tallies, s->state.core, dispatch_now(s)) || s->status)
+	if (!tallies_tick(&s->tallies, s->state.core, dispatch_now(s)))
 		return;
 	dispatch_status(s, &now);
-	history_tick(s->history, &now);
+	if (!s->status)
+		history_tick(s->history, &now);
+	send_status_event(s, &now);
 }
 
 static void on_tick(uv_timer_t *t)
@@ -315,12 +337,17 @@ static void on_server_signal(uv_signal_t *h, int number)
 
 /* ---- pages ------------------------------------------------------------------------------- */
 
-static void fill_health(const struct status *now, struct http_page *page)
+static void fill_health(const struct server *s, const struct status *now, struct http_page *page)
 {
 	const char *why = status_degraded(now);
 	char text[320];
 
-	snprintf(text, sizeof(text), why ? "degraded: %s\n" : "ok\n", why);
+	/* without a token, anybody may read this: only the state */
+	snprintf(text, sizeof(text),
+		!why                     ? "ok\n"
+		: s->options->http_token ? "degraded\n"
+					 : "degraded: %s\n",
+		why);
 	page->code = why ? 503 : 200;
 	page->type = "text/plain";
 	page->text = strdup(text);
@@ -328,19 +355,33 @@ static void fill_health(const struct status *now, struct http_page *page)
 
 static void on_page(void *arg, const char *path, struct http_page *page)
 {
+	const struct server *s = arg;
 	struct status now;
 
 	if (strcmp(path, "/livez") == 0) { /* an answer proves that the loop runs */
-		*page = (struct http_page){200, "text/plain", strdup("ok\n")};
+		*page = (struct http_page){
+			.code = 200, .type = "text/plain", .text = strdup("ok\n")};
 		return;
 	}
-	dispatch_status(arg, &now);
-	if (strcmp(path, "/healthz") == 0)
-		fill_health(&now, page);
-	else if (strcmp(path, "/status") == 0)
-		*page = (struct http_page){200, "application/json", status_json(&now)};
-	else if (strcmp(path, "/metrics") == 0)
-		*page = (struct http_page){200, "text/plain; version=0.0.4", status_metrics(&now)};
+	dispatch_status(s, &now);
+	*page = (struct http_page){.code = 200};
+	if (strcmp(path, "/") == 0) {
+		page->type = "text/html; charset=utf-8";
+		page->fixed = page_html(&page->fixed_bytes);
+	} else if (strcmp(path, "/healthz") == 0) {
+		fill_health(s, &now, page);
+	} else if (strcmp(path, "/status") == 0) {
+		page->type = "application/json";
+		page->text = status_json(&now);
+	} else if (strcmp(path, "/metrics") == 0) {
+		page->type = "text/plain; version=0.0.4";
+		page->text = status_metrics(&now);
+	} else if (strcmp(path, "/history") == 0 && s->history) {
+		page->type = "application/jsonl";
+		page->text = history_text(s->history);
+	} else {
+		page->code = 0;
+	}
 }
 
 /* ---- start ------------------------------------------------------------------------------- */
@@ -421,7 +462,7 @@ static int check_exposure(const struct server *s, struct err *e)
 		(endpoint_parse(endpoint, &at) || address_reach(at.host) != ADDRESS_LOOPBACK))
 		return err_set(e, PS_EUSAGE, "--bind %.100s: %s is open to the network", o->bind,
 			endpoint);
-	if (s->http && !http_is_loopback(s->http))
+	if (s->http && !o->http_token && !http_is_loopback(s->http))
 		return err_set(e, PS_EUSAGE, "--http %.100s: %s is open to the network", o->http,
 			http_url(s->http));
 	return PS_OK;
@@ -434,8 +475,12 @@ static int open_ports(struct server *s, struct err *e)
 
 	if (!rc)
 		rc = open_router(s, e);
+	if (!rc && s->options->http_token)
+		rc = http_read_token(s->options->http_token, s->http_token, e);
 	if (!rc && s->options->http)
 		rc = http_new(&s->http, &s->loop, s->options->http, on_page, s, e);
+	if (!rc && s->options->http_token)
+		http_require(s->http, s->http_token);
 	return rc ? rc : check_exposure(s, e);
 }
 
@@ -462,8 +507,11 @@ static int open_history(struct server *s, struct err *e)
 	if (tallies_init(&s->tallies, s->state.core, dispatch_now(s)))
 		return err_set(e, PS_ENOMEM, "no memory for the tallies of workers");
 	dispatch_status(s, &now);
-	return history_new(&s->history, &s->loop,
+	int rc = history_new(&s->history, &s->loop,
 		s->checkpointer ? s->options->checkpoint_dir : NULL, &now, s->state.resumed, e);
+	if (!rc)
+		history_listen(s->history, on_line, s);
+	return rc;
 }
 
 /* Called when the ports are open and the first checkpoint is on disk: the run will start. */
@@ -493,7 +541,7 @@ static void announce_ports(const struct server *s)
 		log_warn("auth", "off", "reason=\"--insecure: everybody who reaches %s may train\"",
 			o->bind);
 	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
-	if (s->http && !http_is_loopback(s->http))
+	if (s->http && !o->http_token && !http_is_loopback(s->http))
 		log_warn("http", "open",
 			"reason=\"--insecure: everybody who reaches %s may read status and "
 			"metrics\"",

@@ -56,6 +56,7 @@ struct server {
 	struct disk_wait disk;
 	uint64_t asked_ms; /* time of the newest EVENT_SAVE that the log needed */
 	struct http *http; /* NULL: off */
+	char http_token[HTTP_TOKEN];
 	/* time since which the last checkpoint of a drain fails; 0: it does not fail */
 	uint64_t unsaved_ms;
 	int data_logged; /* 1: the server has already logged the data set of the run */

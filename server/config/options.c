@@ -21,8 +21,8 @@
 
 /* The values of the shell's options. The values of the core's options go to struct core_config. */
 struct raw {
-	const char *bind, *http, *model, *input, *checkpoint_dir, *init, *key, *authorized_keys,
-		*data_id;
+	const char *bind, *http, *http_token, *model, *input, *checkpoint_dir, *init, *key,
+		*authorized_keys, *data_id;
 	int64_t wal_mb, memory_mb, classes;
 	int log_level, log_format, check_config, insecure, sandbox;
 };
@@ -81,16 +81,18 @@ static void check_reach(
 			errors, "%s: \"%.100s\" is open to the network: %s", option, given, remedy);
 }
 
-/* Check that --http is loopback or --insecure is set. Keys protect only --bind, so any client that
- * can connect to --http can read status and metrics. */
+/* Check that --http is loopback, or --http-token or --insecure is set. Keys protect only --bind, so
+ * without a token any client that can connect to --http can read status and metrics. */
 static void check_http_reach(const struct raw *r, int *errors)
 {
 	struct endpoint e;
 
-	if (!r->insecure && is_http(r->http, &e))
+	if (r->http_token && r->http_token[0] && !(r->http && r->http[0]))
+		complain(errors, "--http-token: needs --http");
+	if (!r->insecure && !(r->http_token && r->http_token[0]) && is_http(r->http, &e))
 		check_reach("--http", r->http, e.host,
 			"anybody there may read status and metrics, with or without --key: give "
-			"127.0.0.1:PORT, or --insecure",
+			"127.0.0.1:PORT, --http-token FILE, or --insecure",
 			errors);
 }
 
@@ -446,6 +448,7 @@ static void fill(struct options *o, const struct raw *r)
 	o->classes = (size_t)r->classes;
 	o->bind = r->bind;
 	o->http = text_or_null(r->http);
+	o->http_token = text_or_null(r->http_token);
 	o->checkpoint_dir = text_or_null(r->checkpoint_dir);
 	o->wal_bytes = (uint64_t)r->wal_mb << 20;
 	o->init = text_or_null(r->init);
@@ -562,9 +565,13 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"allow --bind without keys and --http on addresses that are not loopback: "
 			"anyone there can train, stop and copy the run, or read its status"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
-			"serve /metrics, /status, /healthz and /livez at this address; HOST is "
-			"127.0.0.1 if it is missing",
+			"serve a page about the run, /metrics, /status, /history, /healthz and "
+			"/livez at this address; HOST is 127.0.0.1 if it is missing",
 			.unset = "off"),
+		TEXT("http-token", http_token, NULL, "FILE",
+			"require the token in this file, of 16 characters or more, for all pages "
+			"but /healthz and /livez; --http may then be open to the network",
+			.unset = "no token, --http must be loopback"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
 			"directory of the checkpoints; a server that finds a run there continues "
 			"it",

@@ -25,6 +25,7 @@ struct options {
 	size_t classes;             /* --classes; 0: those of the images */
 	const char *bind;           /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
 	const char *http;           /* "HOST:PORT" or "PORT"; NULL: off */
+	const char *http_token;     /* file of the token; NULL: none */
 	const char *checkpoint_dir; /* NULL: no checkpoints */
 	uint64_t wal_bytes;         /* the server takes a checkpoint when the log is larger */
 	const char *init;           /* a .safetensors file, or NULL */

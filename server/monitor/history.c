@@ -16,8 +16,8 @@
 #include "server/net/clients.h"
 
 #define SAMPLE_MS   1000
-#define MAX_WORKERS 64 /* workers in a sample */
-#define MAX_ERRORS  3  /* failed writes after which the failure is logged */
+#define MAX_WORKERS 256 /* workers in a sample */
+#define MAX_ERRORS  3   /* failed writes after which the failure is logged */
 #define RETRY_MS    10000
 
 enum line_kind { LINE_OTHER, LINE_SAMPLE, LINE_EPOCH };

@@ -9,6 +9,7 @@
 #include <strings.h>
 #include <sys/socket.h>
 #include "common/endpoint.h"
+#include "common/file.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/net/address.h"
@@ -19,12 +20,39 @@
 #define REQUEST_MS      10000u /* a request, from its first byte to its answer */
 #define CROWDED         48u /* with so many connections, the oldest one is closed for a new one */
 #define MAX_SLEEP_MS    1000u
+#define MAX_STREAMS     16u
+#define MAX_WAITING     ((size_t)4 << 20) /* bytes that a stream may leave unread */
+#define MIN_TOKEN       16u
+#define COOKIE          "cnnps_token"
+
+/* A connection to /events. */
+struct stream {
+	struct http *http;
+	struct MHD_Connection *connection;
+	char *text; /* bytes to send */
+	size_t n, room;
+	int is_suspended, ends;
+	struct stream *next;
+};
+
+/* A request that sends the token. */
+struct form {
+	char body[2 * HTTP_TOKEN];
+	size_t n;
+};
+
+/* What a page of ours may do: its own scripts, and requests to this server. */
+#define POLICY                                                                                     \
+	"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src "      \
+	"data:; "                                                                                  \
+	"connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
 /* An open connection; fd 0: none. libmicrohttpd's time-out starts anew at each byte, so a client that
  * sends a byte now and then would stay for ever, and 64 of them would silence /healthz. */
 struct visitor {
 	int fd;
 	uint64_t since_ms; /* its begin, or its newest request */
+	int is_stream;     /* it stays open */
 };
 
 struct http {
@@ -37,6 +65,9 @@ struct http {
 	void *arg;
 	char url[320];
 	int is_loopback;
+	const char *token; /* NULL: none */
+	struct stream *streams;
+	unsigned n_streams;
 };
 
 /* ---- connections --------------------------------------------------------------------------- */
@@ -65,7 +96,7 @@ static void close_oldest(struct http *h)
 		struct visitor *v = &h->visitor[i];
 
 		n += v->fd > 0;
-		if (v->fd > 0 && (!oldest || v->since_ms < oldest->since_ms))
+		if (v->fd > 0 && !v->is_stream && (!oldest || v->since_ms < oldest->since_ms))
 			oldest = v;
 	}
 	if (oldest && n > CROWDED)
@@ -74,9 +105,12 @@ static void close_oldest(struct http *h)
 
 static void close_slow(struct http *h)
 {
-	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++)
-		if (h->visitor[i].fd > 0 && uv_now(h->loop) - h->visitor[i].since_ms > REQUEST_MS)
-			hang_up(&h->visitor[i]);
+	for (uint32_t i = 0; i < MAX_CONNECTIONS; i++) {
+		struct visitor *v = &h->visitor[i];
+
+		if (v->fd > 0 && !v->is_stream && uv_now(h->loop) - v->since_ms > REQUEST_MS)
+			hang_up(v);
+	}
 }
 
 static struct visitor *visitor_of(struct http *h, int fd)
@@ -97,8 +131,8 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 	(void)context;
 	if (!v || fd <= 0)
 		return;
-	v->fd = code == MHD_CONNECTION_NOTIFY_STARTED ? fd : 0;
-	v->since_ms = uv_now(h->loop);
+	*v = (struct visitor){
+		.fd = code == MHD_CONNECTION_NOTIFY_STARTED ? fd : 0, .since_ms = uv_now(h->loop)};
 	if (v->fd)
 		close_oldest(h);
 }
@@ -120,22 +154,51 @@ static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 /* ---- answers ------------------------------------------------------------------------------- */
 
 /* Send a page. The function takes over `text`. */
-static enum MHD_Result send_page(
-	struct MHD_Connection *connection, unsigned code, const char *type, char *text)
+static enum MHD_Result send_response(
+	struct MHD_Connection *connection, unsigned code, struct MHD_Response *response)
 {
-	struct MHD_Response *response =
-		MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
-
-	if (!response) {
-		free(text);
+	if (!response)
 		return MHD_NO;
-	}
-	(void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-	if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
-		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+	(void)MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+	(void)MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+	(void)MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+	(void)MHD_add_response_header(response, "Content-Security-Policy", POLICY);
 	enum MHD_Result rc = MHD_queue_response(connection, code, response);
 	MHD_destroy_response(response);
 	return rc;
+}
+
+/* Make the response of a page, or NULL. The function takes over its `text`. */
+static struct MHD_Response *page_response(const struct http_page *page)
+{
+	struct MHD_Response *response;
+	union {
+		const void *in;
+		void *out;
+	} fixed = {.in = page->fixed}; /* libmicrohttpd does not write there */
+
+	response = page->fixed ? MHD_create_response_from_buffer(
+					 page->fixed_bytes, fixed.out, MHD_RESPMEM_PERSISTENT)
+			       : MHD_create_response_from_buffer(
+					 strlen(page->text), page->text, MHD_RESPMEM_MUST_FREE);
+	if (!response)
+		free(page->text);
+	else
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, page->type);
+	return response;
+}
+
+static enum MHD_Result send_page(
+	struct MHD_Connection *connection, unsigned code, const char *type, char *text)
+{
+	const struct http_page page = {code, type, text, NULL, 0};
+	struct MHD_Response *response = page_response(&page);
+
+	if (response && code == MHD_HTTP_METHOD_NOT_ALLOWED)
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+	if (response && code == MHD_HTTP_UNAUTHORIZED)
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+	return send_response(connection, code, response);
 }
 
 static enum MHD_Result send_text(
@@ -146,36 +209,288 @@ static enum MHD_Result send_text(
 	return text ? send_page(connection, code, "text/plain", text) : MHD_NO;
 }
 
-/* Answer a request when its header has arrived, without waiting for a body. */
+/* ---- streams ------------------------------------------------------------------------------- */
+
+static void run_daemon(struct http *h);
+
+/* Called when the connection can take more bytes. Without any, the stream waits for http_send. */
+static ssize_t read_stream(void *arg, uint64_t at, char *out, size_t max)
+{
+	struct stream *s = arg;
+	size_t n = s->n < max ? s->n : max;
+
+	(void)at;
+	if (s->ends)
+		return MHD_CONTENT_READER_END_OF_STREAM;
+	if (n == 0) {
+		s->is_suspended = 1;
+		MHD_suspend_connection(s->connection);
+		return 0;
+	}
+	memcpy(out, s->text, n);
+	memmove(s->text, s->text + n, s->n - n);
+	s->n -= n;
+	return (ssize_t)n;
+}
+
+static void free_stream(void *arg)
+{
+	struct stream *s = arg, **at = &s->http->streams;
+
+	while (*at && *at != s)
+		at = &(*at)->next;
+	if (*at)
+		*at = s->next;
+	s->http->n_streams--;
+	free(s->text);
+	free(s);
+}
+
+static void queue_text(struct stream *s, const char *text)
+{
+	size_t n = strlen(text);
+
+	if (s->n + n > s->room) {
+		size_t room = 2 * (s->n + n);
+		char *more = room <= MAX_WAITING ? realloc(s->text, room) : NULL;
+
+		if (!more) {
+			s->ends = 1; /* it does not read: the page connects again */
+			return;
+		}
+		s->text = more;
+		s->room = room;
+	}
+	memcpy(s->text + s->n, text, n);
+	s->n += n;
+}
+
+static void resume_stream(struct stream *s)
+{
+	if (!s->is_suspended)
+		return;
+	s->is_suspended = 0;
+	MHD_resume_connection(s->connection);
+}
+
+static enum MHD_Result open_stream(struct http *h, struct MHD_Connection *connection)
+{
+	struct stream *s = h->n_streams < MAX_STREAMS ? mem_try(1, sizeof(*s)) : NULL;
+	struct MHD_Response *response;
+
+	if (!s)
+		return send_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many streams\n");
+	*s = (struct stream){.http = h, .connection = connection, .next = h->streams};
+	queue_text(s, "retry: 1000\n\n");
+	h->streams = s;
+	h->n_streams++;
+	response = MHD_create_response_from_callback(
+		MHD_SIZE_UNKNOWN, 16384, read_stream, s, free_stream);
+	if (response)
+		(void)MHD_add_response_header(
+			response, MHD_HTTP_HEADER_CONTENT_TYPE, "text/event-stream");
+	else
+		free_stream(s);
+	struct visitor *v = visitor_of(h, fd_of(connection));
+	if (v)
+		v->is_stream = response != NULL;
+	return send_response(connection, MHD_HTTP_OK, response);
+}
+
+unsigned http_watchers(const struct http *h)
+{
+	return h ? h->n_streams : 0;
+}
+
+void http_send(struct http *h, const char *name, const char *text)
+{
+	for (struct stream *s = h->streams; s; s = s->next) {
+		queue_text(s, "event: ");
+		queue_text(s, name);
+		queue_text(s, "\ndata: ");
+		queue_text(s, text);
+		queue_text(s, "\n\n");
+		resume_stream(s);
+	}
+	if (h->streams)
+		run_daemon(h);
+}
+
+/* ---- the token ----------------------------------------------------------------------------- */
+
+int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e)
+{
+	static const char allowed[] =
+		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+	void *data;
+	size_t n;
+	int rc = file_read(path, HTTP_TOKEN, &data, &n, e);
+
+	if (rc)
+		return err_set(e, PS_EUSAGE, "--http-token: %.200s", e->text);
+	if (n > 0 && ((char *)data)[n - 1] == '\n')
+		n--;
+	memcpy(token, data, n < HTTP_TOKEN ? n : HTTP_TOKEN - 1);
+	token[n < HTTP_TOKEN ? n : HTTP_TOKEN - 1] = '\0';
+	free(data);
+	if (n < MIN_TOKEN || n >= HTTP_TOKEN || strspn(token, allowed) != n)
+		return err_set(e, PS_EUSAGE,
+			"--http-token: %.200s: expected %u to %d letters, digits, -, ., _ or ~",
+			path, MIN_TOKEN, HTTP_TOKEN - 1);
+	return PS_OK;
+}
+
+/* 1 if `given` is the token. The time does not depend on where they differ. */
+static int is_token(const struct http *h, const char *given, size_t n)
+{
+	size_t length = strlen(h->token);
+	unsigned char differs = n != length;
+
+	for (size_t i = 0; i < n; i++)
+		differs |= (unsigned char)(given[i] ^ h->token[i % length]);
+	return !differs;
+}
+
+static int may_read(const struct http *h, struct MHD_Connection *connection, const char *path)
+{
+	static const char bearer[] = "Bearer ";
+	const char *header = MHD_lookup_connection_value(
+		connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
+	const char *cookie = MHD_lookup_connection_value(connection, MHD_COOKIE_KIND, COOKIE);
+
+	if (!h->token || strcmp(path, "/healthz") == 0 || strcmp(path, "/livez") == 0)
+		return 1;
+	if (header && strncasecmp(header, bearer, sizeof(bearer) - 1) == 0)
+		return is_token(
+			h, header + sizeof(bearer) - 1, strlen(header + sizeof(bearer) - 1));
+	return cookie && is_token(h, cookie, strlen(cookie));
+}
+
+static enum MHD_Result send_form(
+	struct MHD_Connection *connection, const char *path, const char *words)
+{
+	static const char page[] =
+		"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+		"content='width=device-width'><meta name=color-scheme content='light dark'>"
+		"<title>cnn-ps</title><style>body{font:16px/1.5 "
+		"system-ui,sans-serif;max-width:22em;"
+		"margin:15vh auto;padding:0 1em}input,button{font:inherit;width:100%;padding:.5em;"
+		"margin:.3em 0;box-sizing:border-box}</style><h1>cnn-ps</h1><form method=post "
+		"action=/login><label>Token <input name=token type=password required autofocus "
+		"autocomplete=current-password></label><button>Open</button></form><p role=status>";
+
+	if (strcmp(path, "/") != 0 && strcmp(path, "/login") != 0)
+		return send_text(connection, MHD_HTTP_UNAUTHORIZED, "this needs the token\n");
+	char *text = mem_try(sizeof(page) + strlen(words), 1);
+	if (!text)
+		return MHD_NO;
+	memcpy(text, page, sizeof(page) - 1);
+	memcpy(text + sizeof(page) - 1, words, strlen(words) + 1);
+	return send_page(connection, MHD_HTTP_UNAUTHORIZED, "text/html; charset=utf-8", text);
+}
+
+/* The form has arrived: set the cookie, which scripts cannot read. EventSource sends it, but no
+ * header. */
+static enum MHD_Result log_in(
+	const struct http *h, struct MHD_Connection *connection, const struct form *form)
+{
+	static const char field[] = "token=";
+	char cookie[HTTP_TOKEN + 128], *empty = strdup("");
+
+	if (form->n < sizeof(field) - 1 || memcmp(form->body, field, sizeof(field) - 1) != 0 ||
+		!is_token(h, form->body + sizeof(field) - 1, form->n - sizeof(field) + 1)) {
+		free(empty);
+		return send_form(connection, "/login", "That is not the token.");
+	}
+	const struct http_page page = {MHD_HTTP_SEE_OTHER, "text/plain", empty, NULL, 0};
+	struct MHD_Response *response = empty ? page_response(&page) : NULL;
+	snprintf(cookie, sizeof(cookie),
+		COOKIE "=%s; HttpOnly; SameSite=Strict; Path=/; Max-Age=2592000", h->token);
+	if (response) {
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_SET_COOKIE, cookie);
+		(void)MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION, "/");
+	}
+	return send_response(connection, MHD_HTTP_SEE_OTHER, response);
+}
+
+/* Read the body of the form, which comes in several calls, and answer its end. */
+static enum MHD_Result read_form(struct http *h, struct MHD_Connection *connection,
+	const char *body, size_t *body_size, void **state)
+{
+	struct form *form = *state;
+
+	if (!form) {
+		*state = mem_try(1, sizeof(*form));
+		return *state ? MHD_YES : MHD_NO;
+	}
+	if (*body_size == 0)
+		return log_in(h, connection, form);
+	for (size_t i = 0; i < *body_size && form->n < sizeof(form->body); i++)
+		form->body[form->n++] = body[i];
+	*body_size = 0;
+	return MHD_YES;
+}
+
+static void on_completed(void *arg, struct MHD_Connection *connection, void **state,
+	enum MHD_RequestTerminationCode code)
+{
+	struct http *h = arg;
+	struct visitor *v = visitor_of(h, fd_of(connection));
+
+	(void)code;
+	if (v) {
+		v->is_stream = 0;
+		v->since_ms = uv_now(h->loop);
+	}
+	free(*state);
+	*state = NULL;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static enum MHD_Result answer_get(
+	struct http *h, struct MHD_Connection *connection, const char *path, int is_get)
+{
+	struct http_page page = {0};
+
+	if (!may_read(h, connection, path))
+		return send_form(connection, path, "");
+	if (is_get && strcmp(path, "/events") == 0)
+		return open_stream(h, connection);
+	h->page(h->arg, path, &page);
+	if (page.code == 0)
+		return send_text(connection, MHD_HTTP_NOT_FOUND,
+			"/ /metrics /status /history /events /healthz /livez\n");
+	if (!page.text && !page.fixed)
+		return send_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
+	return send_response(connection, page.code, page_response(&page));
+}
+
+/* Answer a request when its header has arrived, without waiting for a body, except that of the
+ * form. */
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *path,
 	const char *method, const char *version, const char *body, size_t *body_size, void **state)
 {
 	struct http *h = arg;
-	struct http_page page = {0};
+	int is_get = strcmp(method, MHD_HTTP_METHOD_GET) == 0;
 
 	(void)version;
-	(void)body;
-	(void)state;
-	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
+	if (!is_for_us(h, connection)) {
+		*body_size = 0;
+		return send_text(connection, MHD_HTTP_FORBIDDEN, "not the host of this page\n");
+	}
+	struct visitor *v = visitor_of(h, fd_of(connection));
+	if (v && !*state)
+		v->since_ms = uv_now(h->loop);
+	if (h->token && strcmp(method, MHD_HTTP_METHOD_POST) == 0 && strcmp(path, "/login") == 0)
+		return read_form(h, connection, body, body_size, state);
+	if (!is_get && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
 		return send_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET or HEAD\n");
 	*body_size = 0;
-	if (!is_for_us(h, connection))
-		return send_text(connection, MHD_HTTP_FORBIDDEN, "not the host of this page\n");
-	struct visitor *v = visitor_of(h, fd_of(connection));
-	if (v)
-		v->since_ms = uv_now(h->loop);
-	h->page(h->arg, path, &page);
-	if (page.code == 0)
-		return send_text(
-			connection, MHD_HTTP_NOT_FOUND, "/metrics /status /healthz /livez\n");
-	if (!page.text)
-		return send_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
-	return send_page(connection, page.code, page.type, page.text);
+	return answer_get(h, connection, path, is_get);
 }
 
 /* ---- in the loop --------------------------------------------------------------------------- */
-
-static void run_daemon(struct http *h);
 
 static void on_http_poll(uv_poll_t *p, int status, int events)
 {
@@ -230,13 +545,15 @@ static int cannot_listen(const struct endpoint *to, int error, struct err *e)
 static int start_daemon(
 	struct http *h, const struct endpoint *to, const struct addrinfo *at, struct err *e)
 {
-	unsigned flags = MHD_USE_EPOLL | (at->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0u);
+	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME |
+			 (at->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0u);
 
 	errno = 0;
 	h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, h, MHD_OPTION_SOCK_ADDR,
 		at->ai_addr, MHD_OPTION_CONNECTION_LIMIT, MAX_CONNECTIONS,
 		MHD_OPTION_CONNECTION_MEMORY_LIMIT, MAX_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
-		IDLE_S, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
+		IDLE_S, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_NOTIFY_COMPLETED,
+		on_completed, h, MHD_OPTION_END);
 	if (!h->daemon)
 		return cannot_listen(to, errno, e);
 	h->is_loopback = address_is_loopback(at->ai_addr);
@@ -296,8 +613,24 @@ int http_is_loopback(const struct http *h)
 	return h->is_loopback;
 }
 
+void http_require(struct http *h, const char *token)
+{
+	h->token = token;
+}
+
+/* libmicrohttpd does not stop while a connection is suspended. */
+static void end_streams(struct http *h)
+{
+	for (struct stream *s = h->streams; s; s = s->next) {
+		s->ends = 1;
+		resume_stream(s);
+	}
+	(void)MHD_run(h->daemon);
+}
+
 void http_stop(struct http *h)
 {
+	end_streams(h);
 	uv_close((uv_handle_t *)&h->poll, NULL);
 	uv_close((uv_handle_t *)&h->timer, NULL);
 	MHD_stop_daemon(h->daemon);
@@ -308,6 +641,8 @@ void http_free(struct http **h)
 {
 	if (!*h)
 		return;
+	if ((*h)->daemon)
+		end_streams(*h);
 	if ((*h)->daemon)
 		MHD_stop_daemon((*h)->daemon);
 	free(*h);

@@ -378,6 +378,11 @@ char *status_json(const struct status *s)
 	}
 }
 
+char *status_whole_json(const struct status *s)
+{
+	return status_with(s, slots_in_use(s->core));
+}
+
 char *status_result(const struct status *s)
 {
 	const struct core *c = s->core;

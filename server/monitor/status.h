@@ -44,6 +44,8 @@ struct status {
  * leaves out workers and older epochs; "workers_left_out" counts the missing workers.
  */
 char *status_json(const struct status *s);
+/* The same with all workers, however long. */
+char *status_whole_json(const struct status *s);
 /* The JSON line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);
 /* Prometheus text format 0.0.4 (metrics.c). */

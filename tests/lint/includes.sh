@@ -15,6 +15,7 @@ rules='
 ^server/net/             ^(common|proto|server/(net|auth|core))/   ^(cuda.*|cblas)\.h$
 ^server/config/          ^(common|proto|server/(config|net|core))/  ^(cuda.*|cblas)\.h$
 ^server/durability/      ^(common|proto|server/(durability|config|net|core))/  ^(cuda.*|cblas)\.h$
+^server/monitor/page\.c$   ^(server/monitor/page\.h|page_bytes\.h)$  ^(cuda.*|cblas)\.h$
 ^server/monitor/         ^(common|proto|server/(monitor|durability|config|net|core))/  ^(cuda.*|cblas)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
 ^kernels/ladder/main\.c$  ^((common|kernels)/|worker/data/dataset\.h$)           ^(zmq|uv|microhttpd)\.h$

@@ -103,8 +103,10 @@ class Server(Process):
         place = ["--checkpoint-dir", directory] if directory else []
         if "127.0.0.1" not in endpoint and "--key" not in options:
             place.append("--insecure")  # the endpoint is in a network that belongs to the test
+        if "--http" not in options:
+            place += ["--http", "127.0.0.1:0"]
         super().__init__("cnn-ps", [*wrap, *command(
-            program, "--bind", endpoint, "--http", "127.0.0.1:0", *place, *options)], env)
+            program, "--bind", endpoint, *place, *options)], env)
 
     @property
     def endpoint(self):

@@ -31,13 +31,16 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 	assert_ptr_equal(arg, &pages);
 	pages++;
 	if (strcmp(path, "/ok") == 0)
-		*page = (struct http_page){200, "text/x-test", strdup("fine\n")};
+		*page = (struct http_page){
+			.code = 200, .type = "text/x-test", .text = strdup("fine\n")};
 	else if (strcmp(path, "/bad") == 0)
-		*page = (struct http_page){503, "text/plain", strdup("not well\n")};
+		*page = (struct http_page){
+			.code = 503, .type = "text/plain", .text = strdup("not well\n")};
 	else if (strcmp(path, "/none") == 0)
-		*page = (struct http_page){200, "text/plain", NULL};
+		*page = (struct http_page){.code = 200, .type = "text/plain", .text = NULL};
 	else if (strcmp(path, "/large") == 0)
-		*page = (struct http_page){200, "text/plain", calloc(1, LARGE + 1)};
+		*page = (struct http_page){
+			.code = 200, .type = "text/plain", .text = calloc(1, LARGE + 1)};
 	if (page->text && strcmp(path, "/large") == 0)
 		memset(page->text, 'x', LARGE);
 }
@@ -279,6 +282,30 @@ static void slow_clients_do_not_silence_a_page(void **state)
 		close(fd[i]);
 }
 
+/* A stream stays open without new requests: it is neither slow nor too old. */
+static void slow_clients_do_not_end_a_stream(void **state)
+{
+	static const char watch[] = "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n";
+	int fd[64], stream = dial();
+
+	(void)state;
+	assert_int_equal(send(stream, watch, strlen(watch), 0), (ssize_t)strlen(watch));
+	read_answer(stream, "retry: 1000");
+	assert_int_equal(http_watchers(http), 1);
+	for (size_t i = 0; i < 64; i++) {
+		fd[i] = dial();
+		assert_int_equal(send(fd[i], "GET ", 4, 0), 4);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	get("/ok");
+	assert_string_equal(body(), "fine\n");
+	http_send(http, "line", "{}");
+	read_answer(stream, "event: line\ndata: {}\n\n");
+	for (size_t i = 0; i < 64; i++)
+		close(fd[i]);
+	close(stream);
+}
+
 static void get_of_host(const char *host)
 {
 	char request[128];
@@ -345,6 +372,8 @@ int main(void)
 			silent_connections_are_bounded_and_end, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			slow_clients_do_not_silence_a_page, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			slow_clients_do_not_end_a_stream, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			a_foreign_host_is_refused_on_loopback, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

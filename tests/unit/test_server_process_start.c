@@ -144,7 +144,7 @@ static void status_is_the_same_by_message_and_page(void **state)
 	assert_int_equal(server_get(s, "/metrics", page, sizeof(page)), 200);
 	assert_non_null(strstr(page, "\ncnnps_updates_total 7\n"));
 	assert_non_null(strstr(page, "\ncnnps_zloop_rescues_total 0\n"));
-	assert_int_equal(server_get(s, "/", page, sizeof(page)), 404);
+	assert_int_equal(server_get(s, "/nothing", page, sizeof(page)), 404);
 	cnnps_close(&c);
 }
 

@@ -1,0 +1,12 @@
+/*
+ * page.h - the page of the server: one HTML file with its styles, scripts and chart library, which
+ * the build puts together from server/monitor/page/. Constant.
+ */
+#ifndef SERVER_MONITOR_PAGE_H
+#define SERVER_MONITOR_PAGE_H
+#include <stddef.h>
+
+/* *bytes becomes its size. */
+const void *page_html(size_t *bytes);
+
+#endif

@@ -1,0 +1,201 @@
+// live.js - the page of a running server. It reads /history once for each connection, and the
+// events of /events: "line", a new line of the history; "status", once a second; "wall".
+let run = new Run("");
+let status = null, lost = 0;
+
+const live = () => run;
+const curves = [
+	chart("accuracy", ["test images"], ["green"], live, {
+		drawPoints: true, pointSize: 3, axes: {y: {valueFormatter: v => number(v, 2) + " %", axisLabelFormatter: v => number(v, 1) + " %", axisLabelWidth: 56}}}),
+	chart("loss", ["training", "test"], ["blue", "orange"], live, {
+		logscale: true, series: {test: {drawPoints: true, pointSize: 3}}, axes: {y: {valueFormatter: v => number(v, 4), axisLabelWidth: 46}}}),
+	chart("rate", ["images/s"], ["blue"], live, {
+		fillGraph: true, includeZero: true, axes: {y: {valueFormatter: v => number(v), axisLabelFormatter: v => v >= 1000 ? v / 1000 + " k" : v, axisLabelWidth: 46}}}),
+];
+
+function drawCurves() {
+	const s = run.samples, e = run.epochs;
+	if (!s.length && !e.length)
+		return;
+	const window = [new Date((run.starts[0] || s[0] || e[0]).t), new Date(run.last + 500)];
+	const rows = [
+		run.rows([[e, "accuracy", 100]]),
+		run.rows([[s, "loss"], [e, "test_loss"]]),
+		run.rows([[s, "images_per_s"]]),
+	];
+	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window}));
+	const last = e[e.length - 1];
+	$("chart-accuracy").setAttribute("aria-label", last ? `Accuracy after epoch ${last.epoch}: ${percent(last.accuracy)}` : "No accuracy yet");
+	const now = s[s.length - 1];
+	if (now) {
+		$("chart-loss").setAttribute("aria-label", `Loss now ${number(now.loss, 4)}`);
+		$("chart-rate").setAttribute("aria-label", `${number(now.images_per_s)} images per second`);
+	}
+}
+
+function cell(row, text, css) {
+	const td = row.insertCell();
+	td.textContent = text;
+	if (css)
+		td.className = css;
+}
+
+function drawWorkers() {
+	const columns = [["#", ""], ["name", "text"], ["host", "text"], ["device", "text"], ["state", "text"],
+		["images/s", ""], ["staleness", ""], ["silent", ""], ["pushes", ""], ["duplicates", ""], ["refused", ""]];
+	const table = $("workers");
+	if (!table.tHead.rows.length) {
+		const row = table.tHead.insertRow();
+		for (const [text, css] of columns) {
+			const th = document.createElement("th");
+			th.scope = "col";
+			th.textContent = text;
+			th.className = css;
+			row.append(th);
+		}
+	}
+	const body = document.createElement("tbody");
+	for (const w of status.workers) {
+		const row = body.insertRow();
+		row.className = ["suspect", "stalled", "excluded"].includes(w.state) ? "late" : ["away", "dead"].includes(w.state) ? "away" : "";
+		cell(row, w.worker);
+		cell(row, w.name || "–", "text");
+		cell(row, w.host ? w.host + (w.pid ? ":" + w.pid : "") : "–", "text");
+		cell(row, w.device || "–", "text");
+		cell(row, w.state, "text");
+		cell(row, number(w.images_per_s));
+		cell(row, number(w.staleness, 1));
+		cell(row, w.silent_ms == null ? "–" : number(w.silent_ms) + " ms");
+		cell(row, number(w.last_seq));
+		cell(row, number(w.duplicates));
+		cell(row, number(w.refusals + w.rejected));
+	}
+	table.tBodies[0].replaceWith(body);
+}
+
+function drawCounters() {
+	const c = status.counters;
+	const rows = [["gradients decided", c.pushes, "main"], ["sent again, not applied again", c.duplicates], ["arrived out of order", c.gaps],
+		["superseded", c.superseded], ["rejected", c.rejected], ["messages refused", c.refusals],
+		["workers lost", c.deaths], ["workers back", c.rejoins], ["server recovered", c.recoveries],
+		["checkpoint", status.checkpoint ? status.checkpoint.generation : null]];
+	const list = $("once");
+	list.replaceChildren();
+	for (const [name, value, css] of rows) {
+		const dt = document.createElement("dt"), dd = document.createElement("dd");
+		dt.textContent = name;
+		dd.textContent = number(value);
+		dt.className = dd.className = css || "";
+		list.append(dt, dd);
+	}
+}
+
+function drawStatus() {
+	const s = status;
+	$("model").textContent = `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights`;
+	$("model").title = s.model;
+	document.title = (s.accuracy == null ? "" : percent(s.accuracy) + " · ") + "cnn-ps";
+	$("epoch").textContent = s.epochs ? `${s.training_epoch} / ${s.epochs}` : number(s.updates) + " updates";
+	const all = s.epochs * s.data.n_train;
+	$("done").value = all ? s.images / all : 0;
+	$("accuracy").textContent = percent(s.accuracy);
+	const best = Math.max(...run.epochs.map(e => e.accuracy));
+	$("best").textContent = run.epochs.length ? `best ${percent(best)}` : "after the first epoch";
+	$("loss").textContent = s.updates ? number(s.loss, 4) : "–";
+	$("rate").textContent = number(s.images_per_s);
+	$("eta").textContent = s.eta_s == null ? "" : seconds(s.eta_s) + " left";
+	$("live").textContent = s.live_workers;
+	$("staleness").textContent = s.staleness_mean == null ? "" : `staleness ${number(s.staleness_mean, 1)}`;
+	state(s.ending || s.state, s.degraded ? "bad" : s.ending ? "good" : s.state === "training" ? "busy" : "");
+	const words = s.degraded ? "Disk: " + s.degraded : s.waiting ? s.waiting : s.warnings[0] || "";
+	notice(words);
+	drawWorkers();
+	drawCounters();
+	$("foot").textContent = `run ${s.run.slice(0, 12)} · start ${s.term} of the server · ` +
+		`${number(s.rss_bytes / 1048576)} MiB · up ${seconds(s.uptime_s)}`;
+}
+
+function state(text, css) {
+	const el = $("state");
+	if (el.textContent !== text)
+		el.textContent = text;
+	el.className = "pill " + css;
+}
+
+function notice(text) {
+	if ($("notice").textContent !== text)
+		$("notice").textContent = text;
+	$("notice").hidden = !text;
+}
+
+function draw() {
+	drawCurves();
+	timeline($("timeline"), run, namesOf(run));
+	const last = run.samples[run.samples.length - 1];
+	$("timeline-box").setAttribute("aria-label", last ? "State of each worker: " +
+		last.workers.slice(0, 12).map(w => `worker ${w[0]} ${w[1]}`).join(", ") : "No worker yet");
+}
+
+// Open the stream, then read the history. Lines that come in the meantime may be in both.
+function connect() {
+	const events = new EventSource("events");
+	let waiting = [];
+	events.onopen = async () => {
+		const fresh = new Run("");
+		let text;
+		try {
+			text = await (await fetch("history", {cache: "no-store"})).text();
+		} catch {
+			return; /* onerror tries again */
+		}
+		fresh.takeText(text);
+		waiting.filter(line => !text.includes(line)).forEach(line => fresh.take(JSON.parse(line)));
+		waiting = null;
+		run = fresh;
+		draw();
+	};
+	events.addEventListener("line", e => waiting ? waiting.push(e.data) : run.take(JSON.parse(e.data)));
+	events.addEventListener("status", e => {
+		status = JSON.parse(e.data);
+		lost = 0;
+		drawStatus();
+		if (!document.hidden && !waiting)
+			draw();
+	});
+	if (typeof onWall === "function")
+		events.addEventListener("wall", e => onWall(JSON.parse(e.data)));
+	events.onerror = () => {
+		events.close();
+		retry();
+	};
+}
+
+// The server is away: ask again every second.
+function retry() {
+	if (status && status.ending) {
+		state(status.ending, "good");
+		notice("The run has ended and its server has exited. cnn-ctl history prints it.");
+	} else {
+		lost = lost || Date.now();
+		state("server away", "bad");
+		notice(`No server since ${new Date(lost).toLocaleTimeString("en-GB")}. This page connects again by itself.`);
+	}
+	setTimeout(connect, 1000);
+}
+
+function repaint() {
+	curves.forEach(g => g.paint());
+	draw();
+}
+
+$("theme").onclick = () => {
+	theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+	repaint();
+};
+matchMedia("(prefers-color-scheme: dark)").onchange = e => {
+	theme(e.matches ? "dark" : "light");
+	repaint();
+};
+addEventListener("resize", () => draw());
+curves.forEach(g => g.paint());
+connect();

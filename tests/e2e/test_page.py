@@ -1,0 +1,186 @@
+"""The page of the server, in Chromium: what it shows, what survives, who may read it."""
+import json
+import re
+import shutil
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from support.build import PATIENCE
+from support.programs import until
+
+TOKEN = "correct-horse-battery-staple"
+
+
+def url_of(server):
+    return server.line(r"http listening.* url=(\S+?)/?$")[1]
+
+
+def fetch(url, **headers):
+    """Returns status, headers and body."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as reply:
+            return reply.status, reply.headers, reply.read()
+    except urllib.error.HTTPError as e:
+        return e.code, e.headers, e.read()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    selenium = pytest.importorskip("selenium.webdriver", reason="python3-selenium is not installed")
+    if not shutil.which("chromedriver"):
+        pytest.skip("no Chromium: deploy/setup.sh installs chromium-driver")
+    options = selenium.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                     "--window-size=1280,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    from selenium.webdriver.chrome.service import Service
+    driver = selenium.Chrome(service=Service(shutil.which("chromedriver")), options=options)
+    driver.set_page_load_timeout(60 * PATIENCE)
+    yield driver
+    driver.quit()
+
+
+def text(browser, element):
+    return browser.execute_script(f"return document.getElementById('{element}').textContent")
+
+
+def test_one_small_file_without_other_hosts(programs):
+    server = programs.server("--model", "seed:4")
+    status, headers, body = fetch(url_of(server) + "/")
+    assert status == 200 and headers["Content-Type"].startswith("text/html")
+    assert len(body) < 300_000
+    assert not re.search(rb"(src|href)\s*=\s*[\"']?(https?:)?//", body)
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+def test_page_of_a_run_that_survives_its_server(programs, small, browser):
+    options = ("--model", "seed:8", "--epochs", 500, "--checkpoint-ms", 200)
+    server = programs.server(*options)
+    port = url_of(server).rsplit(":", 1)[1]
+    for name in ("one", "two"):
+        programs.worker(server.endpoint, "--name", name, data=small)
+    browser.get_log("browser")
+    browser.get(url_of(server))
+    until(lambda: "%" in text(browser, "accuracy"), 30, "the page shows an accuracy")
+    until(lambda: browser.execute_script("return run.samples.length") >= 2, 30, "samples")
+    assert text(browser, "state") == "training"
+    assert re.match(r"\d+ / 500", text(browser, "epoch"))
+    assert "two" in text(browser, "workers") and "gradients decided" in text(browser, "once")
+    assert browser.execute_script("return document.querySelectorAll('.chart canvas').length") >= 3
+    assert browser.execute_script("return document.getElementById('timeline').height") > 40
+    for chart in ("accuracy", "loss", "rate"):
+        assert re.search(r"\d", browser.execute_script(
+            f"return document.getElementById('chart-{chart}').getAttribute('aria-label')"))
+    assert browser.get_log("browser") == [], "the console is clean"
+
+    server.kill()
+    until(lambda: text(browser, "state") == "server away", 20, "the page says so")
+    assert "connects again by itself" in text(browser, "notice")
+    server = programs.restart(server, *options, "--http", f"127.0.0.1:{port}")
+    until(lambda: text(browser, "state") in ("training", "evaluating", "waiting"), 30, "it is back")
+    until(lambda: browser.execute_script("return run.gaps.length") == 1, 10, "the gap is marked")
+    epochs = browser.execute_script("return run.epochs.map(e => e.epoch)")
+    assert epochs == list(range(1, len(epochs) + 1))
+
+
+def test_phone_width_theme_and_keyboard(programs, small, browser):
+    from selenium.webdriver.common.keys import Keys
+    server = programs.server("--model", "seed:4", "--epochs", 1000)
+    programs.worker(server.endpoint, data=small)
+    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        browser.get(url_of(server))
+        until(lambda: "%" in text(browser, "accuracy"), 30, "the page shows an accuracy")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    theme = browser.execute_script("return document.documentElement.dataset.theme")
+    active = browser.switch_to.active_element
+    active.send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to the charts"
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.execute_script("return document.documentElement.dataset.theme") != theme
+
+
+def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    server = programs.server("--model", "seed:4", "--http-token", tmp_path / "token",
+                             "--http", "0.0.0.0:0")
+    url = url_of(server).replace("0.0.0.0", "127.0.0.1")
+    assert fetch(url + "/healthz")[::2] == (200, b"ok\n")
+    for path in ("/", "/metrics", "/status", "/history", "/events", "/nothing"):
+        status, headers, body = fetch(url + path)
+        assert status == 401 and headers["WWW-Authenticate"] == "Bearer"
+        assert b"conv" not in body and TOKEN.encode() not in body
+    for wrong in (TOKEN[:-1], TOKEN + "x", "", "Bearer"):
+        assert fetch(url + "/metrics", Authorization=f"Bearer {wrong}")[0] == 401
+        assert fetch(url + "/metrics", Cookie=f"cnnps_token={wrong}")[0] == 401
+    assert fetch(url + "/metrics", Authorization=f"Bearer {TOKEN}")[0] == 200
+
+    browser.get(url + "/")
+    field = browser.find_element("name", "token")
+    field.send_keys("not the token at all")
+    field.submit()
+    until(lambda: "That is not the token" in browser.page_source, 10, "the refusal")
+    field = browser.find_element("name", "token")
+    field.send_keys(TOKEN)
+    field.submit()
+    until(lambda: browser.title.endswith("cnn-ps") and browser.find_elements("id", "accuracy"), 10,
+          "the page")
+    until(lambda: text(browser, "state") == "waiting", 10, "the cookie also opens the stream")
+    assert browser.execute_script("return document.cookie") == "", "scripts cannot read the token"
+    cookie = browser.get_cookie("cnnps_token")
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
+
+
+@pytest.mark.parametrize("content", ["short", "with blanks in the middle of it", "x" * 300])
+def test_a_bad_token_file_is_refused(programs, tmp_path, content):
+    (tmp_path / "token").write_text(content)
+    server = programs.server("--model", "seed:4", "--http-token", tmp_path / "token")
+    assert server.wait(10) == 2
+    assert "--http-token" in server.tail()
+
+
+def test_streams_are_bounded_and_end_with_the_server(programs):
+    server = programs.server("--model", "seed:4")
+    host, port = url_of(server)[7:].split(":")
+    streams = []
+    for _ in range(17):
+        streams.append(socket.create_connection((host, int(port)), timeout=5))
+        streams[-1].sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    heads = [s.recv(4096).split(b"\r\n", 1)[0] for s in streams]
+    assert sorted(heads) == 16 * [b"HTTP/1.1 200 OK"] + [b"HTTP/1.1 503 Service Unavailable"]
+    assert json.loads(fetch(url_of(server) + "/status")[2])["state"] == "waiting"
+    for s in streams:
+        s.close()
+    until(lambda: b"200 OK" in first_bytes(host, port), 10, "streams are free again")
+    server.signal(15)
+    assert server.wait(10) == 0
+
+
+def first_bytes(host, port):
+    with socket.create_connection((host, int(port)), timeout=5) as s:
+        s.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return s.recv(4096)
+
+
+def test_a_stream_that_is_not_read_costs_nothing(programs, small):
+    server = programs.server("--model", "seed:4", "--epochs", 1000)
+    programs.worker(server.endpoint, data=small)
+    host, port = url_of(server)[7:].split(":")
+    stream = socket.socket()
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    stream.connect((host, int(port)))
+    stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    begun = server.status()["updates"]
+    end = time.monotonic() + 3
+    until(lambda: time.monotonic() > end, 10, "three seconds")
+    assert server.status()["updates"] > begun and server.status()["rss_bytes"] < 200 << 20
+    stream.close()

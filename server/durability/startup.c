@@ -355,7 +355,7 @@ int startup_open(struct startup *out, const struct options *o, struct err *e)
 	if (!out->memory)
 		rc = err_set(e, PS_ENOMEM, "no address space for a core of %zu bytes",
 			out->memory_bytes);
-	else if (param_buffers_new(&out->params, o->core.n_params))
+	else if (param_buffers_new(&out->params, o->core.n_params, 0))
 		rc = err_set(e, PS_ENOMEM, "no memory for %zu weights", o->core.n_params);
 	else
 		rc = lock(out, o, e);

@@ -1,18 +1,36 @@
 /* param_buffers.c - see param_buffers.h. */
 #include "server/net/param_buffers.h"
 #include <stdatomic.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include "common/assert.h"
 #include "common/mem.h"
 #include "common/pool.h"
+#include "common/share.h"
 #include "proto/wire.h"
 
-/* The reference count of a buffer, stored after its values. The core has one reference to its
- * current buffer, and each frame has one. When the last reference is dropped, the buffer returns to
- * the pool. */
+#define PAGE ((size_t)4096)
+
+/* The reference count of a buffer. Ordinary buffers have it after their values; of shared buffers,
+ * which other processes see, it lies elsewhere. The core has one reference to its current buffer,
+ * and each frame and each reader in another process has one. When the last reference is dropped,
+ * the buffer returns to its pool. */
 struct refs {
-	struct pool *pool;
+	struct pool *pool;     /* of an ordinary buffer; NULL: shared */
+	struct shared *shared; /* of a shared buffer */
 	atomic_uint n;
+};
+
+/* The buffers in a memfd. libzmq's threads return them, too. */
+struct shared {
+	struct param_shared at;
+	char *base;
+	struct refs *refs; /* at.n */
+	pthread_mutex_t mutex;
+	size_t n_free;
+	uint32_t *free_index; /* last in, first out */
 };
 
 #define REFS_FLOATS (64 / sizeof(float)) /* its size, with alignment */
@@ -25,9 +43,10 @@ struct copy {
 
 struct param_buffers {
 	struct pool *pool;
-	float *current;      /* the buffer that the core uses */
-	float *spare;        /* for the next version while frames of `current` exist, or NULL */
-	struct copy copy[2]; /* by enum weights - 1 */
+	struct shared *shared; /* NULL: none */
+	float *current;        /* the buffer that the core uses */
+	float *spare;          /* for the next version while frames of `current` exist, or NULL */
+	struct copy copy[2];   /* by enum weights - 1 */
 	size_t n_params;
 	uint64_t version, xxh3; /* of `current` */
 	int is_framed;          /* xxh3 is known */
@@ -36,22 +55,105 @@ struct param_buffers {
 
 _Static_assert(sizeof(struct refs) <= REFS_FLOATS * sizeof(float), "the count has room");
 
+/* ---- shared buffers -------------------------------------------------------------------------- */
+
+static void shared_free(struct shared **out)
+{
+	struct shared *s = *out;
+
+	if (!s)
+		return;
+	if (s->base)
+		(void)munmap(s->base, s->at.n * s->at.pitch);
+	if (s->at.fd >= 0)
+		close(s->at.fd);
+	pthread_mutex_destroy(&s->mutex);
+	free(s->refs);
+	free(s->free_index);
+	free(s);
+	*out = NULL;
+}
+
+static struct shared *shared_new(size_t n_params, size_t n)
+{
+	struct shared *s = mem_try(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	if (pthread_mutex_init(&s->mutex, NULL)) {
+		free(s);
+		return NULL;
+	}
+	s->at = (struct param_shared){
+		.fd = -1, .n = n, .pitch = (n_params * sizeof(float) + PAGE - 1) / PAGE * PAGE};
+	s->refs = mem_try(n, sizeof(*s->refs));
+	s->free_index = mem_try(n, sizeof(*s->free_index));
+	if (s->refs && s->free_index &&
+		share_new("cnn-ps weights", n * s->at.pitch, &s->at.fd) == PS_OK)
+		s->base = share_map(s->at.fd, n * s->at.pitch, 1);
+	if (!s->base || share_freeze(s->at.fd)) {
+		shared_free(&s);
+		return NULL;
+	}
+	for (size_t i = n; i-- > 0;)
+		s->free_index[s->n_free++] = (uint32_t)i;
+	return s;
+}
+
+static float *shared_take(struct shared *s)
+{
+	char *at = NULL;
+
+	pthread_mutex_lock(&s->mutex);
+	if (s->n_free > 0)
+		at = s->base + s->free_index[--s->n_free] * s->at.pitch;
+	pthread_mutex_unlock(&s->mutex);
+	return (float *)(void *)at;
+}
+
+static int is_shared(const struct shared *s, const float *buffer)
+{
+	const char *at = (const char *)buffer;
+
+	return s && at >= s->base && at < s->base + s->at.n * s->at.pitch;
+}
+
+static size_t shared_index(const struct shared *s, const float *buffer)
+{
+	return (size_t)((const char *)buffer - s->base) / s->at.pitch;
+}
+
+static void shared_return(struct shared *s, const float *buffer)
+{
+	pthread_mutex_lock(&s->mutex);
+	PS_ASSERT(s->n_free < s->at.n);
+	s->free_index[s->n_free++] = (uint32_t)shared_index(s, buffer);
+	pthread_mutex_unlock(&s->mutex);
+}
+
+/* ---- all buffers ----------------------------------------------------------------------------- */
+
 static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 {
 	size_t end = (w->n_params + REFS_FLOATS - 1) / REFS_FLOATS * REFS_FLOATS;
 
+	if (is_shared(w->shared, buffer))
+		return &w->shared->refs[shared_index(w->shared, buffer)];
 	return (struct refs *)(void *)(buffer + end);
 }
 
-/* Take a buffer from the pool, with one reference. */
+/* Take a shared buffer, or else one of ordinary memory, with one reference. */
 static float *take_buffer(struct param_buffers *w)
 {
-	float *buffer = pool_acquire(w->pool);
+	float *buffer = w->shared ? shared_take(w->shared) : NULL;
 
+	if (!buffer)
+		buffer = pool_acquire(w->pool);
 	if (buffer) {
 		struct refs *u = refs_of(w, buffer);
 
-		u->pool = w->pool;
+		u->shared = is_shared(w->shared, buffer) ? w->shared : NULL;
+		u->pool = u->shared ? NULL : w->pool;
 		atomic_init(&u->n, 1);
 	}
 	return buffer;
@@ -66,11 +168,15 @@ static void drop_ref(void *buffer, void *refs)
 	unsigned before = atomic_fetch_sub(&u->n, 1);
 
 	PS_ASSERT(before >= 1);
-	if (before == 1)
+	if (before > 1)
+		return;
+	if (u->shared)
+		shared_return(u->shared, values);
+	else
 		pool_release(u->pool, &values);
 }
 
-int param_buffers_new(struct param_buffers **out, size_t n_params)
+int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared)
 {
 	struct param_buffers *w = mem_try(1, sizeof(*w));
 
@@ -80,6 +186,8 @@ int param_buffers_new(struct param_buffers **out, size_t n_params)
 	for (size_t i = 0; i < 2; i++)
 		(void)zmq_msg_init(&w->copy[i].frame);
 	w->n_params = n_params;
+	if (shared)
+		w->shared = shared_new(n_params, shared);
 	if (pool_new(&w->pool, n_params + 2 * REFS_FLOATS) == PS_OK)
 		w->current = take_buffer(w);
 	if (w->current)
@@ -97,10 +205,11 @@ void param_buffers_free(struct param_buffers **out)
 	for (size_t i = 0; i < 2; i++)
 		(void)zmq_msg_close(&w->copy[i].frame);
 	if (w->spare)
-		pool_release(w->pool, &w->spare);
+		drop_ref(w->spare, refs_of(w, w->spare));
 	if (w->current)
-		pool_release(w->pool, &w->current);
+		drop_ref(w->current, refs_of(w, w->current));
 	pool_free(&w->pool);
+	shared_free(&w->shared);
 	free(w);
 	*out = NULL;
 }
@@ -110,26 +219,62 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
-/* Make a frame that points to the core's own buffer. This needs a second buffer for the next
- * version. */
-static int frame_current(struct param_buffers *w, uint64_t *xxh3, zmq_msg_t *frame)
+/* Add a reader of the current buffer. The next version then needs a second buffer. Sets *xxh3 to the
+ * checksum of the weights. Returns the reader's reference; NULL: no memory. */
+static struct refs *add_reader(struct param_buffers *w, uint64_t *xxh3)
 {
 	struct refs *u = refs_of(w, w->current);
 
 	if (!w->spare && !(w->spare = take_buffer(w)))
-		return PS_ENOMEM;
+		return NULL;
 	atomic_fetch_add(&u->n, 1);
-	if (zmq_msg_init_data(frame, w->current, w->n_params * sizeof(float), drop_ref, u)) {
-		atomic_fetch_sub(&u->n, 1);
-		return PS_ENOMEM;
-	}
 	if (!w->is_framed) {
 		w->xxh3 = wire_checksum(w->current, w->n_params);
 		w->is_framed = 1;
 		w->framed++;
 	}
 	*xxh3 = w->xxh3;
+	return u;
+}
+
+/* Make a frame that points to the core's own buffer. */
+static int frame_current(struct param_buffers *w, uint64_t *xxh3, zmq_msg_t *frame)
+{
+	struct refs *u = add_reader(w, xxh3);
+
+	if (!u)
+		return PS_ENOMEM;
+	if (zmq_msg_init_data(frame, w->current, w->n_params * sizeof(float), drop_ref, u)) {
+		drop_ref(w->current, u);
+		return PS_ENOMEM;
+	}
 	return PS_OK;
+}
+
+int param_buffers_shared(const struct param_buffers *w, struct param_shared *shared)
+{
+	if (w->shared)
+		*shared = w->shared->at;
+	return w->shared != NULL;
+}
+
+int param_buffers_hold(struct param_buffers *w, struct msg_params *m, size_t *index, void **hold)
+{
+	struct slice *s = &m->slices.slice[0];
+
+	*hold = NULL;
+	if (s->data != w->current || !is_shared(w->shared, w->current) || !add_reader(w, &s->xxh3))
+		return 0;
+	*index = shared_index(w->shared, w->current);
+	*hold = w->current;
+	return 1;
+}
+
+void param_buffers_drop(struct param_buffers *w, void **hold)
+{
+	if (*hold)
+		drop_ref(*hold, refs_of(w, *hold));
+	*hold = NULL;
 }
 
 static int make_copy(struct param_buffers *w, struct copy *c, const struct msg_params *m)
@@ -238,10 +383,10 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 
 void param_buffers_before_step(struct param_buffers *w, struct core *c)
 {
-	int is_shared = atomic_load(&refs_of(w, w->current)->n) > 1;
+	int is_read = atomic_load(&refs_of(w, w->current)->n) > 1;
 
-	PS_ASSERT(!is_shared || w->spare); /* invariant 1: the core must not write to current */
-	core_lend(c, is_shared ? w->spare : NULL);
+	PS_ASSERT(!is_read || w->spare); /* invariant 1: the core must not write to current */
+	core_lend(c, is_read ? w->spare : NULL);
 }
 
 uint64_t param_buffers_framed(const struct param_buffers *w)

@@ -6,6 +6,10 @@
  * updates its buffer in place, which keeps the caches warm. A buffer returns to the pool when its
  * last frame was sent. With k readers of different speed there are at most k + 2 buffers.
  *
+ * A shared-memory lane (lane.h) needs buffers that other processes can map and cannot change. They
+ * are places in one memfd. If all of them are in use, the next buffer is ordinary memory, and its
+ * weights leave over TCP.
+ *
  * Invariants:
  * (1) if a frame points to a buffer, the buffer does not change while the frame exists;
  * (2) the server computes the checksum of a version once, for any number of pulls. If the step that
@@ -22,8 +26,9 @@
 
 struct param_buffers; /* opaque, see param_buffers.c */
 
-/* Buffers of n_params floats. PS_ENOMEM. */
-int param_buffers_new(struct param_buffers **out, size_t n_params) PS_MUST_CHECK;
+/* Buffers of n_params floats. At most `shared` of them lie in a memfd. If the system has no memfd,
+ * or for 0, none does. PS_ENOMEM. */
+int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
 /* Frees *w and sets it to NULL; *w may be NULL. Call it after the last frame was closed
  * (router_free). */
 void param_buffers_free(struct param_buffers **w);
@@ -38,6 +43,19 @@ void param_buffers_before_step(struct param_buffers *w, struct core *c);
 /* Compute the new weights and note which buffer the core uses now. Call it after every core_decide,
  * before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w, struct core *c);
+/* The memfd of the shared buffers, which belongs to *w, their number and the bytes from one to the
+ * next. Returns 0 if there is none. */
+struct param_shared {
+	int fd;
+	size_t n, pitch;
+};
+int param_buffers_shared(const struct param_buffers *w, struct param_shared *shared);
+/* A reader in another process: the buffer *index does not change until param_buffers_drop(*hold).
+ * Sets the checksum of the only slice of `m`. Returns 0 if the weights of `m` are in no shared
+ * buffer. */
+int param_buffers_hold(
+	struct param_buffers *w, struct msg_params *m, size_t *index, void **hold) PS_MUST_CHECK;
+void param_buffers_drop(struct param_buffers *w, void **hold);
 /* The number of versions that were sent. */
 uint64_t param_buffers_framed(const struct param_buffers *w);
 

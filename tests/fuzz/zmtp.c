@@ -52,7 +52,7 @@ static void open_router(void)
 		.on_gone = on_gone};
 
 	PS_ASSERT(uv_loop_init(&loop) == 0);
-	PS_ASSERT(param_buffers_new(&params, PARAMS) == 0);
+	PS_ASSERT(param_buffers_new(&params, PARAMS, 0) == 0);
 	cfg.params = params;
 	PS_ASSERT(router_new(&router, &cfg, &e) == 0);
 	PS_ASSERT(endpoint_parse(router_endpoint(router), &at) == 0);

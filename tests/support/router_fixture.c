@@ -94,7 +94,7 @@ int router_set_up(void **state)
 	log_set_level(LOG_ERROR);
 	memset(&router_core, 0, sizeof(router_core));
 	router_context = zmq_ctx_new();
-	if (uv_loop_init(&router_loop) || param_buffers_new(&router_params, ROUTER_PARAMS))
+	if (uv_loop_init(&router_loop) || param_buffers_new(&router_params, ROUTER_PARAMS, 0))
 		return 1;
 	cfg = router_test_config();
 	return router_new(&router_under_test, &cfg, &e);

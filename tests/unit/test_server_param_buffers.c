@@ -8,8 +8,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <cmocka.h>
 #include "tests/support/core_fixture.h"
+#include "common/share.h"
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
 
@@ -17,13 +20,14 @@ static struct param_buffers *buffers;
 static struct core_fixture f;
 static struct stamp worker;
 static uint64_t seq;
+static size_t shared_buffers; /* 0: the buffers are ordinary memory */
 
 static int set_up(void **state)
 {
 	struct core_config cfg = fixture_config();
 
 	(void)state;
-	if (param_buffers_new(&buffers, cfg.n_params))
+	if (param_buffers_new(&buffers, cfg.n_params, shared_buffers))
 		return 1;
 	f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
 	f.core = core_init(f.memory, &f.cfg, param_buffers_first(buffers));
@@ -31,6 +35,15 @@ static int set_up(void **state)
 	seq = 0;
 	param_buffers_after_step(buffers, f.core);
 	return 0;
+}
+
+/* Three shared buffers: tests with more readers also take ordinary memory. */
+static int set_up_shared(void **state)
+{
+	shared_buffers = 3;
+	int rc = set_up(state);
+	shared_buffers = 0;
+	return rc;
 }
 
 static int tear_down(void **state)
@@ -229,24 +242,117 @@ static void weights_under_evaluation_are_copied(void **state)
 	zmq_msg_close(&current);
 }
 
+/* ---- readers in other processes ---------------------------------------------------------------- */
+
+static int hold_current(size_t *index, void **hold)
+{
+	struct msg_params m = {.which = WEIGHTS_CURRENT, .version = core_stats(f.core)->version};
+
+	m.slices.n = 1;
+	m.slices.slice[0] = (struct slice){
+		.count = FIXTURE_PARAMS, .encoding = ENCODING_F32, .data = core_weights(f.core)};
+	int held = param_buffers_hold(buffers, &m, index, hold);
+	if (held)
+		assert_int_equal(m.slices.slice[0].xxh3,
+			wire_checksum(core_weights(f.core), FIXTURE_PARAMS));
+	return held;
+}
+
+/* A worker's view of the memfd: it has the values of each hold, and cannot become writable. */
+static void another_process_reads_held_weights_and_cannot_write_them(void **state)
+{
+	struct param_shared at;
+	size_t index[2];
+	void *hold[2];
+
+	(void)state;
+	assert_int_equal(param_buffers_shared(buffers, &at), 1);
+	assert_true(share_is_sound(at.fd, at.n * at.pitch));
+	assert_null(share_map(at.fd, at.pitch, 1));
+	char *view = share_map(at.fd, at.n * at.pitch, 0);
+	assert_non_null(view);
+	assert_int_equal(mprotect(view, at.pitch, PROT_READ | PROT_WRITE), -1);
+	assert_int_equal(pwrite(at.fd, "x", 1, 0), -1);
+	assert_int_equal(ftruncate(at.fd, 0), -1);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(hold_current(&index[i], &hold[i]), 1);
+		push();
+	}
+	for (int i = 0; i < 2; i++) {
+		const float *values = (const float *)(void *)(view + index[i] * at.pitch);
+
+		for (size_t k = 0; k < FIXTURE_PARAMS; k++)
+			assert_true(values[k] == (float)-i);
+		param_buffers_drop(buffers, &hold[i]);
+		assert_null(hold[i]);
+	}
+	assert_int_equal(munmap(view, at.n * at.pitch), 0);
+}
+
+/* A reader that keeps every shared buffer does not stop the server: further weights are in ordinary
+ * memory, until the reader gives its buffers back. */
+static void without_a_free_shared_buffer_the_weights_are_ordinary(void **state)
+{
+	size_t index, held = 0;
+	void *hold[8];
+
+	(void)state;
+	while (held < 8 && hold_current(&index, &hold[held])) {
+		held++;
+		push();
+	}
+	assert_int_equal(held, 3);
+	push();
+	while (held > 0)
+		param_buffers_drop(buffers, &hold[--held]);
+	for (int i = 0; i < 2; i++) { /* a frame makes the core leave its buffer */
+		zmq_msg_t frame;
+
+		pull_current(&frame);
+		push();
+		zmq_msg_close(&frame);
+	}
+	assert_int_equal(hold_current(&index, &hold[0]), 1);
+	param_buffers_drop(buffers, &hold[0]);
+}
+
+static void ordinary_buffers_have_no_readers_elsewhere(void **state)
+{
+	struct param_shared at;
+	size_t index;
+	void *hold;
+
+	(void)state;
+	assert_int_equal(param_buffers_shared(buffers, &at), 0);
+	assert_int_equal(hold_current(&index, &hold), 0);
+	assert_null(hold);
+}
+
+#define ORDINARY(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+#define SHARED(test)   cmocka_unit_test_setup_teardown(test, set_up_shared, tear_down)
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			without_pulls_the_weights_stay_in_place, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_frame_is_the_cores_buffer_and_never_changes, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			pulls_of_one_version_share_one_frame, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			sent_frames_let_the_weights_stay_in_place, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(buffers_come_back, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up,
-			tear_down),
-		cmocka_unit_test_setup_teardown(a_part_of_the_weights_changes, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			weights_under_evaluation_are_copied, set_up, tear_down),
+		ORDINARY(without_pulls_the_weights_stay_in_place),
+		SHARED(without_pulls_the_weights_stay_in_place),
+		ORDINARY(a_frame_is_the_cores_buffer_and_never_changes),
+		SHARED(a_frame_is_the_cores_buffer_and_never_changes),
+		ORDINARY(pulls_of_one_version_share_one_frame),
+		SHARED(pulls_of_one_version_share_one_frame),
+		ORDINARY(sent_frames_let_the_weights_stay_in_place),
+		SHARED(sent_frames_let_the_weights_stay_in_place),
+		ORDINARY(buffers_come_back),
+		SHARED(buffers_come_back),
+		ORDINARY(weights_that_the_same_step_sends_are_hashed_as_they_are_computed),
+		SHARED(weights_that_the_same_step_sends_are_hashed_as_they_are_computed),
+		ORDINARY(a_part_of_the_weights_changes),
+		SHARED(a_part_of_the_weights_changes),
+		ORDINARY(weights_under_evaluation_are_copied),
+		SHARED(weights_under_evaluation_are_copied),
+		SHARED(another_process_reads_held_weights_and_cannot_write_them),
+		SHARED(without_a_free_shared_buffer_the_weights_are_ordinary),
+		ORDINARY(ordinary_buffers_have_no_readers_elsewhere),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,41 @@
+/*
+ * share.h - memory that processes of one host share, and Unix sockets that pass it.
+ *
+ * The memory is a memfd: it has no name in a file system, and the kernel frees it when the last
+ * process has closed and unmapped it. So nothing is left behind after a crash. Nobody can change its
+ * size, so an access to it never ends a process with SIGBUS.
+ *
+ * Thread: any. The functions keep no state.
+ */
+#ifndef COMMON_SHARE_H
+#define COMMON_SHARE_H
+#include <stddef.h>
+#include "common/err.h"
+
+#define SHARE_MAX_FDS 4    /* descriptors in one message */
+#define SHARE_PATH    107u /* bytes of the path of a Unix socket */
+
+/* Create shared memory of `bytes` zeros, which use memory only where they are written. *fd is its
+ * descriptor. PS_EIO. */
+int share_new(const char *name, size_t bytes, int *fd) PS_MUST_CHECK;
+/* Map the memory. NULL: not possible. */
+void *share_map(int fd, size_t bytes, int writable);
+/* From now on no process can write to the memory, except through a mapping that exists. PS_EIO. */
+int share_freeze(int fd) PS_MUST_CHECK;
+/* 1 if `fd` is memory of at least `bytes` whose size nobody can change. */
+int share_is_sound(int fd, size_t bytes);
+
+/* Listen on the Unix socket `path` and replace a file of a process that ended. Only this user may
+ * connect. *fd does not block. PS_EUSAGE: the path is too long, or a process listens there. PS_EIO. */
+int share_listen(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
+/* Connect to the Unix socket `path`. *fd does not block. PS_EUNREACHABLE, PS_EUSAGE. */
+int share_connect(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
+/* Send one message of `size` bytes with `n` descriptors. It fits into the buffer of a new
+ * connection. PS_ENET: it was not sent. */
+int share_send(int socket, const void *data, size_t size, const int *fds, size_t n) PS_MUST_CHECK;
+/* Receive one message of exactly `size` bytes with exactly `n` descriptors, which the caller owns
+ * after PS_OK. PS_EAGAIN: nothing has arrived. PS_EUNREACHABLE: the peer has closed. PS_EPROTO:
+ * another size or number. */
+int share_receive(int socket, void *data, size_t size, int *fds, size_t n) PS_MUST_CHECK;
+
+#endif

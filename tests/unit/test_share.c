@@ -1,0 +1,181 @@
+/* test_share.c - memory and sockets that processes share. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "tests/support/temp_dir.h"
+#include "common/share.h"
+
+static char dir[64], path[128];
+static int listener = -1;
+
+static int set_up(void **state)
+{
+	struct err e;
+
+	(void)state;
+	temp_dir_make(dir);
+	snprintf(path, sizeof(path), "%s/lane", dir);
+	return share_listen(path, &listener, &e);
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	if (listener >= 0)
+		close(listener);
+	(void)unlink(path);
+	rmdir(dir);
+	return 0;
+}
+
+static void connect_both(int *client, int *server)
+{
+	struct err e;
+
+	assert_int_equal(share_connect(path, client, &e), PS_OK);
+	*server = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	assert_true(*server >= 0);
+}
+
+static void memory_arrives_with_its_message(void **state)
+{
+	char text[8] = "";
+	int client, server, fd, got, nothing;
+
+	(void)state;
+	connect_both(&client, &server);
+	assert_int_equal(share_new("test", 8192, &fd), PS_OK);
+	char *mine = share_map(fd, 8192, 1);
+	assert_non_null(mine);
+	mine[8191] = 42;
+	assert_int_equal(share_receive(client, text, 5, &got, 1), PS_EAGAIN);
+	assert_int_equal(share_send(server, "hello", 5, &fd, 1), PS_OK);
+	assert_int_equal(share_receive(client, text, 5, &got, 1), PS_OK);
+	assert_string_equal(text, "hello");
+	assert_true(share_is_sound(got, 8192));
+	assert_false(share_is_sound(got, 8193));
+	const char *theirs = share_map(got, 8192, 0);
+	assert_non_null(theirs);
+	assert_int_equal(theirs[8191], 42);
+	close(server);
+	assert_int_equal(share_receive(client, text, 5, &nothing, 0), PS_EUNREACHABLE);
+	close(client);
+	close(fd);
+	close(got);
+	munmap(mine, 8192);
+}
+
+static int open_descriptors(void)
+{
+	int n = 0;
+
+	for (int fd = 0; fd < 256; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+/* Messages of another size, or with another number of descriptors, leave none open. */
+static void messages_of_another_form_are_refused(void **state)
+{
+	int client, server, fd[SHARE_MAX_FDS], got[SHARE_MAX_FDS];
+	char text[8];
+
+	(void)state;
+	connect_both(&client, &server);
+	for (int i = 0; i < SHARE_MAX_FDS; i++)
+		assert_int_equal(share_new("test", 4096, &fd[i]), PS_OK);
+	int before = open_descriptors();
+	assert_int_equal(share_send(client, "hell", 4, NULL, 0), PS_OK);
+	assert_int_equal(share_receive(server, text, 5, got, 0), PS_EPROTO);
+	assert_int_equal(share_send(client, "hello!", 6, NULL, 0), PS_OK);
+	assert_int_equal(share_receive(server, text, 5, got, 0), PS_EPROTO);
+	assert_int_equal(share_send(client, "hello", 5, fd, SHARE_MAX_FDS), PS_OK);
+	assert_int_equal(share_receive(server, text, 5, got, 0), PS_EPROTO);
+	assert_int_equal(share_send(client, "hello", 5, fd, 1), PS_OK);
+	assert_int_equal(share_receive(server, text, 5, got, 2), PS_EPROTO);
+	assert_int_equal(share_send(client, "hello", 5, NULL, 0), PS_OK);
+	assert_int_equal(share_receive(server, text, 5, got, 1), PS_EPROTO);
+	assert_int_equal(open_descriptors(), before);
+	for (int i = 0; i < SHARE_MAX_FDS; i++)
+		close(fd[i]);
+	close(client);
+	close(server);
+}
+
+static void memory_is_not_sound_if_its_size_can_change(void **state)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	(void)state;
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, 4096), 0);
+	assert_false(share_is_sound(fd, 4096));
+	assert_false(share_is_sound(listener, 1));
+	close(fd);
+}
+
+static void only_this_user_may_connect(void **state)
+{
+	struct stat st;
+
+	(void)state;
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0600);
+}
+
+/* A process that was killed leaves the file of its socket. The next one replaces it. */
+static void the_socket_of_a_dead_process_is_replaced(void **state)
+{
+	struct err e;
+	int fd, again;
+
+	(void)state;
+	assert_int_equal(share_listen(path, &again, &e), PS_EUSAGE); /* it listens */
+	assert_non_null(strstr(e.text, path));
+	close(listener);
+	listener = -1;
+	assert_int_equal(access(path, F_OK), 0);
+	assert_int_equal(share_connect(path, &fd, &e), PS_EUNREACHABLE);
+	assert_int_equal(share_listen(path, &listener, &e), PS_OK);
+	assert_int_equal(share_connect(path, &fd, &e), PS_OK);
+	close(fd);
+}
+
+static void a_file_that_is_no_socket_stays(void **state)
+{
+	char other[160], longer[200];
+	struct err e;
+	int fd;
+
+	(void)state;
+	snprintf(other, sizeof(other), "%s/file", dir);
+	close(open(other, O_CREAT | O_WRONLY, 0600));
+	assert_int_equal(share_listen(other, &fd, &e), PS_EUSAGE);
+	assert_int_equal(access(other, F_OK), 0);
+	unlink(other);
+	memset(longer, 'x', sizeof(longer) - 1);
+	longer[sizeof(longer) - 1] = '\0';
+	assert_int_equal(share_listen(longer, &fd, &e), PS_EUSAGE);
+	assert_int_equal(share_connect("", &fd, &e), PS_EUSAGE);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(memory_arrives_with_its_message),
+		TEST(messages_of_another_form_are_refused),
+		TEST(memory_is_not_sound_if_its_size_can_change),
+		TEST(only_this_user_may_connect),
+		TEST(the_socket_of_a_dead_process_is_replaced),
+		TEST(a_file_that_is_no_socket_stays),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -46,10 +46,10 @@ PROTOC_C ?= protoc-c
 # Debian's Python, which has the python3-* packages
 PYTHON   ?= /usr/bin/python3
 
-# ---- libraries: the server links neither OpenBLAS nor CUDA -----------------------------------
+# ---- libraries: the server links no CUDA -----------------------------------
 PKGS.base   := libzmq libuv libprotobuf-c libxxhash zlib jansson
 PKGS.server := libmicrohttpd libseccomp
-PKGS.worker := openblas libpng libjpeg
+PKGS.worker := libpng libjpeg
 PKGS        := $(PKGS.base) $(PKGS.server) $(PKGS.worker)
 ifeq ($(shell pkg-config --exists $(PKGS) 2>/dev/null && echo yes),yes)
 PKG_CFLAGS  := $(shell pkg-config --cflags $(PKGS))

@@ -16,7 +16,7 @@ set -eu
 packages="
 	gcc libc6-dev make pkg-config protobuf-compiler protobuf-c-compiler
 	libprotobuf-c-dev libzmq3-dev libuv1-dev libxxhash-dev zlib1g-dev libmicrohttpd-dev libseccomp-dev
-	libjansson-dev libopenblas-dev libpng-dev libjpeg-dev
+	libjansson-dev libpng-dev libjpeg-dev
 	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv python3-yaml
 	chromium chromium-driver python3-selenium
 	help2man python3-torch python3-tqdm

@@ -6,7 +6,6 @@
  * The device uses the best instruction set of the processor. The environment variable
  * CNN_KX_ISA=baseline|avx2|avx512 selects another one, for tests and measurements.
  */
-#include <cblas.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +116,6 @@ static int cpu_build(struct cpu *c, const struct model *m, const struct backend_
 
 	if (rc)
 		return rc;
-	openblas_set_num_threads(1); /* each thread of the team calls OpenBLAS for its own images */
 	c->n_lanes = (size_t)o->threads;
 	if (!cpu_allocate(c, o->max_batch))
 		return err_set(e, PS_ENOMEM,
@@ -157,10 +155,8 @@ static const char *cpu_describe(const void *self)
 
 static void cpu_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
 {
-	static const char *const ways[] = {[WAY_NONE] = "none",
-		[WAY_DENSE] = "dense",
-		[WAY_SPARSE] = "sparse",
-		[WAY_BLAS] = "blas"};
+	static const char *const ways[] = {
+		[WAY_NONE] = "none", [WAY_DENSE] = "dense", [WAY_SPARSE] = "sparse"};
 	const struct plan *p = &((const struct cpu *)self)->plan;
 
 	(void)batch;
@@ -168,8 +164,7 @@ static void cpu_kernel(const void *self, size_t layer, size_t batch, char *text,
 		const struct step *s = &p->step[i];
 
 		if (s->kind == STEP_WEIGHTS && s->layer == layer)
-			snprintf(text, size, "%s/%s/%s", ways[s->forward], ways[s->filter],
-				ways[s->data]);
+			snprintf(text, size, "dense/%s/%s", ways[s->filter], ways[s->data]);
 	}
 }
 
@@ -206,13 +201,14 @@ static void gradient_job(void *arg, size_t member)
 	size_t begin, end;
 
 	share_range(share, c->n_images, &begin, &end);
-	pack_params(&c->plan, share, c->params, c->packed);
+	pack_params(&c->plan, share, c->params, c->packed, c->lane[member].room);
 	team_barrier(c->team);
 	lane_gradient(&c->lane[member], &c->batch, begin, end);
 	team_barrier(c->team);
 	sum_gradients(&c->plan, share, c->sum, c->n_lanes);
 	team_barrier(c->team);
-	unpack_gradient(&c->plan, share, c->sum[0], 1 / (float)c->n_images, c->grad);
+	unpack_gradient(
+		&c->plan, share, c->sum[0], 1 / (float)c->n_images, c->grad, c->lane[member].room);
 	if (member == 0)
 		write_moments(c);
 }
@@ -224,7 +220,7 @@ static void forward_job(void *arg, size_t member)
 	size_t begin, end;
 
 	share_range(share, c->n_images, &begin, &end);
-	pack_params(&c->plan, share, c->params, c->packed);
+	pack_params(&c->plan, share, c->params, c->packed, c->lane[member].room);
 	team_barrier(c->team);
 	lane_forward(&c->lane[member], &c->batch, begin, end);
 }

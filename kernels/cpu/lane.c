@@ -11,7 +11,7 @@
 
 #define BLOCK_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
 #define BLOCK_MAX   32
-#define BLAS_BLOCK  64 /* minimum with BLAS: a weight read from memory serves many images */
+#define LARGE_BLOCK 64 /* minimum with many weights: one read from memory serves many images */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -27,8 +27,8 @@ static size_t choose_block(const struct plan *p, size_t max, int training)
 	PS_ASSERT(bytes > 0);
 	size_t block = BLOCK_BYTES / bytes;
 	block = block < 1 ? 1 : block > BLOCK_MAX ? BLOCK_MAX : block;
-	if (p->blas && block < BLAS_BLOCK)
-		block = BLAS_BLOCK;
+	if (p->large && block < LARGE_BLOCK)
+		block = LARGE_BLOCK;
 	return round_up(block < max ? block : max, p->simd->positions);
 }
 
@@ -113,7 +113,7 @@ static int allocate_table(struct lane *l, size_t i)
 static int allocate_scratch(struct lane *l)
 {
 	const struct plan *p = l->plan;
-	size_t filters = 0, room = 1,
+	size_t filters = 0, room = p->max_taps + 1,
 	       positions = p->max_positions > CHUNK_POSITIONS ? p->max_positions : CHUNK_POSITIONS;
 	int ok = 1;
 

@@ -54,9 +54,9 @@ struct lane {
 	uint16_t *argmax[MODEL_MAX_LAYERS];
 	float *mask[MODEL_MAX_LAYERS]; /* per dropout step: 0 or 1 / (1 - p) */
 	float *power[MODEL_MAX_LAYERS], *slope[MODEL_MAX_LAYERS]; /* per lrn step, see simd.lrn */
-	float *room;                                              /* lrn_room of the largest one */
-	struct moments moments[MODEL_MAX_LAYERS];                 /* per batchnorm step */
-	float *grad;         /* packed sum over the images of this lane */
+	float *room;                              /* max_taps, or lrn_room of a larger lrn */
+	struct moments moments[MODEL_MAX_LAYERS]; /* per batchnorm step */
+	float *grad;                              /* packed sum over the images of this lane */
 	float *tile;         /* scores or errors: positions of one chunk, one panel */
 	struct entry *entry; /* lists of one image, one list per filter */
 	size_t *n_entries;   /* entries in the list of each filter */

@@ -4,11 +4,16 @@
  * The layouts depend on the ways of the step (plan.h). simd.h explains panels and runs.
  *
  * Weights at `panel` are [panel][tap][width], if fprop is dense. Weights at `other` are [panel of
- * taps][filter][width] if dgrad is dense, and [filter][row][run_pad] if it is sparse or BLAS. The
+ * taps][filter][width] if dgrad is dense, and [filter][row][run_pad] if it is sparse. The
  * gradient is [panel][taps_pad][width] if wgrad is dense, else [filter][row][run_pad].
  */
 #include "kernels/cpu/pack.h"
 #include <string.h>
+
+/* How the taps of a filter divide. */
+struct taps {
+	size_t channels, pixels;
+};
 
 void share_range(struct share s, size_t n, size_t *begin, size_t *end)
 {
@@ -20,53 +25,78 @@ void share_range(struct share s, size_t n, size_t *begin, size_t *end)
 
 /* ---- packing of parameters ------------------------------------------------------------------- */
 
+/*
+ * The weights of a filter are [channel][pixel] in the parameters and [pixel][channel] in a patch.
+ * With one pixel or one channel, both are the same order.
+ */
+static struct taps taps_of(const struct step *s)
+{
+	return s->pixels == 1 ? (struct taps){1, s->n_taps}
+			      : (struct taps){s->n_taps / s->pixels, s->pixels};
+}
+
+/* Part `share` of the panels, each with one channel. */
 static void pack_panels(
 	const struct plan *p, const struct step *s, struct share share, const float *w, float *to)
 {
+	const struct taps t = taps_of(s);
 	size_t begin, end;
 
-	share_range(share, s->n_taps, &begin, &end);
-	for (size_t i = 0; i < s->n_panels; i++) {
-		const struct columns c = panel_at(p->simd, s, i);
+	share_range(share, s->n_panels * t.channels, &begin, &end);
+	for (size_t i = begin; i < end; i++) {
+		const struct columns c = panel_at(p->simd, s, i / t.channels);
+		const size_t channel = i % t.channels;
 
-		for (size_t k = begin; k < end; k++) {
-			const float *from = w + c.filter * s->n_taps + s->param[k];
-			float *panel = to + c.at * s->n_taps + k * c.width;
+		p->simd->transpose(to + c.at * s->n_taps + channel * c.width, t.channels * c.width,
+			w + c.filter * s->n_taps + channel * t.pixels, s->n_taps, c.count, t.pixels,
+			1);
+	}
+}
 
-			for (size_t j = 0; j < c.count; j++)
-				panel[j] = from[j * s->n_taps];
+/* The weights of filter `f` in the order of the taps: in `room`, or where they are. */
+static const float *filter_taps(
+	const struct plan *p, const struct step *s, const float *w, size_t f, float *room)
+{
+	const struct taps t = taps_of(s);
+
+	w += f * s->n_taps;
+	if (t.channels == 1)
+		return w;
+	p->simd->transpose(room, t.channels, w, t.pixels, t.channels, t.pixels, 1);
+	return room;
+}
+
+static void pack_tap_panels(const struct plan *p, const struct step *s, struct share share,
+	const float *w, float *to, float *room)
+{
+	size_t begin, end;
+
+	share_range(share, s->filters, &begin, &end);
+	for (size_t f = begin; f < end; f++) {
+		const float *from = filter_taps(p, s, w, f, room);
+
+		for (size_t k = 0; k < s->n_taps; k += 2 * p->simd->lanes) {
+			const struct columns c = columns_at(p->simd, s->n_taps, k);
+
+			memcpy(to + k * s->filters + f * c.width, from + k, c.count * sizeof(*to));
 		}
 	}
 }
 
-static void pack_tap_panels(
-	const struct plan *p, const struct step *s, struct share share, const float *w, float *to)
-{
-	const size_t pair = 2 * p->simd->lanes;
-	size_t begin, end;
-
-	share_range(share, round_up(s->n_taps, pair) / pair, &begin, &end);
-	for (size_t f = 0; f < s->filters; f++)
-		for (size_t k = begin * pair; k < end * pair && k < s->n_taps; k += pair) {
-			const struct columns c = columns_at(p->simd, s->n_taps, k);
-			float *panel = to + k * s->filters + f * c.width;
-
-			for (size_t j = 0; j < c.count; j++)
-				panel[j] = w[f * s->n_taps + s->param[k + j]];
-		}
-}
-
-static void pack_rows(const struct step *s, struct share share, const float *w, float *to)
+static void pack_rows(const struct plan *p, const struct step *s, struct share share,
+	const float *w, float *to, float *room)
 {
 	const struct patch *q = &s->patch;
 	size_t begin, end;
 
 	share_range(share, s->filters, &begin, &end);
-	for (size_t f = begin; f < end; f++)
+	for (size_t f = begin; f < end; f++) {
+		const float *from = filter_taps(p, s, w, f, room);
+
 		for (size_t row = 0; row < q->rows; row++)
-			for (size_t r = 0; r < q->run; r++)
-				to[(f * q->rows + row) * q->run_pad + r] =
-					w[f * s->n_taps + s->param[row * q->run + r]];
+			memcpy(to + (f * q->rows + row) * q->run_pad, from + row * q->run,
+				q->run * sizeof(*to));
+	}
 }
 
 /* weight, bias, running mean, running variance */
@@ -80,7 +110,8 @@ static void pack_batchnorm(const struct step *s, const float *params, float *to)
 	memcpy(to + 3 * n, params + s->variance, bytes);
 }
 
-void pack_params(const struct plan *p, struct share share, const float *params, float *packed)
+void pack_params(
+	const struct plan *p, struct share share, const float *params, float *packed, float *room)
 {
 	for (size_t i = 0; i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
@@ -90,12 +121,11 @@ void pack_params(const struct plan *p, struct share share, const float *params, 
 			pack_batchnorm(s, params, packed + s->panel);
 		if (s->kind != STEP_WEIGHTS)
 			continue;
-		if (s->forward == WAY_DENSE)
-			pack_panels(p, s, share, w, packed + s->panel);
+		pack_panels(p, s, share, w, packed + s->panel);
 		if (s->data == WAY_DENSE)
-			pack_tap_panels(p, s, share, w, packed + s->other);
-		else if (s->data == WAY_SPARSE || s->forward == WAY_BLAS)
-			pack_rows(s, share, w, packed + s->other);
+			pack_tap_panels(p, s, share, w, packed + s->other, room);
+		else if (s->data == WAY_SPARSE)
+			pack_rows(p, s, share, w, packed + s->other, room);
 		for (size_t f = 0; share.part == 0 && f < s->filters; f++)
 			packed[s->panel_bias + f] = params[s->bias + f];
 	}
@@ -109,45 +139,45 @@ void sum_gradients(const struct plan *p, struct share share, float *const *sum, 
 
 	share_range(share, p->grad_floats, &begin, &end);
 	for (size_t i = 1; i < n; i++)
-		for (size_t at = begin; at < end; at++)
-			sum[0][at] += sum[i][at];
+		p->simd->add_scaled(sum[0] + begin, sum[i] + begin, 1, end - begin);
 }
 
 static void unpack_panels(const struct plan *p, const struct step *s, struct share share,
 	const float *sum, float scale, float *grad)
 {
+	const struct taps t = taps_of(s);
 	size_t begin, end;
 
-	share_range(share, s->n_taps, &begin, &end);
-	for (size_t i = 0; i < s->n_panels; i++) {
-		const struct columns c = panel_at(p->simd, s, i);
+	share_range(share, s->n_panels * t.channels, &begin, &end);
+	for (size_t i = begin; i < end; i++) {
+		const struct columns c = panel_at(p->simd, s, i / t.channels);
+		const size_t channel = i % t.channels;
 
-		for (size_t k = begin; k < end; k++) {
-			const float *panel = sum + c.at * s->taps_pad + k * c.width;
-			float *to = grad + c.filter * s->n_taps + s->param[k];
-
-			for (size_t j = 0; j < c.count; j++)
-				to[j * s->n_taps] = scale * panel[j];
-		}
+		p->simd->transpose(grad + c.filter * s->n_taps + channel * t.pixels, s->n_taps,
+			sum + c.at * s->taps_pad + channel * c.width, t.channels * c.width,
+			t.pixels, c.count, scale);
 	}
 }
 
-static void unpack_rows(
-	const struct step *s, struct share share, const float *sum, float scale, float *grad)
+static void unpack_rows(const struct plan *p, const struct step *s, struct share share,
+	const float *sum, float scale, float *grad, float *room)
 {
 	const struct patch *q = &s->patch;
+	const struct taps t = taps_of(s);
 	size_t begin, end;
 
 	share_range(share, s->filters, &begin, &end);
-	for (size_t f = begin; f < end; f++)
+	for (size_t f = begin; f < end; f++) {
 		for (size_t row = 0; row < q->rows; row++)
-			for (size_t r = 0; r < q->run; r++)
-				grad[f * s->n_taps + s->param[row * q->run + r]] =
-					scale * sum[(f * q->rows + row) * q->run_pad + r];
+			memcpy(room + row * q->run, sum + (f * q->rows + row) * q->run_pad,
+				q->run * sizeof(*room));
+		p->simd->transpose(grad + f * s->n_taps, t.pixels, room, t.channels, t.pixels,
+			t.channels, scale);
+	}
 }
 
-void unpack_gradient(
-	const struct plan *p, struct share share, const float *sum, float scale, float *grad)
+void unpack_gradient(const struct plan *p, struct share share, const float *sum, float scale,
+	float *grad, float *room)
 {
 	for (size_t i = 0; i < p->n_steps; i++) {
 		const struct step *s = &p->step[i];
@@ -162,7 +192,7 @@ void unpack_gradient(
 		if (s->filter == WAY_DENSE)
 			unpack_panels(p, s, share, sum + s->grad, scale, grad + s->weight);
 		else
-			unpack_rows(s, share, sum + s->grad, scale, grad + s->weight);
+			unpack_rows(p, s, share, sum + s->grad, scale, grad + s->weight, room);
 		for (size_t f = 0; share.part == 0 && f < s->filters; f++)
 			grad[s->bias + f] = scale * sum[s->grad_bias + f];
 	}

@@ -8,7 +8,7 @@
 
 #define MAX_IMAGE     ((size_t)1 << 25) /* floats of an image in a plane; offsets have 32 bits */
 #define MAX_POSITIONS ((size_t)1 << 28) /* of all windows of a step, with overlaps */
-#define BLAS_WEIGHTS  ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
+#define MANY_WEIGHTS  ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
 
 size_t round_up(size_t n, size_t unit)
 {
@@ -176,28 +176,28 @@ static int add_patch(const struct plan *p, struct step *s, size_t height, size_t
 }
 
 /* Lists the taps in the order of the input plane: row, column, channel. */
-static int add_taps(const struct plan *p, struct step *s, size_t height, size_t width)
+static int add_taps(struct plan *p, struct step *s, size_t height, size_t width)
 {
 	const struct plane *in = &p->plane[s->in];
 	const size_t channels = in->shape.c, own = channels / s->groups;
 
-	s->n_taps = height * width * own;
+	s->pixels = height * width;
+	s->n_taps = s->pixels * own;
+	if (s->n_taps > p->max_taps)
+		p->max_taps = s->n_taps;
 	s->taps_pad = round_up(s->n_taps, p->simd->taps);
 	s->tap = mem_try(s->groups, s->taps_pad * sizeof(*s->tap));
-	s->param = mem_try(s->n_taps, sizeof(*s->param));
 	s->channel = mem_try(s->filters, sizeof(*s->channel));
-	if (!s->tap || !s->param || !s->channel)
+	if (!s->tap || !s->channel)
 		return 0;
 	size_t k = 0;
 	for (size_t y = 0; y < height; y++)
 		for (size_t x = 0; x < width; x++)
-			for (size_t c = 0; c < own; c++, k++) {
+			for (size_t c = 0; c < own; c++, k++)
 				for (size_t g = 0; g < s->groups; g++)
 					s->tap[g * s->taps_pad + k] =
 						(uint32_t)(y * in->row + x * channels + g * own +
 							   c);
-				s->param[k] = (uint32_t)((c * height + y) * width + x);
-			}
 	for (size_t f = 0; f < s->filters; f++)
 		s->channel[f] = (uint32_t)(f / s->in_group * own);
 	return add_patch(p, s, height, width);
@@ -218,13 +218,10 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 	const double sparse =
 		(double)s->n_windows * (double)s->filters * (double)(s->patch.rows * run_vectors);
 	const int one_patch = s->n_positions == 1 && s->patch.rows == 1 && s->groups == 1;
-	s->forward = WAY_DENSE;
 	s->filter = dense <= 2 * sparse ? WAY_DENSE : WAY_SPARSE;
 	s->data = one_patch ? WAY_DENSE : WAY_SPARSE;
-	if (one_patch && s->filters * s->n_taps >= BLAS_WEIGHTS) {
-		s->forward = s->filter = s->data = WAY_BLAS;
-		p->blas = 1;
-	}
+	if (s->filters * s->n_taps >= MANY_WEIGHTS)
+		p->large = 1;
 	if (!back)
 		s->data = WAY_NONE;
 }
@@ -235,12 +232,12 @@ static void place_step(struct plan *p, struct step *s)
 	const size_t rows = s->filters * s->patch.rows * s->patch.run_pad;
 
 	s->panel = p->packed_floats;
-	s->panel_bias = s->panel + (s->forward == WAY_DENSE ? s->columns * s->n_taps : 0);
+	s->panel_bias = s->panel + s->columns * s->n_taps;
 	s->other = s->panel_bias + s->columns;
 	p->packed_floats = s->other;
 	if (s->data == WAY_DENSE)
 		p->packed_floats += s->filters * columns_pad(p->simd, s->n_taps);
-	else if (s->data == WAY_SPARSE || s->forward == WAY_BLAS)
+	else if (s->data == WAY_SPARSE)
 		p->packed_floats += rows;
 	s->grad = p->grad_floats;
 	s->grad_bias = s->grad + (s->filter == WAY_DENSE ? s->columns * s->taps_pad : rows);
@@ -473,7 +470,6 @@ void plan_release(struct plan *p)
 		free(s->position);
 		free(s->to);
 		free(s->tap);
-		free(s->param);
 		free(s->channel);
 		free(s->row_at);
 	}

@@ -47,7 +47,6 @@ enum way {
 	WAY_NONE,   /* no layer needs these errors */
 	WAY_DENSE,  /* every position, in register tiles */
 	WAY_SPARSE, /* only the argmax of each pool window */
-	WAY_BLAS,   /* OpenBLAS: one window per image, more weights than an L2 cache holds */
 };
 
 struct step {
@@ -69,9 +68,10 @@ struct step {
 	uint32_t *position; /* for each position: offset of its patch in the input plane */
 	uint32_t *to;       /* for each window: offset of its values in the output plane */
 
-	/* weights: filter f's weight for tap k is params[weight + f * n_taps + param[k]]. A filter
-	 * has taps only in the channels of its group. */
-	size_t filters, n_taps;
+	/* weights: tap k is channel k % c of pixel k / c, with c = n_taps / pixels. Filter f's weight
+	 * for it is params[weight + f * n_taps + channel * pixels + pixel]. A filter has taps only in
+	 * the channels of its group. */
+	size_t filters, n_taps, pixels;
 	size_t groups, in_group; /* in_group: filters of a group */
 	size_t group_columns;    /* in_group rounded up to whole vectors, see columns_pad */
 	size_t columns;          /* the same of all groups together */
@@ -79,13 +79,12 @@ struct step {
 	size_t taps_pad; /* n_taps rounded up to a multiple of simd.taps */
 	uint32_t *
 		tap; /* for each group: offset of each tap in a patch; taps_pad entries, 0 after n_taps */
-	uint32_t *param;     /* number of each tap among the weights of a filter; n_taps entries */
-	uint32_t *channel;   /* for each filter: the first channel of its group */
-	uint32_t *row_at;    /* the offsets of patch.at */
-	size_t weight, bias; /* offsets in params; batchnorm, too */
+	uint32_t *channel;     /* for each filter: the first channel of its group */
+	uint32_t *row_at;      /* the offsets of patch.at */
+	size_t weight, bias;   /* offsets in params; batchnorm, too */
 	size_t mean, variance; /* batchnorm: offsets in params of the running statistics */
 	struct patch patch;
-	enum way forward, filter, data; /* ways of fprop, wgrad and dgrad */
+	enum way filter, data; /* ways of wgrad and dgrad; fprop is dense */
 
 	/* offsets in the packed parameters and in a lane's gradient, in floats (see pack.c) */
 	size_t panel, panel_bias, other;
@@ -100,10 +99,11 @@ struct plan {
 	int held[MODEL_MAX_LAYERS + 1];
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
-	int blas;             /* a step uses WAY_BLAS */
+	int large;            /* a step has more weights than an L2 cache holds */
 	int whole;            /* a step needs all images of a batch together: batchnorm */
 	size_t first_trained; /* number of the first step with weights */
 	size_t max_positions; /* maximum in a window of any step */
+	size_t max_taps;      /* maximum of a filter of any step */
 	size_t max_entries;   /* maximum of one image in a sparse step */
 	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters */
 	/* [channel][256] values of a pixel in the first plane; NULL: v / 255 */

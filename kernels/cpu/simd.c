@@ -139,6 +139,60 @@ static void filter_dense(float *grad, const float *d, const float *const *source
 			filter_tile(grad, d, source, n, tap + k, 1);
 }
 
+/* ---- transposition --------------------------------------------------------------------------- */
+
+/* Round h exchanges the two off-diagonal blocks of h x h values in each block of 2h x 2h. */
+#if LANES == 16
+#define EACH_LANE(f, h)                                                                            \
+	f(0, h), f(1, h), f(2, h), f(3, h), f(4, h), f(5, h), f(6, h), f(7, h), f(8, h), f(9, h),  \
+		f(10, h), f(11, h), f(12, h), f(13, h), f(14, h), f(15, h)
+#elif LANES == 8
+#define EACH_LANE(f, h) f(0, h), f(1, h), f(2, h), f(3, h), f(4, h), f(5, h), f(6, h), f(7, h)
+#else
+#define EACH_LANE(f, h) f(0, h), f(1, h), f(2, h), f(3, h)
+#endif
+#define UPPER(j, h)       ((j) & (h) ? LANES + (j) - (h) : (j))
+#define LOWER(j, h)       ((j) & (h) ? LANES + (j) : (j) + (h))
+#define MERGE(f, a, b, h) __builtin_shufflevector(a, b, EACH_LANE(f, h))
+#define EXCHANGE(row, h)                                                                           \
+	UNROLL for (size_t i = 0; i < LANES; i++) if (!(i & (h)))                                  \
+	{                                                                                          \
+		const vec a = row[i], b = row[i + (h)];                                            \
+                                                                                                   \
+		row[i] = MERGE(UPPER, a, b, h);                                                    \
+		row[i + (h)] = MERGE(LOWER, a, b, h);                                              \
+	}
+
+INLINE void transpose_tile(float *to, size_t to_row, const float *from, size_t from_row, vec scale)
+{
+	vec row[LANES];
+
+	UNROLL for (size_t i = 0; i < LANES; i++) row[i] = load(from + i * from_row);
+	EXCHANGE(row, 1)
+	EXCHANGE(row, 2)
+#if LANES > 4
+	EXCHANGE(row, 4)
+#endif
+#if LANES > 8
+	EXCHANGE(row, 8)
+#endif
+	UNROLL for (size_t i = 0; i < LANES; i++) store(to + i * to_row, scale * row[i]);
+}
+
+static void transpose(float *to, size_t to_row, const float *from, size_t from_row, size_t rows,
+	size_t cols, float scale)
+{
+	const size_t whole_rows = rows / LANES * LANES, whole_cols = cols / LANES * LANES;
+
+	for (size_t j = 0; j < whole_cols; j += LANES)
+		for (size_t i = 0; i < whole_rows; i += LANES)
+			transpose_tile(to + j * to_row + i, to_row, from + i * from_row + j,
+				from_row, (vec){0} + scale);
+	for (size_t j = 0; j < cols; j++)
+		for (size_t i = j < whole_cols ? whole_rows : 0; i < rows; i++)
+			to[j * to_row + i] = scale * from[i * from_row + j];
+}
+
 /* ---- pooling --------------------------------------------------------------------------------- */
 
 /* Stores the first `count` lanes, or all lanes if `count` is larger. */
@@ -587,6 +641,7 @@ const struct simd PASTE(simd_, SIMD_NAME) = {
 	.filter_dense = filter_dense,
 	.filter_sparse = filter_sparse,
 	.data_sparse = data_sparse,
+	.transpose = transpose,
 	.load = load_pixels,
 	.relu_back = relu_back,
 	.max_values = max_values,

@@ -93,6 +93,9 @@ struct simd {
 	 * zeros to up to run_pad - run floats after each row. */
 	void (*data_sparse)(float *d_in, const float *weight, const struct entry *e, size_t n,
 		const struct patch *p);
+	/* to[j * to_row + i] = scale * from[i * from_row + j] for i < rows and j < cols */
+	void (*transpose)(float *to, size_t to_row, const float *from, size_t from_row, size_t rows,
+		size_t cols, float scale);
 	/* to[i * step] = pixel[i] / 255 */
 	void (*load)(float *to, size_t step, const uint8_t *pixel, size_t n);
 	/* d[i] = value[i] > 0 ? d[i] : 0 */

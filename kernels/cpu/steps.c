@@ -2,7 +2,6 @@
  * steps.c - forward and backward of each kind of step.
  */
 #include "kernels/cpu/steps.h"
-#include <cblas.h>
 #include <math.h>
 #include <string.h>
 #include "kernels/device.h"
@@ -166,52 +165,6 @@ static void back_sparse(struct lane *l, size_t i, const struct block *b)
 	}
 }
 
-/* Matrices of the BLAS calls, row-major: input n x taps, output n x filters, weights and gradient
- * filters x taps. */
-
-static void forward_blas(struct lane *l, size_t i, const struct block *b)
-{
-	const struct step *s = &l->plan->step[i];
-	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
-	float *to = l->table[i].value[0];
-
-	for (size_t n = 0; n < b->n; n++)
-		memcpy(to + n * out->image, b->batch->packed + s->panel_bias,
-			s->filters * sizeof(float));
-	cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)b->n, (blasint)s->filters,
-		(blasint)s->n_taps, 1, l->table[i].source[0], (blasint)in->image,
-		b->batch->packed + s->other, (blasint)s->patch.run_pad, 1, to, (blasint)out->image);
-	if (s->relu)
-		relu_forward(l->value[s->out], b->n * out->image);
-}
-
-static void back_blas(struct lane *l, size_t i, const struct block *b)
-{
-	const struct step *s = &l->plan->step[i];
-	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
-	const blasint n = (blasint)b->n, filters = (blasint)s->filters, taps = (blasint)s->n_taps;
-	const blasint row = (blasint)s->patch.run_pad;
-	const float *error = l->table[i].error[0];
-
-	for (size_t image = 0; image < b->n; image++)
-		add_bias_errors(l, s, image);
-	cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, filters, taps, n, 1, error,
-		(blasint)out->image, l->table[i].source[0], (blasint)in->image, 1,
-		l->grad + s->grad, row);
-	if (s->data == WAY_BLAS)
-		cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, taps, filters, 1, error,
-			(blasint)out->image, b->batch->packed + s->other, row, 0,
-			l->error[s->in] + in->origin, (blasint)in->image);
-}
-
-static void weights_forward(struct lane *l, size_t i, const struct block *b)
-{
-	if (l->plan->step[i].forward == WAY_BLAS)
-		forward_blas(l, i, b);
-	else
-		forward_dense(l, i, b);
-}
-
 static void weights_backward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -219,10 +172,6 @@ static void weights_backward(struct lane *l, size_t i, const struct block *b)
 	if (s->relu)
 		l->plan->simd->relu_back(
 			l->error[s->out], l->value[s->out], b->n * l->plan->plane[s->out].image);
-	if (s->filter == WAY_BLAS) {
-		back_blas(l, i, b);
-		return;
-	}
 	if (s->filter == WAY_DENSE)
 		filter_back_dense(l, i, b);
 	if (s->filter == WAY_SPARSE || s->data == WAY_SPARSE)
@@ -606,7 +555,7 @@ void step_forward(struct lane *l, size_t i, const struct block *b)
 
 	switch (s->kind) {
 	case STEP_WEIGHTS:
-		weights_forward(l, i, b);
+		forward_dense(l, i, b);
 		break;
 	case STEP_POOL:
 	case STEP_AVGPOOL:

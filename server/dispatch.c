@@ -306,6 +306,16 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
+/* A worker answers what it sees in the images of the page. */
+static void on_show(struct server *s, uint32_t peer, const struct msg_status *m)
+{
+	char *line = http_watchers(s->http) ? wall_take(&s->wall, peer, m) : NULL;
+
+	if (line)
+		http_send(s->http, "wall", line);
+	free(line);
+}
+
 void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
@@ -315,6 +325,10 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 		return;
 	if (m->type == MSG_HELLO && take_images(s, peer, &m->hello))
 		return;
+	if (m->type == MSG_STATUS && m->status.reply) {
+		on_show(s, peer, &m->status);
+		return;
+	}
 	if (m->type == MSG_PUSH && s->wal && is_flooded(s))
 		return;
 	if (m->type == MSG_ADMIN && m->admin.verb == ADMIN_LOG_LEVEL) {

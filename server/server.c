@@ -264,6 +264,21 @@ static void send_status_event(struct server *s, const struct status *now)
 	free(text);
 }
 
+static void ask_for_wall(struct server *s)
+{
+	static const struct msg request = {
+		.type = MSG_STATUS, .status = {.reply = STATUS_REQUEST, .text = "show"}};
+	uint32_t peer = 0;
+
+	if (http_watchers(s->http))
+		peer = wall_choose(&s->wall, s->state.core, dispatch_now(s));
+	if (!peer)
+		return;
+	router_set_lsn(s->router, 0);
+	router_send(s->router, peer, &request);
+	router_flush(s->router);
+}
+
 /* Once a second: the history takes a sample, and pages get the status. */
 static void record_history(struct server *s)
 {
@@ -275,6 +290,8 @@ static void record_history(struct server *s)
 	if (!s->status)
 		history_tick(s->history, &now);
 	send_status_event(s, &now);
+	if (!s->status)
+		ask_for_wall(s);
 }
 
 static void on_tick(uv_timer_t *t)

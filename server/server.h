@@ -37,6 +37,7 @@
 #include "server/durability/disk_wait.h"
 #include "server/net/transfers.h"
 #include "server/monitor/waiting.h"
+#include "server/monitor/wall.h"
 #include "server/monitor/warnings.h"
 
 #define SERVER_SIGNALS 4
@@ -69,6 +70,7 @@ struct server {
 	struct progress progress;
 	struct tallies tallies;
 	struct history *history;
+	struct wall wall;
 	struct warnings warnings;
 	struct waiting waiting;
 	struct observers observers;

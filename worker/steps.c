@@ -8,6 +8,7 @@
 #include "common/clones.h"
 #include "common/mem.h"
 #include "common/rng.h"
+#include "worker/client/show.h"
 
 /* Batches per call of the device. Between two calls the worker checks for a stop and reports
  * progress. */
@@ -175,6 +176,8 @@ static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	if (s->cfg->stop && s->cfg->stop(s->cfg->stop_arg))
 		return PS_ESHUTDOWN;
 	cnnps_alive(s->c);
+	if (s->held.weights && cnnps_show_asked(s->c))
+		s->show(s->show_arg, s->held.weights);
 	if (s->loader)
 		return take_loaded(s, l, number, b);
 	return batches_get(&s->batches, l->epoch, number, &b->index, &b->images);

@@ -41,6 +41,9 @@ struct steps {
 	struct loader *loader;
 	struct err *e; /* borrowed: the reason when the loader fails */
 	const struct trainer_config *cfg;
+	/* called between two batches with the newest weights, when the server asks */
+	void (*show)(void *arg, const float *weights);
+	void *show_arg;
 	struct trainer_work *work; /* counted here */
 	struct batches batches;
 	struct {

@@ -7,6 +7,8 @@
 #include "common/mem.h"
 #include "common/model.h"
 #include "kernels/backend.h"
+#include "worker/client/show.h"
+#include "worker/show.h"
 #include "worker/steps.h"
 #include "worker/trainer.h"
 #include "worker/watchdog.h"
@@ -113,6 +115,17 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 	t->work->seconds += clock_seconds() - start;
 	t->work->evaluated += lease->count;
 	return cnnps_result(t->c, lease, (uint32_t)correct, loss_sum);
+}
+
+/* The server's page shows what the network believes now. */
+static void show(void *arg, const float *weights)
+{
+	struct trainer *t = arg;
+	char *text = show_json(t->cfg->data, &t->model, t->tester, weights);
+
+	if (text)
+		(void)cnnps_show(t->c, text); /* a failure also fails the next call */
+	free(text);
 }
 
 /* ---- the loop: lease, pull, batch, gradient, push -------------------------------------------- */
@@ -262,6 +275,8 @@ static int open_trainer(struct trainer *t)
 		.loader = t->loader,
 		.e = t->e,
 		.cfg = t->cfg,
+		.show = show,
+		.show_arg = t,
 		.work = t->work,
 		.n_trained = t->model.n_trained};
 	if ((rc = steps_init(&t->steps, (uint32_t)t->train.n)))

@@ -1,4 +1,5 @@
 """The page of the server, in Chromium: what it shows, what survives, who may read it."""
+import base64
 import json
 import re
 import shutil
@@ -76,6 +77,10 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
     for chart in ("accuracy", "loss", "rate"):
         assert re.search(r"\d", browser.execute_script(
             f"return document.getElementById('chart-{chart}').getAttribute('aria-label')"))
+    until(lambda: len(browser.find_elements("css selector", "#wall li")) == 24, 20, "the wall")
+    assert re.fullmatch(r"label \d; answer \d, \d+\.\d\d % sure",
+                        browser.find_element("css selector", "#wall li").get_attribute("title"))
+    assert "of 24 test images right" in text(browser, "wall-note")
     assert browser.get_log("browser") == [], "the console is clean"
 
     server.kill()
@@ -184,3 +189,24 @@ def test_a_stream_that_is_not_read_costs_nothing(programs, small):
     until(lambda: time.monotonic() > end, 10, "three seconds")
     assert server.status()["updates"] > begun and server.status()["rss_bytes"] < 200 << 20
     stream.close()
+
+
+def stream_event(url, name):
+    """The data of the next event called `name`."""
+    with urllib.request.urlopen(url + "/events", timeout=20 * PATIENCE) as stream:
+        for line in stream:
+            if line == b"event: %s\n" % name.encode():
+                return json.loads(next(stream).removeprefix(b"data: "))
+    raise AssertionError(f"no event {name}")
+
+
+@pytest.mark.parametrize("mode", ["downpour", "sync", "easgd"])
+def test_workers_show_images_in_every_mode(programs, small, mode):
+    server = programs.server("--model", "seed:4", "--epochs", 3000, "--mode", mode)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["updates"] > 10, 20, "training")
+    wall = stream_event(url_of(server), "wall")
+    assert len(wall["images"]) == 24 and wall["side"] == [28, 28] and not wall["color"]
+    for image in wall["images"]:
+        assert len(base64.b64decode(image["pixels"])) == 28 * 28
+        assert 0 <= image["class"] <= 9 and 0.1 <= image["sure"] <= 1

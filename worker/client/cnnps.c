@@ -12,6 +12,7 @@
 #include "common/version.h"
 #include "worker/client/info.h"
 #include "worker/client/net.h"
+#include "worker/client/show.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
 #define TRIES 3                             /* maximum of consecutive pulls with a wrong checksum */
@@ -481,6 +482,19 @@ void cnnps_alive(struct cnnps *c)
 {
 	if (c->net)
 		net_alive(c->net);
+}
+
+int cnnps_show_asked(struct cnnps *c)
+{
+	return c->net && net_show_asked(c->net);
+}
+
+int cnnps_show(struct cnnps *c, const char *json)
+{
+	struct request *o = new_request(c, REQUEST_SHOW);
+
+	o->show = json;
+	return done(c, run_request(c, o));
 }
 
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)

@@ -5,6 +5,7 @@
  * effects are carried out -> the request in progress is tried again, because it may be complete.
  */
 #include "worker/client/net.h"
+#include "worker/client/show.h"
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,6 +90,7 @@ struct net {
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
 	struct err server_error; /* the newest ERROR ... */
 	uint64_t notice_ms;      /* ... and its time */
+	atomic_int show_asked;   /* see show.h */
 	char *last_status;       /* an unsolicited STATUS of an ended run; owned */
 	char why[512];
 };
@@ -302,8 +304,11 @@ static void deliver_status(struct net *n, const struct msg_status *s)
 {
 	struct request *r = current(n, REQUEST_STATUS);
 
-	if (!s->reply)
+	if (!s->reply) {
+		if (strcmp(s->text, SHOW_REQUEST) == 0)
+			atomic_store(&n->show_asked, 1);
 		return;
+	}
 	if (!r) { /* the run may end next: keep this status for the next request */
 		free(n->last_status);
 		n->last_status = strdup(s->text);
@@ -502,6 +507,16 @@ static void try_query(struct net *n, uint64_t now)
 	outbox_post(&n->out, &m);
 }
 
+static void try_show(struct net *n)
+{
+	const struct msg m = {
+		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = n->request->show}};
+
+	if (session_phase(n->session) == PHASE_READY)
+		outbox_post(&n->out, &m);
+	complete(n, PS_OK);
+}
+
 static int all_decided(const struct net *n, int durable)
 {
 	uint64_t done = durable ? session_durable_seq(n->session) : session_acked_seq(n->session);
@@ -563,6 +578,9 @@ static void try_kind(struct net *n, uint64_t now)
 	case REQUEST_STATUS:
 	case REQUEST_ADMIN:
 		try_query(n, now);
+		break;
+	case REQUEST_SHOW:
+		try_show(n);
 		break;
 	case REQUEST_FLUSH:
 		try_flush(n);
@@ -1050,6 +1068,11 @@ void arrival_move(struct arrival *to, struct arrival *from)
 	frames_move(&to->frames, &from->frames);
 	to->params = from->params;
 	to->term = from->term;
+}
+
+int net_show_asked(struct net *n)
+{
+	return atomic_load(&n->show_asked) && atomic_exchange(&n->show_asked, 0);
 }
 
 void net_alive(struct net *n)

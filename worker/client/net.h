@@ -47,6 +47,7 @@ enum request_kind {
 	REQUEST_FLUSH,
 	REQUEST_STATUS,
 	REQUEST_ADMIN,
+	REQUEST_SHOW,  /* answer a request of show.h, if the session is up */
 	REQUEST_CLOSE, /* flush, BYE; no request may follow */
 };
 
@@ -86,7 +87,8 @@ struct request {
 		struct {
 			char *json;
 			size_t size;
-		} report; /* STATUS */
+		} report;         /* STATUS */
+		const char *show; /* SHOW: JSON */
 		struct {
 			enum admin_verb verb;
 			enum wire_log_level level;
@@ -104,6 +106,8 @@ int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MU
 int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
 /* Report that the program makes progress. Any thread. */
 void net_alive(struct net *n);
+/* 1 if the server has asked for the pictures of show.h since the last call. Any thread. */
+int net_show_asked(struct net *n);
 /* Any thread. */
 void net_stats(const struct net *n, struct cnnps_stats *s);
 /* Wait for decisions, send BYE, join the background thread, free the struct and set *n to NULL; *n

@@ -69,7 +69,7 @@ function chart(id, names, colors, run, options) {
 	const g = new Dygraph(el, [[new Date(0), ...names.map(() => 1)]], Object.assign({
 		labels: ["t", ...names], legend: "always", labelsDiv: legend, connectSeparatedPoints: true,
 		strokeWidth: 2, axisLabelFontSize: 11, gridLineWidth: 1, axisLineColor: "transparent",
-		highlightCircleSize: 4, includeZero: false, yRangePad: 6, xRangePad: 6, interactionModel: {},
+		highlightCircleSize: 4, includeZero: false, yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive",
 		legendFormatter: d => d.series.filter(s => s.isVisible).map(s =>
 			`<span style="color:${s.color}">●</span> ${s.labelHTML} ` +
 			(s.yHTML ? `<b>${s.yHTML}</b>` : "")).join(" &nbsp; "),

@@ -24,6 +24,11 @@ function drawCurves() {
 		run.rows([[s, "images_per_s"]]),
 	];
 	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window}));
+	if (e.length) {
+		const all = e.map(o => 100 * o.accuracy), low = Math.min(...all), high = Math.max(...all);
+		const pad = Math.max(0.2, (high - low) / 10);
+		curves[0].updateOptions({valueRange: [Math.max(0, low - pad), Math.min(100, high + pad)]});
+	}
 	const last = e[e.length - 1];
 	$("chart-accuracy").setAttribute("aria-label", last ? `Accuracy after epoch ${last.epoch}: ${percent(last.accuracy)}` : "No accuracy yet");
 	const now = s[s.length - 1];
@@ -115,6 +120,50 @@ function drawStatus() {
 		`${number(s.rss_bytes / 1048576)} MiB · up ${seconds(s.uptime_s)}`;
 }
 
+// The wall: pixels are one byte each, grey or 3 + 3 + 2 bits of red, green and blue.
+function drawImage(canvas, wall, image) {
+	const bytes = atob(image.pixels), [rows, columns] = wall.side;
+	canvas.width = columns;
+	canvas.height = rows;
+	const c = canvas.getContext("2d"), picture = c.createImageData(columns, rows);
+	for (let i = 0; i < rows * columns; i++) {
+		const b = bytes.charCodeAt(i);
+		const rgb = wall.color ? [b & 0xe0, (b & 0x1c) << 3, (b & 3) << 6].map(x => x + 16) : [b, b, b];
+		picture.data.set([...rgb, 255], 4 * i);
+	}
+	c.putImageData(picture, 0, 0);
+}
+
+function onWall(wall) {
+	if (!(Math.max(...wall.side) <= 64)) /* a worker made this: do not trust it */
+		return;
+	const list = $("wall");
+	$("wall-card").hidden = false;
+	while (list.children.length > wall.images.length)
+		list.lastChild.remove();
+	let right = 0;
+	wall.images.forEach((image, i) => {
+		let li = list.children[i];
+		if (!li) {
+			li = document.createElement("li");
+			li.innerHTML = '<canvas></canvas><p class="answer"></p><div class="sure"><i></i></div>';
+			list.append(li);
+		}
+		if (li.dataset.pixels !== image.pixels)
+			drawImage(li.firstChild, wall, image);
+		li.dataset.pixels = image.pixels;
+		const good = image.class === image.label;
+		right += good;
+		li.className = good ? "right" : "wrong";
+		li.children[1].textContent = `${good ? "✓" : "✗"} ${image.class}`;
+		li.children[2].firstChild.style.width = 100 * image.sure + "%";
+		li.title = `label ${image.label}; answer ${image.class}, ${percent(image.sure)} sure`;
+		li.setAttribute("aria-label", li.title);
+	});
+	$("wall-note").textContent = `${right} of ${wall.images.length} test images right, evaluated by a worker ` +
+		"every other second while this page is open. The bar is how sure the network is.";
+}
+
 function state(text, css) {
 	const el = $("state");
 	if (el.textContent !== text)
@@ -162,8 +211,7 @@ function connect() {
 		if (!document.hidden && !waiting)
 			draw();
 	});
-	if (typeof onWall === "function")
-		events.addEventListener("wall", e => onWall(JSON.parse(e.data)));
+	events.addEventListener("wall", e => onWall(JSON.parse(e.data)));
 	events.onerror = () => {
 		events.close();
 		retry();

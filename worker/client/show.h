@@ -1,0 +1,18 @@
+/*
+ * show.h - what cnn-worker alone uses of libcnnps: the pictures that the server's page shows.
+ *
+ * While somebody watches the page, the server asks one worker every other second, with a STATUS
+ * request. A worker may ignore it; libcnnps does so in other programs.
+ */
+#ifndef WORKER_CLIENT_SHOW_H
+#define WORKER_CLIENT_SHOW_H
+#include "worker/client/cnnps.h"
+
+#define SHOW_REQUEST "show" /* text of the STATUS request */
+
+/* 1 if the server has asked since the last call. Costs nothing. */
+int cnnps_show_asked(struct cnnps *c);
+/* Answer with JSON (worker/show.h), at most WIRE_MAX_TEXT bytes. */
+int cnnps_show(struct cnnps *c, const char *json);
+
+#endif

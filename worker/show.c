@@ -1,0 +1,114 @@
+/* show.c - see show.h. */
+#include "worker/show.h"
+#include <jansson.h>
+#include <stdlib.h>
+#include "common/mem.h"
+#include "kernels/backend.h"
+#include "proto/msg.h"
+#include "worker/data/dataset.h"
+#include "worker/watchdog.h"
+
+#define MAX_BYTES (WIRE_MAX_TEXT - 1024)
+#define PADDING   64u /* the digit = of base64 */
+#define MORE      96  /* bytes of an image's other fields */
+
+/* What an image becomes. */
+struct small {
+	size_t step, rows, columns;
+	int color;
+};
+
+static struct small shrink(struct shape s)
+{
+	size_t side = s.h > s.w ? s.h : s.w, step = (side + SHOW_SIDE - 1) / SHOW_SIDE;
+
+	return (struct small){step, (s.h + step - 1) / step, (s.w + step - 1) / step, s.c == 3};
+}
+
+static uint8_t small_pixel(const uint8_t *image, struct shape s, const struct small *to, size_t i)
+{
+	const uint8_t *p = image + i / to->columns * to->step * s.w + i % to->columns * to->step;
+	const size_t plane = s.h * s.w;
+
+	if (!to->color)
+		return *p;
+	return (uint8_t)((p[0] & 0xe0) | (p[plane] & 0xe0) >> 3 | p[2 * plane] >> 6);
+}
+
+static json_t *base64(const uint8_t *image, struct shape s, const struct small *to)
+{
+	static const char digit[] =
+		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=";
+	char text[(SHOW_SIDE * SHOW_SIDE + 2) / 3 * 4 + 1];
+	size_t n = to->rows * to->columns, at = 0;
+
+	for (size_t i = 0; i < n; i += 3) {
+		uint32_t bits = 0;
+
+		for (size_t k = 0; k < 3; k++)
+			bits = bits << 8 | (i + k < n ? small_pixel(image, s, to, i + k) : 0);
+		for (size_t k = 0; k < 4; k++)
+			text[at++] = digit[k > n - i ? PADDING : bits >> (18 - 6 * k) & 63];
+	}
+	return json_stringn(text, at);
+}
+
+static json_t *image_object(const uint8_t *image, const struct data *d, const struct small *to,
+	size_t i, const float *p, size_t classes)
+{
+	size_t best = 0;
+
+	for (size_t c = 1; c < classes; c++)
+		if (p[c] > p[best])
+			best = c;
+	return json_pack("{s:o, s:i, s:i, s:f}", "pixels", base64(image, d->shape, to), "label",
+		(int)d->labels[TEST_PART][i], "class", (int)best, "sure", (double)p[best]);
+}
+
+static char *images_text(
+	const struct data *d, const uint8_t *pixels, const float *p, size_t n, size_t classes)
+{
+	const struct small to = shrink(d->shape);
+	json_t *o = json_pack("{s:[i, i], s:b, s:[]}", "side", (int)to.rows, (int)to.columns,
+		"color", to.color, "images");
+
+	for (size_t i = 0; i < n; i++)
+		json_array_append_new(json_object_get(o, "images"),
+			image_object(pixels + i * shape_count(d->shape), d, &to, i, p + i * classes,
+				classes));
+	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(4));
+	json_decref(o);
+	return text;
+}
+
+char *show_json(
+	const struct data *d, const struct model *m, struct backend *b, const float *weights)
+{
+	const struct small to = shrink(d->shape);
+	size_t room = MAX_BYTES / (to.rows * to.columns / 3 * 4 + MORE);
+	size_t n = room < SHOW_IMAGES ? room : SHOW_IMAGES;
+	char *text = NULL;
+	int rc = PS_OK;
+	struct err e;
+
+	if (n > d->id.n_test)
+		n = d->id.n_test;
+	uint8_t *pixels = mem_try(n, shape_count(d->shape));
+	uint16_t *labels = mem_try(n, sizeof(*labels));
+	float *p = mem_try(n * m->classes, sizeof(*p));
+	if (!pixels || !labels || !p)
+		rc = PS_ENOMEM;
+	for (size_t i = 0; i < n && !rc; i++)
+		rc = data_image(d, TEST_PART, (uint32_t)i, pixels + i * shape_count(d->shape), &e);
+	if (!rc && !data_in_memory(d, TEST_PART))
+		rc = WATCHED(backend_use(
+			b, &(struct kx_images){.pixels = pixels, .labels = labels, .n = n}, &e));
+	if (!rc)
+		rc = WATCHED(backend_predict(b, weights, 0, n, p));
+	if (!rc)
+		text = images_text(d, pixels, p, n, m->classes);
+	free(pixels);
+	free(labels);
+	free(p);
+	return text;
+}

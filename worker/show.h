@@ -1,0 +1,25 @@
+/*
+ * show.h - what the network believes about the first test images, for the server's page, as JSON:
+ *
+ *   {"side": [rows, columns], "images": [{"pixels": base64, "label": 7, "class": 1, "sure": 0.9}]}
+ *
+ * A pixel is one byte: grey, or 3 bits of red, 3 of green and 2 of blue ("color": true). Images of
+ * more than SHOW_SIDE rows or columns are sampled down. Thread: the trainer's.
+ */
+#ifndef WORKER_SHOW_H
+#define WORKER_SHOW_H
+#include "common/err.h"
+#include "common/model.h"
+
+struct backend;
+struct data;
+
+#define SHOW_IMAGES 24
+#define SHOW_SIDE   32
+
+/* Predict with `weights` and return the JSON, which the caller frees. `b` uses the test images, or,
+ * if they are not in memory, none that it needs again. NULL: not possible. */
+char *show_json(
+	const struct data *d, const struct model *m, struct backend *b, const float *weights);
+
+#endif

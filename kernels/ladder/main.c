@@ -277,8 +277,8 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 1,
 			.max = 100,
 			.arg = "NAMES",
-			.help = "only these rungs, with commas between them; gpu: those that need "
-				"one"},
+			.help = "measure only these steps of the ladder, separated by commas; the "
+				"name gpu stands for all steps that need a GPU"},
 		{.name = "phases",
 			.type = OPT_TEXT,
 			.dest = &o->phases,

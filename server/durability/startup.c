@@ -46,7 +46,7 @@ static int parse_term(const char *text, size_t n, uint64_t *term)
 	return errno == 0 && *term < MAX_TERM;
 }
 
-/* Read the term in a file of the directory; 0: there is no such file. */
+/* Read the term from file `name` of the directory. *term is 0 if there is no such file. */
 static int read_term_file(const char *dir, const char *name, uint64_t *term, struct err *e)
 {
 	char path[4096 + 16];

@@ -106,7 +106,7 @@ unsigned char *run_sections(size_t *size)
 	unsigned char *bytes = NULL;
 
 	*size = 0;
-	/* skip the section RUN: it has the number of recoveries, which differs */
+	/* leave out RUN and SESSIONS, which a restart changes: RUN has the number of recoveries */
 	for (int i = SNAPSHOT_LEDGER; i < SNAPSHOT_SESSIONS; i++) {
 		size_t n = snapshot_size(run_startup.core, (enum snapshot_section)i);
 

@@ -4,12 +4,17 @@
  *
  *   start OPTION... <DIRECTORIES
  *
- * OPTIONs are those of cnn-ps. For each line of stdin, a directory, prints `STATUS RESUMED TERM
- * LAST_SEQ APPLIED`: the status of restore, and of the core that it built whether it goes on with
- * a checkpoint, its term, the newest push of worker 0, and how many leading weights are -1
- * if all the others are 0, else -1. On a vector:N model with plain SGD of rate 1, to which push n
- * of one worker was 1 at coordinate n, weights and ledger are of one instant if LAST_SEQ is
- * APPLIED.
+ * OPTIONs are those of cnn-ps. Each line of stdin names a directory. For each one, prints
+ * `STATUS RESUMED TERM LAST_SEQ APPLIED`:
+ *
+ *   STATUS    of the restore; if it fails, the numbers after it are 0, and the reason follows
+ *   RESUMED   1 if the restored core continues from a checkpoint
+ *   TERM      its term
+ *   LAST_SEQ  the newest sequence number of worker 0
+ *   APPLIED   n if the first n weights are -1.0 and all others 0; otherwise -1
+ *
+ * Take a vector:N model with plain SGD of rate 1, and one worker whose push n was 1 at coordinate
+ * n. Then weights and ledger are of one instant if LAST_SEQ is APPLIED.
  */
 #include <stdio.h>
 #include <string.h>

@@ -5,7 +5,8 @@
  * A cluster of blocks handles SEED_CLUSTER_IMAGES images. Each block handles all filters at a range
  * of the positions. Between fprop and wgrad the blocks exchange only the partial logits of their
  * positions. These are a few hundred floats, which the blocks read from each other's shared memory.
- * Values and argmax stay in the block. The arithmetic is that of seed_fprop.cu (eight images at a
+ * The outputs of the max-pool and their argmax stay in the shared memory of the block that computed
+ * them. The arithmetic is that of seed_fprop.cu (eight images at a
  * time) and seed_wgrad.cu.
  */
 #include <cooperative_groups.h>

@@ -4,11 +4,13 @@
                                     they write their processes to DIRECTORY
   ray_script.py torch DIRECTORY     a model, two workers
   ray_script.py error DIRECTORY     a worker that raises an exception
+  ray_script.py nodes DIRECTORY     three workers, room for one; a second node comes and goes
 """
 import functools
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -64,6 +66,26 @@ def train(directory):
     say({**result, "own": own})
 
 
+def nodes(directory):
+    from ray.cluster_utils import Cluster
+    cluster = Cluster(initialize_head=True, head_node_args=NODE)
+    ray.init(address=cluster.address, log_to_driver=False)
+    work = functools.partial(ledger_worker, directory)
+    results = []
+    run = threading.Thread(target=lambda: results.append(cnnps.ray.run(
+        work, workers=3, model=f"vector:{SAMPLES * EPOCHS}", epochs=EPOCHS, batch_size=1,
+        max_staleness=1000000)))
+    run.start()
+    for workers in (1, 2):
+        while len(list(directory.glob("batch-*"))) < workers:
+            time.sleep(0.05)
+        if workers == 1:
+            added = cluster.add_node(**NODE)
+    cluster.remove_node(added)
+    run.join()
+    say(results[0])
+
+
 def error(directory):
     def work():
         raise RuntimeError("as intended")
@@ -74,7 +96,8 @@ def error(directory):
 
 
 directory = Path(sys.argv[2])
-# One processor too few for the server and four workers: the last one never starts.
-ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
-         _temp_dir=str(directory / "ray"))
-{"ledger": ledger, "torch": train, "error": error}[sys.argv[1]](directory)
+NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
+if sys.argv[1] != "nodes":
+    # One processor too few for four workers: the last one never starts.
+    ray.init(**{**NODE, "num_cpus": 3}, log_to_driver=False, _temp_dir=str(directory / "ray"))
+{"ledger": ledger, "torch": train, "error": error, "nodes": nodes}[sys.argv[1]](directory)

@@ -70,6 +70,13 @@ def test_a_model_trains_on_the_cluster(programs, directory):
     assert result["accuracy"] > 0.85 and abs(result["own"] - result["accuracy"]) < 1e-6
 
 
+def test_a_node_that_comes_brings_a_worker_and_may_go(programs, directory):
+    run = script(programs, "nodes", directory)
+    assert run.wait(150) == 0, run.tail()
+    assert json.loads((directory / "result.json").read_text())["images_per_epoch"] == [300, 300]
+    assert len(list(directory.glob("worker-*"))) == 2  # the third had no room
+
+
 def test_an_exception_of_a_worker_ends_the_run(programs, directory):
     run = script(programs, "error", directory)
     assert run.wait(120) == 0, run.tail()

@@ -98,32 +98,35 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
             actors.append(server)
             endpoint = ray.get(server.endpoint.remote())
             ended = server.wait.remote()
-            running = []
+            running = {}
             for rank in range(workers):
                 worker = ray.remote(_Worker).options(
                     num_cpus=num_cpus, num_gpus=num_gpus, resources=dict(resources or {}),
                     **always).remote(rank, workers, endpoint,
                                      {name: (keys / name).read_bytes() for name in _WORKER_KEYS})
                 actors.append(worker)
-                running.append(worker.run.remote(work))
+                started = worker.__ray_ready__.remote()
+                running[worker.run.remote(work)] = started
             return _wait(ended, running)
         finally:
             for actor in actors:
                 ray.kill(actor)
 
 
-def _wait(ended: Any, running: List[Any]) -> Dict[str, Any]:
+def _wait(ended: Any, running: Dict[Any, Any]) -> Dict[str, Any]:
+    """`running`: for each worker what it runs, and what is there once it has a node."""
     while running:
         (one,), _ = ray.wait([ended, *running])
         if one == ended:
             break
-        running.remove(one)
+        del running[one]
         ray.get(one)  # raises the exception of work()
     if not ray.wait([ended], timeout=_GRACE)[0]:
         raise Error("every worker has returned before the end of the run")
     result: Dict[str, Any] = ray.get(ended)
-    if running:
-        for one in ray.wait(running, num_returns=len(running), timeout=_GRACE)[0]:
+    started = [one for one, ready in running.items() if ray.wait([ready], timeout=0)[0]]
+    if started:
+        for one in ray.wait(started, num_returns=len(started), timeout=_GRACE)[0]:
             ray.get(one)
     return result
 

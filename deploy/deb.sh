@@ -8,7 +8,7 @@ version=$(sed -n 's/.*PS_VERSION "\(.*\)"/\1/p' common/version.h)
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y common/version.h)}
 export SOURCE_DATE_EPOCH
 command -v dh >/dev/null && command -v dpkg-buildpackage >/dev/null || {
-	echo "deb: no debhelper: run 'apt-get install -y --no-install-recommends debhelper dpkg-dev'" >&2
+	echo "deb: no debhelper: run 'apt-get install -y --no-install-recommends debhelper dpkg-dev dh-python'" >&2
 	exit 2
 }
 out=build/deb

@@ -28,7 +28,8 @@ def packages():
     """The packages without debug symbols."""
     run("make", "-C", ROOT, "deb")
     found = [p for p in sorted((ROOT / "build/deb").glob("*.deb")) if "-dbgsym_" not in p.name]
-    assert [p.name.split("_")[0] for p in found] == ["cnn-ps", "libcnnps-dev", "libcnnps0"]
+    assert [p.name.split("_")[0] for p in found] == [
+        "cnn-ps", "libcnnps-dev", "libcnnps0", "python3-cnnps"]
     return found
 
 
@@ -47,7 +48,7 @@ def test_two_builds_have_the_same_bytes(packages):
 
 
 def test_fresh_debian_trains_with_the_packages(packages, tmp_path):
-    """apt installs the packages with what they need; server, two workers and a C program run."""
+    """apt installs the packages with what they need; server, two workers, a C program and Python run."""
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
         pytest.skip("no containers: no Docker engine answers")
     image = run(ROOT / "deploy/base_image.sh").strip()
@@ -68,12 +69,15 @@ apt-get install -q -y --no-install-recommends gcc libc6-dev pkg-config >/dev/nul
 gcc -o /tmp/line /made/line.c $(pkg-config --cflags --libs cnnps) -lm
 cnn-ps --model vector:2 --optimizer sgd --lr 0.5 >/dev/null &
 /tmp/line
+apt-get install -q -y --no-install-recommends python3-torch >/dev/null
+python3 -m cnnps.run --workers 4 -m cnnps.examples.fashion --samples 4000 --tests 500 --epochs 2
 apt-get purge -q -y cnn-ps libcnnps0 >/dev/null
 ! ls /usr/bin/cnn-* 2>/dev/null
 """
     text = run("docker", "run", "--rm", "--network", "host", "-v", f"{tmp_path}:/made:ro", image,
                "sh", "-c", script, seconds=600)
     assert re.search(r"accuracy[\"=: ]+0\.[789]", text), text
+    assert float(re.search(r'"example": "fashion".*"accuracy": ([\d.]+)', text)[1]) > 0.5, text
     assert abs(float(re.search(r"a=(\S+) b=", text)[1]) - 2) < 0.2, text
 
 

@@ -6,6 +6,7 @@ Takes minutes and needs debhelper, lintian, a Docker engine and Debian's archive
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -28,8 +29,10 @@ def packages():
     """The packages without debug symbols."""
     run("make", "-C", ROOT, "deb")
     found = [p for p in sorted((ROOT / "build/deb").glob("*.deb")) if "-dbgsym_" not in p.name]
+    nvcc = os.access("/usr/local/cuda/bin/nvcc", os.X_OK) or shutil.which("nvcc")
+    cuda = ["cnn-worker-cuda"] if nvcc else []
     assert [p.name.split("_")[0] for p in found] == [
-        "cnn-ps", "libcnnps-dev", "libcnnps0", "python3-cnnps"]
+        "cnn-ps", *cuda, "libcnnps-dev", "libcnnps0", "python3-cnnps"]
     return found
 
 
@@ -62,7 +65,7 @@ export DEBIAN_FRONTEND=noninteractive
 apt-get update -q >/dev/null
 apt-get install -q -y --no-install-recommends /made/*.deb dataset-fashion-mnist >/dev/null
 cnn-ps --epochs 1 --min-workers 2 --checkpoint-dir /tmp/run & server=$!
-cnn-worker & cnn-worker &
+cnn-worker & $(command -v cnn-worker-cuda || echo cnn-worker) &
 wait $server
 cnn-ctl --checkpoint /tmp/run export /tmp/weights.safetensors
 apt-get install -q -y --no-install-recommends gcc libc6-dev pkg-config >/dev/null
@@ -71,7 +74,7 @@ cnn-ps --model vector:2 --optimizer sgd --lr 0.5 >/dev/null &
 /tmp/line
 apt-get install -q -y --no-install-recommends python3-torch >/dev/null
 python3 -m cnnps.run --workers 4 -m cnnps.examples.fashion --samples 4000 --tests 500 --epochs 2
-apt-get purge -q -y cnn-ps libcnnps0 >/dev/null
+apt-get purge -q -y "cnn-*" libcnnps0 >/dev/null
 ! ls /usr/bin/cnn-* 2>/dev/null
 """
     text = run("docker", "run", "--rm", "--network", "host", "-v", f"{tmp_path}:/made:ro", image,

@@ -294,6 +294,20 @@ static void record_history(struct server *s)
 		ask_for_wall(s);
 }
 
+/* Ends the run if a rule of the options says so. */
+static void check_stop_rule(struct server *s)
+{
+	const struct event ev = {.kind = EVENT_DRAIN};
+	char why[STOP_TEXT];
+
+	if (s->stops || s->draining || s->status || core_ending(s->state.core) ||
+		!stop_rule_is_met(&s->options->stop, s->state.core, why))
+		return;
+	s->stops = 1;
+	log_info("train", "stops", "reason=\"%s\"", why);
+	dispatch_event(s, &ev);
+}
+
 static void on_tick(uv_timer_t *t)
 {
 	struct server *s = t->data;
@@ -315,6 +329,7 @@ static void on_tick(uv_timer_t *t)
 	waiting_tick(&s->waiting, s->state.core, dispatch_now(s));
 	progress_tick(&s->progress, s->state.core, s->status ? NULL : &s->waiting, dispatch_now(s));
 	record_history(s);
+	check_stop_rule(s);
 	check_deadline(s);
 }
 

@@ -77,6 +77,7 @@ struct server {
 
 	int status;           /* PS_E*: how the run ended; 0: it has not ended */
 	uint64_t finish_ms;   /* time at which the run ended */
+	int stops;            /* 1: --stop-at or --patience-epochs ends the run */
 	int draining;         /* 1: a signal has begun a drain */
 	uint64_t deadline_ms; /* time at which the server gives up its orderly end; 0: none */
 

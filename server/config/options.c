@@ -22,8 +22,8 @@
 /* The values of the shell's options. The values of the core's options go to struct core_config. */
 struct raw {
 	const char *bind, *http, *http_token, *model, *input, *checkpoint_dir, *init, *key,
-		*authorized_keys, *data_id;
-	int64_t wal_mb, memory_mb, classes;
+		*authorized_keys, *data_id, *stop_at;
+	int64_t wal_mb, memory_mb, classes, patience;
 	int log_level, log_format, check_config, insecure, sandbox;
 };
 
@@ -253,6 +253,15 @@ static void check_memory_limit(const struct raw *r, const struct options *o, int
 			(long long)r->memory_mb, (unsigned long long)min);
 }
 
+static void check_stop(const struct raw *r, int *errors)
+{
+	struct stop_rule rule;
+
+	if (r->stop_at && r->stop_at[0] && !stop_rule_parse(r->stop_at, &rule))
+		complain(errors, "--stop-at: \"%.40s\": expected accuracy=X, 0 < X <= 1",
+			r->stop_at);
+}
+
 /* ---- values that depend on each other -------------------------------------------------------- */
 
 static void check_workers(const struct core_config *c, int *errors)
@@ -362,6 +371,7 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 	check_keys(r, &errors);
 	check_data_id(r, &errors);
 	check_memory_limit(r, o, &errors);
+	check_stop(r, &errors);
 	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
 		const char *mode = check_mode(c);
 
@@ -448,6 +458,9 @@ static void fill(struct options *o, const struct raw *r)
 	o->classes = (size_t)r->classes;
 	o->bind = r->bind;
 	o->http = text_or_null(r->http);
+	if (text_or_null(r->stop_at))
+		(void)stop_rule_parse(r->stop_at, &o->stop);
+	o->stop.patience = (uint32_t)r->patience;
 	o->http_token = text_or_null(r->http_token);
 	o->checkpoint_dir = text_or_null(r->checkpoint_dir);
 	o->wal_bytes = (uint64_t)r->wal_mb << 20;
@@ -572,6 +585,13 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"require the token in this file, of 16 characters or more, for all pages "
 			"but /healthz and /livez; --http may then be open to the network",
 			.unset = "no token, --http must be loopback"),
+		TEXT("stop-at", stop_at, NULL, "accuracy=X",
+			"drain the run when an epoch has at least this accuracy on the test "
+			"images; it can be resumed",
+			.unset = "train all epochs", .group = "Early end"),
+		INT("patience-epochs", patience, "0", 0, WIRE_MAX_EPOCHS, "N",
+			"drain the run after N epochs without a better accuracy; 0: train all "
+			"epochs"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
 			"directory of the checkpoints; a server that finds a run there continues "
 			"it",

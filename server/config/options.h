@@ -9,6 +9,7 @@
 #include "common/err.h"
 #include "common/log.h"
 #include "common/model.h"
+#include "server/config/stop_rule.h"
 #include "server/core/core.h"
 
 /* --sandbox: sandbox.h */
@@ -39,6 +40,8 @@ struct options {
 	enum sandbox sandbox;
 	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
 	int check_config;        /* 1: only check and print the configuration */
+
+	struct stop_rule stop; /* --stop-at, --patience-epochs */
 };
 
 /* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts are

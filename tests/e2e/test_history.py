@@ -112,3 +112,30 @@ def test_tensorboard_reads_the_events(programs, trained, tmp_path):
         assert [s[0] for s in scalars[f"epoch/{tag}"]] == [1, 2, 3]
         assert [s[1] for s in scalars[f"epoch/{tag}"]] == pytest.approx([o[tag] for o in epochs])
     assert len(scalars["train/loss"]) >= 1
+
+
+def test_a_run_stops_at_an_accuracy_and_stays_stopped(programs, small):
+    options = ("--model", "seed:4", "--epochs", 500, "--stop-at", "accuracy=0.7")
+    server = programs.server(*options)
+    worker = programs.worker(server.endpoint, data=small)
+    result = server.result()
+    assert result["status"] == "drained" and result["accuracy"] >= 0.7
+    assert worker.wait(10) == 12  # as after a drain
+    server.line(r"train stops.* has accuracy 0\.[7-9]")
+    epochs = epochs_of(server.directory)
+    assert len(epochs) < 100
+    again = programs.server(*options)
+    assert again.result()["status"] == "drained" and epochs_of(server.directory) == epochs
+
+
+def test_a_run_stops_without_progress(programs, small):
+    server = programs.server("--model", "seed:4", "--epochs", 500, "--lr", 1e-9, "--patience-epochs", 2)
+    programs.worker(server.endpoint, data=small)
+    server.result()
+    assert 3 <= len(epochs_of(server.directory)) < 60
+
+
+@pytest.mark.parametrize("rule", ["accuracy=1.5", "accuracy=", "loss=0.1", "accuracy=0.9x", "accuracy=-1"])
+def test_an_unknown_stop_rule_is_refused(programs, rule):
+    server = programs.server("--model", "seed:4", "--stop-at", rule)
+    assert server.wait(10) == 2 and "--stop-at" in server.tail()

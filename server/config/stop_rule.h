@@ -1,0 +1,26 @@
+/*
+ * stop_rule.h - when a run ends before its last epoch: --stop-at and --patience-epochs.
+ *
+ * A rule reads only the evaluated epochs of the core, so it holds in a resumed run as well.
+ * Thread: any; no state.
+ */
+#ifndef SERVER_CONFIG_STOP_RULE_H
+#define SERVER_CONFIG_STOP_RULE_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define STOP_TEXT 128
+
+struct core;
+
+struct stop_rule {
+	double accuracy;   /* end when an epoch has at least this accuracy; 0: no */
+	uint32_t patience; /* end after so many epochs without a better accuracy; 0: no */
+};
+
+/* Read "accuracy=X", 0 < X <= 1. Returns 0 if `text` is something else. */
+int stop_rule_parse(const char *text, struct stop_rule *r);
+/* 1 if the run shall end; then `why` has the reason. */
+int stop_rule_is_met(const struct stop_rule *r, const struct core *c, char why[STOP_TEXT]);
+
+#endif

@@ -109,7 +109,7 @@ int share_listen(const char *path, int *fd, struct err *e)
 	if (!rc && (fchmod(made, 0600) != 0 ||
 			   bind(made, (const struct sockaddr *)&at, sizeof(at)) != 0 ||
 			   listen(made, BACKLOG) != 0))
-		rc = err_set(e, PS_EIO, "%.200s: %s", path, strerror(errno));
+		rc = err_set(e, PS_EUSAGE, "%.200s: %s", path, strerror(errno));
 	if (rc)
 		close(made);
 	else

@@ -26,7 +26,8 @@ int share_freeze(int fd) PS_MUST_CHECK;
 int share_is_sound(int fd, size_t bytes);
 
 /* Listen on the Unix socket `path` and replace a file of a process that ended. Only this user may
- * connect. *fd does not block. PS_EUSAGE: the path is too long, or a process listens there. PS_EIO. */
+ * connect. *fd does not block. PS_EUSAGE: the path cannot be used, or a process listens there.
+ * PS_EIO. */
 int share_listen(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
 /* Connect to the Unix socket `path`. *fd does not block. PS_EUNREACHABLE, PS_EUSAGE. */
 int share_connect(const char *path, int *fd, struct err *e) PS_MUST_CHECK;

@@ -53,6 +53,25 @@ uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak)
 	return XXH3_64bits_digest(&state);
 }
 
+void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk)
+{
+	const size_t block = PEAK_BYTES / sizeof(*to);
+	XXH3_state_t state;
+
+	*chunk = (struct chunk){0};
+	if (XXH3_64bits_reset(&state) == XXH_ERROR)
+		return;
+	for (size_t done = 0; done < count; done += block) {
+		size_t n = count - done < block ? count - done : block;
+
+		memcpy(to + done, (const float *)from + done, n * sizeof(*to));
+		(void)XXH3_64bits_update(&state, to + done, n * sizeof(*to));
+		uint32_t here = peak_of_block(to + done, n);
+		chunk->peak = here > chunk->peak ? here : chunk->peak;
+	}
+	chunk->xxh3 = XXH3_64bits_digest(&state);
+}
+
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size)
 {
 	XXH3_state_t state;

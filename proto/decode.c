@@ -784,6 +784,26 @@ size_t wire_chunks_wanted(struct frames *f)
 	return n < WIRE_MAX_CHUNKS ? (size_t)n : WIRE_MAX_CHUNKS;
 }
 
+int wire_lane_ref(struct frames *f, struct lane_ref *ref)
+{
+	struct wire_body body;
+
+	if (f->n != 1 ||
+		check_envelope(zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body))
+		return 0;
+	if (body.type == MSG_PUSH) {
+		ref->slot = peek_number(&body, PUSH_LANE_SLOT);
+		ref->count = peek_number(&body, PUSH_LANE_COUNT);
+		return ref->slot-- > 0;
+	}
+	if (body.type != MSG_PARAMS)
+		return 0;
+	ref->hold = peek_number(&body, PARAMS_LANE_HOLD);
+	ref->ticket = peek_number(&body, PARAMS_LANE_TICKET);
+	ref->buffer = peek_number(&body, PARAMS_LANE_BUFFER);
+	return ref->hold-- > 0;
+}
+
 int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk)
 {
 	size_t size = zmq_msg_size(frame);

@@ -33,6 +33,7 @@
 #define WIRE_MAX_OWNER   40u        /* characters of a public key */
 #define WIRE_MAX_HOST    64u        /* bytes of a host name, as in Linux */
 #define WIRE_MAX_MODEL   511u       /* bytes of a model text */
+#define WIRE_MAX_SOCKET  107u       /* bytes of the path of a Unix socket */
 #define WIRE_MAX_TEXT    32767u     /* bytes of a STATUS or ERROR text */
 #define WIRE_MAX_IMAGES  (1u << 24) /* images of a data set */
 #define WIRE_MAX_WORKERS 1024u      /* worker slots of a server */
@@ -157,6 +158,10 @@ struct msg_welcome {
 	double local_rate; /* learning rate of a worker's own steps between pulls, >= 0 */
 	double momentum;   /* EASGD: momentum of these steps, 0..1; 0: none */
 	int needs_images;  /* only sent: the receiver needs the feature "images" */
+	/* shared memory (lane.h): the path of a Unix socket, "": none; a secret that opens it once;
+	 * the newest ticket that this worker was sent */
+	char lane_path[WIRE_MAX_SOCKET + 1];
+	uint64_t lane_secret_hi, lane_secret_lo, lane_ticket;
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };
@@ -199,7 +204,11 @@ struct msg_params {
 	enum weights which;
 	/* EASGD: fraction of their distance that worker and centre each move, 0..1 */
 	double elastic;
-	struct msg_ack ack;   /* ACK of the push with this pull; seq 0: no ACK here */
+	struct msg_ack ack; /* ACK of the push with this pull; seq 0: no ACK here */
+	/* the weights are in shared memory (lane.h): hold + 1, 0: no; ticket; buffer */
+	uint32_t lane_hold;
+	uint64_t lane_ticket;
+	uint32_t lane_buffer;
 	struct slices slices; /* together they cover [0, n_params) */
 };
 
@@ -221,7 +230,10 @@ struct msg_push {
 	/* nonzero: the push is also a PULL with this request number. Its PARAMS have the weights
 	 * after the decision on the push. */
 	uint64_t pull;
-	uint32_t chunks;      /* tensor frames sent before this message, see wire.h */
+	uint32_t chunks; /* tensor frames sent before this message, see wire.h */
+	/* the values are in shared memory (lane.h): slot + 1, 0: no; number of values */
+	uint32_t lane_slot;
+	uint64_t lane_count;
 	struct slices slices; /* values outside the slices are zero */
 };
 

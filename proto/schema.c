@@ -2,6 +2,7 @@
 #include "proto/schema.h"
 #include <stdalign.h>
 #include "cnnps.pb-c.h"
+#include "proto/lane.h"
 
 #define ARENA_ALIGN alignof(max_align_t)
 #define ANY32       UINT32_MAX
@@ -108,6 +109,10 @@ static const struct wire_field welcome[] = {
 	OWN(WIRE_OWN_NUMBER, WELCOME_PROTOCOL, WIRE_PROTOCOL),
 	OWN(WIRE_OWN_NUMBER, WELCOME_OLDEST, WIRE_OLDEST_PROTOCOL),
 	OWN(WIRE_OWN_TEXT, WELCOME_REQUIRES, 0),
+	LINE(25, welcome.lane_path),
+	MSG(26, welcome.lane_secret_hi, 0, ANY64),
+	MSG(27, welcome.lane_secret_lo, 0, ANY64),
+	MSG(28, welcome.lane_ticket, 0, ANY64),
 	END,
 };
 
@@ -147,6 +152,9 @@ static const struct wire_field params[] = {
 	SLICES(4, params.slices),
 	INNER(5, params.ack, inner_ack),
 	REAL(6, params.elastic),
+	MSG(PARAMS_LANE_HOLD, params.lane_hold, 0, LANE_HOLDS),
+	MSG(PARAMS_LANE_TICKET, params.lane_ticket, 0, ANY64),
+	MSG(PARAMS_LANE_BUFFER, params.lane_buffer, 0, ANY32),
 	END,
 };
 
@@ -168,6 +176,8 @@ static const struct wire_field push[] = {
 	MSG(15, push.grant_count, 0, WIRE_MAX_BATCHES),
 	MSG(16, push.grant_code, 0, ANY64),
 	MSG(17, push.code, 0, ANY64),
+	MSG(PUSH_LANE_SLOT, push.lane_slot, 0, ANY32),
+	MSG(PUSH_LANE_COUNT, push.lane_count, 0, WIRE_MAX_PARAMS),
 	END,
 };
 

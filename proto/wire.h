@@ -21,6 +21,7 @@
 #include <stdint.h>
 #include <zmq.h>
 #include "common/err.h"
+#include "proto/lane.h"
 #include "proto/msg.h"
 
 /* Checksum and peak of a tensor frame that arrived before its PUSH. */
@@ -68,6 +69,12 @@ int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
 int wire_is_chunk(struct frames *f);
 /* The number of chunks in a PUSH header, not verified; 0 for other types. */
 size_t wire_chunks_wanted(struct frames *f);
+/* 1 if the message has no tensor frame, and its PUSH or PARAMS header names shared memory instead.
+ * The numbers of *ref are not verified. */
+int wire_lane_ref(struct frames *f, struct lane_ref *ref);
+/* Copy `count` floats from memory that another process may change, and set the checksum and the peak
+ * of the copy. */
+void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk);
 /* Compute checksum and peak of a chunk. PS_EPROTO: the size is zero or not a multiple of 4. */
 int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk) PS_MUST_CHECK;
 /* From now on wire_decode does not check the values of PARAMS, and their slices have no data.

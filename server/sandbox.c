@@ -160,6 +160,9 @@ static int allow_files(int ruleset, const struct options *o, uint64_t handled)
 		rc |= allow_path(ruleset, o->checkpoint_dir, WRITE_DIR & handled);
 	if (o->made_checkpoint_dir) /* a start that fails removes it */
 		rc |= allow_beside(ruleset, o->checkpoint_dir, LANDLOCK_ACCESS_FS_REMOVE_DIR);
+	if (o->lane_path[0])
+		rc |= allow_beside(ruleset, o->lane_path,
+			LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE);
 	if (o->key)
 		rc |= allow_beside(ruleset, o->key, READ_DIR);
 	if (o->authorized_keys)

@@ -467,6 +467,8 @@ static int open_router(struct server *s, struct err *e)
 		.push_window = cfg->sessions.push_window,
 		.max_workers = cfg->sessions.max_workers,
 		.params = s->state.params,
+		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,
+		.needs_lane = s->options->lane == LANE_SHM,
 		.auth = s->auth,
 		.on_message = dispatch_message,
 		.on_gone = dispatch_gone,
@@ -572,6 +574,7 @@ static void announce_ports(const struct server *s)
 	if (o->insecure && !o->key)
 		log_warn("auth", "off", "reason=\"--insecure: everybody who reaches %s may train\"",
 			o->bind);
+	router_log_lanes(s->router);
 	log_info("net", "listening", "endpoint=%s", router_endpoint(s->router));
 	if (s->http && !o->http_token && !http_is_loopback(s->http))
 		log_warn("http", "open",

@@ -92,6 +92,7 @@ static struct cnnps_options connection(
 		.disconnect_timeout_ms = (uint32_t)o->disconnect_timeout_ms,
 		.batch_timeout_ms = (uint32_t)o->batch_timeout_ms,
 		.replay_bytes = (uint64_t)o->replay_mb << 20,
+		.lane = (enum cnnps_lane)o->lane,
 		.stop = is_stopped};
 }
 

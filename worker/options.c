@@ -115,6 +115,15 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MB",
 			"maximum memory for images; larger plain files stay on the disk and are "
 			"read batch by batch; 0: half of the machine's memory"),
+		{.name = "lane",
+			.type = OPT_ENUM,
+			.dest = &o->lane,
+			.def = "auto",
+			.values = "auto|tcp|shm",
+			.arg = "LANE",
+			.help = "how gradients and weights travel: auto: in shared memory if the "
+				"server is on this host and permits it; tcp: over the connection; "
+				"shm: exit if shared memory is not possible"},
 		{.name = "print-data-id",
 			.type = OPT_FLAG,
 			.dest = &o->print_data_id,

@@ -1,8 +1,9 @@
 /* memory.c - see memory.h. */
 #include "server/config/memory.h"
 
-#define PROGRAM_BYTES (32u << 20) /* code, libraries, connections, HTTP, log */
-#define KEPT_MESSAGES 3           /* of each worker: measured, tests/e2e/test_memory.py */
+#define PROGRAM_BYTES (32u << 20)         /* code, libraries, connections, HTTP, log */
+#define LANE_BYTES    ((uint64_t)4 << 30) /* of weights that workers read in place */
+#define KEPT_MESSAGES 3                   /* of each worker: measured, tests/e2e/test_memory.py */
 
 /* The buffer of a checkpoint is an eighth larger than the snapshot (checkpointer.c). A start that
  * replays a log has the old and the new snapshot in memory at the same time (wal_replay.c). */
@@ -19,6 +20,17 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 uint64_t memory_least(uint64_t n_params)
 {
 	return PROGRAM_BYTES + 3 * n_params * sizeof(float);
+}
+
+size_t memory_lane_buffers(const struct options *o)
+{
+	uint64_t weights = (uint64_t)o->core.n_params * sizeof(float);
+	uint64_t max = (uint64_t)o->core.sessions.max_workers + 2;
+	uint64_t n = weights ? LANE_BYTES / weights : 0;
+
+	if (!o->lane_path[0])
+		return 0;
+	return (size_t)(n < 4 ? 4 : n > max ? max : n);
 }
 
 uint64_t memory_needed(const struct options *o)

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "common/endpoint.h"
 #include "common/opt.h"
 #include "server/config/memory.h"
 #include "server/net/address.h"
@@ -22,9 +23,9 @@
 /* The values of the shell's options. The values of the core's options go to struct core_config. */
 struct raw {
 	const char *bind, *http, *http_token, *model, *input, *checkpoint_dir, *init, *key,
-		*authorized_keys, *data_id, *stop_at;
+		*authorized_keys, *data_id, *stop_at, *lane_socket;
 	int64_t wal_mb, memory_mb, classes, patience;
-	int log_level, log_format, check_config, insecure, sandbox;
+	int log_level, log_format, check_config, insecure, sandbox, lane;
 };
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */
@@ -419,6 +420,27 @@ static const char *text_or_null(const char *text)
 	return text && text[0] ? text : NULL;
 }
 
+/* The path of the Unix socket; "" if no directory is known or the path is too long. */
+static void choose_lane(struct options *o, const char *socket)
+{
+	const char *runtime = getenv("XDG_RUNTIME_DIR");
+	struct endpoint at;
+	int n = 0;
+
+	o->lane_path[0] = '\0';
+	if (o->lane == LANE_TCP)
+		return;
+	if (socket)
+		n = snprintf(o->lane_path, sizeof(o->lane_path), "%s", socket);
+	else if (o->checkpoint_dir)
+		n = snprintf(o->lane_path, sizeof(o->lane_path), "%s/lane", o->checkpoint_dir);
+	else if (runtime && runtime[0] == '/' && endpoint_parse(o->bind, &at) == 0)
+		n = snprintf(
+			o->lane_path, sizeof(o->lane_path), "%s/cnn-ps-%u", runtime, at.number);
+	if (n < 0 || (size_t)n >= sizeof(o->lane_path))
+		o->lane_path[0] = '\0';
+}
+
 void options_fill_model(struct core_config *c, const struct model *m)
 {
 	c->model_fingerprint = m->fingerprint;
@@ -472,6 +494,8 @@ static void fill(struct options *o, const struct raw *r)
 	o->log_level = (enum log_level)r->log_level;
 	o->log_format = (enum log_format)r->log_format;
 	o->sandbox = (enum sandbox)r->sandbox;
+	o->lane = (enum lane_choice)r->lane;
+	choose_lane(o, text_or_null(r->lane_socket));
 	o->check_config = r->check_config;
 }
 
@@ -597,6 +621,16 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"it",
 			.unset = "no checkpoints, a crash loses the run",
 			.group = "Checkpoints and resources"),
+		ENUM("lane", lane, "tcp", "auto|tcp|shm", "LANE",
+			"how the tensors of workers on this host travel: auto: in shared memory if "
+			"that is possible; tcp: over their connections; shm: exit if it is not "
+			"possible (docs/lane.md)",
+			.group = "Shared memory"),
+		TEXT("lane-socket", lane_socket, NULL, "FILE",
+			"the Unix socket on which workers get the shared memory; replaced if no "
+			"process listens there",
+			.unset = "\"lane\" in --checkpoint-dir, else in $XDG_RUNTIME_DIR",
+			.needs = "lane=auto|shm"),
 		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
 			"take away rights that the server does not need (docs/operations.md); "
 			"auto: as far as the system permits it; require: exit if something is "

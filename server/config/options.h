@@ -12,6 +12,9 @@
 #include "server/config/stop_rule.h"
 #include "server/core/core.h"
 
+/* --lane: shared memory for workers on this host (server/net/lane.h) */
+enum lane_choice { LANE_AUTO, LANE_TCP, LANE_SHM };
+
 /* --sandbox: sandbox.h */
 enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
 
@@ -39,7 +42,10 @@ struct options {
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
 	enum sandbox sandbox;
 	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
-	int check_config;        /* 1: only check and print the configuration */
+	enum lane_choice lane;
+	/* the Unix socket of shared-memory lanes; "": none */
+	char lane_path[WIRE_MAX_SOCKET + 1];
+	int check_config; /* 1: only check and print the configuration */
 
 	struct stop_rule stop; /* --stop-at, --patience-epochs */
 };

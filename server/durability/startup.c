@@ -22,6 +22,7 @@
 #include "server/core/snapshot.h"
 #include "server/durability/upgrade.h"
 #include "server/durability/wal.h"
+#include "server/config/memory.h"
 #include "server/config/resume_check.h"
 
 #define TERM_FILE     "TERM"
@@ -355,7 +356,7 @@ int startup_open(struct startup *out, const struct options *o, struct err *e)
 	if (!out->memory)
 		rc = err_set(e, PS_ENOMEM, "no address space for a core of %zu bytes",
 			out->memory_bytes);
-	else if (param_buffers_new(&out->params, o->core.n_params, 0))
+	else if (param_buffers_new(&out->params, o->core.n_params, memory_lane_buffers(o)))
 		rc = err_set(e, PS_ENOMEM, "no memory for %zu weights", o->core.n_params);
 	else
 		rc = lock(out, o, e);

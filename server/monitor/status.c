@@ -24,7 +24,9 @@ uint64_t status_rss(void)
 		fclose(f);
 	if (!line || !strchr(line, ' '))
 		return 0;
-	return strtoull(strchr(line, ' '), NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
+	char *at = strchr(line, ' ');
+	uint64_t resident = strtoull(at, &at, 10), shared = strtoull(at, NULL, 10);
+	return (resident > shared ? resident - shared : 0) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 const char *status_degraded(const struct status *s)

@@ -32,6 +32,8 @@ struct router {
 	struct wire *wire;
 	struct frames in;
 	struct chunked_push *chunks;
+	struct lanes *lanes;                            /* NULL: no shared memory ... */
+	char lane_off[sizeof(((struct err *)0)->text)]; /* ... and why, "": it is not wanted */
 	int has_chunks; /* 1: the server may store chunks of a peer's push */
 	struct msg msg;
 	struct replies *replies;
@@ -290,10 +292,15 @@ uint64_t replies_dropped(const struct replies *q)
 /* ---- out ----------------------------------------------------------------------------------- */
 
 /* Encode PARAMS. The second frame usually points to the weights without a copy (param_buffers.h).
- */
-static int encode_params(struct router *r, const struct msg *m, struct frames *f)
+ * There is none if the peer reads the weights in shared memory. */
+static int encode_params(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg header = *m;
+
+	if (r->lanes && lanes_hold(r->lanes, peer, &header.params)) {
+		f->n = 1;
+		return wire_encode_header(&header, &f->frame[0]);
+	}
 	int rc = param_buffers_frame(r->cfg.params, &header.params, &f->frame[1]);
 
 	if (rc)
@@ -307,13 +314,30 @@ static int encode_params(struct router *r, const struct msg *m, struct frames *f
 	return PS_OK;
 }
 
+/* Encode WELCOME, which offers shared memory. */
+static int encode_welcome(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
+{
+	struct msg offer = *m;
+
+	if (r->lanes)
+		lanes_welcome(r->lanes, peer, &offer.welcome);
+	return wire_encode(&offer, f);
+}
+
+static int encode(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
+{
+	if (m->type == MSG_PARAMS)
+		return encode_params(r, peer, m, f);
+	return m->type == MSG_WELCOME ? encode_welcome(r, peer, m, f) : wire_encode(m, f);
+}
+
 /* Encode `m` now and queue it until r->lsn is flushed. */
 static int queue(struct router *r, uint32_t peer, const struct msg *m)
 {
 	struct frames f;
 
 	frames_init(&f);
-	int rc = m->type == MSG_PARAMS ? encode_params(r, m, &f) : wire_encode(m, &f);
+	int rc = encode(r, peer, m, &f);
 	if (rc) {
 		r->stats.dropped++;
 		log_warn("net", "unsendable", "type=%d reason=\"%s\"", (int)m->type, err_text(rc));
@@ -418,6 +442,15 @@ static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 	return rc ? rc : PS_EAGAIN;
 }
 
+/* The values of this PUSH are in shared memory: append a frame with a copy. */
+static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref, const char **why)
+{
+	int rc = r->lanes ? lanes_join(r->lanes, peer, ref, &r->in) : PS_ESTATE;
+
+	*why = rc == PS_ESTATE ? "no shared memory is open: say HELLO" : "no such shared memory";
+	return rc;
+}
+
 /* Called before auth_check, which may replace the header frame of the HELLO. */
 static void note_address(struct router *r)
 {
@@ -433,8 +466,9 @@ static int on_readable(void *arg)
 
 	const char *why =
 		"too many frames, a header over the limit, or a routing id that the client chose";
+	struct lane_ref ref = {0};
 	uint32_t peer = 0;
-	int rc = wire_recv(r->socket, &peer, &r->in);
+	int in_lane = 0, rc = wire_recv(r->socket, &peer, &r->in);
 
 	if (rc == 0 || rc == PS_ENET)
 		return 0;
@@ -443,9 +477,12 @@ static int on_readable(void *arg)
 		rc = keep_chunk(r, peer, &why);
 	else if (rc == 1 && (r->has_chunks || wire_chunks_wanted(&r->in) > 0))
 		rc = chunked_push_join(r->chunks, peer, &r->in); /* PS_EAGAIN: a chunk is lost */
+	if ((rc == 1 || rc == PS_OK) && (in_lane = wire_lane_ref(&r->in, &ref)))
+		rc = join_lane(r, peer, &ref, &why);
 	if (rc == 1 || rc == PS_OK)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
 	if (rc == PS_EAGAIN) {
+		r->stats.torn += (uint64_t)in_lane;
 		frames_release(&r->in);
 		return 1;
 	}
@@ -551,6 +588,30 @@ static int start_watching(struct router *r, struct err *e)
 	return PS_OK;
 }
 
+/* Without a socket for lanes all tensors take the connection. */
+static int open_lanes(struct router *r, struct err *e)
+{
+	const struct lanes_config cfg = {.loop = r->cfg.loop,
+		.path = r->cfg.lane_path,
+		.n_params = r->cfg.n_params,
+		.max_workers = r->cfg.max_workers,
+		.params = r->cfg.params};
+	struct err why;
+
+	if (!r->cfg.lane_path)
+		return PS_OK;
+	int rc = cfg.path[0] ? lanes_new(&r->lanes, &cfg, &why)
+			     : err_set(&why, PS_EUSAGE,
+				       "no place for a socket whose path has at most %u bytes: "
+				       "give --lane-socket",
+				       WIRE_MAX_SOCKET);
+	if (rc && r->cfg.needs_lane)
+		return err_set(e, rc, "--lane shm: %.400s", why.text);
+	if (rc)
+		snprintf(r->lane_off, sizeof(r->lane_off), "%s", why.text);
+	return PS_OK;
+}
+
 int router_new(struct router **out, const struct router_config *cfg, struct err *e)
 {
 	struct router *r = mem_try(1, sizeof(*r));
@@ -572,9 +633,15 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	if (!rc)
 		rc = port_bind(&r->port, cfg->bind, e);
 	if (!rc)
+		rc = open_lanes(r, e);
+	if (!rc)
 		rc = start_watching(r, e);
 	if (rc) {
 		auth_stop(cfg->auth);
+		if (r->lanes) {
+			lanes_stop(r->lanes);
+			(void)uv_run(cfg->loop, UV_RUN_NOWAIT);
+		}
 		close_sockets(r);
 		router_free(&r);
 		return rc;
@@ -597,6 +664,14 @@ void router_close_connections(struct router *r)
 	r->has_chunks = 0;
 }
 
+void router_log_lanes(const struct router *r)
+{
+	if (r->lanes)
+		log_info("lane", "listening", "socket=\"%s\"", r->cfg.lane_path);
+	else if (r->lane_off[0])
+		log_info("lane", "off", "reason=\"%s\"", r->lane_off);
+}
+
 const char *router_address(const struct router *r)
 {
 	return r->address;
@@ -616,6 +691,8 @@ void router_stats(const struct router *r, struct router_stats *s)
 	s->waiting = (uint32_t)replies_waiting(r->replies);
 	s->rescues = zloop_rescues(&r->loop) + zloop_rescues(&r->port.loop);
 	s->port = r->port.stats;
+	if (r->lanes)
+		lanes_stats(r->lanes, &s->lanes);
 }
 
 void router_stop(struct router *r)
@@ -624,6 +701,8 @@ void router_stop(struct router *r)
 	port_stop(&r->port);
 	uv_close((uv_handle_t *)&r->retry, NULL);
 	auth_stop(r->cfg.auth);
+	if (r->lanes)
+		lanes_stop(r->lanes);
 	close_sockets(r);
 }
 
@@ -638,6 +717,7 @@ void router_free(struct router **r)
 	wire_free(&(*r)->wire);
 	if ((*r)->context)
 		zmq_ctx_term((*r)->context);
+	lanes_free(&(*r)->lanes);
 	free(*r);
 	*r = NULL;
 }

@@ -25,6 +25,7 @@
 #include "proto/msg.h"
 #include "proto/wire.h"
 #include "server/auth/auth.h"
+#include "server/net/lane.h"
 #include "server/net/port.h"
 #include "server/net/param_buffers.h"
 
@@ -42,7 +43,10 @@ struct router_config {
 	uint32_t push_window; /* unanswered messages that a correct peer may have */
 	uint32_t max_workers;
 	struct param_buffers *params; /* frames for PARAMS; must outlive the router */
-	struct auth *auth;            /* borrowed; NULL: every peer has all rights */
+	/* path of the Unix socket of shared-memory lanes (lane.h), NULL: none; 1: fail without */
+	const char *lane_path;
+	int needs_lane;
+	struct auth *auth; /* borrowed; NULL: every peer has all rights */
 	router_message_fn *on_message;
 	router_gone_fn *on_gone;
 	void *arg;
@@ -54,7 +58,9 @@ struct router_stats {
 	uint64_t dropped;       /* replies dropped: their peer did not read */
 	uint64_t gone;          /* replies to peers that were gone */
 	uint64_t params_framed; /* versions of the weights that were sent */
-	uint64_t rescues;       /* messages that only a safety timer found; must stay 0 (zloop.h) */
+	uint64_t torn;          /* pushes in shared memory whose checksum was wrong */
+	struct lanes_stats lanes;
+	uint64_t rescues; /* messages that only a safety timer found; must stay 0 (zloop.h) */
 	struct port_stats port;
 	uint32_t waiting; /* replies in the queue now */
 };
@@ -66,6 +72,8 @@ struct router; /* opaque, see net.c */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* The bound address, with the actual port. */
 const char *router_endpoint(const struct router *r);
+/* Log one line: where the socket of shared-memory lanes is, or why there is none. */
+void router_log_lanes(const struct router *r);
 /* The IP address of the sender of the newest HELLO; "": libzmq does not know it. */
 const char *router_address(const struct router *r);
 /* Replies that are sent from now on wait until the log is flushed up to `lsn` (0: no wait). */

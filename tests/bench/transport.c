@@ -1,11 +1,12 @@
 /*
  * transport.c - how fast weights and gradients travel: push + pull pairs per second over loopback.
  *
- *   transport [--server-binary PATH] [--seconds S] [--bytes N] [--workers N] [--mode cnn-ps|zmq]
+ *   transport [--server-binary PATH] [--seconds S] [--bytes N] [--workers N]
+ *             [--mode cnn-ps|cnn-ps-shm|zmq]
  *
  * Prints CSV. Mode cnn-ps has a real server (vector:N, plain SGD) and worker processes. They push a
  * full gradient and pull the full weights with libcnnps, with all checks: checksums, finite values,
- * exactly-once. Mode zmq is the upper bound: plain DEALERs exchange the same bytes with a plain
+ * exactly-once. Mode cnn-ps-shm is the same with tensors in shared memory. Mode zmq is the upper bound: plain DEALERs exchange the same bytes with a plain
  * ROUTER, and nobody copies or reads the bytes. A pair is one push and the pull after it. p50 and
  * p99 are latencies of a pair. CPU seconds are user + system time of server and workers, for 10^9
  * bytes moved in either direction.
@@ -27,7 +28,7 @@
 
 /* Memory that all processes of a measurement share. */
 struct shared {
-	char endpoint[64];
+	char endpoint[64], lane[64]; /* lane: the Unix socket */
 	struct pairs pairs;
 };
 
@@ -94,9 +95,11 @@ static int cnnps_pair(void *arg)
 	return rc;
 }
 
-static void cnnps_worker(struct shared *s, size_t index, size_t bytes, double seconds)
+static void run_worker(
+	struct shared *s, size_t index, size_t bytes, double seconds, enum cnnps_lane lane)
 {
-	struct cnnps_options o = {.size = sizeof(o), .server = s->endpoint, .device = "bench"};
+	struct cnnps_options o = {
+		.size = sizeof(o), .server = s->endpoint, .device = "bench", .lane = lane};
 	struct cnnps_pair p = {.n = bytes / sizeof(float)};
 	struct cnnps_stats stats;
 
@@ -117,6 +120,16 @@ static void cnnps_worker(struct shared *s, size_t index, size_t bytes, double se
 	cnnps_close(&p.c);
 }
 
+static void cnnps_worker(struct shared *s, size_t index, size_t bytes, double seconds)
+{
+	run_worker(s, index, bytes, seconds, CNNPS_LANE_TCP);
+}
+
+static void lane_worker(struct shared *s, size_t index, size_t bytes, double seconds)
+{
+	run_worker(s, index, bytes, seconds, CNNPS_LANE_SHM);
+}
+
 /* Start cnn-ps and read its endpoint from the log. */
 static pid_t cnnps_server(const struct options *o, struct shared *s, size_t bytes, size_t workers)
 {
@@ -125,6 +138,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 	pid_t pid = -1;
 
 	(void)workers;
+	snprintf(s->lane, sizeof(s->lane), "/tmp/cnn-ps-transport-%d", (int)getpid());
 	snprintf(model, sizeof(model), "vector:%zu", bytes / sizeof(float));
 	snprintf(max, sizeof(max), "%d", MAX_WORKERS);
 	if (pipe(fd) || (pid = fork()) < 0)
@@ -136,7 +150,8 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 		execl(o->server_binary, "cnn-ps", "--bind", "tcp://127.0.0.1:0", "--http", "",
 			"--model", model, "--optimizer", "sgd", "--lr", "0.001",
 			"--warm-start-updates", "0", "--max-staleness", "1000000000",
-			"--max-workers", max, (char *)NULL);
+			"--max-workers", max, "--lane", "shm", "--lane-socket", s->lane,
+			(char *)NULL);
 		die(o->server_binary);
 	}
 	close(fd[1]);
@@ -253,6 +268,7 @@ struct mode {
 static const struct mode modes[] = {
 	{"zmq", zmq_server, zmq_worker},
 	{"cnn-ps", cnnps_server, cnnps_worker},
+	{"cnn-ps-shm", cnnps_server, lane_worker},
 };
 
 static void run(const struct options *o, const struct mode *m, size_t bytes, size_t workers)
@@ -282,6 +298,8 @@ static void run(const struct options *o, const struct mode *m, size_t bytes, siz
 	cpu = cpu_of(server) - cpu;
 	kill(server, SIGKILL);
 	waitpid(server, &status, 0);
+	if (s->lane[0])
+		unlink(s->lane);
 	if (failed) {
 		fprintf(stderr, "transport: a worker failed\n");
 		exit(1);
@@ -296,7 +314,7 @@ static void run_all(const struct options *o)
 
 	for (size_t b = 0; b < 4; b++)
 		for (size_t k = 0; k < 3; k++)
-			for (size_t m = 0; m < 2; m++)
+			for (size_t m = 0; m < sizeof(modes) / sizeof(modes[0]); m++)
 				if ((!o->bytes || o->bytes == sizes[b]) &&
 					(!o->workers || o->workers == fleets[k]) &&
 					(!o->mode || strcmp(o->mode, modes[m].name) == 0))

@@ -44,6 +44,7 @@ struct cnnps {
 	char server[256];
 	struct pool *pool;
 	float *gradient;        /* lent to the program, or NULL */
+	struct lane_slot slot;  /* the shared memory of `gradient`, or empty */
 	int has_staging;        /* copy received weights to memory from options.allocate ... */
 	float *staging;         /* ... at this address; NULL: not allocated yet */
 	struct arrival awaited; /* the weights that cnnps_await has received, or empty */
@@ -144,6 +145,7 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 		.stop_arg = o->stop_arg,
 		.report = o->report,
 		.report_arg = o->report_arg,
+		.lane = o->lane,
 	};
 	s->role = o->observer ? ROLE_OBSERVER : ROLE_WORKER;
 	s->pid = info_process(s->host, sizeof(s->host));
@@ -205,8 +207,11 @@ static void disconnect(struct cnnps *c)
 	(void)zmq_msg_init(&c->view);
 	frames_release(&c->awaited.frames);
 	net_free(&c->net);
-	if (c->gradient)
+	if (c->slot.lane)
+		lane_return(&c->slot);
+	else if (c->gradient)
 		pool_release(c->pool, &c->gradient);
+	c->gradient = NULL;
 	if (c->staging)
 		pool_release(c->pool, &c->staging);
 	pool_free(&c->pool);
@@ -399,9 +404,22 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull)
 
 float *cnnps_gradient(struct cnnps *c)
 {
-	if (!c->gradient && c->pool)
+	if (c->gradient || !c->pool)
+		return c->gradient;
+	if (!c->has_staging && net_take_slot(c->net, &c->slot))
+		c->gradient = c->slot.values;
+	else
 		c->gradient = pool_acquire(c->pool);
 	return c->gradient;
+}
+
+static int send_slot(struct cnnps *c, struct request *o)
+{
+	int rc = lane_send(&c->slot, c->info.n_params, &o->push.tensor);
+
+	if (!rc)
+		c->gradient = NULL;
+	return rc;
 }
 
 /* Make the tensor of a push, which all transmissions share. It is a copy of `g`, or the buffer of
@@ -410,10 +428,27 @@ static int make_tensor(
 	struct cnnps *c, struct request *o, const float *g, uint64_t offset, size_t n)
 {
 	struct slices *s = &o->push.meta.slices;
+	int is_lent = g == c->gradient && n == c->info.n_params;
+	struct lane_slot slot;
 
 	s->n = 1;
 	s->slice[0] = (struct slice){.offset = offset, .count = n, .encoding = ENCODING_F32};
-	if (g == c->gradient && n == c->info.n_params)
+	if (is_lent && c->slot.lane)
+		return send_slot(c, o);
+	if (is_lent && !c->has_staging)
+		return pool_send(c->pool, &c->gradient, &o->push.tensor);
+	/* the program may use its buffer again */
+	if (net_take_slot(c->net, &slot)) {
+		struct chunk copy;
+
+		wire_copy_chunk(slot.values, g, n, &copy);
+		s->slice[0].xxh3 = copy.xxh3;
+		int rc = lane_send(&slot, n, &o->push.tensor);
+		if (rc)
+			lane_return(&slot);
+		return rc;
+	}
+	if (is_lent)
 		return pool_send(c->pool, &c->gradient, &o->push.tensor);
 	if (zmq_msg_init_size(&o->push.tensor, n * sizeof(*g)))
 		return PS_ENOMEM;

@@ -93,6 +93,11 @@ struct cnnps_data {
 
 enum cnnps_log_level { CNNPS_LOG_ERROR, CNNPS_LOG_WARN, CNNPS_LOG_INFO, CNNPS_LOG_DEBUG };
 
+/* How gradients and weights travel to and from a server on the same host: AUTO: in shared memory if
+ * that is possible, else over the connection; TCP: over the connection; SHM: in shared memory, and
+ * without it the call fails with CNNPS_EUSAGE. */
+enum cnnps_lane { CNNPS_LANE_AUTO, CNNPS_LANE_TCP, CNNPS_LANE_SHM };
+
 /* Strings are copied; the callbacks must stay valid until cnnps_close. */
 struct cnnps_options {
 	size_t size;
@@ -134,6 +139,7 @@ struct cnnps_options {
 	void (*log)(void *arg, int level, const char *line);
 	void *log_arg;
 	enum cnnps_log_level log_level;
+	enum cnnps_lane lane;
 };
 
 /* How the gradients of several workers are combined. proto/WIRE.md, "Modes", specifies what a

@@ -26,6 +26,7 @@
 /* a server repeats a notice within this time; a single notice is not reported */
 #define NOTICE_MS 1400
 #define CLOSE_MS  5000 /* limit of the wait for the last decisions and BYE */
+#define LANE_MS   2000 /* limit of the wait for the answer of the server's lane */
 #define BUDGET    64   /* messages of one socket before the next socket */
 
 enum {
@@ -65,6 +66,9 @@ struct net {
 	struct session *session;
 	struct awake awake; /* the session's time */
 	struct outbox out;
+	struct lane *lane;       /* NULL: none; open, or waiting for the server's answer */
+	uint64_t lane_term;      /* the term of its server ... */
+	uint64_t lane_ms;        /* ... and when the worker asked for it */
 	struct request *request; /* in progress, or NULL */
 	uint64_t request_ms;     /* when `request` began */
 	int pending;             /* `request` was passed to the session, or sent */
@@ -221,6 +225,96 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 	return PS_OK;
 }
 
+/* ---- shared memory --------------------------------------------------------------------------- */
+
+/* Slots and buffers in use keep the memory until they are released. */
+static void drop_lane(struct net *n)
+{
+	n->out.lane = NULL;
+	lane_close(&n->lane);
+}
+
+static void on_lane_failed(struct net *n, const char *why)
+{
+	char text[300];
+
+	drop_lane(n);
+	snprintf(text, sizeof(text), "no shared memory with the server: %s", why);
+	if (n->cfg.lane == CNNPS_LANE_SHM)
+		set_end(n, PS_EUSAGE, text);
+	else
+		log_info("lane", "tcp", "reason=\"%s\"", why);
+}
+
+/* Take the answer of the server's Unix socket if it has arrived. */
+static void poll_lane(struct net *n, uint64_t now)
+{
+	struct err e;
+
+	if (!n->lane || lane_is_open(n->lane))
+		return;
+	int rc = lane_poll(n->lane, &e);
+	if (rc == PS_OK) {
+		n->out.lane = n->lane;
+		log_info("lane", "open", "server=%s", n->cfg.server);
+	} else if (rc != PS_EAGAIN) {
+		on_lane_failed(n, e.text);
+	} else if (now - n->lane_ms >= LANE_MS) {
+		on_lane_failed(n, "the server does not answer on its socket");
+	}
+}
+
+/* A lane lives as long as its server. After each new connection to the same server it continues. */
+static void on_welcome_lane(struct net *n, const struct msg_welcome *w)
+{
+	struct err e = {.text = "the server offers none"};
+
+	if (n->cfg.lane == CNNPS_LANE_TCP || n->cfg.session.role != ROLE_WORKER)
+		return;
+	if (lane_is_open(n->lane) && n->lane_term == w->stamp.term && !lane_is_lost(n->lane)) {
+		lane_resynchronised(n->lane, w->lane_ticket);
+		return;
+	}
+	drop_lane(n);
+	n->lane_term = w->stamp.term;
+	n->lane_ms = n->awake.now_ms;
+	if (!w->lane_path[0]) {
+		if (n->cfg.lane == CNNPS_LANE_SHM)
+			on_lane_failed(n, e.text);
+	} else if (lane_open(&n->lane, w, &e)) {
+		on_lane_failed(n, e.text);
+	}
+}
+
+static void check_lane(struct net *n, uint64_t now)
+{
+	poll_lane(n, now);
+	if (n->lane && lane_is_lost(n->lane)) {
+		log_info("lane", "lost", "server=%s", n->cfg.server);
+		drop_lane(n);
+	}
+}
+
+/* The weights of this PARAMS are in shared memory: append them as its tensor frame. */
+static int append_weights(struct net *n, const struct lane_ref *ref, struct frames *f)
+{
+	poll_lane(n, n->awake.now_ms); /* the server answered before it sent PARAMS */
+	return lane_is_open(n->lane) ? lane_append(n->lane, ref, f) : PS_EPROTO;
+}
+
+int net_take_slot(struct net *n, struct lane_slot *slot)
+{
+	int taken = 0;
+
+	slot->lane = NULL;
+	uv_mutex_lock(&n->io_lock);
+	own_io_lock(n);
+	if (lane_is_open(n->lane))
+		taken = lane_take(n->lane, slot);
+	unlock_io(n);
+	return taken;
+}
+
 static void on_ready(struct net *n)
 {
 	const struct msg_welcome *w = session_welcome(n->session);
@@ -232,6 +326,7 @@ static void on_ready(struct net *n)
 	}
 	link_set_window(&n->link, w->push_window);
 	n->welcomed = 1;
+	on_welcome_lane(n, w);
 	if (current(n, REQUEST_STATUS) || current(n, REQUEST_ADMIN))
 		n->pending = 0; /* the request may be lost with the connection */
 }
@@ -401,7 +496,7 @@ static void try_request_now(struct net *n, uint64_t now);
  * effects. */
 static void try_connect(struct net *n)
 {
-	if (!n->welcomed)
+	if (!n->welcomed || (n->lane && !lane_is_open(n->lane)))
 		return;
 	n->request->welcome = *session_welcome(n->session);
 	complete(n, PS_OK);
@@ -685,12 +780,19 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 {
 	struct msg m;
 	const char *why = "parts";
+	struct lane_ref ref;
 	int rc;
 
 	if (got == 0 || got == PS_ENET)
 		return 0;
 	n->in = f;
-	rc = got == 1 ? wire_decode(n->wire, f, &m, &why) : PS_EPROTO;
+	rc = got == 1 ? PS_OK : PS_EPROTO;
+	if (!rc && wire_lane_ref(f, &ref)) {
+		why = "weights in shared memory that is not open";
+		rc = append_weights(n, &ref, f);
+	}
+	if (!rc)
+		rc = wire_decode(n->wire, f, &m, &why);
 	/* a WELCOME of an incompatible version: treat it like the server's ERROR */
 	if (rc == PS_EVERSION)
 		m = (struct msg){.type = MSG_ERROR, .error = {.status = rc, .text = why}};
@@ -845,6 +947,7 @@ static void tick(struct net *n)
 		n->stop_ms = now;
 	int alive = n->request || clock_ms() < atomic_load(&n->active_ms) + n->cfg.batch_timeout_ms;
 	note_progress(n, now);
+	check_lane(n, now);
 	if (!n->ended)
 		seek_server(n, now);
 	session_tick(n->session, alive, now);
@@ -868,10 +971,15 @@ static void wait_for_any(struct net *n, int ms)
 {
 	short bulk = ZMQ_POLLIN | (n->out.count ? ZMQ_POLLOUT : 0);
 	zmq_pollitem_t item[] = {{.socket = n->link.bulk, .events = bulk},
-		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN}};
+		{.socket = n->link.monitor, .events = ZMQ_POLLIN}, {.events = ZMQ_POLLIN},
+		{.events = ZMQ_POLLIN}};
+	int asks = n->lane && !lane_is_open(n->lane);
 
+	if (asks)
+		item[3].fd = lane_fd(n->lane);
 	if (!heartbeat_readable(&n->heartbeat, &item[2].fd))
-		(void)zmq_poll(item, 3, ms); /* a signal ends the wait early */
+		(void)zmq_poll(item, asks ? 4 : 3, ms); /* a signal ends the wait early */
+	poll_lane(n, n->awake.now_ms);
 }
 
 static void io_step(struct net *n)
@@ -1106,6 +1214,7 @@ void net_free(struct net **n)
 	outbox_flush(&(*n)->out);
 	frames_release(&(*n)->prefetched.frames);
 	outbox_release(&(*n)->out);
+	drop_lane(*n);
 	heartbeat_release(&(*n)->heartbeat);
 	link_close(&(*n)->link);
 	link_term(&(*n)->link);

@@ -23,6 +23,7 @@
 #include "common/err.h"
 #include "proto/wire.h"
 #include "worker/client/cnnps.h"
+#include "worker/client/lane.h"
 #include "worker/client/session.h"
 
 struct net_config {
@@ -31,6 +32,7 @@ struct net_config {
 	struct session_config session;
 	uint64_t batch_timeout_ms;
 	size_t replay_bytes;
+	enum cnnps_lane lane;
 	int (*stop)(void *arg); /* see cnnps_options */
 	void *stop_arg;
 	void (*report)(void *arg, const char *line); /* see cnnps_options */
@@ -104,6 +106,9 @@ struct net; /* opaque */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Carry out `r` and block until it is complete. Returns r->status. */
 int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
+/* Take a slot of shared memory for a gradient. Returns 0 if there is none: the gradient takes the
+ * connection. Any thread. */
+int net_take_slot(struct net *n, struct lane_slot *slot) PS_MUST_CHECK;
 /* Report that the program makes progress. Any thread. */
 void net_alive(struct net *n);
 /* 1 if the server has asked for the pictures of show.h since the last call. Any thread. */

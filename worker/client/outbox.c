@@ -59,6 +59,7 @@ void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zm
 
 	PS_ASSERT(!k->seq && seq); /* invariant (1): a retained tensor is never replaced */
 	k->seq = seq;
+	k->whole = *slice;
 	split_parts(k, slice);
 	zmq_msg_init(&k->tensor);
 	zmq_msg_move(&k->tensor, tensor);
@@ -194,15 +195,24 @@ void outbox_post(struct outbox *o, const struct msg *m)
 	queue_part(o, m, 0, 0);
 }
 
-/* The code computes the checksum of a part while libzmq sends the part before it. */
-void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
+/* Post a push whose values the server reads in slot `slot` - 1. */
+static void post_in_lane(struct outbox *o, struct msg *m, struct retained *k, uint32_t slot)
 {
-	struct retained *k = retained_at(o, seq);
-	struct msg whole = {.type = MSG_PUSH, .push = m->push};
-	struct slices *s = &whole.push.slices;
+	if (!k->whole.xxh3)
+		k->whole.xxh3 = wire_checksum(zmq_msg_data(&k->tensor), k->whole.count);
+	m->push.slices.n = 1;
+	m->push.slices.slice[0] = k->whole;
+	m->push.lane_slot = slot;
+	m->push.lane_count = k->whole.count;
+	queue_part(o, m, 0, 0);
+}
 
-	if (k->seq != seq)
-		return;
+/* Post the frames of a push. The code computes the checksum of a part while libzmq sends the part
+ * before it. */
+static void post_in_frames(struct outbox *o, struct msg *m, struct retained *k)
+{
+	struct slices *s = &m->push.slices;
+
 	for (; s->n < k->n; s->n++) {
 		struct slice *part = &k->part[s->n];
 
@@ -210,12 +220,26 @@ void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
 			part->xxh3 = wire_checksum(part_values(k, s->n), part->count);
 		s->slice[s->n] = *part;
 		if (s->n + 1 < k->n)
-			enqueue_ahead(o, seq, s->n);
+			enqueue_ahead(o, k->seq, s->n);
 	}
-	whole.push.chunks = k->n - 1;
+	m->push.chunks = k->n - 1;
+	queue_part(o, m, k->seq, k->n - 1);
+}
+
+void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq)
+{
+	struct retained *k = retained_at(o, seq);
+	struct msg whole = {.type = MSG_PUSH, .push = m->push};
+
+	if (k->seq != seq)
+		return;
 	if (seq <= o->sent_seq)
 		o->replayed++;
 	else
 		o->sent_seq = seq;
-	queue_part(o, &whole, seq, k->n - 1);
+	uint32_t slot = lane_slot_of(o->lane, zmq_msg_data(&k->tensor));
+	if (slot)
+		post_in_lane(o, &whole, k, slot);
+	else
+		post_in_frames(o, &whole, k);
 }

@@ -16,6 +16,7 @@
 #include <zmq.h>
 #include "common/err.h"
 #include "proto/msg.h"
+#include "worker/client/lane.h"
 
 /* Maximum of queued messages: more than a session's window of pushes and its requests. */
 #define OUTBOX_SIZE  512
@@ -26,6 +27,7 @@ struct retained {
 	uint64_t seq; /* 0: free */
 	/* number of parts; all but the last are chunks, see wire.h */
 	uint32_t n;
+	struct slice whole; /* for a push in shared memory; without data; xxh3 0: not sent yet */
 	struct slice part[OUTBOX_PARTS]; /* without data; xxh3 0: not sent yet */
 	zmq_msg_t tensor;                /* the values of all parts */
 };
@@ -38,6 +40,8 @@ struct outgoing {
 
 struct outbox {
 	void *socket; /* borrowed */
+	/* borrowed, or NULL: the server reads tensors in its slots, and no frame is sent */
+	const struct lane *lane;
 	size_t retained_bytes;
 	uint64_t sent_seq; /* newest posted push */
 	uint64_t replayed; /* number of repeated posts of a push */
@@ -51,7 +55,7 @@ void outbox_init(struct outbox *o, void *socket);
 void outbox_release(struct outbox *o);
 
 /* Retain push `seq`, whose values have the position `slice`. Takes *tensor over and leaves it
- * empty. The first transmission computes the checksums. */
+ * empty. The first transmission computes the checksums, except one that `slice` has. */
 void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
 /* Pushes up to `seq` are durable: free their bytes. */
 void outbox_drop(struct outbox *o, uint64_t seq);

@@ -1,0 +1,56 @@
+/*
+ * lane.h - the shared-memory lane: what a server and a worker on one host agree on.
+ *
+ * A lane carries the tensors of one worker's session through memory that both processes map. The
+ * messages keep their headers, their connection and their order: only the tensor frames leave the
+ * connection. WIRE.md, "Shared-memory lane", specifies it.
+ *
+ *   worker -> server, on the Unix socket of WELCOME: struct lane_greeting
+ *   server -> worker: struct lane_layout, with two descriptors: the weights and the push memory
+ *
+ * The weights are buffers that the server writes and a worker can only read. The push memory has a
+ * struct lane_control in its first page, and after it the slots, which the worker writes.
+ */
+#ifndef PROTO_LANE_H
+#define PROTO_LANE_H
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define LANE_MAGIC 0x31656e616c736e63ull /* "cnslane1" */
+#define LANE_PAGE  4096u                 /* bytes of the control page */
+#define LANE_HOLDS 4u                    /* buffers of weights that a worker may hold at a time */
+#define LANE_FDS   2u                    /* descriptors in the server's answer */
+
+struct lane_greeting {
+	uint64_t magic;
+	uint64_t secret_hi, secret_lo; /* of the newest WELCOME */
+	uint32_t worker, incarnation;
+};
+
+struct lane_layout {
+	uint64_t magic;
+	uint64_t n_params;
+	uint64_t buffers, buffer_pitch; /* number, and bytes from one to the next */
+	uint64_t slots, slot_pitch;     /* from byte LANE_PAGE of the push memory */
+	uint64_t ticket; /* the lane's tickets are greater; others are of an earlier lane */
+};
+
+/*
+ * The worker's report on the weights that it reads. Each PARAMS of the lane has a hold, 0 to
+ * LANE_HOLDS - 1, and a ticket, which grows by 1. The worker first stores the ticket at held[hold],
+ * then in `seen`. It stores 0 at held[hold] when it has read the weights. The server uses a buffer
+ * again if `seen` has reached its ticket and held[hold] is another number.
+ */
+struct lane_control {
+	_Atomic uint64_t seen;
+	_Atomic uint64_t held[LANE_HOLDS];
+};
+
+/* The parts of a header that name shared memory. Numbers of a peer, not verified. */
+struct lane_ref {
+	uint64_t slot;                 /* PUSH: the slot with the values */
+	uint64_t count;                /* PUSH: the number of values */
+	uint64_t hold, ticket, buffer; /* PARAMS */
+};
+
+#endif

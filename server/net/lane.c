@@ -1,0 +1,394 @@
+/* lane.c - see lane.h. */
+#include "server/net/lane.h"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "common/assert.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/share.h"
+#include "proto/lane.h"
+
+#define GREETING_MS 5000 /* a connection without a greeting is closed after this time */
+#define RETRY_MS    1000 /* no connection could be accepted: wait */
+#define MAX_GUESTS  32   /* connections without a greeting */
+#define MAX_SLOTS   256u /* of a lane: more than a worker retains in general */
+#define SLOTS_BYTES ((uint64_t)256 << 20) /* of a lane; memory that nobody writes is not used */
+
+/* A buffer that a worker reads. */
+struct hold {
+	void *buffer; /* NULL: free */
+	uint64_t ticket;
+};
+
+/* A connection of the Unix socket. */
+struct guest {
+	uv_poll_t poll;
+	int fd;
+	uint64_t since_ms;
+	struct lanes *lanes;
+	struct lane *lane; /* NULL: it has not sent its greeting */
+	struct guest *next;
+};
+
+/* The lane of one worker slot. */
+struct lane {
+	uint32_t incarnation, peer;
+	int has_secret; /* 1: the secret was not used yet */
+	uint64_t secret_hi, secret_lo;
+	struct guest *guest; /* NULL: the lane is not open */
+	char *memory;        /* the push memory, only read */
+	uint64_t ticket;     /* newest */
+	struct hold hold[LANE_HOLDS];
+};
+
+struct lanes {
+	struct lanes_config cfg;
+	struct param_shared weights;
+	uint64_t slots, slot_pitch;
+	int fd;
+	uv_poll_t listener;
+	uv_timer_t timer;
+	struct lane *lane; /* max_workers */
+	struct guest *guests;
+	size_t n_guests; /* without a greeting */
+	struct lanes_stats stats;
+};
+
+static uint32_t worker_of(const struct lanes *l, const struct lane *lane)
+{
+	return (uint32_t)(lane - l->lane) + 1;
+}
+
+static size_t memory_bytes(const struct lanes *l)
+{
+	return LANE_PAGE + l->slots * l->slot_pitch;
+}
+
+/* ---- buffers that workers read ------------------------------------------------------------------ */
+
+/* Take back the buffers that the worker has read, or whose PARAMS was lost. The worker may write any
+ * number: it harms itself alone. */
+static void reap(struct lanes *l, struct lane *lane)
+{
+	struct lane_control *control = (struct lane_control *)(void *)lane->memory;
+	uint64_t seen = atomic_load(&control->seen);
+
+	for (size_t i = 0; i < LANE_HOLDS; i++) {
+		struct hold *h = &lane->hold[i];
+
+		if (h->buffer && seen >= h->ticket && atomic_load(&control->held[i]) != h->ticket)
+			param_buffers_drop(l->cfg.params, &h->buffer);
+	}
+}
+
+static void drop_holds(struct lanes *l, struct lane *lane)
+{
+	for (size_t i = 0; i < LANE_HOLDS; i++)
+		param_buffers_drop(l->cfg.params, &lane->hold[i].buffer);
+}
+
+/* ---- connections of the Unix socket -------------------------------------------------------------- */
+
+static void on_closed(uv_handle_t *h)
+{
+	free(h->data);
+}
+
+static void remove_guest(struct guest *g)
+{
+	struct lanes *l = g->lanes;
+	struct guest **at = &l->guests;
+
+	while (*at != g)
+		at = &(*at)->next;
+	*at = g->next;
+	if (!g->lane) {
+		PS_ASSERT(l->n_guests > 0);
+		l->n_guests--;
+	}
+	uv_close((uv_handle_t *)&g->poll, on_closed); /* before its descriptor */
+	close(g->fd);
+}
+
+static void close_lane(struct lanes *l, struct lane *lane, const char *why)
+{
+	if (!lane->guest)
+		return;
+	log_info("lane", "closed", "worker=%u reason=\"%s\"", worker_of(l, lane), why);
+	drop_holds(l, lane);
+	(void)munmap(lane->memory, memory_bytes(l));
+	lane->memory = NULL;
+	remove_guest(lane->guest);
+	lane->guest = NULL;
+	l->stats.open--;
+}
+
+/* Make the push memory and send the answer. 0: not possible. */
+static int open_memory(struct lanes *l, struct lane *lane, int socket)
+{
+	const struct lane_layout layout = {.magic = LANE_MAGIC,
+		.n_params = l->cfg.n_params,
+		.buffers = l->weights.n,
+		.buffer_pitch = l->weights.pitch,
+		.slots = l->slots,
+		.slot_pitch = l->slot_pitch,
+		.ticket = lane->ticket};
+	int fds[LANE_FDS] = {l->weights.fd, -1};
+
+	if (share_new("cnn-ps pushes", memory_bytes(l), &fds[1]))
+		return 0;
+	lane->memory = share_map(fds[1], memory_bytes(l), 0);
+	int sent =
+		lane->memory && share_send(socket, &layout, sizeof(layout), fds, LANE_FDS) == PS_OK;
+	close(fds[1]);
+	if (!sent && lane->memory) {
+		(void)munmap(lane->memory, memory_bytes(l));
+		lane->memory = NULL;
+	}
+	return sent;
+}
+
+/* The lane that this greeting opens; NULL: none. */
+static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
+{
+	if (g->magic != LANE_MAGIC || g->worker < 1 || g->worker > l->cfg.max_workers)
+		return NULL;
+	struct lane *lane = &l->lane[g->worker - 1];
+	/* the time of the comparison does not depend on the secret */
+	uint64_t differs = (g->secret_hi ^ lane->secret_hi) | (g->secret_lo ^ lane->secret_lo);
+	return lane->has_secret && g->incarnation == lane->incarnation && !differs ? lane : NULL;
+}
+
+/* Returns 0 if the connection must be closed. */
+static int greet(struct guest *g)
+{
+	struct lanes *l = g->lanes;
+	struct lane_greeting greeting;
+	int rc = share_receive(g->fd, &greeting, sizeof(greeting), NULL, 0);
+
+	if (rc == PS_EAGAIN)
+		return 1;
+	struct lane *lane = rc ? NULL : lane_of(l, &greeting);
+	if (!lane) {
+		l->stats.refused += rc != PS_EUNREACHABLE;
+		log_debug("lane", "refused", "reason=\"%s\"", rc ? err_text(rc) : "wrong secret");
+		return 0;
+	}
+	lane->has_secret = 0; /* invariant 1 */
+	close_lane(l, lane, "the worker opened it again");
+	if (!open_memory(l, lane, g->fd)) {
+		log_warn(
+			"lane", "failed", "worker=%u reason=\"no shared memory\"", greeting.worker);
+		return 0;
+	}
+	memset(lane->hold, 0, sizeof(lane->hold));
+	lane->guest = g;
+	g->lane = lane;
+	l->n_guests--;
+	l->stats.open++;
+	log_info("lane", "open", "worker=%u slots=%llu", greeting.worker,
+		(unsigned long long)l->slots);
+	return 1;
+}
+
+/* After its greeting a worker sends nothing: a readable connection is a closed one. */
+static void on_guest(uv_poll_t *poll, int status, int events)
+{
+	struct guest *g = poll->data;
+
+	(void)events;
+	if (g->lane)
+		close_lane(g->lanes, g->lane, "the worker closed it");
+	else if (status || !greet(g))
+		remove_guest(g);
+}
+
+static void add_guest(struct lanes *l, int fd)
+{
+	struct guest *g = l->n_guests < MAX_GUESTS ? mem_try(1, sizeof(*g)) : NULL;
+
+	if (!g || uv_poll_init(l->cfg.loop, &g->poll, fd) != 0) {
+		free(g);
+		close(fd);
+		return;
+	}
+	g->poll.data = g;
+	g->fd = fd;
+	g->lanes = l;
+	g->since_ms = uv_now(l->cfg.loop);
+	g->next = l->guests;
+	l->guests = g;
+	l->n_guests++;
+	(void)uv_poll_start(&g->poll, UV_READABLE | UV_DISCONNECT, on_guest);
+}
+
+static void on_new_guest(uv_poll_t *poll, int status, int events)
+{
+	struct lanes *l = poll->data;
+
+	(void)events;
+	int fd = status ? -1 : accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	if (fd >= 0)
+		add_guest(l, fd);
+	else
+		(void)uv_poll_stop(poll); /* on_timer tries again: no descriptor may be free */
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+	struct lanes *l = timer->data;
+	uint64_t now = uv_now(l->cfg.loop);
+
+	for (struct guest *g = l->guests, *next; g; g = next) {
+		next = g->next;
+		if (!g->lane && now - g->since_ms >= GREETING_MS)
+			remove_guest(g);
+	}
+	if (!uv_is_active((uv_handle_t *)&l->listener))
+		(void)uv_poll_start(&l->listener, UV_READABLE, on_new_guest);
+}
+
+/* ---- sessions ------------------------------------------------------------------------------------ */
+
+void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m)
+{
+	uint32_t worker = m->stamp.worker;
+	uint64_t secret[2];
+
+	if (worker < 1 || worker > l->cfg.max_workers ||
+		uv_random(NULL, NULL, secret, sizeof(secret), 0, NULL) != 0)
+		return;
+	struct lane *lane = &l->lane[worker - 1];
+	if (lane->incarnation != m->stamp.incarnation)
+		close_lane(l, lane, "another process has the worker's slot");
+	lane->incarnation = m->stamp.incarnation;
+	lane->peer = peer;
+	lane->has_secret = 1;
+	lane->secret_hi = m->lane_secret_hi = secret[0];
+	lane->secret_lo = m->lane_secret_lo = secret[1];
+	memcpy(m->lane_path, l->cfg.path, strlen(l->cfg.path) + 1);
+	m->lane_ticket = lane->ticket;
+}
+
+/* The open lane of connection `peer`; NULL: none. */
+static struct lane *find_lane(struct lanes *l, uint32_t peer)
+{
+	uint32_t left = l->stats.open;
+
+	for (uint32_t i = 0; i < l->cfg.max_workers && left > 0; i++) {
+		if (!l->lane[i].guest)
+			continue;
+		left--;
+		if (l->lane[i].peer == peer)
+			return &l->lane[i];
+	}
+	return NULL;
+}
+
+int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f)
+{
+	struct lane *lane = find_lane(l, peer);
+
+	if (!lane)
+		return PS_ESTATE;
+	if (f->n != 1 || ref->slot >= l->slots || ref->count < 1 || ref->count > l->cfg.n_params)
+		return PS_EPROTO;
+	reap(l, lane); /* in general the worker has read its weights: the core may use their buffer */
+	if (zmq_msg_init_size(&f->frame[1], ref->count * sizeof(float)))
+		return PS_ENOMEM;
+	wire_copy_chunk(zmq_msg_data(&f->frame[1]),
+		lane->memory + LANE_PAGE + ref->slot * l->slot_pitch, ref->count, &f->chunk[0]);
+	f->n = 2;
+	f->n_chunks = 1;
+	l->stats.pushes++;
+	return PS_OK;
+}
+
+int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m)
+{
+	struct lane *lane = find_lane(l, peer);
+	size_t i = 0, index;
+
+	if (!lane || m->which != WEIGHTS_CURRENT)
+		return 0;
+	reap(l, lane);
+	while (i < LANE_HOLDS && lane->hold[i].buffer)
+		i++;
+	if (i == LANE_HOLDS || !param_buffers_hold(l->cfg.params, m, &index, &lane->hold[i].buffer))
+		return 0;
+	lane->hold[i].ticket = ++lane->ticket;
+	m->lane_hold = (uint32_t)i + 1;
+	m->lane_ticket = lane->ticket;
+	m->lane_buffer = (uint32_t)index;
+	l->stats.params++;
+	return 1;
+}
+
+void lanes_stats(const struct lanes *l, struct lanes_stats *s)
+{
+	*s = l->stats;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------- */
+
+int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
+{
+	struct lanes *l = mem_try(1, sizeof(*l));
+	int rc;
+
+	*out = NULL;
+	if (!l || !(l->lane = mem_try(cfg->max_workers, sizeof(*l->lane)))) {
+		free(l);
+		return err_set(e, PS_ENOMEM, "no memory for shared-memory lanes");
+	}
+	l->cfg = *cfg;
+	l->slot_pitch = (cfg->n_params * sizeof(float) + LANE_PAGE - 1) / LANE_PAGE * LANE_PAGE;
+	l->slots = SLOTS_BYTES / l->slot_pitch;
+	l->slots = l->slots < 2 ? 2 : l->slots > MAX_SLOTS ? MAX_SLOTS : l->slots;
+	if (!param_buffers_shared(cfg->params, &l->weights))
+		rc = err_set(e, PS_EIO, "this system has no sealed shared memory");
+	else
+		rc = share_listen(cfg->path, &l->fd, e);
+	if (!rc && uv_poll_init(cfg->loop, &l->listener, l->fd) != 0) {
+		close(l->fd);
+		rc = err_set(e, PS_EIO, "%.200s cannot be watched", cfg->path);
+	}
+	if (rc) {
+		free(l->lane);
+		free(l);
+		return rc;
+	}
+	l->listener.data = l->timer.data = l;
+	(void)uv_poll_start(&l->listener, UV_READABLE, on_new_guest);
+	uv_timer_init(cfg->loop, &l->timer);
+	(void)uv_timer_start(&l->timer, on_timer, RETRY_MS, RETRY_MS);
+	*out = l;
+	return PS_OK;
+}
+
+void lanes_stop(struct lanes *l)
+{
+	if (l->fd < 0)
+		return;
+	for (uint32_t i = 0; i < l->cfg.max_workers; i++)
+		close_lane(l, &l->lane[i], "the server ends");
+	while (l->guests)
+		remove_guest(l->guests);
+	uv_close((uv_handle_t *)&l->listener, NULL);
+	uv_close((uv_handle_t *)&l->timer, NULL);
+	close(l->fd);
+	l->fd = -1;
+	(void)unlink(l->cfg.path);
+}
+
+void lanes_free(struct lanes **l)
+{
+	if (!*l)
+		return;
+	free((*l)->lane);
+	free(*l);
+	*l = NULL;
+}

@@ -1,0 +1,63 @@
+/*
+ * lane.h - the server's side of the shared-memory lanes (proto/lane.h): tensors of workers on this
+ * host, which do not pass through a socket.
+ *
+ * A worker that joins gets the path of a Unix socket and a secret in WELCOME. If it presents the
+ * secret there, it gets the memory of the weights, which it cannot write, and memory for its pushes.
+ * The server copies a push before it looks at it: whatever the worker writes to its memory later
+ * changes nothing. The connection of the Unix socket is the life of a lane: when a worker ends, in
+ * whatever way, the kernel closes it, and the server takes the buffers back.
+ *
+ * Invariants:
+ * (1) a lane belongs to one incarnation of one worker; each secret opens at most one;
+ * (2) a worker never gets memory that it could use to change the weights, or another worker's push;
+ * (3) a worker holds at most LANE_HOLDS buffers of weights. If it holds all, or none is free, its
+ *     PARAMS leave over the connection;
+ * (4) the verdict on a push is on a private copy: a copy with another checksum counts as lost.
+ * Thread: the loop's.
+ */
+#ifndef SERVER_NET_LANE_H
+#define SERVER_NET_LANE_H
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+#include "common/err.h"
+#include "proto/msg.h"
+#include "proto/wire.h"
+#include "server/net/param_buffers.h"
+
+struct lanes; /* opaque, see lane.c */
+
+struct lanes_config {
+	uv_loop_t *loop;
+	const char *path; /* of the Unix socket */
+	size_t n_params;
+	uint32_t max_workers;
+	struct param_buffers *params; /* with shared buffers; must outlive the lanes */
+};
+
+struct lanes_stats {
+	uint32_t open;           /* lanes in use */
+	uint64_t pushes, params; /* tensors that went through a lane */
+	uint64_t refused;        /* greetings with a wrong secret or form */
+};
+
+/* Listen on the Unix socket. PS_EUSAGE, PS_EIO, PS_ENOMEM. */
+int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e) PS_MUST_CHECK;
+/* WELCOME `m` leaves on connection `peer`: add the path and a new secret. */
+void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
+/* The values of this PUSH of `peer` are in slot ref->slot: append a frame with a copy. PS_ESTATE:
+ * the peer has no lane. PS_EPROTO: no such slot, or too many values. PS_ENOMEM. */
+int lanes_join(
+	struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
+/* Let `peer` read the weights of `m` in their buffer. Sets the lane's fields and the checksum of
+ * `m`. 0: not possible, send a frame. */
+int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m) PS_MUST_CHECK;
+void lanes_stats(const struct lanes *l, struct lanes_stats *s);
+/* Close all lanes, the socket and the handles, and remove its file; the loop must run once more
+ * before lanes_free. */
+void lanes_stop(struct lanes *l);
+/* Frees *l and sets it to NULL; *l may be NULL. */
+void lanes_free(struct lanes **l);
+
+#endif

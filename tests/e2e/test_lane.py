@@ -1,0 +1,101 @@
+"""Shared-memory lanes (docs/lane.md): the same results as over TCP, and no trace after a death."""
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from support.build import FULL
+from support.ledger import LedgerRun
+from support.programs import SIGTERM, until
+
+NET = ("--model", "seed:16", "--epochs", 1, "--warm-start-updates", 0)
+SHM = ("--lane", "shm")
+
+
+def maps(process):
+    """The lines of the process's memory that belong to a lane."""
+    lines = Path(f"/proc/{process.popen.pid}/maps").read_text().splitlines()
+    return [line for line in lines if "memfd:cnn-ps pushes" in line]
+
+
+def test_the_weights_are_those_of_tcp(programs):
+    """One worker trains a network over each transport: the same bits."""
+    files = []
+    for lane in ("tcp", "shm"):
+        server = programs.server(*NET, "--lane", lane, directory=lane)
+        worker = programs.worker(server.endpoint, "--lane", lane)
+        server.result()
+        assert worker.wait(10) == 0, worker.tail()
+        opened = [line for line in server.lines + worker.lines if "lane open" in line]
+        assert len(opened) == (2 if lane == "shm" else 0), opened
+        files.append(programs.export(server.directory, f"{lane}.safetensors").read_bytes())
+    assert files[0] == files[1]
+    assert not (programs.directory / "shm" / "lane").exists(), "the server removes its socket"
+
+
+@pytest.mark.parametrize("size", [0, 200000])
+def test_kills_of_both_sides(programs, size):
+    """Exactly once, with pushes in shared memory, for kills of workers and of the server at random
+    moments. Nothing stays open in the server when a worker dies, and a new server replaces the
+    socket of the old one."""
+    rounds, pushes = (250, 20000) if FULL else (4, 300)
+    dice = random.Random(size)
+    run = LedgerRun(programs, 3, pushes, *SHM, "--sandbox", "require", pace=(4,), size=size)
+    until(lambda: len(maps(run.server)) == 3, 20, "three lanes")
+    for _ in range(rounds):
+        time.sleep(dice.uniform(0, 0.06))
+        run.kill_worker(dice.randrange(3))
+        time.sleep(dice.uniform(0, 0.06))
+        run.kill_server()
+        run.server.line("net listening")
+    until(lambda: len(maps(run.server)) == 3, 20, "three lanes")
+    run.fleet[0].kill()
+    until(lambda: len(maps(run.server)) == 2, 10, "its lane is closed")
+    run.start_worker(0)
+    run.verdict(200)
+
+
+def test_a_stopped_worker_delays_nobody(programs):
+    run = LedgerRun(programs, 2, 300, *SHM, pace=(2,))
+    until(lambda: len(maps(run.server)) == 2, 10, "two lanes")
+    run.fleet[0].signal(signal.SIGSTOP)
+    assert run.fleet[1].wait(60) == 0, run.fleet[1].tail()
+    run.fleet[0].signal(signal.SIGCONT)
+    run.verdict(60)
+
+
+def test_without_shared_memory_workers_use_tcp(programs):
+    """A directory whose path is too long for a socket; the log says so. A worker that insists on
+    shared memory exits with one line."""
+    deep = "x" * 100
+    run = LedgerRun(programs, 1, 50, "--lane", "auto", directory=deep)
+    assert "--lane-socket" in run.server.line(r"lane off. reason=(.*)")[1]
+    stubborn = programs.worker(run.server.endpoint, "--lane", "shm")
+    assert stubborn.wait(20) == 2
+    assert sum("shared memory" in line for line in stubborn.lines) == 1, stubborn.tail()
+    run.verdict(60)
+
+
+def test_a_server_that_needs_shared_memory_exits_without_it(programs):
+    server = programs.server("--model", "vector:10", *SHM, "--lane-socket", "/nowhere/lane")
+    assert server.wait(20) == 2, server.tail()
+    assert any("--lane shm" in line and "/nowhere/lane" in line for line in server.lines)
+
+
+def test_containers_share_the_directory_of_the_socket(programs):
+    """A worker in other namespaces of processes, files and messages: the file of the socket
+    suffices."""
+    unshare = shutil.which("unshare")
+    words = [unshare, "--pid", "--mount", "--ipc", "--uts", "--fork", "--kill-child"]
+    if not unshare or subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system permits no namespaces")
+    run = LedgerRun(programs, 0, 100, *SHM, size=100)
+    run.fleet = [programs.ledger_worker(run.server.endpoint, 0, 100, wrap=words)]
+    run.server.line("lane open")
+    assert run.fleet[0].wait(60) == 0, run.fleet[0].tail()
+    run.server.signal(SIGTERM)
+    assert run.server.wait(20) == 0

@@ -1,0 +1,592 @@
+/*
+ * test_lane.c - shared-memory lanes: the server's side (server/net/lane.h) and the worker's side
+ * (worker/client/lane.h) in one process, and peers that break the rules.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include "tests/support/core_fixture.h"
+#include "tests/support/temp_dir.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/share.h"
+#include "server/net/lane.h"
+#include "worker/client/lane.h"
+
+#define PEER        7u
+#define DEADLINE_MS 10000
+
+static char dir[64], path[128];
+static uv_loop_t loop;
+static struct param_buffers *params;
+static struct core_fixture f;
+static struct lanes *lanes;
+static struct wire *wire;
+
+static int set_up(void **state)
+{
+	struct core_config cfg = fixture_config();
+	struct err e;
+
+	(void)state;
+	log_set_level(LOG_ERROR);
+	temp_dir_make(dir);
+	snprintf(path, sizeof(path), "%s/lane", dir);
+	if (param_buffers_new(&params, cfg.n_params, 16) || uv_loop_init(&loop) ||
+		wire_new(&wire, cfg.n_params))
+		return 1;
+	f = (struct core_fixture){.cfg = cfg, .now_ms = 1000, .memory = fixture_memory(&cfg)};
+	f.core = core_init(f.memory, &f.cfg, param_buffers_first(params));
+	param_buffers_after_step(params, f.core);
+	const struct lanes_config config = {.loop = &loop,
+		.path = path,
+		.n_params = FIXTURE_PARAMS,
+		.max_workers = 3,
+		.params = params};
+	return lanes_new(&lanes, &config, &e);
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	lanes_stop(lanes);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	lanes_free(&lanes);
+	assert_int_equal(access(path, F_OK), -1);
+	fixture_close(&f);
+	param_buffers_free(&params);
+	wire_free(&wire);
+	temp_dir_remove(dir);
+	return uv_loop_close(&loop);
+}
+
+static uint32_t open_lanes(void)
+{
+	struct lanes_stats s;
+
+	lanes_stats(lanes, &s);
+	return s.open;
+}
+
+/* Run the loop until `n` lanes are open. */
+static void until_open(uint32_t n)
+{
+	uint64_t end = clock_ms() + DEADLINE_MS;
+
+	while (open_lanes() != n) {
+		assert_true(clock_ms() < end);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+}
+
+static void run_for(uint64_t ms)
+{
+	for (uint64_t end = clock_ms() + ms; clock_ms() < end;)
+		uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+static struct msg_welcome welcome(uint32_t worker, uint32_t incarnation, uint32_t peer)
+{
+	struct msg_welcome w = {.stamp = {.worker = worker, .incarnation = incarnation},
+		.n_params = FIXTURE_PARAMS};
+
+	lanes_welcome(lanes, peer, &w);
+	return w;
+}
+
+static struct lane *open_lane(uint32_t worker, uint32_t peer)
+{
+	const struct msg_welcome w = welcome(worker, 1, peer);
+	uint32_t before = open_lanes();
+	struct lane *l;
+	struct err e;
+
+	assert_int_equal(lane_open(&l, &w, &e), PS_OK);
+	assert_int_equal(lane_poll(l, &e), PS_EAGAIN);
+	until_open(before + 1);
+	assert_int_equal(lane_poll(l, &e), PS_OK);
+	assert_true(lane_is_open(l));
+	return l;
+}
+
+/* ---- pushes ------------------------------------------------------------------------------------ */
+
+/* The PUSH of the values in `message`, as the worker sends it. */
+static void make_push(const struct lane *l, zmq_msg_t *message, struct frames *out)
+{
+	struct msg m = {.type = MSG_PUSH};
+	const float *values = zmq_msg_data(message);
+	size_t n = zmq_msg_size(message) / sizeof(float);
+
+	m.push.seq = 1;
+	m.push.slices.n = 1;
+	m.push.slices.slice[0] = (struct slice){.count = n,
+		.encoding = ENCODING_F32,
+		.xxh3 = wire_checksum(values, n),
+		.data = values};
+	m.push.lane_slot = lane_slot_of(l, values);
+	m.push.lane_count = n;
+	assert_true(m.push.lane_slot > 0);
+	frames_init(out);
+	assert_int_equal(wire_encode_header(&m, &out->frame[0]), PS_OK);
+	out->n = 1;
+}
+
+/* What the router does with such a PUSH: a status of lanes_join or of wire_decode. */
+static int receive_push(uint32_t peer, struct frames *in, struct msg *m)
+{
+	struct lane_ref ref;
+	const char *why;
+
+	assert_int_equal(wire_lane_ref(in, &ref), 1);
+	int rc = lanes_join(lanes, peer, &ref, in);
+	return rc ? rc : wire_decode(wire, in, m, &why);
+}
+
+static void fill(float *values, float value)
+{
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+		values[i] = value;
+}
+
+static void take(struct lane *l, float value, size_t count, zmq_msg_t *message)
+{
+	struct lane_slot slot;
+
+	assert_int_equal(lane_take(l, &slot), 1);
+	fill(slot.values, value);
+	assert_int_equal(lane_send(&slot, count, message), PS_OK);
+	assert_null(slot.lane);
+}
+
+static void a_push_arrives_as_a_private_copy(void **state)
+{
+	struct lane *l = open_lane(1, PEER);
+	struct frames in;
+	struct msg m;
+	zmq_msg_t push;
+
+	(void)state;
+	take(l, 3, FIXTURE_PARAMS, &push);
+	make_push(l, &push, &in);
+	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
+	fill(zmq_msg_data(&push), 99); /* too late */
+	assert_int_equal(m.push.slices.slice[0].count, FIXTURE_PARAMS);
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+		assert_true(m.push.slices.slice[0].data[i] == 3);
+	const float three = 3;
+	uint32_t peak;
+	memcpy(&peak, &three, sizeof(peak));
+	assert_int_equal(m.push.slices.slice[0].peak, peak);
+	frames_release(&in);
+	zmq_msg_close(&push);
+	take(l, 4, 2, &push); /* a part of the values */
+	make_push(l, &push, &in);
+	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
+	assert_int_equal(m.push.slices.slice[0].count, 2);
+	frames_release(&in);
+	zmq_msg_close(&push);
+	lane_close(&l);
+	until_open(0);
+}
+
+/* A worker that writes after it has sent the PUSH, at any byte: the copy has another checksum, and
+ * the push counts as lost. */
+static void a_torn_push_counts_as_lost(void **state)
+{
+	struct lane *l = open_lane(1, PEER);
+	struct frames in;
+	struct msg m;
+	zmq_msg_t push;
+
+	(void)state;
+	for (size_t byte = 0; byte < FIXTURE_PARAMS * sizeof(float); byte++) {
+		take(l, 3, FIXTURE_PARAMS, &push);
+		make_push(l, &push, &in);
+		((unsigned char *)zmq_msg_data(&push))[byte] ^= 1;
+		assert_int_equal(receive_push(PEER, &in, &m), PS_EAGAIN);
+		frames_release(&in);
+		zmq_msg_close(&push);
+	}
+	lane_close(&l);
+}
+
+static void numbers_out_of_range_are_refused(void **state)
+{
+	struct lane *l = open_lane(1, PEER);
+	const struct lane_ref ref[] = {{.slot = 1u << 20, .count = 1},
+		{.slot = UINT64_MAX, .count = 1}, {.slot = 0, .count = 0},
+		{.slot = 0, .count = FIXTURE_PARAMS + 1}, {.slot = 0, .count = UINT64_MAX}};
+	struct frames in;
+	zmq_msg_t push;
+
+	(void)state;
+	take(l, 3, FIXTURE_PARAMS, &push);
+	make_push(l, &push, &in);
+	for (size_t i = 0; i < sizeof(ref) / sizeof(ref[0]); i++) {
+		assert_int_equal(lanes_join(lanes, PEER, &ref[i], &in), PS_EPROTO);
+		assert_int_equal(in.n, 1);
+	}
+	assert_int_equal(
+		lanes_join(lanes, PEER + 1, &ref[0], &in), PS_ESTATE); /* of another peer */
+	frames_release(&in);
+	zmq_msg_close(&push);
+	lane_close(&l);
+	until_open(0);
+	assert_int_equal(lanes_join(lanes, PEER, &ref[0], &in), PS_ESTATE);
+}
+
+/* Slots come back when their push is closed; a slot in use is given to nobody else. */
+static void a_slot_has_one_owner(void **state)
+{
+	struct lane *l = open_lane(1, PEER);
+	static zmq_msg_t push[1024];
+	struct lane_slot slot;
+	size_t n = 0;
+
+	(void)state;
+	while (lane_take(l, &slot)) {
+		slot.values[0] = (float)n;
+		assert_true(n < 1024);
+		assert_int_equal(lane_send(&slot, FIXTURE_PARAMS, &push[n++]), PS_OK);
+	}
+	assert_true(n >= 2);
+	for (size_t i = 0; i < n; i++)
+		assert_true(*(float *)zmq_msg_data(&push[i]) == (float)i);
+	zmq_msg_close(&push[1]);
+	assert_int_equal(lane_take(l, &slot), 1);
+	assert_true(slot.values[0] == 1);
+	struct lane_slot none;
+	assert_int_equal(lane_take(l, &none), 0);
+	lane_return(&slot);
+	lane_close(&l); /* the memory stays until the last slot is back */
+	assert_true(*(float *)zmq_msg_data(&push[0]) == 0);
+	for (size_t i = 0; i < n; i++)
+		if (i != 1)
+			zmq_msg_close(&push[i]);
+	until_open(0);
+}
+
+/* ---- weights ----------------------------------------------------------------------------------- */
+
+static struct msg_params current_weights(void)
+{
+	struct msg_params m = {.which = WEIGHTS_CURRENT, .version = core_stats(f.core)->version};
+
+	m.slices.n = 1;
+	m.slices.slice[0] = (struct slice){
+		.count = FIXTURE_PARAMS, .encoding = ENCODING_F32, .data = core_weights(f.core)};
+	return m;
+}
+
+static int hold(uint32_t peer, struct lane_ref *ref)
+{
+	struct msg_params m = current_weights();
+	int held = lanes_hold(lanes, peer, &m);
+
+	*ref = (struct lane_ref){
+		.hold = m.lane_hold - 1u, .ticket = m.lane_ticket, .buffer = m.lane_buffer};
+	return held;
+}
+
+/* What the worker does with the PARAMS of `ref`. */
+static int arrive(struct lane *l, const struct lane_ref *ref, struct frames *in)
+{
+	frames_init(in);
+	in->n = 1;
+	zmq_msg_init(&in->frame[0]);
+	return lane_append(l, ref, in);
+}
+
+static void weights_are_read_in_place_until_they_are_closed(void **state)
+{
+	struct lane *l = open_lane(1, PEER);
+	struct lane_ref ref[LANE_HOLDS + 1];
+	struct frames in[LANE_HOLDS + 1];
+
+	(void)state;
+	for (size_t i = 0; i < LANE_HOLDS; i++) {
+		assert_int_equal(hold(PEER, &ref[i]), 1);
+		assert_int_equal(arrive(l, &ref[i], &in[i]), PS_OK);
+		assert_int_equal(zmq_msg_size(&in[i].frame[1]), FIXTURE_PARAMS * sizeof(float));
+		assert_memory_equal(zmq_msg_data(&in[i].frame[1]), core_weights(f.core),
+			FIXTURE_PARAMS * sizeof(float));
+	}
+	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 0); /* invariant 3: over the connection */
+	frames_release(&in[2]);
+	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 1);
+	assert_int_equal(ref[LANE_HOLDS].hold, 2);
+	assert_int_equal(arrive(l, &ref[LANE_HOLDS], &in[2]), PS_OK);
+	for (size_t i = 0; i < LANE_HOLDS; i++)
+		frames_release(&in[i]);
+	lane_close(&l);
+	until_open(0);
+}
+
+/* PARAMS that a broken connection lost. The next PARAMS, or the next WELCOME, frees their holds. */
+static void lost_weights_do_not_stay_held(void **state)
+{
+	struct lane *l = open_lane(1, PEER);
+	struct lane_ref ref[LANE_HOLDS];
+	struct frames in;
+
+	(void)state;
+	for (size_t i = 0; i < LANE_HOLDS; i++)
+		assert_int_equal(hold(PEER, &ref[i]), 1);
+	assert_int_equal(arrive(l, &ref[LANE_HOLDS - 1], &in), PS_OK);
+	for (size_t i = 0; i < LANE_HOLDS - 1; i++)
+		assert_int_equal(hold(PEER, &ref[i]), 1);
+	assert_int_equal(hold(PEER, &ref[0]), 0);
+	const struct msg_welcome w = welcome(1, 1, PEER + 1); /* a new connection */
+	assert_true(w.lane_ticket >= LANE_HOLDS);
+	lane_resynchronised(l, w.lane_ticket);
+	assert_int_equal(hold(PEER, &ref[0]), 0); /* no longer its connection */
+	for (size_t i = 0; i < LANE_HOLDS - 1; i++)
+		assert_int_equal(hold(PEER + 1, &ref[i]), 1);
+	assert_int_equal(hold(PEER + 1, &ref[0]), 0); /* `in` still reads the fourth */
+	frames_release(&in);
+	assert_int_equal(hold(PEER + 1, &ref[0]), 1);
+	lane_close(&l);
+	until_open(0);
+}
+
+static void wrong_numbers_of_a_server_are_refused(void **state)
+{
+	struct lane *l = open_lane(1, PEER);
+	const struct lane_ref ref[] = {{.hold = LANE_HOLDS, .ticket = 1},
+		{.hold = UINT64_MAX, .ticket = 1}, {.ticket = 1, .buffer = 16}, {.ticket = 0}};
+	struct frames in;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(ref) / sizeof(ref[0]); i++) {
+		assert_int_equal(arrive(l, &ref[i], &in), PS_EPROTO);
+		frames_release(&in);
+	}
+	lane_close(&l);
+	until_open(0);
+}
+
+/* ---- who may open a lane ----------------------------------------------------------------------- */
+
+/* Connect and send a greeting. Returns the descriptor. */
+static int greet(const struct lane_greeting *g, size_t size)
+{
+	struct err e;
+	int fd;
+
+	assert_int_equal(share_connect(path, &fd, &e), PS_OK);
+	assert_int_equal(share_send(fd, g, size, NULL, 0), PS_OK);
+	return fd;
+}
+
+/* The server closes this connection and opens no lane. */
+static void assert_refused(int fd)
+{
+	struct lane_layout layout;
+	int fds[LANE_FDS], rc;
+	uint64_t end = clock_ms() + DEADLINE_MS;
+	uint32_t before = open_lanes();
+
+	while ((rc = share_receive(fd, &layout, sizeof(layout), fds, LANE_FDS)) == PS_EAGAIN) {
+		assert_true(clock_ms() < end);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	assert_int_equal(rc, PS_EUNREACHABLE);
+	assert_int_equal(open_lanes(), before);
+	close(fd);
+}
+
+static void only_the_secret_of_the_newest_welcome_opens_a_lane_once(void **state)
+{
+	const struct msg_welcome old = welcome(1, 1, PEER), w = welcome(1, 1, PEER);
+	const struct lane_greeting good = {.magic = LANE_MAGIC,
+		.secret_hi = w.lane_secret_hi,
+		.secret_lo = w.lane_secret_lo,
+		.worker = 1,
+		.incarnation = 1};
+	struct lane_greeting g;
+
+	(void)state;
+	assert_string_equal(w.lane_path, path);
+	assert_true(old.lane_secret_hi != w.lane_secret_hi);
+	g = good, g.secret_hi = old.lane_secret_hi, g.secret_lo = old.lane_secret_lo;
+	assert_refused(greet(&g, sizeof(g)));
+	g = good, g.secret_lo ^= 1;
+	assert_refused(greet(&g, sizeof(g)));
+	g = good, g.worker = 2;
+	assert_refused(greet(&g, sizeof(g)));
+	g = good, g.worker = 0;
+	assert_refused(greet(&g, sizeof(g)));
+	g = good, g.worker = 4;
+	assert_refused(greet(&g, sizeof(g)));
+	g = good, g.worker = UINT32_MAX;
+	assert_refused(greet(&g, sizeof(g)));
+	g = good, g.incarnation = 2;
+	assert_refused(greet(&g, sizeof(g)));
+	g = good, g.magic = 0;
+	assert_refused(greet(&g, sizeof(g)));
+	assert_refused(greet(&good, sizeof(good) - 1));
+	int fd = greet(&good, sizeof(good));
+	until_open(1);
+	assert_refused(greet(&good, sizeof(good))); /* the secret is used */
+	close(fd);
+	until_open(0);
+}
+
+/* Connections that say nothing: there are only so many, and they delay no worker. */
+static void silent_connections_are_bounded(void **state)
+{
+	struct err e;
+	int fd[60];
+
+	(void)state;
+	for (size_t i = 0; i < 60; i++) {
+		assert_int_equal(share_connect(path, &fd[i], &e), PS_OK);
+		uv_run(&loop, UV_RUN_NOWAIT);
+	}
+	run_for(50);
+	size_t closed = 0;
+	for (size_t i = 0; i < 60; i++)
+		closed += share_receive(fd[i], &e, 1, NULL, 0) == PS_EUNREACHABLE;
+	assert_int_equal(closed, 60 - 32);
+	for (size_t i = 0; i < 60; i++)
+		close(fd[i]);
+	run_for(50);
+	struct lane *l = open_lane(1, PEER);
+	lane_close(&l);
+}
+
+/* A new process in the slot: the memory of the old one is taken back. */
+static void a_new_incarnation_closes_the_lane_of_the_old_one(void **state)
+{
+	struct lane *l = open_lane(2, PEER);
+	struct lane_ref ref;
+
+	(void)state;
+	assert_int_equal(hold(PEER, &ref), 1);
+	(void)welcome(2, 2, PEER + 1);
+	assert_int_equal(open_lanes(), 0);
+	assert_true(lane_is_lost(l));
+	assert_int_equal(hold(PEER, &ref), 0);
+	lane_close(&l);
+}
+
+/* The worker opens its lane again, for example because its first attempt took too long. PARAMS of
+ * the first one are not mistaken for those of the second. */
+static void tickets_of_an_earlier_lane_are_refused(void **state)
+{
+	struct lane *first = open_lane(1, PEER), *second;
+	const struct msg_welcome w = welcome(1, 1, PEER);
+	struct lane_ref old, ref;
+	struct frames in;
+	struct err e;
+
+	(void)state;
+	assert_int_equal(hold(PEER, &old), 1);
+	assert_int_equal(lane_open(&second, &w, &e), PS_OK);
+	while (lane_poll(second, &e) == PS_EAGAIN)
+		uv_run(&loop, UV_RUN_NOWAIT);
+	assert_true(lane_is_open(second) && lane_is_lost(first));
+	assert_int_equal(arrive(second, &old, &in), PS_EPROTO);
+	frames_release(&in);
+	assert_int_equal(hold(PEER, &ref), 1);
+	assert_int_equal(arrive(second, &ref, &in), PS_OK);
+	frames_release(&in);
+	lane_close(&first);
+	lane_close(&second);
+	until_open(0);
+}
+
+/* ---- servers that break the rules -------------------------------------------------------------- */
+
+/* Answer the greeting of a worker with `layout` and two memories of these sizes. */
+static int answer(struct lane_layout layout, size_t weights, size_t pushes, size_t n)
+{
+	const struct msg_welcome w = {.stamp = {.worker = 1, .incarnation = 1},
+		.n_params = FIXTURE_PARAMS,
+		.lane_path = "."};
+	struct msg_welcome here = w;
+	char fake[128];
+	struct lane *l;
+	struct err e;
+	int listener, fds[LANE_FDS], rc;
+
+	snprintf(fake, sizeof(fake), "%s/fake", dir);
+	memcpy(here.lane_path, fake, strlen(fake) + 1);
+	assert_int_equal(share_listen(fake, &listener, &e), PS_OK);
+	assert_int_equal(lane_open(&l, &here, &e), PS_OK);
+	int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	assert_true(fd >= 0);
+	assert_int_equal(share_new("weights", weights, &fds[0]), PS_OK);
+	assert_int_equal(share_new("pushes", pushes, &fds[1]), PS_OK);
+	assert_int_equal(share_send(fd, &layout, sizeof(layout), fds, n), PS_OK);
+	rc = lane_poll(l, &e);
+	for (size_t i = 0; i < LANE_FDS; i++)
+		close(fds[i]);
+	close(fd);
+	close(listener);
+	unlink(fake);
+	lane_close(&l);
+	return rc;
+}
+
+static void memory_of_another_form_is_refused(void **state)
+{
+	const struct lane_layout good = {.magic = LANE_MAGIC,
+		.n_params = FIXTURE_PARAMS,
+		.buffers = 4,
+		.buffer_pitch = LANE_PAGE,
+		.slots = 2,
+		.slot_pitch = LANE_PAGE};
+	const size_t weights = 4 * LANE_PAGE, pushes = 3 * LANE_PAGE;
+	struct lane_layout a;
+
+	(void)state;
+	assert_int_equal(answer(good, weights, pushes, 2), PS_OK);
+	assert_int_equal(answer(good, weights, pushes, 1), PS_EPROTO);
+	assert_int_equal(answer(good, weights, pushes, 0), PS_EPROTO);
+	assert_int_equal(answer(good, weights - 1, pushes, 2), PS_EPROTO);
+	assert_int_equal(answer(good, weights, pushes - 1, 2), PS_EPROTO);
+	a = good, a.magic++;
+	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	a = good, a.n_params++;
+	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	a = good, a.buffers = 0;
+	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	a = good, a.slots = UINT64_MAX / LANE_PAGE;
+	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	a = good, a.slot_pitch = 0;
+	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+	a = good, a.buffer_pitch = UINT64_MAX;
+	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(a_push_arrives_as_a_private_copy),
+		TEST(a_torn_push_counts_as_lost),
+		TEST(numbers_out_of_range_are_refused),
+		TEST(a_slot_has_one_owner),
+		TEST(weights_are_read_in_place_until_they_are_closed),
+		TEST(lost_weights_do_not_stay_held),
+		TEST(wrong_numbers_of_a_server_are_refused),
+		TEST(only_the_secret_of_the_newest_welcome_opens_a_lane_once),
+		TEST(silent_connections_are_bounded),
+		TEST(a_new_incarnation_closes_the_lane_of_the_old_one),
+		TEST(tickets_of_an_earlier_lane_are_refused),
+		TEST(memory_of_another_form_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,296 @@
+/* lane.c - see lane.h. */
+#include "worker/client/lane.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "common/assert.h"
+#include "common/mem.h"
+#include "common/share.h"
+#include "proto/lane.h"
+
+#define MAX_SLOTS   1024u
+#define MAX_BUFFERS 65536u
+
+/* What libzmq gets with a message of a slot. */
+struct slot_owner {
+	struct lane *lane;
+	uint32_t index;
+};
+
+struct lane {
+	atomic_uint refs; /* the owner's, and one for each slot and each buffer in use */
+	int fd;
+	uint64_t n_params;
+	struct lane_layout layout;
+	char *pushes;  /* the push memory; NULL: the lane is not open */
+	char *weights; /* mapped read-only */
+	struct lane_control *control;
+	pthread_mutex_t mutex; /* guards the free slots */
+	uint32_t n_free;
+	uint32_t *free_slot; /* last in, first out, because caches still hold the newest */
+	struct slot_owner *owner;
+};
+
+static size_t pushes_bytes(const struct lane *l)
+{
+	return LANE_PAGE + l->layout.slots * l->layout.slot_pitch;
+}
+
+static size_t weights_bytes(const struct lane *l)
+{
+	return l->layout.buffers * l->layout.buffer_pitch;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------- */
+
+static void add_ref(struct lane *l)
+{
+	atomic_fetch_add(&l->refs, 1);
+}
+
+static void drop_lane_ref(struct lane *l)
+{
+	if (atomic_fetch_sub(&l->refs, 1) > 1)
+		return;
+	if (l->pushes)
+		(void)munmap(l->pushes, pushes_bytes(l));
+	if (l->weights)
+		(void)munmap(l->weights, weights_bytes(l));
+	if (l->fd >= 0)
+		close(l->fd);
+	pthread_mutex_destroy(&l->mutex);
+	free(l->free_slot);
+	free(l->owner);
+	free(l);
+}
+
+int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e)
+{
+	const struct lane_greeting greeting = {.magic = LANE_MAGIC,
+		.secret_hi = w->lane_secret_hi,
+		.secret_lo = w->lane_secret_lo,
+		.worker = w->stamp.worker,
+		.incarnation = w->stamp.incarnation};
+	struct lane *l = mem_try(1, sizeof(*l));
+	int rc;
+
+	*out = NULL;
+	if (!l || pthread_mutex_init(&l->mutex, NULL)) {
+		free(l);
+		return err_set(e, PS_ENOMEM, "no memory");
+	}
+	atomic_init(&l->refs, 1);
+	l->n_params = w->n_params;
+	rc = share_connect(w->lane_path, &l->fd, e);
+	if (!rc && share_send(l->fd, &greeting, sizeof(greeting), NULL, 0))
+		rc = err_set(e, PS_EUNREACHABLE, "%.200s takes no greeting", w->lane_path);
+	if (rc)
+		drop_lane_ref(l);
+	else
+		*out = l;
+	return rc;
+}
+
+void lane_close(struct lane **l)
+{
+	if (*l)
+		drop_lane_ref(*l);
+	*l = NULL;
+}
+
+static int is_layout(const struct lane *l, const struct lane_layout *a)
+{
+	uint64_t bytes = l->n_params * sizeof(float);
+
+	return a->magic == LANE_MAGIC && a->n_params == l->n_params && a->buffers >= 1 &&
+	       a->buffers <= MAX_BUFFERS && a->slots >= 1 && a->slots <= MAX_SLOTS &&
+	       a->buffer_pitch >= bytes && a->buffer_pitch < bytes + 2 * LANE_PAGE &&
+	       a->slot_pitch >= bytes && a->slot_pitch < bytes + 2 * LANE_PAGE &&
+	       a->buffer_pitch % LANE_PAGE == 0 && a->slot_pitch % LANE_PAGE == 0;
+}
+
+/* Map the memory of the answer. */
+static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
+{
+	if (!is_layout(l, &l->layout) || !share_is_sound(fds[0], weights_bytes(l)) ||
+		!share_is_sound(fds[1], pushes_bytes(l)))
+		return err_set(e, PS_EPROTO, "the server's memory has another form");
+	l->owner = mem_try(l->layout.slots, sizeof(*l->owner));
+	l->free_slot = mem_try(l->layout.slots, sizeof(*l->free_slot));
+	if (!l->owner || !l->free_slot)
+		return err_set(e, PS_ENOMEM, "no memory");
+	l->weights = share_map(fds[0], weights_bytes(l), 0);
+	char *pushes = share_map(fds[1], pushes_bytes(l), 1);
+	if (!l->weights || !pushes) {
+		if (pushes)
+			(void)munmap(pushes, pushes_bytes(l));
+		return err_set(e, PS_ENOMEM, "the server's memory cannot be mapped");
+	}
+	l->control = (struct lane_control *)(void *)pushes;
+	for (uint32_t i = (uint32_t)l->layout.slots; i-- > 0;) {
+		l->owner[i] = (struct slot_owner){l, i};
+		l->free_slot[l->n_free++] = i;
+	}
+	l->pushes = pushes;
+	return PS_OK;
+}
+
+int lane_poll(struct lane *l, struct err *e)
+{
+	int fds[LANE_FDS], rc;
+
+	if (l->pushes)
+		return PS_OK;
+	rc = share_receive(l->fd, &l->layout, sizeof(l->layout), fds, LANE_FDS);
+	if (rc == PS_EAGAIN)
+		return rc;
+	if (rc)
+		return err_set(e, rc, "%s",
+			rc == PS_EPROTO ? "the server's answer has another form"
+					: "the server refused the connection");
+	rc = map_memory(l, fds, e);
+	for (size_t i = 0; i < LANE_FDS; i++)
+		close(fds[i]);
+	return rc;
+}
+
+int lane_is_open(const struct lane *l)
+{
+	return l && l->pushes != NULL;
+}
+
+int lane_is_lost(const struct lane *l)
+{
+	char byte;
+
+	return l->pushes && recv(l->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+int lane_fd(const struct lane *l)
+{
+	return l->fd;
+}
+
+/* ---- pushes: slots ------------------------------------------------------------------------------- */
+
+static float *slot_values(const struct lane *l, uint32_t index)
+{
+	return (float *)(void *)(l->pushes + LANE_PAGE + index * l->layout.slot_pitch);
+}
+
+int lane_take(struct lane *l, struct lane_slot *slot)
+{
+	int found;
+
+	*slot = (struct lane_slot){0};
+	pthread_mutex_lock(&l->mutex);
+	found = l->n_free > 0;
+	if (found)
+		slot->index = l->free_slot[--l->n_free];
+	pthread_mutex_unlock(&l->mutex);
+	if (!found)
+		return 0;
+	add_ref(l);
+	slot->lane = l;
+	slot->values = slot_values(l, slot->index);
+	return 1;
+}
+
+/* libzmq calls this function, on any thread, when the last reference to a push is closed. */
+static void return_slot(void *values, void *owner)
+{
+	const struct slot_owner *o = owner;
+	struct lane *l = o->lane;
+
+	(void)values;
+	pthread_mutex_lock(&l->mutex);
+	PS_ASSERT(l->n_free < l->layout.slots); /* invariant 1 */
+	l->free_slot[l->n_free++] = o->index;
+	pthread_mutex_unlock(&l->mutex);
+	drop_lane_ref(l);
+}
+
+void lane_return(struct lane_slot *slot)
+{
+	if (slot->lane)
+		return_slot(slot->values, &slot->lane->owner[slot->index]);
+	slot->lane = NULL;
+}
+
+int lane_send(struct lane_slot *slot, size_t count, zmq_msg_t *message)
+{
+	if (zmq_msg_init_data(message, slot->values, count * sizeof(float), return_slot,
+		    &slot->lane->owner[slot->index]))
+		return PS_ENOMEM;
+	slot->lane = NULL;
+	return PS_OK;
+}
+
+uint32_t lane_slot_of(const struct lane *l, const void *values)
+{
+	const char *at = values;
+
+	if (!lane_is_open(l) || at < l->pushes + LANE_PAGE || at >= l->pushes + pushes_bytes(l))
+		return 0;
+	return (uint32_t)((size_t)(at - l->pushes - LANE_PAGE) / l->layout.slot_pitch) + 1;
+}
+
+/* ---- weights: buffers of the server ---------------------------------------------------------------- */
+
+/* A buffer that a message reads. */
+struct reading {
+	struct lane *lane;
+	uint32_t hold;
+	uint64_t ticket;
+};
+
+/* libzmq calls this function, on any thread, when the last reference to the weights is closed. */
+static void end_reading(void *values, void *reading)
+{
+	struct reading *r = reading;
+	uint64_t ticket = r->ticket;
+
+	(void)values;
+	/* a later PARAMS may already have the hold */
+	(void)atomic_compare_exchange_strong(&r->lane->control->held[r->hold], &ticket, 0);
+	drop_lane_ref(r->lane);
+	free(r);
+}
+
+static void note_seen(struct lane *l, uint64_t ticket)
+{
+	if (ticket > atomic_load(&l->control->seen))
+		atomic_store(&l->control->seen, ticket);
+}
+
+void lane_resynchronised(struct lane *l, uint64_t ticket)
+{
+	if (lane_is_open(l))
+		note_seen(l, ticket);
+}
+
+int lane_append(struct lane *l, const struct lane_ref *ref, struct frames *f)
+{
+	struct reading *r;
+
+	if (f->n != 1 || ref->ticket <= l->layout.ticket || ref->hold >= LANE_HOLDS ||
+		ref->buffer >= l->layout.buffers)
+		return PS_EPROTO;
+	r = malloc(sizeof(*r));
+	if (!r)
+		return PS_ENOMEM;
+	*r = (struct reading){l, (uint32_t)ref->hold, ref->ticket};
+	char *at = l->weights + ref->buffer * l->layout.buffer_pitch;
+	if (zmq_msg_init_data(&f->frame[1], at, l->n_params * sizeof(float), end_reading, r)) {
+		free(r);
+		return PS_ENOMEM;
+	}
+	add_ref(l);
+	f->n = 2;
+	atomic_store(&l->control->held[ref->hold], ref->ticket);
+	note_seen(l, ref->ticket);
+	return PS_OK;
+}

@@ -24,6 +24,7 @@ void dispatch_status(const struct server *s, struct status *out)
 		.labels = s->labels,
 		.warnings = &s->warnings,
 		.tallies = &s->tallies,
+		.timings = &s->timings,
 		.waiting = &s->waiting,
 		.checkpointer = s->checkpointer ? checkpointer_stats(s->checkpointer) : NULL,
 		.wal = s->wal ? wal_stats(s->wal) : NULL,
@@ -335,7 +336,11 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 		on_log_level(s, peer, m);
 		return;
 	}
+	double begin = clock_seconds();
 	dispatch(s, &ev, f);
+	if (m->type == MSG_PULL || m->type == MSG_PUSH)
+		timings_add(&s->timings, m->type == MSG_PULL ? TIMING_PULL : TIMING_PUSH,
+			clock_seconds() - begin);
 	if (m->type == MSG_HELLO)
 		label_joining(s, peer);
 	if (m->type == MSG_LEASE)

@@ -65,6 +65,9 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 		.kind = rc ? EVENT_SAVE_FAILED : EVENT_DURABLE, .generation = generation};
 	struct server *s = arg;
 
+	if (rc == 0)
+		timings_add(&s->timings, TIMING_CHECKPOINT,
+			checkpointer_stats(s->checkpointer)->seconds);
 	s->unsaved_ms = rc == 0 || !is_draining(s) ? 0
 			: s->unsaved_ms            ? s->unsaved_ms
 						   : dispatch_now(s);

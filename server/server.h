@@ -32,6 +32,7 @@
 #include "server/config/options.h"
 #include "server/monitor/progress.h"
 #include "server/monitor/tallies.h"
+#include "server/monitor/timings.h"
 #include "server/durability/startup.h"
 #include "server/durability/checkpointer.h"
 #include "server/durability/disk_wait.h"
@@ -71,6 +72,7 @@ struct server {
 	struct tallies tallies;
 	struct history *history;
 	struct wall wall;
+	struct timings timings;
 	struct warnings warnings;
 	struct waiting waiting;
 	struct observers observers;

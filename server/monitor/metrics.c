@@ -3,8 +3,10 @@
  * consecutive, as the format requires. The names of counters end in _total.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include "common/version.h"
 #include "server/core/core.h"
 #include "server/net/clients.h"
 #include "server/monitor/status.h"
@@ -160,6 +162,14 @@ static void put_label(FILE *f, const char *text)
 	}
 }
 
+/* Write the last label and the value of a worker's series. */
+static void end_worker_series(FILE *f, const char *host, double value)
+{
+	fputs("\",host=\"", f);
+	put_label(f, host);
+	fprintf(f, "\"} %.9g\n", value);
+}
+
 static void put_worker_states(FILE *f, const struct core *c)
 {
 	fprintf(f, "# HELP cnnps_worker_state 1 for the state that a worker is in.\n"
@@ -218,6 +228,79 @@ static void put_worker_images(FILE *f, const struct core *c)
 	}
 }
 
+/* Write a gauge of each worker; NaN: no value now. */
+static void put_worker_gauge(FILE *f, const struct status *s, const char *name, const char *help,
+	double (*value)(const struct status *s, const struct worker_view *w))
+{
+	fprintf(f, "# HELP cnnps_worker_%s %s\n# TYPE cnnps_worker_%s gauge\n", name, help, name);
+	for (uint32_t i = 0; i < core_config(s->core)->sessions.max_workers; i++) {
+		struct worker_view w;
+
+		core_worker(s->core, i, &w);
+		if (w.state == SESSION_FREE || isnan(value(s, &w)))
+			continue;
+		fprintf(f, "cnnps_worker_%s{worker=\"%u\",name=\"", name, w.worker);
+		put_label(f, w.name);
+		end_worker_series(f, labels_of(s->labels, w.worker)->host, value(s, &w));
+	}
+}
+
+static double worker_rate(const struct status *s, const struct worker_view *w)
+{
+	return tallies_of(s->tallies, w->worker)->images_per_s;
+}
+
+static double worker_staleness(const struct status *s, const struct worker_view *w)
+{
+	double mean = tallies_of(s->tallies, w->worker)->staleness;
+
+	return mean < 0 ? (double)NAN : mean;
+}
+
+static double worker_silence(const struct status *s, const struct worker_view *w)
+{
+	return s->now_ms > w->last_message_ms ? (double)(s->now_ms - w->last_message_ms) / 1000 : 0;
+}
+
+static double worker_is_live(const struct status *s, const struct worker_view *w)
+{
+	(void)s;
+	return w->state == SESSION_LIVE && !w->stalled && !w->excluded;
+}
+
+static void put_workers(FILE *f, const struct status *s)
+{
+	put_worker_gauge(f, s, "images_per_second", "Images/s over the last second.", worker_rate);
+	put_worker_gauge(
+		f, s, "staleness", "Mean staleness of the newest pushes.", worker_staleness);
+	put_worker_gauge(
+		f, s, "silent_seconds", "Since the worker's last message.", worker_silence);
+	put_worker_gauge(f, s, "live", "1 if the worker is at work.", worker_is_live);
+}
+
+static void put_progress(FILE *f, const struct status *s)
+{
+	struct progress_view v;
+
+	progress_look(s->progress, s->core, &v);
+	fprintf(f,
+		"# HELP cnnps_build_info Version of the program, always 1.\n"
+		"# TYPE cnnps_build_info gauge\ncnnps_build_info{version=\"" PS_VERSION "\"} 1\n");
+	metric(f, "epoch", "gauge", "Epoch in training, from 1.", v.epoch);
+	metric(f, "epochs", "gauge", "Epochs of the run; 0: no data set.", v.epochs);
+	metric(f, "done_ratio", "gauge", "Part of all epochs that is done.", v.done);
+	metric(f, "images_per_second", "gauge", "Images/s over the last second.", v.images_per_s);
+	metric(f, "eta_seconds", "gauge", "Time until the last epoch ends; NaN: not known.",
+		v.eta_s < 0 ? (double)NAN : v.eta_s);
+	const struct epoch_record *r = progress_evaluated(s->core);
+	metric(f, "accuracy", "gauge", "Accuracy of the newest evaluation; NaN: none yet.",
+		r ? (double)r->eval_correct / r->eval_done : (double)NAN);
+	metric(f, "test_loss", "gauge", "Loss of the newest evaluation; NaN: none yet.",
+		r ? r->eval_loss_sum / r->eval_done : (double)NAN);
+	metric(f, "term", "gauge", "Number of this start of the server.",
+		(double)core_config(s->core)->term);
+}
+
 char *status_metrics(const struct status *s)
 {
 	char *text = NULL;
@@ -227,6 +310,10 @@ char *status_metrics(const struct status *s)
 	if (!f)
 		return NULL;
 	put_core(f, s->core);
+	put_progress(f, s);
+	put_workers(f, s);
+	if (s->timings)
+		timings_print(s->timings, f);
 	put_worker_states(f, s->core);
 	put_worker_info(f, s->core, s->labels);
 	put_worker_images(f, s->core);

@@ -13,6 +13,7 @@
 #include "server/net/net.h"
 #include "server/monitor/progress.h"
 #include "server/monitor/tallies.h"
+#include "server/monitor/timings.h"
 #include "server/durability/checkpointer.h"
 #include "server/monitor/warnings.h"
 #include "server/monitor/waiting.h"
@@ -28,6 +29,7 @@ struct status {
 	const struct waiting *waiting;   /* NULL: the status does not report waits */
 	const struct warnings *warnings; /* NULL: no warnings */
 	const struct tallies *tallies;   /* NULL: none */
+	const struct timings *timings;   /* NULL: none */
 	struct router_stats net;
 	const struct checkpointer_stats *checkpointer; /* NULL: no checkpoints */
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */

@@ -1,0 +1,26 @@
+/*
+ * timings.h - histograms of how long the server works on a PULL, on a PUSH, and on the write of a
+ * checkpoint, for /metrics. Bucket i counts times up to 1 us * 4^i; the last has no bound.
+ *
+ * Thread: the loop's.
+ */
+#ifndef SERVER_MONITOR_TIMINGS_H
+#define SERVER_MONITOR_TIMINGS_H
+#include <stdint.h>
+#include <stdio.h>
+
+enum timing { TIMING_PULL, TIMING_PUSH, TIMING_CHECKPOINT, TIMINGS };
+#define TIMING_BUCKETS 13
+
+struct timings {
+	struct {
+		uint64_t bucket[TIMING_BUCKETS];
+		double sum;
+	} of[TIMINGS];
+};
+
+void timings_add(struct timings *t, enum timing what, double seconds);
+/* Write them in the text format of Prometheus. */
+void timings_print(const struct timings *t, FILE *f);
+
+#endif

@@ -1,0 +1,71 @@
+"""/metrics: promtool reads it, docs/monitoring.md explains it, and alerts and dashboard use what is
+there."""
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+
+import pytest
+
+from support.build import ROOT
+from support.programs import until
+
+PROMETHEUS = ROOT / "deploy/prometheus"
+
+
+def promtool(*arguments, **how):
+    if not shutil.which("promtool"):
+        pytest.skip("no promtool: deploy/setup.sh installs prometheus")
+    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60, **how)
+
+
+@pytest.fixture
+def metrics(programs, small):
+    server = programs.server("--model", "seed:4", "--epochs", 500)
+    programs.worker(server.endpoint, "--name", 'odd "name"', data=small)
+    until(lambda: server.status()["accuracy"], 30, "an evaluation")
+    until(lambda: server.status()["images_per_s"], 30, "a rate")
+    url = server.line(r"http listening.* url=(\S+?)/?$")[1] + "/metrics"
+    with urllib.request.urlopen(url, timeout=5) as page:
+        return page.read().decode()
+
+
+def names_in(text):
+    return set(re.findall(r"^# TYPE (cnnps_\w+) ", text, re.M))
+
+
+def test_promtool_accepts_the_metrics(metrics):
+    done = promtool("check", "metrics", input=metrics)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_values(metrics):
+    values = dict(re.findall(r"^(cnnps_\w+)(?:\{[^}]*\})? (\S+)$", metrics, re.M))
+    assert 0 < float(values["cnnps_accuracy"]) <= 1 and float(values["cnnps_test_loss"]) > 0
+    assert float(values["cnnps_images_per_second"]) > 0
+    assert float(values["cnnps_push_seconds_count"]) > 0 and float(values["cnnps_push_seconds_sum"]) > 0
+    assert re.search(r'^cnnps_worker_live\{worker="1",name="odd \\"name\\"",host="\S*"\} 1$', metrics, re.M)
+    assert re.search(r'^cnnps_build_info\{version="[\d.]+"\} 1$', metrics, re.M)
+
+
+def test_the_document_explains_each_metric(metrics):
+    page = (ROOT / "docs/monitoring.md").read_text()
+    explained = set(re.findall(r"^\| `(cnnps_\w+)`", page, re.M))
+    optional = {"cnnps_disk_write_age_seconds"}
+    assert names_in(metrics) - explained == set() and explained - names_in(metrics) - optional == set()
+
+
+def test_alerts_and_dashboard_use_metrics_that_exist(metrics):
+    used = set(re.findall(r"\bcnnps_\w+", (PROMETHEUS / "alerts.yml").read_text()))
+    board = json.loads((ROOT / "deploy/grafana.json").read_text())
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            used |= set(re.findall(r"\bcnnps_\w+", target["expr"]))
+    assert {re.sub("_(bucket|sum|count)$", "", n) for n in used} <= names_in(metrics)
+
+
+def test_alert_rules():
+    assert promtool("check", "rules", PROMETHEUS / "alerts.yml").returncode == 0
+    done = promtool("test", "rules", "alerts_test.yml", cwd=PROMETHEUS)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -75,9 +75,10 @@ void backend_kernels(const struct backend *b, size_t batch, char *text, size_t s
  * or until backend_free. A GPU copies the data once. */
 int backend_use(struct backend *b, const struct kx_images *set, struct err *e) PS_MUST_CHECK;
 /*
- * Computes the mean gradient, the statistics of batchnorm and the mean loss of images index[0..batch) at `params`. `params` and
- * `grad` have m->n_params floats each and must not overlap. `grad` is overwritten. PS_EUSAGE unless
- * 1 <= batch <= max_batch and every index is below the data set's n, and with `forward_only`.
+ * Computes the mean gradient, the statistics of batchnorm and the mean loss of images
+ * index[0..batch) at `params`. `params` and `grad` have m->n_params floats each and must not
+ * overlap. `grad` is overwritten. PS_EUSAGE unless 1 <= batch <= max_batch and every index is below
+ * the data set's n, and with `forward_only`.
  */
 int backend_gradient(struct backend *b, const float *params, const uint32_t *index, size_t batch,
 	uint64_t dropout_seed, float *grad, double *loss) PS_MUST_CHECK;

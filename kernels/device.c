@@ -38,20 +38,3 @@ int dropout_drops(uint64_t seed, size_t layer, size_t i, uint32_t threshold)
 
 	return draw < threshold;
 }
-
-int device_check_layers(
-	const char *name, const struct model *m, int (*has)(const struct layer *l), struct err *e)
-{
-	char text[WORDS_MAX_BYTES + 1];
-
-	for (size_t i = 0; i < m->n_layers; i++) {
-		if (has(&m->layer[i]))
-			continue;
-		model_layer_text(m, i, text);
-		return err_set(e, PS_EUSAGE,
-			"device %s has no kernels for layer %zu \"%s\" of the model: use --device "
-			"cpu-ref",
-			name, i + 1, text);
-	}
-	return PS_OK;
-}

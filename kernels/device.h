@@ -49,11 +49,6 @@ struct device {
 	const char *(*why)(const void *self);
 };
 
-/* Refuses a model that has a layer without kernels on device `name`. PS_EUSAGE: `has` returns 0 for
- * a layer. */
-int device_check_layers(const char *name, const struct model *m, int (*has)(const struct layer *l),
-	struct err *e) PS_MUST_CHECK;
-
 extern const struct device device_cpu, device_cpu_ref, device_cuda;
 
 void widen(double *to, const float *from, size_t n);

@@ -233,27 +233,6 @@ static void cuda_close(void *self)
 	free(c);
 }
 
-static int cuda_has(const struct layer *l)
-{
-	switch (l->kind) {
-	case LAYER_CONV:
-	case LAYER_POOL:
-	case LAYER_RELU:
-	case LAYER_FC:
-	case LAYER_DROPOUT:
-	case LAYER_TANH:
-	case LAYER_SIGMOID:
-	case LAYER_AVGPOOL:
-	case LAYER_CHANNELS:
-	case LAYER_LRN:
-	case LAYER_SKIP:
-	case LAYER_ADD:
-		return 1;
-	default:
-		return 0;
-	}
-}
-
 static int cuda_open(
 	void **self, const struct model *m, const struct backend_options *o, struct err *e)
 {
@@ -261,10 +240,6 @@ static int cuda_open(
 	int rc;
 
 	*self = NULL;
-	if (device_check_layers("cuda", m, cuda_has, e)) {
-		free(c);
-		return PS_EUSAGE;
-	}
 	if (!c || o->max_batch > INT_MAX / 2) {
 		free(c);
 		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);

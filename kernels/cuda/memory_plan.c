@@ -173,6 +173,9 @@ void net_place(struct net *n, struct cuda_arena *a)
 
 		if (s->w.taps)
 			own_place(n, s, a);
+		if (s->kind == NET_BATCHNORM)
+			cuda_batchnorm_place(&s->batchnorm, n->sums ? n->sums + s->sum_at : NULL,
+				n->forward_only, a);
 		if (s->kind == NET_WEIGHTS)
 			step_place(n, s, a);
 		if (s->kind == NET_CONV1)

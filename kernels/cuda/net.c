@@ -14,6 +14,8 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
 	for (; *step < n->n_steps && all.n < KX_LAYERS; ++*step) {
 		const struct net_step *s = &n->step[*step];
 
+		if (s->kind == NET_BATCHNORM && !cuda_batchnorm_append(&s->batchnorm, &all))
+			break;
 		if (s->w.taps == 0)
 			continue;
 		all.layer[all.n] = s->own;
@@ -126,6 +128,9 @@ static int step_fprop(const struct net *n, const struct net_step *s, const struc
 		return kx_relu_fprop(in, out, batch->images, stream);
 	case NET_DROPOUT:
 		return kx_dropout(in, out, s->drop, NULL, *batch, stream);
+	case NET_BATCHNORM:
+		return kx_batchnorm(
+			s->batchnorm.kernel, in, out, batch->images, batch->training, 0, stream);
 	case NET_PLAIN:
 		return cuda_plain_fprop(&(struct plain_layer){.layer = l,
 						.x = in,
@@ -261,6 +266,10 @@ static int step_backward(const struct net *n, const struct net_step *s,
 		rc = weights_wgrad(n, s, batch->images, stream);
 	if (s->kind == NET_CONV2)
 		rc = conv2_backward(s, batch, stream);
+	if (s->kind == NET_BATCHNORM)
+		return kx_batchnorm_backward(s->batchnorm.kernel, in->value,
+			s->needs_dx ? dx : (struct kx_tensor){.value = NULL}, dy, mask,
+			batch->images, 0, stream);
 	if (s->kind == NET_CONV1 && !s->before_conv2)
 		rc = kx_conv1_wgrad(s->conv1, *batch, stream);
 	if (rc || !s->needs_dx)
@@ -268,6 +277,7 @@ static int step_backward(const struct net *n, const struct net_step *s,
 	switch (s->kind) {
 	case NET_CONV1:
 	case NET_CONV2:
+	case NET_BATCHNORM:
 		return PS_OK;
 	case NET_WEIGHTS:
 		return weights_dgrad(n, s, mask, batch->images, stream);

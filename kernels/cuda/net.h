@@ -26,6 +26,7 @@ enum net_kind {
 	NET_RELU,
 	NET_DROPOUT,
 	NET_PLAIN, /* path.h */
+	NET_BATCHNORM,
 };
 
 struct net_step {
@@ -41,11 +42,12 @@ struct net_step {
 	struct kx_weights w;
 	int run_length;      /* NET_WEIGHTS: floats of a contiguous K run */
 	struct kx_layer own; /* parameters and split-K workspace */
-	size_t sum_at;       /* offset of own.sum in net.sums */
+	size_t sum_at;       /* offset in net.sums of own.sum, or of the sums of batchnorm */
 	struct net_table fprop_runs, fprop_pixels;
 	struct net_table dgrad_runs, dgrad_pixels;
 	struct net_table wgrad_positions;
 	struct kx_drop drop;
+	struct cuda_batchnorm batchnorm;
 	struct kx_conv1 conv1;
 	int before_conv2; /* NET_CONV2 follows; its dgrad kernel computes this wgrad */
 	struct kx_conv2 conv2;

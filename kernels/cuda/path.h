@@ -81,6 +81,24 @@ struct plain_layer {
 int cuda_plain_fprop(const struct plain_layer *p, cudaStream_t stream);
 int cuda_plain_dgrad(const struct plain_layer *p, cudaStream_t stream);
 
+/* A batchnorm of both general paths. params.cu and sgd.cu see its parameters as two layers with one
+ * weight and one bias per channel: own[0] has the weights and biases, own[1] the running means (as
+ * weights) and the running variances (as biases). */
+struct cuda_batchnorm {
+	struct kx_layer own[2];
+	struct kx_batchnorm kernel;
+};
+/* `channels`: the number of channels, with padding. */
+void cuda_batchnorm_plan(
+	struct cuda_batchnorm *b, const struct model *m, const struct layer *l, int channels);
+/* The number of floats that the sums of its gradients and statistics need. */
+size_t cuda_batchnorm_sums(const struct cuda_batchnorm *b);
+/* `sums`: memory for these sums. NULL: the path only evaluates, or `a` only counts. */
+void cuda_batchnorm_place(
+	struct cuda_batchnorm *b, float *sums, int forward_only, struct cuda_arena *a);
+/* Appends own[0] and own[1] to `all`. Returns 0 if `all` has no room for two layers. */
+int cuda_batchnorm_append(const struct cuda_batchnorm *b, struct kx_layers *all);
+
 /* The norm of the model's images. */
 struct kx_norm cuda_norm(const struct model *m);
 

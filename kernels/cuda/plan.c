@@ -105,6 +105,8 @@ static enum net_kind layer_kind(const struct layer *l)
 		return NET_RELU;
 	case LAYER_DROPOUT:
 		return NET_DROPOUT;
+	case LAYER_BATCHNORM:
+		return NET_BATCHNORM;
 	default:
 		return NET_PLAIN;
 	}
@@ -156,6 +158,8 @@ static size_t net_add_step(struct net *n, size_t number, int needs_dx)
 	n->tensor[n->n_tensors++] = tensor_of(l->out, relu);
 	if (s->kind == NET_WEIGHTS)
 		step_weights(s, m);
+	if (s->kind == NET_BATCHNORM)
+		cuda_batchnorm_plan(&s->batchnorm, m, l, pad_quad(l->in.c));
 	for (size_t i = 0; i < sizeof(fused_steps) / sizeof(fused_steps[0]); i++)
 		if (fused_steps[i].fits(n, s)) {
 			fused_steps[i].make(n, s);
@@ -332,6 +336,14 @@ static int fits_head(const struct net *n)
 	       n->tensor[s[0].in].value.image % HEAD_INPUTS == 0;
 }
 
+/* The number of floats of the sums of the step's gradients; 0: it has no parameters. */
+static size_t step_sums(const struct net_step *s)
+{
+	if (s->kind == NET_BATCHNORM)
+		return cuda_batchnorm_sums(&s->batchnorm);
+	return s->w.taps ? net_rows(s) * (size_t)s->w.f_pad : 0;
+}
+
 int net_plan(struct net *n, const struct model *m, const struct path_options *o, struct err *e)
 {
 	int needs_dx = 0;
@@ -345,7 +357,7 @@ int net_plan(struct net *n, const struct model *m, const struct path_options *o,
 	n->tensor[0] = tensor_of(m->input, 0);
 	for (size_t l = 0; l < m->n_layers;) {
 		l += net_add_step(n, l, needs_dx);
-		needs_dx |= n->step[n->n_steps - 1].w.taps > 0;
+		needs_dx |= step_sums(&n->step[n->n_steps - 1]) > 0;
 	}
 	for (int i = 0; i < n->n_tensors; i++)
 		if (tensor_measure(&n->tensor[i]))
@@ -355,8 +367,7 @@ int net_plan(struct net *n, const struct model *m, const struct path_options *o,
 		if (too_wide(n, &n->step[i]))
 			return too_large(n, e);
 		n->step[i].sum_at = n->n_sums;
-		n->n_sums +=
-			n->step[i].w.taps ? net_rows(&n->step[i]) * (size_t)n->step[i].w.f_pad : 0;
+		n->n_sums += step_sums(&n->step[i]);
 	}
 	for (int i = 0; i < n->n_steps; i++)
 		if (n->step[i].kind == NET_WEIGHTS && step_tables(n, &n->step[i]))

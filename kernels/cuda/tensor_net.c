@@ -34,12 +34,13 @@ struct tensor_step {
 
 	/* conv and fc */
 	struct kx_layer own;
-	size_t sum_at;           /* offset of own.sum in tensor_net.sums */
+	size_t sum_at; /* offset in tensor_net.sums of own.sum, or of the sums of batchnorm */
 	struct kx_windows fprop; /* under the outputs; wgrad uses them, too */
 	struct kx_windows dgrad; /* under the inputs */
 	struct kx_dense full;    /* the gradient of the output before the pool */
 	uint8_t *argmax;
 	struct kx_drop drop;
+	struct cuda_batchnorm batchnorm;
 };
 
 struct tensor_net {
@@ -196,6 +197,8 @@ static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
 		s->layers = 1 + s->relu + s->pooled;
 		plan_weights(n, s);
 	}
+	if (l->kind == LAYER_BATCHNORM)
+		cuda_batchnorm_plan(&s->batchnorm, m, l, (int)pad_octet(l->in.c));
 	if (l->kind == LAYER_DROPOUT)
 		s->drop = (struct kx_drop){.layer = (int)number,
 			.channels = (int)l->in.c,
@@ -214,6 +217,14 @@ static void plan_step(struct tensor_net *n, size_t number, int needs_dx)
 static size_t rows_of(const struct tensor_step *s)
 {
 	return (size_t)s->own.w.taps * (size_t)s->own.w.c_pad + 1;
+}
+
+/* The number of floats of the sums of the step's gradients. */
+static size_t sums_of(const struct tensor_step *s)
+{
+	if (s->layer->kind == LAYER_BATCHNORM)
+		return cuda_batchnorm_sums(&s->batchnorm);
+	return has_weights(s) ? rows_of(s) * (size_t)s->own.w.f_pad : 0;
 }
 
 static int tensor_too_large(const struct tensor_net *n, struct err *e)
@@ -249,11 +260,9 @@ static int tensor_plan(struct tensor_net *n, struct err *e)
 		l += (size_t)s->layers;
 		if (overflows(n, &n->tensor[s->out].value) || overflows(n, &s->full))
 			return tensor_too_large(n, e);
-		if (!has_weights(s))
-			continue;
-		needs_dx = 1;
 		s->sum_at = n->n_sums;
-		n->n_sums += rows_of(s) * (size_t)s->own.w.f_pad;
+		n->n_sums += sums_of(s);
+		needs_dx |= n->n_sums > 0;
 	}
 	return PS_OK;
 }
@@ -307,9 +316,15 @@ static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 	}
 	if (!n->forward_only)
 		n->sums = arena_take(a, n->n_sums, sizeof(float));
-	for (int i = 0; i < n->n_steps; i++)
-		if (has_weights(&n->step[i]))
-			tensor_step_place(n, &n->step[i], a);
+	for (int i = 0; i < n->n_steps; i++) {
+		struct tensor_step *s = &n->step[i];
+
+		if (has_weights(s))
+			tensor_step_place(n, s, a);
+		if (s->layer->kind == LAYER_BATCHNORM)
+			cuda_batchnorm_place(&s->batchnorm, n->sums ? n->sums + s->sum_at : NULL,
+				n->forward_only, a);
+	}
 	n->loss = arena_take(a, n->images, sizeof(float));
 }
 
@@ -399,6 +414,10 @@ static int tensor_step_fprop(const struct tensor_net *n, const struct tensor_ste
 		return kx_dense_relu(in, out, batch->images, n->type, stream);
 	case LAYER_DROPOUT:
 		return kx_dense_dropout(in, out, s->drop, NULL, *batch, n->type, stream);
+	case LAYER_BATCHNORM:
+		return kx_batchnorm(s->batchnorm.kernel, view_of(in, in.value),
+			view_of(out, out.value), batch->images, batch->training,
+			n->type == KX_TYPE_BF16, stream);
 	default:
 		break;
 	}
@@ -486,6 +505,12 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 		rc = kx_unpool(dy, s->argmax, s->full, batch->images, n->type, stream);
 	if (!rc && has_weights(s))
 		rc = product_wgrad(n, s, batch->images, stream);
+	if (l->kind == LAYER_BATCHNORM)
+		return kx_batchnorm_backward(s->batchnorm.kernel,
+			view_of(in->value, in->value.value),
+			view_of(in->value, s->needs_dx ? in->grad : NULL),
+			view_of(out->value, out->grad), mask, batch->images,
+			n->type == KX_TYPE_BF16, stream);
 	if (rc || !s->needs_dx)
 		return rc;
 	switch (l->kind) {
@@ -539,6 +564,9 @@ static struct kx_layers tensor_layers_from(const struct tensor_net *n, int *step
 	for (; *step < n->n_steps && all.n < KX_LAYERS; ++*step) {
 		const struct tensor_step *s = &n->step[*step];
 
+		if (s->layer->kind == LAYER_BATCHNORM &&
+			!cuda_batchnorm_append(&s->batchnorm, &all))
+			break;
 		if (!has_weights(s))
 			continue;
 		all.layer[all.n] = s->own;

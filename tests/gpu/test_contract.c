@@ -107,6 +107,7 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 {
 	static const char *const texts[] = {"seed:32", "seed:256", "cnn99",
 		"conv:16:5 tanh avgpool:2 skip conv:16:3:pad=1:groups=2 add lrn fc:10",
+		"conv:16:5 batchnorm relu pool:2 conv:24:3 relu batchnorm fc:10",
 		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"};
 
 	(void)state;
@@ -162,6 +163,7 @@ static void evaluation_agrees_with_cpu_ref(void **state)
 		prove_evaluation("seed:32", &gpu_precisions[p]);
 		prove_evaluation("lenet5", &gpu_precisions[p]);
 		prove_evaluation("conv:7:4:stride=3 relu dropout:0.5 fc:10", &gpu_precisions[p]);
+		prove_evaluation("conv:7:4:stride=3 batchnorm relu fc:10", &gpu_precisions[p]);
 	}
 }
 

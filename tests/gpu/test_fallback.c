@@ -189,7 +189,8 @@ static void launches_of_many_steps_are_single_steps(void **state)
 	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:8"}, {{1, 28, 28}, "seed:40"},
 		{{1, 28, 28}, "seed:256"}, {{1, 28, 28}, "cnn99"}, {{1, 28, 28}, "lenet5"},
 		{{3, 11, 7}, "conv:5:3:stride=2 relu dropout:0.3 conv:7:2 relu fc:4"},
-		{{1, 9, 8}, "conv:16:3:pad=1 lrn skip conv:16:3:pad=1:groups=2 relu add fc:4"}};
+		{{1, 9, 8}, "conv:16:3:pad=1 lrn skip conv:16:3:pad=1:groups=2 relu add fc:4"},
+		{{1, 9, 8}, "conv:16:3 batchnorm relu fc:9 batchnorm fc:4"}};
 
 	(void)state;
 	gpu_begin();

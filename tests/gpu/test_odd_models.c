@@ -124,6 +124,18 @@ static void every_kind_of_layer_agrees_with_cpu_ref(void **state)
 	agree(layer_models, N_LAYER_MODELS, 130, 2);
 }
 
+static void whole_networks_agree_with_cpu_ref(void **state)
+{
+	static const struct odd_model networks[] = {
+		{{3, 67, 67}, "alexnet"},
+		{{3, 32, 32}, "resnet8"},
+		{{3, 16, 16}, "cifar"},
+	};
+
+	(void)state;
+	agree(networks, sizeof(networks) / sizeof(networks[0]), 9, 1);
+}
+
 static void fused_kernels_agree_with_cpu_ref(void **state)
 {
 	static const size_t images[] = {1, 15, 16, 17, 141};
@@ -267,6 +279,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(seventeen_images_agree_with_cpu_ref),
 		cmocka_unit_test(one_hundred_and_thirty_images_agree_with_cpu_ref),
 		cmocka_unit_test(every_kind_of_layer_agrees_with_cpu_ref),
+		cmocka_unit_test(whole_networks_agree_with_cpu_ref),
 		cmocka_unit_test(fused_kernels_agree_with_cpu_ref),
 		cmocka_unit_test(more_images_than_blocks_agree_with_cpu_ref),
 		cmocka_unit_test(pairs_of_convolutions_agree_however_they_are_cut),

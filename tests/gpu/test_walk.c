@@ -22,6 +22,8 @@ static const struct odd_model nets[] = {
 	{{1, 9, 9}, "conv:16:3:pad=1 relu lrn pool:3:stride=2 conv:8:3:pad=1:groups=2 sigmoid "
 		    "avgpool:2:stride=1 fc:7 tanh fc:3"},
 	{{2, 7, 6}, "conv:5:2 skip conv:9:3:stride=3:pad=auto relu add avgpool:global fc:3"},
+	{{2, 6, 7}, "conv:9:3:pad=1 batchnorm relu conv:33:2 batchnorm pool:2:pad=auto fc:5 "
+		    "batchnorm fc:3"},
 };
 
 static void walk(const struct odd_model *o, const struct precision *p)

@@ -191,6 +191,29 @@ int kx_add(struct kx_tensor x, struct kx_tensor from, struct kx_tensor y, int st
 int kx_add_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor added, int stride,
 	const void *mask, int images, int bf16, cudaStream_t stream);
 
+/* ---- batchnorm of both general paths (batchnorm.cu) ------------------------------------------ */
+
+#define KX_BATCHNORM_CHUNKS 256
+
+/* A row has one value per channel, and a zero per channel of padding. */
+struct kx_batchnorm {
+	const float *weight;  /* a row of weights, a row of biases */
+	const float *running; /* a row of running means, a row of running variances */
+	float *grad;          /* the gradients of `weight` */
+	float *statistics;    /* as `running`, of the batch, for the push */
+	float *mean,
+		*scale; /* a row each: forward writes them for backward; scale = 1 / deviation */
+	double *chunks; /* KX_BATCHNORM_CHUNKS times two rows of sums */
+	double eps;
+};
+/* In training, uses the mean and the variance of the batch, and writes b.statistics. In evaluation,
+ * uses b.running. */
+int kx_batchnorm(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor y, int images,
+	int training, int bf16, cudaStream_t stream);
+/* Writes b.grad, and dx unless its value is NULL. */
+int kx_batchnorm_backward(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor dx,
+	struct kx_tensor dy, const void *mask, int images, int bf16, cudaStream_t stream);
+
 /* d_logits = (softmax - 1 at the label) / images. loss[i] is the loss of image i. logits and
  * d_logits have `width` floats per image. */
 int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int width,
@@ -222,6 +245,7 @@ struct kx_layer {
 	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
 	uint32_t *trouble;                   /* of conv2_fprop */
 	uint16_t *bf16;                      /* NULL, or `value` in bf16, for kx_product */
+	int fixed; /* SGD changes only `sum`: the running statistics of batchnorm */
 };
 
 #define KX_LAYERS 12 /* maximum layers of one launch */
@@ -246,8 +270,8 @@ int kx_unpack(struct kx_layers all, int sums, float *params, cudaStream_t stream
 /* Adds up the split-K slices and writes the gradient in the manifest's order. */
 int kx_reduce_gradient(
 	struct kx_layers all, struct kx_losses losses, float *grad, cudaStream_t stream);
-/* Adds up the split-K slices; then sum += grad and value -= now->rate * grad. With losses, advances
- * now->step. */
+/* Adds up the split-K slices; then sum += grad and, unless the layer is fixed, value -= now->rate *
+ * grad. With losses, advances now->step. */
 int kx_sgd_step(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(THREADS)
 		grad[v.param] = g;
 	} else {
 		l.sum[first + i] = sum + g;
-		store_param(l, v, first + i, value - rate * g);
+		store_param(l, v, first + i, l.fixed ? value : value - rate * g);
 	}
 }
 

@@ -87,8 +87,9 @@ __global__ void __launch_bounds__(THREADS) product_sgd_kernel(
 	const float rate = now->rate;
 	float4 value = *reinterpret_cast<float4 *>(l.value + i);
 	float4 sum = *reinterpret_cast<float4 *>(l.sum + i);
-	value = {value.x - rate * g.x, value.y - rate * g.y, value.z - rate * g.z,
-		value.w - rate * g.w};
+	if (!l.fixed)
+		value = {value.x - rate * g.x, value.y - rate * g.y, value.z - rate * g.z,
+			value.w - rate * g.w};
 	*reinterpret_cast<float4 *>(l.value + i) = value;
 	*reinterpret_cast<float4 *>(l.sum + i) = sum + g;
 	if (l.bf16)

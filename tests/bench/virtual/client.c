@@ -14,6 +14,7 @@
 #include "tests/bench/virtual/virtual.h"
 #include "worker/client/info.h"
 #include "worker/client/session.h"
+#include "worker/client/show.h"
 
 #define STACK_BYTES ((size_t)1 << 20)
 /* fraction of the cost of a gradient: an evaluation computes forward only */
@@ -217,6 +218,20 @@ const struct cnnps_info *cnnps_info(const struct cnnps *c)
 const char *cnnps_error(const struct cnnps *c)
 {
 	return err_text(c->end_status);
+}
+
+/* No page of a server asks here. */
+int cnnps_show_asked(struct cnnps *c)
+{
+	(void)c;
+	return 0;
+}
+
+int cnnps_show(struct cnnps *c, const char *json)
+{
+	(void)c;
+	(void)json;
+	return PS_OK;
 }
 
 /* The trainer calls cnnps_alive before each batch. Here the batch takes its virtual time. */

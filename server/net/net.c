@@ -297,6 +297,9 @@ static int encode_params(struct router *r, uint32_t peer, const struct msg *m, s
 {
 	struct msg header = *m;
 
+	/* the core does not know these fields */
+	header.params.lane_hold = header.params.lane_buffer = 0;
+	header.params.lane_ticket = 0;
 	if (r->lanes && lanes_hold(r->lanes, peer, &header.params)) {
 		f->n = 1;
 		return wire_encode_header(&header, &f->frame[0]);

@@ -114,7 +114,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"maximum memory for gradients that are not yet on the server's disk"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MB",
 			"maximum memory for images; larger plain files stay on the disk and are "
-			"read batch by batch; 0: half of the machine's memory"),
+			"read batch by batch, other files are refused; 0: half of the machine's "
+			"memory"),
 		{.name = "lane",
 			.type = OPT_ENUM,
 			.dest = &o->lane,

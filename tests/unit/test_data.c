@@ -213,6 +213,36 @@ static void labels_may_have_16_bits(void **state)
 	refused("label 0 at offset 8 is -32768");
 }
 
+static void refused_within(uint64_t memory, const char *words)
+{
+	struct data d;
+	struct err e = {0};
+
+	assert_int_equal(data_load_within(&d, dir, memory, &e), PS_EDATA);
+	if (!strstr(e.text, words) || !strstr(e.text, dir))
+		fail_msg("\"%s\" does not say \"%s\"", e.text, words);
+}
+
+static void images_that_cannot_stay_on_the_disk_must_fit_the_memory(void **state)
+{
+	struct blob b[4], zipped;
+	const uint64_t train = 16 + 5 * 24, test = 16 + 3 * 24;
+	struct data d;
+	struct err e = {0};
+
+	(void)state;
+	put_all(b);
+	for (int f = 0; f < 4; f += 2) {
+		remove_file(names[f]);
+		zipped = blob_gzip(&b[f]);
+		put(f, ".gz", &zipped);
+	}
+	refused_within(train - 1, "has 136 bytes when decompressed");
+	refused_within(train + test - 1, "leaves 87: decompress the file");
+	assert_int_equal(data_load_within(&d, dir, train + test, &e), PS_OK);
+	data_release(&d);
+}
+
 /* Images that do not fit the labels get no memory: the header of the images suffices. */
 static void the_number_of_images_is_compared_before_they_are_read(void **state)
 {
@@ -285,6 +315,7 @@ static void emnist_is_turned_and_its_letters_begin_at_zero(void **state)
 			assert_int_equal(data_train(&d).pixels[784 * 3 + y * 28 + x],
 				b[0].bytes[16 + 784 * 3 + x * 28 + y]);
 	data_release(&d);
+	refused_within(16 + 5 * 784 + 15 + 3 * 784, "leaves 2367; images of EMNIST must fit it");
 	b[1].bytes[8] = b[3].bytes[8] = 26;
 	put_emnist("letters", b);
 	refused("several splits of EMNIST: name one, as --data");
@@ -351,6 +382,8 @@ static int remove_dir(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(
+			images_that_cannot_stay_on_the_disk_must_fit_the_memory, clear),
 		cmocka_unit_test_teardown(four_files_make_a_data_set, clear),
 		cmocka_unit_test_teardown(the_fingerprint_does_not_depend_on_compression, clear),
 		cmocka_unit_test_teardown(a_missing_file_is_named, clear),

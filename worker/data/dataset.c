@@ -69,6 +69,15 @@ static int check_count(struct data *d, enum data_file f, const char *path, struc
 	return rc || n == n_labels ? rc : refuse_counts(d, f, n, n_labels, e);
 }
 
+/* EMNIST's images are turned in memory, so a file cannot stay on the disk. */
+static int refuse_disk(const struct idx *x, uint64_t memory, struct err *e)
+{
+	return err_set(e, PS_EDATA,
+		"%s: has %llu bytes, and the limit of memory (--data-memory-mb) leaves %llu; "
+		"images of EMNIST must fit it",
+		x->path, (unsigned long long)x->size, (unsigned long long)memory);
+}
+
 /* `memory`: bytes left for images. The labels are loaded before the images. */
 static int load_file(struct data *d, enum data_file f, uint64_t *memory, struct err *e)
 {
@@ -78,10 +87,10 @@ static int load_file(struct data *d, enum data_file f, uint64_t *memory, struct 
 	if (!rc && is_images(f))
 		rc = check_count(d, f, path, e);
 	if (!rc)
-		rc = is_images(f) && !is_emnist(d)
-			     ? idx_open(&d->file[f], path, IDX_IMAGES, *memory, e)
-			     : idx_read(&d->file[f], path, is_images(f) ? IDX_IMAGES : IDX_LABELS,
-				       e);
+		rc = is_images(f) ? idx_open(&d->file[f], path, IDX_IMAGES, *memory, e)
+				  : idx_read(&d->file[f], path, IDX_LABELS, e);
+	if (!rc && is_images(f) && is_emnist(d) && !d->file[f].bytes)
+		rc = refuse_disk(&d->file[f], *memory, e);
 	if (!rc && is_images(f) && d->file[f].bytes)
 		*memory -= d->file[f].size < *memory ? d->file[f].size : *memory;
 	if (!rc && !is_images(f))

@@ -185,6 +185,11 @@ static int check_total(const struct source *s, uint64_t total, uint64_t memory, 
 		return err_set(e, PS_EDATA,
 			"%s: dimensions at offset 4 promise %llu bytes, limit is %llu", s->path,
 			(unsigned long long)total, (unsigned long long)IDX_MAX_BYTES);
+	if (s->is_gzip && total > memory)
+		return err_set(e, PS_EDATA,
+			"%s: has %llu bytes when decompressed, and the limit of memory "
+			"(--data-memory-mb) leaves %llu: decompress the file",
+			s->path, (unsigned long long)total, (unsigned long long)memory);
 	if (!s->is_gzip && total != s->file_size)
 		return err_set(e, PS_EDATA,
 			"%s: dimensions at offset 4 promise %llu bytes, the file has %llu", s->path,

@@ -41,7 +41,8 @@ struct idx {
 
 /* Read `path`. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
 int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
-/* The same, but a plain file of more than `memory` bytes stays on the disk. */
+/* The same, but a plain file of more than `memory` bytes stays on the disk. A gzipped one is
+ * PS_EDATA. */
 int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory,
 	struct err *e) PS_MUST_CHECK;
 /* The number of images or labels that the header of `path` promises. Allocates nothing for them. */

@@ -172,6 +172,12 @@ $(B)/gen/page_bytes.h: $(addprefix $(PAGE)/,embed.sh page.html page.css dygraph.
 	@mkdir -p $(@D)
 	$(call say,GEN,$@)$(PAGE)/embed.sh page_bytes $(wordlist 2,9,$^) >$@
 $(B)/server/monitor/page.o: $(B)/gen/page_bytes.h
+# the page of cnn-ctl report, with parts of the other one
+REPORT := worker/ctl/report
+$(B)/gen/report_bytes.h: $(PAGE)/embed.sh $(REPORT)/report.html $(addprefix $(PAGE)/,page.css dygraph.min.js charts.js) $(REPORT)/report.js
+	@mkdir -p $(@D)
+	$(call say,GEN,$@)$(PAGE)/embed.sh report_bytes $(wordlist 2,9,$^) >$@
+$(B)/worker/ctl/report.o: $(B)/gen/report_bytes.h
 
 # If the flags have changed (CUDA=0, CC=clang, a new nvcc), this file is new and all is rebuilt.
 $(B)/flags: FORCE
@@ -295,7 +301,7 @@ faults: installed
 # The compilation database for clangd, clang-tidy and editors.
 ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker) \
 	$(wildcard worker/examples/*.c tests/*/*.c tests/*/*/*.c)
-compile_commands.json: $(GEN).h $(B)/gen/opt_names.h $(B)/gen/page_bytes.h FORCE
+compile_commands.json: $(GEN).h $(B)/gen/opt_names.h $(B)/gen/page_bytes.h $(B)/gen/report_bytes.h FORCE
 	@{ echo '['; for file in $(ALL_C); do \
 		printf '%s{"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" '$(CURDIR)' $$file \
 			'$(CC) $(CFLAGS)' $$file; comma=','; echo; done; echo ']'; } >$@

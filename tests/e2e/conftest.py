@@ -1,7 +1,10 @@
 """Fixtures of the end-to-end tests."""
 import hashlib
+import shutil
 
 import pytest
+
+from support.build import PATIENCE
 
 MNIST_LABELS = "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
 
@@ -11,3 +14,21 @@ def mnist(data):
     """True if the images are MNIST's digits. For Fashion-MNIST the tests have lower bounds."""
     labels = data / "t10k-labels-idx1-ubyte.gz"
     return labels.exists() and hashlib.sha256(labels.read_bytes()).hexdigest() == MNIST_LABELS
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium without a window. The tests of a process share it."""
+    selenium = pytest.importorskip("selenium.webdriver", reason="python3-selenium is not installed")
+    if not shutil.which("chromedriver"):
+        pytest.skip("no Chromium: deploy/setup.sh installs chromium-driver")
+    options = selenium.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                     "--window-size=1280,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    from selenium.webdriver.chrome.service import Service
+    driver = selenium.Chrome(service=Service(shutil.which("chromedriver")), options=options)
+    driver.set_page_load_timeout(60 * PATIENCE)
+    yield driver
+    driver.quit()

@@ -2,7 +2,6 @@
 import base64
 import json
 import re
-import shutil
 import socket
 import time
 import urllib.error
@@ -27,23 +26,6 @@ def fetch(url, **headers):
             return reply.status, reply.headers, reply.read()
     except urllib.error.HTTPError as e:
         return e.code, e.headers, e.read()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    selenium = pytest.importorskip("selenium.webdriver", reason="python3-selenium is not installed")
-    if not shutil.which("chromedriver"):
-        pytest.skip("no Chromium: deploy/setup.sh installs chromium-driver")
-    options = selenium.ChromeOptions()
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                     "--window-size=1280,1000"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    from selenium.webdriver.chrome.service import Service
-    driver = selenium.Chrome(service=Service(shutil.which("chromedriver")), options=options)
-    driver.set_page_load_timeout(60 * PATIENCE)
-    yield driver
-    driver.quit()
 
 
 def text(browser, element):

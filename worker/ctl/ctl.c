@@ -12,7 +12,7 @@
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
 /* all other commands may connect to a server */
-#define DIALS "command!=keygen|convert|history|show"
+#define DIALS "command!=keygen|convert|history|report|show"
 
 /* A command. `takes` describes its arguments. */
 struct command {
@@ -30,6 +30,7 @@ static const struct command commands[] = {
 	{"export", "FILE.safetensors", 1, 1, ctl_export},
 	{"predict", "IMAGE...", 1, MAX_ARGS, ctl_predict},
 	{"history", "DIR", 1, 1, ctl_history},
+	{"report", "DIR...: 1 to 8 directories", 1, 8, ctl_report},
 	{"show", "DIR", 1, 1, ctl_show},
 	{"convert", "FROM and TO", 2, 2, ctl_convert},
 	{"keygen", "DIR [WORKER...]", 1, MAX_ARGS, ctl_keygen},
@@ -52,6 +53,8 @@ static const struct command commands[] = {
 	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
 	"                    28x28 pixels, white on black).\n"                                     \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
+	"  report DIR...     Print an HTML page that compares the runs of up to 8\n"               \
+	"                    directories.\n"                                                       \
 	"  show DIR          List the checkpoints in DIR.\n"                                       \
 	"  convert FROM TO   Write the images of the directory FROM as IDX files to the\n"         \
 	"                    directory TO. FROM has CIFAR's binaries, NumPy's .npy files,\n"       \
@@ -67,14 +70,14 @@ static int find_command(const char **args, int n_args, const struct command **fo
 	if (n_args < 1)
 		return err_set(e, PS_EUSAGE,
 			"command missing: status, top, checkpoint, drain, log-level, export, "
-			"predict, history, show, convert or keygen");
+			"predict, history, report, show, convert or keygen");
 	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
 	if (!*found)
 		return err_set(e, PS_EUSAGE,
 			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
-			"log-level, export, predict, history, show, convert and keygen",
+			"log-level, export, predict, history, report, show, convert and keygen",
 			args[0]);
 	if (n_args - 1 < (*found)->min_args || n_args - 1 > (*found)->max_args)
 		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);

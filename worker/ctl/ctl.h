@@ -58,6 +58,8 @@ int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_history_read(const char *dir, json_t **lines, struct err *e) PS_MUST_CHECK;
 int ctl_history(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_show(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+/* report.c: print an HTML page that compares the histories of the arguments. */
+int ctl_report(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* events.c: write the lines to `dir` as an event file of TensorBoard, and print its name. */
 int ctl_write_events(const char *dir, const json_t *lines, struct err *e) PS_MUST_CHECK;
 

@@ -222,7 +222,7 @@ function connect() {
 function retry() {
 	if (status && status.ending) {
 		state(status.ending, "good");
-		notice("The run has ended and its server has exited. cnn-ctl history prints it.");
+		notice("The run has ended and its server has exited. cnn-ctl report shows it again.");
 	} else {
 		lost = lost || Date.now();
 		state("server away", "bad");

@@ -1,0 +1,65 @@
+"""cnn-ctl report: one HTML file that compares runs, in Chromium."""
+import json
+import re
+
+from support.programs import until
+
+HOSTILE = '</script><script>document.title = "taken over"</script>'
+
+
+def report(programs, *directories):
+    """Returns the text of the page."""
+    return "\n".join(programs.ctl("report", *directories).out)
+
+
+def test_report_compares_runs(programs, small, browser):
+    options = ("--model", "seed:4", "--checkpoint-ms", 200)
+    programs.train(2, *options, "--epochs", 2, "--lr", 0.002, data=small, directory="one")
+    server = programs.server(*options, "--epochs", 60, "--lr", 0.001, directory="two")
+    programs.worker(server.endpoint, "--name", "ada", data=small)
+    until(lambda: server.status()["training_epoch"] > 2, 30, "two epochs")
+    server.kill()
+    server = programs.restart(server, *options, "--epochs", 60, "--lr", 0.001)
+    until(lambda: server.status()["training_epoch"] > 6, 30, "four more")
+    server.signal(15)
+    assert server.wait(10) == 0
+    one, two = programs.directory / "one", programs.directory / "two"
+
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, one, two))
+    assert page.stat().st_size < 400_000
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", page.read_text())
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == [], "the console is clean"
+    cells = "return [...document.querySelectorAll('#%s tbody tr')].map(" \
+            "r => [...r.cells].map(c => c.textContent))"
+    rows = browser.execute_script(cells % "runs")
+    assert [row[:3] for row in rows[:1]] == [[str(one), "done", "2"]]
+    assert rows[1][:2] == [str(two), "drained"] and rows[1][10] == "2"  # starts of the server
+    assert re.fullmatch(r"\d+\.\d\d %", rows[0][3])
+    differ = {row[0]: row[1:] for row in browser.execute_script(cells % "options")}
+    assert differ["--lr"] == ["0.002", "0.001"] and differ["--epochs"] == ["2", "60"]
+    assert "--optimizer" not in differ
+    assert browser.execute_script("return document.querySelectorAll('.chart canvas').length") >= 3
+    assert browser.execute_script("return runs[1].gaps.length") == 1
+    assert "ada" in browser.execute_script("return document.getElementById('each').textContent")
+
+
+def test_text_of_a_history_is_never_markup(programs, browser):
+    place = programs.directory / "<mark>bold"
+    place.mkdir()
+    lines = [{"t": 1000, "kind": "start", "model": HOSTILE, "options": {"mode": HOSTILE}},
+             {"t": 1500, "kind": "worker", "worker": 1, "change": "joined", "name": HOSTILE},
+             {"t": 2000, "kind": "sample", "images": 9, "loss": 1, "workers": [[1, "live", 5, None, 0]]}]
+    (place / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, place))
+    browser.get(page.as_uri())
+    assert browser.title == "cnn-ps report"
+    assert not browser.find_elements("tag name", "mark")
+    assert HOSTILE in browser.execute_script("return document.getElementById('each').textContent")
+
+
+def test_a_directory_without_history_is_refused(programs, tmp_path):
+    assert "history.jsonl" in programs.ctl("report", tmp_path, code=10).lines[-1]

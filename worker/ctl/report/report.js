@@ -1,0 +1,158 @@
+// report.js - the page that cnn-ctl report writes. It compares the runs of the element "data".
+const palette = ["blue", "orange", "green", "pink", "amber", "grey"];
+const runs = JSON.parse($("data").textContent).map(o => {
+	const run = new Run(o.name);
+	o.lines.forEach(line => run.take(line));
+	return run;
+});
+
+// Seconds since the first start of the run, without the times without a server.
+function elapsed(run, t) {
+	const away = run.gaps.reduce((sum, [from, to]) => sum + Math.max(0, Math.min(t, to) - from), 0);
+	return (t - (run.starts.length ? run.starts[0].t : run.samples[0].t) - away) / 1000;
+}
+
+function add(parent, tag, text, css) {
+	const el = document.createElement(tag);
+	if (text != null)
+		el.textContent = text;
+	if (css)
+		el.className = css;
+	parent.append(el);
+	return el;
+}
+
+// Fill a table. Each column is [heading, class].
+function table(el, columns, rows) {
+	const head = add(add(el, "thead"), "tr"), body = add(el, "tbody");
+	for (const [text, css] of columns)
+		add(head, "th", text, css).scope = "col";
+	for (const row of rows) {
+		const tr = add(body, "tr");
+		row.forEach((value, i) => add(tr, "td", value, columns[i][1]));
+	}
+}
+
+const best = run => run.epochs.reduce((a, b) => a && a.accuracy >= b.accuracy ? a : b, null);
+const final = run => run.samples[run.samples.length - 1] || {};
+const states = run => run.end ? run.end.status : "not ended";
+
+function drawRuns() {
+	const columns = [["run", "text"], ["end", "text"], ["epochs", ""], ["best accuracy", ""], ["in epoch", ""],
+		["last accuracy", ""], ["test loss", ""], ["time", ""], ["images/s", ""], ["workers", ""],
+		["server starts", ""], ["pushes", ""], ["duplicates", ""], ["rejected", ""], ["refused", ""]];
+	table($("runs"), columns, runs.map(run => {
+		const b = best(run), last = run.epochs[run.epochs.length - 1], s = final(run);
+		const time = elapsed(run, run.last), workers = new Set(run.samples.flatMap(o => o.workers.map(w => w[0])));
+		return [run.name, states(run), number(run.epochs.length), percent(b && b.accuracy), b ? number(b.epoch) : "–",
+			percent(last && last.accuracy), last ? number(last.test_loss, 4) : "–", seconds(time),
+			number(s.images / time), number(workers.size), number(run.starts.length), number(s.pushes),
+			number(s.duplicates), number(s.rejected), number(s.refusals)];
+	}));
+	$("model").textContent = [...new Set(runs.map(run => run.starts.length ? run.starts[0].model : ""))].join(" · ");
+}
+
+// One curve for each run. `points` gives a run's [x, y].
+function compare(id, points, options) {
+	const rows = [];
+	runs.forEach((run, i) => {
+		for (const [x, y] of points(run)) {
+			const row = new Array(runs.length + 1).fill(null);
+			row[0] = x;
+			row[i + 1] = y;
+			rows.push(row);
+		}
+	});
+	rows.sort((a, b) => a[0] - b[0]);
+	if (!rows.length)
+		return null;
+	const series = {};
+	runs.forEach((run, i) => series[run.name] = {strokePattern: i < palette.length ? null : [6, 3]});
+	const g = new Dygraph($("chart-" + id), rows, Object.assign({
+		labels: ["x", ...runs.map(run => run.name)], legend: "always", labelsDiv: $("legend-" + id),
+		connectSeparatedPoints: true, strokeWidth: 2, axisLabelFontSize: 11, axisLineColor: "transparent",
+		yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive", series,
+		legendFormatter: d => d.series.map(s => {
+			const dot = document.createElement("span"), name = document.createElement("span");
+			dot.textContent = "● ";
+			dot.style.color = s.color;
+			name.textContent = s.label + (s.y == null ? "" : " " + number(s.y, 3)) + "  ";
+			const both = document.createElement("span");
+			both.append(dot, name);
+			return both.outerHTML;
+		}).join("")
+	}, options));
+	g.paint = () => g.updateOptions({colors: runs.map((_, i) => color(palette[i % palette.length])), gridLineColor: color("line")});
+	g.paint();
+	return g;
+}
+
+function drawOptions() {
+	const names = [...new Set(runs.flatMap(run => run.starts.length ? Object.keys(run.starts[0].options || {}) : []))];
+	const value = (run, name) => run.starts.length ? run.starts[0].options[name] : null;
+	const rows = names.filter(name => new Set(runs.map(run => JSON.stringify(value(run, name)))).size > 1)
+		.map(name => ["--" + name, ...runs.map(run => String(value(run, name) ?? "–"))]);
+	const models = runs.map(run => run.starts.length ? run.starts[0].model : "–");
+	if (new Set(models).size > 1)
+		rows.unshift(["--model", ...models]);
+	if (rows.length)
+		table($("options"), [["option", "text"], ...runs.map(run => [run.name, "text"])], rows);
+	else
+		$("options").parentElement.textContent = runs.length > 1 ? "None." : "There is only one run.";
+}
+
+// What the samples say of each worker. A sample stands for the time since the one before it.
+function workersOf(run) {
+	const all = {}, names = namesOf(run);
+	run.samples.forEach((s, i) => {
+		const before = i ? run.samples[i - 1].t : s.t - 1000;
+		const time = run.gaps.some(([, to]) => to > before && to <= s.t) ? 1 : (s.t - before) / 1000;
+		for (const [id, state, rate, stale] of s.workers) {
+			const w = all[id] = all[id] || {time: 0, live: 0, images: 0, stale: 0, n: 0};
+			w.time += time;
+			w.live += state === "live" ? time : 0;
+			w.images += rate * time;
+			if (stale != null) {
+				w.stale += stale;
+				w.n++;
+			}
+		}
+	});
+	return Object.entries(all).map(([id, w]) => [id, names[id] || "–", seconds(w.live), percent(w.live / w.time),
+		number(w.images / w.live), w.n ? number(w.stale / w.n, 1) : "–"]);
+}
+
+const canvases = [];
+for (const run of runs) {
+	const card = add($("each"), "section", null, "card");
+	add(card, "h2", run.name + ": workers over time");
+	add(card, "p", "Darker is faster. The line is the staleness. Shaded: no server.", "quiet");
+	const box = add(card, "div", null, "scroll");
+	box.tabIndex = 0;
+	box.setAttribute("role", "img");
+	box.setAttribute("aria-label", "State of each worker of " + run.name + " over time; the table below has the sums");
+	canvases.push([add(box, "canvas"), run, namesOf(run)]);
+	const scroll = add(card, "div", null, "scroll");
+	scroll.tabIndex = 0;
+	table(add(scroll, "table"), [["#", ""], ["name", "text"], ["live", ""], ["of its time", ""], ["images/s while live", ""], ["staleness", ""]], workersOf(run));
+}
+const timelines = () => canvases.forEach(([canvas, run, names]) => timeline(canvas, run, names));
+
+drawRuns();
+drawOptions();
+const curves = [
+	compare("accuracy", run => run.epochs.map(e => [e.epoch, 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
+	compare("time", run => run.epochs.map(e => [elapsed(run, e.t), 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
+	compare("loss", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), {logscale: true}),
+].filter(g => g);
+timelines();
+
+function repaint(name) {
+	theme(name);
+	curves.forEach(g => g.paint());
+	timelines();
+}
+
+$("theme").onclick = () => repaint(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+matchMedia("(prefers-color-scheme: dark)").onchange = e => repaint(e.matches ? "dark" : "light");
+addEventListener("resize", timelines);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/assert.h"
+#include "common/clock.h"
 #include "common/file.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -49,6 +50,7 @@ struct wal {
 	uint64_t reserve;        /* see wal_reserve */
 	int reported;            /* 1: it was logged that a file ended for lack of space */
 	struct wal_stats stats;
+	double begun_s; /* when the write of the group began */
 
 	/* the pool owns these while busy */
 	uv_work_t work;
@@ -293,6 +295,7 @@ static void start_group(struct wal *w)
 	PS_ASSERT(!w->busy && w->queue.first); /* invariant 2 */
 	w->busy = 1;
 	w->stats.begun++;
+	w->begun_s = clock_seconds();
 	/* the queue is not empty, so `end` points into its last item, not into the queue */
 	w->group = w->queue;
 	list_init(&w->queue);
@@ -313,6 +316,7 @@ static void on_group_written(uv_work_t *work, int status)
 		w->done.failed = w->base;
 		err_set(&w->done.error, PS_EIO, "%s", uv_strerror(status));
 	}
+	w->stats.seconds += clock_seconds() - w->begun_s;
 	w->stats.groups += w->done.synced_lsn > 0;
 	w->stats.events += w->done.events;
 	w->stats.bytes = w->file ? wal_file_bytes(w->file) : 0;

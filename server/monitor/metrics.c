@@ -123,6 +123,10 @@ static void put_net(FILE *f, const struct router_stats *n)
 {
 	metric_counter(f, "messages_received_total", "Messages from peers.", n->received);
 	metric_counter(f, "messages_sent_total", "Messages to peers.", n->sent);
+	metric_counter(f, "received_bytes_total", "Bytes of these messages, without framing.",
+		n->received_bytes);
+	metric_counter(f, "sent_bytes_total", "Bytes of messages to peers, without framing.",
+		n->sent_bytes);
 	metric_counter(f, "malformed_total", "Messages that could not be decoded.", n->malformed);
 	metric_counter(
 		f, "dropped_replies_total", "Replies to peers that did not read.", n->dropped);
@@ -138,6 +142,16 @@ static void put_net(FILE *f, const struct router_stats *n)
 		f, "zloop_rescues_total", "Wake-ups that were missed: must be 0.", n->rescues);
 	metric(f, "connections", "gauge", "Connections open.", n->port.connections);
 	metric(f, "replies_waiting", "gauge", "Replies that wait for a peer.", n->waiting);
+}
+
+static void put_wal(FILE *f, const struct wal_stats *w)
+{
+	metric_counter(
+		f, "wal_groups_total", "Groups of events on disk, one fsync each.", w->groups);
+	metric_counter(f, "wal_events_total", "Events on disk.", w->events);
+	metric(f, "wal_seconds_total", "counter", "Time to write the groups, with fsync.",
+		w->seconds);
+	metric_counter(f, "wal_failures_total", "Groups that failed.", w->failures);
 }
 
 static void put_checkpointer(FILE *f, const struct checkpointer_stats *s)
@@ -322,6 +336,8 @@ char *status_metrics(const struct status *s)
 	put_auth(f, &s->auth);
 	if (s->checkpointer)
 		put_checkpointer(f, s->checkpointer);
+	if (s->wal)
+		put_wal(f, s->wal);
 	metric(f, "degraded", "gauge", "1 if the disk fails or does not answer.",
 		status_degraded(s) != NULL);
 	if (s->disk)

@@ -372,13 +372,25 @@ void router_set_flushed(struct router *r, uint64_t lsn)
 	replies_set_flushed(r->replies, lsn);
 }
 
+static uint64_t frame_bytes(struct frames *f)
+{
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < f->n; i++)
+		n += zmq_msg_size(&f->frame[i]);
+	return n;
+}
+
 static int send_reply(void *arg, uint32_t peer, struct frames *f)
 {
 	struct router *r = arg;
+	uint64_t bytes = frame_bytes(f);
 	int rc = wire_send(r->socket, peer, f);
 
 	zloop_used(&r->loop);
 
+	if (rc == PS_OK)
+		r->stats.sent_bytes += bytes;
 	if (rc == PS_EUNREACHABLE)
 		r->stats.gone++;
 	return rc;
@@ -476,6 +488,7 @@ static int on_readable(void *arg)
 	if (rc == 0 || rc == PS_ENET)
 		return 0;
 	r->stats.received++;
+	r->stats.received_bytes += frame_bytes(&r->in);
 	if (rc == 1 && wire_is_chunk(&r->in))
 		rc = keep_chunk(r, peer, &why);
 	else if (rc == 1 && (r->has_chunks || wire_chunks_wanted(&r->in) > 0))

@@ -54,11 +54,12 @@ struct router_config {
 
 struct router_stats {
 	uint64_t received, sent;
-	uint64_t malformed;     /* messages that could not be decoded */
-	uint64_t dropped;       /* replies dropped: their peer did not read */
-	uint64_t gone;          /* replies to peers that were gone */
-	uint64_t params_framed; /* versions of the weights that were sent */
-	uint64_t torn;          /* pushes in shared memory whose checksum was wrong */
+	uint64_t received_bytes, sent_bytes; /* of messages; not what lanes carry */
+	uint64_t malformed;                  /* messages that could not be decoded */
+	uint64_t dropped;                    /* replies dropped: their peer did not read */
+	uint64_t gone;                       /* replies to peers that were gone */
+	uint64_t params_framed;              /* versions of the weights that were sent */
+	uint64_t torn;                       /* pushes in shared memory whose checksum was wrong */
 	struct lanes_stats lanes;
 	uint64_t rescues; /* messages that only a safety timer found; must stay 0 (zloop.h) */
 	struct port_stats port;

@@ -22,7 +22,7 @@ def promtool(*arguments, **how):
 
 @pytest.fixture
 def metrics(programs, small):
-    server = programs.server("--model", "seed:4", "--epochs", 500)
+    server = programs.server("--model", "seed:4", "--epochs", 500, "--durability", "always")
     programs.worker(server.endpoint, "--name", 'odd "name"', data=small)
     until(lambda: server.status()["accuracy"], 30, "an evaluation")
     until(lambda: server.status()["images_per_s"], 30, "a rate")
@@ -45,6 +45,8 @@ def test_values(metrics):
     assert 0 < float(values["cnnps_accuracy"]) <= 1 and float(values["cnnps_test_loss"]) > 0
     assert float(values["cnnps_images_per_second"]) > 0
     assert float(values["cnnps_push_seconds_count"]) > 0 and float(values["cnnps_push_seconds_sum"]) > 0
+    assert float(values["cnnps_received_bytes_total"]) > 0 and float(values["cnnps_sent_bytes_total"]) > 0
+    assert float(values["cnnps_wal_groups_total"]) > 0 and float(values["cnnps_wal_seconds_total"]) > 0
     assert re.search(r'^cnnps_worker_live\{worker="1",name="odd \\"name\\"",host="\S*"\} 1$', metrics, re.M)
     assert re.search(r'^cnnps_build_info\{version="[\d.]+"\} 1$', metrics, re.M)
 

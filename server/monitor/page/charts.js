@@ -108,7 +108,8 @@ const STATE = {live: "blue", suspect: "amber", stalled: "amber", joining: "pink"
 // The timeline: a row for each worker, a cell for each sample.
 function timeline(canvas, run, names) {
 	const ids = [...new Set(run.samples.flatMap(s => s.workers.map(w => w[0])))].sort((a, b) => a - b);
-	const row = ids.length > 60 ? 6 : ids.length > 24 ? 12 : 22, left = 120, top = 4;
+	const many = ids.length > 60; /* thin rows, without lines of staleness */
+	const row = many ? 4 : ids.length > 24 ? 12 : 22, space = many ? 0 : 2, left = 120, top = 4;
 	const width = Math.max(280, canvas.parentElement.clientWidth - 2), height = ids.length * row + top + 20;
 	const ratio = window.devicePixelRatio || 1;
 	canvas.width = width * ratio;
@@ -135,11 +136,11 @@ function timeline(canvas, run, names) {
 			c.fillStyle = color(late ? "amber" : STATE[state] || "grey");
 			c.globalAlpha = state === "live" && !late ? 0.25 + 0.75 * rate / fastest : 0.9;
 			const a = Math.floor(x(begin)), b = Math.floor(x(s.t));
-			c.fillRect(a, y[id], Math.max(1, b - a), row - 2);
+			c.fillRect(a, y[id], Math.max(1, b - a), row - space);
 			line[id] = line[id] || [];
 			if (gap)
 				line[id].push(null);
-			if (stale != null)
+			if (stale != null && !many)
 				line[id].push([x(s.t), y[id] + (row - 4) * (1 - stale / stalest) + 1]);
 		}
 		before = s.t;
@@ -165,8 +166,8 @@ function timeline(canvas, run, names) {
 	}
 	c.fillStyle = color("quiet");
 	c.textBaseline = "middle";
-	if (row >= 12)
-		for (const id of ids) {
+	for (const [i, id] of ids.entries())
+		if (!many || i % 10 === 0) {
 			let text = `${id}  ${names[id] || ""}`;
 			while (text.length > 3 && c.measureText(text).width > left - 12)
 				text = text.slice(0, -2) + "…";

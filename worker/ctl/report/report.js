@@ -127,7 +127,7 @@ for (const run of runs) {
 	const card = add($("each"), "section", null, "card");
 	add(card, "h2", run.name + ": workers over time");
 	add(card, "p", "Darker is faster. The line is the staleness. Shaded: no server.", "quiet");
-	const box = add(card, "div", null, "scroll");
+	const box = add(card, "div", null, "scroll tall");
 	box.tabIndex = 0;
 	box.setAttribute("role", "img");
 	box.setAttribute("aria-label", "State of each worker of " + run.name + " over time; the table below has the sums");

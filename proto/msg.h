@@ -11,6 +11,7 @@
 #define PROTO_MSG_H
 #include <stddef.h>
 #include <stdint.h>
+#include "common/metric_names.h"
 
 /* This build speaks the versions from WIRE_OLDEST_PROTOCOL to WIRE_PROTOCOL (WIRE.md, "Versions"). */
 #define WIRE_PROTOCOL        6u
@@ -122,6 +123,7 @@ struct msg_hello {
 	char owner[WIRE_MAX_OWNER + 1]; /* never on the wire: the shell writes the sender's key */
 	char host[WIRE_MAX_HOST + 1];   /* for display */
 	uint32_t pid;                   /* for display; 0: unknown */
+	char metrics[METRICS_TEXT];     /* what this worker evaluates: common/metric_names.h */
 };
 
 /* How the server combines gradients (WIRE.md, "Modes"). */
@@ -264,6 +266,8 @@ struct msg_result {
 	uint32_t correct;
 	double loss_sum;
 	uint64_t code; /* of the grant; 0: unknown */
+	/* sums over the images, of the metrics besides accuracy; 0: there is no such metric */
+	double metric_sum[METRICS_MAX];
 };
 
 /* A heartbeat, in both directions. The server's has the state of the worker's pushes. */

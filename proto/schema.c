@@ -81,6 +81,7 @@ static const struct wire_field hello[] = {
 	OWN(WIRE_OWN_NUMBER, HELLO_OLDEST, WIRE_OLDEST_PROTOCOL),
 	OWN(WIRE_OWN_TEXT, HELLO_REQUIRES, 0),
 	LINE(13, hello.owner),
+	LINE(14, hello.metrics),
 	END,
 };
 
@@ -208,6 +209,10 @@ static const struct wire_field result[] = {
 	MSG(5, result.correct, 0, WIRE_MAX_IMAGES),
 	REAL(6, result.loss_sum),
 	MSG(7, result.code, 0, ANY64),
+	REAL(8, result.metric_sum[0]),
+	REAL(9, result.metric_sum[1]),
+	REAL(10, result.metric_sum[2]),
+	REAL(11, result.metric_sum[3]),
 	END,
 };
 

@@ -114,7 +114,10 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 		return rc;
 	t->work->seconds += clock_seconds() - start;
 	t->work->evaluated += lease->count;
-	return cnnps_result(t->c, lease, (uint32_t)correct, loss_sum);
+	const struct cnnps_evaluation result = {
+		.size = sizeof(result), .correct = (uint32_t)correct, .loss_sum = loss_sum};
+
+	return cnnps_result(t->c, lease, &result);
 }
 
 /* The server's page shows what the network believes now. */

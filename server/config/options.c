@@ -23,7 +23,7 @@
 /* The values of the shell's options. The values of the core's options go to struct core_config. */
 struct raw {
 	const char *bind, *http, *http_token, *model, *input, *checkpoint_dir, *init, *key,
-		*authorized_keys, *data_id, *stop_at, *lane_socket;
+		*authorized_keys, *data_id, *stop_at, *lane_socket, *metrics;
 	int64_t wal_mb, memory_mb, classes, patience;
 	int log_level, log_format, check_config, insecure, sandbox, lane;
 };
@@ -254,6 +254,11 @@ static void check_memory_limit(const struct raw *r, const struct options *o, int
 			(long long)r->memory_mb, (unsigned long long)min);
 }
 
+static const char *text_or_null(const char *text)
+{
+	return text && text[0] ? text : NULL;
+}
+
 static void check_stop(const struct raw *r, int *errors)
 {
 	struct stop_rule rule;
@@ -261,6 +266,24 @@ static void check_stop(const struct raw *r, int *errors)
 	if (r->stop_at && r->stop_at[0] && !stop_rule_parse(r->stop_at, &rule))
 		complain(errors, "--stop-at: \"%.40s\": expected accuracy=X, 0 < X <= 1",
 			r->stop_at);
+}
+
+static void check_metrics(const struct raw *r, struct core_config *c, int *errors)
+{
+	struct metric_names names;
+
+	if (!metric_names_parse(&names, r->metrics ? r->metrics : ""))
+		complain(errors,
+			"--metrics: \"%.60s\": expected none, or accuracy and up to %d other names "
+			"of a-z, 0-9 and _, with commas between them",
+			r->metrics, METRICS_MAX);
+	else
+		metric_names_text(&names, c->metrics);
+	if (!names.accuracy && (text_or_null(r->stop_at) || r->patience))
+		complain(errors,
+			"--metrics: \"%.60s\" has no accuracy, which --stop-at and "
+			"--patience-epochs compare",
+			r->metrics);
 }
 
 /* ---- values that depend on each other -------------------------------------------------------- */
@@ -373,6 +396,7 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 	check_data_id(r, &errors);
 	check_memory_limit(r, o, &errors);
 	check_stop(r, &errors);
+	check_metrics(r, &o->core, &errors);
 	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
 		const char *mode = check_mode(c);
 
@@ -413,11 +437,6 @@ static enum lr_scaling auto_scaling(const struct core_config *c)
 	default:
 		return LR_SCALING_NONE;
 	}
-}
-
-static const char *text_or_null(const char *text)
-{
-	return text && text[0] ? text : NULL;
 }
 
 /* The path of the Unix socket; "" if no directory is known or the path is too long. */
@@ -587,6 +606,9 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"refuse workers with another data set; cnn-worker --print-data-id prints "
 			"the fingerprint",
 			.unset = "the data set of the first accepted push"),
+		TEXT("metrics", metrics, "accuracy", "NAMES",
+			"what workers evaluate besides the loss, with commas between the names, as "
+			"their programs call it; none: only the loss"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
 			"address for workers and cnn-ctl; port 0: any free port, which the log "
 			"names",

@@ -101,6 +101,8 @@ struct core_config {
 	/* the data set fingerprint that every worker must have, if data_id_given is 1 */
 	uint64_t data_id;
 	int data_id_given;
+	/* names of the metrics that every worker must evaluate: common/metric_names.h */
+	char metrics[METRICS_TEXT];
 	/* secret of the run: the key of the codes in rights.h; 0: none */
 	uint64_t proof_key[2];
 #define GROUP(member, tag, title) struct tag member;

@@ -124,6 +124,7 @@ struct epoch_record {
 	uint32_t eval_done; /* number of test images evaluated so far */
 	uint32_t eval_correct;
 	double eval_loss_sum;
+	double metric_sum[METRICS_MAX]; /* of the metrics besides accuracy */
 	/* core time at which the training of the epoch ended; 0: it has not ended since this start
 	 */
 	uint64_t end_ms;

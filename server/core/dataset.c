@@ -20,6 +20,7 @@
  *     did before the crash (tests/sim/replays.c).
  */
 #include "server/core/dataset.h"
+#include <string.h>
 #include "server/core/departure.h"
 #include "server/core/leases.h"
 #include "server/core/rights.h"
@@ -84,6 +85,23 @@ static void refuse_data(struct core *c, const struct data_id *d, uint32_t peer)
 	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
+static const char *metrics_or_accuracy(const char *text)
+{
+	return text[0] ? text : "accuracy";
+}
+
+static void refuse_metrics(struct core *c, const char *theirs, uint32_t peer)
+{
+	struct say *s = &c->said;
+
+	say_begin(s, "this worker evaluates the metrics \"");
+	say_text(s, metrics_or_accuracy(theirs));
+	say_text(s, "\", but the run has \"");
+	say_text(s, metrics_or_accuracy(c->cfg.metrics));
+	say_text(s, "\": begin a run with other --metrics");
+	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
+}
+
 /* Can the model take these images? A worker that gives no size trusts its own program. Data sets of
  * up to 10 classes may have fewer than they say. */
 static int fits_model(const struct images *run, const struct images *theirs)
@@ -97,8 +115,9 @@ static int fits_model(const struct images *run, const struct images *theirs)
 		       (!has_classes || theirs->classes <= run->classes));
 }
 
-int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
+int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 {
+	const struct data_id *d = &h->data;
 	const struct images theirs = {data_channels(d), d->rows, d->cols, d->classes, 0};
 
 	if (c->cfg.training.epochs == 0)
@@ -107,6 +126,10 @@ int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer)
 		effects_refuse(c, peer, PS_EWRONGDATA, 0,
 			"this run needs a data set: train and test images, at most 2^20 batches an "
 			"epoch");
+		return 0;
+	}
+	if (strcmp(h->metrics, c->cfg.metrics) != 0) {
+		refuse_metrics(c, h->metrics, peer);
 		return 0;
 	}
 	if (!fits_model(&c->cfg.images, &theirs)) {

@@ -7,8 +7,9 @@
 
 struct worker;
 
-/* Returns 1 if a worker with this data set may join. If not, refuses `peer` with the reason. */
-int dataset_admits(struct core *c, const struct data_id *d, uint32_t peer);
+/* Returns 1 if a worker with the data set and the metrics of this HELLO may join. If not, refuses
+ * `peer` with the reason. */
+int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer);
 /* Chooses the data set that most live workers have. The core calls this function at the end of each
  * event while no data set is fixed. */
 void dataset_choose(struct core *c);

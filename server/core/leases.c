@@ -80,6 +80,16 @@ static uint32_t portion_images(const struct core *c, uint32_t first)
 	return left < c->leases.eval_size ? left : c->leases.eval_size;
 }
 
+/* 1: all sums of the epoch stay finite with this result. */
+static int is_finite_with(const struct epoch_record *e, const struct msg_result *r)
+{
+	int ok = isfinite(e->eval_loss_sum + r->loss_sum) != 0;
+
+	for (size_t m = 0; m < METRICS_MAX; m++)
+		ok &= isfinite(e->metric_sum[m] + r->metric_sum[m]) != 0;
+	return ok;
+}
+
 void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 {
 	const struct msg_result *r = &ev->msg->result;
@@ -110,7 +120,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	}
 	rec = &c->epoch[l->epoch - 1];
 	/* the worker's next LEASE gives the portion back */
-	if (!isfinite(rec->eval_loss_sum + r->loss_sum)) {
+	if (!is_finite_with(rec, r)) {
 		quarantine_bad(c, w);
 		return;
 	}
@@ -119,6 +129,8 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	rec->eval_done += r->eval_count;
 	rec->eval_correct += r->correct;
 	rec->eval_loss_sum += r->loss_sum;
+	for (size_t m = 0; m < METRICS_MAX; m++)
+		rec->metric_sum[m] += r->metric_sum[m];
 	c->dirty = 1;
 	if (++l->n_evaluated == l->n_portions)
 		evaluated(c);

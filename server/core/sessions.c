@@ -350,7 +350,7 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 	c->stats.hellos++;
 	if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
-	else if (!dataset_admits(c, &h->data, ev->peer))
+	else if (!dataset_admits(c, h, ev->peer))
 		return; /* a worker with another data set is refused after the end, too */
 	else if (c->ending == END_OVER)
 		hello_too_late(c, ev);

@@ -13,6 +13,7 @@
 #include "server/core/leases.h"
 #include "server/core/state.h"
 #include "common/run_head.h"
+#include <math.h>
 #include <string.h>
 
 #define OTHER_FORMAT                                                                               \
@@ -29,6 +30,7 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 	[SNAPSHOT_WEIGHTS] = "weights",
 	[SNAPSHOT_OPTIM] = "optim",
 	[SNAPSHOT_TRUST] = "trust",
+	[SNAPSHOT_METRICS] = "metrics",
 	[SNAPSHOT_SESSIONS] = "live", /* release 0.1.0 gave the section this name */
 };
 
@@ -572,6 +574,40 @@ static void put_copies(struct cursor *k, struct core *c)
 	bytes(k, l->copies, l->n_batches);
 }
 
+/* The number of epochs up to the last one with a sum. */
+static uint32_t metric_epochs(const struct core *c)
+{
+	uint32_t n = c->cfg.training.epochs;
+
+	for (; n > 0; n--)
+		for (size_t m = 0; m < METRICS_MAX; m++)
+			if (c->epoch[n - 1].metric_sum[m] < 0 || c->epoch[n - 1].metric_sum[m] > 0)
+				return n;
+	return 0;
+}
+
+static void put_metric_sums(struct cursor *k, struct core *c)
+{
+	char names[METRICS_TEXT];
+	uint32_t n = k->in ? 0 : metric_epochs(c);
+
+	memcpy(names, c->cfg.metrics, sizeof(names));
+	text(k, names, sizeof(names));
+	if (strcmp(names, c->cfg.metrics) != 0)
+		set_option_error(k, "it was begun with other --metrics");
+	u32(k, &n);
+	refuse_over(k, n, c->cfg.training.epochs);
+	for (uint32_t e = 0; e < n && !k->error; e++)
+		for (size_t m = 0; m < METRICS_MAX; m++) {
+			double sum = c->epoch[e].metric_sum[m];
+
+			f64(k, &sum);
+			if (!isfinite(sum))
+				set_error(k, MALFORMED);
+			c->epoch[e].metric_sum[m] = sum;
+		}
+}
+
 static void put_snapshots(struct cursor *k, struct core *c)
 {
 	u64(k, &c->generation);
@@ -634,6 +670,9 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		break;
 	case SNAPSHOT_TRUST:
 		put_trust(k, c);
+		break;
+	case SNAPSHOT_METRICS:
+		put_metric_sums(k, c);
 		break;
 	case SNAPSHOT_SESSIONS:
 		snapshot_put_config(k, &cfg);

@@ -26,13 +26,15 @@ enum snapshot_section {
 	SNAPSHOT_OPTIM,
 	/* the secret of the run and the keys of the workers; release 0.2.0 has no such section */
 	SNAPSHOT_TRUST,
+	/* names and sums of the metrics besides accuracy; release 0.2.0 has no such section */
+	SNAPSHOT_METRICS,
 	/* configuration, connections, times; only the replay of a log reads it */
 	SNAPSHOT_SESSIONS,
 	SNAPSHOT_SECTIONS
 };
 
 /* 1: a checkpoint may lack this section. Its data is NULL then. */
-#define SNAPSHOT_MAY_LACK(section) ((section) == SNAPSHOT_TRUST)
+#define SNAPSHOT_MAY_LACK(section) ((section) == SNAPSHOT_TRUST || (section) == SNAPSHOT_METRICS)
 
 /* The names of the sections in the checkpoint file. SNAPSHOT_RUN begins with a struct run_head
  * (run_head.h); SNAPSHOT_WEIGHTS is n_params float32. */

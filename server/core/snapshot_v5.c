@@ -428,6 +428,12 @@ static void rewrite_trust(struct rewrite *r)
 	put_zeros(r, 3);
 }
 
+/* Nor has it metrics besides accuracy. */
+static void rewrite_metrics(struct rewrite *r)
+{
+	put_zeros(r, METRICS_TEXT / 8 + 1);
+}
+
 int snapshot_v5_is(const unsigned char *run, size_t size)
 {
 	return size >= RUN_HEAD_BYTES + 8 && le64_get(run + RUN_HEAD_BYTES) == FORMAT;
@@ -450,6 +456,7 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 		[SNAPSHOT_WEIGHTS] = rewrite_weights,
 		[SNAPSHOT_OPTIM] = rewrite_optim,
 		[SNAPSHOT_TRUST] = rewrite_trust,
+		[SNAPSHOT_METRICS] = rewrite_metrics,
 		[SNAPSHOT_SESSIONS] = rewrite_live,
 	};
 	struct rewrite r = {.cfg = *now};

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/core/core.h"
+#include "server/monitor/epoch_metrics.h"
 #include "server/monitor/status.h"
 #include "server/net/clients.h"
 
@@ -254,8 +255,9 @@ static void add_epoch(struct history *h, const struct status *now, uint32_t epoc
 	set(o, "images", count(r->images));
 	set(o, "updates", count(r->updates));
 	set(o, "loss", real_or_null(r->loss_sum / (double)r->images));
-	set(o, "accuracy", real_or_null((double)r->eval_correct / r->eval_done));
+	set(o, "accuracy", epoch_accuracy_json(now->core, r));
 	set(o, "test_loss", real_or_null(r->eval_loss_sum / r->eval_done));
+	set(o, "metrics", epoch_metrics(now->core, r));
 	set(o, "images_per_s", rate < 0 ? NULL : real_or_null(rate));
 	add_object(h, o, LINE_EPOCH);
 }

@@ -9,6 +9,7 @@
 #include "common/version.h"
 #include "server/core/core.h"
 #include "server/net/clients.h"
+#include "server/monitor/epoch_metrics.h"
 #include "server/monitor/status.h"
 
 static const char *const reject_names[REJECT_REASONS] = {[REJECT_NONE] = "none",
@@ -292,6 +293,20 @@ static void put_workers(FILE *f, const struct status *s)
 	put_worker_gauge(f, s, "live", "1 if the worker is at work.", worker_is_live);
 }
 
+/* One series for each metric besides accuracy. */
+static void put_test_metrics(FILE *f, const struct core *c, const struct epoch_record *r)
+{
+	json_t *metrics = r ? epoch_metrics(c, r) : NULL, *value;
+	const char *name;
+
+	if (json_object_size(metrics) > 0)
+		fprintf(f, "# HELP cnnps_test_metric Means over the test images of the newest "
+			   "evaluation.\n# TYPE cnnps_test_metric gauge\n");
+	json_object_foreach(metrics, name, value) fprintf(
+		f, "cnnps_test_metric{name=\"%s\"} %.17g\n", name, json_number_value(value));
+	json_decref(metrics);
+}
+
 static void put_progress(FILE *f, const struct status *s)
 {
 	struct progress_view v;
@@ -308,9 +323,10 @@ static void put_progress(FILE *f, const struct status *s)
 		v.eta_s < 0 ? (double)NAN : v.eta_s);
 	const struct epoch_record *r = progress_evaluated(s->core);
 	metric(f, "accuracy", "gauge", "Accuracy of the newest evaluation; NaN: none yet.",
-		r ? (double)r->eval_correct / r->eval_done : (double)NAN);
+		r ? epoch_accuracy(s->core, r) : (double)NAN);
 	metric(f, "test_loss", "gauge", "Loss of the newest evaluation; NaN: none yet.",
 		r ? r->eval_loss_sum / r->eval_done : (double)NAN);
+	put_test_metrics(f, s->core, r);
 	metric(f, "term", "gauge", "Number of this start of the server.",
 		(double)core_config(s->core)->term);
 }

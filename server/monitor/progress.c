@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include "common/log.h"
 #include "server/core/core.h"
+#include "server/monitor/epoch_metrics.h"
 #include "server/monitor/waiting.h"
 
 #define RATE_MS 1000 /* minimum time between two measurements of a rate */
@@ -62,15 +63,21 @@ static void end_epoch(struct progress *p, const struct core *c, uint64_t now_ms)
 		p->end_ms = now_ms;
 }
 
-static void log_epoch(const struct progress *p, uint32_t epoch, const struct epoch_record *r)
+static void log_epoch(const struct progress *p, const struct core *c, uint32_t epoch,
+	const struct epoch_record *r)
 {
+	char metrics[EPOCH_METRICS_TEXT];
+
 	log_info("train", "epoch",
 		"epoch=%u images=%llu updates=%llu loss=%.4f accuracy=%.4f test_loss=%.4f "
 		"images_per_s=%.0f",
 		epoch + 1, (unsigned long long)r->images, (unsigned long long)r->updates,
-		r->images ? r->loss_sum / (double)r->images : 0.0,
-		(double)r->eval_correct / r->eval_done, r->eval_loss_sum / r->eval_done,
-		p->epoch_rate);
+		r->images ? r->loss_sum / (double)r->images : 0.0, epoch_accuracy(c, r),
+		r->eval_loss_sum / r->eval_done, p->epoch_rate);
+	if (core_config(c)->metrics[0] == '\0')
+		return;
+	epoch_metrics_text(c, r, metrics);
+	log_info("train", "metrics", "epoch=%u metrics=%s", epoch + 1, metrics);
 }
 
 void progress_effect(
@@ -87,7 +94,7 @@ void progress_effect(
 		end_epoch(p, c, now_ms);
 		break;
 	case EFFECT_EVALUATED:
-		log_epoch(p, e->epoch, core_epoch(c, e->epoch));
+		log_epoch(p, c, e->epoch, core_epoch(c, e->epoch));
 		break;
 	default:
 		break;
@@ -154,7 +161,7 @@ void progress_look(const struct progress *p, const struct core *c, struct progre
 		.images_per_s = p->images_per_s,
 		.updates_per_s = p->updates_per_s,
 		.loss = s->loss,
-		.accuracy = tested ? (double)tested->eval_correct / tested->eval_done : -1,
+		.accuracy = tested ? epoch_accuracy(c, tested) : (double)NAN,
 		.eta_s = -1,
 		.workers = core_live_workers(c)};
 	if (all > 0 && p->images_per_s > 0 && v->workers > 0)

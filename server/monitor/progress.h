@@ -49,7 +49,7 @@ struct progress_view {
 	uint64_t images;        /* images done, with the present pass */
 	uint64_t updates;
 	double images_per_s, updates_per_s;
-	double loss, accuracy; /* accuracy < 0: none yet */
+	double loss, accuracy; /* accuracy: NaN: none yet, or none at all */
 	double eta_s;          /* < 0: not known */
 	uint32_t workers;
 	const char *waiting; /* why no work is done, instead of rate and loss; or NULL */

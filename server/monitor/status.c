@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include "common/log.h"
 #include "server/core/core.h"
+#include "server/monitor/epoch_metrics.h"
 #include "server/net/clients.h"
 
 #define MAX_EPOCHS 20 /* records in a status */
@@ -134,11 +135,12 @@ static json_t *epoch_object(const struct core *c, uint32_t e)
 	const struct epoch_record *r = core_epoch(c, e);
 	uint64_t tested = r->eval_done == core_data(c)->n_test ? r->eval_done : 0;
 
-	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", json_count(e + 1), "images",
-		json_count(r->images), "updates", json_count(r->updates), "loss",
+	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", json_count(e + 1),
+		"images", json_count(r->images), "updates", json_count(r->updates), "loss",
 		mean_or_null(r->loss_sum, r->images), "accuracy",
-		mean_or_null((double)r->eval_correct, tested), "test_loss",
-		mean_or_null(r->eval_loss_sum, tested));
+		tested ? epoch_accuracy_json(c, r) : json_null(), "test_loss",
+		mean_or_null(r->eval_loss_sum, tested), "metrics",
+		tested ? epoch_metrics(c, r) : json_object());
 }
 
 static json_t *epoch_list(const struct core *c)
@@ -283,6 +285,7 @@ static void set_training(json_t *o, const struct status *s)
 {
 	const struct core *c = s->core;
 	const struct core_stats *t = core_stats(c);
+	const struct epoch_record *tested = progress_evaluated(c);
 	struct progress_view v;
 
 	progress_look(s->progress, c, &v);
@@ -292,6 +295,7 @@ static void set_training(json_t *o, const struct status *s)
 	set_key(o, "images", json_count(v.images));
 	set_key(o, "loss", json_real(t->loss));
 	set_key(o, "accuracy", v.accuracy >= 0 ? json_real(v.accuracy) : NULL);
+	set_key(o, "metrics", tested ? epoch_metrics(c, tested) : json_object());
 	set_key(o, "images_per_s", json_real(v.images_per_s));
 	set_key(o, "updates_per_s", json_real(v.updates_per_s));
 	set_key(o, "eta_s", v.eta_s >= 0 ? json_real(v.eta_s) : NULL);
@@ -397,7 +401,8 @@ char *status_result(const struct status *s)
 		json_array_append_new(images, json_count(core_epoch(c, e)->images));
 	set_key(o, "status", json_string(status_ending(s->ending)));
 	set_key(o, "warnings", warning_list(s));
-	set_key(o, "accuracy", last ? mean_or_null(last->eval_correct, last->eval_done) : NULL);
+	set_key(o, "accuracy", last ? epoch_accuracy_json(c, last) : NULL);
+	set_key(o, "metrics", last ? epoch_metrics(c, last) : json_object());
 	set_key(o, "loss", last ? mean_or_null(last->eval_loss_sum, last->eval_done) : NULL);
 	set_key(o, "updates", json_count(t->updates));
 	set_key(o, "images", json_count(t->images));

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "common/log.h"
 #include "server/config/options.h"
+#include "server/monitor/epoch_metrics.h"
 #include "server/monitor/progress.h"
 
 double warning_chance(size_t classes, uint32_t n_test)
@@ -66,9 +67,9 @@ static int chance(const struct warnings *w, const struct core *c, char out[WARNI
 
 	if (w->classes < 2 || !last)
 		return 0;
-	double accuracy = (double)last->eval_correct / last->eval_done;
+	double accuracy = epoch_accuracy(c, last);
 	double max = warning_chance(w->classes, last->eval_done);
-	if (accuracy > max)
+	if (!(accuracy <= max))
 		return 0;
 	snprintf(out, WARNING_TEXT,
 		"the final accuracy of %.2f %% is no better than chance (up to %.2f %% with %zu "

@@ -56,7 +56,8 @@ def test_structs_are_those_of_the_header(tmp_path):
     import ctypes
     from cnnps import _library
     kinds = {k.__name__.lower(): k for k in (_library.Options, _library.Data, _library.Info,
-             _library.Lease, _library.Pull, _library.Push, _library.Work, _library.Stats)}
+             _library.Lease, _library.Pull, _library.Push, _library.Work, _library.Stats,
+             _library.Evaluation)}
     lines, expected = [], []
     for name, kind in kinds.items():
         lines.append(f'printf("%zu ", sizeof(struct cnnps_{name}));')

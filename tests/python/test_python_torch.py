@@ -144,12 +144,37 @@ def test_other_model_or_data_is_refused(server, tmp_path):
     model = Net()
     n = cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
     run = server(model=f"vector:{n}", init=str(tmp_path / "init.safetensors"), epochs=1,
-                 batch_size=50)
+                 batch_size=50, metrics="none")
     cnnps.torch.train(model, CE, samples(100), dataset_id="a", server=run)
     run = server(model=f"vector:{n}", init=str(tmp_path / "init.safetensors"), epochs=2,
-                 batch_size=50, data_id="0000000000000001")
+                 batch_size=50, data_id="0000000000000001", metrics="none")
     with pytest.raises(cnnps.WrongDataError):
         cnnps.torch.train(model, CE, samples(100), dataset_id="b", server=run)
+
+
+def distance(output, target):
+    return (output.softmax(1)[:, 1] - target).abs().sum()
+
+
+@pytest.mark.parametrize("metrics", [
+    {"distance": distance}, {"distance": distance, "accuracy": cnnps.torch.accuracy}])
+def test_server_reports_named_metrics(metrics):
+    model = torch.nn.Linear(20, 2)
+    test = samples(300, 1)
+    report = cnnps.torch.train(model, CE, samples(200), eval_dataset=test, metrics=metrics,
+                               epochs=2, batch_size=20, lr=0.1)
+    own = report.evaluations[-1].metrics
+    assert report.result["metrics"] == {"distance": pytest.approx(own["distance"])}
+    x, y = test.tensors
+    assert own["distance"] == pytest.approx(float(distance(model(x), y)) / 300, rel=1e-4)
+    assert report.result["accuracy"] == (
+        pytest.approx(own["accuracy"]) if "accuracy" in metrics else None)
+
+
+def test_other_metrics_are_refused(server):
+    with server(model="vector:42", epochs=1, batch_size=50, metrics="bits") as run:
+        with pytest.raises(cnnps.WrongDataError, match='metrics "none", but the run has "bits"'):
+            cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(100), server=run)
 
 
 def launch(programs, *arguments):

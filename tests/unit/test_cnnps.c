@@ -121,6 +121,7 @@ static void leases_and_results_travel_whole(void **state)
 {
 	struct cnnps_lease a = {.size = sizeof(a)}, b = {.size = sizeof(b)};
 	struct cnnps_work work = {.epoch = 1, .first = 20, .count = 1, .images = 5, .loss = 0.5f};
+	struct cnnps_evaluation result = {sizeof(result), 24, 1.5, {-2, 0, 0, 1e300}};
 	struct fake_seen seen;
 
 	(void)state;
@@ -131,13 +132,14 @@ static void leases_and_results_travel_whole(void **state)
 	assert_int_equal(cnnps_lease(client, &b), 0);
 	assert_int_equal(b.kind, CNNPS_EVAL);
 	assert_true(b.first == 50 && b.count == 25 && b.eval_id == 9);
-	assert_int_equal(cnnps_result(client, &a, 1, 1), PS_EUSAGE);
-	assert_int_equal(cnnps_result(client, &b, 24, 1.5), 0);
+	assert_int_equal(cnnps_result(client, &a, &result), PS_EUSAGE);
+	assert_int_equal(cnnps_result(client, &b, &result), 0);
 	/* The connection keeps the order, so the messages sent earlier have arrived. */
 	client_expect_weights(-1);
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.result.correct, 24);
 	assert_true(seen.result.loss_sum == 1.5 && seen.result.eval_id == 9);
+	assert_true(seen.result.metric_sum[0] == -2 && seen.result.metric_sum[3] == 1e300);
 	assert_true(seen.push.base_version == 7 && seen.push.images == 5 &&
 		    seen.push.work.first == 20 && seen.push.work.count == 1);
 	assert_true(seen.push.loss == 0.5f);

@@ -142,10 +142,11 @@ static void a_result_that_was_never_granted_is_refused(void **state)
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	train(&f, s, 0);
-	const struct msg_result good = {s, 1, 3, 3, 3, 1.0, 0};
-	const struct msg_result bad[] = {{s, 1, 1, 3, 1, 1, 0}, {s, 1, 9, 3, 1, 1, 0},
-		{s, 1, 7, 0, 0, 1, 0}, {s, 1, 3, 2, 1, 1, 0}, {s, 1, 3, 4, 1, 1, 0},
-		{s, 1, 6, 3, 1, 1, 0}, {s, 1, 3, 3, 4, 1, 0}, {s, 1, UINT32_MAX - 2, 3, 1, 1, 0}};
+	const struct msg_result good = {s, 1, 3, 3, 3, 1.0, 0, {0}};
+	const struct msg_result bad[] = {{s, 1, 1, 3, 1, 1, 0, {0}}, {s, 1, 9, 3, 1, 1, 0, {0}},
+		{s, 1, 7, 0, 0, 1, 0, {0}}, {s, 1, 3, 2, 1, 1, 0, {0}}, {s, 1, 3, 4, 1, 1, 0, {0}},
+		{s, 1, 6, 3, 1, 1, 0, {0}}, {s, 1, 3, 3, 4, 1, 0, {0}},
+		{s, 1, UINT32_MAX - 2, 3, 1, 1, 0, {0}}};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct msg m = {.type = MSG_RESULT, .result = bad[i]};
 
@@ -161,6 +162,62 @@ static void a_result_that_was_never_granted_is_refused(void **state)
 		assert_int_equal(core_epoch(f.core, 0)->eval_done, 3);
 		assert_int_equal(core_epoch(f.core, 0)->eval_correct, 3);
 	}
+	fixture_close(&f);
+}
+
+static void metrics_are_summed_and_survive_a_crash(void **state)
+{
+	struct core_config cfg = fixture_training();
+	struct core_fixture f;
+	struct stamp s;
+
+	(void)state;
+	memcpy(cfg.metrics, "bits top_5", sizeof("bits top_5"));
+	fixture_open(&f, cfg);
+	struct msg hello = fixture_hello("");
+	fixture_message(&f, 9, &hello); /* a worker that evaluates accuracy */
+	fixture_refused(&f, 9, PS_EWRONGDATA);
+	memcpy(hello.hello.metrics, cfg.metrics, sizeof(cfg.metrics));
+	fixture_message(&f, 9, &hello);
+	fixture_durable(&f);
+	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+	train(&f, s, 0);
+	for (uint64_t i = 1; i <= 2; i++) {
+		struct msg_grant g = fixture_grant(&f, 9, s, i);
+		struct msg m = {.type = MSG_RESULT,
+			.result = {s, g.eval_id, g.eval_first, g.eval_count, 0, 1, g.code,
+				{0.5, -3, 0, 0}}};
+
+		fixture_message(&f, 9, &m);
+		if (i == 1) {
+			fixture_restart(&f);
+			hello = fixture_resume(s, 1, 1);
+			memcpy(hello.hello.metrics, cfg.metrics, sizeof(cfg.metrics));
+			fixture_message(&f, 9, &hello);
+			s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
+		}
+	}
+	assert_true(core_epoch(f.core, 0)->metric_sum[0] == 1);
+	assert_true(core_epoch(f.core, 0)->metric_sum[1] == -6);
+	fixture_close(&f);
+}
+
+static void metrics_that_are_not_finite_do_not_count(void **state)
+{
+	struct core_fixture f;
+	struct stamp s;
+
+	(void)state;
+	fixture_open(&f, fixture_training());
+	s = fixture_join(&f, 9, "");
+	train(&f, s, 0);
+	struct msg_grant g = fixture_grant(&f, 9, s, 1);
+	struct msg m = {.type = MSG_RESULT,
+		.result = {s, g.eval_id, g.eval_first, g.eval_count, 0, 1, g.code,
+			{0, 0, 0, (double)INFINITY}}};
+	fixture_message(&f, 9, &m);
+	assert_int_equal(core_epoch(f.core, 0)->eval_done, 0);
+	assert_true(core_epoch(f.core, 0)->metric_sum[3] == 0);
 	fixture_close(&f);
 }
 
@@ -290,6 +347,8 @@ int main(void)
 		cmocka_unit_test(while_others_evaluate_the_rest_train),
 		cmocka_unit_test(weights_under_evaluation_stand_still),
 		cmocka_unit_test(a_result_that_was_never_granted_is_refused),
+		cmocka_unit_test(metrics_are_summed_and_survive_a_crash),
+		cmocka_unit_test(metrics_that_are_not_finite_do_not_count),
 		cmocka_unit_test(a_late_result_of_another_evaluation_is_ignored),
 		cmocka_unit_test(a_portion_whose_worker_vanished_is_granted_again),
 		cmocka_unit_test(the_next_epoch_ends_only_after_the_last_ones_evaluation),

@@ -133,6 +133,19 @@ static uint64_t or_default(uint64_t value, uint64_t def)
 	return value ? value : def;
 }
 
+static int set_metrics(char text[METRICS_TEXT], const char *metrics, struct err *e)
+{
+	struct metric_names names;
+
+	if (!metric_names_parse(&names, metrics ? metrics : ""))
+		return err_set(e, PS_EUSAGE,
+			"metrics \"%.60s\": expected none, or accuracy and up to %d other names of "
+			"a-z, 0-9 and _, with commas between them",
+			metrics, METRICS_MAX);
+	metric_names_text(&names, text);
+	return PS_OK;
+}
+
 static int configure(struct net_config *n, const struct cnnps_options *o, struct err *e)
 {
 	struct session_config *s = &n->session;
@@ -162,7 +175,8 @@ static int configure(struct net_config *n, const struct cnnps_options *o, struct
 	s->silence_ms = SILENCE_MS;
 	if (uv_random(NULL, NULL, &s->seed, sizeof(s->seed), 0, NULL))
 		s->seed = clock_ms();
-	if ((rc = copy_text(s->name, sizeof(s->name), o->name, "name", e)))
+	if ((rc = copy_text(s->name, sizeof(s->name), o->name, "name", e)) ||
+		(rc = set_metrics(s->metrics, o->metrics, e)))
 		return rc;
 	return copy_text(s->device, sizeof(s->device), o->device, "device", e);
 }
@@ -550,12 +564,14 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 }
 
 int cnnps_result(
-	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum)
+	struct cnnps *c, const struct cnnps_lease *lease, const struct cnnps_evaluation *evaluation)
 {
 	struct request *o;
 	struct cnnps_lease l;
+	struct cnnps_evaluation e;
 	int rc = READ_STRUCT(c, &l, lease, cnnps_lease);
 
+	rc = rc ? rc : READ_STRUCT(c, &e, evaluation, cnnps_evaluation);
 	if (rc)
 		return done(c, rc);
 	o = new_request(c, REQUEST_RESULT);
@@ -564,8 +580,9 @@ int cnnps_result(
 	o->result = (struct msg_result){.eval_id = l.eval_id,
 		.eval_first = l.first,
 		.eval_count = l.count,
-		.correct = correct,
-		.loss_sum = loss_sum};
+		.correct = e.correct,
+		.loss_sum = e.loss_sum};
+	memcpy(o->result.metric_sum, e.metric_sum, sizeof(e.metric_sum));
 	return done(c, run_request(c, o));
 }
 

@@ -140,6 +140,10 @@ struct cnnps_options {
 	void *log_arg;
 	enum cnnps_log_level log_level;
 	enum cnnps_lane lane;
+	/* What this program evaluates besides the loss: up to four names of a-z, 0-9 and _, and
+	 * accuracy, with commas between them; "none": only the loss. NULL: accuracy. The server
+	 * refuses workers that evaluate something else than its --metrics. */
+	const char *metrics;
 };
 
 /* How the gradients of several workers are combined. proto/WIRE.md, "Modes", specifies what a
@@ -249,9 +253,17 @@ int cnnps_push(struct cnnps *c, const struct cnnps_push *push);
  * instead of copying it; call this again for the next gradient. It contains zeros or an earlier
  * gradient of this program. NULL: no memory. */
 float *cnnps_gradient(struct cnnps *c);
-/* Send the result of an EVAL lease: correct answers and sum of the losses of its images. */
-int cnnps_result(
-	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum);
+/* The result of an EVAL lease: sums over its images. */
+struct cnnps_evaluation {
+	size_t size;
+	uint32_t correct; /* correct answers; 0 if accuracy is not one of the metrics */
+	double loss_sum;
+	double metric_sum[4]; /* of the other metrics of cnnps_options, in their order */
+};
+
+/* Send the result of an EVAL lease. */
+int cnnps_result(struct cnnps *c, const struct cnnps_lease *lease,
+	const struct cnnps_evaluation *evaluation);
 /* Wait until every push is decided (durable != 0: and on the server's disk), for at most
  * timeout_ms. CNNPS_EAGAIN: not all are. */
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms);

@@ -36,6 +36,7 @@ struct session_config {
 	char host[WIRE_MAX_HOST + 1]; /* for display, like pid */
 	uint32_t pid;
 	struct data_id data;
+	char metrics[METRICS_TEXT];     /* canonical */
 	uint64_t seed;                  /* of the retry jitter */
 	uint64_t connect_timeout_ms;    /* END(PS_EUNREACHABLE) without a WELCOME after the start */
 	uint64_t disconnect_timeout_ms; /* ... and after contact was lost */

@@ -11,6 +11,7 @@
 #include "common/file.h"
 #include "common/le.h"
 #include "common/mem.h"
+#include "common/metric_names.h"
 #include "worker/ctl/ctl.h"
 
 #define MAX_EVENT 256
@@ -112,6 +113,26 @@ static const struct {
 
 #define N_SCALARS (sizeof(scalars) / sizeof(scalars[0]))
 
+/* The metrics besides accuracy: epoch/NAME. */
+static void put_metrics(struct bytes *file, double seconds, const json_t *o)
+{
+	json_int_t epoch = json_integer_value(json_object_get(o, "epoch"));
+	json_t *metrics = json_object_get(o, "metrics"), *v;
+	const char *name;
+	size_t n = 0;
+
+	json_object_foreach(metrics, name, v)
+	{
+		char tag[8 + METRIC_NAME_MAX];
+
+		if (!json_is_number(v) || strlen(name) > METRIC_NAME_MAX || epoch < 0 ||
+			n++ == METRICS_MAX)
+			continue;
+		snprintf(tag, sizeof(tag), "epoch/%s", name);
+		put_scalar(file, seconds, (uint64_t)epoch, tag, json_number_value(v));
+	}
+}
+
 static void put_scalars(struct bytes *file, const json_t *o)
 {
 	double seconds = json_number_value(json_object_get(o, "t")) / 1000;
@@ -125,13 +146,14 @@ static void put_scalars(struct bytes *file, const json_t *o)
 			put_scalar(file, seconds, (uint64_t)step, scalars[i].tag,
 				json_number_value(v));
 	}
+	put_metrics(file, seconds, o);
 }
 
 int ctl_write_events(const char *dir, const json_t *lines, struct err *e)
 {
 	static const char version[] = "brain.Event:2";
 	size_t n = json_array_size(lines);
-	struct bytes file = {.room = (n * N_SCALARS + 1) * MAX_EVENT};
+	struct bytes file = {.room = (n * (N_SCALARS + METRICS_MAX) + 1) * MAX_EVENT};
 	double first = json_number_value(json_object_get(json_array_get(lines, 0), "t")) / 1000;
 	unsigned char memory[MAX_EVENT];
 	struct bytes event = begin_event(memory, first, 0);

@@ -151,7 +151,8 @@ static void show_one(const char *dir, uint64_t generation, int *is_first)
 static void show_accuracy(const char *dir)
 {
 	const json_t *last = NULL;
-	json_t *lines;
+	const char *name;
+	json_t *lines, *v;
 	struct err e;
 
 	if (ctl_history_read(dir, &lines, &e))
@@ -162,11 +163,16 @@ static void show_accuracy(const char *dir)
 		if (strcmp(json_string_value(json_object_get(o, "kind")), "epoch") == 0)
 			last = o;
 	}
-	if (last)
-		printf("\nepoch %lld: accuracy %.2f %%, test loss %.4f\n",
-			(long long)json_integer_value(json_object_get(last, "epoch")),
-			100 * json_number_value(json_object_get(last, "accuracy")),
-			json_number_value(json_object_get(last, "test_loss")));
+	if (last) {
+		printf("\nepoch %lld: ",
+			(long long)json_integer_value(json_object_get(last, "epoch")));
+		if (json_is_number(json_object_get(last, "accuracy")))
+			printf("accuracy %.2f %%, ",
+				100 * json_number_value(json_object_get(last, "accuracy")));
+		json_object_foreach(json_object_get(last, "metrics"), name, v)
+			printf("%s %.6g, ", name, json_number_value(v));
+		printf("test loss %.4f\n", json_number_value(json_object_get(last, "test_loss")));
+	}
 	json_decref(lines);
 }
 

@@ -393,6 +393,8 @@ static void show_value(struct layout *s, const json_t *o, const char *label, con
 static void show_run(struct layout *s, const json_t *o)
 {
 	const json_t *c = json_object_get(o, "counters");
+	const char *name;
+	json_t *v;
 
 	put_item(s, "%s", text_of(o, "state"));
 	put_item(s, "epoch %.0f of %.0f", number_of(o, "training_epoch"), number_of(o, "epochs"));
@@ -405,6 +407,8 @@ static void show_run(struct layout *s, const json_t *o)
 	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
 	show_value(s, o, "loss", "loss", 1, 4, "");
 	show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
+	json_object_foreach(json_object_get(o, "metrics"), name, v)
+		put_item(s, "%s %.6g", name, json_number_value(v));
 	show_value(s, o, "ETA", "eta_s", 1, 0, " s");
 	end_line(s);
 	show_value(s, o, "updates", "updates", 1, 0, "");

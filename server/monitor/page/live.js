@@ -19,13 +19,13 @@ function drawCurves() {
 		return;
 	const window = [new Date((run.starts[0] || s[0] || e[0]).t), new Date(run.last + 500)];
 	const rows = [
-		run.rows([[e, "accuracy", 100]]),
+		run.rows([[evaluated(e), "accuracy", 100]]),
 		run.rows([[s, "loss"], [e, "test_loss"]]),
 		run.rows([[s, "images_per_s"]]),
 	];
 	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window}));
-	if (e.length) {
-		const all = e.map(o => 100 * o.accuracy), low = Math.min(...all), high = Math.max(...all);
+	if (evaluated(e).length) {
+		const all = evaluated(e).map(o => 100 * o.accuracy), low = Math.min(...all), high = Math.max(...all);
 		const pad = Math.max(0.2, (high - low) / 10);
 		curves[0].updateOptions({valueRange: [Math.max(0, low - pad), Math.min(100, high + pad)]});
 	}
@@ -95,6 +95,9 @@ function drawCounters() {
 	}
 }
 
+// The epochs of a run whose metrics have accuracy.
+const evaluated = epochs => epochs.filter(e => e.accuracy != null);
+
 function drawStatus() {
 	const s = status;
 	$("model").textContent = `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights`;
@@ -104,8 +107,9 @@ function drawStatus() {
 	const all = s.epochs * s.data.n_train;
 	$("done").value = all ? s.images / all : 0;
 	$("accuracy").textContent = percent(s.accuracy);
-	const best = Math.max(...run.epochs.map(e => e.accuracy));
-	$("best").textContent = run.epochs.length ? `best ${percent(best)}` : "after the first epoch";
+	const best = Math.max(...evaluated(run.epochs).map(e => e.accuracy));
+	const others = Object.entries(s.metrics).map(([name, value]) => `${name} ${number(value, 4)}`);
+	$("best").textContent = [best < 0 ? [] : `best ${percent(best)}`, others].flat().join(" · ") || "after the first epoch";
 	$("loss").textContent = s.updates ? number(s.loss, 4) : "–";
 	$("rate").textContent = number(s.images_per_s);
 	$("eta").textContent = s.eta_s == null ? "" : seconds(s.eta_s) + " left";

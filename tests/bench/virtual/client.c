@@ -375,13 +375,13 @@ int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 }
 
 int cnnps_result(
-	struct cnnps *c, const struct cnnps_lease *lease, uint32_t correct, double loss_sum)
+	struct cnnps *c, const struct cnnps_lease *lease, const struct cnnps_evaluation *evaluation)
 {
 	struct msg_result r = {.eval_id = lease->eval_id,
 		.eval_first = lease->first,
 		.eval_count = lease->count,
-		.correct = correct,
-		.loss_sum = loss_sum};
+		.correct = evaluation->correct,
+		.loss_sum = evaluation->loss_sum};
 	int rc;
 
 	compute_for(c, EVAL_PART * 1e3 * c->world->cost.image_us * lease->count);

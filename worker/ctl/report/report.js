@@ -141,8 +141,8 @@ const timelines = () => canvases.forEach(([canvas, run, names]) => timeline(canv
 drawRuns();
 drawOptions();
 const curves = [
-	compare("accuracy", run => run.epochs.map(e => [e.epoch, 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
-	compare("time", run => run.epochs.map(e => [elapsed(run, e.t), 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
+	compare("accuracy", run => run.epochs.filter(e => e.accuracy != null).map(e => [e.epoch, 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
+	compare("time", run => run.epochs.filter(e => e.accuracy != null).map(e => [elapsed(run, e.t), 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
 	compare("loss", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), {logscale: true}),
 ].filter(g => g);
 timelines();

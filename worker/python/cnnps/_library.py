@@ -10,6 +10,7 @@ from pathlib import Path
 
 TRAIN, EVAL = 1, 2
 PULL_START, PULL_WAIT, PULL_EVAL = 1, 2, 4
+LANES = ("auto", "tcp", "shm")
 MODES = {1: "downpour", 2: "ssp", 3: "sync", 4: "sandblaster", 5: "easgd"}
 
 Stop = CFUNCTYPE(c_int, c_void_p)
@@ -31,7 +32,8 @@ class Options(Structure):
         ("connect_timeout_ms", c_uint32), ("disconnect_timeout_ms", c_uint32),
         ("batch_timeout_ms", c_uint32), ("replay_bytes", c_uint64), ("stop", Stop),
         ("stop_arg", c_void_p), ("allocate", Allocate), ("release", Release), ("report", Report),
-        ("report_arg", c_void_p), ("log", Log), ("log_arg", c_void_p), ("log_level", c_int)]
+        ("report_arg", c_void_p), ("log", Log), ("log_arg", c_void_p), ("log_level", c_int),
+        ("lane", c_int), ("metrics", c_char_p)]
 
 
 class Info(Structure):
@@ -67,6 +69,12 @@ class Push(Structure):
         ("version", c_uint64), ("work", Work), ("then", POINTER(Pull))]
 
 
+class Evaluation(Structure):
+    _fields_ = [
+        ("size", c_size_t), ("correct", c_uint32), ("loss_sum", c_double),
+        ("metric_sum", c_double * 4)]
+
+
 class Stats(Structure):
     _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
         "pushed", "acked", "rejected", "durable", "last_version", "reconnects", "replayed",
@@ -84,7 +92,7 @@ _FUNCTIONS = {
     "pull": (c_int, c_void_p, POINTER(Pull)),
     "push": (c_int, c_void_p, POINTER(Push)),
     "gradient": (c_void_p, c_void_p),
-    "result": (c_int, c_void_p, POINTER(Lease), c_uint32, c_double),
+    "result": (c_int, c_void_p, POINTER(Lease), POINTER(Evaluation)),
     "flush": (c_int, c_void_p, c_int, c_uint32),
     "alive": (None, c_void_p),
     "stats": (c_int, c_void_p, POINTER(Stats)),

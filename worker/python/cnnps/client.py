@@ -12,7 +12,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,7 +181,8 @@ class Client:
                  key: Optional[str] = None, server_key: Optional[str] = None,
                  device: Optional[str] = None, observer: bool = False,
                  connect_timeout: float = 30, disconnect_timeout: float = 600,
-                 batch_timeout: float = 60, replay_bytes: int = 0) -> None:
+                 batch_timeout: float = 60, replay_bytes: int = 0,
+                 metrics: Sequence[str] = ("accuracy",), lane: str = "auto") -> None:
         self._handle = ctypes.c_void_p()
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -209,7 +210,7 @@ class Client:
             disconnect_timeout_ms=int(disconnect_timeout * 1000),
             batch_timeout_ms=int(batch_timeout * 1000), replay_bytes=replay_bytes, stop=stop,
             allocate=self._memory.allocate, release=self._memory.release, report=report, log=log,
-            log_level=level)
+            log_level=level, lane=c.LANES.index(lane), metrics=metric_names(metrics).encode())
         status = lib.connect(ctypes.byref(self._handle), ctypes.byref(options))
         if status:
             try:
@@ -361,9 +362,13 @@ class Client:
         self._call("push", ctypes.byref(raw))
         self._pulled(pull)
 
-    def result(self, lease: Lease, correct: int, loss_sum: float) -> None:
-        """Answer an evaluation lease: correct answers, and the sum of the losses of its samples."""
-        self._call("result", ctypes.byref(lease._raw), correct, loss_sum)
+    def result(self, lease: Lease, correct: int, loss_sum: float,
+               metric_sums: Sequence[float] = ()) -> None:
+        """Answer an evaluation lease: correct answers, the sum of the losses of its samples, and
+        the sums of the metrics besides accuracy, in the order of `metrics`."""
+        raw = c.Evaluation(size=ctypes.sizeof(c.Evaluation), correct=correct, loss_sum=loss_sum)
+        raw.metric_sum[:len(metric_sums)] = metric_sums
+        self._call("result", ctypes.byref(lease._raw), ctypes.byref(raw))
 
     def flush(self, durable: bool = True, timeout: float = 60) -> bool:
         """Wait until every push is decided (durable: and on the server's disk). False: not all are
@@ -414,13 +419,20 @@ def _close_all() -> None:
         client.close()
 
 
+def metric_names(metrics: Sequence[str]) -> str:
+    """The value of --metrics."""
+    return ",".join(metrics) or "none"
+
+
 def connect(server: str = "", **options: Any) -> Client:
     """Connect to a cnn-ps as a worker, and wait until it accepts. A context manager.
 
     server: "tcp://127.0.0.1:5555"; empty: the one of $CNN_SERVER, which cnnps.run sets, else the
     default address. The other options are those of Client: data (a Data, for a run with epochs),
     name (a worker with the same name gets the same slot again), key and server_key (files of
-    cnn-ctl keygen), observer=True (only pulls and status), and times in seconds.
+    cnn-ctl keygen), observer=True (only pulls and status), metrics (what an evaluation reports
+    besides the loss, as --metrics of the server), lane ("auto", "tcp" or "shm", as --lane of
+    cnn-worker), and times in seconds.
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):

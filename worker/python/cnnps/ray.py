@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from .client import metric_names
 from .errors import Error
 from .programs import keygen
 from .server import Server
@@ -155,6 +156,6 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
         place = checkpoint_dir or os.path.join(directory, "run")
         result = run(work, workers=workers, num_cpus=num_cpus, num_gpus=num_gpus,
                      resources=resources, checkpoint_dir=place, model=f"vector:{n}", init=init,
-                     **options)
+                     metrics=metric_names(tuple(metrics or ())), **options)
         ours.load_parameters(model, place)
     return result

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from . import safetensors
-from .client import Batch, Client, Data, Lease, Vector, connect
+from .client import Batch, Client, Data, Lease, Vector, connect, metric_names
 from .launched import Shared
 from .programs import export
 from .server import Server
@@ -249,7 +249,8 @@ class _Trainer(Worker):
             self._batches += 1
 
     @torch.no_grad()
-    def _evaluate(self, weights: Vector, first: int, count: int) -> Tuple[int, float]:
+    def _evaluate(self, weights: Vector, first: int, count: int) -> Tuple[
+            int, float, List[float]]:
         self._parameters.load(weights)
         self._warm_up()
         self._model.eval()
@@ -262,7 +263,8 @@ class _Trainer(Worker):
             for name, metric in self._metrics.items():
                 sums[name] += float(metric(output, target))
         self._note(count, losses, sums)
-        return int(sums.get("accuracy", 0)), losses
+        others = [value for name, value in sums.items() if name != "accuracy"]
+        return int(sums.get("accuracy", 0)), losses, others
 
     def _note(self, count: int, losses: float, sums: Dict[str, float]) -> None:
         evaluation = self._evaluated[0]
@@ -287,8 +289,9 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
 
     loss(output, target): the mean over a batch. A sample of the dataset is (input, ..., target).
     eval_dataset: what evaluates each epoch; None: some of the training samples.
-    metrics: name and function(output, target), the sum over a batch. The one called "accuracy", a
-    number of correct answers, is also the server's.
+    metrics: name and function(output, target), the sum over a batch; up to four besides
+    "accuracy", which is a number of correct answers. The server reports their means over the test
+    samples: its --metrics must have the same names.
     dataset_id: any text that names the data; the server refuses workers with another one.
     server: an address or a cnnps.Server that runs `--model vector:N --init FILE` (save_init writes
     the file). None: that of `python -m cnnps.run`, or $CNN_SERVER, or a new one in this process
@@ -296,6 +299,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     num_workers: processes of DataLoader that load batches ahead.
     """
     device = next(model.parameters()).device
+    names = tuple(metrics or ())
     samples = _Samples(dataset, device, collate_fn, num_workers)
     test = _Samples(eval_dataset if eval_dataset is not None else dataset, device, collate_fn, 0)
     n_test = test.n if eval_dataset is not None else min(test.n, _EVAL_OF_TRAINING)
@@ -310,9 +314,9 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
             place = os.environ.get("CNNPS_RUN_DIR", directory)
             file = os.path.join(place, f"init-{os.getpid()}.safetensors")
             n = save_init(model, file)
-            shared = Shared(model=f"vector:{n}", init=file, **options)
+            shared = Shared(model=f"vector:{n}", init=file, metrics=metric_names(names), **options)
         try:
-            about = dict(data=data, name=name, key=key, device=str(device))
+            about = dict(data=data, name=name, key=key, device=str(device), metrics=names)
             client = shared.connect(**about) if shared else connect(server, **about)
             evaluations: List[Evaluation] = []
             if client:

@@ -1,5 +1,5 @@
 """What a worker does with its leases in each mode (proto/WIRE.md, "Modes")."""
-from typing import Callable, Optional, Tuple
+from typing import Callable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -7,7 +7,8 @@ from .client import Batch, Client, Lease, Vector
 from .errors import AgainError, Done
 
 Gradient = Callable[[Vector, Batch, Vector], float]
-Evaluate = Callable[[Vector, int, int], Tuple[int, float]]
+Evaluate = Callable[[Vector, int, int],
+                    Union[Tuple[int, float], Tuple[int, float, Sequence[float]]]]
 
 
 class Worker:
@@ -16,7 +17,8 @@ class Worker:
     gradient(weights, batch, out): write the mean gradient of a batch at `weights` to all of `out`,
     and return the mean loss. It may not change the weights.
     evaluate(weights, first, count): the number of correct answers, and the sum of the losses, of
-    the test samples [first, first + count).
+    the test samples [first, first + count); and, if the client has other `metrics` than accuracy,
+    their sums.
     `weights`: the memory that receives the weights; None: new memory.
     """
 
@@ -60,9 +62,10 @@ class Worker:
             except AgainError:
                 return
             self._evaluated = wanted
-        correct, loss = (self.evaluate(self.w, lease.first, lease.count) if self.evaluate
-                         else (0, 0.0))
-        self.client.result(lease, correct, loss)
+        if self.evaluate:
+            self.client.result(lease, *self.evaluate(self.w, lease.first, lease.count))
+        else:
+            self.client.result(lease, 0, 0.0)
 
     def _pulled(self) -> None:
         self._held = (self.client.version, self.client.term)

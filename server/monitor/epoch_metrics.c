@@ -1,0 +1,60 @@
+/* epoch_metrics.c - see epoch_metrics.h. */
+#include "server/monitor/epoch_metrics.h"
+#include <math.h>
+#include <stdio.h>
+#include "common/assert.h"
+#include "common/metric_names.h"
+
+static struct metric_names names_of(const struct core *c)
+{
+	struct metric_names names;
+
+	PS_ASSERT(metric_names_parse(&names, core_config(c)->metrics));
+	return names;
+}
+
+static double mean(double sum, uint32_t n)
+{
+	return n ? sum / n : (double)NAN;
+}
+
+double epoch_accuracy(const struct core *c, const struct epoch_record *r)
+{
+	return names_of(c).accuracy ? mean(r->eval_correct, r->eval_done) : (double)NAN;
+}
+
+static json_t *number_or_null(double value)
+{
+	return isfinite(value) ? json_real(value) : json_null();
+}
+
+json_t *epoch_accuracy_json(const struct core *c, const struct epoch_record *r)
+{
+	return number_or_null(epoch_accuracy(c, r));
+}
+
+json_t *epoch_metrics(const struct core *c, const struct epoch_record *r)
+{
+	const struct metric_names names = names_of(c);
+	json_t *o = json_object();
+
+	for (size_t i = 0; i < names.n; i++)
+		json_object_set_new(
+			o, names.name[i], number_or_null(mean(r->metric_sum[i], r->eval_done)));
+	return o;
+}
+
+void epoch_metrics_text(
+	const struct core *c, const struct epoch_record *r, char text[EPOCH_METRICS_TEXT])
+{
+	const struct metric_names names = names_of(c);
+	size_t at = 0;
+
+	snprintf(text, EPOCH_METRICS_TEXT, "none");
+	if (names.accuracy)
+		at += (size_t)snprintf(
+			text, EPOCH_METRICS_TEXT, "accuracy=%.4f", epoch_accuracy(c, r));
+	for (size_t i = 0; i < names.n; i++)
+		at += (size_t)snprintf(text + at, EPOCH_METRICS_TEXT - at, "%s%s=%.6g",
+			at ? " " : "", names.name[i], mean(r->metric_sum[i], r->eval_done));
+}

@@ -1,0 +1,24 @@
+/*
+ * epoch_metrics.h - what an evaluated epoch reports besides its loss: accuracy and the other
+ * metrics of --metrics, as means over the test images.
+ *
+ * Thread: that of the core.
+ */
+#ifndef SERVER_MONITOR_EPOCH_METRICS_H
+#define SERVER_MONITOR_EPOCH_METRICS_H
+#include <jansson.h>
+#include "server/core/core.h"
+
+#define EPOCH_METRICS_TEXT 256
+
+/* NaN: no image is evaluated, or accuracy is not one of the metrics. */
+double epoch_accuracy(const struct core *c, const struct epoch_record *r);
+/* The same as a JSON number; null instead of NaN. */
+json_t *epoch_accuracy_json(const struct core *c, const struct epoch_record *r);
+/* {"name": mean, ...} of the metrics besides accuracy; a mean is null if no image is evaluated. */
+json_t *epoch_metrics(const struct core *c, const struct epoch_record *r);
+/* "accuracy=0.9 name=1.5", or "none". */
+void epoch_metrics_text(
+	const struct core *c, const struct epoch_record *r, char text[EPOCH_METRICS_TEXT]);
+
+#endif

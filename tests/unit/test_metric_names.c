@@ -1,0 +1,64 @@
+/* test_metric_names.c - names of metrics are read, refused and written in one canonical form. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+#include "common/metric_names.h"
+
+static void names_have_one_canonical_text(void **state)
+{
+	static const char *const same[][2] = {{"", ""}, {"accuracy", ""}, {" accuracy ,", ""},
+		{"none", "none"}, {"bits", "bits"}, {"bits,accuracy", "accuracy bits"},
+		{"accuracy, top_5  f1", "accuracy top_5 f1"},
+		{"a,b,c,d,accuracy", "accuracy a b c d"}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
+		struct metric_names names;
+		char text[METRICS_TEXT];
+
+		assert_true(metric_names_parse(&names, same[i][0]));
+		metric_names_text(&names, text);
+		assert_string_equal(text, same[i][1]);
+		assert_true(metric_names_parse(&names, text));
+	}
+}
+
+static void the_longest_names_fit_the_text(void **state)
+{
+	struct metric_names names;
+	char text[METRICS_TEXT];
+
+	(void)state;
+	assert_true(metric_names_parse(&names, "accuracy,aaaaaaaaaaaaaaaaaaaaaaaa,"
+					       "bbbbbbbbbbbbbbbbbbbbbbbb,cccccccccccccccccccccccc,"
+					       "dddddddddddddddddddddddd"));
+	metric_names_text(&names, text);
+	assert_int_equal(strlen(text), strlen("accuracy") + METRICS_MAX * (METRIC_NAME_MAX + 1));
+}
+
+static void wrong_names_are_refused(void **state)
+{
+	static const char *const wrong[] = {"Bits", "a-b", "a,a", "accuracy,accuracy", "none,a",
+		"a,none", "a,b,c,d,e", "aaaaaaaaaaaaaaaaaaaaaaaaa", "a\nb", "\xc3\xa4"};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		struct metric_names names;
+
+		assert_false(metric_names_parse(&names, wrong[i]));
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(names_have_one_canonical_text),
+		cmocka_unit_test(the_longest_names_fit_the_text),
+		cmocka_unit_test(wrong_names_are_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "common/endpoint.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -482,7 +483,10 @@ static int open_router(struct server *s, struct err *e)
 			e, PS_EUSAGE, "--bind %.100s: expected tcp://HOST:PORT", s->options->bind);
 	address_resolve(&at);
 	endpoint_format(&at, s->bind, sizeof(s->bind));
-	return router_new(&s->router, &config, e);
+	int rc = router_new(&s->router, &config, e);
+	if (!rc)
+		s->lane_file = router_lane_file(s->router);
+	return rc;
 }
 
 /* Refuses a port that is open to the network without keys. The options module has checked the
@@ -653,9 +657,17 @@ static void close_network(struct server *s)
 	router_free(&s->router);
 }
 
+static void remove_lane_file(struct server *s)
+{
+	if (s->lane_file)
+		(void)unlink(s->lane_file);
+	s->lane_file = NULL;
+}
+
 /* Releases the rest of the server. Must be called after close_network. */
 static void release_server(struct server *s)
 {
+	remove_lane_file(s); /* while the directory is locked: it is this server's */
 	uv_run(&s->loop, UV_RUN_DEFAULT);
 	uv_loop_close(&s->loop);
 	auth_free(&s->auth);
@@ -678,8 +690,10 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	int rc = startup_open(&s->state, o, e);
 	if (!rc) {
 		rc = open_ports(s, e);
-		if (rc)
+		if (rc) {
+			remove_lane_file(s);
 			startup_undo(&s->state);
+		}
 	}
 	if (!rc)
 		rc = startup_core(&s->state, o, e);

@@ -52,6 +52,7 @@ struct server {
 	char bind[ENDPOINT_TEXT]; /* --bind, with its host name replaced by an address */
 	struct auth *auth;        /* NULL: no keys */
 	struct router *router;
+	const char *lane_file;             /* the socket of shared-memory lanes, NULL: none */
 	struct checkpointer *checkpointer; /* NULL: no checkpoints */
 	struct wal *wal;                   /* NULL: no write-ahead log */
 	uint64_t committed_lsn;            /* LSN of the newest event that a message may report */

@@ -381,7 +381,6 @@ void lanes_stop(struct lanes *l)
 	uv_close((uv_handle_t *)&l->timer, NULL);
 	close(l->fd);
 	l->fd = -1;
-	(void)unlink(l->cfg.path);
 }
 
 void lanes_free(struct lanes **l)

@@ -54,8 +54,8 @@ int lanes_join(
  * `m`. 0: not possible, send a frame. */
 int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m) PS_MUST_CHECK;
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
-/* Close all lanes, the socket and the handles, and remove its file; the loop must run once more
- * before lanes_free. */
+/* Close all lanes, the socket and the handles; the loop must run once more before lanes_free. The
+ * file stays: its disk may hang, and workers must see closed connections all the same. */
 void lanes_stop(struct lanes *l);
 /* Frees *l and sets it to NULL; *l may be NULL. */
 void lanes_free(struct lanes **l);

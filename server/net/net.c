@@ -680,6 +680,11 @@ void router_close_connections(struct router *r)
 	r->has_chunks = 0;
 }
 
+const char *router_lane_file(const struct router *r)
+{
+	return r->lanes ? r->cfg.lane_path : NULL;
+}
+
 void router_log_lanes(const struct router *r)
 {
 	if (r->lanes)

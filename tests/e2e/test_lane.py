@@ -37,14 +37,15 @@ def test_the_weights_are_those_of_tcp(programs):
     assert not (programs.directory / "shm" / "lane").exists(), "the server removes its socket"
 
 
-@pytest.mark.parametrize("size", [0, 200000])
-def test_kills_of_both_sides(programs, size):
+@pytest.mark.parametrize("size, level", [(0, "replay"), (200000, "replay"), (0, "always")])
+def test_kills_of_both_sides(programs, size, level):
     """Exactly once, with pushes in shared memory, for kills of workers and of the server at random
     moments. Nothing stays open in the server when a worker dies, and a new server replaces the
     socket of the old one."""
-    rounds, pushes = (250, 20000) if FULL else (4, 300)
+    rounds, pushes = (250, 30000) if FULL else (4, 300)
     dice = random.Random(size)
-    run = LedgerRun(programs, 3, pushes, *SHM, "--sandbox", "require", pace=(4,), size=size)
+    run = LedgerRun(programs, 3, pushes, *SHM, "--sandbox", "require", "--durability", level,
+                    pace=(4,), size=size)
     until(lambda: len(maps(run.server)) == 3, 20, "three lanes")
     for _ in range(rounds):
         time.sleep(dice.uniform(0, 0.06))
@@ -56,7 +57,7 @@ def test_kills_of_both_sides(programs, size):
     run.fleet[0].kill()
     until(lambda: len(maps(run.server)) == 2, 10, "its lane is closed")
     run.start_worker(0)
-    run.verdict(200)
+    run.verdict(600 if FULL else 60)
 
 
 def test_a_stopped_worker_delays_nobody(programs):

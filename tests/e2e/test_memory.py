@@ -52,9 +52,13 @@ def check_config(tmp_path, *options):
 
 
 def peak(process):
-    """The peak of the resident memory so far."""
+    """The peak of the resident memory so far, without the memory that workers share with it: the
+    worker that writes a page first pays for it."""
     with open(f"/proc/{process.popen.pid}/status") as f:
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", f.read())[1])
+        text = f.read()
+    peak, shared = (1024 * int(re.search(rf"{name}:\s+(\d+) kB", text)[1])
+                    for name in ("VmHWM", "RssShmem"))
+    return peak - shared
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def start_ms(programs, directory):
     """The time in ms from exec to listening, for a server on a copy of this directory."""
     copy = programs.directory / "copy"
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(directory, copy)
+    shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("lane"))
     begun = time.monotonic()
     server = programs.server("--model", "vector:425000", "--lr", 1, "--optimizer", "sgd",
                         directory="copy")
@@ -571,7 +571,7 @@ def copied(source, to):
     """Copy a directory. False: a file vanished while it was copied."""
     shutil.rmtree(to, ignore_errors=True)
     try:
-        shutil.copytree(source, to, ignore=shutil.ignore_patterns("*.tmp"))
+        shutil.copytree(source, to, ignore=shutil.ignore_patterns("*.tmp", "lane"))
     except (shutil.Error, FileNotFoundError):
         return False
     return True

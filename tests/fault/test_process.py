@@ -293,7 +293,8 @@ def test_signal_during_the_start(programs, figure, call, number):
 def digest(directory):
     """{file name: hash of its content} of a directory, without the history that a server writes."""
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest()
-            for f in sorted(directory.iterdir()) if not f.name.startswith("history")}
+            for f in sorted(directory.iterdir())
+            if f.is_file() and not f.name.startswith("history")}
 
 
 def test_second_server_on_a_directory(programs, figure, full):

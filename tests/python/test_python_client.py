@@ -132,7 +132,7 @@ def test_leases_batches_and_results(server):
 
 
 def test_gradients_and_weights_are_not_copied(server):
-    run = server(**vector(4))
+    run = server(lane="tcp", **vector(4))
     with run.connect() as client:
         weights = np.zeros((2, 2), np.float32)
         assert client.pull(weights).base is weights or client.pull(weights) is weights

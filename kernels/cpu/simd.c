@@ -157,10 +157,10 @@ static void filter_dense(float *grad, const float *d, const float *const *source
 #define EXCHANGE(row, h)                                                                           \
 	UNROLL for (size_t i = 0; i < LANES; i++) if (!(i & (h)))                                  \
 	{                                                                                          \
-		const vec a = row[i], b = row[i + (h)];                                            \
+		const vec a = (row)[i], b = (row)[i + (h)];                                        \
                                                                                                    \
-		row[i] = MERGE(UPPER, a, b, h);                                                    \
-		row[i + (h)] = MERGE(LOWER, a, b, h);                                              \
+		(row)[i] = MERGE(UPPER, a, b, h);                                                  \
+		(row)[i + (h)] = MERGE(LOWER, a, b, h);                                            \
 	}
 
 INLINE void transpose_tile(float *to, size_t to_row, const float *from, size_t from_row, vec scale)

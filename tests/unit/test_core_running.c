@@ -161,7 +161,7 @@ static void a_step_takes_the_mean_of_its_gradients(void **state)
 			cfg.n_running = RUNNING;
 			cfg.training.mode = buffer ? MODE_DOWNPOUR : MODE_SYNC;
 			cfg.push.buffer_size = buffer ? 2 : 1;
-			cfg.push.sum = sum;
+			cfg.push.sum = sum ? PUSH_SUM : PUSH_MEAN;
 			cfg.durable = 0;
 			cfg.rate.lr = 0.25;
 			cfg.leases.min_workers = 2;

@@ -192,8 +192,8 @@ static int somebody_is_ready(const struct core *c)
 	return 0;
 }
 
-/* Makes each ready worker whose gradient is missing a member of the step. If no worker is ready,
- * stalled workers become members. Returns the number of members. */
+/* Each ready worker that has not delivered a gradient for this step becomes a member of it. If no
+ * worker is ready, stalled workers become members. Returns the number of members. */
 static uint32_t call_members(struct core *c)
 {
 	uint32_t n = 0;

@@ -214,8 +214,8 @@ def test_second_power_cut_during_the_start(programs, figure, seed, level):
                                       crash_states.Disk(state), told=found[state])
         count += tried
         wrong += checker.illegal
-    figure("P4", len(wrong), f"illegal states of {count} in {len(chosen)} starts after a cut "
-           f"{wrong[:2] or ''}", not wrong and count > len(chosen), what=f"{level} again")
+    figure("P4", len(wrong), f"illegal states of {count} after a second cut, in {len(chosen)} "
+           f"starts {wrong[:2] or ''}", not wrong and count > len(chosen), what=f"{level} again")
 
 
 FORGOTTEN = {"replay": {"files": lambda op: op.name != ".", "directory": lambda op: op.name == "."},

@@ -243,7 +243,8 @@ static void images_that_cannot_stay_on_the_disk_must_fit_the_memory(void **state
 	data_release(&d);
 }
 
-/* Images that do not fit the labels get no memory: the header of the images suffices. */
+/* If the header of the images has another number than there are labels, the file is refused before
+ * memory is reserved for the images. */
 static void the_number_of_images_is_compared_before_they_are_read(void **state)
 {
 	struct blob b[4], many = blob_images(5, 4, 6, 1);

@@ -79,8 +79,8 @@ static void instruction_sets_that_do_not_exist_are_refused(void **state)
 	unsetenv("CNN_KX_ISA");
 }
 
-/* The device refuses models with padded planes whose offsets do not fit into 32 bits, before it
- * allocates memory of this size. */
+/* The device refuses a model with a padded plane that is too large for 32-bit offsets, or with a pool
+ * window of too many values, before it allocates the planes. */
 static void models_that_the_tables_cannot_hold_are_refused(void **state)
 {
 	(void)state;

@@ -262,7 +262,8 @@ static void silent_connections_are_bounded_and_end(void **state)
 	assert_string_equal(body(), "fine\n");
 }
 
-/* 64 clients send a byte now and then, so libmicrohttpd's time-out never ends them. */
+/* 64 clients hold unfinished requests, as many connections as the server allows. The next client
+ * still gets its page, because the server closes the oldest connection for it. */
 static void slow_clients_do_not_silence_a_page(void **state)
 {
 	static const char start[] = "GET /ok HTTP/1.1\r\nX: ";

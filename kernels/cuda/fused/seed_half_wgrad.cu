@@ -250,7 +250,7 @@ __device__ inline void produce(const struct producer &f, struct prefetched next,
 #define OUT_PIXELS      4
 #define PATCH           16 /* pixels */
 #define ROW_BYTES       (SEED_SIDE * 4)
-#define HALF_BYTES      (4 * PAIR_WORDS * 4) /* half of the pairs of a group */
+#define HALF_BYTES      (4 * PAIR_WORDS * 4) /* of the four image pairs of half a group of images */
 static_assert(WARP_POSITIONS * POSITION_GROUPS == SEED_HALF_POSITIONS, "a block's positions");
 
 /* The shared memory of a block. */

@@ -52,6 +52,7 @@ struct history {
 	history_line_fn *listen;
 	void *arg;
 	int busy, failed, shortened; /* shortened: lines were dropped during a write */
+	int ended;                   /* the last lines are there: no tick will write them */
 	struct job job;
 };
 
@@ -373,19 +374,6 @@ static void note_written(struct history *h)
 	h->file_bytes = j->at + j->bytes;
 }
 
-static void on_written(uv_work_t *work, int status)
-{
-	struct history *h = (struct history *)((char *)work - offsetof(struct history, job.work));
-
-	if (status != 0)
-		h->job.rc = err_set(&h->job.e, PS_EIO, "%s", uv_strerror(status));
-	h->busy = 0;
-	note_written(h);
-	h->shortened = 0;
-	free(h->job.text);
-	h->job.text = NULL;
-}
-
 static char *join_lines(const struct history *h, size_t from, size_t *bytes)
 {
 	size_t n = 0;
@@ -400,6 +388,8 @@ static char *join_lines(const struct history *h, size_t from, size_t *bytes)
 	*bytes = n;
 	return text;
 }
+
+static void on_written(uv_work_t *work, int status);
 
 static void begin_write(struct history *h, uint64_t now_ms)
 {
@@ -416,6 +406,24 @@ static void begin_write(struct history *h, uint64_t now_ms)
 	j->work.data = j;
 	h->busy = 1;
 	(void)uv_queue_work(h->loop, &j->work, write_lines, on_written);
+}
+
+static void on_written(uv_work_t *work, int status)
+{
+	struct history *h = (struct history *)((char *)work - offsetof(struct history, job.work));
+
+	if (status != 0)
+		h->job.rc = err_set(&h->job.e, PS_EIO, "%s", uv_strerror(status));
+	h->busy = 0;
+	note_written(h);
+	h->shortened = 0;
+	free(h->job.text);
+	h->job.text = NULL;
+	if (h->ended) {
+		h->ended = 0;
+		h->write_ms = 0; /* try once more, even if this write has failed */
+		begin_write(h, 0);
+	}
 }
 
 void history_effect(struct history *h, const struct status *now, const struct effect *e)
@@ -443,6 +451,7 @@ void history_end(struct history *h, const struct status *now)
 	add_sample(h, now);
 	set(o, "status", json_string(status_ending(now->ending)));
 	add_object(h, o, LINE_OTHER);
+	h->ended = 1;
 	h->write_ms = 0; /* try once more, even if writes fail */
 	begin_write(h, now->now_ms);
 }

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from support.build import ROOT
+from support.build import BUILD, ROOT
 from support.programs import until
 
 TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
@@ -50,6 +50,17 @@ def test_every_epoch_once_after_ten_kills(programs, small):
     assert lines[-1]["kind"] == "end" and lines[-1]["status"] == "done"
     assert {o["change"] for o in lines if o["kind"] == "worker"} >= {"joined", "back"}
     assert all(0 <= o["accuracy"] <= 1 for o in lines if o["kind"] == "epoch")
+
+
+def test_the_end_is_written_after_a_slow_write(programs, small):
+    """The run ends while the line of its last epoch is being written."""
+    server = programs.server("--model", "seed:4", "--epochs", 2, env={
+        "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_SLOW": "400"})
+    worker = programs.worker(server.endpoint, data=small)
+    assert server.result()["status"] == "done"
+    assert worker.wait(10) == 0
+    lines = lines_of(server.directory)
+    assert lines[-1]["kind"] == "end" and lines[-1]["status"] == "done"
 
 
 def test_another_run_begins_another_history(programs, small):

@@ -1,6 +1,6 @@
 /*
  * disk.c - disk.so, for LD_PRELOAD. It logs all changes of the files of one directory, including
- * the data. It can also let fsync hang, or let writes fail.
+ * the data. It can also let fsync hang, let writes fail, or slow them down.
  *
  *   DISK_ROOT=DIR   the directory whose files are watched (a real path)
  *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes` of words separated by
@@ -9,6 +9,7 @@
  *   DISK_WRITE=FILE while this file exists, its text changes each write to a file of DIR: "short"
  *                   writes half of the bytes, "lie" writes none and reports success, and a number
  *                   fails with that errno
+ *   DISK_SLOW=MS    each pwrite first waits so many milliseconds
  *
  * Names are relative to DIR, and "." is DIR itself. A record is written after its call has
  * succeeded. One lock covers both, so the log has the order of the calls. Threads: any.
@@ -194,6 +195,8 @@ ssize_t write(int fd, const void *data, size_t n)
 ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
 {
 	REAL(pwrite)
+	if (setting("DISK_SLOW"))
+		usleep(1000 * (useconds_t)strtoul(setting("DISK_SLOW"), NULL, 10));
 	pthread_mutex_lock(&lock);
 	ssize_t done = real(fd, data, n, at);
 	written(fd, data, done, at);

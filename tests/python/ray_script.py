@@ -87,8 +87,12 @@ def nodes(directory):
 
 
 def error(directory):
+    def late():
+        raise cnnps.Done("as connect() does after the end of the run")
+
     def work():
         raise RuntimeError("as intended")
+    cnnps.ray._Worker(0, 1, "", {}).run(late)
     try:
         cnnps.ray.run(work, workers=1, model="vector:3", epochs=1)
     except RuntimeError as why:

@@ -8,6 +8,7 @@ The server runs on the node of the caller. Ray starts a worker that dies again o
 also on one that the autoscaler adds, and workers without a node do not delay the others. Keys of
 this run encrypt the traffic and admit only its workers.
 """
+import contextlib
 import os
 import socket
 import tempfile
@@ -19,7 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .client import metric_names
-from .errors import Error
+from .errors import Done, Error
 from .programs import keygen
 from .server import Server
 
@@ -64,7 +65,8 @@ class _Worker:
                           CNN_KEY=os.path.join(self._directory.name, _WORKER_KEYS[0]))
 
     def run(self, work: Callable[[], None]) -> None:
-        work()
+        with contextlib.suppress(Done):  # this worker connected after the end of the run
+            work()
 
 
 def _free_port(host: str) -> int:

@@ -91,20 +91,20 @@ def test_sync_reports_short_steps(programs, small):
     assert (result["updates"], result["steps_short"]) == (60, 58), result
 
 
-SMALL = {  # options of the mode; accuracy on a thousand images after eight epochs of 6,000 images
-    "ssp": (("--mode", "ssp", "--ssp-bound", 4), 0.945),
-    "easgd": (("--mode", "easgd"), 0.945),
-    "constant delay compensation": (("--delay-compensation", "constant"), 0.945),
+SMALL = {  # options of the modes
+    "ssp": ("--mode", "ssp", "--ssp-bound", 4),
+    "easgd": ("--mode", "easgd"),
+    "constant delay compensation": ("--delay-compensation", "constant"),
 }
 
 
 @pytest.mark.parametrize("mode", SMALL)
 def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
-    options, least = SMALL[mode]
-    result = train(programs, 4, *options, data=small, epochs=8)
+    """Eight epochs of 6,000 images. In 12 runs of each mode the accuracy of a thousand images was
+    0.935 to 0.970 on MNIST; in 8 runs on Fashion-MNIST it was 0.71 to 0.88."""
+    result = train(programs, 4, *SMALL[mode], data=small, epochs=8)
     assert result["images_per_epoch"] == [6000] * 8
-    print(mode, result["accuracy"])
-    assert result["accuracy"] >= (least if mnist else least - 0.15), result
+    assert result["accuracy"] >= (0.9 if mnist else 0.6), result
 
 
 @pytest.mark.parametrize("mode", [

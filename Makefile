@@ -70,7 +70,7 @@ HARDEN := $(ZERO) -fstack-protector-strong -fstack-clash-protection -fcf-protect
 OPT.release := -O2 -g -D_FORTIFY_SOURCE=3 $(HARDEN)
 OPT.asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 OPT.ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
-OPT.tsan    := -O1 -g -fsanitize=thread
+OPT.tsan    := -O1 -g -fsanitize=thread -include tests/support/tsan.h
 OPT.cover   := -O0 -g --coverage
 # small tables, so that a core starts in microseconds
 OPT.fuzz     = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_COVERAGE) \

@@ -3,15 +3,54 @@
  */
 #include "common/mem.h"
 #include <malloc.h>
-#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include "common/log.h"
 
 #define ALIGNMENT  ((size_t)64)
 #define KEEP_BLOCK (32 << 20)  /* the largest threshold that glibc accepts */
 #define KEEP_FREE  (256 << 20) /* freed bytes that glibc keeps at the end of each heap */
+
+/* The first line of a file; "" if there is none. */
+static const char *first_line(const char *path, char line[256])
+{
+	FILE *f = fopen(path, "re");
+
+	line[0] = '\0';
+	if (f && !fgets(line, 256, f))
+		line[0] = '\0';
+	if (f)
+		fclose(f);
+	line[strcspn(line, "\n")] = '\0';
+	return line;
+}
+
+/* "max" means that there is no limit. */
+static uint64_t lower(uint64_t limit, const char *path)
+{
+	char line[256], *end;
+	uint64_t here = strtoull(first_line(path, line), &end, 10);
+
+	return end > line && here && here < limit ? here : limit;
+}
+
+uint64_t mem_of_machine(void)
+{
+	uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	char line[256], path[300];
+
+	/* in a container its own group is the root; else the line is "0::/its/group" */
+	total = lower(total, "/sys/fs/cgroup/memory.max");
+	total = lower(total, "/sys/fs/cgroup/memory/memory.limit_in_bytes");
+	if (strncmp(first_line("/proc/self/cgroup", line), "0::/", 4) == 0) {
+		snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", line + 3);
+		total = lower(total, path);
+	}
+	return total;
+}
 
 void mem_keep(void)
 {

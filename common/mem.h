@@ -8,7 +8,11 @@
 #ifndef COMMON_MEM_H
 #define COMMON_MEM_H
 #include <stddef.h>
+#include <stdint.h>
 
+/* The bytes of memory of the machine, or of this process's container or control group (version 1 or
+ * 2) if that limit is lower. */
+uint64_t mem_of_machine(void);
 /* Call this first in main: it makes glibc keep freed memory for the next message. By default glibc
  * returns blocks of megabytes to the kernel, and every message then causes page faults again. */
 void mem_keep(void);

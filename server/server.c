@@ -162,11 +162,7 @@ static void check_deadline(struct server *s)
  * lower. */
 static uint64_t memory_limit(const struct options *o)
 {
-	uint64_t total = uv_get_total_memory(), limit = uv_get_constrained_memory();
-
-	if (o->memory_bytes)
-		return o->memory_bytes;
-	return (limit && limit < total ? limit : total) / 5 * 4;
+	return o->memory_bytes ? o->memory_bytes : mem_of_machine() / 5 * 4;
 }
 
 /* Closes all connections if the process uses too much memory. libzmq limits the size of a frame and

@@ -223,9 +223,7 @@ int data_load_within(struct data *d, const char *place, uint64_t memory, struct 
 
 int data_load(struct data *d, const char *place, struct err *e)
 {
-	uint64_t pages = (uint64_t)sysconf(_SC_PHYS_PAGES);
-
-	return data_load_within(d, place, pages * (uint64_t)sysconf(_SC_PAGESIZE) / 2, e);
+	return data_load_within(d, place, mem_of_machine() / 2, e);
 }
 
 void data_release(struct data *d)

@@ -12,15 +12,12 @@
 #include <fcntl.h>
 #include <stdio.h>
 
-/* Like openat with a mode. `dir` is an open directory. */
-static inline int tsan_openat(int dir, const char *name, int flags, unsigned mode)
+/* Opens a file of the directory `dir`. `path` is a buffer. */
+static inline int tsan_openat(char path[512], int dir, const char *name, int flags, unsigned mode)
 {
-	char path[512];
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", dir, name);
-	return open(path, flags, mode);
+	return snprintf(path, 512, "/proc/self/fd/%d/%s", dir, name), open(path, flags, mode);
 }
 
-#define openat(dir, name, flags, mode) tsan_openat(dir, name, flags, mode)
+#define openat(dir, name, flags, mode) tsan_openat((char[512]){0}, dir, name, flags, mode)
 
 #endif

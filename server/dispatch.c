@@ -162,7 +162,6 @@ static void carry_out(
 			commit(s, lsn);
 		break;
 	case EFFECT_SEND:
-		tallies_effect(&s->tallies, s->state.core, ev, e);
 		send_msg(s, e, ev);
 		break;
 	case EFFECT_SNAPSHOT:

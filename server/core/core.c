@@ -179,7 +179,10 @@ static void on_message(struct core *c, const struct event *ev)
 			return;
 		}
 	}
+	uint64_t refused = c->stats.refused;
 	row->handler(c, w, ev);
+	if (w)
+		w->counts.refused += c->stats.refused - refused;
 }
 
 /* ---- snapshots and the end ------------------------------------------------------------------- */
@@ -395,5 +398,6 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 		.last_message_ms = w->session.last_message_ms,
 		.stalled = w->session.state == SESSION_LIVE && w->pace.stalled,
 		.peer = w->session.peer,
-		.owes_ms = pace_owes_ms(c, w)};
+		.owes_ms = pace_owes_ms(c, w),
+		.counts = w->counts};
 }

@@ -182,6 +182,15 @@ enum session_state {
 };
 
 /* The state of one worker, for display. */
+/* Counts of a worker slot since this start, for display. */
+struct worker_counts {
+	uint64_t pushes, duplicates; /* decided pushes; pushes that arrived again */
+	uint64_t rejected;           /* decided pushes that were wrong; a late one is not */
+	uint64_t refused;            /* messages that were answered by an ERROR */
+	/* asynchronous modes: accepted pushes, and the sum of their staleness */
+	uint64_t async_pushes, staleness_sum;
+};
+
 struct worker_view {
 	enum session_state state;
 	int excluded; /* 1: the worker is excluded, see departure.h */
@@ -193,6 +202,7 @@ struct worker_view {
 	uint32_t peer; /* the worker's connection; 0: none */
 	/* time since the worker received its work or made its last delivery; 0: it owes nothing */
 	uint64_t owes_ms;
+	struct worker_counts counts;
 };
 
 /* The progress of the work, for display. The counters of struct core_stats include the work of a

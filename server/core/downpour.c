@@ -155,7 +155,7 @@ static void take_early(struct core *c, const struct msg_push *p)
 		flush_buffer(c);
 }
 
-static void count_staleness(struct core *c, uint64_t tau)
+static void count_staleness(struct core *c, struct worker *w, uint64_t tau)
 {
 	size_t bin = 0;
 
@@ -163,6 +163,8 @@ static void count_staleness(struct core *c, uint64_t tau)
 		bin++;
 	c->stats.staleness[bin]++;
 	c->stats.staleness_sum += tau;
+	w->counts.async_pushes++;
+	w->counts.staleness_sum += tau;
 }
 
 /* ---- delay compensation: g + lambda * g * g * (w - the weights that g was computed at) ------- */
@@ -290,7 +292,7 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	struct slices compensated;
 	const struct slices *s = &p->slices;
 
-	count_staleness(c, tau);
+	count_staleness(c, w, tau);
 	if (c->cfg.dc.kind) {
 		compensated = p->slices;
 		compensate_all(c, w, p, &compensated);

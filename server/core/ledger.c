@@ -62,6 +62,7 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 		   d->verdict != VERDICT_NONE;
 
 	c->stats.duplicates++;
+	w->counts.duplicates++;
 	answer(c, w, p, kept ? d : &forgotten, 1);
 }
 
@@ -147,6 +148,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	PS_ASSERT(c->store.version == version || c->cfg.training.mode == MODE_SYNC);
 	w->ledger.last_seq = p->seq;
 	c->stats.pushes++;
+	w->counts.pushes++;
 	c->push_ms = c->now_ms;
 	if (c->cfg.training.epochs == 0)
 		effects_begin(c);
@@ -157,6 +159,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		accept_push(c, w, p);
 	} else {
 		c->stats.rejected[r] += !superseded;
+		w->counts.rejected += !superseded;
 		c->stats.superseded += (uint64_t)superseded;
 		if (mode_is_exact(c->cfg.training.mode))
 			/* the worker does not need the rest of its grant */

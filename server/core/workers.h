@@ -22,6 +22,7 @@ struct worker {
 	struct worker_backups backups;
 	struct worker_quarantine quarantine;
 	struct pace pace;
+	struct worker_counts counts; /* no snapshot contains it */
 };
 
 uint32_t worker_id(const struct core *c, const struct worker *w);

@@ -175,8 +175,8 @@ static json_t *worker_object(
 		"silent_ms", w->state == SESSION_AWAY ? json_null() : json_count(silent),
 		"images_per_s", json_count((uint64_t)t->images_per_s), "staleness",
 		t->staleness < 0 ? json_null() : json_real(t->staleness), "duplicates",
-		json_count(t->duplicates), "rejected", json_count(t->rejected), "refusals",
-		json_count(t->refused));
+		json_count(w->counts.duplicates), "rejected", json_count(w->counts.rejected),
+		"refusals", json_count(w->counts.refused));
 }
 
 /* A list of at most `max` workers. *left_out becomes the number of other workers. */

@@ -1,7 +1,6 @@
 /*
- * tallies.h - what the shell counts of each worker: decided pushes, their staleness, duplicates,
- * rejections and refusals since this start. The counts come from the messages of a worker and the
- * effects that answer them; nothing depends on them.
+ * tallies.h - rates of each worker: images per second, and the mean staleness of its pushes. They
+ * are differences of the core's counts once a second.
  *
  * Thread: the loop's.
  */
@@ -9,18 +8,14 @@
 #define SERVER_MONITOR_TALLIES_H
 #include <stdint.h>
 #include "common/err.h"
-
-struct core;
-struct effect;
-struct event;
+#include "server/core/core.h"
 
 struct tally {
-	uint64_t pushes, duplicates, rejected, refused;
-	uint64_t fresh, staleness_sum; /* pushes with a known staleness, and its sum */
-	double staleness;              /* mean over the last seconds; < 0: no push */
-	double images_per_s;           /* over the last seconds */
+	double staleness;    /* mean over the last second; < 0: no push, or no asynchronous mode */
+	double images_per_s; /* over the last second */
 	/* totals at the newest measurement */
-	uint64_t fresh_then, staleness_then, images_then;
+	uint64_t images;
+	struct worker_counts counts;
 };
 
 struct tallies {
@@ -32,10 +27,7 @@ struct tallies {
 /* PS_ENOMEM */
 int tallies_init(struct tallies *t, const struct core *c, uint64_t now_ms) PS_MUST_CHECK;
 void tallies_release(struct tallies *t);
-/* The core has answered event `ev` with effect `e`. */
-void tallies_effect(
-	struct tallies *t, const struct core *c, const struct event *ev, const struct effect *e);
-/* Measure rates and staleness, once a second. Returns 1 if it did. */
+/* Measure once a second. Returns 1 if it did. */
 int tallies_tick(struct tallies *t, const struct core *c, uint64_t now_ms);
 /* The tally of worker id `worker`; all zero if there is none. `t` may be NULL. */
 const struct tally *tallies_of(const struct tallies *t, uint32_t worker);

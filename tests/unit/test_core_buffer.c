@@ -78,6 +78,14 @@ static void a_stale_gradient_weighs_less(void **state)
 	assert_updates(&k, 3);
 	assert_float_equal(before - core_weights(k.f.core)[0], (float)(0.25 * 2.5 / 3), 1e-7);
 	assert_int_equal(core_stats(k.f.core)->staleness_sum, 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct worker_view v;
+
+		core_worker(k.f.core, i, &v);
+		assert_int_equal(v.counts.pushes, i ? 1 : 8);
+		assert_int_equal(v.counts.async_pushes, i ? 1 : 8);
+		assert_int_equal(v.counts.staleness_sum, i ? 2 : 0);
+	}
 	cluster_close(&k);
 }
 

@@ -201,6 +201,7 @@ static void a_push_older_than_max_staleness_is_rejected(void **state)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
+	struct worker_view v;
 	struct stamp s;
 	struct msg m;
 
@@ -236,6 +237,18 @@ static void a_push_older_than_max_staleness_is_rejected(void **state)
 	assert_int_equal(core_stats(f.core)->staleness[0], 5);
 	/* the bucket for a staleness of 2 or 3 */
 	assert_int_equal(core_stats(f.core)->staleness[2], 1);
+	fixture_message(&f, 9, &m); /* again */
+	core_worker(f.core, 0, &v);
+	assert_int_equal(v.counts.pushes, 9);
+	assert_int_equal(v.counts.rejected, 3);
+	assert_int_equal(v.counts.duplicates, 1);
+	assert_int_equal(v.counts.async_pushes, 6);
+	assert_int_equal(v.counts.staleness_sum, 3);
+	assert_int_equal(v.counts.refused, 0);
+	m.push.seq = 0;
+	fixture_message(&f, 9, &m);
+	core_worker(f.core, 0, &v);
+	assert_int_equal(v.counts.refused, 1);
 	fixture_close(&f);
 }
 

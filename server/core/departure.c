@@ -15,6 +15,8 @@ void departure_die(struct core *c, struct worker *w, enum worker_change why)
 
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status)
 {
+	/* invariant 1: a drain */
+	PS_ASSERT(!w || status != PS_ESHUTDOWN || !worker_may_return(w));
 	/* invariant 2: the answer to BYE */
 	PS_ASSERT(!w || status != PS_OK || worker_durable_seq(c, w) == w->ledger.last_seq);
 	effects_send_decided(c, peer, MSG_BYE)->bye =

@@ -13,8 +13,10 @@
  * release 0.2.0, which had no such codes.
  *
  * Invariants:
- * (1) a code of one worker, incarnation or seq is worthless for another one;
- * (2) a worker gets the code of a decision only for the push that was decided.
+ * (1) a code of one worker, incarnation or seq is worthless for another one
+ *     (tests/unit/test_core_rights.c, a_code_fits_one_push_of_one_incarnation);
+ * (2) a worker gets the code of a decision only for the push that was decided
+ *     (tests/unit/test_core_rights.c, a_duplicate_with_other_content_proves_nothing).
  */
 #ifndef SERVER_CORE_RIGHTS_H
 #define SERVER_CORE_RIGHTS_H

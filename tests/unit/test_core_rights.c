@@ -183,6 +183,35 @@ static void a_duplicate_with_other_content_proves_nothing(void **state)
 	fixture_close(&f);
 }
 
+/* Invariant 1 of rights.h. */
+static void a_code_fits_one_push_of_one_incarnation(void **state)
+{
+	struct core_fixture f;
+	struct msg_push p;
+	struct msg m;
+
+	(void)state;
+	fixture_open(&f, with_key(fixture_config()));
+	struct worker *a = &f.core->worker[0], *b = &f.core->worker[1];
+	m = fixture_push_ones(fixture_join(&f, 9, "a"), 1);
+	(void)fixture_join(&f, 10, "b");
+	p = m.push;
+	p.code = fixture_acked(&f, 9, &m).code;
+	p.verdict = VERDICT_OK;
+	a->ledger.replay_target = b->ledger.replay_target = 100;
+	assert_int_equal(rights_of_replay(f.core, a, &p), 1);
+	assert_int_equal(rights_of_replay(f.core, b, &p), 0);
+	p.seq = 2;
+	assert_int_equal(rights_of_replay(f.core, a, &p), 0);
+	p.seq = 1;
+	a->session.incarnation++;
+	assert_int_equal(rights_of_replay(f.core, a, &p), 0);
+	a->session.incarnation--;
+	p.images++;
+	assert_int_equal(rights_of_replay(f.core, a, &p), 0);
+	fixture_close(&f);
+}
+
 static struct msg result_of(struct stamp s, const struct msg_grant *g, uint32_t correct)
 {
 	return (struct msg){.type = MSG_RESULT,
@@ -267,6 +296,7 @@ int main(void)
 		cmocka_unit_test(after_a_crash_the_server_knows_its_grants_and_decisions),
 		cmocka_unit_test(a_claimed_verdict_is_not_believed),
 		cmocka_unit_test(a_duplicate_with_other_content_proves_nothing),
+		cmocka_unit_test(a_code_fits_one_push_of_one_incarnation),
 		cmocka_unit_test(results_without_a_grant_are_ignored),
 		cmocka_unit_test(a_session_belongs_to_its_key_after_a_restart),
 	};

@@ -10,7 +10,7 @@
  *       an evaluation of the current weights on all test images, which takes no virtual time; loss is
  *       the smoothed loss of the pushes. There is a line at virtual times that grow by --look-ratio,
  *       and at the end
- *   end,label,workers,seed,seconds,images,updates,accuracy,mean_staleness,rejected,backups,trials,
+ *   end,label,workers,seed,seconds,images,updates,accuracy,staleness_mean,rejected,backups,trials,
  *   superseded
  *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness
  */

@@ -76,6 +76,8 @@ VIOLATIONS = [
     ("dialect", "common/bad.c", "int f(int a) { return (int)sizeof a; }\n", "common/bad.c: "),
     ("dialect", "common/bad.c", "int f(int most);\n", "min or max"),
     ("dialect", "common/bad.c", "int f(void)\n{\n\tint ret = g();\n}\n", "rc is"),
+    ("names", "common/bad.c", "/* as no_such_function does */\nint f(void);\n",
+     "common/bad.c:1: there is no no_such_function"),
     ("declarations", "common/bad.c", "int f(int a)\n{\n\tint b = a;\n\treturn b;\n}\n",
      "bad.c:4: "),
     ("declarations", "common/bad.c", "int f(int a)\n{\n\tif (a) {\n\t\tstruct err *e = g(\n"

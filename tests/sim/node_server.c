@@ -44,7 +44,7 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 	server_event(arg, &ev);
 }
 
-/* Restores the state and writes a checkpoint, as restore_and_save of server.c does. */
+/* Restores the state and writes a checkpoint, as the server does when it starts. */
 static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;

@@ -13,7 +13,7 @@ void blob_be32(struct blob *b, uint32_t v);
 
 /* Images of rows x cols pixels. The pixel values count up from `seed`. */
 struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed);
-/* As write_images, for files with channels (idx4). */
+/* As blob_images, for files with channels (idx4). */
 struct blob blob_planes(uint32_t n, uint32_t channels, uint32_t rows, uint32_t cols, unsigned seed);
 struct blob blob_labels(uint32_t n);
 struct blob blob_gzip(const struct blob *plain);

@@ -51,7 +51,7 @@ static void one_request_pushes_and_brings_the_weights_after_it(void **state)
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.pushes, 3);
 	assert_true(seen.push.pull != 0);
-	/* cnnps_view() receives the answer to its request */
+	/* client_view receives the answer to its request */
 	assert_int_equal(client_prefetch(client), 0);
 	assert_int_equal(client_push_view(client, client_ones, 0, &w), 0);
 	assert_int_equal(w.version, 3);

@@ -122,7 +122,7 @@ static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 	assert_true(view.version == 1 && view.weights[FAKE_PARAMS - 1] == -1);
 	assert_int_equal(fake_look(&client_server).pulls, 3);
 	assert_int_equal(client_await(client), 0);
-	/* the view is valid until the next call of cnnps_view() */
+	/* the view is valid until the next call of client_view */
 	assert_true(view.weights[0] == -1);
 	assert_int_equal(client_push_view(client, client_ones, 2, &view), 0);
 	/* the pull behaves like a prefetched pull */

@@ -1,5 +1,5 @@
 /* test_pool.c - gradients that are pushed and weights that are read without a copy: pool.h, and
- * cnnps_gradient and cnnps_view of cnnps.h against a fake server. */
+ * cnnps_gradient and cnnps_pull of cnnps.h against a fake server. */
 #include <stdlib.h>
 #include "tests/support/client_fixture.h"
 #include "common/mem.h"

@@ -47,7 +47,7 @@ struct cnnps {
 	struct lane_slot slot;  /* the shared memory of `gradient`, or empty */
 	int has_staging;        /* copy received weights to memory from options.allocate ... */
 	float *staging;         /* ... at this address; NULL: not allocated yet */
-	struct arrival awaited; /* the weights that cnnps_await has received, or empty */
+	struct arrival awaited; /* what CNNPS_PULL_WAIT has received, or empty */
 	zmq_msg_t view;         /* weights lent to the program */
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* in total; number i is at i % PULLS */
@@ -287,7 +287,7 @@ static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 	return 0;
 }
 
-/* Get unverified weights: those of cnnps_await, or else of a new pull. */
+/* Get unverified weights: those of CNNPS_PULL_WAIT, or else of a new pull. */
 static int await_weights(struct cnnps *c, enum weights which, struct arrival *to)
 {
 	struct request *o;

@@ -15,7 +15,7 @@ struct batches {
 	uint64_t seed;
 	uint32_t n_images, batch; /* both >= 1 */
 	uint32_t epoch;           /* of `order` */
-	uint32_t *order;          /* NULL until the first batch_get; owned */
+	uint32_t *order;          /* NULL until the first batches_get; owned */
 };
 
 void batches_init(struct batches *b, uint64_t seed, uint32_t n_images, uint32_t batch);

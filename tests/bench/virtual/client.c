@@ -44,7 +44,7 @@ struct cnnps {
 	float *arrived; /* the weights of the newest PARAMS, until a call takes them; NULL: none */
 	uint64_t arrived_version;
 	double arrived_elastic;
-	float *awaited; /* weights that cnnps_await has taken; NULL: none */
+	float *awaited; /* weights of CNNPS_PULL_WAIT; NULL: none */
 	uint64_t awaited_version;
 	double awaited_elastic;
 	float *view;           /* the weights that the program reads */

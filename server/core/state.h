@@ -1,24 +1,12 @@
 /*
- * state.h - the state of the core: one struct of each module. For the files of server/core only.
+ * state.h - struct core: the structs of the modules, and the fields of core.c, sync.c and
+ * sandblaster.c. For the files of server/core only.
  *
  * The caller of core_init provides one block of memory. The block holds everything except the
  * weights: struct core, then the arrays that its pointers refer to. The core allocates nothing.
  *
- * The modules are layers, listed here from the lowest to the highest. A file calls only files of
- * lower layers (tests/lint/symbols.sh). A lower layer that must cause something in a higher one
- * returns a value or sets a flag, and the higher layer acts on it.
- *
- *   vec, optim             arithmetic
- *   workers, effects       the table of slots; the effects of a step
- *   run, pace, early, batch_ledger  begin and end of the run, deadlines, batches of later epochs,
- *                          counted batches
- *   store, backups         weights, and older weights
- *   departure              how workers leave
- *   accumulator, lbfgs, downpour, ssp, sync, sandblaster  sums of gradients, and the modes
- *   leases, dataset        the work of each worker; the data set of the run
- *   sessions, ledger       HELLO and BYE; PUSH
- *   core                   the step, pulls
- *   layout, view, snapshot memory, display, the core as bytes
+ * The modules are layers: docs/architecture.md lists them. A lower layer that must cause something in
+ * a higher one returns a value or sets a flag, and the higher layer acts on it.
  */
 #ifndef SERVER_CORE_STATE_H
 #define SERVER_CORE_STATE_H

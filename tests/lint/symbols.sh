@@ -45,7 +45,27 @@ in_layers() {
 	[ -z "$loop" ] || { echo "symbols: files of $what call each other in a circle: $loop"; failed=1; }
 }
 
+# Report calls within the core that go down in the table of docs/architecture.md.
+in_table() {
+	page=docs/architecture.md
+	d=$(mktemp -d)
+	awk -v b="$b/server/core/" '
+		/^#/ { on = /^### Inside server.core/ }
+		on && /^\| [a-z]/ {
+			for (row++; match($0, /`[a-z_0-9]+\.c`/); $0 = substr($0, RSTART + RLENGTH))
+				print b substr($0, RSTART + 1, RLENGTH - 4) ".o", row
+		}' "$page" >"$d/rows"
+	nm -A --defined-only "$@" | awk 'NF == 3 && $2 ~ /[A-Z]/ { sub(/:.*/, "", $1); print $3, $1 }' | sort >"$d/def"
+	nm -A -u "$@" | awk '{ sub(/:.*/, "", $1); print $NF, $1 }' | sort >"$d/use"
+	join "$d/use" "$d/def" | awk -v page="$page" 'NR == FNR { row[$1] = $2; next }
+		!row[$2] || !row[$3] { print "symbols: " page " has no layer for " (row[$2] ? $3 : $2) }
+		row[$2] < row[$3] { print "symbols: " $2 " calls " $1 " of " $3 ", which " page " has below it" }
+		' "$d/rows" - | grep . && failed=1
+	rm -r "$d"
+}
+
 in_layers 'the core' "$b"/server/core/*.o
+in_table "$b"/server/core/*.o
 look 'the core' "$free" "$b"/server/core/*.o
 look 'the session' "$free|mem_try|free" "$b"/worker/client/session.o
 exit $failed

@@ -131,7 +131,7 @@ FUZZ  := $(patsubst %.c,$(B)/%,$(filter-out tests/fuzz/replay.c,$(wildcard tests
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 MUTANTS := $(patsubst tests/sim/mutants/%.patch,$(B)/mutants/%,$(wildcard tests/sim/mutants/*.patch))
 UNIT_MUTANTS := $(patsubst tests/unit/mutants/%.patch,$(B)/unit-mutants/%,$(wildcard tests/unit/mutants/*.patch))
-VARIANTS := $(foreach v,newer older needy,$(B)/variants/$v/cnn-ps $(B)/variants/$v/cnn-worker)
+VARIANTS := $(foreach v,newer older six needy,$(B)/variants/$v/cnn-ps $(B)/variants/$v/cnn-worker)
 
 include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk

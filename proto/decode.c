@@ -20,6 +20,7 @@ struct wire {
 	size_t n_params;
 	float *floats; /* n_params: copies of misaligned frames */
 	int defers;    /* see wire_defer */
+	int serves;    /* see wire_serve */
 	char why[WHY_BYTES];
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
@@ -169,7 +170,7 @@ int wire_new(struct wire **out, size_t n_params)
 	if (!w)
 		return PS_ENOMEM;
 	w->floats = NULL;
-	w->defers = 0;
+	w->defers = w->serves = 0;
 	w->arena = (struct wire_arena){w->memory, sizeof(w->memory), 0};
 	int rc = wire_resize(w, n_params);
 	if (rc) {
@@ -192,6 +193,11 @@ void wire_free(struct wire **w)
 void wire_defer(struct wire *w)
 {
 	w->defers = 1;
+}
+
+void wire_serve(struct wire *w)
+{
+	w->serves = 1;
 }
 
 /* ---- the scan of a header: returns NULL or the error text ------------------------------------
@@ -745,6 +751,15 @@ static const char *check_versions(struct wire *w, uint64_t newest, uint64_t olde
 	return w->why;
 }
 
+/* 1: the body is the HELLO of a worker that lacks the feature "codes". */
+static int lacks_codes(const struct wire_body *body)
+{
+	uint64_t newest = peek_number(body, HELLO_PROTOCOL);
+
+	return body->type == MSG_HELLO && peek_number(body, HELLO_ROLE) == ROLE_WORKER &&
+	       newest >= WIRE_OLDEST_PROTOCOL && newest < WIRE_OLDEST_WORKER;
+}
+
 /* Check the protocol versions and required features of a HELLO or WELCOME. This check comes first,
  * because the rest of the message may follow rules of a newer version. */
 static const char *check_greeting(struct wire *w, const struct wire_body *body)
@@ -821,6 +836,8 @@ int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk)
 
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why)
 {
+	static const char no_codes[] =
+		"feature \"codes\" is required and not supported by this worker: update it";
 	struct wire_body body;
 	const char *reason = "no header frame";
 	int rc = PS_EPROTO;
@@ -829,7 +846,7 @@ int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **wh
 		reason = check_envelope(
 			zmq_msg_data(&f->frame[0]), zmq_msg_size(&f->frame[0]), &body);
 	if (!reason) {
-		reason = check_greeting(w, &body);
+		reason = w->serves && lacks_codes(&body) ? no_codes : check_greeting(w, &body);
 		rc = reason ? PS_EVERSION : PS_EPROTO;
 	}
 	if (!reason)

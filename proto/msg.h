@@ -14,11 +14,13 @@
 #include "common/metric_names.h"
 
 /* This build speaks the versions from WIRE_OLDEST_PROTOCOL to WIRE_PROTOCOL (WIRE.md, "Versions"). */
-#define WIRE_PROTOCOL        6u
+#define WIRE_PROTOCOL        7u
 #define WIRE_OLDEST_PROTOCOL 6u
+/* A server requires the feature "codes" of a worker. It is part of every version from this one. */
+#define WIRE_OLDEST_WORKER 7u
 /* The features that this build has, and those that it requires of its peers: names, separated by
  * one blank. */
-#define WIRE_FEATURES        "chunked-push images"
+#define WIRE_FEATURES        "chunked-push images codes"
 #define WIRE_REQUIRES        ""
 #define WIRE_REQUIRES_IMAGES "images" /* ... in a WELCOME whose model text begins with images */
 

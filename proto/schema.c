@@ -69,7 +69,7 @@ static const struct wire_field slice[] = {
 
 static const struct wire_field hello[] = {
 	OWN(WIRE_OWN_NUMBER, HELLO_PROTOCOL, WIRE_PROTOCOL),
-	MSG(2, hello.role, ROLE_WORKER, ROLE_OBSERVER),
+	MSG(HELLO_ROLE, hello.role, ROLE_WORKER, ROLE_OBSERVER),
 	LINE(3, hello.name),
 	LINE(4, hello.device),
 	INNER(5, hello.data, data_id),

@@ -32,6 +32,7 @@ enum wire_kind {
 /* Fields that decode.c reads before all others. */
 enum {
 	HELLO_PROTOCOL = 1,
+	HELLO_ROLE = 2,
 	HELLO_OLDEST = 11,
 	HELLO_REQUIRES = 12,
 	PUSH_CHUNKS = 12,

@@ -63,6 +63,9 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
  * lost.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
+/* From now on wire_decode refuses the HELLO of a worker that lacks a feature which servers require
+ * (WIRE.md, "Versions"). The log of an older release has such a HELLO. */
+void wire_serve(struct wire *w);
 /* Make the header frame of a chunk. PS_ENOMEM. */
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
 /* 1 if the message is a chunk. Do not pass a chunk to wire_decode. */

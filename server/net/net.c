@@ -646,8 +646,10 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 		rc = err_set(e, PS_ENOMEM, "no memory for messages");
 	else
 		rc = open_sockets(r, e);
-	if (!rc)
+	if (!rc) {
+		wire_serve(r->wire);
 		rc = port_bind(&r->port, cfg->bind, e);
+	}
 	if (!rc)
 		rc = open_lanes(r, e);
 	if (!rc)

@@ -33,11 +33,11 @@ def wire():
     stamp = pb.Stamp(run_hi=1, run_lo=2, term=3, worker=1, incarnation=1)
     zeros = np.zeros(8, "<f4")
     bodies = [
-        (pb.Hello(protocol=6, role=1, name="anna", device="cpu", resume=stamp, host="h", pid=1),
+        (pb.Hello(protocol=client.PROTOCOL, role=1, name="anna", device="cpu", resume=stamp, host="h", pid=1),
          []),
         (pb.Welcome(stamp=stamp, model="vector:8", n_params=8, batch=1, push_window=4,
                     replay_window=8, beat_ms=100, dead_ms=1000, forget_ms=5000, mode=1, n_push=1,
-                    n_fetch=1, protocol=6), []),
+                    n_fetch=1, protocol=client.PROTOCOL), []),
         (pb.Pull(stamp=stamp, request=1, which=1), []),
         (pb.Params(request=1, version=2, which=1), [(0, zeros)]),
         (pb.Push(stamp=stamp, seq=1, base_version=2, images=10, loss=1, base_term=3, pull=4),

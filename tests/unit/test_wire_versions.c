@@ -62,20 +62,20 @@ static void a_version_without_a_common_one_is_refused(void **state)
 {
 	(void)state;
 	for (int which = 0; which < 2; which++) {
-		assert_version_refused(which, greeting(which, 7, 0, NULL),
-			"protocol 7 is not supported here, only 6 to 6" RELEASES);
-		assert_version_refused(which, greeting(which, 8, 7, NULL),
-			"protocol 8 is not supported here, only 6 to 6" RELEASES);
+		assert_version_refused(which, greeting(which, 8, 0, NULL),
+			"protocol 8 is not supported here, only 6 to 7" RELEASES);
+		assert_version_refused(which, greeting(which, 9, 8, NULL),
+			"protocol 9 is not supported here, only 6 to 7" RELEASES);
 		assert_version_refused(which, greeting(which, 5, 0, NULL),
-			"protocol 5 is not supported here, only 6 to 6" RELEASES);
+			"protocol 5 is not supported here, only 6 to 7" RELEASES);
 		assert_version_refused(which,
 			greeting(which, 6, 7, NULL), /* oldest_protocol is above protocol */
-			"protocol 6 is not supported here, only 6 to 6" RELEASES);
+			"protocol 6 is not supported here, only 6 to 7" RELEASES);
 		assert_version_refused(which, greeting(which, 0, 0, NULL),
-			"protocol 0 is not supported here, only 6 to 6" RELEASES);
+			"protocol 0 is not supported here, only 6 to 7" RELEASES);
 		assert_version_refused(which, greeting(which, UINT64_MAX, 0, NULL),
 			"protocol 18446744073709551615 is not supported here, only 6 to "
-			"6" RELEASES);
+			"7" RELEASES);
 	}
 }
 
@@ -88,7 +88,7 @@ static void it_is_refused_whatever_the_rest_says(void **state)
 		bytes_number(b, 2, 99); /* protocol version 9 may give this field another range */
 		bytes_text(b, 1, "or of another type");
 		assert_version_refused(
-			which, b, "protocol 9 is not supported here, only 6 to 6" RELEASES);
+			which, b, "protocol 9 is not supported here, only 6 to 7" RELEASES);
 		b = greeting(which, WIRE_PROTOCOL, 0, "bf16");
 		bytes_number(b, 2, 99);
 		assert_version_refused(which, b,
@@ -124,6 +124,33 @@ static void a_required_feature_is_supported_or_named(void **state)
 	}
 }
 
+static struct bytes *hello_of(enum role role, uint64_t newest, uint64_t oldest)
+{
+	struct bytes *b = bytes_fresh();
+
+	bytes_number(b, 1, newest);
+	bytes_number(b, 2, role);
+	bytes_number(b, 11, oldest);
+	return b;
+}
+
+static void a_server_refuses_only_workers_without_codes(void **state)
+{
+	static struct bytes whole;
+
+	(void)state;
+	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 6, 6)); /* in a log */
+	wire_serve(bytes_wire);
+	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 7, 6));
+	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 8, 7));
+	assert_accepted(MSG_HELLO, hello_of(ROLE_OBSERVER, 6, 6));
+	const struct bytes *old = hello_of(ROLE_WORKER, 6, 6);
+
+	bytes_bytes(&whole, MSG_HELLO, old->at, old->n);
+	assert_frame_refused(whole.at, whole.n, PS_EVERSION,
+		"feature \"codes\" is required and not supported by this worker: update it");
+}
+
 static void every_sender_of_this_build_says_what_it_speaks(void **state)
 {
 	/* the empty inner messages are `data` and `resume` */
@@ -147,6 +174,8 @@ int main(void)
 		cmocka_unit_test(it_is_refused_whatever_the_rest_says),
 		cmocka_unit_test(a_required_feature_is_supported_or_named),
 		cmocka_unit_test(every_sender_of_this_build_says_what_it_speaks),
+		/* last, because it changes bytes_wire */
+		cmocka_unit_test(a_server_refuses_only_workers_without_codes),
 	};
 
 	return cmocka_run_group_tests(tests, bytes_set_up, bytes_tear_down);

@@ -14,7 +14,7 @@ import xxhash
 import zmq
 
 PROTO = Path(__file__).resolve().parent.parent.parent / "proto"
-PROTOCOL = 6
+PROTOCOL = 7
 PATIENCE = 20  # seconds to wait for any reply
 
 

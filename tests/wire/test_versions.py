@@ -1,7 +1,8 @@
 """Peers of other versions behave as WIRE.md's "Versions" says. The builds here have other schemas.
 
 `newer` has the next protocol version: one more field in every message. `older` lacks two fields
-of HELLO. `needy` requires a feature that no build has. tests/wire/variant builds them.
+of HELLO. `six` is version 6, that of release 0.2.0, without the codes of grants and decisions.
+`needy` requires a feature that no build has. tests/wire/variant builds them.
 """
 import re
 
@@ -9,17 +10,21 @@ import pytest
 
 from conftest import LEDGER
 
-from client import PROTOCOL, Link, hello, pb
+from client import PROTOCOL, Link, Refused, hello, pb
 from support.build import PATIENCE
+from support.programs import until
 
 EVERSION = 13
 EPROTO = 12
 TRAIN = ("--model", "fc:10", "--epochs", 1, "--batch-size", 50)
+NO_CODES = "feature .*codes.* is required and not supported by this worker: update it"
 NOT_SUPPORTED = "feature .*thought-reading.* is required and not supported here"
 PAIRS = [("cnn-ps", "variants/newer/cnn-worker"), ("variants/newer/cnn-ps", "cnn-worker"),
          ("cnn-ps", "variants/older/cnn-worker"), ("variants/older/cnn-ps", "cnn-worker"),
          ("variants/newer/cnn-ps", "variants/older/cnn-worker"),
-         ("variants/older/cnn-ps", "variants/newer/cnn-worker")]
+         ("variants/older/cnn-ps", "variants/newer/cnn-worker"),
+         ("variants/six/cnn-ps", "variants/six/cnn-worker"),
+         ("variants/six/cnn-ps", "cnn-worker")]
 
 
 @pytest.fixture
@@ -82,7 +87,7 @@ def test_versions_unknown_fields_within_the_budget(programs):
 
 
 @pytest.mark.parametrize("versions", [
-    {"protocol": PROTOCOL - 1}, {"protocol": PROTOCOL + 1}, {"protocol": 0},
+    {"protocol": PROTOCOL - 2}, {"protocol": PROTOCOL + 1}, {"protocol": 0},
     {"protocol": PROTOCOL + 2, "oldest_protocol": PROTOCOL + 1}], ids=str)
 def test_versions_none_in_common(link, versions):
     link.send_frames([extended(hello(role=9, **versions), b"\x98\x06\x01")])
@@ -95,11 +100,39 @@ def test_versions_none_in_common(link, versions):
                                              ("variants/newer/cnn-ps", PROTOCOL + 1)])
 def test_versions_one_apart(programs, program, speaks):
     link = Link(programs.server(*LEDGER, directory=None, program=program).endpoint)
-    for newest in (PROTOCOL, PROTOCOL + 1):
-        link.send(hello(role=pb.ROLE_OBSERVER, protocol=newest, oldest_protocol=PROTOCOL))
+    for newest in (speaks - 1, speaks, speaks + 1):
+        link.send(hello(role=pb.ROLE_OBSERVER, protocol=newest, oldest_protocol=newest - 1))
         _, welcome, _ = link.expect("welcome")
-        assert (welcome.protocol, welcome.oldest_protocol) == (speaks, PROTOCOL)
+        assert (welcome.protocol, welcome.oldest_protocol) == (speaks, speaks - 1)
     link.close()
+
+
+def test_versions_a_worker_of_version_6_is_refused(link, honest):
+    """A new process and one that resumes, whatever version it supports besides."""
+    for fields in ({}, {"resume": honest.stamp}, {"oldest_protocol": 5}):
+        link.send(hello(protocol=6, **fields))
+        with pytest.raises(Refused, match=NO_CODES) as refused:
+            link.expect("welcome")
+        assert refused.value.code == EVERSION
+
+
+def test_versions_a_run_of_version_6_is_upgraded(programs, small):
+    """The server of version 6 is killed and one of today takes its place. The worker of version 6
+    could not prove what was decided on its pushes: it ends instead of losing them one by one. The
+    worker of today, which the server of version 6 served, trains on to the end."""
+    many = ("--model", "fc:10", "--epochs", 40, "--batch-size", 50, "--checkpoint-ms", 100)
+    ps = programs.server(*many, program="variants/six/cnn-ps")
+    old, new = (programs.worker(ps.endpoint, data=small, program=program)
+                for program in ("variants/six/cnn-worker", "cnn-worker"))
+    until(lambda: sum(w["last_seq"] > 50 for w in ps.status()["workers"]) == 2, 20 * PATIENCE,
+          "both workers push")
+    ps.kill()
+    ps = programs.restart(ps, *many)
+    assert old.wait(20 * PATIENCE) == 2, old.tail()
+    assert len([line for line in old.lines if re.search(NO_CODES, line)]) == 1, old.tail()
+    result = ps.result(60 * PATIENCE)
+    assert new.wait(10 * PATIENCE) == 0, new.tail()
+    assert result["images_per_epoch"] == 40 * [6000]
 
 
 def test_versions_a_required_feature_is_named(link, server):

@@ -1,5 +1,5 @@
-"""Runs that release 0.1.0 began, from tests/fixtures/run-0.1.0. In each, expected.json has what
-0.1.0 itself reports about the run, and the command that began it."""
+"""Runs that releases 0.1.0 and 0.2.0 began, from tests/fixtures. In each, expected.json has what the
+release itself reports about the run, and the command that began it."""
 import hashlib
 import json
 import shutil
@@ -9,16 +9,19 @@ import pytest
 from support.build import ROOT
 from support.programs import Server
 
-FIXTURES = ROOT / "tests/fixtures/run-0.1.0"
 RENAMED = {"--batch": "--batch-size"}
 
 
-def left_by_0_1_0(programs, name):
-    """A copy of the run's directory, its expected.json, and the run's options under their present
-    names."""
+def left_by(release, programs, name):
+    """A copy of the run's directory, and its expected.json."""
     directory = programs.directory / "run"
-    shutil.copytree(FIXTURES / name, directory)
-    expected = json.loads((directory / "expected.json").read_text())
+    shutil.copytree(ROOT / f"tests/fixtures/run-{release}" / name, directory)
+    return directory, json.loads((directory / "expected.json").read_text())
+
+
+def left_by_0_1_0(programs, name):
+    """The same, and the run's options under their present names."""
+    directory, expected = left_by("0.1.0", programs, name)
     options = [RENAMED.get(word, word) for word in expected["command"].split()]
     if "--optimizer" not in options:  # 0.1.0 had another default optimizer
         options += ["--optimizer", expected["optimizer"]]
@@ -77,3 +80,27 @@ def test_a_run_with_a_log_that_0_1_0_ended_is_resumed(programs):
     assert server.status()["version"] == expected["version"]
     weights = programs.export(server.endpoint)
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == expected["weights_sha256"]
+
+
+@pytest.mark.parametrize("name", ["downpour", "sync", "easgd", "wal-killed"])
+def test_a_run_of_0_2_0_is_trained_to_its_end(programs, name):
+    """Three were ended by SIGTERM. The last one was killed, and its log has what its checkpoint
+    lacks."""
+    directory, expected = left_by("0.2.0", programs, name)
+    options = expected["command"].split()
+    old, = [file.name for file in directory.glob("ckpt-*")]
+    server = programs.add(Server(directory, options))
+    endpoint = server.endpoint
+    weights = programs.export(first_checkpoint(programs, directory, old))
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() == expected["weights_sha256"]
+    status = server.status()
+    for key in ("run", "model", "mode", "term", "version", "images", "updates"):
+        assert status[key] == expected[key], key
+    assert [(w["worker"], w["name"], w["last_seq"]) for w in status["workers"]] == [
+        (w["worker"], w["name"], w["last_seq"]) for w in expected["workers"]]
+    fleet = [programs.worker(endpoint, "--name", w["name"]) for w in expected["workers"]]
+    result = server.result()
+    for worker in fleet:
+        assert worker.wait(10) == 0, worker.tail()
+    assert result["images_per_epoch"] == 4 * [60000]
+    assert result["rejected"] == 0

@@ -304,6 +304,18 @@ def test_files_named_in_the_text_are_there(path):
     assert not [word for word in sorted(words) if not is_there(word)]
 
 
+def test_faults_names_tests_that_exist():
+    page = (ROOT / "docs/faults.md").read_text()
+    files = {"fault": "tests/fault/test_disk.py", "e2e": "tests/e2e/test_durability.py",
+             "wire": "tests/wire/test_data_set.py"}
+    found = re.findall(r"^\* `([a-z]\w+)[^`]*`(?::| \((?:unit )?(\w+)\)$)", page, re.M)
+    assert len(found) > 60
+    injected = "".join(file.read_text() for file in (ROOT / "tests/fault").glob("test_*.py"))
+    for name, where in found:
+        file = ROOT / files.get(where, f"tests/unit/test_{where}.c")
+        assert f"{name}(" in (file.read_text() if where else injected), name
+
+
 def test_readme_lists_every_exit_status():
     """common/err.h defines the exit statuses. Status 1 covers all errors without a status of their
     own."""

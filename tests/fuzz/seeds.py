@@ -56,6 +56,10 @@ def wire():
         frames = client.encode(body, tensors)
         sizes = bytes(len(f) // 4 for f in frames[1:])
         yield bytes([8, 0]) + sizes + b"\xff" + frames[0]
+        if name_of(body) == "Hello":
+            yield bytes([8, 8]) + sizes + b"\xff" + frames[0]
+            body.protocol = 6
+            yield bytes([8, 8]) + sizes + b"\xff" + pb.Message(hello=body).SerializeToString()
         if name_of(body) == "Push":
             body.chunks = 1
             yield bytes([8, 1]) + sizes + b"\xff" + pb.Message(push=body).SerializeToString()

@@ -1,7 +1,8 @@
 /*
  * wire.c - fuzzes the codec of messages. Byte 0: the number of parameters that the receiver expects,
- * and whether it defers the check of PARAMS. Byte 1: how many tensor frames are chunks. Then, for each
- * tensor frame, a byte of its number of values; 255 ends the list. The rest is the header frame.
+ * and whether it defers the check of PARAMS. Byte 1: how many tensor frames are chunks, and whether
+ * the receiver serves workers. Then, for each tensor frame, a byte of its number of values; 255 ends
+ * the list. The rest is the header frame.
  *
  * Checks: what decodes is encoded to frames that decode to the same message (proto/wire.h, invariant
  * 3), and no input does harm (invariants 1 and 2).
@@ -60,7 +61,7 @@ static void add_chunks(struct frames *f, size_t n)
 	}
 }
 
-static void decode(struct frames *f, size_t n_params, int deferred)
+static void decode(struct frames *f, size_t n_params, int deferred, int serves)
 {
 	float values[128];
 	struct wire *w = NULL;
@@ -70,6 +71,8 @@ static void decode(struct frames *f, size_t n_params, int deferred)
 	PS_ASSERT(wire_new(&w, n_params) == 0);
 	if (deferred)
 		wire_defer(w);
+	if (serves)
+		wire_serve(w);
 	if (wire_is_chunk(f)) {
 		PS_ASSERT(wire_chunks_wanted(f) == 0);
 	} else if (wire_decode(w, f, &m, &why) != 0) {
@@ -100,7 +103,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (size_t i = 0; i < n_sizes; i++)
 		add_frame(&f, zeros, sizes[i] * 4u + (i % 7 == 6));
 	add_chunks(&f, n_chunks % 8);
-	decode(&f, first & 127u, first >> 7);
+	decode(&f, first & 127u, first >> 7, n_chunks & 8);
 	frames_release(&f);
 	return 0;
 }

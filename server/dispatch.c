@@ -94,10 +94,9 @@ static void run_finish(struct server *s, int status)
  */
 static void name_of(const struct server *s, uint32_t worker, char *name, size_t size)
 {
-	struct worker_view v = {.name = ""};
+	struct worker_view v;
 
-	if (worker >= 1 && worker <= core_config(s->state.core)->sessions.max_workers)
-		core_worker(s->state.core, worker - 1, &v);
+	core_worker(s->state.core, worker - 1, &v);
 	snprintf(name, size, "%s", v.name);
 	/* with keys, a name ends in @ and the start of the key, which may contain an @ itself */
 	if (s->auth && strlen(name) > KEY_SHORT)
@@ -106,30 +105,24 @@ static void name_of(const struct server *s, uint32_t worker, char *name, size_t 
 
 /* Sends the refusal of a fenced process. The text names the fenced process and the process that
  * took its slot. */
-static void send_fenced(struct server *s, const struct effect *e, const struct event *ev)
+static void send_fenced(struct server *s, const struct effect *e)
 {
-	const struct stamp *stamp = ev->kind == EVENT_MESSAGE ? msg_stamp(ev->msg) : NULL;
 	char name[WIRE_MAX_NAME + 1], text[LABEL_FENCED];
 	struct msg m = e->msg;
 
-	if (stamp) {
-		name_of(s, stamp->worker, name, sizeof(name));
-		labels_fenced(s->labels, e->peer, stamp->worker, stamp->incarnation, name, text);
-		m.error.text = text;
-	}
+	name_of(s, e->worker, name, sizeof(name));
+	labels_fenced(s->labels, e->peer, e->worker, e->incarnation, name, text);
+	m.error.text = text;
 	router_send(s->router, e->peer, &m);
 }
 
-static void send_msg(struct server *s, const struct effect *e, const struct event *ev)
+static void send_msg(struct server *s, const struct effect *e)
 {
 	int held = s->wal && !s->status && e->durable_first;
 
 	router_set_lsn(s->router, held ? s->committed_lsn : 0);
-	if (e->msg.type == MSG_WELCOME)
-		labels_join(s->labels, e->peer, e->msg.welcome.stamp.worker,
-			e->msg.welcome.stamp.incarnation);
-	if (e->msg.type == MSG_ERROR && e->msg.error.status == PS_EFENCED)
-		send_fenced(s, e, ev);
+	if (e->worker)
+		send_fenced(s, e);
 	else
 		router_send(s->router, e->peer, &e->msg);
 }
@@ -151,10 +144,8 @@ static void note_effect(struct server *s, const struct effect *e)
 	history_effect(s->history, &now, e);
 }
 
-/* Carries out effect `e` of event `ev`. `lsn` is the log sequence number of the event; 0: there is
- * no log. */
-static void carry_out(
-	struct server *s, const struct effect *e, const struct event *ev, uint64_t lsn)
+/* Carries out effect `e`. `lsn` is the log sequence number of its event; 0: there is no log. */
+static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 {
 	switch (e->kind) {
 	case EFFECT_COMMIT:
@@ -162,7 +153,10 @@ static void carry_out(
 			commit(s, lsn);
 		break;
 	case EFFECT_SEND:
-		send_msg(s, e, ev);
+		send_msg(s, e);
+		break;
+	case EFFECT_HELLO:
+		labels_join(s->labels, e->peer, e->worker, e->incarnation);
 		break;
 	case EFFECT_SNAPSHOT:
 		checkpointer_start(s->checkpointer, s->state.core, e->generation);
@@ -202,7 +196,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	core_decide(c, ev, now);
 	param_buffers_after_step(s->state.params, c);
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
-		carry_out(s, e, ev, lsn);
+		carry_out(s, e, lsn);
 }
 
 /* ---- events in ----------------------------------------------------------------------------- */
@@ -250,20 +244,6 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 		return 0;
 	labels_hello(s->labels, peer, m, router_address(s->router));
 	return 1;
-}
-
-/* Labels a joining worker at its HELLO, so that the status can show the label before the WELCOME.
- * The WELCOME waits for the disk. */
-static void label_joining(struct server *s, uint32_t peer)
-{
-	uint32_t slots = core_config(s->state.core)->sessions.max_workers;
-	struct worker_view v;
-
-	for (uint32_t i = 0; i < slots; i++) {
-		core_worker(s->state.core, i, &v);
-		if (v.peer == peer && v.state == SESSION_JOINING)
-			labels_join(s->labels, v.peer, v.worker, v.incarnation);
-	}
 }
 
 /* Returns 1 if a worker may still push to this run. */
@@ -340,8 +320,6 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 	if (m->type == MSG_PULL || m->type == MSG_PUSH)
 		timings_add(&s->timings, m->type == MSG_PULL ? TIMING_PULL : TIMING_PUSH,
 			clock_seconds() - begin);
-	if (m->type == MSG_HELLO)
-		label_joining(s, peer);
 	if (m->type == MSG_LEASE)
 		transfers_note(&s->transfers, s->state.core, peer, &m->lease, f);
 }

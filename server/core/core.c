@@ -61,6 +61,7 @@ static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64
 	if (w && !eval && c->backups.n > 0)
 		backups_hold(c, w);
 	c->stats.pulls++;
+	c->sends_weights |= !eval;
 	m = ack ? effects_send_decided(c, peer, MSG_PARAMS)
 		: effects_send_committed(c, peer, MSG_PARAMS);
 	m->params.request = request;
@@ -279,7 +280,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 {
 	PS_ASSERT(!c->store.update.pending);
 	c->n_effects = 0;
-	c->commits = 0;
+	c->commits = c->sends_weights = 0;
 	(void)effects_add(c, EFFECT_COMMIT, 0);
 	c->now_ms = now_ms;
 	if (c->recovering && !c->recover_by_ms) {

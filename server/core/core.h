@@ -56,8 +56,12 @@ enum effect_kind {
 	 * with durable_first, of this step or of a later step */
 	EFFECT_COMMIT,
 	/* send `msg` to `peer`. The slices point into the core's weights, so the shell must encode
-	 * the message before the next step */
+	 * the message before the next step. If `worker` is not 0, the message refuses a process
+	 * of `incarnation`, because a newer process has taken the slot of `worker` */
 	EFFECT_SEND,
+	/* connection `peer` said HELLO, and its process holds the slot of `worker` as
+	 * `incarnation`. Its WELCOME may have to wait for a snapshot */
+	EFFECT_HELLO,
 	/* serialise the core now (snapshot.h) and save the snapshot as `generation`. At most one
 	 * snapshot is being written at any time */
 	EFFECT_SNAPSHOT,
@@ -110,7 +114,7 @@ struct effect {
 	uint32_t peer;
 	struct msg msg;
 	uint64_t generation;
-	uint32_t epoch, worker;
+	uint32_t epoch, worker, incarnation;
 	enum worker_change change;
 	int status; /* EFFECT_FINISH: PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED */
 };
@@ -262,6 +266,8 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms);
 size_t core_compute(struct core *c, const float **values);
 /* Returns effect `i` of the last step, or NULL if the step has no more effects. */
 const struct effect *core_effect(const struct core *c, size_t i);
+/* Returns 1 if the last step sends the weights that are current after it. */
+int core_sends_weights(const struct core *c);
 
 const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);

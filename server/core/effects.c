@@ -13,7 +13,7 @@ struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer)
 	e->durable_first = 0;
 	e->peer = peer;
 	e->generation = 0;
-	e->worker = 0;
+	e->worker = e->incarnation = 0;
 	e->status = 0;
 	return e;
 }
@@ -66,6 +66,18 @@ void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected
 
 	m->error = (struct msg_error){.status = status, .expected = expected, .text = text};
 	c->stats.refused++;
+}
+
+void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint32_t incarnation)
+{
+	effects_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
+	c->effect[c->n_effects - 1].worker = worker;
+	c->effect[c->n_effects - 1].incarnation = incarnation;
+}
+
+int core_sends_weights(const struct core *c)
+{
+	return c->sends_weights;
 }
 
 const struct effect *core_effect(const struct core *c, size_t i)

@@ -20,10 +20,10 @@ static int same_run(const struct run_id *a, const struct run_id *b)
 	return a->hi == b->hi && a->lo == b->lo;
 }
 
-static void fence(struct core *c, const struct worker *w, uint32_t peer)
+static void fence(struct core *c, const struct worker *w, const struct stamp *old, uint32_t peer)
 {
 	if (!w->session.join_generation)
-		effects_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
+		effects_refuse_fenced(c, peer, worker_id(c, w), old->incarnation);
 }
 
 static void refuse_run(struct core *c, const struct run_id *theirs, uint32_t peer)
@@ -49,7 +49,7 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 	if (!same_run(&s->run, &c->cfg.run))
 		refuse_run(c, &s->run, peer);
 	else if (w && s->incarnation < w->session.incarnation)
-		fence(c, w, peer);
+		fence(c, w, s, peer);
 	else if (s->term != c->cfg.term)
 		effects_refuse(c, peer, PS_ETERM, 0, "the server has restarted: say HELLO again");
 	else if (w && w->quarantine.excluded && s->incarnation == w->session.incarnation)
@@ -108,8 +108,19 @@ static void go_live(struct core *c, struct worker *w)
 		effects_add_worker(c, w, before == SESSION_JOINING ? WORKER_JOINED : WORKER_BACK);
 }
 
-/* The process that said HELLO holds the slot now. Its WELCOME waits until a snapshot on disk
- * contains its incarnation. */
+/* The process on connection `peer` has said HELLO and holds the slot. */
+static void hold_slot(struct core *c, struct worker *w, uint32_t peer)
+{
+	struct effect *e = effects_add(c, EFFECT_HELLO, peer);
+
+	e->worker = worker_id(c, w);
+	e->incarnation = w->session.incarnation;
+	w->session.peer = peer;
+	w->session.last_message_ms = c->now_ms;
+}
+
+/* The process that said HELLO joins. Its WELCOME waits until a snapshot on disk contains its
+ * incarnation. */
 static void join(struct core *c, struct worker *w)
 {
 	c->dirty = 1;
@@ -176,7 +187,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	struct worker *w = hello_again(c, ev->peer);
 
 	if (w) {
-		w->session.last_message_ms = c->now_ms;
+		hold_slot(c, w, ev->peer);
 		if (w->session.state != SESSION_JOINING)
 			go_live(c, w);
 		return;
@@ -197,7 +208,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	memcpy(w->session.device, h->device, sizeof(w->session.device));
 	memcpy(w->session.owner, h->owner, sizeof(w->session.owner));
 	w->session.data = h->data;
-	w->session.peer = ev->peer;
+	hold_slot(c, w, ev->peer);
 	w->session.beat_peer = 0;
 	w->lease.request = 0;
 	/* a new process does not continue the grant of the old one */
@@ -208,7 +219,6 @@ static void hello_new(struct core *c, const struct event *ev)
 	w->sync.member = 0; /* the step under way does not wait for a new process */
 	w->quarantine.bad_streak = 0;
 	w->ledger.replay_target = 0;
-	w->session.last_message_ms = c->now_ms;
 	join(c, w);
 }
 
@@ -295,7 +305,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 	if (w && (w->session.incarnation > h->resume.incarnation ||
 			 (has_reused_incarnation(w, &h->resume) &&
 				 c->cfg.sessions.accept_rollback))) {
-		fence(c, w, ev->peer);
+		fence(c, w, &h->resume, ev->peer);
 		return;
 	}
 	if (!w || w->session.incarnation < h->resume.incarnation ||
@@ -314,10 +324,9 @@ static void hello_resume(struct core *c, const struct event *ev)
 	memcpy(w->session.device, h->device, sizeof(w->session.device));
 	memcpy(w->session.owner, h->owner, sizeof(w->session.owner));
 	w->session.data = h->data;
-	w->session.peer = ev->peer;
+	hold_slot(c, w, ev->peer);
 	w->session.leaving = 0;
 	w->ledger.replay_target = h->last_seq;
-	w->session.last_message_ms = c->now_ms;
 	backups_hold_replayed(c, w);
 	if (w->session.state == SESSION_DEAD || w->session.state == SESSION_FREE)
 		join(c, w);
@@ -333,7 +342,7 @@ static void hello_too_late(struct core *c, const struct event *ev)
 	int ours = w && h->resume.run.hi == c->cfg.run.hi && h->resume.run.lo == c->cfg.run.lo;
 
 	if (ours && h->resume.incarnation < w->session.incarnation)
-		fence(c, w, ev->peer);
+		fence(c, w, &h->resume, ev->peer);
 	else if (ours && w->session.incarnation == h->resume.incarnation &&
 		 w->ledger.last_seq < h->last_seq && worker_may_return(w))
 		departure_part(c, w, ev->peer);

@@ -100,7 +100,8 @@ struct core {
 
 	struct effect *effect; /* effect[0] is always EFFECT_COMMIT */
 	size_t n_effects, max_effects;
-	int commits; /* 1: this step emits EFFECT_COMMIT */
+	int commits;       /* 1: this step emits EFFECT_COMMIT */
+	int sends_weights; /* 1: this step sends the current weights */
 };
 
 /* layout.c: lays out the block and clears it. The caller fills in the weights. */

@@ -40,8 +40,8 @@ int admission_ask(struct admission *a, uint64_t now_ms);
  * the status and /metrics show the label. It is no identity, no decision depends on it, and it is
  * not on disk. A worker that has not sent HELLO since the start of the server has no label.
  *
- * labels_hello stores the label of each HELLO with its connection. When the WELCOME leaves, or
- * begins to wait for the disk, labels_join assigns the label to a worker id and incarnation.
+ * labels_hello stores the label of each HELLO with its connection. When the core has accepted the
+ * HELLO (EFFECT_HELLO), labels_join assigns the label to a worker id and incarnation.
  */
 #define LABEL_ADDRESS 64  /* an IPv6 address with its zone, and NUL */
 #define LABEL_FENCED  384 /* a line with two hosts and a name, and NUL */
@@ -59,8 +59,7 @@ struct labels *labels_new(uint32_t max_workers) PS_MUST_CHECK;
 void labels_free(struct labels **l);
 /* Store the label of a HELLO that arrived on connection `peer` from `address`. */
 void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address);
-/* Assign the label of the newest HELLO of connection `peer` to this worker id. Call it when the
- * WELCOME leaves, or begins to wait for the disk. */
+/* Assign the label of the newest HELLO of connection `peer` to this worker id. */
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
 /* The label of worker id `worker`; its fields are empty if there is none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);

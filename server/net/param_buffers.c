@@ -320,18 +320,6 @@ int param_buffers_frame(struct param_buffers *w, struct msg_params *m, zmq_msg_t
 	return frame_copy(w, m, frame);
 }
 
-/* 1 if the effects of the step send the current weights. */
-static int are_sent(const struct core *c)
-{
-	const struct effect *e;
-
-	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
-		if (e->kind == EFFECT_SEND && e->msg.type == MSG_PARAMS &&
-			e->msg.params.which == WEIGHTS_CURRENT)
-			return 1;
-	return 0;
-}
-
 struct computation {
 	struct core *core;
 	size_t done; /* values */
@@ -363,7 +351,7 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 	const float *values;
 	int is_hashed = 0;
 
-	if (version != w->version && are_sent(c))
+	if (version != w->version && core_sends_weights(c))
 		is_hashed = compute_and_hash(w, c);
 	else
 		while (compute_block(&u, &values) > 0)

@@ -329,6 +329,7 @@ static void carry_out(struct sim *s, const struct effect *e)
 	case EFFECT_EPOCH_BEGUN:
 	case EFFECT_TRAINED:
 	case EFFECT_EVALUATED:
+	case EFFECT_HELLO:
 	case EFFECT_WORKER:
 	case EFFECT_STATUS:
 		break;

@@ -69,6 +69,16 @@ static void a_name_gets_its_slot_again_and_fences_the_old_process(void **state)
 	fixture_close(&f);
 }
 
+static void assert_effect(const struct core_fixture *f, enum effect_kind kind, uint32_t peer,
+	uint32_t worker, uint32_t incarnation)
+{
+	const struct effect *e = fixture_effect(f, kind);
+
+	assert_int_equal(e->peer, peer);
+	assert_int_equal(e->worker, worker);
+	assert_int_equal(e->incarnation, incarnation);
+}
+
 /* The old process gets PS_EFENCED only when its pushes are durable. A crash before that could lose
  * a push that the process has released. */
 static void a_replaced_worker_is_fenced_when_its_pushes_are_durable(void **state)
@@ -83,6 +93,7 @@ static void a_replaced_worker_is_fenced_when_its_pushes_are_durable(void **state
 	push = fixture_push_ones(first, 1);
 	fixture_applied(&f, 10, &push);
 	fixture_message(&f, 11, &hello);
+	assert_effect(&f, EFFECT_HELLO, 11, 1, first.incarnation + 1);
 	assert_null(fixture_sent(&f, 11, MSG_WELCOME)); /* the snapshot of its HELLO is under way */
 	push = fixture_push_ones(first, 2);
 	fixture_message(&f, 10, &push);
@@ -97,6 +108,7 @@ static void a_replaced_worker_is_fenced_when_its_pushes_are_durable(void **state
 	fixture_refused(&f, 10, PS_EFENCED);
 	fixture_message(&f, 12, &resume);
 	fixture_refused(&f, 12, PS_EFENCED);
+	assert_effect(&f, EFFECT_SEND, 12, 1, first.incarnation);
 	fixture_close(&f);
 }
 

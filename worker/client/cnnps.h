@@ -60,7 +60,7 @@ enum cnnps_code {
 	CNNPS_ELOCKED = -10,     /* server: a directory is locked */
 	CNNPS_EAUTH = -11,       /* the server does not accept this key */
 	CNNPS_EPROTO = -12,      /* malformed message, or a wrong checksum three times */
-	CNNPS_EVERSION = -13,    /* server and library have no protocol version in common */
+	CNNPS_EVERSION = -13,    /* no common protocol version, or no required feature */
 	CNNPS_ETERM = -14,       /* the server has restarted; the library handles it */
 	CNNPS_EGAP = -15,        /* a sequence number is missing; the library handles it */
 	CNNPS_ESTATE = -16,      /* message not allowed in this state of the session */

@@ -84,7 +84,7 @@ class ProtocolError(Error):
 
 
 class VersionError(Error):
-    """Server and library have no protocol version in common."""
+    """Server and library have no common protocol version, or one lacks a required feature."""
 
     status = -13
 

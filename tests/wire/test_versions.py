@@ -120,8 +120,9 @@ def test_versions_a_run_of_version_6_is_upgraded(programs, small):
     """The server of version 6 is killed and one of today takes its place. The worker of version 6
     could not prove what was decided on its pushes: it ends instead of losing them one by one. The
     worker of today, which the server of version 6 served, trains on to the end."""
-    many = ("--model", "fc:10", "--epochs", 40, "--batch-size", 50, "--checkpoint-ms", 100)
-    ps = programs.server(*many, program="variants/six/cnn-ps")
+    many = ("--model", "fc:10", "--epochs", 40, "--batch-size", 50, "--checkpoint-ms", 100,
+            "--recovery-ms", 500)
+    ps = programs.server(*many, "--min-workers", 2, program="variants/six/cnn-ps")
     old, new = (programs.worker(ps.endpoint, data=small, program=program)
                 for program in ("variants/six/cnn-worker", "cnn-worker"))
     until(lambda: sum(w["last_seq"] > 50 for w in ps.status()["workers"]) == 2, 20 * PATIENCE,

@@ -28,6 +28,15 @@ const char *key_role_name(enum key_role role)
 	return role_name[role];
 }
 
+size_t authorized_keys_of_role(const struct authorized_keys *a, enum key_role role)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < a->n; i++)
+		n += a->entry[i].role == role;
+	return n;
+}
+
 size_t authorized_keys_count(const struct authorized_keys *a)
 {
 	return a->n;

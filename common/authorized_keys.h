@@ -28,6 +28,8 @@ void authorized_keys_free(struct authorized_keys **a);
 /* The role of `key`; KEY_NONE: the key is not on the list. */
 enum key_role authorized_keys_role(const struct authorized_keys *a, const char *key);
 size_t authorized_keys_count(const struct authorized_keys *a);
+/* The number of keys with this role. */
+size_t authorized_keys_of_role(const struct authorized_keys *a, enum key_role role);
 /* "observer", "admin", "worker". */
 const char *key_role_name(enum key_role role);
 /* Append a line for `key` unless the list already has the key. Creates the file if it does not

@@ -246,6 +246,39 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
+/* Returns 1 if a new worker of this key would have more than the key's share of the slots. A worker
+ * that has a slot may repeat its HELLO: on its connection, by its name, or with its stamp. */
+static int is_over_share(const struct server *s, uint32_t peer, const struct msg_hello *m)
+{
+	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used = 0;
+	struct worker_view v;
+
+	if (!s->auth || m->role != ROLE_WORKER)
+		return 0;
+	for (uint32_t i = 0; i < slots; i++) {
+		core_worker(s->state.core, i, &v);
+		if (v.state == SESSION_FREE || v.state == SESSION_DEAD ||
+			strcmp(v.owner, m->owner) != 0)
+			continue;
+		if (v.peer == peer || v.worker == m->resume.worker ||
+			(m->name[0] && strcmp(v.name, m->name) == 0))
+			return 0;
+		used++;
+	}
+	return used >= auth_share(s->auth, slots);
+}
+
+static void refuse_share(struct server *s, uint32_t peer)
+{
+	const struct msg refusal = {.type = MSG_ERROR,
+		.error = {.status = PS_EFULL,
+			.text = "all worker slots of your key are taken: each worker's key on the "
+				"server's list has an equal share of --max-workers"}};
+
+	router_set_lsn(s->router, 0);
+	router_send(s->router, peer, &refusal);
+}
+
 /* Returns 1 if a worker may still push to this run. */
 static int has_workers(const struct server *s)
 {
@@ -303,6 +336,10 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 
 	if (m->type == MSG_HELLO && !admit_hello(s, peer, &m->hello))
 		return;
+	if (m->type == MSG_HELLO && is_over_share(s, peer, &m->hello)) {
+		refuse_share(s, peer);
+		return;
+	}
 	if (m->type == MSG_HELLO && take_images(s, peer, &m->hello))
 		return;
 	if (m->type == MSG_STATUS && m->status.reply) {

@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/zloop.h"
+#include "server/auth/quota.h"
 #include "server/auth/roles.h"
 #include "server/auth/selftest.h"
 
@@ -53,7 +54,14 @@ struct auth {
 
 	struct auth_stats stats;
 	struct roles *roles;
+	struct quota quota;
 };
+
+static void count_keys(struct auth *a)
+{
+	a->stats.keys = authorized_keys_count(a->list);
+	a->stats.worker_keys = authorized_keys_of_role(a->list, KEY_WORKER);
+}
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
@@ -100,11 +108,37 @@ static int log_is_due(struct auth *a)
 	return 1;
 }
 
+uint32_t auth_share(const struct auth *a, uint32_t slots)
+{
+	uint32_t keys = a->stats.worker_keys < 1 ? 1 : (uint32_t)a->stats.worker_keys;
+
+	return (slots + keys - 1) / keys;
+}
+
+/* 1: the key has sent as much as it may, so the message is dropped. */
+static int is_over_quota(struct auth *a, const char *key, const struct msg *m)
+{
+	uint32_t hellos = auth_share(a, a->cfg.max_workers);
+	uint64_t now = uv_now(a->cfg.loop);
+	int over = (m->type == MSG_HELLO &&
+			   !quota_take(&a->quota, key, QUOTA_OF_HELLO,
+				   hellos < QUOTA_HELLO ? QUOTA_HELLO : hellos, now)) ||
+		   (m->type == MSG_STATUS &&
+			   !quota_take(&a->quota, key, QUOTA_OF_STATUS, QUOTA_STATUS, now));
+
+	if (over && log_is_due(a))
+		log_warn("auth", "over_quota", "key=\"%.*s\" type=%d total=%llu", KEY_SHORT, key,
+			(int)m->type, (unsigned long long)a->quota.dropped);
+	return over;
+}
+
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, const char **why)
 {
 	const char *key = key_of(f);
 	int rc = roles_check(a->roles, authorized_keys_role(a->list, key), peer, key, m, why);
 
+	if (rc == PS_OK && is_over_quota(a, key, m))
+		return PS_EAGAIN;
 	if (rc) {
 		a->stats.unauthorized++;
 		if (log_is_due(a))
@@ -114,6 +148,11 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m, c
 		rc = write_owner(f, m, key, why);
 	}
 	return rc;
+}
+
+int auth_is_listed(const struct auth *a, struct frames *f)
+{
+	return authorized_keys_role(a->list, key_of(f)) != KEY_NONE;
 }
 
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m)
@@ -228,7 +267,7 @@ static void take_list(struct auth *a)
 	authorized_keys_free(&a->list);
 	a->list = a->fresh;
 	a->fresh = NULL;
-	a->stats.keys = authorized_keys_count(a->list);
+	count_keys(a);
 	log_info("auth", "list_read", "file=\"%s\" keys=%zu", a->keys_file, a->stats.keys);
 }
 
@@ -311,7 +350,7 @@ int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e)
 		auth_free(&a);
 		return rc;
 	}
-	a->stats.keys = authorized_keys_count(a->list);
+	count_keys(a);
 	log_info("auth", "keys", "server=\"%.*s\" list=\"%s\" keys=%zu", KEY_SHORT,
 		a->key.public_key, a->keys_file, a->stats.keys);
 	*out = a;

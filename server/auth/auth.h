@@ -43,7 +43,7 @@ struct auth_config {
 struct auth_stats {
 	uint64_t admitted, refused; /* handshakes with keys that are on the list / not on it */
 	uint64_t unauthorized;      /* refused messages that the role of the key may not send */
-	size_t keys;                /* number of keys on the list */
+	size_t keys, worker_keys;   /* number of keys on the list, and of workers' keys */
 };
 
 struct auth; /* opaque, see auth.c */
@@ -59,10 +59,15 @@ int auth_secure(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
  * The function runs the event loop while it waits. */
 int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
 /* Check whether the sender of `f` may send `m`. PS_EAUTH: the sender may not send `m`, and *why
- * has the reason. In a worker's HELLO the function appends the key to the worker's name, in `m`
+ * has the reason. PS_EAGAIN: the key is over its quota (quota.h), and the message gets no answer.
+ * In a worker's HELLO the function appends the key to the worker's name, in `m`
  * and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
+/* The number of `slots` that each worker's key may have. */
+uint32_t auth_share(const struct auth *a, uint32_t slots);
+/* 1: the key of the sender of `f` is on the list. */
+int auth_is_listed(const struct auth *a, struct frames *f);
 /* Note that `m` is sent to `peer`. A WELCOME binds its worker id to the key of the peer. */
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
 /* Read the list again, on a thread of the pool. */

@@ -393,6 +393,7 @@ void core_worker(const struct core *c, uint32_t i, struct worker_view *v)
 		.incarnation = w->session.incarnation,
 		.name = w->session.name,
 		.device = w->session.device,
+		.owner = w->session.owner,
 		.last_seq = w->ledger.last_seq,
 		.durable_seq = w->ledger.durable_seq,
 		.images = w->ledger.images,

@@ -199,7 +199,7 @@ struct worker_view {
 	enum session_state state;
 	int excluded; /* 1: the worker is excluded, see departure.h */
 	uint32_t worker, incarnation;
-	const char *name, *device;
+	const char *name, *device, *owner; /* owner: the key, or "" */
 	uint64_t last_seq, durable_seq, images, last_message_ms;
 	/* 1: the worker is live, but has delivered nothing for longer than its deadline (pace.h) */
 	int stalled;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <zmq.h>
 #include "common/assert.h"
 #include "common/log.h"
@@ -21,6 +22,7 @@
 #define IO_THREADS 3    /* with one, a gradient waits while weights leave for another worker */
 #define MAX_FRAMES 2    /* a server's reply has a header and at most one tensor */
 #define REFUSAL_MS 1000 /* minimum interval between log lines about malformed messages */
+#define REVOKED    64   /* connections of keys that left the list; each had one answer */
 
 struct router {
 	struct router_config cfg;
@@ -40,7 +42,9 @@ struct router {
 	uint64_t lsn; /* new replies wait until this LSN is flushed */
 
 	struct router_stats stats;
-	uint64_t refusal_ms;         /* time of the newest log line about a malformed message */
+	uint64_t refusal_ms;  /* time of the newest log line about a malformed message */
+	int revoked[REVOKED]; /* descriptors of connections that have had their answer */
+	size_t n_revoked;
 	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
 };
 
@@ -446,6 +450,24 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 		router_send(r, peer, &m);
 }
 
+/* The list no longer has the key of this sender. The first message gets an answer, so that the peer
+ * learns why. At the next message the connection ends, because a peer that goes on would cost a
+ * processor. libzmq has no function for this; it closes a connection whose socket is shut down. */
+static void hang_up_on_revoked(struct router *r)
+{
+	int fd = zmq_msg_get(&r->in.frame[0], ZMQ_SRCFD);
+
+	if (fd <= 0 || auth_is_listed(r->cfg.auth, &r->in))
+		return;
+	for (size_t i = 0; i < REVOKED; i++)
+		if (r->revoked[i] == fd) {
+			r->revoked[i] = 0;
+			(void)shutdown(fd, SHUT_RDWR);
+			return;
+		}
+	r->revoked[r->n_revoked++ % REVOKED] = fd;
+}
+
 /* Keep a chunk until its PUSH arrives. PS_EAGAIN: the chunk gets no answer. */
 static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 {
@@ -510,10 +532,16 @@ static int on_readable(void *arg)
 	}
 	if (rc == PS_OK && r->cfg.auth)
 		rc = auth_check(r->cfg.auth, peer, &r->in, &r->msg, &why);
+	if (rc == PS_EAGAIN) { /* the key of the sender is over its quota */
+		frames_release(&r->in);
+		return 1;
+	}
 	if (rc == PS_OK)
 		r->cfg.on_message(r->cfg.arg, peer, &r->msg, &r->in);
 	else
 		refuse_message(r, peer, rc, why);
+	if (rc == PS_EAUTH && r->in.n)
+		hang_up_on_revoked(r);
 	frames_release(&r->in);
 	router_flush(r);
 	return 1;

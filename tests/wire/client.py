@@ -106,6 +106,14 @@ class Link:
         self.sent += 1
         self.socket.send_multipart(frames)
 
+    def try_send(self, body):
+        """1 if the message was queued, 0 if there is no room for it."""
+        try:
+            self.socket.send_multipart(encode(body, ()), zmq.DONTWAIT)
+        except zmq.Again:
+            return 0
+        return 1
+
     def receive(self, seconds=PATIENCE):
         """The next message, or None if no message came in time."""
         if not self.socket.poll(int(seconds * 1000)):

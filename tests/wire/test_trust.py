@@ -1,4 +1,7 @@
 """What one worker with a valid key must not be able to do (docs/security.md)."""
+import time
+from signal import SIGHUP
+
 import numpy as np
 import pytest
 
@@ -7,7 +10,7 @@ from conftest import LEDGER, Honest
 
 from client import Keys, Link, Refused, Worker, hello, pb
 
-EAUTH = 11
+EAUTH, EFULL = 11, 17
 
 
 def test_trust_a_run_is_not_forged_by_pushes_and_results(programs, few):
@@ -76,6 +79,65 @@ def test_trust_a_session_is_not_stolen_after_a_restart(programs, keys):
     victim.goes_on()
     link.close()
     victim.close()
+
+
+def test_trust_a_key_has_its_share_of_the_slots(programs, keys):
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 5)
+    public = keys / "server.pub"
+    greedy = Keys(keys / "worker.key", public)
+    slots = [Honest(server.endpoint, keys=greedy) for _ in range(3)]
+    with pytest.raises(Refused) as e:
+        Honest(server.endpoint, name="made up", keys=greedy)
+    assert e.value.code == EFULL
+    other = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
+    other.goes_on()
+    slots[0].close()
+    for w in (*slots, other):
+        w.close()
+
+
+def test_trust_floods_of_one_key_lock_nobody_out(programs, keys):
+    """HELLO and STATUS in a loop for 3 s. Another key's worker joins and pushes meanwhile."""
+    server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 50)
+    public = keys / "server.pub"
+    flood = Link(server.endpoint, Keys(keys / "worker.key", public))
+    end = time.monotonic() + 3
+    worker = None
+    while time.monotonic() < end:
+        for _ in range(200):
+            flood.send(hello(name="flood"))
+            flood.send(pb.Status())
+        if not worker and time.monotonic() > end - 2:
+            begin = time.monotonic()
+            worker = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
+            assert time.monotonic() - begin < 1
+        if worker:
+            worker.push_next()
+    answered = 0
+    while flood.receive(0.5):
+        answered += 1
+    assert answered < 5 * (25 + 50)
+    flood.close()
+    worker.close()
+
+
+def test_trust_a_revoked_key_loses_its_connections(programs, keys):
+    server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
+    public = keys / "server.pub"
+    revoked = Honest(server.endpoint, keys=Keys(keys / "second.key", public))
+    revoked.push_next()
+    file = keys / "authorized_keys"
+    file.write_text("".join(line for line in file.read_text().splitlines(True)
+                            if not line.rstrip().endswith("second")))
+    server.signal(SIGHUP)
+    server.line("auth list_read")
+    sent, end = 0, time.monotonic() + 10
+    while sent < 20000 and time.monotonic() < end:  # a closed connection takes no more
+        sent += revoked.bulk.try_send(pb.Beat(stamp=revoked.stamp))
+    assert sent < 20000
+    assert Worker(server.endpoint, keys=Keys(keys / "worker.key", public)).pull()[1] == 1
+    assert server.status()["counters"]["unauthorized"] < 5000
+    revoked.close()
 
 
 def test_trust_the_owner_of_a_hello_is_the_servers(server):

@@ -1,0 +1,39 @@
+/*
+ * quota.h - how many messages of a kind each key may send, so that one key cannot use up what the
+ * server has for all.
+ *
+ * A token bucket for each key and kind has room for the messages of one second. The server drops
+ * messages above the quota without an answer; clients send them again later.
+ *
+ * Pure; thread: the owner's (auth.c: the loop's). Time is an argument and never decreases.
+ */
+#ifndef SERVER_AUTH_QUOTA_H
+#define SERVER_AUTH_QUOTA_H
+#include <stdint.h>
+#include "common/keys.h"
+
+#define QUOTA_KEYS   64u /* keys whose use is known; the one that was silent for longest gives way */
+#define QUOTA_STATUS 50u /* STATUS per second */
+/* HELLO per second, at least: all workers of a key may come at once */
+#define QUOTA_HELLO 25u
+
+enum quota_kind { QUOTA_OF_HELLO, QUOTA_OF_STATUS, QUOTA_KINDS };
+
+struct quota_entry {
+	char key[KEY_TEXT]; /* "": unused */
+	uint64_t used;      /* the number of the call that used it last */
+	uint64_t now_ms[QUOTA_KINDS];
+	uint64_t spent_us[QUOTA_KINDS]; /* time until the bucket is full again */
+};
+
+/* All zero: no key has sent anything. */
+struct quota {
+	struct quota_entry entry[QUOTA_KEYS];
+	uint64_t calls, dropped;
+};
+
+/* Take a token of `key`. `per_second`: tokens of a second. Returns 0 if the bucket is empty. */
+int quota_take(struct quota *q, const char *key, enum quota_kind kind, uint32_t per_second,
+	uint64_t now_ms);
+
+#endif

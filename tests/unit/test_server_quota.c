@@ -1,0 +1,53 @@
+/* test_server_quota.c - the messages of each key in a second (server/auth/quota.h). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include "server/auth/quota.h"
+
+static void one_key_cannot_take_the_tokens_of_another(void **state)
+{
+	static struct quota q;
+	uint32_t taken = 0;
+
+	(void)state;
+	for (uint64_t ms = 1000; ms < 11000; ms++)
+		for (int i = 0; i < 7; i++)
+			taken += (uint32_t)quota_take(&q, "flood", QUOTA_OF_HELLO, 25, ms);
+	assert_in_range(taken, 10 * 25, 10 * 25 + 25);
+	assert_int_equal(q.dropped, 70000 - taken);
+	for (int i = 0; i < 25; i++)
+		assert_true(quota_take(&q, "honest", QUOTA_OF_HELLO, 25, 11000));
+	assert_false(quota_take(&q, "honest", QUOTA_OF_HELLO, 25, 11000));
+	assert_true(quota_take(&q, "honest", QUOTA_OF_STATUS, 50, 11000));
+	assert_true(quota_take(&q, "honest", QUOTA_OF_HELLO, 25, 11040));
+	assert_true(quota_take(&q, "honest", QUOTA_OF_HELLO, 25, 99999999));
+}
+
+/* More keys than entries: the bucket of a key that keeps sending is not forgotten. */
+static void many_keys_do_not_refill_a_bucket(void **state)
+{
+	static struct quota q;
+	char key[KEY_TEXT];
+
+	(void)state;
+	for (int i = 0; i < 25; i++)
+		assert_true(quota_take(&q, "flood", QUOTA_OF_HELLO, 25, 1000));
+	for (int i = 0; i < 1000; i++) {
+		snprintf(key, sizeof(key), "key %d", i);
+		assert_true(quota_take(&q, key, QUOTA_OF_HELLO, 25, 1001));
+		assert_false(quota_take(&q, "flood", QUOTA_OF_HELLO, 25, 1001));
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(one_key_cannot_take_the_tokens_of_another),
+		cmocka_unit_test(many_keys_do_not_refill_a_bucket),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

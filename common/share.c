@@ -192,7 +192,8 @@ int share_receive(int socket, void *data, size_t size, int *fds, size_t n)
 		return errno == EAGAIN || errno == EINTR ? PS_EAGAIN : PS_EUNREACHABLE;
 	size_t here = take_fds(&m, got);
 	if (bytes == (ssize_t)size && here == n && !(m.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
-		memcpy(fds, got, n * sizeof(int));
+		for (size_t i = 0; i < n; i++) /* fds may be NULL if n is 0 */
+			fds[i] = got[i];
 		return PS_OK;
 	}
 	for (size_t i = 0; i < here; i++)

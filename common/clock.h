@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 uint64_t clock_ms(void);    /* CLOCK_MONOTONIC, milliseconds */
+uint64_t clock_us(void);    /* CLOCK_MONOTONIC, microseconds */
 double clock_seconds(void); /* CLOCK_MONOTONIC, seconds with nanosecond resolution */
 
 /*

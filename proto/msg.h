@@ -272,10 +272,20 @@ struct msg_result {
 	double metric_sum[METRICS_MAX];
 };
 
+/* Where the time of a worker's program went since it connected, in microseconds. */
+struct time_split {
+	uint64_t compute_us; /* outside of libcnnps */
+	uint64_t weights_us; /* waiting for weights */
+	uint64_t push_us;    /* sending pushes: their checksum, the wait for ACKs or the disk */
+	uint64_t lease_us;   /* waiting for work */
+	uint64_t copy_us;    /* checksums and copies in libcnnps */
+};
+
 /* A heartbeat, in both directions. The server's has the state of the worker's pushes. */
 struct msg_beat {
 	struct stamp stamp;
 	uint64_t last_seq, durable_seq;
+	struct time_split time; /* of a worker; the server's is zero */
 };
 
 struct msg_bye {

@@ -220,6 +220,11 @@ static const struct wire_field beat[] = {
 	INNER(1, beat.stamp, stamp),
 	MSG(2, beat.last_seq, 0, WIRE_MAX_SEQ),
 	MSG(3, beat.durable_seq, 0, WIRE_MAX_SEQ),
+	MSG(4, beat.time.compute_us, 0, ANY64),
+	MSG(5, beat.time.weights_us, 0, ANY64),
+	MSG(6, beat.time.push_us, 0, ANY64),
+	MSG(7, beat.time.lease_us, 0, ANY64),
+	MSG(8, beat.time.copy_us, 0, ANY64),
 	END,
 };
 

@@ -29,6 +29,9 @@ void dispatch_status(const struct server *s, struct status *out)
 		.checkpointer = s->checkpointer ? checkpointer_stats(s->checkpointer) : NULL,
 		.wal = s->wal ? wal_stats(s->wal) : NULL,
 		.disk = &s->disk,
+		.apply_s = s->apply_s,
+		.idle_s = s->idle_s,
+		.total_s = clock_seconds() - s->begin_s,
 		.now_ms = s->finish_ms ? s->finish_ms : s->awake.now_ms,
 		.rss_bytes = status_rss(),
 		.turned_away = s->admission.turned_away,
@@ -192,9 +195,11 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 
 	if (s->wal && !s->status)
 		lsn = wal_append(s->wal, ev, now, f);
+	double begin = clock_seconds();
 	param_buffers_before_step(s->state.params, c);
 	core_decide(c, ev, now);
 	param_buffers_after_step(s->state.params, c);
+	s->apply_s += clock_seconds() - begin;
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e, lsn);
 }

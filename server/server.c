@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -316,6 +317,7 @@ static void on_tick(uv_timer_t *t)
 		uv_stop(&s->loop);
 		return;
 	}
+	s->idle_s = (double)uv_metrics_idle_time(&s->loop) * 1e-9;
 	router_receive_pending(s->router);
 	disk_wait_tick(&s->disk, s->wal, s->checkpointer, s->committed_lsn, dispatch_now(s));
 	dispatch_event(s, &(struct event){.kind = EVENT_TICK, .held_ms = s->disk.held_ms});
@@ -681,8 +683,10 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	memset(s, 0, sizeof(*s));
 	s->options = o;
 	s->state.lock_fd = -1;
+	s->begin_s = clock_seconds();
 	if (uv_loop_init(&s->loop) != 0)
 		return err_set(e, PS_ENOMEM, "no event loop");
+	(void)uv_loop_configure(&s->loop, UV_METRICS_IDLE_TIME);
 	int rc = startup_open(&s->state, o, e);
 	if (!rc) {
 		rc = open_ports(s, e);

@@ -74,6 +74,9 @@ struct server {
 	struct history *history;
 	struct wall wall;
 	struct timings timings;
+	double begin_s; /* clock_seconds at the start of the loop */
+	double apply_s; /* time that the core took, with the computation of the weights */
+	double idle_s;  /* time that the loop waited, at the newest tick */
 	struct warnings warnings;
 	struct waiting waiting;
 	struct observers observers;

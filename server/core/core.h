@@ -193,6 +193,7 @@ struct worker_counts {
 	uint64_t refused;            /* messages that were answered by an ERROR */
 	/* asynchronous modes: accepted pushes, and the sum of their staleness */
 	uint64_t async_pushes, staleness_sum;
+	struct time_split time; /* what its newest BEAT said */
 };
 
 struct worker_view {

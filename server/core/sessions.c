@@ -382,6 +382,7 @@ static void send_beat(struct core *c, const struct worker *w, uint32_t peer)
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev)
 {
 	w->session.beat_peer = ev->peer;
+	w->counts.time = ev->msg->beat.time;
 	send_beat(c, w, ev->peer);
 }
 

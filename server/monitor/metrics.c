@@ -283,14 +283,49 @@ static double worker_is_live(const struct status *s, const struct worker_view *w
 	return w->state == SESSION_LIVE && !w->stalled && !w->excluded;
 }
 
+/* One series for each worker and part of its time. */
+static void put_worker_time(FILE *f, const struct status *s)
+{
+	fprintf(f,
+		"# HELP cnnps_worker_seconds_total Time of the worker's program, by what it did.\n"
+		"# TYPE cnnps_worker_seconds_total counter\n");
+	for (uint32_t i = 0; i < core_config(s->core)->sessions.max_workers; i++) {
+		struct worker_view w;
+
+		core_worker(s->core, i, &w);
+		for (int part = 0; part < TALLY_PARTS && w.state != SESSION_FREE; part++) {
+			fprintf(f, "cnnps_worker_seconds_total{part=\"%s\",worker=\"%u\",name=\"",
+				tally_part[part], w.worker);
+			put_label(f, w.name);
+			end_worker_series(f, labels_of(s->labels, w.worker)->host,
+				(double)tally_part_us(&w.counts.time, part) * 1e-6);
+		}
+	}
+}
+
 static void put_workers(FILE *f, const struct status *s)
 {
+	put_worker_time(f, s);
 	put_worker_gauge(f, s, "images_per_second", "Images/s over the last second.", worker_rate);
 	put_worker_gauge(
 		f, s, "staleness", "Mean staleness of the newest pushes.", worker_staleness);
 	put_worker_gauge(
 		f, s, "silent_seconds", "Since the worker's last message.", worker_silence);
 	put_worker_gauge(f, s, "live", "1 if the worker is at work.", worker_is_live);
+}
+
+static void put_server_time(FILE *f, const struct status *s)
+{
+	fprintf(f,
+		"# HELP cnnps_server_seconds_total Time of the server's main thread, by what it "
+		"did.\n"
+		"# TYPE cnnps_server_seconds_total counter\n"
+		"cnnps_server_seconds_total{part=\"apply\"} %.9g\n"
+		"cnnps_server_seconds_total{part=\"verify\"} %.9g\n"
+		"cnnps_server_seconds_total{part=\"idle\"} %.9g\n"
+		"cnnps_server_seconds_total{part=\"other\"} %.9g\n",
+		s->apply_s, s->net.verify_s, s->idle_s,
+		fmax(0, s->total_s - s->apply_s - s->net.verify_s - s->idle_s));
 }
 
 /* One series for each metric besides accuracy. */
@@ -327,6 +362,7 @@ static void put_progress(FILE *f, const struct status *s)
 	metric(f, "test_loss", "gauge", "Loss of the newest evaluation; NaN: none yet.",
 		r ? r->eval_loss_sum / r->eval_done : (double)NAN);
 	put_test_metrics(f, s->core, r);
+	put_server_time(f, s);
 	metric(f, "term", "gauge", "Number of this start of the server.",
 		(double)core_config(s->core)->term);
 }

@@ -160,13 +160,28 @@ static json_t *json_text_or_null(const char *text)
 	return text && text[0] ? json_string(text) : json_null();
 }
 
+static json_t *time_shares(const struct tally *t)
+{
+	json_t *o = json_object();
+	double sum = 0;
+
+	for (int i = 0; i < TALLY_PARTS; i++) {
+		json_object_set_new(o, tally_part[i], json_real(t->share[i]));
+		sum += t->share[i];
+	}
+	if (sum > 0)
+		return o;
+	json_decref(o);
+	return json_null();
+}
+
 static json_t *worker_object(
 	const struct worker_view *w, const struct label *l, const struct tally *t, uint64_t now_ms)
 {
 	uint64_t silent = now_ms > w->last_message_ms ? now_ms - w->last_message_ms : 0;
 
 	return json_pack("{s:o, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-			 "s:o, s:o, s:o}",
+			 "s:o, s:o, s:o, s:o}",
 		"worker", json_count(w->worker), "state", status_worker_state(w), "name", w->name,
 		"device", w->device, "host", json_text_or_null(l->host), "pid",
 		l->pid ? json_count(l->pid) : json_null(), "address", json_text_or_null(l->address),
@@ -176,7 +191,7 @@ static json_t *worker_object(
 		"images_per_s", json_count((uint64_t)t->images_per_s), "staleness",
 		t->staleness < 0 ? json_null() : json_real(t->staleness), "duplicates",
 		json_count(w->counts.duplicates), "rejected", json_count(w->counts.rejected),
-		"refusals", json_count(w->counts.refused));
+		"refusals", json_count(w->counts.refused), "time", time_shares(t));
 }
 
 /* A list of at most `max` workers. *left_out becomes the number of other workers. */
@@ -219,6 +234,13 @@ static json_t *counters_object(const struct status *s)
 		"zloop_rescues", json_count(s->net.rescues), "keys_refused",
 		json_count(s->auth.refused), "unauthorized", json_count(s->auth.unauthorized),
 		"hellos_turned_away", json_count(s->turned_away));
+}
+
+/* What the time of the server's main thread was used for, in seconds since its start. */
+static json_t *time_object(const struct status *s)
+{
+	return json_pack("{s:f, s:f, s:f, s:f}", "apply", s->apply_s, "verify", s->net.verify_s,
+		"idle", s->idle_s, "total", s->total_s);
 }
 
 static json_t *checkpoint_object(const struct status *s)
@@ -340,6 +362,7 @@ static char *status_with(const struct status *s, size_t max_workers)
 	set_key(o, "counters", counters_object(s));
 	set_key(o, "checkpoint", checkpoint_object(s));
 	set_key(o, "wal", wal_object(s));
+	set_key(o, "time", time_object(s));
 	set_key(o, "data", data_object(s->core));
 	set_key(o, "log_level", json_string(log_level_name(log_get_level())));
 	set_key(o, "connections", json_count(s->net.port.connections));

@@ -35,6 +35,8 @@ struct status {
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
 	const struct disk_wait *disk;                  /* NULL: no disk */
 	struct auth_stats auth;                        /* all zero: no keys */
+	/* since the start of the server; net.verify_s belongs to them */
+	double apply_s, idle_s, total_s;
 	uint64_t now_ms;
 	uint64_t rss_bytes;
 	uint64_t turned_away; /* HELLOs, see clients.h */

@@ -5,6 +5,16 @@
 
 #define MEASURE_MS 1000
 
+const char *const tally_part[TALLY_PARTS] = {"compute", "weights", "push", "lease", "copy"};
+
+uint64_t tally_part_us(const struct time_split *t, int part)
+{
+	const uint64_t us[TALLY_PARTS] = {
+		t->compute_us, t->weights_us, t->push_us, t->lease_us, t->copy_us};
+
+	return us[part];
+}
+
 int tallies_init(struct tallies *t, const struct core *c, uint64_t now_ms)
 {
 	*t = (struct tallies){.n = core_config(c)->sessions.max_workers, .measured_ms = now_ms};
@@ -26,6 +36,22 @@ void tallies_release(struct tallies *t)
 	*t = (struct tallies){0};
 }
 
+/* A new process of the worker counts from zero again. */
+static void measure_shares(
+	struct tally *t, const struct time_split *now, const struct time_split *then)
+{
+	double part[TALLY_PARTS], sum = 0;
+
+	for (int i = 0; i < TALLY_PARTS; i++) {
+		uint64_t us = tally_part_us(now, i), before = tally_part_us(then, i);
+
+		part[i] = (double)(us >= before ? us - before : us);
+		sum += part[i];
+	}
+	for (int i = 0; i < TALLY_PARTS && sum > 0; i++)
+		t->share[i] = part[i] / sum;
+}
+
 static void measure(struct tally *t, const struct worker_view *now, double seconds)
 {
 	const struct worker_counts *c = &now->counts, *then = &t->counts;
@@ -34,6 +60,7 @@ static void measure(struct tally *t, const struct worker_view *now, double secon
 	t->images_per_s = (double)(now->images - t->images) / seconds;
 	t->staleness =
 		pushes ? (double)(c->staleness_sum - then->staleness_sum) / (double)pushes : -1;
+	measure_shares(t, &c->time, &then->time);
 	t->images = now->images;
 	t->counts = *c;
 }

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <zmq.h>
 #include "common/assert.h"
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/zloop.h"
@@ -509,6 +510,7 @@ static int on_readable(void *arg)
 
 	if (rc == 0 || rc == PS_ENET)
 		return 0;
+	double begin = clock_seconds();
 	r->stats.received++;
 	r->stats.received_bytes += frame_bytes(&r->in);
 	if (rc == 1 && wire_is_chunk(&r->in))
@@ -519,6 +521,7 @@ static int on_readable(void *arg)
 		rc = join_lane(r, peer, &ref, &why);
 	if (rc == 1 || rc == PS_OK)
 		rc = wire_decode(r->wire, &r->in, &r->msg, &why);
+	r->stats.verify_s += clock_seconds() - begin;
 	if (rc == PS_EAGAIN) {
 		r->stats.torn += (uint64_t)in_lane;
 		frames_release(&r->in);

@@ -61,6 +61,7 @@ struct router_stats {
 	uint64_t params_framed;              /* versions of the weights that were sent */
 	uint64_t torn;                       /* pushes in shared memory whose checksum was wrong */
 	struct lanes_stats lanes;
+	double verify_s;  /* time that decoding and checksums of messages took */
 	uint64_t rescues; /* messages that only a safety timer found; must stay 0 (zloop.h) */
 	struct port_stats port;
 	uint32_t waiting; /* replies in the queue now */

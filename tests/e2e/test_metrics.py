@@ -71,3 +71,16 @@ def test_alert_rules():
     assert promtool("check", "rules", PROMETHEUS / "alerts.yml").returncode == 0
     done = promtool("test", "rules", "alerts_test.yml", cwd=PROMETHEUS)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_time_of_workers_and_server(programs, small):
+    server = programs.server("--model", "seed:4", "--epochs", 500)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["workers"] and server.status()["workers"][0]["time"], 30, "a split")
+    status = server.status()
+    split = status["workers"][0]["time"]
+    assert set(split) == {"compute", "weights", "push", "lease", "copy"}
+    assert abs(sum(split.values()) - 1) < 1e-6 and split["compute"] > 0 and split["weights"] > 0
+    time = status["time"]
+    assert min(time.values()) > 0
+    assert time["apply"] + time["verify"] + time["idle"] <= time["total"]

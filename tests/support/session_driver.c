@@ -164,7 +164,8 @@ void driver_beat(struct session_driver *d, uint64_t last_seq, uint64_t durable_s
 	struct msg m = {.type = MSG_BEAT};
 
 	driver_promise(d, durable_seq);
-	m.beat = (struct msg_beat){d->welcome.stamp, last_seq, durable_seq};
+	m.beat = (struct msg_beat){
+		.stamp = d->welcome.stamp, .last_seq = last_seq, .durable_seq = durable_seq};
 	driver_message(d, &m);
 }
 

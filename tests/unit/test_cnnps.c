@@ -1,5 +1,6 @@
 /* test_cnnps.c - libcnnps with a fake server that answers, loses its state, disconnects and sends false
  * messages. Proves the promises of worker/client/cnnps.h and the invariants of net.h and outbox.h. */
+#include <time.h>
 #include "tests/support/client_fixture.h"
 
 /* ---- the plain way ------------------------------------------------------------------------ */
@@ -91,6 +92,24 @@ static void flush_waits_for_decisions_and_for_the_disk(void **state)
 	s = client_stats(client);
 	assert_int_equal(s.durable, 2);
 	assert_int_equal(s.replayed, 0);
+}
+
+static void the_time_is_split(void **state)
+{
+	struct cnnps_stats before = client_stats(client), s;
+	const struct timespec pause = {.tv_nsec = 30 * 1000 * 1000};
+
+	(void)state;
+	client_expect_weights(0);
+	nanosleep(&pause, NULL); /* the program computes */
+	fake_set(&client_server, &client_server.how.not_durable, 1);
+	client_push(1, 0);
+	assert_int_equal(cnnps_flush(client, 1, 50), CNNPS_EAGAIN);
+	s = client_stats(client);
+	assert_in_range(s.compute_us - before.compute_us, 30 * 1000, 10 * 1000 * 1000);
+	assert_in_range(s.push_us - before.push_us, 50 * 1000, 10 * 1000 * 1000);
+	assert_true(s.weights_us > before.weights_us);
+	fake_set(&client_server, &client_server.how.not_durable, 0);
 }
 
 static void a_rejection_is_counted(void **state)
@@ -400,6 +419,7 @@ int main(void)
 		CONNECTED(one_request_pushes_and_brings_the_weights_after_it),
 		CONNECTED(a_slice_touches_its_values_only),
 		CONNECTED(flush_waits_for_decisions_and_for_the_disk),
+		CONNECTED(the_time_is_split),
 		CONNECTED(a_rejection_is_counted),
 		CONNECTED(leases_and_results_travel_whole),
 		UNCONNECTED(observers_ask_but_do_not_push),

@@ -52,10 +52,29 @@ struct cnnps {
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* in total; number i is at i % PULLS */
 	struct request request; /* the newest request */
+	/* clock_us: the end of the newest call; the begin of this one, 0 outside of calls; how long
+	 * this call has waited */
+	uint64_t left_us, entered_us, waited_us;
 };
 
+/* A call begins. Its time counts, and the time since the end of the one before. */
+static void begin_call(struct cnnps *c)
+{
+	c->entered_us = clock_us();
+	c->waited_us = 0;
+	if (c->net)
+		net_spend(c->net, TIME_COMPUTE, c->entered_us - c->left_us);
+}
+
+/* A call ends. */
 static int done(struct cnnps *c, int rc)
 {
+	uint64_t now = clock_us();
+
+	if (c->entered_us && c->net)
+		net_spend(c->net, TIME_COPY, now - c->entered_us - c->waited_us);
+	c->entered_us = 0;
+	c->left_us = now;
 	c->status = rc;
 	return rc;
 }
@@ -111,9 +130,33 @@ static struct request *new_request(struct cnnps *c, enum request_kind kind)
 	return &c->request;
 }
 
+/* Counts the time of a request, from `from` to `now`, for what the program waited for. */
+static void count_wait(struct cnnps *c, enum request_kind kind, uint64_t from, uint64_t now)
+{
+	uint64_t pushed = c->request.pushed_us;
+
+	if (kind == REQUEST_PUSH && pushed) {
+		net_spend(c->net, TIME_PUSH, pushed - from);
+		net_spend(c->net, TIME_WEIGHTS, now - pushed);
+	} else if (kind == REQUEST_PULL || kind == REQUEST_PREFETCH) {
+		net_spend(c->net, TIME_WEIGHTS, now - from);
+	} else {
+		net_spend(c->net, kind == REQUEST_LEASE ? TIME_LEASE : TIME_PUSH, now - from);
+	}
+	c->waited_us += now - from;
+}
+
 static int run_request(struct cnnps *c, struct request *o)
 {
-	return c->net ? net_request(c->net, o) : refuse(c, "this connection was never made");
+	enum request_kind kind = o->kind; /* a push may go on as a pull */
+	uint64_t from = clock_us();
+
+	if (!c->net)
+		return refuse(c, "this connection was never made");
+	int rc = net_request(c->net, o);
+	if (c->entered_us)
+		count_wait(c, kind, from, clock_us());
+	return rc;
 }
 
 /* ---- connecting ------------------------------------------------------------------------------ */
@@ -395,6 +438,7 @@ int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull)
 	struct cnnps_pull p;
 	int rc = READ_STRUCT(c, &p, pull, cnnps_pull);
 
+	begin_call(c);
 	if (rc)
 		return done(c, rc);
 	switch (p.flags) {
@@ -520,6 +564,7 @@ int cnnps_push(struct cnnps *c, const struct cnnps_push *push)
 	struct cnnps_push p;
 	int rc = READ_STRUCT(c, &p, push, cnnps_push);
 
+	begin_call(c);
 	if (!rc)
 		rc = p.then ? push_then_pull(c, &p) : push_values(c, &p, 0);
 	return done(c, rc);
@@ -552,6 +597,7 @@ int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease)
 	struct cnnps_lease got;
 	int rc = READ_STRUCT(c, &got, lease, cnnps_lease);
 
+	begin_call(c);
 	if (rc)
 		return done(c, rc);
 	o = new_request(c, REQUEST_LEASE);
@@ -571,6 +617,7 @@ int cnnps_result(
 	struct cnnps_evaluation e;
 	int rc = READ_STRUCT(c, &l, lease, cnnps_lease);
 
+	begin_call(c);
 	rc = rc ? rc : READ_STRUCT(c, &e, evaluation, cnnps_evaluation);
 	if (rc)
 		return done(c, rc);
@@ -590,6 +637,7 @@ int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 {
 	struct request *o = new_request(c, REQUEST_FLUSH);
 
+	begin_call(c);
 	o->durable = durable;
 	o->deadline_ms = clock_ms() + timeout_ms;
 	return done(c, run_request(c, o));

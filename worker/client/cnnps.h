@@ -280,6 +280,10 @@ struct cnnps_stats {
 	uint64_t reconnects, replayed;
 	/* pushes without effect: another worker was first, or the step was over */
 	uint64_t superseded;
+	/* Where the time of the program went, in microseconds: outside of this library, waiting for
+	 * weights, sending pushes, waiting for leases, and checksums and copies in here. The server's
+	 * status shows it. */
+	uint64_t compute_us, weights_us, push_us, lease_us, copy_us;
 };
 
 /* Counters since cnnps_connect. Any thread, at any time. */

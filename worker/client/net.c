@@ -45,6 +45,7 @@ enum prefetch {
 struct counters {
 	atomic_uint_least64_t pushed, acked, rejected, superseded, durable, last_version,
 		reconnects, replayed;
+	atomic_uint_least64_t time_us[TIME_PARTS];
 };
 
 struct net {
@@ -440,6 +441,19 @@ static void on_admin_refused(struct net *n, const struct msg_error *e)
 	n->why[0] = '\0';
 }
 
+static void beat_now(struct net *n, const struct msg *m)
+{
+	const atomic_uint_least64_t *us = n->count.time_us;
+	struct msg beat = *m;
+
+	beat.beat.time = (struct time_split){.compute_us = atomic_load(&us[TIME_COMPUTE]),
+		.weights_us = atomic_load(&us[TIME_WEIGHTS]),
+		.push_us = atomic_load(&us[TIME_PUSH]),
+		.lease_us = atomic_load(&us[TIME_LEASE]),
+		.copy_us = atomic_load(&us[TIME_COPY])};
+	heartbeat_send(&n->heartbeat, &beat, session_welcome(n->session)->beat_ms / 2, clock_ms());
+}
+
 static void run_effect(struct net *n, const struct session_effect *e)
 {
 	switch (e->kind) {
@@ -451,8 +465,7 @@ static void run_effect(struct net *n, const struct session_effect *e)
 		atomic_store(&n->count.replayed, n->out.replayed);
 		break;
 	case DO_SEND_BEAT:
-		heartbeat_send(&n->heartbeat, &e->msg, session_welcome(n->session)->beat_ms / 2,
-			clock_ms());
+		beat_now(n, &e->msg);
 		break;
 	case DO_RELEASE:
 		outbox_drop(&n->out, e->seq);
@@ -534,6 +547,7 @@ static void try_push(struct net *n, uint64_t now)
 		return;
 	}
 	r->kind = REQUEST_PULL;
+	r->pushed_us = clock_us();
 	n->pending = !n->prefetch;
 	try_request_now(n, now);
 }
@@ -1200,6 +1214,16 @@ void net_stats(const struct net *n, struct cnnps_stats *s)
 	s->last_version = atomic_load(&c->last_version);
 	s->reconnects = atomic_load(&c->reconnects);
 	s->replayed = atomic_load(&c->replayed);
+	s->compute_us = atomic_load(&c->time_us[TIME_COMPUTE]);
+	s->weights_us = atomic_load(&c->time_us[TIME_WEIGHTS]);
+	s->push_us = atomic_load(&c->time_us[TIME_PUSH]);
+	s->lease_us = atomic_load(&c->time_us[TIME_LEASE]);
+	s->copy_us = atomic_load(&c->time_us[TIME_COPY]);
+}
+
+void net_spend(struct net *n, enum time_part part, uint64_t us)
+{
+	atomic_fetch_add(&n->count.time_us[part], us);
 }
 
 void net_free(struct net **n)

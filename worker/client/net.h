@@ -72,6 +72,7 @@ struct request {
 		enum weights which;
 		struct arrival got;
 	} pull;
+	uint64_t pushed_us; /* out, PUSH with a pull: clock_us when the push was sent */
 	union {
 		struct msg_welcome welcome; /* CONNECT, out */
 		struct {
@@ -113,6 +114,10 @@ int net_take_slot(struct net *n, struct lane_slot *slot) PS_MUST_CHECK;
 void net_alive(struct net *n);
 /* 1 if the server has asked for the pictures of show.h since the last call. Any thread. */
 int net_show_asked(struct net *n);
+/* The parts of struct time_split. */
+enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
+/* The program has spent so much time. BEATs report the sums. The program's thread. */
+void net_spend(struct net *n, enum time_part part, uint64_t us);
 /* Any thread. */
 void net_stats(const struct net *n, struct cnnps_stats *s);
 /* Wait for decisions, send BYE, join the background thread, free the struct and set *n to NULL; *n

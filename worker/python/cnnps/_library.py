@@ -78,7 +78,7 @@ class Evaluation(Structure):
 class Stats(Structure):
     _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
         "pushed", "acked", "rejected", "durable", "last_version", "reconnects", "replayed",
-        "superseded")]
+        "superseded", "compute_us", "weights_us", "push_us", "lease_us", "copy_us")]
 
 
 _FUNCTIONS = {

@@ -65,7 +65,8 @@ class Info(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """What became of the pushes of a connection."""
+    """What became of the pushes of a connection, and where the time of the program went, in
+    microseconds: outside of cnnps, waiting for weights, for a push and for a lease, and copies."""
 
     pushed: int
     acked: int
@@ -75,6 +76,11 @@ class Stats(NamedTuple):
     reconnects: int
     replayed: int
     superseded: int
+    compute_us: int
+    weights_us: int
+    push_us: int
+    lease_us: int
+    copy_us: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+/*
+ * writer.h - the IDX files of a data set, for the readers of convert.h.
+ *
+ * A writer makes the two files of one part, training or test. writer_settle gives them their names,
+ * or removes them. Thread: main.
+ */
+#ifndef WORKER_CTL_WRITER_H
+#define WORKER_CTL_WRITER_H
+#include <stdint.h>
+#include <stdio.h>
+#include "common/err.h"
+#include "common/model.h"
+
+enum convert_part { CONVERT_TRAIN, CONVERT_TEST, CONVERT_PARTS };
+
+/* The files of one part, under names that end in ".part". */
+struct writer {
+	const char *dir;
+	enum convert_part part;
+	struct shape shape;
+	int wide; /* labels of 32 bits */
+	uint32_t n;
+	FILE *images, *labels;
+};
+
+/* Begin a part with images of `shape` and labels below `classes`. PS_EIO, PS_EDATA. */
+int writer_open(struct writer *w, const char *dir, enum convert_part part, struct shape shape,
+	size_t classes, struct err *e) PS_MUST_CHECK;
+/* Append an image: shape_count(w->shape) bytes, channels, rows, columns. */
+int writer_put(
+	struct writer *w, const uint8_t *pixels, uint32_t label, struct err *e) PS_MUST_CHECK;
+/* Complete the files; they keep their ".part". */
+int writer_close(struct writer *w, struct err *e) PS_MUST_CHECK;
+/* Give the files their names (keep), or remove them. */
+int writer_settle(struct writer *w, int keep, struct err *e) PS_MUST_CHECK;
+
+#endif

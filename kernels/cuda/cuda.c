@@ -1,36 +1,14 @@
 /*
- * cuda.c - the cuda device: choice of the GPU, memory, data set. See cuda.h.
+ * cuda.c - the cuda device: choice of the GPU, life cycle, data set. See cuda.h.
  */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "common/assert.h"
 #include "common/mem.h"
 #include "kernels/cuda/cuda.h"
 
 #define MIN_INDEX 65536 /* minimum size of the index buffer of local_steps */
-
-void *arena_take(struct cuda_arena *a, size_t n, size_t size)
-{
-	const size_t align = 256;
-	size_t bytes, at = (a->used + align - 1) / align * align;
-
-	if (__builtin_mul_overflow(n, size, &bytes) ||
-		__builtin_add_overflow(at, bytes, &a->used) || a->used > SIZE_MAX / 4) {
-		a->overflow = 1;
-		a->used = 0;
-		return NULL;
-	}
-	return a->base ? a->base + at : NULL;
-}
-
-/* Reports an error of open or use in the caller's struct err. */
-static int failed(cudaError_t rc, const char *what, struct err *e)
-{
-	return err_set(e, rc == cudaErrorMemoryAllocation ? PS_ENOMEM : PS_EDEVICE,
-		"device cuda: %s: %s", what, cudaGetErrorString(rc));
-}
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
@@ -44,121 +22,10 @@ static int choose_device(struct cuda *c, const struct backend_options *o, struct
 	if (rc)
 		return rc;
 	if ((cu = cudaGetDeviceProperties(&p, c->gpu.number)))
-		return failed(cu, "the GPU does not start", e);
+		return cuda_failed(cu, "the GPU does not start", e);
 	c->options.fused = o->kernels != KX_KERNELS_GENERAL && kx_fused_runs_here();
 	snprintf(c->option, sizeof(c->option), "cuda:%d", c->gpu.number);
 	snprintf(c->name, sizeof(c->name), "%s %s %s", c->option, p.name, names[o->precision]);
-	return PS_OK;
-}
-
-static void cuda_place(struct cuda *c, struct cuda_arena *a)
-{
-	const size_t n = c->model->n_params;
-	const int rounds = c->options.forward_only ? 1 : LOCAL_ROUNDS;
-
-	for (int i = 0; i < rounds; i++) {
-		struct slot *s = &c->slot[i];
-
-		s->params = arena_take(a, n, sizeof(float));
-		s->start = c->may_fail ? arena_take(a, n, sizeof(float)) : s->params;
-		if (!c->options.forward_only)
-			s->grad = arena_take(a, n, sizeof(float));
-	}
-	c->index = arena_take(a, c->max_index, sizeof(uint32_t));
-	c->now = arena_take(a, 1, sizeof(*c->now));
-	c->result = arena_take(a, 1, sizeof(*c->result));
-}
-
-static void place_pinned(struct cuda *c, struct cuda_arena *a)
-{
-	for (int i = 0; i < LOCAL_ROUNDS; i++) {
-		struct slot *s = &c->slot[i];
-
-		s->index = arena_take(a, c->max_index, sizeof(uint32_t));
-		s->now = arena_take(a, CUDA_CHUNKS, sizeof(*s->now));
-		s->result = arena_take(a, 1, sizeof(*s->result));
-	}
-}
-
-static int too_many_images(const struct cuda *c, struct err *e)
-{
-	return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", c->max_batch);
-}
-
-static int cuda_allocate(struct cuda *c, struct err *e)
-{
-	struct cuda_arena device = {0}, host = {0};
-	cudaError_t rc;
-
-	cuda_place(c, &device);
-	place_pinned(c, &host);
-	if (device.overflow || host.overflow)
-		return too_many_images(c, e);
-	if ((rc = cudaMalloc(&c->memory, device.used)))
-		return failed(rc, "memory on the GPU", e);
-	if ((rc = cudaHostAlloc(&c->pinned, host.used, cudaHostAllocDefault)))
-		return failed(rc, "pinned memory", e);
-	device = (struct cuda_arena){.base = c->memory};
-	host = (struct cuda_arena){.base = c->pinned};
-	cuda_place(c, &device);
-	place_pinned(c, &host);
-	if ((rc = cudaMemset(c->result, 0, sizeof(*c->result))))
-		return failed(rc, "the first copies", e);
-	return PS_OK;
-}
-
-/* Allocates the memory of the path. */
-static int allocate_path(struct cuda *c, struct err *e)
-{
-	struct cuda_arena device = {0};
-	size_t width, bytes;
-	cudaError_t rc;
-
-	c->path->place(c->net, &device, NULL);
-	c->path->logits(c->net, &width);
-	if (device.overflow || __builtin_mul_overflow(c->max_batch, width * sizeof(float), &bytes))
-		return too_many_images(c, e);
-	if ((rc = cudaMalloc(&c->path_memory, device.used)))
-		return failed(rc, "memory on the GPU", e);
-	if ((rc = cudaHostAlloc((void **)&c->logits, bytes, cudaHostAllocDefault)))
-		return failed(rc, "pinned memory", e);
-	device = (struct cuda_arena){.base = c->path_memory};
-	c->path->place(c->net, &device, &c->result->trouble);
-	return PS_OK;
-}
-
-static void close_path(struct cuda *c)
-{
-	cuda_drop_graphs(c);
-	cudaFree(c->path_memory);
-	cudaFreeHost(c->logits);
-	if (c->net)
-		c->path->close(c->net);
-	c->path_memory = c->logits = c->net = NULL;
-	c->path = NULL;
-}
-
-int cuda_open_path(struct cuda *c, struct err *e)
-{
-	static const struct cuda_path *const paths[] = {&cuda_seed, &cuda_tensor, &cuda_net};
-	int rc;
-
-	close_path(c);
-	for (size_t i = 0; !c->path && i < sizeof(paths) / sizeof(paths[0]); i++)
-		if (paths[i]->fits(c->model, &c->options))
-			c->path = paths[i];
-	PS_ASSERT(c->path); /* cuda_net fits every model */
-	if ((rc = c->path->open(&c->net, c->model, &c->options, e)))
-		return rc;
-	if (!c->memory) {
-		c->may_fail = c->path->may_fail && c->path->may_fail(c->net);
-		if ((rc = cuda_allocate(c, e)))
-			return rc;
-	}
-	if ((rc = allocate_path(c, e)))
-		return rc;
-	if (c->path->fill(c->net, c->stream))
-		return failed(cudaGetLastError(), "the first copies", e);
 	return PS_OK;
 }
 
@@ -203,7 +70,7 @@ static int cuda_start(struct cuda *c, const struct backend_options *o, struct er
 	if (rc)
 		return rc;
 	if ((cu = make_streams(c)))
-		return failed(cu, "a stream", e);
+		return cuda_failed(cu, "a stream", e);
 	rc = cuda_open_path(c, e);
 	gpu_settle(&c->gpu);
 	return rc;
@@ -220,7 +87,7 @@ static void cuda_close(void *self)
 	}
 	cudaSetDevice(c->gpu.number);
 	cudaDeviceSynchronize(); /* a round may be in flight */
-	close_path(c);
+	cuda_close_path(c);
 	cudaFree(c->pixels);
 	cudaFree(c->labels);
 	cudaFree(c->memory);
@@ -310,7 +177,7 @@ static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 	if (!rc && set->n)
 		rc = cudaMemcpy(c->labels, set->labels, set->n * sizeof(*c->labels),
 			cudaMemcpyHostToDevice);
-	return rc ? failed(rc, "the data set", e) : PS_OK;
+	return rc ? cuda_failed(rc, "the data set", e) : PS_OK;
 }
 
 /* Memory that is pinned for every GPU (portable). */

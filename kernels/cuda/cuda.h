@@ -1,5 +1,6 @@
 /*
- * cuda.h - the state of the cuda device, shared by cuda.c (life cycle) and work.c (batches).
+ * cuda.h - the state of the cuda device, shared by cuda.c (life cycle), work.c (batches) and
+ * open_path.c (memory, and the path that runs the model), from the highest layer to the lowest.
  *
  * `open` allocates all memory: one block on the device and pinned buffers on the host. Only the
  * data set has its own memory, which `use` allocates. A gradient copies parameters and indices to
@@ -95,8 +96,11 @@ struct cuda {
 	int n_graphs;
 };
 
+/* Reports an error of open or use in the caller's struct err. */
+int cuda_failed(cudaError_t rc, const char *what, struct err *e);
 /* Opens the first path that fits, with its memory. */
 int cuda_open_path(struct cuda *c, struct err *e) PS_MUST_CHECK;
+void cuda_close_path(struct cuda *c);
 /* Destroys the graphs. Needed when memory that they refer to moves. */
 void cuda_drop_graphs(struct cuda *c);
 /* As struct device. */

@@ -18,12 +18,6 @@ static int cuda_check(struct cuda *c, cudaError_t rc, const char *call)
 }
 #define CHECK(call) cuda_check(c, call, #call)
 
-void cuda_drop_graphs(struct cuda *c)
-{
-	while (c->n_graphs)
-		cudaGraphExecDestroy(c->graph[--c->n_graphs].exec);
-}
-
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
 static struct kx_batch batch_of(const struct cuda *c, size_t images, int training)

@@ -2,8 +2,8 @@
 # Check that the core is pure: its object files use only functions of memory, text and math, the
 # seeded random generator, the function of a failed assertion and other functions of the core, and
 # have no variables. The worker's session has the same rule, but may allocate memory once, when it
-# is created. The lint reads the objects of the warnings lint, or of the build directory in its
-# argument.
+# is created. Also check that no files of the programs call each other in a circle. The lint reads
+# the objects of the warnings lint, or of the build directory in its argument.
 set -u
 b=${1:-build/lint-gcc}
 free='memchr|run_head_[a-z]+|__cpu_model|__cpu_indicator_init|memcpy|memmove|memset|memcmp|strlen|strnlen|strcmp|strncmp|__mem(cpy|move|set)_chk'
@@ -30,6 +30,15 @@ look() {
 			$1 ~ / (\.data|\.bss|\.tdata|\.tbss|\*COM\*)/ { sub(/.* /, "", $2); print $2 }' |
 			sed "s|.*|$o: & is a variable: state belongs into the struct|"
 	done | grep . && failed=1
+}
+
+# Print the object files of the five folders that have a source; a build directory may have older ones.
+all_objects() {
+	find "$b/common" "$b/proto" "$b/kernels" "$b/server" "$b/worker" -name '*.o' 2>/dev/null | sort |
+		while read -r o; do
+			source=${o#"$b/"}
+			[ ! -e "${source%.o}.c" ] && [ ! -e "${source%.o}.cu" ] || echo "$o"
+		done
 }
 
 # Report files that call each other in a circle: none of them can be understood or tested alone.
@@ -64,7 +73,8 @@ in_table() {
 	rm -r "$d"
 }
 
-in_layers 'the core' "$b"/server/core/*.o
+# shellcheck disable=SC2046 # no blanks in names
+in_layers 'the programs' "$b"/server/core/*.o $(all_objects)
 in_table "$b"/server/core/*.o
 look 'the core' "$free" "$b"/server/core/*.o
 look 'the session' "$free|mem_try|free" "$b"/worker/client/session.o

@@ -261,9 +261,10 @@ def test_weakness_that_clang_tidy_finds_is_found(tree):
     assert run(tree, "tidy", "common/rng.c") == (0, "")
 
 
-def objects(tree, core, session="int session(void) { return 0; }\n"):
-    """A build directory with a core and a session made of these lines of C."""
-    for path, text in (("server/core/core", core), ("worker/client/session", session)):
+def objects(tree, core, session="int session(void) { return 0; }\n", others=()):
+    """A build directory with a core, a session and other files made of these lines of C."""
+    write(tree, "docs/architecture.md", "### Inside `server/core`\n| layer | `core.c` |\n")
+    for path, text in (("server/core/core", core), ("worker/client/session", session), *others):
         place = tree / "objects" / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.with_suffix(".c").write_text(text)
@@ -302,6 +303,18 @@ def test_session_that_reads_a_clock_is_found(tree):
     assert code != 0 and "the session" in output
     assert objects(tree, "int f(void) { return 1; }",
                    "extern void *mem_try(long);\nvoid *f(void) { return mem_try(9); }") == (0, "")
+
+
+def test_files_that_call_each_other_are_found(tree):
+    one = ("worker/ctl/one", "int two(void); int three(void); int one(void) { return two(); }")
+    two = ("common/two", "int three(void); int two(void) { return three(); }")
+    for others, code in (((("common/three", "int one(void); int three(void) { return one(); }"),), 1),
+                         ((("common/three", "int three(void) { return 3; }"),), 0)):
+        for path, text in (one, two, *others):
+            write(tree, path + ".c", text)
+        status, output = objects(tree, "int f(void) { return 1; }", others=(one, two, *others))
+        assert status == code, output
+        assert not code or "common/two.o" in output and "worker/ctl/one.o" in output
 
 
 def test_missing_objects_are_a_finding(tree):

@@ -71,7 +71,7 @@ __device__ void reduce(float sum[WARP_IMAGES][CLASSES])
 
 /* A block handles 32 images (x) and a slice of the inputs (y). It writes their logits without bias
  * to partial_logits. */
-__global__ __launch_bounds__(THREADS, 2) void logits_kernel(
+__global__ __launch_bounds__(THREADS, 2) void staged_logits_kernel(
 	struct products p, size_t n_images, size_t part)
 {
 	__shared__ float weight[CLASSES][TILE];
@@ -117,7 +117,7 @@ int staged_logits(struct gpu *g, const struct products *p, size_t n, struct err 
 	/* a part has whole tiles; an empty part would leave its sums unwritten */
 	size_t part = ((inputs + slices - 1) / slices + TILE - 1) / TILE * TILE;
 	slices = (inputs + part - 1) / part;
-	logits_kernel<<<dim3((unsigned)groups, (unsigned)slices), THREADS, 0, g->stream>>>(
+	staged_logits_kernel<<<dim3((unsigned)groups, (unsigned)slices), THREADS, 0, g->stream>>>(
 		*p, n, part);
 	LAUNCHED(e);
 	int rc = gpu_mark(g, "fc", PHASE_KERNEL, e);

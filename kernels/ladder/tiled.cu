@@ -15,7 +15,7 @@ namespace
 #define ROW              12  /* 9 weights and a bias, or 10 classes, rounded up to 16 bytes */
 #define BACKWARD_FILTERS 2
 #define BACKWARD_THREADS 352              /* 2 * POOL_AREA rounded up to whole warps */
-#define BLOCKS_PER_SM    2                /* blocks of backward_kernel */
+#define BLOCKS_PER_SM    2                /* blocks of tiled_backward_kernel */
 #define STAGE            4                /* images between two barriers */
 #define WORDS            (IMAGE_AREA / 4) /* words of 4 pixels per image */
 #define LOADS            ((STAGE * WORDS + BACKWARD_THREADS - 1) / BACKWARD_THREADS)
@@ -54,7 +54,7 @@ __device__ float convolve(const float patch[4][4], const float w[ROW], int i)
 
 /* A block handles 32 filters (x) and image n (y). Thread o computes pooled value o of each
  * filter. */
-__global__ __launch_bounds__(FORWARD_THREADS) void convolve_kernel(struct products p)
+__global__ __launch_bounds__(FORWARD_THREADS) void tiled_convolve_kernel(struct products p)
 {
 	__shared__ float image[IMAGE_AREA];
 
@@ -222,7 +222,7 @@ __device__ void tiled_write_conv(const struct sums &sum, size_t first, size_t fi
 
 /* A block handles two filters (x) and a chunk of images (y). A thread handles one pooled value and
  * loops over the images. */
-__global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void backward_kernel(
+__global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void tiled_backward_kernel(
 	struct products p, size_t n_images, size_t chunk)
 {
 	__shared__ struct stage s;
@@ -268,7 +268,7 @@ __global__ __launch_bounds__(BACKWARD_THREADS, BLOCKS_PER_SM) void backward_kern
 int tiled_convolve(struct gpu *g, const struct products *p, size_t n, struct err *e)
 {
 	dim3 grid((unsigned)((p->k.filters + FORWARD_FILTERS - 1) / FORWARD_FILTERS), (unsigned)n);
-	convolve_kernel<<<grid, FORWARD_THREADS, 0, g->stream>>>(*p);
+	tiled_convolve_kernel<<<grid, FORWARD_THREADS, 0, g->stream>>>(*p);
 	LAUNCHED(e);
 	return gpu_mark(g, "conv + ReLU + pool", PHASE_KERNEL, e);
 }
@@ -277,7 +277,8 @@ int tiled_backward(struct gpu *g, const struct products *p, size_t n, size_t chu
 {
 	dim3 grid((unsigned)((p->k.filters + BACKWARD_FILTERS - 1) / BACKWARD_FILTERS),
 		(unsigned)chunks);
-	backward_kernel<<<grid, BACKWARD_THREADS, 0, g->stream>>>(*p, n, (n + chunks - 1) / chunks);
+	tiled_backward_kernel<<<grid, BACKWARD_THREADS, 0, g->stream>>>(
+		*p, n, (n + chunks - 1) / chunks);
 	LAUNCHED(e);
 	return gpu_mark(g, "backward", PHASE_KERNEL, e);
 }

@@ -168,7 +168,7 @@ static void write_option(
 	double v = k->out ? config_value(c, row) : 0;
 
 	u32(k, &n);
-	put(k, row->name, n);
+	cursor_put(k, row->name, n);
 	f64(k, &v);
 }
 

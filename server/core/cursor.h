@@ -63,7 +63,7 @@ static inline void bytes(struct cursor *k, void *p, size_t n)
 }
 
 /* bytes() of a cursor that writes or counts. */
-static inline void put(struct cursor *k, const void *p, size_t n)
+static inline void cursor_put(struct cursor *k, const void *p, size_t n)
 {
 	if (k->out)
 		memcpy(k->out + k->at, p, n);

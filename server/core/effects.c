@@ -88,7 +88,7 @@ const struct effect *core_effect(const struct core *c, size_t i)
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-static void put(struct say *s, char c)
+static void say_char(struct say *s, char c)
 {
 	if (s->n + 1 < sizeof(s->text))
 		s->text[s->n++] = c;
@@ -105,7 +105,7 @@ void say_begin(struct say *s, const char *text)
 void say_text(struct say *s, const char *text)
 {
 	while (*text)
-		put(s, *text++);
+		say_char(s, *text++);
 }
 
 void say_number(struct say *s, uint64_t n)
@@ -117,13 +117,13 @@ void say_number(struct say *s, uint64_t n)
 		digit[count++] = (char)('0' + n % 10);
 	while ((n /= 10) > 0);
 	while (count > 0)
-		put(s, digit[--count]);
+		say_char(s, digit[--count]);
 }
 
 void say_hex(struct say *s, uint64_t n)
 {
 	for (int shift = 60; shift >= 0; shift -= 4)
-		put(s, "0123456789abcdef"[n >> shift & 15]);
+		say_char(s, "0123456789abcdef"[n >> shift & 15]);
 }
 
 void say_run(struct say *s, const struct run_id *run)

@@ -140,7 +140,7 @@ static struct process *find_process(
 }
 
 /* Write the text that follows "runs on", with the known parts of the label. */
-static const char *place_of(const struct label *label, char *text, size_t size)
+static const char *place_text(const struct label *label, char *text, size_t size)
 {
 	if (label->host[0] && label->pid)
 		snprintf(text, size, "%s pid %u", label->host, label->pid);
@@ -191,8 +191,8 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 
 	if (worker >= 1 && worker <= l->max_workers && is_news(l, p, worker, incarnation))
 		log_fenced(worker, incarnation, name, old, new);
-	place_of(old, one, sizeof(one));
-	place_of(new, other, sizeof(other));
+	place_text(old, one, sizeof(one));
+	place_text(new, other, sizeof(other));
 	if (name[0])
 		snprintf(text, LABEL_FENCED,
 			"another process took over --name \"%s\": this one runs on %s, the new "

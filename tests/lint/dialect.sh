@@ -1,16 +1,21 @@
 #!/bin/sh
 # Check rules about code for which C allows several forms: sizeof(x) has parentheses; bounds are
 # named min and max; `rc` has the result of a call, 0 or a status of err.h; no two files of the
-# programs have a static function of the same name, so that a search and a backtrace find the right
-# one.
+# programs have a static function or a kernel of the same name, so that a search and a backtrace find
+# the right one.
 set -u
 "$(dirname "$0")/code.sh" | awk '
+	BEGIN { own = "^(common|proto|kernels|server|worker)/[^:]*\\.(c|h|cu|cuh): (static|inline|constexpr|__(global|device|host|forceinline)__) " }
 	function finding(why) { print $0 ": " why; found = 1 }
 	{ gsub(/"([^"\\]|\\.)*"/, "\"\"") }
 	/(^|[^A-Za-z0-9_])sizeof[^A-Za-z0-9_(]/ { finding("sizeof(x) with parentheses") }
 	/[^A-Za-z0-9_](most_?|least_?|MOST_[A-Z_]*|LEAST_[A-Z_]*)([^A-Za-z0-9_]|$)/ { finding("a bound is min or max") }
 	/^[^ ]*: [ \t]+int (r|res|ret|result|status) = [a-z_0-9]+\(/ { finding("rc is the name for a status") }
-	/^(common|proto|kernels|server|worker)\/[^:]*\.c: static [^=;"(]*[ *][a-z_0-9]+\(/ {
+	{ gsub(/__launch_bounds__\([^)]*\)+/, "") }
+	open { open = 0; sub(/:[ \t]+/, ": static ") } # the second line of a declaration
+	$0 !~ own { next }
+	!/[=;"({]/ { open = 1 }
+	match($0, /^[^=;"(]*[ *&][a-z_0-9]+\(/) {
 		file = substr($1, 1, length($1) - 1)
 		match($0, /[a-z_0-9]+\(/)
 		name = substr($0, RSTART, RLENGTH - 1)

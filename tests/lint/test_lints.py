@@ -169,9 +169,13 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
 def test_static_name_of_two_files_is_found(tree):
     write(tree, "common/one.c", "static int twice(int a)\n{\n\treturn a;\n}\n")
     assert run(tree, "dialect") == (0, "")
-    write(tree, "worker/two.c", "static void twice(void)\n{\n}\n")
-    code, output = run(tree, "dialect")
-    assert code != 0 and "worker/two.c" in output and "common/one.c" in output, output
+    for path, text in (("worker/two.c", "static void twice(void)\n"),
+                       ("server/two.h", "static inline void twice(void)\n"),
+                       ("kernels/two.cu", "__global__ void __launch_bounds__(SIZE(2))\n\ttwice(\n")):
+        write(tree, path, text)
+        code, output = run(tree, "dialect")
+        assert code != 0 and path in output and "common/one.c" in output, output
+        (tree / path).unlink()
 
 
 def test_only_links_may_be_longer_than_a_line(tree):

@@ -33,7 +33,7 @@ static int npy_bad(const struct npy *a, const char *what, struct err *e)
 }
 
 /* Returns the text after 'key': in the header of the file, which is a Python dictionary. */
-static const char *value_of(const char *head, const char *key)
+static const char *header_value(const char *head, const char *key)
 {
 	const char *at = strstr(head, key);
 
@@ -88,11 +88,11 @@ static int npy_read_header(struct npy *a, struct err *e)
 	head[n] = '\0';
 	if (n < size)
 		return npy_bad(a, "its header is cut off", e);
-	const char *order = value_of(head, "fortran_order");
+	const char *order = header_value(head, "fortran_order");
 	if (!order || strncmp(order, "False", 5) != 0)
 		return npy_bad(a, "must be in C order", e);
-	int rc = read_type(a, value_of(head, "descr"), e);
-	return rc ? rc : read_dims(a, value_of(head, "shape"), e);
+	int rc = read_type(a, header_value(head, "descr"), e);
+	return rc ? rc : read_dims(a, header_value(head, "shape"), e);
 }
 
 static int npy_open(struct npy *a, const char *dir, const char *name, struct err *e)

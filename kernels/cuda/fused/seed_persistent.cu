@@ -427,7 +427,7 @@ __device__ inline uint64_t clock_ns()
 }
 
 /* Returns true if the block shall not wait any longer. *begin is 0 in the first call of a wait. */
-__device__ inline bool give_up(
+__device__ inline bool waited_too_long(
 	const struct seed_exchange &x, struct block_state *shared, uint64_t *begin)
 {
 	const uint64_t now = clock_ns();
@@ -468,7 +468,7 @@ __device__ inline void ll_wait(const struct seed_exchange &x, struct block_state
 			if (here)
 				return;
 		}
-	} while (!give_up(x, shared, &begin));
+	} while (!waited_too_long(x, shared, &begin));
 }
 
 /* ---- logits and d_logits --------------------------------------------------------------------- */

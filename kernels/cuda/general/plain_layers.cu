@@ -224,7 +224,7 @@ __global__ void mean_pool_dgrad_kernel(
 
 /* The base of the power of channel c at the pixel of `s`. */
 template <class T>
-__device__ inline float lrn_base(
+__device__ inline float lrn_base_at(
 	const struct kx_tensor &in, const struct kx_lrn &l, struct spot s, int c)
 {
 	const int end = min(c + (l.size - 1) / 2 + 1, l.channels);
@@ -248,7 +248,7 @@ __global__ void lrn_kernel(struct kx_tensor in, struct kx_tensor out, struct kx_
 		float v = 0;
 
 		if (s.c < l.channels)
-			v = get<T>(in, s) * powf(lrn_base<T>(in, l, s, s.c), -l.beta);
+			v = get<T>(in, s) * powf(lrn_base_at<T>(in, l, s, s.c), -l.beta);
 		put<T>(out, s, v);
 	}
 }
@@ -267,7 +267,7 @@ __global__ void lrn_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struc
 
 		for (int c = max(s.c - (l.size - 1) / 2, 0); c < end && s.c < l.channels; c++) {
 			const struct spot o = {c, s.x, s.y, s.n};
-			const float base = lrn_base<T>(in, l, o, c), power = powf(base, -l.beta);
+			const float base = lrn_base_at<T>(in, l, o, c), power = powf(base, -l.beta);
 			const float d = get<T>(dy, o);
 
 			if (c == s.c)

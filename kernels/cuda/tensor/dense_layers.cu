@@ -39,13 +39,13 @@ size_t dense_count(const struct kx_dense &p, int images)
 
 /* ---- first layer ----------------------------------------------------------------------------- */
 
-__device__ inline void store_octet(float *to, const float (&v)[KX_OCTET])
+__device__ inline void store_values(float *to, const float (&v)[KX_OCTET])
 {
 	reinterpret_cast<float4 *>(to)[0] = {v[0], v[1], v[2], v[3]};
 	reinterpret_cast<float4 *>(to)[1] = {v[4], v[5], v[6], v[7]};
 }
 
-__device__ inline void store_octet(__nv_bfloat16 *to, const float (&v)[KX_OCTET])
+__device__ inline void store_values(__nv_bfloat16 *to, const float (&v)[KX_OCTET])
 {
 	*reinterpret_cast<uint4 *>(to) = {to_bf16x2(v[0], v[1]), to_bf16x2(v[2], v[3]),
 		to_bf16x2(v[4], v[5]), to_bf16x2(v[6], v[7])};
@@ -73,17 +73,17 @@ __global__ void patches_kernel(struct kx_batch batch, const __grid_constant__ st
 
 	for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n;
 		i += (int)(gridDim.x * blockDim.x)) {
-		const int pixel = divide(i, by_octets);
+		const int pixel = divide_by(i, by_octets);
 		const int k0 = (i - pixel * (int)by_octets.value) * KX_OCTET;
-		const int image = divide(pixel, by_image);
+		const int image = divide_by(pixel, by_image);
 		const int rest = pixel - image * (int)by_image.value;
-		const int row = divide(rest, by_row);
+		const int row = divide_by(rest, by_row);
 		const int y = row * w.stride - w.top;
 		const int x = (rest - row * (int)by_row.value) * w.stride - w.left;
 		const size_t first = image_number(&batch, image) * plane * p.channels;
 		const uint8_t *from = batch.pixels + first;
-		int tap = divide(k0, by_channels), c = k0 - tap * p.channels;
-		int tap_y = divide(tap, by_size), tap_x = tap - tap_y * (int)by_size.value;
+		int tap = divide_by(k0, by_channels), c = k0 - tap * p.channels;
+		int tap_y = divide_by(tap, by_size), tap_x = tap - tap_y * (int)by_size.value;
 		float v[KX_OCTET];
 #pragma unroll
 		for (int j = 0; j < KX_OCTET; j++) {
@@ -103,7 +103,7 @@ __global__ void patches_kernel(struct kx_batch batch, const __grid_constant__ st
 				tap_y++;
 			}
 		}
-		store_octet(to + (size_t)i * KX_OCTET, v);
+		store_values(to + (size_t)i * KX_OCTET, v);
 	}
 }
 
@@ -182,7 +182,7 @@ __global__ void unpool_kernel(const T *pooled, const uint8_t *argmax, T *full, i
 	await_previous();
 	for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n;
 		i += (int)(gridDim.x * blockDim.x)) {
-		const int window = divide(i, by_octets), y = divide(window, by_row);
+		const int window = divide_by(i, by_octets), y = divide_by(window, by_row);
 		const int x = window - y * (int)by_row.value;
 		const size_t width = 2 * (size_t)by_row.value;
 		const uint2 best = reinterpret_cast<const uint2 *>(argmax)[i];
@@ -203,7 +203,7 @@ __global__ void unpool_kernel(const T *pooled, const uint8_t *argmax, T *full, i
 			for (int j = 0; j < KX_OCTET; j++)
 				v[j] = ((j < 4 ? best.x : best.y) >> j % 4 * 8 & 255) == k ? d[j]
 											   : 0;
-			store_octet(to + (k / 2 * width + k % 2) * c, v);
+			store_values(to + (k / 2 * width + k % 2) * c, v);
 		}
 	}
 }

@@ -69,9 +69,9 @@ template <class T> __device__ inline struct tile_row tile_row_at(const struct kx
 {
 	const struct kx_windows &w = g.window;
 	const int quarter = g.pooled ? m % 4 : 0, window = g.pooled ? m / 4 : m;
-	const int image = divide(window, g.by_image);
+	const int image = divide_by(window, g.by_image);
 	const int rest = window - image * (int)g.by_image.value;
-	int y = divide(rest, g.by_row), x = rest - y * (int)g.by_row.value;
+	int y = divide_by(rest, g.by_row), x = rest - y * (int)g.by_row.value;
 
 	if (g.pooled) {
 		y = 2 * y + quarter / 2;
@@ -174,7 +174,7 @@ __device__ inline void stage_products(float (&c)[S::MI][S::NJ][4], const unsigne
 		for (int m = 0; m < S::MI; m++)
 #pragma unroll
 			for (int n = 0; n < S::NJ; n++)
-				multiply<T>(c[m][n], x[m], y[n / 2] + n % 2 * 2);
+				mma_tile<T>(c[m][n], x[m], y[n / 2] + n % 2 * 2);
 	}
 }
 
@@ -259,7 +259,8 @@ template <class S> __device__ inline struct octet sums_at(const float *sums, int
 }
 
 /* Scale, bias and ReLU. */
-__device__ inline void finish(struct octet *o, const struct kx_product &g, const struct octet &bias)
+__device__ inline void epilogue(
+	struct octet *o, const struct kx_product &g, const struct octet &bias)
 {
 #pragma unroll
 	for (int j = 0; j < KX_OCTET; j++) {
@@ -298,7 +299,7 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 			struct octet o = sums_at<S>(sums, row * S::SUM_PITCH + column, parts);
 			const size_t at = (size_t)(m0 + row) * g.n + n;
 
-			finish(&o, g, bias);
+			epilogue(&o, g, bias);
 #pragma unroll
 			for (int j = 0; j < KX_OCTET; j++)
 				o.v[j] = mask[i] >> j & 1 ? o.v[j] : 0;
@@ -338,7 +339,7 @@ __device__ inline void store_pooled(const struct kx_product &g, const float *sum
 		}
 		const size_t at = (size_t)((m0 + r) / 4) * g.n + n;
 
-		finish(&best, g, bias);
+		epilogue(&best, g, bias);
 		store_octet(static_cast<T *>(g.d) + at, best);
 		*reinterpret_cast<uint2 *>(g.argmax + at) = {argmax[0], argmax[1]};
 	}

@@ -64,9 +64,9 @@ __device__ inline void load_pixel(
 	int at = pixel;
 
 	if (!flat) {
-		const int image = divide(pixel, g.by_image);
+		const int image = divide_by(pixel, g.by_image);
 		const int rest = pixel - image * (int)g.by_image.value;
-		const int p = divide(rest, g.by_row), q = rest - p * (int)g.by_row.value;
+		const int p = divide_by(rest, g.by_row), q = rest - p * (int)g.by_row.value;
 		const int y = p * w.stride - w.top + col.r, x = q * w.stride - w.left + col.s;
 
 		valid = valid && (unsigned)y < (unsigned)w.h && (unsigned)x < (unsigned)w.w;
@@ -81,7 +81,7 @@ __device__ inline void load_pixel(
 }
 
 template <class T, class S>
-__device__ inline void load_stage(const struct kx_product_wgrad &g, const struct column &col,
+__device__ inline void load_wgrad_stage(const struct kx_product_wgrad &g, const struct column &col,
 	int tile, int n0, bool flat, unsigned char *stage)
 {
 	typedef wgrad_sizes<T, S> Z;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(S::THREADS, 2)
 	await_previous();
 	for (int i = 0; i < S::STAGES - 1; i++) {
 		if (begin + i < end)
-			load_stage<T, S>(g, col, begin + i, n0, flat, memory + i * Z::STAGE);
+			load_wgrad_stage<T, S>(g, col, begin + i, n0, flat, memory + i * Z::STAGE);
 		copies_commit();
 	}
 	for (int i = 0; i < end - begin; i++) {
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(S::THREADS, 2)
 		copies_wait<S::STAGES - 2>();
 		__syncthreads();
 		if (begin + next < end)
-			load_stage<T, S>(g, col, begin + next, n0, flat,
+			load_wgrad_stage<T, S>(g, col, begin + next, n0, flat,
 				memory + next % S::STAGES * Z::STAGE);
 		copies_commit();
 #pragma unroll
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(S::THREADS, 2)
 			for (int m = 0; m < S::MI; m++)
 #pragma unroll
 				for (int n = 0; n < S::NJ; n++)
-					multiply<T>(c[m][n], x[m], y[n / 2] + n % 2 * 2);
+					mma_tile<T>(c[m][n], x[m], y[n / 2] + n % 2 * 2);
 		}
 	}
 	if (S::WARPS_K > 1)

@@ -22,7 +22,7 @@ template <> struct type_of<float> {
 	static const int PAD = 32;
 };
 
-__device__ static inline int divide(int n, const struct kx_divisor &d)
+__device__ static inline int divide_by(int n, const struct kx_divisor &d)
 {
 	return d.value == 1 ? n : (int)(__umulhi((uint32_t)n, d.multiplier) >> d.shift);
 }
@@ -35,7 +35,7 @@ __device__ static inline void copy_cached(void *to, const void *from, bool valid
 		     : "memory");
 }
 
-__device__ static inline void load_matrices(uint32_t (&r)[4], uint32_t at)
+__device__ static inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t at)
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
 		     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -61,7 +61,7 @@ template <class T>
 __device__ static inline void load_a(
 	uint32_t (&a)[4], const unsigned char *s, int pitch, int row, int k_bytes, int lane)
 {
-	load_matrices(a, shared_address(s + (row + lane % 16) * pitch + k_bytes + lane / 16 * 16));
+	ldmatrix_x4(a, shared_address(s + (row + lane % 16) * pitch + k_bytes + lane / 16 * 16));
 	if (sizeof(T) == 4)
 		for (int i = 0; i < 4; i++)
 			a[i] = to_tf32(__uint_as_float(a[i]));
@@ -72,8 +72,8 @@ template <class T>
 __device__ static inline void load_b(
 	uint32_t (&b)[4], const unsigned char *s, int pitch, int column, int k_bytes, int lane)
 {
-	load_matrices(b, shared_address(s + (column + lane % 8 + lane / 16 * 8) * pitch + k_bytes +
-					lane / 8 % 2 * 16));
+	ldmatrix_x4(b, shared_address(s + (column + lane % 8 + lane / 16 * 8) * pitch + k_bytes +
+				      lane / 8 % 2 * 16));
 	if (sizeof(T) == 4)
 		for (int i = 0; i < 4; i++)
 			b[i] = to_tf32(__uint_as_float(b[i]));
@@ -113,7 +113,7 @@ __device__ static inline void load_b_across(
 }
 
 template <class T>
-__device__ static inline void multiply(float *c, const uint32_t *a, const uint32_t *b)
+__device__ static inline void mma_tile(float *c, const uint32_t *a, const uint32_t *b)
 {
 	if (sizeof(T) == 2)
 		mma_bf16_tile(c, a, b);

@@ -1,6 +1,6 @@
 /*
  * siphash.h - SipHash-2-4 (Aumasson and Bernstein 2012) of 64-bit words: a message authentication
- * code. Nobody without the key can compute the code of words for which he was not told it.
+ * code. Without the key, nobody can compute the code of words that he has not seen with their code.
  *
  * Pure. Thread: any.
  */

@@ -62,7 +62,7 @@ static void send_status(struct server *s, uint32_t peer)
 	router_set_lsn(s->router, 0);
 	router_send(s->router, peer, &m);
 	free(text);
-	if (observers_asked(&s->observers, peer, dispatch_now(s)) && s->status)
+	if (observers_request(&s->observers, peer, dispatch_now(s)) && s->status)
 		send_bye(s, peer);
 }
 

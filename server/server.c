@@ -49,9 +49,9 @@ static void request_snapshot(struct server *s)
 	uint64_t now = dispatch_now(s);
 
 	if (!s->wal || s->status || checkpointer_busy(s->checkpointer) ||
-		!wal_wants_snapshot(s->wal) || now - s->asked_ms < ASK_MS)
+		!wal_wants_snapshot(s->wal) || now - s->request_ms < ASK_MS)
 		return;
-	s->asked_ms = now;
+	s->request_ms = now;
 	dispatch_event(s, &ev);
 }
 

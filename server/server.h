@@ -57,8 +57,8 @@ struct server {
 	struct wal *wal;                   /* NULL: no write-ahead log */
 	uint64_t committed_lsn;            /* LSN of the newest event that a message may report */
 	struct disk_wait disk;
-	uint64_t asked_ms; /* time of the newest EVENT_SAVE that the log needed */
-	struct http *http; /* NULL: off */
+	uint64_t request_ms; /* time of the newest EVENT_SAVE that the log needed */
+	struct http *http;   /* NULL: off */
 	char http_token[HTTP_TOKEN];
 	/* time since which the last checkpoint of a drain fails; 0: it does not fail */
 	uint64_t unsaved_ms;

@@ -73,11 +73,11 @@ static void nesterov_step(float *x, float *v, const float *g, float rate, size_t
 /* The elastic force (Zhang 2015, arXiv 1412.6651): x and the centre move towards each other. The
  * server subtracts g, so g is minus the move of the centre. */
 PS_CLONES
-static void elastic_update(float *g, float *x, const float *center, float part, size_t n)
+static void elastic_update(float *g, float *x, const float *centre, float part, size_t n)
 {
 	PS_APART
 	for (size_t i = 0; i < n; i++) {
-		float e = part * (x[i] - center[i]);
+		float e = part * (x[i] - centre[i]);
 
 		x[i] -= e;
 		g[i] = -e;
@@ -385,9 +385,9 @@ int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 	return deliver(s, &p, s->held.version, 0);
 }
 
-/* ---- easgd: own weights, tied to the center -------------------------------------------------- */
+/* ---- easgd: own weights, tied to the centre -------------------------------------------------- */
 
-static int start_at_center(struct steps *s)
+static int start_at_centre(struct steps *s)
 {
 	size_t n = s->info->n_params;
 	int rc = ensure_buffer(&s->own, n);
@@ -406,7 +406,7 @@ static int start_at_center(struct steps *s)
 	return rc;
 }
 
-static int meet_center(struct steps *s, struct next_push *p)
+static int meet_centre(struct steps *s, struct next_push *p)
 {
 	const size_t n = s->n_trained, statistics = (s->info->n_params - n) * sizeof(float);
 	int rc = pull_held(s);
@@ -449,7 +449,7 @@ int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 {
 	const struct cnnps_info *info = s->info;
 	struct next_push p = {.g = NULL};
-	int rc = s->started ? PS_OK : start_at_center(s);
+	int rc = s->started ? PS_OK : start_at_centre(s);
 
 	for (uint32_t i = 0; i < l->count && !rc; i++) {
 		int meets = i + 1 == l->count || p.work.count + 1 == info->n_push;
@@ -459,7 +459,7 @@ int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 		if (!rc)
 			rc = step_own_weights(s, l, i, &p);
 		if (!rc && meets)
-			rc = meet_center(s, &p);
+			rc = meet_centre(s, &p);
 	}
 	return rc;
 }

@@ -111,8 +111,9 @@ const struct rung rung_production = {
 	.changes = "The kernels that workers use, through kernels/backend.h. The forward kernel "
 		   "stores no pooled value, only two bits for its place; the backward kernel "
 		   "computes the value again.",
-	.predicts = "6.4 GFLOP at 60 TFLOP/s are 0.11 ms; 0.13 ms of kernels is the aim (8 ms for "
-		    "60,000 images), 0.08 ms of copies stay: 0.21 ms",
+	.predicts =
+		"6.4 GFLOP at 60 TFLOP/s are 0.11 ms; 0.13 ms of kernels are expected (8 ms for "
+		"60,000 images), 0.08 ms of copies stay: 0.21 ms",
 	.needs_gpu = 1,
 	.open = production_open,
 	.step = production_step,

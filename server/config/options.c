@@ -322,7 +322,7 @@ static void check_rate(const struct core_config *c, const struct model *m, int *
 		c->training.epochs == 0)
 		complain(errors, "--schedule, --warmup: a run without --epochs has no known end");
 	if (c->training.mode == MODE_EASGD && (c->optim.weight_decay > 0 || c->optim.clip_norm > 0))
-		complain(errors, "--weight-decay, --clip-norm: the center of --mode easgd moves by "
+		complain(errors, "--weight-decay, --clip-norm: the centre of --mode easgd moves by "
 				 "distances, not gradients: leave them out");
 }
 
@@ -358,7 +358,7 @@ static const char *check_mode(const struct core_config *c)
 	if (c->optim.kind == OPTIM_LBFGS && mode != MODE_SANDBLASTER)
 		return "--optimizer: lbfgs needs --mode sandblaster";
 	if (mode == MODE_EASGD && c->optim.kind != OPTIM_SGD)
-		return "--optimizer: the center of --mode easgd moves by itself: leave it out";
+		return "--optimizer: the centre of --mode easgd moves by itself: leave it out";
 	if ((mode == MODE_SYNC || mode == MODE_SANDBLASTER) && (p->n_push > 1 || p->n_fetch > 1))
 		return "--n-push, --n-fetch: of modes downpour, ssp and easgd only";
 	if (c->dc.kind && !asynchronous)

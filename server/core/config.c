@@ -11,18 +11,18 @@
 /* clang-format off */
 #define MISMATCH(name) "it was begun with another --" name
 #define AT(member, field) offsetof(struct core_config, member.field)
-#define NUMBER(kind, m, f, n, d, min_, max_, a, r, told, ...) \
+#define NUMBER(kind, m, f, n, d, min_, max_, a, r, sent, ...) \
 	{.type = kind, .offset = AT(m, f), .name = n, .name_bytes = sizeof(n) - 1, .def = d, \
 	 .min = min_, .max = max_, .arg = a, .resume = r, .mismatch = MISMATCH(n), .help = __VA_ARGS__},
 #define GROUP(member, tag, title) {.type = CONFIG_GROUP, .help = title},
 #define U32(...)  NUMBER(CONFIG_U32, __VA_ARGS__)
 #define U64(...)  NUMBER(CONFIG_U64, __VA_ARGS__)
 #define REAL(...) NUMBER(CONFIG_REAL, __VA_ARGS__)
-#define ENUM(m, f, n, d, tag, names, first, a, r, told, ...) \
+#define ENUM(m, f, n, d, tag, names, first, a, r, sent, ...) \
 	{.type = CONFIG_ENUM, .offset = AT(m, f), .name = n, .name_bytes = sizeof(n) - 1, .def = d, \
 	 .min = first, .max = first, .values = names, .arg = a, .resume = r, \
 	 .mismatch = MISMATCH(n), .help = __VA_ARGS__},
-#define FLAG(m, f, n, r, told, ...) \
+#define FLAG(m, f, n, r, sent, ...) \
 	{.type = CONFIG_FLAG, .offset = AT(m, f), .name = n, .name_bytes = sizeof(n) - 1, .def = "0", \
 	 .max = 1, .resume = r, .mismatch = MISMATCH(n), .help = __VA_ARGS__},
 /* clang-format on */

@@ -353,9 +353,9 @@ const struct core_stats *core_stats(const struct core *c)
 	return &c->stats;
 }
 
-void core_lend(struct core *c, float *buffer)
+void core_next_buffer(struct core *c, float *buffer)
 {
-	c->store.loan = buffer;
+	c->store.next_buffer = buffer;
 }
 
 const float *core_weights(const struct core *c)

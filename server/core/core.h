@@ -246,11 +246,12 @@ size_t core_bytes(const struct core_config *cfg);
  * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees them.
  */
 struct core *core_init(void *memory, const struct core_config *cfg, float *weights);
-/* Lends `buffer` (n_params floats, aligned to 64 bytes) to the core. The next update writes its
- * weights to `buffer` and leaves the current weights unchanged, because a reader still uses them.
+/* Sets the buffer of the next version (n_params floats, aligned to 64 bytes). The next update
+ * writes its weights to `buffer` and leaves the current weights unchanged, because a reader still
+ * uses them.
  * After this update core_weights returns `buffer`, and the old vector belongs to the caller again.
  * NULL takes back a buffer that the core has not used. */
-void core_lend(struct core *c, float *buffer);
+void core_next_buffer(struct core *c, float *buffer);
 /* Takes one event. The caller reads the effects with core_effect before the next step. `now_ms`
  * never decreases. */
 void core_step(struct core *c, const struct event *ev, uint64_t now_ms);

@@ -83,7 +83,7 @@ void quarantine_bad(struct core *c, struct worker *w)
 	w->session.leaving = 1;
 	c->stats.excluded++;
 	c->urgent = 1;
-	quarantine_tell(c, w, w->session.peer);
+	quarantine_notify(c, w, w->session.peer);
 }
 
 void quarantine_good(struct worker *w)
@@ -92,7 +92,7 @@ void quarantine_good(struct worker *w)
 	w->quarantine.sound = 1;
 }
 
-void quarantine_tell(struct core *c, struct worker *w, uint32_t peer)
+void quarantine_notify(struct core *c, struct worker *w, uint32_t peer)
 {
 	if (worker_durable_seq(c, w) < w->ledger.last_seq)
 		return;

@@ -21,8 +21,8 @@
  *     next term (tests/sim/replays.c and node_worker.c check it);
  * (2) a worker that leaves gets its answer when its pushes are durable;
  * (3) messages of an excluded incarnation change nothing;
- * (4) an excluded worker is notified when every push that it was told is accepted is durable,
- *     because it then forgets its pushes;
+ * (4) an excluded worker is notified when all its pushes that were acknowledged as accepted are
+ *     durable, because it then forgets its pushes;
  * (5) nothing waits for an excluded worker.
  */
 #ifndef SERVER_CORE_DEPARTURE_H
@@ -50,6 +50,6 @@ void quarantine_bad(struct core *c, struct worker *w);
 /* A push of w was accepted. */
 void quarantine_good(struct worker *w);
 /* Send an excluded worker ERROR PS_EQUARANTINE, if its pushes are durable; otherwise do nothing. */
-void quarantine_tell(struct core *c, struct worker *w, uint32_t peer);
+void quarantine_notify(struct core *c, struct worker *w, uint32_t peer);
 
 #endif

@@ -3,7 +3,7 @@
  * the states.
  *
  * Invariants:
- * (1) an incarnation is on disk before a process is told it, so the server never assigns it twice;
+ * (1) an incarnation is on disk before a process receives it, so the server never assigns it twice;
  * (2) messages of an older incarnation change nothing;
  * (3) a worker that is silent for dead_ms holds no lease, and no worker waits for it;
  * (4) the table has max_workers slots, however often workers restart.
@@ -53,7 +53,7 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 	else if (s->term != c->cfg.term)
 		effects_refuse(c, peer, PS_ETERM, 0, "the server has restarted: say HELLO again");
 	else if (w && w->quarantine.excluded && s->incarnation == w->session.incarnation)
-		quarantine_tell(c, w, peer);
+		quarantine_notify(c, w, peer);
 	else if (!w || s->incarnation > w->session.incarnation || !(states & state_bits(w)))
 		effects_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
 	else
@@ -79,14 +79,14 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	m->n_params = cfg->n_params;
 	m->needs_images = w && cfg->images.in_text;
 /* clang-format off */
-#define TOLD(to) m->to = (__typeof__(m->to))
-#define UNTOLD   (void)
-#define U32(member, field, name, def, min, max, arg, resume, told, ...) told(cfg->member.field);
+#define SENT(to) m->to = (__typeof__(m->to))
+#define UNSENT   (void)
+#define U32(member, field, name, def, min, max, arg, resume, sent, ...) sent(cfg->member.field);
 #define U64  U32
 #define REAL U32
-#define ENUM(member, field, name, def, tag, names, first, arg, resume, told, ...) \
-	told(cfg->member.field);
-#define FLAG(member, field, name, resume, told, ...) told(cfg->member.field);
+#define ENUM(member, field, name, def, tag, names, first, arg, resume, sent, ...) \
+	sent(cfg->member.field);
+#define FLAG(member, field, name, resume, sent, ...) sent(cfg->member.field);
 #include "server/core/options.def"
 	/* clang-format on */
 }
@@ -313,7 +313,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 		if (!accept_rollback(c, w, h, ev->peer))
 			return;
 	} else if (w->quarantine.excluded) {
-		quarantine_tell(c, w, ev->peer);
+		quarantine_notify(c, w, ev->peer);
 		return;
 	} else if (h->last_seq < w->ledger.last_seq) {
 		return; /* a delayed HELLO: the worker has sent pushes since then */
@@ -513,7 +513,7 @@ void sessions_durable(struct core *c, uint64_t generation)
 		} else if (w->session.leaving && w->ledger.durable_seq == w->ledger.last_seq) {
 			w->session.leaving = 0;
 			if (w->quarantine.excluded)
-				quarantine_tell(c, w, w->session.peer);
+				quarantine_notify(c, w, w->session.peer);
 			else if (w->session.peer)
 				departure_bye(c, w, w->session.peer, PS_OK);
 		} else if (w->session.state == SESSION_LIVE && news) {

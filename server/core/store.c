@@ -269,7 +269,7 @@ double store_scaled_rate(const struct core *c, double gradients, double tau)
 
 float *store_next(struct core *c)
 {
-	return c->store.loan ? c->store.loan : c->store.weights;
+	return c->store.next_buffer ? c->store.next_buffer : c->store.weights;
 }
 
 void store_publish(struct core *c, float *next)
@@ -277,7 +277,7 @@ void store_publish(struct core *c, float *next)
 	struct store *st = &c->store;
 
 	st->weights = next;
-	st->loan = NULL;
+	st->next_buffer = NULL;
 	st->version++;
 	st->version_term = c->cfg.term;
 	c->stats.version = st->version;

@@ -26,7 +26,7 @@ struct store {
 	uint64_t version;
 	uint64_t version_term; /* term in which this version was made */
 	float *weights;
-	float *loan;         /* buffer for the next version; NULL: overwrite the present one */
+	float *next_buffer;  /* buffer for the next version; NULL: overwrite the present one */
 	float *eval_weights; /* the weights at the end of the epoch under evaluation */
 	uint64_t eval_version;
 	float *state[OPTIM_VECTORS]; /* state vectors of the optimizer; NULL: not needed */

@@ -7,7 +7,7 @@ uint32_t wall_choose(struct wall *w, const struct core *c, uint64_t now_ms)
 {
 	const uint32_t slots = core_config(c)->sessions.max_workers;
 
-	if (now_ms < w->asked_ms + WALL_MS || core_config(c)->training.epochs == 0)
+	if (now_ms < w->request_ms + WALL_MS || core_config(c)->training.epochs == 0)
 		return 0;
 	for (uint32_t i = 0; i < slots; i++) {
 		struct worker_view v;
@@ -16,7 +16,7 @@ uint32_t wall_choose(struct wall *w, const struct core *c, uint64_t now_ms)
 		if (v.state != SESSION_LIVE || v.stalled || v.excluded || !v.peer)
 			continue;
 		w->next = (w->next + i + 1) % slots;
-		w->asked_ms = now_ms;
+		w->request_ms = now_ms;
 		return w->peer = v.peer;
 	}
 	return 0;

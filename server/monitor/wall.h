@@ -15,8 +15,9 @@
 struct core;
 
 struct wall {
-	uint32_t peer, next; /* the worker that was asked, 0: none; the slot to look at first */
-	uint64_t asked_ms;
+	uint32_t peer,
+		next; /* the worker that has the request, 0: none; the slot to look at first */
+	uint64_t request_ms;
 };
 
 /* If it is time, choose the connection of a live worker that shall be asked; 0: none now. */

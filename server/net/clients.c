@@ -216,7 +216,7 @@ static size_t entry_for(const struct observers *o, uint32_t peer)
 	for (size_t i = 0; i < MAX_OBSERVERS; i++) {
 		if (o->entry[i].peer == peer)
 			return i;
-		if (o->entry[i].asked_ms < o->entry[best].asked_ms)
+		if (o->entry[i].request_ms < o->entry[best].request_ms)
 			best = i;
 	}
 	return best;
@@ -228,17 +228,17 @@ void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms)
 
 	o->entry[i].peer = peer;
 	o->entry[i].asked = 0;
-	o->entry[i].asked_ms = now_ms;
+	o->entry[i].request_ms = now_ms;
 }
 
-int observers_asked(struct observers *o, uint32_t peer, uint64_t now_ms)
+int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms)
 {
 	size_t i = entry_for(o, peer);
 
 	if (o->entry[i].peer != peer)
 		return 0;
 	o->entry[i].asked = 1;
-	o->entry[i].asked_ms = now_ms;
+	o->entry[i].request_ms = now_ms;
 	return 1;
 }
 
@@ -247,13 +247,13 @@ void observers_drop(struct observers *o, uint32_t peer)
 	for (size_t i = 0; i < MAX_OBSERVERS; i++)
 		if (o->entry[i].peer == peer) {
 			o->entry[i].peer = 0;
-			o->entry[i].asked_ms = 0;
+			o->entry[i].request_ms = 0;
 		}
 }
 
 uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms)
 {
-	int recent = o->entry[i].asked && now_ms - o->entry[i].asked_ms <= OBSERVER_RECENT_MS;
+	int recent = o->entry[i].asked && now_ms - o->entry[i].request_ms <= OBSERVER_RECENT_MS;
 
 	return recent ? o->entry[i].peer : 0;
 }

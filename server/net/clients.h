@@ -84,7 +84,7 @@ struct observers {
 	struct {
 		uint32_t peer; /* 0: free */
 		int asked;     /* 1: it has requested the status since its HELLO */
-		uint64_t asked_ms;
+		uint64_t request_ms;
 	} entry[MAX_OBSERVERS];
 };
 
@@ -92,7 +92,7 @@ struct observers {
  * the oldest request. */
 void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms);
 /* `peer` requested the status. 0: `peer` is no observer. */
-int observers_asked(struct observers *o, uint32_t peer, uint64_t now_ms);
+int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms);
 /* Remove `peer`, whose connection is gone. */
 void observers_drop(struct observers *o, uint32_t peer);
 /* The peer of entry `i` (< MAX_OBSERVERS) if it requested the status in the last

@@ -374,7 +374,7 @@ void param_buffers_before_step(struct param_buffers *w, struct core *c)
 	int is_read = atomic_load(&refs_of(w, w->current)->n) > 1;
 
 	PS_ASSERT(!is_read || w->spare); /* invariant 1: the core must not write to current */
-	core_lend(c, is_read ? w->spare : NULL);
+	core_next_buffer(c, is_read ? w->spare : NULL);
 }
 
 uint64_t param_buffers_framed(const struct param_buffers *w)

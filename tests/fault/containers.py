@@ -287,8 +287,8 @@ class Ledger(Cluster):
         lost = twice = 0
         for index, row in enumerate(weights):
             done = int((row != 0).sum())
-            holes = int((row[:done] == 0).sum())
-            lost += max(holes, self.acknowledged(index) - done)
+            gaps = int((row[:done] == 0).sum())
+            lost += max(gaps, self.acknowledged(index) - done)
             twice += int((row < -1).sum())
             assert not np.setdiff1d(row, [0, -1, -2]).size
         return int((weights != 0).sum()), lost, twice

@@ -44,8 +44,8 @@ def subsets(things):
     if n <= MOST:
         return [c for k in range(n + 1) for c in itertools.combinations(things, k)]
     prefixes = [things[:k] for k in range(n + 1)]
-    holes = [things[:k] + things[k + 1:m] for m in range(2, n + 1) for k in {0, m // 2, m - 2}]
-    return [*prefixes, *holes, *([t] for t in things[1:])]
+    gaps = [things[:k] + things[k + 1:m] for m in range(2, n + 1) for k in {0, m // 2, m - 2}]
+    return [*prefixes, *gaps, *([t] for t in things[1:])]
 
 
 def matters(name):

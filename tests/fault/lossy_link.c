@@ -417,7 +417,7 @@ static int open_port(char *text)
 	return wire.tun[i] < 0 ? -1 : 0;
 }
 
-static int print_fates(int argc, char **argv)
+static int print_deliveries(int argc, char **argv)
 {
 	uint64_t seed, from, to, count;
 	struct rules r = {0};
@@ -465,7 +465,7 @@ static int run(void)
 int main(int argc, char **argv)
 {
 	if (argc > 1 && !strcmp(argv[1], "--predict"))
-		return print_fates(argc, argv);
+		return print_deliveries(argc, argv);
 	if (argc < 3 || read_number(argv[1], &wire.seed)) {
 		fprintf(stderr, "usage: lossy_link SEED NETNS=ADDRESS...\n");
 		return 2;

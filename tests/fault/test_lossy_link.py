@@ -7,13 +7,13 @@ from support.build import command
 
 
 def deliveries(seed, direction, *rules):
-    """The predicted fate of 20000 packets: [(lost, doubled, overtaken, corrupt, delay in us)]."""
+    """The predicted deliveries of 20000 packets: [(lost, doubled, overtaken, corrupt, delay in us)]."""
     argv = command("tests/fault/lossy_link", "--predict", seed, *direction, 20000, *rules)
     out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return [tuple(map(int, line.split())) for line in out.splitlines()]
 
 
-def test_fates_are_a_function_of_the_seed(seed):
+def test_the_link_model_is_a_function_of_the_seed(seed):
     rules = ("loss=50000", "dup=10000", "reorder=20000", "delay=50000", "jitter=10000")
     first = deliveries(seed, (0, 1), *rules)
     assert deliveries(seed, (0, 1), *rules) == first

@@ -10,11 +10,15 @@ savers?                                      checkpointer
 meddlers?|badwire                            fault proxy, lossy link
 plant(s|ed)?                                 mutant, violation
 weather                                      faults of links and disks
-farewell|last_word                           session close, tombstone
+farewell|last_words?                         session close, tombstone
 baton|handoff                                I/O lock, bounded queue
 heirs?|pulse|door                            (gone), heartbeat, accept gate
 bring_home|pass_place|look_through           flush, mark, verify
 judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?  verdict or check, damage, return, received, prediction
+core_lend|lend(s|ing)?                        next buffer, parameter buffers
+for_spots|spots?_of                          positions
+untold|quarantine_tell|observers_asked|asked_ms  acknowledged or sent, notify, request
+a_hole[a-z_]*|holes|fates?                   gap, link model or delivery
 bursts_[a-z]*|local_bursts                   rounds of pipelined steps
 server(_|[[:blank:]])epoch                              term
 kx_(rows|outer|first|second)|feeders?        conv_fprop and so on, producer warps

@@ -71,7 +71,7 @@ static void cut_off(struct sim *s, uint32_t node, uint32_t ms)
 		s->net.lane[node][way].cut_until_ms = s->net.now_ms + ms;
 }
 
-/* A supervisor starts a second process because it believes that the first one is dead. The first
+/* A supervisor starts a second process because the first one seems to be dead. The first
  * process may be stopped, cut off, or healthy. */
 static void twin(struct sim *s, const struct fault *f)
 {

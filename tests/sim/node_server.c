@@ -341,11 +341,11 @@ static int is_killed(struct sim_server *v)
 	return v->kill_in != DISK_NEVER && v->kill_in-- == 0;
 }
 
-static void lend(struct sim_server *v)
+static void set_next_buffer(struct sim_server *v)
 {
 	float *first = param_buffers_first(v->state.params);
 
-	core_lend(v->core, core_weights(v->core) == first ? v->spare : first);
+	core_next_buffer(v->core, core_weights(v->core) == first ? v->spare : first);
 }
 
 void server_event(struct sim *s, const struct event *ev)
@@ -358,7 +358,7 @@ void server_event(struct sim *s, const struct event *ev)
 	if (!v->core)
 		return;
 	uint64_t position = sim_wal_event(s, ev), version = core_stats(v->core)->version;
-	lend(v);
+	set_next_buffer(v);
 	steps_before(s);
 	replays_before(s, ev);
 	core_step(v->core, ev, sim_clock(s, SIM_SERVER));

@@ -152,9 +152,9 @@ void sim_wal_tick(struct sim *s)
 	uint64_t now = sim_clock(s, SIM_SERVER);
 
 	if (!w->log || s->server.over || checkpointer_busy(s->server.checkpointer) ||
-		!wal_wants_snapshot(w->log) || now - w->asked_ms < ASK_MS)
+		!wal_wants_snapshot(w->log) || now - w->request_ms < ASK_MS)
 		return;
-	w->asked_ms = now;
+	w->request_ms = now;
 	server_event(s, &(struct event){.kind = EVENT_SAVE});
 }
 
@@ -171,7 +171,7 @@ int sim_wal_open(struct sim *s, struct err *e)
 		.done = on_committed,
 		.arg = s};
 
-	s->wal.bound = s->wal.asked_ms = 0;
+	s->wal.bound = s->wal.request_ms = 0;
 	s->wal.disk_wait = (struct disk_wait){0};
 	if (cfg->checkpoint.wal)
 		return wal_new(&s->wal.log, &config, e);

@@ -182,7 +182,7 @@ struct sim_wal {
 	struct wal *log;    /* NULL: the server does not run, or has --durability replay */
 	struct reply *held; /* a ring of SIM_HELD replies */
 	uint32_t first, n;
-	uint64_t bound, asked_ms;
+	uint64_t bound, request_ms;
 	struct disk_wait disk_wait;
 	uint64_t told_version; /* the newest version that a worker has received */
 	struct seen {

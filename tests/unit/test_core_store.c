@@ -152,11 +152,11 @@ static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **stat
 	}
 }
 
-/* The core writes the new version to the lent buffer, untouched values included. The old version
+/* The core writes the new version to the next buffer, untouched values included. The old version
  * stays readable. */
-static void a_lent_buffer_takes_the_next_version(void **state)
+static void the_next_buffer_takes_the_next_version(void **state)
 {
-	_Alignas(64) float lent[2][FIXTURE_PARAMS];
+	_Alignas(64) float next[2][FIXTURE_PARAMS];
 	struct core_fixture f;
 	struct stamp s;
 
@@ -166,13 +166,13 @@ static void a_lent_buffer_takes_the_next_version(void **state)
 		s = fixture_join(&f, 9, "");
 		for (uint64_t seq = 1; seq <= 4; seq++) {
 			const float *old = core_weights(f.core);
-			float *other = lent[old == lent[0]], *to = seq == 3 ? NULL : other;
+			float *other = next[old == next[0]], *to = seq == 3 ? NULL : other;
 			struct msg m = fixture_push(s, seq);
 
-			memset(other, 0xff, sizeof(lent[0]));
-			core_lend(f.core, to);
+			memset(other, 0xff, sizeof(next[0]));
+			core_next_buffer(f.core, to);
 			fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
-			/* a pull does not use the lent buffer */
+			/* a pull does not use the next buffer */
 			assert_ptr_equal(core_weights(f.core), old);
 			fixture_slice(&m, offset, FIXTURE_PARAMS - offset, fixture_ones);
 			fixture_applied(&f, 9, &m);
@@ -333,12 +333,12 @@ static void step_in_blocks(struct core_fixture *f, const struct msg *m)
 	assert_int_equal(core_compute(f->core, &values), 0);
 }
 
-static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int lend)
+static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int separate)
 {
 	struct core_config cfg = config(optim);
 	struct core_fixture whole, blocks;
 
-	_Alignas(64) static float g[LARGE], lent[LARGE];
+	_Alignas(64) static float g[LARGE], next[LARGE];
 	struct rng r = {3};
 	struct msg m;
 
@@ -349,10 +349,10 @@ static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int 
 	m = push_with_gaps(fixture_join(&whole, 9, ""), g);
 	fixture_applied(&whole, 9, &m);
 	m = push_with_gaps(fixture_join(&blocks, 9, ""), g);
-	if (lend)
-		core_lend(blocks.core, lent);
+	if (separate)
+		core_next_buffer(blocks.core, next);
 	step_in_blocks(&blocks, &m);
-	assert_true(!lend || core_weights(blocks.core) == lent);
+	assert_true(!separate || core_weights(blocks.core) == next);
 	assert_memory_equal(
 		core_weights(blocks.core), core_weights(whole.core), LARGE * sizeof(float));
 	for (size_t i = 0; i < optim_vectors(optim); i++)
@@ -384,7 +384,7 @@ int main(void)
 		cmocka_unit_test(the_version_grows_by_one_for_each_gradient_applied),
 		cmocka_unit_test(what_slices_leave_out_does_not_move),
 		cmocka_unit_test(pull_gives_the_whole_vector_and_its_version),
-		cmocka_unit_test(a_lent_buffer_takes_the_next_version),
+		cmocka_unit_test(the_next_buffer_takes_the_next_version),
 		cmocka_unit_test(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite),
 		cmocka_unit_test(sgd_follows_a_double_precision_reference),
 		cmocka_unit_test(adagrad_follows_a_double_precision_reference),

@@ -194,7 +194,8 @@ static void a_list_gives_roles(void **state)
 	struct authorized_keys *a;
 
 	(void)state;
-	const char *p = file("# who may what\n\nworker " W " gpu 7\n  admin\t" A "\n", 0644);
+	const char *p =
+		file("# keys and their roles\n\nworker " W " gpu 7\n  admin\t" A "\n", 0644);
 	assert_int_equal(authorized_keys_read(&a, p, &e), PS_OK);
 	assert_int_equal(authorized_keys_count(a), 2);
 	assert_int_equal(authorized_keys_role(a, W), KEY_WORKER);

@@ -277,20 +277,20 @@ static void every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_
 }
 
 /* Before the sync of a group, its pages may reach the disk in any order. */
-static void a_hole_in_the_last_group_is_a_torn_end(void **state)
+static void a_gap_in_the_last_group_is_a_torn_end(void **state)
 {
 	size_t n;
 
 	(void)state;
 	write_small(10); /* the last group: records 6 to 9 */
 	unsigned char *whole = file_bytes(&n);
-	for (uint64_t hole = 6; hole < 10; hole++) {
+	for (uint64_t gap = 6; gap < 10; gap++) {
 		unsigned char *copy = malloc(n);
 
 		memcpy(copy, whole, n);
-		memset(copy + begins(hole), 0, begins(hole + 1) - begins(hole));
+		memset(copy + begins(gap), 0, begins(gap + 1) - begins(gap));
 		temp_dir_write(dir, name, copy, n);
-		assert_reads(hole, 0);
+		assert_reads(gap, 0);
 		free(copy);
 	}
 	/* a record of the group before the last group */
@@ -449,7 +449,7 @@ int main(void)
 		TEST(a_record_of_megabytes_and_one_of_nothing_come_back),
 		TEST(every_length_of_a_file_reads_as_a_prefix),
 		TEST(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said),
-		TEST(a_hole_in_the_last_group_is_a_torn_end),
+		TEST(a_gap_in_the_last_group_is_a_torn_end),
 		TEST(random_damage_yields_a_prefix),
 		TEST(a_reused_file_yields_no_old_record),
 		TEST(files_that_no_checkpoint_needs_go_away),

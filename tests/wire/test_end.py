@@ -21,7 +21,7 @@ def observer(programs):
         link.close()
 
 
-def last_words(link):
+def last_status(link):
     """The status that comes without a request, and the code of the BYE after it."""
     status = json.loads(link.expect("status")[1].text)
     with pytest.raises(Refused) as bye:
@@ -38,11 +38,11 @@ def test_a_watcher_is_sent_the_last_status_and_bye(programs, observer):
     watcher.send(pb.Status())
     assert json.loads(watcher.expect("status")[1].text)["ending"] is None
     server.signal(SIGTERM)
-    status, code = last_words(watcher)
+    status, code = last_status(watcher)
     assert (status["state"], status["ending"], code) == ("ending", "drained", 19)
     assert silent.receive(0.3) is None
     silent.send(pb.Status())  # a request after the end
-    assert last_words(silent)[1] == 19
+    assert last_status(silent)[1] == 19
     assert server.wait(10) == 0
 
 
@@ -58,7 +58,7 @@ def test_a_worker_that_asks_is_not_sent_home(programs, observer):
     late.send(pb.Status())
     late.expect("status")
     server.signal(SIGTERM)
-    last_words(watcher)
+    last_status(watcher)
     assert late.receive(0.3) is None
     late.send(pb.Status())  # a request after the end gets its reply, but no BYE
     late.expect("status")

@@ -217,7 +217,7 @@ struct cnnps_pull {
 	/* out, unless CNNPS_PULL_START or CNNPS_PULL_WAIT: */
 	const float *weights; /* n_params floats, `into` if it is given */
 	uint64_t version, term;
-	/* EASGD: the fraction of their distance that worker and center each move */
+	/* EASGD: the fraction of their distance that worker and centre each move */
 	double elastic;
 };
 

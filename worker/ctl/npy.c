@@ -187,7 +187,7 @@ static int shape_of(const struct npy *a, struct shape *s, struct err *e)
 static int copy_images(struct npy *a, const uint16_t *labels, struct writer *w, struct err *e)
 {
 	const struct shape *s = &w->shape;
-	const size_t n = shape_count(*s), spot = s->h * s->w;
+	const size_t n = shape_count(*s), plane = s->h * s->w;
 	uint8_t *raw = mem_try(2, n), *planes = raw ? raw + n : NULL;
 	const int turn = channels_last(a);
 	int rc = raw ? PS_OK : err_set(e, PS_ENOMEM, "%s: no memory for an image", a->path);
@@ -196,7 +196,7 @@ static int copy_images(struct npy *a, const uint16_t *labels, struct writer *w, 
 		if (fread(raw, 1, n, a->file) != n)
 			rc = npy_bad(a, "is cut off", e);
 		for (size_t at = 0; turn && at < n; at++)
-			planes[at % s->c * spot + at / s->c] = raw[at];
+			planes[at % s->c * plane + at / s->c] = raw[at];
 		if (!rc)
 			rc = writer_put(w, turn ? planes : raw, labels[i], e);
 	}

@@ -12,13 +12,13 @@ namespace
 
 #define THREADS 256
 
-struct spot {
+struct position {
 	int c, x, y, n;
 };
 
-__device__ inline struct spot spot_of(size_t i, const struct kx_tensor &p)
+__device__ inline struct position position_of(size_t i, const struct kx_tensor &p)
 {
-	struct spot s;
+	struct position s;
 
 	s.c = (int)(i % p.c);
 	i /= p.c;
@@ -29,7 +29,7 @@ __device__ inline struct spot spot_of(size_t i, const struct kx_tensor &p)
 	return s;
 }
 
-__device__ inline size_t spot_offset(const struct spot &s, const struct kx_tensor &p)
+__device__ inline size_t position_offset(const struct position &s, const struct kx_tensor &p)
 {
 	return s.n * p.image + p.origin + (size_t)s.y * p.row + (size_t)s.x * p.c + s.c;
 }
@@ -39,29 +39,29 @@ template <class T> __device__ inline float get(const struct kx_tensor &p, size_t
 	return (float)reinterpret_cast<const T *>(p.value)[at];
 }
 
-template <class T> __device__ inline float get(const struct kx_tensor &p, const struct spot &s)
+template <class T> __device__ inline float get(const struct kx_tensor &p, const struct position &s)
 {
-	return get<T>(p, spot_offset(s, p));
+	return get<T>(p, position_offset(s, p));
 }
 
 template <class T>
-__device__ inline void put(const struct kx_tensor &p, const struct spot &s, float v)
+__device__ inline void put(const struct kx_tensor &p, const struct position &s, float v)
 {
-	reinterpret_cast<T *>(p.value)[spot_offset(s, p)] = (T)v;
+	reinterpret_cast<T *>(p.value)[position_offset(s, p)] = (T)v;
 }
 
 /* Writes a value of a gradient: 0 where `mask` (same layout; NULL: none) is not positive. */
 template <class T>
 __device__ inline void put_masked(
-	const struct kx_tensor &p, const struct spot &s, const void *mask, float v)
+	const struct kx_tensor &p, const struct position &s, const void *mask, float v)
 {
-	const size_t at = spot_offset(s, p);
+	const size_t at = position_offset(s, p);
 	const bool open = !mask || (float)static_cast<const T *>(mask)[at] > 0;
 
 	reinterpret_cast<T *>(p.value)[at] = (T)(open ? v : 0);
 }
 
-#define FOR_SPOTS(i, tensor, images)                                                               \
+#define FOR_POSITIONS(i, tensor, images)                                                           \
 	FOR_EACH (i, (size_t)(images) * (tensor).h * (tensor).w * (tensor).c)
 
 /* ---- tanh, sigmoid --------------------------------------------------------------------------- */
@@ -71,9 +71,9 @@ __global__ void curve_kernel(
 	struct kx_tensor in, struct kx_tensor out, struct kx_curve curve, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, out, images)
+	FOR_POSITIONS(i, out, images)
 	{
-		const struct spot s = spot_of(i, out);
+		const struct position s = position_of(i, out);
 		const float v = get<T>(in, s);
 		const float y = curve.sigmoid ? 1 / (1 + expf(-v)) : tanhf(v);
 
@@ -86,9 +86,9 @@ __global__ void curve_dgrad_kernel(struct kx_tensor out, struct kx_tensor dx, st
 	struct kx_curve curve, const void *mask, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, dx, images)
+	FOR_POSITIONS(i, dx, images)
 	{
-		const struct spot s = spot_of(i, dx);
+		const struct position s = position_of(i, dx);
 		const float y = get<T>(out, s);
 		const float slope = curve.sigmoid ? y * (1 - y) : 1 - y * y;
 
@@ -119,18 +119,18 @@ __device__ inline void windows_over(
 /* The first maximum of the window of output `o`, in row order. A NaN is none unless it is the first
  * value. */
 template <class T>
-__device__ inline struct spot maximum_of(
-	const struct kx_tensor &in, const struct kx_pooling &p, const struct spot &o)
+__device__ inline struct position maximum_of(
+	const struct kx_tensor &in, const struct kx_pooling &p, const struct position &o)
 {
 	int y0, y1, x0, x1;
 
 	window_of(o.y, p.rows, p.stride, p.top, in.h, &y0, &y1);
 	window_of(o.x, p.columns, p.stride, p.left, in.w, &x0, &x1);
-	struct spot best = {o.c, x0, y0, o.n};
+	struct position best = {o.c, x0, y0, o.n};
 	float top = get<T>(in, best);
 	for (int y = y0; y < y1; y++)
 		for (int x = x0; x < x1; x++) {
-			const struct spot s = {o.c, x, y, o.n};
+			const struct position s = {o.c, x, y, o.n};
 			const float v = get<T>(in, s);
 
 			if (v > top) {
@@ -146,9 +146,9 @@ __global__ void max_pool_kernel(
 	struct kx_tensor in, struct kx_tensor out, struct kx_pooling p, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, out, images)
+	FOR_POSITIONS(i, out, images)
 	{
-		const struct spot s = spot_of(i, out);
+		const struct position s = position_of(i, out);
 
 		put<T>(out, s, get<T>(in, maximum_of<T>(in, p, s)));
 	}
@@ -160,9 +160,9 @@ __global__ void max_pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, 
 	struct kx_pooling p, const void *mask, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, dx, images)
+	FOR_POSITIONS(i, dx, images)
 	{
-		const struct spot s = spot_of(i, dx);
+		const struct position s = position_of(i, dx);
 		int y0, y1, x0, x1;
 		float sum = 0;
 
@@ -170,8 +170,8 @@ __global__ void max_pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, 
 		windows_over(s.x, p.columns, p.stride, p.left, dy.w, &x0, &x1);
 		for (int y = y0; y < y1; y++)
 			for (int x = x0; x < x1; x++) {
-				const struct spot o = {s.c, x, y, s.n};
-				const struct spot best = maximum_of<T>(in, p, o);
+				const struct position o = {s.c, x, y, s.n};
+				const struct position best = maximum_of<T>(in, p, o);
 
 				if (best.y == s.y && best.x == s.x)
 					sum += get<T>(dy, o);
@@ -185,9 +185,9 @@ __global__ void mean_pool_kernel(
 	struct kx_tensor in, struct kx_tensor out, struct kx_pooling p, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, out, images)
+	FOR_POSITIONS(i, out, images)
 	{
-		const struct spot s = spot_of(i, out);
+		const struct position s = position_of(i, out);
 		int y0, y1, x0, x1;
 		float sum = 0;
 
@@ -205,9 +205,9 @@ __global__ void mean_pool_dgrad_kernel(
 	struct kx_tensor dx, struct kx_tensor dy, struct kx_pooling p, const void *mask, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, dx, images)
+	FOR_POSITIONS(i, dx, images)
 	{
-		const struct spot s = spot_of(i, dx);
+		const struct position s = position_of(i, dx);
 		int y0, y1, x0, x1;
 		float sum = 0;
 
@@ -225,7 +225,7 @@ __global__ void mean_pool_dgrad_kernel(
 /* The base of the power of channel c at the pixel of `s`. */
 template <class T>
 __device__ inline float lrn_base_at(
-	const struct kx_tensor &in, const struct kx_lrn &l, struct spot s, int c)
+	const struct kx_tensor &in, const struct kx_lrn &l, struct position s, int c)
 {
 	const int end = min(c + (l.size - 1) / 2 + 1, l.channels);
 	float sum = 0;
@@ -242,9 +242,9 @@ template <class T>
 __global__ void lrn_kernel(struct kx_tensor in, struct kx_tensor out, struct kx_lrn l, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, out, images)
+	FOR_POSITIONS(i, out, images)
 	{
-		const struct spot s = spot_of(i, out);
+		const struct position s = position_of(i, out);
 		float v = 0;
 
 		if (s.c < l.channels)
@@ -259,14 +259,14 @@ __global__ void lrn_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struc
 	struct kx_lrn l, const void *mask, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, dx, images)
+	FOR_POSITIONS(i, dx, images)
 	{
-		const struct spot s = spot_of(i, dx);
+		const struct position s = position_of(i, dx);
 		const int end = min(s.c + l.size / 2 + 1, l.channels);
 		float own = 0, through = 0;
 
 		for (int c = max(s.c - (l.size - 1) / 2, 0); c < end && s.c < l.channels; c++) {
-			const struct spot o = {c, s.x, s.y, s.n};
+			const struct position o = {c, s.x, s.y, s.n};
 			const float base = lrn_base_at<T>(in, l, o, c), power = powf(base, -l.beta);
 			const float d = get<T>(dy, o);
 
@@ -288,9 +288,9 @@ __global__ void add_kernel(
 	struct kx_tensor in, struct kx_tensor from, struct kx_tensor out, int stride, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, out, images)
+	FOR_POSITIONS(i, out, images)
 	{
-		const struct spot s = spot_of(i, out);
+		const struct position s = position_of(i, out);
 		float v = get<T>(in, s);
 
 		if (from.value && s.c < from.c)
@@ -306,9 +306,9 @@ __global__ void add_dgrad_kernel(struct kx_tensor dx, struct kx_tensor dy, struc
 	int stride, const void *mask, int images)
 {
 	await_previous();
-	FOR_SPOTS(i, dx, images)
+	FOR_POSITIONS(i, dx, images)
 	{
-		const struct spot s = spot_of(i, dx);
+		const struct position s = position_of(i, dx);
 		float v = get<T>(dy, s);
 
 		if (added.value && s.x % stride == 0 && s.y % stride == 0 &&

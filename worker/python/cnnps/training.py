@@ -145,7 +145,7 @@ class Worker:
 
     def _run_elastic(self, lease: Lease) -> None:
         client, info = self.client, self.client.info
-        center = self._spare = np.zeros_like(self.w) if self._spare is None else self._spare
+        centre = self._spare = np.zeros_like(self.w) if self._spare is None else self._spare
         if self._own is None:
             self._own = client.pull()
             self._velocity = np.zeros_like(self.w) if info.momentum else None
@@ -170,8 +170,8 @@ class Worker:
             x -= g
             if not is_push:
                 continue
-            client.pull(center)
-            np.subtract(center, x, out=g)
+            client.pull(centre)
+            np.subtract(centre, x, out=g)
             g *= np.float32(client.elastic)  # -e
             x += g
             work = client.batch(lease.epoch, lease.first + begun, i + 1 - begun)

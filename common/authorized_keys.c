@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "common/io.h"
 #include "common/mem.h"
 
 #define LINE_BYTES 256
@@ -180,8 +181,8 @@ static int append_line(
 	char line[LINE_BYTES];
 	int n = snprintf(line, sizeof(line), "%s %s %s\n", role_name[role], key, name);
 	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-	int bad = fd < 0 || n < 0 || (size_t)n >= sizeof(line) || write(fd, line, (size_t)n) != n ||
-		  fsync(fd) != 0;
+	int bad = fd < 0 || n < 0 || (size_t)n >= sizeof(line) ||
+		  io_write_all(fd, line, (size_t)n) != 0 || fsync(fd) != 0;
 
 	if (bad)
 		err_set(e, PS_EIO, "%s: %s", path, strerror(errno));

@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <zmq.h>
 #include "common/file.h"
+#include "common/io.h"
 
 #define SECRET_HEADER "cnn-ps secret key\n"
 #define PUBLIC_HEADER "cnn-ps public key\n"
@@ -180,7 +181,8 @@ static int write_new(
 	snprintf(temporary, sizeof(temporary), "%s.tmp", path);
 	(void)unlink(temporary); /* a killed keygen may have left this file */
 	fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
-	bad = fd < 0 || fchmod(fd, mode) != 0 || write(fd, text, (size_t)n) != n || fsync(fd) != 0;
+	bad = fd < 0 || fchmod(fd, mode) != 0 || io_write_all(fd, text, (size_t)n) != 0 ||
+	      fsync(fd) != 0;
 	explicit_bzero(text, sizeof(text));
 	if (fd >= 0)
 		close(fd);

@@ -1,6 +1,8 @@
 /* test_keys.c - which key files and lists of authorized keys are accepted and refused, and that the
  * two keys of a generated pair belong together. */
 #include <grp.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -262,6 +264,28 @@ static void a_key_is_added_once(void **state)
 	authorized_keys_free(&a);
 }
 
+/* A full disk takes a part of the text first, without an error. */
+static void a_short_write_is_reported_with_its_cause(void **state)
+{
+	struct rlimit old, tight;
+	struct err pair = {0};
+	char key[KEY_TEXT];
+	int added, made, is_new;
+
+	(void)state;
+	signal(SIGXFSZ, SIG_IGN);
+	getrlimit(RLIMIT_FSIZE, &old);
+	tight = (struct rlimit){10, old.rlim_max};
+	setrlimit(RLIMIT_FSIZE, &tight);
+	added = authorized_keys_add(path("list"), KEY_WORKER, W, "one", &e);
+	made = key_make_files(dir, "one", key, &is_new, &pair);
+	setrlimit(RLIMIT_FSIZE, &old);
+	assert_int_equal(added, PS_EIO);
+	assert_non_null(strstr(e.text, "File too large"));
+	assert_int_equal(made, PS_EIO);
+	assert_non_null(strstr(pair.text, "File too large"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -282,6 +306,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(
 			the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_key_is_added_once, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			a_short_write_is_reported_with_its_cause, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

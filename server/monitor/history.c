@@ -9,10 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 #include "common/file.h"
+#include "common/io.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "server/core/core.h"
 #include "server/monitor/epoch_metrics.h"
+#include "server/monitor/membership.h"
 #include "server/monitor/status.h"
 #include "server/net/clients.h"
 
@@ -216,22 +218,13 @@ static void add_start(struct history *h, const struct status *now, int resumed)
 
 static void add_worker(struct history *h, const struct status *now, const struct effect *e)
 {
-	static const char *const names[] = {
-		[WORKER_JOINED] = "joined",
-		[WORKER_BACK] = "back",
-		[WORKER_SILENT] = "silent",
-		[WORKER_GONE] = "gone",
-		[WORKER_EXCLUDED] = "excluded",
-		[WORKER_STALLED] = "stalled",
-		[WORKER_DELIVERS] = "delivers",
-	};
 	const struct label *l = labels_of(now->labels, e->worker);
 	json_t *o = begin_object(now, "worker");
 	struct worker_view v;
 
 	core_worker(now->core, e->worker - 1, &v);
 	set(o, "worker", count(v.worker));
-	set(o, "change", json_string(names[e->change]));
+	set(o, "change", json_string(membership_name(e->change)));
 	set(o, "name", json_string(v.name));
 	set(o, "host", json_string(l->host));
 	set(o, "device", json_string(v.device));
@@ -329,19 +322,14 @@ static int append(struct job *j)
 		j->is_gone = 1;
 		return err_set(&j->e, PS_EIO, "%s: open: %s", path, strerror(errno));
 	}
-	size_t done = 0;
-	ssize_t n = 1;
-	while (done < j->bytes && (n > 0 || errno == EINTR)) {
-		n = pwrite(fd, j->text + done, j->bytes - done, (off_t)(j->at + done));
-		done += n > 0 ? (size_t)n : 0;
-	}
-	if (done < j->bytes) {
+	int failed = lseek(fd, (off_t)j->at, SEEK_SET) < 0 || io_write_all(fd, j->text, j->bytes);
+	if (failed) {
 		err_set(&j->e, PS_EIO, "%s: write: %s", path, strerror(errno));
 		if (ftruncate(fd, (off_t)j->at) != 0) /* else the next start repairs it */
 			err_set(&j->e, PS_EIO, "%s: truncate: %s", path, strerror(errno));
 	}
 	close(fd);
-	return done < j->bytes ? PS_EIO : PS_OK;
+	return failed ? PS_EIO : PS_OK;
 }
 
 /* Runs on a thread of the pool. */

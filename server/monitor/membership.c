@@ -2,7 +2,6 @@
 #include "server/monitor/membership.h"
 #include <inttypes.h>
 #include "common/log.h"
-#include "server/core/core.h"
 #include "server/net/clients.h"
 
 void membership_init(struct membership *m, const struct core *c)
@@ -12,9 +11,9 @@ void membership_init(struct membership *m, const struct core *c)
 
 /* ---- of one worker -------------------------------------------------------------------------- */
 
-void membership_log(const struct effect *e, const struct core *c, const struct labels *labels)
+const char *membership_name(enum worker_change change)
 {
-	static const char *const name[] = {
+	static const char *const names[] = {
 		[WORKER_JOINED] = "joined",
 		[WORKER_BACK] = "back",
 		[WORKER_SILENT] = "silent",
@@ -23,11 +22,17 @@ void membership_log(const struct effect *e, const struct core *c, const struct l
 		[WORKER_STALLED] = "stalled",
 		[WORKER_DELIVERS] = "delivers",
 	};
+
+	return names[change];
+}
+
+void membership_log(const struct effect *e, const struct core *c, const struct labels *labels)
+{
 	const struct label *l = labels_of(labels, e->worker);
 	struct worker_view v;
 
 	core_worker(c, e->worker - 1, &v);
-	log_info("worker", name[e->change],
+	log_info("worker", membership_name(e->change),
 		"worker=%u incarnation=%u name=\"%s\" host=\"%s\" pid=%u address=\"%s\" "
 		"device=\"%s\" images=%llu",
 		v.worker, v.incarnation, v.name, l->host, l->pid, l->address, v.device,

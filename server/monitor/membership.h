@@ -7,9 +7,8 @@
 #ifndef SERVER_MONITOR_MEMBERSHIP_H
 #define SERVER_MONITOR_MEMBERSHIP_H
 #include <stdint.h>
+#include "server/core/core.h"
 
-struct core;
-struct effect;
 struct labels;
 
 struct membership {
@@ -18,6 +17,8 @@ struct membership {
 };
 
 void membership_init(struct membership *m, const struct core *c);
+/* The name of a change of a worker, in the log and in the history. */
+const char *membership_name(enum worker_change change);
 /* Log an EFFECT_WORKER. */
 void membership_log(const struct effect *e, const struct core *c, const struct labels *labels);
 /* Log short steps when their number has doubled, and differing data sets when more workers have one

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "common/assert.h"
+#include "common/le.h"
 #include "common/mem.h"
 #include "worker/ctl/convert.h"
 #include "worker/data/idx.h"
@@ -70,18 +71,16 @@ static int read_dims(struct npy *a, const char *text, struct err *e)
 
 static int npy_read_header(struct npy *a, struct err *e)
 {
-	unsigned char magic[12];
+	unsigned char magic[12] = {0};
 	char head[MAX_HEAD + 1];
 	size_t n, size;
 
 	if (fread(magic, 1, 10, a->file) != 10 || memcmp(magic, "\x93NUMPY", 6) != 0)
 		return npy_bad(a, "is no .npy file", e);
-	size = (size_t)magic[8] | (size_t)magic[9] << 8;
-	if (magic[6] > 1) { /* version 2: 32 bits */
-		if (fread(magic + 10, 1, 2, a->file) != 2)
-			return npy_bad(a, "is no .npy file", e);
-		size |= (size_t)magic[10] << 16 | (size_t)magic[11] << 24;
-	}
+	/* version 1 has a size of 16 bits, version 2 one of 32 */
+	if (magic[6] > 1 && fread(magic + 10, 1, 2, a->file) != 2)
+		return npy_bad(a, "is no .npy file", e);
+	size = le32_get(magic + 8);
 	if (size > MAX_HEAD)
 		return npy_bad(a, "its header is too long", e);
 	n = fread(head, 1, size, a->file);

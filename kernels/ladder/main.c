@@ -269,8 +269,8 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 1,
 			.max = 4000,
 			.arg = "DIR",
-			.help = "the four IDX files, plain or .gz; without it "
-				"data/mnist, else Debian's Fashion-MNIST"},
+			.help = "the four IDX files, plain or .gz (default "
+				"data/mnist, else Debian's Fashion-MNIST)"},
 		{.name = "rung",
 			.type = OPT_TEXT,
 			.dest = &o->rung,

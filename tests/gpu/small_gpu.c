@@ -3,9 +3,9 @@
  * block). CNN_TEST_SHARED is the limit in bytes. The programs of tests/gpu are linked with --wrap, so
  * that these functions stand in front of those of the CUDA runtime.
  */
+#include <stdlib.h>
 #ifdef KX_CUDA
 #include <cuda_runtime_api.h>
-#include <stdlib.h>
 
 cudaError_t __real_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
 cudaError_t __wrap_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);

@@ -110,9 +110,9 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"the goodbye to the server is not finished"),
 		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
 			"exit (status 13) if a call of the device takes longer: it hangs"),
-		INT("replay-mb", replay_mb, "256", 1, 1048576, "MB",
+		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",
 			"maximum memory for gradients that are not yet on the server's disk"),
-		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MB",
+		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MIB",
 			"maximum memory for images; larger plain files stay on the disk and are "
 			"read batch by batch, other files are refused; 0: half of the machine's "
 			"memory"),

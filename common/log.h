@@ -55,8 +55,8 @@ int log_on_terminal(void);
  * stderr is not a terminal, or if the format is JSON. */
 void log_progress(const char *line);
 
-/* The clock of the timestamps: milliseconds since 1970. It may jump, so only records for people have
- * it. */
+/* The clock of the timestamps: milliseconds since 1970. It may jump, so only records for people
+ * have it. */
 uint64_t log_wall_ms(void);
 
 #endif

@@ -21,8 +21,8 @@ struct metric_names {
 	char name[METRICS_MAX][METRIC_NAME_MAX + 1];
 };
 
-/* Reads names with commas or blanks between them; "" means accuracy. Returns 0 if there are too many
- * names, or one is malformed or occurs twice; *m is then unspecified. */
+/* Reads names with commas or blanks between them; "" means accuracy. Returns 0 if there are too
+ * many names, or one is malformed or occurs twice; *m is then unspecified. */
 int metric_names_parse(struct metric_names *m, const char *text);
 /* Writes the canonical text. */
 void metric_names_text(const struct metric_names *m, char text[METRICS_TEXT]);

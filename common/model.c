@@ -472,7 +472,8 @@ static int parse_skip(struct parser *p)
 	return add_plain(p, LAYER_SKIP);
 }
 
-/* Returns the step between the rows and columns of `from` that an add to `to` takes; 0: none fits. */
+/* Returns the step between the rows and columns of `from` that an add to `to` takes; 0: none
+ * fits. */
 static size_t add_stride(struct shape from, struct shape to)
 {
 	const size_t stride = (from.h + to.h - 1) / to.h;

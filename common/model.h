@@ -18,13 +18,13 @@
  * [F]; fc weight [units][inputs] over NCHW-flattened inputs, bias [units]; batchnorm weight [C],
  * bias [C].
  *
- * batchnorm (Ioffe 2015, as PyTorch's BatchNorm2d): value a of channel c becomes weight * (a - mean)
- * / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are those of the channel
- * over the batch and all pixels; the variance divides by their number N. In evaluation they are the
- * running statistics running_mean [C] and running_var [C]. These tensors follow those of all layers.
- * They are not trained: values [n_trained, n_params) of a gradient are no gradient but the
- * mean and the variance of the batch, this one divided by N - 1 (by 1 if N is 1). An update moves
- * each running statistic by BATCHNORM_MOMENTUM of its distance to that value.
+ * batchnorm (Ioffe 2015, as PyTorch's BatchNorm2d): value a of channel c becomes
+ * weight * (a - mean) / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are
+ * those of the channel over the batch and all pixels; the variance divides by their number N. In
+ * evaluation they are the running statistics running_mean [C] and running_var [C]. These tensors
+ * follow those of all layers. They are not trained: values [n_trained, n_params) of a gradient are
+ * no gradient but the mean and the variance of the batch, this one divided by N - 1 (by 1 if N is
+ * 1). An update moves each running statistic by BATCHNORM_MOMENTUM of its distance to that value.
  *
  * Invariants:
  * (1) tensors are contiguous, in layer order, the running statistics last, and cover [0, n_params)
@@ -84,8 +84,8 @@ struct layer {
 	float drop; /* dropout: probability of a zero */
 	/*
 	 * lrn, between channels (Krizhevsky 2012; defaults 5, 1e-4, 0.75, 2): value a of channel c
-	 * becomes a / (k + alpha * sum)^beta. The sum is that of the squares of channels c - size / 2
-	 * to c + (size - 1) / 2 at the same pixel, as far as they exist. PyTorch's
+	 * becomes a / (k + alpha * sum)^beta. The sum is that of the squares of channels
+	 * c - size / 2 to c + (size - 1) / 2 at the same pixel, as far as they exist. PyTorch's
 	 * LocalResponseNorm divides its alpha by size.
 	 */
 	float alpha, beta, k;
@@ -141,8 +141,8 @@ size_t shape_count(struct shape s);
 /*
  * Write the initial weights to the m->n_params floats of `w`. The bound is PyTorch's default,
  * 1/sqrt(fan_in) for weight and bias. Each value of tensor t is (float)((2u - 1) * bound), where u
- * is the next rng_unit of stream RNG_INIT, sub-stream t. vector:N begins with zeros. The weights and
- * running variances of batchnorm begin with 1, its biases and running means with 0.
+ * is the next rng_unit of stream RNG_INIT, sub-stream t. vector:N begins with zeros. The weights
+ * and running variances of batchnorm begin with 1, its biases and running means with 0.
  */
 void model_init(const struct model *m, uint64_t seed, float *w);
 

@@ -2,8 +2,8 @@
  * names_file.h - the file TENSORS of a checkpoint directory: the names and shapes of the tensors
  * that make up vector:N, and buffers of the model, as the file of --init had them.
  *
- * Layout, little-endian: u64 run.hi, u64 run.lo, then a struct safetensors_frame. The file of another
- * run is as good as none. Thread: any.
+ * Layout, little-endian: u64 run.hi, u64 run.lo, then a struct safetensors_frame. The file of
+ * another run is as good as none. Thread: any.
  */
 #ifndef COMMON_NAMES_FILE_H
 #define COMMON_NAMES_FILE_H

@@ -33,8 +33,8 @@ enum opt_type {
  * an earlier row, and a colon. The first alternative with a true condition is the default.
  *
  * Conditions of `needs`, separated by blanks, must all be true:
- *   mode=ssp|sync            the value of an OPT_ENUM row is one of these; a text row's value counts
- *                            up to its first colon
+ *   mode=ssp|sync            the value of an OPT_ENUM row is one of these; a text row's value
+ *                            counts up to its first colon
  *   mode!=easgd              the value is none of these
  *   n-push=1|2               the number of an OPT_INT row is one of these
  *   checkpoint-dir           the OPT_TEXT row has a value that is not empty

@@ -1,15 +1,15 @@
 /*
  * plain.h - makes text from a peer safe for a terminal.
  *
- * A terminal executes control characters (C0 and C1: escape sequences that move the cursor or change
- * the title), and bidirectional controls show text in another order than its bytes.
+ * A terminal executes control characters (C0 and C1: escape sequences that move the cursor or
+ * change the title), and bidirectional controls show text in another order than its bytes.
  * Pure. Thread: any.
  */
 #ifndef COMMON_PLAIN_H
 #define COMMON_PLAIN_H
 
-/* Replace each control character, each bidirectional control and each byte that is not UTF-8 by '?',
- * in place. A newline stays if `lines` is 1. */
+/* Replace each control character, each bidirectional control and each byte that is not UTF-8 by
+ * '?', in place. A newline stays if `lines` is 1. */
 void plain_text(char *text, int lines);
 
 #endif

@@ -21,7 +21,8 @@ struct pool {
 	size_t per_slab, slabs; /* buffers per slab; number of slabs */
 	void **slab;
 	size_t n_free, max_free;
-	float **buffer; /* max_free entries; last in, first out, because caches still hold the newest */
+	/* max_free entries; last in, first out, because caches still hold the newest */
+	float **buffer;
 };
 
 /* The distance of two buffers in a slab, in bytes. It keeps each buffer aligned like the slab. */

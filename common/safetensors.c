@@ -326,7 +326,7 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 	return rc;
 }
 
-/* ---- vector:N with names ----------------------------------------------------------------------- */
+/* ---- vector:N with names --------------------------------------------------------------------- */
 
 /* Read one entry of a header. The bytes that it has among the first `weights` bytes of the data are
  * added to *found; -1: it is malformed, or no part of the vector although it begins there. */

@@ -21,10 +21,10 @@ int safetensors_read(
 /* Read the model text in the metadata of `path`; "": the metadata has none. PS_EDATA. */
 int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e) PS_MUST_CHECK;
 
-/* ---- vector:N with names ----------------------------------------------------------------------- */
+/* ---- vector:N with names --------------------------------------------------------------------- */
 
-/* All of a file but the weights of vector:N, which are its first N values: the length of the header,
- * the header, and the bytes after the weights, such as buffers of a PyTorch model. */
+/* All of a file but the weights of vector:N, which are its first N values: the length of the
+ * header, the header, and the bytes after the weights, such as buffers of a PyTorch model. */
 struct safetensors_frame {
 	unsigned char *bytes; /* free() it */
 	size_t size;
@@ -32,8 +32,8 @@ struct safetensors_frame {
 
 #define SAFETENSORS_MAX_TAIL ((size_t)16 << 20) /* bytes after the weights */
 
-/* Read the first m->n_params values of `path` and the rest of the file. The tensors that begin among
- * these values must be F32 and have exactly m->n_params values. PS_EDATA. */
+/* Read the first m->n_params values of `path` and the rest of the file. The tensors that begin
+ * among these values must be F32 and have exactly m->n_params values. PS_EDATA. */
 int safetensors_read_vector(const char *path, const struct model *m, float *w,
 	struct safetensors_frame *f, struct err *e) PS_MUST_CHECK;
 /* Write such a file with other weights, atomically. PS_EDATA: the frame is not one of n weights.

@@ -2,8 +2,8 @@
  * share.h - memory that processes of one host share, and Unix sockets that pass it.
  *
  * The memory is a memfd: it has no name in a file system, and the kernel frees it when the last
- * process has closed and unmapped it. So nothing is left behind after a crash. Nobody can change its
- * size, so an access to it never ends a process with SIGBUS.
+ * process has closed and unmapped it. So nothing is left behind after a crash. Nobody can change
+ * its size, so an access to it never ends a process with SIGBUS.
  *
  * Thread: any. The functions keep no state.
  */

@@ -40,8 +40,8 @@ struct backend; /* opaque */
 enum kx_precision { KX_FP32, KX_TF32, KX_BF16, KX_TF32X3 };
 #define KX_PRECISION_NAMES "fp32|tf32|bf16|tf32x3"
 
-/* Which kernels cuda may use: also those of kernels/cuda/fused/, each for one network, or only those
- * that run any model. */
+/* Which kernels cuda may use: also those of kernels/cuda/fused/, each for one network, or only
+ * those that run any model. */
 enum kx_kernels { KX_KERNELS_AUTO, KX_KERNELS_GENERAL };
 #define KX_KERNELS_NAMES "auto|general"
 
@@ -118,8 +118,8 @@ int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_C
 int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
 
 /* The best allocator for parameters and gradients of this device: pinned memory for a GPU. Other
- * memory works too but is slower. `allocate` returns zeroed memory aligned to 64 bytes, or NULL without
- * memory. Any thread may call both functions, also after backend_free. */
+ * memory works too but is slower. `allocate` returns zeroed memory aligned to 64 bytes, or NULL
+ * without memory. Any thread may call both functions, also after backend_free. */
 struct backend_memory {
 	int special; /* a copy into this memory pays off */
 	void *(*allocate)(size_t bytes);

@@ -1,4 +1,5 @@
-/* device.c - what all devices share: softmax loss, dropout, and the refusal of layers. See device.h. */
+/* device.c - what all devices share: softmax loss, dropout, and the refusal of layers. See
+ * device.h. */
 #include "kernels/device.h"
 #include <math.h>
 #include "common/rng.h"

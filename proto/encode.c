@@ -1,6 +1,6 @@
 /*
- * encode.c - the way out: converts a struct msg to frames, using the rows of schema.c, and sends whole
- * messages on a ZeroMQ socket.
+ * encode.c - the way out: converts a struct msg to frames, using the rows of schema.c, and sends
+ * whole messages on a ZeroMQ socket.
  */
 #include <errno.h>
 #include <stdalign.h>

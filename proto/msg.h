@@ -13,7 +13,8 @@
 #include <stdint.h>
 #include "common/metric_names.h"
 
-/* This build speaks the versions from WIRE_OLDEST_PROTOCOL to WIRE_PROTOCOL (WIRE.md, "Versions"). */
+/* This build speaks the versions from WIRE_OLDEST_PROTOCOL to WIRE_PROTOCOL (WIRE.md,
+ * "Versions"). */
 #define WIRE_PROTOCOL        7u
 #define WIRE_OLDEST_PROTOCOL 6u
 /* A server requires the feature "codes" of a worker. It is part of every version from this one. */

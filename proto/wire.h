@@ -75,8 +75,8 @@ size_t wire_chunks_wanted(struct frames *f);
 /* 1 if the message has no tensor frame, and its PUSH or PARAMS header names shared memory instead.
  * The numbers of *ref are not verified. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
-/* Copy `count` floats from memory that another process may change, and set the checksum and the peak
- * of the copy. */
+/* Copy `count` floats from memory that another process may change, and set the checksum and the
+ * peak of the copy. */
 void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk);
 /* Compute checksum and peak of a chunk. PS_EPROTO: the size is zero or not a multiple of 4. */
 int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk) PS_MUST_CHECK;

@@ -18,8 +18,9 @@
 
 /*
  * Enter the sandbox that --sandbox demands, and log one line about it. Creates --checkpoint-dir,
- * because a rule needs a directory that exists, and sets o->made_checkpoint_dir. PS_EUSAGE: --sandbox require, and a mechanism is
- * missing, or the directory cannot be created. Thread: main, before any other thread starts.
+ * because a rule needs a directory that exists, and sets o->made_checkpoint_dir. PS_EUSAGE:
+ * --sandbox require, and a mechanism is missing, or the directory cannot be created. Thread: main,
+ * before any other thread starts.
  */
 int sandbox_enter(struct options *o, struct err *e) PS_MUST_CHECK;
 

@@ -103,13 +103,14 @@ void server_hold_signals(void);
 /* If this fails, it releases *s. */
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);
-/* After server_run: 1 if the server must start again for other images (server/config/images.h). Then
- * it has released *s; *o and the texts at `bind` and `http` are those of the next server_start. */
+/* After server_run: 1 if the server must start again for other images (server/config/images.h).
+ * Then it has released *s; *o and the texts at `bind` and `http` are those of the next
+ * server_start. */
 int server_restarts(
 	struct server *s, struct options *o, char bind[ENDPOINT_TEXT], char http[ENDPOINT_TEXT]);
 /* Closes the network, prints the result on stdout and releases everything. Returns the exit code.
- * *is_blocked is 1 if a file operation hangs on a thread of the pool: then no memory was released, and
- * the caller must end the process with _exit. */
+ * *is_blocked is 1 if a file operation hangs on a thread of the pool: then no memory was released,
+ * and the caller must end the process with _exit. */
 int server_stop(struct server *s, int *is_blocked);
 
 #endif

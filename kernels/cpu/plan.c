@@ -153,8 +153,8 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* A patch is a number of runs of contiguous floats: the whole patch, one of its rows, or, in groups,
- * the channels of one of its pixels. */
+/* A patch is a number of runs of contiguous floats: the whole patch, one of its rows, or, in
+ * groups, the channels of one of its pixels. */
 static int add_patch(const struct plan *p, struct step *s, size_t height, size_t width)
 {
 	const struct plane *in = &p->plane[s->in];

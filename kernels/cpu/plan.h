@@ -68,17 +68,17 @@ struct step {
 	uint32_t *position; /* for each position: offset of its patch in the input plane */
 	uint32_t *to;       /* for each window: offset of its values in the output plane */
 
-	/* weights: tap k is channel k % c of pixel k / c, with c = n_taps / pixels. Filter f's weight
-	 * for it is params[weight + f * n_taps + channel * pixels + pixel]. A filter has taps only in
-	 * the channels of its group. */
+	/* weights: tap k is channel k % c of pixel k / c, with c = n_taps / pixels. Filter f's
+	 * weight for it is params[weight + f * n_taps + channel * pixels + pixel]. A filter has
+	 * taps only in the channels of its group. */
 	size_t filters, n_taps, pixels;
 	size_t groups, in_group; /* in_group: filters of a group */
 	size_t group_columns;    /* in_group rounded up to whole vectors, see columns_pad */
 	size_t columns;          /* the same of all groups together */
 	size_t n_panels;
 	size_t taps_pad; /* n_taps rounded up to a multiple of simd.taps */
-	uint32_t *
-		tap; /* for each group: offset of each tap in a patch; taps_pad entries, 0 after n_taps */
+	/* for each group: offset of each tap in a patch; taps_pad entries, 0 after n_taps */
+	uint32_t *tap;
 	uint32_t *channel;     /* for each filter: the first channel of its group */
 	uint32_t *row_at;      /* the offsets of patch.at */
 	size_t weight, bias;   /* offsets in params; batchnorm, too */

@@ -320,8 +320,8 @@ static void ref_pool_backward(
 		d_in[argmax[o]] += d_out[o];
 }
 
-/* Visits the values under the window of each output. With `d_out` (backward) it passes each output's
- * error on to them, else it writes their mean to out. */
+/* Visits the values under the window of each output. With `d_out` (backward) it passes each
+ * output's error on to them, else it writes their mean to out. */
 static void avgpool_window(const struct layer *l, const double *in, double *out,
 	const double *d_out, double *d_in, size_t o, size_t c, size_t oy, size_t ox)
 {

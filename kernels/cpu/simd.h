@@ -121,8 +121,8 @@ struct simd {
 		size_t n, float *room);
 	void (*lrn_back)(float *to, const float *d, const float *power, const float *slope,
 		const float *from, const struct lrn *l, size_t n, float *room);
-	/* For each of `pixels` pixels of n channels: to = a * (from - mean) + b, and to = a * d + b *
-	 * (from - mean) + c. The factors have n entries. */
+	/* For each of `pixels` pixels of n channels: to = a * (from - mean) + b, and
+	 * to = a * d + b * (from - mean) + c. The factors have n entries. */
 	void (*affine)(float *to, const float *from, const float *mean, const float *a,
 		const float *b, size_t pixels, size_t n);
 	void (*affine_2)(float *to, const float *d, const float *from, const float *mean,

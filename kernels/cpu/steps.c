@@ -451,8 +451,8 @@ static void normalize_backward(struct lane *l, size_t i, const struct block *b)
 
 /* ---- skip, add ------------------------------------------------------------------------------- */
 
-/* Adds the values of plane `from` to plane `to`: those of a skip to its add, or, backward, the errors
- * of the add to those of the skip. `spread`: `to` is the plane of the skip. */
+/* Adds the values of plane `from` to plane `to`: those of a skip to its add, or, backward, the
+ * errors of the add to those of the skip. `spread`: `to` is the plane of the skip. */
 static void add_planes(const struct plan *p, size_t stride, const float *from_value,
 	size_t from_plane, float *to_value, size_t to_plane, int spread)
 {

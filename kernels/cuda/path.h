@@ -68,8 +68,8 @@ int cuda_pool_covers(const struct layer *l);
 /* 1: the layer is a pool of 2 x 2 without padding that covers its input. */
 int cuda_pool_2x2(const struct layer *l);
 
-/* A layer of plain_layers.cu. x, y: its input and output; dx, dy: their gradients. `other`: add: the
- * input of its skip; skip, dgrad: the gradient of the output of its add. */
+/* A layer of plain_layers.cu. x, y: its input and output; dx, dy: their gradients. `other`: add:
+ * the input of its skip; skip, dgrad: the gradient of the output of its add. */
 struct plain_layer {
 	const struct layer *layer;
 	struct kx_tensor x, y, dx, dy, other;

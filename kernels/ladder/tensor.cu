@@ -1,8 +1,8 @@
 /*
- * tensor.cu - the forward kernels of rungs 12 and 13. The convolution runs on tensor cores, as exact
- * as fp32 (exact_conv.cuh). A block handles eight images and eight filters. It collects their pooled
- * values in shared memory, because each image then has 5408 contiguous bytes to write. In rung 13
- * it also multiplies each pooled value by its ten fc weights, in registers.
+ * tensor.cu - the forward kernels of rungs 12 and 13. The convolution runs on tensor cores, as
+ * exact as fp32 (exact_conv.cuh). A block handles eight images and eight filters. It collects their
+ * pooled values in shared memory, because each image then has 5408 contiguous bytes to write. In
+ * rung 13 it also multiplies each pooled value by its ten fc weights, in registers.
  */
 #include "kernels/cuda/fused/seed.cuh"
 #include "kernels/ladder/products.cuh"

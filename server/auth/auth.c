@@ -74,7 +74,8 @@ static const char *key_of(struct frames *f)
 }
 
 /* Write the key of the sender into a HELLO, and append it to the name of a worker, so that two keys
- * with the same name are two workers. The function also changes the frame, because the write-ahead log stores the frame. */
+ * with the same name are two workers. The function also changes the frame, because the write-ahead
+ * log stores the frame. */
 static int write_owner(struct frames *f, struct msg *m, const char *key, const char **why)
 {
 	char *name = m->hello.name;

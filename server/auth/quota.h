@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include "common/keys.h"
 
-#define QUOTA_KEYS   64u /* keys whose use is known; the one that was silent for longest gives way */
+#define QUOTA_KEYS   64u /* keys whose use is known; the one with the longest silence gives way */
 #define QUOTA_STATUS 50u /* STATUS per second */
 /* HELLO per second, at least: all workers of a key may come at once */
 #define QUOTA_HELLO 25u

@@ -13,9 +13,11 @@
  * way. */
 uint64_t memory_needed(const struct options *o);
 /* The number of buffers of the weights that workers on this host may read in place, including the
- * core's own two: as many as 4 GiB hold, at most one for each worker slot, at least 4. 0: --lane tcp. */
+ * core's own two: as many as 4 GiB hold, at most one for each worker slot, at least 4. 0: --lane
+ * tcp. */
 size_t memory_lane_buffers(const struct options *o);
-/* The bytes for a model of `n_params`. With less, the server hangs up on everybody, again and again. */
+/* The bytes for a model of `n_params`. With less, the server hangs up on everybody, again and
+ * again. */
 uint64_t memory_least(uint64_t n_params);
 
 #endif

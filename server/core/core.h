@@ -95,8 +95,8 @@ enum worker_change {
  * With a write-ahead log, a message may need events on disk before the shell sends it. Most
  * messages say that a push is decided, that an incarnation or work was granted, or that a worker
  * may leave. They would be wrong if a crash lost the event that caused them. Weights need the event
- * that made them. The following messages need nothing, so an operator reaches a server whose disk is
- * full:
+ * that made them. The following messages need nothing, so an operator reaches a server whose disk
+ * is full:
  *
  * - BEAT: it reports only what checkpoints contain;
  * - ERROR: it refuses a request or asks for a new HELLO. After a crash its receiver only asks

@@ -17,8 +17,8 @@
  *
  * Invariants:
  * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server
- *     acknowledged before a crash and has lost: the worker replays them first, or keeps them for the
- *     next term (tests/sim/replays.c and node_worker.c check it);
+ *     acknowledged before a crash and has lost: the worker replays them first, or keeps them for
+ *     the next term (tests/sim/replays.c and node_worker.c check it);
  * (2) a worker that leaves gets its answer when its pushes are durable;
  * (3) messages of an excluded incarnation change nothing;
  * (4) an excluded worker is notified when all its pushes that were acknowledged as accepted are

@@ -44,9 +44,9 @@ static uint64_t max_staleness(const struct core *c)
 	return 32 * (live > 1 ? live : 1);
 }
 
-/* 1: no server can have sent the weights of push `p` to w: the version is newer than the current one.
- * After a crash the server may not have reached such a version again. Then the worker is older than
- * this term, and so are its weights. */
+/* 1: no server can have sent the weights of push `p` to w: the version is newer than the current
+ * one. After a crash the server may not have reached such a version again. Then the worker is older
+ * than this term, and so are its weights. */
 static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	return p->base_version > c->store.version &&

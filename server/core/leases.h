@@ -3,7 +3,8 @@
  *
  * Invariants:
  * (1) a lease is a right (rights.h), never a lock: several workers may hold one for the same batch,
- *     and its first push counts, so no lease can block an epoch (tests/sim/bounds.c: every run ends);
+ *     and its first push counts, so no lease can block an epoch (tests/sim/bounds.c: every run
+ *     ends);
  * (2) an epoch ends when all its batches are done, and only then. Its evaluation runs while the
  *     next epoch trains, and ends before the next epoch ends.
  */

@@ -13,23 +13,23 @@
  * Deadline: the time in which a worker must make its next delivery. It is ten times the time that
  * the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker with fewer than
  * PACE_OWN durations, the fleet's median counts, or its own if that is larger. While no worker has
- * delivered anything, the deadline is cfg.leases.first_deadline_ms. After the deadline another worker
- * gets the work. If the late result still comes first, it counts.
+ * delivered anything, the deadline is cfg.leases.first_deadline_ms. After the deadline another
+ * worker gets the work. If the late result still comes first, it counts.
  *
  * Stalled: a worker has delivered nothing for its deadline, or for PACE_STALL_MS if that is longer.
  * A worker with fewer than PACE_OWN durations is stalled after three times its deadline instead. A
- * worker that holds no work and does not ask for any is stalled after the same time. No worker waits
- * for a stalled one (worker_is_active), and its grants are shadows: the others get the same work. A
- * stalled worker is active again when one of its pushes or results counts, or when it asks for its
- * first work. Its heartbeats and later requests for leases change nothing.
+ * worker that holds no work and does not ask for any is stalled after the same time. No worker
+ * waits for a stalled one (worker_is_active), and its grants are shadows: the others get the same
+ * work. A stalled worker is active again when one of its pushes or results counts, or when it asks
+ * for its first work. Its heartbeats and later requests for leases change nothing.
  *
  * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), these
  * clocks stand still, but no longer than the bytes take at PACE_BYTES_PER_S, and for no more bytes
  * than the next delivery needs.
  *
  * Disk: these clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK),
- * because the workers then wait for the server. Time is not deducted twice for a transfer meanwhile:
- * the tick comes before the EVENT_PROGRESS of the same moment.
+ * because the workers then wait for the server. Time is not deducted twice for a transfer
+ * meanwhile: the tick comes before the EVENT_PROGRESS of the same moment.
  *
  * Invariants:
  * (1) nothing here reads a clock: c->now_ms decides (tests/lint/symbols.sh);

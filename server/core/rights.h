@@ -9,8 +9,8 @@
  * checkpoints have. A worker sends the codes back, so a server that has lost its newest state in a
  * crash recognises its own grants and decisions. Without its code, a replay is a new push.
  *
- * Without a key (proof_key 0) the core accepts every claim. It does the same while it repeats the log of
- * release 0.2.0, which had no such codes.
+ * Without a key (proof_key 0) the core accepts every claim. It does the same while it repeats the
+ * log of release 0.2.0, which had no such codes.
  *
  * Invariants:
  * (1) a code of one worker, incarnation or seq is worthless for another one

@@ -249,8 +249,8 @@ static void refuse_rollback(
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 
-/* 1: the claim of lost state may be true. It is of an earlier term, it is not too far ahead, and the
- * slot had no worker in this term: each slot is rolled back at most once. */
+/* 1: the claim of lost state may be true. It is of an earlier term, it is not too far ahead, and
+ * the slot had no worker in this term: each slot is rolled back at most once. */
 static int may_be_lost(const struct core *c, const struct worker *w, const struct msg_hello *h)
 {
 	return h->resume.term < c->cfg.term &&

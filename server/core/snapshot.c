@@ -447,7 +447,7 @@ static void put_optim(struct cursor *k, struct core *c)
 	floats(k, c->store.eval_weights, c->store.n);
 }
 
-/* ---- trust: the secret of the run, and the keys of its workers -------------------------------- */
+/* ---- trust: the secret of the run, and the keys of its workers ------------------------------- */
 
 static void put_trust(struct cursor *k, struct core *c)
 {

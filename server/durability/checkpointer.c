@@ -27,8 +27,8 @@ struct checkpointer {
 	double seconds;
 	struct checkpointer_stats stats;
 	uint64_t sound; /* newest generation known to be good; 0: none */
-	uint64_t
-		dropped; /* generation that a write removed for space; 0: none; the pool's while busy */
+	/* generation that a write removed for space; 0: none; the pool's while busy */
+	uint64_t dropped;
 	int reported; /* 1: a removed generation was logged */
 };
 

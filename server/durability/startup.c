@@ -155,7 +155,7 @@ static int begin_run(
 	return rc;
 }
 
-/* ---- a run that is resumed -------------------------------------------------------------------- */
+/* ---- a run that is resumed ------------------------------------------------------------------- */
 
 static const char *other_model(const struct run_head *head, const struct options *o)
 {

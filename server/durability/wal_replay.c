@@ -197,7 +197,7 @@ static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e
 	return PS_OK;
 }
 
-/* ---- the first file ---------------------------------------------------------------------------- */
+/* ---- the first file -------------------------------------------------------------------------- */
 
 /* 1 if the term that took the checkpoint wrote the file, or if the file's header is lost. */
 static int is_of_same_term(const struct wal_head *h, const struct checkpoint *c)

@@ -47,8 +47,8 @@ struct form {
 	"data:; "                                                                                  \
 	"connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
-/* An open connection; fd 0: none. libmicrohttpd's time-out starts anew at each byte, so a client that
- * sends a byte now and then would stay for ever, and 64 of them would silence /healthz. */
+/* An open connection; fd 0: none. libmicrohttpd's time-out starts anew at each byte, so a client
+ * that sends a byte now and then would stay for ever, and 64 of them would silence /healthz. */
 struct visitor {
 	int fd;
 	uint64_t since_ms; /* its begin, or its newest request */
@@ -137,8 +137,8 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 		close_oldest(h);
 }
 
-/* 1: the request is for this host. The browser of a local user sends the name of a foreign page, whose
- * owner has it resolved to 127.0.0.1 (DNS rebinding). */
+/* 1: the request is for this host. The browser of a local user sends the name of a foreign page,
+ * whose owner has it resolved to 127.0.0.1 (DNS rebinding). */
 static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 {
 	const char *host =

@@ -18,8 +18,8 @@ uint64_t tally_part_us(const struct time_split *t, int part);
 struct tally {
 	double staleness;    /* mean over the last second; < 0: no push, or no asynchronous mode */
 	double images_per_s; /* over the last second */
-	/* The shares of its time that it spent on each part, since the heartbeat before its newest one;
-	 * their sum is 1, or 0: unknown. */
+	/* The shares of its time that it spent on each part, since the heartbeat before its newest
+	 * one; their sum is 1, or 0: unknown. */
 	double share[TALLY_PARTS];
 	/* totals at the newest measurement */
 	uint64_t images;

@@ -67,10 +67,10 @@ static size_t memory_bytes(const struct lanes *l)
 	return LANE_PAGE + l->slots * l->slot_pitch;
 }
 
-/* ---- buffers that workers read ------------------------------------------------------------------ */
+/* ---- buffers that workers read --------------------------------------------------------------- */
 
-/* Take back the buffers that the worker has read, or whose PARAMS was lost. The worker may write any
- * number: it harms itself alone. */
+/* Take back the buffers that the worker has read, or whose PARAMS was lost. The worker may write
+ * any number: it harms itself alone. */
 static void reap(struct lanes *l, struct lane *lane)
 {
 	struct lane_control *control = (struct lane_control *)(void *)lane->memory;
@@ -90,7 +90,7 @@ static void drop_holds(struct lanes *l, struct lane *lane)
 		param_buffers_drop(l->cfg.params, &lane->hold[i].buffer);
 }
 
-/* ---- connections of the Unix socket -------------------------------------------------------------- */
+/* ---- connections of the Unix socket ---------------------------------------------------------- */
 
 static void on_closed(uv_handle_t *h)
 {
@@ -251,7 +251,7 @@ static void on_timer(uv_timer_t *timer)
 		(void)uv_poll_start(&l->listener, UV_READABLE, on_new_guest);
 }
 
-/* ---- sessions ------------------------------------------------------------------------------------ */
+/* ---- sessions -------------------------------------------------------------------------------- */
 
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m)
 {
@@ -296,7 +296,8 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 		return PS_ESTATE;
 	if (f->n != 1 || ref->slot >= l->slots || ref->count < 1 || ref->count > l->cfg.n_params)
 		return PS_EPROTO;
-	reap(l, lane); /* in general the worker has read its weights: the core may use their buffer */
+	/* in general the worker has read its weights: the core may use their buffer */
+	reap(l, lane);
 	if (zmq_msg_init_size(&f->frame[1], ref->count * sizeof(float)))
 		return PS_ENOMEM;
 	wire_copy_chunk(zmq_msg_data(&f->frame[1]),
@@ -332,7 +333,7 @@ void lanes_stats(const struct lanes *l, struct lanes_stats *s)
 	*s = l->stats;
 }
 
-/* ---- life ---------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 {

@@ -3,10 +3,10 @@
  * host, which do not pass through a socket.
  *
  * A worker that joins gets the path of a Unix socket and a secret in WELCOME. If it presents the
- * secret there, it gets the memory of the weights, which it cannot write, and memory for its pushes.
- * The server copies a push before it looks at it: whatever the worker writes to its memory later
- * changes nothing. The connection of the Unix socket is the life of a lane: when a worker ends, in
- * whatever way, the kernel closes it, and the server takes the buffers back.
+ * secret there, it gets the memory of the weights, which it cannot write, and memory for its
+ * pushes. The server copies a push before it looks at it: whatever the worker writes to its memory
+ * later changes nothing. The connection of the Unix socket is the life of a lane: when a worker
+ * ends, in whatever way, the kernel closes it, and the server takes the buffers back.
  *
  * Invariants:
  * (1) a lane belongs to one incarnation of one worker; each secret opens at most one;

@@ -17,7 +17,7 @@
 #include "server/net/clients.h"
 #include "server/net/port.h"
 
-#define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred replies */
+#define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred */
 #define RETRY_MS   10    /* libzmq does not report when the queue of one peer has room again */
 #define LINGER_MS  1000
 #define IO_THREADS 3    /* with one, a gradient waits while weights leave for another worker */
@@ -49,7 +49,7 @@ struct router {
 	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
 };
 
-/* ---- the queue of replies ---------------------------------------------------------------------- */
+/* ---- the queue of replies -------------------------------------------------------------------- */
 
 struct reply {
 	uint32_t peer;

@@ -74,7 +74,8 @@ struct router; /* opaque, see net.c */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* The bound address, with the actual port. */
 const char *router_endpoint(const struct router *r);
-/* The file of the socket of shared-memory lanes, which the caller removes at the end; NULL: none. */
+/* The file of the socket of shared-memory lanes, which the caller removes at the end; NULL:
+ * none. */
 const char *router_lane_file(const struct router *r);
 /* Log one line: where the socket of shared-memory lanes is, or why there is none. */
 void router_log_lanes(const struct router *r);
@@ -105,7 +106,7 @@ void router_stop(struct router *r);
  * delivered the sent replies. */
 void router_free(struct router **r);
 
-/* ---- the queue of replies ---------------------------------------------------------------------- */
+/* ---- the queue of replies -------------------------------------------------------------------- */
 
 /*
  * A bounded queue of replies, which keeps the order for each peer. Only the router and its unit

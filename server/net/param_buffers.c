@@ -219,8 +219,8 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
-/* Add a reader of the current buffer. The next version then needs a second buffer. Sets *xxh3 to the
- * checksum of the weights. Returns the reader's reference; NULL: no memory. */
+/* Add a reader of the current buffer. The next version then needs a second buffer. Sets *xxh3 to
+ * the checksum of the weights. Returns the reader's reference; NULL: no memory. */
 static struct refs *add_reader(struct param_buffers *w, uint64_t *xxh3)
 {
 	struct refs *u = refs_of(w, w->current);

@@ -2,9 +2,9 @@
  * param_buffers.h - copy-on-write buffers of the weights, which PARAMS replies share.
  *
  * The answer to a pull points to the core's own buffer, without a copy. While libzmq sends such a
- * frame, the core writes its next version to a second buffer (core_next_buffer). At other times the core
- * updates its buffer in place, which keeps the caches warm. A buffer returns to the pool when its
- * last frame was sent. With k readers of different speed there are at most k + 2 buffers.
+ * frame, the core writes its next version to a second buffer (core_next_buffer). At other times the
+ * core updates its buffer in place, which keeps the caches warm. A buffer returns to the pool when
+ * its last frame was sent. With k readers of different speed there are at most k + 2 buffers.
  *
  * A shared-memory lane (lane.h) needs buffers that other processes can map and cannot change. They
  * are places in one memfd. If all of them are in use, the next buffer is ordinary memory, and its

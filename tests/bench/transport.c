@@ -6,10 +6,10 @@
  *
  * Prints CSV. Mode cnn-ps has a real server (vector:N, plain SGD) and worker processes. They push a
  * full gradient and pull the full weights with libcnnps, with all checks: checksums, finite values,
- * exactly-once. Mode cnn-ps-shm is the same with tensors in shared memory. Mode zmq is the upper bound: plain DEALERs exchange the same bytes with a plain
- * ROUTER, and nobody copies or reads the bytes. A pair is one push and the pull after it. p50 and
- * p99 are latencies of a pair. CPU seconds are user + system time of server and workers, for 10^9
- * bytes moved in either direction.
+ * exactly-once. Mode cnn-ps-shm is the same with tensors in shared memory. Mode zmq is the upper
+ * bound: plain DEALERs exchange the same bytes with a plain ROUTER, and nobody copies or reads the
+ * bytes. A pair is one push and the pull after it. p50 and p99 are latencies of a pair. CPU seconds
+ * are user + system time of server and workers, for 10^9 bytes moved in either direction.
  */
 #include <errno.h>
 #include <getopt.h>

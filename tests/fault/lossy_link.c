@@ -9,7 +9,7 @@
  * that has its destination address. The caller gives the devices their addresses. Each direction,
  * from one port to another, has its own rules. Lines on stdin change them:
  *
- *   FROM TO KEY=VALUE...    port numbers from 0, or * for each; keys that are not named do not change
+ *   FROM TO KEY=VALUE...    port numbers from 0, or * for each; other keys do not change
  *   count                   print what has happened so far
  *
  *   delay, jitter, hold  microseconds; jitter is +-, and packets keep their order in spite of it;

@@ -1,11 +1,11 @@
 /*
- * wire.c - fuzzes the codec of messages. Byte 0: the number of parameters that the receiver expects,
- * and whether it defers the check of PARAMS. Byte 1: how many tensor frames are chunks, and whether
- * the receiver serves workers. Then, for each tensor frame, a byte of its number of values; 255 ends
- * the list. The rest is the header frame.
+ * wire.c - fuzzes the codec of messages. Byte 0: the number of parameters that the receiver
+ * expects, and whether it defers the check of PARAMS. Byte 1: how many tensor frames are chunks,
+ * and whether the receiver serves workers. Then, for each tensor frame, a byte of its number of
+ * values; 255 ends the list. The rest is the header frame.
  *
- * Checks: what decodes is encoded to frames that decode to the same message (proto/wire.h, invariant
- * 3), and no input does harm (invariants 1 and 2).
+ * Checks: what decodes is encoded to frames that decode to the same message (proto/wire.h,
+ * invariant 3), and no input does harm (invariants 1 and 2).
  */
 #include "proto/wire.h"
 #include "tests/support/fuzz_input.h"

@@ -1,7 +1,7 @@
 /*
  * small_gpu.c - makes the GPU look like one with less shared memory, such as an RTX 4090 (99 KB per
- * block). CNN_TEST_SHARED is the limit in bytes. The programs of tests/gpu are linked with --wrap, so
- * that these functions stand in front of those of the CUDA runtime.
+ * block). CNN_TEST_SHARED is the limit in bytes. The programs of tests/gpu are linked with --wrap,
+ * so that these functions stand in front of those of the CUDA runtime.
  */
 #include <stdlib.h>
 #ifdef KX_CUDA

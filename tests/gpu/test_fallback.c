@@ -57,7 +57,8 @@ static void rounds_release(struct rounds *r)
 	}
 }
 
-/* Both rounds are in flight before the first is waited for. The second waits once before its end. */
+/* Both rounds are in flight before the first is waited for. The second waits once before its
+ * end. */
 static void run_rounds(struct subject *s, float rate, struct rounds *r)
 {
 	double loss;

@@ -8,8 +8,8 @@
  * comparison is printed, for the documents.
  *
  * In fp32 a rounding error of the weights may decide an argmax or a ReLU. Then no arithmetic that
- * rounds can match the exact gradient at exactly these weights. The gradient must then match, with the
- * same bound, the exact gradient at weights that differ by a rounding error
+ * rounds can match the exact gradient at exactly these weights. The gradient must then match, with
+ * the same bound, the exact gradient at weights that differ by a rounding error
  * (gradient_backward_error). This is allowed in at most one batch of two.
  */
 #include "tests/support/gpu_fixture.h"

@@ -4,7 +4,8 @@
  * precision. Other tests check the results. This program is for compute-sanitizer
  * (test_sanitizer.py), under which a launch takes milliseconds, and a large launch takes seconds.
  *
- *   test_walk [NUMBER]     the number of the only model to run, from 0; past the last: exit status 3
+ *   test_walk [NUMBER]     the number of the only model to run, from 0; past the last: exit
+ *                        status 3
  */
 #include "tests/support/gpu_fixture.h"
 

@@ -9,8 +9,8 @@
  *                    (applied once), 0 (lost) or -2 (applied twice).
  *   batch ledger     in training a coordinate stands for a batch of an epoch. Each must be exactly
  *                    -1, and each epoch must count every image once.
- *   portion ledger   with L-BFGS a coordinate stands for a portion of the training set. The run must
- *                    end with the weights of the same run with one worker and no faults.
+ *   portion ledger   with L-BFGS a coordinate stands for a portion of the training set. The run
+ *                    must end with the weights of the same run with one worker and no faults.
  *   elastic ledger   with EASGD each push also has a coordinate of its own. The centre must be the
  *                    sum of the moves of all applied pushes.
  *   resume           one worker and a network that keeps the order: the final weights equal the
@@ -251,13 +251,14 @@ struct sim {
 	enum expectation expected[SIM_COORDINATES];
 	/* easgd: the move of the centre by each push, at the push's coordinate */
 	float moved[SIM_COORDINATES][SIM_ELASTIC];
-	float *final;    /* the final weights */
-	int finished;    /* the server has ended */
-	int refused;     /* the server could not start, because the disk has broken its promises */
-	int drained;     /* ledger: all pushes are made, and the simulator has requested a drain */
-	int torn;        /* the end of this run cannot be compared with a run without faults */
-	int suspectable; /* a worker was stopped or its link was slow, so the server may suspect it */
-	int tight;       /* the disk has room for three checkpoints, but not for four */
+	float *final; /* the final weights */
+	int finished; /* the server has ended */
+	int refused;  /* the server could not start, because the disk has broken its promises */
+	int drained;  /* ledger: all pushes are made, and the simulator has requested a drain */
+	int torn;     /* the end of this run cannot be compared with a run without faults */
+	/* a worker was stopped or its link was slow, so the server may suspect it */
+	int suspectable;
+	int tight;           /* the disk has room for three checkpoints, but not for four */
 	uint32_t foreign;    /* the node that begins with another data set; 0: none */
 	uint64_t foreign_ms; /* when that worker gets the right data set */
 	/* workers that were excluded; ends of the server as diverged */

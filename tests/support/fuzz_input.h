@@ -1,9 +1,10 @@
 /*
  * fuzz_input.h - the bytes of a fuzz target (tests/fuzz), read as numbers or as a file.
  *
- * A target is one file with the function LLVMFuzzerTestOneInput. `make fuzz` links it with libFuzzer;
- * tests/fuzz/replay.c gives it the files of a corpus instead. Every input is valid: a target that
- * needs more bytes than there are reads zeros. A target reports a broken invariant with PS_ASSERT.
+ * A target is one file with the function LLVMFuzzerTestOneInput. `make fuzz` links it with
+ * libFuzzer; tests/fuzz/replay.c gives it the files of a corpus instead. Every input is valid: a
+ * target that needs more bytes than there are reads zeros. A target reports a broken invariant with
+ * PS_ASSERT.
  */
 #ifndef TESTS_SUPPORT_FUZZ_INPUT_H
 #define TESTS_SUPPORT_FUZZ_INPUT_H

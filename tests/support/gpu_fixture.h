@@ -3,7 +3,8 @@
  * cpu-ref. cpu-ref computes in double precision.
  *
  * CNN_TEST_DEVICE names another device than "cuda", to try out the tests themselves; "cpu" has fp32
- * only. CNN_TEST_KERNELS=general: as --kernels general. Without the device every test is skipped, or fails if KX_REQUIRE_GPU=1.
+ * only. CNN_TEST_KERNELS=general: as --kernels general. Without the device every test is skipped,
+ * or fails if KX_REQUIRE_GPU=1.
  */
 #ifndef TESTS_SUPPORT_GPU_FIXTURE_H
 #define TESTS_SUPPORT_GPU_FIXTURE_H

@@ -1,7 +1,8 @@
 /*
  * broken_worker.c - cnn-worker with another device behind the name cpu: it computes as cpu-ref
  * does, breaks at its BREAKS_AT-th gradient as a GPU may, having written half of it, and stays
- * broken. With BROKEN_HANGS it does not return from that gradient. Linked in front of the archive that has the real one; main is the worker's own.
+ * broken. With BROKEN_HANGS it does not return from that gradient. Linked in front of the archive
+ * that has the real one; main is the worker's own.
  */
 #include <stddef.h>
 #include <stdlib.h>

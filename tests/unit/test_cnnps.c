@@ -1,5 +1,6 @@
-/* test_cnnps.c - libcnnps with a fake server that answers, loses its state, disconnects and sends false
- * messages. Proves the promises of worker/client/cnnps.h and the invariants of net.h and outbox.h. */
+/* test_cnnps.c - libcnnps with a fake server that answers, loses its state, disconnects and sends
+ * false messages. Proves the promises of worker/client/cnnps.h and the invariants of net.h and
+ * outbox.h. */
 #include <time.h>
 #include "tests/support/client_fixture.h"
 

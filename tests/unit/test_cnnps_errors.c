@@ -1,5 +1,5 @@
-/* test_cnnps_errors.c - how calls of libcnnps end without an answer, and how the server sees a program
- * that hangs. */
+/* test_cnnps_errors.c - how calls of libcnnps end without an answer, and how the server sees a
+ * program that hangs. */
 #include "tests/support/client_fixture.h"
 
 /* ---- ends --------------------------------------------------------------------------------- */
@@ -44,7 +44,7 @@ static void a_connection_that_failed_refuses_every_call(void **state)
 	cnnps_close(&client);
 }
 
-/* ---- structs of other versions of the library -------------------------------------------------- */
+/* ---- structs of other versions of the library ------------------------------------------------ */
 
 static void a_struct_without_its_size_is_refused(void **state)
 {
@@ -98,7 +98,7 @@ static void flags_that_make_no_sense_are_refused(void **state)
 		CNNPS_EUSAGE); /* count 0 requests all values, which do not fit into the buffer */
 }
 
-/* ---- the log ------------------------------------------------------------------------------------ */
+/* ---- the log --------------------------------------------------------------------------------- */
 
 struct lines {
 	atomic_int n;

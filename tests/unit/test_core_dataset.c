@@ -457,7 +457,7 @@ static void after_the_end_a_worker_learns_why_it_had_no_work(void **state)
 	fixture_close(&f);
 }
 
-/* ---- the images of the model ------------------------------------------------------------------ */
+/* ---- the images of the model ----------------------------------------------------------------- */
 
 static struct core_config image_training(void)
 {

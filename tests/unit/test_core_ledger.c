@@ -227,7 +227,8 @@ static void a_push_older_than_max_staleness_is_rejected(void **state)
 	m.push.base_version = UINT64_MAX;
 	m.push.base_term = f.cfg.term - 1; /* but the worker has joined in this term */
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
-	/* this push was computed before a crash, at a version that the server has not reached again */
+	/* this push was computed before a crash, at a version that the server has not reached
+	 * again */
 	f.core->worker[0].session.born_term = f.cfg.term - 1;
 	m = fixture_push(s, 9);
 	m.push.base_version = 1000;

@@ -1,8 +1,8 @@
 /*
  * Proves the exclusion of workers and the end of a diverged run (server/core/departure.h): the
  * server excludes a worker that sends a number of non-finite pushes in a row, and the others go on.
- * If the newest push or evaluation of most workers that are live or expected back is not finite, the
- * run ends as diverged.
+ * If the newest push or evaluation of most workers that are live or expected back is not finite,
+ * the run ends as diverged.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"

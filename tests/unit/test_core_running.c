@@ -1,8 +1,8 @@
 /*
- * Proves that running statistics (common/model.h, batchnorm) are no weights: no optimizer, clipping,
- * norm limit, weight decay, delay compensation, rate or sum touches them, and they touch no weight.
- * Each update moves a running statistic by a tenth of its distance to the statistics of the batches
- * in it.
+ * Proves that running statistics (common/model.h, batchnorm) are no weights: no optimizer,
+ * clipping, norm limit, weight decay, delay compensation, rate or sum touches them, and they touch
+ * no weight. Each update moves a running statistic by a tenth of its distance to the statistics of
+ * the batches in it.
  */
 #include "tests/support/core_cluster.h"
 #include "common/model.h"

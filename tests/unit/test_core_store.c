@@ -301,7 +301,7 @@ static void the_rate_shrinks_with_staleness_as_the_mode_says(void **state)
 	}
 }
 
-/* ---- an update, block by block ---------------------------------------------------------------- */
+/* ---- an update, block by block --------------------------------------------------------------- */
 
 #define LARGE 20000u /* number of values: more than two blocks */
 

@@ -79,8 +79,8 @@ static void instruction_sets_that_do_not_exist_are_refused(void **state)
 	unsetenv("CNN_KX_ISA");
 }
 
-/* The device refuses a model with a padded plane that is too large for 32-bit offsets, or with a pool
- * window of too many values, before it allocates the planes. */
+/* The device refuses a model with a padded plane that is too large for 32-bit offsets, or with a
+ * pool window of too many values, before it allocates the planes. */
 static void models_that_the_tables_cannot_hold_are_refused(void **state)
 {
 	(void)state;
@@ -372,7 +372,8 @@ static void equal_arguments_give_equal_bytes(void **state)
 			subject_step(&s);
 			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
 			assert_memory_equal(&s.loss, &loss, sizeof(loss));
-			/* the result is also the same from a new backend, whose memory is elsewhere */
+			/* the result is also the same from a new backend, whose memory is
+			 * elsewhere */
 			subject_open(&s, "cpu", threads);
 			subject_step(&s);
 			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));

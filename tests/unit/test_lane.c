@@ -117,7 +117,7 @@ static struct lane *open_lane(uint32_t worker, uint32_t peer)
 	return l;
 }
 
-/* ---- pushes ------------------------------------------------------------------------------------ */
+/* ---- pushes ---------------------------------------------------------------------------------- */
 
 /* The PUSH of the values in `message`, as the worker sends it. */
 static void make_push(const struct lane *l, zmq_msg_t *message, struct frames *out)
@@ -275,7 +275,7 @@ static void a_slot_has_one_owner(void **state)
 	until_open(0);
 }
 
-/* ---- weights ----------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 
 static struct msg_params current_weights(void)
 {
@@ -374,7 +374,7 @@ static void wrong_numbers_of_a_server_are_refused(void **state)
 	until_open(0);
 }
 
-/* ---- who may open a lane ----------------------------------------------------------------------- */
+/* ---- who may open a lane --------------------------------------------------------------------- */
 
 /* Connect and send a greeting. Returns the descriptor. */
 static int greet(const struct lane_greeting *g, size_t size)
@@ -505,7 +505,7 @@ static void tickets_of_an_earlier_lane_are_refused(void **state)
 	until_open(0);
 }
 
-/* ---- servers that break the rules -------------------------------------------------------------- */
+/* ---- servers that break the rules ------------------------------------------------------------ */
 
 /* Answer the greeting of a worker with `layout` and two memories of these sizes. */
 static int answer(struct lane_layout layout, size_t weights, size_t pushes, size_t n)

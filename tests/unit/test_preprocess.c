@@ -1,4 +1,5 @@
-/* test_preprocess.c - what norm, shift and flip do to the pixels of an image (common/preprocess.h). */
+/* test_preprocess.c - what norm, shift and flip do to the pixels of an image
+ * (common/preprocess.h). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

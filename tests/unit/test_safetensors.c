@@ -358,7 +358,7 @@ static void weights_that_are_not_finite_are_refused(void **state)
 	}
 }
 
-/* ---- vector:N with names ----------------------------------------------------------------------- */
+/* ---- vector:N with names --------------------------------------------------------------------- */
 
 #define NAMED                                                                                      \
 	"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[%d,%d]},"                       \

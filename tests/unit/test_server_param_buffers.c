@@ -242,7 +242,7 @@ static void weights_under_evaluation_are_copied(void **state)
 	zmq_msg_close(&current);
 }
 
-/* ---- readers in other processes ---------------------------------------------------------------- */
+/* ---- readers in other processes -------------------------------------------------------------- */
 
 static int hold_current(size_t *index, void **hold)
 {

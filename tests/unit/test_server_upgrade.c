@@ -185,7 +185,7 @@ static void work_of_gone_workers_is_free(void **state)
 	}
 }
 
-/* ---- sync: the gradients of a step under way --------------------------------------------------- */
+/* ---- sync: the gradients of a step under way ------------------------------------------------- */
 
 static double real_at(const unsigned char *at)
 {

@@ -195,7 +195,7 @@ static void failing_log_files_do_not_accumulate(void **state)
 	wal_assert_recovers(0);
 }
 
-/* ---- a disk that does not answer -------------------------------------------------------------- */
+/* ---- a disk that does not answer ------------------------------------------------------------- */
 
 static void beats(int n)
 {

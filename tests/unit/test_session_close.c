@@ -1,6 +1,6 @@
 /*
- * Proves that a session (worker/client/session.h) answers the requests of its program one by one, and
- * each way in which it ends.
+ * Proves that a session (worker/client/session.h) answers the requests of its program one by one,
+ * and each way in which it ends.
  */
 #include "tests/support/session_driver.h"
 

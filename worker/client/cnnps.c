@@ -86,7 +86,7 @@ static int refuse(struct cnnps *c, const char *why)
 	return PS_EUSAGE;
 }
 
-/* ---- structs of the program: each begins with its size ---------------------------------------- */
+/* ---- structs of the program: each begins with its size --------------------------------------- */
 
 /* Bytes by which the structs of a newer library may be longer. */
 enum { MAX_NEWER = 4096 };
@@ -121,7 +121,7 @@ static void write_struct(void *to, const void *from, size_t size)
 		size - sizeof(size_t));
 }
 
-/* ---- requests --------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static struct request *new_request(struct cnnps *c, enum request_kind kind)
 {

@@ -120,8 +120,8 @@ struct cnnps_options {
 	uint32_t batch_timeout_ms;
 	/* Maximum memory for pushes that are not durable yet. 0: 256 MiB */
 	uint64_t replay_bytes;
-	/* NULL, or called ten times a second, from any thread. Nonzero ends the current wait and all
-	 * later ones with CNNPS_ESHUTDOWN; a push, a result and a flush still get 5 s. */
+	/* NULL, or called ten times a second, from any thread. Nonzero ends the current wait and
+	 * all later ones with CNNPS_ESHUTDOWN; a push, a result and a flush still get 5 s. */
 	int (*stop)(void *arg);
 	void *stop_arg;
 	/* NULL, or the allocator for gradients and received weights, for example of pinned memory
@@ -134,8 +134,9 @@ struct cnnps_options {
 	void (*report)(void *arg, const char *line);
 	void *report_arg;
 	/* NULL: keep the process's log as it is, which is silent unless an earlier connection set
-	 * it. Else called with each line of the log up to `log_level`, and its CNNPS_LOG_* level, without a newline. The log
-	 * is one for the process: the newest connection sets it, for all connections. */
+	 * it. Else called with each line of the log up to `log_level`, and its CNNPS_LOG_* level,
+	 * without a newline. The log is one for the process: the newest connection sets it, for all
+	 * connections. */
 	void (*log)(void *arg, int level, const char *line);
 	void *log_arg;
 	enum cnnps_log_level log_level;
@@ -281,8 +282,8 @@ struct cnnps_stats {
 	/* pushes without effect: another worker was first, or the step was over */
 	uint64_t superseded;
 	/* Where the time of the program went, in microseconds: outside of this library, waiting for
-	 * weights, sending pushes, waiting for leases, and checksums and copies in here. The server's
-	 * status shows it. */
+	 * weights, sending pushes, waiting for leases, and checksums and copies in here. The
+	 * server's status shows it. */
 	uint64_t compute_us, weights_us, push_us, lease_us, copy_us;
 };
 

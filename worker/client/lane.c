@@ -44,7 +44,7 @@ static size_t weights_bytes(const struct lane *l)
 	return l->layout.buffers * l->layout.buffer_pitch;
 }
 
-/* ---- life ---------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void add_ref(struct lane *l)
 {
@@ -174,7 +174,7 @@ int lane_fd(const struct lane *l)
 	return l->fd;
 }
 
-/* ---- pushes: slots ------------------------------------------------------------------------------- */
+/* ---- pushes: slots --------------------------------------------------------------------------- */
 
 static float *slot_values(const struct lane *l, uint32_t index)
 {
@@ -238,7 +238,7 @@ uint32_t lane_slot_of(const struct lane *l, const void *values)
 	return (uint32_t)((size_t)(at - l->pushes - LANE_PAGE) / l->layout.slot_pitch) + 1;
 }
 
-/* ---- weights: buffers of the server ---------------------------------------------------------------- */
+/* ---- weights: buffers of the server ---------------------------------------------------------- */
 
 /* A buffer that a message reads. */
 struct reading {

@@ -7,8 +7,8 @@
  * their last reference is closed, on any thread, the lane takes them back.
  *
  * Invariants:
- * (1) a slot has one owner: the lane, the program, or the message of its push. A push keeps its slot
- *     until it is durable, so its bytes do not change while the server may read them;
+ * (1) a slot has one owner: the lane, the program, or the message of its push. A push keeps its
+ *     slot until it is durable, so its bytes do not change while the server may read them;
  * (2) the memory stays mapped, and the connection to the server open, until the last slot and the
  *     last buffer are back.
  * Thread: the holder of the I/O lock (net.h), unless a function says otherwise.
@@ -36,8 +36,8 @@ struct lane_slot {
 int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e) PS_MUST_CHECK;
 /* Drop the owner's reference and set *l to NULL; *l may be NULL. */
 void lane_close(struct lane **l);
-/* Look for the server's answer. PS_OK: the lane is open. PS_EAGAIN: no answer yet. Any other status:
- * the lane cannot be used. */
+/* Look for the server's answer. PS_OK: the lane is open. PS_EAGAIN: no answer yet. Any other
+ * status: the lane cannot be used. */
 int lane_poll(struct lane *l, struct err *e) PS_MUST_CHECK;
 /* 1 if lane_poll has returned PS_OK. */
 int lane_is_open(const struct lane *l);
@@ -55,7 +55,8 @@ void lane_return(struct lane_slot *slot);
 /* Make `message` of the first `count` values of the slot, without a copy; slot->lane becomes NULL.
  * PS_ENOMEM: the caller keeps the slot. Any thread. */
 int lane_send(struct lane_slot *slot, size_t count, zmq_msg_t *message) PS_MUST_CHECK;
-/* The field lane_slot for a message of lane_send; 0: `values` is in no slot of `l`, or `l` is NULL. */
+/* The field lane_slot for a message of lane_send; 0: `values` is in no slot of `l`, or `l` is
+ * NULL. */
 uint32_t lane_slot_of(const struct lane *l, const void *values);
 /* Append the weights that `ref` names to the frames of their PARAMS. PS_EPROTO: the message has a
  * frame, or the numbers are wrong. PS_ENOMEM. */

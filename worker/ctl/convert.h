@@ -1,8 +1,8 @@
 /*
  * convert.h - cnn-ctl convert: other formats of images to the IDX files of a data set.
  *
- * A reader hands images to a writer for each part, training and test. The files get their names when
- * all of them are complete. No file of a format is trusted. Thread: main.
+ * A reader hands images to a writer for each part, training and test. The files get their names
+ * when all of them are complete. No file of a format is trusted. Thread: main.
  */
 #ifndef WORKER_CTL_CONVERT_H
 #define WORKER_CTL_CONVERT_H

@@ -1,6 +1,6 @@
 /*
- * ctl.h - the commands of cnn-ctl and what they share. ctl.c holds main, the options and the table of
- * commands.
+ * ctl.h - the commands of cnn-ctl and what they share. ctl.c holds main, the options and the table
+ * of commands.
  *
  * Thread: main.
  */

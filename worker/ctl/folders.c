@@ -72,7 +72,8 @@ static int is_picture(const char *name)
 	return 0;
 }
 
-/* The folders of `dir`, or its pictures. Other files are ignored, and names that begin with a dot. */
+/* The folders of `dir`, or its pictures. Other files are ignored, and names that begin with a
+ * dot. */
 static int list(struct names *l, const char *dir, int folders, struct err *e)
 {
 	DIR *d = opendir(dir);

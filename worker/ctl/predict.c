@@ -179,7 +179,8 @@ static int grey_at(const struct gallery *g, size_t picture, size_t step, size_t 
 	return (int)(sum / s->c);
 }
 
-/* Draw a line of the picture, two rows of pixels, and the probability of a class if there is one. */
+/* Draw a line of the picture, two rows of pixels, and the probability of a class if there is
+ * one. */
 static void draw_line(
 	const struct gallery *g, size_t picture, size_t line, const size_t *class, int terminal)
 {

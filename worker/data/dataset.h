@@ -35,8 +35,8 @@ struct data {
  * zeroed.
  */
 int data_load(struct data *d, const char *place, struct err *e) PS_MUST_CHECK;
-/* The same with at most `memory` bytes of images in memory; data_load takes half of the machine's. A
- * gzipped file must fit. */
+/* The same with at most `memory` bytes of images in memory; data_load takes half of the machine's.
+ * A gzipped file must fit. */
 int data_load_within(
 	struct data *d, const char *place, uint64_t memory, struct err *e) PS_MUST_CHECK;
 void data_release(struct data *d);
@@ -45,7 +45,8 @@ int data_in_memory(const struct data *d, enum data_part part);
 /* Copy the pixels of an image to `to`. PS_EDATA: its file has become shorter or cannot be read. */
 int data_image(const struct data *d, enum data_part part, uint32_t image, uint8_t *to,
 	struct err *e) PS_MUST_CHECK;
-/* The images in the backends' format; they borrow from *d. pixels is NULL if they are not in memory.
+/* The images in the backends' format; they borrow from *d. pixels is NULL if they are not in
+ * memory.
  */
 struct kx_images data_train(const struct data *d);
 struct kx_images data_test(const struct data *d);

@@ -26,8 +26,8 @@ struct loader {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	/* Counts since the start; number i is in slot i % LOADER_AHEAD. taken <= loaded <= asked. Slot
-	 * taken - 1 is in the caller's hands. */
+	/* Counts since the start; number i is in slot i % LOADER_AHEAD. taken <= loaded <= asked.
+	 * Slot taken - 1 is in the caller's hands. */
 	uint64_t asked, loaded, taken;
 	int holds; /* the caller has the images of slot taken - 1 */
 	int ends;

@@ -2,8 +2,8 @@
  * loader.h - the images of batches as the device needs them: shifted and flipped as the model says,
  * or read from files that are larger than memory. A thread prepares batches ahead.
  *
- * A batch is what its epoch, its number and the model make it: every worker and every order of calls
- * gives the same bytes.
+ * A batch is what its epoch, its number and the model make it: every worker and every order of
+ * calls gives the same bytes.
  *
  * Invariants:
  * (1) batches come out in the order in which they were asked for;

@@ -38,10 +38,10 @@ static inline size_t kx_shared_limit(void)
 
 /*
  * Launch with programmatic dependent launch on Hopper and later: the kernel may start while its
- * predecessor in the stream still runs. Before await_previous it must not write, and it may read only data that the
- * predecessor does not write. Kernels before the predecessor are complete when this kernel starts:
- * the predecessor waited for them in its own await_previous and only then allowed this kernel to
- * start. After await_previous all results of the predecessor are visible.
+ * predecessor in the stream still runs. Before await_previous it must not write, and it may read
+ * only data that the predecessor does not write. Kernels before the predecessor are complete when
+ * this kernel starts: the predecessor waited for them in its own await_previous and only then
+ * allowed this kernel to start. After await_previous all results of the predecessor are visible.
  */
 template <class... P, class... A>
 static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster, unsigned threads,

@@ -11,17 +11,17 @@
  * - Each block sends its conv gradient to all blocks of the same filters.
  *
  * Each line of the exchange has the number of its step as a flag (the LL protocol of NCCL, with one
- * flag for 16 bytes instead of one for 8: its words would make seed:32 28 % and seed:256 11 % slower
- * at 100 images). A reader polls the line until the flag is right, so the exchange needs neither
- * fences nor counters.
+ * flag for 16 bytes instead of one for 8: its words would make seed:32 28 % and seed:256 11 %
+ * slower at 100 images). A reader polls the line until the flag is right, so the exchange needs
+ * neither fences nor counters.
  * A writer overwrites a line only when all readers have used it: it has then received results that
  * they computed from the line. All sums have a fixed order. The launch is cooperative, so all
  * blocks run at the same time.
  *
  * A block that has waited for another one for patience_ns gives up: it sets *trouble, computes the
- * rest of its step with what it has, and returns. The other blocks see *trouble while they wait, and
- * return as well. Results of a launch that has set *trouble are not valid, and later launches return
- * at once. (A trap would destroy the CUDA context.)
+ * rest of its step with what it has, and returns. The other blocks see *trouble while they wait,
+ * and return as well. Results of a launch that has set *trouble are not valid, and later launches
+ * return at once. (A trap would destroy the CUDA context.)
  *
  * Products, layouts and scales are those of seed_half_fprop.cu and seed_half_wgrad.cu, with these
  * differences. The ReLU mask and the argmax come from the stored value. d_logits are not divided by

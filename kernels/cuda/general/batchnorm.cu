@@ -3,8 +3,8 @@
  *
  * A block handles CHANNELS channels. A thread handles four neighbouring channels of every LANES-th
  * pixel, counted over all images. Sums have two stages: first each block adds up a chunk of the
- * pixels, then one block adds up the chunks in double precision. The number of chunks depends on the
- * sizes only, so every sum has a fixed order.
+ * pixels, then one block adds up the chunks in double precision. The number of chunks depends on
+ * the sizes only, so every sum has a fixed order.
  *
  * The sums of the variance take values relative to the first value of the channel. The variance is
  * then the difference of two numbers of its own size, even if the mean is much larger.

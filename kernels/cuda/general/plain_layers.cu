@@ -2,8 +2,8 @@
  * plain_layers.cu - layers without weights that both general paths run: tanh, sigmoid, pools whose
  * windows overlap, have padding or compute a mean, LRN, and residual connections. Tensors have
  * values of fp32 or bf16; sums are fp32. One thread computes one value, so every sum has a fixed
- * order. Neighbouring threads handle neighbouring channels. Channels of padding are zeros before and
- * after each layer.
+ * order. Neighbouring threads handle neighbouring channels. Channels of padding are zeros before
+ * and after each layer.
  */
 #include "kernels/cuda/mma/gemm.cuh"
 

@@ -350,8 +350,8 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
-/* The gradient must be the buffer that cnnps_gradient returned. Push and pull are two messages here,
- * which cost the same virtual time as one. */
+/* The gradient must be the buffer that cnnps_gradient returned. Push and pull are two messages
+ * here, which cost the same virtual time as one. */
 int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 {
 	struct msg_push meta = {.base_version = p->version,

@@ -5,8 +5,9 @@
  * Only time is not real. The cost model determines how long a batch is computed, how long a message
  * travels, and how long the server works. It does not matter how long this machine needs:
  *
- *   worker   image_us for each image of a gradient, times a random factor for each batch (lognormal,
- *            mean 1, spread `jitter`); a third of image_us for an image that is only evaluated
+ *   worker   image_us for each image of a gradient, times a random factor for each batch
+ *            (lognormal, mean 1, spread `jitter`); a third of image_us for an image that is
+ *            only evaluated
  *   network  the server has one link. Each direction carries one message after the other at `gbit`.
  *            A message arrives latency_us after its last bit was sent
  *   server   one message at a time: message_us for each, and for a push apply_ns for each value

@@ -3,8 +3,8 @@
  * the data. It can also let fsync hang, let writes fail, or slow them down.
  *
  *   DISK_ROOT=DIR   the directory whose files are watched (a real path)
- *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes` of words separated by
- *                   tabs, then `bytes` bytes of data
+ *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes` of words separated
+ *                   by tabs, then `bytes` bytes of data
  *   DISK_HANG=FILE  while this file exists, fsync and fdatasync wait
  *   DISK_WRITE=FILE while this file exists, its text changes each write to a file of DIR: "short"
  *                   writes half of the bytes, "lie" writes none and reports success, and a number

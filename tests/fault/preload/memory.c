@@ -6,8 +6,8 @@
  *
  * The allocations of the program and its libraries count, with two exceptions. libzmq and the
  * libraries under it do not count, because libzmq aborts the process when it gets no memory
- * (alloc_assert). GnuTLS and the libraries under it do not count: libmicrohttpd loads them, but nothing
- * uses them. Threads: any.
+ * (alloc_assert). GnuTLS and the libraries under it do not count: libmicrohttpd loads them, but
+ * nothing uses them. Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>

@@ -50,12 +50,14 @@ PYTHON   ?= /usr/bin/python3
 PKGS.base   := libzmq libuv libprotobuf-c libxxhash zlib jansson
 PKGS.server := libmicrohttpd libseccomp
 PKGS.worker := libpng libjpeg
-PKGS        := $(PKGS.base) $(PKGS.server) $(PKGS.worker)
+PKGS.ctl    := ncursesw
+PKGS        := $(PKGS.base) $(PKGS.server) $(PKGS.worker) $(PKGS.ctl)
 ifeq ($(shell pkg-config --exists $(PKGS) 2>/dev/null && echo yes),yes)
 PKG_CFLAGS  := $(shell pkg-config --cflags $(PKGS))
 LIBS.base   := $(shell pkg-config --libs $(PKGS.base)) -lm
 LIBS.server := $(shell pkg-config --libs $(PKGS.server))
 LIBS.worker := $(shell pkg-config --libs $(PKGS.worker))
+LIBS.ctl    := $(shell pkg-config --libs $(PKGS.ctl))
 else ifneq ($(filter-out demo test data lint bench cluster cluster-faults faults asan ubsan tsan gpu-test gpu-bench bundle ladder deps clean help,$(or $(MAKECMDGOALS),all)),)
 $(error libraries are missing: run deploy/setup.sh as root)
 endif
@@ -220,7 +222,7 @@ $(B)/cnn-ps: $(B)/server/main.o $(ARCHIVES.server)
 $(B)/cnn-worker: $(B)/worker/main.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/cnn-ctl: $(B)/worker/ctl/ctl.o $(ARCHIVES.worker)
-	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
+	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.ctl) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 	@mkdir -p $(@D)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)

@@ -38,7 +38,7 @@
 #define WIRE_MAX_HOST    64u        /* bytes of a host name, as in Linux */
 #define WIRE_MAX_MODEL   511u       /* bytes of a model text */
 #define WIRE_MAX_SOCKET  107u       /* bytes of the path of a Unix socket */
-#define WIRE_MAX_TEXT    32767u     /* bytes of a STATUS or ERROR text */
+#define WIRE_MAX_TEXT    61439u     /* bytes of a STATUS or ERROR text */
 #define WIRE_MAX_IMAGES  (1u << 24) /* images of a data set */
 #define WIRE_MAX_WORKERS 1024u      /* worker slots of a server */
 #ifndef WIRE_MAX_BATCHES            /* `make fuzz` defines a smaller limit, for smaller tables */

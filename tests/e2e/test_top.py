@@ -1,6 +1,7 @@
 """cnn-ctl top on a terminal: how it ends, what it shows, and in what state it leaves the
 terminal."""
 import fcntl
+import json
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import subprocess
 import termios
 import time
 
+import pyte
 import pytest
 
 from support.build import command
@@ -21,31 +23,41 @@ OPENED, CLOSED = "\x1b[?1049h", "\x1b[?1049l"
 
 
 class Terminal:
-    """cnn-ctl top in a session of its own, on a terminal of 24 lines of 80 characters."""
+    """cnn-ctl top in a session of its own, on a terminal of 24 lines of 80 characters. `text` is what
+    it wrote; `screen` is what one sees. Its TERM has no REP, which pyte does not know."""
 
-    def __init__(self, endpoint, *options):
+    def __init__(self, endpoint, *options, size=(24, 80), **env):
         self.master, self.slave = pty.openpty()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
         self.before = termios.tcgetattr(self.slave)
         self.text = ""
+        self.screen = pyte.Screen(size[1], size[0])
+        self.stream = pyte.ByteStream(self.screen)
+        env = {**os.environ, "TERM": "screen-256color", "LC_ALL": "C.UTF-8", **env}
 
         def own():
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         self.popen = subprocess.Popen(
             command("cnn-ctl", "--server", endpoint, *options, "top"), stdin=self.slave,
-            stdout=self.slave, stderr=self.slave, preexec_fn=own)
+            stdout=self.slave, stderr=self.slave, preexec_fn=own, env=env)
 
     def read(self, seconds=0.0):
         while select.select([self.master], [], [], seconds)[0]:
-            self.text += os.read(self.master, 65536).decode(errors="replace")
+            data = os.read(self.master, 65536)
+            self.stream.feed(data)
+            self.text += data.decode(errors="replace")
             seconds = 0
         return self.text
 
+    def see(self):
+        self.read(0.05)
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
     def shows(self, pattern, seconds=10):
         end = time.monotonic() + seconds
-        while not re.search(pattern, self.read(0.05)):
-            assert time.monotonic() < end, f"{pattern!r} is not on:\n{self.text[-3000:]}"
+        while not re.search(pattern, self.see()):
+            assert time.monotonic() < end, f"{pattern!r} is not on:\n{self.see()}"
 
     def type(self, keys):
         os.write(self.master, keys)
@@ -77,8 +89,8 @@ class Terminal:
 def terminal():
     opened = []
 
-    def start(*arguments):
-        opened.append(Terminal(*arguments))
+    def start(*arguments, **how):
+        opened.append(Terminal(*arguments, **how))
         return opened[-1]
     yield start
     for t in opened:
@@ -176,6 +188,7 @@ def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(programs, term
     server = programs.server(*ENDLESS)
     top = terminal(server.endpoint)
     top.shows("waiting")
+    time.sleep(0.3)  # ncurses ignores the signal while it draws
     top.popen.send_signal(signal.SIGTSTP)
     until(lambda: "waiting" in top.read(0.02).partition(CLOSED)[2].partition(OPENED)[2], 5,
           "it goes on")
@@ -192,7 +205,77 @@ def test_without_workers_there_is_no_eta(programs, small, terminal):
     worker.signal(SIGTERM)
     assert worker.wait(10) == 12
     top.shows("waiting for workers: 0 of 1")
-    frame = top.read(0.1)[top.text.rindex("waiting  "):]
-    assert "ETA -" in frame and f"cnn-worker --server {server.endpoint}" in frame
+    top.shows("ETA -")
+    assert f"cnn-worker --server {server.endpoint}" in top.see().replace("\n", "")
     top.type(b"q")
     assert top.wait(3) == 0
+
+
+def rows(top):
+    """The names of the workers on the screen, from top to bottom."""
+    return re.findall(r"^ +\d+  (w\d) ", top.see(), re.M)
+
+
+def test_sort_filter_and_help(programs, small, terminal):
+    server = programs.server(*ENDLESS)
+    for name in ("w2", "w3", "w1"):
+        programs.worker(server.endpoint, "--name", name, data=small)
+        until(lambda: any(w["name"] == name for w in server.status()["workers"]), 20, name)
+    top = terminal(server.endpoint)
+    until(lambda: rows(top) == ["w2", "w3", "w1"], 10, "workers by number")
+    top.type(b">")
+    until(lambda: rows(top) == ["w1", "w2", "w3"], 3, "workers by name")
+    top.type(b"r")
+    until(lambda: rows(top) == ["w3", "w2", "w1"], 3, "the other direction")
+    top.type(b"/W1\n")
+    until(lambda: rows(top) == ["w1"], 3, "a filter")
+    top.type(b"\x1b")
+    until(lambda: len(rows(top)) == 3, 3, "no filter")
+    top.type(b"h")
+    top.shows("any key: back")
+    top.type(b" ")
+    until(lambda: len(rows(top)) == 3, 3, "the workers again")
+    top.shows(r"server: update \d+ %   verify \d+ %   idle \d+ %")
+    top.shows(r"images/s +[▁▂▃▄▅▆▇█]+ \d+")
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
+def test_a_small_terminal_scrolls(programs, small, terminal):
+    server = programs.server(*ENDLESS)
+    for name in ("w1", "w2", "w3", "w4"):
+        programs.worker(server.endpoint, "--name", name, data=small)
+    until(lambda: len(server.status()["workers"]) == 4, 20, "four workers")
+    top = terminal(server.endpoint, size=(12, 60))
+    top.shows("workers 1 to . of 4")
+    top.type(b"\x1bOB")  # the arrow down
+    second = server.status()["workers"][1]["name"]
+    until(lambda: rows(top)[:1] == [second], 3, "the next worker")
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
+@pytest.mark.parametrize("no, coloured", [("", True), ("1", False)])
+def test_colours_unless_NO_COLOR(programs, small, terminal, no, coloured):
+    server = programs.server(*ENDLESS)
+    programs.worker(server.endpoint, "--name", "w1", data=small)
+    top = terminal(server.endpoint, NO_COLOR=no)
+    top.shows("live")
+    assert bool(re.search(r"\x1b\[3[1-3]m", top.text)) == coloured
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
+def test_an_unknown_terminal_gets_lines(programs, terminal):
+    server = programs.server(*ENDLESS)
+    top = terminal(server.endpoint, TERM="no-such-terminal")
+    until(lambda: top.read(0.05) is None or top.popen.poll() is not None, 5, "it ends")
+    assert top.popen.returncode == 0 and "waiting for workers" in top.read(0.1)
+
+
+def test_once_and_json(programs):
+    server = programs.server(*ENDLESS)
+    lines = programs.ctl("--server", server.endpoint, "--once", "top").out
+    assert lines[0].startswith("waiting") and not any("\x1b" in line for line in lines)
+    line, = programs.ctl("--server", server.endpoint, "--once", "--json", "top").out
+    assert json.loads(line)["state"] == "waiting"

@@ -41,7 +41,7 @@ static const struct command commands[] = {
 	"\n"                                                                                       \
 	"Commands:\n"                                                                              \
 	"  status            Print the status of the server as JSON.\n"                            \
-	"  top               Show the status on the terminal; refresh it every second.\n"          \
+	"  top               Show the status on the terminal; refresh it every second; h: help.\n" \
 	"  checkpoint        Write a checkpoint now and print its generation.\n"                   \
 	"  drain             Write a last checkpoint, end the workers and the server.\n"           \
 	"  log-level LEVEL   Set the log level of the server until its next start: error,\n"       \
@@ -160,6 +160,18 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.help = "write the history as an event file of TensorBoard to DIR instead",
 			.unset = "print it",
 			.needs = "command=history"},
+		{.name = "once",
+			.type = OPT_FLAG,
+			.dest = &ctl->once,
+			.def = "0",
+			.help = "print the status once, as lines",
+			.needs = "command=top"},
+		{.name = "json",
+			.type = OPT_FLAG,
+			.dest = &ctl->json,
+			.def = "0",
+			.help = "print the status as a line of JSON each second",
+			.needs = "command=top"},
 		{.name = "connect-timeout-ms",
 			.type = OPT_INT,
 			.dest = &ctl->connect_timeout_ms,

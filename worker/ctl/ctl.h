@@ -21,6 +21,7 @@ struct ctl {
 	const char *key, *server_key; /* key files, or NULL */
 	const char *tensorboard;      /* directory, or NULL */
 	enum ctl_format format;       /* of history */
+	int once, json;               /* of top */
 	int64_t connect_timeout_ms;
 	const char **args; /* the arguments of the command */
 	int n_args;
@@ -32,9 +33,10 @@ void ctl_say(const char *event, int status, const char *text);
 /* server.c: open an observer's connection; print waits on stderr. The commands after it are one
  * request each. */
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
-/* The same with `stop` and `report` of cnnps_options. */
+/* The same with `stop` and `report` of cnnps_options, and `arg` for both. */
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
-	void (*report)(void *arg, const char *line), struct cnnps **c, struct err *e) PS_MUST_CHECK;
+	void (*report)(void *arg, const char *line), void *arg, struct cnnps **c,
+	struct err *e) PS_MUST_CHECK;
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_checkpoint(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_drain(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

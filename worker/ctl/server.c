@@ -35,11 +35,11 @@ static void print_wait(void *arg, const char *line)
 
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e)
 {
-	return ctl_connect_with(ctl, NULL, print_wait, c, e);
+	return ctl_connect_with(ctl, NULL, print_wait, NULL, c, e);
 }
 
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
-	void (*report)(void *arg, const char *line), struct cnnps **c, struct err *e)
+	void (*report)(void *arg, const char *line), void *arg, struct cnnps **c, struct err *e)
 {
 	struct cnnps_options o = {.size = sizeof(o),
 		.server = ctl->server,
@@ -48,7 +48,9 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 		.device = "cnn-ctl",
 		.observer = 1,
 		.stop = stop,
+		.stop_arg = arg,
 		.report = report,
+		.report_arg = arg,
 		.connect_timeout_ms = (uint32_t)ctl->connect_timeout_ms,
 		.disconnect_timeout_ms = (uint32_t)ctl->connect_timeout_ms};
 	int rc = cnnps_connect(c, &o);

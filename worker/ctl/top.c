@@ -1,9 +1,7 @@
-/* top.c - see ctl.h: cnn-ctl top shows the server's status on a terminal. This file has the
- * terminal's modes, the table of workers, and the screen around it. */
+/* top.c - see ctl.h: cnn-ctl top shows the server's status, once or on a screen that it refreshes
+ * every second. */
 #include "worker/ctl/ctl.h"
-#include <errno.h>
-#include <jansson.h>
-#include <poll.h>
+#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -11,355 +9,70 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <termios.h>
 #include <unistd.h>
+#include "common/clock.h"
 #include "common/plain.h"
-#include "common/utf8.h"
 #include "proto/msg.h"
-
-/* ---- the terminal: alternate screen and keys, restored on every exit ------------------------- */
-
-/* The signal handlers call only async-signal-safe functions. */
-
-/* Escape sequences: enter the alternate screen and hide the cursor; and the reverse. */
-#define ENTER "\033[?1049h\033[?25l\033[H"
-#define LEAVE "\033[?25h\033[?1049l"
-
-/* Signals that end the program, and the one that stops it. */
-static const int fatal[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGABRT, SIGSEGV, SIGBUS, SIGFPE,
-	SIGILL, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2};
-
-static struct termios before, keys; /* modes of standard input; constant when has_keys is 1 */
-static int has_keys;
-static atomic_int is_open, has_quit;
-
-static void write_terminal(const char *text)
-{
-	ssize_t ignored = write(STDOUT_FILENO, text, strlen(text));
-
-	(void)ignored;
-}
-
-static void enter(void)
-{
-	if (atomic_exchange(&is_open, 1))
-		return;
-	if (has_keys)
-		tcsetattr(STDIN_FILENO, TCSANOW, &keys);
-	write_terminal(ENTER);
-}
-
-/* Restore the terminal. A second call has no effect. */
-static void screen_close(void)
-{
-	if (!atomic_exchange(&is_open, 0))
-		return;
-	write_terminal(LEAVE);
-	if (has_keys)
-		tcsetattr(STDIN_FILENO, TCSANOW, &before);
-}
-
-/* Restores the terminal, then restores the default action of the signal. */
-static void on_fatal(int number)
-{
-	screen_close();
-	signal(number, SIG_DFL);
-	raise(number);
-}
-
-static void catch (int number, void (*handler)(int))
-{
-	struct sigaction a;
-
-	memset(&a, 0, sizeof(a));
-	a.sa_handler = handler;
-	a.sa_flags = SA_NODEFER | SA_RESTART;
-	sigaction(number, &a, NULL);
-}
-
-/* Handle ^Z: raise stops the process; it continues here after SIGCONT. */
-static void on_stop(int number)
-{
-	int saved = errno;
-
-	screen_close();
-	signal(number, SIG_DFL);
-	raise(number);
-	catch (number, on_stop);
-	enter();
-	errno = saved;
-}
-
-/* A background process must not change the terminal: it would be stopped. */
-static void find_keys(void)
-{
-	if (!isatty(STDIN_FILENO) || tcgetpgrp(STDIN_FILENO) != getpgrp() ||
-		tcgetattr(STDIN_FILENO, &before))
-		return;
-	keys = before;
-	keys.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
-	keys.c_cc[VMIN] = 0; /* a read never blocks */
-	keys.c_cc[VTIME] = 0;
-	has_keys = 1;
-}
-
-/* Take over the terminal of standard output, and that of standard input if the process is in its
- * foreground. */
-static void screen_open(void)
-{
-	find_keys();
-	for (size_t i = 0; i < sizeof(fatal) / sizeof(*fatal); i++) {
-		struct sigaction now;
-
-		if (!sigaction(fatal[i], NULL, &now) && now.sa_handler != SIG_IGN)
-			catch (fatal[i], on_fatal);
-	}
-	catch (SIGTSTP, on_stop);
-	atexit(screen_close);
-	enter();
-}
-
-/* 1 if the alternate screen is in use. */
-static int screen_is_open(void)
-{
-	return atomic_load(&is_open);
-}
-
-/* 1 if the user has typed q since screen_open. Does not block. */
-static int screen_quit(void)
-{
-	struct pollfd key = {.fd = STDIN_FILENO, .events = POLLIN};
-	char typed[64];
-	ssize_t n;
-
-	if (!has_keys || atomic_load(&has_quit) || poll(&key, 1, 0) <= 0)
-		return atomic_load(&has_quit);
-	n = read(STDIN_FILENO, typed, sizeof(typed));
-	if ((n > 0 && (memchr(typed, 'q', (size_t)n) || memchr(typed, 'Q', (size_t)n))) ||
-		(n <= 0 && (key.revents & (POLLHUP | POLLERR))))
-		atomic_store(&has_quit, 1);
-	return atomic_load(&has_quit);
-}
-
-/* ---- the table of workers -------------------------------------------------------------------- */
-
-#define GAP       2 /* blanks between columns */
-#define MAX_CELL  128
-#define MAX_TEXT  24 /* maximum width of a text column, characters */
-#define FAIR_TEXT 12 /* text columns shrink to this width before the address column goes */
-#define MIN_TEXT  8
-#define N_COLUMNS (sizeof(columns_of) / sizeof(columns_of[0]))
-
-static const struct column {
-	const char *title, *key;
-	int number;   /* right-aligned, never truncated */
-	int leave;    /* order in which columns go, 4 and 5 after texts have shrunk; 0: never */
-	int shortens; /* may shrink to MIN_TEXT */
-} columns_of[] = {
-	{"worker", "worker", 1, 0, 0},
-	{"state", "state", 0, 0, 0},
-	{"name", "name", 0, 0, 1},
-	{"host", "host", 0, 0, 1},
-	{"pid", "pid", 1, 0, 0},
-	{"address", "address", 0, 4, 0},
-	{"device", "device", 0, 3, 1},
-	{"images", "images", 1, 5, 0},
-	{"pushes", "last_seq", 1, 2, 0},
-	{"durable", "durable_seq", 1, 1, 0},
-	{"silent ms", "silent_ms", 1, 0, 0},
-};
-
-struct table {
-	const json_t *list;
-	size_t rows;
-	size_t width[N_COLUMNS]; /* 0: not shown */
-};
-
-/* The length in characters, not bytes. */
-static size_t length(const char *text)
-{
-	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
-	size_t n = 0;
-
-	for (; p < end; n++) {
-		size_t bytes = utf8_length(p, end);
-
-		p += bytes ? bytes : 1;
-	}
-	return n;
-}
-
-/* A worker's value as text: "-" for none. */
-static const char *cell(const json_t *worker, const struct column *c, char text[MAX_CELL])
-{
-	const json_t *value = json_object_get(worker, c->key);
-
-	if (json_is_number(value))
-		snprintf(text, MAX_CELL, "%.0f", json_number_value(value));
-	else if (json_is_string(value) && json_string_value(value)[0])
-		snprintf(text, MAX_CELL, "%s", json_string_value(value));
-	else
-		snprintf(text, MAX_CELL, "-");
-	plain_text(text, 0);
-	return text;
-}
-
-static void natural_widths(struct table *t)
-{
-	for (size_t c = 0; c < N_COLUMNS; c++) {
-		t->width[c] = strlen(columns_of[c].title);
-		for (size_t i = 0; i < t->rows; i++) {
-			char text[MAX_CELL];
-			size_t n = length(cell(json_array_get(t->list, i), &columns_of[c], text));
-
-			if (columns_of[c].shortens && n > MAX_TEXT)
-				n = MAX_TEXT;
-			if (n > t->width[c])
-				t->width[c] = n;
-		}
-	}
-}
-
-static size_t total_width(const struct table *t)
-{
-	size_t n = 0;
-
-	for (size_t c = 0; c < N_COLUMNS; c++)
-		n += t->width[c] ? t->width[c] + GAP : 0;
-	return n - GAP; /* without a GAP after the last column; the first column is always shown */
-}
-
-static void leave_out(struct table *t, int number)
-{
-	for (size_t c = 0; c < N_COLUMNS; c++)
-		if (columns_of[c].leave == number)
-			t->width[c] = 0;
-}
-
-/* Shrink the widest text column by one character. 0: none is wider than `min`. */
-static int shorten(struct table *t, size_t min)
-{
-	size_t widest = 0;
-
-	for (size_t c = 0; c < N_COLUMNS; c++)
-		if (columns_of[c].shortens &&
-			(!columns_of[widest].shortens || t->width[c] > t->width[widest]))
-			widest = c;
-	if (!columns_of[widest].shortens || t->width[widest] <= min)
-		return 0;
-	t->width[widest]--;
-	return 1;
-}
-
-static void fit_columns(struct table *t, size_t columns)
-{
-	natural_widths(t);
-	if (!columns)
-		return;
-	for (int number = 1; number <= 3 && total_width(t) > columns; number++)
-		leave_out(t, number);
-	while (total_width(t) > columns && shorten(t, FAIR_TEXT))
-		continue;
-	if (total_width(t) > columns)
-		leave_out(t, 4);
-	while (total_width(t) > columns && shorten(t, MIN_TEXT))
-		continue;
-	if (total_width(t) > columns)
-		leave_out(t, 5);
-}
-
-/* Print `text` in `width` characters; a truncated text ends in '+'. */
-static void put_cell(const char *text, size_t width, int right)
-{
-	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
-	size_t n = length(text), shown = n > width ? width - 1 : n;
-
-	if (right && n < width)
-		printf("%*s", (int)(width - n), "");
-	for (size_t i = 0; i < shown; i++) {
-		size_t bytes = utf8_length(p, end);
-
-		bytes = bytes ? bytes : 1;
-		fwrite(p, 1, bytes, stdout);
-		p += bytes;
-	}
-	if (n > width)
-		putchar('+');
-	if (!right && n < width)
-		printf("%*s", (int)(width - n), "");
-}
-
-/* Print the row of a worker; NULL: the titles. */
-static void put_row(const struct table *t, const json_t *worker)
-{
-	char text[MAX_CELL];
-	int first = 1;
-
-	for (size_t c = 0; c < N_COLUMNS; c++) {
-		const struct column *of = &columns_of[c];
-
-		if (!t->width[c])
-			continue;
-		printf("%*s", first ? 0 : GAP, "");
-		put_cell(worker ? cell(worker, of, text) : of->title, t->width[c], of->number);
-		first = 0;
-	}
-	putchar('\n');
-}
-
-/* Print `list` ("workers" of STATUS) on stdout: a line of titles and at most `rows` lines of at
- * most `columns` characters; 0: no limit. If the table is too wide, the least important columns go
- * first, then long names shrink. */
-static void show_table(const json_t *list, size_t columns, size_t rows)
-{
-	struct table t = {.list = list, .rows = json_array_size(list)};
-	size_t n = t.rows;
-
-	if (rows && t.rows > rows)
-		t.rows = rows;
-	fit_columns(&t, columns);
-	put_row(&t, NULL);
-	for (size_t i = 0; i < t.rows; i++)
-		put_row(&t, json_array_get(list, i));
-	if (n > t.rows)
-		printf("and %zu more\n", n - t.rows);
-}
-
-/* ---- the screen ------------------------------------------------------------------------------ */
+#include "worker/ctl/screen.h"
+#include "worker/ctl/table.h"
 
 #define PERIOD_MS 1000
-#define KEY_MS    50 /* between two checks for a key */
-#define CLEAR     "\033[H\033[J"
-#define BLANKS    3 /* between two items of a line */
+#define BLANKS    3   /* between two items of a line */
+#define SAMPLES   240 /* of a sparkline: the last four minutes */
+#define LABEL     10  /* characters before a sparkline, and ... */
+#define VALUE     14  /* ... after it */
 
-/* The state of the screen's layout. */
-struct layout {
-	size_t columns, rows; /* of the terminal; 0: no limit */
-	size_t column, row;   /* position of the next item */
+/* The newest values of a number of the status, one per second. */
+struct series {
+	double value[SAMPLES];
+	size_t n; /* all values so far */
 };
 
-static double number_of(const json_t *o, const char *key)
+struct top {
+	struct cnnps *c;
+	json_t *status; /* the newest one, owned; NULL: none yet */
+	struct series rate, loss, accuracy;
+	double idle; /* the part of the last second in which the server waited; < 0: not known */
+	double apply, verify; /* the same for these parts of its work */
+	struct table_view table;
+	int typing, helps; /* 1: the user types a filter; the help is shown */
+	char wait[1024];   /* why the server does not answer; "": it does */
+};
+
+/* Any thread may read it. */
+static atomic_int has_quit;
+
+static double status_number(const json_t *o, const char *key)
 {
 	return json_number_value(json_object_get(o, key));
 }
 
-static const char *text_of(const json_t *o, const char *key)
+static const char *status_text(const json_t *o, const char *key)
 {
 	const char *t = json_string_value(json_object_get(o, key));
 
 	return t ? t : "-";
 }
 
-static void end_line(struct layout *s)
+/* ---- lines of items -------------------------------------------------------------------------- */
+
+/* A text of lines, with the marks of screen.h. */
+struct page {
+	FILE *out;
+	size_t columns, rows; /* of the terminal; 0: no limit */
+	size_t column, row;   /* position of the next item */
+};
+
+static void end_line(struct page *s)
 {
-	putchar('\n');
+	fputc('\n', s->out);
 	s->column = 0;
 	s->row++;
 }
 
 /* Print an item on this line, or on the next one if this one is too short. */
-static void put_item(struct layout *s, const char *fmt, ...) PS_PRINTF(2, 3);
-static void put_item(struct layout *s, const char *fmt, ...)
+static void put_item(struct page *s, enum mark mark, const char *fmt, ...) PS_PRINTF(3, 4);
+static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 {
 	char item[512];
 	size_t n, gap = s->column ? BLANKS : 0;
@@ -374,41 +87,50 @@ static void put_item(struct layout *s, const char *fmt, ...)
 		end_line(s);
 		gap = 0;
 	}
-	printf("%*s%s", (int)gap, "", item);
-	s->column += gap + n;
-	for (; s->columns && s->column > s->columns; s->column -= s->columns)
-		s->row++; /* the terminal wraps it */
+	fprintf(s->out, "%*s%c", (int)gap, "", mark);
+	for (const char *at = item; *at; at++) { /* a long item goes on in the next line */
+		if (s->columns && s->column + gap == s->columns) {
+			end_line(s);
+			gap = 0;
+		}
+		fputc(*at, s->out);
+		s->column++;
+	}
+	fputc(MARK_PLAIN, s->out);
+	s->column += gap;
 }
 
 /* Show "label value unit", with a dash if the status has no such value. */
-static void show_value(struct layout *s, const json_t *o, const char *label, const char *key,
+static void show_value(struct page *s, const json_t *o, const char *label, const char *key,
 	double factor, int decimals, const char *unit)
 {
 	if (json_is_number(json_object_get(o, key)))
-		put_item(s, "%s %.*f%s", label, decimals, number_of(o, key) * factor, unit);
+		put_item(s, MARK_PLAIN, "%s %.*f%s", label, decimals,
+			status_number(o, key) * factor, unit);
 	else
-		put_item(s, "%s -", label);
+		put_item(s, MARK_PLAIN, "%s -", label);
 }
 
-static void show_run(struct layout *s, const json_t *o)
+static void show_run(struct page *s, const json_t *o)
 {
 	const json_t *c = json_object_get(o, "counters");
 	const char *name;
 	json_t *v;
 
-	put_item(s, "%s", text_of(o, "state"));
-	put_item(s, "epoch %.0f of %.0f", number_of(o, "training_epoch"), number_of(o, "epochs"));
-	put_item(s, "model %s", text_of(o, "model"));
-	put_item(s, "optimizer %s", text_of(o, "optimizer"));
+	put_item(s, MARK_STRONG, "%s", status_text(o, "state"));
+	put_item(s, MARK_PLAIN, "epoch %.0f of %.0f", status_number(o, "training_epoch"),
+		status_number(o, "epochs"));
+	put_item(s, MARK_PLAIN, "model %s", status_text(o, "model"));
+	put_item(s, MARK_PLAIN, "optimizer %s", status_text(o, "optimizer"));
 	if (json_is_string(json_object_get(o, "degraded")))
-		put_item(s, "DEGRADED: %s", text_of(o, "degraded"));
+		put_item(s, MARK_BAD, "DEGRADED: %s", status_text(o, "degraded"));
 	end_line(s);
 	show_value(s, o, "images", "images", 1, 0, "");
 	show_value(s, o, "images/s", "images_per_s", 1, 0, "");
 	show_value(s, o, "loss", "loss", 1, 4, "");
 	show_value(s, o, "accuracy", "accuracy", 100, 2, " %");
 	json_object_foreach(json_object_get(o, "metrics"), name, v)
-		put_item(s, "%s %.6g", name, json_number_value(v));
+		put_item(s, MARK_PLAIN, "%s %.6g", name, json_number_value(v));
 	show_value(s, o, "ETA", "eta_s", 1, 0, " s");
 	end_line(s);
 	show_value(s, o, "updates", "updates", 1, 0, "");
@@ -418,68 +140,85 @@ static void show_run(struct layout *s, const json_t *o)
 	show_value(s, c, "refusals", "refusals", 1, 0, "");
 	show_value(s, o, "memory", "rss_bytes", 1.0 / (1 << 20), 0, " MiB");
 	end_line(s);
+}
+
+/* ---- sparklines ------------------------------------------------------------------------------ */
+
+static void note_sample(struct series *s, const json_t *o, const char *key)
+{
+	const json_t *value = json_object_get(o, key);
+
+	if (json_is_number(value))
+		s->value[s->n++ % SAMPLES] = json_number_value(value);
+}
+
+/* Show the newest values in `width` characters, from the least to the greatest of them. */
+static void put_spark(FILE *f, const struct series *s, size_t width)
+{
+	static const char *const blocks[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+	static const char *const plain[] = {"_", ".", ",", "-", "=", "+", "*", "#"};
+	const int utf8 = screen_is_utf8();
+	size_t n = s->n < SAMPLES ? s->n : SAMPLES;
+	double low = INFINITY, high = -INFINITY;
+
+	n = n < width ? n : width;
+	for (size_t i = s->n - n; i < s->n; i++) {
+		low = fmin(low, s->value[i % SAMPLES]);
+		high = fmax(high, s->value[i % SAMPLES]);
+	}
+	fprintf(f, "%*s", (int)(width - n), "");
+	for (size_t i = s->n - n; i < s->n; i++) {
+		double part = high > low ? (s->value[i % SAMPLES] - low) / (high - low) : 0.5;
+
+		fputs((utf8 ? blocks : plain)[(int)(part * 7.999)], f);
+	}
+}
+
+static void show_spark(struct page *s, const char *label, const struct series *of, double factor,
+	int decimals, const char *unit)
+{
+	if (s->columns < LABEL + VALUE + 10 || !of->n)
+		return;
+	fprintf(s->out, "%-*s", LABEL, label);
+	put_spark(s->out, of, s->columns - LABEL - VALUE);
+	fprintf(s->out, " %.*f%s", decimals, factor * of->value[(of->n - 1) % SAMPLES], unit);
 	end_line(s);
 }
 
-/* The size of the terminal; zeros if standard output is not a terminal. */
-static struct layout terminal_size(void)
+/* What the server did since the previous status, in percent. */
+static void measure_server(struct top *t, const json_t *before, const json_t *now)
 {
-	struct winsize size;
+	const json_t *a = json_object_get(before, "time"), *b = json_object_get(now, "time");
+	double total = status_number(b, "total") - status_number(a, "total");
 
-	if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0)
-		return (struct layout){.columns = 0};
-	return (struct layout){.columns = size.ws_col, .rows = size.ws_row};
+	t->idle = -1;
+	if (!a || !b || total <= 0)
+		return;
+	t->idle = (status_number(b, "idle") - status_number(a, "idle")) / total;
+	t->apply = (status_number(b, "apply") - status_number(a, "apply")) / total;
+	t->verify = (status_number(b, "verify") - status_number(a, "verify")) / total;
 }
 
-/* Show the workers in the remaining rows. Three rows are for the titles, "and N more" and the
- * cursor. */
-static void show_workers(const struct layout *s, const json_t *list)
-{
-	size_t used = s->row + 3;
-	size_t rows = s->rows > used ? s->rows - used : 1;
+/* ---- the status ------------------------------------------------------------------------------ */
 
-	show_table(list, s->columns, s->rows ? rows : 0);
-}
-
-/* Get a new status; on success it replaces *o, which the caller owns. */
-static int fetch_status(struct cnnps *c, json_t **o)
+/* Get a new status. On success it replaces the old one. */
+static int fetch_status(struct top *t)
 {
-	char answer[WIRE_MAX_TEXT + 1];
-	int rc = cnnps_status(c, answer, sizeof(answer));
+	char *answer = malloc(WIRE_MAX_TEXT + 1);
+	int rc = answer ? cnnps_status(t->c, answer, WIRE_MAX_TEXT + 1) : PS_ENOMEM;
 	json_t *now = rc ? NULL : json_loads(answer, 0, NULL);
 
+	free(answer);
 	if (!now)
 		return rc ? rc : PS_EPROTO;
-	json_decref(*o);
-	*o = now;
+	measure_server(t, t->status, now);
+	note_sample(&t->rate, now, "images_per_s");
+	note_sample(&t->loss, now, "loss");
+	note_sample(&t->accuracy, now, "accuracy");
+	json_decref(t->status);
+	t->status = now;
+	t->wait[0] = '\0';
 	return PS_OK;
-}
-
-/* Show the whole status. The caller prints `below` more rows. */
-static void show_all(const json_t *o, size_t below)
-{
-	struct layout s = terminal_size();
-
-	show_run(&s, o);
-	if (json_is_string(json_object_get(o, "waiting"))) {
-		put_item(&s, "%s", text_of(o, "waiting"));
-		end_line(&s);
-		end_line(&s);
-	}
-	s.row += below;
-	show_workers(&s, json_object_get(o, "workers"));
-}
-
-/* ---- the end ------------------------------------------------------------------------------- */
-
-/* Print the result: "training done: accuracy 97.90 %, 3 epochs, ..." */
-static void show_end(const json_t *o, const char *how)
-{
-	printf("training %s:", how);
-	if (json_is_number(json_object_get(o, "accuracy")))
-		printf(" accuracy %.2f %%,", 100 * number_of(o, "accuracy"));
-	printf(" loss %.4f, %.0f updates, %.0f images, %.0f s\n", number_of(o, "loss"),
-		number_of(o, "updates"), number_of(o, "images"), number_of(o, "uptime_s"));
 }
 
 /* How the run ended, in one word; NULL: it is running, or the end is unknown. */
@@ -495,104 +234,331 @@ static const char *ending(const json_t *o, int rc)
 				    : NULL;
 }
 
-/* Print the last screen on the normal terminal, and the result below it. */
-static int show_result(const json_t *o, const char *how, struct err *e)
+static const char help[] =
+	"cnn-ctl top shows the status of a run and refreshes it every second.\n"
+	"\n"
+	"  < >     sort by the column to the left or right\n"
+	"  r       the other direction\n"
+	"  /       filter: workers whose name, host, device, state or address has a text;\n"
+	"          Enter ends it, Esc removes it\n"
+	"  arrows, PgUp, PgDn, Home, End   scroll the workers\n"
+	"  h ?     this page\n"
+	"  q       quit\n"
+	"\n"
+	"  images/s  images of the worker that counted in the last second\n"
+	"  compute   share of its time; wait: for weights, work and acknowledgements;\n"
+	"            copy: checksums and copies\n"
+	"  stale     mean number of updates between a pull and the gradient's update\n"
+	"  silent s  seconds since its last message\n"
+	"  again     pushes that came again, and counted once\n"
+	"  rejected  pushes that the server rejected; refused: messages\n"
+	"\n"
+	"A narrow terminal has fewer columns; cnn-ctl status has everything.\n";
+
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+static void show_waiting(struct page *s, const json_t *o)
 {
-	show_all(o, 2);
-	putchar('\n');
-	show_end(o, how);
-	if (!strcmp(how, "done") || !strcmp(how, "drained"))
-		return PS_OK;
-	return err_set(e, PS_EDIVERGED, "training ended: %s", how);
+	if (!json_is_string(json_object_get(o, "waiting")))
+		return;
+	put_item(s, MARK_WARN, "%s", status_text(o, "waiting"));
+	end_line(s);
+}
+
+/* The workers, in the rows that are left but `below`. */
+static void show_workers(struct page *s, const json_t *o, struct table_view *v, size_t below)
+{
+	const json_t *list = json_object_get(o, "workers");
+	size_t used = s->row + 1 + below, rows = s->rows > used ? s->rows - used : 1;
+	size_t n = table_print(s->out, list, s->columns, s->rows ? rows : 0, v);
+	double left_out = status_number(o, "workers_left_out");
+
+	if (s->rows && n > rows)
+		fprintf(s->out, "%cworkers %zu to %zu of %zu%c", MARK_DIM, v->first + 1,
+			v->first + rows, n, MARK_PLAIN);
+	if (left_out > 0)
+		fprintf(s->out, "%c  and %.0f more, for which the status has no room%c", MARK_DIM,
+			left_out, MARK_PLAIN);
+	if ((s->rows && n > rows) || left_out > 0)
+		fputc('\n', s->out);
+}
+
+/* The whole status, without screen. */
+static int print_status(const json_t *o)
+{
+	struct page s = {0};
+	struct table_view all = {0};
+	struct winsize size;
+	char *text = NULL;
+	size_t n;
+
+	s.out = open_memstream(&text, &n);
+	if (!s.out)
+		return PS_ENOMEM;
+	if (isatty(STDOUT_FILENO) && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size))
+		s.columns = size.ws_col;
+	show_run(&s, o);
+	end_line(&s);
+	if (json_is_string(json_object_get(o, "waiting"))) {
+		show_waiting(&s, o);
+		end_line(&s);
+	}
+	show_workers(&s, o, &all, 0);
+	if (fclose(s.out) || !text)
+		return PS_ENOMEM;
+	screen_unmark(text);
+	fputs(text, stdout);
+	free(text);
+	return PS_OK;
+}
+
+static void draw_footer(const struct top *t, FILE *f)
+{
+	if (t->typing)
+		fprintf(f, "filter: %s_", t->table.filter);
+	else if (t->wait[0])
+		fprintf(f, "%c%s%c", MARK_WARN, t->wait, MARK_PLAIN);
+	else
+		fprintf(f, "%cq quit  h help  < > sort: %s%s  / filter%s%s%c", MARK_DIM,
+			table_sort_title(&t->table), t->table.reverse ? " reversed" : "",
+			t->table.filter[0] ? ": " : "", t->table.filter, MARK_PLAIN);
+}
+
+static void draw_status(struct top *t, struct page *s)
+{
+	show_run(s, t->status);
+	if (t->idle >= 0) {
+		put_item(s, MARK_PLAIN, "server: update %.0f %%", 100 * t->apply);
+		put_item(s, MARK_PLAIN, "verify %.0f %%", 100 * t->verify);
+		put_item(s, t->idle < 0.1 ? MARK_WARN : MARK_PLAIN, "idle %.0f %%", 100 * t->idle);
+		end_line(s);
+	}
+	if (s->rows >= 20) {
+		show_spark(s, "images/s", &t->rate, 1, 0, "");
+		show_spark(s, "loss", &t->loss, 1, 4, "");
+		show_spark(s, "accuracy", &t->accuracy, 100, 2, " %");
+	}
+	show_waiting(s, t->status);
+	end_line(s);
+	show_workers(s, t->status, &t->table, 2);
+}
+
+static void draw_page(struct top *t)
+{
+	struct page s = {0};
+	char *text = NULL;
+	size_t n;
+
+	screen_size(&s.columns, &s.rows);
+	s.out = open_memstream(&text, &n);
+	if (!s.out)
+		return;
+	if (t->helps)
+		fprintf(s.out, "%s\nany key: back", help);
+	else if (t->status)
+		draw_status(t, &s);
+	if (!t->helps)
+		draw_footer(t, s.out);
+	if (!fclose(s.out) && text)
+		screen_show(text);
+	free(text);
+}
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static void edit_filter(struct top *t, int key)
+{
+	char *text = t->table.filter;
+	size_t n = strlen(text);
+
+	t->typing = key != '\n' && key != '\r' && key != 27;
+	if (key == 27)
+		text[0] = '\0';
+	else if ((key == 127 || key == '\b') && n)
+		text[n - 1] = '\0';
+	else if (key >= ' ' && key < 127 && n + 1 < sizeof(t->table.filter)) {
+		text[n] = (char)key;
+		text[n + 1] = '\0';
+	}
+}
+
+static void scroll(struct top *t, int key)
+{
+	size_t columns, rows, *first = &t->table.first;
+
+	screen_size(&columns, &rows);
+	size_t page = rows / 2;
+	if (key == SCREEN_UP)
+		*first -= *first > 0;
+	else if (key == SCREEN_DOWN)
+		++*first;
+	else if (key == SCREEN_PAGE_UP)
+		*first -= *first < page ? *first : page;
+	else if (key == SCREEN_PAGE_DOWN)
+		*first += page;
+	else if (key == SCREEN_HOME)
+		*first = 0;
+	else if (key == SCREEN_END)
+		*first = SIZE_MAX / 2;
+}
+
+static void on_key(struct top *t, int key)
+{
+	if (t->typing)
+		edit_filter(t, key);
+	else if (key == 'q' || key == 'Q')
+		atomic_store(&has_quit, 1);
+	else if (t->helps || key == 'h' || key == '?')
+		t->helps = !t->helps && key != SCREEN_RESIZED;
+	else if (key == '<' || key == '>')
+		table_sort_by(&t->table, key == '>' ? 1 : -1);
+	else if (key == 'r')
+		t->table.reverse = !t->table.reverse;
+	else if (key == '/')
+		t->typing = 1;
+	else if (key == 27)
+		t->table.filter[0] = '\0';
+	else
+		scroll(t, key);
+}
+
+/* Handle keys for `ms` milliseconds. Each one redraws the screen. */
+static void handle_keys(struct top *t, int ms)
+{
+	uint64_t end = clock_ms() + (uint64_t)ms;
+	int key;
+
+	do {
+		uint64_t now = clock_ms();
+
+		key = screen_key(now < end ? (int)(end - now) : 0);
+		if (key) {
+			on_key(t, key);
+			draw_page(t);
+		}
+	} while (!atomic_load(&has_quit) && (key || clock_ms() < end));
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+/* While the server does not answer, its wait ends when the user quits. Any thread. */
 static int stop(void *arg)
 {
-	(void)arg;
-	return screen_quit();
+	if (screen_is_open() && screen_is_mine())
+		handle_keys(arg, 0);
+	return atomic_load(&has_quit);
 }
 
-/* Show the reason of a wait below the last screen, or as a line before the first screen. */
-static void show_wait(void *arg, const char *line)
+/* Show the reason of a wait at the bottom, or as a line before the first screen. */
+static void on_wait(void *arg, const char *line)
 {
-	char safe[1024];
+	struct top *t = arg;
 
-	(void)arg;
-	snprintf(safe, sizeof(safe), "%s", line);
-	plain_text(safe, 0);
-	if (screen_is_open())
-		fprintf(stdout, "\r\033[J%s", safe);
-	else
+	if (!screen_is_open()) {
 		ctl_say("waiting", PS_OK, line);
-	fflush(stdout);
-}
-
-static void wait_for_key(void)
-{
-	for (int ms = 0; ms < PERIOD_MS && !screen_quit(); ms += KEY_MS)
-		(void)poll(NULL, 0, KEY_MS);
-}
-
-/* Refresh the screen until the user types q, the run ends, or the server is lost. */
-static int refresh(struct cnnps *c, json_t **o)
-{
-	int rc;
-
-	while (!(rc = fetch_status(c, o)) && !ending(*o, 0) && !screen_quit()) {
-		fputs(CLEAR, stdout);
-		show_all(*o, 2);
-		fputs("\nq quits   ", stdout);
-		fflush(stdout);
-		wait_for_key();
+		return;
 	}
-	return rc;
+	if (!screen_is_mine())
+		return;
+	snprintf(t->wait, sizeof(t->wait), "%s", line);
+	plain_text(t->wait, 0);
+	draw_page(t);
 }
 
-static int run_top(struct cnnps *c, struct err *e)
+/* Print the result: "training done: accuracy 97.90 %, 3 epochs, ..." */
+static void print_end(const json_t *o, const char *how)
 {
-	static char frame[1 << 16]; /* buffer for one write per screen, to avoid flicker */
-	json_t *o = NULL;
-	const char *how;
+	printf("training %s:", how);
+	if (json_is_number(json_object_get(o, "accuracy")))
+		printf(" accuracy %.2f %%,", 100 * status_number(o, "accuracy"));
+	printf(" loss %.4f, %.0f updates, %.0f images, %.0f s\n", status_number(o, "loss"),
+		status_number(o, "updates"), status_number(o, "images"),
+		status_number(o, "uptime_s"));
+}
+
+/* Print the last status on the normal terminal, and the result below it. */
+static int print_result(const json_t *o, const char *how, struct err *e)
+{
+	int rc = print_status(o);
+
+	putchar('\n');
+	print_end(o, how);
+	if (rc || !strcmp(how, "done") || !strcmp(how, "drained"))
+		return rc;
+	return err_set(e, PS_EDIVERGED, "training ended: %s", how);
+}
+
+/* Refresh the screen until the user quits, the run ends, or the server is lost. */
+static int run_screen(struct top *t, struct err *e)
+{
 	int rc;
 
-	setvbuf(stdout, frame, _IOFBF, sizeof(frame));
-	screen_open();
-	rc = refresh(c, &o);
+	while (!(rc = fetch_status(t)) && !ending(t->status, 0) && !atomic_load(&has_quit)) {
+		draw_page(t);
+		handle_keys(t, PERIOD_MS);
+	}
 	screen_close();
-	how = ending(o, rc);
-	if (screen_quit())
-		rc = PS_OK;
-	else if (o && how)
-		rc = show_result(o, how, e);
-	else
-		err_set(e, rc, "%s", cnnps_error(c));
-	json_decref(o);
+	const char *how = ending(t->status, rc);
+	if (atomic_load(&has_quit))
+		return PS_OK;
+	if (t->status && how)
+		return print_result(t->status, how, e);
+	return err_set(e, rc, "%s", cnnps_error(t->c));
+}
+
+static int print_compact(const json_t *o)
+{
+	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
+
+	if (!text)
+		return PS_ENOMEM;
+	puts(text);
+	free(text);
+	return fflush(stdout) ? PS_EIO : PS_OK;
+}
+
+/* Print the status once, or each second until the run ends. */
+static int run_lines(struct top *t, const struct ctl *ctl, struct err *e)
+{
+	int rc;
+
+	while (!(rc = fetch_status(t))) {
+		rc = ctl->json ? print_compact(t->status) : print_status(t->status);
+		if (rc)
+			return err_set(e, rc, "cannot write to standard output");
+		if (ctl->once || !ctl->json || ending(t->status, 0))
+			return PS_OK;
+		(void)usleep(PERIOD_MS * 1000);
+	}
+	return ending(t->status, rc) ? PS_OK : err_set(e, rc, "%s", cnnps_error(t->c));
+}
+
+/* Connect. The threads of libcnnps must not get the signals whose handlers draw the screen. */
+static int connect_quietly(struct top *t, const struct ctl *ctl, struct err *e)
+{
+	sigset_t drawing, before;
+
+	sigemptyset(&drawing);
+	sigaddset(&drawing, SIGTSTP);
+	sigaddset(&drawing, SIGWINCH);
+	pthread_sigmask(SIG_BLOCK, &drawing, &before);
+	int rc = ctl_connect_with(ctl, stop, on_wait, t, &t->c, e);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return rc;
 }
 
-static int show_once(struct cnnps *c, struct err *e)
-{
-	json_t *o = NULL;
-	int rc = fetch_status(c, &o);
-
-	if (rc)
-		return err_set(e, rc, "%s", cnnps_error(c));
-	show_all(o, 2);
-	json_decref(o);
-	return PS_OK;
-}
-
-/* If standard output is not a terminal, print the status once, as lines. */
 int ctl_top(const struct ctl *ctl, struct err *e)
 {
-	struct cnnps *c;
-	int rc = ctl_connect_with(ctl, stop, show_wait, &c, e);
+	struct top t = {.idle = -1};
+	int rc = connect_quietly(&t, ctl, e);
 
 	if (rc)
 		return rc;
-	rc = isatty(STDOUT_FILENO) ? run_top(c, e) : show_once(c, e);
-	cnnps_close(&c);
+	if (!ctl->once && !ctl->json && isatty(STDOUT_FILENO) && screen_open())
+		rc = run_screen(&t, e);
+	else
+		rc = run_lines(&t, ctl, e);
+	json_decref(t.status);
+	cnnps_close(&t.c);
 	return rc;
 }

@@ -1,0 +1,45 @@
+/*
+ * screen.h - a full-screen page on the terminal, with ncurses: cnn-ctl top.
+ *
+ * A page is text. The bytes of enum mark in it switch the look of what follows and take no room, so
+ * the same text with its marks removed is plain. Thread: main; screen_is_open and
+ * screen_is_mine: any.
+ */
+#ifndef WORKER_CTL_SCREEN_H
+#define WORKER_CTL_SCREEN_H
+#include <stddef.h>
+
+enum mark { MARK_PLAIN = 1, MARK_TITLE, MARK_STRONG, MARK_DIM, MARK_GOOD, MARK_WARN, MARK_BAD };
+
+/* Keys that are no characters. */
+enum {
+	SCREEN_NONE = 0,
+	SCREEN_UP = 256,
+	SCREEN_DOWN,
+	SCREEN_PAGE_UP,
+	SCREEN_PAGE_DOWN,
+	SCREEN_HOME,
+	SCREEN_END,
+	SCREEN_RESIZED
+};
+
+/* Take over the terminal: alternate screen, keys, no cursor. Every exit and every fatal signal
+ * restores it. Returns 0 if the terminal cannot do this ($TERM). */
+int screen_open(void);
+/* Restore the terminal. A second call has no effect. */
+void screen_close(void);
+int screen_is_open(void);
+/* The size in characters. */
+void screen_size(size_t *width, size_t *height);
+/* Show a page. Lines that do not fit are cut. */
+void screen_show(const char *page);
+/* Wait at most `ms` for a key. SCREEN_NONE: there was none. */
+int screen_key(int ms);
+/* 1 if the terminal shows UTF-8. */
+int screen_is_utf8(void);
+/* 1 if the calling thread opened the screen. */
+int screen_is_mine(void);
+/* Remove the marks from a text. */
+void screen_unmark(char *text);
+
+#endif

@@ -1,0 +1,323 @@
+/* table.c - see table.h. */
+#include "worker/ctl/table.h"
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "common/plain.h"
+#include "common/utf8.h"
+#include "worker/ctl/screen.h"
+
+#define GAP       2 /* blanks between columns */
+#define MAX_CELL  128
+#define MAX_TEXT  24 /* maximum width of a text column, characters */
+#define FAIR_TEXT 12 /* texts shrink to this width before the address goes */
+#define MIN_TEXT  8
+#define N_COLUMNS (sizeof(columns_of) / sizeof(columns_of[0]))
+
+enum kind { TEXT, NUMBER, PERCENT };
+
+static const struct column {
+	const char *title;
+	enum kind kind;
+	const char *key;  /* of the worker's object; of its "time" for PERCENT */
+	const char *more; /* PERCENT: two further keys to add, or NULL */
+	const char *another;
+	double factor;
+	int decimals;
+	int leave;    /* order in which columns go; 0: never. See fit_columns */
+	int shortens; /* may shrink to MIN_TEXT */
+} columns_of[] = {
+	{"worker", NUMBER, "worker", NULL, NULL, 1, 0, 0, 0},
+	{"name", TEXT, "name", NULL, NULL, 0, 0, 0, 1},
+	{"host", TEXT, "host", NULL, NULL, 0, 0, 10, 1},
+	{"pid", NUMBER, "pid", NULL, NULL, 1, 0, 5, 0},
+	{"address", TEXT, "address", NULL, NULL, 0, 0, 4, 0},
+	{"device", TEXT, "device", NULL, NULL, 0, 0, 3, 1},
+	{"state", TEXT, "state", NULL, NULL, 0, 0, 0, 0},
+	{"images/s", NUMBER, "images_per_s", NULL, NULL, 1, 0, 0, 0},
+	{"compute", PERCENT, "compute", NULL, NULL, 100, 0, 9, 0},
+	{"wait", PERCENT, "weights", "push", "lease", 100, 0, 8, 0},
+	{"copy", PERCENT, "copy", NULL, NULL, 100, 0, 7, 0},
+	{"stale", NUMBER, "staleness", NULL, NULL, 1, 2, 0, 0},
+	{"silent s", NUMBER, "silent_ms", NULL, NULL, 1e-3, 1, 0, 0},
+	{"images", NUMBER, "images", NULL, NULL, 1, 0, 6, 0},
+	{"pushes", NUMBER, "last_seq", NULL, NULL, 1, 0, 2, 0},
+	{"durable", NUMBER, "durable_seq", NULL, NULL, 1, 0, 1, 0},
+	{"again", NUMBER, "duplicates", NULL, NULL, 1, 0, 6, 0},
+	{"rejected", NUMBER, "rejected", NULL, NULL, 1, 0, 7, 0},
+	{"refused", NUMBER, "refusals", NULL, NULL, 1, 0, 8, 0},
+};
+
+struct row {
+	const json_t *worker;
+};
+
+struct table {
+	struct row *row;
+	size_t rows;
+	size_t width[N_COLUMNS]; /* 0: not shown */
+};
+
+/* The length in characters, not bytes. */
+static size_t length(const char *text)
+{
+	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
+	size_t n = 0;
+
+	for (; p < end; n++) {
+		size_t bytes = utf8_length(p, end);
+
+		p += bytes ? bytes : 1;
+	}
+	return n;
+}
+
+/* NaN: there is no such number. */
+static double number_at(const json_t *o, const char *key)
+{
+	const json_t *value = key ? json_object_get(o, key) : NULL;
+
+	return json_is_number(value) ? json_number_value(value) : (double)NAN;
+}
+
+static double cell_number(const json_t *worker, const struct column *c)
+{
+	const json_t *time = json_object_get(worker, "time");
+
+	if (c->kind != PERCENT)
+		return c->factor * number_at(worker, c->key);
+	double value = number_at(time, c->key);
+	if (c->more)
+		value += number_at(time, c->more) + number_at(time, c->another);
+	return c->factor * value;
+}
+
+static const char *cell_text(const json_t *worker, const struct column *c)
+{
+	const char *text = json_string_value(json_object_get(worker, c->key));
+
+	return text ? text : "";
+}
+
+/* A worker's value as text: "-" for none. */
+static const char *cell(const json_t *worker, const struct column *c, char text[MAX_CELL])
+{
+	double value = c->kind == TEXT ? (double)NAN : cell_number(worker, c);
+
+	if (c->kind == TEXT && cell_text(worker, c)[0])
+		snprintf(text, MAX_CELL, "%s", cell_text(worker, c));
+	else if (isnan(value))
+		snprintf(text, MAX_CELL, "-");
+	else
+		snprintf(text, MAX_CELL, "%.*f%s", c->decimals, value,
+			c->kind == PERCENT ? "%" : "");
+	plain_text(text, 0);
+	return text;
+}
+
+/* ---- widths ---------------------------------------------------------------------------------- */
+
+static void natural_widths(struct table *t)
+{
+	for (size_t c = 0; c < N_COLUMNS; c++) {
+		t->width[c] = strlen(columns_of[c].title);
+		for (size_t i = 0; i < t->rows; i++) {
+			char text[MAX_CELL];
+			size_t n = length(cell(t->row[i].worker, &columns_of[c], text));
+
+			if (columns_of[c].shortens && n > MAX_TEXT)
+				n = MAX_TEXT;
+			if (n > t->width[c])
+				t->width[c] = n;
+		}
+	}
+}
+
+static size_t total_width(const struct table *t)
+{
+	size_t n = 0;
+
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		n += t->width[c] ? t->width[c] + GAP : 0;
+	return n - GAP; /* no GAP after the last column; the first column is always shown */
+}
+
+static void leave_out(struct table *t, int number)
+{
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (columns_of[c].leave == number)
+			t->width[c] = 0;
+}
+
+/* Shrink the widest text column by one character. 0: none is wider than `min`. */
+static int shorten(struct table *t, size_t min)
+{
+	size_t widest = 0;
+
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (columns_of[c].shortens &&
+			(!columns_of[widest].shortens || t->width[c] > t->width[widest]))
+			widest = c;
+	if (!columns_of[widest].shortens || t->width[widest] <= min)
+		return 0;
+	t->width[widest]--;
+	return 1;
+}
+
+/* Columns 1 to 3 go, then texts shrink, then columns from 4 go. */
+static void fit_columns(struct table *t, size_t columns)
+{
+	natural_widths(t);
+	if (!columns)
+		return;
+	for (int number = 1; number <= 3 && total_width(t) > columns; number++)
+		leave_out(t, number);
+	while (total_width(t) > columns && shorten(t, FAIR_TEXT))
+		continue;
+	for (int number = 4; number <= 10 && total_width(t) > columns; number++)
+		leave_out(t, number);
+	while (total_width(t) > columns && shorten(t, MIN_TEXT))
+		continue;
+}
+
+/* ---- sorting and filter ---------------------------------------------------------------------- */
+
+void table_sort_by(struct table_view *v, int step)
+{
+	v->sort = (v->sort + N_COLUMNS + (size_t)step) % N_COLUMNS;
+	v->reverse = 0;
+}
+
+const char *table_sort_title(const struct table_view *v)
+{
+	return columns_of[v->sort].title;
+}
+
+static int compare_numbers(double a, double b)
+{
+	if (isnan(a) || isnan(b))
+		return isnan(a) - isnan(b); /* workers without a value come last */
+	return (a > b) - (a < b);
+}
+
+static int compare(const void *a, const void *b, void *view)
+{
+	const json_t *left = ((const struct row *)a)->worker,
+		     *right = ((const struct row *)b)->worker;
+	const struct table_view *v = view;
+	const struct column *c = &columns_of[v->sort];
+	int up = (c->kind == TEXT || v->sort == 0) != v->reverse;
+	double x = cell_number(left, c), y = cell_number(right, c);
+	int order = c->kind == TEXT              ? strcmp(cell_text(left, c), cell_text(right, c))
+		    : isnan(x) || isnan(y) || up ? compare_numbers(x, y)
+						 : -compare_numbers(x, y);
+
+	if (c->kind == TEXT && !up)
+		order = -order;
+	return order ? order
+		     : compare_numbers(number_at(left, "worker"), number_at(right, "worker"));
+}
+
+static int admits(const struct table_view *v, const json_t *worker)
+{
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (columns_of[c].kind == TEXT &&
+			strcasestr(cell_text(worker, &columns_of[c]), v->filter))
+			return 1;
+	return 0;
+}
+
+/* ---- printing -------------------------------------------------------------------------------- */
+
+/* Print `text` in `width` characters; a truncated text ends in '+'. */
+static void put_cell(FILE *f, const char *text, size_t width, int right)
+{
+	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
+	size_t n = length(text), shown = n > width ? width - 1 : n;
+
+	if (right && n < width)
+		fprintf(f, "%*s", (int)(width - n), "");
+	for (size_t i = 0; i < shown; i++) {
+		size_t bytes = utf8_length(p, end);
+
+		bytes = bytes ? bytes : 1;
+		fwrite(p, 1, bytes, f);
+		p += bytes;
+	}
+	if (n > width)
+		fputc('+', f);
+	if (!right && n < width)
+		fprintf(f, "%*s", (int)(width - n), "");
+}
+
+static enum mark mark_of(const json_t *worker)
+{
+	const char *state = json_string_value(json_object_get(worker, "state"));
+
+	if (!state)
+		return MARK_PLAIN;
+	return !strcmp(state, "live")                                    ? MARK_GOOD
+	       : !strcmp(state, "stalled") || !strcmp(state, "excluded") ? MARK_BAD
+									 : MARK_WARN;
+}
+
+static void put_titles(FILE *f, const struct table *t, size_t sort)
+{
+	fprintf(f, "%c", MARK_TITLE);
+	for (size_t c = 0; c < N_COLUMNS; c++) {
+		if (!t->width[c])
+			continue;
+		fprintf(f, "%*s", c ? GAP : 0, "");
+		if (c == sort)
+			fprintf(f, "%c", MARK_STRONG);
+		put_cell(f, columns_of[c].title, t->width[c], columns_of[c].kind != TEXT);
+		if (c == sort)
+			fprintf(f, "%c", MARK_TITLE);
+	}
+	fprintf(f, "%c\n", MARK_PLAIN);
+}
+
+static void put_row_of(FILE *f, const struct table *t, const json_t *worker)
+{
+	char text[MAX_CELL];
+
+	for (size_t c = 0; c < N_COLUMNS; c++) {
+		const struct column *of = &columns_of[c];
+		int is_state = !strcmp(of->key, "state");
+
+		if (!t->width[c])
+			continue;
+		fprintf(f, "%*s", c ? GAP : 0, "");
+		if (is_state)
+			fprintf(f, "%c", mark_of(worker));
+		put_cell(f, cell(worker, of, text), t->width[c], of->kind != TEXT);
+		if (is_state)
+			fprintf(f, "%c", MARK_PLAIN);
+	}
+	fputc('\n', f);
+}
+
+size_t table_print(
+	FILE *f, const json_t *workers, size_t columns, size_t rows, struct table_view *v)
+{
+	size_t n = json_array_size(workers);
+	struct table t = {.row = mem_try(n ? n : 1, sizeof(*t.row))};
+
+	for (size_t i = 0; t.row && i < n; i++)
+		if (!v->filter[0] || admits(v, json_array_get(workers, i)))
+			t.row[t.rows++].worker = json_array_get(workers, i);
+	if (t.rows)
+		qsort_r(t.row, t.rows, sizeof(*t.row), compare, v);
+	fit_columns(&t, columns);
+	put_titles(f, &t, v->sort);
+	if (!rows || rows >= t.rows)
+		v->first = 0, rows = t.rows;
+	else if (v->first > t.rows - rows)
+		v->first = t.rows - rows;
+	for (size_t i = v->first; i < v->first + rows; i++)
+		put_row_of(f, &t, t.row[i].worker);
+	free(t.row);
+	return t.rows;
+}

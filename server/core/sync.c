@@ -121,7 +121,9 @@ static void sync_take(struct core *c, struct worker *w, const struct msg_push *p
 {
 	accumulator_keep(c, p);
 	w->sync.answered = this_step(c);
-	if (early_is(c, &p->work)) /* the gradients of other workers are of an earlier epoch */
+	/* a replay of a later epoch is a step by itself: the gradients of the other workers are
+	 * still of this epoch and cannot join it */
+	if (early_is(c, &p->work))
 		step(c, p->work.epoch);
 }
 

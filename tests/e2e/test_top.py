@@ -26,7 +26,7 @@ class Terminal:
     """cnn-ctl top in a session of its own, on a terminal of 24 lines of 80 characters. `text` is what
     it wrote; `screen` is what one sees. Its TERM has no REP, which pyte does not know."""
 
-    def __init__(self, endpoint, *options, size=(24, 80), **env):
+    def __init__(self, endpoint, *options, size=(24, 80), hup=signal.SIG_DFL, **env):
         self.master, self.slave = pty.openpty()
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
         self.before = termios.tcgetattr(self.slave)
@@ -37,6 +37,7 @@ class Terminal:
 
         def own():
             os.setsid()
+            signal.signal(signal.SIGHUP, hup)
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         self.popen = subprocess.Popen(
             command("cnn-ctl", "--server", endpoint, *options, "top"), stdin=self.slave,
@@ -255,6 +256,21 @@ def test_a_small_terminal_scrolls(programs, small, terminal):
     assert top.wait(3) == 0
 
 
+@pytest.mark.parametrize("keys", [b"", b"/w"])
+def test_top_ends_with_its_terminal(programs, terminal, keys):
+    server = programs.server(*ENDLESS)
+    top = terminal(server.endpoint, hup=signal.SIG_IGN)
+    top.shows("waiting")
+    top.type(keys)
+    time.sleep(0.3)
+    os.close(top.slave)
+    os.close(top.master)
+    try:
+        assert top.popen.wait(5) == 0
+    finally:
+        top.master, top.slave = pty.openpty()  # for close()
+
+
 @pytest.mark.parametrize("no, coloured", [("", True), ("1", False)])
 def test_colours_unless_NO_COLOR(programs, small, terminal, no, coloured):
     server = programs.server(*ENDLESS)
@@ -270,7 +286,7 @@ def test_an_unknown_terminal_gets_lines(programs, terminal):
     server = programs.server(*ENDLESS)
     top = terminal(server.endpoint, TERM="no-such-terminal")
     until(lambda: top.read(0.05) is None or top.popen.poll() is not None, 5, "it ends")
-    assert top.popen.returncode == 0 and "waiting for workers" in top.read(0.1)
+    assert top.popen.returncode == 0 and "images/s" in top.read(0.1)
 
 
 def test_once_and_json(programs):

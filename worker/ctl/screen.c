@@ -181,7 +181,7 @@ int screen_key(int ms)
 	timeout(ms);
 	int key = getch();
 	if (key == ERR && poll(&input, 1, 0) > 0 && (input.revents & (POLLHUP | POLLERR)))
-		return 'q'; /* the terminal is gone */
+		return SCREEN_GONE;
 	for (size_t i = 0; i < sizeof(special) / sizeof(*special); i++)
 		if (key == special[i].key)
 			return special[i].name;

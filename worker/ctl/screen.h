@@ -11,7 +11,7 @@
 
 enum mark { MARK_PLAIN = 1, MARK_TITLE, MARK_STRONG, MARK_DIM, MARK_GOOD, MARK_WARN, MARK_BAD };
 
-/* Keys that are no characters. */
+/* Keys that are no characters. SCREEN_GONE: there is no terminal any more. */
 enum {
 	SCREEN_NONE = 0,
 	SCREEN_UP = 256,
@@ -20,7 +20,8 @@ enum {
 	SCREEN_PAGE_DOWN,
 	SCREEN_HOME,
 	SCREEN_END,
-	SCREEN_RESIZED
+	SCREEN_RESIZED,
+	SCREEN_GONE
 };
 
 /* Take over the terminal: alternate screen, keys, no cursor. Every exit and every fatal signal

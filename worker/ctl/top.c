@@ -404,7 +404,9 @@ static void scroll(struct top *t, int key)
 
 static void on_key(struct top *t, int key)
 {
-	if (t->typing)
+	if (key == SCREEN_GONE)
+		atomic_store(&has_quit, 1);
+	else if (t->typing)
 		edit_filter(t, key);
 	else if (key == 'q' || key == 'Q')
 		atomic_store(&has_quit, 1);

@@ -404,12 +404,10 @@ static void scroll(struct top *t, int key)
 
 static void on_key(struct top *t, int key)
 {
-	if (key == SCREEN_GONE)
+	if (key == SCREEN_GONE || (!t->typing && (key == 'q' || key == 'Q')))
 		atomic_store(&has_quit, 1);
 	else if (t->typing)
 		edit_filter(t, key);
-	else if (key == 'q' || key == 'Q')
-		atomic_store(&has_quit, 1);
 	else if (t->helps || key == 'h' || key == '?')
 		t->helps = !t->helps && key != SCREEN_RESIZED;
 	else if (key == '<' || key == '>')

@@ -643,6 +643,13 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"it",
 			.unset = "no checkpoints, a crash loses the run",
 			.group = "Checkpoints and resources"),
+		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
+			"take away rights that the server does not need (docs/operations.md); "
+			"auto: as far as the system permits it; require: exit if something is "
+			"missing"),
+		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
+			"close all connections when the server uses more memory; workers "
+			"reconnect; 0: 80 % of the memory of the machine or container"),
 		ENUM("lane", lane, "tcp", "auto|tcp|shm", "LANE",
 			"how the tensors of workers on this host travel: auto: in shared memory if "
 			"that is possible; tcp: over their connections; shm: exit if it is not "
@@ -653,13 +660,6 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"process listens there",
 			.unset = "\"lane\" in --checkpoint-dir, else in $XDG_RUNTIME_DIR",
 			.needs = "lane=auto|shm"),
-		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
-			"take away rights that the server does not need (docs/operations.md); "
-			"auto: as far as the system permits it; require: exit if something is "
-			"missing"),
-		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
-			"close all connections when the server uses more memory; workers "
-			"reconnect; 0: 80 % of the memory of the machine or container"),
 	};
 
 	add_rows(t, rows, sizeof(rows) / sizeof(rows[0]));

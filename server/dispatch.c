@@ -174,8 +174,10 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 	case EFFECT_TRAINED:
 	case EFFECT_EVALUATED:
 		progress_effect(&s->progress, s->state.core, e, dispatch_now(s));
-		if (e->kind == EFFECT_EVALUATED)
+		if (e->kind == EFFECT_EVALUATED) {
 			note_effect(s, e);
+			keeper_evaluated(s->keeper, s->state.core);
+		}
 		break;
 	case EFFECT_WORKER:
 		membership_log(e, s->state.core, s->labels);

@@ -119,7 +119,9 @@ static void check_session_close(struct server *s)
 	router_stats(s->router, &net);
 	int closed =
 		net.port.connections == 0 || (net.waiting == 0 && now >= s->finish_ms + CLOSE_MS);
-	if ((closed && !history_busy(s->history)) || now >= s->deadline_ms)
+	int written = !history_busy(s->history) && !keeper_busy(s->keeper);
+	uint64_t deadline_ms = s->deadline_ms + (keeper_busy(s->keeper) ? drain_ms(s) : 0);
+	if ((closed && written) || now >= deadline_ms)
 		uv_stop(&s->loop);
 }
 
@@ -244,7 +246,7 @@ static int is_busy(const struct server *s)
 {
 	return (s->checkpointer && checkpointer_busy(s->checkpointer)) ||
 	       (s->wal && wal_busy(s->wal)) || (s->auth && auth_busy(s->auth)) ||
-	       history_busy(s->history);
+	       history_busy(s->history) || keeper_busy(s->keeper);
 }
 
 /* A new line of the history. */
@@ -553,6 +555,20 @@ static int open_history(struct server *s, struct err *e)
 	return rc;
 }
 
+/* Prepares --keep. What the process before this one could not write is written now. */
+static int open_keeper(struct server *s, struct err *e)
+{
+	const struct options *o = s->options;
+
+	if (!o->keep.best && !o->keep.every)
+		return PS_OK;
+	if (keeper_new(&s->keeper, &s->loop, o->checkpoint_dir, &o->keep, &o->model))
+		return err_set(e, PS_ENOMEM, "no memory for --keep");
+	if (s->state.resumed)
+		keeper_evaluated(s->keeper, s->state.core);
+	return PS_OK;
+}
+
 /* Called when the ports are open and the first checkpoint is on disk: the run will start. */
 static void announce(const struct server *s)
 {
@@ -674,6 +690,7 @@ static void release_server(struct server *s)
 	transfers_release(&s->transfers);
 	labels_free(&s->labels);
 	history_free(&s->history);
+	keeper_free(&s->keeper);
 	tallies_release(&s->tallies);
 	startup_release(&s->state);
 }
@@ -701,6 +718,8 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 		rc = save_first(s, e);
 	if (!rc)
 		rc = open_history(s, e);
+	if (!rc)
+		rc = open_keeper(s, e);
 	if (rc) {
 		close_network(s);
 		release_server(s);
@@ -762,7 +781,7 @@ int server_stop(struct server *s, int *is_blocked)
 	fflush(stdout);
 	free(result);
 	*is_blocked = checkpointer_busy(s->checkpointer) || wal_busy(s->wal) ||
-		      auth_busy(s->auth) || history_busy(s->history);
+		      auth_busy(s->auth) || history_busy(s->history) || keeper_busy(s->keeper);
 	if (!*is_blocked)
 		release_server(s);
 	else if (checkpointer_busy(s->checkpointer))

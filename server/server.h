@@ -35,6 +35,7 @@
 #include "server/monitor/timings.h"
 #include "server/durability/startup.h"
 #include "server/durability/checkpointer.h"
+#include "server/durability/keeper.h"
 #include "server/durability/disk_wait.h"
 #include "server/net/transfers.h"
 #include "server/monitor/waiting.h"
@@ -72,6 +73,7 @@ struct server {
 	struct progress progress;
 	struct tallies tallies;
 	struct history *history;
+	struct keeper *keeper; /* NULL: without --keep */
 	struct wall wall;
 	struct timings timings;
 	double begin_s; /* clock_seconds at the start of the loop */

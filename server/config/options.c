@@ -23,7 +23,7 @@
 /* The values of the shell's options. The values of the core's options go to struct core_config. */
 struct raw {
 	const char *bind, *http, *http_token, *model, *input, *checkpoint_dir, *init, *key,
-		*authorized_keys, *data_id, *stop_at, *lane_socket, *metrics;
+		*authorized_keys, *data_id, *stop_at, *lane_socket, *metrics, *keep;
 	int64_t wal_mb, memory_mb, classes, patience;
 	int log_level, log_format, check_config, insecure, sandbox, lane;
 };
@@ -268,6 +268,15 @@ static void check_stop(const struct raw *r, int *errors)
 			r->stop_at);
 }
 
+static void check_keep(const struct raw *r, int *errors)
+{
+	struct keep_rule rule;
+
+	if (r->keep && r->keep[0] && !keep_rule_parse(r->keep, &rule))
+		complain(errors, "--keep: \"%.40s\": expected best, every=N or best,every=N",
+			r->keep);
+}
+
 static void check_metrics(const struct raw *r, struct core_config *c, int *errors)
 {
 	struct metric_names names;
@@ -396,6 +405,7 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 	check_data_id(r, &errors);
 	check_memory_limit(r, o, &errors);
 	check_stop(r, &errors);
+	check_keep(r, &errors);
 	check_metrics(r, &o->core, &errors);
 	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
 		const char *mode = check_mode(c);
@@ -501,6 +511,8 @@ static void fill(struct options *o, const struct raw *r)
 	o->http = text_or_null(r->http);
 	if (text_or_null(r->stop_at))
 		(void)stop_rule_parse(r->stop_at, &o->stop);
+	if (text_or_null(r->keep))
+		(void)keep_rule_parse(r->keep, &o->keep);
 	o->stop.patience = (uint32_t)r->patience;
 	o->http_token = text_or_null(r->http_token);
 	o->checkpoint_dir = text_or_null(r->checkpoint_dir);
@@ -643,6 +655,11 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"it",
 			.unset = "no checkpoints, a crash loses the run",
 			.group = "Checkpoints and resources"),
+		TEXT("keep", keep, NULL, "RULES",
+			"keep weights of evaluated epochs beside the checkpoints: \"best\" in "
+			"best.safetensors, \"every=N\" in epoch-000010.safetensors ...; a comma "
+			"separates both",
+			.unset = "only checkpoints", .needs = "checkpoint-dir"),
 		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
 			"take away rights that the server does not need (docs/operations.md); "
 			"auto: as far as the system permits it; require: exit if something is "

@@ -9,6 +9,7 @@
 #include "common/err.h"
 #include "common/log.h"
 #include "common/model.h"
+#include "server/config/keep_rule.h"
 #include "server/config/stop_rule.h"
 #include "server/core/core.h"
 
@@ -48,6 +49,7 @@ struct options {
 	int check_config; /* 1: only check and print the configuration */
 
 	struct stop_rule stop; /* --stop-at, --patience-epochs */
+	struct keep_rule keep;
 };
 
 /* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts are

@@ -358,6 +358,11 @@ void core_next_buffer(struct core *c, float *buffer)
 	c->store.next_buffer = buffer;
 }
 
+const float *core_evaluated_weights(const struct core *c)
+{
+	return c->store.eval_weights;
+}
+
 const float *core_weights(const struct core *c)
 {
 	return c->store.weights;

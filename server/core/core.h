@@ -275,6 +275,9 @@ const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
 /* Returns the current weights (n_params floats). The pointer is valid until the next step. */
 const float *core_weights(const struct core *c);
+/* Returns the weights that the newest evaluation is of (n_params floats): those of the end of its
+ * epoch. Valid until the next step. */
+const float *core_evaluated_weights(const struct core *c);
 /* Returns the record of epoch `e`, or NULL if `e` is not below cfg.training.epochs. */
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);
 /* Returns the epoch in training, from 0; cfg.training.epochs when all epochs are trained. */

@@ -1,0 +1,182 @@
+/* keeper.c - see keeper.h. */
+#include "server/durability/keeper.h"
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/metric_names.h"
+#include "common/names_file.h"
+#include "common/safetensors.h"
+#include "server/core/core.h"
+
+#define PATH_BYTES (4096 + 32)
+
+/* What a thread of the pool writes. */
+struct job {
+	uv_work_t work;
+	struct keeper *of;
+	struct job *next; /* begins when this one is done; NULL: none */
+	char path[2][PATH_BYTES];
+	int n_paths;
+	uint32_t epoch; /* from 1 */
+	struct run_id run;
+	struct err e;
+	int rc;
+	float w[];
+};
+
+struct keeper {
+	uv_loop_t *loop;
+	const char *dir;
+	const struct model *model;
+	struct keep_rule rule;
+	struct job *job; /* under way, or NULL */
+};
+
+int keeper_new(struct keeper **out, uv_loop_t *loop, const char *dir, const struct keep_rule *rule,
+	const struct model *model)
+{
+	struct keeper *k = *out = mem_try(1, sizeof(*k));
+
+	if (!k)
+		return PS_ENOMEM;
+	k->loop = loop;
+	k->dir = dir;
+	k->rule = *rule;
+	k->model = model;
+	return PS_OK;
+}
+
+int keeper_busy(const struct keeper *k)
+{
+	return k && k->job;
+}
+
+void keeper_free(struct keeper **k)
+{
+	free(*k);
+	*k = NULL;
+}
+
+/* ---- which epochs ---------------------------------------------------------------------------- */
+
+/* How good an evaluated epoch is: its accuracy, or without accuracy minus its loss. Returns 0 if
+ * the epoch is not evaluated. */
+static int score_of(const struct core *c, uint32_t epoch, double *score)
+{
+	const struct epoch_record *r = core_epoch(c, epoch);
+	struct metric_names names;
+
+	if (!r || !r->eval_done || r->eval_done != core_data(c)->n_test ||
+		!metric_names_parse(&names, core_config(c)->metrics))
+		return 0;
+	*score = names.accuracy ? (double)r->eval_correct : -r->eval_loss_sum;
+	return 1;
+}
+
+/* The newest evaluated epoch, from 1; 0: none. *is_best: no earlier one was as good. */
+static uint32_t newest_epoch(const struct core *c, int *is_best)
+{
+	double best = 0, score;
+	uint32_t newest = 0;
+
+	*is_best = 0;
+	for (uint32_t e = 0; e < core_config(c)->training.epochs; e++) {
+		if (!score_of(c, e, &score))
+			continue;
+		*is_best = !newest || score > best;
+		if (*is_best)
+			best = score;
+		newest = e + 1;
+	}
+	return newest;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static int write_path(struct job *j, const char *path)
+{
+	const struct keeper *k = j->of;
+	struct safetensors_frame names = {0};
+	int rc;
+
+	if (k->model->n_layers)
+		return safetensors_write(path, k->model, j->w, &j->e);
+	rc = names_file_read(k->dir, j->run.hi, j->run.lo, &names, &j->e);
+	if (!rc && names.bytes)
+		rc = safetensors_write_vector(path, &names, j->w, k->model->n_params, &j->e);
+	else if (!rc)
+		rc = safetensors_write(path, k->model, j->w, &j->e);
+	free(names.bytes);
+	return rc;
+}
+
+/* Runs on a thread of the pool. */
+static void write_job(uv_work_t *work)
+{
+	struct job *j = work->data;
+
+	for (int i = 0; i < j->n_paths && !j->rc; i++)
+		j->rc = write_path(j, j->path[i]);
+}
+
+static void on_job_written(uv_work_t *work, int status)
+{
+	struct job *j = work->data;
+	struct keeper *k = j->of;
+
+	if (status)
+		j->rc = err_set(&j->e, PS_EIO, "%s", uv_strerror(status));
+	if (j->rc)
+		log_warn("keep", "failed", "epoch=%u reason=\"%s\"", j->epoch, j->e.text);
+	else
+		for (int i = 0; i < j->n_paths; i++)
+			log_info("keep", "written", "epoch=%u file=\"%s\"", j->epoch, j->path[i]);
+	k->job = j->next;
+	free(j);
+	if (k->job)
+		(void)uv_queue_work(k->loop, &k->job->work, write_job, on_job_written);
+}
+
+/* Begin the job, or put it behind the ones under way. */
+static void begin_job(struct keeper *k, struct job *j)
+{
+	struct job **last = &k->job;
+
+	while (*last)
+		last = &(*last)->next;
+	*last = j;
+	if (k->job == j)
+		(void)uv_queue_work(k->loop, &j->work, write_job, on_job_written);
+}
+
+void keeper_evaluated(struct keeper *k, const struct core *c)
+{
+	int is_best;
+	uint32_t epoch = k ? newest_epoch(c, &is_best) : 0;
+	size_t n = core_config(c)->n_params;
+
+	if (!epoch)
+		return;
+	int best = k->rule.best && is_best, every = k->rule.every && epoch % k->rule.every == 0;
+	if (!best && !every)
+		return;
+	struct job *j = mem_try(1, sizeof(*j) + n * sizeof(float));
+	if (!j) {
+		log_warn("keep", "failed", "epoch=%u reason=\"no memory\"", epoch);
+		return;
+	}
+	j->work.data = j;
+	j->of = k;
+	j->epoch = epoch;
+	j->run = core_config(c)->run;
+	if (best)
+		snprintf(j->path[j->n_paths++], PATH_BYTES, "%s/best.safetensors", k->dir);
+	if (every)
+		snprintf(j->path[j->n_paths++], PATH_BYTES, "%s/epoch-%06u.safetensors", k->dir,
+			epoch);
+	memcpy(j->w, core_evaluated_weights(c), n * sizeof(float));
+	begin_job(k, j);
+}

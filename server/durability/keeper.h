@@ -1,0 +1,37 @@
+/*
+ * keeper.h - --keep: weights of evaluated epochs as .safetensors files in the checkpoint directory.
+ *
+ *   best.safetensors          of the epoch with the best accuracy so far, or, without accuracy, the
+ *                             least test loss
+ *   epoch-000010.safetensors  of each N-th epoch
+ *
+ * The weights are those that were evaluated, at the end of the epoch. Whether an epoch is kept
+ * depends only on the evaluated epochs of the core, so a resumed run goes on. If the server dies
+ * before it has written a file, its next start writes it. A file that cannot be written is logged,
+ * and the run goes on. A thread of libuv's pool writes; all functions belong to the thread of the
+ * loop.
+ */
+#ifndef SERVER_DURABILITY_KEEPER_H
+#define SERVER_DURABILITY_KEEPER_H
+#include <stdint.h>
+#include <uv.h>
+#include "common/err.h"
+#include "common/model.h"
+#include "server/config/keep_rule.h"
+
+struct core;
+
+struct keeper; /* opaque */
+
+/* Keep files in `dir` by `rule`; both borrowed, as is `model`. PS_ENOMEM. */
+int keeper_new(struct keeper **out, uv_loop_t *loop, const char *dir, const struct keep_rule *rule,
+	const struct model *model) PS_MUST_CHECK;
+/* An epoch was evaluated, or the run is resumed: begin to write its weights if the rule says so.
+ * `k` may be NULL. */
+void keeper_evaluated(struct keeper *k, const struct core *c);
+/* 1: a file is being written. `k` may be NULL. */
+int keeper_busy(const struct keeper *k);
+/* Frees *k, which is not busy, and sets it to NULL; *k may be NULL. */
+void keeper_free(struct keeper **k);
+
+#endif

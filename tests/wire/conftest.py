@@ -55,7 +55,7 @@ def keys(programs):
 def server(programs):
     """A server for the ledger gradient without a checkpoint directory, so that every push is
     durable at once."""
-    return programs.server(*LEDGER, directory=None)
+    return programs.server(*LEDGER, "--dead-ms", 60000, directory=None)
 
 
 @pytest.fixture

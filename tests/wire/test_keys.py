@@ -29,7 +29,8 @@ PS_EAUTH = 11
 
 @pytest.fixture
 def server(programs, keys):
-    return programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
+    return programs.server(*LEDGER, "--dead-ms", 60000, "--key", keys / "server.key",
+                           directory=None)
 
 
 @pytest.fixture

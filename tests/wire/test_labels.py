@@ -23,7 +23,7 @@ EPROTO, EFENCED = 12, 6
 
 @pytest.fixture
 def server(programs):
-    return programs.server(*LEDGER, directory=None)
+    return programs.server(*LEDGER, "--dead-ms", 60000, directory=None)
 
 
 def workers(server):

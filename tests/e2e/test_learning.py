@@ -16,20 +16,20 @@ def bound(mnist, digits, clothes):
 def test_one_worker_learns(programs, mnist):
     result = programs.train(1, "--model", "seed:32", "--epochs", 1)
     assert result["images_per_epoch"] == [60000]
-    assert result["accuracy"] >= bound(mnist, 0.955, 0.80), result
+    assert result["accuracy"] >= bound(mnist, 0.93, 0.75), result
 
 
 def test_eight_asynchronous_workers_learn(programs, mnist):
     result = programs.train(8, "--model", "seed:32", "--epochs", 3, "--min-workers", 8)
     assert result["images_per_epoch"] == [60000] * 3
-    assert result["accuracy"] >= bound(mnist, 0.965, 0.82), result
+    assert result["accuracy"] >= bound(mnist, 0.93, 0.75), result
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "rmsprop", "adam"])
 def test_other_optimizers_learn_at_their_own_rates(programs, mnist, optimizer):
     result = programs.train(2, "--model", "seed:32", "--epochs", 1, "--optimizer", optimizer,
                    "--schedule", "cosine")
-    assert result["accuracy"] >= bound(mnist, 0.93, 0.80), result
+    assert result["accuracy"] >= bound(mnist, 0.90, 0.70), result
 
 
 def test_same_seed_gives_the_same_bytes(programs, small):

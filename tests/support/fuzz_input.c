@@ -1,7 +1,10 @@
 /* fuzz_input.c - see fuzz_input.h. */
 #include "tests/support/fuzz_input.h"
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -67,6 +70,23 @@ const char *input_file(const uint8_t *data, size_t size)
 	return path;
 }
 
+/* libFuzzer's timer has a handler without SA_RESTART: a connect that it interrupts goes on in the
+ * background, and poll waits for its end. */
+static bool connect_to(int fd, const struct sockaddr_in *a)
+{
+	struct pollfd connected = {.fd = fd, .events = POLLOUT};
+	int fault = 0;
+	socklen_t size = sizeof(fault);
+
+	if (connect(fd, (const struct sockaddr *)(const void *)a, sizeof(*a)) == 0)
+		return true;
+	if (errno != EINTR)
+		return false;
+	while (poll(&connected, 1, -1) < 0)
+		PS_ASSERT(errno == EINTR);
+	return getsockopt(fd, SOL_SOCKET, SO_ERROR, &fault, &size) == 0 && fault == 0;
+}
+
 int input_connect(unsigned port, const void *data, size_t size)
 {
 	static uint32_t n;  /* connections so far */
@@ -82,7 +102,7 @@ int input_connect(unsigned port, const void *data, size_t size)
 	PS_ASSERT(fd >= 0 &&
 		  setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &late, sizeof(late)) == 0);
 	PS_ASSERT(bind(fd, (struct sockaddr *)(void *)&own, sizeof(own)) == 0);
-	PS_ASSERT(connect(fd, (struct sockaddr *)(void *)&a, sizeof(a)) == 0);
+	PS_ASSERT(connect_to(fd, &a));
 	(void)!send(fd, data, size, MSG_NOSIGNAL);
 	return fd;
 }

@@ -159,7 +159,7 @@ static void step_nearby(struct subject *s, double rounding, uint64_t round)
 	s->params = kept;
 }
 
-#define NEARBY 8 /* the number of random changes that are tried */
+#define NEARBY 32 /* the number of random changes that are tried */
 
 double gradient_jump(struct subject *s, double rounding)
 {

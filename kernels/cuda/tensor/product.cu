@@ -1,461 +1,81 @@
-/*
- * product.cu - fprop and dgrad of convolution and fc on tensor cores, as implicit GEMM.
- *
- * A block computes BM output pixels x BN channels. Pixels of all images follow each other, so small
- * images fill a tile as well as large ones. If there are too few tiles for all multiprocessors, the
- * blocks of a cluster divide the sum over K (on Hopper and later).
- */
-#include <cooperative_groups.h>
-#include "kernels/cuda/tensor/tile.cuh"
+/* product.cu - the products of product.cuh in bf16 and tf32, on tensor cores. */
+#include "kernels/cuda/tensor/product.cuh"
 
 namespace
 {
 
-/* A block computes a tile of BM x BN with stages of ROW bytes of K. WARPS_M x WARPS_N warps divide
- * the tile. A warp computes MI x NJ tiles of 16 x 8. SPLIT: the blocks of a cluster divide K. */
-template <int BM_, int BN_, int ROW_, int STAGES_, int WARPS_M_, int WARPS_N_, int BLOCKS_,
-	bool SPLIT_ = false>
-struct product_shape {
-	static const int BM = BM_, BN = BN_, ROW = ROW_, STAGES = STAGES_, BLOCKS = BLOCKS_;
-	static const bool SPLIT = SPLIT_;
-	static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
-	static const int THREADS = 32 * WARPS_M * WARPS_N;
-	static const int MI = BM / WARPS_M / 16, NJ = BN / WARPS_N / 8;
-	static const int VECTORS = ROW / 16, STEPS = ROW / 32;
-	static const int PITCH = ROW + 16; /* of A, and of B in dgrad */
-	static const int A_PASSES = BM * VECTORS / THREADS;
-	static const int OCTETS = BN / KX_OCTET, OCTET_ROWS = THREADS / OCTETS;
-	static const int SUM_PITCH = BN + 8, SUM_BYTES = BM * SUM_PITCH * 4;
-};
-typedef product_shape<128, 128, 128, 3, 2, 4, 2> large;
-typedef product_shape<128, 64, 128, 3, 4, 2, 2> wide;
-typedef product_shape<128, 32, 128, 3, 4, 1, 2> narrow;
-typedef product_shape<128, 32, 64, 4, 4, 1, 4> shallow; /* more blocks at a time */
-typedef product_shape<64, 64, 128, 3, 2, 2, 2, true> split;
-
-template <class T, bool DGRAD, class S> struct product_sizes {
-	static const int BK = S::ROW / type_of<T>::BYTES;
-	static const int B_PITCH = DGRAD ? S::PITCH : S::BN * type_of<T>::BYTES + type_of<T>::PAD;
-	static const int A_BYTES = S::BM * S::PITCH;
-	static const int B_BYTES = (DGRAD ? S::BN : BK) * B_PITCH;
-	static const int STAGE = A_BYTES + B_BYTES;
-	static const int B_VECTORS = DGRAD ? S::VECTORS : S::BN * type_of<T>::BYTES / 16;
-	static const int B_PASSES = B_BYTES / B_PITCH * B_VECTORS / S::THREADS;
-	static const int BYTES = S::STAGES * STAGE > S::SUM_BYTES ? S::STAGES *STAGE : S::SUM_BYTES;
-};
-
-/* The place of the next vector of K that a thread loads: tap (r, s), vector v of its channels. */
-struct k_place {
-	int r, s, v;
-};
-
-__device__ inline void k_advance(struct k_place *k, int step, int vectors, int size)
-{
-	for (k->v += step; k->v >= vectors; k->v -= vectors)
-		if (++k->s == size) {
-			k->s = 0;
-			k->r++;
-		}
-}
-
-/* A row of the tile: the input pixel under tap (0, 0). `at` is its address; with up > 1 that of the
- * image. Without a row, y is far outside. */
-struct tile_row {
-	const unsigned char *at;
-	int y, x;
-};
-
-template <class T> __device__ inline struct tile_row tile_row_at(const struct kx_product &g, int m)
-{
-	const struct kx_windows &w = g.window;
-	const int quarter = g.pooled ? m % 4 : 0, window = g.pooled ? m / 4 : m;
-	const int image = divide_by(window, g.by_image);
-	const int rest = window - image * (int)g.by_image.value;
-	int y = divide_by(rest, g.by_row), x = rest - y * (int)g.by_row.value;
-
-	if (g.pooled) {
-		y = 2 * y + quarter / 2;
-		x = 2 * x + quarter % 2;
-	}
-	y = y * w.stride - w.top;
-	x = x * w.stride - w.left;
-	const long long first = (long long)image * w.h * w.w;
-	const long long pixel = w.up > 1 ? first : first + (long long)y * w.w + x;
-	return {reinterpret_cast<const unsigned char *>(g.a) + pixel * w.c * (int)sizeof(T),
-		m < g.rows ? y : -(1 << 24), x};
-}
-
-template <class T>
-__device__ inline void load_vector_a(
-	const struct kx_product &g, const struct tile_row &row, const struct k_place &k, void *to)
-{
-	const struct kx_windows &w = g.window;
-	const int pixel_bytes = w.c * (int)sizeof(T);
-	int y = row.y + k.r, x = row.x + k.s;
-	const unsigned char *from;
-	bool valid;
-
-	if (w.up == 1) {
-		valid = k.r < w.size && (unsigned)y < (unsigned)w.h && (unsigned)x < (unsigned)w.w;
-		from = row.at + (k.r * w.w + k.s) * (long long)pixel_bytes + k.v * 16;
-	} else {
-		valid = k.r < w.size && y >= 0 && x >= 0 && y % w.up == 0 && x % w.up == 0;
-		y /= w.up;
-		x /= w.up;
-		valid = valid && y < w.h && x < w.w;
-		from = row.at + (y * w.w + x) * (long long)pixel_bytes + k.v * 16;
-	}
-	copy_cached(to, valid ? from : static_cast<const unsigned char *>(g.a), valid);
-}
-
-template <class T, bool DGRAD, class S>
-__device__ inline void load_stage(const struct kx_product &g, const struct tile_row *rows,
-	struct k_place *k, int tile, int n0, unsigned char *stage)
-{
+/* The sums of a thread: its warp computes MI x NJ tiles of 16 x 8. */
+template <class T, bool DGRAD, class S> struct mma_sums {
 	typedef product_sizes<T, DGRAD, S> Z;
-	const int tid = threadIdx.x, row = tid / S::VECTORS, vector = tid % S::VECTORS;
-	const unsigned char *b = static_cast<const unsigned char *>(g.b);
-#pragma unroll
-	for (int i = 0; i < S::A_PASSES; i++)
-		load_vector_a<T>(g, rows[i], *k,
-			stage + (row + i * (S::THREADS / S::VECTORS)) * S::PITCH + vector * 16);
-	stage += Z::A_BYTES;
-	if (DGRAD) {
-		const int size = g.window.size;
-		const int tap = (size - 1 - k->r) * size + size - 1 - k->s;
-#pragma unroll
-		for (int i = 0; i < Z::B_PASSES; i++) {
-			const int n = row + i * (S::THREADS / S::VECTORS);
-			const bool valid = k->r < size && n0 + n < g.n;
-			const size_t line = (size_t)tap * g.n + n0 + n;
-			const size_t at = line * g.pitch * sizeof(T) + k->v * 16;
-
-			copy_ahead(stage + n * Z::B_PITCH + vector * 16, valid ? b + at : b, valid);
-		}
-	} else {
-#pragma unroll
-		for (int i = 0; i < Z::B_PASSES; i++) {
-			const int r = tid / Z::B_VECTORS + i * (S::THREADS / Z::B_VECTORS);
-			const int n = n0 + tid % Z::B_VECTORS * type_of<T>::VECTOR;
-			const int at = tile * Z::BK + r;
-			const bool valid = at < g.b_rows && n < g.n;
-
-			copy_ahead(stage + r * Z::B_PITCH + tid % Z::B_VECTORS * 16,
-				valid ? b + ((size_t)at * g.pitch + n) * sizeof(T) : b, valid);
-		}
-	}
-	k_advance(k, S::VECTORS, g.window.c * (int)sizeof(T) / 16, g.window.size);
-}
-
-/* The products of one stage. `left` is the rest of K from this stage on. */
-template <class T, bool DGRAD, class S>
-__device__ inline void stage_products(float (&c)[S::MI][S::NJ][4], const unsigned char *stage,
-	int warp_m, int warp_n, int left, int lane)
-{
-	typedef product_sizes<T, DGRAD, S> Z;
-	const unsigned char *b = stage + Z::A_BYTES;
-#pragma unroll
-	for (int step = 0; step < S::STEPS; step++) {
-		uint32_t x[S::MI][4], y[S::NJ / 2][4];
-
-		if (step * type_of<T>::STEP >= left)
-			break;
-#pragma unroll
-		for (int m = 0; m < S::MI; m++)
-			load_a<T>(x[m], stage, S::PITCH, warp_m + 16 * m, step * 32, lane);
-#pragma unroll
-		for (int n = 0; n < S::NJ / 2; n++)
-			if (DGRAD)
-				load_b<T>(y[n], b, Z::B_PITCH, warp_n + 16 * n, step * 32, lane);
-			else
-				load_b_across<T>(y[n], b, Z::B_PITCH, step * type_of<T>::STEP,
-					warp_n + 16 * n, lane);
-#pragma unroll
-		for (int m = 0; m < S::MI; m++)
-#pragma unroll
-			for (int n = 0; n < S::NJ; n++)
-				mma_tile<T>(c[m][n], x[m], y[n / 2] + n % 2 * 2);
-	}
-}
-
-struct octet {
-	float v[KX_OCTET];
-};
-
-__device__ inline struct octet load_octet(const float *from)
-{
-	const float4 a = reinterpret_cast<const float4 *>(from)[0];
-	const float4 b = reinterpret_cast<const float4 *>(from)[1];
-
-	return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
-
-__device__ inline void store_octet(float *to, const struct octet &o)
-{
-	reinterpret_cast<float4 *>(to)[0] = {o.v[0], o.v[1], o.v[2], o.v[3]};
-	reinterpret_cast<float4 *>(to)[1] = {o.v[4], o.v[5], o.v[6], o.v[7]};
-}
-
-__device__ inline void store_octet(__nv_bfloat16 *to, const struct octet &o)
-{
-	*reinterpret_cast<uint4 *>(to) = {to_bf16x2(o.v[0], o.v[1]), to_bf16x2(o.v[2], o.v[3]),
-		to_bf16x2(o.v[4], o.v[5]), to_bf16x2(o.v[6], o.v[7])};
-}
-
-/* The bits of eight values: bit j is set if value j is positive. */
-__device__ inline uint32_t positive(const float *from)
-{
-	const struct octet o = load_octet(from);
-	uint32_t bits = 0;
-#pragma unroll
-	for (int j = 0; j < KX_OCTET; j++)
-		bits |= o.v[j] > 0 ? 1u << j : 0;
-	return bits;
-}
-
-__device__ inline uint32_t positive(const __nv_bfloat16 *from)
-{
-	const uint4 four = *reinterpret_cast<const uint4 *>(from);
-	const uint32_t word[4] = {four.x, four.y, four.z, four.w};
-	uint32_t bits = 0;
-#pragma unroll
-	for (int j = 0; j < KX_OCTET; j++)
-		bits |= __uint_as_float(j % 2 ? word[j / 2] & 0xffff0000u : word[j / 2] << 16) > 0
-				? 1u << j
-				: 0;
-	return bits;
-}
-
-/* Waits for the other threads of the block, and for the blocks that divide K. */
-template <class S> __device__ inline void parts_sync()
-{
-#if __CUDA_ARCH__ >= 900
-	if (S::SPLIT) {
-		cooperative_groups::this_cluster().sync();
-		return;
-	}
-#endif
-	__syncthreads();
-}
-
-/* Eight sums of a row of the tile, over the blocks of the cluster in order. */
-template <class S> __device__ inline struct octet sums_at(const float *sums, int at, int parts)
-{
-#if __CUDA_ARCH__ >= 900
-	if (S::SPLIT) {
-		cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-		struct octet o = {};
-
-		for (int k = 0; k < parts; k++) {
-			const struct octet p = load_octet(cluster.map_shared_rank(sums, k) + at);
-#pragma unroll
-			for (int j = 0; j < KX_OCTET; j++)
-				o.v[j] += p.v[j];
-		}
-		return o;
-	}
-#endif
-	return load_octet(sums + at);
-}
-
-/* Scale, bias and ReLU. */
-__device__ inline void epilogue(
-	struct octet *o, const struct kx_product &g, const struct octet &bias)
-{
-#pragma unroll
-	for (int j = 0; j < KX_OCTET; j++) {
-		o->v[j] = o->v[j] * g.scale + bias.v[j];
-		if (g.relu)
-			o->v[j] = o->v[j] < 0 ? 0 : o->v[j];
-	}
-}
-
-/* Stores rows `first`, first + OCTET_ROWS, ... below `end` of the tile. A thread always has the
- * same eight columns. */
-template <class T, class S>
-__device__ inline void store_rows(const struct kx_product &g, const float *sums,
-	const struct octet &bias, int m0, int n, int parts, int first, int end)
-{
-	const int column = threadIdx.x % S::OCTETS * KX_OCTET;
-	const int batch = 4; /* masks in flight */
-
-	for (int r = first + threadIdx.x / S::OCTETS; r < end; r += batch * S::OCTET_ROWS) {
-		uint32_t mask[batch];
-#pragma unroll
-		for (int i = 0; i < batch; i++) {
-			const int row = r + i * S::OCTET_ROWS;
-
-			mask[i] = 255;
-			if (g.mask && row < end && m0 + row < g.rows)
-				mask[i] = positive(static_cast<const T *>(g.mask) +
-						   (size_t)(m0 + row) * g.n + n);
-		}
-#pragma unroll
-		for (int i = 0; i < batch; i++) {
-			const int row = r + i * S::OCTET_ROWS;
-
-			if (row >= end || m0 + row >= g.rows)
-				continue;
-			struct octet o = sums_at<S>(sums, row * S::SUM_PITCH + column, parts);
-			const size_t at = (size_t)(m0 + row) * g.n + n;
-
-			epilogue(&o, g, bias);
-#pragma unroll
-			for (int j = 0; j < KX_OCTET; j++)
-				o.v[j] = mask[i] >> j & 1 ? o.v[j] : 0;
-			if (g.wide)
-				store_octet(static_cast<float *>(g.d) + at, o);
-			else
-				store_octet(static_cast<T *>(g.d) + at, o);
-		}
-	}
-}
-
-/* Stores the pool windows of rows first .. end: four rows each. NaN counts as a maximum. */
-template <class T, class S>
-__device__ inline void store_pooled(const struct kx_product &g, const float *sums,
-	const struct octet &bias, int m0, int n, int parts, int first, int end)
-{
-	const int column = threadIdx.x % S::OCTETS * KX_OCTET;
-
-	for (int r = first + threadIdx.x / S::OCTETS * 4; r < end && m0 + r < g.rows;
-		r += 4 * S::OCTET_ROWS) {
-		struct octet best = sums_at<S>(sums, r * S::SUM_PITCH + column, parts);
-		uint32_t argmax[2] = {0, 0};
-#pragma unroll
-		for (uint32_t k = 1; k < 4; k++) {
-			const struct octet o =
-				sums_at<S>(sums, (r + (int)k) * S::SUM_PITCH + column, parts);
-#pragma unroll
-			for (int j = 0; j < KX_OCTET; j++) {
-				const bool more = o.v[j] > best.v[j] || o.v[j] != o.v[j];
-				const uint32_t shift = j % 4 * 8;
-
-				best.v[j] = more ? o.v[j] : best.v[j];
-				argmax[j / 4] =
-					more ? (argmax[j / 4] & ~(255u << shift)) | k << shift
-					     : argmax[j / 4];
-			}
-		}
-		const size_t at = (size_t)((m0 + r) / 4) * g.n + n;
-
-		epilogue(&best, g, bias);
-		store_octet(static_cast<T *>(g.d) + at, best);
-		*reinterpret_cast<uint2 *>(g.argmax + at) = {argmax[0], argmax[1]};
-	}
-}
-
-/* Writes the sums of the block to shared memory and stores them from there, 16 bytes at a time. The
- * blocks of a cluster divide the rows. */
-template <class T, bool DGRAD, class S>
-__device__ inline void store_tile(const struct kx_product &g, const float (&c)[S::MI][S::NJ][4],
-	float *sums, int m0, int n0, int m, int n, int part, int parts)
-{
-	const int column = n0 + threadIdx.x % S::OCTETS * KX_OCTET;
-	const int first = S::BM / parts * part, end = first + S::BM / parts;
-	struct octet bias = {};
-
-	if (g.bias && column < g.n)
-		bias = load_octet(g.bias + column);
-	__syncthreads();
-#pragma unroll
-	for (int i = 0; i < 2 * S::MI; i++)
-#pragma unroll
-		for (int j = 0; j < S::NJ; j++)
-			store_pair(sums + (m + 8 * i) * S::SUM_PITCH + n + 8 * j,
-				c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]);
-	parts_sync<S>();
-	if (column < g.n) {
-		if (!DGRAD && g.pooled)
-			store_pooled<T, S>(g, sums, bias, m0, column, parts, first, end);
-		else
-			store_rows<T, S>(g, sums, bias, m0, column, parts, first, end);
-	}
-	if (S::SPLIT) /* other blocks may still read this one's sums */
-		parts_sync<S>();
-}
-
-template <class T, bool DGRAD, class S>
-__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-	product_kernel(const __grid_constant__ struct kx_product g)
-{
-	typedef product_sizes<T, DGRAD, S> Z;
-	extern __shared__ __align__(16) unsigned char memory[];
-	const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-	const int warp_m = warp % S::WARPS_M * 16 * S::MI;
-	const int warp_n = warp / S::WARPS_M * 8 * S::NJ;
-	const int parts = S::SPLIT ? g.parts : 1, part = S::SPLIT ? blockIdx.x % parts : 0;
-	const int m0 = blockIdx.x / parts * S::BM, n0 = blockIdx.y * S::BN;
-	const int depth = g.window.size * g.window.size * g.window.c;
-	const int all = (depth + Z::BK - 1) / Z::BK;
-	const int begin = all * part / parts, tiles = all * (part + 1) / parts - begin;
-	struct tile_row rows[S::A_PASSES];
-	struct k_place k = {0, 0, 0};
 	float c[S::MI][S::NJ][4] = {};
 
+	__device__ int warp_m() const
+	{
+		return threadIdx.x / 32 % S::WARPS_M * 16 * S::MI;
+	}
+
+	__device__ int warp_n() const
+	{
+		return threadIdx.x / 32 / S::WARPS_M * 8 * S::NJ;
+	}
+
+	__device__ void add_stage(const unsigned char *stage, int left)
+	{
+		const unsigned char *b = stage + Z::A_BYTES;
+		const int lane = threadIdx.x % 32;
 #pragma unroll
-	for (int i = 0; i < S::A_PASSES; i++)
-		rows[i] = tile_row_at<T>(g, m0 + tid / S::VECTORS + i * (S::THREADS / S::VECTORS));
-	k_advance(&k, begin * S::VECTORS + tid % S::VECTORS, g.window.c * (int)sizeof(T) / 16,
-		g.window.size);
-	await_previous();
-	for (int i = 0; i < S::STAGES - 1; i++) {
-		if (i < tiles)
-			load_stage<T, DGRAD, S>(g, rows, &k, begin + i, n0, memory + i * Z::STAGE);
-		copies_commit();
+		for (int step = 0; step < S::ROW / 32; step++) {
+			uint32_t x[S::MI][4], y[S::NJ / 2][4];
+
+			if (step * type_of<T>::STEP >= left)
+				break;
+#pragma unroll
+			for (int m = 0; m < S::MI; m++)
+				load_a<T>(
+					x[m], stage, S::PITCH, warp_m() + 16 * m, step * 32, lane);
+#pragma unroll
+			for (int n = 0; n < S::NJ / 2; n++)
+				if (DGRAD)
+					load_b<T>(y[n], b, Z::B_PITCH, warp_n() + 16 * n, step * 32,
+						lane);
+				else
+					load_b_across<T>(y[n], b, Z::B_PITCH,
+						step * type_of<T>::STEP, warp_n() + 16 * n, lane);
+#pragma unroll
+			for (int m = 0; m < S::MI; m++)
+#pragma unroll
+				for (int n = 0; n < S::NJ; n++)
+					mma_tile<T>(c[m][n], x[m], y[n / 2] + n % 2 * 2);
+		}
 	}
-	for (int i = 0; i < tiles; i++) {
-		const int next = i + S::STAGES - 1;
 
-		copies_wait<S::STAGES - 2>();
-		__syncthreads();
-		if (next < tiles)
-			load_stage<T, DGRAD, S>(g, rows, &k, begin + next, n0,
-				memory + next % S::STAGES * Z::STAGE);
-		copies_commit();
-		stage_products<T, DGRAD, S>(c, memory + i % S::STAGES * Z::STAGE, warp_m, warp_n,
-			depth - (begin + i) * Z::BK, lane);
+	__device__ void store(float *sums) const
+	{
+		const int lane = threadIdx.x % 32;
+
+		sums += (warp_m() + lane / 4) * S::SUM_PITCH + warp_n() + lane % 4 * 2;
+#pragma unroll
+		for (int i = 0; i < 2 * S::MI; i++)
+#pragma unroll
+			for (int j = 0; j < S::NJ; j++)
+				store_pair(sums + 8 * i * S::SUM_PITCH + 8 * j,
+					c[i / 2][j][i % 2 * 2], c[i / 2][j][i % 2 * 2 + 1]);
 	}
-	store_tile<T, DGRAD, S>(g, c, reinterpret_cast<float *>(memory), m0, n0, warp_m + lane / 4,
-		warp_n + lane % 4 * 2, part, parts);
-}
+};
 
-template <class S> size_t product_blocks(const struct kx_product &g)
-{
-	return (size_t)((g.rows + S::BM - 1) / S::BM) * ((g.n + S::BN - 1) / S::BN);
-}
+/* WARPS_M x WARPS_N warps divide the tile. */
+template <int BM_, int BN_, int ROW_, int STAGES_, int WARPS_M_, int WARPS_N_, int BLOCKS_,
+	bool SPLIT_ = false>
+struct mma_shape : tile_shape<BM_, BN_, ROW_, STAGES_, WARPS_M_ * WARPS_N_, BLOCKS_, 1, SPLIT_> {
+	static const int WARPS_M = WARPS_M_, MI = BM_ / WARPS_M_ / 16, NJ = BN_ / WARPS_N_ / 8;
 
-template <class T, bool DGRAD, class S> int launch(const struct kx_product &g, cudaStream_t stream)
-{
-	const int bytes = product_sizes<T, DGRAD, S>::BYTES;
-
-	if (cudaFuncSetAttribute(product_kernel<T, DGRAD, S>,
-		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-		return PS_EDEVICE;
-	dim3 grid((unsigned)((g.rows + S::BM - 1) / S::BM), (g.n + S::BN - 1) / S::BN);
-	return kx_launch(product_kernel<T, DGRAD, S>, grid, S::THREADS, bytes, stream, g);
-}
-
-/* Divides the depth so that the blocks fill the GPU. */
-template <class T, bool DGRAD> int launch_split(struct kx_product g, cudaStream_t stream)
-{
-	typedef product_sizes<T, DGRAD, split> Z;
-	const int depth = g.window.size * g.window.size * g.window.c;
-	const int tiles = (depth + Z::BK - 1) / Z::BK;
-	const int bytes = Z::BYTES;
-	const size_t blocks = product_blocks<split>(g);
-	const int max_parts = kx_code(product_kernel<T, DGRAD, split>) < 90 ? 1 : 8;
-
-	for (g.parts = 1; g.parts < max_parts && 2 * g.parts <= tiles && blocks * g.parts < 132;)
-		g.parts *= 2;
-	if (cudaFuncSetAttribute(product_kernel<T, DGRAD, split>,
-		    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-		return PS_EDEVICE;
-	dim3 grid((unsigned)((g.rows + split::BM - 1) / split::BM * g.parts),
-		(g.n + split::BN - 1) / split::BN);
-	return kx_launch_clusters(product_kernel<T, DGRAD, split>, grid, (unsigned)g.parts,
-		split::THREADS, bytes, stream, g);
-}
+	template <class T, bool DGRAD> using sums = mma_sums<T, DGRAD, mma_shape>;
+};
+typedef mma_shape<128, 128, 128, 3, 2, 4, 2> large;
+typedef mma_shape<128, 64, 128, 3, 4, 2, 2> wide;
+typedef mma_shape<128, 32, 128, 3, 4, 1, 2> narrow;
+typedef mma_shape<128, 32, 64, 4, 4, 1, 4> shallow; /* more blocks at a time */
+typedef mma_shape<64, 64, 128, 3, 2, 2, 2, true> split;
 
 template <class T, bool DGRAD> int launch_shape(const struct kx_product &g, cudaStream_t stream)
 {
@@ -470,7 +90,7 @@ template <class T, bool DGRAD> int launch_shape(const struct kx_product &g, cuda
 		return launch<T, DGRAD, large>(g, stream);
 	if (product_blocks<wide>(g) >= enough)
 		return launch<T, DGRAD, wide>(g, stream);
-	return launch_split<T, DGRAD>(g, stream);
+	return launch_split<T, DGRAD, split>(g, stream);
 }
 
 } // namespace

@@ -1,172 +1,39 @@
-/*
- * product_wgrad.cu - wgrad of convolution and fc on tensor cores, as implicit GEMM with split-K.
- *
- * A block computes BM x BN gradient values over its slice of the sum, which runs over the output
- * pixels of all images. params.cu adds up the slices.
- */
-#include "kernels/cuda/tensor/tile.cuh"
+/* product_wgrad.cu - the wgrad of product_wgrad.cuh in bf16 and tf32, on tensor cores. */
+#include "kernels/cuda/tensor/product_wgrad.cuh"
 
 namespace
 {
 
-/* A block has WARPS_M x WARPS_N warps; WARPS_K times as many divide the depth of a stage. */
-template <int BM_, int BN_, int WARPS_M_, int WARPS_N_, int WARPS_K_> struct wgrad_shape {
-	static const int BM = BM_, BN = BN_, STAGES = 3;
-	static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, WARPS_K = WARPS_K_;
-	static const int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
-	static const int MI = BM / WARPS_M / 16, NJ = BN / WARPS_N / 8;
-	static const int STEPS = 4 / WARPS_K; /* a stage has four k steps */
-};
-typedef wgrad_shape<128, 128, 2, 4, 1> w128x128;
-typedef wgrad_shape<128, 64, 2, 2, 1> w128x64;
-typedef wgrad_shape<64, 64, 2, 2, 1> w64x64;
-typedef wgrad_shape<128, 32, 4, 1, 1> w128x32;
-typedef wgrad_shape<32, 64, 1, 2, 2> w32x64;
-typedef wgrad_shape<32, 32, 1, 1, 4> w32x32;
-
-template <class T, class S> struct wgrad_sizes {
-	static const int BK = 4 * type_of<T>::STEP;
-	static const int A_PITCH = S::BM * type_of<T>::BYTES + type_of<T>::PAD;
-	static const int B_PITCH = S::BN * type_of<T>::BYTES + type_of<T>::PAD;
-	static const int A_BYTES = BK * A_PITCH, STAGE = A_BYTES + BK * B_PITCH;
-	static const int A_VECTORS = S::BM * type_of<T>::BYTES / 16;
-	static const int B_VECTORS = S::BN * type_of<T>::BYTES / 16;
-	static const int A_PASSES = BK * A_VECTORS / S::THREADS;
-	static const int B_PASSES = BK * B_VECTORS / S::THREADS;
-	static const int SHARES = (S::WARPS_K - 1) * S::BM * S::BN * 4;
-	static const int BYTES = S::STAGES * STAGE > SHARES ? S::STAGES *STAGE : SHARES;
-};
-
-__device__ const uint4 one_bf16 = {0x3f80, 0, 0, 0}, one_fp32 = {0x3f800000, 0, 0, 0};
-
-/* The columns that a thread loads from every row of `a`: channel v of tap (r, s). */
-struct column {
-	int r, s, v;
-	bool in, ones;
-};
-
-template <class T>
-__device__ inline struct column column_at(const struct kx_product_wgrad &g, int k)
-{
-	const struct kx_windows &w = g.window;
-	const int tap = k / w.c;
-
-	return {tap / w.size, tap % w.size, k % w.c, k < w.size * w.size * w.c,
-		g.ones && k == w.size * w.size * w.c};
-}
-
-template <class T>
-__device__ inline void load_pixel(
-	const struct kx_product_wgrad &g, const struct column &col, int pixel, bool flat, void *to)
-{
-	const struct kx_windows &w = g.window;
-	bool valid = col.in && pixel < g.pixels;
-	int at = pixel;
-
-	if (!flat) {
-		const int image = divide_by(pixel, g.by_image);
-		const int rest = pixel - image * (int)g.by_image.value;
-		const int p = divide_by(rest, g.by_row), q = rest - p * (int)g.by_row.value;
-		const int y = p * w.stride - w.top + col.r, x = q * w.stride - w.left + col.s;
-
-		valid = valid && (unsigned)y < (unsigned)w.h && (unsigned)x < (unsigned)w.w;
-		at = (image * w.h + y) * w.w + x;
-	}
-	const void *from = static_cast<const T *>(g.a) + (valid ? (size_t)at * w.c + col.v : 0);
-	if (col.ones) {
-		valid = true;
-		from = sizeof(T) == 2 ? &one_bf16 : &one_fp32;
-	}
-	copy_cached(to, from, valid);
-}
-
-template <class T, class S>
-__device__ inline void load_wgrad_stage(const struct kx_product_wgrad &g, const struct column &col,
-	int tile, int n0, bool flat, unsigned char *stage)
-{
+/* The sums of a thread: its warp computes MI x NJ tiles of 16 x 8. */
+template <class T, class S> struct wgrad_mma {
 	typedef wgrad_sizes<T, S> Z;
-	const int tid = threadIdx.x, pixel0 = tile * Z::BK;
-#pragma unroll
-	for (int i = 0; i < Z::A_PASSES; i++) {
-		const int row = tid / Z::A_VECTORS + i * (S::THREADS / Z::A_VECTORS);
-
-		load_pixel<T>(g, col, pixel0 + row, flat,
-			stage + row * Z::A_PITCH + tid % Z::A_VECTORS * 16);
-	}
-	stage += Z::A_BYTES;
-	const int n = n0 + tid % Z::B_VECTORS * type_of<T>::VECTOR;
-#pragma unroll
-	for (int i = 0; i < Z::B_PASSES; i++) {
-		const int row = tid / Z::B_VECTORS + i * (S::THREADS / Z::B_VECTORS);
-		const bool valid = pixel0 + row < g.pixels && n < g.n;
-		const T *b = static_cast<const T *>(g.b);
-
-		copy_ahead(stage + row * Z::B_PITCH + tid % Z::B_VECTORS * 16,
-			valid ? b + (size_t)(pixel0 + row) * g.n + n : b, valid);
-	}
-}
-
-template <class S> __host__ __device__ inline unsigned row_tiles(const struct kx_product_wgrad &g)
-{
-	return (g.m + S::BM - 1) / S::BM;
-}
-
-template <class S>
-__host__ __device__ inline unsigned column_tiles(const struct kx_product_wgrad &g)
-{
-	return (g.n + S::BN - 1) / S::BN;
-}
-
-/* The grid is row tiles x column tiles x slices. */
-template <class T, class S>
-__global__ void __launch_bounds__(S::THREADS, 2)
-	product_wgrad_kernel(const __grid_constant__ struct kx_product_wgrad g)
-{
-	typedef wgrad_sizes<T, S> Z;
-	extern __shared__ __align__(16) unsigned char memory[];
-	const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-	const int warp_m = warp % S::WARPS_M * 16 * S::MI;
-	const int warp_n = warp / S::WARPS_M % S::WARPS_N * 8 * S::NJ;
-	const int warp_tile = warp % (S::WARPS_M * S::WARPS_N);
-	const int share = warp / (S::WARPS_M * S::WARPS_N);
-	const unsigned block = blockIdx.x;
-	const int m0 = block % row_tiles<S>(g) * S::BM;
-	const int n0 = block / row_tiles<S>(g) % column_tiles<S>(g) * S::BN;
-	const int slice = block / row_tiles<S>(g) / column_tiles<S>(g);
-	const long long all = (g.pixels + Z::BK - 1) / Z::BK;
-	const int begin = (int)(all * slice / g.slices), end = (int)(all * (slice + 1) / g.slices);
-	const struct column col = column_at<T>(g, m0 + tid % Z::A_VECTORS * type_of<T>::VECTOR);
-	const bool flat = g.window.size == 1 && g.window.stride == 1 && g.window.top == 0 &&
-			  g.window.left == 0 && g.window.h == g.window.rows &&
-			  g.window.w == g.window.columns;
 	float c[S::MI][S::NJ][4] = {};
 
-	await_previous();
-	for (int i = 0; i < S::STAGES - 1; i++) {
-		if (begin + i < end)
-			load_wgrad_stage<T, S>(g, col, begin + i, n0, flat, memory + i * Z::STAGE);
-		copies_commit();
+	__device__ static int warp_m()
+	{
+		return threadIdx.x / 32 % S::WARPS_M * 16 * S::MI;
 	}
-	for (int i = 0; i < end - begin; i++) {
-		const unsigned char *a = memory + i % S::STAGES * Z::STAGE, *b = a + Z::A_BYTES;
-		const int next = i + S::STAGES - 1;
 
-		copies_wait<S::STAGES - 2>();
-		__syncthreads();
-		if (begin + next < end)
-			load_wgrad_stage<T, S>(g, col, begin + next, n0, flat,
-				memory + next % S::STAGES * Z::STAGE);
-		copies_commit();
+	__device__ static int warp_n()
+	{
+		return threadIdx.x / 32 / S::WARPS_M % S::WARPS_N * 8 * S::NJ;
+	}
+
+	__device__ void add_stage(const unsigned char *a)
+	{
+		const int share = threadIdx.x / 32 / S::WARPS, lane = threadIdx.x % 32;
+		const int steps = S::DEPTH / type_of<T>::STEP / S::SHARES;
+		const unsigned char *b = a + Z::A_BYTES;
 #pragma unroll
-		for (int step = 0; step < S::STEPS; step++) {
-			const int k = (share * S::STEPS + step) * type_of<T>::STEP;
+		for (int step = 0; step < steps; step++) {
+			const int k = (share * steps + step) * type_of<T>::STEP;
 			uint32_t x[S::MI][4], y[S::NJ / 2][4];
 #pragma unroll
 			for (int m = 0; m < S::MI; m++)
-				load_a_across<T>(x[m], a, Z::A_PITCH, k, warp_m + 16 * m, lane);
+				load_a_across<T>(x[m], a, Z::A_PITCH, k, warp_m() + 16 * m, lane);
 #pragma unroll
 			for (int n = 0; n < S::NJ / 2; n++)
-				load_b_across<T>(y[n], b, Z::B_PITCH, k, warp_n + 16 * n, lane);
+				load_b_across<T>(y[n], b, Z::B_PITCH, k, warp_n() + 16 * n, lane);
 #pragma unroll
 			for (int m = 0; m < S::MI; m++)
 #pragma unroll
@@ -174,37 +41,51 @@ __global__ void __launch_bounds__(S::THREADS, 2)
 					mma_tile<T>(c[m][n], x[m], y[n / 2] + n % 2 * 2);
 		}
 	}
-	if (S::WARPS_K > 1)
-		add_shares<S::WARPS_M * S::WARPS_N, S::WARPS_K>(
-			c, reinterpret_cast<float4 *>(memory), share, warp_tile);
-	if (share > 0)
-		return;
-	float *d = g.workspace + g.stride_rows * g.n * slice;
+
+	/* Returns 1 for the threads that now have the sums of the block. */
+	__device__ bool add_shares(float4 *shared)
+	{
+		const int warp = threadIdx.x / 32;
+
+		if (S::SHARES > 1)
+			::add_shares<S::WARPS, S::SHARES>(
+				c, shared, warp / S::WARPS, warp % S::WARPS);
+		return warp < S::WARPS;
+	}
+
+	__device__ void store(const struct kx_product_wgrad &g, float *to, int m0, int n0) const
+	{
+		const int lane = threadIdx.x % 32;
 #pragma unroll
-	for (int i = 0; i < 2 * S::MI; i++)
+		for (int i = 0; i < 2 * S::MI; i++)
 #pragma unroll
-		for (int j = 0; j < S::NJ; j++) {
-			const int m = m0 + warp_m + lane / 4 + 8 * i;
-			const int n = n0 + warp_n + lane % 4 * 2 + 8 * j;
+			for (int j = 0; j < S::NJ; j++) {
+				const int m = m0 + warp_m() + lane / 4 + 8 * i;
+				const int n = n0 + warp_n() + lane % 4 * 2 + 8 * j;
 
-			if (m < g.m && n < g.n)
-				store_pair(d + (size_t)m * g.n + n,
-					c[i / 2][j][i % 2 * 2] * g.scale,
-					c[i / 2][j][i % 2 * 2 + 1] * g.scale);
-		}
-}
+				if (m < g.m && n < g.n)
+					store_pair(to + (size_t)m * g.n + n,
+						c[i / 2][j][i % 2 * 2] * g.scale,
+						c[i / 2][j][i % 2 * 2 + 1] * g.scale);
+			}
+	}
+};
 
-template <class T, class S> int launch(const struct kx_product_wgrad &g, cudaStream_t stream)
-{
-	const int bytes = wgrad_sizes<T, S>::BYTES;
+/* WARPS_M x WARPS_N warps divide the tile. A stage has four k steps. */
+template <class T_, int BM_, int BN_, int WARPS_M_, int WARPS_N_, int SHARES_>
+struct mma_tile_shape
+    : wgrad_tile<BM_, BN_, 4 * type_of<T_>::STEP, WARPS_M_ * WARPS_N_, 2, SHARES_> {
+	static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
+	static const int MI = BM_ / WARPS_M_ / 16, NJ = BN_ / WARPS_N_ / 8;
 
-	if (cudaFuncSetAttribute(
-		    product_wgrad_kernel<T, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-		return PS_EDEVICE;
-	return kx_launch(product_wgrad_kernel<T, S>,
-		dim3(row_tiles<S>(g) * column_tiles<S>(g) * g.slices), S::THREADS, bytes, stream,
-		g);
-}
+	template <class T> using sums = wgrad_mma<T, mma_tile_shape>;
+};
+template <class T> using w128x128 = mma_tile_shape<T, 128, 128, 2, 4, 1>;
+template <class T> using w128x64 = mma_tile_shape<T, 128, 64, 2, 2, 1>;
+template <class T> using w64x64 = mma_tile_shape<T, 64, 64, 2, 2, 1>;
+template <class T> using w128x32 = mma_tile_shape<T, 128, 32, 4, 1, 1>;
+template <class T> using w32x64 = mma_tile_shape<T, 32, 64, 1, 2, 2>;
+template <class T> using w32x32 = mma_tile_shape<T, 32, 32, 1, 1, 4>;
 
 /* Tiles by size. `effort` is the time for a value relative to the largest tile. */
 enum { W128X128, W128X64, W64X64, W128X32, W32X64, W32X32, N_TILES };
@@ -229,8 +110,8 @@ long long stages_of(long long pixels, enum kx_type type)
 
 size_t largest_bytes(enum kx_type type)
 {
-	return type == KX_TYPE_BF16 ? wgrad_sizes<__nv_bfloat16, w128x128>::BYTES
-				    : wgrad_sizes<float, w128x128>::BYTES;
+	return type == KX_TYPE_BF16 ? wgrad_sizes<__nv_bfloat16, w128x128<__nv_bfloat16>>::BYTES
+				    : wgrad_sizes<float, w128x128<float>>::BYTES;
 }
 
 /* The tile that computes the least, with padding. If it gives too few blocks for a short sum, or
@@ -262,17 +143,17 @@ template <class T> int launch_tile(const struct kx_product_wgrad &g, int tile, c
 {
 	switch (tile) {
 	case W128X128:
-		return launch<T, w128x128>(g, stream);
+		return launch<T, w128x128<T>>(g, stream);
 	case W128X64:
-		return launch<T, w128x64>(g, stream);
+		return launch<T, w128x64<T>>(g, stream);
 	case W64X64:
-		return launch<T, w64x64>(g, stream);
+		return launch<T, w64x64<T>>(g, stream);
 	case W128X32:
-		return launch<T, w128x32>(g, stream);
+		return launch<T, w128x32<T>>(g, stream);
 	case W32X64:
-		return launch<T, w32x64>(g, stream);
+		return launch<T, w32x64<T>>(g, stream);
 	default:
-		return launch<T, w32x32>(g, stream);
+		return launch<T, w32x32<T>>(g, stream);
 	}
 }
 

@@ -1,7 +1,7 @@
 /*
- * path.h - the interface between the cuda device and its two paths. A path is one way to run a
- * model on the GPU: cuda_net runs any model, cuda_seed runs seed:F on 28x28 images with fused
- * kernels.
+ * path.h - the interface between the cuda device and its three paths. A path is one way to run a
+ * model on the GPU: cuda_net and cuda_tensor run any model, cuda_seed runs seed:F on 28x28 images
+ * with fused kernels.
  *
  * Life cycle: `open` plans. `place` assigns memory; the caller calls it twice, the first time only
  * to count bytes. `fill` writes the constants. All other functions only launch kernels. The vectors

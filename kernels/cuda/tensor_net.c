@@ -1,6 +1,5 @@
 /*
- * tensor_net.c - the path cuda_tensor: any model in tf32 or bf16, every product on tensor cores
- * (tensor/tensor.h). Plans tensors and steps, places them in memory, and launches the kernels.
+ * tensor_net.c - the path cuda_tensor: any model in fp32, tf32 or bf16 (tensor/tensor.h). Plans tensors and steps, places them in memory, and launches the kernels.
  *
  * Thread: as backend.h.
  */
@@ -281,10 +280,22 @@ static int tensor_slices(const struct tensor_net *n, const struct tensor_step *s
 		(long long)images * (long long)pixels_of(&s->full), n->type);
 }
 
+/* The slices of any batch: a smaller one may have more. */
+static size_t tensor_max_slices(const struct tensor_net *n, const struct tensor_step *s)
+{
+	int max = 0;
+
+	for (size_t images = 1; images <= n->images; images++) {
+		const int slices = tensor_slices(n, s, images);
+
+		max = slices > max ? slices : max;
+	}
+	return (size_t)max;
+}
+
 static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struct cuda_arena *a)
 {
 	const size_t filters = (size_t)s->own.w.f_pad, values = rows_of(s) * filters;
-	const size_t slices = (size_t)tensor_slices(n, s, n->images);
 
 	s->own.value = arena_take(a, values, sizeof(float));
 	s->own.bf16 = n->type == KX_TYPE_BF16 ? arena_take(a, values, sizeof(uint16_t)) : NULL;
@@ -293,8 +304,8 @@ static void tensor_step_place(struct tensor_net *n, struct tensor_step *s, struc
 	if (n->forward_only)
 		return;
 	s->own.sum = n->sums ? n->sums + s->sum_at : NULL;
-	s->own.workspace =
-		arena_take(a, slices * KX_WGRAD_ROWS(rows_of(s) - 1), filters * sizeof(float));
+	s->own.workspace = arena_take(a, tensor_max_slices(n, s) * KX_WGRAD_ROWS(rows_of(s) - 1),
+		filters * sizeof(float));
 	s->full.value = s->pooled ? arena_take(a, n->images * image_values(&s->full), value_size(n))
 				  : n->tensor[s->out].grad;
 }
@@ -658,9 +669,12 @@ static int fused_pair(const struct model *m)
 
 static int tensor_fits(const struct model *m, const struct path_options *o)
 {
-	return (o->precision == KX_TF32 || o->precision == KX_BF16) &&
-	       m->layer[m->n_layers - 1].kind == LAYER_FC && !(o->fused && fused_pair(m));
+	return o->precision != KX_TF32X3 && m->layer[m->n_layers - 1].kind == LAYER_FC &&
+	       !(o->fused && fused_pair(m));
 }
+
+static const enum kx_type type_for[] = {
+	[KX_FP32] = KX_TYPE_FP32, [KX_TF32] = KX_TYPE_TF32, [KX_BF16] = KX_TYPE_BF16};
 
 static int tensor_open(
 	void **self, const struct model *m, const struct path_options *o, struct err *e)
@@ -672,7 +686,7 @@ static int tensor_open(
 	if (!n)
 		return err_set(e, PS_ENOMEM, "no memory for model \"%s\"", m->text);
 	n->model = m;
-	n->type = o->precision == KX_BF16 ? KX_TYPE_BF16 : KX_TYPE_TF32;
+	n->type = type_for[o->precision];
 	n->images = o->images;
 	n->forward_only = o->forward_only;
 	if ((rc = tensor_plan(n, e))) {
@@ -686,7 +700,9 @@ static int tensor_open(
 static void tensor_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
 {
 	const struct tensor_net *n = self;
-	const char *math = n->type == KX_TYPE_BF16 ? "bf16" : "tf32";
+	static const char *const names[] = {
+		[KX_TYPE_FP32] = "ffma", [KX_TYPE_TF32] = "tf32", [KX_TYPE_BF16] = "bf16"};
+	const char *math = names[n->type];
 
 	(void)batch;
 	for (int i = 0; i < n->n_steps; i++)

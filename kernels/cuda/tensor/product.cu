@@ -110,6 +110,8 @@ struct kx_divisor kx_divisor(int value)
 
 int kx_product(struct kx_product g, enum kx_type type, cudaStream_t stream)
 {
+	if (type == KX_TYPE_FP32)
+		return kx_product_fp32(g, stream);
 	if (type == KX_TYPE_BF16)
 		return g.dgrad ? launch_shape<__nv_bfloat16, true>(g, stream)
 			       : launch_shape<__nv_bfloat16, false>(g, stream);

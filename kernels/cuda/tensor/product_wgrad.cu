@@ -161,6 +161,8 @@ template <class T> int launch_tile(const struct kx_product_wgrad &g, int tile, c
 
 int kx_product_slices(int m, int n, long long pixels, enum kx_type type)
 {
+	if (type == KX_TYPE_FP32)
+		return kx_product_slices_fp32(m, n, pixels);
 	const size_t enough = 264, blocks = tile_blocks(choose_tile(m, n, pixels, type), m, n);
 	const size_t parts = (size_t)(stages_of(pixels, type) + 3) / 4;
 	const size_t slices = enough / blocks < parts ? enough / blocks : parts;
@@ -170,6 +172,8 @@ int kx_product_slices(int m, int n, long long pixels, enum kx_type type)
 
 int kx_product_wgrad(struct kx_product_wgrad g, enum kx_type type, cudaStream_t stream)
 {
+	if (type == KX_TYPE_FP32)
+		return kx_product_wgrad_fp32(g, stream);
 	const int tile = choose_tile(g.m, g.n, g.pixels, type);
 
 	return type == KX_TYPE_BF16 ? launch_tile<__nv_bfloat16>(g, tile, stream)

@@ -1,13 +1,13 @@
 /*
- * tensor.h - the C interface of the kernels of the tensor-core path (tensor_net.c), which runs any
- * model in tf32 and bf16.
+ * tensor.h - the C interface of the kernels of the path cuda_tensor (tensor_net.c), which runs any
+ * model in fp32, tf32 and bf16.
  *
- * Values and their gradients are dense NHWC tensors of bf16 or, in tf32, of fp32. Channels are
+ * Values and their gradients are dense NHWC tensors of bf16 or, in fp32 and tf32, of fp32. Channels are
  * padded with zeros to a multiple of eight, so that every copy is 16 bytes wide; the borders of a
  * convolution are not stored. An fc layer is a convolution 1x1 on an image of 1x1. The first layer
  * reads patches: kx_patches stores the pixels under each window (im2col), followed by a one, so
- * that no product is wasted on channels that do not exist. The factors of a product are
- * bf16 or tf32, and sums are fp32. The weights are kept in fp32 (struct kx_layer of kernels.h); for
+ * that no product is wasted on channels that do not exist. The factors of a product are bf16, tf32
+ * or fp32, and sums are fp32. The weights are kept in fp32 (struct kx_layer of kernels.h); for
  * bf16 there is a rounded copy of them.
  *
  * A launcher checks only the launch. It never synchronises and never allocates. It returns PS_OK or
@@ -23,7 +23,7 @@ extern "C" {
 
 #define KX_OCTET 8 /* channels are padded to a multiple of this */
 
-enum kx_type { KX_TYPE_TF32, KX_TYPE_BF16 };
+enum kx_type { KX_TYPE_FP32, KX_TYPE_TF32, KX_TYPE_BF16 };
 
 /* Division of an int32_t >= 0 by a constant: the high word of n * multiplier, shifted. */
 struct kx_divisor {
@@ -67,6 +67,7 @@ struct kx_product {
 	float scale;
 };
 int kx_product(struct kx_product g, enum kx_type type, cudaStream_t stream);
+int kx_product_fp32(struct kx_product g, cudaStream_t stream); /* kx_product in fp32 */
 
 /*
  * wgrad with split-K, as kx_conv_wgrad: slice s of the workspace gets rows k < m of
@@ -85,8 +86,10 @@ struct kx_product_wgrad {
 	float scale;
 };
 int kx_product_wgrad(struct kx_product_wgrad g, enum kx_type type, cudaStream_t stream);
+int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream);
 /* The split-K slices for these sizes. */
 int kx_product_slices(int m, int n, long long pixels, enum kx_type type);
+int kx_product_slices_fp32(int m, int n, long long pixels);
 
 /* kx_sgd_step for the layers of this path: also writes `bf16`. Padding has a gradient of zero. */
 int kx_product_sgd(

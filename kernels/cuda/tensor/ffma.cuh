@@ -1,0 +1,58 @@
+/*
+ * ffma.cuh - products of fp32 values on the FP32 units: a warp of 4 x 8 threads computes 4 * TM x
+ * 8 * TN sums, a thread TM x TN of them. Its rows are four apart, so that the rows that a warp
+ * loads at a time are neighbours.
+ */
+#ifndef KERNELS_CUDA_TENSOR_FFMA_CUH
+#define KERNELS_CUDA_TENSOR_FFMA_CUH
+#include "kernels/cuda/tensor/tile.cuh"
+
+template <int N> __device__ static inline void load_values(float *to, const unsigned char *from)
+{
+	static_assert(N == 2 || N == 4, "8 or 16 bytes");
+	if (N == 4) {
+		const float4 v = *reinterpret_cast<const float4 *>(from);
+
+		to[0] = v.x;
+		to[1] = v.y;
+		to[2] = v.z;
+		to[3] = v.w;
+	} else {
+		const float2 v = *reinterpret_cast<const float2 *>(from);
+
+		to[0] = v.x;
+		to[1] = v.y;
+	}
+}
+
+/* The place of a thread in the tile of its block. `share`: its share of the depth of a stage. */
+struct ffma_place {
+	int m, n, lane, share;
+};
+
+template <class S> __device__ static inline struct ffma_place ffma_place_of()
+{
+	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	const int tile = warp % (S::WARPS_M * S::WARPS_N);
+
+	return {tile % S::WARPS_M * 4 * S::TM + lane / 8, tile / S::WARPS_M * 8 * S::TN, lane % 8,
+		warp / (S::WARPS_M * S::WARPS_N)};
+}
+
+/*
+ * An estimate of the time that `blocks` blocks need, in products per thread. A multiprocessor runs
+ * `resident` blocks at a time; with less than eight warps it waits for shared memory. `effort`: the
+ * time of a product relative to the largest tile.
+ */
+template <class S> static double ffma_time(size_t blocks, double depth, double effort)
+{
+	const size_t multiprocessors = 132;
+	const size_t rounds = (blocks + multiprocessors - 1) / multiprocessors;
+	const size_t resident = rounds < S::BLOCKS ? rounds : S::BLOCKS;
+	const double warps = (double)resident * S::THREADS / 32;
+
+	return (double)rounds * depth * S::BM * S::BN * effort /
+	       (warps < 8 ? 0.3 + warps / 11.5 : 1);
+}
+
+#endif

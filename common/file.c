@@ -151,6 +151,21 @@ int file_replace(const char *dir, const char *name, const struct file_part *part
 	return rc;
 }
 
+int file_replace_path(
+	const char *path, const struct file_part *parts, size_t n_parts, struct err *e)
+{
+	char dir[4096];
+	const char *slash = strrchr(path, '/');
+	const size_t n = slash ? (size_t)(slash - path) : 0;
+
+	if (n >= sizeof(dir))
+		return err_set(e, PS_EIO, "%.100s...: path too long", path);
+	snprintf(dir, sizeof(dir), "%.*s", (int)n, path);
+	if (n == 0)
+		snprintf(dir, sizeof(dir), "%s", slash ? "/" : ".");
+	return file_replace(dir, slash ? slash + 1 : path, parts, n_parts, e);
+}
+
 /* Read exactly `size` bytes and check that the file ends there. */
 static int read_exactly(int fd, const char *path, unsigned char *bytes, size_t size, struct err *e)
 {

@@ -27,6 +27,9 @@ struct file_part {
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
+/* The same for the file `path`. */
+int file_replace_path(const char *path, const struct file_part *parts, size_t n_parts,
+	struct err *e) PS_MUST_CHECK;
 /* Read a whole regular file of at most `max` bytes. The caller must free() *data. PS_EIO,
  * PS_ETOOBIG. */
 int file_read(const char *path, size_t max, void **data, size_t *size, struct err *e) PS_MUST_CHECK;

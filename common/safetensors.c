@@ -49,29 +49,10 @@ static char *header_json(const struct model *m)
 	return text;
 }
 
-/* Split `path`: copy the directory to `dir` and return the name. NULL: the directory is too
- * long. */
-static const char *split_path(const char *path, char *dir, size_t size)
-{
-	const char *slash = strrchr(path, '/');
-	size_t n = slash ? (size_t)(slash - path) : 0;
-
-	if (n >= size)
-		return NULL;
-	snprintf(dir, size, "%.*s", (int)n, path);
-	if (n == 0)
-		snprintf(dir, size, "%s", slash ? "/" : ".");
-	return slash ? slash + 1 : path;
-}
-
 int safetensors_write(const char *path, const struct model *m, const float *w, struct err *e)
 {
-	char dir[4096];
-	const char *name = split_path(path, dir, sizeof(dir));
-
-	if (!name)
-		return err_set(e, PS_EIO, "%.100s...: path too long", path);
 	char *json = header_json(m);
+
 	if (!json)
 		return err_set(e, PS_EIO, "%s: no memory for its header", path);
 	size_t used = strlen(json), padded = (used + 7) / 8 * 8;
@@ -79,7 +60,7 @@ int safetensors_write(const char *path, const struct model *m, const float *w, s
 	le64_put(length, padded);
 	const struct file_part parts[] = {{length, sizeof(length)}, {json, used},
 		{"       ", padded - used}, {w, m->n_params * sizeof(*w)}};
-	int rc = file_replace(dir, name, parts, sizeof(parts) / sizeof(parts[0]), e);
+	int rc = file_replace_path(path, parts, sizeof(parts) / sizeof(parts[0]), e);
 	free(json);
 	return rc;
 }
@@ -428,14 +409,10 @@ int safetensors_read_vector(const char *path, const struct model *m, float *w,
 int safetensors_write_vector(const char *path, const struct safetensors_frame *f, const float *w,
 	size_t n, struct err *e)
 {
-	char dir[4096];
-	const char *name = split_path(path, dir, sizeof(dir));
 	size_t data = 0;
 	json_t *root = NULL;
 	int rc;
 
-	if (!name)
-		return err_set(e, PS_EIO, "%.100s...: path too long", path);
 	rc = read_header("the names of the run's tensors", f->bytes, f->size, &root, &data, e);
 	if (!rc)
 		rc = check_vector("the names of the run's tensors", root, n,
@@ -445,5 +422,5 @@ int safetensors_write_vector(const char *path, const struct safetensors_frame *f
 		return rc;
 	const struct file_part parts[] = {
 		{f->bytes, data}, {w, n * sizeof(*w)}, {f->bytes + data, f->size - data}};
-	return file_replace(dir, name, parts, sizeof(parts) / sizeof(parts[0]), e);
+	return file_replace_path(path, parts, sizeof(parts) / sizeof(parts[0]), e);
 }

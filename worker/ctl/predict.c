@@ -1,19 +1,13 @@
-/* predict.c - see ctl.h: draws pictures in the terminal with the network's predictions. */
+/* predict.c - see ctl.h: shows what the network predicts for pictures and test images. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-#include "common/assert.h"
 #include "common/mem.h"
 #include "kernels/backend.h"
 #include "worker/ctl/ctl.h"
-#include "worker/data/dataset.h"
+#include "worker/ctl/draw.h"
 #include "worker/ctl/picture.h"
-
-#define BAR_CELLS   30
-#define CLASS_LINES 12 /* lines for classes beside a picture */
-#define FIRST_CLASS 2  /* the line of the screen on which the first class stands */
-#define MAX_DRAWN   56 /* pixels of a side; larger pictures are drawn smaller */
+#include "worker/data/dataset.h"
 
 struct gallery {
 	struct kx_images images; /* points to `pixels` and `no_labels` */
@@ -100,136 +94,6 @@ static void close_gallery(struct gallery *g)
 	free(g->probability);
 }
 
-/* ---- drawing --------------------------------------------------------------------------------- */
-
-static size_t best_of(const float *p, size_t n)
-{
-	size_t best = 0;
-
-	for (size_t i = 1; i < n; i++)
-		if (p[i] > p[best])
-			best = i;
-	return best;
-}
-
-/* Draw two pixels as one character: two greys on a terminal, else lit or dark. */
-static void draw_cell(int top, int bottom, int terminal)
-{
-	static const char *const halves[] = {" ", "\u2580", "\u2584", "\u2588"};
-
-	if (terminal)
-		printf("\033[38;5;%dm\033[48;5;%dm\u2580", 232 + top * 23 / 255,
-			232 + bottom * 23 / 255);
-	else
-		fputs(halves[(top > 127) + 2 * (bottom > 127)], stdout);
-}
-
-static void draw_bar(float p)
-{
-	int eighths = (int)(p * BAR_CELLS * 8 + 0.5f);
-
-	for (int i = 0; i < eighths / 8; i++)
-		fputs("\u2588", stdout);
-	if (eighths % 8 >= 4)
-		fputs("\u258c", stdout);
-}
-
-/* Select the classes to show beside a picture: all of them in order, or, if there are more than
- * CLASS_LINES, the most probable ones, best first. Returns their number. */
-static size_t classes_shown(const float *p, size_t n, size_t shown[CLASS_LINES])
-{
-	size_t used = 0;
-
-	for (size_t class = 0; class < n; class ++) {
-		size_t at = used;
-
-		if (n > CLASS_LINES)
-			while (at > 0 && p[class] > p[shown[at - 1]])
-				at--;
-		if (at == CLASS_LINES)
-			continue;
-		used += used < CLASS_LINES;
-		memmove(shown + at + 1, shown + at, (used - at - 1) * sizeof(*shown));
-		shown[at] = class;
-	}
-	return used;
-}
-
-static int digits(size_t classes)
-{
-	int n = 1;
-
-	for (; classes > 10; classes = (classes + 9) / 10)
-		n++;
-	return n;
-}
-
-/* The grey of a pixel of the drawing, which is a pixel of the picture: the mean of its channels. */
-static int grey_at(const struct gallery *g, size_t picture, size_t step, size_t y, size_t x)
-{
-	const struct shape *s = &g->shape;
-	const uint8_t *pixels = g->pixels + picture * g->size;
-	size_t sum = 0;
-
-	PS_ASSERT(s->c > 0);
-	if (y * step >= s->h)
-		return 0;
-	for (size_t c = 0; c < s->c; c++)
-		sum += pixels[(c * s->h + y * step) * s->w + x * step];
-	return (int)(sum / s->c);
-}
-
-/* Draw a line of the picture, two rows of pixels, and the probability of a class if there is
- * one. */
-static void draw_line(
-	const struct gallery *g, size_t picture, size_t line, const size_t *class, int terminal)
-{
-	const float *p = g->probability + picture * g->classes;
-	const size_t side = g->shape.h > g->shape.w ? g->shape.h : g->shape.w;
-	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
-	const int beside = 2 * line * step >= g->shape.h; /* below the picture */
-
-	for (size_t x = 0; x * step < g->shape.w; x++)
-		if (beside)
-			putchar(' ');
-		else
-			draw_cell(grey_at(g, picture, step, 2 * line, x),
-				grey_at(g, picture, step, 2 * line + 1, x), terminal);
-	if (terminal && !beside)
-		fputs("\033[0m", stdout);
-	if (class) {
-		printf("  %*zu %5.1f %% ", digits(g->classes), *class, 100 * (double)p[*class]);
-		draw_bar(p[*class]);
-	}
-	putchar('\n');
-}
-
-static size_t lines_of(const struct gallery *g, size_t classes)
-{
-	const size_t side = g->shape.h > g->shape.w ? g->shape.h : g->shape.w;
-	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
-	const size_t rows = (g->shape.h + step - 1) / step, lines = (rows + 1) / 2;
-
-	return lines > classes + FIRST_CLASS ? lines : classes + FIRST_CLASS;
-}
-
-static void draw(const struct gallery *g, size_t i, const char *name, int terminal)
-{
-	const float *p = g->probability + i * g->classes;
-	size_t best = best_of(p, g->classes), shown[CLASS_LINES];
-	size_t n = classes_shown(p, g->classes, shown);
-
-	printf("%s: %zu (%.2f %%)", name, best, 100 * (double)p[best]);
-	if (g->known[i])
-		printf(", label %d%s", g->labels[i], g->labels[i] == best ? "" : ", wrong");
-	putchar('\n');
-	for (size_t line = 0; line < lines_of(g, n); line++) {
-		size_t row = line - FIRST_CLASS; /* wraps for the first lines: no class there */
-
-		draw_line(g, i, line, row < n ? &shown[row] : NULL, terminal);
-	}
-}
-
 /* ---- the command ----------------------------------------------------------------------------- */
 
 static int classify(const struct ctl_weights *w, struct gallery *g, struct err *e)
@@ -248,17 +112,28 @@ static int classify(const struct ctl_weights *w, struct gallery *g, struct err *
 	return rc;
 }
 
+static void draw(const struct gallery *g, size_t i, const char *name)
+{
+	const struct drawing d = {.shape = g->shape,
+		.pixels = g->pixels + i * g->size,
+		.probability = g->probability + i * g->classes,
+		.classes = g->classes,
+		.label = g->known[i] ? g->labels[i] : -1};
+
+	draw_prediction(name, &d);
+}
+
 static int predict(const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
 {
-	int terminal = isatty(STDOUT_FILENO), rc;
 	struct gallery g = {0};
+	int rc;
 
 	open_gallery(&g, (size_t)ctl->n_args, &w->model);
 	rc = take_all(&g, ctl, e);
 	if (!rc)
 		rc = classify(w, &g, e);
 	for (size_t i = 0; i < g.n && !rc; i++)
-		draw(&g, i, ctl->args[i], terminal);
+		draw(&g, i, ctl->args[i]);
 	close_gallery(&g);
 	return rc;
 }

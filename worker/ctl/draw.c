@@ -1,0 +1,137 @@
+/* draw.c - see draw.h. */
+#include "worker/ctl/draw.h"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "common/assert.h"
+
+#define BAR_CELLS   30
+#define CLASS_LINES 12 /* lines for classes beside a picture */
+#define FIRST_CLASS 2  /* the line of the screen on which the first class stands */
+#define MAX_DRAWN   56 /* pixels of a side; larger pictures are drawn smaller */
+
+size_t draw_best(const float *p, size_t n)
+{
+	size_t best = 0;
+
+	for (size_t i = 1; i < n; i++)
+		if (p[i] > p[best])
+			best = i;
+	return best;
+}
+
+/* Draw two pixels as one character: two greys on a terminal, else lit or dark. */
+static void draw_cell(int top, int bottom, int terminal)
+{
+	static const char *const halves[] = {" ", "\u2580", "\u2584", "\u2588"};
+
+	if (terminal)
+		printf("\033[38;5;%dm\033[48;5;%dm\u2580", 232 + top * 23 / 255,
+			232 + bottom * 23 / 255);
+	else
+		fputs(halves[(top > 127) + 2 * (bottom > 127)], stdout);
+}
+
+static void draw_bar(float p)
+{
+	int eighths = (int)(p * BAR_CELLS * 8 + 0.5f);
+
+	for (int i = 0; i < eighths / 8; i++)
+		fputs("\u2588", stdout);
+	if (eighths % 8 >= 4)
+		fputs("\u258c", stdout);
+}
+
+/* Select the classes to show beside a picture: all of them in order, or, if there are more than
+ * CLASS_LINES, the most probable ones, best first. Returns their number. */
+static size_t classes_shown(const float *p, size_t n, size_t shown[CLASS_LINES])
+{
+	size_t used = 0;
+
+	for (size_t class = 0; class < n; class ++) {
+		size_t at = used;
+
+		if (n > CLASS_LINES)
+			while (at > 0 && p[class] > p[shown[at - 1]])
+				at--;
+		if (at == CLASS_LINES)
+			continue;
+		used += used < CLASS_LINES;
+		memmove(shown + at + 1, shown + at, (used - at - 1) * sizeof(*shown));
+		shown[at] = class;
+	}
+	return used;
+}
+
+static int digits(size_t classes)
+{
+	int n = 1;
+
+	for (; classes > 10; classes = (classes + 9) / 10)
+		n++;
+	return n;
+}
+
+/* The grey of a pixel of the drawing, which is a pixel of the picture: the mean of its channels. */
+static int grey_at(const struct drawing *d, size_t step, size_t y, size_t x)
+{
+	const struct shape *s = &d->shape;
+	size_t sum = 0;
+
+	PS_ASSERT(s->c > 0);
+	if (y * step >= s->h)
+		return 0;
+	for (size_t c = 0; c < s->c; c++)
+		sum += d->pixels[(c * s->h + y * step) * s->w + x * step];
+	return (int)(sum / s->c);
+}
+
+/* Draw a line of the picture, two rows of pixels, and the probability of a class if there is
+ * one. */
+static void draw_line(const struct drawing *d, size_t line, const size_t *class, int terminal)
+{
+	const size_t side = d->shape.h > d->shape.w ? d->shape.h : d->shape.w;
+	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
+	const int beside = 2 * line * step >= d->shape.h; /* below the picture */
+
+	for (size_t x = 0; x * step < d->shape.w; x++)
+		if (beside)
+			putchar(' ');
+		else
+			draw_cell(grey_at(d, step, 2 * line, x), grey_at(d, step, 2 * line + 1, x),
+				terminal);
+	if (terminal && !beside)
+		fputs("\033[0m", stdout);
+	if (class) {
+		printf("  %*zu %5.1f %% ", digits(d->classes), *class,
+			100 * (double)d->probability[*class]);
+		draw_bar(d->probability[*class]);
+	}
+	putchar('\n');
+}
+
+static size_t lines_of(const struct drawing *d, size_t classes)
+{
+	const size_t side = d->shape.h > d->shape.w ? d->shape.h : d->shape.w;
+	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
+	const size_t rows = (d->shape.h + step - 1) / step, lines = (rows + 1) / 2;
+
+	return lines > classes + FIRST_CLASS ? lines : classes + FIRST_CLASS;
+}
+
+void draw_prediction(const char *name, const struct drawing *d)
+{
+	const int terminal = isatty(STDOUT_FILENO);
+	size_t best = draw_best(d->probability, d->classes), shown[CLASS_LINES];
+	size_t n = classes_shown(d->probability, d->classes, shown);
+
+	printf("%s: %zu (%.2f %%)", name, best, 100 * (double)d->probability[best]);
+	if (d->label >= 0)
+		printf(", label %d%s", d->label, (size_t)d->label == best ? "" : ", wrong");
+	putchar('\n');
+	for (size_t line = 0; line < lines_of(d, n); line++) {
+		size_t row = line - FIRST_CLASS; /* wraps for the first lines: no class there */
+
+		draw_line(d, line, row < n ? &shown[row] : NULL, terminal);
+	}
+}

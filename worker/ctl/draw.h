@@ -1,0 +1,23 @@
+/*
+ * draw.h - draws a picture on the terminal, with what the network predicts for it. Thread: main.
+ */
+#ifndef WORKER_CTL_DRAW_H
+#define WORKER_CTL_DRAW_H
+#include <stddef.h>
+#include <stdint.h>
+#include "common/model.h"
+
+struct drawing {
+	struct shape shape;
+	const uint8_t *pixels;    /* shape_count(shape) */
+	const float *probability; /* of each class */
+	size_t classes;
+	int label; /* -1: not known */
+};
+
+/* The number of the largest of n >= 1 values, the first of equal ones. */
+size_t draw_best(const float *p, size_t n);
+/* Print one line with the best class, then the picture beside its classes. */
+void draw_prediction(const char *name, const struct drawing *d);
+
+#endif

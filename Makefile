@@ -160,6 +160,13 @@ $(GEN).c $(GEN).h &: proto/cnnps.proto
 $(GEN).o: $(GEN).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/proto/schema.o: $(GEN).h
+ONNX := $(B)/gen/onnx.pb-c
+$(ONNX).c $(ONNX).h &: worker/ctl/onnx.proto
+	@mkdir -p $(@D)
+	$(call say,GEN,$<)$(PROTOC_C) --c_out=$(B)/gen -Iworker/ctl $<
+$(ONNX).o: $(ONNX).c
+	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
+$(B)/worker/ctl/onnx.o: $(ONNX).h
 # generate the names of all options of all programs from the option tables
 OPT_TABLES := cnn-ps:server/config/options.c cnn-ps:server/core/options.def cnn-worker:worker/options.c cnn-worker:worker/options.h \
 	cnn-ctl:worker/ctl/ctl.c cnn-ctl:worker/options.h
@@ -212,7 +219,7 @@ $(A.kernels): $(KERNEL_OBJECTS)
 	$(archive)
 $(A.client): $(call obj,$(SRC.client))
 	$(archive)
-$(A.worker): $(call obj,$(SRC.worker))
+$(A.worker): $(call obj,$(SRC.worker)) $(ONNX).o
 	$(archive)
 $(A.support): $(call obj,$(SRC.support))
 	$(archive)
@@ -303,7 +310,7 @@ faults: installed
 # The compilation database for clangd, clang-tidy and editors.
 ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker) \
 	$(wildcard worker/examples/*.c tests/*/*.c tests/*/*/*.c)
-compile_commands.json: $(GEN).h $(B)/gen/opt_names.h $(B)/gen/page_bytes.h $(B)/gen/report_bytes.h FORCE
+compile_commands.json: $(GEN).h $(ONNX).h $(B)/gen/opt_names.h $(B)/gen/page_bytes.h $(B)/gen/report_bytes.h FORCE
 	@{ echo '['; for file in $(ALL_C); do \
 		printf '%s{"directory": "%s", "file": "%s", "command": "%s -c %s"}' "$$comma" '$(CURDIR)' $$file \
 			'$(CC) $(CFLAGS)' $$file; comma=','; echo; done; echo ']'; } >$@

@@ -32,7 +32,7 @@ for word in "$@"; do
 	bench) packages="$packages $bench_packages" ;;
 	tools)
 		# from PyPI, because Debian has none of them; tests without them skip
-		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnxruntime \
+		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnx onnxruntime \
 			kubernetes-validate==1.37.0 ray
 		exit 1
 		;;

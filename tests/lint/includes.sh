@@ -9,6 +9,7 @@ rules='
 ^worker/client/          ^(common|proto|worker/client)/             ^microhttpd\.h$
 ^worker/data/            ^((common|worker/data)/|(kernels/backend|proto/msg)\.h$)  ^(zmq|uv|microhttpd)\.h$
 ^worker/ctl/report\.c$    ^(worker/ctl/ctl\.h|report_bytes\.h)$         ^microhttpd\.h$
+^worker/ctl/onnx\.c$      ^((common|worker/ctl)/|onnx\.pb-c\.h$)           ^microhttpd\.h$
 ^worker/ctl/             ^((common|proto|kernels|worker/(client|data|ctl))/|worker/options\.h$)  ^microhttpd\.h$
 ^worker/                 ^(common|proto|kernels|worker)/           ^microhttpd\.h$
 ^server/core/            ^(common/(assert|clones|err|le|rng|run_head|siphash)\.h|proto/msg\.h|server/core/.*)$  ^(zmq|uv|time|pthread|unistd|stdio|stdlib|fcntl|signal|sys/.*)\.h$

@@ -7,7 +7,7 @@ set -u
 b=build/lint-clang
 cuda=$(make -s print-CUDA_HOME)
 [ $# -gt 0 ] || {
-	make -s B=$b CC=clang $b/gen/cnnps.pb-c.h $b/gen/opt_names.h $b/gen/page_bytes.h $b/gen/report_bytes.h >&2 || exit 1
+	make -s B=$b CC=clang $b/gen/cnnps.pb-c.h $b/gen/onnx.pb-c.h $b/gen/opt_names.h $b/gen/page_bytes.h $b/gen/report_bytes.h >&2 || exit 1
 	# shellcheck disable=SC2046 # no blanks in names
 	set -- $(find common proto kernels server worker -name '*.c' | sort |
 		grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/}")

@@ -27,8 +27,9 @@ static const struct command commands[] = {
 	{"checkpoint", "no argument", 0, 0, ctl_checkpoint},
 	{"drain", "no argument", 0, 0, ctl_drain},
 	{"log-level", "LEVEL: error, warn, info or debug", 1, 1, ctl_log_level},
-	{"export", "FILE.safetensors", 1, 1, ctl_export},
+	{"export", "FILE.safetensors or FILE.onnx", 1, 1, ctl_export},
 	{"predict", "IMAGE...", 1, MAX_ARGS, ctl_predict},
+	{"eval", "no argument", 0, 0, ctl_eval},
 	{"history", "DIR", 1, 1, ctl_history},
 	{"report", "DIR...: 1 to 8 directories", 1, 8, ctl_report},
 	{"show", "DIR", 1, 1, ctl_show},
@@ -46,12 +47,15 @@ static const struct command commands[] = {
 	"  drain             Write a last checkpoint, end the workers and the server.\n"           \
 	"  log-level LEVEL   Set the log level of the server until its next start: error,\n"       \
 	"                    warn, info or debug.\n"                                               \
-	"  export FILE       Write the weights of the server or of --checkpoint to FILE,\n"        \
-	"                    a .safetensors file.\n"                                               \
+	"  export FILE       Write the weights of the server or of --checkpoint to FILE:\n"        \
+	"                    model and weights if its name ends in .onnx, else a\n"                \
+	"                    .safetensors file.\n"                                                 \
 	"  predict IMAGE...  Classify images with the weights of the server, --checkpoint\n"       \
 	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
 	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
 	"                    28x28 pixels, white on black).\n"                                     \
+	"  eval              Evaluate such weights on the test images: accuracy, loss,\n"          \
+	"                    confused classes, and the worst mistakes as pictures.\n"              \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
 	"  report DIR...     Print an HTML page that compares the runs of up to 8\n"               \
 	"                    directories.\n"                                                       \
@@ -70,14 +74,15 @@ static int find_command(const char **args, int n_args, const struct command **fo
 	if (n_args < 1)
 		return err_set(e, PS_EUSAGE,
 			"command missing: status, top, checkpoint, drain, log-level, export, "
-			"predict, history, report, show, convert or keygen");
+			"predict, eval, history, report, show, convert or keygen");
 	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
 		if (!strcmp(args[0], commands[i].name))
 			*found = &commands[i];
 	if (!*found)
 		return err_set(e, PS_EUSAGE,
 			"\"%.100s\": no such command; there are status, top, checkpoint, drain, "
-			"log-level, export, predict, history, report, show, convert and keygen",
+			"log-level, export, predict, eval, history, report, show, convert and "
+			"keygen",
 			args[0]);
 	if (n_args - 1 < (*found)->min_args || n_args - 1 > (*found)->max_args)
 		return err_set(e, PS_EUSAGE, "%s: takes %s", args[0], (*found)->takes);
@@ -123,7 +128,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.help = "use the weights of the newest good checkpoint in DIR, without a "
 				"server",
 			.unset = "the weights of the server",
-			.needs = "command=export|predict"},
+			.needs = "command=export|predict|eval"},
 		{.name = "weights",
 			.type = OPT_TEXT,
 			.dest = &ctl->weights,
@@ -132,7 +137,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.arg = "FILE",
 			.help = "use the weights of this .safetensors file",
 			.unset = "the weights of the server or of --checkpoint",
-			.needs = "command=predict"},
+			.needs = "command=export|predict|eval"},
 		{.name = "model",
 			.type = OPT_TEXT,
 			.dest = &ctl->model,
@@ -142,7 +147,26 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.help = "model of --weights, in the syntax of cnn-ps --model",
 			.unset = "the model in the metadata of the file",
 			.needs = "weights"},
-		OPTIONS_DATA_ROW(&ctl->data, "command=predict"),
+		OPTIONS_DATA_ROW(&ctl->data, "command=predict|eval"),
+		{.name = "mistakes",
+			.type = OPT_TEXT,
+			.dest = &ctl->mistakes,
+			.min = 1,
+			.max = 4000,
+			.arg = "FILE",
+			.help = "write the worst mistakes to this PNG file",
+			.unset = "show the worst three only",
+			.needs = "command=eval"},
+		{.name = "predictions",
+			.type = OPT_TEXT,
+			.dest = &ctl->predictions,
+			.min = 1,
+			.max = 4000,
+			.arg = "FILE",
+			.help = "write number, label, class and probability of each image to this "
+				"CSV file",
+			.unset = "do not",
+			.needs = "command=eval"},
 		{.name = "format",
 			.type = OPT_ENUM,
 			.dest = &history_format,

@@ -17,11 +17,12 @@ enum ctl_format { CTL_CSV, CTL_JSON };
 
 struct ctl {
 	const char *server, *data, *checkpoint, *weights,
-		*model;               /* NULL: not given, except server */
-	const char *key, *server_key; /* key files, or NULL */
-	const char *tensorboard;      /* directory, or NULL */
-	enum ctl_format format;       /* of history */
-	int once, json;               /* of top */
+		*model;                     /* NULL: not given, except server */
+	const char *key, *server_key;       /* key files, or NULL */
+	const char *tensorboard;            /* directory, or NULL */
+	const char *mistakes, *predictions; /* of eval: files, or NULL */
+	enum ctl_format format;             /* of history */
+	int once, json;                     /* of top */
 	int64_t connect_timeout_ms;
 	const char **args; /* the arguments of the command */
 	int n_args;
@@ -70,5 +71,7 @@ int ctl_convert(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
 /* predict.c */
 int ctl_predict(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
+/* eval.c */
+int ctl_eval(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -9,6 +9,7 @@
 #include "common/run_head.h"
 #include "common/safetensors.h"
 #include "worker/ctl/ctl.h"
+#include "worker/ctl/onnx.h"
 
 /* Parse `text` and allocate its weights. */
 static int open_model(struct ctl_weights *w, const char *text, struct err *e)
@@ -138,16 +139,23 @@ void ctl_weights_release(struct ctl_weights *w)
 	w->names = (struct safetensors_frame){0};
 }
 
+static int is_onnx(const char *path)
+{
+	const size_t n = strlen(path), suffix = strlen(".onnx");
+
+	return n > suffix && strcmp(path + n - suffix, ".onnx") == 0;
+}
+
 int ctl_export(const struct ctl *ctl, struct err *e)
 {
 	struct ctl_weights *w;
 	int rc;
 
-	if (ctl->weights)
-		return err_set(e, PS_EUSAGE, "export: --weights is for predict");
 	w = mem_must(1, sizeof(*w), "export");
 	rc = ctl_weights_load(ctl, w, e);
-	if (!rc && w->names.bytes)
+	if (!rc && is_onnx(ctl->args[0]))
+		rc = onnx_write(ctl->args[0], &w->model, w->w, e);
+	else if (!rc && w->names.bytes)
 		rc = safetensors_write_vector(ctl->args[0], &w->names, w->w, w->model.n_params, e);
 	else if (!rc)
 		rc = safetensors_write(ctl->args[0], &w->model, w->w, e);

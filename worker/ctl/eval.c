@@ -1,0 +1,338 @@
+/*
+ * eval.c - see ctl.h: evaluates weights on the test images: accuracy, loss, which classes are
+ * confused, and the images that the network gets wrong with the greatest confidence.
+ */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/mem.h"
+#include "kernels/backend.h"
+#include "worker/ctl/ctl.h"
+#include "worker/ctl/draw.h"
+#include "worker/ctl/sheet.h"
+#include "worker/data/dataset.h"
+
+#define CHUNK       256  /* images at a time */
+#define TABLE_SIDE  20   /* classes; with more, the most frequent confusions are listed */
+#define MAX_COUNTED 4096 /* classes whose confusions are counted */
+#define LISTED      20   /* confusions */
+#define WORST       48   /* mistakes of a contact sheet */
+#define DRAWN       3    /* of them, on the terminal */
+#define MAX_THREADS 64
+#define NAME        48
+
+struct mistake {
+	uint32_t image;
+	uint16_t label;
+	size_t class;
+	float sure; /* the probability of `class` */
+};
+
+struct evaluation {
+	const struct ctl_weights *weights;
+	struct data data;
+	struct backend *backend;
+	struct kx_images chunk; /* points to the next two, or to the data set */
+	uint8_t *pixels;        /* of CHUNK images */
+	uint16_t *labels;
+	float *probability; /* of CHUNK images */
+	size_t classes;
+	size_t correct;
+	double loss_sum;
+	uint32_t *count; /* classes x classes: label, class; NULL: too many */
+	struct mistake worst[WORST];
+	size_t n_worst;
+	FILE *predictions; /* NULL: not wanted */
+};
+
+/* ---- counting -------------------------------------------------------------------------------- */
+
+/* Keep the mistakes with the greatest confidence, in order. */
+static void keep_mistake(struct evaluation *v, struct mistake m)
+{
+	size_t at = v->n_worst;
+
+	while (at > 0 && m.sure > v->worst[at - 1].sure)
+		at--;
+	if (at == WORST)
+		return;
+	v->n_worst += v->n_worst < WORST;
+	memmove(v->worst + at + 1, v->worst + at, (v->n_worst - at - 1) * sizeof(m));
+	v->worst[at] = m;
+}
+
+static void count_image(struct evaluation *v, uint32_t image, uint16_t label, const float *p)
+{
+	const size_t class = draw_best(p, v->classes);
+
+	if (v->count)
+		v->count[label * v->classes + class]++;
+	if (class != label)
+		keep_mistake(v, (struct mistake){image, label, class, p[class]});
+	if (v->predictions)
+		fprintf(v->predictions, "%u,%u,%zu,%.9g\n", image, label, class, (double)p[class]);
+}
+
+static int evaluate_chunk(struct evaluation *v, uint32_t first, size_t n, struct err *e)
+{
+	const size_t size = shape_count(v->data.shape);
+	size_t correct = 0;
+	double loss = 0;
+	int rc = PS_OK;
+
+	for (size_t i = 0; i < n && !rc; i++)
+		rc = data_image(&v->data, TEST_PART, first + (uint32_t)i, v->pixels + i * size, e);
+	if (rc)
+		return rc;
+	memcpy(v->labels, v->data.labels[TEST_PART] + first, n * sizeof(*v->labels));
+	v->chunk = (struct kx_images){.pixels = v->pixels, .labels = v->labels, .n = n};
+	rc = backend_use(v->backend, &v->chunk, e);
+	if (rc)
+		return rc;
+	/* the loss as workers compute it: that of a probability may be infinite */
+	rc = backend_evaluate(v->backend, v->weights->w, 0, n, &correct, &loss);
+	if (!rc)
+		rc = backend_predict(v->backend, v->weights->w, 0, n, v->probability);
+	if (rc)
+		return err_set(e, rc, "eval: %s", err_text(rc));
+	v->correct += correct;
+	v->loss_sum += loss;
+	for (size_t i = 0; i < n; i++)
+		count_image(v, first + (uint32_t)i, v->labels[i], v->probability + i * v->classes);
+	return PS_OK;
+}
+
+static int evaluate_all(struct evaluation *v, struct err *e)
+{
+	const uint32_t n = v->data.id.n_test;
+	int rc = PS_OK;
+
+	for (uint32_t first = 0; first < n && !rc; first += CHUNK)
+		rc = evaluate_chunk(v, first, n - first < CHUNK ? n - first : CHUNK, e);
+	return rc;
+}
+
+/* ---- what is printed ------------------------------------------------------------------------- */
+
+static void print_table(const struct evaluation *v)
+{
+	printf("\nlabel   class that the network assigns\n      ");
+	for (size_t c = 0; c < v->classes; c++)
+		printf(" %5zu", c);
+	putchar('\n');
+	for (size_t label = 0; label < v->classes; label++) {
+		printf("%5zu ", label);
+		for (size_t c = 0; c < v->classes; c++)
+			if (v->count[label * v->classes + c])
+				printf(" %5u", v->count[label * v->classes + c]);
+			else
+				printf("     .");
+		putchar('\n');
+	}
+}
+
+/* The most frequent confusions; each search takes the largest count that is left. */
+static void print_confusions(const struct evaluation *v)
+{
+	const size_t n = v->classes * v->classes;
+
+	printf("\nlabel  class  images\n");
+	for (size_t line = 0; line < LISTED; line++) {
+		size_t best = n;
+
+		for (size_t i = 0; i < n; i++)
+			if (i / v->classes != i % v->classes && v->count[i] &&
+				(best == n || v->count[i] > v->count[best]))
+				best = i;
+		if (best == n)
+			return;
+		printf("%5zu  %5zu  %6u\n", best / v->classes, best % v->classes, v->count[best]);
+		v->count[best] = 0;
+	}
+}
+
+static void print_results(const struct evaluation *v)
+{
+	const size_t n = v->data.id.n_test;
+
+	printf("%s: %zu test images, accuracy %.4f (%zu wrong), loss %.4f\n", v->data.files.dir, n,
+		(double)v->correct / (double)n, n - v->correct, v->loss_sum / (double)n);
+	if (v->count && v->classes <= TABLE_SIDE)
+		print_table(v);
+	else if (v->count)
+		print_confusions(v);
+}
+
+/* The pixels of the worst mistakes; CHUNK is at least WORST. */
+static int load_worst(struct evaluation *v, struct err *e)
+{
+	const size_t size = shape_count(v->data.shape);
+	int rc = PS_OK;
+
+	for (size_t i = 0; i < v->n_worst && !rc; i++)
+		rc = data_image(&v->data, TEST_PART, v->worst[i].image, v->pixels + i * size, e);
+	v->chunk = (struct kx_images){.pixels = v->pixels, .labels = v->labels, .n = v->n_worst};
+	if (!rc)
+		rc = backend_use(v->backend, &v->chunk, e);
+	if (!rc && (rc = backend_predict(v->backend, v->weights->w, 0, v->n_worst, v->probability)))
+		err_set(e, rc, "eval: %s", err_text(rc));
+	return rc;
+}
+
+static void draw_worst(const struct evaluation *v)
+{
+	printf("\nworst mistakes:\n");
+	for (size_t i = 0; i < v->n_worst && i < DRAWN; i++) {
+		char name[NAME];
+
+		snprintf(name, sizeof(name), "image %u", v->worst[i].image);
+		draw_prediction(name, &(struct drawing){.shape = v->data.shape,
+					      .pixels = v->pixels + i * shape_count(v->data.shape),
+					      .probability = v->probability + i * v->classes,
+					      .classes = v->classes,
+					      .label = v->worst[i].label});
+	}
+}
+
+static int write_worst(const struct evaluation *v, const char *path, struct err *e)
+{
+	struct sheet_tile tiles[WORST];
+	int rc;
+
+	for (size_t i = 0; i < v->n_worst; i++) {
+		const struct mistake *m = &v->worst[i];
+
+		tiles[i].pixels = v->pixels + i * shape_count(v->data.shape);
+		snprintf(tiles[i].line[0], SHEET_TEXT, "%u->%zu %.0f%%", m->label, m->class,
+			100 * (double)m->sure);
+		snprintf(tiles[i].line[1], SHEET_TEXT, "#%u", m->image);
+	}
+	rc = sheet_write(path, v->data.shape, tiles, v->n_worst, e);
+	if (!rc)
+		printf("\n%s: the %zu mistakes with the greatest confidence\n", path, v->n_worst);
+	return rc;
+}
+
+static int show_worst(struct evaluation *v, const char *path, struct err *e)
+{
+	int rc = v->n_worst ? load_worst(v, e) : PS_OK;
+
+	if (!rc && v->n_worst)
+		draw_worst(v);
+	if (!rc && v->n_worst && path)
+		rc = write_worst(v, path, e);
+	return rc;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int check_test_images(const struct evaluation *v, struct err *e)
+{
+	const struct model *m = &v->weights->model;
+	const struct shape is = v->data.shape, need = m->input;
+
+	if (is.c != need.c || is.h != need.h || is.w != need.w)
+		return err_set(e, PS_EDATA,
+			"%s: images are %zux%zux%zu, the model needs %zux%zux%zu",
+			v->data.files.dir, is.c, is.h, is.w, need.c, need.h, need.w);
+	if (v->data.max_label >= m->classes)
+		return err_set(e, PS_EDATA, "%s: labels are 0 to %u, the model has %zu classes",
+			v->data.files.dir, v->data.max_label, m->classes);
+	return PS_OK;
+}
+
+static int open_eval_backend(struct evaluation *v, struct err *e)
+{
+	struct backend_options o = {.device = "cpu", .max_batch = 1, .forward_only = 1};
+	cpu_set_t set;
+
+	o.threads = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+	if (o.threads > MAX_THREADS)
+		o.threads = MAX_THREADS;
+	return backend_new(&v->backend, &v->weights->model, &o, e);
+}
+
+static int open_evaluation(const struct ctl *ctl, struct evaluation *v, struct err *e)
+{
+	int rc = data_load(&v->data, ctl->data, e);
+
+	if (!rc)
+		rc = check_test_images(v, e);
+	if (!rc)
+		rc = open_eval_backend(v, e);
+	if (rc)
+		return rc;
+	v->classes = v->weights->model.classes;
+	v->pixels = mem_must(CHUNK, shape_count(v->data.shape), "images");
+	v->labels = mem_must(CHUNK, sizeof(*v->labels), "labels");
+	v->probability = mem_must(CHUNK * v->classes, sizeof(*v->probability), "probabilities");
+	if (v->classes <= MAX_COUNTED)
+		v->count = mem_must(v->classes * v->classes, sizeof(*v->count), "confusions");
+	return PS_OK;
+}
+
+static int open_predictions(struct evaluation *v, const char *path, struct err *e)
+{
+	if (!path)
+		return PS_OK;
+	v->predictions = fopen(path, "w");
+	if (!v->predictions)
+		return err_set(e, PS_EIO, "%s: cannot be written", path);
+	fputs("image,label,class,probability\n", v->predictions);
+	return PS_OK;
+}
+
+static int close_predictions(struct evaluation *v, const char *path, struct err *e)
+{
+	if (!v->predictions)
+		return PS_OK;
+	const int failed = ferror(v->predictions);
+
+	return fclose(v->predictions) || failed ? err_set(e, PS_EIO, "%s: cannot be written", path)
+						: PS_OK;
+}
+
+static int eval(const struct ctl *ctl, const struct ctl_weights *w, struct err *e)
+{
+	struct evaluation *v = mem_must(1, sizeof(*v), "eval");
+	struct err other = {0};
+	int rc;
+
+	v->weights = w;
+	rc = open_evaluation(ctl, v, e);
+	if (!rc)
+		rc = open_predictions(v, ctl->predictions, e);
+	if (!rc)
+		rc = evaluate_all(v, e);
+	if (close_predictions(v, ctl->predictions, rc ? &other : e) && !rc)
+		rc = e->status;
+	if (!rc) {
+		print_results(v);
+		rc = show_worst(v, ctl->mistakes, e);
+	}
+	backend_free(&v->backend);
+	data_release(&v->data);
+	free(v->pixels);
+	free(v->labels);
+	free(v->probability);
+	free(v->count);
+	free(v);
+	return rc;
+}
+
+int ctl_eval(const struct ctl *ctl, struct err *e)
+{
+	struct ctl_weights *w = mem_must(1, sizeof(*w), "eval");
+	int rc = ctl_weights_load(ctl, w, e);
+
+	if (!rc && w->model.classes == 0)
+		rc = err_set(e, PS_EUSAGE,
+			"eval: model \"%s\" has no classes; it needs a model of images",
+			w->model.text);
+	if (!rc)
+		rc = eval(ctl, w, e);
+	ctl_weights_release(w);
+	free(w);
+	return rc;
+}

@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 import zlib
 
 import numpy as np
@@ -217,6 +218,46 @@ def test_bad_picture_exits_6_and_is_named(programs, trained, name, content):
     (programs.directory / name).write_bytes(content)
     ctl = programs.ctl("predict", "--checkpoint", trained, programs.directory / name, code=6)
     assert len(ctl.lines) == 1 and name in ctl.lines[0] and not ctl.out, ctl.tail()
+
+
+@pytest.mark.parametrize("form", ["png", "pgm"])
+def test_predict_reads_standard_input(programs, trained, data, form):
+    pixels = idx.read(data, idx.NAMES[2])[3]
+    picture = png(pixels) if form == "png" else pgm(pixels)
+    done = subprocess.run(command("cnn-ctl", "predict", "--checkpoint", trained, "-"), input=picture,
+                          capture_output=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    named = programs.ctl("predict", "--checkpoint", trained, "--data", data, 3).out
+    assert lines[0].partition(": ")[0] == "-"
+    assert lines[1:] == named[1:]
+    empty = subprocess.run(command("cnn-ctl", "predict", "--checkpoint", trained, "-"), input=b"",
+                           capture_output=True, timeout=30)
+    assert empty.returncode == 6 and b"standard input: neither PNG" in empty.stderr
+
+
+def test_standard_input_larger_than_a_picture_is_refused(trained):
+    done = subprocess.run(command("cnn-ctl", "predict", "--checkpoint", trained, "-"),
+                          input=bytes((64 << 20) + 1), capture_output=True, timeout=60)
+    assert done.returncode == 6 and b"standard input: too large" in done.stderr
+
+
+def test_dark_on_light_is_noticed_and_inverted(programs, trained, data):
+    pixels = idx.read(data, idx.NAMES[2])[:4]
+    dark, light = [], []
+    for i, image in enumerate(pixels):
+        light.append(programs.directory / f"light{i}.png")
+        light[-1].write_bytes(png(image))
+        dark.append(programs.directory / f"dark{i}.png")
+        dark[-1].write_bytes(png(255 - image))
+    ctl = programs.ctl("predict", "--checkpoint", trained, *dark, *light)
+    warned = [line for line in ctl.lines if "dark on light" in line]
+    assert len(warned) == 4 and all(f"dark{i}.png" in line for i, line in enumerate(warned))
+    assert "add --invert" in warned[0]
+    inverted = programs.ctl("predict", "--checkpoint", trained, "--invert", *dark)
+    assert not inverted.lines
+    plain = programs.ctl("predict", "--checkpoint", trained, *light)
+    assert [a[1:] for a in answers(inverted)] == [a[1:] for a in answers(plain)]
 
 
 def test_a_test_image_that_does_not_exist_exits_2(programs, trained, data):

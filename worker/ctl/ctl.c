@@ -53,7 +53,7 @@ static const struct command commands[] = {
 	"  predict IMAGE...  Classify images with the weights of the server, --checkpoint\n"       \
 	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
 	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
-	"                    28x28 pixels, white on black).\n"                                     \
+	"                    28x28 pixels, white on black). The file - is standard input.\n"       \
 	"  eval              Evaluate such weights on the test images: accuracy, loss,\n"          \
 	"                    confused classes, and the worst mistakes as pictures.\n"              \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
@@ -148,6 +148,12 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.unset = "the model in the metadata of the file",
 			.needs = "weights"},
 		OPTIONS_DATA_ROW(&ctl->data, "command=predict|eval"),
+		{.name = "invert",
+			.type = OPT_FLAG,
+			.dest = &ctl->invert,
+			.def = "0",
+			.help = "invert pictures: dark on light becomes light on dark",
+			.needs = "command=predict"},
 		{.name = "mistakes",
 			.type = OPT_TEXT,
 			.dest = &ctl->mistakes,

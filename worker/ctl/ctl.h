@@ -23,6 +23,7 @@ struct ctl {
 	const char *mistakes, *predictions; /* of eval: files, or NULL */
 	enum ctl_format format;             /* of history */
 	int once, json;                     /* of top */
+	int invert;                         /* of predict */
 	int64_t connect_timeout_ms;
 	const char **args; /* the arguments of the command */
 	int n_args;

@@ -298,12 +298,47 @@ static int read_any(struct picture *p, const struct raw *r, size_t channels, str
 	return !rc && channels == 3 ? spread(p, e) : rc;
 }
 
+#define FIRST_READ ((size_t)64 << 10)
+
+/* Read standard input to its end. */
+static int read_stdin(void **data, size_t *size, struct err *e)
+{
+	size_t room = 0, used = 0, got = 0;
+	unsigned char *bytes = NULL;
+
+	do {
+		used += got;
+		if (used == room) {
+			unsigned char *larger = mem_try(room ? 2 * room : FIRST_READ, 1);
+
+			if (larger && used)
+				memcpy(larger, bytes, used);
+			free(bytes);
+			bytes = larger;
+			room = room ? 2 * room : FIRST_READ;
+		}
+		if (!bytes)
+			return err_set(e, PS_ENOMEM, "standard input: no memory to read it");
+		got = fread(bytes + used, 1, room - used, stdin);
+	} while (got && used + got <= MAX_FILE);
+	if (got || ferror(stdin)) {
+		free(bytes);
+		return err_set(e, PS_EDATA, "standard input: %s",
+			got ? "too large for a picture" : "cannot be read");
+	}
+	*data = bytes;
+	*size = used;
+	return PS_OK;
+}
+
 static int picture_load_as(struct picture *p, const char *path, size_t channels,
 	const struct shape *want, struct err *e)
 {
-	struct raw r = {.path = path, .want = want};
-	void *bytes;
-	int rc = file_read(path, MAX_FILE, &bytes, &r.size, e);
+	const int from_stdin = strcmp(path, PICTURE_STDIN) == 0;
+	struct raw r = {.path = from_stdin ? "standard input" : path, .want = want};
+	void *bytes = NULL;
+	int rc = from_stdin ? read_stdin(&bytes, &r.size, e)
+			    : file_read(path, MAX_FILE, &bytes, &r.size, e);
 
 	*p = (struct picture){.pixels = NULL};
 	if (rc)
@@ -319,6 +354,25 @@ static int picture_load_as(struct picture *p, const char *path, size_t channels,
 int picture_load(struct picture *p, const char *path, size_t channels, struct err *e)
 {
 	return picture_load_as(p, path, channels, NULL, e);
+}
+
+int picture_is_dark_on_light(const uint8_t *pixels, struct shape s)
+{
+	size_t border = 0, n_border = 0, all = 0;
+
+	if (s.c != 1)
+		return 0;
+	for (size_t y = 0; y < s.h; y++)
+		for (size_t x = 0; x < s.w; x++) {
+			const size_t v = pixels[y * s.w + x];
+
+			all += v;
+			if (y == 0 || x == 0 || y == s.h - 1 || x == s.w - 1) {
+				border += v;
+				n_border++;
+			}
+		}
+	return border > 128 * n_border && border * s.h * s.w > all * n_border;
 }
 
 int picture_read(const char *path, struct shape shape, uint8_t *pixels, struct err *e)

@@ -14,6 +14,8 @@
 
 #define PICTURE_MAX_PIXELS ((size_t)1 << 24)
 
+#define PICTURE_STDIN "-" /* the path that stands for standard input */
+
 struct picture {
 	struct shape shape; /* 1 (grey) or 3 (red, green, blue) channels */
 	uint8_t *pixels;    /* shape_count(shape): channels, rows, columns; owned */
@@ -25,5 +27,7 @@ void picture_release(struct picture *p);
 /* Read a picture of exactly `shape` into pixels[shape_count(shape)]. */
 int picture_read(
 	const char *path, struct shape shape, uint8_t *pixels, struct err *e) PS_MUST_CHECK;
+/* 1: a grey picture whose border is lighter than the middle grey and lighter than the rest. */
+int picture_is_dark_on_light(const uint8_t *pixels, struct shape shape);
 
 #endif

@@ -9,6 +9,8 @@
 #include "worker/ctl/picture.h"
 #include "worker/data/dataset.h"
 
+#define MAX_WARNING 400
+
 struct gallery {
 	struct kx_images images; /* points to `pixels` and `no_labels` */
 	uint8_t *pixels;
@@ -55,15 +57,33 @@ static int take_test_image(
 	return data_image(d, TEST_PART, (uint32_t)number, g->pixels + i * g->size, e);
 }
 
+/* Read a picture from a file. MNIST's digits are light on dark; most other pictures are not. */
+static int take_file(struct gallery *g, size_t i, const struct ctl *ctl, struct err *e)
+{
+	uint8_t *pixels = g->pixels + i * g->size;
+	char text[MAX_WARNING];
+	int rc = picture_read(ctl->args[i], g->shape, pixels, e);
+
+	for (size_t k = 0; k < g->size && !rc && ctl->invert; k++)
+		pixels[k] = (uint8_t)(255 - pixels[k]);
+	if (rc || ctl->invert || !picture_is_dark_on_light(pixels, g->shape))
+		return rc;
+	snprintf(text, sizeof(text),
+		"%.200s: dark on light; if the images of the training are light on dark, as "
+		"MNIST's, add --invert",
+		ctl->args[i]);
+	ctl_say("inverted", PS_OK, text);
+	return rc;
+}
+
 static int take_all(struct gallery *g, const struct ctl *ctl, struct err *e)
 {
 	struct data *d = mem_must(1, sizeof(*d), "test images");
 	int rc = needs_test_images(ctl) ? data_load(d, ctl->data, e) : PS_OK;
 
 	for (size_t i = 0; i < g->n && !rc; i++)
-		rc = is_image_number(ctl->args[i])
-			     ? take_test_image(g, i, ctl->args[i], d, e)
-			     : picture_read(ctl->args[i], g->shape, g->pixels + i * g->size, e);
+		rc = is_image_number(ctl->args[i]) ? take_test_image(g, i, ctl->args[i], d, e)
+						   : take_file(g, i, ctl, e);
 	data_release(d);
 	free(d);
 	return rc;

@@ -10,7 +10,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/rng.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 /* "auto" chooses the first device that opens. */
 static const struct device *const devices[] = {

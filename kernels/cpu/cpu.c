@@ -12,8 +12,8 @@
 #include "common/mem.h"
 #include "kernels/cpu/lane.h"
 #include "kernels/cpu/pack.h"
-#include "kernels/device.h"
 #include "kernels/cpu/team.h"
+#include "kernels/device/device.h"
 
 struct cpu {
 	char name[64];

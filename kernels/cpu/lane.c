@@ -7,7 +7,7 @@
 #include "common/assert.h"
 #include "common/mem.h"
 #include "kernels/cpu/steps.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 #define BLOCK_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
 #define BLOCK_MAX   32

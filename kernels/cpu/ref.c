@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 struct cpu_ref {
 	const struct model *model;

@@ -4,8 +4,8 @@
 #include "kernels/cpu/steps.h"
 #include <math.h>
 #include <string.h>
-#include "kernels/device.h"
 #include "kernels/cpu/team.h"
+#include "kernels/device/device.h"
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 

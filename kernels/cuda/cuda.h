@@ -23,7 +23,7 @@
 #define KERNELS_CUDA_CUDA_H
 #include "kernels/cuda/choose.h"
 #include "kernels/cuda/path.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 #define CUDA_MAX_GRAPHS 16
 #define CUDA_CHUNKS     64 /* calls of local_steps per slot that may be pending */

@@ -6,7 +6,7 @@
 #include "common/mem.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/net.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 static int pad_quad(size_t n)
 {

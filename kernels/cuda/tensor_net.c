@@ -12,7 +12,7 @@
 #include "kernels/cuda/fused/conv2.h"
 #include "kernels/cuda/path.h"
 #include "kernels/cuda/tensor/tensor.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 struct tensor_values {
 	struct kx_dense value;

@@ -1,7 +1,7 @@
 /* test_kernels.c - proves that both CPU devices keep the contract of kernels/backend.h, and that
  * the gradients of cpu-ref are the slopes of its losses. */
 #include "tests/support/backend_contract.h"
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 
 static struct contract both = {{"cpu-ref", "cpu"}, NULL};
 

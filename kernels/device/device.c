@@ -1,6 +1,6 @@
 /* device.c - what all devices share: softmax loss, dropout, and the refusal of layers. See
  * device.h. */
-#include "kernels/device.h"
+#include "kernels/device/device.h"
 #include <math.h>
 #include "common/rng.h"
 

@@ -6,8 +6,8 @@
  *
  * Thread: as backend.h.
  */
-#ifndef KERNELS_DEVICE_H
-#define KERNELS_DEVICE_H
+#ifndef KERNELS_DEVICE_DEVICE_H
+#define KERNELS_DEVICE_DEVICE_H
 #include "kernels/backend.h"
 
 #define DEVICE_MAX_THREADS 1024

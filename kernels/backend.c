@@ -10,7 +10,10 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/rng.h"
-#include "kernels/device/device.h"
+#include "kernels/cpu/cpu.h"
+#ifdef KX_CUDA
+#include "kernels/cuda/cuda.h"
+#endif
 
 /* "auto" chooses the first device that opens. */
 static const struct device *const devices[] = {

@@ -9,12 +9,8 @@
  * A pixel of value v enters as v / 255, or as the model's norm says (preprocess.h). Shift and flip
  * are done before the images come here. The loss is softmax cross-entropy. A gradient is the mean
  * over the images of the batch. Max-pool takes the first maximum in row order. ReLU passes the
- * gradient where its output is > 0.
- *
- * Dropout with probability p keeps a value and scales it by 1 / (1 - p) if
- * rng_mix(dropout_seed ^ rng_mix(l << 40 | i)) >> 40 is at least p * 2^24. Here l is the number of
- * the layer, and i = n * values per image + value for image n of the batch. Every device therefore
- * drops the same values.
+ * gradient where its output is > 0. Every device drops the same values (dropout_drops in
+ * kernels/device/device.h).
  *
  * Determinism: equal arguments and an equal number of threads give equal bytes.
  * Thread: one thread at a time uses a struct backend. A device may start threads of its own.
@@ -25,34 +21,9 @@
 #include <stdint.h>
 #include "common/err.h"
 #include "common/model.h"
-
-/* A data set. The pixels of image n start at pixels + n * shape_count(model input), row-major.
- * labels[n] < classes. */
-struct kx_images {
-	const uint8_t *pixels;
-	const uint16_t *labels;
-	size_t n;
-};
+#include "kernels/device/types.h"
 
 struct backend; /* opaque */
-
-/* Precision of the products on cuda. Sums are always fp32. The CPU devices support only KX_FP32. */
-enum kx_precision { KX_FP32, KX_TF32, KX_BF16, KX_TF32X3 };
-#define KX_PRECISION_NAMES "fp32|tf32|bf16|tf32x3"
-
-/* Which kernels cuda may use: also those of kernels/cuda/fused/, each for one network, or only
- * those that run any model. */
-enum kx_kernels { KX_KERNELS_AUTO, KX_KERNELS_GENERAL };
-#define KX_KERNELS_NAMES "auto|general"
-
-struct backend_options {
-	const char *device; /* "auto", "cpu", "cpu-ref"; with CUDA also "cuda", "cuda:N" */
-	int threads;        /* >= 1; only device cpu uses more than one */
-	size_t max_batch;   /* maximum images per call of backend_gradient */
-	int precision;      /* enum kx_precision */
-	int kernels;        /* enum kx_kernels */
-	int forward_only;   /* only evaluation and prediction: no memory for gradients */
-};
 
 /* Creates a backend for model `m`, which must outlive it. "auto" and "cuda" choose
  * the least used GPU that works (kernels/cuda/choose.h). Without one "auto" logs the reason and
@@ -110,21 +81,13 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  * the results of the one before. No other function of the backend may be called while a round is in
  * flight. PS_EUSAGE: calls in the wrong order.
  */
-#define LOCAL_ROUNDS 2
 int backend_local_start(struct backend *b, const float *params) PS_MUST_CHECK;
 int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,
 	float rate, uint64_t dropout_seed) PS_MUST_CHECK;
 int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_CHECK;
 int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
 
-/* The best allocator for parameters and gradients of this device: pinned memory for a GPU. Other
- * memory works too but is slower. `allocate` returns zeroed memory aligned to 64 bytes, or NULL
- * without memory. Any thread may call both functions, also after backend_free. */
-struct backend_memory {
-	int special; /* a copy into this memory pays off */
-	void *(*allocate)(size_t bytes);
-	void (*release)(void *memory);
-};
+/* The best allocator for parameters and gradients of this device. */
 const struct backend_memory *backend_memory(const struct backend *b);
 /* After PS_EDEVICE: one line with the first call that failed and its error; else "". Valid until
  * backend_free. */

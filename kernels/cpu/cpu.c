@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/lane.h"
 #include "kernels/cpu/pack.h"
 #include "kernels/cpu/team.h"
-#include "kernels/device/device.h"
 
 struct cpu {
 	char name[64];

@@ -10,8 +10,8 @@
  */
 #ifndef KERNELS_CPU_LANE_H
 #define KERNELS_CPU_LANE_H
-#include "kernels/backend.h"
 #include "kernels/cpu/plan.h"
+#include "kernels/device/types.h"
 
 /* The arguments of a job, equal for every lane. All pointers are borrowed. */
 struct batch {

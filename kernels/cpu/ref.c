@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
-#include "kernels/device/device.h"
+#include "kernels/cpu/cpu.h"
 
 struct cpu_ref {
 	const struct model *model;

@@ -17,7 +17,7 @@
  * CUDA errors are sticky: after the first one every call fails. `why` keeps the first error and the
  * call that reported it.
  *
- * Thread: as backend.h. Any thread may call cuda_memory.
+ * Thread: as device.h. Any thread may call cuda_memory.
  */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
@@ -71,6 +71,8 @@ struct slot {
 	cudaEvent_t computed;  /* weights and sum are complete on the device */
 	cudaEvent_t out;       /* weights and sum are on the host */
 };
+
+extern const struct device device_cuda;
 
 struct cuda {
 	const struct model *model;

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
-#include "kernels/backend.h"
 #include "kernels/cuda/net.h"
 
 /* Collects the layers with weights from step *step on, at most KX_LAYERS, and advances *step. */

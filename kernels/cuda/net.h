@@ -3,7 +3,7 @@
  * tables of the kernels. It supports every model of the text format. plan.c makes the plan,
  * memory_plan.c places it in memory, net.c launches the kernels.
  *
- * Thread: as backend.h.
+ * Thread: as device.h.
  */
 #ifndef KERNELS_CUDA_NET_H
 #define KERNELS_CUDA_NET_H

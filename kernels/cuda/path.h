@@ -8,12 +8,13 @@
  * params, grad and sum are device memory in the manifest's order. The caller owns the placed
  * memory.
  *
- * Thread: as backend.h.
+ * Thread: as device.h.
  */
 #ifndef KERNELS_CUDA_PATH_H
 #define KERNELS_CUDA_PATH_H
 #include "common/model.h"
 #include "kernels/cuda/base/kernels.h"
+#include "kernels/device/types.h"
 
 /* A bump allocator on one block of memory. base NULL: only counts bytes. */
 struct cuda_arena {

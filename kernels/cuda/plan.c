@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
-#include "kernels/backend.h"
 #include "kernels/cuda/net.h"
 #include "kernels/device/device.h"
 

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/mem.h"
-#include "kernels/backend.h"
 #include "kernels/cuda/path.h"
 #include "kernels/cuda/fused/seed.h"
 

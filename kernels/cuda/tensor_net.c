@@ -1,13 +1,12 @@
 /*
  * tensor_net.c - the path cuda_tensor: any model in fp32, tf32 or bf16 (tensor/tensor.h). Plans tensors and steps, places them in memory, and launches the kernels.
  *
- * Thread: as backend.h.
+ * Thread: as device.h.
  */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include "common/mem.h"
-#include "kernels/backend.h"
 #include "kernels/cuda/fused/conv1.h"
 #include "kernels/cuda/fused/conv2.h"
 #include "kernels/cuda/path.h"

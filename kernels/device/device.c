@@ -1,5 +1,4 @@
-/* device.c - what all devices share: softmax loss, dropout, and the refusal of layers. See
- * device.h. */
+/* device.c - what all devices share: softmax loss and dropout. See device.h. */
 #include "kernels/device/device.h"
 #include <math.h>
 #include "common/rng.h"

@@ -1,14 +1,16 @@
 /*
- * device.h - the interface that every device implements.
+ * device.h - the interface that every device implements, and the functions that devices share.
  *
- * The table in backend.c lists the devices. backend.c checks every argument before it calls a
- * device: batch sizes and indices are in range, and a data set is selected.
+ * kernels/backend.c has the table of devices. It checks every argument before it calls a device:
+ * batch sizes and indices are in range, and a data set is selected.
  *
- * Thread: as backend.h.
+ * Thread: one thread at a time uses a device. A device may start threads of its own.
  */
 #ifndef KERNELS_DEVICE_DEVICE_H
 #define KERNELS_DEVICE_DEVICE_H
-#include "kernels/backend.h"
+#include "common/err.h"
+#include "common/model.h"
+#include "kernels/device/types.h"
 
 #define DEVICE_MAX_THREADS 1024
 
@@ -49,13 +51,13 @@ struct device {
 	const char *(*why)(const void *self);
 };
 
-extern const struct device device_cpu, device_cpu_ref, device_cuda;
-
 void widen(double *to, const float *from, size_t n);
 /* Softmax cross-entropy of one image with n scores. Returns the loss and writes probability[0..n).
  * `probability` may be NULL (not needed) or `score` itself. */
 double softmax_loss(const double *score, size_t n, size_t label, double *probability);
-/* Returns 1 if value i of dropout layer `layer` is dropped, as backend.h defines it. `threshold` is
+/* Dropout with probability p drops a value if rng_mix(seed ^ rng_mix(layer << 40 | i)) >> 40 is
+ * below p * 2^24. It scales the values that it keeps by 1 / (1 - p). `layer` is the number of the
+ * layer, and i = n * values per image + value for image n of the batch. `threshold` is
  * dropout_threshold(p). */
 int dropout_drops(uint64_t seed, size_t layer, size_t i, uint32_t threshold);
 uint32_t dropout_threshold(float p);

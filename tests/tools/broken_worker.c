@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include "kernels/device/device.h"
+#include "kernels/cpu/cpu.h"
 
 #define BREAKS_AT 8
 

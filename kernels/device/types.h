@@ -1,0 +1,48 @@
+/*
+ * types.h - the types that the interface for programs (kernels/backend.h) and the interface of
+ * devices (device.h) have in common.
+ */
+#ifndef KERNELS_DEVICE_TYPES_H
+#define KERNELS_DEVICE_TYPES_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* A data set. The pixels of image n start at pixels + n * shape_count(model input), row-major.
+ * labels[n] < classes. */
+struct kx_images {
+	const uint8_t *pixels;
+	const uint16_t *labels;
+	size_t n;
+};
+
+/* Precision of the products on cuda. Sums are always fp32. The CPU devices support only KX_FP32. */
+enum kx_precision { KX_FP32, KX_TF32, KX_BF16, KX_TF32X3 };
+#define KX_PRECISION_NAMES "fp32|tf32|bf16|tf32x3"
+
+/* Which kernels cuda may use: also those of kernels/cuda/fused/, each for one network, or only
+ * those that run any model. */
+enum kx_kernels { KX_KERNELS_AUTO, KX_KERNELS_GENERAL };
+#define KX_KERNELS_NAMES "auto|general"
+
+struct backend_options {
+	const char *device; /* "auto", "cpu", "cpu-ref"; with CUDA also "cuda", "cuda:N" */
+	int threads;        /* >= 1; only device cpu uses more than one */
+	size_t max_batch;   /* maximum images per call of backend_gradient */
+	int precision;      /* enum kx_precision */
+	int kernels;        /* enum kx_kernels */
+	int forward_only;   /* only evaluation and prediction: no memory for gradients */
+};
+
+/* Rounds of local training that may be in flight. */
+#define LOCAL_ROUNDS 2
+
+/* An allocator for parameters and gradients: pinned memory for a GPU. Other memory works too but is
+ * slower. `allocate` returns zeroed memory aligned to 64 bytes, or NULL without memory. Any thread
+ * may call both functions, also after backend_free. */
+struct backend_memory {
+	int special; /* a copy into this memory pays off */
+	void *(*allocate)(size_t bytes);
+	void (*release)(void *memory);
+};
+
+#endif

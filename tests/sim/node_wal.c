@@ -146,16 +146,16 @@ uint64_t sim_wal_held_ms(struct sim *s)
 	return w->disk_wait.held_ms;
 }
 
-void sim_wal_tick(struct sim *s)
+int sim_wal_wants_snapshot(struct sim *s)
 {
 	struct sim_wal *w = &s->wal;
 	uint64_t now = sim_clock(s, SIM_SERVER);
 
 	if (!w->log || s->server.over || checkpointer_busy(s->server.checkpointer) ||
 		!wal_wants_snapshot(w->log) || now - w->request_ms < ASK_MS)
-		return;
+		return 0;
 	w->request_ms = now;
-	server_event(s, &(struct event){.kind = EVENT_SAVE});
+	return 1;
 }
 
 /* ---- starts ---------------------------------------------------------------------------------- */

@@ -7,35 +7,20 @@
 #include <string.h>
 #include "tests/sim/sim.h"
 
-static struct sim_worker *at(struct sim *s, uint32_t node)
-{
-	return &s->worker[node - 1];
-}
-
 static int is_hung(const struct sim *s, const struct sim_worker *w)
 {
 	return s->net.now_ms < w->hung_until_ms;
 }
 
-/* ---- the next step, when nothing is computed
- * -------------------------------------------------- */
-
-static void compute(struct sim *s, uint32_t node)
-{
-	struct sim_worker *w = at(s, node);
-
-	w->computing = 1;
-	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->compute_ms),
-		(struct item){.what = HAPPEN_COMPUTED, .node = node, .life = w->life});
-}
+/* ---- the next step, when nothing is computed ------------------------------------------------- */
 
 static void ledger_step(struct sim *s, uint32_t node)
 {
-	struct sim_worker *w = at(s, node);
+	struct sim_worker *w = worker_at(s, node);
 
 	if (w->to_push && s->n_coordinates < SIM_COORDINATES) {
 		if (session_can_push(w->session) && !w->computing)
-			compute(s, node);
+			worker_compute(s, node);
 	} else if (session_durable_seq(w->session) == session_last_seq(w->session) && !w->done &&
 		   !w->back_ms) {
 		w->done = 1;
@@ -46,7 +31,7 @@ static void ledger_step(struct sim *s, uint32_t node)
 
 static void training_step(struct sim *s, uint32_t node)
 {
-	struct sim_worker *w = at(s, node);
+	struct sim_worker *w = worker_at(s, node);
 	int rc;
 
 	if (w->computing || session_phase(w->session) != PHASE_READY)
@@ -54,7 +39,7 @@ static void training_step(struct sim *s, uint32_t node)
 	if (w->foreign && w->grant.kind)
 		return;
 	if (w->grant.kind == GRANT_TRAIN && w->grant.work.count && w->fetched_for) {
-		compute(s, node);
+		worker_compute(s, node);
 		return;
 	}
 	if (w->grant.kind == GRANT_TRAIN && w->grant.work.count)
@@ -69,7 +54,7 @@ static void training_step(struct sim *s, uint32_t node)
 
 void program_step(struct sim *s, uint32_t node)
 {
-	struct sim_worker *w = at(s, node);
+	struct sim_worker *w = worker_at(s, node);
 
 	if (!w->session || session_phase(w->session) == PHASE_END || is_hung(s, w))
 		return;
@@ -77,34 +62,6 @@ void program_step(struct sim *s, uint32_t node)
 		training_step(s, node);
 	else
 		ledger_step(s, node);
-}
-
-/* The elastic part must be beta / N for a possible number N of members. */
-static void check_part(struct sim *s, double part)
-{
-	double expected = 0;
-
-	for (uint32_t n = 1; n <= SIM_SLOTS && s->mode == SIM_EASGD; n++)
-		if (part == s->cfg.easgd.beta / n)
-			expected = part;
-	if (part != expected)
-		sim_violation(s, "the elastic part is %g", part);
-}
-
-void program_params(struct sim *s, uint32_t node, const struct msg_params *p)
-{
-	struct sim_worker *w = at(s, node);
-
-	w->version = p->version;
-	w->version_term = session_welcome(w->session)->stamp.term;
-	w->fetched_for = s->cfg.push.n_fetch;
-	w->part = p->elastic;
-	check_part(s, p->elastic);
-	if (w->grant.kind == GRANT_TRAIN && w->grant.exact && w->version != w->grant.version)
-		/* the weights are too new for this grant: request another one */
-		w->grant.work.count = 0;
-	else if (s->training && !w->computing)
-		compute(s, node);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -229,7 +186,7 @@ static void moved(
 static int push(
 	struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g, int asks)
 {
-	struct sim_worker *w = at(s, node);
+	struct sim_worker *w = worker_at(s, node);
 	uint64_t seq = 0, now = sim_clock(s, node);
 	struct msg_push mine = *p;
 
@@ -248,7 +205,7 @@ static int push(
 
 static void push_ledger(struct sim *s, uint32_t node)
 {
-	struct sim_worker *w = at(s, node);
+	struct sim_worker *w = worker_at(s, node);
 	struct msg_push p = {.base_version = w->version, .base_term = w->version_term};
 	struct gradient g = {
 		.first = s->n_coordinates, .count = 1, .value = {1}, .push = s->n_coordinates};
@@ -266,7 +223,7 @@ static void push_ledger(struct sim *s, uint32_t node)
 
 static void push_batch(struct sim *s, uint32_t node)
 {
-	struct sim_worker *w = at(s, node);
+	struct sim_worker *w = worker_at(s, node);
 	struct work *work = &w->grant.work;
 
 	uint32_t per_epoch =
@@ -303,7 +260,7 @@ static void push_batch(struct sim *s, uint32_t node)
 
 static void report(struct sim *s, uint32_t node)
 {
-	struct sim_worker *w = at(s, node);
+	struct sim_worker *w = worker_at(s, node);
 	struct msg_result r = {.eval_id = w->grant.eval_id,
 		.eval_first = w->grant.eval_first,
 		.eval_count = w->grant.eval_count,
@@ -318,7 +275,7 @@ static void report(struct sim *s, uint32_t node)
 
 void program_computed(struct sim *s, uint32_t node)
 {
-	struct sim_worker *w = at(s, node);
+	struct sim_worker *w = worker_at(s, node);
 
 	if (is_hung(s, w)) {
 		if (w->hung_until_ms != UINT64_MAX)

@@ -3,7 +3,6 @@
 #include "tests/sim/sim.h"
 #include <math.h>
 #include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,17 +10,6 @@
 #include "common/mem.h"
 
 #define DEADLINE_MS 120000 /* virtual time; all faults end long before it */
-
-void sim_violation(struct sim *s, const char *fmt, ...)
-{
-	va_list ap;
-
-	if (s->violation[0])
-		return; /* keep the first violation, because it causes the later ones */
-	va_start(ap, fmt);
-	vsnprintf(s->violation, sizeof(s->violation), fmt, ap);
-	va_end(ap);
-}
 
 /* A failed assertion of the programs is a violation like any other: the report has its seed, and
  * the case is shrunk. */
@@ -38,57 +26,6 @@ void ps_assert_failed(const char *file, int line, const char *condition)
 	}
 	sim_violation(running.sim, "%s:%d: assertion failed: %s", file, line, condition);
 	longjmp(running.end, 1);
-}
-
-void sim_trace(struct sim *s, const char *fmt, ...)
-{
-	va_list ap;
-
-	if (!s->trace)
-		return;
-	printf("%8llu ", (unsigned long long)s->net.now_ms);
-	va_start(ap, fmt);
-	vprintf(fmt, ap);
-	va_end(ap);
-	printf("\n");
-}
-
-struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version)
-{
-	return &s->versions[(version + 61 * epoch) % SIM_VERSIONS];
-}
-
-int sim_has_elastic_ledger(const struct sim *s)
-{
-	return s->mode == SIM_EASGD && !s->exact;
-}
-
-uint32_t sim_first_batch(const struct sim *s)
-{
-	return sim_has_elastic_ledger(s) ? SIM_ELASTIC : 0;
-}
-
-uint32_t sim_first_push(const struct sim *s)
-{
-	uint32_t per_epoch =
-		(s->n_train + s->cfg.training.batch_size - 1) / s->cfg.training.batch_size;
-
-	return sim_has_elastic_ledger(s) ? SIM_ELASTIC + s->cfg.training.epochs * per_epoch : 0;
-}
-
-uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count)
-{
-	uint32_t from = first * s->cfg.training.batch_size,
-		 to = from + count * s->cfg.training.batch_size;
-
-	return (to < s->n_train ? to : s->n_train) - from;
-}
-
-uint64_t sim_clock(struct sim *s, uint32_t node)
-{
-	uint64_t step_ms = node == SIM_SERVER ? AWAKE_DECIDE_MS : AWAKE_BEAT_MS;
-
-	return awake_ms(&s->awake[node], 1 + s->net.now_ms + s->ahead_ms[node], step_ms);
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */
@@ -133,7 +70,8 @@ static void happen_server(struct sim *s, struct item *it)
 		ev.held_ms = sim_wal_held_ms(s);
 		server_event(s, &ev);
 		report_transfers(s);
-		sim_wal_tick(s);
+		if (sim_wal_wants_snapshot(s))
+			server_event(s, &(struct event){.kind = EVENT_SAVE});
 	} else {
 		ev = (struct event){.kind = EVENT_MESSAGE, .peer = it->link, .msg = it->msg};
 		server_event(s, &ev);

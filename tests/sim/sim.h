@@ -273,6 +273,7 @@ void sim_release(struct sim *s);
 int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int trace);
 
 /* The functions below are shared by the files of the simulator. */
+/* state.c */
 /* The entry of `versions` for these weights. The caller checks whether the entry holds them. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
 /* 1: EASGD with the elastic ledger. The coordinates are first those of the centre, then one for
@@ -285,6 +286,7 @@ uint32_t sim_first_push(const struct sim *s);
 uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
 /* The time that the process of a node was awake, by its monotonic clock. */
 uint64_t sim_clock(struct sim *s, uint32_t node);
+struct sim_worker *worker_at(struct sim *s, uint32_t node);
 void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 void sim_trace(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 
@@ -336,14 +338,14 @@ void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int
 void sim_wal_rotate(struct sim *s, uint64_t generation);
 void sim_wal_durable(struct sim *s, uint64_t generation);
 void sim_wal_finish(struct sim *s);
-void sim_wal_tick(struct sim *s);
+/* Called at each tick. 1: the log needs a snapshot now. */
+int sim_wal_wants_snapshot(struct sim *s);
 /* Called at each tick. Returns how long replies have waited for the disk, by the clock of the
  * server. */
 uint64_t sim_wal_held_ms(struct sim *s);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);
-void worker_crash(struct sim *s, uint32_t node);
 void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms);
 /* Start another process with the name of this worker after `in_ms`. Returns the node at which the
  * old process continues; 0: no node is free. */
@@ -352,14 +354,18 @@ void worker_message(struct sim *s, uint32_t node, const struct msg *m);
 void worker_tick(struct sim *s, uint32_t node);
 /* The connections of the worker broke and were established again. */
 void worker_relink(struct sim *s, uint32_t node);
+
+/* worker_effects.c */
 /* The node (1..) of connection `link`; 0: the connection is closed. */
 uint32_t worker_of_link(const struct sim *s, uint32_t link);
+void worker_crash(struct sim *s, uint32_t node);
+/* Compute a gradient or an evaluation, which takes virtual time. */
+void worker_compute(struct sim *s, uint32_t node);
 void worker_run_effects(struct sim *s, uint32_t node);
 
 /* program.c: what a worker requests, computes and pushes. */
 void program_step(struct sim *s, uint32_t node);
 void program_computed(struct sim *s, uint32_t node);
-void program_params(struct sim *s, uint32_t node, const struct msg_params *p);
 
 /* verdict.c */
 /* Compare the state on the disk at the end with all ledgers. */

@@ -1,0 +1,273 @@
+/* worker_effects.c - carries out the effects of a worker's session, and ends the process that dies
+ * or whose session ends. */
+#include <string.h>
+#include "tests/sim/sim.h"
+
+uint32_t worker_of_link(const struct sim *s, uint32_t link)
+{
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
+		if (s->worker[i].session &&
+			(s->worker[i].bulk == link || s->worker[i].beat == link))
+			return i + 1;
+	return 0;
+}
+
+void worker_compute(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = worker_at(s, node);
+
+	w->computing = 1;
+	net_at(&s->net, s->net.now_ms + 1 + net_below(&s->net, s->compute_ms),
+		(struct item){.what = HAPPEN_COMPUTED, .node = node, .life = w->life});
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+/* The process that could replay the pushes after `from` has died. So these pushes may or may not
+ * have been applied. */
+static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
+{
+	if (from > w->verdict_seq)
+		from = w->verdict_seq; /* the worker was killed before it received the verdict */
+	for (uint64_t seq = from + 1; seq <= session_last_seq(w->session); seq++) {
+		uint32_t c = w->gradient[seq % SIM_WINDOW].push;
+
+		if (c != SIM_NO_PUSH && s->expected[c] == EXPECT_ONCE)
+			s->expected[c] = EXPECT_AT_MOST_ONCE;
+	}
+}
+
+/* Start a new process of this node after `in_ms`. */
+static void again(struct sim *s, uint32_t node, uint64_t in_ms)
+{
+	struct sim_worker *w = worker_at(s, node);
+
+	session_free(&w->session);
+	w->life = 0;
+	w->done = 0;
+	if (node <= SIM_WORKERS)
+		net_at(&s->net, s->net.now_ms + in_ms,
+			(struct item){.what = HAPPEN_START, .node = node});
+}
+
+/* 1: a session may end with this status now. */
+static int is_expected(const struct sim *s, const struct sim_worker *w, int status)
+{
+	switch (status) {
+	case PS_OK:
+		return w->done || w->back_ms;
+	case PS_EDONE:
+	case PS_ESHUTDOWN:
+	case PS_EFENCED:
+		return 1;
+	case PS_EFULL: /* the server keeps slots for workers that may return */
+		return 1;
+	case PS_EUNREACHABLE:
+		return s->finished || s->refused || w->back_ms;
+	case PS_EROLLEDBACK:
+		return s->disk.broken;
+	case PS_EQUARANTINE:
+		return w->broken;
+	case PS_EWRONGDATA:
+		return w->foreign;
+	case PS_EDIVERGED:
+		return s->diverged > 0;
+	case PS_EWRONGRUN: /* no checkpoint was left, so the server has begun a new run */
+		return s->disk.lied;
+	default:
+		return 0;
+	}
+}
+
+/* The newest push that must have been applied when a session ends with `status`. The server
+ * frees a slot, and exits, only after all acknowledged pushes are on the disk. But the worker
+ * cannot replay what a crash has lost after that if another process has taken its name, or if
+ * the run has ended as diverged. */
+static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
+{
+	int final = status == PS_EFENCED || status == PS_EDIVERGED;
+	int lost = final && w->born_term != s->cfg.term;
+
+	return status == PS_EUNREACHABLE || lost ? session_durable_seq(w->session)
+						 : session_acked_seq(w->session);
+}
+
+static void ended(struct sim *s, uint32_t node, int status)
+{
+	struct sim_worker *w = worker_at(s, node);
+
+	sim_trace(s, "worker %u ends: %s", node, err_name(status));
+	s->excluded += status == PS_EQUARANTINE;
+	if (!is_expected(s, w, status))
+		sim_violation(s, "worker %u ended with %s", node, err_name(status));
+	if (s->finished || status == PS_EDONE)
+		return;
+	if (status == PS_OK && !w->back_ms)
+		return;
+	orphan(s, w, safe_seq(s, w, status));
+	again(s, node, w->back_ms ? w->back_ms : 20 + net_below(&s->net, 1500));
+}
+
+void worker_crash(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = worker_at(s, node);
+
+	w->kill_in = DISK_NEVER;
+	if (!w->session || w->done || session_phase(w->session) == PHASE_END)
+		return;
+	sim_trace(s, "worker %u dies", node);
+	orphan(s, w, session_durable_seq(w->session));
+	s->worker_crashes++;
+	again(s, node, 20 + net_below(&s->net, 2500));
+}
+
+/* ---- effects --------------------------------------------------------------------------------- */
+
+static void say(struct sim *s, uint32_t node, const struct msg *m, uint32_t link)
+{
+	struct sim_worker *w = worker_at(s, node);
+
+	net_send(&s->net, node, 1,
+		(struct item){.node = SIM_SERVER,
+			.from = node,
+			.from_life = w->life,
+			.life = s->server.life,
+			.link = link},
+		m);
+}
+
+static void add_slice(struct slices *to, uint32_t offset, uint32_t count, const float *data)
+{
+	to->slice[to->n++] = (struct slice){
+		.offset = offset, .count = count, .encoding = ENCODING_F32, .data = data};
+}
+
+static void fill_slices(const struct sim *s, struct slices *to, const struct gradient *g)
+{
+	static const float one = 1;
+
+	to->n = 0;
+	if (sim_has_elastic_ledger(s))
+		add_slice(to, 0, SIM_ELASTIC, g->elastic);
+	add_slice(to, g->first, g->count, g->value);
+	if (sim_has_elastic_ledger(s) && g->push != SIM_NO_PUSH)
+		add_slice(to, sim_first_push(s) + g->push, 1, &one);
+}
+
+static void send_push(struct sim *s, uint32_t node, const struct session_effect *e)
+{
+	struct sim_worker *w = worker_at(s, node);
+	const struct gradient *g = &w->gradient[e->seq % SIM_WINDOW];
+	struct msg m;
+
+	if (e->seq > session_acked_seq(w->session) + s->cfg.sessions.push_window)
+		sim_violation(s, "worker %u sends push %llu of a window of %u from %llu", node,
+			(unsigned long long)e->seq, s->cfg.sessions.push_window,
+			(unsigned long long)session_acked_seq(w->session));
+	m.type = MSG_PUSH;
+	memcpy(&m, &e->msg, offsetof(struct msg, push) + offsetof(struct msg_push, slices));
+	fill_slices(s, &m.push.slices, g);
+	say(s, node, &m, w->bulk);
+}
+
+static void acked(struct sim *s, struct sim_worker *w, const struct msg_ack *a)
+{
+	uint32_t c = w->gradient[a->seq % SIM_WINDOW].push;
+
+	w->verdict_seq = a->seq;
+	if (c != SIM_NO_PUSH && a->verdict == VERDICT_REJECTED)
+		s->expected[c] = EXPECT_NEVER;
+}
+
+/* The elastic part must be beta / N for a possible number N of members. */
+static void check_part(struct sim *s, double part)
+{
+	double expected = 0;
+
+	for (uint32_t n = 1; n <= SIM_SLOTS && s->mode == SIM_EASGD; n++)
+		if (part == s->cfg.easgd.beta / n)
+			expected = part;
+	if (part != expected)
+		sim_violation(s, "the elastic part is %g", part);
+}
+
+static void take_params(struct sim *s, uint32_t node, const struct msg_params *p)
+{
+	struct sim_worker *w = worker_at(s, node);
+
+	w->version = p->version;
+	w->version_term = session_welcome(w->session)->stamp.term;
+	w->fetched_for = s->cfg.push.n_fetch;
+	w->part = p->elastic;
+	check_part(s, p->elastic);
+	if (w->grant.kind == GRANT_TRAIN && w->grant.exact && w->version != w->grant.version)
+		/* the weights are too new for this grant: request another one */
+		w->grant.work.count = 0;
+	else if (s->training && !w->computing)
+		worker_compute(s, node);
+}
+
+static void carry_out(struct sim *s, uint32_t node, const struct session_effect *e)
+{
+	struct sim_worker *w = worker_at(s, node);
+
+	switch (e->kind) {
+	case DO_SEND:
+		say(s, node, &e->msg, w->bulk);
+		break;
+	case DO_SEND_PUSH:
+		send_push(s, node, e);
+		break;
+	case DO_SEND_BEAT:
+		say(s, node, &e->msg, w->beat);
+		break;
+	case NOTIFY_ACK:
+		acked(s, w, &e->msg.ack);
+		break;
+	case NOTIFY_PARAMS:
+		take_params(s, node, &e->msg.params);
+		break;
+	case NOTIFY_NO_PARAMS:
+		w->grant.eval_count = 0;
+		break;
+	case NOTIFY_GRANT:
+		w->grant = e->msg.grant;
+		w->fetched_for = 0; /* each lease begins with a pull */
+		break;
+	case NOTIFY_END:
+	case DO_RELEASE:
+		break;
+	case NOTIFY_READY:
+		if (!w->born_term)
+			w->born_term = session_welcome(w->session)->stamp.term;
+		if (!w->verdict_seq) /* earlier processes of this slot have made these pushes */
+			w->verdict_seq = session_acked_seq(w->session);
+		break;
+	}
+}
+
+static int is_killed(struct sim_worker *w)
+{
+	if (w->kill_in == DISK_NEVER || w->kill_in-- > 0)
+		return 0;
+	return !w->done && session_phase(w->session) != PHASE_END;
+}
+
+void worker_run_effects(struct sim *s, uint32_t node)
+{
+	struct sim_worker *w = worker_at(s, node);
+	const struct session_effect *e;
+	int end = PS_EAGAIN;
+
+	for (size_t i = 0; (e = session_effect(w->session, i)); i++) {
+		if (e->kind == NOTIFY_END)
+			end = e->status;
+		if (is_killed(w)) {
+			worker_crash(s, node);
+			return;
+		}
+		carry_out(s, node, e);
+	}
+	if (end != PS_EAGAIN)
+		ended(s, node, end);
+}

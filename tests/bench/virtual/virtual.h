@@ -99,10 +99,12 @@ void plan_add(struct plan *p, struct item it);
 /* Remove and return the earliest item. The plan must not be empty. */
 struct item plan_take(struct plan *p);
 
-/* world.c */
+/* network.c */
 uint64_t world_ms(const struct world *w);
 /* Send a copy of `m` to the server. */
 void world_send(struct world *w, uint32_t peer, const struct msg *m);
+/* ... and to the worker, with a copy of the weights, which may change before it arrives. */
+void world_send_to_worker(struct world *w, uint32_t peer, const struct msg *m);
 
 /* client.c: a worker and its libcnnps. */
 struct cnnps *client_new(struct world *w, uint32_t index);

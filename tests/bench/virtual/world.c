@@ -1,79 +1,13 @@
-/* world.c - time, the network and the server of virtual.h. */
+/* world.c - time and the server of virtual.h. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
 #include "tests/bench/virtual/virtual.h"
 
-#define TICK_NS      (100 * (uint64_t)1000000)
-#define HEADER_BYTES 100 /* approximate size of a message without its values */
+#define TICK_NS (100 * (uint64_t)1000000)
 
-uint64_t world_ms(const struct world *w)
-{
-	return w->now_ns / 1000000;
-}
-
-/* ---- the network ----------------------------------------------------------------------------- */
-
-static size_t bytes_of(const struct msg *m)
-{
-	const struct slices *s = m->type == MSG_PUSH     ? &m->push.slices
-				 : m->type == MSG_PARAMS ? &m->params.slices
-							 : NULL;
-	size_t n = HEADER_BYTES;
-
-	for (uint32_t i = 0; s && i < s->n; i++)
-		n += s->slice[i].count * sizeof(float);
-	return n;
-}
-
-/* The arrival time of a message that is sent now, over a link that is idle from *free_ns on. */
-static uint64_t arrival(const struct world *w, uint64_t *free_ns, const struct msg *m)
-{
-	uint64_t start = w->now_ns > *free_ns ? w->now_ns : *free_ns;
-
-	*free_ns = start + (uint64_t)(8 * (double)bytes_of(m) / w->cost.gbit);
-	return *free_ns + (uint64_t)(1e3 * w->cost.latency_us);
-}
-
-static struct parcel *pack(const struct msg *m)
-{
-	struct parcel *p = mem_must(1, sizeof(*p), "a message");
-
-	p->msg = *m;
-	return p;
-}
-
-void world_send(struct world *w, uint32_t peer, const struct msg *m)
-{
-	plan_add(&w->plan, (struct item){.at_ns = arrival(w, &w->in_free_ns, m),
-				   .what = AT_SERVER,
-				   .peer = peer,
-				   .parcel = pack(m)});
-}
-
-/* Send a copy of the weights, because they may change before the message arrives. */
-static void send_to_worker(struct world *w, uint32_t peer, const struct msg *m)
-{
-	struct parcel *p = pack(m);
-
-	if (m->type == MSG_PARAMS) {
-		struct slices *s = &p->msg.params.slices;
-		size_t n = core_config(w->core)->n_params;
-
-		p->values = mem_must(n, sizeof(float), "weights under way");
-		for (uint32_t i = 0; i < s->n; i++) {
-			float *to = p->values + s->slice[i].offset;
-
-			memcpy(to, s->slice[i].data, s->slice[i].count * sizeof(float));
-			s->slice[i].data = to;
-		}
-	}
-	plan_add(&w->plan, (struct item){.at_ns = arrival(w, &w->out_free_ns, m),
-				   .what = AT_WORKER,
-				   .peer = peer,
-				   .parcel = p});
-}
+/* ---- the server ------------------------------------------------------------------------------ */
 
 static void discard(struct parcel *p)
 {
@@ -81,8 +15,6 @@ static void discard(struct parcel *p)
 		free(p->values);
 	free(p);
 }
-
-/* ---- the server ------------------------------------------------------------------------------ */
 
 /* Add a message to the queue of the server, which processes one message at a time. */
 static void queue(struct world *w, struct item it)
@@ -135,7 +67,7 @@ static void serve(struct world *w, const struct event *ev)
 		if (e->kind == EFFECT_SEND && w->record)
 			record(w, ev, e);
 		if (e->kind == EFFECT_SEND)
-			send_to_worker(w, e->peer, &e->msg);
+			world_send_to_worker(w, e->peer, &e->msg);
 		if (e->kind == EFFECT_FINISH)
 			w->finished = 1;
 	}

@@ -2,7 +2,7 @@
 # Find circular includes. If folder A includes folder B, directly or through other folders, B must
 # not include A; the same holds for headers. tsort reports the names that it cannot put in an order.
 set -u
-includes=$(find common proto kernels server worker \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print |
+includes=$(find common proto kernels server worker tests \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print |
 	sort | xargs grep -HE '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' |
 	sed -n 's/^\([^:]*\):[^"]*"\([^"]*\)".*/\1 \2/p' | grep '/.* .*/')
 

@@ -2,8 +2,8 @@
 # Check that the core is pure: its object files use only functions of memory, text and math, the
 # seeded random generator, the function of a failed assertion and other functions of the core, and
 # have no variables. The worker's session has the same rule, but may allocate memory once, when it
-# is created. Also check that no files of the programs call each other in a circle. The lint reads
-# the objects of the warnings lint, or of the build directory in its argument.
+# is created. Also check that no files and no folders call each other in a circle, those of the tests
+# included. The lint reads the objects of the warnings lint, or of the build directory in its argument.
 set -u
 b=${1:-build/lint-gcc}
 free='memchr|run_head_[a-z]+|__cpu_model|__cpu_indicator_init|memcpy|memmove|memset|memcmp|strlen|strnlen|strcmp|strncmp|__mem(cpy|move|set)_chk'
@@ -32,49 +32,79 @@ look() {
 	done | grep . && failed=1
 }
 
-# Print the object files of the five folders that have a source; a build directory may have older ones.
+# Print the object files that have a source; a build directory may have older ones.
 all_objects() {
-	find "$b/common" "$b/proto" "$b/kernels" "$b/server" "$b/worker" -name '*.o' 2>/dev/null | sort |
-		while read -r o; do
+	find "$b/common" "$b/proto" "$b/kernels" "$b/server" "$b/worker" "$b/tests" -name '*.o' 2>/dev/null |
+		sort | while read -r o; do
 			source=${o#"$b/"}
-			[ ! -e "${source%.o}.c" ] && [ ! -e "${source%.o}.cu" ] || echo "$o"
+			[ ! -e "${source%%.*}.c" ] && [ ! -e "${source%%.*}.cu" ] || echo "$o"
 		done
 }
 
-# Report files that call each other in a circle: none of them can be understood or tested alone.
+# Print "A B" for each pair of files of which A uses a symbol of B. A test may define a symbol again
+# to replace one of the programs. So a use means the definition in the file's own folder, else that
+# in the programs, else that in tests/support, else any other one of the tests.
+calls() {
+	nm -A "$@" | awk -v b="$b/" '
+		function distance(from, to,   a, c) {
+			a = from; c = to
+			sub(/[^\/]*$/, "", a); sub(/[^\/]*$/, "", c)
+			return a == c ? 1 : to !~ /^tests\// ? 2 : from !~ /^tests\// ? 9 : to ~ /^tests\/support\// ? 3 : 4
+		}
+		{ file = substr($1, length(b) + 1); sub(/:.*/, "", file) }
+		$(NF - 1) ~ /^[A-TV-Zi]$/ && $NF != "main" { at[$NF] = at[$NF] " " file }
+		$(NF - 1) ~ /^[Uw]$/ { use[file " " $NF] }
+		END {
+			for (u in use) {
+				split(u, pair, " ")
+				n = split(at[pair[2]], file_of, " ")
+				nearest = 8
+				for (i = 1; i <= n; i++)
+					if (distance(pair[1], file_of[i]) < nearest)
+						nearest = distance(pair[1], file_of[i])
+				for (i = 1; i <= n; i++)
+					if (distance(pair[1], file_of[i]) == nearest && file_of[i] != pair[1])
+						print pair[1], file_of[i]
+			}
+		}' | sort -u
+}
+
+# in_order WHAT: read pairs of names. Report those that call each other in a circle: none of them can
+# be understood or tested alone.
+in_order() {
+	loop=$(tsort 2>&1 >/dev/null | sed -n 's/^tsort: \([^-].*\)$/\1/p' | grep -v ':' | sort -u | tr '\n' ' ')
+	[ -z "$loop" ] || { echo "symbols: $1 call each other in a circle: $loop"; failed=1; }
+}
+
 in_layers() {
-	what=$1
-	shift
-	d=$(mktemp -d)
-	nm -A --defined-only "$@" | awk 'NF == 3 && $2 ~ /[A-Z]/ { sub(/:.*/, "", $1); print $3, $1 }' | sort >"$d/def"
-	nm -A -u "$@" | awk '{ sub(/:.*/, "", $1); print $NF, $1 }' | sort >"$d/use"
-	loop=$(join "$d/use" "$d/def" | awk '$2 != $3 { print $2, $3 }' | sort -u | tsort 2>&1 >/dev/null |
-		sed -n 's/^tsort: \([^-].*\.o\)$/\1/p' | tr '\n' ' ')
-	rm -r "$d"
-	[ -z "$loop" ] || { echo "symbols: files of $what call each other in a circle: $loop"; failed=1; }
+	[ $# -gt 0 ] || return
+	d=$(mktemp)
+	calls "$@" >"$d"
+	in_order files <"$d"
+	sed 's|/[^/ ]* | |; s|/[^/]*$||' "$d" | awk '$1 != $2' | sort -u >"$d.folders"
+	in_order folders <"$d.folders"
+	rm "$d" "$d.folders"
 }
 
 # Report calls within the core that go down in the table of docs/architecture.md.
 in_table() {
 	page=docs/architecture.md
-	d=$(mktemp -d)
-	awk -v b="$b/server/core/" '
+	d=$(mktemp)
+	awk '
 		/^#/ { on = /^### Inside server.core/ }
 		on && /^\| [a-z]/ {
 			for (row++; match($0, /`[a-z_0-9]+\.c`/); $0 = substr($0, RSTART + RLENGTH))
-				print b substr($0, RSTART + 1, RLENGTH - 4) ".o", row
-		}' "$page" >"$d/rows"
-	nm -A --defined-only "$@" | awk 'NF == 3 && $2 ~ /[A-Z]/ { sub(/:.*/, "", $1); print $3, $1 }' | sort >"$d/def"
-	nm -A -u "$@" | awk '{ sub(/:.*/, "", $1); print $NF, $1 }' | sort >"$d/use"
-	join "$d/use" "$d/def" | awk -v page="$page" 'NR == FNR { row[$1] = $2; next }
-		!row[$2] || !row[$3] { print "symbols: " page " has no layer for " (row[$2] ? $3 : $2) }
-		row[$2] < row[$3] { print "symbols: " $2 " calls " $1 " of " $3 ", which " page " has below it" }
-		' "$d/rows" - | grep . && failed=1
-	rm -r "$d"
+				print "server/core/" substr($0, RSTART + 1, RLENGTH - 4) ".o", row
+		}' "$page" >"$d"
+	calls "$@" | awk -v page="$page" 'NR == FNR { row[$1] = $2; next }
+		!row[$1] || !row[$2] { print "symbols: " page " has no layer for " (row[$1] ? $2 : $1) }
+		row[$1] < row[$2] { print "symbols: " $1 " calls " $2 ", which " page " has below it" }
+		' "$d" - | grep . && failed=1
+	rm "$d"
 }
 
 # shellcheck disable=SC2046 # no blanks in names
-in_layers 'the programs' "$b"/server/core/*.o $(all_objects)
+in_layers $(all_objects)
 in_table "$b"/server/core/*.o
 look 'the core' "$free" "$b"/server/core/*.o
 look 'the session' "$free|mem_try|free" "$b"/worker/client/session.o

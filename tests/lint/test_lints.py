@@ -321,5 +321,21 @@ def test_files_that_call_each_other_are_found(tree):
         assert not code or "common/two.o" in output and "worker/ctl/one.o" in output
 
 
+def test_folders_that_call_each_other_are_found(tree):
+    """No file is part of a circle here. A function that a test defines again is the test's own."""
+    sources = [("kernels/one", "int two(void); int one(void) { return two(); }"),
+               ("kernels/cpu/two", "int three(void); int two(void) { return three(); }"),
+               ("kernels/three", "int three(void) { return 3; }"),
+               ("tests/unit/test_x", "int two(void); int three(void) { return two(); }")]
+    for place in ("kernels/three", "kernels/device/three"):
+        sources[2] = (place, sources[2][1])
+        for path, text in sources:
+            write(tree, path + ".c", text)
+        status, output = objects(tree, "int f(void) { return 1; }", others=sources)
+        assert (status == 1) == (place == "kernels/three"), output
+        assert status == 0 or "folders call each other in a circle: kernels kernels/cpu" in output
+        (tree / "objects" / f"{place}.o").unlink()
+
+
 def test_missing_objects_are_a_finding(tree):
     assert run(tree, "symbols", "nowhere")[0] != 0

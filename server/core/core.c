@@ -4,6 +4,7 @@
  */
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
+#include "server/core/downpour.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/modes.h"

@@ -13,7 +13,7 @@
  * for a step of sync. At the end of an epoch the server applies a buffer that is not full. At a
  * drain the gradients stay in the buffer, and the checkpoint contains them.
  */
-#include "server/core/modes.h"
+#include "server/core/downpour.h"
 #include "server/core/rights.h"
 #include "server/core/state.h"
 #include "server/core/vec.h"
@@ -24,7 +24,8 @@
 #define DC_DECAY 0.95 /* decay of the mean square in adaptive delay compensation */
 #define DC_EPS   1e-7
 
-uint64_t downpour_staleness(const struct core *c, const struct msg_push *p)
+/* The number of versions made since the weights of push `p`. */
+static uint64_t downpour_staleness(const struct core *c, const struct msg_push *p)
 {
 	/* after a restart from a snapshot, a worker may have versions that the server has not
 	 * reached again yet */
@@ -64,7 +65,7 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 }
 
 /* The learning rate for a gradient that is tau versions old; see enum staleness_scaling. */
-double downpour_rate(const struct core *c, uint64_t tau)
+static double downpour_rate(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c);
 	double age = (double)tau, rate;

@@ -2,8 +2,11 @@
  * layout.c - places all state of the core in the one block of memory that the caller provides. The
  * configuration alone determines the worst-case sizes, so the core never allocates memory later.
  */
-#include "server/core/modes.h"
+#include "server/core/downpour.h"
+#include "server/core/sandblaster.h"
+#include "server/core/ssp.h"
 #include "server/core/state.h"
+#include "server/core/sync.h"
 #include <string.h>
 
 struct layout {

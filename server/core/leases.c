@@ -44,7 +44,7 @@ void leases_advance(struct core *c)
 	struct leases *l = &c->leases;
 
 	if (l->n_batches == 0 || l->evaluating || l->epoch >= c->cfg.training.epochs ||
-		c->accumulator.images > 0 || c->blaster.open)
+		c->accumulator.images > 0 || c->sandblaster.open)
 		return;
 	PS_ASSERT(l->n_done == l->n_batches && l->n_free == 0); /* invariant 2 */
 	c->epoch[l->epoch].end_ms = c->now_ms;

@@ -14,7 +14,7 @@
  */
 #include "common/assert.h"
 #include "server/core/lbfgs.h"
-#include "server/core/modes.h"
+#include "server/core/sandblaster.h"
 #include "server/core/state.h"
 
 static enum reject sandblaster_check(
@@ -53,7 +53,7 @@ static int is_whole(const struct core *c)
 
 static void open_window(struct core *c, uint32_t first)
 {
-	struct blaster *s = &c->blaster;
+	struct sandblaster *s = &c->sandblaster;
 	uint32_t left = c->leases.n_batches - first, size = window_size(c);
 
 	s->first = first;
@@ -74,7 +74,7 @@ static void sandblaster_open(struct core *c)
 
 static void finish_step(struct core *c, uint64_t images, double loss_sum)
 {
-	struct blaster *s = &c->blaster;
+	struct sandblaster *s = &c->sandblaster;
 
 	PS_ASSERT(s->open); /* invariant 3: the step ends here */
 	batch_ledger_record(c, c->leases.epoch, images, loss_sum);
@@ -89,7 +89,7 @@ static void finish_step(struct core *c, uint64_t images, double loss_sum)
 
 static void sandblaster_settle(struct core *c)
 {
-	struct blaster *s = &c->blaster;
+	struct sandblaster *s = &c->sandblaster;
 	struct gradient_accumulator *a = &c->accumulator;
 	double loss_sum = a->loss_sum;
 	uint64_t images = a->images;

@@ -294,15 +294,15 @@ static void put_leases(struct cursor *k, struct core *c)
 		set_option_error(k, "it has been trained for longer than --epochs");
 	flag(k, &l->evaluating);
 	refuse_over(k, (uint64_t)l->evaluating, l->epoch);
-	u32(k, &c->blaster.first);
-	u32(k, &c->blaster.end);
-	flag(k, &c->blaster.open);
-	refuse_over(k, (uint64_t)c->blaster.open, (uint64_t)training);
-	flag(k, &c->step.open);
-	refuse_over(k, (uint64_t)c->step.open, (uint64_t)training);
-	u32(k, &c->step.first);
-	u32(k, &c->step.end);
-	u32(k, &c->step.due);
+	u32(k, &c->sandblaster.first);
+	u32(k, &c->sandblaster.end);
+	flag(k, &c->sandblaster.open);
+	refuse_over(k, (uint64_t)c->sandblaster.open, (uint64_t)training);
+	flag(k, &c->sync.open);
+	refuse_over(k, (uint64_t)c->sync.open, (uint64_t)training);
+	u32(k, &c->sync.first);
+	u32(k, &c->sync.end);
+	u32(k, &c->sync.due);
 	if (training)
 		bytes(k, l->batch, l->n_batches);
 	if (l->evaluating)
@@ -626,7 +626,7 @@ static void put_life(struct cursor *k, struct core *c)
 {
 	uint32_t end_status = (uint32_t)-c->end_status;
 
-	u64(k, &c->step.begin_ms);
+	u64(k, &c->sync.begin_ms);
 	flag(k, &c->recovering);
 	u64(k, &c->recover_by_ms);
 	c->ending = (enum ending)choice(k, (uint32_t)c->ending, END_NOT, END_OVER);

@@ -83,20 +83,20 @@ static int values_are_valid(const struct core *c)
  * window of the step, sync for the batches outside of the step. */
 static int is_shut(const struct core *c, uint32_t i)
 {
-	int of_step = c->step.open && i >= c->step.first && i < c->step.end;
+	int of_step = c->sync.open && i >= c->sync.first && i < c->sync.end;
 
 	if (c->leases.batch[i] != BATCH_SHUT)
 		return 0;
 	return c->cfg.training.mode == MODE_SYNC
 		       ? !of_step
-		       : c->cfg.training.mode == MODE_SANDBLASTER && i >= c->blaster.end;
+		       : c->cfg.training.mode == MODE_SANDBLASTER && i >= c->sandblaster.end;
 }
 
 /* 1: the states of the batches agree with sandblaster's window. All batches before it are done, and
  * all batches after it are shut. */
 static int replay_window_fits(const struct core *c)
 {
-	const struct blaster *s = &c->blaster;
+	const struct sandblaster *s = &c->sandblaster;
 	const struct leases *l = &c->leases;
 
 	if (c->cfg.training.mode != MODE_SANDBLASTER || l->n_batches == 0 ||
@@ -117,7 +117,7 @@ static int step_fits(const struct core *c)
 {
 	const struct leases *l = &c->leases;
 	const struct gradient_accumulator *a = &c->accumulator;
-	const struct step *s = &c->step;
+	const struct sync *s = &c->sync;
 	int training = l->n_batches && l->epoch < c->cfg.training.epochs;
 	uint64_t images = 0;
 

@@ -6,7 +6,8 @@
  * Invariant: only live workers that ask for work hold the others back. A worker that joins or
  * returns starts at the clock of the slowest worker, if its own clock is lower.
  */
-#include "server/core/modes.h"
+#include "server/core/ssp.h"
+#include "server/core/downpour.h"
 #include "server/core/state.h"
 
 /* 1: the other workers must not run too far ahead of w. A worker that is away or evaluates does not

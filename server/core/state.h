@@ -1,6 +1,6 @@
 /*
- * state.h - struct core: the structs of the modules, and the fields of core.c, sync.c and
- * sandblaster.c. For the files of server/core only.
+ * state.h - struct core: the structs of the modules, and the fields of core.c. For the files of
+ * server/core only.
  *
  * The caller of core_init provides one block of memory. The block holds everything except the
  * weights: struct core, then the arrays that its pointers refer to. The core allocates nothing.
@@ -19,25 +19,10 @@
 #include "server/core/lbfgs.h"
 #include "server/core/pace.h"
 #include "server/core/run.h"
+#include "server/core/sandblaster.h"
 #include "server/core/store.h"
+#include "server/core/sync.h"
 #include "server/core/workers.h"
-
-/* Sandblaster: the step under way. */
-struct blaster {
-	uint32_t first, end; /* the portions of the step are batches [first, end) */
-	int open;            /* 1: the step is under way */
-	/* passes of the step since this start of the server, from 1; only for display */
-	uint32_t pass;
-};
-
-/* Sync: the step under way. */
-struct step {
-	int open;
-	/* the step's batches lie in [first, end); the other batches there are done */
-	uint32_t first, end;
-	uint32_t due; /* number of gradients that end the step */
-	uint64_t begin_ms;
-};
 
 #define CORE_MAX_ADMINS 8
 
@@ -56,9 +41,9 @@ struct core {
 	struct epoch_record *epoch;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;
-	struct blaster blaster;
+	struct sandblaster sandblaster;
 	struct backups backups;
-	struct step step;
+	struct sync sync;
 	struct lbfgs lbfgs;
 
 	/* snapshots */

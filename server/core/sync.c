@@ -21,7 +21,7 @@
  *
  * tests/sim/steps.c and bounds.c check (1), (2) and (4).
  */
-#include "server/core/modes.h"
+#include "server/core/sync.h"
 #include "server/core/rights.h"
 #include "server/core/state.h"
 
@@ -51,7 +51,7 @@ static uint32_t count_awaited(const struct core *c)
 
 static int is_of_this_step(const struct core *c, const struct work *work)
 {
-	return c->step.open && work->count == 1 && c->leases.batch[work->first] != BATCH_SHUT;
+	return c->sync.open && work->count == 1 && c->leases.batch[work->first] != BATCH_SHUT;
 }
 
 static enum reject sync_check(
@@ -71,13 +71,13 @@ static void shut(struct core *c)
 {
 	struct leases *l = &c->leases;
 
-	for (uint32_t i = c->step.first; i < c->step.end; i++) {
+	for (uint32_t i = c->sync.first; i < c->sync.end; i++) {
 		if (l->batch[i] != BATCH_DONE)
 			l->batch[i] = BATCH_SHUT;
 		l->copies[i] = 0;
 	}
 	l->n_free = 0;
-	c->step.open = 0;
+	c->sync.open = 0;
 }
 
 /* Ends the step: makes one update from the accumulated gradients, which are of `epoch`. */
@@ -91,7 +91,7 @@ static void step(struct core *c, uint32_t epoch)
 	c->stats.updates++;
 	c->epoch[epoch].updates++;
 	c->stats.staleness[0]++;
-	c->stats.steps_short += c->step.open && a->pushes < c->step.due;
+	c->stats.steps_short += c->sync.open && a->pushes < c->sync.due;
 	accumulator_clear(c);
 	shut(c);
 }
@@ -130,7 +130,7 @@ static void sync_take(struct core *c, struct worker *w, const struct msg_push *p
 /* 1: every batch of the step is counted. A worker that is not a member may have replayed one. */
 static int is_exhausted(const struct core *c)
 {
-	for (uint32_t i = c->step.first; i < c->step.end; i++)
+	for (uint32_t i = c->sync.first; i < c->sync.end; i++)
 		if (c->leases.batch[i] != BATCH_DONE)
 			return 0;
 	return 1;
@@ -146,7 +146,7 @@ static int is_complete(const struct core *c)
 		return 1;
 	if (c->recovering) /* more replays of this step may arrive */
 		return 0;
-	return (c->step.open && (pushes >= c->step.due || is_exhausted(c))) ||
+	return (c->sync.open && (pushes >= c->sync.due || is_exhausted(c))) ||
 	       count_awaited(c) == 0;
 }
 
@@ -157,7 +157,7 @@ static int is_complete(const struct core *c)
 static uint32_t open_batches(struct core *c, uint32_t n)
 {
 	struct leases *l = &c->leases;
-	struct step *s = &c->step;
+	struct sync *s = &c->sync;
 	uint32_t opened = 0;
 
 	for (s->end = s->first; s->end < l->n_batches && opened < n; s->end++) {
@@ -220,7 +220,7 @@ static void begin(struct core *c)
 	uint32_t taken = c->accumulator.pushes, all, max, n;
 
 	/* while a snapshot is decoded, no worker is live, and the members of its step stay */
-	if (c->step.open || !somebody_is_live(c) || !run_gives_work(c) ||
+	if (c->sync.open || !somebody_is_live(c) || !run_gives_work(c) ||
 		c->leases.epoch >= cfg->training.epochs || c->leases.n_done == c->leases.n_batches)
 		return;
 	n = call_members(c);
@@ -228,21 +228,21 @@ static void begin(struct core *c)
 		return;
 	all = n + taken;
 	max = cfg->sync.workers ? cfg->sync.workers + cfg->sync.backup_workers : all;
-	c->step.due = cfg->sync.workers                ? cfg->sync.workers
+	c->sync.due = cfg->sync.workers                ? cfg->sync.workers
 		      : all > cfg->sync.backup_workers ? all - cfg->sync.backup_workers
 						       : 1;
 	n = open_batches(c, all < max ? n : max > taken ? max - taken : 0);
-	if (c->step.due > taken + n && c->step.end == c->leases.n_batches)
-		c->step.due = taken + n; /* the epoch has no more batches */
-	c->step.open = 1;
-	c->step.begin_ms = c->now_ms;
+	if (c->sync.due > taken + n && c->sync.end == c->leases.n_batches)
+		c->sync.due = taken + n; /* the epoch has no more batches */
+	c->sync.open = 1;
+	c->sync.begin_ms = c->now_ms;
 }
 
 static void sync_open(struct core *c)
 {
-	c->step = (struct step){.end = c->leases.n_batches};
+	c->sync = (struct sync){.end = c->leases.n_batches};
 	shut(c);
-	c->step.end = 0;
+	c->sync.end = 0;
 	begin(c);
 }
 
@@ -252,7 +252,7 @@ static void sync_open(struct core *c)
 static int is_idle(const struct core *c, const struct worker *w)
 {
 	uint64_t since =
-		w->sync.active_ms > c->step.begin_ms ? w->sync.active_ms : c->step.begin_ms;
+		w->sync.active_ms > c->sync.begin_ms ? w->sync.active_ms : c->sync.begin_ms;
 	const struct msg_grant *g = &w->lease.grant;
 	int testing = g->request && g->kind == GRANT_EVAL && c->leases.evaluating &&
 		      g->eval_id == c->leases.epoch;
@@ -265,7 +265,7 @@ static int is_idle(const struct core *c, const struct worker *w)
 static void drop_members(struct core *c)
 {
 	if (c->recovering) {
-		c->step.begin_ms = c->now_ms; /* the server expects the absent workers back */
+		c->sync.begin_ms = c->now_ms; /* the server expects the absent workers back */
 		return;
 	}
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -281,7 +281,7 @@ static void drop_members(struct core *c)
 static void sync_settle(struct core *c)
 {
 	drop_members(c);
-	if (c->step.open && !c->recovering && c->accumulator.pushes == 0 && count_awaited(c) == 0 &&
+	if (c->sync.open && !c->recovering && c->accumulator.pushes == 0 && count_awaited(c) == 0 &&
 		somebody_is_ready(c))
 		shut(c); /* all members are gone: a new step begins with the ready workers */
 	begin(c);
@@ -296,7 +296,7 @@ static uint32_t sync_limit(const struct core *c, const struct worker *w)
 	/* a stalled worker gets one batch to show that it works */
 	int trial = w->pace.stalled && !has_answered(c, w);
 
-	return c->step.open && (trial || is_awaited(c, w));
+	return c->sync.open && (trial || is_awaited(c, w));
 }
 
 const struct rules rules_sync = {.check = sync_check,

@@ -6,8 +6,8 @@ void core_work(const struct core *c, struct work_view *v)
 	*v = (struct work_view){.computed = c->computed,
 		.push_ms = c->push_ms,
 		.images = c->stats.images + c->accumulator.images,
-		.pass = c->cfg.training.mode == MODE_SANDBLASTER && c->blaster.open
-				? c->blaster.pass
+		.pass = c->cfg.training.mode == MODE_SANDBLASTER && c->sandblaster.open
+				? c->sandblaster.pass
 				: 0};
 }
 

@@ -7,9 +7,10 @@
 #include "server/core/departure.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
-#include "server/core/modes.h"
 #include "server/core/pace.h"
 #include "server/core/sessions.h"
+#include "server/core/ssp.h"
+#include "server/core/sync.h"
 
 /* A worker slot; the worker id is the index + 1. The header of each module defines the module's
  * part, and says which fields of the part a snapshot contains. */

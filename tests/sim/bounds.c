@@ -163,7 +163,7 @@ void bounds_trace(struct sim *s)
 			c->leases.n_done, c->leases.n_batches);
 	if (c && c->cfg.training.mode == MODE_SYNC)
 		sim_trace(s, "step open=%d batches=%u..%u due=%u pushes=%u of version=%llu",
-			c->step.open, c->step.first, c->step.end, c->step.due,
+			c->sync.open, c->sync.first, c->sync.end, c->sync.due,
 			c->accumulator.pushes, (unsigned long long)c->store.version);
 	for (uint32_t node = 1; node <= SIM_WORKERS + SIM_TWINS; node++) {
 		const struct session *w = s->worker[node - 1].session;

@@ -1,0 +1,22 @@
+/*
+ * downpour.h - asynchronous SGD. Modes ssp and easgd use these functions, too. Rules and invariants
+ * are in downpour.c.
+ */
+#ifndef SERVER_CORE_DOWNPOUR_H
+#define SERVER_CORE_DOWNPOUR_H
+#include "server/core/modes.h"
+
+enum reject downpour_check(const struct core *c, const struct worker *w, const struct msg_push *p);
+int downpour_fits(struct core *c, const struct worker *w, const struct msg_push *p);
+/* Applies the buffered gradients if the buffer is full or all batches of the epoch are counted. */
+void downpour_settle(struct core *c);
+void downpour_take(struct core *c, struct worker *w, const struct msg_push *p);
+/* 1: as many other workers are at work as the warm start, or its ramp, allows now. */
+int downpour_holds_back(const struct core *c, const struct worker *w);
+/* EASGD: alpha = beta / N, the part of their distance that a worker and the centre each move
+ * towards the other at an exchange. */
+double easgd_part(const struct core *c);
+
+extern const struct rules rules_downpour;
+
+#endif

@@ -31,6 +31,7 @@ struct leases {
 	uint32_t eval_size, n_portions, n_evaluated;
 	/* n_portions states: BATCH_FREE, BATCH_LEASED or BATCH_DONE */
 	uint8_t *portion;
+	int announced; /* 1: EFFECT_EPOCH_BEGUN was emitted; in no snapshot */
 };
 
 /* Says whether this work may be counted: REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */

@@ -2,6 +2,7 @@
  * core.c - takes one event and makes its effects. The table `rows` is the state machine of the
  * protocol.
  */
+#include "server/core/checkpoints.h"
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/downpour.h"
@@ -62,7 +63,7 @@ static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64
 	if (w && !eval && c->backups.n > 0)
 		backups_hold(c, w);
 	c->stats.pulls++;
-	c->sends_weights |= !eval;
+	c->effects.sends_weights |= !eval;
 	m = ack ? effects_send_decided(c, peer, MSG_PARAMS)
 		: effects_send_committed(c, peer, MSG_PARAMS);
 	m->params.request = request;
@@ -81,12 +82,12 @@ static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64
 /* If the push of this step also pulls, sends PARAMS that carry the ACK of the push. */
 static void answer_push(struct core *c)
 {
-	struct worker *w = c->pulling.worker;
+	struct worker *w = c->ledger.pulling.worker;
 
 	if (w)
-		send_weights(c, w, w->session.peer, c->pulling.request, WEIGHTS_CURRENT,
-			&c->pulling.ack);
-	c->pulling.worker = NULL;
+		send_weights(c, w, w->session.peer, c->ledger.pulling.request, WEIGHTS_CURRENT,
+			&c->ledger.pulling.ack);
+	c->ledger.pulling.worker = NULL;
 }
 
 static void on_pull(struct core *c, struct worker *w, const struct event *ev)
@@ -110,42 +111,15 @@ static void on_status(struct core *c, struct worker *w, const struct event *ev)
 	effects_add(c, EFFECT_STATUS, ev->peer);
 }
 
-static void admin_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation)
-{
-	struct msg *m = effects_send(c, peer, MSG_ADMIN);
-
-	m->admin = (struct msg_admin){.verb = verb, .reply = 1, .generation = generation};
-}
-
 static void on_admin(struct core *c, struct worker *w, const struct event *ev)
 {
 	(void)w;
 	if (ev->msg->admin.verb == ADMIN_DRAIN) {
-		admin_answer(c, ev->peer, ADMIN_DRAIN, 0);
+		checkpoints_answer(c, ev->peer, ADMIN_DRAIN, 0);
 		run_end(c, PS_ESHUTDOWN);
-		return;
-	}
-	if (ev->msg->admin.verb != ADMIN_CHECKPOINT)
-		return; /* the shell has carried out this request */
-	if (!c->cfg.durable) {
-		effects_refuse(
-			c, ev->peer, PS_EUSAGE, 0, "this server runs without --checkpoint-dir");
-		return;
-	}
-	if (c->ending >= END_SAVING) {
-		effects_refuse(c, ev->peer, c->end_status, 0,
-			"the run is over: its last checkpoint has been taken");
-		return;
-	}
-	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
-		if (c->admin[i].peer)
-			continue;
-		c->admin[i].peer = ev->peer;
-		c->admin[i].generation = c->generation + 1;
-		c->urgent = 1;
-		return;
-	}
-	effects_refuse(c, ev->peer, PS_EAGAIN, 0, "too many checkpoints are waited for");
+	} else if (ev->msg->admin.verb == ADMIN_CHECKPOINT) {
+		checkpoints_request(c, ev->peer);
+	} /* the shell has carried out all other requests */
 }
 
 /* ---- one message ----------------------------------------------------------------------------- */
@@ -176,7 +150,7 @@ static void on_message(struct core *c, const struct event *ev)
 			w->sync.active_ms = c->now_ms;
 			w->sync.idle = 0;
 		}
-		if (c->ending == END_OVER) { /* the worker did not receive our BYE */
+		if (c->run.ending == END_OVER) { /* the worker did not receive our BYE */
 			departure_part(c, w, ev->peer);
 			return;
 		}
@@ -187,105 +161,29 @@ static void on_message(struct core *c, const struct event *ev)
 		w->counts.refused += c->stats.refused - refused;
 }
 
-/* ---- snapshots and the end ------------------------------------------------------------------- */
-
-static void finish(struct core *c)
-{
-	c->ending = END_OVER;
-	departure_part_all(c);
-	effects_add(c, EFFECT_FINISH, 0)->status = c->end_status;
-}
-
-/* Returns 1 if the core may take the last snapshot. Before a drain, workers may first replay the
- * pushes that a crash has lost, but for no longer than the recovery lasts. */
-static int ends_now(const struct core *c)
-{
-	return c->ending == END_SNAPSHOT && !(c->recovering && c->end_status == PS_ESHUTDOWN);
-}
-
-int core_ending(const struct core *c)
-{
-	return ends_now(c) || c->ending == END_SAVING ? c->end_status : 0;
-}
-
-static void snapshot_start(struct core *c)
-{
-	c->generation++;
-	c->saving = 1;
-	c->urgent = 0;
-	c->dirty = 0;
-	c->snapshot_ms = c->now_ms;
-	c->stats.snapshots++;
-	sessions_snapshot(c);
-	effects_add(c, EFFECT_SNAPSHOT, 0)->generation = c->generation;
-	if (ends_now(c))
-		c->ending = END_SAVING;
-}
-
-/* Runs at the end of each step: starts a snapshot if one is due. A run without a disk ends here. */
-static void finish_event(struct core *c)
-{
-	int failed_lately =
-		c->save_failing && c->now_ms - c->snapshot_ms < c->cfg.checkpoint.interval_ms;
-	int due = c->urgent || ends_now(c) ||
-		  (c->dirty && c->now_ms - c->snapshot_ms >= c->cfg.checkpoint.interval_ms);
-
-	if (!c->cfg.durable) {
-		if (c->ending == END_SNAPSHOT)
-			finish(c);
-		return;
-	}
-	if (due && !c->saving && c->ending != END_OVER && !failed_lately)
-		snapshot_start(c);
-}
-
-static void on_durable(struct core *c, uint64_t generation)
-{
-	c->saving = c->save_failing = 0;
-	sessions_durable(c, generation);
-	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
-		if (!c->admin[i].peer || c->admin[i].generation > generation)
-			continue;
-		admin_answer(c, c->admin[i].peer, ADMIN_CHECKPOINT, generation);
-		c->admin[i].peer = 0;
-	}
-	if (c->ending == END_SAVING)
-		finish(c);
-}
-
-static void on_save_failed(struct core *c)
-{
-	c->saving = 0;
-	c->save_failing = 1;
-	c->dirty = 1;
-	c->urgent = 1; /* a peer that waited for this snapshot now waits for the next snapshot */
-	c->stats.save_failures++;
-	sessions_save_failed(c);
-	if (c->ending == END_SAVING)
-		c->ending = END_SNAPSHOT;
-}
+/* ---- the step --------------------------------------------------------------------------------- */
 
 /* A restarted server grants no new work until all workers are back or the recovery time is over,
  * because the replays of these workers come first. */
 static void recover(struct core *c)
 {
-	if (!c->recovering)
+	if (!c->run.recovering)
 		return;
-	if (c->now_ms < c->recover_by_ms && !sessions_all_back(c))
+	if (c->now_ms < c->run.recover_by_ms && !sessions_all_back(c))
 		return;
-	c->recovering = 0;
+	c->run.recovering = 0;
 	sessions_overdue(c);
 }
 
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 {
 	PS_ASSERT(!c->store.update.pending);
-	c->n_effects = 0;
-	c->commits = c->sends_weights = 0;
+	c->effects.n = 0;
+	c->effects.commits = c->effects.sends_weights = 0;
 	(void)effects_add(c, EFFECT_COMMIT, 0);
 	c->now_ms = now_ms;
-	if (c->recovering && !c->recover_by_ms) {
-		c->recover_by_ms = now_ms + c->cfg.sessions.recovery_ms;
+	if (c->run.recovering && !c->run.recover_by_ms) {
+		c->run.recover_by_ms = now_ms + c->cfg.sessions.recovery_ms;
 		sessions_awaited(c);
 	}
 	switch (ev->kind) {
@@ -301,13 +199,13 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 		leases_tick(c);
 		break;
 	case EVENT_DURABLE:
-		on_durable(c, ev->generation);
+		checkpoints_durable(c, ev->generation);
 		break;
 	case EVENT_SAVE_FAILED:
-		on_save_failed(c);
+		checkpoints_failed(c);
 		break;
 	case EVENT_SAVE:
-		c->urgent = 1;
+		c->checkpoints.urgent = 1;
 		break;
 	case EVENT_PROGRESS:
 		pace_progress(c, ev->peer, ev->bytes);
@@ -317,7 +215,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 		break;
 	}
 	recover(c);
-	if (!c->data_fixed && c->cfg.training.epochs > 0)
+	if (!c->dataset.fixed && c->cfg.training.epochs > 0)
 		dataset_choose(c);
 	if (c->rules->settle)
 		c->rules->settle(c);
@@ -328,7 +226,7 @@ void core_decide(struct core *c, const struct event *ev, uint64_t now_ms)
 		run_end(c, PS_EDONE);
 	leases_grant_waiting(c);
 	answer_push(c);
-	finish_event(c);
+	checkpoints_settle(c);
 }
 
 size_t core_compute(struct core *c, const float **values)
@@ -381,12 +279,12 @@ uint32_t core_training_epoch(const struct core *c)
 
 const struct data_id *core_data(const struct core *c)
 {
-	return &c->data;
+	return &c->dataset.id;
 }
 
 int core_data_is_fixed(const struct core *c)
 {
-	return c->data_fixed;
+	return c->dataset.fixed;
 }
 
 void core_worker(const struct core *c, uint32_t i, struct worker_view *v)

@@ -57,7 +57,7 @@ static void say_data(struct say *s, const struct data_id *d)
 static void refuse_images(
 	struct core *c, const struct images *run, const struct images *theirs, uint32_t peer)
 {
-	struct say *s = &c->said;
+	struct say *s = &c->effects.said;
 
 	say_begin(s, "the run's model is for images of ");
 	say_images(s, run);
@@ -69,13 +69,13 @@ static void refuse_images(
 
 static void refuse_data(struct core *c, const struct data_id *d, uint32_t peer)
 {
-	struct say *s = &c->said;
+	struct say *s = &c->effects.said;
 
 	say_begin(s, "data set ");
 	say_data(s, d);
-	if (c->data_fixed) {
+	if (c->dataset.fixed) {
 		say_text(s, " is not the run's ");
-		say_data(s, &c->data);
+		say_data(s, &c->dataset.id);
 	} else {
 		say_text(s, " is not the server's --data-id ");
 		say_hex(s, c->cfg.data_id);
@@ -92,7 +92,7 @@ static const char *metrics_or_accuracy(const char *text)
 
 static void refuse_metrics(struct core *c, const char *theirs, uint32_t peer)
 {
-	struct say *s = &c->said;
+	struct say *s = &c->effects.said;
 
 	say_begin(s, "this worker evaluates the metrics \"");
 	say_text(s, metrics_or_accuracy(theirs));
@@ -136,8 +136,8 @@ int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 		refuse_images(c, &c->cfg.images, &theirs, peer);
 		return 0;
 	}
-	if (c->data_fixed ? workers_same_data(d, &c->data)
-			  : !c->cfg.data_id_given || d->xxh3 == c->cfg.data_id)
+	if (c->dataset.fixed ? workers_same_data(d, &c->dataset.id)
+			     : !c->cfg.data_id_given || d->xxh3 == c->cfg.data_id)
 		return 1;
 	refuse_data(c, d, peer);
 	return 0;
@@ -180,14 +180,14 @@ static int is_contested(const struct core *c, int all_are_stalled)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
 		if (may_vote(&c->worker[i], all_are_stalled) &&
-			!workers_same_data(&c->worker[i].session.data, &c->data))
+			!workers_same_data(&c->worker[i].session.data, &c->dataset.id))
 			return 1;
 	return 0;
 }
 
 void dataset_choose(struct core *c)
 {
-	struct data_id best = c->data;
+	struct data_id best = c->dataset.id;
 	int all_are_stalled;
 
 	all_are_stalled = core_live_workers(c) == 0;
@@ -200,7 +200,7 @@ void dataset_choose(struct core *c)
 							    votes(c, &best, all_are_stalled))
 			best = w->session.data;
 	}
-	if (!workers_same_data(&best, &c->data))
+	if (!workers_same_data(&best, &c->dataset.id))
 		adopt(c, &best);
 }
 
@@ -208,7 +208,7 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
 {
 	int replay = rights_of_replay(c, w, p);
 
-	if (c->data_fixed || !replay)
+	if (c->dataset.fixed || !replay)
 		return REJECT_WORK;
 	adopt(c, &w->session.data);
 	return REJECT_NONE;
@@ -218,13 +218,13 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
  * refused. */
 void dataset_contributed(struct core *c)
 {
-	c->data_fixed = 1;
+	c->dataset.fixed = 1;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
 		struct worker *w = &c->worker[i];
 
 		if (w->session.state == SESSION_JOINING || w->session.state == SESSION_LIVE ||
 			w->session.state == SESSION_SUSPECT)
-			if (!workers_same_data(&w->session.data, &c->data))
+			if (!workers_same_data(&w->session.data, &c->dataset.id))
 				departure_die(c, w, WORKER_GONE);
 	}
 }

@@ -7,6 +7,11 @@
 
 struct worker;
 
+struct dataset {
+	struct data_id id;
+	int fixed; /* 1: a contribution has fixed the data set */
+};
+
 /* Returns 1 if a worker with the data set and the metrics of this HELLO may join. If not, refuses
  * `peer` with the reason. */
 int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer);

@@ -25,8 +25,8 @@ void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int st
 
 void departure_part(struct core *c, const struct worker *w, uint32_t peer)
 {
-	if (c->end_status != PS_ESHUTDOWN || !worker_may_return(w))
-		departure_bye(c, w, peer, c->end_status);
+	if (c->run.end_status != PS_ESHUTDOWN || !worker_may_return(w))
+		departure_bye(c, w, peer, c->run.end_status);
 }
 
 void departure_part_all(struct core *c)
@@ -82,7 +82,7 @@ void quarantine_bad(struct core *c, struct worker *w)
 	w->quarantine.excluded = 1;
 	w->session.leaving = 1;
 	c->stats.excluded++;
-	c->urgent = 1;
+	c->checkpoints.urgent = 1;
 	quarantine_notify(c, w, w->session.peer);
 }
 

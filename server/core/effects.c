@@ -5,10 +5,10 @@
 
 struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer)
 {
-	struct effect *e = &c->effect[c->n_effects];
+	struct effect *e = &c->effects.effect[c->effects.n];
 
-	PS_ASSERT(c->n_effects < c->max_effects); /* invariant: layout.c has the worst case */
-	c->n_effects++;
+	PS_ASSERT(c->effects.n < c->effects.max); /* invariant: layout.c has the worst case */
+	c->effects.n++;
 	e->kind = kind;
 	e->durable_first = 0;
 	e->peer = peer;
@@ -33,9 +33,9 @@ void effects_add_worker(struct core *c, const struct worker *w, enum worker_chan
 
 void effects_begin(struct core *c)
 {
-	if (!c->begun)
+	if (!c->effects.begun)
 		(void)effects_add(c, EFFECT_BEGIN, 0);
-	c->begun = 1;
+	c->effects.begun = 1;
 }
 
 struct msg *effects_send(struct core *c, uint32_t peer, enum msg_type type)
@@ -50,13 +50,13 @@ struct msg *effects_send_committed(struct core *c, uint32_t peer, enum msg_type 
 {
 	struct msg *m = effects_send(c, peer, type);
 
-	c->effect[c->n_effects - 1].durable_first = 1;
+	c->effects.effect[c->effects.n - 1].durable_first = 1;
 	return m;
 }
 
 struct msg *effects_send_decided(struct core *c, uint32_t peer, enum msg_type type)
 {
-	c->commits = 1;
+	c->effects.commits = 1;
 	return effects_send_committed(c, peer, type);
 }
 
@@ -71,19 +71,19 @@ void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected
 void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
 	effects_refuse(c, peer, PS_EFENCED, 0, "a newer incarnation of this worker exists");
-	c->effect[c->n_effects - 1].worker = worker;
-	c->effect[c->n_effects - 1].incarnation = incarnation;
+	c->effects.effect[c->effects.n - 1].worker = worker;
+	c->effects.effect[c->effects.n - 1].incarnation = incarnation;
 }
 
 int core_sends_weights(const struct core *c)
 {
-	return c->sends_weights;
+	return c->effects.sends_weights;
 }
 
 const struct effect *core_effect(const struct core *c, size_t i)
 {
-	i += !c->commits;
-	return i < c->n_effects ? &c->effect[i] : NULL;
+	i += !c->effects.commits;
+	return i < c->effects.n ? &c->effects.effect[i] : NULL;
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */

@@ -11,6 +11,22 @@
 
 struct worker;
 
+#define SAY_BYTES 256 /* workers show at most 255 characters of a refusal */
+
+struct say {
+	char text[SAY_BYTES];
+	size_t n; /* number of characters; a NUL follows them */
+};
+
+struct effects {
+	struct effect *effect; /* effect[0] is always EFFECT_COMMIT */
+	size_t n, max;
+	int commits;       /* 1: this step emits EFFECT_COMMIT */
+	int sends_weights; /* 1: this step sends the current weights */
+	int begun;         /* 1: EFFECT_BEGIN was emitted since this start of the server */
+	struct say said;   /* the text of this step's refusal, if numbers are inserted */
+};
+
 struct effect *effects_add(struct core *c, enum effect_kind kind, uint32_t peer);
 void effects_add_epoch(struct core *c, enum effect_kind kind, uint32_t epoch);
 void effects_add_worker(struct core *c, const struct worker *w, enum worker_change change);
@@ -28,13 +44,6 @@ struct msg *effects_send_decided(struct core *c, uint32_t peer, enum msg_type ty
 void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text);
 /* Refuses a process of `incarnation`: a newer process has taken the slot of `worker`. */
 void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint32_t incarnation);
-
-#define SAY_BYTES 256 /* workers show at most 255 characters of a refusal */
-
-struct say {
-	char text[SAY_BYTES];
-	size_t n; /* number of characters; a NUL follows them */
-};
 
 void say_begin(struct say *s, const char *text);
 void say_text(struct say *s, const char *text);

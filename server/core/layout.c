@@ -164,8 +164,8 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	for (uint32_t i = 0; i < cfg->sessions.max_workers; i++)
 		c->worker[i].ledger.decisions = d + (size_t)i * cfg->sessions.replay_window;
 	c->epoch = (struct epoch_record *)(void *)(base + l.epochs);
-	c->effect = (struct effect *)(void *)(base + l.effects);
-	c->max_effects = max_effects(cfg);
+	c->effects.effect = (struct effect *)(void *)(base + l.effects);
+	c->effects.max = max_effects(cfg);
 	c->leases.batch = base + l.batches;
 	c->leases.copies = base + l.copies;
 	c->leases.portion = base + l.portions;
@@ -177,7 +177,7 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
 		c->store.state[i] = floats_at(memory, l.state[i]);
 	place_modes(c, memory, &l);
-	c->generation = cfg->generation;
+	c->checkpoints.generation = cfg->generation;
 	c->store.version_term = cfg->term;
 	return c;
 }

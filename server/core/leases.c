@@ -26,7 +26,7 @@ void leases_open(struct core *c, const struct data_id *d)
 {
 	struct leases *l = &c->leases;
 
-	c->data = *d;
+	c->dataset.id = *d;
 	l->n_batches = batch_ledger_ceil_div(d->n_train, c->cfg.training.batch_size);
 	l->eval_size = c->cfg.leases.eval_images;
 	if (l->eval_size < batch_ledger_ceil_div(d->n_test, WIRE_MAX_BATCHES))
@@ -49,7 +49,7 @@ void leases_advance(struct core *c)
 	PS_ASSERT(l->n_done == l->n_batches && l->n_free == 0); /* invariant 2 */
 	c->epoch[l->epoch].end_ms = c->now_ms;
 	effects_add_epoch(c, EFFECT_TRAINED, l->epoch);
-	c->epoch_begun = 0;
+	c->leases.announced = 0;
 	store_freeze(c);
 	l->evaluating = 1;
 	l->n_evaluated = 0;
@@ -57,7 +57,7 @@ void leases_advance(struct core *c)
 	l->epoch++;
 	if (l->epoch < c->cfg.training.epochs)
 		open_epoch(c);
-	c->dirty = 1;
+	c->checkpoints.dirty = 1;
 }
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
@@ -68,14 +68,14 @@ static void evaluated(struct core *c)
 
 	l->evaluating = 0;
 	effects_add_epoch(c, EFFECT_EVALUATED, l->epoch - 1);
-	c->dirty = 1;
+	c->checkpoints.dirty = 1;
 	if (l->epoch >= c->cfg.training.epochs)
 		run_end(c, PS_EDONE);
 }
 
 static uint32_t portion_images(const struct core *c, uint32_t first)
 {
-	uint32_t left = c->data.n_test - first;
+	uint32_t left = c->dataset.id.n_test - first;
 
 	return left < c->leases.eval_size ? left : c->leases.eval_size;
 }
@@ -103,7 +103,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
 		return;
 	}
-	if (r->eval_first >= c->data.n_test || r->eval_first % l->eval_size ||
+	if (r->eval_first >= c->dataset.id.n_test || r->eval_first % l->eval_size ||
 		r->eval_count != portion_images(c, r->eval_first) || r->correct > r->eval_count) {
 		effects_refuse(c, ev->peer, PS_EPROTO, 0,
 			"this is not the result of a granted evaluation");
@@ -131,7 +131,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 	rec->eval_loss_sum += r->loss_sum;
 	for (size_t m = 0; m < METRICS_MAX; m++)
 		rec->metric_sum[m] += r->metric_sum[m];
-	c->dirty = 1;
+	c->checkpoints.dirty = 1;
 	if (++l->n_evaluated == l->n_portions)
 		evaluated(c);
 }
@@ -153,8 +153,8 @@ static void grant(struct core *c, struct worker *w)
 	c->stats.leases++;
 	pace_granted(c, w);
 	effects_begin(c);
-	if (w->lease.grant.kind == GRANT_TRAIN && !c->epoch_begun) {
-		c->epoch_begun = 1;
+	if (w->lease.grant.kind == GRANT_TRAIN && !c->leases.announced) {
+		c->leases.announced = 1;
 		effects_add_epoch(c, EFFECT_EPOCH_BEGUN, w->lease.grant.work.epoch);
 	}
 	send_grant(c, w, w->session.peer);
@@ -386,7 +386,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 
 void leases_tick(struct core *c)
 {
-	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->ending == END_NOT; i++)
+	for (uint32_t i = 0; i < c->cfg.sessions.max_workers && c->run.ending == END_NOT; i++)
 		if (pace_check(c, &c->worker[i]))
 			batch_ledger_release(c, &c->worker[i]);
 	pace_find_late(c);

@@ -44,9 +44,9 @@ static void answer(struct core *c, struct worker *w, const struct msg_push *p,
 		.code = d->code};
 
 	if (p->pull) {
-		c->pulling.worker = w;
-		c->pulling.request = p->pull;
-		c->pulling.ack = ack;
+		c->ledger.pulling.worker = w;
+		c->ledger.pulling.request = p->pull;
+		c->ledger.pulling.ack = ack;
 	} else {
 		effects_send_decided(c, w->session.peer, MSG_ACK)->ack = ack;
 	}
@@ -113,12 +113,12 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 		c->stats.accepted++ == 0 ? loss : c->stats.loss + 0.02 * (loss - c->stats.loss);
 	if (w->quarantine.bad_streak > 0 || !w->quarantine.sound)
 		quarantine_good(w);
-	if (!c->data_fixed && c->cfg.training.epochs > 0)
+	if (!c->dataset.fixed && c->cfg.training.epochs > 0)
 		dataset_contributed(c);
 	if (c->cfg.training.epochs > 0)
 		batch_ledger_mark(c, &p->work);
 	w->ledger.images += p->images;
-	c->computed += p->images;
+	c->ledger.computed += p->images;
 	c->rules->take(c, w, p);
 }
 
@@ -149,10 +149,10 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	w->ledger.last_seq = p->seq;
 	c->stats.pushes++;
 	w->counts.pushes++;
-	c->push_ms = c->now_ms;
+	c->ledger.push_ms = c->now_ms;
 	if (c->cfg.training.epochs == 0)
 		effects_begin(c);
-	c->dirty = 1;
+	c->checkpoints.dirty = 1;
 	if (r == REJECT_NONE || r == REJECT_STALE || superseded)
 		(void)pace_trained(c, w, &p->work, r == REJECT_NONE);
 	if (r == REJECT_NONE) {
@@ -178,7 +178,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 	else if (!c->cfg.checkpoint.wal &&
 		 w->ledger.last_seq - w->ledger.durable_seq >= c->cfg.sessions.replay_window / 2)
 		/* take a snapshot now, so that the worker does not have to wait for one later */
-		c->urgent = 1;
+		c->checkpoints.urgent = 1;
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */
 	answer(c, w, p, d, 0);
 	if (r == REJECT_NONFINITE)
@@ -194,7 +194,7 @@ void ledger_on_push(struct core *c, struct worker *w, const struct event *ev)
 		effects_refuse(c, ev->peer, PS_EPROTO, 0, "seq counts from 1");
 		return;
 	}
-	if (c->ending != END_NOT && p->seq > w->ledger.last_seq && run_is_closed(c))
+	if (c->run.ending != END_NOT && p->seq > w->ledger.last_seq && run_is_closed(c))
 		/* no answer: the server reports no decision before the last snapshot is on disk */
 		return;
 	if (p->seq > w->ledger.last_seq + 1) {

@@ -28,6 +28,20 @@ struct worker_ledger {
 	uint64_t replay_target;
 };
 
+struct ledger {
+	/* for display only: since this start of the server, and in no snapshot */
+	uint64_t computed; /* images of the accepted pushes */
+	uint64_t push_ms;  /* when the newest push was decided; 0: none was */
+
+	/* The push of this step that also requests weights. Its answer waits for the weights that
+	 * the step makes. */
+	struct {
+		struct worker *worker; /* NULL: this step has no such push */
+		uint64_t request;
+		struct msg_ack ack;
+	} pulling;
+};
+
 void ledger_on_push(struct core *c, struct worker *w, const struct event *ev);
 
 #endif

@@ -262,7 +262,7 @@ int pace_check(struct core *c, struct worker *w)
 
 	if (!p->since_ms || w->session.state != SESSION_LIVE)
 		return 0;
-	if (c->recovering || waits_for_checkpoint(c, w)) {
+	if (c->run.recovering || waits_for_checkpoint(c, w)) {
 		restart_clock(c, p);
 		return 0;
 	}

@@ -4,29 +4,30 @@
 
 int run_has_begun(const struct core *c)
 {
-	return c->started || c->cfg.training.epochs == 0;
+	return c->run.begun || c->cfg.training.epochs == 0;
 }
 
 void run_end(struct core *c, int status)
 {
-	if (c->ending != END_NOT)
+	if (c->run.ending != END_NOT)
 		return;
-	c->ending = END_SNAPSHOT;
-	c->end_status = status;
-	c->save_failing = 0; /* an earlier failure does not delay the last snapshot */
+	c->run.ending = END_SNAPSHOT;
+	c->run.end_status = status;
+	c->checkpoints.failing = 0; /* an earlier failure does not delay the last snapshot */
 }
 
 /* During a drain, the core decides pushes until it takes the last snapshot. A run that is complete
  * or diverged decides no push. */
 int run_is_closed(const struct core *c)
 {
-	return c->ending >= END_SAVING ||
-	       (c->ending == END_SNAPSHOT && c->end_status != PS_ESHUTDOWN);
+	return c->run.ending >= END_SAVING ||
+	       (c->run.ending == END_SNAPSHOT && c->run.end_status != PS_ESHUTDOWN);
 }
 
 int run_gives_work(struct core *c)
 {
-	if (!c->started && workers_of_run(c) >= c->cfg.leases.min_workers)
-		c->started = 1;
-	return c->started && !c->recovering && c->ending == END_NOT && c->leases.n_batches;
+	if (!c->run.begun && workers_of_run(c) >= c->cfg.leases.min_workers)
+		c->run.begun = 1;
+	return c->run.begun && !c->run.recovering && c->run.ending == END_NOT &&
+	       c->leases.n_batches;
 }

@@ -7,6 +7,15 @@
 
 enum ending { END_NOT, END_SNAPSHOT, END_SAVING, END_OVER };
 
+struct run {
+	int begun; /* 1: min_workers workers have been live at the same time */
+	/* 1: the server has started from a snapshot and grants no lease yet */
+	int recovering;
+	uint64_t recover_by_ms; /* when the recovery ends at the latest; 0: not set yet */
+	enum ending ending;
+	int end_status;
+};
+
 /* 1: min_workers workers have been live at the same time. A run without a data set has always
  * begun. */
 int run_has_begun(const struct core *c);

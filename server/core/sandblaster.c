@@ -64,7 +64,7 @@ static void open_window(struct core *c, uint32_t first)
 	/* If L-BFGS knows the gradient of these images already, it publishes the first trial point
 	 * now. The window's portions are then computed at that point. */
 	if (c->cfg.optim.kind == OPTIM_LBFGS && lbfgs_begin(c, is_whole(c)))
-		c->dirty = 1;
+		c->checkpoints.dirty = 1;
 }
 
 static void sandblaster_open(struct core *c)
@@ -81,7 +81,7 @@ static void finish_step(struct core *c, uint64_t images, double loss_sum)
 	c->epoch[c->leases.epoch].updates++;
 	c->stats.updates++;
 	c->stats.staleness[0]++;
-	c->dirty = 1;
+	c->checkpoints.dirty = 1;
 	s->open = 0;
 	if (s->end < c->leases.n_batches)
 		open_window(c, s->end);
@@ -107,7 +107,7 @@ static void sandblaster_settle(struct core *c)
 	} else {
 		batch_ledger_window(c, s->first, s->end);
 		s->pass++;
-		c->dirty = 1;
+		c->checkpoints.dirty = 1;
 	}
 }
 

@@ -28,13 +28,13 @@ static void fence(struct core *c, const struct worker *w, const struct stamp *ol
 
 static void refuse_run(struct core *c, const struct run_id *theirs, uint32_t peer)
 {
-	say_begin(&c->said, "this server is in another run (");
-	say_run(&c->said, &c->cfg.run);
-	say_text(&c->said, "; yours was ");
-	say_run(&c->said, theirs);
-	say_text(&c->said, "): start this worker again to join it, or the server with the "
-			   "--checkpoint-dir of your run");
-	effects_refuse(c, peer, PS_EWRONGRUN, 0, c->said.text);
+	say_begin(&c->effects.said, "this server is in another run (");
+	say_run(&c->effects.said, &c->cfg.run);
+	say_text(&c->effects.said, "; yours was ");
+	say_run(&c->effects.said, theirs);
+	say_text(&c->effects.said, "): start this worker again to join it, or the server with the "
+				   "--checkpoint-dir of your run");
+	effects_refuse(c, peer, PS_EWRONGRUN, 0, c->effects.said.text);
 }
 
 static uint32_t state_bits(const struct worker *w)
@@ -123,15 +123,15 @@ static void hold_slot(struct core *c, struct worker *w, uint32_t peer)
  * incarnation. */
 static void join(struct core *c, struct worker *w)
 {
-	c->dirty = 1;
+	c->checkpoints.dirty = 1;
 	w->session.state = SESSION_JOINING;
 	if (!c->cfg.durable || c->cfg.checkpoint.wal) {
 		w->session.join_generation = 0;
 		go_live(c, w);
 		return;
 	}
-	w->session.join_generation = c->generation + 1;
-	c->urgent = 1;
+	w->session.join_generation = c->checkpoints.generation + 1;
+	c->checkpoints.urgent = 1;
 }
 
 /* Returns the slot that has this name. If there is none, returns a slot without a name whose worker
@@ -173,12 +173,12 @@ static struct worker *hello_again(struct core *c, uint32_t peer)
 
 static void refuse_full(struct core *c, uint32_t peer)
 {
-	say_begin(&c->said, "all ");
-	say_number(&c->said, c->cfg.sessions.max_workers);
-	say_text(&c->said,
+	say_begin(&c->effects.said, "all ");
+	say_number(&c->effects.said, c->cfg.sessions.max_workers);
+	say_text(&c->effects.said,
 		" worker slots are taken: end a worker, or start the server again with a "
 		"larger --max-workers");
-	effects_refuse(c, peer, PS_EFULL, 0, c->said.text);
+	effects_refuse(c, peer, PS_EFULL, 0, c->effects.said.text);
 }
 
 static void hello_new(struct core *c, const struct event *ev)
@@ -233,15 +233,16 @@ static int has_reused_incarnation(const struct worker *w, const struct stamp *cl
 static void refuse_rollback(
 	struct core *c, const struct worker *w, const struct msg_hello *h, uint32_t peer)
 {
-	say_begin(&c->said, "the server's state has ");
-	say_number(&c->said, w ? w->ledger.last_seq : 0);
-	say_text(&c->said, " pushes of worker ");
-	say_number(&c->said, h->resume.worker);
-	say_text(&c->said, ", but ");
-	say_number(&c->said, h->durable_seq);
-	say_text(&c->said, " were acknowledged as durable: give it the newest checkpoint, or start "
-			   "it with --accept-rollback");
-	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->said.text);
+	say_begin(&c->effects.said, "the server's state has ");
+	say_number(&c->effects.said, w ? w->ledger.last_seq : 0);
+	say_text(&c->effects.said, " pushes of worker ");
+	say_number(&c->effects.said, h->resume.worker);
+	say_text(&c->effects.said, ", but ");
+	say_number(&c->effects.said, h->durable_seq);
+	say_text(&c->effects.said,
+		" were acknowledged as durable: give it the newest checkpoint, or start "
+		"it with --accept-rollback");
+	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->effects.said.text);
 }
 
 /* An operator cannot restore a checkpoint that is older than this. A larger claim is a lie, and
@@ -277,7 +278,7 @@ static int accept_rollback(
 		w->ledger.last_seq = h->durable_seq;
 		worker_forget_decisions(c, w); /* the decisions on these pushes are lost */
 	}
-	c->dirty = 1;
+	c->checkpoints.dirty = 1;
 	return 1;
 }
 
@@ -347,13 +348,13 @@ static void hello_too_late(struct core *c, const struct event *ev)
 		 w->ledger.last_seq < h->last_seq && worker_may_return(w))
 		departure_part(c, w, ev->peer);
 	else
-		departure_bye(c, NULL, ev->peer, c->end_status);
+		departure_bye(c, NULL, ev->peer, c->run.end_status);
 }
 
 void sessions_on_hello(struct core *c, struct worker *none, const struct event *ev)
 {
 	const struct msg_hello *h = &ev->msg->hello;
-	int data_fixed = c->data_fixed;
+	int data_fixed = c->dataset.fixed;
 
 	(void)none;
 	c->stats.hellos++;
@@ -361,13 +362,13 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 		welcome(c, NULL, ev->peer);
 	else if (!dataset_admits(c, h, ev->peer))
 		return; /* a worker with another data set is refused after the end, too */
-	else if (c->ending == END_OVER)
+	else if (c->run.ending == END_OVER)
 		hello_too_late(c, ev);
 	else if (h->resume.run.hi | h->resume.run.lo)
 		hello_resume(c, ev);
-	else if (c->ending == END_NOT)
+	else if (c->run.ending == END_NOT)
 		hello_new(c, ev);
-	PS_ASSERT(c->data_fixed == data_fixed); /* invariant 1 of dataset.c */
+	PS_ASSERT(c->dataset.fixed == data_fixed); /* invariant 1 of dataset.c */
 }
 
 /* ---- liveness -------------------------------------------------------------------------------- */
@@ -406,7 +407,7 @@ void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev)
 		return;
 	}
 	w->session.leaving = 1;
-	c->urgent = 1;
+	c->checkpoints.urgent = 1;
 }
 
 void sessions_tick(struct core *c)

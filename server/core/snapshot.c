@@ -88,7 +88,7 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u64(k, &n);
 	cfg->n_params = n;
 	config_put(k, cfg);
-	flag(k, &c->started);
+	flag(k, &c->run.begun);
 	u64(k, &c->store.version_term);
 	refuse_over(k, c->store.version_term, cfg->term);
 	put_stats(k, &c->stats);
@@ -220,17 +220,17 @@ int snapshot_data_id(const unsigned char *leases, size_t size, struct data_id *d
 /* The data set of the run. Reading a data set also opens the batch ledger. */
 static void put_data(struct cursor *k, struct core *c)
 {
-	struct data_id d = c->data;
+	struct data_id d = c->dataset.id;
 
 	put_data_id(k, &d);
-	flag(k, &c->data_fixed);
-	if (k->in && (d.n_train || c->data_fixed)) {
+	flag(k, &c->dataset.fixed);
+	if (k->in && (d.n_train || c->dataset.fixed)) {
 		if (c->cfg.training.epochs == 0 || !leases_can_open(c, &d))
 			set_error(k, MALFORMED);
 		else
 			leases_open(c, &d);
 	}
-	if (k->in && c->data_fixed && c->cfg.data_id_given && d.xxh3 != c->cfg.data_id)
+	if (k->in && c->dataset.fixed && c->cfg.data_id_given && d.xxh3 != c->cfg.data_id)
 		set_option_error(k, "its data set has another fingerprint than --data-id");
 }
 
@@ -239,7 +239,7 @@ static void put_data(struct cursor *k, struct core *c)
 static void put_portions(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
-	uint64_t n_test = c->data.n_test;
+	uint64_t n_test = c->dataset.id.n_test;
 
 	u32(k, &l->eval_size);
 	if (k->error || l->eval_size == 0 || n_test > (uint64_t)l->eval_size * WIRE_MAX_BATCHES) {
@@ -557,7 +557,7 @@ static void put_session(struct cursor *k, struct worker *w)
 static void put_copies(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
-	uint64_t n_test = c->data.n_test;
+	uint64_t n_test = c->dataset.id.n_test;
 
 	u32(k, &l->eval_size);
 	if (l->n_batches &&
@@ -610,28 +610,28 @@ static void put_metric_sums(struct cursor *k, struct core *c)
 
 static void put_snapshots(struct cursor *k, struct core *c)
 {
-	u64(k, &c->generation);
-	flag(k, &c->saving);
-	flag(k, &c->save_failing);
-	flag(k, &c->urgent);
-	flag(k, &c->dirty);
-	u64(k, &c->snapshot_ms);
+	u64(k, &c->checkpoints.generation);
+	flag(k, &c->checkpoints.saving);
+	flag(k, &c->checkpoints.failing);
+	flag(k, &c->checkpoints.urgent);
+	flag(k, &c->checkpoints.dirty);
+	u64(k, &c->checkpoints.begin_ms);
 	for (size_t i = 0; i < CORE_MAX_ADMINS; i++) {
-		u32(k, &c->admin[i].peer);
-		u64(k, &c->admin[i].generation);
+		u32(k, &c->checkpoints.waiting[i].peer);
+		u64(k, &c->checkpoints.waiting[i].generation);
 	}
 }
 
 static void put_life(struct cursor *k, struct core *c)
 {
-	uint32_t end_status = (uint32_t)-c->end_status;
+	uint32_t end_status = (uint32_t)-c->run.end_status;
 
 	u64(k, &c->sync.begin_ms);
-	flag(k, &c->recovering);
-	u64(k, &c->recover_by_ms);
-	c->ending = (enum ending)choice(k, (uint32_t)c->ending, END_NOT, END_OVER);
+	flag(k, &c->run.recovering);
+	u64(k, &c->run.recover_by_ms);
+	c->run.ending = (enum ending)choice(k, (uint32_t)c->run.ending, END_NOT, END_OVER);
 	u32(k, &end_status);
-	c->end_status = -(int)(end_status & INT32_MAX);
+	c->run.end_status = -(int)(end_status & INT32_MAX);
 	u64(k, &c->now_ms);
 }
 
@@ -744,7 +744,7 @@ static void reset_after_restart(struct core *c)
 		struct worker *w = &c->worker[i];
 
 		w->ledger.durable_seq = w->ledger.last_seq;
-		c->recovering |= w->session.state == SESSION_AWAY;
+		c->run.recovering |= w->session.state == SESSION_AWAY;
 	}
 	c->stats.recoveries++;
 	if (l->n_batches && l->epoch >= c->cfg.training.epochs && !l->evaluating)

@@ -176,7 +176,7 @@ static int grants_fit(const struct core *c)
 		if (grant->kind == GRANT_TRAIN &&
 			(g->first > l->n_batches || g->count > l->n_batches - g->first))
 			return 0;
-		if (grant->kind == GRANT_EVAL && grant->eval_first >= c->data.n_test)
+		if (grant->kind == GRANT_EVAL && grant->eval_first >= c->dataset.id.n_test)
 			return 0;
 	}
 	return 1;
@@ -200,7 +200,7 @@ static int data_is_fixed_in_time(const struct core *c)
 {
 	const struct leases *l = &c->leases;
 
-	return c->data_fixed ||
+	return c->dataset.fixed ||
 	       (l->n_done == 0 && l->epoch == 0 && !l->evaluating && c->early.n == 0);
 }
 

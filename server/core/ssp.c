@@ -14,7 +14,7 @@
  * count. But during a recovery, the server expects each absent worker back at its old clock. */
 static int is_racing(const struct core *c, const struct worker *w)
 {
-	if (c->recovering && w->session.state == SESSION_AWAY)
+	if (c->run.recovering && w->session.state == SESSION_AWAY)
 		return w->ssp.racing;
 	return worker_is_active(w) && pace_is_at_work(w) &&
 	       !(w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL);

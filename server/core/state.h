@@ -1,5 +1,5 @@
 /*
- * state.h - struct core: the structs of the modules, and the fields of core.c. For the files of
+ * state.h - struct core: the structs of the modules, and what all of them use. For the files of
  * server/core only.
  *
  * The caller of core_init provides one block of memory. The block holds everything except the
@@ -13,7 +13,9 @@
 #include "server/core/accumulator.h"
 #include "server/core/backups.h"
 #include "server/core/batch_ledger.h"
+#include "server/core/checkpoints.h"
 #include "server/core/core.h"
+#include "server/core/dataset.h"
 #include "server/core/early.h"
 #include "server/core/effects.h"
 #include "server/core/lbfgs.h"
@@ -24,69 +26,30 @@
 #include "server/core/sync.h"
 #include "server/core/workers.h"
 
-#define CORE_MAX_ADMINS 8
-
 struct rules; /* modes.h */
 
 struct core {
 	struct core_config cfg;
 	const struct rules *rules; /* the functions of the run's mode */
+	uint64_t now_ms;           /* the time of this step */
 	struct core_stats stats;
-	struct data_id data;
-	int data_fixed; /* 1: a contribution has fixed the data set (dataset.c) */
+	struct epoch_record *epoch; /* the results of the epochs */
+
+	struct dataset dataset;
+	struct run run;
 	struct worker *worker;
 	struct leases leases;
+	struct ledger ledger;
 	struct early early;
 	struct store store;
-	struct epoch_record *epoch;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;
 	struct sandblaster sandblaster;
 	struct backups backups;
 	struct sync sync;
 	struct lbfgs lbfgs;
-
-	/* snapshots */
-	uint64_t generation; /* number of the newest snapshot that was started */
-	int saving;
-	int save_failing;     /* 1: the newest completed attempt to save a snapshot failed */
-	int urgent;           /* 1: a snapshot is due, whatever --checkpoint-ms says */
-	int dirty;            /* 1: the state has changed since the newest snapshot */
-	uint64_t snapshot_ms; /* time at which the newest snapshot was started */
-	struct {
-		uint32_t peer;
-		uint64_t generation;
-		/* requests that the core answers when their generation is durable */
-	} admin[CORE_MAX_ADMINS];
-
-	/* life */
-	int started; /* 1: min_workers workers have been live at the same time */
-	/* 1: the server has started from a snapshot and grants no lease yet */
-	int recovering;
-	uint64_t recover_by_ms; /* when the recovery ends at the latest; 0: not set yet */
-	enum ending ending;
-	int end_status;
-	uint64_t now_ms;
-
-	/* for display only: since this start of the server, and in no snapshot */
-	uint64_t computed;      /* images of the accepted pushes */
-	uint64_t push_ms;       /* when the newest push was decided; 0: none was */
-	int begun, epoch_begun; /* 1: the core has emitted EFFECT_BEGIN, EFFECT_EPOCH_BEGUN */
-
-	/* The push of this step that also requests weights. Its answer waits for the weights that
-	 * the step makes. */
-	struct {
-		struct worker *worker; /* NULL: this step has no such push */
-		uint64_t request;
-		struct msg_ack ack;
-	} pulling;
-
-	struct say said; /* buffer for the text of this step's refusal, if numbers are inserted */
-
-	struct effect *effect; /* effect[0] is always EFFECT_COMMIT */
-	size_t n_effects, max_effects;
-	int commits;       /* 1: this step emits EFFECT_COMMIT */
-	int sends_weights; /* 1: this step sends the current weights */
+	struct checkpoints checkpoints;
+	struct effects effects;
 };
 
 /* layout.c: lays out the block and clears it. The caller fills in the weights. */

@@ -250,7 +250,7 @@ void store_step(struct core *c, const float *g, double eta)
 
 double store_rate(const struct core *c)
 {
-	uint64_t total = (uint64_t)c->cfg.training.epochs * c->data.n_train;
+	uint64_t total = (uint64_t)c->cfg.training.epochs * c->dataset.id.n_train;
 
 	return c->cfg.rate.lr *
 	       schedule_factor(&c->cfg.schedule, c->stats.images, total, c->cfg.training.epochs);
@@ -281,7 +281,7 @@ void store_publish(struct core *c, float *next)
 	st->version++;
 	st->version_term = c->cfg.term;
 	c->stats.version = st->version;
-	c->commits = 1;
+	c->effects.commits = 1;
 }
 
 int store_is_current(const struct core *c, const struct msg_push *p)

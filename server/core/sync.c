@@ -144,7 +144,7 @@ static int is_complete(const struct core *c)
 		return 0;
 	if (c->leases.n_done == c->leases.n_batches)
 		return 1;
-	if (c->recovering) /* more replays of this step may arrive */
+	if (c->run.recovering) /* more replays of this step may arrive */
 		return 0;
 	return (c->sync.open && (pushes >= c->sync.due || is_exhausted(c))) ||
 	       count_awaited(c) == 0;
@@ -264,7 +264,7 @@ static int is_idle(const struct core *c, const struct worker *w)
 
 static void drop_members(struct core *c)
 {
-	if (c->recovering) {
+	if (c->run.recovering) {
 		c->sync.begin_ms = c->now_ms; /* the server expects the absent workers back */
 		return;
 	}
@@ -281,8 +281,8 @@ static void drop_members(struct core *c)
 static void sync_settle(struct core *c)
 {
 	drop_members(c);
-	if (c->sync.open && !c->recovering && c->accumulator.pushes == 0 && count_awaited(c) == 0 &&
-		somebody_is_ready(c))
+	if (c->sync.open && !c->run.recovering && c->accumulator.pushes == 0 &&
+		count_awaited(c) == 0 && somebody_is_ready(c))
 		shut(c); /* all members are gone: a new step begins with the ready workers */
 	begin(c);
 	if (is_complete(c)) {

@@ -3,8 +3,8 @@
 
 void core_work(const struct core *c, struct work_view *v)
 {
-	*v = (struct work_view){.computed = c->computed,
-		.push_ms = c->push_ms,
+	*v = (struct work_view){.computed = c->ledger.computed,
+		.push_ms = c->ledger.push_ms,
 		.images = c->stats.images + c->accumulator.images,
 		.pass = c->cfg.training.mode == MODE_SANDBLASTER && c->sandblaster.open
 				? c->sandblaster.pass
@@ -48,12 +48,13 @@ void core_hold_up(const struct core *c, struct hold_up_view *v)
 
 	*v = (struct hold_up_view){.live = live, .joining = in_state(c, SESSION_JOINING)};
 	note_others(c, v);
-	if (c->ending != END_NOT)
+	if (c->run.ending != END_NOT)
 		return;
-	if (c->recovering && away) {
+	if (c->run.recovering && away) {
 		v->kind = HOLD_UP_RETURN;
 		v->needed = live + away;
-		v->left_ms = c->recover_by_ms > c->now_ms ? c->recover_by_ms - c->now_ms : 0;
+		v->left_ms =
+			c->run.recover_by_ms > c->now_ms ? c->run.recover_by_ms - c->now_ms : 0;
 	} else if (live < needed) {
 		v->kind = HOLD_UP_WORKERS;
 		v->needed = needed;

@@ -62,7 +62,7 @@ int workers_same_data(const struct data_id *a, const struct data_id *b)
 
 int worker_is_of_run(const struct core *c, const struct worker *w)
 {
-	return c->cfg.training.epochs == 0 || workers_same_data(&w->session.data, &c->data);
+	return c->cfg.training.epochs == 0 || workers_same_data(&w->session.data, &c->dataset.id);
 }
 
 uint32_t workers_of_run(const struct core *c)

@@ -76,12 +76,12 @@ static void check_excluded(struct sim *s, const struct core *c)
 						      w->lease.grant.request || w->lease.waiting))
 			sim_violation(s, "slot %u is excluded and still has work", i + 1);
 	}
-	if (c->end_status != PS_EDIVERGED || s->server.ending)
+	if (c->run.end_status != PS_EDIVERGED || s->server.ending)
 		return;
 	s->server.ending = 1; /* check this only once: the other workers may leave later */
 	if (2 * bad <= all)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
-	if (s->training && !c->started)
+	if (s->training && !c->run.begun)
 		sim_violation(s, "the run ends as diverged before it has begun");
 	if (all == 1 && !only->quarantine.sound)
 		sim_violation(s, "the run ends as diverged for a worker that never was sound");
@@ -98,12 +98,12 @@ static void check_core(struct sim *s, const struct core *c)
 				(unsigned long long)w->ledger.last_seq);
 	}
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
-		s->ordered &= c->ending != END_NOT ||
+		s->ordered &= c->run.ending != END_NOT ||
 			      (c->worker[i].session.state != SESSION_SUSPECT &&
 				      !c->worker[i].sync.idle && !c->worker[i].pace.stalled);
-	if (c->recovering && c->recover_by_ms && c->now_ms >= c->recover_by_ms)
+	if (c->run.recovering && c->run.recover_by_ms && c->now_ms >= c->run.recover_by_ms)
 		sim_violation(s, "it recovers since %llu ms longer than it may",
-			(unsigned long long)(c->now_ms - c->recover_by_ms));
+			(unsigned long long)(c->now_ms - c->run.recover_by_ms));
 	check_leases(s, c);
 	check_excluded(s, c);
 	check_trust(s, c);
@@ -133,7 +133,7 @@ int bounds_too_few(const struct sim *s)
 {
 	const struct core *c = s->server.core;
 
-	return c && !c->started && core_live_workers(c) < c->cfg.leases.min_workers;
+	return c && !c->run.begun && core_live_workers(c) < c->cfg.leases.min_workers;
 }
 
 void bounds_trace(struct sim *s)
@@ -159,8 +159,8 @@ void bounds_trace(struct sim *s)
 	}
 	if (c)
 		sim_trace(s, "started=%d recovering=%d ending=%d epoch=%u free=%u done=%u of %u",
-			c->started, c->recovering, c->ending, c->leases.epoch, c->leases.n_free,
-			c->leases.n_done, c->leases.n_batches);
+			c->run.begun, c->run.recovering, c->run.ending, c->leases.epoch,
+			c->leases.n_free, c->leases.n_done, c->leases.n_batches);
 	if (c && c->cfg.training.mode == MODE_SYNC)
 		sim_trace(s, "step open=%d batches=%u..%u due=%u pushes=%u of version=%llu",
 			c->sync.open, c->sync.first, c->sync.end, c->sync.due,

@@ -26,7 +26,7 @@ static void begin(struct sim *s, const struct core *c)
 
 	*t = (struct sim_steps){
 		.version = core_stats(c)->version, .left = c->leases.n_batches - c->leases.n_done};
-	if (!c->started || c->recovering || c->accumulator.pushes ||
+	if (!c->run.begun || c->run.recovering || c->accumulator.pushes ||
 		c->leases.epoch >= c->cfg.training.epochs)
 		return;
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++)
@@ -62,7 +62,7 @@ void steps_before(struct sim *s)
 {
 	const struct core *c = s->server.core;
 
-	s->steps.recovering = c->recovering;
+	s->steps.recovering = c->run.recovering;
 	s->steps.accepted = core_stats(c)->accepted;
 }
 
@@ -108,7 +108,7 @@ void steps_after(struct sim *s, const struct event *ev)
 			t->member[i] = 0;
 		there += t->member[i] && !t->answered[i];
 	}
-	if (t->recovering || c->recovering || is_replay(ev))
+	if (t->recovering || c->run.recovering || is_replay(ev))
 		*t = (struct sim_steps){.version = t->version, .blind = 1};
 	else if (!t->blind && (!t->known || (there == 0 && t->taken == 0)))
 		begin(s, c);

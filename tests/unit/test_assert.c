@@ -60,7 +60,7 @@ static void answer_without_room(void)
 	struct core_fixture f;
 
 	fixture_open(&f, fixture_config());
-	f.core->max_effects = 0;
+	f.core->effects.max = 0;
 	fixture_tick(&f, 0);
 	struct msg m = {.type = MSG_STATUS};
 	fixture_message(&f, 1, &m);
@@ -72,7 +72,7 @@ static void the_core_stops_rather_than_drop_an_effect(void **state)
 
 	(void)state;
 	assert_int_equal(signal_of(answer_without_room, said, sizeof(said)), SIGABRT);
-	assert_non_null(strstr(said, "n_effects"));
+	assert_non_null(strstr(said, "effects.n"));
 }
 
 int main(void)

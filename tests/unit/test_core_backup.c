@@ -347,8 +347,8 @@ static void equal_workers_make_no_copies(enum mode mode)
 	cfg.sandblaster.step_images = 80;
 	cfg.sessions.suspect_ms = cfg.sessions.dead_ms = 1000000;
 	cluster_open(&k, cfg, 4, 200, cluster_ones);
-	for (int i = 0; i < 4000 && k.f.core->ending == END_NOT; i++) {
-		for (uint32_t n = 0; n < 4 && k.f.core->ending == END_NOT; n++) {
+	for (int i = 0; i < 4000 && k.f.core->run.ending == END_NOT; i++) {
+		for (uint32_t n = 0; n < 4 && k.f.core->run.ending == END_NOT; n++) {
 			struct cluster_worker *h = &k.worker[n];
 			int has = h->grant.kind == GRANT_EVAL || h->grant.work.count;
 

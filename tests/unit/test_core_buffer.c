@@ -380,11 +380,11 @@ static double serial_run(struct core_config cfg, uint64_t seed)
 	double max = 0;
 
 	cluster_open(&k, cfg, 4, 735, cluster_bowl);
-	for (int n = 0; n < 100000 && k.f.core->ending == END_NOT; n++) {
+	for (int n = 0; n < 100000 && k.f.core->run.ending == END_NOT; n++) {
 		act(&k, &a, (uint32_t)rng_below(&r, 4));
 		pull_all(&k, pulled);
 	}
-	assert_int_equal(k.f.core->ending, END_OVER);
+	assert_int_equal(k.f.core->run.ending, END_OVER);
 	for (uint32_t e = 0; e < 2; e++)
 		assert_int_equal(core_epoch(k.f.core, e)->images, 735);
 	assert_int_equal(core_stats(k.f.core)->uncompensated, 0);

@@ -101,7 +101,7 @@ static void act(struct fleet *f, uint32_t i)
 
 static int fleet_is_over(const struct fleet *f)
 {
-	return f->k.f.core->ending == END_OVER;
+	return f->k.f.core->run.ending == END_OVER;
 }
 
 /* All workers send heartbeats and work until the run is over, or for `ms`. */

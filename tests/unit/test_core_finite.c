@@ -147,7 +147,7 @@ static void run_trial(const struct trial *t)
 	fixture_open(&f, config_of(t));
 	s = join(&f, t, 9);
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
-	for (int i = 1; i <= PUSHES && f.core->ending == END_NOT; i++)
+	for (int i = 1; i <= PUSHES && f.core->run.ending == END_NOT; i++)
 		taken += push_once(&f, t, s, (uint64_t)i, &r);
 	assert_true(taken > 0);
 	assert_saved_well(&f, t->what);

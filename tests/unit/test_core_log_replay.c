@@ -151,7 +151,7 @@ static int cluster_pass(struct cluster *k, struct rng *r)
 {
 	if (k->f.saving && rng_below(r, 3) == 0)
 		fixture_saved(&k->f, rng_below(r, 4) ? EVENT_DURABLE : EVENT_SAVE_FAILED);
-	else if (rng_below(r, 10) == 0 || k->f.core->ending != END_NOT)
+	else if (rng_below(r, 10) == 0 || k->f.core->run.ending != END_NOT)
 		fixture_tick(&k->f, rng_below(r, 20));
 	else
 		cluster_act(k, (uint32_t)rng_below(r, k->n));

@@ -274,7 +274,7 @@ static void no_run_diverges_before_min_workers_have_joined(void **state)
 		assert_excluded(&f, peer);
 		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	}
-	assert_false(f.core->started);
+	assert_false(f.core->run.begun);
 	fixture_close(&f);
 }
 
@@ -325,7 +325,7 @@ static void a_worker_that_is_expected_back_counts(void **state)
 	f.now_ms += f.cfg.sessions.recovery_ms;
 	fixture_beat(&f, 9, bad);
 	fixture_tick(&f, 1);
-	assert_false(f.core->recovering);
+	assert_false(f.core->run.recovering);
 	push_nan(&f, 9, bad, 2, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
 	fixture_close(&f);
@@ -406,7 +406,7 @@ static void a_restart_keeps_the_exclusion_and_does_not_wait(void **state)
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EQUARANTINE);
 	fixture_come_back(&f, 8, good, 0);
-	assert_false(f.core->recovering);
+	assert_false(f.core->run.recovering);
 	fixture_join(&f, 9, "bad");
 	fixture_close(&f);
 }

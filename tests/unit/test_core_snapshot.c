@@ -264,10 +264,10 @@ static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c),
 	X(an_epoch_past_the_last, c->leases.epoch = 3)                                             \
 	X(an_evaluation_before_any_epoch, c->leases.epoch = 0)                                     \
 	X(an_epoch_before_any_data,                                                                \
-		(memset(&c->data, 0, sizeof(c->data)), c->leases.n_batches = 0))                   \
+		(memset(&c->dataset.id, 0, sizeof(c->dataset.id)), c->leases.n_batches = 0))                   \
 	X(a_portion_of_no_images, c->leases.eval_size = 0)                                         \
-	X(a_data_set_too_large, c->data.n_train = UINT32_MAX)                                      \
-	X(a_data_set_with_nothing_to_test, c->data.n_test = 0)                                     \
+	X(a_data_set_too_large, c->dataset.id.n_train = UINT32_MAX)                                      \
+	X(a_data_set_with_nothing_to_test, c->dataset.id.n_test = 0)                                     \
 	X(a_lease_past_the_end, (c->worker[0].lease.grant.kind = GRANT_TRAIN,                      \
 					c->worker[0].lease.grant.work.first = 5))                  \
 	X(a_lease_longer_than_the_epoch,                                                           \

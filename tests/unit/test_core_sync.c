@@ -189,14 +189,14 @@ static void a_step_has_the_next_batches_of_the_epoch(void **state)
 
 	(void)state;
 	sync_open(&k, sync_config(0), 4, 735, cluster_ones);
-	for (int n = 0; n < 100000 && k.f.core->ending == END_NOT; n++) {
+	for (int n = 0; n < 100000 && k.f.core->run.ending == END_NOT; n++) {
 		const struct msg_grant *g = &k.worker[rng_below(&r, 4)].grant;
 
 		if (g->kind == GRANT_TRAIN && g->work.count)
 			assert_int_equal(g->work.first / 4, g->version - 19 * g->work.epoch);
 		cluster_act(&k, (uint32_t)rng_below(&r, 4));
 	}
-	assert_int_equal(k.f.core->ending, END_OVER);
+	assert_int_equal(k.f.core->run.ending, END_OVER);
 	cluster_close(&k);
 }
 

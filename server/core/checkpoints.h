@@ -1,0 +1,34 @@
+/*
+ * checkpoints.h - decides when the core takes a snapshot, answers the requests that wait for one,
+ * and ends the run after the last one. One snapshot is written at a time.
+ */
+#ifndef SERVER_CORE_CHECKPOINTS_H
+#define SERVER_CORE_CHECKPOINTS_H
+#include "server/core/core.h"
+
+#define CORE_MAX_ADMINS 8
+
+struct checkpoints {
+	uint64_t generation; /* number of the newest snapshot that was started */
+	int saving;
+	int failing;       /* 1: the newest completed attempt to save a snapshot failed */
+	int urgent;        /* 1: a snapshot is due, whatever --checkpoint-ms says */
+	int dirty;         /* 1: the state has changed since the newest snapshot */
+	uint64_t begin_ms; /* time at which the newest snapshot was started */
+	struct {
+		uint32_t peer; /* 0: no request */
+		uint64_t generation;
+	} waiting[CORE_MAX_ADMINS]; /* requests that wait until their generation is durable */
+};
+
+/* An operator requests a checkpoint. */
+void checkpoints_request(struct core *c, uint32_t peer);
+/* Answers an ADMIN request. */
+void checkpoints_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation);
+/* Called at the end of each step: starts a snapshot if one is due. A run without a disk ends here.
+ */
+void checkpoints_settle(struct core *c);
+void checkpoints_durable(struct core *c, uint64_t generation);
+void checkpoints_failed(struct core *c);
+
+#endif

@@ -220,6 +220,17 @@ def test_walk_that_names_what_is_not_there_is_found(tree, old, new, named):
     assert (code == 0 and output == "") if named is None else (code != 0 and named in output), output
 
 
+@pytest.mark.parametrize("file, found", [("apply", 0), ("in", 1)])
+def test_every_walk_enters_a_file_once(tree, file, found):
+    for name in ("in", "apply"):
+        write(tree, f"common/{name}.c", "void receive(int a)\n{\n}\n")
+    walk = "\n1. `common/in.c`: `receive`.\n2. `common/{}.c`: `receive`.\n"
+    write(tree, "docs/architecture.md", "## The walk of a push\n" + walk.format("apply") +
+          "\n## The walk of a batch\n" + walk.format(file))
+    code, output = run(tree, "walks")
+    assert code == found and (not found or "the walk of a batch enters common/in.c" in output), output
+
+
 def test_comment_about_a_banned_call_is_not_one(tree):
     write(tree, "common/talk.c", HARMLESS)
     assert run(tree, "banned") == (0, "")

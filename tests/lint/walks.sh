@@ -6,7 +6,8 @@
 #     any other function is defined in a file that its step names;
 #   anything else (an option, a type, a constant): not checked.
 # The same holds for the rows of a table that begin with a function and name a file.
-# The walk of a push has at most ten steps, and each is another file.
+# A walk has at most ten steps, and each begins with another file: what a step does on the way back is
+# in the same step.
 page=docs/architecture.md
 [ -f "$page" ] || exit 0
 awk '
@@ -52,7 +53,7 @@ function step(   rest, word, before, pending, i) {
 			if (pending != "" && before ~ /^ (\(|in )$/) {
 				check(pending, named[n_files])
 				pending = ""
-			} else if (push && !row && n_files == 1) {
+			} else if (!row && n_files == 1) {
 				enter(named[1])
 			}
 		} else {
@@ -69,13 +70,13 @@ function step(   rest, word, before, pending, i) {
 }
 function enter(file) {
 	if (file in entered)
-		finding("the walk of a push enters " file " twice")
+		finding(walk " enters " file " twice")
 	entered[file] = 1
 	if (++files > 10)
-		finding("the walk of a push has more than ten files")
+		finding(walk " has more than ten files")
 }
-/^## / { step(); walk = /^## The walk of /; push = /^## The walk of a push/; next }
-!walk { next }
+/^## / { step(); walk = /^## The walk of / ? "the" substr($0, 7) : ""; files = 0; delete entered; next }
+walk == "" { next }
 /^[0-9]+\. / { step(); text = $0; begin = FNR; next }
 /^\| `/ { step(); text = $0; begin = FNR; row = 1; step(); row = 0; next }
 /^   / && text != "" { text = text " " $0; gsub(/ +/, " ", text); next }

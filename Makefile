@@ -109,7 +109,7 @@ SRC.server := $(filter-out $(MAINS) $(SRC.core),$(wildcard server/*.c server/*/*
 SRC.kernels := $(wildcard kernels/*.c kernels/device/*.c kernels/cpu/*.c kernels/cuda/*.c)
 SRC.client := $(wildcard worker/client/*.c)
 SRC.worker := $(filter-out $(MAINS),$(wildcard worker/*.c worker/data/*.c worker/ctl/*.c))
-SRC.support := $(filter-out tests/support/failing_disk.c,$(wildcard tests/support/*.c))
+SRC.support := $(filter-out %/failing_disk.c %/test.c,$(wildcard tests/support/*.c))
 
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 include kernels/kernels.mk
@@ -121,6 +121,7 @@ A.kernels := $(B)/libkernels.a
 A.client  := $(B)/libclient.a
 A.worker  := $(B)/libworker.a
 A.support := $(B)/libsupport.a
+A.test    := $(B)/libtest.a
 ARCHIVES.worker := $(A.worker) $(A.client) $(A.kernels) $(A.proto) $(A.common)
 ARCHIVES.server := $(A.server) $(A.core) $(A.proto) $(A.common)
 
@@ -223,6 +224,8 @@ $(A.worker): $(call obj,$(SRC.worker)) $(ONNX).o
 	$(archive)
 $(A.support): $(call obj,$(SRC.support))
 	$(archive)
+$(A.test): $(B)/tests/support/test.o
+	$(archive)
 
 $(B)/cnn-ps: $(B)/server/main.o $(ARCHIVES.server)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.base)
@@ -237,7 +240,7 @@ $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 # A test may link everything. The linker takes only the files of tests/support that it needs.
 TEST_ARCHIVES := $(A.support) $(A.server) $(A.core) $(ARCHIVES.worker)
 $(addprefix $(B)/tests/unit/,test_server_wal test_server_wal_replay): $(B)/tests/support/failing_disk.o
-$(B)/tests/unit/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES)
+$(B)/tests/unit/%: $(B)/tests/unit/%.o $(A.test) $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(B)/tests/bench/%: $(B)/tests/bench/%.o $(TEST_ARCHIVES)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
@@ -263,7 +266,7 @@ $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 $(B)/unit-mutants/%: tests/unit/mutants/%.patch tests/unit/mutate $(UNIT)
 	@mkdir -p $(@D)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
-		ARCHIVES="$(TEST_ARCHIVES)" LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" \
+		ARCHIVES="$(A.test) $(TEST_ARCHIVES)" LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" \
 		tests/unit/mutate $* $@
 
 # A variant is the programs with another protocol schema.

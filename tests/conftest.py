@@ -49,10 +49,9 @@ class UnitFile(pytest.File):
 
     def collect(self):
         self.ran = None
-        macro = re.compile(r"^#define (\w+)\(\w+\)\s+cmocka_unit_test.*$", re.M)
-        text = self.path.read_text()
-        rows = "|".join([r"cmocka_unit_test\w*", *macro.findall(text)])
-        names = re.findall(rf"\b(?:{rows})\(\s*(\w+)", macro.sub("", text))
+        names = re.findall(r"^(?:TEST|TEST_IN)\((\w+)|\bcmocka_unit_test\w*\(\s*(\w+)",
+                           self.path.read_text(), re.M)
+        names = [one or other for one, other in names]
         for name in [*dict.fromkeys(names), "ends_well"]:
             test = UnitTest.from_parent(self, name=name)
             test.add_marker(pytest.mark.xdist_group(self.path.stem))  # the program runs once

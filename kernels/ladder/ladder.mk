@@ -18,7 +18,7 @@ $(A.ladder): $(call obj,$(LADDER_C)) $(LADDER_CU_OBJECTS)
 	$(archive)
 $(B)/cnn-ladder: $(call obj,$(LADDER_MAIN)) $(A.ladder) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LADDER_LIBS)
-$(LADDER_TESTS:%.c=$(B)/%): $(B)/%: $(B)/%.o $(A.support) $(A.ladder) $(ARCHIVES.worker)
+$(LADDER_TESTS:%.c=$(B)/%): $(B)/%: $(B)/%.o $(A.test) $(A.support) $(A.ladder) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(LADDER_LIBS)
 
 .PHONY: ladder

@@ -10,7 +10,7 @@ GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu $(B)/tests/tools
 ifneq ($(CU),)
 SMALL_GPU := -Wl,--wrap=cudaDeviceGetAttribute -Wl,--wrap=cudaFuncSetAttribute
 endif
-$(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(B)/tests/gpu/small_gpu.o $(A.support) $(ARCHIVES.worker)
+$(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(B)/tests/gpu/small_gpu.o $(A.test) $(A.support) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) $(SMALL_GPU) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
 # a worker whose device breaks: its own row of the device table precedes the row in the archive
 $(B)/tests/tools/broken_worker: $(B)/tests/tools/broken_worker.o $(B)/worker/main.o $(ARCHIVES.worker)

@@ -4,6 +4,7 @@
  * steps, which must give the same bytes as single steps.
  */
 #include "tests/support/gpu_fixture.h"
+#include "tests/support/test.h"
 #ifdef KX_CUDA
 #include "kernels/cuda/fused/seed.h"
 #endif
@@ -129,11 +130,10 @@ static void prove_fall_back(
 	rounds_release(&tried);
 }
 
-static void a_block_that_waits_too_long_costs_nothing_but_time(void **state)
+TEST(a_block_that_waits_too_long_costs_nothing_but_time)
 {
 	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:8"}, {{1, 28, 28}, "seed:256"}};
 
-	(void)state;
 	gpu_begin();
 	for (size_t i = 0; i < sizeof(nets) / sizeof(nets[0]) && gpu_n_precisions() > 1; i++) {
 		struct subject s;
@@ -148,12 +148,11 @@ static void a_block_that_waits_too_long_costs_nothing_but_time(void **state)
 
 /* The first convolution has large outputs, the second one then small weights; or the second one has
  * large weights. */
-static void values_beyond_fp16_are_right(void **state)
+TEST(values_beyond_fp16_are_right)
 {
 	static const struct odd_model net = {{1, 28, 28}, "cnn99"};
 	static const float scales[][2] = {{1e6f, 1e-6f}, {1e-5f, 1e5f}};
 
-	(void)state;
 	gpu_begin();
 	for (size_t i = 0; i < 2 && gpu_n_precisions() > 1; i++) {
 		struct subject s;
@@ -185,7 +184,7 @@ static void train(struct subject *s, size_t max_steps, struct rounds *r)
 	assert_int_equal(backend_local_wait(s->backend, &r->loss[0]), PS_OK);
 }
 
-static void launches_of_many_steps_are_single_steps(void **state)
+TEST(launches_of_many_steps_are_single_steps)
 {
 	static const struct odd_model nets[] = {{{1, 28, 28}, "seed:8"}, {{1, 28, 28}, "seed:40"},
 		{{1, 28, 28}, "seed:256"}, {{1, 28, 28}, "cnn99"}, {{1, 28, 28}, "lenet5"},
@@ -193,7 +192,6 @@ static void launches_of_many_steps_are_single_steps(void **state)
 		{{1, 9, 8}, "conv:16:3:pad=1 lrn skip conv:16:3:pad=1:groups=2 relu add fc:4"},
 		{{1, 9, 8}, "conv:16:3 batchnorm relu fc:9 batchnorm fc:4"}};
 
-	(void)state;
 	gpu_begin();
 	for (size_t m = 0; m < sizeof(nets) / sizeof(nets[0]); m++)
 		for (size_t p = 0; p < gpu_n_precisions(); p++) {
@@ -213,15 +211,4 @@ static void launches_of_many_steps_are_single_steps(void **state)
 			rounds_release(&many);
 			subject_release(&s);
 		}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_block_that_waits_too_long_costs_nothing_but_time),
-		cmocka_unit_test(values_beyond_fp16_are_right),
-		cmocka_unit_test(launches_of_many_steps_are_single_steps),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

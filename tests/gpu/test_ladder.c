@@ -4,6 +4,7 @@
  * with KX_REQUIRE_GPU=1 it fails.
  */
 #include "tests/support/rung_fixture.h"
+#include "tests/support/test.h"
 
 static void begin(void)
 {
@@ -45,9 +46,8 @@ static void agrees(const struct rung *r)
 	}
 }
 
-static void rungs_agree_with_cpu_ref(void **state)
+TEST(rungs_agree_with_cpu_ref)
 {
-	(void)state;
 	for_each_gpu_rung(agrees);
 }
 
@@ -61,9 +61,8 @@ static void takes_the_first(const struct rung *r)
 	rung_close(&l);
 }
 
-static void of_equal_values_the_first_wins(void **state)
+TEST(of_equal_values_the_first_wins)
 {
-	(void)state;
 	for_each_gpu_rung(takes_the_first);
 }
 
@@ -80,9 +79,8 @@ static void changes_its_batch(const struct rung *r)
 	rung_close(&l);
 }
 
-static void a_batch_size_may_change_from_step_to_step(void **state)
+TEST(a_batch_size_may_change_from_step_to_step)
 {
-	(void)state;
 	for_each_gpu_rung(changes_its_batch);
 }
 
@@ -105,9 +103,8 @@ static void repeats(const struct rung *r)
 	rung_close(&l);
 }
 
-static void equal_steps_give_equal_bytes(void **state)
+TEST(equal_steps_give_equal_bytes)
 {
-	(void)state;
 	for_each_gpu_rung(repeats);
 }
 
@@ -140,21 +137,7 @@ static void trains(const struct rung *r)
 	rung_close(&l);
 }
 
-static void training_on_the_device_is_step_after_step(void **state)
+TEST(training_on_the_device_is_step_after_step)
 {
-	(void)state;
 	for_each_gpu_rung(trains);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(rungs_agree_with_cpu_ref),
-		cmocka_unit_test(of_equal_values_the_first_wins),
-		cmocka_unit_test(a_batch_size_may_change_from_step_to_step),
-		cmocka_unit_test(equal_steps_give_equal_bytes),
-		cmocka_unit_test(training_on_the_device_is_step_after_step),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

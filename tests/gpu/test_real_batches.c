@@ -14,6 +14,7 @@
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/real_images.h"
+#include "tests/support/test.h"
 
 #define WRONG 0.5
 #define STRIDED                                                                                    \
@@ -81,66 +82,44 @@ static void agree(const char *text, size_t n)
 	assert_in_range(close, 2 * gpu_n_precisions() - 1, 2 * gpu_n_precisions());
 }
 
-static void seed_32_agrees_with_cpu_ref(void **state)
+TEST(seed_32_agrees_with_cpu_ref)
 {
-	(void)state;
 	agree("seed:32", 100);
 }
 
-static void seed_32_in_a_large_batch_agrees_with_cpu_ref(void **state)
+TEST(seed_32_in_a_large_batch_agrees_with_cpu_ref)
 {
-	(void)state;
 	agree("seed:32", 1000);
 }
 
-static void seed_256_agrees_with_cpu_ref(void **state)
+TEST(seed_256_agrees_with_cpu_ref)
 {
-	(void)state;
 	agree("seed:256", 100);
 }
 
-static void seed_256_in_a_large_batch_agrees_with_cpu_ref(void **state)
+TEST(seed_256_in_a_large_batch_agrees_with_cpu_ref)
 {
-	(void)state;
 	agree("seed:256", 1000);
 }
 
-static void lenet5_agrees_with_cpu_ref(void **state)
+TEST(lenet5_agrees_with_cpu_ref)
 {
-	(void)state;
 	agree("lenet5", 37);
 }
 
-static void cnn99_agrees_with_cpu_ref(void **state)
+TEST(cnn99_agrees_with_cpu_ref)
 {
-	(void)state;
 	agree("cnn99", 100);
 }
 
-static void a_strided_padded_net_agrees_with_cpu_ref(void **state)
+TEST(a_strided_padded_net_agrees_with_cpu_ref)
 {
-	(void)state;
 	agree(STRIDED, 101);
 }
 
-static void a_dropout_net_agrees_with_cpu_ref(void **state)
+TEST(a_dropout_net_agrees_with_cpu_ref)
 {
-	(void)state;
 	agree(DROPOUT, 61);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(seed_32_agrees_with_cpu_ref),
-		cmocka_unit_test(seed_32_in_a_large_batch_agrees_with_cpu_ref),
-		cmocka_unit_test(seed_256_agrees_with_cpu_ref),
-		cmocka_unit_test(seed_256_in_a_large_batch_agrees_with_cpu_ref),
-		cmocka_unit_test(lenet5_agrees_with_cpu_ref),
-		cmocka_unit_test(cnn99_agrees_with_cpu_ref),
-		cmocka_unit_test(a_strided_padded_net_agrees_with_cpu_ref),
-		cmocka_unit_test(a_dropout_net_agrees_with_cpu_ref),
-	};
-
-	return cmocka_run_group_tests(tests, real_load, real_release);
-}
+TEST_GROUP(real_load, real_release)

@@ -5,16 +5,17 @@
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/gpu/poison.h"
+#include "tests/support/test.h"
 
-static void after_an_error_of_the_device_every_call_fails(void **state)
+TEST(after_an_error_of_the_device_every_call_fails)
 {
-	(void)state;
 	struct subject s;
 	struct err e = {0};
 	struct backend *other;
 	size_t correct;
 	double loss;
 	float p[3];
+
 	gpu_begin();
 	if (gpu_n_precisions() == 1)
 		skip(); /* there is no CUDA context to break unless CNN_TEST_DEVICE is cuda */
@@ -36,13 +37,4 @@ static void after_an_error_of_the_device_every_call_fails(void **state)
 	assert_int_equal(backend_new(&other, &s.model, &o, &e), PS_EDEVICE);
 	assert_null(other);
 	subject_release(&s);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(after_an_error_of_the_device_every_call_fails),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,8 +25,4 @@ void client_push(float value, int expected);
 /* Pull the weights. Each must be `value`. */
 void client_expect_weights(float value);
 
-#define CONNECTED(test) cmocka_unit_test_setup_teardown(test, client_set_up, client_tear_down)
-#define UNCONNECTED(test)                                                                          \
-	cmocka_unit_test_setup_teardown(test, client_set_up_unconnected, client_tear_down)
-
 #endif

@@ -29,8 +29,6 @@ int trainer_tear_down_all(void **state);
 int trainer_set_up(void **state);
 int trainer_tear_down(void **state);
 void trainer_start(void);
-#define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, trainer_set_up, trainer_tear_down)
-
 void trainer_use_model(const char *text);
 void trainer_use_images(uint32_t n);
 /* Connect and train until the server or `stop` ends the training. Returns the status of

@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include "common/assert.h"
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 typedef void act_fn(void);
 
@@ -43,11 +44,10 @@ static void three_is_even(void)
 	PS_ASSERT(3 % 2 == 0);
 }
 
-static void an_assertion_that_fails_stops_the_process(void **state)
+TEST(an_assertion_that_fails_stops_the_process)
 {
 	char said[256];
 
-	(void)state;
 	assert_int_equal(signal_of(two_is_even, said, sizeof(said)), 0);
 	assert_string_equal(said, "");
 	assert_int_equal(signal_of(three_is_even, said, sizeof(said)), SIGABRT);
@@ -66,21 +66,10 @@ static void answer_without_room(void)
 	fixture_message(&f, 1, &m);
 }
 
-static void the_core_stops_rather_than_drop_an_effect(void **state)
+TEST(the_core_stops_rather_than_drop_an_effect)
 {
 	char said[256];
 
-	(void)state;
 	assert_int_equal(signal_of(answer_without_room, said, sizeof(said)), SIGABRT);
 	assert_non_null(strstr(said, "effects.n"));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(an_assertion_that_fails_stops_the_process),
-		cmocka_unit_test(the_core_stops_rather_than_drop_an_effect),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

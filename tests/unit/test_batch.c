@@ -1,21 +1,18 @@
 /* test_batch.c - the batches of an epoch are consecutive pieces of the order of images, and contain
  * each image once. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "common/rng.h"
 #include "worker/data/batch.h"
+#include "tests/support/test.h"
 
-static void batches_of_an_epoch_hold_each_image_once_in_the_orders_order(void **state)
+TEST(batches_of_an_epoch_hold_each_image_once_in_the_orders_order)
 {
 	struct batches b;
 	uint32_t order[1003], seen = 0;
 
-	(void)state;
 	batches_init(&b, 7, 1003, 100);
 	assert_int_equal(batches_count(&b), 11);
 	rng_order(7, 2, order, 1003);
@@ -32,13 +29,12 @@ static void batches_of_an_epoch_hold_each_image_once_in_the_orders_order(void **
 	batches_release(&b);
 }
 
-static void epochs_differ_and_can_be_taken_in_any_order(void **state)
+TEST(epochs_differ_and_can_be_taken_in_any_order)
 {
 	struct batches b;
 	uint32_t first[10], n;
 	const uint32_t *index;
 
-	(void)state;
 	batches_init(&b, 7, 1000, 10);
 	assert_int_equal(batches_get(&b, 0, 5, &index, &n), PS_OK);
 	memcpy(first, index, sizeof(first));
@@ -49,13 +45,12 @@ static void epochs_differ_and_can_be_taken_in_any_order(void **state)
 	batches_release(&b);
 }
 
-static void a_batch_that_does_not_exist_is_refused(void **state)
+TEST(a_batch_that_does_not_exist_is_refused)
 {
 	struct batches b;
 	const uint32_t *index;
 	uint32_t n;
 
-	(void)state;
 	batches_init(&b, 7, 1000, 10);
 	assert_int_equal(batches_get(&b, 0, 100, &index, &n), PS_EPROTO);
 	assert_int_equal(batches_get(&b, 0, UINT32_MAX, &index, &n), PS_EPROTO);
@@ -66,15 +61,4 @@ static void a_batch_that_does_not_exist_is_refused(void **state)
 	assert_int_equal(batches_get(&b, 0, 0, &index, &n), PS_OK);
 	assert_int_equal(n, 1000);
 	batches_release(&b);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(batches_of_an_epoch_hold_each_image_once_in_the_orders_order),
-		cmocka_unit_test(epochs_differ_and_can_be_taken_in_any_order),
-		cmocka_unit_test(a_batch_that_does_not_exist_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

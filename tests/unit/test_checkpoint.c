@@ -1,5 +1,6 @@
 /* Proves what common/checkpoint.h promises about writing, retaining and finding checkpoints. */
 #include "tests/support/checkpoint_fixture.h"
+#include "tests/support/test.h"
 #include <errno.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -29,11 +30,11 @@ int fsync(int fd)
 	return (int)syscall(SYS_fsync, fd);
 }
 
-static void what_is_read_is_what_was_written(void **state)
+TEST_IN(what_is_read_is_what_was_written, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
 	uint64_t seen;
+
 	assert_int_equal(write_generation(1), PS_OK);
 	assert_int_equal(read_name(name_of(1), &c), PS_OK);
 	assert_is_generation(&c, 1);
@@ -46,10 +47,10 @@ static void what_is_read_is_what_was_written(void **state)
 	checkpoint_release(&c);
 }
 
-static void the_file_is_laid_out_as_the_header_says(void **state)
+TEST_IN(the_file_is_laid_out_as_the_header_says, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	size_t size;
+
 	assert_int_equal(write_generation(0x0102), PS_OK);
 	unsigned char *file = bytes_of(0x0102, &size);
 	const unsigned char start[] = {'C', 'N', 'N', 'P', 'S', 'C', 'K', '1', 1, 0, 0, 0, 3, 0, 0,
@@ -63,11 +64,11 @@ static void the_file_is_laid_out_as_the_header_says(void **state)
 	free(file);
 }
 
-static void an_empty_directory_has_generation_0(void **state)
+TEST_IN(an_empty_directory_has_generation_0, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
 	uint64_t seen = 9;
+
 	assert_int_equal(read_newest(1, &c, &seen), PS_OK);
 	assert_int_equal(c.generation, 0);
 	assert_int_equal(seen, 0);
@@ -77,11 +78,11 @@ static void an_empty_directory_has_generation_0(void **state)
 	checkpoint_release(&c);
 }
 
-static void as_many_sections_as_the_limit_are_kept(void **state)
+TEST_IN(as_many_sections_as_the_limit_are_kept, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c = {.generation = UINT64_MAX, .n_sections = CHECKPOINT_MAX_SECTIONS};
 	unsigned char data[CHECKPOINT_MAX_SECTIONS];
+
 	for (size_t i = 0; i < CHECKPOINT_MAX_SECTIONS; i++) {
 		data[i] = (unsigned char)i;
 		snprintf(c.section[i].name, sizeof(c.section[i].name), "section-%zu", i);
@@ -101,22 +102,23 @@ static void as_many_sections_as_the_limit_are_kept(void **state)
 	checkpoint_release(&c);
 }
 
-static void more_bytes_than_the_limit_are_not_written(void **state)
+TEST_IN(more_bytes_than_the_limit_are_not_written, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c = {.generation = 1,
 		.n_sections = 2,
 		.section = {{"a", checkpoint_dir, 1}, {"b", checkpoint_dir, SIZE_MAX}}};
+
 	assert_int_equal(checkpoint_write(checkpoint_dir, &c, &checkpoint_err), PS_EIO);
 	c.section[1].size = CHECKPOINT_MAX_BYTES;
 	assert_int_equal(checkpoint_write(checkpoint_dir, &c, &checkpoint_err), PS_EIO);
 	assert_false(temp_dir_exists(checkpoint_dir, name_of(1)));
 }
 
-static void invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before(void **state)
+TEST_IN(invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before, checkpoint_set_up,
+	checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
+
 	assert_int_equal(write_generation(1), PS_OK);
 	rename_errno = EIO;
 	assert_int_equal(write_generation(2), PS_EIO);
@@ -127,11 +129,12 @@ static void invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_befor
 	checkpoint_release(&c);
 }
 
-static void invariant_1_a_generation_whose_name_may_be_lost_is_removed(void **state)
+TEST_IN(invariant_1_a_generation_whose_name_may_be_lost_is_removed, checkpoint_set_up,
+	checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
 	const char *temporary = "ckpt-0000000000000007.tmp";
+
 	for (uint64_t g = 1; g <= 4; g++)
 		assert_int_equal(write_generation(g), PS_OK);
 	temp_dir_write(checkpoint_dir, temporary, "x", 1);
@@ -150,9 +153,8 @@ static void invariant_1_a_generation_whose_name_may_be_lost_is_removed(void **st
 	checkpoint_release(&c);
 }
 
-static void invariant_2_three_generations_are_kept(void **state)
+TEST_IN(invariant_2_three_generations_are_kept, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	for (uint64_t g = 1; g <= 20; g++) {
 		assert_int_equal(write_generation(g), PS_OK);
 		for (uint64_t old = 1; old <= 21; old++)
@@ -166,15 +168,16 @@ static void invariant_2_three_generations_are_kept(void **state)
 	assert_false(temp_dir_exists(checkpoint_dir, name_of(18)));
 }
 
-static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **state)
+TEST_IN(invariant_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_set_up,
+	checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
 	const char *others[] = {"LOCK", "export.safetensors.tmp", "ckpt-1", "ckpt-000000000000000g",
 		"ckpt-0000000000000001.bak", "ckpt-0000000000000000", "ckpt-00000000000000001",
 		"CKPT-0000000000000001", "ckpt-000000000000000A"};
 	const size_t n = sizeof(others) / sizeof(others[0]);
 	const char *temporary = "ckpt-0000000000000007.tmp";
+
 	for (size_t i = 0; i < n; i++)
 		temp_dir_write(checkpoint_dir, others[i], "x", 1);
 	temp_dir_write(checkpoint_dir, temporary, "x", 1);
@@ -194,9 +197,8 @@ static void invariant_2_temporary_files_are_removed_and_nothing_else_is(void **s
 
 /* checkpoint.h deletes all other generations, also newer ones, because the caller has found them
  * bad. */
-static void the_sound_one_is_never_dropped_to_make_space(void **state)
+TEST_IN(the_sound_one_is_never_dropped_to_make_space, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	for (uint64_t sound = 1; sound <= 3; sound++) {
 		const struct checkpoint c = {
 			.generation = 4, .n_sections = 1, .section = {{"a", checkpoint_dir, 1}}};
@@ -215,46 +217,14 @@ static void the_sound_one_is_never_dropped_to_make_space(void **state)
 	}
 }
 
-static void what_a_write_that_was_cut_short_left_can_be_removed(void **state)
+TEST_IN(what_a_write_that_was_cut_short_left_can_be_removed, checkpoint_set_up,
+	checkpoint_tear_down)
 {
-	(void)state;
 	const char *temporary = "ckpt-0000000000000007.tmp";
+
 	assert_int_equal(write_generation(1), PS_OK);
 	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	checkpoint_clean(checkpoint_dir);
 	assert_false(temp_dir_exists(checkpoint_dir, temporary));
 	assert_true(temp_dir_exists(checkpoint_dir, name_of(1)));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			what_is_read_is_what_was_written, checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(the_file_is_laid_out_as_the_header_says,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(an_empty_directory_has_generation_0,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(as_many_sections_as_the_limit_are_kept,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(more_bytes_than_the_limit_are_not_written,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(
-			invariant_1_a_generation_that_failed_to_appear_leaves_the_ones_before,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(
-			invariant_1_a_generation_whose_name_may_be_lost_is_removed,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(invariant_2_three_generations_are_kept,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(
-			invariant_2_temporary_files_are_removed_and_nothing_else_is,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(the_sound_one_is_never_dropped_to_make_space,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(what_a_write_that_was_cut_short_left_can_be_removed,
-			checkpoint_set_up, checkpoint_tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

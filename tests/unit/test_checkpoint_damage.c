@@ -2,6 +2,7 @@
  * written. */
 #include "common/log.h"
 #include "tests/support/checkpoint_fixture.h"
+#include "tests/support/test.h"
 #include <xxhash.h>
 
 static void assert_refused(const void *file, size_t size, const char *what, size_t where)
@@ -18,10 +19,10 @@ static void assert_refused(const void *file, size_t size, const char *what, size
 	assert_int_equal(c.n_sections, 0);
 }
 
-static void invariant_3_every_changed_byte_is_detected(void **state)
+TEST_IN(invariant_3_every_changed_byte_is_detected, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	size_t size;
+
 	assert_int_equal(write_generation(5), PS_OK);
 	unsigned char *file = bytes_of(5, &size);
 	for (size_t i = 0; i < size; i++) {
@@ -38,10 +39,11 @@ static void invariant_3_every_changed_byte_is_detected(void **state)
 	free(file);
 }
 
-static void invariant_3_every_missing_or_added_byte_is_detected(void **state)
+TEST_IN(invariant_3_every_missing_or_added_byte_is_detected, checkpoint_set_up,
+	checkpoint_tear_down)
 {
-	(void)state;
 	size_t size;
+
 	assert_int_equal(write_generation(5), PS_OK);
 	unsigned char *file = bytes_of(5, &size), longer[1000] = {0};
 	for (size_t n = 0; n < size; n++)
@@ -66,9 +68,8 @@ static void sign_head(unsigned char *file, size_t sections)
 	memcpy(file + 24 + 40 * sections, &sum, 8);
 }
 
-static void a_table_that_lies_with_a_right_checksum_is_refused(void **state)
+TEST_IN(a_table_that_lies_with_a_right_checksum_is_refused, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	const struct {
 		size_t at, bytes;
 		uint64_t value;
@@ -86,6 +87,7 @@ static void a_table_that_lies_with_a_right_checksum_is_refused(void **state)
 		{128, 8, 41}, /* offset and size of the third section */
 	};
 	size_t size;
+
 	assert_int_equal(write_generation(5), PS_OK);
 	unsigned char *file = bytes_of(5, &size);
 	for (size_t i = 0; i < sizeof(lie) / sizeof(lie[0]); i++) {
@@ -101,11 +103,11 @@ static void a_table_that_lies_with_a_right_checksum_is_refused(void **state)
 	free(file);
 }
 
-static void more_sections_than_the_limit_are_refused(void **state)
+TEST_IN(more_sections_than_the_limit_are_refused, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	size_t size;
 	unsigned char many[4096] = {0};
+
 	assert_int_equal(write_generation(5), PS_OK);
 	unsigned char *file = bytes_of(5, &size);
 	memcpy(many, file, 24);
@@ -128,11 +130,11 @@ static void more_sections_than_the_limit_are_refused(void **state)
 	}
 }
 
-static void swapped_sections_and_zeroed_pages_are_detected(void **state)
+TEST_IN(swapped_sections_and_zeroed_pages_are_detected, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	static unsigned char a[4096], b[4096], zero[4096], swapped[3 * 4096];
 	size_t size;
+
 	memset(a, 'a', sizeof(a));
 	memset(b, 'b', sizeof(b));
 	const struct checkpoint c = {.generation = 1,
@@ -153,12 +155,13 @@ static void swapped_sections_and_zeroed_pages_are_detected(void **state)
 	free(file);
 }
 
-static void invariant_3_the_generation_before_is_taken_and_logged(void **state)
+TEST_IN(invariant_3_the_generation_before_is_taken_and_logged, checkpoint_set_up,
+	checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
 	uint64_t seen;
 	size_t size;
+
 	for (uint64_t g = 0x1e; g <= 0x20; g++)
 		assert_int_equal(write_generation(g), PS_OK);
 	unsigned char *file = bytes_of(0x20, &size);
@@ -183,11 +186,11 @@ static void invariant_3_the_generation_before_is_taken_and_logged(void **state)
 	free(file);
 }
 
-static void a_file_under_another_generations_name_is_refused(void **state)
+TEST_IN(a_file_under_another_generations_name_is_refused, checkpoint_set_up, checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
 	size_t size;
+
 	assert_int_equal(write_generation(3), PS_OK);
 	unsigned char *file = bytes_of(3, &size);
 	temp_dir_write(checkpoint_dir, name_of(9), file, size);
@@ -198,11 +201,12 @@ static void a_file_under_another_generations_name_is_refused(void **state)
 	free(file);
 }
 
-static void checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start(void **state)
+TEST_IN(checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start, checkpoint_set_up,
+	checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
 	uint64_t seen;
+
 	temp_dir_write(checkpoint_dir, name_of(1), "CNNPSCK1", 8);
 	temp_dir_write(checkpoint_dir, name_of(2), "", 0);
 	assert_int_equal(read_newest(1, &c, &seen), PS_ECHECKPOINT);
@@ -212,11 +216,12 @@ static void checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start(voi
 	assert_non_null(strstr(checkpoint_err.text, "none of its 2 checkpoints is good"));
 }
 
-static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(void **state)
+TEST_IN(reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file, checkpoint_set_up,
+	checkpoint_tear_down)
 {
-	(void)state;
 	struct checkpoint c;
 	size_t size;
+
 	assert_int_equal(write_generation(1), PS_OK);
 	assert_int_equal(write_generation(2), PS_OK);
 	unsigned char *file = bytes_of(2, &size);
@@ -232,32 +237,11 @@ static void reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file(
 	free(file);
 }
 
-int main(void)
+static int begin_all(void **state)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(invariant_3_every_changed_byte_is_detected,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(invariant_3_every_missing_or_added_byte_is_detected,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(more_sections_than_the_limit_are_refused,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(a_table_that_lies_with_a_right_checksum_is_refused,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(swapped_sections_and_zeroed_pages_are_detected,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(
-			invariant_3_the_generation_before_is_taken_and_logged, checkpoint_set_up,
-			checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(a_file_under_another_generations_name_is_refused,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(
-			checkpoints_of_which_none_is_good_are_an_error_not_a_fresh_start,
-			checkpoint_set_up, checkpoint_tear_down),
-		cmocka_unit_test_setup_teardown(
-			reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file,
-			checkpoint_set_up, checkpoint_tear_down),
-	};
-
+	(void)state;
 	log_set_level(LOG_INFO);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return 0;
 }
+
+TEST_GROUP(begin_all, NULL)

@@ -1,16 +1,13 @@
 /* test_clock.c - proves what clock.h promises about the time that a loop was awake. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include "common/clock.h"
+#include "tests/support/test.h"
 
-static void the_clock_never_goes_back(void **state)
+TEST(the_clock_never_goes_back)
 {
 	uint64_t before = clock_ms();
 
-	(void)state;
 	for (int i = 0; i < 1000; i++) {
 		uint64_t now = clock_ms();
 
@@ -19,34 +16,21 @@ static void the_clock_never_goes_back(void **state)
 	}
 }
 
-static void time_awake_follows_the_clock_while_it_is_polled(void **state)
+TEST(time_awake_follows_the_clock_while_it_is_polled)
 {
 	struct awake a = {0};
 
-	(void)state;
 	for (uint64_t now = 5000; now < 20000; now += 100)
 		assert_int_equal(awake_ms(&a, now, 1000), now);
 	assert_int_equal(awake_ms(&a, 19900, 1000), 19900); /* two calls in the same millisecond */
 }
 
-static void an_hour_of_sleep_counts_as_one_step(void **state)
+TEST(an_hour_of_sleep_counts_as_one_step)
 {
 	struct awake a = {0};
 
-	(void)state;
 	(void)awake_ms(&a, 5000, 200);
 	assert_int_equal(awake_ms(&a, 5000 + 3600000, 200), 5200);
 	assert_int_equal(awake_ms(&a, 5100 + 3600000, 200), 5300);
 	assert_int_equal(awake_ms(&a, UINT64_MAX, 1000), 6300);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_clock_never_goes_back),
-		cmocka_unit_test(time_awake_follows_the_clock_while_it_is_polled),
-		cmocka_unit_test(an_hour_of_sleep_counts_as_one_step),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

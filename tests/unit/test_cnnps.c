@@ -3,14 +3,14 @@
  * outbox.h. */
 #include <time.h>
 #include "tests/support/client_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- the plain way ------------------------------------------------------------------------ */
 
-static void connecting_returns_the_fields_of_welcome(void **state)
+TEST_IN(connecting_returns_the_fields_of_welcome, client_set_up, client_tear_down)
 {
 	const struct cnnps_info *i = cnnps_info(client);
 
-	(void)state;
 	assert_string_equal(i->model, "vector:6");
 	assert_int_equal(i->n_params, FAKE_PARAMS);
 	assert_int_equal(i->seed, 4);
@@ -20,12 +20,11 @@ static void connecting_returns_the_fields_of_welcome(void **state)
 	assert_int_equal(fake_look(&client_server).hello.role, ROLE_WORKER);
 }
 
-static void a_push_is_seen_by_the_next_pull(void **state)
+TEST_IN(a_push_is_seen_by_the_next_pull, client_set_up, client_tear_down)
 {
 	uint64_t version = 99;
 	float w[FAKE_PARAMS];
 
-	(void)state;
 	assert_int_equal(client_pull_all(client, w, &version), 0);
 	assert_int_equal(version, 0);
 	client_push(2, 0);
@@ -35,13 +34,12 @@ static void a_push_is_seen_by_the_next_pull(void **state)
 	assert_true(w[0] == -5 && w[FAKE_PARAMS - 1] == -5);
 }
 
-static void one_request_pushes_and_brings_the_weights_after_it(void **state)
+TEST_IN(one_request_pushes_and_brings_the_weights_after_it, client_set_up, client_tear_down)
 {
 	struct cnnps_pull w;
 	struct cnnps_stats told;
 	struct fake_seen seen;
 
-	(void)state;
 	for (int i = 1; i <= 3; i++) {
 		fake_set(&client_server, &client_server.how.joined_acks, i != 2);
 		assert_int_equal(client_push_view(client, client_ones, 0, &w), 0);
@@ -60,11 +58,10 @@ static void one_request_pushes_and_brings_the_weights_after_it(void **state)
 	client_expect_weights(-4);
 }
 
-static void a_slice_touches_its_values_only(void **state)
+TEST_IN(a_slice_touches_its_values_only, client_set_up, client_tear_down)
 {
 	float w[FAKE_PARAMS];
 
-	(void)state;
 	assert_int_equal(client_push_slice(client, 4, client_ones, 2, 0), 0);
 	assert_int_equal(client_pull_all(client, w, NULL), 0);
 	assert_true(w[3] == 0 && w[4] == -1 && w[5] == -1);
@@ -72,11 +69,10 @@ static void a_slice_touches_its_values_only(void **state)
 	assert_int_equal(client_push_slice(client, UINT64_MAX, client_ones, 2, 0), PS_EUSAGE);
 }
 
-static void flush_waits_for_decisions_and_for_the_disk(void **state)
+TEST_IN(flush_waits_for_decisions_and_for_the_disk, client_set_up, client_tear_down)
 {
 	struct cnnps_stats s;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	client_push(1, 0);
 	client_push(1, 0);
@@ -95,12 +91,11 @@ static void flush_waits_for_decisions_and_for_the_disk(void **state)
 	assert_int_equal(s.replayed, 0);
 }
 
-static void the_time_is_split(void **state)
+TEST_IN(the_time_is_split, client_set_up, client_tear_down)
 {
 	struct cnnps_stats before = client_stats(client), s;
 	const struct timespec pause = {.tv_nsec = 30 * 1000 * 1000};
 
-	(void)state;
 	client_expect_weights(0);
 	nanosleep(&pause, NULL); /* the program computes */
 	fake_set(&client_server, &client_server.how.not_durable, 1);
@@ -113,11 +108,10 @@ static void the_time_is_split(void **state)
 	fake_set(&client_server, &client_server.how.not_durable, 0);
 }
 
-static void a_rejection_is_counted(void **state)
+TEST_IN(a_rejection_is_counted, client_set_up, client_tear_down)
 {
 	struct cnnps_stats s;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.reject, REJECT_NORM);
 	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
@@ -137,14 +131,13 @@ static void a_rejection_is_counted(void **state)
 	assert_true(s.rejected == 2 && s.superseded == 1 && s.acked == 0);
 }
 
-static void leases_and_results_travel_whole(void **state)
+TEST_IN(leases_and_results_travel_whole, client_set_up, client_tear_down)
 {
 	struct cnnps_lease a = {.size = sizeof(a)}, b = {.size = sizeof(b)};
 	struct cnnps_work work = {.epoch = 1, .first = 20, .count = 1, .images = 5, .loss = 0.5f};
 	struct cnnps_evaluation result = {sizeof(result), 24, 1.5, {-2, 0, 0, 1e300}};
 	struct fake_seen seen;
 
-	(void)state;
 	assert_int_equal(cnnps_lease(client, &a), 0);
 	assert_int_equal(a.kind, CNNPS_TRAIN);
 	assert_true(a.epoch == 1 && a.first == 20 && a.count == 3);
@@ -165,14 +158,13 @@ static void leases_and_results_travel_whole(void **state)
 	assert_true(seen.push.loss == 0.5f);
 }
 
-static void observers_ask_but_do_not_push(void **state)
+TEST_IN(observers_ask_but_do_not_push, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 	struct cnnps_lease lease = {.size = sizeof(lease)};
 	uint64_t generation;
 	char json[64];
 
-	(void)state;
 	o.observer = 1;
 	client_connect(&o);
 	assert_int_equal(cnnps_status(client, json, sizeof(json)), 0);
@@ -187,9 +179,8 @@ static void observers_ask_but_do_not_push(void **state)
 	client_expect_weights(0);
 }
 
-static void closing_waits_for_decisions_and_sends_bye(void **state)
+TEST_IN(closing_waits_for_decisions_and_sends_bye, client_set_up, client_tear_down)
 {
-	(void)state;
 	client_push(1, 0);
 	client_push(1, 0);
 	cnnps_close(&client);
@@ -242,23 +233,22 @@ static void a_third_push_waits_for(int *mute)
 	assert_true(fake_look(&client_server).sum[0] == 3);
 }
 
-static void pushes_beyond_the_replay_memory_wait_for_the_disk(void **state)
+TEST_IN(pushes_beyond_the_replay_memory_wait_for_the_disk, client_set_up_unconnected,
+	client_tear_down)
 {
-	(void)state;
 	a_third_push_waits_for(&client_server.how.not_durable);
 }
 
-static void pushes_beyond_the_replay_memory_wait_for_a_decision(void **state)
+TEST_IN(pushes_beyond_the_replay_memory_wait_for_a_decision, client_set_up_unconnected,
+	client_tear_down)
 {
-	(void)state;
 	a_third_push_waits_for(&client_server.how.mute_pushes);
 }
 
-static void many_pushes_pass_a_small_window_in_order(void **state)
+TEST_IN(many_pushes_pass_a_small_window_in_order, client_set_up, client_tear_down)
 {
 	struct fake_seen seen;
 
-	(void)state;
 	for (int i = 0; i < FAKE_PUSHES; i++)
 		client_push(1, 0);
 	client_expect_weights(-FAKE_PUSHES);
@@ -275,12 +265,11 @@ static int three_pushes(const struct fake *f)
 	return f->seen.pushes >= 3;
 }
 
-static void a_crash_of_the_server_is_replayed_byte_for_byte(void **state)
+TEST_IN(a_crash_of_the_server_is_replayed_byte_for_byte, client_set_up, client_tear_down)
 {
 	struct fake_seen before, after;
 	struct cnnps_stats s;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	for (int i = 1; i <= 3; i++)
 		client_push((float)i, 0);
@@ -302,9 +291,8 @@ static void a_crash_of_the_server_is_replayed_byte_for_byte(void **state)
 	assert_int_equal(after.hello.resume.worker, 1);
 }
 
-static void what_was_durable_is_not_replayed(void **state)
+TEST_IN(what_was_durable_is_not_replayed, client_set_up, client_tear_down)
 {
-	(void)state;
 	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 1, 10000), 0);
 	fake_set(&client_server, &client_server.how.not_durable, 1);
@@ -314,11 +302,10 @@ static void what_was_durable_is_not_replayed(void **state)
 	assert_int_equal(fake_look(&client_server).pushes, 2);
 }
 
-static void a_lost_acknowledgement_applies_nothing_twice(void **state)
+TEST_IN(a_lost_acknowledgement_applies_nothing_twice, client_set_up, client_tear_down)
 {
 	struct cnnps_stats s;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	fake_set(&client_server, &client_server.how.mute_acks, 1);
 	client_push(1, 0);
@@ -347,13 +334,12 @@ static int one_pull(const struct fake *f)
 	return f->seen.pulls >= 1;
 }
 
-static void a_pull_outlives_its_connection(void **state)
+TEST_IN(a_pull_outlives_its_connection, client_set_up, client_tear_down)
 {
 	pthread_t thread;
 
 	int (*pulled)(const struct fake *) = one_pull;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(pthread_create(&thread, NULL, hang_up_after_the_pull, &pulled), 0);
 	client_expect_weights(0);
@@ -376,12 +362,11 @@ static void *hang_up_once_asked(void *arg)
 
 /* The answer to a request is lost, and the push in the request is lost, too: the library repeats
  * both. */
-static void a_request_for_both_outlives_a_crash(void **state)
+TEST_IN(a_request_for_both_outlives_a_crash, client_set_up, client_tear_down)
 {
 	struct cnnps_pull w;
 	pthread_t t;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(pthread_create(&t, NULL, hang_up_once_asked, NULL), 0);
@@ -392,9 +377,8 @@ static void a_request_for_both_outlives_a_crash(void **state)
 	assert_int_equal(fake_look(&client_server).pushes, 2);
 }
 
-static void ten_crashes_lose_and_repeat_nothing(void **state)
+TEST_IN(ten_crashes_lose_and_repeat_nothing, client_set_up, client_tear_down)
 {
-	(void)state;
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	for (int i = 0; i < 10; i++) {
 		client_push(1, 0);
@@ -403,39 +387,10 @@ static void ten_crashes_lose_and_repeat_nothing(void **state)
 	client_expect_weights(-10);
 }
 
-static void garbage_from_the_server_is_dropped(void **state)
+TEST_IN(garbage_from_the_server_is_dropped, client_set_up, client_tear_down)
 {
-	(void)state;
 	fake_set(&client_server, &client_server.how.garbage, 1);
 	client_push(1, 0);
 	client_expect_weights(-1);
 	assert_int_equal(cnnps_flush(client, 1, 10000), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CONNECTED(connecting_returns_the_fields_of_welcome),
-		CONNECTED(a_push_is_seen_by_the_next_pull),
-		CONNECTED(one_request_pushes_and_brings_the_weights_after_it),
-		CONNECTED(a_slice_touches_its_values_only),
-		CONNECTED(flush_waits_for_decisions_and_for_the_disk),
-		CONNECTED(the_time_is_split),
-		CONNECTED(a_rejection_is_counted),
-		CONNECTED(leases_and_results_travel_whole),
-		UNCONNECTED(observers_ask_but_do_not_push),
-		CONNECTED(closing_waits_for_decisions_and_sends_bye),
-		UNCONNECTED(pushes_beyond_the_replay_memory_wait_for_the_disk),
-		UNCONNECTED(pushes_beyond_the_replay_memory_wait_for_a_decision),
-		CONNECTED(many_pushes_pass_a_small_window_in_order),
-		CONNECTED(a_crash_of_the_server_is_replayed_byte_for_byte),
-		CONNECTED(what_was_durable_is_not_replayed),
-		CONNECTED(a_lost_acknowledgement_applies_nothing_twice),
-		CONNECTED(a_pull_outlives_its_connection),
-		CONNECTED(a_request_for_both_outlives_a_crash),
-		CONNECTED(ten_crashes_lose_and_repeat_nothing),
-		CONNECTED(garbage_from_the_server_is_dropped),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,20 @@
 /* test_cnnps_errors.c - how calls of libcnnps end without an answer, and how the server sees a
  * program that hangs. */
 #include "tests/support/client_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- ends --------------------------------------------------------------------------------- */
 
-static void the_reason_of_the_server_is_the_error(void **state)
+TEST_IN(the_reason_of_the_server_is_the_error, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.status, PS_EWRONGDATA);
 	assert_int_equal(cnnps_connect(&client, &o), PS_EWRONGDATA);
 	assert_string_equal(cnnps_error(client), "the fake server says so");
 }
 
-static void a_connection_that_failed_refuses_every_call(void **state)
+TEST_IN(a_connection_that_failed_refuses_every_call, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 	struct cnnps_lease lease = {.size = sizeof(lease)};
@@ -23,7 +23,6 @@ static void a_connection_that_failed_refuses_every_call(void **state)
 	char json[64];
 	float w[FAKE_PARAMS];
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.status, PS_EWRONGDATA);
 	assert_int_equal(cnnps_connect(&client, &o), PS_EWRONGDATA);
 	assert_int_equal(client_pull_all(client, w, NULL), PS_EUSAGE);
@@ -46,14 +45,13 @@ static void a_connection_that_failed_refuses_every_call(void **state)
 
 /* ---- structs of other versions of the library ------------------------------------------------ */
 
-static void a_struct_without_its_size_is_refused(void **state)
+TEST_IN(a_struct_without_its_size_is_refused, client_set_up, client_tear_down)
 {
 	struct cnnps_pull pull = {.size = 0};
 	struct cnnps_push push = {.size = sizeof(push) - 1};
 	struct cnnps_lease lease = {.size = SIZE_MAX};
 	struct cnnps_stats stats = {.size = 0};
 
-	(void)state;
 	assert_int_equal(cnnps_pull(client, &pull), CNNPS_EUSAGE);
 	assert_string_equal(cnnps_error(client),
 		"struct cnnps_pull: its size is 0; set it to sizeof(struct cnnps_pull)");
@@ -62,7 +60,7 @@ static void a_struct_without_its_size_is_refused(void **state)
 	assert_int_equal(cnnps_stats(client, &stats), CNNPS_EUSAGE);
 }
 
-static void fields_of_a_newer_library_must_be_zero(void **state)
+TEST_IN(fields_of_a_newer_library_must_be_zero, client_set_up, client_tear_down)
 {
 	float w[FAKE_PARAMS];
 	struct {
@@ -70,7 +68,6 @@ static void fields_of_a_newer_library_must_be_zero(void **state)
 		uint64_t added;
 	} newer = {.pull = {.size = sizeof(newer), .into = w}};
 
-	(void)state;
 	assert_int_equal(cnnps_pull(client, &newer.pull), 0);
 	assert_int_equal(newer.pull.size, sizeof(newer));
 	assert_ptr_equal(newer.pull.weights, w);
@@ -79,12 +76,11 @@ static void fields_of_a_newer_library_must_be_zero(void **state)
 	assert_non_null(strstr(cnnps_error(client), "does not know the last"));
 }
 
-static void flags_that_make_no_sense_are_refused(void **state)
+TEST_IN(flags_that_make_no_sense_are_refused, client_set_up, client_tear_down)
 {
 	struct cnnps_pull pull = {.size = sizeof(pull), .flags = 8}, then = pull;
 	struct cnnps_push push = {.size = sizeof(push), .gradient = client_ones, .then = &then};
 
-	(void)state;
 	assert_int_equal(cnnps_pull(client, &pull), CNNPS_EUSAGE);
 	pull.flags = CNNPS_PULL_EVAL; /* without `into` */
 	assert_int_equal(cnnps_pull(client, &pull), CNNPS_EUSAGE);
@@ -114,12 +110,11 @@ static void note_line(void *arg, int level, const char *line)
 	atomic_fetch_add(&l->n, 1);
 }
 
-static void the_log_goes_to_the_programs_function(void **state)
+TEST_IN(the_log_goes_to_the_programs_function, client_set_up_unconnected, client_tear_down)
 {
 	struct lines lines = {.n = 0};
 	struct cnnps_options o = client_options();
 
-	(void)state;
 	o.log = note_line;
 	o.log_arg = &lines;
 	o.log_level = CNNPS_LOG_DEBUG;
@@ -131,12 +126,11 @@ static void the_log_goes_to_the_programs_function(void **state)
 	assert_null(strchr(lines.last, '\n'));
 }
 
-static void a_fenced_session_ends_every_call(void **state)
+TEST_IN(a_fenced_session_ends_every_call, client_set_up, client_tear_down)
 {
 	struct cnnps_lease lease = {.size = sizeof(lease)};
 	float w[FAKE_PARAMS];
 
-	(void)state;
 	assert_string_equal(cnnps_error(client), "");
 	fake_set(&client_server, &client_server.how.status, PS_EFENCED);
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
@@ -147,31 +141,28 @@ static void a_fenced_session_ends_every_call(void **state)
 	assert_int_equal(cnnps_flush(client, 0, 10), CNNPS_EFENCED);
 }
 
-static void a_server_of_another_protocol_is_left_at_once(void **state)
+TEST_IN(a_server_of_another_protocol_is_left_at_once, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.status, PS_EVERSION);
 	assert_int_equal(cnnps_connect(&client, &o), PS_EVERSION);
 	assert_int_equal(fake_look(&client_server).hellos, 1);
 }
 
-static void the_end_of_training_ends_the_wait_for_work(void **state)
+TEST_IN(the_end_of_training_ends_the_wait_for_work, client_set_up, client_tear_down)
 {
 	struct cnnps_lease lease = {.size = sizeof(lease)};
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.bye, PS_EDONE);
 	assert_int_equal(cnnps_lease(client, &lease), CNNPS_EDONE);
 	assert_non_null(strstr(cnnps_error(client), "training is done"));
 }
 
-static void a_server_that_is_not_there_is_given_up(void **state)
+TEST_IN(a_server_that_is_not_there_is_given_up, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 
-	(void)state;
 	fake_stop(&client_server); /* the port of the server is free from now on */
 	o.connect_timeout_ms = 300;
 	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
@@ -181,12 +172,11 @@ static void a_server_that_is_not_there_is_given_up(void **state)
 	fake_start(&client_server);
 }
 
-static void patience_ends_when_the_server_stays_away(void **state)
+TEST_IN(patience_ends_when_the_server_stays_away, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 	float w[FAKE_PARAMS];
 
-	(void)state;
 	o.disconnect_timeout_ms = 300;
 	client_connect(&o);
 	fake_stop(&client_server);
@@ -195,12 +185,11 @@ static void patience_ends_when_the_server_stays_away(void **state)
 	fake_start(&client_server);
 }
 
-static void nonsense_options_are_refused_in_words(void **state)
+TEST_IN(nonsense_options_are_refused_in_words, client_set_up_unconnected, client_tear_down)
 {
 	char longname[100];
 	struct cnnps_options bad[3] = {client_options(), client_options(), client_options()};
 
-	(void)state;
 	memset(longname, 'x', sizeof(longname) - 1);
 	longname[sizeof(longname) - 1] = '\0';
 	bad[0].server = "no endpoint";
@@ -236,14 +225,13 @@ static void *stop_after_the_lease(void *arg)
 	return NULL;
 }
 
-static void a_stopped_program_waits_no_more_but_may_push(void **state)
+TEST_IN(a_stopped_program_waits_no_more_but_may_push, client_set_up_unconnected, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 	struct cnnps_lease lease = {.size = sizeof(lease)};
 	atomic_int stop = 0;
 	pthread_t t;
 
-	(void)state;
 	o.stop = is_stopped;
 	o.stop_arg = &stop;
 	client_connect(&o);
@@ -274,11 +262,11 @@ static int eight_beats(const struct fake *f)
 	return f->seen.beats >= 8;
 }
 
-static void beats_stop_when_the_program_hangs_and_go_on_when_it_calls(void **state)
+TEST_IN(beats_stop_when_the_program_hangs_and_go_on_when_it_calls, client_set_up_unconnected,
+	client_tear_down)
 {
 	struct cnnps_options o = client_options();
 
-	(void)state;
 	o.batch_timeout_ms = 300; /* time for 3 heartbeats, 100 ms apart */
 	client_connect(&o);
 	assert_false(fake_happens(&client_server, eight_beats, 2));
@@ -301,12 +289,12 @@ static int does_not_run(void *arg)
 	return 0;
 }
 
-static void beats_go_on_when_a_waiting_program_does_not_get_to_run(void **state)
+TEST_IN(beats_go_on_when_a_waiting_program_does_not_get_to_run, client_set_up_unconnected,
+	client_tear_down)
 {
 	struct cnnps_options o = client_options();
 	int beats_on = 0;
 
-	(void)state;
 	program = pthread_self();
 	o.stop = does_not_run;
 	o.stop_arg = &beats_on;
@@ -319,27 +307,4 @@ static void beats_go_on_when_a_waiting_program_does_not_get_to_run(void **state)
 	assert_int_equal(beats_on, 1);
 	/* until cnnps_close() returns, libcnnps may call `stop` with &beats_on */
 	cnnps_close(&client);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		UNCONNECTED(the_reason_of_the_server_is_the_error),
-		UNCONNECTED(a_connection_that_failed_refuses_every_call),
-		CONNECTED(a_struct_without_its_size_is_refused),
-		CONNECTED(fields_of_a_newer_library_must_be_zero),
-		CONNECTED(flags_that_make_no_sense_are_refused),
-		UNCONNECTED(the_log_goes_to_the_programs_function),
-		UNCONNECTED(a_server_of_another_protocol_is_left_at_once),
-		CONNECTED(a_fenced_session_ends_every_call),
-		CONNECTED(the_end_of_training_ends_the_wait_for_work),
-		UNCONNECTED(a_server_that_is_not_there_is_given_up),
-		UNCONNECTED(patience_ends_when_the_server_stays_away),
-		UNCONNECTED(nonsense_options_are_refused_in_words),
-		UNCONNECTED(a_stopped_program_waits_no_more_but_may_push),
-		UNCONNECTED(beats_stop_when_the_program_hangs_and_go_on_when_it_calls),
-		UNCONNECTED(beats_go_on_when_a_waiting_program_does_not_get_to_run),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

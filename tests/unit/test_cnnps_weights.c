@@ -1,6 +1,7 @@
 /* test_cnnps_weights.c - which weights libcnnps returns, and which version a push names, with
  * prefetched pulls and across a crash of the server. Also which calls are refused. */
 #include "tests/support/client_fixture.h"
+#include "tests/support/test.h"
 
 static void connect_again(struct cnnps_options o)
 {
@@ -26,11 +27,10 @@ static int one_pull(const struct fake *f)
 	return f->seen.pulls >= 1;
 }
 
-static void a_pull_started_ahead_is_what_the_next_view_gets(void **state)
+TEST_IN(a_pull_started_ahead_is_what_the_next_view_gets, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
 
-	(void)state;
 	assert_int_equal(client_prefetch(client), 0);
 	/* the answer to the prefetched pull is under way, or has arrived */
 	assert_int_equal(client_prefetch(client), 0);
@@ -45,12 +45,11 @@ static void a_pull_started_ahead_is_what_the_next_view_gets(void **state)
 	assert_int_equal(fake_look(&client_server).pulls, 2);
 }
 
-static void a_pull_gets_it_too_and_an_evaluation_does_not(void **state)
+TEST_IN(a_pull_gets_it_too_and_an_evaluation_does_not, client_set_up, client_tear_down)
 {
 	uint64_t version = 9;
 	float w[FAKE_PARAMS] = {7};
 
-	(void)state;
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "the pull");
 	push_at(0);
@@ -61,11 +60,10 @@ static void a_pull_gets_it_too_and_an_evaluation_does_not(void **state)
 	assert_int_equal(fake_look(&client_server).pulls, 2);
 }
 
-static void a_view_waits_for_the_pull_that_is_under_way(void **state)
+TEST_IN(a_view_waits_for_the_pull_that_is_under_way, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view, old;
 
-	(void)state;
 	assert_int_equal(client_view(client, &old), 0);
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(client_prefetch(client), 0);
@@ -80,11 +78,10 @@ static void a_view_waits_for_the_pull_that_is_under_way(void **state)
 	assert_int_equal(fake_look(&client_server).pulls, 3);
 }
 
-static void closing_drops_what_was_started_ahead(void **state)
+TEST_IN(closing_drops_what_was_started_ahead, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.two_slices, 1);
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "the pull");
@@ -101,13 +98,12 @@ static int two_pulls(const struct fake *f)
 }
 
 /* The program waits while the library requests the next weights, receives them and keeps them. */
-static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
+TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
 	float w[FAKE_PARAMS];
 	uint64_t version;
 
-	(void)state;
 	assert_int_equal(client_await(client), 0);
 	assert_int_equal(client_await(client), 0); /* the next weights have arrived */
 	push_at(0);
@@ -133,14 +129,13 @@ static void weights_that_were_awaited_are_what_the_next_view_gets(void **state)
 	assert_int_equal(fake_look(&client_server).pulls, 5);
 }
 
-static void damaged_weights_are_as_good_as_lost(void **state)
+TEST_IN(damaged_weights_are_as_good_as_lost, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
 	float w[FAKE_PARAMS];
 	uint64_t version;
 	int pulls = 0;
 
-	(void)state;
 	for (int i = 0; i < 12; i++) {
 		fake_set(&client_server, &client_server.how.two_slices, i % 2);
 		fake_set(&client_server, &client_server.how.damaged_pulls, 2);
@@ -162,12 +157,11 @@ static void damaged_weights_are_as_good_as_lost(void **state)
 	}
 }
 
-static void weights_that_stay_damaged_are_not_pulled_forever(void **state)
+TEST_IN(weights_that_stay_damaged_are_not_pulled_forever, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
 	float w[FAKE_PARAMS];
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.damaged_pulls, 6);
 	assert_int_equal(client_pull_all(client, w, NULL), PS_EPROTO);
 	assert_non_null(strstr(cnnps_error(client), "wrong checksum"));
@@ -183,12 +177,11 @@ static int three_pushes(const struct fake *f)
 	return f->seen.last_seq >= 3;
 }
 
-static void a_push_names_the_term_of_its_weights(void **state)
+TEST_IN(a_push_names_the_term_of_its_weights, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
 	struct fake_seen seen;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.term, 1);
@@ -216,13 +209,12 @@ static void a_push_names_the_term_of_its_weights(void **state)
 	assert_int_equal(seen.made[4].base_term, 1);
 }
 
-static void the_newest_pull_of_a_version_counts(void **state)
+TEST_IN(the_newest_pull_of_a_version_counts, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
 	struct fake_seen seen;
 	float w[FAKE_PARAMS];
 
-	(void)state;
 	assert_int_equal(client_view(client, &view), 0);
 	fake_hang_up(&client_server, 1);
 	assert_int_equal(client_pull_all(client, w, NULL), 0);
@@ -236,14 +228,13 @@ static void the_newest_pull_of_a_version_counts(void **state)
 	assert_int_equal(seen.made[1].base_term, 2);
 }
 
-static void a_lease_names_the_term_of_its_weights(void **state)
+TEST_IN(a_lease_names_the_term_of_its_weights, client_set_up, client_tear_down)
 {
 	const struct msg_grant grant = {
 		.kind = GRANT_TRAIN, .work = {1, 2, 3}, .exact = 1, .version = 44};
 	struct fake_how how = client_server.how;
 	struct cnnps_lease lease = {.size = sizeof(lease)};
 
-	(void)state;
 	how.grants[0] = grant;
 	how.n_grants = 1;
 	fake_behave(&client_server, how);
@@ -253,12 +244,11 @@ static void a_lease_names_the_term_of_its_weights(void **state)
 	assert_int_equal(lease.term, 2);
 }
 
-static void connecting_returns_the_mode(void **state)
+TEST_IN(connecting_returns_the_mode, client_set_up, client_tear_down)
 {
 	struct fake_how how = client_server.how;
 	const struct cnnps_info *i;
 
-	(void)state;
 	assert_int_equal(cnnps_info(client)->mode, CNNPS_DOWNPOUR);
 	how.mode = MODE_EASGD;
 	how.n_push = 3;
@@ -278,11 +268,10 @@ static void connecting_returns_the_mode(void **state)
 
 /* ---- refusals and signs of life -------------------------------------------------------------- */
 
-static void a_refused_command_fails_alone(void **state)
+TEST_IN(a_refused_command_fails_alone, client_set_up, client_tear_down)
 {
 	uint64_t generation = 0;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.refuse_admin, 1);
 	assert_int_equal(cnnps_checkpoint(client, &generation), PS_EUSAGE);
 	assert_string_equal(cnnps_error(client), "the fake server says so");
@@ -302,33 +291,11 @@ static int eight_beats(const struct fake *f)
 
 /* A program that calls cnnps_alive() while it computes continues to send heartbeats. (A program
  * that hangs does not: test_cnnps_errors.c.) */
-static void a_busy_program_beats_on(void **state)
+TEST_IN(a_busy_program_beats_on, client_set_up, client_tear_down)
 {
 	struct cnnps_options o = client_options();
 
-	(void)state;
 	o.batch_timeout_ms = 300;
 	connect_again(o);
 	fake_wait(&client_server, eight_beats, "eight beats without a call");
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CONNECTED(a_pull_started_ahead_is_what_the_next_view_gets),
-		CONNECTED(a_pull_gets_it_too_and_an_evaluation_does_not),
-		CONNECTED(a_view_waits_for_the_pull_that_is_under_way),
-		CONNECTED(closing_drops_what_was_started_ahead),
-		CONNECTED(weights_that_were_awaited_are_what_the_next_view_gets),
-		CONNECTED(damaged_weights_are_as_good_as_lost),
-		CONNECTED(weights_that_stay_damaged_are_not_pulled_forever),
-		CONNECTED(a_push_names_the_term_of_its_weights),
-		CONNECTED(the_newest_pull_of_a_version_counts),
-		CONNECTED(a_lease_names_the_term_of_its_weights),
-		CONNECTED(connecting_returns_the_mode),
-		CONNECTED(a_refused_command_fails_alone),
-		CONNECTED(a_busy_program_beats_on),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

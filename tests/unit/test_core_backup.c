@@ -4,6 +4,7 @@
  * test_core_deadline.c.)
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 static struct core_config config(enum mode mode)
 {
@@ -20,13 +21,12 @@ static struct core_config config(enum mode mode)
 }
 
 /* One worker computes the batches of an epoch in order, even if some of its pushes are rejected. */
-static void a_batch_whose_push_was_rejected_is_granted_to_its_worker_again(void **state)
+TEST(a_batch_whose_push_was_rejected_is_granted_to_its_worker_again)
 {
 	struct core_config cfg = config(MODE_SYNC);
 	struct cluster k;
 	float g[CLUSTER_PARAMS];
 
-	(void)state;
 	cluster_open(&k, cfg, 1, 80, cluster_bowl);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
@@ -56,23 +56,20 @@ static void no_worker_waits_for_a_stopped_worker(enum mode mode)
 	cluster_close(&k);
 }
 
-static void downpour_waits_for_no_stopped_worker(void **state)
+TEST(downpour_waits_for_no_stopped_worker)
 {
-	(void)state;
 	no_worker_waits_for_a_stopped_worker(MODE_DOWNPOUR);
 }
 
-static void ssp_waits_for_no_stopped_worker(void **state)
+TEST(ssp_waits_for_no_stopped_worker)
 {
-	(void)state;
 	no_worker_waits_for_a_stopped_worker(MODE_SSP);
 }
 
-static void the_first_result_counts_and_the_second_is_superseded(void **state)
+TEST(the_first_result_counts_and_the_second_is_superseded)
 {
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, config(MODE_DOWNPOUR), 2, 10, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_int_equal(cluster_request(&k, 1), 1);
@@ -87,11 +84,10 @@ static void the_first_result_counts_and_the_second_is_superseded(void **state)
 }
 
 /* A batch is free when the last worker that has it returns it. */
-static void a_copy_given_back_leaves_the_batch_to_its_other_holder(void **state)
+TEST(a_copy_given_back_leaves_the_batch_to_its_other_holder)
 {
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, config(MODE_DOWNPOUR), 3, 20, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1); /* the first batch */
 	assert_int_equal(cluster_request(&k, 1), 1); /* the second */
@@ -109,11 +105,10 @@ static void a_copy_given_back_leaves_the_batch_to_its_other_holder(void **state)
 }
 
 /* A single worker gets no copies. */
-static void one_worker_gets_no_copies(void **state)
+TEST(one_worker_gets_no_copies)
 {
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, config(MODE_DOWNPOUR), 1, 80, cluster_bowl);
 	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
@@ -171,21 +166,19 @@ static void an_idle_worker_gets_a_copy_of_late_work(enum mode mode)
 	cluster_close(&k);
 }
 
-static void a_late_batch_is_copied_and_no_other(void **state)
+TEST(a_late_batch_is_copied_and_no_other)
 {
-	(void)state;
 	an_idle_worker_gets_a_copy_of_late_work(MODE_DOWNPOUR);
 	an_idle_worker_gets_a_copy_of_late_work(MODE_SSP);
 	an_idle_worker_gets_a_copy_of_late_work(MODE_EASGD);
 }
 
 /* Each step has two batches, but the last step of the epoch has only one. */
-static void the_late_batch_of_a_short_step_is_copied(void **state)
+TEST(the_late_batch_of_a_short_step_is_copied)
 {
 	struct core_config cfg = late_config(MODE_SYNC);
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.min_workers = 2;
 	cluster_open(&k, cfg, 2, 10 * 7, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0) + cluster_request(&k, 1), 2);
@@ -202,21 +195,19 @@ static void the_late_batch_of_a_short_step_is_copied(void **state)
 	cluster_close(&k);
 }
 
-static void a_late_portion_is_copied_and_no_other(void **state)
+TEST(a_late_portion_is_copied_and_no_other)
 {
 	struct core_config cfg = late_config(MODE_SANDBLASTER);
 
-	(void)state;
 	an_idle_worker_gets_a_copy_of_late_work(cfg.training.mode);
 }
 
 /* The core grants a copy of a late batch at once when a worker requests work. It does not wait for
  * a tick. */
-static void a_request_after_the_batch_is_late_gets_a_copy_at_once(void **state)
+TEST(a_request_after_the_batch_is_late_gets_a_copy_at_once)
 {
 	struct cluster k;
 
-	(void)state;
 	open_with_one_idle(&k, late_config(MODE_DOWNPOUR), 3);
 	fixture_bye(&k.f, k.worker[1].peer, k.worker[1].s);
 	k.f.now_ms += 250;
@@ -228,11 +219,10 @@ static void a_request_after_the_batch_is_late_gets_a_copy_at_once(void **state)
 
 /* The core grants one copy of a late batch, and a second copy only when the first copy is late,
  * too. */
-static void a_batch_with_a_timely_copy_is_not_copied_again(void **state)
+TEST(a_batch_with_a_timely_copy_is_not_copied_again)
 {
 	struct cluster k;
 
-	(void)state;
 	open_with_one_idle(&k, late_config(MODE_DOWNPOUR), 3);
 	cluster_join(&k, k.n++);
 	cluster_request(&k, 2);
@@ -247,12 +237,11 @@ static void a_batch_with_a_timely_copy_is_not_copied_again(void **state)
 }
 
 /* A lease of several batches is late when one of them is late. The last one is copied first. */
-static void a_lease_is_late_by_its_newest_delivery(void **state)
+TEST(a_lease_is_late_by_its_newest_delivery)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.max_batches = 4;
 	cluster_open(&k, cfg, 2, 40, cluster_ones);
 	fixture_bye(&k.f, k.worker[1].peer, k.worker[1].s); /* a single worker gets all of them */
@@ -273,12 +262,11 @@ static void a_lease_is_late_by_its_newest_delivery(void **state)
 }
 
 /* Worker 0 has the only portion of the test set. Worker 1 waits. */
-static void a_late_piece_of_the_test_set_is_copied(void **state)
+TEST(a_late_piece_of_the_test_set_is_copied)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.eval_images = 4; /* two portions */
 	cfg.training.epochs = 1;
 	cluster_open(&k, cfg, 2, 10, cluster_ones);
@@ -315,12 +303,11 @@ static uint64_t all_rejected(const struct cluster *k)
 
 /* A copy has completed the pass, so a later result is superseded. A line search grants the same
  * portions again, so this result is stale. */
-static void a_portion_that_comes_after_its_pass_is_superseded(void **state)
+TEST(a_portion_that_comes_after_its_pass_is_superseded)
 {
 	struct core_config cfg = late_config(MODE_SANDBLASTER);
 	struct cluster k;
 
-	(void)state;
 	cfg.optim.kind = OPTIM_LBFGS;
 	cfg.lbfgs.history = 4;
 	cfg.lbfgs.trials = 20;
@@ -367,48 +354,22 @@ static void equal_workers_make_no_copies(enum mode mode)
 	cluster_close(&k);
 }
 
-static void a_healthy_run_makes_no_copies_and_rejects_nothing(void **state)
+TEST(a_healthy_run_makes_no_copies_and_rejects_nothing)
 {
-	(void)state;
 	equal_workers_make_no_copies(MODE_DOWNPOUR);
 	equal_workers_make_no_copies(MODE_SSP);
 	equal_workers_make_no_copies(MODE_SANDBLASTER);
 }
 
-static void without_copies_an_idle_worker_waits(void **state)
+TEST(without_copies_an_idle_worker_waits)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.backup_copies = BACKUP_NONE;
 	open_with_one_idle(&k, cfg, 3);
 	tick(&k, 900);
 	assert_int_equal(k.worker[1].grant.work.count, 0);
 	assert_int_equal(core_stats(k.f.core)->backups, 0);
 	cluster_close(&k);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_batch_whose_push_was_rejected_is_granted_to_its_worker_again),
-		cmocka_unit_test(downpour_waits_for_no_stopped_worker),
-		cmocka_unit_test(ssp_waits_for_no_stopped_worker),
-		cmocka_unit_test(the_first_result_counts_and_the_second_is_superseded),
-		cmocka_unit_test(a_copy_given_back_leaves_the_batch_to_its_other_holder),
-		cmocka_unit_test(one_worker_gets_no_copies),
-		cmocka_unit_test(a_late_batch_is_copied_and_no_other),
-		cmocka_unit_test(the_late_batch_of_a_short_step_is_copied),
-		cmocka_unit_test(a_late_portion_is_copied_and_no_other),
-		cmocka_unit_test(a_request_after_the_batch_is_late_gets_a_copy_at_once),
-		cmocka_unit_test(a_batch_with_a_timely_copy_is_not_copied_again),
-		cmocka_unit_test(a_lease_is_late_by_its_newest_delivery),
-		cmocka_unit_test(a_late_piece_of_the_test_set_is_copied),
-		cmocka_unit_test(a_portion_that_comes_after_its_pass_is_superseded),
-		cmocka_unit_test(a_healthy_run_makes_no_copies_and_rejects_nothing),
-		cmocka_unit_test(without_copies_an_idle_worker_waits),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * computes with its own formulas.
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 static struct core_config buffer_config(enum mode mode, uint32_t buffer)
 {
@@ -32,11 +33,10 @@ static void ask_and_push(struct cluster *k, uint32_t i)
 
 /* ---- one update ------------------------------------------------------------------------------ */
 
-static void an_update_is_made_of_k_gradients_of_any_workers(void **state)
+TEST(an_update_is_made_of_k_gradients_of_any_workers)
 {
 	const enum mode modes[] = {MODE_DOWNPOUR, MODE_SSP};
 
-	(void)state;
 	for (size_t m = 0; m < 2; m++) {
 		struct cluster k;
 
@@ -59,12 +59,11 @@ static void an_update_is_made_of_k_gradients_of_any_workers(void **state)
 
 /* An update of two fresh gradients and a gradient that is two versions old. Its rate is (1 + 1 +
  * 1/2) / 3 of the usual rate. */
-static void a_stale_gradient_weighs_less(void **state)
+TEST(a_stale_gradient_weighs_less)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
 	struct cluster k;
 
-	(void)state;
 	cfg.rate.staleness_scaling = STALE_INVERSE;
 	cluster_open(&k, cfg, 2, 400, cluster_ones);
 	cluster_request(&k, 1);
@@ -89,11 +88,10 @@ static void a_stale_gradient_weighs_less(void **state)
 	cluster_close(&k);
 }
 
-static void an_epoch_ends_with_what_is_in_the_buffer(void **state)
+TEST(an_epoch_ends_with_what_is_in_the_buffer)
 {
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, buffer_config(MODE_DOWNPOUR, 3), 1, 65, cluster_ones); /* 7 batches */
 	for (int i = 0; i < 6; i++)
 		ask_and_push(&k, 0);
@@ -130,9 +128,8 @@ static double scaled_epoch(enum lr_scaling how, uint32_t buffer)
 }
 
 /* A sum already grows with its gradients, so the rate must not grow with them again. */
-static void the_rate_of_a_sum_grows_with_its_gradients_once(void **state)
+TEST(the_rate_of_a_sum_grows_with_its_gradients_once)
 {
-	(void)state;
 	for (int how = LR_SCALING_NONE; how <= LR_SCALING_LINEAR; how++) {
 		assert_true(epoch_of((enum lr_scaling)how, 3, 1) == -0.25 * 7);
 		assert_true(epoch_of((enum lr_scaling)how, 7, 1) == -0.25 * 7);
@@ -140,9 +137,8 @@ static void the_rate_of_a_sum_grows_with_its_gradients_once(void **state)
 }
 
 /* The rate grows with the number of gradients in an update, whatever the size of the buffer is. */
-static void the_rate_grows_with_the_gradients_of_an_update(void **state)
+TEST(the_rate_grows_with_the_gradients_of_an_update)
 {
-	(void)state;
 	assert_true(scaled_epoch(LR_SCALING_LINEAR, 3) == -0.25 * (3 + 3 + 1));
 	assert_true(scaled_epoch(LR_SCALING_LINEAR, 7) == -0.25 * 7);
 	assert_true(scaled_epoch(LR_SCALING_LINEAR, 1000) == -0.25 * 7);
@@ -153,11 +149,10 @@ static void the_rate_grows_with_the_gradients_of_an_update(void **state)
 
 /* A run with a buffer of one gradient needs the same memory, and computes the same bytes, as a run
  * without a buffer. */
-static void a_buffer_of_one_is_none(void **state)
+TEST(a_buffer_of_one_is_none)
 {
 	float end[2][FIXTURE_PARAMS];
 
-	(void)state;
 	for (uint32_t buffer = 0; buffer < 2; buffer++) {
 		struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
 		struct rng r = rng_seed(5, RNG_SIM, 0);
@@ -178,13 +173,12 @@ static void a_buffer_of_one_is_none(void **state)
 
 /* ---- a restart ------------------------------------------------------------------------------- */
 
-static void what_is_in_the_buffer_outlives_the_server(void **state)
+TEST(what_is_in_the_buffer_outlives_the_server)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
 	float g[CLUSTER_PARAMS];
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, cfg, 2, 400, cluster_bowl);
 	ask_and_push(&k, 0);
 	assert_int_equal(cluster_request(&k, 1), 1);
@@ -224,12 +218,11 @@ static int resumes(const struct core_snapshot *img, struct core_config cfg, uint
 
 /* A resumed run may have a buffer of another size. A run that was begun without a buffer cannot be
  * resumed with one. */
-static void a_resumed_run_may_have_a_buffer_of_another_size(void **state)
+TEST(a_resumed_run_may_have_a_buffer_of_another_size)
 {
 	struct core_snapshot img;
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, buffer_config(MODE_DOWNPOUR, 4), 1, 400, cluster_ones);
 	ask_and_push(&k, 0);
 	ask_and_push(&k, 0);
@@ -415,12 +408,11 @@ static struct core_config any_config(struct rng *r)
 	return cfg;
 }
 
-static void a_run_equals_a_serial_one(void **state)
+TEST(a_run_equals_a_serial_one)
 {
 	struct rng r = rng_seed(11, RNG_SIM, 0);
 	double worst = 0;
 
-	(void)state;
 	for (uint64_t seed = 1; seed <= 300; seed++) {
 		struct core_config cfg = any_config(&r);
 		double max = serial_run(cfg, seed);
@@ -433,21 +425,4 @@ static void a_run_equals_a_serial_one(void **state)
 	}
 	print_message("at most %.1e\n", worst);
 	assert_true(worst < 1e-5);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(an_update_is_made_of_k_gradients_of_any_workers),
-		cmocka_unit_test(a_stale_gradient_weighs_less),
-		cmocka_unit_test(an_epoch_ends_with_what_is_in_the_buffer),
-		cmocka_unit_test(the_rate_of_a_sum_grows_with_its_gradients_once),
-		cmocka_unit_test(the_rate_grows_with_the_gradients_of_an_update),
-		cmocka_unit_test(a_buffer_of_one_is_none),
-		cmocka_unit_test(what_is_in_the_buffer_outlives_the_server),
-		cmocka_unit_test(a_resumed_run_may_have_a_buffer_of_another_size),
-		cmocka_unit_test(a_run_equals_a_serial_one),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

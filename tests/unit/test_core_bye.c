@@ -1,16 +1,16 @@
 /* Proves the content of heartbeats and the answers to BYE, which server/core/sessions.c promises in
  * its invariants. */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- beats ---------------------------------------------------------------------------------- */
 
-static void a_beat_is_answered_with_what_is_decided_and_durable(void **state)
+TEST(a_beat_is_answered_with_what_is_decided_and_durable)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
 	const struct msg *m;
 
-	(void)state;
 	fixture_beat(&f, 19, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	m = fixture_sent(&f, 19, MSG_BEAT);
@@ -29,13 +29,12 @@ static void save(struct core_fixture *f, struct stamp s)
 	fixture_durable(f);
 }
 
-static void a_new_durable_seq_is_sent_on_the_beat_connection(void **state)
+TEST(a_new_durable_seq_is_sent_on_the_beat_connection)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
 	struct msg m;
 
-	(void)state;
 	save(&f, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	assert_int_equal(fixture_sent(&f, 19, MSG_BEAT)->beat.durable_seq, 3);
@@ -61,13 +60,12 @@ static void a_new_durable_seq_is_sent_on_the_beat_connection(void **state)
 
 /* ---- leave ---------------------------------------------------------------------------------- */
 
-static void bye_is_answered_when_all_pushes_are_durable(void **state)
+TEST(bye_is_answered_when_all_pushes_are_durable)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 2);
 	struct msg m;
 
-	(void)state;
 	fixture_bye(&f, 9, s);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
@@ -83,13 +81,12 @@ static void bye_is_answered_when_all_pushes_are_durable(void **state)
 
 /* A worker that waits for the answer to its BYE sends heartbeats, and may repeat its BYE. The core
  * does not begin a second close for them. */
-static void a_worker_that_waits_for_the_answer_to_bye_is_alive(void **state)
+TEST(a_worker_that_waits_for_the_answer_to_bye_is_alive)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 2);
 	struct msg beat = {.type = MSG_BEAT, .beat = {.stamp = s, .last_seq = 2}};
 
-	(void)state;
 	fixture_bye(&f, 9, s);
 	fixture_message(&f, 10, &beat);
 	assert_int_equal(fixture_sent(&f, 10, MSG_BEAT)->beat.last_seq, 2);
@@ -104,12 +101,11 @@ static void a_worker_that_waits_for_the_answer_to_bye_is_alive(void **state)
 	fixture_close(&f);
 }
 
-static void bye_with_nothing_to_save_is_answered_at_once(void **state)
+TEST(bye_with_nothing_to_save_is_answered_at_once)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 1);
 
-	(void)state;
 	save(&f, s);
 	fixture_bye(&f, 9, s);
 	assert_non_null(fixture_sent(&f, 9, MSG_BYE));
@@ -117,12 +113,11 @@ static void bye_with_nothing_to_save_is_answered_at_once(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_that_vanished_after_bye_is_not_answered(void **state)
+TEST(a_worker_that_vanished_after_bye_is_not_answered)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 1);
 
-	(void)state;
 	fixture_bye(&f, 9, s);
 	fixture_gone(&f, 9);
 	fixture_durable(&f);
@@ -130,14 +125,13 @@ static void a_worker_that_vanished_after_bye_is_not_answered(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_gets_no_lease_after_bye(void **state)
+TEST(a_worker_gets_no_lease_after_bye)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.leases.min_workers = 2;
 	s = fixture_open_with_pushes(&f, cfg, 0);
 	fixture_lease(&f, 9, s, 1);
@@ -151,14 +145,13 @@ static void a_worker_gets_no_lease_after_bye(void **state)
 	fixture_close(&f);
 }
 
-static void answers_go_where_the_question_came_from(void **state)
+TEST(answers_go_where_the_question_came_from)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	fixture_lease(&f, 20, s, 1);
@@ -176,13 +169,12 @@ static void answers_go_where_the_question_came_from(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_that_returns_after_bye_is_welcome(void **state)
+TEST(a_worker_that_returns_after_bye_is_welcome)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 1);
 	struct msg m = fixture_resume(s, 1, 0);
 
-	(void)state;
 	fixture_bye(&f, 9, s);
 	fixture_message(&f, 9, &m); /* the answer to BYE is late */
 	fixture_durable(&f);
@@ -192,21 +184,4 @@ static void a_worker_that_returns_after_bye_is_welcome(void **state)
 	assert_null(fixture_sent(&f, 9, MSG_BYE));
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_beat_is_answered_with_what_is_decided_and_durable),
-		cmocka_unit_test(a_new_durable_seq_is_sent_on_the_beat_connection),
-		cmocka_unit_test(bye_is_answered_when_all_pushes_are_durable),
-		cmocka_unit_test(a_worker_that_waits_for_the_answer_to_bye_is_alive),
-		cmocka_unit_test(bye_with_nothing_to_save_is_answered_at_once),
-		cmocka_unit_test(a_worker_that_vanished_after_bye_is_not_answered),
-		cmocka_unit_test(a_worker_gets_no_lease_after_bye),
-		cmocka_unit_test(answers_go_where_the_question_came_from),
-		cmocka_unit_test(a_worker_that_returns_after_bye_is_welcome),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

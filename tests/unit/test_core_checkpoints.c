@@ -4,6 +4,7 @@
  * run: test_core_run_end.c.)
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 static void push(struct core_fixture *f, struct stamp s, uint64_t seq)
 {
@@ -14,13 +15,12 @@ static void push(struct core_fixture *f, struct stamp s, uint64_t seq)
 
 /* ---- snapshots ------------------------------------------------------------------------------ */
 
-static void snapshots_come_checkpoint_ms_apart_and_only_if_something_happened(void **state)
+TEST(snapshots_come_checkpoint_ms_apart_and_only_if_something_happened)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	cfg.checkpoint.interval_ms = 200;
 	cfg.sessions.suspect_ms = cfg.sessions.dead_ms = cfg.sessions.ttl_ms = 1u << 30;
 	fixture_open(&f, cfg);
@@ -45,14 +45,13 @@ static void snapshots_come_checkpoint_ms_apart_and_only_if_something_happened(vo
 	fixture_close(&f);
 }
 
-static void a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms(void **state)
+TEST(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s;
 	uint64_t generation;
 
-	(void)state;
 	cfg.checkpoint.interval_ms = 200;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -82,12 +81,11 @@ static void a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms(void *
 	fixture_close(&f);
 }
 
-static void after_a_failed_snapshot_waiting_peers_wait_for_the_next(void **state)
+TEST(after_a_failed_snapshot_waiting_peers_wait_for_the_next)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_saved(&f, EVENT_SAVE_FAILED);
@@ -100,12 +98,11 @@ static void after_a_failed_snapshot_waiting_peers_wait_for_the_next(void **state
 	fixture_close(&f);
 }
 
-static void an_admin_is_answered_when_the_checkpoint_is_durable(void **state)
+TEST(an_admin_is_answered_when_the_checkpoint_is_durable)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	fixture_admin(&f, 7, ADMIN_CHECKPOINT);
@@ -126,12 +123,11 @@ static void an_admin_is_answered_when_the_checkpoint_is_durable(void **state)
 	fixture_close(&f);
 }
 
-static void too_many_admins_and_a_server_without_a_disk_say_so(void **state)
+TEST(too_many_admins_and_a_server_without_a_disk_say_so)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < CORE_MAX_ADMINS; i++) {
 		fixture_admin(&f, 20 + i, ADMIN_CHECKPOINT);
@@ -152,12 +148,11 @@ static void too_many_admins_and_a_server_without_a_disk_say_so(void **state)
 	fixture_close(&f);
 }
 
-static void status_is_the_shells_to_answer(void **state)
+TEST(status_is_the_shells_to_answer)
 {
 	struct core_fixture f;
 	struct msg m = {.type = MSG_STATUS};
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 8, &m);
 	assert_int_equal(fixture_effect(&f, EFFECT_STATUS)->peer, 8);
@@ -166,13 +161,12 @@ static void status_is_the_shells_to_answer(void **state)
 
 /* ---- after a crash -------------------------------------------------------------------------- */
 
-static void new_leases_wait_until_all_are_back_and_have_replayed(void **state)
+TEST(new_leases_wait_until_all_are_back_and_have_replayed)
 {
 	struct core_fixture f;
 	struct stamp s, t;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
@@ -190,12 +184,11 @@ static void new_leases_wait_until_all_are_back_and_have_replayed(void **state)
 	fixture_close(&f);
 }
 
-static void new_leases_wait_no_longer_than_recovery_ms(void **state)
+TEST(new_leases_wait_no_longer_than_recovery_ms)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	fixture_join(&f, 10, "");
@@ -213,12 +206,11 @@ static void new_leases_wait_no_longer_than_recovery_ms(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_that_missed_a_recovery_does_not_hold_up_the_next(void **state)
+TEST(a_worker_that_missed_a_recovery_does_not_hold_up_the_next)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	fixture_join(&f, 10, "");
@@ -233,12 +225,11 @@ static void a_worker_that_missed_a_recovery_does_not_hold_up_the_next(void **sta
 	fixture_close(&f);
 }
 
-static void a_worker_that_returned_late_is_expected_again(void **state)
+TEST(a_worker_that_returned_late_is_expected_again)
 {
 	struct core_fixture f;
 	struct stamp s, t;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
@@ -252,22 +243,4 @@ static void a_worker_that_returned_late_is_expected_again(void **state)
 	fixture_lease(&f, 9, s, 1);
 	assert_null(fixture_sent(&f, 9, MSG_GRANT));
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(snapshots_come_checkpoint_ms_apart_and_only_if_something_happened),
-		cmocka_unit_test(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms),
-		cmocka_unit_test(after_a_failed_snapshot_waiting_peers_wait_for_the_next),
-		cmocka_unit_test(an_admin_is_answered_when_the_checkpoint_is_durable),
-		cmocka_unit_test(too_many_admins_and_a_server_without_a_disk_say_so),
-		cmocka_unit_test(status_is_the_shells_to_answer),
-		cmocka_unit_test(new_leases_wait_until_all_are_back_and_have_replayed),
-		cmocka_unit_test(new_leases_wait_no_longer_than_recovery_ms),
-		cmocka_unit_test(a_worker_that_missed_a_recovery_does_not_hold_up_the_next),
-		cmocka_unit_test(a_worker_that_returned_late_is_expected_again),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* Proves what core.h says about EFFECT_COMMIT and durable_first. */
 #include <math.h>
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 /* Returns 1 if the last event was committed. EFFECT_COMMIT must then be its first effect. */
 static int commits(const struct core_fixture *f)
@@ -24,13 +25,12 @@ static int waits(const struct core_fixture *f, enum msg_type type)
 }
 
 /* A reply to a request that changes nothing waits for earlier events only. */
-static void a_query_commits_nothing_and_a_push_commits(void **state)
+TEST(a_query_commits_nothing_and_a_push_commits)
 {
 	struct msg hello = fixture_hello(""), admin = {.type = MSG_ADMIN};
 	struct msg status = {.type = MSG_STATUS};
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	struct stamp s = fixture_join(&f, 9, "");
 	assert_true(commits(&f)); /* an incarnation must not be given twice */
@@ -68,12 +68,11 @@ static void a_query_commits_nothing_and_a_push_commits(void **state)
 }
 
 /* A step of sync ends without a message, and the next weights depend on that event. */
-static void new_weights_commit_without_a_message(void **state)
+TEST(new_weights_commit_without_a_message)
 {
 	struct core_config cfg = fixture_training();
 	struct cluster k;
 
-	(void)state;
 	cfg.training.mode = MODE_SYNC;
 	cfg.leases.min_workers = 2;
 	cluster_open(&k, cfg, 2, 400, cluster_ones);
@@ -87,14 +86,4 @@ static void new_weights_commit_without_a_message(void **state)
 	assert_int_equal(fixture_count(&k.f, EFFECT_SEND), 0);
 	assert_true(commits(&k.f));
 	cluster_close(&k);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_query_commits_nothing_and_a_push_commits),
-		cmocka_unit_test(new_weights_commit_without_a_message),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 static const struct data_id other_data = {
 	.n_train = 20, .n_test = 3, .rows = 5, .cols = 5, .classes = 3, .xxh3 = 0xabcdef};
@@ -46,11 +47,10 @@ static void push_batch(
 	fixture_applied(f, peer, &m);
 }
 
-static void a_hello_fixes_nothing(void **state)
+TEST(a_hello_fixes_nothing)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp wrong = join(&f, 9, &other_data);
 	fixture_lease(&f, 9, wrong, 1); /* the worker has a grant, but has delivered nothing */
@@ -63,11 +63,10 @@ static void a_hello_fixes_nothing(void **state)
 	fixture_close(&f);
 }
 
-static void a_hello_fixes_nothing_on_disk(void **state)
+TEST(a_hello_fixes_nothing_on_disk)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp wrong = join(&f, 9, &other_data);
 	fixture_lease(&f, 9, wrong, 1);
@@ -82,12 +81,11 @@ static void a_hello_fixes_nothing_on_disk(void **state)
 
 /* The worker with the wrong data joins first, and waits with the others for a third worker with the
  * right data. */
-static void most_live_workers_decide(void **state)
+TEST(most_live_workers_decide)
 {
 	struct core_fixture f;
 	struct stamp s[3];
 
-	(void)state;
 	fixture_open(&f, training(3));
 	struct stamp wrong = join(&f, 9, &other_data);
 	fixture_lease(&f, 9, wrong, 1);
@@ -108,12 +106,11 @@ static void most_live_workers_decide(void **state)
 }
 
 /* A worker that was granted work first and delivers nothing loses its vote. */
-static void a_stalled_worker_has_no_vote(void **state)
+TEST(a_stalled_worker_has_no_vote)
 {
 	struct core_config cfg = training(1);
 	struct core_fixture f;
 
-	(void)state;
 	cfg.leases.first_deadline_ms = 1000;
 	fixture_open(&f, cfg);
 	struct stamp wrong = join(&f, 9, &other_data);
@@ -155,12 +152,11 @@ static void outvote_a_stalled_worker(
 }
 
 /* The worker with the right data leaves. Now the late result of the other worker counts. */
-static void stalled_workers_vote_if_all_live_workers_are_stalled(void **state)
+TEST(stalled_workers_vote_if_all_live_workers_are_stalled)
 {
 	struct stamp wrong, right;
 	struct core_fixture f;
 
-	(void)state;
 	outvote_a_stalled_worker(&f, &wrong, &right);
 	fixture_bye(&f, 8, right);
 	assert_int_equal(core_data(f.core)->xxh3, other_data.xxh3);
@@ -174,12 +170,11 @@ static void stalled_workers_vote_if_all_live_workers_are_stalled(void **state)
 
 /* The choice of the other data set ended the worker's grant. So its next LEASE asks for new work
  * and does not repeat a request: the worker is not stalled, and its vote counts. */
-static void an_outvoted_worker_counts_again_when_it_asks(void **state)
+TEST(an_outvoted_worker_counts_again_when_it_asks)
 {
 	struct stamp wrong, right;
 	struct core_fixture f;
 
-	(void)state;
 	outvote_a_stalled_worker(&f, &wrong, &right);
 	fixture_lease(&f, 9, wrong, 2);
 	assert_null(fixture_granted(&f, 9)); /* each data set has one vote, so the choice stays */
@@ -195,13 +190,12 @@ static void an_outvoted_worker_counts_again_when_it_asks(void **state)
 }
 
 /* Workers that only send heartbeats lose their majority. */
-static void a_worker_that_never_asks_for_work_loses_its_vote(void **state)
+TEST(a_worker_that_never_asks_for_work_loses_its_vote)
 {
 	struct core_config cfg = training(1);
 	struct stamp wrong[2];
 	struct core_fixture f;
 
-	(void)state;
 	cfg.leases.first_deadline_ms = 1000;
 	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < 2; i++)
@@ -220,11 +214,10 @@ static void a_worker_that_never_asks_for_work_loses_its_vote(void **state)
 	fixture_close(&f);
 }
 
-static void the_first_push_that_counts_fixes_it(void **state)
+TEST(the_first_push_that_counts_fixes_it)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
@@ -245,13 +238,12 @@ static void the_first_push_that_counts_fixes_it(void **state)
 	fixture_close(&f);
 }
 
-static void the_refusal_shows_both_and_the_remedy(void **state)
+TEST(the_refusal_shows_both_and_the_remedy)
 {
 	static const char *const parts[] = {"0000000000abcdef", "0000000000000063", "20 train",
 		"35 train", "5x5", "2x3", "--data", "--data-id"};
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp right = join(&f, 8, &fixture_data);
 	push_batch(&f, 8, right, 1, 0);
@@ -266,11 +258,10 @@ static void the_refusal_shows_both_and_the_remedy(void **state)
 
 /* The majority changed while the push was in transit. The push does not count and fixes no data
  * set. */
-static void a_push_of_the_other_data_is_rejected(void **state)
+TEST(a_push_of_the_other_data_is_rejected)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp wrong = join(&f, 9, &other_data);
 	fixture_train(&f, 9, wrong, 1);
@@ -292,11 +283,10 @@ static void a_push_of_the_other_data_is_rejected(void **state)
 
 /* The ACK of a superseded push names the reason, also for a duplicate, for a push that a checkpoint
  * contains, and for a replay. So the worker's counters agree with the server's. */
-static void an_ack_says_what_is_superseded(void **state)
+TEST(an_ack_says_what_is_superseded)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp first = join(&f, 8, &fixture_data), second = join(&f, 7, &fixture_data);
 	fixture_train(&f, 8, first, 1);
@@ -329,11 +319,10 @@ static void an_ack_says_what_is_superseded(void **state)
 }
 
 /* The snapshot does not contain the first push, which was acknowledged. Its replay counts. */
-static void a_replay_fixes_what_it_had_fixed(void **state)
+TEST(a_replay_fixes_what_it_had_fixed)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_train(&f, 8, right, 1);
@@ -354,14 +343,13 @@ static void a_replay_fixes_what_it_had_fixed(void **state)
 }
 
 /* A rejected push does not fix the data set, so the next push may be of other data. */
-static void a_push_that_is_rejected_fixes_nothing(void **state)
+TEST(a_push_that_is_rejected_fixes_nothing)
 {
 	static const float wild[FIXTURE_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
 	struct core_config cfg = training(1);
 	struct core_fixture f;
 	uint64_t seq = 0;
 
-	(void)state;
 	cfg.limits.reject_norm = 1;
 	cfg.training.mode = MODE_SYNC; /* in mode sync, a push of a later version is stale */
 	fixture_open(&f, cfg);
@@ -390,12 +378,11 @@ static void a_push_that_is_rejected_fixes_nothing(void **state)
 }
 
 /* Until --min-workers have joined, no worker has work. */
-static void before_the_run_begins_no_push_counts(void **state)
+TEST(before_the_run_begins_no_push_counts)
 {
 	struct stamp s[3];
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(3));
 	struct stamp wrong = join(&f, 9, &other_data);
 	struct msg m = fixture_batch(wrong, 1, 0, 0, 1);
@@ -410,12 +397,11 @@ static void before_the_run_begins_no_push_counts(void **state)
 }
 
 /* Workers that cannot train do not count for --min-workers. */
-static void workers_with_other_data_do_not_count_and_are_named(void **state)
+TEST(workers_with_other_data_do_not_count_and_are_named)
 {
 	struct hold_up_view v;
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(2));
 	join(&f, 9, &fixture_data);
 	core_hold_up(f.core, &v);
@@ -436,11 +422,10 @@ static void workers_with_other_data_do_not_count_and_are_named(void **state)
 
 /* The session of the worker ended when the first push counted. The worker is notified of the reason
  * only at the end of the run. */
-static void after_the_end_a_worker_learns_why_it_had_no_work(void **state)
+TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	struct stamp right = join(&f, 8, &fixture_data), wrong = join(&f, 9, &other_data);
 	fixture_train(&f, 8, right, 1);
@@ -467,7 +452,7 @@ static struct core_config image_training(void)
 	return cfg;
 }
 
-static void images_that_do_not_fit_the_model_are_refused_with_both_shapes(void **state)
+TEST(images_that_do_not_fit_the_model_are_refused_with_both_shapes)
 {
 	const struct {
 		uint32_t channels, rows, cols, classes;
@@ -484,7 +469,6 @@ static void images_that_do_not_fit_the_model_are_refused_with_both_shapes(void *
 		{3, 5, 5, 21, "3x5x5, 21 classes"},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		struct core_fixture f;
 		struct data_id d = other_data;
@@ -511,23 +495,21 @@ static void images_that_do_not_fit_the_model_are_refused_with_both_shapes(void *
 }
 
 /* Without images in the model text, older workers can join: they know no feature "images". */
-static void only_image_words_need_the_feature(void **state)
+TEST(only_image_words_need_the_feature)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, training(1));
 	join(&f, 8, &fixture_data);
 	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.needs_images, 0);
 	fixture_close(&f);
 }
 
-static void a_snapshot_keeps_the_channels(void **state)
+TEST(a_snapshot_keeps_the_channels)
 {
 	struct core_fixture f;
 	struct data_id d = other_data;
 
-	(void)state;
 	d.channels = 3;
 	fixture_open(&f, training(1));
 	struct stamp s = join(&f, 8, &d);
@@ -539,31 +521,4 @@ static void a_snapshot_keeps_the_channels(void **state)
 	assert_wrong_data(&f, 9);
 	join(&f, 8, &d);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_hello_fixes_nothing),
-		cmocka_unit_test(a_hello_fixes_nothing_on_disk),
-		cmocka_unit_test(most_live_workers_decide),
-		cmocka_unit_test(a_stalled_worker_has_no_vote),
-		cmocka_unit_test(stalled_workers_vote_if_all_live_workers_are_stalled),
-		cmocka_unit_test(an_outvoted_worker_counts_again_when_it_asks),
-		cmocka_unit_test(a_worker_that_never_asks_for_work_loses_its_vote),
-		cmocka_unit_test(the_first_push_that_counts_fixes_it),
-		cmocka_unit_test(the_refusal_shows_both_and_the_remedy),
-		cmocka_unit_test(a_push_of_the_other_data_is_rejected),
-		cmocka_unit_test(an_ack_says_what_is_superseded),
-		cmocka_unit_test(a_replay_fixes_what_it_had_fixed),
-		cmocka_unit_test(a_push_that_is_rejected_fixes_nothing),
-		cmocka_unit_test(before_the_run_begins_no_push_counts),
-		cmocka_unit_test(workers_with_other_data_do_not_count_and_are_named),
-		cmocka_unit_test(after_the_end_a_worker_learns_why_it_had_no_work),
-		cmocka_unit_test(images_that_do_not_fit_the_model_are_refused_with_both_shapes),
-		cmocka_unit_test(only_image_words_need_the_feature),
-		cmocka_unit_test(a_snapshot_keeps_the_channels),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

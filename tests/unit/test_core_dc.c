@@ -5,6 +5,7 @@
  * precision, and keeps the weights of every version.
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 #define RATE        0.05
 #define LAMBDA      0.5
@@ -228,12 +229,11 @@ static struct core_config combination(size_t schedule, int number)
 	return cfg;
 }
 
-static void every_combination_of_options_is_what_the_formulas_say(void **state)
+TEST(every_combination_of_options_is_what_the_formulas_say)
 {
 	const size_t n = sizeof(schedules) / sizeof(schedules[0]);
 	double max = 0;
 
-	(void)state;
 	for (size_t i = 0; i < n * 8 * OPTIM_LBFGS; i++) {
 		struct core_config cfg = combination(i % n, (int)(i / n % 8));
 		double d;
@@ -291,11 +291,10 @@ static double swing(enum delay_compensation kind)
 	return max;
 }
 
-static void it_damps_the_swings_that_delay_causes(void **state)
+TEST(it_damps_the_swings_that_delay_causes)
 {
 	double none = swing(DC_NONE), constant = swing(DC_CONSTANT), adaptive = swing(DC_ADAPTIVE);
 
-	(void)state;
 	print_message("none %g, constant %g, adaptive %g\n", none, constant, adaptive);
 	assert_true(none > 1000);
 	assert_true(constant < 0.8);
@@ -305,13 +304,12 @@ static void it_damps_the_swings_that_delay_causes(void **state)
 /* ---- single cases ---------------------------------------------------------------------------- */
 
 /* Worker 0 prefetches: it pulls version 1 before it has pushed the gradient of version 0. */
-static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void **state)
+TEST(a_prefetch_does_not_change_what_a_gradient_is_compensated_with)
 {
 	struct core_config cfg = dc_config(0);
 	static struct dc_run l;
 	float before, step;
 
-	(void)state;
 	cfg.push.prefetch = 1;
 	dc_run_open(&l, cfg);
 	pull(&l, 0);
@@ -331,11 +329,10 @@ static void a_prefetch_does_not_change_what_a_gradient_is_compensated_with(void 
 
 /* The workers do not share one old version: each gradient is compensated for its own worker's
  * delay. */
-static void each_worker_is_compensated_by_its_own_delay(void **state)
+TEST(each_worker_is_compensated_by_its_own_delay)
 {
 	static struct dc_run l;
 
-	(void)state;
 	dc_run_open(&l, dc_config(0));
 	pull(&l, 0);
 	pull(&l, 1);
@@ -352,12 +349,11 @@ static void each_worker_is_compensated_by_its_own_delay(void **state)
 }
 
 /* Without a copy of the version there is no compensation. */
-static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted(void **state)
+TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 {
 	static struct dc_run l;
 	uint64_t term;
 
-	(void)state;
 	dc_run_open(&l, dc_config(1));
 	term = l.worker[0].s.term;
 	for (uint64_t version = 0; version < 3; version++) {
@@ -379,7 +375,7 @@ static void a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_coun
 }
 
 /* Version 2 of the lost term is not the version 2 that other workers have made since. */
-static void weights_of_a_lost_term_are_not_held(void **state)
+TEST(weights_of_a_lost_term_are_not_held)
 {
 	static struct dc_run l;
 	static const float twos[FIXTURE_PARAMS] = {2, 2, 2, 2, 2, 2, 2, 2};
@@ -387,7 +383,6 @@ static void weights_of_a_lost_term_are_not_held(void **state)
 	struct core_snapshot image;
 	uint64_t term;
 
-	(void)state;
 	dc_run_open(&l, cfg);
 	term = l.worker[0].s.term;
 	push_of(&l, 1, fixture_ones, 0, term);
@@ -430,12 +425,11 @@ static uint32_t copies(const struct dc_run *l)
 	return used;
 }
 
-static void copies_are_shared_and_released(void **state)
+TEST(copies_are_shared_and_released)
 {
 	static struct dc_run l;
 	struct msg hello = fixture_hello("");
 
-	(void)state;
 	dc_run_open(&l, dc_config(0));
 	assert_int_equal(copies(&l), 0);
 	for (uint32_t i = 0; i < WORKERS; i++)
@@ -465,12 +459,11 @@ static void copies_are_shared_and_released(void **state)
 	fixture_close(&l.f);
 }
 
-static void a_fenced_worker_holds_nothing(void **state)
+TEST(a_fenced_worker_holds_nothing)
 {
 	static struct dc_run l;
 	struct core_config cfg = dc_config(0);
 
-	(void)state;
 	memset(&l, 0, sizeof(l));
 	fixture_open(&l.f, cfg);
 	l.worker[0].s = fixture_join(&l.f, 10, "a");
@@ -483,12 +476,11 @@ static void a_fenced_worker_holds_nothing(void **state)
 
 /* The number of versions that a worker holds is bounded. The oldest version is kept, because the
  * worker may compute with it. */
-static void pulls_without_pushes_hold_a_bounded_number_of_versions(void **state)
+TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 {
 	static struct dc_run l;
 	struct core_config cfg = dc_config(0);
 
-	(void)state;
 	cfg.push.n_fetch = 1000;
 	dc_run_open(&l, cfg);
 	for (uint64_t version = 0; version < 50; version++) {
@@ -567,11 +559,10 @@ static void lone_run(uint64_t saved, float *end)
 	fixture_close(&f);
 }
 
-static void a_lone_worker_replays_to_the_same_bits(void **state)
+TEST(a_lone_worker_replays_to_the_same_bits)
 {
 	float expected[FIXTURE_PARAMS], end[FIXTURE_PARAMS];
 
-	(void)state;
 	lone_run(LONE_PUSHES, expected);
 	for (uint64_t saved = 0; saved < LONE_PUSHES; saved++) {
 		lone_run(saved, end);
@@ -580,13 +571,12 @@ static void a_lone_worker_replays_to_the_same_bits(void **state)
 }
 
 /* A checkpoint with weights that are not finite is refused. */
-static void a_copy_that_is_not_finite_is_refused(void **state)
+TEST(a_copy_that_is_not_finite_is_refused)
 {
 	static struct dc_run l;
 	struct core_snapshot image;
 	const char *why = NULL;
 
-	(void)state;
 	dc_run_open(&l, dc_config(0));
 	pull(&l, 0);
 	backups_values(l.f.core, 0)[3] = NAN;
@@ -597,12 +587,11 @@ static void a_copy_that_is_not_finite_is_refused(void **state)
 	fixture_close(&l.f);
 }
 
-static void without_it_there_is_no_backup(void **state)
+TEST(without_it_there_is_no_backup)
 {
 	struct core_config cfg = dc_config(0);
 	static struct dc_run l;
 
-	(void)state;
 	cfg.dc.kind = DC_NONE;
 	dc_run_open(&l, cfg);
 	pull(&l, 0);
@@ -613,25 +602,4 @@ static void without_it_there_is_no_backup(void **state)
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 0);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
 	fixture_close(&l.f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(it_damps_the_swings_that_delay_causes),
-		cmocka_unit_test(a_prefetch_does_not_change_what_a_gradient_is_compensated_with),
-		cmocka_unit_test(every_combination_of_options_is_what_the_formulas_say),
-		cmocka_unit_test(each_worker_is_compensated_by_its_own_delay),
-		cmocka_unit_test(
-			a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted),
-		cmocka_unit_test(weights_of_a_lost_term_are_not_held),
-		cmocka_unit_test(copies_are_shared_and_released),
-		cmocka_unit_test(a_fenced_worker_holds_nothing),
-		cmocka_unit_test(pulls_without_pushes_hold_a_bounded_number_of_versions),
-		cmocka_unit_test(a_lone_worker_replays_to_the_same_bits),
-		cmocka_unit_test(a_copy_that_is_not_finite_is_refused),
-		cmocka_unit_test(without_it_there_is_no_backup),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * test_core_backup.c.)
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 #define HANGS UINT64_MAX
 
@@ -135,29 +136,26 @@ static void a_hanging_worker_holds_up_no_worker(struct core_config cfg)
 	cluster_close(&f.k);
 }
 
-static void the_warm_start_does_not_wait_for_a_hanging_worker(void **state)
+TEST(the_warm_start_does_not_wait_for_a_hanging_worker)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 
-	(void)state;
 	cfg.leases.warm_start_updates = 10;
 	a_hanging_worker_holds_up_no_worker(cfg);
 }
 
-static void a_sync_step_does_not_wait_for_a_hanging_worker(void **state)
+TEST(a_sync_step_does_not_wait_for_a_hanging_worker)
 {
-	(void)state;
 	a_hanging_worker_holds_up_no_worker(config(MODE_SYNC));
 }
 
 /* The first worker is stalled with its first grant. The second one joins later, sends heartbeats
  * and never asks for work: it is idle, but not stalled yet. Then the first one asks again. */
-static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
+TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 {
 	struct core_config cfg = config(MODE_SYNC);
 	struct fleet f;
 
-	(void)state;
 	cfg.leases.first_deadline_ms = 300;
 	cfg.sessions.suspect_ms = 200;
 	cfg.sessions.dead_ms = 250;
@@ -179,25 +177,22 @@ static void a_stalled_worker_is_called_when_the_others_are_idle(void **state)
 	cluster_close(&f.k);
 }
 
-static void ssp_does_not_wait_for_the_clock_of_a_hanging_worker(void **state)
+TEST(ssp_does_not_wait_for_the_clock_of_a_hanging_worker)
 {
-	(void)state;
 	a_hanging_worker_holds_up_no_worker(config(MODE_SSP));
 }
 
-static void a_pass_does_not_wait_for_a_hanging_worker(void **state)
+TEST(a_pass_does_not_wait_for_a_hanging_worker)
 {
-	(void)state;
 	a_hanging_worker_holds_up_no_worker(config(MODE_SANDBLASTER));
 }
 
 /* The worker trains, and hangs when it is granted a portion of the test set. */
-static void an_evaluation_does_not_wait_for_a_hanging_worker(void **state)
+TEST(an_evaluation_does_not_wait_for_a_hanging_worker)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct fleet f;
 
-	(void)state;
 	fleet_open(&f, cfg, 3, 200, 30);
 	while (f.k.worker[0].grant.kind != GRANT_EVAL && !fleet_is_over(&f))
 		fleet_run(&f, 10);
@@ -209,11 +204,10 @@ static void an_evaluation_does_not_wait_for_a_hanging_worker(void **state)
 	cluster_close(&f.k);
 }
 
-static void without_copies_the_deadline_is_enough(void **state)
+TEST(without_copies_the_deadline_is_enough)
 {
 	struct core_config cfg = config(MODE_SANDBLASTER);
 
-	(void)state;
 	cfg.leases.backup_copies = BACKUP_NONE;
 	a_hanging_worker_holds_up_no_worker(cfg);
 	cfg = config(MODE_DOWNPOUR);
@@ -243,9 +237,8 @@ static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 	cluster_close(&f.k);
 }
 
-static void a_worker_that_does_not_ask_again_is_stalled(void **state)
+TEST(a_worker_that_does_not_ask_again_is_stalled)
 {
-	(void)state;
 	a_worker_that_does_not_ask_again_holds_up_no_worker(MODE_SSP);
 	a_worker_that_does_not_ask_again_holds_up_no_worker(MODE_SYNC);
 	a_worker_that_does_not_ask_again_holds_up_no_worker(MODE_DOWNPOUR);
@@ -306,11 +299,10 @@ static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
 	cluster_close(&f.k);
 }
 
-static void a_worker_20_times_slower_contributes_and_is_never_stalled(void **state)
+TEST(a_worker_20_times_slower_contributes_and_is_never_stalled)
 {
 	static const enum mode modes[] = {MODE_DOWNPOUR, MODE_SSP, MODE_SYNC, MODE_EASGD};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
 		a_slow_worker_contributes(modes[i], 50);
 		a_slow_worker_contributes(modes[i], 500);
@@ -351,11 +343,10 @@ static void open_after(struct cluster *k, uint32_t n, uint64_t ms)
 	assert_int_equal(k->f.core->leases.n_free, 1);
 }
 
-static void a_grant_ends_after_ten_times_its_workers_median(void **state)
+TEST(a_grant_ends_after_ten_times_its_workers_median)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 700);
 	pass(&k, 7000);
 	assert_int_equal(k.f.core->leases.n_free, 1);
@@ -366,11 +357,10 @@ static void a_grant_ends_after_ten_times_its_workers_median(void **state)
 	cluster_close(&k);
 }
 
-static void a_grant_lasts_two_seconds_at_least(void **state)
+TEST(a_grant_lasts_two_seconds_at_least)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 2000);
 	assert_int_equal(k.f.core->leases.n_free, 1);
@@ -379,11 +369,10 @@ static void a_grant_lasts_two_seconds_at_least(void **state)
 	cluster_close(&k);
 }
 
-static void before_any_delivery_the_first_deadline_holds(void **state)
+TEST(before_any_delivery_the_first_deadline_holds)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 0, 0);
 	pass(&k, 30000);
 	assert_int_equal(k.f.core->leases.n_free, 1);
@@ -392,11 +381,10 @@ static void before_any_delivery_the_first_deadline_holds(void **state)
 	cluster_close(&k);
 }
 
-static void a_late_first_result_counts(void **state)
+TEST(a_late_first_result_counts)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 2500);
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
@@ -406,11 +394,10 @@ static void a_late_first_result_counts(void **state)
 	cluster_close(&k);
 }
 
-static void a_worker_that_never_delivers_is_stalled_until_it_delivers(void **state)
+TEST(a_worker_that_never_delivers_is_stalled_until_it_delivers)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 6000);
 	assert_false(fixture_worker(&k.f, 1).stalled);
@@ -428,11 +415,10 @@ static void a_worker_that_never_delivers_is_stalled_until_it_delivers(void **sta
 }
 
 /* A worker that only sends LEASE, HELLO or PULL does not deliver anything, so it is stalled. */
-static void a_worker_that_only_sends_requests_is_stalled(void **state)
+TEST(a_worker_that_only_sends_requests_is_stalled)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 5);
 	for (int i = 0; i < 9; i++) {
 		struct msg m = fixture_resume(k.worker[0].s, k.worker[0].seq, k.worker[0].seq);
@@ -448,12 +434,11 @@ static void a_worker_that_only_sends_requests_is_stalled(void **state)
 }
 
 /* A worker that has joined must request a lease, like one that has delivered everything. */
-static void a_worker_that_never_asks_is_stalled_until_it_asks(void **state)
+TEST(a_worker_that_never_asks_is_stalled_until_it_asks)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.min_workers = 2;
 	cluster_open(&k, cfg, 1, 60, cluster_ones);
 	pass(&k, 90000); /* three times --first-deadline-ms */
@@ -471,13 +456,12 @@ static void a_worker_that_never_asks_is_stalled_until_it_asks(void **state)
 	cluster_close(&k);
 }
 
-static void waiting_for_work_or_pushing_without_leases_is_no_stall(void **state)
+TEST(waiting_for_work_or_pushing_without_leases_is_no_stall)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k;
 	struct core_fixture f;
 
-	(void)state;
 	cfg.leases.min_workers = 2;
 	cluster_open(&k, cfg, 1, 6000, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 0);
@@ -505,11 +489,10 @@ static void waiting_for_work_or_pushing_without_leases_is_no_stall(void **state)
 }
 
 /* Other workers get the same work as a stalled worker. */
-static void a_stalled_worker_gets_work_that_others_get_too(void **state)
+TEST(a_stalled_worker_gets_work_that_others_get_too)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 5);
 	pass(&k, 7000);
 	assert_int_equal(cluster_request(&k, 0), 1);
@@ -527,11 +510,10 @@ static void a_stalled_worker_gets_work_that_others_get_too(void **state)
 }
 
 /* Duplicates of two earlier pushes do not show that the worker works on its current grant. */
-static void the_same_result_again_is_no_delivery(void **state)
+TEST(the_same_result_again_is_no_delivery)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 5);
 	for (int i = 0; i < 7; i++) {
 		pass(&k, 1000);
@@ -545,12 +527,11 @@ static void the_same_result_again_is_no_delivery(void **state)
 }
 
 /* Rejected results are no delivery either: worker 0 requests the same portion again and again. */
-static void a_result_that_is_not_finite_is_no_delivery(void **state)
+TEST(a_result_that_is_not_finite_is_no_delivery)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.eval_images = 7; /* one portion */
 	cfg.leases.first_deadline_ms = 300;
 	cfg.training.epochs = 1;
@@ -599,12 +580,11 @@ static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 }
 
 /* 1.7 MB each way over 1 Mbit/s: 14 s for the weights, 14 s for the gradient. */
-static void a_transfer_that_progresses_is_not_cut(void **state)
+TEST(a_transfer_that_progresses_is_not_cut)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k = {.n = 1};
 
-	(void)state;
 	cfg.n_params = 425000;
 	cfg.leases.first_deadline_ms = 2000;
 	fixture_open(&k.f, cfg);
@@ -627,11 +607,10 @@ static void a_transfer_that_progresses_is_not_cut(void **state)
 	cluster_close(&k);
 }
 
-static void a_trickle_does_not_hold_a_grant(void **state)
+TEST(a_trickle_does_not_hold_a_grant)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 5);
 	transfer(&k, 3000, 80); /* a tenth of the rate that stops the clock completely */
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
@@ -640,11 +619,10 @@ static void a_trickle_does_not_hold_a_grant(void **state)
 
 /* When more bytes move than the work needs, the deadline is not extended further, however fast they
  * move. */
-static void bytes_without_end_do_not_hold_a_grant(void **state)
+TEST(bytes_without_end_do_not_hold_a_grant)
 {
 	struct cluster k;
 
-	(void)state;
 	open_after(&k, 4, 5);
 	transfer(&k, 20000, 100000);
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
@@ -653,12 +631,11 @@ static void bytes_without_end_do_not_hold_a_grant(void **state)
 }
 
 /* A worker that waits for the server's disk has no deadline. */
-static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
+TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.max_batches = 100;
 	cfg.sessions.replay_window = 4;
 	cfg.durable = 1;
@@ -678,12 +655,11 @@ static void a_worker_that_waits_for_our_disk_is_not_stalled(void **state)
 }
 
 /* A worker of the snapshot returns after its slot has lost the grant, and hangs later. */
-static void the_time_that_a_worker_needs_to_come_back_is_not_owed(void **state)
+TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
 	struct cluster k;
 
-	(void)state;
 	cfg.durable = 1;
 	cfg.leases.first_deadline_ms = 300;
 	cluster_open(&k, cfg, 1, 100, cluster_ones);
@@ -719,12 +695,11 @@ static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
 	}
 }
 
-static void time_in_which_replies_wait_for_the_disk_does_not_count(void **state)
+TEST(time_in_which_replies_wait_for_the_disk_does_not_count)
 {
 	const struct core_stats *t;
 	struct fleet f;
 
-	(void)state;
 	fleet_open(&f, config(MODE_SYNC), 3, 20000, 30);
 	fleet_run(&f, 1000);
 	t = core_stats(f.k.f.core);
@@ -744,9 +719,8 @@ static void time_in_which_replies_wait_for_the_disk_does_not_count(void **state)
 
 /* Bytes of the worker move while replies wait for the disk; the shell reports them every `ticks`
  * ticks. The deadline is extended once for this time, not twice. */
-static void held_time_is_not_counted_as_a_transfer_too(void **state)
+TEST(held_time_is_not_counted_as_a_transfer_too)
 {
-	(void)state;
 	for (uint64_t ticks = 1; ticks <= 5; ticks += 4) {
 		struct cluster k;
 
@@ -767,39 +741,4 @@ static void held_time_is_not_counted_as_a_transfer_too(void **state)
 		assert_int_equal(core_stats(k.f.core)->expired, 1);
 		cluster_close(&k);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_warm_start_does_not_wait_for_a_hanging_worker),
-		cmocka_unit_test(a_sync_step_does_not_wait_for_a_hanging_worker),
-		cmocka_unit_test(a_stalled_worker_is_called_when_the_others_are_idle),
-		cmocka_unit_test(ssp_does_not_wait_for_the_clock_of_a_hanging_worker),
-		cmocka_unit_test(a_pass_does_not_wait_for_a_hanging_worker),
-		cmocka_unit_test(an_evaluation_does_not_wait_for_a_hanging_worker),
-		cmocka_unit_test(without_copies_the_deadline_is_enough),
-		cmocka_unit_test(a_worker_that_does_not_ask_again_is_stalled),
-		cmocka_unit_test(a_worker_20_times_slower_contributes_and_is_never_stalled),
-		cmocka_unit_test(a_grant_ends_after_ten_times_its_workers_median),
-		cmocka_unit_test(a_grant_lasts_two_seconds_at_least),
-		cmocka_unit_test(before_any_delivery_the_first_deadline_holds),
-		cmocka_unit_test(a_late_first_result_counts),
-		cmocka_unit_test(a_worker_that_never_delivers_is_stalled_until_it_delivers),
-		cmocka_unit_test(a_worker_that_only_sends_requests_is_stalled),
-		cmocka_unit_test(a_worker_that_never_asks_is_stalled_until_it_asks),
-		cmocka_unit_test(waiting_for_work_or_pushing_without_leases_is_no_stall),
-		cmocka_unit_test(a_stalled_worker_gets_work_that_others_get_too),
-		cmocka_unit_test(the_same_result_again_is_no_delivery),
-		cmocka_unit_test(a_result_that_is_not_finite_is_no_delivery),
-		cmocka_unit_test(a_transfer_that_progresses_is_not_cut),
-		cmocka_unit_test(a_trickle_does_not_hold_a_grant),
-		cmocka_unit_test(bytes_without_end_do_not_hold_a_grant),
-		cmocka_unit_test(a_worker_that_waits_for_our_disk_is_not_stalled),
-		cmocka_unit_test(time_in_which_replies_wait_for_the_disk_does_not_count),
-		cmocka_unit_test(held_time_is_not_counted_as_a_transfer_too),
-		cmocka_unit_test(the_time_that_a_worker_needs_to_come_back_is_not_owed),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 /* Three epochs of 4 batches, the last one of 5 images. */
 static struct core_config training(enum mode mode)
@@ -88,24 +89,21 @@ static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 	fixture_close(&f);
 }
 
-static void an_accepted_push_of_the_next_epoch_counts_at_once(void **state)
+TEST(an_accepted_push_of_the_next_epoch_counts_at_once)
 {
-	(void)state;
 	counts_at_once(MODE_DOWNPOUR, 1, 0);
 	counts_at_once(MODE_SSP, 1, 0);
 	counts_at_once(MODE_EASGD, 1, 0);
 	counts_at_once(MODE_SYNC, 1, 0);
 }
 
-static void an_accepted_push_of_the_next_epoch_counts_in_a_buffer(void **state)
+TEST(an_accepted_push_of_the_next_epoch_counts_in_a_buffer)
 {
-	(void)state;
 	counts_at_once(MODE_DOWNPOUR, 3, 0);
 }
 
-static void early_replays_survive_another_crash(void **state)
+TEST(early_replays_survive_another_crash)
 {
-	(void)state;
 	counts_at_once(MODE_DOWNPOUR, 1, 1);
 	counts_at_once(MODE_DOWNPOUR, 3, 1);
 	counts_at_once(MODE_SYNC, 1, 1);
@@ -113,12 +111,11 @@ static void early_replays_survive_another_crash(void **state)
 
 /* All batches of an epoch are replayed while the previous epoch is evaluated. The workers do not
  * retain its results. */
-static void whole_epochs_may_come_early(void **state)
+TEST(whole_epochs_may_come_early)
 {
 	struct core_fixture f;
 	struct stamp s[2];
 
-	(void)state;
 	crash(&f, training(MODE_DOWNPOUR), s, 8);
 	for (uint32_t i = 0; i < 8; i++)
 		taken(&f, 0, s[0], 1 + i, 1 + i / 4, i % 4);
@@ -159,19 +156,17 @@ static enum reject after_two_steps(float weight)
 	return reject;
 }
 
-static void a_gradient_of_the_next_epoch_is_a_step_of_its_own(void **state)
+TEST(a_gradient_of_the_next_epoch_is_a_step_of_its_own)
 {
-	(void)state;
 	assert_int_equal(after_two_steps(1e20f), REJECT_NONE);
 	assert_int_equal(after_two_steps(1e30f), REJECT_NONFINITE);
 }
 
-static void only_replays_may_belong_to_the_next_epoch(void **state)
+TEST(only_replays_may_belong_to_the_next_epoch)
 {
 	struct core_fixture f;
 	struct stamp s[2];
 
-	(void)state;
 	crash(&f, training(MODE_DOWNPOUR), s, 2);
 	struct msg m = fixture_batch(s[0], 1, 1, 0, 1); /* this push was never acknowledged */
 	fixture_rejected(&f, 9, &m, REJECT_SHAPE);
@@ -183,18 +178,4 @@ static void only_replays_may_belong_to_the_next_epoch(void **state)
 	m.push.images = 9;
 	fixture_rejected(&f, 10, &m, REJECT_SHAPE);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(an_accepted_push_of_the_next_epoch_counts_at_once),
-		cmocka_unit_test(an_accepted_push_of_the_next_epoch_counts_in_a_buffer),
-		cmocka_unit_test(early_replays_survive_another_crash),
-		cmocka_unit_test(whole_epochs_may_come_early),
-		cmocka_unit_test(a_gradient_of_the_next_epoch_is_a_step_of_its_own),
-		cmocka_unit_test(only_replays_may_belong_to_the_next_epoch),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * whatever the rate, the schedule and the staleness are.
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 #define BETA 0.9
 
@@ -29,12 +30,11 @@ static void assert_alpha(struct core_fixture *f, uint32_t peer, struct stamp s, 
 	assert_true(fabs(alpha(f, peer, s) - BETA / members) < 1e-12);
 }
 
-static void alpha_follows_the_number_of_members(void **state)
+TEST(alpha_follows_the_number_of_members)
 {
 	struct core_fixture f;
 	struct stamp s[8];
 
-	(void)state;
 	fixture_open(&f, easgd());
 	for (uint32_t i = 0; i < 8; i++) {
 		s[i] = fixture_join(&f, 10 + i, "");
@@ -60,12 +60,11 @@ static void alpha_follows_the_number_of_members(void **state)
 }
 
 /* The first worker that returns must not move the centre as if it were the only one. */
-static void after_a_restart_members_are_expected_back(void **state)
+TEST(after_a_restart_members_are_expected_back)
 {
 	struct core_fixture f;
 	struct stamp s[4];
 
-	(void)state;
 	fixture_open(&f, easgd());
 	for (uint32_t i = 0; i < 4; i++)
 		s[i] = fixture_join(&f, 10 + i, "");
@@ -81,25 +80,23 @@ static void after_a_restart_members_are_expected_back(void **state)
 	fixture_close(&f);
 }
 
-static void other_modes_have_no_alpha(void **state)
+TEST(other_modes_have_no_alpha)
 {
 	struct core_config cfg = easgd();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.training.mode = MODE_DOWNPOUR;
 	fixture_open(&f, cfg);
 	assert_true(alpha(&f, 10, fixture_join(&f, 10, "")) == 0);
 	fixture_close(&f);
 }
 
-static void a_push_moves_the_centre_by_itself(void **state)
+TEST(a_push_moves_the_centre_by_itself)
 {
 	struct core_config cfg = easgd();
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	cfg.rate.lr = 0.01;
 	cfg.rate.staleness_scaling = STALE_INVERSE;
 	fixture_open(&f, cfg);
@@ -111,16 +108,4 @@ static void a_push_moves_the_centre_by_itself(void **state)
 		assert_true(core_weights(f.core)[3] == -(float)seq);
 	}
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(alpha_follows_the_number_of_members),
-		cmocka_unit_test(after_a_restart_members_are_expected_back),
-		cmocka_unit_test(other_modes_have_no_alpha),
-		cmocka_unit_test(a_push_moves_the_centre_by_itself),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

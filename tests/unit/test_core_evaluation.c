@@ -6,6 +6,7 @@
 #include "tests/support/random_workers.h"
 #include <math.h>
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 /* Pushes all batches of `epoch` at once. */
 static void train(struct core_fixture *f, struct stamp s, uint32_t epoch)
@@ -31,13 +32,12 @@ static void result(struct core_fixture *f, uint32_t peer, struct stamp s, const 
 
 /* ---- portions ------------------------------------------------------------------------------- */
 
-static void evaluation_is_granted_in_portions_before_any_training(void **state)
+TEST(evaluation_is_granted_in_portions_before_any_training)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	train(&f, s, 0);
@@ -59,14 +59,13 @@ static void evaluation_is_granted_in_portions_before_any_training(void **state)
 	fixture_close(&f);
 }
 
-static void the_largest_test_set_has_room_for_its_portions(void **state)
+TEST(the_largest_test_set_has_room_for_its_portions)
 {
 	struct core_config cfg = fixture_training();
 	struct msg m = fixture_hello("");
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	cfg.leases.eval_images = 1;
 	fixture_open(&f, cfg);
 	m.hello.data.n_test = WIRE_MAX_IMAGES;
@@ -79,13 +78,12 @@ static void the_largest_test_set_has_room_for_its_portions(void **state)
 	fixture_close(&f);
 }
 
-static void while_others_evaluate_the_rest_train(void **state)
+TEST(while_others_evaluate_the_rest_train)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s, t;
 
-	(void)state;
 	cfg.leases.eval_images = 100; /* one portion */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -96,13 +94,12 @@ static void while_others_evaluate_the_rest_train(void **state)
 	fixture_close(&f);
 }
 
-static void weights_under_evaluation_stand_still(void **state)
+TEST(weights_under_evaluation_stand_still)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	fixture_pull(&f, 9, s, WEIGHTS_EVAL);
@@ -133,12 +130,11 @@ static void weights_under_evaluation_stand_still(void **state)
 
 /* ---- RESULT --------------------------------------------------------------------------------- */
 
-static void a_result_that_was_never_granted_is_refused(void **state)
+TEST(a_result_that_was_never_granted_is_refused)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	train(&f, s, 0);
@@ -165,13 +161,12 @@ static void a_result_that_was_never_granted_is_refused(void **state)
 	fixture_close(&f);
 }
 
-static void metrics_are_summed_and_survive_a_crash(void **state)
+TEST(metrics_are_summed_and_survive_a_crash)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	memcpy(cfg.metrics, "bits top_5", sizeof("bits top_5"));
 	fixture_open(&f, cfg);
 	struct msg hello = fixture_hello("");
@@ -202,12 +197,11 @@ static void metrics_are_summed_and_survive_a_crash(void **state)
 	fixture_close(&f);
 }
 
-static void metrics_that_are_not_finite_do_not_count(void **state)
+TEST(metrics_that_are_not_finite_do_not_count)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	train(&f, s, 0);
@@ -221,13 +215,12 @@ static void metrics_that_are_not_finite_do_not_count(void **state)
 	fixture_close(&f);
 }
 
-static void a_late_result_of_another_evaluation_is_ignored(void **state)
+TEST(a_late_result_of_another_evaluation_is_ignored)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g = {.eval_id = 1, .eval_first = 0, .eval_count = 3};
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	result(&f, 9, s, &g); /* no evaluation is under way */
@@ -242,13 +235,12 @@ static void a_late_result_of_another_evaluation_is_ignored(void **state)
 	fixture_close(&f);
 }
 
-static void a_portion_whose_worker_vanished_is_granted_again(void **state)
+TEST(a_portion_whose_worker_vanished_is_granted_again)
 {
 	struct core_fixture f;
 	struct stamp s, t;
 	struct msg_grant g;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
@@ -273,14 +265,13 @@ static void a_portion_whose_worker_vanished_is_granted_again(void **state)
 	fixture_close(&f);
 }
 
-static void the_next_epoch_ends_only_after_the_last_ones_evaluation(void **state)
+TEST(the_next_epoch_ends_only_after_the_last_ones_evaluation)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
-	(void)state;
 	cfg.training.epochs = 3;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -330,30 +321,10 @@ static void random_run(uint64_t seed)
 	fixture_close(&k.f);
 }
 
-static void whatever_workers_do_each_batch_and_portion_counts_once(void **state)
+TEST(whatever_workers_do_each_batch_and_portion_counts_once)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 60; seed++) {
 		print_message("seed %llu\r", (unsigned long long)seed);
 		random_run(seed);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(evaluation_is_granted_in_portions_before_any_training),
-		cmocka_unit_test(the_largest_test_set_has_room_for_its_portions),
-		cmocka_unit_test(while_others_evaluate_the_rest_train),
-		cmocka_unit_test(weights_under_evaluation_stand_still),
-		cmocka_unit_test(a_result_that_was_never_granted_is_refused),
-		cmocka_unit_test(metrics_are_summed_and_survive_a_crash),
-		cmocka_unit_test(metrics_that_are_not_finite_do_not_count),
-		cmocka_unit_test(a_late_result_of_another_evaluation_is_ignored),
-		cmocka_unit_test(a_portion_whose_worker_vanished_is_granted_again),
-		cmocka_unit_test(the_next_epoch_ends_only_after_the_last_ones_evaluation),
-		cmocka_unit_test(whatever_workers_do_each_batch_and_portion_counts_once),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * read.
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 #define PUSHES  200
 #define LARGEST 1e15f /* the largest value that a push may have */
@@ -154,7 +155,7 @@ static void run_trial(const struct trial *t)
 	fixture_close(&f);
 }
 
-static void no_optimizer_leaves_the_numbers(void **state)
+TEST(no_optimizer_leaves_the_numbers)
 {
 	static const struct trial trials[] = {
 		{.what = "sgd", .kind = OPTIM_SGD, .lr = 1e6},
@@ -181,7 +182,6 @@ static void no_optimizer_leaves_the_numbers(void **state)
 			.batches = PUSHES + 1},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(trials) / sizeof(trials[0]); i++) {
 		struct trial t = trials[i];
 
@@ -190,12 +190,11 @@ static void no_optimizer_leaves_the_numbers(void **state)
 	}
 }
 
-static void delay_compensation_does_not_leave_the_numbers(void **state)
+TEST(delay_compensation_does_not_leave_the_numbers)
 {
 	static const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_NESTEROV,
 		OPTIM_ADAGRAD, OPTIM_RMSPROP, OPTIM_ADAM};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
 		for (int adaptive = 0; adaptive < 2; adaptive++)
 			run_trial(&(struct trial){
@@ -222,13 +221,12 @@ static void push_batch(
 }
 
 /* 40,000 gradients of 1e15 sum to 4e19, whose square is no float32. */
-static void sums_do_not_leave_the_numbers(void **state)
+TEST(sums_do_not_leave_the_numbers)
 {
 	static const enum optim_kind kinds[] = {
 		OPTIM_ADAGRAD, OPTIM_RMSPROP, OPTIM_ADAM, OPTIM_LBFGS};
 	float g[FIXTURE_PARAMS];
 
-	(void)state;
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		g[i] = i % 2 ? LARGEST : -LARGEST;
 	for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
@@ -289,11 +287,10 @@ static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double 
 	cluster_close(&k);
 }
 
-static void a_scaled_rate_does_not_leave_the_numbers(void **state)
+TEST(a_scaled_rate_does_not_leave_the_numbers)
 {
 	static const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_NESTEROV};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
 		for (double lr = 0.5; lr < 100; lr *= 2) {
 			scaled_run(MODE_SYNC, kinds[i], 8, lr);
@@ -303,7 +300,7 @@ static void a_scaled_rate_does_not_leave_the_numbers(void **state)
 
 /* Decisions depend on the snapshot only: a core that continues from one accepts and rejects the
  * same pushes. */
-static void a_restart_decides_the_same(void **state)
+TEST(a_restart_decides_the_same)
 {
 	static const struct trial t = {.what = "restart",
 		.mode = MODE_DOWNPOUR,
@@ -314,7 +311,6 @@ static void a_restart_decides_the_same(void **state)
 	struct core_fixture f, twin;
 	struct stamp s, other;
 
-	(void)state;
 	fixture_open(&f, config_of(&t));
 	fixture_open(&twin, config_of(&t));
 	s = join(&f, &t, 9);
@@ -401,27 +397,12 @@ static int walk(struct rng *r)
 	return (int)s.step;
 }
 
-static void bounds_hold_for_any_optimizer(void **state)
+TEST(bounds_hold_for_any_optimizer)
 {
 	struct rng r = rng_seed(3, RNG_SIM, 1);
 	int steps = 0;
 
-	(void)state;
 	for (int i = 0; i < 3000; i++)
 		steps += walk(&r);
 	assert_true(steps > 3000 * 100);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(no_optimizer_leaves_the_numbers),
-		cmocka_unit_test(delay_compensation_does_not_leave_the_numbers),
-		cmocka_unit_test(sums_do_not_leave_the_numbers),
-		cmocka_unit_test(a_scaled_rate_does_not_leave_the_numbers),
-		cmocka_unit_test(a_restart_decides_the_same),
-		cmocka_unit_test(bounds_hold_for_any_optimizer),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * L-BFGS must converge, and each guard works as lbfgs.h says.
  */
 #include "tests/support/serial_lbfgs.h"
+#include "tests/support/test.h"
 
 /* Each epoch is one step, whose large batch is the whole data set. */
 static struct core_config search_config(size_t n_params, uint32_t steps)
@@ -143,9 +144,8 @@ static void walk_alone(const char *what, size_t n_params, uint32_t steps, cluste
 	walk_end(&a, what, 1e-4);
 }
 
-static void its_path_equals_the_serial_reference(void **state)
+TEST(its_path_equals_the_serial_reference)
 {
-	(void)state;
 	walk_alone("bowl", FIXTURE_PARAMS, 8, cluster_bowl);
 	walk_alone("plain", FIXTURE_PARAMS, 5, plain_portion);
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
@@ -181,18 +181,16 @@ static void walk_together(uint64_t seed, int restarts)
 	walk_end(&a, "softmax, five workers, one killed", 1e-4);
 }
 
-static void several_workers_go_the_same_way_though_one_is_killed(void **state)
+TEST(several_workers_go_the_same_way_though_one_is_killed)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 10; seed++) {
 		print_message("seed %llu\n", (unsigned long long)seed);
 		walk_together(seed, 0);
 	}
 }
 
-static void restarts_leave_the_way_as_it_is(void **state)
+TEST(restarts_leave_the_way_as_it_is)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 10; seed++) {
 		print_message("seed %llu\n", (unsigned long long)seed);
 		walk_together(seed, 1);
@@ -201,11 +199,10 @@ static void restarts_leave_the_way_as_it_is(void **state)
 
 /* A restart between any two events, also in a pass or a line search, changes no bit of the result:
  * one worker, the same order of events. */
-static void a_restart_in_any_moment_changes_no_bit(void **state)
+TEST(a_restart_in_any_moment_changes_no_bit)
 {
 	float expected[CLUSTER_PARAMS];
 
-	(void)state;
 	for (int killed = -1; killed < 200; killed++) {
 		struct core_config cfg = search_config(2, 9);
 		struct cluster k;
@@ -228,12 +225,11 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 
 /* ---- convergence ----------------------------------------------------------------------------- */
 
-static void the_valley_leads_to_its_end(void **state)
+TEST(the_valley_leads_to_its_end)
 {
 	struct core_config cfg = search_config(2, 60);
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, cfg, 3, 40, valley_portion);
 	k.f.core->store.weights[0] = -1.2f;
 	k.f.core->store.weights[1] = 1;
@@ -248,13 +244,12 @@ static void the_valley_leads_to_its_end(void **state)
 }
 
 /* The gradient's norm at the end of a strictly convex problem. */
-static void softmax_regression_converges(void **state)
+TEST(softmax_regression_converges)
 {
 	struct core_config cfg = search_config(CLASSES * (FEATURES + 1), 40);
 	double x[CLUSTER_PARAMS], g[CLUSTER_PARAMS];
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, cfg, 1, 200, softmax_portion);
 	struct serial_lbfgs q = serial_begin(&k);
 	double before = sqrt(serial_dot(q.g, q.g, q.n));
@@ -278,12 +273,11 @@ static double hill_portion(uint32_t i, const float *w, double *g)
 	return -(double)w[0] * (double)w[0] / 2 - (double)w[0];
 }
 
-static void a_pair_without_curvature_is_not_kept(void **state)
+TEST(a_pair_without_curvature_is_not_kept)
 {
 	struct core_config cfg = search_config(1, 3);
 	struct cluster k;
 
-	(void)state;
 	cfg.lbfgs.trials = 4;
 	cluster_open(&k, cfg, 1, 10, hill_portion);
 	cluster_run(&k, 1, NULL);
@@ -312,14 +306,13 @@ static void pause_after_two_steps(struct cluster *k)
 	assert_int_equal(k->f.core->lbfgs.pairs, 2);
 }
 
-static void a_direction_that_goes_up_drops_the_history(void **state)
+TEST(a_direction_that_goes_up_drops_the_history)
 {
 	struct core_config cfg = search_config(FIXTURE_PARAMS, 9);
 	double slope = 0;
 	struct lbfgs *b;
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, cfg, 2, 30, cluster_bowl);
 	b = &k.f.core->lbfgs;
 	pause_after_two_steps(&k);
@@ -345,13 +338,12 @@ static double wrong_sign_portion(uint32_t i, const float *w, double *g)
 	return loss;
 }
 
-static void a_search_that_finds_nothing_ends_where_it_began(void **state)
+TEST(a_search_that_finds_nothing_ends_where_it_began)
 {
 	struct core_config cfg = search_config(FIXTURE_PARAMS, 5);
 	float here[FIXTURE_PARAMS];
 	struct cluster k;
 
-	(void)state;
 	cfg.lbfgs.trials = 6;
 	cluster_open(&k, cfg, 2, 30, cluster_bowl);
 	pause_after_two_steps(&k);
@@ -369,21 +361,4 @@ static void a_search_that_finds_nothing_ends_where_it_began(void **state)
 	assert_int_equal(core_stats(k.f.core)->trials - trials, 4 * 6);
 	assert_memory_equal(core_weights(k.f.core), here, sizeof(here));
 	cluster_close(&k);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(its_path_equals_the_serial_reference),
-		cmocka_unit_test(several_workers_go_the_same_way_though_one_is_killed),
-		cmocka_unit_test(restarts_leave_the_way_as_it_is),
-		cmocka_unit_test(a_restart_in_any_moment_changes_no_bit),
-		cmocka_unit_test(the_valley_leads_to_its_end),
-		cmocka_unit_test(softmax_regression_converges),
-		cmocka_unit_test(a_pair_without_curvature_is_not_kept),
-		cmocka_unit_test(a_direction_that_goes_up_drops_the_history),
-		cmocka_unit_test(a_search_that_finds_nothing_ends_where_it_began),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,16 +5,16 @@
  * evaluation: test_core_evaluation.c.)
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- counting ------------------------------------------------------------------------------- */
 
-static void a_batch_counts_once_and_its_second_push_is_rejected(void **state)
+TEST(a_batch_counts_once_and_its_second_push_is_rejected)
 {
 	struct core_fixture f;
 	struct stamp s, t;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
@@ -37,7 +37,7 @@ static void a_batch_counts_once_and_its_second_push_is_rejected(void **state)
 	fixture_close(&f);
 }
 
-static void work_must_fit_the_data_and_images_must_be_its_number(void **state)
+TEST(work_must_fit_the_data_and_images_must_be_its_number)
 {
 	const struct {
 		uint32_t epoch, first, count, images;
@@ -51,7 +51,6 @@ static void work_must_fit_the_data_and_images_must_be_its_number(void **state)
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	for (uint64_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -71,13 +70,12 @@ static void work_must_fit_the_data_and_images_must_be_its_number(void **state)
 	fixture_close(&f);
 }
 
-static void an_epoch_ends_when_all_its_batches_are_done_and_only_then(void **state)
+TEST(an_epoch_ends_when_all_its_batches_are_done_and_only_then)
 {
 	struct core_fixture f;
 	struct stamp s;
 	const uint32_t order[] = {3, 0, 2, 1};
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	for (uint64_t i = 0; i < 4; i++) {
@@ -99,14 +97,13 @@ static void an_epoch_ends_when_all_its_batches_are_done_and_only_then(void **sta
 
 /* ---- grants ---------------------------------------------------------------------------------- */
 
-static void a_worker_goes_on_where_it_was_and_starts_at_its_share(void **state)
+TEST(a_worker_goes_on_where_it_was_and_starts_at_its_share)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s, t;
 	struct msg_grant g;
 
-	(void)state;
 	cfg.leases.max_batches = 1;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -122,14 +119,13 @@ static void a_worker_goes_on_where_it_was_and_starts_at_its_share(void **state)
 	fixture_close(&f);
 }
 
-static void leases_shrink_at_the_end_of_an_epoch(void **state)
+TEST(leases_shrink_at_the_end_of_an_epoch)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s, t;
 	uint32_t left = 100, before = 20;
 
-	(void)state;
 	cfg.leases.max_batches = 20;
 	fixture_open(&f, cfg);
 	struct msg hello = fixture_hello("");
@@ -159,14 +155,13 @@ static void leases_shrink_at_the_end_of_an_epoch(void **state)
 }
 
 /* A single worker gets long leases, because no other worker waits for it. */
-static void a_single_worker_gets_whole_leases_to_the_end_of_an_epoch(void **state)
+TEST(a_single_worker_gets_whole_leases_to_the_end_of_an_epoch)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
-	(void)state;
 	cfg.leases.max_batches = 3;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -182,14 +177,13 @@ static void a_single_worker_gets_whole_leases_to_the_end_of_an_epoch(void **stat
 	fixture_close(&f);
 }
 
-static void a_repeated_request_gets_the_same_grant(void **state)
+TEST(a_repeated_request_gets_the_same_grant)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant first, again;
 	uint64_t n;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	struct msg fixes_the_data_set = fixture_batch(s, 1, 0, 3, 1);
@@ -213,14 +207,13 @@ static void a_repeated_request_gets_the_same_grant(void **state)
 	fixture_close(&f);
 }
 
-static void a_new_request_gives_back_what_is_undone(void **state)
+TEST(a_new_request_gives_back_what_is_undone)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	g = fixture_train(&f, 9, s, 1);
@@ -240,13 +233,12 @@ static void a_new_request_gives_back_what_is_undone(void **state)
 	fixture_close(&f);
 }
 
-static void no_lease_before_min_workers_have_joined_once(void **state)
+TEST(no_lease_before_min_workers_have_joined_once)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s, t;
 
-	(void)state;
 	cfg.leases.min_workers = 2;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -265,14 +257,13 @@ static void no_lease_before_min_workers_have_joined_once(void **state)
 	fixture_close(&f);
 }
 
-static void warm_start_holds_the_others_back(void **state)
+TEST(warm_start_holds_the_others_back)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s, t;
 	struct msg m;
 
-	(void)state;
 	cfg.leases.warm_start_updates = 2;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -298,22 +289,4 @@ static void warm_start_holds_the_others_back(void **state)
 	fixture_tick(&f, 1);
 	assert_non_null(fixture_granted(&f, 10));
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_batch_counts_once_and_its_second_push_is_rejected),
-		cmocka_unit_test(work_must_fit_the_data_and_images_must_be_its_number),
-		cmocka_unit_test(an_epoch_ends_when_all_its_batches_are_done_and_only_then),
-		cmocka_unit_test(a_worker_goes_on_where_it_was_and_starts_at_its_share),
-		cmocka_unit_test(leases_shrink_at_the_end_of_an_epoch),
-		cmocka_unit_test(a_single_worker_gets_whole_leases_to_the_end_of_an_epoch),
-		cmocka_unit_test(a_repeated_request_gets_the_same_grant),
-		cmocka_unit_test(a_new_request_gives_back_what_is_undone),
-		cmocka_unit_test(no_lease_before_min_workers_have_joined_once),
-		cmocka_unit_test(warm_start_holds_the_others_back),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

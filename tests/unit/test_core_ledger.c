@@ -3,18 +3,18 @@
  * duplicate gets the first decision, and a rejected push uses up its seq and changes nothing else.
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 #include <math.h>
 
 /* ---- seq ------------------------------------------------------------------------------------ */
 
-static void a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once(void **state)
+TEST(a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m, bad;
 	struct msg_ack a;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	m = fixture_push_ones(s, 1);
@@ -47,13 +47,12 @@ static void a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once(v
 	fixture_close(&f);
 }
 
-static void a_gap_is_refused_with_the_seq_that_is_missing(void **state)
+TEST(a_gap_is_refused_with_the_seq_that_is_missing)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	m = fixture_push_ones(s, 2);
@@ -74,12 +73,11 @@ static void a_gap_is_refused_with_the_seq_that_is_missing(void **state)
 	fixture_close(&f);
 }
 
-static void seq_zero_is_no_seq(void **state)
+TEST(seq_zero_is_no_seq)
 {
 	struct core_fixture f;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	m = fixture_push_ones(fixture_join(&f, 9, ""), 0);
 	fixture_message(&f, 9, &m);
@@ -88,14 +86,13 @@ static void seq_zero_is_no_seq(void **state)
 	fixture_close(&f);
 }
 
-static void a_duplicate_older_than_the_window_is_unknown_and_not_applied(void **state)
+TEST(a_duplicate_older_than_the_window_is_unknown_and_not_applied)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_ack a;
 
-	(void)state;
 	cfg.sessions.replay_window = 4;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -120,7 +117,7 @@ static void a_duplicate_older_than_the_window_is_unknown_and_not_applied(void **
 }
 
 /* A snapshot of a server with a small window has no decisions for a larger window. */
-static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state)
+TEST(after_the_window_grows_what_was_forgotten_stays_unknown)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
@@ -128,7 +125,6 @@ static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state
 	struct msg m;
 	struct msg_ack a;
 
-	(void)state;
 	cfg.sessions.replay_window = 4;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -151,7 +147,7 @@ static void after_the_window_grows_what_was_forgotten_stays_unknown(void **state
 }
 
 /* Three workers, a network that repeats and drops messages, and an oracle that counts. */
-static void any_order_of_arrival_applies_each_push_once(void **state)
+TEST(any_order_of_arrival_applies_each_push_once)
 {
 	const uint64_t seed = 41;
 	struct core_config cfg = fixture_config();
@@ -160,7 +156,6 @@ static void any_order_of_arrival_applies_each_push_once(void **state)
 	struct stamp s[3];
 	uint64_t last[3] = {0}, version_of[3][200] = {{0}}, version = 0;
 
-	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	cfg.n_params = 600;
 	cfg.sessions.replay_window = 256;
@@ -197,7 +192,7 @@ static void any_order_of_arrival_applies_each_push_once(void **state)
 
 /* ---- staleness ------------------------------------------------------------------------------ */
 
-static void a_push_older_than_max_staleness_is_rejected(void **state)
+TEST(a_push_older_than_max_staleness_is_rejected)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
@@ -205,7 +200,6 @@ static void a_push_older_than_max_staleness_is_rejected(void **state)
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.limits.max_staleness = 3;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -253,13 +247,12 @@ static void a_push_older_than_max_staleness_is_rejected(void **state)
 	fixture_close(&f);
 }
 
-static void by_default_staleness_is_32_for_each_live_worker(void **state)
+TEST(by_default_staleness_is_32_for_each_live_worker)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s = {0};
 
-	(void)state;
 	cfg.limits.max_staleness = 0;
 	fixture_open(&f, cfg);
 	for (uint64_t live = 1, seq = 0; live <= 3; live++) {
@@ -289,14 +282,13 @@ static void by_default_staleness_is_32_for_each_live_worker(void **state)
 
 /* ---- replays -------------------------------------------------------------------------------- */
 
-static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
+TEST(a_replay_is_decided_as_it_was_before_the_crash)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.limits.max_staleness = 1;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -329,14 +321,13 @@ static void a_replay_is_decided_as_it_was_before_the_crash(void **state)
 
 /* ---- durability ----------------------------------------------------------------------------- */
 
-static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
+TEST(ack_says_durable_only_what_a_finished_snapshot_holds)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.sessions.replay_window = 6; /* at push 3 the core takes a snapshot at once */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -354,13 +345,12 @@ static void ack_says_durable_only_what_a_finished_snapshot_holds(void **state)
 	fixture_close(&f);
 }
 
-static void without_a_disk_all_is_durable_at_once(void **state)
+TEST(without_a_disk_all_is_durable_at_once)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct msg m;
 
-	(void)state;
 	cfg.durable = 0;
 	fixture_open(&f, cfg);
 	m = fixture_push(fixture_join(&f, 9, ""), 1);
@@ -382,12 +372,11 @@ static const struct msg_params *weights_for(const struct core_fixture *f, uint64
 	return &m->params;
 }
 
-static void a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is(void **state)
+TEST(a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is)
 {
 	struct core_fixture f;
 	struct msg m, bad;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	m = fixture_push_ones(fixture_join(&f, 9, ""), 1);
 	m.push.pull = 70;
@@ -413,26 +402,4 @@ static void a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_i
 	assert_null(fixture_sent(&f, 9, MSG_PARAMS));
 	assert_int_equal(core_stats(f.core)->pulls, 3);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(
-			a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once),
-		cmocka_unit_test(a_gap_is_refused_with_the_seq_that_is_missing),
-		cmocka_unit_test(seq_zero_is_no_seq),
-		cmocka_unit_test(a_duplicate_older_than_the_window_is_unknown_and_not_applied),
-		cmocka_unit_test(after_the_window_grows_what_was_forgotten_stays_unknown),
-		cmocka_unit_test(any_order_of_arrival_applies_each_push_once),
-		cmocka_unit_test(a_push_older_than_max_staleness_is_rejected),
-		cmocka_unit_test(by_default_staleness_is_32_for_each_live_worker),
-		cmocka_unit_test(a_replay_is_decided_as_it_was_before_the_crash),
-		cmocka_unit_test(ack_says_durable_only_what_a_finished_snapshot_holds),
-		cmocka_unit_test(without_a_disk_all_is_durable_at_once),
-		cmocka_unit_test(
-			a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

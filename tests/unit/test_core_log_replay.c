@@ -4,6 +4,7 @@
  */
 #include "tests/support/random_workers.h"
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 /* ---- a twin --------------------------------------------------------------------------------- */
 
@@ -98,9 +99,8 @@ static struct random_workers anywhere(uint64_t seed)
 	return k;
 }
 
-static void a_core_from_a_snapshot_ends_in_the_same_bytes(void **state)
+TEST(a_core_from_a_snapshot_ends_in_the_same_bytes)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 200; seed++) {
 		struct random_workers k = anywhere(seed);
 		void *memory = NULL;
@@ -159,9 +159,8 @@ static int cluster_pass(struct cluster *k, struct rng *r)
 	return fixture_count(&k->f, EFFECT_FINISH) > 0;
 }
 
-static void so_it_does_in_every_mode(void **state)
+TEST(so_it_does_in_every_mode)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 60; seed++) {
 		struct rng r = rng_seed(seed, RNG_SIM, 3);
 		struct cluster k;
@@ -250,12 +249,11 @@ static int read_live(const struct core_snapshot *img, size_t live_bytes)
 	return rc;
 }
 
-static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
+TEST(a_cut_section_is_refused_and_no_lie_does_harm)
 {
 	struct rng r = rng_seed(5, RNG_SIM, 4);
 	uint32_t believed = 0, refused = 0;
 
-	(void)state;
 	struct random_workers k = anywhere(3);
 	for (int i = 0; i < 60; i++)
 		random_step(&k);
@@ -283,13 +281,12 @@ static void a_cut_section_is_refused_and_no_lie_does_harm(void **state)
 
 /* With the write-ahead log, the shell sends a reply when its event is on disk. So the core may
  * report the push as durable at once. */
-static void with_a_log_all_is_durable_when_it_is_acknowledged(void **state)
+TEST(with_a_log_all_is_durable_when_it_is_acknowledged)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct msg hello = fixture_hello(""), push;
 
-	(void)state;
 	cfg.checkpoint.wal = 1;
 	fixture_open(&f, cfg);
 	fixture_message(&f, 9, &hello);
@@ -313,11 +310,10 @@ static void with_a_log_all_is_durable_when_it_is_acknowledged(void **state)
 	fixture_close(&f);
 }
 
-static void a_snapshot_is_taken_when_the_shell_asks_for_one(void **state)
+TEST(a_snapshot_is_taken_when_the_shell_asks_for_one)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_step(&f, &(struct event){.kind = EVENT_SAVE});
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
@@ -327,17 +323,4 @@ static void a_snapshot_is_taken_when_the_shell_asks_for_one(void **state)
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_core_from_a_snapshot_ends_in_the_same_bytes),
-		cmocka_unit_test(so_it_does_in_every_mode),
-		cmocka_unit_test(a_cut_section_is_refused_and_no_lie_does_harm),
-		cmocka_unit_test(with_a_log_all_is_durable_when_it_is_acknowledged),
-		cmocka_unit_test(a_snapshot_is_taken_when_the_shell_asks_for_one),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  */
 #include "tests/support/core_fixture.h"
 #include "tests/fixtures/optim.h"
+#include "tests/support/test.h"
 #include <math.h>
 
 #define N     67u /* not a multiple of any SIMD width */
@@ -59,11 +60,10 @@ static double distance_from(const struct torch_case *f)
 	return max;
 }
 
-static void every_optimizer_and_schedule_is_pytorchs_within_1e_6(void **state)
+TEST(every_optimizer_and_schedule_is_pytorchs_within_1e_6)
 {
 	int wrong = 0;
 
-	(void)state;
 	for (size_t i = 0; i < TORCH_CASES; i++) {
 		double d = distance_from(&torch_case[i]);
 
@@ -74,11 +74,10 @@ static void every_optimizer_and_schedule_is_pytorchs_within_1e_6(void **state)
 }
 
 /* The cases must differ from each other. Otherwise agreement with them proves nothing. */
-static void no_two_cases_are_the_same(void **state)
+TEST(no_two_cases_are_the_same)
 {
 	const size_t last = TORCH_STEPS / TORCH_EVERY - 1;
 
-	(void)state;
 	for (size_t i = 0; i < TORCH_CASES; i++)
 		for (size_t k = 0; k < i; k++)
 			assert_true(distance(torch_case[i].weights[last],
@@ -118,12 +117,11 @@ static void through_the_core(const struct torch_case *torch, struct rng *r)
 	fixture_close(&f);
 }
 
-static void pushes_in_slices_are_pytorchs_steps_too(void **state)
+TEST(pushes_in_slices_are_pytorchs_steps_too)
 {
 	const uint64_t seed = 41;
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 
-	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	for (size_t i = 0; i < TORCH_CASES; i++)
 		if (torch_case[i].schedule.kind == SCHEDULE_CONSTANT)
@@ -213,12 +211,11 @@ static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 }
 
 /* The bits must not depend on the instructions of the CPU, or on the place where a slice begins. */
-static void optimizers_give_the_bits_of_the_plain_formula(void **state)
+TEST(optimizers_give_the_bits_of_the_plain_formula)
 {
 	const uint64_t seed = 31;
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 
-	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	for (size_t k = 0; k < KINDS; k++)
 		for (size_t n = 1; n <= N; n++) {
@@ -236,11 +233,10 @@ static void optimizers_give_the_bits_of_the_plain_formula(void **state)
 
 /* ---- edges ---------------------------------------------------------------------------------- */
 
-static void clipping_leaves_small_gradients_as_they_are(void **state)
+TEST(clipping_leaves_small_gradients_as_they_are)
 {
 	const struct optim none = {.clip_norm = 0}, two = {.clip_norm = 2};
 
-	(void)state;
 	assert_true(optim_clip(&none, 1e30) == 1);
 	assert_true(optim_clip(&two, 0) == 1);
 	assert_true(optim_clip(&two, 3.99) == 1);
@@ -248,11 +244,10 @@ static void clipping_leaves_small_gradients_as_they_are(void **state)
 	assert_true(optim_clip(&two, 1e40) > 0);
 }
 
-static void powers_are_those_of_repeated_products(void **state)
+TEST(powers_are_those_of_repeated_products)
 {
 	double p = 1;
 
-	(void)state;
 	for (uint64_t n = 0; n <= 1000; n++, p *= 0.999)
 		assert_true(fabs(optim_power(0.999, n) / p - 1) < 1e-12);
 	assert_true(optim_power(0, 0) == 1 && optim_power(0, 5) == 0);
@@ -261,11 +256,10 @@ static void powers_are_those_of_repeated_products(void **state)
 
 /* The largest gradients that the core accepts, then small ones, then zeros: weights and state stay
  * finite. */
-static void the_largest_gradients_leave_everything_finite(void **state)
+TEST(the_largest_gradients_leave_everything_finite)
 {
 	const float g[] = {1e15f, -1e15f, 1e-38f, 0, 1e15f, 0, 0, 0};
 
-	(void)state;
 	for (size_t k = 0; k < KINDS; k++) {
 		struct core_config cfg = fixture_config();
 		struct core_fixture f;
@@ -294,19 +288,4 @@ static void the_largest_gradients_leave_everything_finite(void **state)
 		}
 		fixture_close(&f);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_optimizer_and_schedule_is_pytorchs_within_1e_6),
-		cmocka_unit_test(no_two_cases_are_the_same),
-		cmocka_unit_test(pushes_in_slices_are_pytorchs_steps_too),
-		cmocka_unit_test(optimizers_give_the_bits_of_the_plain_formula),
-		cmocka_unit_test(clipping_leaves_small_gradients_as_they_are),
-		cmocka_unit_test(powers_are_those_of_repeated_products),
-		cmocka_unit_test(the_largest_gradients_leave_everything_finite),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 #define PATIENCE 20 /* non-finite pushes in a row */
 
@@ -51,12 +52,11 @@ static struct core_config without_disk(void)
 	return cfg;
 }
 
-static void one_of_two_is_excluded_and_the_other_goes_on(void **state)
+TEST(one_of_two_is_excluded_and_the_other_goes_on)
 {
 	struct core_fixture f;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
 	push_well(&f, 8, good, 1);
@@ -83,11 +83,10 @@ static void one_of_two_is_excluded_and_the_other_goes_on(void **state)
 	fixture_close(&f);
 }
 
-static void a_new_process_may_join_and_is_excluded_again(void **state)
+TEST(a_new_process_may_join_and_is_excluded_again)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
 	uint64_t seq = 1;
@@ -104,11 +103,10 @@ static void a_new_process_may_join_and_is_excluded_again(void **state)
 	fixture_close(&f);
 }
 
-static void a_good_push_ends_the_streak(void **state)
+TEST(a_good_push_ends_the_streak)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp s = fixture_join(&f, 9, "");
 	uint64_t seq = 0;
@@ -122,11 +120,10 @@ static void a_good_push_ends_the_streak(void **state)
 	fixture_close(&f);
 }
 
-static void bad_pushes_of_the_only_worker_end_the_run(void **state)
+TEST(bad_pushes_of_the_only_worker_end_the_run)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp s = fixture_join(&f, 9, "");
 	push_well(&f, 9, s, 1);
@@ -138,11 +135,10 @@ static void bad_pushes_of_the_only_worker_end_the_run(void **state)
 
 /* Two of three workers send non-finite pushes. The first of the two that reaches the limit ends the
  * run, whatever the count of the other worker is. */
-static void most_of_the_live_workers_decide(void **state)
+TEST(most_of_the_live_workers_decide)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp one = fixture_join(&f, 9, ""), two = fixture_join(&f, 8, "");
 	fixture_join(&f, 7, "");
@@ -164,11 +160,10 @@ static void most_of_the_live_workers_decide(void **state)
 
 /* The first worker is broken from the start. The run cannot have diverged, because no training took
  * place. */
-static void a_broken_first_worker_is_excluded_before_others_join(void **state)
+TEST(a_broken_first_worker_is_excluded_before_others_join)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp bad = fixture_join(&f, 9, "bad");
 	push_nan(&f, 9, bad, 1, PATIENCE);
@@ -183,11 +178,10 @@ static void a_broken_first_worker_is_excluded_before_others_join(void **state)
 }
 
 /* A supervisor restarts a broken worker repeatedly before another worker joins. */
-static void a_broken_worker_that_returns_does_not_end_the_run(void **state)
+TEST(a_broken_worker_that_returns_does_not_end_the_run)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	uint64_t seq = 1;
 	for (int life = 0; life < 4; life++, seq += PATIENCE) {
@@ -205,11 +199,10 @@ static void a_broken_worker_that_returns_does_not_end_the_run(void **state)
 }
 
 /* Neither worker has ever sent a finite push, so the initial weights are the cause. */
-static void two_broken_workers_end_a_run_without_accepted_pushes(void **state)
+TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp one = fixture_join(&f, 9, ""), two = fixture_join(&f, 8, "");
 	push_nan(&f, 9, one, 1, 1);
@@ -220,11 +213,10 @@ static void two_broken_workers_end_a_run_without_accepted_pushes(void **state)
 
 /* Other workers have trained and left. A worker without any accepted push is broken, however often
  * it joins. A worker with an accepted push shows that the run has diverged. */
-static void an_only_worker_counts_with_its_own_pushes_only(void **state)
+TEST(an_only_worker_counts_with_its_own_pushes_only)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp good = fixture_join(&f, 8, "good");
 	push_well(&f, 8, good, 1);
@@ -255,12 +247,11 @@ static void an_only_worker_counts_with_its_own_pushes_only(void **state)
 
 /* --min-workers is 3, and only one of the three workers has joined, so the server expects others.
  */
-static void no_run_diverges_before_min_workers_have_joined(void **state)
+TEST(no_run_diverges_before_min_workers_have_joined)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.durable = 0;
 	cfg.leases.min_workers = 3;
 	fixture_open(&f, cfg);
@@ -279,11 +270,10 @@ static void no_run_diverges_before_min_workers_have_joined(void **state)
 }
 
 /* A worker that is suspect or away counts with its newest push, which was finite. */
-static void a_suspect_worker_counts(void **state)
+TEST(a_suspect_worker_counts)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp good = fixture_join(&f, 8, "good"), bad = fixture_join(&f, 9, "bad");
 	push_well(&f, 8, good, 1);
@@ -299,11 +289,10 @@ static void a_suspect_worker_counts(void **state)
 
 /* After a restart the server expects two workers. One of them returns: it is one of two workers,
  * not all workers. */
-static void a_worker_that_is_expected_back_counts(void **state)
+TEST(a_worker_that_is_expected_back_counts)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, without_disk());
 	struct stamp good = fixture_join(&f, 8, "good"), bad = fixture_join(&f, 9, "bad");
 	push_well(&f, 8, good, 1);
@@ -333,12 +322,11 @@ static void a_worker_that_is_expected_back_counts(void **state)
 
 /* Non-finite pushes count even if they are of stale weights, or of batches that another worker has
  * delivered. */
-static void stale_and_superseded_bad_pushes_count(void **state)
+TEST(stale_and_superseded_bad_pushes_count)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.durable = 0;
 	cfg.limits.max_staleness = 1;
 	fixture_open(&f, cfg);
@@ -367,12 +355,11 @@ static void stale_and_superseded_bad_pushes_count(void **state)
 	fixture_close(&f);
 }
 
-static void an_excluded_worker_is_notified_when_its_pushes_are_durable(void **state)
+TEST(an_excluded_worker_is_notified_when_its_pushes_are_durable)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, cfg);
 	struct stamp bad = fixture_join(&f, 9, "bad");
 	fixture_join(&f, 8, "good");
@@ -391,12 +378,11 @@ static void an_excluded_worker_is_notified_when_its_pushes_are_durable(void **st
 	fixture_close(&f);
 }
 
-static void a_restart_keeps_the_exclusion_and_does_not_wait(void **state)
+TEST(a_restart_keeps_the_exclusion_and_does_not_wait)
 {
 	struct core_config cfg = without_disk();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.sessions.recovery_ms = 100000;
 	fixture_open(&f, cfg);
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
@@ -411,12 +397,11 @@ static void a_restart_keeps_the_exclusion_and_does_not_wait(void **state)
 	fixture_close(&f);
 }
 
-static void other_workers_get_the_work_of_an_excluded_worker(void **state)
+TEST(other_workers_get_the_work_of_an_excluded_worker)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.durable = 0;
 	cfg.leases.max_batches = 4;
 	fixture_open(&f, cfg);
@@ -440,12 +425,11 @@ static void other_workers_get_the_work_of_an_excluded_worker(void **state)
 	fixture_close(&f);
 }
 
-static void a_sync_step_does_not_wait_for_an_excluded_worker(void **state)
+TEST(a_sync_step_does_not_wait_for_an_excluded_worker)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.durable = 0;
 	cfg.training.mode = MODE_SYNC;
 	cfg.leases.min_workers = 2; /* the first step begins with both workers */
@@ -474,12 +458,11 @@ static void a_sync_step_does_not_wait_for_an_excluded_worker(void **state)
 }
 
 /* An evaluation with a non-finite loss counts like a non-finite push. Another worker repeats it. */
-static void results_that_are_not_finite_count(void **state)
+TEST(results_that_are_not_finite_count)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.durable = 0;
 	cfg.leases.max_batches = 4;
 	cfg.leases.eval_images = 7;
@@ -510,30 +493,4 @@ static void results_that_are_not_finite_count(void **state)
 	fixture_message(&f, 8, &m);
 	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_of_two_is_excluded_and_the_other_goes_on),
-		cmocka_unit_test(a_new_process_may_join_and_is_excluded_again),
-		cmocka_unit_test(a_good_push_ends_the_streak),
-		cmocka_unit_test(bad_pushes_of_the_only_worker_end_the_run),
-		cmocka_unit_test(most_of_the_live_workers_decide),
-		cmocka_unit_test(a_broken_first_worker_is_excluded_before_others_join),
-		cmocka_unit_test(a_broken_worker_that_returns_does_not_end_the_run),
-		cmocka_unit_test(two_broken_workers_end_a_run_without_accepted_pushes),
-		cmocka_unit_test(an_only_worker_counts_with_its_own_pushes_only),
-		cmocka_unit_test(no_run_diverges_before_min_workers_have_joined),
-		cmocka_unit_test(a_suspect_worker_counts),
-		cmocka_unit_test(a_worker_that_is_expected_back_counts),
-		cmocka_unit_test(stale_and_superseded_bad_pushes_count),
-		cmocka_unit_test(an_excluded_worker_is_notified_when_its_pushes_are_durable),
-		cmocka_unit_test(a_restart_keeps_the_exclusion_and_does_not_wait),
-		cmocka_unit_test(other_workers_get_the_work_of_an_excluded_worker),
-		cmocka_unit_test(a_sync_step_does_not_wait_for_an_excluded_worker),
-		cmocka_unit_test(results_that_are_not_finite_count),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * updates, in downpour and in ssp.
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 #define WARM 10u
 #define RAMP 7u
@@ -67,17 +68,15 @@ static uint64_t ramp_run(enum mode mode, uint64_t seed)
 	return all_at;
 }
 
-static void one_more_worker_starts_after_every_ramp_updates(void **state)
+TEST(one_more_worker_starts_after_every_ramp_updates)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 20; seed++)
 		assert_int_equal(ramp_run(MODE_DOWNPOUR, seed),
 			WARM + (uint64_t)(CLUSTER_WORKERS - 2) * RAMP);
 }
 
-static void in_ssp_the_bound_holds_besides(void **state)
+TEST(in_ssp_the_bound_holds_besides)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 20; seed++) {
 		uint64_t all_at = ramp_run(MODE_SSP, seed);
 
@@ -97,11 +96,10 @@ static void start(struct cluster *k, uint32_t warm, uint32_t ramp)
 		cluster_request(k, i);
 }
 
-static void without_a_ramp_all_start_at_once(void **state)
+TEST(without_a_ramp_all_start_at_once)
 {
 	struct cluster k;
 
-	(void)state;
 	start(&k, 1, 0);
 	assert_int_equal(at_work(&k), 1);
 	cluster_push(&k, 0);
@@ -114,11 +112,10 @@ static void without_a_ramp_all_start_at_once(void **state)
 }
 
 /* A silent worker makes room: the ramp counts workers at work, not workers that have begun. */
-static void a_suspected_worker_makes_room(void **state)
+TEST(a_suspected_worker_makes_room)
 {
 	struct cluster k;
 
-	(void)state;
 	start(&k, 1, 1000);
 	cluster_push(&k, 0);
 	cluster_request(&k, 0);
@@ -135,16 +132,4 @@ static void a_suspected_worker_makes_room(void **state)
 			   k.f.core->worker[i].lease.grant.request > 0;
 	assert_int_equal(granted, 2);
 	cluster_close(&k);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_more_worker_starts_after_every_ramp_updates),
-		cmocka_unit_test(in_ssp_the_bound_holds_besides),
-		cmocka_unit_test(without_a_ramp_all_start_at_once),
-		cmocka_unit_test(a_suspected_worker_makes_room),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * (downpour), together with the schedule and the staleness rule.
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 static const enum lr_scaling rules_tried[] = {LR_SCALING_NONE, LR_SCALING_SQRT, LR_SCALING_LINEAR};
 
@@ -12,18 +13,16 @@ static double expected_factor(enum lr_scaling how, double ratio)
 	return how == LR_SCALING_NONE ? 1 : how == LR_SCALING_SQRT ? sqrt(ratio) : ratio;
 }
 
-static void factors_follow_the_formula(void **state)
+TEST(factors_follow_the_formula)
 {
-	(void)state;
 	for (size_t i = 0; i < 3; i++)
 		for (double ratio = 1.0 / 64; ratio <= 64; ratio *= 2)
 			assert_true(lr_scaling_factor(rules_tried[i], ratio, 0, 0) ==
 				    expected_factor(rules_tried[i], ratio));
 }
 
-static void a_factor_above_one_rises_on_a_line(void **state)
+TEST(a_factor_above_one_rises_on_a_line)
 {
-	(void)state;
 	for (uint64_t done = 0; done < 20; done++) {
 		double part = done < 10 ? (double)done / 10 : 1;
 
@@ -54,9 +53,8 @@ static void a_step_of_n_gradients(enum lr_scaling how, uint32_t n)
 	cluster_close(&k);
 }
 
-static void a_sync_step_scales_with_its_gradients(void **state)
+TEST(a_sync_step_scales_with_its_gradients)
 {
-	(void)state;
 	for (size_t i = 0; i < 3; i++)
 		for (uint32_t n = 1; n <= CLUSTER_WORKERS; n++)
 			a_step_of_n_gradients(rules_tried[i], n);
@@ -90,24 +88,11 @@ static void an_old_gradient(enum lr_scaling how, enum staleness_scaling stale, u
 	fixture_close(&f);
 }
 
-static void a_stale_gradient_scales_with_its_staleness(void **state)
+TEST(a_stale_gradient_scales_with_its_staleness)
 {
-	(void)state;
 	for (size_t i = 0; i < 3; i++)
 		for (uint64_t tau = 0; tau < 10; tau++) {
 			an_old_gradient(rules_tried[i], STALE_CONSTANT, tau);
 			an_old_gradient(rules_tried[i], STALE_INVERSE, tau);
 		}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(factors_follow_the_formula),
-		cmocka_unit_test(a_factor_above_one_rises_on_a_line),
-		cmocka_unit_test(a_sync_step_scales_with_its_gradients),
-		cmocka_unit_test(a_stale_gradient_scales_with_its_staleness),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,15 +3,15 @@
  * does not deliver, the first result counts, and a repeated request gets the same answer.
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
-static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
+TEST(a_suspects_lease_is_given_away_and_the_first_push_wins)
 {
 	struct core_fixture f;
 	struct stamp s, t;
 	struct msg_grant g;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	g = fixture_train(&f, 9, s, 1);
@@ -40,13 +40,12 @@ static void a_suspects_lease_is_given_away_and_the_first_push_wins(void **state)
 }
 
 /* The GRANT was lost, or a failing disk delayed it until the worker's timeout. */
-static void a_lost_grant_is_repeated(void **state)
+TEST(a_lost_grant_is_repeated)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg_grant g;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	g = fixture_train(&f, 9, s, 1);
@@ -58,13 +57,12 @@ static void a_lost_grant_is_repeated(void **state)
 	fixture_close(&f);
 }
 
-static void a_lease_given_to_another_worker_is_not_granted_again(void **state)
+TEST(a_lease_given_to_another_worker_is_not_granted_again)
 {
 	struct core_fixture f;
 	struct stamp s, t;
 	struct msg_grant g;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	fixture_train(&f, 9, s, 1);
@@ -80,13 +78,12 @@ static void a_lease_given_to_another_worker_is_not_granted_again(void **state)
 	fixture_close(&f);
 }
 
-static void a_new_process_numbers_its_requests_anew(void **state)
+TEST(a_new_process_numbers_its_requests_anew)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "anna");
 	fixture_train(&f, 9, s, 7);
@@ -103,12 +100,11 @@ static void a_new_process_numbers_its_requests_anew(void **state)
 	fixture_close(&f);
 }
 
-static void workers_that_leave_or_are_fenced_release_their_leases(void **state)
+TEST(workers_that_leave_or_are_fenced_release_their_leases)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "anna");
 	fixture_train(&f, 9, s, 1);
@@ -122,13 +118,12 @@ static void workers_that_leave_or_are_fenced_release_their_leases(void **state)
 	fixture_close(&f);
 }
 
-static void nothing_is_granted_to_a_connection_that_is_gone(void **state)
+TEST(nothing_is_granted_to_a_connection_that_is_gone)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	cfg.leases.min_workers = 2;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -137,18 +132,4 @@ static void nothing_is_granted_to_a_connection_that_is_gone(void **state)
 	fixture_join(&f, 10, "");
 	assert_int_equal(f.core->leases.n_free, 4);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_suspects_lease_is_given_away_and_the_first_push_wins),
-		cmocka_unit_test(a_lost_grant_is_repeated),
-		cmocka_unit_test(a_lease_given_to_another_worker_is_not_granted_again),
-		cmocka_unit_test(a_new_process_numbers_its_requests_anew),
-		cmocka_unit_test(workers_that_leave_or_are_fenced_release_their_leases),
-		cmocka_unit_test(nothing_is_granted_to_a_connection_that_is_gone),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * push uses up its seq and changes no other byte. (Batches: test_core_leases.c.)
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 #include <math.h>
 
 /* All sections of the snapshot that a push can change, except the ledger, are equal. */
@@ -39,7 +40,7 @@ static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject 
 		fixture_durable(f);
 }
 
-static void wild_values_at_random_places_are_rejected(void **state)
+TEST(wild_values_at_random_places_are_rejected)
 {
 	const float wild[] = {NAN, -NAN, INFINITY, -INFINITY, 1e16f, -1e16f};
 	const uint64_t seed = 5;
@@ -49,7 +50,6 @@ static void wild_values_at_random_places_are_rejected(void **state)
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	cfg.n_params = 1000;
 	cfg.optim.kind = OPTIM_ADAGRAD;
@@ -74,13 +74,12 @@ static void wild_values_at_random_places_are_rejected(void **state)
 	fixture_close(&f);
 }
 
-static void a_loss_that_is_not_finite_is_rejected(void **state)
+TEST(a_loss_that_is_not_finite_is_rejected)
 {
 	const float bad[] = {NAN, INFINITY, -INFINITY};
 	struct core_fixture f;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	m = fixture_push_ones(fixture_join(&f, 9, ""), 0);
 	for (size_t i = 0; i < 3; i++) {
@@ -90,7 +89,7 @@ static void a_loss_that_is_not_finite_is_rejected(void **state)
 	fixture_close(&f);
 }
 
-static void slices_past_the_model_are_rejected(void **state)
+TEST(slices_past_the_model_are_rejected)
 {
 	const struct {
 		uint64_t offset, count;
@@ -99,7 +98,6 @@ static void slices_past_the_model_are_rejected(void **state)
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -112,7 +110,7 @@ static void slices_past_the_model_are_rejected(void **state)
 	fixture_close(&f);
 }
 
-static void a_norm_over_the_limit_is_rejected_whatever_the_slices(void **state)
+TEST(a_norm_over_the_limit_is_rejected_whatever_the_slices)
 {
 	struct core_config cfg = fixture_config();
 	const float g[FIXTURE_PARAMS] = {3, 0, 0, 0, 0, 0, 0, 4};
@@ -120,7 +118,6 @@ static void a_norm_over_the_limit_is_rejected_whatever_the_slices(void **state)
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.limits.reject_norm = 4.999;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -137,12 +134,11 @@ static void a_norm_over_the_limit_is_rejected_whatever_the_slices(void **state)
 	fixture_close(&f);
 }
 
-static void work_is_rejected_without_a_data_set(void **state)
+TEST(work_is_rejected_without_a_data_set)
 {
 	struct core_fixture f;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	m = fixture_push_ones(fixture_join(&f, 9, ""), 0);
 	m.push.work.count = 1;
@@ -150,14 +146,13 @@ static void work_is_rejected_without_a_data_set(void **state)
 	fixture_close(&f);
 }
 
-static void stale_pushes_and_counted_work_are_rejected(void **state)
+TEST(stale_pushes_and_counted_work_are_rejected)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.optim.kind = OPTIM_ADAGRAD;
 	cfg.limits.max_staleness = 1;
 	fixture_open(&f, cfg);
@@ -181,18 +176,4 @@ static void stale_pushes_and_counted_work_are_rejected(void **state)
 	m.push.seq = 7;
 	fixture_applied(&f, 9, &m);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(wild_values_at_random_places_are_rejected),
-		cmocka_unit_test(a_loss_that_is_not_finite_is_rejected),
-		cmocka_unit_test(slices_past_the_model_are_rejected),
-		cmocka_unit_test(a_norm_over_the_limit_is_rejected_whatever_the_slices),
-		cmocka_unit_test(work_is_rejected_without_a_data_set),
-		cmocka_unit_test(stale_pushes_and_counted_work_are_rejected),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

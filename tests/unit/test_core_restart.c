@@ -5,6 +5,7 @@
  */
 #include "tests/support/core_fixture.h"
 #include "common/run_head.h"
+#include "tests/support/test.h"
 
 /* ---- bit by bit ----------------------------------------------------------------------------- */
 
@@ -58,11 +59,10 @@ static struct core_snapshot trained(const struct core_config *cfg, uint64_t kill
 	return img;
 }
 
-static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
+TEST(killed_and_restarted_it_ends_with_the_same_bytes)
 {
 	const uint64_t kills[] = {1ull << 2, 1ull << 30, 1ull << 60, 0x5555555555555554};
 
-	(void)state;
 	for (int kind = 0; kind < OPTIM_LBFGS; kind++) {
 		struct core_config cfg = fixture_config();
 		struct core_snapshot whole, part;
@@ -87,7 +87,7 @@ static void killed_and_restarted_it_ends_with_the_same_bytes(void **state)
 	}
 }
 
-static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
+TEST(a_restart_keeps_the_run_and_changes_the_epoch)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f, other;
@@ -97,7 +97,6 @@ static void a_restart_keeps_the_run_and_changes_the_epoch(void **state)
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, cfg);
 	fixture_join(&f, 9, "anna");
 	s = fixture_join(&f, 10, "");
@@ -204,11 +203,10 @@ static void run_to_the_end(struct core_fixture *f)
 	}
 }
 
-static void eval_images_may_change_in_the_middle_of_an_evaluation_and_between(void **state)
+TEST(eval_images_may_change_in_the_middle_of_an_evaluation_and_between)
 {
 	const uint32_t sizes[] = {1, 3, 7, 1000};
 
-	(void)state;
 	for (size_t i = 0; i < 4; i++)
 		for (size_t k = 0; k < 4; k++) {
 			struct core_config cfg = fixture_training();
@@ -232,12 +230,11 @@ static void eval_images_may_change_in_the_middle_of_an_evaluation_and_between(vo
 		}
 }
 
-static void a_finished_run_goes_on_with_more_epochs(void **state)
+TEST(a_finished_run_goes_on_with_more_epochs)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, cfg);
 	run_to_the_end(&f);
 	f.cfg.training.epochs = 4;
@@ -249,13 +246,12 @@ static void a_finished_run_goes_on_with_more_epochs(void **state)
 	fixture_close(&f);
 }
 
-static void a_run_goes_on_with_more_epochs_from_the_middle(void **state)
+TEST(a_run_goes_on_with_more_epochs_from_the_middle)
 {
 	struct core_config cfg = fixture_training();
 	struct core_snapshot img = half_evaluated(cfg);
 	struct core_fixture f;
 
-	(void)state;
 	cfg.training.epochs = 5;
 	fixture_load(&f, cfg, &img);
 	run_to_the_end(&f);
@@ -270,13 +266,12 @@ static void a_run_goes_on_with_more_epochs_from_the_middle(void **state)
 	fixture_close(&f);
 }
 
-static void a_smaller_replay_window_keeps_the_newest_decisions(void **state)
+TEST(a_smaller_replay_window_keeps_the_newest_decisions)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	s = fixture_open_with_pushes(&f, fixture_config(), 20);
 	f.cfg.sessions.replay_window = 8;
 	fixture_restart(&f);
@@ -306,13 +301,12 @@ static void refused_for(const struct core_snapshot *img, struct core_config cfg,
 	fixture_close(&f);
 }
 
-static void what_cannot_be_continued_is_refused_by_name(void **state)
+TEST(what_cannot_be_continued_is_refused_by_name)
 {
 	const struct core_config good = fixture_training();
 	struct core_snapshot img = half_evaluated(good);
 	struct core_config cfg;
 
-	(void)state;
 	cfg = good;
 	cfg.model_fingerprint++;
 	refused_for(&img, cfg, "--model");
@@ -337,13 +331,12 @@ static void what_cannot_be_continued_is_refused_by_name(void **state)
 	fixture_drop(&img);
 }
 
-static void fewer_slots_than_workers_are_refused_by_name(void **state)
+TEST(fewer_slots_than_workers_are_refused_by_name)
 {
 	struct core_snapshot img;
 	struct core_fixture f;
 	struct core_config cfg = fixture_config();
 
-	(void)state;
 	fixture_open(&f, cfg);
 	fixture_join(&f, 9, "");
 	fixture_join(&f, 10, "");
@@ -355,20 +348,4 @@ static void fewer_slots_than_workers_are_refused_by_name(void **state)
 	fixture_load(&f, cfg, &img);
 	fixture_close(&f);
 	fixture_drop(&img);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(killed_and_restarted_it_ends_with_the_same_bytes),
-		cmocka_unit_test(a_restart_keeps_the_run_and_changes_the_epoch),
-		cmocka_unit_test(eval_images_may_change_in_the_middle_of_an_evaluation_and_between),
-		cmocka_unit_test(a_finished_run_goes_on_with_more_epochs),
-		cmocka_unit_test(a_run_goes_on_with_more_epochs_from_the_middle),
-		cmocka_unit_test(a_smaller_replay_window_keeps_the_newest_decisions),
-		cmocka_unit_test(what_cannot_be_continued_is_refused_by_name),
-		cmocka_unit_test(fewer_slots_than_workers_are_refused_by_name),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * and after a rollback (the invariants of server/core/sessions.c).
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 static struct stamp resume(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last, uint64_t durable)
@@ -16,12 +17,11 @@ static struct stamp resume(
 
 /* ---- the same server ------------------------------------------------------------------------ */
 
-static void a_live_worker_goes_on_at_once_over_a_new_connection(void **state)
+TEST(a_live_worker_goes_on_at_once_over_a_new_connection)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_training(), 0), again;
 
-	(void)state;
 	again = resume(&f, 20, s, 0, 0);
 	assert_memory_equal(&again, &s, sizeof(s));
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
@@ -33,13 +33,12 @@ static void a_live_worker_goes_on_at_once_over_a_new_connection(void **state)
 	fixture_close(&f);
 }
 
-static void a_lease_asked_for_before_is_granted_on_the_new_connection(void **state)
+TEST(a_lease_asked_for_before_is_granted_on_the_new_connection)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	cfg.leases.min_workers = 2;
 	s = fixture_open_with_pushes(&f, cfg, 0);
 	fixture_lease(&f, 9, s, 1);
@@ -51,13 +50,12 @@ static void a_lease_asked_for_before_is_granted_on_the_new_connection(void **sta
 	fixture_close(&f);
 }
 
-static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
+TEST(a_dead_worker_goes_on_when_that_is_on_disk)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3), again;
 	struct msg m = fixture_resume(s, 3, 0);
 
-	(void)state;
 	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_message(&f, 20, &m);
@@ -73,14 +71,13 @@ static void a_dead_worker_goes_on_when_that_is_on_disk(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_that_returns_too_late_is_fenced(void **state)
+TEST(a_worker_that_returns_too_late_is_fenced)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.sessions.max_workers = 1;
 	s = fixture_open_with_pushes(&f, cfg, 1);
 	fixture_tick(&f, cfg.sessions.dead_ms + 1);
@@ -95,13 +92,12 @@ static void a_worker_that_returns_too_late_is_fenced(void **state)
 	fixture_close(&f);
 }
 
-static void a_delayed_hello_is_ignored(void **state)
+TEST(a_delayed_hello_is_ignored)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
 	struct msg m = fixture_resume(s, 2, 0); /* the worker sent push 3 after this HELLO */
 
-	(void)state;
 	fixture_message(&f, 20, &m);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	m = fixture_push_ones(s, 4);
@@ -123,13 +119,12 @@ static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64
 	return s;
 }
 
-static void after_a_crash_a_worker_continues_in_the_new_term(void **state)
+TEST(after_a_crash_a_worker_continues_in_the_new_term)
 {
 	struct core_fixture f;
 	struct stamp s = crash(&f, fixture_config(), 2), again;
 	struct msg m = fixture_push_ones(s, 3);
 
-	(void)state;
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_ETERM);
 	again = resume(&f, 9, s, 4, 1);
@@ -148,13 +143,12 @@ static void after_a_crash_a_worker_continues_in_the_new_term(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_whose_durable_pushes_were_lost_is_refused(void **state)
+TEST(a_worker_whose_durable_pushes_were_lost_is_refused)
 {
 	struct core_fixture f;
 	struct stamp s = crash(&f, fixture_config(), 2);
 	struct msg m = fixture_resume(s, 7, 5); /* the worker has released pushes 1 to 5 */
 
-	(void)state;
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m = fixture_resume(s, 2, 2);
@@ -170,13 +164,12 @@ static void a_worker_whose_durable_pushes_were_lost_is_refused(void **state)
 	fixture_close(&f);
 }
 
-static void an_incarnation_that_was_never_assigned_cannot_be_resumed(void **state)
+TEST(an_incarnation_that_was_never_assigned_cannot_be_resumed)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 0);
 	struct msg m = fixture_resume(s, 0, 0);
 
-	(void)state;
 	m.hello.resume.worker = 2; /* a free slot has incarnation 0 */
 	m.hello.resume.incarnation = 0;
 	fixture_message(&f, 20, &m);
@@ -185,7 +178,7 @@ static void an_incarnation_that_was_never_assigned_cannot_be_resumed(void **stat
 	fixture_close(&f);
 }
 
-static void with_accept_rollback_a_worker_continues_after_the_lost_pushes(void **state)
+TEST(with_accept_rollback_a_worker_continues_after_the_lost_pushes)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
@@ -193,7 +186,6 @@ static void with_accept_rollback_a_worker_continues_after_the_lost_pushes(void *
 	struct msg m;
 	struct msg_ack a;
 
-	(void)state;
 	cfg.sessions.accept_rollback = 1;
 	cfg.sessions.replay_window = 4;
 	s = crash(&f, cfg, 2);
@@ -218,14 +210,13 @@ static void with_accept_rollback_a_worker_continues_after_the_lost_pushes(void *
 }
 
 /* --accept-rollback believes what a rollback can explain, once for each slot, and nothing else. */
-static void a_rollback_is_accepted_within_bounds(void **state)
+TEST(a_rollback_is_accepted_within_bounds)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s, far;
 	struct msg m;
 
-	(void)state;
 	cfg.sessions.accept_rollback = 1;
 	s = crash(&f, cfg, 2);
 	far = s;
@@ -252,14 +243,13 @@ static void a_rollback_is_accepted_within_bounds(void **state)
 	fixture_close(&f);
 }
 
-static void an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases(void **state)
+TEST(an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	cfg.sessions.max_workers = 1;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -283,14 +273,13 @@ static void an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_lease
 	fixture_close(&f);
 }
 
-static void a_worker_that_owes_replays_keeps_its_slot(void **state)
+TEST(a_worker_that_owes_replays_keeps_its_slot)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s, again;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	cfg.sessions.max_workers = 1;
 	s = crash(&f, cfg, 2);
 	again = resume(&f, 9, s, 4, 0); /* the worker must replay pushes 3 and 4 */
@@ -322,7 +311,7 @@ static void expect_text(
 			fail_msg("no \"%s\" in: %s", *words, m->error.text);
 }
 
-static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
+TEST(a_refusal_has_the_values_of_both_sides_and_a_remedy)
 {
 	static const char *const run[] = {"(0000000000000001ffffffffffffffff",
 		"yours was 00000000000000ab0123456789abcdef", "start this worker again",
@@ -333,7 +322,6 @@ static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.sessions.max_workers = 1;
 	cfg.run = (struct run_id){1, UINT64_MAX};
 	struct stamp s = fixture_open_with_pushes(&f, cfg, 3);
@@ -350,12 +338,11 @@ static void a_refusal_has_the_values_of_both_sides_and_a_remedy(void **state)
 }
 
 /* The worker returns after the server has withdrawn its grant, and repeats its request. */
-static void a_grant_lost_in_a_crash_is_repeated(void **state)
+TEST(a_grant_lost_in_a_crash_is_repeated)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.leases.max_batches = 1;
 	fixture_open(&f, cfg);
 	struct stamp s = fixture_join(&f, 9, "");
@@ -370,27 +357,4 @@ static void a_grant_lost_in_a_crash_is_repeated(void **state)
 	assert_non_null(fixture_sent(&f, 9, MSG_GRANT));
 	assert_int_equal(fixture_sent(&f, 9, MSG_GRANT)->grant.work.first, 0);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_live_worker_goes_on_at_once_over_a_new_connection),
-		cmocka_unit_test(a_lease_asked_for_before_is_granted_on_the_new_connection),
-		cmocka_unit_test(a_dead_worker_goes_on_when_that_is_on_disk),
-		cmocka_unit_test(a_worker_that_returns_too_late_is_fenced),
-		cmocka_unit_test(a_delayed_hello_is_ignored),
-		cmocka_unit_test(after_a_crash_a_worker_continues_in_the_new_term),
-		cmocka_unit_test(a_worker_whose_durable_pushes_were_lost_is_refused),
-		cmocka_unit_test(an_incarnation_that_was_never_assigned_cannot_be_resumed),
-		cmocka_unit_test(with_accept_rollback_a_worker_continues_after_the_lost_pushes),
-		cmocka_unit_test(a_rollback_is_accepted_within_bounds),
-		cmocka_unit_test(
-			an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases),
-		cmocka_unit_test(a_refusal_has_the_values_of_both_sides_and_a_remedy),
-		cmocka_unit_test(a_worker_that_owes_replays_keeps_its_slot),
-		cmocka_unit_test(a_grant_lost_in_a_crash_is_repeated),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include "server/core/rights.h"
 #include "common/siphash.h"
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 static struct core_config with_key(struct core_config cfg)
 {
@@ -24,25 +25,23 @@ static struct msg push_of(struct stamp s, uint64_t seq, const struct msg_grant *
 	return m;
 }
 
-static void siphash_is_that_of_the_paper(void **state)
+TEST(siphash_is_that_of_the_paper)
 {
 	/* the test vector of 8 bytes 0..7 in the reference implementation */
 	const uint64_t key[2] = {0x0706050403020100, 0x0f0e0d0c0b0a0908}, word = 0x0706050403020100;
 	struct core_fixture f;
 
-	(void)state;
 	assert_int_equal(siphash(key, &word, 1), 0x93f5f5799a932462);
 	fixture_open(&f, with_key(fixture_training()));
 	fixture_close(&f);
 }
 
-static void a_run_cannot_be_forged_by_pushes_without_leases(void **state)
+TEST(a_run_cannot_be_forged_by_pushes_without_leases)
 {
 	struct core_fixture f;
 	struct stamp a, b;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, with_key(fixture_training()));
 	a = fixture_join(&f, 9, "a");
 	b = fixture_join(&f, 10, "b");
@@ -67,13 +66,12 @@ static void a_run_cannot_be_forged_by_pushes_without_leases(void **state)
 }
 
 /* A grant that has ended is still a right, even if the worker has a newer one. */
-static void late_results_of_an_ended_grant_count(void **state)
+TEST(late_results_of_an_ended_grant_count)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, with_key(fixture_training()));
 	s = fixture_join(&f, 9, "");
 	struct msg_grant first = fixture_train(&f, 9, s, 1);
@@ -85,7 +83,7 @@ static void late_results_of_an_ended_grant_count(void **state)
 }
 
 /* The server has lost the grant and the decision in a crash. */
-static void after_a_crash_the_server_knows_its_grants_and_decisions(void **state)
+TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 {
 	struct core_config cfg = with_key(fixture_training());
 	struct core_snapshot snapshot;
@@ -93,7 +91,6 @@ static void after_a_crash_the_server_knows_its_grants_and_decisions(void **state
 	struct stamp s;
 	struct msg one, two, forged;
 
-	(void)state;
 	cfg.limits.max_staleness = 1;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -129,14 +126,13 @@ static void after_a_crash_the_server_knows_its_grants_and_decisions(void **state
 }
 
 /* verdict OK on a push that was never sent before switches no rule off. */
-static void a_claimed_verdict_is_not_believed(void **state)
+TEST(a_claimed_verdict_is_not_believed)
 {
 	struct core_config cfg = with_key(fixture_config());
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.limits.max_staleness = 1;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -161,13 +157,12 @@ static void a_claimed_verdict_is_not_believed(void **state)
 }
 
 /* A duplicate is answered with the first decision, and with the code of the first content. */
-static void a_duplicate_with_other_content_proves_nothing(void **state)
+TEST(a_duplicate_with_other_content_proves_nothing)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, with_key(fixture_config()));
 	s = fixture_join(&f, 9, "");
 	m = fixture_push_ones(s, 1);
@@ -184,13 +179,12 @@ static void a_duplicate_with_other_content_proves_nothing(void **state)
 }
 
 /* Invariant 1 of rights.h. */
-static void a_code_fits_one_push_of_one_incarnation(void **state)
+TEST(a_code_fits_one_push_of_one_incarnation)
 {
 	struct core_fixture f;
 	struct msg_push p;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, with_key(fixture_config()));
 	struct worker *a = &f.core->worker[0], *b = &f.core->worker[1];
 	m = fixture_push_ones(fixture_join(&f, 9, "a"), 1);
@@ -223,14 +217,13 @@ static struct msg result_of(struct stamp s, const struct msg_grant *g, uint32_t 
 			.code = g->code}};
 }
 
-static void results_without_a_grant_are_ignored(void **state)
+TEST(results_without_a_grant_are_ignored)
 {
 	struct core_fixture f;
 	struct stamp a, b;
 	struct msg_grant g;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, with_key(fixture_training()));
 	a = fixture_join(&f, 9, "a");
 	b = fixture_join(&f, 10, "b");
@@ -264,13 +257,12 @@ static struct msg hello_of_key(const char *key)
 }
 
 /* An observer knows every field of a stamp. After a restart only the key of the session helps. */
-static void a_session_belongs_to_its_key_after_a_restart(void **state)
+TEST(a_session_belongs_to_its_key_after_a_restart)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m = hello_of_key("victim");
 
-	(void)state;
 	fixture_open(&f, with_key(fixture_config()));
 	fixture_message(&f, 9, &m);
 	fixture_durable(&f);
@@ -285,21 +277,4 @@ static void a_session_belongs_to_its_key_after_a_restart(void **state)
 	fixture_message(&f, 9, &m);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(siphash_is_that_of_the_paper),
-		cmocka_unit_test(a_run_cannot_be_forged_by_pushes_without_leases),
-		cmocka_unit_test(late_results_of_an_ended_grant_count),
-		cmocka_unit_test(after_a_crash_the_server_knows_its_grants_and_decisions),
-		cmocka_unit_test(a_claimed_verdict_is_not_believed),
-		cmocka_unit_test(a_duplicate_with_other_content_proves_nothing),
-		cmocka_unit_test(a_code_fits_one_push_of_one_incarnation),
-		cmocka_unit_test(results_without_a_grant_are_ignored),
-		cmocka_unit_test(a_session_belongs_to_its_key_after_a_restart),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * and the snapshot contains every acknowledged push.
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 #include <math.h>
 
 static void push(struct core_fixture *f, struct stamp s, uint64_t seq)
@@ -48,12 +49,11 @@ static struct stamp train_to_the_end(struct core_fixture *f)
 	return s;
 }
 
-static void workers_get_bye_when_the_last_snapshot_is_durable(void **state)
+TEST(workers_get_bye_when_the_last_snapshot_is_durable)
 {
 	struct core_fixture f;
 	struct stamp s = train_to_the_end(&f);
 
-	(void)state;
 	fixture_silent(&f);
 	assert_int_not_equal(f.saving, 0);
 	fixture_lease(&f, 9, s, 1);
@@ -70,13 +70,12 @@ static void workers_get_bye_when_the_last_snapshot_is_durable(void **state)
 	fixture_close(&f);
 }
 
-static void nothing_new_is_acknowledged_between_the_last_snapshot_and_the_end(void **state)
+TEST(nothing_new_is_acknowledged_between_the_last_snapshot_and_the_end)
 {
 	struct core_fixture f;
 	struct stamp s = train_to_the_end(&f);
 	struct msg m = fixture_push_ones(s, 2), hello = fixture_hello("");
 
-	(void)state;
 	fixture_message(&f, 9, &m);
 	fixture_silent(&f);
 	assert_int_equal(core_stats(f.core)->version, 1);
@@ -93,13 +92,12 @@ static void nothing_new_is_acknowledged_between_the_last_snapshot_and_the_end(vo
 	fixture_close(&f);
 }
 
-static void the_end_waits_for_a_disk_that_fails(void **state)
+TEST(the_end_waits_for_a_disk_that_fails)
 {
 	struct core_fixture f;
 	struct stamp s = train_to_the_end(&f);
 	struct msg m = fixture_push_ones(s, 2);
 
-	(void)state;
 	fixture_saved(&f, EVENT_SAVE_FAILED);
 	fixture_silent(&f);
 	fixture_message(&f, 9, &m); /* a complete run accepts no push */
@@ -112,11 +110,10 @@ static void the_end_waits_for_a_disk_that_fails(void **state)
 	fixture_close(&f);
 }
 
-static void a_checkpoint_request_after_the_last_snapshot_is_refused(void **state)
+TEST(a_checkpoint_request_after_the_last_snapshot_is_refused)
 {
 	struct core_fixture f;
 
-	(void)state;
 	train_to_the_end(&f);
 	fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* the snapshot under way is the last one */
 	fixture_refused(&f, 8, PS_EDONE);
@@ -125,14 +122,13 @@ static void a_checkpoint_request_after_the_last_snapshot_is_refused(void **state
 	fixture_close(&f);
 }
 
-static void a_run_ends_at_max_updates(void **state)
+TEST(a_run_ends_at_max_updates)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	cfg.training.max_updates = 2;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -156,14 +152,13 @@ static void a_run_ends_at_max_updates(void **state)
 	fixture_close(&f);
 }
 
-static void training_that_diverged_ends(void **state)
+TEST(training_that_diverged_ends)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg bad;
 	uint64_t seq = 0;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	for (int i = 0; i < 39; i++) {
@@ -184,13 +179,12 @@ static void training_that_diverged_ends(void **state)
 
 /* ---- drain ---------------------------------------------------------------------------------- */
 
-static void a_drain_accepts_pushes_until_its_snapshot(void **state)
+TEST(a_drain_accepts_pushes_until_its_snapshot)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	fixture_admin(&f, 7, ADMIN_CHECKPOINT); /* a snapshot is under way */
@@ -213,12 +207,11 @@ static void a_drain_accepts_pushes_until_its_snapshot(void **state)
 	fixture_close(&f);
 }
 
-static void a_drain_whose_save_failed_accepts_pushes_again(void **state)
+TEST(a_drain_whose_save_failed_accepts_pushes_again)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	drain(&f);
@@ -232,12 +225,11 @@ static void a_drain_whose_save_failed_accepts_pushes_again(void **state)
 	fixture_close(&f);
 }
 
-static void a_drain_gives_no_more_work(void **state)
+TEST(a_drain_gives_no_more_work)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	drain(&f);
@@ -249,12 +241,11 @@ static void a_drain_gives_no_more_work(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_that_joins_during_a_drain_gets_welcome_and_bye(void **state)
+TEST(a_worker_that_joins_during_a_drain_gets_welcome_and_bye)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	drain(&f);
@@ -266,14 +257,13 @@ static void a_worker_that_joins_during_a_drain_gets_welcome_and_bye(void **state
 }
 
 /* One event with the largest number of effects: every worker is notified. */
-static void the_last_step_notifies_every_worker_and_admin(void **state)
+TEST(the_last_step_notifies_every_worker_and_admin)
 {
 	enum { RANDOM_WORKERS = 64 };
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct stamp s[RANDOM_WORKERS];
 
-	(void)state;
 	cfg.sessions.max_workers = RANDOM_WORKERS;
 	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < RANDOM_WORKERS; i++)
@@ -301,13 +291,12 @@ static void the_last_step_notifies_every_worker_and_admin(void **state)
 	fixture_close(&f);
 }
 
-static void a_run_that_was_done_is_done_again_after_a_restart(void **state)
+TEST(a_run_that_was_done_is_done_again_after_a_restart)
 {
 	struct core_fixture f;
 	struct stamp s = train_to_the_end(&f);
 	struct msg m;
 
-	(void)state;
 	fixture_restart(&f); /* the server was killed before any worker was notified */
 	m = fixture_resume(s, 1, 0);
 	fixture_message(&f, 9, &m);
@@ -316,24 +305,4 @@ static void a_run_that_was_done_is_done_again_after_a_restart(void **state)
 	assert_finished(&f, PS_EDONE);
 	assert_int_equal(core_epoch(f.core, 0)->eval_correct, 6);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(workers_get_bye_when_the_last_snapshot_is_durable),
-		cmocka_unit_test(nothing_new_is_acknowledged_between_the_last_snapshot_and_the_end),
-		cmocka_unit_test(the_end_waits_for_a_disk_that_fails),
-		cmocka_unit_test(a_checkpoint_request_after_the_last_snapshot_is_refused),
-		cmocka_unit_test(a_run_ends_at_max_updates),
-		cmocka_unit_test(training_that_diverged_ends),
-		cmocka_unit_test(a_drain_accepts_pushes_until_its_snapshot),
-		cmocka_unit_test(a_drain_whose_save_failed_accepts_pushes_again),
-		cmocka_unit_test(a_drain_gives_no_more_work),
-		cmocka_unit_test(a_worker_that_joins_during_a_drain_gets_welcome_and_bye),
-		cmocka_unit_test(the_last_step_notifies_every_worker_and_admin),
-		cmocka_unit_test(a_run_that_was_done_is_done_again_after_a_restart),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

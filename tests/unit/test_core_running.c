@@ -6,6 +6,7 @@
  */
 #include "tests/support/core_cluster.h"
 #include "common/model.h"
+#include "tests/support/test.h"
 
 #define RUNNING 3u
 #define TRAINED (FIXTURE_PARAMS - RUNNING)
@@ -20,9 +21,8 @@ static struct core_config running_config(void)
 	return cfg;
 }
 
-static void the_part_is_the_momentum_of_batchnorm(void **state)
+TEST(the_part_is_the_momentum_of_batchnorm)
 {
-	(void)state;
 	assert_true(RUNNING_PART >= BATCHNORM_MOMENTUM && RUNNING_PART <= BATCHNORM_MOMENTUM);
 }
 
@@ -83,9 +83,8 @@ static void check_run(const struct core_config *cfg)
 	}
 }
 
-static void no_optimizer_or_rule_touches_them(void **state)
+TEST(no_optimizer_or_rule_touches_them)
 {
-	(void)state;
 	for (int optim = OPTIM_SGD; optim < OPTIM_LBFGS; optim++)
 		for (int dc = DC_NONE; dc <= DC_ADAPTIVE; dc++) {
 			struct core_config cfg = running_config();
@@ -100,27 +99,24 @@ static void no_optimizer_or_rule_touches_them(void **state)
 		}
 }
 
-static void the_norm_of_a_push_does_not_count_them(void **state)
+TEST(the_norm_of_a_push_does_not_count_them)
 {
-	(void)state;
 	struct core_config cfg = running_config();
 
 	cfg.limits.reject_norm = 10;
 	check_run(&cfg);
 }
 
-static void the_center_of_easgd_does_not_move_them(void **state)
+TEST(the_center_of_easgd_does_not_move_them)
 {
-	(void)state;
 	struct core_config cfg = running_config();
 
 	cfg.training.mode = MODE_EASGD;
 	check_run(&cfg);
 }
 
-static void a_push_without_them_leaves_them_alone(void **state)
+TEST(a_push_without_them_leaves_them_alone)
 {
-	(void)state;
 	struct core_fixture f;
 	float g[FIXTURE_PARAMS] = {1, 1, 1, 1, 1, 10, 20, 30};
 
@@ -150,9 +146,8 @@ static double by_batch(uint32_t i, const float *w, double *g)
 	return 1;
 }
 
-static void a_step_takes_the_mean_of_its_gradients(void **state)
+TEST(a_step_takes_the_mean_of_its_gradients)
 {
-	(void)state;
 	for (int sum = 0; sum < 2; sum++)
 		for (int buffer = 0; buffer < 2; buffer++) {
 			struct core_config cfg = fixture_training();
@@ -176,18 +171,4 @@ static void a_step_takes_the_mean_of_its_gradients(void **state)
 			assert_true(core_weights(k.f.core)[TRAINED] == (float)(0.1 * 1.5));
 			cluster_close(&k);
 		}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_part_is_the_momentum_of_batchnorm),
-		cmocka_unit_test(no_optimizer_or_rule_touches_them),
-		cmocka_unit_test(the_norm_of_a_push_does_not_count_them),
-		cmocka_unit_test(the_center_of_easgd_does_not_move_them),
-		cmocka_unit_test(a_push_without_them_leaves_them_alone),
-		cmocka_unit_test(a_step_takes_the_mean_of_its_gradients),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

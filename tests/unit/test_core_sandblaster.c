@@ -4,6 +4,7 @@
  * test_core_lbfgs.c.)
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 /* Plain gradient descent with portions of 10 images. Copies are immediate, as in the paper, unless
  * a test changes that. (Copies of late work: test_core_backup.c.) */
@@ -51,11 +52,10 @@ static void serial_mean(
 
 /* ---- which pushes a pass accepts ------------------------------------------------------------ */
 
-static void a_portion_that_is_done_is_not_taken_again(void **state)
+TEST(a_portion_that_is_done_is_not_taken_again)
 {
 	struct cluster k;
 
-	(void)state;
 	sgd_open(&k, 2, 80);
 	cluster_request(&k, 0);
 	cluster_request(&k, 1);
@@ -66,14 +66,13 @@ static void a_portion_that_is_done_is_not_taken_again(void **state)
 	cluster_close(&k);
 }
 
-static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **state)
+TEST(a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost)
 {
 	struct core_config cfg = sgd_config();
 	double expected[FIXTURE_PARAMS];
 	float start[CLUSTER_PARAMS];
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.max_batches = 4;
 	cluster_open(&k, cfg, 2, 80, cluster_bowl);
 	memcpy(start, core_weights(k.f.core), sizeof(start[0]) * FIXTURE_PARAMS);
@@ -96,12 +95,11 @@ static void a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost(void **stat
 	cluster_close(&k);
 }
 
-static void a_sum_of_another_pass_is_refused(void **state)
+TEST(a_sum_of_another_pass_is_refused)
 {
 	struct cluster k;
 	struct cluster_worker late;
 
-	(void)state;
 	sgd_open(&k, 2, 40);
 	cluster_request(&k, 1);
 	late = k.worker[1];
@@ -119,12 +117,11 @@ static void a_sum_of_another_pass_is_refused(void **state)
 
 /* ---- which worker gets which portion -------------------------------------------------------- */
 
-static void a_worker_gets_the_portion_next_to_its_last_one(void **state)
+TEST(a_worker_gets_the_portion_next_to_its_last_one)
 {
 	struct core_config cfg = sgd_config();
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.max_batches = 1;
 	cluster_open(&k, cfg, 2, 160, cluster_bowl);
 	for (uint32_t round = 0; round < 8; round++) {
@@ -139,13 +136,12 @@ static void a_worker_gets_the_portion_next_to_its_last_one(void **state)
 	cluster_close(&k);
 }
 
-static void runs_of_portions_shrink_towards_the_end_of_a_pass(void **state)
+TEST(runs_of_portions_shrink_towards_the_end_of_a_pass)
 {
 	struct core_config cfg = sgd_config();
 	uint32_t before = 16, n = 0;
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.max_batches = 16;
 	cluster_open(&k, cfg, 2, 1280, cluster_bowl);
 	for (uint32_t left = 128; left > 0; n++) {
@@ -164,12 +160,11 @@ static void runs_of_portions_shrink_towards_the_end_of_a_pass(void **state)
 	cluster_close(&k);
 }
 
-static void idle_workers_get_copies_of_portions_with_fewest_copies(void **state)
+TEST(idle_workers_get_copies_of_portions_with_fewest_copies)
 {
 	struct core_config cfg = sgd_config();
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.max_batches = 1;
 	cluster_open(&k, cfg, 7, 30, cluster_bowl); /* 3 portions for 7 workers */
 	for (uint32_t i = 0; i < 7; i++)
@@ -242,11 +237,10 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 	return each;
 }
 
-static void backup_copies_make_up_for_a_slow_worker(void **state)
+TEST(backup_copies_make_up_for_a_slow_worker)
 {
 	const uint64_t equal[] = {10, 10, 10}, one_slow[] = {10, 10, 10, 100};
 
-	(void)state;
 	for (int backup = BACKUP_LATE; backup <= BACKUP_IMMEDIATE; backup++) {
 		double three = step_ms(3, equal, 5, (enum backup_copies)backup, NULL);
 		double four = step_ms(4, one_slow, 5, (enum backup_copies)backup, NULL);
@@ -261,17 +255,16 @@ static void backup_copies_make_up_for_a_slow_worker(void **state)
 /* ---- windows -------------------------------------------------------------------------------- */
 
 /* A slow worker gets as much work as it can deliver before the others have copied it. */
-static void a_worker_20_times_slower_contributes(void **state)
+TEST(a_worker_20_times_slower_contributes)
 {
 	static const uint64_t ms[] = {120, 120, 120, 2400};
 	uint64_t images[CLUSTER_WORKERS];
 
-	(void)state;
 	step_ms(4, ms, 4, BACKUP_LATE, images);
 	assert_in_range(images[3], 10, images[0] / 10);
 }
 
-static void a_step_covers_its_window_and_the_last_step_the_rest(void **state)
+TEST(a_step_covers_its_window_and_the_last_step_the_rest)
 {
 	const uint32_t end[] = {3, 6, 8};
 	struct core_config cfg = sgd_config();
@@ -279,7 +272,6 @@ static void a_step_covers_its_window_and_the_last_step_the_rest(void **state)
 	float at[FIXTURE_PARAMS];
 	struct cluster k;
 
-	(void)state;
 	cfg.sandblaster.step_images = 25; /* three portions of 10 */
 	cluster_open(&k, cfg, 3, 77, cluster_bowl);
 	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* portion 3 is not open yet */
@@ -303,12 +295,11 @@ static void a_step_covers_its_window_and_the_last_step_the_rest(void **state)
 
 /* ---- death and restart ---------------------------------------------------------------------- */
 
-static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
+TEST(portions_of_a_dead_worker_are_done_by_the_others)
 {
 	struct core_config cfg = sgd_config();
 	struct cluster k;
 
-	(void)state;
 	cfg.leases.max_batches = 4;
 	cluster_open(&k, cfg, 2, 80, cluster_bowl);
 	cluster_request(&k, 1);
@@ -327,11 +318,10 @@ static void portions_of_a_dead_worker_are_done_by_the_others(void **state)
 }
 
 /* A worker holds portions and sends only heartbeats. */
-static void a_pass_does_not_wait_for_a_hanging_worker(void **state)
+TEST(a_pass_does_not_wait_for_a_hanging_worker)
 {
 	struct cluster k;
 
-	(void)state;
 	sgd_open(&k, 2, 80);
 	assert_int_equal(cluster_request(&k, 1), 1);
 	while (core_stats(k.f.core)->version == 0)
@@ -350,11 +340,10 @@ static int images_equal(const struct core_snapshot *a, const struct core_snapsho
 }
 
 /* Runs with the same gradients end with the same bytes, wherever the server is killed. */
-static void a_restart_in_any_moment_changes_no_bit(void **state)
+TEST(a_restart_in_any_moment_changes_no_bit)
 {
 	float expected[FIXTURE_PARAMS];
 
-	(void)state;
 	for (int killed = -1; killed < 60; killed++) {
 		struct core_config cfg = sgd_config();
 		struct cluster k;
@@ -376,7 +365,7 @@ static void a_restart_in_any_moment_changes_no_bit(void **state)
 	}
 }
 
-static void a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit(void **state)
+TEST(a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit)
 {
 	struct core_snapshot a, b;
 	struct core_config cfg;
@@ -384,7 +373,6 @@ static void a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit(void **state)
 	struct cluster k;
 	const char *why = NULL;
 
-	(void)state;
 	sgd_open(&k, 2, 80);
 	for (int n = 0; n < 5; n++)
 		cluster_act(&k, (uint32_t)n % 2);
@@ -403,9 +391,8 @@ static void a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit(void **state)
 
 /* ---- any order ------------------------------------------------------------------------------ */
 
-static void in_any_order_each_image_counts_once_per_step(void **state)
+TEST(in_any_order_each_image_counts_once_per_step)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 60; seed++) {
 		struct core_config cfg = sgd_config();
 		struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -434,26 +421,4 @@ static void in_any_order_each_image_counts_once_per_step(void **state)
 			assert_int_equal(core_epoch(k.f.core, e)->images, k.data.n_train);
 		cluster_close(&k);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_portion_that_is_done_is_not_taken_again),
-		cmocka_unit_test(a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost),
-		cmocka_unit_test(a_sum_of_another_pass_is_refused),
-		cmocka_unit_test(a_worker_gets_the_portion_next_to_its_last_one),
-		cmocka_unit_test(runs_of_portions_shrink_towards_the_end_of_a_pass),
-		cmocka_unit_test(idle_workers_get_copies_of_portions_with_fewest_copies),
-		cmocka_unit_test(backup_copies_make_up_for_a_slow_worker),
-		cmocka_unit_test(a_worker_20_times_slower_contributes),
-		cmocka_unit_test(a_step_covers_its_window_and_the_last_step_the_rest),
-		cmocka_unit_test(portions_of_a_dead_worker_are_done_by_the_others),
-		cmocka_unit_test(a_pass_does_not_wait_for_a_hanging_worker),
-		cmocka_unit_test(a_restart_in_any_moment_changes_no_bit),
-		cmocka_unit_test(a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit),
-		cmocka_unit_test(in_any_order_each_image_counts_once_per_step),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * core counts images for them. (The schedules of PyTorch: test_core_optim.c.)
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 #include <math.h>
 
 #define TOTAL  600u /* images of a run */
@@ -24,9 +25,8 @@ static double half_wave(double x)
 	return (1 + cos(3.14159265358979323846 * x)) / 2;
 }
 
-static void without_a_known_end_the_rate_is_constant(void **state)
+TEST(without_a_known_end_the_rate_is_constant)
 {
-	(void)state;
 	for (int k = SCHEDULE_CONSTANT; k <= SCHEDULE_ONECYCLE; k++) {
 		struct schedule s = {(enum schedule_kind)k, 0.5, 0.1, 1, 0};
 
@@ -34,21 +34,19 @@ static void without_a_known_end_the_rate_is_constant(void **state)
 	}
 }
 
-static void a_warm_up_is_a_line_from_zero(void **state)
+TEST(a_warm_up_is_a_line_from_zero)
 {
 	const struct schedule s = {.kind = SCHEDULE_CONSTANT, .warmup = 0.25};
 
-	(void)state;
 	for (uint64_t done = 0; done <= TOTAL; done++)
 		near(at(&s, done), done < 150 ? (double)done / 150 : 1);
 }
 
-static void steps_fall_at_whole_epochs(void **state)
+TEST(steps_fall_at_whole_epochs)
 {
 	const struct schedule s = {SCHEDULE_STEP, 0, 0.1, 2, 0},
 			      warm = {SCHEDULE_STEP, 0.5, 0.1, 2, 0};
 
-	(void)state;
 	near(at(&s, 0), 1);
 	near(at(&s, 199), 1);
 	near(at(&s, 200), 0.1);
@@ -62,12 +60,11 @@ static void steps_fall_at_whole_epochs(void **state)
 	near(at(&warm, 300), 0.1);
 }
 
-static void a_cosine_falls_from_the_warm_ups_end_to_the_floor(void **state)
+TEST(a_cosine_falls_from_the_warm_ups_end_to_the_floor)
 {
 	const struct schedule s = {SCHEDULE_COSINE, 0.25, 0, 0, 0.2},
 			      cold = {SCHEDULE_COSINE, 0, 0, 0, 0};
 
-	(void)state;
 	near(at(&s, 75), 0.5);
 	for (uint64_t done = 150; done <= TOTAL; done++)
 		near(at(&s, done), 0.2 + 0.8 * half_wave((double)(done - 150) / 450));
@@ -76,11 +73,10 @@ static void a_cosine_falls_from_the_warm_ups_end_to_the_floor(void **state)
 		near(at(&cold, done), half_wave((double)done / TOTAL));
 }
 
-static void one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor(void **state)
+TEST(one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor)
 {
 	const struct schedule s = {SCHEDULE_ONECYCLE, 0.3, 0, 0, 0.001};
 
-	(void)state;
 	near(at(&s, 0), 1.0 / 25);
 	near(at(&s, 90), (1 + 1.0 / 25) / 2);
 	near(at(&s, 180), 1);
@@ -92,12 +88,11 @@ static void one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor(void **sta
 }
 
 /* Also if the warm-up is 0 or the whole run, and if the images do not fill the epochs evenly. */
-static void factors_are_between_zero_and_one(void **state)
+TEST(factors_are_between_zero_and_one)
 {
 	const uint64_t seed = 5;
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 
-	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	for (int i = 0; i < 20000; i++) {
 		uint32_t epochs = (uint32_t)rng_below(&r, 5);
@@ -116,7 +111,7 @@ static void factors_are_between_zero_and_one(void **state)
 
 /* Two epochs with batches of 10, 10, 10 and 5 images. The rate of a push follows from the images
  * that the core counted before it. */
-static void the_core_asks_with_the_images_it_has_counted(void **state)
+TEST(the_core_asks_with_the_images_it_has_counted)
 {
 	struct core_config cfg = fixture_training();
 	double expected = 0;
@@ -124,7 +119,6 @@ static void the_core_asks_with_the_images_it_has_counted(void **state)
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	cfg.schedule = (struct schedule){.kind = SCHEDULE_COSINE, .floor = 0.1};
 	cfg.rate.lr = 0.5;
 	fixture_open(&f, cfg);
@@ -141,19 +135,4 @@ static void the_core_asks_with_the_images_it_has_counted(void **state)
 	}
 	assert_int_equal(images, 35);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(without_a_known_end_the_rate_is_constant),
-		cmocka_unit_test(a_warm_up_is_a_line_from_zero),
-		cmocka_unit_test(steps_fall_at_whole_epochs),
-		cmocka_unit_test(a_cosine_falls_from_the_warm_ups_end_to_the_floor),
-		cmocka_unit_test(one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor),
-		cmocka_unit_test(factors_are_between_zero_and_one),
-		cmocka_unit_test(the_core_asks_with_the_images_it_has_counted),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * replays the pushes that a crash has lost, or retains them for the server's next term.
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 /* Worker 1 has 3 acknowledged pushes. A crash has lost all of them, and the worker has not returned
  * yet. */
@@ -52,12 +53,11 @@ static void replay(struct core_fixture *f, struct stamp s)
 	}
 }
 
-static void a_drain_lets_the_replays_of_a_crash_through(void **state)
+TEST(a_drain_lets_the_replays_of_a_crash_through)
 {
 	struct core_fixture f;
 	struct stamp s = lose(&f);
 
-	(void)state;
 	drain(&f);
 	assert_int_equal(f.saving, 0);
 	s = resume(&f, s);
@@ -71,11 +71,10 @@ static void a_drain_lets_the_replays_of_a_crash_through(void **state)
 	fixture_close(&f);
 }
 
-static void a_drain_waits_for_no_longer_than_a_recovery(void **state)
+TEST(a_drain_waits_for_no_longer_than_a_recovery)
 {
 	struct core_fixture f;
 
-	(void)state;
 	lose(&f);
 	drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms - 1);
@@ -88,13 +87,12 @@ static void a_drain_waits_for_no_longer_than_a_recovery(void **state)
 }
 
 /* The worker retains lost pushes, so it gets no BYE. It continues in the server's next term. */
-static void a_worker_with_lost_pushes_gets_no_bye(void **state)
+TEST(a_worker_with_lost_pushes_gets_no_bye)
 {
 	struct core_fixture f;
 	struct stamp s = lose(&f);
 	struct msg late = fixture_resume(s, 3, 0), nothing_lost = fixture_resume(s, 0, 0);
 
-	(void)state;
 	drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	fixture_durable(&f);
@@ -106,13 +104,12 @@ static void a_worker_with_lost_pushes_gets_no_bye(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_that_returns_too_late_to_replay_gets_no_bye(void **state)
+TEST(a_worker_that_returns_too_late_to_replay_gets_no_bye)
 {
 	struct core_fixture f;
 	struct stamp s = lose(&f);
 	struct msg m;
 
-	(void)state;
 	drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	assert_int_not_equal(f.saving, 0);
@@ -133,12 +130,11 @@ static void a_worker_that_returns_too_late_to_replay_gets_no_bye(void **state)
 	fixture_close(&f);
 }
 
-static void a_worker_that_leaves_replays_first(void **state)
+TEST(a_worker_that_leaves_replays_first)
 {
 	struct core_fixture f;
 	struct stamp s = lose(&f);
 
-	(void)state;
 	s = resume(&f, s);
 	fixture_bye(&f, 20, s); /* BYE arrives before the replays */
 	fixture_refused(&f, 20, PS_EGAP);
@@ -153,13 +149,12 @@ static void a_worker_that_leaves_replays_first(void **state)
 	fixture_close(&f);
 }
 
-static void a_replaced_worker_is_fenced_after_the_end_too(void **state)
+TEST(a_replaced_worker_is_fenced_after_the_end_too)
 {
 	struct core_fixture f;
 	struct stamp first;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	first = fixture_join(&f, 9, "anna");
 	fixture_join(&f, 10, "anna");
@@ -197,11 +192,10 @@ static struct stamp assign_twice(struct core_fixture *f, int accept)
 	return first;
 }
 
-static void a_worker_with_a_reused_incarnation_is_refused(void **state)
+TEST(a_worker_with_a_reused_incarnation_is_refused)
 {
 	const int status[] = {PS_EROLLEDBACK, PS_EFENCED};
 
-	(void)state;
 	for (int accept = 0; accept < 2; accept++) {
 		struct core_fixture f;
 		struct stamp s = assign_twice(&f, accept);
@@ -216,19 +210,4 @@ static void a_worker_with_a_reused_incarnation_is_refused(void **state)
 		fixture_refused(&f, 9, status[accept]);
 		fixture_close(&f);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_drain_lets_the_replays_of_a_crash_through),
-		cmocka_unit_test(a_drain_waits_for_no_longer_than_a_recovery),
-		cmocka_unit_test(a_worker_with_lost_pushes_gets_no_bye),
-		cmocka_unit_test(a_worker_that_returns_too_late_to_replay_gets_no_bye),
-		cmocka_unit_test(a_worker_that_leaves_replays_first),
-		cmocka_unit_test(a_replaced_worker_is_fenced_after_the_end_too),
-		cmocka_unit_test(a_worker_with_a_reused_incarnation_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

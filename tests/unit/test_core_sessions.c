@@ -4,17 +4,17 @@
  * test_core_resume.c.)
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- WELCOME -------------------------------------------------------------------------------- */
 
-static void welcome_comes_when_the_incarnation_is_on_disk_and_not_before(void **state)
+TEST(welcome_comes_when_the_incarnation_is_on_disk_and_not_before)
 {
 	struct core_fixture f, other;
 	struct core_snapshot img;
 	struct msg m = fixture_hello("anna");
 	const struct msg_welcome *w;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
@@ -39,14 +39,13 @@ static void welcome_comes_when_the_incarnation_is_on_disk_and_not_before(void **
 	fixture_close(&f);
 }
 
-static void welcome_tells_all_that_a_worker_needs(void **state)
+TEST(welcome_tells_all_that_a_worker_needs)
 {
 	struct core_config cfg = fixture_training();
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 	const struct msg_welcome *w;
 
-	(void)state;
 	fixture_open(&f, cfg);
 	fixture_message(&f, 9, &m);
 	fixture_durable(&f);
@@ -66,12 +65,11 @@ static void welcome_tells_all_that_a_worker_needs(void **state)
 	fixture_close(&f);
 }
 
-static void a_snapshot_begun_before_the_hello_welcomes_nobody(void **state)
+TEST(a_snapshot_begun_before_the_hello_welcomes_nobody)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_message(&f, 10, &m); /* this HELLO arrives while the first snapshot is under way */
@@ -85,13 +83,12 @@ static void a_snapshot_begun_before_the_hello_welcomes_nobody(void **state)
 	fixture_close(&f);
 }
 
-static void without_a_disk_welcome_comes_at_once(void **state)
+TEST(without_a_disk_welcome_comes_at_once)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	cfg.durable = 0;
 	fixture_open(&f, cfg);
 	fixture_message(&f, 9, &m);
@@ -100,12 +97,11 @@ static void without_a_disk_welcome_comes_at_once(void **state)
 	fixture_close(&f);
 }
 
-static void the_same_hello_again_is_answered_by_the_same_welcome(void **state)
+TEST(the_same_hello_again_is_answered_by_the_same_welcome)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_message(&f, 9, &m); /* the worker is joining */
@@ -124,12 +120,11 @@ static void the_same_hello_again_is_answered_by_the_same_welcome(void **state)
 	fixture_close(&f);
 }
 
-static void nobody_is_welcomed_on_a_connection_that_is_gone(void **state)
+TEST(nobody_is_welcomed_on_a_connection_that_is_gone)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("anna");
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_gone(&f, 9);
@@ -139,12 +134,11 @@ static void nobody_is_welcomed_on_a_connection_that_is_gone(void **state)
 	fixture_close(&f);
 }
 
-static void messages_that_only_a_server_sends_are_refused(void **state)
+TEST(messages_that_only_a_server_sends_are_refused)
 {
 	const enum msg_type types[] = {MSG_WELCOME, MSG_PARAMS, MSG_ACK, MSG_GRANT, MSG_ERROR};
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
 		struct msg m = {.type = types[i]};
@@ -211,12 +205,11 @@ static void refused_and_harmless(
 	fixture_drop(&after);
 }
 
-static void a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state(void **state)
+TEST(a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	fixture_join(&f, 9, "anna");
 	s = fixture_join(&f, 10, "anna"); /* this process is incarnation 2 */
@@ -245,12 +238,11 @@ static void a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state
 	fixture_close(&f);
 }
 
-static void unknown_workers_and_incarnations_never_given_must_say_hello(void **state)
+TEST(unknown_workers_and_incarnations_never_given_must_say_hello)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	for (size_t i = 0; i < STAMPED; i++) {
@@ -271,12 +263,11 @@ static void unknown_workers_and_incarnations_never_given_must_say_hello(void **s
 	fixture_close(&f);
 }
 
-static void messages_of_a_joining_worker_are_refused(void **state)
+TEST(messages_of_a_joining_worker_are_refused)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	fixture_message(&f, 9, &m);
 	for (size_t i = 0; i < STAMPED; i++) {
@@ -287,13 +278,12 @@ static void messages_of_a_joining_worker_are_refused(void **state)
 	fixture_close(&f);
 }
 
-static void observers_see_and_pull_without_a_slot(void **state)
+TEST(observers_see_and_pull_without_a_slot)
 {
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 	struct stamp nobody = {{0, 0}, 0, 0, 0};
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	fixture_pull(&f, 8, nobody, WEIGHTS_CURRENT); /* an observer needs no HELLO */
 	assert_non_null(fixture_sent(&f, 8, MSG_PARAMS));
@@ -308,11 +298,10 @@ static void observers_see_and_pull_without_a_slot(void **state)
 
 /* ---- data sets ------------------------------------------------------------------------------ */
 
-static void another_data_set_is_refused_by_every_field(void **state)
+TEST(another_data_set_is_refused_by_every_field)
 {
 	struct core_fixture f;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	struct msg first = fixture_push_ones(fixture_join(&f, 9, ""), 1);
 	fixture_work(&first, 0, 0, 1);
@@ -336,14 +325,13 @@ static void another_data_set_is_refused_by_every_field(void **state)
 	fixture_close(&f);
 }
 
-static void a_training_run_needs_a_data_set_that_fits(void **state)
+TEST(a_training_run_needs_a_data_set_that_fits)
 {
 	const struct data_id bad[] = {{0}, {.n_train = 35}, {.n_test = 7},
 		{.n_train = 10 * WIRE_MAX_BATCHES + 1, .n_test = 7}};
 	struct core_fixture f;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		m = fixture_hello("");
@@ -368,13 +356,12 @@ static void a_training_run_needs_a_data_set_that_fits(void **state)
 
 /* ---- silence -------------------------------------------------------------------------------- */
 
-static void silence_makes_suspect_then_dead_and_a_message_makes_live(void **state)
+TEST(silence_makes_suspect_then_dead_and_a_message_makes_live)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
 	for (size_t i = 0; i + 1 < STAMPED; i++) { /* all types but BYE */
@@ -395,27 +382,4 @@ static void silence_makes_suspect_then_dead_and_a_message_makes_live(void **stat
 	fixture_beat(&f, 12, s);
 	fixture_refused(&f, 12, PS_ESTATE);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(welcome_comes_when_the_incarnation_is_on_disk_and_not_before),
-		cmocka_unit_test(welcome_tells_all_that_a_worker_needs),
-		cmocka_unit_test(a_snapshot_begun_before_the_hello_welcomes_nobody),
-		cmocka_unit_test(without_a_disk_welcome_comes_at_once),
-		cmocka_unit_test(the_same_hello_again_is_answered_by_the_same_welcome),
-		cmocka_unit_test(nobody_is_welcomed_on_a_connection_that_is_gone),
-		cmocka_unit_test(messages_that_only_a_server_sends_are_refused),
-		cmocka_unit_test(
-			a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state),
-		cmocka_unit_test(unknown_workers_and_incarnations_never_given_must_say_hello),
-		cmocka_unit_test(messages_of_a_joining_worker_are_refused),
-		cmocka_unit_test(observers_see_and_pull_without_a_slot),
-		cmocka_unit_test(another_data_set_is_refused_by_every_field),
-		cmocka_unit_test(a_training_run_needs_a_data_set_that_fits),
-		cmocka_unit_test(silence_makes_suspect_then_dead_and_a_message_makes_live),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,14 +3,14 @@
  * server never assigns an incarnation twice.
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
-static void a_full_table_refuses_until_a_worker_is_dead(void **state)
+TEST(a_full_table_refuses_until_a_worker_is_dead)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	struct msg m = fixture_hello("");
 
-	(void)state;
 	cfg.sessions.max_workers = 2;
 	fixture_open(&f, cfg);
 	fixture_join(&f, 9, "");
@@ -26,12 +26,11 @@ static void a_full_table_refuses_until_a_worker_is_dead(void **state)
 	fixture_close(&f);
 }
 
-static void a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one(void **state)
+TEST(a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 
-	(void)state;
 	cfg.sessions.max_workers = 3;
 	fixture_open(&f, cfg);
 	fixture_join(&f, 9, "anna");
@@ -44,13 +43,12 @@ static void a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_o
 	fixture_close(&f);
 }
 
-static void a_name_gets_its_slot_again_and_fences_the_old_process(void **state)
+TEST(a_name_gets_its_slot_again_and_fences_the_old_process)
 {
 	struct core_fixture f;
 	struct stamp first, second;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_join(&f, 9, "");
 	first = fixture_join(&f, 10, "anna");
@@ -81,13 +79,12 @@ static void assert_effect(const struct core_fixture *f, enum effect_kind kind, u
 
 /* The old process gets PS_EFENCED only when its pushes are durable. A crash before that could lose
  * a push that the process has released. */
-static void a_replaced_worker_is_fenced_when_its_pushes_are_durable(void **state)
+TEST(a_replaced_worker_is_fenced_when_its_pushes_are_durable)
 {
 	struct core_fixture f;
 	struct stamp first;
 	struct msg push, hello = fixture_hello("anna"), resume;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	first = fixture_join(&f, 10, "anna");
 	push = fixture_push_ones(first, 1);
@@ -114,13 +111,12 @@ static void a_replaced_worker_is_fenced_when_its_pushes_are_durable(void **state
 
 /* The old process also waits for the snapshot if the new process dies before a snapshot contains
  * either of them. */
-static void a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too(void **state)
+TEST(a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too)
 {
 	struct core_fixture f;
 	struct stamp first;
 	struct msg push, hello = fixture_hello("anna");
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	first = fixture_join(&f, 10, "anna");
 	push = fixture_push_ones(first, 1);
@@ -179,20 +175,18 @@ static void inherit(int leaves)
 	fixture_close(&f);
 }
 
-static void a_new_process_inherits_neither_replays_nor_bye(void **state)
+TEST(a_new_process_inherits_neither_replays_nor_bye)
 {
-	(void)state;
 	inherit(0);
 	inherit(1);
 }
 
-static void a_restart_storm_stays_in_the_table_and_repeats_no_incarnation(void **state)
+TEST(a_restart_storm_stays_in_the_table_and_repeats_no_incarnation)
 {
 	struct core_config cfg = fixture_config();
 	struct core_fixture f;
 	uint32_t newest[3] = {0};
 
-	(void)state;
 	cfg.sessions.max_workers = 2;
 	fixture_open(&f, cfg);
 	for (uint32_t i = 0; i < 1000; i++) {
@@ -205,20 +199,4 @@ static void a_restart_storm_stays_in_the_table_and_repeats_no_incarnation(void *
 	}
 	assert_int_equal(newest[1] + newest[2], 1000);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_full_table_refuses_until_a_worker_is_dead),
-		cmocka_unit_test(
-			a_dead_nameless_slot_is_taken_before_an_unused_before_a_dead_named_one),
-		cmocka_unit_test(a_name_gets_its_slot_again_and_fences_the_old_process),
-		cmocka_unit_test(a_replaced_worker_is_fenced_when_its_pushes_are_durable),
-		cmocka_unit_test(a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too),
-		cmocka_unit_test(a_new_process_inherits_neither_replays_nor_bye),
-		cmocka_unit_test(a_restart_storm_stays_in_the_table_and_repeats_no_incarnation),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include "tests/support/random_workers.h"
 #include <math.h>
 #include "common/le.h"
+#include "tests/support/test.h"
 
 /* Returns a core in a random state. `seed` decides its configuration and up to 119 events. */
 static struct random_workers random_core(uint64_t seed)
@@ -37,9 +38,8 @@ static void assert_same(const struct core_snapshot *x, const struct core_snapsho
 	}
 }
 
-static void decoding_and_encoding_give_the_same_bytes(void **state)
+TEST(decoding_and_encoding_give_the_same_bytes)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 300; seed++) {
 		struct random_workers k = random_core(seed);
 		struct core_snapshot first = fixture_save(&k.f), second;
@@ -60,14 +60,13 @@ static void decoding_and_encoding_give_the_same_bytes(void **state)
 	}
 }
 
-static void encoding_changes_nothing(void **state)
+TEST(encoding_changes_nothing)
 {
 	struct random_workers k = random_core(7);
 	size_t n = fixture_bytes(&k.f.cfg);
 	void *copy = malloc(n);
 	struct core_snapshot img;
 
-	(void)state;
 	assert_non_null(copy);
 	memcpy(copy, k.f.memory, n);
 	img = fixture_save(&k.f);
@@ -115,9 +114,8 @@ static void with_length(void *memory, const struct core_config *cfg, struct core
 	free(cut);
 }
 
-static void every_section_that_is_cut_or_longer_is_refused(void **state)
+TEST(every_section_that_is_cut_or_longer_is_refused)
 {
-	(void)state;
 	for (uint64_t seed = 50; seed < 58; seed++) {
 		struct random_workers k = random_core(seed);
 		struct core_snapshot img = fixture_save(&k.f);
@@ -137,13 +135,12 @@ static void every_section_that_is_cut_or_longer_is_refused(void **state)
 	}
 }
 
-static void a_missing_section_is_refused(void **state)
+TEST(a_missing_section_is_refused)
 {
 	struct random_workers k = random_core(3);
 	struct core_snapshot img = fixture_save(&k.f);
 	void *memory = fixture_memory(&k.f.cfg);
 
-	(void)state;
 	for (int s = 0; s < SNAPSHOT_SESSIONS; s++) {
 		unsigned char *there = img.data[s];
 
@@ -191,13 +188,12 @@ static void assert_works(struct random_workers *k)
 		random_step(k);
 }
 
-static void no_mutation_does_harm(void **state)
+TEST(no_mutation_does_harm)
 {
 	const uint64_t seed = 77;
 	struct rng r = rng_seed(seed, RNG_SIM, 1);
 	uint32_t accepted = 0, refused = 0;
 
-	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	for (uint64_t i = 0; i < 6000; i++) {
 		static struct random_workers k;
@@ -264,10 +260,10 @@ static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c),
 	X(an_epoch_past_the_last, c->leases.epoch = 3)                                             \
 	X(an_evaluation_before_any_epoch, c->leases.epoch = 0)                                     \
 	X(an_epoch_before_any_data,                                                                \
-		(memset(&c->dataset.id, 0, sizeof(c->dataset.id)), c->leases.n_batches = 0))                   \
+		(memset(&c->dataset.id, 0, sizeof(c->dataset.id)), c->leases.n_batches = 0))       \
 	X(a_portion_of_no_images, c->leases.eval_size = 0)                                         \
-	X(a_data_set_too_large, c->dataset.id.n_train = UINT32_MAX)                                      \
-	X(a_data_set_with_nothing_to_test, c->dataset.id.n_test = 0)                                     \
+	X(a_data_set_too_large, c->dataset.id.n_train = UINT32_MAX)                                \
+	X(a_data_set_with_nothing_to_test, c->dataset.id.n_test = 0)                               \
 	X(a_lease_past_the_end, (c->worker[0].lease.grant.kind = GRANT_TRAIN,                      \
 					c->worker[0].lease.grant.work.first = 5))                  \
 	X(a_lease_longer_than_the_epoch,                                                           \
@@ -301,9 +297,8 @@ static void no_change(struct core *c)
 	(void)c;
 }
 
-static void a_snapshot_with_an_impossible_value_is_refused(void **state)
+TEST(a_snapshot_with_an_impossible_value_is_refused)
 {
-	(void)state;
 	for (int kind = 0; kind < OPTIM_LBFGS; kind++)
 		refused_after((enum optim_kind)kind, no_change, 1);
 #define TRY(name, change)                                                                          \
@@ -330,12 +325,11 @@ static void state_1_is_negative(struct core *c)
 }
 
 /* Sums and means of squares cannot be negative, but momentum can. */
-static void optimizers_state_must_be_possible(void **state)
+TEST(optimizers_state_must_be_possible)
 {
 	const enum optim_kind kinds[] = {
 		OPTIM_ADAGRAD, OPTIM_MOMENTUM, OPTIM_NESTEROV, OPTIM_RMSPROP, OPTIM_ADAM};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
 		refused_after(kinds[i], state_7_is_nan, 0);
 	refused_after(OPTIM_ADAGRAD, state_0_is_negative, 0);
@@ -347,13 +341,12 @@ static void optimizers_state_must_be_possible(void **state)
 }
 
 /* A run without a data set has no room for batches, so a snapshot with batches is refused. */
-static void a_data_set_is_refused_in_a_run_without_one(void **state)
+TEST(a_data_set_is_refused_in_a_run_without_one)
 {
 	struct core_fixture f;
 	struct core_snapshot img;
 	void *memory;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	fixture_join(&f, 9, "");
 	img = fixture_save(&f);
@@ -365,20 +358,4 @@ static void a_data_set_is_refused_in_a_run_without_one(void **state)
 	free(memory);
 	fixture_drop(&img);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(decoding_and_encoding_give_the_same_bytes),
-		cmocka_unit_test(encoding_changes_nothing),
-		cmocka_unit_test(every_section_that_is_cut_or_longer_is_refused),
-		cmocka_unit_test(a_missing_section_is_refused),
-		cmocka_unit_test(no_mutation_does_harm),
-		cmocka_unit_test(a_snapshot_with_an_impossible_value_is_refused),
-		cmocka_unit_test(optimizers_state_must_be_possible),
-		cmocka_unit_test(a_data_set_is_refused_in_a_run_without_one),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

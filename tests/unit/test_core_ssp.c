@@ -3,6 +3,7 @@
  * bound allows, and no worker waits for one that is away.
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 #define MANY_BATCHES 400u /* batches of an epoch; no test completes it */
 
@@ -38,11 +39,10 @@ static void push_one(struct cluster *k, uint32_t i)
 
 /* ---- the bound ------------------------------------------------------------------------------ */
 
-static void bound_0_is_lock_step(void **state)
+TEST(bound_0_is_lock_step)
 {
 	struct cluster k;
 
-	(void)state;
 	ssp_open(&k, 0, 4, 3);
 	for (uint32_t i = 0; i < 3; i++)
 		assert_int_equal(cluster_request(&k, i), 1);
@@ -58,7 +58,7 @@ static void bound_0_is_lock_step(void **state)
 	cluster_close(&k);
 }
 
-static void one_may_be_as_many_batches_ahead_as_the_bound_says(void **state)
+TEST(one_may_be_as_many_batches_ahead_as_the_bound_says)
 {
 	for (uint32_t bound = 0; bound < 6; bound++) {
 		struct cluster k;
@@ -77,14 +77,12 @@ static void one_may_be_as_many_batches_ahead_as_the_bound_says(void **state)
 		assert_int_equal(k.worker[0].grant.work.count, 1);
 		cluster_close(&k);
 	}
-	(void)state;
 }
 
-static void a_lease_is_as_long_as_the_bound_allows(void **state)
+TEST(a_lease_is_as_long_as_the_bound_allows)
 {
 	struct cluster k;
 
-	(void)state;
 	ssp_open(&k, 4, 100, 2);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_int_equal(k.worker[0].grant.work.count, 5); /* a new worker may start at 0 */
@@ -108,11 +106,10 @@ static void beat(struct cluster *k, uint32_t i)
 	cluster_receive(k);
 }
 
-static void a_silent_worker_delays_no_worker(void **state)
+TEST(a_silent_worker_delays_no_worker)
 {
 	struct cluster k;
 
-	(void)state;
 	ssp_open(&k, 0, 1, 2);
 	cluster_request(&k, 1);
 	cluster_request(&k, 0);
@@ -131,11 +128,10 @@ static void a_silent_worker_delays_no_worker(void **state)
 	cluster_close(&k);
 }
 
-static void a_worker_that_returns_starts_with_the_slowest(void **state)
+TEST(a_worker_that_returns_starts_with_the_slowest)
 {
 	struct cluster k;
 
-	(void)state;
 	ssp_open(&k, 2, 1, 3);
 	for (uint32_t i = 0; i < 3; i++)
 		cluster_request(&k, i);
@@ -162,11 +158,10 @@ static void a_worker_that_returns_starts_with_the_slowest(void **state)
 	cluster_close(&k);
 }
 
-static void a_worker_that_joins_late_starts_with_the_slowest(void **state)
+TEST(a_worker_that_joins_late_starts_with_the_slowest)
 {
 	struct cluster k;
 
-	(void)state;
 	ssp_open(&k, 1, 1, 1);
 	for (int i = 0; i < 7; i++) {
 		assert_int_equal(cluster_request(&k, 0), 1);
@@ -184,12 +179,11 @@ static void a_worker_that_joins_late_starts_with_the_slowest(void **state)
 }
 
 /* Training does not wait for a worker that evaluates the previous epoch. */
-static void a_worker_that_evaluates_delays_no_worker(void **state)
+TEST(a_worker_that_evaluates_delays_no_worker)
 {
 	struct core_config cfg = ssp_config(0);
 	struct cluster k;
 
-	(void)state;
 	cluster_open(&k, cfg, 2, 400, cluster_ones); /* 40 batches */
 	cluster_request(&k, 0);
 	while (core_training_epoch(k.f.core) == 0) {
@@ -208,11 +202,10 @@ static void a_worker_that_evaluates_delays_no_worker(void **state)
 	cluster_close(&k);
 }
 
-static void clocks_survive_a_restart(void **state)
+TEST(clocks_survive_a_restart)
 {
 	struct cluster k;
 
-	(void)state;
 	ssp_open(&k, 3, 1, 2);
 	cluster_request(&k, 1);
 	for (int i = 0; i < 4; i++) {
@@ -317,9 +310,8 @@ static void race_step(struct race *a)
 	}
 }
 
-static void no_worker_is_further_ahead_than_the_bound(void **state)
+TEST(no_worker_is_further_ahead_than_the_bound)
 {
-	(void)state;
 	for (uint64_t seed = 1; seed <= 24; seed++) {
 		uint32_t bound = (uint32_t)seed % 6;
 		struct race a = {.r = rng_seed(seed, RNG_SIM, 0)};
@@ -335,21 +327,4 @@ static void no_worker_is_further_ahead_than_the_bound(void **state)
 		assert_int_equal(a.max_ahead, bound);
 		cluster_close(&a.k);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(bound_0_is_lock_step),
-		cmocka_unit_test(one_may_be_as_many_batches_ahead_as_the_bound_says),
-		cmocka_unit_test(a_lease_is_as_long_as_the_bound_allows),
-		cmocka_unit_test(a_silent_worker_delays_no_worker),
-		cmocka_unit_test(a_worker_that_returns_starts_with_the_slowest),
-		cmocka_unit_test(a_worker_that_joins_late_starts_with_the_slowest),
-		cmocka_unit_test(a_worker_that_evaluates_delays_no_worker),
-		cmocka_unit_test(clocks_survive_a_restart),
-		cmocka_unit_test(no_worker_is_further_ahead_than_the_bound),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

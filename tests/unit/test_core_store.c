@@ -4,6 +4,7 @@
  * test_core_reject.c.)
  */
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 #include <float.h>
 #include <math.h>
 
@@ -28,7 +29,7 @@ static void random_values(struct rng *r, float *v, size_t n, double scale)
 
 /* ---- the vector ----------------------------------------------------------------------------- */
 
-static void a_run_begins_with_the_callers_weights(void **state)
+TEST(a_run_begins_with_the_callers_weights)
 {
 	struct core_config cfg = config(OPTIM_ADAGRAD);
 
@@ -38,7 +39,6 @@ static void a_run_begins_with_the_callers_weights(void **state)
 	struct rng r = {1};
 	struct core *c;
 
-	(void)state;
 	cfg.optim.adagrad_init = 0.5;
 	random_values(&r, w, N, 1);
 	memcpy(copy, w, sizeof(w));
@@ -50,12 +50,11 @@ static void a_run_begins_with_the_callers_weights(void **state)
 	free(memory);
 }
 
-static void the_version_grows_by_one_for_each_gradient_applied(void **state)
+TEST(the_version_grows_by_one_for_each_gradient_applied)
 {
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) {
@@ -70,13 +69,12 @@ static void the_version_grows_by_one_for_each_gradient_applied(void **state)
 	fixture_close(&f);
 }
 
-static void what_slices_leave_out_does_not_move(void **state)
+TEST(what_slices_leave_out_does_not_move)
 {
 	const float expected[FIXTURE_PARAMS] = {0, -1, 0, 0, -1, -1, 0, -1};
 	struct core_fixture f;
 	struct msg m;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	m = fixture_push(fixture_join(&f, 9, ""), 1);
 	fixture_slice(&m, 1, 1, fixture_ones);
@@ -88,14 +86,13 @@ static void what_slices_leave_out_does_not_move(void **state)
 	fixture_close(&f);
 }
 
-static void pull_gives_the_whole_vector_and_its_version(void **state)
+TEST(pull_gives_the_whole_vector_and_its_version)
 {
 	struct core_fixture f;
 	struct stamp s;
 	struct msg m;
 	const struct msg_params *p;
 
-	(void)state;
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
 	m = fixture_push_ones(s, 1);
@@ -116,13 +113,12 @@ static void pull_gives_the_whole_vector_and_its_version(void **state)
 	fixture_close(&f);
 }
 
-static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **state)
+TEST(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite)
 {
 	const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_ADAGRAD};
 	const float good[] = {1e15f, -1e15f, FLT_MIN, FLT_TRUE_MIN, -FLT_TRUE_MIN, -0.0f};
 	const float bad[] = {nextafterf(1e15f, INFINITY), nextafterf(-1e15f, -INFINITY), FLT_MAX};
 
-	(void)state;
 	for (size_t k = 0; k < 2; k++) {
 		struct core_config cfg = config(kinds[k]);
 		struct core_fixture f;
@@ -154,13 +150,12 @@ static void magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite(void **stat
 
 /* The core writes the new version to the next buffer, untouched values included. The old version
  * stays readable. */
-static void the_next_buffer_takes_the_next_version(void **state)
+TEST(the_next_buffer_takes_the_next_version)
 {
 	_Alignas(64) float next[2][FIXTURE_PARAMS];
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	for (uint64_t offset = 0; offset < FIXTURE_PARAMS; offset++) {
 		fixture_open(&f, fixture_config());
 		s = fixture_join(&f, 9, "");
@@ -239,16 +234,14 @@ static void follows_the_reference(enum optim_kind optim, uint64_t seed)
 	fixture_close(&f);
 }
 
-static void sgd_follows_a_double_precision_reference(void **state)
+TEST(sgd_follows_a_double_precision_reference)
 {
-	(void)state;
 	for (uint64_t seed = 11; seed < 14; seed++)
 		follows_the_reference(OPTIM_SGD, seed);
 }
 
-static void adagrad_follows_a_double_precision_reference(void **state)
+TEST(adagrad_follows_a_double_precision_reference)
 {
-	(void)state;
 	for (uint64_t seed = 21; seed < 24; seed++)
 		follows_the_reference(OPTIM_ADAGRAD, seed);
 }
@@ -291,9 +284,8 @@ static void rates_are_exact(enum staleness_scaling how, uint32_t live)
 	fixture_close(&f);
 }
 
-static void the_rate_shrinks_with_staleness_as_the_mode_says(void **state)
+TEST(the_rate_shrinks_with_staleness_as_the_mode_says)
 {
-	(void)state;
 	for (uint32_t live = 1; live <= 4; live++) {
 		rates_are_exact(STALE_CONSTANT, live);
 		rates_are_exact(STALE_RELATIVE, live);
@@ -366,31 +358,12 @@ static void blocks_give_the_same_weights_as_one_step(enum optim_kind optim, int 
 	fixture_close(&blocks);
 }
 
-static void the_blocks_of_an_update_cover_all_weights_once(void **state)
+TEST(the_blocks_of_an_update_cover_all_weights_once)
 {
-	(void)state;
 	for (enum optim_kind o = OPTIM_SGD; o < OPTIM_KINDS; o++) {
 		if (o == OPTIM_LBFGS) /* L-BFGS computes no update in blocks */
 			continue;
 		blocks_give_the_same_weights_as_one_step(o, 0);
 		blocks_give_the_same_weights_as_one_step(o, 1);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_run_begins_with_the_callers_weights),
-		cmocka_unit_test(the_version_grows_by_one_for_each_gradient_applied),
-		cmocka_unit_test(what_slices_leave_out_does_not_move),
-		cmocka_unit_test(pull_gives_the_whole_vector_and_its_version),
-		cmocka_unit_test(the_next_buffer_takes_the_next_version),
-		cmocka_unit_test(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite),
-		cmocka_unit_test(sgd_follows_a_double_precision_reference),
-		cmocka_unit_test(adagrad_follows_a_double_precision_reference),
-		cmocka_unit_test(the_rate_shrinks_with_staleness_as_the_mode_says),
-		cmocka_unit_test(the_blocks_of_an_update_cover_all_weights_once),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * which takes the means of the same gradients in the same order, in double precision.
  */
 #include "tests/support/core_cluster.h"
+#include "tests/support/test.h"
 
 static struct core_config sync_config(uint32_t backups)
 {
@@ -38,9 +39,8 @@ static void all_ask(struct cluster *k)
 
 /* ---- one step ------------------------------------------------------------------------------- */
 
-static void a_step_waits_for_all_but_the_backup_workers(void **state)
+TEST(a_step_waits_for_all_but_the_backup_workers)
 {
-	(void)state;
 	for (uint32_t backups = 0; backups < 4; backups++) {
 		struct cluster k;
 
@@ -57,11 +57,10 @@ static void a_step_waits_for_all_but_the_backup_workers(void **state)
 	}
 }
 
-static void more_backups_than_workers_make_a_step_of_each_gradient(void **state)
+TEST(more_backups_than_workers_make_a_step_of_each_gradient)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(7), 2, 400, cluster_ones);
 	all_ask(&k);
 	assert_int_equal(cluster_push(&k, 0), REJECT_NONE);
@@ -69,12 +68,11 @@ static void more_backups_than_workers_make_a_step_of_each_gradient(void **state)
 	cluster_close(&k);
 }
 
-static void a_late_gradient_is_dropped_counted_and_its_batch_leased_again(void **state)
+TEST(a_late_gradient_is_dropped_counted_and_its_batch_leased_again)
 {
 	struct cluster k;
 	uint32_t late;
 
-	(void)state;
 	sync_open(&k, sync_config(1), 3, 400, cluster_ones);
 	all_ask(&k);
 	late = k.worker[2].grant.work.first;
@@ -94,11 +92,10 @@ static void a_late_gradient_is_dropped_counted_and_its_batch_leased_again(void *
 	cluster_close(&k);
 }
 
-static void no_worker_gets_two_batches_of_one_step(void **state)
+TEST(no_worker_gets_two_batches_of_one_step)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 0);
@@ -112,11 +109,10 @@ static void no_worker_gets_two_batches_of_one_step(void **state)
 }
 
 /* A lease is a hint: a worker that pushes without one still counts once. */
-static void no_worker_counts_twice_in_one_step(void **state)
+TEST(no_worker_counts_twice_in_one_step)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 0);
@@ -134,11 +130,10 @@ static void no_worker_counts_twice_in_one_step(void **state)
 /* ---- members -------------------------------------------------------------------------------- */
 
 /* A worker that is live when the step begins is a member, even if it has not requested a lease. */
-static void a_step_waits_for_a_member_that_has_not_asked(void **state)
+TEST(a_step_waits_for_a_member_that_has_not_asked)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 3, 400, cluster_ones);
 	for (uint32_t i = 0; i < 2; i++) {
 		cluster_request(&k, i);
@@ -182,12 +177,11 @@ static void permuted_run(uint64_t seed, float *weights)
 }
 
 /* Step k of an epoch has batches 4 k to 4 k + 3, whichever workers get them. */
-static void a_step_has_the_next_batches_of_the_epoch(void **state)
+TEST(a_step_has_the_next_batches_of_the_epoch)
 {
 	struct rng r = rng_seed(3, RNG_SIM, 0);
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 4, 735, cluster_ones);
 	for (int n = 0; n < 100000 && k.f.core->run.ending == END_NOT; n++) {
 		const struct msg_grant *g = &k.worker[rng_below(&r, 4)].grant;
@@ -221,11 +215,10 @@ static double rough_end(size_t j)
 	return end;
 }
 
-static void any_order_of_arrival_makes_the_same_bytes(void **state)
+TEST(any_order_of_arrival_makes_the_same_bytes)
 {
 	float first[FIXTURE_PARAMS], other[FIXTURE_PARAMS];
 
-	(void)state;
 	permuted_run(1, first);
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		assert_true(fabs((double)first[j] - rough_end(j)) < 1e-5);
@@ -251,11 +244,10 @@ static void silence(struct cluster *k, uint32_t ms, uint32_t but)
 	}
 }
 
-static void a_step_does_not_wait_for_a_silent_worker(void **state)
+TEST(a_step_does_not_wait_for_a_silent_worker)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 3, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 0);
@@ -292,11 +284,10 @@ static void a_step_does_not_wait_for_a_silent_worker(void **state)
 	cluster_close(&k);
 }
 
-static void a_gradient_of_a_dead_worker_stays_in_the_step(void **state)
+TEST(a_gradient_of_a_dead_worker_stays_in_the_step)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 1);
@@ -309,11 +300,10 @@ static void a_gradient_of_a_dead_worker_stays_in_the_step(void **state)
 	cluster_close(&k);
 }
 
-static void the_last_step_of_an_epoch_has_the_remaining_batches(void **state)
+TEST(the_last_step_of_an_epoch_has_the_remaining_batches)
 {
 	struct cluster k;
 
-	(void)state;
 	/* a step of 4 batches, then one of 3; the last batch has 5 images */
 	sync_open(&k, sync_config(0), 4, 65, cluster_ones);
 	all_ask(&k);
@@ -345,12 +335,11 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 
 /* With more workers than N + b, the first N + b that request work get a batch. The others wait for
  * the next step. */
-static void the_first_n_of_n_plus_b_gradients_make_a_step(void **state)
+TEST(the_first_n_of_n_plus_b_gradients_make_a_step)
 {
 	struct cluster k;
 	uint32_t late;
 
-	(void)state;
 	sync_open(&k, backup_config(2, 1), 4, 400, cluster_ones);
 	for (uint32_t i = 0; i < 3; i++)
 		assert_int_equal(cluster_request(&k, i), 1);
@@ -371,12 +360,11 @@ static void the_first_n_of_n_plus_b_gradients_make_a_step(void **state)
 	cluster_close(&k);
 }
 
-static void a_step_of_fewer_than_n_live_workers_is_short_and_reported(void **state)
+TEST(a_step_of_fewer_than_n_live_workers_is_short_and_reported)
 {
 	struct core_config cfg = backup_config(3, 1);
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, cfg, 2, 65, cluster_ones); /* 7 batches */
 	for (int i = 0; i < 3; i++) {
 		all_ask(&k);
@@ -396,11 +384,10 @@ static void a_step_of_fewer_than_n_live_workers_is_short_and_reported(void **sta
 
 /* ---- members that come and go --------------------------------------------------------------- */
 
-static void a_worker_that_joins_during_a_step_is_in_the_next_one(void **state)
+TEST(a_worker_that_joins_during_a_step_is_in_the_next_one)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	cluster_push(&k, 0);
@@ -427,7 +414,7 @@ static void leave(struct cluster *k, uint32_t i)
 	cluster_receive(k);
 }
 
-static void a_member_that_leaves_is_not_waited_for(void **state)
+TEST(a_member_that_leaves_is_not_waited_for)
 {
 	for (int asked = 0; asked < 3; asked++) {
 		struct cluster k;
@@ -451,11 +438,10 @@ static void a_member_that_leaves_is_not_waited_for(void **state)
 	}
 }
 
-static void a_step_without_members_begins_again(void **state)
+TEST(a_step_without_members_begins_again)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	all_ask(&k);
 	k.n = 3;
@@ -472,12 +458,11 @@ static void a_step_without_members_begins_again(void **state)
 }
 
 /* A worker sends heartbeats but never requests work. No step may wait for it forever. */
-static void a_member_that_requests_no_work_is_left_out_until_it_does(void **state)
+TEST(a_member_that_requests_no_work_is_left_out_until_it_does)
 {
 	struct core_config cfg = sync_config(0);
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, cfg, 2, 400, cluster_ones);
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
@@ -502,11 +487,10 @@ static void a_member_that_requests_no_work_is_left_out_until_it_does(void **stat
 }
 
 /* Workers that evaluate are members too: they push after the evaluation. */
-static void a_step_waits_for_members_that_evaluate(void **state)
+TEST(a_step_waits_for_members_that_evaluate)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 2, 40, cluster_ones);
 	for (int i = 0; i < 2; i++) {
 		all_ask(&k);
@@ -532,11 +516,10 @@ static void a_step_waits_for_members_that_evaluate(void **state)
 
 /* ---- a restart ------------------------------------------------------------------------------ */
 
-static void accumulated_gradients_survive_a_restart(void **state)
+TEST(accumulated_gradients_survive_a_restart)
 {
 	struct cluster k;
 
-	(void)state;
 	sync_open(&k, sync_config(0), 3, 400, cluster_bowl);
 	all_ask(&k);
 	cluster_push(&k, 0);
@@ -556,7 +539,7 @@ static void accumulated_gradients_survive_a_restart(void **state)
 
 /* The snapshot lacks the accepted gradients of steps 1 and 2. The workers replay them, and say that
  * they were accepted. */
-static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
+TEST(replays_are_counted_though_their_step_is_not_there_yet)
 {
 	struct core_snapshot old;
 	struct core_config cfg;
@@ -564,7 +547,6 @@ static void replays_are_counted_though_their_step_is_not_there_yet(void **state)
 	struct msg replay[2][2];
 	static float g[2][2][CLUSTER_PARAMS];
 
-	(void)state;
 	sync_open(&k, sync_config(0), 2, 400, cluster_ones);
 	old = fixture_save(&k.f);
 	for (int step = 0; step < 2; step++) {
@@ -699,11 +681,10 @@ static void serial_run(enum optim_kind kind, uint64_t seed)
 	cluster_close(&k);
 }
 
-static void a_run_equals_a_serial_one(void **state)
+TEST(a_run_equals_a_serial_one)
 {
 	const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_ADAM};
 
-	(void)state;
 	for (size_t i = 0; i < 3; i++)
 		for (uint64_t seed = 1; seed <= 10; seed++)
 			serial_run(kinds[i], seed);
@@ -711,14 +692,13 @@ static void a_run_equals_a_serial_one(void **state)
 
 /* A crash has lost the last two steps of the only worker. A step from the mean of both gradients
  * would give other weights. */
-static void replayed_steps_stay_steps(void **state)
+TEST(replayed_steps_stay_steps)
 {
 	struct core_config cfg = sync_config(0);
 	const float g[2][FIXTURE_PARAMS] = {{1, 1}, {4, 4}};
 	struct core_fixture f;
 	struct stamp s;
 
-	(void)state;
 	cfg.sessions.recovery_ms = 100000;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
@@ -739,34 +719,4 @@ static void replayed_steps_stay_steps(void **state)
 	assert_int_equal(core_stats(f.core)->updates, 2);
 	assert_true(core_weights(f.core)[1] == -1.25f);
 	fixture_close(&f);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_step_waits_for_all_but_the_backup_workers),
-		cmocka_unit_test(more_backups_than_workers_make_a_step_of_each_gradient),
-		cmocka_unit_test(a_late_gradient_is_dropped_counted_and_its_batch_leased_again),
-		cmocka_unit_test(no_worker_gets_two_batches_of_one_step),
-		cmocka_unit_test(no_worker_counts_twice_in_one_step),
-		cmocka_unit_test(a_step_does_not_wait_for_a_silent_worker),
-		cmocka_unit_test(a_gradient_of_a_dead_worker_stays_in_the_step),
-		cmocka_unit_test(the_last_step_of_an_epoch_has_the_remaining_batches),
-		cmocka_unit_test(accumulated_gradients_survive_a_restart),
-		cmocka_unit_test(replays_are_counted_though_their_step_is_not_there_yet),
-		cmocka_unit_test(replayed_steps_stay_steps),
-		cmocka_unit_test(a_step_waits_for_a_member_that_has_not_asked),
-		cmocka_unit_test(the_first_n_of_n_plus_b_gradients_make_a_step),
-		cmocka_unit_test(a_step_of_fewer_than_n_live_workers_is_short_and_reported),
-		cmocka_unit_test(a_worker_that_joins_during_a_step_is_in_the_next_one),
-		cmocka_unit_test(a_member_that_leaves_is_not_waited_for),
-		cmocka_unit_test(a_step_without_members_begins_again),
-		cmocka_unit_test(a_member_that_requests_no_work_is_left_out_until_it_does),
-		cmocka_unit_test(a_step_waits_for_members_that_evaluate),
-		cmocka_unit_test(a_step_has_the_next_batches_of_the_epoch),
-		cmocka_unit_test(any_order_of_arrival_makes_the_same_bytes),
-		cmocka_unit_test(a_run_equals_a_serial_one),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 #include "worker/data/dataset.h"
+#include "tests/support/test.h"
 
 static char dir[64];
 static const char *const names[] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
@@ -72,7 +73,7 @@ static void refused(const char *words)
 	assert_null(d.file[TRAIN_IMAGES].bytes);
 }
 
-static void four_files_make_a_data_set(void **state)
+TEST_IN(four_files_make_a_data_set, NULL, clear)
 {
 	struct blob b[4];
 	struct data d;
@@ -80,7 +81,6 @@ static void four_files_make_a_data_set(void **state)
 	unsigned char all[1024];
 	size_t n = 0;
 
-	(void)state;
 	put_all(b);
 	for (int f = 0; f < 4; f++, n += b[f - 1].size)
 		memcpy(all + n, b[f].bytes, b[f].size);
@@ -99,13 +99,12 @@ static void four_files_make_a_data_set(void **state)
 	data_release(&d);
 }
 
-static void the_fingerprint_does_not_depend_on_compression(void **state)
+TEST_IN(the_fingerprint_does_not_depend_on_compression, NULL, clear)
 {
 	struct blob b[4], zipped;
 	struct data plain, mixed;
 	struct err e;
 
-	(void)state;
 	put_all(b);
 	assert_int_equal(data_load(&plain, dir, &e), PS_OK);
 	clear(NULL);
@@ -119,12 +118,11 @@ static void the_fingerprint_does_not_depend_on_compression(void **state)
 	data_release(&mixed);
 }
 
-static void a_missing_file_is_named(void **state)
+TEST_IN(a_missing_file_is_named, NULL, clear)
 {
 	struct blob b[4];
 	char path[128];
 
-	(void)state;
 	put_all(b);
 	snprintf(path, sizeof(path), "%s/%s", dir, names[3]);
 	assert_int_equal(unlink(path), 0);
@@ -133,13 +131,12 @@ static void a_missing_file_is_named(void **state)
 
 /* Images of MNIST's shape have 10 classes even if some labels do not occur in the file. Workers
  * of older versions report the same number. */
-static void images_of_mnists_shape_have_ten_classes_or_more(void **state)
+TEST_IN(images_of_mnists_shape_have_ten_classes_or_more, NULL, clear)
 {
 	struct blob b[4];
 	struct data d;
 	struct err e;
 
-	(void)state;
 	put_all(b);
 	b[0] = blob_images(5, 28, 28, 1);
 	b[2] = blob_images(3, 28, 28, 2);
@@ -156,13 +153,12 @@ static void images_of_mnists_shape_have_ten_classes_or_more(void **state)
 	data_release(&d);
 }
 
-static void images_may_have_channels_and_labels_32_bits(void **state)
+TEST_IN(images_may_have_channels_and_labels_32_bits, NULL, clear)
 {
 	struct blob b[4], labels = {.size = 0};
 	struct data d;
 	struct err e;
 
-	(void)state;
 	put_all(b);
 	b[0] = blob_planes(5, 3, 4, 6, 1);
 	b[2] = blob_planes(3, 3, 4, 6, 2);
@@ -191,13 +187,12 @@ static void images_may_have_channels_and_labels_32_bits(void **state)
 	remove_file("t10k-images-idx4-ubyte");
 }
 
-static void labels_may_have_16_bits(void **state)
+TEST_IN(labels_may_have_16_bits, NULL, clear)
 {
 	struct blob b[4], labels = {.size = 0};
 	struct data d;
 	struct err e;
 
-	(void)state;
 	put_all(b);
 	blob_be32(&labels, 0x0b01);
 	blob_be32(&labels, 5);
@@ -223,14 +218,13 @@ static void refused_within(uint64_t memory, const char *words)
 		fail_msg("\"%s\" does not say \"%s\"", e.text, words);
 }
 
-static void images_that_cannot_stay_on_the_disk_must_fit_the_memory(void **state)
+TEST_IN(images_that_cannot_stay_on_the_disk_must_fit_the_memory, NULL, clear)
 {
 	struct blob b[4], zipped;
 	const uint64_t train = 16 + 5 * 24, test = 16 + 3 * 24;
 	struct data d;
 	struct err e = {0};
 
-	(void)state;
 	put_all(b);
 	for (int f = 0; f < 4; f += 2) {
 		remove_file(names[f]);
@@ -245,11 +239,10 @@ static void images_that_cannot_stay_on_the_disk_must_fit_the_memory(void **state
 
 /* If the header of the images has another number than there are labels, the file is refused before
  * memory is reserved for the images. */
-static void the_number_of_images_is_compared_before_they_are_read(void **state)
+TEST_IN(the_number_of_images_is_compared_before_they_are_read, NULL, clear)
 {
 	struct blob b[4], many = blob_images(5, 4, 6, 1);
 
-	(void)state;
 	put_all(b);
 	many.bytes[6] = 1; /* the header now promises 261 images, and the file ends before them */
 	struct blob packed = blob_gzip(&many);
@@ -258,11 +251,10 @@ static void the_number_of_images_is_compared_before_they_are_read(void **state)
 	refused("has 261 images (count at offset 4), train-labels-idx1-ubyte has 5 labels");
 }
 
-static void files_that_disagree_are_refused(void **state)
+TEST_IN(files_that_disagree_are_refused, NULL, clear)
 {
 	struct blob b[4], other;
 
-	(void)state;
 	put_all(b);
 	other = blob_labels(6);
 	put(1, "", &other);
@@ -297,7 +289,7 @@ static void remove_emnist(const char *split)
 	}
 }
 
-static void emnist_is_turned_and_its_letters_begin_at_zero(void **state)
+TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, clear)
 {
 	struct blob b[4] = {blob_images(5, 28, 28, 1), blob_labels(5), blob_images(3, 28, 28, 2),
 		blob_labels(3)};
@@ -306,7 +298,6 @@ static void emnist_is_turned_and_its_letters_begin_at_zero(void **state)
 	char place[160];
 	uint64_t digits;
 
-	(void)state;
 	put_emnist("digits", b);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
 	digits = d.id.xxh3;
@@ -342,14 +333,13 @@ static void emnist_is_turned_and_its_letters_begin_at_zero(void **state)
 
 /* If the caller names no directory, the worker first searches data/mnist in the working
  * directory. */
-static void the_usual_place_is_found_and_named(void **state)
+TEST_IN(the_usual_place_is_found_and_named, NULL, clear)
 {
 	struct blob b[4];
 	struct data d;
 	struct err e;
 	char old[4096], mnist[80];
 
-	(void)state;
 	put_all(b);
 	assert_non_null(getcwd(old, sizeof(old)));
 	snprintf(mnist, sizeof(mnist), "%s/data", dir);
@@ -380,23 +370,4 @@ static int remove_dir(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(
-			images_that_cannot_stay_on_the_disk_must_fit_the_memory, clear),
-		cmocka_unit_test_teardown(four_files_make_a_data_set, clear),
-		cmocka_unit_test_teardown(the_fingerprint_does_not_depend_on_compression, clear),
-		cmocka_unit_test_teardown(a_missing_file_is_named, clear),
-		cmocka_unit_test_teardown(images_of_mnists_shape_have_ten_classes_or_more, clear),
-		cmocka_unit_test_teardown(images_may_have_channels_and_labels_32_bits, clear),
-		cmocka_unit_test_teardown(labels_may_have_16_bits, clear),
-		cmocka_unit_test_teardown(
-			the_number_of_images_is_compared_before_they_are_read, clear),
-		cmocka_unit_test_teardown(files_that_disagree_are_refused, clear),
-		cmocka_unit_test_teardown(emnist_is_turned_and_its_letters_begin_at_zero, clear),
-		cmocka_unit_test_teardown(the_usual_place_is_found_and_named, clear),
-	};
-
-	return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+TEST_GROUP(make_dir, remove_dir)

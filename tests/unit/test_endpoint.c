@@ -1,14 +1,12 @@
 /* test_endpoint.c - proves the contract of endpoint.h. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <cmocka.h>
 #include "common/endpoint.h"
+#include "tests/support/test.h"
 
-static void host_and_port_are_taken_apart_and_put_together(void **state)
+TEST(host_and_port_are_taken_apart_and_put_together)
 {
 	static const struct {
 		const char *text, *host, *port;
@@ -23,7 +21,6 @@ static void host_and_port_are_taken_apart_and_put_together(void **state)
 		{"[fe80::1%eth0]:9", "fe80::1%eth0", "9", 9},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
 		char text[ENDPOINT_TEXT], again[ENDPOINT_TEXT];
 		struct endpoint e;
@@ -41,14 +38,13 @@ static void host_and_port_are_taken_apart_and_put_together(void **state)
 	}
 }
 
-static void everything_else_is_refused_and_leaves_nothing(void **state)
+TEST(everything_else_is_refused_and_leaves_nothing)
 {
 	static const char *const bad[] = {"", ":", ":1", "a", "a:", "a: 1", "a:1 ", "a:-1", "a:+1",
 		"a:0x1", "a:65536", "a:000001", "a:99999999999999999999999", "a:**", "a:1*",
 		"a b:1", "a/b:1", "a:1/", "::1:1", "a:b:1", "[]:1", "[:1", "]:1", "[::1:1",
 		"::1]:1", "[::1]1:1", "[[::1]]:1", "[::1]", "[::1 ]:1", "tcp://a:1"};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		char text[ENDPOINT_TEXT];
 		struct endpoint e = {.host = "old", .port = "1", .number = 1};
@@ -66,12 +62,11 @@ static void everything_else_is_refused_and_leaves_nothing(void **state)
 	assert_int_equal(endpoint_parse("TCP://a:1", &e), PS_EUSAGE);
 }
 
-static void a_host_has_its_limit(void **state)
+TEST(a_host_has_its_limit)
 {
 	char text[ENDPOINT_HOST + 8];
 	struct endpoint e;
 
-	(void)state;
 	memset(text, 'h', sizeof(text));
 	memcpy(text + ENDPOINT_HOST - 1, ":1", 3);
 	assert_int_equal(endpoint_parse_address(text, &e), PS_OK);
@@ -80,11 +75,10 @@ static void a_host_has_its_limit(void **state)
 	assert_int_equal(endpoint_parse_address(text, &e), PS_EUSAGE);
 }
 
-static void a_port_alone_is_this_machines(void **state)
+TEST(a_port_alone_is_this_machines)
 {
 	struct endpoint e;
 
-	(void)state;
 	assert_int_equal(endpoint_parse_port("8080", &e), PS_OK);
 	assert_string_equal(e.host, "127.0.0.1");
 	assert_int_equal(e.number, 8080);
@@ -92,16 +86,4 @@ static void a_port_alone_is_this_machines(void **state)
 	assert_int_equal(endpoint_parse_port("65536", &e), PS_EUSAGE);
 	assert_int_equal(endpoint_parse_port("a:1", &e), PS_EUSAGE);
 	assert_string_equal(e.host, "");
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(host_and_port_are_taken_apart_and_put_together),
-		cmocka_unit_test(everything_else_is_refused_and_leaves_nothing),
-		cmocka_unit_test(a_host_has_its_limit),
-		cmocka_unit_test(a_port_alone_is_this_machines),
-	};
-
-	return cmocka_run_group_tests_name("endpoint", tests, NULL, NULL);
 }

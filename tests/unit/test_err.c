@@ -1,12 +1,10 @@
 /* Proves the contract of common/err.h. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <limits.h>
 #include <string.h>
 #include "common/err.h"
+#include "tests/support/test.h"
 
 /* The table is written by hand on purpose: messages carry the numbers, and users' scripts test the
  * exit statuses. */
@@ -43,9 +41,8 @@ static const struct {
 	{"PS_ENET", PS_ENET, -26, 1},
 };
 
-static void every_status_keeps_its_number_name_and_exit_code(void **state)
+TEST(every_status_keeps_its_number_name_and_exit_code)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(documented) / sizeof(documented[0]); i++) {
 		assert_int_equal(documented[i].status, documented[i].value);
 		assert_string_equal(err_name(documented[i].value), documented[i].name);
@@ -55,12 +52,12 @@ static void every_status_keeps_its_number_name_and_exit_code(void **state)
 	}
 }
 
-static void a_number_outside_the_table_is_never_a_status(void **state)
+TEST(a_number_outside_the_table_is_never_a_status)
 {
-	(void)state;
 	const int first_free = -(int)(sizeof(documented) / sizeof(documented[0]));
 	const long unknown[] = {1, 2, first_free, -1000, LONG_MAX, LONG_MIN, INT_MAX, INT_MIN,
 		(long)UINT32_MAX + 1, -((long)UINT32_MAX + 1 + 20)};
+
 	for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++)
 		assert_false(err_known(unknown[i]));
 	assert_string_equal(err_name(first_free), "PS_E?");
@@ -68,55 +65,41 @@ static void a_number_outside_the_table_is_never_a_status(void **state)
 	assert_int_equal(err_exit_code(first_free), 1);
 }
 
-static void err_set_fills_the_message_and_returns_the_status(void **state)
+TEST(err_set_fills_the_message_and_returns_the_status)
 {
-	(void)state;
 	struct err e;
+
 	assert_int_equal(err_set(&e, PS_EDATA, "%s, offset %d", "file", 8), PS_EDATA);
 	assert_int_equal(e.status, PS_EDATA);
 	assert_string_equal(e.text, "file, offset 8");
 	assert_int_equal(err_set(NULL, PS_EIO, "nobody asked"), PS_EIO);
 }
 
-static void a_message_is_one_line_whatever_it_quotes(void **state)
+TEST(a_message_is_one_line_whatever_it_quotes)
 {
-	(void)state;
 	struct err e;
+
 	assert_int_equal(
 		err_set(&e, PS_EPROTO, "peer says \"%s\"", "a\nb\r\x1b[2J\x7f"), PS_EPROTO);
 	assert_string_equal(e.text, "peer says \"a?b??[2J?\"");
 }
 
-static void a_long_message_is_cut_not_overrun(void **state)
+TEST(a_long_message_is_cut_not_overrun)
 {
-	(void)state;
 	struct err e;
 	char text[2000];
+
 	memset(text, 'x', sizeof(text) - 1);
 	text[sizeof(text) - 1] = '\0';
 	assert_int_equal(err_set(&e, PS_EIO, "%s", text), PS_EIO);
 	assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
 }
 
-static void context_can_be_put_before_a_message_one_has(void **state)
+TEST(context_can_be_put_before_a_message_one_has)
 {
-	(void)state;
 	struct err e;
+
 	assert_int_equal(err_set(&e, PS_EIO, "disk full"), PS_EIO);
 	assert_int_equal(err_set(&e, e.status, "checkpoint 7: %s", e.text), PS_EIO);
 	assert_string_equal(e.text, "checkpoint 7: disk full");
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_status_keeps_its_number_name_and_exit_code),
-		cmocka_unit_test(a_number_outside_the_table_is_never_a_status),
-		cmocka_unit_test(err_set_fills_the_message_and_returns_the_status),
-		cmocka_unit_test(a_message_is_one_line_whatever_it_quotes),
-		cmocka_unit_test(a_long_message_is_cut_not_overrun),
-		cmocka_unit_test(context_can_be_put_before_a_message_one_has),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,7 @@
 /* Proves the contract of common/file.h. This file replaces the system calls that file.c makes. The
  * replacements can fail or write less than requested, and they record each call. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sys/resource.h>
@@ -14,6 +11,7 @@
 #include "common/file.h"
 #include "common/io.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/test.h"
 
 /* ---- system calls under control ----------------------------------------------------------- */
 
@@ -116,9 +114,8 @@ static int replace(const char *name, const char *text)
 	return file_replace(dir, name, part, 3, &e);
 }
 
-static void a_replaced_file_is_its_parts_in_order(void **state)
+TEST_IN(a_replaced_file_is_its_parts_in_order, begin, end)
 {
-	(void)state;
 	assert_int_equal(replace("f", "first"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "first");
 	assert_int_equal(replace("f", "the second, longer"), PS_OK);
@@ -128,36 +125,32 @@ static void a_replaced_file_is_its_parts_in_order(void **state)
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-static void content_is_on_disk_before_the_name_and_the_name_before_success(void **state)
+TEST_IN(content_is_on_disk_before_the_name_and_the_name_before_success, begin, end)
 {
-	(void)state;
 	assert_int_equal(replace("f", "text"), PS_OK);
 	assert_string_equal(calls.diary, "write write fsync rename fsync ");
 }
 
-static void short_writes_are_continued(void **state)
+TEST_IN(short_writes_are_continued, begin, end)
 {
-	(void)state;
 	calls.max_write = 3;
 	assert_int_equal(replace("f", "0123456789abcdefghij"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "0123456789abcdefghij");
 }
 
-static void an_interrupted_write_is_repeated(void **state)
+TEST_IN(an_interrupted_write_is_repeated, begin, end)
 {
-	(void)state;
 	calls.interrupts = 3;
 	assert_int_equal(replace("f", "0123456789"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "0123456789");
 }
 
-static void all_bytes_are_written_or_errno_says_why(void **state)
+TEST_IN(all_bytes_are_written_or_errno_says_why, begin, end)
 {
 	const char text[] = "0123456789abcdef";
 	char back[sizeof(text)];
 	int ends[2];
 
-	(void)state;
 	assert_int_equal(pipe(ends), 0);
 	calls.max_write = 3;
 	calls.interrupts = 2;
@@ -191,9 +184,8 @@ static void assert_untouched(int rc, int number)
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-static void a_full_disk_leaves_the_old_file(void **state)
+TEST_IN(a_full_disk_leaves_the_old_file, begin, end)
 {
-	(void)state;
 	for (int writes = 0; writes < 4; writes++) {
 		reset_calls();
 		assert_int_equal(replace("f", "old"), PS_OK);
@@ -205,9 +197,8 @@ static void a_full_disk_leaves_the_old_file(void **state)
 	}
 }
 
-static void a_failed_fsync_is_never_repeated_and_leaves_the_old_file(void **state)
+TEST_IN(a_failed_fsync_is_never_repeated_and_leaves_the_old_file, begin, end)
 {
-	(void)state;
 	assert_int_equal(replace("f", "old"), PS_OK);
 	reset_calls();
 	calls.fsyncs_left = 0;
@@ -217,17 +208,15 @@ static void a_failed_fsync_is_never_repeated_and_leaves_the_old_file(void **stat
 	assert_non_null(strstr(e.text, "f.tmp: fsync: "));
 }
 
-static void a_failed_rename_leaves_the_old_file(void **state)
+TEST_IN(a_failed_rename_leaves_the_old_file, begin, end)
 {
-	(void)state;
 	assert_int_equal(replace("f", "old"), PS_OK);
 	calls.rename_errno = EACCES;
 	assert_untouched(replace("f", "new"), EACCES);
 }
 
-static void a_directory_that_cannot_be_synced_is_an_error(void **state)
+TEST_IN(a_directory_that_cannot_be_synced_is_an_error, begin, end)
 {
-	(void)state;
 	calls.fsyncs_left = 1;
 	assert_int_equal(replace("f", "new"), PS_EIO);
 	assert_non_null(strstr(e.text, "fsync of the directory"));
@@ -245,13 +234,12 @@ static void *hold_descriptors(void *arg)
 	return NULL;
 }
 
-static void a_moment_without_descriptors_is_waited_for(void **state)
+TEST_IN(a_moment_without_descriptors_is_waited_for, begin, end)
 {
 	struct rlimit all, few;
 	int held[64], n = 0;
 	pthread_t thread;
 
-	(void)state;
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &all), 0);
 	few = all;
 	few.rlim_cur = 32;
@@ -267,20 +255,19 @@ static void a_moment_without_descriptors_is_waited_for(void **state)
 	temp_dir_assert_holds(dir, "f", "new");
 }
 
-static void a_stale_temporary_file_is_overwritten(void **state)
+TEST_IN(a_stale_temporary_file_is_overwritten, begin, end)
 {
-	(void)state;
 	temp_dir_write(dir, "f.tmp", "left by a crash, and longer", 27);
 	assert_int_equal(replace("f", "new"), PS_OK);
 	temp_dir_assert_holds(dir, "f", "new");
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-static void only_plain_names_and_regular_files_are_replaced(void **state)
+TEST_IN(only_plain_names_and_regular_files_are_replaced, begin, end)
 {
-	(void)state;
 	char path[320], long_name[300];
 	const char *refused[] = {"", "a/b", "../f", "/f"};
+
 	for (size_t i = 0; i < 4; i++)
 		assert_int_equal(replace(refused[i], "x"), PS_EIO);
 	memset(long_name, 'n', sizeof(long_name));
@@ -297,12 +284,12 @@ static void only_plain_names_and_regular_files_are_replaced(void **state)
 	assert_int_equal(file_replace("/nonexistent-directory", "f", NULL, 0, &e), PS_EIO);
 }
 
-static void a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not(void **state)
+TEST_IN(a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not, begin, end)
 {
-	(void)state;
 	char path[320];
 	void *data;
 	size_t size;
+
 	temp_dir_write(dir, "f", "12345", 5);
 	temp_dir_path(dir, "f", path);
 	assert_int_equal(file_read(path, 5, &data, &size, &e), PS_OK);
@@ -314,12 +301,12 @@ static void a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not(void **
 	assert_non_null(strstr(e.text, "5 bytes; at most 4"));
 }
 
-static void what_is_not_a_regular_file_is_refused_at_once(void **state)
+TEST_IN(what_is_not_a_regular_file_is_refused_at_once, begin, end)
 {
-	(void)state;
 	char path[320];
 	void *data = &data;
 	size_t size = 1;
+
 	assert_int_equal(mkfifo(temp_dir_path(dir, "fifo", path), 0600), 0);
 	assert_int_equal(file_read(path, 100, &data, &size, &e), PS_EIO);
 	assert_null(data);
@@ -332,21 +319,21 @@ static void what_is_not_a_regular_file_is_refused_at_once(void **state)
 	assert_non_null(strstr(e.text, "No such file"));
 }
 
-static void a_file_longer_than_its_stated_size_is_refused(void **state)
+TEST_IN(a_file_longer_than_its_stated_size_is_refused, begin, end)
 {
-	(void)state;
 	void *data;
 	size_t size;
+
 	/* the kernel reports 0 bytes and delivers more, as for a file that grows */
 	assert_int_equal(file_read("/proc/self/status", 100000, &data, &size, &e), PS_EIO);
 	assert_non_null(strstr(e.text, "size changed"));
 	assert_null(data);
 }
 
-static void a_directory_is_made_if_absent_and_checked_if_there(void **state)
+TEST_IN(a_directory_is_made_if_absent_and_checked_if_there, begin, end)
 {
-	(void)state;
 	char path[320], deeper[340];
+
 	temp_dir_path(dir, "made", path);
 	assert_int_equal(file_make_dir(path, &e), PS_OK);
 	assert_int_equal(file_make_dir(path, &e), PS_OK);
@@ -359,10 +346,10 @@ static void a_directory_is_made_if_absent_and_checked_if_there(void **state)
 	assert_int_equal(file_make_dir("", &e), PS_EUSAGE);
 }
 
-static void a_directory_one_may_not_write_to_is_refused(void **state)
+TEST_IN(a_directory_one_may_not_write_to_is_refused, begin, end)
 {
-	(void)state;
 	pid_t child = fork();
+
 	if (child == 0) {
 		/* root may write anywhere, so the test becomes another user */
 		if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0))
@@ -376,40 +363,4 @@ static void a_directory_one_may_not_write_to_is_refused(void **state)
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_replaced_file_is_its_parts_in_order, begin, end),
-		cmocka_unit_test_setup_teardown(
-			content_is_on_disk_before_the_name_and_the_name_before_success, begin, end),
-		cmocka_unit_test_setup_teardown(short_writes_are_continued, begin, end),
-		cmocka_unit_test_setup_teardown(an_interrupted_write_is_repeated, begin, end),
-		cmocka_unit_test_setup_teardown(
-			all_bytes_are_written_or_errno_says_why, begin, end),
-		cmocka_unit_test_setup_teardown(a_full_disk_leaves_the_old_file, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_failed_fsync_is_never_repeated_and_leaves_the_old_file, begin, end),
-		cmocka_unit_test_setup_teardown(a_failed_rename_leaves_the_old_file, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_directory_that_cannot_be_synced_is_an_error, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_moment_without_descriptors_is_waited_for, begin, end),
-		cmocka_unit_test_setup_teardown(a_stale_temporary_file_is_overwritten, begin, end),
-		cmocka_unit_test_setup_teardown(
-			only_plain_names_and_regular_files_are_replaced, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_file_of_exactly_the_limit_is_read_and_one_more_byte_is_not, begin, end),
-		cmocka_unit_test_setup_teardown(
-			what_is_not_a_regular_file_is_refused_at_once, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_file_longer_than_its_stated_size_is_refused, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_directory_is_made_if_absent_and_checked_if_there, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_directory_one_may_not_write_to_is_refused, begin, end),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include "common/file.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/test.h"
 
 static char dir[64];
 static struct err e;
@@ -21,11 +22,11 @@ static int end(void **state)
 	return 0;
 }
 
-static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
+TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end)
 {
-	(void)state;
 	int fd, pipe_fds[2], status;
 	char byte, text[32];
+
 	assert_int_equal(pipe(pipe_fds), 0);
 	pid_t holder = fork();
 	if (holder == 0) {
@@ -60,13 +61,12 @@ static void the_second_to_lock_a_directory_learns_the_firsts_pid(void **state)
 
 /* The process has just been killed. The kernel frees the memory of the process before it releases
  * the lock. */
-static void a_dying_holder_is_waited_for(void **state)
+TEST_IN(a_dying_holder_is_waited_for, begin, end)
 {
 	const size_t bytes = (size_t)256 << 20;
 	int ready[2], fd, status;
 	char byte = 0;
 
-	(void)state;
 	assert_int_equal(pipe(ready), 0);
 	pid_t holder = fork();
 	if (holder == 0) {
@@ -89,11 +89,11 @@ static void a_dying_holder_is_waited_for(void **state)
 	close(ready[1]);
 }
 
-static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
+TEST_IN(a_lock_file_with_rubbish_in_it_still_locks, begin, end)
 {
-	(void)state;
 	int first, second;
 	char rubbish[4096];
+
 	memset(rubbish, 0xff, sizeof(rubbish));
 	temp_dir_write(dir, "LOCK", rubbish, sizeof(rubbish));
 	assert_int_equal(file_lock_dir(dir, &first, &e), PS_OK);
@@ -102,17 +102,4 @@ static void a_lock_file_with_rubbish_in_it_still_locks(void **state)
 	assert_non_null(strstr(e.text, "locked by another process"));
 	close(first);
 	assert_int_equal(file_lock_dir("/nonexistent-directory", &first, &e), PS_EIO);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end),
-		cmocka_unit_test_setup_teardown(a_dying_holder_is_waited_for, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_lock_file_with_rubbish_in_it_still_locks, begin, end),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include "common/rng.h"
 #include "worker/data/idx.h"
+#include "tests/support/test.h"
 
 static char dir[64];
 static char path[80];
@@ -38,12 +39,11 @@ static struct blob with_be32(struct blob b, size_t offset, uint32_t v)
 	return b;
 }
 
-static void plain_and_gzipped_files_read_alike(void **state)
+TEST(plain_and_gzipped_files_read_alike)
 {
 	struct blob plain = blob_images(2, 28, 28, 5), zipped = blob_gzip(&plain);
 	const struct blob *forms[] = {&plain, &zipped};
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		struct idx x;
 		struct err e;
@@ -59,13 +59,12 @@ static void plain_and_gzipped_files_read_alike(void **state)
 	}
 }
 
-static void labels_have_one_dimension(void **state)
+TEST(labels_have_one_dimension)
 {
 	struct blob labels = blob_labels(11);
 	struct idx x;
 	struct err e;
 
-	(void)state;
 	assert_int_equal(read_blob(&labels, IDX_LABELS, &x, &e), PS_OK);
 	assert_int_equal(x.n, 11);
 	assert_int_equal(x.rows, 1);
@@ -74,7 +73,7 @@ static void labels_have_one_dimension(void **state)
 	refused(&labels, IDX_IMAGES, "magic at offset 0 is 0x00000801");
 }
 
-static void every_lie_in_the_header_is_refused(void **state)
+TEST(every_lie_in_the_header_is_refused)
 {
 	struct blob images = blob_images(2, 28, 28, 0);
 	const struct {
@@ -97,7 +96,6 @@ static void every_lie_in_the_header_is_refused(void **state)
 		{12, IDX_MAX_SIDE + 1, "columns at offset 12"},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
 		struct blob lie = with_be32(images, lies[i].offset, lies[i].value);
 
@@ -105,11 +103,10 @@ static void every_lie_in_the_header_is_refused(void **state)
 	}
 }
 
-static void a_product_that_overflows_is_refused_before_any_allocation(void **state)
+TEST(a_product_that_overflows_is_refused_before_any_allocation)
 {
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
-	(void)state;
 	b = with_be32(b, 4, IDX_MAX_COUNT); /* 2^24 * 2^12 * 2^12 = 2^48 bytes */
 	b = with_be32(b, 8, IDX_MAX_SIDE);
 	b = with_be32(b, 12, IDX_MAX_SIDE);
@@ -118,40 +115,36 @@ static void a_product_that_overflows_is_refused_before_any_allocation(void **sta
 	refused(&zipped, IDX_IMAGES, "limit is");
 }
 
-static void a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold(void **state)
+TEST(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold)
 {
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
-	(void)state;
 	b = with_be32(b, 4, 2000000); /* 1.5 GB are below the absolute limit */
 	zipped = blob_gzip(&b);
 	refused(&zipped, IDX_IMAGES, "gzipped bytes can hold");
 }
 
-static void every_truncation_of_a_plain_file_is_refused(void **state)
+TEST(every_truncation_of_a_plain_file_is_refused)
 {
 	struct blob b = blob_images(2, 28, 28, 3);
 
-	(void)state;
 	while (b.size-- > 0)
 		refused(&b, IDX_IMAGES,
 			b.size < 16 ? "header ends at offset" : "promise 1584 bytes");
 }
 
-static void every_truncation_of_a_gzipped_file_is_refused(void **state)
+TEST(every_truncation_of_a_gzipped_file_is_refused)
 {
 	struct blob plain = blob_images(2, 28, 28, 3), b = blob_gzip(&plain);
 
-	(void)state;
 	while (b.size-- > 0)
 		refused(&b, IDX_IMAGES, "");
 }
 
-static void bytes_after_the_end_are_refused(void **state)
+TEST(bytes_after_the_end_are_refused)
 {
 	struct blob plain = blob_images(2, 28, 28, 3), zipped = blob_gzip(&plain), longer, twice;
 
-	(void)state;
 	twice = zipped; /* a gzip file with a second member, as `cat a.gz b.gz` makes */
 	memcpy(twice.bytes + twice.size, zipped.bytes, zipped.size);
 	twice.size += zipped.size;
@@ -166,7 +159,7 @@ static void bytes_after_the_end_are_refused(void **state)
 
 /* The header says 2 images, and 64 MiB of zeros follow. Reading stops at the first byte after the
  * images. */
-static void a_gzip_bomb_is_stopped_at_its_first_byte_too_many(void **state)
+TEST(a_gzip_bomb_is_stopped_at_its_first_byte_too_many)
 {
 	static unsigned char zeros[1 << 16];
 	struct blob head = blob_images(2, 28, 28, 0);
@@ -174,7 +167,6 @@ static void a_gzip_bomb_is_stopped_at_its_first_byte_too_many(void **state)
 	struct err e;
 	gzFile f = gzopen(path, "wb9");
 
-	(void)state;
 	assert_non_null(f);
 	assert_int_equal(gzwrite(f, head.bytes, (unsigned)head.size), head.size);
 	for (int i = 0; i < 1024; i++)
@@ -184,13 +176,12 @@ static void a_gzip_bomb_is_stopped_at_its_first_byte_too_many(void **state)
 	assert_non_null(strstr(e.text, "more data at offset 1584"));
 }
 
-static void what_is_not_a_regular_file_is_refused(void **state)
+TEST(what_is_not_a_regular_file_is_refused)
 {
 	char fifo[sizeof(path) + 8];
 	struct idx x;
 	struct err e;
 
-	(void)state;
 	snprintf(fifo, sizeof(fifo), "%s/fifo", dir);
 	assert_int_equal(mkfifo(fifo, 0600), 0);
 	assert_int_equal(idx_read(&x, fifo, IDX_IMAGES, &e), PS_EDATA);
@@ -217,14 +208,13 @@ static void mutate(struct blob *b, struct rng *r)
 	}
 }
 
-static void ten_thousand_mutations_are_read_whole_or_refused(void **state)
+TEST(ten_thousand_mutations_are_read_whole_or_refused)
 {
 	struct blob plain = blob_images(2, 28, 28, 3), zipped = blob_gzip(&plain);
 	uint64_t seed = 20240607;
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	int accepted = 0;
 
-	(void)state;
 	for (int i = 0; i < 10000; i++) {
 		struct blob b = i % 2 ? zipped : plain;
 		struct idx x;
@@ -262,21 +252,4 @@ static int remove_dir(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(plain_and_gzipped_files_read_alike),
-		cmocka_unit_test(labels_have_one_dimension),
-		cmocka_unit_test(every_lie_in_the_header_is_refused),
-		cmocka_unit_test(a_product_that_overflows_is_refused_before_any_allocation),
-		cmocka_unit_test(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold),
-		cmocka_unit_test(every_truncation_of_a_plain_file_is_refused),
-		cmocka_unit_test(every_truncation_of_a_gzipped_file_is_refused),
-		cmocka_unit_test(bytes_after_the_end_are_refused),
-		cmocka_unit_test(a_gzip_bomb_is_stopped_at_its_first_byte_too_many),
-		cmocka_unit_test(what_is_not_a_regular_file_is_refused),
-		cmocka_unit_test(ten_thousand_mutations_are_read_whole_or_refused),
-	};
-
-	return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+TEST_GROUP(make_dir, remove_dir)

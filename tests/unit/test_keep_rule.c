@@ -1,15 +1,12 @@
 /* test_keep_rule.c - the texts that --keep accepts. */
 #include "server/config/keep_rule.h"
-#include <setjmp.h>
-#include <stdarg.h>
+#include "tests/support/test.h"
 #include <stddef.h>
-#include <cmocka.h>
 
-static void rules_are_read(void **state)
+TEST(rules_are_read)
 {
 	struct keep_rule r;
 
-	(void)state;
 	assert_true(keep_rule_parse("best", &r));
 	assert_true(r.best && r.every == 0);
 	assert_true(keep_rule_parse("every=10", &r));
@@ -20,24 +17,13 @@ static void rules_are_read(void **state)
 	assert_true(r.best && r.every == 3);
 }
 
-static void other_texts_are_refused(void **state)
+TEST(other_texts_are_refused)
 {
 	static const char *const bad[] = {"", ",", "best,", ",best", "best,best", "every",
 		"every=", "every=0", "every=-1", "every=+1", "every= 1", "every=1x",
 		"every=1,every=2", "every=99999999999", "Best", "last", "best every=2"};
 	struct keep_rule r;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 		assert_false(keep_rule_parse(bad[i], &r));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(rules_are_read),
-		cmocka_unit_test(other_texts_are_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

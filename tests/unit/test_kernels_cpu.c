@@ -4,6 +4,7 @@
  * directories. */
 #include "tests/support/real_images.h"
 #include "kernels/cpu/plan.h"
+#include "tests/support/test.h"
 
 static const char *const isas[] = {"baseline", "avx2", "avx512"};
 #define N_ISAS (sizeof(isas) / sizeof(isas[0]))
@@ -29,7 +30,7 @@ static int use_isa(size_t i)
 	return rc == PS_OK;
 }
 
-static void every_layer_with_weights_names_its_kernels(void **state)
+TEST(every_layer_with_weights_names_its_kernels)
 {
 	static const struct {
 		const char *device, *kernels;
@@ -40,7 +41,6 @@ static void every_layer_with_weights_names_its_kernels(void **state)
 	struct model m;
 	struct err e = {0};
 
-	(void)state;
 	setenv("CNN_KX_ISA", "baseline", 1);
 	assert_int_equal(model_parse(&m, "conv:8:5 relu pool:2 fc:1000 relu fc:10",
 				 (struct shape){1, 28, 28}, &e),
@@ -62,12 +62,12 @@ static void every_layer_with_weights_names_its_kernels(void **state)
 	unsetenv("CNN_KX_ISA");
 }
 
-static void instruction_sets_that_do_not_exist_are_refused(void **state)
+TEST(instruction_sets_that_do_not_exist_are_refused)
 {
-	(void)state;
 	struct model m;
 	struct backend *b;
 	struct err e = {0};
+
 	setenv("CNN_KX_ISA", "mmx", 1);
 	assert_int_equal(model_parse(&m, tiny.text, tiny.input, &e), PS_OK);
 	assert_int_equal(
@@ -81,13 +81,13 @@ static void instruction_sets_that_do_not_exist_are_refused(void **state)
 
 /* The device refuses a model with a padded plane that is too large for 32-bit offsets, or with a
  * pool window of too many values, before it allocates the planes. */
-static void models_that_the_tables_cannot_hold_are_refused(void **state)
+TEST(models_that_the_tables_cannot_hold_are_refused)
 {
-	(void)state;
 	static const char *const texts[] = {
 		"conv:1:3:pad=2 conv:1:4096:pad=4095 fc:2", /* 8218 x 8218 with its padding */
 		"conv:1:1 relu pool:300:pad=auto fc:2",     /* a window of 300 x 300 values */
 	};
+
 	for (size_t i = 0; i < 2; i++) {
 		struct model m;
 		struct backend *b;
@@ -147,9 +147,8 @@ static void odd_models_agree(size_t images)
 }
 
 /* Evaluation uses the running statistics, and in blocks of another size. */
-static void evaluation_of_odd_models_agrees_with_cpu_ref(void **state)
+TEST(evaluation_of_odd_models_agrees_with_cpu_ref)
 {
-	(void)state;
 	for (size_t m = 0; m < N_LAYER_MODELS; m++) {
 		struct subject s;
 		size_t correct[2];
@@ -171,24 +170,22 @@ static void evaluation_of_odd_models_agrees_with_cpu_ref(void **state)
 	}
 }
 
-static void one_image_on_odd_models_agrees_with_cpu_ref(void **state)
+TEST(one_image_on_odd_models_agrees_with_cpu_ref)
 {
-	(void)state;
 	odd_models_agree(1);
 }
 
-static void seventeen_images_on_odd_models_agree_with_cpu_ref(void **state)
+TEST(seventeen_images_on_odd_models_agree_with_cpu_ref)
 {
-	(void)state;
 	odd_models_agree(17);
 }
 
 /* The odd models together must use every way to compute a product. A way that none of them uses
  * would be untested. */
-static void odd_models_take_every_way(void **state)
+TEST(odd_models_take_every_way)
 {
-	(void)state;
 	size_t filter[3] = {0}, data[3] = {0};
+
 	for (size_t m = 0; m < N_ODD_MODELS; m++) {
 		struct model model;
 		struct plan p;
@@ -210,9 +207,8 @@ static void odd_models_take_every_way(void **state)
 
 /* ---- slopes ---------------------------------------------------------------------------------- */
 
-static void cpu_gradients_are_slopes_of_the_loss(void **state)
+TEST(cpu_gradients_are_slopes_of_the_loss)
 {
-	(void)state;
 	skip_under_tsan();
 	for (size_t i = 0; i < N_ISAS; i++)
 		for (size_t m = 0; m < N_ODD_MODELS && use_isa(i); m++) {
@@ -276,45 +272,39 @@ static void real_batches_agree(const char *text, size_t n)
 	assert_true(jumps <= 1);
 }
 
-static void real_batches_of_seed_32_agree_with_cpu_ref(void **state)
+TEST(real_batches_of_seed_32_agree_with_cpu_ref)
 {
-	(void)state;
 	skip_under_tsan();
 	real_batches_agree("seed:32", 100);
 }
 
-static void real_batches_of_lenet5_agree_with_cpu_ref(void **state)
+TEST(real_batches_of_lenet5_agree_with_cpu_ref)
 {
-	(void)state;
 	skip_under_tsan();
 	real_batches_agree("lenet5", 37);
 }
 
-static void real_batches_of_cnn99_agree_with_cpu_ref(void **state)
+TEST(real_batches_of_cnn99_agree_with_cpu_ref)
 {
-	(void)state;
 	skip_under_tsan();
 	real_batches_agree("cnn99", 7);
 }
 
-static void real_batches_of_a_strided_padded_net_agree_with_cpu_ref(void **state)
+TEST(real_batches_of_a_strided_padded_net_agree_with_cpu_ref)
 {
-	(void)state;
 	real_batches_agree("conv:12:5:stride=2:pad=auto relu conv:20:3:pad=1 relu "
 			   "pool:4:pad=auto fc:50 relu fc:10",
 		21);
 }
 
-static void real_batches_of_a_dropout_net_agree_with_cpu_ref(void **state)
+TEST(real_batches_of_a_dropout_net_agree_with_cpu_ref)
 {
-	(void)state;
 	skip_under_tsan();
 	real_batches_agree("conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10", 21);
 }
 
-static void evaluation_agrees_with_cpu_ref(void **state)
+TEST(evaluation_agrees_with_cpu_ref)
 {
-	(void)state;
 	skip_under_tsan();
 	for (size_t i = 0; i < N_ISAS; i++) {
 		struct subject s;
@@ -340,14 +330,14 @@ static void evaluation_agrees_with_cpu_ref(void **state)
 
 /* The result is the same after other batches and evaluations, which leave other values in every
  * buffer. */
-static void equal_arguments_give_equal_bytes(void **state)
+TEST(equal_arguments_give_equal_bytes)
 {
-	(void)state;
 	static const char *const texts[] = {"seed:32", "lenet5",
 		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10",
 		"fc:400 relu fc:10",
 		"conv:8:3:pad=auto batchnorm relu skip conv:8:3:pad=1:groups=2 batchnorm add fc:10",
 		"conv:8:3:pad=auto relu lrn avgpool:3:stride=2:pad=same tanh fc:10"};
+
 	for (size_t m = 0; m < sizeof(texts) / sizeof(texts[0]); m++)
 		for (int threads = 1; threads <= 5; threads += 2) {
 			struct subject s;
@@ -382,25 +372,4 @@ static void equal_arguments_give_equal_bytes(void **state)
 		}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_layer_with_weights_names_its_kernels),
-		cmocka_unit_test(instruction_sets_that_do_not_exist_are_refused),
-		cmocka_unit_test(models_that_the_tables_cannot_hold_are_refused),
-		cmocka_unit_test(one_image_on_odd_models_agrees_with_cpu_ref),
-		cmocka_unit_test(seventeen_images_on_odd_models_agree_with_cpu_ref),
-		cmocka_unit_test(evaluation_of_odd_models_agrees_with_cpu_ref),
-		cmocka_unit_test(odd_models_take_every_way),
-		cmocka_unit_test(cpu_gradients_are_slopes_of_the_loss),
-		cmocka_unit_test(real_batches_of_seed_32_agree_with_cpu_ref),
-		cmocka_unit_test(real_batches_of_lenet5_agree_with_cpu_ref),
-		cmocka_unit_test(real_batches_of_cnn99_agree_with_cpu_ref),
-		cmocka_unit_test(real_batches_of_a_strided_padded_net_agree_with_cpu_ref),
-		cmocka_unit_test(real_batches_of_a_dropout_net_agree_with_cpu_ref),
-		cmocka_unit_test(evaluation_agrees_with_cpu_ref),
-		cmocka_unit_test(equal_arguments_give_equal_bytes),
-	};
-
-	return cmocka_run_group_tests(tests, real_load, real_release);
-}
+TEST_GROUP(real_load, real_release)

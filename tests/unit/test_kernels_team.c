@@ -1,7 +1,5 @@
 /* test_kernels_team.c - every thread of a team runs every job once, barriers work, and a team
  * that cannot start all its threads ends the threads that it has started. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -9,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 #include <sys/resource.h>
-#include <cmocka.h>
 #include "kernels/cpu/team.h"
+#include "tests/support/test.h"
 
 #define MEMBERS 5
 #define JOBS    2000
@@ -27,9 +25,8 @@ static void count(void *arg, size_t member)
 	w->done[member]++;
 }
 
-static void every_member_does_every_job_once(void **state)
+TEST(every_member_does_every_job_once)
 {
-	(void)state;
 	for (size_t n = 1; n <= MEMBERS; n++) {
 		struct work w = {0};
 		struct err e = {0};
@@ -58,11 +55,11 @@ static void count_then_look(void *arg, size_t member)
 	team_barrier(w->team);
 }
 
-static void after_a_barrier_everybody_has_come(void **state)
+TEST(after_a_barrier_everybody_has_come)
 {
-	(void)state;
 	struct work w = {0};
 	struct err e = {0};
+
 	assert_int_equal(team_new(&w.team, MEMBERS, &e), PS_OK);
 	for (size_t job = 1; job <= JOBS; job++) {
 		team_run(w.team, count_then_look, &w);
@@ -86,9 +83,8 @@ static size_t address_space(void)
 }
 
 /* The limit is 100 MB above the present address space. 1000 stacks do not fit. */
-static void a_team_that_the_system_cannot_start_is_undone(void **state)
+TEST(a_team_that_the_system_cannot_start_is_undone)
 {
-	(void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 	skip(); /* the shadow memory of sanitizers needs the address space */
 #endif
@@ -107,15 +103,4 @@ static void a_team_that_the_system_cannot_start_is_undone(void **state)
 	assert_int_equal(team_new(&t, 3, &e), PS_OK);
 	team_free(&t);
 	team_free(&t);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_member_does_every_job_once),
-		cmocka_unit_test(after_a_barrier_everybody_has_come),
-		cmocka_unit_test(a_team_that_the_system_cannot_start_is_undone),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

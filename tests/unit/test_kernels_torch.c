@@ -2,6 +2,7 @@
  * (tests/fixtures/layers.h, which make_layers.py explains). */
 #include "tests/support/gradients.h"
 #include "tests/fixtures/layers.h"
+#include "tests/support/test.h"
 
 static void fill(struct subject *s)
 {
@@ -81,24 +82,12 @@ static void gradients_agree(const char *device, double rounding)
 	}
 }
 
-static void cpu_ref_computes_what_pytorch_computes(void **state)
+TEST(cpu_ref_computes_what_pytorch_computes)
 {
-	(void)state;
 	gradients_agree("cpu-ref", 1e-8);
 }
 
-static void cpu_computes_what_pytorch_computes(void **state)
+TEST(cpu_computes_what_pytorch_computes)
 {
-	(void)state;
 	gradients_agree("cpu", 1e-5);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(cpu_ref_computes_what_pytorch_computes),
-		cmocka_unit_test(cpu_computes_what_pytorch_computes),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include "common/authorized_keys.h"
 #include "common/keys.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/test.h"
 
 static char dir[64];
 static struct err e;
@@ -43,14 +44,13 @@ static const char *file(const char *text, unsigned mode)
 	return path("file");
 }
 
-static void a_pair_is_written_and_read(void **state)
+TEST_IN(a_pair_is_written_and_read, set_up, tear_down)
 {
 	char key[KEY_TEXT], again[KEY_TEXT], public_key[KEY_TEXT];
 	struct key_pair k;
 	struct stat st;
 	int made;
 
-	(void)state;
 	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_OK);
 	assert_true(made);
 	assert_int_equal(stat(path("a.key"), &st), 0);
@@ -71,12 +71,11 @@ static void a_pair_is_written_and_read(void **state)
 		assert_int_equal(((const char *)&k)[i], 0);
 }
 
-static void halves_of_two_pairs_are_refused(void **state)
+TEST_IN(halves_of_two_pairs_are_refused, set_up, tear_down)
 {
 	char key[KEY_TEXT];
 	int made;
 
-	(void)state;
 	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_OK);
 	assert_int_equal(unlink(path("a.key")), 0);
 	assert_int_equal(key_make_files(dir, "a", key, &made, &e), PS_EUSAGE);
@@ -85,12 +84,11 @@ static void halves_of_two_pairs_are_refused(void **state)
 
 static const char good[] = "cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\n";
 
-static void only_the_owner_may_read_a_secret(void **state)
+TEST_IN(only_the_owner_may_read_a_secret, set_up, tear_down)
 {
 	static const unsigned bad[] = {0644, 0640, 0604, 0610, 0601, 0660, 0777};
 	struct key_pair k;
 
-	(void)state;
 	assert_int_equal(key_read_secret(file(good, 0600), &k, &e), PS_OK);
 	assert_int_equal(key_read_secret(file(good, 0400), &k, &e), PS_OK);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
@@ -100,12 +98,11 @@ static void only_the_owner_may_read_a_secret(void **state)
 }
 
 /* Whoever can write to the directory can replace the file. */
-static void a_directory_that_others_can_write_to_is_refused(void **state)
+TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up, tear_down)
 {
 	static const unsigned bad[] = {0777, 0770, 0707};
 	struct key_pair k;
 
-	(void)state;
 	(void)file(good, 0600);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
 		assert_int_equal(chmod(dir, bad[i]), 0);
@@ -118,11 +115,10 @@ static void a_directory_that_others_can_write_to_is_refused(void **state)
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
 }
 
-static void a_file_of_another_user_is_refused(void **state)
+TEST_IN(a_file_of_another_user_is_refused, set_up, tear_down)
 {
 	struct key_pair k;
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	assert_int_equal(chown(file(good, 0600), 12345, 0), 0);
@@ -151,9 +147,8 @@ static void read_as_another_user(gid_t group, unsigned mode, int want)
 }
 
 /* Kubernetes mounts secrets so. Without the own group the file cannot be read at all. */
-static void a_file_of_root_for_the_own_group_is_accepted(void **state)
+TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up, tear_down)
 {
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	assert_int_equal(chmod(dir, 0755), 0);
@@ -166,7 +161,7 @@ static void a_file_of_root_for_the_own_group_is_accepted(void **state)
 	read_as_another_user(12348, 0440, PS_EUSAGE);
 }
 
-static void what_is_no_key_file_is_refused(void **state)
+TEST_IN(what_is_no_key_file_is_refused, set_up, tear_down)
 {
 	static const char *const bad[] = {"", "\n", "cnn-ps secret key\n",
 		"cnn-ps secret key\nD:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%c\n",
@@ -178,7 +173,6 @@ static void what_is_no_key_file_is_refused(void **state)
 		"D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\n"};
 	struct key_pair k;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
 		assert_int_equal(key_read_secret(file(bad[i], 0600), &k, &e), PS_EUSAGE);
 		assert_null(strstr(e.text, "D:)Q")); /* the error contains no part of the key */
@@ -191,11 +185,10 @@ static void what_is_no_key_file_is_refused(void **state)
 #define W "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
 #define A "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 
-static void a_list_gives_roles(void **state)
+TEST_IN(a_list_gives_roles, set_up, tear_down)
 {
 	struct authorized_keys *a;
 
-	(void)state;
 	const char *p =
 		file("# keys and their roles\n\nworker " W " gpu 7\n  admin\t" A "\n", 0644);
 	assert_int_equal(authorized_keys_read(&a, p, &e), PS_OK);
@@ -211,13 +204,12 @@ static void a_list_gives_roles(void **state)
 	authorized_keys_free(&a);
 }
 
-static void a_bad_list_is_refused_as_a_whole(void **state)
+TEST_IN(a_bad_list_is_refused_as_a_whole, set_up, tear_down)
 {
 	static const char *const bad[] = {"worker\n", "worker " W "x\n", "root " W "\n",
 		"none " W "\n", "worker " A "\nworker\n", "worker " A "\nadmin " A "\n"};
 	struct authorized_keys *a;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
 		assert_int_equal(authorized_keys_read(&a, file(bad[i], 0644), &e), PS_EUSAGE);
 		assert_null(a);
@@ -229,11 +221,10 @@ static void a_bad_list_is_refused_as_a_whole(void **state)
 
 /* The server refuses a list under the old file name. Otherwise a new list would replace the old
  * one without notice. */
-static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
+TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down)
 {
 	struct authorized_keys *a;
 
-	(void)state;
 	temp_dir_write(dir, "allow", "worker " W "\n", strlen("worker " W "\n"));
 	assert_int_equal(authorized_keys_read(&a, path("authorized_keys"), &e), PS_EUSAGE);
 	assert_null(a);
@@ -249,11 +240,10 @@ static void the_old_name_of_the_list_is_refused_with_the_new_one(void **state)
 	authorized_keys_free(&a);
 }
 
-static void a_key_is_added_once(void **state)
+TEST_IN(a_key_is_added_once, set_up, tear_down)
 {
 	struct authorized_keys *a;
 
-	(void)state;
 	const char *p = path("list");
 	assert_int_equal(authorized_keys_add(p, KEY_WORKER, W, "one", &e), PS_OK);
 	assert_int_equal(authorized_keys_add(p, KEY_WORKER, W, "one", &e), PS_OK);
@@ -265,14 +255,13 @@ static void a_key_is_added_once(void **state)
 }
 
 /* A full disk takes a part of the text first, without an error. */
-static void a_short_write_is_reported_with_its_cause(void **state)
+TEST_IN(a_short_write_is_reported_with_its_cause, set_up, tear_down)
 {
 	struct rlimit old, tight;
 	struct err pair = {0};
 	char key[KEY_TEXT];
 	int added, made, is_new;
 
-	(void)state;
 	signal(SIGXFSZ, SIG_IGN);
 	getrlimit(RLIMIT_FSIZE, &old);
 	tight = (struct rlimit){10, old.rlim_max};
@@ -284,31 +273,4 @@ static void a_short_write_is_reported_with_its_cause(void **state)
 	assert_non_null(strstr(e.text, "File too large"));
 	assert_int_equal(made, PS_EIO);
 	assert_non_null(strstr(pair.text, "File too large"));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_pair_is_written_and_read, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(halves_of_two_pairs_are_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			only_the_owner_may_read_a_secret, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_directory_that_others_can_write_to_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_file_of_another_user_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_file_of_root_for_the_own_group_is_accepted, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(what_is_no_key_file_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_list_gives_roles, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_bad_list_is_refused_as_a_whole, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_key_is_added_once, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_short_write_is_reported_with_its_cause, set_up, tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,13 +2,13 @@
  * no GPU agree with cpu-ref, and a stage that does not agree is refused. Measured points and
  * profiles are as ladder.h describes them. */
 #include "tests/support/rung_fixture.h"
+#include "tests/support/test.h"
 
-static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
+TEST(rungs_without_a_gpu_agree_with_cpu_ref)
 {
 	static const size_t filters[] = {1, 7, 32}, batches[] = {1, 5, 13};
 	size_t tried = 0;
 
-	(void)state;
 	for (size_t r = 0; r < ladder_n_rungs; r++)
 		for (size_t i = 0; i < 3 && !ladder_rungs[r]->needs_gpu; i++, tried++) {
 			struct rung_fixture l;
@@ -21,11 +21,10 @@ static void rungs_without_a_gpu_agree_with_cpu_ref(void **state)
 	assert_true(tried >= 3);
 }
 
-static void of_equal_values_the_first_wins(void **state)
+TEST(of_equal_values_the_first_wins)
 {
 	struct rung_fixture l;
 
-	(void)state;
 	rung_open(&l, ladder_rungs[0], 2, 3);
 	rung_level(&l);
 	rung_agrees(&l, 3);
@@ -81,21 +80,21 @@ static int measured(int (*step)(void *, const struct ladder_batch *, float *, do
 	return rc;
 }
 
-static void a_wrong_gradient_is_refused(void **state)
+TEST(a_wrong_gradient_is_refused)
 {
-	(void)state;
 	struct ladder_result result;
 	struct err e = {0};
+
 	assert_int_equal(measured(wrong_step, &result, &e), PS_EDEVICE);
 	assert_non_null(strstr(e.text, "sequential"));
 	assert_int_equal(measured(lazy_step, &result, &e), PS_EDEVICE);
 }
 
-static void a_right_rung_is_timed_and_profiled(void **state)
+TEST(a_right_rung_is_timed_and_profiled)
 {
-	(void)state;
 	struct ladder_result result;
 	struct err e = {0};
+
 	assert_int_equal(measured(NULL, &result, &e), PS_OK);
 	assert_true(result.repetitions >= 1);
 	assert_true(result.min_ms > 0 && result.min_ms <= result.median_ms);
@@ -107,14 +106,14 @@ static void a_right_rung_is_timed_and_profiled(void **state)
 
 /* ---- points and profiles --------------------------------------------------------------------- */
 
-static void points_that_do_not_exist_are_refused(void **state)
+TEST(points_that_do_not_exist_are_refused)
 {
-	(void)state;
 	const struct odd_model o = {{1, 28, 28}, "seed:1"};
 	struct subject s;
 	struct model m;
 	struct ladder_point p;
 	struct err e = {0};
+
 	subject_random(&s, &o, 20);
 	assert_int_equal(ladder_point_init(&p, &m, &s.images, 0, 4, 5, 1, &e), PS_EUSAGE);
 	assert_int_equal(ladder_point_init(&p, &m, &s.images, 1, 0, 5, 1, &e), PS_EUSAGE);
@@ -124,10 +123,10 @@ static void points_that_do_not_exist_are_refused(void **state)
 	subject_release(&s);
 }
 
-static void a_phase_that_comes_again_adds_its_time(void **state)
+TEST(a_phase_that_comes_again_adds_its_time)
 {
-	(void)state;
 	struct profile p = {0};
+
 	profile_add(&p, "a", PHASE_KERNEL, 1);
 	profile_add(&p, "b", PHASE_COPY_IN, 2);
 	profile_add(&p, "a", PHASE_KERNEL, 4);
@@ -140,9 +139,8 @@ static void a_phase_that_comes_again_adds_its_time(void **state)
 	assert_int_equal(p.n, 3);
 }
 
-static void the_table_starts_with_what_any_machine_runs(void **state)
+TEST(the_table_starts_with_what_any_machine_runs)
 {
-	(void)state;
 	assert_true(ladder_n_rungs >= 1);
 	assert_false(ladder_rungs[0]->needs_gpu);
 	for (size_t i = 0; i < ladder_n_rungs; i++) {
@@ -151,19 +149,4 @@ static void the_table_starts_with_what_any_machine_runs(void **state)
 		for (size_t j = 0; j < i; j++)
 			assert_string_not_equal(ladder_rungs[i]->name, ladder_rungs[j]->name);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(rungs_without_a_gpu_agree_with_cpu_ref),
-		cmocka_unit_test(of_equal_values_the_first_wins),
-		cmocka_unit_test(a_wrong_gradient_is_refused),
-		cmocka_unit_test(a_right_rung_is_timed_and_profiled),
-		cmocka_unit_test(points_that_do_not_exist_are_refused),
-		cmocka_unit_test(a_phase_that_comes_again_adds_its_time),
-		cmocka_unit_test(the_table_starts_with_what_any_machine_runs),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

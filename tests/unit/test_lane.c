@@ -2,8 +2,6 @@
  * test_lane.c - shared-memory lanes: the server's side (server/net/lane.h) and the worker's side
  * (worker/client/lane.h) in one process, and peers that break the rules.
  */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,7 +10,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <cmocka.h>
 #include "tests/support/core_fixture.h"
 #include "tests/support/temp_dir.h"
 #include "common/clock.h"
@@ -20,6 +17,7 @@
 #include "common/share.h"
 #include "server/net/lane.h"
 #include "worker/client/lane.h"
+#include "tests/support/test.h"
 
 #define PEER        7u
 #define DEADLINE_MS 10000
@@ -167,14 +165,13 @@ static void take(struct lane *l, float value, size_t count, zmq_msg_t *message)
 	assert_null(slot.lane);
 }
 
-static void a_push_arrives_as_a_private_copy(void **state)
+TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
 	struct frames in;
 	struct msg m;
 	zmq_msg_t push;
 
-	(void)state;
 	take(l, 3, FIXTURE_PARAMS, &push);
 	make_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
@@ -200,14 +197,13 @@ static void a_push_arrives_as_a_private_copy(void **state)
 
 /* A worker that writes after it has sent the PUSH, at any byte: the copy has another checksum, and
  * the push counts as lost. */
-static void a_torn_push_counts_as_lost(void **state)
+TEST_IN(a_torn_push_counts_as_lost, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
 	struct frames in;
 	struct msg m;
 	zmq_msg_t push;
 
-	(void)state;
 	for (size_t byte = 0; byte < FIXTURE_PARAMS * sizeof(float); byte++) {
 		take(l, 3, FIXTURE_PARAMS, &push);
 		make_push(l, &push, &in);
@@ -219,7 +215,7 @@ static void a_torn_push_counts_as_lost(void **state)
 	lane_close(&l);
 }
 
-static void numbers_out_of_range_are_refused(void **state)
+TEST_IN(numbers_out_of_range_are_refused, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
 	const struct lane_ref ref[] = {{.slot = 1u << 20, .count = 1},
@@ -228,7 +224,6 @@ static void numbers_out_of_range_are_refused(void **state)
 	struct frames in;
 	zmq_msg_t push;
 
-	(void)state;
 	take(l, 3, FIXTURE_PARAMS, &push);
 	make_push(l, &push, &in);
 	for (size_t i = 0; i < sizeof(ref) / sizeof(ref[0]); i++) {
@@ -245,14 +240,13 @@ static void numbers_out_of_range_are_refused(void **state)
 }
 
 /* Slots come back when their push is closed; a slot in use is given to nobody else. */
-static void a_slot_has_one_owner(void **state)
+TEST_IN(a_slot_has_one_owner, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
 	static zmq_msg_t push[1024];
 	struct lane_slot slot;
 	size_t n = 0;
 
-	(void)state;
 	while (lane_take(l, &slot)) {
 		slot.values[0] = (float)n;
 		assert_true(n < 1024);
@@ -306,13 +300,12 @@ static int arrive(struct lane *l, const struct lane_ref *ref, struct frames *in)
 	return lane_append(l, ref, in);
 }
 
-static void weights_are_read_in_place_until_they_are_closed(void **state)
+TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
 	struct lane_ref ref[LANE_HOLDS + 1];
 	struct frames in[LANE_HOLDS + 1];
 
-	(void)state;
 	for (size_t i = 0; i < LANE_HOLDS; i++) {
 		assert_int_equal(hold(PEER, &ref[i]), 1);
 		assert_int_equal(arrive(l, &ref[i], &in[i]), PS_OK);
@@ -332,13 +325,12 @@ static void weights_are_read_in_place_until_they_are_closed(void **state)
 }
 
 /* PARAMS that a broken connection lost. The next PARAMS, or the next WELCOME, frees their holds. */
-static void lost_weights_do_not_stay_held(void **state)
+TEST_IN(lost_weights_do_not_stay_held, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
 	struct lane_ref ref[LANE_HOLDS];
 	struct frames in;
 
-	(void)state;
 	for (size_t i = 0; i < LANE_HOLDS; i++)
 		assert_int_equal(hold(PEER, &ref[i]), 1);
 	assert_int_equal(arrive(l, &ref[LANE_HOLDS - 1], &in), PS_OK);
@@ -358,14 +350,13 @@ static void lost_weights_do_not_stay_held(void **state)
 	until_open(0);
 }
 
-static void wrong_numbers_of_a_server_are_refused(void **state)
+TEST_IN(wrong_numbers_of_a_server_are_refused, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
 	const struct lane_ref ref[] = {{.hold = LANE_HOLDS, .ticket = 1},
 		{.hold = UINT64_MAX, .ticket = 1}, {.ticket = 1, .buffer = 16}, {.ticket = 0}};
 	struct frames in;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(ref) / sizeof(ref[0]); i++) {
 		assert_int_equal(arrive(l, &ref[i], &in), PS_EPROTO);
 		frames_release(&in);
@@ -404,7 +395,7 @@ static void assert_refused(int fd)
 	close(fd);
 }
 
-static void only_the_secret_of_the_newest_welcome_opens_a_lane_once(void **state)
+TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up, tear_down)
 {
 	const struct msg_welcome old = welcome(1, 1, PEER), w = welcome(1, 1, PEER);
 	const struct lane_greeting good = {.magic = LANE_MAGIC,
@@ -414,7 +405,6 @@ static void only_the_secret_of_the_newest_welcome_opens_a_lane_once(void **state
 		.incarnation = 1};
 	struct lane_greeting g;
 
-	(void)state;
 	assert_string_equal(w.lane_path, path);
 	assert_true(old.lane_secret_hi != w.lane_secret_hi);
 	g = good, g.secret_hi = old.lane_secret_hi, g.secret_lo = old.lane_secret_lo;
@@ -442,12 +432,11 @@ static void only_the_secret_of_the_newest_welcome_opens_a_lane_once(void **state
 }
 
 /* Connections that say nothing: there are only so many, and they delay no worker. */
-static void silent_connections_are_bounded(void **state)
+TEST_IN(silent_connections_are_bounded, set_up, tear_down)
 {
 	struct err e;
 	int fd[60];
 
-	(void)state;
 	for (size_t i = 0; i < 60; i++) {
 		assert_int_equal(share_connect(path, &fd[i], &e), PS_OK);
 		uv_run(&loop, UV_RUN_NOWAIT);
@@ -465,12 +454,11 @@ static void silent_connections_are_bounded(void **state)
 }
 
 /* A new process in the slot: the memory of the old one is taken back. */
-static void a_new_incarnation_closes_the_lane_of_the_old_one(void **state)
+TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up, tear_down)
 {
 	struct lane *l = open_lane(2, PEER);
 	struct lane_ref ref;
 
-	(void)state;
 	assert_int_equal(hold(PEER, &ref), 1);
 	(void)welcome(2, 2, PEER + 1);
 	assert_int_equal(open_lanes(), 0);
@@ -481,7 +469,7 @@ static void a_new_incarnation_closes_the_lane_of_the_old_one(void **state)
 
 /* The worker opens its lane again, for example because its first attempt took too long. PARAMS of
  * the first one are not mistaken for those of the second. */
-static void tickets_of_an_earlier_lane_are_refused(void **state)
+TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up, tear_down)
 {
 	struct lane *first = open_lane(1, PEER), *second;
 	const struct msg_welcome w = welcome(1, 1, PEER);
@@ -489,7 +477,6 @@ static void tickets_of_an_earlier_lane_are_refused(void **state)
 	struct frames in;
 	struct err e;
 
-	(void)state;
 	assert_int_equal(hold(PEER, &old), 1);
 	assert_int_equal(lane_open(&second, &w, &e), PS_OK);
 	while (lane_poll(second, &e) == PS_EAGAIN)
@@ -538,7 +525,7 @@ static int answer(struct lane_layout layout, size_t weights, size_t pushes, size
 	return rc;
 }
 
-static void memory_of_another_form_is_refused(void **state)
+TEST_IN(memory_of_another_form_is_refused, set_up, tear_down)
 {
 	const struct lane_layout good = {.magic = LANE_MAGIC,
 		.n_params = FIXTURE_PARAMS,
@@ -549,7 +536,6 @@ static void memory_of_another_form_is_refused(void **state)
 	const size_t weights = 4 * LANE_PAGE, pushes = 3 * LANE_PAGE;
 	struct lane_layout a;
 
-	(void)state;
 	assert_int_equal(answer(good, weights, pushes, 2), PS_OK);
 	assert_int_equal(answer(good, weights, pushes, 1), PS_EPROTO);
 	assert_int_equal(answer(good, weights, pushes, 0), PS_EPROTO);
@@ -567,26 +553,4 @@ static void memory_of_another_form_is_refused(void **state)
 	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
 	a = good, a.buffer_pitch = UINT64_MAX;
 	assert_int_equal(answer(a, weights, pushes, 2), PS_EPROTO);
-}
-
-#define TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(a_push_arrives_as_a_private_copy),
-		TEST(a_torn_push_counts_as_lost),
-		TEST(numbers_out_of_range_are_refused),
-		TEST(a_slot_has_one_owner),
-		TEST(weights_are_read_in_place_until_they_are_closed),
-		TEST(lost_weights_do_not_stay_held),
-		TEST(wrong_numbers_of_a_server_are_refused),
-		TEST(only_the_secret_of_the_newest_welcome_opens_a_lane_once),
-		TEST(silent_connections_are_bounded),
-		TEST(a_new_incarnation_closes_the_lane_of_the_old_one),
-		TEST(tickets_of_an_earlier_lane_are_refused),
-		TEST(memory_of_another_form_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

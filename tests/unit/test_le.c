@@ -1,19 +1,16 @@
 /* test_le.c - proves the contract of le.h: the lowest byte comes first, at any alignment. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 #include "common/le.h"
+#include "tests/support/test.h"
 
-static void the_lowest_byte_comes_first(void **state)
+TEST(the_lowest_byte_comes_first)
 {
 	static const unsigned char four[] = {0x04, 0x03, 0x02, 0x81};
 	static const unsigned char eight[] = {0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x81};
 	unsigned char out[8];
 
-	(void)state;
 	le32_put(out, 0x81020304u);
 	assert_memory_equal(out, four, sizeof(four));
 	assert_int_equal(le32_get(four), 0x81020304u);
@@ -22,13 +19,12 @@ static void the_lowest_byte_comes_first(void **state)
 	assert_true(le64_get(eight) == 0x8102030405060708u);
 }
 
-static void any_alignment_will_do(void **state)
+TEST(any_alignment_will_do)
 {
 	static const uint64_t values[] = {
 		0, 1, 0xff, UINT32_MAX, 1ull << 32, 1ull << 63, UINT64_MAX};
 	unsigned char bytes[24];
 
-	(void)state;
 	for (size_t at = 1; at <= 8; at++)
 		for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
 			memset(bytes, 0xaa, sizeof(bytes));
@@ -41,14 +37,4 @@ static void any_alignment_will_do(void **state)
 			assert_int_equal(le32_get(bytes + at), (uint32_t)~values[i]);
 			assert_int_equal(le32_get(bytes + at + 4), (uint32_t)(values[i] >> 32));
 		}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_lowest_byte_comes_first),
-		cmocka_unit_test(any_alignment_will_do),
-	};
-
-	return cmocka_run_group_tests_name("le", tests, NULL, NULL);
 }

@@ -1,14 +1,12 @@
 /* test_link.c - proves what link.h promises about the bytes that move on a worker's bulk
  * connection. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <string.h>
 #include <zmq.h>
 #include "common/clock.h"
 #include "worker/client/link.h"
+#include "tests/support/test.h"
 
 enum { DEADLINE_MS = 20000, BYTES = 1 << 20 };
 
@@ -60,14 +58,13 @@ static int tear_down(void **state)
 	return zmq_ctx_term(context);
 }
 
-static void what_is_sent_and_what_comes_moves(void **state)
+TEST_IN(what_is_sent_and_what_comes_moves, set_up, tear_down)
 {
 	static char bytes[BYTES];
 	char peer[16];
 	uint64_t sent;
 	int n;
 
-	(void)state;
 	UNTIL(link_next_event(&worker) == LINK_UP)
 	assert_true(link_bytes_moved(&worker) < BYTES);
 	assert_int_equal(zmq_send(worker.bulk, bytes, BYTES, 0), BYTES);
@@ -80,24 +77,11 @@ static void what_is_sent_and_what_comes_moves(void **state)
 	UNTIL(link_bytes_moved(&worker) >= sent + BYTES)
 }
 
-static void without_a_connection_nothing_moves(void **state)
+TEST_IN(without_a_connection_nothing_moves, set_up, tear_down)
 {
-	(void)state;
 	UNTIL(link_next_event(&worker) == LINK_UP)
 	assert_true(link_bytes_moved(&worker) > 0); /* the bytes of the handshake */
 	stop_server();
 	UNTIL(link_next_event(&worker) == LINK_LOST)
 	assert_int_equal(link_bytes_moved(&worker), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			what_is_sent_and_what_comes_moves, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			without_a_connection_nothing_moves, set_up, tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

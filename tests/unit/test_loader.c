@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include "common/rng.h"
 #include "worker/data/loader.h"
+#include "tests/support/test.h"
 
 #define N    11
 #define C    2
@@ -66,12 +67,11 @@ static void expect(const struct kx_images *x, const struct preprocess *p, uint64
 	}
 }
 
-static void only_random_or_large_sets_need_a_loader(void **state)
+TEST(only_random_or_large_sets_need_a_loader)
 {
 	const struct preprocess none = {0}, flip = {.flip = 1};
 	struct data d;
 
-	(void)state;
 	load(&d, 1 << 20);
 	assert_int_equal(loader_is_needed(&d, TRAIN_PART, &none), 0);
 	assert_int_equal(loader_is_needed(&d, TRAIN_PART, &flip), 1);
@@ -84,12 +84,11 @@ static void only_random_or_large_sets_need_a_loader(void **state)
 }
 
 /* A batch has the same bytes from memory and from the disk, in any order of calls. */
-static void invariant_1_batches_come_in_order_with_the_specified_bytes(void **state)
+TEST(invariant_1_batches_come_in_order_with_the_specified_bytes)
 {
 	const struct preprocess kinds[] = {{0}, {.flip = 1}, {.shift = 2, .flip = 1}};
 	const uint64_t memory[] = {1 << 20, 200};
 
-	(void)state;
 	for (size_t k = 0; k < 6; k++) {
 		const struct preprocess *p = &kinds[k / 2];
 		struct loader *l;
@@ -121,7 +120,7 @@ static void invariant_1_batches_come_in_order_with_the_specified_bytes(void **st
 	}
 }
 
-static void invariant_3_a_file_that_shrinks_is_bad_data(void **state)
+TEST(invariant_3_a_file_that_shrinks_is_bad_data)
 {
 	struct loader *l;
 	struct kx_images x;
@@ -129,7 +128,6 @@ static void invariant_3_a_file_that_shrinks_is_bad_data(void **state)
 	struct err e = {0};
 	char path[128];
 
-	(void)state;
 	load(&d, 200);
 	assert_int_equal(loader_new(&l, &d, TRAIN_PART, NULL, 5, 4, &e), PS_OK);
 	snprintf(path, sizeof(path), "%s/train-images-idx3-ubyte", dir);
@@ -144,13 +142,12 @@ static void invariant_3_a_file_that_shrinks_is_bad_data(void **state)
 	data_release(&d);
 }
 
-static void a_batch_that_does_not_fit_memory_is_refused(void **state)
+TEST(a_batch_that_does_not_fit_memory_is_refused)
 {
 	struct loader *l;
 	struct data d;
 	struct err e = {0};
 
-	(void)state;
 	load(&d, 1 << 20);
 	d.shape = (struct shape){4096, 4096, 4096};
 	assert_int_equal(loader_new(&l, &d, TRAIN_PART, NULL, 5, UINT32_MAX, &e), PS_ENOMEM);
@@ -172,14 +169,4 @@ static int remove_dir(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(only_random_or_large_sets_need_a_loader),
-		cmocka_unit_test(invariant_1_batches_come_in_order_with_the_specified_bytes),
-		cmocka_unit_test(invariant_3_a_file_that_shrinks_is_bad_data),
-		cmocka_unit_test(a_batch_that_does_not_fit_memory_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+TEST_GROUP(make_dir, remove_dir)

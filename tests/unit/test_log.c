@@ -1,10 +1,7 @@
 /* Proves the contract of common/log.h. */
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
@@ -14,6 +11,7 @@
 #include <time.h>
 #include "common/log.h"
 #include "tests/support/capture.h"
+#include "tests/support/test.h"
 
 static struct capture c;
 
@@ -25,9 +23,8 @@ static int reset_level(void **state)
 	return 0;
 }
 
-static void a_line_is_time_level_message_and_fields(void **state)
+TEST_IN(a_line_is_time_level_message_and_fields, reset_level, NULL)
 {
-	(void)state;
 	capture_begin(&c, 2);
 	log_info("net", "bound", "endpoint=%s port=%d", "127.0.0.1", 5555);
 	log_error("checkpointer", "stopped", "%s", "");
@@ -46,11 +43,11 @@ static time_t wall_seconds(void)
 	return now.tv_sec;
 }
 
-static void the_time_is_utc_now(void **state)
+TEST_IN(the_time_is_utc_now, reset_level, NULL)
 {
-	(void)state;
 	struct tm t = {0};
 	int ms;
+
 	setenv("TZ", "Asia/Kolkata", 1); /* a time zone 5 h 30 min from UTC */
 	tzset();
 	const time_t before = wall_seconds();
@@ -66,11 +63,11 @@ static void the_time_is_utc_now(void **state)
 	assert_true(timegm(&t) >= before && timegm(&t) <= after);
 }
 
-static void only_the_level_and_above_is_written(void **state)
+TEST_IN(only_the_level_and_above_is_written, reset_level, NULL)
 {
-	(void)state;
 	const char *names[] = {"error", "warn", "info", "debug"};
 	char expected[256] = "";
+
 	for (int level = LOG_ERROR; level <= LOG_DEBUG; level++) {
 		size_t n = strlen(expected);
 
@@ -88,10 +85,10 @@ static void only_the_level_and_above_is_written(void **state)
 	}
 }
 
-static void level_names_are_in_the_order_of_the_enum(void **state)
+TEST_IN(level_names_are_in_the_order_of_the_enum, reset_level, NULL)
 {
-	(void)state;
 	const char *name = LOG_LEVEL_NAMES;
+
 	for (int level = LOG_ERROR; level <= LOG_DEBUG; level++) {
 		size_t n = strcspn(name, "|");
 		const char *one = log_level_name((enum log_level)level);
@@ -103,9 +100,8 @@ static void level_names_are_in_the_order_of_the_enum(void **state)
 	assert_string_equal(name, "");
 }
 
-static void what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal(void **state)
+TEST_IN(what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal, reset_level, NULL)
 {
-	(void)state;
 	capture_begin(&c, 2);
 	log_info("net", "hello", "name=\"%s\"", "x\nerror core lost\r\x1b[2J\x7f\xc2\x9b");
 	assert_string_equal(capture_log(&c),
@@ -113,9 +109,8 @@ static void what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal(void **stat
 		"name=\"x\\nerror core lost\\r\\u001b[2J\\u007f\\u009b\"\n");
 }
 
-static void a_value_cannot_end_itself_or_add_a_field(void **state)
+TEST_IN(a_value_cannot_end_itself_or_add_a_field, reset_level, NULL)
 {
-	(void)state;
 	capture_begin(&c, 2);
 	log_info("a", "b", "name=\"%s\" dir=%s n=%d", "x\" admin=\"1", "/a b=\\", 7);
 	log_info("a", "b", "empty=%s quoted=\"%s\" last=%s", "", "", "\xc3\xa4\xff\xc3");
@@ -124,9 +119,8 @@ static void a_value_cannot_end_itself_or_add_a_field(void **state)
 		"level=info msg=\"a b\" empty=\"\" quoted=\"\" last=\"\xc3\xa4\\ufffd\\ufffd\"\n");
 }
 
-static void json_has_a_line_per_event_and_numbers_are_numbers(void **state)
+TEST_IN(json_has_a_line_per_event_and_numbers_are_numbers, reset_level, NULL)
 {
-	(void)state;
 	log_set_format(LOG_JSON);
 	assert_int_equal(log_get_format(), LOG_JSON);
 	capture_begin(&c, 2);
@@ -146,10 +140,10 @@ static void json_has_a_line_per_event_and_numbers_are_numbers(void **state)
 	assert_string_equal(after, "Z\",\"level\":\"info\",\"msg\":\"a b\"}\n");
 }
 
-static void a_long_line_is_cut_and_still_one_line(void **state)
+TEST_IN(a_long_line_is_cut_and_still_one_line, reset_level, NULL)
 {
-	(void)state;
 	static char text[10000];
+
 	memset(text, '\n', sizeof(text) - 1);
 	for (int format = LOG_TEXT; format <= LOG_JSON; format++)
 		for (size_t before = 0; before < 12;
@@ -167,9 +161,8 @@ static void a_long_line_is_cut_and_still_one_line(void **state)
 		}
 }
 
-static void errno_survives_a_log_line(void **state)
+TEST_IN(errno_survives_a_log_line, reset_level, NULL)
 {
-	(void)state;
 	fflush(stderr);
 	int saved = dup(2);
 	close(2); /* the write fails */
@@ -191,11 +184,11 @@ static void *log_lines(void *arg)
 	return NULL;
 }
 
-static void lines_of_many_threads_do_not_mix(void **state)
+TEST_IN(lines_of_many_threads_do_not_mix, reset_level, NULL)
 {
-	(void)state;
 	pthread_t thread[THREADS];
 	char name[THREADS] = {'a', 'b', 'c', 'd'};
+
 	capture_begin(&c, 2);
 	for (size_t i = 0; i < THREADS; i++)
 		assert_int_equal(pthread_create(&thread[i], NULL, log_lines, &name[i]), 0);
@@ -219,9 +212,8 @@ static void lines_of_many_threads_do_not_mix(void **state)
 		assert_int_equal(next[i], LINES);
 }
 
-static void off_a_terminal_progress_writes_nothing(void **state)
+TEST_IN(off_a_terminal_progress_writes_nothing, reset_level, NULL)
 {
-	(void)state;
 	capture_begin(&c, 2);
 	assert_false(log_on_terminal());
 	log_progress("50 %");
@@ -247,11 +239,11 @@ static const char *read_terminal(int master, const char *last, char *out, size_t
 	return out;
 }
 
-static void on_a_terminal_lines_appear_above_the_progress_line(void **state)
+TEST_IN(on_a_terminal_lines_appear_above_the_progress_line, reset_level, NULL)
 {
-	(void)state;
 	char text[4096];
 	int master = posix_openpt(O_RDWR | O_NOCTTY);
+
 	assert_true(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
 	int terminal = open(ptsname(master), O_RDWR | O_NOCTTY);
 	const struct winsize size = {.ws_row = 24, .ws_col = 11};
@@ -278,27 +270,4 @@ static void on_a_terminal_lines_appear_above_the_progress_line(void **state)
 	assert_non_null(strstr(out, "level=info msg=\"a c\"\r\n{\"ts\""));
 	close(terminal);
 	close(master);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(a_line_is_time_level_message_and_fields, reset_level),
-		cmocka_unit_test_setup(the_time_is_utc_now, reset_level),
-		cmocka_unit_test_setup(only_the_level_and_above_is_written, reset_level),
-		cmocka_unit_test_setup(level_names_are_in_the_order_of_the_enum, reset_level),
-		cmocka_unit_test_setup(
-			what_a_peer_sent_cannot_start_a_line_or_steer_a_terminal, reset_level),
-		cmocka_unit_test_setup(a_value_cannot_end_itself_or_add_a_field, reset_level),
-		cmocka_unit_test_setup(
-			json_has_a_line_per_event_and_numbers_are_numbers, reset_level),
-		cmocka_unit_test_setup(a_long_line_is_cut_and_still_one_line, reset_level),
-		cmocka_unit_test_setup(errno_survives_a_log_line, reset_level),
-		cmocka_unit_test_setup(lines_of_many_threads_do_not_mix, reset_level),
-		cmocka_unit_test_setup(off_a_terminal_progress_writes_nothing, reset_level),
-		cmocka_unit_test_setup(
-			on_a_terminal_lines_appear_above_the_progress_line, reset_level),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

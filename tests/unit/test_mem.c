@@ -1,15 +1,13 @@
 /* Proves the contract of common/mem.h. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include "common/mem.h"
 #include "common/log.h"
 #include "tests/support/capture.h"
+#include "tests/support/test.h"
 
 /* This test requests sizes that cannot be allocated. The option makes sanitizers return NULL for
  * them, as malloc does. */
@@ -24,9 +22,8 @@ const char *__tsan_default_options(void)
 	return "allocator_may_return_null=1";
 }
 
-static void blocks_are_zeroed_and_aligned_to_64_bytes(void **state)
+TEST(blocks_are_zeroed_and_aligned_to_64_bytes)
 {
-	(void)state;
 	for (size_t n = 1; n < 5000; n = n * 3 + 1)
 		for (int again = 0; again < 3; again++) {
 			unsigned char *p = mem_try(n, 3);
@@ -40,10 +37,10 @@ static void blocks_are_zeroed_and_aligned_to_64_bytes(void **state)
 		}
 }
 
-static void a_block_of_no_bytes_is_a_valid_pointer(void **state)
+TEST(a_block_of_no_bytes_is_a_valid_pointer)
 {
-	(void)state;
 	void *a = mem_try(0, 8), *b = mem_must(8, 0, "test");
+
 	assert_non_null(a);
 	assert_non_null(b);
 	assert_ptr_not_equal(a, b);
@@ -51,10 +48,10 @@ static void a_block_of_no_bytes_is_a_valid_pointer(void **state)
 	free(b);
 }
 
-static void a_product_that_overflows_is_refused(void **state)
+TEST(a_product_that_overflows_is_refused)
 {
-	(void)state;
 	const size_t half = (size_t)1 << 32;
+
 	assert_null(mem_try(half, half));
 	assert_null(mem_try(SIZE_MAX, 1));
 	assert_null(mem_try(SIZE_MAX, SIZE_MAX));
@@ -63,9 +60,8 @@ static void a_product_that_overflows_is_refused(void **state)
 	assert_null(mem_try(2, (SIZE_MAX >> 1) + 2)); /* the product overflows to 2 */
 }
 
-static void memory_that_is_not_there_is_refused(void **state)
+TEST(memory_that_is_not_there_is_refused)
 {
-	(void)state;
 	assert_null(mem_try((size_t)1 << 60, 1));
 }
 
@@ -81,13 +77,12 @@ static size_t resident(void)
 	return strtoull(strchr(text, ' '), NULL, 10);
 }
 
-static void a_lazy_block_takes_the_pages_that_are_touched(void **state)
+TEST(a_lazy_block_takes_the_pages_that_are_touched)
 {
 	const size_t bytes = (size_t)1 << 36, page = 4096;
 	size_t before = resident();
 	unsigned char *p = mem_lazy(bytes);
 
-	(void)state;
 	assert_non_null(p);
 	assert_int_equal((uintptr_t)p % 64, 0);
 	for (size_t i = 0; i < 100; i++) {
@@ -100,10 +95,10 @@ static void a_lazy_block_takes_the_pages_that_are_touched(void **state)
 	assert_null(mem_lazy(SIZE_MAX / 2));
 }
 
-static void mem_must_dies_with_one_line_that_says_who_and_how_much(void **state)
+TEST(mem_must_dies_with_one_line_that_says_who_and_how_much)
 {
-	(void)state;
 	static struct capture c;
+
 	capture_begin(&c, 2);
 	pid_t child = fork();
 	if (child == 0) {
@@ -121,17 +116,11 @@ static void mem_must_dies_with_one_line_that_says_who_and_how_much(void **state)
 			     "elements=1152921504606846976 bytes_each=4\n"));
 }
 
-int main(void)
+static int begin_all(void **state)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(blocks_are_zeroed_and_aligned_to_64_bytes),
-		cmocka_unit_test(a_block_of_no_bytes_is_a_valid_pointer),
-		cmocka_unit_test(a_product_that_overflows_is_refused),
-		cmocka_unit_test(memory_that_is_not_there_is_refused),
-		cmocka_unit_test(a_lazy_block_takes_the_pages_that_are_touched),
-		cmocka_unit_test(mem_must_dies_with_one_line_that_says_who_and_how_much),
-	};
-
+	(void)state;
 	log_set_level(LOG_INFO);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return 0;
 }
+
+TEST_GROUP(begin_all, NULL)

@@ -1,20 +1,17 @@
 /* test_metric_names.c - names of metrics are read, refused and written in one canonical form. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 #include "common/metric_names.h"
+#include "tests/support/test.h"
 
-static void names_have_one_canonical_text(void **state)
+TEST(names_have_one_canonical_text)
 {
 	static const char *const same[][2] = {{"", ""}, {"accuracy", ""}, {" accuracy ,", ""},
 		{"none", "none"}, {"bits", "bits"}, {"bits,accuracy", "accuracy bits"},
 		{"accuracy, top_5  f1", "accuracy top_5 f1"},
 		{"a,b,c,d,accuracy", "accuracy a b c d"}};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
 		struct metric_names names;
 		char text[METRICS_TEXT];
@@ -26,12 +23,11 @@ static void names_have_one_canonical_text(void **state)
 	}
 }
 
-static void the_longest_names_fit_the_text(void **state)
+TEST(the_longest_names_fit_the_text)
 {
 	struct metric_names names;
 	char text[METRICS_TEXT];
 
-	(void)state;
 	assert_true(metric_names_parse(&names, "accuracy,aaaaaaaaaaaaaaaaaaaaaaaa,"
 					       "bbbbbbbbbbbbbbbbbbbbbbbb,cccccccccccccccccccccccc,"
 					       "dddddddddddddddddddddddd"));
@@ -39,26 +35,14 @@ static void the_longest_names_fit_the_text(void **state)
 	assert_int_equal(strlen(text), strlen("accuracy") + METRICS_MAX * (METRIC_NAME_MAX + 1));
 }
 
-static void wrong_names_are_refused(void **state)
+TEST(wrong_names_are_refused)
 {
 	static const char *const wrong[] = {"Bits", "a-b", "a,a", "accuracy,accuracy", "none,a",
 		"a,none", "a,b,c,d,e", "aaaaaaaaaaaaaaaaaaaaaaaaa", "a\nb", "\xc3\xa4"};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		struct metric_names names;
 
 		assert_false(metric_names_parse(&names, wrong[i]));
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(names_have_one_canonical_text),
-		cmocka_unit_test(the_longest_names_fit_the_text),
-		cmocka_unit_test(wrong_names_are_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,10 +2,10 @@
  * uses. */
 #include "tests/support/model_checks.h"
 #include "common/rng.h"
+#include "tests/support/test.h"
 
-static void seed_is_conv_relu_pool_fc(void **state)
+TEST(seed_is_conv_relu_pool_fc)
 {
-	(void)state;
 	parse_model("seed:32");
 	assert_string_equal(parsed.text, "conv:32:3 relu pool:2 fc:10");
 	assert_int_equal(parsed.n_layers, 4);
@@ -22,9 +22,8 @@ static void seed_is_conv_relu_pool_fc(void **state)
 	assert_consistent(&parsed);
 }
 
-static void lenet5_has_lecuns_sizes(void **state)
+TEST(lenet5_has_lecuns_sizes)
 {
-	(void)state;
 	parse_model("lenet5");
 	assert_shape(parsed.layer[0].out, 6, 28, 28);
 	assert_shape(parsed.layer[2].out, 6, 14, 14);
@@ -35,9 +34,8 @@ static void lenet5_has_lecuns_sizes(void **state)
 	assert_consistent(&parsed);
 }
 
-static void cnn99_is_what_the_architecture_says(void **state)
+TEST(cnn99_is_what_the_architecture_says)
 {
-	(void)state;
 	parse_model("cnn99");
 	assert_string_equal(
 		parsed.text, "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10");
@@ -45,9 +43,8 @@ static void cnn99_is_what_the_architecture_says(void **state)
 	assert_consistent(&parsed);
 }
 
-static void invariant_1_tensors_have_pytorchs_names_shapes_and_order(void **state)
+TEST(invariant_1_tensors_have_pytorchs_names_shapes_and_order)
 {
-	(void)state;
 	parse_model("conv:4:3 relu conv:8:3 pool:2 fc:16 relu fc:10");
 	assert_int_equal(parsed.n_tensors, 8);
 	assert_tensor(0, "conv1.weight", 0, 4 * 1 * 9);
@@ -70,10 +67,10 @@ static void invariant_1_tensors_have_pytorchs_names_shapes_and_order(void **stat
 	assert_consistent(&parsed);
 }
 
-static void running_statistics_follow_all_other_tensors(void **state)
+TEST(running_statistics_follow_all_other_tensors)
 {
-	(void)state;
 	float w[200];
+
 	parse_model("input:1x3x3 conv:4:3 batchnorm relu fc:3 batchnorm fc:2");
 	assert_int_equal(parsed.n_tensors, 14);
 	assert_tensor(2, "bn1.weight", 40, 4);
@@ -95,9 +92,8 @@ static void running_statistics_follow_all_other_tensors(void **state)
 	assert_consistent(&parsed);
 }
 
-static void vector_is_one_tensor_and_nothing_else(void **state)
+TEST(vector_is_one_tensor_and_nothing_else)
 {
-	(void)state;
 	parse_model("vector:425000");
 	assert_int_equal(parsed.n_layers, 0);
 	assert_int_equal(parsed.n_tensors, 1);
@@ -111,9 +107,8 @@ static void vector_is_one_tensor_and_nothing_else(void **state)
 	assert_int_equal(parsed.fingerprint, fingerprint);
 }
 
-static void the_canonical_text_is_one_way_to_write_a_model(void **state)
+TEST(the_canonical_text_is_one_way_to_write_a_model)
 {
-	(void)state;
 	const struct {
 		const char *typed, *canonical;
 	} row[] = {
@@ -137,6 +132,7 @@ static void the_canonical_text_is_one_way_to_write_a_model(void **state)
 		{"dropout:0 fc:2", "dropout:0 fc:2"},
 		{"vector:0010", "vector:10"},
 	};
+
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		parse_model(row[i].typed);
 		assert_string_equal(parsed.text, row[i].canonical);
@@ -147,10 +143,10 @@ static void the_canonical_text_is_one_way_to_write_a_model(void **state)
 	}
 }
 
-static void invariant_2_the_fingerprint_is_xxh3_of_text_and_input(void **state)
+TEST(invariant_2_the_fingerprint_is_xxh3_of_text_and_input)
 {
-	(void)state;
 	const char *hashed = "conv:32:3 relu pool:2 fc:10 @ 1x28x28";
+
 	parse_model("seed:32");
 	assert_int_equal(parsed.fingerprint, XXH3_64bits(hashed, strlen(hashed)));
 	uint64_t one = parsed.fingerprint;
@@ -160,9 +156,8 @@ static void invariant_2_the_fingerprint_is_xxh3_of_text_and_input(void **state)
 	assert_int_not_equal(parsed.fingerprint, one);
 }
 
-static void the_text_has_the_images_unless_they_are_mnists(void **state)
+TEST(the_text_has_the_images_unless_they_are_mnists)
 {
-	(void)state;
 	const struct {
 		const char *typed, *canonical;
 	} row[] = {
@@ -178,6 +173,7 @@ static void the_text_has_the_images_unless_they_are_mnists(void **state)
 			"flip conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu "
 			"fc:84 relu fc:10"},
 	};
+
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		parse_model(row[i].typed);
 		assert_string_equal(parsed.text, row[i].canonical);
@@ -199,11 +195,11 @@ static void the_text_has_the_images_unless_they_are_mnists(void **state)
 	assert_int_equal(parsed.n_layers, 1);
 }
 
-static void names_end_with_the_classes_that_are_asked_for(void **state)
+TEST(names_end_with_the_classes_that_are_asked_for)
 {
-	(void)state;
 	char text[MODEL_MAX_TEXT];
 	const char *const name[] = {"seed:4", "lenet5", "cnn99", "cifar", "resnet8", "alexnet"};
+
 	for (size_t i = 0; i < sizeof(name) / sizeof(name[0]); i++) {
 		assert_int_equal(
 			model_parse_named(&parsed, name[i], (struct shape){0, 0, 0}, 100, NULL),
@@ -231,9 +227,8 @@ static void names_end_with_the_classes_that_are_asked_for(void **state)
 	assert_shape(parsed.input, 3, 64, 64);
 }
 
-static void alexnet_has_krizhevskys_sizes(void **state)
+TEST(alexnet_has_krizhevskys_sizes)
 {
-	(void)state;
 	assert_int_equal(
 		model_parse_named(&parsed, "alexnet", (struct shape){0, 0, 0}, 1000, NULL), PS_OK);
 	assert_shape(parsed.input, 3, 224, 224);
@@ -253,9 +248,8 @@ static void assert_pads(size_t top, size_t left, size_t bottom, size_t right)
 	assert_int_equal(parsed.layer[0].pad_right, right);
 }
 
-static void pad_same_keeps_the_size_divided_by_the_stride(void **state)
+TEST(pad_same_keeps_the_size_divided_by_the_stride)
 {
-	(void)state;
 	parse_model("conv:2:5:pad=same fc:10");
 	assert_pads(2, 2, 2, 2);
 	assert_shape(parsed.layer[0].out, 2, 28, 28);
@@ -271,9 +265,8 @@ static void pad_same_keeps_the_size_divided_by_the_stride(void **state)
 	assert_shape(parsed.layer[0].out, 2, 10, 10);
 }
 
-static void pad_auto_adds_the_least_that_makes_it_fit(void **state)
+TEST(pad_auto_adds_the_least_that_makes_it_fit)
 {
-	(void)state;
 	parse_model("pool:3:pad=auto fc:10"); /* 28 -> 30 */
 	assert_pads(1, 1, 1, 1);
 	assert_shape(parsed.layer[0].out, 1, 10, 10);
@@ -293,10 +286,10 @@ static void pad_auto_adds_the_least_that_makes_it_fit(void **state)
 	assert_consistent(&parsed);
 }
 
-static void initial_weights_are_the_specified_draws(void **state)
+TEST(initial_weights_are_the_specified_draws)
 {
-	(void)state;
 	static float w[10000];
+
 	parse_model("seed:2");
 	assert_true(parsed.n_params < 10000);
 	assert_true(parsed.tensor[0].init_bound == 1.0 / 3.0 &&
@@ -316,36 +309,13 @@ static void initial_weights_are_the_specified_draws(void **state)
 				    parsed.tensor[t].init_bound);
 }
 
-static void a_vector_starts_at_zero(void **state)
+TEST(a_vector_starts_at_zero)
 {
-	(void)state;
 	float w[5] = {1, 2, 3, 4, 5};
+
 	parse_model("vector:4");
 	model_init(&parsed, 7, w);
 	for (size_t i = 0; i < 4; i++)
 		assert_true(w[i] == 0 && !signbit(w[i]));
 	assert_true(w[4] == 5);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(seed_is_conv_relu_pool_fc),
-		cmocka_unit_test(lenet5_has_lecuns_sizes),
-		cmocka_unit_test(cnn99_is_what_the_architecture_says),
-		cmocka_unit_test(invariant_1_tensors_have_pytorchs_names_shapes_and_order),
-		cmocka_unit_test(running_statistics_follow_all_other_tensors),
-		cmocka_unit_test(vector_is_one_tensor_and_nothing_else),
-		cmocka_unit_test(the_canonical_text_is_one_way_to_write_a_model),
-		cmocka_unit_test(invariant_2_the_fingerprint_is_xxh3_of_text_and_input),
-		cmocka_unit_test(the_text_has_the_images_unless_they_are_mnists),
-		cmocka_unit_test(names_end_with_the_classes_that_are_asked_for),
-		cmocka_unit_test(alexnet_has_krizhevskys_sizes),
-		cmocka_unit_test(pad_same_keeps_the_size_divided_by_the_stride),
-		cmocka_unit_test(pad_auto_adds_the_least_that_makes_it_fit),
-		cmocka_unit_test(initial_weights_are_the_specified_draws),
-		cmocka_unit_test(a_vector_starts_at_zero),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,10 @@
 /* Proves that common/model.h refuses texts that describe no model. */
 #include "tests/support/model_checks.h"
 #include "common/rng.h"
+#include "tests/support/test.h"
 
-static void errors_name_the_layer_and_say_what_would_fit(void **state)
+TEST(errors_name_the_layer_and_say_what_would_fit)
 {
-	(void)state;
 	const struct {
 		const char *text, *says;
 	} row[] = {
@@ -118,6 +118,7 @@ static void errors_name_the_layer_and_say_what_would_fit(void **state)
 		{"vector:268435457", "expected a whole number in [1, 268435456]"},
 		{"vector:5 fc:10", "expected a whole number"},
 	};
+
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		struct err e = {0};
 
@@ -138,9 +139,8 @@ static const char *repeat(char *out, size_t size, const char *word, int n, const
 	return out;
 }
 
-static void invariant_3_whatever_is_too_large_is_refused(void **state)
+TEST(invariant_3_whatever_is_too_large_is_refused)
 {
-	(void)state;
 	char text[1000];
 	const char *row[] = {
 		"fc:268435456 fc:268435456 fc:10",
@@ -153,6 +153,7 @@ static void invariant_3_whatever_is_too_large_is_refused(void **state)
 		"conv:1:4096:pad=4095 conv:1:4096:pad=4095 conv:1:4096:pad=4095 fc:10",
 		"conv:4096:1 conv:4096:5:pad=same conv:4096:5:pad=same fc:10",
 	};
+
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		struct err e = {0};
 
@@ -217,12 +218,12 @@ static const char *random_layer(struct rng *r, char *out, size_t size)
 	return out;
 }
 
-static void random_models_hold_the_invariants_or_say_which_layer(void **state)
+TEST(random_models_hold_the_invariants_or_say_which_layer)
 {
-	(void)state;
 	const uint64_t seed = 20;
 	static struct model again;
 	size_t good = 0;
+
 	print_message("seed %llu\n", (unsigned long long)seed);
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	for (int i = 0; i < 20000; i++) {
@@ -254,10 +255,10 @@ static void random_models_hold_the_invariants_or_say_which_layer(void **state)
 	assert_in_range(good, 5000, 19000);
 }
 
-static void damaged_texts_never_do_more_than_fail(void **state)
+TEST(damaged_texts_never_do_more_than_fail)
 {
-	(void)state;
 	const uint64_t seed = 21;
+
 	const char *start =
 		"conv:6:5:stride=1:pad=same relu pool:2:pad=auto dropout:0.25 fc:84 fc:10";
 	const char *images = "input:3x8x9 norm:0.25,0.5,0.5:1,2,0.5 shift:2 flip fc:10";
@@ -279,16 +280,4 @@ static void damaged_texts_never_do_more_than_fail(void **state)
 		if (rc == PS_OK)
 			assert_consistent(&parsed);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(errors_name_the_layer_and_say_what_would_fit),
-		cmocka_unit_test(invariant_3_whatever_is_too_large_is_refused),
-		cmocka_unit_test(random_models_hold_the_invariants_or_say_which_layer),
-		cmocka_unit_test(damaged_texts_never_do_more_than_fail),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,12 @@
 /* Proves the contract of common/opt.h. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdlib.h>
 #include "common/log.h"
 #include "common/opt.h"
 #include "common/version.h"
 #include "tests/support/capture.h"
+#include "tests/support/test.h"
 
 static struct {
 	const char *bind, *name, *checkpoint, *data;
@@ -150,9 +148,8 @@ static void assert_says(const char *line, const char *says)
 		fail_msg("\"%s\" says: %s", line, errors.text);
 }
 
-static void without_arguments_the_defaults_hold(void **state)
+TEST_IN(without_arguments_the_defaults_hold, clear_environment, NULL)
 {
-	(void)state;
 	assert_int_equal(parse(""), OPT_RUN);
 	assert_string_equal(v.bind, "tcp://*:5555");
 	/* the option has no default, so the field keeps the value that the program set */
@@ -166,9 +163,8 @@ static void without_arguments_the_defaults_hold(void **state)
 	assert_string_equal(errors.text, "");
 }
 
-static void both_spellings_and_arguments_anywhere_are_understood(void **state)
+TEST_IN(both_spellings_and_arguments_anywhere_are_understood, clear_environment, NULL)
 {
-	(void)state;
 	assert_int_equal(parse("a=b;--bind=x;--epochs;0;--lr;1e-9;FILE;--mode=ssp;--accept-"
 			       "rollback;--no-quiet"),
 		OPT_RUN);
@@ -187,20 +183,19 @@ static void both_spellings_and_arguments_anywhere_are_understood(void **state)
 	assert_string_equal(args[1], "-x");
 }
 
-static void texts_live_as_long_as_argv(void **state)
+TEST_IN(texts_live_as_long_as_argv, clear_environment, NULL)
 {
-	(void)state;
 	char bind[] = "--bind=abc", name[] = "--name", value[] = "worker", argument[] = "arg";
 	char *argv[] = {argument, bind, name, value, argument, NULL};
+
 	assert_int_equal(opt_parse(&program, 5, argv, args, &n_args), OPT_RUN);
 	assert_ptr_equal(v.bind, bind + 7);
 	assert_ptr_equal(v.name, value);
 	assert_ptr_equal(args[0], argument);
 }
 
-static void the_command_line_beats_the_environment_beats_the_default(void **state)
+TEST_IN(the_command_line_beats_the_environment_beats_the_default, clear_environment, NULL)
 {
-	(void)state;
 	setenv("CNN_EPOCHS", "7", 1);
 	setenv("CNN_LR", "0.5", 1);
 	setenv("CNN_MODE", "downpour", 1);
@@ -218,9 +213,8 @@ static void the_command_line_beats_the_environment_beats_the_default(void **stat
 	assert_int_equal(v.quiet, 1);
 }
 
-static void every_bad_value_gets_one_line_that_says_what_would_be_right(void **state)
+TEST_IN(every_bad_value_gets_one_line_that_says_what_would_be_right, clear_environment, NULL)
 {
-	(void)state;
 	static const char *const row[][2] = {
 		{"--lr=abc", "cnn-test: --lr: \"abc\" is not a number; expected a number in "
 			     "[1e-09, 1000]"},
@@ -279,13 +273,13 @@ static void every_bad_value_gets_one_line_that_says_what_would_be_right(void **s
 		{"--lrr;1;2;3", "--lrr: unknown option; --help lists them"},
 		{"a;b;c", "\"c\": unexpected argument; cnn-test takes 2"},
 	};
+
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
 		assert_says(row[i][0], row[i][1]);
 }
 
-static void a_bad_variable_is_named(void **state)
+TEST_IN(a_bad_variable_is_named, clear_environment, NULL)
 {
-	(void)state;
 	static const char *const row[][3] = {
 		{"CNN_LR", "fast", "cnn-test: CNN_LR: \"fast\" is not a number"},
 		{"CNN_LR", "", "CNN_LR: \"\" is not a number"},
@@ -296,6 +290,7 @@ static void a_bad_variable_is_named(void **state)
 		{"CNN_ACCEPT_ROLLBACK", "", "CNN_ACCEPT_ROLLBACK: \"\" is neither 0 nor 1"},
 		{"CNN_NAME", "123456789", "CNN_NAME: \"123456789\" has 9 characters"},
 	};
+
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		setenv(row[i][0], row[i][1], 1);
 		assert_says("", row[i][2]);
@@ -303,9 +298,8 @@ static void a_bad_variable_is_named(void **state)
 	}
 }
 
-static void all_errors_of_a_run_are_reported(void **state)
+TEST_IN(all_errors_of_a_run_are_reported, clear_environment, NULL)
 {
-	(void)state;
 	setenv("CNN_MODE", "fast", 1);
 	assert_int_equal(
 		parse("--lr=nan;--bogus=1;--epochs=-1;--name;123456789;--epochs=5;a;b;c;--bind"),
@@ -320,9 +314,8 @@ static void all_errors_of_a_run_are_reported(void **state)
 		assert_memory_equal(line, "cnn-test: ", 10);
 }
 
-static void help_comes_from_the_rows_that_parse(void **state)
+TEST_IN(help_comes_from_the_rows_that_parse, clear_environment, NULL)
 {
-	(void)state;
 	assert_int_equal(parse("--lr=1;--help"), OPT_EXIT);
 	static const char *const says[] = {"Usage: cnn-test [OPTION...] [FILE]\n",
 		"Tests options.\n", "  --bind URL ",
@@ -358,16 +351,14 @@ static void help_comes_from_the_rows_that_parse(void **state)
 	assert_string_equal(output.text, help);
 }
 
-static void version_is_the_programs_name_and_number(void **state)
+TEST_IN(version_is_the_programs_name_and_number, clear_environment, NULL)
 {
-	(void)state;
 	assert_int_equal(parse("--version"), OPT_EXIT);
 	assert_string_equal(output.text, "cnn-test " PS_VERSION "\n");
 }
 
-static void the_dump_says_where_each_value_came_from(void **state)
+TEST_IN(the_dump_says_where_each_value_came_from, clear_environment, NULL)
 {
-	(void)state;
 	setenv("CNN_LR", "0.5", 1);
 	assert_int_equal(parse("--mode=ssp;--no-quiet;--bind=a\nb"), OPT_RUN);
 	log_set_level(LOG_DEBUG);
@@ -401,9 +392,8 @@ static void assert_warns(const char *line, const char *command, const char *says
 		fail_msg("\"%s\", command %s: %s", line, command ? command : "none", errors.text);
 }
 
-static void a_row_without_effect_is_named_with_the_first_condition_that_fails(void **state)
+TEST_IN(a_row_without_effect_is_named_with_the_first_condition_that_fails, clear_environment, NULL)
 {
-	(void)state;
 	assert_warns("", "run", NULL);
 	assert_warns("--bound=5;--mode=ssp;--name=a", "run", NULL);
 	assert_warns("--bound=4", "run",
@@ -431,9 +421,8 @@ static void a_row_without_effect_is_named_with_the_first_condition_that_fails(vo
 	log_set_format(LOG_TEXT);
 }
 
-static void a_row_of_other_commands_is_named(void **state)
+TEST_IN(a_row_of_other_commands_is_named, clear_environment, NULL)
 {
-	(void)state;
 	assert_warns("--checkpoint=x", "export", NULL);
 	assert_warns("--checkpoint=x", "predict", NULL);
 	assert_warns("--checkpoint=x", "exp",
@@ -445,9 +434,8 @@ static void a_row_of_other_commands_is_named(void **state)
 	assert_warns("", "export", NULL);
 }
 
-static void an_unknown_variable_is_named_with_its_neighbour(void **state)
+TEST_IN(an_unknown_variable_is_named_with_its_neighbour, clear_environment, NULL)
 {
-	(void)state;
 	setenv("CNN_EPOCH", "secret", 1);
 	assert_warns("", "run",
 		"cnn-test: warning: CNN_EPOCH: unknown variable; did you mean CNN_EPOCHS?\n");
@@ -462,31 +450,4 @@ static void an_unknown_variable_is_named_with_its_neighbour(void **state)
 	setenv(name, "1", 1);
 	assert_warns("", "run", "unknown variable; --help lists them\n");
 	unsetenv(name);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(without_arguments_the_defaults_hold, clear_environment),
-		cmocka_unit_test_setup(
-			both_spellings_and_arguments_anywhere_are_understood, clear_environment),
-		cmocka_unit_test_setup(texts_live_as_long_as_argv, clear_environment),
-		cmocka_unit_test_setup(the_command_line_beats_the_environment_beats_the_default,
-			clear_environment),
-		cmocka_unit_test_setup(every_bad_value_gets_one_line_that_says_what_would_be_right,
-			clear_environment),
-		cmocka_unit_test_setup(a_bad_variable_is_named, clear_environment),
-		cmocka_unit_test_setup(all_errors_of_a_run_are_reported, clear_environment),
-		cmocka_unit_test_setup(help_comes_from_the_rows_that_parse, clear_environment),
-		cmocka_unit_test_setup(version_is_the_programs_name_and_number, clear_environment),
-		cmocka_unit_test_setup(the_dump_says_where_each_value_came_from, clear_environment),
-		cmocka_unit_test_setup(
-			a_row_without_effect_is_named_with_the_first_condition_that_fails,
-			clear_environment),
-		cmocka_unit_test_setup(a_row_of_other_commands_is_named, clear_environment),
-		cmocka_unit_test_setup(
-			an_unknown_variable_is_named_with_its_neighbour, clear_environment),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,12 @@
 /* test_outbox.c - proves the invariants of worker/client/outbox.h over real sockets, and that
  * server/net/chunked_push.h reassembles a push that was sent in parts. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 #include "common/clock.h"
 #include "server/net/chunked_push.h"
 #include "worker/client/outbox.h"
+#include "tests/support/test.h"
 
 #define LARGE       150001u /* number of floats of a push that is sent in parts */
 #define SMALL       10u
@@ -128,9 +126,8 @@ static void arrives(uint64_t seq, uint64_t offset, size_t n)
 	frames_release(&f);
 }
 
-static void a_small_push_is_one_message(void **state)
+TEST_IN(a_small_push_is_one_message, set_up, tear_down)
 {
-	(void)state;
 	keep(1, 3, SMALL);
 	post(1);
 	arrives(1, 3, SMALL);
@@ -138,9 +135,8 @@ static void a_small_push_is_one_message(void **state)
 	assert_int_equal(out.retained_bytes, SMALL * sizeof(float));
 }
 
-static void a_large_push_is_whole_again_and_the_same_when_it_is_sent_again(void **state)
+TEST_IN(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again, set_up, tear_down)
 {
-	(void)state;
 	keep(1, 0, LARGE);
 	for (int i = 0; i < 3; i++) {
 		post(1);
@@ -154,11 +150,10 @@ static void a_large_push_is_whole_again_and_the_same_when_it_is_sent_again(void 
 	assert_int_equal(out.retained_bytes, (2 * LARGE - 11) * sizeof(float));
 }
 
-static void what_finds_no_room_leaves_later_in_its_order(void **state)
+TEST_IN(what_finds_no_room_leaves_later_in_its_order, set_up, tear_down)
 {
 	enum { PUSHES = 12 };
 
-	(void)state;
 	for (uint64_t seq = 1; seq <= PUSHES; seq++) {
 		keep(seq, 0, seq % 3 ? LARGE : SMALL);
 		post(seq);
@@ -170,26 +165,12 @@ static void what_finds_no_room_leaves_later_in_its_order(void **state)
 	assert_int_equal(out.count, 0);
 }
 
-static void bytes_stay_until_they_have_left(void **state)
+TEST_IN(bytes_stay_until_they_have_left, set_up, tear_down)
 {
-	(void)state;
 	keep(1, 0, LARGE);
 	post(1);
 	outbox_drop(&out, 1); /* libzmq still holds the messages that it has not sent */
 	assert_int_equal(out.retained_bytes, 0);
 	if (!out.count)
 		arrives(1, 0, LARGE);
-}
-
-int main(void)
-{
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-	const struct CMUnitTest tests[] = {
-		TEST(a_small_push_is_one_message),
-		TEST(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again),
-		TEST(what_finds_no_room_leaves_later_in_its_order),
-		TEST(bytes_stay_until_they_have_left),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include <png.h>
 #include "common/rng.h"
 #include "worker/ctl/picture.h"
+#include "tests/support/test.h"
 
 static char dir[64];
 static char path[80];
@@ -84,9 +85,8 @@ static void refused(struct blob b, const char *words)
 		fail_msg("\"%s\" does not say \"%s\"", e.text, words);
 }
 
-static void all_forms_give_the_same_pixels(void **state)
+TEST(all_forms_give_the_same_pixels)
 {
-	(void)state;
 	reads(raw_pgm("P5\n28 28\n255\n"));
 	reads(raw_pgm("P5 # by hand\n28\t28 # 255\n255 "));
 	reads(ascii_pgm("P2 28 28 255\n"));
@@ -122,7 +122,7 @@ static void jpeg_file(const char *name, int width, int height, int components)
 	assert_int_equal(fclose(f), 0);
 }
 
-static void pictures_of_any_size_come_in_planes(void **state)
+TEST(pictures_of_any_size_come_in_planes)
 {
 	struct picture p;
 	struct err e = {0};
@@ -130,7 +130,6 @@ static void pictures_of_any_size_come_in_planes(void **state)
 	uint8_t rgb[3 * 5 * 2];
 	png_image image;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(rgb); i++)
 		rgb[i] = (uint8_t)(i * 8);
 	memset(&image, 0, sizeof(image));
@@ -158,12 +157,11 @@ static void pictures_of_any_size_come_in_planes(void **state)
 	refused(from_text("P5 5000 1 255\n"), "is 5000x1 pixels, must be 1x1 to 4096x4096");
 }
 
-static void jpeg_is_read_in_grey_and_colours(void **state)
+TEST(jpeg_is_read_in_grey_and_colours)
 {
 	struct picture p;
 	struct err e = {0};
 
-	(void)state;
 	jpeg_file(path, 28, 28, 1);
 	assert_int_equal(picture_read(path, mnist, pixels, &e), PS_OK);
 	for (size_t i = 0; i < PICTURE_SIZE; i++)
@@ -181,13 +179,12 @@ static void jpeg_is_read_in_grey_and_colours(void **state)
 	assert_non_null(strstr(e.text, "is 16x8 pixels, must be 28x28"));
 }
 
-static void damaged_jpegs_are_read_or_refused(void **state)
+TEST(damaged_jpegs_are_read_or_refused)
 {
 	struct blob whole = {.size = 0};
 	struct rng r = rng_seed(8, RNG_SIM, 0);
 	FILE *f;
 
-	(void)state;
 	jpeg_file(path, 28, 28, 3);
 	f = fopen(path, "rb");
 	assert_non_null(f);
@@ -210,12 +207,11 @@ static void damaged_jpegs_are_read_or_refused(void **state)
 	}
 }
 
-static void a_smaller_maximum_is_scaled(void **state)
+TEST(a_smaller_maximum_is_scaled)
 {
 	struct blob b = from_text("P5 28 28 15\n");
 	struct err e;
 
-	(void)state;
 	memset(b.bytes + b.size, 15, PICTURE_SIZE);
 	b.bytes[b.size + 1] = 0;
 	b.bytes[b.size + 2] = 5;
@@ -226,9 +222,8 @@ static void a_smaller_maximum_is_scaled(void **state)
 	refused(b, "pixel 783 is 16, most is 15");
 }
 
-static void other_sizes_and_formats_are_refused(void **state)
+TEST(other_sizes_and_formats_are_refused)
 {
-	(void)state;
 	refused(raw_pgm("P5 28 27 255\n"), "is 28x27 pixels, must be 28x28");
 	refused(raw_pgm("P5 99999 28 255\n"), "without width and height");
 	refused(raw_pgm("P5 28 28 0\n"), "maximum must be 1 to 255");
@@ -241,11 +236,10 @@ static void other_sizes_and_formats_are_refused(void **state)
 	refused(from_text(""), "neither PNG nor JPEG nor PGM");
 }
 
-static void the_pixels_must_be_there_and_all(void **state)
+TEST(the_pixels_must_be_there_and_all)
 {
 	struct blob b = raw_pgm("P5 28 28 255\n");
 
-	(void)state;
 	b.size--;
 	refused(b, "has 783 bytes of pixels, must have 784");
 	b.size += 2;
@@ -257,11 +251,10 @@ static void the_pixels_must_be_there_and_all(void **state)
 	refused(from_text("P2 28 28 255\n1 2 3"), "pixel 3 is not a number");
 }
 
-static void every_truncation_is_refused(void **state)
+TEST(every_truncation_is_refused)
 {
 	struct blob whole[] = {raw_pgm("P5 28 28 255\n"), png(28, 28, PNG_FORMAT_GRAY)};
 
-	(void)state;
 	for (size_t k = 0; k < 2; k++)
 		/* libpng does not need the last 12 bytes of a PNG file, which mark its end */
 		for (size_t n = k ? whole[k].size - 12 : whole[k].size; n-- > 0;) {
@@ -270,14 +263,13 @@ static void every_truncation_is_refused(void **state)
 		}
 }
 
-static void mutations_are_read_or_refused(void **state)
+TEST(mutations_are_read_or_refused)
 {
 	struct blob whole[] = {raw_pgm("P5 28 28 255\n"), ascii_pgm("P2 28 28 255\n"),
 		png(28, 28, PNG_FORMAT_GRAY), png(28, 28, PNG_FORMAT_RGBA)};
 	uint64_t seed = 4;
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 
-	(void)state;
 	for (int i = 0; i < 6000; i++) {
 		struct blob b = whole[i % 4];
 		struct err e = {0};
@@ -293,11 +285,10 @@ static void mutations_are_read_or_refused(void **state)
 	}
 }
 
-static void what_is_no_file_is_refused(void **state)
+TEST(what_is_no_file_is_refused)
 {
 	struct err e;
 
-	(void)state;
 	assert_int_equal(picture_read(dir, mnist, pixels, &e), PS_EDATA);
 	assert_int_equal(e.status, PS_EDATA);
 	assert_int_equal(picture_read("/dev/zero", mnist, pixels, &e), PS_EDATA);
@@ -321,20 +312,4 @@ static int remove_dir(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_forms_give_the_same_pixels),
-		cmocka_unit_test(a_smaller_maximum_is_scaled),
-		cmocka_unit_test(pictures_of_any_size_come_in_planes),
-		cmocka_unit_test(jpeg_is_read_in_grey_and_colours),
-		cmocka_unit_test(damaged_jpegs_are_read_or_refused),
-		cmocka_unit_test(other_sizes_and_formats_are_refused),
-		cmocka_unit_test(the_pixels_must_be_there_and_all),
-		cmocka_unit_test(every_truncation_is_refused),
-		cmocka_unit_test(mutations_are_read_or_refused),
-		cmocka_unit_test(what_is_no_file_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, make_dir, remove_dir);
-}
+TEST_GROUP(make_dir, remove_dir)

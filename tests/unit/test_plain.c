@@ -1,11 +1,9 @@
 /* test_plain.c - text from a peer does nothing to a terminal (common/plain.h). */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <string.h>
 #include "common/plain.h"
+#include "tests/support/test.h"
 
 static void check(const char *from, int lines, const char *to)
 {
@@ -17,9 +15,8 @@ static void check(const char *from, int lines, const char *to)
 	assert_string_equal(text, to);
 }
 
-static void controls_are_replaced(void **state)
+TEST(controls_are_replaced)
 {
-	(void)state;
 	check("", 0, "");
 	check("worker 1, \u00e9\u20ac\U0001f600", 0, "worker 1, \u00e9\u20ac\U0001f600");
 	check("\033]0;title\007", 0, "?]0;title?");
@@ -30,11 +27,4 @@ static void controls_are_replaced(void **state)
 		0, "?2J ?"); /* U+009B, the C1 form of escape and [ */
 	check("a\u202eb\u2066c\u200fd\u061c", 0, "a?b?c?d?");
 	check("\x9b\xff\xc3", 0, "???"); /* no UTF-8 */
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {cmocka_unit_test(controls_are_replaced)};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

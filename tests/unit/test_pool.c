@@ -4,17 +4,17 @@
 #include "tests/support/client_fixture.h"
 #include "common/mem.h"
 #include "common/pool.h"
+#include "tests/support/test.h"
 
 #define FLOATS 1000
 
 /* ---- pool ---------------------------------------------------------------------------------- */
 
-static void a_buffer_comes_back_when_its_message_is_closed(void **state)
+TEST(a_buffer_comes_back_when_its_message_is_closed)
 {
 	struct pool *pool;
 	zmq_msg_t first, second;
 
-	(void)state;
 	assert_int_equal(pool_new(&pool, FLOATS), 0);
 	float *buffer = pool_acquire(pool), *sent = buffer;
 	assert_true(buffer[0] == 0 && buffer[FLOATS - 1] == 0);
@@ -42,12 +42,11 @@ static void a_buffer_comes_back_when_its_message_is_closed(void **state)
 	pool_free(&pool);
 }
 
-static void more_buffers_than_the_pool_keeps_are_freed(void **state)
+TEST(more_buffers_than_the_pool_keeps_are_freed)
 {
 	float *buffer[40];
 	struct pool *pool;
 
-	(void)state;
 	assert_int_equal(pool_new(&pool, FLOATS), 0);
 	for (size_t i = 0; i < 40; i++)
 		buffer[i] = pool_acquire(pool);
@@ -69,11 +68,10 @@ static void push_gradient(float value)
 	assert_int_equal(client_push_all(client, g, 0), 0);
 }
 
-static void gradients_made_in_place_arrive(void **state)
+TEST_IN(gradients_made_in_place_arrive, client_set_up, client_tear_down)
 {
 	struct cnnps_stats s;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	for (int i = 1; i <= 5; i++) {
 		const float *g = cnnps_gradient(client);
@@ -89,11 +87,10 @@ static void gradients_made_in_place_arrive(void **state)
 	assert_true(seen.sum[0] == 15 && seen.sum[FAKE_PARAMS - 1] == 15);
 }
 
-static void a_part_of_the_buffer_is_copied(void **state)
+TEST_IN(a_part_of_the_buffer_is_copied, client_set_up, client_tear_down)
 {
 	float *g = cnnps_gradient(client);
 
-	(void)state;
 	g[0] = 7;
 	assert_int_equal(client_push_slice(client, 2, g, 1, 0), 0);
 	g[0] = 8;
@@ -104,12 +101,11 @@ static void a_part_of_the_buffer_is_copied(void **state)
 
 /* ---- weights ------------------------------------------------------------------------------- */
 
-static void a_view_stays_as_it_is_until_the_next_one(void **state)
+TEST_IN(a_view_stays_as_it_is_until_the_next_one, client_set_up, client_tear_down)
 {
 	float w[FAKE_PARAMS];
 	struct cnnps_pull view;
 
-	(void)state;
 	fake_set(&client_server, &client_server.how.two_slices, 1);
 	push_gradient(2);
 	assert_int_equal(client_view(client, &view), 0);
@@ -144,12 +140,11 @@ static void special_release(void *memory)
 }
 
 /* Requests many buffers with different calls. The buffers do not overlap. */
-static void special_memory_is_taken_once_and_given_back(void **state)
+TEST(special_memory_is_taken_once_and_given_back)
 {
 	float *buffer[40];
 	struct pool *pool;
 
-	(void)state;
 	special.taken = special.given = 0;
 	assert_int_equal(pool_new_in(&pool, FLOATS, special_allocate, special_release), 0);
 	for (int round = 0; round < 3; round++) {
@@ -173,7 +168,7 @@ static void special_memory_is_taken_once_and_given_back(void **state)
 	assert_int_equal(special.given, taken);
 }
 
-static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
+TEST(weights_and_gradients_lie_where_the_program_wants_them)
 {
 	struct cnnps_options o = {.size = sizeof(o),
 		.server = client_server.url,
@@ -182,7 +177,6 @@ static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 		.release = special_release};
 	struct cnnps_pull view;
 
-	(void)state;
 	log_set_level(LOG_ERROR);
 	special.taken = special.given = 0;
 	fake_start(&client_server);
@@ -206,22 +200,4 @@ static void weights_and_gradients_lie_where_the_program_wants_them(void **state)
 	assert_in_range(special.taken, 1, 10);
 	client_tear_down(NULL);
 	assert_int_equal(special.given, special.taken);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_buffer_comes_back_when_its_message_is_closed),
-		cmocka_unit_test(more_buffers_than_the_pool_keeps_are_freed),
-		cmocka_unit_test(special_memory_is_taken_once_and_given_back),
-		cmocka_unit_test(weights_and_gradients_lie_where_the_program_wants_them),
-		cmocka_unit_test_setup_teardown(
-			gradients_made_in_place_arrive, client_set_up, client_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_part_of_the_buffer_is_copied, client_set_up, client_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_view_stays_as_it_is_until_the_next_one, client_set_up, client_tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

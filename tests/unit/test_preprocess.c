@@ -1,14 +1,12 @@
 /* test_preprocess.c - what norm, shift and flip do to the pixels of an image
  * (common/preprocess.h). */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "common/preprocess.h"
 #include "common/rng.h"
+#include "tests/support/test.h"
 
 #define C 2
 #define H 5
@@ -22,13 +20,12 @@ static void fill(void)
 		image[i] = (uint8_t)(i + 1);
 }
 
-static void pixels_are_normalised_by_channel(void **state)
+TEST(pixels_are_normalised_by_channel)
 {
 	const struct preprocess none = {0}, one = {1, {0.5f}, {0.25f}, 0, 0},
 				two = {2, {0.5f, 0}, {0.25f, 2}, 0, 0};
 	float table[256];
 
-	(void)state;
 	preprocess_table(&none, 1, table);
 	assert_true(table[255] == 1 && table[51] == 51.0f / 255);
 	preprocess_table(&one, 1, table);
@@ -39,11 +36,10 @@ static void pixels_are_normalised_by_channel(void **state)
 	assert_true(table[0] == 0 && table[255] == 0.5f);
 }
 
-static void without_shift_and_flip_an_image_stays(void **state)
+TEST(without_shift_and_flip_an_image_stays)
 {
 	const struct preprocess p = {1, {0.5f}, {0.25f}, 0, 0};
 
-	(void)state;
 	fill();
 	preprocess_image(&p, 1, 2, 3, C, H, W, image, out);
 	assert_memory_equal(out, image, sizeof(image));
@@ -73,13 +69,12 @@ static void expect(const struct preprocess *p, uint32_t epoch, uint32_t n)
 			}
 }
 
-static void shift_and_flip_follow_from_seed_epoch_and_image(void **state)
+TEST(shift_and_flip_follow_from_seed_epoch_and_image)
 {
 	const struct preprocess kinds[] = {{0, {0}, {0}, 2, 0}, {0, {0}, {0}, 0, 1},
 		{0, {0}, {0}, 3, 1}, {0, {0}, {0}, 4095, 1}};
 	size_t same = 0;
 
-	(void)state;
 	fill();
 	for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
 		assert_int_equal(preprocess_is_random(&kinds[k]), 1);
@@ -91,15 +86,4 @@ static void shift_and_flip_follow_from_seed_epoch_and_image(void **state)
 	}
 	/* half of the images with flip alone, and few other images */
 	assert_in_range(same, 80, 140);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(pixels_are_normalised_by_channel),
-		cmocka_unit_test(without_shift_and_flip_an_image_stays),
-		cmocka_unit_test(shift_and_flip_follow_from_seed_epoch_and_image),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

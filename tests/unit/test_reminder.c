@@ -1,30 +1,26 @@
 /* Proves the contract of common/reminder.h. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include "common/reminder.h"
+#include "tests/support/test.h"
 
 /* Polls the reminder every 100 ms and asserts that it reports at the times `expected`, in ms. */
-static void reports_come_at_growing_intervals(void **state)
+TEST(reports_come_at_growing_intervals)
 {
 	const uint64_t expected[] = {1500, 4500, 10500, 22500, 46500, 94500, 154500, 214500};
 	struct reminder r = {0};
 	size_t n = 0;
 
-	(void)state;
 	for (uint64_t now = 0; now <= 220000; now += 100)
 		if (reminder_due(&r, 7, 0, 1000 + now) && n < 8)
 			assert_int_equal(1000 + now, expected[n++]);
 	assert_int_equal(n, 8);
 }
 
-static void another_wait_begins_anew(void **state)
+TEST(another_wait_begins_anew)
 {
 	struct reminder r = {0};
 
-	(void)state;
 	assert_false(reminder_due(&r, 0, 0, 5000));
 	assert_true(reminder_due(&r, 1, 3000, 5000)); /* the wait began before the first poll */
 	assert_false(reminder_due(&r, 1, 3000, 7900));
@@ -36,14 +32,4 @@ static void another_wait_begins_anew(void **state)
 	assert_false(reminder_due(&r, 2, 9700, 9700));
 	assert_false(reminder_due(&r, 2, 9700, 11100));
 	assert_true(reminder_due(&r, 2, 9700, 11200));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(reports_come_at_growing_intervals),
-		cmocka_unit_test(another_wait_begins_anew),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

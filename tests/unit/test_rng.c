@@ -1,36 +1,32 @@
 /* Proves the contract of common/rng.h. The expected numbers come from a Python program that was
  * written from the text of the header, not from the C code. The first vector is the one
  * published with SplitMix64. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/rng.h"
+#include "tests/support/test.h"
 
-static void the_generator_is_splitmix64(void **state)
+TEST(the_generator_is_splitmix64)
 {
-	(void)state;
 	struct rng r = {1234567};
 	const uint64_t expected[] = {6457827717110365317u, 3203168211198807973u,
 		9817491932198370423u, 4593380528125082431u, 16408922859458223821u};
+
 	for (size_t i = 0; i < 5; i++)
 		assert_int_equal(rng_next(&r), expected[i]);
 	assert_int_equal(rng_mix(1234567), expected[0]);
 }
 
-static void a_seed_is_mixed_with_stream_and_sub_stream(void **state)
+TEST(a_seed_is_mixed_with_stream_and_sub_stream)
 {
-	(void)state;
 	assert_int_equal(rng_seed(7, RNG_ORDER, 3).state, 0xab03565edcb53bcfu);
 	assert_int_equal(rng_seed(9, RNG_SIM, 4).state, rng_mix(rng_mix(rng_mix(9) ^ 5) ^ 4));
 }
 
-static void streams_and_sub_streams_do_not_repeat_each_other(void **state)
+TEST(streams_and_sub_streams_do_not_repeat_each_other)
 {
-	(void)state;
 	enum { N = 3 * 5 * 7 };
 	uint64_t first[N];
 	size_t n = 0;
@@ -44,12 +40,12 @@ static void streams_and_sub_streams_do_not_repeat_each_other(void **state)
 			assert_int_not_equal(first[i], first[j]);
 }
 
-static void below_is_the_high_half_of_the_product_and_even(void **state)
+TEST(below_is_the_high_half_of_the_product_and_even)
 {
-	(void)state;
 	const uint64_t expected[] = {7, 1, 2, 3, 0, 8, 2, 8, 3, 6};
 	struct rng r = {42};
 	size_t seen[10] = {0};
+
 	for (size_t i = 0; i < 10; i++)
 		assert_int_equal(rng_below(&r, 10), expected[i]);
 	for (int i = 0; i < 100000; i++) {
@@ -66,10 +62,10 @@ static void below_is_the_high_half_of_the_product_and_even(void **state)
 		assert_true(rng_below(&r, UINT64_MAX) < UINT64_MAX);
 }
 
-static void unit_is_53_bits_in_0_to_1(void **state)
+TEST(unit_is_53_bits_in_0_to_1)
 {
-	(void)state;
 	struct rng r = rng_seed(7, RNG_INIT, 0);
+
 	assert_true(rng_unit(&r) == 0.19743751642449092);
 	assert_true(rng_unit(&r) == 0.8596735762488327);
 	assert_true(rng_unit(&r) == 0.48118900885749205);
@@ -83,12 +79,12 @@ static void unit_is_53_bits_in_0_to_1(void **state)
 	assert_true(sum > 49500 && sum < 50500);
 }
 
-static void the_order_of_images_is_the_one_that_is_specified(void **state)
+TEST(the_order_of_images_is_the_one_that_is_specified)
 {
-	(void)state;
 	const uint32_t expected[3][10] = {{9, 5, 0, 3, 6, 7, 2, 1, 8, 4},
 		{0, 5, 9, 3, 4, 6, 2, 8, 7, 1}, {9, 3, 8, 1, 2, 6, 5, 0, 7, 4}};
 	uint32_t order[10];
+
 	rng_order(7, 0, order, 10);
 	assert_memory_equal(order, expected[0], sizeof(order));
 	rng_order(7, 1, order, 10); /* another epoch */
@@ -97,12 +93,12 @@ static void the_order_of_images_is_the_one_that_is_specified(void **state)
 	assert_memory_equal(order, expected[2], sizeof(order));
 }
 
-static void every_order_is_a_permutation(void **state)
+TEST(every_order_is_a_permutation)
 {
-	(void)state;
 	const size_t sizes[] = {0, 1, 2, 3, 100, 60000};
 	static uint32_t order[60001];
 	static unsigned char seen[60000];
+
 	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
 		for (uint32_t epoch = 0; epoch < 3; epoch++) {
 			size_t n = sizes[s];
@@ -119,19 +115,4 @@ static void every_order_is_a_permutation(void **state)
 	rng_order(7, 0, order, 60000);
 	assert_int_equal(order[0], 26529);
 	assert_int_equal(order[4], 38174);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_generator_is_splitmix64),
-		cmocka_unit_test(a_seed_is_mixed_with_stream_and_sub_stream),
-		cmocka_unit_test(streams_and_sub_streams_do_not_repeat_each_other),
-		cmocka_unit_test(below_is_the_high_half_of_the_product_and_even),
-		cmocka_unit_test(unit_is_53_bits_in_0_to_1),
-		cmocka_unit_test(the_order_of_images_is_the_one_that_is_specified),
-		cmocka_unit_test(every_order_is_a_permutation),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

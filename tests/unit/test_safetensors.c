@@ -1,9 +1,6 @@
 /* Proves the contract of common/safetensors.h. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include "common/file.h"
 #include "common/model.h"
@@ -11,6 +8,7 @@
 #include "common/rng.h"
 #include "common/safetensors.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/test.h"
 
 static char dir[64], path[320];
 static struct err e;
@@ -48,10 +46,10 @@ static unsigned char *file_bytes(size_t *size)
 	return data;
 }
 
-static void weights_come_back_bit_for_bit(void **state)
+TEST_IN(weights_come_back_bit_for_bit, begin, end)
 {
-	(void)state;
 	const char *models[] = {"conv:4:5 relu pool:2 fc:10", "fc:5 relu fc:2", "vector:17"};
+
 	for (size_t i = 0; i < 3; i++) {
 		use_model(models[i]);
 		weights[0] = -0.0f;
@@ -65,10 +63,10 @@ static void weights_come_back_bit_for_bit(void **state)
 	}
 }
 
-static void the_bytes_are_those_that_the_format_prescribes(void **state)
+TEST_IN(the_bytes_are_those_that_the_format_prescribes, begin, end)
 {
-	(void)state;
 	size_t size;
+
 	const char *header =
 		"{\"__metadata__\":{\"format\":\"pt\",\"model\":\"conv:2:28 relu fc:3\"},"
 		"\"conv1.weight\":{\"dtype\":\"F32\",\"shape\":[2,1,28,28],\"data_offsets\":[0,"
@@ -91,11 +89,11 @@ static void the_bytes_are_those_that_the_format_prescribes(void **state)
 	free(file);
 }
 
-static void every_header_is_padded_to_8_bytes(void **state)
+TEST_IN(every_header_is_padded_to_8_bytes, begin, end)
 {
-	(void)state;
 	const char *models[] = {"vector:3", "vector:30", "vector:300", "vector:3000", "fc:2",
 		"fc:10", "fc:2 relu fc:2", "relu fc:10", "dropout:0.5 fc:10", "dropout:0.25 fc:10"};
+
 	for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
 		size_t size;
 		uint64_t length;
@@ -111,10 +109,10 @@ static void every_header_is_padded_to_8_bytes(void **state)
 	}
 }
 
-static void equal_weights_give_equal_files(void **state)
+TEST_IN(equal_weights_give_equal_files, begin, end)
 {
-	(void)state;
 	size_t one_size, two_size;
+
 	use_model("conv:4:5 relu pool:2 fc:10");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 	unsigned char *one = file_bytes(&one_size);
@@ -127,10 +125,10 @@ static void equal_weights_give_equal_files(void **state)
 	free(two);
 }
 
-static void a_bare_file_name_is_written_where_one_stands(void **state)
+TEST_IN(a_bare_file_name_is_written_where_one_stands, begin, end)
 {
-	(void)state;
 	char before[4096];
+
 	use_model("vector:3");
 	assert_non_null(getcwd(before, sizeof(before)));
 	assert_int_equal(chdir(dir), 0);
@@ -177,9 +175,8 @@ static int read_made(const char *header, uint64_t length, const void *data, size
 
 static const float six[] = {1, 2, 3, 4, 5, 6, 7, 8};
 
-static void another_order_of_tensors_is_read_by_name(void **state)
+TEST_IN(another_order_of_tensors_is_read_by_name, begin, end)
 {
-	(void)state;
 	const char *header =
 		"{" BIAS("[2]", "0", "8") "," WEIGHT("\"F32\"", "[2,2]", "8", "24") "}  ";
 	const float expected[] = {3, 4, 5, 6, 1, 2};
@@ -191,9 +188,8 @@ static void another_order_of_tensors_is_read_by_name(void **state)
 	assert_memory_equal(again, six, 24);
 }
 
-static void a_file_of_another_model_is_refused_by_the_first_difference(void **state)
+TEST_IN(a_file_of_another_model_is_refused_by_the_first_difference, begin, end)
 {
-	(void)state;
 	static const struct {
 		const char *header, *says;
 	} row[] = {
@@ -234,6 +230,7 @@ static void a_file_of_another_model_is_refused_by_the_first_difference(void **st
 		{"{" GOOD_WEIGHT "," GOOD_BIAS "} x", "not a JSON object"},
 		{"{\"\xff\":1}", "not a JSON object"},
 	};
+
 	use_small_model();
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		int rc = read_made(row[i].header, strlen(row[i].header), six, 24);
@@ -250,11 +247,10 @@ static int model_of(const char *header, char *text)
 	return safetensors_model(path, text, &e);
 }
 
-static void the_metadata_name_the_model(void **state)
+TEST_IN(the_metadata_name_the_model, begin, end)
 {
 	char text[MODEL_MAX_TEXT], large[MODEL_MAX_TEXT + 100];
 
-	(void)state;
 	use_model("seed:2");
 	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 	assert_int_equal(safetensors_model(path, text, &e), PS_OK);
@@ -276,13 +272,13 @@ static void the_metadata_name_the_model(void **state)
 	assert_non_null(strstr(e.text, "512 bytes; expected at most 511"));
 }
 
-static void lengths_that_lie_are_refused_before_they_are_used(void **state)
+TEST_IN(lengths_that_lie_are_refused_before_they_are_used, begin, end)
 {
-	(void)state;
 	const char *header = "{" GOOD_WEIGHT "," GOOD_BIAS "}";
 	const size_t n = strlen(header);
 	const uint64_t lengths[] = {0, 1, n - 1, n + 1, n + 24, n + 25, 1 << 18, (1 << 18) + 1,
 		UINT32_MAX, (uint64_t)1 << 63, UINT64_MAX - 7, UINT64_MAX};
+
 	use_small_model();
 	assert_int_equal(read_made(header, n, six, 24), PS_OK);
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
@@ -301,11 +297,11 @@ static void lengths_that_lie_are_refused_before_they_are_used(void **state)
 	assert_non_null(strstr(e.text, "28 bytes of data; the model \"input:2x1x1 fc:2\" has 24"));
 }
 
-static void every_truncation_and_many_mutations_are_refused_or_harmless(void **state)
+TEST_IN(every_truncation_and_many_mutations_are_refused_or_harmless, begin, end)
 {
-	(void)state;
 	const uint64_t seed = 31;
 	size_t size, refused = 0;
+
 	print_message("seed %llu\n", (unsigned long long)seed);
 	use_small_model();
 	assert_int_equal(safetensors_write(path, &m, six, &e), PS_OK);
@@ -331,10 +327,10 @@ static void every_truncation_and_many_mutations_are_refused_or_harmless(void **s
 	free(file);
 }
 
-static void deep_nesting_and_oversized_files_are_refused(void **state)
+TEST_IN(deep_nesting_and_oversized_files_are_refused, begin, end)
 {
-	(void)state;
 	static char nested[50001];
+
 	use_small_model();
 	memset(nested, '[', 50000);
 	assert_int_equal(read_made(nested, 50000, six, 24), PS_EDATA);
@@ -344,11 +340,11 @@ static void deep_nesting_and_oversized_files_are_refused(void **state)
 	assert_int_equal(safetensors_read("/nonexistent", &m, again, &e), PS_EIO);
 }
 
-static void weights_that_are_not_finite_are_refused(void **state)
+TEST_IN(weights_that_are_not_finite_are_refused, begin, end)
 {
-	(void)state;
 	const char *header = "{" GOOD_WEIGHT "," GOOD_BIAS "}";
 	const float bad[] = {NAN, INFINITY, -INFINITY};
+
 	use_small_model();
 	for (size_t i = 0; i < 3; i++) {
 		float data[6] = {1, 2, 3, 4, 5, bad[i]};
@@ -380,14 +376,13 @@ static void write_named(int first, int last, const char *type)
 	assert_int_equal(file_replace(dir, "w.safetensors", parts, 4, &e), PS_OK);
 }
 
-static void a_vector_keeps_the_names_and_the_buffers_of_its_file(void **state)
+TEST_IN(a_vector_keeps_the_names_and_the_buffers_of_its_file, begin, end)
 {
 	static const float other[3] = {4, 5, 6};
 	struct safetensors_frame f, none, kept;
 	unsigned char *before, *after;
 	size_t size, again_size;
 
-	(void)state;
 	use_model("vector:3");
 	write_named(0, 8, "F32");
 	before = file_bytes(&size);
@@ -420,9 +415,8 @@ static void refuse_vector(int first, int last, const char *type)
 	assert_null(f.bytes);
 }
 
-static void tensors_that_do_not_make_up_the_vector_are_refused(void **state)
+TEST_IN(tensors_that_do_not_make_up_the_vector_are_refused, begin, end)
 {
-	(void)state;
 	use_model("vector:3");
 	refuse_vector(0, 8, "F16");
 	refuse_vector(0, 4, "F32");
@@ -433,36 +427,4 @@ static void tensors_that_do_not_make_up_the_vector_are_refused(void **state)
 	refuse_vector(0, 1000, "F32");
 	use_model("vector:30");
 	refuse_vector(0, 8, "F32");
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			a_vector_keeps_the_names_and_the_buffers_of_its_file, begin, end),
-		cmocka_unit_test_setup_teardown(
-			tensors_that_do_not_make_up_the_vector_are_refused, begin, end),
-		cmocka_unit_test_setup_teardown(weights_come_back_bit_for_bit, begin, end),
-		cmocka_unit_test_setup_teardown(
-			the_bytes_are_those_that_the_format_prescribes, begin, end),
-		cmocka_unit_test_setup_teardown(every_header_is_padded_to_8_bytes, begin, end),
-		cmocka_unit_test_setup_teardown(equal_weights_give_equal_files, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_bare_file_name_is_written_where_one_stands, begin, end),
-		cmocka_unit_test_setup_teardown(
-			another_order_of_tensors_is_read_by_name, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_file_of_another_model_is_refused_by_the_first_difference, begin, end),
-		cmocka_unit_test_setup_teardown(the_metadata_name_the_model, begin, end),
-		cmocka_unit_test_setup_teardown(
-			lengths_that_lie_are_refused_before_they_are_used, begin, end),
-		cmocka_unit_test_setup_teardown(
-			every_truncation_and_many_mutations_are_refused_or_harmless, begin, end),
-		cmocka_unit_test_setup_teardown(
-			deep_nesting_and_oversized_files_are_refused, begin, end),
-		cmocka_unit_test_setup_teardown(
-			weights_that_are_not_finite_are_refused, begin, end),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include "tests/support/capture.h"
 #include "tests/support/temp_dir.h"
 #include "server/auth/auth.h"
+#include "tests/support/test.h"
 
 #define DEADLINE_MS 20000
 #define WORKERS     4
@@ -179,18 +180,16 @@ static int check(struct client *c, struct msg *m, const char **why)
 
 /* ---- invariants 1 and 3 ---------------------------------------------------------------------- */
 
-static void only_keys_of_the_list_get_in(void **state)
+TEST_IN(only_keys_of_the_list_get_in, set_up, tear_down)
 {
-	(void)state;
 	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 	assert_int_equal(auth_stats(auth)->admitted, 1);
 	assert_int_equal(auth_stats(auth)->refused, 1);
 }
 
-static void a_new_list_counts_when_it_is_read(void **state)
+TEST_IN(a_new_list_counts_when_it_is_read, set_up, tear_down)
 {
-	(void)state;
 	write_list(line_for("worker", &other));
 	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	write_list("");
@@ -203,11 +202,10 @@ static void a_new_list_counts_when_it_is_read(void **state)
 	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 }
 
-static void a_list_that_cannot_be_read_changes_nothing(void **state)
+TEST_IN(a_list_that_cannot_be_read_changes_nothing, set_up, tear_down)
 {
 	struct capture said;
 
-	(void)state;
 	write_list("nonsense\n");
 	capture_begin(&said, 2);
 	auth_reload(auth);
@@ -218,11 +216,10 @@ static void a_list_that_cannot_be_read_changes_nothing(void **state)
 }
 
 /* The disk of the list hangs: the list in memory decides, and the event loop goes on. */
-static void a_list_on_a_hanging_disk_blocks_nothing(void **state)
+TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
 {
 	uint64_t longest = 0;
 
-	(void)state;
 	atomic_store(&hang, 1);
 	write_list(line_for("worker", &other));
 	auth_reload(auth);
@@ -247,22 +244,20 @@ static void a_list_on_a_hanging_disk_blocks_nothing(void **state)
 }
 
 /* The test ends while a read is under way. Closing must wait for that read (auth_busy). */
-static void a_list_that_is_being_read_at_the_end_is_harmless(void **state)
+TEST_IN(a_list_that_is_being_read_at_the_end_is_harmless, set_up, tear_down)
 {
-	(void)state;
 	atomic_store(&hang, 1);
 	auth_reload(auth);
 	UNTIL(atomic_load(&hanging))
 	auth_reload(auth);
 }
 
-static void a_deleted_key_is_refused_on_its_open_connection(void **state)
+TEST_IN(a_deleted_key_is_refused_on_its_open_connection, set_up, tear_down)
 {
 	struct msg m = {.type = MSG_PUSH};
 	const char *why = NULL;
 	struct client c;
 
-	(void)state;
 	connect_with(&c, &worker, server_key.public_key);
 	assert_int_equal(check(&c, &m, &why), PS_OK);
 	write_list(line_for("worker", &other));
@@ -296,7 +291,7 @@ static int say(struct client *c, struct msg m)
 	return check(c, &m, &why);
 }
 
-static void a_role_decides_which_messages_are_allowed(void **state)
+TEST_IN(a_role_decides_which_messages_are_allowed, set_up, tear_down)
 {
 	static const struct {
 		const char *role;
@@ -310,7 +305,6 @@ static void a_role_decides_which_messages_are_allowed(void **state)
 	};
 	struct client c;
 
-	(void)state;
 	connect_with(&c, &worker, server_key.public_key);
 	struct msg first = {.type = MSG_STATUS};
 	const char *why;
@@ -337,20 +331,19 @@ static void a_role_decides_which_messages_are_allowed(void **state)
 	disconnect(&c);
 }
 
-static void a_message_without_a_key_is_refused(void **state)
+TEST_IN(a_message_without_a_key_is_refused, set_up, tear_down)
 {
 	struct msg m = {.type = MSG_STATUS};
 	const char *why;
 	struct frames f;
 
-	(void)state;
 	frames_init(&f);
 	assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 1), 0);
 	assert_int_equal(auth_check(auth, 1, &f, &m, &why), PS_EAUTH);
 	frames_release(&f);
 }
 
-static void a_worker_id_belongs_to_its_key(void **state)
+TEST_IN(a_worker_id_belongs_to_its_key, set_up, tear_down)
 {
 	char list[256];
 	struct client c, d;
@@ -361,7 +354,6 @@ static void a_worker_id_belongs_to_its_key(void **state)
 	uint32_t peer;
 	const char *why;
 
-	(void)state;
 	snprintf(list, sizeof(list), "worker %s\nworker %s\n", worker.public_key, other.public_key);
 	write_list(list);
 	auth_reload(auth);
@@ -384,14 +376,13 @@ static void a_worker_id_belongs_to_its_key(void **state)
 	disconnect(&d);
 }
 
-static void a_name_belongs_to_its_key(void **state)
+TEST_IN(a_name_belongs_to_its_key, set_up, tear_down)
 {
 	struct msg m = {.type = MSG_HELLO, .hello = {.role = ROLE_WORKER, .name = "hans"}};
 	const char *why;
 	struct client c;
 	char expected[64];
 
-	(void)state;
 	connect_with(&c, &worker, server_key.public_key);
 	assert_int_equal(check(&c, &m, &why), PS_OK);
 	snprintf(expected, sizeof(expected), "hans@%.8s", worker.public_key);
@@ -408,13 +399,12 @@ static void a_name_belongs_to_its_key(void **state)
 
 /* ---- the self-test --------------------------------------------------------------------------- */
 
-static void a_server_that_accepts_unknown_keys_fails_its_self_test(void **state)
+TEST_IN(a_server_that_accepts_unknown_keys_fails_its_self_test, set_up, tear_down)
 {
 	struct key_pair mine;
 	char path[320];
 	int on = 1;
 
-	(void)state;
 	assert_int_equal(key_read_secret(temp_dir_path(dir, "server.key", path), &mine, &e), PS_OK);
 	void *careless_context = zmq_ctx_new(),
 	     *careless = zmq_socket(careless_context, ZMQ_ROUTER);
@@ -426,33 +416,11 @@ static void a_server_that_accepts_unknown_keys_fails_its_self_test(void **state)
 	zmq_ctx_term(careless_context);
 }
 
-static void a_server_without_curve_notices(void **state)
+TEST_IN(a_server_without_curve_notices, set_up, tear_down)
 {
-	(void)state;
 	void *plain = zmq_socket(context, ZMQ_ROUTER);
+
 	assert_int_equal(auth_self_test(auth, plain, &e), PS_EAUTH);
 	assert_non_null(strstr(e.text, "not refused"));
 	zmq_close(plain);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(only_keys_of_the_list_get_in),
-		TEST(a_new_list_counts_when_it_is_read),
-		TEST(a_list_that_cannot_be_read_changes_nothing),
-		TEST(a_list_on_a_hanging_disk_blocks_nothing),
-		TEST(a_list_that_is_being_read_at_the_end_is_harmless),
-		TEST(a_deleted_key_is_refused_on_its_open_connection),
-		TEST(a_role_decides_which_messages_are_allowed),
-		TEST(a_message_without_a_key_is_refused),
-		TEST(a_worker_id_belongs_to_its_key),
-		TEST(a_name_belongs_to_its_key),
-		TEST(a_server_that_accepts_unknown_keys_fails_its_self_test),
-		TEST(a_server_without_curve_notices),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

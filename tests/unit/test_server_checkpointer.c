@@ -7,14 +7,14 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include "tests/support/run_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- saving ------------------------------------------------------------------------------ */
 
-static void what_is_saved_comes_back(void **state)
+TEST_IN(what_is_saved_comes_back, run_set_up, run_tear_down)
 {
 	size_t size, size_again;
 
-	(void)state;
 	run_start("--model;fc:10");
 	const struct run_id id = core_config(run_startup.core)->run;
 	run_join(1000, 500);
@@ -37,11 +37,10 @@ static void what_is_saved_comes_back(void **state)
 
 /* The core never computes weights that are not finite. If a bug does, the last good checkpoint
  * remains. */
-static void weights_that_are_not_finite_are_not_saved(void **state)
+TEST_IN(weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down)
 {
 	static const float wild[] = {NAN, INFINITY, -INFINITY};
 
-	(void)state;
 	run_start("--model;fc:10");
 	capture_begin(&run_errors, STDERR_FILENO);
 	for (uint64_t i = 0; i < 3; i++) {
@@ -76,9 +75,8 @@ static void went_through(uv_work_t *work, int status)
 }
 
 /* The checkpoint contains the state at checkpointer_start, whatever happens during the write. */
-static void a_snapshot_is_one_instant(void **state)
+TEST_IN(a_snapshot_is_one_instant, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
 	run_join(0, 0);
 	direct_push(&run_worker, (struct work){0}, 0, 0, 1);
@@ -97,9 +95,8 @@ static void a_snapshot_is_one_instant(void **state)
 	assert_int_equal(core_stats(run_startup.core)->version, 1);
 }
 
-static void statistics_are_kept(void **state)
+TEST_IN(statistics_are_kept, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;fc:10");
 	run_save(2);
 	const struct checkpointer_stats *s = checkpointer_stats(run_checkpointer);
@@ -118,9 +115,8 @@ static void limit_files(rlim_t bytes)
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
 }
 
-static void a_full_disk_is_logged_once_and_recovers(void **state)
+TEST_IN(a_full_disk_is_logged_once_and_recovers, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;fc:10");
 	limit_files(1000); /* a write beyond 1000 bytes fails, as on a full disk */
 	capture_begin(&run_errors, STDERR_FILENO);
@@ -151,11 +147,10 @@ static void a_full_disk_is_logged_once_and_recovers(void **state)
 	assert_int_equal(core_config(run_startup.core)->generation, 8);
 }
 
-static void a_start_on_a_full_disk_fails_before_it_serves(void **state)
+TEST_IN(a_start_on_a_full_disk_fails_before_it_serves, run_set_up, run_tear_down)
 {
 	struct err e;
 
-	(void)state;
 	run_start("--model;fc:10");
 	limit_files(1000);
 	assert_int_equal(checkpointer_write(run_checkpointer, run_startup.core, 2, &e), PS_EIO);
@@ -163,9 +158,8 @@ static void a_start_on_a_full_disk_fails_before_it_serves(void **state)
 	assert_non_null(strstr(e.text, run_dir));
 }
 
-static void a_directory_that_vanished_is_an_error_of_that_save(void **state)
+TEST_IN(a_directory_that_vanished_is_an_error_of_that_save, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;fc:10");
 	temp_dir_remove(run_dir);
 	capture_begin(&run_errors, STDERR_FILENO);
@@ -178,24 +172,11 @@ static void a_directory_that_vanished_is_an_error_of_that_save(void **state)
 	assert_int_equal(run_saved.rc, PS_OK);
 }
 
-int main(void)
+static int begin_all(void **state)
 {
+	(void)state;
 	setenv("UV_THREADPOOL_SIZE", "1", 1);
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(
-			what_is_saved_comes_back, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_snapshot_is_one_instant, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(statistics_are_kept, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_full_disk_is_logged_once_and_recovers, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_start_on_a_full_disk_fails_before_it_serves, run_set_up, run_tear_down),
-		cmocka_unit_test_setup_teardown(a_directory_that_vanished_is_an_error_of_that_save,
-			run_set_up, run_tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return 0;
 }
+
+TEST_GROUP(begin_all, NULL)

@@ -1,12 +1,10 @@
 /* test_server_chunked_push.c - proves the invariants of server/net/chunked_push.h. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 #include "proto/checksum.h"
 #include "server/net/chunked_push.h"
+#include "tests/support/test.h"
 
 #define N     32 /* number of floats of the model */
 #define PEERS 4
@@ -103,9 +101,8 @@ static void fits(uint32_t peer, uint32_t n, float from)
 	frames_release(&f);
 }
 
-static void frames_come_before_the_messages_own_in_their_order(void **state)
+TEST_IN(frames_come_before_the_messages_own_in_their_order, set_up, tear_down)
 {
-	(void)state;
 	for (uint32_t n = 0; n <= WIRE_MAX_CHUNKS; n++) {
 		for (uint32_t i = 0; i < n; i++)
 			assert_int_equal(goes(7, N / WIRE_MAX_CHUNKS, 1 + (float)i, 1), PS_OK);
@@ -114,18 +111,16 @@ static void frames_come_before_the_messages_own_in_their_order(void **state)
 	}
 }
 
-static void peers_are_apart(void **state)
+TEST_IN(peers_are_apart, set_up, tear_down)
 {
-	(void)state;
 	for (uint32_t peer = 1; peer <= PEERS; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, PEERS), PS_OK);
 	for (uint32_t peer = PEERS; peer >= 1; peer--)
 		fits(peer, 1, (float)peer);
 }
 
-static void a_wrong_number_of_chunks_is_a_lost_message(void **state)
+TEST_IN(a_wrong_number_of_chunks_is_a_lost_message, set_up, tear_down)
 {
-	(void)state;
 	fails(1, 1);
 	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
 	fails(1, 2);
@@ -135,9 +130,8 @@ static void a_wrong_number_of_chunks_is_a_lost_message(void **state)
 	fails(1, 1);
 }
 
-static void chunks_over_the_limit_are_discarded(void **state)
+TEST_IN(chunks_over_the_limit_are_discarded, set_up, tear_down)
 {
-	(void)state;
 	assert_int_equal(goes(1, N, 1, 1), PS_OK);
 	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* too many values */
 	fails(1, 1);
@@ -150,9 +144,8 @@ static void chunks_over_the_limit_are_discarded(void **state)
 	fits(1, 0, 0);
 }
 
-static void the_push_of_the_longest_silent_peer_is_discarded(void **state)
+TEST_IN(the_push_of_the_longest_silent_peer_is_discarded, set_up, tear_down)
 {
-	(void)state;
 	for (uint32_t peer = 1; peer <= 3; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 3), PS_OK);
 	assert_int_equal(goes(1, 1, 2, 3), PS_OK); /* now peer 2 has been silent for longest */
@@ -169,27 +162,11 @@ static void the_push_of_the_longest_silent_peer_is_discarded(void **state)
 	fits(100, 1, 100);
 }
 
-static void closed_connections_have_none(void **state)
+TEST_IN(closed_connections_have_none, set_up, tear_down)
 {
-	(void)state;
 	assert_int_equal(goes(1, 1, 1, 2), PS_OK);
 	assert_int_equal(goes(2, 1, 1, 2), PS_OK);
 	chunked_push_clear(chunks);
 	fails(1, 1);
 	fails(2, 1);
-}
-
-int main(void)
-{
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-	const struct CMUnitTest tests[] = {
-		TEST(frames_come_before_the_messages_own_in_their_order),
-		TEST(peers_are_apart),
-		TEST(a_wrong_number_of_chunks_is_a_lost_message),
-		TEST(chunks_over_the_limit_are_discarded),
-		TEST(the_push_of_the_longest_silent_peer_is_discarded),
-		TEST(closed_connections_have_none),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

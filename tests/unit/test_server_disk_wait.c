@@ -1,10 +1,8 @@
 /* Proves which writes server/durability/disk_wait.h reports as overdue, and which as hanging. */
 #include "server/durability/disk_wait.h"
-#include <setjmp.h>
-#include <stdarg.h>
+#include "tests/support/test.h"
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
 /* The waits at `now_ms`. A write of the log began log_ms ago, and a write of a checkpoint began
  * checkpoint_ms ago; 0: no write is under way. */
@@ -19,7 +17,7 @@ static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_
 }
 
 /* A disk that writes 20 MB a second is slow, but does not hang. */
-static void a_large_checkpoint_may_take_its_time(void **state)
+TEST(a_large_checkpoint_may_take_its_time)
 {
 	static const struct {
 		uint64_t log_ms, checkpoint_ms, bytes;
@@ -28,20 +26,10 @@ static void a_large_checkpoint_may_take_its_time(void **state)
 		{0, 10001, 0, 1}, {0, 10001, 400000000, 0}, {0, 29000, 400000000, 0},
 		{0, 30001, 400000000, 1}, {10001, 0, 400000000, 1}, {10001, 10001, 400000000, 1}};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		struct disk_wait d = waiting(row[i].log_ms, row[i].checkpoint_ms, row[i].bytes);
 
 		assert_int_equal(disk_wait_hangs(&d, 10000), row[i].hangs);
 		assert_int_equal(disk_wait_allowance_ms(&d), row[i].bytes / 20000);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_large_checkpoint_may_take_its_time),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,11 +2,8 @@
  * test_server_http.c - the pages of server/monitor/http.h: answers, refusals, limits, and no delay
  * of the event loop.
  */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,6 +14,7 @@
 #include <unistd.h>
 #include "common/clock.h"
 #include "server/monitor/http.h"
+#include "tests/support/test.h"
 
 #define DEADLINE_MS 20000
 #define LARGE       (1 << 20) /* size of the page /large in bytes */
@@ -124,26 +122,23 @@ static const char *body(void)
 	return blank + 4;
 }
 
-static void a_page_arrives_with_its_type(void **state)
+TEST_IN(a_page_arrives_with_its_type, set_up, tear_down)
 {
-	(void)state;
 	get("/ok");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 	assert_non_null(strstr(answer, "Content-Type: text/x-test\r\n"));
 	assert_string_equal(body(), "fine\n");
 }
 
-static void a_page_may_have_another_code(void **state)
+TEST_IN(a_page_may_have_another_code, set_up, tear_down)
 {
-	(void)state;
 	get("/bad");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 503 ", 13), 0);
 	assert_string_equal(body(), "not well\n");
 }
 
-static void an_unknown_page_is_404_and_lists_the_known(void **state)
+TEST_IN(an_unknown_page_is_404_and_lists_the_known, set_up, tear_down)
 {
-	(void)state;
 	get("/nothing");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
 	assert_non_null(strstr(body(), "/metrics"));
@@ -151,27 +146,24 @@ static void an_unknown_page_is_404_and_lists_the_known(void **state)
 	assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
 }
 
-static void a_page_without_memory_is_503(void **state)
+TEST_IN(a_page_without_memory_is_503, set_up, tear_down)
 {
-	(void)state;
 	get("/none");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 503 ", 13), 0);
 }
 
-static void head_has_no_body(void **state)
+TEST_IN(head_has_no_body, set_up, tear_down)
 {
-	(void)state;
 	ask("HEAD /ok HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 	assert_string_equal(body(), "");
 }
 
-static void only_get_and_head_are_allowed(void **state)
+TEST_IN(only_get_and_head_are_allowed, set_up, tear_down)
 {
 	static const char *const methods[] = {"POST", "PUT", "DELETE", "OPTIONS", "FETCH"};
 	char request[256];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(methods) / sizeof(methods[0]); i++) {
 		snprintf(request, sizeof(request),
 			"%s /ok HTTP/1.1\r\nHost: localhost\r\nConnection: "
@@ -185,43 +177,40 @@ static void only_get_and_head_are_allowed(void **state)
 	assert_int_equal(pages, 0);
 }
 
-static void an_announced_body_is_not_waited_for(void **state)
+TEST_IN(an_announced_body_is_not_waited_for, set_up, tear_down)
 {
-	(void)state;
 	ask("POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\nx");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 405 ", 13), 0);
 }
 
-static void a_large_page_arrives_whole(void **state)
+TEST_IN(a_large_page_arrives_whole, set_up, tear_down)
 {
-	(void)state;
 	size_t n = get("/large");
+
 	assert_true(n > LARGE);
 	const char *b = body();
 	assert_int_equal(strspn(b, "x"), LARGE);
 	assert_int_equal(strlen(b), LARGE);
 }
 
-static void several_requests_share_a_connection(void **state)
+TEST_IN(several_requests_share_a_connection, set_up, tear_down)
 {
 	const char *two = "GET /ok HTTP/1.1\r\nHost: localhost\r\n\r\n"
 			  "GET /bad HTTP/1.1\r\nHost: localhost\r\n\r\n";
 	int fd = dial();
 
-	(void)state;
 	assert_true(send(fd, two, strlen(two), 0) > 0);
 	read_answer(fd, "not well\n");
 	assert_non_null(strstr(answer, "fine\n"));
 	close(fd);
 }
 
-static void garbage_is_hung_up_on(void **state)
+TEST_IN(garbage_is_hung_up_on, set_up, tear_down)
 {
 	static const char *const junk[] = {
 		"\x01\x02\x03\r\n\r\n", "GET\r\n\r\n", "\xff\r\n\r\n", "GET /ok HTTP/9.9\r\n\r\n"};
 	char endless[64 * 1024 + 1];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(junk) / sizeof(junk[0]); i++) {
 		ask(junk[i]);
 		assert_null(strstr(answer, " 200 "));
@@ -237,12 +226,11 @@ static void garbage_is_hung_up_on(void **state)
 
 /* The server holds a bounded number of connections that send nothing, and closes each after some
  * seconds. */
-static void silent_connections_are_bounded_and_end(void **state)
+TEST_IN(silent_connections_are_bounded_and_end, set_up, tear_down)
 {
 	int fd[100];
 	char byte;
 
-	(void)state;
 	for (size_t i = 0; i < 100; i++) {
 		fd[i] = dial();
 		uv_run(&loop, UV_RUN_NOWAIT);
@@ -264,12 +252,11 @@ static void silent_connections_are_bounded_and_end(void **state)
 
 /* 64 clients hold unfinished requests, as many connections as the server allows. The next client
  * still gets its page, because the server closes the oldest connection for it. */
-static void slow_clients_do_not_silence_a_page(void **state)
+TEST_IN(slow_clients_do_not_silence_a_page, set_up, tear_down)
 {
 	static const char start[] = "GET /ok HTTP/1.1\r\nX: ";
 	int fd[64];
 
-	(void)state;
 	for (size_t i = 0; i < 64; i++) {
 		fd[i] = dial();
 		assert_int_equal(send(fd[i], start, strlen(start), 0), (ssize_t)strlen(start));
@@ -284,12 +271,11 @@ static void slow_clients_do_not_silence_a_page(void **state)
 }
 
 /* A stream stays open without new requests: it is neither slow nor too old. */
-static void slow_clients_do_not_end_a_stream(void **state)
+TEST_IN(slow_clients_do_not_end_a_stream, set_up, tear_down)
 {
 	static const char watch[] = "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n";
 	int fd[64], stream = dial();
 
-	(void)state;
 	assert_int_equal(send(stream, watch, strlen(watch), 0), (ssize_t)strlen(watch));
 	read_answer(stream, "retry: 1000");
 	assert_int_equal(http_watchers(http), 1);
@@ -317,9 +303,8 @@ static void get_of_host(const char *host)
 }
 
 /* A foreign page in a local user's browser has its name resolved to 127.0.0.1. */
-static void a_foreign_host_is_refused_on_loopback(void **state)
+TEST_IN(a_foreign_host_is_refused_on_loopback, set_up, tear_down)
 {
-	(void)state;
 	get_of_host("evil.example");
 	assert_int_equal(strncmp(answer, "HTTP/1.1 403 ", 13), 0);
 	get_of_host("127.0.0.1.evil.example:80");
@@ -332,13 +317,12 @@ static void a_foreign_host_is_refused_on_loopback(void **state)
 	assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
 }
 
-static void an_address_that_cannot_be_had_is_named(void **state)
+TEST_IN(an_address_that_cannot_be_had_is_named, set_up, tear_down)
 {
 	static const char *const bad[] = {"192.0.2.1:0", "no-such-host.invalid:80"};
 	struct http *second;
 	struct err e;
 
-	(void)state;
 	for (size_t i = 0; i < 2; i++) {
 		assert_int_equal(http_new(&second, &loop, bad[i], on_page, &pages, &e), PS_EUSAGE);
 		assert_null(second);
@@ -351,35 +335,4 @@ static void an_address_that_cannot_be_had_is_named(void **state)
 	assert_non_null(strstr(e.text, http_url(http) + strlen("http://")));
 	assert_non_null(strstr(e.text, "already in use"));
 	assert_true(http_is_loopback(http));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_page_arrives_with_its_type, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_page_may_have_another_code, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			an_unknown_page_is_404_and_lists_the_known, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_page_without_memory_is_503, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(head_has_no_body, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(only_get_and_head_are_allowed, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			an_announced_body_is_not_waited_for, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_large_page_arrives_whole, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			several_requests_share_a_connection, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(garbage_is_hung_up_on, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			silent_connections_are_bounded_and_end, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			slow_clients_do_not_silence_a_page, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			slow_clients_do_not_end_a_stream, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_foreign_host_is_refused_on_loopback, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			an_address_that_cannot_be_had_is_named, set_up, tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

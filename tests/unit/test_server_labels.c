@@ -1,12 +1,10 @@
 /* Proves the contract of server/net/clients.h. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include "common/log.h"
 #include "tests/support/capture.h"
 #include "server/net/clients.h"
+#include "tests/support/test.h"
 
 #define SLOTS 3u
 #define RING  (2 * SLOTS + 64)
@@ -51,9 +49,8 @@ static void assert_label(uint32_t worker, const char *host, uint32_t pid, const 
 	assert_string_equal(l->address, address);
 }
 
-static void a_welcome_gives_the_label_of_its_connection(void **state)
+TEST_IN(a_welcome_gives_the_label_of_its_connection, set_up, tear_down)
 {
-	(void)state;
 	assert_label(1, "", 0, "");
 	hello(7, "a", 1, "10.0.0.1");
 	hello(8, "b", 2, "::ffff:10.0.0.2");
@@ -67,11 +64,10 @@ static void a_welcome_gives_the_label_of_its_connection(void **state)
 }
 
 /* WELCOME may wait for a checkpoint for a long time. The slot has a label before that. */
-static void a_slot_that_is_not_on_disk_yet_has_one_too(void **state)
+TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up, tear_down)
 {
 	static char text[LABEL_FENCED];
 
-	(void)state;
 	hello(7, "a", 1, "10.0.0.1");
 	hello(8, "b", 2, "10.0.0.2");
 	labels_join(labels, 7, 2, 1);
@@ -87,9 +83,8 @@ static void a_slot_that_is_not_on_disk_yet_has_one_too(void **state)
 	assert_non_null(strstr(text, "this one runs on a pid 1, the new one on b pid 2"));
 }
 
-static void observers_and_strange_ids_have_none(void **state)
+TEST_IN(observers_and_strange_ids_have_none, set_up, tear_down)
 {
-	(void)state;
 	hello(7, "a", 1, "10.0.0.1");
 	welcome(7, 0, 0);
 	welcome(7, SLOTS + 1, 1);
@@ -112,9 +107,8 @@ static const char *fenced(uint32_t worker, uint32_t incarnation, const char *nam
 	return fenced_on(99, worker, incarnation, name);
 }
 
-static void each_fenced_process_is_named_once_in_the_log(void **state)
+TEST_IN(each_fenced_process_is_named_once_in_the_log, set_up, tear_down)
 {
-	(void)state;
 	for (uint32_t i = 1; i <= 5; i++) {
 		char host[8];
 
@@ -140,9 +134,8 @@ static void each_fenced_process_is_named_once_in_the_log(void **state)
 					  "new_host=\"node5\" new_pid=5 new_address=\"10.0.0.1\""));
 }
 
-static void what_is_not_known_is_not_made_up(void **state)
+TEST_IN(what_is_not_known_is_not_made_up, set_up, tear_down)
 {
-	(void)state;
 	capture_begin(&said, 2);
 	const char *text = fenced(2, 1, "job");
 	assert_non_null(strstr(text, "runs on a host unknown to the server, the new one on a host "
@@ -160,9 +153,8 @@ static void what_is_not_known_is_not_made_up(void **state)
 }
 
 /* The case occurs after a restart of the server, if the newer process returns first. */
-static void a_refused_hello_says_where_its_process_runs(void **state)
+TEST_IN(a_refused_hello_says_where_its_process_runs, set_up, tear_down)
 {
-	(void)state;
 	hello(6, "newer", 2, "10.0.0.2");
 	welcome(6, 1, 2);
 	hello(5, "older", 1, "10.0.0.1");
@@ -177,11 +169,10 @@ static void a_refused_hello_says_where_its_process_runs(void **state)
 	assert_non_null(strstr(said.text, "host=\"older\" pid=1 address=\"10.0.0.1\""));
 }
 
-static void the_longest_text_keeps_its_end(void **state)
+TEST_IN(the_longest_text_keeps_its_end, set_up, tear_down)
 {
 	char name[WIRE_MAX_NAME + 1], host[WIRE_MAX_HOST + 1];
 
-	(void)state;
 	memset(name, 'n', sizeof(name));
 	memset(host, 'h', sizeof(host));
 	name[WIRE_MAX_NAME] = host[WIRE_MAX_HOST] = '\0';
@@ -200,9 +191,8 @@ static void the_longest_text_keeps_its_end(void **state)
 	assert_string_equal(text + strlen(text) - strlen(end), end);
 }
 
-static void many_hellos_without_an_answer_push_nobody_out_of_the_table(void **state)
+TEST_IN(many_hellos_without_an_answer_push_nobody_out_of_the_table, set_up, tear_down)
 {
-	(void)state;
 	hello(1, "kept", 1, "10.0.0.1");
 	welcome(1, 1, 1);
 	for (uint32_t i = 0; i < 3 * RING; i++)
@@ -212,21 +202,11 @@ static void many_hellos_without_an_answer_push_nobody_out_of_the_table(void **st
 	assert_label(2, "flood", 3 * RING - 1, "10.9.9.9");
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-int main(void)
+static int begin_all(void **state)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(a_welcome_gives_the_label_of_its_connection),
-		TEST(a_slot_that_is_not_on_disk_yet_has_one_too),
-		TEST(observers_and_strange_ids_have_none),
-		TEST(each_fenced_process_is_named_once_in_the_log),
-		TEST(what_is_not_known_is_not_made_up),
-		TEST(a_refused_hello_says_where_its_process_runs),
-		TEST(the_longest_text_keeps_its_end),
-		TEST(many_hellos_without_an_answer_push_nobody_out_of_the_table),
-	};
-
+	(void)state;
 	log_set_level(LOG_INFO);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return 0;
 }
+
+TEST_GROUP(begin_all, NULL)

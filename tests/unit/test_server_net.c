@@ -4,26 +4,25 @@
  */
 #include "tests/support/router_fixture.h"
 #include "common/endpoint.h"
+#include "tests/support/test.h"
 
 /* ---- in and out -------------------------------------------------------------------------- */
 
-static void the_endpoint_names_the_real_port(void **state)
+TEST_IN(the_endpoint_names_the_real_port, router_set_up, router_tear_down)
 {
 	struct endpoint e;
 
-	(void)state;
 	assert_int_equal(endpoint_parse(router_endpoint(router_under_test), &e), PS_OK);
 	assert_string_equal(e.host, "127.0.0.1");
 	assert_true(e.number > 0);
 }
 
-static void an_address_in_use_is_refused(void **state)
+TEST_IN(an_address_in_use_is_refused, router_set_up, router_tear_down)
 {
 	struct router_config cfg = router_test_config();
 	struct router *second;
 	struct err e;
 
-	(void)state;
 	cfg.bind = router_endpoint(router_under_test);
 	assert_int_equal(router_new(&second, &cfg, &e), PS_EUSAGE);
 	assert_null(second);
@@ -33,14 +32,13 @@ static void an_address_in_use_is_refused(void **state)
 	assert_non_null(strstr(e.text, "192.0.2.1"));
 }
 
-static void malformed_messages_are_answered_and_counted(void **state)
+TEST_IN(malformed_messages_are_answered_and_counted, router_set_up, router_tear_down)
 {
 	static const char *const junk[] = {"", "x", "\xff\xff\xff", "GET / HTTP/1.1"};
 	struct wire *wire;
 	struct frames f;
 	struct msg m;
 
-	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
 	for (size_t i = 0; i < 4; i++) {
@@ -57,11 +55,10 @@ static void malformed_messages_are_answered_and_counted(void **state)
 	wire_free(&wire);
 }
 
-static void a_chosen_routing_id_gets_no_answer(void **state)
+TEST_IN(a_chosen_routing_id_gets_no_answer, router_set_up, router_tear_down)
 {
 	void *s = open_dealer();
 
-	(void)state;
 	zmq_setsockopt(s, ZMQ_ROUTING_ID, "admin", 5);
 	zmq_connect(s, router_endpoint(router_under_test));
 	client_beat(s);
@@ -73,13 +70,12 @@ static void a_chosen_routing_id_gets_no_answer(void **state)
 
 /* ---- peers that are slow or gone --------------------------------------------------------- */
 
-static void all_messages_are_received_without_a_loop_iteration(void **state)
+TEST_IN(all_messages_are_received_without_a_loop_iteration, router_set_up, router_tear_down)
 {
 	enum { EACH = 8 };
 	uint64_t late = clock_ms() + ROUTER_DEADLINE_MS;
 	void *s[2] = {connect_dealer(), connect_dealer()};
 
-	(void)state;
 	for (int i = 0; i < EACH; i++) {
 		client_beat(s[0]);
 		client_beat(s[1]);
@@ -94,14 +90,13 @@ static void all_messages_are_received_without_a_loop_iteration(void **state)
 	close_dealer(s[1]);
 }
 
-static void pulls_of_a_version_share_a_frame(void **state)
+TEST_IN(pulls_of_a_version_share_a_frame, router_set_up, router_tear_down)
 {
 	struct wire *wire;
 	struct frames f;
 	struct msg m;
 	void *s[3];
 
-	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	for (size_t i = 0; i < 3; i++)
 		s[i] = connect_dealer();
@@ -133,13 +128,12 @@ static void pulls_of_a_version_share_a_frame(void **state)
 }
 
 /* Invariant 2 of net.h. */
-static void an_ack_goes_along_with_the_weights_of_its_push(void **state)
+TEST_IN(an_ack_goes_along_with_the_weights_of_its_push, router_set_up, router_tear_down)
 {
 	struct wire *wire;
 	struct frames f;
 	struct msg m;
 
-	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
 	for (router_core.ack = 0; router_core.ack <= 7; router_core.ack += 7) {
@@ -156,7 +150,7 @@ static void an_ack_goes_along_with_the_weights_of_its_push(void **state)
 
 /* Invariants 1 and 2 of net.h: the replies of a peer are bounded, the peer is notified of their
  * loss, and other peers never wait. */
-static void a_peer_that_does_not_read_loses_replies_and_is_notified(void **state)
+TEST_IN(a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up, router_tear_down)
 {
 	const int one = 1;
 	struct wire *wire;
@@ -164,7 +158,6 @@ static void a_peer_that_does_not_read_loses_replies_and_is_notified(void **state
 	struct msg m;
 	uint64_t params = 0;
 
-	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *slow = open_dealer(), *reader = connect_dealer();
 	zmq_setsockopt(slow, ZMQ_RCVHWM, &one, sizeof(one));
@@ -206,13 +199,12 @@ static void a_peer_that_does_not_read_loses_replies_and_is_notified(void **state
 	wire_free(&wire);
 }
 
-static void a_burst_of_small_replies_reaches_a_peer_that_reads(void **state)
+TEST_IN(a_burst_of_small_replies_reaches_a_peer_that_reads, router_set_up, router_tear_down)
 {
 	struct wire *wire;
 	struct frames f;
 	struct msg m;
 
-	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
 	router_core.replies = 200;
@@ -228,11 +220,10 @@ static void a_burst_of_small_replies_reaches_a_peer_that_reads(void **state)
 	wire_free(&wire);
 }
 
-static void a_peer_that_left_is_reported(void **state)
+TEST_IN(a_peer_that_left_is_reported, router_set_up, router_tear_down)
 {
 	const struct msg m = {.type = MSG_BEAT};
 
-	(void)state;
 	void *s = connect_dealer();
 	client_beat(s);
 	UNTIL(router_core.messages == 1)
@@ -249,13 +240,12 @@ static void a_peer_that_left_is_reported(void **state)
 	assert_int_equal(router_test_stats().waiting, 0);
 }
 
-static void no_wake_up_was_missed(void **state)
+TEST_IN(no_wake_up_was_missed, router_set_up, router_tear_down)
 {
 	struct wire *wire;
 	struct frames f;
 	struct msg m;
 
-	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	void *s = connect_dealer();
 	router_core.replies = 1;
@@ -268,35 +258,4 @@ static void no_wake_up_was_missed(void **state)
 	assert_int_equal(router_test_stats().received, 2000);
 	close_dealer(s);
 	wire_free(&wire);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			the_endpoint_names_the_real_port, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			an_address_in_use_is_refused, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(all_messages_are_received_without_a_loop_iteration,
-			router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(malformed_messages_are_answered_and_counted,
-			router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_chosen_routing_id_gets_no_answer, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			pulls_of_a_version_share_a_frame, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(an_ack_goes_along_with_the_weights_of_its_push,
-			router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up,
-			router_tear_down),
-		cmocka_unit_test_setup_teardown(a_burst_of_small_replies_reaches_a_peer_that_reads,
-			router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_peer_that_left_is_reported, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			no_wake_up_was_missed, router_set_up, router_tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

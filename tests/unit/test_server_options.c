@@ -9,6 +9,7 @@
 #include "tests/support/capture.h"
 #include "tests/support/temp_dir.h"
 #include "server/config/options.h"
+#include "tests/support/test.h"
 
 #define MAX_ARGV 96
 
@@ -55,9 +56,8 @@ static int tear_down(void **state)
 
 /* ---- good ones --------------------------------------------------------------------------- */
 
-static void defaults_are_those_of_the_architecture(void **state)
+TEST(defaults_are_those_of_the_architecture)
 {
-	(void)state;
 	assert_int_equal(parse(""), OPT_RUN);
 	assert_string_equal(options.bind, "tcp://127.0.0.1:5555");
 	assert_null(options.http);
@@ -83,9 +83,8 @@ static void defaults_are_those_of_the_architecture(void **state)
 }
 
 /* The sum of n gradients already makes a step n times as large. */
-static void a_sum_in_sync_is_not_scaled_once_more(void **state)
+TEST(a_sum_in_sync_is_not_scaled_once_more)
 {
-	(void)state;
 	assert_int_equal(parse("--mode;sync;--push;sum"), OPT_RUN);
 	assert_int_equal(options.core.rate.scaling, LR_SCALING_NONE);
 	assert_int_equal(parse("--mode;sync;--push;sum;--lr-scaling;none"), OPT_RUN);
@@ -95,12 +94,11 @@ static void a_sum_in_sync_is_not_scaled_once_more(void **state)
 	assert_int_equal(options.core.rate.scaling, LR_SCALING_SQRT);
 }
 
-static void every_value_arrives_where_it_belongs(void **state)
+TEST(every_value_arrives_where_it_belongs)
 {
 	const struct core_config *c = &options.core;
 	char line[2048];
 
-	(void)state;
 	snprintf(line, sizeof(line),
 		"--bind;tcp://[::1]:0;--http;127.0.0.1:0;--model;fc:7 relu fc:10;--optimizer;sgd;"
 		"--lr;0.5;--eps;1e-7;--adagrad-init;0.1;--momentum;0.7;--rmsprop-alpha;0.8;"
@@ -146,7 +144,7 @@ static void every_value_arrives_where_it_belongs(void **state)
 
 /* --lr is the rate of one worker. --lr-scaling auto scales the rate by the rule that gave the best
  * results in measurements. */
-static void each_mode_trains_with_defaults_of_its_own(void **state)
+TEST(each_mode_trains_with_defaults_of_its_own)
 {
 	static const struct {
 		const char *line;
@@ -168,7 +166,6 @@ static void each_mode_trains_with_defaults_of_its_own(void **state)
 			6000},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		const struct core_config *c = &options.core;
 
@@ -183,7 +180,7 @@ static void each_mode_trains_with_defaults_of_its_own(void **state)
 }
 
 /* The defaults are PyTorch's constants. Each optimizer has its own default rate. */
-static void an_optimizer_has_the_usual_defaults(void **state)
+TEST(an_optimizer_has_the_usual_defaults)
 {
 	static const struct {
 		const char *line;
@@ -198,7 +195,6 @@ static void an_optimizer_has_the_usual_defaults(void **state)
 	};
 	const struct optim *o = &options.core.optim;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		assert_int_equal(parse(row[i].line), OPT_RUN);
 		print_message("%s: %g\n", row[i].line, options.core.rate.lr);
@@ -216,9 +212,8 @@ static void an_optimizer_has_the_usual_defaults(void **state)
 	assert_true(options.core.schedule.warmup == 0);
 }
 
-static void a_vector_has_no_epochs_by_default(void **state)
+TEST(a_vector_has_no_epochs_by_default)
 {
-	(void)state;
 	assert_int_equal(parse("--model;vector:50"), OPT_RUN);
 	assert_int_equal(options.core.training.epochs, 0);
 	assert_int_equal(options.core.n_params, 50);
@@ -228,16 +223,15 @@ static void a_vector_has_no_epochs_by_default(void **state)
 	assert_int_equal(options.core.training.epochs, 0);
 }
 
-static void empty_texts_mean_off(void **state)
+TEST(empty_texts_mean_off)
 {
-	(void)state;
 	assert_int_equal(parse("--http;;--checkpoint-dir;;--init;"), OPT_RUN);
 	assert_null(options.http);
 	assert_null(options.checkpoint_dir);
 	assert_null(options.init);
 }
 
-static void good_addresses_are_taken(void **state)
+TEST(good_addresses_are_taken)
 {
 	static const char *const lines[] = {"--bind;tcp://*:5555;--insecure",
 		"--bind;tcp://*:*;--key;k", "--bind;tcp://0.0.0.0:65535;--insecure",
@@ -246,7 +240,6 @@ static void good_addresses_are_taken(void **state)
 		"--bind;tcp://[::ffff:127.0.0.1]:5555", "--http;localhost:8080", "--http;[::1]:0",
 		"--http;8080", "--http;0.0.0.0:80;--insecure", "--http;[::]:80;--insecure;--key;k"};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
 		if (parse(lines[i]) != OPT_RUN)
 			fail_msg("%s: %s", lines[i], errors.text);
@@ -418,9 +411,8 @@ static const char *const bad[][2] = {
 	{"stray", "stray"},
 };
 
-static void each_bad_value_is_one_line_that_names_it(void **state)
+TEST(each_bad_value_is_one_line_that_names_it)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		if (parse(bad[i][0]) != PS_EUSAGE)
 			fail_msg("accepted: %s", bad[i][0]);
@@ -430,12 +422,11 @@ static void each_bad_value_is_one_line_that_names_it(void **state)
 	}
 }
 
-static void texts_too_long_or_with_control_characters_are_one_line(void **state)
+TEST(texts_too_long_or_with_control_characters_are_one_line)
 {
 	char line[3000] = "--model;";
 	size_t n = strlen(line);
 
-	(void)state;
 	memset(line + n, 'x', 2900);
 	line[n + 2900] = '\0';
 	assert_int_equal(parse(line), PS_EUSAGE);
@@ -448,12 +439,11 @@ static void texts_too_long_or_with_control_characters_are_one_line(void **state)
 	assert_null(strchr(errors.text, '\x1b'));
 }
 
-static void all_errors_are_reported_in_one_run(void **state)
+TEST(all_errors_are_reported_in_one_run)
 {
 	static const char *const named[] = {"--lr", "--epochs", "--optimizer", "--model", "--bind",
 		"--http", "--mode", "--checkpoint-dir", "--init", "--no-such-option"};
 
-	(void)state;
 	assert_int_equal(
 		parse("--lr;nan;--epochs;-1;--optimizer;magic;--model;blob;--bind;x;--http;y;"
 		      "--mode;z;--checkpoint-dir;/proc/a/b;--init;/no/file;--no-such-option"),
@@ -464,9 +454,8 @@ static void all_errors_are_reported_in_one_run(void **state)
 	assert_int_equal(count_lines(errors.text), 10);
 }
 
-static void a_bad_environment_is_named_by_its_variable(void **state)
+TEST(a_bad_environment_is_named_by_its_variable)
 {
-	(void)state;
 	setenv("CNN_LR", "nan", 1);
 	setenv("CNN_SUSPECT_MS", "11", 1);
 	assert_int_equal(parse(""), PS_EUSAGE);
@@ -476,11 +465,10 @@ static void a_bad_environment_is_named_by_its_variable(void **state)
 	unsetenv("CNN_SUSPECT_MS");
 }
 
-static void a_bad_configuration_leaves_no_directory_behind(void **state)
+TEST(a_bad_configuration_leaves_no_directory_behind)
 {
 	char line[256];
 
-	(void)state;
 	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), PS_EUSAGE);
 	assert_false(temp_dir_exists(dir, "new"));
@@ -490,11 +478,10 @@ static void a_bad_configuration_leaves_no_directory_behind(void **state)
 	assert_false(temp_dir_exists(dir, "new"));
 }
 
-static void a_file_is_no_checkpoint_directory(void **state)
+TEST(a_file_is_no_checkpoint_directory)
 {
 	char line[256];
 
-	(void)state;
 	temp_dir_write(dir, "file", "x", 1);
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/file", dir);
 	assert_int_equal(parse(line), PS_EUSAGE);
@@ -502,24 +489,4 @@ static void a_file_is_no_checkpoint_directory(void **state)
 	assert_int_equal(parse(line), PS_EUSAGE);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(defaults_are_those_of_the_architecture),
-		cmocka_unit_test(a_sum_in_sync_is_not_scaled_once_more),
-		cmocka_unit_test(every_value_arrives_where_it_belongs),
-		cmocka_unit_test(each_mode_trains_with_defaults_of_its_own),
-		cmocka_unit_test(an_optimizer_has_the_usual_defaults),
-		cmocka_unit_test(a_vector_has_no_epochs_by_default),
-		cmocka_unit_test(empty_texts_mean_off),
-		cmocka_unit_test(good_addresses_are_taken),
-		cmocka_unit_test(each_bad_value_is_one_line_that_names_it),
-		cmocka_unit_test(texts_too_long_or_with_control_characters_are_one_line),
-		cmocka_unit_test(all_errors_are_reported_in_one_run),
-		cmocka_unit_test(a_bad_environment_is_named_by_its_variable),
-		cmocka_unit_test(a_bad_configuration_leaves_no_directory_behind),
-		cmocka_unit_test(a_file_is_no_checkpoint_directory),
-	};
-
-	return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

@@ -2,19 +2,17 @@
  * test_server_param_buffers.c - the frames that pulls share, with a real core: proves the
  * invariants numbered in server/net/param_buffers.h.
  */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <cmocka.h>
 #include "tests/support/core_fixture.h"
 #include "common/share.h"
 #include "proto/wire.h"
 #include "server/net/param_buffers.h"
+#include "tests/support/test.h"
 
 static struct param_buffers *buffers;
 static struct core_fixture f;
@@ -91,20 +89,19 @@ static void assert_frame(zmq_msg_t *frame, float value)
 		assert_true(at[i] == value);
 }
 
-static void without_pulls_the_weights_stay_in_place(void **state)
+TEST_IN(without_pulls_the_weights_stay_in_place, set_up, tear_down)
 {
-	(void)state;
 	for (int i = 0; i < 5; i++)
 		push();
 	assert_ptr_equal(core_weights(f.core), param_buffers_first(buffers));
 	assert_int_equal(param_buffers_framed(buffers), 0);
 }
+TEST_AGAIN(without_pulls_the_weights_stay_in_place, set_up_shared, tear_down)
 
-static void a_frame_is_the_cores_buffer_and_never_changes(void **state)
+TEST_IN(a_frame_is_the_cores_buffer_and_never_changes, set_up, tear_down)
 {
 	zmq_msg_t frame[40];
 
-	(void)state;
 	for (int i = 0; i < 40; i++) {
 		pull_current(&frame[i]);
 		assert_ptr_equal(zmq_msg_data(&frame[i]), core_weights(f.core));
@@ -117,12 +114,12 @@ static void a_frame_is_the_cores_buffer_and_never_changes(void **state)
 	}
 	assert_int_equal(param_buffers_framed(buffers), 40);
 }
+TEST_AGAIN(a_frame_is_the_cores_buffer_and_never_changes, set_up_shared, tear_down)
 
-static void pulls_of_one_version_share_one_frame(void **state)
+TEST_IN(pulls_of_one_version_share_one_frame, set_up, tear_down)
 {
 	zmq_msg_t frame[6];
 
-	(void)state;
 	for (int i = 0; i < 6; i++) {
 		if (i == 3)
 			push();
@@ -136,12 +133,12 @@ static void pulls_of_one_version_share_one_frame(void **state)
 	for (int i = 0; i < 6; i++)
 		zmq_msg_close(&frame[i]);
 }
+TEST_AGAIN(pulls_of_one_version_share_one_frame, set_up_shared, tear_down)
 
-static void sent_frames_let_the_weights_stay_in_place(void **state)
+TEST_IN(sent_frames_let_the_weights_stay_in_place, set_up, tear_down)
 {
 	zmq_msg_t frame[2];
 
-	(void)state;
 	for (int i = 0; i < 100; i++) {
 		pull_current(&frame[0]);
 		pull_current(&frame[1]);
@@ -153,14 +150,14 @@ static void sent_frames_let_the_weights_stay_in_place(void **state)
 	}
 	assert_int_equal(param_buffers_framed(buffers), 100);
 }
+TEST_AGAIN(sent_frames_let_the_weights_stay_in_place, set_up_shared, tear_down)
 
 /* If the only reader is always one version behind, two buffers suffice. */
-static void buffers_come_back(void **state)
+TEST_IN(buffers_come_back, set_up, tear_down)
 {
 	const void *seen[2] = {NULL, NULL};
 	zmq_msg_t frame;
 
-	(void)state;
 	for (int i = 0; i < 100; i++) {
 		pull_current(&frame);
 		const void *at = zmq_msg_data(&frame);
@@ -173,16 +170,16 @@ static void buffers_come_back(void **state)
 	}
 	assert_non_null(seen[1]);
 }
+TEST_AGAIN(buffers_come_back, set_up_shared, tear_down)
 
 /* The checksum is computed together with the weights, so the frame needs no second pass. */
-static void weights_that_the_same_step_sends_are_hashed_as_they_are_computed(void **state)
+TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up, tear_down)
 {
 	const struct effect *sent = NULL;
 	struct msg m = fixture_push_ones(worker, ++seq);
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = &m};
 	zmq_msg_t frame;
 
-	(void)state;
 	m.push.pull = 42;
 	param_buffers_before_step(buffers, f.core);
 	core_decide(f.core, &ev, f.now_ms);
@@ -199,14 +196,15 @@ static void weights_that_the_same_step_sends_are_hashed_as_they_are_computed(voi
 	assert_int_equal(param_buffers_framed(buffers), 1);
 	zmq_msg_close(&frame);
 }
+TEST_AGAIN(
+	weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up_shared, tear_down)
 
 /* An update of some values, in place or in another buffer. The checksum covers all values (see
  * pull). */
-static void a_part_of_the_weights_changes(void **state)
+TEST_IN(a_part_of_the_weights_changes, set_up, tear_down)
 {
 	zmq_msg_t frame[8];
 
-	(void)state;
 	for (uint64_t i = 0; i < 8; i++) {
 		struct msg m = fixture_push(worker, ++seq);
 		uint64_t offset = i / 2 % 2 ? FIXTURE_PARAMS / 2 : 0;
@@ -223,14 +221,14 @@ static void a_part_of_the_weights_changes(void **state)
 			zmq_msg_close(&frame[i]);
 	}
 }
+TEST_AGAIN(a_part_of_the_weights_changes, set_up_shared, tear_down)
 
 /* These weights are in a buffer of the core that the next epoch overwrites. */
-static void weights_under_evaluation_are_copied(void **state)
+TEST_IN(weights_under_evaluation_are_copied, set_up, tear_down)
 {
 	float eval[FIXTURE_PARAMS] = {0};
 	zmq_msg_t frame, current;
 
-	(void)state;
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		eval[i] = 77;
 	pull(WEIGHTS_EVAL, eval, 0, &frame);
@@ -241,6 +239,7 @@ static void weights_under_evaluation_are_copied(void **state)
 	zmq_msg_close(&frame);
 	zmq_msg_close(&current);
 }
+TEST_AGAIN(weights_under_evaluation_are_copied, set_up_shared, tear_down)
 
 /* ---- readers in other processes -------------------------------------------------------------- */
 
@@ -259,13 +258,12 @@ static int hold_current(size_t *index, void **hold)
 }
 
 /* A worker's view of the memfd: it has the values of each hold, and cannot become writable. */
-static void another_process_reads_held_weights_and_cannot_write_them(void **state)
+TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared, tear_down)
 {
 	struct param_shared at;
 	size_t index[2];
 	void *hold[2];
 
-	(void)state;
 	assert_int_equal(param_buffers_shared(buffers, &at), 1);
 	assert_true(share_is_sound(at.fd, at.n * at.pitch));
 	assert_null(share_map(at.fd, at.pitch, 1));
@@ -291,12 +289,11 @@ static void another_process_reads_held_weights_and_cannot_write_them(void **stat
 
 /* A reader that keeps every shared buffer does not stop the server: further weights are in ordinary
  * memory, until the reader gives its buffers back. */
-static void without_a_free_shared_buffer_the_weights_are_ordinary(void **state)
+TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, tear_down)
 {
 	size_t index, held = 0;
 	void *hold[8];
 
-	(void)state;
 	while (held < 8 && hold_current(&index, &hold[held])) {
 		held++;
 		push();
@@ -316,44 +313,13 @@ static void without_a_free_shared_buffer_the_weights_are_ordinary(void **state)
 	param_buffers_drop(buffers, &hold[0]);
 }
 
-static void ordinary_buffers_have_no_readers_elsewhere(void **state)
+TEST_IN(ordinary_buffers_have_no_readers_elsewhere, set_up, tear_down)
 {
 	struct param_shared at;
 	size_t index;
 	void *hold;
 
-	(void)state;
 	assert_int_equal(param_buffers_shared(buffers, &at), 0);
 	assert_int_equal(hold_current(&index, &hold), 0);
 	assert_null(hold);
-}
-
-#define ORDINARY(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
-#define SHARED(test)   cmocka_unit_test_setup_teardown(test, set_up_shared, tear_down)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		ORDINARY(without_pulls_the_weights_stay_in_place),
-		SHARED(without_pulls_the_weights_stay_in_place),
-		ORDINARY(a_frame_is_the_cores_buffer_and_never_changes),
-		SHARED(a_frame_is_the_cores_buffer_and_never_changes),
-		ORDINARY(pulls_of_one_version_share_one_frame),
-		SHARED(pulls_of_one_version_share_one_frame),
-		ORDINARY(sent_frames_let_the_weights_stay_in_place),
-		SHARED(sent_frames_let_the_weights_stay_in_place),
-		ORDINARY(buffers_come_back),
-		SHARED(buffers_come_back),
-		ORDINARY(weights_that_the_same_step_sends_are_hashed_as_they_are_computed),
-		SHARED(weights_that_the_same_step_sends_are_hashed_as_they_are_computed),
-		ORDINARY(a_part_of_the_weights_changes),
-		SHARED(a_part_of_the_weights_changes),
-		ORDINARY(weights_under_evaluation_are_copied),
-		SHARED(weights_under_evaluation_are_copied),
-		SHARED(another_process_reads_held_weights_and_cannot_write_them),
-		SHARED(without_a_free_shared_buffer_the_weights_are_ordinary),
-		ORDINARY(ordinary_buffers_have_no_readers_elsewhere),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

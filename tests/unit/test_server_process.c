@@ -4,6 +4,7 @@
  */
 #include <pthread.h>
 #include "tests/support/server_process.h"
+#include "tests/support/test.h"
 
 /* ---- start and end ------------------------------------------------------------------------- */
 
@@ -14,11 +15,10 @@ static void *close_client(void *arg)
 	return NULL;
 }
 
-static void a_killed_server_goes_on_where_it_was(void **state)
+TEST_IN(a_killed_server_goes_on_where_it_was, server_set_up, server_tear_down)
 {
 	char url[256], line[1024];
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s;--bind;%s;" LEDGER_OPTIONS, server_dir,
@@ -46,12 +46,11 @@ static void a_killed_server_goes_on_where_it_was(void **state)
 
 /* P10 of faults.md: the server takes a last checkpoint, sends BYE to the workers, and exits quickly
  * with status 0. */
-static void a_signal_drains(void **state)
+TEST_IN(a_signal_drains, server_set_up, server_tear_down)
 {
 	static const int signals[] = {SIGTERM, SIGINT};
 	char url[256];
 
-	(void)state;
 	for (size_t i = 0; i < 2; i++) {
 		struct server_process *s = server_start_here(LEDGER_OPTIONS);
 
@@ -75,11 +74,10 @@ static void a_signal_drains(void **state)
 	cnnps_close(&c);
 }
 
-static void a_drain_can_be_asked_for_by_message(void **state)
+TEST_IN(a_drain_can_be_asked_for_by_message, server_set_up, server_tear_down)
 {
 	char url[256];
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	struct cnnps *c = ledger_join(url);
@@ -91,11 +89,10 @@ static void a_drain_can_be_asked_for_by_message(void **state)
 	cnnps_close(&c);
 }
 
-static void enough_updates_end_a_run(void **state)
+TEST_IN(enough_updates_end_a_run, server_set_up, server_tear_down)
 {
 	char url[256];
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS ";--max-updates;50");
 	server_endpoint(s, url);
 	struct cnnps *c = ledger_join(url);
@@ -107,12 +104,11 @@ static void enough_updates_end_a_run(void **state)
 
 /* ---- disks --------------------------------------------------------------------------------- */
 
-static void a_full_disk_degrades_and_recovers(void **state)
+TEST_IN(a_full_disk_degrades_and_recovers, server_set_up, server_tear_down)
 {
 	char url[256], why[256];
 	uint64_t generation = 0;
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	struct cnnps *c = ledger_join(url);
@@ -141,14 +137,13 @@ static void a_full_disk_degrades_and_recovers(void **state)
 
 /* There is no space for the last checkpoint. A second signal ends the server at once; otherwise a
  * timeout ends it. At the end of a run, the exit status says that the disk is the reason. */
-static void an_end_without_disk_is_bounded(void **state)
+TEST_IN(an_end_without_disk_is_bounded, server_set_up, server_tear_down)
 {
 	char url[3][256], other[2][128];
 	struct server_process *s[3];
 	struct cnnps *c[3];
 	pthread_t closing[3];
 
-	(void)state;
 	s[0] = server_start_here(LEDGER_OPTIONS);
 	for (int i = 0; i < 2; i++) {
 		char line[512];
@@ -189,23 +184,4 @@ static void an_end_without_disk_is_bounded(void **state)
 		assert_int_equal(pthread_join(closing[i], NULL), 0);
 	for (int i = 0; i < 2; i++)
 		temp_dir_remove(other[i]);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			a_killed_server_goes_on_where_it_was, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(a_signal_drains, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_drain_can_be_asked_for_by_message, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			enough_updates_end_a_run, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_full_disk_degrades_and_recovers, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			an_end_without_disk_is_bounded, server_set_up, server_tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

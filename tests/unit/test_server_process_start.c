@@ -3,6 +3,7 @@
  * reports about itself while it runs.
  */
 #include "tests/support/server_process.h"
+#include "tests/support/test.h"
 
 /* ---- starts that are refused --------------------------------------------------------------- */
 
@@ -22,11 +23,10 @@ static void refused(const char *more, int code, const char *named)
 	s->out = s->err = 0;
 }
 
-static void starts_are_refused_by_exit_code(void **state)
+TEST_IN(starts_are_refused_by_exit_code, server_set_up, server_tear_down)
 {
 	char url[256], taken[512], pid[64];
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	snprintf(pid, sizeof(pid), "process %ld", (long)s->pid);
@@ -43,11 +43,11 @@ static void starts_are_refused_by_exit_code(void **state)
 }
 
 /* The server writes one line with host and port. The directory gets no run. */
-static void an_address_in_use_is_named_before_anything_is_logged_or_written(void **state)
+TEST_IN(an_address_in_use_is_named_before_anything_is_logged_or_written, server_set_up,
+	server_tear_down)
 {
 	char url[256], line[512];
 
-	(void)state;
 	struct server_process *s = server_start("--bind;tcp://127.0.0.1:0;" LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	const char *page = server_await(s, "\"http listening\" url=http://");
@@ -67,11 +67,10 @@ static void an_address_in_use_is_named_before_anything_is_logged_or_written(void
 	assert_false(temp_dir_exists(server_dir, "TERM"));
 }
 
-static void localhost_is_no_open_address(void **state)
+TEST_IN(localhost_is_no_open_address, server_set_up, server_tear_down)
 {
 	char url[256];
 
-	(void)state;
 	struct server_process *s =
 		server_start("--bind;tcp://localhost:0;--http;localhost:0;--model;vector:600");
 	server_endpoint(s, url);
@@ -81,22 +80,20 @@ static void localhost_is_no_open_address(void **state)
 	assert_int_equal(server_wait(s), 0);
 }
 
-static void a_bad_file_of_weights_is_refused(void **state)
+TEST_IN(a_bad_file_of_weights_is_refused, server_set_up, server_tear_down)
 {
 	char line[512];
 
-	(void)state;
 	temp_dir_write(server_dir, "x.safetensors", "not tensors", 11);
 	snprintf(line, sizeof(line), "--model;fc:10;--init;%s/x.safetensors", server_dir);
 	refused(line, 6, "x.safetensors");
 	refused("--init;/no/such/file", 2, "/no/such/file");
 }
 
-static void check_config_reports_and_creates_nothing(void **state)
+TEST_IN(check_config_reports_and_creates_nothing, server_set_up, server_tear_down)
 {
 	char line[512];
 
-	(void)state;
 	snprintf(line, sizeof(line), "--check-config;--checkpoint-dir;%s/new;--model;fc:10",
 		server_dir);
 	struct server_process *s = server_start(line);
@@ -111,12 +108,11 @@ static void check_config_reports_and_creates_nothing(void **state)
 
 /* ---- status and log level ------------------------------------------------------------------ */
 
-static void status_is_the_same_by_message_and_page(void **state)
+TEST_IN(status_is_the_same_by_message_and_page, server_set_up, server_tear_down)
 {
 	char url[256], page[1 << 15], text[1 << 15];
 	json_error_t e;
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	struct cnnps *c = ledger_join(url);
@@ -148,12 +144,11 @@ static void status_is_the_same_by_message_and_page(void **state)
 	cnnps_close(&c);
 }
 
-static void without_a_directory_it_warns_once_and_refuses_checkpoints(void **state)
+TEST_IN(without_a_directory_it_warns_once_and_refuses_checkpoints, server_set_up, server_tear_down)
 {
 	char url[256];
 	uint64_t generation;
 
-	(void)state;
 	struct server_process *s = server_start("--bind;tcp://127.0.0.1:0;" LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	const char *warning = strstr(s->said, "level=warn msg=\"checkpoint off\"");
@@ -170,11 +165,10 @@ static void without_a_directory_it_warns_once_and_refuses_checkpoints(void **sta
 }
 
 /* The server logs a connection at level debug only. */
-static void sighup_leaves_the_log_level(void **state)
+TEST_IN(sighup_leaves_the_log_level, server_set_up, server_tear_down)
 {
 	char url[256];
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	kill(s->pid, SIGHUP);
@@ -188,11 +182,10 @@ static void sighup_leaves_the_log_level(void **state)
 	assert_null(strstr(s->said, "level=debug"));
 }
 
-static void the_log_level_is_set_by_an_admin_message(void **state)
+TEST_IN(the_log_level_is_set_by_an_admin_message, server_set_up, server_tear_down)
 {
 	char url[256], json[1 << 15];
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	struct cnnps *admin = ledger_join(url);
@@ -213,11 +206,10 @@ static void the_log_level_is_set_by_an_admin_message(void **state)
 }
 
 /* Slurm sends SIGUSR1 some time before the end of the job (sbatch --signal). */
-static void sigusr1_drains_and_sigusr2_does_nothing(void **state)
+TEST_IN(sigusr1_drains_and_sigusr2_does_nothing, server_set_up, server_tear_down)
 {
 	char url[256];
 
-	(void)state;
 	struct server_process *s = server_start_here(LEDGER_OPTIONS);
 	server_endpoint(s, url);
 	struct cnnps *c = ledger_join(url);
@@ -231,34 +223,4 @@ static void sigusr1_drains_and_sigusr2_does_nothing(void **state)
 	assert_int_equal(server_wait(s), 0);
 	server_expect_status(s, "drained");
 	cnnps_close(&c);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			starts_are_refused_by_exit_code, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			an_address_in_use_is_named_before_anything_is_logged_or_written,
-			server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			localhost_is_no_open_address, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_bad_file_of_weights_is_refused, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			check_config_reports_and_creates_nothing, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			status_is_the_same_by_message_and_page, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			without_a_directory_it_warns_once_and_refuses_checkpoints, server_set_up,
-			server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			sighup_leaves_the_log_level, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			the_log_level_is_set_by_an_admin_message, server_set_up, server_tear_down),
-		cmocka_unit_test_setup_teardown(
-			sigusr1_drains_and_sigusr2_does_nothing, server_set_up, server_tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

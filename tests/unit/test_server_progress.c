@@ -5,6 +5,7 @@
 #include <math.h>
 #include "tests/support/direct_worker.h"
 #include "server/monitor/progress.h"
+#include "tests/support/test.h"
 
 static struct options options;
 static struct startup run;
@@ -54,30 +55,27 @@ static const struct progress_view half = {.epochs = 3,
 	.eta_s = 7.2,
 	.workers = 2};
 
-static void a_bar_says_all_that_matters(void **state)
+TEST(a_bar_says_all_that_matters)
 {
-	(void)state;
 	assert_string_equal(bar(half),
 		"epoch 2/3 [##########..........]  50 %  12345 images/s  loss 0.1235  accuracy "
 		"97.12 %  ETA 8 s  2 workers");
 }
 
-static void what_is_not_known_is_left_out(void **state)
+TEST(what_is_not_known_is_left_out)
 {
 	struct progress_view v = half;
 
-	(void)state;
 	v.accuracy = v.eta_s = -1;
 	v.workers = 1;
 	assert_string_equal(bar(v),
 		"epoch 2/3 [##########..........]  50 %  12345 images/s  loss 0.1235  1 worker");
 }
 
-static void the_ends_of_a_bar_are_full_and_empty(void **state)
+TEST(the_ends_of_a_bar_are_full_and_empty)
 {
 	struct progress_view v = half;
 
-	(void)state;
 	v.done = 0;
 	assert_non_null(strstr(bar(v), "[....................]   0 %"));
 	v.done = 0.999;
@@ -86,7 +84,7 @@ static void the_ends_of_a_bar_are_full_and_empty(void **state)
 	assert_non_null(strstr(bar(v), "[####################] 100 %"));
 }
 
-static void without_a_data_set_updates_are_counted(void **state)
+TEST(without_a_data_set_updates_are_counted)
 {
 	const struct progress_view v = {.updates = 17,
 		.updates_per_s = 8.6,
@@ -95,15 +93,13 @@ static void without_a_data_set_updates_are_counted(void **state)
 		.eta_s = -1,
 		.workers = 3};
 
-	(void)state;
 	assert_string_equal(bar(v), "17 updates  9 updates/s  loss 2.0000  3 workers");
 }
 
-static void a_bar_says_why_nothing_moves(void **state)
+TEST(a_bar_says_why_nothing_moves)
 {
 	struct progress_view v = half;
 
-	(void)state;
 	v.waiting = "waiting for workers: 0 of 1 for 3 s: cnn-worker";
 	assert_string_equal(
 		bar(v), "epoch 2/3 50 %  waiting for workers: 0 of 1 for 3 s: cnn-worker");
@@ -112,11 +108,10 @@ static void a_bar_says_why_nothing_moves(void **state)
 	assert_string_equal(bar(v), "waiting for workers: 0 of 1 for 3 s: cnn-worker");
 }
 
-static void a_bar_never_leaves_its_buffer(void **state)
+TEST(a_bar_never_leaves_its_buffer)
 {
 	char line[128];
 
-	(void)state;
 	for (size_t size = 1; size < 100; size++) {
 		memset(line, 'x', sizeof(line));
 		progress_bar(&half, line, size);
@@ -127,9 +122,8 @@ static void a_bar_never_leaves_its_buffer(void **state)
 
 /* ---- times and rates --------------------------------------------------------------------- */
 
-static void seconds_run_from_the_first_work_to_the_last_epoch(void **state)
+TEST_IN(seconds_run_from_the_first_work_to_the_last_epoch, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
 	worker.now_ms = 3000; /* two seconds of waiting for a worker do not count */
 	direct_join(&worker, "", 200, 100);
@@ -145,9 +139,8 @@ static void seconds_run_from_the_first_work_to_the_last_epoch(void **state)
 	assert_true(progress_seconds(&progress, run.core, 99000) == 2);
 }
 
-static void an_epoch_is_one_log_line_with_its_rate(void **state)
+TEST_IN(an_epoch_is_one_log_line_with_its_rate, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
 	direct_join(&worker, "", 200, 100);
 	worker.now_ms = 4000;
@@ -167,9 +160,8 @@ static void an_epoch_is_one_log_line_with_its_rate(void **state)
 }
 
 /* One worker evaluates for four seconds, then trains the second epoch in two. */
-static void evaluation_is_not_of_the_next_epoch(void **state)
+TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
 	direct_join(&worker, "", 200, 100);
 	direct_lease(&worker);
@@ -190,11 +182,10 @@ static void evaluation_is_not_of_the_next_epoch(void **state)
 	assert_true(progress.epoch_rate == 160);
 }
 
-static void a_rate_is_measured_over_a_second(void **state)
+TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down)
 {
 	struct progress_view v;
 
-	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
 	direct_join(&worker, "", 500, 100);
 	worker.now_ms = 4000;
@@ -240,11 +231,10 @@ static void portion_at(uint32_t i, uint64_t now_ms)
 	progress_tick(&progress, run.core, NULL, now_ms);
 }
 
-static void a_pass_moves_before_it_ends(void **state)
+TEST_IN(a_pass_moves_before_it_ends, NULL, tear_down)
 {
 	struct progress_view v;
 
-	(void)state;
 	passes_begin("sgd");
 	for (uint32_t i = 0; i < 3; i++)
 		portion_at(i, 5000 + 1000 * i);
@@ -255,9 +245,8 @@ static void a_pass_moves_before_it_ends(void **state)
 	assert_true(v.images_per_s == 100 && v.eta_s == 7);
 }
 
-static void a_pass_has_the_rate_of_its_wall_time(void **state)
+TEST_IN(a_pass_has_the_rate_of_its_wall_time, NULL, tear_down)
 {
-	(void)state;
 	passes_begin("sgd");
 	for (uint32_t i = 0; i < 5; i++)
 		portion_at(i, 5000 + 1000 * i);
@@ -267,11 +256,10 @@ static void a_pass_has_the_rate_of_its_wall_time(void **state)
 
 /* The first pass computes the loss and the gradient. The second pass computes both at the first
  * point of the line search. */
-static void every_pass_of_a_line_search_is_work(void **state)
+TEST_IN(every_pass_of_a_line_search_is_work, NULL, tear_down)
 {
 	struct progress_view v;
 
-	(void)state;
 	passes_begin("lbfgs");
 	for (uint32_t i = 0; i < 5; i++)
 		portion_at(i, 5000 + 1000 * i);
@@ -283,11 +271,10 @@ static void every_pass_of_a_line_search_is_work(void **state)
 	assert_true(v.pass == 2 && v.done == 0.1 && v.images_per_s == 100 && v.eta_s == 9);
 }
 
-static void a_vectors_time_is_that_of_its_updates(void **state)
+TEST_IN(a_vectors_time_is_that_of_its_updates, NULL, tear_down)
 {
 	const struct work none = {0};
 
-	(void)state;
 	begin("--model;vector:3");
 	direct_join(&worker, "", 0, 0);
 	direct_progress(&progress, &worker);
@@ -299,27 +286,4 @@ static void a_vectors_time_is_that_of_its_updates(void **state)
 	direct_push(&worker, none, 0, 0, 1);
 	direct_progress(&progress, &worker);
 	assert_true(progress_seconds(&progress, run.core, 99000) == 1.5);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_bar_says_all_that_matters),
-		cmocka_unit_test(what_is_not_known_is_left_out),
-		cmocka_unit_test(the_ends_of_a_bar_are_full_and_empty),
-		cmocka_unit_test(without_a_data_set_updates_are_counted),
-		cmocka_unit_test(a_bar_says_why_nothing_moves),
-		cmocka_unit_test(a_bar_never_leaves_its_buffer),
-		cmocka_unit_test_teardown(
-			seconds_run_from_the_first_work_to_the_last_epoch, tear_down),
-		cmocka_unit_test_teardown(an_epoch_is_one_log_line_with_its_rate, tear_down),
-		cmocka_unit_test_teardown(evaluation_is_not_of_the_next_epoch, tear_down),
-		cmocka_unit_test_teardown(a_rate_is_measured_over_a_second, tear_down),
-		cmocka_unit_test_teardown(a_pass_moves_before_it_ends, tear_down),
-		cmocka_unit_test_teardown(a_pass_has_the_rate_of_its_wall_time, tear_down),
-		cmocka_unit_test_teardown(every_pass_of_a_line_search_is_work, tear_down),
-		cmocka_unit_test_teardown(a_vectors_time_is_that_of_its_updates, tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,15 @@
 /* test_server_quota.c - the messages of each key in a second (server/auth/quota.h). */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include "server/auth/quota.h"
+#include "tests/support/test.h"
 
-static void one_key_cannot_take_the_tokens_of_another(void **state)
+TEST(one_key_cannot_take_the_tokens_of_another)
 {
 	static struct quota q;
 	uint32_t taken = 0;
 
-	(void)state;
 	for (uint64_t ms = 1000; ms < 11000; ms++)
 		for (int i = 0; i < 7; i++)
 			taken += (uint32_t)quota_take(&q, "flood", QUOTA_OF_HELLO, 25, ms);
@@ -27,12 +24,11 @@ static void one_key_cannot_take_the_tokens_of_another(void **state)
 }
 
 /* More keys than entries: the bucket of a key that keeps sending is not forgotten. */
-static void many_keys_do_not_refill_a_bucket(void **state)
+TEST(many_keys_do_not_refill_a_bucket)
 {
 	static struct quota q;
 	char key[KEY_TEXT];
 
-	(void)state;
 	for (int i = 0; i < 25; i++)
 		assert_true(quota_take(&q, "flood", QUOTA_OF_HELLO, 25, 1000));
 	for (int i = 0; i < 1000; i++) {
@@ -40,14 +36,4 @@ static void many_keys_do_not_refill_a_bucket(void **state)
 		assert_true(quota_take(&q, key, QUOTA_OF_HELLO, 25, 1001));
 		assert_false(quota_take(&q, "flood", QUOTA_OF_HELLO, 25, 1001));
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_key_cannot_take_the_tokens_of_another),
-		cmocka_unit_test(many_keys_do_not_refill_a_bucket),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,9 @@
 /* test_server_replies.c - proves the invariants numbered in server/net/net.h. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 #include "server/net/net.h"
+#include "tests/support/test.h"
 
 #define ROOM   8
 #define PEERS  16
@@ -88,9 +86,8 @@ static int tear_down(void **state)
 }
 
 /* Invariant 1 of net.h. */
-static void replies_leave_in_order(void **state)
+TEST_IN(replies_leave_in_order, set_up, tear_down)
 {
-	(void)state;
 	for (uint64_t i = 1; i <= 6; i++)
 		put(1 + (uint32_t)i % 2, i);
 	flush();
@@ -101,9 +98,8 @@ static void replies_leave_in_order(void **state)
 }
 
 /* Invariants 1 and 3 of net.h. */
-static void a_full_peer_waits_and_delays_nobody(void **state)
+TEST_IN(a_full_peer_waits_and_delays_nobody, set_up, tear_down)
 {
-	(void)state;
 	net.answer[1] = PS_EAGAIN;
 	put(1, 1);
 	put(2, 10);
@@ -123,9 +119,8 @@ static void a_full_peer_waits_and_delays_nobody(void **state)
 }
 
 /* Invariant 1 of net.h: the second message is not tried if the first one failed. */
-static void nothing_overtakes(void **state)
+TEST_IN(nothing_overtakes, set_up, tear_down)
 {
-	(void)state;
 	net.full[1] = 1;
 	put(1, 1);
 	put(1, 2);
@@ -138,12 +133,11 @@ static void nothing_overtakes(void **state)
 }
 
 /* Invariant 2 of net.h. 1000 bytes are room for a few ACKs only. */
-static void too_much_for_one_peer_becomes_one_error(void **state)
+TEST_IN(too_much_for_one_peer_becomes_one_error, set_up, tear_down)
 {
 	uint64_t dropped;
 	size_t max;
 
-	(void)state;
 	net.answer[1] = PS_EAGAIN;
 	put(2, 20);
 	for (max = 1; replies_dropped(q) == 0; max++)
@@ -168,9 +162,8 @@ static void too_much_for_one_peer_becomes_one_error(void **state)
 
 /* Invariant 2 of net.h: if there is no room at all, the peer that has waited longest loses its
  * replies. */
-static void without_room_the_longest_waiting_peer_loses_its_replies(void **state)
+TEST_IN(without_room_the_longest_waiting_peer_loses_its_replies, set_up, tear_down)
 {
-	(void)state;
 	net.answer[1] = net.answer[2] = PS_EAGAIN;
 	put(1, 1);
 	put(1, 2);
@@ -189,9 +182,8 @@ static void without_room_the_longest_waiting_peer_loses_its_replies(void **state
 }
 
 /* Invariant 2 of net.h: silent peers cannot occupy the room forever, not even with ERRORs. */
-static void a_room_full_of_silent_peers_still_takes_replies(void **state)
+TEST_IN(a_room_full_of_silent_peers_still_takes_replies, set_up, tear_down)
 {
-	(void)state;
 	for (int i = 0; i < PEERS; i++)
 		net.answer[i] = PS_EAGAIN;
 	for (uint64_t i = 0; i < 1000; i++) {
@@ -206,9 +198,8 @@ static void a_room_full_of_silent_peers_still_takes_replies(void **state)
 	expect(0, PEERS - 1, 7);
 }
 
-static void a_peer_that_left_is_named_once_and_forgotten(void **state)
+TEST_IN(a_peer_that_left_is_named_once_and_forgotten, set_up, tear_down)
 {
-	(void)state;
 	net.answer[1] = PS_EUNREACHABLE;
 	put(1, 1);
 	put(2, 2);
@@ -222,9 +213,8 @@ static void a_peer_that_left_is_named_once_and_forgotten(void **state)
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-static void a_broken_reply_is_lost_alone(void **state)
+TEST_IN(a_broken_reply_is_lost_alone, set_up, tear_down)
 {
-	(void)state;
 	net.answer[1] = PS_ENET;
 	put(1, 1);
 	put(2, 2);
@@ -234,9 +224,8 @@ static void a_broken_reply_is_lost_alone(void **state)
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-static void replies_wait_for_the_disk(void **state)
+TEST_IN(replies_wait_for_the_disk, set_up, tear_down)
 {
-	(void)state;
 	put(1, 1);
 	after = 5;
 	put(1, 2);
@@ -268,9 +257,8 @@ static void replies_wait_for_the_disk(void **state)
 
 /* Replies that wait for a hanging disk must not use all memory. The server handles them like the
  * replies of a peer that does not read. */
-static void replies_that_wait_for_the_disk_are_bounded(void **state)
+TEST_IN(replies_that_wait_for_the_disk_are_bounded, set_up, tear_down)
 {
-	(void)state;
 	after = 9;
 	for (uint64_t seq = 1; seq <= 100; seq++)
 		put(1, seq);
@@ -281,28 +269,4 @@ static void replies_that_wait_for_the_disk_are_bounded(void **state)
 	flush();
 	assert_int_equal(net.n, 1);
 	assert_int_equal(replies_waiting(q), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(replies_leave_in_order, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_full_peer_waits_and_delays_nobody, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(nothing_overtakes, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			too_much_for_one_peer_becomes_one_error, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			without_room_the_longest_waiting_peer_loses_its_replies, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_room_full_of_silent_peers_still_takes_replies, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_peer_that_left_is_named_once_and_forgotten, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_broken_reply_is_lost_alone, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(replies_wait_for_the_disk, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			replies_that_wait_for_the_disk_are_bounded, set_up, tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #include "tests/support/temp_dir.h"
 #include "common/log.h"
 #include "server/sandbox.h"
+#include "tests/support/test.h"
 
 static char dir[64];
 
@@ -119,34 +120,30 @@ static int kill_parent(void)
 	return kill(getppid(), 0) < 0 && errno == EPERM ? 0 : 1;
 }
 
-static void it_starts_no_program_and_no_process(void **state)
+TEST(it_starts_no_program_and_no_process)
 {
-	(void)state;
 	expect(start_program, 128 + SIGSYS);
 	expect(fork_process, 0);
 	expect(kill_parent, 0);
 	expect(start_thread, 0);
 }
 
-static void it_opens_only_its_files(void **state)
+TEST(it_opens_only_its_files)
 {
-	(void)state;
 	expect(write_checkpoint, 0);
 	expect(read_hosts, 0);
 	expect(write_elsewhere, 0);
 	expect(read_passwords, 0);
 }
 
-static void it_has_tcp_but_no_raw_socket(void **state)
+TEST(it_has_tcp_but_no_raw_socket)
 {
-	(void)state;
 	expect(open_tcp_socket, 0);
 	expect(open_raw_socket, 0);
 }
 
-static void memory_does_not_become_code(void **state)
+TEST(memory_does_not_become_code)
 {
-	(void)state;
 	expect(make_code, 0);
 }
 
@@ -164,14 +161,4 @@ static int tear_down(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(it_starts_no_program_and_no_process),
-		cmocka_unit_test(it_opens_only_its_files),
-		cmocka_unit_test(it_has_tcp_but_no_raw_socket),
-		cmocka_unit_test(memory_does_not_become_code),
-	};
-
-	return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

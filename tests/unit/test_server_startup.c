@@ -5,10 +5,10 @@
 #include "common/checkpoint.h"
 #include "common/safetensors.h"
 #include "tests/support/run_fixture.h"
+#include "tests/support/test.h"
 
-static void every_start_has_a_higher_term(void **state)
+TEST_IN(every_start_has_a_higher_term, run_set_up, run_tear_down)
 {
-	(void)state;
 	for (uint64_t n = 1; n <= 4; n++) {
 		run_start("--model;fc:10");
 		assert_int_equal(run_term(), n);
@@ -18,9 +18,8 @@ static void every_start_has_a_higher_term(void **state)
 }
 
 /* The checkpoints of terms 2 and 3 are lost. The file TERM still contains the term. */
-static void a_term_is_not_used_twice_when_checkpoints_are_lost(void **state)
+TEST_IN(a_term_is_not_used_twice_when_checkpoints_are_lost, run_set_up, run_tear_down)
 {
-	(void)state;
 	for (int n = 0; n < 3; n++) {
 		run_start("--model;fc:10");
 		run_die();
@@ -51,9 +50,8 @@ static void flip_a_byte(const char *name)
 	assert_int_equal(fclose(f), 0);
 }
 
-static void a_bad_checkpoint_gives_way_to_the_one_before(void **state)
+TEST_IN(a_bad_checkpoint_gives_way_to_the_one_before, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;fc:10");
 	run_save(2);
 	run_die();
@@ -89,9 +87,8 @@ static void save_poisoned(uint64_t generation)
 		free((void *)(uintptr_t)c.section[i].data);
 }
 
-static void refused_content_gives_way_to_the_generation_before(void **state)
+TEST_IN(refused_content_gives_way_to_the_generation_before, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;fc:10");
 	run_join(1000, 500); /* joining saves generation 2 */
 	direct_push(&run_worker, (struct work){0, 3, 1}, 100, 0.5f, 0.5f);
@@ -113,9 +110,8 @@ static void refused_content_gives_way_to_the_generation_before(void **state)
 	assert_int_equal(core_config(run_startup.core)->generation, 7);
 }
 
-static void no_usable_content_is_no_fresh_run(void **state)
+TEST_IN(no_usable_content_is_no_fresh_run, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;fc:10");
 	for (uint64_t g = 2; g <= 4; g++)
 		save_poisoned(g);
@@ -128,9 +124,8 @@ static void no_usable_content_is_no_fresh_run(void **state)
 }
 
 /* The server refuses options that do not fit at once. It does not try an older generation. */
-static void other_options_do_not_go_back_a_generation(void **state)
+TEST_IN(other_options_do_not_go_back_a_generation, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;fc:10;--max-workers;1");
 	run_die();
 	run_start("--model;fc:10");
@@ -142,9 +137,8 @@ static void other_options_do_not_go_back_a_generation(void **state)
 	assert_null(strstr(run_errors.text, "fallback"));
 }
 
-static void no_good_checkpoint_is_no_fresh_run(void **state)
+TEST_IN(no_good_checkpoint_is_no_fresh_run, run_set_up, run_tear_down)
 {
-	(void)state;
 	run_start("--model;fc:10");
 	run_die();
 	flip_a_byte("ckpt-0000000000000001");
@@ -153,7 +147,7 @@ static void no_good_checkpoint_is_no_fresh_run(void **state)
 	capture_end(&run_errors);
 }
 
-static void another_run_is_refused_and_the_option_named(void **state)
+TEST_IN(another_run_is_refused_and_the_option_named, run_set_up, run_tear_down)
 {
 	static const char *const row[][2] = {
 		{"--model;fc:11", "--model \"fc:10\""},
@@ -169,7 +163,6 @@ static void another_run_is_refused_and_the_option_named(void **state)
 		{"--model;fc:10;--epochs;0", "--epochs 3, not 0: "},
 	};
 
-	(void)state;
 	run_start("--model;fc:10");
 	run_die();
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++)
@@ -179,13 +172,12 @@ static void another_run_is_refused_and_the_option_named(void **state)
 	assert_int_equal(run_term(), 2); /* refused starts do not use up a term */
 }
 
-static void a_second_start_is_refused_at_once(void **state)
+TEST_IN(a_second_start_is_refused_at_once, run_set_up, run_tear_down)
 {
 	struct startup second;
 	struct err e;
 	char pid[32];
 
-	(void)state;
 	run_start("--model;fc:10");
 	snprintf(pid, sizeof(pid), "%ld", (long)getpid());
 	assert_int_equal(startup(&second, &run_options, &e), PS_ELOCKED);
@@ -194,12 +186,11 @@ static void a_second_start_is_refused_at_once(void **state)
 	assert_int_equal(run_term(), 1);
 }
 
-static void a_garbled_term_file_is_refused(void **state)
+TEST_IN(a_garbled_term_file_is_refused, run_set_up, run_tear_down)
 {
 	static const char *const texts[] = {"", "x\n", "12", "-1\n", "1 2\n",
 		"18446744073709551615\n", "99999999999999999999999\n", "\n", "1\n\n"};
 
-	(void)state;
 	run_start("--model;fc:10");
 	run_die();
 	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
@@ -211,25 +202,23 @@ static void a_garbled_term_file_is_refused(void **state)
 	assert_int_equal(run_term(), 42);
 }
 
-static void a_checkpoint_of_something_else_is_refused(void **state)
+TEST_IN(a_checkpoint_of_something_else_is_refused, run_set_up, run_tear_down)
 {
 	const struct checkpoint c = {.generation = 7,
 		.n_sections = 1,
 		.section = {{.name = "hello", .data = "world", .size = 5}}};
 	struct err e;
 
-	(void)state;
 	assert_int_equal(checkpoint_write(run_dir, &c, &e), PS_OK);
 	run_start_must_fail("--model;fc:10", PS_ECHECKPOINT, "7");
 }
 
-static void first_weights_come_from_the_seed_or_a_file(void **state)
+TEST_IN(first_weights_come_from_the_seed_or_a_file, run_set_up, run_tear_down)
 {
 	float w[7850], from_seed[7850];
 	char path[320];
 	struct err e;
 
-	(void)state;
 	parse_options(&run_options, "--model;fc:10;--seed;3");
 	start_core(&run_startup, &run_options);
 	memcpy(from_seed, core_weights(run_startup.core), sizeof(from_seed));
@@ -250,24 +239,11 @@ static void first_weights_come_from_the_seed_or_a_file(void **state)
 	assert_int_equal(startup(&run_startup, &run_options, &e), PS_EDATA);
 }
 
-int main(void)
+static int begin_all(void **state)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, run_set_up, run_tear_down)
+	(void)state;
 	setenv("UV_THREADPOOL_SIZE", "1", 1);
-	const struct CMUnitTest tests[] = {
-		TEST(every_start_has_a_higher_term),
-		TEST(a_term_is_not_used_twice_when_checkpoints_are_lost),
-		TEST(a_bad_checkpoint_gives_way_to_the_one_before),
-		TEST(refused_content_gives_way_to_the_generation_before),
-		TEST(no_usable_content_is_no_fresh_run),
-		TEST(other_options_do_not_go_back_a_generation),
-		TEST(no_good_checkpoint_is_no_fresh_run),
-		TEST(another_run_is_refused_and_the_option_named),
-		TEST(a_second_start_is_refused_at_once),
-		TEST(a_garbled_term_file_is_refused),
-		TEST(a_checkpoint_of_something_else_is_refused),
-		TEST(first_weights_come_from_the_seed_or_a_file),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return 0;
 }
+
+TEST_GROUP(begin_all, NULL)

@@ -7,6 +7,7 @@
 #include "server/net/clients.h"
 #include "server/monitor/status.h"
 #include "common/mem.h"
+#include "tests/support/test.h"
 
 static struct options options;
 static struct startup run;
@@ -102,9 +103,8 @@ static const char *text_of(const json_t *o, const char *key)
 
 /* ---- JSON -------------------------------------------------------------------------------- */
 
-static void a_new_server_waits_and_knows_no_accuracy(void **state)
+TEST_IN(a_new_server_waits_and_knows_no_accuracy, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;fc:10;--lr;0.125;--seed;9;--optimizer;adam;--schedule;cosine");
 	json_t *o = parsed(status_json(&now));
 	assert_string_equal(text_of(o, "state"), "waiting");
@@ -123,9 +123,8 @@ static void a_new_server_waits_and_knows_no_accuracy(void **state)
 	json_decref(o);
 }
 
-static void the_status_of_a_finished_run_has_its_numbers(void **state)
+TEST_IN(the_status_of_a_finished_run_has_its_numbers, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	direct_join(&worker, "ann", 1000, 500);
 	train(450);
@@ -149,9 +148,8 @@ static void the_status_of_a_finished_run_has_its_numbers(void **state)
 	json_decref(o);
 }
 
-static void failing_checkpoints_degrade_the_server(void **state)
+TEST_IN(failing_checkpoints_degrade_the_server, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;vector:4");
 	checkpointer.failing = 1;
 	snprintf(checkpointer.why, sizeof(checkpointer.why), "no space left");
@@ -180,11 +178,10 @@ static void label(struct labels *labels, uint32_t id)
 }
 
 /* WIRE_MAX_TEXT bounds the text of a STATUS answer. */
-static void many_workers_are_cut_to_the_size_of_a_message(void **state)
+TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down)
 {
 	char name[WIRE_MAX_NAME + 1];
 
-	(void)state;
 	begin("--model;vector:4;--max-workers;1024");
 	struct labels *labels = labels_new(1024);
 	assert_non_null(labels);
@@ -208,9 +205,8 @@ static void many_workers_are_cut_to_the_size_of_a_message(void **state)
 	labels_free(&labels);
 }
 
-static void a_thousand_epochs_fit_as_well(void **state)
+TEST_IN(a_thousand_epochs_fit_as_well, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;fc:10;--epochs;1000;--warm-start-updates;0");
 	direct_join(&worker, "", 100, 10);
 	train(9);
@@ -223,9 +219,8 @@ static void a_thousand_epochs_fit_as_well(void **state)
 	json_decref(o);
 }
 
-static void the_result_has_every_field_of_the_contract(void **state)
+TEST_IN(the_result_has_every_field_of_the_contract, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	worker.now_ms = 2000;
 	direct_join(&worker, "", 1000, 500);
@@ -250,7 +245,7 @@ static void the_result_has_every_field_of_the_contract(void **state)
 	json_decref(o);
 }
 
-static void endings_have_names(void **state)
+TEST_IN(endings_have_names, NULL, tear_down)
 {
 	static const struct {
 		int status;
@@ -258,7 +253,6 @@ static void endings_have_names(void **state)
 	} row[] = {{PS_EDONE, "done"}, {PS_ESHUTDOWN, "drained"}, {PS_EDIVERGED, "diverged"},
 		{PS_EAGAIN, "aborted"}, {PS_EIO, "aborted"}};
 
-	(void)state;
 	begin("--model;fc:10");
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {
 		now.ending = row[i].status;
@@ -283,9 +277,8 @@ static double sample(const char *text, const char *series)
 	return strtod(at + strlen(line), NULL);
 }
 
-static void metrics_are_the_cores_numbers(void **state)
+TEST_IN(metrics_are_the_cores_numbers, NULL, tear_down)
 {
-	(void)state;
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0");
 	direct_join(&worker, "a\\b\"c", 1000, 500);
 	train(450);
@@ -316,12 +309,11 @@ static int declared(const char *type_line, const char *series)
 }
 
 /* In Prometheus's text format, each series follows the only TYPE line of its metric. */
-static void metrics_follow_the_text_format(void **state)
+TEST_IN(metrics_follow_the_text_format, NULL, tear_down)
 {
 	const char *type = NULL;
 	char *save, *copy;
 
-	(void)state;
 	begin("--model;fc:10");
 	direct_join(&worker, "one", 1000, 500);
 	worker.peer = 6;
@@ -349,12 +341,11 @@ static void metrics_follow_the_text_format(void **state)
 	free(text);
 }
 
-static void memory_of_the_process_is_read(void **state)
+TEST(memory_of_the_process_is_read)
 {
 	const size_t size = 8 << 20; /* Linux counts the pages of small processes roughly */
 	volatile unsigned char *mine = mem_must(size, 1, "memory");
 
-	(void)state;
 	for (size_t i = 0; i < size; i += 1024)
 		mine[i] = 1;
 	assert_true(status_rss() > 1 << 20);
@@ -397,9 +388,8 @@ static void expect_warning(const char *line, uint32_t correct, const char *words
 		fail_msg("%s: no \"%s\" in: %s", line, words, text ? text : "nothing");
 }
 
-static void a_result_at_chance_level_is_warned_about(void **state)
+TEST(a_result_at_chance_level_is_warned_about)
 {
-	(void)state;
 	/* A model that always answers the largest class of MNIST reaches 11.35 %. With 10,000
 	 * images that counts as chance. */
 	assert_true(warning_chance(10, 10000) > 0.1135 && warning_chance(10, 10000) < 0.14);
@@ -417,9 +407,8 @@ static void expect_rate(double usual_rate, int warned)
 	assert_int_equal(warning_text(&warnings, WARNING_RATE, run.core, 0, text), warned);
 }
 
-static void a_rate_far_above_the_usual_is_warned_about(void **state)
+TEST(a_rate_far_above_the_usual_is_warned_about)
 {
-	(void)state;
 	expect_warning("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;500", 60,
 		"--lr 500 is 2500 times the usual rate of sgd (0.2)");
 	expect_warning("--model;fc:10;--epochs;1;--optimizer;adam;--lr;0.1", 60, "of adam");
@@ -432,19 +421,17 @@ static void a_rate_far_above_the_usual_is_warned_about(void **state)
 	assert_null(warning_of("--model;fc:10;--epochs;1;--optimizer;adagrad;--lr;0.5", 60));
 }
 
-static void a_batch_larger_than_the_data_set_is_warned_about(void **state)
+TEST(a_batch_larger_than_the_data_set_is_warned_about)
 {
-	(void)state;
 	expect_warning("--model;fc:10;--epochs;1;--batch-size;100000", 60,
 		"--batch-size 100000 is larger than");
 	assert_null(warning_of("--model;fc:10;--epochs;1;--batch-size;100", 60));
 }
 
-static void warnings_are_logged_once(void **state)
+TEST_IN(warnings_are_logged_once, NULL, tear_down)
 {
 	static struct capture log;
 
-	(void)state;
 	begin("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;500");
 	warnings = (struct warnings){.classes = 10, .usual_rate = 0.2};
 	capture_begin(&log, STDERR_FILENO);
@@ -453,26 +440,4 @@ static void warnings_are_logged_once(void **state)
 	capture_end(&log);
 	assert_int_equal(count_lines(log.text), 1);
 	assert_non_null(strstr(log.text, "--lr 500"));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(a_new_server_waits_and_knows_no_accuracy, tear_down),
-		cmocka_unit_test_teardown(the_status_of_a_finished_run_has_its_numbers, tear_down),
-		cmocka_unit_test_teardown(failing_checkpoints_degrade_the_server, tear_down),
-		cmocka_unit_test_teardown(many_workers_are_cut_to_the_size_of_a_message, tear_down),
-		cmocka_unit_test_teardown(a_thousand_epochs_fit_as_well, tear_down),
-		cmocka_unit_test_teardown(the_result_has_every_field_of_the_contract, tear_down),
-		cmocka_unit_test_teardown(endings_have_names, tear_down),
-		cmocka_unit_test_teardown(metrics_are_the_cores_numbers, tear_down),
-		cmocka_unit_test_teardown(metrics_follow_the_text_format, tear_down),
-		cmocka_unit_test(a_result_at_chance_level_is_warned_about),
-		cmocka_unit_test(a_rate_far_above_the_usual_is_warned_about),
-		cmocka_unit_test(a_batch_larger_than_the_data_set_is_warned_about),
-		cmocka_unit_test_teardown(warnings_are_logged_once, tear_down),
-		cmocka_unit_test(memory_of_the_process_is_read),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

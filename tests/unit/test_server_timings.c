@@ -1,20 +1,17 @@
 /* The histograms of /metrics. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "server/monitor/timings.h"
+#include "tests/support/test.h"
 
-static void each_time_is_in_one_bucket_and_those_above(void **state)
+TEST(each_time_is_in_one_bucket_and_those_above)
 {
 	struct timings t = {0};
 	char *text = NULL;
 	size_t n;
 
-	(void)state;
 	timings_add(&t, TIMING_PUSH, 0);
 	timings_add(&t, TIMING_PUSH, 1e-6);
 	timings_add(&t, TIMING_PUSH, 3e-6);
@@ -31,13 +28,4 @@ static void each_time_is_in_one_bucket_and_those_above(void **state)
 	assert_non_null(strstr(text, "\ncnnps_push_seconds_count 4\n"));
 	assert_non_null(strstr(text, "\ncnnps_pull_seconds_count 0\n"));
 	free(text);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(each_time_is_in_one_bucket_and_those_above),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

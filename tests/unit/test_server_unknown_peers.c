@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include "common/endpoint.h"
 #include "tests/support/router_fixture.h"
+#include "tests/support/test.h"
 
 static void dial_with(int fd)
 {
@@ -28,12 +29,11 @@ static int dial(void)
 	return fd;
 }
 
-static void a_peer_that_sends_no_handshake_is_disconnected(void **state)
+TEST_IN(a_peer_that_sends_no_handshake_is_disconnected, router_set_up, router_tear_down)
 {
 	int fd = dial();
 	char byte;
 
-	(void)state;
 	assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
 	const uint64_t begin = clock_ms();
 	UNTIL(router_test_stats().port.connections == 1)
@@ -45,13 +45,12 @@ static void a_peer_that_sends_no_handshake_is_disconnected(void **state)
 }
 
 /* The peers cause more events than libzmq's queues can hold, while the event loop does not run. */
-static void a_flood_of_such_peers_stops_nothing(void **state)
+TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 {
 	struct wire *wire;
 	struct frames f;
 	struct msg m;
 
-	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	router_core.replies = 1;
 	void *s = connect_dealer();
@@ -97,14 +96,13 @@ static int next_fd(void)
 }
 
 /* Invariant 3 of net.h. */
-static void without_descriptors_new_connections_wait_and_others_go_on(void **state)
+TEST_IN(without_descriptors_new_connections_wait_and_others_go_on, router_set_up, router_tear_down)
 {
 	struct rlimit before, limit;
 	struct wire *wire;
 	struct frames f;
 	struct msg m;
 
-	(void)state;
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	router_core.replies = 1;
 	void *s = connect_dealer(), *late = connect_dealer();
@@ -145,19 +143,4 @@ static void without_descriptors_new_connections_wait_and_others_go_on(void **sta
 	close_dealer(late);
 	close_dealer(fresh);
 	wire_free(&wire);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_peer_that_sends_no_handshake_is_disconnected,
-			router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down),
-		cmocka_unit_test_setup_teardown(
-			without_descriptors_new_connections_wait_and_others_go_on, router_set_up,
-			router_tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include "server/core/snapshot_v5.h"
 #include "server/core/state.h"
 #include "tests/support/direct_worker.h"
+#include "tests/support/test.h"
 
 #define FIXTURES "tests/fixtures/run-0.1.0/"
 
@@ -135,9 +136,8 @@ static void resume_fixture(void)
 
 /* ---- the restored state ---------------------------------------------------------------------- */
 
-static void a_checkpoint_of_0_1_0_has_the_same_state(void **state)
+TEST(a_checkpoint_of_0_1_0_has_the_same_state)
 {
-	(void)state;
 	for (int i = 0; i < FIXTURE_COUNT; i++) {
 		const struct fixture *f = &fixtures[i];
 		struct work_view work;
@@ -163,9 +163,8 @@ static void a_checkpoint_of_0_1_0_has_the_same_state(void **state)
 	}
 }
 
-static void work_of_gone_workers_is_free(void **state)
+TEST(work_of_gone_workers_is_free)
 {
-	(void)state;
 	for (int i = 0; i < FIXTURE_COUNT; i++) {
 		uint32_t count[BATCH_SHUT + 1] = {0};
 
@@ -220,9 +219,8 @@ static void assert_same_step(double factor)
 	free(mean);
 }
 
-static void gradients_of_a_step_under_way_are_in_the_next_step(void **state)
+TEST(gradients_of_a_step_under_way_are_in_the_next_step)
 {
-	(void)state;
 	open_fixture(SYNC, "");
 	resume_fixture();
 	assert_int_equal(core->accumulator.pushes, 1);
@@ -239,9 +237,8 @@ static void gradients_of_a_step_under_way_are_in_the_next_step(void **state)
 }
 
 /* These sums need all bits of a double, but a gradient has only those of a float. */
-static void the_sum_of_many_gradients_is_exact(void **state)
+TEST(the_sum_of_many_gradients_is_exact)
 {
-	(void)state;
 	for (uint64_t pushes = 1; pushes <= 9; pushes++) {
 		open_fixture(SYNC, "");
 		unsigned char *optim =
@@ -273,9 +270,8 @@ static void refused_for(int i, const char *more, const char *option)
 	close_fixture();
 }
 
-static void other_options_are_refused_by_name(void **state)
+TEST(other_options_are_refused_by_name)
 {
-	(void)state;
 	refused_for(DOWNPOUR, ";--seed;8", "--seed");
 	refused_for(DOWNPOUR, ";--push;sum", "--push");
 	refused_for(DOWNPOUR, ";--buffer-size;2", "--buffer-size");
@@ -285,12 +281,11 @@ static void other_options_are_refused_by_name(void **state)
 
 /* An option that a resumed run must not change has the value of the run. snapshot_v5.c must read
  * each of these options. */
-static void each_option_that_must_stay_the_same_is_known(void **state)
+TEST(each_option_that_must_stay_the_same_is_known)
 {
 	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "
 				    "delay-compensation step-images lbfgs-history ";
 
-	(void)state;
 	for (size_t i = 0; i < config_n_rows; i++) {
 		char name[64];
 
@@ -339,9 +334,8 @@ static size_t next_place(size_t at)
 	return at < 4096 ? at + 1 : at + 97;
 }
 
-static void every_cut_section_is_refused(void **state)
+TEST(every_cut_section_is_refused)
 {
-	(void)state;
 	for (int i = 0; i < FIXTURE_COUNT; i++) {
 		open_fixture(i, "");
 		for (int n = 0; n < SNAPSHOT_SESSIONS; n++) {
@@ -363,9 +357,8 @@ static void every_cut_section_is_refused(void **state)
 	}
 }
 
-static void every_longer_section_is_refused(void **state)
+TEST(every_longer_section_is_refused)
 {
-	(void)state;
 	open_fixture(SYNC, "");
 	for (int n = 0; n < SNAPSHOT_SESSIONS; n++)
 		for (size_t more = 1; more <= 8; more += 7) {
@@ -382,12 +375,11 @@ static void every_longer_section_is_refused(void **state)
 	close_fixture();
 }
 
-static void no_flipped_byte_does_harm(void **state)
+TEST(no_flipped_byte_does_harm)
 {
 	static const unsigned char masks[] = {1, 0x80, 0xff};
 	uint32_t accepted = 0, refused = 0;
 
-	(void)state;
 	for (int i = 0; i < FIXTURE_COUNT; i++) {
 		open_fixture(i, "");
 		const struct sections s = old_sections();
@@ -454,12 +446,11 @@ static int start_vector(const char *more, struct startup *run, struct err *e)
 	return startup(run, &options, e);
 }
 
-static void a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted(void **state)
+TEST_IN(a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted, set_up, tear_down)
 {
 	struct startup run;
 	struct err e = {0};
 
-	(void)state;
 	copy_file("wal-killed", "ckpt-0000000000000002");
 	copy_file("wal-killed", "journal-0000000000000002");
 	assert_int_equal(start_vector("", &run, &e), PS_ECHECKPOINT);
@@ -471,13 +462,12 @@ static void a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted(void **state)
 	startup_release(&run);
 }
 
-static void a_log_that_has_no_event_is_no_loss(void **state)
+TEST_IN(a_log_that_has_no_event_is_no_loss, set_up, tear_down)
 {
 	struct startup run;
 	struct err e = {0};
 	char path[320];
 
-	(void)state;
 	copy_file("wal-killed", "ckpt-0000000000000002");
 	copy_file("wal-killed", "journal-0000000000000002");
 	assert_int_equal(truncate(temp_dir_path(dir, "journal-0000000000000002", path), 64), 0);
@@ -485,36 +475,15 @@ static void a_log_that_has_no_event_is_no_loss(void **state)
 	startup_release(&run);
 }
 
-static void what_follows_the_last_checkpoint_of_a_drain_is_no_loss(void **state)
+TEST_IN(what_follows_the_last_checkpoint_of_a_drain_is_no_loss, set_up, tear_down)
 {
 	struct startup run;
 	struct err e = {0};
 
-	(void)state;
 	copy_file("wal-stopped", "ckpt-0000000000000003");
 	copy_file("wal-stopped", "journal-0000000000000003");
 	assert_int_equal(start_vector("", &run, &e), PS_OK);
 	assert_true(run.resumed);
 	assert_int_equal(core_stats(run.core)->version, 30);
 	startup_release(&run);
-}
-
-int main(void)
-{
-#define IN_DIRECTORY(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_checkpoint_of_0_1_0_has_the_same_state),
-		cmocka_unit_test(work_of_gone_workers_is_free),
-		cmocka_unit_test(gradients_of_a_step_under_way_are_in_the_next_step),
-		cmocka_unit_test(the_sum_of_many_gradients_is_exact),
-		cmocka_unit_test(other_options_are_refused_by_name),
-		cmocka_unit_test(each_option_that_must_stay_the_same_is_known),
-		cmocka_unit_test(every_cut_section_is_refused),
-		cmocka_unit_test(every_longer_section_is_refused),
-		cmocka_unit_test(no_flipped_byte_does_harm),
-		IN_DIRECTORY(a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted),
-		IN_DIRECTORY(a_log_that_has_no_event_is_no_loss),
-		IN_DIRECTORY(what_follows_the_last_checkpoint_of_a_drain_is_no_loss),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

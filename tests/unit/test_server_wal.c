@@ -2,12 +2,12 @@
 #include <malloc.h>
 #include <stdatomic.h>
 #include "tests/support/wal_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
-static void flushed_events_are_replayed(void **state)
+TEST_IN(flushed_events_are_replayed, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	assert_int_equal(wal_flushed_lsn(wal.wal), 0);
 	for (int i = 0; i < 100; i++) {
 		wal_push(1);
@@ -30,9 +30,8 @@ static void flushed_events_are_replayed(void **state)
 
 /* The snapshot under way may never complete. The log files before and after that snapshot have all
  * records together. */
-static void an_unfinished_snapshot_is_not_needed(void **state)
+TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	wal_push(5);
 	wal_event(&(struct event){.kind = EVENT_SAVE}, NULL);
 	wal_push(5);
@@ -51,9 +50,8 @@ static void an_unfinished_snapshot_is_not_needed(void **state)
 
 /* The disk is full, or fdatasync fails. The flushed LSN does not advance until a snapshot is
  * durable. Then everything is flushed, and the next log file works. */
-static void a_lost_log_file_is_replaced_by_the_next_snapshot(void **state)
+TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	for (int how = 0; how < 2; how++) {
 		wal_push(1);
 		wal_settle();
@@ -88,9 +86,8 @@ static void a_lost_log_file_is_replaced_by_the_next_snapshot(void **state)
 
 /* The log file of a snapshot that is not durable is useless while the log file before it has a gap.
  */
-static void nothing_is_flushed_after_a_gap(void **state)
+TEST_IN(nothing_is_flushed_after_a_gap, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	wal_settle();
 	uint64_t before = wal_flushed_lsn(wal.wal);
 	disk_writes_left = 0;
@@ -110,9 +107,8 @@ static void nothing_is_flushed_after_a_gap(void **state)
 	assert_int_equal(wal_flushed_lsn(wal.wal), before);
 }
 
-static void a_large_log_requests_a_snapshot(void **state)
+TEST_IN(a_large_log_requests_a_snapshot, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	for (int i = 0; i < 2000 && !wal_wants_snapshot(wal.wal); i++) {
 		wal_push(1);
 		if (i % 50 == 0)
@@ -129,9 +125,8 @@ static void a_large_log_requests_a_snapshot(void **state)
 /* The log fails after a snapshot that is not on disk yet. The records after the snapshot are in
  * its own file or, after failed snapshots, in an older file. When the snapshot is durable, it
  * covers the events before it. Later events wait for the next snapshot. */
-static void a_log_file_lost_after_a_snapshot_waits_for_the_next(void **state)
+TEST_IN(a_log_file_lost_after_a_snapshot_waits_for_the_next, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	for (int before = 0; before < 3; before++) {
 		wal_failing_snapshots(before);
 		wal_begin_snapshot();
@@ -158,9 +153,8 @@ static void a_log_file_lost_after_a_snapshot_waits_for_the_next(void **state)
 
 /* ---- checkpoints that fail for days ---------------------------------------------------------- */
 
-static void failing_checkpoints_do_not_leave_a_log_file_each(void **state)
+TEST_IN(failing_checkpoints_do_not_leave_a_log_file_each, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	for (int round = 0; round < 3; round++) {
 		wal_failing_snapshots(100);
 		assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
@@ -174,9 +168,8 @@ static void failing_checkpoints_do_not_leave_a_log_file_each(void **state)
 }
 
 /* Log files fail like checkpoints: each file is written for a while after its snapshot. */
-static void failing_log_files_do_not_accumulate(void **state)
+TEST_IN(failing_log_files_do_not_accumulate, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	wal_settle();
 	uint64_t reached = wal_flushed_lsn(wal.wal);
 	for (int i = 0; i < 100; i++) {
@@ -212,9 +205,8 @@ static void assert_grew_less_than(size_t bytes, size_t before)
 
 /* Days of ticks and heartbeats behind a hanging fdatasync use bounded memory. Checkpoints do not
  * help. When the disk answers again, the next checkpoint contains the events that the log lacks. */
-static void a_disk_that_hangs_takes_bounded_memory(void **state)
+TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 {
-	(void)state;
 	wal_settle();
 	size_t before = mallinfo2().uordblks;
 	atomic_store(&disk_sync_hangs, 1);
@@ -249,21 +241,4 @@ static void a_disk_that_hangs_takes_bounded_memory(void **state)
 	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
 	assert_false(wal_stats(wal.wal)->failing);
 	wal_assert_recovers(0);
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, wal_set_up, wal_tear_down)
-	const struct CMUnitTest tests[] = {
-		TEST(flushed_events_are_replayed),
-		TEST(an_unfinished_snapshot_is_not_needed),
-		TEST(a_lost_log_file_is_replaced_by_the_next_snapshot),
-		TEST(nothing_is_flushed_after_a_gap),
-		TEST(a_large_log_requests_a_snapshot),
-		TEST(a_log_file_lost_after_a_snapshot_waits_for_the_next),
-		TEST(failing_checkpoints_do_not_leave_a_log_file_each),
-		TEST(failing_log_files_do_not_accumulate),
-		TEST(a_disk_that_hangs_takes_bounded_memory),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,8 +4,9 @@
  */
 #include "server/durability/wal_record.h"
 #include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
 
-static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state)
+TEST(an_event_of_any_kind_comes_back_and_no_damage_does_harm)
 {
 	struct rng rng = rng_seed(3, RNG_SIM, 0);
 	unsigned char whole[4096], copy[4096];
@@ -16,7 +17,6 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 	struct frames f;
 	unsigned accepted = 0;
 
-	(void)state;
 	assert_int_equal(wal_record_reader_init(&r, FIXTURE_PARAMS), PS_OK);
 	for (int kind = EVENT_MESSAGE; kind <= EVENT_PROGRESS; kind++) {
 		const struct event ev = {.kind = (enum event_kind)kind,
@@ -54,13 +54,4 @@ static void an_event_of_any_kind_comes_back_and_no_damage_does_harm(void **state
 	}
 	print_message("%u accepted\n", accepted); /* a damaged peer or time may still be valid */
 	wal_record_reader_release(&r);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(an_event_of_any_kind_comes_back_and_no_damage_does_harm),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * log contains.
  */
 #include "tests/support/wal_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- the log of one checkpoint -------------------------------------------------------------- */
 
@@ -15,11 +16,10 @@ static void log_file_path(uint64_t generation, char out[320])
 }
 
 /* The newest checkpoint is bad. The checkpoint before it and two log files give the same bytes. */
-static void a_bad_checkpoint_costs_nothing(void **state)
+TEST_IN(a_bad_checkpoint_costs_nothing, wal_set_up, wal_tear_down)
 {
 	char path[320];
 
-	(void)state;
 	wal_push(3);
 	wal_snapshot();
 	wal_push(3);
@@ -28,12 +28,11 @@ static void a_bad_checkpoint_costs_nothing(void **state)
 	wal_assert_recovers(0);
 }
 
-static void a_torn_end_is_an_end(void **state)
+TEST_IN(a_torn_end_is_an_end, wal_set_up, wal_tear_down)
 {
 	char path[320];
 	int rc;
 
-	(void)state;
 	wal_push(4);
 	wal_settle();
 	log_file_path(1, path);
@@ -43,12 +42,11 @@ static void a_torn_end_is_an_end(void **state)
 	assert_int_equal(rc, PS_OK);
 }
 
-static void a_loss_in_the_middle_is_refused_unless_it_is_accepted(void **state)
+TEST_IN(a_loss_in_the_middle_is_refused_unless_it_is_accepted, wal_set_up, wal_tear_down)
 {
 	char path[320];
 	int rc;
 
-	(void)state;
 	for (int i = 0; i < 6; i++) {
 		wal_push(1);
 		wal_settle();
@@ -64,7 +62,7 @@ static void a_loss_in_the_middle_is_refused_unless_it_is_accepted(void **state)
 	assert_in_range(pushes, 0, 5);
 }
 
-static void a_log_file_of_another_start_is_refused(void **state)
+TEST_IN(a_log_file_of_another_start_is_refused, wal_set_up, wal_tear_down)
 {
 	struct wal_config config = {.loop = &wal.loop,
 		.dir = wal.dir,
@@ -75,7 +73,6 @@ static void a_log_file_of_another_start_is_refused(void **state)
 	struct err e;
 	int rc;
 
-	(void)state;
 	wal_settle();
 	wal_free(&wal.wal);
 	assert_int_equal(wal_new(&wal.wal, &config, &e), PS_OK);
@@ -107,23 +104,21 @@ static long continue_in_an_older_log_file(char path[320])
 	return place;
 }
 
-static void events_after_it_are_replayed(void **state)
+TEST_IN(events_after_it_are_replayed, wal_set_up, wal_tear_down)
 {
 	char path[320];
 
-	(void)state;
 	continue_in_an_older_log_file(path);
 	wal_assert_recovers(0);
 	assert_int_equal(truncate(temp_dir_path(wal.dir, "ckpt-0000000000000005", path), 100), 0);
 	wal_assert_recovers(0); /* from checkpoint 1, past all four positions */
 }
 
-static void events_after_it_may_be_torn(void **state)
+TEST_IN(events_after_it_may_be_torn, wal_set_up, wal_tear_down)
 {
 	char path[320];
 	int rc, all;
 
-	(void)state;
 	long place = continue_in_an_older_log_file(path);
 	all = wal_recovered_pushes(0, &rc);
 	for (long bytes = place + 500; bytes >= 0; bytes -= 100) {
@@ -157,12 +152,11 @@ static void assert_losses_are_reported(const char *path, long size, int all, int
 	close(fd);
 }
 
-static void a_loss_before_these_events_is_reported(void **state)
+TEST_IN(a_loss_before_these_events_is_reported, wal_set_up, wal_tear_down)
 {
 	char path[320], newest[320];
 	int rc;
 
-	(void)state;
 	long place = continue_in_an_older_log_file(path);
 	int all = wal_recovered_pushes(0, &rc);
 	assert_losses_are_reported(path, place + 200, all, all - 4);
@@ -174,13 +168,12 @@ static void a_loss_before_these_events_is_reported(void **state)
 
 /* A checkpoint without a log file of its own may continue in an older file only if the same start
  * of the server wrote it. */
-static void a_log_file_of_an_earlier_start_is_not_used(void **state)
+TEST_IN(a_log_file_of_an_earlier_start_is_not_used, wal_set_up, wal_tear_down)
 {
 	struct checkpoint c;
 	struct err e;
 	char path[320];
 
-	(void)state;
 	continue_in_an_older_log_file(path);
 	wal.f.core->cfg.term++; /* the next start, which ended before it began a log file */
 	wal_save(6);
@@ -188,20 +181,4 @@ static void a_log_file_of_an_earlier_start_is_not_used(void **state)
 	assert_int_equal(c.generation, 6);
 	assert_int_equal(wal_replay(wal.dir, &wal.f.cfg, &c, &e), PS_OK);
 	checkpoint_release(&c);
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, wal_set_up, wal_tear_down)
-	const struct CMUnitTest tests[] = {
-		TEST(a_bad_checkpoint_costs_nothing),
-		TEST(a_torn_end_is_an_end),
-		TEST(a_loss_in_the_middle_is_refused_unless_it_is_accepted),
-		TEST(a_log_file_of_another_start_is_refused),
-		TEST(events_after_it_are_replayed),
-		TEST(events_after_it_may_be_torn),
-		TEST(a_loss_before_these_events_is_reported),
-		TEST(a_log_file_of_an_earlier_start_is_not_used),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,22 +1,19 @@
 /* What the server takes from a worker for the page's wall of test images. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <cmocka.h>
 #include "server/monitor/wall.h"
+#include "tests/support/test.h"
 
 static char *take(struct wall *w, uint32_t peer, const char *text)
 {
 	return wall_take(w, peer, &(struct msg_status){.reply = STATUS_REPLY, .text = text});
 }
 
-static void only_the_asked_worker_answers_and_once(void **state)
+TEST(only_the_asked_worker_answers_and_once)
 {
 	struct wall w = {.peer = 7};
 
-	(void)state;
 	assert_null(take(&w, 8, "{}"));
 	assert_null(take(&w, 0, "{}"));
 	char *line = take(&w, 7, "{\"side\":\n[2, 2]}");
@@ -25,24 +22,13 @@ static void only_the_asked_worker_answers_and_once(void **state)
 	assert_null(take(&w, 7, "{}"));
 }
 
-static void only_an_object_is_passed_on(void **state)
+TEST(only_an_object_is_passed_on)
 {
 	static const char *const bad[] = {"", "{", "[]", "7", "null", "{} {}", "{\"a\":1,\"a\":2}"};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct wall w = {.peer = 7};
 
 		assert_null(take(&w, 7, bad[i]));
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(only_the_asked_worker_answers_and_once),
-		cmocka_unit_test(only_an_object_is_passed_on),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,17 +5,17 @@
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"
+#include "tests/support/test.h"
 
 /* ---- HELLO and WELCOME ---------------------------------------------------------------------- */
 
-static void the_first_hello_has_the_identity_and_later_ones_resume(void **state)
+TEST(the_first_hello_has_the_identity_and_later_ones_resume)
 {
 	static struct session_driver d;
 	const struct session_config cfg = driver_config();
 	const struct msg_hello *h;
 	const struct stamp none = {{0, 0}, 0, 0, 0};
 
-	(void)state;
 	driver_new(&d, cfg, 64);
 	h = &driver_sent(&d, MSG_HELLO)->hello;
 	assert_int_equal(h->role, ROLE_WORKER);
@@ -36,11 +36,10 @@ static void the_first_hello_has_the_identity_and_later_ones_resume(void **state)
 	session_free(&d.s);
 }
 
-static void a_new_process_goes_on_after_its_predecessors_seq(void **state)
+TEST(a_new_process_goes_on_after_its_predecessors_seq)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_new(&d, driver_config(), 64);
 	driver_welcome(&d, 41, 17);
 	assert_did(&d, "READY");
@@ -50,12 +49,11 @@ static void a_new_process_goes_on_after_its_predecessors_seq(void **state)
 	session_free(&d.s);
 }
 
-static void no_request_is_possible_before_welcome(void **state)
+TEST(no_request_is_possible_before_welcome)
 {
 	static struct session_driver d;
 	const struct msg_result r = {.eval_id = 1};
 
-	(void)state;
 	driver_new(&d, driver_config(), 64);
 	assert_int_equal(session_can_push(d.s), 0);
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
@@ -66,12 +64,11 @@ static void no_request_is_possible_before_welcome(void **state)
 	session_free(&d.s);
 }
 
-static void a_welcome_of_another_life_or_an_impossible_one_is_ignored(void **state)
+TEST(a_welcome_of_another_life_or_an_impossible_one_is_ignored)
 {
 	static struct session_driver d;
 	struct stamp mine;
 
-	(void)state;
 	driver_open(&d);
 	mine = d.welcome.stamp;
 	driver_push_ok(&d, 3);
@@ -104,11 +101,10 @@ static void a_welcome_of_another_life_or_an_impossible_one_is_ignored(void **sta
 
 /* ---- pushes --------------------------------------------------------------------------------- */
 
-static void at_most_push_window_are_under_way(void **state)
+TEST(at_most_push_window_are_under_way)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	for (int i = 1; i <= 8; i++) {
 		char expected[32];
@@ -126,11 +122,10 @@ static void at_most_push_window_are_under_way(void **state)
 	session_free(&d.s);
 }
 
-static void at_most_replay_window_pushes_are_retained(void **state)
+TEST(at_most_replay_window_pushes_are_retained)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 8);
 	assert_int_equal(session_can_push(d.s), 0);
@@ -145,11 +140,10 @@ static void at_most_replay_window_pushes_are_retained(void **state)
 	session_free(&d.s);
 }
 
-static void windows_are_bounded_by_what_the_program_has_room_for(void **state)
+TEST(windows_are_bounded_by_what_the_program_has_room_for)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_new(&d, driver_config(), 3);
 	driver_welcome(&d, 0, 0);
 	driver_push_ok(&d, 3);
@@ -171,11 +165,10 @@ static void windows_are_bounded_by_what_the_program_has_room_for(void **state)
 	session_free(&d.s);
 }
 
-static void an_ack_is_notified_once_and_a_missing_one_resynchronises(void **state)
+TEST(an_ack_is_notified_once_and_a_missing_one_resynchronises)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 4);
 	driver_ack(&d, 1, VERDICT_OK, 0);
@@ -196,11 +189,10 @@ static void an_ack_is_notified_once_and_a_missing_one_resynchronises(void **stat
 	session_free(&d.s);
 }
 
-static void only_what_is_durable_and_decided_is_released(void **state)
+TEST(only_what_is_durable_and_decided_is_released)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 4);
 	/* pushes 2 and 3 are durable, but their decisions are unknown */
@@ -218,21 +210,4 @@ static void only_what_is_durable_and_decided_is_released(void **state)
 	driver_welcome(&d, 4, 4);
 	assert_did(&d, "release:3 READY push:4");
 	session_free(&d.s);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_first_hello_has_the_identity_and_later_ones_resume),
-		cmocka_unit_test(a_new_process_goes_on_after_its_predecessors_seq),
-		cmocka_unit_test(no_request_is_possible_before_welcome),
-		cmocka_unit_test(a_welcome_of_another_life_or_an_impossible_one_is_ignored),
-		cmocka_unit_test(at_most_push_window_are_under_way),
-		cmocka_unit_test(at_most_replay_window_pushes_are_retained),
-		cmocka_unit_test(windows_are_bounded_by_what_the_program_has_room_for),
-		cmocka_unit_test(an_ack_is_notified_once_and_a_missing_one_resynchronises),
-		cmocka_unit_test(only_what_is_durable_and_decided_is_released),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

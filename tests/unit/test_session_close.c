@@ -3,13 +3,13 @@
  * and each way in which it ends.
  */
 #include "tests/support/session_driver.h"
+#include "tests/support/test.h"
 
-static void one_pull_at_a_time_answered_by_its_number(void **state)
+TEST(one_pull_at_a_time_answered_by_its_number)
 {
 	static struct session_driver d;
 	struct msg m = {.type = MSG_PARAMS};
 
-	(void)state;
 	driver_open(&d);
 	assert_int_equal(session_pull(d.s, WEIGHTS_EVAL, d.now_ms), PS_OK);
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.which, WEIGHTS_EVAL);
@@ -40,9 +40,8 @@ static void one_pull_at_a_time_answered_by_its_number(void **state)
 
 /* A server that waits for its disk repeats a notice. The worker treats a notice neither as
  * silence nor as a refusal. */
-static void a_notice_keeps_the_session_and_its_requests(void **state)
+TEST(a_notice_keeps_the_session_and_its_requests)
 {
-	(void)state;
 	for (enum weights which = WEIGHTS_CURRENT; which <= WEIGHTS_EVAL; which++) {
 		static struct session_driver d;
 		struct msg m = {.type = MSG_PARAMS};
@@ -62,12 +61,11 @@ static void a_notice_keeps_the_session_and_its_requests(void **state)
 	}
 }
 
-static void weights_of_before_a_crash_do_not_answer_a_pull_after_it(void **state)
+TEST(weights_of_before_a_crash_do_not_answer_a_pull_after_it)
 {
 	static struct session_driver d;
 	struct msg m = {.type = MSG_PARAMS, .params = {.request = 1, .version = 9}};
 
-	(void)state;
 	driver_open(&d);
 	assert_int_equal(driver_pull(&d), PS_OK);
 	driver_crash(&d);
@@ -83,11 +81,10 @@ static void weights_of_before_a_crash_do_not_answer_a_pull_after_it(void **state
 	session_free(&d.s);
 }
 
-static void a_refused_command_ends_nothing(void **state)
+TEST(a_refused_command_ends_nothing)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_error(&d, PS_EUSAGE);
 	assert_did(&d, "");
@@ -95,12 +92,11 @@ static void a_refused_command_ends_nothing(void **state)
 	session_free(&d.s);
 }
 
-static void one_lease_at_a_time_answered_by_its_number(void **state)
+TEST(one_lease_at_a_time_answered_by_its_number)
 {
 	static struct session_driver d;
 	struct msg m = {.type = MSG_GRANT};
 
-	(void)state;
 	driver_open(&d);
 	for (uint64_t i = 1; i <= 3; i++) {
 		assert_int_equal(driver_lease(&d), PS_OK);
@@ -120,12 +116,11 @@ static void one_lease_at_a_time_answered_by_its_number(void **state)
 	session_free(&d.s);
 }
 
-static void one_result_at_a_time_waits_behind_the_pushes(void **state)
+TEST(one_result_at_a_time_waits_behind_the_pushes)
 {
 	const struct msg_result first = {.eval_id = 1, .correct = 5}, second = {.eval_id = 2};
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 5);
 	assert_int_equal(session_result(d.s, &first, d.now_ms), PS_OK);
@@ -142,14 +137,13 @@ static void one_result_at_a_time_waits_behind_the_pushes(void **state)
 	session_free(&d.s);
 }
 
-static void errors_that_a_hello_cannot_mend_end_it(void **state)
+TEST(errors_that_a_hello_cannot_mend_end_it)
 {
 	const int mend[] = {PS_ETERM, PS_EGAP, PS_ESTATE};
 	const int end[] = {PS_EFENCED, PS_EWRONGRUN, PS_EWRONGDATA, PS_EPROTO, PS_EVERSION,
 		PS_EROLLEDBACK, PS_ESHUTDOWN, PS_EDONE, PS_EQUARANTINE, PS_EDIVERGED};
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	for (size_t i = 0; i < 3; i++) {
 		driver_error(&d, mend[i]);
@@ -172,11 +166,10 @@ static void errors_that_a_hello_cannot_mend_end_it(void **state)
 
 /* ---- BYE ------------------------------------------------------------------------------------ */
 
-static void bye_follows_all_pushes_and_its_answer_ends_the_session(void **state)
+TEST(bye_follows_all_pushes_and_its_answer_ends_the_session)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 6);
 	assert_int_equal(driver_lease(&d), PS_OK);
@@ -199,11 +192,10 @@ static void bye_follows_all_pushes_and_its_answer_ends_the_session(void **state)
 	session_free(&d.s);
 }
 
-static void bye_is_sent_again_after_a_welcome_and_times_out_after_5_s(void **state)
+TEST(bye_is_sent_again_after_a_welcome_and_times_out_after_5_s)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_bye(&d);
 	assert_did(&d, "bye");
@@ -219,12 +211,10 @@ static void bye_is_sent_again_after_a_welcome_and_times_out_after_5_s(void **sta
 	session_free(&d.s);
 }
 
-static void leaving_without_an_answer_and_with_pushes_that_are_not_durable_is_a_failure(
-	void **state)
+TEST(leaving_without_an_answer_and_with_pushes_that_are_not_durable_is_a_failure)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	assert_int_equal(driver_push(&d), PS_OK);
 	driver_ack(&d, 1, VERDICT_OK, 0);
@@ -234,12 +224,11 @@ static void leaving_without_an_answer_and_with_pushes_that_are_not_durable_is_a_
 	session_free(&d.s);
 }
 
-static void the_servers_bye_ends_it_with_its_reason(void **state)
+TEST(the_servers_bye_ends_it_with_its_reason)
 {
 	const int why[] = {PS_EDONE, PS_ESHUTDOWN, PS_EDIVERGED};
 	static struct session_driver d;
 
-	(void)state;
 	for (size_t i = 0; i < 6; i++) {
 		if (i % 2)
 			driver_open(&d);
@@ -255,22 +244,20 @@ static void the_servers_bye_ends_it_with_its_reason(void **state)
 	}
 }
 
-static void bye_before_any_welcome_ends_at_once(void **state)
+TEST(bye_before_any_welcome_ends_at_once)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_new(&d, driver_config(), 8);
 	driver_bye(&d);
 	assert_did(&d, "END:PS_OK");
 	session_free(&d.s);
 }
 
-static void after_the_end_there_is_nothing(void **state)
+TEST(after_the_end_there_is_nothing)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 1);
 	driver_error(&d, PS_EFENCED);
@@ -289,13 +276,12 @@ static void after_the_end_there_is_nothing(void **state)
 	session_free(&d.s);
 }
 
-static void a_window_of_nothing_or_too_much_is_refused(void **state)
+TEST(a_window_of_nothing_or_too_much_is_refused)
 {
 	const struct session_config cfg = driver_config();
 	const size_t bad[] = {0, WIRE_MAX_WINDOW + 1, SIZE_MAX};
 	struct session *s;
 
-	(void)state;
 	for (size_t i = 0; i < 3; i++) {
 		s = (struct session *)(uintptr_t)1;
 		assert_int_equal(session_new(&s, &cfg, bad[i]), PS_ENOMEM);
@@ -303,27 +289,4 @@ static void a_window_of_nothing_or_too_much_is_refused(void **state)
 	}
 	assert_int_equal(session_new(&s, &cfg, WIRE_MAX_WINDOW), PS_OK);
 	session_free(&s);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_pull_at_a_time_answered_by_its_number),
-		cmocka_unit_test(a_notice_keeps_the_session_and_its_requests),
-		cmocka_unit_test(weights_of_before_a_crash_do_not_answer_a_pull_after_it),
-		cmocka_unit_test(a_refused_command_ends_nothing),
-		cmocka_unit_test(one_lease_at_a_time_answered_by_its_number),
-		cmocka_unit_test(one_result_at_a_time_waits_behind_the_pushes),
-		cmocka_unit_test(errors_that_a_hello_cannot_mend_end_it),
-		cmocka_unit_test(bye_follows_all_pushes_and_its_answer_ends_the_session),
-		cmocka_unit_test(bye_is_sent_again_after_a_welcome_and_times_out_after_5_s),
-		cmocka_unit_test(
-			leaving_without_an_answer_and_with_pushes_that_are_not_durable_is_a_failure),
-		cmocka_unit_test(the_servers_bye_ends_it_with_its_reason),
-		cmocka_unit_test(bye_before_any_welcome_ends_at_once),
-		cmocka_unit_test(after_the_end_there_is_nothing),
-		cmocka_unit_test(a_window_of_nothing_or_too_much_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

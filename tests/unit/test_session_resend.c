@@ -5,15 +5,15 @@
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"
+#include "tests/support/test.h"
 
 /* ---- everything again ----------------------------------------------------------------------- */
 
-static void after_a_welcome_all_is_sent_again_in_order(void **state)
+TEST(after_a_welcome_all_is_sent_again_in_order)
 {
 	static struct session_driver d;
 	const struct msg_result r = {.eval_id = 5, .eval_first = 1, .eval_count = 2, .correct = 1};
 
-	(void)state;
 	driver_open(&d);
 	assert_int_equal(driver_pull(&d), PS_OK);
 	assert_did(&d, "pull");
@@ -49,12 +49,11 @@ static void after_a_welcome_all_is_sent_again_in_order(void **state)
 	session_free(&d.s);
 }
 
-static void a_push_carries_a_pull_once_and_a_replay_never(void **state)
+TEST(a_push_carries_a_pull_once_and_a_replay_never)
 {
 	static struct session_driver d;
 	struct msg params = {.type = MSG_PARAMS, .params = {.request = 1}};
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 4); /* the window is full */
 	assert_int_equal(driver_push_pull(&d), PS_OK);
@@ -76,11 +75,10 @@ static void a_push_carries_a_pull_once_and_a_replay_never(void **state)
 	session_free(&d.s);
 }
 
-static void a_replay_carries_the_verdict_of_its_first_ack(void **state)
+TEST(a_replay_carries_the_verdict_of_its_first_ack)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 3);
 	driver_ack(&d, 1, VERDICT_OK, 0);
@@ -103,12 +101,11 @@ static void a_replay_carries_the_verdict_of_its_first_ack(void **state)
 	session_free(&d.s);
 }
 
-static void answers_from_before_a_crash_are_ignored(void **state)
+TEST(answers_from_before_a_crash_are_ignored)
 {
 	static struct session_driver d;
 	struct msg late;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 4);
 	late = (struct msg){.type = MSG_ACK,
@@ -132,11 +129,10 @@ static void answers_from_before_a_crash_are_ignored(void **state)
 	session_free(&d.s);
 }
 
-static void an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored(void **state)
+TEST(an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	d.welcome.push_window = 1;
 	driver_push_ok(&d, 3);
@@ -151,11 +147,10 @@ static void an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored(void
 	session_free(&d.s);
 }
 
-static void a_beat_that_acks_have_overtaken_changes_nothing(void **state)
+TEST(a_beat_that_acks_have_overtaken_changes_nothing)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 3);
 	driver_ack(&d, 1, VERDICT_OK, 0);
@@ -234,11 +229,10 @@ static void peer_crash(struct peer *p, struct session_driver *d)
 	driver_up(d);
 }
 
-static void whatever_is_lost_each_push_is_decided_once_in_order(void **state)
+TEST(whatever_is_lost_each_push_is_decided_once_in_order)
 {
 	static struct session_driver d;
 
-	(void)state;
 	for (uint64_t seed = 1; seed <= 100; seed++) {
 		struct peer p = {.r = rng_seed(seed, RNG_SIM, 0)};
 
@@ -264,19 +258,4 @@ static void whatever_is_lost_each_push_is_decided_once_in_order(void **state)
 			assert_true(p.applied[seq] > p.applied[seq - 1]);
 		session_free(&d.s);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(after_a_welcome_all_is_sent_again_in_order),
-		cmocka_unit_test(a_push_carries_a_pull_once_and_a_replay_never),
-		cmocka_unit_test(a_replay_carries_the_verdict_of_its_first_ack),
-		cmocka_unit_test(answers_from_before_a_crash_are_ignored),
-		cmocka_unit_test(an_answer_to_what_was_sent_before_the_newest_welcome_is_ignored),
-		cmocka_unit_test(a_beat_that_acks_have_overtaken_changes_nothing),
-		cmocka_unit_test(whatever_is_lost_each_push_is_decided_once_in_order),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

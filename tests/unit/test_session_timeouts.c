@@ -3,6 +3,7 @@
  * silence causes a new HELLO, and when a session ends. (Other ends: test_session_close.c.)
  */
 #include "tests/support/session_driver.h"
+#include "tests/support/test.h"
 
 /* ---- HELLO again ---------------------------------------------------------------------------- */
 
@@ -17,13 +18,12 @@ static uint64_t wait_for_hello(struct session_driver *d)
 	return d->now_ms - from;
 }
 
-static void hello_is_sent_again_after_a_time_that_doubles_up_to_16(void **state)
+TEST(hello_is_sent_again_after_a_time_that_doubles_up_to_16)
 {
 	struct session_config cfg = driver_config();
 	static struct session_driver d;
 	uint64_t min = UINT64_MAX, max = 0;
 
-	(void)state;
 	for (cfg.seed = 1; cfg.seed <= 200; cfg.seed++) {
 		driver_new(&d, cfg, 8);
 		for (uint64_t k = 0, times = 1; k < 8; k++, times = times < 16 ? 2 * times : 16) {
@@ -40,11 +40,10 @@ static void hello_is_sent_again_after_a_time_that_doubles_up_to_16(void **state)
 	assert_true(min < 1300 && max > 1900); /* the jitter covers its range */
 }
 
-static void each_loss_of_contact_begins_with_a_short_wait(void **state)
+TEST(each_loss_of_contact_begins_with_a_short_wait)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	for (int i = 0; i < 3; i++) {
 		driver_error(&d, PS_ETERM);
@@ -59,11 +58,10 @@ static void each_loss_of_contact_begins_with_a_short_wait(void **state)
 	session_free(&d.s);
 }
 
-static void nothing_is_sent_without_a_link(void **state)
+TEST(nothing_is_sent_without_a_link)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 1);
 	driver_lost(&d);
@@ -86,11 +84,10 @@ static void nothing_is_sent_without_a_link(void **state)
 
 /* ---- silence -------------------------------------------------------------------------------- */
 
-static void a_request_without_an_answer_resynchronises_after_silence_ms(void **state)
+TEST(a_request_without_an_answer_resynchronises_after_silence_ms)
 {
 	static struct session_driver d;
 
-	(void)state;
 	for (int request = 0; request < 3; request++) {
 		driver_open(&d);
 		driver_tick(&d, 2000);
@@ -116,11 +113,10 @@ static void a_request_without_an_answer_resynchronises_after_silence_ms(void **s
 	}
 }
 
-static void an_answer_to_one_request_is_patience_for_the_others(void **state)
+TEST(an_answer_to_one_request_is_patience_for_the_others)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	assert_int_equal(driver_lease(&d), PS_OK);
 	for (uint64_t i = 1; i <= 5; i++) {
@@ -133,11 +129,10 @@ static void an_answer_to_one_request_is_patience_for_the_others(void **state)
 }
 
 /* A push of 1.7 MB takes 14 s at 1 Mbit/s. */
-static void a_message_that_moves_is_waited_for(void **state)
+TEST(a_message_that_moves_is_waited_for)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 1);
 	for (int i = 0; i < 140; i++) {
@@ -156,11 +151,10 @@ static void a_message_that_moves_is_waited_for(void **state)
 	session_free(&d.s);
 }
 
-static void silence_counts_from_the_oldest_request(void **state)
+TEST(silence_counts_from_the_oldest_request)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 1);
 	for (int i = 0; i < 29; i++) {
@@ -177,11 +171,10 @@ static void silence_counts_from_the_oldest_request(void **state)
 	session_free(&d.s);
 }
 
-static void total_silence_resynchronises_without_a_request(void **state)
+TEST(total_silence_resynchronises_without_a_request)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	for (int i = 0; i < 50;
 		i++) { /* an idle worker whose heartbeats are answered has no timeout */
@@ -198,12 +191,11 @@ static void total_silence_resynchronises_without_a_request(void **state)
 
 /* ---- beats ---------------------------------------------------------------------------------- */
 
-static void it_beats_twice_in_beat_ms_while_the_trainer_lives(void **state)
+TEST(it_beats_twice_in_beat_ms_while_the_trainer_lives)
 {
 	static struct session_driver d;
 	size_t beats = 0;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 3);
 	driver_ack(&d, 1, VERDICT_OK, 1);
@@ -234,12 +226,11 @@ static void it_beats_twice_in_beat_ms_while_the_trainer_lives(void **state)
 	session_free(&d.s);
 }
 
-static void observers_do_not_beat_nor_go_on_with_a_session(void **state)
+TEST(observers_do_not_beat_nor_go_on_with_a_session)
 {
 	struct session_config cfg = driver_config();
 	static struct session_driver d;
 
-	(void)state;
 	cfg.role = ROLE_OBSERVER;
 	driver_new(&d, cfg, 1);
 	d.welcome.stamp.worker = d.welcome.stamp.incarnation = 0;
@@ -263,11 +254,10 @@ static void observers_do_not_beat_nor_go_on_with_a_session(void **state)
 
 /* ---- giving up ------------------------------------------------------------------------------ */
 
-static void no_welcome_in_connect_timeout_ms_ends_it(void **state)
+TEST(no_welcome_in_connect_timeout_ms_ends_it)
 {
 	static struct session_driver d;
 
-	(void)state;
 	for (int full = 0; full < 2; full++) {
 		driver_new(&d, driver_config(), 8);
 		if (full) {
@@ -298,12 +288,11 @@ static uint64_t ends_after(struct session_driver *d)
 	return d->now_ms - from;
 }
 
-static void lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms(void **state)
+TEST(lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms)
 {
 	struct session_config cfg = driver_config();
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_tick(&d, 50);
 	driver_beat(&d, 0, 0);
@@ -322,11 +311,10 @@ static void lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms(void *
 	session_free(&d.s);
 }
 
-static void a_server_that_comes_back_in_time_is_welcome(void **state)
+TEST(a_server_that_comes_back_in_time_is_welcome)
 {
 	static struct session_driver d;
 
-	(void)state;
 	driver_open(&d);
 	driver_push_ok(&d, 2);
 	for (int i = 0; i < 10; i++) {
@@ -339,25 +327,4 @@ static void a_server_that_comes_back_in_time_is_welcome(void **state)
 		assert_did(&d, "READY push:1 push:2");
 	}
 	session_free(&d.s);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(hello_is_sent_again_after_a_time_that_doubles_up_to_16),
-		cmocka_unit_test(each_loss_of_contact_begins_with_a_short_wait),
-		cmocka_unit_test(nothing_is_sent_without_a_link),
-		cmocka_unit_test(a_request_without_an_answer_resynchronises_after_silence_ms),
-		cmocka_unit_test(an_answer_to_one_request_is_patience_for_the_others),
-		cmocka_unit_test(a_message_that_moves_is_waited_for),
-		cmocka_unit_test(silence_counts_from_the_oldest_request),
-		cmocka_unit_test(total_silence_resynchronises_without_a_request),
-		cmocka_unit_test(it_beats_twice_in_beat_ms_while_the_trainer_lives),
-		cmocka_unit_test(observers_do_not_beat_nor_go_on_with_a_session),
-		cmocka_unit_test(no_welcome_in_connect_timeout_ms_ends_it),
-		cmocka_unit_test(lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms),
-		cmocka_unit_test(a_server_that_comes_back_in_time_is_welcome),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "tests/support/temp_dir.h"
 #include "common/share.h"
+#include "tests/support/test.h"
 
 static char dir[64], path[128];
 static int listener = -1;
@@ -42,12 +43,11 @@ static void connect_both(int *client, int *server)
 	assert_true(*server >= 0);
 }
 
-static void memory_arrives_with_its_message(void **state)
+TEST_IN(memory_arrives_with_its_message, set_up, tear_down)
 {
 	char text[8] = "";
 	int client, server, fd, got, nothing;
 
-	(void)state;
 	connect_both(&client, &server);
 	assert_int_equal(share_new("test", 8192, &fd), PS_OK);
 	char *mine = share_map(fd, 8192, 1);
@@ -80,12 +80,11 @@ static int open_descriptors(void)
 }
 
 /* Messages of another size, or with another number of descriptors, leave none open. */
-static void messages_of_another_form_are_refused(void **state)
+TEST_IN(messages_of_another_form_are_refused, set_up, tear_down)
 {
 	int client, server, fd[SHARE_MAX_FDS], got[SHARE_MAX_FDS];
 	char text[8];
 
-	(void)state;
 	connect_both(&client, &server);
 	for (int i = 0; i < SHARE_MAX_FDS; i++)
 		assert_int_equal(share_new("test", 4096, &fd[i]), PS_OK);
@@ -107,11 +106,10 @@ static void messages_of_another_form_are_refused(void **state)
 	close(server);
 }
 
-static void memory_is_not_sound_if_its_size_can_change(void **state)
+TEST_IN(memory_is_not_sound_if_its_size_can_change, set_up, tear_down)
 {
 	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-	(void)state;
 	assert_true(fd >= 0);
 	assert_int_equal(ftruncate(fd, 4096), 0);
 	assert_false(share_is_sound(fd, 4096));
@@ -119,22 +117,20 @@ static void memory_is_not_sound_if_its_size_can_change(void **state)
 	close(fd);
 }
 
-static void only_this_user_may_connect(void **state)
+TEST_IN(only_this_user_may_connect, set_up, tear_down)
 {
 	struct stat st;
 
-	(void)state;
 	assert_int_equal(stat(path, &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0600);
 }
 
 /* A process that was killed leaves the file of its socket. The next one replaces it. */
-static void the_socket_of_a_dead_process_is_replaced(void **state)
+TEST_IN(the_socket_of_a_dead_process_is_replaced, set_up, tear_down)
 {
 	struct err e;
 	int fd, again;
 
-	(void)state;
 	assert_int_equal(share_listen(path, &again, &e), PS_EUSAGE); /* it listens */
 	assert_non_null(strstr(e.text, path));
 	close(listener);
@@ -146,13 +142,12 @@ static void the_socket_of_a_dead_process_is_replaced(void **state)
 	close(fd);
 }
 
-static void a_file_that_is_no_socket_stays(void **state)
+TEST_IN(a_file_that_is_no_socket_stays, set_up, tear_down)
 {
 	char other[160], longer[200];
 	struct err e;
 	int fd;
 
-	(void)state;
 	snprintf(other, sizeof(other), "%s/file", dir);
 	close(open(other, O_CREAT | O_WRONLY, 0600));
 	assert_int_equal(share_listen(other, &fd, &e), PS_EUSAGE);
@@ -162,20 +157,4 @@ static void a_file_that_is_no_socket_stays(void **state)
 	longer[sizeof(longer) - 1] = '\0';
 	assert_int_equal(share_listen(longer, &fd, &e), PS_EUSAGE);
 	assert_int_equal(share_connect("", &fd, &e), PS_EUSAGE);
-}
-
-#define TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(memory_arrives_with_its_message),
-		TEST(messages_of_another_form_are_refused),
-		TEST(memory_is_not_sound_if_its_size_can_change),
-		TEST(only_this_user_may_connect),
-		TEST(the_socket_of_a_dead_process_is_replaced),
-		TEST(a_file_that_is_no_socket_stays),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* test_trainer.c - what a worker pushes in each mode, with a fake server and a serial reference
  * that is written from proto/WIRE.md, "Modes". Proves the invariants of worker/steps.h. */
 #include "tests/support/trainer_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- downpour -------------------------------------------------------------------------------- */
 
@@ -19,11 +20,10 @@ static void downpour(uint32_t n_push, uint32_t n_fetch, uint32_t bits)
 	fake_stop(&trainer_server);
 }
 
-static void one_batch_is_one_push_at_fresh_weights(void **state)
+TEST_IN(one_batch_is_one_push_at_fresh_weights, trainer_set_up, trainer_tear_down)
 {
 	struct fake_seen seen;
 
-	(void)state;
 	trainer_train(trainer_two_grants, 2);
 	reference_downpour(&trainer_two_grants[0].work);
 	reference_downpour(&trainer_two_grants[1].work);
@@ -37,23 +37,21 @@ static void one_batch_is_one_push_at_fresh_weights(void **state)
 	}
 }
 
-static void every_rhythm_of_pushes_and_pulls_is_the_references(void **state)
+TEST(every_rhythm_of_pushes_and_pulls_is_the_references)
 {
 	static const uint32_t rhythm[][2] = {
 		{1, 1}, {2, 1}, {1, 2}, {3, 2}, {2, 3}, {2, 2}, {3, 3}, {10, 10}};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(rhythm) / sizeof(*rhythm); i++)
 		for (uint32_t bits = 0; bits < 8; bits++)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
 /* The number of batches is so large that the steps in flight reach their limit. */
-static void many_rounds_overlap(void **state)
+TEST(many_rounds_overlap)
 {
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
 
-	(void)state;
 	trainer_use_images(MAX_IMAGES);
 	for (uint32_t prefetch = 0; prefetch < 2; prefetch++) {
 		trainer_start();
@@ -70,9 +68,8 @@ static void many_rounds_overlap(void **state)
 }
 
 /* A batch has one dropout mask, also if the device takes the local steps. */
-static void every_batch_has_a_dropout_mask_of_its_own(void **state)
+TEST(every_batch_has_a_dropout_mask_of_its_own)
 {
-	(void)state;
 	trainer_use_model("dropout:0.5 fc:3");
 	for (uint32_t bits = 0; bits < 8; bits++) {
 		downpour(1, 1, bits);
@@ -89,11 +86,10 @@ static int at_the_fifth_batch(void *arg)
 	return ++*(int *)arg == 5;
 }
 
-static void a_stopped_worker_pushes_what_it_has_computed(void **state)
+TEST_IN(a_stopped_worker_pushes_what_it_has_computed, trainer_set_up, trainer_tear_down)
 {
 	int asked = 0;
 
-	(void)state;
 	memcpy(trainer_server_how.grants, trainer_two_grants, sizeof(trainer_two_grants));
 	trainer_server_how.n_grants = 2;
 	trainer_server_how.n_push = 2;
@@ -104,27 +100,14 @@ static void a_stopped_worker_pushes_what_it_has_computed(void **state)
 	assert_int_equal(fake_look(&trainer_server).made[2].work.count, 1);
 }
 
-static void a_lease_of_no_such_batch_is_refused(void **state)
+TEST_IN(a_lease_of_no_such_batch_is_refused, trainer_set_up, trainer_tear_down)
 {
 	static const struct msg_grant grant = {.kind = GRANT_TRAIN, .work = {0, BATCHES, 1}};
 
-	(void)state;
 	trainer_server_how.grants[0] = grant;
 	trainer_server_how.n_grants = 1;
 	assert_int_equal(trainer_run_worker(NULL, NULL), PS_EPROTO);
 	assert_int_equal(fake_look(&trainer_server).pushes, 0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		WITH_SERVER(one_batch_is_one_push_at_fresh_weights),
-		cmocka_unit_test(every_rhythm_of_pushes_and_pulls_is_the_references),
-		cmocka_unit_test(many_rounds_overlap),
-		cmocka_unit_test(every_batch_has_a_dropout_mask_of_its_own),
-		WITH_SERVER(a_stopped_worker_pushes_what_it_has_computed),
-		WITH_SERVER(a_lease_of_no_such_batch_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, trainer_set_up_all, trainer_tear_down_all);
-}
+TEST_GROUP(trainer_set_up_all, trainer_tear_down_all)

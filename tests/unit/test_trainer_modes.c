@@ -1,6 +1,7 @@
 /* test_trainer_modes.c - what a worker pushes in the modes with exact grants and in easgd, against
  * a fake server and a serial reference. */
 #include "tests/support/trainer_fixture.h"
+#include "tests/support/test.h"
 
 /* ---- exact grants ---------------------------------------------------------------------------- */
 
@@ -31,11 +32,10 @@ static struct msg_grant exact(uint32_t first, uint32_t count, uint64_t version)
 		.kind = GRANT_TRAIN, .work = {0, first, count}, .exact = 1, .version = version};
 }
 
-static void an_exact_lease_is_one_mean_over_its_images(void **state)
+TEST_IN(an_exact_lease_is_one_mean_over_its_images, trainer_set_up, trainer_tear_down)
 {
 	const struct msg_grant grants[] = {exact(4, 3, 0), exact(0, 1, 1), exact(1, 3, 2)};
 
-	(void)state;
 	trainer_server_how.mode = MODE_SANDBLASTER;
 	trainer_server_how.n_push = 2; /* the option has no effect in this mode */
 	trainer_server_how.prefetch = 1;
@@ -46,12 +46,12 @@ static void an_exact_lease_is_one_mean_over_its_images(void **state)
 	assert_int_equal(fake_look(&trainer_server).made[0].images, 13);
 }
 
-static void a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used(void **state)
+TEST_IN(a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used, trainer_set_up,
+	trainer_tear_down)
 {
 	const struct msg_grant grants[] = {
 		{.kind = GRANT_TRAIN, .work = {0, 0, 2}}, exact(2, 2, 0), exact(2, 2, 2)};
 
-	(void)state;
 	trainer_train(grants, 3);
 	reference_downpour(&grants[0].work);
 	trainer_ref.pulls++; /* the worker gets version 2, so the second lease is too late */
@@ -75,13 +75,12 @@ static void *restart_at_the_second_lease(void *arg)
 }
 
 /* Version 0 of another term is not the version 0 that the worker has. */
-static void weights_of_before_a_restart_are_not_exact_after_it(void **state)
+TEST_IN(weights_of_before_a_restart_are_not_exact_after_it, trainer_set_up, trainer_tear_down)
 {
 	const struct msg_grant grants[] = {exact(0, 2, 99), exact(0, 2, 0)};
 	pthread_t thread;
 	struct fake_seen seen;
 
-	(void)state;
 	trainer_server_how.mode = MODE_SYNC;
 	trainer_server_how.mute_leases_after = 1;
 	assert_int_equal(pthread_create(&thread, NULL, restart_at_the_second_lease, NULL), 0);
@@ -129,9 +128,8 @@ static void reference_easgd(const struct work *lease)
 	}
 }
 
-static void easgd_ties_its_own_weights_to_the_centre(void **state)
+TEST(easgd_ties_its_own_weights_to_the_centre)
 {
-	(void)state;
 	for (uint32_t i = 0; i < 4; i++) {
 		trainer_start();
 		trainer_server_how.mode = MODE_EASGD;
@@ -153,14 +151,4 @@ static void easgd_ties_its_own_weights_to_the_centre(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		WITH_SERVER(an_exact_lease_is_one_mean_over_its_images),
-		WITH_SERVER(a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used),
-		WITH_SERVER(weights_of_before_a_restart_are_not_exact_after_it),
-		cmocka_unit_test(easgd_ties_its_own_weights_to_the_centre),
-	};
-
-	return cmocka_run_group_tests(tests, trainer_set_up_all, trainer_tear_down_all);
-}
+TEST_GROUP(trainer_set_up_all, trainer_tear_down_all)

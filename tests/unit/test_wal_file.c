@@ -1,15 +1,13 @@
 /* Proves the invariants numbered in common/wal_file.h. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include "common/wal_file.h"
 #include "common/rng.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/test.h"
 
 #define GENERATION 7
 #define MOST       ((size_t)1 << 20)
@@ -161,9 +159,8 @@ static unsigned char *file_bytes(size_t *size)
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
-static void what_is_read_is_what_was_appended(void **state)
+TEST_IN(what_is_read_is_what_was_appended, begin, end)
 {
-	(void)state;
 	for (uint64_t n = 0; n <= 40; n += 1 + n / 4) {
 		write_small(n);
 		assert_reads(n, 0);
@@ -173,14 +170,13 @@ static void what_is_read_is_what_was_appended(void **state)
 	assert_int_equal(read_back(GENERATION).n, 0); /* no file exists */
 }
 
-static void a_record_of_megabytes_and_one_of_nothing_come_back(void **state)
+TEST_IN(a_record_of_megabytes_and_one_of_nothing_come_back, begin, end)
 {
 	size_t n = 3 * MOST / 4 + 5, size;
 	unsigned char *big = malloc(n);
 	const unsigned char *data;
 	struct wal_reader r;
 
-	(void)state;
 	memset(big, 0x5a, n);
 	struct wal_file *j = create(GENERATION, 0);
 	assert_int_equal(wal_file_append(j, &(struct file_part){big, n}, 1, &e), PS_OK);
@@ -228,11 +224,10 @@ static uint64_t record_of(size_t at)
 	return i;
 }
 
-static void every_length_of_a_file_reads_as_a_prefix(void **state)
+TEST_IN(every_length_of_a_file_reads_as_a_prefix, begin, end)
 {
 	size_t n;
 
-	(void)state;
 	write_small(SMALL);
 	unsigned char *whole = file_bytes(&n);
 	assert_int_equal(n, begins(SMALL));
@@ -251,13 +246,12 @@ static void every_length_of_a_file_reads_as_a_prefix(void **state)
 
 /* The reader detects every loss before the last group. It cannot distinguish a loss in the last
  * group from a torn end. */
-static void every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said(void **state)
+TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said, begin, end)
 {
 	size_t n;
 	uint32_t said = 0;
 	unsigned char pad[128];
 
-	(void)state;
 	write_small(SMALL);
 	unsigned char *whole = file_bytes(&n);
 	for (size_t at = 0; at < n; at++) {
@@ -277,11 +271,10 @@ static void every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_
 }
 
 /* Before the sync of a group, its pages may reach the disk in any order. */
-static void a_gap_in_the_last_group_is_a_torn_end(void **state)
+TEST_IN(a_gap_in_the_last_group_is_a_torn_end, begin, end)
 {
 	size_t n;
 
-	(void)state;
 	write_small(10); /* the last group: records 6 to 9 */
 	unsigned char *whole = file_bytes(&n);
 	for (uint64_t gap = 6; gap < 10; gap++) {
@@ -300,13 +293,12 @@ static void a_gap_in_the_last_group_is_a_torn_end(void **state)
 	free(whole);
 }
 
-static void random_damage_yields_a_prefix(void **state)
+TEST_IN(random_damage_yields_a_prefix, begin, end)
 {
 	const uint64_t seed = 11;
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
 	size_t n;
 
-	(void)state;
 	print_message("seed %llu\n", (unsigned long long)seed);
 	write_small(SMALL);
 	unsigned char *whole = file_bytes(&n), *copy = malloc(n);
@@ -331,9 +323,8 @@ static void random_damage_yields_a_prefix(void **state)
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-static void a_reused_file_yields_no_old_record(void **state)
+TEST_IN(a_reused_file_yields_no_old_record, begin, end)
 {
-	(void)state;
 	write_small(30);
 	struct wal_file *j = create(GENERATION + 3, 0);
 	wal_file_close(&j);
@@ -350,11 +341,10 @@ static void a_reused_file_yields_no_old_record(void **state)
 	assert_int_equal(r.broken, 0); /* although valid records of an older generation follow */
 }
 
-static void files_that_no_checkpoint_needs_go_away(void **state)
+TEST_IN(files_that_no_checkpoint_needs_go_away, begin, end)
 {
 	struct wal_file *j;
 
-	(void)state;
 	for (uint64_t g = 1; g <= 5; g++) {
 		j = create(g, 0);
 		assert_int_equal(wal_file_sync(j, &e), PS_OK);
@@ -380,11 +370,10 @@ static void files_that_no_checkpoint_needs_go_away(void **state)
 
 /* The oldest checkpoint is generation 4. It has no log file of its own: its events are in the
  * log file of generation 2. */
-static void the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept(void **state)
+TEST_IN(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept, begin, end)
 {
 	const uint64_t before[] = {1, 2, 5};
 
-	(void)state;
 	for (int i = 0; i < 3; i++) {
 		struct wal_file *j = create(before[i], 0);
 
@@ -398,9 +387,8 @@ static void the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept(void *
 	assert_int_equal(wal_file_newest(dir, 5), 5);
 }
 
-static void a_full_disk_and_a_failed_sync_are_reported(void **state)
+TEST_IN(a_full_disk_and_a_failed_sync_are_reported, begin, end)
 {
-	(void)state;
 	for (int how = 0; how < 2; how++) {
 		struct wal_file *j = create(GENERATION, 0);
 
@@ -424,13 +412,12 @@ static void a_full_disk_and_a_failed_sync_are_reported(void **state)
 	}
 }
 
-static void a_directory_that_is_none_is_refused(void **state)
+TEST_IN(a_directory_that_is_none_is_refused, begin, end)
 {
 	const struct wal_head head = {.generation = 1, .first = 1};
 	struct wal_reader r;
 	struct wal_file *j;
 
-	(void)state;
 	assert_int_equal(wal_file_create(&j, "/nowhere", &head, 0, &e), PS_EIO);
 	assert_null(j);
 	assert_int_equal(wal_file_newest("/nowhere", UINT64_MAX), 0);
@@ -439,23 +426,4 @@ static void a_directory_that_is_none_is_refused(void **state)
 	assert_int_equal(mkfifo(temp_dir_path(dir, name, path), 0600), 0);
 	assert_int_equal(wal_reader_open(&r, dir, GENERATION, MOST, &e), PS_EIO);
 	wal_reader_release(&r);
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
-	const struct CMUnitTest tests[] = {
-		TEST(what_is_read_is_what_was_appended),
-		TEST(a_record_of_megabytes_and_one_of_nothing_come_back),
-		TEST(every_length_of_a_file_reads_as_a_prefix),
-		TEST(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said),
-		TEST(a_gap_in_the_last_group_is_a_torn_end),
-		TEST(random_damage_yields_a_prefix),
-		TEST(a_reused_file_yields_no_old_record),
-		TEST(files_that_no_checkpoint_needs_go_away),
-		TEST(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept),
-		TEST(a_full_disk_and_a_failed_sync_are_reported),
-		TEST(a_directory_that_is_none_is_refused),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

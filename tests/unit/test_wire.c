@@ -1,16 +1,14 @@
 /* test_wire.c - proves the invariants numbered in proto/wire.h: hostile bytes do no harm, decoding
  * accepts a whole message or nothing, and decode(encode(m)) is m. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "common/rng.h"
 #include "proto/schema.h"
 #include "proto/wire.h"
+#include "tests/support/test.h"
 
 #define N_PARAMS 5000u
 #define ROUNDS   2000
@@ -155,12 +153,11 @@ static void assert_same(struct msg *a, struct msg *b)
 	assert_memory_equal(a, b, sizeof(*a));
 }
 
-static void every_message_survives_the_round_trip(void **state)
+TEST(every_message_survives_the_round_trip)
 {
 	static struct msg m, back;
 	struct frames f;
 
-	(void)state;
 	for (unsigned type = MSG_HELLO; type < MSG_TYPES; type++) {
 		for (int i = 0; i < ROUNDS; i++) {
 			const char *why = NULL;
@@ -176,9 +173,8 @@ static void every_message_survives_the_round_trip(void **state)
 }
 
 /* Each field of the schema has a row in the table, and each row has a field in the schema. */
-static void table_and_schema_have_the_same_fields(void **state)
+TEST(table_and_schema_have_the_same_fields)
 {
-	(void)state;
 	for (unsigned type = MSG_HELLO; type < MSG_TYPES; type++) {
 		const ProtobufCMessageDescriptor *d = wire_descriptor(type);
 		unsigned n = 0;
@@ -192,13 +188,12 @@ static void table_and_schema_have_the_same_fields(void **state)
 	assert_null(wire_descriptor(0));
 }
 
-static void messages_that_break_a_rule_are_not_encoded(void **state)
+TEST(messages_that_break_a_rule_are_not_encoded)
 {
 	static char text[WIRE_MAX_TEXT + 2];
 	static struct msg m;
 	struct frames f;
 
-	(void)state;
 	memset(text, 'x', WIRE_MAX_TEXT + 1);
 	m.type = MSG_STATUS;
 	m.status = (struct msg_status){STATUS_REPLY, text};
@@ -218,13 +213,4 @@ static void messages_that_break_a_rule_are_not_encoded(void **state)
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_message_survives_the_round_trip),
-		cmocka_unit_test(table_and_schema_have_the_same_fields),
-		cmocka_unit_test(messages_that_break_a_rule_are_not_encoded),
-	};
-
-	return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

@@ -2,12 +2,12 @@
  * value, is refused, and the error names the field. */
 #include <math.h>
 #include "tests/support/wire_bytes.h"
+#include "tests/support/test.h"
 
-static void numbers_out_of_range_are_refused(void **state)
+TEST(numbers_out_of_range_are_refused)
 {
 	struct bytes *b = bytes_fresh();
 
-	(void)state;
 	bytes_number(b, 3, 0);
 	assert_refused(MSG_PULL, b, "pull.which is out of range");
 	b = bytes_fresh();
@@ -40,12 +40,11 @@ static void numbers_out_of_range_are_refused(void **state)
 	assert_refused(MSG_PUSH, b, "epoch is out of range");
 }
 
-static void decisions_must_make_sense(void **state)
+TEST(decisions_must_make_sense)
 {
 	static const char reason[] = "verdict and reject do not fit";
 	struct bytes *b = bytes_fresh();
 
-	(void)state;
 	bytes_number(b, 2, VERDICT_OK);
 	assert_accepted(MSG_ACK, b);
 	bytes_number(b, 3, REJECT_NORM);
@@ -72,11 +71,10 @@ static void decisions_must_make_sense(void **state)
 	assert_refused(MSG_ACK, b, "superseded, but not rejected");
 }
 
-static void grants_and_results_must_make_sense(void **state)
+TEST(grants_and_results_must_make_sense)
 {
 	struct bytes *b = bytes_fresh();
 
-	(void)state;
 	bytes_number(b, 2, GRANT_TRAIN);
 	bytes_number(b, 5, 100);
 	assert_refused(MSG_GRANT, b, "grant of nothing");
@@ -124,9 +122,8 @@ static struct bytes *welcome_with(unsigned field, double value)
 	return b;
 }
 
-static void welcomes_must_make_sense(void **state)
+TEST(welcomes_must_make_sense)
 {
-	(void)state;
 	assert_accepted(MSG_WELCOME, welcome(8, 8, 1, 2));
 	assert_refused(
 		MSG_WELCOME, welcome(8, 7, 1, 2), "replay_window is smaller than push_window");
@@ -143,11 +140,10 @@ static void welcomes_must_make_sense(void **state)
 }
 
 /* A server once reported seq 2^64 - 1: the worker's next seq was 0, and an assertion ended it. */
-static void seqs_that_no_run_reaches_are_refused(void **state)
+TEST(seqs_that_no_run_reaches_are_refused)
 {
 	struct bytes *b = welcome(8, 8, 1, 2);
 
-	(void)state;
 	bytes_number(b, 2, WIRE_MAX_SEQ + 1);
 	assert_refused(MSG_WELCOME, b, "welcome.last_seq is out of range");
 	b = bytes_fresh();
@@ -182,7 +178,7 @@ static void assert_name(const char *name, size_t n, const char *reason)
 		assert_accepted(MSG_HELLO, b);
 }
 
-static void texts_are_utf8_on_one_line(void **state)
+TEST(texts_are_utf8_on_one_line)
 {
 	static const char no_text[] = "text is not UTF-8 or has a NUL in it";
 	static const char *const bad[] = {"\x80", "\xc0\xaf", "\xc1\xbf", "\xe0\x9f\xbf", "\xc3",
@@ -193,7 +189,6 @@ static void texts_are_utf8_on_one_line(void **state)
 		"\xf4\x8f\xbf\xbf", "\x7e"};
 	char name[WIRE_MAX_NAME + 2];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 		assert_name(bad[i], strlen(bad[i]), no_text);
 	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
@@ -210,12 +205,11 @@ static void texts_are_utf8_on_one_line(void **state)
 	assert_name(name, WIRE_MAX_NAME + 1, "hello.name is out of range");
 }
 
-static void a_host_is_a_short_line(void **state)
+TEST(a_host_is_a_short_line)
 {
 	char host[WIRE_MAX_HOST + 1];
 	struct bytes *b = bytes_hello();
 
-	(void)state;
 	memset(host, 'h', sizeof(host));
 	bytes_bytes(b, 9, host, WIRE_MAX_HOST);
 	bytes_number(b, 10, UINT32_MAX);
@@ -231,12 +225,11 @@ static void a_host_is_a_short_line(void **state)
 	assert_refused(MSG_HELLO, b, "number too large for its field");
 }
 
-static void long_texts_are_refused(void **state)
+TEST(long_texts_are_refused)
 {
 	static char text[WIRE_MAX_TEXT + 1];
 	struct bytes *b = bytes_fresh();
 
-	(void)state;
 	memset(text, 't', sizeof(text));
 	bytes_bytes(b, 2, text, WIRE_MAX_TEXT);
 	assert_accepted(MSG_STATUS, b);
@@ -245,18 +238,4 @@ static void long_texts_are_refused(void **state)
 	assert_refused(MSG_STATUS, b, "text is too long");
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(numbers_out_of_range_are_refused),
-		cmocka_unit_test(seqs_that_no_run_reaches_are_refused),
-		cmocka_unit_test(decisions_must_make_sense),
-		cmocka_unit_test(grants_and_results_must_make_sense),
-		cmocka_unit_test(welcomes_must_make_sense),
-		cmocka_unit_test(texts_are_utf8_on_one_line),
-		cmocka_unit_test(a_host_is_a_short_line),
-		cmocka_unit_test(long_texts_are_refused),
-	};
-
-	return cmocka_run_group_tests(tests, bytes_set_up, bytes_tear_down);
-}
+TEST_GROUP(bytes_set_up, bytes_tear_down)

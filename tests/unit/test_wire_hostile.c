@@ -5,19 +5,19 @@
 #include <malloc.h>
 #include "common/rng.h"
 #include "proto/schema.h"
+#include "tests/support/test.h"
 
 #define MUTANTS 300000
 #define SEED    77u
 
 /* ---- the envelope ---------------------------------------------------------------------------- */
 
-static void what_is_not_one_message_is_refused(void **state)
+TEST(what_is_not_one_message_is_refused)
 {
 	static const char not_one[] = "header is not one protobuf Message with one body";
 	static const char http[] = "GET / HTTP/1.1\r\n\r\n";
 	struct bytes *b = bytes_fresh();
 
-	(void)state;
 	assert_frame_refused("", 0, PS_EPROTO, not_one);
 	assert_frame_refused(http, strlen(http), PS_EPROTO, not_one);
 	assert_frame_refused("\x1a\x05", 2, PS_EPROTO, not_one);         /* body cut off */
@@ -36,11 +36,10 @@ static void what_is_not_one_message_is_refused(void **state)
 
 /* A message of a newer peer may contain any number of unknown fields, as long as they fit into
  * the memory of the decoder. */
-static void unknown_fields_are_passed_over_at_every_level(void **state)
+TEST(unknown_fields_are_passed_over_at_every_level)
 {
 	struct bytes *b = bytes_hello();
 
-	(void)state;
 	bytes_number(b, 31, 1);
 	bytes_number(b, 31, 2);
 	bytes_text(b, 32, "a text, or a message");
@@ -66,12 +65,11 @@ static void unknown_fields_are_passed_over_at_every_level(void **state)
 
 /* The decoder does not parse the content of an unknown field, however deeply messages are nested in
  * it. */
-static void unknown_messages_are_not_entered(void **state)
+TEST(unknown_messages_are_not_entered)
 {
 	static struct bytes nested[2];
 	int which = 0;
 
-	(void)state;
 	for (int depth = 0; depth < 1000; depth++) {
 		struct bytes *outer = &nested[!which];
 
@@ -83,12 +81,11 @@ static void unknown_messages_are_not_entered(void **state)
 	assert_accepted(MSG_PULL, &nested[which]);
 }
 
-static void malformed_fields_are_refused(void **state)
+TEST(malformed_fields_are_refused)
 {
 	static const char cut[] = "truncated or malformed field";
 	struct bytes *b = bytes_pull();
 
-	(void)state;
 	assert_accepted(MSG_PULL, b);
 	bytes_number(b, 3, WEIGHTS_CURRENT);
 	assert_refused(MSG_PULL, b, "field given twice");
@@ -124,13 +121,12 @@ static size_t heap(void)
 	return m.uordblks + m.hblkhd;
 }
 
-static void amplifying_headers_allocate_nothing(void **state)
+TEST(amplifying_headers_allocate_nothing)
 {
 	static const char memory[] = "protobuf does not parse within its memory limit";
 	static struct bytes flood[4];
 	size_t before;
 
-	(void)state;
 	while (flood[0].n < WIRE_MAX_HEADER - 16) /* unknown fields, two bytes each */
 		bytes_put(&flood[0], "\x78\x00", 2);
 	while (flood[1].n < WIRE_MAX_HEADER - 16) /* empty slices, two bytes each */
@@ -149,7 +145,7 @@ static void amplifying_headers_allocate_nothing(void **state)
 	assert_int_equal(heap(), before);
 }
 
-static void the_largest_honest_header_fits_the_memory_limit(void **state)
+TEST(the_largest_honest_header_fits_the_memory_limit)
 {
 	static struct msg m, back;
 	static const float zero[WIRE_MAX_SLICES];
@@ -157,7 +153,6 @@ static void the_largest_honest_header_fits_the_memory_limit(void **state)
 	const char *why = NULL;
 	size_t before;
 
-	(void)state;
 	m.type = MSG_PUSH;
 	m.push.slices.n = WIRE_MAX_SLICES;
 	for (uint32_t i = 0; i < WIRE_MAX_SLICES; i++)
@@ -235,7 +230,7 @@ static struct bytes *sample(unsigned type)
 	return b;
 }
 
-static void mutants_are_refused_or_in_range(void **state)
+TEST(mutants_are_refused_or_in_range)
 {
 	static const unsigned types[] = {MSG_HELLO, MSG_PUSH, MSG_GRANT, MSG_ERROR};
 	static struct bytes whole;
@@ -243,7 +238,6 @@ static void mutants_are_refused_or_in_range(void **state)
 	struct rng dice = rng_seed(SEED, RNG_SIM, 0);
 	int accepted = 0;
 
-	(void)state;
 	printf("# seed %u\n", SEED);
 	for (int i = 0; i < MUTANTS; i++) {
 		struct bytes *b = sample(types[i % 4]);
@@ -263,17 +257,4 @@ static void mutants_are_refused_or_in_range(void **state)
 	assert_true(accepted > MUTANTS / 10 && accepted < MUTANTS * 9 / 10);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(what_is_not_one_message_is_refused),
-		cmocka_unit_test(unknown_fields_are_passed_over_at_every_level),
-		cmocka_unit_test(unknown_messages_are_not_entered),
-		cmocka_unit_test(malformed_fields_are_refused),
-		cmocka_unit_test(amplifying_headers_allocate_nothing),
-		cmocka_unit_test(the_largest_honest_header_fits_the_memory_limit),
-		cmocka_unit_test(mutants_are_refused_or_in_range),
-	};
-
-	return cmocka_run_group_tests(tests, bytes_set_up, bytes_tear_down);
-}
+TEST_GROUP(bytes_set_up, bytes_tear_down)

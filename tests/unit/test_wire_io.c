@@ -1,13 +1,11 @@
 /* test_wire_io.c - messages arrive whole or not at all, and a message that is refused is dropped as
  * a whole. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "proto/wire.h"
+#include "tests/support/test.h"
 
 #define DEADLINE_MS 5000
 
@@ -92,12 +90,11 @@ static uint32_t greet(void *client)
 	return peer;
 }
 
-static void whole_messages_travel_both_ways(void **state)
+TEST_IN(whole_messages_travel_both_ways, set_up, tear_down)
 {
 	struct frames f;
 	uint32_t peer;
 
-	(void)state;
 	assert_int_equal(wire_recv(router, &peer, &f), 0);
 	fill(&f, 1 + WIRE_MAX_SLICES, 100);
 	assert_int_equal(wire_send(dealer, 0, &f), PS_OK);
@@ -141,21 +138,19 @@ static void assert_dropped_whole(void *client, int peer_known)
 		assert_int_equal(greet(client), peer);
 }
 
-static void too_many_parts_are_dropped_whole(void **state)
+TEST_IN(too_many_parts_are_dropped_whole, set_up, tear_down)
 {
-	(void)state;
 	send_parts(dealer, 1 + WIRE_MAX_SLICES + 1, 10);
 	assert_dropped_whole(dealer, 1);
 	send_parts(dealer, 5000, 0);
 	assert_dropped_whole(dealer, 1);
 }
 
-static void a_header_over_the_limit_is_dropped_with_its_tensors(void **state)
+TEST_IN(a_header_over_the_limit_is_dropped_with_its_tensors, set_up, tear_down)
 {
 	struct frames f;
 	uint32_t peer;
 
-	(void)state;
 	send_parts(dealer, 3, WIRE_MAX_HEADER + 1);
 	assert_dropped_whole(dealer, 1);
 	send_parts(dealer, 3, WIRE_MAX_HEADER);
@@ -164,11 +159,10 @@ static void a_header_over_the_limit_is_dropped_with_its_tensors(void **state)
 	frames_release(&f);
 }
 
-static void a_client_chosen_identity_is_dropped(void **state)
+TEST_IN(a_client_chosen_identity_is_dropped, set_up, tear_down)
 {
 	void *liar = open_socket(ZMQ_DEALER);
 
-	(void)state;
 	assert_int_equal(zmq_setsockopt(liar, ZMQ_ROUTING_ID, "admin", 5), 0);
 	assert_int_equal(zmq_connect(liar, endpoint), 0);
 	send_parts(liar, 3, 10);
@@ -177,12 +171,11 @@ static void a_client_chosen_identity_is_dropped(void **state)
 	(void)greet(dealer);
 }
 
-static void what_cannot_be_sent_stays_the_callers(void **state)
+TEST_IN(what_cannot_be_sent_stays_the_callers, set_up, tear_down)
 {
 	void *alone = open_socket(ZMQ_DEALER);
 	struct frames f;
 
-	(void)state;
 	fill(&f, 3, 10);
 	assert_int_equal(wire_send(alone, 0, &f), PS_EAGAIN);
 	assert_int_equal(wire_send(router, 0xfffffffeu, &f), PS_EUNREACHABLE);
@@ -190,14 +183,13 @@ static void what_cannot_be_sent_stays_the_callers(void **state)
 	zmq_close(alone);
 }
 
-static void a_full_queue_refuses_whole_messages(void **state)
+TEST_IN(a_full_queue_refuses_whole_messages, set_up, tear_down)
 {
 	void *slow = open_socket(ZMQ_DEALER);
 	const int two = 2;
 	struct frames f;
 	int sent = 0, rc = PS_OK;
 
-	(void)state;
 	/* no peer reads and the queue is bounded, so the queue becomes full */
 	assert_int_equal(zmq_setsockopt(slow, ZMQ_SNDHWM, &two, sizeof(two)), 0);
 	assert_int_equal(zmq_connect(slow, "tcp://127.0.0.1:1"), 0);
@@ -210,19 +202,4 @@ static void a_full_queue_refuses_whole_messages(void **state)
 	assert_int_equal(sent, 2);
 	assert_filled(&f, 3, 10);
 	zmq_close(slow);
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-	const struct CMUnitTest tests[] = {
-		TEST(whole_messages_travel_both_ways),
-		TEST(too_many_parts_are_dropped_whole),
-		TEST(a_header_over_the_limit_is_dropped_with_its_tensors),
-		TEST(a_client_chosen_identity_is_dropped),
-		TEST(what_cannot_be_sent_stays_the_callers),
-		TEST(a_full_queue_refuses_whole_messages),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

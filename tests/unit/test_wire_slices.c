@@ -1,14 +1,12 @@
 /* test_wire_slices.c - tensors arrive as they were sent, aligned and with verified checksums. A
  * tensor that does not fit the model is refused. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 #include "proto/wire.h"
+#include "tests/support/test.h"
 
 #define N_PARAMS 5000u
 
@@ -61,14 +59,13 @@ static void params_of(struct msg *m, uint32_t n)
 	}
 }
 
-static void an_elastic_part_is_a_part(void **state)
+TEST(an_elastic_part_is_a_part)
 {
 	const double good[] = {0, 0.0625, 1}, bad[] = {-0.1, 1.01, (double)NAN, (double)INFINITY};
 	static struct msg m, back;
 	const char *why = NULL;
 	struct frames f;
 
-	(void)state;
 	for (size_t i = 0; i < 3 + 4; i++) {
 		params_of(&m, 1);
 		m.params.elastic = i < 3 ? good[i] : bad[i - 3];
@@ -108,13 +105,12 @@ static void keep_memory(void *data, void *hint)
 	(void)hint;
 }
 
-static void misaligned_frames_are_copied_to_aligned_memory(void **state)
+TEST(misaligned_frames_are_copied_to_aligned_memory)
 {
 	static char odd[N_PARAMS * sizeof(float) + 1];
 	static struct msg m, back;
 	struct frames f;
 
-	(void)state;
 	push_of(&m, 10, 1000);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	memcpy(odd + 1, values + 10, 4000);
@@ -125,12 +121,11 @@ static void misaligned_frames_are_copied_to_aligned_memory(void **state)
 	frames_release(&f);
 }
 
-static void aligned_frames_are_not_copied(void **state)
+TEST(aligned_frames_are_not_copied)
 {
 	static struct msg m, back;
 	struct frames f;
 
-	(void)state;
 	push_of(&m, 0, N_PARAMS);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(wire_decode(wire, &f, &back, NULL), PS_OK);
@@ -155,11 +150,10 @@ static uint32_t peak_after_the_wire(size_t place, float value)
 	return back.push.slices.slice[0].peak;
 }
 
-static void the_largest_magnitude_is_found_wherever_it_is(void **state)
+TEST(the_largest_magnitude_is_found_wherever_it_is)
 {
 	const uint32_t of_1_5 = 0x3fc00000, of_2 = 0x40000000, of_infinity = 0x7f800000;
 
-	(void)state;
 	assert_int_equal(peak_after_the_wire(0, 0), of_1_5);
 	for (size_t place = 0; place < N_PARAMS; place += place < 40 || place > 4950 ? 1 : 61) {
 		assert_int_equal(peak_after_the_wire(place, -2), of_2);
@@ -169,14 +163,13 @@ static void the_largest_magnitude_is_found_wherever_it_is(void **state)
 	}
 }
 
-static void weights_are_verified_later_on_request(void **state)
+TEST(weights_are_verified_later_on_request)
 {
 	static float landing[N_PARAMS];
 	static struct msg m, back;
 	struct wire *lazy;
 	struct frames f;
 
-	(void)state;
 	assert_int_equal(wire_new(&lazy, N_PARAMS), PS_OK);
 	wire_defer(lazy);
 	push_of(&m, 0, N_PARAMS);
@@ -206,12 +199,11 @@ static void weights_are_verified_later_on_request(void **state)
 	wire_free(&lazy);
 }
 
-static void any_flipped_bit_of_a_tensor_is_seen(void **state)
+TEST(any_flipped_bit_of_a_tensor_is_seen)
 {
 	static struct msg m;
 	struct frames f;
 
-	(void)state;
 	push_of(&m, 0, 40);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	for (size_t bit = 0; bit < 40 * 32; bit++) {
@@ -225,12 +217,11 @@ static void any_flipped_bit_of_a_tensor_is_seen(void **state)
 	frames_release(&f);
 }
 
-static void a_replay_sends_the_first_checksum_again(void **state)
+TEST(a_replay_sends_the_first_checksum_again)
 {
 	static struct msg m;
 	struct frames f;
 
-	(void)state;
 	push_of(&m, 0, 40);
 	m.push.slices.slice[0].xxh3 = wire_checksum(values, 40);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
@@ -242,13 +233,12 @@ static void a_replay_sends_the_first_checksum_again(void **state)
 	frames_release(&f);
 }
 
-static void header_alone_says_the_same_as_the_whole_message(void **state)
+TEST(header_alone_says_the_same_as_the_whole_message)
 {
 	static struct msg m;
 	struct frames f;
 	zmq_msg_t header;
 
-	(void)state;
 	push_of(&m, 7, 333);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(wire_encode_header(&m, &header), PS_OK);
@@ -260,11 +250,10 @@ static void header_alone_says_the_same_as_the_whole_message(void **state)
 }
 
 /* The constants come from Python's xxhash module. */
-static void checksum_is_xxh3_of_the_little_endian_bytes(void **state)
+TEST(checksum_is_xxh3_of_the_little_endian_bytes)
 {
 	float f[1000];
 
-	(void)state;
 	for (int i = 0; i < 1000; i++)
 		f[i] = (float)i;
 	assert_int_equal(wire_checksum(f, 0), 0x2d06800538d394c2u);
@@ -274,7 +263,7 @@ static void checksum_is_xxh3_of_the_little_endian_bytes(void **state)
 
 /* Tests the function that copies and hashes in one pass, with sizes around the block sizes of
  * XXH3 and of wire.c. */
-static void copying_and_hashing_in_one_pass_gives_the_same_checksum(void **state)
+TEST(copying_and_hashing_in_one_pass_gives_the_same_checksum)
 {
 	static const size_t counts[] = {
 		1, 4, 60, 61, 64, 256, 4095, 4096, 16384, 16385, 32768, 100003};
@@ -283,7 +272,6 @@ static void copying_and_hashing_in_one_pass_gives_the_same_checksum(void **state
 	struct wire *w;
 	struct frames f;
 
-	(void)state;
 	assert_non_null(big);
 	for (size_t i = 0; i < 100003; i++)
 		big[i] = (float)i;
@@ -315,7 +303,7 @@ static void assert_slices_refused(const struct slice *s, uint32_t n, const char 
 	frames_release(&f);
 }
 
-static void slices_that_do_not_fit_are_refused(void **state)
+TEST(slices_that_do_not_fit_are_refused)
 {
 	const uint64_t n = N_PARAMS;
 	const struct slice past[] = {SLICE(n - 9, 10)};
@@ -324,7 +312,6 @@ static void slices_that_do_not_fit_are_refused(void **state)
 	const struct slice back[] = {SLICE(50, 5), SLICE(0, 5)};
 	struct slice strange[] = {SLICE(0, 5)};
 
-	(void)state;
 	assert_slices_refused(past, 1, "slice lies outside the model");
 	assert_slices_refused(far, 1, "offset is out of range");
 	assert_slices_refused(touch, 2, "slices overlap or are out of order");
@@ -335,12 +322,11 @@ static void slices_that_do_not_fit_are_refused(void **state)
 	}
 }
 
-static void frames_and_slices_must_agree(void **state)
+TEST(frames_and_slices_must_agree)
 {
 	static struct msg m;
 	struct frames f;
 
-	(void)state;
 	push_of(&m, 0, 10);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
 	assert_int_equal(zmq_msg_init_size(&f.frame[f.n++], 4), 0);
@@ -360,12 +346,11 @@ static void frames_and_slices_must_agree(void **state)
 	assert_string_equal(refusal(&f), "no header frame");
 }
 
-static void params_must_cover_the_model(void **state)
+TEST(params_must_cover_the_model)
 {
 	static struct msg m;
 	struct frames f;
 
-	(void)state;
 	params_of(&m, 3);
 	m.params.slices.slice[2].count--;
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
@@ -373,13 +358,12 @@ static void params_must_cover_the_model(void **state)
 	frames_release(&f);
 }
 
-static void no_tensor_is_taken_before_the_model_is_known(void **state)
+TEST(no_tensor_is_taken_before_the_model_is_known)
 {
 	static struct msg m, back;
 	struct wire *w;
 	struct frames f;
 
-	(void)state;
 	push_of(&m, 0, 1);
 	assert_int_equal(wire_new(&w, 0), PS_OK);
 	assert_int_equal(wire_encode(&m, &f), PS_OK);
@@ -392,24 +376,4 @@ static void no_tensor_is_taken_before_the_model_is_known(void **state)
 	wire_free(&w);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(an_elastic_part_is_a_part),
-		cmocka_unit_test(misaligned_frames_are_copied_to_aligned_memory),
-		cmocka_unit_test(aligned_frames_are_not_copied),
-		cmocka_unit_test(the_largest_magnitude_is_found_wherever_it_is),
-		cmocka_unit_test(weights_are_verified_later_on_request),
-		cmocka_unit_test(any_flipped_bit_of_a_tensor_is_seen),
-		cmocka_unit_test(a_replay_sends_the_first_checksum_again),
-		cmocka_unit_test(header_alone_says_the_same_as_the_whole_message),
-		cmocka_unit_test(checksum_is_xxh3_of_the_little_endian_bytes),
-		cmocka_unit_test(copying_and_hashing_in_one_pass_gives_the_same_checksum),
-		cmocka_unit_test(slices_that_do_not_fit_are_refused),
-		cmocka_unit_test(frames_and_slices_must_agree),
-		cmocka_unit_test(params_must_cover_the_model),
-		cmocka_unit_test(no_tensor_is_taken_before_the_model_is_known),
-	};
-
-	return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

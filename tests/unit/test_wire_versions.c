@@ -2,6 +2,7 @@
  * compatible, and that the refusal of a required feature names the feature, whatever else the
  * message contains. */
 #include "tests/support/wire_bytes.h"
+#include "tests/support/test.h"
 
 #define RELEASES ": install releases at most one protocol version apart"
 
@@ -44,11 +45,10 @@ static void assert_version_refused(int which, const struct bytes *body, const ch
 	assert_frame_refused(whole.at, whole.n, PS_EVERSION, reason);
 }
 
-static void peers_of_a_common_version_understand_each_other(void **state)
+TEST(peers_of_a_common_version_understand_each_other)
 {
 	const uint64_t ours = WIRE_PROTOCOL, oldest = WIRE_OLDEST_PROTOCOL;
 
-	(void)state;
 	for (int which = 0; which < 2; which++) {
 		assert_accepted(row[which].type, greeting(which, ours, 0, NULL));
 		assert_accepted(row[which].type, greeting(which, ours, oldest, NULL));
@@ -58,9 +58,8 @@ static void peers_of_a_common_version_understand_each_other(void **state)
 	}
 }
 
-static void a_version_without_a_common_one_is_refused(void **state)
+TEST(a_version_without_a_common_one_is_refused)
 {
-	(void)state;
 	for (int which = 0; which < 2; which++) {
 		assert_version_refused(which, greeting(which, 8, 0, NULL),
 			"protocol 8 is not supported here, only 6 to 7" RELEASES);
@@ -79,9 +78,8 @@ static void a_version_without_a_common_one_is_refused(void **state)
 	}
 }
 
-static void it_is_refused_whatever_the_rest_says(void **state)
+TEST(it_is_refused_whatever_the_rest_says)
 {
-	(void)state;
 	for (int which = 0; which < 2; which++) {
 		struct bytes *b = greeting(which, 9, 9, NULL);
 
@@ -97,14 +95,13 @@ static void it_is_refused_whatever_the_rest_says(void **state)
 	}
 }
 
-static void a_required_feature_is_supported_or_named(void **state)
+TEST(a_required_feature_is_supported_or_named)
 {
 	static const char malformed[] = "a feature is required whose name is malformed";
 	static const char *const bad[] = {" ", "chunked-push ", " chunked-push",
 		"chunked-push  chunked-push", "Bf16", "a\nb", "\x1b[2J", "\xc3\xa4",
 		"a-name-of-sixty-four-bytes-is-longer-than-any-name-that-we-shall-"};
 
-	(void)state;
 	for (int which = 0; which < 2; which++) {
 		assert_accepted(row[which].type, greeting(which, WIRE_PROTOCOL, 0, ""));
 		assert_accepted(row[which].type, greeting(which, WIRE_PROTOCOL, 0, "chunked-push"));
@@ -134,11 +131,10 @@ static struct bytes *hello_of(enum role role, uint64_t newest, uint64_t oldest)
 	return b;
 }
 
-static void a_server_refuses_only_workers_without_codes(void **state)
+TEST(a_server_refuses_only_workers_without_codes)
 {
 	static struct bytes whole;
 
-	(void)state;
 	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 6, 6)); /* in a log */
 	wire_serve(bytes_wire);
 	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 7, 6));
@@ -151,7 +147,7 @@ static void a_server_refuses_only_workers_without_codes(void **state)
 		"feature \"codes\" is required and not supported by this worker: update it");
 }
 
-static void every_sender_of_this_build_says_what_it_speaks(void **state)
+TEST(every_sender_of_this_build_says_what_it_speaks)
 {
 	/* the empty inner messages are `data` and `resume` */
 	static const char said[] = {MSG_HELLO << 3 | 2, 10, 1 << 3, WIRE_PROTOCOL, 2 << 3,
@@ -159,24 +155,10 @@ static void every_sender_of_this_build_says_what_it_speaks(void **state)
 	struct msg m = {.type = MSG_HELLO, .hello = {.role = ROLE_OBSERVER}};
 	zmq_msg_t header;
 
-	(void)state;
 	assert_int_equal(wire_encode_header(&m, &header), PS_OK);
 	assert_int_equal(zmq_msg_size(&header), sizeof(said));
 	assert_memory_equal(zmq_msg_data(&header), said, sizeof(said));
 	zmq_msg_close(&header);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(peers_of_a_common_version_understand_each_other),
-		cmocka_unit_test(a_version_without_a_common_one_is_refused),
-		cmocka_unit_test(it_is_refused_whatever_the_rest_says),
-		cmocka_unit_test(a_required_feature_is_supported_or_named),
-		cmocka_unit_test(every_sender_of_this_build_says_what_it_speaks),
-		/* last, because it changes bytes_wire */
-		cmocka_unit_test(a_server_refuses_only_workers_without_codes),
-	};
-
-	return cmocka_run_group_tests(tests, bytes_set_up, bytes_tear_down);
-}
+TEST_GROUP(bytes_set_up, bytes_tear_down)

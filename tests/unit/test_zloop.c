@@ -1,10 +1,7 @@
 /* Proves the contract of common/zloop.h: no wake-up is missed, and the safety timer would detect a
  * missed wake-up. */
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -12,6 +9,7 @@
 #include <zmq.h>
 #include "common/clock.h"
 #include "common/zloop.h"
+#include "tests/support/test.h"
 
 enum { DEADLINE_MS = 40000 };
 
@@ -220,9 +218,8 @@ static void assert_played(size_t goal)
 	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
 }
 
-static void ping_pong_inside_one_loop_never_stalls(void **state)
+TEST_IN(ping_pong_inside_one_loop_never_stalls, begin, end)
 {
-	(void)state;
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
 	play(5000);
@@ -239,12 +236,12 @@ static void *echo_thread(void *arg)
 }
 
 /* The peer answers at any time: while the loop sleeps, works, or is about to sleep. */
-static void ping_pong_with_another_thread_never_stalls(void **state)
+TEST_IN(ping_pong_with_another_thread_never_stalls, begin, end)
 {
-	(void)state;
 	pthread_t thread;
 	int ms = 1000;
 	void *router = f.router;
+
 	f.router = NULL;
 	/* the receive timeout ends the thread */
 	zmq_setsockopt(router, ZMQ_RCVTIMEO, &ms, sizeof(ms));
@@ -256,9 +253,8 @@ static void ping_pong_with_another_thread_never_stalls(void **state)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-static void a_turn_of_the_loop_handles_at_most_the_budget(void **state)
+TEST_IN(a_turn_of_the_loop_handles_at_most_the_budget, begin, end)
 {
-	(void)state;
 	f.goal = 1000;
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
@@ -277,9 +273,8 @@ static void stop_loop(uv_timer_t *t)
 	uv_stop(t->loop);
 }
 
-static void a_silent_socket_lets_the_loop_sleep(void **state)
+TEST_IN(a_silent_socket_lets_the_loop_sleep, begin, end)
 {
-	(void)state;
 	f.goal = 1;
 	watch_dealer();
 	send_ping();
@@ -313,9 +308,8 @@ static int dealer_stops(void *arg)
 	return had;
 }
 
-static void watching_may_stop_inside_the_callback(void **state)
+TEST_IN(watching_may_stop_inside_the_callback, begin, end)
 {
-	(void)state;
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
 	assert_int_equal(zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_stops, &f), PS_OK);
@@ -350,9 +344,8 @@ static void eat_edge(void)
 
 /* A message has arrived, and its edge of the file descriptor was consumed while the prepare
  * handle was stopped. Only the safety timer can find the message. */
-static void a_missed_wake_up_is_rescued_and_counted(void **state)
+TEST_IN(a_missed_wake_up_is_rescued_and_counted, begin, end)
 {
-	(void)state;
 	f.goal = 1;
 	watch_dealer();
 	uv_run(&f.loop, UV_RUN_NOWAIT);
@@ -369,9 +362,8 @@ static void a_missed_wake_up_is_rescued_and_counted(void **state)
 /* The file descriptor announces a message that arrives while the safety timer runs, so the timer
  * does not count it as a rescue. Poll and prepare handles are stopped, so that the message stays
  * unread until the timer runs. */
-static void a_message_that_the_fd_announces_is_no_rescue(void **state)
+TEST_IN(a_message_that_the_fd_announces_is_no_rescue, begin, end)
 {
-	(void)state;
 	watch_dealer();
 	uv_timer_start(&f.busy, stop_loop, 250, 0);
 	get_an_answer();
@@ -393,9 +385,8 @@ static void a_message_that_the_fd_announces_is_no_rescue(void **state)
 /* Another timer runs before the safety timer and sends a message. This consumes the edge of a
  * message that arrived while the loop was busy. The next prepare handle would have found that
  * message. */
-static void an_edge_consumed_by_the_owner_is_no_rescue(void **state)
+TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, begin, end)
 {
-	(void)state;
 	watch_dealer();
 	/* as if the loop did not reach the prepare handle for 250 ms */
 	uv_prepare_stop(&f.dealer_watch.prepare);
@@ -412,9 +403,8 @@ static void an_edge_consumed_by_the_owner_is_no_rescue(void **state)
 /* No code has polled the socket yet, and libzmq signals only after a poll has found the socket
  * empty. Normally the first prepare handle finds the message, but in a program that starts slowly
  * the safety timer runs first. */
-static void what_was_there_before_the_loop_is_no_rescue(void **state)
+TEST_IN(what_was_there_before_the_loop_is_no_rescue, begin, end)
 {
-	(void)state;
 	f.goal = 1;
 	get_an_answer();
 	zmq_pollitem_t reply = {.socket = f.dealer, .events = ZMQ_POLLIN};
@@ -427,10 +417,10 @@ static void what_was_there_before_the_loop_is_no_rescue(void **state)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-static void what_cannot_be_watched_is_refused_with_nothing_to_undo(void **state)
+TEST_IN(what_cannot_be_watched_is_refused_with_nothing_to_undo, begin, end)
 {
-	(void)state;
 	int not_a_socket[64] = {0};
+
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, not_a_socket, router_readable, &f), PS_ENET);
 	watch_dealer();
@@ -438,29 +428,4 @@ static void what_cannot_be_watched_is_refused_with_nothing_to_undo(void **state)
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.dealer, dealer_readable, &f), PS_ENET);
 	stop_watches(&f.dealer_watch, NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			a_message_that_the_fd_announces_is_no_rescue, begin, end),
-		cmocka_unit_test_setup_teardown(
-			an_edge_consumed_by_the_owner_is_no_rescue, begin, end),
-		cmocka_unit_test_setup_teardown(
-			what_was_there_before_the_loop_is_no_rescue, begin, end),
-		cmocka_unit_test_setup_teardown(ping_pong_inside_one_loop_never_stalls, begin, end),
-		cmocka_unit_test_setup_teardown(
-			ping_pong_with_another_thread_never_stalls, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_turn_of_the_loop_handles_at_most_the_budget, begin, end),
-		cmocka_unit_test_setup_teardown(a_silent_socket_lets_the_loop_sleep, begin, end),
-		cmocka_unit_test_setup_teardown(watching_may_stop_inside_the_callback, begin, end),
-		cmocka_unit_test_setup_teardown(
-			a_missed_wake_up_is_rescued_and_counted, begin, end),
-		cmocka_unit_test_setup_teardown(
-			what_cannot_be_watched_is_refused_with_nothing_to_undo, begin, end),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,11 @@
 /* test_zmonitor.c - proves the contract of zmonitor.h. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <errno.h>
 #include <zmq.h>
 #include "common/clock.h"
 #include "common/zmonitor.h"
+#include "tests/support/test.h"
 
 enum { DEADLINE_MS = 20000 };
 
@@ -52,14 +50,13 @@ static struct zmonitor_event await(void *monitor)
 	return e;
 }
 
-static void events_come_in_order_and_only_those_asked_for(void **state)
+TEST_IN(events_come_in_order_and_only_those_asked_for, set_up, tear_down)
 {
 	void *client = open_client();
 	void *monitor = zmonitor_open(context, client,
 		ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
 	struct zmonitor_event e = {1, 1};
 
-	(void)state;
 	assert_non_null(monitor);
 	assert_int_equal(zmonitor_next(monitor, &e), 0);
 	assert_int_equal(e.number, 0);
@@ -77,14 +74,13 @@ static void events_come_in_order_and_only_those_asked_for(void **state)
 	zmq_close(client);
 }
 
-static void two_sockets_of_a_context_have_monitors_of_their_own(void **state)
+TEST_IN(two_sockets_of_a_context_have_monitors_of_their_own, set_up, tear_down)
 {
 	void *one = open_client(), *other = open_client();
 	void *first = zmonitor_open(context, one, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	void *second = zmonitor_open(context, other, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	struct zmonitor_event e;
 
-	(void)state;
 	assert_non_null(first);
 	assert_non_null(second);
 	assert_int_equal(zmq_connect(other, endpoint), 0);
@@ -96,12 +92,11 @@ static void two_sockets_of_a_context_have_monitors_of_their_own(void **state)
 	zmq_close(other);
 }
 
-static void what_is_no_event_has_no_number(void **state)
+TEST_IN(what_is_no_event_has_no_number, set_up, tear_down)
 {
 	void *sender = zmq_socket(context, ZMQ_PAIR), *monitor = zmq_socket(context, ZMQ_PAIR);
 	struct zmonitor_event e;
 
-	(void)state;
 	assert_int_equal(zmq_bind(sender, "inproc://not-libzmq"), 0);
 	assert_int_equal(zmq_connect(monitor, "inproc://not-libzmq"), 0);
 	assert_int_equal(zmq_send(sender, "four", 4, 0), 4);
@@ -117,26 +112,11 @@ static void what_is_no_event_has_no_number(void **state)
 	zmq_close(monitor);
 }
 
-static void a_closed_socket_has_no_monitor(void **state)
+TEST_IN(a_closed_socket_has_no_monitor, set_up, tear_down)
 {
 	void *none = zmq_socket(context, ZMQ_PAIR);
 
-	(void)state;
 	zmq_close(none);
 	assert_null(zmonitor_open(context, NULL, ZMQ_EVENT_ALL));
 	assert_int_equal(errno, ENOTSOCK);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(
-			events_come_in_order_and_only_those_asked_for, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(
-			two_sockets_of_a_context_have_monitors_of_their_own, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(what_is_no_event_has_no_number, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_closed_socket_has_no_monitor, set_up, tear_down),
-	};
-
-	return cmocka_run_group_tests_name("zmonitor", tests, NULL, NULL);
 }

@@ -1,0 +1,45 @@
+/*
+ * test.h - a test program of cmocka. Each test registers itself, and test.c has the main function,
+ * which runs the tests in the order of the file.
+ *
+ *   TEST(name)                        {...}   a test
+ *   TEST_IN(name, set_up, tear_down)  {...}   a test between two functions; either may be NULL
+ *   TEST_AGAIN(name, set_up, tear_down)       the same test between two other functions
+ *   TEST_GROUP(set_up, tear_down)             functions that run before and after all tests
+ *
+ * The body of a test may use `void **state`, which a set_up function has set.
+ */
+#ifndef TESTS_SUPPORT_TEST_H
+#define TESTS_SUPPORT_TEST_H
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* the headers above come first: cmocka.h needs them */
+#include <cmocka.h>
+
+void test_add(const char *name, CMUnitTestFunction run, CMFixtureFunction set_up,
+	CMFixtureFunction tear_down);
+void test_group(CMFixtureFunction set_up, CMFixtureFunction tear_down);
+
+#define TEST(name) TEST_IN(name, NULL, NULL)
+#define TEST_IN(name, set_up, tear_down)                                                           \
+	static void name(void **state);                                                            \
+	__attribute__((constructor)) static void add_##name(void)                                  \
+	{                                                                                          \
+		test_add(#name, name, set_up, tear_down);                                          \
+	}                                                                                          \
+	static void name(__attribute__((unused)) void **state)
+#define TEST_AGAIN(name, set_up, tear_down)                                                        \
+	__attribute__((constructor)) static void add_again_##name(void)                            \
+	{                                                                                          \
+		test_add(#name, name, set_up, tear_down);                                          \
+	}
+#define TEST_GROUP(set_up, tear_down)                                                              \
+	__attribute__((constructor)) static void add_group(void)                                   \
+	{                                                                                          \
+		test_group(set_up, tear_down);                                                     \
+	}
+
+#endif

@@ -38,10 +38,8 @@ double rng_unit(struct rng *r)
 	return (double)(rng_next(r) >> 11) * 0x1p-53;
 }
 
-void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n)
+static void shuffle(struct rng r, uint32_t *order, size_t n)
 {
-	struct rng r = rng_seed(seed, RNG_ORDER, epoch);
-
 	for (size_t i = 0; i < n; i++)
 		order[i] = (uint32_t)i;
 	for (size_t i = n; i > 1; i--) {
@@ -51,4 +49,14 @@ void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n)
 		order[i - 1] = order[j];
 		order[j] = held;
 	}
+}
+
+void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n)
+{
+	shuffle(rng_seed(seed, RNG_ORDER, epoch), order, n);
+}
+
+void rng_hold_back(uint32_t *order, size_t n)
+{
+	shuffle(rng_seed(0, RNG_HOLD_BACK, 0), order, n);
 }

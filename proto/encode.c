@@ -47,8 +47,13 @@ static int put_text(const char *text, size_t max, void *to)
 
 static const char *required_features(const struct msg *m)
 {
-	return m->type == MSG_WELCOME && m->welcome.needs_images ? WIRE_REQUIRES_IMAGES
-								 : WIRE_REQUIRES;
+	const struct msg_welcome *w = &m->welcome;
+
+	if (m->type != MSG_WELCOME)
+		return WIRE_REQUIRES;
+	if (w->validate)
+		return w->needs_images ? WIRE_REQUIRES_BOTH : WIRE_REQUIRES_VALIDATE;
+	return w->needs_images ? WIRE_REQUIRES_IMAGES : WIRE_REQUIRES;
 }
 
 /* `from` is the message itself for a row of this build's own. */

@@ -21,9 +21,11 @@
 #define WIRE_OLDEST_WORKER 7u
 /* The features that this build has, and those that it requires of its peers: names, separated by
  * one blank. */
-#define WIRE_FEATURES        "chunked-push images codes"
-#define WIRE_REQUIRES        ""
-#define WIRE_REQUIRES_IMAGES "images" /* ... in a WELCOME whose model text begins with images */
+#define WIRE_FEATURES          "chunked-push images codes validate"
+#define WIRE_REQUIRES          ""
+#define WIRE_REQUIRES_IMAGES   "images"   /* ... in a WELCOME whose model text begins with images */
+#define WIRE_REQUIRES_VALIDATE "validate" /* ... whose field validate is not 0 */
+#define WIRE_REQUIRES_BOTH     "images validate"
 
 /* All limits of the protocol. A test compares them with the table in proto/WIRE.md. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
@@ -162,6 +164,7 @@ struct msg_welcome {
 	uint32_t prefetch; /* 1: pull the next weights during the computation of a gradient */
 	double local_rate; /* learning rate of a worker's own steps between pulls, >= 0 */
 	double momentum;   /* EASGD: momentum of these steps, 0..1; 0: none */
+	uint32_t validate; /* training images that are held back for evaluation; 0: none */
 	int needs_images;  /* only sent: the receiver needs the feature "images" */
 	/* shared memory (lane.h): the path of a Unix socket, "": none; a secret that opens it once;
 	 * the newest ticket that this worker was sent */

@@ -114,6 +114,7 @@ static const struct wire_field welcome[] = {
 	MSG(26, welcome.lane_secret_hi, 0, ANY64),
 	MSG(27, welcome.lane_secret_lo, 0, ANY64),
 	MSG(28, welcome.lane_ticket, 0, ANY64),
+	MSG(29, welcome.validate, 0, WIRE_MAX_IMAGES),
 	END,
 };
 

@@ -93,6 +93,7 @@ static struct cnnps_options connection(
 		.batch_timeout_ms = (uint32_t)o->batch_timeout_ms,
 		.replay_bytes = (uint64_t)o->replay_mb << 20,
 		.lane = (enum cnnps_lane)o->lane,
+		.validates = 1,
 		.stop = is_stopped};
 }
 
@@ -111,8 +112,8 @@ static void log_done(const struct cnnps *c, const struct trainer_work *w)
 }
 
 /* Connect, train and close the session. *acked becomes the number of its acknowledged pushes. */
-static int run_session(
-	struct cnnps_options *o, const struct trainer_config *t, uint64_t *acked, struct err *e)
+static int run_session(struct cnnps_options *o, const struct trainer_config *t, struct data *d,
+	uint64_t *acked, struct err *e)
 {
 	struct trainer_work work = {0};
 	struct cnnps_stats s = {.size = sizeof(s)};
@@ -127,7 +128,9 @@ static int run_session(
 	}
 	log_info("worker", "connected", "server=%s worker=%u incarnation=%u", o->server,
 		cnnps_info(c)->worker, cnnps_info(c)->incarnation);
-	rc = trainer_run(c, t, &work, e);
+	rc = data_hold_back(d, cnnps_info(c)->validate, e);
+	if (!rc)
+		rc = trainer_run(c, t, &work, e);
 	log_done(c, &work);
 	(void)cnnps_stats(c, &s);
 	*acked = s.acked;
@@ -138,12 +141,13 @@ static int run_session(
 /* Run sessions one after the other. If the server fences a worker that it considered dead, the
  * worker connects as a new one. A worker with --name must end instead: another worker of that name
  * may have replaced it. */
-static int run_sessions(struct cnnps_options *o, const struct trainer_config *t, struct err *e)
+static int run_sessions(
+	struct cnnps_options *o, const struct trainer_config *t, struct data *d, struct err *e)
 {
 	int named = o->name[0] != '\0', fruitless = 0, rc;
 	uint64_t acked;
 
-	while ((rc = run_session(o, t, &acked, e)) == PS_EFENCED && !named) {
+	while ((rc = run_session(o, t, d, &acked, e)) == PS_EFENCED && !named) {
 		fruitless = acked ? 0 : fruitless + 1;
 		if (fruitless == MAX_FENCED || is_stopped(NULL))
 			break;
@@ -187,7 +191,7 @@ static int run_worker(const struct worker_options *o, struct data *d, struct err
 	}
 	grace_ms = (uint64_t)o->grace_ms;
 	atomic_store(&has_session, 1);
-	return run_sessions(&c, &t, e);
+	return run_sessions(&c, &t, d, e);
 }
 
 static int print_data_id(const struct worker_options *o, struct data *d, struct err *e)

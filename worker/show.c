@@ -91,8 +91,8 @@ char *show_json(
 	int rc = PS_OK;
 	struct err e;
 
-	if (n > d->id.n_test)
-		n = d->id.n_test;
+	if (n > data_test(d).n)
+		n = data_test(d).n;
 	uint8_t *pixels = mem_try(n, shape_count(d->shape));
 	uint16_t *labels = mem_try(n, sizeof(*labels));
 	float *p = mem_try(n * m->classes, sizeof(*p));

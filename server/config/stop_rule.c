@@ -22,9 +22,9 @@ int stop_rule_parse(const char *text, struct stop_rule *r)
 static double accuracy_of(const struct core *c, uint32_t epoch)
 {
 	const struct epoch_record *r = core_epoch(c, epoch);
-	uint32_t n_test = core_data(c)->n_test;
+	uint32_t n = core_eval_images(c);
 
-	return r && n_test && r->eval_done == n_test ? (double)r->eval_correct / n_test : -1;
+	return r && n && r->eval_done == n ? (double)r->eval_correct / n : -1;
 }
 
 int stop_rule_is_met(const struct stop_rule *r, const struct core *c, char why[STOP_TEXT])

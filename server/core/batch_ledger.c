@@ -14,8 +14,9 @@ uint32_t batch_ledger_images(const struct core *c, uint32_t first, uint32_t coun
 {
 	uint64_t from = (uint64_t)first * c->cfg.training.batch_size,
 		 to = from + (uint64_t)count * c->cfg.training.batch_size;
+	const uint32_t n = core_train_images(c);
 
-	return (uint32_t)((to < c->dataset.id.n_train ? to : c->dataset.id.n_train) - from);
+	return (uint32_t)((to < n ? to : n) - from);
 }
 
 void batch_ledger_window(struct core *c, uint32_t first, uint32_t end)

@@ -27,7 +27,7 @@ struct leases {
 	uint8_t *batch;  /* n_batches states; the array has room for WIRE_MAX_BATCHES */
 	uint8_t *copies; /* for each batch, the number of backup copies that workers hold */
 	int evaluating;  /* 1: the previous epoch (epoch - 1) is in evaluation */
-	/* images of a portion of the test set; number of portions; number of evaluated portions */
+	/* images of a portion of the evaluation; number of portions; number of evaluated portions */
 	uint32_t eval_size, n_portions, n_evaluated;
 	/* n_portions states: BATCH_FREE, BATCH_LEASED or BATCH_DONE */
 	uint8_t *portion;

@@ -121,7 +121,7 @@ struct effect {
 
 /* The results of an epoch. */
 struct epoch_record {
-	/* both are counted exactly once; images == n_train when the epoch has ended */
+	/* both are counted exactly once; images == core_train_images when the epoch has ended */
 	uint64_t images, updates;
 	/* sum of the losses of the applied pushes, each times its number of images */
 	double loss_sum;
@@ -287,6 +287,12 @@ uint32_t core_training_epoch(const struct core *c);
 int core_ending(const struct core *c);
 /* Returns the data set of the run; it is all zero while no live worker has one. */
 const struct data_id *core_data(const struct core *c);
+/* Returns the number of images in an epoch: the training images without those that --validate holds
+ * back; 0: no data set. */
+uint32_t core_train_images(const struct core *c);
+/* Returns the number of images on which an epoch is evaluated: those that --validate holds back, or
+ * the test images; 0: no data set. */
+uint32_t core_eval_images(const struct core *c);
 /* Returns 1 if no worker can change the data set of the run any more. */
 int core_data_is_fixed(const struct core *c);
 /* Writes the state of the worker in slot i (0 <= i < max_workers) to *v. */

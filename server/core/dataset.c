@@ -85,6 +85,18 @@ static void refuse_data(struct core *c, const struct data_id *d, uint32_t peer)
 	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
+static void refuse_too_few(struct core *c, const struct data_id *d, uint32_t peer)
+{
+	struct say *s = &c->effects.said;
+
+	say_begin(s, "--validate ");
+	say_number(s, c->cfg.training.validate);
+	say_text(s, " leaves none of the ");
+	say_number(s, d->n_train);
+	say_text(s, " training images of this worker: begin a run with a smaller --validate");
+	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
+}
+
 static const char *metrics_or_accuracy(const char *text)
 {
 	return text[0] ? text : "accuracy";
@@ -122,6 +134,10 @@ int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer)
 
 	if (c->cfg.training.epochs == 0)
 		return 1;
+	if (d->n_train && d->n_train <= c->cfg.training.validate) {
+		refuse_too_few(c, d, peer);
+		return 0;
+	}
 	if (!leases_can_open(c, d)) {
 		effects_refuse(c, peer, PS_EWRONGDATA, 0,
 			"this run needs a data set: train and test images, at most 2^20 batches an "

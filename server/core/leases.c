@@ -19,7 +19,7 @@ int leases_can_open(const struct core *c, const struct data_id *d)
 {
 	uint64_t max = (uint64_t)c->cfg.training.batch_size * WIRE_MAX_BATCHES;
 
-	return d->n_train > 0 && d->n_train <= max && d->n_test > 0;
+	return d->n_train > c->cfg.training.validate && d->n_train <= max && d->n_test > 0;
 }
 
 void leases_open(struct core *c, const struct data_id *d)
@@ -27,11 +27,12 @@ void leases_open(struct core *c, const struct data_id *d)
 	struct leases *l = &c->leases;
 
 	c->dataset.id = *d;
-	l->n_batches = batch_ledger_ceil_div(d->n_train, c->cfg.training.batch_size);
+	const uint32_t n_eval = core_eval_images(c);
+	l->n_batches = batch_ledger_ceil_div(core_train_images(c), c->cfg.training.batch_size);
 	l->eval_size = c->cfg.leases.eval_images;
-	if (l->eval_size < batch_ledger_ceil_div(d->n_test, WIRE_MAX_BATCHES))
-		l->eval_size = batch_ledger_ceil_div(d->n_test, WIRE_MAX_BATCHES);
-	l->n_portions = batch_ledger_ceil_div(d->n_test, l->eval_size);
+	if (l->eval_size < batch_ledger_ceil_div(n_eval, WIRE_MAX_BATCHES))
+		l->eval_size = batch_ledger_ceil_div(n_eval, WIRE_MAX_BATCHES);
+	l->n_portions = batch_ledger_ceil_div(n_eval, l->eval_size);
 	open_epoch(c);
 }
 
@@ -75,7 +76,7 @@ static void evaluated(struct core *c)
 
 static uint32_t portion_images(const struct core *c, uint32_t first)
 {
-	uint32_t left = c->dataset.id.n_test - first;
+	uint32_t left = core_eval_images(c) - first;
 
 	return left < c->leases.eval_size ? left : c->leases.eval_size;
 }
@@ -103,7 +104,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 		c->stats.superseded += (uint64_t)pace_evaluated(c, w, r);
 		return;
 	}
-	if (r->eval_first >= c->dataset.id.n_test || r->eval_first % l->eval_size ||
+	if (r->eval_first >= core_eval_images(c) || r->eval_first % l->eval_size ||
 		r->eval_count != portion_images(c, r->eval_first) || r->correct > r->eval_count) {
 		effects_refuse(c, ev->peer, PS_EPROTO, 0,
 			"this is not the result of a granted evaluation");
@@ -160,7 +161,7 @@ static void grant(struct core *c, struct worker *w)
 	send_grant(c, w, w->session.peer);
 }
 
-/* Returns a portion of the test set that only late workers hold; NULL: there is none. */
+/* Returns a portion of the evaluation that only late workers hold; NULL: there is none. */
 static uint8_t *late_portion(struct core *c)
 {
 	struct leases *l = &c->leases;

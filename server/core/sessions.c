@@ -78,6 +78,7 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	m->model_fingerprint = cfg->model_fingerprint;
 	m->n_params = cfg->n_params;
 	m->needs_images = w && cfg->images.in_text;
+	m->validate = w ? cfg->training.validate : 0;
 /* clang-format off */
 #define SENT(to) m->to = (__typeof__(m->to))
 #define UNSENT   (void)

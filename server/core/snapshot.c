@@ -87,6 +87,8 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u64(k, &cfg->model_fingerprint);
 	u64(k, &n);
 	cfg->n_params = n;
+	if (k->in)
+		cfg->training.validate = 0; /* if a checkpoint of 0.2.0 lacks it */
 	config_put(k, cfg);
 	flag(k, &c->run.begun);
 	u64(k, &c->store.version_term);
@@ -239,14 +241,14 @@ static void put_data(struct cursor *k, struct core *c)
 static void put_portions(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
-	uint64_t n_test = c->dataset.id.n_test;
+	uint64_t n_eval = core_eval_images(c);
 
 	u32(k, &l->eval_size);
-	if (k->error || l->eval_size == 0 || n_test > (uint64_t)l->eval_size * WIRE_MAX_BATCHES) {
+	if (k->error || l->eval_size == 0 || n_eval > (uint64_t)l->eval_size * WIRE_MAX_BATCHES) {
 		set_error(k, MALFORMED);
 		return;
 	}
-	l->n_portions = (uint32_t)((n_test + l->eval_size - 1) / l->eval_size);
+	l->n_portions = (uint32_t)((n_eval + l->eval_size - 1) / l->eval_size);
 	bytes(k, l->portion, l->n_portions);
 }
 
@@ -557,15 +559,15 @@ static void put_session(struct cursor *k, struct worker *w)
 static void put_copies(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
-	uint64_t n_test = c->dataset.id.n_test;
+	uint64_t n_eval = core_eval_images(c);
 
 	u32(k, &l->eval_size);
 	if (l->n_batches &&
-		(l->eval_size == 0 || n_test > (uint64_t)l->eval_size * WIRE_MAX_BATCHES)) {
+		(l->eval_size == 0 || n_eval > (uint64_t)l->eval_size * WIRE_MAX_BATCHES)) {
 		set_error(k, MALFORMED);
 		return;
 	}
-	l->n_portions = l->n_batches ? (uint32_t)((n_test + l->eval_size - 1) / l->eval_size) : 0;
+	l->n_portions = l->n_batches ? (uint32_t)((n_eval + l->eval_size - 1) / l->eval_size) : 0;
 	u32(k, &l->n_done);
 	u32(k, &l->n_free);
 	u32(k, &l->n_evaluated);

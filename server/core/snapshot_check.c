@@ -176,7 +176,7 @@ static int grants_fit(const struct core *c)
 		if (grant->kind == GRANT_TRAIN &&
 			(g->first > l->n_batches || g->count > l->n_batches - g->first))
 			return 0;
-		if (grant->kind == GRANT_EVAL && grant->eval_first >= c->dataset.id.n_test)
+		if (grant->kind == GRANT_EVAL && grant->eval_first >= core_eval_images(c))
 			return 0;
 	}
 	return 1;

@@ -129,6 +129,7 @@ static void read_options(struct rewrite *r)
 		cfg->lbfgs.history = history;
 	cfg->push.sum = sum ? PUSH_SUM : PUSH_MEAN;
 	cfg->push.buffer_size = 1;
+	cfg->training.validate = 0;
 	cfg->dc.kind = !compensated ? DC_NONE : adaptive ? DC_ADAPTIVE : DC_CONSTANT;
 }
 

@@ -250,7 +250,7 @@ void store_step(struct core *c, const float *g, double eta)
 
 double store_rate(const struct core *c)
 {
-	uint64_t total = (uint64_t)c->cfg.training.epochs * c->dataset.id.n_train;
+	uint64_t total = (uint64_t)c->cfg.training.epochs * core_train_images(c);
 
 	return c->cfg.rate.lr *
 	       schedule_factor(&c->cfg.schedule, c->stats.images, total, c->cfg.training.epochs);

@@ -53,6 +53,20 @@ uint32_t data_channels(const struct data_id *d)
 	return d->channels ? d->channels : 1;
 }
 
+uint32_t core_train_images(const struct core *c)
+{
+	const uint32_t n = c->dataset.id.n_train, held_back = c->cfg.training.validate;
+
+	return n > held_back ? n - held_back : 0;
+}
+
+uint32_t core_eval_images(const struct core *c)
+{
+	if (c->dataset.id.n_train == 0)
+		return 0;
+	return c->cfg.training.validate ? c->cfg.training.validate : c->dataset.id.n_test;
+}
+
 int workers_same_data(const struct data_id *a, const struct data_id *b)
 {
 	return a->n_train == b->n_train && a->n_test == b->n_test && a->rows == b->rows &&

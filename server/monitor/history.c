@@ -236,7 +236,7 @@ static int is_evaluated(const struct core *c, uint32_t epoch)
 {
 	const struct epoch_record *r = core_epoch(c, epoch);
 
-	return r && core_data(c)->n_test && r->eval_done == core_data(c)->n_test;
+	return r && r->eval_done && r->eval_done == core_eval_images(c);
 }
 
 /* `rate`: of the images of the epoch; < 0: not known. */

@@ -131,12 +131,12 @@ static void measure_rates(struct progress *p, const struct core *c, uint64_t now
 
 const struct epoch_record *progress_evaluated(const struct core *c)
 {
-	uint32_t n_test = core_data(c)->n_test;
+	uint32_t n = core_eval_images(c);
 
-	for (uint32_t e = core_training_epoch(c); n_test && e-- > 0;) {
+	for (uint32_t e = core_training_epoch(c); n && e-- > 0;) {
 		const struct epoch_record *r = core_epoch(c, e);
 
-		if (r && r->eval_done == n_test)
+		if (r && r->eval_done == n)
 			return r;
 	}
 	return NULL;
@@ -146,7 +146,7 @@ void progress_look(const struct progress *p, const struct core *c, struct progre
 {
 	const struct core_config *cfg = core_config(c);
 	const struct core_stats *s = core_stats(c);
-	double all = (double)core_data(c)->n_train * cfg->training.epochs;
+	double all = (double)core_train_images(c) * cfg->training.epochs;
 	const struct epoch_record *tested = progress_evaluated(c);
 	uint32_t epoch = core_training_epoch(c);
 	struct work_view work;

@@ -126,14 +126,15 @@ static json_t *data_object(const struct core *c)
 	char xxh3[17];
 
 	snprintf(xxh3, sizeof(xxh3), "%016" PRIx64, d->xxh3);
-	return json_pack("{s:o, s:o, s:s, s:b}", "n_train", json_count(d->n_train), "n_test",
-		json_count(d->n_test), "xxh3", xxh3, "fixed", core_data_is_fixed(c));
+	return json_pack("{s:o, s:o, s:o, s:s, s:b}", "n_train", json_count(d->n_train), "n_test",
+		json_count(d->n_test), "validate", json_count(core_config(c)->training.validate),
+		"xxh3", xxh3, "fixed", core_data_is_fixed(c));
 }
 
 static json_t *epoch_object(const struct core *c, uint32_t e)
 {
 	const struct epoch_record *r = core_epoch(c, e);
-	uint64_t tested = r->eval_done == core_data(c)->n_test ? r->eval_done : 0;
+	uint64_t tested = r->eval_done == core_eval_images(c) ? r->eval_done : 0;
 
 	return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", json_count(e + 1),
 		"images", json_count(r->images), "updates", json_count(r->updates), "loss",

@@ -50,7 +50,7 @@ static int local_rate(
 
 static int larger(const char *option, uint64_t images, const struct core *c, char out[WARNING_TEXT])
 {
-	uint32_t n = core_data(c)->n_train;
+	uint32_t n = core_train_images(c);
 
 	if (n == 0 || images <= n)
 		return 0;

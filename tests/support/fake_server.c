@@ -55,6 +55,7 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 		.n_fetch = f->how.n_fetch,
 		.push_sum = f->how.push_sum,
 		.prefetch = f->how.prefetch,
+		.validate = f->how.validate,
 		.local_rate = f->how.local_rate,
 		.momentum = f->how.momentum};
 	snprintf(m.welcome.model, sizeof(m.welcome.model), "%s", f->how.model);

@@ -42,7 +42,7 @@ struct fake_how {
 	uint32_t push_window, replay_window;
 	const char *model; /* a text of a model with FAKE_PARAMS parameters */
 	enum mode mode;
-	uint32_t n_push, n_fetch, push_sum, prefetch;
+	uint32_t n_push, n_fetch, push_sum, prefetch, validate;
 	double local_rate, momentum, elastic;
 	float start[FAKE_PARAMS]; /* the weights before the first push */
 	/* 0: no effect; else LEASE 1, 2, ... is answered with `grants`, and later ones with

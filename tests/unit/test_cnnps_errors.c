@@ -43,6 +43,25 @@ TEST_IN(a_connection_that_failed_refuses_every_call, client_set_up_unconnected, 
 	cnnps_close(&client);
 }
 
+/* A program that does not hold back images would train on those of the evaluation. */
+TEST_IN(only_programs_that_hold_back_images_join_a_run_with_them, client_set_up_unconnected,
+	client_tear_down)
+{
+	struct cnnps_options o = client_options();
+
+	client_server.how.validate = 3;
+	assert_int_equal(cnnps_connect(&client, &o), PS_EUSAGE);
+	assert_non_null(strstr(cnnps_error(client), "holds back 3 training images"));
+	cnnps_close(&client);
+	o.validates = 1;
+	assert_int_equal(cnnps_connect(&client, &o), PS_OK);
+	assert_int_equal(cnnps_info(client)->validate, 3);
+	cnnps_close(&client);
+	o.validates = 0;
+	o.observer = 1;
+	assert_int_equal(cnnps_connect(&client, &o), PS_OK);
+}
+
 /* ---- structs of other versions of the library ------------------------------------------------ */
 
 TEST_IN(a_struct_without_its_size_is_refused, client_set_up, client_tear_down)

@@ -505,6 +505,27 @@ TEST(only_image_words_need_the_feature)
 	fixture_close(&f);
 }
 
+/* Only workers hold back images: observers of any version may watch. */
+TEST(a_worker_learns_how_many_images_are_held_back)
+{
+	struct core_config c = training(1);
+	struct core_fixture f;
+
+	c.training.validate = fixture_data.n_train - 1;
+	fixture_open(&f, c);
+	join(&f, 8, &fixture_data);
+	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.validate, c.training.validate);
+	assert_int_equal(core_train_images(f.core), 1);
+	assert_int_equal(core_eval_images(f.core), c.training.validate);
+	fixture_close(&f);
+	c.training.validate = fixture_data.n_train;
+	fixture_open(&f, c);
+	say_hello(&f, 9, &fixture_data);
+	assert_wrong_data(&f, 9);
+	assert_non_null(strstr(fixture_sent(&f, 9, MSG_ERROR)->error.text, "leaves none of the"));
+	fixture_close(&f);
+}
+
 TEST(a_snapshot_keeps_the_channels)
 {
 	struct core_fixture f;

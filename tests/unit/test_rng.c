@@ -93,6 +93,15 @@ TEST(the_order_of_images_is_the_one_that_is_specified)
 	assert_memory_equal(order, expected[2], sizeof(order));
 }
 
+TEST(the_images_held_back_are_those_that_are_specified)
+{
+	const uint32_t expected[10] = {1, 6, 8, 2, 9, 0, 4, 5, 3, 7};
+	uint32_t order[10];
+
+	rng_hold_back(order, 10);
+	assert_memory_equal(order, expected, sizeof(order));
+}
+
 TEST(every_order_is_a_permutation)
 {
 	const size_t sizes[] = {0, 1, 2, 3, 100, 60000};

@@ -274,6 +274,7 @@ TEST(other_options_are_refused_by_name)
 {
 	refused_for(DOWNPOUR, ";--seed;8", "--seed");
 	refused_for(DOWNPOUR, ";--push;sum", "--push");
+	refused_for(DOWNPOUR, ";--validate;3", "--validate");
 	refused_for(DOWNPOUR, ";--buffer-size;2", "--buffer-size");
 	refused_for(DOWNPOUR, ";--delay-compensation;constant", "--delay-compensation");
 	refused_for(LBFGS, ";--step-images;200", "--step-images");
@@ -284,7 +285,7 @@ TEST(other_options_are_refused_by_name)
 TEST(each_option_that_must_stay_the_same_is_known)
 {
 	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "
-				    "delay-compensation step-images lbfgs-history ";
+				    "delay-compensation step-images lbfgs-history validate ";
 
 	for (size_t i = 0; i < config_n_rows; i++) {
 		char name[64];

@@ -106,3 +106,17 @@ def test_nobody_fixes_it_before_the_run_begins(programs, sets):
     fleet = [programs.worker(server.endpoint, data=right) for _ in range(2)]
     assert [w.wait(60) for w in fleet] == [0, 0], fleet[0].tail()
     assert server.wait(30) == 0, server.tail()
+
+
+@pytest.mark.parametrize("options,needed", [
+    (["--validate", 3], "validate"), ([], ""),
+    (["--validate", 3, "--model", "norm:0.5:0.5 fc:10"], "images validate")])
+def test_a_worker_must_know_what_its_images_need(programs, options, needed):
+    """A worker that knows no validation would train on the images of the evaluation."""
+    server = programs.server(*SMALL[2:], *(options if "--model" in options
+                                           else [*SMALL[:2], *options]))
+    worker = Worker(server.endpoint, data=pb.DataId(
+        n_train=10, n_test=1, rows=28, cols=28, classes=10, xxh3=1))
+    assert worker.welcome.requires == needed
+    assert worker.welcome.validate == (3 if "validate" in needed else 0)
+    worker.close()

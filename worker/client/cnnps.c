@@ -244,6 +244,11 @@ static int connect_session(struct cnnps *c, const struct cnnps_options *o, struc
 		return err_set(e, rc, "%s", c->request.why);
 	c->welcome = c->request.welcome;
 	c->info = info_of(&c->welcome);
+	if (c->info.validate && !o->observer && !o->validates)
+		return err_set(e, PS_EUSAGE,
+			"the run holds back %u training images (--validate), and this program "
+			"cannot: begin a run without --validate",
+			c->info.validate);
 	if (pool_new_in(&c->pool, c->info.n_params, o->allocate, o->release))
 		return err_set(e, PS_ENOMEM, "no memory for gradients");
 	return PS_OK;

@@ -145,6 +145,9 @@ struct cnnps_options {
 	 * accuracy, with commas between them; "none": only the loss. NULL: accuracy. The server
 	 * refuses workers that evaluate something else than its --metrics. */
 	const char *metrics;
+	/* 1: this program holds back cnnps_info.validate training images. 0: cnnps_connect fails
+	 * with CNNPS_EUSAGE if the run has --validate. */
+	int validates;
 };
 
 /* How the gradients of several workers are combined. proto/WIRE.md, "Modes", specifies what a
@@ -165,6 +168,9 @@ struct cnnps_info {
 	int prefetch;             /* 1: pull while computing */
 	/* learning rate and momentum of the worker's local steps; momentum 0: none */
 	double local_rate, momentum;
+	/* training images that are held back (proto/WIRE.md, "Images of validation"): leases count
+	 * batches of the rest, and EVAL leases count images of these. 0: none */
+	uint32_t validate;
 };
 
 /* Connect and wait until the server accepts this worker. Also on failure *c may be a connection,
@@ -186,7 +192,7 @@ struct cnnps_lease {
 	size_t size;
 	int kind;              /* CNNPS_TRAIN or CNNPS_EVAL */
 	uint32_t epoch;        /* TRAIN: from 0; determines the order of the images */
-	uint32_t first, count; /* TRAIN: batches; EVAL: test images */
+	uint32_t first, count; /* TRAIN: batches; EVAL: images */
 	uint64_t eval_id;
 	int exact; /* TRAIN: 1: one push for the whole lease, computed at `version` of `term` */
 	uint64_t version, term;

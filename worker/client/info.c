@@ -18,7 +18,8 @@ struct cnnps_info info_of(const struct msg_welcome *w)
 		.push_sum = w->push_sum != 0,
 		.prefetch = w->prefetch != 0,
 		.local_rate = w->local_rate,
-		.momentum = w->momentum};
+		.momentum = w->momentum,
+		.validate = w->validate};
 }
 
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term)

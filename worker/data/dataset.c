@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 #include "common/mem.h"
+#include "common/rng.h"
 #include "worker/data/dataset.h"
 
 #define PIECE ((size_t)1 << 20) /* bytes of a file at a time */
@@ -226,18 +227,122 @@ int data_load(struct data *d, const char *place, struct err *e)
 	return data_load_within(d, place, mem_of_machine() / 2, e);
 }
 
+/* ---- images of validation -------------------------------------------------------------------- */
+
+/* What data_hold_back needs before it changes anything. */
+struct partition {
+	uint32_t n, n_held_back;
+	uint32_t *order;  /* first a shuffle, then as d->order */
+	uint8_t *is_held; /* of each image of the file */
+	uint16_t *label[DATA_PARTS];
+	uint8_t *pixels; /* of the held images, if they are in memory */
+};
+
+static void choose_held(struct partition *p)
+{
+	uint32_t next[2] = {0, p->n - p->n_held_back};
+
+	rng_hold_back(p->order, p->n);
+	for (uint32_t i = 0; i < p->n_held_back; i++)
+		p->is_held[p->order[i]] = 1;
+	for (uint32_t i = 0; i < p->n; i++)
+		p->order[next[p->is_held[i]]++] = i;
+}
+
+static void part_labels(struct data *d, struct partition *p)
+{
+	const uint32_t rest = p->n - p->n_held_back;
+
+	for (uint32_t i = 0; i < p->n; i++)
+		p->label[i >= rest][i >= rest ? i - rest : i] = d->labels[TRAIN_PART][p->order[i]];
+	for (int part = 0; part < DATA_PARTS; part++) {
+		free(d->labels[part]);
+		d->labels[part] = p->label[part];
+		p->label[part] = NULL;
+	}
+}
+
+/* Move the held images behind the others. */
+static void part_pixels(struct data *d, struct partition *p)
+{
+	const size_t size = shape_count(d->shape);
+	uint8_t *rest = d->file[TRAIN_IMAGES].bytes + d->file[TRAIN_IMAGES].head;
+	uint8_t *held = p->pixels;
+
+	for (uint32_t i = 0; i < p->n; i++) {
+		const uint8_t *from = d->file[TRAIN_IMAGES].values + i * size;
+		uint8_t **to = p->is_held[i] ? &held : &rest;
+
+		memmove(*to, from, size);
+		*to += size;
+	}
+	memcpy(rest, p->pixels, p->n_held_back * size);
+}
+
+static int hold_back(struct data *d, struct partition *p, struct err *e)
+{
+	const int in_memory = data_in_memory(d, TRAIN_PART);
+
+	p->order = mem_try(p->n, sizeof(*p->order));
+	p->is_held = mem_try(p->n, 1);
+	p->label[TRAIN_PART] = mem_try(p->n - p->n_held_back, sizeof(**p->label));
+	p->label[TEST_PART] = mem_try(p->n_held_back, sizeof(**p->label));
+	p->pixels = mem_try(in_memory ? p->n_held_back : 0, shape_count(d->shape));
+	if (!p->order || !p->is_held || !p->label[TRAIN_PART] || !p->label[TEST_PART] || !p->pixels)
+		return err_set(e, PS_ENOMEM, "%s: no memory to hold back %u images", d->files.dir,
+			p->n_held_back);
+	choose_held(p);
+	part_labels(d, p);
+	if (in_memory) {
+		part_pixels(d, p);
+	} else {
+		d->order = p->order;
+		p->order = NULL;
+	}
+	d->n_held_back = p->n_held_back;
+	return PS_OK;
+}
+
+int data_hold_back(struct data *d, uint32_t n, struct err *e)
+{
+	struct partition p = {.n = d->id.n_train, .n_held_back = n};
+	int rc;
+
+	if (n == d->n_held_back)
+		return PS_OK;
+	if (n >= p.n || d->n_held_back)
+		return err_set(e, PS_EWRONGDATA,
+			"%s: the run holds back %u training images; there are %u, and %u are held "
+			"back",
+			d->files.dir, n, p.n, d->n_held_back);
+	rc = hold_back(d, &p, e);
+	free(p.order);
+	free(p.is_held);
+	free(p.label[TRAIN_PART]);
+	free(p.label[TEST_PART]);
+	free(p.pixels);
+	return rc;
+}
+
 void data_release(struct data *d)
 {
 	for (int f = 0; f < DATA_FILES; f++)
 		idx_release(&d->file[f]);
 	for (int part = 0; part < DATA_PARTS; part++)
 		free(d->labels[part]);
+	free(d->order);
 	memset(d, 0, sizeof(*d));
 }
 
 static const struct idx *images_file(const struct data *d, enum data_part part)
 {
-	return &d->file[part == TRAIN_PART ? TRAIN_IMAGES : TEST_IMAGES];
+	return &d->file[part == TRAIN_PART || d->n_held_back ? TRAIN_IMAGES : TEST_IMAGES];
+}
+
+/* The number, among all training images, of the first one of the part. */
+static uint32_t first_of(const struct data *d, enum data_part part)
+{
+	return part == TEST_PART && d->n_held_back ? d->id.n_train - d->n_held_back : 0;
 }
 
 int data_in_memory(const struct data *d, enum data_part part)
@@ -251,22 +356,30 @@ int data_image(
 	const struct idx *x = images_file(d, part);
 	size_t n = shape_count(d->shape);
 
+	image += first_of(d, part);
+	if (d->order)
+		image = d->order[image];
 	return idx_copy(x, x->head + (uint64_t)image * n, n, to, e);
 }
 
-static struct kx_images images_of(const struct data *d, enum data_file images, enum data_part part)
+static struct kx_images images_of(const struct data *d, enum data_part part)
 {
-	return (struct kx_images){.pixels = d->file[images].values,
+	const struct idx *x = images_file(d, part);
+	const size_t first = first_of(d, part);
+	const uint32_t rest = part == TRAIN_PART ? d->n_held_back : 0;
+
+	return (struct kx_images){
+		.pixels = x->values ? x->values + first * shape_count(d->shape) : NULL,
 		.labels = d->labels[part],
-		.n = d->file[images].n};
+		.n = x->n - first - rest};
 }
 
 struct kx_images data_train(const struct data *d)
 {
-	return images_of(d, TRAIN_IMAGES, TRAIN_PART);
+	return images_of(d, TRAIN_PART);
 }
 
 struct kx_images data_test(const struct data *d)
 {
-	return images_of(d, TEST_IMAGES, TEST_PART);
+	return images_of(d, TEST_PART);
 }

@@ -26,6 +26,9 @@ struct data {
 	uint16_t *labels[DATA_PARTS]; /* those of the files; owned */
 	uint16_t max_label;
 	struct shape shape;
+	/* the last n_held_back training images are the test part (data_hold_back) */
+	uint32_t n_held_back;
+	uint32_t *order; /* NULL, or the number in the file of each training image on the disk */
 	/* classes: one more than the largest label; at least 10 for images of 1 x 28 x 28 */
 	struct data_id id;
 };
@@ -40,6 +43,13 @@ int data_load(struct data *d, const char *place, struct err *e) PS_MUST_CHECK;
 int data_load_within(
 	struct data *d, const char *place, uint64_t memory, struct err *e) PS_MUST_CHECK;
 void data_release(struct data *d);
+/*
+ * From now on the training part lacks n of the training images, and the test part is these n images
+ * (rng_hold_back says which). Images keep their order within each part. d->id stays. A second call
+ * with the same n changes nothing; n may be 0. PS_EWRONGDATA: not 0 <= n < d->id.n_train, or
+ * another n than before. PS_ENOMEM.
+ */
+int data_hold_back(struct data *d, uint32_t n, struct err *e) PS_MUST_CHECK;
 /* 1: data_train or data_test can be used; 0: only data_image. */
 int data_in_memory(const struct data *d, enum data_part part);
 /* Copy the pixels of an image to `to`. PS_EDATA: its file has become shorter or cannot be read. */

@@ -100,11 +100,12 @@ const evaluated = epochs => epochs.filter(e => e.accuracy != null);
 
 function drawStatus() {
 	const s = status;
-	$("model").textContent = `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights`;
+	$("model").textContent = `${s.model} · ${s.mode}, ${s.optimizer} · ${number(s.n_params)} weights` +
+		(s.data.validate ? ` · evaluated on ${number(s.data.validate)} training images held back` : "");
 	$("model").title = s.model;
 	document.title = (s.accuracy == null ? "" : percent(s.accuracy) + " · ") + "cnn-ps";
 	$("epoch").textContent = s.epochs ? `${s.training_epoch} / ${s.epochs}` : number(s.updates) + " updates";
-	const all = s.epochs * s.data.n_train;
+	const all = s.epochs * (s.data.n_train - s.data.validate);
 	$("done").value = all ? s.images / all : 0;
 	$("accuracy").textContent = percent(s.accuracy);
 	const best = Math.max(...evaluated(run.epochs).map(e => e.accuracy));
@@ -164,7 +165,7 @@ function onWall(wall) {
 		li.title = `label ${image.label}; answer ${image.class}, ${percent(image.sure)} sure`;
 		li.setAttribute("aria-label", li.title);
 	});
-	$("wall-note").textContent = `${right} of ${wall.images.length} test images right, evaluated by a worker ` +
+	$("wall-note").textContent = `${right} of ${wall.images.length} ${status.data.validate ? "held-back" : "test"} images right, evaluated by a worker ` +
 		"every other second while this page is open. The bar is how sure the network is.";
 }
 

@@ -33,7 +33,7 @@ class Options(Structure):
         ("batch_timeout_ms", c_uint32), ("replay_bytes", c_uint64), ("stop", Stop),
         ("stop_arg", c_void_p), ("allocate", Allocate), ("release", Release), ("report", Report),
         ("report_arg", c_void_p), ("log", Log), ("log_arg", c_void_p), ("log_level", c_int),
-        ("lane", c_int), ("metrics", c_char_p)]
+        ("lane", c_int), ("metrics", c_char_p), ("validates", c_int)]
 
 
 class Info(Structure):
@@ -41,7 +41,8 @@ class Info(Structure):
         ("model", c_char_p), ("n_params", c_uint64), ("seed", c_uint64), ("batch", c_uint32),
         ("epochs", c_uint32), ("worker", c_uint32), ("incarnation", c_uint32), ("term", c_uint64),
         ("mode", c_int), ("n_push", c_uint32), ("n_fetch", c_uint32), ("push_sum", c_int),
-        ("prefetch", c_int), ("local_rate", c_double), ("momentum", c_double)]
+        ("prefetch", c_int), ("local_rate", c_double), ("momentum", c_double),
+        ("validate", c_uint32)]
 
 
 class Lease(Structure):

@@ -301,6 +301,7 @@ enum { STATUS_REQUEST = 0, STATUS_REPLY = 1 };
 struct msg_status {
 	uint32_t reply;
 	const char *text; /* REPLY: JSON, at most WIRE_MAX_TEXT bytes; borrowed */
+	uint32_t first;   /* REQUEST: only the workers from this number on; 0: the whole status */
 };
 
 enum admin_verb { ADMIN_CHECKPOINT = 1, ADMIN_DRAIN = 2, ADMIN_LOG_LEVEL = 3 };

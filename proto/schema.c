@@ -238,6 +238,7 @@ static const struct wire_field bye[] = {
 static const struct wire_field status[] = {
 	MSG(1, status.reply, STATUS_REQUEST, STATUS_REPLY),
 	TEXT(2, status.text),
+	MSG(3, status.first, 0, ANY32),
 	END,
 };
 

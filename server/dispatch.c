@@ -51,17 +51,32 @@ static void send_bye(struct server *s, uint32_t peer)
 	router_send(s->router, peer, &bye);
 }
 
+/* Takes over the text. */
+static void send_status_text(struct server *s, uint32_t peer, char *text)
+{
+	const struct msg m = {
+		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = text ? text : "{}"}};
+
+	router_set_lsn(s->router, 0);
+	router_send(s->router, peer, &m);
+	free(text);
+}
+
+/* The workers for which a STATUS has no room. */
+static void send_workers(struct server *s, uint32_t peer, uint32_t first)
+{
+	struct status now;
+
+	dispatch_status(s, &now);
+	send_status_text(s, peer, status_workers_json(&now, first));
+}
+
 static void send_status(struct server *s, uint32_t peer)
 {
 	struct status now;
 
 	dispatch_status(s, &now);
-	char *text = status_json(&now);
-	const struct msg m = {
-		.type = MSG_STATUS, .status = {.reply = STATUS_REPLY, .text = text ? text : "{}"}};
-	router_set_lsn(s->router, 0);
-	router_send(s->router, peer, &m);
-	free(text);
+	send_status_text(s, peer, status_json(&now));
 	if (observers_request(&s->observers, peer, dispatch_now(s)) && s->status)
 		send_bye(s, peer);
 }
@@ -351,6 +366,10 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 		return;
 	if (m->type == MSG_STATUS && m->status.reply) {
 		on_show(s, peer, &m->status);
+		return;
+	}
+	if (m->type == MSG_STATUS && m->status.first) {
+		send_workers(s, peer, m->status.first);
 		return;
 	}
 	if (m->type == MSG_PUSH && s->wal && is_flooded(s))

@@ -196,7 +196,8 @@ static json_t *worker_object(
 }
 
 /* A list of at most `max` workers. *left_out becomes the number of other workers. */
-static json_t *worker_list(const struct status *s, size_t max, uint32_t *left_out)
+/* The workers from number `first` on, at most `max` of them. */
+static json_t *worker_list(const struct status *s, uint32_t first, size_t max, uint32_t *left_out)
 {
 	json_t *list = json_array();
 
@@ -205,7 +206,7 @@ static json_t *worker_list(const struct status *s, size_t max, uint32_t *left_ou
 		struct worker_view w;
 
 		core_worker(s->core, i, &w);
-		if (w.state == SESSION_FREE)
+		if (w.state == SESSION_FREE || w.worker < first)
 			continue;
 		if (json_array_size(list) == max)
 			(*left_out)++;
@@ -347,10 +348,27 @@ static json_t *warning_list(const struct status *s)
 	return list;
 }
 
-static char *status_with(const struct status *s, size_t max_workers)
+/* Add the workers to `o`, and return all of it as text. Releases `o`. */
+static char *text_with(json_t *o, const struct status *s, uint32_t first, size_t max_workers)
+{
+	uint32_t left_out;
+
+	set_key(o, "workers", worker_list(s, first, max_workers, &left_out));
+	set_key(o, "workers_left_out", json_count(left_out));
+	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
+	json_decref(o);
+	return text;
+}
+
+static char *workers_with(const struct status *s, uint32_t first, size_t max_workers)
+{
+	return text_with(json_object(), s, first, max_workers);
+}
+
+/* `first` is 0: the whole status has all workers, as many as fit. */
+static char *status_with(const struct status *s, uint32_t first, size_t max_workers)
 {
 	json_t *o = json_object();
-	uint32_t left_out;
 
 	set_key(o, "state", json_string(phase(s)));
 	set_key(o, "ending", s->ending ? json_string(status_ending(s->ending)) : NULL);
@@ -369,11 +387,7 @@ static char *status_with(const struct status *s, size_t max_workers)
 	set_key(o, "connections", json_count(s->net.port.connections));
 	set_key(o, "rss_bytes", json_count(s->rss_bytes));
 	set_key(o, "uptime_s", json_real((double)(s->now_ms - s->progress->start_ms) / 1000));
-	set_key(o, "workers", worker_list(s, max_workers, &left_out));
-	set_key(o, "workers_left_out", json_count(left_out));
-	char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
-	json_decref(o);
-	return text;
+	return text_with(o, s, first, max_workers);
 }
 
 static size_t slots_in_use(const struct core *c)
@@ -389,12 +403,14 @@ static size_t slots_in_use(const struct core *c)
 	return n;
 }
 
-char *status_json(const struct status *s)
+/* The text with as many workers as fit WIRE_MAX_TEXT bytes. */
+static char *fitting(const struct status *s, uint32_t first,
+	char *(*text_of)(const struct status *s, uint32_t first, size_t max_workers))
 {
 	size_t max = slots_in_use(s->core);
 
 	for (;;) {
-		char *text = status_with(s, max);
+		char *text = text_of(s, first, max);
 		size_t n = text ? strlen(text) : 0;
 
 		if (n <= WIRE_MAX_TEXT)
@@ -408,9 +424,19 @@ char *status_json(const struct status *s)
 	}
 }
 
+char *status_json(const struct status *s)
+{
+	return fitting(s, 0, status_with);
+}
+
+char *status_workers_json(const struct status *s, uint32_t first)
+{
+	return fitting(s, first, workers_with);
+}
+
 char *status_whole_json(const struct status *s)
 {
-	return status_with(s, slots_in_use(s->core));
+	return status_with(s, 0, slots_in_use(s->core));
 }
 
 char *status_result(const struct status *s)

@@ -48,7 +48,10 @@ struct status {
  * leaves out workers and older epochs; "workers_left_out" counts the missing workers.
  */
 char *status_json(const struct status *s);
-/* The same with all workers, however long. */
+/* Only the fields "workers" and "workers_left_out", for the workers from number `first` on, in at
+ * most WIRE_MAX_TEXT bytes. */
+char *status_workers_json(const struct status *s, uint32_t first);
+/* The status with all workers, however long. */
 char *status_whole_json(const struct status *s);
 /* The JSON line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);

@@ -177,6 +177,23 @@ static void label(struct labels *labels, uint32_t id)
 	labels_join(labels, id, id, 1);
 }
 
+/* Check that the pages have the workers from number `first` + 1 to 1024, each once. */
+static void assert_pages_from(uint32_t first)
+{
+	for (int pages = 0; first < 1024; pages++) {
+		char *text = status_workers_json(&now, first + 1);
+
+		assert_true(pages < 100 && strlen(text) <= WIRE_MAX_TEXT);
+		json_t *o = parsed(text), *list = json_object_get(o, "workers");
+		assert_int_equal(json_object_size(o), 2);
+		assert_true(json_array_size(list) > 10 || first > 1014);
+		for (size_t i = 0; i < json_array_size(list); i++)
+			assert_true(number(json_array_get(list, i), "worker") == ++first);
+		assert_true(number(o, "workers_left_out") == 1024 - (double)first);
+		json_decref(o);
+	}
+}
+
 /* WIRE_MAX_TEXT bounds the text of a STATUS answer. */
 TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down)
 {
@@ -201,6 +218,7 @@ TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down)
 	assert_true(number(o, "workers_left_out") == 1024 - (double)listed);
 	assert_true(number(o, "live_workers") == 1024);
 	json_decref(o);
+	assert_pages_from((uint32_t)listed);
 	now.labels = NULL;
 	labels_free(&labels);
 }

@@ -196,7 +196,7 @@ TEST(messages_that_break_a_rule_are_not_encoded)
 
 	memset(text, 'x', WIRE_MAX_TEXT + 1);
 	m.type = MSG_STATUS;
-	m.status = (struct msg_status){STATUS_REPLY, text};
+	m.status = (struct msg_status){.reply = STATUS_REPLY, .text = text};
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 	text[WIRE_MAX_TEXT] = 0;
 	assert_int_equal(wire_encode(&m, &f), PS_OK);

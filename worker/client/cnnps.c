@@ -12,6 +12,7 @@
 #include "common/version.h"
 #include "worker/client/info.h"
 #include "worker/client/net.h"
+#include "worker/client/pages.h"
 #include "worker/client/show.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
@@ -648,13 +649,19 @@ int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms)
 	return done(c, run_request(c, o));
 }
 
-int cnnps_status(struct cnnps *c, char *json, size_t size)
+int cnnps_status_page(struct cnnps *c, uint32_t first, char *json, size_t size)
 {
 	struct request *o = new_request(c, REQUEST_STATUS);
 
 	o->report.json = json;
 	o->report.size = size;
+	o->report.first = first;
 	return done(c, run_request(c, o));
+}
+
+int cnnps_status(struct cnnps *c, char *json, size_t size)
+{
+	return cnnps_status_page(c, 0, json, size);
 }
 
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation)

@@ -611,6 +611,8 @@ static void try_query(struct net *n, uint64_t now)
 	if (m.type == MSG_ADMIN)
 		m.admin = (struct msg_admin){
 			.verb = n->request->admin.verb, .level = n->request->admin.level};
+	else
+		m.status.first = n->request->report.first;
 	n->pending = 1;
 	n->sent_ms = now;
 	outbox_post(&n->out, &m);

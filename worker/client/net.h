@@ -90,8 +90,9 @@ struct request {
 		struct {
 			char *json;
 			size_t size;
-		} report;         /* STATUS */
-		const char *show; /* SHOW: JSON */
+			uint32_t first; /* not 0: only the workers from this number on */
+		} report;               /* STATUS */
+		const char *show;       /* SHOW: JSON */
 		struct {
 			enum admin_verb verb;
 			enum wire_log_level level;

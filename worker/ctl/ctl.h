@@ -39,6 +39,8 @@ int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	void (*report)(void *arg, const char *line), void *arg, struct cnnps **c,
 	struct err *e) PS_MUST_CHECK;
+/* Get the status with all workers, however many: the caller releases it. PS_EPROTO: no JSON. */
+int ctl_fetch_status(struct cnnps *c, json_t **status) PS_MUST_CHECK;
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_checkpoint(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_drain(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

@@ -6,6 +6,7 @@
 #include "common/log.h"
 #include "common/plain.h"
 #include "proto/msg.h"
+#include "worker/client/pages.h"
 #include "worker/ctl/ctl.h"
 
 void ctl_say(const char *event, int rc, const char *text)
@@ -70,29 +71,87 @@ static int explain_failure(struct cnnps *c, int rc, struct err *e)
 	return err_set(e, rc, "%s", cnnps_error(c));
 }
 
-/* Print JSON with indentation, and other text as it is, but nothing that a terminal executes. */
-static void print_json(char *text)
+/* Print JSON with indentation, but nothing that a terminal executes. */
+static void print_json(const json_t *o)
 {
-	json_t *o = json_loads(text, 0, NULL);
-	char *pretty = o ? json_dumps(o, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
+	char *pretty = json_dumps(o, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
 
-	plain_text(pretty ? pretty : text, 1);
-	puts(pretty ? pretty : text);
+	if (!pretty)
+		return;
+	plain_text(pretty, 1);
+	puts(pretty);
 	free(pretty);
-	json_decref(o);
+}
+
+/* Append the workers from number `first` on of a page to `o`. Returns the number after the last
+ * one; `first` if there is none. */
+static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
+{
+	json_t *all = json_object_get(o, "workers"), *w;
+	uint32_t next = first;
+	size_t i;
+
+	json_array_foreach(json_object_get(page, "workers"), i, w)
+	{
+		json_int_t number = json_integer_value(json_object_get(w, "worker"));
+
+		if (number >= (json_int_t)next && number < UINT32_MAX && !json_array_append(all, w))
+			next = (uint32_t)number + 1;
+	}
+	if (next > first)
+		json_object_set(o, "workers_left_out", json_object_get(page, "workers_left_out"));
+	return next;
+}
+
+/* Ask for the workers that the status has no room for. */
+static int add_pages(struct cnnps *c, json_t *o, char *text, size_t size)
+{
+	const json_t *workers = json_object_get(o, "workers");
+	const json_t *last = json_array_get(workers, json_array_size(workers) - 1);
+	uint32_t first = (uint32_t)json_integer_value(json_object_get(last, "worker")) + 1, next;
+	int rc = PS_OK;
+
+	while (last && json_integer_value(json_object_get(o, "workers_left_out")) > 0) {
+		rc = cnnps_status_page(c, first, text, size);
+		json_t *page = rc ? NULL : json_loads(text, 0, NULL);
+
+		next = take_page(o, page, first);
+		json_decref(page);
+		if (next == first)
+			break;
+		first = next;
+	}
+	return rc;
+}
+
+int ctl_fetch_status(struct cnnps *c, json_t **status)
+{
+	const size_t size = WIRE_MAX_TEXT + 1;
+	char *text = malloc(size);
+	int rc = text ? cnnps_status(c, text, size) : PS_ENOMEM;
+
+	*status = rc ? NULL : json_loads(text, 0, NULL);
+	if (!rc && !*status)
+		rc = PS_EPROTO;
+	/* the run may end between two pages: the first one is enough then */
+	if (!rc)
+		(void)add_pages(c, *status, text, size);
+	free(text);
+	return rc;
 }
 
 int ctl_status(const struct ctl *ctl, struct err *e)
 {
-	char text[WIRE_MAX_TEXT + 1];
+	json_t *status = NULL;
 	struct cnnps *c;
 	int rc = ctl_connect(ctl, &c, e);
 
 	if (rc)
 		return rc;
-	rc = explain_failure(c, cnnps_status(c, text, sizeof(text)), e);
+	rc = explain_failure(c, ctl_fetch_status(c, &status), e);
 	if (!rc)
-		print_json(text);
+		print_json(status);
+	json_decref(status);
 	cnnps_close(&c);
 	return rc;
 }

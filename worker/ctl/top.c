@@ -204,11 +204,9 @@ static void measure_server(struct top *t, const json_t *before, const json_t *no
 /* Get a new status. On success it replaces the old one. */
 static int fetch_status(struct top *t)
 {
-	char *answer = malloc(WIRE_MAX_TEXT + 1);
-	int rc = answer ? cnnps_status(t->c, answer, WIRE_MAX_TEXT + 1) : PS_ENOMEM;
-	json_t *now = rc ? NULL : json_loads(answer, 0, NULL);
+	json_t *now = NULL;
+	int rc = ctl_fetch_status(t->c, &now);
 
-	free(answer);
 	if (!now)
 		return rc ? rc : PS_EPROTO;
 	measure_server(t, t->status, now);

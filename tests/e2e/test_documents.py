@@ -316,6 +316,20 @@ def test_faults_names_tests_that_exist():
         assert f"{name}(" in (file.read_text() if where else injected), name
 
 
+def test_troubleshooting_quotes_messages_of_the_programs():
+    """Each heading is a part of a string in the sources, or a message of the system."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    quoted = re.findall(r"^### `(.*)`$", page, re.M)
+    assert len(quoted) > 10
+    folders = ("common", "proto", "kernels", "server", "worker")
+    sources = "".join(file.read_text() for folder in folders
+                      for file in sorted((ROOT / folder).rglob("*.[ch]")))
+    sources = re.sub(r'"\s*\n\s*"', "", sources)
+    strings = "\n".join(re.findall(r'"(?:[^"\\\n]|\\.)*"', sources))
+    system = {os.strerror(number) for number in range(1, 40)}
+    assert [text for text in quoted if text not in strings and text not in system] == []
+
+
 def test_readme_lists_every_exit_status():
     """common/err.h defines the exit statuses. Status 1 covers all errors without a status of their
     own."""

@@ -48,8 +48,10 @@ TEST_IN(only_programs_that_hold_back_images_join_a_run_with_them, client_set_up_
 	client_tear_down)
 {
 	struct cnnps_options o = client_options();
+	struct fake_how how = client_server.how;
 
-	client_server.how.validate = 3;
+	how.validate = 3;
+	fake_behave(&client_server, how);
 	assert_int_equal(cnnps_connect(&client, &o), PS_EUSAGE);
 	assert_non_null(strstr(cnnps_error(client), "holds back 3 training images"));
 	cnnps_close(&client);

@@ -92,7 +92,7 @@ class UnitFailure(Exception):
 def pytest_configure(config):
     config.addinivalue_line("markers",
                             "alone: what it measures is time that other tests would take")
-    # who is told to end clears up first, as at a ^C
+    # a run that gets SIGTERM cleans up first, as at a ^C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 

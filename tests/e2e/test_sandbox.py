@@ -21,8 +21,8 @@ def threads(server):
 
 
 def forbid(calls):
-    """From now on this process and those that it starts are told that the system calls do not
-    exist."""
+    """From now on the system calls fail with ENOSYS in this process and in those that it
+    starts."""
     code = [(0x20, 0, 0, 0)]  # load the number of the call
     for n in calls:  # if it is n, return ENOSYS
         code += [(0x15, 0, 1, n), (0x06, 0, 0, 0x00050000 | errno.ENOSYS)]

@@ -112,11 +112,11 @@ def test_pushes_kept_in_a_partition(nets, figure, full):
     run = LedgerRun(net, 1, 1500, pace=(1, NEVER))
     under_way(net, run)
     gone_for(net, run, 5 if full else 1.5)
-    told = run.pushed()
+    pushed = run.pushed()
     decided = sum(seqs(net, run.server).values())
     net.heal()
     lost, twice = run.count()
-    figure("N1", told - decided, "pushes kept", told - decided <= KEPT)
+    figure("N1", pushed - decided, "pushes kept", pushed - decided <= KEPT)
     assert lost + twice == 0
 
 

@@ -40,9 +40,9 @@ class Recorder:
         self.options = (*OPTIONS, "--durability", level)
         place.mkdir(exist_ok=True)
 
-    def note(self, **told):
+    def note(self, **noted):
         """Write a note into the log, between the operations before and after this moment."""
-        lines = "".join(f"note\t-1\t{name}\t-\t{value}\t0\n" for name, value in told.items())
+        lines = "".join(f"note\t-1\t{name}\t-\t{value}\t0\n" for name, value in noted.items())
         with self.log.open("ab", buffering=0) as log:
             log.write(lines.encode())
 
@@ -50,7 +50,7 @@ class Recorder:
         self.server = self.programs.server(*self.options, directory=self.place.name, env=self.env)
         return self.server.endpoint
 
-    def told(self):
+    def note_client(self):
         c = self.client
         self.note(term=c.stamp.term, durable=c.durable)
 
@@ -59,7 +59,7 @@ class Recorder:
         gradient[self.client.seq] = 1
         self.note(sent=self.client.seq + 1)
         ack = self.client.push(gradient, self.client.pull()[1])
-        self.told()
+        self.note_client()
         return ack
 
     def life(self):
@@ -71,7 +71,7 @@ class Recorder:
             self.client.reconnect()
         else:
             self.client = Worker(endpoint, name="peer")
-        self.told()
+        self.note_client()
         for _ in range(CYCLES):
             acks = [self.push() for _ in range(2)]
             if "always" in self.options:
@@ -133,32 +133,32 @@ class StartChecker:
         for state, line in zip(states, lines):
             self.found[state] = [int(word) for word in line.split()[:5]]
 
-    def check(self, state, told):
+    def check(self, state, noted):
         """Check a start after a cut at one instant. It must restore what a client had received by
         then, and nothing that a client sent later."""
         status, resumed, term, seq, applied = self.found[state]
-        if (status or applied != seq or term <= told["term"]
-                or not told["durable"] <= seq <= told["sent"] or told["term"] and not resumed):
-            self.illegal.append((told, self.found[state], [(n, len(d)) for n, d in state]))
+        if (status or applied != seq or term <= noted["term"]
+                or not noted["durable"] <= seq <= noted["sent"] or noted["term"] and not resumed):
+            self.illegal.append((noted, self.found[state], [(n, len(d)) for n, d in state]))
 
 
-def cut_everywhere(ops, disk=None, since=0, told=None):
+def cut_everywhere(ops, disk=None, since=0, noted=None):
     """Cut the power after each operation from `since` on. Returns (the checker, the number of
     states)."""
     checker, disk, count = StartChecker(), disk or crash_states.Disk(), 0
-    told = {"term": 0, "durable": 0, "sent": 0, **(told or {})}
+    noted = {"term": 0, "durable": 0, "sent": 0, **(noted or {})}
     cuts = []
     for i, op in enumerate(ops):
         disk.play(op)
         if op.kind == "note":
-            told = {**told, op.name: op.at}
+            noted = {**noted, op.name: op.at}
         if i >= since:
             states = disk.states()
             count += len(states)
-            cuts += [(state, told) for state in states]
+            cuts += [(state, noted) for state in states]
     checker.start_all(dict.fromkeys(state for state, _ in cuts))
-    for state, told in cuts:
-        checker.check(state, told)
+    for state, noted in cuts:
+        checker.check(state, noted)
     return checker, count
 
 
@@ -190,12 +190,12 @@ def test_power_cut_after_every_operation(programs, figure, level):
 def test_second_power_cut_during_the_start(programs, figure, seed, level):
     """A real server starts on a directory that a cut has left, and the power fails again during the
     start."""
-    ops, disk, told, found = recorded(programs, level), crash_states.Disk(), {}, {}
+    ops, disk, noted, found = recorded(programs, level), crash_states.Disk(), {}, {}
     for op in ops:
         disk.play(op)
         if op.kind == "note":
-            told = {**told, op.name: op.at}
-        found.update((state, told) for state in disk.states() if told.get("durable"))
+            noted = {**noted, op.name: op.at}
+        found.update((state, noted) for state in disk.states() if noted.get("durable"))
     chosen = random.Random(seed).sample(sorted(found), 40 if FULL else 3)
     count, wrong = 0, []
     for k, state in enumerate(chosen):
@@ -211,7 +211,7 @@ def test_second_power_cut_during_the_start(programs, figure, seed, level):
         if not decided == -int(weights.sum()) == int((weights == -1).sum()):
             wrong.append((decided, weights.sum()))
         checker, tried = cut_everywhere(crash_states.read_log(recorder.log),
-                                      crash_states.Disk(state), told=found[state])
+                                      crash_states.Disk(state), noted=found[state])
         count += tried
         wrong += checker.illegal
     figure("P4", len(wrong), f"illegal states of {count} after a second cut, in {len(chosen)} "

@@ -17,7 +17,8 @@ bring_home|pass_place|look_through           flush, mark, verify
 judge[sd]?|spoil(s|ed)?|revive[sd]?|misfits?|heard|beliefs?  verdict or check, damage, return, received, prediction
 core_lend|lend(s|ing)?                        next buffer, parameter buffers
 for_spots|spots?_of                          positions
-untold|quarantine_tell|observers_asked|asked_ms  acknowledged or sent, notify, request
+untold|told|quarantine_tell|observers_asked|asked_ms  acknowledged or sent, notify, request
+science_bars                                 science_accuracy
 a_hole[a-z_]*|holes|fates?                   gap, link model or delivery
 bursts_[a-z]*|local_bursts                   rounds of pipelined steps
 server(_|[[:blank:]])epoch                              term

@@ -15,7 +15,7 @@ void sim_wal_reset(struct sim *s)
 	struct sim_wal *w = &s->wal;
 
 	w->first = w->n = 0;
-	w->told_version = 0;
+	w->sent_version = 0;
 	memset(w->seen, 0, sizeof(w->seen));
 }
 
@@ -28,19 +28,19 @@ void sim_wal_release(struct sim *s)
 /* ---- replies --------------------------------------------------------------------------------- */
 
 /* A version that the server has sent to a worker must survive a crash. */
-static void note_told(struct sim_wal *w, const struct msg *m)
+static void note_sent(struct sim_wal *w, const struct msg *m)
 {
 	uint64_t version = m->type == MSG_ACK      ? m->ack.version
 			   : m->type == MSG_PARAMS ? m->params.version
 						   : 0;
 
-	if (version > w->told_version)
-		w->told_version = version;
+	if (version > w->sent_version)
+		w->sent_version = version;
 }
 
 static void leave(struct sim *s, const struct item *to, const struct msg *m)
 {
-	note_told(&s->wal, m);
+	note_sent(&s->wal, m);
 	net_send(&s->net, to->node, 0, *to, m);
 }
 
@@ -187,11 +187,11 @@ void sim_wal_check_restored(struct sim *s)
 
 	if (!w->log)
 		return;
-	if (version < w->told_version && !s->disk.broken)
-		sim_violation(s, "version %llu was told to somebody; the start finds %llu",
-			(unsigned long long)w->told_version, (unsigned long long)version);
+	if (version < w->sent_version && !s->disk.broken)
+		sim_violation(s, "version %llu was sent to a worker; the start finds %llu",
+			(unsigned long long)w->sent_version, (unsigned long long)version);
 	if (before->version == version && version && before->hash != hash_of(s) && !s->disk.broken)
 		sim_violation(s, "version %llu is not, bit for bit, what it was",
 			(unsigned long long)version);
-	w->told_version = version;
+	w->sent_version = version;
 }

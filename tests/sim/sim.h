@@ -184,7 +184,7 @@ struct sim_wal {
 	uint32_t first, n;
 	uint64_t bound, request_ms;
 	struct disk_wait disk_wait;
-	uint64_t told_version; /* the newest version that a worker has received */
+	uint64_t sent_version; /* the newest version that a worker has received */
 	struct seen {
 		uint64_t version, hash;
 	} seen[SIM_VERSIONS]; /* hashes of the weights, at version % SIM_VERSIONS */

@@ -37,7 +37,7 @@ TEST_IN(a_push_is_seen_by_the_next_pull, client_set_up, client_tear_down)
 TEST_IN(one_request_pushes_and_brings_the_weights_after_it, client_set_up, client_tear_down)
 {
 	struct cnnps_pull w;
-	struct cnnps_stats told;
+	struct cnnps_stats stats;
 	struct fake_seen seen;
 
 	for (int i = 1; i <= 3; i++) {
@@ -45,8 +45,8 @@ TEST_IN(one_request_pushes_and_brings_the_weights_after_it, client_set_up, clien
 		assert_int_equal(client_push_view(client, client_ones, 0, &w), 0);
 		assert_int_equal(w.version, i);
 		assert_true(w.weights[0] == (float)-i && w.weights[FAKE_PARAMS - 1] == (float)-i);
-		told = client_stats(client);
-		assert_int_equal(told.acked, i);
+		stats = client_stats(client);
+		assert_int_equal(stats.acked, i);
 	}
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.pushes, 3);

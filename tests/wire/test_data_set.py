@@ -46,7 +46,7 @@ def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
     assert server.wait(30) == 0, server.tail()
 
 
-def test_another_data_id_does_not_continue_a_run_and_is_told_why(programs, sets):
+def test_another_data_id_does_not_continue_a_run_and_gets_the_reason(programs, sets):
     """The images on which a run was trained fix its data set. A start with another --data-id fails,
     and its error names both fingerprints, the sizes and a remedy."""
     right, wrong = sets

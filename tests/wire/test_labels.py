@@ -117,7 +117,7 @@ def test_a_label_never_fences(server):
     b.close()
 
 
-def test_each_fenced_process_of_a_name_is_told_its_own_host(server):
+def test_each_fenced_process_of_a_name_gets_its_own_host(server):
     """Six processes with the same --name, as when all tasks of a Slurm job have one command
     line."""
     fleet = [Worker(server.endpoint, "job7", host=f"node-{i}", pid=100 + i) for i in range(6)]

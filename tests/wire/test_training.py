@@ -313,7 +313,7 @@ def test_errors_old_term_after_a_restart(programs):
     worker.close()
 
 
-def test_end_of_training_is_told_to_all(programs):
+def test_all_receive_the_end_of_training(programs):
     server = programs.server(*LEDGER)
     worker = Honest(server.endpoint)
     worker.goes_on()

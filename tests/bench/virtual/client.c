@@ -58,14 +58,14 @@ struct cnnps {
 
 /* ---- effects of the session ------------------------------------------------------------------ */
 
-static void told_ready(struct cnnps *c)
+static void note_ready(struct cnnps *c)
 {
 	c->started = 1;
 	c->info = info_of(session_welcome(c->session));
 }
 
 /* The weights themselves are in c->arrived. */
-static void told_params(struct cnnps *c, const struct msg_params *p)
+static void note_params(struct cnnps *c, const struct msg_params *p)
 {
 	c->arrived_version = p->version;
 	c->arrived_elastic = p->elastic;
@@ -110,12 +110,12 @@ static void run_effects(struct cnnps *c)
 			release(c, e->seq);
 			break;
 		case NOTIFY_READY:
-			told_ready(c);
+			note_ready(c);
 			break;
 		case NOTIFY_ACK:
 			break;
 		case NOTIFY_PARAMS:
-			told_params(c, &e->msg.params);
+			note_params(c, &e->msg.params);
 			break;
 		case NOTIFY_NO_PARAMS:
 			c->no_params = e->status;

@@ -29,7 +29,7 @@ SINGLE_SECONDS = 1.795
 @pytest.fixture(scope="module")
 def mnist(data):
     if idx.read(data, "t10k-labels-idx1-ubyte")[:10].tolist() != MNIST_LABELS:
-        pytest.skip("the bars are those of MNIST")
+        pytest.skip("the accuracies are those of MNIST")
     return data
 
 
@@ -65,10 +65,10 @@ def test_every_mode_reaches_97_percent_with_any_number_of_workers(mnist, mode, w
     assert max(times) < float("inf"), times
 
 
-@pytest.mark.parametrize("mode, bar", [("downpour", 0.975), ("ssp", 0.975), ("easgd", 0.97)])
-def test_three_epochs_of_eight_workers_learn(mnist, mode, bar):
+@pytest.mark.parametrize("mode, minimum", [("downpour", 0.975), ("ssp", 0.975), ("easgd", 0.97)])
+def test_three_epochs_of_eight_workers_learn(mnist, mode, minimum):
     _, accuracy, _ = runs(mnist, 8, "--mode", mode)
-    assert accuracy >= bar
+    assert accuracy >= minimum
 
 
 @pytest.mark.skipif(not FULL, reason="CNN_SLOW=1: 30 epochs each")

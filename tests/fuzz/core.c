@@ -16,9 +16,10 @@
 #include "proto/wire.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
+#include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"
 
-#define PARAMS 8u
+#define PARAMS FIXTURE_PARAMS
 #define PEERS  4u
 
 struct sections {
@@ -54,49 +55,16 @@ static float *weights[2];
 
 /* ---- configuration --------------------------------------------------------------------------- */
 
-/* As options.def's defaults, for two epochs of 35 images in 4 batches. */
-static struct core_config base_config(void)
-{
-	return (struct core_config){.run = {11, 22},
-		.term = 5,
-		.model = "vector:8",
-		.model_fingerprint = 77,
-		.n_params = PARAMS,
-		.training = {.mode = MODE_DOWNPOUR, .batch_size = 10, .seed = 3, .epochs = 2},
-		.optim = {.eps = 1e-8,
-			.momentum = 0.9,
-			.beta1 = 0.9,
-			.beta2 = 0.999,
-			.rmsprop_alpha = 0.999},
-		.schedule = {.every_epochs = 1},
-		.push = {.n_push = 1, .n_fetch = 1, .buffer_size = 1},
-		.dc.lambda = 0.1,
-		.easgd.beta = 0.9,
-		.lbfgs = {.history = 1, .trials = 2, .armijo = 1e-4, .wolfe = 0.9},
-		.rate.lr = 0.5,
-		.limits.max_staleness = 1000,
-		.leases = {.max_batches = 2,
-			.first_deadline_ms = 30000,
-			.eval_images = 3,
-			.min_workers = 1},
-		.sessions = {.max_workers = 3,
-			.push_window = 4,
-			.replay_window = 8,
-			.heartbeat_ms = 100,
-			.suspect_ms = 300,
-			.dead_ms = 1000,
-			.ttl_ms = 5000,
-			.recovery_ms = 500},
-		.checkpoint.interval_ms = 100000,
-		.durable = 1};
-}
-
 static struct core_config choose(struct input *in)
 {
-	struct core_config c = base_config();
+	struct core_config c = fixture_training();
 	uint8_t flags = input_u8(in), more = input_u8(in);
 	enum mode mode = (enum mode)(1 + input_below(in, 5));
 
+	c.rate.lr = 0.5;
+	c.lbfgs.trials = 2;
+	c.sessions.max_workers = 3;
+	c.sessions.replay_window = 8;
 	c.training.mode = mode;
 	if (mode == MODE_DOWNPOUR && (more & 1))
 		c.training.epochs = 0;

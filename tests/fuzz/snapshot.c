@@ -9,52 +9,14 @@
 #include <stdlib.h>
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
+#include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"
-
-#define PARAMS 8u
 
 static struct core_config cfg;
 static void *block;
 static float *weights;
 static unsigned char *base[SNAPSHOT_SECTIONS], *data[SNAPSHOT_SECTIONS];
 static size_t base_size[SNAPSHOT_SECTIONS];
-
-static struct core_config run_config(void)
-{
-	return (struct core_config){.run = {11, 22},
-		.term = 5,
-		.model = "vector:8",
-		.model_fingerprint = 77,
-		.n_params = PARAMS,
-		.training = {.mode = MODE_DOWNPOUR, .batch_size = 10, .seed = 3, .epochs = 2},
-		.optim = {.kind = OPTIM_ADAM,
-			.eps = 1e-8,
-			.momentum = 0.9,
-			.beta1 = 0.9,
-			.beta2 = 0.999,
-			.rmsprop_alpha = 0.999},
-		.schedule = {.every_epochs = 1},
-		.push = {.n_push = 1, .n_fetch = 1, .buffer_size = 1},
-		.dc.lambda = 0.1,
-		.easgd.beta = 0.9,
-		.lbfgs = {.history = 1, .trials = 2, .armijo = 1e-4, .wolfe = 0.9},
-		.rate.lr = 0.5,
-		.limits.max_staleness = 1000,
-		.leases = {.max_batches = 2,
-			.first_deadline_ms = 30000,
-			.eval_images = 3,
-			.min_workers = 1},
-		.sessions = {.max_workers = 3,
-			.push_window = 4,
-			.replay_window = 8,
-			.heartbeat_ms = 100,
-			.suspect_ms = 300,
-			.dead_ms = 1000,
-			.ttl_ms = 5000,
-			.recovery_ms = 500},
-		.checkpoint.interval_ms = 100000,
-		.durable = 1};
-}
 
 static void hello(struct core *c, uint32_t peer, const char name[5])
 {
@@ -70,7 +32,12 @@ static void hello(struct core *c, uint32_t peer, const char name[5])
 /* A core with two workers, one of which holds a lease. */
 static void make_base(void)
 {
-	cfg = run_config();
+	cfg = fixture_training();
+	cfg.optim.kind = OPTIM_ADAM;
+	cfg.rate.lr = 0.5;
+	cfg.lbfgs.trials = 2;
+	cfg.sessions.max_workers = 3;
+	cfg.sessions.replay_window = 8;
 	block = aligned_alloc(64, core_bytes(&cfg));
 	weights = aligned_alloc(64, 64);
 	PS_ASSERT(block && weights);
@@ -147,7 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	now.term = 6;
 	if (running && snapshot_config(sections[SNAPSHOT_SESSIONS], size[SNAPSHOT_SESSIONS], &now))
 		return 0;
-	if (running && (core_bytes(&now) > core_bytes(&cfg) || now.n_params > PARAMS))
+	if (running && (core_bytes(&now) > core_bytes(&cfg) || now.n_params > FIXTURE_PARAMS))
 		return 0; /* startup.c reserves that much; here there is one small block */
 	int rc = running ? snapshot_decode_running(block, weights, &now, sections, size, &c, &why)
 			 : snapshot_decode(block, weights, &now, sections, size, &c, &why);

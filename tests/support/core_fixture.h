@@ -18,8 +18,7 @@
 #include "common/rng.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
-
-#define FIXTURE_PARAMS 8u
+#include "tests/support/core_config.h"
 
 /* the fingerprint of a data set of 35 training images and 7 test images */
 extern const struct data_id fixture_data;
@@ -33,14 +32,6 @@ struct core_fixture {
 	uint64_t saving;   /* generation of the snapshot in progress; 0: none */
 	struct core *twin; /* a second core that takes the same steps; NULL: none */
 };
-
-/* ---- configurations ------------------------------------------------------------------------- */
-
-/* Zero weights, plain SGD at rate 1, no data set; snapshots only when an event needs one. */
-struct core_config fixture_config(void);
-/* As fixture_config, for two epochs of 35 images in 4 batches (10, 10, 10, 5), evaluated in 3
- * portions (3, 3, 1). */
-struct core_config fixture_training(void);
 
 /* ---- life cycle ----------------------------------------------------------------------------- */
 

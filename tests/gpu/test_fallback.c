@@ -78,7 +78,7 @@ static void run_rounds(struct subject *s, float rate, struct rounds *r)
 
 static void same_floats(const struct subject *s, const char *what, const float *a, const float *b)
 {
-	if (memcmp(a, b, s->model.n_params * sizeof(*a)))
+	if (memcmp(a, b, s->model.n_params * sizeof(*a)) != 0)
 		fail_msg("%s: %s differ by %g", s->model.text, what,
 			gradient_distance(a, b, s->model.n_params));
 }

@@ -96,7 +96,7 @@ static void repeats(const struct rung *r)
 	memcpy(first, l.grad, bytes);
 	double loss = l.loss;
 	rung_step(&l, batch);
-	if (memcmp(first, l.grad, bytes) || loss != l.loss)
+	if (memcmp(first, l.grad, bytes) != 0 || loss != l.loss)
 		fail_msg("%s: two equal steps differ by %g", r->name,
 			gradient_distance(l.grad, first, l.subject.model.n_params));
 	free(first);

@@ -143,7 +143,7 @@ static void kill_hung(const struct board *b, struct watched *w, const pid_t *pid
 
 static void watch(struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, uint64_t all)
 {
-	const struct timespec look = {.tv_nsec = LOOK_MS * 1000000l};
+	const struct timespec look = {.tv_nsec = LOOK_MS * 1000000L};
 	double start = clock_seconds();
 	static struct watched watched[MAX_JOBS];
 	uint32_t left = n;

@@ -10,6 +10,7 @@ void net_init(struct net *n)
 	n->room = 1 << 14;
 	n->heap = mem_must(n->room, sizeof(*n->heap), "simulated time");
 	n->room_pool = 1 << 14;
+	/* NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
 	n->pool = mem_must(n->room_pool, sizeof(*n->pool), "simulated messages");
 }
 

@@ -92,11 +92,13 @@ static void happen_worker(struct sim *s, struct item *it)
 	it->node = node_of(s, it);
 	struct sim_worker *w = &s->worker[it->node - 1];
 
-	if (it->what == HAPPEN_START)
+	if (it->what == HAPPEN_START) {
 		worker_start(s, it->node);
-	else if (!w->session)
 		return;
-	else if (it->what == HAPPEN_HEAL && !waits(s, it, w->stopped_until_ms))
+	}
+	if (!w->session)
+		return;
+	if (it->what == HAPPEN_HEAL && !waits(s, it, w->stopped_until_ms))
 		worker_relink(s, it->node);
 	else if (it->life != w->life || waits(s, it, w->stopped_until_ms))
 		return;

@@ -59,7 +59,6 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	case PS_EDONE:
 	case PS_ESHUTDOWN:
 	case PS_EFENCED:
-		return 1;
 	case PS_EFULL: /* the server keeps slots for workers that may return */
 		return 1;
 	case PS_EUNREACHABLE:

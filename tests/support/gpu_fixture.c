@@ -78,7 +78,7 @@ void gpu_repeat(struct subject *s)
 
 	s->grad = mem_must(s->model.n_params, sizeof(float), "test");
 	subject_step(s);
-	if (memcmp(first, s->grad, s->model.n_params * sizeof(float)) || loss != s->loss)
+	if (memcmp(first, s->grad, s->model.n_params * sizeof(float)) != 0 || loss != s->loss)
 		fail_msg("%s, %zu images: two equal steps differ by %g", s->model.text, s->batch,
 			gradient_distance(s->grad, first, s->model.n_params));
 	free(first);

@@ -174,7 +174,7 @@ TEST(new_leases_wait_until_all_are_back_and_have_replayed)
 	s = fixture_come_back(&f, 9, s, 1);
 	fixture_lease(&f, 9, s, 1);
 	fixture_silent(&f);
-	t = fixture_come_back(&f, 10, t, 0);
+	(void)fixture_come_back(&f, 10, t, 0);
 	/* the first worker has not replayed push 1 yet */
 	assert_null(fixture_sent(&f, 9, MSG_GRANT));
 	m = fixture_push_ones(s, 1);

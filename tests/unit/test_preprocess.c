@@ -53,8 +53,8 @@ static void expect(const struct preprocess *p, uint32_t epoch, uint32_t n)
 	int s = (int)p->shift, dy = 0, dx = 0, flip = 0;
 
 	if (s) {
-		dy = (int)rng_below(&r, (uint64_t)(2 * s + 1)) - s;
-		dx = (int)rng_below(&r, (uint64_t)(2 * s + 1)) - s;
+		dy = (int)rng_below(&r, 2 * (uint64_t)s + 1) - s;
+		dx = (int)rng_below(&r, 2 * (uint64_t)s + 1) - s;
 	}
 	if (p->flip)
 		flip = rng_below(&r, 2) == 1;

@@ -32,18 +32,22 @@ struct tile_shape {
 
 template <class T, bool DGRAD, class S> struct product_sizes {
 	static const int BK = S::ROW / type_of<T>::BYTES;
-	static const int B_PITCH = DGRAD ? S::PITCH : S::BN * type_of<T>::BYTES + type_of<T>::PAD;
+	/* In dgrad B has a row per channel n in global memory. In shared memory it has one per value
+	 * of K with B_ACROSS, as in fprop. */
+	static const bool B_LINES = DGRAD && !S::B_ACROSS;
+	static const int PAD = S::B_ACROSS ? 16 : type_of<T>::PAD;
+	static const int B_PITCH = B_LINES ? S::PITCH : S::BN * type_of<T>::BYTES + PAD;
 	static const int A_BYTES = S::BM * S::PITCH;
-	static const int B_BYTES = (DGRAD ? S::BN : BK) * B_PITCH;
+	static const int B_BYTES = (B_LINES ? S::BN : BK) * B_PITCH;
 	static const int STAGE = A_BYTES + B_BYTES;
 	static const int B_VECTORS = DGRAD ? S::VECTORS : S::BN * type_of<T>::BYTES / 16;
-	static const int B_PASSES = B_BYTES / B_PITCH * B_VECTORS / S::THREADS;
+	static const int B_PASSES = (DGRAD ? S::BN : BK) * B_VECTORS / S::THREADS;
 	static const int STAGES_BYTES = S::STAGES * STAGE;
 	static const int SUM_BYTES = S::SHARES * S::SUM_VALUES * 4;
 	static const int BYTES = STAGES_BYTES > SUM_BYTES ? STAGES_BYTES : SUM_BYTES;
 
 	static_assert(S::A_PASSES * S::THREADS == S::BM * S::VECTORS, "whole passes of A");
-	static_assert(B_PASSES * S::THREADS * B_PITCH == B_BYTES * B_VECTORS, "whole passes of B");
+	static_assert(B_PASSES * S::THREADS == (DGRAD ? S::BN : BK) * B_VECTORS, "and of B");
 };
 
 /* The place of the next vector of K that a thread loads: tap (r, s), vector v of its channels. */
@@ -110,6 +114,16 @@ __device__ inline void load_vector_a(
 	copy_cached(to, valid ? from : static_cast<const unsigned char *>(g.a), valid);
 }
 
+/* Copies vector v of K of column n: each value to the row of its K. */
+template <int PITCH>
+__device__ inline void copy_across(
+	unsigned char *to, int n, int v, const unsigned char *from, bool valid)
+{
+#pragma unroll
+	for (int j = 0; j < 4; j++)
+		copy_value(to + (v * 4 + j) * PITCH + n * 4, from + j * 4, valid);
+}
+
 template <class T, bool DGRAD, class S>
 __device__ inline void load_stage(const struct kx_product &g, const struct tile_row *rows,
 	struct k_place *k, int tile, int n0, unsigned char *stage)
@@ -132,7 +146,12 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 			const size_t line = (size_t)tap * g.n + n0 + n;
 			const size_t at = line * g.pitch * sizeof(T) + k->v * 16;
 
-			copy_ahead(stage + n * Z::B_PITCH + vector * 16, valid ? b + at : b, valid);
+			const unsigned char *from = valid ? b + at : b;
+
+			if (S::B_ACROSS)
+				copy_across<Z::B_PITCH>(stage, n, vector, from, valid);
+			else
+				copy_ahead(stage + n * Z::B_PITCH + vector * 16, from, valid);
 		}
 	} else {
 #pragma unroll

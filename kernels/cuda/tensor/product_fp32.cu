@@ -10,10 +10,11 @@ template <bool DGRAD, class S> struct ffma_sums {
 	static const int KV = S::TN == 8 ? 2 : 4; /* values of K that are loaded at a time */
 	float c[S::TM][S::TN] = {};
 
-	/* Column j of a thread. dgrad loads a row of `b` per column, fprop four columns at a time. */
+	/* Column j of a thread. With B_LINES it loads a line of `b` per column, else four columns at
+	 * a time. */
 	__device__ static int column(const struct ffma_place &p, int j)
 	{
-		return p.n + (DGRAD ? p.lane + 8 * j : p.lane * 4 + j / 4 * 32 + j % 4);
+		return p.n + (Z::B_LINES ? p.lane + 8 * j : p.lane * 4 + j / 4 * 32 + j % 4);
 	}
 
 	__device__ void add_stage(const unsigned char *stage, int left)
@@ -31,7 +32,7 @@ template <bool DGRAD, class S> struct ffma_sums {
 #pragma unroll
 			for (int m = 0; m < S::TM; m++)
 				load_values<KV>(x[m], a + 4 * m * S::PITCH + k * 4);
-			if (DGRAD) {
+			if (Z::B_LINES) {
 				float y[S::TN][KV];
 #pragma unroll
 				for (int n = 0; n < S::TN; n++)
@@ -82,11 +83,12 @@ struct ffma_shape
     : tile_shape<BM_, BN_, ROW_, STAGES_, WARPS_M_ * WARPS_N_, BLOCKS_, SHARES_, SPLIT_> {
 	static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
 	static const int TM = BM_ / WARPS_M_ / 4, TN = BN_ / WARPS_N_ / 8;
+	static const bool B_ACROSS = TN == 8; /* copies of single values pay for large tiles */
 
 	template <class T, bool DGRAD> using sums = ffma_sums<DGRAD, ffma_shape>;
 };
 typedef ffma_shape<128, 128, 64, 3, 4, 2, 2> tile128x128;
-typedef ffma_shape<128, 64, 64, 3, 4, 1, 4> tile128x64;
+typedef ffma_shape<128, 64, 64, 3, 4, 1, 3> tile128x64;
 typedef ffma_shape<128, 32, 64, 3, 4, 1, 4> tile128x32;
 typedef ffma_shape<64, 64, 64, 3, 2, 2, 4> tile64x64;
 typedef ffma_shape<32, 32, 128, 3, 1, 1, 2, 8, true> tile32x32; /* blocks and warps divide K */

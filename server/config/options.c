@@ -667,7 +667,7 @@ static void add_shell_rows(struct table *t, struct raw *r)
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
 			"close all connections when the server uses more memory; workers "
 			"reconnect; 0: 80 % of the memory of the machine or container"),
-		ENUM("lane", lane, "tcp", "auto|tcp|shm", "LANE",
+		ENUM("lane", lane, "auto", "auto|tcp|shm", "LANE",
 			"how the tensors of workers on this host travel: auto: in shared memory if "
 			"that is possible; tcp: over their connections; shm: exit if it is not "
 			"possible (docs/lane.md)",

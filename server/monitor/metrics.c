@@ -141,6 +141,14 @@ static void put_net(FILE *f, const struct router_stats *n)
 		n->port.accept_failures);
 	metric_counter(
 		f, "zloop_rescues_total", "Wake-ups that were missed: must be 0.", n->rescues);
+	metric(f, "lanes", "gauge", "Workers that use shared memory.", n->lanes.open);
+	metric_counter(f, "lane_pushes_total", "Gradients read in shared memory.", n->lanes.pushes);
+	metric_counter(f, "lane_params_total", "Weights read in shared memory.", n->lanes.params);
+	metric_counter(f, "lane_torn_total", "Gradients in shared memory whose checksum was wrong.",
+		n->torn);
+	metric_counter(f, "lane_refused_total",
+		"Connections to the socket of lanes with a wrong secret or form.",
+		n->lanes.refused);
 	metric(f, "connections", "gauge", "Connections open.", n->port.connections);
 	metric(f, "replies_waiting", "gauge", "Replies that wait for a peer.", n->waiting);
 }

@@ -245,6 +245,15 @@ static json_t *time_object(const struct status *s)
 		"idle", s->idle_s, "total", s->total_s);
 }
 
+static json_t *lanes_object(const struct router_stats *n)
+{
+	if (!n->has_lanes)
+		return json_null();
+	return json_pack("{s:o, s:o, s:o, s:o, s:o}", "open", json_count(n->lanes.open), "pushes",
+		json_count(n->lanes.pushes), "params", json_count(n->lanes.params), "torn",
+		json_count(n->torn), "refused", json_count(n->lanes.refused));
+}
+
 static json_t *checkpoint_object(const struct status *s)
 {
 	if (!s->checkpointer)
@@ -382,6 +391,7 @@ static char *status_with(const struct status *s, uint32_t first, size_t max_work
 	set_key(o, "checkpoint", checkpoint_object(s));
 	set_key(o, "wal", wal_object(s));
 	set_key(o, "time", time_object(s));
+	set_key(o, "lanes", lanes_object(&s->net));
 	set_key(o, "data", data_object(s->core));
 	set_key(o, "log_level", json_string(log_level_name(log_get_level())));
 	set_key(o, "connections", json_count(s->net.port.connections));

@@ -745,6 +745,7 @@ void router_stats(const struct router *r, struct router_stats *s)
 	s->waiting = (uint32_t)replies_waiting(r->replies);
 	s->rescues = zloop_rescues(&r->loop) + zloop_rescues(&r->port.loop);
 	s->port = r->port.stats;
+	s->has_lanes = r->lanes != NULL;
 	if (r->lanes)
 		lanes_stats(r->lanes, &s->lanes);
 }

@@ -60,6 +60,7 @@ struct router_stats {
 	uint64_t gone;                       /* replies to peers that were gone */
 	uint64_t params_framed;              /* versions of the weights that were sent */
 	uint64_t torn;                       /* pushes in shared memory whose checksum was wrong */
+	int has_lanes;                       /* 1: it offers lanes of shared memory */
 	struct lanes_stats lanes;
 	double verify_s;  /* time that decoding and checksums of messages took */
 	uint64_t rescues; /* messages that only a safety timer found; must stay 0 (zloop.h) */

@@ -60,6 +60,25 @@ def test_kills_of_both_sides(programs, size, level):
     run.verdict(600 if FULL else 60)
 
 
+def test_workers_use_a_lane_without_any_option(programs):
+    run = LedgerRun(programs, 1, 2000, pace=(2,))
+    until(lambda: (run.server.status()["lanes"] or {}).get("pushes"), 20, "pushes in a lane")
+    lanes = run.server.status()["lanes"]
+    assert lanes["open"] == 1 and lanes["params"] > 0 and lanes["torn"] == lanes["refused"] == 0
+    run.verdict(60)
+
+
+def test_a_worker_that_cannot_reach_the_socket_uses_tcp(programs):
+    """As in a container of its own: its log says why, and the server counts no lane."""
+    run = LedgerRun(programs, 0, 100, size=100)
+    run.server.line("net listening")
+    (programs.directory / "ckpt" / "lane").unlink()
+    run.fleet = [programs.ledger_worker(run.server.endpoint, 0, 100)]
+    run.fleet[0].line(r"lane tcp.*reason=.*No such file")
+    assert run.fleet[0].wait(60) == 0, run.fleet[0].tail()
+    assert run.server.status()["lanes"]["pushes"] == 0
+
+
 def test_a_stopped_worker_delays_nobody(programs):
     run = LedgerRun(programs, 2, 300, *SHM, pace=(2,))
     until(lambda: len(maps(run.server)) == 2, 10, "two lanes")

@@ -29,7 +29,10 @@ static void begin(const char *line)
 		.checkpointer = &checkpointer,
 		.now_ms = 3500,
 		.rss_bytes = 777,
-		.net = {.malformed = 2, .port.connections = 6}};
+		.net = {.malformed = 2,
+			.torn = 14,
+			.lanes = {.open = 2, .pushes = 11, .params = 12, .refused = 13},
+			.port.connections = 6}};
 }
 
 static int tear_down(void **state)
@@ -102,6 +105,21 @@ static const char *text_of(const json_t *o, const char *key)
 }
 
 /* ---- JSON -------------------------------------------------------------------------------- */
+
+TEST_IN(lanes_are_counted_or_null, NULL, tear_down)
+{
+	begin("--model;fc:10");
+	json_t *o = parsed(status_json(&now));
+	assert_true(json_is_null(json_object_get(o, "lanes")));
+	json_decref(o);
+	now.net.has_lanes = 1;
+	o = parsed(status_json(&now));
+	const json_t *lanes = json_object_get(o, "lanes");
+	assert_true(number(lanes, "open") == 2 && number(lanes, "pushes") == 11);
+	assert_true(number(lanes, "params") == 12 && number(lanes, "refused") == 13);
+	assert_true(number(lanes, "torn") == 14);
+	json_decref(o);
+}
 
 TEST_IN(a_new_server_waits_and_knows_no_accuracy, NULL, tear_down)
 {
@@ -306,6 +324,11 @@ TEST_IN(metrics_are_the_cores_numbers, NULL, tear_down)
 	assert_true(sample(text, "cnnps_resident_bytes") == 777);
 	assert_true(sample(text, "cnnps_zloop_rescues_total") == 0);
 	assert_true(sample(text, "cnnps_malformed_total") == 2);
+	assert_true(sample(text, "cnnps_lanes") == 2);
+	assert_true(sample(text, "cnnps_lane_pushes_total") == 11);
+	assert_true(sample(text, "cnnps_lane_params_total") == 12);
+	assert_true(sample(text, "cnnps_lane_refused_total") == 13);
+	assert_true(sample(text, "cnnps_lane_torn_total") == 14);
 	assert_true(sample(text, "cnnps_checkpoints_total") == 3);
 	assert_true(sample(text, "cnnps_checkpoint_failures_total") == 0);
 	assert_true(sample(text, "cnnps_rejected_total{reason=\"stale\"}") == 0);

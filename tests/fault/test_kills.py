@@ -176,7 +176,7 @@ def start_places(programs, run):
     log = programs.directory / "start.log"
     run.server.kill()
     run.restart_server(wrap=("strace", "-o", log))
-    run.server.line("listening")
+    run.server.line("net listening")
     os.kill(int((run.server.directory / "LOCK").read_text()), 9)
     run.server.wait(10)
     counted, places, begun = {}, [], False

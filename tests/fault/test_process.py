@@ -319,7 +319,7 @@ def test_second_server_on_a_directory(programs, figure, full):
     figure("P11", percentile(times, 0.5) * 1e3, "ms until it is refused, median",
            percentile(times, 0.5) <= 2, what="refused")
     first.kill()
-    programs.restart(first, "--model", "vector:10").line("listening")
+    programs.restart(first, "--model", "vector:10").line("net listening")
 
 
 # ---- P14: a worker restarts again and again ------------------------------------------------------

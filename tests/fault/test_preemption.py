@@ -46,6 +46,7 @@ def test_preempted_worker(programs, figure, small, mode, options):
         assert fleet[0].wait(10) == STOPPED, fleet[0].tail()
         times.append(time.monotonic() - begun)
         fleet[0] = programs.worker(server.endpoint, data=small)
+        fleet[0].line("worker connected")  # before that, SIGTERM may end it without its handler
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
     assert len(result["images_per_epoch"]) == 8

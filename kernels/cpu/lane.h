@@ -50,7 +50,7 @@ struct lane {
 	size_t block, eval_block; /* maximum images at a time, in training and evaluation */
 	float *value[MODEL_MAX_LAYERS + 1]; /* per plane */
 	float *error[MODEL_MAX_LAYERS + 1]; /* per plane: d loss / d value */
-	/* per pooled step: [image][window][filter], the position that won within its window */
+	/* per pooled step: [image][window][filter], which position of the window has the maximum */
 	uint16_t *argmax[MODEL_MAX_LAYERS];
 	float *mask[MODEL_MAX_LAYERS]; /* per dropout step: 0 or 1 / (1 - p) */
 	float *power[MODEL_MAX_LAYERS], *slope[MODEL_MAX_LAYERS]; /* per lrn step, see simd.lrn */

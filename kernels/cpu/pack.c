@@ -10,7 +10,7 @@
 #include "kernels/cpu/pack.h"
 #include <string.h>
 
-/* How the taps of a filter divide. */
+/* A filter has `channels` weights for each of `pixels` pixels, its taps. */
 struct taps {
 	size_t channels, pixels;
 };
@@ -35,7 +35,7 @@ static struct taps taps_of(const struct step *s)
 			      : (struct taps){s->n_taps / s->pixels, s->pixels};
 }
 
-/* Part `share` of the panels, each with one channel. */
+/* Packs the share `share` of all pairs of a panel and a channel. */
 static void pack_panels(
 	const struct plan *p, const struct step *s, struct share share, const float *w, float *to)
 {
@@ -53,7 +53,8 @@ static void pack_panels(
 	}
 }
 
-/* The weights of filter `f` in the order of the taps: in `room`, or where they are. */
+/* Returns the weights of filter `f` in the order of the taps: a copy in `room`, or a pointer into `w`
+ * if they are in this order there. */
 static const float *filter_taps(
 	const struct plan *p, const struct step *s, const float *w, size_t f, float *room)
 {

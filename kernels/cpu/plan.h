@@ -56,7 +56,7 @@ struct step {
 	size_t in, out; /* numbers of the planes; equal if the step works in place */
 	/* add: number of the plane of its skip; skip: of the output plane of its add */
 	size_t partner;
-	size_t stride; /* add, and the add of a skip: between rows and columns of the skip */
+	size_t stride; /* add: it reads every stride-th row and column of its skip; skip: the same */
 	float scale;   /* avgpool: 1 / values of a window */
 	const struct layer *of; /* its (first) layer */
 	int relu, pooled;
@@ -74,7 +74,7 @@ struct step {
 	size_t filters, n_taps, pixels;
 	size_t groups, in_group; /* in_group: filters of a group */
 	size_t group_columns;    /* in_group rounded up to whole vectors, see columns_pad */
-	size_t columns;          /* the same of all groups together */
+	size_t columns;          /* group_columns of all groups together */
 	size_t n_panels;
 	size_t taps_pad; /* n_taps rounded up to a multiple of simd.taps */
 	/* for each group: offset of each tap in a patch; taps_pad entries, 0 after n_taps */

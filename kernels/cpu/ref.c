@@ -39,7 +39,7 @@ static size_t at(struct shape s, size_t c, size_t y, size_t x)
 	return (c * s.h + y) * s.w + x;
 }
 
-/* `c`: number of the channel in the group of filter f. */
+/* Returns the index of one weight of filter f. `c` counts the channels of the filter's group. */
 static size_t weight_at(const struct layer *l, size_t f, size_t c, size_t ky, size_t kx)
 {
 	return ((f * (l->in.c / l->groups) + c) * l->size + ky) * l->size + kx;
@@ -205,7 +205,7 @@ static void lrn_window(const struct layer *l, size_t c, size_t *first, size_t *e
 		*end = l->in.c;
 }
 
-/* The base of the power that divides channel c of pixel `i`. */
+/* LRN divides channel c of pixel `i` by a power of this base: k + alpha * the sum of squares. */
 static double lrn_base(const struct layer *l, const double *in, size_t c, size_t i)
 {
 	const size_t area = l->in.h * l->in.w;
@@ -253,7 +253,8 @@ static void lrn_backward(const struct layer *l, const double *in, const double *
 
 /* ---- skip, add ------------------------------------------------------------------------------- */
 
-/* The value of the skip that add `l` adds to channel c, row y, column x, of `l->out`. */
+/* Returns the index, in the skip, of the value that add `l` adds to channel c, row y, column x of its
+ * output. */
 static size_t skip_at(const struct layer *l, struct shape skip, size_t c, size_t y, size_t x)
 {
 	return at(skip, c, y * l->stride, x * l->stride);
@@ -455,7 +456,8 @@ static void batchnorm_forward(const struct normed *b, int training, const double
 		}
 }
 
-/* Ioffe 2015, section 3. `n` images share their mean and variance, so each error changes all. */
+/* Ioffe 2015, section 3. All values of a channel share one mean and variance, so the error of one
+ * value contributes to the gradients of all. */
 static void batchnorm_backward(const struct normed *b, const double *in, const double *d_out,
 	double *grad_weight, double *grad_bias, double *d_in)
 {
@@ -506,7 +508,7 @@ static struct normed normed_of(const struct cpu_ref *r, size_t number, const str
 		.variance = r->variance[number]};
 }
 
-/* The values (or errors) of image `n` of a pass in front of layer `number`. */
+/* Returns where the values (or errors) of image `n` of a pass begin, in front of layer `number`. */
 static size_t image_at(const struct cpu_ref *r, size_t number, size_t n)
 {
 	const struct model *m = r->model;

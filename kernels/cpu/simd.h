@@ -30,7 +30,8 @@ struct chunk {
 	/* first position of each window, counted from first[0]; n_windows + 1 entries */
 	const uint32_t *first;
 	float *const *out; /* for each window: its values or their errors, from filter 0 on */
-	/* [window][filter]: the position that won within its window; NULL: one per window */
+	/* [window][filter]: which position of the window has the maximum; NULL: windows have one
+	 * position each */
 	uint16_t *argmax;
 	size_t filters;
 };
@@ -53,7 +54,8 @@ struct patch {
 	const uint32_t *at; /* for each row: its offset in the patch */
 };
 
-/* The sum of channel c has channels c - below to c + above. */
+/* Local response normalisation: channel c is divided by a function of channels c - below to
+ * c + above. */
 struct lrn {
 	size_t below, above;
 	float alpha, beta, k;

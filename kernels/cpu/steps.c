@@ -342,7 +342,8 @@ static void lrn_image(struct lane *l, size_t i, size_t n, int backward)
 
 /* ---- batchnorm ------------------------------------------------------------------------------- */
 
-/* The sum over all lanes of entry `c` of a sum of step i. `own` is the one of this lane. */
+/* Returns the sum over all lanes of the value that `own` points to. `own` is one of this lane's sums
+ * in moments[i]. */
 static double total(const struct lane *l, size_t i, const struct batch *b, const double *own)
 {
 	const ptrdiff_t at = own - l->moments[i].sum;

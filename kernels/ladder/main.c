@@ -309,7 +309,7 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 0,
 			.max = 3600,
 			.arg = "S",
-			.help = "steps, cores: about so long for each rung, point and run; train: "
+			.help = "steps, cores: time for each rung, point and run, in s; train: "
 				"the last of the times 0.01, 0.03, 0.1, 0.3, 1 and 3 s that is "
 				"shown"},
 		{.name = "runs",
@@ -319,7 +319,7 @@ static int parse_arguments(struct ladder_options *o, const char **command, int a
 			.min = 1,
 			.max = LADDER_MAX_RUNS,
 			.arg = "N",
-			.help = "steps, cores: measure everything so often and report the median"},
+			.help = "steps, cores: number of measurements; the median is reported"},
 		{.name = "rate",
 			.type = OPT_REAL,
 			.dest = &o->rate,

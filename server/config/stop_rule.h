@@ -15,7 +15,7 @@ struct core;
 
 struct stop_rule {
 	double accuracy;   /* end when an epoch has at least this accuracy; 0: no */
-	uint32_t patience; /* end after so many epochs without a better accuracy; 0: no */
+	uint32_t patience; /* epochs without a better accuracy that end the run; 0: no limit */
 };
 
 /* Read "accuracy=X", 0 < X <= 1. Returns 0 if `text` is something else. */

@@ -26,7 +26,7 @@
 #include "server/core/rights.h"
 #include "server/core/state.h"
 
-#define SURE_CLASSES 10 /* a data set with more has so many */
+#define SURE_CLASSES 10 /* a data set whose labels show more has as many as they show */
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 

@@ -18,7 +18,7 @@
 #define MAX_BYTES       ((size_t)16384) /* of a request, and buffers, per connection */
 #define IDLE_S          5u
 #define REQUEST_MS      10000u /* a request, from its first byte to its answer */
-#define CROWDED         48u /* with so many connections, the oldest one is closed for a new one */
+#define CROWDED         48u    /* connections: from here on a new one closes the oldest */
 #define MAX_SLEEP_MS    1000u
 #define MAX_STREAMS     16u
 #define MAX_WAITING     ((size_t)4 << 20) /* bytes that a stream may leave unread */

@@ -142,7 +142,7 @@ static int options(struct science *s, int argc, char **argv)
 			"... and on each value of a gradient"),
 		REAL("look-s", s->look_s, "0.02", 1e-6, 1e6, "S", "first look"),
 		REAL("look-ratio", s->look_ratio, "1.12", 1.001, 10, "RATIO",
-			"each next look so many times later"),
+			"time of a look / time of the look before"),
 		REAL("limit-s", s->limit_s, NEVER, 1e-6, 1e9, "S", "end of virtual time"),
 		TEXT("record", s->record, NULL, "FILE",
 			"write what the server decided there (virtual/world.c), and at the end "

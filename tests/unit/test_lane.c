@@ -431,7 +431,7 @@ TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up, tear_do
 	until_open(0);
 }
 
-/* Connections that say nothing: there are only so many, and they delay no worker. */
+/* The number of connections that send nothing is limited, and they delay no worker. */
 TEST_IN(silent_connections_are_bounded, set_up, tear_down)
 {
 	struct err e;

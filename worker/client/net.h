@@ -117,7 +117,8 @@ void net_alive(struct net *n);
 int net_show_asked(struct net *n);
 /* The parts of struct time_split. */
 enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
-/* The program has spent so much time. BEATs report the sums. The program's thread. */
+/* Adds `us` to the time that the program has spent on `part`. BEATs report the sums. The program's
+ * thread. */
 void net_spend(struct net *n, enum time_part part, uint64_t us);
 /* Any thread. */
 void net_stats(const struct net *n, struct cnnps_stats *s);

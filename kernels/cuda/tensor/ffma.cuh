@@ -1,7 +1,7 @@
 /*
  * ffma.cuh - products of fp32 values on the FP32 units: a warp of 4 x 8 threads computes 4 * TM x
- * 8 * TN sums, a thread TM x TN of them. Its rows are four apart, so that the rows that a warp
- * loads at a time are neighbours.
+ * 8 * TN sums, and each thread TM x TN of them. The rows of a thread are four apart: the rows that
+ * a warp loads at the same time are neighbours.
  */
 #ifndef KERNELS_CUDA_TENSOR_FFMA_CUH
 #define KERNELS_CUDA_TENSOR_FFMA_CUH
@@ -25,7 +25,8 @@ template <int N> __device__ static inline void load_values(float *to, const unsi
 	}
 }
 
-/* The place of a thread in the tile of its block. `share`: its share of the depth of a stage. */
+/* The place of a thread in the tile of its block: its first row m and column n, its number `lane`
+ * among the threads of a row, and the share of the depth of a stage that it multiplies. */
 struct ffma_place {
 	int m, n, lane, share;
 };

@@ -14,8 +14,8 @@
 namespace
 {
 
-/* What every shape of a tile has: a block computes a tile of BM x BN with stages of ROW bytes of K.
- * SPLIT: the blocks of a cluster divide K. SHARES: so many warps divide the K of a stage. */
+/* The base of all tile shapes. A block computes a tile of BM x BN; a pipeline stage has ROW bytes of
+ * K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. */
 template <int BM_, int BN_, int ROW_, int STAGES_, int WARPS_, int BLOCKS_, int SHARES_,
 	bool SPLIT_>
 struct tile_shape {
@@ -32,8 +32,8 @@ struct tile_shape {
 
 template <class T, bool DGRAD, class S> struct product_sizes {
 	static const int BK = S::ROW / type_of<T>::BYTES;
-	/* In dgrad B has a row per channel n in global memory. In shared memory it has one per value
-	 * of K with B_ACROSS, as in fprop. */
+	/* In dgrad a row of B in global memory is one channel n. With B_ACROSS a row in shared memory
+	 * is one value of K, as in fprop; otherwise (B_LINES) it is one channel, too. */
 	static const bool B_LINES = DGRAD && !S::B_ACROSS;
 	static const int PAD = S::B_ACROSS ? 16 : type_of<T>::PAD;
 	static const int B_PITCH = B_LINES ? S::PITCH : S::BN * type_of<T>::BYTES + PAD;
@@ -64,8 +64,8 @@ __device__ inline void k_advance(struct k_place *k, int step, int vectors, int s
 		}
 }
 
-/* A row of the tile: the input pixel under tap (0, 0). `at` is its address; with up > 1 that of the
- * image. Without a row, y is far outside. */
+/* A row of the tile is an output pixel: (y, x) is the input pixel under tap (0, 0), and `at` its
+ * address; with up > 1 `at` is that of the image. For rows past the end, y is far outside. */
 struct tile_row {
 	const unsigned char *at;
 	int y, x;
@@ -114,7 +114,7 @@ __device__ inline void load_vector_a(
 	copy_cached(to, valid ? from : static_cast<const unsigned char *>(g.a), valid);
 }
 
-/* Copies vector v of K of column n: each value to the row of its K. */
+/* Copies vector v of column n and transposes it: each of its values of K goes to a row of its own. */
 template <int PITCH>
 __device__ inline void copy_across(
 	unsigned char *to, int n, int v, const unsigned char *from, bool valid)
@@ -228,7 +228,7 @@ template <class S> __device__ inline void parts_sync()
 	__syncthreads();
 }
 
-/* Eight sums of a row of the tile over the shares of the block, in order. */
+/* Returns eight sums of a row of the tile, each added up over the shares of the block, in order. */
 template <class S> __device__ inline struct octet block_sums(const float *from)
 {
 	struct octet o = load_octet(from);
@@ -242,7 +242,7 @@ template <class S> __device__ inline struct octet block_sums(const float *from)
 	return o;
 }
 
-/* The same over the blocks of the cluster. */
+/* Returns eight sums of a row of the tile, added up over the blocks of the cluster. */
 template <class S> __device__ inline struct octet sums_at(const float *sums, int at, int parts)
 {
 #if __CUDA_ARCH__ >= 900
@@ -372,8 +372,8 @@ __device__ inline void store_tile(
 		parts_sync<S>();
 }
 
-/* S::sums has the sums of a thread: add_stage adds the products of a stage, of whose K `left` values
- * exist, and store writes the sums to shared memory. */
+/* S::sums holds the sums of a thread. add_stage adds the products of a stage, of which only the first
+ * `left` values of K exist. store writes the sums to shared memory. */
 template <class T, bool DGRAD, class S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 	product_kernel(const __grid_constant__ struct kx_product g)

@@ -10,8 +10,8 @@ template <bool DGRAD, class S> struct ffma_sums {
 	static const int KV = S::TN == 8 ? 2 : 4; /* values of K that are loaded at a time */
 	float c[S::TM][S::TN] = {};
 
-	/* Column j of a thread. With B_LINES it loads a line of `b` per column, else four columns at
-	 * a time. */
+	/* Column j of a thread. With B_LINES a column is a line of `b`. Otherwise four columns are
+	 * neighbours, which the thread loads at a time. */
 	__device__ static int column(const struct ffma_place &p, int j)
 	{
 		return p.n + (Z::B_LINES ? p.lane + 8 * j : p.lane * 4 + j / 4 * 32 + j % 4);
@@ -104,7 +104,7 @@ template <class S> double product_time(const struct kx_product &g, double effort
 	return ffma_time<S>(blocks * parts, depth / (double)parts, effort);
 }
 
-/* The shape that should be the fastest. */
+/* Launches the shape with the smallest estimated time. */
 template <bool DGRAD> int launch_fastest(const struct kx_product &g, cudaStream_t stream)
 {
 	const double time[] = {product_time<tile128x128>(g, 1), product_time<tile128x64>(g, 1.05),

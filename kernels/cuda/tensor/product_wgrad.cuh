@@ -12,8 +12,8 @@
 namespace
 {
 
-/* What every shape of a tile has: a block computes BM x BN values with stages of DEPTH pixels.
- * SHARES: so many warps divide a stage. */
+/* The base of all tile shapes. A block computes BM x BN values; a pipeline stage has DEPTH pixels,
+ * which SHARES warps divide. */
 template <int BM_, int BN_, int DEPTH_, int WARPS_, int BLOCKS_, int SHARES_> struct wgrad_tile {
 	static const int BM = BM_, BN = BN_, DEPTH = DEPTH_, BLOCKS = BLOCKS_, STAGES = 3;
 	static const int WARPS = WARPS_, SHARES = SHARES_, THREADS = 32 * WARPS * SHARES;
@@ -115,9 +115,9 @@ __host__ __device__ inline unsigned column_tiles(const struct kx_product_wgrad &
 }
 
 /*
- * The grid is row tiles x column tiles x slices. S::sums has the sums of a thread: add_stage adds
- * the products of a stage, add_shares the sums of the other shares, store writes them to global
- * memory.
+ * The grid is row tiles x column tiles x slices. S::sums holds the sums of a thread. add_stage adds
+ * the products of a stage, add_shares adds the sums of the other shares, and store writes the result
+ * to global memory.
  */
 template <class T, class S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)

@@ -9,7 +9,7 @@ template <class S> struct wgrad_ffma {
 	typedef wgrad_sizes<float, S> Z;
 	float c[S::TM][S::TN / 4][4] = {};
 
-	/* Row i and column j of a thread: rows and columns are in fours. */
+	/* Row i and column j of a thread. It has groups of four neighbouring rows and columns. */
 	__device__ static int row(int i)
 	{
 		return threadIdx.x / 32 % S::WARPS_M * 4 * S::TM + threadIdx.x % 32 / 8 * 4 +
@@ -109,7 +109,7 @@ void compare(struct choice *best, int shape, int m, int n, long long pixels, dou
 		*best = {shape, (int)slices, time};
 }
 
-/* The shape that should be the fastest. */
+/* Returns the shape with the smallest estimated time, and its number of slices. */
 struct choice choose(int m, int n, long long pixels)
 {
 	struct choice best = {0, 0, 0};

@@ -9,7 +9,7 @@
  *   DISK_WRITE=FILE while this file exists, its text changes each write to a file of DIR: "short"
  *                   writes half of the bytes, "lie" writes none and reports success, and a number
  *                   fails with that errno
- *   DISK_SLOW=MS    each pwrite first waits so many milliseconds
+ *   DISK_SLOW=MS    each pwrite first waits MS milliseconds
  *
  * Names are relative to DIR, and "." is DIR itself. A record is written after its call has
  * succeeded. One lock covers both, so the log has the order of the calls. Threads: any.

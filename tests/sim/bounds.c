@@ -1,15 +1,16 @@
 /*
- * bounds.c - what must hold after every event: nothing grows beyond its stated bound, and the
- * counters of the core agree with its tables.
+ * bounds.c - checks after every event that nothing exceeds its bound, and that the counters of the
+ * core agree with its tables.
  */
 #include "common/checkpoint.h"
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* Events that are pending at once: a few messages for each push of every window. */
+/* The maximum number of pending events: enough for a few messages for each retained push. */
 #define MAX_PENDING 8192u
-/* The checkpoints, a new one, temporary files, TERM and LOCK. A failing disk may leave more
- * checkpoints until the next save removes them; bounds_disk checks their number after a save. */
+/* The maximum number of files: the checkpoints, a new checkpoint, temporary files, TERM and LOCK. A
+ * failing disk may leave more checkpoints until the next save removes them; bounds_disk checks
+ * their number after a save. */
 #define MAX_NAMES 48u
 
 static void check_worker(struct sim *s, uint32_t node)
@@ -55,8 +56,8 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
-/* A worker that was excluded has no work. A broken device does not end the run while other
- * workers are silent, nor before the training has begun. */
+/* An excluded worker must have no work. A broken device must not end the run while other workers
+ * are only silent, nor before the training has begun. */
 static void check_excluded(struct sim *s, const struct core *c)
 {
 	const struct worker *only = NULL;
@@ -78,7 +79,7 @@ static void check_excluded(struct sim *s, const struct core *c)
 	}
 	if (c->run.end_status != PS_EDIVERGED || s->server.ending)
 		return;
-	s->server.ending = 1; /* check this only once: the other workers may leave later */
+	s->server.ending = 1; /* check only at this event: the other workers may leave later */
 	if (2 * bad <= all)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
 	if (s->training && !c->run.begun)

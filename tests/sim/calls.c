@@ -17,8 +17,8 @@
 #define MAX_LARGE  16u
 #define IS_OURS(f) ((f) >= FIRST_FD)
 
-/* The machine that is simulated now. It is static, because the calls of the C library pass no other
- * pointer to it. */
+/* The simulated machine. It is static, because a call of the C library has no argument that could
+ * point to it. */
 static struct {
 	struct disk *disk;
 	struct rng *chance;
@@ -26,8 +26,8 @@ static struct {
 	void *arg;
 	struct dirent entry;
 	int listing; /* the descriptor of the directory that readdir reads */
-	/* The simulator keeps large blocks for the next core or session. It does not clear them,
-	 * because clearing them at each start would be the slowest part of a run. Cores and
+	/* Large blocks that the simulator reuses for the next core or session. It does not clear
+	 * them, because clearing them at each start would be the slowest part of a run. Cores and
 	 * sessions initialize the memory that they read. */
 	struct large {
 		void *block;
@@ -44,7 +44,7 @@ void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg)
 	machine.arg = arg;
 }
 
-/* The name of a path in the directory; NULL: `path` is the directory itself. */
+/* The file name in `path`, without the directory; NULL: `path` is the directory itself. */
 static const char *plain(const char *path)
 {
 	const char *slash = strrchr(path, '/');
@@ -150,7 +150,7 @@ int __wrap_unlinkat(int dir, const char *name, int flags)
 int __wrap_flock(int fd, int how);
 int __wrap_flock(int fd, int how)
 {
-	(void)how; /* the lock is always exclusive, and never waits */
+	(void)how; /* a lock is always exclusive, and flock never waits */
 	return disk_lock(machine.disk, fd - FIRST_FD);
 }
 
@@ -298,7 +298,8 @@ void __wrap_log_write(
 
 void *__real_mem_try(size_t n, size_t size);
 
-/* Returns a kept block; NULL: the block is not large, or all places for large blocks are taken. */
+/* Returns a reusable block; NULL: `bytes` is too small for a large block, or all places for large
+ * blocks are taken. */
 static void *large_block(size_t bytes)
 {
 	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {

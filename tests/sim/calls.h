@@ -1,7 +1,7 @@
 /*
  * calls.h - the functions that replace calls of the C library and libuv in the simulator. The
- * linker redirects the calls (Makefile, SIM_CALLS): files go to the simulated disk, work for
- * libuv's thread pool goes to virtual time, random numbers come from the seed, and log lines are
+ * linker redirects the calls (Makefile, SIM_CALLS): file calls use the simulated disk, jobs for
+ * libuv's thread pool run in virtual time, random numbers come from the seed, and log lines are
  * discarded. All other code in the program is the server's own code, unchanged.
  *
  * One process simulates one machine at a time. calls_use selects the machine.
@@ -21,7 +21,8 @@ struct job {
 
 typedef void job_fn(void *arg, const struct job *job);
 
-/* From now on, file calls use disk `d`, getrandom uses `chance`, and `give` receives new jobs. */
+/* From now on, file calls use disk `d`, getrandom draws from `chance`, and new jobs of the thread
+ * pool are passed to `give` with `arg`. */
 void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg);
 
 #endif

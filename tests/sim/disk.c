@@ -19,8 +19,8 @@ static int fail(int error)
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-/* Add a change of the directory. When the list of changes is full, the oldest change reaches the
- * disk, as in the journal of a real file system. */
+/* Record a change of the directory that is not synced yet. When the list of changes is full, the
+ * oldest change reaches the disk: a real file system also writes its journal in order. */
 static void change(struct disk *d, struct disk_change c)
 {
 	if (d->n_changes == DISK_CHANGES) {
@@ -67,7 +67,8 @@ static int new_file(struct disk *d)
 		return i;
 	}
 	if (d->n_changes == 0)
-		abort(); /* cannot happen: the number of names is bounded, and each has one file */
+		/* cannot happen: the number of names is bounded, and each name has one file */
+		abort();
 	/* A real file system commits its metadata journal from time to time. */
 	names_commit(d);
 	return new_file(d);
@@ -97,7 +98,7 @@ static int new_fd(struct disk *d, struct disk_open o)
 
 /* ---- what can go wrong at each change -------------------------------------------------------- */
 
-/* 1: a fault prevents this change, and errno has a reason. */
+/* Returns 1 and sets errno if a fault prevents this change. */
 static int is_prevented(struct disk *d)
 {
 	d->ops++;
@@ -259,8 +260,8 @@ static void sync_file(struct disk_file *f)
 	f->dirty = 0;
 }
 
-/* A sync that fails discards the writes that it could not store. The next sync reports success all
- * the same. */
+/* A failed sync discards the writes that it could not store. The next sync reports success although
+ * these writes are lost. */
 static void lose_writes(struct disk *d, struct disk_file *f);
 
 int disk_sync(struct disk *d, int fd)
@@ -359,7 +360,8 @@ void disk_killed(struct disk *d)
 
 enum survival { NONE, ALL, FIRST, ANY, WAYS };
 
-/* Decide which sectors of the new bytes survive. `now` becomes the content of the disk. */
+/* Power cut: decide which sectors of the bytes since the last fsync survive. Afterwards `now` is
+ * the content on the disk. */
 static void keep_sectors(struct disk *d, struct disk_file *f, enum survival way)
 {
 	size_t first = rng_below(&d->rng, f->size / DISK_SECTOR + 2);

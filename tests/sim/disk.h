@@ -1,15 +1,16 @@
 /*
- * disk.h - a directory on a disk that keeps only what POSIX promises. The real file code uses it.
+ * disk.h - a simulated directory that keeps only what POSIX promises. The real file code runs on
+ * it.
  *
  * The simulator links common/file.c, common/checkpoint.c, server/durability/checkpointer.c and
  * server/durability/startup.c unchanged. calls.c redirects their calls of the C library (ld --wrap)
  * to this file.
  *
- * After a power cut, a file has the content of its last fsync. Any sectors of later writes may be
- * there too, and the size is the old one or the new one. The directory has the entries of its last
- * fsync. Of the later links, renames and unlinks, either the first few are there or any subset. A
- * rename is atomic. A killed process loses nothing that it wrote, but the kill may come in the
- * middle of a write.
+ * After a power cut, a file has the content of its last fsync. In addition, any sectors of later
+ * writes may have survived, and the size is the size at the last fsync or the later one. The
+ * directory has the entries of its last fsync. Of the later links, renames and unlinks, either the
+ * first few have survived or any subset. A rename is atomic. When a process is killed, nothing that
+ * it wrote is lost, but the kill may come in the middle of a write.
  *
  * Invariant: all randomness comes from `rng`, so a seed always replays the same run. Not
  * thread-safe.
@@ -44,7 +45,7 @@ struct disk_name {
 
 enum disk_change_kind { CHANGE_LINK, CHANGE_UNLINK, CHANGE_RENAME };
 
-/* A change of the directory after the directory's last fsync. */
+/* A change of the directory since the directory's last fsync. */
 struct disk_change {
 	enum disk_change_kind kind;
 	char name[DISK_NAME], to[DISK_NAME];
@@ -73,13 +74,13 @@ struct disk {
 	 * promises. */
 	uint32_t forgets;
 
-	uint64_t capacity; /* bytes of all files; 0: no limit */
-	uint32_t full;     /* writes that found no space */
+	uint64_t capacity; /* the maximum number of bytes of all files; 0: no limit */
+	uint32_t full;     /* the number of writes that found no space */
 
-	uint32_t ops_left; /* changes until the process is killed; DISK_NEVER: no kill */
-	int dead;          /* the process was killed: its calls have no effect */
-	int broken;        /* the disk lost something that it promised to keep */
-	int lied; /* a sync reported success without writing, so any recent write may be lost */
+	uint32_t ops_left;   /* changes until the process is killed; DISK_NEVER: no kill */
+	int dead;            /* the process was killed: its calls have no effect */
+	int broken;          /* 1: the disk has lost data that it had promised to keep */
+	int lied;            /* 1: a sync has reported success without writing */
 	uint32_t peak_names; /* the largest number of entries so far */
 	uint64_t ops, cuts;
 };
@@ -88,7 +89,8 @@ void disk_init(struct disk *d);
 void disk_release(struct disk *d);
 /* Make `d` an empty directory on a disk without faults. */
 void disk_reset(struct disk *d, struct rng rng);
-/* The process has died: close its files and free its lock. A new process may start. */
+/* The server's process has died: close its files and free its lock. Afterwards a new process may
+ * start. */
 void disk_killed(struct disk *d);
 void disk_power_cut(struct disk *d);
 /* Flip one bit of the newest file whose name begins with `prefix`. */
@@ -112,7 +114,7 @@ int disk_lock(struct disk *d, int fd);
 /* The size of a file; -1: there is no such file. */
 long disk_size_of(struct disk *d, const char *name);
 long disk_size(struct disk *d, int fd);
-/* The name of the next entry since disk_rewind; NULL: there are no more. */
+/* disk_next returns the name of the next entry since disk_rewind; NULL: no more entries. */
 void disk_rewind(struct disk *d);
 const char *disk_next(struct disk *d);
 

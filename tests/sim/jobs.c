@@ -14,19 +14,19 @@
 #define CHUNK    64u
 #define MAX_JOBS 256u
 #define LOOK_MS  20
-/* checks that see the same seed; a seed takes about a millisecond, and a stopped simulator makes no
- * checks */
+/* A process is hung if this many checks in a row, LOOK_MS apart, find it at the same seed. A seed
+ * takes about a millisecond. While the whole simulator is stopped, it makes no checks. */
 #define HANG 1000
 
 /* Memory that all processes share. */
 struct board {
-	/* next: the next seed to hand out; failed: the smallest seed that failed */
+	/* next: the next seed that no process has taken; failed: the smallest seed that failed */
 	atomic_uint_least64_t next, failed;
 	atomic_uint_least64_t now[MAX_JOBS];
 	struct totals totals[MAX_JOBS];
 };
 
-/* The parent counts how often in a row it has seen a process at the same seed. */
+/* How often in a row the parent has found a process at the same seed. */
 struct watched {
 	uint64_t seed;
 	unsigned looks;
@@ -62,8 +62,8 @@ static void note_failure(struct board *b, uint64_t seed)
 		;
 }
 
-/* The work of one process: it takes chunks of seeds until none is left below the smallest seed
- * that failed. */
+/* The work of one process: take chunks of seeds, until all seeds or all seeds below the smallest
+ * failed seed are taken. */
 static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
 {
 	static struct sim s;
@@ -128,7 +128,7 @@ static void reap(
 	}
 }
 
-/* A seed that never ends counts as a failure: the parent kills its process. */
+/* Kill each process that hangs at a seed. The seed then counts as failed. */
 static void kill_hung(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {

@@ -2,7 +2,7 @@
  * jobs.h - runs many seeds in one process or in several processes at once.
  *
  * The processes take the seeds in ascending order, a few at a time. After a violation, all smaller
- * seeds still run. So the reported seed is always the smallest one that fails, for any number of
+ * seeds still run. So the reported seed is always the smallest failing seed, whatever the number of
  * processes.
  */
 #ifndef TESTS_SIM_JOBS_H

@@ -6,9 +6,9 @@
 #define TESTS_SIM_NAMES_H
 #include "tests/sim/disk.h"
 
-/* Copy `text`, cut to the size that a name may have. */
+/* Copy `text`, truncated to the maximum length of a name. */
 void names_copy(char to[DISK_NAME], const char *text);
-/* NULL: there is no such entry. */
+/* Find the entry with the name `text`; NULL: no such entry. */
 struct disk_name *names_find(struct disk_name *names, const char *text);
 void names_apply(struct disk_name *names, const struct disk_change *c);
 /* Sync the directory: all changes survive a power cut from now on. */

@@ -56,8 +56,7 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 {
 	size_t i = n->n;
 
-	/* too many events are pending, so the run is out of control: stop before the machine
-	 * swaps */
+	/* too many events are pending: stop the run before the machine swaps */
 	if (i == n->room)
 		abort();
 	it.at_ms = at_ms;
@@ -104,7 +103,7 @@ static struct msg *new_msg(struct net *n, const struct msg *m)
 				     : mem_must(1, sizeof(*copy), "a simulated message");
 	size_t size = sizeof(*m);
 
-	/* copy only the slices in use */
+	/* struct msg_push has many slices: copy only those in use */
 	if (m->type == MSG_PUSH)
 		size = (size_t)((const char *)&m->push.slices.slice[m->push.slices.n] -
 				(const char *)m);
@@ -145,8 +144,8 @@ static void deliver(
 	net_at(n, at, it);
 }
 
-/* 1: a loss or duplication happens here. The random number is drawn in any case, so a shrunk
- * case without this fault draws the same numbers afterwards. */
+/* 1: this message is lost or duplicated. The function draws the random number even if the limits of
+ * a shrunk case forbid the loss, so that the later random numbers stay the same. */
 static int strikes(struct net *n, uint32_t per_mille)
 {
 	if (!net_chance(n, per_mille))

@@ -22,12 +22,13 @@ enum happening {
 };
 
 struct item {
-	/* events of equal time happen in the order in which they were added */
+	/* at_ms: virtual time of the event; order: events of equal time happen in the order in
+	 * which they were added */
 	uint64_t at_ms, order;
 	enum happening what;
 	uint32_t node, from;
-	/* the life of the receiver and of the sender; an item for a life that has ended is
-	 * dropped */
+	/* the numbers of the receiving and the sending process; when a process has ended, its items
+	 * are dropped */
 	uint64_t life, from_life;
 	uint32_t link;   /* the number of the connection; the server calls it `peer` */
 	uint32_t number; /* FAULT, JOB: the number of the fault or job */
@@ -44,15 +45,16 @@ struct lane {
 struct net {
 	struct rng rng;
 	uint64_t now_ms, next_order;
-	uint32_t delay_ms, jitter_ms;   /* a message takes delay_ms + below(jitter_ms + 1) */
-	uint32_t drop, twice;           /* losses and duplications, per 1000 messages */
-	int in_order;                   /* a link keeps its order, as TCP does */
-	struct lane lane[SIM_NODES][2]; /* two for each worker; [1]: to the server */
-	/* until this time each tensor message of the worker takes slow_ms */
+	uint32_t delay_ms, jitter_ms; /* a message takes delay_ms + below(jitter_ms + 1) */
+	uint32_t drop, twice;         /* losses and duplications, per 1000 messages */
+	int in_order;                 /* a link keeps its order, as TCP does */
+	/* [0]: from the server to the worker; [1]: to the server */
+	struct lane lane[SIM_NODES][2];
+	/* until this time a message with a tensor takes slow_ms to or from the worker */
 	uint64_t slow_until_ms[SIM_NODES];
 	uint32_t slow_ms[SIM_NODES];
-	/* Losses and duplications are numbered from 0. Only those in [strikes_from, strikes_to)
-	 * happen. */
+	/* The losses and duplications of a run are numbered from 0. Only those with numbers in
+	 * [strikes_from, strikes_to) happen. */
 	uint64_t strikes, strikes_from, strikes_to;
 	struct item *heap;
 	size_t n, room, peak; /* peak: the largest n so far */
@@ -66,13 +68,14 @@ void net_release(struct net *n);
 /* Drop all items and restart at time 0 with `rng`, without faults. */
 void net_reset(struct net *n, struct rng rng);
 void net_at(struct net *n, uint64_t at_ms, struct item it);
-/* Put an item that is due now off until `at_ms`. It keeps its order, so it precedes items that were
- * added after it. */
+/* Postpone an item to `at_ms`. The item keeps its order, so it precedes items of the same time that
+ * were added after it. */
 void net_later(struct net *n, uint64_t at_ms, struct item it);
-/* Send a message, subject to the faults of the link. The copy of the message keeps the pointers of
- * its slices. */
+/* Send a message, subject to the faults of the link. The slices of the copied message point to the
+ * same values. */
 void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m);
-/* Take the next item. 0: there is none. The caller returns it->msg with net_done. */
+/* Take the next item and advance the time to it. Returns 0 if there is no item. The caller gives
+ * it->msg back with net_done. */
 int net_next(struct net *n, struct item *it);
 void net_done(struct net *n, struct item *it);
 uint64_t net_below(struct net *n, uint64_t bound);

@@ -22,7 +22,7 @@ void server_release(struct sim *s)
 {
 	struct sim_server *v = &s->server;
 
-	s->disk.dead = 1; /* nothing that is released now writes to the disk */
+	s->disk.dead = 1; /* from here on, no release writes to the disk */
 	sim_wal_release(s);
 	checkpointer_free(&v->checkpointer);
 	startup_release(&v->state);
@@ -44,13 +44,13 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 	server_event(arg, &ev);
 }
 
-/* Restores the state and writes a checkpoint, as the server does when it starts. */
+/* Restore the state and write a checkpoint, as the server does when it starts. */
 static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;
 
-	/* The disk has no size limit during a start: a start without space exits, and the
-	 * simulator does not test that. */
+	/* The disk has no size limit during a start: without space a start would exit, which the
+	 * simulator does not test. */
 	s->disk.capacity = 0;
 	int rc = startup(&v->state, &s->options, e);
 
@@ -64,8 +64,8 @@ static int boot(struct sim *s, struct err *e)
 	return rc ? rc : sim_wal_open(s, e);
 }
 
-/* A start failed. A kill, a failing disk and a broken disk explain it; otherwise it is a
- * violation. */
+/* A start has failed. This is a violation, unless the process was killed or the disk has failed or
+ * lost data. */
 static void boot_failed(struct sim *s, int rc, const struct err *e)
 {
 	int killed = s->disk.dead, power = s->server.power;
@@ -122,7 +122,8 @@ void server_start(struct sim *s)
 	spoken_to(s);
 }
 
-/* Each job of the pool is killed in one of its disk operations, or before it begins. */
+/* The server was killed: run each job of its thread pool up to a random disk operation, or not at
+ * all. */
 static void cut_jobs(struct sim *s)
 {
 	for (size_t i = 0; i < SIM_JOBS; i++) {
@@ -188,8 +189,8 @@ void server_take_job(void *arg, const struct job *job)
 			.what = HAPPEN_JOB, .node = SIM_SERVER, .life = v->life, .number = i});
 }
 
-/* A job of the thread pool runs in one moment of virtual time. The loop is notified a little
- * later. */
+/* Run a job of the thread pool, all at one moment of virtual time. A few milliseconds later, report
+ * its end to the event loop. */
 void server_job(struct sim *s, struct item *it)
 {
 	struct sim_server *v = &s->server;
@@ -247,7 +248,7 @@ static void say(struct sim *s, const struct effect *e)
 	trace_send(s, node, m);
 	if (!node)
 		return;
-	/* leave out the values: program.c takes the weights from `versions` */
+	/* PARAMS without the values: program.c takes the weights from `versions` */
 	if (m->type == MSG_PARAMS) {
 		params.type = MSG_PARAMS;
 		params.params.request = m->params.request;
@@ -299,7 +300,8 @@ static void finish(struct sim *s, int status)
 			.number = SIM_JOBS});
 }
 
-/* Limit the disk to three checkpoints of the newest one's size and the small files. */
+/* With `tight`, limit the disk to the space for three checkpoints as large as the newest one, and
+ * for the small files. */
 static void limit_space(struct sim *s)
 {
 	if (s->tight)
@@ -310,7 +312,7 @@ static void limit_space(struct sim *s)
 static void carry_out(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
-	case EFFECT_COMMIT: /* done by sim_wal_stepped */
+	case EFFECT_COMMIT: /* sim_wal_stepped does this */
 		break;
 	case EFFECT_SEND:
 		say(s, e);

@@ -58,7 +58,7 @@ uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms)
 
 void worker_message(struct sim *s, uint32_t node, const struct msg *m)
 {
-	/* as worker/client/net.c: the ACK first */
+	/* as in worker/client/net.c, the session gets the ACK before the PARAMS */
 	if (m->type == MSG_PARAMS && m->params.ack.seq) {
 		struct msg ack;
 

@@ -1,12 +1,12 @@
 /*
  * plan.c - what a seed decides before its run begins: the configuration, the fault rates of links
- * and disks, and the schedule of faults. The plan is drawn without regard to the limits, and then
- * reduced to them. So a shrunk case has the same faults.
+ * and disks, and the schedule of faults. The plan is first drawn without the limits of sim_limits,
+ * and then reduced to them. So a shrunk case has a part of the same faults.
  */
 #include <string.h>
 #include "tests/sim/sim.h"
 
-/* resume runs have no faults before this time, so that their worker has joined */
+/* no faults before this time in resume runs: the worker joins before the first fault */
 #define EXACT_FROM_MS 1000
 
 static uint32_t between(struct sim *s, uint32_t low, uint32_t high)
@@ -55,7 +55,7 @@ static void choose_lbfgs(struct sim *s)
 	c->lbfgs.wolfe = 0.9;
 }
 
-/* Resume: a real optimizer, and gradients that depend on every bit of the weights. */
+/* Resume runs use a real optimizer, and gradients that depend on every bit of the weights. */
 static void choose_exact(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -94,7 +94,8 @@ static void choose_easgd(struct sim *s)
 		c->n_params = SIM_COORDINATES;
 }
 
-/* Rate 1 and sums, so that each counted batch moves its coordinate by one. */
+/* Learning rate 1 and sums of gradients, so that each counted batch changes its coordinate by
+ * exactly 1. */
 static void choose_training(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -210,8 +211,8 @@ static void choose_fault_rates(struct sim *s)
 
 static void choose_victim(struct sim *s, struct fault *f)
 {
-	/* draw from the largest number of workers, so that a limit on workers leaves the other
-	 * faults unchanged */
+	/* draw from SIM_WORKERS, not from n_workers, so that a limit on the workers does not change
+	 * the other faults */
 	f->node = between(s, 1, SIM_WORKERS);
 	switch (f->kind) {
 	case FAULT_KILL:
@@ -251,8 +252,8 @@ static struct fault draw_fault(struct sim *s)
 	return f;
 }
 
-/* 1: a resume run must not have this fault. A worker that returns gets another worker id, and the
- * run without faults has no such worker. */
+/* 1: a resume run must not have this fault: it could make the worker return with another worker id,
+ * which the compared run without faults never has. */
 static int breaks_exactness(const struct fault *f)
 {
 	switch (f->kind) {
@@ -282,14 +283,14 @@ static void choose_faults(struct sim *s)
 		*f = draw_fault(s);
 		if (rot && i == n - 1)
 			*f = (struct fault){.kind = FAULT_ROT, .at_ms = f->at_ms};
-		if (s->exact) /* a worker that has no name yet would return as another worker */
+		if (s->exact) /* a worker that has not joined yet would come back as a new worker */
 			f->at_ms += EXACT_FROM_MS;
 		if (!(s->limits.faults >> i & 1) || (s->exact && breaks_exactness(f)))
 			f->at_ms = UINT64_MAX; /* never */
 	}
 }
 
-/* FAULT_HANG: the program of a worker stands still while its session sends heartbeats. */
+/* FAULT_HANG: the program of a worker hangs, while its session still sends heartbeats. */
 static void choose_hang(struct sim *s)
 {
 	struct fault f = {.kind = FAULT_HANG, .node = between(s, 1, SIM_WORKERS)};
@@ -304,7 +305,8 @@ static void choose_hang(struct sim *s)
 	s->n_faults++;
 }
 
-/* This choice is drawn after the older choices, so that older seeds keep their runs. */
+/* Draw this choice after the older choices, so that the choice does not change their values for a
+ * given seed. */
 static void choose_durability(struct sim *s)
 {
 	s->cfg.checkpoint.wal = (enum durability)chance(s, 125);
@@ -316,8 +318,9 @@ static void choose_durability(struct sim *s)
 	choose_hang(s);
 }
 
-/* Resume: several batches with the same weights, so that all but the first are stale. EASGD:
- * several batches between two exchanges. This choice, too, is drawn after the older ones. */
+/* Resume runs: several batches with the same weights, so that all gradients but the first are
+ * stale. EASGD: several batches between two exchanges. Draw this choice, too, after the older
+ * choices. */
 static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);
@@ -330,12 +333,13 @@ static void choose_schedule(struct sim *s)
 	if (!s->exact || (s->mode != SIM_DOWNPOUR && s->mode != SIM_SSP))
 		return;
 	s->cfg.push.n_fetch = n_fetch;
-	s->cfg.limits.max_staleness = 1000000; /* after a crash a worker may pull newer weights */
+	/* the server must reject no push for its staleness: a rejection would change the weights */
+	s->cfg.limits.max_staleness = 1000000;
 }
 
-/* The size of the buffer, and the N of N + b in sync, are drawn after the older choices. Some
- * runs of sync have only network faults, and their weights must not depend on the order of
- * arrival. */
+/* Draw the buffer size, and the number N of gradients of a step of sync, after the older choices.
+ * Some runs of sync (`ordered`) have only network faults: their weights must not depend on the
+ * order of arrival. */
 static void choose_steps(struct sim *s)
 {
 	uint32_t workers = between(s, 1, 4), buffer = between(s, 2, 6);
@@ -344,12 +348,12 @@ static void choose_steps(struct sim *s)
 	if (s->mode == SIM_LEDGER || s->mode == SIM_DOWNPOUR || s->mode == SIM_SSP)
 		s->cfg.push.buffer_size = buffered ? buffer : 1;
 	if (s->mode == SIM_LEDGER)
-		s->cfg.push.sum = 1; /* each gradient of a buffer then counts fully */
+		s->cfg.push.sum = 1; /* a mean would count each gradient of a buffer only in part */
 	s->ordered = s->mode == SIM_SYNC && s->n_workers > 1 && ordered;
 	s->cfg.sync.workers = given ? workers : 0;
 	if (s->ordered) {
 		s->exact = 1;
-		s->forgets = 0; /* the run that is compared must not lose its last state */
+		s->forgets = 0; /* lost writes could lose the final weights, which are compared */
 		s->cfg.sync.workers = s->cfg.sync.backup_workers = 0;
 		s->cfg.leases.min_workers = s->n_workers;
 		choose_exact(s);
@@ -360,8 +364,7 @@ static void choose_steps(struct sim *s)
 	fill_options(s);
 }
 
-/* In some runs the device of one worker breaks. This fault, too, is drawn after the older
- * choices. */
+/* In some runs the device of one worker breaks. Draw this fault, too, after the older choices. */
 static void choose_break(struct sim *s)
 {
 	int breaks = chance(s, 150);

@@ -66,7 +66,8 @@ void program_step(struct sim *s, uint32_t node)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* The pulled weights; NULL: `versions` no longer holds them, so the server will reject the push. */
+/* The weights that the worker pulled last; NULL: they are no longer in `versions`, so they are so
+ * old that the server will reject the push. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
 	const struct sim_version *v = sim_version(s, w->version_term, w->version);
@@ -74,7 +75,7 @@ static const float *pulled(struct sim *s, const struct sim_worker *w)
 	return v->version == w->version && v->epoch == w->version_term ? v->w : NULL;
 }
 
-/* L-BFGS: the mean gradient of the portions at the pulled weights. */
+/* L-BFGS: compute the mean loss and gradient of the portions of a push at the pulled weights. */
 static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
 {
 	const float *at_w = pulled(s, w);
@@ -91,8 +92,9 @@ static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, st
 	p->loss = (float)(loss / p->images);
 }
 
-/* Order: if a step has three or more batches, the first two also add 2^40 and -2^40 to every second
- * coordinate. The two values cancel, but a sum that is formed between them loses bits. */
+/* Order runs: in a step of three or more batches, the first batch also adds 2^40 to every second
+ * coordinate, and the second batch -2^40. The two values cancel, but a sum that contains only one
+ * of them loses bits. So the weights show the order of the additions. */
 static double rough(const struct sim *s, uint32_t batch)
 {
 	uint32_t n = s->n_workers, place = batch % n, last = batch - place + 1;
@@ -103,7 +105,7 @@ static double rough(const struct sim *s, uint32_t batch)
 	return place ? -0x1p40 : 0x1p40;
 }
 
-/* Resume: every value depends on a weight and on the batches of the push. */
+/* Resume runs: every value of the gradient depends on a weight and on the batches of the push. */
 static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
 {
 	const float *at_w = pulled(s, w);
@@ -124,8 +126,8 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 	}
 }
 
-/* EASGD: one local step of the worker's own weights for each batch, then an elastic update with the
- * centre `at_w`. `e` becomes minus the move of the centre. */
+/* EASGD: one local step on the worker's own weights for each batch, then an elastic update with the
+ * centre `at_w`. `e` receives the negative change of the centre. */
 static void step_elastic(const struct sim *s, const struct sim_worker *w, struct own *own,
 	const struct work *work, const float *at_w, float *e, uint32_t n)
 {
@@ -146,7 +148,8 @@ static void step_elastic(const struct sim *s, const struct sim_worker *w, struct
 	}
 }
 
-/* The gradient of a push of EASGD. `own` becomes the worker's weights after the push. */
+/* Compute the gradient of a push of EASGD. `own` receives the worker's own weights after the
+ * push. */
 static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *p,
 	struct gradient *g, struct own *own)
 {
@@ -169,7 +172,7 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 	}
 }
 
-/* Record a push that the session has accepted. */
+/* EASGD: record a push that the session has accepted. */
 static void moved(
 	struct sim *s, struct sim_worker *w, const struct gradient *g, const struct own *own)
 {
@@ -182,7 +185,7 @@ static void moved(
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
-/* With `asks`, the push also requests the next weights if the session allows a request now. */
+/* asks = 1: the push also requests the next weights, if the session allows a request now. */
 static int push(
 	struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g, int asks)
 {

@@ -1,14 +1,14 @@
 /*
- * replays.c - a push that was acknowledged as accepted stays accepted. When its worker replays it
- * to a restarted server, the server may reject it for one reason only: another push has meanwhile
- * counted one of its batches. Runs of sandblaster are not checked, because a crash interrupts a
- * pass.
+ * replays.c - checks that an acknowledged and accepted push stays accepted. When a worker replays
+ * such a push to a restarted server, the server may reject the push only if another push has
+ * counted one of its batches meanwhile. Runs of sandblaster are not checked, because a crash
+ * interrupts a pass.
  */
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* Returns the worker of this push, if the push is the next one that the ledger expects from the
- * worker and replays an accepted push; else NULL. */
+/* If the event is a replay of an accepted push, and has the next seq that the ledger expects,
+ * return its worker; else NULL. */
 static const struct worker *replayer(const struct core *c, const struct event *ev)
 {
 	const struct msg_push *p;
@@ -70,7 +70,7 @@ void replays_after(struct sim *s, const struct event *ev)
 	if (!w)
 		return;
 	p = &ev->msg->push;
-	if (w->ledger.last_seq != p->seq) /* the server ends without a decision */
+	if (w->ledger.last_seq != p->seq) /* the server ends without a decision on the push */
 		return;
 	d = &w->ledger.decisions[p->seq % c->cfg.sessions.replay_window];
 	if (d->verdict != VERDICT_OK && !(s->replay_is_late && d->reject == REJECT_WORK))

@@ -20,9 +20,9 @@ chunk=$((jobs * 1000))
 each=$(((seeds + 6) / 7))
 begin=$(date +%s)
 
-# Run one chunk of each mode in turn, so that all modes have come equally far when the time is up.
-# Each mode has seeds of its own. A violation ends its chunk, and the seeds before the violation
-# count as done.
+# Run one chunk of seeds of each mode in turn, so that all modes have run about as many seeds when
+# the time is up. No two modes use the same seeds. A violation ends its chunk, and the seeds before
+# the violation count as done.
 at=0
 while [ "$at" -lt "$each" ] && [ $(($(date +%s) - begin)) -lt "$seconds" ]; do
 	n=$((each - at < chunk ? each - at : chunk))

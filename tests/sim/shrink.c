@@ -1,6 +1,6 @@
 /*
- * shrink.c - finds a small case that still fails, by delta debugging over everything that the
- * limits can leave out. Each candidate is a whole run, and all candidates take about the same time.
+ * shrink.c - finds a small case that still fails, by delta debugging: it removes one thing after
+ * the other that sim_limits can exclude, and runs the rest. Each candidate is a whole run.
  */
 #include "tests/sim/shrink.h"
 
@@ -13,7 +13,7 @@ struct search {
 
 #define MAX_RUNS 2000u
 
-/* Run a candidate. 1: the candidate fails, too, and becomes the best one. */
+/* Run a candidate. Returns 1 if it fails, too; then it is the new best case. */
 static int try(struct search *f, struct sim_limits l)
 {
 	if (f->runs++ >= MAX_RUNS || !sim_run(f->s, f->seed, &l, 0))
@@ -74,7 +74,8 @@ static int calmer(struct search *f)
 	return try(f, l);
 }
 
-/* Narrow the range of losses and duplications: remove smaller and smaller pieces from both ends. */
+/* Narrow the range [strikes_from, strikes_to) of losses and duplications: remove smaller and
+ * smaller pieces from both ends. */
 static int fewer_strikes(struct search *f)
 {
 	struct sim_limits l = f->best;
@@ -120,7 +121,7 @@ struct sim_limits shrink(struct sim *s, uint64_t seed, const struct sim_limits *
 	while (better && f.runs < MAX_RUNS)
 		better = fewer_faults(&f) | fewer_workers(&f) | fewer_steps(&f) | calmer(&f) |
 			 fewer_strikes(&f);
-	/* this run leaves the violation of the best case in `s` */
+	/* run the best case again, so that `s` contains its violation */
 	(void)sim_run(s, seed, &f.best, 0);
 	return f.best;
 }

@@ -11,8 +11,8 @@
 
 #define DEADLINE_MS 120000 /* virtual time; all faults end long before it */
 
-/* A failed assertion of the programs is a violation like any other: the report has its seed, and
- * the case is shrunk. */
+/* A failed assertion of the server or a worker is a violation like any other: the simulator reports
+ * the seed and shrinks the case. */
 static struct {
 	struct sim *sim; /* NULL: no simulation is running */
 	jmp_buf end;
@@ -30,7 +30,8 @@ void ps_assert_failed(const char *file, int line, const char *condition)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* SIGSTOP: events of a stopped process wait until SIGCONT, and keep their order. */
+/* Postpone an event of a process that SIGSTOP has stopped until its SIGCONT; events keep their
+ * order. Returns 1 if the event waits. */
 static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
 	if (s->net.now_ms >= stopped_until_ms)
@@ -78,7 +79,8 @@ static void happen_server(struct sim *s, struct item *it)
 	}
 }
 
-/* The node of the process to which the event belongs. A twin has moved to another node. */
+/* The node of the process to which the event belongs. When a twin takes the name of a process, the
+ * old process moves to another node. */
 static uint32_t node_of(const struct sim *s, const struct item *it)
 {
 	for (uint32_t node = SIM_WORKERS + 1; node <= SIM_WORKERS + SIM_TWINS; node++)
@@ -156,9 +158,9 @@ static void conduct(struct sim *s)
 		s->drained = 0;
 }
 
-/* The run has passed its deadline. This is a violation, unless the disk has lied about an fsync.
- * After a lie about the last checkpoint, the restarted server may have work left while too few
- * workers are left to do it. */
+/* The run has passed its deadline. This is a violation, unless the disk has lied about an fsync or
+ * lost data. If the last checkpoint is lost, the restarted server may have work left, but too few
+ * workers to do it. */
 static void late(struct sim *s)
 {
 	if (s->disk.lied || (s->disk.broken && (all_ended(s) || bounds_too_few(s))))
@@ -264,8 +266,8 @@ static void run_once(struct sim *s, uint64_t seed)
 		session_free(&s->worker[i].session);
 }
 
-/* 1: two final weights differ. In sandblaster a crash may interrupt a pass, and then the sums are
- * formed in another order. */
+/* 1: two final weights differ. In sandblaster a crash may interrupt a pass, and then the server
+ * adds the gradients in another order. */
 static int differs(const struct sim *s, float a, float b)
 {
 	int sums = s->mode == SIM_SANDBLASTER || s->mode == SIM_LBFGS;
@@ -275,7 +277,7 @@ static int differs(const struct sim *s, float a, float b)
 	return memcmp(&a, &b, sizeof(a)) != 0;
 }
 
-/* Run the seed again without faults. The final weights must be the same. */
+/* Run the seed again without faults. The final weights must be those of the first run. */
 static void compare_exactly(struct sim *s)
 {
 	struct sim_limits calm = s->limits, limits = s->limits;
@@ -290,7 +292,9 @@ static void compare_exactly(struct sim *s)
 	run_once(s, s->seed);
 	s->limits = limits;
 	s->crashes = crashes;
-	if (ordered && !s->ordered) { /* a worker was suspected or stalled, so the steps differ */
+	/* not comparable: the server has suspected a worker or found it stalled, so the steps
+	 * differ */
+	if (ordered && !s->ordered) {
 		free(end);
 		return;
 	}

@@ -1,10 +1,10 @@
 /*
- * sim.h - a whole run of cnn-ps in one thread and virtual time. The server core, the checkpointer,
- * start-up and the worker sessions are the real code. The network is unreliable, the disk keeps
- * only what POSIX promises, clocks leap, and processes die at any moment. The seed decides
- * everything.
+ * sim.h - a whole run of cnn-ps in one thread and in virtual time. The server's core, checkpointer
+ * and start-up and the workers' sessions are the real code. The simulated network is unreliable,
+ * the disk keeps only what POSIX promises, clocks leap, and processes die at any moment. The seed
+ * decides everything.
  *
- * Verdicts (tests/sim/README.md lists all verdicts, and the file that decides each):
+ * Verdicts (tests/sim/README.md lists all verdicts, and the file that checks each verdict):
  *   ledger gradient  push i sets coordinate i to 1 at rate 1, so at the end each coordinate is -1
  *                    (applied once), 0 (lost) or -2 (applied twice).
  *   batch ledger     in training a coordinate stands for a batch of an epoch. Each must be exactly
@@ -35,20 +35,20 @@
 #include "worker/client/session.h"
 
 #define SIM_WORKERS 5u
-/* processes whose name another process has taken while they were alive */
+/* the number of nodes for old processes: another process took their name while they were alive */
 #define SIM_TWINS       2u
 #define SIM_SLOTS       (SIM_WORKERS + 3)
 #define SIM_COORDINATES 2048u
 #define SIM_WINDOW      64u
 #define SIM_PORTIONS    64u  /* the largest number of batches of an epoch */
-#define SIM_VERSIONS    512u /* versions whose weights the simulator stores */
-#define SIM_ELASTIC     4u   /* coordinates of the centre of EASGD; they come first */
+#define SIM_VERSIONS    512u /* the number of versions whose weights are stored */
+#define SIM_ELASTIC     4u   /* EASGD: the centre has coordinates 0 to 3 */
 #define SIM_FAULTS      24u
 #define SIM_JOBS        4u
-#define SIM_HELD        1024u /* replies that may wait for the write-ahead log */
+#define SIM_HELD        1024u /* the maximum number of replies that wait for the WAL */
 
 enum sim_mode {
-	SIM_ANY,    /* the seed chooses */
+	SIM_ANY,    /* the seed decides the mode */
 	SIM_LEDGER, /* downpour without a data set */
 	SIM_DOWNPOUR,
 	SIM_SSP,
@@ -60,42 +60,45 @@ enum sim_mode {
 };
 #define SIM_MODE_NAMES "any|ledger|downpour|ssp|sync|sandblaster|lbfgs|easgd"
 
-/* The parts of a seed's run that take place. A shrunk case consists of a seed and its limits. */
+/* Limits on a run: which parts of the seed's plan take place. A shrunk case is a seed with its
+ * limits. */
 struct sim_limits {
 	int mode;         /* enum sim_mode */
-	uint32_t workers; /* at most; 0: as many as the seed decides */
-	/* at most this many pushes of a worker or batches of an epoch; 0: the seed decides */
+	uint32_t workers; /* the maximum number; 0: the seed decides */
+	/* the maximum number of pushes of a worker, or of batches of an epoch; 0: the seed
+	 * decides */
 	uint32_t steps;
-	uint32_t faults; /* bit i: fault i of the seed may happen */
-	/* the numbers of the losses and duplications that may happen */
+	uint32_t faults; /* bit i = 1: fault i of the seed may happen */
+	/* only losses and duplications with numbers in [strikes_from, strikes_to) happen, see
+	 * net.h */
 	uint64_t strikes_from, strikes_to;
-	int calm; /* messages keep their order and all take equal time */
+	int calm; /* 1: messages keep their order and all take equal time */
 };
 
 enum fault_kind {
 	FAULT_KILL,  /* kill -9 of the server (node 0) or of a worker */
 	FAULT_POWER, /* a power cut of the server's host */
-	FAULT_DRAIN, /* SIGTERM of the server; then it starts again */
-	FAULT_STOP,  /* SIGSTOP of the node for `ms` */
+	FAULT_DRAIN, /* SIGTERM to the server, and later a new start */
+	FAULT_STOP,  /* SIGSTOP to the node, and SIGCONT after `ms` */
 	FAULT_LEAP,  /* the node's monotonic clock leaps ahead by `ms` */
-	/* the links of the node lose every message for `ms`; way: 1 to the server, 2 from the
-	 * server */
+	/* the links of the node lose every message for `ms`; way 1: messages to the server, 2:
+	 * messages from the server, 3: both */
 	FAULT_CUT,
-	FAULT_SLOW,  /* each tensor message of the node takes `in` ms, for `ms` */
-	FAULT_DISK,  /* calls of the disk fail at random for `ms` */
+	FAULT_SLOW,  /* for `ms`, each message with a tensor takes `in` ms */
+	FAULT_DISK,  /* for `ms`, disk operations fail at random */
 	FAULT_ROT,   /* one bit of the newest checkpoint flips */
 	FAULT_LEAVE, /* a worker sends BYE and returns after `ms` */
-	FAULT_NAN,   /* a worker's device breaks: its results are not finite from then on */
-	/* a second process takes the name of a worker that lives; way: the old process is 1
-	 * stopped, 2 cut off, for `ms` */
+	FAULT_NAN,   /* a worker's device breaks: its later results are NaN */
+	/* a second process takes the name of a live worker; way 1: the old process is stopped for
+	 * `ms`, 2: the old process is cut off from the network for `ms`, 3: it runs on */
 	FAULT_TWIN,
 	/* the program of a worker stops for `ms` or forever, while its session sends heartbeats */
 	FAULT_HANG,
 	FAULT_KINDS
 };
 
-/* The moment at which a killed process stops: at once, at the effect after `in` more effects, or in
- * the disk operation after `in` more operations. */
+/* When a kill takes effect: at once, after `in` more effects, or after `in` more disk
+ * operations. */
 enum moment { AT_ONCE, AT_EFFECT, AT_OPERATION };
 
 struct fault {
@@ -105,14 +108,12 @@ struct fault {
 	enum moment moment;
 };
 
-/* What the final weights must contain of a push of the ledger gradient. */
+/* How often the final weights must contain a push of the ledger gradient. */
 enum expectation {
-	/* the worker lives, or has received the durable seq of the push: the weights contain the
-	 * push exactly once, unless the server rejected it */
+	/* exactly once: the worker lives, or knew that the push was durable */
 	EXPECT_ONCE,
-	EXPECT_NEVER, /* the server rejected the push: the weights never contain it */
-	/* the worker died before it knew that the push was durable: the weights contain the push
-	 * at most once */
+	EXPECT_NEVER, /* never: the server rejected the push */
+	/* never or once: the worker died before it knew that the push was durable */
 	EXPECT_AT_MOST_ONCE,
 };
 
@@ -121,26 +122,27 @@ enum expectation {
 struct gradient {
 	uint32_t first, count;
 	float value[SIM_PORTIONS];
-	uint32_t push;              /* the push's own coordinate; SIM_NO_PUSH: it has none */
-	float elastic[SIM_ELASTIC]; /* easgd: minus the move of the centre */
+	uint32_t push;              /* the coordinate of this push alone; SIM_NO_PUSH: none */
+	float elastic[SIM_ELASTIC]; /* easgd: the negative change of the centre */
 };
 
 struct sim_worker {
 	struct session *session; /* NULL: the process does not run */
 	uint64_t life;       /* the number of the process, unique in the run; 0: no process yet */
-	uint32_t bulk, beat; /* the numbers of its two connections */
+	uint32_t bulk, beat; /* the numbers of its bulk and heartbeat connections */
 	uint64_t stopped_until_ms;
-	/* FAULT_HANG: the program stands still until then; UINT64_MAX: forever */
+	/* FAULT_HANG: the program hangs until this time; UINT64_MAX: forever */
 	uint64_t hung_until_ms;
 	int named;
 	uint64_t born_term;   /* the term of its first WELCOME; 0: none yet */
-	uint64_t verdict_seq; /* the newest push of which the program knows the verdict */
+	uint64_t verdict_seq; /* the newest push whose verdict the program knows */
 	uint32_t kill_in;     /* effects until the process is killed; DISK_NEVER: no kill */
-	uint32_t back_ms;     /* the worker leaves, and returns after this time; 0: it stays */
+	uint32_t back_ms;     /* nonzero: the worker leaves, and returns after this time */
 	/* the version and the term of the weights that it pulled last */
 	uint64_t version, version_term;
-	uint32_t fetched_for; /* batches that it may still compute with these weights */
-	uint32_t to_push; /* ledger: pushes that all processes of this node have still to make */
+	uint32_t fetched_for; /* the number of further batches to compute with them */
+	/* ledger: the number of pushes that the processes of this node have still to make */
+	uint32_t to_push;
 	struct msg_grant grant; /* training: the work of the worker; count 0: no work */
 	int computing, done;
 	double part; /* easgd: `elastic` of the last PARAMS */
@@ -148,8 +150,8 @@ struct sim_worker {
 	struct own { /* easgd: the worker's own weights and velocity */
 		float x[SIM_PORTIONS], v[SIM_PORTIONS];
 	} own;
-	int foreign; /* the worker has another data set, so that it gets no work */
-	int broken;  /* its losses are NaN, until another process replaces this one */
+	int foreign; /* the worker has a wrong data set and gets no work */
+	int broken;  /* 1: its losses are NaN, until a new process replaces it */
 	/* the retained push with number seq is at index seq % SIM_WINDOW */
 	struct gradient gradient[SIM_WINDOW];
 };
@@ -158,26 +160,29 @@ struct sim_server {
 	struct startup state;
 	struct checkpointer *checkpointer;
 	struct core *core; /* NULL: the server does not run */
-	float *spare;      /* the second buffer of weights; the first belongs to `state` */
+	float *spare;      /* the second buffer of weights; `state` has the first */
 	uint64_t life, epoch;
 	uint64_t stopped_until_ms;
 	uint32_t kill_in; /* effects until the server is killed; DISK_NEVER: no kill */
-	int power;        /* kill_in and ops_left end in a power cut of the host, not in a kill */
-	int ending;       /* the run ends as diverged, and bounds.c has checked why */
-	int over;         /* the run has ended, and the server only closes sessions */
-	int status;       /* the status with which the run ended */
+	/* 1: when kill_in or ops_left reaches 0, the power of the host fails; 0: the server is
+	 * killed */
+	int power;
+	int ending;               /* the run ends as diverged; bounds.c has checked why */
+	int over;                 /* the run has ended, and the server only closes sessions */
+	int status;               /* the status with which the run ended */
 	struct job job[SIM_JOBS]; /* jobs that wait for the thread pool or run */
 	int job_ran[SIM_JOBS];    /* 1: job i has run, but the loop does not know yet */
 };
 
-/* A message of the server to a worker, which waits for the disk. */
+/* A message from the server to a worker that waits until its log position is on the disk. */
 struct reply {
 	uint64_t position;
 	struct item to;
 	struct msg msg;
 };
 
-/* --durability always: the replies that wait for the disk, and what a start must restore. */
+/* --durability always: the replies that wait for the disk, and the state that a start must
+ * restore. */
 struct sim_wal {
 	struct wal *log;    /* NULL: the server does not run, or has --durability replay */
 	struct reply *held; /* a ring of SIM_HELD replies */
@@ -196,16 +201,17 @@ struct sim_steps {
 	int blind; /* the current step is not checked */
 	uint64_t version;
 	uint32_t members, left,
-		/* left: batches left in the epoch at the start of the step; taken: gradients */
+		/* left: the batches left in the epoch when the step began; taken: the gradients
+		 * that the step has counted */
 		taken;
-	/* the incarnation of each member; 0: the slot is no member or has lost its worker */
+	/* the incarnation of each member; 0: the slot is no member, or its worker has left */
 	uint32_t member[SIM_SLOTS];
 	int answered[SIM_SLOTS];
 	int recovering; /* the server was in recovery before the current event */
 	uint64_t accepted;
 };
 
-/* The weights of a version, with which workers compute. */
+/* The weights of one version, for the gradients of the workers. */
 struct sim_version {
 	uint64_t epoch, version;
 	float w[SIM_PORTIONS];
@@ -231,11 +237,11 @@ struct sim {
 	struct fault fault[SIM_FAULTS];
 	uint32_t n_faults;
 	uint64_t faults_end_ms;
-	uint32_t save_ms; /* an upper bound for the time of a save */
+	uint32_t save_ms; /* the maximum time of a save, in milliseconds */
 	uint32_t compute_ms;
 	uint32_t shorts, forgets; /* rates of the disk, see disk.h */
 	int tell_lost_links;
-	uint64_t ahead_ms[SIM_NODES]; /* how far the clock of each node is ahead of virtual time */
+	uint64_t ahead_ms[SIM_NODES]; /* how far the clock of each node is ahead */
 	/* the time that each process was awake, as the real programs measure it */
 	struct awake awake[SIM_NODES];
 	uint64_t disk_bad_until_ms;
@@ -253,15 +259,16 @@ struct sim {
 	float moved[SIM_COORDINATES][SIM_ELASTIC];
 	float *final; /* the final weights */
 	int finished; /* the server has ended */
-	int refused;  /* the server could not start, because the disk has broken its promises */
+	int refused;  /* the server could not start, because the disk lost data */
 	int drained;  /* ledger: all pushes are made, and the simulator has requested a drain */
 	int torn;     /* the end of this run cannot be compared with a run without faults */
-	/* a worker was stopped or its link was slow, so the server may suspect it */
+	/* a worker was stopped, or its link or the disk was slow: the server may suspect the
+	 * worker */
 	int suspectable;
-	int tight;           /* the disk has room for three checkpoints, but not for four */
+	int tight;           /* the disk has space for three checkpoints, not for four */
 	uint32_t foreign;    /* the node that begins with another data set; 0: none */
 	uint64_t foreign_ms; /* when that worker gets the right data set */
-	/* workers that were excluded; ends of the server as diverged */
+	/* the number of excluded workers, and of runs of the server that ended as diverged */
 	uint32_t excluded, diverged;
 	uint32_t crashes, power_cuts, worker_crashes, leaps, cuts, drains, twins, hangs;
 	char violation[256]; /* empty: no violation */
@@ -269,15 +276,17 @@ struct sim {
 
 void sim_init(struct sim *s);
 void sim_release(struct sim *s);
-/* Run one seed. 0: no violation; 1: s->violation describes the violation. */
+/* Run one seed. Returns 0 if there is no violation; else 1, and s->violation describes the
+ * violation. */
 int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int trace);
 
 /* The functions below are shared by the files of the simulator. */
 /* state.c */
-/* The entry of `versions` for these weights. The caller checks whether the entry holds them. */
+/* The entry of `versions` for these weights. The entry may contain another version: the caller
+ * checks this. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
-/* 1: EASGD with the elastic ledger. The coordinates are first those of the centre, then one for
- * each batch, then one for each push. */
+/* 1: EASGD with the elastic ledger. The coordinates are, in this order: those of the centre, one
+ * for each batch, one for each push. */
 int sim_has_elastic_ledger(const struct sim *s);
 /* The first coordinate of the batches, and the first coordinate of the pushes. */
 uint32_t sim_first_batch(const struct sim *s);
@@ -317,38 +326,39 @@ void server_take_job(void *arg, const struct job *job);
 void server_end(struct sim *s);
 /* Release all memory and files of the server's process. */
 void server_release(struct sim *s);
-/* Restore the state from the disk, as a start does. NULL: the start was refused, and s->violation
- * has the reason unless the disk has broken its promises. */
+/* Restore the state from the disk, as a start does. NULL: the start failed; this is a violation
+ * unless the disk has lost data. */
 struct core *server_restore(struct sim *s, struct startup *r);
 
 /* node_wal.c. Without a write-ahead log these functions only send messages. */
 void sim_wal_reset(struct sim *s);
 /* Create the first write-ahead log of a start. */
 int sim_wal_open(struct sim *s, struct err *e) PS_MUST_CHECK;
-/* The start has restored the state: check it against what clients have received. */
+/* Check the state that a start has restored against the versions that workers have received. */
 void sim_wal_check_restored(struct sim *s);
 /* Release everything of the server's process. */
 void sim_wal_release(struct sim *s);
-/* sim_wal_event logs an event before the step of the core, and returns its position in the log
- * (0: no log). sim_wal_stepped records what the step changed. */
+/* sim_wal_event logs an event before the core receives it, and returns its position in the log (0:
+ * no log). sim_wal_stepped records what the core changed. */
 uint64_t sim_wal_event(struct sim *s, const struct event *ev);
 void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
-/* Send a message, at once or when all events on which it depends are on the disk. */
+/* Send a message: at once, or with `durable_first` when all events on which it depends are on the
+ * disk. */
 void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int durable_first);
 void sim_wal_rotate(struct sim *s, uint64_t generation);
 void sim_wal_durable(struct sim *s, uint64_t generation);
 void sim_wal_finish(struct sim *s);
 /* Called at each tick. 1: the log needs a snapshot now. */
 int sim_wal_wants_snapshot(struct sim *s);
-/* Called at each tick. Returns how long replies have waited for the disk, by the clock of the
- * server. */
+/* Called at each tick. Returns for how many milliseconds of the server's clock replies have waited
+ * for the disk. */
 uint64_t sim_wal_held_ms(struct sim *s);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);
 void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms);
-/* Start another process with the name of this worker after `in_ms`. Returns the node at which the
- * old process continues; 0: no node is free. */
+/* Start another process with the name of this worker after `in_ms`. Returns the node to which the
+ * old process moves; 0: no node is free. */
 uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms);
 void worker_message(struct sim *s, uint32_t node, const struct msg *m);
 void worker_tick(struct sim *s, uint32_t node);
@@ -359,7 +369,7 @@ void worker_relink(struct sim *s, uint32_t node);
 /* The node (1..) of connection `link`; 0: the connection is closed. */
 uint32_t worker_of_link(const struct sim *s, uint32_t link);
 void worker_crash(struct sim *s, uint32_t node);
-/* Compute a gradient or an evaluation, which takes virtual time. */
+/* Begin to compute a gradient or an evaluation. The computation takes virtual time. */
 void worker_compute(struct sim *s, uint32_t node);
 void worker_run_effects(struct sim *s, uint32_t node);
 
@@ -368,7 +378,7 @@ void program_step(struct sim *s, uint32_t node);
 void program_computed(struct sim *s, uint32_t node);
 
 /* verdict.c */
-/* Compare the state on the disk at the end with all ledgers. */
+/* At the end of the run, compare the state on the disk with all ledgers. */
 void verdict(struct sim *s);
 /* steps.c: these functions run before and after each step of the core. */
 void steps_before(struct sim *s);

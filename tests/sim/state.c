@@ -1,5 +1,5 @@
-/* state.c - what all files of the simulator use: violation, trace, clocks, the weights of a version,
- * and the coordinates of batches and pushes. */
+/* state.c - functions for all files of the simulator: violation, trace, clocks, the weights of a
+ * version, and the coordinates of batches and pushes. */
 #include <stdarg.h>
 #include <stdio.h>
 #include "tests/sim/sim.h"

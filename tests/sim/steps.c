@@ -1,8 +1,8 @@
 /*
- * steps.c - checks each step of sync. A step must not count a gradient of other weights. It must
- * not end without the gradient of a live member while it has fewer gradients than are due. A member
- * is a worker that was live, and not stalled, when the step began. Steps with replays after a crash
- * of the server are not checked, nor the step that a recovery continues.
+ * steps.c - checks each step of sync. A step must not count a gradient of other weights. If it has
+ * fewer gradients than are due, it must not end before the gradient of each live member. A member
+ * is a worker that was live, and not stalled, when the step began. Not checked are steps with
+ * replays after a crash of the server, and the step that a recovery continues.
  */
 #include <string.h>
 #include "server/core/state.h"
@@ -72,7 +72,7 @@ static int is_replay(const struct event *ev)
 	       ev->msg->push.verdict == VERDICT_OK;
 }
 
-/* Record the push that this event applied, if it applied one. */
+/* If this event applied a push, record it. */
 static void note_push(struct sim *s, const struct core *c, const struct event *ev)
 {
 	struct sim_steps *t = &s->steps;

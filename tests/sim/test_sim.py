@@ -1,4 +1,4 @@
-"""The simulator: many whole runs without a violation, and the mutants that it must find."""
+"""The simulator: no violation in many whole runs, and a violation in each mutant."""
 import os
 import re
 import shlex

@@ -45,7 +45,8 @@ static void batch_ledger(struct sim *s, const float *batches)
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
 }
 
-/* Each applied push moves the centre once, by its e. Nothing else may move the centre. */
+/* Each applied push must have moved the centre exactly once, by -e (program.c). Nothing else may
+ * have moved it. */
 static void elastic_ledger(struct sim *s, const float *w)
 {
 	const float *pushes = w + sim_first_push(s);
@@ -65,8 +66,8 @@ static void elastic_ledger(struct sim *s, const float *w)
 	}
 }
 
-/* The weights must be the weights of a run without faults, except for rounding in sums that were
- * formed in another order. */
+/* The weights must be the weights of a run without faults, except for rounding errors: a crash may
+ * change the order of the additions. */
 static void portion_ledger(struct sim *s, const float *w)
 {
 	float expected[SIM_PORTIONS];
@@ -82,10 +83,10 @@ static void portion_ledger(struct sim *s, const float *w)
  * 1: the final weights are not compared with a run without faults, for one of these reasons.
  *
  * - A push was rejected because the server, after a crash, had not reached the epoch of the push
- *   again. Its batches are computed again, from other weights. With EASGD the worker has moved its
- *   own weights since then. With several batches for each pull, the first computation used older
+ *   again. A worker computes its batches again, with other weights: with EASGD the worker has moved
+ *   its own weights meanwhile; with several batches for each pull, the first computation used older
  *   weights.
- * - Delay compensation: the server gave the worker up, and lost the weights of its next push.
+ * - Delay compensation: the server gave the worker up and discarded the weights of its next push.
  */
 static int is_torn(const struct sim *s, const struct core *c)
 {
@@ -97,7 +98,8 @@ static int is_torn(const struct sim *s, const struct core *c)
 	       (s->cfg.dc.kind && core_stats(c)->deaths > 0);
 }
 
-/* A drain leaves the buffer to the next term, so add the buffer to the final weights. */
+/* A drained server leaves the gradients in the buffer to the next term. Add them to the final
+ * weights. */
 static void add_buffer(struct sim *s, const struct core *c)
 {
 	for (uint32_t i = 0; c->accumulator.sum && c->accumulator.pushes && i < s->cfg.n_params;

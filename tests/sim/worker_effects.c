@@ -1,5 +1,5 @@
-/* worker_effects.c - carries out the effects of a worker's session, and ends the process that dies
- * or whose session ends. */
+/* worker_effects.c - carries out the effects of a worker's session, and ends a worker's process
+ * when it is killed or when its session ends. */
 #include <string.h>
 #include "tests/sim/sim.h"
 
@@ -23,8 +23,8 @@ void worker_compute(struct sim *s, uint32_t node)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* The process that could replay the pushes after `from` has died. So these pushes may or may not
- * have been applied. */
+/* A process has died and can no longer replay its pushes after `from`. So each of these pushes may
+ * be applied or lost. */
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 {
 	if (from > w->verdict_seq)
@@ -50,7 +50,7 @@ static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 			(struct item){.what = HAPPEN_START, .node = node});
 }
 
-/* 1: a session may end with this status now. */
+/* 1: the session may end with this status now. */
 static int is_expected(const struct sim *s, const struct sim_worker *w, int status)
 {
 	switch (status) {
@@ -59,7 +59,7 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	case PS_EDONE:
 	case PS_ESHUTDOWN:
 	case PS_EFENCED:
-	case PS_EFULL: /* the server keeps slots for workers that may return */
+	case PS_EFULL: /* the server reserves slots for workers that may return */
 		return 1;
 	case PS_EUNREACHABLE:
 		return s->finished || s->refused || w->back_ms;
@@ -78,10 +78,10 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	}
 }
 
-/* The newest push that must have been applied when a session ends with `status`. The server
- * frees a slot, and exits, only after all acknowledged pushes are on the disk. But the worker
- * cannot replay what a crash has lost after that if another process has taken its name, or if
- * the run has ended as diverged. */
+/* The newest push that must have been applied when a session ends with `status`. The server frees a
+ * slot, and exits, only after all acknowledged pushes are on the disk. There are exceptions: if the
+ * server has crashed, and then another process took the name or the run ended as diverged, the
+ * worker could not replay what the crash lost. Then only durable pushes count. */
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
 	int final = status == PS_EFENCED || status == PS_EDIVERGED;
@@ -200,7 +200,8 @@ static void take_params(struct sim *s, uint32_t node, const struct msg_params *p
 	w->part = p->elastic;
 	check_part(s, p->elastic);
 	if (w->grant.kind == GRANT_TRAIN && w->grant.exact && w->version != w->grant.version)
-		/* the weights are too new for this grant: request another one */
+		/* the weights are newer than this grant requires: drop the grant and request
+		 * another */
 		w->grant.work.count = 0;
 	else if (s->training && !w->computing)
 		worker_compute(s, node);
@@ -239,7 +240,7 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 	case NOTIFY_READY:
 		if (!w->born_term)
 			w->born_term = session_welcome(w->session)->stamp.term;
-		if (!w->verdict_seq) /* earlier processes of this slot have made these pushes */
+		if (!w->verdict_seq) /* earlier processes of this slot made the pushes up to here */
 			w->verdict_seq = session_acked_seq(w->session);
 		break;
 	}

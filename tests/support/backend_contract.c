@@ -33,7 +33,7 @@ void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 	}
 }
 
-/* One filter passes each pixel p on as p - 2, so that all scores are below zero. */
+/* One filter maps each pixel p to p - 2, so that all outputs of the conv are below zero. */
 static void fill_pool_subject(struct subject *s, const uint8_t *pixels, size_t n)
 {
 	memcpy(s->pixels, pixels, n);
@@ -56,8 +56,8 @@ void padded_cells_are_never_the_argmax(void **state)
 		assert_int_equal(s.model.layer[1].out.w, 2);
 		subject_open(&s, *d, 1);
 		subject_step(&s);
-		/* The weight gradient of fc is error times pooled value, so the ratios of its
-		 * values show the pooled values. */
+		/* A weight gradient of fc is the error times a pooled value, so the ratios of these
+		 * gradients show the pooled values. */
 		const float *fc = s.grad + s.model.tensor[2].offset;
 		assert_true(fabsf(fc[0] / fc[1] - (0.4f - 2) / (0.8f - 2)) < 1e-5f);
 		subject_release(&s);
@@ -238,8 +238,8 @@ void a_batch_larger_than_memory_is_refused(void **state)
 
 #define LOCAL_RATE 0.1f
 
-/* The definition of local training: one gradient after the other, each at the weights after the
- * previous one. Running statistics are no weights. */
+/* Local training by its definition: each gradient is computed at the weights that the previous step
+ * has made. A step does not change the running statistics, which are no weights. */
 static double local_by_hand(struct subject *s, float *params, float *sum)
 {
 	double loss = 0;

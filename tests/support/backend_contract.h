@@ -9,8 +9,9 @@
 
 /* The devices that a program tests. It is the cmocka state of each test. */
 struct contract {
-	const char *device[3]; /* the list ends with NULL */
-	void (*begin)(void);   /* NULL, or called at the start of each test; it may skip the test */
+	const char *device[3]; /* the names of the devices; NULL marks the end */
+	/* called at the start of each test, which it may skip; NULL: no call */
+	void (*begin)(void);
 };
 
 extern const struct odd_model contract_small;
@@ -20,11 +21,11 @@ extern const struct odd_model contract_small;
 /* The model is fc:2 with zero weights. So the probabilities are 1/2, the loss is ln 2, and the
  * gradient is (p - y) * pixel / 255. */
 void pixels_are_divided_by_255_and_gradients_are_means(void **state);
-/* The gradient of the filter is the error of the argmax times its pixel. So the gradient shows
- * which pixel the pool chose. */
+/* The gradient of a 1x1 filter is the error of the argmax times the pixel there, so it shows which
+ * pixel the pool chose. */
 void padded_cells_are_never_the_argmax(void **state);
 void of_equal_cells_the_first_in_row_order_is_the_argmax(void **state);
-/* The model has zero weights here, too: the gradient of weight i is +-1/2 times pixel i after
+/* As above, the model has zero weights: the gradient of weight i is +-1/2 times pixel i after
  * dropout. */
 void dropout_draws_what_the_header_specifies(void **state);
 

@@ -1,6 +1,7 @@
 /*
- * bench_device.h - the set-up of programs that time a device: a network with weights, the training
- * images in a shuffled order, the device, and host memory that the device copies fast.
+ * bench_device.h - the set-up of programs that measure the speed of a device: a network with
+ * weights, the training images in a shuffled order, the device, and host memory that the device
+ * copies fast.
  */
 #ifndef TESTS_SUPPORT_BENCH_DEVICE_H
 #define TESTS_SUPPORT_BENCH_DEVICE_H

@@ -1,4 +1,5 @@
-"""Which build is tested, how much of it, and how its programs are started.
+"""Selects the build under test and the length of the tests, and makes the command lines of its
+programs.
 
 FLAVOUR selects the build: release, asan, ubsan or tsan. With CNN_SLOW=1 the fault tests take
 their long form.
@@ -21,8 +22,9 @@ os.environ.setdefault("TSAN_OPTIONS", f"suppressions={ROOT}/tests/tsan.supp")
 
 
 def _tsan_prefix():
-    """The command that starts a program under ThreadSanitizer. gcc 12's cannot start if the kernel
-    randomizes more than 28 bits of addresses."""
+    """The command to put in front of a program built with ThreadSanitizer: it turns off address
+    randomization. The ThreadSanitizer of gcc 12 cannot start if the kernel randomizes more than 28
+    bits of addresses."""
     setarch = shutil.which("setarch")
     if FLAVOUR != "tsan" or not setarch:
         return []
@@ -37,7 +39,7 @@ def command(binary, *arguments):
     """The command line of a program of this build. `binary` is a path relative to the build's
     directory."""
     path = BUILD / binary
-    # pytest fails the test; a script of tests/bench prints the message and ends
+    # under pytest this exit fails the test; a script of tests/bench prints the message and ends
     if not path.exists():
         sys.exit(f"{path} is not built: make FLAVOUR={FLAVOUR} tests")
     return [*PREFIX, str(path), *(str(a) for a in arguments)]

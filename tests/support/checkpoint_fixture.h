@@ -19,7 +19,8 @@ int checkpoint_tear_down(void **state);
 /* Write a checkpoint of generation `g` with three sections. */
 int write_generation(uint64_t g);
 void assert_is_generation(const struct checkpoint *c, uint64_t g);
-/* The file name of generation `g`, and the bytes of the file. The caller frees the bytes. */
+/* name_of returns the file name of generation `g` in a static buffer; bytes_of reads the file. The
+ * caller frees the bytes. */
 const char *name_of(uint64_t g);
 unsigned char *bytes_of(uint64_t g, size_t *size);
 /* Call checkpoint_read for a file of the directory. */

@@ -18,7 +18,7 @@ int client_set_up(void **state);
 int client_set_up_unconnected(void **state);
 int client_tear_down(void **state);
 struct cnnps_options client_options(void);
-/* Connect a client. The call must succeed. */
+/* Connect a client with the options *o. The connection must succeed. */
 void client_connect(struct cnnps_options *o);
 /* Push a gradient with this value at every coordinate. The call must return `expected`. */
 void client_push(float value, int expected);

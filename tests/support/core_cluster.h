@@ -1,7 +1,7 @@
 /*
  * core_cluster.h - a core with correct workers. Each worker requests a lease, copies the weights
- * when it gets one, and pushes the mean gradient of its batches at those weights. The test supplies
- * the gradient of a batch as a function.
+ * when the server grants the lease, and pushes the mean gradient of its batches at those weights.
+ * The test supplies the gradient of a batch as a function.
  */
 #ifndef TESTS_SUPPORT_CORE_CLUSTER_H
 #define TESTS_SUPPORT_CORE_CLUSTER_H
@@ -19,7 +19,7 @@ struct cluster_worker {
 	uint32_t peer;
 	uint64_t seq, request;
 	struct msg_grant grant;  /* work.count 0: the worker has no work */
-	float w[CLUSTER_PARAMS]; /* the weights for which the server granted the work */
+	float w[CLUSTER_PARAMS]; /* the server's weights when it granted the work */
 	uint64_t version, term;  /* the version and the term of `w` */
 };
 
@@ -31,7 +31,8 @@ struct cluster {
 	struct cluster_worker worker[CLUSTER_WORKERS];
 };
 
-/* Open a core, and join `n` workers that have `n_train` images each. */
+/* Open a core, and join `n` workers. Each of them reports a data set of `n_train` training
+ * images. */
 void cluster_open(struct cluster *k, struct core_config cfg, uint32_t n, uint32_t n_train,
 	cluster_gradient_fn *fn);
 void cluster_close(struct cluster *k);
@@ -46,26 +47,28 @@ uint32_t cluster_images(const struct cluster *k, uint32_t first, uint32_t count)
 void cluster_receive(struct cluster *k);
 /* Worker `i` requests a lease. 1: the answer is a grant of training work. */
 int cluster_request(struct cluster *k, uint32_t i);
-/* Grant these batches to worker `i`, without an event of the core. */
+/* The newest grant of worker `i` must be for batches [first, first + count). */
 void cluster_granted(struct cluster *k, uint32_t i, uint32_t first, uint32_t count);
-/* The next push of worker `i`: the mean gradient over its batches at its weights. The values go to
- * `g` (CLUSTER_PARAMS floats). */
+/* Build the next push of worker `i`: the mean gradient over its batches at its weights. Writes the
+ * values to `g` (CLUSTER_PARAMS floats). */
 struct msg cluster_gradient(struct cluster *k, uint32_t i, float *g);
 /* Send the next push of worker `i`. */
 enum reject cluster_push(struct cluster *k, uint32_t i);
 /* Send the result of the evaluation that worker `i` was granted. */
 void cluster_evaluate(struct cluster *k, uint32_t i);
-/* Send the next message of worker `i`. 0: the worker waits for a grant. */
+/* Send the next message of worker `i`. Returns 0 if there is none, because the worker waits for a
+ * grant. */
 int cluster_act(struct cluster *k, uint32_t i);
-/* Run to the end, with worker 0 alone or with the first `n` workers in the random order of `r`. */
+/* Train to the end of the run. `r`: draws which of the first `n` workers acts next; NULL: worker 0
+ * acts alone. */
 void cluster_run(struct cluster *k, uint32_t n, struct rng *r);
 
 /* ---- gradients ------------------------------------------------------------------------------ */
 
 /* A gradient of 1 at every coordinate. */
 double cluster_ones(uint32_t i, const float *w, double *g);
-/* The gradient of a quadratic function. Each batch has its own minimum, and each coordinate its own
- * curvature. */
+/* The loss and gradient of a quadratic function, with a different minimum for each batch and a
+ * different curvature for each coordinate. */
 double cluster_bowl(uint32_t i, const float *w, double *g);
 
 #endif

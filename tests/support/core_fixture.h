@@ -30,7 +30,7 @@ struct core_fixture {
 	struct core *core;
 	uint64_t now_ms;
 	uint64_t saving;   /* generation of the snapshot in progress; 0: none */
-	struct core *twin; /* a second core that takes the same steps; NULL: none */
+	struct core *twin; /* a second core that receives the same events; NULL: none */
 };
 
 /* ---- life cycle ----------------------------------------------------------------------------- */
@@ -41,8 +41,8 @@ size_t fixture_bytes(const struct core_config *cfg);
 void *fixture_memory(const struct core_config *cfg);
 float *fixture_weights(void *memory, const struct core_config *cfg);
 void fixture_open(struct core_fixture *f, struct core_config cfg);
-/* Open a core, join worker 1 on connection 9, and apply `n` pushes. Only the snapshot for its
- * WELCOME is durable. */
+/* Open a core, join worker 1 on connection 9, and apply `n` pushes. The last durable snapshot is
+ * the one before the worker's WELCOME, so none of the pushes is durable. */
 struct stamp fixture_open_with_pushes(struct core_fixture *f, struct core_config cfg, uint64_t n);
 void fixture_close(struct core_fixture *f);
 
@@ -116,7 +116,7 @@ struct core_snapshot {
 	size_t size[SNAPSHOT_SECTIONS];
 };
 
-/* Encode the state; fixture_drop frees it. */
+/* Encode the state of the core. fixture_drop frees the snapshot. */
 struct core_snapshot fixture_save(const struct core_fixture *f);
 void fixture_drop(struct core_snapshot *snapshot);
 /* Decode a snapshot into fresh memory. Returns the status. If the status is not PS_OK, *why is the

@@ -34,7 +34,7 @@ void direct_progress(struct progress *p, const struct direct_worker *w);
 /* Send HELLO with a data set of `n_train` and `n_test` images. Returns the WELCOME, or NULL. */
 const struct msg *direct_hello(
 	struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
-/* Join a core that has no disk. */
+/* Join the core as worker `name`. The core must have no disk, so that it sends WELCOME at once. */
 void direct_join(struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
 const struct msg_grant *direct_lease(struct direct_worker *w);
 /* Push `value` at coordinate 0, as the gradient of `work`, with the code of a grant. */

@@ -5,15 +5,16 @@ from support import safetensors
 from support.build import command
 from support.programs import Process
 
-# Plain SGD, because the first step of Adagrad is the sign of the gradient, which a rounding error
-# may change.
+# Plain SGD: the first step of Adagrad depends only on the sign of the gradient, and a rounding
+# error may change this sign.
 PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--seed", 7, "--warm-start-updates", 0)
 
 
 def one_epoch(programs, device, model, *options, rate=0.05, data=None, seconds=240):
-    """Returns the weights (at the start, at the end). Equal seeds give equal initial weights,
-    batches and order on every device. At rate 0.1 a rounding error that changes an argmax of a
-    pool grows a hundredfold in one epoch. At 0.05 it does not grow."""
+    """Returns the weights as a pair (before the epoch, after the epoch). Equal seeds give equal
+    initial weights, batches and order on every device. At learning rate 0.1 a rounding error that
+    changes an argmax of a pool grows a hundredfold in one epoch. At 0.05 the error does not
+    grow."""
     name = f"{device.replace(':', '-')}-{len(programs.processes)}"
     server = programs.server("--model", model, *PLAIN, "--lr", rate, *options, directory=name)
     start = safetensors.flat(programs.export(server.endpoint, f"{name}-start.safetensors"))

@@ -64,8 +64,8 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 	fake_send(f, peer, &m);
 }
 
-/* Send the weights, which are the start weights minus the sum of all pushes. `ack`: an ACK for the
- * same message, or NULL. */
+/* Send the weights, which are the start weights minus the sum of all pushes. `ack`: the ACK that
+ * the PARAMS contains, or NULL. */
 static void fake_pull(struct fake *f, uint32_t peer, uint64_t request, enum weights which,
 	const struct msg_ack *ack)
 {
@@ -256,7 +256,7 @@ static void fake_bind(struct fake *f, const char *url)
 
 	f->socket = zmq_socket(f->context, ZMQ_ROUTER);
 	zmq_setsockopt(f->socket, ZMQ_LINGER, &linger, sizeof(linger));
-	/* the port of the previous socket may stay busy for a moment */
+	/* retry: the port of the previous socket may stay busy for a moment */
 	for (int i = 0; zmq_bind(f->socket, url) && i < 100; i++)
 		zmq_poll(NULL, 0, 20);
 	zmq_getsockopt(f->socket, ZMQ_LAST_ENDPOINT, f->url, &size);

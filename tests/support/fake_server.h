@@ -26,39 +26,39 @@
 
 struct fake_how {
 	int mute_pushes; /* ignore PUSH, as if it had been lost */
-	int mute_acks;   /* decide on a push without an ACK */
-	int joined_acks; /* an ACK is sent in the PARAMS of its push if the push also pulls */
+	int mute_acks;   /* apply or reject each push, but send no ACK */
+	int joined_acks; /* if a push also pulls, send its ACK in the PARAMS */
 	int mute_pulls, mute_leases;
 	int mute_leases_after; /* nonzero: set mute_leases after this number of leases */
 	int not_durable;       /* no push becomes durable */
-	int garbage;           /* send bytes that are no message before each reply */
+	int garbage;           /* before each reply, send bytes that are no valid message */
 	int status;            /* nonzero: answer every message with this ERROR */
-	int bye;               /* the status of the BYE that the server sends */
+	int bye;               /* nonzero: answer each LEASE with BYE of this status */
 	int reject;            /* REJECT_*: reject every push for this reason; 0: accept it */
 	int superseded;        /* each ACK reports that another result of the same work was first */
 	int two_slices;        /* send the weights as two tensors */
-	int damaged_pulls;     /* the number of PARAMS in which a bit is flipped */
+	int damaged_pulls;     /* flip a bit in each of the next PARAMS, up to this number */
 	int refuse_admin;
 	uint32_t push_window, replay_window;
-	const char *model; /* a text of a model with FAKE_PARAMS parameters */
+	const char *model; /* a model text; the model has FAKE_PARAMS parameters */
 	enum mode mode;
 	uint32_t n_push, n_fetch, push_sum, prefetch, validate;
 	double local_rate, momentum, elastic;
 	float start[FAKE_PARAMS]; /* the weights before the first push */
-	/* 0: no effect; else LEASE 1, 2, ... is answered with `grants`, and later ones with
-	 * PS_EDONE */
+	/* Nonzero: the server answers the first n_grants LEASEs with `grants`, and each later LEASE
+	 * with PS_EDONE. */
 	uint32_t n_grants;
 	struct msg_grant grants[FAKE_GRANTS];
 };
 
-/* A push that was decided. */
+/* A push that the server has applied or rejected. */
 struct fake_push {
 	uint64_t base_version, base_term;
 	struct work work;
 	uint32_t images;
 	float loss, g[FAKE_PARAMS];
 	int pulls; /* the number of pulls before this push */
-	int asked; /* 1: the push also pulls */
+	int asked; /* 1: the push also requested the weights */
 };
 
 /* What the server has received. */
@@ -69,7 +69,8 @@ struct fake_seen {
 	uint64_t seq[FAKE_PUSHES];          /* the seq of each PUSH, decided or not */
 	uint64_t hash[FAKE_PUSHES];         /* the hash of the tensor of each PUSH */
 	struct fake_push made[FAKE_PUSHES]; /* decided pushes, at seq - 1 */
-	struct msg_hello hello;             /* the newest message of each type */
+	/* this member and the messages below: the newest message of each type */
+	struct msg_hello hello;
 	struct msg_push push;
 	struct msg_result result;
 };
@@ -90,17 +91,17 @@ struct fake {
 /* Bind to a free port of 127.0.0.1 and start the thread. */
 void fake_start(struct fake *f);
 void fake_stop(struct fake *f);
-/* Wait until `enough(f)` holds, for at most this number of seconds. 1: it holds. */
+/* Wait for at most `seconds` until `enough(f)` is true. Returns 1 if it became true, else 0. */
 int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds);
-/* As fake_happens, with a limit of 20 s. If the condition does not hold by then, the test fails
- * and names `what`. */
+/* As fake_happens, for at most 20 s. If `enough(f)` is still false, the test fails with the text
+ * `what`. */
 void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *what);
-/* Change one member of f->how, or all members. */
+/* fake_set changes one member of f->how, fake_behave changes all. */
 void fake_set(struct fake *f, int *how, int value);
 void fake_behave(struct fake *f, struct fake_how how);
 struct fake_seen fake_look(struct fake *f);
-/* Close every connection and bind the same port again. With `forget`, begin a new term without any
- * push, as after a crash without a checkpoint. */
+/* Close every connection and bind the same port again. With `forget`, the server also begins a new
+ * term and loses all pushes, as after a crash without a checkpoint. */
 void fake_hang_up(struct fake *f, int forget);
 
 #endif

@@ -90,10 +90,10 @@ static bool connect_to(int fd, const struct sockaddr_in *a)
 int input_connect(unsigned port, const void *data, size_t size)
 {
 	static uint32_t n;  /* connections so far */
-	const int late = 1; /* connect chooses the port of our address */
+	const int late = 1; /* connect, not bind, chooses our port */
 	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	/* A connection that the server closes first keeps its ports for a minute, so each address
-	 * of 127/8 serves for a part of the connections. */
+	/* When the server closes a connection first, the pair of ports stays in use for a minute.
+	 * So the connections use many source addresses of 127/8 in turn. */
 	struct sockaddr_in own = {.sin_family = AF_INET,
 		.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1 + n++ / 8192 % 65536)};
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

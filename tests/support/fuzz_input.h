@@ -1,10 +1,9 @@
 /*
  * fuzz_input.h - the bytes of a fuzz target (tests/fuzz), read as numbers or as a file.
  *
- * A target is one file with the function LLVMFuzzerTestOneInput. `make fuzz` links it with
- * libFuzzer; tests/fuzz/replay.c gives it the files of a corpus instead. Every input is valid: a
- * target that needs more bytes than there are reads zeros. A target reports a broken invariant with
- * PS_ASSERT.
+ * A fuzz target is one C file with the function LLVMFuzzerTestOneInput. `make fuzz` links it with
+ * libFuzzer; tests/fuzz/replay.c gives it the files of a corpus instead. Every input is valid:
+ * after the last byte, a target reads zeros. A target reports a broken invariant with PS_ASSERT.
  */
 #ifndef TESTS_SUPPORT_FUZZ_INPUT_H
 #define TESTS_SUPPORT_FUZZ_INPUT_H
@@ -24,12 +23,12 @@ uint8_t input_u8(struct input *in);
 uint64_t input_u64(struct input *in);
 /* A number in [0, n), n <= 256. */
 uint32_t input_below(struct input *in, uint32_t n);
-/* Usually `v`, sometimes a number near it, seldom any number. */
+/* Returns `v` most of the time, sometimes a number near `v`, and seldom an arbitrary number. */
 uint64_t input_near(struct input *in, uint64_t v);
 /* The next line without its '\n', as a text of at most size - 1 bytes. */
 void input_line(struct input *in, char *text, size_t size);
-/* The path of a file with these bytes, which only this user may read. There is one such file in a
- * process, in memory, and each call replaces its content. */
+/* Write these bytes to a file in memory that only this user may read, and return its path. A
+ * process has only one such file: each call replaces its content. */
 const char *input_file(const uint8_t *data, size_t size);
 /* Connect to a port of this machine, send these bytes, and return the socket. */
 int input_connect(unsigned port, const void *data, size_t size);

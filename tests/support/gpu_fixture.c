@@ -93,7 +93,7 @@ double gpu_worst_tensor(const struct subject *s, const float *right)
 		double d = gradient_distance(
 			s->grad + tensor->offset, right + tensor->offset, tensor->count);
 
-		/* the comparison is false for NaN, so that a NaN becomes the worst */
+		/* written so that a NaN becomes the worst: a comparison with NaN is false */
 		worst = d <= worst ? worst : d;
 	}
 	return worst;

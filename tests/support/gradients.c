@@ -159,7 +159,7 @@ static void step_nearby(struct subject *s, double rounding, uint64_t round)
 	s->params = kept;
 }
 
-#define NEARBY 32 /* the number of random changes that are tried */
+#define NEARBY 32 /* the number of random changes that gradient_jump tries */
 
 double gradient_jump(struct subject *s, double rounding)
 {
@@ -209,11 +209,12 @@ static double loss_along(
 }
 
 /*
- * Compare the slope of the loss with the gradient, for each tensor along its own gradient (length
- * 1) and along a random direction. Scores are floats, so a loss is exact to 1e-7. Over 2 steps of
- * 1e-4 this is an error of 5e-4 in a slope. Within the step some ReLUs and argmaxes change. A
- * tolerance of 2 % of the tensor's gradient plus 1e-3 leaves room, while a wrong factor or index
- * gives 100 %. The comparison with cpu-ref is much stricter.
+ * Compare the slope of the loss with the gradient, along the tensor's own gradient (scaled to
+ * length 1) and along a random direction. The logits are floats, so a loss has an error of about
+ * 1e-7, and a slope over 2 steps of 1e-4 has an error of about 5e-4. Besides, some ReLUs and
+ * argmaxes flip within the steps. The tolerance of 2 % of the tensor's gradient plus 1e-3 allows
+ * for both. A wrong factor or index gives an error of about 100 %. The comparison with cpu-ref is
+ * much stricter.
  */
 static void check_slope(struct subject *s, const float *grad, const struct tensor *t)
 {

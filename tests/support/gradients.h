@@ -34,9 +34,9 @@ struct odd_model {
 	const char *text;
 };
 
-/* Models with sizes of 1, primes, and sizes next to vectors of 4, 8 and 16 floats and next to pairs
- * of such vectors. Each kind of layer occurs as the first one, as the last one, in the middle, and
- * twice in a row. */
+/* Models whose layer sizes are 1, primes, or one more or less than 4, 8, 16 or 32, the lengths of
+ * SIMD vectors and of pairs of them. Each kind of layer occurs as the first layer, as the last
+ * layer, in the middle, and twice in a row. */
 #define N_ODD_MODELS 31
 extern const struct odd_model odd_models[N_ODD_MODELS];
 /* More models of odd sizes, with layers that not every device supports. */
@@ -67,19 +67,19 @@ void subject_step(struct subject *s);
 double gradient_distance(const float *a, const float *b, size_t n);
 
 /*
- * The largest change of the exact gradient when each weight changes by a relative amount of up
- * to `rounding`, which is the rounding error of the arithmetic under test. A large value means
- * that a change of this size flips an argmax or a ReLU of the batch. In this case a difference
- * between two gradients is no error of the arithmetic.
+ * The largest relative change of the exact gradient when each weight changes by a relative amount
+ * of up to `rounding`, the rounding error of the arithmetic under test. A large value means that a
+ * rounding error can flip an argmax or a ReLU of the batch. Then a difference between two gradients
+ * does not prove an error of the arithmetic.
  */
 double gradient_jump(struct subject *s, double rounding);
 
 /*
  * The backward error of `grad`: the smallest relative change of the weights, from half an ulp to
- * `max`, at which the exact gradient is within `bound` of `grad`. 0: there is no such change.
- * Apart from argmaxes and ReLUs, a change of this size moves the exact gradient only a little.
- * Therefore, if `grad` is farther than `bound` from the exact gradient at the unchanged weights,
- * the cause is an argmax or a ReLU that the rounding flips.
+ * `max`, at which the exact gradient is within `bound` of `grad`. Returns 0 if there is no such
+ * change. Unless it flips an argmax or a ReLU, such a change moves the exact gradient only a
+ * little. Therefore, if `grad` is farther than `bound` from the exact gradient at the unchanged
+ * weights, the cause is an argmax or a ReLU that the rounding flips.
  */
 double gradient_backward_error(
 	struct subject *s, const float *grad, double max, double bound, double *distance_there);

@@ -36,7 +36,8 @@ class Process:
 
     @staticmethod
     def _open(env):
-        """A library that a test loads reads files which the sandbox of cnn-ps would forbid."""
+        """More environment variables. A library of LD_PRELOAD reads files that the sandbox of
+        cnn-ps would forbid, so the sandbox is off then."""
         return {"CNN_SANDBOX": "off"} if "LD_PRELOAD" in (env or {}) else {}
 
     def _read(self, stream, lines):
@@ -48,7 +49,8 @@ class Process:
             self.news.notify_all()
 
     def line(self, pattern, seconds=20, after=0):
-        """The first match of `pattern` in either output. The search begins at line `after`."""
+        """Wait for the first line of either output that matches `pattern`, from line number `after`
+        on. Returns the match."""
         def find():
             for lines in (self.lines, self.out):
                 for text in lines[after:]:
@@ -102,7 +104,7 @@ class Server(Process):
         self.asked = endpoint
         place = ["--checkpoint-dir", directory] if directory else []
         if "127.0.0.1" not in endpoint and "--key" not in options:
-            place.append("--insecure")  # the endpoint is in a network that belongs to the test
+            place.append("--insecure")  # only the test's own network reaches this endpoint
         if "--http" not in options:
             place += ["--http", "127.0.0.1:0"]
         super().__init__("cnn-ps", [*wrap, *command(
@@ -126,7 +128,7 @@ class Server(Process):
 
 
 class Programs:
-    """The processes of one test. close() ends those that are still running."""
+    """The processes of one test. close() ends each process that is still running."""
 
     def __init__(self, directory, data):
         self.directory = directory
@@ -138,13 +140,13 @@ class Programs:
         return process
 
     def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0", **how):
-        """Start a server. `how`: wrap, a command line to put in front; env, more environment
-        variables; program."""
+        """Start a server. Further arguments (`how`): wrap, a command line to put in front; env,
+        more environment variables; program, another program than cnn-ps."""
         path = self.directory / directory if directory else None
         return self.add(Server(path, options, endpoint, **how))
 
     def restart(self, server, *options, **how):
-        """Start a new server process in place of one that died, with the same directory and
+        """Start a new server process in place of the dead process `server`, with its directory and
         port."""
         endpoint = server.endpoint if server.asked.endswith(":0") else server.asked
         return self.add(Server(server.directory, options, endpoint, **how))
@@ -195,7 +197,8 @@ class Programs:
 
 
 def until(probe, seconds, what):
-    """Call `probe` until it returns something true. For reports that the test must request."""
+    """Call `probe` until it returns a true value, and return this value. The test fails after
+    `seconds`."""
     end = time.monotonic() + seconds
     while True:
         found = probe()
@@ -206,16 +209,16 @@ def until(probe, seconds, what):
 
 
 def mount_small(place, size):
-    """Mount a new file system of that size, such as 6m, at `place`. Returns "", or why it cannot be
-    mounted."""
+    """Mount a new file system of `size`, for example "6m", at `place`. Returns "", or the reason
+    why this is impossible."""
     place.mkdir()
     return subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], text=True,
                           stderr=subprocess.PIPE, check=False).stderr.strip()
 
 
 def mount_image(image, place):
-    """Mount an ext4 file system in the file `image`, which freeze() can freeze, at `place`. Returns
-    "", or why it cannot be mounted."""
+    """Create an ext4 file system in the file `image`, and mount it at `place`; freeze() can freeze
+    it. Returns "", or the reason why this is impossible."""
     place.mkdir()
     with image.open("wb") as f:
         f.truncate(32 << 20)

@@ -1,7 +1,7 @@
 /*
- * push_pull_pairs.h - measures pairs of push and pull: the loop of one worker, and the table row
- * for all workers. All programs of a comparison use this file: transport.c in C, pslite_bench.cc
- * in C++.
+ * push_pull_pairs.h - measures pairs of one push and one pull: the loop of one worker, and the row
+ * of the table for all workers. Both programs of the comparison use this file: transport.c (cnn-ps)
+ * and pslite_bench.cc (ps-lite).
  */
 #ifndef TESTS_SUPPORT_PUSH_PULL_PAIRS_H
 #define TESTS_SUPPORT_PUSH_PULL_PAIRS_H
@@ -18,7 +18,7 @@
 
 #define MAX_WORKERS 16
 #define MAX_PAIRS   (1 << 20) /* the number of latencies that are stored for each worker */
-#define WARM_UP     20        /* the number of pairs before the clock starts */
+#define WARM_UP     20        /* the number of pairs of each worker before the clock starts */
 #define PAIRS_HEAD  "mode,bytes,workers,pairs_per_s,gb_per_s,p50_us,p99_us,cpu_s_per_gb"
 
 #ifdef __cplusplus
@@ -41,7 +41,7 @@ struct pairs {
 /* Allocate memory that this process shares with its children. NULL: no memory. */
 void *pairs_share(size_t bytes);
 
-/* Make one pair. A nonzero result is an error, which ends the process. */
+/* Make one push and one pull. A nonzero result is an error and ends the process. */
 typedef int pair_fn(void *arg);
 /* Run the loop of worker `index`. */
 void pairs_measure(struct pairs *s, size_t index, double seconds, pair_fn *pair, void *arg);

@@ -1,7 +1,7 @@
 /*
- * random_workers.h - three workers that send random messages to a core: pushes of their own work
- * and of others' work, repeated requests, silence, resumed sessions. At times a snapshot fails, or
- * the server is killed. Equal seeds give equal sequences.
+ * random_workers.h - three workers that send random messages to a core. They push their own work
+ * and the work of other workers, repeat requests, fall silent and resume sessions. Sometimes a
+ * snapshot fails, or the server is killed. Equal seeds give equal sequences.
  */
 #ifndef TESTS_SUPPORT_RANDOM_WORKERS_H
 #define TESTS_SUPPORT_RANDOM_WORKERS_H

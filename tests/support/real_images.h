@@ -1,5 +1,5 @@
 /* real_images.h - batches of real images for tests of kernels. The images come from $CNN_DATA or
- * the usual places. */
+ * the default data directories. */
 #ifndef TESTS_SUPPORT_REAL_IMAGES_H
 #define TESTS_SUPPORT_REAL_IMAGES_H
 #include "tests/support/gradients.h"
@@ -10,7 +10,8 @@ extern struct data real_images;
 /* Set-up and tear-down of the whole test program. */
 int real_load(void **state);
 int real_release(void **state);
-/* A batch of `n` images, beginning at place `from` of a shuffled order. */
+/* Open the model `text` with a batch of `n` images: the images `from`, `from` + 1, ... of a
+ * shuffled order. */
 void subject_real(struct subject *s, const char *text, size_t from, size_t n);
 
 #endif

@@ -23,7 +23,7 @@ static void count_message(void *arg, uint32_t peer, const struct msg *m, struct 
 		reply.params.which = m->pull.which;
 		reply.params.ack.seq = router_core.ack;
 		reply.params.ack.verdict = router_core.ack ? VERDICT_OK : VERDICT_NONE;
-		reply.params.lane_hold = 77; /* the core leaves any value in these fields */
+		reply.params.lane_hold = 77; /* the real core leaves arbitrary values here */
 		reply.params.lane_ticket = reply.params.lane_buffer = 78;
 		reply.params.slices.n = 1;
 		reply.params.slices.slice[0] = (struct slice){

@@ -12,7 +12,7 @@
 #include "proto/wire.h"
 #include "server/net/net.h"
 
-/* the number of weights: one message is large enough to fill a peer's queues */
+/* the number of weights; so many that one PARAMS fills the queues of a peer */
 #define ROUTER_PARAMS      50000u
 #define ROUTER_DEADLINE_MS 20000
 
@@ -21,13 +21,13 @@ extern struct router *router_under_test;
 extern float router_weights[ROUTER_PARAMS];
 
 /*
- * The minimal core. It counts messages. It answers PULL with PARAMS, which contains an ACK if `ack`
- * is not 0. It answers BEAT with `replies` BEATs.
+ * The minimal core. It counts messages. It answers PULL with PARAMS, and adds an ACK to PARAMS if
+ * `ack` is not 0. It answers each BEAT with `replies` BEATs.
  */
 struct router_core {
 	uint64_t messages, gone, version, ack;
 	unsigned replies;
-	uint32_t peer; /* the peer of the last message */
+	uint32_t peer; /* the peer that sent the last message */
 };
 
 extern struct router_core router_core;
@@ -52,8 +52,8 @@ void *connect_dealer(void);
 void close_dealer(void *socket);
 void client_pull(void *socket, uint64_t request, enum weights which);
 void client_beat(void *socket);
-/* Run the event loop until `socket` receives a message. The frames go to *f, the decoded message to
- * *m. */
+/* Run the event loop until `socket` receives a message. Writes its frames to *f and the decoded
+ * message to *m. */
 void client_receive(void *socket, struct wire *wire, struct frames *f, struct msg *m);
 
 #endif

@@ -87,7 +87,7 @@ void run_save(uint64_t generation)
 	run_saved.calls = 0;
 }
 
-/* The generation of the snapshot that the last step requests; 0: it requests none. */
+/* The generation of the snapshot that the last step of the core requested; 0: no snapshot. */
 static uint64_t generation_due(void)
 {
 	const struct effect *e;
@@ -114,7 +114,8 @@ unsigned char *run_sections(size_t *size)
 	unsigned char *bytes = NULL;
 
 	*size = 0;
-	/* leave out RUN and SESSIONS, which a restart changes: RUN has the number of recoveries */
+	/* leave out RUN and SESSIONS, because a restart changes them: RUN contains the number of
+	 * recoveries */
 	for (int i = SNAPSHOT_LEDGER; i < SNAPSHOT_SESSIONS; i++) {
 		size_t n = snapshot_size(run_startup.core, (enum snapshot_section)i);
 

@@ -1,6 +1,6 @@
 /*
- * run_fixture.h - a run in a temporary directory: start-up and checkpoints without sockets. For the
- * tests of server/durability/checkpointer.h and server/durability/startup.h.
+ * run_fixture.h - the start-up and the checkpoints of a run in a temporary directory, without
+ * sockets. For the tests of server/durability/checkpointer.h and server/durability/startup.h.
  */
 #ifndef TESTS_SUPPORT_RUN_FIXTURE_H
 #define TESTS_SUPPORT_RUN_FIXTURE_H
@@ -16,7 +16,7 @@ extern struct checkpointer *run_checkpointer;
 extern uv_loop_t run_loop;
 extern struct capture run_errors;
 extern char run_dir[64];
-extern char run_line[1024]; /* the last command line */
+extern char run_line[1024]; /* the command line of the last start */
 
 /* What the checkpointer has reported. */
 struct run_saved {
@@ -33,12 +33,14 @@ int run_tear_down(void **state);
 /* Start the server with this directory and `more` options, up to the point where it would bind its
  * port. */
 void run_start(const char *more);
-/* A start with `more` options must be refused with `status`. The error must contain `named`. */
+/* A start with `more` options must fail with `status`, and its error text must contain `named`. */
 void run_start_must_fail(const char *more, int status, const char *named);
-/* End the server's process: from now on no thread writes a file, and the lock is free. */
+/* Simulate the death of the server's process: afterwards no thread writes a file, and the lock is
+ * free. */
 void run_die(void);
 uint64_t run_term(void);
-/* Join run_worker. Take the snapshot that the core requests before WELCOME. */
+/* Join the worker `run_worker`, with a data set of `n_train` and `n_test` images, and complete the
+ * snapshot that the core requests before WELCOME. */
 void run_join(uint32_t n_train, uint32_t n_test);
 /* Write a checkpoint, and wait for the checkpointer's report. */
 void run_save(uint64_t generation);

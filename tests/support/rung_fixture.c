@@ -42,8 +42,8 @@ void rung_step(struct rung_fixture *l, size_t n)
 		fail_msg("%s: %s", l->rung->name, e.text);
 }
 
-/* The relative distance of the tensor that differs most. The distance of the whole gradient would
- * hide an error in a small tensor. */
+/* The largest relative distance of a single tensor. The distance of the whole gradient would hide
+ * an error in a small tensor. */
 static double rung_worst_tensor(const struct rung_fixture *l)
 {
 	const struct model *m = &l->subject.model;
@@ -54,7 +54,7 @@ static double rung_worst_tensor(const struct rung_fixture *l)
 
 		double d =
 			gradient_distance(l->grad + at, l->subject.grad + at, m->tensor[t].count);
-		/* the comparison is false for NaN, so that a NaN becomes the worst */
+		/* written so that a NaN becomes the worst: a comparison with NaN is false */
 		worst = d <= worst ? worst : d;
 	}
 	return worst;

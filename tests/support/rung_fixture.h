@@ -1,6 +1,6 @@
 /*
- * rung_fixture.h - compares the gradient of a rung of the ladder with the gradient of cpu-ref, for
- * random images. For the tests on the CPU and on the GPU.
+ * rung_fixture.h - compares the gradient of a rung of the ladder (docs/ladder.md) with the gradient
+ * of cpu-ref, for random images. The rung runs on the CPU or on the GPU.
  */
 #ifndef TESTS_SUPPORT_RUNG_FIXTURE_H
 #define TESTS_SUPPORT_RUNG_FIXTURE_H
@@ -19,14 +19,15 @@ struct rung_fixture {
 /* Open `rung` for the model seed:`filters` with `max_batch` random images. */
 void rung_open(struct rung_fixture *l, const struct rung *rung, size_t filters, size_t max_batch);
 void rung_close(struct rung_fixture *l);
-/* Compute a step over the first `n` images. The outputs are filled with NaN before. */
+/* Compute a step over the first `n` images. Before the step, the function fills the outputs with
+ * NaN. */
 void rung_step(struct rung_fixture *l, size_t n);
 /* A step over `n` images must agree with cpu-ref within the rung's tolerance, and each tensor
- * within five times that tolerance. Where a rounding error decides an argmax, a larger distance is
- * allowed: as large as the change of cpu-ref's own gradient under such rounding errors. */
+ * within five times that tolerance. If rounding errors can flip an argmax, the distance may be as
+ * large as the change of cpu-ref's own gradient under such rounding errors. */
 void rung_agrees(struct rung_fixture *l, size_t n);
-/* Make every value of the feature map 0.5. The gradient then shows which of four equal values is
- * the argmax. */
+/* Set the parameters so that every value of the feature map is 0.5. The gradient then shows which
+ * of four equal values is the argmax. */
 void rung_level(struct rung_fixture *l);
 
 #endif

@@ -10,7 +10,7 @@
 #define SERIAL_WOLFE  0.9
 
 struct serial_lbfgs {
-	const struct cluster *k; /* has the data set and the gradients */
+	const struct cluster *k; /* the cluster with the data set and the gradient function */
 	size_t n;
 	double x[CLUSTER_PARAMS], g[CLUSTER_PARAMS], f;
 	/* the pairs of L-BFGS, the oldest pair first */
@@ -18,7 +18,7 @@ struct serial_lbfgs {
 	uint32_t pairs, trials;
 };
 
-/* Begin at the weights of the cluster's core. */
+/* Returns a reference that starts at the weights of the cluster's core. */
 struct serial_lbfgs serial_begin(const struct cluster *k);
 /* Returns the mean loss at `x` over the whole data set, and writes its gradient to `g`. */
 double serial_loss(const struct serial_lbfgs *q, const double *x, double *g);

@@ -1,6 +1,7 @@
 /*
  * server_process.h - the program cnn-ps as a child process: start it, read its output, request its
- * HTTP pages, kill it. The file also has a client that pushes the ledger gradient to the server.
+ * HTTP pages, kill it. The functions ledger_* push the ledger gradient to the server and check the
+ * weights.
  */
 #ifndef TESTS_SUPPORT_SERVER_PROCESS_H
 #define TESTS_SUPPORT_SERVER_PROCESS_H
@@ -37,7 +38,7 @@ struct server_process {
 
 extern char server_dir[64]; /* a temporary directory */
 
-/* The tear-down kills the processes that are still running. */
+/* server_tear_down kills the processes that are still running. */
 int server_set_up(void **state);
 int server_tear_down(void **state);
 
@@ -47,9 +48,9 @@ int server_tear_down(void **state);
 struct server_process *server_start(const char *line);
 /* Start cnn-ps with server_dir and a free port. */
 struct server_process *server_start_here(const char *more);
-/* Read the server's output for at most `ms`. 0: both pipes are closed. */
+/* Read the server's output for at most `ms` milliseconds. Returns 0 if both pipes are closed. */
 int server_read(struct server_process *s, int ms);
-/* Wait until the server logs `words`. Returns the text from there to the next blank. */
+/* Wait until the server logs `words`. Returns the text between `words` and the next blank. */
 const char *server_await(struct server_process *s, const char *words);
 /* Wait until the server exits. Returns the exit status, or 128 + signal. */
 int server_wait(struct server_process *s);

@@ -72,8 +72,8 @@ static void driver_watch(struct session_driver *d)
 			d->notified_ack = e->seq;
 			d->verdict[e->seq] = (uint8_t)e->msg.ack.verdict;
 		}
-		/* invariant 2: a released push is newer than all pushes released before, durable
-		 * and notified */
+		/* invariant 2: pushes are released in ascending order, and only after they are
+		 * durable and notified */
 		if (e->kind == DO_RELEASE) {
 			assert_true(e->seq > d->released);
 			assert_true(e->seq <= d->durable && e->seq <= d->notified_ack);
@@ -126,7 +126,7 @@ void driver_message(struct session_driver *d, const struct msg *m)
 	driver_watch(d);
 }
 
-/* The server reports pushes up to `durable` as durable from now on. */
+/* From now on, the server reports the pushes up to seq `durable` as durable. */
 static void driver_promise(struct session_driver *d, uint64_t durable)
 {
 	d->durable = durable > d->durable ? durable : d->durable;

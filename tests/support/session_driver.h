@@ -36,7 +36,7 @@ struct session_driver {
 struct session_config driver_config(void);
 /* Create a session that is connected and has sent HELLO. */
 void driver_new(struct session_driver *d, struct session_config cfg, size_t replay_max);
-/* As driver_new, and the server also answers with the WELCOME of a new run. */
+/* As driver_new; then the server answers HELLO with the WELCOME of a new run. */
 void driver_open(struct session_driver *d);
 
 /* ---- effects of the last call --------------------------------------------------------------- */
@@ -57,8 +57,8 @@ void driver_welcome(struct session_driver *d, uint64_t last_seq, uint64_t durabl
 void driver_ack(struct session_driver *d, uint64_t seq, enum verdict v, uint64_t durable);
 void driver_beat(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq);
 void driver_error(struct session_driver *d, int status);
-/* The server sends an ERROR that is only a notice: the server waits for its disk, and its
- * replies wait, too. */
+/* The server sends an ERROR that only tells the worker why replies are late: they wait for the
+ * server's disk. */
 void driver_notice(struct session_driver *d);
 void driver_bye_from_server(struct session_driver *d, int status);
 /* The server restarts. Its next WELCOME will have a new term. */
@@ -66,7 +66,7 @@ void driver_crash(struct session_driver *d);
 
 /* ---- calls of the program and of the network ------------------------------------------------ */
 
-/* Make a push. The content of each push is different. Returns the status of the call. */
+/* Make a push with a content that no other push has. Returns the status of session_push. */
 int driver_push(struct session_driver *d);
 int driver_push_pull(struct session_driver *d);
 /* Make `n` pushes, which must succeed. */

@@ -1,13 +1,14 @@
 /*
- * test.h - a test program of cmocka. Each test registers itself, and test.c has the main function,
- * which runs the tests in the order of the file.
+ * test.h - test programs with cmocka. Each test registers itself. The main function (test.c) runs
+ * the tests in the order in which they stand in the file.
  *
  *   TEST(name)                        {...}   a test
- *   TEST_IN(name, set_up, tear_down)  {...}   a test between two functions; either may be NULL
- *   TEST_AGAIN(name, set_up, tear_down)       the same test between two other functions
+ *   TEST_IN(name, set_up, tear_down)  {...}   a test with a set-up and a tear-down function; either
+ *   may be NULL TEST_AGAIN(name, set_up, tear_down)       the same test with two other functions
  *   TEST_GROUP(set_up, tear_down)             functions that run before and after all tests
  *
- * The body of a test may use `void **state`, which a set_up function has set.
+ * The body of a test may use the parameter `void **state`, in which a set-up function can pass
+ * data.
  */
 #ifndef TESTS_SUPPORT_TEST_H
 #define TESTS_SUPPORT_TEST_H

@@ -209,14 +209,14 @@ static void reference_snapshot(struct snapshot *s)
 	s->version = (uint64_t)trainer_ref.n;
 }
 
-/* The reference for prefetched rounds of pipelined steps: the worker sends the pull for round k + 3
- * before the push of round k, and the first three pulls before any push. */
+/* The reference for rounds of pipelined steps with prefetch. The worker sends the first three pulls
+ * before any push. After that it sends the pull for round k + 3 before the push of round k. */
 static void reference_rounds(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, p[TRAINER_PARAMS], g[TRAINER_PARAMS],
 	      sum[TRAINER_PARAMS];
 	struct fake_push of = {.images = 0};
-	/* weights: of this round and of the next two; later: of the round after them */
+	/* weights: the weights of rounds k, k + 1 and k + 2; later: those of round k + 3 */
 	struct snapshot weights[3], later;
 	int last_pull = trainer_ref.pulls + (int)((lease->count + trainer_server_how.n_push - 1) /
 						    trainer_server_how.n_push);

@@ -34,7 +34,8 @@ void trainer_use_images(uint32_t n);
 /* Connect and train until the server or `stop` ends the training. Returns the status of
  * trainer_run. */
 int trainer_run_worker(int (*stop)(void *), void *arg);
-/* Let the server give these grants, and then end the run. */
+/* Run a worker. The server answers its first `n` LEASEs with these grants, and then ends the
+ * run. */
 void trainer_train(const struct msg_grant *grants, uint32_t n);
 /* Two grants that contain all batches of an epoch. */
 extern const struct msg_grant trainer_two_grants[2];
@@ -50,10 +51,10 @@ struct trainer_reference {
 
 extern struct trainer_reference trainer_ref;
 
-/* The weights of the reference's server go to `w`. */
+/* Write the weights of the reference's server to `w`. */
 void reference_weights(float *w);
-/* Compute the gradient of one batch at `w`. Add the batch, its images and its loss to the push
- * `of`. */
+/* Compute the gradient `g` of one batch at the weights `w`. Add the batch, its images and its loss
+ * to the push `of`. */
 void reference_gradient(const float *w, struct work batch, float *g, struct fake_push *of);
 /* Apply the push `of` with the gradient `g` to the reference, and clear `of` for the next push. */
 void reference_push(struct fake_push *of, const float *g, uint64_t base_version);

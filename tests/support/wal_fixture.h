@@ -19,14 +19,14 @@ struct wal_fixture {
 	struct wal *wal;
 	struct wire *wire;
 	struct stamp stamp; /* the stamp of the only worker */
-	/* seq: the worker's newest push; newest: the LSN of the log's newest record */
+	/* seq: the seq of the worker's newest push; newest: the LSN of the log's newest record */
 	uint64_t seq, newest;
 	unsigned done; /* the number of calls of wal_config.done */
 };
 
 extern struct wal_fixture wal;
 
-/* The run has one worker, and checkpoint 1. */
+/* Start a run that has one worker and checkpoint 1. */
 int wal_set_up(void **state);
 int wal_tear_down(void **state);
 /* A callback for wal_config.done that counts its calls. */
@@ -34,10 +34,11 @@ void wal_on_done(void *arg);
 
 /* ---- events --------------------------------------------------------------------------------- */
 
-/* Append an event to the log, and step the core with it. `f`: the frames of its message, or
- * NULL. */
+/* Append an event to the log, and give it to the core. `f`: the frames of the event's message, or
+ * NULL if the event is no message. */
 void wal_event(const struct event *ev, struct frames *f);
-/* As wal_event, for a message. The message is encoded and decoded as on the network. */
+/* As wal_event, for the message `m` from `peer`. The fixture encodes and decodes the message, as
+ * the network does. */
 void wal_receive(uint32_t peer, const struct msg *m);
 /* Receive `n` pushes of ones. */
 void wal_push(int n);
@@ -51,7 +52,8 @@ void wal_settle(void);
 void wal_save(uint64_t generation);
 /* Let the core begin a snapshot. */
 void wal_begin_snapshot(void);
-/* 1: the snapshot is durable now; 0: its checkpoint has failed. */
+/* Report the end of the snapshot to the core and the log. ok = 1: it is durable; 0: its checkpoint
+ * has failed. */
 void wal_saved(int ok);
 /* Begin a snapshot, write its checkpoint, and report it as durable. */
 void wal_snapshot(void);
@@ -60,10 +62,10 @@ void wal_failing_snapshots(int n);
 
 /* ---- the directory -------------------------------------------------------------------------- */
 
-/* A start from the directory must restore the state of the core. */
+/* A server that starts from the directory must restore the state of the core. */
 void wal_assert_recovers(int accept_loss);
-/* Start from the directory. Returns the number of pushes in the restored weights. The status of
- * the start goes to *rc. */
+/* Start a server from the directory. Returns the number of pushes in the restored weights, and
+ * writes the status of the start to *rc. */
 int wal_recovered_pushes(int accept_loss, int *rc);
 unsigned wal_count_files(void);
 

@@ -1,6 +1,6 @@
 /*
- * wire_bytes.h - messages that the test encodes by hand, field by field. They are for tests of
- * bytes that no correct program sends.
+ * wire_bytes.h - helpers with which a test encodes messages field by field, to test bytes that no
+ * correct program sends.
  */
 #ifndef TESTS_SUPPORT_WIRE_BYTES_H
 #define TESTS_SUPPORT_WIRE_BYTES_H
@@ -27,7 +27,7 @@ struct bytes {
 	unsigned char at[2 * WIRE_MAX_HEADER];
 };
 
-/* An empty buffer. The buffer is static, and each call empties it. */
+/* Returns the static buffer, emptied: each call discards the bytes of the previous one. */
 struct bytes *bytes_fresh(void);
 void bytes_put(struct bytes *b, const void *data, size_t n);
 void bytes_varint(struct bytes *b, uint64_t v);

@@ -1,4 +1,4 @@
-"""Control groups for tests, of version 1 or 2. A control group limits the CPU time or the memory of
+"""Control groups (cgroup v1 or v2) for tests. A control group limits the CPU time or the memory of
 its processes."""
 import os
 from pathlib import Path
@@ -12,7 +12,8 @@ class NoGroup(Exception):
 
 
 class Group:
-    """A control group. `cpu`: a share of one CPU. `memory`: a limit in bytes."""
+    """A control group. `cpu`: the share of one CPU that its processes get. `memory`: their limit in
+    bytes."""
 
     def __init__(self, cpu=None, memory=None):
         self.members = []

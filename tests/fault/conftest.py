@@ -1,4 +1,5 @@
-"""Fixtures of all fault tests: the figure, the seed, short or long form, and the ledger run.
+"""Fixtures of the fault tests: figures, the seed, the short or the long form, and runs with the
+ledger gradient.
 
 A test reports what it measured with the fixture `figure`:
 
@@ -34,7 +35,8 @@ def short(value):
 
 
 class Figures:
-    """The figures of one test. Their rows are the rows of docs/faults.md."""
+    """Reports the figures of one test. `row` is the number of a fault in docs/faults.md, such as
+    P14."""
 
     def __init__(self, request, seed):
         self.seed = seed
@@ -50,7 +52,7 @@ class Figures:
         assert ok, f"{name} is {short(value)} {unit}; again: {self.replay}"
 
     def cannot(self, row, why):
-        """Print that this row cannot be tested on this machine, and skip the test."""
+        """Print that this machine cannot run the test, with the reason `why`, and skip the test."""
         record(self.capture, f"{row}:{self.test}", self.seed, why, "-", "SKIP")
         pytest.skip(why)
 
@@ -67,7 +69,7 @@ def figure(request, seed):
 
 @pytest.fixture(scope="session")
 def full():
-    """True if the long form runs: `n = 1000 if full else 10`."""
+    """True if the long form of the tests runs. Example: `n = 1000 if full else 10`."""
     return FULL
 
 
@@ -79,8 +81,8 @@ def ledger(programs):
 
 @pytest.fixture
 def nets(tmp_path, data, seed, figure):
-    """A function that makes a network for a row: nets("N1", hosts). If this machine does not allow
-    it, the row is skipped."""
+    """A function that makes a network of `hosts` hosts for a fault: nets("N1", hosts). If this
+    machine does not allow it, the test is skipped."""
     made = []
 
     def make(row, hosts):

@@ -1,9 +1,9 @@
-"""Clusters of containers for the fault tests: deploy/compose.yaml, unchanged, under names of the
-test.
+"""Clusters of containers for the fault tests. They are started from the unchanged
+deploy/compose.yaml, with names of the test's own.
 
-The image has this build's programs in place of the stage `runtime` of deploy/Dockerfile, so that
-nothing is compiled twice. Everything that is made here has the process id in its name, and
-close() removes it.
+The image contains the programs of this build instead of those of the stage `runtime` of
+deploy/Dockerfile, so that nothing is compiled twice. All images, containers and networks of a test
+have its process id in their names, and close() removes them.
 """
 import json
 import os
@@ -24,13 +24,13 @@ PROGRAMS = ("cnn-ps", "cnn-worker", "cnn-ctl", "tests/tools/ledger_worker")
 SOON = 60 * PATIENCE
 KEYS = "/keys/worker.key"
 SERVER = "tcp://server:5555"
-# the options that deploy/compose.yaml has for its workers
+# the security options that deploy/compose.yaml sets for workers
 CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true",
             "--memory", "1g", "--memory-swap", "1g", "--pids-limit", "640")
 
 
 class NoEngine(Exception):
-    """No container can run here. The text gives the reason."""
+    """No container can run on this machine. The text gives the reason."""
 
 
 def call(argv, seconds=120, check=True, **how):
@@ -52,7 +52,7 @@ def inspect(container, what):
 
 
 def _needs():
-    """Raise NoEngine unless containers with this build's programs can run here."""
+    """Raise NoEngine if this machine cannot run containers with the programs of this build."""
     if not shutil.which("docker"):
         raise NoEngine("no docker")
     try:
@@ -113,7 +113,7 @@ class Images:
 
 
 class Cluster:
-    """One server and `size` workers. The faults happen to them."""
+    """One server and `size` workers, to which a test applies faults."""
 
     def __init__(self, name, images, data, size, env):
         self.project = f"cnn-{name}-{os.getpid()}"
@@ -161,7 +161,8 @@ class Cluster:
         return until(self.status, SOON, "the server answers")[key]
 
     def at_work(self):
-        """Wait until all workers are live and the server has applied another push."""
+        """Wait until all workers are live and the server has applied more pushes than there are
+        workers."""
         self.ask("state")
 
         def complete():
@@ -184,8 +185,8 @@ class Cluster:
         return "\n".join(s.stderr + s.stdout[-200:] for s in said)
 
     def unlisted_worker(self, *options, prepare="true"):
-        """Run a worker with an unknown key or without a key. Returns its exit status and its
-        output."""
+        """Run a worker with a key that is not listed, or without a key. Returns its exit status and
+        its output."""
         script = f"{prepare} && exec cnn-worker --server {SERVER} --data /data --threads 1 \"$@\""
         done = call(["docker", "run", "--rm", *CONFINED, "--network", self.network, "-v",
                      f"{self.project}_worker-keys:/keys:ro", "-v",
@@ -307,14 +308,14 @@ class Ledger(Cluster):
 
 
 def used(container):
-    """The bytes that the control group of the container counts."""
+    """The memory of the container in bytes, as its control group counts it."""
     return int(docker("exec", container, "sh", "-c", "cat /sys/fs/cgroup/memory.current "
                       "/sys/fs/cgroup/memory/memory.usage_in_bytes 2>/dev/null | head -n 1"))
 
 
 def run_out_of_memory(container):
-    """Set the container's memory limit to what it uses now, and then fill files in its memory, so
-    that the kernel kills a process."""
+    """Limit the container's memory to 4 MiB more than it uses now. Then write a larger file to its
+    /dev/shm, so that the kernel kills a process."""
     before, begun = int(inspect(container, ".RestartCount")), int(time.time())
     limit = used(container) + (4 << 20)
     docker("update", "--memory", limit, "--memory-swap", limit, container)

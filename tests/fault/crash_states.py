@@ -1,16 +1,16 @@
-"""Every directory that a power cut may leave, from the log that preload/disk.c wrote.
+"""Computes every directory that a power cut may leave, from the log of preload/disk.c.
 
 The model: for a file, a cut keeps all that was written before the file's last fsync or fdatasync.
-From what was written later it keeps any subset of pieces, which are 512 bytes at the borders of
-sectors. In place of a missing piece is the old content, or zeros if the file had grown; or the file
-is shorter. For the directory, a cut keeps all changes before the directory's last fsync, and any
+Of the later writes it keeps any subset of pieces; a piece is the part of a write in one sector of
+512 bytes. A missing piece has the old content, or zeros if the file has grown; or the file is
+shorter. For the directory, a cut keeps all changes before the directory's last fsync, and any
 subset of the later changes in any order. A change makes, renames or removes a name, and is never
 half done. An fsync of a file does not make its name durable, and an fsync of the directory does not
 make the bytes of a file durable. ext4 and xfs promise more than this model.
 
-Bounds: if there are more than MOST pieces of a file, or changes, only these subsets are tried: each
-prefix, each prefix without one element, and each single element. LOCK and *.tmp are left out,
-because a start does not read them.
+Bounds: if a file has more than MOST pieces, or the directory more than MOST changes, only these
+subsets are tried: each prefix, each prefix without one element, and each single element. The states
+contain no LOCK and no *.tmp, because a start does not read these files.
 """
 import itertools
 
@@ -19,7 +19,8 @@ MOST = 6
 
 
 class Op:
-    """A line of the log. `note`: a fact that a client had received or had sent by then."""
+    """A record of the log: an operation, or a note of what a client had sent or received by
+    then."""
 
     def __init__(self, line, data):
         self.kind, _, self.name, self.other, at, _ = line.split("\t")
@@ -53,13 +54,14 @@ def matters(name):
 
 
 class Disk:
-    """The directory at one position of the log: its content, and the part of it that would survive
-    a cut."""
+    """The directory at one position of the log: its content, and what of it survives a power
+    cut."""
 
     def __init__(self, state=()):
         self.now = {}  # name -> file number, as the program sees the directory
         self.kept = {}  # name -> file number, at the last fsync of the directory
-        # changes since then: {name: file number or None}; each is made wholly or not at all
+        # changes since that fsync, each {name: file number or None}; a cut keeps a change wholly or
+        # not at all
         self.changes = []
         self.synced = []  # file number -> bytes at the last fsync of the file
         self.later = []  # file number -> [(offset, bytes) or ("cut", size)] since that fsync
@@ -125,7 +127,7 @@ class Disk:
                 at, what = at + n, what[n:]
         whole = len(self.content(file, pieces))
         found = {self.content(file, c) for c in subsets(pieces)}
-        # the size may reach the disk before the data
+        # the new size may reach the disk before the data
         return found | {c.ljust(whole, b"\0") for c in found}
 
     def listings(self):

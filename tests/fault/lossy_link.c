@@ -1,30 +1,34 @@
 /*
- * lossy_link.c - a bad network between namespaces. It delays, loses, duplicates, reorders and
- * corrupts IPv4 packets, and limits their rate. Equal seeds do the same to the same packets.
+ * lossy_link.c - a bad network between network namespaces. It delays, loses, duplicates, reorders
+ * and corrupts IPv4 packets, and limits their rate. With equal seeds, the same happens to the same
+ * packets.
  *
- *   lossy_link SEED NETNS=ADDRESS...        run; opens a TUN device "wire" in each namespace
+ *   lossy_link SEED NETNS=ADDRESS...        run, with a TUN device "wire" in each namespace
  *   lossy_link --predict SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
  *
- * The namespaces (paths such as /proc/1/ns/net) are the ports of a star: a packet goes to the port
- * that has its destination address. The caller gives the devices their addresses. Each direction,
- * from one port to another, has its own rules. Lines on stdin change them:
+ * The program connects the namespaces (paths such as /proc/1/ns/net) like a switch: each namespace
+ * is a port, and the program sends a packet to the port that has its destination address. The
+ * caller gives the devices their addresses. Each direction, from one port to another, has its own
+ * rules. Lines on stdin change them:
  *
- *   FROM TO KEY=VALUE...    port numbers from 0, or * for each; other keys do not change
- *   count                   print what has happened so far
+ *   FROM TO KEY=VALUE...    set these rules of the direction from port FROM to port TO; a port is
+ *                           a number from 0, or * for all ports
+ *   count                   print the numbers of packets so far
  *
- *   delay, jitter, hold  microseconds; jitter is +-, and packets keep their order in spite of it;
- *                        a packet that `reorder` selects waits `hold` longer, so that later packets
- *                        overtake it
- *   loss, dup, reorder, corrupt   per million packets
- *   rate                 bits per second, 0: no limit
- *   queue                bytes that may wait for a limited rate; a packet that does not fit is lost
+ *   delay, jitter, hold  in microseconds; a packet waits for `delay` +- `jitter`, and packets keep
+ *                        their order all the same; a packet that `reorder` selects waits `hold`
+ *                        longer, so that later packets overtake it
+ *   loss, dup, reorder, corrupt   the number of such packets per million
+ *   rate                 the limit in bits per second; 0: no limit
+ *   queue                the number of bytes that may wait for a limited rate; a packet that does
+ *                        not fit is lost
  *
  * The program prints "ready", then one "ok ..." for each line. It ends when stdin ends.
  *
  * Invariants:
- * (1) what happens to the n-th packet of a direction is a function of seed, direction, n and the
- *     rules alone (link_model). Arrival times affect only which packets fit in the queue.
- * (2) memory is bounded: PACKETS packets may wait, and further packets are lost.
+ * (1) What happens to the n-th packet of a direction depends only on the seed, the direction, n and
+ *     the rules (link_model). Arrival times affect only which packets fit in the queue.
+ * (2) Memory is bounded: at most PACKETS packets wait, and further packets are lost.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -52,7 +56,9 @@ struct rules {
 struct delivery {
 	int lost, doubled, overtaken, corrupt;
 	int64_t delay; /* microseconds */
-	uint64_t bit;  /* the bit that flips, modulo the size of the packet */
+	/* number of the bit that flips; the byte bit / 8 is taken modulo the packet's size in
+	 * bytes */
+	uint64_t bit;
 };
 
 static struct delivery link_model(
@@ -100,15 +106,15 @@ static int set_rule(struct rules *r, const char *word)
 }
 
 #define PACKETS 16384
-#define MTU     2048 /* bytes of the largest packet */
-#define BURST   64   /* packets that are read from one port before the next port's turn */
+#define MTU     2048 /* the largest packet, in bytes */
+#define BURST   64   /* the maximum number of packets from one port in a row */
 
 struct direction {
 	struct rules rules;
 	uint64_t seen, lost, full, doubled, overtaken, corrupt, passed; /* numbers of packets */
-	/* the time at which the limited rate will have sent all packets that wait */
+	/* the time at which all packets in the queue will have been sent at the limited rate */
 	uint64_t free_at;
-	uint64_t last_due; /* the due time of the newest packet that keeps its order */
+	uint64_t last_due; /* the due time of the newest packet that is not reordered */
 };
 
 struct packet {
@@ -124,7 +130,7 @@ static struct {
 	int tun[PORTS];
 	uint32_t address[PORTS]; /* network byte order */
 	struct direction way[PORTS][PORTS];
-	/* strange: packets to an unknown address; refused: packets for a device that is down */
+	/* numbers of packets: strange: to an unknown address; refused: to a device that is down */
 	uint64_t strange, refused;
 	struct packet packet[PACKETS];
 	/* the first n_waiting entries are a heap by (due, order); the others are free */
@@ -191,8 +197,8 @@ static void remove_first(void)
 
 /* ---- the way of a packet ------------------------------------------------------------------- */
 
-/* Returns the time at which the limited rate will have sent the packet; 0: the queue has no room
- * for it. */
+/* Returns the time at which the packet will have been sent at the limited rate; 0: the queue has no
+ * room for the packet. */
 static uint64_t leave_at(struct direction *d, uint64_t now, size_t size)
 {
 	uint64_t rate = d->rules.rate, start = d->free_at > now ? d->free_at : now;
@@ -363,7 +369,7 @@ static void obey(char *line)
 	fflush(stdout);
 }
 
-/* Read and carry out whole lines of stdin. -1: stdin has ended. */
+/* Read complete lines from stdin and carry them out. Returns -1 when stdin has ended. */
 static int read_commands(void)
 {
 	static char text[4096];
@@ -438,7 +444,7 @@ static int print_deliveries(int argc, char **argv)
 	return 0;
 }
 
-/* Carry packets until stdin ends. */
+/* Forward packets until stdin ends. */
 static int run(void)
 {
 	struct pollfd fd[PORTS + 1] = {{.fd = STDIN_FILENO, .events = POLLIN}};

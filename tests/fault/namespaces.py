@@ -1,10 +1,11 @@
-"""Networks for tests: hosts that are network namespaces, connected by one lossy link
-(lossy_link.c).
+"""Networks for tests. Each host is a network namespace, and one lossy link (lossy_link.c) connects
+all hosts.
 
-A namespace here has no name. It lives as long as a descriptor of this process or a process in
-it, so nothing is left behind, however the test ends. A namespace has routes only to the others,
-all in 198.18.0.0/15, so no packet can leave the machine. `with host:` moves this thread into the
-namespace. Everything that the thread then starts or connects is inside, too.
+The namespaces have no names. The kernel removes a namespace when this process has closed its
+descriptor and no process is inside, so nothing is left behind, however the test ends. All addresses
+are in 198.18.0.0/15, and a namespace has routes to the other namespaces only, so no packet can
+leave the machine. `with host:` moves this thread into the namespace. Everything that the thread
+then starts or connects is inside, too.
 """
 import ctypes
 import os
@@ -17,7 +18,7 @@ from support.programs import Programs, until
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000
 MILLION = 1000000
-PARTS = ("loss", "dup", "reorder", "corrupt")  # shares of all packets
+PARTS = ("loss", "dup", "reorder", "corrupt")  # each a share of all packets
 TIMES = ("delay", "jitter", "hold")            # seconds
 
 
@@ -82,8 +83,8 @@ class Host:
 
 
 class NetPrograms(Programs):
-    """A network of programs: the server on host 0, worker i on host 1 + i modulo the number of
-    other hosts, and the lossy link between the hosts."""
+    """Programs on the hosts of a network: the server on host 0, and the workers in turn on the
+    other hosts."""
 
     def __init__(self, directory, data, seed, hosts):
         super().__init__(directory, data)
@@ -123,8 +124,8 @@ class NetPrograms(Programs):
         return answer
 
     def rule(self, source, target, **rules):
-        """Set rules for a direction from now on. Hosts are numbers or "*". Shares are of one, times
-        in seconds, `rate` in bit/s."""
+        """Set rules for the direction from host `source` to host `target` from now on. A host is a
+        number, or "*" for all hosts. Shares are from 0 to 1, times in seconds, `rate` in bit/s."""
         words = []
         for key, value in rules.items():
             factor = MILLION if key in PARTS + TIMES else 1
@@ -139,7 +140,7 @@ class NetPrograms(Programs):
         return time.monotonic()
 
     def count(self):
-        """What the link has done to packets so far."""
+        """The link's counts of packets so far."""
         return {k: int(v) for k, v in (w.split("=") for w in self._say("count").split()[1:])}
 
     # ---- processes, each on its host
@@ -184,13 +185,13 @@ class NetPrograms(Programs):
 
 
 def seqs(net, server):
-    """{name: newest decided seq} of all workers."""
+    """Returns {worker name: newest decided seq} for all workers."""
     return {w["name"]: w["last_seq"] for w in net.status(server)["workers"]}
 
 
 def moved(net, run, than, seconds=60):
-    """Wait until the server has decided a newer push of each worker than `than` has. Returns the
-    time."""
+    """Wait until the server has decided a newer push of each worker than in `than`, a result of
+    seqs(). Returns the time at which this was the case."""
     until(lambda: all(n > than.get(name, 0) for name, n in seqs(net, run.server).items())
           and len(seqs(net, run.server)) >= len(run.fleet), seconds, f"all are past {than}")
     return time.monotonic()

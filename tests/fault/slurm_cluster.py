@@ -7,7 +7,7 @@ import subprocess
 
 from support.programs import Process, until
 
-# cred_expire: Slurm waits for that time before it starts a requeued job; 5 s is the least
+# cred_expire: Slurm waits for this time before it starts a requeued job; 5 s is the minimum
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -49,7 +49,8 @@ def free_port():
 
 
 class Slurm:
-    """munged, slurmctld and slurmd. The paths of sockets are short, so `home` must be, too."""
+    """Starts munged, slurmctld and slurmd in the directory `home`. Its path must be short, because
+    the path of a Unix socket has at most 107 bytes."""
 
     def __init__(self, programs, home):
         self.programs, self.home, self.host = programs, home, socket.gethostname().split(".")[0]

@@ -1,7 +1,7 @@
-"""Faults in system calls: strace kills a process in its Nth call of a name, or makes that call
-fail.
+"""Faults in system calls: strace kills a process in its Nth call of one system call, or makes this
+call fail.
 
-strace counts calls separately for each thread and each name.
+strace counts the calls of each thread and each system call separately.
 """
 import collections
 import os
@@ -13,7 +13,7 @@ from support.programs import Process, until
 
 
 def unusable():
-    """The reason why strace cannot be used on this machine; None: it can."""
+    """The reason why strace cannot be used on this machine; None: strace works."""
     if not shutil.which("strace"):
         return "strace is not installed"
     tried = subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, text=True)
@@ -21,7 +21,7 @@ def unusable():
 
 
 def threads(pid):
-    """{thread id: the name of the thread} of a process."""
+    """Returns {thread id: thread name} for the threads of a process."""
     return {int(t): open(f"/proc/{pid}/task/{t}/comm").read().strip()
             for t in os.listdir(f"/proc/{pid}/task")}
 
@@ -60,8 +60,8 @@ def inject(name, fault, when):
 
 
 def kill_at(programs, tids, name, nth):
-    """Kill the process with -9 when one of these threads enters its nth call of that name from now
-    on."""
+    """Kill the process with SIGKILL when one of the threads `tids` enters its nth call of the
+    system call `name` from now on."""
     return attach(programs, tids, "-o", "/dev/null", *inject(name, "signal=KILL", nth))
 
 
@@ -72,7 +72,7 @@ def calls(log):
 
 
 def watch(programs, tids, enough):
-    """The calls of these threads until enough(calls) is true."""
+    """Trace the threads `tids` until enough(calls) is true. Returns the calls."""
     log = programs.directory / f"strace-{tids[0]}"
     tracer = attach(programs, tids, "-o", log)
 

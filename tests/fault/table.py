@@ -3,10 +3,10 @@
 
 tests/fault/table.py [RESULTS.tsv]
 
-A section `### P1: ...` has a list with one item for each test. The list is rewritten in each
-section that has results; other sections stay as they are. If a name has several results, the
-last one counts. A test in several parts, `name[0]`, `name[1]`..., gives one figure: the range
-from the least to the greatest.
+A section `### P1: ...` has a list with one item for each test. The script rewrites the list of each
+section that has results; other sections stay as they are. If a name has several results, the last
+result counts. The parts of a test, `name[0]`, `name[1]`..., give one figure: the range from the
+smallest to the largest.
 """
 import re
 import sys
@@ -18,7 +18,8 @@ WIDTH = 100
 
 
 def together(parts):
-    """(figure, unit) of one part, or of all parts together: [(figure, unit, verdict)]."""
+    """Returns (figure, unit) for `parts`, a list of (figure, unit, verdict) with one element for
+    each part of a test."""
     figures = sorted({figure for figure, _, _ in parts}, key=lambda f: (len(f.split(".")[0]), f))
     unit, verdicts = parts[-1][1].strip(), {verdict for _, _, verdict in parts}
     if verdicts == {"SKIP"}:
@@ -60,7 +61,7 @@ def fill(section, rows):
         return section
     head, *items = re.split(r"^(?=\* `)", section, flags=re.M)
     tests = rows[row[1]]
-    # tests run in parallel: keep the order of the document
+    # the results of parallel tests have no fixed order: keep the order of the document
     before = re.findall(r"^\* `([^`]+)`", "".join(items), re.M)
     names = sorted(tests, key=lambda n: before.index(n) if n in before else len(before))
     end = re.search(r"\n(\n.*)?\Z", "".join(items), re.S)  # the text after the list

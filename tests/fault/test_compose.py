@@ -1,8 +1,9 @@
-"""Rows C1 to C17: the cluster of deploy/compose.yaml, and faults of its containers.
+"""Faults C1 to C17 of docs/faults.md: the cluster of deploy/compose.yaml, and faults of its
+containers.
 
-Every fault is tested with both ledgers. One cluster pushes the ledger gradient, so that each
-push can be found in the weights. The other cluster trains: its images are counted, and its
-accuracy must be that of a run without faults.
+Every fault is tested in two clusters. The workers of one cluster push the ledger gradient, so that
+each push can be found in the weights. The other cluster trains: each image must count once per
+epoch, and the accuracy must be that of a run without faults.
 """
 import re
 import time
@@ -13,16 +14,17 @@ from containers import (CONFINED, SOON, Images, Ledger, NoEngine, Training, call
                         run_out_of_memory)
 from support.programs import until
 
-# the tests share images, so that they run in one process
+# the tests share container images, so they must run in one process
 pytestmark = pytest.mark.xdist_group("containers")
 SIZE = 3
 TRAIN, POINT = 60000, 0.01
-EPOCHS = 32  # enough epochs to outlast the faults
+EPOCHS = 32  # so many that the run lasts longer than the faults
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The images with this build's programs, or the reason why there are none."""
+    """The container images with this build's programs, or the reason why this machine cannot make
+    them."""
     try:
         images = Images(tmp_path_factory.mktemp("image"))
     except NoEngine as no:
@@ -56,7 +58,7 @@ def deaths(c):
 
 
 def given_up(c, before):
-    """Wait until the server has declared a worker dead and the others continue."""
+    """Wait until the server has declared a worker dead and then applied another push."""
     until(lambda: deaths(c) > before, SOON, "it is given up")
     c.goes_on()
 
@@ -108,8 +110,8 @@ def the_server_is_killed(c):
 
 
 def the_server_is_stopped(c):
-    """A drain: the server sends BYE and the workers exit. The operator starts them again, as `up`
-    does."""
+    """`docker stop` drains the server: it sends BYE and the workers exit. Then the test starts all
+    again, as an operator does with `docker-compose up`."""
     fleet = c.workers()
     docker("stop", c.server)
     docker("start", c.server, *fleet)
@@ -133,7 +135,7 @@ def the_server_has_no_memory_left(c):
 
 
 def the_checkpoint_volume_is_full(c):
-    # fill also the space of the older checkpoints, which the server could drop
+    # take also the space of the older checkpoints, which the server could delete
     fill = "head -c 100M /dev/zero >>/checkpoints/fill"
     old = "ls -t /checkpoints/ckpt-* | tail -n +2 | xargs -r rm -f"
 
@@ -164,8 +166,8 @@ def the_image_is_replaced(c):
 
 
 def refused(c, *options, prepare="true"):
-    """A worker whose key is not listed exits with 9 and logs one line. The other workers are not
-    disturbed."""
+    """A worker whose key is not listed exits with 9 and logs one line. The other workers
+    continue."""
     before = c.ask("counters")
     code, said = c.unlisted_worker(*options, prepare=prepare)
     bad = [line for line in said.splitlines() if " level=info " not in line]
@@ -213,7 +215,7 @@ def go_through(c, faults=FAULTS):
 
 
 def test_compose_ledger(cluster, figure, tmp_path):
-    """Every acknowledged push is in the weights, and no push is there twice."""
+    """Every acknowledged push is in the weights, and no push was applied twice."""
     c = cluster(Ledger)
     go_through(c)
     applied, lost, twice = c.tally(tmp_path / "w.safetensors")
@@ -251,7 +253,7 @@ def test_compose_training(cluster, figure, full):
 
 
 def processes(container):
-    """The text of /proc/PID/status, as the host sees it, of each process in the container."""
+    """The text of the host's /proc/PID/status for each process in the container."""
     for pid in docker("top", container, "-o", "pid").split()[1:]:
         with open(f"/proc/{pid}/status") as file:
             yield dict(line.rstrip().split(":\t", 1) for line in file if ":\t" in line)

@@ -1,5 +1,5 @@
-"""Rows P3, P5 and P16: torn checkpoints, disks that are full or fail, and an old checkpoint that is
-put back."""
+"""Faults P3, P5 and P16 of docs/faults.md: torn checkpoints, disks that are full or fail, and an
+old checkpoint that replaces a newer one."""
 import json
 import random
 import shutil
@@ -18,7 +18,7 @@ from support.programs import Process, fill, freeze, mount_image, mount_small, un
 
 
 def report(figure, row, run, what):
-    """Report the verdict of the ledger."""
+    """Report how many pushes were lost or applied twice."""
     lost, twice = run.count(300)
     figure(row, lost + twice, f"pushes lost or applied twice ({what})", lost + twice == 0,
            what="ledger")
@@ -59,8 +59,8 @@ def loaded(programs, directory, name):
 
 
 def test_every_byte_of_a_checkpoint(programs, history, figure, seed, full):
-    """Flip a bit in one byte, or cut the file there; the long form tries every byte. The loader
-    takes the previous generation, and logs which file it refused."""
+    """Flip a bit in a byte of the newest checkpoint, or truncate the file there; the long form
+    tries every byte. The loader takes the previous generation and logs which file it refused."""
     newest, older, _ = generations(history)
     whole = newest.read_bytes()
     newest.rename(programs.directory / "newest")
@@ -153,8 +153,8 @@ def health(server, name="/healthz"):
 
 
 def fill_up(server, filler):
-    """Other files take all space, also the space of the older checkpoints, which the server could
-    drop."""
+    """Write files until the server reports that it cannot save, although it deletes its older
+    checkpoints."""
     filler.mkdir()
     names = iter(range(10**6))
 
@@ -168,8 +168,8 @@ def fill_up(server, filler):
 
 
 def wait_well(run, figure, what):
-    """Wait until checkpoints are written and the server is healthy again. Reports the time in ms;
-    checkpoints are due every 50 ms."""
+    """Wait until the server writes checkpoints, one every 50 ms, and is healthy again. Reports how
+    long this took, in ms."""
     begun, saved = time.monotonic(), run.server.status()["checkpoint"]["saved"]
     until(lambda: run.server.status()["checkpoint"]["saved"] > saved and health(run.server) == 200,
           20, "checkpoints work again")
@@ -177,14 +177,14 @@ def wait_well(run, figure, what):
     figure("P5", took * 1e3, "ms until checkpoints of 50 ms work again", took <= 2, what=what)
 
 
-# So large a window keeps the workers from waiting for the disk before a busy machine can see that
-# the disk fails.
+# With this large window, the workers do not begin to wait for the disk before the test has noticed,
+# on a busy machine, that the disk fails.
 ROOMY = ("--replay-window", 1024)
 
 
 def test_full_disk(ledger, small_disk, figure):
-    """The disk is full: training continues, /healthz says degraded, and no push becomes durable.
-    When there is space again, the server recovers."""
+    """The disk is full: training continues, /healthz reports "degraded", and no push becomes
+    durable. When there is space again, the server recovers."""
     run = ledger(2, 1500, *ROOMY, pace=(4,), directory=small_disk / "ckpt")
     run.reached(0)
     assert health(run.server) == 200
@@ -228,8 +228,8 @@ WEIGHTS = ("--model", "vector:80000", "--optimizer", "sgd", "--lr", 1)  # a chec
 
 
 def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
-    """The disk has room for three checkpoints but not for four: the server drops the oldest, and
-    never the newest sound one."""
+    """The disk has room for three checkpoints but not for four: the server drops the oldest
+    checkpoint, and never the newest sound one."""
     server = programs.server(*WEIGHTS, directory=small_disk / "ckpt")
     for _ in range(6):
         programs.ctl("--server", server.endpoint, "checkpoint")
@@ -247,7 +247,7 @@ def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
 
 
 def test_own_wal_fills_the_disk(programs, small_disk, figure):
-    """Each push is as large as a checkpoint: the write-ahead log leaves space for the next
+    """Each push is as large as a checkpoint. The write-ahead log still leaves space for the next
     checkpoint, and no worker waits forever."""
     server = programs.server(*WEIGHTS, "--durability", "always", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
@@ -263,7 +263,7 @@ def test_own_wal_fills_the_disk(programs, small_disk, figure):
 
 
 def test_sigterm_with_a_full_disk(programs, small_disk, figure):
-    """SIGTERM with a full disk: the server ends within seconds, logs that there is no space, and
+    """SIGTERM while the disk is full: within seconds, the server logs that there is no space and
     exits with 10."""
     server = programs.server("--model", "vector:8", directory=small_disk / "ckpt")
     server.status()
@@ -279,7 +279,8 @@ def test_sigterm_with_a_full_disk(programs, small_disk, figure):
 
 
 def full_with_one_checkpoint(server, disk):
-    """Fill the disk, and leave the server one checkpoint only, so that it cannot free any space."""
+    """Delete all checkpoints but the newest one, and fill the disk, so that the server cannot free
+    any space."""
     server.status()
     for old in generations(server.directory)[1:]:
         old.unlink(missing_ok=True)
@@ -287,7 +288,8 @@ def full_with_one_checkpoint(server, disk):
 
 
 def test_drain_with_a_full_disk(programs, small_disk, figure):
-    """cnn-ctl drain ends a server as SIGTERM does. Meanwhile its status is "ending"."""
+    """cnn-ctl drain ends a server with a full disk as SIGTERM does. Until it exits, its state is
+    "ending"."""
     server = programs.server("--model", "vector:8", directory=small_disk / "ckpt")
     full_with_one_checkpoint(server, small_disk)
     ctl = programs.add(Process("ctl", command("cnn-ctl", "--server", server.endpoint, "drain")))
@@ -332,8 +334,8 @@ def hanging(programs, how, *options):
 
 
 def test_nobody_stalls_while_the_disk_hangs(programs, figure):
-    """The disk hangs for longer than a worker may take. The status blames the disk and not the
-    workers, and no step is cut short."""
+    """The disk hangs for longer than a worker's deadline. The status reports the disk and no
+    stalled worker, and no step ends with fewer gradients."""
     how = programs.directory / "how"
     server, fleet = hanging(programs, how, "--mode", "sync", "--epochs", 1, "--max-updates", 120,
                         "--suspect-ms", 20000, "--dead-ms", 60000, "--min-workers", 2)
@@ -343,7 +345,8 @@ def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     figure("P5", time.monotonic() - begun, "s until readiness names a disk that hangs",
            "the disk does not answer" in server.status()["degraded"], what="overdue")
     fleet.append(programs.worker(server.endpoint))
-    time.sleep(8)  # a worker that delivers nothing for 6 s would be stalled
+    # longer than the deadline: the server declares a worker stalled that delivers nothing for 6 s
+    time.sleep(8)
     status = server.status()
     said = ["\n".join(w.lines) for w in fleet]
     figure("P5", sum("the server waits for its disk" in text for text in said),
@@ -396,7 +399,7 @@ def frozen_disk(tmp_path, figure):
 
 
 def accepts(server):
-    """True if a process listens on the server's port."""
+    """True if the server's port accepts a connection."""
     host, port = server.endpoint.removeprefix("tcp://").rsplit(":", 1)
     with socket.socket() as s:
         s.settimeout(2)
@@ -404,8 +407,8 @@ def accepts(server):
 
 
 def test_sigterm_while_the_kernel_holds_a_write(programs, frozen_disk, figure):
-    """A thread in a write to a frozen file system keeps the process alive. But the server prints
-    its result and closes its ports without waiting for that thread."""
+    """A thread that hangs in a write to a frozen file system keeps the process alive. The server
+    prints its result and closes its ports without waiting for this thread."""
     place, stop = frozen_disk
     server = programs.server("--model", "seed:8", "--durability", "always", "--epochs", 1000,
                              directory=place / "ckpt")
@@ -427,7 +430,7 @@ def test_sigterm_while_the_kernel_holds_a_write(programs, frozen_disk, figure):
 
 
 def test_sigterm_when_space_comes(programs, small_disk):
-    """The disk is full at SIGTERM, but has space soon after: the server writes its last
+    """The disk is full at SIGTERM, but has space again soon afterwards: the server writes its last
     checkpoint."""
     server = programs.server("--model", "vector:8", "--checkpoint-ms", 100,
                              directory=small_disk / "ckpt")
@@ -440,8 +443,8 @@ def test_sigterm_when_space_comes(programs, small_disk):
 
 
 def test_disk_too_small_for_two_checkpoints(programs, small_disk, figure):
-    """The disk is too small for two checkpoints: the server cannot send WELCOME, and tells the
-    worker why. /healthz reports it, too."""
+    """The disk is too small for two checkpoints: the server cannot send WELCOME. It tells the
+    worker the reason, and /healthz reports the reason, too."""
     server = programs.server("--model", "vector:180000", "--optimizer", "sgd", "--lr", 1,
                         directory=small_disk / "ckpt")
     worker = programs.ledger_worker(server.endpoint, 0, 8, 1)
@@ -478,8 +481,8 @@ def test_start_on_a_full_disk(programs, small_disk, figure, durability):
 
 
 def breaks_and_heals(run, figure, what, heal):
-    """While its disk fails, the server trains, reports the failure, and calls no push durable.
-    After `heal` it recovers."""
+    """While its disk fails, the server trains, reports the failure, and reports no push as durable.
+    After heal() it recovers."""
     until(lambda: health(run.server) == 503, 20, "it says that it is not well")
     place = run.server.status()
     until(lambda: run.server.status()["version"] > place["version"] + 10, 20, "training goes on")
@@ -487,7 +490,7 @@ def breaks_and_heals(run, figure, what, heal):
     assert now["checkpoint"]["saved"] == place["checkpoint"]["saved"], "nothing counts as saved"
     heal()
     wait_well(run, figure, "back")
-    run.kill_server()  # every push that was called durable must survive
+    run.kill_server()  # every push that was reported as durable must survive
     report(figure, "P5", run, what)
 
 
@@ -497,7 +500,7 @@ ERRORS = {"EIO in fsync": ("fsync", "error=EIO"), "EIO in rename": ("renameat", 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_call_that_fails(programs, ledger, figure, name):
-    """Each call of that name fails in the thread that writes checkpoints."""
+    """In the thread that writes checkpoints, every system call `name` fails."""
     why = strace.unusable()
     if why:
         figure.cannot("P5", why)
@@ -518,7 +521,8 @@ WRITES = {"ENOSPC": "28", "EIO": "5", "lie": "lie"}
 
 @pytest.mark.parametrize("name", WRITES)
 def test_write_that_fails(programs, ledger, figure, name):
-    """Each write to a file of the directory fails. `lie`: it reports success but writes nothing."""
+    """Every write to a file of the checkpoint directory fails. `lie`: the write reports success but
+    writes nothing."""
     how = programs.directory / "how"
     run = ledger(2, 1500, *ROOMY, pace=(4,), env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_WRITE": str(how),
@@ -529,7 +533,7 @@ def test_write_that_fails(programs, ledger, figure, name):
 
 
 def test_short_writes(programs, ledger, figure):
-    """Each write takes only half of the bytes, and the checkpoints are complete all the same."""
+    """Each write stores only half of the bytes, and still the checkpoints are complete."""
     how = programs.directory / "how"
     how.write_text("short")
     run = ledger(2, 300, pace=(4,), env={
@@ -546,8 +550,8 @@ def test_short_writes(programs, ledger, figure):
 
 
 def rolled_back(ledger, keep_term, *options):
-    """A run whose directory is replaced by a copy that is some hundred pushes old, while its
-    workers live."""
+    """A run whose server is killed and started again on an older copy of its directory, without the
+    last hundreds of pushes. The workers keep running."""
     run = ledger(2, 900, pace=(4,))
     run.reached(0)
     run.programs.ctl("--server", run.server.endpoint, "checkpoint")
@@ -568,7 +572,7 @@ def rolled_back(ledger, keep_term, *options):
 
 
 def copied(source, to):
-    """Copy a directory. False: a file vanished while it was copied."""
+    """Copy a directory. Returns False if a file vanished during the copy."""
     shutil.rmtree(to, ignore_errors=True)
     try:
         shutil.copytree(source, to, ignore=shutil.ignore_patterns("*.tmp", "lane"))
@@ -579,8 +583,8 @@ def copied(source, to):
 
 @pytest.mark.parametrize("term", ["kept", "old"])
 def test_rollback_is_refused(ledger, figure, term):
-    """Workers that know of newer durable pushes exit with 4 and log one line, whether the file TERM
-    went back too or not."""
+    """Workers that know of newer durable pushes exit with 4 and log one line. `term`: the file TERM
+    is replaced by its older copy, too, or not."""
     run = rolled_back(ledger, term == "kept")
     version = run.server.status()["version"]
     said = []
@@ -595,8 +599,8 @@ def test_rollback_is_refused(ledger, figure, term):
 
 @pytest.mark.parametrize("term", ["kept", "old"])
 def test_rollback_that_was_asked_for(ledger, figure, term):
-    """--accept-rollback: the workers continue after the pushes that they had delivered. Only the
-    pushes that the operator rolled back are lost."""
+    """--accept-rollback: the workers go on with new pushes. Only the pushes that the operator
+    rolled back are lost."""
     run = rolled_back(ledger, term == "kept", "--accept-rollback")
     lost, twice = run.count(120)
     figure("P16", twice, f"pushes applied twice; {lost} were rolled back", twice == 0 and lost > 0,

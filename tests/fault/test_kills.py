@@ -1,5 +1,5 @@
-"""Rows P1 and P2: kill -9 of workers and of the server, at any time and in every system call of a
-push and of a checkpoint."""
+"""Faults P1 and P2 of docs/faults.md: kill -9 of workers and of the server, at any time, and in
+every system call of a push, a checkpoint and a start."""
 import os
 import random
 import time
@@ -16,7 +16,7 @@ ONE_POOL_THREAD = {"UV_THREADPOOL_SIZE": "1"}
 
 @pytest.fixture
 def tracing(figure):
-    """A function tracing(row) that skips the test where strace cannot be used."""
+    """A function tracing(row) that skips the test if strace cannot be used."""
     def check(row):
         why = strace.unusable()
         if why:
@@ -35,7 +35,7 @@ def spread(places, most):
 
 
 def report(figure, row, run, deaths):
-    """Report the verdict of the ledger, and the number of deaths in the run."""
+    """Report how many pushes were lost or applied twice, and the number of deaths in the run."""
     lost, twice = run.count(300)
     figure(row, lost, f"pushes lost in {deaths} deaths", lost == 0, what="lost")
     figure(row, twice, f"pushes applied twice in {deaths} deaths", twice == 0, what="twice")
@@ -45,7 +45,7 @@ def report(figure, row, run, deaths):
 
 
 class Survival:
-    """Kills of one run's server, and its recovery from each of them."""
+    """Records how the server of one run recovers from each kill."""
 
     def __init__(self, run):
         self.run = run
@@ -60,7 +60,7 @@ class Survival:
         self.run.restart_server(**how)
 
     def come_back(self, **how):
-        """Restart the server, and wait until it has applied a push."""
+        """Restart the server, and wait until the new process has applied a push."""
         self.restart(**how)
         server = self.run.server
         until(lambda: server.popen.poll() is not None or any("http listening" in line
@@ -84,8 +84,8 @@ class Survival:
 
 @pytest.mark.parametrize("part", range(10 if FULL else 1))
 def test_server_killed_at_any_time(ledger, figure, seed, full, part):
-    """100 kills of each of ten servers, each with four workers, at random moments. A third of the
-    kills come during the start."""
+    """The servers of ten runs, each with four workers, are killed 100 times each, at random
+    moments. A third of the kills come during the start."""
     dice = random.Random(seed * 10 + part)
     kills, pushes = (100, 7000) if full else (12, 900)
     run = ledger(4, pushes, pace=(4,))
@@ -106,8 +106,9 @@ def test_server_killed_at_any_time(ledger, figure, seed, full, part):
 
 
 def checkpointer_calls(programs, pid):
-    """The system calls of one checkpoint, as [(name, nth call of that name)]: from one opening of
-    the directory to the next."""
+    """The system calls of one checkpoint, as [(name, n)] for the nth call of this name. A
+    checkpoint begins when the server opens the directory, and ends when it opens the directory for
+    the next checkpoint."""
     def whole(seen):
         starts = [i for i, (_, line) in enumerate(seen) if "O_DIRECTORY" in line and "/ckpt" in line
                   and "O_NONBLOCK" not in line]
@@ -148,8 +149,8 @@ def test_server_killed_in_every_call_of_a_checkpoint(programs, ledger, tracing, 
 
 
 def test_server_killed_in_every_call_of_a_push(programs, ledger, tracing, figure, full):
-    """Kill the server in each kind of call in the threads of the loop and of libzmq, at the first
-    such call and at some later ones."""
+    """Kill the server in each system call that the event loop or a thread of libzmq uses: in the
+    first call of each name, and in some later ones."""
     tracing("P2")
     run = ledger(3, 16000 if full else 1000, pace=(4,))
     run.reached(0)
@@ -171,8 +172,8 @@ def test_server_killed_in_every_call_of_a_push(programs, ledger, tracing, figure
 
 
 def start_places(programs, run):
-    """The system calls of a start on an old directory up to its first log line, as [(name, nth call
-    since exec)]."""
+    """The system calls of a start on a used directory, from the first access to the directory to
+    the first log line, as [(name, n)] for the nth call of this name since exec."""
     log = programs.directory / "start.log"
     run.server.kill()
     run.restart_server(wrap=("strace", "-o", log))
@@ -191,8 +192,8 @@ def start_places(programs, run):
 
 
 def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figure, full):
-    """A start binds its port, then writes the term and its first checkpoint, and only then answers
-    messages."""
+    """Kill the server in each system call of its start. A start binds its port, then writes the
+    term and a checkpoint, and only then answers messages."""
     tracing("P2")
     run = ledger(2, 16000 if full else 1000, pace=(4,))
     run.reached(0)
@@ -202,7 +203,8 @@ def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figur
         places = spread(places, 8)
     survival = Survival(run)
     for name, nth in places:
-        run.server.kill()  # strace starts a new server and kills it, so the old one must be dead
+        # the next server runs under strace from its exec on, so first kill the old one
+        run.server.kill()
         dying = programs.server(*run.options, endpoint=run.server.endpoint, wrap=(
             "strace", "-o", "/dev/null", *strace.inject(name, "signal=KILL", nth)))
         assert dying.wait(30) == -9, f"{name} {nth}: {dying.tail()}"
@@ -216,8 +218,8 @@ def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figur
 
 
 def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
-    """Worker 0 is killed in its Nth write to a socket and started again, for every N. The other
-    workers continue."""
+    """Worker 0 is killed in its Nth write to a socket and started again, for N = 1, 2, ... The
+    other workers continue."""
     tracing("P1")
     run = ledger(3, 20000 if full else 1500, pace=(10 if full else 5,))
     run.reached(0)
@@ -237,7 +239,7 @@ def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
 
 
 def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
-    """Kill worker 0 in the other system calls of its threads: calls that wake a thread, and calls
+    """Kill worker 0 in the system calls that are not sends: calls that wake a thread, and calls
     that read the socket."""
     tracing("P1")
     run = ledger(3, 8000 if full else 1500, pace=(5,))
@@ -260,8 +262,8 @@ def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
 
 @pytest.mark.alone
 def test_death_is_noticed(ledger, figure, full):
-    """With the default heartbeats the server notices the death of a worker in time. The next
-    process with the worker's name takes its slot at once."""
+    """With the default heartbeats, the server notices the death of a worker in time. A new process
+    with the worker's name gets its slot at once."""
     run = ledger(2, 1500 if full else 400, pace=(10,))
     run.reached(0)
     times = []

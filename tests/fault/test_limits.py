@@ -1,4 +1,4 @@
-"""Rows P12 and P13: no free file descriptors, and no memory left."""
+"""Faults P12 and P13 of docs/faults.md: no free file descriptors, and no memory left."""
 import os
 import random
 import re
@@ -17,12 +17,12 @@ def cpu_seconds(pid):
 
 
 class Flood:
-    """Connections that send nothing. When the server closes one, it is opened again.
+    """Many connections that send nothing. When the server closes a connection, Flood opens a new
+    one.
 
-    While the listener's queue is full, the server's kernel answers a new connection and then
-    forgets it. So the client believes in a connection that the server does not have. For that
-    reason a connection that has not received libzmq's greeting after GREETED seconds is opened
-    again, too.
+    While the listener's queue is full, the server's kernel answers a new connection but then drops
+    it. So the client takes a connection for open that the server does not have. Therefore Flood
+    also replaces each connection that has not received libzmq's greeting after GREETED seconds.
     """
 
     GREETED = 0.5
@@ -74,13 +74,13 @@ class Flood:
 
 
 def test_out_of_descriptors(ledger, programs, figure, full):
-    """Far more connections than file descriptors: workers and checkpoints continue, the server does
-    not spin, and a new worker waits until descriptors are free."""
+    """Far more connections than file descriptors: workers and checkpoints continue, the server's
+    event loop does not spin, and a new worker waits until descriptors are free."""
     seconds = 20 if full else 3
     # some systems let only root attach the accept gate's filter (docs/operations.md, "Sandbox")
     run = ledger(3, 150 * seconds, "--sandbox", "off", pace=(10,),
                  wrap=("prlimit", "--nofile=100"))
-    run.kill_worker(2)  # the new worker will take the place of this one
+    run.kill_worker(2)  # a new worker will join in its place
     run.fleet[2].kill()
     run.reached(0)
     flood = Flood(run.server.endpoint, 200)
@@ -106,8 +106,8 @@ def test_out_of_descriptors(ledger, programs, figure, full):
 
 
 class Endless:
-    """A peer whose multipart message never ends. It speaks ZMTP itself, because libzmq sends no
-    part of an incomplete message."""
+    """A peer that sends a multipart message without end. It implements ZMTP itself, because libzmq
+    sends no part of an incomplete message."""
 
     GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     READY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
@@ -140,8 +140,8 @@ class Endless:
 
 
 def test_message_that_never_ends(ledger, figure, full):
-    """libzmq keeps the parts of a message that never ends. Above --memory-mb the server closes the
-    connection, which frees them, and continues."""
+    """libzmq stores the parts of an incomplete message. Above --memory-mb the server closes the
+    connection, which frees the parts, and continues."""
     limit = 200
     run = ledger(3, 10000 if full else 2000, "--memory-mb", limit, pace=(10,))
     run.reached(0)
@@ -168,8 +168,8 @@ def test_message_that_never_ends(ledger, figure, full):
 
 
 def allocations(programs, ledger, fail):
-    """A short run in whose server allocation number `fail` fails. Returns (exit status of the
-    server if it died before the end, or None, the run)."""
+    """A short run in which allocation number `fail` of the server fails. Returns (exit status, the
+    run). The status is None if the server outlives the workers."""
     run = ledger(0, 20, size=20, directory=f"ckpt{fail}", env={
         "LD_PRELOAD": str(BUILD / "tests/fault/memory.so"), "MEMORY_FAIL": str(fail),
         "MEMORY_COUNT": str(programs.directory / "count"), "UV_THREADPOOL_SIZE": "1"})
@@ -183,8 +183,8 @@ def allocations(programs, ledger, fail):
 
 
 def test_every_allocation_that_fails(programs, ledger, figure, seed, full):
-    """One allocation of the server fails in each run. The server manages without the memory, or
-    exits with a status and a log line. After another start no push is lost."""
+    """In each run, another allocation of the server fails. The server goes on without the memory,
+    or logs a line and exits with a status. After the next start, no push is lost."""
     code, run = allocations(programs, ledger, 0)
     assert code is None
     run.verdict()

@@ -1,4 +1,4 @@
-"""The lossy link itself: what it does to packets follows from its rules and its seed only."""
+"""The lossy link itself: its effect on packets depends only on its rules and its seed."""
 import socket
 import subprocess
 import time
@@ -24,8 +24,8 @@ def test_the_link_model_is_a_function_of_the_seed(seed):
 
 
 def test_wire_does_what_its_rules_say(nets):
-    """UDP packets through the link: how many arrive, how many twice, how late, and in which order;
-    a limited rate; a cut direction."""
+    """Send UDP packets through the link and check how many arrive, how many arrive twice, how late,
+    and in which order; also with a limited rate, and with a direction that is cut."""
     net = nets("N3", 2)
     with net.hosts[0]:
         there = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -1,4 +1,5 @@
-"""Rows N5 to N7: pushes that arrive twice, pushes that are lost, and replies that are lost."""
+"""Faults N5 to N7 of docs/faults.md: pushes that arrive twice, pushes that are lost, and replies
+that are lost."""
 import sys
 
 import numpy as np
@@ -33,7 +34,8 @@ def proxied(programs, seed):
 
 @pytest.fixture
 def peer(programs):
-    """A worker in Python, so that the test controls every byte that it sends, and its server."""
+    """A server, and a worker in Python, so that the test controls every byte that the worker
+    sends."""
     server = programs.server("--model", f"vector:{SIZE}", *LEDGER, "--replay-window", SIZE)
     worker = Worker(server.endpoint, name="peer")
     worker.server = server
@@ -64,8 +66,8 @@ def same(first, ack):
 
 
 def test_same_bytes_again(peer, figure, full):
-    """The same bytes of each push are sent many times. The server decides once, and sends that
-    decision each time."""
+    """The worker sends the bytes of each push many times. The server decides once, and answers with
+    this decision each time."""
     pushes, rounds, at_once = (500, 100, 20) if full else (100, 1, 20)
     again, wrong = rounds * at_once, 0
     for k in range(pushes):
@@ -85,8 +87,8 @@ def test_same_bytes_again(peer, figure, full):
 
 
 def test_every_push_may_come_twice(proxied, figure, full):
-    """Real workers, and a proxy that duplicates pushes. Other pushes come between a push and its
-    copy."""
+    """Real workers behind a proxy that duplicates pushes. Other pushes arrive between a push and
+    its copy."""
     run, proxy = proxied(3, 5000 if full else 200, double={"push": 0.3})
     lost, twice = run.count()
     figure("N5", lost + twice, f"lost or applied twice, {proxy.doubled} pushes came twice",
@@ -98,7 +100,7 @@ def test_every_push_may_come_twice(proxied, figure, full):
 
 def test_gap_is_named(peer, figure):
     """A push arrives without its predecessors. The server answers PS_EGAP with the missing seq, and
-    keeps nothing of the push."""
+    does not store the push."""
     wrong = 0
     for ahead in (2, 3, 100, 2**32, 2**61):
         peer.push(unit(peer.seq), 0)
@@ -113,7 +115,7 @@ def test_gap_is_named(peer, figure):
 
 
 def test_pushes_that_get_lost(proxied, figure, full):
-    """The proxy drops one push of five. The worker sends the missing pushes again every time."""
+    """The proxy drops one push in five. The workers send every dropped push again."""
     run, proxy = proxied(3, 5000 if full else 40, drop={"push": 0.2})
     stalls = sum(worker.wait(300) != 0 for worker in run.fleet)
     gaps = run.server.status()["counters"]["gaps"]
@@ -124,8 +126,8 @@ def test_pushes_that_get_lost(proxied, figure, full):
 
 
 def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
-    """Pushes in four parts (WIRE.md, "Chunked push"). The proxy drops one part of twenty, and
-    duplicates one of twenty."""
+    """Pushes in four parts (WIRE.md, "Chunked push"). The proxy drops one part in twenty, and
+    duplicates one in twenty."""
     odds = {"chunk": 0.05, "push": 0.05}
     run, proxy = proxied(2, 1000 if full else 15, size=140000, drop=odds, double=odds)
     lost, twice = run.count(600)
@@ -138,8 +140,8 @@ def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
 
 
 def test_lost_acks(proxied, figure, full):
-    """The proxy drops three ACKs of ten. Each push was applied, and is not applied again when it is
-    repeated."""
+    """The proxy drops three ACKs in ten. The workers repeat these pushes, which the server has
+    applied, and the server does not apply them again."""
     run, proxy = proxied(3, 5000 if full else 100, drop={"ack": 0.3})
     for worker in run.fleet:
         assert worker.wait(300) == 0, worker.tail()
@@ -151,7 +153,7 @@ def test_lost_acks(proxied, figure, full):
 
 
 def test_any_answer_may_be_lost(proxied, figure, full):
-    """The proxy drops one reply of ten, of any kind: WELCOME, PARAMS, ACK, BEAT, ERROR."""
+    """The proxy drops one reply in ten, of any kind: WELCOME, PARAMS, ACK, BEAT or ERROR."""
     replies = dict.fromkeys(("welcome", "params", "ack", "beat", "error"), 0.3 if full else 0.1)
     run, proxy = proxied(2, 1000 if full else 8, drop=replies)
     lost, twice = run.count(600)

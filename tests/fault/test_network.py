@@ -1,5 +1,5 @@
-"""Rows N1 to N4 and N8, in network namespaces: networks that fail for a while, wholly or in one
-direction, lossy links, slow links, and connections that are reset."""
+"""Faults N1 to N4 and N8 of docs/faults.md, in network namespaces: networks that fail for a while,
+in both directions or in one, lossy links, slow links, and connections that are reset."""
 import random
 import time
 
@@ -11,9 +11,10 @@ from support.build import FULL, PATIENCE
 from support.ledger import LedgerRun
 from support.programs import until
 
-KEPT = 256  # default of --replay-window: the most pushes of a worker that are not durable
+# the default of --replay-window: the maximum number of pushes of a worker that are not durable
+KEPT = 256
 FEW = 20000
-FRAME = 425000  # values of a vector; a message of it has 1.7 MB
+FRAME = 425000  # the number of values of a model; a push of it has 1.7 MB
 POOR = {"delay": 0.05, "jitter": 0.01, "loss": 0.05, "dup": 0.01, "reorder": 0.01, "hold": 0.02}
 NEVER = 100000  # pushes between two pulls: so large that the worker only pushes
 
@@ -33,8 +34,8 @@ def under_way(net, run, pushes=10):
 
 
 def settled(net, run):
-    """The newest decided seq of each worker, once the server has decided the pushes that it had
-    received before the cut."""
+    """Wait until the server has decided all pushes that it received before the cut. Returns the
+    newest decided seq of each worker."""
     newest = seqs(net, run.server)
     for _ in range(100):
         time.sleep(0.1)
@@ -45,7 +46,8 @@ def settled(net, run):
 
 
 def gone_for(net, run, seconds):
-    """No packet passes for this time. Returns the newest decided seq of each worker at the end."""
+    """Cut the network for `seconds`. Returns the newest decided seq of each worker at the end of
+    this time."""
     net.cut()
     end = time.monotonic() + seconds
     before = settled(net, run)
@@ -56,19 +58,20 @@ def gone_for(net, run, seconds):
 
 
 def soon(full):
-    """The seconds that recovery may take: the required time in the long form, and more in the short
+    """The maximum seconds for a recovery: the required time in the long form, and more in the short
     form, which runs on a busy machine."""
     return 2 * PATIENCE if full else 5 * PATIENCE
 
 
 def outlasts(seconds, pace):
-    """The number of pushes that keeps a worker busy for this time between the faults."""
+    """A number of pushes that is enough for a run with this many seconds between faults, at this
+    pace."""
     return int(seconds * 1000 / pace)
 
 
 def test_partition(nets, figure, full, seed):
-    """All packets are lost for a while. The workers wait, and continue without help when the
-    network is back."""
+    """All packets are lost for a while. The workers wait, and continue without help when packets
+    arrive again."""
     net = nets("N1", 4)
     lengths = [1, 30, 300] if full else [1]
     lengths += [random.Random(seed).uniform(0.5, 15) for _ in range(40)] if full else []
@@ -125,7 +128,7 @@ def test_images_count_once_across_partitions(nets, figure, full, few, mode):
     """Training: one worker after the other is cut off until the server declares it dead and gives
     its work away. Each image still counts once per epoch."""
     turns = 8 if full else 1
-    # one more epoch, so that the server notices the last death before the run ends
+    # an additional epoch, so that the server notices the last death before the run ends
     epochs = turns + 1
     net = nets("N1", 3)
     server = net.server("--model", "seed:64", "--epochs", epochs, "--mode", mode, "--heartbeat-ms",
@@ -172,7 +175,7 @@ def test_only_replies_are_lost(nets, figure, full):
     for turn in range(turns):
         under_way(net, run)
         net.cut(0, "*")
-        time.sleep(3 + 3 * turn / turns)  # longer than TCP keeps trying
+        time.sleep(3 + 3 * turn / turns)  # longer than a connection waits for an acknowledgement
         stood = seqs(net, run.server)
         net.heal()
         moved(net, run, stood)
@@ -211,8 +214,8 @@ def test_poor_link(nets, figure, full, loss):
 
 
 def test_corrupt_packets(nets, figure, full):
-    """Bits flip on the way: TCP sends the packets again. The checksums of messages would find what
-    TCP misses."""
+    """The link flips bits of packets. TCP detects this and sends the packets again. The checksums
+    of messages would detect errors that TCP misses."""
     net = nets("N3", 3)
     net.rule("*", "*", corrupt=0.02)
     run = LedgerRun(net, 2, 300 if full else 60, size=40000)
@@ -227,8 +230,8 @@ def test_corrupt_packets(nets, figure, full):
 
 @pytest.mark.parametrize("megabits", [1, 4] if FULL else [4])
 def test_slow_link(nets, figure, full, megabits):
-    """Messages of 1.7 MB take seconds each, and the server does not close the connection while they
-    make progress."""
+    """A message of 1.7 MB takes seconds, and the server does not close the connection while bytes
+    arrive."""
     net = nets("N4", 2)
     net.rule("*", "*", rate=megabits * 1000000, queue=60000)
     run = LedgerRun(net, 1, 3 if full else 1, size=FRAME)
@@ -248,7 +251,8 @@ def test_slow_link(nets, figure, full, megabits):
 
 
 def test_reset_storm(nets, figure, full, seed):
-    """Every 100 ms all connections are reset, mostly in the middle of a message of 1.7 MB."""
+    """Every 100 ms all connections are reset, mostly in the middle of a message, which has 1.7
+    MB."""
     net = nets("N8", 4)
     seconds = 60 if full else 4
     run = LedgerRun(net, 3, 700 if full else 15, size=FRAME, pace=(100,))

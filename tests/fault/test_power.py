@@ -1,5 +1,5 @@
-"""Row P4: the power fails. The real start runs on every directory that a power cut may leave
-(crash_states.py)."""
+"""Fault P4 of docs/faults.md: the power fails. The test runs the server's start on every directory
+that a power cut may leave (crash_states.py)."""
 import os
 import random
 import shutil
@@ -19,18 +19,18 @@ from support.programs import SIGTERM
 sys.path.append(str(ROOT / "tests/wire"))
 from client import Worker  # noqa: E402  a client in Python that records what it receives, and when
 
-SIZE = 600 if FULL else 40  # values: the push has one piece of the model, or five
+SIZE = 600 if FULL else 40  # values of the model: a push has 160 bytes (one sector), or 2400 (five)
 OPTIONS = ("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
            "--checkpoint-ms", 3600000)
 LEVELS = ("replay", "always")
-# checkpoints in a life: more than the server keeps, so that files of old write-ahead logs are
-# reused
+# checkpoints for each start of the server: more than the server keeps, so that it reuses files of
+# old write-ahead logs
 CYCLES = 6
 
 
 class Recorder:
-    """A server whose changes of its directory are all logged, and a client that logs what it
-    received."""
+    """A server, a log of all changes of its directory, and a client that writes to this log what it
+    has sent and received."""
 
     def __init__(self, programs, level, place):
         self.programs, self.place, self.client = programs, place, None
@@ -41,7 +41,7 @@ class Recorder:
         place.mkdir(exist_ok=True)
 
     def note(self, **noted):
-        """Write a note into the log, between the operations before and after this moment."""
+        """Append a note to the log, after all operations so far."""
         lines = "".join(f"note\t-1\t{name}\t-\t{value}\t0\n" for name, value in noted.items())
         with self.log.open("ab", buffering=0) as log:
             log.write(lines.encode())
@@ -63,8 +63,8 @@ class Recorder:
         return ack
 
     def life(self):
-        """One start of the server, with pushes and checkpoints. The client resumes its session of
-        the previous life."""
+        """One life of the server: a start, pushes and checkpoints. The client resumes its session
+        of the previous life."""
         endpoint = self.start()
         if self.client:
             self.client.endpoint = endpoint
@@ -86,8 +86,8 @@ class Recorder:
 
 
 def recorded(programs, level):
-    """The log of two lives. Each has a start, pushes and checkpoints. The first life ends in kill
-    -9, the second in a drain."""
+    """The log of two lives of a server. The first life ends with kill -9, the second with a
+    drain."""
     recorder = Recorder(programs, level, programs.directory / "ckpt")
     for _ in range(2):
         recorder.life()
@@ -102,7 +102,7 @@ def recorded(programs, level):
 
 
 class StartChecker:
-    """Runs the real start on many directories, and each different content only once."""
+    """Runs the server's start on many directories, and on equal contents only once."""
 
     def __init__(self):
         self.found = {}    # state -> [status, resumed, term, last_seq, applied]
@@ -111,8 +111,8 @@ class StartChecker:
         self.argv = command("tests/tools/start", *OPTIONS)
 
     def start_all(self, states):
-        """Fill `found`. One process starts some hundred states, in a RAM disk if this machine has
-        one."""
+        """Add the results for all states to `found`. One process makes up to 500 starts, on a RAM
+        disk if this machine has one."""
         new = [s for s in states if s not in self.found]
         memory = Path("/dev/shm")
         root = memory if os.access(memory, os.W_OK) else None
@@ -134,8 +134,8 @@ class StartChecker:
             self.found[state] = [int(word) for word in line.split()[:5]]
 
     def check(self, state, noted):
-        """Check a start after a cut at one instant. It must restore what a client had received by
-        then, and nothing that a client sent later."""
+        """Check a start after a power cut. It must restore every push that the client knew to be
+        durable before the cut, and no push that the client sent only later."""
         status, resumed, term, seq, applied = self.found[state]
         if (status or applied != seq or term <= noted["term"]
                 or not noted["durable"] <= seq <= noted["sent"] or noted["term"] and not resumed):
@@ -143,8 +143,8 @@ class StartChecker:
 
 
 def cut_everywhere(ops, disk=None, since=0, noted=None):
-    """Cut the power after each operation from `since` on. Returns (the checker, the number of
-    states)."""
+    """Simulate a power cut after each operation from number `since` on. Returns (the checker, the
+    number of states)."""
     checker, disk, count = StartChecker(), disk or crash_states.Disk(), 0
     noted = {"term": 0, "durable": 0, "sent": 0, **(noted or {})}
     cuts = []
@@ -163,8 +163,8 @@ def cut_everywhere(ops, disk=None, since=0, noted=None):
 
 
 def one_cycle(ops):
-    """The range of operations from the beginning of one of the last checkpoints to the beginning of
-    the next. Pushes in this range are durable only with that checkpoint."""
+    """A range of operations around one of the last checkpoints. A push in this range is durable
+    only through this checkpoint."""
     made = [i for i, op in enumerate(ops) if op.kind == "rename" and op.other.startswith("ckpt-")]
     begin = next(i for i in range(made[-3], len(ops)) if ops[i].kind == "sync"
                  and ops[i].name == ".")
@@ -174,7 +174,7 @@ def one_cycle(ops):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_power_cut_after_every_operation(programs, figure, level):
-    """Cut the power after every operation of two lives: starts, pushes, checkpoints, and a
+    """Simulate a power cut after every operation of two lives: starts, pushes, checkpoints, and a
     drain."""
     ops = recorded(programs, level)
     checker, count = cut_everywhere(ops)
@@ -188,8 +188,8 @@ def test_power_cut_after_every_operation(programs, figure, level):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_second_power_cut_during_the_start(programs, figure, seed, level):
-    """A real server starts on a directory that a cut has left, and the power fails again during the
-    start."""
+    """A real server starts on a directory that a power cut has left. The power fails again during
+    this start."""
     ops, disk, noted, found = recorded(programs, level), crash_states.Disk(), {}, {}
     for op in ops:
         disk.play(op)
@@ -224,8 +224,8 @@ FORGOTTEN = {"replay": {"files": lambda op: op.name != ".", "directory": lambda 
 
 @pytest.mark.parametrize("level,what", [(lv, what) for lv in LEVELS for what in FORGOTTEN[lv]])
 def test_forgotten_fsyncs_are_found(programs, figure, level, what):
-    """Test the enumerator: if these syncs around one checkpoint are left out, it must find illegal
-    states."""
+    """Tests the enumeration of states: without these syncs around one checkpoint, it must find
+    illegal states."""
     ops = recorded(programs, level)
     since, until = one_cycle(ops)
     forgotten = FORGOTTEN[level][what]

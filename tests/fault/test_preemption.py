@@ -1,4 +1,5 @@
-"""Row P10: a worker that is stopped gives its work back and exits with 12."""
+"""Fault P10 of docs/faults.md: a worker that receives SIGTERM gives its work back and exits with
+12."""
 import os
 import signal
 import time
@@ -9,8 +10,7 @@ from support.build import PATIENCE, command
 from support.programs import SIGTERM, Process, until
 
 STOPPED = 12
-# the server declares no worker dead during the test: only a worker that says goodbye returns
-# batches
+# the server declares no worker dead during the test, so batches are free again only after a BYE
 NEVER_DEAD = ("--suspect-ms", 590000, "--dead-ms", 600000)
 SLOW_MODEL = "conv:64:5 relu conv:64:5 relu pool:2 fc:10"  # seconds for each batch on cpu-ref
 
@@ -34,7 +34,8 @@ def images(server):
     ("downpour", ("--n-push", 3)), ("downpour", ("--n-push", 4, "--n-fetch", 4)), ("sync", ()),
     ("sandblaster", ()), ("easgd", ("--n-push", 4))])
 def test_preempted_worker(programs, figure, small, mode, options):
-    """A worker is stopped and replaced, three times. Each image counts once per epoch."""
+    """Three times, a worker receives SIGTERM and a new worker replaces it. Each image counts once
+    per epoch."""
     server = programs.server("--model", "seed:8", "--epochs", 8, "--mode", mode, "--batch-size", 20,
                              "--min-workers", 2, *NEVER_DEAD, *options)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(2)]
@@ -46,7 +47,8 @@ def test_preempted_worker(programs, figure, small, mode, options):
         assert fleet[0].wait(10) == STOPPED, fleet[0].tail()
         times.append(time.monotonic() - begun)
         fleet[0] = programs.worker(server.endpoint, data=small)
-        fleet[0].line("worker connected")  # before that, SIGTERM may end it without its handler
+        # before this line, the worker may have no handler for SIGTERM
+        fleet[0].line("worker connected")
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
     assert len(result["images_per_epoch"]) == 8
@@ -57,8 +59,8 @@ def test_preempted_worker(programs, figure, small, mode, options):
 
 
 def test_returned_lease(programs, figure, small):
-    """A worker that leaves in the middle of its lease returns it: the other worker finishes the
-    epoch at once."""
+    """A worker that leaves in the middle of its lease returns the lease, so that another worker can
+    finish the epoch at once."""
     server = programs.server("--model", SLOW_MODEL, "--epochs", 1, "--batch-size", 20,
                              "--max-updates", 6, *NEVER_DEAD)
     slow = slow_worker(programs, server, small)
@@ -73,7 +75,7 @@ def test_returned_lease(programs, figure, small):
 
 
 def test_grace_is_over(programs, figure, small):
-    """A batch takes longer than --grace-ms: the worker exits in time, and another one repeats the
+    """A batch takes longer than --grace-ms: the worker exits in time, without the result of the
     batch."""
     server = programs.server("--model", SLOW_MODEL, "--epochs", 1, "--batch-size", 1000,
                              "--min-workers", 1)
@@ -90,7 +92,8 @@ def test_grace_is_over(programs, figure, small):
 
 
 def test_grace_with_a_silent_server(programs, figure, small):
-    """The server hangs: a stopped worker still exits in time. The run goes on later."""
+    """The server hangs: a worker that receives SIGTERM still exits in time. When the server
+    continues, another worker finishes the run."""
     server = programs.server("--model", "seed:8", "--epochs", 4)
     worker = programs.worker(server.endpoint, "--grace-ms", 1000, data=small)
     until(lambda: images(server) > 1000, 20, "training")
@@ -115,8 +118,8 @@ def test_stopped_before_it_connects(programs, data):
 
 
 def test_workers_of_a_drained_server(programs, small):
-    """A drain ends the workers before training is done. They do not exit with 0, so a supervisor
-    starts them again together with the server."""
+    """A drain ends the workers before the training is complete. They do not exit with 0, so a
+    supervisor starts them again together with the server."""
     server = programs.server("--model", "seed:8", "--epochs", 1000)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: images(server) > 1000, 20, "training")

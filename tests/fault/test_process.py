@@ -1,5 +1,5 @@
-"""Rows P6 to P8, P10, P11, P14, P15 and P17: processes that hang, run slowly, end, restart again
-and again, or come too late."""
+"""Faults P6 to P8, P10, P11, P14, P15 and P17 of docs/faults.md: processes that hang, run slowly,
+end, restart again and again, or belong to an old run."""
 import hashlib
 import os
 import random
@@ -24,7 +24,7 @@ def percentile(times, part):
 
 
 def report(figure, row, run, what):
-    """Report the verdict of the ledger."""
+    """Report how many pushes were lost or applied twice."""
     lost, twice = run.count(300)
     figure(row, lost + twice, f"pushes lost or applied twice ({what})", lost + twice == 0,
            what="ledger")
@@ -38,8 +38,8 @@ def trained(server, images):
 
 
 def test_stopped_worker_is_noticed(ledger, figure, seed, full):
-    """SIGSTOP with the default heartbeats: the server notices that the worker is silent. After
-    SIGCONT the worker continues where it was."""
+    """SIGSTOP of a worker, with the default heartbeats: the server notices that the worker is
+    silent. After SIGCONT the worker continues."""
     run = ledger(4, 1500 if full else 250, pace=(40 if full else 12,))
     run.reached(0)
     dice, times = random.Random(seed), []
@@ -86,12 +86,12 @@ def test_worker_that_slept_past_its_death(programs, figure, small, mode):
     figure("P6", wrong, "epochs with an image lost or counted twice", wrong == 0, what="batches")
     assert len(result["images_per_epoch"]) == EPOCHS
     assert [w.wait(30) for w in fleet[1:]] == [0, 0]
-    fleet[0].wait(30)  # 0 if the worker came back in time; else the run ended before it woke up
+    fleet[0].wait(30)  # the status may be 0 or not: the run may end before the worker wakes up
 
 
 @pytest.mark.alone
 def test_busy_machine_kills_nobody(programs, figure, small, full):
-    """Twice as many runnable processes as CPUs, for ten minutes in the long form. The server
+    """With twice as many runnable processes as CPUs, for ten minutes in the long form, the server
     suspects no live worker."""
     spin = [programs.add(Process("spin", ["/bin/sh", "-c", "while :; do :; done"]))
             for _ in range(2 * os.cpu_count())]
@@ -120,8 +120,8 @@ def healthy(server, seconds, page="/healthz"):
 
 
 def test_stopped_server(ledger, figure, full):
-    """The workers of a stopped server wait. A supervisor that probes each second notices it, kills
-    the server and starts another."""
+    """The workers of a stopped server wait. A supervisor that probes /livez every second notices
+    that the server hangs, kills it and starts another."""
     run = ledger(3, 2000 if full else 300, pace=(4,))
     run.reached(0)
     probe = 2 if full else 0.5
@@ -141,7 +141,7 @@ def test_stopped_server(ledger, figure, full):
 
 def test_server_that_wakes_up_again(ledger, figure, full):
     """The server is stopped for longer than its time limits for workers, and then continues. No
-    worker has ended, and the server has declared none dead."""
+    worker has ended, and the server declares no worker dead."""
     run = ledger(3, 2000 if full else 300, pace=(4,))
     run.reached(0)
     run.server.signal(signal.SIGSTOP)
@@ -181,7 +181,7 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
         return (marks[1][1] - marks[0][1]) / (marks[1][0] - marks[0][0])
     normal = others()
     crawl(run.fleet[0])
-    slow = max(others() for _ in range(3))  # the maximum excludes the load of other processes
+    slow = max(others() for _ in range(3))  # the maximum: other processes can only lower the rate
     figure("P8", 100 * slow / normal,
            "% of the others' pushes are left beside a worker with 0.1 CPU",
            slow >= 0.9 * normal, what="others")
@@ -190,7 +190,8 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
 
 
 def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
-    """One backup worker: a step ends with the first two gradients of three. The third is late."""
+    """Sync with one backup worker: a step ends with the first two of three gradients. The slow
+    worker's gradient is late."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--backup-workers", 1,
                         "--epochs", 4, "--min-workers", 3)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(3)]
@@ -206,8 +207,8 @@ def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
 
 
 def test_sigterm_drains(ledger, figure, seed, full):
-    """SIGTERM under load, again and again: the server exits with 0, and its disk has every
-    acknowledged push."""
+    """SIGTERM or SIGINT under load, again and again: the server exits with 0, and its last
+    checkpoint contains every acknowledged push."""
     dice, times, missing = random.Random(seed), [], 0
     rounds = 100 if full else 4
     run = ledger(3, rounds * 60, pace=(2,))
@@ -238,7 +239,7 @@ def test_sigterm_drains(ledger, figure, seed, full):
 
 
 def test_second_sigterm_ends_at_once(programs, figure):
-    """A disk that hangs blocks the drain. A second signal ends the server with status 1."""
+    """A disk that hangs blocks the drain. A second SIGTERM ends the server with status 1."""
     stuck = programs.directory / "stuck"
     server = programs.server("--model", "vector:1000", "--checkpoint-ms", 3600000, env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(stuck)})
@@ -268,7 +269,7 @@ def test_other_signals(ledger, figure):
 @pytest.mark.parametrize("number", [SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize("call", ["rt_sigaction", "flock"])
 def test_signal_during_the_start(programs, figure, call, number):
-    """A signal in the first call that sets a handler, and while the directory is being locked: the
+    """A signal arrives when the server sets its first handler, or while it locks the directory: the
     server starts, and then drains. SIGHUP has no effect."""
     if strace.unusable():
         figure.cannot("P10", strace.unusable())
@@ -291,7 +292,8 @@ def test_signal_during_the_start(programs, figure, call, number):
 
 
 def digest(directory):
-    """{file name: hash of its content} of a directory, without the history that a server writes."""
+    """Returns {file name: hash of its content} for a directory, without the server's file of its
+    history."""
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest()
             for f in sorted(directory.iterdir())
             if f.is_file() and not f.name.startswith("history")}
@@ -355,8 +357,8 @@ def test_restart_storm(programs, ledger, figure, full):
 
 
 def test_workers_of_an_old_run(programs, ledger, figure, full):
-    """A server with a new directory takes the address of the old one. All old workers exit with 4,
-    and none of their pushes is applied."""
+    """A server with a new directory takes the address of an old server. All workers of the old run
+    exit with 4, and the new server applies none of their pushes."""
     foreign, ended, rounds = 0, [], 10 if full else 2
     for k in range(rounds):
         run = ledger(3, 400, pace=(2,), directory=f"old{k}")
@@ -388,8 +390,8 @@ def test_trainer_of_an_old_run_exits_4(programs, figure, small):
 
 
 def test_device_that_breaks(programs, figure, small):
-    """A device fails in its eighth gradient, after it wrote half of it. The worker pushes nothing
-    of that gradient."""
+    """A device fails during its eighth gradient, when half of the gradient is written. The worker
+    pushes no part of this gradient."""
     server = programs.server("--model", "seed:8", "--epochs", 2, "--seed", 7, *SOON)
     broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", small,
@@ -407,8 +409,8 @@ def test_device_that_breaks(programs, figure, small):
 
 
 def test_device_that_hangs(programs, figure, small):
-    """A device does not return from its eighth gradient. The worker exits after its time-out, and
-    another worker finishes the run."""
+    """A device never finishes its eighth gradient. The worker exits after its time-out, and another
+    worker finishes the run."""
     server = programs.server("--model", "seed:8", "--epochs", 2, "--seed", 7, *SOON)
     broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", small,
@@ -421,7 +423,7 @@ def test_device_that_hangs(programs, figure, small):
 
 
 def test_gpu_that_breaks(programs, figure, small):
-    """As above, with a real GPU: a library in LD_PRELOAD poisons its context on SIGRTMIN."""
+    """A real GPU breaks: on SIGRTMIN, a library in LD_PRELOAD makes the CUDA context unusable."""
     if not Path("/dev/nvidia0").exists():
         figure.cannot("P17", "no GPU here: make gpu-test does it where there is one")
     server = programs.server("--model", "seed:32", "--epochs", 1000, *SOON)

@@ -1,4 +1,5 @@
-"""Rows N9 and N10: a server that restarts under many workers, and half-open connections."""
+"""Faults N9 and N10 of docs/faults.md: a server that restarts while many workers run, and half-open
+connections."""
 import sys
 import time
 
@@ -17,19 +18,19 @@ WORKERS = 16
 
 
 def worst_percent(values, percent=1):
-    """The percentile: `percent` percent of the values are greater."""
+    """A high percentile: `percent` percent of the values are greater."""
     return sorted(values)[-1 - len(values) * percent // 100]
 
 
 def seqs_here(run):
-    """As namespaces.seqs, for a server on this host."""
+    """As namespaces.seqs, for a server outside namespaces."""
     return {w["name"]: w["last_seq"] for w in run.server.status()["workers"]}
 
 
 @pytest.mark.alone
 def test_restart_under_16_workers(programs, figure, full):
-    """The time from exec of the new server until it has decided a new push of each of 16
-    workers."""
+    """Measures, for each of 16 workers, the time from the exec of a new server until it has decided
+    a new push of the worker."""
     restarts = 100 if full else 2
     run = LedgerRun(programs, WORKERS, 60 + 20 * restarts, pace=(50,))
     took = []
@@ -55,7 +56,7 @@ def test_restart_under_16_workers(programs, figure, full):
 
 
 def test_hello_storm(programs, figure):
-    """A thousand HELLOs at once: the server answers 50 a second, and still accepts a worker."""
+    """A thousand HELLOs at once: the server answers 50 per second, and still accepts a worker."""
     server = programs.server("--model", "vector:10", directory=None)
     link = Link(server.endpoint)
     begun = time.monotonic()
@@ -93,7 +94,7 @@ def half_open(net, server, count):
 
 
 def test_half_open_connections(nets, figure, full):
-    """The server notices all peers that vanish, and a healthy worker is not disturbed."""
+    """The server notices that the peers have vanished, and a healthy worker continues."""
     net = nets("N10", 3)
     rounds, count = (5, 200) if full else (1, 100)
     run = LedgerRun(net, 1, 400 * rounds if full else 600, pace=(10,))
@@ -116,7 +117,7 @@ def test_half_open_connections(nets, figure, full):
 
 
 def test_silent_worker_is_suspected(nets, figure, full):
-    """The worker's connection is open but carries nothing: the server suspects the worker after
+    """A worker's connection is open but no packet passes: the server suspects the worker after
     three missed heartbeats."""
     net = nets("N10", 2)
     run = LedgerRun(net, 1, 3000 if full else 250, pace=(5,))

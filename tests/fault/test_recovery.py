@@ -11,7 +11,7 @@ WORKERS = 16
 
 
 def worst(values, percent=1):
-    """The percentile: `percent` percent of the values are greater."""
+    """A high percentile: `percent` percent of the values are greater."""
     return sorted(values)[-1 - len(values) * percent // 100]
 
 
@@ -37,7 +37,8 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
     first, everybody = [], []
     for _ in range(kills):
         milliseconds(lambda: sum(n >= 5 for n in seqs(run).values()) == WORKERS, time.monotonic())
-        run.server.popen.kill()  # no wait: the killed server may still hold its lock and its port
+        # popen.kill does not wait: the killed server may still hold its lock and its port
+        run.server.popen.kill()
         begun = time.monotonic()
         run.restart_server()
         found = int(run.server.line(r"resumed\b.*\bversion=(\d+)")[1])
@@ -57,7 +58,7 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
 
 
 def pushed_in(run, names, seconds):
-    """Pushes per second of these workers, during this time."""
+    """The pushes per second of the workers `names`, over the next `seconds`."""
     begun, before = time.monotonic(), seqs(run)
     milliseconds(lambda: time.monotonic() >= begun + seconds, begun)
     after = seqs(run)
@@ -65,8 +66,8 @@ def pushed_in(run, names, seconds):
 
 
 def test_a_death_does_not_slow_the_others(ledger, figure, full):
-    """Four workers push at a rate that the machine can sustain. One of them is killed, and the
-    server notices its silence."""
+    """Four workers push at a rate that the machine can sustain. One worker is killed, and the
+    server notices its silence. This must not slow down the other three workers."""
     rounds, seconds = (10, 2.5) if full else (2, 2)
     run = ledger(4, int((rounds * 2 * seconds + 30) * 100), pace=(10,))
     others = ["ledger-1", "ledger-2", "ledger-3"]

@@ -1,4 +1,4 @@
-"""Row P27: Slurm cancels workers, and requeues jobs of deploy/slurm in the middle."""
+"""Fault P27 of docs/faults.md: Slurm cancels workers, and requeues running jobs of deploy/slurm."""
 import json
 import re
 import shutil
@@ -15,13 +15,15 @@ from support.programs import until
 
 TRAIN, WORKERS = ROOT / "deploy/slurm/train.sbatch", ROOT / "deploy/slurm/workers.sbatch"
 EPOCHS = 60
-# Each cluster numbers its jobs from 1, and a server takes its port from the number.
+# The job number determines the server's port, and each cluster numbers its jobs from 1. So run only
+# one cluster at a time.
 pytestmark = pytest.mark.xdist_group("slurm")
 
 
 @pytest.fixture
 def slurm(programs, figure):
-    """A running cluster. A short path, because the socket of munge has at most 107 bytes."""
+    """A running cluster, in a directory with a short path: the path of munge's socket may have at
+    most 107 bytes."""
     home = Path(tempfile.mkdtemp(prefix="slurm"))
     home.chmod(0o755)
     cluster = Slurm.__new__(Slurm)
@@ -37,7 +39,8 @@ def slurm(programs, figure):
 
 
 def environment(slurm, data, **more):
-    """What a user exports: the programs in PATH, the data, and the directory of the run."""
+    """The environment that a user sets: the programs in PATH, the data, and the directory of the
+    run."""
     programs = slurm.home / "bin"
     programs.mkdir(exist_ok=True)
     for name in ("cnn-ps", "cnn-worker", "cnn-ctl"):
@@ -59,8 +62,9 @@ def starts(slurm, job):
 
 
 def test_requeued_job(slurm, figure, small):
-    """A job with two workers, and an array of two more. One of these is cancelled; the job is
-    requeued; the node is drained, so that the requeued job waits, and resumed."""
+    """A job runs the server and two workers, and a job array runs two more workers. The test
+    cancels one job of the array and requeues the first job. Then it drains the node, so that the
+    requeued job waits, and resumes the node."""
     env = environment(slurm, small)
     job = slurm.submit(TRAIN, "--model", "seed:8", "--epochs", EPOCHS,
                        options=("--ntasks=2", "--gpus-per-task=1"), **env)
@@ -88,8 +92,8 @@ def test_requeued_job(slurm, figure, small):
 
 
 def test_time_is_nearly_over(slurm, figure, small):
-    """The ledger gradient: Slurm's warning before the end of the time makes the job requeue itself.
-    A killed worker is started again."""
+    """With the ledger gradient: when Slurm signals that the job's time is nearly over, the job
+    requeues itself. When a worker is killed, the job starts it again."""
     pushes, tasks = 400, 2
     env = environment(slurm, small, PUSHES=str(pushes))
     fake = slurm.home / "bin/cnn-worker"

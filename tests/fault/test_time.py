@@ -1,5 +1,5 @@
-"""Row P9: clocks that jump. The server and the workers use only CLOCK_MONOTONIC, and its start
-value does not matter."""
+"""Fault P9 of docs/faults.md: clocks that jump. The server and the workers measure time only with
+CLOCK_MONOTONIC, and its start value does not matter."""
 import glob
 import os
 import shutil
@@ -38,7 +38,7 @@ def year(env):
 
 
 def saved_in(server, seconds):
-    """The number of checkpoints that are saved in the next seconds."""
+    """The number of checkpoints that the server saves in the next `seconds`."""
     before, end = server.status()["checkpoint"]["saved"], time.monotonic() + seconds
     until(lambda: time.monotonic() >= end, seconds + 5, "the window")
     return server.status()["checkpoint"]["saved"] - before
@@ -56,7 +56,8 @@ def test_wall_clock_jumps(ledger, wall, figure, full):
     for to in JUMPS:
         turn(to)
         saved = saved_in(run.server, window)
-        missed += saved < window * 5  # of twenty checkpoints a second; the machine may be busy
+        # 20 checkpoints are due per second, but the machine may be busy
+        missed += saved < window * 5
         extra += saved > window * 20 + 2
     counters = run.server.status()["counters"]
     silent = sum("worker silent" in line for line in run.server.lines)

@@ -15,8 +15,8 @@
  *                    sum of the moves of all applied pushes.
  *   resume           one worker and a network that keeps the order: the final weights equal the
  *                    final weights of the same run without faults, bit for bit.
- *   order            sync, several workers and no fault: the final weights equal the final weights
- *                    of a run whose messages arrive in another order, bit for bit.
+ *   order            sync, several workers, only faults of the network: the final weights equal
+ *                    those of a run whose messages arrive in another order, bit for bit.
  *   members          no step of sync misses a live member (steps.c).
  *   deadlines        the server and all workers have finished by DEADLINE_MS of virtual time.
  *   bounds           bounds.c checks its bounds after each event.

@@ -3,8 +3,8 @@
  * the tests in the order in which they stand in the file.
  *
  *   TEST(name)                        {...}   a test
- *   TEST_IN(name, set_up, tear_down)  {...}   a test with a set-up and a tear-down function; either
- *   may be NULL TEST_AGAIN(name, set_up, tear_down)       the same test with two other functions
+ *   TEST_IN(name, set_up, tear_down)  {...}   a test with set-up and tear-down, either may be NULL
+ *   TEST_AGAIN(name, set_up, tear_down)       the same test with two other functions
  *   TEST_GROUP(set_up, tear_down)             functions that run before and after all tests
  *
  * The body of a test may use the parameter `void **state`, in which a set-up function can pass

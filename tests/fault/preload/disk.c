@@ -1,18 +1,19 @@
 /*
- * disk.c - disk.so, for LD_PRELOAD. It logs all changes of the files of one directory, including
- * the data. It can also let fsync hang, let writes fail, or slow them down.
+ * disk.c - disk.so, for LD_PRELOAD. It logs all changes of one directory and its files, with the
+ * data. It can also make fsync hang, make writes fail, or slow writes down.
  *
- *   DISK_ROOT=DIR   the directory whose files are watched (a real path)
- *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes` of words separated
- *                   by tabs, then `bytes` bytes of data
+ *   DISK_ROOT=DIR   the directory whose changes are logged (a real path)
+ *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes`, with tabs between
+ *                   the words, and then `bytes` bytes of data
  *   DISK_HANG=FILE  while this file exists, fsync and fdatasync wait
- *   DISK_WRITE=FILE while this file exists, its text changes each write to a file of DIR: "short"
- *                   writes half of the bytes, "lie" writes none and reports success, and a number
- *                   fails with that errno
- *   DISK_SLOW=MS    each pwrite first waits MS milliseconds
+ *   DISK_WRITE=FILE while this file exists, its text selects a fault of each write to a file of
+ *                   DIR. "short": the write stores half of the bytes. "lie": it stores nothing and
+ *                   reports success. A number: it fails with this errno
+ *   DISK_SLOW=MS    each pwrite first waits for MS milliseconds
  *
  * Names are relative to DIR, and "." is DIR itself. A record is written after its call has
- * succeeded. One lock covers both, so the log has the order of the calls. Threads: any.
+ * succeeded. One lock covers the call and the record, so the records have the order of the calls.
+ * Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -151,7 +152,7 @@ static void written(int fd, const void *data, ssize_t n, off_t at)
 		say("write", fd, name, "-", at, data, (size_t)n);
 }
 
-/* Carry out a write as DISK_WRITE demands. */
+/* Carry out a write with the fault that DISK_WRITE selects. */
 static ssize_t broken_write(
 	__typeof__(&write) real, const char *how, int fd, const void *data, size_t n)
 {
@@ -176,8 +177,8 @@ static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size
 	return known ? broken_write(real, how, fd, data, n) : real(fd, data, n);
 }
 
-/* libuv's signal handler also writes, to a pipe. The thread that the signal interrupted may hold
- * the lock, so a write to a file outside the directory must not take the lock. */
+/* A write to a file outside the directory must not take the lock: libuv's signal handler writes to
+ * a pipe, and the thread that the signal interrupted may hold the lock. */
 ssize_t write(int fd, const void *data, size_t n)
 {
 	char buf[PATH_MAX];

@@ -1,13 +1,13 @@
 /*
- * memory.c - memory.so, for LD_PRELOAD: the Nth allocation of a program fails, once.
+ * memory.c - memory.so, for LD_PRELOAD: lets one allocation of a program fail, the Nth.
  *
  *   MEMORY_FAIL=N     the number of the allocation; 0 or unset: none
  *   MEMORY_COUNT=FILE at exit, the number of allocations is written to this file
  *
- * The allocations of the program and its libraries count, with two exceptions. libzmq and the
- * libraries under it do not count, because libzmq aborts the process when it gets no memory
- * (alloc_assert). GnuTLS and the libraries under it do not count: libmicrohttpd loads them, but
- * nothing uses them. Threads: any.
+ * N counts the allocations of the program and its libraries, with two exceptions: libzmq and the
+ * libraries that it uses, because libzmq aborts the process when it gets no memory (alloc_assert);
+ * and GnuTLS and the libraries that it uses, which libmicrohttpd loads but the program never needs.
+ * Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -21,7 +21,7 @@
 
 #define MAX_FRAMES 32
 
-/* the allocation functions of glibc, under their second names */
+/* glibc's own names of its allocation functions */
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t size);
@@ -73,7 +73,7 @@ static int counts(const void *caller)
 	return !is_for_libzmq();
 }
 
-/* The first call of backtrace allocates memory, so make it here. */
+/* Call backtrace once at the start of the program: its first call allocates memory. */
 __attribute__((constructor)) static void prepare(void)
 {
 	void *frame[1];

@@ -1,12 +1,14 @@
 /*
- * backend.c - how fast a device computes gradients (forward and backward, no update) of real
- * batches. Prints CSV: net,batch,threads,isa,ms_per_batch,images_per_s (of the median batch) and
- * cpu_ms_per_batch. The last column is the CPU time of all threads, which depends less on other
- * programs.
+ * backend.c - measures how fast a device computes gradients (forward and backward, no update) of
+ * batches of real images. Prints CSV:
+ * net,batch,threads,isa,ms_per_batch,images_per_s,cpu_ms_per_batch. ms_per_batch and images_per_s
+ * are of the median batch. cpu_ms_per_batch is the CPU time of all threads, which depends less on
+ * other running programs.
  *
  *   backend [NET [BATCH [THREADS [SECONDS [DEVICE]]]]]     seed:32 100 2 1 cpu
  *
- * Data: $CNN_DATA or the usual places. CNN_KX_ISA=baseline|avx2|avx512 selects an instruction set.
+ * Data: $CNN_DATA or the default data directories. CNN_KX_ISA=baseline|avx2|avx512 selects an
+ * instruction set.
  */
 #include <string.h>
 #include <time.h>
@@ -51,8 +53,8 @@ static int measure(struct bench *b, double seconds, double *median_ms, double *c
 	return PS_OK;
 }
 
-/* The instruction set in a device's name: "cpu 2 threads avx512" -> "avx512". Other devices have
- * none. */
+/* The instruction set in the name of a device: "cpu 2 threads avx512" -> "avx512". Only "cpu"
+ * devices have an instruction set. */
 static const char *isa(const struct bench *b)
 {
 	const char *last = strrchr(backend_name(b->backend), ' ');

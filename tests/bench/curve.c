@@ -1,12 +1,13 @@
 /*
- * curve.c - the cost of keys: pushes of one tensor per second, with and without CURVE.
+ * curve.c - measures the cost of encryption: pushes of one tensor per second, with and without
+ * CURVE keys.
  *
  *   curve [--seconds S] [--bytes N] [--mode zmq|cnn-ps] [--keys 0|1]
  *
- * One client and one server share the CPUs that they are given (taskset -c 0,1). Mode cnn-ps has a
- * real server and libcnnps with all checks; a push counts when it is acknowledged. Mode zmq is the
- * upper bound: a plain DEALER sends the same bytes to a plain ROUTER, which answers each message
- * with one byte. Prints CSV.
+ * One client and one server share the CPUs of the command, which taskset can limit (taskset -c
+ * 0,1). Mode cnn-ps starts a real server and pushes with libcnnps and all checks; a push counts
+ * when it is acknowledged. Mode zmq gives the upper bound: a plain DEALER sends the same bytes to a
+ * plain ROUTER, which answers each message with one byte. Prints CSV.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -25,11 +26,13 @@
 #include "tests/support/client_calls.h"
 #include "worker/client/cnnps.h"
 
-#define WARM_UP 300 /* pushes until every buffer of the library has been used */
-#define WINDOW  8   /* messages in flight, as many as cnn-ps allows */
+#define WARM_UP 300 /* pushes before the clock starts; every buffer has been used then */
+#define WINDOW  8   /* maximum number of messages in flight, as in cnn-ps */
 
 struct options {
-	const char *mode, *keys, *build; /* NULL: all modes, both with and without keys */
+	/* mode, keys: NULL selects both modes, or runs with and without keys; build: the build
+	 * folder */
+	const char *mode, *keys, *build;
 	double seconds;
 	size_t bytes;
 };
@@ -177,8 +180,8 @@ static void start_cnnps(const struct options *o, struct server *s)
 	exit(1);
 }
 
-/* A buffer that the library returns still has its values, so making a gradient costs nothing
- * here. */
+/* Push a gradient of `n` values. The library reuses its buffers with their old values, so only the
+ * first pushes fill a buffer. */
 static void push(struct cnnps *c, size_t n)
 {
 	float *g = cnnps_gradient(c);
@@ -222,7 +225,7 @@ static void cnnps_rate(const struct options *o, const struct server *s, struct r
 
 /* ---- bare libzmq ---------------------------------------------------------------------------- */
 
-/* With keys, the client draws its own key pair. The server has no ZAP handler, so it accepts every
+/* Use CURVE, with a new key pair of the client. The server has no ZAP handler, so it accepts every
  * client. */
 static void set_curve(void *socket, const struct key_pair *own, const char *server_key)
 {
@@ -276,7 +279,7 @@ static void start_zmq(const struct key_pair *key, struct server *s)
 	close(fd[0]);
 }
 
-/* The number of messages that are answered in this time. WINDOW messages are in flight. */
+/* Send messages for `seconds`, with WINDOW messages in flight. Returns the number of answers. */
 static uint64_t exchange(void *socket, zmq_msg_t *body, double seconds)
 {
 	uint64_t sent = 0, answered = 0;
@@ -373,7 +376,7 @@ int main(int argc, char **argv)
 	struct options o = {.build = build_of(argv[0]), .seconds = 3, .bytes = 1740000};
 	int c;
 
-	mem_keep(); /* as in cnn-worker */
+	mem_keep(); /* keep freed memory, as cnn-worker does */
 	while ((c = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		if (c == 's')
 			o.seconds = strtod(optarg, NULL);

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""The cost of each level of durability: pushes per second of ledger workers through a real server.
+"""Measures the cost of each level of durability: the pushes per second of ledger workers to a real
+server.
 
     tests/bench/durability.py [--workers 2] [--seconds 2] [--pushes PART] [--dir DIR]
 
-DIR selects the disk, and is created if it does not exist. PART scales the usual number of pushes
-(default 1); a small value gives a quick measurement. Prints CSV: what,bytes,pushes_per_s,mb_per_s.
-"none" is a server without a checkpoint directory. "replay" and "always" are --durability, with a
-checkpoint every 500 ms. "disk" is a plain loop of write and fdatasync on the same disk: on a new
-file, and on a file whose blocks are allocated already. The files of the write-ahead log are of the
-second kind after their first use. Workers push whole vectors and hardly pull.
+DIR selects the disk, and is created if it does not exist. PART (default 1) is a factor on the
+number of pushes; a small value gives a quick measurement. Prints CSV:
+what,bytes,pushes_per_s,mb_per_s. "none" is a server without a checkpoint directory. "replay" and
+"always" are --durability, with a checkpoint every 500 ms. "disk" is a plain loop of write and
+fdatasync on the same disk: on a new file, and on a file whose blocks are already allocated. After
+their first use, the files of the write-ahead log have allocated blocks, too. Workers push whole
+vectors and pull rarely.
 """
 import argparse
 import json
@@ -23,13 +25,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from support.programs import Programs  # noqa: E402
 
-# bytes of a push: the number of pushes of all workers together
+# {bytes of a push: the number of pushes of all workers together}
 PUSHES = {26_000: 6400, 1_740_000: 2000}
 LEVELS = ("none", "replay", "always")
 
 
 def disk(directory, size, seconds, again):
-    """Writes with fdatasync per second, on a new file or again on the same file."""
+    """Writes with fdatasync per second: on a new file, or with `again` a second time on the same
+    file."""
     block, path = bytes(range(256)) * (size // 256 + 1), directory / "disk"
     with path.open("wb", buffering=0) as f:
         if again:
@@ -54,8 +57,8 @@ def version(place):
 
 
 def pushes(programs, level, size, workers, part):
-    """Pushes decided per second. The measurement begins at the last sample before a tenth of the
-    pushes, and ends at the last push."""
+    """The pushes that the server decides per second. The measurement begins when about a tenth of
+    the pushes is decided, and ends at the last push."""
     each, values = max(10, int(PUSHES[size] * part)) // workers, size // 4
     options = ["--model", f"vector:{values}", "--optimizer", "sgd", "--lr", 1, "--max-staleness",
                10**9, "--staleness-scaling", "constant", "--lr-scaling", "none"]

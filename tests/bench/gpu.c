@@ -1,17 +1,17 @@
 /*
- * gpu.c - epochs of a network on one device, without a server. Prints CSV, one line for each
- * precision: net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,
+ * gpu.c - measures epochs of a network on one device, without a server. Prints CSV, one line for
+ * each precision: net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,
  * gradient_images_per_s,loss
  *
- * local: backend_local_steps, the whole epoch in one call: forward, backward and SGD update, with
- * the weights on the device. gradient: backend_gradient for each batch, as a worker does it:
- * weights come from the host, gradients go to the host, and there is no update. Times are
- * milliseconds of the median epoch (whole batches only). loss is the mean over the local epochs,
- * and shows that the network learns.
+ * local: one call of backend_local_steps for the whole epoch, that is forward, backward and SGD
+ * update with the weights on the device. gradient: one call of backend_gradient for each batch, as
+ * in a worker: the device copies weights from the host and gradients to the host, and makes no
+ * update. Times are milliseconds of the median epoch, in which only whole batches count. loss is
+ * the mean loss over the local epochs; it shows that the network learns.
  *
  *   gpu [NET [BATCH [PRECISIONS [EPOCHS [DEVICE]]]]]     seed:32 1000 fp32,tf32,bf16 5 cuda
  *
- * Data: $CNN_DATA or the usual places.
+ * Data: $CNN_DATA or the default data directories.
  */
 #include <string.h>
 #include "tests/support/bench_device.h"
@@ -24,12 +24,14 @@ static const char *const precision_names[] = {
 
 struct race {
 	struct bench b;
-	size_t epochs, batches; /* batches: the number of batches of an epoch */
+	/* epochs: the number of epochs to measure; batches: the number of batches of an epoch */
+	size_t epochs, batches;
 	double epoch_ms[MAX_EPOCHS];
 	double local_ms, gradient_ms, loss;
 };
 
-/* Measure the median epoch. The first epoch warms up and does not count. */
+/* Measure epochs, and write the milliseconds of the median epoch to *ms. An additional first epoch
+ * is a warm-up and does not count. */
 static int median_ms(struct race *r, int (*epoch)(struct race *), double *ms)
 {
 	for (size_t i = 0; i <= r->epochs; i++) {
@@ -118,7 +120,7 @@ static int run(struct race *r, const char *precisions, struct err *e)
 
 int main(int argc, char **argv)
 {
-	static struct race r; /* static, because it is large for a stack */
+	static struct race r; /* static, because it is too large for the stack */
 	struct err e = {0};
 
 	r.b.net = bench_argument(argc, argv, 1, "seed:32");

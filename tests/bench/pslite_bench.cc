@@ -1,24 +1,24 @@
 /*
- * pslite_bench.cc - the measurement of tests/bench/transport for ps-lite. peer_pslite runs this
- * program.
+ * pslite_bench.cc - makes the measurement of tests/bench/transport with ps-lite. The script
+ * peer_pslite runs this program.
  *
  *   pslite_bench [--bytes N] [--workers N] [--seconds S] [--ask pushpull|overlap|wait]
  *                [--reply share|copy|live]
  *
  * The program is not part of the build: tests/bench/peer_pslite says how to build it next to a copy
  * of ps-lite. One scheduler, one server and N workers run on 127.0.0.1, each in its own process.
- * One key holds a vector of bytes/4 floats. The server's handler subtracts lr times a pushed
- * gradient, and answers a pull with the whole vector. Prints the CSV of transport: a pair is one
- * push and the pull after it.
+ * One key holds a vector of bytes/4 floats. The server's handler subtracts the learning rate times
+ * a pushed gradient from the vector, and answers a pull with the whole vector. Prints the same CSV
+ * as transport: a pair is one push and the pull after it.
  *
- * --ask selects how a worker makes a pair. pushpull: one request for both. overlap: two requests
- * are sent, and then the worker waits for both; the pull may overtake the push in ps-lite's queue.
+ * --ask selects how a worker makes a pair. pushpull: it sends one request for both. overlap: it
+ * sends two requests and then waits for both; the pull may overtake the push in ps-lite's queue.
  * wait: push, wait, pull, wait, as in ps-lite's own examples. --reply selects how the server
  * answers a pull. copy: it copies the weights for each pull. share: it sends the weights
  * themselves; if a push arrives while they are being sent, the server writes to a new buffer. live:
- * it sends the weights themselves, and the next push changes them while they are being sent. live
- * is a torn read, so it is no correct answer; it shows what the other two cost. The defaults are
- * the fastest correct variants.
+ * it sends the weights themselves, and the next push changes them while they are being sent. So an
+ * answer of live may mix old and new weights, which is not correct; live shows how much the other
+ * two variants cost. The defaults are the fastest correct variants.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -70,7 +70,7 @@ struct server {
 	ps::SArray<float> weights;
 };
 
-/* A new vector that is not zeroed first. The constructors of SArray zero it. */
+/* A new vector that is not zeroed first. The constructors of SArray would zero it. */
 static ps::SArray<float> new_vector(size_t n)
 {
 	ps::SArray<float> a;
@@ -146,7 +146,7 @@ struct worker {
 	ps::KVWorker<float> *kv;
 	char ask; /* first letter of --ask */
 	ps::SArray<ps::Key> keys;
-	ps::SArray<float> gradient, weights; /* ps-lite sends these arrays without copying them */
+	ps::SArray<float> gradient, weights; /* ps-lite sends and receives them without a copy */
 };
 
 static int pair(void *arg)
@@ -166,8 +166,8 @@ static int pair(void *arg)
 	return 0;
 }
 
-/* The pulled weights must contain at least this worker's own gradients, and with one worker no
- * others. */
+/* The pulled weights must contain all gradients that this worker has pushed. With one worker they
+ * must contain nothing else. */
 static void check(const struct options *o, const struct worker *w, uint64_t pairs)
 {
 	double mine = -RATE * (double)w->gradient[0] * (double)pairs;
@@ -302,7 +302,7 @@ int main(int argc, char **argv)
 			MAX_WORKERS);
 		return 2;
 	}
-	/* Keep freed blocks, as transport and cnn-worker do. */
+	/* Make malloc keep freed blocks, as transport and cnn-worker do. */
 	mallopt(M_MMAP_THRESHOLD, 32 << 20);
 	mallopt(M_TRIM_THRESHOLD, 256 << 20);
 	setenv("DMLC_PS_ROOT_URI", "127.0.0.1", 1);

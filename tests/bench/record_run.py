@@ -41,7 +41,8 @@ def free_port():
 
 
 def record(place):
-    """Run and kill. Returns the lines of the history, and when the server was killed and began."""
+    """Record the run. Returns the lines of the history, and the times at which the server was
+    killed and started again."""
     data = subprocess.run([ROOT / "deploy/data.sh"], check=True, capture_output=True,
                           text=True).stdout.strip()
     endpoint = f"tcp://127.0.0.1:{free_port()}"

@@ -1,7 +1,7 @@
 /*
- * science.c - one training run in virtual time. tests/bench/virtual/virtual.h says what is real,
- * and how the clock works. This program evaluates the run from outside. tests/bench/science runs it
- * many times and draws the figures.
+ * science.c - one training run in virtual time. tests/bench/virtual/virtual.h explains which parts
+ * are real and how the clock works. This program also evaluates the weights at many times. The
+ * script tests/bench/science runs this program many times and draws the figures.
  *
  *   science [--workers N] [COST MODEL...] [-- OPTIONS OF cnn-ps]
  *
@@ -28,14 +28,14 @@
 
 struct science {
 	struct world world;
-	struct options run; /* options of cnn-ps */
+	struct options run; /* the options of cnn-ps */
 	struct data data;
 	struct backend *evaluator;
 	float *weights;
 	const char *label, *directory, *record;
 	int64_t workers, threads;
 	double look_s, look_ratio, limit_s;
-	uint64_t seen; /* `correct` and `loss_sum` are of version seen - 1; 0: of none */
+	uint64_t seen; /* correct, loss_sum: of version seen - 1; seen 0: not valid */
 	size_t correct;
 	double loss_sum;
 };
@@ -94,7 +94,7 @@ static int watch(struct science *s)
 
 	while (!rc && next < s->limit_s) {
 		rc = world_run(w, (uint64_t)(1e9 * next));
-		/* a run that diverged is a result, too */
+		/* divergence is a result, not an error */
 		if (rc == PS_EDIVERGED || rc == PS_EQUARANTINE) {
 			rc = PS_OK;
 			break;

@@ -1,8 +1,8 @@
-"""The figures of tests/bench/science, from the runs of one network: time to 97 % by number of
-workers, accuracy and training loss by time, and the staleness of gradients.
+"""Draws the figures of tests/bench/science from the runs of one network: the time to 97 % accuracy
+by number of workers, accuracy and training loss by time, and the staleness of gradients.
 
-A point is the mean of the seeds, and its bar is the 95 % t-interval. A mode that does not reach
-97 % with every seed is marked "never".
+A point is the mean over the seeds, and its error bar is the 95 % t-interval. A mode that does not
+reach 97 % with every seed is marked "never".
 """
 import math
 import statistics
@@ -13,7 +13,7 @@ from science_modes import MODES
 
 TARGET = 0.97
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-# two panels with at most eight series each
+# the series of the two panels, at most eight each
 PANELS = {
     "seed32": (("the modes", ("sgd", "adagrad", "downpour", "ssp", "sync", "easgd", "lbfgs")),
                ("remedies", ("sgd", "inverse", "dc", "adagrad", "warm", "prefetch", "buffer",
@@ -22,7 +22,7 @@ PANELS = {
             ("fewer messages", ("downpour", "push8", "easgd", "easgd8"))),
     "wall": (("the modes", ("sgd", "downpour", "ssp", "sync", "easgd")),),
 }
-# what the figures show; written after the runs
+# the titles of the figures, which state the results
 TITLES = {
     "seed32": "Sync with 8 workers reaches 97 % 3.3 times as fast as the best single worker",
     "mlp": "On a slow link fewer messages beat more workers",
@@ -57,8 +57,9 @@ def interval(values):
 
 
 class Runs:
-    """The contents of runs.csv: ends[mode, workers] = rows; points[mode, workers][seed] =
-    [(seconds, accuracy, loss)]; stale[mode, workers][staleness] = number of gradients."""
+    """The contents of runs.csv. ends[mode, workers] = rows of the kind "end"; points[mode,
+    workers][seed] = [(seconds, accuracy, loss)]; stale[mode, workers][staleness] = number of
+    gradients."""
 
     def __init__(self, path):
         self.ends, self.points = defaultdict(list), defaultdict(lambda: defaultdict(list))
@@ -111,8 +112,8 @@ def titled(runs, title):
 
 
 def time_series(runs, mode):
-    """(workers, mean, low, high) for each number of workers with which every seed reaches the
-    target, and the list of the other numbers of workers."""
+    """Returns two lists: (workers, mean, low, high) for the numbers of workers with which every
+    seed reaches the target, and the other numbers of workers."""
     rows, never = [], []
     for workers in runs.counts():
         times = runs.times(mode, workers)
@@ -161,7 +162,7 @@ def time_by_workers(runs, panels, title, out):
 
 
 def curve(by_seed, column):
-    """(seconds, mean, low, high) at each evaluation time that all seeds have."""
+    """Returns (seconds, mean, low, high) for each time at which every seed has an evaluation."""
     looks = defaultdict(list)
     for points in by_seed.values():
         for p in points:
@@ -202,7 +203,7 @@ def curves(runs, modes, workers, title, out):
 
 
 def staleness(runs, modes, workers, out):
-    """Draw the percentage of gradients by staleness."""
+    """Draw the percentage of gradients with each staleness."""
     modes = [m for m in modes if runs.stale[m, workers]]
     ages = sorted({a for m in modes for a in runs.stale[m, workers]},
                   key=lambda a: int(a.split("-")[0]))
@@ -224,7 +225,8 @@ def staleness(runs, modes, workers, out):
 
 
 def cells(runs, mode, workers):
-    """[rate, accuracy, median training loss, time] as text; [] if there are no runs."""
+    """The cells of a table row: [rate, accuracy, median training loss, time] as text; [] if there
+    are no runs."""
     rows = runs.ends[mode, workers]
     if not rows:
         return []
@@ -240,7 +242,7 @@ def cells(runs, mode, workers):
 
 
 def print_table(titles, rows):
-    """Print a Markdown table. A column that is empty in every row is left out."""
+    """Print a Markdown table without the columns that are empty in every row."""
     used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
     print("| " + " | ".join(titles[i] for i in used) + " |\n|" + "---|" * len(used))
     for row in rows:
@@ -255,8 +257,8 @@ def table(runs, modes):
 
 
 def at_defaults(runs, best):
-    """Print the medians at the default rates: accuracies, and times with their speedup over the
-    best single worker."""
+    """Print the median accuracies and times at the default rates. Each time has its speedup over
+    the best single worker."""
     counts = runs.counts()
     accuracies, took = [], []
     for mode in dict.fromkeys(m for m, _ in runs.ends):
@@ -283,7 +285,7 @@ def draw(directory):
     panels = [(name, found) for name, modes in panels if (found := [m for m in modes
                                                                     if m in present])]
     time_by_workers(runs, panels, TITLES[directory.name], directory / "workers.svg")
-    # real processes report the accuracy once an epoch, too seldom for a curve
+    # runs of real processes ("wall") report the accuracy once per epoch, too seldom for a curve
     if directory.name != "wall":
         curves(runs, panels[0][1], last, f"Accuracy and training loss, {last} workers",
                directory / "curves.svg")

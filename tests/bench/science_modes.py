@@ -1,13 +1,13 @@
-"""What tests/bench/science compares: the networks, and the modes with the rates that are tried for
-each mode."""
+"""The networks and modes that tests/bench/science compares, and the learning rates that it tries
+for each mode."""
 from collections import namedtuple
 
-# options: options of cnn-ps. rates: values of rate_option that --grid tries for every number of
-# workers. workers: the numbers of workers that are run. cost: the duration of a run, relative to
-# other modes.
+# options: the options of cnn-ps for this mode. rates: the values of rate_option that --grid tries
+# for every number of workers. workers: the numbers of workers of the runs. cost: the duration of a
+# run relative to other modes.
 Mode = namedtuple("Mode", "name colour options rate_option rates workers cost")
-# options: options of cnn-ps. cost: options of science for the virtual clock. title: the network and
-# its clock, for the figures.
+# options: the options of cnn-ps for this network. cost: the cost model, as options of the program
+# science. title: names the network and the clock in the figures.
 Network = namedtuple("Network", "options cost title modes")
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -48,7 +48,7 @@ MODES = {
                   workers=(1, 4, 16), cost=9),
 }
 
-# modes that need no option but --mode and have a default rate
+# modes that run with their default rate and no option except --mode
 DEFAULTS = ("downpour", "ssp", "sync", "easgd")
 
 CLOCK = "50 us and {} Gbit/s at the server's link; 0.1 ms an image per worker, lognormal 10 %"

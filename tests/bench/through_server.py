@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""One worker through a real server on this machine, compared with its kernels alone.
+"""Measures the training speed of one worker with a real server on this machine, compared with its
+kernels alone.
 
     tests/bench/through_server.py [--device cuda] [--epochs 20] [--n-push 1,4,16]
                                   [NET,BATCH,PRECISION...] [-- OPTIONS OF cnn-ps]
 
-n_push is the number of batches from a pull to its push (cnn-ps --n-push and --n-fetch). A lease is
-a whole epoch. Prints CSV: net,batch,precision,n_push,images_per_s,bare_images_per_s,share.
-images_per_s is the mean of the server's own epoch rates. It does not include evaluation. The first
-quarter of the epochs does not count, because buffers for pushes are allocated then. An epoch takes
-as little as three milliseconds of the server. bare_images_per_s is the column `local` of
-tests/bench/gpu: the kernels without a server.
+n_push is the number of batches between a pull and the push after it (cnn-ps --n-push and
+--n-fetch). A lease is a whole epoch. Prints CSV:
+net,batch,precision,n_push,images_per_s,bare_images_per_s,share. images_per_s is the mean of the
+rates that the server logs for each epoch, without evaluations. The first quarter of the epochs does
+not count, because the programs allocate buffers then. bare_images_per_s is the rate of the kernels
+without a server (column local_images_per_s of tests/bench/gpu), and share is images_per_s /
+bare_images_per_s.
 
-The rate is 0.005, because at the usual rate cnn99 diverges with 16 batches of 1000 for each push.
-An --lr after -- takes precedence.
+The learning rate is 0.005: at the default rate, cnn99 diverges with 16 batches of 1000 images per
+push. An --lr after -- takes precedence.
 
-Data: $CNN_DATA or the usual places.
+Data: $CNN_DATA or the default data directories.
 """
 import argparse
 import csv
@@ -46,7 +48,7 @@ def data_directory():
 
 
 def rates(server):
-    """The server's images per second for each epoch, from its log."""
+    """The images per second of each epoch, from the server's log."""
     found = []
     for line in server.lines:
         if 'msg="train epoch"' in line:
@@ -55,7 +57,7 @@ def rates(server):
 
 
 def through_server(net, batch, precision, n_push, args):
-    """Images per second of all epochs after the first quarter."""
+    """The mean images per second of all epochs after the first quarter."""
     with tempfile.TemporaryDirectory() as directory:
         programs = Programs(Path(directory), data_directory())
         try:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Seconds from launch to an accuracy, with a real server and workers that are started cold.
+"""Measures the seconds from the launch of a server and its workers to a given accuracy.
 
     tests/bench/to_accuracy.py [--target 0.99] [--device cuda] [--workers 1] [--repeat 5]
                                [--model MODEL] [--epochs 3] [-- OPTIONS OF cnn-ps]
 
-The clock starts before the first process starts. It stops when the server logs an epoch's
-evaluation that reaches the target. Prints CSV: run,seed,epoch,accuracy,launch_s (until that log
-line; empty: never), training_s (the part of launch_s after the first worker had joined), then the
-median of launch_s.
+The clock starts before the first process starts, and stops when the server logs an evaluation that
+reaches the target. Prints CSV: run,seed,epoch,accuracy,launch_s,training_s, and then the median of
+launch_s. launch_s is the time until this log line (empty if no evaluation reaches the target).
+training_s is the part of launch_s after the first worker joined.
 
-Data: $CNN_DATA or the usual places. The images are unpacked before the clock starts.
+Data: $CNN_DATA or the default data directories. The images are unpacked before the clock starts.
 """
 import argparse
 import gzip
@@ -29,7 +29,7 @@ MODEL = "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:10"
 
 
 class Watch(threading.Thread):
-    """Records the time of each log line of the server as the line is written."""
+    """Records the time at which the server writes each line of its log."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -52,7 +52,7 @@ class Watch(threading.Thread):
 
 
 def unpack(source, target):
-    """Unpack the images into plain files."""
+    """Decompress the files of the data set `source` into the directory `target`."""
     for path in source.glob("*-ubyte*"):
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rb") as packed:

@@ -1,16 +1,17 @@
-"""PyTorch as the peer of the CUDA device: training steps of the networks of docs/gpu.md on one GPU.
+"""Measures PyTorch for comparison with the CUDA device: training steps of the networks of
+docs/gpu.md on one GPU.
 
     python3 tests/bench/torch_peer.py [--nets seed:32,cnn99] [--batches 100,1000] [--epochs 5]
 
-A step gathers its images (uint8, already on the device) in the order of the epoch's permutation,
+A step selects its images, which are already on the device as uint8, by the epoch's permutation. It
 converts them to floats, computes forward and backward, and updates the weights with SGD. An epoch
-has 60,000 images. Every combination of {eager, CUDA graph, torch.compile + CUDA graph} x {fp32,
-tf32, bf16 (autocast), bf16 weights} x {contiguous, channels-last} is measured. A graph contains
-STEPS whole steps. They count their place in the permutation on the device, so that the host
-launches little. Prints CSV: net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
+has 60,000 images. The script measures every combination of {eager, CUDA graph, torch.compile + CUDA
+graph} x {fp32, tf32, bf16 (autocast), bf16 weights} x {contiguous, channels-last}. A graph contains
+STEPS whole steps. The position in the permutation is counted on the device, so the host makes few
+launches. Prints CSV: net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
 
-Data: $CNN_DATA or the usual places. Without images the script draws random ones; the speed does not
-depend on them.
+Data: $CNN_DATA or the default data directories. Without data the script draws random images; the
+speed does not depend on their content.
 """
 import argparse
 import gzip
@@ -107,8 +108,8 @@ def set_tf32(on):
 
 
 class Training:
-    """One network in one precision and memory format. Its steps run eagerly, from a graph or
-    compiled."""
+    """The training of one network in one precision and memory format, with eager steps, a CUDA
+    graph or torch.compile."""
 
     def __init__(self, net, batch, data, mode, precision, layout):
         self.images, self.labels = data
@@ -124,7 +125,8 @@ class Training:
         self.range = torch.arange(batch, device=self.device)
         self.loss_of = self.loss
         if mode == "compile+graph":
-            # without the reset, torch.compile gives up after a few networks and runs them eagerly
+            # without the reset, torch.compile stops compiling after a few networks and runs later
+            # networks eagerly
             torch._dynamo.reset()
             self.loss_of = torch.compile(self.loss)
         self.graph = self.capture() if mode != "eager" else None
@@ -144,8 +146,7 @@ class Training:
             self.first.add_(self.batch).remainder_(IMAGES // self.batch * self.batch)
 
     def capture(self):
-        """Capture a graph of STEPS steps, after a warm-up on a stream of its own as PyTorch
-        requires."""
+        """Capture a graph of STEPS steps. PyTorch requires a warm-up on another stream before."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -185,7 +186,7 @@ class Training:
 
 
 def variants(net, batch, data, epochs, modes, precisions=PRECISIONS):
-    """Yield every variant that runs, with its milliseconds, as soon as it is measured."""
+    """Measure all variants. Yields each variant with its milliseconds as soon as it is measured."""
     for mode in modes:
         for precision in precisions:
             for layout in LAYOUTS:

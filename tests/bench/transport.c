@@ -1,15 +1,17 @@
 /*
- * transport.c - how fast weights and gradients travel: push + pull pairs per second over loopback.
+ * transport.c - measures how fast weights and gradients travel: pairs of one push and one pull per
+ * second, over loopback.
  *
  *   transport [--server-binary PATH] [--seconds S] [--bytes N] [--workers N]
  *             [--mode cnn-ps|cnn-ps-shm|zmq]
  *
- * Prints CSV. Mode cnn-ps has a real server (vector:N, plain SGD) and worker processes. They push a
- * full gradient and pull the full weights with libcnnps, with all checks: checksums, finite values,
- * exactly-once. Mode cnn-ps-shm is the same with tensors in shared memory. Mode zmq is the upper
- * bound: plain DEALERs exchange the same bytes with a plain ROUTER, and nobody copies or reads the
- * bytes. A pair is one push and the pull after it. p50 and p99 are latencies of a pair. CPU seconds
- * are user + system time of server and workers, for 10^9 bytes moved in either direction.
+ * Prints CSV. Mode cnn-ps starts a real server (vector:N, plain SGD) and worker processes. Each
+ * worker pushes full gradients and pulls the full weights with libcnnps and all checks: checksums,
+ * finite values, exactly-once. Mode cnn-ps-shm does the same with tensors in shared memory. Mode
+ * zmq gives the upper bound: plain DEALERs exchange the same number of bytes with a plain ROUTER,
+ * and no process copies or reads the bytes. A pair is one push and the pull after it. p50 and p99
+ * are latencies of a pair. CPU seconds are the user + system time of server and workers per 10^9
+ * bytes moved, in both directions together.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -28,14 +30,14 @@
 
 /* Memory that all processes of a measurement share. */
 struct shared {
-	char endpoint[64], lane[64]; /* lane: the Unix socket */
+	char endpoint[64], lane[64]; /* lane: the path of the server's Unix socket */
 	struct pairs pairs;
 };
 
 struct options {
 	const char *server_binary, *mode;
 	double seconds;
-	size_t bytes, workers; /* 0: all usual values */
+	size_t bytes, workers; /* 0: measure a list of default values */
 };
 
 static void die(const char *what)
@@ -75,9 +77,9 @@ struct cnnps_pair {
 	uint64_t version;
 };
 
-/* As in cnn-worker: gradients are made in the library's buffers, and weights are read in the buffer
- * in which they arrived. A buffer that the library returns still has its values, so making a
- * gradient costs nothing here. */
+/* Make one pair. As in cnn-worker, the gradient is in a buffer of the library, and the weights stay
+ * in the buffer in which they arrived. The library reuses its buffers with their old values, so
+ * only the first gradients are written. */
 static int cnnps_pair(void *arg)
 {
 	struct cnnps_pair *p = arg;
@@ -163,7 +165,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 			at += strlen("endpoint=");
 			snprintf(s->endpoint, sizeof(s->endpoint), "%.*s", (int)strcspn(at, " \n"),
 				at);
-			return pid; /* the pipe stays open, because the server may log more lines */
+			return pid; /* keep the pipe open: the server may log more lines */
 		}
 	}
 	fprintf(stderr, "transport: the server did not come up: %s\n", line);
@@ -174,7 +176,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 
 struct zmq_pair {
 	void *socket;
-	zmq_msg_t gradient; /* the same message is sent every time */
+	zmq_msg_t gradient; /* every push sends this message */
 };
 
 static void new_message(zmq_msg_t *m, size_t bytes)
@@ -342,7 +344,7 @@ int main(int argc, char **argv)
 	struct options o = {.server_binary = server_beside(argv[0]), .seconds = 3};
 	int c;
 
-	mem_keep(); /* as in cnn-worker, for both modes */
+	mem_keep(); /* keep freed memory, as cnn-worker does */
 
 	while ((c = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		if (c == 'b')

@@ -1,7 +1,7 @@
 /*
- * client.c - libcnnps in virtual time. It has the calls of worker/client/cnnps.h that a trainer
- * makes, and uses the real session. A call that must wait suspends its coroutine (park). An effect
- * of the session resumes it.
+ * client.c - libcnnps in virtual time. It implements the calls of worker/client/cnnps.h that a
+ * trainer makes, with the real session. A call that must wait suspends the worker's coroutine
+ * (park). An effect of the session resumes the coroutine.
  *
  * Thread: one. The calls of a worker run on the stack of its coroutine. Effects of the session run
  * on that stack or on the scheduler's.
@@ -17,7 +17,7 @@
 #include "worker/client/show.h"
 
 #define STACK_BYTES ((size_t)1 << 20)
-/* fraction of the cost of a gradient: an evaluation computes forward only */
+/* the cost of an evaluation relative to a gradient: it computes forward only */
 #define EVAL_PART     (1.0 / 3)
 #define MAX_KEPT      WIRE_MAX_WINDOW
 #define MAX_BUFFERS   (MAX_KEPT + 2)
@@ -33,24 +33,24 @@ struct cnnps {
 	struct session *session;
 	struct cnnps_info info;
 	uint32_t index;
-	struct rng rng; /* draws the computing times of batches */
+	struct rng rng; /* draws the computation times of batches */
 	ucontext_t context;
 	void *stack;
 	int started, over, computing;
-	int ended, end_status; /* the session has ended */
+	int ended, end_status; /* 1: the session has ended, with end_status */
 	int has_grant, has_params, no_params;
 	struct msg_grant grant;
 	enum ahead ahead;
 	float *arrived; /* the weights of the newest PARAMS, until a call takes them; NULL: none */
 	uint64_t arrived_version;
 	double arrived_elastic;
-	float *awaited; /* weights of CNNPS_PULL_WAIT; NULL: none */
+	float *awaited; /* the weights of a prefetch (CNNPS_PULL_WAIT); NULL: none */
 	uint64_t awaited_version;
 	double awaited_elastic;
 	float *view;           /* the weights that the program reads */
 	float *gradient;       /* the buffer that cnnps_gradient returned last; NULL: none */
 	float *kept[MAX_KEPT]; /* gradients of pushes that are not released, at seq % MAX_KEPT */
-	uint64_t released;     /* the newest push whose buffer is free again */
+	uint64_t released;     /* the seq of the newest push whose buffer is free again */
 	float *spare[MAX_BUFFERS]; /* free buffers for gradients */
 	size_t n_spare;
 	struct trainer_work work;
@@ -64,7 +64,7 @@ static void note_ready(struct cnnps *c)
 	c->info = info_of(session_welcome(c->session));
 }
 
-/* The weights themselves are in c->arrived. */
+/* Record the other fields of a PARAMS; its weights are in c->arrived. */
 static void note_params(struct cnnps *c, const struct msg_params *p)
 {
 	c->arrived_version = p->version;
@@ -146,7 +146,7 @@ static void resume(struct cnnps *c)
 		swapcontext(&c->world->scheduler, &c->context);
 }
 
-/* Let virtual time pass for this worker only. */
+/* Suspend this worker for `ns` nanoseconds of virtual time; the others go on. */
 static void compute_for(struct cnnps *c, double ns)
 {
 	c->computing = 1;
@@ -186,7 +186,8 @@ int client_is_over(const struct cnnps *c)
 	return c->over;
 }
 
-/* makecontext passes only ints: two of them have the address of the world. */
+/* The coroutine of worker `index`. makecontext passes only ints, so `high` and `low` are the two
+ * halves of the pointer to the world. */
 static void program(unsigned high, unsigned low, unsigned index)
 {
 	struct world *w = (struct world *)((uintptr_t)high << 32 | low);
@@ -220,7 +221,7 @@ const char *cnnps_error(const struct cnnps *c)
 	return err_text(c->end_status);
 }
 
-/* No page of a server asks here. */
+/* In virtual time, no status page requests images. */
 int cnnps_show_asked(struct cnnps *c)
 {
 	(void)c;
@@ -350,8 +351,8 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
-/* The gradient must be the buffer that cnnps_gradient returned. Push and pull are two messages
- * here, which cost the same virtual time as one. */
+/* The gradient must be in the buffer that cnnps_gradient returned. A push that also pulls sends two
+ * messages here; together they take the same virtual time as one. */
 int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 {
 	struct msg_push meta = {.base_version = p->version,
@@ -430,7 +431,7 @@ void client_free(struct cnnps **client)
 {
 	struct cnnps *c = *client;
 
-	release(c, session_last_seq(c->session)); /* no message refers to the buffers any longer */
+	release(c, session_last_seq(c->session)); /* no message points to the buffers any longer */
 	session_free(&c->session);
 	while (c->n_spare)
 		free(c->spare[--c->n_spare]);

@@ -23,7 +23,8 @@ static size_t bytes_of(const struct msg *m)
 	return n;
 }
 
-/* The arrival time of a message that is sent now, over a link that is idle from *free_ns on. */
+/* Send a message over a link that is idle from *free_ns on: returns the time in ns at which the
+ * message arrives, and advances *free_ns. */
 static uint64_t arrival(const struct world *w, uint64_t *free_ns, const struct msg *m)
 {
 	uint64_t start = w->now_ns > *free_ns ? w->now_ns : *free_ns;

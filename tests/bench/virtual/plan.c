@@ -1,4 +1,4 @@
-/* plan.c - the binary heap of virtual.h: it orders the items by time. */
+/* plan.c - the binary heap of future events (struct plan of virtual.h), ordered by time. */
 #include <stdlib.h>
 #include "common/err.h"
 #include "tests/bench/virtual/virtual.h"

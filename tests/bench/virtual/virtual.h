@@ -2,14 +2,14 @@
  * virtual.h - a training run of cnn-ps in virtual time: the real server core and the real worker
  * (worker/trainer.c, steps.c, session.c) with real gradients, in one thread of one process.
  *
- * Only time is not real. The cost model determines how long a batch is computed, how long a message
- * travels, and how long the server works. It does not matter how long this machine needs:
+ * Only time is simulated. The cost model determines how long the computation of a batch, the
+ * transfer of a message and the work of the server take. The speed of this machine has no effect:
  *
  *   worker   image_us for each image of a gradient, times a random factor for each batch
  *            (lognormal, mean 1, spread `jitter`); a third of image_us for an image that is
  *            only evaluated
  *   network  the server has one link. Each direction carries one message after the other at `gbit`.
- *            A message arrives latency_us after its last bit was sent
+ *            A message arrives latency_us after its last bit has been sent
  *   server   one message at a time: message_us for each, and for a push apply_ns for each value
  *
  * Each worker is a coroutine. It runs trainer_run with a libcnnps (client.c) whose calls return
@@ -31,14 +31,14 @@
 
 struct cost {
 	double image_us, jitter, latency_us, gbit, message_us, apply_ns;
-	double slow; /* factor by which the first worker is slower */
+	double slow; /* the factor by which worker 0 is slower than the others */
 };
 
 /* A message in transit, and the values that it carries. */
 struct parcel {
 	struct msg msg;
-	/* PARAMS: owned by the parcel. Otherwise NULL, because a push's values belong to its worker
-	 * until its decision. */
+	/* PARAMS: the values, owned by the parcel. Other messages: NULL; the values of a push
+	 * belong to its worker until the server has decided the push. */
 	float *values;
 };
 
@@ -51,7 +51,7 @@ enum what {
 };
 
 struct item {
-	uint64_t at_ns, order; /* items of equal time keep the order in which they were added */
+	uint64_t at_ns, order; /* order: items of equal time keep the order of their addition */
 	enum what what;
 	/* a worker's connection: 2 * index + 1 (bulk) or 2 * index + 2 (heartbeats) */
 	uint32_t peer;
@@ -69,7 +69,7 @@ struct world {
 	struct cost cost;
 	uint64_t now_ns;
 	struct plan plan;
-	/* when each direction of the link, and the server, become idle */
+	/* the times at which the two directions of the link and the server become idle */
 	uint64_t in_free_ns, out_free_ns, server_free_ns;
 	void *memory;
 	float *weights;
@@ -81,15 +81,16 @@ struct world {
 	struct trainer_config trainer; /* the configuration of all workers */
 	uint64_t seed;
 	struct err error; /* the error of the first worker that failed; empty: none */
-	/* a file for the server's decisions, one for each line (world.c); NULL: none */
+	/* a file to which the server's decisions are written, one per line (world.c); NULL: none */
 	FILE *record;
 };
 
-/* Begin a run of `cfg` from `weights`. The caller owns the n_params floats, and the run changes
- * them. */
+/* Begin a run with the configuration `cfg` from `weights`, an array of n_params floats. The caller
+ * keeps owning the array, and the run changes it. */
 void world_init(struct world *w, const struct core_config *cfg, float *weights, uint32_t n_workers);
 void world_release(struct world *w);
-/* Let time pass until `until_ns` or the end of the run. Returns PS_OK, or the error of a worker. */
+/* Run until the virtual time `until_ns` or the end of the run. Returns PS_OK, or the error of a
+ * worker. */
 int world_run(struct world *w, uint64_t until_ns) PS_MUST_CHECK;
 int world_is_over(const struct world *w);
 
@@ -103,7 +104,8 @@ struct item plan_take(struct plan *p);
 uint64_t world_ms(const struct world *w);
 /* Send a copy of `m` to the server. */
 void world_send(struct world *w, uint32_t peer, const struct msg *m);
-/* ... and to the worker, with a copy of the weights, which may change before it arrives. */
+/* Send a copy of `m` to a worker, with a copy of the weights, because the server may change them
+ * before the message arrives. */
 void world_send_to_worker(struct world *w, uint32_t peer, const struct msg *m);
 
 /* client.c: a worker and its libcnnps. */

@@ -1,4 +1,4 @@
-/* world.c - time and the server of virtual.h. */
+/* world.c - the event loop in virtual time, and the server of virtual.h. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,8 @@ static void discard(struct parcel *p)
 	free(p);
 }
 
-/* Add a message to the queue of the server, which processes one message at a time. */
+/* Schedule the time at which the server has processed this message. The server processes one
+ * message at a time. */
 static void queue(struct world *w, struct item it)
 {
 	const struct msg *m = &it.parcel->msg;
@@ -33,8 +34,7 @@ static void queue(struct world *w, struct item it)
 }
 
 /*
- * Write a decision of the server to the record, in the order of the decisions. Workers count from
- * 0:
+ * Write a decision of the server to the record, as one of these lines. WORKER is a number from 0:
  *   grant,WORKER,train|eval,EPOCH,FIRST,COUNT
  *   pull,WORKER,VERSION,ELASTIC
  *   push,WORKER,BASE_VERSION,EPOCH,FIRST,COUNT,ok|rejected,VERSION
@@ -90,7 +90,7 @@ static void happen(struct world *w, struct item *it)
 	switch (it->what) {
 	case AT_SERVER:
 		queue(w, *it);
-		it->parcel = NULL; /* the parcel is in the plan again */
+		it->parcel = NULL; /* the plan owns the parcel again */
 		break;
 	case SERVED:
 		serve(w, &(struct event){

@@ -11,8 +11,8 @@
 
 typedef void act_fn(void);
 
-/* Runs `act` in a child process. Returns the signal that ended the child; 0: none. The child's
- * output is in `said`. */
+/* Runs `act` in a child process, and writes the child's output to `said`. Returns the signal that
+ * ended the child; 0: it exited. */
 static int signal_of(act_fn *act, char *said, size_t size)
 {
 	int end[2], status;

@@ -1,5 +1,5 @@
-/* test_batch.c - the batches of an epoch are consecutive pieces of the order of images, and contain
- * each image once. */
+/* test_batch.c - proves that the batches of an epoch are consecutive pieces of the epoch's order of
+ * images, and contain each image once. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

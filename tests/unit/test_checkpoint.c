@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <xxhash.h>
 
-/* If set, the rename that would make a generation visible fails. */
+/* If not 0, the rename that gives a new generation its name fails with this errno. */
 static int rename_errno;
 int renameat(int from_dir, const char *from, int to_dir, const char *to)
 {
@@ -17,7 +17,7 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
 }
 
-/* If set, the sync of the directory fails after the generation has its name. */
+/* If not 0, the fsync of the directory after this rename fails with this errno. */
 static int directory_errno;
 int fsync(int fd)
 {
@@ -195,8 +195,8 @@ TEST_IN(invariant_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_
 	checkpoint_release(&c);
 }
 
-/* checkpoint.h deletes all other generations, also newer ones, because the caller has found them
- * bad. */
+/* checkpoint.h deletes all generations but the sound one, also newer generations: the caller has
+ * found them bad. */
 TEST_IN(the_sound_one_is_never_dropped_to_make_space, checkpoint_set_up, checkpoint_tear_down)
 {
 	for (uint64_t sound = 1; sound <= 3; sound++) {

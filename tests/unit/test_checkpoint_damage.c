@@ -59,8 +59,8 @@ TEST_IN(invariant_3_every_missing_or_added_byte_is_detected, checkpoint_set_up,
 	free(file);
 }
 
-/* Recomputes the checksum over header and table, so that the file has a correct checksum and
- * false content. A faulty disk cannot cause such a file, but a person can write one. */
+/* Recomputes the checksum over header and table, so that a file with false content has a correct
+ * checksum. A faulty disk does not produce such a file, but a person can. */
 static void sign_head(unsigned char *file, size_t sections)
 {
 	uint64_t sum = XXH3_64bits(file, 24 + 40 * sections);
@@ -116,7 +116,7 @@ TEST_IN(more_sections_than_the_limit_are_refused, checkpoint_set_up, checkpoint_
 		const size_t head = 24 + 40 * n + 8;
 
 		many[12] = (unsigned char)n;
-		/* all sections exist and are empty, and the checksums are right */
+		/* a file whose sections all exist and are empty, with correct checksums */
 		for (size_t i = 0; i < n; i++) {
 			unsigned char *row = many + 24 + 40 * i;
 			const uint64_t rest[3] = {head, 0, XXH3_64bits("", 0)};
@@ -225,7 +225,7 @@ TEST_IN(reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file, che
 	assert_int_equal(write_generation(1), PS_OK);
 	assert_int_equal(write_generation(2), PS_OK);
 	unsigned char *file = bytes_of(2, &size);
-	/* the writer was killed after it had written n bytes */
+	/* the file of a writer that was killed after n bytes */
 	for (size_t n = 0; n <= size; n++) {
 		temp_dir_write(checkpoint_dir, "ckpt-0000000000000003.tmp", file, n);
 		assert_int_equal(read_newest(1, &c, NULL), PS_OK);

@@ -51,7 +51,7 @@ TEST_IN(one_request_pushes_and_brings_the_weights_after_it, client_set_up, clien
 	seen = fake_look(&client_server);
 	assert_int_equal(seen.pushes, 3);
 	assert_true(seen.push.pull != 0);
-	/* client_view receives the answer to its request */
+	/* the next client_view waits for the answer to this request */
 	assert_int_equal(client_prefetch(client), 0);
 	assert_int_equal(client_push_view(client, client_ones, 0, &w), 0);
 	assert_int_equal(w.version, 3);
@@ -224,7 +224,8 @@ static void a_third_push_waits_for(int *mute)
 	assert_int_equal(pthread_create(&p.thread, NULL, push_three, &p), 0);
 	fake_wait(&client_server, two_pushes, "two pushes");
 	seen = fake_look(&client_server);
-	fake_hang_up(&client_server, 0); /* by now the library would have sent too much */
+	/* by now a library without a window would have sent too much */
+	fake_hang_up(&client_server, 0);
 	assert_int_equal(atomic_load(&p.done), 0);
 	assert_int_equal(seen.pushes, 2);
 	fake_set(&client_server, mute, 0);
@@ -360,8 +361,8 @@ static void *hang_up_once_asked(void *arg)
 	return arg;
 }
 
-/* The answer to a request is lost, and the push in the request is lost, too: the library repeats
- * both. */
+/* A crash loses a request that pushes and pulls, and its answer: the library repeats the push and
+ * the pull. */
 TEST_IN(a_request_for_both_outlives_a_crash, client_set_up, client_tear_down)
 {
 	struct cnnps_pull w;

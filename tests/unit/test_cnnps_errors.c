@@ -1,4 +1,4 @@
-/* test_cnnps_errors.c - how calls of libcnnps end without an answer, and how the server sees a
+/* test_cnnps_errors.c - how calls of libcnnps end if no answer comes, and how the server notices a
  * program that hangs. */
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"
@@ -43,7 +43,8 @@ TEST_IN(a_connection_that_failed_refuses_every_call, client_set_up_unconnected, 
 	cnnps_close(&client);
 }
 
-/* A program that does not hold back images would train on those of the evaluation. */
+/* If a run holds back training images for the evaluation, a program without this feature would
+ * train on them. */
 TEST_IN(only_programs_that_hold_back_images_join_a_run_with_them, client_set_up_unconnected,
 	client_tear_down)
 {
@@ -299,8 +300,8 @@ TEST_IN(beats_stop_when_the_program_hangs_and_go_on_when_it_calls, client_set_up
 	assert_true(fake_happens(&client_server, eight_beats, 2));
 }
 
-/* This function runs on the program's thread. It acts as if the kernel had not scheduled the
- * program in the middle of a wait. */
+/* Sleeps on the program's thread, as if the kernel did not schedule the program in the middle of a
+ * wait. */
 static int does_not_run(void *arg)
 {
 	int *beats_on = arg;

@@ -1,5 +1,5 @@
-/* test_cnnps_weights.c - which weights libcnnps returns, and which version a push names, with
- * prefetched pulls and across a crash of the server. Also which calls are refused. */
+/* test_cnnps_weights.c - which weights libcnnps returns, and which version it writes to a push,
+ * with prefetched pulls and across a crash of the server; and which calls it refuses. */
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"
 
@@ -32,7 +32,7 @@ TEST_IN(a_pull_started_ahead_is_what_the_next_view_gets, client_set_up, client_t
 	struct cnnps_pull view;
 
 	assert_int_equal(client_prefetch(client), 0);
-	/* the answer to the prefetched pull is under way, or has arrived */
+	/* from now on, the answer to the prefetched pull may arrive at any time */
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "a pull that nobody waits for");
 	push_at(0);
@@ -68,10 +68,10 @@ TEST_IN(a_view_waits_for_the_pull_that_is_under_way, client_set_up, client_tear_
 	fake_set(&client_server, &client_server.how.mute_pulls, 1);
 	assert_int_equal(client_prefetch(client), 0);
 	push_at(0);
-	flush(); /* the earlier pull has arrived, and was lost */
+	flush(); /* the server has received the earlier pull, and has not answered it */
 	assert_int_equal(fake_look(&client_server).pulls, 2);
 	fake_set(&client_server, &client_server.how.mute_pulls, 0);
-	fake_hang_up(&client_server, 0); /* so the library sends the pull again */
+	fake_hang_up(&client_server, 0); /* the library sends the pull again */
 	assert_true(old.weights[0] == 0);
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[0] == -1);
@@ -97,7 +97,8 @@ static int two_pulls(const struct fake *f)
 	return f->seen.pulls >= 2;
 }
 
-/* The program waits while the library requests the next weights, receives them and keeps them. */
+/* client_await requests the next weights and waits until they have arrived. The library keeps them
+ * for the next view. */
 TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;
@@ -289,8 +290,8 @@ static int eight_beats(const struct fake *f)
 	return f->seen.beats >= 8;
 }
 
-/* A program that calls cnnps_alive() while it computes continues to send heartbeats. (A program
- * that hangs does not: test_cnnps_errors.c.) */
+/* While a program computes, its calls of cnnps_alive() let the library send heartbeats. (Without
+ * these calls it sends none: test_cnnps_errors.c.) */
 TEST_IN(a_busy_program_beats_on, client_set_up, client_tear_down)
 {
 	struct cnnps_options o = client_options();

@@ -1,7 +1,7 @@
 /*
- * test_core_backup.c - backup copies: of late work, of all work, or none. Each batch counts once.
- * (Immediate copies in sandblaster: test_core_sandblaster.c; a worker that never delivers:
- * test_core_deadline.c.)
+ * test_core_backup.c - backup copies of late work, of all work, or of no work. Each batch counts
+ * once. (Other files test immediate copies in sandblaster, test_core_sandblaster.c, and a worker
+ * that never delivers, test_core_deadline.c.)
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -20,7 +20,8 @@ static struct core_config config(enum mode mode)
 	return cfg;
 }
 
-/* One worker computes the batches of an epoch in order, even if some of its pushes are rejected. */
+/* A single worker computes the batches of an epoch in order, even if the server rejects some of its
+ * pushes. */
 TEST(a_batch_whose_push_was_rejected_is_granted_to_its_worker_again)
 {
 	struct core_config cfg = config(MODE_SYNC);
@@ -46,7 +47,7 @@ static void no_worker_waits_for_a_stopped_worker(enum mode mode)
 	struct cluster k;
 
 	cluster_open(&k, config(mode), 3, 80, cluster_bowl);
-	assert_int_equal(cluster_request(&k, 2), 1); /* this worker never sends a message again */
+	assert_int_equal(cluster_request(&k, 2), 1); /* worker 2 never sends another message */
 	for (int i = 0; i < 1000 && core_training_epoch(k.f.core) < 2; i++)
 		cluster_act(&k, (uint32_t)i % 2);
 	assert_int_equal(core_training_epoch(k.f.core), 2);
@@ -75,7 +76,7 @@ TEST(the_first_result_counts_and_the_second_is_superseded)
 	assert_int_equal(cluster_request(&k, 1), 1);
 	cluster_granted(&k, 1, 0, 1);
 	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
-	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* the worker receives that reason */
+	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* the ACK gives this reason */
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
 	assert_int_equal(core_stats(k.f.core)->images, 10);
@@ -83,15 +84,15 @@ TEST(the_first_result_counts_and_the_second_is_superseded)
 	cluster_close(&k);
 }
 
-/* A batch is free when the last worker that has it returns it. */
+/* A batch with several holders becomes free only when the last holder returns it. */
 TEST(a_copy_given_back_leaves_the_batch_to_its_other_holder)
 {
 	struct cluster k;
 
 	cluster_open(&k, config(MODE_DOWNPOUR), 3, 20, cluster_ones);
 	assert_int_equal(cluster_request(&k, 0), 1); /* the first batch */
-	assert_int_equal(cluster_request(&k, 1), 1); /* the second */
-	assert_int_equal(cluster_request(&k, 2), 1); /* a copy of the first */
+	assert_int_equal(cluster_request(&k, 1), 1); /* the second batch */
+	assert_int_equal(cluster_request(&k, 2), 1); /* a copy of the first batch */
 	cluster_granted(&k, 2, 0, 1);
 	/* the first copy was returned: worker 2 gets another copy */
 	assert_int_equal(cluster_request(&k, 2), 1);
@@ -140,8 +141,8 @@ static int work(struct cluster *k, uint32_t i, uint64_t ms)
 	return cluster_request(k, i);
 }
 
-/* Worker 0 has delivered `n` batches of 100 ms each and has the last batch of the epoch. Worker 1
- * waits for a grant. */
+/* Worker 0 has delivered `n` batches, one every 100 ms, and holds the last batch of the epoch.
+ * Worker 1 waits for a grant. */
 static void open_with_one_idle(struct cluster *k, struct core_config cfg, uint32_t n)
 {
 	cluster_open(k, cfg, 2, 10 * (n + 1), cluster_ones);
@@ -157,7 +158,7 @@ static void an_idle_worker_gets_a_copy_of_late_work(enum mode mode)
 	struct cluster k;
 
 	open_with_one_idle(&k, late_config(mode), 3);
-	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy of work that is in time */
+	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy: the work is not late */
 	tick(&k, 200);
 	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick(&k, 50);
@@ -188,7 +189,7 @@ TEST(the_late_batch_of_a_short_step_is_copied)
 	}
 	assert_int_equal(k.worker[0].grant.work.first, 6);
 	tick(&k, 200);
-	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy of work that is in time */
+	assert_int_equal(k.worker[1].grant.work.count, 0); /* no copy: the work is not late */
 	tick(&k, 50);
 	cluster_granted(&k, 1, 6, 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 1);
@@ -236,7 +237,8 @@ TEST(a_batch_with_a_timely_copy_is_not_copied_again)
 	cluster_close(&k);
 }
 
-/* A lease of several batches is late when one of them is late. The last one is copied first. */
+/* A lease of several batches is late when the time since its newest delivery is too long. The core
+ * copies its last batch first. */
 TEST(a_lease_is_late_by_its_newest_delivery)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
@@ -244,7 +246,8 @@ TEST(a_lease_is_late_by_its_newest_delivery)
 
 	cfg.leases.max_batches = 4;
 	cluster_open(&k, cfg, 2, 40, cluster_ones);
-	fixture_bye(&k.f, k.worker[1].peer, k.worker[1].s); /* a single worker gets all of them */
+	/* worker 0 is now alone, so its lease has all batches */
+	fixture_bye(&k.f, k.worker[1].peer, k.worker[1].s);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	cluster_granted(&k, 0, 0, 4);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -301,8 +304,8 @@ static uint64_t all_rejected(const struct cluster *k)
 	return n;
 }
 
-/* A copy has completed the pass, so a later result is superseded. A line search grants the same
- * portions again, so this result is stale. */
+/* A copy has completed the pass, and the line search has opened the same portions again. The late
+ * result of the first holder is stale, and counts as superseded. */
 TEST(a_portion_that_comes_after_its_pass_is_superseded)
 {
 	struct core_config cfg = late_config(MODE_SANDBLASTER);
@@ -323,7 +326,8 @@ TEST(a_portion_that_comes_after_its_pass_is_superseded)
 	cluster_close(&k);
 }
 
-/* Equal workers need 100 ms for a batch, in steps of 10 ms: the core makes no copy. */
+/* All workers need 100 ms for a batch, and time advances in steps of 10 ms: the core makes no
+ * copy. */
 static void equal_workers_make_no_copies(enum mode mode)
 {
 	struct core_config cfg = late_config(mode);

@@ -57,8 +57,8 @@ TEST(an_update_is_made_of_k_gradients_of_any_workers)
 	}
 }
 
-/* An update of two fresh gradients and a gradient that is two versions old. Its rate is (1 + 1 +
- * 1/2) / 3 of the usual rate. */
+/* An update from two fresh gradients and a gradient that is two versions old. Its learning rate is
+ * (1 + 1 + 1/2) / 3 of the rate of three fresh gradients. */
 TEST(a_stale_gradient_weighs_less)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
@@ -101,12 +101,13 @@ TEST(an_epoch_ends_with_what_is_in_the_buffer)
 	assert_updates(&k, 3);
 	assert_int_equal(core_training_epoch(k.f.core), 1);
 	assert_int_equal(core_epoch(k.f.core, 0)->images, 65);
-	/* the rest of the buffer is an update of its own */
+	/* at the end of the epoch, the rest of the buffer makes an update */
 	assert_true(core_weights(k.f.core)[0] == -0.75f);
 	cluster_close(&k);
 }
 
-/* One worker trains an epoch of 7 batches. All values of its gradients are 1. */
+/* Returns the weight after an epoch in which one worker trains 7 batches. All values of its
+ * gradients are 1. */
 static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
@@ -127,7 +128,8 @@ static double scaled_epoch(enum lr_scaling how, uint32_t buffer)
 	return epoch_of(how, buffer, 0);
 }
 
-/* A sum already grows with its gradients, so the rate must not grow with them again. */
+/* A sum is already n times as large for n gradients, so the learning rate must not grow with n,
+ * too. */
 TEST(the_rate_of_a_sum_grows_with_its_gradients_once)
 {
 	for (int how = LR_SCALING_NONE; how <= LR_SCALING_LINEAR; how++) {
@@ -136,7 +138,8 @@ TEST(the_rate_of_a_sum_grows_with_its_gradients_once)
 	}
 }
 
-/* The rate grows with the number of gradients in an update, whatever the size of the buffer is. */
+/* The learning rate grows with the number of gradients in an update, and does not depend on the
+ * size of the buffer. */
 TEST(the_rate_grows_with_the_gradients_of_an_update)
 {
 	assert_true(scaled_epoch(LR_SCALING_LINEAR, 3) == -0.25 * (3 + 3 + 1));
@@ -321,7 +324,7 @@ static void twin_take(const struct core_config *cfg, struct twin *a, const float
 	a->n++;
 }
 
-/* The push of worker i goes to the core and to the serial reference. */
+/* Give the push of worker i to the core and to the serial reference. */
 static void push_both(struct cluster *k, struct twin *a, uint32_t i)
 {
 	const struct core *c = k->f.core;
@@ -339,7 +342,7 @@ static void push_both(struct cluster *k, struct twin *a, uint32_t i)
 	assert_int_equal(core_stats(c)->version, a->t);
 }
 
-/* Each worker pulls the weights with which it computes, so that delay compensation keeps a copy of
+/* Each worker pulls the weights for its next gradient, so that delay compensation keeps a copy of
  * them. */
 static void pull_all(struct cluster *k, uint64_t pulled[CLUSTER_WORKERS])
 {

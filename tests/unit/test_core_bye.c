@@ -79,8 +79,8 @@ TEST(bye_is_answered_when_all_pushes_are_durable)
 	fixture_close(&f);
 }
 
-/* A worker that waits for the answer to its BYE sends heartbeats, and may repeat its BYE. The core
- * does not begin a second close for them. */
+/* A worker that waits for the answer to its BYE sends heartbeats, and may repeat its BYE. Neither
+ * message makes the core close the session a second time. */
 TEST(a_worker_that_waits_for_the_answer_to_bye_is_alive)
 {
 	struct core_fixture f;

@@ -1,7 +1,7 @@
 /*
- * Proves the promises of core.c about snapshots: when the core takes and repeats them, that waiting
- * peers are answered when a snapshot is durable, and how work resumes after a crash. (The end of a
- * run: test_core_run_end.c.)
+ * Proves the promises of core.c about snapshots: when the core takes a snapshot, when it repeats a
+ * failed one, that it answers waiting peers when a snapshot is durable, and how work resumes after
+ * a crash. (test_core_run_end.c tests the end of a run.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -35,7 +35,8 @@ TEST(snapshots_come_checkpoint_ms_apart_and_only_if_something_happened)
 	assert_int_equal(f.saving, 2);
 	push(&f, s, 2);
 	fixture_tick(&f, 1000);
-	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0); /* one at a time */
+	/* only one snapshot is in progress at a time */
+	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	fixture_durable(&f);
 	assert_int_equal(f.saving, 3); /* no snapshot contains push 2 */
 	fixture_durable(&f);
@@ -62,7 +63,8 @@ TEST(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms)
 		f.now_ms += 50;
 		fixture_saved(&f, EVENT_SAVE_FAILED);
 		assert_int_equal(core_stats(f.core)->save_failures, i + 1);
-		fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* even an urgent snapshot waits */
+		/* even an urgent snapshot waits for the one in progress */
+		fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 		f.now_ms += 149;
 		fixture_beat(&f, 19, s);
 		assert_int_equal(f.saving, 0);
@@ -175,7 +177,7 @@ TEST(new_leases_wait_until_all_are_back_and_have_replayed)
 	fixture_lease(&f, 9, s, 1);
 	fixture_silent(&f);
 	(void)fixture_come_back(&f, 10, t, 0);
-	/* the first worker has not replayed push 1 yet */
+	/* no grant yet: the first worker has not replayed push 1 */
 	assert_null(fixture_sent(&f, 9, MSG_GRANT));
 	m = fixture_push_ones(s, 1);
 	fixture_work(&m, 0, 0, 1);

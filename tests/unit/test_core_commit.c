@@ -1,9 +1,10 @@
-/* Proves what core.h says about EFFECT_COMMIT and durable_first. */
+/* Proves the promises of core.h about EFFECT_COMMIT and durable_first. */
 #include <math.h>
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
 
-/* Returns 1 if the last event was committed. EFFECT_COMMIT must then be its first effect. */
+/* Returns 1 if the core committed the last event. EFFECT_COMMIT must then be the first effect of
+ * this event. */
 static int commits(const struct core_fixture *f)
 {
 	size_t n = fixture_count(f, EFFECT_COMMIT);
@@ -33,13 +34,14 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 
 	fixture_open(&f, fixture_config());
 	struct stamp s = fixture_join(&f, 9, "");
-	assert_true(commits(&f)); /* an incarnation must not be given twice */
+	assert_true(commits(&f)); /* a crash must not let the core assign an incarnation twice */
 	assert_int_equal(waits(&f, MSG_WELCOME), 1);
 	hello.hello.role = ROLE_OBSERVER;
 	fixture_message(&f, 8, &hello);
 	assert_int_equal(waits(&f, MSG_WELCOME), 0);
 	assert_false(commits(&f));
-	fixture_pull(&f, 9, s, WEIGHTS_CURRENT); /* weights wait for the event that made them */
+	/* weights wait until the event that made them is on the disk */
+	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	assert_int_equal(waits(&f, MSG_PARAMS), 1);
 	assert_false(commits(&f));
 	fixture_beat(&f, 10, s);

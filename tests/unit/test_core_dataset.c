@@ -1,6 +1,7 @@
 /*
  * Proves server/core/dataset.c: the first accepted push or --data-id fixes the data set of a run.
- * HELLO never does, so that a misconfigured machine cannot lock the other workers out.
+ * A HELLO never fixes the data set, so that a misconfigured machine cannot lock the other workers
+ * out.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -79,8 +80,8 @@ TEST(a_hello_fixes_nothing_on_disk)
 	fixture_close(&f);
 }
 
-/* The worker with the wrong data joins first, and waits with the others for a third worker with the
- * right data. */
+/* A worker with the wrong data set joins first. No worker gets work until as many workers with the
+ * same data set have joined as --min-workers says (3): then their data set is used. */
 TEST(most_live_workers_decide)
 {
 	struct core_fixture f;
@@ -117,7 +118,7 @@ TEST(a_stalled_worker_has_no_vote)
 	fixture_train(&f, 9, wrong, 1);
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_lease(&f, 8, right, 1);
-	/* as many workers have the other data set, and work */
+	/* the other data set has as many workers, and they work */
 	assert_null(fixture_granted(&f, 8));
 	for (int i = 0; i < 50 && !fixture_granted(&f, 8); i++) {
 		fixture_beat(&f, 9, wrong);
@@ -130,7 +131,8 @@ TEST(a_stalled_worker_has_no_vote)
 	fixture_close(&f);
 }
 
-/* Worker 9 has other data and hangs with its first grant. The run then uses worker 8's data. */
+/* Worker 9 has another data set and hangs during its first grant. The run then uses the data set of
+ * worker 8. */
 static void outvote_a_stalled_worker(
 	struct core_fixture *f, struct stamp *wrong, struct stamp *right)
 {
@@ -168,8 +170,8 @@ TEST(stalled_workers_vote_if_all_live_workers_are_stalled)
 	fixture_close(&f);
 }
 
-/* The choice of the other data set ended the worker's grant. So its next LEASE asks for new work
- * and does not repeat a request: the worker is not stalled, and its vote counts. */
+/* When the run chose the other data set, the worker's grant ended. So its next LEASE is a new
+ * request and not a repetition: the worker is not stalled, and its vote counts. */
 TEST(an_outvoted_worker_counts_again_when_it_asks)
 {
 	struct stamp wrong, right;
@@ -177,7 +179,8 @@ TEST(an_outvoted_worker_counts_again_when_it_asks)
 
 	outvote_a_stalled_worker(&f, &wrong, &right);
 	fixture_lease(&f, 9, wrong, 2);
-	assert_null(fixture_granted(&f, 9)); /* each data set has one vote, so the choice stays */
+	/* each data set has one vote, so the choice does not change */
+	assert_null(fixture_granted(&f, 9));
 	assert_false(fixture_worker(&f, 1).stalled);
 	fixture_bye(&f, 8, right);
 	assert_non_null(fixture_granted(&f, 9));
@@ -232,7 +235,7 @@ TEST(the_first_push_that_counts_fixes_it)
 	assert_wrong_data(&f, 9);
 	say_hello(&f, 7, &other_data);
 	assert_wrong_data(&f, 7);
-	fixture_restart(&f); /* now the data set is fixed */
+	fixture_restart(&f); /* after the restart the data set is fixed */
 	say_hello(&f, 7, &other_data);
 	assert_wrong_data(&f, 7);
 	fixture_close(&f);
@@ -282,7 +285,7 @@ TEST(a_push_of_the_other_data_is_rejected)
 }
 
 /* The ACK of a superseded push names the reason, also for a duplicate, for a push that a checkpoint
- * contains, and for a replay. So the worker's counters agree with the server's. */
+ * contains, and for a replay. So the counters of the worker agree with those of the server. */
 TEST(an_ack_says_what_is_superseded)
 {
 	struct core_fixture f;
@@ -318,7 +321,8 @@ TEST(an_ack_says_what_is_superseded)
 	fixture_close(&f);
 }
 
-/* The snapshot does not contain the first push, which was acknowledged. Its replay counts. */
+/* The snapshot does not contain the first push, although it was acknowledged. The replay of this
+ * push fixes the data set again. */
 TEST(a_replay_fixes_what_it_had_fixed)
 {
 	struct core_fixture f;
@@ -420,8 +424,8 @@ TEST(workers_with_other_data_do_not_count_and_are_named)
 	fixture_close(&f);
 }
 
-/* The session of the worker ended when the first push counted. The worker is notified of the reason
- * only at the end of the run. */
+/* The first push that counted excluded the worker's data set. The worker had no work since then,
+ * and gets the reason only at the end of the run. */
 TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 {
 	struct core_fixture f;
@@ -494,7 +498,8 @@ TEST(images_that_do_not_fit_the_model_are_refused_with_both_shapes)
 	}
 }
 
-/* Without images in the model text, older workers can join: they know no feature "images". */
+/* If the model text has no words about images, older workers without the feature "images" can
+ * join. */
 TEST(only_image_words_need_the_feature)
 {
 	struct core_fixture f;
@@ -505,7 +510,7 @@ TEST(only_image_words_need_the_feature)
 	fixture_close(&f);
 }
 
-/* Only workers hold back images: observers of any version may watch. */
+/* Only workers need the feature to hold back images: observers of any version may join. */
 TEST(a_worker_learns_how_many_images_are_held_back)
 {
 	struct core_config c = training(1);

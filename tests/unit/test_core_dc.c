@@ -73,7 +73,8 @@ static double twin_step(struct twin *t, size_t j, double d)
 	}
 }
 
-/* `then`: the version of the weights of gradient `g`; negative: the gradient is not compensated. */
+/* `then`: the version of the weights with which `g` was computed; negative: apply `g` without
+ * compensation. */
 static void twin_push(struct twin *t, const float *g, int64_t then)
 {
 	const double *w = t->w[t->version];
@@ -101,8 +102,8 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
-/* A simulated server and its workers. `ahead` is the number of pulls by which a worker may be ahead
- * of its pushes: one with prefetch, three with pipelined steps. */
+/* A simulated server and its workers. `ahead`: the number of pulls that a worker may make before
+ * the push of an earlier one: 1 with prefetch, 3 with pipelined steps. */
 struct dc_run {
 	struct core_fixture f;
 	struct twin twin;
@@ -137,7 +138,7 @@ static void pull(struct dc_run *l, uint32_t i)
 	assert_int_equal(p->version[p->n - 1], l->twin.version);
 }
 
-/* The push of worker i whose weights are `version` of term `term`. */
+/* Send a push of worker i, with the gradient `g` at the weights `version` of term `term`. */
 static void push_of(struct dc_run *l, uint32_t i, const float *g, uint64_t version, uint64_t term)
 {
 	struct msg m = fixture_push(l->worker[i].s, ++l->worker[i].seq);
@@ -251,8 +252,8 @@ TEST(every_combination_of_options_is_what_the_formulas_say)
 /* ---- what it is for -------------------------------------------------------------------------- */
 
 /* Four workers take turns, so each gradient is three versions old. The loss is w^2 / 2, and the
- * rate is too large for this delay: without compensation the weights swing ever further from 0.
- * Returns the largest magnitude of a weight in the last 100 of 400 pushes. */
+ * rate is too large for this delay: without compensation the weights oscillate with growing
+ * amplitude. Returns the largest magnitude of a weight in the last 100 of 400 pushes. */
 static double swing(enum delay_compensation kind)
 {
 	struct core_config cfg = fixture_config();
@@ -327,8 +328,8 @@ TEST(a_prefetch_does_not_change_what_a_gradient_is_compensated_with)
 	fixture_close(&l.f);
 }
 
-/* The workers do not share one old version: each gradient is compensated for its own worker's
- * delay. */
+/* Each gradient is compensated with the weights that its own worker has pulled, not with a version
+ * common to all workers. */
 TEST(each_worker_is_compensated_by_its_own_delay)
 {
 	static struct dc_run l;
@@ -374,7 +375,8 @@ TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 	fixture_close(&l.f);
 }
 
-/* Version 2 of the lost term is not the version 2 that other workers have made since. */
+/* A crash loses version 2, and the next term makes another version 2. The server holds only the
+ * second one: a gradient of the lost version is not compensated. */
 TEST(weights_of_a_lost_term_are_not_held)
 {
 	static struct dc_run l;
@@ -400,7 +402,7 @@ TEST(weights_of_a_lost_term_are_not_held)
 	push_of(&l, 0, fixture_ones, 2, term);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-6 * RATE), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
-	/* the version 2 that this worker has pulled */
+	/* version 2 of the new term, which this worker has pulled */
 	push_of(&l, 0, fixture_ones, 2, l.worker[0].s.term);
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
@@ -474,8 +476,8 @@ TEST(a_fenced_worker_holds_nothing)
 	fixture_close(&l.f);
 }
 
-/* The number of versions that a worker holds is bounded. The oldest version is kept, because the
- * worker may compute with it. */
+/* The number of versions that a worker holds is bounded. The core keeps the oldest version, because
+ * the worker may still compute with it. */
 TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 {
 	static struct dc_run l;
@@ -507,7 +509,8 @@ TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 
 #define LONE_PUSHES 12u
 
-/* Push i of a single worker with prefetch has version i - 1; the first push has version 0. */
+/* Send push i of a single worker with prefetch. Its weights are version i - 2, and version 0 for
+ * the first push. */
 static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64_t term)
 {
 	struct msg m = fixture_push(s, i);

@@ -1,14 +1,14 @@
 /*
- * test_core_deadline.c - a worker that sends heartbeats and delivers nothing: the run goes on
- * without it, whatever work it has. Virtual time with a tick every 50 ms. (Late portions:
- * test_core_backup.c.)
+ * test_core_deadline.c - a worker sends heartbeats and delivers nothing: the run goes on without
+ * this worker, whatever work it holds. Time is virtual, with a tick every 50 ms.
+ * (test_core_backup.c tests copies of late work.)
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
 
 #define HANGS UINT64_MAX
 
-/* Workers, and the milliseconds that each one needs for a batch. */
+/* Workers, and the milliseconds that each worker needs for a batch. */
 struct fleet {
 	struct cluster k;
 	uint64_t ms[CLUSTER_WORKERS], ready_ms[CLUSTER_WORKERS];
@@ -47,7 +47,7 @@ static uint32_t next_batches(const struct fleet *f, uint32_t i)
 	return h->grant.work.count < max ? h->grant.work.count : max;
 }
 
-/* Worker i has a grant: sets the time at which its next push is ready. */
+/* Worker i has got a grant: set the time at which its next push is ready. */
 static void begin(struct fleet *f, uint32_t i)
 {
 	if (f->ready_ms[i] == 0 && f->ms[i] != HANGS)
@@ -120,7 +120,7 @@ static void fleet_run(struct fleet *f, uint64_t ms)
 	}
 }
 
-/* Worker 0 gets work and delivers nothing. The others do all the work. */
+/* Worker 0 gets work and delivers nothing. The other workers do all the work. */
 static void a_hanging_worker_holds_up_no_worker(struct core_config cfg)
 {
 	struct fleet f;
@@ -149,8 +149,9 @@ TEST(a_sync_step_does_not_wait_for_a_hanging_worker)
 	a_hanging_worker_holds_up_no_worker(config(MODE_SYNC));
 }
 
-/* The first worker is stalled with its first grant. The second one joins later, sends heartbeats
- * and never asks for work: it is idle, but not stalled yet. Then the first one asks again. */
+/* The first worker stalls during its first grant. The second worker joins later, sends heartbeats
+ * and never requests work: it is idle, but not stalled yet. Then the first worker requests work
+ * again. */
 TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 {
 	struct core_config cfg = config(MODE_SYNC);
@@ -163,7 +164,7 @@ TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 	fleet_run(&f, 850);
 	f.k.n = 2;
 	cluster_join(&f.k, 1);
-	f.k.worker[1].request = 1000; /* act() regards it as waiting for a grant */
+	f.k.worker[1].request = 1000; /* act() takes it for a worker that waits */
 	fleet_run(&f, 500);
 	assert_true(fixture_worker(&f.k.f, 1).stalled);
 	assert_false(fixture_worker(&f.k.f, 2).stalled);
@@ -187,7 +188,7 @@ TEST(a_pass_does_not_wait_for_a_hanging_worker)
 	a_hanging_worker_holds_up_no_worker(config(MODE_SANDBLASTER));
 }
 
-/* The worker trains, and hangs when it is granted a portion of the test set. */
+/* The worker trains, but hangs when the server grants it a portion of the test set. */
 TEST(an_evaluation_does_not_wait_for_a_hanging_worker)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -230,7 +231,7 @@ static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 	}
 	f.ms[1] = f.ms[2] = 30;
 	f.k.worker[0].grant = (struct msg_grant){.request = f.k.worker[0].request};
-	f.k.worker[0].request += 1000; /* act() regards it as waiting for a grant */
+	f.k.worker[0].request += 1000; /* act() takes it for a worker that waits */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
@@ -433,7 +434,7 @@ TEST(a_worker_that_only_sends_requests_is_stalled)
 	cluster_close(&k);
 }
 
-/* A worker that has joined must request a lease, like one that has delivered everything. */
+/* A worker that has joined, or has delivered all its work, must request a lease in time. */
 TEST(a_worker_that_never_asks_is_stalled_until_it_asks)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -448,7 +449,8 @@ TEST(a_worker_that_never_asks_is_stalled_until_it_asks)
 	assert_true(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(core_live_workers(k.f.core), 0);
 	cluster_join(&k, k.n++);
-	assert_int_equal(cluster_request(&k, 1), 0); /* --min-workers does not count the other */
+	/* no grant: the stalled worker does not count for --min-workers */
+	assert_int_equal(cluster_request(&k, 1), 0);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(core_live_workers(k.f.core), 2);
@@ -488,7 +490,7 @@ TEST(waiting_for_work_or_pushing_without_leases_is_no_stall)
 	fixture_close(&f);
 }
 
-/* Other workers get the same work as a stalled worker. */
+/* A stalled worker that requests work gets a shadow grant: other workers may get the same work. */
 TEST(a_stalled_worker_gets_work_that_others_get_too)
 {
 	struct cluster k;
@@ -509,7 +511,7 @@ TEST(a_stalled_worker_gets_work_that_others_get_too)
 	cluster_close(&k);
 }
 
-/* Duplicates of two earlier pushes do not show that the worker works on its current grant. */
+/* Duplicates of two earlier pushes are no sign that the worker computes its current grant. */
 TEST(the_same_result_again_is_no_delivery)
 {
 	struct cluster k;
@@ -526,7 +528,7 @@ TEST(the_same_result_again_is_no_delivery)
 	cluster_close(&k);
 }
 
-/* Rejected results are no delivery either: worker 0 requests the same portion again and again. */
+/* A rejected result is no delivery, either: worker 0 requests the same portion again and again. */
 TEST(a_result_that_is_not_finite_is_no_delivery)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -570,7 +572,8 @@ static void moved(struct cluster *k, uint64_t bytes)
 		&(struct event){.kind = EVENT_PROGRESS, .peer = k->worker[0].peer, .bytes = bytes});
 }
 
-/* `bytes` bytes of the worker's connection move in each tenth of a second. */
+/* Let time pass for `ms`, while `bytes` bytes move on the worker's connection in each tenth of a
+ * second. */
 static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 {
 	for (; ms; ms -= 100) {
@@ -612,12 +615,12 @@ TEST(a_trickle_does_not_hold_a_grant)
 	struct cluster k;
 
 	open_after(&k, 4, 5);
-	transfer(&k, 3000, 80); /* a tenth of the rate that stops the clock completely */
+	transfer(&k, 3000, 80); /* a tenth of the rate at which the deadline does not come closer */
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	cluster_close(&k);
 }
 
-/* When more bytes move than the work needs, the deadline is not extended further, however fast they
+/* Bytes extend the deadline only up to the number of bytes that the work needs, however fast they
  * move. */
 TEST(bytes_without_end_do_not_hold_a_grant)
 {
@@ -654,7 +657,7 @@ TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 	cluster_close(&k);
 }
 
-/* A worker of the snapshot returns after its slot has lost the grant, and hangs later. */
+/* After a restart, a worker returns later than its slot lost the grant, and then hangs. */
 TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -666,12 +669,12 @@ TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 	assert_int_equal(cluster_request(&k, 0), 1);
 	fixture_restart(&k.f);
 	for (int i = 0; i < 20; i++)
-		fixture_tick(&k.f, 100); /* more than dead_ms and than three deadlines */
+		fixture_tick(&k.f, 100); /* in sum longer than dead_ms and than three deadlines */
 	struct msg m = fixture_resume(k.worker[0].s, 0, 0);
 	m.hello.data = k.data;
 	fixture_message(&k.f, k.worker[0].peer, &m);
 	k.worker[0].s = fixture_sent(&k.f, k.worker[0].peer, MSG_WELCOME)->welcome.stamp;
-	pass(&k, 1000); /* it still has the old grant, which has no deadline */
+	pass(&k, 1000); /* the worker still computes the old grant, for which no deadline runs */
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 0);
@@ -717,8 +720,8 @@ TEST(time_in_which_replies_wait_for_the_disk_does_not_count)
 	cluster_close(&f.k);
 }
 
-/* Bytes of the worker move while replies wait for the disk; the shell reports them every `ticks`
- * ticks. The deadline is extended once for this time, not twice. */
+/* Bytes of the worker move while replies wait for the disk. The shell reports the bytes every
+ * `ticks` ticks. The core extends the deadline once for this time, not twice. */
 TEST(held_time_is_not_counted_as_a_transfer_too)
 {
 	for (uint64_t ticks = 1; ticks <= 5; ticks += 4) {
@@ -726,7 +729,7 @@ TEST(held_time_is_not_counted_as_a_transfer_too)
 
 		open_after(&k, 4, 5);
 		pass(&k, 1000);
-		moved(&k, 1); /* the next report begins now */
+		moved(&k, 1); /* the period of the next report begins now */
 		for (uint64_t i = 1; i <= 20; i++) {
 			fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 			k.f.now_ms += 100;

@@ -16,8 +16,8 @@ static struct core_config training(enum mode mode)
 	return cfg;
 }
 
-/* Start from a snapshot that contains no push. Workers 1 and 2 return, each with `n` pushes to
- * replay. */
+/* Restart the server from a snapshot without pushes. Workers 1 and 2 return, each with `n` pushes
+ * to replay. */
 static void crash(struct core_fixture *f, struct core_config cfg, struct stamp s[2], uint64_t n)
 {
 	fixture_open(f, cfg);
@@ -109,8 +109,8 @@ TEST(early_replays_survive_another_crash)
 	counts_at_once(MODE_SYNC, 1, 1);
 }
 
-/* All batches of an epoch are replayed while the previous epoch is evaluated. The workers do not
- * retain its results. */
+/* A worker may replay all batches of later epochs before the current epoch is trained and evaluated
+ * again. (Workers retain no results of evaluations, so these must be computed again.) */
 TEST(whole_epochs_may_come_early)
 {
 	struct core_fixture f;
@@ -127,8 +127,8 @@ TEST(whole_epochs_may_come_early)
 	fixture_close(&f);
 }
 
-/* A replay of the next epoch ends the current step and makes a step by itself. Here each step
- * multiplies the weights by a million. */
+/* A replayed push of the next epoch ends the current step and then makes a step alone. In this test
+ * each step multiplies the weights by a million. */
 static enum reject after_two_steps(float weight)
 {
 	struct core_config cfg = training(MODE_SYNC);

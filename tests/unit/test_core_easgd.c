@@ -1,7 +1,7 @@
 /*
  * Proves EASGD's centre in server/core/downpour.c (Zhang 2015, arXiv 1412.6651): each PARAMS
  * carries alpha = beta / N for the N live members, and a push moves the centre by its own value,
- * whatever the rate, the schedule and the staleness are.
+ * independent of rate, schedule and staleness.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -42,14 +42,14 @@ TEST(alpha_follows_the_number_of_members)
 	}
 	fixture_bye(&f, 17, s[7]); /* the worker leaves */
 	assert_alpha(&f, 10, s[0], 7);
-	for (int ms = 0; ms < 400; ms += 100) { /* worker 7 is silent, */
+	for (int ms = 0; ms < 400; ms += 100) { /* worker 7 is silent: it is still a member, */
 		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
 			fixture_beat(&f, 10 + i, s[i]);
 	}
 	assert_int_equal(fixture_worker(&f, 7).state, SESSION_SUSPECT);
 	assert_alpha(&f, 10, s[0], 7);
-	for (int ms = 0; ms < 800; ms += 100) { /* and becomes dead */
+	for (int ms = 0; ms < 800; ms += 100) { /* until it is dead */
 		fixture_tick(&f, 100);
 		for (uint32_t i = 0; i < 6; i++)
 			fixture_beat(&f, 10 + i, s[i]);

@@ -1,7 +1,7 @@
 /*
  * Proves invariant 4 of server/core/leases.c: an epoch is evaluated in portions while the next
- * epoch trains, each portion counts once, and the evaluation ends before that epoch does. Then
- * invariant 1 with random workers.
+ * epoch trains, each portion counts once, and the evaluation ends before the next epoch ends. Also
+ * proves invariant 1 with random workers.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>
@@ -48,7 +48,7 @@ TEST(evaluation_is_granted_in_portions_before_any_training)
 		assert_int_equal(g.eval_count, i < 2 ? 3 : 1);
 		assert_int_equal(g.eval_id, 1);
 		result(&f, 9, s, &g);
-		/* the server does not answer RESULT */
+		/* a RESULT has no answer */
 		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 		assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), i == 2);
 	}
@@ -170,7 +170,7 @@ TEST(metrics_are_summed_and_survive_a_crash)
 	memcpy(cfg.metrics, "bits top_5", sizeof("bits top_5"));
 	fixture_open(&f, cfg);
 	struct msg hello = fixture_hello("");
-	fixture_message(&f, 9, &hello); /* a worker that evaluates accuracy */
+	fixture_message(&f, 9, &hello); /* HELLO of a worker that can compute the accuracy */
 	fixture_refused(&f, 9, PS_EWRONGDATA);
 	memcpy(hello.hello.metrics, cfg.metrics, sizeof(cfg.metrics));
 	fixture_message(&f, 9, &hello);

@@ -16,7 +16,7 @@ struct trial {
 	double lr, decay;
 	double lambda; /* the lambda of delay compensation */
 	int adaptive, sum;
-	uint32_t batches; /* number of batches in an epoch; 0: no data set */
+	uint32_t batches; /* the number of batches of an epoch; 0: no data set */
 };
 
 static int is_finite(const float *v, size_t n)
@@ -38,7 +38,7 @@ static void assert_finite(const struct core_fixture *f, const char *what, int pu
 		fail_msg("%s: not finite after push %d", what, push);
 }
 
-/* The two snapshots differ only in the ledger. */
+/* Assert that the two snapshots differ only in the ledger. */
 static void assert_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
@@ -123,7 +123,7 @@ static int push_once(
 	return a.reject == REJECT_NONE;
 }
 
-/* The run can continue from a snapshot of this moment. */
+/* Assert that a run can continue from a snapshot of the present state. */
 static void assert_saved_well(struct core_fixture *f, const char *what)
 {
 	struct core_snapshot img = fixture_save(f);
@@ -206,7 +206,8 @@ TEST(delay_compensation_does_not_leave_the_numbers)
 				.adaptive = adaptive});
 }
 
-/* Pushes a gradient of one batch. The core applies the sum of the gradients of a step. */
+/* Push the gradient of one batch, in a mode in which the core applies the sum of a step's
+ * gradients. */
 static void push_batch(
 	struct core_fixture *f, struct stamp s, uint64_t seq, uint32_t i, const float *g)
 {
@@ -220,7 +221,7 @@ static void push_batch(
 	fixture_message(f, 9, &m);
 }
 
-/* 40,000 gradients of 1e15 sum to 4e19, whose square is no float32. */
+/* The sum of 40,000 gradients of 1e15 is 4e19, and its square exceeds the range of a float. */
 TEST(sums_do_not_leave_the_numbers)
 {
 	static const enum optim_kind kinds[] = {
@@ -242,7 +243,9 @@ TEST(sums_do_not_leave_the_numbers)
 		struct stamp s = join(&f, &t, 9);
 		uint64_t seq = 0;
 		for (uint32_t i = 0; i < t.batches; i++) {
-			if (i % 16 == 15) /* so that rejections do not add up to an exclusion */
+			/* a finite push resets the count of rejections, so the worker is not
+			 * excluded */
+			if (i % 16 == 15)
 				push_batch(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
 			else
 				push_batch(&f, s, ++seq, i, g);
@@ -298,8 +301,8 @@ TEST(a_scaled_rate_does_not_leave_the_numbers)
 		}
 }
 
-/* Decisions depend on the snapshot only: a core that continues from one accepts and rejects the
- * same pushes. */
+/* Decisions depend only on the state in the snapshot: a core that continues from a snapshot accepts
+ * and rejects the same pushes. */
 TEST(a_restart_decides_the_same)
 {
 	static const struct trial t = {.what = "restart",
@@ -366,7 +369,8 @@ static void assert_below(const float *v, double bound, const char *what)
 			fail_msg("%s: %g is over its bound %g", what, (double)v[i], bound);
 }
 
-/* Steps one optimizer until a value would no longer be finite. Returns the number of steps. */
+/* Make steps with one optimizer until the next step would make a value that is not finite. Returns
+ * the number of steps. */
 static int walk(struct rng *r)
 {
 	const struct optim o = draw_optim(r);

@@ -1,12 +1,12 @@
 /*
  * Proves server/core/lbfgs.c: the path of its points equals the path of a serial reference in
- * double precision, whichever workers compute the portions or die. It converges on problems where
- * L-BFGS must converge, and each guard works as lbfgs.h says.
+ * double precision, whichever workers compute the portions, and even if workers die. L-BFGS
+ * converges on problems on which it must converge, and each of its guards works as lbfgs.h says.
  */
 #include "tests/support/serial_lbfgs.h"
 #include "tests/support/test.h"
 
-/* Each epoch is one step, whose large batch is the whole data set. */
+/* Each epoch is one step, over the whole data set. */
 static struct core_config search_config(size_t n_params, uint32_t steps)
 {
 	struct core_config cfg = fixture_training();
@@ -61,7 +61,8 @@ static double softmax_portion(uint32_t i, const float *w, double *g)
 	return loss;
 }
 
-/* The loss is so flat that the Wolfe condition must make the line search extend the first step. */
+/* The slope of this loss is so small that the Wolfe condition makes the line search extend its
+ * first step. */
 static double plain_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = cluster_bowl(i, w, g);
@@ -71,8 +72,8 @@ static double plain_portion(uint32_t i, const float *w, double *g)
 	return loss / 1000;
 }
 
-/* Rosenbrock's function: even portions compute the slope along its valley, odd portions its walls.
- */
+/* Rosenbrock's function: even portions give the term along its valley, odd portions the term of its
+ * walls. */
 static double valley_portion(uint32_t i, const float *w, double *g)
 {
 	double x = (double)w[0], y = (double)w[1], wall = y - x * x;
@@ -96,7 +97,7 @@ struct walk {
 	double max;
 };
 
-/* After each event: if a step has ended, the reference makes the same step. */
+/* Called after each event. If the core has ended a step, the reference makes the same step. */
 static void walk_follow(struct walk *a)
 {
 	if (core_stats(a->k.f.core)->updates == a->steps)
@@ -243,7 +244,7 @@ TEST(the_valley_leads_to_its_end)
 	cluster_close(&k);
 }
 
-/* The gradient's norm at the end of a strictly convex problem. */
+/* At the minimum of a strictly convex problem, the norm of the gradient is nearly 0. */
 TEST(softmax_regression_converges)
 {
 	struct core_config cfg = search_config(CLASSES * (FEATURES + 1), 40);
@@ -265,7 +266,7 @@ TEST(softmax_regression_converges)
 
 /* ---- guards ---------------------------------------------------------------------------------- */
 
-/* An unbounded descent that becomes ever steeper. */
+/* A loss without a minimum, whose slope becomes steeper and steeper. */
 static double hill_portion(uint32_t i, const float *w, double *g)
 {
 	(void)i;
@@ -293,7 +294,7 @@ TEST(a_pair_without_curvature_is_not_kept)
 	cluster_close(&k);
 }
 
-/* Two steps are done. The next one begins when worker 1 has evaluated its portion. */
+/* Make two steps. The third step begins when worker 1 has evaluated its portion. */
 static void pause_after_two_steps(struct cluster *k)
 {
 	while (core_stats(k->f.core)->updates < 1)
@@ -316,7 +317,7 @@ TEST(a_direction_that_goes_up_drops_the_history)
 	cluster_open(&k, cfg, 2, 30, cluster_bowl);
 	b = &k.f.core->lbfgs;
 	pause_after_two_steps(&k);
-	/* wrong pairs would make the direction ascend like this */
+	/* set pairs that turn the direction uphill */
 	for (uint32_t i = 0; i < 2; i++)
 		b->ys[i] = -b->ys[i];
 	cluster_evaluate(&k, 1);
@@ -349,7 +350,7 @@ TEST(a_search_that_finds_nothing_ends_where_it_began)
 	pause_after_two_steps(&k);
 	memcpy(here, k.f.core->lbfgs.x, sizeof(here));
 	uint64_t trials = core_stats(k.f.core)->trials;
-	k.fn = wrong_sign_portion; /* the known gradient gets the wrong sign, too */
+	k.fn = wrong_sign_portion; /* from now on, new gradients have the wrong sign */
 	for (size_t j = 0; j < FIXTURE_PARAMS; j++)
 		k.f.core->lbfgs.g[j] = -k.f.core->lbfgs.g[j];
 	cluster_evaluate(&k, 1);

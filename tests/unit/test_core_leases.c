@@ -1,8 +1,8 @@
 /*
- * Proves the invariants numbered in server/core/leases.c for training: each batch counts once, an
- * epoch ends when all its batches are done. After every step the fixture compares
- * n_free and n_done with batch[] (invariant 3). (A lease is no lock: test_core_regrants.c;
- * evaluation: test_core_evaluation.c.)
+ * Proves the invariants numbered in server/core/leases.c for training: each batch counts once, and
+ * an epoch ends when all its batches are done. After every event the fixture compares n_free and
+ * n_done with batch[] (invariant 3). (test_core_regrants.c tests that a lease is no lock,
+ * test_core_evaluation.c the evaluation.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -138,7 +138,7 @@ TEST(leases_shrink_at_the_end_of_an_epoch)
 	t = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;
 	for (uint64_t i = 0; left > 0; i++) {
 		struct msg_grant g = fixture_train(&f, i % 2 ? 10 : 9, i % 2 ? t : s, i / 2 + 1);
-		uint32_t max = (left + 3) / 4; /* half of a worker's share */
+		uint32_t max = (left + 3) / 4; /* half of the share of each worker */
 
 		assert_true(g.work.count >= 1 && g.work.count <= max && g.work.count <= 20);
 		assert_true(i > 0 || g.work.count == 20);
@@ -221,7 +221,7 @@ TEST(a_new_request_gives_back_what_is_undone)
 	m = fixture_batch(s, 1, 0, 0, 1);
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(f.core->leases.n_free, 2);
-	/* batch 1 is released, and the new lease begins after the last batch of the old lease */
+	/* batch 1 is free again, but the new lease begins after the last batch of the old one */
 	g = fixture_train(&f, 9, s, 2);
 	assert_work(&g, 0, 2, 2);
 	assert_int_equal(f.core->leases.n_free, 1);
@@ -275,7 +275,7 @@ TEST(warm_start_holds_the_others_back)
 	fixture_applied(&f, 9, &m);
 	assert_null(fixture_granted(&f, 10));
 	m = fixture_batch(s, 2, 0, 1, 1);
-	fixture_applied(&f, 9, &m); /* this push makes the second update */
+	fixture_applied(&f, 9, &m); /* the push makes the second update */
 	assert_non_null(fixture_granted(&f, 10));
 	fixture_close(&f);
 	fixture_open(&f, cfg); /* another worker replaces a dead one in the warm start */

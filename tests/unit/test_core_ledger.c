@@ -116,7 +116,8 @@ TEST(a_duplicate_older_than_the_window_is_unknown_and_not_applied)
 	fixture_close(&f);
 }
 
-/* A snapshot of a server with a small window has no decisions for a larger window. */
+/* The snapshot of a server with a small window contains fewer decisions than a larger window could
+ * hold. */
 TEST(after_the_window_grows_what_was_forgotten_stays_unknown)
 {
 	struct core_config cfg = fixture_config();
@@ -146,7 +147,8 @@ TEST(after_the_window_grows_what_was_forgotten_stays_unknown)
 	fixture_close(&f);
 }
 
-/* Three workers, a network that repeats and drops messages, and an oracle that counts. */
+/* Three workers, a network that repeats and drops messages, and a counter of the pushes that must
+ * be applied. */
 TEST(any_order_of_arrival_applies_each_push_once)
 {
 	const uint64_t seed = 41;
@@ -221,7 +223,7 @@ TEST(a_push_older_than_max_staleness_is_rejected)
 	m.push.base_version = UINT64_MAX;
 	m.push.base_term = f.cfg.term - 1; /* but the worker has joined in this term */
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
-	/* this push was computed before a crash, at a version that the server has not reached
+	/* allowed if the worker joined before a crash: the server has not reached the version
 	 * again */
 	f.core->worker[0].session.born_term = f.cfg.term - 1;
 	m = fixture_push(s, 9);
@@ -232,7 +234,7 @@ TEST(a_push_older_than_max_staleness_is_rejected)
 	assert_int_equal(core_stats(f.core)->staleness[0], 5);
 	/* the bucket for a staleness of 2 or 3 */
 	assert_int_equal(core_stats(f.core)->staleness[2], 1);
-	fixture_message(&f, 9, &m); /* again */
+	fixture_message(&f, 9, &m); /* the same push again */
 	core_worker(f.core, 0, &v);
 	assert_int_equal(v.counts.pushes, 9);
 	assert_int_equal(v.counts.rejected, 3);
@@ -311,7 +313,7 @@ TEST(a_replay_is_decided_as_it_was_before_the_crash)
 	m.push.verdict = VERDICT_REJECTED;
 	m.push.reject = REJECT_NORM;
 	fixture_rejected(&f, 9, &m, REJECT_NORM);
-	m = fixture_push(s, 8); /* an earlier acceptance does not permit NaN */
+	m = fixture_push(s, 8); /* accepted before the crash, but NaN is never accepted */
 	m.push.verdict = VERDICT_OK;
 	m.push.loss = NAN;
 	fixture_rejected(&f, 9, &m, REJECT_NONFINITE);
@@ -395,7 +397,7 @@ TEST(a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is)
 	assert_int_equal(weights_for(&f, 71)->version, 1);
 	m.push.seq = 5;
 	fixture_message(&f, 9, &m);
-	fixture_refused(&f, 9, PS_EGAP); /* the only answer: the worker sends it again */
+	fixture_refused(&f, 9, PS_EGAP); /* no other answer: the worker must send the push again */
 	m.push.seq = 3;
 	m.push.pull = 0;
 	fixture_applied(&f, 9, &m);

@@ -1,6 +1,6 @@
 /*
- * Proves what log replay needs: a core that is decoded from a snapshot at any time, and steps
- * through the events that followed, equals the original byte for byte, in every mode.
+ * Proves the base of log replay, in every mode: decode a snapshot of any time into a second core,
+ * and give it the events that followed. Then it equals the first core byte for byte.
  */
 #include "tests/support/random_workers.h"
 #include "tests/support/core_cluster.h"
@@ -44,8 +44,8 @@ static void *begin_twin(struct core_fixture *f)
 	return memory;
 }
 
-/* Returns the effect at `*i`, or the first later effect that a core does not make only once after
- * each start. The twin started later, so these effects may differ. */
+/* Returns the effect at `*i` or the next effect, without the effects that a core makes once after a
+ * start. The twin started later, so these effects may differ. */
 static const struct effect *lasting_effect(const struct core *c, size_t *i)
 {
 	const struct effect *e;
@@ -183,8 +183,8 @@ TEST(so_it_does_in_every_mode)
 
 /* ---- what a file may contain ----------------------------------------------------------------- */
 
-/* Every worker of a core that was decoded from an invented file requests work, pushes, leaves and
- * returns. No content of a file may fail an assertion of the core. */
+/* Every worker of a core that was decoded from a made-up file requests work, pushes, leaves and
+ * returns. No accepted file may lead to a failed assertion of the core. */
 static void live_on(struct core *c, uint64_t now)
 {
 	static const float zeros[FIXTURE_PARAMS];
@@ -279,8 +279,8 @@ TEST(a_cut_section_is_refused_and_no_lie_does_harm)
 
 /* ---- a run with the write-ahead log ---------------------------------------------------------- */
 
-/* With the write-ahead log, the shell sends a reply when its event is on disk. So the core may
- * report the push as durable at once. */
+/* With the write-ahead log, the shell sends a reply only when its event is on the disk. So the core
+ * may report a push as durable in its ACK. */
 TEST(with_a_log_all_is_durable_when_it_is_acknowledged)
 {
 	struct core_config cfg = fixture_config();
@@ -302,7 +302,7 @@ TEST(with_a_log_all_is_durable_when_it_is_acknowledged)
 	struct msg_ack again = fixture_acked(&f, 9, &push);
 	assert_int_equal(again.duplicate, 1);
 	assert_int_equal(again.durable_seq, 200);
-	/* BEAT does not wait for the disk: it names what a checkpoint contains */
+	/* BEAT does not wait for the disk, so it reports only pushes in a checkpoint */
 	fixture_beat(&f, 10, s);
 	assert_int_equal(fixture_sent(&f, 10, MSG_BEAT)->beat.durable_seq, 0);
 	fixture_bye(&f, 9, s);

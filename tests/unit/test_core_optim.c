@@ -73,7 +73,7 @@ TEST(every_optimizer_and_schedule_is_pytorchs_within_1e_6)
 	assert_int_equal(wrong, 0);
 }
 
-/* The cases must differ from each other. Otherwise agreement with them proves nothing. */
+/* The cases must differ from each other. Otherwise an optimizer could agree with the wrong case. */
 TEST(no_two_cases_are_the_same)
 {
 	const size_t last = TORCH_STEPS / TORCH_EVERY - 1;
@@ -84,8 +84,8 @@ TEST(no_two_cases_are_the_same)
 					    torch_case[k].weights[last]) > 1e-4);
 }
 
-/* The same steps as pushes of two or three slices. The core counts the steps, and clips by the norm
- * of all slices. */
+/* Make the same steps through pushes of two or three slices. The core counts the steps, and clips
+ * by the norm over all slices. */
 static void through_the_core(const struct torch_case *torch, struct rng *r)
 {
 	struct core_config cfg = fixture_config();
@@ -183,7 +183,8 @@ static void random_values(struct rng *r, float *v, size_t n, float from)
 		v[i] = from + (1 - from) * (float)rng_unit(r);
 }
 
-/* A step on n values at a random offset in 67, into another array and in place. */
+/* Compare one step on n values, at a random offset in an array of 67, both in place and with
+ * another array for the result. */
 static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 {
 	size_t at = rng_below(r, N - n + 1);

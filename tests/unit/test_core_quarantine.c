@@ -1,8 +1,8 @@
 /*
  * Proves the exclusion of workers and the end of a diverged run (server/core/departure.h): the
- * server excludes a worker that sends a number of non-finite pushes in a row, and the others go on.
- * If the newest push or evaluation of most workers that are live or expected back is not finite,
- * the run ends as diverged.
+ * server excludes a worker after 20 non-finite pushes in a row, and the other workers go on.
+ * Consider all workers that are live or expected back: if for most of them the newest push or
+ * evaluation is not finite, the run ends as diverged.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -133,8 +133,8 @@ TEST(bad_pushes_of_the_only_worker_end_the_run)
 	fixture_close(&f);
 }
 
-/* Two of three workers send non-finite pushes. The first of the two that reaches the limit ends the
- * run, whatever the count of the other worker is. */
+/* Two of three workers send non-finite pushes. When the first of them reaches the limit, the run
+ * ends, whatever the count of the second. */
 TEST(most_of_the_live_workers_decide)
 {
 	struct core_fixture f;
@@ -211,8 +211,9 @@ TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 	fixture_close(&f);
 }
 
-/* Other workers have trained and left. A worker without any accepted push is broken, however often
- * it joins. A worker with an accepted push shows that the run has diverged. */
+/* Other workers have trained and left. The only worker left sends non-finite pushes. If the server
+ * has never accepted a push of this worker, the worker is broken, however often it joins. If it
+ * has, the run has diverged. */
 TEST(an_only_worker_counts_with_its_own_pushes_only)
 {
 	struct core_fixture f;
@@ -287,8 +288,8 @@ TEST(a_suspect_worker_counts)
 	fixture_close(&f);
 }
 
-/* After a restart the server expects two workers. One of them returns: it is one of two workers,
- * not all workers. */
+/* After a restart the server expects two workers. One of them returns: it counts as one of two
+ * workers, not as the only worker. */
 TEST(a_worker_that_is_expected_back_counts)
 {
 	struct core_fixture f;
@@ -457,7 +458,8 @@ TEST(a_sync_step_does_not_wait_for_an_excluded_worker)
 	fixture_close(&f);
 }
 
-/* An evaluation with a non-finite loss counts like a non-finite push. Another worker repeats it. */
+/* An evaluation with a non-finite loss counts like a non-finite push. Another worker repeats the
+ * evaluation. */
 TEST(results_that_are_not_finite_count)
 {
 	struct core_config cfg = fixture_training();

@@ -106,12 +106,13 @@ TEST(without_a_ramp_all_start_at_once)
 	cluster_request(&k, 0);
 	assert_int_equal(at_work(&k), CLUSTER_WORKERS);
 	cluster_close(&k);
-	start(&k, 0, RAMP); /* there is no ramp without a warm start either */
+	start(&k, 0, RAMP); /* there is no ramp if there is no warm start */
 	assert_int_equal(at_work(&k), CLUSTER_WORKERS);
 	cluster_close(&k);
 }
 
-/* A silent worker makes room: the ramp counts workers at work, not workers that have begun. */
+/* A silent worker makes room for another worker: the ramp counts the workers that are at work, not
+ * all that have begun. */
 TEST(a_suspected_worker_makes_room)
 {
 	struct cluster k;

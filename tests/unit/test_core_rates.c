@@ -60,7 +60,7 @@ TEST(a_sync_step_scales_with_its_gradients)
 			a_step_of_n_gradients(rules_tried[i], n);
 }
 
-/* Push i is tau versions old when it arrives. */
+/* Apply pushes that are `tau` versions old when they arrive. */
 static void an_old_gradient(enum lr_scaling how, enum staleness_scaling stale, uint64_t tau)
 {
 	struct core_config cfg = fixture_config();

@@ -1,6 +1,6 @@
 /*
- * Proves that leases are hints (server/core/leases.c): another worker gets the work that a worker
- * does not deliver, the first result counts, and a repeated request gets the same answer.
+ * Proves that leases are hints (server/core/leases.c): if a worker does not deliver its work,
+ * another worker gets it, and the first result counts. A repeated request gets the same answer.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"

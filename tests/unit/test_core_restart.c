@@ -1,7 +1,7 @@
 /*
  * Proves that a run continues from a snapshot (server/core/snapshot.h): bit for bit with the same
- * options, and also with some changed options. The core refuses options that do not fit the run,
- * and names them.
+ * options; some options may also change. The core refuses options that do not fit the run, with an
+ * error that names them.
  */
 #include "tests/support/core_fixture.h"
 #include "common/run_head.h"

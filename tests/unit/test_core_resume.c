@@ -96,7 +96,7 @@ TEST(a_delayed_hello_is_ignored)
 {
 	struct core_fixture f;
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 3);
-	struct msg m = fixture_resume(s, 2, 0); /* the worker sent push 3 after this HELLO */
+	struct msg m = fixture_resume(s, 2, 0); /* the worker sends push 3 only after this HELLO */
 
 	fixture_message(&f, 20, &m);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
@@ -193,7 +193,8 @@ TEST(with_accept_rollback_a_worker_continues_after_the_lost_pushes)
 	again = resume(&f, 9, s, 7, 5);
 	assert_int_equal(again.incarnation, 3);
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.last_seq, 5);
-	for (uint64_t seq = 3; seq <= 5; seq++) { /* the decisions on pushes 3 to 5 are lost */
+	/* the crash lost the decisions on pushes 3 to 5 */
+	for (uint64_t seq = 3; seq <= 5; seq++) {
 		m = fixture_push_ones(again, seq);
 		a = fixture_acked(&f, 9, &m);
 		assert_int_equal(a.verdict, VERDICT_REJECTED);
@@ -209,7 +210,8 @@ TEST(with_accept_rollback_a_worker_continues_after_the_lost_pushes)
 	fixture_close(&f);
 }
 
-/* --accept-rollback believes what a rollback can explain, once for each slot, and nothing else. */
+/* With --accept-rollback the server accepts, once for each slot, a worker with a state that a
+ * rollback can explain, and no other state. */
 TEST(a_rollback_is_accepted_within_bounds)
 {
 	struct core_config cfg = fixture_config();
@@ -228,7 +230,7 @@ TEST(a_rollback_is_accepted_within_bounds)
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EROLLEDBACK);
 	far = s;
-	far.term = core_config(f.core)->term; /* of this term: nothing is lost in it */
+	far.term = core_config(f.core)->term; /* a stamp of this term, in which no push is lost */
 	far.incarnation++;
 	m = fixture_resume(far, 7, 5);
 	fixture_message(&f, 10, &m);
@@ -255,7 +257,7 @@ TEST(an_absent_workers_slot_is_kept_for_the_session_ttl_but_not_its_leases)
 	s = fixture_join(&f, 9, "");
 	struct msg first = fixture_push_ones(s, 1);
 	fixture_work(&first, 0, 3, 1);
-	fixture_applied(&f, 9, &first); /* this push fixes the data set */
+	fixture_applied(&f, 9, &first); /* the push fixes the data set */
 	fixture_lease(&f, 9, s, 1);
 	fixture_restart(&f);
 	fixture_tick(&f, 0);

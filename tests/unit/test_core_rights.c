@@ -1,6 +1,6 @@
 /*
  * test_core_rights.c - a worker cannot deliver work that it was not granted, nor claim decisions
- * that the server did not make (server/core/rights.h). Attacks A14 of docs/faults.md.
+ * that the server did not make (server/core/rights.h). These are the attacks A14 of docs/faults.md.
  */
 #include "server/core/rights.h"
 #include "common/siphash.h"
@@ -65,7 +65,7 @@ TEST(a_run_cannot_be_forged_by_pushes_without_leases)
 	fixture_close(&f);
 }
 
-/* A grant that has ended is still a right, even if the worker has a newer one. */
+/* A worker may deliver the work of a grant that has ended, even if it has a newer grant. */
 TEST(late_results_of_an_ended_grant_count)
 {
 	struct core_fixture f;
@@ -75,7 +75,7 @@ TEST(late_results_of_an_ended_grant_count)
 	fixture_open(&f, with_key(fixture_training()));
 	s = fixture_join(&f, 9, "");
 	struct msg_grant first = fixture_train(&f, 9, s, 1);
-	f.core->worker[0].lease.grant.work.first = 3; /* as if the newest grant were another one */
+	f.core->worker[0].lease.grant.work.first = 3; /* as if the newest grant had other batches */
 	f.core->worker[0].lease.grant.work.count = 1;
 	m = push_of(s, 1, &first);
 	fixture_applied(&f, 9, &m);
@@ -125,7 +125,8 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	fixture_close(&f);
 }
 
-/* verdict OK on a push that was never sent before switches no rule off. */
+/* A worker claims verdict OK for a push that it never sent before: all rules still apply to the
+ * push. */
 TEST(a_claimed_verdict_is_not_believed)
 {
 	struct core_config cfg = with_key(fixture_config());
@@ -234,7 +235,7 @@ TEST(results_without_a_grant_are_ignored)
 	}
 	g = fixture_grant(&f, 9, a, 100);
 	assert_int_equal(g.kind, GRANT_EVAL);
-	m = result_of(b, &g, g.eval_count); /* nobody asked b */
+	m = result_of(b, &g, g.eval_count); /* the evaluation was not granted to b */
 	fixture_message(&f, 10, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 0);
 	m.result.code = 0;

@@ -19,7 +19,8 @@ static void drain(struct core_fixture *f)
 	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
 }
 
-/* The last event ended the run with this status, and notified worker 1 on connection 9. */
+/* Assert that the last event ended the run with this status, and notified worker 1 on connection
+ * 9. */
 static void assert_finished(const struct core_fixture *f, int status)
 {
 	assert_int_equal(fixture_count(f, EFFECT_FINISH), 1);
@@ -28,7 +29,7 @@ static void assert_finished(const struct core_fixture *f, int status)
 	assert_int_equal(fixture_sent(f, 9, MSG_BYE)->bye.status, status);
 }
 
-/* One epoch is trained and evaluated. The last RESULT has just been received. */
+/* Train and evaluate one epoch, up to and including the last RESULT. */
 static struct stamp train_to_the_end(struct core_fixture *f)
 {
 	struct core_config cfg = fixture_training();

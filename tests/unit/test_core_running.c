@@ -1,6 +1,6 @@
 /*
  * Proves that running statistics (common/model.h, batchnorm) are no weights: no optimizer,
- * clipping, norm limit, weight decay, delay compensation, rate or sum touches them, and they touch
+ * clipping, norm limit, weight decay, delay compensation, rate or sum changes them, and they change
  * no weight. Each update moves a running statistic by a tenth of its distance to the statistics of
  * the batches in it.
  */
@@ -33,8 +33,8 @@ static double next_statistic(double now, double batch)
 
 /* ---- asynchronous pushes --------------------------------------------------------------------- */
 
-/* Runs STEPS pushes. Their statistics are random, or 0 if `plain`. `expected` becomes the serial
- * result. The server restarts in the middle. */
+/* Run STEPS pushes, with a restart of the server in the middle. Their statistics are random, or 0
+ * if `plain`. Writes the result of a serial computation to `expected`. */
 static void run(
 	const struct core_config *cfg, int plain, float w[FIXTURE_PARAMS], double expected[RUNNING])
 {
@@ -137,7 +137,7 @@ TEST(a_push_without_them_leaves_them_alone)
 
 /* ---- steps of several gradients -------------------------------------------------------------- */
 
-/* Gradient and statistics are 1 in batch 0 and 2 in all others. */
+/* The gradient and the statistics are 1 in batch 0, and 2 in all other batches. */
 static double by_batch(uint32_t i, const float *w, double *g)
 {
 	(void)w;

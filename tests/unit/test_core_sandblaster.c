@@ -6,8 +6,8 @@
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
 
-/* Plain gradient descent with portions of 10 images. Copies are immediate, as in the paper, unless
- * a test changes that. (Copies of late work: test_core_backup.c.) */
+/* Plain gradient descent with portions of 10 images. The server makes copies at once, as in the
+ * paper, unless a test changes this option. (Copies of late work: test_core_backup.c.) */
 static struct core_config sgd_config(void)
 {
 	struct core_config cfg = fixture_training();
@@ -108,7 +108,8 @@ TEST(a_sum_of_another_pass_is_refused)
 	assert_true(late.grant.work.count > 0);
 	assert_int_equal(cluster_push(&k, 1), REJECT_WORK); /* the epoch of this push is over */
 	k.worker[1].grant.work = late.grant.work;
-	k.worker[1].grant.work.epoch = 1; /* the same portion in this epoch, at old weights */
+	/* the same portion in the present epoch, but at old weights */
+	k.worker[1].grant.work.epoch = 1;
 	assert_int_equal(cluster_push(&k, 1), REJECT_STALE);
 	assert_int_equal(k.f.core->leases.n_done, 0);
 	assert_int_equal(k.f.core->accumulator.pushes, 0);
@@ -254,7 +255,8 @@ TEST(backup_copies_make_up_for_a_slow_worker)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-/* A slow worker gets as much work as it can deliver before the others have copied it. */
+/* A slow worker gets as much work as it can deliver before other workers finish copies of this
+ * work. */
 TEST(a_worker_20_times_slower_contributes)
 {
 	static const uint64_t ms[] = {120, 120, 120, 2400};
@@ -339,7 +341,7 @@ static int images_equal(const struct core_snapshot *a, const struct core_snapsho
 	return 1;
 }
 
-/* Runs with the same gradients end with the same bytes, wherever the server is killed. */
+/* Runs with the same gradients end with the same bytes, at whatever point the server is killed. */
 TEST(a_restart_in_any_moment_changes_no_bit)
 {
 	float expected[FIXTURE_PARAMS];

@@ -1,6 +1,6 @@
 /*
- * Proves the shapes of the schedules (server/core/optim.h) that PyTorch does not have, and that the
- * core counts images for them. (The schedules of PyTorch: test_core_optim.c.)
+ * Proves the formulas of the schedules (server/core/optim.h) that PyTorch does not have, and that
+ * the core passes its count of images to them. (The schedules of PyTorch: test_core_optim.c.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -87,7 +87,8 @@ TEST(one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor)
 				       : at(&s, done) > at(&s, done + 1));
 }
 
-/* Also if the warm-up is 0 or the whole run, and if the images do not fill the epochs evenly. */
+/* This holds also if the warm-up is 0 or the whole run, and if the number of images is no multiple
+ * of the epochs. */
 TEST(factors_are_between_zero_and_one)
 {
 	const uint64_t seed = 5;
@@ -109,8 +110,8 @@ TEST(factors_are_between_zero_and_one)
 	}
 }
 
-/* Two epochs with batches of 10, 10, 10 and 5 images. The rate of a push follows from the images
- * that the core counted before it. */
+/* Two epochs with batches of 10, 10, 10 and 5 images. The learning rate of a push depends on the
+ * images that the core has counted before this push. */
 TEST(the_core_asks_with_the_images_it_has_counted)
 {
 	struct core_config cfg = fixture_training();

@@ -1,6 +1,6 @@
 /*
- * Proves the invariants numbered in server/core/departure.h: before a worker leaves, the worker
- * replays the pushes that a crash has lost, or retains them for the server's next term.
+ * Proves the invariants numbered in server/core/departure.h: if a crash has lost pushes, their
+ * worker replays them before it leaves, or retains them for the server's next term.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -118,7 +118,7 @@ TEST(a_worker_that_returns_too_late_to_replay_gets_no_bye)
 	m.push.verdict = VERDICT_OK;
 	fixture_message(&f, 20, &m);
 	fixture_silent(&f);
-	/* the server is silent: after a refusal, the worker would repeat its replays and BYE
+	/* the server must not answer: after a refusal, the worker would repeat its replays and BYE
 	 * forever */
 	fixture_bye(&f, 20, s);
 	fixture_silent(&f);

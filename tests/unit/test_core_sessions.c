@@ -156,7 +156,7 @@ static const enum msg_type stamped[] = {
 	MSG_PULL, MSG_PUSH, MSG_LEASE, MSG_RESULT, MSG_BEAT, MSG_BYE};
 #define STAMPED (sizeof(stamped) / sizeof(stamped[0]))
 
-/* A message of this type that would have an effect if its stamp were valid. */
+/* Make a message of this type that would change the state if its stamp were valid. */
 static struct msg worker_message(enum msg_type type, struct stamp s)
 {
 	struct msg m = fixture_push_ones(s, 1);
@@ -185,8 +185,8 @@ static struct msg worker_message(enum msg_type type, struct stamp s)
 	return m;
 }
 
-/* The server refuses the message with this status. In the snapshot, only the count of refusals
- * changes. */
+/* Assert that the server refuses the message with this status, and that only the count of refusals
+ * changes in its state. */
 static void refused_and_harmless(
 	struct core_fixture *f, enum msg_type type, const struct stamp *s, int status)
 {

@@ -109,8 +109,7 @@ TEST(a_replaced_worker_is_fenced_when_its_pushes_are_durable)
 	fixture_close(&f);
 }
 
-/* The old process also waits for the snapshot if the new process dies before a snapshot contains
- * either of them. */
+/* The old process also waits for the snapshot if the new process dies before the snapshot. */
 TEST(a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too)
 {
 	struct core_fixture f;
@@ -146,7 +145,7 @@ static void inherit(int leaves)
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "anna");
 	fixture_restart(&f);
-	m = fixture_resume(s, leaves ? 1 : 4, 0); /* the worker must replay this number of pushes */
+	m = fixture_resume(s, leaves ? 1 : 4, 0); /* the worker must replay 1 or 4 pushes */
 	memcpy(m.hello.name, "anna", 5);
 	fixture_message(&f, 9, &m);
 	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
@@ -159,8 +158,8 @@ static void inherit(int leaves)
 	fixture_message(&f, 10, &m);
 	if (leaves) {
 		fixture_durable(&f);
-		assert_int_equal(
-			fixture_count(&f, EFFECT_SEND), 0); /* BYE is not for the new process */
+		/* the new process gets no answer to the old process's BYE */
+		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	}
 	fixture_durable(&f);
 	s = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;

@@ -1,6 +1,6 @@
 /*
- * Proves the invariants numbered in server/core/snapshot.c: decode restores the encoded state, and
- * refuses sections that are too short, too long or impossible without any harm.
+ * Proves the invariants numbered in server/core/snapshot.c: decode restores the encoded state. It
+ * refuses sections that are too short, too long or impossible, and does no harm.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>
@@ -173,7 +173,7 @@ static void mutate(struct rng *r, struct core_snapshot *img)
 	}
 }
 
-/* An accepted snapshot must encode to a snapshot that decodes, and its core must work. */
+/* A core from an accepted snapshot must encode to a snapshot that can be decoded, and must work. */
 static void assert_works(struct random_workers *k)
 {
 	struct core_snapshot img = fixture_save(&k->f);
@@ -222,8 +222,8 @@ TEST(no_mutation_does_harm)
 	assert_true(accepted > 500 && refused > 500);
 }
 
-/* The test changes one value in the core's memory before it encodes. Decoding must refuse the
- * snapshot, unless `sound` is 1. */
+/* Change one value in the core's memory with `falsify`, and encode the core. Decoding must refuse
+ * the snapshot, unless `sound` is 1. */
 static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c), int sound)
 {
 	struct core_config cfg = fixture_training();

@@ -1,6 +1,6 @@
 /*
- * Proves mode ssp (server/core/ssp.c): no worker is more batches ahead of the slowest one than the
- * bound allows, and no worker waits for one that is away.
+ * Proves mode ssp (server/core/ssp.c): no worker is more batches ahead of the slowest worker than
+ * the bound allows, and no worker waits for a worker that is away.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -85,7 +85,7 @@ TEST(a_lease_is_as_long_as_the_bound_allows)
 
 	ssp_open(&k, 4, 100, 2);
 	assert_int_equal(cluster_request(&k, 0), 1);
-	assert_int_equal(k.worker[0].grant.work.count, 5); /* a new worker may start at 0 */
+	assert_int_equal(k.worker[0].grant.work.count, 5); /* a new worker may have clock 0 */
 	assert_int_equal(cluster_request(&k, 1), 1);
 	assert_int_equal(k.worker[1].grant.work.count, 5);
 	push_one(&k, 0);
@@ -145,7 +145,7 @@ TEST(a_worker_that_returns_starts_with_the_slowest)
 			push_one(&k, w);
 			assert_int_equal(cluster_request(&k, w), 1);
 		}
-	beat(&k, 2); /* worker 2 continues at the clock of the slowest worker: 9 */
+	beat(&k, 2); /* worker 2 continues with the clock of the slowest worker: 9 */
 	for (uint32_t i = 0; i < 3; i++) {
 		push_one(&k, 0);
 		assert_int_equal(cluster_request(&k, 0), i < 2); /* clock 12 > 9 + bound 2 */
@@ -242,7 +242,7 @@ static uint64_t slowest_but(const struct race *a, uint32_t w)
 	return min;
 }
 
-/* Notes how far ahead of the slowest worker a granted batch is. */
+/* Record how many batches a granted batch is ahead of the slowest worker. */
 static void race_check(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
@@ -257,8 +257,8 @@ static void race_check(struct race *a)
 	}
 }
 
-/* A worker that is silent too long stops racing. It returns at the clock of the slowest racing
- * worker. */
+/* A worker that is silent too long leaves the race. When it returns, it gets the clock of the
+ * slowest worker in the race. */
 static void race_members(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {

@@ -1,7 +1,7 @@
 /*
  * Proves the invariants numbered in server/core/store.c, and compares the first optimizers with a
- * reference in double precision. (All optimizers: test_core_optim.c. Rejected gradients:
- * test_core_reject.c.)
+ * reference in double precision. (test_core_optim.c tests all optimizers, test_core_reject.c
+ * rejected gradients.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -148,8 +148,8 @@ TEST(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite)
 	}
 }
 
-/* The core writes the new version to the next buffer, untouched values included. The old version
- * stays readable. */
+/* The core writes all values of the new version to the next buffer, also those that do not change.
+ * The old version stays readable. */
 TEST(the_next_buffer_takes_the_next_version)
 {
 	_Alignas(64) float next[2][FIXTURE_PARAMS];

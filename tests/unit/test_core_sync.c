@@ -1,6 +1,6 @@
 /*
- * Proves the invariants numbered in server/core/sync.c, and that a run equals a serial reference,
- * which takes the means of the same gradients in the same order, in double precision.
+ * Proves the invariants numbered in server/core/sync.c. Also proves that a run equals a serial
+ * reference, which computes the means of the same gradients in the same order in double precision.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -24,7 +24,7 @@ static void sync_open(struct cluster *k, struct core_config cfg, uint32_t n, uin
 	cluster_open(k, cfg, n, n_train, fn);
 }
 
-/* The core has taken `steps` steps. */
+/* Assert that the core has made `steps` steps. */
 static void assert_steps(const struct cluster *k, uint64_t steps)
 {
 	assert_int_equal(core_stats(k->f.core)->version, steps);
@@ -108,7 +108,7 @@ TEST(no_worker_gets_two_batches_of_one_step)
 	cluster_close(&k);
 }
 
-/* A lease is a hint: a worker that pushes without one still counts once. */
+/* A worker may push a batch without a lease, but counts only once in a step. */
 TEST(no_worker_counts_twice_in_one_step)
 {
 	struct cluster k;
@@ -148,8 +148,8 @@ TEST(a_step_waits_for_a_member_that_has_not_asked)
 	cluster_close(&k);
 }
 
-/* Added in the order of batches, the two large gradients of a step cancel first. In another order,
- * rounding would lose the small gradients. */
+/* If the core adds the gradients in the order of the batches, the two large gradients of a step
+ * cancel first. In another order, rounding errors would lose the small gradients. */
 static double cluster_rough(uint32_t i, const float *w, double *g)
 {
 	static const double value[] = {1e15, -1e15, 0.1, 0.2};
@@ -160,8 +160,8 @@ static double cluster_rough(uint32_t i, const float *w, double *g)
 	return 0.5;
 }
 
-/* A run in which the members request and push in a random order in each step. Seed 0: in a fixed
- * order. */
+/* A run in which the members request and push in a random order in each step. With seed 0 the order
+ * is fixed. */
 static void permuted_run(uint64_t seed, float *weights)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -537,8 +537,8 @@ TEST(accumulated_gradients_survive_a_restart)
 	cluster_close(&k);
 }
 
-/* The snapshot lacks the accepted gradients of steps 1 and 2. The workers replay them, and say that
- * they were accepted. */
+/* The snapshot lacks the accepted gradients of steps 1 and 2. The workers replay these pushes, with
+ * the verdict that they were accepted. */
 TEST(replays_are_counted_though_their_step_is_not_there_yet)
 {
 	struct core_snapshot old;
@@ -690,8 +690,8 @@ TEST(a_run_equals_a_serial_one)
 			serial_run(kinds[i], seed);
 }
 
-/* A crash has lost the last two steps of the only worker. A step from the mean of both gradients
- * would give other weights. */
+/* A crash has lost the last two steps of the only worker. Its replays must make two steps again:
+ * one step with the mean of both gradients would give other weights. */
 TEST(replayed_steps_stay_steps)
 {
 	struct core_config cfg = sync_config(0);

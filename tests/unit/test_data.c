@@ -1,5 +1,5 @@
-/* test_data.c - the four files of a data set: how they are found, checked against each other, and
- * fingerprinted. */
+/* test_data.c - the four files of a data set: how the worker finds them, checks them against each
+ * other, and computes their fingerprint. */
 #include "tests/support/idx_files.h"
 #include <sys/stat.h>
 #include <xxhash.h>
@@ -26,7 +26,7 @@ static void remove_file(const char *name)
 	assert_int_equal(unlink(path), 0);
 }
 
-/* Writes the bytes `b` to a file that has another name than `file`. */
+/* Gives the file number `file` of the data set another name, and writes the bytes `b` to it. */
 static void rename_file(int file, const char *name, const struct blob *b)
 {
 	char path[128];
@@ -51,7 +51,7 @@ static int clear(void **state)
 	return 0;
 }
 
-/* 5 training and 3 test images of 4x6. */
+/* Make the files of a data set with 5 training and 3 test images of 4x6 pixels. */
 static void put_all(struct blob b[4])
 {
 	b[0] = blob_images(5, 4, 6, 1);
@@ -237,14 +237,14 @@ TEST_IN(images_that_cannot_stay_on_the_disk_must_fit_the_memory, NULL, clear)
 	data_release(&d);
 }
 
-/* If the header of the images has another number than there are labels, the file is refused before
- * memory is reserved for the images. */
+/* If the number of images in the header differs from the number of labels, the worker refuses the
+ * file before it allocates memory for the images. */
 TEST_IN(the_number_of_images_is_compared_before_they_are_read, NULL, clear)
 {
 	struct blob b[4], many = blob_images(5, 4, 6, 1);
 
 	put_all(b);
-	many.bytes[6] = 1; /* the header now promises 261 images, and the file ends before them */
+	many.bytes[6] = 1; /* the header now says 261 images, but the file is shorter */
 	struct blob packed = blob_gzip(&many);
 	remove_file(names[0]);
 	put(0, ".gz", &packed);
@@ -326,7 +326,7 @@ TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, clear)
 	for (int f = 0; f < 4; f++)
 		put(f, "", &b[f]);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
-	/* without the transposition the data set has other images */
+	/* transposed images are other images */
 	assert_true(d.id.xxh3 != digits);
 	data_release(&d);
 }

@@ -6,8 +6,8 @@
 #include "common/err.h"
 #include "tests/support/test.h"
 
-/* The table is written by hand on purpose: messages carry the numbers, and users' scripts test the
- * exit statuses. */
+/* This copy of the table is written by hand, so that no change of a number goes unnoticed: messages
+ * contain the numbers, and scripts of users test the exit statuses. */
 static const struct {
 	const char *name;
 	int status, value, exit_code;

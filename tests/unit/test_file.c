@@ -18,7 +18,7 @@
 static struct {
 	int watching;
 	char diary[512];   /* the recorded calls, for example "write fsync rename fsync " */
-	size_t max_write;  /* maximum bytes per write; 0: no maximum */
+	size_t max_write;  /* maximum number of bytes per write; 0: no maximum */
 	int interrupts;    /* the number of writes that first fail with EINTR */
 	int write_nothing; /* write() returns 0 and sets no errno */
 	/* number of writes that succeed before a write fails with write_errno; < 0: all succeed */
@@ -170,8 +170,8 @@ TEST_IN(all_bytes_are_written_or_errno_says_why, begin, end)
 	close(ends[1]);
 }
 
-/* Asserts that the call failed with a disk error that names errno `number`, that the old file is
- * unchanged, and that no temporary file is left. */
+/* Asserts that `rc` is the status of a disk error whose text names errno `number`, that the old
+ * file is unchanged, and that no temporary file is left. */
 static void assert_untouched(int rc, int number)
 {
 	assert_int_equal(rc, PS_EIO);
@@ -324,7 +324,7 @@ TEST_IN(a_file_longer_than_its_stated_size_is_refused, begin, end)
 	void *data;
 	size_t size;
 
-	/* the kernel reports 0 bytes and delivers more, as for a file that grows */
+	/* the kernel reports a size of 0 bytes but delivers more, like a file that grows */
 	assert_int_equal(file_read("/proc/self/status", 100000, &data, &size, &e), PS_EIO);
 	assert_non_null(strstr(e.text, "size changed"));
 	assert_null(data);

@@ -1,4 +1,4 @@
-/* Proves what common/file.h promises about the lock of a directory. */
+/* Proves the promises of common/file.h about the lock of a directory. */
 #include <signal.h>
 #include <sys/wait.h>
 #include "common/file.h"
@@ -50,7 +50,7 @@ TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end)
 	snprintf(text, sizeof(text), "%ld\n", (long)getpid());
 	temp_dir_assert_holds(dir, "LOCK", text);
 	int again;
-	/* the same process cannot lock the directory twice, either */
+	/* even the same process cannot lock the directory twice */
 	assert_int_equal(file_lock_dir(dir, &again, &e), PS_ELOCKED);
 	close(fd);
 	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
@@ -59,7 +59,7 @@ TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end)
 	close(pipe_fds[1]);
 }
 
-/* The process has just been killed. The kernel frees the memory of the process before it releases
+/* A killed process may hold the lock for a moment: the kernel frees its memory before it releases
  * the lock. */
 TEST_IN(a_dying_holder_is_waited_for, begin, end)
 {

@@ -1,4 +1,4 @@
-/* test_generation.c - proves what generation.h promises about file names. */
+/* test_generation.c - proves the promises of generation.h about file names. */
 #include <stddef.h>
 #include <stdint.h>
 #include "common/generation.h"

@@ -1,5 +1,5 @@
-/* test_idx.c - proves the invariants numbered in worker/data/idx.h with damaged files and with
- * files whose header is false. */
+/* test_idx.c - proves the invariants numbered in worker/data/idx.h, with damaged files and with
+ * files whose header contradicts their content. */
 #include "tests/support/idx_files.h"
 #include <sys/stat.h>
 #include "common/rng.h"
@@ -119,7 +119,7 @@ TEST(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold)
 {
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
-	b = with_be32(b, 4, 2000000); /* 1.5 GB are below the absolute limit */
+	b = with_be32(b, 4, 2000000); /* 1.5 GB are below the limit on all files */
 	zipped = blob_gzip(&b);
 	refused(&zipped, IDX_IMAGES, "gzipped bytes can hold");
 }

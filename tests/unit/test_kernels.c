@@ -24,10 +24,10 @@ static double slope(struct subject *s, size_t i)
 }
 
 /* cpu-ref computes in double precision. With a step of 1e-6, a ReLU or an argmax hardly ever
- * changes within the step, and the curvature (step^2) is negligible. Two errors are left: the
- * gradient is rounded to float (6e-8), and the rounding of the loss in double is divided by the
- * step (1e-16 / 1e-6 = 1e-10; relative to gradients around 1e-3: 1e-7). The bound 1e-6 is larger
- * than both. A wrong index or factor causes an error of 1e-2 to 1. */
+ * changes within the step, and the curvature (step^2) is negligible. Two errors remain. The
+ * gradient is rounded to float: 6e-8. The rounding error of the loss in double is divided by the
+ * step: 1e-16 / 1e-6 = 1e-10, which is 1e-7 relative to a gradient of 1e-3. The bound 1e-6 is
+ * larger than both. A wrong index or factor causes an error of 1e-2 to 1. */
 static void prove_slopes(const struct odd_model *o, size_t images)
 {
 	struct subject s;
@@ -44,8 +44,8 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 
 		if (tensor->offset >= s.model.n_trained)
 			break; /* running statistics */
-		size_t stride =
-			tensor->count / (n > 10000 ? 3 : 50) + 1; /* a sample of each tensor */
+		/* check only a sample of each tensor */
+		size_t stride = tensor->count / (n > 10000 ? 3 : 50) + 1;
 		for (size_t k = 0; k < tensor->count; k += stride) {
 			double g = grad[tensor->offset + k], d = slope(&s, tensor->offset + k) - g;
 

@@ -1,7 +1,7 @@
 /* test_kernels_cpu.c - compares the cpu device with cpu-ref and with the slopes of its own losses,
- * with every instruction set of this processor, for odd models and for real batches. The variable
- * CNN_KX_ISA selects the instruction set. Real batches come from $CNN_DATA or the usual
- * directories. */
+ * with every instruction set of this processor, for models with odd sizes and for batches of real
+ * images. The variable CNN_KX_ISA selects the instruction set. The images come from $CNN_DATA or
+ * the default data directories. */
 #include "tests/support/real_images.h"
 #include "kernels/cpu/plan.h"
 #include "tests/support/test.h"
@@ -79,8 +79,8 @@ TEST(instruction_sets_that_do_not_exist_are_refused)
 	unsetenv("CNN_KX_ISA");
 }
 
-/* The device refuses a model with a padded plane that is too large for 32-bit offsets, or with a
- * pool window of too many values, before it allocates the planes. */
+/* The device refuses two kinds of models before it allocates memory: a padded plane that is too
+ * large for 32-bit offsets, and a pool window with too many values. */
 TEST(models_that_the_tables_cannot_hold_are_refused)
 {
 	static const char *const texts[] = {
@@ -105,14 +105,14 @@ TEST(models_that_the_tables_cannot_hold_are_refused)
 
 /* ---- odd models ------------------------------------------------------------------------------ */
 
-/* The bound for float results against double results. The sums have up to some thousand terms,
- * in tiles of 100 to 1000. The relative error is therefore about 1e-7, or 1e-6 in a layer whose
- * terms nearly cancel. The project requires 1e-5. */
+/* The bound for float results against double results. A sum has up to some thousand terms, and is
+ * computed in tiles of 100 to 1000 terms. So its relative error is about 1e-7, or 1e-6 in a layer
+ * whose terms nearly cancel. The project requires 1e-5. */
 static void compare(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);
 	subject_step(s);
-	subject_step(s); /* the second call finds the values of the first call in every buffer */
+	subject_step(s); /* a second call: now every buffer contains the values of the first call */
 	const size_t n = s->model.n_trained, running = s->model.n_params - n;
 	double d = gradient_distance(s->grad, right, n);
 	double d_running = running ? gradient_distance(s->grad + n, right + n, running) : 0;
@@ -146,7 +146,7 @@ static void odd_models_agree(size_t images)
 		odd_model_agrees(&layer_models[m], images);
 }
 
-/* Evaluation uses the running statistics, and in blocks of another size. */
+/* Unlike training, evaluation uses the running statistics, and other block sizes. */
 TEST(evaluation_of_odd_models_agrees_with_cpu_ref)
 {
 	for (size_t m = 0; m < N_LAYER_MODELS; m++) {
@@ -180,8 +180,7 @@ TEST(seventeen_images_on_odd_models_agree_with_cpu_ref)
 	odd_models_agree(17);
 }
 
-/* The odd models together must use every way to compute a product. A way that none of them uses
- * would be untested. */
+/* Together, the odd models must use every way to compute a product, so that no way is untested. */
 TEST(odd_models_take_every_way)
 {
 	size_t filter[3] = {0}, data[3] = {0};
@@ -233,7 +232,7 @@ TEST(cpu_gradients_are_slopes_of_the_loss)
 /* ---- real batches ---------------------------------------------------------------------------- */
 
 /* Compares the gradient of the device `cpu` with `right`. The error must be at most 1e-5, unless
- * the true gradient has a jump at these weights (a ReLU or an argmax changes). */
+ * the true gradient has a jump near these weights, because a ReLU or an argmax flips. */
 static void compare_real(struct subject *s, const float *right, size_t *jumps)
 {
 	subject_open(s, "cpu", 2);

@@ -23,7 +23,7 @@ static void fill(struct subject *s)
 	}
 }
 
-/* `noise`: what the rounding of the whole network may add to a gradient. */
+/* `noise`: the error that rounding in the other layers of the network may add to a gradient. */
 static void check_tensor(
 	const struct subject *s, size_t number, const double right[2], double noise)
 {

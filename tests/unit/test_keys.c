@@ -97,7 +97,7 @@ TEST_IN(only_the_owner_may_read_a_secret, set_up, tear_down)
 	}
 }
 
-/* Whoever can write to the directory can replace the file. */
+/* A user who can write to the directory could replace the file. */
 TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up, tear_down)
 {
 	static const unsigned bad[] = {0777, 0770, 0707};
@@ -109,7 +109,8 @@ TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up, tear_down)
 		assert_int_equal(key_read_secret(path("file"), &k, &e), PS_EUSAGE);
 		assert_non_null(strstr(e.text, "chmod go-w"));
 	}
-	assert_int_equal(chmod(dir, 01777), 0); /* as /tmp: only the owner can replace a file */
+	/* sticky, as /tmp: only the owner can replace a file */
+	assert_int_equal(chmod(dir, 01777), 0);
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
 	assert_int_equal(chmod(dir, 0755), 0);
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
@@ -126,7 +127,8 @@ TEST_IN(a_file_of_another_user_is_refused, set_up, tear_down)
 	assert_non_null(strstr(e.text, "12345"));
 }
 
-/* Exits with 0 if user 12345 of the groups 12346 and 12347 can use the key with these rights. */
+/* Runs as user 12345 with the groups 12346 and 12347, and reads a key file with the group `group`
+ * and the mode `mode`. Exits with 0 if the status is `want`. */
 static void read_as_another_user(gid_t group, unsigned mode, int want)
 {
 	static const gid_t groups[] = {12347};
@@ -146,7 +148,8 @@ static void read_as_another_user(gid_t group, unsigned mode, int want)
 	assert_int_equal(status, 0);
 }
 
-/* Kubernetes mounts secrets so. Without the own group the file cannot be read at all. */
+/* Kubernetes mounts secrets as files of root with a group of the process. Only through this group
+ * can the process read the file. */
 TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up, tear_down)
 {
 	if (geteuid() != 0)
@@ -219,8 +222,8 @@ TEST_IN(a_bad_list_is_refused_as_a_whole, set_up, tear_down)
 	assert_int_equal(authorized_keys_read(&a, path("absent"), &e), PS_EUSAGE);
 }
 
-/* The server refuses a list under the old file name. Otherwise a new list would replace the old
- * one without notice. */
+/* The server refuses a list under the old file name. Otherwise the server would ignore the old list
+ * without notice. */
 TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down)
 {
 	struct authorized_keys *a;
@@ -254,7 +257,7 @@ TEST_IN(a_key_is_added_once, set_up, tear_down)
 	authorized_keys_free(&a);
 }
 
-/* A full disk takes a part of the text first, without an error. */
+/* On a full disk, the first write stores a part of the text and reports no error. */
 TEST_IN(a_short_write_is_reported_with_its_cause, set_up, tear_down)
 {
 	struct rlimit old, tight;

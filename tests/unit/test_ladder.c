@@ -1,6 +1,6 @@
-/* test_ladder.c - the stages of the ladder (single implementations of a training step) that need
- * no GPU agree with cpu-ref, and a stage that does not agree is refused. Measured points and
- * profiles are as ladder.h describes them. */
+/* test_ladder.c - the rungs of the ladder (docs/ladder.md) that need no GPU agree with cpu-ref, and
+ * ladder_measure refuses a rung that does not agree. Measured points and profiles are as ladder.h
+ * describes them. */
 #include "tests/support/rung_fixture.h"
 #include "tests/support/test.h"
 
@@ -33,7 +33,7 @@ TEST(of_equal_values_the_first_wins)
 
 /* ---- a stage with a wrong result ------------------------------------------------------------- */
 
-/* The gradient of the sequential stage, with one wrong value. */
+/* A step that computes the gradient of the sequential rung and changes one value. */
 static int wrong_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
@@ -55,8 +55,8 @@ static int lazy_step(void *self, const struct ladder_batch *b, float *grad, doub
 	return rc;
 }
 
-/* Returns what ladder_measure() reports for the sequential stage with another step function, for
- * seed:1 and 4 images. */
+/* Returns the status of ladder_measure() for the sequential rung with another step function, the
+ * model seed:1 and 4 images. */
 static int measured(int (*step)(void *, const struct ladder_batch *, float *, double *,
 			    struct profile *, struct err *),
 	struct ladder_result *out, struct err *e)

@@ -74,7 +74,7 @@ static uint32_t open_lanes(void)
 	return s.open;
 }
 
-/* Run the loop until `n` lanes are open. */
+/* Run the event loop until `n` lanes are open. */
 static void until_open(uint32_t n)
 {
 	uint64_t end = clock_ms() + DEADLINE_MS;
@@ -138,7 +138,7 @@ static void make_push(const struct lane *l, zmq_msg_t *message, struct frames *o
 	out->n = 1;
 }
 
-/* What the router does with such a PUSH: a status of lanes_join or of wire_decode. */
+/* Receive a PUSH as the router does. Returns the status of lanes_join or of wire_decode. */
 static int receive_push(uint32_t peer, struct frames *in, struct msg *m)
 {
 	struct lane_ref ref;
@@ -175,7 +175,7 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 	take(l, 3, FIXTURE_PARAMS, &push);
 	make_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
-	fill(zmq_msg_data(&push), 99); /* too late */
+	fill(zmq_msg_data(&push), 99); /* a write after the PUSH was sent */
 	assert_int_equal(m.push.slices.slice[0].count, FIXTURE_PARAMS);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		assert_true(m.push.slices.slice[0].data[i] == 3);
@@ -185,7 +185,7 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 	assert_int_equal(m.push.slices.slice[0].peak, peak);
 	frames_release(&in);
 	zmq_msg_close(&push);
-	take(l, 4, 2, &push); /* a part of the values */
+	take(l, 4, 2, &push); /* a push of only some values */
 	make_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
 	assert_int_equal(m.push.slices.slice[0].count, 2);
@@ -195,8 +195,8 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 	until_open(0);
 }
 
-/* A worker that writes after it has sent the PUSH, at any byte: the copy has another checksum, and
- * the push counts as lost. */
+/* A worker changes a byte of the gradient after it has sent the PUSH. The server's copy then has
+ * another checksum, so the push counts as lost. */
 TEST_IN(a_torn_push_counts_as_lost, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
@@ -230,8 +230,8 @@ TEST_IN(numbers_out_of_range_are_refused, set_up, tear_down)
 		assert_int_equal(lanes_join(lanes, PEER, &ref[i], &in), PS_EPROTO);
 		assert_int_equal(in.n, 1);
 	}
-	assert_int_equal(
-		lanes_join(lanes, PEER + 1, &ref[0], &in), PS_ESTATE); /* of another peer */
+	/* a slot of another peer's lane */
+	assert_int_equal(lanes_join(lanes, PEER + 1, &ref[0], &in), PS_ESTATE);
 	frames_release(&in);
 	zmq_msg_close(&push);
 	lane_close(&l);
@@ -239,7 +239,7 @@ TEST_IN(numbers_out_of_range_are_refused, set_up, tear_down)
 	assert_int_equal(lanes_join(lanes, PEER, &ref[0], &in), PS_ESTATE);
 }
 
-/* Slots come back when their push is closed; a slot in use is given to nobody else. */
+/* A slot becomes free when the server closes its push; a slot in use is not assigned again. */
 TEST_IN(a_slot_has_one_owner, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
@@ -261,7 +261,7 @@ TEST_IN(a_slot_has_one_owner, set_up, tear_down)
 	struct lane_slot none;
 	assert_int_equal(lane_take(l, &none), 0);
 	lane_return(&slot);
-	lane_close(&l); /* the memory stays until the last slot is back */
+	lane_close(&l); /* the memory stays mapped until the last slot is free */
 	assert_true(*(float *)zmq_msg_data(&push[0]) == 0);
 	for (size_t i = 0; i < n; i++)
 		if (i != 1)
@@ -291,7 +291,7 @@ static int hold(uint32_t peer, struct lane_ref *ref)
 	return held;
 }
 
-/* What the worker does with the PARAMS of `ref`. */
+/* Receive PARAMS with the reference `ref`, as a worker does. */
 static int arrive(struct lane *l, const struct lane_ref *ref, struct frames *in)
 {
 	frames_init(in);
@@ -313,7 +313,8 @@ TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up, tear_down)
 		assert_memory_equal(zmq_msg_data(&in[i].frame[1]), core_weights(f.core),
 			FIXTURE_PARAMS * sizeof(float));
 	}
-	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 0); /* invariant 3: over the connection */
+	/* invariant 3: these weights are sent over the connection */
+	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 0);
 	frames_release(&in[2]);
 	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 1);
 	assert_int_equal(ref[LANE_HOLDS].hold, 2);
@@ -324,7 +325,8 @@ TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up, tear_down)
 	until_open(0);
 }
 
-/* PARAMS that a broken connection lost. The next PARAMS, or the next WELCOME, frees their holds. */
+/* A broken connection loses PARAMS. The next PARAMS that arrive, or the next WELCOME, free the
+ * holds of the lost ones. */
 TEST_IN(lost_weights_do_not_stay_held, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
@@ -340,10 +342,11 @@ TEST_IN(lost_weights_do_not_stay_held, set_up, tear_down)
 	const struct msg_welcome w = welcome(1, 1, PEER + 1); /* a new connection */
 	assert_true(w.lane_ticket >= LANE_HOLDS);
 	lane_resynchronised(l, w.lane_ticket);
-	assert_int_equal(hold(PEER, &ref[0]), 0); /* no longer its connection */
+	assert_int_equal(hold(PEER, &ref[0]), 0); /* the lane has another connection now */
 	for (size_t i = 0; i < LANE_HOLDS - 1; i++)
 		assert_int_equal(hold(PEER + 1, &ref[i]), 1);
-	assert_int_equal(hold(PEER + 1, &ref[0]), 0); /* `in` still reads the fourth */
+	/* the worker still reads the buffer in `in` */
+	assert_int_equal(hold(PEER + 1, &ref[0]), 0);
 	frames_release(&in);
 	assert_int_equal(hold(PEER + 1, &ref[0]), 1);
 	lane_close(&l);
@@ -378,7 +381,7 @@ static int greet(const struct lane_greeting *g, size_t size)
 	return fd;
 }
 
-/* The server closes this connection and opens no lane. */
+/* The server must close this connection and open no lane. */
 static void assert_refused(int fd)
 {
 	struct lane_layout layout;
@@ -426,7 +429,7 @@ TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up, tear_do
 	assert_refused(greet(&good, sizeof(good) - 1));
 	int fd = greet(&good, sizeof(good));
 	until_open(1);
-	assert_refused(greet(&good, sizeof(good))); /* the secret is used */
+	assert_refused(greet(&good, sizeof(good))); /* a secret is valid only once */
 	close(fd);
 	until_open(0);
 }
@@ -453,7 +456,7 @@ TEST_IN(silent_connections_are_bounded, set_up, tear_down)
 	lane_close(&l);
 }
 
-/* A new process in the slot: the memory of the old one is taken back. */
+/* When a new process takes the slot, the server closes the lane of the old process. */
 TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up, tear_down)
 {
 	struct lane *l = open_lane(2, PEER);
@@ -467,8 +470,8 @@ TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up, tear_down)
 	lane_close(&l);
 }
 
-/* The worker opens its lane again, for example because its first attempt took too long. PARAMS of
- * the first one are not mistaken for those of the second. */
+/* A worker opens its lane a second time, for example because the first attempt took too long. It
+ * does not take PARAMS of the first lane for PARAMS of the second. */
 TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up, tear_down)
 {
 	struct lane *first = open_lane(1, PEER), *second;
@@ -494,7 +497,8 @@ TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up, tear_down)
 
 /* ---- servers that break the rules ------------------------------------------------------------ */
 
-/* Answer the greeting of a worker with `layout` and two memories of these sizes. */
+/* Answer the greeting of a worker with `layout` and `n` descriptors of shared memory, of `weights`
+ * and `pushes` bytes. */
 static int answer(struct lane_layout layout, size_t weights, size_t pushes, size_t n)
 {
 	const struct msg_welcome w = {.stamp = {.worker = 1, .incarnation = 1},

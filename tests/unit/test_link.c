@@ -1,5 +1,4 @@
-/* test_link.c - proves what link.h promises about the bytes that move on a worker's bulk
- * connection. */
+/* test_link.c - proves that link.h counts the bytes that move on a worker's bulk connection. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

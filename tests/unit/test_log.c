@@ -33,8 +33,7 @@ TEST_IN(a_line_is_time_level_message_and_fields, reset_level, NULL)
 		"level=error msg=\"checkpointer stopped\"\n");
 }
 
-/* The log reads the clock between these two times. */
-/* time() uses a clock that may be one tick behind the clock of the log. */
+/* The time by the clock that the log reads. The clock of time() may be one tick behind it. */
 static time_t wall_seconds(void)
 {
 	struct timespec now;
@@ -147,7 +146,8 @@ TEST_IN(a_long_line_is_cut_and_still_one_line, reset_level, NULL)
 	memset(text, '\n', sizeof(text) - 1);
 	for (int format = LOG_TEXT; format <= LOG_JSON; format++)
 		for (size_t before = 0; before < 12;
-			before++) { /* the limit of a line may cut the text at any position */
+			/* the maximum length of a line may cut the text at any position */
+			before++) {
 			log_set_format((enum log_format)format);
 			capture_begin(&c, 2);
 			log_info(text, text, "a=\"%.*s%s\" b=%d", (int)before, "xxxxxxxxxxxx", text,
@@ -165,7 +165,7 @@ TEST_IN(errno_survives_a_log_line, reset_level, NULL)
 {
 	fflush(stderr);
 	int saved = dup(2);
-	close(2); /* the write fails */
+	close(2); /* from here on, every write to stderr fails */
 	errno = ENOSPC;
 	log_info("a", "b", "c=%d", 1);
 	int after = errno;

@@ -253,7 +253,7 @@ TEST(pad_same_keeps_the_size_divided_by_the_stride)
 	parse_model("conv:2:5:pad=same fc:10");
 	assert_pads(2, 2, 2, 2);
 	assert_shape(parsed.layer[0].out, 2, 28, 28);
-	/* if the padding is odd, bottom and right get the larger part */
+	/* if the padding is odd, there is more at the bottom and on the right */
 	parse_model("conv:2:4:pad=same fc:10");
 	assert_pads(1, 1, 2, 2);
 	assert_shape(parsed.layer[0].out, 2, 28, 28);

@@ -103,8 +103,8 @@ static const char *args[MAX_ARGV];
 static int n_args;
 static struct capture errors, output;
 
-/* Parses a command line given as words separated by ';'. The printed text is in `errors` and
- * `output`. */
+/* Parses a command line, given as words separated by ';'. Writes what opt_parse prints to `errors`
+ * and `output`. */
 static int parse(const char *line)
 {
 	static char text[1024], *argv[MAX_ARGV];
@@ -152,7 +152,7 @@ TEST_IN(without_arguments_the_defaults_hold, clear_environment, NULL)
 {
 	assert_int_equal(parse(""), OPT_RUN);
 	assert_string_equal(v.bind, "tcp://*:5555");
-	/* the option has no default, so the field keeps the value that the program set */
+	/* the option has no default, so the field keeps its old value */
 	assert_null(v.name);
 	assert_int_equal(v.epochs, 3);
 	assert_true(v.lr == 0.03);

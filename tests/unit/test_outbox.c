@@ -77,7 +77,7 @@ static void post(uint64_t seq)
 	outbox_post_push(&out, &m, seq);
 }
 
-/* Receives the next whole message, assembled as in the server. */
+/* Receives the next complete message, and joins its parts as the server does. */
 static void next_message(struct frames *f, struct msg *m)
 {
 	uint64_t late = clock_ms() + DEADLINE_MS;
@@ -158,7 +158,7 @@ TEST_IN(what_finds_no_room_leaves_later_in_its_order, set_up, tear_down)
 		keep(seq, 0, seq % 3 ? LARGE : SMALL);
 		post(seq);
 	}
-	/* room for two messages in the queue, and for the bytes that TCP buffers */
+	/* some messages could not be sent: libzmq queues two, and TCP buffers some bytes */
 	assert_true(out.count > 0);
 	for (uint64_t seq = 1; seq <= PUSHES; seq++)
 		arrives(seq, 0, seq % 3 ? LARGE : SMALL);

@@ -1,4 +1,5 @@
-/* test_picture.c - pictures for cnn-ctl predict are read exactly, or refused with an error text. */
+/* test_picture.c - the pixels of pictures for cnn-ctl predict are read exactly; other files are
+ * refused with an error text. */
 #include "tests/support/idx_files.h"
 #include <jpeglib.h>
 #include <png.h>

@@ -1,4 +1,5 @@
-/* test_plain.c - text from a peer does nothing to a terminal (common/plain.h). */
+/* test_plain.c - common/plain.h removes control characters from the text of a peer, so that the
+ * text cannot change the state of a terminal. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -24,7 +25,7 @@ TEST(controls_are_replaced)
 	check("a\nb\tc", 1, "a\nb?c");
 	check("\xc2\x9b"
 	      "2J \x7f",
-		0, "?2J ?"); /* U+009B, the C1 form of escape and [ */
+		0, "?2J ?"); /* U+009B is the same control sequence as ESC [ */
 	check("a\u202eb\u2066c\u200fd\u061c", 0, "a?b?c?d?");
-	check("\x9b\xff\xc3", 0, "???"); /* no UTF-8 */
+	check("\x9b\xff\xc3", 0, "???"); /* not valid UTF-8 */
 }

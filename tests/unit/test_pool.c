@@ -1,5 +1,5 @@
-/* test_pool.c - gradients that are pushed and weights that are read without a copy: pool.h, and
- * cnnps_gradient and cnnps_pull of cnnps.h against a fake server. */
+/* test_pool.c - gradients are pushed and weights are read without a copy: tests pool.h, and
+ * cnnps_gradient and cnnps_pull of cnnps.h with a fake server. */
 #include <stdlib.h>
 #include "tests/support/client_fixture.h"
 #include "common/mem.h"
@@ -27,8 +27,8 @@ TEST(a_buffer_comes_back_when_its_message_is_closed)
 	zmq_msg_init(&second);
 	zmq_msg_copy(&second, &first);
 	zmq_msg_close(&first);
-	/* the pool returns another buffer, because a copy of the message still holds the first
-	 * buffer */
+	/* a copy of the message still refers to the first buffer, so the pool returns another
+	 * one */
 	buffer = pool_acquire(pool);
 	assert_ptr_not_equal(buffer, sent);
 	zmq_msg_close(&second);
@@ -139,7 +139,8 @@ static void special_release(void *memory)
 	free(memory);
 }
 
-/* Requests many buffers with different calls. The buffers do not overlap. */
+/* A pool on special memory makes few allocations and releases each of them once. Its buffers do not
+ * overlap. */
 TEST(special_memory_is_taken_once_and_given_back)
 {
 	float *buffer[40];

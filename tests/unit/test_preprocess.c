@@ -84,6 +84,6 @@ TEST(shift_and_flip_follow_from_seed_epoch_and_image)
 			same += memcmp(image, out, sizeof(image)) == 0;
 		}
 	}
-	/* half of the images with flip alone, and few other images */
+	/* flip leaves half of the images unchanged, and shift leaves only few of them unchanged */
 	assert_in_range(same, 80, 140);
 }

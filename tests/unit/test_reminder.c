@@ -22,7 +22,8 @@ TEST(another_wait_begins_anew)
 	struct reminder r = {0};
 
 	assert_false(reminder_due(&r, 0, 0, 5000));
-	assert_true(reminder_due(&r, 1, 3000, 5000)); /* the wait began before the first poll */
+	/* the wait had begun long before the first poll */
+	assert_true(reminder_due(&r, 1, 3000, 5000));
 	assert_false(reminder_due(&r, 1, 3000, 7900));
 	assert_true(reminder_due(&r, 1, 3000, 8000));
 	assert_false(reminder_due(&r, 2, 8000, 9400));

@@ -1,6 +1,6 @@
-/* Proves the contract of common/rng.h. The expected numbers come from a Python program that was
- * written from the text of the header, not from the C code. The first vector is the one
- * published with SplitMix64. */
+/* Proves the contract of common/rng.h. The expected numbers come from a Python program. It was
+ * written from the text of the header, not from the C code. The first vector is the one published
+ * with SplitMix64. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -390,7 +390,7 @@ TEST_IN(a_vector_keeps_the_names_and_the_buffers_of_its_file, begin, end)
 	assert_true(again[0] == 1 && again[1] == 2 && again[2] == 3);
 	assert_int_equal(names_file_write(dir, 1, 2, &f, &e), PS_OK);
 	assert_int_equal(names_file_read(dir, 1, 3, &none, &e), PS_OK);
-	assert_null(none.bytes); /* of another run */
+	assert_null(none.bytes); /* the file of another run */
 	assert_int_equal(names_file_read(dir, 1, 2, &kept, &e), PS_OK);
 	assert_int_equal(safetensors_write_vector(path, &kept, other, 3, &e), PS_OK);
 	after = file_bytes(&again_size);

@@ -1,4 +1,4 @@
-/* test_server_admission.c - how many HELLOs server/net/clients.h accepts. */
+/* test_server_admission.c - how many HELLOs per second server/net/clients.h accepts. */
 #include <stddef.h>
 #include <stdint.h>
 #include "server/net/clients.h"

@@ -30,7 +30,7 @@ static struct err e;
 static char endpoint[128];
 static struct key_pair server_key, worker, other;
 
-/* auth.c reads the list with this function. A test can make the read hang. */
+/* auth.c opens the list of keys with this function. A test can make it hang. */
 static atomic_int hang, hanging;
 
 static int read_slowly(struct authorized_keys **out, const char *path, struct err *why)
@@ -105,8 +105,8 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* A DEALER with a key and its own context. It sends one byte as soon as it can, as a worker sends
- * HELLO. */
+/* A DEALER socket with a key and a context of its own. After the handshake it sends one byte, in
+ * place of a worker's HELLO. */
 struct client {
 	void *context, *socket, *monitor;
 };
@@ -152,7 +152,7 @@ static int outcome(struct client *c)
 	return event;
 }
 
-/* Connects with this key and returns the event with which the handshake ends. */
+/* Connects with this key. Returns the socket event that ends the handshake. */
 static int try_key(const struct key_pair *own)
 {
 	struct client c;
@@ -163,7 +163,8 @@ static int try_key(const struct key_pair *own)
 	return event;
 }
 
-/* Receives a message, has it checked as if it were `m`, and returns the status. */
+/* Receives the next message, and checks the rights of its sender as if the message were `m`.
+ * Returns the status. */
 static int check(struct client *c, struct msg *m, const char **why)
 {
 	struct frames f;
@@ -215,7 +216,8 @@ TEST_IN(a_list_that_cannot_be_read_changes_nothing, set_up, tear_down)
 	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 }
 
-/* The disk of the list hangs: the list in memory decides, and the event loop goes on. */
+/* While the disk with the list of keys hangs, the server uses the list in memory, and its event
+ * loop goes on. */
 TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
 {
 	uint64_t longest = 0;
@@ -236,7 +238,8 @@ TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
 	}
 	assert_true(longest < 1000);
 	write_list("");
-	auth_reload(auth); /* only one read runs at a time: this read begins after the other */
+	/* only one read runs at a time: this read begins when the other has ended */
+	auth_reload(auth);
 	atomic_store(&hang, 0);
 	UNTIL(auth_stats(auth)->keys == 0 && !auth_busy(auth))
 	assert_int_equal(try_key(&worker), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
@@ -262,7 +265,7 @@ TEST_IN(a_deleted_key_is_refused_on_its_open_connection, set_up, tear_down)
 	assert_int_equal(check(&c, &m, &why), PS_OK);
 	write_list(line_for("worker", &other));
 	auth_reload(auth);
-	struct client d; /* the server accepts d when it has read the new list */
+	struct client d; /* only the new list has the key of d */
 	UNTIL(auth_stats(auth)->keys == 1 && try_key(&other) == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
 	connect_with(&d, &other, server_key.public_key);
 	zmq_send(c.socket, "x", 1, 0);
@@ -295,7 +298,7 @@ TEST_IN(a_role_decides_which_messages_are_allowed, set_up, tear_down)
 {
 	static const struct {
 		const char *role;
-		unsigned may; /* one bit for each message type */
+		unsigned may; /* the message types that the role may send, one bit for each */
 	} row[] = {
 		{"observer", 1u << MSG_STATUS | 1u << MSG_BYE},
 		{"admin", 1u << MSG_STATUS | 1u << MSG_BYE | 1u << MSG_PULL | 1u << MSG_ADMIN},

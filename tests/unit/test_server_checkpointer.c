@@ -35,8 +35,8 @@ TEST_IN(what_is_saved_comes_back, run_set_up, run_tear_down)
 	free(after);
 }
 
-/* The core never computes weights that are not finite. If a bug does, the last good checkpoint
- * remains. */
+/* The core never computes weights that are not finite. If a bug ever produces such weights, the
+ * last good checkpoint remains. */
 TEST_IN(weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down)
 {
 	static const float wild[] = {NAN, INFINITY, -INFINITY};
@@ -56,8 +56,8 @@ TEST_IN(weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down)
 	assert_non_null(strstr(run_errors.text, "not finite"));
 	run_die();
 	run_start("--model;fc:10");
-	assert_int_equal(
-		core_config(run_startup.core)->generation, 2); /* only generation 1 exists */
+	/* the directory contains only generation 1 */
+	assert_int_equal(core_config(run_startup.core)->generation, 2);
 }
 
 static uv_sem_t gate;
@@ -80,7 +80,8 @@ TEST_IN(a_snapshot_is_one_instant, run_set_up, run_tear_down)
 	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
 	run_join(0, 0);
 	direct_push(&run_worker, (struct work){0}, 0, 0, 1);
-	uv_work_t before = {0}; /* the pool's only thread writes after the second push */
+	/* keeps the pool's only thread busy, so that the write begins after the second push */
+	uv_work_t before = {0};
 	assert_int_equal(uv_sem_init(&gate, 0), 0);
 	assert_int_equal(uv_queue_work(&run_loop, &before, wait_at_gate, went_through), 0);
 	checkpointer_start(run_checkpointer, run_startup.core, 3);

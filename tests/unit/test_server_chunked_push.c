@@ -31,7 +31,8 @@ static void put(zmq_msg_t *frame, const void *data, size_t size)
 	memcpy(zmq_msg_data(frame), data, size);
 }
 
-/* Passes on a chunk of n values, all equal to `value`, from `peer`. Returns the status. */
+/* Passes a chunk of `n` values from `peer` to the assembly; all values equal `value`, and `peers`
+ * peers are connected. Returns the status. */
 static int goes(uint32_t peer, size_t n, float value, size_t peers)
 {
 	struct frames f;
@@ -49,7 +50,7 @@ static int goes(uint32_t peer, size_t n, float value, size_t peers)
 	return rc;
 }
 
-/* Completes a PUSH of `n` chunks and one frame of its own. */
+/* Joins the header of a PUSH of `peer`, which has one tensor frame, with its `n` chunks. */
 static int join(uint32_t peer, uint32_t n, struct frames *f)
 {
 	static const float own[1] = {9};
@@ -148,7 +149,8 @@ TEST_IN(the_push_of_the_longest_silent_peer_is_discarded, set_up, tear_down)
 {
 	for (uint32_t peer = 1; peer <= 3; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 3), PS_OK);
-	assert_int_equal(goes(1, 1, 2, 3), PS_OK); /* now peer 2 has been silent for longest */
+	/* peer 2 has now been silent for the longest time */
+	assert_int_equal(goes(1, 1, 2, 3), PS_OK);
 	assert_int_equal(goes(4, 1, 4, 3), PS_OK);
 	fails(2, 1);
 	fits(1, 2, 1);
@@ -157,7 +159,7 @@ TEST_IN(the_push_of_the_longest_silent_peer_is_discarded, set_up, tear_down)
 		assert_int_equal(goes(peer, 1, (float)peer, 1000), PS_OK);
 	for (uint32_t peer = 10; peer < 100 - PEERS; peer++)
 		fails(peer, 1);
-	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* with fewer peers, the bound is lower */
+	assert_int_equal(goes(100, 1, 100, 1), PS_OK); /* with more peers, the bound is higher */
 	fails(99, 1);
 	fits(100, 1, 100);
 }

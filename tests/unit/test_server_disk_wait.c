@@ -4,8 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The waits at `now_ms`. A write of the log began log_ms ago, and a write of a checkpoint began
- * checkpoint_ms ago; 0: no write is under way. */
+/* The state in which a write of the log has been in progress for `log_ms`, and a write of a
+ * checkpoint of `checkpoint_bytes` for `checkpoint_ms`; 0: no write is in progress. */
 static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_t checkpoint_bytes)
 {
 	const uint64_t now = 1000000;

@@ -250,8 +250,8 @@ TEST_IN(silent_connections_are_bounded_and_end, set_up, tear_down)
 	assert_string_equal(body(), "fine\n");
 }
 
-/* 64 clients hold unfinished requests, as many connections as the server allows. The next client
- * still gets its page, because the server closes the oldest connection for it. */
+/* 64 clients, the maximum number of connections, do not complete their requests. The next client
+ * still gets its page: the server closes the oldest connection. */
 TEST_IN(slow_clients_do_not_silence_a_page, set_up, tear_down)
 {
 	static const char start[] = "GET /ok HTTP/1.1\r\nX: ";
@@ -302,7 +302,8 @@ static void get_of_host(const char *host)
 	ask(request);
 }
 
-/* A foreign page in a local user's browser has its name resolved to 127.0.0.1. */
+/* DNS rebinding: a foreign web page in the browser of a local user resolves its host name to
+ * 127.0.0.1, and requests the server's pages. */
 TEST_IN(a_foreign_host_is_refused_on_loopback, set_up, tear_down)
 {
 	get_of_host("evil.example");

@@ -59,11 +59,12 @@ TEST_IN(a_welcome_gives_the_label_of_its_connection, set_up, tear_down)
 	welcome(7, SLOTS, 1);
 	assert_label(1, "b", 2, "10.0.0.2");
 	assert_label(SLOTS, "a", 1, "10.0.0.1");
-	welcome(9, 1, 2); /* the table has no HELLO of connection 9 */
+	welcome(9, 1, 2); /* connection 9 has sent no HELLO */
 	assert_label(1, "", 0, "");
 }
 
-/* WELCOME may wait for a checkpoint for a long time. The slot has a label before that. */
+/* WELCOME may wait for a checkpoint for a long time. The slot has its label already during this
+ * time. */
 TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up, tear_down)
 {
 	static char text[LABEL_FENCED];
@@ -152,7 +153,8 @@ TEST_IN(what_is_not_known_is_not_made_up, set_up, tear_down)
 	assert_int_equal(count_lines(capture_log(&said)), 2);
 }
 
-/* The case occurs after a restart of the server, if the newer process returns first. */
+/* After a restart of the server, the newer of two processes may return first. The older one is then
+ * refused. */
 TEST_IN(a_refused_hello_says_where_its_process_runs, set_up, tear_down)
 {
 	hello(6, "newer", 2, "10.0.0.2");

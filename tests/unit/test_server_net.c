@@ -114,7 +114,7 @@ TEST_IN(pulls_of_a_version_share_a_frame, router_set_up, router_tear_down)
 		}
 		assert_int_equal(router_test_stats().params_framed, router_core.version);
 	}
-	/* weights under evaluation have a frame of their own, even with the same version number */
+	/* weights for an evaluation have a frame of their own, even if the version is the same */
 	router_weights[0] = 77;
 	router_core.version--;
 	client_pull(s[0], 1, WEIGHTS_EVAL);
@@ -148,8 +148,8 @@ TEST_IN(an_ack_goes_along_with_the_weights_of_its_push, router_set_up, router_te
 	wire_free(&wire);
 }
 
-/* Invariants 1 and 2 of net.h: the replies of a peer are bounded, the peer is notified of their
- * loss, and other peers never wait. */
+/* Invariants 1 and 2 of net.h: the replies that wait for a peer are bounded, a peer is notified if
+ * it loses replies, and other peers never wait. */
 TEST_IN(a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up, router_tear_down)
 {
 	const int one = 1;

@@ -82,7 +82,8 @@ TEST(defaults_are_those_of_the_architecture)
 	assert_int_equal(count_lines(errors.text), 0);
 }
 
-/* The sum of n gradients already makes a step n times as large. */
+/* A sum of n gradients is already n times as large, so --lr-scaling must not multiply the rate by
+ * n. */
 TEST(a_sum_in_sync_is_not_scaled_once_more)
 {
 	assert_int_equal(parse("--mode;sync;--push;sum"), OPT_RUN);
@@ -142,8 +143,8 @@ TEST(every_value_arrives_where_it_belongs)
 	assert_int_equal(log_get_level(), LOG_WARN);
 }
 
-/* --lr is the rate of one worker. --lr-scaling auto scales the rate by the rule that gave the best
- * results in measurements. */
+/* --lr is the learning rate for one worker. With --lr-scaling auto, each mode scales the rate by
+ * the rule that gave the best results in measurements. */
 TEST(each_mode_trains_with_defaults_of_its_own)
 {
 	static const struct {
@@ -179,7 +180,8 @@ TEST(each_mode_trains_with_defaults_of_its_own)
 	}
 }
 
-/* The defaults are PyTorch's constants. Each optimizer has its own default rate. */
+/* The constants of the optimizers have the defaults of PyTorch. Each optimizer has its own default
+ * learning rate. */
 TEST(an_optimizer_has_the_usual_defaults)
 {
 	static const struct {

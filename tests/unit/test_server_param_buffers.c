@@ -35,7 +35,8 @@ static int set_up(void **state)
 	return 0;
 }
 
-/* Three shared buffers: tests with more readers also take ordinary memory. */
+/* Set up three buffers in shared memory. With more readers, further weights are in ordinary
+ * memory. */
 static int set_up_shared(void **state)
 {
 	shared_buffers = 3;
@@ -172,7 +173,8 @@ TEST_IN(buffers_come_back, set_up, tear_down)
 }
 TEST_AGAIN(buffers_come_back, set_up_shared, tear_down)
 
-/* The checksum is computed together with the weights, so the frame needs no second pass. */
+/* The core computes the checksum together with the weights, so making the frame needs no second
+ * pass over the weights. */
 TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up, tear_down)
 {
 	const struct effect *sent = NULL;
@@ -223,7 +225,7 @@ TEST_IN(a_part_of_the_weights_changes, set_up, tear_down)
 }
 TEST_AGAIN(a_part_of_the_weights_changes, set_up_shared, tear_down)
 
-/* These weights are in a buffer of the core that the next epoch overwrites. */
+/* The weights of an evaluation are in a buffer that the core overwrites in the next epoch. */
 TEST_IN(weights_under_evaluation_are_copied, set_up, tear_down)
 {
 	float eval[FIXTURE_PARAMS] = {0};
@@ -257,7 +259,8 @@ static int hold_current(size_t *index, void **hold)
 	return held;
 }
 
-/* A worker's view of the memfd: it has the values of each hold, and cannot become writable. */
+/* A worker maps the shared memory: it sees the values of each buffer that it holds, and cannot make
+ * the memory writable. */
 TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared, tear_down)
 {
 	struct param_shared at;
@@ -287,8 +290,8 @@ TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared,
 	assert_int_equal(munmap(view, at.n * at.pitch), 0);
 }
 
-/* A reader that keeps every shared buffer does not stop the server: further weights are in ordinary
- * memory, until the reader gives its buffers back. */
+/* A reader that keeps every shared buffer does not stop the server: until it releases the buffers,
+ * further weights are in ordinary memory. */
 TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, tear_down)
 {
 	size_t index, held = 0;
@@ -302,7 +305,8 @@ TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, te
 	push();
 	while (held > 0)
 		param_buffers_drop(buffers, &hold[--held]);
-	for (int i = 0; i < 2; i++) { /* a frame makes the core leave its buffer */
+	/* while a frame uses a buffer, the core writes to another one */
+	for (int i = 0; i < 2; i++) {
 		zmq_msg_t frame;
 
 		pull_current(&frame);

@@ -1,6 +1,6 @@
 /*
- * test_server_process.c - the program cnn-ps as a process: kill -9, drain, a full disk, its exit
- * status and its last line. The client is libcnnps.
+ * test_server_process.c - the program cnn-ps as a process: kill -9, a drain, a full disk, its exit
+ * status and its last line. The client uses libcnnps.
  */
 #include <pthread.h>
 #include "tests/support/server_process.h"
@@ -8,7 +8,7 @@
 
 /* ---- start and end ------------------------------------------------------------------------- */
 
-/* cnnps_close waits for a server that cannot save, so each call has a thread of its own. */
+/* cnnps_close blocks while the server cannot save, so each call gets a thread. */
 static void *close_client(void *arg)
 {
 	cnnps_close(arg);
@@ -135,8 +135,9 @@ TEST_IN(a_full_disk_degrades_and_recovers, server_set_up, server_tear_down)
 	cnnps_close(&c);
 }
 
-/* There is no space for the last checkpoint. A second signal ends the server at once; otherwise a
- * timeout ends it. At the end of a run, the exit status says that the disk is the reason. */
+/* The disk has no space for the last checkpoint. A second signal ends the server at once; without
+ * it, a time limit ends the server. At the end of a run, the exit status says that the disk is the
+ * reason. */
 TEST_IN(an_end_without_disk_is_bounded, server_set_up, server_tear_down)
 {
 	char url[3][256], other[2][128];

@@ -1,6 +1,6 @@
 /*
  * test_server_process_start.c - the real cnn-ps as a process: starts that it refuses, and what it
- * reports about itself while it runs.
+ * logs about itself while it runs.
  */
 #include "tests/support/server_process.h"
 #include "tests/support/test.h"
@@ -42,7 +42,7 @@ TEST_IN(starts_are_refused_by_exit_code, server_set_up, server_tear_down)
 	refused("--lr;nan", 2, "--lr");
 }
 
-/* The server writes one line with host and port. The directory gets no run. */
+/* The server prints one line, with host and port, and writes no run to the directory. */
 TEST_IN(an_address_in_use_is_named_before_anything_is_logged_or_written, server_set_up,
 	server_tear_down)
 {
@@ -202,7 +202,7 @@ TEST_IN(the_log_level_is_set_by_an_admin_message, server_set_up, server_tear_dow
 	cnnps_close(&admin);
 	kill(s->pid, SIGTERM);
 	assert_int_equal(server_wait(s), 0);
-	assert_null(strstr(s->said, "server draining")); /* this line has level info */
+	assert_null(strstr(s->said, "server draining")); /* a line of level info would be logged */
 }
 
 /* Slurm sends SIGUSR1 some time before the end of the job (sbatch --signal). */

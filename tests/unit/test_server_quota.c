@@ -1,4 +1,4 @@
-/* test_server_quota.c - the messages of each key in a second (server/auth/quota.h). */
+/* test_server_quota.c - the limit on the messages of each key per second (server/auth/quota.h). */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,7 +23,8 @@ TEST(one_key_cannot_take_the_tokens_of_another)
 	assert_true(quota_take(&q, "honest", QUOTA_OF_HELLO, 25, 99999999));
 }
 
-/* More keys than entries: the bucket of a key that keeps sending is not forgotten. */
+/* With more keys than entries in the table, the bucket of a key that keeps sending messages stays
+ * in the table. */
 TEST(many_keys_do_not_refill_a_bucket)
 {
 	static struct quota q;

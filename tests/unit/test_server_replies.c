@@ -13,7 +13,7 @@
  */
 static struct {
 	int answer[PEERS]; /* status of the next sends to this peer */
-	int full[PEERS];   /* before that, this number of sends get PS_EAGAIN */
+	int full[PEERS];   /* first, this number of sends gets PS_EAGAIN */
 	uint32_t to[RECORD];
 	uint64_t seq[RECORD]; /* seq of the ACK; 0: the message was the ERROR */
 	size_t n;
@@ -41,7 +41,7 @@ static int send_to(void *arg, uint32_t peer, struct frames *f)
 	return PS_OK;
 }
 
-/* the log position (LSN) that must be flushed before the next replies leave */
+/* the log position (LSN) that must be on the disk before the next replies are sent */
 static uint64_t after;
 
 static void put(uint32_t peer, uint64_t seq)
@@ -59,7 +59,7 @@ static void flush(void)
 	assert_int_equal(replies_flush(q, send_to, &net), 0);
 }
 
-/* Message number i was sent to `peer` and had this seq; 0: it was the ERROR. */
+/* Assert that message number i went to `peer` and was the ACK of `seq`; 0: the ERROR. */
 static void expect(size_t i, uint32_t peer, uint64_t seq)
 {
 	assert_true(i < net.n);
@@ -132,7 +132,7 @@ TEST_IN(nothing_overtakes, set_up, tear_down)
 		expect(i - 1, 1, i);
 }
 
-/* Invariant 2 of net.h. 1000 bytes are room for a few ACKs only. */
+/* Invariant 2 of net.h. The limit of 1000 bytes allows only a few ACKs. */
 TEST_IN(too_much_for_one_peer_becomes_one_error, set_up, tear_down)
 {
 	uint64_t dropped;
@@ -160,8 +160,8 @@ TEST_IN(too_much_for_one_peer_becomes_one_error, set_up, tear_down)
 	expect(2, 1, 92);
 }
 
-/* Invariant 2 of net.h: if there is no room at all, the peer that has waited longest loses its
- * replies. */
+/* Invariant 2 of net.h: if the room for all peers is used up, the peer that has waited longest
+ * loses its replies. */
 TEST_IN(without_room_the_longest_waiting_peer_loses_its_replies, set_up, tear_down)
 {
 	net.answer[1] = net.answer[2] = PS_EAGAIN;
@@ -243,7 +243,7 @@ TEST_IN(replies_wait_for_the_disk, set_up, tear_down)
 	flush();
 	assert_int_equal(net.n, 2);
 	replies_set_flushed(q, 5);
-	replies_set_flushed(q, 3); /* the flushed position never decreases */
+	replies_set_flushed(q, 3); /* a smaller position has no effect */
 	flush();
 	assert_int_equal(net.n, 4);
 	expect(2, 1, 2);

@@ -1,5 +1,5 @@
-/* test_server_sandbox.c - what a process in the sandbox can still do. Each case is a process of its
- * own, because the sandbox cannot be left. */
+/* test_server_sandbox.c - what a process in the sandbox can and cannot do. Each case runs in a new
+ * process, because a process cannot leave the sandbox. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,8 +16,8 @@
 
 static char dir[64];
 
-/* The exit status of a process that enters the sandbox and calls `act`, or 128 + its signal. 255:
- * the system does not permit a sandbox. */
+/* Starts a process that enters the sandbox and calls `act`. Returns its exit status, or 128 + its
+ * signal; 255: the system does not permit a sandbox. */
 static int in_sandbox(int (*act)(void))
 {
 	pid_t pid = fork();

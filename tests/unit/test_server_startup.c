@@ -1,6 +1,6 @@
 /*
- * test_server_startup.c - a start continues from the newest good checkpoint, and refuses what it
- * must not continue (server/durability/startup.h).
+ * test_server_startup.c - a start continues from the newest good checkpoint, and refuses runs that
+ * it must not continue (server/durability/startup.h).
  */
 #include "common/checkpoint.h"
 #include "common/safetensors.h"
@@ -64,7 +64,8 @@ TEST_IN(a_bad_checkpoint_gives_way_to_the_one_before, run_set_up, run_tear_down)
 	assert_non_null(strstr(run_errors.text, "0000000000000002"));
 }
 
-/* Saves a checkpoint with NaN weights and valid checksums, as an older program or a bug might. */
+/* Saves a checkpoint with NaN weights and valid checksums, as an older program or a program with a
+ * bug might do. */
 static void save_poisoned(uint64_t generation)
 {
 	struct checkpoint c = {.generation = generation, .n_sections = SNAPSHOT_SECTIONS};
@@ -123,7 +124,8 @@ TEST_IN(no_usable_content_is_no_fresh_run, run_set_up, run_tear_down)
 	assert_non_null(strstr(run_errors.text, "checkpoint 2 cannot be resumed"));
 }
 
-/* The server refuses options that do not fit at once. It does not try an older generation. */
+/* If the options do not fit the newest checkpoint, the server refuses to start. It does not try an
+ * older generation. */
 TEST_IN(other_options_do_not_go_back_a_generation, run_set_up, run_tear_down)
 {
 	run_start("--model;fc:10;--max-workers;1");

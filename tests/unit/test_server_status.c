@@ -1,6 +1,6 @@
 /*
- * test_server_status.c - the server's status (server/monitor/status.h): each number comes from the
- * core, no text is too long, and parsers can read it.
+ * test_server_status.c - the server's status (server/monitor/status.h): its numbers equal those of
+ * the core, its texts are not too long, and parsers can read them.
  */
 #include <jansson.h>
 #include "tests/support/direct_worker.h"
@@ -49,7 +49,8 @@ static int finished(void)
 		       core_epoch(run.core, options.core.training.epochs - 1);
 }
 
-/* Trains and evaluates all epochs. In each evaluation, `correct` of all test images are right. */
+/* Trains and evaluates all epochs. In each evaluation, `correct` test images are classified
+ * correctly. */
 static void train(uint32_t correct)
 {
 	for (int guard = 0; !finished(); guard++) {
@@ -195,7 +196,8 @@ static void label(struct labels *labels, uint32_t id)
 	labels_join(labels, id, id, 1);
 }
 
-/* Check that the pages have the workers from number `first` + 1 to 1024, each once. */
+/* Assert that the pages, from worker number `first` + 1 on, contain each worker up to number 1024
+ * once. */
 static void assert_pages_from(uint32_t first)
 {
 	for (int pages = 0; first < 1024; pages++) {
@@ -384,7 +386,8 @@ TEST_IN(metrics_follow_the_text_format, NULL, tear_down)
 
 TEST(memory_of_the_process_is_read)
 {
-	const size_t size = 8 << 20; /* Linux counts the pages of small processes roughly */
+	/* large enough for Linux's approximate count of resident pages */
+	const size_t size = 8 << 20;
 	volatile unsigned char *mine = mem_must(size, 1, "memory");
 
 	for (size_t i = 0; i < size; i += 1024)
@@ -398,8 +401,8 @@ TEST(memory_of_the_process_is_read)
 
 static struct warnings warnings;
 
-/* Trains with the options `line`, with `correct` of the test images right. Returns the only warning
- * of the result, or NULL. */
+/* Trains with the options `line`; each evaluation has `correct` right answers. Returns the only
+ * warning in the result, or NULL. */
 static const char *warning_of(const char *line, uint32_t correct)
 {
 	static char text[WARNING_TEXT];
@@ -431,8 +434,8 @@ static void expect_warning(const char *line, uint32_t correct, const char *words
 
 TEST(a_result_at_chance_level_is_warned_about)
 {
-	/* A model that always answers the largest class of MNIST reaches 11.35 %. With 10,000
-	 * images that counts as chance. */
+	/* A model that always answers the largest class of MNIST has an accuracy of 11.35 %. The
+	 * limit for chance must be above this value. */
 	assert_true(warning_chance(10, 10000) > 0.1135 && warning_chance(10, 10000) < 0.14);
 	assert_true(warning_chance(2, 10000) > 0.625 && warning_chance(2, 10000) < 0.65);
 	assert_true(warning_chance(100, 10000) > 0.0125 && warning_chance(100, 10000) < 0.02);

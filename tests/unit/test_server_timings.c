@@ -1,4 +1,4 @@
-/* The histograms of /metrics. */
+/* Tests the histograms of /metrics. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -44,7 +44,8 @@ TEST_IN(a_peer_that_sends_no_handshake_is_disconnected, router_set_up, router_te
 	close(fd);
 }
 
-/* The peers cause more events than libzmq's queues can hold, while the event loop does not run. */
+/* While the event loop does not run, unknown peers cause more events than libzmq's queues can
+ * hold. */
 TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 {
 	struct wire *wire;

@@ -17,7 +17,7 @@
 
 struct fixture {
 	const char *name, *file, *options;
-	uint64_t version, images, last_seq[3]; /* the values of expected.json */
+	uint64_t version, images, last_seq[3]; /* the expected values, from expected.json */
 	uint32_t epoch;
 };
 enum { DOWNPOUR, SYNC, SYNC_SUM, LBFGS, DC, FIXTURE_COUNT };
@@ -88,8 +88,8 @@ static struct sections old_sections(void)
 	return s;
 }
 
-/* Rewrites the sections. new->data[0] is a block of exactly the computed size, so that ASan finds
- * writes past its end. */
+/* Rewrites the sections to the present format. new->data[0] is a block of exactly the computed
+ * size, so that AddressSanitizer finds writes past its end. */
 static int rewrite(const struct sections *s, struct sections *new)
 {
 	size_t bytes = 0, measured[SNAPSHOT_SECTIONS];
@@ -203,7 +203,7 @@ static void put_real_at(unsigned char *at, double v)
 	le64_put(at, bits);
 }
 
-/* The next step uses the gradient that 0.1.0 would have used: `factor` times the stored sum. */
+/* Asserts that the next step uses the same gradient as in 0.1.0: `factor` times the stored sum. */
 static void assert_same_step(double factor)
 {
 	const unsigned char *sum = old_sections().data[SNAPSHOT_OPTIM] + 32;
@@ -236,7 +236,7 @@ TEST(gradients_of_a_step_under_way_are_in_the_next_step)
 	close_fixture();
 }
 
-/* These sums need all bits of a double, but a gradient has only those of a float. */
+/* These sums need all bits of a double, while a gradient has only the bits of a float. */
 TEST(the_sum_of_many_gradients_is_exact)
 {
 	for (uint64_t pushes = 1; pushes <= 9; pushes++) {
@@ -280,8 +280,8 @@ TEST(other_options_are_refused_by_name)
 	refused_for(LBFGS, ";--step-images;200", "--step-images");
 }
 
-/* An option that a resumed run must not change has the value of the run. snapshot_v5.c must read
- * each of these options. */
+/* A resumed run must not change some options. snapshot_v5.c must know the value of each of these
+ * options in the run. */
 TEST(each_option_that_must_stay_the_same_is_known)
 {
 	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "
@@ -301,7 +301,7 @@ TEST(each_option_that_must_stay_the_same_is_known)
 
 /* ---- damage ---------------------------------------------------------------------------------- */
 
-/* The damaged snapshot was accepted. The core must work with it. */
+/* Asserts that the core works with a damaged snapshot that was accepted. */
 static void assert_works(void)
 {
 	const struct event tick = {.kind = EVENT_TICK};
@@ -328,7 +328,7 @@ static int try_to_resume(const struct sections *s)
 	return rc;
 }
 
-/* Large sections repeat themselves. Behind the first 4096 bytes, the test tries only every 97th
+/* Large sections are repetitive, so after the first 4096 bytes the test tries only every 97th
  * length or byte. */
 static size_t next_place(size_t at)
 {

@@ -28,8 +28,8 @@ TEST_IN(flushed_events_are_replayed, wal_set_up, wal_tear_down)
 	assert_int_equal(wal.done > 0, 1);
 }
 
-/* The snapshot under way may never complete. The log files before and after that snapshot have all
- * records together. */
+/* A snapshot in progress may never complete. The log files before and after this snapshot together
+ * contain all records. */
 TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 {
 	wal_push(5);
@@ -48,8 +48,8 @@ TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 	wal_assert_recovers(0);
 }
 
-/* The disk is full, or fdatasync fails. The flushed LSN does not advance until a snapshot is
- * durable. Then everything is flushed, and the next log file works. */
+/* The disk is full, or fdatasync fails: the flushed LSN does not advance until a snapshot is
+ * durable. Then all records count as flushed, and the next log file works. */
 TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_down)
 {
 	for (int how = 0; how < 2; how++) {
@@ -69,7 +69,7 @@ TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_d
 		/* a failed log keeps no record in memory */
 		assert_int_equal(wal_pending_bytes(wal.wal), 0);
 		disk_writes_left = disk_syncs_left = -1;
-		wal_push(1); /* the disk works again, but this log file is not written any more */
+		wal_push(1); /* the disk works again, but the server writes no more to this file */
 		wal_settle();
 		assert_int_equal(wal_flushed_lsn(wal.wal), before);
 		uint64_t in_snapshot = wal.newest + 1;
@@ -122,9 +122,9 @@ TEST_IN(a_large_log_requests_a_snapshot, wal_set_up, wal_tear_down)
 	wal_assert_recovers(0);
 }
 
-/* The log fails after a snapshot that is not on disk yet. The records after the snapshot are in
- * its own file or, after failed snapshots, in an older file. When the snapshot is durable, it
- * covers the events before it. Later events wait for the next snapshot. */
+/* The log fails while a snapshot is not yet on the disk. The records after the snapshot are in its
+ * own log file or, after failed snapshots, in an older file. When the snapshot is durable, the
+ * events before it are safe. Later events wait for the next snapshot. */
 TEST_IN(a_log_file_lost_after_a_snapshot_waits_for_the_next, wal_set_up, wal_tear_down)
 {
 	for (int before = 0; before < 3; before++) {
@@ -167,7 +167,8 @@ TEST_IN(failing_checkpoints_do_not_leave_a_log_file_each, wal_set_up, wal_tear_d
 	}
 }
 
-/* Log files fail like checkpoints: each file is written for a while after its snapshot. */
+/* Snapshots and log files fail again and again; each log file stores some records first. The files
+ * must not accumulate. */
 TEST_IN(failing_log_files_do_not_accumulate, wal_set_up, wal_tear_down)
 {
 	wal_settle();
@@ -203,8 +204,9 @@ static void assert_grew_less_than(size_t bytes, size_t before)
 	assert_true(mallinfo2().uordblks < before + bytes);
 }
 
-/* Days of ticks and heartbeats behind a hanging fdatasync use bounded memory. Checkpoints do not
- * help. When the disk answers again, the next checkpoint contains the events that the log lacks. */
+/* While fdatasync hangs, days of ticks and heartbeats use bounded memory. The checkpoints fail,
+ * too, so they free no memory. When the disk answers again, the next checkpoint contains the events
+ * that the log lacks. */
 TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 {
 	wal_settle();
@@ -232,7 +234,8 @@ TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 	atomic_store(&disk_sync_hangs, 0);
 	wal_settle();
 	assert_int_equal(wal_flushed_lsn(wal.wal), flushed);
-	for (int i = 0; i < 2; i++) { /* the snapshot under way began while the queue was full */
+	/* the snapshot in progress had begun while the queue was full */
+	for (int i = 0; i < 2; i++) {
 		assert_true(wal_wants_snapshot(wal.wal));
 		wal_snapshot();
 	}

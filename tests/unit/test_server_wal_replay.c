@@ -15,7 +15,8 @@ static void log_file_path(uint64_t generation, char out[320])
 	temp_dir_path(wal.dir, name, out);
 }
 
-/* The newest checkpoint is bad. The checkpoint before it and two log files give the same bytes. */
+/* The newest checkpoint is bad. The previous checkpoint and two log files restore the same
+ * bytes. */
 TEST_IN(a_bad_checkpoint_costs_nothing, wal_set_up, wal_tear_down)
 {
 	char path[320];
@@ -82,9 +83,8 @@ TEST_IN(a_log_file_of_another_start_is_refused, wal_set_up, wal_tear_down)
 
 /* ---- a checkpoint in the middle of an older log file ----------------------------------------- */
 
-/* Snapshots 2 to 4 fail, and snapshot 5 is on disk. The log file that
- * begins after snapshot 2 has the events after all of them. Returns its size at the position of
- * snapshot 5. */
+/* Snapshots 2 to 4 fail, and snapshot 5 is on the disk. The log file that begins after snapshot 2
+ * contains all later events. Returns the size of this file at the time of snapshot 5. */
 static long continue_in_an_older_log_file(char path[320])
 {
 	wal_push(3);
@@ -111,7 +111,7 @@ TEST_IN(events_after_it_are_replayed, wal_set_up, wal_tear_down)
 	continue_in_an_older_log_file(path);
 	wal_assert_recovers(0);
 	assert_int_equal(truncate(temp_dir_path(wal.dir, "ckpt-0000000000000005", path), 100), 0);
-	wal_assert_recovers(0); /* from checkpoint 1, past all four positions */
+	wal_assert_recovers(0); /* from checkpoint 1, over the positions of snapshots 2 to 5 */
 }
 
 TEST_IN(events_after_it_may_be_torn, wal_set_up, wal_tear_down)
@@ -163,7 +163,7 @@ TEST_IN(a_loss_before_these_events_is_reported, wal_set_up, wal_tear_down)
 	temp_dir_path(wal.dir, "ckpt-0000000000000005", newest);
 	assert_int_equal(truncate(newest, 100), 0);
 	assert_losses_are_reported(
-		path, place + 200, all, 0); /* the replay begins at checkpoint 1 */
+		path, place + 200, all, 0); /* this replay begins at checkpoint 1 */
 }
 
 /* A checkpoint without a log file of its own may continue in an older file only if the same start
@@ -175,7 +175,7 @@ TEST_IN(a_log_file_of_an_earlier_start_is_not_used, wal_set_up, wal_tear_down)
 	char path[320];
 
 	continue_in_an_older_log_file(path);
-	wal.f.core->cfg.term++; /* the next start, which ended before it began a log file */
+	wal.f.core->cfg.term++; /* as if the next start had ended before it created a log file */
 	wal_save(6);
 	assert_int_equal(checkpoint_read_newest(wal.dir, 0, &c, NULL, &e), PS_OK);
 	assert_int_equal(c.generation, 6);

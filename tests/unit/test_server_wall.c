@@ -1,4 +1,4 @@
-/* What the server takes from a worker for the page's wall of test images. */
+/* Which data of a worker the server accepts for the wall of test images on its web page. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
  * Proves that a session (worker/client/session.h) answers the requests of its program one by one,
- * and each way in which it ends.
+ * and tests every way in which a session ends.
  */
 #include "tests/support/session_driver.h"
 #include "tests/support/test.h"
@@ -17,8 +17,8 @@ TEST(one_pull_at_a_time_answered_by_its_number)
 	driver_lost(&d);
 	driver_up(&d);
 	driver_welcome(&d, 0, 0);
-	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.which,
-		WEIGHTS_EVAL); /* the refused second pull has not replaced the open request */
+	/* the open request is still the first pull: the second was refused */
+	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.which, WEIGHTS_EVAL);
 	m.params = (struct msg_params){.request = 2, .version = 9, .which = WEIGHTS_EVAL};
 	driver_message(&d, &m);
 	assert_did(&d, "");
@@ -38,8 +38,8 @@ TEST(one_pull_at_a_time_answered_by_its_number)
 	session_free(&d.s);
 }
 
-/* A server that waits for its disk repeats a notice. The worker treats a notice neither as
- * silence nor as a refusal. */
+/* A server that waits for its disk sends a notice again and again. For the worker, a notice is
+ * neither silence nor a refusal. */
 TEST(a_notice_keeps_the_session_and_its_requests)
 {
 	for (enum weights which = WEIGHTS_CURRENT; which <= WEIGHTS_EVAL; which++) {
@@ -262,7 +262,8 @@ TEST(after_the_end_there_is_nothing)
 	driver_push_ok(&d, 1);
 	driver_error(&d, PS_EFENCED);
 	assert_did(&d, "END:PS_EFENCED");
-	driver_ack(&d, 1, VERDICT_OK, 1); /* the driver refuses effects after the end */
+	/* the driver asserts that there are no effects after the end */
+	driver_ack(&d, 1, VERDICT_OK, 1);
 	driver_welcome(&d, 0, 0);
 	driver_error(&d, PS_ETERM);
 	driver_bye_from_server(&d, PS_EDONE);

@@ -30,7 +30,7 @@ TEST(after_a_welcome_all_is_sent_again_in_order)
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY push:1 push:2 push:3 push:4");
 	assert_int_equal(driver_sent(&d, MSG_PUSH)->push.verdict,
-		VERDICT_OK); /* the session has the decision from before */
+		VERDICT_OK); /* the session knew this decision already */
 	for (uint64_t seq = 1; seq <= 2; seq++)
 		driver_ack(&d, seq, VERDICT_OK, 0);
 	assert_did(&d, "ACK:2 push:6 result lease pull");
@@ -38,7 +38,7 @@ TEST(after_a_welcome_all_is_sent_again_in_order)
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.stamp.term, d.welcome.stamp.term);
 	/* LEASE has the same request number */
 	assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, 1);
-	/* the request goes to another term, so it has a new number */
+	/* the request is for another term, so it has a new number */
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2);
 	driver_lost(&d);
 	driver_up(&d);
@@ -184,11 +184,12 @@ static void peer_push(struct peer *p, struct session_driver *d, uint64_t seq)
 	}
 	if (rng_below(&p->r, 4) == 0)
 		p->durable = p->last;
-	if (rng_below(&p->r, 10)) /* otherwise the ACK is lost */
+	if (rng_below(&p->r, 10)) /* one ACK in ten is lost */
 		driver_ack(d, seq, VERDICT_OK, p->durable);
 }
 
-/* Delivers the messages of the last call, and sometimes only a part of them. */
+/* Delivers the messages of the last call to the server, which answers. One message in twelve is
+ * lost. */
 static void peer_receive(struct peer *p, struct session_driver *d, int depth)
 {
 	struct {

@@ -37,7 +37,7 @@ TEST(hello_is_sent_again_after_a_time_that_doubles_up_to_16)
 		}
 		session_free(&d.s);
 	}
-	assert_true(min < 1300 && max > 1900); /* the jitter covers its range */
+	assert_true(min < 1300 && max > 1900); /* jitter: the times cover their whole range */
 }
 
 TEST(each_loss_of_contact_begins_with_a_short_wait)
@@ -128,7 +128,7 @@ TEST(an_answer_to_one_request_is_patience_for_the_others)
 	session_free(&d.s);
 }
 
-/* A push of 1.7 MB takes 14 s at 1 Mbit/s. */
+/* At 1 Mbit/s a push of 1.7 MB takes 14 s. The session does not give up while bytes move. */
 TEST(a_message_that_moves_is_waited_for)
 {
 	static struct session_driver d;
@@ -212,7 +212,7 @@ TEST(it_beats_twice_in_beat_ms_while_the_trainer_lives)
 		driver_ack(&d, 1, VERDICT_OK, 1);
 	}
 	assert_int_equal(beats, 34); /* a heartbeat at the first tick at or after 250 ms */
-	/* the program shows no sign of life, so no heartbeat is sent: a trainer that hangs must
+	/* a program that does not call the session gets no heartbeats: a trainer that hangs must
 	 * fall silent */
 	for (int i = 0; i < 20; i++) {
 		d.now_ms += 100;
@@ -275,8 +275,8 @@ TEST(no_welcome_in_connect_timeout_ms_ends_it)
 	}
 }
 
-/* Contact with the server is lost; the last message arrived at now_ms. Returns the milliseconds
- * until the session ended. */
+/* Simulate a server from which no more messages arrive. Returns the milliseconds until the session
+ * ends. */
 static uint64_t ends_after(struct session_driver *d)
 {
 	uint64_t from = d->now_ms;

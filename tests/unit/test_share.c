@@ -1,4 +1,4 @@
-/* test_share.c - memory and sockets that processes share. */
+/* test_share.c - tests memory and sockets that processes share (common/share.h). */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -79,7 +79,8 @@ static int open_descriptors(void)
 	return n;
 }
 
-/* Messages of another size, or with another number of descriptors, leave none open. */
+/* A message of a wrong size, or with a wrong number of descriptors, is refused and leaves no
+ * descriptor open. */
 TEST_IN(messages_of_another_form_are_refused, set_up, tear_down)
 {
 	int client, server, fd[SHARE_MAX_FDS], got[SHARE_MAX_FDS];
@@ -125,13 +126,13 @@ TEST_IN(only_this_user_may_connect, set_up, tear_down)
 	assert_int_equal(st.st_mode & 0777, 0600);
 }
 
-/* A process that was killed leaves the file of its socket. The next one replaces it. */
+/* A killed process leaves the file of its socket behind. The next process replaces the file. */
 TEST_IN(the_socket_of_a_dead_process_is_replaced, set_up, tear_down)
 {
 	struct err e;
 	int fd, again;
 
-	assert_int_equal(share_listen(path, &again, &e), PS_EUSAGE); /* it listens */
+	assert_int_equal(share_listen(path, &again, &e), PS_EUSAGE); /* a process listens there */
 	assert_non_null(strstr(e.text, path));
 	close(listener);
 	listener = -1;

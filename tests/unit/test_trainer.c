@@ -47,7 +47,7 @@ TEST(every_rhythm_of_pushes_and_pulls_is_the_references)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
-/* The number of batches is so large that the steps in flight reach their limit. */
+/* There are so many batches that the number of steps in flight reaches its limit. */
 TEST(many_rounds_overlap)
 {
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
@@ -67,7 +67,7 @@ TEST(many_rounds_overlap)
 	trainer_use_images(IMAGES);
 }
 
-/* A batch has one dropout mask, also if the device takes the local steps. */
+/* Each batch has a dropout mask of its own, also if the device computes local steps. */
 TEST(every_batch_has_a_dropout_mask_of_its_own)
 {
 	trainer_use_model("dropout:0.5 fc:3");

@@ -54,7 +54,7 @@ TEST_IN(a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used, trainer
 
 	trainer_train(grants, 3);
 	reference_downpour(&grants[0].work);
-	trainer_ref.pulls++; /* the worker gets version 2, so the second lease is too late */
+	trainer_ref.pulls++; /* the worker gets version 2, which is too new for the second lease */
 	reference_exact(&grants[2], 0);
 	trainer_expect_reference();
 	assert_int_equal(fake_look(&trainer_server).leases, 4);
@@ -74,7 +74,8 @@ static void *restart_at_the_second_lease(void *arg)
 	return NULL;
 }
 
-/* Version 0 of another term is not the version 0 that the worker has. */
+/* The worker has version 0 of the previous term. A grant for version 0 of the new term needs a new
+ * pull. */
 TEST_IN(weights_of_before_a_restart_are_not_exact_after_it, trainer_set_up, trainer_tear_down)
 {
 	const struct msg_grant grants[] = {exact(0, 2, 99), exact(0, 2, 0)};
@@ -98,8 +99,8 @@ TEST_IN(weights_of_before_a_restart_are_not_exact_after_it, trainer_set_up, trai
 /* The weights and the velocity of the reference worker. */
 static float x[TRAINER_PARAMS], v[TRAINER_PARAMS];
 
-/* Zhang 2015, algorithm 2: v = m v - rate g(x + m v), x += v; then worker and centre each move by
- * their part of the distance, which PARAMS carries. */
+/* Zhang 2015, algorithm 2: v = m v - rate g(x + m v), x += v; then worker and centre each move by a
+ * fraction of their distance, which is in PARAMS. */
 static void reference_easgd(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, m = (float)trainer_server_how.momentum,

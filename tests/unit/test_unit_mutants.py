@@ -1,4 +1,4 @@
-"""Each rule against a hostile worker is necessary: without it, a unit test fails."""
+"""Each mutant lacks one rule or check. A unit test must fail for each mutant."""
 import subprocess
 
 import pytest

@@ -12,8 +12,8 @@
 #define GENERATION 7
 #define MOST       ((size_t)1 << 20)
 
-/* If disk_left is not -1, the disk is full after this number of bytes. If sync_errno is set,
- * fsync fails with it. */
+/* disk_left: the number of bytes until the disk is full; -1: no limit. sync_errno: if not 0, fsync
+ * fails with this errno. */
 static long disk_left = -1;
 static int sync_errno;
 
@@ -72,7 +72,7 @@ static struct wal_file *create(uint64_t generation, uint64_t oldest)
 	return j;
 }
 
-/* Writes the payload of record `i` to `bytes`. Its size and every byte follow from i. */
+/* Writes the payload of record `i` to `bytes`. Its size and every byte depend only on i. */
 static size_t payload(uint64_t i, unsigned char *out)
 {
 	size_t n = (size_t)(i * 37 % 101);
@@ -110,7 +110,7 @@ static void write_small(uint64_t n)
 /* ---- reading -------------------------------------------------------------------------------- */
 
 struct read {
-	/* number of records that were read; read_back checks the content of each */
+	/* the number of records read; read_back checks the content of each record */
 	uint64_t n;
 	int broken;
 };
@@ -244,8 +244,8 @@ TEST_IN(every_length_of_a_file_reads_as_a_prefix, begin, end)
 	free(whole);
 }
 
-/* The reader detects every loss before the last group. It cannot distinguish a loss in the last
- * group from a torn end. */
+/* The reader detects every loss before the last group of records. It cannot distinguish a loss in
+ * the last group from a write that a crash interrupted. */
 TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said, begin, end)
 {
 	size_t n;
@@ -270,7 +270,7 @@ TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said
 	free(whole);
 }
 
-/* Before the sync of a group, its pages may reach the disk in any order. */
+/* Until a group is synced, its pages may reach the disk in any order. */
 TEST_IN(a_gap_in_the_last_group_is_a_torn_end, begin, end)
 {
 	size_t n;
@@ -330,7 +330,7 @@ TEST_IN(a_reused_file_yields_no_old_record, begin, end)
 	wal_file_close(&j);
 	j = create(GENERATION + 5, GENERATION + 3);
 	assert_false(temp_dir_exists(dir, name));
-	/* a crash here leaves a file with the new name and the old head */
+	/* a crash at this point leaves a file with the new name and the old header */
 	assert_int_equal(read_back(GENERATION + 5).n, 0);
 	for (uint64_t i = 0; i < 3; i++)
 		assert_int_equal(append(j, i), PS_OK);
@@ -368,7 +368,7 @@ TEST_IN(files_that_no_checkpoint_needs_go_away, begin, end)
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 6);
 }
 
-/* The oldest checkpoint is generation 4. It has no log file of its own: its events are in the
+/* The oldest checkpoint, generation 4, has no log file of its own: the events after it are in the
  * log file of generation 2. */
 TEST_IN(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept, begin, end)
 {

@@ -110,7 +110,7 @@ static void random_field(const struct wire_field *row, void *base, enum msg_type
 	}
 }
 
-/* Makes a random message that satisfies every rule. */
+/* Makes a random message that is valid by every rule of the schema. */
 static void random_message(enum msg_type type, struct msg *m)
 {
 	do {

@@ -139,7 +139,8 @@ TEST(welcomes_must_make_sense)
 	}
 }
 
-/* A server once reported seq 2^64 - 1: the worker's next seq was 0, and an assertion ended it. */
+/* A server that reported seq 2^64 - 1 once ended a worker: the worker's next seq was 0, and an
+ * assertion failed. */
 TEST(seqs_that_no_run_reaches_are_refused)
 {
 	struct bytes *b = welcome(8, 8, 1, 2);

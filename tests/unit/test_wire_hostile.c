@@ -50,10 +50,10 @@ TEST(unknown_fields_are_passed_over_at_every_level)
 	bytes_put(b, "1234", 4);
 	assert_accepted(MSG_HELLO, b);
 	b = bytes_hello();
-	bytes_text(b, 6, "\x30\x01"); /* resume: field 6 of a Stamp */
+	bytes_text(b, 6, "\x30\x01"); /* resume, with the unknown field 6 of a Stamp */
 	assert_accepted(MSG_HELLO, b);
 	b = bytes_hello();
-	bytes_text(b, 5, "\x98\x06\x01"); /* data: field 99 of a DataId */
+	bytes_text(b, 5, "\x98\x06\x01"); /* data, with the unknown field 99 of a DataId */
 	assert_accepted(MSG_HELLO, b);
 	b = bytes_hello();
 	while (b->n < 2000)
@@ -168,7 +168,7 @@ TEST(the_largest_honest_header_fits_the_memory_limit)
 
 /* ---- mutants --------------------------------------------------------------------------------- */
 
-/* Asserts that a decoded message satisfies the row of each field, whatever its bytes were. */
+/* Asserts that each field of a decoded message has a value that its row of the schema allows. */
 static void assert_fits(const struct wire_field *row, const void *base)
 {
 	const char *at = (const char *)base + row->offset;

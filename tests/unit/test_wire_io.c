@@ -1,5 +1,5 @@
-/* test_wire_io.c - messages arrive whole or not at all, and a message that is refused is dropped as
- * a whole. */
+/* test_wire_io.c - messages arrive complete or not at all, and a refused message is dropped
+ * completely. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -124,7 +124,7 @@ static void send_parts(void *socket, size_t n, size_t size)
 			zmq_send(socket, part, size, i + 1 < n ? ZMQ_SNDMORE : 0), (int)size);
 }
 
-/* The message after a refused message arrives unchanged. */
+/* Asserts that a refused message is dropped completely: the next message arrives unchanged. */
 static void assert_dropped_whole(void *client, int peer_known)
 {
 	struct frames f;

@@ -43,7 +43,7 @@ static void push_of(struct msg *m, uint64_t offset, uint64_t count)
 	m->push.slices.slice[0].data += offset;
 }
 
-/* Divides the whole vector into n slices. */
+/* Makes a PARAMS with the whole vector in `n` slices. */
 static void params_of(struct msg *m, uint32_t n)
 {
 	struct slices *s = &m->params.slices;

@@ -1,6 +1,6 @@
-/* test_wire_versions.c - proves the section "Versions" of WIRE.md: which programs are
- * compatible, and that the refusal of a required feature names the feature, whatever else the
- * message contains. */
+/* test_wire_versions.c - proves the section "Versions" of WIRE.md: which programs are compatible,
+ * and that a program that lacks a required feature names this feature in its refusal, whatever else
+ * the message contains. */
 #include "tests/support/wire_bytes.h"
 #include "tests/support/test.h"
 
@@ -83,7 +83,8 @@ TEST(it_is_refused_whatever_the_rest_says)
 	for (int which = 0; which < 2; which++) {
 		struct bytes *b = greeting(which, 9, 9, NULL);
 
-		bytes_number(b, 2, 99); /* protocol version 9 may give this field another range */
+		/* another protocol version may allow other values of this field */
+		bytes_number(b, 2, 99);
 		bytes_text(b, 1, "or of another type");
 		assert_version_refused(
 			which, b, "protocol 9 is not supported here, only 6 to 7" RELEASES);
@@ -135,7 +136,8 @@ TEST(a_server_refuses_only_workers_without_codes)
 {
 	static struct bytes whole;
 
-	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 6, 6)); /* in a log */
+	/* a HELLO from a write-ahead log */
+	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 6, 6));
 	wire_serve(bytes_wire);
 	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 7, 6));
 	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 8, 7));

@@ -21,16 +21,16 @@ const char *__tsan_default_options(void)
 	return "ignore_noninstrumented_modules=1";
 }
 
-/* An event loop that watches a DEALER socket and, in some tests, also the ROUTER socket. */
+/* An event loop that watches a DEALER socket and, in some tests, also a ROUTER socket. */
 static struct fixture {
 	uv_loop_t loop;
 	uv_timer_t deadline, busy;
 	uv_prepare_t turns_counter;
 	void *context, *dealer, *router;
 	struct zloop dealer_watch, router_watch;
-	int late;               /* the deadline of the test has passed */
+	int late;               /* 1: the deadline of the test has passed */
 	size_t closed;          /* number of calls of on_closed() */
-	size_t turns;           /* number of turns of the loop */
+	size_t turns;           /* number of iterations of the loop */
 	size_t got, sent, goal; /* number of messages that the dealer has received */
 	size_t turn_of_last, max_in_a_turn, in_this_turn;
 } f;
@@ -153,9 +153,9 @@ static void watch_dealer(void)
 		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
 }
 
-/* This sequence stalls a simple combination of libuv and libzmq: the reply arrives while the loop
- * works, and a send that gets no answer consumes the edge of the file descriptor. After that only
- * the safety timer would wake the loop. */
+/* This sequence stalls a naive combination of libuv and libzmq. A reply arrives while the loop
+ * works, and then a send without an answer consumes the edge of libzmq's file descriptor. After
+ * that, only the safety timer would wake the loop. */
 static void on_busy(uv_timer_t *t)
 {
 	(void)t;
@@ -235,7 +235,8 @@ static void *echo_thread(void *arg)
 	return NULL;
 }
 
-/* The peer answers at any time: while the loop sleeps, works, or is about to sleep. */
+/* The answers of the peer may arrive at any time: while the loop sleeps, works, or is about to
+ * sleep. */
 TEST_IN(ping_pong_with_another_thread_never_stalls, begin, end)
 {
 	pthread_t thread;
@@ -280,14 +281,14 @@ TEST_IN(a_silent_socket_lets_the_loop_sleep, begin, end)
 	send_ping();
 	assert_true(echo_one(f.router, 0));
 	zmq_pollitem_t reply = {.socket = f.dealer, .events = ZMQ_POLLIN};
-	/* the prepare handle will find the message; the file descriptor will not announce it */
+	/* the prepare handle will find the message, not the file descriptor */
 	assert_int_equal(zmq_poll(&reply, 1, 10000), 1);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.got, 1);
 	f.turns = 0;
 	uv_timer_start(&f.busy, stop_loop, 550, 0);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
-	/* five turns of the safety timer and one of the timer `busy`, and a few for signals */
+	/* five iterations for the safety timer, one for the timer `busy`, and a few for signals */
 	assert_in_range(f.turns, 1, 20);
 	assert_int_equal(f.got, 1);
 	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
@@ -329,8 +330,8 @@ static void get_an_answer(void)
 	assert_true(echo_one(f.router, 0));
 }
 
-/* The owner of the socket polls the socket until the answer has arrived. This poll consumes the
- * edge of the file descriptor, so the loop will not wake up for the answer. */
+/* Poll the socket until the answer has arrived. This poll consumes the edge of the file descriptor,
+ * so the loop will not wake up for the answer. */
 static void eat_edge(void)
 {
 	int events = 0;
@@ -342,8 +343,8 @@ static void eat_edge(void)
 	assert_true(events & ZMQ_POLLIN);
 }
 
-/* A message has arrived, and its edge of the file descriptor was consumed while the prepare
- * handle was stopped. Only the safety timer can find the message. */
+/* A message has arrived, and a poll has consumed the edge of the file descriptor while the prepare
+ * handle was stopped. Now only the safety timer can find the message. */
 TEST_IN(a_missed_wake_up_is_rescued_and_counted, begin, end)
 {
 	f.goal = 1;
@@ -359,8 +360,8 @@ TEST_IN(a_missed_wake_up_is_rescued_and_counted, begin, end)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-/* The file descriptor announces a message that arrives while the safety timer runs, so the timer
- * does not count it as a rescue. Poll and prepare handles are stopped, so that the message stays
+/* A message arrives, and the file descriptor still signals it, so the safety timer must not count
+ * this message as a rescue. The test stops the poll and prepare handles, so that the message stays
  * unread until the timer runs. */
 TEST_IN(a_message_that_the_fd_announces_is_no_rescue, begin, end)
 {
@@ -383,8 +384,8 @@ TEST_IN(a_message_that_the_fd_announces_is_no_rescue, begin, end)
 }
 
 /* Another timer runs before the safety timer and sends a message. This consumes the edge of a
- * message that arrived while the loop was busy. The next prepare handle would have found that
- * message. */
+ * message that arrived while the loop was busy. The prepare handle would have found this message
+ * next, so the safety timer counts no rescue. */
 TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, begin, end)
 {
 	watch_dealer();

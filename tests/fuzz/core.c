@@ -1,14 +1,15 @@
 /*
  * core.c - fuzzes the state machine of the server. The first bytes choose a configuration that
- * cnn-ps accepts. Each further byte chooses an event: a message of one of four peers, time, a
- * snapshot that is written or fails, a kill and a start from the last durable snapshot. Numbers in
- * messages are usually what an honest worker would send, sometimes near it, and seldom arbitrary.
- * Every message passes through the codec, so the core gets only what a peer can really send.
+ * cnn-ps accepts. Each further byte chooses an event: a message of one of four peers, the passing
+ * of time, a snapshot that is written or fails, or a kill and a start from the last durable
+ * snapshot. A number in a message usually has the value that an honest worker would send, sometimes
+ * a value near it, and seldom an arbitrary value. Every message passes through the codec, so the
+ * core receives only messages that a peer can really send.
  *
  * Checks after each event: every effect has a receiver, at most one snapshot is in progress, the
  * counters of leases and ledger agree with their tables, an epoch counts no image twice, and the
- * weights are finite. At the end: what a snapshot stores is read back and stored as the same bytes.
- * The assertions of the core (PS_ASSERT) check its numbered invariants.
+ * weights are finite. At the end, a snapshot that is decoded and encoded again must have the same
+ * bytes. The assertions of the core (PS_ASSERT) check its numbered invariants.
  */
 #include <float.h>
 #include <math.h>
@@ -33,7 +34,7 @@ struct peer {
 	struct stamp stamp;
 	struct msg_grant grant;
 	uint64_t request, pulls, last_seq;
-	uint32_t delivered; /* batches of the grant that were pushed */
+	uint32_t delivered; /* the number of batches of the grant that were pushed */
 };
 
 struct fuzz {
@@ -47,7 +48,8 @@ struct fuzz {
 	int checks_snapshot; /* 1: check_snapshot at the end */
 };
 
-/* Two blocks: a start from a snapshot reads one core into the block that the other does not use. */
+/* The memory of two cores: while one core exists, a start can decode a snapshot into the other
+ * block. */
 static void *memory[2];
 static size_t memory_size[2];
 static unsigned in_use;
@@ -128,7 +130,7 @@ static struct sections encode(struct core *c, uint64_t generation)
 	return s;
 }
 
-/* A server starts: from the last durable snapshot if there is one. */
+/* Start the server, from the last durable snapshot if there is one. */
 static void start(struct fuzz *f)
 {
 	const unsigned char *data[SNAPSHOT_SECTIONS];
@@ -358,7 +360,7 @@ static void make_message(
 	}
 }
 
-/* Send a message if the codec lets it pass. */
+/* Send a message to the core, unless the codec refuses it. */
 static void post(struct fuzz *f, struct peer *p, const struct msg *m)
 {
 	struct msg decoded;
@@ -381,7 +383,8 @@ static void send(struct fuzz *f, struct peer *p, struct input *in)
 	post(f, p, &m);
 }
 
-/* The next step of an honest worker: join, ask for work, push a batch of it, evaluate. */
+/* Take the next step of an honest worker: join, request work, push a batch of the grant, or
+ * evaluate. */
 static void work(struct fuzz *f, struct peer *p, struct input *in)
 {
 	const struct worker *w = p->stamp.worker ? &f->core->worker[p->stamp.worker - 1] : NULL;
@@ -499,7 +502,8 @@ static void event(struct fuzz *f, struct input *in)
 	}
 }
 
-/* The core of this moment, stored, read back as it runs, and stored again: the same bytes. */
+/* Encode the present core, decode it as log replay does, and encode the result: the bytes must be
+ * the same. */
 static void check_snapshot(struct fuzz *f)
 {
 	struct sections a = encode(f->core, 1), b;

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Print which share of the lines of each file the committed corpora reach.
+"""Print the percentage of the lines of each file that the committed corpora reach.
 
   make fuzz-coverage      build with gcov (FLAVOUR=cover), replay the corpora, print
 
-Exit status 1: one of the parts below reaches less than its share.
+Exits with 1 if the corpora reach less than the required percentage of one of PARTS.
 """
 import re
 import subprocess
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/cover"
-# files, the smallest share of their lines in percent
+# {files: the minimum percentage of their lines}
 PARTS = {
     "wire": (["proto/decode.c", "proto/schema.c", "proto/checksum.c", "proto/encode.c"], 90),
     "session": (["worker/client/session.c"], 90),
@@ -29,7 +29,7 @@ def replay():
 
 
 def lines_of(source):
-    """(lines that ran, lines) of a C file."""
+    """Returns (number of lines that ran, number of lines) of a C file."""
     notes = BUILD / source.with_suffix(".gcda").relative_to(ROOT)
     if not notes.exists():
         return 0, 0

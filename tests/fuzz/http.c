@@ -1,6 +1,7 @@
 /*
  * http.c - fuzzes the pages of the server: a TCP connection sends the bytes of the input, and the
- * server answers or closes. Checks: an honest request is answered after every 64th input.
+ * server answers or closes. Checks after every 64th input that the server answers an honest
+ * request.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 /*
- * model.c - fuzzes the text of a model. Byte 0 chooses the shape of the images, then the text.
+ * model.c - fuzzes the text of a model. Byte 0 chooses the shape of the images; the other bytes are
+ * the text.
  *
  * Checks: the canonical text is a fixed point (a server that starts with the text of a STATUS has
  * the same model), tensors cover the parameters, and shapes of consecutive layers fit.
@@ -36,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	input_line(&in, text, sizeof(text));
 	if (model_parse_named(&m, text, input, classes, &e) == 0) {
-		/* the canonical text names the images unless they are MNIST's */
+		/* the canonical text contains the shape of the images, except for MNIST's shape */
 		check(&m);
 	} else {
 		PS_ASSERT(e.text[0]);

@@ -1,6 +1,6 @@
 /*
- * options.c - fuzzes the command line of cnn-ps: each line of the input is an argument. Names of
- * hosts are not looked up and files are not opened, because --check-config is the first argument.
+ * options.c - fuzzes the command line of cnn-ps: each line of the input is an argument. The first
+ * argument is --check-config, so the program resolves no host names and opens no files.
  */
 #include "common/opt.h"
 #include "server/config/options.h"
@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	while (in.left && argc < 33) {
 		input_line(&in, text[argc - 1], sizeof(text[0]));
-		/* a host's name would be looked up */
+		/* the program would resolve a host name in this argument */
 		if (strstr(text[argc - 1], "tcp://") || strstr(text[argc - 1], "http"))
 			text[argc - 1][0] = 'x';
 		argv[argc] = text[argc - 1];

@@ -1,6 +1,6 @@
 /*
- * replay.c - runs a fuzz target without libFuzzer: once for each file named on the command line, or
- * in a directory named there. `make test` replays the corpora with it.
+ * replay.c - runs a fuzz target without libFuzzer, once for each file on the command line and each
+ * file of a directory there. `make test` replays the corpora in this way.
  */
 #include <dirent.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
 
   tests/fuzz/seeds.py DIR
 
-The corpora in tests/fuzz/corpus began with these files. Each is what a fuzzer made of them, reduced
-by `TARGET -merge=1` to the inputs that reach different code.
+The corpora in tests/fuzz/corpus began with these files. A fuzzer added inputs, and `TARGET
+-merge=1` reduced each corpus to the inputs that reach different code.
 """
 import gzip
 import json
@@ -28,7 +28,8 @@ def name_of(body):
 
 
 def wire():
-    """Headers of every message, after a byte of n_params and the sizes of the tensor frames."""
+    """Inputs with the header of every message, after a byte for n_params and a byte for the size of
+    each tensor frame."""
     pb = client.pb
     stamp = pb.Stamp(run_hi=1, run_lo=2, term=3, worker=1, incarnation=1)
     zeros = np.zeros(8, "<f4")

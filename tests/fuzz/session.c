@@ -2,8 +2,9 @@
  * session.c - fuzzes a worker's session (worker/client/session.h) with the messages of a hostile or
  * confused server, link changes, time and the program's requests. Messages pass through the codec.
  *
- * Checks: the numbered invariants of session.h, by its own assertions and here: pushes are notified
- * once and in order, released in order and only when durable, and nothing follows the end.
+ * Checks the numbered invariants of session.h, in addition to the assertions of the session: pushes
+ * are notified once and in order, released in order and only when durable, and no effect follows
+ * the end.
  */
 #include <math.h>
 #include "proto/wire.h"
@@ -17,7 +18,7 @@ struct fuzz {
 	struct wire *wire;
 	uint64_t now_ms, term, request;
 	uint64_t notified, released;
-	int begun, ended; /* begun: a WELCOME has come */
+	int begun, ended; /* begun: a WELCOME has arrived */
 };
 
 static void check_effects(struct fuzz *f)

@@ -1,10 +1,10 @@
 /*
  * snapshot.c - fuzzes the decoder of a checkpoint's sections. The input changes the sections of a
- * real core: each change is a section, an offset of two bytes and up to eight new bytes; a change
- * with length 0 cuts the section there.
+ * real core: each change has the number of a section, an offset of two bytes, a length and up to
+ * eight new bytes; a change of length 0 truncates the section at the offset.
  *
- * Checks: a section that is refused has a reason, and a core that is accepted is sound: it takes a
- * tick, and its own snapshot is accepted again.
+ * Checks: a refusal of a section has a reason. An accepted core is sound: it processes a tick, and
+ * its own snapshot is accepted again.
  */
 #include <stdlib.h>
 #include "server/core/snapshot.h"
@@ -114,8 +114,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	now.term = 6;
 	if (running && snapshot_config(sections[SNAPSHOT_SESSIONS], size[SNAPSHOT_SESSIONS], &now))
 		return 0;
+	/* startup.c would allocate memory for this size; this target has one small block */
 	if (running && (core_bytes(&now) > core_bytes(&cfg) || now.n_params > FIXTURE_PARAMS))
-		return 0; /* startup.c reserves that much; here there is one small block */
+		return 0;
 	int rc = running ? snapshot_decode_running(block, weights, &now, sections, size, &c, &why)
 			 : snapshot_decode(block, weights, &now, sections, size, &c, &why);
 	if (rc != 0)

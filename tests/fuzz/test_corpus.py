@@ -1,4 +1,5 @@
-"""Every fuzz target takes every input of its corpus: what was found once is tested for ever."""
+"""Every fuzz target runs every input of its corpus, so that a bug that fuzzing has found does not
+come back."""
 import subprocess
 
 import pytest

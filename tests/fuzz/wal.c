@@ -1,6 +1,6 @@
 /*
- * wal.c - fuzzes the reader of the write-ahead log, and the reader of its records. The checksums of
- * the file are made right first (byte 0 even).
+ * wal.c - fuzzes the reader of the write-ahead log, and the reader of its records. If byte 0 is
+ * even, the target first corrects the checksums of the file.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -103,7 +103,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	make_directory();
 	PS_ASSERT(wal_record_reader_init(&record, PARAMS) == 0);
-	if (how & 2) { /* one record, without the file */
+	if (how & 2) { /* fuzz one record, without a file */
 		if (!wal_record_is_mark(in.at, in.left))
 			(void)!wal_record_read(&record, in.at, in.left);
 	} else {

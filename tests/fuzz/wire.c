@@ -1,11 +1,11 @@
 /*
  * wire.c - fuzzes the codec of messages. Byte 0: the number of parameters that the receiver
  * expects, and whether it defers the check of PARAMS. Byte 1: how many tensor frames are chunks,
- * and whether the receiver serves workers. Then, for each tensor frame, a byte of its number of
- * values; 255 ends the list. The rest is the header frame.
+ * and whether the receiver is a server for workers. Then one byte for each tensor frame: its number
+ * of values; 255 ends the list. The rest is the header frame.
  *
- * Checks: what decodes is encoded to frames that decode to the same message (proto/wire.h,
- * invariant 3), and no input does harm (invariants 1 and 2).
+ * Checks: a decoded message, encoded and decoded again, is the same message (proto/wire.h,
+ * invariant 3). No input does harm (invariants 1 and 2).
  */
 #include "proto/wire.h"
 #include "tests/support/fuzz_input.h"
@@ -18,7 +18,7 @@ static void add_frame(struct frames *f, const void *data, size_t size)
 	f->n++;
 }
 
-/* Decode what `m` is encoded to, encode that, and compare the header frames. */
+/* Encode `m`, decode the frames, encode the result, and compare the two header frames. */
 static void check_round_trip(const struct msg *m, size_t n_params)
 {
 	struct frames a, b;
@@ -44,7 +44,7 @@ static void check_round_trip(const struct msg *m, size_t n_params)
 	wire_free(&w);
 }
 
-/* The first tensor frames came as chunks. A receiver checks each before the PUSH arrives. */
+/* Treat the first tensor frames as chunks, which a receiver checks before the PUSH arrives. */
 static void add_chunks(struct frames *f, size_t n)
 {
 	zmq_msg_t header;

@@ -1,6 +1,7 @@
 /*
- * zmtp.c - fuzzes the server's port: a TCP connection sends the bytes of the input to a router, as
- * they are (byte 0 even) or after the greeting and READY of a DEALER, so that they are frames.
+ * zmtp.c - fuzzes the server's port: a TCP connection sends the bytes of the input to a router. If
+ * byte 0 is even, it sends only these bytes; if not, it first sends the greeting and READY of a
+ * DEALER, so that the router takes the bytes for frames.
  *
  * Checks: whatever the bytes are, the router answers an honest client after every 64th input.
  */
@@ -68,7 +69,8 @@ static void run_loop(int rounds)
 	}
 }
 
-/* ZMTP 3.0: the greeting with mechanism NULL, then the command READY of a DEALER. */
+/* Send the start of a ZMTP 3.0 connection: the greeting with mechanism NULL, then the command READY
+ * of a DEALER. */
 static void greet(int fd)
 {
 	static const unsigned char greeting[64] = {

@@ -14,8 +14,8 @@ def worker(programs, server, device, *options, env=None):
 
 
 def probe(programs, device, *options, env=None):
-    """Run a cnn-worker without a server. It exits with UNREACHABLE if the device works, because it
-    then tries to reach a server."""
+    """Run a cnn-worker without a server, to probe the device. If the device works, the worker tries
+    to reach a server and exits with UNREACHABLE."""
     return programs.add(Process("cnn-worker", command(
         "cnn-worker", "--server", "tcp://127.0.0.1:1", "--connect-timeout-ms", 1, "--data",
         programs.data, "--device", device, *options), env))

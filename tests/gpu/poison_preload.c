@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include "tests/gpu/poison.h"
 
-/* static, because a signal handler gets no argument; a handler may post a semaphore */
+/* the signal handler posts this semaphore; static, because a handler gets no argument */
 static sem_t asked;
 
 static void on_signal(int number)

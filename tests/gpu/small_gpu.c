@@ -1,7 +1,7 @@
 /*
  * small_gpu.c - makes the GPU look like one with less shared memory, such as an RTX 4090 (99 KB per
- * block). CNN_TEST_SHARED is the limit in bytes. The programs of tests/gpu are linked with --wrap,
- * so that these functions stand in front of those of the CUDA runtime.
+ * block). CNN_TEST_SHARED is the limit in bytes. The linker (--wrap) redirects calls of the CUDA
+ * runtime in the programs of tests/gpu to these functions.
  */
 #include <stdlib.h>
 #ifdef KX_CUDA
@@ -14,7 +14,7 @@ cudaError_t __real_cudaFuncSetAttribute(
 cudaError_t __wrap_cudaFuncSetAttribute(
 	const void *kernel, enum cudaFuncAttribute attribute, int value);
 
-/* The limit, or `otherwise` without one. */
+/* The limit, or `otherwise` if CNN_TEST_SHARED is not set. */
 static int limit(int otherwise)
 {
 	const char *text = getenv("CNN_TEST_SHARED");

@@ -1,5 +1,5 @@
-"""The bundle, unpacked in a directory where it was never built: it uses its own libraries, and the
-demo trains."""
+"""The bundle (make bundle), unpacked in another directory than that of its build: it uses its own
+libraries, and the demo trains."""
 import os
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from support.build import ROOT
 
-# Libraries that every host has: glibc and gcc's runtime.
+# The bundle may use these libraries of the host: glibc and the runtime of gcc.
 HOST = re.compile(r"(ld-linux.*|linux-vdso.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+))\.so.*")
 
 pytestmark = pytest.mark.skipif("CNN_BUNDLE" not in os.environ, reason="make bundle tries it")

@@ -1,4 +1,4 @@
-"""Which GPU a worker takes, and which kernels."""
+"""Tests which GPU and which kernels a worker chooses."""
 import re
 import subprocess
 

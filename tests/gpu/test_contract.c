@@ -1,7 +1,7 @@
 /*
- * test_contract.c - the CUDA device keeps the promises of kernels/backend.h: examples worked by
- * hand, any batch size in any order in one backend, image sets that change, evaluation, equal
- * bytes, refusals.
+ * test_contract.c - the CUDA device keeps the promises of kernels/backend.h: examples computed by
+ * hand, any batch size in any order in one backend, image sets that change, evaluation, equal bytes
+ * for equal calls, and refusals.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/real_images.h"
@@ -24,8 +24,8 @@ static float *step_of(struct subject *s, size_t n, double *loss)
 #define SIZES 9
 static const size_t sizes[SIZES] = {100, 1, 37, 2, 99, 100, 64, 1, 3};
 
-/* Every batch size, after every other size, gives the right gradient, and a repetition gives the
- * same bytes. */
+/* Proves that the gradient is right at every batch size, after a batch of any other size, and that
+ * a repetition gives the same bytes. */
 static void prove_sizes(const char *text, const struct precision *p)
 {
 	struct subject s;
@@ -101,7 +101,7 @@ static void sets_may_change_and_come_back(void **state)
 	subject_release(&s);
 }
 
-/* Local training is compared with the device's own gradients, so that only the order of roundings
+/* Compares local training with the device's own gradients, so that only the order of the rounding
  * differs. */
 static void local_training_of_real_nets_is_one_gradient_after_the_other(void **state)
 {
@@ -126,8 +126,8 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
-/* Evaluate whole chunks and a rest, beginning at an odd place. In fp32 no answer may differ from
- * cpu-ref's. */
+/* Evaluates a range of images that begins at an odd number and has complete chunks and a remainder.
+ * In fp32 no answer may differ from that of cpu-ref. */
 static void prove_evaluation(const char *text, const struct precision *p)
 {
 	struct subject s;

@@ -1,7 +1,7 @@
 /*
- * test_fallback.c - kernels of fused/ that give up: the device repeats the batch, or the rounds in
- * flight, with the kernels that run any model, as if it had never used others. And launches of many
- * steps, which must give the same bytes as single steps.
+ * test_fallback.c - tests what happens when a kernel of fused/ gives up: the device repeats the
+ * batch, or the rounds in flight, with the general kernels, and the result is as if it had used
+ * only these. Also tests that a launch of many steps gives the same bytes as single steps.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/test.h"
@@ -12,7 +12,7 @@
 #define STEPS 130 /* more than two launches of 60 */
 #define BATCH 7
 
-/* How long the persistent kernel waits. 0: it always gives up. */
+/* Set how long, in ns, the persistent kernel waits for its blocks. 0: it always gives up. */
 static void set_patience(uint64_t ns)
 {
 #ifdef KX_CUDA
@@ -36,7 +36,7 @@ static void open_kernels(struct subject *s, enum kx_precision precision, enum kx
 		fail_msg("%s: %s", s->model.text, e.text);
 }
 
-/* The weights and the sum of each of two rounds, and their losses. */
+/* The results of two rounds: for each round the weights, the sum of the gradients, and the loss. */
 struct rounds {
 	float *params[2], *sum[2];
 	double loss[2];
@@ -58,8 +58,8 @@ static void rounds_release(struct rounds *r)
 	}
 }
 
-/* Both rounds are in flight before the first is waited for. The second waits once before its
- * end. */
+/* Submit both rounds, and then wait for the first. In the middle of the second round, wait once
+ * more. */
 static void run_rounds(struct subject *s, float rate, struct rounds *r)
 {
 	double loss;
@@ -83,8 +83,8 @@ static void same_floats(const struct subject *s, const char *what, const float *
 			gradient_distance(a, b, s->model.n_params));
 }
 
-/* A backend whose fused kernels give up computes what a general one computes. `evaluation`: they
- * give up without gradients, too. */
+/* Proves that a backend whose fused kernels give up computes the same as a backend with general
+ * kernels. `evaluation`: the fused kernels give up in evaluations, too. */
 static void prove_fall_back(
 	struct subject *s, enum kx_precision precision, float rate, int evaluation)
 {
@@ -146,8 +146,8 @@ TEST(a_block_that_waits_too_long_costs_nothing_but_time)
 	}
 }
 
-/* The first convolution has large outputs, the second one then small weights; or the second one has
- * large weights. */
+/* Two cases: the first convolution has large outputs and the second one small weights; or the
+ * second one has large weights. */
 TEST(values_beyond_fp16_are_right)
 {
 	static const struct odd_model net = {{1, 28, 28}, "cnn99"};

@@ -1,4 +1,5 @@
-"""Whole runs on a GPU: real servers and workers with --device cuda, and a GPU that breaks."""
+"""Complete runs on a GPU, with real servers and workers with --device cuda; and runs whose GPU
+breaks."""
 import re
 import signal
 
@@ -25,8 +26,8 @@ def train(programs, device, workers, *options):
 
 @pytest.fixture(scope="module")
 def on_the_cpu(gpu, tmp_path_factory, data):
-    """The accuracy of the same run with one CPU worker. It is computed only if there is a GPU to
-    compare."""
+    """The accuracy of the same run with one CPU worker. The fixture makes this run only if there is
+    a GPU to compare with."""
     programs = Programs(tmp_path_factory.mktemp("cpu"), data)
     try:
         yield train(programs, "cpu", 1)["accuracy"]
@@ -54,8 +55,8 @@ def test_low_precisions_learn_too(gpu, programs, on_the_cpu, precision):
 
 
 def test_bf16_workers_share_a_gpu(gpu, programs, on_the_cpu):
-    """The persistent kernel of bf16 needs the whole GPU. Two workers use it in turns, or give it
-    up."""
+    """The persistent kernel of bf16 needs the whole GPU. Two workers use this kernel in turns, or
+    fall back to other kernels."""
     server = programs.server("--model", "seed:32", "--epochs", EPOCHS, "--min-workers", 2)
     fleet = [worker(programs, server, gpu, *(["--precision", "bf16"] if gpu != "cpu" else []))
              for _ in range(2)]
@@ -80,8 +81,8 @@ def test_killed_gpu_worker_costs_nothing(gpu, programs):
 
 
 def ends_broken(server, broken):
-    """The worker exits with status 1 and one line, and pushes nothing that it has not computed.
-    Another worker continues the run."""
+    """Check that the worker exits with status 1 and one log line, has pushed only gradients that it
+    computed, and that another worker continues the run."""
     assert broken.wait(20) == 1, broken.tail()
     errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
     assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()
@@ -111,7 +112,7 @@ def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, programs):
 
 
 def test_broken_device_ends_the_worker_and_pushes_nothing(programs):
-    """The same test for any machine: a worker whose device fails in its eighth gradient."""
+    """The same test without a GPU: the worker's device fails in its eighth gradient."""
     server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 20, *SOON)
     broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", programs.data,

@@ -1,7 +1,7 @@
 /*
- * test_ladder.c - every rung of the ladder that needs a GPU agrees with cpu-ref, at sizes of 1,
- * primes, and sizes around its waves, blocks and chunks. Without the device every test is skipped;
- * with KX_REQUIRE_GPU=1 it fails.
+ * test_ladder.c - every rung of the ladder that needs a GPU agrees with cpu-ref, for sizes of 1,
+ * primes, and sizes around those of its waves, blocks and chunks. Without the device every test is
+ * skipped, or fails if KX_REQUIRE_GPU=1.
  */
 #include "tests/support/rung_fixture.h"
 #include "tests/support/test.h"
@@ -66,8 +66,8 @@ TEST(of_equal_values_the_first_wins)
 	for_each_gpu_rung(takes_the_first);
 }
 
-/* Alternate whole and short batches in one state, which shows values that a longer batch left
- * behind. */
+/* Alternate between whole and short batches in one state, to find values that a longer batch has
+ * left behind. */
 static void changes_its_batch(const struct rung *r)
 {
 	static const size_t batches[] = {41, 1, 40, 5, 41};
@@ -108,7 +108,7 @@ TEST(equal_steps_give_equal_bytes)
 	for_each_gpu_rung(repeats);
 }
 
-/* Training inside the rung ends at the weights that single steps reach. */
+/* Proves that training inside the rung gives the same weights as single steps. */
 static void trains(const struct rung *r)
 {
 	struct rung_fixture l;

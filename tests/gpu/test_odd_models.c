@@ -1,12 +1,12 @@
 /*
- * test_odd_models.c - the CUDA device against cpu-ref, and against the slope of its own losses, for
- * the odd models of gradients.h: sizes of 1, primes, sizes next to multiples of blocks, strides,
- * pads, channels, and every layer in every place.
+ * test_odd_models.c - compares the CUDA device with cpu-ref, and with the slope of its own losses,
+ * for the odd models of gradients.h: sizes of 1, primes, sizes next to multiples of blocks,
+ * strides, pads, channels, and every kind of layer in every place.
  */
 #include "tests/support/gpu_fixture.h"
 
-/* Without ReLU and pool the gradient has no jumps, and with few images little cancels. So the
- * bounds of the low precisions can be tight here. */
+/* The bounds of the low precisions can be tight for these models: without ReLU and pool the
+ * gradient has no jumps, and with few images little cancels in its sums. */
 static const struct odd_model smooth_models[] = {
 	{{1, 1, 1}, "fc:2"},
 	{{1, 28, 28}, "fc:129 fc:65 fc:10"},
@@ -40,7 +40,7 @@ static const struct odd_model fused_models[] = {
 	{{1, 28, 28}, PAIR " fc:128 relu fc:3"},
 	{{1, 28, 28}, PAIR " fc:128 relu fc:12"},
 	{{1, 28, 28}, PAIR " dropout:0.5 fc:128 relu fc:13"},
-	/* tf32, bf16: the pool is part of the product */
+	/* in tf32 and bf16 one kernel computes product and pool */
 	{{1, 28, 28}, "conv:32:3 relu conv:64:3 relu pool:2 fc:128 relu fc:10"},
 	{{5, 12, 12}, "conv:9:5:pad=2 relu pool:2 conv:136:3:pad=1 relu pool:2 fc:130 relu fc:10"},
 	{{3, 16, 12}, "conv:5:3:pad=1 relu pool:2 conv:33:3:pad=1 relu pool:2 conv:7:1 relu fc:4"},
@@ -48,9 +48,9 @@ static const struct odd_model fused_models[] = {
 #define N_FUSED_MODELS (sizeof(fused_models) / sizeof(fused_models[0]))
 
 /*
- * The distance must be within the bound. If a rounding error of the weights makes the exact
- * gradient jump, the distance may be FEW such jumps, because activations are rounded, too. In fp32
- * such jumps must be rare, or the comparison would prove nothing. `loose` is a distance that is
+ * The distance must be within the bound. If rounding errors of the weights make the exact gradient
+ * jump, the distance may be FEW times this jump, because activations are rounded, too. In fp32 such
+ * jumps must be rare, or the comparison would prove nothing. A distance of at most `loose` is
  * always accepted.
  */
 #define FEW 4
@@ -145,8 +145,8 @@ static void fused_kernels_agree_with_cpu_ref(void **state)
 		agree(fused_models, N_FUSED_MODELS, images[i], 2);
 }
 
-/* Some kernels give each image its own block, with at most 264 blocks. With more images a block has
- * several. */
+/* Some kernels use one block per image, but at most 264 blocks. With more images, a block computes
+ * several images. */
 static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 {
 	static const struct odd_model few[] = {
@@ -184,8 +184,9 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 	}
 }
 
-/* fp16 numbers range from 6e-8 to 65504, so the device scales errors into this range. The scaling
- * must work for errors of any size. `scale`: a factor for the weights of the last layer. */
+/* The range of fp16 is 6e-8 to 65504, so the device scales errors (gradients of activations) into
+ * this range. The scaling must work for errors of any magnitude. `scale`: a factor for the weights
+ * of the last layer. */
 static void agree_scaled(const struct odd_model *o, float scale)
 {
 	struct subject s;
@@ -237,7 +238,7 @@ static void nets_without_jumps_are_within_the_bound_of_each_precision(void **sta
 				const struct precision *one = &gpu_precisions[p];
 
 				compare(&s, one, 0, right, loss, &jumps);
-				/* tf32 and bf16 round values that may cancel in the gradient */
+				/* rounding to tf32 and bf16 weighs more where values cancel */
 				if (jumps && one->loose <= one->bound)
 					fail_msg("%s, %zu images in %s: gradient off by %g",
 						s.model.text, s.batch, one->name,

@@ -1,6 +1,6 @@
-"""The code for GPUs that this machine does not have, as far as this GPU can run it: the kernels
-that run any model instead of the fused ones, what the driver compiles from the PTX of compute_80
-(no clusters, no dependent launches), and tiles for 99 KB of shared memory per block."""
+"""Tests the code for other GPUs, as far as this GPU can run it: the general kernels in place of the
+fused kernels, the code that the driver compiles from the PTX of compute_80 (no clusters, no
+dependent launches), and tiles for 99 KB of shared memory per block."""
 import os
 import subprocess
 

@@ -1,16 +1,16 @@
 /*
- * test_real_batches.c - whole networks on real batches: the CUDA device in each precision against
- * cpu-ref, which computes in double precision.
+ * test_real_batches.c - compares the CUDA device in each precision with cpu-ref, which computes in
+ * double precision: whole networks on batches of real images.
  *
- * The bounds apply to whole gradients, |g - right| / |right| over all parameters. A single tensor
- * may be further off, because one changed argmax is small in the whole gradient but large in a
- * bias. It must not be off by WRONG: a tensor that is computed wrong is off by about 1. Each
- * comparison is printed, for the documents.
+ * The bounds apply to the distance |g - right| / |right| over all parameters. A single tensor may
+ * have a larger distance, because one flipped argmax is small in the whole gradient but large in a
+ * bias. The distance of a tensor must stay below WRONG: a wrong tensor has a distance of about 1.
+ * The program prints each comparison, for the documents.
  *
- * In fp32 a rounding error of the weights may decide an argmax or a ReLU. Then no arithmetic that
- * rounds can match the exact gradient at exactly these weights. The gradient must then match, with
- * the same bound, the exact gradient at weights that differ by a rounding error
- * (gradient_backward_error). This is allowed in at most one batch of two.
+ * In fp32 a rounding error may flip an argmax or a ReLU. Then the gradient cannot match the exact
+ * gradient at exactly these weights. Instead it must match, with the same bound, the exact gradient
+ * at weights that differ by a rounding error (gradient_backward_error). At most half of the batches
+ * may need this rule.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/real_images.h"
@@ -21,8 +21,8 @@
 	"conv:12:5:stride=2:pad=auto relu conv:20:3:pad=1 relu pool:4:pad=auto fc:50 relu fc:10"
 #define DROPOUT "conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"
 
-/* The gradient in s->grad has distance `d` from the exact one. It must match the exact gradient at
- * weights that differ by a rounding error. */
+/* The gradient in s->grad has distance `d` from the exact gradient, which is too large. Proves that
+ * it matches the exact gradient at weights that differ by a rounding error. */
 static void prove_tie(struct subject *s, const struct precision *p, double d)
 {
 	float *grad = s->grad;
@@ -38,8 +38,8 @@ static void prove_tie(struct subject *s, const struct precision *p, double d)
 	free(grad);
 }
 
-/* 0: a rounding error decides the difference. This result is for fp32 only: the bounds of the low
- * precisions include such jumps. */
+/* Returns 0 if a flipped argmax or ReLU explains the distance, else 1. Only for fp32: the bounds of
+ * the low precisions already include flips. */
 static int close_enough(
 	struct subject *s, const struct precision *p, const float *right, double right_loss)
 {

@@ -1,7 +1,7 @@
 /*
  * test_sticky.c - an error of the device is sticky: every later call returns PS_EDEVICE, and no
- * call hangs or crashes, up to the end of the process. The program has one test, because the
- * process has no GPU after it.
+ * call hangs or crashes, up to the end of the process. The program has only this test, because
+ * afterwards the process cannot use the GPU.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/gpu/poison.h"

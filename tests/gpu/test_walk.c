@@ -1,8 +1,8 @@
 /*
  * test_walk.c - runs every kernel of the CUDA device once, on little data: a gradient, an
  * evaluation and local training of some odd models and of the networks for MNIST, in each
- * precision. Other tests check the results. This program is for compute-sanitizer
- * (test_sanitizer.py), under which a launch takes milliseconds, and a large launch takes seconds.
+ * precision. Other tests check the results. This program runs under compute-sanitizer
+ * (test_sanitizer.py), where a launch takes milliseconds and a large launch seconds.
  *
  *   test_walk [NUMBER]     the number of the only model to run, from 0; past the last: exit
  *                        status 3

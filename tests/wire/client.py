@@ -1,7 +1,8 @@
-"""A worker of cnn-ps that is written only from proto/WIRE.md and proto/cnnps.proto, with pyzmq,
+"""A worker of cnn-ps in Python, written only from proto/WIRE.md and proto/cnnps.proto, with pyzmq,
 protobuf and xxhash.
 
-It uses none of the project's C code. protoc generates `pb` at import, outside the source tree.
+It uses none of the project's C code. When this module is imported, protoc generates the module
+`pb`, outside the source tree.
 """
 import importlib.util
 import subprocess
@@ -75,7 +76,8 @@ class Refused(Exception):
 
 
 class Keys:
-    """The keys of a client and the public key of its server, from key files or drawn at random."""
+    """The key pair of a client and the public key of its server. The key pair comes from a key file
+    or is random."""
 
     def __init__(self, own=None, server=None):
         self.own, self.server = zmq.curve_keypair(), zmq.curve_keypair()[0]
@@ -107,7 +109,7 @@ class Link:
         self.socket.send_multipart(frames)
 
     def try_send(self, body):
-        """1 if the message was queued, 0 if there is no room for it."""
+        """Queue a message. Returns 1, or 0 if the queue is full."""
         try:
             self.socket.send_multipart(encode(body, ()), zmq.DONTWAIT)
         except zmq.Again:
@@ -121,7 +123,7 @@ class Link:
         return decode(self.socket.recv_multipart())
 
     def expect(self, *names, seconds=PATIENCE):
-        """The next message with one of these names. BEATs before it are skipped."""
+        """The next message, which must have one of these names. BEATs before it are ignored."""
         end = time.monotonic() + seconds
         while True:
             got = self.receive(max(0, end - time.monotonic()))
@@ -137,7 +139,7 @@ class Link:
 
 
 class Worker:
-    """One process of a worker. It has one thread. Every method that waits also sends heartbeats."""
+    """One process of a worker, with one thread. Every method that waits also sends heartbeats."""
 
     def __init__(self, endpoint, name="", data=None, resume=None, keys=None, host="", pid=0):
         self.endpoint = endpoint
@@ -150,7 +152,7 @@ class Worker:
         self.request = self.lease_request = 0
         self.welcome = self.stamp = self.grant = None
         self.seq = self.durable = 0
-        self.base_term = 0  # the term of the newest PARAMS; 0: there was none
+        self.base_term = 0  # the term of the newest PARAMS; 0: no PARAMS yet
         self.next_beat = 0.0
         if resume:
             self.stamp, self.seq, self.durable = resume
@@ -185,13 +187,13 @@ class Worker:
             self.seq = self.durable = welcome.last_seq
         self.welcome, self.stamp = welcome, welcome.stamp
         self.let_go(welcome.durable_seq)
-        for seq in sorted(self.kept):  # one push at a time, so never more than push_window
+        for seq in sorted(self.kept):  # one push at a time, which never exceeds push_window
             if seq > welcome.last_seq or self.kept[seq][2] is None:
                 self.send_push(seq)
                 self.ack(seq)
 
     def reconnect(self):
-        """Connect to the next process of the server after the old one died, and resume the same
+        """After the death of the server, connect to its next process and resume the same
         session."""
         self.close()
         self.links()
@@ -209,8 +211,8 @@ class Worker:
             self.beat.send(pb.Beat(stamp=self.stamp, last_seq=self.seq, durable_seq=self.durable))
 
     def wait(self, *names, seconds=PATIENCE):
-        """The next message with one of these names. Until it comes, send heartbeats, and process
-        ACKs and BEATs."""
+        """Wait for a message with one of these names, and return it. Meanwhile, send heartbeats and
+        process ACKs and BEATs."""
         poller = zmq.Poller()
         poller.register(self.bulk.socket, zmq.POLLIN)
         poller.register(self.beat.socket, zmq.POLLIN)
@@ -284,7 +286,7 @@ class Worker:
         return self.ack(self.seq) if wait else None
 
     def show_grant(self, push):
-        """Add the code of the newest GRANT, if it has the batches of the push."""
+        """If the newest GRANT has the batches of the push, copy its code to the push."""
         if self.grant and self.grant.kind == pb.GRANT_TRAIN:
             own = self.grant.work
             push.grant_first, push.grant_count = own.first, own.count

@@ -1,5 +1,5 @@
-"""Fixtures of the wire tests: a real server, and a correct client that no misbehaving peer may
-disturb."""
+"""Fixtures of the wire tests: a real server, and a correct client. No misbehaving peer may disturb
+this client."""
 import numpy as np
 import pytest
 
@@ -26,7 +26,7 @@ class Honest(Worker):
         return self.push(unit, 0, wait=wait)
 
     def goes_on(self):
-        """Push once more, and check that the weights contain every push of this worker exactly
+        """Make another push, and check that the weights contain every push of this worker exactly
         once."""
         ack = self.push_next()
         assert (ack.verdict, ack.duplicate) == (pb.VERDICT_OK, False)

@@ -11,8 +11,8 @@ EPROTO = 12
 
 
 def in_parts(worker, seq, gradient, parts, chunks=None):
-    """The messages of a push in `parts` slices. All slices but the last are sent in messages before
-    the PUSH."""
+    """Returns the messages of a push in `parts` slices: a chunk for each slice but the last, and
+    then the PUSH."""
     cuts = np.array_split(gradient.astype(np.float32), parts)
     offsets = np.cumsum([0] + [len(cut) for cut in cuts])
     push = pb.Push(stamp=worker.stamp, seq=seq, chunks=parts - 1 if chunks is None else chunks)
@@ -26,7 +26,7 @@ def send(worker, messages):
 
 
 def next_one(worker):
-    """The honest worker's next push: its seq and its gradient."""
+    """The next push of the honest worker, as (seq, gradient)."""
     unit = np.zeros(SIZE, np.float32)
     unit[worker.seq % SIZE] = 1
     return worker.seq + 1, unit
@@ -67,8 +67,8 @@ def test_chunked_push_anything_in_between_makes_them_void(honest):
 
 
 def test_chunked_push_of_another_push_do_not_pass(honest):
-    """One chunk of another push, then all parts of this push: the server has four chunks instead of
-    three."""
+    """The server receives one chunk of another push, and then all parts of this push: it has four
+    chunks instead of three."""
     seq, unit = next_one(honest)
     old, new = in_parts(honest, seq, -unit, 4), in_parts(honest, seq, unit, 4)
     send(honest, old[:1] + new)

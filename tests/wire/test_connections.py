@@ -1,5 +1,5 @@
-"""Bad connections: the server reacts to a peer on that peer's connection only, and no other peer is
-disturbed.
+"""Connections that break the protocol: the server reacts only on the connection of the faulty peer,
+and other peers are not affected.
 
 The worker of the fixture `honest` pushes before and after each test on its own connections.
 """
@@ -16,8 +16,8 @@ from conftest import SIZE
 
 
 def expect_closed(endpoint, requests):
-    """Send each request as raw bytes to the port, on a connection of its own. The server must close
-    all of them."""
+    """Send each request as raw bytes to the port, each on a new connection. The server must close
+    all these connections."""
     host, port = endpoint.removeprefix("tcp://").split(":")
     sockets = [socket.create_connection((host, int(port)), timeout=10) for _ in requests]
     for s, request in zip(sockets, requests):

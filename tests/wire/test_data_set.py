@@ -1,5 +1,5 @@
-"""The data set of a run is fixed by the trained images or by --data-id, and never by the worker
-that joins first."""
+"""The first images that count, or --data-id, fix the data set of a run. The worker that joins first
+does not fix it."""
 import re
 import subprocess
 
@@ -47,8 +47,8 @@ def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
 
 
 def test_another_data_id_does_not_continue_a_run_and_gets_the_reason(programs, sets):
-    """The images on which a run was trained fix its data set. A start with another --data-id fails,
-    and its error names both fingerprints, the sizes and a remedy."""
+    """A run that has trained on images has their data set. A start of this run with another
+    --data-id fails; the error names both fingerprints, the sizes and a remedy."""
     right, wrong = sets
     server = programs.server(*SMALL)
     assert programs.worker(server.endpoint, data=right).wait(60) == 0
@@ -78,7 +78,7 @@ def test_the_refusal_names_both_and_the_remedy(programs, sets):
 @pytest.mark.parametrize("mode", ("downpour", "sync"))
 def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
     """A worker with other images does not count as a worker of the run. The server logs that it
-    waits, and why. When the run begins, the worker is refused."""
+    waits, and for what. When the run begins, the server refuses this worker."""
     right, wrong = sets
     ours, theirs = fingerprint(right), fingerprint(wrong)
     server = programs.server(*SMALL, "--mode", mode, "--min-workers", 2, directory=None)
@@ -94,8 +94,8 @@ def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
 
 
 def test_nobody_fixes_it_before_the_run_begins(programs, sets):
-    """A worker that pushes work without a grant, before all workers have joined, does not fix the
-    data set."""
+    """Before the run begins, a worker pushes work without a grant: this does not fix the data
+    set."""
     right, _ = sets
     server = programs.server(*SMALL, "--min-workers", 2)
     other = Worker(server.endpoint, data=pb.DataId(
@@ -112,7 +112,8 @@ def test_nobody_fixes_it_before_the_run_begins(programs, sets):
     (["--validate", 3], "validate"), ([], ""),
     (["--validate", 3, "--model", "norm:0.5:0.5 fc:10"], "images validate")])
 def test_a_worker_must_know_what_its_images_need(programs, options, needed):
-    """A worker that knows no validation would train on the images of the evaluation."""
+    """The server refuses a worker that lacks the feature `validation`: it would train on the images
+    that are held back for evaluations."""
     server = programs.server(*SMALL[2:], *(options if "--model" in options
                                            else [*SMALL[:2], *options]))
     worker = Worker(server.endpoint, data=pb.DataId(

@@ -1,5 +1,5 @@
-"""A worker that sends heartbeats but delivers nothing does not hold up a run. A slow link is not
-mistaken for such a worker."""
+"""A worker that sends heartbeats but delivers nothing does not hold up a run. The server does not
+take a worker on a slow link for such a worker."""
 import socket
 import threading
 import time
@@ -17,8 +17,8 @@ def data_id(directory):
 
 
 class StallingWorker:
-    """A worker that requests leases until it has a lease of the given kind. Then it keeps the lease
-    and only sends heartbeats."""
+    """A worker that requests leases until it gets a lease of the given kind. From then on it only
+    sends heartbeats."""
 
     def __init__(self, endpoint, data, kind):
         self.worker = Worker(endpoint, name="stalling", data=data_id(data))
@@ -47,7 +47,8 @@ class StallingWorker:
         self.worker.close()
 
 
-# options of the run; what the stalling worker keeps; whether the server declares it stalled
+# {case: (options of the run, the kind of lease that the worker keeps, whether the server declares
+# it stalled)}
 STALLS = {
     "warm start": (("--warm-start-updates", 50, "--first-deadline-ms", 3000), pb.GRANT_TRAIN,
                    False),
@@ -121,8 +122,8 @@ class SlowLink:
 
 
 def test_transfer_that_progresses_is_not_cut(programs, small):
-    """A message takes about five seconds, and a grant expires after two seconds. The server takes
-    no work away from the worker while the transfer progresses."""
+    """A message takes about five seconds, and the deadline of a grant is two seconds. The grant
+    does not expire while the transfer progresses."""
     server = programs.server("--model", "fc:256 fc:10", "--epochs", 1, "--first-deadline-ms", 2000,
                         "--warm-start-updates", 0, "--max-updates", 2, directory=None)
     link = SlowLink(server.endpoint, 160000)

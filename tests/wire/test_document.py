@@ -1,4 +1,4 @@
-"""WIRE.md agrees with the code: its tables are compared with the headers and the schema."""
+"""Compares the tables of WIRE.md with the headers and the schema."""
 import re
 
 import pytest
@@ -36,7 +36,7 @@ def test_messages():
 
 
 def tables():
-    """{message: [[number, name, type]]} of every table `field of X`."""
+    """The tables `field of X`, as {message: [[number, name, type]]}."""
     found = re.findall(r"^\| field of (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.M)
     return {name: [r[0].split() + [r[1]] for r in rows(body)] for name, body in found}
 

@@ -1,5 +1,5 @@
-"""At the end of a run, an observer that has requested the status before receives the last status
-without a request."""
+"""At the end of a run, the server sends the last status to each observer that has requested the
+status before."""
 import json
 
 import numpy as np
@@ -22,7 +22,8 @@ def observer(programs):
 
 
 def last_status(link):
-    """The status that comes without a request, and the code of the BYE after it."""
+    """Returns the status that the server sends without a request, and the code of the BYE after
+    it."""
     status = json.loads(link.expect("status")[1].text)
     with pytest.raises(Refused) as bye:
         link.expect("status")
@@ -47,8 +48,8 @@ def test_a_watcher_is_sent_the_last_status_and_bye(programs, observer):
 
 
 def test_a_worker_that_asks_is_not_sent_home(programs, observer):
-    """A client that has not said HELLO as an observer may be a worker that holds pushes for the
-    next term. Its status requests get no BYE."""
+    """A client without a HELLO as observer may be a worker that holds pushes for the next term. So
+    the server does not answer its status requests with BYE."""
     server = programs.server("--model", "vector:3")
     watcher, late = observer(server), observer(server)
     watcher.send(hello(role=pb.ROLE_OBSERVER))
@@ -76,8 +77,8 @@ def small_disk(tmp_path):
 
 
 def test_a_run_that_diverged_ends_though_the_disk_is_full(programs, small_disk):
-    """The server waits for space for a limited time. Then it exits, and the log says how the run
-    ended and why the server gave up."""
+    """For a limited time, the server waits for space on the disk. Then it exits, and its log says
+    how the run ended and why the server waits no longer."""
     server = programs.server("--model", "vector:8", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
     worker = Worker(server.endpoint)

@@ -35,7 +35,7 @@ def server(programs, keys):
 
 @pytest.fixture
 def known(keys):
-    """A function known("admin"): the keys of that name, with the server's public key."""
+    """A function: known("admin") returns the key pair of this name and the server's public key."""
     return lambda name: Keys(keys / f"{name}.key", keys / "server.pub")
 
 
@@ -60,8 +60,8 @@ def metric(server, name):
 
 
 def all_read(server, *workers):
-    """Wait until the server has read all messages of these workers since its start. It must have
-    read no other message."""
+    """Wait until the server has read all messages that these workers have sent. Since its start it
+    must have read no other messages."""
     sent = sum(w.bulk.sent + w.beat.sent for w in workers)
     until(lambda: metric(server, "messages_received_total") >= sent, 20 * PATIENCE, "all is read")
     assert metric(server, "messages_received_total") == sent
@@ -109,7 +109,7 @@ def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, 
     until(lambda: metric(server, "connections") == 2, 10, "the peer is gone")
 
 
-GREETING = b"\xff" + bytes(8) + b"\x7f"  # the version, mechanism, role and padding follow
+GREETING = b"\xff" + bytes(8) + b"\x7f"  # the first bytes of a ZMTP greeting; version, mechanism, role and padding follow
 GARBAGE = {
     "HTTP": lambda noise: b"GET / HTTP/1.1\r\n\r\n",
     "zeros": lambda noise: bytes(64),
@@ -133,7 +133,7 @@ def test_garbage_never_reaches_the_decoder(server, honest, kind):
     with socket.create_connection((host, int(port)), timeout=20) as s:
         s.sendall(garbage)
         try:
-            while s.recv(4096):  # reads libzmq's greeting, then the end of the connection
+            while s.recv(4096):  # read libzmq's greeting, until the server closes the connection
                 pass
         except ConnectionResetError:
             pass
@@ -142,7 +142,7 @@ def test_garbage_never_reaches_the_decoder(server, honest, kind):
 
 
 class Wire(threading.Thread):
-    """A TCP proxy that records what clients send, one stream per connection, and can change one
+    """A TCP proxy that records the bytes that clients send, for each connection, and can change one
     byte."""
 
     def __init__(self, endpoint, flip=None):
@@ -151,7 +151,7 @@ class Wire(threading.Thread):
         self.server = host, int(port)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = "tcp://127.0.0.1:%d" % self.listener.getsockname()[1]
-        self.flip = flip  # (direction, index of the byte); it is changed once
+        self.flip = flip  # (direction, index) of the byte that is changed, once
         self.streams = []
         self.start()
 
@@ -218,7 +218,7 @@ def test_recorded_traffic_played_again_says_nothing(server, honest, known):
 
 
 def test_no_plain_byte_on_the_wire(server, honest, known):
-    """Text that every HELLO and every such push contains must not occur in the traffic."""
+    """Text that a HELLO or a push contains must not occur in the encrypted traffic."""
     wire = Wire(server.endpoint)
     worker = Worker(wire.endpoint, name="plainname", keys=known("second"))
     worker.push(np.append(np.full(63, 12345, np.float32), np.float32(np.nan)), 0)
@@ -232,7 +232,7 @@ def test_no_plain_byte_on_the_wire(server, honest, known):
 # ---- roles
 
 def one_of(name, stamp):
-    """A message with that name. If messages of that name have a stamp, it gets `stamp`."""
+    """Returns a message with this name, and with `stamp` if such messages have a stamp."""
     return {"HELLO with ROLE_OBSERVER": pb.Hello(protocol=PROTOCOL, role=pb.ROLE_OBSERVER),
             "HELLO with ROLE_WORKER": hello(), "STATUS": pb.Status(),
             "PULL": pb.Pull(stamp=stamp, request=1, which=pb.WEIGHTS_CURRENT),
@@ -259,7 +259,7 @@ def test_keys_table(server, honest, known, role):
         for name in names + ["ADMIN_LOG_LEVEL"] * ("ADMIN" in names):
             link = Link(server.endpoint, known("second" if role == "worker" else role))
             link.send(one_of(name, stamp))
-            # HELLO, RESULT and BEAT of a worker may have no reply, so a STATUS follows
+            # HELLO, RESULT and BEAT of a worker may get no reply, so send a STATUS after them
             link.send(pb.Status())
             codes = set()
             while True:

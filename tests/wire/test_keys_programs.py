@@ -1,4 +1,4 @@
-"""Keys: what the programs print about them, and the places in which a secret must never occur."""
+"""What the programs print about keys, and the places in which a secret key must never occur."""
 import os
 import resource
 import signal
@@ -40,8 +40,8 @@ def test_a_bind_to_the_network_needs_a_key(programs, keys):
 
 
 def test_secrets_stay_out_of_logs_arguments_and_cores(programs, keys, data):
-    """No secret occurs in the log at level debug, in /proc, or in the memory that a core file would
-    have."""
+    """No secret key occurs in the log at level debug, in /proc, or in the memory that a core file
+    would contain."""
     server = programs.server("--model", "seed:1", "--epochs", 1, "--log-level", "debug", "--key",
                         keys / "server.key", directory=None)
     worker = programs.worker(server.endpoint, "--key", keys / "worker.key", "--log-level", "debug")
@@ -85,8 +85,8 @@ def test_no_core_is_left(programs, keys, tmp_path):
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
 def test_ledger_with_keys_through_kills(programs, keys, durability):
-    """Kills of server and worker under CURVE: each push is applied exactly once. The write-ahead
-    log contains the names of the workers."""
+    """The server and a worker, which use keys, are killed: each push is applied exactly once. The
+    write-ahead log contains the names of the workers."""
     pushes, options = 400, ("--key", keys / "server.key", "--durability", durability, *RUN)
     server = programs.server("--model", f"vector:{2 * pushes}", *options)
     fleet = [programs.ledger_worker(server.endpoint, i, pushes, 0, 8, keys / f"{k}.key")

@@ -1,5 +1,5 @@
-"""Host, pid and address of a worker: every view shows them, their length is bounded, and they have
-no effect on decisions."""
+"""Host, pid and address of a worker: every view shows them, their length is bounded, and no
+decision of the server depends on them."""
 import os
 import pty
 import re
@@ -62,7 +62,8 @@ def test_status_metrics_and_log_have_the_label(server):
 
 
 def keys_with_an_at_sign(programs):
-    """Keys whose text in Z85 has an @, the character that also separates name and key."""
+    """Keys whose Z85 text contains @. The same character separates the name and the key of a
+    worker."""
     for i in range(300):
         keys = programs.keygen(directory=f"keys{i}")
         listed = (keys / "authorized_keys").read_text()
@@ -73,8 +74,8 @@ def keys_with_an_at_sign(programs):
 
 @pytest.mark.parametrize("keys_of", [lambda programs: programs.keygen(), keys_with_an_at_sign])
 def test_the_address_of_a_worker_with_a_key(programs, keys_of):
-    """The server appends the key to the worker's name, so it encodes HELLO anew. The address must
-    survive this."""
+    """The server appends the key to the worker's name and encodes the HELLO again. The address must
+    not be lost."""
     keys = keys_of(programs)
     server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     worker = Worker(server.endpoint, "job7", host="a", pid=1,
@@ -101,8 +102,8 @@ def test_a_label_is_bounded_and_printable(server):
 
 
 def test_a_label_never_fences(server):
-    """Two processes with the same label are two workers. A process whose label changes after a lost
-    connection is still the same worker."""
+    """Two processes with the same label are two workers. A process that has another label after a
+    lost connection is still the same worker."""
     a, b = (Worker(server.endpoint, host="same", pid=7) for _ in range(2))
     assert a.stamp.worker != b.stamp.worker
     assert push(a) == push(b, 1) == pb.VERDICT_OK
@@ -118,7 +119,7 @@ def test_a_label_never_fences(server):
 
 
 def test_each_fenced_process_of_a_name_gets_its_own_host(server):
-    """Six processes with the same --name, as when all tasks of a Slurm job have one command
+    """Six processes have the same --name, as in a Slurm job whose tasks all run the same command
     line."""
     fleet = [Worker(server.endpoint, "job7", host=f"node-{i}", pid=100 + i) for i in range(6)]
     last = fleet.pop()
@@ -154,8 +155,8 @@ def test_labels_come_back_after_a_restart(programs):
 
 
 def test_after_a_restart_the_newer_process_may_be_first(programs):
-    """The older process's HELLO is refused, but its label is used. Hosts that differ only in the
-    last characters are distinguished."""
+    """The server refuses the HELLO of the older process, but shows its label. Hosts whose names
+    differ only in the last characters are different hosts."""
     server = programs.server(*LEDGER, "--recovery-ms", 0)
     hosts = ["node-of-a-cluster-with-long-names-" + which for which in ("a", "b")]
     older = Worker(server.endpoint, "job7", host=hosts[0], pid=1)
@@ -174,7 +175,7 @@ def test_after_a_restart_the_newer_process_may_be_first(programs):
 # ---- cnn-ctl top
 
 def top(server, columns, rows):
-    """The screen of cnn-ctl top on a terminal of this size, as lines."""
+    """The lines of the screen of cnn-ctl top, on a terminal of this size."""
     master, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     ctl = subprocess.Popen(command("cnn-ctl", "--server", server.endpoint, "top"), stdin=terminal,

@@ -1,10 +1,10 @@
-"""The server's L-BFGS (mode sandblaster) against SciPy's on convex problems, with the same start,
-objective and length of history.
+"""Compares the server's L-BFGS (mode sandblaster) with that of SciPy, on convex problems, with the
+same start, objective and length of history.
 
 The model is softmax regression (`fc:10`). The label of each image is random, so no weights fit
 all labels. The cross-entropy is therefore convex with a minimum at finite weights. The worker is
-the one in Python. Its gradients are those of the objective, and it records every point at which
-the server requests a gradient.
+the Python worker of the wire tests. It computes the gradients of the objective, and records every
+point at which the server requests a gradient.
 """
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ from support import idx
 from test_training import EDONE, DataSet, SoftmaxRegression
 from test_wire_modes import IndependentWorker
 
-HISTORY = 20  # pairs; also the server's default
+HISTORY = 20  # number of pairs; also the server's default
 STEPS = 70
-NEAR = 1e-5  # how near the server must come to the minimum, relative to the loss at the start
-# Both programs evaluate more points than they take steps. SciPy's line search accepts more points
-# (Wolfe 0.9, not 0.5) and interpolates, while the server's doubles and halves the step. Measured:
-# 1.2 to 1.4 times SciPy's number of evaluations.
+NEAR = 1e-5  # the maximum distance from the minimum, relative to the loss at the start
+# The maximum number of the server's evaluations, relative to SciPy's. Both evaluate several points
+# in a step. SciPy's line search accepts more points (Wolfe 0.9 instead of 0.5) and interpolates,
+# while the server's line search doubles and halves the step. Measured: 1.2 to 1.4.
 TIMES = 1.5
 
 
@@ -38,7 +38,7 @@ def make_data(directory, seed, images=500, pixels=6):
 
 
 class Exact(SoftmaxRegression):
-    """Softmax regression in double precision."""
+    """The objective: softmax regression in double precision."""
 
     def __init__(self, images, labels):
         super().__init__(images, labels)

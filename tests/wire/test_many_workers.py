@@ -1,4 +1,4 @@
-"""The status of more workers than one message has room for."""
+"""A status with more workers than fit into one message."""
 import json
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from client import Worker
 
 WORKERS = 200
-HELLOS_PER_SECOND = 40  # a server answers 50, and a worker repeats the others
+HELLOS_PER_SECOND = 40  # below the limit of 50, above which a worker must repeat its HELLO
 
 
 @pytest.fixture

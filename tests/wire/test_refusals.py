@@ -1,5 +1,4 @@
-"""Everything that a client can do wrong gets the reply that WIRE.md specifies, and no other client
-is disturbed.
+"""Every error of a client gets the reply that WIRE.md specifies, and no other client is affected.
 
 The worker of the fixture `honest` pushes before and after each test on its own connections.
 """
@@ -76,7 +75,7 @@ def test_strict_headers_control_characters_in_a_name(link):
 
 @pytest.fixture
 def roomy(programs):
-    """A server with a large model, so that its largest frame is larger than WIRE_MAX_HEADER."""
+    """A server whose model is so large that its largest valid frame exceeds WIRE_MAX_HEADER."""
     server = programs.server("--model", "vector:20000", *PLAIN, directory=None)
     worker, link = Honest(server.endpoint), Link(server.endpoint)
     yield server, link
@@ -86,8 +85,8 @@ def roomy(programs):
 
 
 def test_strict_headers_amplifying(roomy):
-    """Headers of 64 KiB that would need far more memory when decoded: fields of two bytes, empty
-    slices, nested messages. The server refuses them and keeps no memory."""
+    """Headers of 64 KiB that need far more memory when they are decoded: fields of two bytes, empty
+    slices, nested messages. The server refuses them, and its memory does not grow."""
     server, link = roomy
     before = rss(server)
     for _ in range(300):
@@ -144,7 +143,7 @@ BAD_SLICES = {
 @pytest.mark.parametrize("fields", BAD_SLICES.values(), ids=BAD_SLICES)
 def test_frames_bad_slice(other, fields):
     assert refusal(other.bulk, *push_of(other, **fields)).code == EPROTO
-    # the same seq, which this push uses up
+    # the seq is still unused: this push uses it up
     assert other.push(ONE * np.nan, 0).verdict == pb.VERDICT_REJECTED
 
 
@@ -223,7 +222,7 @@ def test_session_an_old_hello_is_ignored(link, honest):
     """The last_seq of this HELLO is smaller than the server's, because the network delayed the
     HELLO."""
     link.send(hello(resume=honest.stamp, last_seq=honest.seq - 1))
-    # the reply to this message, so there was no reply before
+    # the first reply is to this message, so the HELLO got no reply
     assert code(link, pb.Pull(which=0)) == EPROTO
 
 
@@ -301,7 +300,7 @@ def test_exactly_once_a_push_that_asks_gets_the_weights_after_it(honest, other):
     ack, weights, version = honest.push_pull(unit, 0)
     assert (ack.verdict, version, weights[honest.seq - 1]) == (pb.VERDICT_OK, honest.seq, -1)
     honest.kept[honest.seq] = [pb.Push(pull=77), [(0, unit)], None]
-    # the same push again, as after a lost reply: it is not applied again, but it gets a reply
+    # the same push again, as after a lost reply: the server answers, but does not apply it again
     honest.send_push(honest.seq)
     last, same = honest.wait("ack", "params")
     # one message has the ACK and the weights

@@ -23,7 +23,7 @@ class DataSet:
 
 
 def softmax_loss(scores, labels):
-    """(loss of each image, derivative by the scores)."""
+    """Returns (loss of each image, its derivative with respect to the scores)."""
     e = np.exp(scores - scores.max(1, keepdims=True))
     p = e / e.sum(1, keepdims=True)
     rows = np.arange(len(labels))
@@ -43,13 +43,13 @@ class SoftmaxRegression:
         return self.x[rows] @ w[:7840].reshape(10, 784).T + w[7840:]
 
     def gradient(self, w, rows):
-        """(mean loss, mean gradient) of these images."""
+        """Returns (mean loss, mean gradient) of these images."""
         loss, d = softmax_loss(self.scores(w, rows), self.y[rows])
         d /= len(rows)
         return loss.mean(), np.concatenate([(d.T @ self.x[rows]).ravel(), d.sum(0)])
 
     def evaluate(self, w, rows):
-        """(number of correct answers, sum of the losses)."""
+        """Returns (number of correct answers, sum of the losses)."""
         scores = self.scores(w, rows)
         loss, _ = softmax_loss(scores, self.y[rows])
         return int((scores.argmax(1) == self.y[rows]).sum()), float(loss.sum())
@@ -115,7 +115,8 @@ def load(data, images):
 
 
 def is_mnist(data_set):
-    """MNIST's digits are easier than Fashion-MNIST's clothes, so the bounds differ."""
+    """True for MNIST, whose digits are easier than the clothes of Fashion-MNIST, so that the bounds
+    differ."""
     return data_set.id.xxh3 == 0x90DFC56C5135FD65
 
 
@@ -234,7 +235,8 @@ def test_leases_the_same_request_gets_the_same_grant(programs, few):
 
 
 def test_leases_give_back_what_is_undone(programs, few):
-    """The only worker pushes nothing, so the server grants it all batches again and again."""
+    """The only worker requests leases and pushes nothing, so the server grants it the batches
+    again."""
     server, a = leased(programs, few, "--lease-batches", 4)
     assert [a.lease().work.count > 0 for _ in range(20)] == [True] * 20
     a.close()
@@ -261,7 +263,7 @@ def test_evaluation_results_that_make_no_sense(programs, few):
 
 def test_data_set_fingerprint(programs, few):
     server, a = leased(programs, few)
-    # this push fixes the data set
+    # the first push fixes the data set
     a.lease()
     assert a.push(ZERO, 0, pb.Work(first=0, count=1), 500).verdict == pb.VERDICT_OK
     wrong = pb.DataId()

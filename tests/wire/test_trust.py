@@ -14,7 +14,8 @@ EAUTH, EFULL = 11, 17
 
 
 def test_trust_a_run_is_not_forged_by_pushes_and_results(programs, few):
-    """Empty pushes of all batches and results of all portions, without a grant: nothing counts."""
+    """A worker sends pushes of all batches and results of all portions without a grant: none of
+    them counts."""
     server, honest = leased(programs, few, "--min-workers", 2)
     forger = Worker(server.endpoint, data=few.id)
     granted = honest.lease()
@@ -36,14 +37,15 @@ def test_trust_a_run_is_not_forged_by_pushes_and_results(programs, few):
         count = min(size, few.id.n_test - first)
         forger.bulk.send(pb.Result(stamp=forger.stamp, eval_id=granted.eval_id, eval_first=first,
                                    eval_count=count, correct=count, loss_sum=0))
-    forger.pull()  # every RESULT before it was handled
+    forger.pull()  # the reply shows that the server has handled every RESULT before
     assert server.status()["epoch_records"][0]["accuracy"] is None
     for w in (honest, forger):
         w.close()
 
 
 def test_trust_a_claimed_verdict_switches_no_rule_off(programs):
-    """VERDICT_OK on pushes that were never sent before, and a version of the far future."""
+    """A worker claims VERDICT_OK for pushes that it never sent before, with a version of the far
+    future. All rules still apply to these pushes."""
     server = programs.server("--model", "vector:64", "--max-staleness", 2, "--optimizer", "sgd",
                         directory=None)
     worker = Honest(server.endpoint)
@@ -61,7 +63,8 @@ def test_trust_a_claimed_verdict_switches_no_rule_off(programs):
 
 
 def test_trust_a_session_is_not_stolen_after_a_restart(programs, keys):
-    """The thief has a worker's key and knows the stamp of the victim."""
+    """A worker with a key of its own knows the stamp of another worker, but cannot take over its
+    session."""
     options = *LEDGER, "--key", keys / "server.key"
     server = programs.server(*options)
     public = keys / "server.pub"
@@ -97,7 +100,8 @@ def test_trust_a_key_has_its_share_of_the_slots(programs, keys):
 
 
 def test_trust_floods_of_one_key_lock_nobody_out(programs, keys):
-    """HELLO and STATUS in a loop for 3 s. Another key's worker joins and pushes meanwhile."""
+    """A peer sends HELLO and STATUS in a loop for 3 s. Meanwhile a worker with another key can join
+    and push."""
     server = programs.server(*LEDGER, "--key", keys / "server.key", "--max-workers", 50)
     public = keys / "server.pub"
     flood = Link(server.endpoint, Keys(keys / "worker.key", public))
@@ -132,7 +136,7 @@ def test_trust_a_revoked_key_loses_its_connections(programs, keys):
     server.signal(SIGHUP)
     server.line("auth list_read")
     sent, end = 0, time.monotonic() + 10
-    while sent < 20000 and time.monotonic() < end:  # a closed connection takes no more
+    while sent < 20000 and time.monotonic() < end:  # until the server has closed the connection
         sent += revoked.bulk.try_send(pb.Beat(stamp=revoked.stamp))
     assert sent < 20000
     assert Worker(server.endpoint, keys=Keys(keys / "worker.key", public)).pull()[1] == 1

@@ -1,4 +1,5 @@
-"""Peers of other versions behave as WIRE.md's "Versions" says. The builds here have other schemas.
+"""Programs of different protocol versions work together as WIRE.md, "Versions", says. The tests use
+builds with other schemas:
 
 `newer` has the next protocol version: one more field in every message. `older` lacks two fields
 of HELLO. `six` is version 6, that of release 0.2.0, without the codes of grants and decisions.
@@ -76,8 +77,8 @@ def test_versions_unknown_fields_are_skipped(link, honest):
 
 
 def test_versions_unknown_fields_within_the_budget(programs):
-    """A server whose port accepts frames of 64 KiB refuses a frame whose unknown fields would need
-    too much memory."""
+    """The server accepts frames of 64 KiB, but refuses a frame whose unknown fields would need too
+    much memory."""
     link = Link(programs.server("--model", "vector:20000", directory=None).endpoint)
     link.send_frames([extended(pb.Status(), field(99, bytes(50000)))])
     assert link.expect("status")[1].reply
@@ -108,7 +109,8 @@ def test_versions_one_apart(programs, program, speaks):
 
 
 def test_versions_a_worker_of_version_6_is_refused(link, honest):
-    """A new process and one that resumes, whatever version it supports besides."""
+    """The server refuses a new worker of version 6 and a worker that resumes, whatever other
+    versions they support."""
     for fields in ({}, {"resume": honest.stamp}, {"oldest_protocol": 5}):
         link.send(hello(protocol=6, **fields))
         with pytest.raises(Refused, match=NO_CODES) as refused:
@@ -117,9 +119,9 @@ def test_versions_a_worker_of_version_6_is_refused(link, honest):
 
 
 def test_versions_a_run_of_version_6_is_upgraded(programs, small):
-    """The server of version 6 is killed and one of today takes its place. The worker of version 6
-    could not prove what was decided on its pushes: it ends instead of losing them one by one. The
-    worker of today, which the server of version 6 served, trains on to the end."""
+    """A server of version 6 is killed, and a server of this build takes its place. The worker of
+    version 6 could not prove the decisions on its pushes, so it exits, instead of losing the pushes
+    one by one. A worker of this build, which the old server served, too, trains on to the end."""
     many = ("--model", "fc:10", "--epochs", 40, "--batch-size", 50, "--checkpoint-ms", 100,
             "--recovery-ms", 500)
     ps = programs.server(*many, "--min-workers", 2, program="variants/six/cnn-ps")

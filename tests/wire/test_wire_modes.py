@@ -1,5 +1,5 @@
-"""`Modes` of WIRE.md in an independent implementation: a Python worker alone with a server must end
-at the same weights as cnn-worker alone with a server."""
+"""An independent implementation of WIRE.md, "Modes": a run with one Python worker must end with the
+same weights as a run with one cnn-worker."""
 import numpy as np
 import pytest
 
@@ -9,7 +9,7 @@ from test_training import EDONE, DataSet, SoftmaxRegression, Trainer
 
 
 class IndependentWorker(Trainer):
-    """A worker that follows `Modes` of WIRE.md for each mode."""
+    """A Python worker for every mode, as WIRE.md, "Modes", specifies it."""
 
     own = None  # the worker's own weights in easgd
     velocity = 0
@@ -21,8 +21,7 @@ class IndependentWorker(Trainer):
         return gradient
 
     def push_batches(self, gradient, version, epoch, end):
-        """Send a PUSH for the batches since the last push. `end` is the batch after the newest
-        one."""
+        """Send a PUSH for the batches since the last push, up to but not including batch `end`."""
         images = sum(n for n, _ in self.seen)
         loss = sum(n * loss for n, loss in self.seen) / images
         work = pb.Work(epoch=epoch, first=end - len(self.seen), count=len(self.seen))
@@ -125,8 +124,8 @@ def test_modes(programs, few, mode):
 
 
 def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few):
-    """`base_term`: a gradient at the right version of another term is rejected with
-    REJECT_STALE."""
+    """The server rejects a gradient with REJECT_STALE if its base_term is another term, even if its
+    base_version is right."""
     server = programs.server(*RUN, *MODES["sync"], directory=None)
     worker = Worker(server.endpoint, data=few[1].id)
     grant = worker.lease()
@@ -142,8 +141,8 @@ def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few
 
 
 def test_modes_a_step_that_answers_nobody_is_flushed(programs, few):
-    """`Errors`: the server sends no notice about its disk unless replies wait for the disk. The
-    step ends because the second worker falls silent, and causes no reply."""
+    """A step ends because the second worker falls silent, which causes no reply. The server writes
+    it to the disk at once, and sends no notice that it waits for the disk (WIRE.md, "Errors")."""
     server = programs.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms",
                         60000, "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300,
                         "--dead-ms", 60000)

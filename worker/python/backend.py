@@ -1,7 +1,8 @@
-"""The build backend of the wheel (PEP 517): the Python files, libcnnps, cnn-ps and cnn-ctl.
+"""The build backend of the wheel (PEP 517). The wheel contains the Python files, libcnnps, cnn-ps
+and cnn-ctl.
 
-It needs no package. make builds the programs; deploy/wheel.sh bundles the libraries that they need.
-Equal sources give equal bytes.
+The backend needs no other Python package. It runs make to build the library and the programs;
+deploy/wheel.sh adds the shared libraries that they need. Equal sources give equal bytes.
 """
 import base64
 import hashlib
@@ -34,7 +35,7 @@ def metadata():
 
 
 def files():
-    """Name in the wheel, content and mode of every file but RECORD."""
+    """Yields (name in the wheel, content, mode) of every file except RECORD."""
     info = f"cnnps-{version()}.dist-info"
     for path in sorted((HERE / "cnnps").glob("**/*")):
         if path.suffix == ".py" or path.name == "py.typed":

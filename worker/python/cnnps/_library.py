@@ -1,6 +1,6 @@
 """libcnnps through ctypes: the structs and functions of <cnnps.h>.
 
-ctypes releases the GIL during each call. Callbacks of the library take it.
+ctypes releases the GIL during each call, and acquires it for each callback.
 """
 import ctypes
 import os
@@ -104,7 +104,8 @@ _FUNCTIONS = {
 
 
 def _path() -> str:
-    """The library of CNNPS_LIBRARY, of the wheel, of the source tree, or of the system."""
+    """The path of libcnnps: in $CNNPS_LIBRARY, in the wheel, in the source tree, or its name only,
+    for the search of the system."""
     here = Path(__file__).resolve()
     places = [Path(os.environ.get("CNNPS_LIBRARY", "")), here.parent / "lib" / "libcnnps.so.0",
               here.parents[3] / "build" / "release" / "libcnnps.so.0"]
@@ -112,7 +113,7 @@ def _path() -> str:
 
 
 class _Library:
-    """The functions of libcnnps without their prefix."""
+    """The functions of libcnnps, named without the prefix `cnnps_`."""
 
     def __init__(self) -> None:
         try:

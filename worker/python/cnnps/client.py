@@ -1,7 +1,7 @@
 """A connection to a cnn-ps server: leases, pulls and pushes.
 
-A Client wraps one connection of libcnnps. Every wait releases the GIL, and Ctrl-C ends it with
-KeyboardInterrupt. After that the connection ends: connect again to go on.
+A Client wraps one connection of libcnnps. Every wait releases the GIL, and Ctrl-C ends the wait
+with KeyboardInterrupt. After that the connection cannot be used: connect again to continue.
 """
 import atexit
 import ctypes
@@ -31,9 +31,9 @@ _STATUS_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Data:
-    """The data set of a worker. `xxh3` is any number that all workers of the run agree on and that
-    other data sets do not have. rows, cols, channels and classes are those of images, if there are
-    any."""
+    """The data set of a worker. `xxh3` is a fingerprint: all workers of the run have the same
+    number, and other data sets have another one. rows, cols, channels and classes describe images;
+    they are 0 for other samples."""
 
     n_train: int
     n_test: int = 1
@@ -45,7 +45,7 @@ class Data:
 
 
 class Info(NamedTuple):
-    """The run and this worker's place in it."""
+    """The options of the run, and the worker slot of this process."""
 
     model: str
     n_params: int
@@ -65,8 +65,9 @@ class Info(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """What became of the pushes of a connection, and where the time of the program went, in
-    microseconds: outside of cnnps, waiting for weights, for a push and for a lease, and copies."""
+    """Counters of the pushes of a connection, and how the program spent its time, in microseconds:
+    outside of cnnps (compute_us), waiting for weights, pushes and leases (weights_us, push_us,
+    lease_us), and making checksums and copies (copy_us)."""
 
     pushed: int
     acked: int
@@ -85,7 +86,8 @@ class Stats(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive batches of an epoch. `indices` are the numbers of their samples."""
+    """One batch or several consecutive batches of an epoch. `indices` are the numbers of the
+    samples."""
 
     epoch: int
     first: int
@@ -97,7 +99,8 @@ class Batch:
 
 
 class Lease:
-    """Work that the server grants: batches of an epoch, or test samples."""
+    """Work that the server grants: `count` batches of an epoch from batch `first` on, or `count`
+    test samples from sample `first` on."""
 
     def __init__(self, client: "Client", raw: c.Lease) -> None:
         self._client, self._raw = client, raw
@@ -116,7 +119,7 @@ class Lease:
             yield self._client.batch(self.epoch, b)
 
     def whole(self) -> Batch:
-        """All batches of a training lease as one."""
+        """All batches of a training lease as one Batch."""
         return self._client.batch(self.epoch, self.first, self.count)
 
     def __repr__(self) -> str:
@@ -125,8 +128,8 @@ class Lease:
 
 
 class _Memory:
-    """Memory for the library's gradients. numpy owns it, so an array that outlives its connection
-    stays valid."""
+    """Memory for the gradients of libcnnps. numpy owns the memory, so an array that outlives its
+    connection stays valid."""
 
     def __init__(self) -> None:
         self.slabs: Dict[int, NDArray[np.uint8]] = {}
@@ -155,7 +158,8 @@ class _Memory:
 
 
 def _as_vector(values: Any) -> Vector:
-    """The values as flat float32, without a copy if they are that already. Torch tensors too."""
+    """The values of an array or a torch tensor as a flat float32 array. Copies them only if they
+    are not contiguous float32 values in CPU memory."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     array = np.asarray(values)
@@ -165,7 +169,8 @@ def _as_vector(values: Any) -> Vector:
 
 
 def _as_target(into: Any, n: int) -> Vector:
-    """Memory that receives n values: it must be used as it is."""
+    """`into` as a flat array of n values that shares its memory. Raises UsageError if `into` cannot
+    receive n values without a copy."""
     array = into.detach().numpy() if hasattr(into, "detach") else into
     if (not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.size != n
             or not array.flags.c_contiguous or not array.flags.writeable):
@@ -181,7 +186,7 @@ _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 class Client:
-    """See connect(). One thread at a time calls the library; others wait."""
+    """A connection, which connect() makes. One thread at a time calls the library; others wait."""
 
     def __init__(self, server: str, *, data: Optional[Data] = None, name: Optional[str] = None,
                  key: Optional[str] = None, server_key: Optional[str] = None,
@@ -195,13 +200,13 @@ class Client:
         self._memory = _Memory()
         self._order: Tuple[int, Optional[NDArray[np.int64]]] = (-1, None)
         self._data = data
-        self.version = 0  # of the newest pull
+        self.version = 0  # version, term and elastic are those of the newest pull
         self.term = 0
         self.elastic = 0.0
         level = _LEVELS.index(max(
             (x for x in _LEVELS if _log.isEnabledFor(x)), key=_LEVELS.index, default=_LEVELS[0]))
-        # The library calls these until close(), so they live as long as this object. The first is
-        # a function of the interpreter: it sees a Ctrl-C before any Python code handles it.
+        # The library calls these functions until close(), so this object keeps them alive. The
+        # first is a C function of the interpreter, which detects Ctrl-C while no Python code runs.
         self._callbacks = (
             c.Stop(ctypes.pythonapi.PyOS_InterruptOccurred),
             c.Report(lambda _, line: _log.warning("%s", line.decode(errors="replace"))),
@@ -254,8 +259,8 @@ class Client:
                 self._raise(status)
 
     def close(self) -> None:
-        """Wait up to 5 s for decisions, say goodbye and free the connection. In a child process of
-        the one that connected, only forget it."""
+        """Wait up to 5 s for the server's decisions on pushes, leave the run and free the
+        connection. Does nothing in a forked child of the process that connected."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -267,7 +272,8 @@ class Client:
 
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
                  trace: Optional[TracebackType]) -> bool:
-        """The end of training ends the block, whichever call meets it."""
+        """Close the connection. If any call in the `with` block raises Done, the block ends without
+        an error."""
         self.close()
         return kind is not None and issubclass(kind, Done)
 
@@ -277,16 +283,16 @@ class Client:
     # ---- training --------------------------------------------------------------------------------
 
     def lease(self) -> Lease:
-        """Wait for work. Returns the unfinished part of the previous lease. Raises Done at the end
-        of training."""
+        """Wait for work, and give the unfinished part of the previous lease back to the server.
+        Returns the new lease. Raises Done at the end of training."""
         raw = c.Lease(size=ctypes.sizeof(c.Lease))
         self._call("lease", ctypes.byref(raw))
         return Lease(self, raw)
 
     def leases(self, progress: bool = False) -> Iterator[Lease]:
-        """Leases until training is done: each sample is in exactly one batch per epoch that counts,
-        whatever crashes. The caller pushes the batches of training leases, and answers each
-        evaluation lease with result(). progress: show a bar of the whole run with tqdm."""
+        """Yields leases until training is done. The caller pushes the batches of each training
+        lease, and answers each evaluation lease with result(). Then each sample counts exactly once
+        per epoch, whatever crashes. progress: show a progress bar of the run with tqdm."""
         with Progress(self, progress) as bar:
             while True:
                 try:
@@ -297,7 +303,7 @@ class Client:
                 bar.update()
 
     def batch(self, epoch: int, first: int, count: int = 1) -> Batch:
-        """Batches of an epoch, with the numbers of their samples."""
+        """`count` batches of an epoch from batch `first` on, with the numbers of their samples."""
         if self._data is None:
             raise UsageError("connect(..., data=cnnps.Data(...)) tells the number of samples")
         size, n = self.info.batch, self._data.n_train
@@ -316,8 +322,8 @@ class Client:
         self.version, self.term, self.elastic = raw.version, raw.term, raw.elastic
 
     def pull(self, into: Any = None) -> Vector:
-        """The newest weights. `into`: n_params float32 values of numpy or torch (CPU) that receive
-        them; None: a new array."""
+        """Returns the newest weights, in the memory of `into`: a numpy array or torch CPU tensor of
+        n_params float32 values. None: in a new array."""
         target = self._target(into)
         self._pulled(self._pull(0, target))
         return target
@@ -327,8 +333,8 @@ class Client:
         self._pull(c.PULL_START, None)
 
     def pull_eval(self, into: Any = None) -> Vector:
-        """The weights that an evaluation lease evaluates. Raises AgainError if other workers have
-        completed this evaluation: go on with the next lease."""
+        """Like pull(), but returns the weights that the current evaluation lease evaluates. Raises
+        AgainError if other workers have completed this evaluation: continue with the next lease."""
         target = self._target(into)
         self._pull(c.PULL_EVAL, target)
         return target
@@ -338,9 +344,9 @@ class Client:
         return np.empty(n, np.float32) if into is None else _as_target(into, n)
 
     def gradient(self) -> Vector:
-        """A buffer of n_params values for the next gradient. push() sends it without a copy and
-        owns it from then on: call gradient() again for the next one. It contains zeros or an
-        earlier gradient."""
+        """A buffer of n_params values for the next gradient. It contains zeros or an earlier
+        gradient. push() sends the buffer without a copy and owns it from then on: call gradient()
+        again for the next push."""
         with self._lock:
             self._check()
             address = lib.gradient(self._handle)
@@ -350,10 +356,10 @@ class Client:
 
     def push(self, gradient: Any, batch: Optional[Batch] = None, loss: float = 0.0, *,
              version: Optional[int] = None, offset: int = 0, then: Any = None) -> None:
-        """Push a gradient: float32 values of numpy or torch, all n_params, or fewer from `offset`
-        on. batch: the batches that it covers, with `loss` as the mean over their samples. version:
-        of the weights at which it was computed; None: those of the newest pull. then: as pull(then)
-        after the push, in the same round trip."""
+        """Push a gradient: a numpy array or torch tensor of n_params values, or fewer for the
+        parameters from `offset` on. batch: the batches of the gradient; `loss` is the mean over
+        their samples. version: the version of the weights at which the gradient was computed; None:
+        that of the newest pull. then: pull(then) after the push, in the same round trip."""
         values = _as_vector(gradient)
         target = None if then is None else self._target(then)
         raw = c.Push(size=ctypes.sizeof(c.Push), gradient=values.ctypes.data, offset=offset,
@@ -370,15 +376,16 @@ class Client:
 
     def result(self, lease: Lease, correct: int, loss_sum: float,
                metric_sums: Sequence[float] = ()) -> None:
-        """Answer an evaluation lease: correct answers, the sum of the losses of its samples, and
-        the sums of the metrics besides accuracy, in the order of `metrics`."""
+        """Answer an evaluation lease with sums over its samples: the number of correct answers, the
+        sum of the losses, and the sums of all metrics except accuracy, in the order of the option
+        `metrics` of connect()."""
         raw = c.Evaluation(size=ctypes.sizeof(c.Evaluation), correct=correct, loss_sum=loss_sum)
         raw.metric_sum[:len(metric_sums)] = metric_sums
         self._call("result", ctypes.byref(lease._raw), ctypes.byref(raw))
 
     def flush(self, durable: bool = True, timeout: float = 60) -> bool:
-        """Wait until every push is decided (durable: and on the server's disk). False: not all are
-        after `timeout` seconds."""
+        """Wait until the server has decided on every push (durable: and has stored it on disk).
+        Returns False if this takes more than `timeout` seconds."""
         try:
             self._call("flush", int(durable), int(timeout * 1000))
         except AgainError:
@@ -388,26 +395,27 @@ class Client:
     # ---- observing -------------------------------------------------------------------------------
 
     def alive(self) -> None:
-        """Report progress, if other calls may be more than batch_timeout apart. Any thread."""
+        """Report progress. Needed only if other calls may be more than batch_timeout apart. Any
+        thread may call it."""
         self._check()
         lib.alive(self._handle)
 
     def stats(self) -> Stats:
-        """Counters since the connection was made. Any thread."""
+        """Counters since the connection was made. Any thread may call it."""
         self._check()
         raw = c.Stats(size=ctypes.sizeof(c.Stats))
         lib.stats(self._handle, ctypes.byref(raw))
         return Stats(*(getattr(raw, f) for f in Stats._fields))
 
     def status(self) -> Dict[str, Any]:
-        """The server's status."""
+        """The status of the server, with the fields of `cnn-ctl status`."""
         text = ctypes.create_string_buffer(_STATUS_BYTES)
         self._call("status", text, _STATUS_BYTES)
         found: Dict[str, Any] = json.loads(text.value)
         return found
 
     def checkpoint(self) -> int:
-        """Make the server write a checkpoint. Returns its generation."""
+        """Make the server write a checkpoint. Returns the generation of the checkpoint."""
         generation = ctypes.c_uint64()
         self._call("checkpoint", ctypes.byref(generation))
         return generation.value
@@ -419,26 +427,27 @@ class Client:
 
 @atexit.register
 def _close_all() -> None:
-    """The library's threads call Python code, so they end before the interpreter does."""
+    """Close all connections when the interpreter exits: the threads of libcnnps call Python code,
+    so they must end first."""
     clients: List[Client] = list(_clients)
     for client in clients:
         client.close()
 
 
 def metric_names(metrics: Sequence[str]) -> str:
-    """The value of --metrics."""
+    """These metrics as the value of --metrics."""
     return ",".join(metrics) or "none"
 
 
 def connect(server: str = "", **options: Any) -> Client:
-    """Connect to a cnn-ps as a worker, and wait until it accepts. A context manager.
+    """Connect to a cnn-ps server as a worker, and wait until the server accepts. The Client is a
+    context manager.
 
-    server: "tcp://127.0.0.1:5555"; empty: the one of $CNN_SERVER, which cnnps.run sets, else the
-    default address. The other options are those of Client: data (a Data, for a run with epochs),
-    name (a worker with the same name gets the same slot again), key and server_key (files of
-    cnn-ctl keygen), observer=True (only pulls and status), metrics (what an evaluation reports
-    besides the loss, as --metrics of the server), lane ("auto", "tcp" or "shm", as --lane of
-    cnn-worker), and times in seconds.
+    server: its address; empty: $CNN_SERVER, which `cnnps.run --server` sets, else
+    "tcp://127.0.0.1:5555". The other options are those of Client: data (a Data, for a run with
+    epochs), name (a worker with the same name gets the same slot again), key and server_key (files
+    from cnn-ctl keygen), observer=True (only pulls and status), metrics (the names of --metrics of
+    the server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), and timeouts in seconds.
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):

@@ -1,7 +1,7 @@
 """One exception class for each status of libcnnps.
 
-All derive from Error. `status` is the number of <cnnps.h>, and the text is the reason that the
-library gives.
+All classes derive from Error. `status` is the number in <cnnps.h>, and the text of an exception is
+the reason that the library gives.
 """
 
 
@@ -30,7 +30,7 @@ class InputOutputError(Error, OSError):
 
 
 class UnreachableError(Error, ConnectionError):
-    """No contact with the server for too long."""
+    """The server did not answer within connect_timeout or disconnect_timeout."""
 
     status = -4
 
@@ -42,7 +42,7 @@ class WrongRunError(Error):
 
 
 class FencedError(Error):
-    """Another process took this worker's place; connect again."""
+    """Another process has taken over this worker's slot; connect again."""
 
     status = -6
 
@@ -54,7 +54,7 @@ class DataError(Error):
 
 
 class WrongDataError(Error):
-    """The data set or the tensors differ from the run's."""
+    """The data set or the tensors differ from those of the run."""
 
     status = -8
 
@@ -78,13 +78,14 @@ class AuthError(Error, PermissionError):
 
 
 class ProtocolError(Error):
-    """A malformed message, or a wrong checksum three times."""
+    """A message was malformed, or the weights of three pulls in a row had a wrong checksum."""
 
     status = -12
 
 
 class VersionError(Error):
-    """Server and library have no common protocol version, or one lacks a required feature."""
+    """Server and library have no common protocol version, or one of them lacks a feature that the
+    run needs."""
 
     status = -13
 
@@ -114,7 +115,7 @@ class FullError(Error):
 
 
 class RolledBackError(Error):
-    """The server lost pushes that it had called durable."""
+    """The server lost pushes that it had reported as durable."""
 
     status = -18
 
@@ -132,7 +133,7 @@ class Done(Error):
 
 
 class AgainError(Error):
-    """Not now: see the call."""
+    """The call has no result now; its documentation says why."""
 
     status = -21
 
@@ -144,7 +145,7 @@ class DeviceError(Error):
 
 
 class TooBigError(Error):
-    """Over a size limit of the server."""
+    """A message exceeds a size limit of the server."""
 
     status = -23
 

@@ -1,8 +1,9 @@
-"""One server for all workers that `python -m cnnps.run` started.
+"""One server for all workers that the launcher, `python -m cnnps.run`, has started.
 
-The launcher owns the server, so that it outlives each worker. The first worker that needs the
-server writes its options to the directory of the run; the launcher starts it there and writes its
-address. Without a launcher the process starts a server of its own.
+The launcher owns the server, so that the server outlives each worker. The first worker that needs
+the server writes the options of the server to the directory of the run. Then the launcher starts
+the server, and writes its address to this directory. Without a launcher, each process starts a
+server of its own.
 """
 import json
 import os
@@ -17,11 +18,11 @@ from .server import Server
 DIRECTORY = "CNNPS_RUN_DIR"
 WANTED, ADDRESS, RESULT = "wanted.json", "address.json", "result.json"
 _SECONDS = 120
-_PATIENCE = 3  # seconds between two looks whether the run has ended
+_PATIENCE = 3  # seconds of an attempt to connect; then check whether the run has ended
 
 
 def write(path: Path, content: Dict[str, Any]) -> None:
-    """Write a file that appears as a whole. Of several writers the first wins."""
+    """Create a file atomically, with `content` as JSON. An existing file stays as it is."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(json.dumps(content), encoding="utf-8")
     try:
@@ -32,7 +33,7 @@ def write(path: Path, content: Dict[str, Any]) -> None:
 
 
 def read(path: Path, seconds: float) -> Dict[str, Any]:
-    """Wait until the launcher has written a file."""
+    """Wait until a file exists, for at most `seconds`. Returns its content."""
     end = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > end:
@@ -43,9 +44,8 @@ def read(path: Path, seconds: float) -> Dict[str, Any]:
 
 
 class Shared:
-    """The server of this run. `options` are those of cnnps.Server; under a launcher the options of
-    the first worker count. With a launcher's --server it is a server elsewhere: `directory` is
-    None."""
+    """The server of this run. `options` are those of cnnps.Server. Under a launcher only the
+    options of the first worker have an effect. `directory` has the checkpoints of the server."""
 
     def __init__(self, **options: Any) -> None:
         run = os.environ.get(DIRECTORY)
@@ -64,7 +64,7 @@ class Shared:
         return self._run is not None and (self._run / RESULT).exists()
 
     def connect(self, **options: Any) -> Optional[Client]:
-        """None: the run has ended, without this worker."""
+        """Connect to the server. Returns None if the run ends before this worker is connected."""
         end = time.monotonic() + _SECONDS
         while not self._ended():
             try:
@@ -75,7 +75,7 @@ class Shared:
         return None
 
     def result(self) -> Dict[str, Any]:
-        """Wait for the end of the run. Returns the last line of cnn-ps."""
+        """Wait for the end of the run. Returns the last line of output of cnn-ps, parsed."""
         if self._own:
             return self._own.wait(_SECONDS)
         assert self._run

@@ -24,7 +24,7 @@ def order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
     place = np.arange(n - 1, 0, -1, dtype=np.uint64)
     draws, size = _draws(seed, epoch, n - 1), place + np.uint64(1)
     low = (draws & np.uint64(0xFFFFFFFF)) * size >> np.uint64(32)
-    other = ((draws >> np.uint64(32)) * size + low) >> np.uint64(32)  # the upper half of a product
+    other = ((draws >> np.uint64(32)) * size + low) >> np.uint64(32)  # draws * size >> 64
     a = list(range(n))
     for i, j in zip(place.tolist(), other.tolist()):
         a[i], a[j] = a[j], a[i]

@@ -1,4 +1,4 @@
-"""The programs cnn-ps and cnn-ctl: those of the wheel, or installed ones."""
+"""Finds and runs the programs cnn-ps and cnn-ctl."""
 import os
 import shutil
 import subprocess
@@ -18,20 +18,20 @@ def find(name: str) -> str:
         if os.access(place / name, os.X_OK):
             return str(place / name)
     found = shutil.which(name)
-    if not found or Path(found).read_bytes()[:2] == b"#!":  # a script of this package itself
+    if not found or Path(found).read_bytes()[:2] == b"#!":  # the script of this package
         raise FileNotFoundError(f"{name} is not installed: install the wheel or the package cnn-ps")
     return found
 
 
 def environment() -> Dict[str, str]:
-    """For a program that this package starts: no variable of ours changes what the caller asks
-    for."""
+    """The environment of a program that this package starts. It has no variables CNN_*, which would
+    set options that the caller did not ask for."""
     return {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
 
 
 def tied(argv: List[str], signal: str) -> List[str]:
-    """A command that gets a signal when the thread that starts it ends, so also when this process
-    is killed. Without setpriv (util-linux) it does not."""
+    """The command `argv`, which receives `signal` when the thread that starts it ends, even if this
+    process is killed. Without setpriv (util-linux) it receives no signal."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal, "--", *argv] if setpriv else argv
 
@@ -49,7 +49,7 @@ def export(checkpoint_dir: str, file: str) -> None:
 
 
 def keygen(directory: str) -> None:
-    """Write fresh keys of a server and a worker to a directory."""
+    """Write new keys of a server, a worker and an administrator to a directory."""
     ctl("keygen", directory)
 
 

@@ -1,4 +1,4 @@
-"""A bar of the whole run, drawn by tqdm if it is installed."""
+"""A progress bar of the whole run. tqdm draws it, if it is installed."""
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional, Type
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Optional, Type
 if TYPE_CHECKING:
     from .client import Client
 
-_SECONDS = 1.0  # between two questions to the server
+_SECONDS = 1.0  # minimum seconds between two status requests
 
 
 class Progress:
-    """A context manager; update() after each lease asks the server at most once a second."""
+    """A context manager that shows the bar. Call update() after each lease: it requests the status
+    of the server at most once a second."""
 
     def __init__(self, client: "Client", wanted: bool) -> None:
         self._client = client

@@ -4,9 +4,9 @@
     model = ...
     cnnps.ray.train(model, loss, dataset, workers=8, epochs=3, batch_size=64, lr=0.01)
 
-The server runs on the node of the caller. Ray starts a worker that dies again on any node with room,
-also on one that the autoscaler adds, and workers without a node do not delay the others. Keys of
-this run encrypt the traffic and admit only its workers.
+The server runs on the node of the caller. If a worker dies, Ray starts it again on any node with
+room, which may be a node that the autoscaler adds. Workers that wait for a node do not delay the
+others. The traffic is encrypted, with new keys for each run.
 """
 import contextlib
 import os
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
     from .torch import Loss, Metric
 
-_GRACE = 10  # seconds that workers get at the end of the run
+_GRACE = 10  # seconds that workers and server may take to return at the end of the run
 _WORKER_KEYS = ("worker.key", "server.pub")
 
 
 class _Server:
-    """Ray makes it again after a crash: the run continues from its checkpoint, at its address."""
+    """The actor of the server. After a crash Ray makes it again, and the run continues from its
+    checkpoint, at the same address."""
 
     def __init__(self, bind: str, options: Dict[str, Any]) -> None:
         self._server = Server(bind, **options)
@@ -50,7 +51,7 @@ class _Server:
             except Error:
                 if (self._server.returncode() or 0) >= 0:
                     raise
-                time.sleep(0.1)  # a signal ended it
+                time.sleep(0.1)  # a signal killed the server
                 self._server.restart()
 
 
@@ -79,12 +80,13 @@ def _free_port(host: str) -> int:
 def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus: float = 0,
         resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
         **options: Any) -> Dict[str, Any]:
-    """Call work() in each worker until the run ends. Returns the last line of cnn-ps.
+    """Call work() in each worker, and wait until the run ends. Returns the last line of output of
+    cnn-ps, parsed.
 
-    work() trains with cnnps.connect(), which finds the server by itself. It runs again from its
-    beginning in a new process if its process or node dies; an exception that it raises ends the
-    run. `options` are those of cnnps.Server. num_cpus, num_gpus and resources are those of each
-    worker. checkpoint_dir: on this node; None: a temporary directory.
+    work() trains with cnnps.connect(), which finds the server by itself. If the process or the node
+    of a worker dies, work() runs again from its beginning in a new process. An exception in work()
+    ends the run. `options` are those of cnnps.Server. num_cpus, num_gpus and resources are what Ray
+    reserves for each worker. checkpoint_dir: a directory on this node; None: a temporary directory.
     """
     host = ray.util.get_node_ip_address()
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -117,7 +119,9 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
 
 
 def _wait(ended: Any, running: Dict[Any, Any]) -> Dict[str, Any]:
-    """`running`: for each worker what it runs, and what is there once it has a node."""
+    """Wait until the run ends. Returns the last line of output of cnn-ps, parsed. `ended` and
+    `running` have Ray references: `ended` is ready when the server has ended. `running` maps the
+    call run() of each worker to a reference that is ready when the worker has a node."""
     while running:
         (one,), _ = ray.wait([ended, *running])
         if one == ended:
@@ -140,8 +144,8 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
           num_workers: int = 0, collate_fn: Any = None, num_cpus: float = 1, num_gpus: float = 0,
           resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
           **options: Any) -> Dict[str, Any]:
-    """cnnps.torch.train on a cluster. The model then has the final weights; its buffers are as they
-    were. With num_gpus the workers train on their GPU."""
+    """cnnps.torch.train on a Ray cluster. At the end the model has the final weights; its buffers
+    are unchanged. With num_gpus, each worker trains on its GPU."""
     from . import torch as ours
     whole = ray.put((model, loss, dataset, eval_dataset, metrics, collate_fn))
 

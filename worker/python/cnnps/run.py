@@ -1,16 +1,16 @@
 """Start a server and workers on this machine: python -m cnnps.run --workers 8 train.py [ARGUMENT...]
 
-Every worker runs the script. Its first cnnps.torch.train() decides on the model; the server starts
-then, and all workers train with it. A worker that dies is started again, at most --max-restarts
-times in total, and so is the server, which continues from its checkpoint. The variables RANK and
-WORLD_SIZE are those of torchrun. Exit status: 0 if every worker ended with 0.
+Every worker runs the script. The first call of cnnps.torch.train() in any worker starts the server
+with the options of this call, and all workers train with this server. A worker or server that dies
+is started again; a server then continues from its checkpoint. RANK and WORLD_SIZE have the same
+meaning as with torchrun. Exit status: 0 if every worker ended with status 0.
 
   --workers N         number of workers (default: the number of processors)
   --server URL        use a server that runs elsewhere, and start none
-  --dir DIR           directory of the run, with its checkpoints; a run that is there is continued
-                      (default: a temporary directory)
-  --max-restarts N    (default 10)
-  --OPTION=VALUE      any other option with = is one of cnn-ps and wins over the script's
+  --dir DIR           directory of the run and its checkpoints; if it has checkpoints, their run
+                      continues (default: a temporary directory)
+  --max-restarts N    maximum number of restarts, of workers and server together (default 10)
+  --OPTION=VALUE      an option of cnn-ps, which overrides the script's; the = is required
   -m                  the script is the name of a module
 """
 import argparse
@@ -73,7 +73,8 @@ class Launcher:
         say(f"server {self.server.endpoint}, process {self.server.pid}")
 
     def tend_server(self) -> bool:
-        """False: the run has failed."""
+        """Start the server if a worker needs it or if it has died. Returns False if no restart is
+        left."""
         if self.server is None:
             if (self.run_dir / WANTED).exists() and not self.options.server:
                 self.start_server()

@@ -12,7 +12,7 @@ _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 
 
 def save(path: str, tensors: Mapping[str, NDArray[Any]], **metadata: str) -> None:
-    """Write tensors to a file, which appears as a whole."""
+    """Write tensors to a file, atomically."""
     header: Dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, array in tensors.items():
@@ -30,7 +30,7 @@ def save(path: str, tensors: Mapping[str, NDArray[Any]], **metadata: str) -> Non
 
 
 def load(path: str) -> Tuple[Dict[str, NDArray[Any]], Dict[str, str]]:
-    """The tensors of a file, and its metadata."""
+    """Returns the tensors of a file, and its metadata."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = file.read()

@@ -1,4 +1,4 @@
-"""A cnn-ps that this process starts: for notebooks, examples and tests."""
+"""A cnn-ps server that this Python process starts, for notebooks, examples and tests."""
 import json
 import re
 import subprocess
@@ -12,11 +12,12 @@ from .client import Client, connect
 from .errors import Error
 from .programs import environment, export, find, tied
 
-_TAIL = 20  # log lines in the text of an error
+_TAIL = 20  # number of log lines in the text of an error
 
 
 def option(name: str, value: Any) -> List[str]:
-    """lr=0.1 as --lr 0.1; durable=False as --no-durable; None: nothing."""
+    """An option as words of a command line: lr=0.1 gives --lr 0.1, name=False gives --no-name, and
+    name=None gives nothing."""
     word = name.replace("_", "-")
     if value is None:
         return []
@@ -32,8 +33,8 @@ class Server:
             ... cnnps.connect(server.endpoint, data=...) ...
 
     Without checkpoint_dir the checkpoints are in a temporary directory, which close() deletes.
-    checkpoint_dir=False: there are none, and restart() begins a new run.
-    The process ends with this one, also when this one is killed. restart() continues the run.
+    checkpoint_dir=False: the server writes no checkpoints, and restart() begins a new run.
+    The server ends when the Python process ends, even if the Python process is killed.
     """
 
     def __init__(self, bind: str = "tcp://127.0.0.1:0",
@@ -50,7 +51,8 @@ class Server:
         self.restart()
 
     def restart(self) -> None:
-        """Start the server again, at the same address; it continues from its checkpoint."""
+        """Kill the server and start it again at the same address. It continues from its
+        checkpoint."""
         self.kill()
         argv = [find("cnn-ps"), "--bind", self.endpoint]
         argv += option("checkpoint_dir", self.checkpoint_dir or None)
@@ -70,8 +72,9 @@ class Server:
             raise Error(f"cnn-ps did not start:\n{self.tail()}")
 
     def _keep(self, argv: List[str], started: threading.Event) -> None:
-        """The process is tied to this thread, which lives as long as it. SIGKILL: with SIGTERM the
-        server would tell the workers to end, although another process may continue the run."""
+        """Start the server, and read its output until it ends. The server is killed if this thread
+        ends. With SIGTERM instead of SIGKILL, the server would end its workers, although another
+        process may continue the run."""
         try:
             self._process = subprocess.Popen(
                 tied(argv, "KILL"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -102,7 +105,7 @@ class Server:
         return self._process.pid
 
     def returncode(self) -> Optional[int]:
-        """The exit status; None: the server runs."""
+        """The exit status of the server, or None if it is running."""
         return self._process.poll() if self._process else None
 
     def running(self) -> bool:
@@ -112,7 +115,8 @@ class Server:
         return "\n".join(self.log[-_TAIL:])
 
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
-        """Wait until the run ends. Returns its result: the last line that cnn-ps prints."""
+        """Wait until the run ends. Returns its result: the last line of output of cnn-ps, parsed.
+        """
         assert self._process
         code = self._process.wait(timeout)
         for thread in self._threads:
@@ -125,14 +129,15 @@ class Server:
         return connect(self.endpoint, **options)
 
     def export(self, file: str) -> None:
-        """Write the newest weights to a .safetensors file, with the names of the file of `init`."""
+        """Write the newest weights to a .safetensors file. With the option `init` the tensors have
+        the names of its file."""
         if self.running():
             with self.connect(observer=True) as client:
                 client.checkpoint()
         export(self.checkpoint_dir, file)
 
     def kill(self) -> None:
-        """kill -9, as a crash: restart() continues the run."""
+        """Kill the server with SIGKILL, as a crash would. restart() continues the run."""
         if self._process is None:
             return
         self._process.kill()
@@ -141,7 +146,7 @@ class Server:
             thread.join(5)
 
     def close(self) -> None:
-        """End the server: it writes a last checkpoint. A temporary directory is deleted."""
+        """End the server, which writes a last checkpoint. Then delete the temporary directory."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             end = time.monotonic() + 30

@@ -1,8 +1,8 @@
-"""Training of PyTorch models with a cnn-ps.
+"""Trains PyTorch models with a cnn-ps server.
 
-The parameters of a model are one vector in the order of model.named_parameters(), and the server
-runs the optimizer on it. Buffers, such as the running statistics of BatchNorm, stay with each
-worker, as in DistributedDataParallel: each worker computes them from its own batches.
+The server has the parameters of a model as one vector, in the order of model.named_parameters(),
+and runs the optimizer on this vector. Each worker keeps buffers of its own, such as the running
+statistics of BatchNorm, and computes them from its own batches, as with DistributedDataParallel.
 """
 import hashlib
 import os
@@ -24,13 +24,13 @@ from .training import Worker
 Loss = Callable[..., torch.Tensor]
 Metric = Callable[..., torch.Tensor]
 _EVAL_BATCH = 256
-_EVAL_OF_TRAINING = 1000  # samples that evaluate a model without eval_dataset
-_WARM_BATCHES = 20  # of a new worker, before its BatchNorm statistics are used
+_EVAL_OF_TRAINING = 1000  # training samples that serve as test samples without an eval_dataset
+_WARM_BATCHES = 20  # batches that BatchNorm's statistics must include before an evaluation
 
 
 class Parameters:
-    """The parameters of a model as one vector on the CPU, `flat`. On the CPU the model uses the
-    memory of the vector itself."""
+    """The parameters of a model as one vector in CPU memory, `flat`. The parameters of a model on
+    the CPU are views of `flat`."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters = list(parameters)
@@ -52,7 +52,7 @@ class Parameters:
         return array
 
     def load(self, weights: Optional[Vector] = None) -> None:
-        """Use these weights; None: those in `flat`."""
+        """Set the parameters of the model to `weights`; None: to the weights in `flat`."""
         if weights is not None and weights.ctypes.data != self.numpy().ctypes.data:
             self.flat.copy_(torch.from_numpy(weights))
         if self._inside is not self.flat and self.device.type != "cpu":
@@ -75,7 +75,8 @@ class Parameters:
 
 
 class AsyncOptimizer(torch.optim.Optimizer):
-    """For loops of your own: step() pushes the gradients and pulls the newest weights.
+    """An optimizer for your own training loop: step() pushes the gradient and pulls the newest
+    weights.
 
         optimizer = cnnps.torch.AsyncOptimizer(model.parameters(), client)
         for lease in client.leases():
@@ -85,8 +86,8 @@ class AsyncOptimizer(torch.optim.Optimizer):
                 loss.backward()
                 optimizer.step(batch, loss.item())
 
-    The server runs the optimizer: rates and decay are its options. The weights are the server's
-    from the beginning.
+    The server runs the real optimizer: learning rate and weight decay are options of the server.
+    The constructor sets the parameters to the weights of the server.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], client: Client) -> None:
@@ -99,7 +100,7 @@ class AsyncOptimizer(torch.optim.Optimizer):
         self.pull()
 
     def pull(self) -> None:
-        """Get the newest weights."""
+        """Set the parameters to the newest weights of the server."""
         self.client.pull(self._vector.numpy())
         self._vector.load()
 
@@ -119,8 +120,8 @@ def save(model: torch.nn.Module, path: str) -> None:
 
 
 def load(model: torch.nn.Module, path: str) -> None:
-    """Load the state_dict of a model from a .safetensors file: one of save() or of cnn-ctl
-    export. A tensor with two names is in the file of an export once."""
+    """Load the state_dict of a model from a .safetensors file that save() or cnn-ctl export wrote.
+    An export stores a tensor with several names once, under the first name."""
     tensors, _ = safetensors.load(path)
     own = {id(t): name for name, t in reversed(list(model.state_dict(keep_vars=True).items()))}
     for name, t in model.state_dict(keep_vars=True).items():
@@ -130,8 +131,8 @@ def load(model: torch.nn.Module, path: str) -> None:
 
 
 def save_init(model: torch.nn.Module, path: str) -> int:
-    """Write the file for `cnn-ps --model vector:N --init FILE`: the parameters with their names,
-    which are the vector, and after them the buffers. Returns N."""
+    """Write the file for `cnn-ps --model vector:N --init FILE`: first the parameters with their
+    names, which form the vector, and then the buffers. Returns N, the length of the vector."""
     tensors = {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
     n = sum(t.size for t in tensors.values())
     parameters = {id(p) for p in model.parameters()}
@@ -151,7 +152,7 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Evaluation:
-    """What this worker evaluated of an epoch: means over its test samples."""
+    """Results of this worker in one evaluation: means over the test samples that it evaluated."""
 
     eval_id: int
     samples: int = 0
@@ -161,7 +162,8 @@ class Evaluation:
 
 @dataclass
 class Report:
-    """`result` is the last line of cnn-ps, unless the server runs elsewhere: {}."""
+    """What train() returns. `result` is the last line of output of cnn-ps, parsed; {} if the server
+    runs elsewhere. `evaluations` are those of this worker."""
 
     result: Dict[str, Any]
     evaluations: List[Evaluation]
@@ -179,7 +181,8 @@ class _Samples:
         self.n = len(dataset)  # type: ignore[arg-type]
 
     def begin(self, batches: List[Any]) -> None:
-        """The next batches: DataLoader's processes load them ahead."""
+        """Announce the indices of the next batches, so that the processes of a DataLoader can load
+        them in advance."""
         if self._num_workers:
             self._loaded = iter(DataLoader(
                 self._dataset, batch_sampler=batches, num_workers=self._num_workers,
@@ -196,14 +199,15 @@ class _Samples:
         return self._collate([self._dataset[int(i)] for i in indices])
 
     def get(self, indices: Any) -> Tuple[List[torch.Tensor], torch.Tensor]:
-        """Inputs and target: the last part of a sample is the target."""
+        """The batch of the samples `indices`, as (inputs, target). The target is the last part of
+        each sample."""
         parts = [t.to(self._device, non_blocking=True) for t in self._fetch(indices)]
         return parts[:-1], parts[-1]
 
 
 def _dataset_id(model: torch.nn.Module, train: int, test: int, named: Optional[str],
                 kind: str) -> int:
-    """A number that workers with another data set or other tensors do not have."""
+    """A fingerprint of the name and size of the data set, and of the tensors of the model."""
     text = repr([named if named is not None else kind, train, test,
                  [(name, tuple(p.shape)) for name, p in model.named_parameters()]])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -238,7 +242,8 @@ class _Trainer(Worker):
         return float(loss.detach())
 
     def _warm_up(self) -> None:
-        """A worker that has trained little has no statistics of BatchNorm yet."""
+        """Run batches forward until the statistics of BatchNorm include _WARM_BATCHES batches. A
+        worker that has just joined has none yet."""
         self._model.train()
         size = self.client.info.batch
         while self._has_statistics and self._batches < _WARM_BATCHES:
@@ -285,18 +290,19 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
           server: Union[str, Server, None] = None, name: Optional[str] = None,
           key: Optional[str] = None, num_workers: int = 0, collate_fn: Any = None,
           progress: bool = False, **options: Any) -> Report:
-    """Train a model to the end of the run; it then has the final weights.
+    """Train a model to the end of the run. If the checkpoints of the server are on this machine,
+    the model then has the final weights.
 
-    loss(output, target): the mean over a batch. A sample of the dataset is (input, ..., target).
-    eval_dataset: what evaluates each epoch; None: some of the training samples.
-    metrics: name and function(output, target), the sum over a batch; up to four besides
-    "accuracy", which is a number of correct answers. The server reports their means over the test
-    samples: its --metrics must have the same names.
-    dataset_id: any text that names the data; the server refuses workers with another one.
-    server: an address or a cnnps.Server that runs `--model vector:N --init FILE` (save_init writes
-    the file). None: that of `python -m cnnps.run`, or $CNN_SERVER, or a new one in this process
-    with `options`, such as epochs=3, batch_size=64, optimizer="adam", lr=0.001, mode="ssp".
-    num_workers: processes of DataLoader that load batches ahead.
+    loss(output, target): the mean loss of a batch. A sample of the dataset is (input, ..., target).
+    eval_dataset: the test samples of each epoch; None: the first 1000 training samples.
+    metrics: {name: function(output, target)}. A function returns the sum of the metric over a
+    batch; "accuracy" is the number of correct answers. Up to four other metrics are possible. The
+    server reports the means over the test samples. Its --metrics must have the same names.
+    dataset_id: any text that names the data. The server refuses workers with another text.
+    server: an address, or a cnnps.Server with `--model vector:N --init FILE` (save_init writes the
+    file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there is neither, start a
+    server with `options`, such as epochs=3, batch_size=64, optimizer="adam", lr=0.001, mode="ssp".
+    num_workers: number of processes that load batches in advance, as in DataLoader.
     """
     device = next(model.parameters()).device
     names = tuple(metrics or ())
@@ -335,7 +341,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
 
 
 def load_parameters(model: torch.nn.Module, checkpoint_dir: str) -> None:
-    """Load the weights of the last checkpoint. The buffers of the model stay."""
+    """Load the weights of the last checkpoint. The buffers of the model do not change."""
     with tempfile.TemporaryDirectory(prefix="cnnps-") as directory:
         file = os.path.join(directory, "final.safetensors")
         export(checkpoint_dir, file)

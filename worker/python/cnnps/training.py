@@ -15,11 +15,11 @@ class Worker:
     """Trains the leases of a connection, in any mode.
 
     gradient(weights, batch, out): write the mean gradient of a batch at `weights` to all of `out`,
-    and return the mean loss. It may not change the weights.
-    evaluate(weights, first, count): the number of correct answers, and the sum of the losses, of
-    the test samples [first, first + count); and, if the client has other `metrics` than accuracy,
-    their sums.
-    `weights`: the memory that receives the weights; None: new memory.
+    and return the mean loss. It must not change `weights`.
+    evaluate(weights, first, count): return the number of correct answers and the sum of the losses
+    over the test samples [first, first + count). If the client has `metrics` besides accuracy, also
+    return a list of their sums.
+    weights: the array that receives the weights of each pull; None: a new array.
     """
 
     def __init__(self, client: Client, gradient: Gradient, evaluate: Optional[Evaluate] = None,
@@ -28,14 +28,14 @@ class Worker:
         n = client.info.n_params
         self.w: Vector = np.zeros(n, np.float32) if weights is None else weights
         self._held = (-1, -1)  # version and term of the weights in `w`
-        self._spare: Optional[Vector] = None  # a gradient that is added to a push
+        self._spare: Optional[Vector] = None  # one batch's gradient, or easgd's pulled centre
         self._own: Optional[Vector] = None  # easgd: the worker's own weights ...
         self._velocity: Optional[Vector] = None  # ... and their velocity
-        self._evaluated = (-1, -1)  # evaluation and term of the weights in `w`
+        self._evaluated = (-1, -1)  # eval_id and term, if `w` has the weights of an evaluation
 
     def train(self, progress: bool = False) -> None:
-        """Train until the run ends. It may end while this worker computes, if another one has
-        taken over its lease."""
+        """Train until the run ends. The run may end while this worker computes a batch, if another
+        worker has computed the same batch."""
         try:
             for lease in self.client.leases(progress):
                 self.run(lease)
@@ -76,7 +76,8 @@ class Worker:
         self._pulled()
 
     def _add(self, total: Optional[Vector], batch: Batch, factor: float) -> Tuple[Vector, float]:
-        """Compute the gradient of a batch and add it, times `factor`, to `total`."""
+        """Compute the gradient of a batch and add it, times `factor`, to `total`. None: to a new
+        buffer of zeros. Returns the sum and the mean loss of the batch."""
         if total is None:
             total = self.client.gradient()
             loss = self.gradient(self.w, batch, total)
@@ -132,7 +133,7 @@ class Worker:
         if self._held != wanted:
             self._pull()
             if self._held != wanted:
-                return  # the step has ended
+                return  # the step of this lease has ended
         total: Optional[Vector] = None
         losses, samples = 0.0, 0
         for batch in lease.batches():
@@ -172,7 +173,7 @@ class Worker:
                 continue
             client.pull(centre)
             np.subtract(centre, x, out=g)
-            g *= np.float32(client.elastic)  # -e
+            g *= np.float32(client.elastic)  # -e of WIRE.md, "Modes"
             x += g
             work = client.batch(lease.epoch, lease.first + begun, i + 1 - begun)
             client.push(g, work, losses / samples)

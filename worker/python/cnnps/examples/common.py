@@ -1,4 +1,5 @@
-"""What the examples share: their arguments, and plain PyTorch as a comparison (--plain)."""
+"""Code that all examples use: the command line, and training with plain PyTorch for comparison
+(--plain)."""
 import argparse
 import json
 import os
@@ -13,7 +14,8 @@ from cnnps.torch import Loss, Metric
 
 
 def arguments(what: str, data: str, **defaults: Any) -> argparse.Namespace:
-    """The command line. `data` says what --data is; the others are the default values."""
+    """Parse the command line. `what` and `data` are the help of the program and of --data;
+    `defaults` are the default values of the other options."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--data", help=data)
     parser.add_argument("--plain", action="store_true", help="train with plain PyTorch instead")
@@ -51,8 +53,8 @@ def _plain(model: torch.nn.Module, loss: Loss, data: TensorDataset, options: arg
 def compare(name: str, model: torch.nn.Module, loss: Loss, data: TensorDataset,
             test: TensorDataset, options: argparse.Namespace,
             metrics: Mapping[str, Metric], adam_lr: float, **server: Any) -> None:
-    """Train, and print one line: what the trained model does on all test samples, and the time.
-    `server`: options of cnn-ps."""
+    """Train, and print one line: loss and metrics of the trained model on all test samples, and the
+    time of the training. `server`: options of cnn-ps."""
     begin = time.monotonic()
     if options.plain:
         _plain(model, loss, data, options, adam_lr)

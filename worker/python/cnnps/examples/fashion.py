@@ -16,11 +16,11 @@ from torch.utils.data import TensorDataset
 import cnnps.torch
 from cnnps.examples.common import arguments, compare
 
-DEBIAN = "/usr/share/datasets/fashion-mnist"  # of the package dataset-fashion-mnist
+DEBIAN = "/usr/share/datasets/fashion-mnist"  # from the package dataset-fashion-mnist
 
 
 def images(directory: Path, part: str, count: int) -> TensorDataset:
-    """The first images of a part, "train" or "t10k"."""
+    """The first `count` images of a part of the data set, "train" or "t10k"."""
     try:
         pixels = gzip.decompress((directory / f"{part}-images-idx3-ubyte.gz").read_bytes())
         labels = gzip.decompress((directory / f"{part}-labels-idx1-ubyte.gz").read_bytes())

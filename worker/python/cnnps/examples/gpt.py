@@ -3,7 +3,7 @@
     python -m cnnps.run --workers 4 -m cnnps.examples.gpt --data book.txt
     python -m cnnps.examples.gpt --plain
 
-A model without an accuracy: its metric is the number of bits that a byte needs.
+It shows a metric other than accuracy: the cross entropy in bits per byte.
 """
 import math
 import sys
@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from cnnps.examples.common import arguments, compare
 
 CONTEXT, WIDTH, HEADS, LAYERS, SYMBOLS = 48, 64, 4, 2, 128
-TEXT = "/usr/share/common-licenses/GPL-3"  # every Debian has it
+TEXT = "/usr/share/common-licenses/GPL-3"  # on every Debian system
 
 
 class GPT(nn.Module):
@@ -54,7 +54,7 @@ def main() -> None:
         sys.exit(f"gpt: {why}; --data names a text")
     text = torch.tensor(list(raw)).clamp(max=SYMBOLS - 1)
     windows = text.unfold(0, CONTEXT + 1, CONTEXT // 4)
-    train, test = windows[:-options.tests - 4], windows[-options.tests:]  # without an overlap
+    train, test = windows[:-options.tests - 4], windows[-options.tests:]  # no byte is in both
     torch.manual_seed(1)
     compare("gpt", GPT(), loss, *(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous())
                                  for w in (train[:options.samples], test)), options, {"bits": bits},

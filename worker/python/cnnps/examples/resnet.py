@@ -3,8 +3,8 @@
     python -m cnnps.run --workers 4 -m cnnps.examples.resnet --data cifar-10-batches-bin
     python -m cnnps.examples.resnet --data cifar-10-batches-bin --plain
 
-Without --data it trains on random images of the same format, which show a colored pattern of their
-class in noise.
+Without --data it trains on random images in the same format: each shows the colored pattern of its
+class with noise.
 """
 from pathlib import Path
 
@@ -20,7 +20,8 @@ RECORD = 1 + 3 * 32 * 32  # a label and three planes
 
 
 def synthetic(count: int, seed: int) -> bytes:
-    """Records with one of 10 patterns, darker or brighter, in noise."""
+    """`count` random records. An image is the pattern of its class, with a random contrast, plus
+    noise."""
     patterns = np.random.default_rng(0).normal(0, 1, (10, 3, 4, 4)).repeat(8, 2).repeat(8, 3)
     random = np.random.default_rng(seed)
     labels = random.integers(0, 10, count)

@@ -708,20 +708,32 @@ static const char *expand_name(
 	return buffer;
 }
 
-/* vector:N has one tensor, and no input, layers or classes. */
-static int parse_vector(struct model *m, const char *number, struct err *e)
+/* vector:N has one tensor, and no input, layers or classes. With :running=S its last S values are
+ * running statistics. */
+static int parse_vector(struct model *m, const char *text, struct err *e)
 {
-	size_t n;
+	const char *next = text, *last = NULL;
+	size_t n = 0, running = 0;
+	struct word w;
 
-	if (!words_size(number, 1, MODEL_MAX_PARAMS, &n))
-		return err_set(e, PS_EUSAGE,
-			"\"vector:%.60s\": expected a whole number in [1, %zu]", number,
+	if (words_next(&next, &w) != WORDS_ONE || *next || w.n_fields < 2 ||
+		!words_size(w.field[1], 1, MODEL_MAX_PARAMS, &n))
+		return err_set(e, PS_EUSAGE, "\"%.60s\": expected a whole number in [1, %zu]", text,
 			MODEL_MAX_PARAMS);
+	if (w.n_fields > 2)
+		last = words_value(w.field[2], "running");
+	if (w.n_fields > 3 || (w.n_fields == 3 && (!last || !words_size(last, 1, n - 1, &running))))
+		return err_set(e, PS_EUSAGE,
+			"\"%.60s\": expected vector:N, or vector:N:running=S with S below N", text);
 	m->tensor[0] = (struct tensor){.name = "vector", .ndim = 1, .dim = {n}, .count = n};
 	m->n_tensors = 1;
-	m->n_params = m->n_trained = n;
+	m->n_params = n;
+	m->n_trained = n - running;
 	m->input = (struct shape){0, 0, 0};
-	snprintf(m->text, sizeof(m->text), "vector:%zu", n);
+	if (running)
+		snprintf(m->text, sizeof(m->text), "vector:%zu:running=%zu", n, running);
+	else
+		snprintf(m->text, sizeof(m->text), "vector:%zu", n);
 	return PS_OK;
 }
 
@@ -788,7 +800,7 @@ int model_parse_named(
 	struct parser p = {.m = m, .e = e, .shape = input};
 
 	*m = (struct model){.input = input};
-	int rc = strncmp(text, "vector:", 7) == 0 ? parse_vector(m, text + 7, e)
+	int rc = strncmp(text, "vector:", 7) == 0 ? parse_vector(m, text, e)
 						  : parse_network(&p, text, classes);
 	if (!rc)
 		m->fingerprint = fingerprint(m);

@@ -6,7 +6,8 @@
  * input:CxHxW (channels, rows, columns), norm, shift and flip (preprocess.h). The layers are those
  * of enum layer_kind. Softmax cross-entropy over the last layer's units is implied. Names for the
  * layers: seed:F, lenet5, cnn99, cifar, resnet8, alexnet. vector:N is a flat vector with no layers
- * and no images. The canonical text has input: unless the images are MNIST's, 1x28x28.
+ * and no images; the last S values of vector:N:running=S are running statistics. The canonical text
+ * has input: unless the images are MNIST's, 1x28x28.
  *
  * The window of a conv, pool or avgpool slides over its padded input in steps of `stride` and must
  * tile it exactly. If it does not, the error names the layer and says which size would fit. pad=P

@@ -343,6 +343,9 @@ static void check_lbfgs(const struct model *m, int *errors)
 	if (preprocess_is_random(&m->preprocess))
 		complain(errors, "--optimizer: lbfgs compares passes over the same images: leave "
 				 "shift and flip out of --model");
+	if (m->n_layers == 0 && m->n_trained < m->n_params)
+		complain(errors, "--optimizer: lbfgs compares passes that must be equal: leave "
+				 "\":running\" out of --model");
 	for (size_t i = 0; i < m->n_layers; i++) {
 		if (m->layer[i].kind != LAYER_DROPOUT && m->layer[i].kind != LAYER_BATCHNORM)
 			continue;
@@ -595,7 +598,8 @@ static void add_shell_rows(struct table *t, struct raw *r)
 		TEXT("model", model, "seed:32", "MODEL",
 			"network to train: seed:F, lenet5, cnn99, cifar, resnet8, alexnet, or "
 			"layers such as \"conv:32:3 relu pool:2 fc:10\" (docs/models.md); "
-			"vector:N: N parameters without a data set",
+			"vector:N: N parameters without a data set; vector:N:running=S: the last S "
+			"of them are running statistics",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
 			"channels, rows and columns of the images, as 3x32x32; auto: those of the "

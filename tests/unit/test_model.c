@@ -107,6 +107,16 @@ TEST(vector_is_one_tensor_and_nothing_else)
 	assert_int_equal(parsed.fingerprint, fingerprint);
 }
 
+TEST(the_last_values_of_a_vector_may_be_running_statistics)
+{
+	parse_model("vector:425");
+	assert_int_equal(parsed.n_trained, 425);
+	parse_model("vector:425:running=5");
+	assert_tensor(0, "vector", 0, 425);
+	assert_int_equal(parsed.n_params, 425);
+	assert_int_equal(parsed.n_trained, 420);
+}
+
 TEST(the_canonical_text_is_one_way_to_write_a_model)
 {
 	const struct {
@@ -131,6 +141,7 @@ TEST(the_canonical_text_is_one_way_to_write_a_model)
 		{"dropout:0.5253535213 fc:2", "dropout:0.52535355 fc:2"},
 		{"dropout:0 fc:2", "dropout:0 fc:2"},
 		{"vector:0010", "vector:10"},
+		{"vector:0010:running=03", "vector:10:running=3"},
 	};
 
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {

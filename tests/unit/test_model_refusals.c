@@ -117,6 +117,11 @@ TEST(errors_name_the_layer_and_say_what_would_fit)
 		{"vector:", "\"vector:\": expected"},
 		{"vector:268435457", "expected a whole number in [1, 268435456]"},
 		{"vector:5 fc:10", "expected a whole number"},
+		{"vector:5:running=0", "expected vector:N, or vector:N:running=S with S below N"},
+		{"vector:5:running=5", "S below N"},
+		{"vector:1:running=1", "S below N"},
+		{"vector:5:stride=2", "S below N"},
+		{"vector:5:running=2:running=2", "S below N"},
 	};
 
 	for (size_t i = 0; i < sizeof(row) / sizeof(row[0]); i++) {

@@ -63,6 +63,12 @@ class Info(NamedTuple):
     local_rate: float
     momentum: float
 
+    @property
+    def n_trained(self) -> int:
+        """The parameters but for the S running statistics of `vector:N:running=S`, which are the
+        last ones."""
+        return self.n_params - int(self.model.partition(":running=")[2] or 0)
+
 
 class Stats(NamedTuple):
     """Counters of the pushes of a connection, and how the program spent its time, in microseconds:

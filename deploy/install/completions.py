@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Completions for bash and zsh, made from the programs' --help.
+"""Prints completions for bash or zsh, made from the programs' --help.
 
     completions.py BUILD-DIRECTORY OUTPUT-DIRECTORY
 
@@ -16,7 +16,7 @@ ROW = re.compile(r"^  (--\[no-\])?(?:--)?([a-z][a-z0-9-]+)(?: (\[?[A-Z][^ ]*))?(
 
 
 def options(text):
-    """(name, argument or None, help) of each option in a --help text."""
+    """Yields (name, argument or None, help) for each option in a --help text."""
     found = []
     for line in text.split("\n"):
         row = ROW.match(line)
@@ -32,7 +32,7 @@ def options(text):
 
 
 def values(words):
-    """The values that the help lists as (a|b|c; ...)."""
+    """The values of an option, if its help lists them as (a|b|c; ...)."""
     found = re.search(r"\(([\w.-]+(?:\|[\w.-]+)+)", words)
     return found[1].split("|") if found else []
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The manual page cnnps(3), made from the comments and declarations of a header.
+"""Prints the manual page cnnps(3), made from the comments and declarations of a header.
 
     header_to_man.py HEADER VERSION >cnnps.3
 
@@ -18,7 +18,7 @@ def escape(line):
 
 
 def prose(comment):
-    """Paragraphs of a comment; indented lines stay as they are."""
+    """The paragraphs of a comment as troff. Indented lines are not filled."""
     out = []
     for paragraph in re.split(r"\n\s*\n", comment.strip("\n")):
         lines = paragraph.split("\n")

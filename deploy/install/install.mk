@@ -2,8 +2,8 @@
 #
 #   make install [prefix=/usr/local] [libdir=$(prefix)/lib] [DESTDIR=]
 #
-# libcnnps.so.0 and libcnnps.a have the same objects. Both show only the names that cnnps.map lists:
-# a program may have functions of its own with any other name.
+# libcnnps.so.0 and libcnnps.a have the same objects. Both export only the names that cnnps.map lists,
+# so a program may have functions of its own with any other name.
 
 prefix  ?= /usr/local
 libdir  ?= $(prefix)/lib
@@ -29,7 +29,7 @@ $(B)/pic/common/opt.o: $(B)/gen/opt_names.h
 $(B)/pic/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(B)/pic/libothers.a: $(PIC.others)
 	$(archive)
-# One object: all of the client, and what it needs of the others.
+# One object that contains the whole client and all functions that the client needs.
 $(B)/pic/libcnnps.o: $(PIC.client) $(B)/pic/libothers.a worker/client/cnnps.map
 	$(call say,LD,$@)ld -r -o $@.all $(PIC.client) $(B)/pic/libothers.a && \
 		sed -n 's/^\t\(cnnps_[a-z_]*\);/\1/p' worker/client/cnnps.map >$@.names && \
@@ -41,7 +41,7 @@ $(SO): $(B)/pic/libcnnps.o worker/client/cnnps.map
 		-Wl,--version-script=worker/client/cnnps.map -o $@ $< $(shell pkg-config --libs $(PKGS.library)) -lm
 	@ln -sf $(@F) $(B)/$(SONAME); ln -sf $(SONAME) $(B)/libcnnps.so
 
-# Manual pages of the programs come from --help, the one of the library from its header.
+# The manual pages of the programs are made from --help, and that of the library from its header.
 $(B)/man/%.1: $(B)/% deploy/install/%.h2m
 	@mkdir -p $(@D)
 	$(call say,MAN,$@)help2man -N -i deploy/install/$*.h2m -o $@ $<

@@ -65,8 +65,8 @@ build() {
 	tags="$CNN_IMAGE $CNN_IMAGE-image $tags"
 }
 
-# Print the directory of the data set. deploy/data.sh finds or downloads the data set, in a container
-# if this machine has no curl.
+# Print the directory of the data set. deploy/data.sh finds or downloads the data set, in a
+# container if this machine has no curl.
 images() {
 	local found
 	if [ -n "${CNN_DATA-}" ] || command -v curl >/dev/null; then

@@ -3,8 +3,8 @@
 #
 # The script tries, in this order: $CNN_DATA if it is set; MNIST in data/mnist, downloaded from public
 # mirrors and verified with the checksums below (it resumes a broken download); and, for a machine
-# without internet, Debian's Fashion-MNIST, which has the same format but is harder to learn. A mirror
-# that does not answer delays the script once, by at most 9 seconds.
+# without internet, Debian's Fashion-MNIST, which has the same format but is harder to learn. A
+# mirror that does not answer delays the script once, by at most 9 seconds.
 set -eu
 cd "$(dirname "$0")/.."
 

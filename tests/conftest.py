@@ -1,8 +1,8 @@
-"""What pytest runs: the C units, one item per cmocka test, beside the Python tests; and fixtures.
+"""Makes pytest run the C tests, with one item for each cmocka test, and defines common fixtures.
 
-`make test` sets CNN_DATA and FLAVOUR. A unit binary runs once, in its own process, with a deadline;
-its TAP lines are the items' outcomes, and one item more demands that the process as a whole ended
-well.
+`make test` sets CNN_DATA and FLAVOUR. A C test program runs once, in a process of its own, with a
+deadline. Its TAP lines are the outcomes of its items. The additional item `ends_well` checks the
+exit status of the program.
 """
 import os
 import re
@@ -16,13 +16,13 @@ from support import idx
 from support.build import PATIENCE, ROOT, command
 from support.programs import Programs
 
-# Folders whose C files are test programs, and how long one of them may take; gpu: cpu-ref computes
-# large nets there, for comparison.
+# Folders whose C files are test programs, and the maximum seconds of one program. tests/gpu takes
+# longer, because cpu-ref computes large nets there for comparison.
 PROGRAM_SECONDS = {"unit": 60 * PATIENCE, "gpu": 240 * PATIENCE}
 
 
 class Outcome:
-    """One run of a test program."""
+    """The outcome of one run of a test program."""
 
     def __init__(self, binary, seconds):
         self.tests = {}
@@ -33,7 +33,7 @@ class Outcome:
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             self.code, self.text = done.returncode, done.stdout
         except subprocess.TimeoutExpired as late:
-            text = late.stdout or b""  # bytes in spite of text=True
+            text = late.stdout or b""  # has bytes here, in spite of text=True
             self.code = f"none after {seconds} s"
             self.text = text if isinstance(text, str) else text.decode(errors="replace")
         for ok, skip, name in re.findall(
@@ -45,7 +45,8 @@ class Outcome:
 
 
 class UnitFile(pytest.File):
-    """tests/unit/test_x.c, run as build/<flavour>/tests/unit/test_x; the same with gpu."""
+    """A C test program: tests/unit/test_x.c runs as build/<flavour>/tests/unit/test_x. Likewise for
+    tests/gpu."""
 
     def collect(self):
         self.ran = None
@@ -92,7 +93,7 @@ class UnitFailure(Exception):
 def pytest_configure(config):
     config.addinivalue_line("markers",
                             "alone: what it measures is time that other tests would take")
-    # a run that gets SIGTERM cleans up first, as at a ^C
+    # on SIGTERM pytest cleans up before it exits, as on Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -103,7 +104,7 @@ def pytest_collect_file(file_path, parent):
 
 
 def pytest_collection_modifyitems(items):
-    """Containers take minutes, one after the other: they begin first."""
+    """Start the tests of containers first: they take minutes and cannot run in parallel."""
     items.sort(key=lambda item: item.path.name != "test_compose.py")
 
 
@@ -112,7 +113,7 @@ def data():
     """The directory of the four IDX files."""
     for d in (os.environ.get("CNN_DATA"), "data/mnist", "/usr/share/datasets/fashion-mnist"):
         if d and any(Path(d).glob("train-images-*")):
-            return Path(d).resolve()  # tests run programs elsewhere
+            return Path(d).resolve()  # tests run programs in other directories
     pytest.fail("no training images: deploy/data.sh finds or fetches some")
 
 
@@ -126,7 +127,8 @@ def small(data, tmp_path_factory):
 
 @pytest.fixture
 def programs(tmp_path, data):
-    """Real processes in a directory of their own; those that still run at the end are killed."""
+    """Starts programs in a temporary directory. Kills those that still run at the end of the
+    test."""
     programs = Programs(tmp_path, data)
     yield programs
     programs.close()

@@ -11,14 +11,14 @@ MNIST_LABELS = "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6
 
 @pytest.fixture(scope="session")
 def mnist(data):
-    """True if the images are MNIST's digits. For Fashion-MNIST the tests have lower bounds."""
+    """True if the images are MNIST's digits. For Fashion-MNIST the tests demand less accuracy."""
     labels = data / "t10k-labels-idx1-ubyte.gz"
     return labels.exists() and hashlib.sha256(labels.read_bytes()).hexdigest() == MNIST_LABELS
 
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium without a window. The tests of a process share it."""
+    """Chromium without a window. All tests of a pytest process share this browser."""
     selenium = pytest.importorskip("selenium.webdriver", reason="python3-selenium is not installed")
     if not shutil.which("chromedriver"):
         pytest.skip("no Chromium: deploy/setup.sh installs chromium-driver")

@@ -1,6 +1,6 @@
-"""The fenced blocks of DOCUMENTS, and the mark beside each block.
+"""Reads the fenced blocks of DOCUMENTS, and the mark of each block.
 
-A block is run (tests/e2e/test_documents.py) unless an HTML comment on the line before it says:
+tests/e2e/test_documents.py runs a block unless an HTML comment on the line before the block is:
 
 <!-- not run: REASON -->   why a test cannot run it
 <!-- slow: REASON -->      it runs only with CNN_SLOW=1

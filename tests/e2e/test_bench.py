@@ -1,4 +1,4 @@
-"""The benchmarks that docs/ asks a reader to run, with the commands that the reader types."""
+"""Runs the benchmarks that docs/ mentions, with the commands that a reader types."""
 import os
 import re
 import shutil

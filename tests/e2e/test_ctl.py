@@ -1,5 +1,5 @@
-"""cnn-ctl with real servers, checkpoints and pictures; the example program; and how a worker
-ends."""
+"""Tests cnn-ctl with real servers, checkpoints and pictures; the example program; and the end of a
+worker."""
 import json
 import re
 import signal
@@ -66,7 +66,7 @@ def linear(path, classes, **how):
 
 
 def answers(ctl):
-    """(image, class, per cent, words after it) of each picture that cnn-ctl predicted."""
+    """(image, class, per cent, rest of the line) for each picture that cnn-ctl predicted."""
     rows = (line.partition(": ") for line in ctl.out if "%" in line and ": " in line)
     return [(name, int(rest.split()[0]), float(rest.split("(")[1].split()[0]),
              rest.partition("),")[2])
@@ -184,8 +184,8 @@ def test_a_weights_file_that_does_not_name_its_model_needs_the_option(programs):
 
 
 def test_a_label_that_the_model_does_not_have_is_shown_as_wrong(programs, data):
-    """Test image 0 is a 7 (MNIST) or a boot, class 9 (Fashion-MNIST). A model of two classes has
-    neither."""
+    """Test image 0 is a 7 (MNIST) or a boot, class 9 (Fashion-MNIST). A model with two classes has
+    neither of these labels."""
     file = linear(programs.directory / "w.safetensors", 2)
     ctl = programs.ctl("predict", "--weights", file, "--model", "fc:2", "--data", data, 0)
     assert "wrong" in ctl.out[0]

@@ -1,4 +1,4 @@
-"""The scripts that a new user runs first: setup, data, demo."""
+"""Tests the scripts that a new user runs first: setup, data, demo."""
 import http.server
 import os
 import re
@@ -92,7 +92,7 @@ def test_lying_mirror_is_dropped(checkout, mirror, mnist):
 
 
 def test_silent_mirror_costs_seconds(checkout):
-    """A mirror that does not answer, as without internet access. The script soon takes
+    """No mirror answers, as on a machine without internet access. The script soon uses
     Fashion-MNIST, and says so."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
@@ -116,7 +116,8 @@ def stub(directory, name, text):
 
 @pytest.fixture
 def machine(tmp_path):
-    """A PATH without any programs. Its apt-get records the packages that it is asked for."""
+    """A directory for the front of PATH. Its dpkg-query reports that no package is installed, and
+    its apt-get records its arguments."""
     stub(tmp_path, "dpkg-query", "exit 1")
     stub(tmp_path, "apt-get", f'echo "$@" >> {tmp_path}/asked')
     return tmp_path

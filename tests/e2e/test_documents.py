@@ -1,19 +1,19 @@
-"""Every command that the documents show, as a reader types it. documents.py says which blocks are
-commands, and which marks a block may have.
+"""Runs every command that the documents show, as a reader types it. documents.py says which blocks
+are commands, and which marks a block may have.
 
-Only this differs from the reader's machine:
+Only the following differs from the reader's machine:
 
 - The blocks of a document run in order in one copy of the checkout. In it, data/mnist has a tenth
   of the data set, and build/release is the build under test. A block with `make` gets a copy
   without a build, CUDA=0, and the data set in CNN_DATA.
 - 5555 and 8080 are replaced with free ports, and SERVER and 0.0.0.0 with 127.0.0.1.
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
-  own. It must have ended with status 0 at the end of the block, a worker with 12 if the block
-  drains. Any other line that fails is tried again for some seconds, because a reader types more
-  slowly than a test.
-- Python is the one that runs the tests, with the package cnnps of the source tree. A Python block
-  imports the tests' own reader as the package safetensors, which Debian lacks. A C block becomes
-  the middle of a program that has a server of its own.
+  own. At the end of the block the program must have exited with status 0; a worker must have exited
+  with 12 if the block drains the server. Any other line that fails is tried again for some seconds,
+  because a reader types more slowly than a test.
+- Python blocks run with the Python of the tests, with the package cnnps of the source tree. The
+  package safetensors, which Debian lacks, is replaced with tests/support/safetensors.py. A C block
+  becomes the middle of a program that starts a server of its own.
 """
 import os
 import re
@@ -94,15 +94,15 @@ def free_port():
 
 
 def copy(place):
-    """A copy of the checkout as a reader has it, without a build."""
+    """Make a copy of the checkout, as a reader would have it, without a build."""
     shutil.copytree(ROOT, place, ignore=LEFT_OUT, symlinks=True)
     return place
 
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory, small):
-    """A function copies(document): a built copy of the checkout, which all blocks of the document
-    share."""
+    """A function: copies(document) returns a built copy of the checkout, which all blocks of the
+    document share."""
     made = {}
 
     def get(path):
@@ -183,7 +183,7 @@ class Shell:
                     self.foreground(command, 20 * PATIENCE if self.beside else 0)
             for process, command, log in self.beside:
                 status, report = self.waited(process, command, log, self.left())
-                # 12: the block drains the server
+                # a worker exits with 12 if the block drains the server
                 assert status in ((0, 12) if "/cnn-worker" in command else (0,)), report
         finally:
             for process, _, log in self.beside:
@@ -287,7 +287,7 @@ def test_marks_and_commands_of_a_block():
 
 
 def is_there(word):
-    """True if `word` is a file of the checkout, a pattern of such files, or a program that the
+    """True if `word` is a file of the checkout, a pattern that matches files, or a program that the
     Makefile builds from a .c file."""
     built = re.fullmatch(r"build/release/(.*)", word)
     if built:

@@ -1,5 +1,5 @@
-"""--durability always: server and workers are killed together, or the disk is full, and every
-acknowledged push survives. docs/durability.md says what each level promises."""
+"""Tests --durability always: when server and workers are killed together, or the disk is full,
+every acknowledged push survives. docs/durability.md says what each level guarantees."""
 import json
 import re
 import time
@@ -118,7 +118,7 @@ def test_a_full_disk_stops_acknowledgements_until_there_is_room(programs, small_
     until(lambda: run.server.status()["degraded"], 20, "degraded")
     before = run.server.status()["counters"]["pushes"]
     assert run.server.running() and all(w.running() for w in run.fleet)
-    # the server applies at most the pushes that fit in the windows, and acknowledges none of them
+    # the server applies at most as many pushes as fit in the windows, and acknowledges none of them
     until(lambda: run.server.status()["live_workers"] == 2, 20, "both beat on")
     assert run.server.status()["counters"]["pushes"] <= before + 2 * 8
     (small_disk / "rubbish").unlink()
@@ -133,14 +133,14 @@ def test_an_operator_reaches_a_server_whose_disk_is_full(programs, small_disk):
     run.reached(0)
     names = iter(range(10**6))
 
-    def is_full():  # the server must not be able to free space, either
+    def is_full():  # the server must not be able to free space by deleting checkpoints, either
         fill(small_disk / f"rubbish {next(names)}")
         for old in sorted((small_disk / "ckpt").glob("ckpt-*[0-9a-f]"))[:-1]:
             old.unlink(missing_ok=True)
         fill(small_disk / f"rubbish {next(names)}")
         return run.server.status()["degraded"]
 
-    def stays_full():  # also when a checkpoint that had its space before has ended
+    def stays_full():  # even after a checkpoint that already had its space is complete
         for _ in range(10):
             if not is_full():
                 return False
@@ -164,7 +164,7 @@ def acked(worker):
 
 @pytest.mark.parametrize("first", ["server", "worker"])
 def test_replay_loses_what_no_checkpoint_has_when_both_die(programs, first):
-    """What the level replay promises, and its limit: README and docs/durability.md."""
+    """The guarantee of the level replay, and its limit: README and docs/durability.md."""
     pushes = 4000
     options = ("--model", f"vector:{pushes}", "--optimizer", "sgd", "--lr", 1, "--lr-scaling",
                "none", "--staleness-scaling", "constant", "--max-staleness", 10**6,

@@ -1,10 +1,10 @@
-"""One epoch on the device cpu-ref and on the fast device cpu ends in the same weights."""
+"""One epoch ends with the same weights on the device cpu-ref and on the fast device cpu."""
 import pytest
 
 from support.epoch import distance, one_epoch
 
-# The bound on the distance of the final weights, relative to how far the epoch moved them.
-# Measured: 3e-7, or 8e-5 if a rounding error changed an argmax of a pool.
+# The maximum distance between the two final weights, relative to the distance from the initial
+# weights. Measured: 3e-7, or 8e-5 if a rounding error changed the argmax of a pool window.
 NEAR = 5e-4
 SMOOTH = "conv:8:4:stride=2 relu fc:16 relu dropout:0.25 fc:10"
 
@@ -21,7 +21,7 @@ def test_an_epoch_on_cpu_ends_where_one_on_cpu_ref_does(programs, small, model, 
 
 
 def test_an_epoch_without_its_last_batch_ends_elsewhere(programs, small):
-    """A test of the bound: it is small enough to notice a batch that is left out."""
+    """The bound NEAR is small enough to notice a batch that is left out."""
     start, whole = one_epoch(programs, "cpu", SMOOTH, data=small)
     _, short = one_epoch(programs, "cpu", SMOOTH, "--max-updates", 59, data=small)
     assert distance(whole, short, start) > 4 * NEAR

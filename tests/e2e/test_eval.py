@@ -1,4 +1,4 @@
-"""cnn-ctl eval: accuracy, loss, confused classes and the worst mistakes."""
+"""Tests cnn-ctl eval: accuracy, loss, confused classes and the worst mistakes."""
 import csv
 import json
 import struct
@@ -20,7 +20,7 @@ def trained(tmp_path_factory, small):
 
 
 def linear(path, classes, weight, images=""):
-    """Weights of the model fc:CLASSES."""
+    """Write the weights of a model with the single layer fc:CLASSES to a file."""
     header, at, data = {"__metadata__": {"format": "pt", "model": f"{images}fc:{classes}"}}, 0, b""
     for name, t in (("fc1.weight", weight), ("fc1.bias", np.zeros(classes))):
         raw = t.astype("<f4").tobytes()
@@ -32,7 +32,8 @@ def linear(path, classes, weight, images=""):
 
 
 def one_hot(directory, pairs):
-    """Test images with one white pixel each: the number of the pixel and the label."""
+    """Write test images with one white pixel each. `pairs`: (number of the pixel, label) for each
+    image."""
     images = np.zeros((len(pairs), 28, 28), np.uint8)
     for image, (pixel, _) in zip(images, pairs):
         image.flat[pixel] = 255
@@ -44,7 +45,7 @@ def one_hot(directory, pairs):
 
 
 def table(ctl):
-    """The confusion matrix."""
+    """The confusion matrix that cnn-ctl has printed."""
     at = ctl.out.index("label   class that the network assigns")
     rows = [line.split() for line in ctl.out[at + 2:at + 12]]
     assert [row[0] for row in rows] == ctl.out[at + 1].split() == [str(i) for i in range(10)]
@@ -79,7 +80,7 @@ def test_each_image_is_in_the_predictions(programs, trained, small):
 
 
 def test_mistakes_are_drawn_on_a_contact_sheet(programs):
-    """Three images are wrong, with known confidence."""
+    """The model classifies three images wrongly, with known probabilities."""
     weight = np.zeros((10, 784))
     for pixel in range(10):
         weight[pixel % 10, pixel] = 2 + pixel
@@ -100,7 +101,7 @@ def test_mistakes_are_drawn_on_a_contact_sheet(programs):
 
 
 def test_large_pictures_in_colour_are_smaller_on_the_sheet(programs):
-    """200 x 200 pixels become 100 x 100: every second one."""
+    """An image of 200 x 200 pixels becomes 100 x 100: the sheet shows every second pixel."""
     images = np.zeros((1, 3, 200, 200), np.uint8)
     images[0, 0, ::2, ::2], images[0, 1] = 255, 9
     (programs.directory / "data").mkdir()

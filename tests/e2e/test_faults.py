@@ -1,5 +1,5 @@
-"""Processes are killed, and peers send garbage. No push is lost or applied twice. tests/fault tests
-every fault in more detail."""
+"""Processes are killed, and peers send garbage: no push is lost or applied twice. tests/fault tests
+each fault in more detail."""
 import random
 import socket
 import time
@@ -35,7 +35,7 @@ def trained(server, images):
     until(lambda: server.status()["images"] >= images, 60, f"{images} images trained")
 
 
-# The server soon notices a death, so that the tests are short.
+# With these options the server notices a death soon, so that the tests are short.
 TRAINING = ("--model", "seed:8", "--epochs", 2, "--checkpoint-ms", 100, "--heartbeat-ms", 100,
             "--suspect-ms", 500, "--dead-ms", 2000, "--recovery-ms", 1000)
 

@@ -1,8 +1,8 @@
-"""A newcomer's first ten minutes: the demo, the page, a killed worker and a killed server, what the
-history says about them, and the network on an image of one's own.
+"""A newcomer's first ten minutes: the demo, the page, a killed worker and a killed server, the
+history of both kills, and the class of an image of your own.
 
-CNN_SLOW=1 begins with a clone of the checkout and builds it; otherwise the demo runs with the build
-under test.
+With CNN_SLOW=1 the test begins with a clone of the checkout and builds it. Otherwise the demo runs
+with the build under test.
 """
 import json
 import os
@@ -76,7 +76,7 @@ def test_export_and_an_image_of_ones_own(programs, small):
     programs.ctl("export", "--checkpoint", run, programs.directory / "net.onnx")
     assert (programs.directory / "net.onnx").stat().st_size > 4 * sum(t.size for t in weights.values())
     digit, label = idx.read(small, idx.NAMES[2])[0], idx.read(small, idx.NAMES[3])[0]
-    mine = programs.directory / "mine.png"  # drawn with a dark pen, as one does
+    mine = programs.directory / "mine.png"  # drawn with a dark pen, as most people do
     mine.write_bytes(png(255 - np.array(digit)))
     warned = programs.ctl("predict", "--checkpoint", run, mine)
     assert any("add --invert" in line for line in warned.lines)

@@ -1,4 +1,4 @@
-"""history.jsonl: every epoch once and no torn line, whatever is killed; what cnn-ctl makes of it."""
+"""history.jsonl has every epoch once and no torn line, whatever is killed; cnn-ctl can read it."""
 import csv
 import io
 import json
@@ -16,7 +16,7 @@ TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
 
 
 def lines_of(directory):
-    """The lines of the history. Each must be whole."""
+    """The lines of the history, parsed. Fails if a line is incomplete."""
     text = (directory / "history.jsonl").read_text()
     assert text.endswith("\n")
     return [json.loads(line) for line in text.splitlines()]
@@ -33,10 +33,10 @@ def test_every_epoch_once_after_ten_kills(programs, small):
     for _ in range(10):
         begun = server.status()["training_epoch"]
         until(lambda: server.status()["training_epoch"] >= min(begun + 2, epochs - 1), 30, "an epoch")
-        time.sleep(chance.uniform(0, 0.3))  # anywhere in an epoch
+        time.sleep(chance.uniform(0, 0.3))  # to kill at any point of an epoch
         server.kill()
         with (server.directory / "history.jsonl").open("a") as file:
-            file.write('{"t":17,"kind":"epo')  # what a loss of power may leave
+            file.write('{"t":17,"kind":"epo')  # a torn line, as a loss of power may leave it
         server = programs.restart(server, "--model", "seed:4", "--epochs", epochs,
                                   "--checkpoint-ms", 200)
         server.line("http listening")

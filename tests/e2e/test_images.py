@@ -1,6 +1,6 @@
-"""Images of other shapes than MNIST's: converted, trained, refused, from memory and from the disk.
+"""Images of other shapes than MNIST's are converted, trained or refused, from memory and from disk.
 
-The test makes small files in the formats of CIFAR, EMNIST and NumPy, and pictures.
+The tests make small files in the formats of CIFAR, EMNIST and NumPy, and pictures.
 """
 import zlib
 
@@ -14,7 +14,8 @@ SHORT = ["--epochs", "1", "--batch-size", "20", "--optimizer", "sgd", "--lr", "0
 
 
 def cifar(directory, kind, n):
-    """CIFAR-10's or CIFAR-100's binaries with `n` training and 20 test images; all of them."""
+    """Write binary files as of CIFAR-10 or CIFAR-100, with `n` training and 20 test images. Returns
+    all images and labels."""
     rng = np.random.default_rng(kind)
     labels = rng.integers(0, kind, n + 20, dtype=np.uint8)
     pixels = rng.integers(0, 256, (n + 20, 3, 32, 32), dtype=np.uint8)
@@ -35,7 +36,7 @@ def make_idx(directory, images, labels, n, names=idx.NAMES):
 
 
 def colours(directory, n=60, side=8, classes=3, tests=10):
-    """Small images of three channels."""
+    """Write a data set of `n` small training images with three channels."""
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (n + tests, 3, side, side), dtype=np.uint8)
     make_idx(directory, images, rng.integers(0, classes, n + tests).astype(np.uint8), n)
@@ -239,9 +240,9 @@ def test_a_run_keeps_its_images(programs):
 @pytest.mark.parametrize("mode", [[], ["--n-push", "4", "--n-fetch", "4"], ["--mode", "easgd"]],
                          ids=["plain", "several", "easgd"])
 def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
-    """The same bytes in the same order: the same weights."""
+    """The images have the same bytes and the same order, so the weights must be equal."""
     place = programs.directory / "colour"
-    colours(place, n=400, side=32, tests=2500)  # several pieces of the test images
+    colours(place, n=400, side=32, tests=2500)  # several grants for one evaluation
     rest = [] if mode[:1] == ["--mode"] else ["--optimizer", "sgd", "--lr", "0.01"]
     weights, losses = [], []
     for i, limit in enumerate(([], ["--data-memory-mb", "1"])):
@@ -253,7 +254,7 @@ def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
         losses.append((result["accuracy"], [e["test_loss"] for e in result["epoch_records"]]
                        if "epoch_records" in result else result["loss"]))
         weights.append(programs.export(programs.directory / f"ckpt{i}", f"{i}.st").read_bytes())
-    # in memory, the device makes the steps: other rounding
+    # with images in memory, the device makes the local steps, which round in another way
     if "--n-push" in mode and model == "fc:3":
         a, b = (safetensors.load(programs.directory / f"{i}.st") for i in range(2))
         assert all(np.abs(a[k] - b[k]).max() < 1e-6 for k in a)
@@ -340,7 +341,7 @@ def test_auto_may_change_until_a_push_is_accepted(programs, data):
     first = programs.worker(server.endpoint)
     server.line("server images.* input=1x28x28")
     first.line("worker connected")
-    other = programs.worker(server.endpoint, data=place)  # the first one is still there
+    other = programs.worker(server.endpoint, data=place)  # the first worker is still connected
     assert other.wait(20) == 6
     other.line("for images of 1x28x28, 10 classes, the images of this worker are 3x8x8", 0.1)
     first.kill()

@@ -16,7 +16,7 @@ from support import idx
 from support.build import ROOT, command
 from support.programs import Process
 
-# arguments, and a word that the message must contain
+# (arguments, a word that the message must contain)
 BAD_SERVER = [
     (["--lr", "nan"], "lr"),
     (["--lr", "inf"], "lr"),
@@ -156,7 +156,7 @@ def test_bad_environment_exits_2_and_names_the_variable(programs):
 
 
 def config(programs, *arguments, env=None):
-    """Run cnn-ps with a configuration that it must accept."""
+    """Run cnn-ps --check-config with options that it must accept. Returns the configuration."""
     p = programs.add(Process("cnn-ps", command("cnn-ps", "--check-config", *arguments), env))
     assert p.wait(10) == 0, p.tail()
     return p
@@ -355,7 +355,7 @@ def test_option_of_another_command_is_named(programs):
                                            "--server", "tcp://127.0.0.1:1")))
     assert p.wait(10) == 0, p.tail()
     p.line("warning: --server has no effect with keygen$", 0.1)
-    # these variables are for the server or the workers
+    # the server or the workers read these variables
     assert not warnings(status("status", env={"CNN_DATA": "X", "CNN_MODEL": "seed:4"}))
 
 
@@ -380,7 +380,7 @@ def gz(raw):
     return gzip.compress(raw, mtime=0)
 
 
-# file, its bytes (None: the file is absent), suffix "" or ".gz"
+# (file, its bytes or None if the file is absent, suffix "" or ".gz")
 BAD_FILES = {
     "absent": (TRAIN, None, ""),
     "empty": (TRAIN, b"", ""),
@@ -457,7 +457,8 @@ def test_data_file_that_is_no_regular_file_exits_6(programs, tmp_path, kind):
 
 
 def test_good_tiny_files_are_not_refused(programs, tmp_path):
-    """The files that the cases above change are valid: without a change the worker loads them."""
+    """The files that the cases above damage are valid: if none is damaged, the worker loads
+    them."""
     directory = tiny(tmp_path / "data")
     p = programs.worker("tcp://127.0.0.1:1", "--connect-timeout-ms", 500, data=directory)
     assert p.wait(15) == 3, p.tail()
@@ -473,10 +474,11 @@ def test_gzip_bomb_costs_no_memory(programs, tmp_path):
     assert p.wait(10) == 6, p.tail()
 
 
-# ---- runs that are probably mistakes, but are no errors
+# ---- runs that are probably mistakes, but not errors
 
 def doubtful(programs, words, *options):
-    """One short run, which must cause exactly one warning, in the log and in the result."""
+    """Make a short run, which must cause exactly one warning, in the log and in the result. The
+    warning must contain `words`."""
     server = programs.server("--model", "fc:10", "--epochs", 1, *options, directory=None)
     worker = programs.worker(server.endpoint)
     result = server.result()

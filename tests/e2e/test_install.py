@@ -1,6 +1,7 @@
-"""make install: a program outside the tree uses libcnnps, and manual pages and completions fit.
+"""Tests make install: a program outside the tree can use libcnnps, and manual pages and completions
+agree with the programs.
 
-The files go below a temporary directory (DESTDIR), as they do when a package is built.
+The tests install into a temporary directory (DESTDIR), as the build of a package does.
 """
 import os
 import re
@@ -42,7 +43,7 @@ def compiler_flags(root):
                PKG_CONFIG_SYSROOT_DIR=str(root), PKG_CONFIG_ALLOW_SYSTEM_LIBS="1",
                PKG_CONFIG_ALLOW_SYSTEM_CFLAGS="1")
     flags = run("pkg-config", "--cflags", "--libs", "cnnps", env=env).split()
-    # The sysroot is that of cnnps only: the libraries that it needs are this machine's own.
+    # The sysroot contains only cnnps; the libraries that cnnps needs are those of this machine.
     return [re.sub(f"^(-[IL]){root}(?!/usr/(include|lib)$)", r"\1", flag) for flag in flags]
 
 
@@ -52,7 +53,7 @@ def test_program_outside_the_tree_trains(programs, installed, tmp_path, static):
     text = (ROOT / "worker/examples/line.c").read_text(encoding="utf-8")
     source.write_text(text.replace('"worker/client/cnnps.h"', "<cnnps.h>"), encoding="utf-8")
     if static:
-        # Only libcnnps: the other libraries of Debian 12 do not all link statically.
+        # Only libcnnps is linked statically: some other libraries of Debian 12 cannot be.
         flags = [{"-lcnnps": "-l:libcnnps.a"}.get(f, f) for f in compiler_flags(installed)]
         flags += run("pkg-config", "--libs", *NEEDED).split()
     else:
@@ -76,7 +77,7 @@ def test_libraries_export_exactly_the_interface(installed):
     assert exported() == sorted(set(re.findall(r"^[a-z].*?\b(cnnps_\w+)\(", header, re.M)))
     shared = run("nm", "-D", "--defined-only", installed / "usr/lib/libcnnps.so.0")
     assert sorted(re.findall(r" T (\w+)@@CNNPS_0", shared)) == exported()
-    assert len(re.findall(r" [A-Z] ", shared)) == len(exported()) + 1  # and the version's own name
+    assert len(re.findall(r" [A-Z] ", shared)) == len(exported()) + 1  # one for the version
     static = run("nm", "-g", "--defined-only", installed / "usr/lib/libcnnps.a")
     assert sorted(re.findall(r" [A-Z] (\w+)", static)) == exported()
     assert "libcnnps.so.0]" in run("readelf", "-d", installed / "usr/lib/libcnnps.so")
@@ -116,7 +117,7 @@ def test_manual_page_of_the_library_has_every_call(installed):
 
 
 def complete(installed, *words):
-    """What bash proposes for the last of `words`."""
+    """The completions that bash proposes for the last of `words`."""
     script = installed / "usr/share/bash-completion/completions" / words[0]
     return run("bash", "-c", 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
                '_cnn_ps "$1"; printf "%s\\n" "${COMPREPLY[@]}"', script, *words).split()
@@ -138,7 +139,8 @@ def test_zsh_reads_its_completions(installed):
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
 def test_server_reports_to_the_service_manager(programs, tmp_path, abstract):
-    """Type=notify of systemd: READY=1 once workers can connect, STOPPING=1 when it ends."""
+    """As systemd's Type=notify expects, the server sends READY=1 when workers can connect, and
+    STOPPING=1 when it stops."""
     name = f"\0cnn-ps-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(20)

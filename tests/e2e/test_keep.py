@@ -1,4 +1,4 @@
-"""--keep: weights of evaluated epochs beside the checkpoints."""
+"""Tests --keep, which writes the weights of evaluated epochs beside the checkpoints."""
 import json
 
 import numpy as np

@@ -17,7 +17,7 @@ K8S = ROOT / "deploy/k8s"
 VALIDATE = ROOT / "build/tools/bin/kubernetes-validate"  # made by deploy/setup.sh tools
 VERSIONS = ("1.33", "1.34", "1.35")
 UNIT = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-MIXTURES = {  # directory: resources and components of a user's own overlay; None: as it is
+MIXTURES = {  # name: (resources, components) of a user's overlay; None: an overlay as it is
     "cpu": None, "gpu": None,
     "gpu on spot nodes with metrics": ("overlays/gpu", ["components/spot", "components/podmonitor"]),
     "cpu with metrics": ("overlays/cpu", ["components/podmonitor"]),
@@ -44,7 +44,7 @@ def kubectl():
 
 @pytest.fixture(params=MIXTURES)
 def manifests(request, kubectl, tmp_path):
-    """All objects of an overlay."""
+    """All objects of one overlay, as kustomize builds them."""
     mixture = MIXTURES[request.param]
     directory = K8S / "overlays" / request.param
     if mixture == "page":
@@ -73,7 +73,7 @@ def of_kind(manifests, kind, name=None):
 
 
 def containers(manifests):
-    """(object, container) of the server and of a worker."""
+    """The pairs (object, container) of the server and of a worker."""
     for kind, name in (("StatefulSet", "server"), ("Job", "worker")):
         o = of_kind(manifests, kind, name)
         one, = o["spec"]["template"]["spec"]["containers"]
@@ -81,7 +81,7 @@ def containers(manifests):
 
 
 def variables(manifests, container):
-    """The environment of a container."""
+    """The environment variables of a container."""
     found = {}
     for source in container.get("envFrom", ()):
         found.update(of_kind(manifests, "ConfigMap", source["configMapRef"]["name"])["data"])
@@ -167,7 +167,7 @@ def test_grace_fits_into_the_time_of_the_pod(manifests):
 
 
 def test_a_job_replaces_what_a_restart_can_repair(manifests):
-    """The statuses of docs/operations.md."""
+    """Compares the Job with the exit statuses of docs/operations.md."""
     job = of_kind(manifests, "Job")
     action = {}
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
@@ -189,7 +189,7 @@ def bytes_of(quantity):
 
 
 def test_memory_limits_are_those_of_the_formula(manifests, tmp_path):
-    """docs/cluster.md, "Limits". cnn-ps computes that of the server."""
+    """The limits follow docs/cluster.md, "Limits". cnn-ps computes the limit of the server."""
     (_, server), (_, worker) = containers(manifests)
     (tmp_path / "checkpoints").mkdir()
     keys = subprocess.run(command("cnn-ctl", "keygen", tmp_path / "keys"), capture_output=True)
@@ -209,8 +209,8 @@ def test_memory_limits_are_those_of_the_formula(manifests, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to root")
 def test_the_server_runs_with_a_mounted_secret(programs, data):
-    """Key files as Kubernetes mounts them: of root, 0440, through links, for the group of the pod; the
-    process is another user. A worker with such a key trains."""
+    """The key files are as Kubernetes mounts them: owned by root and the group of the pod, mode
+    0440, behind links. Server and worker run as another user, and train with these keys."""
     keys = programs.keygen()
     place = Path("/run") / f"cnn-test-{os.getpid()}"
     try:
@@ -222,7 +222,7 @@ def test_the_server_runs_with_a_mounted_secret(programs, data):
             (place / name).symlink_to(f"..data/{name}")
         place.chmod(0o755)
         user = ["setpriv", "--reuid=10001", "--regid=10001", "--groups=10001"]
-        # the checkout may lie where the user 10001 cannot look
+        # the user 10001 may have no access to the checkout
         for name in ("cnn-ps", "cnn-worker"):
             shutil.copy(BUILD / name, place / name)
         server = programs.add(Process("cnn-ps", [

@@ -1,5 +1,4 @@
-"""cnn-ladder and stage 0 of it, with the commands of docs/ladder.md, at sizes that take little
-time."""
+"""Runs cnn-ladder and its stage 0 with the commands of docs/ladder.md, at small sizes."""
 import base64
 import csv
 import hashlib
@@ -19,12 +18,12 @@ from support.build import PATIENCE, ROOT, command
 
 STEP = ("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
         "copy_out_ms,host_ms,error,ms_low,ms_high").split(",")
-# hashes of the first twelve test images of MNIST, and of those that pictures.py draws
+# hashes of the first twelve test images of MNIST, and of the images that pictures.py draws
 MNIST_TWELVE = "da41fb5b9abe41a80d6eb74dfa29c8ed2eab718f449edb65205add499adfe8e0"
 MNIST_FIRST = "16b3f265b4278efb7f48411b4e1f1530b926d3494f17628afd6071e6dba2a3b8"
 PREDICTION = ("rung,seconds,steps,right,image,label,prediction,probability,"
               "of_label").split(",")
-PICTURES = 5  # of pictures.py
+PICTURES = 5  # number of images that pictures.py draws
 
 
 def ladder(data, *arguments):
@@ -148,7 +147,7 @@ def predictions(path, labels):
 
 
 def embedded(svg):
-    """The pixels of every embedded picture, white on black as in the data set."""
+    """The pixels of every picture in an SVG file, white on black as in the data set."""
     found = []
     for text in re.findall(r"data:image/png;base64,([^\"]+)", svg):
         raw = base64.b64decode(text)

@@ -1,4 +1,5 @@
-"""Shared-memory lanes (docs/lane.md): the same results as over TCP, and no trace after a death."""
+"""Shared-memory lanes (docs/lane.md) give the same results as TCP, and leave nothing behind after a
+death."""
 import random
 import shutil
 import signal
@@ -17,13 +18,13 @@ SHM = ("--lane", "shm")
 
 
 def maps(process):
-    """The lines of the process's memory that belong to a lane."""
+    """The lines of /proc/PID/maps that belong to a lane."""
     lines = Path(f"/proc/{process.popen.pid}/maps").read_text().splitlines()
     return [line for line in lines if "memfd:cnn-ps pushes" in line]
 
 
 def test_the_weights_are_those_of_tcp(programs):
-    """One worker trains a network over each transport: the same bits."""
+    """One worker trains a network over each transport. The weights are equal bit for bit."""
     files = []
     for lane in ("tcp", "shm"):
         server = programs.server(*NET, "--lane", lane, directory=lane)
@@ -39,8 +40,8 @@ def test_the_weights_are_those_of_tcp(programs):
 
 @pytest.mark.parametrize("size, level", [(0, "replay"), (200000, "replay"), (0, "always")])
 def test_kills_of_both_sides(programs, size, level):
-    """Exactly once, with pushes in shared memory, for kills of workers and of the server at random
-    moments. Nothing stays open in the server when a worker dies, and a new server replaces the
+    """Each push in shared memory counts exactly once, although workers and the server are killed at
+    random times. The server closes the lane of a worker that dies, and a new server replaces the
     socket of the old one."""
     rounds, pushes = (250, 30000) if FULL else (4, 300)
     dice = random.Random(size)
@@ -69,7 +70,8 @@ def test_workers_use_a_lane_without_any_option(programs):
 
 
 def test_a_worker_that_cannot_reach_the_socket_uses_tcp(programs):
-    """As in a container of its own: its log says why, and the server counts no lane."""
+    """The worker is in a container of its own. Its log says why it has no lane, and the server
+    counts no lane."""
     run = LedgerRun(programs, 0, 100, size=100)
     run.server.line("net listening")
     (programs.directory / "ckpt" / "lane").unlink()
@@ -89,8 +91,8 @@ def test_a_stopped_worker_delays_nobody(programs):
 
 
 def test_without_shared_memory_workers_use_tcp(programs):
-    """A directory whose path is too long for a socket; the log says so. A worker that insists on
-    shared memory exits with one line."""
+    """The path of the directory is too long for a socket, and the log says so. A worker with --lane
+    shm exits with one line."""
     deep = "x" * 100
     run = LedgerRun(programs, 1, 50, "--lane", "auto", directory=deep)
     assert "--lane-socket" in run.server.line(r"lane off. reason=(.*)")[1]
@@ -107,8 +109,8 @@ def test_a_server_that_needs_shared_memory_exits_without_it(programs):
 
 
 def test_containers_share_the_directory_of_the_socket(programs):
-    """A worker in other namespaces of processes, files and messages: the file of the socket
-    suffices."""
+    """A worker in other PID, mount and IPC namespaces gets a lane if it can open the file of the
+    socket."""
     unshare = shutil.which("unshare")
     words = [unshare, "--pid", "--mount", "--ipc", "--uts", "--fork", "--kill-child"]
     if not unshare or subprocess.run([*words, "true"], check=False, capture_output=True).returncode:

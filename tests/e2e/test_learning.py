@@ -1,5 +1,5 @@
-"""Real servers and real workers learn. Equal seeds give equal bytes, and a step equals the step of
-an implementation in NumPy."""
+"""Networks learn with real servers and workers. Equal seeds give equal bytes, and a step equals the
+step of an implementation in NumPy."""
 import numpy as np
 import pytest
 
@@ -9,7 +9,8 @@ from support import safetensors
 
 
 def bound(mnist, digits, clothes):
-    """The accuracy to reach. Fashion-MNIST's clothes are harder than MNIST's digits."""
+    """The accuracy that a test must reach. Fashion-MNIST's clothes are harder than MNIST's
+    digits."""
     return digits if mnist else clothes
 
 
@@ -53,8 +54,9 @@ def test_another_seed_gives_other_bytes(programs, small):
     assert exports[0] != exports[1]
 
 
-# If Adagrad's sum starts at 0, its first step is the sign of g. Two float32 programs disagree about
-# the sign where g is nearly 0. With a start of 0.01 the step is a smooth function of g.
+# If Adagrad's sum starts at 0, the first step depends only on the sign of the gradient g. If g is
+# nearly 0, two float32 programs may compute another sign. With a sum of 0.01 at the start the step
+# is a smooth function of g.
 STEPS = {"sgd": lambda w, g: w - 0.1 * g,
          "adagrad": lambda w, g: w - 0.1 * g / (np.sqrt(0.01 + g * g) + 1e-8)}
 

@@ -1,4 +1,4 @@
-"""The memory of a server in every mode: the formula of docs/cluster.md, the figure of
+"""Compares the memory of a server in every mode: the formula of docs/cluster.md, the figure of
 --check-config, and the peak of real runs."""
 import re
 import subprocess
@@ -14,7 +14,7 @@ W = 4 * PARAMETERS
 MB = 1 << 20
 WORKERS = 2
 DC = ("--delay-compensation",)
-# options; the number of vectors of docs/cluster.md as a function of the number of workers
+# (options, the number of vectors by docs/cluster.md as a function of the number of workers)
 MODES = {
     "downpour": ((), lambda n: 2),
     "downpour, sgd": (("--optimizer", "sgd"), lambda n: 1),
@@ -52,8 +52,8 @@ def check_config(tmp_path, *options):
 
 
 def peak(process):
-    """The peak of the resident memory so far, without the memory that workers share with it: the
-    worker that writes a page first pays for it."""
+    """The peak of the resident memory of the server so far, without the memory that it shares with
+    workers: the kernel charges a page to the process that writes to it first, which is a worker."""
     with open(f"/proc/{process.popen.pid}/status") as f:
         text = f.read()
     peak, shared = (1024 * int(re.search(rf"{name}:\s+(\d+) kB", text)[1])
@@ -95,7 +95,7 @@ def test_the_examples_of_the_page_are_what_check_config_prints(tmp_path, mode, n
 
 
 def updated(server, n):
-    """Wait for enough updates that every buffer has been used."""
+    """Wait for `n` updates, after which the server has used every buffer."""
     until(lambda: server.status()["updates"] >= n, 90, f"{n} updates: {server.tail()}")
 
 

@@ -1,5 +1,5 @@
-"""/metrics: promtool reads it, docs/monitoring.md explains it, and alerts and dashboard use what is
-there."""
+"""Tests /metrics: promtool can read it, docs/monitoring.md explains each metric, and alert rules
+and dashboard use only metrics that exist."""
 import json
 import re
 import shutil

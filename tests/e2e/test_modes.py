@@ -1,4 +1,4 @@
-"""Every mode with real processes: it learns, each image counts once per epoch, and a stopped worker
+"""With real processes every mode learns, each image counts once per epoch, and a stopped worker
 does not stop the run.
 
 CNN_SLOW=1 adds the tests that take minutes: three epochs of all images in each mode, 16 workers,
@@ -53,8 +53,8 @@ def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
 
 
 def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
-    """A step takes 3 gradients of 4 workers: 60 batches make 20 steps. A gradient that comes too
-    late is superseded, not rejected."""
+    """Four workers compute, and each step uses the first 3 gradients, so 60 batches make 20 steps.
+    A gradient that arrives too late is superseded, not rejected."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers",
                         4, "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
                         "--dead-ms", 60000)
@@ -78,8 +78,8 @@ def test_a_buffer_makes_one_update_of_several_gradients(programs, small, mode):
 
 
 def test_sync_reports_short_steps(programs, small):
-    """Two workers where a step needs three gradients: the run continues, and the server reports
-    short steps."""
+    """A step needs three gradients, but there are only two workers: the run continues, and the
+    server reports short steps."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--min-workers",
                         2, "--sync-workers", 3, "--suspect-ms", 20000, "--dead-ms", 60000)
     for _ in range(2):
@@ -114,7 +114,8 @@ def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
     ids=["downpour", "several", "sum", "sync", "easgd", "sandblaster"])
 def test_running_statistics_are_those_of_the_images(programs, small, mode):
     """The first layer of the model normalises the pixels, so all batches have nearly the same
-    statistics, and the running ones end there in every mode, with any number of workers."""
+    statistics. The running statistics must end near these values in every mode, with any number of
+    workers."""
     server = programs.server("--model", "batchnorm conv:8:3 batchnorm relu pool:2 fc:10",
                              "--epochs", 4, "--min-workers", 3, *mode)
     for _ in range(3):
@@ -124,7 +125,7 @@ def test_running_statistics_are_those_of_the_images(programs, small, mode):
     assert result["accuracy"] >= 0.6 and result["rejected"] == 0, result
     weights = safetensors.load(programs.export(server.directory))
     pixels = idx.read(small, idx.NAMES[0]) / 255
-    left = 0.9 ** result["updates"]  # of the initial values 0 and 1
+    left = 0.9 ** result["updates"]  # remaining share of the initial values 0 and 1
     for name, start, end in (("mean", 0, pixels.mean()), ("var", 1, pixels.var())):
         expected = left * start + (1 - left) * end
         assert abs(weights[f"bn1.running_{name}"][0] - expected) < 0.01, (name, expected)
@@ -133,7 +134,7 @@ def test_running_statistics_are_those_of_the_images(programs, small, mode):
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", "sgd"])
 def test_sandblaster_goes_down(programs, small, optimizer):
-    """One step uses the whole data set, so an epoch is one step."""
+    """The loss decreases. One step uses the whole data set, so an epoch has one step."""
     server = programs.server("--model", "seed:32", "--epochs", 8, "--mode", "sandblaster",
                         "--optimizer", optimizer, "--min-workers", 3)
     for _ in range(3):
@@ -150,8 +151,8 @@ def test_sandblaster_goes_down(programs, small, optimizer):
     ("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 1000),
     ("--mode", "downpour", "--warm-start-updates", 20)], ids=["sandblaster", "downpour"])
 def test_healthy_run_rejects_nothing(programs, small, options):
-    """Workers of equal speed: if a backup copy makes a result useless, the result is superseded,
-    not rejected."""
+    """The workers are equally fast. If a backup copy makes a result useless, the result is
+    superseded, not rejected."""
     result = train(programs, 4, *options, data=small, epochs=4)
     print(f"superseded {result['superseded']}")
     assert result["images_per_epoch"] == [6000] * 4
@@ -190,8 +191,8 @@ def peak_mib(process):
 
 
 def test_delay_compensation_takes_memory_for_live_workers_only(programs, small):
-    """3 MiB of weights and 256 slots: the server does not keep 256 copies, but one of each version
-    that a worker holds."""
+    """The weights have 3 MiB, and there are 256 slots. The server does not keep 256 copies of the
+    weights, but only one copy of each version that a worker holds."""
     server = programs.server("--model", "fc:1000 relu fc:10", "--delay-compensation", "constant",
                         "--epochs", 2, "--min-workers", 2, "--max-updates", 100, directory=None)
     endpoint = server.endpoint
@@ -218,7 +219,7 @@ def worker_images(server):
 
 
 class Speed:
-    """The steps per second since the object was made, and the images per second of the workers
+    """Measures from its creation on: the steps per second, and the images per second of the workers
     `who`."""
 
     def __init__(self, server, who):
@@ -238,7 +239,7 @@ class Speed:
 
 
 ENDLESS = ("--model", "fc:32 relu fc:10", "--epochs", 65536, "--min-workers", 4)
-# options; the fraction of their images per second that the other workers must keep (0: any)
+# {name: (options, the share of their images per second that the other workers must keep; 0: any)}
 STOPPED = {
     "downpour": ((), 0.95),
     "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),  # a bound that is never reached
@@ -248,8 +249,8 @@ STOPPED = {
 
 
 def stop_one(server, victim, number):
-    """The speed of the other workers before the stop, during it, and after worker `number` has
-    returned."""
+    """Stop the process `victim`. Returns the speed of the other workers before the stop, during it,
+    and after worker `number` has returned."""
     others = [w for w in worker_images(server) if w != number]
     before = Speed(server, others).after(2)
     victim.signal(signal.SIGSTOP)
@@ -283,7 +284,7 @@ def test_a_stopped_worker_stops_nobody(programs, small, mode):
 
 
 def slow_down(process, ended):
-    """Let the process run for a tenth of the time."""
+    """Let the process run for only a tenth of the time, until the event `ended`."""
     while not ended.is_set() and process.running():
         process.signal(signal.SIGCONT)
         ended.wait(0.01)

@@ -1,4 +1,5 @@
-"""cnn-ctl export to ONNX: ONNX Runtime and cnn-ctl eval predict the same, for every layer."""
+"""cnn-ctl exports to ONNX: ONNX Runtime and cnn-ctl eval give equal predictions, for every
+layer."""
 import csv
 import json
 import struct
@@ -49,7 +50,7 @@ MODELS = {
 
 
 def random_weights(path, programs, model):
-    """A .safetensors file of the model with random weights, which also has random statistics."""
+    """Write a .safetensors file of the model with random weights and random running statistics."""
     server = programs.server("--model", model, directory="init")
     shapes = {n: t.shape for n, t in safetensors.load(programs.export(server.endpoint)).items()}
     text = server.status()["model"]
@@ -69,7 +70,7 @@ def random_weights(path, programs, model):
 
 
 def data_set(directory, shape, n):
-    """Random test images with labels from 0 to 9."""
+    """Write `n` random test images with labels from 0 to 9."""
     rng = np.random.default_rng(9)
     c, h, w = map(int, shape.split("x"))
     coarse = rng.integers(0, 256, (n, c, h // 4, w // 4), dtype=np.uint8)

@@ -1,7 +1,8 @@
-"""make deb: two builds have the same bytes, lintian accepts them, a fresh Debian trains with them.
+"""Tests make deb: two builds give packages with the same bytes, lintian accepts the packages, and a
+fresh Debian trains with them.
 
-Takes minutes and needs debhelper, lintian, a Docker engine and Debian's archive, so it runs only in
-`make deb-test`.
+The tests take minutes and need debhelper, lintian, a Docker engine and Debian's archive, so only
+`make deb-test` runs them.
 """
 import hashlib
 import os
@@ -51,7 +52,8 @@ def test_two_builds_have_the_same_bytes(packages):
 
 
 def test_fresh_debian_trains_with_the_packages(packages, tmp_path):
-    """apt installs the packages with what they need; server, two workers, a C program and Python run."""
+    """apt installs the packages and their dependencies. Then server, two workers, a C program and a
+    Python program run."""
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
         pytest.skip("no containers: no Docker engine answers")
     image = run(ROOT / "deploy/base_image.sh").strip()

@@ -1,4 +1,4 @@
-"""The page of the server, in Chromium: what it shows, what survives, who may read it."""
+"""Tests the server's page in Chromium: its content, restarts of the server, and access tokens."""
 import base64
 import json
 import re
@@ -20,7 +20,7 @@ def url_of(server):
 
 
 def fetch(url, **headers):
-    """Returns status, headers and body."""
+    """Send a GET request. Returns (status, headers, body)."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as reply:
             return reply.status, reply.headers, reply.read()
@@ -174,7 +174,7 @@ def test_a_stream_that_is_not_read_costs_nothing(programs, small):
 
 
 def stream_event(url, name):
-    """The data of the next event called `name`."""
+    """The data of the next server-sent event with this name."""
     with urllib.request.urlopen(url + "/events", timeout=20 * PATIENCE) as stream:
         for line in stream:
             if line == b"event: %s\n" % name.encode():

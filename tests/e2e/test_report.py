@@ -1,4 +1,4 @@
-"""cnn-ctl report: one HTML file that compares runs, in Chromium."""
+"""Tests cnn-ctl report, which makes an HTML file that compares runs, in Chromium."""
 import json
 import re
 
@@ -8,7 +8,7 @@ HOSTILE = '</script><script>document.title = "taken over"</script>'
 
 
 def report(programs, *directories):
-    """Returns the text of the page."""
+    """Returns the HTML text that cnn-ctl report prints."""
     return "\n".join(programs.ctl("report", *directories).out)
 
 
@@ -36,7 +36,7 @@ def test_report_compares_runs(programs, small, browser):
             "r => [...r.cells].map(c => c.textContent))"
     rows = browser.execute_script(cells % "runs")
     assert [row[:3] for row in rows[:1]] == [[str(one), "done", "2"]]
-    assert rows[1][:2] == [str(two), "drained"] and rows[1][10] == "2"  # starts of the server
+    assert rows[1][:2] == [str(two), "drained"] and rows[1][10] == "2"  # 2 starts of the server
     assert re.fullmatch(r"\d+\.\d\d %", rows[0][3])
     differ = {row[0]: row[1:] for row in browser.execute_script(cells % "options")}
     assert differ["--lr"] == ["0.002", "0.001"] and differ["--epochs"] == ["2", "60"]

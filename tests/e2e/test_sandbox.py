@@ -1,4 +1,4 @@
-"""The sandbox of cnn-ps: it holds for every thread, and it is what --sandbox demands."""
+"""The sandbox of cnn-ps applies to every thread, and --sandbox selects it."""
 import ctypes
 import errno
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 VECTOR = ("--model", "vector:100", "--epochs", 0)
-LANDLOCK = (444, 445, 446)  # the system calls, the same number on every architecture
+LANDLOCK = (444, 445, 446)  # numbers of Landlock's system calls, equal on every architecture
 NO_LANDLOCK = (sys.executable, __file__)  # a command line to put in front of a program
 
 
 def threads(server):
-    """The status of each thread, as a dictionary."""
+    """/proc/PID/task/TID/status of each thread, as dictionaries."""
     for task in Path(f"/proc/{server.popen.pid}/task").iterdir():
         lines = (task / "status").read_text().splitlines()
         yield dict(line.split(":\t", 1) for line in lines if ":\t" in line)
@@ -24,9 +24,9 @@ def forbid(calls):
     """From now on the system calls fail with ENOSYS in this process and in those that it
     starts."""
     code = [(0x20, 0, 0, 0)]  # load the number of the call
-    for n in calls:  # if it is n, return ENOSYS
+    for n in calls:  # if the number is n, return ENOSYS
         code += [(0x15, 0, 1, n), (0x06, 0, 0, 0x00050000 | errno.ENOSYS)]
-    code.append((0x06, 0, 0, 0x7FFF0000))  # else allow it
+    code.append((0x06, 0, 0, 0x7FFF0000))  # otherwise allow the call
     text = b"".join(struct.pack("HBBI", *step) for step in code)
     text = ctypes.create_string_buffer(text, len(text))
     head = struct.pack("HxxxxxxP", len(code), ctypes.addressof(text))

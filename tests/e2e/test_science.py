@@ -36,7 +36,7 @@ def test_time_is_the_cost_models(small):
     fast, slow = (end(science(small, "--workers", 1, *FREE, "--image-us", us))["seconds"]
                   for us in (100, 300))
     assert slow == pytest.approx(3 * fast, rel=0.02)
-    # evaluating a test image costs a third of training on an image
+    # evaluating an image takes a third of the time of training on it
     assert 1 < fast / (images * 100e-6) < 2
 
 
@@ -49,8 +49,8 @@ def test_equal_runs_are_equal_and_other_seeds_are_not(small):
 
 @pytest.mark.parametrize("workers", [1, 8, 16])
 def test_easgd_reaches_97_percent_with_any_number_of_workers(data, mnist, workers):
-    """Three epochs with the mode's defaults. docs/modes.md has five seeds and more numbers of
-    workers."""
+    """A run has three epochs, with the defaults of the mode. docs/modes.md has the results of five
+    seeds and of more numbers of workers."""
     result = end(science(data, "--workers", workers, "--look-s", 1000,
                          run=("--mode", "easgd", "--seed", 1)))
     assert result["images"] == 180000

@@ -1,9 +1,9 @@
-"""What the modes reach with their defaults, in virtual time (tests/bench/science.c): more workers
-are faster, and every mode learns with 1 to 16 workers. The model is seed:32 on MNIST; with other
-data the tests are skipped.
+"""Tests the modes with their defaults in virtual time (tests/bench/science.c): more workers are
+faster, and every mode learns with 1 to 16 workers. The model is seed:32 on MNIST; with other data
+the tests are skipped.
 
-These tests run one seed. With CNN_SLOW=1 they take the median of five seeds, and run all numbers
-of workers.
+The tests run one seed. With CNN_SLOW=1 they use the median of five seeds, and run all numbers of
+workers.
 """
 import os
 import statistics
@@ -22,7 +22,7 @@ from science_figures import reached  # noqa: E402
 FULL = bool(os.environ.get("CNN_SLOW"))
 SEEDS = (1, 2, 3, 4, 5) if FULL else (1,)
 MNIST_LABELS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-# the best single worker of docs/modes/seed32/runs.csv, the median of five seeds
+# the time of the best single worker in docs/modes/seed32/runs.csv, the median of five seeds
 SINGLE_SECONDS = 1.795
 
 

@@ -1,10 +1,10 @@
-"""Whole runs against a serial reference. One side has several virtual workers, the real server
-core, worker and gradients. The reference has the papers' formulas in NumPy, float64, with its
-own networks (numpy_net).
+"""Compares whole runs with a serial reference. A run has several virtual workers, with the real
+code of server core, workers and gradients. The reference computes the papers' formulas in NumPy, in
+float64, with an implementation of the networks of its own (numpy_net).
 
-The reference gets only the order of the server's decisions (science --record): which worker was
-granted and sent what, and when each push was decided. It computes batches, gradients, the
-workers' own weights and the server's weights from the seed. It must end at the same weights.
+The reference reads only the order of the server's decisions (science --record): what each worker
+was granted, what it sent, and when the server decided each push. From the seed it computes batches,
+gradients, the workers' own weights and the server's weights. It must end with the same weights.
 """
 import subprocess
 
@@ -22,14 +22,14 @@ BATCH, TRAIN, WORKERS = 50, 2020, 4
 
 @pytest.fixture(scope="module")
 def images(data, tmp_path_factory):
-    """2,020 training images in batches of 50, the last of 20; 100 test images."""
+    """2,020 training images, in batches of 50 images and a last batch of 20; 100 test images."""
     directory = tmp_path_factory.mktemp("serial")
     idx.cut(data, directory, TRAIN, 100)
     return directory, idx.read(directory, idx.NAMES[0]), idx.read(directory, idx.NAMES[1])
 
 
 class Problem:
-    """Initial weights, and the gradients of batches, from the seed."""
+    """Computes the initial weights and the gradients of batches from the seed."""
 
     def __init__(self, images, seed):
         _, self.x, self.y = images

@@ -1,4 +1,4 @@
-"""cnn-ctl top on a terminal: how it ends, what it shows, and in what state it leaves the
+"""Tests cnn-ctl top on a terminal: what it shows, how it ends, and in what state it leaves the
 terminal."""
 import fcntl
 import json
@@ -23,8 +23,9 @@ OPENED, CLOSED = "\x1b[?1049h", "\x1b[?1049l"
 
 
 class Terminal:
-    """cnn-ctl top in a session of its own, on a terminal of 24 lines of 80 characters. `text` is what
-    it wrote; `screen` is what one sees. Its TERM has no REP, which pyte does not know."""
+    """cnn-ctl top in a session of its own, on a terminal of 24 lines of 80 characters. `text` is
+    what it has written, and `screen` is what the terminal shows. Its TERM lacks the sequence REP,
+    which pyte does not support."""
 
     def __init__(self, endpoint, *options, size=(24, 80), hup=signal.SIG_DFL, **env):
         self.master, self.slave = pty.openpty()
@@ -112,7 +113,7 @@ def test_top_ends_with_the_run_and_its_accuracy(programs, small, terminal, durab
 
 
 def test_the_end_is_noticed_whenever_top_asks(programs, small, terminal):
-    """Eight programs at once, which request the status at different moments of a second."""
+    """Eight programs run in parallel, and request the status at different times of a second."""
     server = programs.server("--model", "seed:8", "--epochs", 40)
     programs.worker(server.endpoint, data=small)
     tops = []
@@ -184,8 +185,8 @@ def test_control_c_gives_the_terminal_back(programs, terminal):
 
 
 def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(programs, terminal):
-    """SIGTSTP cannot stop the leader of a session. So top restores the terminal and continues at
-    once, as after SIGCONT."""
+    """SIGTSTP cannot stop the leader of a session. So top restores the terminal, and then continues
+    at once, as after SIGCONT."""
     server = programs.server(*ENDLESS)
     top = terminal(server.endpoint)
     top.shows("waiting")
@@ -249,7 +250,7 @@ def test_a_small_terminal_scrolls(programs, small, terminal):
     until(lambda: len(server.status()["workers"]) == 4, 20, "four workers")
     top = terminal(server.endpoint, size=(12, 60))
     top.shows("workers 1 to . of 4")
-    top.type(b"\x1bOB")  # the arrow down
+    top.type(b"\x1bOB")  # the key "arrow down"
     second = server.status()["workers"][1]["name"]
     until(lambda: rows(top)[:1] == [second], 3, "the next worker")
     top.type(b"q")

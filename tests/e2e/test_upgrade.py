@@ -1,5 +1,5 @@
-"""Runs that releases 0.1.0 and 0.2.0 began, from tests/fixtures. In each, expected.json has what the
-release itself reports about the run, and the command that began it."""
+"""Continues runs that releases 0.1.0 and 0.2.0 began, from tests/fixtures. In each directory,
+expected.json has what the old release reports about the run, and the command that began it."""
 import hashlib
 import json
 import shutil
@@ -20,7 +20,8 @@ def left_by(release, programs, name):
 
 
 def left_by_0_1_0(programs, name):
-    """The same, and the run's options under their present names."""
+    """A copy of the run's directory, its expected.json, and the run's options under their present
+    names."""
     directory, expected = left_by("0.1.0", programs, name)
     options = [RENAMED.get(word, word) for word in expected["command"].split()]
     if "--optimizer" not in options:  # 0.1.0 had another default optimizer
@@ -84,8 +85,8 @@ def test_a_run_with_a_log_that_0_1_0_ended_is_resumed(programs):
 
 @pytest.mark.parametrize("name", ["downpour", "sync", "easgd", "wal-killed"])
 def test_a_run_of_0_2_0_is_trained_to_its_end(programs, name):
-    """Three were ended by SIGTERM. The last one was killed, and its log has what its checkpoint
-    lacks."""
+    """SIGTERM ended three of these runs. The last run was killed, and its write-ahead log has
+    events that its checkpoint lacks."""
     directory, expected = left_by("0.2.0", programs, name)
     options = expected["command"].split()
     old, = [file.name for file in directory.glob("ckpt-*")]

@@ -1,4 +1,4 @@
-"""--validate N: the run holds back N training images and evaluates its epochs on them."""
+"""With --validate N a run holds back N training images and evaluates its epochs on them."""
 import json
 import time
 
@@ -13,7 +13,7 @@ OPTIONS = ["--model", "seed:4", "--optimizer", "sgd", "--lr", "0.05", "--epochs"
 
 
 def held_back(n, held):
-    """The numbers of the images that are held back, as proto/WIRE.md says."""
+    """The numbers of the images that are held back, computed as proto/WIRE.md says."""
     row, order = numpy_net.draws(0, 7, 0), list(range(n))
     for i in range(n - 1, 0, -1):
         j = next(row) * (i + 1) >> 64
@@ -23,7 +23,7 @@ def held_back(n, held):
 
 @pytest.fixture(scope="module")
 def by_hand(small, tmp_path_factory):
-    """The data set `small`, split: what is held back is its test set."""
+    """The data set `small`, split in advance: the images to hold back are its test set."""
     images, labels = idx.read(small, idx.NAMES[0]), idx.read(small, idx.NAMES[1])
     held = held_back(len(images), HELD)
     rest = np.setdiff1d(np.arange(len(images)), held)

@@ -1,4 +1,4 @@
-"""The version is the same everywhere: in the programs, common/version.h and CHANGELOG.md."""
+"""The programs, common/version.h and CHANGELOG.md have the same version."""
 import re
 import subprocess
 

@@ -1,5 +1,5 @@
-"""No program waits silently: it logs what it waits for, for how long, until when, and which command
-ends the wait."""
+"""A program that waits logs what it waits for, how long it has waited, when it will give up, and
+which command ends the wait."""
 import http.server
 import os
 import re
@@ -228,7 +228,7 @@ def test_a_name_that_does_not_resolve_is_named(programs, small):
 
 
 def test_each_cause_has_a_line_of_its_own(programs):
-    """The text of each cause is unique: no other cause could be meant."""
+    """Each cause has a text of its own, so that a line cannot mean another cause."""
     seen = {}
     for place in WRONG:
         with place() as (port, cause):
@@ -294,8 +294,8 @@ def test_a_worker_that_lost_its_server_says_so(programs, small):
 
 
 def test_a_worker_whose_server_hangs_says_that_it_is_silent(programs, small):
-    """The server answered before it hung. Now it is silent, and cnn-ctl would get no reply,
-    either."""
+    """The server hangs after it has answered the worker. The worker logs that the server is silent.
+    cnn-ctl would get no reply, either."""
     server = programs.server(*SHORT)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["images"] > 0, 20, "training")

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Find lines of documents with more than 100 columns, also in tables and code. URLs do not count.
+# Find lines of documents with more than 100 columns, also in tables and code. The lint ignores
+# URLs.
 find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o -name '*.md' -print | sort |
 	xargs /usr/bin/python3 -c '
 import re, sys

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A blank line separates the declarations at the top of a block from its statements.
+"""Check that a blank line separates the declarations at the top of a block from its statements.
 
     tests/lint/declarations.py [--fix]
 
-Prints FILE:LINE of each statement that follows a declaration directly; exit 1 if there is one.
---fix inserts the lines instead. A statement in a block of one declaration only, or a declaration
-further down in a block, needs no blank line.
+Prints FILE:LINE of each statement that follows these declarations directly, and exits with 1 if
+there is any. --fix inserts the blank lines instead. A declaration further down in a block, or a
+block with nothing but one declaration and one statement, needs no blank line.
 """
 import re
 import subprocess
@@ -22,14 +22,14 @@ DECLARATION = re.compile(
 LOCAL_TYPE = re.compile(r"\t+(?:static )?(?:const )?(?:struct|union|enum)(?: \w+)? \{$")
 LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|/\*.*?\*/|//.*')
 COMMENT = ("/*", "*", "//")
-# Lines that end with a brace and open no block of statements.
+# Lines that end with an opening brace, but do not begin a block of statements.
 NO_BLOCK = re.compile(
     r".*(?:=|\breturn|,|\() ?\{$|\s*(?:static )?(?:const )?(?:struct|union|enum|typedef|extern|"
     r"namespace)[\w ]*\{$|\s*(?:template.*struct|\*|//|/\*|#)")
 
 
 def end_of_statement(lines, i):
-    """Index of the line that ends the statement of line i."""
+    """The index of the line that ends the statement of line i."""
     depth = 0
     while i < len(lines):
         code = LITERAL.sub("", lines[i])
@@ -41,7 +41,8 @@ def end_of_statement(lines, i):
 
 
 def findings(lines):
-    """Indexes of the statements that follow a block's first declarations without a blank line."""
+    """The indexes of the statements that follow the first declarations of a block without a blank
+    line."""
     for i, line in enumerate(lines):
         if not line.endswith("{") or NO_BLOCK.match(line):
             continue

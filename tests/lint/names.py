@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A comment names only what exists: each word of a C or CUDA comment with an underscore is a name
-somewhere in the code.
+"""Check that comments mention only names that exist: each word with an underscore in a C or CUDA
+comment must be a name somewhere in the code. So a comment cannot keep the old name of a function
+that was renamed.
 
-Prints FILE:LINE of each other word; exit 1 if there is one. So a comment cannot keep the old name
-of a function that was renamed.
+Prints FILE:LINE of each other word, and exits with 1 if there is any.
 """
 import re
 import sys

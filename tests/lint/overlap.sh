@@ -1,7 +1,7 @@
 #!/bin/sh
-# A kernel that is launched with kx_launch overlaps with the previous kernel. Check that it calls
-# await_previous. Without this call, it may read values that the previous kernel has not written yet,
-# an error that tests rarely show.
+# Check that each kernel that kx_launch launches calls await_previous. Such a kernel starts before
+# the previous kernel has ended. Without this call it may read values that the previous kernel has
+# not written yet, an error that tests rarely show.
 find kernels -name '*.cu' | sort | while read -r f; do
 	sed -n 's/.*kx_launch[a-z_]*(\([a-z0-9_]*\).*/\1/p' "$f" | sort -u | while read -r kernel; do
 		awk -v kernel="$kernel" '

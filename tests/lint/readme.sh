@@ -62,7 +62,7 @@ for doc in $(find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o
 	grep -qF "]($link)" docs/README.md || say "docs/README.md: does not list $doc"
 done
 
-# Names that end in _kernel: only kernels have such names.
+# Only kernels have names that end in _kernel.
 kernels=$(find kernels/cuda -name '*.cu' -exec grep -ohE '\b[a-z0-9_]+_kernel\b' {} +)
 for kernel in $(echo "$kernels" | sort -u); do
 	grep -qE "^    $kernel " kernels/README.md ||

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Find misspelt words in code, comments and documents, with codespell. The variable `right` has words
-# that are correct although codespell reports them.
+# Find misspelt words in code, comments and documents, with codespell. The variable `right` lists
+# correct words that codespell would report.
 set -u
 right=nd
 find . -path ./.git -prune -o -path ./build -prune -o -path ./data -prune -o -type f \

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Check that the core is pure: its object files use only functions of memory, text and math, the
+# Check that the core is pure: its object files use only functions for memory, text and math, the
 # seeded random generator, the function of a failed assertion and other functions of the core, and
-# have no variables. The worker's session has the same rule, but may allocate memory once, when it
-# is created. Also check that no files and no folders call each other in a circle, those of the tests
-# included. The lint reads the objects of the warnings lint, or of the build directory in its argument.
+# have no global variables. The worker's session has the same rule, but may allocate memory once,
+# when it is created. Also check that no files and no folders call each other in a circle, those of
+# the tests included. The lint reads the objects of the warnings lint, or of the build directory in
+# its argument.
 set -u
 b=${1:-build/lint-gcc}
 free='memchr|run_head_[a-z]+|__cpu_model|__cpu_indicator_init|memcpy|memmove|memset|memcmp|strlen|strnlen|strcmp|strncmp|__mem(cpy|move|set)_chk'

@@ -43,7 +43,7 @@ def write(tree, path, text):
     place.write_text(text)
 
 
-# lint, file, its text, what the finding names
+# (lint, file, its text, what the finding must name)
 VIOLATIONS = [
     ("format", "common/bad.c", "int  f( void ) ;\n", "common/bad.c"),
     ("includes", "common/bad.c", '#include "server/core/core.h"\n', "server/core/core.h"),
@@ -150,7 +150,8 @@ def test_options_that_docs_options_does_not_have_are_found(tree):
 
 
 def test_what_the_pages_for_contributors_leave_out_is_found(tree):
-    """It finds a package without a reason, a document without a link, a kernel without a line."""
+    """The lint readme finds a package without a reason, a document without a link, and a kernel
+    without a line."""
     page = (tree / "CONTRIBUTING.md").read_text()
     write(tree, "CONTRIBUTING.md", page.replace("libpng-dev", "libgif-dev") + "`make V=1 coffee`\n")
     write(tree, "docs/new.md", "# New\n")
@@ -277,7 +278,8 @@ def test_weakness_that_clang_tidy_finds_is_found(tree):
 
 
 def objects(tree, core, session="int session(void) { return 0; }\n", others=()):
-    """A build directory with a core, a session and other files made of these lines of C."""
+    """Make a build directory with objects of a core, a session and other files, compiled from these
+    lines of C."""
     write(tree, "docs/architecture.md", "### Inside `server/core`\n| layer | `core.c` |\n")
     for path, text in (("server/core/core", core), ("worker/client/session", session), *others):
         place = tree / "objects" / path
@@ -333,7 +335,8 @@ def test_files_that_call_each_other_are_found(tree):
 
 
 def test_folders_that_call_each_other_are_found(tree):
-    """No file is part of a circle here. A function that a test defines again is the test's own."""
+    """In the first case folders call each other in a circle, but no files do. If a test defines a
+    function again, the calls of the test mean its own function."""
     sources = [("kernels/one", "int two(void); int one(void) { return two(); }"),
                ("kernels/cpu/two", "int three(void); int two(void) { return three(); }"),
                ("kernels/three", "int three(void) { return 3; }"),

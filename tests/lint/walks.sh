@@ -1,13 +1,13 @@
 #!/bin/sh
-# The walks of docs/architecture.md name functions that exist, in the files that have them. In the
+# Check that the walks of docs/architecture.md name functions that exist, in the right files. In the
 # numbered steps of a section "The walk of ..." a word in backquotes is
-#   a file (path/name.c). A path may be cut to its last part once it was named in full;
+#   a file (path/name.c). After a path was named in full, its last part suffices;
 #   a function (lower case). A file in parentheses or after "in" defines the function before it;
 #     any other function is defined in a file that its step names;
 #   anything else (an option, a type, a constant): not checked.
-# The same holds for the rows of a table that begin with a function and name a file.
-# A walk has at most ten steps, and each begins with another file: what a step does on the way back is
-# in the same step.
+# The same rules apply to the rows of a table that begin with a function and name a file.
+# A walk has at most ten steps, and each begins with another file. If the way back passes a file
+# again, the same step describes it.
 page=docs/architecture.md
 [ -f "$page" ] || exit 0
 awk '
@@ -19,7 +19,8 @@ function path_of(name) {
 		name = full[name]
 	return name
 }
-# 1: a line of the file begins a definition of the function
+# Returns 1 if a line of the file begins a definition of the function, 0 if none does, and -1 if the
+# file does not exist.
 function defines(file, name,   line, found, status) {
 	found = 0
 	while ((status = (getline line <file)) > 0)

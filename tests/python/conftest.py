@@ -1,4 +1,5 @@
-"""The Python package is imported from the source tree, with the library of this build."""
+"""Makes the tests import the Python package from the source tree, with the library of this
+build."""
 import os
 import sys
 
@@ -19,7 +20,8 @@ def pytest_ignore_collect(collection_path):
 
 @pytest.fixture
 def server():
-    """cnnps.Server(options...), closed at the end of the test."""
+    """A function that starts a cnnps.Server with options. The server is closed at the end of the
+    test."""
     import cnnps
     servers = []
 

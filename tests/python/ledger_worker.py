@@ -2,9 +2,9 @@
 
   ledger_worker.py SERVER NAME SAMPLES
 
-The run has batches of one sample, plain SGD of rate 1 and epochs. The gradient of a sample has 1 at
-epoch * SAMPLES + sample and 0 elsewhere. So at the end every weight is -1: 0 is a lost push, and -2
-one that was applied twice.
+The run has batches of one sample, plain SGD at rate 1 and epochs. The gradient of a sample is 1 at
+the index epoch * SAMPLES + sample and 0 elsewhere. So every weight must be -1 at the end. A weight
+of 0 means a lost push, and -2 means a push that was applied twice.
 """
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The Python package cnnps: connections, leases, tensors, errors, signals and forks."""
+"""Tests the Python package cnnps: connections, leases, tensors, errors, signals and forks."""
 import gc
 import multiprocessing
 import os
@@ -140,10 +140,10 @@ def test_gradients_and_weights_are_not_copied(server):
         assert client.gradient().ctypes.data == g.ctypes.data and g.ctypes.data % 64 == 0
         g[:] = [1, 2, 3, 4]
         client.push(g, then=weights)
-        assert client.gradient().ctypes.data != g.ctypes.data  # the library took it over
+        assert client.gradient().ctypes.data != g.ctypes.data  # the library owns g now
         assert weights.tolist() == [[-1, -2], [-3, -4]] and client.version == 1
         client.push(np.array([5], np.float32), offset=2)
-        client.push([[1, 0], [0, 0]])  # converted
+        client.push([[1, 0], [0, 0]])  # push converts the list
         assert client.flush()
         assert client.pull().tolist() == [-2, -2, -8, -4]
         for wrong in (np.zeros(3, np.float32), np.zeros(4), np.zeros(8, np.float32)[::2]):
@@ -152,7 +152,7 @@ def test_gradients_and_weights_are_not_copied(server):
         with pytest.raises(cnnps.UsageError, match="outside the parameters"):
             client.push(np.zeros(5, np.float32))
         late = client.gradient()
-    late[:] = 1  # an array that outlives its connection is still memory
+    late[:] = 1  # an array that outlives its connection can still be used
 
 
 def test_observer_reads_and_operates(server, tmp_path):
@@ -245,7 +245,7 @@ def _child(client, queue):
 
 
 def test_a_forked_child_neither_uses_nor_harms_the_connection(server):
-    """As DataLoader's workers: they inherit the connection, and end."""
+    """The child inherits the connection and exits, like a worker of DataLoader."""
     run = server(**vector())
     with run.connect() as client:
         context = multiprocessing.get_context("fork")
@@ -298,7 +298,7 @@ def test_notebook_server_restarts_and_ends(server, tmp_path):
 
 
 def test_the_end_of_training_ends_a_loop_whichever_call_meets_it(server):
-    """Another worker may finish what this one computes."""
+    """The run may end while this worker computes, because another worker has finished the work."""
     run = server(**vector(epochs=1, batch_size=11))
     with run.connect(data=DATA) as client:
         def ended(weights, batch, out):
@@ -322,7 +322,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_notebook_server_ends_with_a_killed_process():
-    """But not with the thread that started it."""
+    """The server does not end with the thread that started it."""
     done = python(ORPHANS)
     out, err = done.communicate(timeout=60)
     assert done.returncode == -9, err

@@ -1,4 +1,4 @@
-"""cnnps.ray on a real Ray of one node: actors that are killed come back, and no push is lost."""
+"""Tests cnnps.ray with a Ray cluster of one node: killed actors restart, and no push is lost."""
 import json
 import os
 import signal
@@ -12,7 +12,7 @@ from support.programs import Process, until
 
 TOOLS = ROOT / "build/tools/bin/python"
 SCRIPT = Path(__file__).with_name("ray_script.py")
-# Debian's numpy first: it is the one that Debian's torch was built with.
+# Import Debian's numpy, with which Debian's torch was built.
 PATHS = [str(ROOT / "worker/python"), "/usr/lib/python3/dist-packages"]
 
 if not TOOLS.exists() or subprocess.run([TOOLS, "-c", "import ray"], capture_output=True,
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 @pytest.fixture
 def directory():
-    """Ray's sockets need a short path."""
+    """A temporary directory with a short path, which Ray's sockets need."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
@@ -34,7 +34,7 @@ def script(programs, *arguments):
 
 
 def server_of(directory):
-    """Process numbers of the running cnn-ps of a test and of its actor."""
+    """The process ids of the running cnn-ps of a test and of its Ray actor."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], text=True, capture_output=True,
                             check=True).stdout
     found = [line.split()[:2] for line in listed.splitlines()
@@ -74,7 +74,7 @@ def test_a_node_that_comes_brings_a_worker_and_may_go(programs, directory):
     run = script(programs, "nodes", directory)
     assert run.wait(150) == 0, run.tail()
     assert json.loads((directory / "result.json").read_text())["images_per_epoch"] == [300, 300]
-    assert len(list(directory.glob("worker-*"))) == 2  # the third had no room
+    assert len(list(directory.glob("worker-*"))) == 2  # there was no room for the third worker
 
 
 def test_an_exception_of_a_worker_ends_the_run(programs, directory):

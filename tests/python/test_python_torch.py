@@ -1,4 +1,4 @@
-"""cnnps.torch: training of PyTorch models, and the names of their tensors in exports."""
+"""Tests cnnps.torch: training of PyTorch models, and the names of their tensors in exports."""
 import json
 import subprocess
 import sys
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("torch_script.py")
 
 
 class Net(torch.nn.Module):
-    """Has BatchNorm, a buffer of integers, and a tensor with two names."""
+    """A model with BatchNorm, a buffer of integers, and a tensor with two names."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ def test_export_has_the_names_of_the_state_dict(server, tmp_path):
             model.parameters()).detach().numpy()).all()
         client.push(np.full(n + 64, 5, np.float32))
         assert client.flush()
-    run.restart()  # the names survive
+    run.restart()  # a restart must not lose the names
     run.export(str(tmp_path / "out.safetensors"))
     tensors, _ = safetensors.load(str(tmp_path / "out.safetensors"))
     assert tensors["table"].tolist() == [0, 1, 2, 3, 4] and tensors["table"].dtype == np.int64

@@ -1,4 +1,4 @@
-"""make wheel: auditwheel accepts it, and it trains in a clean virtual environment."""
+"""Tests make wheel: auditwheel accepts the wheel, which trains in a clean virtual environment."""
 import json
 import os
 import re
@@ -66,7 +66,7 @@ def test_wheel_trains_in_a_clean_environment(wheel, tmp_path):
 
 
 def test_wheel_trains_a_pytorch_model_with_four_workers(wheel, tmp_path, data):
-    """torch is Debian's: that of PyPI has 2 GB of CUDA."""
+    """The test uses Debian's torch, because PyPI's torch comes with 2 GB of CUDA."""
     if run("/usr/bin/python3", "-c", "import torch").returncode:
         pytest.skip("needs python3-torch")
     venv = tmp_path / "venv"

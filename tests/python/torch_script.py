@@ -1,4 +1,4 @@
-"""What cnnps.run starts in the tests: torch_script.py SECONDS-PER-BATCH DIRECTORY"""
+"""The script that cnnps.run starts in the tests: torch_script.py SECONDS-PER-BATCH DIRECTORY"""
 import os
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A status with more workers than fit into one message."""
+"""The status is correct with more workers than fit into one message."""
 import json
 import time
 

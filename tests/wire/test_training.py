@@ -56,7 +56,7 @@ class SoftmaxRegression:
 
 
 class Trainer(Worker):
-    """The worker of `A first worker` in WIRE.md."""
+    """The worker that WIRE.md, "A first worker", describes."""
 
     def __init__(self, endpoint, data, model):
         self.train, self.test = model(data.train_x, data.train_y), model(data.test_x, data.test_y)
@@ -65,7 +65,7 @@ class Trainer(Worker):
         super().__init__(endpoint, data=data.id)
 
     def batch(self, epoch, b):
-        """The images of batch b, see `Order of images` in WIRE.md."""
+        """The images of batch b of an epoch (WIRE.md, "Order of images")."""
         if epoch not in self.orders:
             self.orders[epoch] = numpy_net.order(self.welcome.seed, epoch, self.data.n_train)
         return self.orders[epoch][b * self.welcome.batch:(b + 1) * self.welcome.batch]
@@ -134,7 +134,7 @@ def test_a_first_worker_trains_softmax_regression(programs, data, images):
 
 
 class SmallNet:
-    """A network of any model text, computed by numpy_net in float64."""
+    """A network with any model text, which numpy_net computes in float64."""
 
     layers = "conv:4:3 relu pool:2 fc:10"
     shapes = [(4, 1, 3, 3), (4,), (10, 676), (10,)]

@@ -1,4 +1,4 @@
-"""What one worker with a valid key must not be able to do (docs/security.md)."""
+"""What one worker with a valid key must not be able to do (SECURITY.md)."""
 import time
 from signal import SIGHUP
 

@@ -80,7 +80,7 @@ class IndependentWorker(Trainer):
 
 @pytest.fixture(scope="module")
 def few(data, tmp_path_factory):
-    """1,020 training images in batches of 100, the last of 20; 500 test images."""
+    """1,020 training images, in batches of 100 images and a last batch of 20; 500 test images."""
     directory = tmp_path_factory.mktemp("few")
     idx.cut(data, directory, 1020, 500)
     return directory, DataSet(directory)

@@ -56,8 +56,7 @@ struct rules {
 struct delivery {
 	int lost, doubled, overtaken, corrupt;
 	int64_t delay; /* microseconds */
-	/* number of the bit that flips; the byte bit / 8 is taken modulo the packet's size in
-	 * bytes */
+	/* number of the bit that flips: bit % 8 of the byte (bit / 8) % (bytes of the packet) */
 	uint64_t bit;
 };
 

@@ -39,7 +39,8 @@ struct odd_model {
  * layer, in the middle, and twice in a row. */
 #define N_ODD_MODELS 31
 extern const struct odd_model odd_models[N_ODD_MODELS];
-/* More models of odd sizes, with layers that not every device supports. */
+/* More models of odd sizes, with the layers that odd_models lacks: tanh, sigmoid, overlapping and
+ * average pools, groups, lrn, skip and add, batchnorm. */
 #define N_LAYER_MODELS 29
 extern const struct odd_model layer_models[N_LAYER_MODELS];
 

@@ -1,6 +1,7 @@
 /*
- * Proves the invariants numbered in server/core/snapshot.c: decode restores the encoded state. It
- * refuses sections that are too short, too long or impossible, and does no harm.
+ * Proves the invariants numbered in server/core/snapshot.c: the decoder restores the encoded state.
+ * It refuses sections that are too short, too long or have impossible values, and then uses nothing
+ * of the snapshot.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>

@@ -361,7 +361,7 @@ TEST_IN(weights_that_are_not_finite_are_refused, begin, end)
 	"\"b\":{\"dtype\":\"%s\",\"shape\":[1],\"data_offsets\":[8,12]},"                          \
 	"\"n\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[12,20]}}"
 
-/* Write a file with 3 values and a number after them. */
+/* Write a file with 3 floats and a 64-bit integer after them. */
 static void write_named(int first, int last, const char *type)
 {
 	static const float w[3] = {1, 2, 3};

@@ -65,8 +65,8 @@ class Info(NamedTuple):
 
     @property
     def n_trained(self) -> int:
-        """The parameters but for the S running statistics of `vector:N:running=S`, which are the
-        last ones."""
+        """The number of parameters without the running statistics, which are the last S parameters
+        of `vector:N:running=S`."""
         return self.n_params - int(self.model.partition(":running=")[2] or 0)
 
 

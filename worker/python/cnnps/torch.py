@@ -30,8 +30,8 @@ _EVAL_OF_TRAINING = 1000  # training samples that serve as test samples without 
 
 
 def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """The float32 buffers of the state_dict, each once. An infinite one, such as the mask of a
-    transformer, is a constant."""
+    """The float32 buffers of the state_dict, each once. A buffer with an infinite value, such as
+    the mask of a transformer, is a constant and not in the result."""
     found: Dict[str, torch.Tensor] = {}
     seen = {id(p) for p in model.parameters()}
     for name, t in model.state_dict(keep_vars=True).items():
@@ -42,15 +42,15 @@ def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 
 
 def _sizes(model: torch.nn.Module) -> str:
-    """The value of --model."""
+    """The value of --model for this model."""
     running = sum(t.numel() for t in _statistics(model).values())
     n = sum(p.numel() for p in model.parameters()) + running
     return f"vector:{n}:running={running}" if running else f"vector:{n}"
 
 
 class _OneBatch:
-    """In the block the statistics of normalizing layers become those of the newest batch: a
-    momentum of 1."""
+    """A context manager: within its block the momentum of normalizing layers is 1, so that their
+    statistics are those of the newest batch."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._layers = [(m, m.momentum) for m in model.modules()
@@ -67,7 +67,7 @@ class _OneBatch:
 
 class Parameters:
     """The parameters and statistics of a model as one vector in CPU memory, `flat`. The parameters
-    of a model on the CPU are views of `flat`; statistics are copied from it and to it."""
+    of a model on the CPU are views of `flat`, and statistics are copied."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter],
                  statistics: Iterable[torch.Tensor] = ()) -> None:

@@ -27,7 +27,7 @@ class Worker:
                  weights: Optional[Vector] = None) -> None:
         self.client, self.gradient, self.evaluate = client, gradient, evaluate
         n = client.info.n_params
-        self._trained = client.info.n_trained  # the values behind are running statistics
+        self._trained = client.info.n_trained  # index of the first running statistic
         self.w: Vector = np.zeros(n, np.float32) if weights is None else weights
         self._held = (-1, -1)  # version and term of the weights in `w`
         self._spare: Optional[Vector] = None  # one batch's gradient, or easgd's pulled centre
@@ -95,7 +95,7 @@ class Worker:
         return total, loss
 
     def _step(self, weights: Vector, gradient: Vector) -> None:
-        """A step of this worker's own. Running statistics stay."""
+        """Take a local step on `weights`. It does not change running statistics."""
         n = self._trained
         weights[:n] -= np.float32(self.client.info.local_rate) * gradient[:n]
 

@@ -337,9 +337,9 @@ static void choose_schedule(struct sim *s)
 	s->cfg.limits.max_staleness = 1000000;
 }
 
-/* Draw the buffer size, and the number N of gradients of a step of sync, after the older choices.
- * Some runs of sync (`ordered`) have only network faults: their weights must not depend on the
- * order of arrival. */
+/* Draw the buffer size, and the number N of gradients of a step of sync, after the older choices,
+ * so that their values for a given seed do not change. Some runs of sync (`ordered`) have only
+ * network faults: their weights must not depend on the order of arrival. */
 static void choose_steps(struct sim *s)
 {
 	uint32_t workers = between(s, 1, 4), buffer = between(s, 2, 6);
@@ -364,7 +364,8 @@ static void choose_steps(struct sim *s)
 	fill_options(s);
 }
 
-/* In some runs the device of one worker breaks. Draw this fault, too, after the older choices. */
+/* In some runs the device of one worker breaks. Draw this fault, too, after the older choices, so
+ * that their values for a given seed do not change. */
 static void choose_break(struct sim *s)
 {
 	int breaks = chance(s, 150);

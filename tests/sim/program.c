@@ -66,8 +66,8 @@ void program_step(struct sim *s, uint32_t node)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* The weights that the worker pulled last; NULL: they are no longer in `versions`, so they are so
- * old that the server will reject the push. */
+/* The weights that the worker pulled last. NULL: `versions` no longer has them, and the server will
+ * reject the push because they are too old. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
 	const struct sim_version *v = sim_version(s, w->version_term, w->version);

@@ -116,8 +116,8 @@ void verdict(struct sim *s)
 	if (net_chance(&s->net, 500))
 		disk_power_cut(&s->disk);
 	s->disk.fails = s->disk.shorts = s->disk.forgets = 0;
-	/* The disk has no size limit here: the simulator does not test a start without space (as
-	 * in boot). */
+	/* Remove the size limit of the disk, as boot() does: the simulator does not test a start on
+	 * a full disk. */
 	s->disk.capacity = 0;
 	c = server_restore(s, &r);
 	if (!c)

@@ -196,7 +196,7 @@ static int two_pushes(const struct fake *f)
 	return f->seen.pushes >= 2;
 }
 
-/* Pushes in another thread, which may block until `done` is set. */
+/* A thread that makes pushes. The pushes may block until `done` is set. */
 struct pusher {
 	pthread_t thread;
 	atomic_int done;

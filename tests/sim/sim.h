@@ -110,10 +110,10 @@ struct fault {
 
 /* How often the final weights must contain a push of the ledger gradient. */
 enum expectation {
-	/* exactly once: the worker lives, or knew that the push was durable */
+	/* exactly once: the worker lives, or died after it was notified that the push is durable */
 	EXPECT_ONCE,
 	EXPECT_NEVER, /* never: the server rejected the push */
-	/* never or once: the worker died before it knew that the push was durable */
+	/* never or once: the worker died before it was notified that the push is durable */
 	EXPECT_AT_MOST_ONCE,
 };
 

@@ -114,7 +114,7 @@ TEST(a_core_from_a_snapshot_ends_in_the_same_bytes)
 				assert_twins(&k.f);
 			if (before && k.f.twin && rng_below(&k.r, 30))
 				continue;
-			free(memory); /* after a restart, and at times, take another twin */
+			free(memory); /* make a new twin after a restart, and at times */
 			memory = begin_twin(&k.f);
 		}
 		free(memory);

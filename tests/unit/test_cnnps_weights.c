@@ -97,8 +97,8 @@ static int two_pulls(const struct fake *f)
 	return f->seen.pulls >= 2;
 }
 
-/* client_await requests the next weights and waits until they have arrived. The library keeps the weights
- * for the next view. */
+/* client_await requests the next weights and waits until they have arrived. The library keeps these
+ * weights for the next client_view. */
 TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, client_tear_down)
 {
 	struct cnnps_pull view;

@@ -1,6 +1,7 @@
 /*
- * Proves the base of log replay, in every mode: decode a snapshot of any time into a second core,
- * and give it the events that followed. Then it equals the first core byte for byte.
+ * Proves the property on which log replay depends, in every mode: a second core that decodes a
+ * snapshot of any time, and then receives the events that followed the snapshot, equals the first
+ * core byte for byte.
  */
 #include "tests/support/random_workers.h"
 #include "tests/support/core_cluster.h"

@@ -4,11 +4,12 @@ import pytest
 
 from support.epoch import distance, one_epoch
 
-# The bound on the distance of the final weights, relative to how far the epoch moved them. A single
-# gradient differs by 1e-7 to 4e-5 (test_real_batches.c). During the epoch a rounding error changes
-# an argmax of a pool. From then on the weights of the two runs diverge, faster at a larger learning
-# rate. In the four cases below, two CPU devices, or one device with 1 and with 2 threads, differ by
-# 2e-4, 3e-5, 7e-4 and 3e-4. With lenet5 at rate 0.1 they differ by 2e-1.
+# The maximum distance between the final weights, relative to their distance from the initial
+# weights. A single gradient differs by 1e-7 to 4e-5 (test_real_batches.c). During the epoch a
+# rounding error changes an argmax of a pool. From then on the weights of the two runs diverge,
+# faster at a larger learning rate. In the four cases below, two CPU devices, or one device with 1
+# and with 2 threads, differ by 2e-4, 3e-5, 7e-4 and 3e-4. With lenet5 at rate 0.1 they differ by
+# 2e-1.
 NEAR = 5e-3
 
 

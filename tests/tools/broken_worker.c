@@ -1,8 +1,8 @@
 /*
- * broken_worker.c - cnn-worker with another device behind the name cpu: it computes as cpu-ref
- * does, breaks at its BREAKS_AT-th gradient as a GPU may, having written half of it, and stays
- * broken. With BROKEN_HANGS it does not return from that gradient. Linked in front of the archive
- * that has the real one; main is the worker's own.
+ * broken_worker.c - cnn-worker with a device `cpu` that breaks. The device computes as cpu-ref
+ * does. From gradient number BREAKS_AT on it writes a wrong value to each gradient and fails, as a
+ * GPU may. If the environment has BROKEN_HANGS, the call does not return instead. This file is
+ * linked in front of the archive with the real device; main is that of cnn-worker.
  */
 #include <stddef.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #define BREAKS_AT 8
 
-static size_t gradients; /* of this process */
+static size_t gradients; /* number of gradients that this process has computed */
 
 static int broken_open(
 	void **self, const struct model *m, const struct backend_options *o, struct err *e)

@@ -1,19 +1,20 @@
 /*
- * ledger_worker.c - the ledger gradient: a worker whose every push can be found again in the
- * weights.
+ * ledger_worker.c - a worker that pushes the ledger gradient (docs/glossary.md): the final weights
+ * show for each of its pushes whether it was applied.
  *
  *   ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY [KEY-FILE]]]
  *
  * On a vector:N model with plain SGD and rate 1, push n of worker INDEX sets coordinate INDEX *
- * PUSHES + n to 1 and all others to 0. Afterwards every coordinate must be exactly -1: 0 is a lost
- * push, -2 one that was applied twice. A worker that is started again with its INDEX looks at its
- * own coordinates to see where its predecessor ended: the server has fenced that one off, and
- * everything that it had decided is in a checkpoint before the new one is welcome.
+ * PUSHES + n to 1 and all others to 0. Afterwards every coordinate must be exactly -1: 0 means a
+ * lost push, and -2 means a push that was applied twice. A worker that is started again with the
+ * same INDEX reads its own coordinates to find the push at which its predecessor ended. This is
+ * safe: before the server sends WELCOME to the new process, it has fenced the old one, and a
+ * checkpoint has all pushes of the old process that the server decided.
  *
- * PACE milliseconds are between two pushes, until a SIGURG says that there is no more to wait for;
- * PULL_EVERY pushes are between two pulls. Prints `pushed K acked A` on the way, and `done pushed=N
- * acked=A reconnects=R replayed=P` when all its pushes are on the server's disk; `stopped ...` when
- * it failed. Exit: 0, 2 usage, 1 any other failure, said in one line.
+ * The worker waits for PACE milliseconds between two pushes, until it receives SIGURG, and pulls
+ * after every PULL_EVERY pushes. It prints `pushed K acked A` while it runs, and `done pushed=N
+ * acked=A reconnects=R replayed=P` when all its pushes are on the server's disk, or `stopped ...`
+ * if it fails. Exit status: 0; 2 after wrong usage; 1 after any other failure, with one line.
  */
 #include <errno.h>
 #include <signal.h>
@@ -24,9 +25,9 @@
 #include "tests/support/client_calls.h"
 #include "worker/client/cnnps.h"
 
-#define PULL_EVERY 8      /* usual pushes between two pulls: their versions are the pushes' base */
-#define SAY_EVERY  10     /* pushes between two lines of progress */
-#define FLUSH_MS   180000 /* on a slow link */
+#define PULL_EVERY 8      /* default: number of pushes between two pulls */
+#define SAY_EVERY  10     /* number of pushes between two lines of progress */
+#define FLUSH_MS   180000 /* maximum wait for the last pushes; enough for a slow link */
 
 static volatile sig_atomic_t hurried;
 
@@ -51,7 +52,8 @@ static int number(const char *text, size_t *out)
 	return 0;
 }
 
-/* How many of our pushes an earlier life has brought home: they are a prefix. */
+/* The number of this worker's pushes that the weights contain from earlier processes. They are the
+ * first pushes, without a gap. */
 static size_t done_before(const struct ledger *l)
 {
 	size_t k = 0;
@@ -76,7 +78,8 @@ static void rest(const struct ledger *l)
 		nanosleep(&pace, NULL);
 }
 
-/* How many are pushed, and how many of them acknowledged: with those of earlier lives. */
+/* Print the numbers of pushes that were made and that were acknowledged, with those of earlier
+ * processes. */
 static void say(const struct ledger *l, size_t pushed)
 {
 	struct cnnps_stats s;

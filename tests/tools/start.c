@@ -1,20 +1,22 @@
 /*
- * start.c - what a start of the server would find in a checkpoint directory, many times a second:
- * the real restore, in this process, without a socket.
+ * start.c - prints what a start of the server would restore from a checkpoint directory. It calls
+ * the server's own code in this process, without a socket, so it can check many directories a
+ * second.
  *
  *   start OPTION... <DIRECTORIES
  *
  * OPTIONs are those of cnn-ps. Each line of stdin names a directory. For each one, prints
  * `STATUS RESUMED TERM LAST_SEQ APPLIED`:
  *
- *   STATUS    of the restore; if it fails, the numbers after it are 0, and the reason follows
+ *   STATUS    the status of the restore; if it is not 0, the other numbers are 0, and the reason
+ *             follows
  *   RESUMED   1 if the restored core continues from a checkpoint
- *   TERM      its term
+ *   TERM      the term of the restored core
  *   LAST_SEQ  the newest sequence number of worker 0
  *   APPLIED   n if the first n weights are -1.0 and all others 0; otherwise -1
  *
- * Take a vector:N model with plain SGD of rate 1, and one worker whose push n was 1 at coordinate
- * n. Then weights and ledger are of one instant if LAST_SEQ is APPLIED.
+ * Use a vector:N model with plain SGD at rate 1, and one worker whose push n was 1 at coordinate n.
+ * Then weights and ledger are of the same instant if LAST_SEQ equals APPLIED.
  */
 #include <stdio.h>
 #include <string.h>

@@ -13,6 +13,7 @@
 
 #define RUN_HEAD_SECTION "run"     /* the section that starts with this head */
 #define RUN_HEAD_WEIGHTS "weights" /* the section with the model's float32 values */
+#define RUN_HEAD_TENSORS "tensors" /* the section with their names (tensor_list.h), if any */
 #define RUN_HEAD_MODEL   512
 #define RUN_HEAD_BYTES   (4 * 8 + RUN_HEAD_MODEL)
 

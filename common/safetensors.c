@@ -14,24 +14,28 @@
 #include "common/file.h"
 #include "common/le.h"
 #include "common/model.h"
+#include "common/tensor_list.h"
 
 #define LENGTH_BYTES 8
 /* Maximum size of the JSON header, in bytes. Jansson's memory is up to about 50 times the text. */
-#define MAX_HEADER ((size_t)256 << 10)
+#define MAX_HEADER ((size_t)512 << 10)
+#define MAX_TAIL   ((size_t)16 << 20) /* bytes of a vector's file besides the vector */
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-static json_t *tensor_json(const struct tensor *t)
+/* The entry of a tensor in the header. */
+static json_t *tensor_json(
+	const char *dtype, size_t n_dims, const size_t *dim, size_t first, size_t bytes)
 {
-	const size_t first = t->offset * sizeof(float), end = first + t->count * sizeof(float);
+	size_t end = first + bytes;
 	json_t *shape = json_array();
 
-	for (size_t i = 0; i < t->ndim; i++)
-		if (json_array_append_new(shape, json_integer((json_int_t)t->dim[i])) != 0) {
+	for (size_t i = 0; i < n_dims; i++)
+		if (json_array_append_new(shape, json_integer((json_int_t)dim[i])) != 0) {
 			json_decref(shape);
 			return NULL;
 		}
-	return json_pack("{s:s, s:o, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets",
+	return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", shape, "data_offsets",
 		(json_int_t)first, (json_int_t)end);
 }
 
@@ -41,26 +45,36 @@ static char *header_json(const struct model *m)
 	json_t *root =
 		json_pack("{s:{s:s, s:s}}", "__metadata__", "format", "pt", "model", m->text);
 	int failed = root == NULL;
-	for (size_t i = 0; !failed && i < m->n_tensors; i++)
-		failed = json_object_set_new(root, m->tensor[i].name, tensor_json(&m->tensor[i])) !=
-			 0;
+	for (size_t i = 0; !failed && i < m->n_tensors; i++) {
+		const struct tensor *t = &m->tensor[i];
+
+		failed = json_object_set_new(root, t->name,
+				 tensor_json("F32", t->ndim, t->dim, t->offset * sizeof(float),
+					 t->count * sizeof(float))) != 0;
+	}
 	char *text = failed ? NULL : json_dumps(root, JSON_COMPACT);
 	json_decref(root);
 	return text;
 }
 
-int safetensors_write(const char *path, const struct model *m, const float *w, struct err *e)
+static int write_file(
+	const char *path, const char *json, const void *data, size_t bytes, struct err *e)
 {
-	char *json = header_json(m);
-
 	if (!json)
 		return err_set(e, PS_EIO, "%s: no memory for its header", path);
 	size_t used = strlen(json), padded = (used + 7) / 8 * 8;
 	unsigned char length[LENGTH_BYTES];
 	le64_put(length, padded);
-	const struct file_part parts[] = {{length, sizeof(length)}, {json, used},
-		{"       ", padded - used}, {w, m->n_params * sizeof(*w)}};
-	int rc = file_replace_path(path, parts, sizeof(parts) / sizeof(parts[0]), e);
+	const struct file_part parts[] = {
+		{length, sizeof(length)}, {json, used}, {"       ", padded - used}, {data, bytes}};
+	return file_replace_path(path, parts, sizeof(parts) / sizeof(parts[0]), e);
+}
+
+int safetensors_write(const char *path, const struct model *m, const float *w, struct err *e)
+{
+	char *json = header_json(m);
+	int rc = write_file(path, json, w, m->n_params * sizeof(*w), e);
+
 	free(json);
 	return rc;
 }
@@ -78,14 +92,14 @@ struct reader {
 	struct err *e;
 };
 
-static int same_shape(const json_t *shape, const struct tensor *t)
+static int same_shape(const json_t *shape, size_t n_dims, const size_t *dim)
 {
-	if (!json_is_array(shape) || json_array_size(shape) != t->ndim)
+	if (!json_is_array(shape) || json_array_size(shape) != n_dims)
 		return 0;
-	for (size_t i = 0; i < t->ndim; i++) {
+	for (size_t i = 0; i < n_dims; i++) {
 		const json_t *n = json_array_get(shape, i);
 
-		if (!json_is_integer(n) || json_integer_value(n) != (json_int_t)t->dim[i])
+		if (!json_is_integer(n) || json_integer_value(n) != (json_int_t)dim[i])
 			return 0;
 	}
 	return 1;
@@ -106,41 +120,50 @@ static int read_range(const struct reader *r, const json_t *offsets, size_t byte
 	return 1;
 }
 
-static void describe_shape(const struct tensor *t, char *out, size_t size)
+static void describe_shape(size_t n_dims, const size_t *dim, char *out, size_t size)
 {
 	size_t used = 0;
 
-	for (size_t i = 0; i < t->ndim; i++)
-		used += (size_t)snprintf(
-			out + used, size - used, "%s%zu", i ? ", " : "", t->dim[i]);
+	out[0] = '\0';
+	for (size_t i = 0; i < n_dims; i++)
+		used += (size_t)snprintf(out + used, size - used, "%s%zu", i ? ", " : "", dim[i]);
 }
 
-static int read_tensor(struct reader *r, size_t index, const json_t *entry)
+/* What a tensor of the file must be. */
+struct wanted {
+	const char *name;
+	size_t n_dims;
+	const size_t *dim;
+	size_t count, offset; /* in the vector */
+};
+
+/* Read the values of a tensor; *begin: where they are in the data. */
+static int read_tensor(struct reader *r, const struct wanted *t, const json_t *entry, size_t *begin)
 {
-	const struct tensor *t = &r->m->tensor[index];
-	size_t *begin = &r->begin[index];
-	char shape[128];
+	char shape[256];
 
 	if (!entry)
-		return err_set(r->e, PS_EDATA, "%s: tensor \"%s\" is missing", r->path, t->name);
+		return err_set(r->e, PS_EDATA, "%s: tensor \"%.60s\" is missing", r->path, t->name);
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
 	if (!dtype || strcmp(dtype, "F32") != 0)
-		return err_set(r->e, PS_EDATA, "%s: tensor \"%s\" has dtype %.20s; expected F32",
+		return err_set(r->e, PS_EDATA, "%s: tensor \"%.60s\" has dtype %.20s; expected F32",
 			r->path, t->name, dtype ? dtype : "none");
-	describe_shape(t, shape, sizeof(shape));
-	if (!same_shape(json_object_get(entry, "shape"), t))
+	describe_shape(t->n_dims, t->dim, shape, sizeof(shape));
+	if (!same_shape(json_object_get(entry, "shape"), t->n_dims, t->dim))
 		return err_set(r->e, PS_EDATA,
-			"%s: tensor \"%s\" has another shape than the model \"%s\"; expected [%s]",
+			"%s: tensor \"%.60s\" has another shape than the model \"%s\"; expected "
+			"[%s]",
 			r->path, t->name, r->m->text, shape);
 	if (!read_range(r, json_object_get(entry, "data_offsets"), t->count * sizeof(float), begin))
 		return err_set(r->e, PS_EDATA,
-			"%s: tensor \"%s\" has data_offsets outside the file or not of %zu bytes",
+			"%s: tensor \"%.60s\" has data_offsets outside the file or not of %zu "
+			"bytes",
 			r->path, t->name, t->count * sizeof(float));
 	memcpy(r->w + t->offset, r->data + *begin, t->count * sizeof(float));
 	for (size_t i = 0; i < t->count; i++)
 		if (!isfinite(r->w[t->offset + i]))
 			return err_set(r->e, PS_EDATA,
-				"%s: value %zu of tensor \"%s\" is not finite", r->path, i,
+				"%s: value %zu of tensor \"%.60s\" is not finite", r->path, i,
 				t->name);
 	return PS_OK;
 }
@@ -199,7 +222,9 @@ static int read_root(struct reader *r, json_t *root)
 				key, r->m->text);
 	}
 	for (size_t i = 0; i < r->m->n_tensors; i++) {
-		int rc = read_tensor(r, i, json_object_get(root, r->m->tensor[i].name));
+		const struct tensor *t = &r->m->tensor[i];
+		const struct wanted wanted = {t->name, t->ndim, t->dim, t->count, t->offset};
+		int rc = read_tensor(r, &wanted, json_object_get(root, t->name), &r->begin[i]);
 
 		if (rc)
 			return rc;
@@ -309,118 +334,235 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 
 /* ---- vector:N with names --------------------------------------------------------------------- */
 
-/* Read one entry of a header. The bytes that it has among the first `weights` bytes of the data are
- * added to *found; -1: it is malformed, or no part of the vector although it begins there. */
-static int measure_entry(const struct reader *r, const json_t *entry, size_t weights, size_t *found)
-{
-	const json_t *offsets = json_object_get(entry, "data_offsets");
-	json_int_t first = json_integer_value(json_array_get(offsets, 0)),
-		   last = json_integer_value(json_array_get(offsets, 1));
-	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
-	size_t begin;
+#define LIST_KEY "tensor_list" /* of the metadata */
 
-	if (!dtype || last < first || first < 0 ||
-		!read_range(r, offsets, (size_t)(last - first), &begin))
-		return -1;
-	if (begin >= weights)
-		return 0;
-	if (strcmp(dtype, "F32") != 0 || begin % sizeof(float) || (size_t)last > weights)
-		return -1;
-	*found += (size_t)(last - first);
-	return 0;
+/* A file in the making: its header and the values of its tensors. */
+struct list_file {
+	const char *list;
+	const float *w;
+	json_t *root;
+	unsigned char *data;
+	size_t at, size; /* bytes of data: those that are there, and the room */
+};
+
+/* The size of one value. */
+static size_t value_bytes(const struct tensor_line *l)
+{
+	return l->type ? l->type->bytes : sizeof(float);
 }
 
-/* Check that the tensors of a header fit a vector of n values and a file with `data_bytes`. */
-static int check_vector(const char *path, json_t *root, size_t n, size_t data_bytes, struct err *e)
+/* Where the values of the next tensor begin, if those of `l` begin at `offset` of the vector. */
+static size_t after(const struct tensor_line *l, size_t offset)
 {
-	const struct reader r = {.path = path, .data_bytes = data_bytes};
-	size_t weights = n * sizeof(float), found = 0;
-	const char *key;
-	json_t *entry;
+	return l->type || l->other ? offset : offset + l->count;
+}
 
-	if (data_bytes < weights)
-		return err_set(e, PS_EDATA, "%s: %zu bytes of data; vector:%zu has %zu", path,
-			data_bytes, n, weights);
+/* If `l` is another name, make it the tensor that has this name. *offset: where it begins in the
+ * vector. */
+static void find_tensor_of(const char *list, struct tensor_line *l, size_t *offset)
+{
+	const struct tensor_line alias = *l;
+
+	if (!alias.other)
+		return;
+	*offset = 0;
+	while (!tensor_list_next(&list, l) &&
+		(l->name_bytes != alias.other_bytes ||
+			memcmp(l->name, alias.other, alias.other_bytes) != 0))
+		*offset = after(l, *offset);
+}
+
+static void put_constant(unsigned char *out, const struct tensor_line *l)
+{
+	const char *values = l->values;
+
+	for (size_t i = 0; i < l->count; i++) {
+		unsigned char raw[8];
+
+		le64_put(raw, (uint64_t)tensor_list_value(&values));
+		memcpy(out + i * l->type->bytes, raw, l->type->bytes);
+	}
+}
+
+/* Add the tensor `l` under the name of the line `named`. */
+static int put_tensor(struct list_file *f, const struct tensor_line *named,
+	const struct tensor_line *l, size_t offset)
+{
+	char name[TENSOR_LIST_NAME + 1];
+	size_t bytes = l->count * value_bytes(l);
+
+	memcpy(name, named->name, named->name_bytes);
+	name[named->name_bytes] = '\0';
+	if (l->type)
+		put_constant(f->data + f->at, l);
+	else
+		memcpy(f->data + f->at, f->w + offset, bytes);
+	f->at += bytes;
+	return json_object_set_new(f->root, name,
+		tensor_json(
+			l->type ? l->type->name : "F32", l->n_dims, l->dim, f->at - bytes, bytes));
+}
+
+/* Add all tensors with values of `size` bytes; without memory (data NULL), only count their bytes.
+ */
+static int put_tensors_of(struct list_file *f, size_t size)
+{
+	struct tensor_line named, l;
+	size_t next = 0, offset;
+	int rc = 0;
+
+	for (const char *at = f->list; *at && !rc;) {
+		rc = tensor_list_next(&at, &named) != NULL;
+		l = named;
+		offset = next;
+		next = after(&l, next);
+		find_tensor_of(f->list, &l, &offset);
+		if (rc || value_bytes(&l) != size)
+			continue;
+		if (f->data)
+			rc = put_tensor(f, &named, &l, offset);
+		else
+			f->size += l.count * size;
+	}
+	return rc;
+}
+
+/* Large values first, so that each is aligned to its size: PyTorch needs that. */
+static int put_all_tensors(struct list_file *f)
+{
+	int rc = 0;
+
+	for (size_t size = 8; size >= 1 && !rc; size /= 2)
+		rc = put_tensors_of(f, size);
+	return rc;
+}
+
+static int refuse_list(const char *path, const char *why, size_t line, struct err *e)
+{
+	if (line)
+		return err_set(
+			e, PS_EDATA, "%s: its list of tensors, line %zu: %s", path, line, why);
+	return err_set(e, PS_EDATA, "%s: its list of tensors: %s", path, why);
+}
+
+int safetensors_write_list(
+	const char *path, const struct model *m, const char *list, const float *w, struct err *e)
+{
+	struct list_file f = {.list = list, .w = w};
+	char *json = NULL;
+	size_t line;
+	const char *why = tensor_list_check(list, m->n_params, m->n_trained, &line);
+	int rc;
+
+	if (why)
+		return refuse_list(path, why, line, e);
+	rc = put_all_tensors(&f);
+	f.data = rc ? NULL : malloc(f.size + 1);
+	f.root = json_pack("{s:{s:s, s:s}}", "__metadata__", "format", "pt", LIST_KEY, list);
+	if (f.data && f.root && put_all_tensors(&f) == 0)
+		json = json_dumps(f.root, JSON_COMPACT);
+	rc = f.data ? write_file(path, json, f.data, f.size, e)
+		    : err_set(e, PS_ENOMEM, "%s: no memory for %zu bytes", path, f.size);
+	json_decref(f.root);
+	free(json);
+	free(f.data);
+	return rc;
+}
+
+/* A list of all tensors of a file that has no list, in the order of its header. */
+static char *make_list(json_t *root)
+{
+	const char *key;
+	json_t *entry, *dim;
+	char *list = NULL;
+	size_t size, i;
+	FILE *out = open_memstream(&list, &size);
+
+	if (!out)
+		return NULL;
 	json_object_foreach(root, key, entry)
 	{
-		if (strcmp(key, "__metadata__") != 0 &&
-			measure_entry(&r, entry, weights, &found) != 0)
-			return err_set(e, PS_EDATA,
-				"%s: tensor \"%.60s\" is malformed, or partly inside the first %zu "
-				"values of type F32",
-				path, key, n);
+		json_t *shape = json_object_get(entry, "shape");
+
+		if (strcmp(key, "__metadata__") == 0)
+			continue;
+		fprintf(out, "%s F32 %s", key, json_array_size(shape) ? "" : "scalar");
+		json_array_foreach(shape, i, dim)
+			fprintf(out, "%s%lld", i ? "x" : "", (long long)json_integer_value(dim));
+		fprintf(out, "\n");
 	}
-	if (found != weights)
-		return err_set(e, PS_EDATA,
-			"%s: the tensors at its beginning have %zu values; vector:%zu", path,
-			found / sizeof(float), n);
-	return PS_OK;
+	if (fclose(out) == 0)
+		return list;
+	free(list);
+	return NULL;
 }
 
-static int check_finite(const char *path, const float *w, size_t n, struct err *e)
+/* Read the values of the vector. */
+static int read_listed(struct reader *r, const json_t *root, const char *list)
 {
-	for (size_t i = 0; i < n; i++)
-		if (!isfinite(w[i]))
-			return err_set(e, PS_EDATA, "%s: value %zu is not finite", path, i);
-	return PS_OK;
+	char name[TENSOR_LIST_NAME + 1];
+	struct tensor_line l;
+	size_t offset = 0, line, begin;
+	const char *why = tensor_list_check(list, r->m->n_params, r->m->n_trained, &line);
+	int rc = why ? refuse_list(r->path, why, line, r->e) : PS_OK;
+
+	while (!rc && *list && !tensor_list_next(&list, &l)) {
+		const struct wanted wanted = {name, l.n_dims, l.dim, l.count, offset};
+
+		if (l.type || l.other)
+			continue;
+		memcpy(name, l.name, l.name_bytes);
+		name[l.name_bytes] = '\0';
+		rc = read_tensor(r, &wanted, json_object_get(root, name), &begin);
+		offset += l.count;
+	}
+	return rc;
 }
 
-/* Split a file into weights and frame: the frame is what remains without the weights. */
-static int split_file(const char *path, unsigned char *file, size_t size, float *w, size_t n,
-	struct safetensors_frame *f, struct err *e)
+static int read_vector(struct reader *r, json_t *root, char **list)
 {
-	size_t data = 0, weights = n * sizeof(*w);
-	json_t *root = NULL;
-	int rc = read_header(path, file, size, &root, &data, e);
+	const char *own =
+		json_string_value(json_object_get(json_object_get(root, "__metadata__"), LIST_KEY));
 
-	if (!rc)
-		rc = check_vector(path, root, n, size - data, e);
-	json_decref(root);
-	if (rc)
-		return rc;
-	memcpy(w, file + data, weights);
-	memmove(file + data, file + data + weights, size - data - weights);
-	*f = (struct safetensors_frame){file, size - weights};
-	return check_finite(path, w, n, e);
+	if (!own && json_object_get(root, r->m->tensor[0].name))
+		return read_root(r, root); /* a vector without names */
+	*list = own ? strdup(own) : make_list(root);
+	if (!*list)
+		return err_set(r->e, PS_ENOMEM, "%s: no memory for its list of tensors", r->path);
+	return read_listed(r, root, *list);
 }
 
-int safetensors_read_vector(const char *path, const struct model *m, float *w,
-	struct safetensors_frame *f, struct err *e)
+int safetensors_read_vector(
+	const char *path, const struct model *m, float *w, char **list, struct err *e)
 {
-	size_t size,
-		max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof(*w) + SAFETENSORS_MAX_TAIL;
+	size_t size, data = 0,
+		     max = LENGTH_BYTES + MAX_HEADER + m->n_params * sizeof(*w) + MAX_TAIL;
 	void *file;
+	json_t *root;
 	int rc = file_read(path, max, &file, &size, e);
 
-	*f = (struct safetensors_frame){0};
+	*list = NULL;
 	if (rc == PS_ETOOBIG)
 		return err_set(
 			e, PS_EDATA, "%s: larger than a file of \"%s\" can be", path, m->text);
 	if (rc)
 		return rc;
-	rc = split_file(path, file, size, w, m->n_params, f, e);
+	rc = read_header(path, file, size, &root, &data, e);
+	if (!rc) {
+		struct reader r = {.path = path,
+			.m = m,
+			.w = w,
+			.data = (unsigned char *)file + data,
+			.data_bytes = size - data,
+			.e = e};
+
+		rc = read_vector(&r, root, list);
+	}
+	json_decref(root);
+	free(file);
 	if (rc) {
-		free(file);
-		*f = (struct safetensors_frame){0};
+		free(*list);
+		*list = NULL;
 	}
 	return rc;
-}
-
-int safetensors_write_vector(const char *path, const struct safetensors_frame *f, const float *w,
-	size_t n, struct err *e)
-{
-	size_t data = 0;
-	json_t *root = NULL;
-	int rc;
-
-	rc = read_header("the names of the run's tensors", f->bytes, f->size, &root, &data, e);
-	if (!rc)
-		rc = check_vector("the names of the run's tensors", root, n,
-			f->size - data + n * sizeof(*w), e);
-	json_decref(root);
-	if (rc)
-		return rc;
-	const struct file_part parts[] = {
-		{f->bytes, data}, {w, n * sizeof(*w)}, {f->bytes + data, f->size - data}};
-	return file_replace_path(path, parts, sizeof(parts) / sizeof(parts[0]), e);
 }

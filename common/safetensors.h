@@ -23,22 +23,16 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 
 /* ---- vector:N with names --------------------------------------------------------------------- */
 
-/* All of a file but the weights of vector:N, which are its first N values: the length of the
- * header, the header, and the bytes after the weights, such as buffers of a PyTorch model. */
-struct safetensors_frame {
-	unsigned char *bytes; /* free() it */
-	size_t size;
-};
-
-#define SAFETENSORS_MAX_TAIL ((size_t)16 << 20) /* bytes after the weights */
-
-/* Read the first m->n_params values of `path` and the rest of the file. The tensors that begin
- * among these values must be F32 and have exactly m->n_params values. PS_EDATA. */
-int safetensors_read_vector(const char *path, const struct model *m, float *w,
-	struct safetensors_frame *f, struct err *e) PS_MUST_CHECK;
-/* Write such a file with other weights, atomically. PS_EDATA: the frame is not one of n weights.
- * PS_EIO. */
-int safetensors_write_vector(const char *path, const struct safetensors_frame *f, const float *w,
-	size_t n, struct err *e) PS_MUST_CHECK;
+/*
+ * Read the values of vector:N and the list of its tensors (tensor_list.h). The metadata of the file
+ * have the list; without it, the tensors are those of the file in the order of its header, and must
+ * be F32. free() *list. *list NULL: the file has one tensor, "vector". PS_EDATA, PS_ENOMEM.
+ */
+int safetensors_read_vector(const char *path, const struct model *m, float *w, char **list,
+	struct err *e) PS_MUST_CHECK;
+/* Write all tensors of a list, and the list as metadata, atomically. The bytes depend only on list
+ * and weights. PS_EDATA: the list is not one of `m`. PS_ENOMEM, PS_EIO. */
+int safetensors_write_list(const char *path, const struct model *m, const char *list,
+	const float *w, struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -41,6 +41,7 @@
 #define WIRE_MAX_MODEL   511u       /* bytes of a model text */
 #define WIRE_MAX_SOCKET  107u       /* bytes of the path of a Unix socket */
 #define WIRE_MAX_TEXT    61439u     /* bytes of a STATUS or ERROR text */
+#define WIRE_MAX_TENSORS 49152u     /* bytes of a list of tensors */
 #define WIRE_MAX_IMAGES  (1u << 24) /* images of a data set */
 #define WIRE_MAX_WORKERS 1024u      /* worker slots of a server */
 #ifndef WIRE_MAX_BATCHES            /* `make fuzz` defines a smaller limit, for smaller tables */
@@ -129,6 +130,7 @@ struct msg_hello {
 	char host[WIRE_MAX_HOST + 1];   /* for display */
 	uint32_t pid;                   /* for display; 0: unknown */
 	char metrics[METRICS_TEXT];     /* what this worker evaluates: common/metric_names.h */
+	const char *tensors;            /* common/tensor_list.h; "", NULL: unknown; borrowed */
 };
 
 /* How the server combines gradients (WIRE.md, "Modes"). */
@@ -170,6 +172,7 @@ struct msg_welcome {
 	 * the newest ticket that this worker was sent */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	uint64_t lane_secret_hi, lane_secret_lo, lane_ticket;
+	const char *tensors; /* for an observer, as in HELLO; "", NULL: unknown; borrowed */
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };

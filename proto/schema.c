@@ -19,7 +19,7 @@
 #define REAL(number, member)          ROW(WIRE_REAL, number, struct msg, member, 0, 0, NULL)
 #define CODE(number, member, min)     ROW(WIRE_CODE, number, struct msg, member, min, ANY32, NULL)
 #define LINE(number, member)          ROW(WIRE_LINE, number, struct msg, member, 0, 0, NULL)
-#define TEXT(number, member)          ROW(WIRE_TEXT, number, struct msg, member, 0, WIRE_MAX_TEXT, NULL)
+#define TEXT(number, member, max)     ROW(WIRE_TEXT, number, struct msg, member, 0, max, NULL)
 #define SLICES(number, member)        ROW(WIRE_SLICES, number, struct msg, member, 0, 0, slice)
 #define INNER(number, member, rows)   ROW(WIRE_INNER, number, struct msg, member, 0, 0, rows)
 #define MSG(number, member, min, max) NUMBER(number, struct msg, member, min, max)
@@ -82,6 +82,7 @@ static const struct wire_field hello[] = {
 	OWN(WIRE_OWN_TEXT, HELLO_REQUIRES, 0),
 	LINE(13, hello.owner),
 	LINE(14, hello.metrics),
+	TEXT(15, hello.tensors, WIRE_MAX_TENSORS),
 	END,
 };
 
@@ -115,6 +116,7 @@ static const struct wire_field welcome[] = {
 	MSG(27, welcome.lane_secret_lo, 0, ANY64),
 	MSG(28, welcome.lane_ticket, 0, ANY64),
 	MSG(29, welcome.validate, 0, WIRE_MAX_IMAGES),
+	TEXT(30, welcome.tensors, WIRE_MAX_TENSORS),
 	END,
 };
 
@@ -237,7 +239,7 @@ static const struct wire_field bye[] = {
 
 static const struct wire_field status[] = {
 	MSG(1, status.reply, STATUS_REQUEST, STATUS_REPLY),
-	TEXT(2, status.text),
+	TEXT(2, status.text, WIRE_MAX_TEXT),
 	MSG(3, status.first, 0, ANY32),
 	END,
 };
@@ -253,7 +255,7 @@ static const struct wire_field admin[] = {
 static const struct wire_field error[] = {
 	CODE(1, error.status, 1),
 	MSG(2, error.expected, 0, WIRE_MAX_SEQ),
-	TEXT(3, error.text),
+	TEXT(3, error.text, WIRE_MAX_TEXT),
 	MSG(4, error.notice, 0, 1),
 	END,
 };

@@ -616,7 +616,7 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			.unset = "10, or the units of the last layer of --model"},
 		TEXT("init", init, NULL, "FILE",
 			"initial weights of a new run, a .safetensors file of this model; for "
-			"vector:N any file whose tensors begin with N values",
+			"vector:N any file of N float32 values",
 			.unset = "random weights"),
 		TEXT("data-id", data_id, NULL, "FINGERPRINT",
 			"refuse workers with another data set; cnn-worker --print-data-id prints "

@@ -246,6 +246,9 @@ size_t core_bytes(const struct core_config *cfg);
  * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees them.
  */
 struct core *core_init(void *memory, const struct core_config *cfg, float *weights);
+/* Gives a new run a list of its tensors (common/tensor_list.h). Returns NULL, or why the list is
+ * refused; *line: as for tensor_list_check. */
+const char *core_name_tensors(struct core *c, const char *list, size_t *line) PS_MUST_CHECK;
 /* Sets the buffer of the next version (n_params floats, aligned to 64 bytes). The next update
  * writes its weights to `buffer` and leaves the current weights unchanged, because a reader still
  * uses them.
@@ -293,6 +296,8 @@ uint32_t core_train_images(const struct core *c);
 /* Returns the number of images on which an epoch is evaluated: those that --validate holds back, or
  * the test images; 0: no data set. */
 uint32_t core_eval_images(const struct core *c);
+/* Returns the list of the tensors of the run; "": it has none. A list never changes. */
+const char *core_tensors(const struct core *c);
 /* Returns 1 if no worker can change the data set of the run any more. */
 int core_data_is_fixed(const struct core *c);
 /* Writes the state of the worker in slot i (0 <= i < max_workers) to *v. */

@@ -7,11 +7,12 @@
 #include "server/core/ssp.h"
 #include "server/core/state.h"
 #include "server/core/sync.h"
+#include "common/tensor_list.h"
 #include <string.h>
 
 struct layout {
 	size_t core, workers, decisions, epochs, effects, batches, copies, portions, early, eval,
-		scratch, sum, parts, kept, square, lbfgs, copies_of, backups, end;
+		scratch, sum, parts, kept, square, lbfgs, copies_of, backups, tensors, end;
 	size_t state[OPTIM_VECTORS];
 };
 
@@ -81,6 +82,7 @@ static struct layout layout_of(const struct core_config *cfg)
 		l.state[i] = place(&l.end, n, sizeof(float));
 	l.copies_of = place(&l.end, max_backups(cfg), sizeof(struct backup));
 	l.backups = place(&l.end, n * max_backups(cfg), sizeof(float));
+	l.tensors = place(&l.end, TENSOR_LIST_BYTES + 1, 1);
 	return l;
 }
 
@@ -177,6 +179,8 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	for (size_t i = 0; i < optim_vectors(cfg->optim.kind); i++)
 		c->store.state[i] = floats_at(memory, l.state[i]);
 	place_modes(c, memory, &l);
+	c->tensors.list = (char *)base + l.tensors;
+	c->tensors.list[0] = '\0';
 	c->checkpoints.generation = cfg->generation;
 	c->store.version_term = cfg->term;
 	return c;

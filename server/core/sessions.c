@@ -79,6 +79,7 @@ static void welcome(struct core *c, struct worker *w, uint32_t peer)
 	m->n_params = cfg->n_params;
 	m->needs_images = w && cfg->images.in_text;
 	m->validate = w ? cfg->training.validate : 0;
+	m->tensors = w ? NULL : c->tensors.list;
 /* clang-format off */
 #define SENT(to) m->to = (__typeof__(m->to))
 #define UNSENT   (void)
@@ -209,6 +210,7 @@ static void hello_new(struct core *c, const struct event *ev)
 	memcpy(w->session.device, h->device, sizeof(w->session.device));
 	memcpy(w->session.owner, h->owner, sizeof(w->session.owner));
 	w->session.data = h->data;
+	tensors_joined(c, h);
 	hold_slot(c, w, ev->peer);
 	w->session.beat_peer = 0;
 	w->lease.request = 0;
@@ -326,6 +328,7 @@ static void hello_resume(struct core *c, const struct event *ev)
 	memcpy(w->session.device, h->device, sizeof(w->session.device));
 	memcpy(w->session.owner, h->owner, sizeof(w->session.owner));
 	w->session.data = h->data;
+	tensors_joined(c, h);
 	hold_slot(c, w, ev->peer);
 	w->session.leaving = 0;
 	w->ledger.replay_target = h->last_seq;
@@ -361,8 +364,8 @@ void sessions_on_hello(struct core *c, struct worker *none, const struct event *
 	c->stats.hellos++;
 	if (h->role == ROLE_OBSERVER)
 		welcome(c, NULL, ev->peer);
-	else if (!dataset_admits(c, h, ev->peer))
-		return; /* a worker with another data set is refused after the end, too */
+	else if (!tensors_admit(c, h, ev->peer) || !dataset_admits(c, h, ev->peer))
+		return; /* a worker with another model or data set is refused after the end, too */
 	else if (c->run.ending == END_OVER)
 		hello_too_late(c, ev);
 	else if (h->resume.run.hi | h->resume.run.lo)

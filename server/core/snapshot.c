@@ -13,6 +13,7 @@
 #include "server/core/leases.h"
 #include "server/core/state.h"
 #include "common/run_head.h"
+#include "common/tensor_list.h"
 #include <math.h>
 #include <string.h>
 
@@ -31,6 +32,7 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 	[SNAPSHOT_OPTIM] = "optim",
 	[SNAPSHOT_TRUST] = "trust",
 	[SNAPSHOT_METRICS] = "metrics",
+	[SNAPSHOT_TENSORS] = "tensors",
 	[SNAPSHOT_SESSIONS] = "live", /* release 0.1.0 gave the section this name */
 };
 
@@ -610,6 +612,23 @@ static void put_metric_sums(struct cursor *k, struct core *c)
 		}
 }
 
+/* The list with its NUL. */
+static void put_tensors(struct cursor *k, struct core *c)
+{
+	char *list = c->tensors.list;
+	size_t n = k->in ? k->size : strlen(list) + 1, line;
+
+	if (n == 0)
+		set_error(k, MALFORMED);
+	refuse_over(k, n, TENSOR_LIST_BYTES + 1);
+	if (k->error)
+		return;
+	bytes(k, list, n);
+	if (k->in && (strnlen(list, n) != n - 1 || (n > 1 && tensor_list_check(list, c->store.n,
+								     c->store.trained, &line))))
+		set_error(k, MALFORMED);
+}
+
 static void put_snapshots(struct cursor *k, struct core *c)
 {
 	u64(k, &c->checkpoints.generation);
@@ -675,6 +694,9 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		break;
 	case SNAPSHOT_METRICS:
 		put_metric_sums(k, c);
+		break;
+	case SNAPSHOT_TENSORS:
+		put_tensors(k, c);
 		break;
 	case SNAPSHOT_SESSIONS:
 		snapshot_put_config(k, &cfg);

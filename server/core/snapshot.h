@@ -28,13 +28,17 @@ enum snapshot_section {
 	SNAPSHOT_TRUST,
 	/* names and sums of the metrics besides accuracy; release 0.2.0 has no such section */
 	SNAPSHOT_METRICS,
+	/* the list of the tensors of vector:N (common/tensor_list.h); older checkpoints have none */
+	SNAPSHOT_TENSORS,
 	/* configuration, connections, times; only the replay of a log reads it */
 	SNAPSHOT_SESSIONS,
 	SNAPSHOT_SECTIONS
 };
 
 /* 1: a checkpoint may lack this section. Its data is NULL then. */
-#define SNAPSHOT_MAY_LACK(section) ((section) == SNAPSHOT_TRUST || (section) == SNAPSHOT_METRICS)
+#define SNAPSHOT_MAY_LACK(section)                                                                 \
+	((section) == SNAPSHOT_TRUST || (section) == SNAPSHOT_METRICS ||                           \
+		(section) == SNAPSHOT_TENSORS)
 
 /* The names of the sections in the checkpoint file. SNAPSHOT_RUN begins with a struct run_head
  * (run_head.h); SNAPSHOT_WEIGHTS is n_params float32. */

@@ -435,6 +435,14 @@ static void rewrite_metrics(struct rewrite *r)
 	put_zeros(r, METRICS_TEXT / 8 + 1);
 }
 
+/* Nor has it names for the tensors: the list is empty. */
+static void rewrite_tensors(struct rewrite *r)
+{
+	uint8_t nul = 0;
+
+	bytes(&r->out, &nul, sizeof(nul));
+}
+
 int snapshot_v5_is(const unsigned char *run, size_t size)
 {
 	return size >= RUN_HEAD_BYTES + 8 && le64_get(run + RUN_HEAD_BYTES) == FORMAT;
@@ -458,6 +466,7 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 		[SNAPSHOT_OPTIM] = rewrite_optim,
 		[SNAPSHOT_TRUST] = rewrite_trust,
 		[SNAPSHOT_METRICS] = rewrite_metrics,
+		[SNAPSHOT_TENSORS] = rewrite_tensors,
 		[SNAPSHOT_SESSIONS] = rewrite_live,
 	};
 	struct rewrite r = {.cfg = *now};

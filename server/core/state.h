@@ -24,6 +24,7 @@
 #include "server/core/sandblaster.h"
 #include "server/core/store.h"
 #include "server/core/sync.h"
+#include "server/core/tensors.h"
 #include "server/core/workers.h"
 
 struct rules; /* modes.h */
@@ -36,6 +37,7 @@ struct core {
 	struct epoch_record *epoch; /* the results of the epochs */
 
 	struct dataset dataset;
+	struct tensors tensors;
 	struct run run;
 	struct worker *worker;
 	struct leases leases;

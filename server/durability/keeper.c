@@ -7,7 +7,6 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/metric_names.h"
-#include "common/names_file.h"
 #include "common/safetensors.h"
 #include "server/core/core.h"
 
@@ -21,7 +20,7 @@ struct job {
 	char path[2][PATH_BYTES];
 	int n_paths;
 	uint32_t epoch; /* from 1 */
-	struct run_id run;
+	char *tensors;  /* the list of the run; "": none; owned */
 	struct err e;
 	int rc;
 	float w[];
@@ -94,23 +93,22 @@ static uint32_t newest_epoch(const struct core *c, int *is_best)
 	return newest;
 }
 
+static void free_job(struct job *j)
+{
+	if (j)
+		free(j->tensors);
+	free(j);
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static int write_path(struct job *j, const char *path)
 {
-	const struct keeper *k = j->of;
-	struct safetensors_frame names = {0};
-	int rc;
+	const struct model *m = j->of->model;
 
-	if (k->model->n_layers)
-		return safetensors_write(path, k->model, j->w, &j->e);
-	rc = names_file_read(k->dir, j->run.hi, j->run.lo, &names, &j->e);
-	if (!rc && names.bytes)
-		rc = safetensors_write_vector(path, &names, j->w, k->model->n_params, &j->e);
-	else if (!rc)
-		rc = safetensors_write(path, k->model, j->w, &j->e);
-	free(names.bytes);
-	return rc;
+	return m->n_layers == 0 && j->tensors[0]
+		       ? safetensors_write_list(path, m, j->tensors, j->w, &j->e)
+		       : safetensors_write(path, m, j->w, &j->e);
 }
 
 /* Runs on a thread of the pool. */
@@ -135,7 +133,7 @@ static void on_job_written(uv_work_t *work, int status)
 		for (int i = 0; i < j->n_paths; i++)
 			log_info("keep", "written", "epoch=%u file=\"%s\"", j->epoch, j->path[i]);
 	k->job = j->next;
-	free(j);
+	free_job(j);
 	if (k->job)
 		(void)uv_queue_work(k->loop, &k->job->work, write_job, on_job_written);
 }
@@ -164,14 +162,14 @@ void keeper_evaluated(struct keeper *k, const struct core *c)
 	if (!best && !every)
 		return;
 	struct job *j = mem_try(1, sizeof(*j) + n * sizeof(float));
-	if (!j) {
+	if (!j || !(j->tensors = strdup(core_tensors(c)))) {
+		free_job(j);
 		log_warn("keep", "failed", "epoch=%u reason=\"no memory\"", epoch);
 		return;
 	}
 	j->work.data = j;
 	j->of = k;
 	j->epoch = epoch;
-	j->run = core_config(c)->run;
 	if (best)
 		snprintf(j->path[j->n_paths++], PATH_BYTES, "%s/best.safetensors", k->dir);
 	if (every)

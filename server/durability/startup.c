@@ -16,7 +16,6 @@
 #include "common/file.h"
 #include "common/log.h"
 #include "common/mem.h"
-#include "common/names_file.h"
 #include "common/run_head.h"
 #include "common/safetensors.h"
 #include "server/core/snapshot.h"
@@ -124,34 +123,41 @@ static int new_proof_key(struct core_config *cfg, struct err *e)
 	return PS_OK;
 }
 
-/* Read the initial weights of vector:N. The names of its tensors go to the checkpoint directory. */
-static int read_named_vector(
-	const struct options *o, const struct core_config *cfg, float *weights, struct err *e)
+/* Read the initial weights, and for vector:N the list of its tensors. */
+static int read_init(const struct options *o, float *weights, char **tensors, struct err *e)
 {
-	struct safetensors_frame f;
-	int rc = safetensors_read_vector(o->init, &o->model, weights, &f, e);
+	return o->model.n_layers ? safetensors_read(o->init, &o->model, weights, e)
+				 : safetensors_read_vector(o->init, &o->model, weights, tensors, e);
+}
 
-	if (!rc && o->checkpoint_dir)
-		rc = names_file_write(o->checkpoint_dir, cfg->run.hi, cfg->run.lo, &f, e);
-	free(f.bytes);
-	return rc;
+static int begin_core(
+	struct startup *out, const struct core_config *cfg, const char *tensors, struct err *e)
+{
+	const char *why;
+	size_t line = 0;
+
+	out->core = core_init(out->memory, cfg, param_buffers_first(out->params));
+	why = tensors ? core_name_tensors(out->core, tensors, &line) : NULL;
+	return why ? err_set(e, PS_EDATA, "--init: the list of tensors, line %zu: %s", line, why)
+		   : PS_OK;
 }
 
 static int begin_run(
 	struct startup *out, const struct options *o, struct core_config *cfg, struct err *e)
 {
 	float *weights = param_buffers_first(out->params);
+	char *tensors = NULL;
 	int rc = new_run_id(&cfg->run, e);
 
 	if (!rc)
 		rc = new_proof_key(cfg, e);
 	if (!rc && o->init && !o->unknown_images)
-		rc = o->model.n_layers ? safetensors_read(o->init, &o->model, weights, e)
-				       : read_named_vector(o, cfg, weights, e);
+		rc = read_init(o, weights, &tensors, e);
 	else
 		model_init(&o->model, cfg->training.seed, weights);
 	if (!rc)
-		out->core = core_init(out->memory, cfg, weights);
+		rc = begin_core(out, cfg, tensors, e);
+	free(tensors);
 	return rc;
 }
 

@@ -65,7 +65,7 @@ def test_model_learns_and_gets_the_final_weights(tmp_path, options):
 
 
 def test_export_has_the_names_of_the_state_dict(server, tmp_path):
-    """Names, shapes and buffers come from the file of --init; the weights from the run."""
+    """Names, shapes and constants come from the file of --init; the weights from the run."""
     model = Net()
     text = cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
     n = sum(p.numel() for p in model.parameters())
@@ -80,10 +80,15 @@ def test_export_has_the_names_of_the_state_dict(server, tmp_path):
         assert client.flush()
     run.restart()  # a restart must not lose the names
     run.export(str(tmp_path / "out.safetensors"))
+    subprocess.run(command("cnn-ctl", "--server", run.endpoint, "export",
+                           tmp_path / "live.safetensors"), check=True, timeout=20)
+    assert (tmp_path / "live.safetensors").read_bytes() == (
+        tmp_path / "out.safetensors").read_bytes()
     tensors, _ = safetensors.load(str(tmp_path / "out.safetensors"))
     assert tensors["table"].tolist() == [0, 1, 2, 3, 4] and tensors["table"].dtype == np.int64
     other = Net()
-    cnnps.torch.load(other, str(tmp_path / "out.safetensors"))
+    other.load_state_dict({name: torch.from_numpy(t.copy()) for name, t in tensors.items()},
+                          strict=True)
     for (name, p), q in zip(model.named_parameters(), other.parameters()):
         assert torch.equal(p - 5, q), name
     assert torch.allclose(other.norm.running_mean, torch.tensor(0.5))  # from 0 a tenth towards 5
@@ -133,10 +138,13 @@ def test_statistics_of_batchnorm_are_the_runs(tmp_path, options):
 
 @pytest.mark.parametrize("damage, why", [
     (lambda h: h["first.bias"].update(dtype="F16"), "first.bias"),
-    (lambda h: h["first.bias"].update(data_offsets=[1, 129]), "first.bias"),
+    (lambda h: h["first.bias"].update(data_offsets=[0, 132]), "first.bias"),
     (lambda h: h["first.bias"].update(data_offsets=[0, 1 << 60]), "first.bias"),
-    (lambda h: h.pop("first.bias"), "values; vector"),
-    (lambda h: h.update(extra=3), "extra")], ids=range(5))
+    (lambda h: h.pop("first.bias"), "first.bias"),
+    (lambda h: h["__metadata__"].update(tensor_list="a F32 3\n"), "list of tensors"),
+    (lambda h: h.pop("__metadata__") and h.update({"a b": 3}), "list of tensors"),
+    (lambda h: h.pop("__metadata__") and h.update(extra=h["first.bias"]), "number of values")],
+    ids=range(7))
 def test_init_file_that_does_not_fit_is_refused(tmp_path, damage, why):
     file = tmp_path / "init.safetensors"
     model = cnnps.torch.save_init(Net(), str(file))
@@ -185,6 +193,41 @@ def test_workers_of_dataloader_fork_beside_the_connection():
     report = cnnps.torch.train(torch.nn.Linear(20, 2), CE, samples(100), epochs=1, batch_size=25,
                                num_workers=2)
     assert report.result["images"] == 100
+
+
+def test_workers_give_the_names_of_their_model(server, tmp_path):
+    """The first worker with a list gives it to a run that has none. Another list is refused."""
+    model = Net()
+    cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
+    n = sum(p.numel() for p in model.parameters()) + 64
+    run = server(model=f"vector:{n}:running=64", checkpoint_dir=str(tmp_path / "run"))
+    names = cnnps.torch.tensor_list(model)
+    with run.connect() as client:  # knows no names
+        client.flush()
+    with run.connect(tensors=names):
+        pass
+    with pytest.raises(cnnps.WrongDataError, match="line 1.*another tensor"):
+        run.connect(tensors=names.replace("first.weight", "second.weight"))
+    with pytest.raises(cnnps.WrongDataError, match="line 1.*malformed"):
+        run.connect(tensors="first.weight\n")
+    run.restart()
+    run.export(str(tmp_path / "out.safetensors"))
+    tensors, _ = safetensors.load(str(tmp_path / "out.safetensors"))
+    Net().load_state_dict({name: torch.from_numpy(t.copy()) for name, t in tensors.items()},
+                          strict=True)
+
+
+def test_models_that_no_list_can_describe_train_without_names(tmp_path, caplog):
+    model = torch.nn.ModuleDict({"a b": torch.nn.Linear(20, 2)})
+    assert cnnps.torch.tensor_list(model) == "" and "unusual name" in caplog.text
+    cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
+    other = torch.nn.ModuleDict({"a b": torch.nn.Linear(20, 2)})
+    cnnps.torch.load(other, str(tmp_path / "init.safetensors"))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters()))
+    large = torch.nn.Linear(2, 2)
+    large.register_buffer("large", torch.zeros(2000, dtype=torch.int64))
+    assert cnnps.torch.tensor_list(large) == "weight F32 2x2\nbias F32 2\n"
+    assert "do not contain the buffer large" in caplog.text
 
 
 def test_other_model_or_data_is_refused(server, tmp_path):

@@ -126,6 +126,7 @@ void worker_start(struct sim *s, uint32_t node)
 		return;
 	w->foreign = node == s->foreign && s->net.now_ms < s->foreign_ms;
 	cfg.data = data_of(s, w);
+	cfg.tensors = s->tensors;
 	if (w->named)
 		cfg.name[0] = (char)('a' + node);
 	w->life = ++s->lives;

@@ -177,6 +177,7 @@ static void fill_options(struct sim *s)
 	o->model.n_params = s->cfg.n_params;
 	o->model.n_tensors = 1;
 	o->model.tensor[0].count = s->cfg.n_params;
+	snprintf(s->tensors, sizeof(s->tensors), "w F32 %zu\n", s->cfg.n_params);
 }
 
 /* ---- faults of links and disks --------------------------------------------------------------- */

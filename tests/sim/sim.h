@@ -222,6 +222,7 @@ struct sim {
 	struct sim_limits limits;
 	int trace;
 	struct rng plan, chance;
+	char tensors[32]; /* the list that workers send */
 	struct net net;
 	struct disk disk;
 	struct core_config cfg;

@@ -14,6 +14,7 @@ static struct random_workers random_core(uint64_t seed)
 	struct random_workers k = {.r = rng_seed(seed, RNG_SIM, 0)};
 	struct core_config cfg = fixture_training();
 	uint64_t steps = rng_below(&k.r, 120);
+	size_t line;
 
 	cfg.training.epochs = (uint32_t)rng_below(&k.r, 4);
 	cfg.optim.kind = (enum optim_kind)rng_below(&k.r, OPTIM_LBFGS);
@@ -22,6 +23,9 @@ static struct random_workers random_core(uint64_t seed)
 	cfg.leases.eval_images = 1 + (uint32_t)rng_below(&k.r, 7);
 	cfg.sessions.accept_rollback = 1;
 	fixture_open(&k.f, cfg);
+	if (rng_below(&k.r, 2))
+		assert_null(
+			core_name_tensors(k.f.core, "w F32 7\nn I64 scalar 3\nb F32 1\n", &line));
 	if (rng_below(&k.r, 10))
 		random_join(&k);
 	else

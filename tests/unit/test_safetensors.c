@@ -4,7 +4,6 @@
 #include <math.h>
 #include "common/file.h"
 #include "common/model.h"
-#include "common/names_file.h"
 #include "common/rng.h"
 #include "common/safetensors.h"
 #include "tests/support/temp_dir.h"
@@ -163,7 +162,7 @@ static void use_small_model(void)
  * it. */
 static int read_made(const char *header, uint64_t length, const void *data, size_t data_bytes)
 {
-	static unsigned char file[1 << 19];
+	static unsigned char file[1 << 20];
 	size_t n = strlen(header);
 
 	memcpy(file, &length, 8);
@@ -287,10 +286,10 @@ TEST_IN(lengths_that_lie_are_refused_before_they_are_used, begin, end)
 			assert_non_null(strstr(e.text, ": header length "));
 	}
 	/* the file has enough bytes, but the header is longer than the limit */
-	static char blanks[(1 << 18) + 2];
-	memset(blanks, ' ', (1 << 18) + 1);
-	assert_int_equal(read_made(blanks, (1 << 18) + 1, "", 0), PS_EDATA);
-	assert_non_null(strstr(e.text, ": header length 262145; expected at most 262144"));
+	static char blanks[(1 << 19) + 2];
+	memset(blanks, ' ', (1 << 19) + 1);
+	assert_int_equal(read_made(blanks, (1 << 19) + 1, "", 0), PS_EDATA);
+	assert_non_null(strstr(e.text, ": header length 524289; expected at most 524288"));
 	assert_int_equal(read_made(header, n, six, 23), PS_EDATA);
 	assert_int_equal(read_made(header, n, six, 25), PS_EDATA);
 	assert_int_equal(read_made(header, n, six, 28), PS_EDATA);
@@ -356,75 +355,104 @@ TEST_IN(weights_that_are_not_finite_are_refused, begin, end)
 
 /* ---- vector:N with names --------------------------------------------------------------------- */
 
-#define NAMED                                                                                      \
-	"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[%d,%d]},"                       \
-	"\"b\":{\"dtype\":\"%s\",\"shape\":[1],\"data_offsets\":[8,12]},"                          \
-	"\"n\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[12,20]}}"
+#define NAMED(first, last, type, more)                                                             \
+	"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[" first "," last "]},"          \
+	"\"b\":{\"dtype\":\"" type "\",\"shape\":[],\"data_offsets\":[8,12]}" more "}"
 
-/* Write a file with 3 floats and a 64-bit integer after them. */
-static void write_named(int first, int last, const char *type)
+static int read_named(const char *header, char **list)
 {
 	static const float w[3] = {1, 2, 3};
-	const uint64_t number = 77;
 	unsigned char length[8] = {0};
-	char header[512];
-	int n = snprintf(header, sizeof(header), NAMED, first, last, type);
+	size_t n = strlen(header);
 
 	length[0] = (unsigned char)n;
-	const struct file_part parts[] = {
-		{length, 8}, {header, (size_t)n}, {w, sizeof(w)}, {&number, sizeof(number)}};
-	assert_int_equal(file_replace(dir, "w.safetensors", parts, 4, &e), PS_OK);
+	length[1] = (unsigned char)(n >> 8);
+	const struct file_part parts[] = {{length, 8}, {header, n}, {w, sizeof(w)}};
+	assert_int_equal(file_replace(dir, "w.safetensors", parts, 3, &e), PS_OK);
+	return safetensors_read_vector(path, &m, again, list, &e);
 }
 
-TEST_IN(a_vector_keeps_the_names_and_the_buffers_of_its_file, begin, end)
+TEST_IN(the_list_of_a_file_without_one_is_its_header, begin, end)
 {
-	static const float other[3] = {4, 5, 6};
-	struct safetensors_frame f, none, kept;
-	unsigned char *before, *after;
-	size_t size, again_size;
+	char *list;
 
 	use_model("vector:3");
-	write_named(0, 8, "F32");
-	before = file_bytes(&size);
-	assert_int_equal(safetensors_read_vector(path, &m, again, &f, &e), PS_OK);
+	assert_int_equal(read_named(NAMED("0", "8", "F32", ""), &list), PS_OK);
+	assert_string_equal(list, "a F32 2\nb F32 scalar\n");
 	assert_true(again[0] == 1 && again[1] == 2 && again[2] == 3);
-	assert_int_equal(names_file_write(dir, 1, 2, &f, &e), PS_OK);
-	assert_int_equal(names_file_read(dir, 1, 3, &none, &e), PS_OK);
-	assert_null(none.bytes); /* the file of another run */
-	assert_int_equal(names_file_read(dir, 1, 2, &kept, &e), PS_OK);
-	assert_int_equal(safetensors_write_vector(path, &kept, other, 3, &e), PS_OK);
-	after = file_bytes(&again_size);
-	assert_int_equal(again_size, size);
-	memcpy(before + size - 20, other, sizeof(other));
-	assert_memory_equal(after, before, size);
-	assert_int_equal(safetensors_write_vector(path, &kept, other, 2, &e), PS_EDATA);
-	kept.size = 9;
-	assert_int_equal(safetensors_write_vector(path, &kept, other, 3, &e), PS_EDATA);
-	free(before);
-	free(after);
-	free(f.bytes);
-	free(kept.bytes);
+	free(list);
 }
 
-static void refuse_vector(int first, int last, const char *type)
+TEST_IN(a_list_and_its_weights_come_back, begin, end)
 {
-	struct safetensors_frame f;
+	static const char list[] = "b F32 2x1\nbits BOOL 3 1,0,1\nalias = b\n"
+				   "n I64 scalar -2\ntwin = n\nc F32 scalar\nk I16 1 258\n";
+	static const float w[3] = {4, 5, 6};
+	unsigned char *first, *second;
+	size_t size, size_again, data;
+	char *found;
 
-	write_named(first, last, type);
-	assert_int_equal(safetensors_read_vector(path, &m, again, &f, &e), PS_EDATA);
-	assert_null(f.bytes);
+	use_model("vector:3");
+	assert_int_equal(safetensors_write_list(path, &m, list, w, &e), PS_OK);
+	first = file_bytes(&size);
+	data = 8 + first[0] + 256u * first[1];
+	/* constants of 8 bytes, then float32 values with those of the alias, then small constants */
+	assert_int_equal(data % 8, 0);
+	assert_int_equal(size - data, 16 + 20 + 2 + 3);
+	assert_memory_equal(first + data, "\xfe\xff\xff\xff\xff\xff\xff\xff", 8);
+	assert_memory_equal(first + data, first + data + 8, 8);
+	assert_memory_equal(first + data + 16, w, 8);
+	assert_memory_equal(first + data + 24, w, 12);
+	assert_memory_equal(first + size - 5, "\x02\x01\x01\x00\x01", 5);
+	assert_int_equal(safetensors_read_vector(path, &m, again, &found, &e), PS_OK);
+	assert_string_equal(found, list);
+	assert_memory_equal(again, w, sizeof(w));
+	assert_int_equal(safetensors_write_list(path, &m, found, again, &e), PS_OK);
+	second = file_bytes(&size_again);
+	assert_int_equal(size_again, size);
+	assert_memory_equal(first, second, size);
+	free(first);
+	free(second);
+	free(found);
+}
+
+TEST_IN(a_list_of_another_vector_is_not_written, begin, end)
+{
+	use_model("vector:3");
+	assert_int_equal(safetensors_write_list(path, &m, "a F32 2\n", weights, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "another number of values"));
+	assert_int_equal(safetensors_write_list(path, &m, "a F32 3", weights, &e), PS_EDATA);
+	assert_non_null(strstr(e.text, "line 1: it does not end"));
 }
 
 TEST_IN(tensors_that_do_not_make_up_the_vector_are_refused, begin, end)
 {
+	const char *bad[] = {NAMED("0", "8", "F16", ""), NAMED("0", "4", "F32", ""),
+		NAMED("8", "16", "F32", ""), NAMED("-8", "8", "F32", ""),
+		NAMED("8", "0", "F32", ""), NAMED("0", "1000", "F32", ""),
+		NAMED("0", "8", "F32", ",\"c\":3"), NAMED("0", "8", "F32", ",\"b c\":{}"),
+		NAMED("0", "8", "F32", ",\"c F32 1\\nd\":{\"shape\":[1]}"),
+		NAMED("0", "8", "F32", ",\"__metadata__\":{\"tensor_list\":\"a F32 2\\n\"}"),
+		NAMED("0", "8", "F32", ",\"__metadata__\":{\"tensor_list\":\"a F32 3\\n\"}"),
+		NAMED("0", "8", "F32", ",\"__metadata__\":{\"tensor_list\":\"d F32 3\\n\"}")};
+	char *list;
+
 	use_model("vector:3");
-	refuse_vector(0, 8, "F16");
-	refuse_vector(0, 4, "F32");
-	refuse_vector(2, 10, "F32");
-	refuse_vector(4, 16, "F32");
-	refuse_vector(-8, 8, "F32");
-	refuse_vector(8, 0, "F32");
-	refuse_vector(0, 1000, "F32");
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		assert_int_equal(read_named(bad[i], &list), PS_EDATA);
+		assert_null(list);
+	}
 	use_model("vector:30");
-	refuse_vector(0, 8, "F32");
+	assert_int_equal(read_named(NAMED("0", "8", "F32", ""), &list), PS_EDATA);
+}
+
+TEST_IN(a_vector_without_names_has_no_list, begin, end)
+{
+	char *list;
+
+	use_model("vector:17");
+	assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
+	assert_int_equal(safetensors_read_vector(path, &m, again, &list, &e), PS_OK);
+	assert_null(list);
+	assert_memory_equal(again, weights, 17 * sizeof(float));
 }

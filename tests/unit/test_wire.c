@@ -129,12 +129,20 @@ static struct slices *slices_in(struct msg *m)
 				       : NULL;
 }
 
+static const char **text_in(struct msg *m)
+{
+	return m->type == MSG_STATUS    ? &m->status.text
+	       : m->type == MSG_ERROR   ? &m->error.text
+	       : m->type == MSG_HELLO   ? &m->hello.tensors
+	       : m->type == MSG_WELCOME ? &m->welcome.tensors
+					: NULL;
+}
+
 /* Asserts that two messages are equal, except for pointers and for the fields that encoding and
  * decoding fill in. */
 static void assert_same(struct msg *a, struct msg *b)
 {
-	const char **text_a = a->type == MSG_STATUS ? &a->status.text : &a->error.text;
-	const char **text_b = a->type == MSG_STATUS ? &b->status.text : &b->error.text;
+	const char **text_a = text_in(a), **text_b = text_in(b);
 
 	assert_int_equal(a->type, b->type);
 	if (slices_in(a)) {
@@ -147,7 +155,7 @@ static void assert_same(struct msg *a, struct msg *b)
 			x->xxh3 = y->xxh3;
 			x->peak = y->peak;
 		}
-	} else if (a->type == MSG_STATUS || a->type == MSG_ERROR) {
+	} else if (text_a) {
 		assert_string_equal(*text_a, *text_b);
 		*text_b = *text_a;
 	}

@@ -43,6 +43,7 @@ struct cnnps {
 	struct cnnps_info info;
 	struct msg_welcome welcome; /* the first WELCOME */
 	char server[256];
+	char *tensors; /* of the options */
 	struct pool *pool;
 	float *gradient;        /* lent to the program, or NULL */
 	struct lane_slot slot;  /* the shared memory of `gradient`, or empty */
@@ -190,6 +191,16 @@ static int set_metrics(char text[METRICS_TEXT], const char *metrics, struct err 
 	return PS_OK;
 }
 
+static int copy_tensors(struct cnnps *c, const char *tensors, struct err *e)
+{
+	if (!tensors)
+		return PS_OK;
+	if (strnlen(tensors, WIRE_MAX_TENSORS + 1) > WIRE_MAX_TENSORS)
+		return err_set(e, PS_EUSAGE, "tensors has more than %u bytes", WIRE_MAX_TENSORS);
+	c->tensors = strdup(tensors);
+	return c->tensors ? PS_OK : err_set(e, PS_ENOMEM, "no memory for the list of tensors");
+}
+
 static int configure(struct net_config *n, const struct cnnps_options *o, struct err *e)
 {
 	struct session_config *s = &n->session;
@@ -230,8 +241,10 @@ static int connect_session(struct cnnps *c, const struct cnnps_options *o, struc
 	struct net_config cfg;
 	int rc = configure(&cfg, o, e);
 
-	if (rc || (rc = copy_text(c->server, sizeof(c->server), o->server, "server", e)))
+	if (rc || (rc = copy_text(c->server, sizeof(c->server), o->server, "server", e)) ||
+		(rc = copy_tensors(c, o->tensors, e)))
 		return rc;
+	cfg.session.tensors = c->tensors;
 	cfg.server = c->server;
 	cfg.key = o->key;
 	cfg.server_key = o->server_key;
@@ -278,6 +291,8 @@ static void disconnect(struct cnnps *c)
 	if (c->staging)
 		pool_release(c->pool, &c->staging);
 	pool_free(&c->pool);
+	free(c->tensors);
+	c->tensors = NULL;
 }
 
 int cnnps_connect(struct cnnps **out, const struct cnnps_options *options)

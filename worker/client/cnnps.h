@@ -148,6 +148,9 @@ struct cnnps_options {
 	/* 1: this program holds back cnnps_info.validate training images. 0: cnnps_connect fails
 	 * with CNNPS_EUSAGE if the run has --validate. */
 	int validates;
+	/* NULL, or the tensors that make up vector:N, for exports: a line for each, as
+	 * proto/WIRE.md, "Tensors", says. The server refuses workers with another list. */
+	const char *tensors;
 };
 
 /* How the gradients of several workers are combined. proto/WIRE.md, "Modes", specifies what a
@@ -171,6 +174,9 @@ struct cnnps_info {
 	/* training images that are held back (proto/WIRE.md, "Images of validation"): leases count
 	 * batches of the rest, and EVAL leases count images of these. 0: none */
 	uint32_t validate;
+	/* observer: the list of the tensors that make up vector:N (cnnps_options); "": unknown, and
+	 * for a worker */
+	const char *tensors;
 };
 
 /* Connect and wait until the server accepts this worker. Also on failure *c may be a connection,

@@ -19,7 +19,8 @@ struct cnnps_info info_of(const struct msg_welcome *w)
 		.prefetch = w->prefetch != 0,
 		.local_rate = w->local_rate,
 		.momentum = w->momentum,
-		.validate = w->validate};
+		.validate = w->validate,
+		.tensors = w->tensors};
 }
 
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term)

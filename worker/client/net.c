@@ -97,6 +97,7 @@ struct net {
 	uint64_t notice_ms;      /* ... and its time */
 	atomic_int show_asked;   /* see show.h */
 	char *last_status;       /* an unsolicited STATUS of an ended run; owned */
+	char *tensors;           /* of the first WELCOME; owned */
 	char why[512];
 };
 
@@ -218,7 +219,9 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 					 "start this worker again to join its new run",
 					 n->cfg.server, (unsigned long long)w->n_params,
 					 (unsigned long long)n->n_params);
-	if (wire_resize(n->wire, w->n_params))
+	/* the message owns the list, and is still there */
+	n->tensors = strdup(w->tensors ? w->tensors : "");
+	if (!n->tensors || wire_resize(n->wire, w->n_params))
 		return err_set(&n->server_error, PS_ENOMEM, "no memory for %llu parameters",
 			(unsigned long long)w->n_params);
 	n->n_params = w->n_params;
@@ -512,6 +515,7 @@ static void try_connect(struct net *n)
 	if (!n->welcomed || (n->lane && !lane_is_open(n->lane)))
 		return;
 	n->request->welcome = *session_welcome(n->session);
+	n->request->welcome.tensors = n->tensors;
 	complete(n, PS_OK);
 }
 
@@ -1165,6 +1169,7 @@ static void free_net(struct net **n)
 {
 	contact_release(&(*n)->contact);
 	free((*n)->last_status);
+	free((*n)->tensors);
 	session_free(&(*n)->session);
 	wire_free(&(*n)->wire);
 	free(*n);

@@ -130,6 +130,7 @@ static void send_hello(struct session *s, uint64_t now_ms)
 	h->pid = s->cfg.pid;
 	h->data = s->cfg.data;
 	memcpy(h->metrics, s->cfg.metrics, sizeof(h->metrics));
+	h->tensors = s->cfg.tensors;
 	if (s->welcomed && s->cfg.role == ROLE_WORKER)
 		h->resume = s->welcome.stamp;
 	h->last_seq = s->last_seq;

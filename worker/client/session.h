@@ -37,6 +37,7 @@ struct session_config {
 	uint32_t pid;
 	struct data_id data;
 	char metrics[METRICS_TEXT];     /* canonical */
+	const char *tensors;            /* as in HELLO; borrowed until session_free */
 	uint64_t seed;                  /* of the retry jitter */
 	uint64_t connect_timeout_ms;    /* END(PS_EUNREACHABLE) without a WELCOME after the start */
 	uint64_t disconnect_timeout_ms; /* ... and after contact was lost */

@@ -53,8 +53,8 @@ int ctl_top(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* weights.c: a model and its weights, read from --weights, --checkpoint or the server. */
 struct ctl_weights {
 	struct model model;
-	float *w;                       /* model.n_params; owned */
-	struct safetensors_frame names; /* of a checkpoint of vector:N; bytes NULL: none */
+	float *w;      /* model.n_params; owned */
+	char *tensors; /* the list of the tensors of vector:N (tensor_list.h); NULL: none; owned */
 };
 int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e) PS_MUST_CHECK;
 void ctl_weights_release(struct ctl_weights *w);

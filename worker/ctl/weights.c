@@ -5,7 +5,6 @@
 #include <string.h>
 #include "common/checkpoint.h"
 #include "common/mem.h"
-#include "common/names_file.h"
 #include "common/run_head.h"
 #include "common/safetensors.h"
 #include "worker/ctl/ctl.h"
@@ -55,11 +54,21 @@ static int from_file(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 	return rc ? rc : safetensors_read(ctl->weights, &w->model, w->w, e);
 }
 
+/* Copy a list of at most `size` bytes; an empty one is none. */
+static int keep_list(struct ctl_weights *w, const char *list, size_t size, struct err *e)
+{
+	if (w->model.n_layers || strnlen(list, size) == 0)
+		return PS_OK;
+	w->tensors = strndup(list, size);
+	return w->tensors ? PS_OK : err_set(e, PS_ENOMEM, "no memory for the list of tensors");
+}
+
 static int take_sections(
 	const struct checkpoint *c, const char *dir, struct ctl_weights *w, struct err *e)
 {
 	const struct checkpoint_section *run = checkpoint_find(c, RUN_HEAD_SECTION);
 	const struct checkpoint_section *weights = checkpoint_find(c, RUN_HEAD_WEIGHTS);
+	const struct checkpoint_section *tensors = checkpoint_find(c, RUN_HEAD_TENSORS);
 	struct run_head head;
 
 	if (!run || !weights || run_head_read(run->data, run->size, &head))
@@ -71,8 +80,7 @@ static int take_sections(
 		return err_set(e, PS_ECHECKPOINT, "%s: %zu bytes of weights, the model has %zu",
 			dir, weights->size, w->model.n_params * sizeof(*w->w));
 	memcpy(w->w, weights->data, weights->size);
-	return w->model.n_layers ? PS_OK
-				 : names_file_read(dir, head.run_hi, head.run_lo, &w->names, e);
+	return tensors ? keep_list(w, (const char *)tensors->data, tensors->size, e) : PS_OK;
 }
 
 static int from_checkpoint(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
@@ -101,9 +109,8 @@ static int pull(struct cnnps *c, struct ctl_weights *w, struct err *e)
 		return err_set(e, PS_EPROTO, "the server's model has %llu weights, \"%s\" has %zu",
 			(unsigned long long)i->n_params, i->model, w->model.n_params);
 	rc = cnnps_pull(c, &(struct cnnps_pull){.size = sizeof(struct cnnps_pull), .into = w->w});
-	if (rc)
-		err_set(e, rc, "%s", cnnps_error(c));
-	return rc;
+	return rc ? err_set(e, rc, "%s", cnnps_error(c))
+		  : keep_list(w, i->tensors, strlen(i->tensors), e);
 }
 
 static int from_server(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
@@ -134,9 +141,9 @@ int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 void ctl_weights_release(struct ctl_weights *w)
 {
 	free(w->w);
-	free(w->names.bytes);
+	free(w->tensors);
 	w->w = NULL;
-	w->names = (struct safetensors_frame){0};
+	w->tensors = NULL;
 }
 
 static int is_onnx(const char *path)
@@ -155,8 +162,8 @@ int ctl_export(const struct ctl *ctl, struct err *e)
 	rc = ctl_weights_load(ctl, w, e);
 	if (!rc && is_onnx(ctl->args[0]))
 		rc = onnx_write(ctl->args[0], &w->model, w->w, e);
-	else if (!rc && w->names.bytes)
-		rc = safetensors_write_vector(ctl->args[0], &w->names, w->w, w->model.n_params, e);
+	else if (!rc && w->tensors)
+		rc = safetensors_write_list(ctl->args[0], &w->model, w->tensors, w->w, e);
 	else if (!rc)
 		rc = safetensors_write(ctl->args[0], &w->model, w->w, e);
 	if (!rc)

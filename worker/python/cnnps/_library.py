@@ -33,7 +33,8 @@ class Options(Structure):
         ("batch_timeout_ms", c_uint32), ("replay_bytes", c_uint64), ("stop", Stop),
         ("stop_arg", c_void_p), ("allocate", Allocate), ("release", Release), ("report", Report),
         ("report_arg", c_void_p), ("log", Log), ("log_arg", c_void_p), ("log_level", c_int),
-        ("lane", c_int), ("metrics", c_char_p), ("validates", c_int)]
+        ("lane", c_int), ("metrics", c_char_p), ("validates", c_int),
+        ("tensors", c_char_p)]
 
 
 class Info(Structure):
@@ -42,7 +43,7 @@ class Info(Structure):
         ("epochs", c_uint32), ("worker", c_uint32), ("incarnation", c_uint32), ("term", c_uint64),
         ("mode", c_int), ("n_push", c_uint32), ("n_fetch", c_uint32), ("push_sum", c_int),
         ("prefetch", c_int), ("local_rate", c_double), ("momentum", c_double),
-        ("validate", c_uint32)]
+        ("validate", c_uint32), ("tensors", c_char_p)]
 
 
 class Lease(Structure):

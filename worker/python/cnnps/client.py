@@ -199,7 +199,8 @@ class Client:
                  device: Optional[str] = None, observer: bool = False,
                  connect_timeout: float = 30, disconnect_timeout: float = 600,
                  batch_timeout: float = 60, replay_bytes: int = 0,
-                 metrics: Sequence[str] = ("accuracy",), lane: str = "auto") -> None:
+                 metrics: Sequence[str] = ("accuracy",), lane: str = "auto",
+                 tensors: str = "") -> None:
         self._handle = ctypes.c_void_p()
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -227,7 +228,8 @@ class Client:
             disconnect_timeout_ms=int(disconnect_timeout * 1000),
             batch_timeout_ms=int(batch_timeout * 1000), replay_bytes=replay_bytes, stop=stop,
             allocate=self._memory.allocate, release=self._memory.release, report=report, log=log,
-            log_level=level, lane=c.LANES.index(lane), metrics=metric_names(metrics).encode())
+            log_level=level, lane=c.LANES.index(lane), metrics=metric_names(metrics).encode(),
+            tensors=tensors.encode())
         status = lib.connect(ctypes.byref(self._handle), ctypes.byref(options))
         if status:
             try:
@@ -453,7 +455,8 @@ def connect(server: str = "", **options: Any) -> Client:
     "tcp://127.0.0.1:5555". The other options are those of Client: data (a Data, for a run with
     epochs), name (a worker with the same name gets the same slot again), key and server_key (files
     from cnn-ctl keygen), observer=True (only pulls and status), metrics (the names of --metrics of
-    the server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), and timeouts in seconds.
+    the server), lane ("auto", "tcp" or "shm", like --lane of cnn-worker), tensors (the result of
+    cnnps.torch.tensor_list), and timeouts in seconds.
     """
     server = server or os.environ.get("CNN_SERVER", "tcp://127.0.0.1:5555")
     for name in ("key", "server_key"):

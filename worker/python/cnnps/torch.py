@@ -7,7 +7,9 @@ pushes the values of its batch, and each update moves the server's values toward
 of the distance (PyTorch's momentum of 0.1). Each worker keeps other buffers, such as counters.
 """
 import hashlib
+import logging
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
@@ -27,6 +29,11 @@ Loss = Callable[..., torch.Tensor]
 Metric = Callable[..., torch.Tensor]
 _EVAL_BATCH = 256
 _EVAL_OF_TRAINING = 1000  # training samples that serve as test samples without an eval_dataset
+_INTEGERS = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+             torch.uint8: "U8", torch.bool: "BOOL"}
+_MAX_LIST, _MAX_LINES = 49152, 4096  # bytes and lines of a list of tensors
+_MAX_CONSTANT = 1024  # values of one tensor of integers in the list
+_log = logging.getLogger("cnnps")
 
 
 def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
@@ -46,6 +53,46 @@ def _sizes(model: torch.nn.Module) -> str:
     running = sum(t.numel() for t in _statistics(model).values())
     n = sum(p.numel() for p in model.parameters()) + running
     return f"vector:{n}:running={running}" if running else f"vector:{n}"
+
+
+def _vector(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """The tensors that form the vector, in its order."""
+    return {**dict(model.named_parameters()), **_statistics(model)}
+
+
+def _fits_list(name: str, t: torch.Tensor) -> bool:
+    return bool(re.fullmatch(r"[!#-\[\]-~]{1,255}", name)) and t.numel() > 0 and t.dim() <= 8
+
+
+def tensor_list(model: torch.nn.Module) -> str:
+    """Return the names and shapes of the state_dict, and the values of its integers, as the server
+    stores them for exports (proto/WIRE.md, "Tensors"). "": the server cannot store them."""
+    tensors = _vector(model)
+    seen = {id(t): name for name, t in tensors.items()}
+    lines = [f"{name} F32 {_shape(t)}" for name, t in tensors.items()]
+    for name, t in model.state_dict(keep_vars=True).items():
+        if seen.get(id(t)) == name:
+            continue
+        if id(t) in seen and _fits_list(name, t):
+            lines.append(f"{name} = {seen[id(t)]}")
+        elif t.dtype in _INTEGERS and t.numel() <= _MAX_CONSTANT and _fits_list(name, t):
+            values = ",".join(str(int(v)) for v in t.reshape(-1).tolist())
+            lines.append(f"{name} {_INTEGERS[t.dtype]} {_shape(t)} {values}")
+            seen[id(t)] = name
+        else:
+            _log.warning("exports do not contain the buffer %s (%s, %d values)", name, t.dtype,
+                         t.numel())
+    text = "".join(line + "\n" for line in lines)
+    if (len(text) <= _MAX_LIST and len(lines) <= _MAX_LINES
+            and all(_fits_list(name, t) for name, t in tensors.items())):
+        return text
+    _log.warning("exports have one tensor, \"vector\": the model has too many tensors, or a tensor "
+                 "without values, with more than 8 dimensions or with an unusual name")
+    return ""
+
+
+def _shape(t: torch.Tensor) -> str:
+    return "x".join(map(str, t.shape)) or "scalar"
 
 
 class _OneBatch:
@@ -185,26 +232,38 @@ def save(model: torch.nn.Module, path: str) -> None:
 
 def load(model: torch.nn.Module, path: str) -> None:
     """Load the state_dict of a model from a .safetensors file that save() or cnn-ctl export wrote.
-    An export stores a tensor with several names once, under the first name."""
+    Buffers that an export cannot have stay as they are."""
     tensors, _ = safetensors.load(path)
-    own = {id(t): name for name, t in reversed(list(model.state_dict(keep_vars=True).items()))}
-    for name, t in model.state_dict(keep_vars=True).items():
-        if name not in tensors and own[id(t)] in tensors:
-            tensors[name] = tensors[own[id(t)]]
-    model.load_state_dict({name: torch.from_numpy(t.copy()) for name, t in tensors.items()})
+    loaded = {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}
+    if list(loaded) == ["vector"]:
+        loaded = _named(model, loaded["vector"])
+    own = {id(t) for t in _vector(model).values()}
+    constants = {name: t for name, t in model.state_dict(keep_vars=True).items()
+                 if id(t) not in own}
+    model.load_state_dict({**constants, **loaded})
+
+
+def _named(model: torch.nn.Module, vector: torch.Tensor) -> Dict[str, torch.Tensor]:
+    """The tensors of a vector without names, each under all of its names."""
+    found, begin = {}, 0
+    for t in _vector(model).values():
+        found[id(t)] = vector[begin:begin + t.numel()].view_as(t)
+        begin += t.numel()
+    return {name: found[id(t)] for name, t in model.state_dict(keep_vars=True).items()
+            if id(t) in found}
 
 
 def save_init(model: torch.nn.Module, path: str) -> str:
-    """Write the file for `cnn-ps --model TEXT --init FILE`: first the parameters and statistics
-    with their names, which form the vector, and then the other buffers. Returns TEXT, which is
-    "vector:N", or "vector:N:running=S" for S statistics."""
-    tensors: Dict[str, torch.Tensor] = {**dict(model.named_parameters()), **_statistics(model)}
-    known = {id(t) for t in tensors.values()}
-    for name, t in model.state_dict(keep_vars=True).items():
-        if id(t) not in known:
-            tensors[name] = t
-    safetensors.save(path, {name: t.detach().cpu().contiguous().numpy()
-                            for name, t in tensors.items()}, format="pt")
+    """Write the file for `cnn-ps --model TEXT --init FILE`: the parameters and statistics, which
+    form the vector, and the list of all tensors. Returns TEXT, which is "vector:N", or
+    "vector:N:running=S" for S statistics."""
+    tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in _vector(model).items()}
+    names = tensor_list(model)
+    if names:
+        safetensors.save(path, tensors, format="pt", tensor_list=names)
+    else:
+        flat = np.concatenate([t.reshape(-1) for t in tensors.values()])
+        safetensors.save(path, {"vector": flat})
     return _sizes(model)
 
 
@@ -273,9 +332,8 @@ class _Samples:
 def _dataset_id(model: torch.nn.Module, train: int, test: int, named: Optional[str],
                 kind: str) -> int:
     """A fingerprint of the name and size of the data set, and of the tensors of the model."""
-    tensors = [*model.named_parameters(), *_statistics(model).items()]
     text = repr([named if named is not None else kind, train, test,
-                 [(name, tuple(t.shape)) for name, t in tensors]])
+                 [(name, tuple(t.shape)) for name, t in _vector(model).items()]])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -377,7 +435,8 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
             text = save_init(model, file)
             shared = Shared(model=text, init=file, metrics=metric_names(names), **options)
         try:
-            about = dict(data=data, name=name, key=key, device=str(device), metrics=names)
+            about = dict(data=data, name=name, key=key, device=str(device), metrics=names,
+                         tensors=tensor_list(model))
             client = shared.connect(**about) if shared else connect(server, **about)
             evaluations: List[Evaluation] = []
             if client:
@@ -401,6 +460,9 @@ def load_parameters(model: torch.nn.Module, checkpoint_dir: str) -> None:
         file = os.path.join(directory, "final.safetensors")
         export(checkpoint_dir, file)
         tensors, _ = safetensors.load(file)
+    if list(tensors) == ["vector"]:
+        tensors = {name: t.numpy() for name, t in _named(
+            model, torch.from_numpy(tensors["vector"].copy())).items()}
     with torch.no_grad():
-        for name, t in [*model.named_parameters(), *_statistics(model).items()]:
+        for name, t in _vector(model).items():
             t.copy_(torch.from_numpy(tensors[name].copy()))

@@ -1,0 +1,59 @@
+/*
+ * tensor_list.h - the tensors that make up vector:N, as a text: names, types and shapes, and the
+ * values of integers, which the vector has no room for. It gives an export the state_dict of a
+ * PyTorch model. Each line describes one tensor and ends with a newline:
+ *
+ *   NAME F32 SHAPE           the next values of the vector
+ *   NAME TYPE SHAPE VALUES   a constant of type I64, I32, I16, I8, U8 or BOOL
+ *   NAME = OTHER             another name of the tensor OTHER, which an earlier line describes
+ *
+ * One blank separates two fields. A name has 1 to TENSOR_LIST_NAME printable ASCII characters, but
+ * no blank, '"' or '\'. No name occurs twice. SHAPE is "scalar", or 1 to TENSOR_LIST_DIMS sizes of
+ * at least 1, such as 32x20. VALUES are whole numbers with commas between them.
+ *
+ * Pure: no allocation, bounded stack and time. Thread: any.
+ */
+#ifndef COMMON_TENSOR_LIST_H
+#define COMMON_TENSOR_LIST_H
+#include <stddef.h>
+#include <stdint.h>
+#include "common/err.h"
+
+#define TENSOR_LIST_BYTES 49152u /* of a list, at most */
+#define TENSOR_LIST_LINES 4096u
+#define TENSOR_LIST_NAME  255u
+#define TENSOR_LIST_DIMS  8u
+#define TENSOR_LIST_COUNT ((size_t)1 << 28) /* values of a tensor */
+
+struct tensor_type {
+	const char *name;
+	size_t bytes; /* of a value */
+	int64_t min, max;
+};
+
+struct tensor_line {
+	const char *name, *other; /* not terminated; other: NULL, unless it is another name */
+	size_t name_bytes, other_bytes;
+	const struct tensor_type *type; /* NULL: the values of a vector, or another name */
+	size_t n_dims;
+	size_t dim[TENSOR_LIST_DIMS], count;
+	const char *values; /* of a constant: its first number */
+};
+
+/* Read the line at *list and move *list to the next one. Returns NULL, or why it is malformed.
+ * Names are not compared with those of other lines. */
+const char *tensor_list_next(const char **list, struct tensor_line *l) PS_MUST_CHECK;
+/* Read the number at *values of a constant and move on to the next one. */
+int64_t tensor_list_value(const char **values);
+/*
+ * Check a list for a vector of n_params values, of which n_trained are trained and the others are
+ * running statistics. Returns NULL if it is sound, otherwise why not; *line then has the number of
+ * the line, from 1, or 0: it is about the whole list.
+ */
+const char *tensor_list_check(
+	const char *list, uint64_t n_params, uint64_t n_trained, size_t *line) PS_MUST_CHECK;
+/* The number of the first line, from 1, in which two sound lists differ, apart from the values of
+ * constants; 0: in none. */
+size_t tensor_list_difference(const char *a, const char *b);
+
+#endif

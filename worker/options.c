@@ -85,7 +85,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.def = "auto",
 			.values = KX_KERNELS_NAMES,
 			.arg = "NAME",
-			.help = "general: on device cuda, only the kernels that run any model"},
+			.help = "kernels of device cuda: auto: the fastest that fit the model; general: "
+				"only those that run any model"},
 		INT("threads", threads, NULL, 1, MAX_THREADS, "N", "threads of device cpu",
 			.unset = "one per CPU"),
 		{.name = "name",
@@ -109,7 +110,7 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			"after SIGTERM: exit with status 12 after this time, even if the push or "
 			"the goodbye to the server is not finished"),
 		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
-			"exit (status 13) if a call of the device takes longer: it hangs"),
+			"exit with status 13 if the device takes longer than this for one call"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",
 			"maximum memory for gradients that are not yet on the server's disk"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MIB",

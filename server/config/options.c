@@ -602,8 +602,8 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"of them are running statistics",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
-			"channels, rows and columns of the images, as 3x32x32; auto: those of the "
-			"first worker, and its classes",
+			"channels, rows and columns of the images, as 3x32x32; auto: the "
+			"data of the first worker decide them and the number of classes",
 			.unset = "those of --model, else 1x28x28"),
 		{.name = "classes",
 			.type = OPT_INT,
@@ -611,8 +611,8 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			.min = 2,
 			.max = (double)MODEL_MAX_CLASSES,
 			.arg = "N",
-			.help = "number of classes, which ends a named --model; the labels are 0 "
-				"to N - 1",
+			.help = "number of classes: the units of the last layer of a named --model; "
+				"the labels are 0 to N - 1",
 			.unset = "10, or the units of the last layer of --model"},
 		TEXT("init", init, NULL, "FILE",
 			"initial weights of a new run, a .safetensors file of this model; for "
@@ -623,8 +623,8 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"the fingerprint",
 			.unset = "the data set of the first accepted push"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
-			"what workers evaluate besides the loss, with commas between the names, as "
-			"their programs call it; none: only the loss"),
+			"names of the metrics that workers evaluate besides the loss, separated by "
+			"commas and spelled as in the workers' program; none: only the loss"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
 			"address for workers and cnn-ctl; port 0: any free port, which the log "
 			"names",

@@ -54,7 +54,7 @@ static const struct command commands[] = {
 	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
 	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
 	"                    28x28 pixels, white on black). The file - is standard input.\n"       \
-	"  eval              Evaluate such weights on the test images: accuracy, loss,\n"          \
+	"  eval              Evaluate these weights on the test images: accuracy, loss,\n"         \
 	"                    confused classes, and the worst mistakes as pictures.\n"              \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
 	"  report DIR...     Print an HTML page that compares the runs of up to 8\n"               \

@@ -85,8 +85,8 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.def = "auto",
 			.values = KX_KERNELS_NAMES,
 			.arg = "NAME",
-			.help = "kernels of device cuda: auto: the fastest that fit the model; general: "
-				"only those that run any model"},
+			.help = "kernels of device cuda: auto: the fastest that fit the model; "
+				"general: only those that run any model"},
 		INT("threads", threads, NULL, 1, MAX_THREADS, "N", "threads of device cpu",
 			.unset = "one per CPU"),
 		{.name = "name",

@@ -44,7 +44,7 @@ struct worker_options {
 	{                                                                                          \
 		.name = "data", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,             \
 		.arg = "DIR",                                                                      \
-		.help = "directory of the data set: four IDX files, plain or .gz; if it has "     \
+		.help = "directory of the data set: four IDX files, plain or .gz; if it has "      \
 			"several splits of EMNIST, add the name of one: DIR/emnist-letters",       \
 		.unset = "data/mnist, else Debian's Fashion-MNIST", .needs = (when)                \
 	}

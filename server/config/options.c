@@ -611,8 +611,8 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			.min = 2,
 			.max = (double)MODEL_MAX_CLASSES,
 			.arg = "N",
-			.help = "number of classes: the units of the last layer of a named --model; "
-				"the labels are 0 to N - 1",
+			.help = "number of classes: the units of the last layer of a named "
+				"--model; the labels are 0 to N - 1",
 			.unset = "10, or the units of the last layer of --model"},
 		TEXT("init", init, NULL, "FILE",
 			"initial weights of a new run, a .safetensors file of this model; for "

@@ -6,7 +6,7 @@ stage.
 
 A column is a digit, a block of columns a training time, a row a stage. A tile shows the picture of
 the digit, as dark as the probability that the network gives to the right answer. The small digit is
-the prediction: green if it is right, red if not. The data set is in $CNN_DATA or in one of the
+the prediction, in the colour RIGHT or WRONG. The data set is in $CNN_DATA or in one of the
 default directories, and must be the one of the table; exit status 6 if it is another one. The
 script needs NumPy.
 """
@@ -16,12 +16,13 @@ import struct
 import sys
 import zlib
 from html import escape
+from pathlib import Path
 
 from stage0 import SHOWN, read_idx
 
 PICTURES = 5  # test images that are drawn
-TILE, LEFT, TOP, SHARE, GAP = 31, 128, 64, 48, 14
-INK, GREY, RIGHT, WRONG = "#24292f", "#57606a", (26, 127, 55), (207, 34, 46)
+TILE, LEFT, TOP, SHARE, GAP = 31, 128, 78, 48, 14
+INK, RIGHT, WRONG = "#787d80", "#3d5cad", "#ff5c14"  # colours of docs/figures.gp
 
 
 def png(pixels):
@@ -42,26 +43,34 @@ def text(x, y, words, size=12, colour=INK, anchor="start", weight="normal"):
             f'font-weight="{weight}">{escape(words)}</text>')
 
 
-def shade(colour, strength):
-    """A mix of nearly white and the colour."""
-    mix = 0.12 + 0.88 * strength
-    return "#" + "".join(f"{round(255 - (255 - c) * mix):02x}" for c in colour)
-
-
 def tile(x, y, row):
-    """The digit, as dark as the network is sure of it, in a frame: green if it is right."""
+    """The digit, as dark as the network is sure of it, in a frame of the colour RIGHT or WRONG."""
     size, picture = TILE - 3, TILE - 9
     sure, colour = float(row["of_label"]), RIGHT if row["prediction"] == row["label"] else WRONG
     return (f'<rect x="{x}" y="{y}" width="{size}" height="{size}" rx="3" fill="#ffffff" '
-            f'stroke="{shade(colour, 0.9)}" stroke-width="1.6"/>'
+            f'stroke="{colour}" stroke-width="1.6"/>'
             f'<use href="#d{row["image"]}" x="{x + 3}" y="{y + 3}" width="{picture}" '
             f'height="{picture}" opacity="{sure:.3f}"/>' +
-            text(x + size - 1.5, y + size - 2, row["prediction"], 8, shade(colour, 1), "end",
+            text(x + size - 1.5, y + size - 2, row["prediction"], 8, colour, "end",
                  "bold"))
 
 
 def seconds_text(seconds):
     return f"{float(seconds):g} s"
+
+
+def title(at, seconds):
+    """The result: the best accuracy after the shortest time, beside that of the first stage."""
+    rows = [r for (_, s, image), r in at.items() if s == seconds and image == 0]
+    best = max(rows, key=lambda r: float(r["right"]))
+    return (f"After {seconds_text(seconds)} {best['rung']} reads {100 * float(best['right']):.0f} % of "
+            f"the digits, {rows[0]['rung']} {100 * float(rows[0]['right']):.0f} %")
+
+
+def machine():
+    """The machine of the table, which run.sh names in a file beside it."""
+    file = Path(sys.argv[1]).parent / "machine.txt"
+    return file.read_text().strip() if file.exists() else "unknown machine"
 
 
 def shown_images(rows, table):
@@ -88,17 +97,17 @@ def main():
     width, height = LEFT + block * len(times), TOP + TILE * len(stages) + 14
     images = shown_images(rows, sys.argv[1])
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-           f'font-family="DejaVu Sans, Helvetica, sans-serif">',
-           f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+           'font-family="sans-serif">',
            "<defs>" + "".join(
                f'<symbol id="d{i}" viewBox="0 0 28 28"><image width="28" height="28" '
                f'href="{png(images[i])}"/></symbol>' for i in range(PICTURES)) + "</defs>",
-           text(LEFT, 22, f"When each stage can read the first {PICTURES} test digits, by training "
-                          "time (seed:256, batches of 100)", 15)]
+           text(LEFT, 20, title(at, times[0]), 15),
+           text(LEFT, 38, f"the first {PICTURES} test digits, and the accuracy on 1000, by training "
+                          f"time; seed:256, batches of 100, {machine()}", 11)]
     for t, seconds in enumerate(times):
         x = LEFT + t * block
         out.append(text(x, TOP - 10, seconds_text(seconds), 14, INK, "start", "bold"))
-        out.append(text(x + PICTURES * TILE + 4, TOP - 10, "right", 11, GREY))
+        out.append(text(x + PICTURES * TILE + 4, TOP - 10, "right", 11))
         for s, stage in enumerate(stages):
             y = TOP + s * TILE
             if (stage, seconds, 0) not in at:
@@ -106,7 +115,7 @@ def main():
             out += [tile(x + i * TILE, y, at[stage, seconds, i]) for i in range(PICTURES)]
             right = float(at[stage, seconds, 0]["right"])
             out.append(text(x + PICTURES * TILE + 2, y + 18, f"{100 * right:.1f} %", 12,
-                            INK if right >= 0.5 else GREY, "start",
+                            INK, "start",
                             "bold" if right >= 0.5 else "normal"))
     out += [text(LEFT - 10, TOP + s * TILE + 18, stage, 13, INK, "end")
             for s, stage in enumerate(stages)]

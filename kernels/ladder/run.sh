@@ -42,6 +42,10 @@ append() {
 	rm "$table.tmp"
 }
 
+# The figures name the machine.
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || gpu=""
+cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
+echo "${gpu:+one $gpu, }$(nproc) cores${cpu:+ of $cpu}" >"$dir/machine.txt"
 "$python" "$here/stage0.py" steps --seconds "$each" --runs "$runs" >"$dir/steps.csv"
 append "$dir/steps.csv" "$ladder" steps --seconds "$each" --runs "$runs" --phases "$dir/phases.csv"
 library=${LIBRARY_PYTHON:-python3}

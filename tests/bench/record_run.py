@@ -9,6 +9,7 @@ usage: tests/bench/record_run.py OUT.svg
 """
 import json
 import math
+import os
 import shutil
 import signal
 import socket
@@ -21,16 +22,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/release"
 KILL_S, AWAY_S, END_S = 5, 3, 16
-WIDTH, HEIGHT, LEFT, RIGHT = 820, 390, 150, 800
-TOP, BOTTOM, LOOP_S = 50, 230, 12
+WIDTH, HEIGHT, LEFT, RIGHT = 820, 420, 150, 800
+TOP, BOTTOM, LOOP_S = 64, 244, 12
 TICKS = (0.03, 0.1, 0.3, 1, 3, 10)
 
+# the colours of docs/figures.gp
 STYLE = """
-text { font: 14px system-ui, sans-serif; fill: #333 } .small { font-size: 12px; fill: #666 }
-.axis { stroke: #999 } .grid { stroke: #ddd } .loss { stroke: #0072b2; stroke-width: 3; fill: none }
-.live { fill: #009e73 } .away { fill: #d55e00 } .mark { stroke: #d55e00; stroke-dasharray: 4 3 }
-@media (prefers-color-scheme: dark) { text { fill: #ddd } .small { fill: #aaa }
-.grid { stroke: #444 } .axis { stroke: #777 } .loss { stroke: #56b4e9 } }
+text { font: 14px sans-serif; fill: #787d80 } .small { font-size: 12px }
+.grid { stroke: #787d80; stroke-opacity: 0.25 } .loss { stroke: #3d5cad; stroke-width: 3; fill: none }
+.live { fill: #52a37a } .away { fill: #ff5c14 } .mark { stroke: #ff5c14; stroke-dasharray: 4 3 }
 """
 
 
@@ -94,6 +94,8 @@ def picture(lines, killed):
            f"<style>{STYLE}</style>",
            f'<text x="{LEFT}" y="24">kill -9 of the server: three workers return, and the loss '
            'goes on falling</text>',
+           f'<text class="small" x="{LEFT}" y="44">cnn99 on MNIST; a server and three workers on one '
+           f'machine with {os.cpu_count()} cores, --checkpoint-dir</text>',
            f'<clipPath id="past"><rect x="0" y="0" height="{HEIGHT}" width="{WIDTH}">'
            f'<animate attributeName="width" dur="{LOOP_S}s" repeatCount="indefinite" '
            f'values="{LEFT};{WIDTH};{WIDTH}" keyTimes="0;0.8;1"/></rect></clipPath>']
@@ -101,16 +103,18 @@ def picture(lines, killed):
         out += [f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y(loss):.1f}" y2="{y(loss):.1f}"/>',
                 f'<text class="small" x="{LEFT - 8}" y="{y(loss) + 4:.1f}" text-anchor="end">'
                 f'{loss:g}</text>']
-    out += [f'<text class="small" x="16" y="{TOP + 4}">training loss</text>']
+    out += [f'<text class="small" x="16" y="{TOP + 4}">training loss</text>',
+            f'<text class="small" x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">'
+            'time since the start of the server</text>']
     for second in range(0, int(end - zero) + 1, 2):
-        out += [f'<text class="small" x="{x(zero + second):.1f}" y="{HEIGHT - 10}" '
+        out += [f'<text class="small" x="{x(zero + second):.1f}" y="{HEIGHT - 28}" '
                 f'text-anchor="middle">{second} s</text>']
     out += ['<g clip-path="url(#past)">']
     for part in ([o for o in samples if o["t"] / 1000 <= killed],
                  [o for o in samples if o["t"] / 1000 > killed]):
         points = " ".join(f'{x(o["t"] / 1000):.1f},{y(o["loss"]):.1f}' for o in part)
         out += [f'<polyline class="loss" points="{points}"/>']
-    out += [f'<line class="mark" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{TOP}" y2="{HEIGHT - 30}"/>'
+    out += [f'<line class="mark" x1="{x(t):.1f}" x2="{x(t):.1f}" y1="{TOP}" y2="{HEIGHT - 48}"/>'
             for t in (killed, back)]
     out += [f'<text class="small" x="{x(killed) + 4:.1f}" y="{TOP + 12}">kill -9</text>',
             f'<text class="small" x="{x(back) + 4:.1f}" y="{TOP + 28}">same command again</text>']

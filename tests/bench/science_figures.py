@@ -8,6 +8,7 @@ import math
 import statistics
 import subprocess
 from collections import defaultdict
+from pathlib import Path
 
 from science_modes import MODES
 
@@ -22,17 +23,8 @@ PANELS = {
             ("fewer messages", ("downpour", "push8", "easgd", "easgd8"))),
     "wall": (("the modes", ("sgd", "downpour", "ssp", "sync", "easgd")),),
 }
-# the titles of the figures, which state the results
-TITLES = {
-    "seed32": "Sync with 8 workers reaches 97 % 3.3 times as fast as the best single worker",
-    "mlp": "On a slow link fewer messages beat more workers",
-    "wall": "On one GPU four workers are twice as fast as one",
-}
-PAGE = """set terminal svg size {size} font 'sans-serif,14' background '#ffffff'
-set output '{out}'
-set grid lc rgb '#dddddd'
-set border lc rgb '#444444'
-"""
+HERE = Path(__file__).resolve().parent
+STYLE = HERE.parents[1] / "docs/figures.gp"
 
 
 def reached(points, target):
@@ -105,10 +97,29 @@ def gnuplot(text):
     subprocess.run(["gnuplot"], input=text, text=True, check=True)
 
 
+def page(out, size):
+    return f"load '{STYLE}'\neval figure('{out}', {size})\n"
+
+
 def titled(runs, title):
     network = runs.title.split("; ", 1)[-1]
-    below = f"\\n{{/*0.75 {network}; mean and 95 % t-interval of the seeds}}"
-    return f'title "{title}{below}"\n'
+    result, measured = (text.replace("'", "''").replace("_", "\\_") for text in (title, network))
+    return (f"title titled('{result[0].upper() + result[1:]}', '{measured}; mean and 95 % "
+            "t-interval of the seeds') textcolor rgb ink\n")
+
+
+def fastest(runs, modes, counts):
+    """The mean time, mode and workers of the fastest of these runs that always reach the target."""
+    return min((interval(times)[0], mode, workers) for mode in modes for workers in counts
+               if (times := runs.times(mode, workers)) and None not in times)
+
+
+def times_as_fast(runs, modes):
+    """The title of time_by_workers."""
+    mean, mode, workers = fastest(runs, modes, runs.counts())
+    single = runs.best_single()[0]
+    return (f"{MODES[mode].name} with {workers} workers reaches 97 %"
+            f" {single / mean:.1f} times as fast as the best single worker")
 
 
 def time_series(runs, mode):
@@ -129,35 +140,37 @@ def time_panel(runs, modes, tag, top):
     text, plots = "", []
     for i, mode in enumerate(modes):
         rows, never = time_series(runs, mode)
-        colour = f"lc rgb '{MODES[mode].colour}'"
+        style = MODES[mode].style
         text += block(f"{tag}{i}", rows or [(1, "NaN", "NaN", "NaN")])
-        plots.append(f"${tag}{i} using 1:2:3:4 with yerrorlines lw 2 pt 7 ps 0.6 {colour} "
+        plots.append(f"${tag}{i} using 1:2:3:4 with yerrorlines ls {style} "
                      f"title '{MODES[mode].name}'")
         if never:
-            shift = 1 + 0.025 * (i - len(modes) / 2)
+            shift = 1 + 0.035 * (i - len(modes) / 2)
             text += block(f"{tag}n{i}", [(w * shift, top) for w in never])
-            plots.append(f"${tag}n{i} using 1:2 with points pt 2 ps 0.9 lw 2 {colour} notitle")
+            plots.append(f"${tag}n{i} using 1:2 with points ls {style} notitle")
     best = runs.best_single()
     if best:
-        plots.append(f"{best[0]:g} with lines dt 2 lw 1.5 lc rgb '#888888' "
+        plots.append(f"{best[0]:g} with lines dt 2 lw 1.5 lc rgb ink "
                      f"title 'best single worker: {best[0]:.2f} s'")
     return text + "plot " + ", \\\n".join(plots) + "\n"
 
 
-def time_by_workers(runs, panels, title, out):
-    times = [t for m in MODES for w in runs.counts() for t in runs.times(m, w)]
-    fastest = min((t for t in times if t), default=1)
-    top = 40 if None in times or max(times, default=40) > 3 else 1
-    text = PAGE.format(out=out, size=f"{560 * len(panels)},640")
-    text += f"set multiplot layout 1,{len(panels)} " + titled(runs, title)
+def time_by_workers(runs, panels, out):
+    times = [t for _, modes in panels for m in modes for w in runs.counts()
+             for t in runs.times(m, w)]
+    least, top = min(t for t in times if t), 40
+    above, tick = (top, f",'never' {top}") if None in times else (2 * max(times), "")
+    text = page(out, f"{max(560 * len(panels), 820)},640")
+    text += (f"set multiplot layout 1,{len(panels)} "
+             + titled(runs, times_as_fast(runs, [m for _, modes in panels for m in modes])))
     text += ("set logscale xy\nset xtics (1,2,4,8,16)\nset xrange [0.8:20]\n"
-             f"set yrange [{min(0.3, 0.7 * fastest):g}:{top * 1.25:g}]\n"
-             f"set ytics (0.1,0.2,0.3,0.5,1,2,5,10,20,'never' {top})\n"
-             "set xlabel 'workers'\nset ylabel 'seconds to 97 % of the test images'\n"
+             f"set yrange [{0.7 * least:g}:{above * 1.25:g}]\n"
+             f"set ytics (0.1,0.2,0.3,0.5,1,2,5,10,20{tick})\n"
+             "set xlabel 'workers' offset 0,0.4\nset ylabel 'time to 97 % of the test images, s'\n"
              "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n"
-             "set tmargin 4\n")
+             f"set tmargin {3 if len(panels) > 1 else 1}\n")
     for i, (name, modes) in enumerate(panels):
-        text += f"set title '{name}'\n" + time_panel(runs, modes, f"p{i}_", top)
+        text += f"set title '{name if len(panels) > 1 else ''}'\n" + time_panel(runs, modes, f"p{i}_", top)
     gnuplot(text + "unset multiplot\n")
 
 
@@ -175,10 +188,13 @@ def curve(by_seed, column):
     return rows
 
 
-def curves(runs, modes, workers, title, out):
-    text = PAGE.format(out=out, size="1120,620")
-    text += "set multiplot layout 1,2 " + titled(runs, title)
-    text += ("set logscale x\nset xlabel 'seconds'\nset xrange [0.1:*]\nset tmargin 4\n"
+def curves(runs, modes, workers, out):
+    mean, best, _ = fastest(runs, modes, [workers])
+    text = page(out, "1120,620")
+    text += "set multiplot layout 1,2 " + titled(
+        runs, f"With {workers} workers {MODES[best].name} is the first to reach 97 %, after"
+              f" {mean:.2f} s")
+    text += ("set logscale x\nset xlabel 'time, s' offset 0,0.4\nset xrange [0.1:*]\nset tmargin 1\n"
              "set key below left Left reverse maxcols 2 samplen 2 noenhanced\n")
     panels = (("test accuracy, %", 1, 100, "set yrange [80:99.5]\n"),
               ("training loss, mean over recent pushes", 2, 1,
@@ -193,10 +209,10 @@ def curves(runs, modes, workers, title, out):
             rows = [(t, scale * m, scale * lo, scale * hi) for t, m, lo, hi in rows]
             name = f"{mode}{column}"
             text += block(name, rows)
-            colour = f"lc rgb '{MODES[mode].colour}'"
+            style = MODES[mode].style
             plots.append(f"${name} using 1:3:4 with filledcurves fs transparent solid 0.15 "
-                         f"noborder {colour} notitle")
-            plots.append(f"${name} using 1:2 with lines lw 2.2 {colour} "
+                         f"noborder lc rgb colour[{style}] notitle")
+            plots.append(f"${name} using 1:2 with linespoints ls {style} pointinterval 6 "
                          f"title '{MODES[mode].name}'")
         text += "plot " + ", \\\n".join(plots) + "\n"
     gnuplot(text + "unset multiplot\n")
@@ -212,15 +228,17 @@ def staleness(runs, modes, workers, out):
         totals = [sum(runs.stale[m, workers].values()) for m in modes]
         rows.append([f'"{age}"'] + [100 * runs.stale[m, workers][age] / t
                                     for m, t in zip(modes, totals)])
-    text = PAGE.format(out=out, size="1120,500") + block("ages", rows)
-    text += "set " + titled(runs, f"With {workers} workers a gradient is about {workers - 1} "
-                            "versions old when it arrives")
+    most = max(rows, key=lambda row: row[1])
+    text = page(out, "1120,500") + block("ages", rows)
+    text += "set " + titled(
+        runs, f"With {workers} workers {most[1]:.0f} % of the gradients of {MODES[modes[0]].name}"
+              f" are {most[0].strip(chr(34)).replace('-', ' to ')} versions old when they arrive")
     text += ("set style data histogram\nset style histogram clustered gap 1\n"
-             "set style fill solid 0.85 noborder\nset ylabel 'gradients, %'\n"
-             "set xlabel 'versions between the weights of a gradient and its arrival'\n"
+             "set ylabel 'share of the gradients, %'\n"
+             "set xlabel 'staleness: versions between the weights of a gradient and its arrival' offset 0,0.4\n"
              "set yrange [0:*]\nset key below left Left reverse maxcols 3 noenhanced\n")
     gnuplot(text + "plot " + ", \\\n".join(
-        f"$ages using {i + 2}:xtic(1) lc rgb '{MODES[m].colour}' title '{MODES[m].name}'"
+        f"$ages using {i + 2}:xtic(1) lc rgb colour[{MODES[m].style}] title '{MODES[m].name}'"
         for i, m in enumerate(modes)) + "\n")
 
 
@@ -284,11 +302,10 @@ def draw(directory):
     present = {m for m, _ in runs.ends}
     panels = [(name, found) for name, modes in panels if (found := [m for m in modes
                                                                     if m in present])]
-    time_by_workers(runs, panels, TITLES[directory.name], directory / "workers.svg")
+    time_by_workers(runs, panels, directory / "workers.svg")
     # runs of real processes ("wall") report the accuracy once per epoch, too seldom for a curve
     if directory.name != "wall":
-        curves(runs, panels[0][1], last, f"Accuracy and training loss, {last} workers",
-               directory / "curves.svg")
+        curves(runs, panels[0][1], last, directory / "curves.svg")
     if directory.name == "seed32":
         staleness(runs, ("sgd", "downpour", "ssp", "prefetch"), last, directory / "staleness.svg")
     table(runs, [m for m in MODES if m in present])

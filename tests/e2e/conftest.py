@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from support.build import PATIENCE
+from support.build import PATIENCE, without
 
 MNIST_LABELS = "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
 
@@ -19,9 +19,12 @@ def mnist(data):
 @pytest.fixture(scope="session")
 def browser():
     """Chromium without a window. All tests of a pytest process share this browser."""
-    selenium = pytest.importorskip("selenium.webdriver", reason="python3-selenium is not installed")
+    try:
+        from selenium import webdriver as selenium
+    except ImportError:
+        without("python3-selenium", "deploy/setup.sh")
     if not shutil.which("chromedriver"):
-        pytest.skip("no Chromium: deploy/setup.sh installs chromium-driver")
+        without("Chromium", "deploy/setup.sh")
     options = selenium.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                      "--window-size=1280,1000"):

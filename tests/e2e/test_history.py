@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from support.build import BUILD, ROOT
+from support.build import BUILD, ROOT, without
 from support.programs import until
 
 TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
@@ -108,7 +108,7 @@ def test_show_lists_the_checkpoints(programs, trained, tmp_path):
 
 def test_tensorboard_reads_the_events(programs, trained, tmp_path):
     if not TOOLS.exists():
-        pytest.skip("no TensorBoard: deploy/setup.sh tools installs it")
+        without("TensorBoard", "deploy/setup.sh tools")
     programs.ctl("--tensorboard", tmp_path / "events", "history", trained)
     code = ("import json, sys\n"
             "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from support.build import ROOT
+from support.build import ROOT, without
 from support.programs import until
 
 PROMETHEUS = ROOT / "deploy/prometheus"
@@ -16,7 +16,7 @@ PROMETHEUS = ROOT / "deploy/prometheus"
 
 def promtool(*arguments, **how):
     if not shutil.which("promtool"):
-        pytest.skip("no promtool: deploy/setup.sh installs prometheus")
+        without("promtool", "deploy/setup.sh")
     return subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60, **how)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support import idx, safetensors
-from support.build import ROOT
+from support.build import ROOT, without
 
 TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
 PREDICT = """
@@ -26,7 +26,6 @@ assert numpy.abs(probabilities.sum(1) - 1).max() < 1e-5
 numpy.save(out, probabilities)
 print(onnx.load(model).metadata_props[0].value)
 """
-pytestmark = pytest.mark.skipif(not TOOLS.exists(), reason="deploy/setup.sh tools makes build/tools")
 
 GREY = "1x28x28"
 MODELS = {
@@ -47,6 +46,12 @@ MODELS = {
     "resnet8": ("3x32x32", "resnet8"),
     "cifar": ("3x32x32", "cifar"),
 }
+
+
+@pytest.fixture(autouse=True)
+def tools():
+    if not TOOLS.exists():
+        without("ONNX Runtime", "deploy/setup.sh tools")
 
 
 def random_weights(path, programs, model):

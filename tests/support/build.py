@@ -18,6 +18,17 @@ FULL = bool(os.environ.get("CNN_SLOW"))
 # factor by which deadlines grow under a sanitizer
 PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 
+
+def without(program, package):
+    """End a test that needs a program which is not installed: it is skipped, or fails if
+    KX_REQUIRE_TOOLS=1, which .ci/run sets."""
+    import pytest  # benchmarks import this module without it
+    why = f"no {program}: {package} installs it"
+    if os.environ.get("KX_REQUIRE_TOOLS"):
+        pytest.fail(f"KX_REQUIRE_TOOLS is set, but: {why}")
+    pytest.skip(why)
+
+
 os.environ.setdefault("TSAN_OPTIONS", f"suppressions={ROOT}/tests/tsan.supp")
 
 

@@ -1,0 +1,139 @@
+"""The figures in docs/ are one family: docs/figures.gp has their colours and says which rules they
+follow."""
+import re
+import shutil
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from support.build import ROOT, without
+
+FIGURES = sorted((ROOT / "docs").glob("**/*.svg"))
+STYLE = (ROOT / "docs/figures.gp").read_text()
+INK = re.search(r'^ink = "(#\w+)"', STYLE, re.M)[1]
+COLOURS = re.findall(r"#[0-9a-f]{6}", re.search(r"^array colour.*", STYLE, re.M)[0])
+WHITE, DARK = "#ffffff", "#0d1117"  # pages of GitHub
+# the matrices of Machado, Oliveira and Fernandes (2009) for linear RGB
+DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                [-0.011820, 0.042940, 0.968881]]
+PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+              [-0.003882, -0.048116, 1.051998]]
+# to the space Oklab, in which distances are those that people see (Ottosson, 2020)
+TO_LMS = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
+          [0.0883024619, 0.2817188376, 0.6299787005]]
+TO_LAB = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
+          [0.0259040371, 0.7827717662, -0.8086757660]]
+# what every figure says: its axes with units, and the machine
+AXES = {
+    "kill.svg": ("training loss", "time since the start of the server", "2 s", "cores"),
+    "ladder/cores.svg": ("threads", "time of a step", "100 ms"),
+    "ladder/memory.svg": ("size of the copy", "1 KiB", "time until it is complete", "100 µs",
+                          "bytes per second", "1 GB/s"),
+    "ladder/phases.svg": ("share of the time of a step", "20 %"),
+    "ladder/predictions.svg": ("0.01 s", "89.9 %"),
+    "ladder/steps.svg": ("time of a step of 1000 images", "10 ms"),
+    "ladder/sweep.svg": ("images in a batch", "filters of the convolution", "time of a step", "10 ms"),
+    "modes/mlp/curves.svg": ("time, s", "test accuracy, %", "training loss, mean over recent pushes"),
+    "modes/mlp/workers.svg": ("workers", "time to 97 % of the test images, s", "never"),
+    "modes/seed32/curves.svg": ("time, s", "test accuracy, %",
+                                "training loss, mean over recent pushes"),
+    "modes/seed32/staleness.svg": (
+        "staleness: versions between the weights of a gradient and its arrival",
+        "share of the gradients, %"),
+    "modes/seed32/workers.svg": ("workers", "time to 97 % of the test images, s", "never"),
+    "modes/wall/workers.svg": ("workers", "time to 97 % of the test images, s"),
+}
+MACHINE = {"ladder": "one NVIDIA H200, 16 cores of a Xeon", "seed32": "10 Gbit/s at the server's link",
+           "mlp": "0.5 Gbit/s at the server's link", "wall": "one NVIDIA H200 and 16 cores, one host"}
+
+
+def linear(colour):
+    c = np.array([int(colour[i:i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(a, b):
+    """The contrast of WCAG."""
+    one, other = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (a, b))
+    return (other + 0.05) / (one + 0.05)
+
+
+def lab(light):
+    return np.array(TO_LAB) @ np.cbrt(np.array(TO_LMS) @ np.clip(light, 0, 1))
+
+
+def name(path):
+    return str(path.relative_to(ROOT / "docs"))
+
+
+def colours_of(text):
+    """Every colour of the SVG file with which something is drawn."""
+    found = {f"#{int(r):02x}{int(g):02x}{int(b):02x}" for r, g, b in
+             re.findall(r"rgb\( *(\d+), *(\d+), *(\d+)\)", text)}
+    found |= {c.lower() for c in re.findall(r"#[0-9a-fA-F]{6}\b", text)}
+    # gnuplot names black in its groups, and each element in a group has a colour of its own
+    drawn = re.sub(r"<g [^>]*>\s*</g>", "", re.sub(r"<defs>.*?</defs>", "", text, flags=re.S))
+    if "Gnuplot" in text:
+        found |= {e for e in re.findall(r"<(?:path|use|polygon|circle)[^>]*>", drawn) if "rgb(" not in e}
+    return found | set(re.findall(r"(?:fill|stroke)=.(black|white|gr[ae]y)", drawn))
+
+
+def words_of(path):
+    root = ElementTree.parse(path).getroot()
+    return [re.sub(r"\s+", " ", "".join(e.itertext())).strip() for e in root.iter()
+            if e.tag.endswith("}text")]
+
+
+def test_the_colours_are_readable_on_white_and_on_dark():
+    assert len(COLOURS) == len(set(COLOURS)) == 8
+    for page in WHITE, DARK:
+        assert contrast(INK, page) > 4.1
+        assert [c for c in COLOURS if contrast(c, page) < 2.95] == []
+
+
+@pytest.mark.parametrize("sight", [np.eye(3), DEUTERANOPIA, PROTANOPIA],
+                         ids=["all colours", "deuteranopia", "protanopia"])
+def test_the_colours_differ_for_everybody(sight):
+    seen = [lab(np.array(sight) @ linear(c)) for c in COLOURS]
+    for i, a in enumerate(seen):
+        assert all(np.linalg.norm(a - b) > 0.11 for b in seen[:i])
+
+
+@pytest.mark.parametrize("path", FIGURES, ids=name)
+def test_a_figure_belongs_to_the_family(path):
+    text, words = path.read_text(), words_of(path)
+    pictures = {"#ffffff"} if path.name == "predictions.svg" else set()  # test digits are on white
+    assert colours_of(text) - {INK, *COLOURS} == pictures
+    assert not re.search(r"<rect x=\"0\" y=\"0\"[^>]*fill=\"(?!none)", text), "transparent"
+    missing = [axis for axis in AXES[name(path)] if axis not in words]
+    assert not [axis for axis in missing if not any(axis in w for w in words)]
+    if path.parent.name in MACHINE:
+        assert any(MACHINE[path.parent.name] in w for w in words), "the machine"
+    pages = "".join(p.read_text() for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+    assert f"{name(path)})" in pages or f"docs/{name(path)})" in pages, "a page shows it"
+
+
+@pytest.mark.parametrize("command, directory", [
+    ([sys.executable, ROOT / "tests/bench/science", "--draw", "--to"], "modes/seed32"),
+    ([sys.executable, ROOT / "tests/bench/science", "--draw", "--to"], "modes/mlp"),
+    ([sys.executable, ROOT / "tests/bench/science", "--draw", "--to"], "modes/wall"),
+    (["gnuplot", "-e"], "ladder")], ids=["seed32", "mlp", "wall", "ladder"])
+def test_the_measurements_give_the_published_figures(command, directory, tmp_path):
+    if not shutil.which("gnuplot"):
+        without("gnuplot", "deploy/setup.sh bench")
+    place = tmp_path / directory
+    shutil.copytree(ROOT / "docs" / directory, place, ignore=shutil.ignore_patterns("*.svg"))
+    if command[0] == "gnuplot":
+        command = [*command, f"dir='{place}'", ROOT / "kernels/ladder/figures.gp"]
+    else:
+        command = [*command, place]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL, cwd=tmp_path)
+    drawn = sorted(place.glob("*.svg"))
+    assert len(drawn) >= 1
+    for path in drawn:
+        published = ROOT / "docs" / directory / path.name
+        assert words_of(path) == words_of(published)
+        assert colours_of(path.read_text()) == colours_of(published.read_text())

@@ -367,7 +367,9 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 
 int log_on_terminal(void)
 {
-	return isatty(STDERR_FILENO);
+	pid_t front = tcgetpgrp(STDERR_FILENO);
+
+	return isatty(STDERR_FILENO) && (front < 0 || front == getpgrp());
 }
 
 /* Columns that a progress line may fill without wrapping. A wrapped line cannot be erased. */

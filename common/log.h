@@ -49,7 +49,8 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 #define log_info(...)  log_write(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_write(LOG_DEBUG, __VA_ARGS__)
 
-/* 1 if stderr is a terminal, which can show a progress line. */
+/* 1 if stderr is a terminal that can show a progress line. A shell's job in the background leaves
+ * the terminal to the job in front. */
 int log_on_terminal(void);
 /* Show `line`, without a newline, as the progress line; NULL removes the line. Does nothing if
  * stderr is not a terminal, or if the format is JSON. */

@@ -7,6 +7,7 @@
 #include "common/mem.h"
 #include "common/model.h"
 #include "kernels/backend.h"
+#include "worker/bar.h"
 #include "worker/client/show.h"
 #include "worker/show.h"
 #include "worker/steps.h"
@@ -31,6 +32,8 @@ struct trainer {
 	float *weights;                      /* model.n_params, for evaluation ... */
 	const struct backend_memory *memory; /* ... in memory of this kind */
 	struct cnnps_lease held;             /* ... of this lease; kind 0: none yet */
+	struct bar bar;
+	struct bar_view view;
 };
 
 /* ---- evaluation ----------------------------------------------------------------------------- */
@@ -131,6 +134,25 @@ static void show(void *arg, const float *weights)
 	free(text);
 }
 
+/* Draw the progress before batch i of the lease. */
+static void show_progress(struct trainer *t, const struct cnnps_lease *lease, uint32_t i)
+{
+	struct cnnps_stats s = {.size = sizeof(s)};
+	double now = clock_seconds();
+
+	if (!bar_is_due(&t->bar, now))
+		return;
+	if (lease->kind != CNNPS_EVAL) {
+		t->view.epoch = lease->epoch;
+		t->view.batch = lease->first + i;
+	}
+	(void)cnnps_stats(t->c, &s);
+	t->view.evaluates = lease->kind == CNNPS_EVAL;
+	t->view.images = t->work->images;
+	t->view.pushes = s.acked;
+	bar_draw(&t->bar, &t->view, now);
+}
+
 /* ---- the loop: lease, pull, batch, gradient, push -------------------------------------------- */
 
 /* Train one lease in mode downpour or ssp. */
@@ -142,6 +164,7 @@ static int train_lease(struct trainer *t, const struct cnnps_lease *lease)
 
 	steps_begin(s, lease);
 	for (uint32_t i = 0; i < lease->count && !rc; i++) {
+		show_progress(t, lease, i);
 		rc = steps_pull(s, i);
 		if (!rc)
 			rc = steps_batch(s, i, &b);
@@ -177,6 +200,7 @@ static int run_leases(struct trainer *t)
 		log_debug("trainer", "lease", "kind=%s epoch=%u first=%u count=%u",
 			lease.kind == CNNPS_EVAL ? "eval" : "train", lease.epoch, lease.first,
 			lease.count);
+		show_progress(t, &lease, 0);
 		if ((rc = run_lease(t, &lease)))
 			break;
 	}
@@ -284,6 +308,9 @@ static int open_trainer(struct trainer *t)
 		.n_trained = t->model.n_trained};
 	if ((rc = steps_init(&t->steps, (uint32_t)t->train.n)))
 		return err_set(t->e, rc, "no memory for batches of %u images", i->batch);
+	t->view = (struct bar_view){.worker = i->worker,
+		.epochs = i->epochs,
+		.batches = batches_count(&t->steps.batches)};
 	t->memory = backend_memory(t->tester);
 	t->weights = t->memory->allocate(t->model.n_params * sizeof(*t->weights));
 	if (!t->weights)
@@ -337,6 +364,7 @@ int trainer_run(
 		set_device_reason(t);
 	if (rc && !e->text[0])
 		err_set(e, rc, "%s", cnnps_error(c)[0] ? cnnps_error(c) : err_text(rc));
+	log_progress(NULL);
 	close_trainer(t);
 	free(t);
 	return rc;

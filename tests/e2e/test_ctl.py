@@ -1,7 +1,11 @@
 """Tests cnn-ctl with real servers, checkpoints and pictures; the example program; and the end of a
 worker."""
+import base64
 import json
+import os
+import pty
 import re
+import select
 import signal
 import socket
 import struct
@@ -148,6 +152,30 @@ def test_predict_sees_the_same_in_every_form_of_a_picture(programs, trained, dat
                          programs.directory / "a.pgm")
     found = answers(by_checkpoint) + answers(by_weights)
     assert len(found) == 4 and len({(best, percent) for _, best, percent, _ in found}) == 1
+
+
+# A JPEG of 28 x 28 pixels with these blocks of 8 x 8; quality 100 keeps blocks of one grey exactly.
+BLOCKS = [[0, 40, 200, 255], [90, 250, 10, 60], [255, 0, 128, 30], [20, 220, 70, 140]]
+JPEG = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB"
+    "AQEBAQEBAQEBAQEBAQEBAQH/wAALCAAcABwBAREA/8QAFwABAQEBAAAAAAAAAAAAAAAACwkKB//EABQQAQAAAAAAAAAAAAAA"
+    "AAAAAAD/2gAIAQEAAD8AP/VAKALcC1ygAH9ZAwwAHIAMd7l5kAae0YP/2Q==")
+
+
+def test_predict_reads_png_jpeg_and_pgm_from_files_and_from_standard_input(programs, trained):
+    pixels = np.kron(np.array(BLOCKS, np.uint8), np.ones((8, 8), np.uint8))[:28, :28]
+    pictures = {"a.png": png(pixels), "a.jpg": JPEG, "a.pgm": pgm(pixels)}
+    for name, content in pictures.items():
+        (programs.directory / name).write_bytes(content)
+    found = answers(programs.ctl("predict", "--checkpoint", trained,
+                                 *(programs.directory / name for name in pictures)))
+    for content in pictures.values():
+        done = subprocess.run(command("cnn-ctl", "predict", "--checkpoint", trained, "-"),
+                              input=content, capture_output=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        [line] = re.findall(r"^-: (\d+) \((\S+) %", done.stdout.decode(), re.M)
+        found.append(("-", int(line[0]), float(line[1]), ""))
+    assert len(found) == 6 and len({(best, percent) for _, best, percent, _ in found}) == 1
 
 
 @pytest.mark.parametrize("classes", [2, 5, 12, 13, 47, 256])
@@ -336,3 +364,39 @@ def test_a_second_worker_of_a_name_ends_the_first_with_5(programs, small):
     found = server.status()["workers"][0]
     assert (found["host"], found["pid"]) == (socket.gethostname()[:64], second.popen.pid)
     assert second.running()
+
+
+def test_a_worker_on_a_terminal_draws_its_progress(programs, small):
+    """On a terminal the last line is the progress, and it is gone at the end; a file has none."""
+    server = programs.server("--model", "seed:8", "--epochs", 1000)
+    other = programs.worker(server.endpoint, data=small)
+    ours, its = pty.openpty()
+    worker = subprocess.Popen(command("cnn-worker", "--server", server.endpoint, "--data", small,
+                                      "--threads", 1), stderr=its,
+                              stdin=subprocess.DEVNULL, start_new_session=True)
+    os.close(its)
+    text = b""
+
+    def shown():
+        nonlocal text
+        if select.select([ours], [], [], 0.1)[0]:
+            text += os.read(ours, 65536)
+        return re.search(
+            rb"worker \d  epoch (\d+)/1000 \[#*\.*\] +(\d+) %  [1-9]\d* images/s  [1-9]\d* push",
+                         text)
+    try:
+        found = until(shown, 30, "the bar")
+        assert int(found[2]) in (int(found[1]) // 10, (int(found[1]) - 1) // 10)
+        programs.ctl("--server", server.endpoint, "drain")
+        assert worker.wait(20) == 12 and other.wait(20) == 12
+    finally:
+        worker.kill()
+        while True:
+            try:
+                text += os.read(ours, 65536)
+            except OSError:  # the terminal is closed
+                break
+        os.close(ours)
+    last = text.rindex(b"epoch ")
+    assert b"\r\x1b[K" in text[last:], "the bar is removed"
+    assert not any("#" in line for line in other.lines)

@@ -1,0 +1,31 @@
+/*
+ * bar.h - the progress of the run, as one worker sees it, in one line on its terminal.
+ *
+ * Thread: the trainer's.
+ */
+#ifndef WORKER_BAR_H
+#define WORKER_BAR_H
+#include <stddef.h>
+#include <stdint.h>
+
+struct bar {
+	double drawn_s;  /* 0: not yet */
+	uint64_t images; /* trained when it was drawn */
+	double images_per_s;
+};
+
+/* What the bar shows. */
+struct bar_view {
+	uint32_t worker, epoch, epochs; /* epoch: from 0 */
+	uint32_t batch, batches;        /* the next batch of the lease, and those of an epoch */
+	int evaluates;                  /* the lease is for test images */
+	uint64_t images, pushes;        /* of this worker */
+};
+
+/* 1 if it is time to draw: four times a second, on a terminal. */
+int bar_is_due(const struct bar *b, double now_s);
+void bar_draw(struct bar *b, const struct bar_view *v, double now_s);
+/* The line, without a newline. */
+void bar_text(const struct bar *b, const struct bar_view *v, char *out, size_t size);
+
+#endif

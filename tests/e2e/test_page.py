@@ -75,6 +75,17 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
     assert epochs == list(range(1, len(epochs) + 1))
 
 
+def test_curves_without_a_value_are_empty(programs, browser):
+    """They once had a point at 1 before the first evaluation."""
+    server = programs.server("--model", "seed:4")
+    browser.get_log("browser")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    until(lambda: browser.execute_script("return run.samples.length"), 10, "a sample")
+    assert browser.execute_script("return [0, 1].map(i => curves[i].getValue(0, 1))") == [None, None]
+    assert browser.get_log("browser") == [], "the console is clean"
+
+
 def test_phone_width_theme_and_keyboard(programs, small, browser):
     from selenium.webdriver.common.keys import Keys
     server = programs.server("--model", "seed:4", "--epochs", 1000)

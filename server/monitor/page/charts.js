@@ -66,10 +66,11 @@ class Run {
 
 function chart(id, names, colors, run, options) {
 	const el = $("chart-" + id), legend = $("legend-" + id);
-	const g = new Dygraph(el, [[new Date(0), ...names.map(() => 1)]], Object.assign({
+	// no value yet: a logarithmic axis needs a range
+	const g = new Dygraph(el, [[new Date(0), ...names.map(() => null)]], Object.assign({
 		labels: ["t", ...names], legend: "always", labelsDiv: legend, connectSeparatedPoints: true,
 		strokeWidth: 2, axisLabelFontSize: 11, gridLineWidth: 1, axisLineColor: "transparent",
-		highlightCircleSize: 4, includeZero: false, yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive",
+		highlightCircleSize: 4, includeZero: false, valueRange: [0.1, 1], yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive",
 		legendFormatter: d => d.series.filter(s => s.isVisible).map(s =>
 			`<span style="color:${s.color}">●</span> ${s.labelHTML} ` +
 			(s.yHTML ? `<b>${s.yHTML}</b>` : "")).join(" &nbsp; "),
@@ -102,7 +103,7 @@ function marks(c, area, g, run) {
 	}
 }
 
-const STATE = {live: "blue", suspect: "amber", stalled: "amber", joining: "pink", away: "grey",
+const STATE = {live: "blue", suspect: "amber", stalled: "amber", joining: "blue", away: "grey",
 	excluded: "orange", dead: "grey"};
 
 // The timeline: a row for each worker, a cell for each sample.
@@ -134,7 +135,7 @@ function timeline(canvas, run, names) {
 		for (const [id, state, rate, stale, silent] of s.workers) {
 			const late = state === "live" && silent > 1500;
 			c.fillStyle = color(late ? "amber" : STATE[state] || "grey");
-			c.globalAlpha = state === "live" && !late ? 0.25 + 0.75 * rate / fastest : 0.9;
+			c.globalAlpha = STATE[state] === "blue" && !late ? 0.25 + 0.75 * rate / fastest : 0.9;
 			const a = Math.floor(x(begin)), b = Math.floor(x(s.t));
 			c.fillRect(a, y[id], Math.max(1, b - a), row - space);
 			line[id] = line[id] || [];

@@ -23,7 +23,7 @@ function drawCurves() {
 		run.rows([[s, "loss"], [e, "test_loss"]]),
 		run.rows([[s, "images_per_s"]]),
 	];
-	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window}));
+	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window, valueRange: null}));
 	if (evaluated(e).length) {
 		const all = evaluated(e).map(o => 100 * o.accuracy), low = Math.min(...all), high = Math.max(...all);
 		const pad = Math.max(0.2, (high - low) / 10);

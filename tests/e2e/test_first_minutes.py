@@ -1,14 +1,15 @@
-"""A newcomer's first ten minutes: the demo, the page, a killed worker and a killed server, the
-history of both kills, and the class of an image of your own.
+"""A newcomer's first ten minutes, as one test: the demo, the page, a killed worker and a killed
+server, the history of both kills, an export, and the class of an image of your own.
 
-With CNN_SLOW=1 the test begins with a clone of the checkout and builds it. Otherwise the demo runs
-with the build under test.
+With CNN_SLOW=1 the test begins with a clone of the checkout, `make demo` builds it, and the programs
+are those of the clone. Otherwise they are those of the build under test.
 """
 import json
 import os
 import re
 import shutil
 import subprocess
+import time
 
 import numpy as np
 
@@ -32,7 +33,8 @@ def demo(place, data, target):
     return done.stdout + done.stderr
 
 
-def test_the_demo_learns(tmp_path, data):
+def newcomers_checkout(tmp_path, data):
+    """Run the demo in a checkout as a newcomer has it. Returns the directory of its programs."""
     place = tmp_path / "cnn-ps"
     if FULL:
         subprocess.run(["git", "clone", "-q", ROOT, place], check=True, timeout=60)
@@ -43,9 +45,11 @@ def test_the_demo_learns(tmp_path, data):
         (place / "build/release").symlink_to(BUILD)
         text = demo(place, data, ["deploy/demo.sh"])
     assert re.search(r"accuracy", text), text
+    return place / "build/release"
 
 
-def test_kill_a_worker_and_the_server_and_look(programs, small, browser):
+def kill_a_worker_and_the_server_and_look(programs, small, browser):
+    """Returns the directory of the run."""
     server = programs.server(*OPTIONS)
     url = server.line(r"http listening.* url=(\S+?)/?$")[1]
     victim = programs.worker(server.endpoint, "--name", "victim", data=small)
@@ -59,6 +63,7 @@ def test_kill_a_worker_and_the_server_and_look(programs, small, browser):
     until(lambda: "server" in shown(browser, "notice").lower(), 30, "the page shows the gap")
     server = programs.restart(server, *OPTIONS, "--http", url.removeprefix("http://"))
     until(lambda: "start 2 of the server" in shown(browser, "foot"), 60, "the page is live again")
+    until(lambda: (server.status()["accuracy"] or 0) > 0.75, 60, "the network knows most images")
     programs.ctl("--server", server.endpoint, "drain")
     assert server.wait(20 * PATIENCE) == 0 and other.wait(20 * PATIENCE) == 12
     lines = [json.loads(line) for line in (server.directory / "history.jsonl").read_text().splitlines()]
@@ -66,11 +71,10 @@ def test_kill_a_worker_and_the_server_and_look(programs, small, browser):
     changes = {(o["name"], o["change"]) for o in lines if o["kind"] == "worker"}
     assert ("victim", "joined") in changes and ("other", "back") in changes
     assert {change for name, change in changes if name == "victim"} & {"silent", "gone"}
+    return server.directory
 
 
-def test_export_and_an_image_of_ones_own(programs, small):
-    programs.train(2, "--model", "seed:8", "--epochs", 3, data=small)
-    run = programs.directory / "ckpt"
+def export_and_predict_an_image_of_ones_own(programs, small, run):
     weights = safetensors.load(programs.export(run))
     assert weights["conv1.weight"].shape == (8, 1, 3, 3)
     programs.ctl("export", "--checkpoint", run, programs.directory / "net.onnx")
@@ -82,3 +86,11 @@ def test_export_and_an_image_of_ones_own(programs, small):
     assert any("add --invert" in line for line in warned.lines)
     found = programs.ctl("predict", "--checkpoint", run, "--invert", mine)
     assert found.out[0].startswith(f"{mine}: {label} (")
+
+
+def test_the_first_ten_minutes(programs, small, browser, data, tmp_path, monkeypatch):
+    begun = time.monotonic()
+    monkeypatch.setattr("support.build.BUILD", newcomers_checkout(tmp_path, data))
+    run = kill_a_worker_and_the_server_and_look(programs, small, browser)
+    export_and_predict_an_image_of_ones_own(programs, small, run)
+    assert time.monotonic() - begun < 600 * PATIENCE

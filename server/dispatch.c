@@ -216,7 +216,9 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	param_buffers_before_step(s->state.params, c);
 	core_decide(c, ev, now);
 	param_buffers_after_step(s->state.params, c);
-	s->apply_s += clock_seconds() - begin;
+	double took = clock_seconds() - begin;
+	s->apply_s += took;
+	timings_add(&s->timings, TIMING_APPLY, took);
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e, lsn);
 }

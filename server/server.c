@@ -35,6 +35,7 @@ static void on_committed(void *arg)
 {
 	struct server *s = arg;
 
+	timings_add(&s->timings, TIMING_WAL, wal_stats(s->wal)->newest_seconds);
 	if (s->status)
 		return;
 	router_set_flushed(s->router, wal_flushed_lsn(s->wal));

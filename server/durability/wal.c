@@ -316,7 +316,8 @@ static void on_group_written(uv_work_t *work, int status)
 		w->done.failed = w->base;
 		err_set(&w->done.error, PS_EIO, "%s", uv_strerror(status));
 	}
-	w->stats.seconds += clock_seconds() - w->begun_s;
+	w->stats.newest_seconds = clock_seconds() - w->begun_s;
+	w->stats.seconds += w->stats.newest_seconds;
 	w->stats.groups += w->done.synced_lsn > 0;
 	w->stats.events += w->done.events;
 	w->stats.bytes = w->file ? wal_file_bytes(w->file) : 0;

@@ -58,6 +58,7 @@ struct wal_stats {
 	uint64_t begun;          /* groups whose write has begun */
 	uint64_t bytes;          /* of the current file */
 	double seconds;          /* sum of the times to write a group, with fsync */
+	double newest_seconds;   /* the time to write the newest group */
 	uint64_t failures;
 	int failing;   /* the flushed LSN waits for the next checkpoint */
 	char why[256]; /* of the last failure, while failing */

@@ -258,7 +258,25 @@ static void add_epoch(struct history *h, const struct status *now, uint32_t epoc
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* [worker, state, images/s, staleness or null, silent ms] of each worker that is not gone. */
+/* The shares of its time that the worker spent on each part of tally_part, in percent; null:
+ * unknown. */
+static json_t *percents(const struct tally *t)
+{
+	json_t *list = json_array();
+	double sum = 0;
+
+	for (int i = 0; i < TALLY_PARTS; i++) {
+		json_array_append_new(list, count((uint64_t)(100 * t->share[i] + 0.5)));
+		sum += t->share[i];
+	}
+	if (sum > 0)
+		return list;
+	json_decref(list);
+	return json_null();
+}
+
+/* [worker, state, images/s, staleness or null, silent ms, percents] of each worker that is not
+ * gone. */
 static json_t *sample_workers(const struct status *now)
 {
 	json_t *list = json_array();
@@ -273,12 +291,13 @@ static json_t *sample_workers(const struct status *now)
 		if (w.state == SESSION_FREE || w.state == SESSION_DEAD)
 			continue;
 		json_array_append_new(
-			list, json_pack("[o, s, o, o, o]", count(w.worker), status_worker_state(&w),
-				      count((uint64_t)t->images_per_s),
+			list, json_pack("[o, s, o, o, o, o]", count(w.worker),
+				      status_worker_state(&w), count((uint64_t)t->images_per_s),
 				      t->staleness < 0 ? json_null() : real_or_null(t->staleness),
 				      count(now->now_ms > w.last_message_ms
 						      ? now->now_ms - w.last_message_ms
-						      : 0)));
+						      : 0),
+				      percents(t)));
 	}
 	return list;
 }
@@ -306,6 +325,7 @@ static void add_sample(struct history *h, const struct status *now)
 	set(o, "generation", now->checkpointer ? count(now->checkpointer->generation) : NULL);
 	set(o, "checkpoint_s", now->checkpointer ? real_or_null(now->checkpointer->seconds) : NULL);
 	set(o, "degraded", status_degraded(now) ? json_string(status_degraded(now)) : NULL);
+	set(o, "time", status_time(now));
 	set(o, "workers", sample_workers(now));
 	add_object(h, o, LINE_SAMPLE);
 }

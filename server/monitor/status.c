@@ -238,8 +238,7 @@ static json_t *counters_object(const struct status *s)
 		"hellos_turned_away", json_count(s->turned_away));
 }
 
-/* What the time of the server's main thread was used for, in seconds since its start. */
-static json_t *time_object(const struct status *s)
+json_t *status_time(const struct status *s)
 {
 	return json_pack("{s:f, s:f, s:f, s:f}", "apply", s->apply_s, "verify", s->net.verify_s,
 		"idle", s->idle_s, "total", s->total_s);
@@ -390,7 +389,7 @@ static char *status_with(const struct status *s, uint32_t first, size_t max_work
 	set_key(o, "counters", counters_object(s));
 	set_key(o, "checkpoint", checkpoint_object(s));
 	set_key(o, "wal", wal_object(s));
-	set_key(o, "time", time_object(s));
+	set_key(o, "time", status_time(s));
 	set_key(o, "lanes", lanes_object(&s->net));
 	set_key(o, "data", data_object(s->core));
 	set_key(o, "log_level", json_string(log_level_name(log_get_level())));

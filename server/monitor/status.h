@@ -7,6 +7,7 @@
  */
 #ifndef SERVER_MONITOR_STATUS_H
 #define SERVER_MONITOR_STATUS_H
+#include <jansson.h>
 #include <stdint.h>
 #include "server/durability/disk_wait.h"
 #include "server/durability/wal.h"
@@ -64,6 +65,8 @@ const char *status_degraded(const struct status *s);
 /* The state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live worker
  * that delivers nothing. */
 const char *status_worker_state(const struct worker_view *w);
+/* What the time of the server's main thread was used for, in seconds since its start. */
+json_t *status_time(const struct status *s);
 /* Resident memory of this process, in bytes. */
 uint64_t status_rss(void);
 

@@ -24,8 +24,12 @@ void timings_print(const struct timings *t, FILE *f)
 		const char *name, *help;
 	} row[] = {[TIMING_PULL] = {"pull_seconds", "Work of the server on a PULL."},
 		[TIMING_PUSH] = {"push_seconds", "Work of the server on a PUSH, with its update."},
-		[TIMING_CHECKPOINT] = {
-			"checkpoint_write_seconds", "Time to write a checkpoint, with fsync."}};
+		[TIMING_APPLY] = {"apply_seconds",
+			"Decision of the core on an event, with the update of the weights."},
+		[TIMING_CHECKPOINT] = {"checkpoint_write_seconds",
+			"Time to write a checkpoint, with fsync."},
+		[TIMING_WAL] = {"wal_write_seconds",
+			"Time to write a group of the write-ahead log, with fsync."}};
 
 	for (int k = 0; k < TIMINGS; k++) {
 		uint64_t below = 0;

@@ -1,6 +1,6 @@
 /*
- * timings.h - histograms of how long the server works on a PULL, on a PUSH, and on the write of a
- * checkpoint, for /metrics. Bucket i counts times up to 1 us * 4^i; the last has no bound.
+ * timings.h - histograms of how long the server works on a PULL, on a PUSH and on each event, and how
+ * long writes to the disk take, for /metrics. Bucket i counts times up to 1 us * 4^i; the last has no bound.
  *
  * Thread: the loop's.
  */
@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum timing { TIMING_PULL, TIMING_PUSH, TIMING_CHECKPOINT, TIMINGS };
+enum timing { TIMING_PULL, TIMING_PUSH, TIMING_APPLY, TIMING_CHECKPOINT, TIMING_WAL, TIMINGS };
 #define TIMING_BUCKETS 13
 
 struct timings {

@@ -22,9 +22,9 @@ DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
 PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
               [-0.003882, -0.048116, 1.051998]]
 # to the space Oklab, in which distances are those that people see (Ottosson, 2020)
-TO_LMS = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
+TO_CONES = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
           [0.0883024619, 0.2817188376, 0.6299787005]]
-TO_LAB = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
+TO_OKLAB = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
           [0.0259040371, 0.7827717662, -0.8086757660]]
 # what every figure says: its axes with units, and the machine
 AXES = {
@@ -61,8 +61,8 @@ def contrast(a, b):
     return (other + 0.05) / (one + 0.05)
 
 
-def lab(light):
-    return np.array(TO_LAB) @ np.cbrt(np.array(TO_LMS) @ np.clip(light, 0, 1))
+def oklab(light):
+    return np.array(TO_OKLAB) @ np.cbrt(np.array(TO_CONES) @ np.clip(light, 0, 1))
 
 
 def name(path):
@@ -97,7 +97,7 @@ def test_the_colours_are_readable_on_white_and_on_dark():
 @pytest.mark.parametrize("sight", [np.eye(3), DEUTERANOPIA, PROTANOPIA],
                          ids=["all colours", "deuteranopia", "protanopia"])
 def test_the_colours_differ_for_everybody(sight):
-    seen = [lab(np.array(sight) @ linear(c)) for c in COLOURS]
+    seen = [oklab(np.array(sight) @ linear(c)) for c in COLOURS]
     for i, a in enumerate(seen):
         assert all(np.linalg.norm(a - b) > 0.11 for b in seen[:i])
 

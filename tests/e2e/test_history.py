@@ -63,6 +63,21 @@ def test_the_end_is_written_after_a_slow_write(programs, small):
     assert lines[-1]["kind"] == "end" and lines[-1]["status"] == "done"
 
 
+def test_samples_say_how_the_time_was_spent(programs, small):
+    server = programs.server("--model", "seed:8", "--epochs", 1000)
+    programs.worker(server.endpoint, data=small)
+
+    def split():
+        rows = [o for o in lines_of(server.directory) if o["kind"] == "sample" and o["workers"]]
+        return [o for o in rows if o["workers"][0][5]][-2:]
+    until(lambda: (server.directory / "history.jsonl").exists() and len(split()) == 2, 30, "two samples")
+    before, after = split()
+    for o in before, after:
+        assert len(o["workers"][0][5]) == 5 and 97 <= sum(o["workers"][0][5]) <= 103
+        assert sum(o["time"][part] for part in ("apply", "verify", "idle")) <= o["time"]["total"]
+    assert after["time"]["total"] > before["time"]["total"] and after["time"]["apply"] > 0
+
+
 def test_another_run_begins_another_history(programs, small):
     programs.train(1, "--model", "seed:4", "--epochs", 2, data=small)
     directory = programs.directory / "ckpt"

@@ -45,6 +45,8 @@ def test_values(metrics):
     assert 0 < float(values["cnnps_accuracy"]) <= 1 and float(values["cnnps_test_loss"]) > 0
     assert float(values["cnnps_images_per_second"]) > 0
     assert float(values["cnnps_push_seconds_count"]) > 0 and float(values["cnnps_push_seconds_sum"]) > 0
+    assert float(values["cnnps_apply_seconds_count"]) >= float(values["cnnps_push_seconds_count"])
+    assert float(values["cnnps_wal_write_seconds_count"]) > 0
     assert float(values["cnnps_received_bytes_total"]) > 0 and float(values["cnnps_sent_bytes_total"]) > 0
     assert float(values["cnnps_wal_groups_total"]) > 0 and float(values["cnnps_wal_seconds_total"]) > 0
     assert re.search(r'^cnnps_worker_live\{worker="1",name="odd \\"name\\"",host="\S*"\} 1$', metrics, re.M)

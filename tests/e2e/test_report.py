@@ -12,15 +12,21 @@ def report(programs, *directories):
     return "\n".join(programs.ctl("report", *directories).out)
 
 
+def knows_the_time(directory):
+    lines = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
+    return any(worker[5] for o in lines if o["kind"] == "sample" for worker in o["workers"])
+
+
 def test_report_compares_runs(programs, small, browser):
     options = ("--model", "seed:4", "--checkpoint-ms", 200)
     programs.train(2, *options, "--epochs", 2, "--lr", 0.002, data=small, directory="one")
-    server = programs.server(*options, "--epochs", 60, "--lr", 0.001, directory="two")
+    server = programs.server(*options, "--epochs", 1000, "--lr", 0.001, directory="two")
     programs.worker(server.endpoint, "--name", "ada", data=small)
     until(lambda: server.status()["training_epoch"] > 2, 30, "two epochs")
     server.kill()
-    server = programs.restart(server, *options, "--epochs", 60, "--lr", 0.001)
+    server = programs.restart(server, *options, "--epochs", 1000, "--lr", 0.001)
     until(lambda: server.status()["training_epoch"] > 6, 30, "four more")
+    until(lambda: knows_the_time(server.directory), 30, "a sample with the time of the worker")
     server.signal(15)
     assert server.wait(10) == 0
     one, two = programs.directory / "one", programs.directory / "two"
@@ -39,10 +45,19 @@ def test_report_compares_runs(programs, small, browser):
     assert rows[1][:2] == [str(two), "drained"] and rows[1][10] == "2"  # 2 starts of the server
     assert re.fullmatch(r"\d+\.\d\d %", rows[0][3])
     differ = {row[0]: row[1:] for row in browser.execute_script(cells % "options")}
-    assert differ["--lr"] == ["0.002", "0.001"] and differ["--epochs"] == ["2", "60"]
+    assert differ["--lr"] == ["0.002", "0.001"] and differ["--epochs"] == ["2", "1000"]
     assert "--optimizer" not in differ
     assert browser.execute_script("return document.querySelectorAll('.chart canvas').length") >= 3
     assert browser.execute_script("return runs[1].gaps.length") == 1
+    heads = browser.execute_script(
+        "return [...document.querySelectorAll('#each section:last-child th')].map(c => c.textContent)")
+    assert heads[-5:] == ["computes", "waits for weights", "sends", "waits for work", "copies"]
+    last = browser.execute_script(
+        "return [...document.querySelectorAll('#each section:last-child tbody tr:last-child td')].map("
+        "c => c.textContent)")
+    assert 97 <= sum(int(cell.removesuffix(" %")) for cell in last[-5:]) <= 103
+    assert re.search(r"main thread: \d+ % messages and updates, \d+ % decoding",
+                     browser.execute_script("return document.getElementById('each').textContent"))
     assert "ada" in browser.execute_script("return document.getElementById('each').textContent")
 
 

@@ -101,14 +101,17 @@ function drawOptions() {
 		$("options").parentElement.textContent = runs.length > 1 ? "None." : "There is only one run.";
 }
 
+// The parts of a worker's time, in the order of the history.
+const PARTS = ["computes", "waits for weights", "sends", "waits for work", "copies"];
+
 // What the samples say of each worker. A sample stands for the time since the one before it.
 function workersOf(run) {
 	const all = {}, names = namesOf(run);
 	run.samples.forEach((s, i) => {
 		const before = i ? run.samples[i - 1].t : s.t - 1000;
 		const time = run.gaps.some(([, to]) => to > before && to <= s.t) ? 1 : (s.t - before) / 1000;
-		for (const [id, state, rate, stale] of s.workers) {
-			const w = all[id] = all[id] || {time: 0, live: 0, images: 0, stale: 0, n: 0};
+		for (const [id, state, rate, stale, , parts] of s.workers) {
+			const w = all[id] = all[id] || {time: 0, live: 0, images: 0, stale: 0, n: 0, split: 0, parts: PARTS.map(() => 0)};
 			w.time += time;
 			w.live += state === "live" ? time : 0;
 			w.images += rate * time;
@@ -116,10 +119,32 @@ function workersOf(run) {
 				w.stale += stale;
 				w.n++;
 			}
+			if (parts) {
+				w.split += time;
+				parts.forEach((part, i) => w.parts[i] += part * time);
+			}
 		}
 	});
 	return Object.entries(all).map(([id, w]) => [id, names[id] || "–", seconds(w.live), percent(w.live / w.time),
-		number(w.images / w.live), w.n ? number(w.stale / w.n, 1) : "–"]);
+		number(w.images / w.live), w.n ? number(w.stale / w.n, 1) : "–",
+		...w.parts.map(part => w.split ? number(part / w.split) + " %" : "–")]);
+}
+
+// How the server's main thread spent its time, as a sentence. Its sums begin again at each start.
+function serverTime(run) {
+	const sums = {apply: 0, verify: 0, idle: 0, total: 0};
+	let before = null;
+	for (const {time} of run.samples) {
+		if (!time)
+			continue;
+		const first = !before || time.total < before.total;
+		for (const part in sums)
+			sums[part] += time[part] - (first ? 0 : before[part]);
+		before = time;
+	}
+	const share = part => number(100 * sums[part] / sums.total) + " %";
+	return sums.total ? `The server's main thread: ${share("apply")} messages and updates, ${share("verify")} ` +
+		`decoding and checksums, ${share("idle")} idle.` : "";
 }
 
 const canvases = [];
@@ -134,7 +159,9 @@ for (const run of runs) {
 	canvases.push([add(box, "canvas"), run, namesOf(run)]);
 	const scroll = add(card, "div", null, "scroll");
 	scroll.tabIndex = 0;
-	table(add(scroll, "table"), [["#", ""], ["name", "text"], ["live", ""], ["of its time", ""], ["images/s while live", ""], ["staleness", ""]], workersOf(run));
+	table(add(scroll, "table"), [["#", ""], ["name", "text"], ["live", ""], ["of its time", ""], ["images/s while live", ""], ["staleness", ""],
+		...PARTS.map(part => [part, ""])], workersOf(run));
+	add(card, "p", serverTime(run), "quiet");
 }
 const timelines = () => canvases.forEach(([canvas, run, names]) => timeline(canvas, run, names));
 

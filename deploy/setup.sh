@@ -33,7 +33,7 @@ for word in "$@"; do
 	tools)
 		# from PyPI, because Debian has none of them; without them some tests are skipped
 		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnx onnxruntime \
-			kubernetes-validate==1.37.0 ray
+			kubernetes-validate==1.37.0 ray mypy
 		exit 1
 		;;
 	list)

@@ -238,10 +238,11 @@ class Client:
                 lib.close(ctypes.byref(self._handle))
         _clients.add(self)
         raw = lib.info(self._handle).contents
-        self.info = Info(*(bool(getattr(raw, f)) if f in ("push_sum", "prefetch") else
-                           c.MODES[raw.mode] if f == "mode" else
-                           raw.model.decode() if f == "model" else getattr(raw, f)
-                           for f in Info._fields))
+        self.info = Info._make(
+            bool(getattr(raw, f)) if f in ("push_sum", "prefetch") else
+            c.MODES[raw.mode] if f == "mode" else
+            raw.model.decode() if f == "model" else getattr(raw, f)
+            for f in Info._fields)
 
     # ---- calls -----------------------------------------------------------------------------------
 

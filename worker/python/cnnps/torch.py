@@ -100,8 +100,9 @@ class _OneBatch:
     statistics are those of the newest batch."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._layers = [(m, m.momentum) for m in model.modules()
-                        if getattr(m, "track_running_stats", False) and hasattr(m, "momentum")]
+        self._layers: List[Tuple[Any, Any]] = [
+            (m, m.momentum) for m in model.modules()
+            if getattr(m, "track_running_stats", False) and hasattr(m, "momentum")]
 
     def __enter__(self) -> None:
         for layer, _ in self._layers:
@@ -187,7 +188,7 @@ class AsyncOptimizer(torch.optim.Optimizer):
             for batch in lease.batches():
                 optimizer.zero_grad()
                 loss = ...
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step(batch, loss.item())
 
     The server runs the real optimizer: learning rate and weight decay are options of the server.
@@ -358,7 +359,7 @@ class _Trainer(Worker):
         self._model.train()
         inputs, target = self._train.get(batch.indices)
         loss = self._loss(self._model(*inputs), target)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._parameters.gradient(out)
         return float(loss.detach())
 
@@ -435,9 +436,9 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
             text = save_init(model, file)
             shared = Shared(model=text, init=file, metrics=metric_names(names), **options)
         try:
-            about = dict(data=data, name=name, key=key, device=str(device), metrics=names,
-                         tensors=tensor_list(model))
-            client = shared.connect(**about) if shared else connect(server, **about)
+            about: Dict[str, Any] = dict(data=data, name=name, key=key, device=str(device),
+                                         metrics=names, tensors=tensor_list(model))
+            client = shared.connect(**about) if shared else connect(server or "", **about)
             evaluations: List[Evaluation] = []
             if client:
                 with client:

@@ -46,7 +46,7 @@ def _plain(model: torch.nn.Module, loss: Loss, data: TensorDataset, options: arg
     for _ in range(options.epochs):
         for *inputs, target in DataLoader(data, options.batch_size, shuffle=True):
             optimizer.zero_grad()
-            loss(model(*inputs), target).backward()
+            loss(model(*inputs), target).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
 

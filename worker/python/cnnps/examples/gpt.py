@@ -34,7 +34,8 @@ class GPT(nn.Module):
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         x = self.symbols(text) + self.places(self.numbers)
-        return self.head(self.norm(self.layers(x, self.future)))
+        symbols: torch.Tensor = self.head(self.norm(self.layers(x, self.future)))
+        return symbols
 
 
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -54,11 +55,12 @@ def main() -> None:
         sys.exit(f"gpt: {why}; --data names a text")
     text = torch.tensor(list(raw)).clamp(max=SYMBOLS - 1)
     windows = text.unfold(0, CONTEXT + 1, CONTEXT // 4)
-    train, test = windows[:-options.tests - 4], windows[-options.tests:]  # no byte is in both
+    # no byte is in both
+    train, test = (TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in (
+        windows[:-options.tests - 4][:options.samples], windows[-options.tests:]))
     torch.manual_seed(1)
-    compare("gpt", GPT(), loss, *(TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous())
-                                 for w in (train[:options.samples], test)), options, {"bits": bits},
-            adam_lr=0.002, optimizer="rmsprop", lr=0.004, lr_scaling="none")
+    compare("gpt", GPT(), loss, train, test, options, {"bits": bits}, adam_lr=0.002,
+            optimizer="rmsprop", lr=0.004, lr_scaling="none")
 
 
 if __name__ == "__main__":

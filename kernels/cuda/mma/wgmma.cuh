@@ -11,6 +11,13 @@
 #include "kernels/cuda/base/common.cuh"
 
 #ifdef __CUDACC__
+/* Code for other GPUs than Hopper, which never runs, has nothing in place of these instructions. */
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER_ASM(...) asm volatile(__VA_ARGS__)
+#else
+#define HOPPER_ASM(...)
+#endif
+
 __device__ static inline uint64_t wgmma_descriptor(uint32_t at, uint32_t next_k, uint32_t next_rows)
 {
 	return (uint64_t)(at >> 4) | (uint64_t)(next_k >> 4) << 16 |
@@ -21,24 +28,24 @@ __device__ static inline uint64_t wgmma_descriptor(uint32_t at, uint32_t next_k,
  * it before the barrier that precedes the products. */
 __device__ static inline void wgmma_fence_smem()
 {
-	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+	HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /* A batch of products starts with wgmma_fence and ends with wgmma_commit. */
 __device__ static inline void wgmma_fence()
 {
-	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+	HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
 __device__ static inline void wgmma_commit()
 {
-	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+	HOPPER_ASM("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 /* Waits for all committed products. */
 __device__ static inline void wgmma_wait()
 {
-	asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+	HOPPER_ASM("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
 /* d += a * b, 64 x 64, K = 16, fp16. d[i] of a thread is row warp * 16 + lane / 4 + 8 * (i / 2 %
@@ -69,6 +76,67 @@ __device__ static inline void wgmma_m64n32k16(float (&d)[16], uint4 a, uint64_t 
 		     "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
 		     "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
 		     : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
+
+/* ---- lines of 128 bytes ---------------------------------------------------------------------- */
+
+/* The place of a vector of 16 bytes of an operand that is stored in lines of 128 bytes: the lines of
+ * the first eight vectors, then those of the next eight. Eight lines permute their vectors, so that
+ * the vectors of a column are in different banks (PTX ISA, "128B swizzle"). */
+__device__ static inline int line_place(int line, int vector, int lines)
+{
+	return vector / 8 * lines * 128 + line * 128 + ((vector ^ line) % 8) * 16;
+}
+
+/* Describes lines that each have K of one m or n, or 64 m or n of one k. In the latter case the next
+ * 64 are next bytes further. The address of line 0 is a multiple of 1024. */
+__device__ static inline uint64_t wgmma_lines(uint32_t at, uint32_t next)
+{
+	return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(next >> 4) << 16 |
+	       (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+/* d += a * b, 64 x 64, K = 16, bf16. The layout of d is that of wgmma_m64n64k16. A_ACROSS, B_ACROSS:
+ * the operand is in lines of 64 m (n) for one k. */
+template <int A_ACROSS, int B_ACROSS>
+__device__ static inline void wgmma_bf16(float (&d)[32], uint64_t a, uint64_t b)
+{
+	HOPPER_ASM("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+		   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+		   "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+		   "%32, %33, 1, 1, 1, %34, %35;"
+		   : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+		   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+		   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+		   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+		   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+		   "+f"(d[30]), "+f"(d[31])
+		   : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
+}
+
+/* d += a * b, 64 x 128, K = 16, bf16. The layout of d is that of wgmma_m64n64k16. A_ACROSS, B_ACROSS:
+ * the operand is in lines of 64 m (n) for one k. */
+template <int A_ACROSS, int B_ACROSS>
+__device__ static inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b)
+{
+	HOPPER_ASM("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+		   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+		   "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+		   "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+		   "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+		   "%64, %65, 1, 1, 1, %66, %67;"
+		   : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+		   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+		   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+		   "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+		   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+		   "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+		   "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+		   "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+		   "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
+		   "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+		   "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+		   : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
 }
 #endif
 

@@ -25,6 +25,17 @@ template <int N> __device__ static inline void load_values(float *to, const unsi
 	}
 }
 
+/* The row and the column of a lane in its warp. Lanes i and i ^ 1 have the same column, i and i ^ 2
+ * the same row: then shared memory serves 16 lanes that load 16 bytes each at a time, else 8. */
+__device__ static inline int lane_row(int lane)
+{
+	return lane / 16 * 2 + lane % 2;
+}
+__device__ static inline int lane_column(int lane)
+{
+	return lane / 2 % 8;
+}
+
 /* The place of a thread in the tile of its block: its first row m and column n, its number `lane`
  * among the threads of a row, and the share of the depth of a stage that it multiplies. */
 struct ffma_place {
@@ -36,8 +47,8 @@ template <class S> __device__ static inline struct ffma_place ffma_place_of()
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const int tile = warp % (S::WARPS_M * S::WARPS_N);
 
-	return {tile % S::WARPS_M * 4 * S::TM + lane / 8, tile / S::WARPS_M * 8 * S::TN, lane % 8,
-		warp / (S::WARPS_M * S::WARPS_N)};
+	return {tile % S::WARPS_M * 4 * S::TM + lane_row(lane), tile / S::WARPS_M * 8 * S::TN,
+		lane_column(lane), warp / (S::WARPS_M * S::WARPS_N)};
 }
 
 /*

@@ -1,4 +1,5 @@
-/* product.cu - the products of product.cuh in bf16 and tf32, on tensor cores. */
+/* product.cu - the products of product.cuh in bf16 and tf32, on tensor cores: large tiles in bf16
+ * with wgmma on Hopper, all others with mma.sync. */
 #include "kernels/cuda/tensor/product.cuh"
 
 namespace
@@ -49,6 +50,10 @@ template <class T, bool DGRAD, class S> struct mma_sums {
 		}
 	}
 
+	__device__ void wait()
+	{
+	}
+
 	__device__ void store(float *sums) const
 	{
 		const int lane = threadIdx.x % 32;
@@ -77,11 +82,81 @@ typedef mma_shape<128, 64, 128, 3, 4, 2, 2> wide;
 typedef mma_shape<128, 32, 128, 3, 4, 1, 2> narrow;
 typedef mma_shape<128, 32, 64, 4, 4, 1, 4> shallow; /* more blocks at a time */
 typedef mma_shape<64, 64, 128, 3, 2, 2, 2, true> split;
+struct wide_up : wide {
+	static const bool UP = true;
+};
+
+/* The sums of a thread: its warpgroup computes 64 rows of the tile. */
+template <bool DGRAD, class S> struct wgmma_sums {
+	typedef product_sizes<__nv_bfloat16, DGRAD, S> Z;
+	float c[S::BN / 2] = {};
+
+	__device__ void add_stage(const unsigned char *stage, int)
+	{
+		const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+		const uint64_t a = wgmma_lines(shared_address(stage) + group * 64 * S::ROW, 0);
+		const uint32_t next = DGRAD ? 0 : Z::BK * 128;
+		const uint64_t b = wgmma_lines(shared_address(stage) + Z::A_BYTES, next);
+
+		wgmma_fence();
+#pragma unroll
+		for (int step = 0; step < Z::BK / 16; step++)
+			wgmma_bf16<0, !DGRAD>(c, a + step * 32 / 16,
+				b + (DGRAD ? step * 32 / 16 : step * 16 * 128 / 16));
+		wgmma_commit();
+	}
+
+	/* Also makes the copies of this thread visible to wgmma. */
+	__device__ void wait()
+	{
+		wgmma_fence_smem();
+		wgmma_wait();
+	}
+
+	__device__ void store(float *sums) const
+	{
+		const int lane = threadIdx.x % 32;
+
+		sums += (threadIdx.x / 32 * 16 + lane / 4) * S::SUM_PITCH + lane % 4 * 2;
+#pragma unroll
+		for (int i = 0; i < S::BN / 2; i += 2)
+			store_pair(sums + i / 2 % 2 * 8 * S::SUM_PITCH + i / 4 * 8, c[i], c[i + 1]);
+	}
+};
+
+template <int BN_, int STAGES_, int BLOCKS_>
+struct wgmma_shape : tile_shape<128, BN_, 128, STAGES_, 8, BLOCKS_, 1, false> {
+	static const bool LINES = true, B_ACROSS = false;
+
+	template <class T, bool DGRAD> using sums = wgmma_sums<DGRAD, wgmma_shape>;
+};
+typedef wgmma_shape<128, 3, 2> wgmma128;
+typedef wgmma_shape<64, 4, 2> wgmma64;
+
+/* Launches a tile with wgmma if this GPU runs it and it fills the GPU. Otherwise returns 0. */
+template <class T, bool DGRAD>
+int launched_wgmma(const struct kx_product &g, size_t enough, int *rc, cudaStream_t stream)
+{
+	if (sizeof(T) != 2 || kx_code(product_kernel<__nv_bfloat16, DGRAD, wgmma64>) != 90)
+		return 0;
+	if (g.n > wgmma64::BN && product_blocks<wgmma128>(g) >= enough)
+		*rc = launch<__nv_bfloat16, DGRAD, wgmma128>(g, stream);
+	else if (g.n > narrow::BN && product_blocks<wgmma64>(g) >= enough)
+		*rc = launch<__nv_bfloat16, DGRAD, wgmma64>(g, stream);
+	else
+		return 0;
+	return 1;
+}
 
 template <class T, bool DGRAD> int launch_shape(const struct kx_product &g, cudaStream_t stream)
 {
 	const size_t enough = 132; /* blocks: one per multiprocessor */
+	int rc;
 
+	if (DGRAD && g.window.up > 1)
+		return launch<T, DGRAD, wide_up>(g, stream);
+	if (launched_wgmma<T, DGRAD>(g, enough, &rc, stream))
+		return rc;
 	if (g.n <= narrow::BN && product_blocks<narrow>(g) >= 4 * enough)
 		return launch<T, DGRAD, shallow>(g, stream);
 	if (g.n <= narrow::BN && product_blocks<narrow>(g) >= enough)

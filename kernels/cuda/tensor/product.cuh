@@ -9,19 +9,22 @@
 #ifndef KERNELS_CUDA_TENSOR_PRODUCT_CUH
 #define KERNELS_CUDA_TENSOR_PRODUCT_CUH
 #include <cooperative_groups.h>
+#include "kernels/cuda/mma/wgmma.cuh"
 #include "kernels/cuda/tensor/tile.cuh"
 
 namespace
 {
 
 /* The base of all tile shapes. A block computes a tile of BM x BN; a pipeline stage has ROW bytes of
- * K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. */
+ * K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. LINES: both
+ * operands are stored as wgmma reads them (line_place), and the products of a stage run while the
+ * block loads another stage. UP: for windows with `up` > 1. */
 template <int BM_, int BN_, int ROW_, int STAGES_, int WARPS_, int BLOCKS_, int SHARES_,
 	bool SPLIT_>
 struct tile_shape {
 	static const int BM = BM_, BN = BN_, ROW = ROW_, STAGES = STAGES_, BLOCKS = BLOCKS_;
 	static const int SHARES = SHARES_;
-	static const bool SPLIT = SPLIT_;
+	static const bool SPLIT = SPLIT_, LINES = false, UP = false;
 	static const int THREADS = 32 * WARPS_ * SHARES;
 	static const int VECTORS = ROW / 16;
 	static const int PITCH = ROW + 16; /* of A, and of B in dgrad */
@@ -37,8 +40,8 @@ template <class T, bool DGRAD, class S> struct product_sizes {
 	static const bool B_LINES = DGRAD && !S::B_ACROSS;
 	static const int PAD = S::B_ACROSS ? 16 : type_of<T>::PAD;
 	static const int B_PITCH = B_LINES ? S::PITCH : S::BN * type_of<T>::BYTES + PAD;
-	static const int A_BYTES = S::BM * S::PITCH;
-	static const int B_BYTES = (B_LINES ? S::BN : BK) * B_PITCH;
+	static const int A_BYTES = S::BM * (S::LINES ? S::ROW : S::PITCH);
+	static const int B_BYTES = S::LINES ? S::BN * S::ROW : (B_LINES ? S::BN : BK) * B_PITCH;
 	static const int STAGE = A_BYTES + B_BYTES;
 	static const int B_VECTORS = DGRAD ? S::VECTORS : S::BN * type_of<T>::BYTES / 16;
 	static const int B_PASSES = (DGRAD ? S::BN : BK) * B_VECTORS / S::THREADS;
@@ -65,13 +68,14 @@ __device__ inline void k_advance(struct k_place *k, int step, int vectors, int s
 }
 
 /* A row of the tile is an output pixel: (y, x) is the input pixel under tap (0, 0), and `at` its
- * address; with up > 1 `at` is that of the image. For rows past the end, y is far outside. */
+ * address; with UP `at` is that of the image. For rows past the end, y is far outside. */
 struct tile_row {
 	const unsigned char *at;
 	int y, x;
 };
 
-template <class T> __device__ inline struct tile_row tile_row_at(const struct kx_product &g, int m)
+template <class T, bool UP>
+__device__ inline struct tile_row tile_row_at(const struct kx_product &g, int m)
 {
 	const struct kx_windows &w = g.window;
 	const int quarter = g.pooled ? m % 4 : 0, window = g.pooled ? m / 4 : m;
@@ -86,32 +90,35 @@ template <class T> __device__ inline struct tile_row tile_row_at(const struct kx
 	y = y * w.stride - w.top;
 	x = x * w.stride - w.left;
 	const long long first = (long long)image * w.h * w.w;
-	const long long pixel = w.up > 1 ? first : first + (long long)y * w.w + x;
+	const long long pixel = UP ? first : first + (long long)y * w.w + x;
 	return {reinterpret_cast<const unsigned char *>(g.a) + pixel * w.c * (int)sizeof(T),
 		m < g.rows ? y : -(1 << 24), x};
 }
 
-template <class T>
+/* Copies vector k of a row; zeros where no pixel is. A copy of zeros does not read its source. */
+template <class T, bool UP>
 __device__ inline void load_vector_a(
 	const struct kx_product &g, const struct tile_row &row, const struct k_place &k, void *to)
 {
 	const struct kx_windows &w = g.window;
 	const int pixel_bytes = w.c * (int)sizeof(T);
-	int y = row.y + k.r, x = row.x + k.s;
-	const unsigned char *from;
-	bool valid;
+	int y = row.y + k.r, x = row.x + k.s, at = k.r * w.w + k.s;
+	bool valid = k.r < w.size;
 
-	if (w.up == 1) {
-		valid = k.r < w.size && (unsigned)y < (unsigned)w.h && (unsigned)x < (unsigned)w.w;
-		from = row.at + (k.r * w.w + k.s) * (long long)pixel_bytes + k.v * 16;
-	} else {
-		valid = k.r < w.size && y >= 0 && x >= 0 && y % w.up == 0 && x % w.up == 0;
+	if (UP) {
+		valid = valid && y >= 0 && x >= 0 && y % w.up == 0 && x % w.up == 0;
 		y /= w.up;
 		x /= w.up;
-		valid = valid && y < w.h && x < w.w;
-		from = row.at + (y * w.w + x) * (long long)pixel_bytes + k.v * 16;
+		at = y * w.w + x;
 	}
-	copy_cached(to, valid ? from : static_cast<const unsigned char *>(g.a), valid);
+	valid = valid && (unsigned)y < (unsigned)w.h && (unsigned)x < (unsigned)w.w;
+	copy_cached(to, row.at + at * (long long)pixel_bytes + k.v * 16, valid);
+}
+
+/* The place of a vector of an operand with `lines` lines in a stage. */
+template <class S> __device__ inline int vector_place(int line, int vector, int lines, int pitch)
+{
+	return S::LINES ? line_place(line, vector, lines) : line * pitch + vector * 16;
 }
 
 /* Copies vector v of column n and transposes it: each of its values of K goes to a row of its own. */
@@ -133,8 +140,9 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 	const unsigned char *b = static_cast<const unsigned char *>(g.b);
 #pragma unroll
 	for (int i = 0; i < S::A_PASSES; i++)
-		load_vector_a<T>(g, rows[i], *k,
-			stage + (row + i * (S::THREADS / S::VECTORS)) * S::PITCH + vector * 16);
+		load_vector_a<T, S::UP>(g, rows[i], *k,
+			stage + vector_place<S>(row + i * (S::THREADS / S::VECTORS), vector, S::BM,
+					S::PITCH));
 	stage += Z::A_BYTES;
 	if (DGRAD) {
 		const int size = g.window.size;
@@ -146,12 +154,13 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 			const size_t line = (size_t)tap * g.n + n0 + n;
 			const size_t at = line * g.pitch * sizeof(T) + k->v * 16;
 
-			const unsigned char *from = valid ? b + at : b;
+			const unsigned char *from = b + at;
 
 			if (S::B_ACROSS)
 				copy_across<Z::B_PITCH>(stage, n, vector, from, valid);
 			else
-				copy_ahead(stage + n * Z::B_PITCH + vector * 16, from, valid);
+				copy_ahead(stage + vector_place<S>(n, vector, S::BN, Z::B_PITCH),
+					from, valid);
 		}
 	} else {
 #pragma unroll
@@ -161,8 +170,9 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 			const int at = tile * Z::BK + r;
 			const bool valid = at < g.b_rows && n < g.n;
 
-			copy_ahead(stage + r * Z::B_PITCH + tid % Z::B_VECTORS * 16,
-				valid ? b + ((size_t)at * g.pitch + n) * sizeof(T) : b, valid);
+			copy_ahead(
+				stage + vector_place<S>(r, tid % Z::B_VECTORS, Z::BK, Z::B_PITCH),
+				b + ((size_t)at * g.pitch + n) * sizeof(T), valid);
 		}
 	}
 	k_advance(k, S::VECTORS, g.window.c * (int)sizeof(T) / 16, g.window.size);
@@ -373,13 +383,14 @@ __device__ inline void store_tile(
 }
 
 /* S::sums holds the sums of a thread. add_stage adds the products of a stage, of which only the first
- * `left` values of K exist. store writes the sums to shared memory. */
+ * `left` values of K exist; with LINES it starts them, and `wait` waits for those that run, before a
+ * barrier. store writes the sums to shared memory. */
 template <class T, bool DGRAD, class S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 	product_kernel(const __grid_constant__ struct kx_product g)
 {
 	typedef product_sizes<T, DGRAD, S> Z;
-	extern __shared__ __align__(16) unsigned char memory[];
+	extern __shared__ __align__(1024) unsigned char memory[];
 	const int tid = threadIdx.x;
 	const int parts = S::SPLIT ? g.parts : 1, part = S::SPLIT ? blockIdx.x % parts : 0;
 	const int m0 = blockIdx.x / parts * S::BM, n0 = blockIdx.y * S::BN;
@@ -392,7 +403,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 
 #pragma unroll
 	for (int i = 0; i < S::A_PASSES; i++)
-		rows[i] = tile_row_at<T>(g, m0 + tid / S::VECTORS + i * (S::THREADS / S::VECTORS));
+		rows[i] = tile_row_at<T, S::UP>(
+			g, m0 + tid / S::VECTORS + i * (S::THREADS / S::VECTORS));
 	k_advance(&k, begin * S::VECTORS + tid % S::VECTORS, g.window.c * (int)sizeof(T) / 16,
 		g.window.size);
 	await_previous();
@@ -405,13 +417,18 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 		const int next = i + S::STAGES - 1;
 
 		copies_wait<S::STAGES - 2>();
+		c.wait();
 		__syncthreads();
+		if (S::LINES)
+			c.add_stage(memory + i % S::STAGES * Z::STAGE, 0);
 		if (next < tiles)
 			load_stage<T, DGRAD, S>(g, rows, &k, begin + next, n0,
 				memory + next % S::STAGES * Z::STAGE);
 		copies_commit();
-		c.add_stage(memory + i % S::STAGES * Z::STAGE, depth - (begin + i) * Z::BK);
+		if (!S::LINES)
+			c.add_stage(memory + i % S::STAGES * Z::STAGE, depth - (begin + i) * Z::BK);
 	}
+	c.wait();
 	__syncthreads();
 	c.store(reinterpret_cast<float *>(memory));
 	store_tile<T, DGRAD, S>(g, reinterpret_cast<float *>(memory), m0, n0, part, parts);

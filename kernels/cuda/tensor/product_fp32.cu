@@ -63,6 +63,10 @@ template <bool DGRAD, class S> struct ffma_sums {
 		}
 	}
 
+	__device__ void wait()
+	{
+	}
+
 	__device__ void store(float *sums) const
 	{
 		const struct ffma_place p = ffma_place_of<S>();
@@ -92,6 +96,9 @@ typedef ffma_shape<128, 64, 64, 3, 4, 1, 3> tile128x64;
 typedef ffma_shape<128, 32, 64, 3, 4, 1, 4> tile128x32;
 typedef ffma_shape<64, 64, 64, 3, 2, 2, 4> tile64x64;
 typedef ffma_shape<32, 32, 128, 3, 1, 1, 2, 8, true> tile32x32; /* blocks and warps divide K */
+struct tile64x64_up : tile64x64 {
+	static const bool UP = true;
+};
 
 template <class S> double product_time(const struct kx_product &g, double effort)
 {
@@ -112,6 +119,8 @@ template <bool DGRAD> int launch_fastest(const struct kx_product &g, cudaStream_
 		product_time<tile32x32>(g, 1.5)};
 	int best = 0;
 
+	if (DGRAD && g.window.up > 1)
+		return launch<float, DGRAD, tile64x64_up>(g, stream);
 	for (int i = 1; i < 5; i++)
 		if (time[i] < time[best])
 			best = i;

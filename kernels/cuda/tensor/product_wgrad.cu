@@ -1,4 +1,5 @@
-/* product_wgrad.cu - the wgrad of product_wgrad.cuh in bf16 and tf32, on tensor cores. */
+/* product_wgrad.cu - the wgrad of product_wgrad.cuh in bf16 and tf32, on tensor cores: large tiles in
+ * bf16 with wgmma on Hopper, all others with mma.sync. */
 #include "kernels/cuda/tensor/product_wgrad.cuh"
 
 namespace
@@ -40,6 +41,10 @@ template <class T, class S> struct wgrad_mma {
 				for (int n = 0; n < S::NJ; n++)
 					mma_tile<T>(c[m][n], x[m], y[n / 2] + n % 2 * 2);
 		}
+	}
+
+	__device__ void wait()
+	{
 	}
 
 	/* Returns 1 for the threads that now have the sums of the block. */
@@ -86,6 +91,60 @@ template <class T> using w64x64 = mma_tile_shape<T, 64, 64, 2, 2, 1>;
 template <class T> using w128x32 = mma_tile_shape<T, 128, 32, 4, 1, 1>;
 template <class T> using w32x64 = mma_tile_shape<T, 32, 64, 1, 2, 2>;
 template <class T> using w32x32 = mma_tile_shape<T, 32, 32, 1, 1, 4>;
+
+/* The sums of a thread: its warpgroup computes 64 rows of the tile. */
+template <class S> struct wgmma_wgrad {
+	typedef wgrad_sizes<__nv_bfloat16, S> Z;
+	float c[S::BN / 2] = {};
+
+	__device__ void add_stage(const unsigned char *stage)
+	{
+		const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+		const uint32_t next = S::DEPTH * 128;
+		const uint64_t a = wgmma_lines(shared_address(stage) + group * next, next);
+		const uint64_t b = wgmma_lines(shared_address(stage) + Z::A_BYTES, next);
+
+		wgmma_fence();
+#pragma unroll
+		for (int step = 0; step < S::DEPTH / 16; step++)
+			wgmma_bf16<1, 1>(c, a + step * 16 * 128 / 16, b + step * 16 * 128 / 16);
+		wgmma_commit();
+	}
+
+	/* Also makes the copies of this thread visible to wgmma. */
+	__device__ void wait()
+	{
+		wgmma_fence_smem();
+		wgmma_wait();
+	}
+
+	__device__ bool add_shares(float4 *)
+	{
+		return true;
+	}
+
+	__device__ void store(const struct kx_product_wgrad &g, float *to, int m0, int n0) const
+	{
+		const int lane = threadIdx.x % 32;
+
+		m0 += threadIdx.x / 32 * 16 + lane / 4;
+		n0 += lane % 4 * 2;
+#pragma unroll
+		for (int i = 0; i < S::BN / 2; i += 2) {
+			const int m = m0 + i / 2 % 2 * 8, n = n0 + i / 4 * 8;
+
+			if (m < g.m && n < g.n)
+				store_pair(to + (size_t)m * g.n + n, c[i] * g.scale,
+					c[i + 1] * g.scale);
+		}
+	}
+};
+
+template <int BN_> struct wgmma_tile : wgrad_tile<128, BN_, 64, 8, 2, 1> {
+	static const bool LINES = true;
+
+	template <class T> using sums = wgmma_wgrad<wgmma_tile>;
+};
 
 /* Tiles by size. `effort` is the time for a value relative to the largest tile. */
 enum { W128X128, W128X64, W64X64, W128X32, W32X64, W32X32, N_TILES };
@@ -139,6 +198,18 @@ int choose_tile(int m, int n, long long pixels, enum kx_type type)
 	return best == W64X64 && tile_blocks(best, m, n) * parts < enough / 2 ? W32X32 : best;
 }
 
+/* Launches a tile with wgmma, if this GPU runs it. */
+int launch_wgmma(const struct kx_product_wgrad &g, int tile, cudaStream_t stream)
+{
+	return tile == W128X128 ? launch<__nv_bfloat16, wgmma_tile<128>>(g, stream)
+				: launch<__nv_bfloat16, wgmma_tile<64>>(g, stream);
+}
+
+int wgmma_runs_here()
+{
+	return kx_code(product_wgrad_kernel<__nv_bfloat16, wgmma_tile<64>>) == 90;
+}
+
 template <class T> int launch_tile(const struct kx_product_wgrad &g, int tile, cudaStream_t stream)
 {
 	switch (tile) {
@@ -176,6 +247,8 @@ int kx_product_wgrad(struct kx_product_wgrad g, enum kx_type type, cudaStream_t 
 		return kx_product_wgrad_fp32(g, stream);
 	const int tile = choose_tile(g.m, g.n, g.pixels, type);
 
+	if (type == KX_TYPE_BF16 && (tile == W128X128 || tile == W128X64) && wgmma_runs_here())
+		return launch_wgmma(g, tile, stream);
 	return type == KX_TYPE_BF16 ? launch_tile<__nv_bfloat16>(g, tile, stream)
 				    : launch_tile<float>(g, tile, stream);
 }

@@ -7,21 +7,24 @@
  */
 #ifndef KERNELS_CUDA_TENSOR_PRODUCT_WGRAD_CUH
 #define KERNELS_CUDA_TENSOR_PRODUCT_WGRAD_CUH
+#include "kernels/cuda/mma/wgmma.cuh"
 #include "kernels/cuda/tensor/tile.cuh"
 
 namespace
 {
 
 /* The base of all tile shapes. A block computes BM x BN values; a pipeline stage has DEPTH pixels,
- * which SHARES warps divide. */
+ * which SHARES warps divide. LINES as in product.cuh. */
 template <int BM_, int BN_, int DEPTH_, int WARPS_, int BLOCKS_, int SHARES_> struct wgrad_tile {
 	static const int BM = BM_, BN = BN_, DEPTH = DEPTH_, BLOCKS = BLOCKS_, STAGES = 3;
 	static const int WARPS = WARPS_, SHARES = SHARES_, THREADS = 32 * WARPS * SHARES;
+	static const bool LINES = false;
 };
 
 template <class T, class S> struct wgrad_sizes {
-	static const int A_PITCH = S::BM * type_of<T>::BYTES + type_of<T>::PAD;
-	static const int B_PITCH = S::BN * type_of<T>::BYTES + type_of<T>::PAD;
+	static const int PAD = S::LINES ? 0 : type_of<T>::PAD;
+	static const int A_PITCH = S::BM * type_of<T>::BYTES + PAD;
+	static const int B_PITCH = S::BN * type_of<T>::BYTES + PAD;
 	static const int A_BYTES = S::DEPTH * A_PITCH, STAGE = A_BYTES + S::DEPTH * B_PITCH;
 	static const int A_VECTORS = S::BM * type_of<T>::BYTES / 16;
 	static const int B_VECTORS = S::BN * type_of<T>::BYTES / 16;
@@ -69,12 +72,17 @@ __device__ inline void load_pixel(
 		valid = valid && (unsigned)y < (unsigned)w.h && (unsigned)x < (unsigned)w.w;
 		at = (image * w.h + y) * w.w + x;
 	}
-	const void *from = static_cast<const T *>(g.a) + (valid ? (size_t)at * w.c + col.v : 0);
+	const void *from = static_cast<const T *>(g.a) + (long long)at * w.c + col.v;
 	if (col.ones) {
 		valid = true;
 		from = sizeof(T) == 2 ? &one_bf16 : &one_fp32;
 	}
 	copy_cached(to, from, valid);
+}
+
+template <class S> __device__ inline int pixel_place(int row, int vector, int pitch)
+{
+	return S::LINES ? line_place(row, vector, S::DEPTH) : row * pitch + vector * 16;
 }
 
 template <class T, class S>
@@ -88,7 +96,7 @@ __device__ inline void load_wgrad_stage(const struct kx_product_wgrad &g, const 
 		const int row = tid / Z::A_VECTORS + i * (S::THREADS / Z::A_VECTORS);
 
 		load_pixel<T>(g, col, pixel0 + row, flat,
-			stage + row * Z::A_PITCH + tid % Z::A_VECTORS * 16);
+			stage + pixel_place<S>(row, tid % Z::A_VECTORS, Z::A_PITCH));
 	}
 	stage += Z::A_BYTES;
 	const int n = n0 + tid % Z::B_VECTORS * type_of<T>::VECTOR;
@@ -98,8 +106,8 @@ __device__ inline void load_wgrad_stage(const struct kx_product_wgrad &g, const 
 		const bool valid = pixel0 + row < g.pixels && n < g.n;
 		const T *b = static_cast<const T *>(g.b);
 
-		copy_ahead(stage + row * Z::B_PITCH + tid % Z::B_VECTORS * 16,
-			valid ? b + (size_t)(pixel0 + row) * g.n + n : b, valid);
+		copy_ahead(stage + pixel_place<S>(row, tid % Z::B_VECTORS, Z::B_PITCH),
+			b + (size_t)(pixel0 + row) * g.n + n, valid);
 	}
 }
 
@@ -115,8 +123,8 @@ __host__ __device__ inline unsigned column_tiles(const struct kx_product_wgrad &
 }
 
 /*
- * The grid is row tiles x column tiles x slices. S::sums holds the sums of a thread. add_stage adds
- * the products of a stage, add_shares adds the sums of the other shares, and store writes the result
+ * The grid is row tiles x column tiles x slices. S::sums holds the sums of a thread. add_stage and
+ * wait are those of product.cuh, add_shares adds the sums of the other shares, and store writes the result
  * to global memory.
  */
 template <class T, class S>
@@ -124,7 +132,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 	product_wgrad_kernel(const __grid_constant__ struct kx_product_wgrad g)
 {
 	typedef wgrad_sizes<T, S> Z;
-	extern __shared__ __align__(16) unsigned char memory[];
+	extern __shared__ __align__(1024) unsigned char memory[];
 	const unsigned block = blockIdx.x;
 	const int m0 = block % row_tiles<S>(g) * S::BM;
 	const int n0 = block / row_tiles<S>(g) % column_tiles<S>(g) * S::BN;
@@ -148,13 +156,18 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 		const int next = i + S::STAGES - 1;
 
 		copies_wait<S::STAGES - 2>();
+		c.wait();
 		__syncthreads();
+		if (S::LINES)
+			c.add_stage(memory + i % S::STAGES * Z::STAGE);
 		if (begin + next < end)
 			load_wgrad_stage<T, S>(g, col, begin + next, n0, flat,
 				memory + next % S::STAGES * Z::STAGE);
 		copies_commit();
-		c.add_stage(memory + i % S::STAGES * Z::STAGE);
+		if (!S::LINES)
+			c.add_stage(memory + i % S::STAGES * Z::STAGE);
 	}
+	c.wait();
 	if (c.add_shares(reinterpret_cast<float4 *>(memory)))
 		c.store(g, g.workspace + g.stride_rows * g.n * slice, m0, n0);
 }

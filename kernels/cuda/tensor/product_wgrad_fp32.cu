@@ -12,14 +12,14 @@ template <class S> struct wgrad_ffma {
 	/* Row i and column j of a thread. It has groups of four neighbouring rows and columns. */
 	__device__ static int row(int i)
 	{
-		return threadIdx.x / 32 % S::WARPS_M * 4 * S::TM + threadIdx.x % 32 / 8 * 4 +
+		return threadIdx.x / 32 % S::WARPS_M * 4 * S::TM + lane_row(threadIdx.x % 32) * 4 +
 		       i / 4 * 16 + i % 4;
 	}
 
 	__device__ static int column(int j)
 	{
 		return threadIdx.x / 32 / S::WARPS_M % S::WARPS_N * 8 * S::TN +
-		       threadIdx.x % 8 * 4 + j / 4 * 32;
+		       lane_column(threadIdx.x % 32) * 4 + j / 4 * 32;
 	}
 
 	__device__ void add_stage(const unsigned char *a)
@@ -43,6 +43,10 @@ template <class S> struct wgrad_ffma {
 				for (int n = 0; n < S::TN; n++)
 					c[m][n / 4][n % 4] += x[m] * y[n];
 		}
+	}
+
+	__device__ void wait()
+	{
 	}
 
 	/* Returns 1 for the threads that now have the sums of the block. */

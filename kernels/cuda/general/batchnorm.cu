@@ -9,7 +9,7 @@
  * The sums of the variance take values relative to the first value of the channel. The variance is
  * then the difference of two numbers of its own size, even if the mean is much larger.
  */
-#include "kernels/cuda/mma/gemm.cuh"
+#include "kernels/cuda/general/quad.cuh"
 
 namespace
 {
@@ -18,29 +18,6 @@ namespace
 #define CHANNELS (4 * QUADS)
 #define LANES    32
 #define THREADS  (QUADS * LANES)
-
-__device__ inline float4 load_quad(const float *from)
-{
-	return *reinterpret_cast<const float4 *>(from);
-}
-
-__device__ inline float4 load_quad(const __nv_bfloat16 *from)
-{
-	const uint2 v = *reinterpret_cast<const uint2 *>(from);
-
-	return {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000),
-		__uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000)};
-}
-
-__device__ inline void store_quad(float *to, float4 v)
-{
-	*reinterpret_cast<float4 *>(to) = v;
-}
-
-__device__ inline void store_quad(__nv_bfloat16 *to, float4 v)
-{
-	*reinterpret_cast<uint2 *>(to) = {to_bf16x2(v.x, v.y), to_bf16x2(v.z, v.w)};
-}
 
 __device__ inline float4 operator-(float4 a, float4 b)
 {

@@ -119,7 +119,7 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 			subject_real(&s, texts[m], 0, LOCAL_STEPS * 100);
 			s.batch = 100;
 			gpu_open(&s, &gpu_precisions[p]);
-			check_local(&s, gpu_precisions[p].bound);
+			check_local(&s, gpu_precisions[p].bound, gpu_precisions[p].rounding);
 			subject_release(&s);
 		}
 }

@@ -43,7 +43,7 @@ void a_batch_larger_than_memory_is_refused(void **state);
 
 /* Train LOCAL_STEPS batches in two calls. Weights, sum and loss must be within `bound` of the
  * values that the definition of local training gives, and a second run must give the same bytes. */
-void check_local(struct subject *s, double bound);
+void check_local(struct subject *s, double bound, double rounding);
 void local_training_is_one_gradient_after_the_other(void **state);
 void rounds_may_overlap(void **state);
 void rounds_out_of_order_are_refused(void **state);

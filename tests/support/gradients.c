@@ -63,6 +63,8 @@ const struct odd_model layer_models[N_LAYER_MODELS] = {
 	{{1, 6, 7}, "conv:9:3 relu lrn:5:alpha=0.3:beta=0.6 pool:2:stride=1 fc:3"},
 	{{2, 5, 5}, "conv:33:2 lrn:4:alpha=2:beta=1.5:k=0.5 conv:3:2 lrn:8:alpha=1 fc:3"},
 	{{1, 5, 4}, "conv:1:2 lrn fc:7 tanh lrn:2:alpha=1:beta=1 fc:3"},
+	{{1, 4, 4}, "conv:9:2 lrn:100:alpha=1 fc:300 tanh lrn:70:alpha=1 fc:3"},
+	{{1, 4, 4}, "conv:9:2 lrn:300:alpha=1 fc:3"},
 	{{1, 6, 5}, "conv:5:3:pad=1 relu skip conv:5:3:pad=1 relu add relu fc:3"},
 	{{3, 5, 7}, "skip skip conv:3:1 tanh add conv:4:3:stride=2:pad=same add tanh fc:3"},
 	{{2, 7, 6}, "conv:5:2 skip dropout:0.3 relu skip conv:17:3:stride=3:pad=auto add tanh "
@@ -144,22 +146,27 @@ double gradient_distance(const float *a, const float *b, size_t n)
 	return difference == 0 ? 0 : sqrt(difference / norm);
 }
 
-/* Compute the gradient after each weight has changed by a relative amount of up to `rounding`. */
-static void step_nearby(struct subject *s, double rounding, uint64_t round)
+float *params_nearby(const struct subject *s, double rounding, uint64_t round)
 {
 	const size_t n = s->model.n_params;
-	float *kept = s->params;
+	float *nearby = mem_must(n, sizeof(*nearby), "test");
 	struct rng r = rng_seed(round, RNG_SIM, 0);
 
-	s->params = mem_must(n, sizeof(*s->params), "test");
 	for (size_t i = 0; i < n; i++)
-		s->params[i] = (float)((double)kept[i] * (1 + rounding * (2 * rng_unit(&r) - 1)));
+		nearby[i] = (float)((double)s->params[i] * (1 + rounding * (2 * rng_unit(&r) - 1)));
+	return nearby;
+}
+
+/* Compute the gradient at params_nearby. */
+static void step_nearby(struct subject *s, double rounding, uint64_t round)
+{
+	float *kept = s->params;
+
+	s->params = params_nearby(s, rounding, round);
 	subject_step(s);
 	free(s->params);
 	s->params = kept;
 }
-
-#define NEARBY 32 /* the number of random changes that gradient_jump tries */
 
 double gradient_jump(struct subject *s, double rounding)
 {

@@ -41,7 +41,7 @@ struct odd_model {
 extern const struct odd_model odd_models[N_ODD_MODELS];
 /* More models of odd sizes, with the layers that odd_models lacks: tanh, sigmoid, overlapping and
  * average pools, groups, lrn, skip and add, batchnorm. */
-#define N_LAYER_MODELS 29
+#define N_LAYER_MODELS 31
 extern const struct odd_model layer_models[N_LAYER_MODELS];
 
 struct subject {
@@ -67,6 +67,10 @@ void subject_step(struct subject *s);
 /* The L2 norm of a - b over the L2 norm of b. NaN if any value is NaN. */
 double gradient_distance(const float *a, const float *b, size_t n);
 
+#define NEARBY 32 /* the number of random changes that gradient_jump tries */
+/* The weights after each has changed by a relative amount of up to `rounding`. The caller frees
+ * them. */
+float *params_nearby(const struct subject *s, double rounding, uint64_t round);
 /*
  * The largest relative change of the exact gradient when each weight changes by a relative amount
  * of up to `rounding`, the rounding error of the arithmetic under test. A large value means that a

@@ -19,7 +19,8 @@ host='ld-linux.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+)\.so.*|linux-vdso.*
 
 programs() {
 	cd $build
-	ls cnn-ps cnn-worker cnn-ctl cnn-ladder tests/bench/gpu tests/tools/broken_worker 2>/dev/null || true
+	ls cnn-ps cnn-worker cnn-ctl cnn-ladder tests/bench/gpu tests/bench/operations \
+		tests/tools/broken_worker 2>/dev/null || true
 	find tests/gpu -name 'test_*' -type f -perm -u+x
 	cd - >/dev/null
 }

@@ -32,54 +32,76 @@ PRECISIONS = ("fp32", "tf32", "bf16", "bf16-weights")
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 
 
-def conv_net(filters, size, units):
-    """Convolutions with ReLU and max-pool 2, then fc layers, for images of 28 x 28."""
-    layers, channels, side = [], 1, 28
-    for n in filters:
-        layers += [nn.Conv2d(channels, n, size), nn.ReLU(), nn.MaxPool2d(2)]
-        channels, side = n, (side - size + 1) // 2
-    layers.append(nn.Flatten())
-    inputs = channels * side * side
-    for n in units:
-        layers += [nn.Linear(inputs, n), nn.ReLU()]
-        inputs = n
-    return nn.Sequential(*layers[:-1])
+NAMES = {
+    "lenet5": "conv:6:5:pad=2 relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu fc:10",
+    "cnn99": "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu fc:10",
+    "cifar": "conv:32:3:pad=1 relu conv:32:3:pad=1 relu pool:2 conv:64:3:pad=1 relu "
+             "conv:64:3:pad=1 relu pool:2 fc:512 relu dropout:0.5 fc:10",
+    "alexnet": "conv:96:11:stride=4:pad=auto relu lrn pool:3:stride=2 conv:256:5:pad=2:groups=2 relu "
+               "lrn pool:3:stride=2 conv:384:3:pad=1 relu conv:384:3:pad=1:groups=2 relu "
+               "conv:256:3:pad=1:groups=2 relu pool:3:stride=2 dropout:0.5 fc:4096 relu "
+               "dropout:0.5 fc:4096 relu fc:1000"}
+SHAPES = {"cifar": (3, 32, 32), "alexnet": (3, 224, 224)}  # all others: (1, 28, 28)
 
 
-NAMES = {"lenet5": "conv:6:5:pad=2 relu pool:2 conv:16:5 relu pool:2 "
-                   "fc:120 relu fc:84 relu fc:10"}
+def text_of(net):
+    """The layers of a network. seed:F is one of its names."""
+    if net.startswith("seed:"):
+        return f"conv:{net[5:]}:3 relu pool:2 fc:10"
+    return NAMES.get(net, net)
 
 
-def layers_of(text):
-    """The layers of a model text, for images of 28 x 28. A convolution may have :pad=P."""
-    layers, channels, side, flat = [], 1, 28, False
-    for word in NAMES.get(text, text).split():
-        kind, *numbers = word.split(":")
+def shape_of(net):
+    return SHAPES.get(net, (1, 28, 28))
+
+
+def operations_of(net):
+    """The convolutions and fc layers: (channels, side, filters, size, pad, stride, groups)."""
+    channels, _, side = shape_of(net)
+    flat = False
+    for word in text_of(net).split():
+        kind, *values = word.split(":")
+        o = {"pad": 0, "stride": 1, "groups": 1,
+             **dict(x.split("=") for x in values if "=" in x)}
+        if o["pad"] == "auto":  # PyTorch leaves the last rows out instead
+            o["pad"] = int(values[1]) // int(o["stride"])
+        o = {k: int(v) for k, v in o.items()}
         if kind == "conv":
-            pad = int(numbers[2].removeprefix("pad=")) if len(numbers) > 2 else 0
-            layers.append(nn.Conv2d(channels, int(numbers[0]), int(numbers[1]), padding=pad))
-            channels, side = int(numbers[0]), side + 2 * pad - int(numbers[1]) + 1
+            yield channels, side, int(values[0]), int(values[1]), o["pad"], o["stride"], o["groups"]
+            channels = int(values[0])
+            side = (side + 2 * o["pad"] - int(values[1])) // o["stride"] + 1
         elif kind == "pool":
-            layers.append(nn.MaxPool2d(int(numbers[0])))
-            side //= int(numbers[0])
-        elif kind == "relu":
-            layers.append(nn.ReLU())
+            size = int(values[0])
+            side = (side - size) // (o["stride"] if "stride=" in word else size) + 1
         elif kind == "fc":
-            inputs = channels if flat else channels * side * side
-            layers += [] if flat else [nn.Flatten()]
-            layers.append(nn.Linear(inputs, int(numbers[0])))
-            channels, flat = int(numbers[0]), True
-        else:
-            sys.exit(f"torch_peer: no layer {word}")
-    return nn.Sequential(*layers)
+            yield (channels if flat else channels * side * side), 1, int(values[0]), 1, 0, 1, 1
+            channels, flat = int(values[0]), True
 
 
 def build(net):
-    if net == "cnn99":
-        return conv_net([32, 64], 5, [128, 10])
-    if net.startswith("seed:"):
-        return conv_net([int(net[5:])], 3, [10])
-    return layers_of(net)
+    layers, flat, operations = [], False, operations_of(net)
+    for word in text_of(net).split():
+        kind, *values = word.split(":")
+        if kind in ("conv", "fc"):
+            channels, _, filters, size, pad, stride, groups = next(operations)
+        if kind == "conv":
+            layers.append(nn.Conv2d(channels, filters, size, stride, pad, groups=groups))
+        elif kind == "fc":
+            layers += [] if flat else [nn.Flatten()]
+            layers.append(nn.Linear(channels, filters))
+            flat = True
+        elif kind == "pool":
+            stride = [int(v[7:]) for v in values if v.startswith("stride=")]
+            layers.append(nn.MaxPool2d(int(values[0]), *stride))
+        elif kind == "relu":
+            layers.append(nn.ReLU())
+        elif kind == "lrn":
+            layers.append(nn.LocalResponseNorm(5))
+        elif kind == "dropout":
+            layers.append(nn.Dropout(float(values[0])))
+        else:
+            sys.exit(f"torch_peer: no layer {word}")
+    return nn.Sequential(*layers)
 
 
 def read_idx(name, offset):
@@ -102,6 +124,14 @@ def load(device):
     return images.reshape(IMAGES, 1, 28, 28).to(device), labels.long().to(device)
 
 
+def random_images(net, device):
+    """Images of a shape other than MNIST's, about 30 MB of them or ten batches of 128."""
+    shape = shape_of(net)
+    n = 10000 if shape[1] < 100 else 1280
+    return (torch.randint(0, 256, (n, *shape), dtype=torch.uint8, device=device),
+            torch.randint(0, 10, (n,), device=device))
+
+
 def set_tf32(on):
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on
@@ -120,7 +150,8 @@ class Training:
         self.format = LAYOUTS[layout]
         self.model = build(net).to(self.device, self.dtype).to(memory_format=self.format)
         self.params = list(self.model.parameters())
-        self.order = torch.randperm(IMAGES, device=self.device)
+        self.n = len(self.images)
+        self.order = torch.randperm(self.n, device=self.device)
         self.first = torch.zeros((), dtype=torch.long, device=self.device)
         self.range = torch.arange(batch, device=self.device)
         self.loss_of = self.loss
@@ -143,7 +174,7 @@ class Training:
         grads = torch.autograd.grad(self.loss_of(self.first), self.params)
         with torch.no_grad():
             torch._foreach_add_(self.params, grads, alpha=-RATE)
-            self.first.add_(self.batch).remainder_(IMAGES // self.batch * self.batch)
+            self.first.add_(self.batch).remainder_(self.n // self.batch * self.batch)
 
     def capture(self):
         """Capture a graph of STEPS steps. PyTorch requires a warm-up on another stream before."""
@@ -168,14 +199,11 @@ class Training:
         set_tf32(self.precision == "tf32")
         self.synchronize()
         start = time.perf_counter()
-        if self.graph:
-            for _ in range(IMAGES // self.batch // STEPS):
-                self.graph.replay()
-        else:
-            for _ in range(IMAGES // self.batch):
-                self.step()
+        steps = self.n // self.batch // STEPS * STEPS
+        for _ in range(steps // STEPS if self.graph else steps):
+            self.graph.replay() if self.graph else self.step()
         self.synchronize()
-        return (time.perf_counter() - start) * 1e3
+        return (time.perf_counter() - start) * 1e3 * (IMAGES / self.batch) / steps
 
     def median_ms(self, epochs):
         self.epoch_ms()
@@ -185,11 +213,11 @@ class Training:
         return f"{self.mode} {self.precision} {self.layout}"
 
 
-def variants(net, batch, data, epochs, modes, precisions=PRECISIONS):
+def variants(net, batch, data, epochs, modes, precisions=PRECISIONS, layouts=tuple(LAYOUTS)):
     """Measure all variants. Yields each variant with its milliseconds as soon as it is measured."""
     for mode in modes:
         for precision in precisions:
-            for layout in LAYOUTS:
+            for layout in layouts:
                 try:
                     training = Training(net, batch, data, mode, precision, layout)
                     ms = training.median_ms(epochs)
@@ -207,15 +235,17 @@ def main():
     parser.add_argument("--epochs", type=int, default=5, help="timed, after one that is not")
     parser.add_argument("--modes", default="eager,graph,compile+graph")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
+    parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--device", default="cuda", help="cpu: tries the program itself (eager)")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    data = load(torch.device(args.device))
+    mnist = load(torch.device(args.device))
     print("net,batch,mode,precision,layout,ms_per_epoch")
     for net in args.nets.split(","):
+        data = random_images(net, args.device) if net in SHAPES else mnist
         for batch in map(int, args.batches.split(",")):
             for ms, t in variants(net, batch, data, args.epochs, args.modes.split(","),
-                                  args.precisions.split(",")):
+                                  args.precisions.split(","), args.layouts.split(",")):
                 print(f"{net},{batch},{t.mode},{t.precision},{t.layout},{ms:.2f}", flush=True)
 
 

@@ -5,7 +5,8 @@
 # These programs link no server, so that changes of the server cannot break their build.
 GPU_TESTS  := $(patsubst tests/gpu/%.c,$(B)/tests/gpu/%,$(wildcard tests/gpu/test_*.c))
 GPU_POISON := $(B)/tests/gpu/poison.so
-GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu $(B)/tests/tools/broken_worker
+GPU_PROGRAMS := $(GPU_TESTS) $(GPU_POISON) $(B)/tests/bench/gpu $(B)/tests/bench/operations \
+	$(B)/tests/tools/broken_worker
 
 ifneq ($(CU),)
 SMALL_GPU := -Wl,--wrap=cudaDeviceGetAttribute -Wl,--wrap=cudaFuncSetAttribute

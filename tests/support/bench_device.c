@@ -12,9 +12,8 @@ int bench_load(struct bench *b, struct err *e)
 
 	if (rc)
 		return rc;
-	struct shape input = {1, b->data.id.rows, b->data.id.cols};
 	size_t n = data_train(&b->data).n;
-	if ((rc = model_parse(&b->model, b->net, input, e)))
+	if ((rc = model_parse(&b->model, b->net, b->data.shape, e)))
 		return rc;
 	if (b->options.max_batch == 0 || b->options.max_batch > n)
 		return err_set(e, PS_EUSAGE, "batch: 1 to %zu", n);

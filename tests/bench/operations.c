@@ -239,7 +239,7 @@ int main(int argc, char **argv)
 	struct operation o = {.images = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 0};
 	int type = 0;
 
-	while (type < 3 && argc > 2 && strcmp(argv[2], names[type]))
+	while (type < 3 && argc > 2 && strcmp(argv[2], names[type]) != 0)
 		type++;
 	if (argc < 4 || o.images < 1 || type == 3) {
 		fprintf(stderr, "usage: operations BATCH fp32|tf32|bf16 LAYER...\n");

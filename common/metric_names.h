@@ -2,8 +2,9 @@
  * metric_names.h - the names of the metrics of a run: what the evaluation of an epoch reports
  * besides the loss, as --metrics, HELLO and cnnps_options have them.
  *
- * The canonical text is "" for accuracy alone, "none" for no metric, and else the names with one
- * blank between them, accuracy first. So workers that know no metrics say "accuracy alone".
+ * The canonical text is "" for accuracy alone and "none" for no metric. Otherwise it is the names
+ * with one blank between them, accuracy first. A HELLO from an older release has no metrics
+ * field, so it reads as "": that worker evaluates accuracy alone.
  *
  * Thread: any; the functions have no state.
  */

@@ -1,5 +1,5 @@
 /*
- * show.h - what the network believes about the first test images, for the server's page, as JSON:
+ * show.h - the network's predictions for the first test images, as JSON, for the server's page:
  *
  *   {"side": [rows, columns], "images": [{"pixels": base64, "label": 7, "class": 1, "sure": 0.9}]}
  *

@@ -185,7 +185,6 @@ enum session_state {
 	SESSION_DEAD,
 };
 
-/* The state of one worker, for display. */
 /* Counts of a worker slot since this start, for display. */
 struct worker_counts {
 	uint64_t pushes, duplicates; /* decided pushes; pushes that arrived again */
@@ -196,6 +195,7 @@ struct worker_counts {
 	struct time_split time; /* what its newest BEAT said */
 };
 
+/* The state of one worker, for display. */
 struct worker_view {
 	enum session_state state;
 	int excluded; /* 1: the worker is excluded, see departure.h */

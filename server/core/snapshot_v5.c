@@ -221,8 +221,9 @@ static uint32_t ceil_div(uint64_t a, uint64_t b)
 	return (uint32_t)((a + b - 1) / b);
 }
 
-/* Copies `n` states. All leases have ended, so a leased or free batch gets the state `free`, which
- * is BATCH_SHUT in sync: no step is open. */
+/* Copies the states of `n` batches. All leases have ended, so the function writes `free` for each
+ * batch that was BATCH_LEASED or BATCH_FREE. `free` is BATCH_FREE, or BATCH_SHUT for the training
+ * batches in sync mode, because no step is open. */
 static void rewrite_states(struct rewrite *r, const unsigned char *state, uint32_t n, uint8_t free)
 {
 	for (uint32_t i = 0; state && i < n; i++) {

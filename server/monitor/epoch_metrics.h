@@ -11,13 +11,14 @@
 
 #define EPOCH_METRICS_TEXT 256
 
-/* NaN: no image is evaluated, or accuracy is not one of the metrics. */
+/* Returns the accuracy of the epoch. NaN: no image is evaluated, or accuracy is not one of the
+ * metrics. */
 double epoch_accuracy(const struct core *c, const struct epoch_record *r);
-/* The same as a JSON number; null instead of NaN. */
+/* Returns the result of epoch_accuracy as a JSON number; null instead of NaN. */
 json_t *epoch_accuracy_json(const struct core *c, const struct epoch_record *r);
 /* {"name": mean, ...} of the metrics besides accuracy; a mean is null if no image is evaluated. */
 json_t *epoch_metrics(const struct core *c, const struct epoch_record *r);
-/* "accuracy=0.9 name=1.5", or "none". */
+/* Writes all metrics as one line, such as "accuracy=0.9 name=1.5"; "none": there are none. */
 void epoch_metrics_text(
 	const struct core *c, const struct epoch_record *r, char text[EPOCH_METRICS_TEXT]);
 

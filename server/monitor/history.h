@@ -6,11 +6,12 @@
  * kinds and their fields. A thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
- * (1) at most HISTORY_BYTES: when more lines come, every other sample is dropped and further
- *     samples are twice as far apart; then the oldest lines go, but never the first;
- * (2) at a start, the file keeps the whole lines of the same run. An epoch of which the core does
- *     not have the evaluation is dropped, and one that only the core has is added: so the file has
- *     every evaluated epoch once, whatever was killed;
+ * (1) the lines have at most HISTORY_BYTES. When they would have more, the history drops every
+ *     other sample and doubles the interval between new samples. If that is not enough, it drops
+ *     the oldest lines, but never the first;
+ * (2) at a start, the file keeps the complete lines of this run. The history drops an epoch whose
+ *     evaluation the core does not have, and adds an epoch that only the core has. So the file has
+ *     every evaluated epoch once, even after a crash of the server;
  * (3) a failed write leaves the lines in memory. The next write tries again.
  * Thread: the loop's; a job's buffer belongs to the pool until its callback.
  */
@@ -35,14 +36,14 @@ typedef void history_line_fn(void *arg, const char *line);
  * file that cannot be read is logged and replaced. PS_ENOMEM. */
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
 	int resumed, struct err *e) PS_MUST_CHECK;
-/* Must not be busy. Frees *h and sets it to NULL; *h may be NULL. */
+/* No write may be under way (history_busy). Frees *h and sets it to NULL; *h may be NULL. */
 void history_free(struct history **h);
 void history_listen(struct history *h, history_line_fn *line, void *arg);
 /* Add the line of an effect: an evaluated epoch, or a change of a worker. */
 void history_effect(struct history *h, const struct status *now, const struct effect *e);
-/* Add a sample if it is due, and begin to write what is new. Call it once a second or so. */
+/* Add a sample if it is due, and begin to write the new lines. Call it about once a second. */
 void history_tick(struct history *h, const struct status *now);
-/* Add the last sample and the line of the end, and begin to write. */
+/* Add the last sample and the line that reports the end of the run, and begin to write. */
 void history_end(struct history *h, const struct status *now);
 /* 1 if a write is under way. `h` may be NULL. */
 int history_busy(const struct history *h);

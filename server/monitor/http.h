@@ -2,10 +2,10 @@
  * http.h - HTTP pages and streams of events, served by the loop.
  *
  * libmicrohttpd runs without a thread of its own. The event loop watches libmicrohttpd's epoll
- * descriptor, and a timer runs its time-outs. The server answers only GET and HEAD, and reads the
- * body of one request only: the form that sends the token. The number of connections, their memory
- * and their idle time are bounded. A stream is a connection to /events, which gets what http_send
- * sends; one that does not read is closed.
+ * descriptor, and a timer runs its time-outs. The server answers only GET and HEAD, and reads a
+ * request body only from the form that sends the token. The number of connections, their memory
+ * and their idle time are bounded. A stream is a connection to /events. It receives the events of
+ * http_send; the server closes a stream that does not read them.
  *
  * With a token, every page but /healthz needs it, as `Authorization: Bearer TOKEN` or in a cookie,
  * which the form sets. Thread: the loop's.
@@ -21,7 +21,7 @@ struct http_page {
 	unsigned code;    /* HTTP status; 0: no such page */
 	const char *type; /* Content-Type, static */
 	char *text;       /* from malloc; the server frees it. NULL: 503 */
-	/* instead of `text`: bytes that are constant */
+	/* constant bytes to send instead of `text`; NULL: send `text` */
 	const void *fixed;
 	size_t fixed_bytes;
 };
@@ -36,12 +36,12 @@ int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_
 	struct err *e) PS_MUST_CHECK;
 /* Require this token, which must outlive `h`; NULL: none. */
 void http_require(struct http *h, const char *token);
-/* Read a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`, perhaps a newline.
+/* Read a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`. A newline may follow.
  * PS_EUSAGE. */
 int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e) PS_MUST_CHECK;
 /* The number of streams. `h` may be NULL. */
 unsigned http_watchers(const struct http *h);
-/* Send `text`, of one line, to all streams as an event called `name`. */
+/* Send the one line `text` to all streams as an event called `name`. */
 void http_send(struct http *h, const char *name, const char *text);
 /* The URL, such as "http://127.0.0.1:8080", with the actual port. */
 const char *http_url(const struct http *h);

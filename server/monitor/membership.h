@@ -1,6 +1,6 @@
 /*
- * membership.h - log lines about each worker that joins, stalls or leaves, and about problems of
- * several workers.
+ * membership.h - log lines about each worker that joins, stalls or leaves, and about problems that
+ * concern several workers: short steps and differing data sets.
  *
  * Thread: the loop's.
  */
@@ -13,7 +13,7 @@ struct labels;
 
 struct membership {
 	uint64_t short_at; /* the next log line appears at this number of short steps */
-	uint32_t others;   /* live workers of another data set than the run's */
+	uint32_t others;   /* live workers whose data set differs from the run's */
 };
 
 void membership_init(struct membership *m, const struct core *c);

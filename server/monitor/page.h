@@ -6,7 +6,7 @@
 #define SERVER_MONITOR_PAGE_H
 #include <stddef.h>
 
-/* *bytes becomes its size. */
+/* Returns the bytes of the page, and writes their number to *bytes. */
 const void *page_html(size_t *bytes);
 
 #endif

@@ -18,11 +18,11 @@ struct progress {
 	uint64_t start_ms; /* start of the process */
 	uint64_t begin_ms; /* first grant or first update of this process; 0: none yet */
 	uint64_t end_ms;   /* end of the last epoch; 0: not yet */
-	uint64_t epoch_ms; /* begin of the present epoch (its first lease), or of this process */
+	uint64_t epoch_ms; /* first lease of the epoch under way, or start of this process */
 	uint64_t epoch_images, epoch_updates;        /* totals at epoch_ms */
 	double epoch_rate;                           /* images/s of the newest epoch that ended */
 	uint64_t rate_ms, rate_images, rate_updates; /* time and totals of the newest measurement */
-	double images_per_s, updates_per_s;          /* over the last seconds, 0 before the first */
+	double images_per_s, updates_per_s;          /* at the newest measurement; 0: none yet */
 	uint64_t drawn_ms;
 };
 
@@ -45,14 +45,14 @@ const struct epoch_record *progress_evaluated(const struct core *c);
 struct progress_view {
 	uint32_t epochs, epoch; /* epochs 0: no data set */
 	uint32_t pass;          /* sandblaster: pass of the present step, from 1; other modes: 0 */
-	double done;            /* part of all epochs, 0..1, with the present pass */
+	double done;            /* completed share of all epochs, 0..1, with the pass under way */
 	uint64_t images;        /* images done, with the present pass */
 	uint64_t updates;
 	double images_per_s, updates_per_s;
 	double loss, accuracy; /* accuracy: NaN: none yet, or none at all */
 	double eta_s;          /* < 0: not known */
 	uint32_t workers;
-	const char *waiting; /* why no work is done, instead of rate and loss; or NULL */
+	const char *waiting; /* the bar shows this wait instead of rate and loss; or NULL */
 };
 
 void progress_look(const struct progress *p, const struct core *c, struct progress_view *v);

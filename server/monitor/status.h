@@ -52,7 +52,7 @@ char *status_json(const struct status *s);
 /* Only the fields "workers" and "workers_left_out", for the workers from number `first` on, in at
  * most WIRE_MAX_TEXT bytes. */
 char *status_workers_json(const struct status *s, uint32_t first);
-/* The status with all workers, however long. */
+/* The state of the run with all workers; its length has no limit. */
 char *status_whole_json(const struct status *s);
 /* The JSON line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);
@@ -65,7 +65,7 @@ const char *status_degraded(const struct status *s);
 /* The state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live worker
  * that delivers nothing. */
 const char *status_worker_state(const struct worker_view *w);
-/* What the time of the server's main thread was used for, in seconds since its start. */
+/* How many seconds the server's main thread has spent on each activity since its start. */
 json_t *status_time(const struct status *s);
 /* Resident memory of this process, in bytes. */
 uint64_t status_rss(void);

@@ -1,6 +1,6 @@
 /*
  * tallies.h - rates of each worker: images per second, and the mean staleness of its pushes. They
- * are differences of the core's counts once a second.
+ * are differences between the core's counts at the begin and end of each second.
  *
  * Thread: the loop's.
  */
@@ -18,8 +18,8 @@ uint64_t tally_part_us(const struct time_split *t, int part);
 struct tally {
 	double staleness;    /* mean over the last second; < 0: no push, or no asynchronous mode */
 	double images_per_s; /* over the last second */
-	/* The shares of its time that it spent on each part, since the heartbeat before its newest
-	 * one; their sum is 1, or 0: unknown. */
+	/* The share of the worker's time for each part, between its two newest heartbeats. The sum
+	 * of the shares is 1; 0: they are unknown. */
 	double share[TALLY_PARTS];
 	/* totals at the newest measurement */
 	uint64_t images;

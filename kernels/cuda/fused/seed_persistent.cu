@@ -688,9 +688,9 @@ __device__ inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
 
 #define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* half of the pairs of a group */
 
-/* Adds one position to the conv sums. `d` and `kept` are dY and the stored values in both halves of
- * an image group. `middle` points to the middle rows of the patch, `side` to its first row, both in
- * the first half. */
+/* Adds the gradient of one position and one image group to the conv sums. For half h of the group,
+ * d[h] is dY, and kept[h] has the values that fprop stored (struct values). `middle` points to the
+ * middle rows of the patch in the first half of the group, `side` to its first row there. */
 __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	const uint32_t (&d)[2], const uint32_t (&kept)[2], const uint8_t *middle,
 	const uint8_t *side, uint32_t pick_side)

@@ -45,6 +45,8 @@ static void count(struct totals *t, const struct sim *s)
 	t->drains += s->drains;
 	t->worker_crashes += s->worker_crashes;
 	t->leaps += s->leaps;
+	t->lane_pushes += s->lane_pushes;
+	t->torn_pushes += s->torn_pushes;
 	t->twins += s->twins;
 	t->excluded += s->excluded;
 	t->full += s->disk.full;

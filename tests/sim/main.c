@@ -144,6 +144,8 @@ static void print_totals(const struct totals *t, double seconds, int64_t jobs)
 		(unsigned long long)t->cuts, (unsigned long long)t->leaps);
 	printf("  workers excluded %llu; runs that ended as diverged %llu\n",
 		(unsigned long long)t->excluded, (unsigned long long)t->diverged);
+	printf("  pushes in shared memory %llu, torn %llu\n", (unsigned long long)t->lane_pushes,
+		(unsigned long long)t->torn_pushes);
 	printf("  messages %llu; disk operations %llu, %llu without space\n",
 		(unsigned long long)t->messages, (unsigned long long)t->disk_ops,
 		(unsigned long long)t->full);

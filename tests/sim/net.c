@@ -144,9 +144,7 @@ static void deliver(
 	net_at(n, at, it);
 }
 
-/* 1: this message is lost or duplicated. The function draws the random number even if the limits of
- * a shrunk case forbid the loss, so that the later random numbers stay the same. */
-static int strikes(struct net *n, uint32_t per_mille)
+int net_strikes(struct net *n, uint32_t per_mille)
 {
 	if (!net_chance(n, per_mille))
 		return 0;
@@ -161,12 +159,12 @@ void net_send(struct net *n, uint32_t worker, int to_server, struct item it, con
 		n->cut++;
 		return;
 	}
-	if (strikes(n, n->drop)) {
+	if (net_strikes(n, n->drop)) {
 		n->lost++;
 		return;
 	}
 	deliver(n, worker, to_server, it, m);
-	if (strikes(n, n->twice)) {
+	if (net_strikes(n, n->twice)) {
 		n->doubled++;
 		deliver(n, worker, to_server, it, m);
 	}

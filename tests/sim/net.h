@@ -47,13 +47,14 @@ struct net {
 	uint64_t now_ms, next_order;
 	uint32_t delay_ms, jitter_ms; /* a message takes delay_ms + below(jitter_ms + 1) */
 	uint32_t drop, twice;         /* losses and duplications, per 1000 messages */
+	uint32_t tear;                /* torn copies, per 1000 pushes in shared memory */
 	int in_order;                 /* a link keeps its order, as TCP does */
 	/* [0]: from the server to the worker; [1]: to the server */
 	struct lane lane[SIM_NODES][2];
 	/* until this time a message with a tensor takes slow_ms to or from the worker */
 	uint64_t slow_until_ms[SIM_NODES];
 	uint32_t slow_ms[SIM_NODES];
-	/* The losses and duplications of a run are numbered from 0. Only those with numbers in
+	/* The losses, duplications and torn copies of a run are numbered from 0. Only those with numbers in
 	 * [strikes_from, strikes_to) happen. */
 	uint64_t strikes, strikes_from, strikes_to;
 	struct item *heap;
@@ -80,5 +81,8 @@ int net_next(struct net *n, struct item *it);
 void net_done(struct net *n, struct item *it);
 uint64_t net_below(struct net *n, uint64_t bound);
 int net_chance(struct net *n, uint32_t per_mille);
+/* 1: this message is lost, duplicated or torn. The function draws the random number even if the
+ * limits of a shrunk case forbid the fault, so that the later random numbers stay the same. */
+int net_strikes(struct net *n, uint32_t per_mille);
 
 #endif

@@ -239,6 +239,18 @@ static void trace_send(struct sim *s, uint32_t node, const struct msg *m)
 			m->type == MSG_ERROR ? err_name(m->error.status) : "");
 }
 
+void sim_send(struct sim *s, uint32_t link, const struct msg *m)
+{
+	uint32_t node = worker_of_link(s, link);
+
+	trace_send(s, node, m);
+	if (node)
+		sim_wal_send(s,
+			&(struct item){
+				.node = node, .life = s->worker[node - 1].life, .link = link},
+			m, 0);
+}
+
 static void say(struct sim *s, const struct effect *e)
 {
 	uint32_t node = worker_of_link(s, e->peer);
@@ -248,6 +260,8 @@ static void say(struct sim *s, const struct effect *e)
 	trace_send(s, node, m);
 	if (!node)
 		return;
+	if (m->type == MSG_WELCOME)
+		sim_lane_offer(s, node, e->peer, m->welcome.stamp.worker);
 	/* PARAMS without the values: program.c takes the weights from `versions` */
 	if (m->type == MSG_PARAMS) {
 		params.type = MSG_PARAMS;

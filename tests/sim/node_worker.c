@@ -45,6 +45,7 @@ uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms)
 	worker_at(s, twin)->to_push = w->to_push / 2;
 	w->to_push -= w->to_push / 2;
 	w->session = NULL;
+	w->lane = (struct shm_lane){0};
 	w->life = 0;
 	s->awake[twin] = s->awake[node];
 	s->ahead_ms[twin] = s->ahead_ms[node];
@@ -140,6 +141,7 @@ void worker_start(struct sim *s, uint32_t node)
 	w->fetched_for = 0;
 	w->started = 0;
 	memset(&w->grant, 0, sizeof(w->grant));
+	memset(&w->lane, 0, sizeof(w->lane));
 	if (session_new(&w->session, &cfg, s->cfg.sessions.replay_window) != 0) {
 		sim_violation(s, "out of memory");
 		return;

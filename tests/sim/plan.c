@@ -396,6 +396,15 @@ static void choose_space(struct sim *s)
 	s->tight = chance(s, 100) && !s->cfg.checkpoint.wal;
 }
 
+/* In most runs the server offers shared-memory lanes. Exact runs lose no message. */
+static void choose_lanes(struct sim *s)
+{
+	s->has_lanes = chance(s, 700);
+	s->net.tear = between(s, 0, 80);
+	if (s->exact || s->limits.calm)
+		s->net.tear = 0;
+}
+
 /* ---- all ------------------------------------------------------------------------------------- */
 
 void plan_run(struct sim *s)
@@ -416,4 +425,5 @@ void plan_run(struct sim *s)
 	choose_break(s);
 	choose_foreign(s);
 	choose_space(s);
+	choose_lanes(s);
 }

@@ -55,6 +55,20 @@ static void report_transfers(struct sim *s)
 	}
 }
 
+/* Find the values of a push in shared memory. 0: the message ends here. */
+static int find_values(struct sim *s, const struct item *it)
+{
+	int rc = sim_lane_join(s, it);
+	struct msg refusal;
+
+	if (rc == PS_ESTATE) {
+		refusal.type = MSG_ERROR;
+		refusal.error = (struct msg_error){.status = PS_ESTATE, .text = ""};
+		sim_send(s, it->link, &refusal);
+	}
+	return rc == PS_OK;
+}
+
 static void happen_server(struct sim *s, struct item *it)
 {
 	struct sim_server *v = &s->server;
@@ -74,6 +88,8 @@ static void happen_server(struct sim *s, struct item *it)
 		if (sim_wal_wants_snapshot(s))
 			server_event(s, &(struct event){.kind = EVENT_SAVE});
 	} else {
+		if (!find_values(s, it))
+			return;
 		ev = (struct event){.kind = EVENT_MESSAGE, .peer = it->link, .msg = it->msg};
 		server_event(s, &ev);
 	}
@@ -143,7 +159,7 @@ static int all_done(const struct sim *s)
 static void conduct(struct sim *s)
 {
 	if (s->net.now_ms > s->faults_end_ms) {
-		s->net.drop = s->net.twice = 0;
+		s->net.drop = s->net.twice = s->net.tear = 0;
 		s->net.in_order = 1;
 		s->disk.forgets = 0;
 	}
@@ -223,6 +239,7 @@ static void begin(struct sim *s, uint64_t seed)
 	s->lives = s->links = s->n_coordinates = 0;
 	s->crashes = s->power_cuts = s->worker_crashes = s->leaps = s->cuts = s->drains = 0;
 	s->twins = s->excluded = s->diverged = s->hangs = 0;
+	s->lane_pushes = s->torn_pushes = 0;
 	memset(&s->steps, 0, sizeof(s->steps));
 	s->finished = s->refused = s->drained = s->torn = s->suspectable = 0;
 	s->violation[0] = '\0';

@@ -42,6 +42,7 @@
 #define SIM_WINDOW      64u
 #define SIM_PORTIONS    64u  /* the largest number of batches of an epoch */
 #define SIM_VERSIONS    512u /* the number of versions whose weights are stored */
+#define SIM_LANE_SLOTS  3u   /* of a shared-memory lane: few, so that slots are used again */
 #define SIM_ELASTIC     4u   /* EASGD: the centre has coordinates 0 to 3 */
 #define SIM_FAULTS      24u
 #define SIM_JOBS        4u
@@ -126,6 +127,16 @@ struct gradient {
 	float elastic[SIM_ELASTIC]; /* easgd: the negative change of the centre */
 };
 
+/* The shared-memory lane of a worker's process, see lane.c. */
+struct shm_lane {
+	uint64_t server_life; /* the process of the server that has opened it; 0: not open */
+	uint32_t link;        /* of the newest WELCOME */
+	uint32_t worker;      /* the slot of that WELCOME */
+	uint64_t newest;      /* the newest push that the process has sent */
+	uint64_t seq[SIM_LANE_SLOTS], xxh3[SIM_LANE_SLOTS]; /* seq 0: the slot is free */
+	float slot[SIM_LANE_SLOTS][SIM_PORTIONS];
+};
+
 struct sim_worker {
 	struct session *session; /* NULL: the process does not run */
 	uint64_t life;       /* the number of the process, unique in the run; 0: no process yet */
@@ -152,6 +163,7 @@ struct sim_worker {
 	} own;
 	int foreign; /* the worker has a wrong data set and gets no work */
 	int broken;  /* 1: its losses are NaN, until a new process replaces it */
+	struct shm_lane lane;
 	/* the retained push with number seq is at index seq % SIM_WINDOW */
 	struct gradient gradient[SIM_WINDOW];
 };
@@ -266,7 +278,10 @@ struct sim {
 	/* a worker was stopped, or its link or the disk was slow: the server may suspect the
 	 * worker */
 	int suspectable;
-	int tight;           /* the disk has space for three checkpoints, not for four */
+	int tight;                     /* the disk has space for three checkpoints, not for four */
+	int has_lanes;                 /* 1: workers may open shared-memory lanes */
+	float lane_copy[SIM_PORTIONS]; /* the server's copy of the values of a push */
+	uint64_t lane_pushes, torn_pushes;
 	uint32_t foreign;    /* the node that begins with another data set; 0: none */
 	uint64_t foreign_ms; /* when that worker gets the right data set */
 	/* the number of excluded workers, and of runs of the server that ended as diverged */
@@ -327,6 +342,8 @@ void server_take_job(void *arg, const struct job *job);
 void server_end(struct sim *s);
 /* Release all memory and files of the server's process. */
 void server_release(struct sim *s);
+/* Send a message on this connection if its worker is alive. */
+void sim_send(struct sim *s, uint32_t link, const struct msg *m);
 /* Restore the state from the disk, as a start does. NULL: the start failed; this is a violation
  * unless the disk has lost data. */
 struct core *server_restore(struct sim *s, struct startup *r);
@@ -354,6 +371,18 @@ int sim_wal_wants_snapshot(struct sim *s);
 /* Called at each tick. Returns for how many milliseconds of the server's clock replies have waited
  * for the disk. */
 uint64_t sim_wal_held_ms(struct sim *s);
+
+/* lane.c: shared-memory lanes. The worker has received a WELCOME, sends a push, or was killed; its
+ * pushes up to `durable` are durable. */
+void sim_lane_welcomed(struct sim *s, struct sim_worker *w);
+void sim_lane_push(struct sim *s, struct sim_worker *w, struct msg_push *p);
+void sim_lane_release(struct sim_worker *w, uint64_t durable);
+void sim_lane_killed(struct sim *s, struct sim_worker *w);
+/* The server sends a WELCOME of worker `slot` to the node on connection `link`. */
+void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot);
+/* The server has received a message: find the values of a push. PS_EAGAIN: it counts as
+ * lost. PS_ESTATE: the connection has no lane. */
+int sim_lane_join(struct sim *s, const struct item *it);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);

@@ -116,6 +116,7 @@ void worker_crash(struct sim *s, uint32_t node)
 		return;
 	sim_trace(s, "worker %u dies", node);
 	orphan(s, w, session_durable_seq(w->session));
+	sim_lane_killed(s, w);
 	s->worker_crashes++;
 	again(s, node, 20 + net_below(&s->net, 2500));
 }
@@ -166,6 +167,7 @@ static void send_push(struct sim *s, uint32_t node, const struct session_effect 
 	m.type = MSG_PUSH;
 	memcpy(&m, &e->msg, offsetof(struct msg, push) + offsetof(struct msg_push, slices));
 	fill_slices(s, &m.push.slices, g);
+	sim_lane_push(s, w, &m.push);
 	say(s, node, &m, w->bulk);
 }
 
@@ -234,10 +236,13 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 		w->grant = e->msg.grant;
 		w->fetched_for = 0; /* each lease begins with a pull */
 		break;
-	case NOTIFY_END:
 	case DO_RELEASE:
+		sim_lane_release(w, e->seq);
+		break;
+	case NOTIFY_END:
 		break;
 	case NOTIFY_READY:
+		sim_lane_welcomed(s, w);
 		if (!w->born_term)
 			w->born_term = session_welcome(w->session)->stamp.term;
 		if (!w->verdict_seq) /* earlier processes of this slot made the pushes up to here */

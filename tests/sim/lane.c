@@ -1,0 +1,159 @@
+/*
+ * lane.c - the shared-memory lanes of the simulator (server/net/lane.h, worker/client/lane.h): the
+ * values of a push are in a slot, and only its header is a message.
+ *
+ * The model keeps these rules of the programs: a lane belongs to one connection and one process of
+ * the server; a slot gets new values after its push is durable; the server copies a slot before it
+ * uses the values, and a copy with a wrong checksum counts as lost. The faults are those of shared
+ * memory. A header arrives late, when its slot has other values. A process dies at any byte of a
+ * write. A write goes on while the server copies, so that the copy has bytes of both.
+ */
+#include <string.h>
+#include "proto/wire.h"
+#include "tests/sim/sim.h"
+
+/* Overwrite the bytes [from, to) of a slot. */
+static void scribble(struct sim *s, float *slot, size_t from, size_t to)
+{
+	unsigned char *byte = (unsigned char *)slot;
+
+	for (size_t i = from; i < to; i++)
+		byte[i] ^= (unsigned char)(1 + net_below(&s->net, 255));
+}
+
+/* ---- the worker ------------------------------------------------------------------------------ */
+
+void sim_lane_welcomed(struct sim *s, struct sim_worker *w)
+{
+	struct shm_lane *l = &w->lane;
+	const struct stamp *stamp = &session_welcome(w->session)->stamp;
+
+	if (!s->has_lanes || !s->server.core || stamp->term != s->cfg.term || l->link != w->bulk)
+		return; /* the worker has no lane, or its secret is not the newest */
+	if (l->server_life == s->server.life)
+		return; /* the lane goes on after a new connection */
+	l->server_life = net_chance(&s->net, 800) ? s->server.life : 0;
+	memset(l->seq, 0, sizeof(l->seq));
+}
+
+/* Take a free slot for a push that has not been sent. 0: none. */
+static uint32_t take_slot(struct shm_lane *l, uint64_t seq, const struct gradient *g)
+{
+	uint32_t i = 0;
+
+	while (i < SIM_LANE_SLOTS && l->seq[i])
+		i++;
+	if (i == SIM_LANE_SLOTS)
+		return 0;
+	l->seq[i] = seq;
+	memcpy(l->slot[i], g->value, g->count * sizeof(float));
+	l->xxh3[i] = wire_checksum(l->slot[i], g->count);
+	return i + 1;
+}
+
+void sim_lane_push(struct sim *s, struct sim_worker *w, struct msg_push *p)
+{
+	struct shm_lane *l = &w->lane;
+	const struct gradient *g = &w->gradient[p->seq % SIM_WINDOW];
+	int is_new = p->seq > l->newest, is_lost = l->server_life != s->server.life;
+	uint32_t slot = 0;
+
+	p->lane_slot = 0;
+	l->newest = is_new ? p->seq : l->newest;
+	/* a worker may find out late that the server of its lane was killed */
+	if (!l->server_life || p->slices.n != 1 || (is_lost && net_chance(&s->net, 500)))
+		return;
+	for (uint32_t i = 0; i < SIM_LANE_SLOTS; i++)
+		if (l->seq[i] == p->seq)
+			slot = i + 1;
+	if (!slot && is_new)
+		slot = take_slot(l, p->seq, g);
+	if (!slot)
+		return;
+	p->lane_slot = slot;
+	p->lane_count = g->count;
+	p->slices.slice[0].xxh3 = l->xxh3[slot - 1];
+	p->slices.slice[0].data = NULL;
+}
+
+void sim_lane_release(struct sim_worker *w, uint64_t durable)
+{
+	for (uint32_t i = 0; i < SIM_LANE_SLOTS; i++)
+		if (w->lane.seq[i] && w->lane.seq[i] <= durable)
+			w->lane.seq[i] = 0;
+}
+
+/* The process was writing its next gradient: a free slot has some bytes of it. The memory stays
+ * until the server finds the closed connection. */
+void sim_lane_killed(struct sim *s, struct sim_worker *w)
+{
+	struct shm_lane *l = &w->lane;
+
+	for (uint32_t i = 0; i < SIM_LANE_SLOTS && l->server_life; i++)
+		if (!l->seq[i]) {
+			scribble(s, l->slot[i], 0, net_below(&s->net, sizeof(l->slot[i]) + 1));
+			break;
+		}
+	if (net_chance(&s->net, 500))
+		l->server_life = 0;
+}
+
+/* ---- the server ------------------------------------------------------------------------------ */
+
+void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot)
+{
+	/* another process has the slot: its lane ends */
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
+		if (i + 1 != node && s->worker[i].lane.worker == slot)
+			s->worker[i].lane.server_life = 0;
+	s->worker[node - 1].lane.worker = slot;
+	s->worker[node - 1].lane.link = link;
+}
+
+/* Copy the values of a push and check the copy. 0: it has a wrong checksum. */
+static int copy_slot(struct sim *s, struct shm_lane *l, struct msg_push *p)
+{
+	struct slice *slice = &p->slices.slice[0];
+	float *slot = l->slot[p->lane_slot - 1], before[SIM_PORTIONS];
+	size_t bytes = p->lane_count * sizeof(float), from = net_below(&s->net, bytes);
+	struct chunk chunk;
+
+	memcpy(before, slot, bytes);
+	if (net_strikes(&s->net, s->net.tear))
+		scribble(s, slot, from, bytes);
+	wire_copy_chunk(s->lane_copy, slot, p->lane_count, &chunk);
+	memcpy(slot, before, bytes);
+	if (chunk.xxh3 != slice->xxh3)
+		return 0;
+	slice->data = s->lane_copy;
+	slice->peak = chunk.peak;
+	return 1;
+}
+
+static struct shm_lane *lane_of_link(struct sim *s, uint32_t link)
+{
+	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++) {
+		struct shm_lane *l = &s->worker[i].lane;
+
+		if (l->link == link && l->server_life == s->server.life)
+			return l;
+	}
+	return NULL;
+}
+
+int sim_lane_join(struct sim *s, const struct item *it)
+{
+	struct msg_push *p = &it->msg->push;
+
+	if (it->msg->type != MSG_PUSH || !p->lane_slot)
+		return PS_OK;
+	struct shm_lane *l = lane_of_link(s, it->link);
+	if (!l)
+		return PS_ESTATE;
+	if (!copy_slot(s, l, p)) {
+		s->torn_pushes++;
+		return PS_EAGAIN;
+	}
+	s->lane_pushes++;
+	return PS_OK;
+}

@@ -155,8 +155,10 @@ static const char *cpu_describe(const void *self)
 
 static void cpu_kernel(const void *self, size_t layer, size_t batch, char *text, size_t size)
 {
-	static const char *const ways[] = {
-		[WAY_NONE] = "none", [WAY_DENSE] = "dense", [WAY_SPARSE] = "sparse"};
+	static const char *const ways[] = {[WAY_NONE] = "none",
+		[WAY_DENSE] = "dense",
+		[WAY_SPARSE] = "sparse",
+		[WAY_WINOGRAD] = "winograd"};
 	const struct plan *p = &((const struct cpu *)self)->plan;
 
 	(void)batch;
@@ -164,7 +166,8 @@ static void cpu_kernel(const void *self, size_t layer, size_t batch, char *text,
 		const struct step *s = &p->step[i];
 
 		if (s->kind == STEP_WEIGHTS && s->layer == layer)
-			snprintf(text, size, "dense/%s/%s", ways[s->filter], ways[s->data]);
+			snprintf(text, size, "%s/%s/%s", ways[s->forward], ways[s->filter],
+				ways[s->data]);
 	}
 }
 

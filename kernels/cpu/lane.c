@@ -110,6 +110,41 @@ static int allocate_table(struct lane *l, size_t i)
 	return 1;
 }
 
+static size_t max_size(size_t a, size_t b)
+{
+	return a > b ? a : b;
+}
+
+static int allocate_band(struct lane *l)
+{
+	size_t input = 0, output = 0, score = 0, edge = 0, tiles = 0;
+	struct band_room *r = &l->band;
+
+	for (size_t i = 0; i < l->plan->n_steps; i++) {
+		const struct step *s = &l->plan->step[i];
+		const struct winograd *w = &s->winograd;
+		const size_t pair = 2 * l->plan->simd->lanes;
+		const size_t panels = s->filter == WAY_WINOGRAD ? w->filters_pad / pair : 1;
+
+		if (!w->size)
+			continue;
+		input = max_size(input, WINOGRAD_TILE * w->input_step);
+		output = max_size(output, panels * WINOGRAD_TILE * w->output_step);
+		score = max_size(score, w->max_positions * pair);
+		edge = max_size(edge, WINOGRAD_TILE * w->channels_pad);
+		tiles = max_size(tiles, WINOGRAD_TILE * w->max_tiles);
+	}
+	if (!tiles)
+		return 1;
+	r->input = mem_try(input + PLANE_ALIGN, sizeof(float));
+	r->output = mem_try(output, sizeof(float));
+	r->score = mem_try(score, sizeof(float));
+	r->edge = mem_try(edge, sizeof(float));
+	r->source_input = mem_try(tiles, sizeof(*r->source_input));
+	r->source_output = mem_try(tiles, sizeof(*r->source_output));
+	return r->input && r->output && r->score && r->edge && r->source_input && r->source_output;
+}
+
 static int allocate_scratch(struct lane *l)
 {
 	const struct plan *p = l->plan;
@@ -133,7 +168,8 @@ static int allocate_scratch(struct lane *l)
 	l->entry = mem_try(p->max_entries, sizeof(*l->entry));
 	l->n_entries = mem_try(filters, sizeof(*l->n_entries));
 	l->score = mem_try(p->plane[p->n_planes - 1].shape.c, sizeof(*l->score));
-	return ok && l->room && l->tile && l->grad && l->entry && l->n_entries && l->score;
+	return ok && allocate_band(l) && l->room && l->tile && l->grad && l->entry &&
+	       l->n_entries && l->score;
 }
 
 int lane_init(struct lane *l, const struct plan *p, size_t max)
@@ -161,6 +197,12 @@ void lane_release(struct lane *l)
 		free(l->table[i].value);
 		free(l->table[i].error);
 	}
+	free(l->band.input);
+	free(l->band.output);
+	free(l->band.score);
+	free(l->band.edge);
+	free(l->band.source_input);
+	free(l->band.source_output);
 	free(l->grad);
 	free(l->tile);
 	free(l->room);

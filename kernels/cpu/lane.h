@@ -45,6 +45,16 @@ struct moments {
 	float *a, *b, *c;          /* factors of simd.affine and simd.affine_2 */
 };
 
+/* One band of tiles (winograd.h), as large as the largest one of any step. */
+struct band_room {
+	float *input;  /* transformed tiles of the input, or their errors */
+	float *output; /* transformed tiles of one panel of filters; errors: of all panels */
+	float *score;  /* scores or errors of the positions, of one panel */
+	float *edge;   /* one tile of the input */
+	/* for each point and tile: its values */
+	const float **source_input, **source_output;
+};
+
 struct lane {
 	const struct plan *plan;
 	size_t block, eval_block; /* maximum images at a time, in training and evaluation */
@@ -61,8 +71,9 @@ struct lane {
 	struct entry *entry; /* lists of one image, one list per filter */
 	size_t *n_entries;   /* entries in the list of each filter */
 	struct table table[MODEL_MAX_LAYERS]; /* per weighted step */
-	double *score;                        /* scores or probabilities of one image */
-	double loss;                          /* sum over the images of this lane */
+	struct band_room band;
+	double *score; /* scores or probabilities of one image */
+	double loss;   /* sum over the images of this lane */
 };
 
 /* Allocates for slices of up to `max` images. The caller calls lane_release, also after a failure.

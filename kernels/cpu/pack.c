@@ -6,6 +6,10 @@
  * Weights at `panel` are [panel][tap][width], if fprop is dense. Weights at `other` are [panel of
  * taps][filter][width] if dgrad is dense, and [filter][row][run_pad] if it is sparse. The
  * gradient is [panel][taps_pad][width] if wgrad is dense, else [filter][row][run_pad].
+ *
+ * With WAY_WINOGRAD all panels have the full width. The transformed weights are
+ * [point][panel][channel][width] at `panel`, and [point][panel of channels][filter][width] at
+ * `other`. The gradient is [panel][point][winograd.taps][width].
  */
 #include "kernels/cpu/pack.h"
 #include <string.h>
@@ -100,6 +104,28 @@ static void pack_rows(const struct plan *p, const struct step *s, struct share s
 	}
 }
 
+/* Packs the share of all pairs of a panel of `columns` columns and one of `rows` rows, which is a
+ * channel of filters or a filter of channels. Weight (column, row) of a pixel is
+ * w[column * column_step + row * row_step + pixel]. */
+static void pack_tiles(const struct plan *p, const struct step *s, struct share share,
+	const float *w, float *to, size_t columns, size_t column_step, size_t rows, size_t row_step)
+{
+	const size_t pair = 2 * p->simd->lanes, panels = round_up(columns, pair) / pair;
+	float weight[WINOGRAD_MAX_PIXELS * 2 * SIMD_MAX_LANES] = {0};
+	size_t begin, end;
+
+	share_range(share, panels * rows, &begin, &end);
+	for (size_t i = begin; i < end; i++) {
+		const size_t column = i / rows * pair, row = i % rows;
+		const size_t left = columns - column;
+
+		p->simd->transpose(weight, pair, w + column * column_step + row * row_step,
+			column_step, left < pair ? left : pair, s->pixels, 1);
+		p->simd->winograd_weights(
+			to + i * pair, panels * rows * pair, weight, s->winograd.size);
+	}
+}
+
 /* weight, bias, running mean, running variance */
 static void pack_batchnorm(const struct step *s, const float *params, float *to)
 {
@@ -122,8 +148,15 @@ void pack_params(
 			pack_batchnorm(s, params, packed + s->panel);
 		if (s->kind != STEP_WEIGHTS)
 			continue;
-		pack_panels(p, s, share, w, packed + s->panel);
-		if (s->data == WAY_DENSE)
+		if (s->forward == WAY_WINOGRAD)
+			pack_tiles(p, s, share, w, packed + s->panel, s->filters, s->n_taps,
+				s->of->in.c, s->pixels);
+		else
+			pack_panels(p, s, share, w, packed + s->panel);
+		if (s->data == WAY_WINOGRAD)
+			pack_tiles(p, s, share, w, packed + s->other, s->of->in.c, s->pixels,
+				s->filters, s->n_taps);
+		else if (s->data == WAY_DENSE)
 			pack_tap_panels(p, s, share, w, packed + s->other, room);
 		else if (s->data == WAY_SPARSE)
 			pack_rows(p, s, share, w, packed + s->other, room);
@@ -177,6 +210,27 @@ static void unpack_rows(const struct plan *p, const struct step *s, struct share
 	}
 }
 
+static void unpack_tiles(const struct plan *p, const struct step *s, struct share share,
+	const float *sum, float scale, float *grad)
+{
+	const struct winograd *w = &s->winograd;
+	const size_t pair = 2 * p->simd->lanes, channels = s->of->in.c;
+	float weight[WINOGRAD_MAX_PIXELS * 2 * SIMD_MAX_LANES];
+	size_t begin, end;
+
+	share_range(share, w->filters_pad / pair * channels, &begin, &end);
+	for (size_t i = begin; i < end; i++) {
+		const size_t panel = i / channels, channel = i % channels;
+		const size_t left = s->filters - panel * pair;
+
+		p->simd->winograd_weights_back(weight,
+			sum + (panel * WINOGRAD_TILE * w->taps + channel) * pair, w->taps * pair,
+			w->size);
+		p->simd->transpose(grad + panel * pair * s->n_taps + channel * s->pixels, s->n_taps,
+			weight, pair, s->pixels, left < pair ? left : pair, scale);
+	}
+}
+
 void unpack_gradient(const struct plan *p, struct share share, const float *sum, float scale,
 	float *grad, float *room)
 {
@@ -192,6 +246,8 @@ void unpack_gradient(const struct plan *p, struct share share, const float *sum,
 			continue;
 		if (s->filter == WAY_DENSE)
 			unpack_panels(p, s, share, sum + s->grad, scale, grad + s->weight);
+		else if (s->filter == WAY_WINOGRAD)
+			unpack_tiles(p, s, share, sum + s->grad, scale, grad + s->weight);
 		else
 			unpack_rows(p, s, share, sum + s->grad, scale, grad + s->weight, room);
 		for (size_t f = 0; share.part == 0 && f < s->filters; f++)

@@ -4,6 +4,7 @@
 #include "kernels/cpu/plan.h"
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/mem.h"
 
 #define MAX_IMAGE     ((size_t)1 << 25) /* floats of an image in a plane; offsets have 32 bits */
@@ -203,6 +204,124 @@ static int add_taps(struct plan *p, struct step *s, size_t height, size_t width)
 	return add_patch(p, s, height, width);
 }
 
+/* ---- Winograd -------------------------------------------------------------------------------- */
+
+#define WINOGRAD_TILES 48 /* of a band, about: they and one panel of weights fit an L2 cache */
+
+/* Returns the size of the output tiles of a convolution, or 0 if it cannot use Winograd's. */
+static size_t winograd_size(const struct step *s)
+{
+	const struct layer *l = s->of;
+
+	if (l->kind != LAYER_CONV || l->stride != 1 || l->groups != 1)
+		return 0;
+	return l->size == 3 ? 4 : l->size == 5 ? 2 : 0;
+}
+
+/* The cost of one product of a step in its tiles, in the unit of choose_ways. The transform of a
+ * tile of vectors takes about as long as 120 vectors of products. */
+static double winograd_cost(const struct plan *p, const struct step *s, size_t size)
+{
+	const size_t pair = 2 * p->simd->lanes;
+	const size_t channels = s->of->in.c, vectors = round_up(s->filters, pair) / p->simd->lanes;
+	const size_t across = round_up(s->of->out.w, size) / size;
+	const size_t down = round_up(s->of->out.h, size) / size;
+	const size_t transforms = 120 * (channels / p->simd->lanes + 1 + vectors);
+
+	return (double)(across * down) * (double)(WINOGRAD_TILE * channels * vectors + transforms);
+}
+
+/* The smallest number of rows of tiles that hold whole rows of windows. */
+static size_t min_rows(const struct winograd *w, const struct layer *pool)
+{
+	size_t rows = 1;
+
+	if (!pool)
+		return 1;
+	if (pool->pad_top > 0)
+		return w->down;
+	while (rows < w->down && rows * w->size % pool->stride != 0)
+		rows++;
+	return rows;
+}
+
+static void cut_bands(const struct plan *p, struct step *s, const struct layer *pool)
+{
+	struct winograd *w = &s->winograd;
+	const size_t min = min_rows(w, pool), tiles = w->across * w->down;
+	size_t rows = WINOGRAD_TILES / (w->across * min) * min;
+
+	w->images = tiles < WINOGRAD_TILES ? WINOGRAD_TILES / tiles : 1;
+	if (rows < min)
+		rows = min;
+	w->rows = w->images > 1 || rows > w->down ? w->down : rows;
+	w->bands = (w->down + w->rows - 1) / w->rows;
+	w->max_tiles = round_up(w->images * w->rows * w->across, p->simd->positions);
+}
+
+/* Lists the first window of each band, and the number of each position in its band. */
+static void number_positions(const struct plan *p, struct step *s, const struct layer *pool)
+{
+	struct winograd *w = &s->winograd;
+	const struct plane *in = &p->plane[s->in];
+	const size_t values = w->size * w->size, across = p->plane[s->out].shape.w;
+	const size_t stride = pool ? pool->stride : 1;
+
+	for (size_t i = 0; i < w->across * w->down * values; i++)
+		w->order[i] = WINOGRAD_UNUSED;
+	for (size_t band = 0; band < w->bands; band++) {
+		const size_t row = band * w->rows * w->size / stride * across;
+
+		w->first[band] = (uint32_t)(row < s->n_windows ? row : s->n_windows);
+	}
+	w->first[w->bands] = (uint32_t)s->n_windows;
+	for (size_t band = 0; band < w->bands; band++) {
+		const size_t begin = s->first[w->first[band]], end = s->first[w->first[band + 1]];
+
+		for (size_t k = begin; k < end; k++) {
+			const size_t y = s->position[k] / in->row;
+			const size_t x = s->position[k] % in->row / in->shape.c;
+			const size_t tile = y / w->size * w->across + x / w->size;
+
+			w->order[tile * values + y % w->size * w->size + x % w->size] =
+				(uint32_t)(k - begin);
+		}
+		if (w->images * (end - begin) > w->max_positions)
+			w->max_positions = w->images * (end - begin);
+	}
+}
+
+static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
+{
+	struct winograd *w = &s->winograd;
+	const size_t pair = 2 * p->simd->lanes, channels = s->of->in.c;
+
+	w->size = winograd_size(s);
+	PS_ASSERT(w->size > 0);
+	w->across = round_up(s->of->out.w, w->size) / w->size;
+	w->down = round_up(s->of->out.h, w->size) / w->size;
+	cut_bands(p, s, pool);
+	w->taps = round_up(channels, p->simd->taps);
+	w->channels_pad = round_up(channels, pair);
+	w->filters_pad = round_up(s->filters, pair);
+	/* not a multiple of 4096 bytes, which would map all points to the same lines of a cache */
+	w->input_step = w->max_tiles * w->channels_pad + PLANE_ALIGN;
+	w->output_step = w->max_tiles * pair + PLANE_ALIGN;
+	w->first = mem_try(w->bands + 1, sizeof(*w->first));
+	w->order = mem_try(w->across * w->down, w->size * w->size * sizeof(*w->order));
+	w->filter = mem_try(s->filters, sizeof(*w->filter));
+	if (!w->first || !w->order || !w->filter)
+		return 0;
+	for (size_t f = 0; f < s->filters; f++)
+		w->filter[f] = (uint32_t)(f / pair * WINOGRAD_TILE * w->output_step + f % pair);
+	number_positions(p, s, pool);
+	if (p->n_identity < w->taps)
+		p->n_identity = w->taps;
+	return 1;
+}
+
+/* ---- ways ------------------------------------------------------------------------------------ */
+
 /*
  * The dense way computes every position in register tiles. The sparse way computes only argmaxes
  * that pass the ReLU, but it waits for memory and fills vectors only along a row of the patch. It
@@ -210,16 +329,26 @@ static int add_taps(struct plan *p, struct step *s, size_t height, size_t width)
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {
-	const size_t column_vectors = s->columns / p->simd->lanes;
+	const size_t tile = winograd_size(s), column_vectors = s->columns / p->simd->lanes;
 	const size_t run_vectors = s->patch.run_pad / p->simd->lanes;
 	const double vectors = (double)column_vectors;
 	const double dense = (double)s->taps_pad * (double)s->n_positions * vectors;
 
-	const double sparse =
-		(double)s->n_windows * (double)s->filters * (double)(s->patch.rows * run_vectors);
+	const double sparse = 2 * (double)s->n_windows * (double)s->filters *
+			      (double)(s->patch.rows * run_vectors);
 	const int one_patch = s->n_positions == 1 && s->patch.rows == 1 && s->groups == 1;
-	s->filter = dense <= 2 * sparse ? WAY_DENSE : WAY_SPARSE;
+	s->forward = WAY_DENSE;
+	s->filter = dense <= sparse ? WAY_DENSE : WAY_SPARSE;
 	s->data = one_patch ? WAY_DENSE : WAY_SPARSE;
+	if (tile > 0) {
+		const double cost = winograd_cost(p, s, tile);
+
+		if (cost < dense)
+			s->forward = WAY_WINOGRAD;
+		if ((back ? 2 * cost : cost) <
+			(dense <= sparse ? dense : sparse) + (back ? sparse : 0))
+			s->filter = s->data = WAY_WINOGRAD;
+	}
 	if (s->filters * s->n_taps >= MANY_WEIGHTS)
 		p->large = 1;
 	if (!back)
@@ -229,18 +358,27 @@ static void choose_ways(struct plan *p, struct step *s, int back)
 /* Assigns the step its offsets in the packed parameters and in the gradient. */
 static void place_step(struct plan *p, struct step *s)
 {
+	const struct winograd *w = &s->winograd;
 	const size_t rows = s->filters * s->patch.rows * s->patch.run_pad;
 
 	s->panel = p->packed_floats;
 	s->panel_bias = s->panel + s->columns * s->n_taps;
-	s->other = s->panel_bias + s->columns;
+	if (s->forward == WAY_WINOGRAD)
+		s->panel_bias = s->panel + WINOGRAD_TILE * s->of->in.c * w->filters_pad;
+	s->other = s->panel_bias + round_up(s->columns, PLANE_ALIGN);
 	p->packed_floats = s->other;
 	if (s->data == WAY_DENSE)
 		p->packed_floats += s->filters * columns_pad(p->simd, s->n_taps);
 	else if (s->data == WAY_SPARSE)
 		p->packed_floats += rows;
+	else if (s->data == WAY_WINOGRAD)
+		p->packed_floats += WINOGRAD_TILE * s->filters * w->channels_pad;
 	s->grad = p->grad_floats;
-	s->grad_bias = s->grad + (s->filter == WAY_DENSE ? s->columns * s->taps_pad : rows);
+	s->grad_bias = s->grad + rows;
+	if (s->filter == WAY_DENSE)
+		s->grad_bias = s->grad + s->columns * s->taps_pad;
+	else if (s->filter == WAY_WINOGRAD)
+		s->grad_bias = s->grad + WINOGRAD_TILE * w->taps * w->filters_pad;
 	p->grad_floats = s->grad_bias + s->columns;
 	const size_t entries = s->filters * entries_pad(s);
 	if ((s->filter == WAY_SPARSE || s->data == WAY_SPARSE) && entries > p->max_entries)
@@ -266,6 +404,8 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 		!add_windows(p, s, pool, l->out, conv ? l->stride : 1, 0))
 		return 0;
 	choose_ways(p, s, back);
+	if ((s->forward == WAY_WINOGRAD || s->filter == WAY_WINOGRAD) && !add_tiles(p, s, pool))
+		return 0;
 	place_step(p, s);
 	return 1;
 }
@@ -422,7 +562,7 @@ static int add_step(struct plan *p, const struct model *m, size_t *l, int *weigh
 
 static int add_identity(struct plan *p)
 {
-	size_t n = 0;
+	size_t n = p->n_identity;
 
 	for (size_t i = 0; i < p->n_steps; i++)
 		if (p->step[i].filters > n)
@@ -472,6 +612,9 @@ void plan_release(struct plan *p)
 		free(s->tap);
 		free(s->channel);
 		free(s->row_at);
+		free(s->winograd.first);
+		free(s->winograd.order);
+		free(s->winograd.filter);
 	}
 	free(p->identity);
 	free(p->pixel);

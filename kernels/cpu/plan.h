@@ -44,9 +44,31 @@ enum step_kind {
 
 /* How a weighted step computes one of its three products. */
 enum way {
-	WAY_NONE,   /* no layer needs these errors */
-	WAY_DENSE,  /* every position, in register tiles */
-	WAY_SPARSE, /* only the argmax of each pool window */
+	WAY_NONE,     /* no layer needs these errors */
+	WAY_DENSE,    /* every position, in register tiles */
+	WAY_SPARSE,   /* only the argmax of each pool window */
+	WAY_WINOGRAD, /* every position, in tiles with fewer products: winograd.h */
+};
+
+/* The tiles of a convolution that takes WAY_WINOGRAD. A band is some rows of tiles that hold whole
+ * rows of windows, or all tiles of an image, or of several small images. */
+struct winograd {
+	size_t size;          /* rows and columns of positions in a tile */
+	size_t across, down;  /* tiles of an image */
+	size_t bands;         /* in an image */
+	size_t rows;          /* rows of tiles in a band, except perhaps the last one */
+	size_t images;        /* in a band; 1 if an image has several bands */
+	size_t max_tiles;     /* in a band, rounded up to a multiple of simd.positions */
+	size_t max_positions; /* in a band */
+	uint32_t *first;      /* for each band of an image: its first window; bands + 1 entries */
+	uint32_t *order;      /* for each tile: size * size numbers of positions in the band */
+	size_t taps;          /* channels rounded up to a multiple of simd.taps */
+	size_t channels_pad;  /* channels and filters rounded up to whole panels of full width */
+	size_t filters_pad;
+	/* floats between two points of a transformed tile: of the input; of the output (in each
+	 * panel of filters) */
+	size_t input_step, output_step;
+	uint32_t *filter; /* for each filter: offset of its value from the first one of its tile */
 };
 
 struct step {
@@ -84,7 +106,8 @@ struct step {
 	size_t weight, bias;   /* offsets in params; batchnorm, too */
 	size_t mean, variance; /* batchnorm: offsets in params of the running statistics */
 	struct patch patch;
-	enum way filter, data; /* ways of wgrad and dgrad; fprop is dense */
+	enum way forward, filter, data; /* ways of fprop, wgrad and dgrad */
+	struct winograd winograd;
 
 	/* offsets in the packed parameters and in a lane's gradient, in floats (see pack.c) */
 	size_t panel, panel_bias, other;
@@ -105,7 +128,8 @@ struct plan {
 	size_t max_positions; /* maximum in a window of any step */
 	size_t max_taps;      /* maximum of a filter of any step */
 	size_t max_entries;   /* maximum of one image in a sparse step */
-	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters */
+	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters or channels */
+	size_t n_identity;
 	/* [channel][256] values of a pixel in the first plane; NULL: v / 255 */
 	float *pixel;
 };

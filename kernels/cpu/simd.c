@@ -630,6 +630,285 @@ static void add_moments(double *restrict sum, double *restrict product, const fl
 		}
 }
 
+/* ---- Winograd -------------------------------------------------------------------------------- */
+
+#define POINTS WINOGRAD_POINTS
+
+/* The transforms of six points, 0, 1, -1, 2, -2 and infinity, in one dimension (winograd.h). In a
+ * matrix, `by` is the distance between two values. */
+
+INLINE void input_points(vec *to, size_t to_by, const vec *x, size_t by)
+{
+	const vec x0 = x[0], x1 = x[by], x2 = x[2 * by], x3 = x[3 * by], x4 = x[4 * by];
+	const vec even = x4 - 4 * x2, odd = x3 - 4 * x1, even_2 = x4 - x2, odd_2 = 2 * (x3 - x1);
+
+	to[0] = 4 * x0 - 5 * x2 + x4;
+	to[to_by] = even + odd;
+	to[2 * to_by] = even - odd;
+	to[3 * to_by] = even_2 + odd_2;
+	to[4 * to_by] = even_2 - odd_2;
+	to[5 * to_by] = 4 * x1 - 5 * x3 + x[5 * by];
+}
+
+INLINE void input_points_back(vec *x, size_t by, const vec *d, size_t d_by)
+{
+	const vec d0 = d[0], d5 = d[5 * d_by];
+	const vec sum = d[d_by] + d[2 * d_by], difference = d[d_by] - d[2 * d_by];
+	const vec sum_2 = d[3 * d_by] + d[4 * d_by], difference_2 = d[3 * d_by] - d[4 * d_by];
+
+	x[0] = 4 * d0;
+	x[by] = 4 * d5 - 4 * difference - 2 * difference_2;
+	x[2 * by] = -5 * d0 - 4 * sum - sum_2;
+	x[3 * by] = difference + 2 * difference_2 - 5 * d5;
+	x[4 * by] = d0 + sum + sum_2;
+	x[5 * by] = d5;
+}
+
+INLINE void output_points(vec *y, size_t by, const vec *m, size_t m_by, const size_t size)
+{
+	const vec sum = m[m_by] + m[2 * m_by], difference = m[m_by] - m[2 * m_by];
+	const vec sum_2 = m[3 * m_by] + m[4 * m_by], difference_2 = m[3 * m_by] - m[4 * m_by];
+
+	y[0] = m[0] + sum + sum_2;
+	if (size == 2) {
+		y[by] = difference + 2 * difference_2 + m[5 * m_by];
+		return;
+	}
+	y[by] = difference + 2 * difference_2;
+	y[2 * by] = sum + 4 * sum_2;
+	y[3 * by] = difference + 8 * difference_2 + m[5 * m_by];
+}
+
+INLINE void output_points_back(vec *m, size_t m_by, const vec *y, size_t by, const size_t size)
+{
+	const vec y0 = y[0], y1 = y[by];
+	const vec y2 = size == 2 ? (vec){0} : y[2 * by], y3 = size == 2 ? (vec){0} : y[3 * by];
+	const vec even = y0 + y2, odd = y1 + y3, even_2 = y0 + 4 * y2, odd_2 = 2 * y1 + 8 * y3;
+
+	m[0] = y0;
+	m[m_by] = even + odd;
+	m[2 * m_by] = even - odd;
+	m[3 * m_by] = even_2 + odd_2;
+	m[4 * m_by] = even_2 - odd_2;
+	m[5 * m_by] = size == 2 ? y1 : y3;
+}
+
+/* A filter has POINTS + 1 - size weights. */
+INLINE void weight_points(vec *u, size_t u_by, const vec *g, size_t by, const size_t size)
+{
+	const vec g0 = g[0], g1 = g[by], g2 = g[2 * by];
+	const vec g3 = size == 2 ? g[3 * by] : (vec){0}, g4 = size == 2 ? g[4 * by] : (vec){0};
+	const vec even = (g0 + g2 + g4) * (-1.0f / 6), odd = (g1 + g3) * (-1.0f / 6);
+	const vec even_2 = (g0 + 4 * g2 + 16 * g4) * (1.0f / 24);
+	const vec odd_2 = (g1 + 4 * g3) * (1.0f / 12);
+
+	u[0] = g0 * 0.25f;
+	u[u_by] = even + odd;
+	u[2 * u_by] = even - odd;
+	u[3 * u_by] = even_2 + odd_2;
+	u[4 * u_by] = even_2 - odd_2;
+	u[5 * u_by] = size == 2 ? g4 : g2;
+}
+
+INLINE void weight_points_back(vec *g, size_t by, const vec *u, size_t u_by, const size_t size)
+{
+	const vec sum = (u[u_by] + u[2 * u_by]) * (-1.0f / 6);
+	const vec difference = (u[u_by] - u[2 * u_by]) * (-1.0f / 6);
+	const vec sum_2 = (u[3 * u_by] + u[4 * u_by]) * (1.0f / 24);
+	const vec difference_2 = (u[3 * u_by] - u[4 * u_by]) * (1.0f / 12);
+
+	g[0] = u[0] * 0.25f + sum + sum_2;
+	g[by] = difference + difference_2;
+	if (size == 4) {
+		g[2 * by] = sum + 4 * sum_2 + u[5 * u_by];
+		return;
+	}
+	g[2 * by] = sum + 4 * sum_2;
+	g[3 * by] = difference + 4 * difference_2;
+	g[4 * by] = sum + 16 * sum_2 + u[5 * u_by];
+}
+
+/* `count`: the channels of this vector */
+INLINE void input_tile(
+	float *v, size_t step, const float *x, size_t row, size_t pixel, size_t count)
+{
+	vec in[POINTS], half[POINTS][POINTS], out[POINTS];
+
+	UNROLL for (size_t j = 0; j < POINTS; j++)
+	{
+		UNROLL for (size_t i = 0; i < POINTS; i++) in[i] =
+			load_some(x + i * row + j * pixel, count);
+		input_points(&half[0][j], POINTS, in, 1);
+	}
+	UNROLL for (size_t i = 0; i < POINTS; i++)
+	{
+		input_points(out, 1, half[i], 1);
+		UNROLL for (size_t j = 0; j < POINTS; j++)
+			store_some(v + (i * POINTS + j) * step, out[j], count);
+	}
+}
+
+static void winograd_input(
+	float *v, size_t step, const float *x, size_t row, size_t pixel, size_t channels)
+{
+	size_t c = 0;
+
+	for (; c + LANES <= channels; c += LANES)
+		input_tile(v + c, step, x + c, row, pixel, LANES);
+	if (c < channels)
+		input_tile(v + c, step, x + c, row, pixel, channels - c);
+}
+
+INLINE void input_tile_back(
+	float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t count)
+{
+	vec in[POINTS], half[POINTS][POINTS], out[POINTS];
+
+	UNROLL for (size_t j = 0; j < POINTS; j++)
+	{
+		UNROLL for (size_t i = 0; i < POINTS; i++) in[i] =
+			load_some(dv + (i * POINTS + j) * step, count);
+		input_points_back(&half[0][j], POINTS, in, 1);
+	}
+	UNROLL for (size_t i = 0; i < POINTS; i++)
+	{
+		input_points_back(out, 1, half[i], 1);
+		UNROLL for (size_t j = 0; j < POINTS; j++)
+		{
+			float *to = dx + i * row + j * pixel;
+
+			store_some(to, load_some(to, count) + out[j], count);
+		}
+	}
+}
+
+static void winograd_input_back(
+	float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t channels)
+{
+	size_t c = 0;
+
+	for (; c + LANES <= channels; c += LANES)
+		input_tile_back(dx + c, row, pixel, dv + c, step, LANES);
+	if (c < channels)
+		input_tile_back(dx + c, row, pixel, dv + c, step, channels - c);
+}
+
+INLINE void output_tile(
+	float *y, const uint32_t *order, const size_t size, const float *m, size_t step)
+{
+	vec in[POINTS], half[4][POINTS], out[4];
+
+	UNROLL for (size_t j = 0; j < POINTS; j++)
+	{
+		UNROLL for (size_t i = 0; i < POINTS; i++) in[i] =
+			load(m + (i * POINTS + j) * step);
+		output_points(&half[0][j], POINTS, in, 1, size);
+	}
+	UNROLL for (size_t i = 0; i < size; i++)
+	{
+		output_points(out, 1, half[i], 1, size);
+		UNROLL for (size_t j = 0; j < size; j++) if (order[i * size + j] != WINOGRAD_UNUSED)
+			store(y + (size_t)order[i * size + j] * 2 * LANES, out[j]);
+	}
+}
+
+static void winograd_output(
+	float *y, const uint32_t *order, size_t size, const float *m, size_t step)
+{
+	for (size_t v = 0; v < 2 * LANES; v += LANES)
+		if (size == 4)
+			output_tile(y + v, order, 4, m + v, step);
+		else
+			output_tile(y + v, order, 2, m + v, step);
+}
+
+INLINE void output_tile_back(
+	float *dm, size_t step, const float *dy, const uint32_t *order, const size_t size)
+{
+	vec in[4], half[POINTS][4], out[POINTS];
+
+	UNROLL for (size_t j = 0; j < size; j++)
+	{
+		UNROLL for (size_t i = 0; i < size; i++)
+		{
+			const size_t at = order[i * size + j];
+
+			in[i] = at == WINOGRAD_UNUSED ? (vec){0} : load(dy + at * 2 * LANES);
+		}
+		output_points_back(&half[0][j], 4, in, 1, size);
+	}
+	UNROLL for (size_t i = 0; i < POINTS; i++)
+	{
+		output_points_back(out, 1, half[i], 1, size);
+		UNROLL for (size_t j = 0; j < POINTS; j++)
+			store(dm + (i * POINTS + j) * step, out[j]);
+	}
+}
+
+static void winograd_output_back(
+	float *dm, size_t step, const float *dy, const uint32_t *order, size_t size)
+{
+	for (size_t v = 0; v < 2 * LANES; v += LANES)
+		if (size == 4)
+			output_tile_back(dm + v, step, dy + v, order, 4);
+		else
+			output_tile_back(dm + v, step, dy + v, order, 2);
+}
+
+INLINE void weights_tile(float *u, size_t step, const float *g, const size_t size)
+{
+	const size_t n = POINTS + 1 - size;
+	vec in[5], half[POINTS][5], out[POINTS];
+
+	UNROLL for (size_t j = 0; j < n; j++)
+	{
+		UNROLL for (size_t i = 0; i < n; i++) in[i] = load(g + (i * n + j) * 2 * LANES);
+		weight_points(&half[0][j], 5, in, 1, size);
+	}
+	UNROLL for (size_t i = 0; i < POINTS; i++)
+	{
+		weight_points(out, 1, half[i], 1, size);
+		UNROLL for (size_t j = 0; j < POINTS; j++)
+			store(u + (i * POINTS + j) * step, out[j]);
+	}
+}
+
+static void winograd_weights(float *u, size_t step, const float *g, size_t size)
+{
+	for (size_t v = 0; v < 2 * LANES; v += LANES)
+		if (size == 4)
+			weights_tile(u + v, step, g + v, 4);
+		else
+			weights_tile(u + v, step, g + v, 2);
+}
+
+INLINE void weights_tile_back(float *dg, const float *du, size_t step, const size_t size)
+{
+	const size_t n = POINTS + 1 - size;
+	vec in[POINTS], half[5][POINTS], out[5];
+
+	UNROLL for (size_t j = 0; j < POINTS; j++)
+	{
+		UNROLL for (size_t i = 0; i < POINTS; i++) in[i] =
+			load(du + (i * POINTS + j) * step);
+		weight_points_back(&half[0][j], POINTS, in, 1, size);
+	}
+	UNROLL for (size_t i = 0; i < n; i++)
+	{
+		weight_points_back(out, 1, half[i], 1, size);
+		UNROLL for (size_t j = 0; j < n; j++) store(dg + (i * n + j) * 2 * LANES, out[j]);
+	}
+}
+
+static void winograd_weights_back(float *dg, const float *du, size_t step, size_t size)
+{
+	for (size_t v = 0; v < 2 * LANES; v += LANES)
+		if (size == 4)
+			weights_tile_back(dg + v, du + v, step, 4);
+		else
+			weights_tile_back(dg + v, du + v, step, 2);
+}
+
 const struct simd PASTE(simd_, SIMD_NAME) = {
 	.name = TEXT(SIMD_NAME),
 	.lanes = LANES,
@@ -656,4 +935,10 @@ const struct simd PASTE(simd_, SIMD_NAME) = {
 	.affine = affine,
 	.affine_2 = affine_2,
 	.add_moments = add_moments,
+	.winograd_input = winograd_input,
+	.winograd_input_back = winograd_input_back,
+	.winograd_output = winograd_output,
+	.winograd_output_back = winograd_output_back,
+	.winograd_weights = winograd_weights,
+	.winograd_weights_back = winograd_weights_back,
 };

@@ -21,6 +21,11 @@
 #define SIMD_MAX_LANES     16
 #define SIMD_MAX_POSITIONS 65536 /* in one window */
 
+#define WINOGRAD_POINTS     6 /* rows and columns of a transformed tile */
+#define WINOGRAD_TILE       (WINOGRAD_POINTS * WINOGRAD_POINTS)
+#define WINOGRAD_MAX_PIXELS 25         /* of a filter */
+#define WINOGRAD_UNUSED     UINT32_MAX /* an output outside the image or all windows */
+
 /* Consecutive pool windows of one or more images, and their consecutive positions. The pointers
  * refer to the tables of a lane. */
 struct chunk {
@@ -132,6 +137,31 @@ struct simd {
 	/* For each pixel: sum += value, and product += value * other. Both have n entries. */
 	void (*add_moments)(double *sum, double *product, const float *value, const float *other,
 		size_t pixels, size_t n);
+
+	/*
+	 * Winograd's transforms (winograd.h). Value (i, j) of a transformed tile is
+	 * WINOGRAD_POINTS * i + j steps of `step` floats away from its first one. `size` is the
+	 * size of the output tile, 2 or 4. All but the two functions for the input work on
+	 * 2 * lanes neighbouring filters (or channels).
+	 */
+	/* v = the transformed tile of the input at x, whose rows and pixels are `row` and `pixel`
+	 * floats apart, for each channel */
+	void (*winograd_input)(
+		float *v, size_t step, const float *x, size_t row, size_t pixel, size_t channels);
+	/* The transpose: the tile of errors at `dx` += the transpose of the transform, of dv. */
+	void (*winograd_input_back)(
+		float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t channels);
+	/* The output tile of m. Its value number i becomes y[order[i] * 2 * lanes], unless order[i]
+	 * is WINOGRAD_UNUSED. */
+	void (*winograd_output)(
+		float *y, const uint32_t *order, size_t size, const float *m, size_t step);
+	/* The transpose. Unused values are zero. */
+	void (*winograd_output_back)(
+		float *dm, size_t step, const float *dy, const uint32_t *order, size_t size);
+	/* u = the transformed weights g, which are [pixel][2 * lanes] */
+	void (*winograd_weights)(float *u, size_t step, const float *g, size_t size);
+	/* The transpose: dg = the transpose of the transform, of du. */
+	void (*winograd_weights_back)(float *dg, const float *du, size_t step, size_t size);
 };
 
 #define SIMD_ENTRIES 4

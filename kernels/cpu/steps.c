@@ -4,7 +4,9 @@
 #include "kernels/cpu/steps.h"
 #include <math.h>
 #include <string.h>
+#include "kernels/cpu/chunk.h"
 #include "kernels/cpu/team.h"
+#include "kernels/cpu/winograd.h"
 #include "kernels/device/device.h"
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
@@ -15,21 +17,13 @@ static struct chunk next_chunk(
 	const struct lane *l, size_t i, float *const *out, size_t n_images, size_t *next)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct table *t = &l->table[i];
 	const size_t w = *next, left = n_images * s->n_windows - w;
 
 	const size_t max =
 		s->max_positions < CHUNK_POSITIONS ? CHUNK_POSITIONS / s->max_positions : 1;
 	const size_t n = left < max ? left : max;
 	*next += n;
-	return (struct chunk){.n_windows = n,
-		.n_positions = t->first[w + n] - t->first[w],
-		.max_positions = s->max_positions,
-		.source = t->source + t->first[w],
-		.first = t->first + w,
-		.out = out + w,
-		.argmax = s->pooled ? l->argmax[i] + w * s->filters : NULL,
-		.filters = s->filters};
+	return chunk_at(l, i, out, w, n);
 }
 
 static void relu_forward(float *value, size_t n)
@@ -178,6 +172,8 @@ static void weights_backward(struct lane *l, size_t i, const struct block *b)
 		back_sparse(l, i, b);
 	if (s->data == WAY_DENSE)
 		data_back_dense(l, i, b);
+	if (s->filter == WAY_WINOGRAD)
+		winograd_backward(l, i, b);
 }
 
 /* ---- pool, avgpool --------------------------------------------------------------------------- */
@@ -556,7 +552,10 @@ void step_forward(struct lane *l, size_t i, const struct block *b)
 
 	switch (s->kind) {
 	case STEP_WEIGHTS:
-		forward_dense(l, i, b);
+		if (s->forward == WAY_WINOGRAD)
+			winograd_forward(l, i, b);
+		else
+			forward_dense(l, i, b);
 		break;
 	case STEP_POOL:
 	case STEP_AVGPOOL:

@@ -204,6 +204,76 @@ TEST(odd_models_take_every_way)
 	assert_true(data[WAY_NONE] && data[WAY_DENSE] && data[WAY_SPARSE]);
 }
 
+/* ---- Winograd -------------------------------------------------------------------------------- */
+
+/* Convolutions with enough channels for Winograd's tiles: tiles that the image does not fill,
+ * several images or several rows of tiles in a band, windows that do not fit the tiles. */
+static const struct odd_model winograd_models[] = {
+	{{1, 13, 11}, "conv:32:2 relu conv:33:3:pad=1 relu fc:3"},
+	{{32, 10, 14}, "conv:33:3:pad=1 relu pool:2 conv:32:3:pad=same fc:3"},
+	{{35, 9, 12}, "conv:32:5:pad=2 relu pool:3 fc:5"},
+	{{32, 23, 22}, "conv:32:5 relu conv:31:5:pad=2 fc:3"},
+	{{32, 34, 29}, "conv:32:3:pad=1 pool:3:pad=auto fc:3"},
+	{{33, 36, 30}, "conv:34:3:pad=1 relu pool:3 fc:3"},
+	{{32, 8, 8}, "batchnorm skip conv:32:3:pad=1 relu conv:32:3:pad=1 add fc:3"},
+};
+#define N_WINOGRAD_MODELS (sizeof(winograd_models) / sizeof(winograd_models[0]))
+
+TEST(winograd_tiles_agree_with_cpu_ref)
+{
+	skip_under_tsan();
+	for (size_t m = 0; m < N_WINOGRAD_MODELS; m++) {
+		odd_model_agrees(&winograd_models[m], 1);
+		odd_model_agrees(&winograd_models[m], 7);
+	}
+}
+
+TEST(gradients_of_winograd_tiles_are_slopes_of_the_loss)
+{
+	skip_under_tsan();
+	for (size_t m = 0; m < N_WINOGRAD_MODELS; m++) {
+		struct subject s;
+
+		unsetenv("CNN_KX_ISA");
+		subject_random(&s, &winograd_models[m], 2);
+		subject_open(&s, "cpu", 2);
+		check_slopes(&s);
+		subject_release(&s);
+	}
+}
+
+/* The models above must use all products of Winograd's, with one band and several bands in an
+ * image, and several images in a band. */
+TEST(winograd_models_take_every_kind_of_band)
+{
+	static const struct simd *const sets[] = {&simd_baseline, &simd_avx2, &simd_avx512};
+	size_t forward = 0, backward = 0, sizes[2] = {0}, bands = 0, images = 0;
+
+	for (size_t i = 0; i < N_ISAS; i++)
+		for (size_t m = 0; m < N_WINOGRAD_MODELS; m++) {
+			struct model model;
+			struct plan p;
+			struct err e = {0};
+
+			assert_int_equal(model_parse(&model, winograd_models[m].text,
+						 winograd_models[m].input, &e),
+				PS_OK);
+			assert_int_equal(plan_init(&p, &model, sets[i], &e), PS_OK);
+			for (size_t k = 0; k < p.n_steps; k++) {
+				const struct step *s = &p.step[k];
+
+				forward += s->forward == WAY_WINOGRAD;
+				backward += s->data == WAY_WINOGRAD;
+				sizes[0] += s->winograd.size == 2;
+				sizes[1] += s->winograd.size == 4;
+				bands += s->winograd.bands > 1;
+				images += s->winograd.images > 1;
+			}
+			plan_release(&p);
+		}
+	assert_true(forward && backward && sizes[0] && sizes[1] && bands && images);
+}
+
 /* ---- slopes ---------------------------------------------------------------------------------- */
 
 TEST(cpu_gradients_are_slopes_of_the_loss)
@@ -296,6 +366,13 @@ TEST(real_batches_of_a_strided_padded_net_agree_with_cpu_ref)
 		21);
 }
 
+TEST(real_batches_of_winograd_nets_agree_with_cpu_ref)
+{
+	skip_under_tsan();
+	real_batches_agree("conv:32:3:pad=1 relu conv:32:3 relu pool:2 fc:10", 7);
+	real_batches_agree("conv:32:5:pad=2 relu pool:2 conv:48:5:pad=2 relu pool:2 fc:10", 7);
+}
+
 TEST(real_batches_of_a_dropout_net_agree_with_cpu_ref)
 {
 	skip_under_tsan();
@@ -333,7 +410,7 @@ TEST(equal_arguments_give_equal_bytes)
 {
 	static const char *const texts[] = {"seed:32", "lenet5",
 		"conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10",
-		"fc:400 relu fc:10",
+		"fc:400 relu fc:10", "conv:32:3 relu conv:32:3:pad=1 relu pool:2 fc:10",
 		"conv:8:3:pad=auto batchnorm relu skip conv:8:3:pad=1:groups=2 batchnorm add fc:10",
 		"conv:8:3:pad=auto relu lrn avgpool:3:stride=2:pad=same tanh fc:10"};
 

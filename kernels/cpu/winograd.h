@@ -1,0 +1,33 @@
+/*
+ * winograd.h - convolutions with Winograd's minimal filtering (Lavin and Gray, "Fast Algorithms for
+ * Convolutional Neural Networks", 2016).
+ *
+ * A tile of 6 x 6 inputs gives 4 x 4 outputs of a filter of 3 x 3, or 2 x 2 outputs of 5 x 5. Both
+ * use the points 0, 1, -1, 2, -2 and infinity, so they share the transform of the input. For one
+ * channel and one filter a tile takes 36 products instead of 144 or 100:
+ *
+ *   output = A' [(G g G') * (B' d B)] A   with the input d, the weights g, ' for transposition
+ *
+ * For each of the 36 points the sum over the channels is a product of matrices. The backward pass
+ * is the transpose of the forward pass, with the same tiles. The errors e of the output become
+ * A e A'. Their products with the transformed input and weights are the gradient of the transformed
+ * weights and the error of the transformed input, and G' and B transform these back.
+ *
+ * The order of the sums of an image depends only on the model.
+ *
+ * Accuracy: in one dimension, the absolute values of the factors of an output add up to at most 48
+ * for 3 weights (3 in the direct sum), and to 58 for 5 weights. So a rounding error is at most 16^2
+ * times as large as the direct sum's, in the worst case. The tests bound
+ * the errors of gradients as those of the other ways.
+ */
+#ifndef KERNELS_CPU_WINOGRAD_H
+#define KERNELS_CPU_WINOGRAD_H
+#include "kernels/cpu/steps.h"
+
+/* Computes the output plane of step i. */
+void winograd_forward(struct lane *l, size_t i, const struct block *b);
+/* Adds the gradient of the weights of step i to l->grad. Computes the errors of its input plane,
+ * unless no layer needs them. */
+void winograd_backward(struct lane *l, size_t i, const struct block *b);
+
+#endif

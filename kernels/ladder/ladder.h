@@ -159,7 +159,7 @@ int ladder_measure(struct ladder_result *out, const struct rung *r, const struct
 /*
  * Trains by plain SGD from the weights of `p` for seconds[n - 1] seconds; `seconds` ascends. At
  * each of the n times, writes the predictions for the test images to stdout as CSV rows (see
- * main.c).
+ * tests/bench/ladder.c).
  */
 int ladder_train(const struct rung *r, const struct ladder_point *p, const struct kx_images *test,
 	double rate, const double *seconds, size_t n, struct err *e) PS_MUST_CHECK;

@@ -2,7 +2,7 @@
 # Without nvcc it has the sequential rung alone.
 #   ladder   measures all of it into LADDER (build/ladder), and draws the figures there
 LADDER      ?= build/ladder
-LADDER_MAIN := kernels/ladder/main.c
+LADDER_MAIN := tests/bench/ladder.c
 LADDER_CU   := $(if $(CU),$(wildcard kernels/ladder/*.cu))
 LADDER_C    := $(filter-out $(LADDER_MAIN) $(if $(CU),,%/production.c %/pins.c),$(wildcard kernels/ladder/*.c))
 LADDER_CU_OBJECTS := $(LADDER_CU:%.cu=$(B)/%.o)

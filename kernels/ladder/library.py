@@ -118,7 +118,7 @@ def main():
     data = Data(args.seed)
     data.images_on_gpu = torch.from_numpy(data.images.copy()).cuda()
     data.labels_on_gpu = torch.from_numpy(data.labels).cuda()
-    print("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
+    print("rung,filters,batch,repetitions,ms_median,ms_min,images_per_s,copy_in_ms,kernel_ms,"
           "copy_out_ms,host_ms,error,ms_low,ms_high")
     points = [(args.filters or 256, args.batch or 1000)] if args.filters or args.batch else SWEEP
     for filters, batch in points:

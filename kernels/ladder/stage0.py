@@ -138,7 +138,7 @@ def print_step(rung, filters, batch, runs, error=""):
 
 def steps(args):
     data = Data(args.seed)
-    print("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
+    print("rung,filters,batch,repetitions,ms_median,ms_min,images_per_s,copy_in_ms,kernel_ms,"
           "copy_out_ms,host_ms,error,ms_low,ms_high")
     points = [(args.filters or 256, args.batch or 1000)] if args.filters or args.batch else SWEEP
     check(initial(7, args.seed), data)

@@ -16,7 +16,7 @@ import pytest
 from support import idx
 from support.build import PATIENCE, ROOT, command
 
-STEP = ("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,"
+STEP = ("rung,filters,batch,repetitions,ms_median,ms_min,images_per_s,copy_in_ms,kernel_ms,"
         "copy_out_ms,host_ms,error,ms_low,ms_high").split(",")
 # hashes of the first twelve test images of MNIST, and of the images that pictures.py draws
 MNIST_TWELVE = "da41fb5b9abe41a80d6eb74dfa29c8ed2eab718f449edb65205add499adfe8e0"

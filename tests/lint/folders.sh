@@ -1,6 +1,7 @@
 #!/bin/sh
 # Find circular includes. If folder A includes folder B, directly or through other folders, B must
-# not include A; the same holds for headers. tsort reports the names that it cannot put in an order.
+# not include A; the same holds for the folders at the top level, and for headers. tsort reports the
+# names that it cannot put in an order.
 set -u
 includes=$(find common proto kernels server worker tests \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print |
 	sort | xargs grep -HE '^[[:space:]]*#[[:space:]]*include[[:space:]]+"' |
@@ -15,5 +16,7 @@ in_order() {
 failed=0
 echo "$includes" | sed 's|/[^/ ]* | |; s|/[^/]*$||' | awk '$1 != $2' | sort -u |
 	in_order folders || failed=1
+echo "$includes" | sed 's|/[^ ]* | |; s|/.*$||' | awk '$1 != $2' | sort -u |
+	in_order 'top folders' || failed=1
 echo "$includes" | grep '^[^ ]*\.c*u*h ' | in_order headers || failed=1
 exit $failed

@@ -20,7 +20,6 @@ rules='
 ^server/monitor/page\.c$   ^(server/monitor/page\.h|page_bytes\.h)$  ^(cuda.*|cblas)\.h$
 ^server/monitor/         ^(common|proto|server/(monitor|durability|config|net|core))/  ^(cuda.*|cblas)\.h$
 ^server/                 ^(common|proto|server)/                   ^(cuda.*|cblas)\.h$
-^kernels/ladder/main\.c$  ^((common|kernels)/|worker/data/dataset\.h$)           ^(zmq|uv|microhttpd)\.h$
 ^kernels/                ^(common|kernels)/                        ^(zmq|uv|microhttpd)\.h$
 ^proto/schema\.c$          ^(common/|proto/|cnnps\.pb-c\.h$)         ^(uv|microhttpd)\.h$
 ^proto/                  ^(common|proto)/                          ^(uv|microhttpd)\.h$

@@ -1,8 +1,8 @@
 /*
- * main.c - cnn-ladder: runs the rungs and prints their results as CSV.
+ * ladder.c - cnn-ladder: runs the rungs of kernels/ladder/ and prints their results as CSV.
  *
  * - `steps` prints the time of a step for each rung and point, with the columns
- *   rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,kernel_ms,
+ *   rung,filters,batch,repetitions,ms_median,ms_min,images_per_s,copy_in_ms,kernel_ms,
  *   copy_out_ms,host_ms,error,ms_low,ms_high. With --runs N it measures everything N times. A row
  *   is the median run; ms_low and ms_high are the lowest and the highest median. Option --phases
  *   FILE also writes the time of each phase, with the columns rung,filters,batch,kind,phase,ms.
@@ -158,7 +158,7 @@ static int run_steps(struct job *j, struct err *e)
 			return err_set(e, PS_EIO, "%s: %s", j->o->phases, strerror(errno));
 		fprintf(j->phases, "rung,filters,batch,kind,phase,ms\n");
 	}
-	printf("rung,filters,batch,repetitions,ms_median,ms_least,images_per_s,copy_in_ms,"
+	printf("rung,filters,batch,repetitions,ms_median,ms_min,images_per_s,copy_in_ms,"
 	       "kernel_ms,copy_out_ms,host_ms,error,ms_low,ms_high\n");
 	int rc = run_points(j, e);
 	if (j->phases && fclose(j->phases) && !rc)

@@ -44,7 +44,7 @@ int compare_times(const void *a, const void *b)
 	return (*x > *y) - (*x < *y);
 }
 
-double median(double *values, size_t n)
+double median_us(double *values, size_t n)
 {
 	qsort(values, n, sizeof(*values), compare_times);
 	return values[n / 2];
@@ -66,7 +66,7 @@ int measure_copy(const struct copy *c, size_t bytes, struct err *e)
 		TRY(cudaMemcpy(c->to, c->from, bytes, cudaMemcpyDefault), e);
 		us[i] = (clock_seconds() - begin) * 1e6;
 	}
-	double middle = median(us, REPEATS);
+	double middle = median_us(us, REPEATS);
 	printf("%s,%s,%zu,%.3f,%.3f\n", c->what, c->where, bytes, middle,
 		(double)bytes / middle * 1e-3);
 	return PS_OK;
@@ -108,7 +108,7 @@ int measure_launch(struct gpu *g, struct err *e)
 		TRY(cudaStreamSynchronize(g->stream), e);
 		us[i] = (clock_seconds() - begin) * 1e6;
 	}
-	printf("launch,empty kernel,0,%.3f,0\n", median(us, REPEATS));
+	printf("launch,empty kernel,0,%.3f,0\n", median_us(us, REPEATS));
 	return PS_OK;
 }
 

@@ -60,7 +60,7 @@ struct tensor_conv {
 int tensor_allocate(struct gpu *g, struct tensor_conv *t, struct products *p, int fc,
 	struct err *e) PS_MUST_CHECK;
 /* Computes pooled, argmax, d_logits and loss. */
-int tensor_forward(struct gpu *g, const struct products *p, const struct tensor_conv *t, size_t n,
-	struct err *e);
+int tensor_conv_forward(struct gpu *g, const struct products *p, const struct tensor_conv *t,
+	size_t n, struct err *e);
 
 #endif

@@ -223,8 +223,8 @@ int tensor_allocate(struct gpu *g, struct tensor_conv *t, struct products *p, in
 	return rc;
 }
 
-int tensor_forward(struct gpu *g, const struct products *p, const struct tensor_conv *t, size_t n,
-	struct err *e)
+int tensor_conv_forward(struct gpu *g, const struct products *p, const struct tensor_conv *t,
+	size_t n, struct err *e)
 {
 	int rc = tensor_pack(g, p, t, e);
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Check rules about code for which C allows several forms: sizeof(x) has parentheses; bounds are
 # named min and max; `rc` has the result of a call, 0 or a status of err.h; no two files of the
-# programs have a static function or a kernel of the same name, so that a search and a backtrace find
-# the right one.
+# programs have a static function, a function of an anonymous namespace or a kernel of the same name,
+# so that a search and a backtrace find the right one.
 set -u
 "$(dirname "$0")/code.sh" | awk '
 	BEGIN { own = "^(common|proto|kernels|server|worker)/[^:]*\\.(c|h|cu|cuh): (static|inline|constexpr|__(global|device|host|forceinline)__) " }
@@ -12,6 +12,10 @@ set -u
 	/[^A-Za-z0-9_](most_?|least_?|MOST_[A-Z_]*|LEAST_[A-Z_]*)([^A-Za-z0-9_]|$)/ { finding("a bound is min or max") }
 	/^[^ ]*: [ \t]+int (r|res|ret|result|status) = [a-z_0-9]+\(/ { finding("rc is the name for a status") }
 	{ gsub(/__launch_bounds__\([^)]*\)+/, "") }
+	/^[^ ]*: namespace$/ { anonymous = $1 }
+	anonymous == $1 && /^[^ ]*: [a-z_][a-z_0-9]* [^;={]*[a-z_0-9]+\([^;]*$/ && $0 !~ own {
+		sub(/: /, ": static ")
+	}
 	open { open = 0; sub(/:[ \t]+/, ": static ") } # the second line of a declaration
 	$0 !~ own { next }
 	!/[=;"({]/ { open = 1 }

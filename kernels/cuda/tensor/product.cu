@@ -158,14 +158,14 @@ template <class T, bool DGRAD> int launch_shape(const struct kx_product &g, cuda
 	if (launched_wgmma<T, DGRAD>(g, enough, &rc, stream))
 		return rc;
 	if (g.n <= narrow::BN && product_blocks<narrow>(g) >= 4 * enough)
-		return launch<T, DGRAD, shallow>(g, stream);
+		return launch_product<T, DGRAD, shallow>(g, stream);
 	if (g.n <= narrow::BN && product_blocks<narrow>(g) >= enough)
-		return launch<T, DGRAD, narrow>(g, stream);
+		return launch_product<T, DGRAD, narrow>(g, stream);
 	if (g.n > wide::BN && product_blocks<large>(g) >= enough &&
 		(size_t)product_sizes<T, DGRAD, large>::BYTES <= kx_shared_limit())
-		return launch<T, DGRAD, large>(g, stream);
+		return launch_product<T, DGRAD, large>(g, stream);
 	if (product_blocks<wide>(g) >= enough)
-		return launch<T, DGRAD, wide>(g, stream);
+		return launch_product<T, DGRAD, wide>(g, stream);
 	return launch_split<T, DGRAD, split>(g, stream);
 }
 

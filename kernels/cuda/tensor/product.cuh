@@ -439,7 +439,8 @@ template <class S> size_t product_blocks(const struct kx_product &g)
 	return (size_t)((g.rows + S::BM - 1) / S::BM) * ((g.n + S::BN - 1) / S::BN);
 }
 
-template <class T, bool DGRAD, class S> int launch(const struct kx_product &g, cudaStream_t stream)
+template <class T, bool DGRAD, class S>
+int launch_product(const struct kx_product &g, cudaStream_t stream)
 {
 	const int bytes = product_sizes<T, DGRAD, S>::BYTES;
 

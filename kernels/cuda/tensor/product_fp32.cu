@@ -126,13 +126,13 @@ template <bool DGRAD> int launch_fastest(const struct kx_product &g, cudaStream_
 			best = i;
 	switch (best) {
 	case 0:
-		return launch<float, DGRAD, tile128x128>(g, stream);
+		return launch_product<float, DGRAD, tile128x128>(g, stream);
 	case 1:
-		return launch<float, DGRAD, tile128x64>(g, stream);
+		return launch_product<float, DGRAD, tile128x64>(g, stream);
 	case 2:
-		return launch<float, DGRAD, tile128x32>(g, stream);
+		return launch_product<float, DGRAD, tile128x32>(g, stream);
 	case 3:
-		return launch<float, DGRAD, tile64x64>(g, stream);
+		return launch_product<float, DGRAD, tile64x64>(g, stream);
 	default:
 		return launch_split<float, DGRAD, tile32x32>(g, stream);
 	}

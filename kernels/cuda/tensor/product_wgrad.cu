@@ -214,17 +214,17 @@ template <class T> int launch_tile(const struct kx_product_wgrad &g, int tile, c
 {
 	switch (tile) {
 	case W128X128:
-		return launch<T, w128x128<T>>(g, stream);
+		return launch_wgrad<T, w128x128<T>>(g, stream);
 	case W128X64:
-		return launch<T, w128x64<T>>(g, stream);
+		return launch_wgrad<T, w128x64<T>>(g, stream);
 	case W64X64:
-		return launch<T, w64x64<T>>(g, stream);
+		return launch_wgrad<T, w64x64<T>>(g, stream);
 	case W128X32:
-		return launch<T, w128x32<T>>(g, stream);
+		return launch_wgrad<T, w128x32<T>>(g, stream);
 	case W32X64:
-		return launch<T, w32x64<T>>(g, stream);
+		return launch_wgrad<T, w32x64<T>>(g, stream);
 	default:
-		return launch<T, w32x32<T>>(g, stream);
+		return launch_wgrad<T, w32x32<T>>(g, stream);
 	}
 }
 

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 		c.store(g, g.workspace + g.stride_rows * g.n * slice, m0, n0);
 }
 
-template <class T, class S> int launch(const struct kx_product_wgrad &g, cudaStream_t stream)
+template <class T, class S> int launch_wgrad(const struct kx_product_wgrad &g, cudaStream_t stream)
 {
 	const int bytes = wgrad_sizes<T, S>::BYTES;
 

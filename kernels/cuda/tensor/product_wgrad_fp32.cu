@@ -100,7 +100,7 @@ struct choice {
 
 /* Slices fill the multiprocessors; each has at least four stages. */
 template <class S>
-void compare(struct choice *best, int shape, int m, int n, long long pixels, double effort)
+void keep_faster(struct choice *best, int shape, int m, int n, long long pixels, double effort)
 {
 	const size_t stages = (size_t)(pixels + S::DEPTH - 1) / S::DEPTH, parts = (stages + 3) / 4;
 	const size_t blocks = (size_t)((m + S::BM - 1) / S::BM) * ((n + S::BN - 1) / S::BN);
@@ -118,13 +118,13 @@ struct choice choose(int m, int n, long long pixels)
 {
 	struct choice best = {0, 0, 0};
 
-	compare<w128x128>(&best, 0, m, n, pixels, 1);
-	compare<w128x64>(&best, 1, m, n, pixels, 1.05);
-	compare<w64x64>(&best, 2, m, n, pixels, 1.1);
-	compare<w128x32>(&best, 3, m, n, pixels, 1.2);
-	compare<w32x64>(&best, 4, m, n, pixels, 1.2);
-	compare<w32x32>(&best, 5, m, n, pixels, 1.3);
-	compare<w16x32>(&best, 6, m, n, pixels, 1.7);
+	keep_faster<w128x128>(&best, 0, m, n, pixels, 1);
+	keep_faster<w128x64>(&best, 1, m, n, pixels, 1.05);
+	keep_faster<w64x64>(&best, 2, m, n, pixels, 1.1);
+	keep_faster<w128x32>(&best, 3, m, n, pixels, 1.2);
+	keep_faster<w32x64>(&best, 4, m, n, pixels, 1.2);
+	keep_faster<w32x32>(&best, 5, m, n, pixels, 1.3);
+	keep_faster<w16x32>(&best, 6, m, n, pixels, 1.7);
 	return best;
 }
 
@@ -139,18 +139,18 @@ int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream)
 {
 	switch (choose(g.m, g.n, g.pixels).shape) {
 	case 0:
-		return launch<float, w128x128>(g, stream);
+		return launch_wgrad<float, w128x128>(g, stream);
 	case 1:
-		return launch<float, w128x64>(g, stream);
+		return launch_wgrad<float, w128x64>(g, stream);
 	case 2:
-		return launch<float, w64x64>(g, stream);
+		return launch_wgrad<float, w64x64>(g, stream);
 	case 3:
-		return launch<float, w128x32>(g, stream);
+		return launch_wgrad<float, w128x32>(g, stream);
 	case 4:
-		return launch<float, w32x64>(g, stream);
+		return launch_wgrad<float, w32x64>(g, stream);
 	case 5:
-		return launch<float, w32x32>(g, stream);
+		return launch_wgrad<float, w32x32>(g, stream);
 	default:
-		return launch<float, w16x32>(g, stream);
+		return launch_wgrad<float, w16x32>(g, stream);
 	}
 }

@@ -1,6 +1,6 @@
 /*
  * backend.c - the table of devices, the checks of arguments, evaluation and prediction from the
- * scores of a device, and local training for devices without their own.
+ * logits of a device, and local training for devices without their own.
  */
 #include "kernels/backend.h"
 #include <math.h>
@@ -50,8 +50,8 @@ struct backend {
 	size_t max_batch, max_forward;
 	int forward_only;
 	struct kx_images set; /* n == 0: none yet */
-	float *scores;        /* max_forward x classes */
-	double *score;        /* of one image */
+	float *logits;        /* max_forward x classes */
+	double *logit;        /* of one image */
 	struct local local;   /* the first backend_local_start allocates its vectors */
 };
 
@@ -129,12 +129,12 @@ int backend_new(
 	if (o->forward_only && max_forward < FORWARD_CHUNK)
 		max_forward = FORWARD_CHUNK;
 	struct backend *b = mem_try(1, sizeof(*b));
-	float *scores = mem_try(max_forward, m->classes * sizeof(float));
-	double *score = mem_try(m->classes, sizeof(*score));
-	if (!b || !scores || !score) {
+	float *logits = mem_try(max_forward, m->classes * sizeof(float));
+	double *logit = mem_try(m->classes, sizeof(*logit));
+	if (!b || !logits || !logit) {
 		free(b);
-		free(scores);
-		free(score);
+		free(logits);
+		free(logit);
 		return err_set(e, PS_ENOMEM, "no memory for batches of %zu images", o->max_batch);
 	}
 	*b = (struct backend){.device = device,
@@ -142,8 +142,8 @@ int backend_new(
 		.max_batch = o->max_batch,
 		.max_forward = max_forward,
 		.forward_only = o->forward_only,
-		.scores = scores,
-		.score = score};
+		.logits = logits,
+		.logit = logit};
 	if ((rc = open_device(b, o, e))) {
 		backend_free(&b);
 		return rc;
@@ -161,8 +161,8 @@ void backend_free(struct backend **b)
 	free((*b)->local.params);
 	free((*b)->local.sum);
 	free((*b)->local.grad);
-	free((*b)->scores);
-	free((*b)->score);
+	free((*b)->logits);
+	free((*b)->logit);
 	free(*b);
 	*b = NULL;
 }
@@ -246,11 +246,11 @@ static int range_ok(const struct backend *b, size_t first, size_t n)
 	return first <= b->set.n && n <= b->set.n - first;
 }
 
-/* The first maximum is the predicted class. A NaN among the scores makes the answer wrong. */
-static int is_right(const double *score, size_t n, size_t label)
+/* The first maximum is the predicted class. A NaN among the logits makes the answer wrong. */
+static int is_right(const double *logit, size_t n, size_t label)
 {
 	for (size_t i = 0; i < n; i++)
-		if (i < label ? !(score[i] < score[label]) : !(score[i] <= score[label]))
+		if (i < label ? !(logit[i] < logit[label]) : !(logit[i] <= logit[label]))
 			return 0;
 	return 1;
 }
@@ -259,7 +259,7 @@ int backend_evaluate(struct backend *b, const float *params, size_t first, size_
 	size_t *correct, double *loss_sum)
 {
 	const size_t classes = b->model->classes;
-	double *score = b->score;
+	double *logit = b->logit;
 
 	*correct = 0;
 	*loss_sum = 0;
@@ -267,16 +267,16 @@ int backend_evaluate(struct backend *b, const float *params, size_t first, size_
 		return PS_EUSAGE;
 	for (size_t end = first + n; first < end;) {
 		size_t chunk = minimum(end - first, b->max_forward);
-		int rc = b->device->forward(b->self, params, first, chunk, b->scores);
+		int rc = b->device->forward(b->self, params, first, chunk, b->logits);
 
 		if (rc)
 			return rc;
 		for (size_t i = 0; i < chunk; i++) {
 			size_t label = b->set.labels[first + i];
 
-			widen(score, b->scores + i * classes, classes);
-			*correct += (size_t)is_right(score, classes, label);
-			*loss_sum += softmax_loss(score, classes, label, NULL);
+			widen(logit, b->logits + i * classes, classes);
+			*correct += (size_t)is_right(logit, classes, label);
+			*loss_sum += softmax_loss(logit, classes, label, NULL);
 		}
 		first += chunk;
 	}
@@ -287,7 +287,7 @@ int backend_predict(
 	struct backend *b, const float *params, size_t first, size_t n, float *probability)
 {
 	const size_t classes = b->model->classes;
-	double *score = b->score;
+	double *logit = b->logit;
 
 	if (!range_ok(b, first, n))
 		return PS_EUSAGE;
@@ -299,10 +299,10 @@ int backend_predict(
 		if (rc)
 			return rc;
 		for (size_t i = 0; i < chunk; i++, p += classes) {
-			widen(score, p, classes);
-			softmax_loss(score, classes, 0, score);
+			widen(logit, p, classes);
+			softmax_loss(logit, classes, 0, logit);
 			for (size_t c = 0; c < classes; c++)
-				p[c] = (float)score[c];
+				p[c] = (float)logit[c];
 		}
 		done += chunk;
 	}

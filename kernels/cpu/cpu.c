@@ -252,14 +252,14 @@ static int cpu_gradient(void *self, const float *params, const uint32_t *index, 
 	return PS_OK;
 }
 
-static int cpu_forward(void *self, const float *params, size_t first, size_t n, float *scores)
+static int cpu_forward(void *self, const float *params, size_t first, size_t n, float *logits)
 {
 	struct cpu *c = self;
 
 	c->params = params;
 	c->n_images = n;
 	c->batch = (struct batch){
-		.set = &c->set, .packed = c->packed, .first = first, .scores = scores};
+		.set = &c->set, .packed = c->packed, .first = first, .logits = logits};
 	team_run(c->team, forward_job, c);
 	return PS_OK;
 }

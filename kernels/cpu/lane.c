@@ -117,7 +117,7 @@ static size_t max_size(size_t a, size_t b)
 
 static int allocate_band(struct lane *l)
 {
-	size_t input = 0, output = 0, score = 0, edge = 0, tiles = 0;
+	size_t input = 0, output = 0, conv = 0, edge = 0, tiles = 0;
 	struct band_room *r = &l->band;
 
 	for (size_t i = 0; i < l->plan->n_steps; i++) {
@@ -130,7 +130,7 @@ static int allocate_band(struct lane *l)
 			continue;
 		input = max_size(input, WINOGRAD_TILE * w->input_step);
 		output = max_size(output, panels * WINOGRAD_TILE * w->output_step);
-		score = max_size(score, w->max_positions * pair);
+		conv = max_size(conv, w->max_positions * pair);
 		edge = max_size(edge, WINOGRAD_TILE * w->channels_pad);
 		tiles = max_size(tiles, WINOGRAD_TILE * w->max_tiles);
 	}
@@ -138,11 +138,11 @@ static int allocate_band(struct lane *l)
 		return 1;
 	r->input = mem_try(input + PLANE_ALIGN, sizeof(float));
 	r->output = mem_try(output, sizeof(float));
-	r->score = mem_try(score, sizeof(float));
+	r->conv = mem_try(conv, sizeof(float));
 	r->edge = mem_try(edge, sizeof(float));
 	r->source_input = mem_try(tiles, sizeof(*r->source_input));
 	r->source_output = mem_try(tiles, sizeof(*r->source_output));
-	return r->input && r->output && r->score && r->edge && r->source_input && r->source_output;
+	return r->input && r->output && r->conv && r->edge && r->source_input && r->source_output;
 }
 
 static int allocate_scratch(struct lane *l)
@@ -167,9 +167,9 @@ static int allocate_scratch(struct lane *l)
 	l->grad = mem_try(p->grad_floats, sizeof(float));
 	l->entry = mem_try(p->max_entries, sizeof(*l->entry));
 	l->n_entries = mem_try(filters, sizeof(*l->n_entries));
-	l->score = mem_try(p->plane[p->n_planes - 1].shape.c, sizeof(*l->score));
+	l->logit = mem_try(p->plane[p->n_planes - 1].shape.c, sizeof(*l->logit));
 	return ok && allocate_band(l) && l->room && l->tile && l->grad && l->entry &&
-	       l->n_entries && l->score;
+	       l->n_entries && l->logit;
 }
 
 int lane_init(struct lane *l, const struct plan *p, size_t max)
@@ -199,7 +199,7 @@ void lane_release(struct lane *l)
 	}
 	free(l->band.input);
 	free(l->band.output);
-	free(l->band.score);
+	free(l->band.conv);
 	free(l->band.edge);
 	free(l->band.source_input);
 	free(l->band.source_output);
@@ -208,7 +208,7 @@ void lane_release(struct lane *l)
 	free(l->room);
 	free(l->entry);
 	free(l->n_entries);
-	free(l->score);
+	free(l->logit);
 	*l = (struct lane){0};
 }
 
@@ -262,10 +262,10 @@ static double image_loss(struct lane *l, const struct block *b, size_t n)
 	const float *value = l->value[l->plan->n_planes - 1] + n * p->image;
 	float *error = l->error[l->plan->n_planes - 1] + n * p->image;
 
-	widen(l->score, value, classes);
-	double loss = softmax_loss(l->score, classes, label, l->score);
+	widen(l->logit, value, classes);
+	double loss = softmax_loss(l->logit, classes, label, l->logit);
 	for (size_t c = 0; c < classes; c++)
-		error[c] = (float)(l->score[c] - (c == label));
+		error[c] = (float)(l->logit[c] - (c == label));
 	return loss;
 }
 
@@ -320,7 +320,7 @@ void lane_forward(struct lane *l, const struct batch *batch, size_t begin, size_
 	for (size_t i = 0; get_block(l->eval_block, begin, end, i, &b); i++) {
 		block_forward(l, &b);
 		for (size_t n = 0; n < b.n; n++)
-			memcpy(batch->scores + (b.first + n) * classes,
+			memcpy(batch->logits + (b.first + n) * classes,
 				l->value[l->plan->n_planes - 1] + n * p->image,
 				classes * sizeof(float));
 	}

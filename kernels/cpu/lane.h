@@ -20,14 +20,14 @@ struct batch {
 	const uint32_t *index; /* image numbers of the batch; NULL: first, first + 1, ... */
 	size_t first;
 	uint64_t dropout_seed;
-	float *scores; /* forward only: batch x classes */
+	float *logits; /* forward only: batch x classes */
 	/* batchnorm: all lanes add up their sums together */
 	struct team *team;
 	const struct lane *lanes;
 	size_t n_lanes, images; /* images: of the whole batch */
 };
 
-#define CHUNK_POSITIONS 128 /* scores of one chunk and one panel fill half an L1 cache */
+#define CHUNK_POSITIONS 128 /* values of one chunk and one panel fill half an L1 cache */
 
 /* Pointers to the windows and positions of a weighted step, for a whole block of images. */
 struct table {
@@ -49,7 +49,7 @@ struct moments {
 struct band_room {
 	float *input;  /* transformed tiles of the input, or their errors */
 	float *output; /* transformed tiles of one panel of filters; errors: of all panels */
-	float *score;  /* scores or errors of the positions, of one panel */
+	float *conv;   /* outputs or errors of the positions, of one panel */
 	float *edge;   /* one tile of the input */
 	/* for each point and tile: its values */
 	const float **source_input, **source_output;
@@ -67,12 +67,12 @@ struct lane {
 	float *room;                              /* max_taps, or lrn_room of a larger lrn */
 	struct moments moments[MODEL_MAX_LAYERS]; /* per batchnorm step */
 	float *grad;                              /* packed sum over the images of this lane */
-	float *tile;         /* scores or errors: positions of one chunk, one panel */
+	float *tile;         /* values or errors: positions of one chunk, one panel */
 	struct entry *entry; /* lists of one image, one list per filter */
 	size_t *n_entries;   /* entries in the list of each filter */
 	struct table table[MODEL_MAX_LAYERS]; /* per weighted step */
 	struct band_room band;
-	double *score; /* scores or probabilities of one image */
+	double *logit; /* logits or probabilities of one image */
 	double loss;   /* sum over the images of this lane */
 };
 
@@ -82,7 +82,7 @@ int lane_init(struct lane *l, const struct plan *p, size_t max) PS_MUST_CHECK;
 void lane_release(struct lane *l);
 /* Writes gradient and loss of images [begin, end) of the batch to l->grad and l->loss. */
 void lane_gradient(struct lane *l, const struct batch *b, size_t begin, size_t end);
-/* Writes the scores of images [begin, end) of the batch to b->scores. */
+/* Writes the logits of images [begin, end) of the batch to b->logits. */
 void lane_forward(struct lane *l, const struct batch *b, size_t begin, size_t end);
 
 #endif

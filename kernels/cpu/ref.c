@@ -3,7 +3,7 @@
  * the other. Parameters and gradient are float, everything between them is double. The code is
  * written to be read, not to be fast.
  *
- * value[l] is the input of layer l; value[n_layers] are the scores. delta[l] is d loss / d
+ * value[l] is the input of layer l; value[n_layers] are the logits. delta[l] is d loss / d
  * value[l]. They have the values of one image, or of a whole batch if the model has batchnorm,
  * because then each layer computes all images before the next layer.
  */
@@ -681,7 +681,7 @@ static void pass_forward(struct cpu_ref *r, const struct pass *p)
 		layer_forward(r, l, p);
 }
 
-/* Returns the sum of the losses and runs the backward pass. delta of the scores is the probability,
+/* Returns the sum of the losses and runs the backward pass. delta of the logits is the probability,
  * minus 1 at the label. */
 static double pass_backward(struct cpu_ref *r, const struct pass *p)
 {
@@ -837,7 +837,7 @@ static int cpu_ref_gradient(void *self, const float *params, const uint32_t *ind
 	return PS_OK;
 }
 
-static int cpu_ref_forward(void *self, const float *params, size_t first, size_t n, float *scores)
+static int cpu_ref_forward(void *self, const float *params, size_t first, size_t n, float *logits)
 {
 	struct cpu_ref *r = self;
 	const struct model *m = r->model;
@@ -847,7 +847,7 @@ static int cpu_ref_forward(void *self, const float *params, size_t first, size_t
 		p.first = first + i;
 		pass_forward(r, &p);
 		for (size_t c = 0; c < m->classes; c++)
-			scores[i * m->classes + c] = (float)r->value[m->n_layers][c];
+			logits[i * m->classes + c] = (float)r->value[m->n_layers][c];
 	}
 	return PS_OK;
 }

@@ -236,17 +236,17 @@ INLINE ivec load_argmax(const uint16_t *p, size_t count)
 	return v;
 }
 
-/* Pools one window for one vector of filters. The window has n positions, whose scores start at
- * `score`. Only the first `count` filters are stored. */
-INLINE void pool_vector(const float *score, size_t width, size_t n, vec bias, int relu, float *out,
+/* Pools one window for one vector of filters. The window has n positions, whose values start at
+ * `value`. Only the first `count` filters are stored. */
+INLINE void pool_vector(const float *value, size_t width, size_t n, vec bias, int relu, float *out,
 	uint16_t *argmax, size_t count)
 {
-	vec best = load(score);
+	vec best = load(value);
 	ivec won = {0};
 
 	UNROLL for (size_t position = 1; position < n; position++)
 	{
-		vec other = load(score + position * width);
+		vec other = load(value + position * width);
 		ivec better = other > best;
 
 		best = choose(better, other, best);
@@ -262,13 +262,13 @@ INLINE void pool_vector(const float *score, size_t width, size_t n, vec bias, in
 
 /* The common case, pool:2: all windows have 4 positions, and all vectors are full. */
 INLINE void pool_4(
-	const struct chunk *c, struct columns w, const float *score, const float *bias, int relu)
+	const struct chunk *c, struct columns w, const float *value, const float *bias, int relu)
 {
 	uint16_t *argmax = c->argmax + w.filter;
 
-	for (size_t i = 0; i < c->n_windows; i++, score += 4 * w.width, argmax += c->filters)
+	for (size_t i = 0; i < c->n_windows; i++, value += 4 * w.width, argmax += c->filters)
 		for (size_t j = 0; j < w.width; j += LANES)
-			pool_vector(score + j, w.width, 4, load(bias + j), relu,
+			pool_vector(value + j, w.width, 4, load(bias + j), relu,
 				c->out[i] + w.filter + j, argmax + j, LANES);
 }
 
@@ -279,14 +279,14 @@ INLINE int all_full(const struct chunk *c, struct columns w, size_t positions)
 }
 
 static void pool(
-	const struct chunk *c, struct columns w, const float *score, const float *bias, int relu)
+	const struct chunk *c, struct columns w, const float *value, const float *bias, int relu)
 {
 	bias += w.filter;
 	if (all_full(c, w, 4)) {
 		if (relu)
-			pool_4(c, w, score, bias, 1);
+			pool_4(c, w, value, bias, 1);
 		else
-			pool_4(c, w, score, bias, 0);
+			pool_4(c, w, value, bias, 0);
 		return;
 	}
 	for (size_t i = 0; i < c->n_windows; i++) {
@@ -294,9 +294,9 @@ static void pool(
 		uint16_t *argmax = c->argmax ? c->argmax + i * c->filters + w.filter : NULL;
 
 		for (size_t j = 0; j < w.count; j += LANES)
-			pool_vector(score + j, w.width, n, load(bias + j), relu,
+			pool_vector(value + j, w.width, n, load(bias + j), relu,
 				c->out[i] + w.filter + j, argmax ? argmax + j : NULL, w.count - j);
-		score += n * w.width;
+		value += n * w.width;
 	}
 }
 

@@ -81,9 +81,9 @@ struct simd {
 	 * and overwrites rows i up to n rounded up to a multiple of `positions`. */
 	void (*gemm)(float *out, size_t stride, const float *const *source, size_t n,
 		const uint32_t *tap, size_t n_taps, const float *panel, size_t width);
-	/* For each window: argmax = the position with the first maximum among the scores
+	/* For each window: argmax = the position with the first maximum among the values
 	 * ([position][width]); out = maximum + bias, through ReLU if `relu`. */
-	void (*pool)(const struct chunk *c, struct columns w, const float *score, const float *bias,
+	void (*pool)(const struct chunk *c, struct columns w, const float *value, const float *bias,
 		int relu);
 	/* The reverse: d[position][width] = error of the window if the position is its argmax, else
 	 * zero. bias += errors of all windows. */

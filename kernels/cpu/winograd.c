@@ -157,7 +157,7 @@ static void transform_output(struct lane *l, const struct step *s, const struct 
 
 	for (size_t image = 0, t = 0; image < b->images; image++)
 		for (size_t tile = 0; tile < b->tiles; tile++, t++)
-			l->plan->simd->winograd_output(l->band.score + image * b->positions * pair,
+			l->plan->simd->winograd_output(l->band.conv + image * b->positions * pair,
 				w->order + (b->tile + tile) * w->size * w->size, w->size,
 				l->band.output + t * pair, w->output_step);
 }
@@ -177,7 +177,7 @@ void winograd_forward(struct lane *l, size_t i, const struct block *b)
 		for (size_t k = 0; k < panels; k++) {
 			multiply_panel(l, s, &band, packed + s->panel, k);
 			transform_output(l, s, &band);
-			l->plan->simd->pool(&c, full_panel(l->plan, s, k), l->band.score,
+			l->plan->simd->pool(&c, full_panel(l->plan, s, k), l->band.conv,
 				packed + s->panel_bias, s->relu);
 		}
 	}
@@ -185,7 +185,7 @@ void winograd_forward(struct lane *l, size_t i, const struct block *b)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Transforms the errors of panel `k` in l->band.score. */
+/* Transforms the errors of panel `k` in l->band.conv. */
 static void transform_errors(struct lane *l, const struct step *s, const struct band *b, size_t k)
 {
 	const struct winograd *w = &s->winograd;
@@ -195,7 +195,7 @@ static void transform_errors(struct lane *l, const struct step *s, const struct 
 	for (size_t image = 0, t = 0; image < b->images; image++)
 		for (size_t tile = 0; tile < b->tiles; tile++, t++)
 			l->plan->simd->winograd_output_back(to + t * pair, w->output_step,
-				l->band.score + image * b->positions * pair,
+				l->band.conv + image * b->positions * pair,
 				w->order + (b->tile + tile) * w->size * w->size, w->size);
 }
 
@@ -245,7 +245,7 @@ void winograd_backward(struct lane *l, size_t i, const struct block *b)
 
 		each_tile(l, s, &band, transform_input);
 		for (size_t k = 0; k < panels; k++) {
-			l->plan->simd->unpool(l->band.score, l->grad + s->grad_bias, &c,
+			l->plan->simd->unpool(l->band.conv, l->grad + s->grad_bias, &c,
 				full_panel(l->plan, s, k));
 			transform_errors(l, s, &band, k);
 		}

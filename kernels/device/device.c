@@ -9,14 +9,14 @@ void widen(double *to, const float *from, size_t n)
 		to[i] = from[i];
 }
 
-double softmax_loss(const double *score, size_t n, size_t label, double *probability)
+double softmax_loss(const double *logit, size_t n, size_t label, double *probability)
 {
-	double max = score[0], sum = 0, target = score[label];
+	double max = logit[0], sum = 0, target = logit[label];
 
 	for (size_t i = 1; i < n; i++)
-		max = score[i] > max ? score[i] : max;
+		max = logit[i] > max ? logit[i] : max;
 	for (size_t i = 0; i < n; i++) {
-		double power = exp(score[i] - max);
+		double power = exp(logit[i] - max);
 
 		if (probability)
 			probability[i] = power;

@@ -34,9 +34,9 @@ struct device {
 	/* As backend_gradient; 1 <= batch <= max_batch. */
 	int (*gradient)(void *self, const float *params, const uint32_t *index, size_t batch,
 		uint64_t dropout_seed, float *grad, double *loss);
-	/* Writes the scores before the softmax (n x classes) of images [first, first + n). n <=
+	/* Writes the logits before the softmax (n x classes) of images [first, first + n). n <=
 	 * max_batch. */
-	int (*forward)(void *self, const float *params, size_t first, size_t n, float *scores);
+	int (*forward)(void *self, const float *params, size_t first, size_t n, float *logits);
 	/* As backend_local_*, for the round in slot `slot` < LOCAL_ROUNDS. backend.c ensures the
 	 * order of the calls. *loss is the sum over the images. If local_start is NULL, backend.c
 	 * runs the steps with `gradient`. */
@@ -52,9 +52,9 @@ struct device {
 };
 
 void widen(double *to, const float *from, size_t n);
-/* Softmax cross-entropy of one image with n scores. Returns the loss and writes probability[0..n).
- * `probability` may be NULL (not needed) or `score` itself. */
-double softmax_loss(const double *score, size_t n, size_t label, double *probability);
+/* Softmax cross-entropy of one image with n logits. Returns the loss and writes probability[0..n).
+ * `probability` may be NULL (not needed) or `logit` itself. */
+double softmax_loss(const double *logit, size_t n, size_t label, double *probability);
 /* Dropout with probability p drops a value if rng_mix(seed ^ rng_mix(layer << 40 | i)) >> 40 is
  * below p * 2^24. It scales the values that it keeps by 1 / (1 - p). `layer` is the number of the
  * layer, and i = n * values per image + value for image n of the batch. `threshold` is

@@ -251,7 +251,7 @@ int main(void)
 			of_equal_cells_the_first_in_row_order_is_the_argmax, &gpu),
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &gpu),
 		cmocka_unit_test_prestate(
-			evaluation_and_prediction_follow_from_the_same_scores, &gpu),
+			evaluation_and_prediction_follow_from_the_same_logits, &gpu),
 		cmocka_unit_test_prestate(scores_that_are_no_numbers_are_wrong_answers, &gpu),
 		cmocka_unit_test_prestate(bad_indices_and_ranges_are_refused, &gpu),
 		cmocka_unit_test_prestate(a_batch_larger_than_memory_is_refused, &gpu),

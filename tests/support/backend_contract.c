@@ -122,7 +122,7 @@ void dropout_draws_what_the_header_specifies(void **state)
 
 /* ---- each device: evaluation and refusals --------------------------------------------------- */
 
-void evaluation_and_prediction_follow_from_the_same_scores(void **state)
+void evaluation_and_prediction_follow_from_the_same_logits(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
@@ -182,8 +182,8 @@ static void contract_nan(const char *device, size_t tensor)
 void scores_that_are_no_numbers_are_wrong_answers(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
-		contract_nan(*d, 0); /* a NaN in a filter makes all scores NaN */
-		contract_nan(*d, 3); /* a NaN in a bias makes only the score of class 0 NaN */
+		contract_nan(*d, 0); /* a NaN in a filter makes all logits NaN */
+		contract_nan(*d, 3); /* a NaN in a bias makes only the logit of class 0 NaN */
 	}
 }
 

@@ -31,7 +31,7 @@ void dropout_draws_what_the_header_specifies(void **state);
 
 /* ---- evaluation and refusals ---------------------------------------------------------------- */
 
-void evaluation_and_prediction_follow_from_the_same_scores(void **state);
+void evaluation_and_prediction_follow_from_the_same_logits(void **state);
 void scores_that_are_no_numbers_are_wrong_answers(void **state);
 void bad_indices_and_ranges_are_refused(void **state);
 /* A server may set a batch size that does not fit in memory. */

@@ -169,7 +169,7 @@ int main(void)
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &both),
 		cmocka_unit_test(dropout_keeps_draws_that_are_at_least_the_threshold),
 		cmocka_unit_test_prestate(
-			evaluation_and_prediction_follow_from_the_same_scores, &both),
+			evaluation_and_prediction_follow_from_the_same_logits, &both),
 		cmocka_unit_test_prestate(scores_that_are_no_numbers_are_wrong_answers, &both),
 		cmocka_unit_test_prestate(bad_indices_and_ranges_are_refused, &both),
 		cmocka_unit_test(bad_options_are_refused_with_what_would_be_right),

@@ -159,7 +159,7 @@ struct msg_welcome {
 	/* after this silence the server grants the leases to other workers */
 	uint32_t dead_ms;
 	/* after this silence a worker must end: its slot may have a new owner */
-	uint32_t forget_ms;
+	uint32_t session_ttl_ms;
 	enum mode mode;
 	uint32_t n_push, n_fetch; /* batches between two pushes, and between two pulls, >= 1 */
 	uint32_t push_sum;        /* a push has its batches' gradients as 1: sum, 0: mean */

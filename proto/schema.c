@@ -100,7 +100,7 @@ static const struct wire_field welcome[] = {
 	MSG(11, welcome.replay_window, 1, WIRE_MAX_WINDOW),
 	MSG(12, welcome.beat_ms, 1, ANY32),
 	MSG(13, welcome.dead_ms, 1, ANY32),
-	MSG(14, welcome.forget_ms, 1, ANY32),
+	MSG(14, welcome.session_ttl_ms, 1, ANY32),
 	MSG(15, welcome.mode, MODE_DOWNPOUR, MODE_EASGD),
 	MSG(16, welcome.n_push, 1, WIRE_MAX_BATCHES),
 	MSG(17, welcome.n_fetch, 1, WIRE_MAX_BATCHES),
@@ -128,9 +128,9 @@ static const struct wire_field pull[] = {
 };
 
 /* An ACK, and the one inside PARAMS, which is all zero if absent. */
-#define ACK_ROWS(type, of, least_verdict)                                                          \
+#define ACK_ROWS(type, of, min_verdict)                                                            \
 	NUMBER(1, type, of(seq), 0, WIRE_MAX_SEQ),                                                 \
-		NUMBER(2, type, of(verdict), least_verdict, VERDICT_REJECTED),                     \
+		NUMBER(2, type, of(verdict), min_verdict, VERDICT_REJECTED),                       \
 		NUMBER(3, type, of(reject), REJECT_NONE, REJECT_REASONS - 1),                      \
 		NUMBER(4, type, of(duplicate), 0, 1), NUMBER(5, type, of(version), 0, ANY64),      \
 		NUMBER(6, type, of(durable_seq), 0, WIRE_MAX_SEQ),                                 \

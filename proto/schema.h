@@ -14,7 +14,7 @@
 
 enum wire_kind {
 	WIRE_END,    /* the end of the table */
-	WIRE_NUMBER, /* integer, enum or bool of `size` bytes, in [least, most] */
+	WIRE_NUMBER, /* integer, enum or bool of `size` bytes, in [min, max] */
 	WIRE_REAL,   /* float or double: any value; the core checks it */
 	/* status: a positive number on the wire, a negative PS_E* in the struct */
 	WIRE_CODE,

@@ -37,7 +37,7 @@ def wire():
         (pb.Hello(protocol=client.PROTOCOL, role=1, name="anna", device="cpu", resume=stamp, host="h", pid=1),
          []),
         (pb.Welcome(stamp=stamp, model="vector:8", n_params=8, batch=1, push_window=4,
-                    replay_window=8, beat_ms=100, dead_ms=1000, forget_ms=5000, mode=1, n_push=1,
+                    replay_window=8, beat_ms=100, dead_ms=1000, session_ttl_ms=5000, mode=1, n_push=1,
                     n_fetch=1, protocol=client.PROTOCOL), []),
         (pb.Pull(stamp=stamp, request=1, which=1), []),
         (pb.Params(request=1, version=2, which=1), [(0, zeros)]),

@@ -68,7 +68,7 @@ static void make_welcome(struct fuzz *f, struct input *in, struct msg_welcome *w
 	w->replay_window = (uint32_t)input_near(in, 8);
 	w->beat_ms = (uint32_t)input_near(in, 100);
 	w->dead_ms = (uint32_t)input_near(in, 1000);
-	w->forget_ms = (uint32_t)input_near(in, 5000);
+	w->session_ttl_ms = (uint32_t)input_near(in, 5000);
 	w->mode = (enum mode)(1 + input_below(in, 5));
 	w->n_push = w->n_fetch = 1;
 }

@@ -49,7 +49,7 @@ static void fake_welcome(struct fake *f, uint32_t peer)
 		.replay_window = f->how.replay_window,
 		.beat_ms = 100,
 		.dead_ms = 2000,
-		.forget_ms = 60000,
+		.session_ttl_ms = 60000,
 		.mode = f->how.mode,
 		.n_push = f->how.n_push,
 		.n_fetch = f->how.n_fetch,

@@ -287,7 +287,7 @@ void driver_new(struct session_driver *d, struct session_config cfg, size_t repl
 		.replay_window = 8,
 		.beat_ms = 500,
 		.dead_ms = 10000,
-		.forget_ms = 60000,
+		.session_ttl_ms = 60000,
 		.mode = MODE_DOWNPOUR,
 		.n_push = 1,
 		.n_fetch = 1};

@@ -60,7 +60,7 @@ TEST(welcome_tells_all_that_a_worker_needs)
 	assert_int_equal(w->replay_window, cfg.sessions.replay_window);
 	assert_int_equal(w->beat_ms, cfg.sessions.heartbeat_ms);
 	assert_int_equal(w->dead_ms, cfg.sessions.dead_ms);
-	assert_int_equal(w->forget_ms, cfg.sessions.ttl_ms);
+	assert_int_equal(w->session_ttl_ms, cfg.sessions.ttl_ms);
 	assert_int_equal(w->last_seq, 0);
 	fixture_close(&f);
 }

@@ -288,7 +288,7 @@ static uint64_t ends_after(struct session_driver *d)
 	return d->now_ms - from;
 }
 
-TEST(lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms)
+TEST(lost_contact_ends_it_after_disconnect_timeout_ms_or_session_ttl_ms)
 {
 	struct session_config cfg = driver_config();
 	static struct session_driver d;
@@ -298,14 +298,14 @@ TEST(lost_contact_ends_it_after_disconnect_timeout_ms_or_forget_ms)
 	driver_beat(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 20000);
 	session_free(&d.s);
-	driver_new(&d, cfg, 8); /* after forget_ms another worker may have the slot */
-	d.welcome.forget_ms = 7000;
+	driver_new(&d, cfg, 8); /* after session_ttl_ms another worker may have the slot */
+	d.welcome.session_ttl_ms = 7000;
 	driver_welcome(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 7000);
 	session_free(&d.s);
 	cfg.role = ROLE_OBSERVER; /* an observer has no slot */
 	driver_new(&d, cfg, 8);
-	d.welcome.forget_ms = 7000;
+	d.welcome.session_ttl_ms = 7000;
 	driver_welcome(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 20000);
 	session_free(&d.s);

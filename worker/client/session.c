@@ -415,14 +415,16 @@ uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms)
 	return now_ms - (s->welcomed ? s->received_ms : s->start_ms);
 }
 
-/* The server reserves a worker's slot for forget_ms. */
+/* The server reserves a worker's slot for session_ttl_ms. */
 static uint64_t timeout_ms(const struct session *s)
 {
 	uint64_t ms = s->cfg.disconnect_timeout_ms;
 
 	if (!s->welcomed)
 		return s->cfg.connect_timeout_ms;
-	return s->cfg.role == ROLE_WORKER && s->welcome.forget_ms < ms ? s->welcome.forget_ms : ms;
+	return s->cfg.role == ROLE_WORKER && s->welcome.session_ttl_ms < ms
+		       ? s->welcome.session_ttl_ms
+		       : ms;
 }
 
 uint64_t session_remaining_ms(const struct session *s, uint64_t now_ms)

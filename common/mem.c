@@ -94,8 +94,8 @@ void *mem_must(size_t n, size_t size, const char *who)
 	void *p = mem_try(n, size);
 
 	if (!p) {
-		log_error("mem", "out-of-memory", "who=\"%s\" elements=%zu bytes_each=%zu", who, n,
-			size);
+		log_error("mem", "out-of-memory", "owner=\"%s\" elements=%zu bytes_each=%zu", who,
+			n, size);
 		exit(1);
 	}
 	return p;

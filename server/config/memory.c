@@ -17,7 +17,7 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 }
 
 /* The program, the weights, their next version, and one message. */
-uint64_t memory_least(uint64_t n_params)
+uint64_t memory_min(uint64_t n_params)
 {
 	return PROGRAM_BYTES + 3 * n_params * sizeof(float);
 }

@@ -18,6 +18,6 @@ uint64_t memory_needed(const struct options *o);
 size_t memory_lane_buffers(const struct options *o);
 /* The bytes for a model of `n_params`. With less, the server hangs up on everybody, again and
  * again. */
-uint64_t memory_least(uint64_t n_params);
+uint64_t memory_min(uint64_t n_params);
 
 #endif

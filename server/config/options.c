@@ -247,7 +247,7 @@ static void check_data_id(const struct raw *r, int *errors)
 
 static void check_memory_limit(const struct raw *r, const struct options *o, int *errors)
 {
-	uint64_t min = (memory_least(o->model.n_params) + (1u << 20) - 1) >> 20; /* MiB */
+	uint64_t min = (memory_min(o->model.n_params) + (1u << 20) - 1) >> 20; /* MiB */
 
 	if (!is_auto(r) && r->memory_mb && (uint64_t)r->memory_mb < min)
 		complain(errors, "--memory-mb: %lld is too little: the server needs at least %llu",

@@ -436,7 +436,7 @@ static void note_malformed(struct router *r, uint32_t peer, int status, const ch
 	r->stats.malformed++;
 	if (r->stats.malformed == 1 || now - r->refusal_ms >= REFUSAL_MS) {
 		r->refusal_ms = now;
-		log_warn("net", "refused", "peer=%08x code=%s why=\"%s\" total=%llu", peer,
+		log_warn("net", "refused", "peer=%08x code=%s reason=\"%s\" total=%llu", peer,
 			err_name(status), why, (unsigned long long)r->stats.malformed);
 	}
 }

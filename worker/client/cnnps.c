@@ -374,7 +374,7 @@ static int verify_weights(struct arrival *a, float *to)
 	int rc = wire_values(&a->frames, &a->params, to);
 
 	if (rc)
-		log_warn("net", "dropped", "why=\"wrong tensor checksum\"");
+		log_warn("net", "dropped", "reason=\"wrong tensor checksum\"");
 	return rc;
 }
 

@@ -819,7 +819,7 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 	if (rc == PS_OK || rc == PS_EVERSION)
 		handle_message(n, &m);
 	else
-		log_warn("net", "dropped", "why=\"%s\"", why);
+		log_warn("net", "dropped", "reason=\"%s\"", why);
 	frames_release(f);
 	return 1;
 }

@@ -8,10 +8,12 @@
  *
  * Invariants:
  * (1) whatever the input, decode uses only the memory of wire_new and wire_resize. It never reads
- *     out of bounds, recurses or aborts;
+ *     out of bounds, recurses or aborts (tests/fuzz/wire.c; tests/unit/test_wire_hostile.c,
+ *     amplifying_headers_allocate_nothing);
  * (2) decode succeeds as a whole or fails: after an error m->type is 0 and the caller must not use
- *     *m;
- * (3) decode(encode(m)) equals m for every valid m, byte for byte in the slices.
+ *     *m (tests/unit/test_wire_hostile.c, mutants_are_refused_or_in_range);
+ * (3) decode(encode(m)) equals m for every valid m, byte for byte in the slices
+ *     (tests/unit/test_wire.c, every_message_survives_the_round_trip).
  * Thread: one struct wire belongs to one thread. A decoded message lives until the next decode or
  * free.
  */

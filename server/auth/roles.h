@@ -2,9 +2,12 @@
  * roles.h - which messages each role may send, and which key owns a worker id.
  *
  * Invariants:
- * (1) no role may send a message type that is not in the table of roles.c;
- * (2) a worker id and incarnation belong to the key whose HELLO was answered with them;
- * (3) memory is bounded by max_workers. Pure: no socket, no clock.
+ * (1) no role may send a message type that is not in the table of roles.c
+ *     (tests/wire/test_keys.py, test_keys_table);
+ * (2) a worker id and incarnation belong to the key whose HELLO was answered with them
+ *     (tests/wire/test_keys.py, test_another_workers_stamp_is_refused);
+ * (3) memory is bounded by max_workers: roles_new allocates all of it.
+ * Pure: no socket, no clock.
  * Thread: the owner's (auth.c: the loop's).
  */
 #ifndef SERVER_AUTH_ROLES_H

@@ -14,7 +14,8 @@
  * Invariants:
  * (1) refs of a copy is the number of held[] entries that name the copy, and a copy with refs 0 is
  *     free;
- * (2) held[] is in the order of the pulls;
+ * (2) held[] is in the order of the pulls (tests/unit/test_core_dc.c,
+ *     every_combination_of_options_is_what_the_formulas_say);
  * (3) a copy never changes while a worker holds it;
  * (4) a gradient is compensated with the weights with which it was computed, or not at all
  *     (tests/unit/test_core_dc.c).

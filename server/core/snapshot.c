@@ -2,10 +2,13 @@
  * snapshot.c - see snapshot.h. A put_ function describes the fields of one struct in their order.
  * The cursor decides whether the function measures, writes or reads the fields (cursor.h).
  *
- * Invariants:
- * (1) encode(decode(encode(c))) == encode(c), except that decoding counts one more recovery;
- * (2) the decoder refuses a section that is too short, too long or holds an impossible number;
- * (3) nothing of a refused snapshot is used.
+ * Invariants (tests of tests/unit/test_core_snapshot.c):
+ * (1) encode(decode(encode(c))) == encode(c), except that decoding counts one more recovery
+ *     (decoding_and_encoding_give_the_same_bytes);
+ * (2) the decoder refuses a section that is too short, too long or holds an impossible number
+ *     (every_section_that_is_cut_or_longer_is_refused,
+ *     a_snapshot_with_an_impossible_value_is_refused);
+ * (3) a refused snapshot leaves nothing in the core (no_mutation_does_harm).
  */
 #include "server/core/snapshot.h"
 #include "server/core/snapshot_check.h"

@@ -3,8 +3,12 @@
  * worker may begin a batch only while it is at most --ssp-bound batches ahead of the slowest
  * worker. A clock counts the batches of each worker. With bound 0 the workers run in lock step.
  *
- * Invariant: only live workers that ask for work hold the others back. A worker that joins or
- * returns starts at the clock of the slowest worker, if its own clock is lower.
+ * Invariants (tests of tests/unit/test_core_ssp.c):
+ * (1) only live workers that ask for work hold the others back (a_silent_worker_delays_no_worker,
+ *     a_worker_that_evaluates_delays_no_worker);
+ * (2) a worker that joins or returns starts at the clock of the slowest worker, if its own clock is
+ *     lower (a_worker_that_returns_starts_with_the_slowest,
+ *     a_worker_that_joins_late_starts_with_the_slowest).
  */
 #include "server/core/ssp.h"
 #include "server/core/downpour.h"

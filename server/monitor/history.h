@@ -8,11 +8,13 @@
  * Invariants:
  * (1) the lines have at most HISTORY_BYTES. When they would have more, the history drops every
  *     other sample and doubles the interval between new samples. If that is not enough, it drops
- *     the oldest lines, but never the first;
+ *     the oldest lines, but never the first (stay_bounded);
  * (2) at a start, the file keeps the complete lines of this run. The history drops an epoch whose
  *     evaluation the core does not have, and adds an epoch that only the core has. So the file has
- *     every evaluated epoch once, even after a crash of the server;
- * (3) a failed write leaves the lines in memory. The next write tries again.
+ *     every evaluated epoch once, even after a crash of the server (tests/e2e/test_history.py,
+ *     test_every_epoch_once_after_ten_kills);
+ * (3) a failed write leaves the lines in memory. The next write tries again
+ *     (tests/fault/test_disk.py, P5).
  * Thread: the loop's; a job's buffer belongs to the pool until its callback.
  */
 #ifndef SERVER_MONITOR_HISTORY_H

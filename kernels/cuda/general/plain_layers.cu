@@ -144,7 +144,8 @@ template <class T> __device__ inline void put_quad(T *to, const struct quad &q)
 	store_quad(to, float4{q.v[0], q.v[1], q.v[2], q.v[3]});
 }
 
-template <class T> __device__ inline T *place(const struct kx_tensor &p, const struct position &s)
+template <class T>
+__device__ inline T *value_at(const struct kx_tensor &p, const struct position &s)
 {
 	return reinterpret_cast<T *>(p.value) + position_offset(s, p);
 }
@@ -166,7 +167,7 @@ __global__ void max_pool_kernel(
 
 		window_of(s.y, p.rows, p.stride, p.top, in.h, &y0, &y1);
 		window_of(s.x, p.columns, p.stride, p.left, in.w, &x0, &x1);
-		const T *first = place<T>(in, {s.c, x0, y0, s.n});
+		const T *first = value_at<T>(in, {s.c, x0, y0, s.n});
 		struct quad top = quad_at(first);
 		for (int y = 0; y < y1 - y0; y++)
 			for (int x = 0; x < x1 - x0; x++) {
@@ -176,7 +177,7 @@ __global__ void max_pool_kernel(
 				for (int j = 0; j < KX_QUAD; j++)
 					top.v[j] = v.v[j] > top.v[j] ? v.v[j] : top.v[j];
 			}
-		put_quad(place<T>(out, s), top);
+		put_quad(value_at<T>(out, s), top);
 	}
 }
 
@@ -192,7 +193,7 @@ __device__ inline void compare_window(const struct kx_tensor &in, const struct k
 	window_of(oy, p.rows, p.stride, p.top, in.h, &y0, &y1);
 	window_of(ox, p.columns, p.stride, p.left, in.w, &x0, &x1);
 	for (int y = y0; y < y1; y++) {
-		const T *row = place<T>(in, {s.c, 0, y, s.n});
+		const T *row = value_at<T>(in, {s.c, 0, y, s.n});
 
 		for (int x = x0; x < x1; x += ahead) {
 			struct quad e[ahead];
@@ -224,7 +225,7 @@ __global__ void max_pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, 
 	FOR_QUADS(i, dx, images)
 	{
 		const struct position s = position_of(i, dx, KX_QUAD);
-		const struct quad v = quad_at(place<T>(in, s));
+		const struct quad v = quad_at(value_at<T>(in, s));
 		const size_t at = position_offset(s, dx);
 		struct quad sum = {};
 		int y0, y1, x0, x1;
@@ -233,7 +234,7 @@ __global__ void max_pool_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, 
 		windows_over(s.x, p.columns, p.stride, p.left, dy.w, &x0, &x1);
 		for (int y = y0; y < y1; y++)
 			for (int x = x0; x < x1; x++) {
-				const struct quad d = quad_at(place<T>(dy, {s.c, x, y, s.n}));
+				const struct quad d = quad_at(value_at<T>(dy, {s.c, x, y, s.n}));
 				bool best[KX_QUAD] = {true, true, true, true};
 
 				compare_window<T>(in, p, s, v, x, y, best);

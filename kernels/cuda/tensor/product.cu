@@ -140,9 +140,9 @@ int launched_wgmma(const struct kx_product &g, size_t enough, int *rc, cudaStrea
 	if (sizeof(T) != 2 || kx_code(product_kernel<__nv_bfloat16, DGRAD, wgmma64>) != 90)
 		return 0;
 	if (g.n > wgmma64::BN && product_blocks<wgmma128>(g) >= enough)
-		*rc = launch<__nv_bfloat16, DGRAD, wgmma128>(g, stream);
+		*rc = launch_product<__nv_bfloat16, DGRAD, wgmma128>(g, stream);
 	else if (g.n > narrow::BN && product_blocks<wgmma64>(g) >= enough)
-		*rc = launch<__nv_bfloat16, DGRAD, wgmma64>(g, stream);
+		*rc = launch_product<__nv_bfloat16, DGRAD, wgmma64>(g, stream);
 	else
 		return 0;
 	return 1;
@@ -154,7 +154,7 @@ template <class T, bool DGRAD> int launch_shape(const struct kx_product &g, cuda
 	int rc;
 
 	if (DGRAD && g.window.up > 1)
-		return launch<T, DGRAD, wide_up>(g, stream);
+		return launch_product<T, DGRAD, wide_up>(g, stream);
 	if (launched_wgmma<T, DGRAD>(g, enough, &rc, stream))
 		return rc;
 	if (g.n <= narrow::BN && product_blocks<narrow>(g) >= 4 * enough)

@@ -120,7 +120,7 @@ template <bool DGRAD> int launch_fastest(const struct kx_product &g, cudaStream_
 	int best = 0;
 
 	if (DGRAD && g.window.up > 1)
-		return launch<float, DGRAD, tile64x64_up>(g, stream);
+		return launch_product<float, DGRAD, tile64x64_up>(g, stream);
 	for (int i = 1; i < 5; i++)
 		if (time[i] < time[best])
 			best = i;

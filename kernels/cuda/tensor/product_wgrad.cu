@@ -201,8 +201,8 @@ int choose_tile(int m, int n, long long pixels, enum kx_type type)
 /* Launches a tile with wgmma, if this GPU runs it. */
 int launch_wgmma(const struct kx_product_wgrad &g, int tile, cudaStream_t stream)
 {
-	return tile == W128X128 ? launch<__nv_bfloat16, wgmma_tile<128>>(g, stream)
-				: launch<__nv_bfloat16, wgmma_tile<64>>(g, stream);
+	return tile == W128X128 ? launch_wgrad<__nv_bfloat16, wgmma_tile<128>>(g, stream)
+				: launch_wgrad<__nv_bfloat16, wgmma_tile<64>>(g, stream);
 }
 
 int wgmma_runs_here()

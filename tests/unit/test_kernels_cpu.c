@@ -183,7 +183,7 @@ TEST(seventeen_images_on_odd_models_agree_with_cpu_ref)
 /* Together, the odd models must use every way to compute a product, so that no way is untested. */
 TEST(odd_models_take_every_way)
 {
-	size_t filter[3] = {0}, data[3] = {0};
+	size_t filter[WAY_WINOGRAD + 1] = {0}, data[WAY_WINOGRAD + 1] = {0};
 
 	for (size_t m = 0; m < N_ODD_MODELS; m++) {
 		struct model model;

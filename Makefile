@@ -127,7 +127,8 @@ ARCHIVES.server := $(A.server) $(A.core) $(A.proto) $(A.common)
 
 BINARIES := $(B)/cnn-ps $(B)/cnn-worker $(B)/cnn-ctl
 UNIT  := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(wildcard tests/unit/test_*.c))
-BENCH := $(patsubst tests/bench/%.c,$(B)/tests/bench/%,$(wildcard tests/bench/*.c))
+# tests/bench/ladder.c is cnn-ladder: kernels/ladder/ladder.mk
+BENCH := $(patsubst tests/bench/%.c,$(B)/tests/bench/%,$(filter-out %/ladder.c,$(wildcard tests/bench/*.c)))
 EXAMPLES := $(patsubst worker/examples/%.c,$(B)/examples/%,$(wildcard worker/examples/*.c))
 TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c)) $(B)/tests/fault/lossy_link
 FUZZ  := $(patsubst %.c,$(B)/%,$(filter-out tests/fuzz/replay.c,$(wildcard tests/fuzz/*.c)))

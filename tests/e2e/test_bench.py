@@ -60,7 +60,7 @@ def test_python_rate_compares_the_clients():
                  "--workers", 2, "--bytes", 26000)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^python,26000,2,[1-9]\d*,", done.stdout, re.M)
-    assert re.search(r"^python / c: \d", done.stdout, re.M)
+    assert re.search(r"^python / c, pairs: \d", done.stdout, re.M)
 
 
 def test_durability_makes_the_directory_that_it_is_given(tmp_path):

@@ -6,16 +6,20 @@ from support.epoch import distance, one_epoch
 # The maximum distance between the two final weights, relative to the distance from the initial
 # weights. Measured: 3e-7, or 8e-5 if a rounding error changed the argmax of a pool window.
 NEAR = 5e-4
+# With this network 3 of the seeds 1 to 12 have a rounding error that changes an argmax early enough
+# to reach 5e-4 to 5e-3, before and after convolutions were computed in Winograd's tiles; which
+# seeds they are depends on the order of the sums. The others are below 2e-5, seed 1 at 8e-7.
+POOLS = "conv:6:5 relu pool:2 conv:12:3:pad=1 relu pool:2 fc:32 relu fc:10"
 SMOOTH = "conv:8:4:stride=2 relu fc:16 relu dropout:0.25 fc:10"
 
 
-@pytest.mark.parametrize("model, near", [
-    ("seed:8", NEAR),
-    ("conv:6:5 relu pool:2 conv:12:3:pad=1 relu pool:2 fc:32 relu fc:10", NEAR),
-    (SMOOTH, 1e-5)])
-def test_an_epoch_on_cpu_ends_where_one_on_cpu_ref_does(programs, small, model, near):
-    start, right = one_epoch(programs, "cpu-ref", model, data=small)
-    again, fast = one_epoch(programs, "cpu", model, data=small)
+@pytest.mark.parametrize("model, seed, near", [
+    ("seed:8", 7, NEAR),
+    (POOLS, 1, NEAR),
+    (SMOOTH, 7, 1e-5)])
+def test_an_epoch_on_cpu_ends_where_one_on_cpu_ref_does(programs, small, model, seed, near):
+    start, right = one_epoch(programs, "cpu-ref", model, seed=seed, data=small)
+    again, fast = one_epoch(programs, "cpu", model, seed=seed, data=small)
     assert (start == again).all()
     assert distance(right, fast, start) <= near
 

@@ -7,16 +7,17 @@ from support.programs import Process
 
 # Plain SGD: the first step of Adagrad depends only on the sign of the gradient, and a rounding
 # error may change this sign.
-PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--seed", 7, "--warm-start-updates", 0)
+PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--warm-start-updates", 0)
 
 
-def one_epoch(programs, device, model, *options, rate=0.05, data=None, seconds=240):
+def one_epoch(programs, device, model, *options, rate=0.05, seed=7, data=None, seconds=240):
     """Returns the weights as a pair (before the epoch, after the epoch). Equal seeds give equal
     initial weights, batches and order on every device. At learning rate 0.1 a rounding error that
     changes an argmax of a pool grows a hundredfold in one epoch. At 0.05 the error does not
     grow."""
     name = f"{device.replace(':', '-')}-{len(programs.processes)}"
-    server = programs.server("--model", model, *PLAIN, "--lr", rate, *options, directory=name)
+    server = programs.server("--model", model, *PLAIN, "--seed", seed, "--lr", rate, *options,
+                             directory=name)
     start = safetensors.flat(programs.export(server.endpoint, f"{name}-start.safetensors"))
     worker = programs.add(Process("cnn-worker", command(
         "cnn-worker", "--server", server.endpoint, "--data", data or programs.data, "--device",

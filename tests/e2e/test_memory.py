@@ -53,7 +53,8 @@ def check_config(tmp_path, *options):
 
 def peak(process):
     """The peak of the resident memory of the server so far, without the memory that it shares with
-    workers: the kernel charges a page to the process that writes to it first, which is a worker."""
+    workers: the kernel charges a page to the process that writes to it first, which is a worker.
+    No worker may have left: the peak has its shared memory, which the server no longer maps."""
     with open(f"/proc/{process.popen.pid}/status") as f:
         text = f.read()
     peak, shared = (1024 * int(re.search(rf"{name}:\s+(\d+) kB", text)[1])
@@ -136,6 +137,6 @@ def test_workers_that_push_without_a_pause_stay_below(programs, tmp_path):
     printed = check_config(tmp_path, *options, "--checkpoint-dir", tmp_path / "ckpt")
     server = programs.server(*options)
     for i in range(3):
-        programs.ledger_worker(server.endpoint, i, 100)
+        programs.ledger_worker(server.endpoint, i, PARAMETERS // 3)  # more than the test waits for
     updated(server, 300)
     assert peak(server) <= printed

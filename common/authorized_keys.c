@@ -173,6 +173,18 @@ void authorized_keys_free(struct authorized_keys **a)
 	*a = NULL;
 }
 
+int authorized_keys_check(const char *path, struct err *e)
+{
+	struct authorized_keys *a;
+	int rc = refuse_old_name(path, e);
+
+	if (rc || (access(path, F_OK) != 0 && errno == ENOENT))
+		return rc;
+	rc = authorized_keys_read(&a, path, e);
+	authorized_keys_free(&a);
+	return rc;
+}
+
 /* ---- writing ------------------------------------------------------------------------------- */
 
 static int append_line(

@@ -32,6 +32,9 @@ size_t authorized_keys_count(const struct authorized_keys *a);
 size_t authorized_keys_of_role(const struct authorized_keys *a, enum key_role role);
 /* "observer", "admin", "worker". */
 const char *key_role_name(enum key_role role);
+/* PS_OK if authorized_keys_add can extend the list: it is missing or correct. Otherwise the result
+ * of authorized_keys_read. */
+int authorized_keys_check(const char *path, struct err *e) PS_MUST_CHECK;
 /* Append a line for `key` unless the list already has the key. Creates the file if it does not
  * exist. PS_EIO, PS_EUSAGE. */
 int authorized_keys_add(const char *path, enum key_role role, const char *key, const char *name,

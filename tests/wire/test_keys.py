@@ -373,3 +373,13 @@ def test_a_worker_of_another_server_says_whose_key_it_wants(server, honest, keys
                         keys / "worker.key", "--server-key", other / "server.pub")
     key = (other / "server.pub").read_text().splitlines()[1]
     assert code == 3 and f"is {key[:8]} its key?" in worker.lines[-1], worker.tail()
+
+
+@pytest.mark.parametrize("name, text", [("allow", ""), ("authorized_keys", "worker key\n")])
+def test_keygen_writes_no_key_beside_a_list_that_it_cannot_extend(programs, name, text):
+    directory = programs.directory / "old"
+    directory.mkdir()
+    (directory / name).write_text(text)
+    done = programs.ctl("keygen", directory, code=2)
+    assert f"{directory}/{name}" in done.tail()
+    assert [p.name for p in directory.iterdir()] == [name]

@@ -20,15 +20,13 @@ static const struct key_spec usual[] = {
 	{"observer", KEY_OBSERVER},
 };
 
-static int make_key(const char *dir, const struct key_spec *w, struct err *e)
+static int make_key(const char *dir, const char *list, const struct key_spec *w, struct err *e)
 {
-	char key[KEY_TEXT], list[4096];
+	char key[KEY_TEXT];
 	int made, rc = key_make_files(dir, w->name, key, &made, e);
 
 	if (rc)
 		return rc;
-	if (snprintf(list, sizeof(list), "%s/" AUTHORIZED_KEYS_FILE, dir) >= (int)sizeof(list))
-		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", dir);
 	/* an existing key that is not on the list was revoked: do not add it again */
 	if (w->role != KEY_NONE && made)
 		rc = authorized_keys_add(list, w->role, key, w->name, e);
@@ -54,15 +52,21 @@ static int check_key_name(const char *name, struct err *e)
 int ctl_keygen(const struct ctl *ctl, struct err *e)
 {
 	const char *dir = ctl->args[0];
+	char list[4096];
 	int rc = PS_OK;
+
+	if (snprintf(list, sizeof(list), "%s/" AUTHORIZED_KEYS_FILE, dir) >= (int)sizeof(list))
+		return err_set(e, PS_EUSAGE, "%.100s...: the path is too long", dir);
 
 	for (int i = 1; i < ctl->n_args && !rc; i++)
 		rc = check_key_name(ctl->args[i], e);
 	if (!rc)
 		rc = file_make_dir(dir, e);
+	if (!rc) /* before any key is made */
+		rc = authorized_keys_check(list, e);
 	for (size_t i = 0; i < sizeof(usual) / sizeof(*usual) && !rc; i++)
-		rc = make_key(dir, &usual[i], e);
+		rc = make_key(dir, list, &usual[i], e);
 	for (int i = 1; i < ctl->n_args && !rc; i++)
-		rc = make_key(dir, &(struct key_spec){ctl->args[i], KEY_WORKER}, e);
+		rc = make_key(dir, list, &(struct key_spec){ctl->args[i], KEY_WORKER}, e);
 	return rc;
 }

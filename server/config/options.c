@@ -20,14 +20,6 @@
 #define MAX_ROWS   128
 #define AUTO_SIDES ((size_t)512) /* sides of images that --input auto tries at the start */
 
-/* The values of the shell's options. The values of the core's options go to struct core_config. */
-struct raw {
-	const char *bind, *http, *http_token, *model, *input, *checkpoint_dir, *init, *key,
-		*authorized_keys, *data_id, *stop_at, *lane_socket, *metrics, *keep;
-	int64_t wal_mb, memory_mb, classes, patience;
-	int log_level, log_format, check_config, insecure, sandbox, lane;
-};
-
 /* ---- complaints about addresses and files ---------------------------------------------------- */
 
 static void complain(int *errors, const char *fmt, ...) PS_PRINTF(2, 3);
@@ -57,17 +49,17 @@ static int is_http(const char *text, struct endpoint *e)
 	       !strchr(text, '*');
 }
 
-static void check_addresses(const struct raw *r, int *errors)
+static void check_addresses(const struct options *o, int *errors)
 {
 	struct endpoint e;
 
-	if (r->bind && !is_bind(r->bind, &e))
+	if (o->bind && !is_bind(o->bind, &e))
 		complain(errors, "--bind: \"%.100s\": expected tcp://HOST:PORT, PORT 0 to 65535",
-			r->bind);
-	if (r->http && r->http[0] && !is_http(r->http, &e))
+			o->bind);
+	if (o->http && !is_http(o->http, &e))
 		complain(errors,
 			"--http: \"%.100s\": expected HOST:PORT or PORT, 0 to 65535, or \"\"",
-			r->http);
+			o->http);
 }
 
 static void check_reach(
@@ -84,40 +76,40 @@ static void check_reach(
 
 /* Check that --http is loopback, or --http-token or --insecure is set. Keys protect only --bind, so
  * without a token any client that can connect to --http can read status and metrics. */
-static void check_http_reach(const struct raw *r, int *errors)
+static void check_http_reach(const struct options *o, int *errors)
 {
 	struct endpoint e;
 
-	if (r->http_token && r->http_token[0] && !(r->http && r->http[0]))
+	if (o->http_token && !o->http)
 		complain(errors, "--http-token: needs --http");
-	if (!r->insecure && !(r->http_token && r->http_token[0]) && is_http(r->http, &e))
-		check_reach("--http", r->http, e.host,
+	if (!o->insecure && !o->http_token && is_http(o->http, &e))
+		check_reach("--http", o->http, e.host,
 			"anybody there may read status and metrics, with or without --key: give "
 			"127.0.0.1:PORT, --http-token FILE, or --insecure",
 			errors);
 }
 
-static int http_is_open(const struct raw *r)
+static int http_is_open(const struct options *o)
 {
 	struct endpoint e;
 
-	return is_http(r->http, &e) && address_reach(e.host) == ADDRESS_OPEN;
+	return is_http(o->http, &e) && address_reach(e.host) == ADDRESS_OPEN;
 }
 
-static void check_keys(const struct raw *r, int *errors)
+static void check_keys(const struct options *o, int *errors)
 {
 	struct endpoint e;
-	int key = r->key && r->key[0];
+	int key = o->key != NULL;
 
-	if (key && r->insecure && !http_is_open(r))
+	if (key && o->insecure && !http_is_open(o))
 		complain(errors, "--key, --insecure: only one of them, unless --http is open to "
 				 "the network");
-	if (!key && r->authorized_keys && r->authorized_keys[0])
+	if (!key && o->authorized_keys)
 		complain(errors, "--authorized-keys: needs --key");
-	if (!key && !r->insecure && is_bind(r->bind, &e))
-		check_reach("--bind", r->bind, e.host,
+	if (!key && !o->insecure && is_bind(o->bind, &e))
+		check_reach("--bind", o->bind, e.host,
 			"give --key FILE (cnn-ctl keygen DIR makes one), or --insecure", errors);
-	check_http_reach(r, errors);
+	check_http_reach(o, errors);
 }
 
 /* Check that the directory exists and can be written to, or that it can be created in its parent.
@@ -154,45 +146,46 @@ static void check_directory(const char *dir, int *errors)
 			strerror(errno));
 }
 
-static void check_files(const struct raw *r, int *errors)
+static void check_files(const struct options *o, int *errors)
 {
-	if (r->checkpoint_dir && r->checkpoint_dir[0])
-		check_directory(r->checkpoint_dir, errors);
-	if (r->init && r->init[0] && faccessat(AT_FDCWD, r->init, R_OK, AT_EACCESS) != 0)
-		complain(errors, "--init: %.200s: %s", r->init, strerror(errno));
+	if (o->checkpoint_dir)
+		check_directory(o->checkpoint_dir, errors);
+	if (o->init && faccessat(AT_FDCWD, o->init, R_OK, AT_EACCESS) != 0)
+		complain(errors, "--init: %.200s: %s", o->init, strerror(errno));
 }
 
 /* --input and --classes fit the parsed model. */
 static void check_images(
-	const struct raw *r, const struct model *m, const struct shape *input, int *errors)
+	const struct options *o, const struct model *m, const struct shape *input, int *errors)
 {
-	if (m->n_layers == 0 && (r->input || r->classes))
+	if (m->n_layers == 0 && (o->input || o->classes))
 		complain(errors, "--input, --classes: vector:N has no images: leave them out");
-	else if (r->input &&
+	else if (o->input &&
 		 (input->c != m->input.c || input->h != m->input.h || input->w != m->input.w))
-		complain(errors, "--input: %s is not the input %zux%zux%zu of --model", r->input,
+		complain(errors, "--input: %s is not the input %zux%zux%zu of --model", o->input,
 			m->input.c, m->input.h, m->input.w);
-	else if (r->classes && (size_t)r->classes != m->classes)
+	else if (o->classes && (size_t)o->classes != m->classes)
 		complain(errors, "--classes: %lld, but the last layer of --model is fc:%zu",
-			(long long)r->classes, m->classes);
+			(long long)o->classes, m->classes);
 }
 
-static int is_auto(const struct raw *r)
+static int is_auto(const struct options *o)
 {
-	return r->input && strcmp(r->input, "auto") == 0;
+	return o->input && strcmp(o->input, "auto") == 0;
 }
 
 /* --input auto: some images must fit the model, if only to find a misspelt layer. */
-static void check_auto_model(const struct raw *r, struct model *m, int *errors)
+static void check_auto_model(const struct options *o, struct model *m, int *errors)
 {
-	const size_t classes = r->classes ? (size_t)r->classes : MODEL_CLASSES;
+	const size_t classes = o->classes ? (size_t)o->classes : MODEL_CLASSES;
 	struct err e, first = {0};
 
 	for (size_t side = 1; side <= AUTO_SIDES; side++)
 		for (size_t c = 1; c <= 3; c += 2) {
 			size_t s = (side + MODEL_MNIST.h - 2) % AUTO_SIDES + 1; /* MNIST's first */
 
-			if (!model_parse_named(m, r->model, (struct shape){c, s, s}, classes, &e)) {
+			if (!model_parse_named(
+				    m, o->model_text, (struct shape){c, s, s}, classes, &e)) {
 				if (m->n_layers == 0 || m->input.h != s || m->input.c != c)
 					complain(errors, "--input: auto, but --model names its "
 							 "input or has none");
@@ -205,38 +198,38 @@ static void check_auto_model(const struct raw *r, struct model *m, int *errors)
 	m->n_params = 0;
 }
 
-static void check_model(const struct raw *r, struct model *m, int *errors)
+static void check_model(const struct options *o, struct model *m, int *errors)
 {
 	struct shape input = {0, 0, 0};
 	struct err e;
 
 	m->n_params = 0;
-	if (is_auto(r)) {
-		if (r->model)
-			check_auto_model(r, m, errors);
+	if (is_auto(o)) {
+		if (o->model_text)
+			check_auto_model(o, m, errors);
 		return;
 	}
-	if (r->input && !shape_parse(r->input, &input)) {
+	if (o->input && !shape_parse(o->input, &input)) {
 		complain(errors,
 			"--input: \"%.60s\": expected CHANNELSxROWSxCOLUMNS, each 1 to %zu, or "
 			"auto",
-			r->input, MODEL_MAX_SIDE);
+			o->input, MODEL_MAX_SIDE);
 		return;
 	}
-	if (!r->model)
+	if (!o->model_text)
 		return;
-	if (model_parse_named(
-		    m, r->model, input, r->classes ? (size_t)r->classes : MODEL_CLASSES, &e) != 0) {
+	if (model_parse_named(m, o->model_text, input,
+		    o->classes ? (size_t)o->classes : MODEL_CLASSES, &e) != 0) {
 		complain(errors, "--model: %s", e.text);
 		m->n_params = 0;
 		return;
 	}
-	check_images(r, m, &input, errors);
+	check_images(o, m, &input, errors);
 }
 
-static void check_data_id(const struct raw *r, int *errors)
+static void check_data_id(const struct options *o, int *errors)
 {
-	const char *text = r->data_id;
+	const char *text = o->data_id;
 
 	if (text && (strlen(text) != 16 || strspn(text, "0123456789abcdefABCDEF") != 16))
 		complain(errors,
@@ -245,54 +238,49 @@ static void check_data_id(const struct raw *r, int *errors)
 			text);
 }
 
-static void check_memory_limit(const struct raw *r, const struct options *o, int *errors)
+static void check_memory_limit(const struct options *o, int *errors)
 {
 	uint64_t min = (memory_min(o->model.n_params) + (1u << 20) - 1) >> 20; /* MiB */
 
-	if (!is_auto(r) && r->memory_mb && (uint64_t)r->memory_mb < min)
+	if (!is_auto(o) && o->memory_mb && (uint64_t)o->memory_mb < min)
 		complain(errors, "--memory-mb: %lld is too little: the server needs at least %llu",
-			(long long)r->memory_mb, (unsigned long long)min);
+			(long long)o->memory_mb, (unsigned long long)min);
 }
 
-static const char *text_or_null(const char *text)
-{
-	return text && text[0] ? text : NULL;
-}
-
-static void check_stop(const struct raw *r, int *errors)
+static void check_stop(const struct options *o, int *errors)
 {
 	struct stop_rule rule;
 
-	if (r->stop_at && r->stop_at[0] && !stop_rule_parse(r->stop_at, &rule))
+	if (o->stop_at && !stop_rule_parse(o->stop_at, &rule))
 		complain(errors, "--stop-at: \"%.40s\": expected accuracy=X, 0 < X <= 1",
-			r->stop_at);
+			o->stop_at);
 }
 
-static void check_keep(const struct raw *r, int *errors)
+static void check_keep(const struct options *o, int *errors)
 {
 	struct keep_rule rule;
 
-	if (r->keep && r->keep[0] && !keep_rule_parse(r->keep, &rule))
+	if (o->keep_text && !keep_rule_parse(o->keep_text, &rule))
 		complain(errors, "--keep: \"%.40s\": expected best, every=N or best,every=N",
-			r->keep);
+			o->keep_text);
 }
 
-static void check_metrics(const struct raw *r, struct core_config *c, int *errors)
+static void check_metrics(const struct options *o, struct core_config *c, int *errors)
 {
 	struct metric_names names;
 
-	if (!metric_names_parse(&names, r->metrics ? r->metrics : ""))
+	if (!metric_names_parse(&names, o->metrics ? o->metrics : ""))
 		complain(errors,
 			"--metrics: \"%.60s\": expected none, or accuracy and up to %d other names "
 			"of a-z, 0-9 and _, with commas between them",
-			r->metrics, METRICS_MAX);
+			o->metrics, METRICS_MAX);
 	else
 		metric_names_text(&names, c->metrics);
-	if (!names.accuracy && (text_or_null(r->stop_at) || r->patience))
+	if (!names.accuracy && (o->stop_at || o->patience_epochs))
 		complain(errors,
 			"--metrics: \"%.60s\" has no accuracy, which --stop-at and "
 			"--patience-epochs compare",
-			r->metrics);
+			o->metrics);
 }
 
 /* ---- values that depend on each other -------------------------------------------------------- */
@@ -394,22 +382,20 @@ static const char *check_mode(const struct core_config *c)
 	return NULL;
 }
 
-/* Parse the model, check all options, and print an error for each violation. Returns the number of
- * errors. `parsed`: the result of opt_parse. */
-static int check(const struct opt_program *p, const struct raw *r, struct options *o, int parsed)
+/* Check all options but the model and the data set, and print an error for each violation. Returns
+ * the number of errors. `parsed`: the result of opt_parse. */
+static int check(const struct opt_program *p, struct options *o, int parsed)
 {
 	const struct core_config *c = &o->core;
 	int errors = 0;
 
-	check_model(r, &o->model, &errors);
-	check_addresses(r, &errors);
-	check_files(r, &errors);
-	check_keys(r, &errors);
-	check_data_id(r, &errors);
-	check_memory_limit(r, o, &errors);
-	check_stop(r, &errors);
-	check_keep(r, &errors);
-	check_metrics(r, &o->core, &errors);
+	check_addresses(o, &errors);
+	check_files(o, &errors);
+	check_keys(o, &errors);
+	check_memory_limit(o, &errors);
+	check_stop(o, &errors);
+	check_keep(o, &errors);
+	check_metrics(o, &o->core, &errors);
 	if (parsed == PS_OK) { /* after a parse error, some of these values are missing */
 		const char *mode = check_mode(c);
 
@@ -422,7 +408,7 @@ static int check(const struct opt_program *p, const struct raw *r, struct option
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
 			complain(
 				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");
-		if (is_auto(r) && c->training.epochs == 0)
+		if (is_auto(o) && c->training.epochs == 0)
 			complain(&errors, "--input: auto needs a data set: leave out --epochs 0");
 		check_rate(c, &o->model, &errors);
 		check_workers(c, &errors);
@@ -453,7 +439,7 @@ static enum lr_scaling auto_scaling(const struct core_config *c)
 }
 
 /* The path of the Unix socket; "" if no directory is known or the path is too long. */
-static void choose_lane(struct options *o, const char *socket)
+static void choose_lane(struct options *o)
 {
 	const char *runtime = getenv("XDG_RUNTIME_DIR");
 	struct endpoint at;
@@ -462,8 +448,8 @@ static void choose_lane(struct options *o, const char *socket)
 	o->lane_path[0] = '\0';
 	if (o->lane == LANE_TCP)
 		return;
-	if (socket)
-		n = snprintf(o->lane_path, sizeof(o->lane_path), "%s", socket);
+	if (o->lane_socket)
+		n = snprintf(o->lane_path, sizeof(o->lane_path), "%s", o->lane_socket);
 	else if (o->checkpoint_dir)
 		n = snprintf(o->lane_path, sizeof(o->lane_path), "%s/lane", o->checkpoint_dir);
 	else if (runtime && runtime[0] == '/' && endpoint_parse(o->bind, &at) == 0)
@@ -489,11 +475,11 @@ void options_fill_model(struct core_config *c, const struct model *m)
 			.in_text = model_has_images(m)};
 }
 
-static void fill_core(struct core_config *c, const struct raw *r, const struct model *m)
+static void fill_core(struct core_config *c, const struct options *o)
 {
-	options_fill_model(c, m);
-	c->data_id_given = text_or_null(r->data_id) != NULL;
-	c->data_id = c->data_id_given ? strtoull(r->data_id, NULL, 16) : 0;
+	options_fill_model(c, &o->model);
+	c->data_id_given = o->data_id != NULL;
+	c->data_id = c->data_id_given ? strtoull(o->data_id, NULL, 16) : 0;
 	if (c->rate.scaling == LR_SCALING_AUTO)
 		c->rate.scaling = auto_scaling(c);
 	if (c->training.mode == MODE_EASGD)
@@ -503,49 +489,33 @@ static void fill_core(struct core_config *c, const struct raw *r, const struct m
 		c->leases.max_batches = c->push.n_push; /* a push lies inside one lease */
 }
 
-static void fill(struct options *o, const struct raw *r)
+static void fill(struct options *o)
 {
-	fill_core(&o->core, r, &o->model);
-	o->auto_input = is_auto(r);
-	o->unknown_images = o->new_run = 0;
-	o->model_text = r->model;
-	o->classes = (size_t)r->classes;
-	o->bind = r->bind;
-	o->http = text_or_null(r->http);
-	if (text_or_null(r->stop_at))
-		(void)stop_rule_parse(r->stop_at, &o->stop);
-	if (text_or_null(r->keep))
-		(void)keep_rule_parse(r->keep, &o->keep);
-	o->stop.patience = (uint32_t)r->patience;
-	o->http_token = text_or_null(r->http_token);
-	o->checkpoint_dir = text_or_null(r->checkpoint_dir);
-	o->wal_bytes = (uint64_t)r->wal_mb << 20;
-	o->init = text_or_null(r->init);
-	o->memory_bytes = (uint64_t)r->memory_mb << 20;
-	o->key = text_or_null(r->key);
-	o->authorized_keys = text_or_null(r->authorized_keys);
-	o->insecure = r->insecure;
-	o->log_level = (enum log_level)r->log_level;
-	o->log_format = (enum log_format)r->log_format;
-	o->sandbox = (enum sandbox)r->sandbox;
-	o->lane = (enum lane_choice)r->lane;
-	choose_lane(o, text_or_null(r->lane_socket));
-	o->check_config = r->check_config;
+	fill_core(&o->core, o);
+	o->auto_input = is_auto(o);
+	if (o->stop_at)
+		(void)stop_rule_parse(o->stop_at, &o->stop);
+	o->stop.patience = (uint32_t)o->patience_epochs;
+	if (o->keep_text)
+		(void)keep_rule_parse(o->keep_text, &o->keep);
+	o->memory_bytes = (uint64_t)o->memory_mb << 20;
+	o->wal_bytes = (uint64_t)o->wal_mb << 20;
+	choose_lane(o);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
 /* clang-format off */
 #define TEXT(n, to, d, a, ...) \
-	{.name = n, .type = OPT_TEXT, .dest = &r->to, .def = d, .arg = a, .help = __VA_ARGS__}
+	{.name = n, .type = OPT_TEXT, .dest = &o->to, .def = d, .arg = a, .help = __VA_ARGS__}
 #define INT(n, to, d, min_, max_, a, ...) \
-	{.name = n, .type = OPT_INT, .dest = &r->to, .def = d, .min = min_, .max = max_, .arg = a, \
+	{.name = n, .type = OPT_INT, .dest = &o->to, .def = d, .min = min_, .max = max_, .arg = a, \
 	 .help = __VA_ARGS__}
 #define ENUM(n, to, d, v, a, ...) \
-	{.name = n, .type = OPT_ENUM, .dest = &r->to, .def = d, .values = v, .arg = a, \
+	{.name = n, .type = OPT_ENUM, .dest = &o->to, .def = d, .values = v, .arg = a, \
 	 .help = __VA_ARGS__}
 #define FLAG(n, to, ...) \
-	{.name = n, .type = OPT_FLAG, .dest = &r->to, .def = "0", .help = __VA_ARGS__}
+	{.name = n, .type = OPT_FLAG, .dest = &o->to, .def = "0", .help = __VA_ARGS__}
 /* clang-format on */
 
 struct table {
@@ -592,10 +562,10 @@ static void add_core_rows(struct table *t, struct core_config *c)
 	}
 }
 
-static void add_shell_rows(struct table *t, struct raw *r)
+static void add_shell_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
-		TEXT("model", model, "seed:32", "MODEL",
+		TEXT("model", model_text, "seed:32", "MODEL",
 			"network to train: seed:F, lenet5, cnn99, cifar, resnet8, alexnet, or "
 			"layers such as \"conv:32:3 relu pool:2 fc:10\" (docs/models.md); "
 			"vector:N: N parameters without a data set; vector:N:running=S: the last S "
@@ -607,7 +577,7 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			.unset = "those of --model, else 1x28x28"),
 		{.name = "classes",
 			.type = OPT_INT,
-			.dest = &r->classes,
+			.dest = &o->classes,
 			.min = 2,
 			.max = (double)MODEL_MAX_CLASSES,
 			.arg = "N",
@@ -651,7 +621,7 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"drain the run when an epoch has at least this accuracy on the test "
 			"images; it can be resumed",
 			.unset = "train all epochs", .group = "Early end"),
-		INT("patience-epochs", patience, "0", 0, WIRE_MAX_EPOCHS, "N",
+		INT("patience-epochs", patience_epochs, "0", 0, WIRE_MAX_EPOCHS, "N",
 			"drain the run after N epochs without a better accuracy; 0: train all "
 			"epochs"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
@@ -659,7 +629,7 @@ static void add_shell_rows(struct table *t, struct raw *r)
 			"it",
 			.unset = "no checkpoints, a crash loses the run",
 			.group = "Checkpoints and resources"),
-		TEXT("keep", keep, NULL, "RULES",
+		TEXT("keep", keep_text, NULL, "RULES",
 			"keep weights of evaluated epochs beside the checkpoints: \"best\" in "
 			"best.safetensors, \"every=N\" in epoch-000010.safetensors ...; a comma "
 			"separates both",
@@ -687,7 +657,7 @@ static void add_shell_rows(struct table *t, struct raw *r)
 }
 
 /* These rows follow the core's rows, because --wal-mb needs --durability. */
-static void add_last_rows(struct table *t, struct raw *r)
+static void add_last_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
 		INT("wal-mb", wal_mb, "128", 1, 1 << 20, "MIB",
@@ -705,9 +675,19 @@ static void add_last_rows(struct table *t, struct raw *r)
 	add_rows(t, rows, sizeof(rows) / sizeof(rows[0]));
 }
 
+/* A text without a default is NULL if "" is given. */
+static void unset_empty_texts(struct table *t)
+{
+	for (size_t i = 0; i < t->n; i++) {
+		const char **text = t->row[i].dest;
+
+		if (t->row[i].type == OPT_TEXT && !t->row[i].def && *text && !**text)
+			*text = NULL;
+	}
+}
+
 int options_parse(struct options *o, int argc, char **argv)
 {
-	struct raw r = {0};
 	struct table table = {0};
 	const struct opt_program program = {.name = PROGRAM,
 		.usage = "[OPTION...]",
@@ -715,20 +695,24 @@ int options_parse(struct options *o, int argc, char **argv)
 		.opts = table.row,
 		.max_args = 0};
 	const char *none;
-	int n_args;
+	int n_args, errors = 0;
 
-	memset(&o->core, 0, sizeof(o->core));
-	add_shell_rows(&table, &r);
+	memset(o, 0, sizeof(*o));
+	add_shell_rows(&table, o);
 	add_core_rows(&table, &o->core);
-	add_last_rows(&table, &r);
+	add_last_rows(&table, o);
 	int rc = opt_parse(&program, argc, argv, &none, &n_args);
 
 	if (rc == OPT_EXIT)
 		return OPT_EXIT;
-	o->core.durable = text_or_null(r.checkpoint_dir) != NULL;
-	if (check(&program, &r, o, rc) > 0 || rc != OPT_RUN)
+	check_model(o, &o->model, &errors);
+	check_data_id(o, &errors);
+	unset_empty_texts(&table); /* only now: an empty --input or --data-id is an error */
+	o->core.durable = o->checkpoint_dir != NULL;
+	errors += check(&program, o, rc);
+	if (errors > 0 || rc != OPT_RUN)
 		return PS_EUSAGE;
-	fill(o, &r);
+	fill(o);
 	o->usual_rate = opt_default(&program, "lr");
 	o->usual_local_rate = opt_default(&program, "local-lr");
 	log_set_format(o->log_format);

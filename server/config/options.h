@@ -6,6 +6,7 @@
  */
 #ifndef SERVER_CONFIG_OPTIONS_H
 #define SERVER_CONFIG_OPTIONS_H
+#include <stdint.h>
 #include "common/err.h"
 #include "common/log.h"
 #include "common/model.h"
@@ -21,35 +22,48 @@ enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
 
 struct options {
 	struct core_config core; /* complete except run, term and generation (startup.c) */
-	struct model model;
-	/* --input auto (images.h) */
-	int auto_input;
-	int unknown_images;         /* 1: no worker has come yet: `model` is none that trains */
-	int new_run;                /* 1: begin a new run, whatever the directory has */
-	const char *model_text;     /* --model as typed */
-	size_t classes;             /* --classes; 0: those of the images */
-	const char *bind;           /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
-	const char *http;           /* "HOST:PORT" or "PORT"; NULL: off */
-	const char *http_token;     /* file of the token; NULL: none */
+
+	/* The options of the shell, as given. Texts for which nothing or "" was given are NULL. */
+	const char *model_text;      /* --model */
+	const char *input;           /* "CxHxW" or "auto" */
+	int64_t classes;             /* --classes; 0: those of the images */
+	const char *init;            /* a .safetensors file */
+	const char *data_id;         /* 16 hexadecimal digits */
+	const char *metrics;         /* names with commas */
+	const char *bind;            /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
+	const char *key;             /* file; NULL: no encryption */
+	const char *authorized_keys; /* file; NULL: AUTHORIZED_KEYS_FILE beside key */
+	int insecure;                /* 1: other machines may connect without keys */
+	const char *http;            /* "HOST:PORT" or "PORT"; NULL: off */
+	const char *http_token;      /* file of the token; NULL: none */
+	const char *stop_at;         /* "accuracy=X" */
+	int64_t patience_epochs;
 	const char *checkpoint_dir; /* NULL: no checkpoints */
-	uint64_t wal_bytes;         /* the server takes a checkpoint when the log is larger */
-	const char *init;           /* a .safetensors file, or NULL */
-	uint64_t memory_bytes; /* close all connections above it; 0: a limit from the machine */
-	/* files; key NULL: no encryption; authorized_keys NULL: AUTHORIZED_KEYS_FILE beside key */
-	const char *key, *authorized_keys;
-	int insecure; /* 1: other machines may connect without keys */
+	const char *keep_text;      /* --keep */
+	enum sandbox sandbox;
+	int64_t memory_mb; /* 0: a limit from the machine */
+	enum lane_choice lane;
+	const char *lane_socket;
+	int64_t wal_mb;
 	enum log_level log_level;
 	enum log_format log_format;
-	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
-	enum sandbox sandbox;
-	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
-	enum lane_choice lane;
-	/* the Unix socket of shared-memory lanes; "": none */
-	char lane_path[WIRE_MAX_SOCKET + 1];
 	int check_config; /* 1: only check and print the configuration */
 
+	/* What follows from the options. */
+	struct model model;
+	int auto_input;        /* 1: --input auto (images.h) */
 	struct stop_rule stop; /* --stop-at, --patience-epochs */
 	struct keep_rule keep;
+	uint64_t memory_bytes; /* close all connections above it; 0: a limit from the machine */
+	uint64_t wal_bytes;    /* the server takes a checkpoint when the log is larger */
+	/* the Unix socket of shared-memory lanes; "": none */
+	char lane_path[WIRE_MAX_SOCKET + 1];
+	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
+
+	/* What the server finds out later. */
+	int unknown_images;      /* 1: no worker has come yet: `model` is none that trains */
+	int new_run;             /* 1: begin a new run, whatever the directory has */
+	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
 };
 
 /* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts are

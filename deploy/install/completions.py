@@ -46,6 +46,8 @@ def bash(helps):
     out = ["# bash completion for cnn-ps, cnn-worker and cnn-ctl: made from their --help",
            "_cnn_ps()", "{",
            '\tlocal cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}',
+           '\t# bash splits --option=value at the "="', '\t[ "$cur" != = ] || cur=',
+           '\t[ "$prev" != = ] || prev=${COMP_WORDS[COMP_CWORD-2]}',
            "\tlocal words='' list=''", "\tcase ${1##*/}:$prev in"]
     for program, text in helps.items():
         for name, argument, words in options(text):
@@ -77,7 +79,7 @@ def zsh(helps):
     for program, text in helps.items():
         out.append(f"{program})\n\t_arguments \\")
         for name, argument, words in options(text):
-            row = f"--{name}[{zsh_quote(words)}]"
+            row = f"--{name}{'=' if argument else ''}[{zsh_quote(words)}]"
             if values(words):
                 row += f":{argument.lower()}:({' '.join(values(words))})"
             elif argument:

@@ -3,14 +3,19 @@ agree with the programs.
 
 The tests install into a temporary directory (DESTDIR), as the build of a package does.
 """
+import fcntl
 import os
+import pty
 import re
+import select
 import shutil
 import socket
+import struct
 import subprocess
+import termios
 
 import pytest
-from support.build import BUILD, FLAVOUR, ROOT
+from support.build import BUILD, FLAVOUR, ROOT, without
 from support.programs import Process
 
 NEEDED = ("libzmq", "libuv", "libprotobuf-c", "libxxhash")
@@ -129,12 +134,47 @@ def test_bash_completes_options_values_and_commands(installed):
     assert complete(installed, "cnn-worker", "--precision", "b") == ["bf16"]
     assert complete(installed, "cnn-ctl", "ex") == ["export"]
     assert complete(installed, "cnn-worker", "--bind") == []
+    assert complete(installed, "cnn-ps", "--durability", "=") == ["replay", "always"]
+    assert complete(installed, "cnn-ps", "--durability", "=", "al") == ["always"]
 
 
-def test_zsh_reads_its_completions(installed):
+def zsh_lists(installed, line):
+    """The text that zsh shows when Tab is pressed after `line`."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 500, 200, 0, 0))  # rows, columns
+    env = {"PATH": f"{BUILD}:{os.environ['PATH']}", "TERM": "dumb", "HOME": "/nonexistent"}
+
+    def shown_until(pattern):
+        shown = ""
+        while not re.search(pattern, shown, re.S):
+            assert select.select([master], [], [], 20)[0], f"no {pattern}: {shown}"
+            shown += os.read(master, 65536).decode()
+        return shown
+    with subprocess.Popen(["zsh", "-f", "-i"], stdin=slave, stdout=slave, stderr=slave, env=env,
+                          start_new_session=True) as shell:
+        os.close(slave)
+        try:
+            functions = installed / "usr/share/zsh/site-functions"
+            os.write(master, f"fpath=({functions} $fpath); autoload -U compinit; compinit -D -u; "
+                             "bindkey '^I' list-choices; PS1=; echo ready$((6*7))\n".encode())
+            shown_until(r"ready42.*\x1b\[\?2004h")  # zsh has printed its prompt and edits a line
+            os.write(master, f"{line}\t\x15echo end$((6*7))\n".encode())  # ^U empties the line
+            return shown_until("end42").split(line, 1)[1].split(line)[0]
+        finally:
+            shell.kill()
+            os.close(master)
+
+
+def test_zsh_completes_options_values_commands_and_files(installed):
     if not shutil.which("zsh"):
-        pytest.skip("no zsh")
-    run("zsh", "-n", installed / "usr/share/zsh/site-functions/_cnn-ps")
+        without("zsh", "deploy/setup.sh")
+    assert re.search(r"--durability +-- what survives", zsh_lists(installed, "cnn-ps --du"))
+    assert zsh_lists(installed, "cnn-ps --durability ").split() == ["always", "replay"]
+    assert zsh_lists(installed, "cnn-ps --durability=al").split() == ["always"]
+    assert zsh_lists(installed, "cnn-worker --precision b").split() == ["bf16"]
+    assert zsh_lists(installed, "cnn-ctl ex").split() == ["export"]
+    assert zsh_lists(installed, "cnn-worker --no-pr").split()[0] == "--no-print-data-id"
+    assert zsh_lists(installed, f"cnn-ctl export {ROOT}/Makef").split() == ["Makefile"]
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])

@@ -7,7 +7,7 @@
  * to this file.
  *
  * After a power cut, a file has the content of its last fsync. In addition, any sectors of later
- * writes may have survived, and the size is the size at the last fsync or the later one. The
+ * writes may have survived, and the file has its size at the last fsync or its newest size. The
  * directory has the entries of its last fsync. Of the later links, renames and unlinks, either the
  * first few have survived or any subset. A rename is atomic. When a process is killed, nothing that
  * it wrote is lost, but the kill may come in the middle of a write.

@@ -81,7 +81,7 @@ static void choose_exact(struct sim *s)
 	c->dc.lambda = 0.1;
 }
 
-/* A rate and a staleness scaling that would change the result if an elastic move used them. */
+/* Set a rate and a staleness scaling that would change the result if an elastic move used them. */
 static void choose_easgd(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -94,7 +94,7 @@ static void choose_easgd(struct sim *s)
 		c->n_params = SIM_COORDINATES;
 }
 
-/* Learning rate 1 and sums of gradients, so that each counted batch changes its coordinate by
+/* Set learning rate 1 and sums of gradients, so that each counted batch changes its coordinate by
  * exactly 1. */
 static void choose_training(struct sim *s)
 {
@@ -167,7 +167,7 @@ static void choose_config(struct sim *s)
 		choose_training(s);
 }
 
-/* The fields of struct options that a start reads. */
+/* Fill the fields of struct options that a start reads. */
 static void fill_options(struct sim *s)
 {
 	struct options *o = &s->options;
@@ -319,9 +319,9 @@ static void choose_durability(struct sim *s)
 	choose_hang(s);
 }
 
-/* Resume runs: several batches with the same weights, so that all gradients but the first are
- * stale. EASGD: several batches between two exchanges. Draw this choice, too, after the older
- * choices. */
+/* Resume runs compute several batches with the same weights, so that all gradients but the first
+ * are stale. EASGD computes several batches between two exchanges. Draw this choice, too, after the
+ * older choices. */
 static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);

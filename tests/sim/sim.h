@@ -5,7 +5,7 @@
  * decides everything.
  *
  * Verdicts (tests/sim/README.md lists all verdicts, and the file that checks each verdict):
- *   ledger gradient  push i sets coordinate i to 1 at rate 1, so at the end each coordinate is -1
+ *   ledger gradient  push i is 1 in coordinate i, the rate is 1: at the end each coordinate is -1
  *                    (applied once), 0 (lost) or -2 (applied twice).
  *   batch ledger     in training a coordinate stands for a batch of an epoch. Each must be exactly
  *                    -1, and each epoch must count every image once.
@@ -42,7 +42,7 @@
 #define SIM_WINDOW      64u
 #define SIM_PORTIONS    64u  /* the largest number of batches of an epoch */
 #define SIM_VERSIONS    512u /* the number of versions whose weights are stored */
-#define SIM_LANE_SLOTS  3u   /* of a shared-memory lane: few, so that slots are used again */
+#define SIM_LANE_SLOTS  3u   /* slots of a lane: few, so that they are reused */
 #define SIM_ELASTIC     4u   /* EASGD: the centre has coordinates 0 to 3 */
 #define SIM_FAULTS      24u
 #define SIM_JOBS        4u
@@ -130,7 +130,7 @@ struct gradient {
 /* The shared-memory lane of a worker's process, see lane.c. */
 struct shm_lane {
 	uint64_t server_life; /* the process of the server that has opened it; 0: not open */
-	uint32_t link;        /* of the newest WELCOME */
+	uint32_t link;        /* the connection of the newest WELCOME */
 	uint32_t worker;      /* the slot of that WELCOME */
 	uint64_t newest;      /* the newest push that the process has sent */
 	uint64_t seq[SIM_LANE_SLOTS], xxh3[SIM_LANE_SLOTS]; /* seq 0: the slot is free */
@@ -151,7 +151,7 @@ struct sim_worker {
 	uint32_t back_ms;     /* nonzero: the worker leaves, and returns after this time */
 	/* the version and the term of the weights that it pulled last */
 	uint64_t version, version_term;
-	uint32_t fetched_for; /* the number of further batches to compute with them */
+	uint32_t fetched_for; /* the number of batches still to compute with these weights */
 	/* ledger: the number of pushes that the processes of this node have still to make */
 	uint32_t to_push;
 	struct msg_grant grant; /* training: the work of the worker; count 0: no work */

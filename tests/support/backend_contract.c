@@ -266,8 +266,8 @@ static double local_by_hand(struct subject *s, float *params, float *sum)
 }
 
 /* The change of the sum of local training, in double precision, when the weights change by rounding
- * errors: one that flips an argmax or a ReLU changes the gradient by a jump. Stops at a change of
- * `enough`. */
+ * errors: an error that flips an argmax or a ReLU changes the gradient by a jump. The function
+ * stops when the change reaches `enough`. */
 static double local_jump(struct subject *s, double rounding, double enough)
 {
 	const size_t n = s->model.n_params;

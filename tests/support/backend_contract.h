@@ -25,7 +25,7 @@ void pixels_are_divided_by_255_and_gradients_are_means(void **state);
  * pixel the pool chose. */
 void padded_cells_are_never_the_argmax(void **state);
 void of_equal_cells_the_first_in_row_order_is_the_argmax(void **state);
-/* As above, the model has zero weights: the gradient of weight i is +-1/2 times pixel i after
+/* The model is fc:2 with zero weights: the gradient of weight i is +-1/2 times pixel i after
  * dropout. */
 void dropout_draws_what_the_header_specifies(void **state);
 

@@ -93,7 +93,7 @@ double gpu_worst_tensor(const struct subject *s, const float *right)
 		double d = gradient_distance(
 			s->grad + tensor->offset, right + tensor->offset, tensor->count);
 
-		/* written so that a NaN becomes the worst: a comparison with NaN is false */
+		/* if d is NaN, the comparison is false, and `worst` becomes NaN */
 		worst = d <= worst ? worst : d;
 	}
 	return worst;

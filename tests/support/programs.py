@@ -36,8 +36,8 @@ class Process:
 
     @staticmethod
     def _open(env):
-        """More environment variables. A library of LD_PRELOAD reads files that the sandbox of
-        cnn-ps would forbid, so the sandbox is off then."""
+        """Returns the additional variables for an environment with `env`. A library in LD_PRELOAD
+        reads files that the sandbox of cnn-ps would forbid, so the sandbox is off."""
         return {"CNN_SANDBOX": "off"} if "LD_PRELOAD" in (env or {}) else {}
 
     def _read(self, stream, lines):

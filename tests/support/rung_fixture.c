@@ -54,7 +54,7 @@ static double rung_worst_tensor(const struct rung_fixture *l)
 
 		double d =
 			gradient_distance(l->grad + at, l->subject.grad + at, m->tensor[t].count);
-		/* written so that a NaN becomes the worst: a comparison with NaN is false */
+		/* if d is NaN, the comparison is false, and `worst` becomes NaN */
 		worst = d <= worst ? worst : d;
 	}
 	return worst;

@@ -57,8 +57,8 @@ TEST(an_update_is_made_of_k_gradients_of_any_workers)
 	}
 }
 
-/* An update from two fresh gradients and a gradient that is two versions old. Its learning rate is
- * (1 + 1 + 1/2) / 3 of the rate of three fresh gradients. */
+/* An update uses two fresh gradients and a gradient that is two versions old. The learning rate of
+ * this update is (1 + 1 + 1/2) / 3 of the rate of three fresh gradients. */
 TEST(a_stale_gradient_weighs_less)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, 3);
@@ -128,8 +128,8 @@ static double scaled_epoch(enum lr_scaling how, uint32_t buffer)
 	return epoch_of(how, buffer, 0);
 }
 
-/* A sum is already n times as large for n gradients, so the learning rate must not grow with n,
- * too. */
+/* The sum of n gradients is already n times as large as their mean, so the learning rate must not
+ * grow with n as well. */
 TEST(the_rate_of_a_sum_grows_with_its_gradients_once)
 {
 	for (int how = LR_SCALING_NONE; how <= LR_SCALING_LINEAR; how++) {

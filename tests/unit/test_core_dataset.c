@@ -153,7 +153,7 @@ static void outvote_a_stalled_worker(
 	assert_true(fixture_worker(f, 1).stalled);
 }
 
-/* The worker with the right data leaves. Now the late result of the other worker counts. */
+/* The worker with the right data leaves. After that, the late result of the other worker counts. */
 TEST(stalled_workers_vote_if_all_live_workers_are_stalled)
 {
 	struct stamp wrong, right;

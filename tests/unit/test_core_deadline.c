@@ -164,7 +164,7 @@ TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 	fleet_run(&f, 850);
 	f.k.n = 2;
 	cluster_join(&f.k, 1);
-	f.k.worker[1].request = 1000; /* act() takes it for a worker that waits */
+	f.k.worker[1].request = 1000; /* act() treats this worker as waiting */
 	fleet_run(&f, 500);
 	assert_true(fixture_worker(&f.k.f, 1).stalled);
 	assert_false(fixture_worker(&f.k.f, 2).stalled);
@@ -231,7 +231,7 @@ static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 	}
 	f.ms[1] = f.ms[2] = 30;
 	f.k.worker[0].grant = (struct msg_grant){.request = f.k.worker[0].request};
-	f.k.worker[0].request += 1000; /* act() takes it for a worker that waits */
+	f.k.worker[0].request += 1000; /* act() treats this worker as waiting */
 	fleet_run(&f, 120000);
 	assert_true(fleet_is_over(&f));
 	assert_int_equal(core_epoch(f.k.f.core, 1)->images, 200);
@@ -582,7 +582,7 @@ static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 	}
 }
 
-/* 1.7 MB each way over 1 Mbit/s: 14 s for the weights, 14 s for the gradient. */
+/* 1.7 MB each way over 1 Mbit/s take 14 s for the weights and 14 s for the gradient. */
 TEST(a_transfer_that_progresses_is_not_cut)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -657,7 +657,7 @@ TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 	cluster_close(&k);
 }
 
-/* After a restart, a worker returns later than its slot lost the grant, and then hangs. */
+/* After a restart, the server withdraws the grant of a worker, and the worker returns and hangs. */
 TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);

@@ -6,7 +6,7 @@
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-/* Three epochs of 4 batches, the last one of 5 images. */
+/* Three epochs of 4 batches. The last batch of an epoch has 5 images. */
 static struct core_config training(enum mode mode)
 {
 	struct core_config cfg = fixture_training();

@@ -81,7 +81,7 @@ static struct stamp join(struct core_fixture *f, const struct trial *t, uint32_t
 	return fixture_sent(f, peer, MSG_WELCOME)->welcome.stamp;
 }
 
-/* Extreme values of both signs, with ordinary values and zeros between them. */
+/* Draws extreme values of both signs, with ordinary values and zeros between them. */
 static void draw(struct rng *r, float g[FIXTURE_PARAMS], int push)
 {
 	static const float size[] = {LARGEST, 1, 1e12f, 0, 1e-20f, LARGEST};

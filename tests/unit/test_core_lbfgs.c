@@ -152,7 +152,8 @@ TEST(its_path_equals_the_serial_reference)
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 
-/* Five workers in random order. One is killed in the middle of the third step and does not return.
+/* Five workers act in random order. One worker is killed in the middle of the third step and does
+ * not return.
  */
 static void walk_together(uint64_t seed, int restarts)
 {
@@ -198,8 +199,8 @@ TEST(restarts_leave_the_way_as_it_is)
 	}
 }
 
-/* A restart between any two events, also in a pass or a line search, changes no bit of the result:
- * one worker, the same order of events. */
+/* With one worker and the same order of events, a restart between any two events changes no bit of
+ * the result, also in a pass or a line search. */
 TEST(a_restart_in_any_moment_changes_no_bit)
 {
 	float expected[CLUSTER_PARAMS];

@@ -147,8 +147,8 @@ TEST(after_the_window_grows_what_was_forgotten_stays_unknown)
 	fixture_close(&f);
 }
 
-/* Three workers, a network that repeats and drops messages, and a counter of the pushes that must
- * be applied. */
+/* Three workers push over a network that repeats and drops messages. The test counts the pushes
+ * that must be applied. */
 TEST(any_order_of_arrival_applies_each_push_once)
 {
 	const uint64_t seed = 41;
@@ -385,9 +385,9 @@ TEST(a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is)
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(weights_for(&f, 70)->version, 1);
 	assert_true(core_weights(f.core)[0] == -1.0f);
-	/* the push is not applied again, */
+	/* the push is not applied again */
 	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1);
-	/* but the worker gets its answer with weights */
+	/* the worker still gets an answer with weights */
 	assert_int_equal(weights_for(&f, 70)->version, 1);
 	bad = m;
 	bad.push.seq = 2;

@@ -255,8 +255,8 @@ TEST(powers_are_those_of_repeated_products)
 	assert_true(optim_power(0.999, UINT64_MAX) == 0 && optim_power(1, UINT64_MAX) == 1);
 }
 
-/* The largest gradients that the core accepts, then small ones, then zeros: weights and state stay
- * finite. */
+/* The test applies the largest gradients that the core accepts, then small gradients, then zeros:
+ * weights and optimizer state stay finite. */
 TEST(the_largest_gradients_leave_everything_finite)
 {
 	const float g[] = {1e15f, -1e15f, 1e-38f, 0, 1e15f, 0, 0, 0};

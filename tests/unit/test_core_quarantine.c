@@ -1,8 +1,8 @@
 /*
  * Proves the exclusion of workers and the end of a diverged run (server/core/departure.h): the
- * server excludes a worker after 20 non-finite pushes in a row, and the other workers go on.
- * Consider all workers that are live or expected back: if for most of them the newest push or
- * evaluation is not finite, the run ends as diverged.
+ * server excludes a worker after 20 non-finite pushes in a row, and the other workers go on. If the
+ * newest push or evaluation of most workers that are live or expected back is not finite, the run
+ * ends as diverged.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -212,8 +212,8 @@ TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 }
 
 /* Other workers have trained and left. The only worker left sends non-finite pushes. If the server
- * has never accepted a push of this worker, the worker is broken, however often it joins. If it
- * has, the run has diverged. */
+ * has never accepted a push of this worker, the worker is broken, however often it joins. If the
+ * server has accepted one, the run has diverged. */
 TEST(an_only_worker_counts_with_its_own_pushes_only)
 {
 	struct core_fixture f;

@@ -29,8 +29,8 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 		fixture_durable(f);
 }
 
-/* A core after 60 pushes of one worker. The server is killed and restarted before each push whose
- * bit is set in `kills`. */
+/* Returns a snapshot of a core after 60 pushes of one worker. The server is killed and restarted
+ * before each push whose bit is set in `kills`. */
 static struct core_snapshot trained(const struct core_config *cfg, uint64_t kills)
 {
 	struct rng r = rng_seed(4, RNG_SIM, 0);

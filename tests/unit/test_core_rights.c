@@ -46,7 +46,7 @@ TEST(a_run_cannot_be_forged_by_pushes_without_leases)
 	a = fixture_join(&f, 9, "a");
 	b = fixture_join(&f, 10, "b");
 	struct msg_grant own = fixture_train(&f, 10, b, 1);
-	m = fixture_batch(a, 1, 0, 0, 1); /* nothing was granted to a */
+	m = fixture_batch(a, 1, 0, 0, 1); /* nothing was granted to worker a */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	m = push_of(a, 2, &own); /* the grant of another worker */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
@@ -121,7 +121,7 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &forged.push), 0);
 	one.push.grant_code = 0; /* the decision alone proves the push */
 	fixture_applied(&f, 9, &one);
-	fixture_applied(&f, 9, &two); /* no ACK had arrived: the grant proves it */
+	fixture_applied(&f, 9, &two); /* no ACK had arrived: the grant proves the push */
 	fixture_close(&f);
 }
 
@@ -235,7 +235,7 @@ TEST(results_without_a_grant_are_ignored)
 	}
 	g = fixture_grant(&f, 9, a, 100);
 	assert_int_equal(g.kind, GRANT_EVAL);
-	m = result_of(b, &g, g.eval_count); /* the evaluation was not granted to b */
+	m = result_of(b, &g, g.eval_count); /* not granted to worker b */
 	fixture_message(&f, 10, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 0);
 	m.result.code = 0;

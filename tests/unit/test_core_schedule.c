@@ -110,8 +110,8 @@ TEST(factors_are_between_zero_and_one)
 	}
 }
 
-/* Two epochs with batches of 10, 10, 10 and 5 images. The learning rate of a push depends on the
- * images that the core has counted before this push. */
+/* The run has two epochs with batches of 10, 10, 10 and 5 images. The learning rate of a push
+ * depends on the images that the core has counted before this push. */
 TEST(the_core_asks_with_the_images_it_has_counted)
 {
 	struct core_config cfg = fixture_training();

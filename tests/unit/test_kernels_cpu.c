@@ -105,9 +105,9 @@ TEST(models_that_the_tables_cannot_hold_are_refused)
 
 /* ---- odd models ------------------------------------------------------------------------------ */
 
-/* The bound for float results against double results. A sum has up to some thousand terms, and is
- * computed in tiles of 100 to 1000 terms. So its relative error is about 1e-7, or 1e-6 in a layer
- * whose terms nearly cancel. The project requires 1e-5. */
+/* Compares float results with the double results of cpu-ref. A sum has up to some thousand terms,
+ * and is computed in tiles of 100 to 1000 terms. So its relative error is about 1e-7, or 1e-6 in a
+ * layer whose terms nearly cancel. The project requires 1e-5. */
 static void compare(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);

@@ -35,7 +35,7 @@ static int set_up(void **state)
 	return 0;
 }
 
-/* Set up three buffers in shared memory. With more readers, further weights are in ordinary
+/* Set up three buffers in shared memory. While readers hold all three, new weights are in ordinary
  * memory. */
 static int set_up_shared(void **state)
 {
@@ -201,8 +201,8 @@ TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up
 TEST_AGAIN(
 	weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up_shared, tear_down)
 
-/* An update of some values, in place or in another buffer. The checksum covers all values (see
- * pull). */
+/* An update changes some of the values, in place or in another buffer. The checksum covers all
+ * values (see pull). */
 TEST_IN(a_part_of_the_weights_changes, set_up, tear_down)
 {
 	zmq_msg_t frame[8];
@@ -291,7 +291,7 @@ TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared,
 }
 
 /* A reader that keeps every shared buffer does not stop the server: until it releases the buffers,
- * further weights are in ordinary memory. */
+ * new weights are in ordinary memory. */
 TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, tear_down)
 {
 	size_t index, held = 0;

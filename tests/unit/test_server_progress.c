@@ -159,7 +159,7 @@ TEST_IN(an_epoch_is_one_log_line_with_its_rate, NULL, tear_down)
 					 "test_loss=0.2500 images_per_s=100\n");
 }
 
-/* One worker evaluates for four seconds, then trains the second epoch in two. */
+/* One worker evaluates for four seconds, then trains the second epoch in two seconds. */
 TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
 {
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");

@@ -1,4 +1,4 @@
-/* Which data of a worker the server accepts for the wall of test images on its web page. */
+/* Tests which data of a worker the server accepts for the wall of test images on its web page. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

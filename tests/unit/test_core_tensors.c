@@ -44,7 +44,7 @@ TEST(the_first_worker_with_a_list_gives_it_to_the_run)
 	observe(&f, "");
 	say_hello(&f, 2, list);
 	assert_non_null(fixture_sent(&f, 2, MSG_WELCOME));
-	assert_null(fixture_sent(&f, 2, MSG_WELCOME)->welcome.tensors); /* a worker has its own list */
+	assert_null(fixture_sent(&f, 2, MSG_WELCOME)->welcome.tensors); /* a worker has its own */
 	observe(&f, list);
 	say_hello(&f, 3, later);
 	assert_non_null(fixture_sent(&f, 3, MSG_WELCOME));

@@ -154,7 +154,8 @@ def test_predict_sees_the_same_in_every_form_of_a_picture(programs, trained, dat
     assert len(found) == 4 and len({(best, percent) for _, best, percent, _ in found}) == 1
 
 
-# A JPEG of 28 x 28 pixels with these blocks of 8 x 8; quality 100 keeps blocks of one grey exactly.
+# The grey values of the blocks of 8 x 8 pixels of a JPEG with 28 x 28 pixels. Quality 100 stores a
+# block of one grey exactly.
 BLOCKS = [[0, 40, 200, 255], [90, 250, 10, 60], [255, 0, 128, 30], [20, 220, 70, 140]]
 JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB"

@@ -140,7 +140,7 @@ def test_an_operator_reaches_a_server_whose_disk_is_full(programs, small_disk):
         fill(small_disk / f"rubbish {next(names)}")
         return run.server.status()["degraded"]
 
-    def stays_full():  # even after a checkpoint that already had its space is complete
+    def stays_full():  # even after the end of a checkpoint that already had its space
         for _ in range(10):
             if not is_full():
                 return False

@@ -7,8 +7,8 @@ from support.epoch import distance, one_epoch
 # weights. Measured: 3e-7, or 8e-5 if a rounding error changed the argmax of a pool window.
 NEAR = 5e-4
 # With this network 3 of the seeds 1 to 12 have a rounding error that changes an argmax early enough
-# to reach 5e-4 to 5e-3, before and after convolutions were computed in Winograd's tiles; which
-# seeds they are depends on the order of the sums. The others are below 2e-5, seed 1 at 8e-7.
+# to reach 5e-4 to 5e-3, with and without Winograd's tiles. The order of the sums determines which
+# seeds have such an error. The other seeds stay below 2e-5, and seed 1 has 8e-7.
 POOLS = "conv:6:5 relu pool:2 conv:12:3:pad=1 relu pool:2 fc:32 relu fc:10"
 SMOOTH = "conv:8:4:stride=2 relu fc:16 relu dropout:0.25 fc:10"
 

@@ -1,5 +1,5 @@
-"""The figures in docs/ are one family: docs/figures.gp has their colours and says which rules they
-follow."""
+"""All figures in docs/ have one style: docs/figures.gp has their colours and the rules of the
+style."""
 import re
 import shutil
 import subprocess

@@ -33,7 +33,7 @@ def test_every_epoch_once_after_ten_kills(programs, small):
     for _ in range(10):
         begun = server.status()["training_epoch"]
         until(lambda: server.status()["training_epoch"] >= min(begun + 2, epochs - 1), 30, "an epoch")
-        time.sleep(chance.uniform(0, 0.3))  # to kill at any point of an epoch
+        time.sleep(chance.uniform(0, 0.3))  # so that the kill comes at any point of an epoch
         server.kill()
         with (server.directory / "history.jsonl").open("a") as file:
             file.write('{"t":17,"kind":"epo')  # a torn line, as a loss of power may leave it

@@ -35,8 +35,8 @@ def test_sync_learns_with_its_defaults(programs, mnist):
 
 
 def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
-    """Five runs of four workers: 600 batches make 150 steps in each epoch, in whatever order the
-    workers deliver."""
+    """Five runs have four workers each. In each epoch 600 batches make 150 steps, in whatever order
+    the workers deliver."""
     ends = set()
     for run in range(5):
         server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--seed", 7,
@@ -100,8 +100,8 @@ SMALL = {  # options of the modes
 
 @pytest.mark.parametrize("mode", SMALL)
 def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
-    """Eight epochs of 6,000 images. In 12 runs of each mode the accuracy of a thousand images was
-    0.935 to 0.970 on MNIST; in 8 runs on Fashion-MNIST it was 0.71 to 0.88."""
+    """A run has eight epochs of 6,000 images. In 12 runs of each mode the accuracy of a thousand
+    images was 0.935 to 0.970 on MNIST; in 8 runs on Fashion-MNIST it was 0.71 to 0.88."""
     result = train(programs, 4, *SMALL[mode], data=small, epochs=8)
     assert result["images_per_epoch"] == [6000] * 8
     assert result["accuracy"] >= (0.9 if mnist else 0.6), result

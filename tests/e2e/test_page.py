@@ -76,7 +76,7 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
 
 
 def test_curves_without_a_value_are_empty(programs, browser):
-    """They once had a point at 1 before the first evaluation."""
+    """The curves once had a point at 1 before the first evaluation."""
     server = programs.server("--model", "seed:4")
     browser.get_log("browser")
     browser.get(url_of(server))

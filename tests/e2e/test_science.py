@@ -59,8 +59,8 @@ def test_easgd_reaches_97_percent_with_any_number_of_workers(data, mnist, worker
 
 @pytest.mark.parametrize("optimizer, seed", [("adagrad", 1), ("rmsprop", 3)])
 def test_accuracy_does_not_fall_when_the_warm_start_ends(data, mnist, optimizer, seed):
-    """16 workers. If all started at once after the warm start, the accuracy would fall by about 10
-    points. With the ramp it falls by less than 2."""
+    """The run has 16 workers. If all workers started at once after the warm start, the accuracy
+    would fall by about 10 points. With the ramp it falls by less than 2."""
     rows = science(data, "--workers", 16, "--look-s", 1.5, "--look-ratio", 1.03,
                    run=("--optimizer", optimizer, "--warm-start-updates", 200, "--seed", seed))
     after = [float(row[9]) for row in rows if row[0] == "point" and int(row[6]) >= 150]

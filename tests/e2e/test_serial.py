@@ -85,7 +85,8 @@ class Replay:
 
 
 class Asynchronous(Replay):
-    """WIRE.md, "Asynchronous"; Ho 2013 for the clocks; Zheng 2017 for delay compensation."""
+    """The asynchronous modes by WIRE.md, "Asynchronous". The clocks follow Ho 2013, and delay
+    compensation follows Zheng 2017."""
 
     def __init__(self, problem, say):
         super().__init__(problem, say)
@@ -141,7 +142,7 @@ class Asynchronous(Replay):
 
 
 class Elastic(Replay):
-    """Zhang 2015, algorithms 1 and 2."""
+    """EASGD by Zhang 2015, algorithms 1 and 2."""
 
     def __init__(self, problem, say):
         super().__init__(problem, say)

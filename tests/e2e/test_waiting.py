@@ -212,8 +212,8 @@ def test_cnn_ctl_says_so_too(programs, place):
 
 @pytest.mark.parametrize("place", [nothing, web])
 def test_libcnnps_says_so_in_its_error(programs, place):
-    """examples/line waits for 30 s. The library supplies its text for a port without a server or
-    with another service."""
+    """worker/examples/line waits for 30 s. If the port has no server or has another service, the
+    library supplies the text that the program prints."""
     with place() as (port, cause):
         line = programs.add(Process("line", command("examples/line", f"tcp://127.0.0.1:{port}")))
         waiting_line(line, f"tcp://127.0.0.1:{port}", cause)

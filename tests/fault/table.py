@@ -25,7 +25,7 @@ def together(parts):
     if verdicts == {"SKIP"}:
         return f"not run: {figures[0]}", ""
     span = figures[0] if len(figures) == 1 else f"{figures[0]} to {figures[-1]}"
-    several = f", each of {len(parts)} runs" if len(parts) > 1 else ""
+    several = f", in each of {len(parts)} runs" if len(parts) > 1 else ""
     return span, unit + several + (" **FAIL**" if "FAIL" in verdicts else "")
 
 

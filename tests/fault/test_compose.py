@@ -135,7 +135,7 @@ def the_server_has_no_memory_left(c):
 
 
 def the_checkpoint_volume_is_full(c):
-    # take also the space of the older checkpoints, which the server could delete
+    # also fill the space of the older checkpoints, which the server could delete
     fill = "head -c 100M /dev/zero >>/checkpoints/fill"
     old = "ls -t /checkpoints/ckpt-* | tail -n +2 | xargs -r rm -f"
 

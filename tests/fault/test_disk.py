@@ -174,11 +174,12 @@ def wait_well(run, figure, what):
     until(lambda: run.server.status()["checkpoint"]["saved"] > saved and health(run.server) == 200,
           20, "checkpoints work again")
     took = time.monotonic() - begun
-    figure("P5", took * 1e3, "ms until checkpoints of 50 ms work again", took <= 2, what=what)
+    figure("P5", took * 1e3, "ms until checkpoints, one every 50 ms, work again", took <= 2,
+           what=what)
 
 
-# With this large window, the workers do not begin to wait for the disk before the test has noticed,
-# on a busy machine, that the disk fails.
+# With this large window, the test notices the failure of the disk before the workers begin to wait
+# for the disk, even on a busy machine.
 ROOMY = ("--replay-window", 1024)
 
 
@@ -263,8 +264,8 @@ def test_own_wal_fills_the_disk(programs, small_disk, figure):
 
 
 def test_sigterm_with_a_full_disk(programs, small_disk, figure):
-    """SIGTERM while the disk is full: within seconds, the server logs that there is no space and
-    exits with 10."""
+    """A server receives SIGTERM while the disk is full: within seconds, it logs that there is no
+    space and exits with 10."""
     server = programs.server("--model", "vector:8", directory=small_disk / "ckpt")
     server.status()
     fill(small_disk / "filler")

@@ -21,8 +21,9 @@ class Flood:
     one.
 
     While the listener's queue is full, the server's kernel answers a new connection but then drops
-    it. So the client takes a connection for open that the server does not have. Therefore Flood
-    also replaces each connection that has not received libzmq's greeting after GREETED seconds.
+    it. So the client takes such a connection for open, although the server does not have it.
+    Therefore Flood also replaces each connection that has not received libzmq's greeting after
+    GREETED seconds.
     """
 
     GREETED = 0.5
@@ -74,8 +75,8 @@ class Flood:
 
 
 def test_out_of_descriptors(ledger, programs, figure, full):
-    """Far more connections than file descriptors: workers and checkpoints continue, the server's
-    event loop does not spin, and a new worker waits until descriptors are free."""
+    """There are far more connections than file descriptors: workers and checkpoints continue, the
+    server's event loop does not spin, and a new worker waits until descriptors are free."""
     seconds = 20 if full else 3
     # some systems let only root attach the accept gate's filter (docs/operations.md, "Sandbox")
     run = ledger(3, 150 * seconds, "--sandbox", "off", pace=(10,),
@@ -159,9 +160,9 @@ def test_message_that_never_ends(ledger, figure, full):
             peak = max(peak, int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024)
     finally:
         peer.stop()
-    figure("P13", peak, f"MiB at most, of {limit}, while a message never ends",
+    figure("P13", peak, f"MiB at most while a message never ends, with --memory-mb {limit}",
            peak <= 1.25 * limit, what="peak")
-    figure("P13", max(gaps) * 1e3, f"ms without updates after hanging up, the longest of {closed}",
+    figure("P13", max(gaps) * 1e3, f"ms at most without updates after one of {closed} disconnects",
            max(gaps) <= 3, what="gap")
     lost, twice = run.count(300)
     figure("P13", lost + twice, "pushes lost or applied twice", lost + twice == 0, what="ledger")

@@ -87,8 +87,8 @@ def test_same_bytes_again(peer, figure, full):
 
 
 def test_every_push_may_come_twice(proxied, figure, full):
-    """Real workers behind a proxy that duplicates pushes. Other pushes arrive between a push and
-    its copy."""
+    """Real workers connect through a proxy that duplicates pushes. Other pushes arrive between a
+    push and its copy."""
     run, proxy = proxied(3, 5000 if full else 200, double={"push": 0.3})
     lost, twice = run.count()
     figure("N5", lost + twice, f"lost or applied twice, {proxy.doubled} pushes came twice",
@@ -126,7 +126,7 @@ def test_pushes_that_get_lost(proxied, figure, full):
 
 
 def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
-    """Pushes in four parts (WIRE.md, "Chunked push"). The proxy drops one part in twenty, and
+    """Each push has four parts (WIRE.md, "Chunked push"). The proxy drops one part in twenty, and
     duplicates one in twenty."""
     odds = {"chunk": 0.05, "push": 0.05}
     run, proxy = proxied(2, 1000 if full else 15, size=140000, drop=odds, double=odds)

@@ -192,8 +192,8 @@ def test_only_replies_are_lost(nets, figure, full):
 
 @pytest.mark.parametrize("loss", [0, 0.01, 0.03, 0.05] if FULL else [0.05])
 def test_poor_link(nets, figure, full, loss):
-    """Delay, jitter, loss, duplicates and reordering at once: the run is slower, and nothing else
-    changes."""
+    """The link has delay, jitter, loss, duplicates and reordering at once: the run is slower, and
+    nothing else changes."""
     net = nets("N3", 4)
     net.rule("*", "*", **{**POOR, "loss": loss})
     pushes = 300 if full else 25

@@ -224,8 +224,8 @@ FORGOTTEN = {"replay": {"files": lambda op: op.name != ".", "directory": lambda 
 
 @pytest.mark.parametrize("level,what", [(lv, what) for lv in LEVELS for what in FORGOTTEN[lv]])
 def test_forgotten_fsyncs_are_found(programs, figure, level, what):
-    """Tests the enumeration of states: without these syncs around one checkpoint, it must find
-    illegal states."""
+    """Tests the enumeration of states: without some of the syncs around one checkpoint, the test
+    must find illegal states."""
     ops = recorded(programs, level)
     since, until = one_cycle(ops)
     forgotten = FORGOTTEN[level][what]

@@ -38,7 +38,7 @@ def trained(server, images):
 
 
 def test_stopped_worker_is_noticed(ledger, figure, seed, full):
-    """SIGSTOP of a worker, with the default heartbeats: the server notices that the worker is
+    """SIGSTOP stops a worker that has the default heartbeats: the server notices that the worker is
     silent. After SIGCONT the worker continues."""
     run = ledger(4, 1500 if full else 250, pace=(40 if full else 12,))
     run.reached(0)
@@ -183,10 +183,10 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
     crawl(run.fleet[0])
     slow = max(others() for _ in range(3))  # the maximum: other processes can only lower the rate
     figure("P8", 100 * slow / normal,
-           "% of the others' pushes are left beside a worker with 0.1 CPU",
+           "% of the usual rate of the other workers, beside a worker with 0.1 CPU",
            slow >= 0.9 * normal, what="others")
     run.kill_worker(0)
-    report(figure, "P8", run, "one crawling")
+    report(figure, "P8", run, "one slow worker")
 
 
 def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
@@ -207,8 +207,8 @@ def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
 
 
 def test_sigterm_drains(ledger, figure, seed, full):
-    """SIGTERM or SIGINT under load, again and again: the server exits with 0, and its last
-    checkpoint contains every acknowledged push."""
+    """A server under load receives SIGTERM or SIGINT, in many drains: the server exits with 0, and
+    its last checkpoint contains every acknowledged push."""
     dice, times, missing = random.Random(seed), [], 0
     rounds = 100 if full else 4
     run = ledger(3, rounds * 60, pace=(2,))
@@ -347,8 +347,8 @@ def test_restart_storm(programs, ledger, figure, full):
     grown = (run.server.status()["rss_bytes"] - before) / 1024
     backwards = sum(b <= a for a, b in zip(lives, lives[1:]))
     slots = len(run.server.status()["workers"])
-    figure("P14", grown, f"KiB grown in {rounds} restarts", grown <= 1024, what="memory")
-    figure("P14", backwards, "lives not newer than the one before", backwards == 0, what="lives")
+    figure("P14", grown, f"KiB more memory after {rounds} restarts", grown <= 1024, what="memory")
+    figure("P14", backwards, "processes without a higher incarnation", backwards == 0, what="lives")
     figure("P14", slots, "slots in use", slots == 2, what="slots")
     report(figure, "P14", run, f"{len(lives)} restarts")
 

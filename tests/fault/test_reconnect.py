@@ -56,7 +56,8 @@ def test_restart_under_16_workers(programs, figure, full):
 
 
 def test_hello_storm(programs, figure):
-    """A thousand HELLOs at once: the server answers 50 per second, and still accepts a worker."""
+    """A thousand HELLOs arrive at once: the server answers 50 per second, and still accepts a
+    worker."""
     server = programs.server("--model", "vector:10", directory=None)
     link = Link(server.endpoint)
     begun = time.monotonic()
@@ -70,7 +71,7 @@ def test_hello_storm(programs, figure):
     assert answers + server.status()["counters"]["hellos_turned_away"] == 1000
     Worker(server.endpoint).close()
     link.close()
-    figure("N9", rate, "HELLOs a second let in, after the first 50", rate <= 51)
+    figure("N9", rate, "HELLOs per second accepted, after the first 50", rate <= 51)
 
 
 # ---- N10 -------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ def seqs(run):
 
 @pytest.mark.parametrize("level", ["replay", "always"])
 def test_first_update_after_a_kill(ledger, figure, full, level):
-    """kill -9 of a server with 16 workers. The next server starts at the same moment, and the
-    workers keep running."""
+    """A server with 16 workers is killed with -9. The next server starts at the same moment, and
+    the workers keep running."""
     kills = 100 if full else 2
     run = ledger(WORKERS, 300 + 30 * kills if full else 200, "--durability", level, pace=(20,))
     first, everybody = [], []

@@ -10,14 +10,14 @@
 
 struct bar {
 	double drawn_s;  /* 0: not yet */
-	uint64_t images; /* trained when it was drawn */
+	uint64_t images; /* images trained when the bar was drawn */
 	double images_per_s;
 };
 
 /* What the bar shows. */
 struct bar_view {
 	uint32_t worker, epoch, epochs; /* epoch: from 0 */
-	uint32_t batch, batches;        /* the next batch of the lease, and those of an epoch */
+	uint32_t batch, batches;        /* number of the next batch; batches in an epoch */
 	int evaluates;                  /* the lease is for test images */
 	uint64_t images, pushes;        /* of this worker */
 };
@@ -25,7 +25,7 @@ struct bar_view {
 /* 1 if it is time to draw: four times a second, on a terminal. */
 int bar_is_due(const struct bar *b, double now_s);
 void bar_draw(struct bar *b, const struct bar_view *v, double now_s);
-/* The line, without a newline. */
+/* Writes the text of the bar, without a newline. */
 void bar_text(const struct bar *b, const struct bar_view *v, char *out, size_t size);
 
 #endif

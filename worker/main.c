@@ -19,8 +19,8 @@
 #define MAX_FENCED   10 /* sessions in a row without an acknowledged push */
 #define EXIT_STOPPED 12 /* the worker ended before the training was done */
 
-/* Time of the signal that stops this worker, by clock_ms; 0: none. A signal handler sets it, which
- * cannot have an argument. */
+/* Time of the signal that stops this worker, by clock_ms; 0: none. It is global because a signal
+ * handler, which takes no argument, sets it. */
 static atomic_uint_least64_t stopped_ms;
 /* 1: a session holds work that must be returned; 0: a signal ends the process at once */
 static atomic_int has_session;
@@ -111,7 +111,8 @@ static void log_done(const struct cnnps *c, const struct trainer_work *w)
 		(unsigned long long)s.replayed);
 }
 
-/* Connect, train and close the session. *acked becomes the number of its acknowledged pushes. */
+/* Connect, train and close the session. *acked becomes the number of pushes that the server
+ * acknowledged in this session. */
 static int run_session(struct cnnps_options *o, const struct trainer_config *t, struct data *d,
 	uint64_t *acked, struct err *e)
 {
@@ -139,8 +140,8 @@ static int run_session(struct cnnps_options *o, const struct trainer_config *t, 
 }
 
 /* Run sessions one after the other. If the server fences a worker that it considered dead, the
- * worker connects as a new one. A worker with --name must end instead: another worker of that name
- * may have replaced it. */
+ * worker connects again as a new worker. A worker with --name must exit instead: another worker of
+ * that name may have replaced it. */
 static int run_sessions(
 	struct cnnps_options *o, const struct trainer_config *t, struct data *d, struct err *e)
 {
@@ -203,7 +204,8 @@ static int print_data_id(const struct worker_options *o, struct data *d, struct 
 	return rc;
 }
 
-/* 0 only if the training is done, so that a supervisor replaces a worker that ended earlier. */
+/* Returns 0 only if the training is done, so that a supervisor replaces a worker that ended
+ * earlier. */
 static int exit_code(int rc)
 {
 	return rc == PS_ESHUTDOWN ? EXIT_STOPPED : err_exit_code(rc);

@@ -35,7 +35,8 @@ int options_check_server(const char *program, const char *server)
 	return PS_EUSAGE;
 }
 
-/* Check the name here: the server's refusal of a HELLO would not name the option. */
+/* Check the name before HELLO: if the server refused the HELLO, its error would not name the
+ * option. */
 static int check_name(const char *name)
 {
 	struct err line;
@@ -67,10 +68,10 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 		OPTIONS_SERVER_KEY_ROW(&o->server_key, NULL),
 		OPTIONS_DATA_ROW(&o->data, NULL),
 		TEXT("device", device, "auto", 1, WIRE_MAX_NAME, "DEVICE",
-			"device for the gradients: auto (a GPU that works, else the CPU), cuda "
-			"(the "
-			"least used GPU; under Slurm number SLURM_LOCALID), cuda:N (GPU N), cpu "
-			"(threads and SIMD), cpu-ref (slow reference)"),
+			"device that computes the gradients: auto (a GPU if one works, else the "
+			"CPU), cuda (the GPU with the least memory in use; under Slurm the GPU "
+			"with number SLURM_LOCALID), cuda:N (GPU N), cpu (threads and SIMD), "
+			"cpu-ref (slow reference)"),
 		{.name = "precision",
 			.type = OPT_ENUM,
 			.dest = &o->precision,
@@ -85,10 +86,10 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 			.def = "auto",
 			.values = KX_KERNELS_NAMES,
 			.arg = "NAME",
-			.help = "kernels of device cuda: auto: the fastest that fit the model; "
-				"general: only those that run any model"},
-		INT("threads", threads, NULL, 1, MAX_THREADS, "N", "threads of device cpu",
-			.unset = "one per CPU"),
+			.help = "which kernels device cuda uses; auto: the fastest that fit the "
+				"model; general: only kernels that run any model"},
+		INT("threads", threads, NULL, 1, MAX_THREADS, "N",
+			"number of threads of device cpu", .unset = "one per CPU"),
 		{.name = "name",
 			.type = OPT_TEXT,
 			.dest = &o->name,
@@ -98,34 +99,35 @@ int worker_options_parse(struct worker_options *o, int argc, char **argv)
 				"name ends the first",
 			.unset = "the server chooses a slot"},
 		INT("connect-timeout-ms", connect_timeout_ms, "30000", 1, DAY_MS, "MS",
-			"exit if the server has not answered after this time since the start",
+			"exit if the server does not answer within this time after the start",
 			.was = "connect-ms"),
 		INT("disconnect-timeout-ms", disconnect_timeout_ms, "600000", 1, DAY_MS, "MS",
 			"exit after this time without contact to the server", .was = "patience-ms"),
 		INT("batch-timeout-ms", batch_timeout_ms, "60000", 100, DAY_MS, "MS",
-			"stop the heartbeats if a batch takes longer, so that the server regards "
-			"this worker as hung",
+			"stop the heartbeats if one batch takes longer than this, so that the "
+			"server regards this worker as hung",
 			.was = "hang-ms"),
 		INT("grace-ms", grace_ms, "10000", 100, DAY_MS, "MS",
-			"after SIGTERM: exit with status 12 after this time, even if the push or "
-			"the goodbye to the server is not finished"),
+			"maximum time from SIGTERM to the exit; then exit with status 12, even if "
+			"the last push or the goodbye to the server is not finished"),
 		INT("device-timeout-ms", device_timeout_ms, "600000", 100, DAY_MS, "MS",
 			"exit with status 13 if the device takes longer than this for one call"),
 		INT("replay-mb", replay_mb, "256", 1, 1048576, "MIB",
 			"maximum memory for gradients that are not yet on the server's disk"),
 		INT("data-memory-mb", data_mb, "0", 0, 1 << 24, "MIB",
 			"maximum memory for images; larger plain files stay on the disk and are "
-			"read batch by batch, other files are refused; 0: half of the machine's "
-			"memory"),
+			"read batch by batch; larger gzipped files and larger files of EMNIST are "
+			"refused; 0: half of the machine's memory"),
 		{.name = "lane",
 			.type = OPT_ENUM,
 			.dest = &o->lane,
 			.def = "auto",
 			.values = "auto|tcp|shm",
 			.arg = "LANE",
-			.help = "how gradients and weights travel: auto: in shared memory if the "
-				"server is on this host and permits it; tcp: over the connection; "
-				"shm: exit if shared memory is not possible"},
+			.help = "how gradients and weights travel; auto: in shared memory if the "
+				"server is on this host and permits it, else over the connection; "
+				"tcp: over the connection; shm: in shared memory; exit if that is "
+				"not possible"},
 		{.name = "print-data-id",
 			.type = OPT_FLAG,
 			.dest = &o->print_data_id,

@@ -1,5 +1,5 @@
 /*
- * options.h - the command line of cnn-worker, and the rows that cnn-ctl shares with it.
+ * options.h - the command line of cnn-worker, and the rows of options that cnn-ctl shares with it.
  *
  * Thread: main, at start-up.
  */
@@ -30,21 +30,21 @@ struct worker_options {
 	{                                                                                          \
 		.name = "key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,              \
 		.arg = "FILE",                                                                     \
-		.help = "secret key of this program (made by cnn-ctl keygen), for a server that "  \
-			"has a key",                                                               \
+		.help = "file with the secret key of this program (made by cnn-ctl keygen); "      \
+			"needed if the server has a key",                                          \
 		.unset = "no encryption", .needs = (when)                                          \
 	}
 #define OPTIONS_SERVER_KEY_ROW(to, when)                                                           \
 	{                                                                                          \
 		.name = "server-key", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,       \
 		.arg = "FILE", .help = "public key of the server",                                 \
-		.unset = "the file \"server.pub\" beside --key", .needs = (when)                   \
+		.unset = "the file \"server.pub\" beside the file of --key", .needs = (when)       \
 	}
 #define OPTIONS_DATA_ROW(to, when)                                                                 \
 	{                                                                                          \
 		.name = "data", .type = OPT_TEXT, .dest = (to), .min = 1, .max = 4000,             \
 		.arg = "DIR",                                                                      \
-		.help = "directory of the data set: four IDX files, plain or .gz; if it has "      \
+		.help = "directory of the data set: four IDX files, plain or .gz; if DIR has "     \
 			"several splits of EMNIST, add the name of one: DIR/emnist-letters",       \
 		.unset = "data/mnist, else Debian's Fashion-MNIST", .needs = (when)                \
 	}
@@ -61,8 +61,8 @@ struct worker_options {
 		.help = "format of log lines: logfmt (text) or JSON objects (json)"                \
 	}
 
-/* Parse the command line. OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has printed the errors on
- * stderr. */
+/* Parse the command line. Returns OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has printed the errors
+ * on stderr. */
 int worker_options_parse(struct worker_options *o, int argc, char **argv) PS_MUST_CHECK;
 /* Check that `server` is tcp://HOST:PORT with a port of 1 to 65535. PS_EUSAGE: it has printed an
  * error with the name of `program` on stderr. */

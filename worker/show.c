@@ -8,11 +8,11 @@
 #include "worker/data/dataset.h"
 #include "worker/watchdog.h"
 
-#define MAX_BYTES (31u * 1024) /* of an answer; there is one a second */
+#define MAX_BYTES (31u * 1024) /* of an answer; at most one a second is sent */
 #define PADDING   64u          /* the digit = of base64 */
 #define MORE      96           /* bytes of an image's other fields */
 
-/* What an image becomes. */
+/* The size and the kind of an image in the answer. */
 struct small {
 	size_t step, rows, columns;
 	int color;

@@ -17,8 +17,9 @@ struct data;
 #define SHOW_IMAGES 24
 #define SHOW_SIDE   32
 
-/* Predict with `weights` and return the JSON, which the caller frees. `b` uses the test images, or,
- * if they are not in memory, none that it needs again. NULL: not possible. */
+/* Predict with `weights` and return the JSON, which the caller frees. If the test images are in
+ * memory, `b` must use them. If not, `b` uses a few copied images, and the caller must call
+ * backend_use before the next use of `b`. NULL: not possible. */
 char *show_json(
 	const struct data *d, const struct model *m, struct backend *b, const float *weights);
 

@@ -122,7 +122,7 @@ static int hold_weights(struct steps *s)
 	return has_pulled ? PS_OK : pull_held(s);
 }
 
-/* Ask for the batches of the lease, as many as the loader has room for. */
+/* Request the next batches of the lease, as many as the loader has room for. */
 static int ask_ahead(struct steps *s, const struct cnnps_lease *l)
 {
 	int rc = PS_OK;
@@ -183,8 +183,8 @@ static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return batches_get(&s->batches, l->epoch, number, &b->index, &b->images);
 }
 
-/* Record in push `p` that it has `count` batches from i on, with `images` images of mean loss
- * `loss`. */
+/* Record in push `p` that it covers `count` more batches from i on. They have `images` images with
+ * mean loss `loss`. */
 static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	uint32_t images, double loss, struct next_push *p)
 {
@@ -213,9 +213,9 @@ static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const 
 	return PS_OK;
 }
 
-/* The same, and add the gradient to push `p`. `*g` points to the gradient alone, valid until the
- * next call. The first gradient of a push needs no copy. `by_images`: weight it by its number of
- * images. */
+/* As compute_gradient, and add the gradient to push `p`. `*g` points to the gradient alone, valid
+ * until the next call. The first gradient of a push needs no copy. `by_images`: weight it by its
+ * number of images. */
 static int add_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
 	const float *w, struct next_push *p, int by_images, const float **g)
 {
@@ -238,14 +238,14 @@ static int add_gradient(struct steps *s, const struct cnnps_lease *l, const stru
 	return PS_OK;
 }
 
-/* The divisor of the sum of several gradients. */
+/* Returns the number by which the sum of the gradients in `p` is divided. */
 static uint32_t divisor_of(const struct steps *s, const struct next_push *p)
 {
 	return s->info->push_sum ? 1 : p->work.count;
 }
 
-/* Divide the sum of gradients in `p` by `divisor`, and the sum of the statistics of batches by the
- * sum of their weights, which is the number of batches unless `divisor` is larger. */
+/* Divide the sum of gradients in `p` by `divisor`, and the sum of the batches' statistics by the
+ * sum of their weights. This second sum is the number of batches unless `divisor` is larger. */
 static void divide_push(const struct steps *s, struct next_push *p, uint32_t divisor)
 {
 	size_t n = s->n_trained;
@@ -372,7 +372,7 @@ int steps_run_exact(struct steps *s, const struct cnnps_lease *l)
 	if (!holds_weights_of(s, l) && (rc = pull_held(s)))
 		return rc;
 	if (!holds_weights_of(s, l))
-		/* too late: the step of this lease is over, the next lease is for a newer step */
+		/* the step of this lease is over; the next lease is for a newer step */
 		return PS_OK;
 	for (uint32_t i = 0; i < l->count && !rc; i++) {
 		rc = take_batch(s, l, i, &b);
@@ -467,9 +467,9 @@ int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 /* ---- pipelined: from a pull to its push, the device keeps weights and sum -------------------- */
 
 /*
- * Make local steps on whole batches from i on, at most `left`, in one call of the device; *done
- * becomes their number. The batches are contiguous in the epoch's order. Each batch has its own
- * dropout seed, so a model with dropout takes one batch per call.
+ * Make local steps on at most `left` whole batches from i on, in one call of the device; *done
+ * becomes the number of these batches. The batches are contiguous in the epoch's order. Each batch
+ * has its own dropout seed, so a model with dropout takes one batch per call.
  */
 static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t left,
 	struct next_push *p, uint32_t *done)
@@ -518,14 +518,14 @@ static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i
 	return rc;
 }
 
-/* Start to copy the sum of the newest submitted steps to the host. */
+/* Start to copy the sum of the gradients of the newest submitted steps to the host. */
 static int read_back(struct steps *s, struct next_push *p)
 {
 	p->g = cnnps_gradient(s->c);
 	return p->g ? WATCHED(backend_local_finish(s->backend, NULL, p->g)) : PS_ENOMEM;
 }
 
-/* Wait for the copy of the oldest steps. */
+/* Wait until the sum of the oldest submitted steps is on the host. */
 static int complete_steps(struct steps *s, struct next_push *p)
 {
 	double loss, start = clock_seconds();
@@ -560,7 +560,7 @@ static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 	return rc;
 }
 
-/* Complete the steps of a push and divide the sum. The division is here and not in `deliver`,
+/* Complete the steps of a push and divide its sum. The code divides here and not in `deliver`,
  * because the server waits while `deliver` runs. */
 static int complete_ahead(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
@@ -576,9 +576,9 @@ static int complete_ahead(struct steps *s, struct next_push *in_flight, struct n
 /*
  * With prefetch, three pushes overlap: the device computes one, the sum of the previous one is
  * ready to be sent, and the one before that is on its way to the server. Meanwhile the weights for
- * the next push arrive; they include none of the three. The worker sends a sum as soon as weights
- * have arrived, before it verifies them, because the transfers and the server's update take
- * longest.
+ * the next push arrive; they include none of these three pushes. The worker sends a sum as soon as
+ * weights have arrived, before it verifies them, because the transfers and the server's update take
+ * more time than anything else.
  */
 static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 {

@@ -1,13 +1,13 @@
 /*
  * steps.h - what a worker does with the batches of a lease in each mode (proto/WIRE.md, "Modes").
  *
- * Modes downpour and ssp are four verbs, which trainer.c calls for each batch: pull, batch,
- * gradient, push. The other modes, and pushes of several batches that the device computes without
- * the host, are one call per lease.
+ * In modes downpour and ssp, trainer.c calls four functions for each batch: pull, batch, gradient,
+ * push. In the other modes, and if the device computes a push of several batches without the host,
+ * it makes one call per lease.
  *
  * Invariants:
  * (1) every batch of a completed lease is in exactly one push, and the pushes are in batch order; a
- *     lease that came too late has no push;
+ *     lease for a step that is already over has no push;
  * (2) only the newest view of the weights and, in mode easgd, the worker's own weights survive from
  *     one lease to the next;
  *     Running statistics are no part of local steps: a push has the mean of its batches'
@@ -55,7 +55,7 @@ struct steps {
 	float *own;             /* the worker's weights for local steps; NULL until needed */
 	float *velocity;        /* easgd: velocity of `own`; NULL without momentum */
 	float *spare;           /* a gradient to be added to a push; NULL until needed */
-	size_t n_trained;       /* parameters but for the running statistics (common/model.h) */
+	size_t n_trained;       /* parameters except running statistics (common/model.h) */
 	float *statistics;      /* easgd: sum of the statistics of the batches of the next push */
 	int has_dropout;        /* the model has dropout layers */
 	int started;            /* easgd: `own` has its initial values */

@@ -24,7 +24,8 @@ struct trainer {
 	struct err *e;
 	struct model model;
 	struct backend *backend; /* uses the training images */
-	/* uses the test images; one backend for both sets would reload a GPU at each change */
+	/* uses the test images; one backend for both sets would copy a set to the GPU at each
+	 * change */
 	struct backend *tester;
 	struct loader *loader, *test_loader; /* NULL: the backend has the whole set */
 	struct steps steps;
@@ -55,7 +56,7 @@ static int holds_eval(const struct trainer *t, const struct cnnps_lease *lease)
 	       t->held.term == lease->term;
 }
 
-/* Ask for test images from *next to `end`, as many as the loader has room for. */
+/* Request test images from *next to `end`, as many as the loader has room for. */
 static void ask_test_images(struct trainer *t, uint32_t *next, uint32_t end)
 {
 	uint32_t index[TEST_BATCH];
@@ -69,7 +70,7 @@ static void ask_test_images(struct trainer *t, uint32_t *next, uint32_t end)
 	}
 }
 
-/* The same as backend_evaluate, for images that are not in memory. */
+/* As backend_evaluate, for images that are not in memory. */
 static int evaluate_loaded(
 	struct trainer *t, uint32_t first, uint32_t n, size_t *correct, double *loss_sum)
 {
@@ -106,7 +107,7 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 	int rc = holds_eval(t, lease) ? PS_OK : pull_eval_weights(t, lease);
 
 	if (rc == PS_EAGAIN)
-		return PS_OK; /* other workers have completed that evaluation */
+		return PS_OK; /* other workers have completed this evaluation */
 	if (rc)
 		return rc;
 	start = clock_seconds();
@@ -123,7 +124,7 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 	return cnnps_result(t->c, lease, &result);
 }
 
-/* The server's page shows what the network believes now. */
+/* Send the network's predictions at `weights` to the server, for its page. */
 static void show(void *arg, const float *weights)
 {
 	struct trainer *t = arg;
@@ -239,7 +240,7 @@ static int parse_model(struct trainer *t)
 	return t->model.n_layers ? check_shape(t) : PS_OK;
 }
 
-/* Open a loader if the device cannot have all images of `part` at once. */
+/* Open a loader if the device cannot keep one fixed copy of the images of `part`. */
 static int open_loader(
 	struct trainer *t, struct loader **l, enum data_part part, uint32_t max_batch)
 {

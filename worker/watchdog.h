@@ -10,13 +10,13 @@
 
 #define WATCHDOG_EXIT 13 /* the exit status; docs/operations.md */
 
-/* The longest time of a call. Without this call there is no limit. */
+/* Set the maximum duration of a call of the device. Without watchdog_init there is no limit. */
 void watchdog_init(uint64_t ms);
 void watchdog_begin(void);
 /* Returns `rc`. */
 int watchdog_end(int rc);
 
-/* The value of a call of the device. */
+/* Evaluates to the status of a call of the device, which runs under the watchdog. */
 #define WATCHED(call) (watchdog_begin(), watchdog_end(call))
 
 #endif

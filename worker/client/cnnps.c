@@ -54,12 +54,12 @@ struct cnnps {
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* in total; number i is at i % PULLS */
 	struct request request; /* the newest request */
-	/* clock_us: the end of the newest call; the begin of this one, 0 outside of calls; how long
-	 * this call has waited */
+	/* times of clock_us: end of the newest call; start of the current call (0: no call is
+	 * running); total waiting time of the current call */
 	uint64_t left_us, entered_us, waited_us;
 };
 
-/* A call begins. Its time counts, and the time since the end of the one before. */
+/* A call begins. The time since the end of the previous call counts as TIME_COMPUTE. */
 static void begin_call(struct cnnps *c)
 {
 	c->entered_us = clock_us();
@@ -68,7 +68,7 @@ static void begin_call(struct cnnps *c)
 		net_spend(c->net, TIME_COMPUTE, c->entered_us - c->left_us);
 }
 
-/* A call ends. */
+/* A call ends. Its time without waits counts as TIME_COPY. Returns `rc`. */
 static int done(struct cnnps *c, int rc)
 {
 	uint64_t now = clock_us();
@@ -116,7 +116,7 @@ static int read_struct(struct cnnps *c, void *to, size_t size, const void *from,
 }
 #define READ_STRUCT(c, to, from, name) read_struct(c, to, sizeof(*(to)), from, #name)
 
-/* Copy the result to the program's struct, all but its size. */
+/* Copy all fields except `size` to the program's struct. */
 static void write_struct(void *to, const void *from, size_t size)
 {
 	memcpy((unsigned char *)to + sizeof(size_t), (const unsigned char *)from + sizeof(size_t),
@@ -132,7 +132,8 @@ static struct request *new_request(struct cnnps *c, enum request_kind kind)
 	return &c->request;
 }
 
-/* Counts the time of a request, from `from` to `now`, for what the program waited for. */
+/* Counts the time of a request, from `from` to `now`, in the time_part for which the program
+ * waited. */
 static void count_wait(struct cnnps *c, enum request_kind kind, uint64_t from, uint64_t now)
 {
 	uint64_t pushed = c->request.pushed_us;
@@ -150,7 +151,7 @@ static void count_wait(struct cnnps *c, enum request_kind kind, uint64_t from, u
 
 static int run_request(struct cnnps *c, struct request *o)
 {
-	enum request_kind kind = o->kind; /* a push may go on as a pull */
+	enum request_kind kind = o->kind; /* net_request may turn a push into a pull */
 	uint64_t from = clock_us();
 
 	if (!c->net)
@@ -351,7 +352,7 @@ static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 	return 0;
 }
 
-/* Get unverified weights: those of CNNPS_PULL_WAIT, or else of a new pull. */
+/* Get unverified weights: those that CNNPS_PULL_WAIT received, else those of a new pull. */
 static int await_weights(struct cnnps *c, enum weights which, struct arrival *to)
 {
 	struct request *o;
@@ -391,8 +392,8 @@ static int is_one_frame(struct arrival *a)
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Verify weights and make them c->view. Their place is memory from options.allocate, or else the
- * received message, or else a new message. */
+/* Verify weights and make them c->view. They are stored in memory from options.allocate if it is
+ * set, else in the received message if that is possible, else in a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	int rc;
@@ -501,8 +502,8 @@ static int send_slot(struct cnnps *c, struct request *o)
 	return rc;
 }
 
-/* Make the tensor of a push, which all transmissions share. It is a copy of `g`, or the buffer of
- * cnnps_gradient itself. */
+/* Make the tensor of a push, which all its transmissions share. The tensor is a copy of `g`, or the
+ * buffer of cnnps_gradient itself. */
 static int make_tensor(
 	struct cnnps *c, struct request *o, const float *g, uint64_t offset, size_t n)
 {

@@ -16,11 +16,12 @@
  *
  * Structs: every struct that a call reads or fills begins with `size`. Set it to the sizeof of the
  * struct and the rest to zero (an initialiser does both). Later versions of the library may append
- * fields, of which zero means the behaviour before. A program works with newer libraries, and with
- * older ones as long as fields that they do not have are zero; else the call returns CNNPS_EUSAGE.
+ * fields; a new field that is zero keeps the earlier behaviour. A program works with a newer
+ * library. It works with an older library if all fields that the older library lacks are zero;
+ * otherwise the call returns CNNPS_EUSAGE.
  *
- * Threads: the library has no global state but the log callback. A connection may be used by any
- * thread, but by one at a time. Callbacks may come from the library's threads.
+ * Threads: the library has no global state but the log callback. Any thread may use a connection,
+ * but only one thread at a time. Callbacks may come from the library's threads.
  *
  * Forks: a connection does not survive fork() in the child. A child may exit or exec, or make
  * connections of its own; it must not use or close a connection of its parent.
@@ -76,10 +77,11 @@ enum cnnps_code {
 	CNNPS_ENET = -26         /* network library error */
 };
 
-/* One line on the newest failed call of `c`, or on the failed cnnps_connect that made `c`. Valid
- * until the next call. c NULL: cnnps_connect found no memory. */
+/* Returns one line about the newest failed call on `c`, or about the failed cnnps_connect that made
+ * `c`. The text is valid until the next call on `c`. If c is NULL, the text says "out of
+ * memory". */
 const char *cnnps_error(const struct cnnps *c);
-/* What a status means in general, "server unreachable". Static. */
+/* Returns what a status means, for example "server unreachable". The text is static. */
 const char *cnnps_strerror(int status);
 
 /* ---- connect --------------------------------------------------------------------------------- */
@@ -95,7 +97,7 @@ enum cnnps_log_level { CNNPS_LOG_ERROR, CNNPS_LOG_WARN, CNNPS_LOG_INFO, CNNPS_LO
 
 /* How gradients and weights travel to and from a server on the same host: AUTO: in shared memory if
  * that is possible, else over the connection; TCP: over the connection; SHM: in shared memory, and
- * without it the call fails with CNNPS_EUSAGE. */
+ * if that is not possible, the connection fails with CNNPS_EUSAGE. */
 enum cnnps_lane { CNNPS_LANE_AUTO, CNNPS_LANE_TCP, CNNPS_LANE_SHM };
 
 /* Strings are copied; the callbacks must stay valid until cnnps_close. */
@@ -121,7 +123,8 @@ struct cnnps_options {
 	/* Maximum memory for pushes that are not durable yet. 0: 256 MiB */
 	uint64_t replay_bytes;
 	/* NULL, or called ten times a second, from any thread. Nonzero ends the current wait and
-	 * all later ones with CNNPS_ESHUTDOWN; a push, a result and a flush still get 5 s. */
+	 * all later waits with CNNPS_ESHUTDOWN. A push, a result and a flush may still wait for 5
+	 * s. */
 	int (*stop)(void *arg);
 	void *stop_arg;
 	/* NULL, or the allocator for gradients and received weights, for example of pinned memory
@@ -141,15 +144,17 @@ struct cnnps_options {
 	void *log_arg;
 	enum cnnps_log_level log_level;
 	enum cnnps_lane lane;
-	/* What this program evaluates besides the loss: up to four names of a-z, 0-9 and _, and
-	 * accuracy, with commas between them; "none": only the loss. NULL: accuracy. The server
-	 * refuses workers that evaluate something else than its --metrics. */
+	/* The metrics that this program evaluates besides the loss, separated by commas:
+	 * "accuracy", and up to four other names of the characters a-z, 0-9 and _. "none": only the
+	 * loss. NULL: accuracy. The server refuses a worker whose metrics differ from its
+	 * --metrics. */
 	const char *metrics;
 	/* 1: this program holds back cnnps_info.validate training images. 0: cnnps_connect fails
 	 * with CNNPS_EUSAGE if the run has --validate. */
 	int validates;
-	/* NULL, or the tensors that make up vector:N, for exports: a line for each, as
-	 * proto/WIRE.md, "Tensors", says. The server refuses workers with another list. */
+	/* NULL, or the tensors that make up vector:N, for exports: one line per tensor, as
+	 * proto/WIRE.md, "Tensors", specifies. The server refuses a worker whose list differs from
+	 * the run's. */
 	const char *tensors;
 };
 
@@ -171,23 +176,24 @@ struct cnnps_info {
 	int prefetch;             /* 1: pull while computing */
 	/* learning rate and momentum of the worker's local steps; momentum 0: none */
 	double local_rate, momentum;
-	/* training images that are held back (proto/WIRE.md, "Images of validation"): leases count
-	 * batches of the rest, and EVAL leases count images of these. 0: none */
+	/* number of training images that are held back (proto/WIRE.md, "Images of validation").
+	 * TRAIN leases count batches of the other training images; EVAL leases count held-back
+	 * images. 0: none */
 	uint32_t validate;
-	/* observer: the list of the tensors that make up vector:N (cnnps_options); "": unknown, and
-	 * for a worker */
+	/* observer: the tensors that make up vector:N (cnnps_options.tensors); "": unknown. A
+	 * worker always gets "" */
 	const char *tensors;
 };
 
-/* Connect and wait until the server accepts this worker. Also on failure *c may be a connection,
- * which serves only for cnnps_error and cnnps_close; it is NULL if there is no memory.
- * CNNPS_EUSAGE, CNNPS_ENOMEM, CNNPS_EIO, CNNPS_EUNREACHABLE, CNNPS_EAUTH, CNNPS_EVERSION,
+/* Connect and wait until the server accepts this worker. After a failure *c may also be a
+ * connection: use it only for cnnps_error and cnnps_close. *c is NULL if there was no memory.
+ * Errors: CNNPS_EUSAGE, CNNPS_ENOMEM, CNNPS_EIO, CNNPS_EUNREACHABLE, CNNPS_EAUTH, CNNPS_EVERSION,
  * CNNPS_EFULL, CNNPS_EWRONGDATA, CNNPS_EDONE, CNNPS_ESHUTDOWN. */
 int cnnps_connect(struct cnnps **c, const struct cnnps_options *options);
 /* Valid until cnnps_close. */
 const struct cnnps_info *cnnps_info(const struct cnnps *c);
-/* Wait up to 5 s for decisions, say goodbye, join the background thread, free everything and set
- * *c to NULL; *c may be NULL. */
+/* Wait up to 5 s for the server's decisions on the pushes, send BYE, join the background thread,
+ * free everything and set *c to NULL; *c may be NULL. */
 void cnnps_close(struct cnnps **c);
 
 /* ---- train ----------------------------------------------------------------------------------- */
@@ -200,7 +206,7 @@ struct cnnps_lease {
 	uint32_t epoch;        /* TRAIN: from 0; determines the order of the images */
 	uint32_t first, count; /* TRAIN: batches; EVAL: images */
 	uint64_t eval_id;
-	int exact; /* TRAIN: 1: one push for the whole lease, computed at `version` of `term` */
+	int exact; /* TRAIN: 1: make one push for the whole lease, at `version` of `term` */
 	uint64_t version, term;
 };
 
@@ -213,7 +219,8 @@ enum {
 	 * returns these weights; they do not include pushes made after this call. */
 	CNNPS_PULL_START = 1,
 	/* Wait until the weights for the next pull without flags have arrived. That pull still
-	 * verifies their checksum, which takes time: pushes made before it overlap with this. */
+	 * verifies their checksum, which takes time. A push made before that pull is sent
+	 * meanwhile. */
 	CNNPS_PULL_WAIT = 2,
 	/* Pull the weights that the EVAL lease evaluates; `into` is required. CNNPS_EAGAIN: other
 	 * workers have completed this evaluation. */
@@ -230,12 +237,12 @@ struct cnnps_pull {
 	/* out, unless CNNPS_PULL_START or CNNPS_PULL_WAIT: */
 	const float *weights; /* n_params floats, `into` if it is given */
 	uint64_t version, term;
-	/* EASGD: the fraction of their distance that worker and centre each move */
+	/* EASGD: worker and centre each move by this fraction of the distance between them */
 	double elastic;
 };
 
-/* Get the newest weights. Blocks unless CNNPS_PULL_START. CNNPS_EPROTO: they had a wrong checksum
- * three times. */
+/* Get the newest weights. Blocks unless `flags` is CNNPS_PULL_START. CNNPS_EPROTO: the weights
+ * arrived with a wrong checksum three times. */
 int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull);
 
 /* The batches that a push covers. */
@@ -248,14 +255,15 @@ struct cnnps_work {
 struct cnnps_push {
 	size_t size;
 	/* The values [offset, offset + count) of the gradient; all others count as zero. count 0:
-	 * all n_params. The library copies them, or takes over the buffer of cnnps_gradient if it
-	 * is pushed as a whole. */
+	 * all n_params. The library copies these values. If they are a whole buffer of
+	 * cnnps_gradient, the library takes the buffer over instead. */
 	const float *gradient;
 	uint64_t offset, count;
 	uint64_t version; /* the version of the weights at which the gradient was computed */
 	struct cnnps_work work;
-	/* NULL, or a pull without flags that is made after the push, in the same request: half the
-	 * round trips. If only the pull fails, cnnps_stats counts the push all the same. */
+	/* NULL, or a pull without flags. The server carries out the push and then the pull in one
+	 * request, which halves the round trips. If only the pull fails, cnnps_stats still counts
+	 * the push. */
 	struct cnnps_pull *then;
 };
 
@@ -271,14 +279,14 @@ struct cnnps_evaluation {
 	size_t size;
 	uint32_t correct; /* correct answers; 0 if accuracy is not one of the metrics */
 	double loss_sum;
-	double metric_sum[4]; /* of the other metrics of cnnps_options, in their order */
+	double metric_sum[4]; /* of the metrics of cnnps_options except accuracy, in that order */
 };
 
 /* Send the result of an EVAL lease. */
 int cnnps_result(struct cnnps *c, const struct cnnps_lease *lease,
 	const struct cnnps_evaluation *evaluation);
-/* Wait until every push is decided (durable != 0: and on the server's disk), for at most
- * timeout_ms. CNNPS_EAGAIN: not all are. */
+/* Wait until the server has decided every push and, if `durable` is not 0, has stored it on disk.
+ * CNNPS_EAGAIN: some pushes are still open after timeout_ms. */
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms);
 /* Report progress. Call it if other calls may be more than batch_timeout_ms apart. Costs
  * nothing. Any thread, at any time. */
@@ -294,16 +302,16 @@ struct cnnps_stats {
 	/* pushes without effect: another worker was first, or the step was over */
 	uint64_t superseded;
 	/* Where the time of the program went, in microseconds: outside of this library, waiting for
-	 * weights, sending pushes, waiting for leases, and checksums and copies in here. The
-	 * server's status shows it. */
+	 * weights, sending pushes, waiting for leases, and computing checksums and copies in the
+	 * library. The server's status shows these times. */
 	uint64_t compute_us, weights_us, push_us, lease_us, copy_us;
 };
 
 /* Counters since cnnps_connect. Any thread, at any time. */
 int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats);
 /* The server's status as JSON, at most size - 1 bytes and a NUL. When the run ends, an observer
- * that called this in the last 10 s gets one final status ("ending": "done" ...) and after that
- * CNNPS_EDONE. */
+ * that called this in the last 10 s gets one final status ("ending": "done" ...). The call after
+ * that returns CNNPS_EDONE. */
 int cnnps_status(struct cnnps *c, char *json, size_t size);
 /* Make the server write a checkpoint now; *generation (may be NULL) gets its number. */
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);

@@ -32,7 +32,7 @@ void contact_up(struct contact *k)
 
 /* ---- the cause and the remedy ---------------------------------------------------------------- */
 
-/* The cause and the remedy, and the server's address. */
+/* Why there is no contact, what helps, and the server's address. */
 struct finding {
 	char cause[150], remedy[150];
 	struct endpoint server;
@@ -74,7 +74,7 @@ static void start_a_server(struct finding *f, const struct contact_state *s)
 			f->server.host[0] ? f->server.host : "its host", f->server.port);
 }
 
-/* Explain why there is no connection, or none to a cnn-ps. */
+/* Explain why there is no connection, or why the peer is no cnn-ps. */
 static void explain_probe(
 	struct finding *f, const struct contact_state *s, const struct probe_report *r)
 {

@@ -3,8 +3,8 @@
  * thread repeats this BEAT while the program's thread waits for an answer and does not get the CPU.
  *
  * On a busy machine the scheduler runs a thread last after a long computation, even if the thread
- * only waits now. With fifteen more processes on two CPUs such a thread was 1.6 s late. The
- * background thread, which never computes, was 0.5 s late.
+ * only waits now. Measured with fifteen other busy processes on two CPUs: such a thread ran 1.6 s
+ * late; the background thread, which never computes, ran 0.5 s late.
  *
  * Invariants:
  * (1) `socket` is used only under `lock`;
@@ -37,8 +37,8 @@ void heartbeat_repeat(struct heartbeat *h, uint64_t now);
 void heartbeat_stop(struct heartbeat *h);
 /* Like wire_recv, from the beat connection. */
 int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
-/* 1 if there is a message to receive. Otherwise *fd becomes the socket's ZMQ_FD for a poll; a
- * concurrent heartbeat_repeat may consume its edge. */
+/* 1 if there is a message to receive. Otherwise *fd becomes the socket's ZMQ_FD for a poll. This
+ * descriptor is edge-triggered: a concurrent heartbeat_repeat may consume the edge. */
 int heartbeat_readable(struct heartbeat *h, int *fd) PS_MUST_CHECK;
 
 #endif

@@ -14,14 +14,14 @@
 #define MAX_SLOTS   1024u
 #define MAX_BUFFERS 65536u
 
-/* What libzmq gets with a message of a slot. */
+/* The argument that libzmq passes to return_slot. */
 struct slot_owner {
 	struct lane *lane;
 	uint32_t index;
 };
 
 struct lane {
-	atomic_uint refs; /* the owner's, and one for each slot and each buffer in use */
+	atomic_uint refs; /* one for the owner, and one for each slot and each buffer in use */
 	int fd;
 	uint64_t n_params;
 	struct lane_layout layout;
@@ -112,7 +112,7 @@ static int is_layout(const struct lane *l, const struct lane_layout *a)
 	       a->buffer_pitch % LANE_PAGE == 0 && a->slot_pitch % LANE_PAGE == 0;
 }
 
-/* Map the memory of the answer. */
+/* Map the memory whose descriptors came with the server's answer. */
 static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
 {
 	if (!is_layout(l, &l->layout) || !share_is_sound(fds[0], weights_bytes(l)) ||
@@ -254,7 +254,7 @@ static void end_reading(void *values, void *reading)
 	uint64_t ticket = r->ticket;
 
 	(void)values;
-	/* a later PARAMS may already have the hold */
+	/* a later PARAMS may already use this entry of `held`: then leave it */
 	(void)atomic_compare_exchange_strong(&r->lane->control->held[r->hold], &ticket, 0);
 	drop_lane_ref(r->lane);
 	free(r);

@@ -2,9 +2,9 @@
  * lane.h - the worker's side of a shared-memory lane (proto/lane.h).
  *
  * The program makes a gradient in a slot of the push memory, and the PUSH names the slot. A PARAMS
- * names a buffer of the server, which this process maps read-only; it becomes the message's tensor
- * frame without a copy. Slots and buffers are ZeroMQ messages for the rest of the library: when
- * their last reference is closed, on any thread, the lane takes them back.
+ * names a buffer of the server. This process maps the buffer read-only and makes it the tensor
+ * frame of the PARAMS without a copy. The rest of the library handles slots and buffers as ZeroMQ
+ * messages: when any thread closes the last reference, the lane takes the slot or buffer back.
  *
  * Invariants:
  * (1) a slot has one owner: the lane, the program, or the message of its push. A push keeps its
@@ -24,7 +24,7 @@
 
 struct lane; /* opaque, see lane.c */
 
-/* A slot of the program. Any thread. */
+/* A slot that the program owns. Any thread may use it. */
 struct lane_slot {
 	struct lane *lane; /* NULL: none */
 	uint32_t index;
@@ -36,30 +36,31 @@ struct lane_slot {
 int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e) PS_MUST_CHECK;
 /* Drop the owner's reference and set *l to NULL; *l may be NULL. */
 void lane_close(struct lane **l);
-/* Look for the server's answer. PS_OK: the lane is open. PS_EAGAIN: no answer yet. Any other
- * status: the lane cannot be used. */
+/* Check whether the server has answered. PS_OK: the lane is open. PS_EAGAIN: no answer yet. Any
+ * other status: the lane cannot be used. */
 int lane_poll(struct lane *l, struct err *e) PS_MUST_CHECK;
 /* 1 if lane_poll has returned PS_OK. */
 int lane_is_open(const struct lane *l);
 /* 1 if the server has closed the lane, or has ended. */
 int lane_is_lost(const struct lane *l);
-/* Readable when the answer has arrived. */
+/* Returns a descriptor that becomes readable when the server's answer has arrived. */
 int lane_fd(const struct lane *l);
-/* A WELCOME with this lane_ticket has arrived: no PARAMS up to it will arrive any more. */
+/* A WELCOME with this lane_ticket has arrived: no PARAMS with this or an older ticket can arrive
+ * after it. */
 void lane_resynchronised(struct lane *l, uint64_t ticket);
 
 /* Take a free slot. Returns 0 if there is none. */
 int lane_take(struct lane *l, struct lane_slot *slot) PS_MUST_CHECK;
 /* Return a slot that was not sent; slot->lane becomes NULL. Any thread. */
 void lane_return(struct lane_slot *slot);
-/* Make `message` of the first `count` values of the slot, without a copy; slot->lane becomes NULL.
- * PS_ENOMEM: the caller keeps the slot. Any thread. */
+/* Turn the first `count` values of the slot into `message`, without a copy; slot->lane becomes
+ * NULL. PS_ENOMEM: the caller keeps the slot. Any thread. */
 int lane_send(struct lane_slot *slot, size_t count, zmq_msg_t *message) PS_MUST_CHECK;
-/* The field lane_slot for a message of lane_send; 0: `values` is in no slot of `l`, or `l` is
- * NULL. */
+/* Returns the value of the field lane_slot for the values of a message of lane_send. 0: `values` is
+ * in no slot of `l`, or `l` is NULL. */
 uint32_t lane_slot_of(const struct lane *l, const void *values);
-/* Append the weights that `ref` names to the frames of their PARAMS. PS_EPROTO: the message has a
- * frame, or the numbers are wrong. PS_ENOMEM. */
+/* Append the weights that `ref` names to the frames of their PARAMS. PS_EPROTO: the PARAMS already
+ * has a tensor frame, or a number in `ref` is out of range. PS_ENOMEM. */
 int lane_append(struct lane *l, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
 
 #endif

@@ -21,7 +21,7 @@ static int set_socket_int(void *socket, int option, int value)
 	return zmq_setsockopt(socket, option, &value, sizeof(value));
 }
 
-/* Set every option that differs from libzmq's default or on which the code relies. */
+/* Set every option whose value differs from libzmq's default or matters to the code. */
 static int link_set_options(void *socket, int has_keys, uint64_t random)
 {
 	/* a frame may be a whole model; decode.c checks the exact size after WELCOME */
@@ -43,9 +43,9 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	bad |= set_socket_int(socket, ZMQ_CONNECT_TIMEOUT, 1500);
 	/* ZMTP heartbeats drop healthy peers that are busy; BEAT messages replace them */
 	bad |= set_socket_int(socket, ZMQ_HEARTBEAT_IVL, 0);
-	/* TCP probes every second and gives up after 2.5 s without progress. Otherwise its
-	 * retransmissions become so rare that a repaired network is not used for seconds. A slow
-	 * network makes progress. The server does the same. */
+	/* TCP probes every second and gives up after 2.5 s without progress. Otherwise TCP's
+	 * retransmissions become so rare that a repaired network stays unused for seconds. A slow
+	 * network makes progress, so it keeps its connection. The server sets the same options. */
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE, 1);
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_IDLE, 1);
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1);

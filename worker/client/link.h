@@ -47,8 +47,9 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 void link_set_window(struct link *l, uint32_t push_window);
 /* Take one event from the monitor without blocking. LINK_NONE: no event. */
 enum link_event link_next_event(struct link *l);
-/* Reconnect if libzmq has stopped. libzmq stops after an incompatible peer, but a server may have
- * replaced that program. The call discards queued messages, so do not call it often. */
+/* Reconnect if libzmq has stopped. libzmq stops after a handshake with an incompatible program, but
+ * the right server may listen at that address by now. The call discards queued messages, so do not
+ * call it often. */
 void link_redial(struct link *l);
 /* Bytes acknowledged and received on the bulk connection; 0: not connected. */
 uint64_t link_bytes_moved(const struct link *l);

@@ -21,7 +21,7 @@
 #include "worker/client/outbox.h"
 
 #define TICK_MS         100
-#define STATUS_AFTER_MS 700 /* without a WELCOME: send STATUS after this silence */
+#define STATUS_AFTER_MS 700 /* without WELCOME: send STATUS after this time without a message */
 #define REDIAL_MS       1000
 /* a server repeats a notice within this time; a single notice is not reported */
 #define NOTICE_MS 1400
@@ -31,7 +31,7 @@
 
 enum {
 	STOP_GRACE_MS = 5000, /* limit of each request of a stopped program */
-	RESEND_MS = 5000,     /* STATUS and ADMIN, which are not part of the session */
+	RESEND_MS = 5000,     /* resend STATUS and ADMIN, which the session does not resend */
 };
 
 /* A pull of the current weights that was started by REQUEST_PREFETCH. */
@@ -71,7 +71,7 @@ struct net {
 	uint64_t lane_term;      /* the term of its server ... */
 	uint64_t lane_ms;        /* ... and when the worker asked for it */
 	struct request *request; /* in progress, or NULL */
-	uint64_t request_ms;     /* when `request` began */
+	uint64_t request_ms;     /* clock_ms when `request` began */
 	int pending;             /* `request` was passed to the session, or sent */
 	uint64_t sent_ms;
 	enum prefetch prefetch;
@@ -142,7 +142,7 @@ static void complete(struct net *n, int rc)
 	net_alive(n);
 }
 
-/* The request in progress if it has this kind, else NULL. */
+/* Returns the request in progress if it has this kind, else NULL. */
 static struct request *current(struct net *n, enum request_kind kind)
 {
 	return n->request && n->request->kind == kind ? n->request : NULL;
@@ -194,7 +194,7 @@ static void describe_unreachable(struct net *n, char why[CONTACT_TEXT])
 		n->welcomed ? s->disconnect_timeout_ms : s->connect_timeout_ms, why);
 }
 
-/* Record the reason of the end in one line: the server's text if there is one. */
+/* Record in one line why the session ended: the server's text if there is one. */
 static void on_end(struct net *n, int rc)
 {
 	char why[CONTACT_TEXT];
@@ -231,7 +231,8 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
-/* Slots and buffers in use keep the memory until they are released. */
+/* Drop this reference to the lane. Its memory stays mapped until the last slot and buffer are
+ * released. */
 static void drop_lane(struct net *n)
 {
 	n->out.lane = NULL;
@@ -268,7 +269,8 @@ static void poll_lane(struct net *n, uint64_t now)
 	}
 }
 
-/* A lane lives as long as its server. After each new connection to the same server it continues. */
+/* Open a lane to a new server. After a new connection to the same server, the existing lane stays
+ * in use. */
 static void on_welcome_lane(struct net *n, const struct msg_welcome *w)
 {
 	struct err e = {.text = "the server offers none"};
@@ -299,7 +301,7 @@ static void check_lane(struct net *n, uint64_t now)
 	}
 }
 
-/* The weights of this PARAMS are in shared memory: append them as its tensor frame. */
+/* Append the weights of a PARAMS, which are in shared memory, as its tensor frame. */
 static int append_weights(struct net *n, const struct lane_ref *ref, struct frames *f)
 {
 	poll_lane(n, n->awake.now_ms); /* the server answered before it sent PARAMS */
@@ -357,7 +359,8 @@ static void count_ack(struct net *n, const struct msg_ack *a)
 			(int)a->reject);
 }
 
-/* The request that waits for PARAMS; NULL: the PARAMS answer a prefetch. */
+/* Returns the request that waits for PARAMS. NULL: no request does, and a PARAMS answers a
+ * prefetch. */
 static struct request *pulling(struct net *n)
 {
 	return n->pending ? current(n, REQUEST_PULL) : NULL;
@@ -504,7 +507,7 @@ static void run_effects(struct net *n)
 		run_effect(n, e);
 }
 
-/* ---- the request in progress: the code tries it after every event ---------------------------- */
+/* ---- the request in progress, which is tried after every event ------------------------------- */
 
 static void try_request_now(struct net *n, uint64_t now);
 
@@ -519,7 +522,8 @@ static void try_connect(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* Make the push, with a pull if the request asks for one. During a prefetch the push goes alone. */
+/* Make the push, with a pull if the request asks for one. During a prefetch the push is sent
+ * without a pull. */
 static int make_push(struct net *n, struct request *r, uint64_t *seq, uint64_t now)
 {
 	if (!r->push.then_pull || n->prefetch)
@@ -715,8 +719,8 @@ static void deliver_last_status(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* 1 if the request has had its time after the stop. The program may compute for longer than that
- * before it makes its last push. */
+/* 1 if the time of the request after a stop is over. This time begins with the request and not with
+ * the stop, because the program may first compute for longer than STOP_GRACE_MS. */
 static int stop_is_over(const struct net *n, uint64_t now)
 {
 	uint64_t since = n->stop_ms > n->request_ms ? n->stop_ms : n->request_ms;
@@ -757,7 +761,7 @@ static void apply_effects(struct net *n, uint64_t now)
 
 /* ---- messages and events --------------------------------------------------------------------- */
 
-/* Pass the ACK inside PARAMS to the session as a message of its own. */
+/* Pass the ACK inside a PARAMS to the session as a separate message. */
 static void on_inner_ack(struct net *n, const struct msg_ack *a)
 {
 	struct msg m;
@@ -768,8 +772,8 @@ static void on_inner_ack(struct net *n, const struct msg_ack *a)
 	apply_effects(n, now_of(n));
 }
 
-/* 1 for the answer to query_status. It shows only that the server is alive, so the session does not
- * get it: the wait for a WELCOME continues. */
+/* 1 for the answer to query_status. The answer shows only that the server is alive, so it is not
+ * passed to the session: the wait for a WELCOME continues. */
 static int is_sign_of_life(const struct net *n, const struct msg *m)
 {
 	return m->type == MSG_STATUS && session_phase(n->session) == PHASE_HELLO;
@@ -854,7 +858,7 @@ static void on_link_change(struct net *n, enum link_event event)
 		n->answered = 0;
 		n->received_ms = now;
 		n->server_error.status =
-			0; /* it belongs to an earlier connection, maybe to another server */
+			0; /* from an earlier connection, maybe to another server */
 		contact_up(&n->contact);
 		session_link_up(n->session, now);
 	} else {
@@ -925,8 +929,8 @@ static void note_progress(struct net *n, uint64_t now)
 
 /* ---- without contact, and the tick ----------------------------------------------------------- */
 
-/* Send STATUS to distinguish a waiting server from others. A cnn-ps that cannot send a WELCOME yet
- * answers STATUS. Another program or a hung server does not. */
+/* Send STATUS to detect a server that only waits. A cnn-ps that cannot send a WELCOME yet answers
+ * STATUS; another program or a hung server does not. */
 static void query_status(struct net *n, uint64_t now)
 {
 	const struct msg m = {.type = MSG_STATUS};
@@ -1035,9 +1039,9 @@ int net_request(struct net *n, struct request *r)
 	return r->status;
 }
 
-/* ---- the background thread, while the program is elsewhere ----------------------------------- */
+/* ---- the background thread, while the program makes no call ---------------------------------- */
 
-/* Run one step. Returns the milliseconds until the next one. */
+/* Run one step of the background thread. Returns the milliseconds until the next step. */
 static uint64_t background_step(struct net *n)
 {
 	uint64_t now = clock_ms();

@@ -43,7 +43,7 @@ enum request_kind {
 	REQUEST_CONNECT, /* wait for the first WELCOME */
 	REQUEST_PUSH,
 	REQUEST_PULL,
-	REQUEST_PREFETCH, /* start a pull; the next one of WEIGHTS_CURRENT waits for its answer */
+	REQUEST_PREFETCH, /* start a pull; the next PULL of WEIGHTS_CURRENT waits for its answer */
 	REQUEST_LEASE,
 	REQUEST_RESULT,
 	REQUEST_FLUSH,
@@ -108,8 +108,8 @@ struct net; /* opaque */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Carry out `r` and block until it is complete. Returns r->status. */
 int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
-/* Take a slot of shared memory for a gradient. Returns 0 if there is none: the gradient takes the
- * connection. Any thread. */
+/* Take a slot of shared memory for a gradient. Returns 0 if no slot is free: the gradient then
+ * travels over the connection. Any thread. */
 int net_take_slot(struct net *n, struct lane_slot *slot) PS_MUST_CHECK;
 /* Report that the program makes progress. Any thread. */
 void net_alive(struct net *n);
@@ -117,13 +117,13 @@ void net_alive(struct net *n);
 int net_show_asked(struct net *n);
 /* The parts of struct time_split. */
 enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
-/* Adds `us` to the time that the program has spent on `part`. BEATs report the sums. The program's
- * thread. */
+/* Adds `us` to the time that the program has spent on `part`. Each BEAT reports the sums. Only the
+ * program's thread calls it. */
 void net_spend(struct net *n, enum time_part part, uint64_t us);
-/* Any thread. */
+/* Write the counters to *s. Any thread. */
 void net_stats(const struct net *n, struct cnnps_stats *s);
-/* Wait for decisions, send BYE, join the background thread, free the struct and set *n to NULL; *n
- * may be NULL. */
+/* Wait for the decisions on the pushes, send BYE, join the background thread, free the struct and
+ * set *n to NULL; *n may be NULL. */
 void net_free(struct net **n);
 
 #endif

@@ -207,8 +207,8 @@ static void post_in_lane(struct outbox *o, struct msg *m, struct retained *k, ui
 	queue_part(o, m, 0, 0);
 }
 
-/* Post the frames of a push. The code computes the checksum of a part while libzmq sends the part
- * before it. */
+/* Post the frames of a push. While libzmq sends one part, this function computes the checksum of
+ * the next part. */
 static void post_in_frames(struct outbox *o, struct msg *m, struct retained *k)
 {
 	struct slices *s = &m->push.slices;

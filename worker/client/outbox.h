@@ -40,7 +40,8 @@ struct outgoing {
 
 struct outbox {
 	void *socket; /* borrowed */
-	/* borrowed, or NULL: the server reads tensors in its slots, and no frame is sent */
+	/* borrowed, or NULL. If set, the server reads tensors in the slots of this lane, and no
+	 * frame is sent */
 	const struct lane *lane;
 	size_t retained_bytes;
 	uint64_t sent_seq; /* newest posted push */
@@ -55,7 +56,8 @@ void outbox_init(struct outbox *o, void *socket);
 void outbox_release(struct outbox *o);
 
 /* Retain push `seq`, whose values have the position `slice`. Takes *tensor over and leaves it
- * empty. The first transmission computes the checksums, except one that `slice` has. */
+ * empty. The first transmission computes the checksums, except a checksum that `slice` already
+ * has. */
 void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
 /* Pushes up to `seq` are durable: free their bytes. */
 void outbox_drop(struct outbox *o, uint64_t seq);

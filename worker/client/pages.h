@@ -1,6 +1,6 @@
 /*
- * pages.h - what cnn-ctl alone uses of libcnnps: the status of workers that a STATUS has no room
- * for.
+ * pages.h - a function of libcnnps that only cnn-ctl uses. It gets the status of the workers for
+ * which a STATUS reply has no room.
  */
 #ifndef WORKER_CLIENT_PAGES_H
 #define WORKER_CLIENT_PAGES_H
@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include "worker/client/cnnps.h"
 
-/* As cnnps_status, but the JSON has only the fields "workers", from number `first` on, and
- * "workers_left_out". A server of an older release sends its whole status again. */
+/* As cnnps_status, but the JSON has only the fields "workers" (the workers from number `first` on)
+ * and "workers_left_out". A server of an older release sends its whole status again. */
 int cnnps_status_page(struct cnnps *c, uint32_t first, char *json, size_t size);
 
 #endif

@@ -22,12 +22,12 @@ struct retained_push {
 	enum reject reject;
 	uint32_t superseded;
 	uint64_t code;       /* of that ACK */
-	struct work granted; /* the grant that `work` is a part of; count 0: unknown */
+	struct work granted; /* the grant that contains `work`; count 0: unknown */
 	uint64_t grant_code;
 };
 
-/* A request with at most one answer. The session sends it again after each WELCOME until the answer
- * comes. */
+/* A request that gets at most one answer. The session sends it again after each WELCOME until the
+ * answer comes. */
 struct rpc {
 	int open, sent;
 	uint64_t number;
@@ -242,7 +242,7 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 		return; /* the answer to a HELLO that was sent twice */
 	if (s->welcomed && s->cfg.role == ROLE_WORKER &&
 		!same_incarnation(&w->stamp, &s->welcome.stamp))
-		return; /* the answer to a HELLO from before the first WELCOME */
+		return; /* the answer to a HELLO that was sent before the first WELCOME */
 	if (!s->welcomed)
 		s->last_seq = s->acked_seq = s->durable_seq = decided;
 	if (decided < s->durable_seq || decided > s->last_seq)
@@ -252,8 +252,8 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	s->welcome = *w;
 	s->welcomed = 1;
 	s->phase = PHASE_READY;
-	/* Send again the pushes whose verdict is unknown here and those that the server lost in a
-	 * crash. */
+	/* Send again the pushes whose verdict this worker does not know, and the pushes that the
+	 * server lost in a crash. */
 	s->sent_seq = s->confirmed_seq = decided < s->acked_seq ? decided : s->acked_seq;
 	s->pull.sent = s->lease.sent = s->bye_sent = 0;
 	s->pull_with = 0; /* a replay carries no pull */
@@ -270,7 +270,7 @@ static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 	if (a->term != s->welcome.stamp.term || a->seq > s->sent_seq || a->seq <= s->durable_seq)
 		return; /* decided before a crash, or sent before the newest WELCOME */
 	if (a->seq > s->acked_seq + 1) {
-		resynchronise(s, now_ms); /* the ACK before it was lost, with its verdict */
+		resynchronise(s, now_ms); /* an earlier ACK, and so a verdict, was lost */
 		return;
 	}
 	struct retained_push *k = retained_push(s, a->seq);
@@ -516,7 +516,7 @@ static int check_push(struct session *s)
 	return rc == PS_OK && !session_can_push(s) ? PS_EAGAIN : rc;
 }
 
-/* Note the grant that the work of `k` is a part of. The server wants to see it after a crash. */
+/* Record the grant that contains the work of `k`. After a crash the server needs this grant. */
 static void note_grant(const struct session *s, struct retained_push *k)
 {
 	const struct work *own = &s->grant.work, *work = &k->work;

@@ -14,8 +14,8 @@
  * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order,
  *     before anything else; then a RESULT that was not sent yet, the unanswered LEASE and PULL;
  * (4) at most push_window pushes are sent and unacknowledged, at most replay_window retained. The
- *     link is ordered, so a WELCOME proves that the server has decided or will never get any
- *     message sent before its HELLO. HELLO is therefore the only way to resynchronise.
+ *     link is ordered. So after a WELCOME every message sent before its HELLO has either been
+ *     handled by the server or will never arrive. HELLO is therefore the only way to resynchronise.
  * PS_ASSERT checks (1), (2) and (4), and the order of (3), in every build.
  *
  * Pure: no socket, clock or thread; allocates nothing after session_new. Thread: the caller's.
@@ -48,7 +48,7 @@ struct session_config {
 };
 
 /* An effect: an instruction to the driver. Read the effects in order with session_effect after each
- * call, before the next one. */
+ * call, before the next call. */
 enum session_effect_kind {
 	DO_SEND, /* msg on the bulk link */
 	/* retained push `seq`; msg is its header without slices, the driver has the tensor */
@@ -56,11 +56,11 @@ enum session_effect_kind {
 	DO_SEND_BEAT, /* msg on the beat link */
 	DO_RELEASE,   /* free the bytes of the pushes up to `seq`: they are durable */
 	NOTIFY_READY, /* WELCOME: session_welcome is valid; repeated after each resynchronisation */
-	NOTIFY_ACK,   /* msg->ack is the decision on push `seq`; once per push */
-	NOTIFY_PARAMS, /* msg->params answers the pull; of the term of session_welcome */
+	NOTIFY_ACK,   /* msg.ack is the decision on push `seq`; once per push */
+	NOTIFY_PARAMS, /* msg.params answers the pull; its term is that of session_welcome */
 	/* the pull has no answer because of `status` (PS_EAGAIN: no evaluation is running) */
 	NOTIFY_NO_PARAMS,
-	NOTIFY_GRANT, /* msg->grant answers the lease request */
+	NOTIFY_GRANT, /* msg.grant answers the lease request */
 	NOTIFY_END,   /* the session ended with `status` */
 };
 

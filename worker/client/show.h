@@ -1,5 +1,6 @@
 /*
- * show.h - what cnn-worker alone uses of libcnnps: the pictures that the server's page shows.
+ * show.h - functions of libcnnps that only cnn-worker uses. They send the pictures that the
+ * server's page shows.
  *
  * While somebody watches the page, the server asks one worker every other second, with a STATUS
  * request. A worker may ignore it; libcnnps does so in other programs.

@@ -1,8 +1,8 @@
 /*
- * convert.h - cnn-ctl convert: other formats of images to the IDX files of a data set.
+ * convert.h - cnn-ctl convert: writes images of other formats as the IDX files of a data set.
  *
- * A reader hands images to a writer for each part, training and test. The files get their names
- * when all of them are complete. No file of a format is trusted. Thread: main.
+ * A reader hands images to a writer for each part, training and test. The files get their final
+ * names when all of them are complete. No input file is trusted. Thread: main.
  */
 #ifndef WORKER_CTL_CONVERT_H
 #define WORKER_CTL_CONVERT_H
@@ -16,8 +16,8 @@ struct convert {
 	size_t classes;
 };
 
-/* Readers. Each writes both parts; *found becomes 0, and nothing is written, if `from` has no such
- * files. */
+/* Readers. Each writes both parts; *found becomes 0, and nothing is written, if `from` has no files
+ * of the reader's format. */
 int convert_cifar(struct convert *c, int *found, struct err *e) PS_MUST_CHECK;
 int convert_npy(struct convert *c, int *found, struct err *e) PS_MUST_CHECK;
 int convert_folders(struct convert *c, int *found, struct err *e) PS_MUST_CHECK;

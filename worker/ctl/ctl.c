@@ -11,7 +11,7 @@
 
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
-/* all other commands may connect to a server */
+/* the commands that may connect to a server */
 #define DIALS "command!=keygen|convert|history|report|show"
 
 /* A command. `takes` describes its arguments. */
@@ -47,15 +47,16 @@ static const struct command commands[] = {
 	"  drain             Write a last checkpoint, end the workers and the server.\n"           \
 	"  log-level LEVEL   Set the log level of the server until its next start: error,\n"       \
 	"                    warn, info or debug.\n"                                               \
-	"  export FILE       Write the weights of the server or of --checkpoint to FILE:\n"        \
-	"                    model and weights if its name ends in .onnx, else a\n"                \
-	"                    .safetensors file.\n"                                                 \
+	"  export FILE       Write the weights of the server, --checkpoint or --weights\n"         \
+	"                    to FILE: with the model as an ONNX file if the name ends\n"           \
+	"                    in .onnx, else as a .safetensors file.\n"                             \
 	"  predict IMAGE...  Classify images with the weights of the server, --checkpoint\n"       \
 	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
 	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
-	"                    28x28 pixels, white on black). The file - is standard input.\n"       \
-	"  eval              Evaluate these weights on the test images: accuracy, loss,\n"         \
-	"                    confused classes, and the worst mistakes as pictures.\n"              \
+	"                    28x28 pixels, white on black). - is standard input.\n"                \
+	"  eval              Evaluate the weights of the server, --checkpoint or\n"                \
+	"                    --weights on the test images: accuracy, loss, confused\n"             \
+	"                    classes, and the worst mistakes as pictures.\n"                       \
 	"  history DIR       Print the history of the run whose checkpoints are in DIR.\n"         \
 	"  report DIR...     Print an HTML page that compares the runs of up to 8\n"               \
 	"                    directories.\n"                                                       \
@@ -64,9 +65,9 @@ static const struct command commands[] = {
 	"                    directory TO. FROM has CIFAR's binaries, NumPy's .npy files,\n"       \
 	"                    or a folder of PNG or JPEG pictures for each class.\n"                \
 	"  keygen DIR [WORKER...]\n"                                                               \
-	"                    Write keys for a server, a worker, an admin and an observer\n"        \
-	"                    to DIR, the list of authorized keys, and a further key for\n"         \
-	"                    each WORKER."
+	"                    Write to DIR: keys for a server, a worker, an admin and an\n"         \
+	"                    observer, one more key for each WORKER, and the list of\n"            \
+	"                    authorized keys."
 
 static int find_command(const char **args, int n_args, const struct command **found, struct err *e)
 {
@@ -161,7 +162,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.max = 4000,
 			.arg = "FILE",
 			.help = "write the worst mistakes to this PNG file",
-			.unset = "show the worst three only",
+			.unset = "show only the three worst on the terminal",
 			.needs = "command=eval"},
 		{.name = "predictions",
 			.type = OPT_TEXT,
@@ -171,7 +172,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.arg = "FILE",
 			.help = "write number, label, class and probability of each image to this "
 				"CSV file",
-			.unset = "do not",
+			.unset = "write none",
 			.needs = "command=eval"},
 		{.name = "format",
 			.type = OPT_ENUM,
@@ -187,7 +188,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "DIR",
-			.help = "write the history as an event file of TensorBoard to DIR instead",
+			.help = "write the history to DIR as an event file of TensorBoard",
 			.unset = "print it",
 			.needs = "command=history"},
 		{.name = "once",
@@ -200,7 +201,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.type = OPT_FLAG,
 			.dest = &ctl->json,
 			.def = "0",
-			.help = "print the status as a line of JSON each second",
+			.help = "print the status every second, as one line of JSON",
 			.needs = "command=top"},
 		{.name = "connect-timeout-ms",
 			.type = OPT_INT,

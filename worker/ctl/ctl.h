@@ -17,7 +17,7 @@ enum ctl_format { CTL_CSV, CTL_JSON };
 
 struct ctl {
 	const char *server, *data, *checkpoint, *weights,
-		*model;                     /* NULL: not given, except server */
+		*model;                     /* NULL: not given; `server` is never NULL */
 	const char *key, *server_key;       /* key files, or NULL */
 	const char *tensorboard;            /* directory, or NULL */
 	const char *mistakes, *predictions; /* of eval: files, or NULL */
@@ -32,14 +32,14 @@ struct ctl {
 /* server.c: print one line on stderr, in the format of --log-format: an error `status`, or progress
  * (PS_OK). */
 void ctl_say(const char *event, int status, const char *text);
-/* server.c: open an observer's connection; print waits on stderr. The commands after it are one
- * request each. */
+/* server.c: open an observer's connection; print on stderr what it waits for. */
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
-/* The same with `stop` and `report` of cnnps_options, and `arg` for both. */
+/* As ctl_connect, with `stop` and `report` of cnnps_options, and `arg` for both. */
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	void (*report)(void *arg, const char *line), void *arg, struct cnnps **c,
 	struct err *e) PS_MUST_CHECK;
-/* Get the status with all workers, however many: the caller releases it. PS_EPROTO: no JSON. */
+/* Get the status with all workers, with several requests if needed. The caller releases *status.
+ * PS_EPROTO: the reply is not JSON. */
 int ctl_fetch_status(struct cnnps *c, json_t **status) PS_MUST_CHECK;
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_checkpoint(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
@@ -60,7 +60,7 @@ int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 void ctl_weights_release(struct ctl_weights *w);
 int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
-/* history.c: the lines of the file history.jsonl, or of that file in a directory. */
+/* history.c: read the lines of history.jsonl; `dir` is that file or its directory. */
 int ctl_history_read(const char *dir, json_t **lines, struct err *e) PS_MUST_CHECK;
 int ctl_history(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_show(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;

@@ -72,7 +72,8 @@ static int digits(size_t classes)
 	return n;
 }
 
-/* The grey of a pixel of the drawing, which is a pixel of the picture: the mean of its channels. */
+/* Returns the grey of one pixel of the drawing: the mean of the channels of one pixel of the
+ * picture. */
 static int grey_at(const struct drawing *d, size_t step, size_t y, size_t x)
 {
 	const struct shape *s = &d->shape;
@@ -86,8 +87,8 @@ static int grey_at(const struct drawing *d, size_t step, size_t y, size_t x)
 	return (int)(sum / s->c);
 }
 
-/* Draw a line of the picture, two rows of pixels, and the probability of a class if there is
- * one. */
+/* Draw one line: two rows of pixels of the picture, then the probability of a class if one belongs
+ * to this line. */
 static void draw_line(const struct drawing *d, size_t line, const size_t *class, int terminal)
 {
 	const size_t side = d->shape.h > d->shape.w ? d->shape.h : d->shape.w;

@@ -14,11 +14,11 @@
 #include "worker/data/dataset.h"
 
 #define CHUNK       256  /* images at a time */
-#define TABLE_SIDE  20   /* classes; with more, the most frequent confusions are listed */
+#define TABLE_SIDE  20   /* classes; if there are more, a list replaces the table */
 #define MAX_COUNTED 4096 /* classes whose confusions are counted */
 #define LISTED      20   /* confusions */
 #define WORST       48   /* mistakes of a contact sheet */
-#define DRAWN       3    /* of them, on the terminal */
+#define DRAWN       3    /* mistakes drawn on the terminal */
 #define MAX_THREADS 64
 #define NAME        48
 
@@ -43,12 +43,12 @@ struct evaluation {
 	uint32_t *count; /* classes x classes: label, class; NULL: too many */
 	struct mistake worst[WORST];
 	size_t n_worst;
-	FILE *predictions; /* NULL: not wanted */
+	FILE *predictions; /* NULL: no --predictions */
 };
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* Keep the mistakes with the greatest confidence, in order. */
+/* Add `m` to the list of the mistakes with the greatest confidence, if it is one. */
 static void keep_mistake(struct evaluation *v, struct mistake m)
 {
 	size_t at = v->n_worst;
@@ -90,7 +90,8 @@ static int evaluate_chunk(struct evaluation *v, uint32_t first, size_t n, struct
 	rc = backend_use(v->backend, &v->chunk, e);
 	if (rc)
 		return rc;
-	/* the loss as workers compute it: that of a probability may be infinite */
+	/* compute the loss from the logits, as workers do: computed from a probability it may be
+	 * infinite */
 	rc = backend_evaluate(v->backend, v->weights->w, 0, n, &correct, &loss);
 	if (!rc)
 		rc = backend_predict(v->backend, v->weights->w, 0, n, v->probability);
@@ -132,7 +133,7 @@ static void print_table(const struct evaluation *v)
 	}
 }
 
-/* The most frequent confusions; each search takes the largest count that is left. */
+/* Print the most frequent confusions. Each search takes the largest count that is left. */
 static void print_confusions(const struct evaluation *v)
 {
 	const size_t n = v->classes * v->classes;
@@ -164,7 +165,7 @@ static void print_results(const struct evaluation *v)
 		print_confusions(v);
 }
 
-/* The pixels of the worst mistakes; CHUNK is at least WORST. */
+/* Load the pixels of the worst mistakes into v->pixels; CHUNK is at least WORST. */
 static int load_worst(struct evaluation *v, struct err *e)
 {
 	const size_t size = shape_count(v->data.shape);

@@ -41,7 +41,7 @@ static void put_varint(struct bytes *b, uint64_t v)
 	b->at[b->n++] = (unsigned char)v;
 }
 
-/* Field `number` with a text or a message. */
+/* Append field `number`, whose value is a text or a message. */
 static void put_nested(struct bytes *b, unsigned number, const void *data, size_t n)
 {
 	put_varint(b, number << 3 | 2);
@@ -77,7 +77,8 @@ static struct bytes begin_event(unsigned char memory[MAX_EVENT], double seconds,
 	return b;
 }
 
-/* Event.summary (5) has a Summary.value (1) with a tag (1) and a simple_value (2). */
+/* Append Event.summary (field 5) with one Summary.value (1), which has a tag (1) and a simple_value
+ * (2). */
 static void put_scalar(
 	struct bytes *file, double seconds, uint64_t step, const char *tag, double value)
 {
@@ -99,7 +100,7 @@ static void put_scalar(
 
 static const struct {
 	const char *kind, *key, *tag;
-	const char *step; /* the field that is the step */
+	const char *step; /* name of the field that holds the step */
 } scalars[] = {
 	{"sample", "loss", "train/loss", "updates"},
 	{"sample", "images_per_s", "speed/images_per_s", "updates"},
@@ -113,7 +114,7 @@ static const struct {
 
 #define N_SCALARS (sizeof(scalars) / sizeof(scalars[0]))
 
-/* The metrics besides accuracy: epoch/NAME. */
+/* Write the metrics except accuracy, with the tag epoch/NAME. */
 static void put_metrics(struct bytes *file, double seconds, const json_t *o)
 {
 	json_int_t epoch = json_integer_value(json_object_get(o, "epoch"));

@@ -1,8 +1,9 @@
 /*
- * folders.c - see convert.h: pictures in folders, one folder per class. FROM has train/CLASS and
- * test/CLASS; or only CLASS, and then every tenth picture of a class is a test image. Classes are
- * numbered from 0 in the order of their names, which classes.txt lists. All pictures have the size
- * of the first one; they have colours if it has.
+ * folders.c - see convert.h: pictures in folders, one folder per class. FROM has folders
+ * train/CLASS and test/CLASS, or only folders CLASS; then every tenth picture of a class is a test
+ * image. Classes are numbered from 0 in the order of their names, which classes.txt lists. All
+ * pictures must have the size of the first one. They are written in colour if the first one has
+ * colours.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -72,8 +73,8 @@ static int is_picture(const char *name)
 	return 0;
 }
 
-/* The folders of `dir`, or its pictures. Other files are ignored, and names that begin with a
- * dot. */
+/* List the folders in `dir`, or its pictures. Other files and names that begin with a dot are
+ * ignored. */
 static int list(struct names *l, const char *dir, int folders, struct err *e)
 {
 	DIR *d = opendir(dir);
@@ -104,7 +105,7 @@ struct folders {
 	struct shape shape;
 };
 
-/* The first picture decides about size and colours. */
+/* Begin both parts with the size and the channels of the first picture. */
 static int begin_parts(struct folders *f, const struct picture *p, struct err *e)
 {
 	struct convert *c = f->c;
@@ -139,7 +140,8 @@ static int put_picture(
 	return rc;
 }
 
-/* `dir`: the folder of class `label`. Without a split every tenth picture is a test image. */
+/* Write the pictures of class `label` from its folder `dir`. Without a split every tenth picture is
+ * a test image. */
 static int put_class(
 	struct folders *f, enum convert_part part, const char *dir, size_t label, struct err *e)
 {
@@ -176,7 +178,7 @@ static int put_part(struct folders *f, enum convert_part part, const char *dir, 
 
 /* ---- together -------------------------------------------------------------------------------- */
 
-/* A class of test/ alone would have no number. */
+/* Every class of test/ must also be in train/: otherwise it has no number. */
 static int check_test_classes(const struct folders *f, const char *dir, struct err *e)
 {
 	struct names tests;

@@ -16,7 +16,7 @@
 #define HISTORY_FILE "history.jsonl"
 #define MAX_HISTORY  ((size_t)64 << 20)
 
-/* The columns of CSV. A line without such a field has an empty cell. */
+/* The columns of the CSV. A line of the history that lacks a field gets an empty cell. */
 static const char *const columns[] = {"t", "kind", "term", "epoch", "images", "updates",
 	"images_per_s", "loss", "accuracy", "test_loss", "live", "pushes", "duplicates", "rejected",
 	"refusals", "generation", "worker", "change", "name", "host", "status"};
@@ -43,7 +43,7 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 		json_t *o = json_loadb(at, (size_t)((stop ? stop : end) - at), 0, NULL);
 
 		if (json_is_object(o) && json_is_string(json_object_get(o, "kind")))
-			json_array_append(list, o); /* else torn: the server will repair it */
+			json_array_append(list, o); /* else incomplete: the server repairs it */
 		json_decref(o);
 		at = stop ? stop + 1 : end;
 	}

@@ -48,7 +48,7 @@ static int check_key_name(const char *name, struct err *e)
 		MAX_NAME);
 }
 
-/* Existing keys stay: a second keygen makes only missing keys. */
+/* Existing keys stay: a second run of keygen makes only the missing keys. */
 int ctl_keygen(const struct ctl *ctl, struct err *e)
 {
 	const char *dir = ctl->args[0];

@@ -1,7 +1,7 @@
 /*
- * npy.c - see convert.h: NumPy's arrays. train_images.npy, train_labels.npy, test_images.npy and
- * test_labels.npy, or Keras' names x_train.npy and so on. Images are unsigned bytes of N x H x W,
- * N x C x H x W, or N x H x W x C with 1 or 3 channels; labels are integers.
+ * npy.c - see convert.h: reads NumPy's arrays from train_images.npy, train_labels.npy,
+ * test_images.npy and test_labels.npy, or Keras' names x_train.npy and so on. Images are unsigned
+ * bytes of N x H x W, N x C x H x W, or N x H x W x C with 1 or 3 channels; labels are integers.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static int npy_bad(const struct npy *a, const char *what, struct err *e)
 	return err_set(e, PS_EDATA, "%s: %s", a->path, what);
 }
 
-/* Returns the text after 'key': in the header of the file, which is a Python dictionary. */
+/* Returns the text after 'key': in the header of the file. The header is a Python dictionary. */
 static const char *header_value(const char *head, const char *key)
 {
 	const char *at = strstr(head, key);
@@ -131,13 +131,13 @@ static int64_t integer(const struct npy *a, const unsigned char *p)
 	return (int64_t)v;
 }
 
-/* Read all labels; *max becomes at least the largest. */
+/* Read all labels. Raise *max to the largest label if *max is smaller. */
 static int read_labels(struct npy *a, uint16_t **out, uint32_t *max, struct err *e)
 {
 	unsigned char raw[8];
 	uint16_t *labels;
 
-	/* one column is usual too */
+	/* an array of one column is usual too */
 	if (a->n_dims < 1 || a->n_dims > 2 || (a->n_dims == 2 && a->dim[1] != 1))
 		return npy_bad(a, "labels have one dimension", e);
 	labels = *out = mem_try(a->dim[0], sizeof(*labels));

@@ -1,8 +1,9 @@
 /*
  * onnx.c - see onnx.h.
  *
- * The graph is built layer by layer. A node has one output, and both have the same name. Values are
- * N x C x H x W; only after fc they are flat, N x C, until a layer needs rows and columns again.
+ * The graph is built layer by layer. Each node has one output, whose name is the name of the node.
+ * Values are N x C x H x W. After an fc layer they are flat, N x C, until a layer needs rows and
+ * columns again.
  */
 #include "worker/ctl/onnx.h"
 #include <stdint.h>
@@ -18,14 +19,14 @@
 #define IR_VERSION 8
 #define OPSET      13
 
-/* the numbers of ONNX */
+/* ONNX's numbers of these types */
 enum element { FLOATS = 1, BYTES = 2, INTEGERS = 7 };
 enum attribute { ATTRIBUTE_FLOAT = 1, ATTRIBUTE_INT = 2, ATTRIBUTE_INTS = 7 };
 
 #define MAX_INPUTS      5
 #define MAX_ATTRIBUTES  5
 #define MAX_INTS        8
-#define LAYER_NODES     12 /* at most, of one layer */
+#define LAYER_NODES     12 /* maximum nodes of one layer */
 #define MAX_NODES       (LAYER_NODES * (MODEL_MAX_LAYERS + 1))
 #define LAYER_CONSTANTS 8
 #define MAX_CONSTANTS   (LAYER_CONSTANTS * (MODEL_MAX_LAYERS + 1))
@@ -126,7 +127,7 @@ static char *int_constant(struct graph *g, const int64_t *values, size_t n)
 	return t->name;
 }
 
-/* One number for all channels, or one for each: n x 1 x 1. */
+/* Add a constant with one value for all channels, or with one for each channel: n x 1 x 1. */
 static char *channel_constant(struct graph *g, const float *values, size_t n)
 {
 	struct initializer *t = add_constant(g, FLOATS, n, sizeof(*values));
@@ -175,7 +176,7 @@ static void add_node_input(struct node *n, char *name)
 	n->input[n->proto.n_input++] = name;
 }
 
-/* A node of two inputs; returns its output. */
+/* Add a node with two inputs; returns its output. */
 static char *binary(struct graph *g, char *op, char *left, char *right)
 {
 	struct node *n = add_node(g, op, left);
@@ -281,8 +282,8 @@ static char *add_batchnorm_node(struct graph *g, const struct layer *l, struct v
 	return n->name;
 }
 
-/* The mean of the squares of l->size channels at each pixel, zeros outside. ONNX has a node for it
- * (LRN), but only with as many channels before as after. */
+/* Add nodes for the mean of the squares of l->size channels at each pixel; channels outside count
+ * as zeros. ONNX has a node for it (LRN), but only with as many channels before as after. */
 static char *mean_of_squares(struct graph *g, const struct layer *l, char *in)
 {
 	static const int64_t axis[] = {1};
@@ -298,7 +299,7 @@ static char *mean_of_squares(struct graph *g, const struct layer *l, char *in)
 static char *add_lrn(struct graph *g, const struct layer *l, struct value in)
 {
 	char *image = as_image(g, in);
-	const float alpha = l->alpha * (float)l->size; /* ONNX divides it by the size */
+	const float alpha = l->alpha * (float)l->size; /* ONNX divides alpha by the size */
 
 	if (l->size % 2) {
 		struct node *n = add_node(g, "LRN", image);
@@ -315,8 +316,8 @@ static char *add_lrn(struct graph *g, const struct layer *l, struct value in)
 	return binary(g, "Div", image, binary(g, "Pow", base, number(g, l->beta)));
 }
 
-/* Add the value at the skip: every stride-th row and column of it, and zeros for the channels that
- * it lacks. */
+/* Add nodes for an add layer: every stride-th row and column of the value at its skip is added,
+ * with zeros for the channels that this value lacks. */
 static char *add_sum(struct graph *g, const struct layer *l, struct value in)
 {
 	const struct layer *skip = &g->m->layer[l->partner];
@@ -338,7 +339,7 @@ static char *add_sum(struct graph *g, const struct layer *l, struct value in)
 	return binary(g, "Add", as_image(g, in), from);
 }
 
-/* An operator without attributes on values of any shape. */
+/* Add a node of an operator without attributes, for values of any shape. */
 static struct value curve(struct graph *g, char *op, struct value in)
 {
 	return (struct value){add_node(g, op, in.name)->name, in.flat};
@@ -380,7 +381,7 @@ static struct value onnx_layer(struct graph *g, size_t i, struct value in)
 	return in;
 }
 
-/* v / 255, normalised if the model says so (preprocess.h). */
+/* Add nodes for pixels: v / 255, normalised if the model says so (preprocess.h). */
 static struct value add_images(struct graph *g)
 {
 	const struct preprocess *p = &g->m->preprocess;
@@ -404,7 +405,7 @@ static void build_graph(struct graph *g, const float *w)
 		snprintf(g->scope, sizeof(g->scope), "layer%zu", i + 1);
 		v = onnx_layer(g, i, v);
 	}
-	/* the last layer is fc */
+	/* the last layer is an fc layer: rename its output */
 	snprintf(g->node[g->n_nodes - 1].name, NAME, "logits");
 	struct node *n = add_node(g, "Softmax", v.name);
 	set_int_attribute(n, "axis", 1);

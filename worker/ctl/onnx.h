@@ -2,10 +2,10 @@
  * onnx.h - writes a model and its weights as an ONNX file, which ONNX Runtime and other programs
  * run.
  *
- * Input "images": uint8, N x channels x rows x columns, the bytes of a data set. The file has the
- * normalisation of the images. Outputs "logits" and "probabilities": float, N x classes. Shift,
- * flip and dropout are for training only and left out. The metadata have the model text. Operators
- * are those of opset 13. Thread: main.
+ * Input "images": uint8, N x channels x rows x columns, the bytes of a data set. The graph in the
+ * file normalises the images. Outputs "logits" and "probabilities": float, N x classes. Shift, flip
+ * and dropout are for training only and left out. The metadata have the model text. Operators are
+ * those of opset 13. Thread: main.
  */
 #ifndef WORKER_CTL_ONNX_H
 #define WORKER_CTL_ONNX_H

@@ -50,7 +50,7 @@ static void put_pixel_row(struct picture *p, size_t y, const uint8_t *row)
 
 /* ---- PGM ------------------------------------------------------------------------------------- */
 
-/* The unread rest of a file's text. */
+/* The part of a file's text that is not read yet. */
 struct scan {
 	const unsigned char *at, *end;
 };
@@ -174,7 +174,8 @@ static int read_png(struct picture *p, const struct raw *r, size_t channels, str
 
 /* ---- JPEG ------------------------------------------------------------------------------------ */
 
-/* libjpeg reports errors by a jump. What must survive it is here, not in locals. */
+/* libjpeg reports errors by a jump. The values that must survive the jump are here, not in local
+ * variables. */
 struct jpeg {
 	struct jpeg_decompress_struct d;
 	struct jpeg_error_mgr errors;
@@ -261,7 +262,7 @@ static int is_pgm(const struct raw *r)
 	       (isspace(r->data[2]) || r->data[2] == '#');
 }
 
-/* Grey as three equal channels. */
+/* Turn a grey picture into one with three equal channels. */
 static int spread(struct picture *p, struct err *e)
 {
 	size_t n = p->shape.h * p->shape.w;

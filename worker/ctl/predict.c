@@ -57,7 +57,7 @@ static int take_test_image(
 	return data_image(d, TEST_PART, (uint32_t)number, g->pixels + i * g->size, e);
 }
 
-/* Read a picture from a file. MNIST's digits are light on dark; most other pictures are not. */
+/* Read a picture from a file, and warn if it is dark on light: MNIST's digits are light on dark. */
 static int take_file(struct gallery *g, size_t i, const struct ctl *ctl, struct err *e)
 {
 	uint8_t *pixels = g->pixels + i * g->size;

@@ -1,6 +1,7 @@
 /*
  * report.c - see ctl.h: writes the histories of runs as one HTML file. The page is made of parts of
- * the server's page (server/monitor/page/) and of worker/ctl/report/. It asks no host for anything.
+ * the server's page (server/monitor/page/) and of worker/ctl/report/. The page loads nothing from a
+ * network.
  */
 #include <jansson.h>
 #include <stdio.h>

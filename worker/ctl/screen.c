@@ -22,7 +22,7 @@ static const int fatal[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGABRT, SIGSEGV, 
 static SCREEN *screen;
 static pthread_t owner;
 static atomic_int is_open;
-/* For the signal handler, which may not call ncurses: what restores the terminal. */
+/* The state that restores the terminal, for the signal handler, which must not call ncurses. */
 static struct termios before;
 static int has_modes, has_colours;
 static char restore[256];

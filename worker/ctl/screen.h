@@ -1,9 +1,9 @@
 /*
  * screen.h - a full-screen page on the terminal, with ncurses: cnn-ctl top.
  *
- * A page is text. The bytes of enum mark in it switch the look of what follows and take no room, so
- * the same text with its marks removed is plain. Thread: main; screen_is_open and
- * screen_is_mine: any.
+ * A page is text. The bytes of enum mark in it switch the look of the text after them and take no
+ * room. A page without its marks is plain text. Thread: main; screen_is_open and screen_is_mine:
+ * any.
  */
 #ifndef WORKER_CTL_SCREEN_H
 #define WORKER_CTL_SCREEN_H

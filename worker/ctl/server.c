@@ -1,4 +1,4 @@
-/* server.c - see ctl.h: the connection, and commands that are one request each. */
+/* server.c - see ctl.h: the connection, and the commands that send a single request. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,8 +83,8 @@ static void print_json(const json_t *o)
 	free(pretty);
 }
 
-/* Append the workers from number `first` on of a page to `o`. Returns the number after the last
- * one; `first` if there is none. */
+/* Append the workers of a page to `o`, from worker number `first` on. Returns the number after the
+ * last appended worker; `first` if there is none. */
 static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
 {
 	json_t *all = json_object_get(o, "workers"), *w;
@@ -103,7 +103,7 @@ static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
 	return next;
 }
 
-/* Ask for the workers that the status has no room for. */
+/* Request the workers for which the status has no room. */
 static int add_pages(struct cnnps *c, json_t *o, char *text, size_t size)
 {
 	const json_t *workers = json_object_get(o, "workers");

@@ -40,7 +40,7 @@ static const uint8_t font[sizeof(letters) - 1][FONT_ROWS] = {
 
 struct sheet {
 	struct shape shape;
-	size_t zoom, step; /* a pixel becomes zoom x zoom; every step-th one is taken */
+	size_t zoom, step; /* every step-th pixel is drawn, as zoom x zoom pixels */
 	size_t shown_w, shown_h, tile_w, tile_h;
 	size_t width, height;
 	uint8_t *rgb;

@@ -10,7 +10,7 @@
 #include "common/err.h"
 #include "common/model.h"
 
-#define SHEET_TEXT 24 /* with its 0; other characters than 0-9, %, #, -, > and blank are blank */
+#define SHEET_TEXT 24 /* with its NUL; draws only 0-9, %, #, -, > and blank, all others as blanks */
 
 struct sheet_tile {
 	const uint8_t *

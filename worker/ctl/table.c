@@ -12,7 +12,7 @@
 #define GAP       2 /* blanks between columns */
 #define MAX_CELL  128
 #define MAX_TEXT  24 /* maximum width of a text column, characters */
-#define FAIR_TEXT 12 /* texts shrink to this width before the address goes */
+#define FAIR_TEXT 12 /* texts shrink to this width before the column of addresses is left out */
 #define MIN_TEXT  8
 #define N_COLUMNS (sizeof(columns_of) / sizeof(columns_of[0]))
 
@@ -21,12 +21,12 @@ enum kind { TEXT, NUMBER, PERCENT };
 static const struct column {
 	const char *title;
 	enum kind kind;
-	const char *key;  /* of the worker's object; of its "time" for PERCENT */
+	const char *key;  /* a key of the worker's object; PERCENT: a key of its "time" */
 	const char *more; /* PERCENT: two further keys to add, or NULL */
 	const char *another;
 	double factor;
 	int decimals;
-	int leave;    /* order in which columns go; 0: never. See fit_columns */
+	int leave;    /* order in which columns are left out; 0: never. See fit_columns */
 	int shortens; /* may shrink to MIN_TEXT */
 } columns_of[] = {
 	{"worker", NUMBER, "worker", NULL, NULL, 1, 0, 0, 0},
@@ -74,7 +74,7 @@ static size_t length(const char *text)
 	return n;
 }
 
-/* NaN: there is no such number. */
+/* Returns the number under `key`; NaN: there is none. */
 static double number_at(const json_t *o, const char *key)
 {
 	const json_t *value = key ? json_object_get(o, key) : NULL;
@@ -101,7 +101,7 @@ static const char *cell_text(const json_t *worker, const struct column *c)
 	return text ? text : "";
 }
 
-/* A worker's value as text: "-" for none. */
+/* Returns a worker's value in column `c` as text; "-" if there is none. */
 static const char *cell(const json_t *worker, const struct column *c, char text[MAX_CELL])
 {
 	double value = c->kind == TEXT ? (double)NAN : cell_number(worker, c);
@@ -166,7 +166,8 @@ static int shorten(struct table *t, size_t min)
 	return 1;
 }
 
-/* Columns 1 to 3 go, then texts shrink, then columns from 4 go. */
+/* Make the table fit: leave out the columns whose `leave` is 1 to 3, then shrink texts, then leave
+ * out the columns from 4 on, then shrink texts further. */
 static void fit_columns(struct table *t, size_t columns)
 {
 	natural_widths(t);

@@ -18,7 +18,7 @@
 
 #define PERIOD_MS 1000
 #define BLANKS    3   /* between two items of a line */
-#define SAMPLES   240 /* of a sparkline: the last four minutes */
+#define SAMPLES   240 /* of a sparkline, one per second: four minutes */
 #define LABEL     10  /* characters before a sparkline, and ... */
 #define VALUE     14  /* ... after it */
 
@@ -33,7 +33,7 @@ struct top {
 	json_t *status; /* the newest one, owned; NULL: none yet */
 	struct series rate, loss, accuracy;
 	double idle; /* the part of the last second in which the server waited; < 0: not known */
-	double apply, verify; /* the same for these parts of its work */
+	double apply, verify; /* the parts of that second for updates, for checksums */
 	struct table_view table;
 	int typing, helps; /* 1: the user types a filter; the help is shown */
 	char wait[1024];   /* why the server does not answer; "": it does */
@@ -152,7 +152,8 @@ static void note_sample(struct series *s, const json_t *o, const char *key)
 		s->value[s->n++ % SAMPLES] = json_number_value(value);
 }
 
-/* Show the newest values in `width` characters, from the least to the greatest of them. */
+/* Show the newest values in `width` characters. The scale runs from the least to the greatest of
+ * them. */
 static void put_spark(FILE *f, const struct series *s, size_t width)
 {
 	static const char *const blocks[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
@@ -185,7 +186,8 @@ static void show_spark(struct page *s, const char *label, const struct series *o
 	end_line(s);
 }
 
-/* What the server did since the previous status, in percent. */
+/* Compute which parts of the time since the previous status the server was idle, made updates and
+ * verified checksums. */
 static void measure_server(struct top *t, const json_t *before, const json_t *now)
 {
 	const json_t *a = json_object_get(before, "time"), *b = json_object_get(now, "time");
@@ -263,7 +265,7 @@ static void show_waiting(struct page *s, const json_t *o)
 	end_line(s);
 }
 
-/* The workers, in the rows that are left but `below`. */
+/* Show the workers in the rows that are left, but leave `below` rows free. */
 static void show_workers(struct page *s, const json_t *o, struct table_view *v, size_t below)
 {
 	const json_t *list = json_object_get(o, "workers");
@@ -281,7 +283,7 @@ static void show_workers(struct page *s, const json_t *o, struct table_view *v, 
 		fputc('\n', s->out);
 }
 
-/* The whole status, without screen. */
+/* Print the whole status as lines, without a screen. */
 static int print_status(const json_t *o)
 {
 	struct page s = {0};
@@ -420,7 +422,7 @@ static void on_key(struct top *t, int key)
 		scroll(t, key);
 }
 
-/* Handle keys for `ms` milliseconds. Each one redraws the screen. */
+/* Handle keys for `ms` milliseconds. Each key redraws the screen. */
 static void handle_keys(struct top *t, int ms)
 {
 	uint64_t end = clock_ms() + (uint64_t)ms;
@@ -439,7 +441,7 @@ static void handle_keys(struct top *t, int ms)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* While the server does not answer, its wait ends when the user quits. Any thread. */
+/* `stop` of cnnps_options: ends a wait for the server when the user quits. Any thread. */
 static int stop(void *arg)
 {
 	if (screen_is_open() && screen_is_mine())
@@ -447,7 +449,7 @@ static int stop(void *arg)
 	return atomic_load(&has_quit);
 }
 
-/* Show the reason of a wait at the bottom, or as a line before the first screen. */
+/* Show why the program waits: at the bottom of the screen, or as a line before the first screen. */
 static void on_wait(void *arg, const char *line)
 {
 	struct top *t = arg;

@@ -54,7 +54,7 @@ static int from_file(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 	return rc ? rc : safetensors_read(ctl->weights, &w->model, w->w, e);
 }
 
-/* Copy a list of at most `size` bytes; an empty one is none. */
+/* Copy a list of at most `size` bytes. An empty list counts as no list. */
 static int keep_list(struct ctl_weights *w, const char *list, size_t size, struct err *e)
 {
 	if (w->model.n_layers || strnlen(list, size) == 0)

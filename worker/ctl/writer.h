@@ -1,8 +1,8 @@
 /*
  * writer.h - the IDX files of a data set, for the readers of convert.h.
  *
- * A writer makes the two files of one part, training or test. writer_settle gives them their names,
- * or removes them. Thread: main.
+ * A writer makes the two files of one part, training or test. writer_settle gives them their final
+ * names, or removes them. Thread: main.
  */
 #ifndef WORKER_CTL_WRITER_H
 #define WORKER_CTL_WRITER_H
@@ -31,7 +31,7 @@ int writer_put(
 	struct writer *w, const uint8_t *pixels, uint32_t label, struct err *e) PS_MUST_CHECK;
 /* Complete the files; they keep their ".part". */
 int writer_close(struct writer *w, struct err *e) PS_MUST_CHECK;
-/* Give the files their names (keep), or remove them. */
+/* Give the files their final names if `keep`, else remove them. */
 int writer_settle(struct writer *w, int keep, struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -60,8 +60,8 @@ static int refuse_counts(
 		files_name(&d->files, (enum data_file)(f + 1), labels), (unsigned long)n_labels);
 }
 
-/* A small gzipped file may honestly hold more images than the memory. So their number is compared
- * with the labels before any memory is reserved for them. */
+/* A small gzipped file may really hold more images than fit in memory. So the number of images is
+ * compared with the number of labels before memory is reserved for the images. */
 static int check_count(struct data *d, enum data_file f, const char *path, struct err *e)
 {
 	uint32_t n, n_labels = d->file[f + 1].n;
@@ -70,7 +70,7 @@ static int check_count(struct data *d, enum data_file f, const char *path, struc
 	return rc || n == n_labels ? rc : refuse_counts(d, f, n, n_labels, e);
 }
 
-/* EMNIST's images are turned in memory, so a file cannot stay on the disk. */
+/* EMNIST's images are transposed in memory, so they cannot stay on the disk. */
 static int refuse_disk(const struct idx *x, uint64_t memory, struct err *e)
 {
 	return err_set(e, PS_EDATA,
@@ -120,7 +120,8 @@ static int check_consistent(const struct data *d, struct err *e)
 	return PS_OK;
 }
 
-/* A function of the files, so that workers with the same files agree; a model may have more. */
+/* Returns a number that depends only on the files, so that workers with equal files agree. A model
+ * may have more classes. */
 static uint32_t count_classes(const struct data *d)
 {
 	const int is_mnist = d->shape.c == 1 && d->shape.h == 28 && d->shape.w == 28;
@@ -187,7 +188,7 @@ static int identify_data(struct data *d, struct err *e)
 	XXH3_64bits_reset(hash);
 	for (int f = 0; f < DATA_FILES && !rc; f++)
 		rc = hash_file(hash, &d->file[f], e);
-	/* the same bytes under MNIST's names would be other images */
+	/* under MNIST's names, equal bytes would be read as different images */
 	XXH3_64bits_update(hash, d->files.split, strlen(d->files.split));
 	d->shape = (struct shape){train->channels, train->rows, train->columns};
 	d->id = (struct data_id){
@@ -229,13 +230,13 @@ int data_load(struct data *d, const char *place, struct err *e)
 
 /* ---- images of validation -------------------------------------------------------------------- */
 
-/* What data_hold_back needs before it changes anything. */
+/* The memory and the selection that data_hold_back prepares before it changes the data set. */
 struct partition {
 	uint32_t n, n_held_back;
 	uint32_t *order;  /* first a shuffle, then as d->order */
 	uint8_t *is_held; /* of each image of the file */
 	uint16_t *label[DATA_PARTS];
-	uint8_t *pixels; /* of the held images, if they are in memory */
+	uint8_t *pixels; /* of the held-back images, if they are in memory */
 };
 
 static void choose_held(struct partition *p)
@@ -262,7 +263,7 @@ static void part_labels(struct data *d, struct partition *p)
 	}
 }
 
-/* Move the held images behind the others. */
+/* Move the held-back images behind all other images. */
 static void part_pixels(struct data *d, struct partition *p)
 {
 	const size_t size = shape_count(d->shape);
@@ -339,7 +340,7 @@ static const struct idx *images_file(const struct data *d, enum data_part part)
 	return &d->file[part == TRAIN_PART || d->n_held_back ? TRAIN_IMAGES : TEST_IMAGES];
 }
 
-/* The number, among all training images, of the first one of the part. */
+/* Returns the position of the first image of the part among all training images. */
 static uint32_t first_of(const struct data *d, enum data_part part)
 {
 	return part == TEST_PART && d->n_held_back ? d->id.n_train - d->n_held_back : 0;

@@ -4,9 +4,9 @@
  * Fingerprint: XXH3-64 of the decompressed bytes (IDX headers included) of train-images,
  * train-labels, t10k-images and t10k-labels, one after the other; then, for EMNIST, the name of the
  * split. EMNIST's images are stored with rows and columns exchanged, and its letters have labels of
- * 1 to 26: data_load turns the images and numbers letters from 0.
- * Images that fit memory are read once. Larger plain files stay on the disk, and each image is read
- * when it is needed.
+ * 1 to 26: data_load transposes the images and numbers the letters from 0. Images that fit in
+ * memory are read once. Larger plain files stay on the disk, and each image is read when it is
+ * needed.
  * Thread: any; plain data after data_load, so several threads may read it.
  */
 #ifndef WORKER_DATA_DATASET_H
@@ -28,7 +28,7 @@ struct data {
 	struct shape shape;
 	/* the last n_held_back training images are the test part (data_hold_back) */
 	uint32_t n_held_back;
-	uint32_t *order; /* NULL, or the number in the file of each training image on the disk */
+	uint32_t *order; /* NULL, or for each training image on the disk its number in the file */
 	/* classes: one more than the largest label; at least 10 for images of 1 x 28 x 28 */
 	struct data_id id;
 };
@@ -38,19 +38,19 @@ struct data {
  * zeroed.
  */
 int data_load(struct data *d, const char *place, struct err *e) PS_MUST_CHECK;
-/* The same with at most `memory` bytes of images in memory; data_load takes half of the machine's.
- * A gzipped file must fit. */
+/* As data_load, with at most `memory` bytes of images in memory; data_load uses at most half of the
+ * machine's memory. A gzipped file must fit in `memory`. */
 int data_load_within(
 	struct data *d, const char *place, uint64_t memory, struct err *e) PS_MUST_CHECK;
 void data_release(struct data *d);
 /*
  * From now on the training part lacks n of the training images, and the test part is these n images
- * (rng_hold_back says which). Images keep their order within each part. d->id stays. A second call
- * with the same n changes nothing; n may be 0. PS_EWRONGDATA: not 0 <= n < d->id.n_train, or
- * another n than before. PS_ENOMEM.
+ * (rng_hold_back says which). Images keep their order within each part. d->id does not change. A
+ * second call with the same n changes nothing; n may be 0. PS_EWRONGDATA: not 0 <= n <
+ * d->id.n_train, or an n that differs from the n of an earlier call. PS_ENOMEM.
  */
 int data_hold_back(struct data *d, uint32_t n, struct err *e) PS_MUST_CHECK;
-/* 1: data_train or data_test can be used; 0: only data_image. */
+/* 1: data_train or data_test returns the images of `part`; 0: only data_image does. */
 int data_in_memory(const struct data *d, enum data_part part);
 /* Copy the pixels of an image to `to`. PS_EDATA: its file has become shorter or cannot be read. */
 int data_image(const struct data *d, enum data_part part, uint32_t image, uint8_t *to,

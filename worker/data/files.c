@@ -8,7 +8,7 @@
 
 static const char *const names[DATA_FILES] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
 	"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
-/* of images with channels, if the first name is absent */
+/* names of files of images with channels; used if no file has the first name */
 static const char *const other_names[DATA_FILES] = {
 	[TRAIN_IMAGES] = "train-images-idx4-ubyte", [TEST_IMAGES] = "t10k-images-idx4-ubyte"};
 static const char *const emnist_names[DATA_FILES] = {"train-images-idx3-ubyte",
@@ -75,7 +75,7 @@ static int use_dir(struct data_files *f, const char *dir, size_t n, struct err *
 	return PS_OK;
 }
 
-/* Without --data: the first usual directory that has training images. */
+/* Without --data: choose the first usual directory that has training images. */
 static int find_usual(struct data_files *f, struct err *e)
 {
 	char path[FILES_MAX_PATH + 64];

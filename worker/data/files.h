@@ -1,10 +1,10 @@
 /*
  * files.h - finds the four files of a data set and names them.
  *
- * A directory has MNIST's names (Fashion-MNIST and cnn-ctl convert use them too), where images may
- * have idx4 instead of idx3, or EMNIST's: emnist-SPLIT-train-images-idx3-ubyte and so on. If it has
- * several splits of EMNIST, --data names one: DIR/emnist-letters. Each file may end in .gz; a plain
- * one has priority. Thread: any.
+ * The files have MNIST's names (Fashion-MNIST and cnn-ctl convert use them too), where images may
+ * have idx4 instead of idx3, or EMNIST's names: emnist-SPLIT-train-images-idx3-ubyte and so on. If
+ * a directory holds several splits of EMNIST, --data names one: DIR/emnist-letters. Each file may
+ * be gzipped and end in .gz; if both forms exist, the plain file is used. Thread: any.
  */
 #ifndef WORKER_DATA_FILES_H
 #define WORKER_DATA_FILES_H
@@ -20,8 +20,8 @@ struct data_files {
 	char split[16]; /* of EMNIST; "": MNIST's names */
 };
 
-/* Find the data set at `place`, a directory or a split in one; NULL: data/mnist, else Debian's
- * Fashion-MNIST. PS_EDATA: there is none, or more than one. */
+/* Find the data set at `place`, which is a directory or DIR/emnist-SPLIT; NULL: data/mnist, else
+ * Debian's Fashion-MNIST. PS_EDATA: there is none, or more than one. */
 int files_find(struct data_files *f, const char *place, struct err *e) PS_MUST_CHECK;
 /* Write the path of a file that exists. PS_EDATA: it does not. */
 int files_path(const struct data_files *f, enum data_file file, char path[FILES_MAX_PATH + 64],

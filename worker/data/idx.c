@@ -131,8 +131,8 @@ static uint32_t get_be32(const unsigned char *p)
 	return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
-/* Check the first four bytes: two zeros, the type and the number of dimensions. Returns the
- * latter. */
+/* Check the first four bytes: two zeros, the type and the number of dimensions. Returns the number
+ * of dimensions. */
 static int read_magic(
 	struct idx *x, uint32_t magic, enum idx_kind kind, const char *path, struct err *e)
 {

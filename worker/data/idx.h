@@ -2,8 +2,9 @@
  * idx.h - one IDX file (MNIST's format: big-endian header, then the values), plain or gzipped: read
  * whole into memory, or, if it is plain and large, in pieces from the disk.
  *
- * Images have unsigned bytes (type 0x08) of N x rows x columns or N x channels x rows x columns.
- * Labels have unsigned bytes or big-endian integers of 16 or 32 bits (types 0x08, 0x0b, 0x0c).
+ * A file of images holds unsigned bytes (type 0x08) with dimensions N x rows x columns or N x
+ * channels x rows x columns. A file of labels holds unsigned bytes or big-endian integers of 16 or
+ * 32 bits (types 0x08, 0x0b, 0x0c).
  *
  * The file is not trusted. Invariants:
  * (1) the reader checks the product of the header's dimensions before it allocates memory. The
@@ -13,7 +14,7 @@
  *     follow, and gzip's checksum is correct;
  * (3) a refusal is PS_EDATA and names the file, the field and the offset;
  * (4) a file on the disk that shrinks or cannot be read is PS_EDATA too: it is never mapped.
- * Thread: any; several may read a file on the disk.
+ * Thread: any; several threads may read a file on the disk.
  */
 #ifndef WORKER_DATA_IDX_H
 #define WORKER_DATA_IDX_H
@@ -41,8 +42,8 @@ struct idx {
 
 /* Read `path`. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
 int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
-/* The same, but a plain file of more than `memory` bytes stays on the disk. A gzipped one is
- * PS_EDATA. */
+/* As idx_read, but a plain file of more than `memory` bytes stays on the disk. A gzipped file of
+ * more than `memory` bytes is PS_EDATA. */
 int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory,
 	struct err *e) PS_MUST_CHECK;
 /* The number of images or labels that the header of `path` promises. Allocates nothing for them. */

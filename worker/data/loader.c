@@ -27,7 +27,7 @@ struct loader {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	/* Counts since the start; number i is in slot i % LOADER_AHEAD. taken <= loaded <= asked.
-	 * Slot taken - 1 is in the caller's hands. */
+	 * The caller uses the images of slot taken - 1. */
 	uint64_t asked, loaded, taken;
 	int holds; /* the caller has the images of slot taken - 1 */
 	int ends;
@@ -179,7 +179,7 @@ void loader_ask(struct loader *l, const struct loader_batch *b)
 	pthread_mutex_unlock(&l->lock);
 }
 
-/* Wait until all up to number `n` are loaded. */
+/* Wait until all batches up to number `n` are loaded. */
 static void await(struct loader *l, uint64_t n)
 {
 	pthread_mutex_lock(&l->lock);

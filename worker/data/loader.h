@@ -2,8 +2,8 @@
  * loader.h - the images of batches as the device needs them: shifted and flipped as the model says,
  * or read from files that are larger than memory. A thread prepares batches ahead.
  *
- * The epoch, the number and the model determine the bytes of a batch: they are the same in every
- * worker and for every order of calls.
+ * The seed, the epoch, the number of the batch and the model determine the bytes of a batch: the
+ * bytes are equal in every worker and for every order of calls.
  *
  * Invariants:
  * (1) batches come out in the order in which loader_ask requested them;

@@ -1,5 +1,5 @@
 /*
- * line.c - a worker in one page: it fits y = a x + b to noisy points with a cnn-ps.
+ * line.c - a worker in one page: it fits y = a x + b to noisy points with a cnn-ps server.
  *
  *   cnn-ps --model vector:2 --optimizer sgd --lr 0.5 &
  *   line [tcp://127.0.0.1:5555]
@@ -11,7 +11,7 @@
 #define POINTS 100
 #define STEPS  2000
 
-/* The gradient of half the mean squared error over points of y = 2 x - 1, with a sine wave as
+/* Writes the gradient of half the mean squared error over points of y = 2 x - 1 plus a sine wave as
  * noise. */
 static void gradient(const float w[2], float g[2])
 {

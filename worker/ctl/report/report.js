@@ -6,7 +6,7 @@ const runs = JSON.parse($("data").textContent).map(o => {
 	return run;
 });
 
-// Seconds since the first start of the run, without the times without a server.
+// Seconds since the first start of the run, not counting the times when no server ran.
 function elapsed(run, t) {
 	const away = run.gaps.reduce((sum, [from, to]) => sum + Math.max(0, Math.min(t, to) - from), 0);
 	return (t - (run.starts.length ? run.starts[0].t : run.samples[0].t) - away) / 1000;
@@ -104,7 +104,7 @@ function drawOptions() {
 // The parts of a worker's time, in the order of the history.
 const PARTS = ["computes", "waits for weights", "sends", "waits for work", "copies"];
 
-// What the samples say of each worker. A sample stands for the time since the one before it.
+// Sum up the samples of each worker. A sample covers the time since the previous sample.
 function workersOf(run) {
 	const all = {}, names = namesOf(run);
 	run.samples.forEach((s, i) => {
@@ -130,7 +130,8 @@ function workersOf(run) {
 		...w.parts.map(part => w.split ? number(part / w.split) + " %" : "–")]);
 }
 
-// How the server's main thread spent its time, as a sentence. Its sums begin again at each start.
+// Returns a sentence on how the server's main thread spent its time. The server's sums restart from
+// 0 at each start.
 function serverTime(run) {
 	const sums = {apply: 0, verify: 0, idle: 0, total: 0};
 	let before = null;

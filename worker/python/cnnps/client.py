@@ -31,8 +31,8 @@ _STATUS_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Data:
-    """The data set of a worker. `xxh3` is a fingerprint: all workers of the run have the same
-    number, and other data sets have another one. rows, cols, channels and classes describe images;
+    """The data set of a worker. `xxh3` is a fingerprint: a number that is equal in all workers of
+    the run and different for different data sets. rows, cols, channels and classes describe images;
     they are 0 for other samples."""
 
     n_train: int
@@ -120,12 +120,12 @@ class Lease:
         self.eval_id: int = raw.eval_id
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of a training lease, in order."""
+        """Yields the batches of a training lease, in order."""
         for b in range(self.first, self.first + self.count):
             yield self._client.batch(self.epoch, b)
 
     def whole(self) -> Batch:
-        """All batches of a training lease as one Batch."""
+        """Returns all batches of a training lease as one Batch."""
         return self._client.batch(self.epoch, self.first, self.count)
 
     def __repr__(self) -> str:
@@ -192,7 +192,7 @@ _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 class Client:
-    """A connection, which connect() makes. One thread at a time calls the library; others wait."""
+    """A connection, which connect() makes. One thread at a time calls it; other threads wait."""
 
     def __init__(self, server: str, *, data: Optional[Data] = None, name: Optional[str] = None,
                  key: Optional[str] = None, server_key: Optional[str] = None,
@@ -312,9 +312,10 @@ class Client:
                 bar.update()
 
     def batch(self, epoch: int, first: int, count: int = 1) -> Batch:
-        """`count` batches of an epoch from batch `first` on, with the numbers of their samples."""
+        """Returns `count` batches of an epoch from batch `first` on, with the numbers of their
+        samples."""
         if self._data is None:
-            raise UsageError("connect(..., data=cnnps.Data(...)) tells the number of samples")
+            raise UsageError("unknown number of samples: call connect(..., data=cnnps.Data(...))")
         size, n = self.info.batch, self._data.n_train
         if self._order[0] != epoch or self._order[1] is None:
             self._order = (epoch, order(self.info.seed, epoch, n))
@@ -353,9 +354,9 @@ class Client:
         return np.empty(n, np.float32) if into is None else _as_target(into, n)
 
     def gradient(self) -> Vector:
-        """A buffer of n_params values for the next gradient. It contains zeros or an earlier
-        gradient. push() sends the buffer without a copy and owns it from then on: call gradient()
-        again for the next push."""
+        """Returns a buffer of n_params values for the next gradient. It contains zeros or an
+        earlier gradient. push() sends the buffer without a copy and owns it from then on: call
+        gradient() again for the next push."""
         with self._lock:
             self._check()
             address = lib.gradient(self._handle)
@@ -368,7 +369,8 @@ class Client:
         """Push a gradient: a numpy array or torch tensor of n_params values, or fewer for the
         parameters from `offset` on. batch: the batches of the gradient; `loss` is the mean over
         their samples. version: the version of the weights at which the gradient was computed; None:
-        that of the newest pull. then: pull(then) after the push, in the same round trip."""
+        that of the newest pull. then: an array; after the push, the same round trip pulls the
+        newest weights into it."""
         values = _as_vector(gradient)
         target = None if then is None else self._target(then)
         raw = c.Push(size=ctypes.sizeof(c.Push), gradient=values.ctypes.data, offset=offset,
@@ -410,14 +412,14 @@ class Client:
         lib.alive(self._handle)
 
     def stats(self) -> Stats:
-        """Counters since the connection was made. Any thread may call it."""
+        """Returns the counters since the connection was made. Any thread may call it."""
         self._check()
         raw = c.Stats(size=ctypes.sizeof(c.Stats))
         lib.stats(self._handle, ctypes.byref(raw))
         return Stats(*(getattr(raw, f) for f in Stats._fields))
 
     def status(self) -> Dict[str, Any]:
-        """The status of the server, with the fields of `cnn-ctl status`."""
+        """Returns the status of the server, with the fields of `cnn-ctl status`."""
         text = ctypes.create_string_buffer(_STATUS_BYTES)
         self._call("status", text, _STATUS_BYTES)
         found: Dict[str, Any] = json.loads(text.value)
@@ -444,15 +446,15 @@ def _close_all() -> None:
 
 
 def metric_names(metrics: Sequence[str]) -> str:
-    """These metrics as the value of --metrics."""
+    """Return the names of the metrics in the format of --metrics."""
     return ",".join(metrics) or "none"
 
 
 def connect(server: str = "", **options: Any) -> Client:
-    """Connect to a cnn-ps server as a worker, and wait until the server accepts. The Client is a
+    """Connect to a cnn-ps server as a worker, and wait until the server accepts it. The Client is a
     context manager.
 
-    server: its address; empty: $CNN_SERVER, which `cnnps.run --server` sets, else
+    server: the address of the server; empty: $CNN_SERVER, which `cnnps.run --server` sets, else
     "tcp://127.0.0.1:5555". The other options are those of Client: data (a Data, for a run with
     epochs), name (a worker with the same name gets the same slot again), key and server_key (files
     from cnn-ctl keygen), observer=True (only pulls and status), metrics (the names of --metrics of

@@ -35,8 +35,8 @@ _WORKER_KEYS = ("worker.key", "server.pub")
 
 
 class _Server:
-    """The actor of the server. After a crash Ray makes it again, and the run continues from its
-    checkpoint, at the same address."""
+    """The actor of the server. After a crash Ray starts this actor again, and the run continues
+    from its checkpoint, at the same address."""
 
     def __init__(self, bind: str, options: Dict[str, Any]) -> None:
         self._server = Server(bind, **options)

@@ -1,17 +1,17 @@
 """Start a server and workers on this machine: python -m cnnps.run --workers 8 train.py [ARGUMENT...]
 
 Every worker runs the script. The first call of cnnps.torch.train() in any worker starts the server
-with the options of this call, and all workers train with this server. A worker or server that dies
-is started again; a server then continues from its checkpoint. RANK and WORLD_SIZE have the same
-meaning as with torchrun. Exit status: 0 if every worker ended with status 0.
+with the options of this call, and all workers train with this server. If a worker or the server
+dies, it is started again; the server continues from its checkpoint. RANK and WORLD_SIZE have the
+same meaning as with torchrun. Exit status: 0 if every worker ended with status 0.
 
   --workers N         number of workers (default: the number of processors)
   --server URL        use a server that runs elsewhere, and start none
   --dir DIR           directory of the run and its checkpoints; if it has checkpoints, their run
                       continues (default: a temporary directory)
   --max-restarts N    maximum number of restarts, of workers and server together (default 10)
-  --OPTION=VALUE      an option of cnn-ps, which overrides the script's; the = is required
-  -m                  the script is the name of a module
+  --OPTION=VALUE      an option of cnn-ps; it overrides the script's value; the = is required
+  -m MODULE           run a module instead of a script file
 """
 import argparse
 import os

@@ -129,8 +129,8 @@ class Server:
         return connect(self.endpoint, **options)
 
     def export(self, file: str) -> None:
-        """Write the newest weights to a .safetensors file. With the option `init` the tensors have
-        the names of its file."""
+        """Write the newest weights to a .safetensors file. If the server has the option `init`, the
+        tensors have the names in that file."""
         if self.running():
             with self.connect(observer=True) as client:
                 client.checkpoint()

@@ -1,10 +1,11 @@
 """Trains PyTorch models with a cnn-ps server.
 
 The server has one vector, and runs the optimizer on it: the parameters of the model, in the order
-of model.named_parameters(), and after them its statistics. These are the float32 buffers of its
-state_dict, such as running_mean and running_var of BatchNorm. No optimizer changes them: a worker
-pushes the values of its batch, and each update moves the server's values towards them by a tenth
-of the distance (PyTorch's momentum of 0.1). Each worker keeps other buffers, such as counters.
+of model.named_parameters(), and after them its statistics. The statistics are the float32 buffers
+of its state_dict, such as running_mean and running_var of BatchNorm. No optimizer changes them: a
+worker pushes the values of its batch, and each update moves the server's values towards them by a
+tenth of the distance (PyTorch's momentum of 0.1). All other buffers, such as counters, stay in each
+worker.
 """
 import hashlib
 import logging
@@ -65,8 +66,8 @@ def _fits_list(name: str, t: torch.Tensor) -> bool:
 
 
 def tensor_list(model: torch.nn.Module) -> str:
-    """Return the names and shapes of the state_dict, and the values of its integers, as the server
-    stores them for exports (proto/WIRE.md, "Tensors"). "": the server cannot store them."""
+    """Return the names and shapes of the state_dict, and the values of its integer tensors, as the
+    server stores them for exports (proto/WIRE.md, "Tensors"). "": the server cannot store them."""
     tensors = _vector(model)
     seen = {id(t): name for name, t in tensors.items()}
     lines = [f"{name} F32 {_shape(t)}" for name, t in tensors.items()]
@@ -195,7 +196,7 @@ class AsyncOptimizer(torch.optim.Optimizer):
     The constructor sets the parameters to the weights of the server. For a model with statistics,
     such as those of BatchNorm, pass the model instead of its parameters. The momentum of its
     normalizing layers then becomes 1, so that the layers have the statistics of the newest batch
-    until step() replaces them by the server's.
+    until step() replaces them by the statistics of the server.
     """
 
     def __init__(self, parameters: "Union[torch.nn.Module, Iterable[torch.nn.Parameter]]",
@@ -233,7 +234,7 @@ def save(model: torch.nn.Module, path: str) -> None:
 
 def load(model: torch.nn.Module, path: str) -> None:
     """Load the state_dict of a model from a .safetensors file that save() or cnn-ctl export wrote.
-    Buffers that an export cannot have stay as they are."""
+    Buffers that an export cannot contain do not change."""
     tensors, _ = safetensors.load(path)
     loaded = {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}
     if list(loaded) == ["vector"]:
@@ -411,8 +412,8 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     eval_dataset: the test samples of each epoch; None: the first 1000 training samples.
     metrics: {name: function(output, target)}. A function returns the sum of the metric over a
     batch; "accuracy" is the number of correct answers. Up to four other metrics are possible. The
-    server reports the means over the test samples. Its --metrics must have the same names.
-    dataset_id: any text that names the data. The server refuses workers with another text.
+    server reports the means over the test samples. Its option --metrics must list these names.
+    dataset_id: any text that names the data. The server refuses a worker whose text differs.
     server: an address, or a cnnps.Server with `--model TEXT --init FILE` (save_init writes the
     file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there is neither, start a
     server with `options`, such as epochs=3, batch_size=64, optimizer="adam", lr=0.001, mode="ssp".

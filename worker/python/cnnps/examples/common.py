@@ -14,11 +14,11 @@ from cnnps.torch import Loss, Metric
 
 
 def arguments(what: str, data: str, **defaults: Any) -> argparse.Namespace:
-    """Parse the command line. `what` and `data` are the help of the program and of --data;
+    """Parse the command line. `what` describes the program, and `data` is the help text of --data;
     `defaults` are the default values of the other options."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--data", help=data)
-    parser.add_argument("--plain", action="store_true", help="train with plain PyTorch instead")
+    parser.add_argument("--plain", action="store_true", help="train with PyTorch alone")
     for name in ("epochs", "batch_size", "samples", "tests"):
         value = defaults[name]
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value,

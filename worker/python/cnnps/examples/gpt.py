@@ -47,15 +47,15 @@ def bits(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    options = arguments((__doc__ or "").splitlines()[0], f"a text (default {TEXT})", epochs=5,
-                        batch_size=32, samples=1000000, tests=200)
+    options = arguments((__doc__ or "").splitlines()[0], f"file with a text (default {TEXT})",
+                        epochs=5, batch_size=32, samples=1000000, tests=200)
     try:
         raw = Path(options.data or TEXT).read_bytes()
     except FileNotFoundError as why:
-        sys.exit(f"gpt: {why}; --data names a text")
+        sys.exit(f"gpt: {why}; choose a file with --data")
     text = torch.tensor(list(raw)).clamp(max=SYMBOLS - 1)
     windows = text.unfold(0, CONTEXT + 1, CONTEXT // 4)
-    # no byte is in both
+    # no byte of the text is in both sets
     train, test = (TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in (
         windows[:-options.tests - 4][:options.samples], windows[-options.tests:]))
     torch.manual_seed(1)

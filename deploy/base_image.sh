@@ -23,7 +23,7 @@ if timeout 60 docker pull -q $public >/dev/null 2>&1; then
 	exit 0
 fi
 command -v debootstrap >/dev/null || {
-	echo "base image: $public cannot be pulled, and there is no debootstrap to make one with" >&2
+	echo "base image: $public cannot be pulled, and debootstrap is missing" >&2
 	exit 1
 }
 echo "base image: $public cannot be pulled: making $own with debootstrap" >&2

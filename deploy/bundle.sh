@@ -1,8 +1,8 @@
 #!/bin/sh
-# Pack the release build as build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz, for hosts without the
-# right to install packages, such as rented GPU machines. The bundle runs from any directory. It has
-# all libraries except glibc and libstdc++, which the host provides, like the GPU driver. The programs
-# contain CUDA's runtime. `make bundle` builds, packs and tests the bundle.
+# Pack the release build as build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz, for hosts on which the
+# user may not install packages, such as rented GPU machines. The bundle runs from any directory. It
+# has all libraries except glibc and libstdc++, which the host provides, like the GPU driver. The
+# programs contain CUDA's runtime. `make bundle` builds, packs and tests the bundle.
 #
 #   bin/           launchers: each starts the program of its name with the bundle's libraries
 #   libexec/ lib/  the stripped programs and their shared libraries
@@ -71,8 +71,8 @@ of MNIST's four files (IDX, plain or .gz).
 
   bin/cnn-ps --model cnn99 --epochs 3 --bind tcp://127.0.0.1:5555 &
   bin/cnn-worker --server tcp://127.0.0.1:5555 --device cuda
-  tests/gpu/run                    proofs against double precision, whole runs on the GPU (pytest)
-  tests/bench/gpu_vs_torch         epochs against PyTorch's best, turn by turn
+  tests/gpu/run                    compare kernels with double precision, test whole runs
+  tests/bench/gpu_vs_torch         time epochs of cnn-ps and of the fastest PyTorch, alternately
   deploy/demo.sh                   1 server + 2 CPU workers train 3 epochs
 END
 

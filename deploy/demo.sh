@@ -53,7 +53,7 @@ echo "demo: processes$pids" >&2
 
 while kill -0 $server 2>/dev/null; do
 	wait -n || {
-		echo "demo: a process ended early; the workers' last words:" >&2
+		echo "demo: a process ended early; the last lines of the workers' logs:" >&2
 		tail -n 3 "$tmp/worker1" "$tmp/worker2" >&2
 		exit 1
 	}

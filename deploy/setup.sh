@@ -51,7 +51,7 @@ case " $* " in *" bench "*) bench=" bench" ;; esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
 	[ -z "$check" ] || exit 0 # another system: the build reports missing libraries
-	echo "setup: this is neither Debian nor Ubuntu: install the like of:" $packages >&2
+	echo "setup: this is neither Debian nor Ubuntu: install the equivalents of:" $packages >&2
 	exit 2
 fi
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Build the wheel of the Python package in build/wheel. auditwheel copies the libraries that the
-# programs need into it and names the oldest system that it runs on.
+# programs need into the wheel, and puts the oldest system that can run it into the wheel's name.
 #
 #   make wheel      prints the path of the wheel
 #

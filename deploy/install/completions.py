@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Prints completions for bash or zsh, made from the programs' --help.
+"""Writes completions for bash and zsh, made from the programs' --help.
 
     completions.py BUILD-DIRECTORY OUTPUT-DIRECTORY
 
-Writes cnn-ps.bash (for all three programs) and _cnn-ps (for zsh). Options that take a value from a
-list complete that value; FILE and DIR complete file names.
+Writes cnn-ps.bash for bash and _cnn-ps for zsh, each for all three programs. Options that take a
+value from a list complete that value; FILE and DIR complete file names.
 """
 import re
 import subprocess

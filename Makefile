@@ -2,24 +2,24 @@
 #
 #   make                 build the programs in build/release/
 #   make demo            train a small network with one server and two workers
-#   make test            run all tests that take minutes and need no GPU
+#   make test            run all tests that need no GPU, in their short form (minutes)
 #   make lint            check format, warnings, clang-tidy, includes, spelling, documents
 #   make asan|ubsan|tsan run the unit tests and the simulator with a sanitizer
-#   make fuzz SECONDS=60 fuzz each target for that long; make fuzz-coverage: lines that corpora reach
+#   make fuzz SECONDS=60 fuzz each target for 60 s; make fuzz-coverage: show the covered lines
 #   make faults          run every fault test in full; writes docs/faults.md
 #   make bench           measure the transport, and the CPU kernels beside PyTorch
 #   make cluster         train in containers; make cluster-faults: fault tests of containers
 #   make gpu-test        test the CUDA kernels; make gpu-bench: measure their speed
 #   make bundle          pack programs, libraries and GPU tests for another machine
-#   make ladder          measure each stage of the CUDA kernels' history again
-#   make units           build programs, unit tests and simulator; make tests: also all other tests
+#   make ladder          measure each step from a sequential gradient to the CUDA kernels in use
+#   make units           build programs, unit tests and simulator; make tests: build all tests
 #   make install         install programs, libcnnps, manual pages (prefix=/usr/local, DESTDIR=)
 #   make library, man    build libcnnps.so and libcnnps.a; build the manual pages
 #   make wheel           build the wheel of the Python package in build/wheel
-#   make deb             build Debian packages in build/deb; make deb-test: try them
-#   make docs/options.md write this page from the programs' --help
+#   make deb             build Debian packages in build/deb; make deb-test: test them
+#   make docs/options.md write docs/options.md from the programs' --help
 #   make compile_commands.json  write the compilation database for clangd and clang-tidy
-#   make data            fetch the images
+#   make data            find or download the training images
 #   make deps            install missing packages, as root
 #   make clean           remove build/
 #
@@ -65,7 +65,7 @@ LIBS.cuda   :=
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wformat=2 -Wimplicit-fallthrough \
 	-Wstrict-prototypes -Wmissing-prototypes -Wundef
-# Automatic variables begin as zero. Older versions of clang have another name for this.
+# Automatic variables begin as zero. Older versions of clang have another name for this option.
 ZERO := $(shell $(CC) -ftrivial-auto-var-init=zero -fsyntax-only -xc /dev/null 2>/dev/null && \
 	echo -ftrivial-auto-var-init=zero)
 HARDEN := $(ZERO) -fstack-protector-strong -fstack-clash-protection -fcf-protection=full -fPIE
@@ -74,7 +74,7 @@ OPT.asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefin
 OPT.ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT.tsan    := -O1 -g -fsanitize=thread -include tests/support/tsan.h
 OPT.cover   := -O0 -g --coverage
-# small tables, so that a core starts in microseconds
+# small tables, so that a core of the server starts in microseconds
 OPT.fuzz     = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_COVERAGE) \
 	-DWIRE_MAX_BATCHES=64u -DWIRE_MAX_SLICES=9u
 FUZZ_COVERAGE := -fsanitize=fuzzer-no-link
@@ -210,10 +210,10 @@ $(A.common): $(call obj,$(SRC.common))
 	$(archive)
 $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 	$(archive)
-# these files loop over whole vectors
 # In the kernels local arrays are not initialised automatically, which is 2 % faster. They contain
 # no bytes of a peer.
 $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
+# -O3, because these files loop over whole vectors
 $(B)/worker/steps.o $(B)/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)
@@ -260,12 +260,12 @@ SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
 SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/client/session.o $(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
-# A mutant is the simulator with a bug.
+# A mutant is the simulator, linked with a bug.
 $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
 		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
 
-# ... and here a unit test with a bug.
+# A unit mutant is a unit test that is linked with a bug.
 $(B)/unit-mutants/%: tests/unit/mutants/%.patch tests/unit/mutate $(UNIT)
 	@mkdir -p $(@D)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
@@ -285,8 +285,9 @@ include deploy/install/install.mk
 # ---- targets for users --------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = env FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -rs -p no:cacheprovider
-# Tests often wait, so one more than the number of processors run at a time. A process runs a whole
-# file of unit tests, or one other test, or an xdist_group in order. Tests that measure time run last.
+# Tests often wait, so pytest starts one process more than there are processors. A process takes a
+# whole file of unit tests, one other test, or an xdist_group, whose tests it runs in order. Tests
+# that measure time run last, one at a time.
 BY_FILE = -n $(shell expr $$(nproc) + 1) --dist loadfile
 PROGRAMS = tests --ignore tests/unit --ignore tests/sim
 BY_TEST = -n $(shell expr $$(nproc) + 1) --dist loadgroup
@@ -338,7 +339,7 @@ bench:
 	build/release/tests/bench/curve
 	CNN_DATA="$$(deploy/data.sh)" tests/bench/cpu_vs_torch
 	build/release/tests/sim/sim --seeds 1..5000
-# Needs only Docker: an image builds everything.
+# Needs only Docker: everything is built inside an image.
 cluster:
 	@deploy/docker_engine.sh deploy/cluster.sh
 # The fault tests of containers in full take five minutes.

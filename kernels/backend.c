@@ -1,6 +1,6 @@
 /*
  * backend.c - the table of devices, the checks of arguments, evaluation and prediction from the
- * logits of a device, and local training for devices without their own.
+ * logits of a device, and local training for devices that lack local_start.
  */
 #include "kernels/backend.h"
 #include <math.h>
@@ -29,7 +29,7 @@ static const struct device *const devices[] = {
 #else
 #define DEVICE_NAMES "auto, cpu, cpu-ref (it was built without cuda)"
 #endif
-#define FORWARD_CHUNK ((size_t)256) /* images of a call of `forward`, at least, with forward_only */
+#define FORWARD_CHUNK ((size_t)256) /* minimum images per call of `forward`, with forward_only */
 
 /* Rounds of local training, numbered from 0; number i is in slot i % LOCAL_ROUNDS. */
 struct local {
@@ -57,7 +57,7 @@ struct backend {
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-/* The device that `name` means. With "auto" the first one. */
+/* Returns the device with this name; for "auto" the first device of the table. */
 static const struct device *device_find(const char *name)
 {
 	const size_t n = strcspn(name, ":");
@@ -91,7 +91,7 @@ static int check_options(const struct model *m, const struct backend_options *o,
 	return PS_OK;
 }
 
-/* Opens b->device. With "auto" it goes on to the next device if a GPU does not work. */
+/* Opens b->device. With "auto", if a GPU does not work, opens the next device of the table. */
 static int open_device(struct backend *b, const struct backend_options *o, struct err *e)
 {
 	struct backend_options own = *o;

@@ -1,18 +1,18 @@
 /*
  * backend.h - gradients of one model on one device, behind one interface.
  *
- * There are three devices. "cpu-ref" is a sequential reference with double accumulators, which
- * tests compare the others with. "cpu" uses threads and SIMD (baseline, AVX2 or AVX-512, chosen at
- * run time) and fuses conv, ReLU and max-pool. "cuda" is an NVIDIA GPU, in a program built with
+ * There are three devices. "cpu-ref" is a sequential reference with double accumulators; tests
+ * compare the other devices with it. "cpu" uses threads and SIMD (baseline, AVX2 or AVX-512, chosen
+ * at run time) and fuses conv, ReLU and max-pool. "cuda" is an NVIDIA GPU, in a program built with
  * CUDA; "cuda:1" is the second GPU.
  *
- * A pixel of value v enters as v / 255, or as the model's norm says (preprocess.h). Shift and flip
- * are done before the images come here. The loss is softmax cross-entropy. A gradient is the mean
+ * A pixel of value v enters as v / 255, or as the model's norm says (preprocess.h). The caller has
+ * already shifted and flipped the images. The loss is softmax cross-entropy. A gradient is the mean
  * over the images of the batch. Max-pool takes the first maximum in row order. ReLU passes the
  * gradient where its output is > 0. Every device drops the same values (dropout_drops in
  * kernels/device/device.h).
  *
- * Determinism: equal arguments and an equal number of threads give equal bytes.
+ * Determinism: on one device, equal arguments and an equal number of threads give equal bytes.
  * Thread: one thread at a time uses a struct backend. A device may start threads of its own.
  */
 #ifndef KERNELS_BACKEND_H
@@ -33,9 +33,10 @@ int backend_new(struct backend **out, const struct model *m, const struct backen
 	struct err *e) PS_MUST_CHECK;
 /* Frees *b and sets it to NULL. *b may be NULL. */
 void backend_free(struct backend **b);
-/* Text for messages: "cpu 2 threads avx512". Valid until backend_free. */
+/* Returns a text for messages: "cpu 2 threads avx512". Valid until backend_free. */
 const char *backend_name(const struct backend *b);
-/* The value of `device` that chooses the same device again: "cuda:1". Valid until backend_free. */
+/* Returns the value of `device` that chooses the same device again: "cuda:1". Valid until
+ * backend_free. */
 const char *backend_device(const struct backend *b);
 /* Writes the names of the kernels that a gradient of `batch` images uses for each layer with
  * weights: "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Three methods
@@ -71,7 +72,7 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  *   index[j * batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g
  *   to the sum and subtracts rate * g from the weights, except running statistics (model.h). A
  *   round may call it several times.
- * - backend_local_finish ends the round and asks for its weights and its sum (NULL: not needed).
+ * - backend_local_finish ends the round and requests its weights and its sum (NULL: not needed).
  * - backend_local_wait waits for the oldest round in flight. *loss (NULL: not needed) is the mean
  *   loss of its images. A round that is not finished continues after the call.
  *
@@ -87,10 +88,10 @@ int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, 
 int backend_local_finish(struct backend *b, float *params, float *sum) PS_MUST_CHECK;
 int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
 
-/* The best allocator for parameters and gradients of this device. */
+/* Returns the best allocator for parameters and gradients of this device. */
 const struct backend_memory *backend_memory(const struct backend *b);
-/* After PS_EDEVICE: one line with the first call that failed and its error; else "". Valid until
- * backend_free. */
+/* After PS_EDEVICE: returns one line with the first call that failed and its error; else "". Valid
+ * until backend_free. */
 const char *backend_why(const struct backend *b);
 
 #endif

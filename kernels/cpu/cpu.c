@@ -24,7 +24,7 @@ struct cpu {
 	float **sum;       /* each lane's gradient */
 	float *packed;
 	struct kx_images set;
-	/* the current job: the caller writes it, the team reads it */
+	/* arguments of the current job: the caller writes them, the team reads them */
 	const float *params;
 	struct batch batch;
 	size_t n_images;
@@ -52,7 +52,7 @@ static int has_baseline(void)
 	return 1;
 }
 
-/* The best first. */
+/* The instruction sets, the best first. */
 static const struct {
 	const struct simd *simd;
 	int (*has)(void);
@@ -181,7 +181,7 @@ static int cpu_use(void *self, const struct kx_images *set, struct err *e)
 
 /* ---- gradient and forward pass --------------------------------------------------------------- */
 
-/* Writes the statistics of the batch to the places of the running statistics. */
+/* Writes the statistics of the batch to the gradient, at the offsets of the running statistics. */
 static void write_moments(const struct cpu *c)
 {
 	for (size_t i = 0; i < c->plan.n_steps; i++) {

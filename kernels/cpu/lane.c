@@ -1,5 +1,5 @@
 /*
- * lane.c - forward and backward over a block of images.
+ * lane.c - runs the forward and the backward pass over a block of images.
  */
 #include "kernels/cpu/lane.h"
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 
 #define BLOCK_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
 #define BLOCK_MAX   32
-#define LARGE_BLOCK 64 /* minimum with many weights: one read from memory serves many images */
+#define LARGE_BLOCK                                                                                \
+	64 /* minimum images with many weights: one read of the weights serves all of them */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 

@@ -3,8 +3,8 @@
  * images, and the memory for it.
  *
  * The values of one block fit the L2 cache of a core. A lane cuts its slice of the batch into
- * blocks of nearly equal size. Only in the training of a model with batchnorm a block is the whole
- * slice, because the lanes compute its statistics together.
+ * blocks of nearly equal size. When a model with batchnorm is trained, a block is the whole slice,
+ * because the lanes compute the statistics of the batch together.
  *
  * Thread: one thread at a time uses a lane.
  */
@@ -45,11 +45,11 @@ struct moments {
 	float *a, *b, *c;          /* factors of simd.affine and simd.affine_2 */
 };
 
-/* One band of tiles (winograd.h), as large as the largest one of any step. */
+/* Memory for one band of tiles (winograd.h), as large as the largest band of any step. */
 struct band_room {
 	float *input;  /* transformed tiles of the input, or their errors */
 	float *output; /* transformed tiles of one panel of filters; errors: of all panels */
-	float *conv;   /* outputs or errors of the positions, of one panel */
+	float *conv;   /* outputs or errors of the band's positions, for one panel */
 	float *edge;   /* one tile of the input */
 	/* for each point and tile: its values */
 	const float **source_input, **source_output;

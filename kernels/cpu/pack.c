@@ -39,7 +39,7 @@ static struct taps taps_of(const struct step *s)
 			      : (struct taps){s->n_taps / s->pixels, s->pixels};
 }
 
-/* Packs the share `share` of all pairs of a panel and a channel. */
+/* Packs share `share` of the work, which consists of all pairs of a panel and a channel. */
 static void pack_panels(
 	const struct plan *p, const struct step *s, struct share share, const float *w, float *to)
 {
@@ -104,9 +104,9 @@ static void pack_rows(const struct plan *p, const struct step *s, struct share s
 	}
 }
 
-/* Packs the share of all pairs of a panel of `columns` columns and one of `rows` rows, which is a
- * channel of filters or a filter of channels. Weight (column, row) of a pixel is
- * w[column * column_step + row * row_step + pixel]. */
+/* Packs one share of the work, which consists of all pairs of a panel of `columns` columns and a
+ * row. A row is a channel if the columns are filters, and a filter if the columns are channels.
+ * Weight (column, row) of a pixel is w[column * column_step + row * row_step + pixel]. */
 static void pack_tiles(const struct plan *p, const struct step *s, struct share share,
 	const float *w, float *to, size_t columns, size_t column_step, size_t rows, size_t row_step)
 {
@@ -126,7 +126,7 @@ static void pack_tiles(const struct plan *p, const struct step *s, struct share 
 	}
 }
 
-/* weight, bias, running mean, running variance */
+/* Packs weight, bias, running mean and running variance, in this order. */
 static void pack_batchnorm(const struct step *s, const float *params, float *to)
 {
 	const size_t n = s->filters, bytes = n * sizeof(*to);

@@ -51,8 +51,8 @@ size_t entries_pad(const struct step *s)
 
 /* ---- planes ---------------------------------------------------------------------------------- */
 
-/* The layer that reads the plane in front of layer `l`: the first layer from `l` on that is neither
- * ReLU, dropout nor skip, since those work in place. */
+/* Returns the layer that reads the plane in front of layer `l`: the first layer from `l` on that is
+ * not ReLU, dropout or skip, because these three work in place. */
 static const struct layer *reader(const struct model *m, size_t l)
 {
 	for (; l < m->n_layers; l++)
@@ -108,7 +108,8 @@ static void add_window(struct step *s, const struct pooling *w, struct shape pos
 {
 	for (size_t ky = 0; ky < w->height; ky++)
 		for (size_t kx = 0; kx < w->width; kx++) {
-			/* beyond the upper or left edge this wraps around to a huge number */
+			/* beyond the upper or left edge the difference wraps around to a huge
+			 * number */
 			size_t cy = y * w->stride + ky - w->top;
 			size_t cx = x * w->stride + kx - w->left;
 
@@ -118,8 +119,9 @@ static void add_window(struct step *s, const struct pooling *w, struct shape pos
 		}
 }
 
-/* Builds the window tables. There are `positions` rows and columns of positions. Neighbours are
- * `stride` pixels of the input plane apart; the first one is at offset `origin`. */
+/* Builds the window tables. `positions` has the number of rows and columns of positions.
+ * Neighbouring positions are `stride` pixels of the input plane apart; the first position is at
+ * offset `origin`. */
 static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	struct shape positions, size_t stride, size_t origin)
 {
@@ -206,9 +208,11 @@ static int add_taps(struct plan *p, struct step *s, size_t height, size_t width)
 
 /* ---- Winograd -------------------------------------------------------------------------------- */
 
-#define WINOGRAD_TILES 48 /* of a band, about: they and one panel of weights fit an L2 cache */
+#define WINOGRAD_TILES                                                                             \
+	48 /* tiles of a band, about: these and one panel of weights fit in an L2 cache */
 
-/* Returns the size of the output tiles of a convolution, or 0 if it cannot use Winograd's. */
+/* Returns the size of the output tiles of a convolution, or 0 if it cannot use Winograd's
+ * method. */
 static size_t winograd_size(const struct step *s)
 {
 	const struct layer *l = s->of;
@@ -218,8 +222,9 @@ static size_t winograd_size(const struct step *s)
 	return l->size == 3 ? 4 : l->size == 5 ? 2 : 0;
 }
 
-/* The cost of one product of a step in its tiles, in the unit of choose_ways. The transform of a
- * tile of vectors takes about as long as 120 vectors of products. */
+/* Returns the cost of one of a step's three products with Winograd's tiles, in the unit of
+ * choose_ways. The transform of a tile of vectors takes about as long as 120 vectors of
+ * products. */
 static double winograd_cost(const struct plan *p, const struct step *s, size_t size)
 {
 	const size_t pair = 2 * p->simd->lanes;
@@ -231,7 +236,7 @@ static double winograd_cost(const struct plan *p, const struct step *s, size_t s
 	return (double)(across * down) * (double)(WINOGRAD_TILE * channels * vectors + transforms);
 }
 
-/* The smallest number of rows of tiles that hold whole rows of windows. */
+/* Returns the smallest number of rows of tiles that hold whole rows of windows. */
 static size_t min_rows(const struct winograd *w, const struct layer *pool)
 {
 	size_t rows = 1;
@@ -324,8 +329,8 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
 
 /*
  * The dense way computes every position in register tiles. The sparse way computes only argmaxes
- * that pass the ReLU, but it waits for memory and fills vectors only along a row of the patch. It
- * takes about twice as long per vector of products.
+ * that pass the ReLU, but it waits for memory and fills vectors only along a row of the patch. So
+ * it takes about twice as long per vector of products as the dense way.
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {
@@ -412,7 +417,8 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Windows that overlap would compute the same position several times. */
+/* Returns 1 if the pool can be fused. Windows that overlap would compute a position several
+ * times. */
 static int is_fusible(const struct layer *pool)
 {
 	return pool->kind == LAYER_POOL && pool->stride == pool->size;
@@ -434,7 +440,7 @@ static size_t fuse(const struct model *m, size_t l, struct step *s, const struct
 	return l;
 }
 
-/* The kind of the step of a layer that is never fused. */
+/* Returns the kind of the step of a layer that is never fused. */
 static enum step_kind kind_of_layer(enum layer_kind kind)
 {
 	switch (kind) {
@@ -499,7 +505,7 @@ static void add_partner(struct plan *p, struct step *s)
 	}
 }
 
-/* A step between two planes, without weights. */
+/* Appends a step between two planes, without weights. */
 static int add_between(struct plan *p, struct step *s, const struct model *m, int weighted)
 {
 	const struct plane *in = &p->plane[s->in];
@@ -511,7 +517,7 @@ static int add_between(struct plan *p, struct step *s, const struct model *m, in
 		s->scale = 1 / (float)(s->of->kind == LAYER_CHANNELS ? s->of->in.h * s->of->in.w
 								     : s->of->size * s->of->size);
 		return add_windows(p, s, s->of, s->of->in, 1, in->origin);
-	case STEP_TANH: /* backward they need their output */
+	case STEP_TANH: /* the backward pass needs their output */
 	case STEP_SIGMOID:
 		p->held[s->out] = 1;
 		return 1;

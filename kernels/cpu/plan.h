@@ -5,8 +5,8 @@
  *
  * Inside the device, values are stored as rows x columns x channels (NHWC), outside as channels x
  * rows x columns. A row of a patch is therefore one run of contiguous floats, and a vector holds
- * neighbouring channels. The zero padding of a convolution is part of the plane that it reads. It
- * is written once, when the memory is allocated.
+ * neighbouring channels. The zero padding of a convolution is part of the plane that it reads. The
+ * padding is written once, when the memory is allocated.
  *
  * An fc layer is a convolution with one window that covers its whole input.
  */
@@ -18,7 +18,7 @@
 #include "common/model.h"
 #include "kernels/cpu/simd.h"
 
-#define PLANE_ALIGN (2 * SIMD_MAX_LANES) /* floats; also the spare ones after the last image */
+#define PLANE_ALIGN (2 * SIMD_MAX_LANES) /* floats; as many spare floats follow the last image */
 
 /* The layout of one image's values between two steps. */
 struct plane {
@@ -76,7 +76,7 @@ struct step {
 	size_t layer;   /* number of its (first) layer */
 	float drop;     /* dropout */
 	size_t in, out; /* numbers of the planes; equal if the step works in place */
-	/* add: number of the plane of its skip; skip: of the output plane of its add */
+	/* add: number of the plane of its skip; skip: number of the output plane of its add */
 	size_t partner;
 	size_t stride; /* add: it reads every stride-th row and column of its skip; skip: the same */
 	float scale;   /* avgpool: 1 / values of a window */
@@ -118,7 +118,8 @@ struct plan {
 	const struct simd *simd;
 	size_t n_planes, n_steps;
 	struct plane plane[MODEL_MAX_LAYERS + 1];
-	/* for each plane: a later step needs the values, so that no step may work in place */
+	/* for each plane: 1 if a later step needs its values, so that no step may work in place on
+	 * it */
 	int held[MODEL_MAX_LAYERS + 1];
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;

@@ -4,8 +4,8 @@
  * written to be read, not to be fast.
  *
  * value[l] is the input of layer l; value[n_layers] are the logits. delta[l] is d loss / d
- * value[l]. They have the values of one image, or of a whole batch if the model has batchnorm,
- * because then each layer computes all images before the next layer.
+ * value[l]. They have the values of one image. If the model has batchnorm, they have those of the
+ * whole batch, because each layer then computes all images before the next layer starts.
  */
 #include <math.h>
 #include <stdio.h>
@@ -21,11 +21,11 @@ struct cpu_ref {
 	double *value[MODEL_MAX_LAYERS + 1], *delta[MODEL_MAX_LAYERS + 1];
 	size_t *argmax[MODEL_MAX_LAYERS]; /* pool: the input that each output was copied from */
 	double *grad;                     /* sum over the images so far */
-	/* batchnorm: of each channel */
+	/* batchnorm: mean and variance of each channel */
 	double *mean[MODEL_MAX_LAYERS], *variance[MODEL_MAX_LAYERS];
 };
 
-/* The pass of some images of a batch through the model. */
+/* Some images of a batch, which pass through the model together. */
 struct pass {
 	const float *params;
 	int training; /* 1: apply dropout and the statistics of the batch */
@@ -45,7 +45,7 @@ static size_t weight_at(const struct layer *l, size_t f, size_t c, size_t ky, si
 	return ((f * (l->in.c / l->groups) + c) * l->size + ky) * l->size + kx;
 }
 
-/* The first channel of the group of filter f. */
+/* Returns the first channel of the group of filter f. */
 static size_t first_channel(const struct layer *l, size_t f)
 {
 	return f / (l->out.c / l->groups) * (l->in.c / l->groups);
@@ -196,7 +196,7 @@ static void sigmoid_backward(const double *out, const double *d_out, double *d_i
 
 /* ---- lrn ------------------------------------------------------------------------------------- */
 
-/* The channels whose squares are in the sum of channel c: [*first, *end). */
+/* Sets [*first, *end) to the channels whose squares are in the sum of channel c. */
 static void lrn_window(const struct layer *l, size_t c, size_t *first, size_t *end)
 {
 	*first = c > l->size / 2 ? c - l->size / 2 : 0;
@@ -205,7 +205,8 @@ static void lrn_window(const struct layer *l, size_t c, size_t *first, size_t *e
 		*end = l->in.c;
 }
 
-/* LRN divides channel c of pixel `i` by a power of this base: k + alpha * the sum of squares. */
+/* Returns the base k + alpha * the sum of squares. LRN divides channel c of pixel `i` by a power of
+ * it. */
 static double lrn_base(const struct layer *l, const double *in, size_t c, size_t i)
 {
 	const size_t area = l->in.h * l->in.w;
@@ -270,7 +271,8 @@ static void add_forward(
 				out[at(l->out, c, y, x)] += from[skip_at(l, skip, c, y, x)];
 }
 
-/* `l`: the add; d_add: its errors. The input of the skip gets the errors of both paths. */
+/* Adds the errors of add `l`, d_add, to those of its skip: the input of the skip gets the errors of
+ * both paths. */
 static void skip_backward(const struct layer *l, struct shape skip, const double *d_out,
 	const double *d_add, double *d_in)
 {
@@ -283,7 +285,7 @@ static void skip_backward(const struct layer *l, struct shape skip, const double
 
 /* ---- pool, avgpool, dropout ------------------------------------------------------------------ */
 
-/* The first maximum of a window in row order. Padding never wins. */
+/* Returns the index of the first maximum of a window in row order. Padding is never the maximum. */
 static size_t pool_vector_argmax(
 	const struct layer *l, const double *in, size_t c, size_t oy, size_t ox)
 {
@@ -321,8 +323,8 @@ static void ref_pool_backward(
 		d_in[argmax[o]] += d_out[o];
 }
 
-/* Visits the values under the window of each output. With `d_out` (backward) it passes each
- * output's error on to them, else it writes their mean to out. */
+/* Visits the values under the window of each output. In the backward pass (with `d_out`) it passes
+ * each output's error to these values; otherwise it writes their mean to `out`. */
 static void avgpool_window(const struct layer *l, const double *in, double *out,
 	const double *d_out, double *d_in, size_t o, size_t c, size_t oy, size_t ox)
 {
@@ -408,7 +410,7 @@ struct normed {
 	double *mean, *variance;
 };
 
-/* Value `i` of channel `c`, counted over all images. */
+/* Returns the index of value `i` of channel `c`. `i` counts over all images. */
 static size_t normed_at(const struct normed *b, size_t c, size_t i)
 {
 	return (i / b->area * b->channels + c) * b->area + i % b->area;
@@ -456,8 +458,8 @@ static void batchnorm_forward(const struct normed *b, int training, const double
 		}
 }
 
-/* Ioffe 2015, section 3. All values of a channel share one mean and variance, so the error of one
- * value contributes to the gradients of all. */
+/* Ioffe 2015, section 3. All values of a channel share one mean and one variance, so the error of
+ * one value contributes to the gradients of all values of its channel. */
 static void batchnorm_backward(const struct normed *b, const double *in, const double *d_out,
 	double *grad_weight, double *grad_bias, double *d_in)
 {
@@ -653,8 +655,9 @@ static void layer_backward(struct cpu_ref *r, size_t number, const struct pass *
 		image_backward(r, number, p, n);
 }
 
-/* The input of the network for byte `v` at index `i` of an image (channels x rows x columns):
- * v / 255, normalised with the mean and deviation of its channel if the model has them. */
+/* Returns the input of the network for byte `v` at index `i` of an image (channels x rows x
+ * columns): v / 255, normalised with the mean and deviation of its channel if the model has
+ * them. */
 static double pixel_value(const struct model *m, size_t i, uint8_t v)
 {
 	const struct preprocess *p = &m->preprocess;
@@ -663,7 +666,7 @@ static double pixel_value(const struct model *m, size_t i, uint8_t v)
 	return p->n_norm ? (v / 255.0 - (double)p->mean[c]) / (double)p->deviation[c] : v / 255.0;
 }
 
-/* The number in the data set of image `n` of a pass. */
+/* Returns the number in the data set of image `n` of a pass. */
 static size_t ref_image(const struct pass *p, size_t n)
 {
 	return p->index ? p->index[p->first + n] : p->first + n;
@@ -700,7 +703,7 @@ static double pass_backward(struct cpu_ref *r, const struct pass *p)
 	return sum;
 }
 
-/* Writes the statistics of the batch to the places of the running statistics. */
+/* Writes the statistics of the batch to the gradient, at the offsets of the running statistics. */
 static void write_statistics(const struct cpu_ref *r, size_t images, float *grad)
 {
 	const struct model *m = r->model;
@@ -808,7 +811,8 @@ static int cpu_ref_use(void *self, const struct kx_images *set, struct err *e)
 	return PS_OK;
 }
 
-/* The next images of a batch of `batch`, as many as there is room for. Returns 0 past the last. */
+/* Moves the pass to the next images of a batch of `batch`, as many as there is room for. Returns 0
+ * past the last image. */
 static int next_pass(const struct cpu_ref *r, struct pass *p, size_t batch)
 {
 	p->first += p->n;

@@ -300,7 +300,8 @@ static void pool(
 	}
 }
 
-/* The reverse of pool_vector. Returns the errors of the window. */
+/* The reverse of pool_vector: writes the errors of the positions. Returns the error of the
+ * window. */
 INLINE vec unpool_vector(
 	float *d, size_t width, size_t n, const float *out, const uint16_t *argmax, size_t count)
 {
@@ -369,8 +370,8 @@ static void relu_back(float *d, const float *value, size_t n)
 
 /* ---- sparse ---------------------------------------------------------------------------------- */
 
-/* The pointers and errors are copied to local variables: the compiler must assume that a vector
- * store changes any memory. */
+/* The pointers and errors are copied to local variables, because the compiler must assume that a
+ * vector store can change any other memory. */
 
 INLINE void add_rows_4(float *g, const float *const x[SIMD_ENTRIES], size_t at,
 	const float d[SIMD_ENTRIES], size_t n)
@@ -482,8 +483,8 @@ static void add_scaled(float *restrict to, const float *restrict from, float sca
 
 /* ---- tanh, sigmoid --------------------------------------------------------------------------- */
 
-/* Cody and Waite's reduction to |r| <= log(2) / 2 and a polynomial of degree 6, as in Cephes. Keeps
- * NaN. */
+/* Returns e^x: Cody and Waite's reduction to |r| <= log(2) / 2, then a polynomial of degree 6, as
+ * in Cephes. Keeps NaN. */
 INLINE vec exp_of(vec x)
 {
 	const vec magic = (vec){0} + 12582912; /* 1.5 * 2^23: rounds to a whole number */
@@ -544,8 +545,8 @@ static void sigmoid_back(float *to, const float *d, const float *value, size_t n
 
 /* ---- lrn ------------------------------------------------------------------------------------- */
 
-/* sum[c] = the sum of from[c - below .. c + above] for n channels; `from` has `below` values before
- * and `above` values after them. */
+/* Sets sum[c] to the sum of from[c - below .. c + above] for n channels. `from` has `below` more
+ * values before these channels and `above` more after them. */
 INLINE void window_sums(
 	float *restrict sum, const float *restrict from, size_t below, size_t above, size_t n)
 {

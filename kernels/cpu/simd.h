@@ -1,6 +1,6 @@
 /*
- * simd.h - the inner loops of the cpu device. simd.c is compiled once per instruction set; each
- * object file exports one table of functions.
+ * simd.h - the inner loops of the cpu device. simd.c is compiled once for each instruction set;
+ * each object file exports one struct simd.
  *
  *   position  an output pixel (p, q) of a weighted layer before pooling
  *   source    pointer to the patch of the input that a position reads
@@ -42,7 +42,7 @@ struct chunk {
 };
 
 /* Filters [filter, filter + count) of group `group` form a panel of width `width`. count <= width.
- * `at` columns are in the panels before it. */
+ * The panels before this one have `at` columns. */
 struct columns {
 	size_t filter, count, width, group, at;
 };
@@ -85,8 +85,8 @@ struct simd {
 	 * ([position][width]); out = maximum + bias, through ReLU if `relu`. */
 	void (*pool)(const struct chunk *c, struct columns w, const float *value, const float *bias,
 		int relu);
-	/* The reverse: d[position][width] = error of the window if the position is its argmax, else
-	 * zero. bias += errors of all windows. */
+	/* The reverse of pool: d[position][width] = error of the window if the position is its
+	 * argmax, else zero. bias += errors of all windows. */
 	void (*unpool)(float *d, float *bias, const struct chunk *c, struct columns w);
 	/* grad[k * width + j] += sum over the n positions i of source[i][tap[k]] * d[i*width+j].
 	 * n_taps is a multiple of `taps`. */
@@ -111,7 +111,7 @@ struct simd {
 	 * from[position[k]], argmax = its k. argmax may be NULL. */
 	void (*max_values)(float *to, uint16_t *argmax, const float *from, const uint32_t *position,
 		size_t n, size_t channels);
-	/* The same: to = scale * the sum of the n values. */
+	/* As max_values, but to = scale * the sum of the n values. */
 	void (*sum_values)(float *to, const float *from, const uint32_t *position, size_t n,
 		size_t channels, float scale);
 	/* to[i] += scale * from[i] */
@@ -128,8 +128,8 @@ struct simd {
 		size_t n, float *room);
 	void (*lrn_back)(float *to, const float *d, const float *power, const float *slope,
 		const float *from, const struct lrn *l, size_t n, float *room);
-	/* For each of `pixels` pixels of n channels: to = a * (from - mean) + b, and
-	 * to = a * d + b * (from - mean) + c. The factors have n entries. */
+	/* For each of `pixels` pixels of n channels: affine: to = a * (from - mean) + b. affine_2:
+	 * to = a * d + b * (from - mean) + c. mean, a, b and c have n entries. */
 	void (*affine)(float *to, const float *from, const float *mean, const float *a,
 		const float *b, size_t pixels, size_t n);
 	void (*affine_2)(float *to, const float *d, const float *from, const float *mean,
@@ -148,19 +148,20 @@ struct simd {
 	 * floats apart, for each channel */
 	void (*winograd_input)(
 		float *v, size_t step, const float *x, size_t row, size_t pixel, size_t channels);
-	/* The transpose: the tile of errors at `dx` += the transpose of the transform, of dv. */
+	/* The transpose of winograd_input: adds the back-transformed tile dv to the errors at
+	 * dx. */
 	void (*winograd_input_back)(
 		float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t channels);
 	/* The output tile of m. Its value number i becomes y[order[i] * 2 * lanes], unless order[i]
 	 * is WINOGRAD_UNUSED. */
 	void (*winograd_output)(
 		float *y, const uint32_t *order, size_t size, const float *m, size_t step);
-	/* The transpose. Unused values are zero. */
+	/* The transpose of winograd_output. Unused values count as zero. */
 	void (*winograd_output_back)(
 		float *dm, size_t step, const float *dy, const uint32_t *order, size_t size);
 	/* u = the transformed weights g, which are [pixel][2 * lanes] */
 	void (*winograd_weights)(float *u, size_t step, const float *g, size_t size);
-	/* The transpose: dg = the transpose of the transform, of du. */
+	/* The transpose of winograd_weights: dg = the back-transformed du. */
 	void (*winograd_weights_back)(float *dg, const float *du, size_t step, size_t size);
 };
 

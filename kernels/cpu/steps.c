@@ -1,5 +1,5 @@
 /*
- * steps.c - forward and backward of each kind of step.
+ * steps.c - the forward and the backward function of each kind of step.
  */
 #include "kernels/cpu/steps.h"
 #include <math.h>
@@ -73,7 +73,7 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 	}
 }
 
-/* dgrad of a layer with one window per image: errors times weights. */
+/* Computes dgrad of a layer with one window per image: errors times weights. */
 static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -258,7 +258,7 @@ static void copy_rows(
 		memcpy(to + y * to_row, from + y * from_row, floats * sizeof(float));
 }
 
-/* A step that would work in place, but must keep its input, works in place on a copy. */
+/* Copies the input of a step that works in place, if a later step needs this input. */
 static void copy_forward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -350,7 +350,7 @@ static double total(const struct lane *l, size_t i, const struct batch *b, const
 	return sum;
 }
 
-/* The mean and the variance of the batch, or the running ones. */
+/* Computes the mean and the variance of each channel over the batch. */
 static void measure_moments(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
@@ -448,8 +448,8 @@ static void normalize_backward(struct lane *l, size_t i, const struct block *b)
 
 /* ---- skip, add ------------------------------------------------------------------------------- */
 
-/* Adds the values of plane `from` to plane `to`: those of a skip to its add, or, backward, the
- * errors of the add to those of the skip. `spread`: `to` is the plane of the skip. */
+/* Adds plane `from` to plane `to`: in the forward pass the values of a skip to those of its add, in
+ * the backward pass the errors of the add to those of the skip (`spread`). */
 static void add_planes(const struct plan *p, size_t stride, const float *from_value,
 	size_t from_plane, float *to_value, size_t to_plane, int spread)
 {

@@ -19,7 +19,7 @@ struct member {
 
 struct team {
 	atomic_size_t n; /* members that must arrive */
-	size_t started;  /* the number of members that exist, the caller of team_new included */
+	size_t started;  /* number of members that exist, including the caller of team_new */
 	struct member *member;
 	atomic_size_t arrived;
 	atomic_uint phase; /* incremented when all have arrived */

@@ -58,7 +58,7 @@ static void list_sources(struct lane *l, const struct step *s)
 		}
 }
 
-/* A tile of the input plane. Only `rows` x `floats` floats of it lie in the plane. */
+/* A tile of the input plane. Only `rows` x `floats` floats of the tile lie in the plane. */
 struct place {
 	size_t at, rows, floats;
 };
@@ -82,7 +82,7 @@ static int is_inside(const struct place *p, size_t channels)
 	return p->rows == WINOGRAD_POINTS && p->floats == WINOGRAD_POINTS * channels;
 }
 
-/* What to do with tile `tile` of an image. It is tile `t` of its band. */
+/* A function that handles tile `tile` of an image, which is tile `t` of its band. */
 typedef void tile_work(struct lane *l, const struct step *s, size_t image, size_t tile, size_t t);
 
 static void each_tile(struct lane *l, const struct step *s, const struct band *b, tile_work *work)
@@ -215,7 +215,7 @@ static void add_weight_gradient(struct lane *l, const struct step *s, const stru
 		}
 }
 
-/* Replaces the transformed input by its errors. */
+/* Replaces the transformed input by the errors of the transformed input. */
 static void multiply_errors(
 	struct lane *l, const struct step *s, const struct band *b, const float *packed)
 {

@@ -16,9 +16,9 @@
  * The order of the sums of an image depends only on the model.
  *
  * Accuracy: in one dimension, the absolute values of the factors of an output add up to at most 48
- * for 3 weights (3 in the direct sum), and to 58 for 5 weights. So a rounding error is at most 16^2
- * times as large as the direct sum's, in the worst case. The tests bound
- * the errors of gradients as those of the other ways.
+ * for 3 weights (3 in the direct sum), and to 58 for 5 weights. So in the worst case a rounding
+ * error is 16^2 times as large as in the direct sum. The tests allow these gradients no larger
+ * errors than those of the other ways (plan.h).
  */
 #ifndef KERNELS_CPU_WINOGRAD_H
 #define KERNELS_CPU_WINOGRAD_H

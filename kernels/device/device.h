@@ -28,7 +28,7 @@ struct device {
 	/* The value of --device that opens the same device again. NULL: `name`. */
 	const char *(*option)(const void *self);
 	/* Writes the names of the kernels of layer number `layer`, which has weights, for batches
-	 * of `batch` images. One word without blanks. */
+	 * of `batch` images, as one word without blanks. */
 	void (*kernel)(const void *self, size_t layer, size_t batch, char *text, size_t size);
 	int (*use)(void *self, const struct kx_images *set, struct err *e);
 	/* As backend_gradient; 1 <= batch <= max_batch. */

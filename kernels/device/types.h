@@ -19,8 +19,8 @@ struct kx_images {
 enum kx_precision { KX_FP32, KX_TF32, KX_BF16, KX_TF32X3 };
 #define KX_PRECISION_NAMES "fp32|tf32|bf16|tf32x3"
 
-/* Which kernels cuda may use: also those of kernels/cuda/fused/, each for one network, or only
- * those that run any model. */
+/* Which kernels cuda may use. AUTO: also those of kernels/cuda/fused/, each for a few networks.
+ * GENERAL: only those that run any model. */
 enum kx_kernels { KX_KERNELS_AUTO, KX_KERNELS_GENERAL };
 #define KX_KERNELS_NAMES "auto|general"
 
@@ -36,11 +36,12 @@ struct backend_options {
 /* Rounds of local training that may be in flight. */
 #define LOCAL_ROUNDS 2
 
-/* An allocator for parameters and gradients: pinned memory for a GPU. Other memory works too but is
- * slower. `allocate` returns zeroed memory aligned to 64 bytes, or NULL without memory. Any thread
- * may call both functions, also after backend_free. */
+/* An allocator for parameters and gradients; for a GPU it allocates pinned memory. The device
+ * accepts any other memory, too, but copies it more slowly. `allocate` returns zeroed memory
+ * aligned to 64 bytes, or NULL without memory. Any thread may call both functions, also after
+ * backend_free. */
 struct backend_memory {
-	int special; /* a copy into this memory pays off */
+	int special; /* copying values into this memory saves more time than it costs */
 	void *(*allocate)(size_t bytes);
 	void (*release)(void *memory);
 };

@@ -235,7 +235,7 @@ static int parse_model(struct trainer *t)
 	if (t->model.n_params != t->info->n_params)
 		return err_set(t->e, PS_EWRONGDATA,
 			"the run's model \"%.200s\" has %zu parameters here, %llu on the server: "
-			"update the older of the two",
+			"update the program that is older",
 			t->info->model, t->model.n_params, (unsigned long long)t->info->n_params);
 	return t->model.n_layers ? check_shape(t) : PS_OK;
 }

@@ -220,7 +220,7 @@ TEST(a_smaller_maximum_is_scaled)
 	assert_int_equal(read_blob(&b, &e), PS_OK);
 	assert_true(pixels[0] == 255 && pixels[1] == 0 && pixels[2] == 85);
 	b.bytes[b.size - 1] = 16;
-	refused(b, "pixel 783 is 16, most is 15");
+	refused(b, "pixel 783 is 16, must be at most 15");
 }
 
 TEST(other_sizes_and_formats_are_refused)
@@ -247,7 +247,7 @@ TEST(the_pixels_must_be_there_and_all)
 	refused(b, "has 785 bytes of pixels");
 	b = ascii_pgm("P2 28 28 255\n");
 	b.bytes[b.size++] = '1';
-	refused(b, "more follows the last pixel");
+	refused(b, "data follow the last pixel");
 	refused(ascii_pgm("P2 28 28 200\n"), "is not a number of 0 to 200");
 	refused(from_text("P2 28 28 255\n1 2 3"), "pixel 3 is not a number");
 }

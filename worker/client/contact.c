@@ -159,7 +159,7 @@ static void explain(const struct contact *k, const struct contact_state *s, stru
 	} else if (s->up) {
 		explain_connected(f, s);
 	} else if (is_key_doubtful(s, &r)) {
-		CAUSE("it closed the connection %llu times during the handshake",
+		CAUSE("the server closed the connection %llu times during the handshake",
 			(unsigned long long)s->failed_handshakes);
 		REMEDY("is %s its key?", s->server_key);
 	} else {

@@ -86,7 +86,8 @@ int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e)
 	l->n_params = w->n_params;
 	rc = share_connect(w->lane_path, &l->fd, e);
 	if (!rc && share_send(l->fd, &greeting, sizeof(greeting), NULL, 0))
-		rc = err_set(e, PS_EUNREACHABLE, "%.200s takes no greeting", w->lane_path);
+		rc = err_set(
+			e, PS_EUNREACHABLE, "%.200s: the greeting cannot be sent", w->lane_path);
 	if (rc)
 		drop_lane_ref(l);
 	else
@@ -117,7 +118,8 @@ static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
 {
 	if (!is_layout(l, &l->layout) || !share_is_sound(fds[0], weights_bytes(l)) ||
 		!share_is_sound(fds[1], pushes_bytes(l)))
-		return err_set(e, PS_EPROTO, "the server's memory has another form");
+		return err_set(
+			e, PS_EPROTO, "the shared memory of the server has an unknown layout");
 	l->owner = mem_try(l->layout.slots, sizeof(*l->owner));
 	l->free_slot = mem_try(l->layout.slots, sizeof(*l->free_slot));
 	if (!l->owner || !l->free_slot)
@@ -149,7 +151,7 @@ int lane_poll(struct lane *l, struct err *e)
 		return rc;
 	if (rc)
 		return err_set(e, rc, "%s",
-			rc == PS_EPROTO ? "the server's answer has another form"
+			rc == PS_EPROTO ? "the server's answer has an unknown form"
 					: "the server refused the connection");
 	rc = map_memory(l, fds, e);
 	for (size_t i = 0; i < LANE_FDS; i++)

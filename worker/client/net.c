@@ -215,8 +215,8 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 		return n->n_params == w->n_params
 			       ? PS_OK
 			       : err_set(&n->server_error, PS_EWRONGRUN,
-					 "%.100s: its model has %llu parameters, it had %llu: "
-					 "start this worker again to join its new run",
+					 "%.100s: the model has %llu parameters now, and had %llu: "
+					 "start this worker again to join the new run",
 					 n->cfg.server, (unsigned long long)w->n_params,
 					 (unsigned long long)n->n_params);
 	/* the message owns the list, and is still there */

@@ -52,7 +52,7 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 	if (json_array_size(list) == 0) {
 		json_decref(list);
 		*lines = NULL;
-		return err_set(e, PS_EDATA, "%s: no line of a history", path);
+		return err_set(e, PS_EDATA, "%s: has no line of a history", path);
 	}
 	return PS_OK;
 }

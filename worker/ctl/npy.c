@@ -114,7 +114,7 @@ static void npy_close(struct npy *a)
 /* Nothing may follow the last value. */
 static int npy_at_end(struct npy *a, struct err *e)
 {
-	return getc(a->file) == EOF ? PS_OK : npy_bad(a, "more follows its last value", e);
+	return getc(a->file) == EOF ? PS_OK : npy_bad(a, "data follow its last value", e);
 }
 
 /* ---- labels ---------------------------------------------------------------------------------- */

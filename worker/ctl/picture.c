@@ -95,7 +95,7 @@ static int read_ascii(
 	}
 	skip_blanks(s);
 	return s->at == s->end ? PS_OK
-			       : err_set(e, PS_EDATA, "%s: more follows the last pixel", path);
+			       : err_set(e, PS_EDATA, "%s: data follow the last pixel", path);
 }
 
 static int read_raw(
@@ -111,8 +111,8 @@ static int read_raw(
 			e, PS_EDATA, "%s: has %zu bytes of pixels, must have %zu", path, left, n);
 	for (size_t i = 0; i < n; i++) {
 		if (s->at[i] > max)
-			return err_set(e, PS_EDATA, "%s: pixel %zu is %d, most is %ld", path, i,
-				s->at[i], max);
+			return err_set(e, PS_EDATA, "%s: pixel %zu is %d, must be at most %ld",
+				path, i, s->at[i], max);
 		pixels[i] = to_grey(s->at[i], max);
 	}
 	return PS_OK;

@@ -46,7 +46,8 @@ static int take_test_image(
 	size_t number = strlen(text) < 10 ? strtoul(text, NULL, 10) : SIZE_MAX;
 
 	if (number >= d->id.n_test)
-		return err_set(e, PS_EUSAGE, "predict: test image %.20s: there are 0 to %zu", text,
+		return err_set(e, PS_EUSAGE,
+			"predict: no test image %.20s: their numbers are 0 to %zu", text,
 			(size_t)d->id.n_test - 1);
 	if (d->shape.c != g->shape.c || d->shape.h != g->shape.h || d->shape.w != g->shape.w)
 		return err_set(e, PS_EDATA,

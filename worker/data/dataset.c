@@ -147,7 +147,7 @@ static int turn_all(struct data *d, struct err *e)
 		return err_set(e, PS_EDATA, "%s: images of EMNIST are squares, not %zux%zux%zu",
 			d->files.dir, s->c, s->h, s->w);
 	if (!(spare = mem_try(s->h, s->w)))
-		return err_set(e, PS_ENOMEM, "%s: no memory to turn its images", d->files.dir);
+		return err_set(e, PS_ENOMEM, "%s: no memory to transpose its images", d->files.dir);
 	for (int f = 0; f < DATA_FILES; f += 2)
 		for (size_t i = 0; i < d->file[f].n; i++)
 			turn(s, d->file[f].bytes + d->file[f].head + i * s->h * s->w, spare);

@@ -53,7 +53,7 @@ static const struct command commands[] = {
 	"  predict IMAGE...  Classify images with the weights of the server, --checkpoint\n"       \
 	"                    or --weights. IMAGE is the number of a test image or a file:\n"       \
 	"                    PGM, PNG or JPEG of the size of the model's images (MNIST's:\n"       \
-	"                    28x28 pixels, white on black). - is standard input.\n"                \
+	"                    28x28 pixels, white on black). IMAGE - is standard input.\n"          \
 	"  eval              Evaluate the weights of the server, --checkpoint or\n"                \
 	"                    --weights on the test images: accuracy, loss, confused\n"             \
 	"                    classes, and the worst mistakes as pictures.\n"                       \

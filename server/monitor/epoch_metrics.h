@@ -16,7 +16,8 @@
 double epoch_accuracy(const struct core *c, const struct epoch_record *r);
 /* Returns the result of epoch_accuracy as a JSON number; null instead of NaN. */
 json_t *epoch_accuracy_json(const struct core *c, const struct epoch_record *r);
-/* {"name": mean, ...} of the metrics besides accuracy; a mean is null if no image is evaluated. */
+/* Returns {"name": mean, ...} of the metrics except accuracy; a mean is null if no image is
+ * evaluated. */
 json_t *epoch_metrics(const struct core *c, const struct epoch_record *r);
 /* Writes all metrics as one line, such as "accuracy=0.9 name=1.5"; "none": there are none. */
 void epoch_metrics_text(

@@ -37,7 +37,7 @@ struct job {
 	const char *dir;
 	char *text;
 	size_t bytes, lines;
-	size_t at; /* offset; 0: a new file */
+	size_t at; /* offset of the write; 0: a new file */
 	int rc;
 	int is_gone; /* the file cannot be opened: write a new one */
 	struct err e;
@@ -48,13 +48,13 @@ struct history {
 	const char *dir; /* NULL: no file */
 	struct line *line;
 	size_t n, room, bytes;
-	size_t on_disk, file_bytes; /* whole lines in the file; 0: write a new file */
-	uint64_t sample_ms, due_ms; /* distance of two samples; when the next one is due */
-	uint64_t write_ms;          /* no write before, after a failed one */
+	size_t on_disk, file_bytes; /* complete lines in the file; 0: write a new file */
+	uint64_t sample_ms, due_ms; /* interval of samples; when the next one is due */
+	uint64_t write_ms;          /* after a failed write: no write before this time */
 	history_line_fn *listen;
 	void *arg;
 	int busy, failed, shortened; /* shortened: lines were dropped during a write */
-	int ended;                   /* the last lines are there: no tick will write them */
+	int ended;                   /* the last lines are added, and no tick will write them */
 	struct job job;
 };
 
@@ -67,7 +67,7 @@ static void drop_line(struct history *h, size_t i)
 	h->line[i].text = NULL;
 }
 
-/* Close the gaps that drop_line has left. The file is then another one. */
+/* Close the gaps that drop_line has left. After that the whole file must be written again. */
 static void pack(struct history *h)
 {
 	size_t n = 0;
@@ -239,7 +239,7 @@ static int is_evaluated(const struct core *c, uint32_t epoch)
 	return r && r->eval_done && r->eval_done == core_eval_images(c);
 }
 
-/* `rate`: of the images of the epoch; < 0: not known. */
+/* `rate`: the images/s of the epoch; < 0: not known. */
 static void add_epoch(struct history *h, const struct status *now, uint32_t epoch, double rate)
 {
 	const struct epoch_record *r = core_epoch(now->core, epoch);
@@ -345,7 +345,7 @@ static int append(struct job *j)
 	int failed = lseek(fd, (off_t)j->at, SEEK_SET) < 0 || io_write_all(fd, j->text, j->bytes);
 	if (failed) {
 		err_set(&j->e, PS_EIO, "%s: write: %s", path, strerror(errno));
-		if (ftruncate(fd, (off_t)j->at) != 0) /* else the next start repairs it */
+		if (ftruncate(fd, (off_t)j->at) != 0) /* the next start repairs the file */
 			err_set(&j->e, PS_EIO, "%s: truncate: %s", path, strerror(errno));
 	}
 	close(fd);
@@ -478,7 +478,7 @@ char *history_text(const struct history *h)
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-/* What a line says; NULL if it is torn or no line of a history. */
+/* The `kind` of a line; NULL if the line is torn or is no line of a history. */
 static const char *line_kind_of(const json_t *o)
 {
 	return json_is_integer(json_object_get(o, "t"))
@@ -486,7 +486,8 @@ static const char *line_kind_of(const json_t *o)
 		       : NULL;
 }
 
-/* Keep a line of the file, if it is whole and the core agrees. `seen` marks the epochs. */
+/* Keep a line of the file if it is complete and does not contradict the core. `seen` marks the
+ * epochs. */
 static void keep_line(struct history *h, const struct status *now, const char *text, size_t n,
 	unsigned char *seen, int *of_run)
 {

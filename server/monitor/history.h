@@ -49,7 +49,7 @@ void history_tick(struct history *h, const struct status *now);
 void history_end(struct history *h, const struct status *now);
 /* 1 if a write is under way. `h` may be NULL. */
 int history_busy(const struct history *h);
-/* All lines; the caller frees it. NULL: out of memory. */
+/* Returns all lines as one text, which the caller frees. NULL: out of memory. */
 char *history_text(const struct history *h);
 
 #endif

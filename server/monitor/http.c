@@ -15,10 +15,10 @@
 #include "server/net/address.h"
 
 #define MAX_CONNECTIONS 64u
-#define MAX_BYTES       ((size_t)16384) /* of a request, and buffers, per connection */
+#define MAX_BYTES       ((size_t)16384) /* memory of a connection: request and buffers */
 #define IDLE_S          5u
-#define REQUEST_MS      10000u /* a request, from its first byte to its answer */
-#define CROWDED         48u    /* connections: from here on a new one closes the oldest */
+#define REQUEST_MS      10000u /* limit from the first byte of a request to its answer */
+#define CROWDED         48u    /* at this number, a new connection closes the oldest */
 #define MAX_SLEEP_MS    1000u
 #define MAX_STREAMS     16u
 #define MAX_WAITING     ((size_t)4 << 20) /* bytes that a stream may leave unread */
@@ -41,7 +41,8 @@ struct form {
 	size_t n;
 };
 
-/* What a page of ours may do: its own scripts, and requests to this server. */
+/* The rights of a page in the browser: it may run its own scripts and send requests to this
+ * server. */
 #define POLICY                                                                                     \
 	"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src "      \
 	"data:; "                                                                                  \
@@ -51,8 +52,8 @@ struct form {
  * that sends a byte now and then would stay for ever, and 64 of them would silence /healthz. */
 struct visitor {
 	int fd;
-	uint64_t since_ms; /* its begin, or its newest request */
-	int is_stream;     /* it stays open */
+	uint64_t since_ms; /* the begin of the connection or of its newest request */
+	int is_stream;     /* a stream stays open */
 };
 
 struct http {
@@ -137,8 +138,8 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 		close_oldest(h);
 }
 
-/* 1: the request is for this host. The browser of a local user sends the name of a foreign page,
- * whose owner has it resolved to 127.0.0.1 (DNS rebinding). */
+/* 1: the request is for this host. In DNS rebinding, the owner of a foreign page makes the name of
+ * the page resolve to 127.0.0.1, and the browser of a local user sends this name. */
 static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 {
 	const char *host =
@@ -175,7 +176,7 @@ static struct MHD_Response *page_response(const struct http_page *page)
 	union {
 		const void *in;
 		void *out;
-	} fixed = {.in = page->fixed}; /* libmicrohttpd does not write there */
+	} fixed = {.in = page->fixed}; /* libmicrohttpd does not write to this memory */
 
 	response = page->fixed ? MHD_create_response_from_buffer(
 					 page->fixed_bytes, fixed.out, MHD_RESPMEM_PERSISTENT)
@@ -213,7 +214,8 @@ static enum MHD_Result send_text(
 
 static void run_daemon(struct http *h);
 
-/* Called when the connection can take more bytes. Without any, the stream waits for http_send. */
+/* Called when the connection can take more bytes. A stream without text to send waits for
+ * http_send. */
 static ssize_t read_stream(void *arg, uint64_t at, char *out, size_t max)
 {
 	struct stream *s = arg;
@@ -255,7 +257,7 @@ static void queue_text(struct stream *s, const char *text)
 		char *more = room <= MAX_WAITING ? realloc(s->text, room) : NULL;
 
 		if (!more) {
-			s->ends = 1; /* it does not read: the page connects again */
+			s->ends = 1; /* the page does not read; it will connect again */
 			return;
 		}
 		s->text = more;
@@ -340,7 +342,7 @@ int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e)
 	return PS_OK;
 }
 
-/* 1 if `given` is the token. The time does not depend on where they differ. */
+/* 1 if `given` is the token. The time does not depend on the place of the first difference. */
 static int is_token(const struct http *h, const char *given, size_t n)
 {
 	size_t length = strlen(h->token);
@@ -389,8 +391,8 @@ static enum MHD_Result send_form(
 	return send_page(connection, MHD_HTTP_UNAUTHORIZED, "text/html; charset=utf-8", text);
 }
 
-/* The form has arrived: set the cookie, which scripts cannot read. EventSource sends it, but no
- * header. */
+/* The form has arrived: set the cookie, which scripts cannot read. EventSource sends a cookie, but
+ * cannot send a header. */
 static enum MHD_Result log_in(
 	const struct http *h, struct MHD_Connection *connection, const struct form *form)
 {
@@ -413,7 +415,7 @@ static enum MHD_Result log_in(
 	return send_response(connection, MHD_HTTP_SEE_OTHER, response);
 }
 
-/* Read the body of the form, which comes in several calls, and answer its end. */
+/* Read the body of the form, which comes in several calls, and answer when the body is complete. */
 static enum MHD_Result read_form(struct http *h, struct MHD_Connection *connection,
 	const char *body, size_t *body_size, void **state)
 {

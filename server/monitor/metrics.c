@@ -291,7 +291,7 @@ static double worker_is_live(const struct status *s, const struct worker_view *w
 	return w->state == SESSION_LIVE && !w->stalled && !w->excluded;
 }
 
-/* One series for each worker and part of its time. */
+/* Write one series for each worker and part of its time. */
 static void put_worker_time(FILE *f, const struct status *s)
 {
 	fprintf(f,
@@ -336,7 +336,7 @@ static void put_server_time(FILE *f, const struct status *s)
 		fmax(0, s->total_s - s->apply_s - s->net.verify_s - s->idle_s));
 }
 
-/* One series for each metric besides accuracy. */
+/* Write one series for each metric except accuracy. */
 static void put_test_metrics(FILE *f, const struct core *c, const struct epoch_record *r)
 {
 	json_t *metrics = r ? epoch_metrics(c, r) : NULL, *value;

@@ -373,7 +373,7 @@ static char *workers_with(const struct status *s, uint32_t first, size_t max_wor
 	return text_with(json_object(), s, first, max_workers);
 }
 
-/* `first` is 0: the whole status has all workers, as many as fit. */
+/* The status with at most max_workers workers, for fitting(). `first` is 0. */
 static char *status_with(const struct status *s, uint32_t first, size_t max_workers)
 {
 	json_t *o = json_object();

@@ -1,6 +1,6 @@
 /*
- * tallies.h - rates of each worker: images per second, and the mean staleness of its pushes. They
- * are differences between the core's counts at the begin and end of each second.
+ * tallies.h - rates of each worker: images per second, and the mean staleness of its pushes. A rate
+ * is the difference between the core's counts at the begin and at the end of a second.
  *
  * Thread: the loop's.
  */
@@ -10,7 +10,7 @@
 #include "common/err.h"
 #include "server/core/core.h"
 
-/* The parts of struct time_split, in its order. */
+/* The number of the parts of struct time_split; arrays of parts have its order. */
 #define TALLY_PARTS 5
 extern const char *const tally_part[TALLY_PARTS];
 uint64_t tally_part_us(const struct time_split *t, int part);

@@ -1,6 +1,7 @@
 /*
- * timings.h - histograms of how long the server works on a PULL, on a PUSH and on each event, and how
- * long writes to the disk take, for /metrics. Bucket i counts times up to 1 us * 4^i; the last has no bound.
+ * timings.h - histograms of how long the server works on a PULL, on a PUSH and on each event, and
+ * how long writes to the disk take, for /metrics. Bucket i counts times up to 1 us * 4^i; the last
+ * bucket has no bound.
  *
  * Thread: the loop's.
  */
@@ -20,7 +21,7 @@ struct timings {
 };
 
 void timings_add(struct timings *t, enum timing what, double seconds);
-/* Write them in the text format of Prometheus. */
+/* Write the histograms in the text format of Prometheus. */
 void timings_print(const struct timings *t, FILE *f);
 
 #endif

@@ -31,7 +31,7 @@ enum warning {
 #define WARNINGS 6
 
 struct warnings {
-	size_t classes;                      /* of the model; 0: the model is no classifier */
+	size_t classes;                      /* classes of the model; 0: no classifier */
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
 	int logged[WARNINGS];                /* 1: the warning was logged */
 };

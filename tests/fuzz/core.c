@@ -26,7 +26,7 @@
 struct sections {
 	unsigned char *data[SNAPSHOT_SECTIONS];
 	size_t size[SNAPSHOT_SECTIONS];
-	uint64_t generation; /* 0: there is none */
+	uint64_t generation; /* 0: there is no snapshot */
 };
 
 struct peer {

@@ -39,7 +39,7 @@ def test_example_learns_as_well_as_plain_pytorch(name, data, tmp_path):
     ours = run("cnnps.run", "--workers", "2", "-m", module, *SHORT[name], *more)
     assert (plain["with"], ours["with"]) == ("PyTorch", "cnn-ps")
     if name == "gpt":
-        assert ours["bits"] < 1.08 * plain["bits"] < 6.5, (ours, plain)  # 7 without training
+        assert ours["bits"] < 1.08 * plain["bits"] < 6.5, (ours, plain)  # 7 bits without training
     else:
         # After 90 asynchronous steps of the resnet the accuracy was 0.885 to 0.975.
         margin = 0.25 if name == "resnet" else 0.08

@@ -55,7 +55,7 @@ def test_killed_actors_and_servers_lose_nothing(programs, directory):
     assert run.wait(150) == 0, run.tail()
     result = json.loads((directory / "result.json").read_text())
     assert result["images_per_epoch"] == [300, 300] and result["wrong"] == 0
-    assert result["term"] in (2, 3)  # the second server may have died before it wrote its own
+    assert result["term"] in (2, 3)  # the second server may have died before it wrote its term
     until(lambda: server_of(directory) is None, 20, "no server is left")
 
 

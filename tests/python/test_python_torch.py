@@ -97,7 +97,7 @@ def test_export_has_the_names_of_the_state_dict(server, tmp_path):
 
 
 class Normed(torch.nn.Module):
-    """Its statistics are those of the inputs, whatever it learns."""
+    """A model whose BatchNorm statistics are those of the inputs, whatever it learns."""
 
     def __init__(self):
         super().__init__()
@@ -115,7 +115,7 @@ class Normed(torch.nn.Module):
     {"n_push": 2, "n_fetch": 4, "push": "sum", "lr": 0.1}, {"delay_compensation": "constant"},
     {"mode": "sync", "lr": 0.1}, {"mode": "easgd", "n_push": 3, "momentum": 0.9}], ids=str)
 def test_statistics_of_batchnorm_are_the_runs(tmp_path, options):
-    """No optimizer touches them: they are the mean and the variance of the inputs."""
+    """No optimizer changes the statistics: they are the mean and the variance of the inputs."""
     x = 3 * torch.randn(1000, 20, generator=torch.Generator().manual_seed(0)) + 5
     data = torch.utils.data.TensorDataset(x, (x[:, 0] > 5).long())
     model = Normed()
@@ -202,7 +202,7 @@ def test_workers_give_the_names_of_their_model(server, tmp_path):
     n = sum(p.numel() for p in model.parameters()) + 64
     run = server(model=f"vector:{n}:running=64", checkpoint_dir=str(tmp_path / "run"))
     names = cnnps.torch.tensor_list(model)
-    with run.connect() as client:  # knows no names
+    with run.connect() as client:  # this client sends no names
         client.flush()
     with run.connect(tensors=names):
         pass

@@ -4,12 +4,12 @@
  *
  *   ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY [KEY-FILE]]]
  *
- * On a vector:N model with plain SGD and rate 1, push n of worker INDEX sets coordinate INDEX *
- * PUSHES + n to 1 and all others to 0. Afterwards every coordinate must be exactly -1: 0 means a
- * lost push, and -2 means a push that was applied twice. A worker that is started again with the
- * same INDEX reads its own coordinates to find the push at which its predecessor ended. This is
- * safe: before the server sends WELCOME to the new process, it has fenced the old one, and a
- * checkpoint has all pushes of the old process that the server decided.
+ * On a vector:N model with plain SGD and rate 1, the gradient of push n of worker INDEX is 1 in
+ * coordinate INDEX * PUSHES + n and 0 elsewhere. Afterwards every coordinate of the weights must be
+ * exactly -1: 0 means a lost push, and -2 means a push that was applied twice. A worker that is
+ * started again with the same INDEX reads its own coordinates to find the push at which its
+ * predecessor ended. This is safe: before the server sends WELCOME to the new process, it has
+ * fenced the old one, and a checkpoint has all pushes of the old process that the server decided.
  *
  * The worker waits for PACE milliseconds between two pushes, until it receives SIGURG, and pulls
  * after every PULL_EVERY pushes. It prints `pushed K acked A` while it runs, and `done pushed=N

@@ -16,8 +16,8 @@ LEDGER = ("--model", f"vector:{SIZE}", *PLAIN)
 
 
 class Honest(Worker):
-    """A worker that pushes a ledger gradient. Push k sets coordinate k, modulo the number of
-    coordinates, to 1."""
+    """A worker that pushes a ledger gradient. The gradient of push k is 1 in coordinate k, modulo
+    the number of coordinates."""
 
     def push_next(self, wait=True):
         size = self.welcome.n_params

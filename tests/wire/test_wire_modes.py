@@ -142,7 +142,8 @@ def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few
 
 def test_modes_a_step_that_answers_nobody_is_flushed(programs, few):
     """A step ends because the second worker falls silent, which causes no reply. The server writes
-    it to the disk at once, and sends no notice that it waits for the disk (WIRE.md, "Errors")."""
+    the step to the disk at once, and sends no notice that it waits for the disk (WIRE.md,
+    "Errors")."""
     server = programs.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms",
                         60000, "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300,
                         "--dead-ms", 60000)

@@ -80,7 +80,7 @@ function chart(id, names, colors, run, options) {
 	return g;
 }
 
-// Under the curves: the times without a server, and checkpoints.
+// Draw the times without a server, and the checkpoints, under the curves.
 function marks(c, area, g, run) {
 	if (!run)
 		return;

@@ -140,7 +140,7 @@ function drawImage(canvas, wall, image) {
 }
 
 function onWall(wall) {
-	if (!(Math.max(...wall.side) <= 64)) /* a worker made this: do not trust it */
+	if (!(Math.max(...wall.side) <= 64)) /* do not trust the numbers: a worker sent them */
 		return;
 	const list = $("wall");
 	$("wall-card").hidden = false;
@@ -190,7 +190,8 @@ function draw() {
 		last.workers.slice(0, 12).map(w => `worker ${w[0]} ${w[1]}`).join(", ") : "No worker yet");
 }
 
-// Open the stream, then read the history. Lines that come in the meantime may be in both.
+// Open the stream, then read the history. A line that comes in the meantime may be in the stream
+// and in the history.
 function connect() {
 	const events = new EventSource("events");
 	let waiting = [];
@@ -223,7 +224,7 @@ function connect() {
 	};
 }
 
-// The server is away: ask again every second.
+// The server is away: send a request every second.
 function retry() {
 	if (status && status.ending) {
 		state(status.ending, "good");

@@ -63,7 +63,7 @@ class Job:
             except ProcessLookupError:
                 pass
             p.wait()
-        for file in self.log.parent.glob("log.worker*"):  # of workers that left their group
+        for file in self.log.parent.glob("log.worker*"):  # workers that left their group
             try:
                 os.kill(int(file.read_text()), signal.SIGKILL)
             except (ProcessLookupError, ValueError):

@@ -11,7 +11,9 @@ command -v dh >/dev/null && command -v dpkg-buildpackage >/dev/null || {
 	echo "deb: no debhelper: run 'apt-get install -y --no-install-recommends debhelper dpkg-dev dh-python'" >&2
 	exit 2
 }
-if [ -x /usr/local/cuda/bin/nvcc ] || command -v nvcc >/dev/null; then
+if [ "${CUDA-}" = 0 ]; then
+	echo "deb: CUDA=0: without the package cnn-worker-cuda" >&2
+elif [ -x /usr/local/cuda/bin/nvcc ] || command -v nvcc >/dev/null; then
 	export DEB_BUILD_PROFILES=pkg.cnn-ps.cuda
 else
 	echo "deb: nvcc not found: without the package cnn-worker-cuda" >&2

@@ -20,7 +20,7 @@ packages="
 	libcmocka-dev patch iproute2 strace libfaketime python3 python3-pytest python3-pytest-xdist python3-zmq python3-protobuf python3-numpy python3-scipy python3-xxhash python3-venv python3-yaml python3-pyte
 	chromium chromium-driver python3-selenium prometheus
 	help2man python3-torch python3-tqdm
-	slurm-wlm munge zsh
+	slurm-wlm munge zsh systemd
 	clang libclang-rt-dev clang-format clang-tidy codespell
 	curl ca-certificates dataset-fashion-mnist"
 bench_packages="gnuplot-nox"

@@ -2,19 +2,24 @@
 fresh Debian trains with them, and with the wheel of make wheel.
 
 Most tests take minutes and need debhelper, lintian, a Docker engine and Debian's archive, so only
-`make deb-test` runs them.
+`make deb-test` runs them. `make deb-test CUDA=0` omits the package for CUDA workers, and most of
+the minutes.
 """
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
+import time
 
 import pytest
-from support.build import FULL, ROOT
+from support.build import FLAVOUR, FULL, ROOT, command, without
+from support.programs import Process, until
 
 pytestmark = pytest.mark.xdist_group("packages")
 UNITS = ("cnn-ps", "cnn-worker")
+BUILD_SECONDS = 2400  # the CUDA compiler took 15 minutes on two busy cores
 
 
 def run(*argv, seconds=900, **kwargs):
@@ -29,10 +34,10 @@ def packages():
     """The packages without debug symbols."""
     if not FULL:
         pytest.skip("make deb-test: builds the packages twice")
-    run("make", "-C", ROOT, "deb")
+    run("make", "-C", ROOT, "deb", seconds=BUILD_SECONDS)
     found = [p for p in sorted((ROOT / "build/deb").glob("*.deb")) if "-dbgsym_" not in p.name]
     nvcc = os.access("/usr/local/cuda/bin/nvcc", os.X_OK) or shutil.which("nvcc")
-    cuda = ["cnn-worker-cuda"] if nvcc else []
+    cuda = ["cnn-worker-cuda"] if nvcc and os.environ.get("CUDA") != "0" else []
     assert [p.name.split("_")[0] for p in found] == [
         "cnn-ps", *cuda, "libcnnps-dev", "libcnnps0", "python3-cnnps"]
     return found
@@ -48,7 +53,7 @@ def test_two_builds_have_the_same_bytes(packages):
     def digests():
         return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in packages}
     first = digests()
-    run("make", "-C", ROOT, "deb")
+    run("make", "-C", ROOT, "deb", seconds=BUILD_SECONDS)
     assert digests() == first
 
 
@@ -117,10 +122,119 @@ python -m cnnps.run --workers 4 /made/fashion.py --samples 4000 --tests 500 --ep
     assert float(re.search(r'"example": "fashion".*"accuracy": ([\d.]+)', text)[1]) > 0.5, text
 
 
+# systemd gets a hierarchy of cgroups of its own, of version 1.
+INIT = """
+umount /sys/fs/cgroup/* /sys/fs/cgroup
+mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/systemd
+mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd && mount --make-rshared / &&
+exec /sbin/init systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1
+"""
+
+
+@pytest.fixture
+def booted(packages, image, tmp_path):
+    """A function that runs a script in a container where systemd runs and the packages are
+    installed."""
+    name = f"cnn-ps-systemd-{os.getpid()}"
+    for package in packages:
+        (tmp_path / package.name).write_bytes(package.read_bytes())
+    try:
+        run("docker", "run", "--name", f"{name}-made", "--network", "host", "-v",
+            f"{tmp_path}:/made:ro", image, "sh", "-c", "apt-get update -q && DEBIAN_FRONTEND="
+            "noninteractive apt-get install -q -y --no-install-recommends systemd-sysv procps "
+            "dataset-fashion-mnist /made/cnn-ps_*.deb", seconds=300)
+        run("docker", "commit", f"{name}-made", name)
+        run("docker", "run", "-d", "--name", name, "--cap-add", "SYS_ADMIN", "--security-opt",
+            "seccomp=unconfined", "--security-opt", "apparmor=unconfined", "--tmpfs", "/run",
+            "--tmpfs", "/tmp", "-e", "container=docker", name, "sh", "-c", INIT)
+        end = time.monotonic() + 30
+        while subprocess.run(["docker", "exec", name, "systemctl", "is-system-running"],
+                             capture_output=True, check=False).returncode:
+            if time.monotonic() > end:
+                pytest.skip("systemd does not run as the first process of a container here")
+            time.sleep(0.5)
+        yield lambda script: run("docker", "exec", name, "sh", "-euc", script, seconds=120)
+    finally:
+        for argv in (["rm", "-f", name, f"{name}-made"], ["rmi", name]):
+            subprocess.run(["docker", *argv], capture_output=True, check=False)
+
+
+def test_systemd_runs_the_units(booted):
+    """`systemctl start` returns when the server is ready. Server and worker return after SIGKILL,
+    and the run continues from its checkpoint in /var/lib/cnn-ps."""
+    def pid(unit, other_than=0):
+        return int(booted(f"""for _ in $(seq 100); do
+    pid=$(systemctl show -p MainPID --value {unit})
+    [ $pid = 0 ] || [ $pid = {other_than} ] || break
+    sleep 0.2
+done
+echo $pid"""))
+
+    def status():
+        return json.loads(booted("cnn-ctl status"))
+
+    def trains_on():
+        before = status()["updates"]
+        until(lambda: status()["updates"] > before + 100, 60, "100 more updates")
+    booted("printf 'CNN_EPOCHS=1000\nCNN_MODEL=lenet5\n' >/etc/default/cnn-ps; "
+           "systemctl start cnn-ps; systemctl is-active cnn-ps; systemctl start cnn-worker")
+    trains_on()
+    server, worker = pid("cnn-ps"), pid("cnn-worker")
+    booted("[ \"$(stat -c %a /var/lib/private/cnn-ps/run)\" = 700 ]; ls /var/lib/cnn-ps/run/ckpt-*")
+    booted(f"kill -9 {server}")
+    assert pid("cnn-ps", other_than=server) != server
+    trains_on()
+    assert pid("cnn-worker") == worker
+    booted(f"kill -9 {worker}")
+    assert pid("cnn-worker", other_than=worker) != worker
+    trains_on()
+    booted("systemctl stop cnn-worker cnn-ps; ! systemctl --failed --plain --no-legend | grep .")
+    log = booted("journalctl -o cat --no-pager -u cnn-ps")
+    assert log.count("server resumed") == 1 and log.count("server finished") == 1, log
+
+
+def allowed_calls(unit):
+    """The names of the system calls that the unit permits."""
+    sets, names = {}, []
+    for line in run("systemd-analyze", "--no-pager", "syscall-filter").splitlines():
+        if line[:1] == "@":
+            names = sets.setdefault(line, [])
+        elif re.match(r"    [@a-z_]", line):
+            names.append(line.strip())
+
+    def expand(name):
+        return set().union(*map(expand, sets[name])) if name[0] == "@" else {name}
+    allowed = set()
+    text = (ROOT / f"deploy/systemd/{unit}.service").read_text(encoding="utf-8")
+    for value in re.findall(r"^SystemCallFilter=(.*)", text, re.M):
+        named = set().union(*map(expand, value.lstrip("~").split()))
+        allowed = allowed - named if value[0] == "~" else allowed | named
+    return allowed
+
+
+@pytest.mark.skipif(FLAVOUR != "release", reason="sanitizers make other system calls")
+def test_systemd_units_permit_every_system_call(programs, data, tmp_path):
+    """A program that makes another call gets SIGSYS."""
+    for program in ("systemd-analyze", "strace"):
+        if not shutil.which(program):
+            without(program, "deploy/setup.sh")
+
+    def traced(unit):
+        return ["strace", "-f", "-qq", "-o", str(tmp_path / unit)]
+    server = programs.server("--model", "lenet5", "--epochs", 1, wrap=traced("cnn-ps"))
+    worker = programs.add(Process("cnn-worker", [*traced("cnn-worker"), *command(
+        "cnn-worker", "--server", server.endpoint, "--data", data)]))
+    server.result(120)
+    assert worker.wait(60) == 0
+    for unit in UNITS:
+        calls = set(re.findall(r"^\d+ +(\w+)\(", (tmp_path / unit).read_text(errors="replace"), re.M))
+        assert len(calls) > 20 and calls <= allowed_calls(unit), calls - allowed_calls(unit)
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_systemd_unit_is_valid_and_confined(unit, tmp_path):
     if not shutil.which("systemd-analyze"):
-        pytest.skip("no systemd-analyze")
+        without("systemd-analyze", "deploy/setup.sh")
     text = (ROOT / f"deploy/systemd/{unit}.service").read_text(encoding="utf-8")
     path = tmp_path / f"{unit}.service"
     path.write_text(text, encoding="utf-8")

@@ -6,7 +6,7 @@
 #include "kernels/cpu/lane.h"
 
 /* Returns windows [window, window + n) of step i, counted over all images of a block. `out` points
- * to the values or the errors of the output plane, for each window of the block. */
+ * to the values or the gradients of the output activation, for each window of the block. */
 struct chunk chunk_at(const struct lane *l, size_t i, float *const *out, size_t window, size_t n);
 
 #endif

@@ -23,8 +23,8 @@ static size_t choose_block(const struct plan *p, size_t max, int training)
 	if (p->whole && training)
 		return round_up(max, p->simd->positions);
 
-	for (size_t i = 0; i < p->n_planes; i++)
-		bytes += 2 * p->plane[i].image * sizeof(float);
+	for (size_t i = 0; i < p->n_activations; i++)
+		bytes += 2 * p->activation[i].image * sizeof(float);
 	PS_ASSERT(bytes > 0);
 	size_t block = BLOCK_BYTES / bytes;
 	block = block < 1 ? 1 : block > BLOCK_MAX ? BLOCK_MAX : block;
@@ -40,7 +40,7 @@ static int allocate_moments(struct moments *m, size_t n)
 	if (!m->sum || !m->mean)
 		return 0;
 	m->squares = m->sum + n;
-	m->errors = m->sum + 2 * n;
+	m->d_sum = m->sum + 2 * n;
 	m->products = m->sum + 3 * n;
 	m->variance = m->mean + n;
 	m->a = m->mean + 2 * n;
@@ -53,16 +53,16 @@ static int allocate_planes(struct lane *l)
 {
 	int ok = 1;
 
-	for (size_t i = 0; ok && i < l->plan->n_planes; i++) {
-		size_t floats = l->plan->plane[i].image * l->block + PLANE_ALIGN;
+	for (size_t i = 0; ok && i < l->plan->n_activations; i++) {
+		size_t floats = l->plan->activation[i].image * l->block + ACTIVATION_ALIGN;
 
 		l->value[i] = mem_try(floats, sizeof(float));
-		l->error[i] = mem_try(floats, sizeof(float));
-		ok = l->value[i] && l->error[i];
+		l->d_value[i] = mem_try(floats, sizeof(float));
+		ok = l->value[i] && l->d_value[i];
 	}
 	for (size_t i = 0; ok && i < l->plan->n_steps; i++) {
 		const struct step *s = &l->plan->step[i];
-		const struct plane *out = &l->plan->plane[s->out];
+		const struct activation *out = &l->plan->activation[s->out];
 
 		if (s->pooled && s->kind != STEP_AVGPOOL) {
 			l->argmax[i] =
@@ -86,15 +86,16 @@ static int allocate_planes(struct lane *l)
 static int allocate_table(struct lane *l, size_t i)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
+	const struct activation *in = &l->plan->activation[s->in],
+				*out = &l->plan->activation[s->out];
 	struct table *t = &l->table[i];
 	const size_t positions = l->block * s->n_positions, windows = l->block * s->n_windows;
 
 	t->source = mem_try(positions + l->plan->simd->positions, sizeof(*t->source));
 	t->first = mem_try(windows + 1, sizeof(*t->first));
 	t->value = mem_try(windows, sizeof(*t->value));
-	t->error = mem_try(windows, sizeof(*t->error));
-	if (!t->source || !t->first || !t->value || !t->error)
+	t->d_value = mem_try(windows, sizeof(*t->d_value));
+	if (!t->source || !t->first || !t->value || !t->d_value)
 		return 0;
 	for (size_t position = 0; position < positions; position++)
 		t->source[position] = l->value[s->in] + position / s->n_positions * in->image +
@@ -106,7 +107,7 @@ static int allocate_table(struct lane *l, size_t i)
 
 		t->first[w + 1] = (uint32_t)(n * s->n_positions + s->first[w % s->n_windows + 1]);
 		t->value[w] = l->value[s->out] + to;
-		t->error[w] = l->error[s->out] + to;
+		t->d_value[w] = l->d_value[s->out] + to;
 	}
 	return 1;
 }
@@ -137,7 +138,7 @@ static int allocate_band(struct lane *l)
 	}
 	if (!tiles)
 		return 1;
-	r->input = mem_try(input + PLANE_ALIGN, sizeof(float));
+	r->input = mem_try(input + ACTIVATION_ALIGN, sizeof(float));
 	r->output = mem_try(output, sizeof(float));
 	r->conv = mem_try(conv, sizeof(float));
 	r->edge = mem_try(edge, sizeof(float));
@@ -168,7 +169,7 @@ static int allocate_scratch(struct lane *l)
 	l->grad = mem_try(p->grad_floats, sizeof(float));
 	l->entry = mem_try(p->max_entries, sizeof(*l->entry));
 	l->n_entries = mem_try(filters, sizeof(*l->n_entries));
-	l->logit = mem_try(p->plane[p->n_planes - 1].shape.c, sizeof(*l->logit));
+	l->logit = mem_try(p->activation[p->n_activations - 1].shape.c, sizeof(*l->logit));
 	return ok && allocate_band(l) && l->room && l->tile && l->grad && l->entry &&
 	       l->n_entries && l->logit;
 }
@@ -184,7 +185,7 @@ void lane_release(struct lane *l)
 {
 	for (size_t i = 0; i <= MODEL_MAX_LAYERS; i++) {
 		free(l->value[i]);
-		free(l->error[i]);
+		free(l->d_value[i]);
 	}
 	for (size_t i = 0; i < MODEL_MAX_LAYERS; i++) {
 		free(l->argmax[i]);
@@ -196,7 +197,7 @@ void lane_release(struct lane *l)
 		free(l->table[i].source);
 		free(l->table[i].first);
 		free(l->table[i].value);
-		free(l->table[i].error);
+		free(l->table[i].d_value);
 	}
 	free(l->band.input);
 	free(l->band.output);
@@ -230,7 +231,7 @@ static void look_up(float *to, size_t step, const uint8_t *pixel, size_t n, cons
 
 static void load_image(struct lane *l, const struct block *b, size_t n)
 {
-	const struct plane *p = &l->plan->plane[0];
+	const struct activation *p = &l->plan->activation[0];
 	const uint8_t *pixel = b->batch->set->pixels + image_of(b, n) * shape_count(p->shape);
 	const int gapless = p->row == p->shape.w * p->shape.c;
 	const size_t rows = gapless ? 1 : p->shape.h;
@@ -258,15 +259,15 @@ static void block_forward(struct lane *l, const struct block *b)
 
 static double image_loss(struct lane *l, const struct block *b, size_t n)
 {
-	const struct plane *p = &l->plan->plane[l->plan->n_planes - 1];
+	const struct activation *p = &l->plan->activation[l->plan->n_activations - 1];
 	const size_t classes = p->shape.c, label = b->batch->set->labels[image_of(b, n)];
-	const float *value = l->value[l->plan->n_planes - 1] + n * p->image;
-	float *error = l->error[l->plan->n_planes - 1] + n * p->image;
+	const float *value = l->value[l->plan->n_activations - 1] + n * p->image;
+	float *d_logit = l->d_value[l->plan->n_activations - 1] + n * p->image;
 
 	widen(l->logit, value, classes);
 	double loss = softmax_loss(l->logit, classes, label, l->logit);
 	for (size_t c = 0; c < classes; c++)
-		error[c] = (float)(l->logit[c] - (c == label));
+		d_logit[c] = (float)(l->logit[c] - (c == label));
 	return loss;
 }
 
@@ -274,7 +275,7 @@ static void block_backward(struct lane *l, const struct block *b)
 {
 	for (size_t n = 0; n < b->n; n++)
 		l->loss += image_loss(l, b, n);
-	/* steps before the first weights need no errors */
+	/* steps before the first weights need no gradients of values */
 	for (size_t i = l->plan->n_steps; i-- > l->plan->first_trained;)
 		if (b->n > 0 || l->plan->step[i].kind == STEP_BATCHNORM)
 			step_backward(l, i, b);
@@ -314,7 +315,7 @@ void lane_gradient(struct lane *l, const struct batch *batch, size_t begin, size
 
 void lane_forward(struct lane *l, const struct batch *batch, size_t begin, size_t end)
 {
-	const struct plane *p = &l->plan->plane[l->plan->n_planes - 1];
+	const struct activation *p = &l->plan->activation[l->plan->n_activations - 1];
 	const size_t classes = p->shape.c;
 	struct block b = {.batch = batch};
 
@@ -322,7 +323,7 @@ void lane_forward(struct lane *l, const struct batch *batch, size_t begin, size_
 		block_forward(l, &b);
 		for (size_t n = 0; n < b.n; n++)
 			memcpy(batch->logits + (b.first + n) * classes,
-				l->value[l->plan->n_planes - 1] + n * p->image,
+				l->value[l->plan->n_activations - 1] + n * p->image,
 				classes * sizeof(float));
 	}
 }

@@ -31,25 +31,25 @@ struct batch {
 
 /* Pointers to the windows and positions of a weighted step, for a whole block of images. */
 struct table {
-	const float **source;   /* for each position: its patch */
-	uint32_t *first;        /* first position of each window; one more entry at the end */
-	float **value, **error; /* for each window: its output values and their errors */
+	const float **source;     /* for each position: its patch */
+	uint32_t *first;          /* first position of each window; one more entry at the end */
+	float **value, **d_value; /* for each window: its output values and their gradients */
 };
 
 /* What a lane computes for a batchnorm of n channels. Each array has n entries. The lanes read each
  * other's sums. */
 struct moments {
-	double *sum, *squares;     /* of the values of this lane */
-	double *errors, *products; /* of the errors, and of errors times values */
-	float *mean, *variance;    /* of the whole batch, or the running ones */
-	float *a, *b, *c;          /* factors of simd.affine and simd.affine_2 */
+	double *sum, *squares;    /* of the values of this lane */
+	double *d_sum, *products; /* of the gradients, and of gradients times values */
+	float *mean, *variance;   /* of the whole batch, or the running ones */
+	float *a, *b, *c;         /* factors of simd.affine and simd.affine_2 */
 };
 
 /* Memory for one band of tiles (winograd.h), as large as the largest band of any step. */
 struct band_room {
-	float *input;  /* transformed tiles of the input, or their errors */
-	float *output; /* transformed tiles of one panel of filters; errors: of all panels */
-	float *conv;   /* outputs or errors of the band's positions, for one panel */
+	float *input;  /* transformed tiles of the input, or their gradients */
+	float *output; /* transformed tiles of one panel of filters; gradients: of all panels */
+	float *conv;   /* outputs or gradients of the band's positions, for one panel */
 	float *edge;   /* one tile of the input */
 	/* for each point and tile: its values */
 	const float **source_input, **source_output;
@@ -58,8 +58,8 @@ struct band_room {
 struct lane {
 	const struct plan *plan;
 	size_t block, eval_block; /* maximum images at a time, in training and evaluation */
-	float *value[MODEL_MAX_LAYERS + 1]; /* per plane */
-	float *error[MODEL_MAX_LAYERS + 1]; /* per plane: d loss / d value */
+	float *value[MODEL_MAX_LAYERS + 1];   /* per activation */
+	float *d_value[MODEL_MAX_LAYERS + 1]; /* per activation: d loss / d value */
 	/* per pooled step: [image][window][filter], which position of the window has the maximum */
 	uint16_t *argmax[MODEL_MAX_LAYERS];
 	float *mask[MODEL_MAX_LAYERS]; /* per dropout step: 0 or 1 / (1 - p) */
@@ -67,7 +67,7 @@ struct lane {
 	float *room;                              /* max_taps, or lrn_room of a larger lrn */
 	struct moments moments[MODEL_MAX_LAYERS]; /* per batchnorm step */
 	float *grad;                              /* packed sum over the images of this lane */
-	float *tile;         /* values or errors: positions of one chunk, one panel */
+	float *tile;         /* values or gradients: positions of one chunk, one panel */
 	struct entry *entry; /* lists of one image, one list per filter */
 	size_t *n_entries;   /* entries in the list of each filter */
 	struct table table[MODEL_MAX_LAYERS]; /* per weighted step */

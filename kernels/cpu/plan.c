@@ -7,7 +7,7 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define MAX_IMAGE     ((size_t)1 << 25) /* floats of an image in a plane; offsets have 32 bits */
+#define MAX_IMAGE     ((size_t)1 << 25) /* floats of an image between steps; offsets have 32 bits */
 #define MAX_POSITIONS ((size_t)1 << 28) /* of all windows of a step, with overlaps */
 #define MANY_WEIGHTS  ((size_t)1 << 18) /* 1 MiB: a typical L2 cache */
 
@@ -49,10 +49,10 @@ size_t entries_pad(const struct step *s)
 	return round_up(s->n_windows, SIMD_ENTRIES);
 }
 
-/* ---- planes ---------------------------------------------------------------------------------- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
-/* Returns the layer that reads the plane in front of layer `l`: the first layer from `l` on that is
- * not ReLU, dropout or skip, because these three work in place. */
+/* Returns the layer that reads the activation in front of layer `l`: the first layer from `l` on
+ * that is not ReLU, dropout or skip, because these three work in place. */
 static const struct layer *reader(const struct model *m, size_t l)
 {
 	for (; l < m->n_layers; l++)
@@ -62,11 +62,11 @@ static const struct layer *reader(const struct model *m, size_t l)
 	return NULL;
 }
 
-/* Appends the plane in front of layer `l`. Returns 0 if it is too large. */
+/* Appends the activation in front of layer `l`. Returns 0 if it is too large. */
 static int add_plane(struct plan *p, const struct model *m, size_t l, struct shape shape)
 {
 	const struct layer *to = reader(m, l);
-	struct plane *plane = &p->plane[p->n_planes++];
+	struct activation *activation = &p->activation[p->n_activations++];
 	size_t height = shape.h, width = shape.w, top = 0, left = 0, size;
 
 	if (to && to->kind == LAYER_CONV) {
@@ -76,12 +76,12 @@ static int add_plane(struct plan *p, const struct model *m, size_t l, struct sha
 		width += left + to->pad_right;
 	}
 	if (__builtin_mul_overflow(width, shape.c, &size) ||
-		__builtin_mul_overflow(size, height, &size) || size > MAX_IMAGE - PLANE_ALIGN)
+		__builtin_mul_overflow(size, height, &size) || size > MAX_IMAGE - ACTIVATION_ALIGN)
 		return 0;
-	*plane = (struct plane){.shape = shape,
+	*activation = (struct activation){.shape = shape,
 		.row = width * shape.c,
 		.origin = (top * width + left) * shape.c,
-		.image = round_up(size, PLANE_ALIGN)};
+		.image = round_up(size, ACTIVATION_ALIGN)};
 	return 1;
 }
 
@@ -120,12 +120,12 @@ static void add_window(struct step *s, const struct pooling *w, struct shape pos
 }
 
 /* Builds the window tables. `positions` has the number of rows and columns of positions.
- * Neighbouring positions are `stride` pixels of the input plane apart; the first position is at
- * offset `origin`. */
+ * Neighbouring positions are `stride` pixels of the input activation apart; the first position is
+ * at offset `origin`. */
 static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	struct shape positions, size_t stride, size_t origin)
 {
-	const struct plane *in = &p->plane[s->in], *out = &p->plane[s->out];
+	const struct activation *in = &p->activation[s->in], *out = &p->activation[s->out];
 	const struct pooling w = window_sizes(pool);
 	const struct shape o = out->shape;
 	size_t max = o.h * o.w; /* at most MAX_IMAGE */
@@ -160,7 +160,7 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
  * groups, the channels of one of its pixels. */
 static int add_patch(const struct plan *p, struct step *s, size_t height, size_t width)
 {
-	const struct plane *in = &p->plane[s->in];
+	const struct activation *in = &p->activation[s->in];
 	const size_t channels = in->shape.c, pixel = channels / s->groups;
 	struct patch *q = &s->patch;
 
@@ -178,10 +178,10 @@ static int add_patch(const struct plan *p, struct step *s, size_t height, size_t
 	return s->row_at != NULL;
 }
 
-/* Lists the taps in the order of the input plane: row, column, channel. */
+/* Lists the taps in the order of the input activation: row, column, channel. */
 static int add_taps(struct plan *p, struct step *s, size_t height, size_t width)
 {
-	const struct plane *in = &p->plane[s->in];
+	const struct activation *in = &p->activation[s->in];
 	const size_t channels = in->shape.c, own = channels / s->groups;
 
 	s->pixels = height * width;
@@ -268,8 +268,8 @@ static void cut_bands(const struct plan *p, struct step *s, const struct layer *
 static void number_positions(const struct plan *p, struct step *s, const struct layer *pool)
 {
 	struct winograd *w = &s->winograd;
-	const struct plane *in = &p->plane[s->in];
-	const size_t values = w->size * w->size, across = p->plane[s->out].shape.w;
+	const struct activation *in = &p->activation[s->in];
+	const size_t values = w->size * w->size, across = p->activation[s->out].shape.w;
 	const size_t stride = pool ? pool->stride : 1;
 
 	for (size_t i = 0; i < w->across * w->down * values; i++)
@@ -310,8 +310,8 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
 	w->channels_pad = round_up(channels, pair);
 	w->filters_pad = round_up(s->filters, pair);
 	/* not a multiple of 4096 bytes, which would map all points to the same lines of a cache */
-	w->input_step = w->max_tiles * w->channels_pad + PLANE_ALIGN;
-	w->output_step = w->max_tiles * pair + PLANE_ALIGN;
+	w->input_step = w->max_tiles * w->channels_pad + ACTIVATION_ALIGN;
+	w->output_step = w->max_tiles * pair + ACTIVATION_ALIGN;
 	w->first = mem_try(w->bands + 1, sizeof(*w->first));
 	w->order = mem_try(w->across * w->down, w->size * w->size * sizeof(*w->order));
 	w->filter = mem_try(s->filters, sizeof(*w->filter));
@@ -370,7 +370,7 @@ static void place_step(struct plan *p, struct step *s)
 	s->panel_bias = s->panel + s->columns * s->n_taps;
 	if (s->forward == WAY_WINOGRAD)
 		s->panel_bias = s->panel + WINOGRAD_TILE * s->of->in.c * w->filters_pad;
-	s->other = s->panel_bias + round_up(s->columns, PLANE_ALIGN);
+	s->other = s->panel_bias + round_up(s->columns, ACTIVATION_ALIGN);
 	p->packed_floats = s->other;
 	if (s->data == WAY_DENSE)
 		p->packed_floats += s->filters * columns_pad(p->simd, s->n_taps);
@@ -484,10 +484,10 @@ static void add_batchnorm(struct plan *p, struct step *s, const struct model *m)
 	s->variance = m->tensor[s->of->running + 1].offset;
 	s->filters = n;
 	s->panel = p->packed_floats;
-	p->packed_floats += round_up(4 * n, PLANE_ALIGN);
+	p->packed_floats += round_up(4 * n, ACTIVATION_ALIGN);
 	s->grad = p->grad_floats;
 	s->grad_bias = s->grad + n;
-	p->grad_floats += round_up(2 * n, PLANE_ALIGN);
+	p->grad_floats += round_up(2 * n, ACTIVATION_ALIGN);
 	p->whole = 1;
 }
 
@@ -505,10 +505,10 @@ static void add_partner(struct plan *p, struct step *s)
 	}
 }
 
-/* Appends a step between two planes, without weights. */
+/* Appends a step between two activations, without weights. */
 static int add_between(struct plan *p, struct step *s, const struct model *m, int weighted)
 {
-	const struct plane *in = &p->plane[s->in];
+	const struct activation *in = &p->activation[s->in];
 
 	switch (s->kind) {
 	case STEP_POOL:
@@ -536,7 +536,7 @@ static int add_between(struct plan *p, struct step *s, const struct model *m, in
 static int add_step(struct plan *p, const struct model *m, size_t *l, int *weighted)
 {
 	const struct layer *layer = &m->layer[*l], *pool = NULL;
-	const size_t before = p->n_planes - 1;
+	const size_t before = p->n_activations - 1;
 	struct step *s = &p->step[p->n_steps++];
 
 	*s = (struct step){.kind = kind_of_layer(layer->kind),
@@ -552,7 +552,7 @@ static int add_step(struct plan *p, const struct model *m, size_t *l, int *weigh
 		++*l;
 		return 1;
 	}
-	s->out = p->n_planes;
+	s->out = p->n_activations;
 	if (s->kind != STEP_WEIGHTS) {
 		++*l;
 		int ok = add_plane(p, m, *l, layer->out) && add_between(p, s, m, *weighted);

@@ -1,12 +1,12 @@
 /*
- * plan.h - how the cpu device runs a model. A step is one layer or several fused layers. A plane
- * holds the values between two steps. Tables give the addresses of windows, positions and taps. A
- * plan is built once per backend and then only read.
+ * plan.h - how the cpu device runs a model. A step is one layer or several fused layers. An
+ * activation holds the values between two steps. Tables give the addresses of windows, positions and
+ * taps. A plan is built once per backend and then only read.
  *
  * Inside the device, values are stored as rows x columns x channels (NHWC), outside as channels x
  * rows x columns. A row of a patch is therefore one run of contiguous floats, and a vector holds
- * neighbouring channels. The zero padding of a convolution is part of the plane that it reads. The
- * padding is written once, when the memory is allocated.
+ * neighbouring channels. The zero padding of a convolution is part of the activation that it reads.
+ * The padding is written once, when the memory is allocated.
  *
  * An fc layer is a convolution with one window that covers its whole input.
  */
@@ -18,14 +18,15 @@
 #include "common/model.h"
 #include "kernels/cpu/simd.h"
 
-#define PLANE_ALIGN (2 * SIMD_MAX_LANES) /* floats; as many spare floats follow the last image */
+#define ACTIVATION_ALIGN                                                                           \
+	(2 * SIMD_MAX_LANES) /* floats; as many spare floats follow the last image */
 
 /* The layout of one image's values between two steps. */
-struct plane {
+struct activation {
 	struct shape shape;
 	size_t row;    /* floats from one row to the next, padding included */
 	size_t origin; /* offset of the first value, after the padding */
-	size_t image;  /* floats from one image to the next, a multiple of PLANE_ALIGN */
+	size_t image;  /* floats from one image to the next, a multiple of ACTIVATION_ALIGN */
 };
 
 enum step_kind {
@@ -38,13 +39,13 @@ enum step_kind {
 	STEP_SIGMOID,
 	STEP_LRN,
 	STEP_BATCHNORM,
-	STEP_SKIP, /* computes nothing forward; backward adds the errors of its add */
+	STEP_SKIP, /* computes nothing forward; backward adds the gradients of its add */
 	STEP_ADD,
 };
 
 /* How a weighted step computes one of its three products. */
 enum way {
-	WAY_NONE,     /* no layer needs these errors */
+	WAY_NONE,     /* no layer needs these gradients */
 	WAY_DENSE,    /* every position, in register tiles */
 	WAY_SPARSE,   /* only the argmax of each pool window */
 	WAY_WINOGRAD, /* every position, in tiles with fewer products: winograd.h */
@@ -75,8 +76,9 @@ struct step {
 	enum step_kind kind;
 	size_t layer;   /* number of its (first) layer */
 	float drop;     /* dropout */
-	size_t in, out; /* numbers of the planes; equal if the step works in place */
-	/* add: number of the plane of its skip; skip: number of the output plane of its add */
+	size_t in, out; /* numbers of the activations; equal if the step works in place */
+	/* add: number of the activation of its skip; skip: number of the output activation of its
+	 * add */
 	size_t partner;
 	size_t stride; /* add: it reads every stride-th row and column of its skip; skip: the same */
 	float scale;   /* avgpool: 1 / values of a window */
@@ -87,8 +89,8 @@ struct step {
 	 * window */
 	size_t n_windows, n_positions, max_positions; /* max_positions: in one window */
 	uint32_t *first;    /* first position of each window; n_windows + 1 entries */
-	uint32_t *position; /* for each position: offset of its patch in the input plane */
-	uint32_t *to;       /* for each window: offset of its values in the output plane */
+	uint32_t *position; /* for each position: offset of its patch in the input activation */
+	uint32_t *to;       /* for each window: offset of its values in the output activation */
 
 	/* weights: tap k is channel k % c of pixel k / c, with c = n_taps / pixels. Filter f's
 	 * weight for it is params[weight + f * n_taps + channel * pixels + pixel]. A filter has
@@ -116,10 +118,10 @@ struct step {
 
 struct plan {
 	const struct simd *simd;
-	size_t n_planes, n_steps;
-	struct plane plane[MODEL_MAX_LAYERS + 1];
-	/* for each plane: 1 if a later step needs its values, so that no step may work in place on
-	 * it */
+	size_t n_activations, n_steps;
+	struct activation activation[MODEL_MAX_LAYERS + 1];
+	/* for each activation: 1 if a later step needs its values, so that no step may work in
+	 * place on it */
 	int held[MODEL_MAX_LAYERS + 1];
 	struct step step[MODEL_MAX_LAYERS];
 	size_t packed_floats, grad_floats;
@@ -131,12 +133,12 @@ struct plan {
 	size_t max_entries;   /* maximum of one image in a sparse step */
 	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters or channels */
 	size_t n_identity;
-	/* [channel][256] values of a pixel in the first plane; NULL: v / 255 */
+	/* [channel][256] values of a pixel in the first activation; NULL: v / 255 */
 	float *pixel;
 };
 
-/* The caller calls plan_release, also after a failure. PS_ENOMEM: no memory, or the model's planes
- * or pool windows are too large. */
+/* The caller calls plan_release, also after a failure. PS_ENOMEM: no memory, or the model's
+ * activations or pool windows are too large. */
 int plan_init(struct plan *p, const struct model *m, const struct simd *simd,
 	struct err *e) PS_MUST_CHECK;
 void plan_release(struct plan *p);

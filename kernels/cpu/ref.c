@@ -90,7 +90,7 @@ static void conv_forward(const struct layer *l, const float *weight, const float
 					(double)bias[f] + conv_one(l, weight, in, f, oy, ox);
 }
 
-/* Adds the contribution of one output's error `d` to the gradients of its inputs and weights. */
+/* Adds the contribution of one output's gradient `d` to the gradients of its inputs and weights. */
 static void conv_push(const struct layer *l, const float *weight, const double *in, double d,
 	size_t f, size_t oy, size_t ox, double *grad_weight, double *d_in)
 {
@@ -229,8 +229,8 @@ static void lrn_forward(const struct layer *l, const double *in, double *out)
 				in[c * area + i] * pow(lrn_base(l, in, c, i), -(double)l->beta);
 }
 
-/* Output c passes its error to its own input and, through the base, to the channels of its window.
- */
+/* Output c passes its gradient to its own input and, through the base, to the channels of its
+ * window. */
 static void lrn_backward(const struct layer *l, const double *in, const double *d_out, double *d_in)
 {
 	const size_t area = l->in.h * l->in.w;
@@ -254,8 +254,8 @@ static void lrn_backward(const struct layer *l, const double *in, const double *
 
 /* ---- skip, add ------------------------------------------------------------------------------- */
 
-/* Returns the index, in the skip, of the value that add `l` adds to channel c, row y, column x of its
- * output. */
+/* Returns the index, in the skip, of the value that add `l` adds to channel c, row y, column x of
+ * its output. */
 static size_t skip_at(const struct layer *l, struct shape skip, size_t c, size_t y, size_t x)
 {
 	return at(skip, c, y * l->stride, x * l->stride);
@@ -271,8 +271,8 @@ static void add_forward(
 				out[at(l->out, c, y, x)] += from[skip_at(l, skip, c, y, x)];
 }
 
-/* Adds the errors of add `l`, d_add, to those of its skip: the input of the skip gets the errors of
- * both paths. */
+/* Adds the gradients of add `l`, d_add, to those of its skip: the input of the skip gets the
+ * gradients of both paths. */
 static void skip_backward(const struct layer *l, struct shape skip, const double *d_out,
 	const double *d_add, double *d_in)
 {
@@ -324,7 +324,7 @@ static void ref_pool_backward(
 }
 
 /* Visits the values under the window of each output. In the backward pass (with `d_out`) it passes
- * each output's error to these values; otherwise it writes their mean to `out`. */
+ * each output's gradient to these values; otherwise it writes their mean to `out`. */
 static void avgpool_window(const struct layer *l, const double *in, double *out,
 	const double *d_out, double *d_in, size_t o, size_t c, size_t oy, size_t ox)
 {
@@ -386,8 +386,8 @@ static void channels_backward(const struct layer *l, const double *d_out, double
 		d_in[i] = d_out[i / area] / (double)area;
 }
 
-/* Dropout treats values (forward) and errors (backward) alike: it keeps and scales them, or drops
- * them. */
+/* Dropout treats values (forward) and gradients (backward) alike: it keeps and scales them, or
+ * drops them. */
 static void dropout_apply(const struct layer *l, size_t number, const struct pass *p, size_t image,
 	const double *in, double *out)
 {
@@ -458,8 +458,8 @@ static void batchnorm_forward(const struct normed *b, int training, const double
 		}
 }
 
-/* Ioffe 2015, section 3. All values of a channel share one mean and one variance, so the error of
- * one value contributes to the gradients of all values of its channel. */
+/* Ioffe 2015, section 3. All values of a channel share one mean and one variance, so the gradient
+ * of one value contributes to the gradients of all values of its channel. */
 static void batchnorm_backward(const struct normed *b, const double *in, const double *d_out,
 	double *grad_weight, double *grad_bias, double *d_in)
 {
@@ -510,7 +510,8 @@ static struct normed normed_of(const struct cpu_ref *r, size_t number, const str
 		.variance = r->variance[number]};
 }
 
-/* Returns where the values (or errors) of image `n` of a pass begin, in front of layer `number`. */
+/* Returns where the values (or gradients) of image `n` of a pass begin, in front of layer `number`.
+ */
 static size_t image_at(const struct cpu_ref *r, size_t number, size_t n)
 {
 	const struct model *m = r->model;

@@ -300,21 +300,21 @@ static void pool(
 	}
 }
 
-/* The reverse of pool_vector: writes the errors of the positions. Returns the error of the
+/* The reverse of pool_vector: writes the gradients of the positions. Returns the gradient of the
  * window. */
 INLINE vec unpool_vector(
 	float *d, size_t width, size_t n, const float *out, const uint16_t *argmax, size_t count)
 {
-	vec error = load_some(out, count);
+	vec d_out = load_some(out, count);
 
 	if (!argmax) {
-		store(d, error);
-		return error;
+		store(d, d_out);
+		return d_out;
 	}
 	ivec won = load_argmax(argmax, count);
 	UNROLL for (size_t position = 0; position < n; position++)
-		store(d + position * width, (vec)((ivec)error & (won == (int32_t)position)));
-	return error;
+		store(d + position * width, (vec)((ivec)d_out & (won == (int32_t)position)));
+	return d_out;
 }
 
 INLINE void unpool_4(float *d, float *bias, const struct chunk *c, struct columns w)
@@ -343,10 +343,10 @@ static void unpool(float *d, float *bias, const struct chunk *c, struct columns 
 		const uint16_t *argmax = c->argmax ? c->argmax + i * c->filters + w.filter : NULL;
 
 		for (size_t j = 0; j < w.count; j += LANES) {
-			vec error = unpool_vector(d + j, w.width, n, c->out[i] + w.filter + j,
+			vec d_out = unpool_vector(d + j, w.width, n, c->out[i] + w.filter + j,
 				argmax ? argmax + j : NULL, w.count - j);
 
-			store(bias + j, load(bias + j) + error);
+			store(bias + j, load(bias + j) + d_out);
 		}
 		d += n * w.width;
 	}
@@ -370,7 +370,7 @@ static void relu_back(float *d, const float *value, size_t n)
 
 /* ---- sparse ---------------------------------------------------------------------------------- */
 
-/* The pointers and errors are copied to local variables, because the compiler must assume that a
+/* The pointers and gradients are copied to local variables, because the compiler must assume that a
  * vector store can change any other memory. */
 
 INLINE void add_rows_4(float *g, const float *const x[SIMD_ENTRIES], size_t at,
@@ -423,7 +423,7 @@ static void data_sparse(float *d_in, const float *weight, const struct entry *e,
 	}
 }
 
-/* ---- windows of a plane ---------------------------------------------------------------------- */
+/* ---- windows of an activation ---------------------------------------------------------------- */
 
 INLINE void max_vector(float *to, uint16_t *argmax, const float *from, const uint32_t *position,
 	size_t n, size_t count)

@@ -34,7 +34,7 @@ struct chunk {
 	const float *const *source;
 	/* first position of each window, counted from first[0]; n_windows + 1 entries */
 	const uint32_t *first;
-	float *const *out; /* for each window: its values or their errors, from filter 0 on */
+	float *const *out; /* for each window: its values or their gradients, from filter 0 on */
 	/* [window][filter]: which position of the window has the maximum; NULL: windows have one
 	 * position each */
 	uint16_t *argmax;
@@ -47,7 +47,7 @@ struct columns {
 	size_t filter, count, width, group, at;
 };
 
-/* The error `d` of an argmax. The patch of its position starts `at` floats into the image. */
+/* The gradient `d` of an argmax. The patch of its position starts `at` floats into the image. */
 struct entry {
 	uint32_t at;
 	float d;
@@ -85,8 +85,8 @@ struct simd {
 	 * ([position][width]); out = maximum + bias, through ReLU if `relu`. */
 	void (*pool)(const struct chunk *c, struct columns w, const float *value, const float *bias,
 		int relu);
-	/* The reverse of pool: d[position][width] = error of the window if the position is its
-	 * argmax, else zero. bias += errors of all windows. */
+	/* The reverse of pool: d[position][width] = gradient of the window if the position is its
+	 * argmax, else zero. bias += gradients of all windows. */
 	void (*unpool)(float *d, float *bias, const struct chunk *c, struct columns w);
 	/* grad[k * width + j] += sum over the n positions i of source[i][tap[k]] * d[i*width+j].
 	 * n_taps is a multiple of `taps`. */
@@ -148,7 +148,7 @@ struct simd {
 	 * floats apart, for each channel */
 	void (*winograd_input)(
 		float *v, size_t step, const float *x, size_t row, size_t pixel, size_t channels);
-	/* The transpose of winograd_input: adds the back-transformed tile dv to the errors at
+	/* The transpose of winograd_input: adds the back-transformed tile dv to the gradients at
 	 * dx. */
 	void (*winograd_input_back)(
 		float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t channels);

@@ -12,7 +12,7 @@
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
 /* The chunk that starts at window *next, counted over all images of the block. `out` points to the
- * values or the errors of the output plane. Moves *next past the chunk. */
+ * values or the gradients of the output activation. Moves *next past the chunk. */
 static struct chunk next_chunk(
 	const struct lane *l, size_t i, float *const *out, size_t n_images, size_t *next)
 {
@@ -60,7 +60,7 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 	const struct simd *simd = l->plan->simd;
 
 	for (size_t next = 0; next < b->n * s->n_windows;) {
-		const struct chunk c = next_chunk(l, i, l->table[i].error, b->n, &next);
+		const struct chunk c = next_chunk(l, i, l->table[i].d_value, b->n, &next);
 
 		for (size_t k = 0; k < s->n_panels; k++) {
 			const struct columns w = panel_at(simd, s, k);
@@ -73,33 +73,33 @@ static void filter_back_dense(struct lane *l, size_t i, const struct block *b)
 	}
 }
 
-/* Computes dgrad of a layer with one window per image: errors times weights. */
+/* Computes dgrad of a layer with one window per image: output gradients times weights. */
 static void data_back_dense(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct simd *simd = l->plan->simd;
-	const struct plane *in = &l->plan->plane[s->in];
+	const struct activation *in = &l->plan->activation[s->in];
 	const float *panel = b->batch->packed + s->other;
 
-	const float *const *error = (const float *const *)l->table[i].error;
+	const float *const *d_out = (const float *const *)l->table[i].d_value;
 	for (size_t k = 0; k < s->n_taps; k += 2 * simd->lanes)
-		simd->gemm(l->error[s->in] + in->origin + k, in->image, error, b->n,
+		simd->gemm(l->d_value[s->in] + in->origin + k, in->image, d_out, b->n,
 			l->plan->identity, s->filters, panel + k * s->filters,
 			columns_at(simd, s->n_taps, k).width);
 }
 
-/* Lists the argmaxes of image `n` with an error other than 0, one list per filter. Pads each list
+/* Lists the argmaxes of image `n` with a gradient other than 0, one list per filter. Pads each list
  * with zero entries to a multiple of SIMD_ENTRIES. */
 static void list_argmax(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *out = &l->plan->plane[s->out];
-	const float *error = l->error[s->out] + n * out->image;
+	const struct activation *out = &l->plan->activation[s->out];
+	const float *d_out = l->d_value[s->out] + n * out->image;
 	const size_t pad = entries_pad(s);
 
 	memset(l->n_entries, 0, s->filters * sizeof(*l->n_entries));
 	for (size_t w = 0; w < s->n_windows; w++) {
-		const float *d = error + s->to[w];
+		const float *d = d_out + s->to[w];
 
 		const uint16_t *argmax =
 			s->pooled ? l->argmax[i] + (n * s->n_windows + w) * s->filters : NULL;
@@ -119,11 +119,11 @@ static void list_argmax(struct lane *l, size_t i, size_t n)
 
 static void add_bias_errors(struct lane *l, const struct step *s, size_t n)
 {
-	const struct plane *out = &l->plan->plane[s->out];
+	const struct activation *out = &l->plan->activation[s->out];
 	float *bias = l->grad + s->grad_bias;
 
 	for (size_t w = 0; w < s->n_windows; w++) {
-		const float *d = l->error[s->out] + n * out->image + s->to[w];
+		const float *d = l->d_value[s->out] + n * out->image + s->to[w];
 
 		for (size_t f = 0; f < s->filters; f++)
 			bias[f] += d[f];
@@ -135,12 +135,12 @@ static void back_sparse(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	const struct simd *simd = l->plan->simd;
-	const struct plane *in = &l->plan->plane[s->in];
+	const struct activation *in = &l->plan->activation[s->in];
 	const size_t rows = s->patch.rows * s->patch.run_pad, pad = entries_pad(s);
 	const float *weight = b->batch->packed + s->other;
 
 	if (s->data == WAY_SPARSE)
-		memset(l->error[s->in], 0, b->n * in->image * sizeof(float));
+		memset(l->d_value[s->in], 0, b->n * in->image * sizeof(float));
 	for (size_t n = 0; n < b->n; n++) {
 		list_argmax(l, i, n);
 		if (s->filter == WAY_SPARSE)
@@ -153,7 +153,7 @@ static void back_sparse(struct lane *l, size_t i, const struct block *b)
 					l->value[s->in] + n * in->image, e, l->n_entries[f],
 					&s->patch);
 			if (s->data == WAY_SPARSE)
-				simd->data_sparse(l->error[s->in] + n * in->image,
+				simd->data_sparse(l->d_value[s->in] + n * in->image,
 					weight + f * rows, e, l->n_entries[f], &s->patch);
 		}
 	}
@@ -164,8 +164,8 @@ static void weights_backward(struct lane *l, size_t i, const struct block *b)
 	const struct step *s = &l->plan->step[i];
 
 	if (s->relu)
-		l->plan->simd->relu_back(
-			l->error[s->out], l->value[s->out], b->n * l->plan->plane[s->out].image);
+		l->plan->simd->relu_back(l->d_value[s->out], l->value[s->out],
+			b->n * l->plan->activation[s->out].image);
 	if (s->filter == WAY_DENSE)
 		filter_back_dense(l, i, b);
 	if (s->filter == WAY_SPARSE || s->data == WAY_SPARSE)
@@ -182,14 +182,16 @@ static uint16_t *argmax_of(const struct lane *l, size_t i, size_t n, size_t w)
 {
 	const struct step *s = &l->plan->step[i];
 
-	return l->argmax[i] ? l->argmax[i] + (n * s->n_windows + w) * l->plan->plane[s->out].shape.c
-			    : NULL;
+	return l->argmax[i]
+		       ? l->argmax[i] + (n * s->n_windows + w) * l->plan->activation[s->out].shape.c
+		       : NULL;
 }
 
 static void pool_forward(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
+	const struct activation *in = &l->plan->activation[s->in],
+				*out = &l->plan->activation[s->out];
 	const float *from = l->value[s->in] + n * in->image;
 
 	for (size_t w = 0; w < s->n_windows; w++) {
@@ -209,13 +211,14 @@ static void pool_forward(struct lane *l, size_t i, size_t n)
 static void pool_backward(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
+	const struct activation *in = &l->plan->activation[s->in],
+				*out = &l->plan->activation[s->out];
 	const size_t channels = out->shape.c;
-	float *to = l->error[s->in] + n * in->image;
+	float *to = l->d_value[s->in] + n * in->image;
 
 	memset(to, 0, in->image * sizeof(float));
 	for (size_t w = 0; w < s->n_windows; w++) {
-		const float *from = l->error[s->out] + n * out->image + s->to[w];
+		const float *from = l->d_value[s->out] + n * out->image + s->to[w];
 		const uint16_t *argmax = argmax_of(l, i, n, w);
 		const uint32_t *position = s->position + s->first[w];
 
@@ -226,9 +229,9 @@ static void pool_backward(struct lane *l, size_t i, size_t n)
 	}
 }
 
-/* ---- layers between two planes --------------------------------------------------------------- */
+/* ---- layers between two activations ---------------------------------------------------------- */
 
-/* The rows of image `n` before and after step i. The two planes may have different padding. */
+/* The rows of image `n` before and after step i. The two activations may have different padding. */
 struct rows {
 	size_t n, floats;
 	float *in, *out, *d_in, *d_out;
@@ -238,15 +241,16 @@ struct rows {
 static struct rows step_rows(const struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *in = &l->plan->plane[s->in], *out = &l->plan->plane[s->out];
+	const struct activation *in = &l->plan->activation[s->in],
+				*out = &l->plan->activation[s->out];
 	const size_t at_in = n * in->image + in->origin, at_out = n * out->image + out->origin;
 
 	return (struct rows){.n = in->shape.h,
 		.floats = in->shape.w * in->shape.c,
 		.in = l->value[s->in] + at_in,
 		.out = l->value[s->out] + at_out,
-		.d_in = l->error[s->in] + at_in,
-		.d_out = l->error[s->out] + at_out,
+		.d_in = l->d_value[s->in] + at_in,
+		.d_out = l->d_value[s->out] + at_out,
 		.in_row = in->row,
 		.out_row = out->row};
 }
@@ -320,7 +324,7 @@ static void lrn_image(struct lane *l, size_t i, size_t n, int backward)
 	const struct rows r = step_rows(l, i, n);
 	const struct lrn lrn = lrn_numbers(s->of);
 	const size_t c = s->of->in.c;
-	const size_t image = n * l->plan->plane[s->out].image;
+	const size_t image = n * l->plan->activation[s->out].image;
 
 	for (size_t y = 0; y < r.n; y++)
 		for (size_t x = 0; x < r.floats; x += c) {
@@ -338,8 +342,8 @@ static void lrn_image(struct lane *l, size_t i, size_t n, int backward)
 
 /* ---- batchnorm ------------------------------------------------------------------------------- */
 
-/* Returns the sum over all lanes of the value that `own` points to. `own` is one of this lane's sums
- * in moments[i]. */
+/* Returns the sum over all lanes of the value that `own` points to. `own` is one of this lane's
+ * sums in moments[i]. */
 static double total(const struct lane *l, size_t i, const struct batch *b, const double *own)
 {
 	const ptrdiff_t at = own - l->moments[i].sum;
@@ -406,35 +410,35 @@ static void normalize_forward(struct lane *l, size_t i, const struct block *b)
 	}
 }
 
-/* The error of value v is a * (d - (E + x * P) / n) for a = weight * scale, x = (v - mean) * scale,
- * the sum E of all errors d, and the sum P of all products d * x. */
+/* The gradient of value v is a * (d - (E + x * P) / n) for a = weight * scale, x = (v - mean) *
+ * scale, the sum E of all output gradients d, and the sum P of all products d * x. */
 static void normalize_backward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
 	struct moments *m = &l->moments[i];
 	const double n = (double)(b->batch->images * s->of->in.h * s->of->in.w);
 
-	memset(m->errors, 0, 2 * s->filters * sizeof(*m->errors));
+	memset(m->d_sum, 0, 2 * s->filters * sizeof(*m->d_sum));
 	for (size_t image = 0; image < b->n; image++) {
 		const struct rows r = step_rows(l, i, image);
 
 		for (size_t y = 0; y < r.n; y++)
-			l->plan->simd->add_moments(m->errors, m->products, r.d_out + y * r.out_row,
+			l->plan->simd->add_moments(m->d_sum, m->products, r.d_out + y * r.out_row,
 				r.in + y * r.in_row, s->of->in.w, s->filters);
 	}
 	team_barrier(b->batch->team);
 	for (size_t c = 0; c < s->filters; c++) {
 		const double mean = (double)m->mean[c];
 		const double scale = (double)batchnorm_scale(m->variance[c]);
-		const double errors = total(l, i, b->batch, &m->errors[c]);
+		const double d_sum = total(l, i, b->batch, &m->d_sum[c]);
 		const double products = total(l, i, b->batch, &m->products[c]);
-		const double product = scale * (products - mean * errors);
+		const double product = scale * (products - mean * d_sum);
 		const double slope = -(double)m->a[c] * scale * product / n;
 
-		l->grad[s->grad + c] += (float)(scale * (m->products[c] - mean * m->errors[c]));
-		l->grad[s->grad_bias + c] += (float)m->errors[c];
+		l->grad[s->grad + c] += (float)(scale * (m->products[c] - mean * m->d_sum[c]));
+		l->grad[s->grad_bias + c] += (float)m->d_sum[c];
 		m->b[c] = (float)slope;
-		m->c[c] = (float)(-(double)m->a[c] * errors / n);
+		m->c[c] = (float)(-(double)m->a[c] * d_sum / n);
 	}
 	for (size_t image = 0; image < b->n; image++) {
 		const struct rows r = step_rows(l, i, image);
@@ -448,13 +452,14 @@ static void normalize_backward(struct lane *l, size_t i, const struct block *b)
 
 /* ---- skip, add ------------------------------------------------------------------------------- */
 
-/* Adds plane `from` to plane `to`: in the forward pass the values of a skip to those of its add, in
- * the backward pass the errors of the add to those of the skip (`spread`). */
-static void add_planes(const struct plan *p, size_t stride, const float *from_value,
-	size_t from_plane, float *to_value, size_t to_plane, int spread)
+/* Adds activation `from` to activation `to`: in the forward pass the values of a skip to those of
+ * its add, in the backward pass the gradients of the add to those of the skip (`spread`). */
+static void add_activations(const struct plan *p, size_t stride, const float *from_value,
+	size_t from_number, float *to_value, size_t to_number, int spread)
 {
-	const struct plane *from = &p->plane[from_plane], *to = &p->plane[to_plane];
-	const struct plane *skip = spread ? to : from, *add = spread ? from : to;
+	const struct activation *from = &p->activation[from_number],
+				*to = &p->activation[to_number];
+	const struct activation *skip = spread ? to : from, *add = spread ? from : to;
 
 	for (size_t y = 0; y < add->shape.h; y++)
 		for (size_t x = 0; x < add->shape.w; x++) {
@@ -471,19 +476,20 @@ static void add_planes(const struct plan *p, size_t stride, const float *from_va
 static void add_skip_forward(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *plane = l->plan->plane;
+	const struct activation *activation = l->plan->activation;
 
-	add_planes(l->plan, s->stride, l->value[s->partner] + n * plane[s->partner].image,
-		s->partner, l->value[s->out] + n * plane[s->out].image, s->out, 0);
+	add_activations(l->plan, s->stride, l->value[s->partner] + n * activation[s->partner].image,
+		s->partner, l->value[s->out] + n * activation[s->out].image, s->out, 0);
 }
 
 static void add_error_backward(struct lane *l, size_t i, size_t n)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *plane = l->plan->plane;
+	const struct activation *activation = l->plan->activation;
 
-	add_planes(l->plan, s->stride, l->error[s->partner] + n * plane[s->partner].image,
-		s->partner, l->error[s->in] + n * plane[s->in].image, s->in, 1);
+	add_activations(l->plan, s->stride,
+		l->d_value[s->partner] + n * activation[s->partner].image, s->partner,
+		l->d_value[s->in] + n * activation[s->in].image, s->in, 1);
 }
 
 /* ---- dropout --------------------------------------------------------------------------------- */
@@ -493,7 +499,7 @@ static void add_error_backward(struct lane *l, size_t i, size_t n)
 static void dropout_draw(struct lane *l, size_t i, size_t n, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *p = &l->plan->plane[s->in];
+	const struct activation *p = &l->plan->activation[s->in];
 	const size_t channels = p->shape.c;
 	const float keep = (float)(1 / (1 - (double)s->drop));
 	const uint32_t threshold = dropout_threshold(s->drop);
@@ -533,7 +539,7 @@ static void dropout_forward(struct lane *l, size_t i, const struct block *b)
 
 	for (size_t n = 0; n < b->n; n++)
 		dropout_draw(l, i, n, b);
-	multiply(l->value[s->out], l->mask[i], b->n * l->plan->plane[s->out].image);
+	multiply(l->value[s->out], l->mask[i], b->n * l->plan->activation[s->out].image);
 }
 
 static void lrn_each_forward(struct lane *l, size_t i, size_t n)
@@ -563,7 +569,7 @@ void step_forward(struct lane *l, size_t i, const struct block *b)
 		break;
 	case STEP_RELU:
 		copy_forward(l, i, b);
-		relu_forward(l->value[s->out], b->n * l->plan->plane[s->out].image);
+		relu_forward(l->value[s->out], b->n * l->plan->activation[s->out].image);
 		break;
 	case STEP_DROPOUT:
 		copy_forward(l, i, b);
@@ -592,7 +598,7 @@ void step_forward(struct lane *l, size_t i, const struct block *b)
 void step_backward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
-	const size_t floats = b->n * l->plan->plane[s->out].image;
+	const size_t floats = b->n * l->plan->activation[s->out].image;
 
 	switch (s->kind) {
 	case STEP_WEIGHTS:
@@ -603,11 +609,11 @@ void step_backward(struct lane *l, size_t i, const struct block *b)
 		each_image(l, i, b, pool_backward);
 		break;
 	case STEP_RELU:
-		l->plan->simd->relu_back(l->error[s->out], l->value[s->out], floats);
+		l->plan->simd->relu_back(l->d_value[s->out], l->value[s->out], floats);
 		copy_backward(l, i, b);
 		break;
 	case STEP_DROPOUT:
-		multiply(l->error[s->out], l->mask[i], floats);
+		multiply(l->d_value[s->out], l->mask[i], floats);
 		copy_backward(l, i, b);
 		break;
 	case STEP_TANH:

@@ -12,11 +12,11 @@ struct block {
 	int training;    /* 1: apply dropout */
 };
 
-/* Computes the output plane of step i from its input plane. */
+/* Computes the output activation of step i from its input activation. */
 void step_forward(struct lane *l, size_t i, const struct block *b);
-/* Computes the errors of step i's input plane from the errors of its output plane, unless no layer
- * before it has weights. Adds the gradient of its weights to l->grad. Overwrites the errors of the
- * output plane. */
+/* Computes the gradients of step i's input activation from the gradients of its output activation,
+ * unless no layer before it has weights. Adds the gradient of its weights to l->grad. Overwrites
+ * the gradients of the output activation. */
 void step_backward(struct lane *l, size_t i, const struct block *b);
 
 #endif

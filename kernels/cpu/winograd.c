@@ -58,7 +58,8 @@ static void list_sources(struct lane *l, const struct step *s)
 		}
 }
 
-/* A tile of the input plane. Only `rows` x `floats` floats of the tile lie in the plane. */
+/* A tile of the input activation. Only `rows` x `floats` floats of the tile lie in the activation.
+ */
 struct place {
 	size_t at, rows, floats;
 };
@@ -66,7 +67,7 @@ struct place {
 static struct place input_place(
 	const struct lane *l, const struct step *s, size_t image, size_t tile)
 {
-	const struct plane *in = &l->plan->plane[s->in];
+	const struct activation *in = &l->plan->activation[s->in];
 	const struct winograd *w = &s->winograd;
 	const size_t y = tile / w->across * w->size, x = tile % w->across * w->size;
 	const size_t down = s->of->out.h + s->of->size - 1 - y;
@@ -95,7 +96,7 @@ static void each_tile(struct lane *l, const struct step *s, const struct band *b
 static void transform_input(
 	struct lane *l, const struct step *s, size_t image, size_t tile, size_t t)
 {
-	const struct plane *in = &l->plan->plane[s->in];
+	const struct activation *in = &l->plan->activation[s->in];
 	const struct winograd *w = &s->winograd;
 	const struct place p = input_place(l, s, image, tile);
 	const size_t channels = in->shape.c, row = WINOGRAD_POINTS * channels;
@@ -115,12 +116,12 @@ static void transform_input(
 static void add_input_errors(
 	struct lane *l, const struct step *s, size_t image, size_t tile, size_t t)
 {
-	const struct plane *in = &l->plan->plane[s->in];
+	const struct activation *in = &l->plan->activation[s->in];
 	const struct winograd *w = &s->winograd;
 	const struct place p = input_place(l, s, image, tile);
 	const size_t channels = in->shape.c, row = WINOGRAD_POINTS * channels;
 	const float *from = l->band.input + t * w->channels_pad;
-	float *dx = l->error[s->in] + p.at;
+	float *dx = l->d_value[s->in] + p.at;
 
 	if (is_inside(&p, channels)) {
 		l->plan->simd->winograd_input_back(
@@ -185,7 +186,7 @@ void winograd_forward(struct lane *l, size_t i, const struct block *b)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Transforms the errors of panel `k` in l->band.conv. */
+/* Transforms the gradients of panel `k` in l->band.conv. */
 static void transform_errors(struct lane *l, const struct step *s, const struct band *b, size_t k)
 {
 	const struct winograd *w = &s->winograd;
@@ -215,7 +216,7 @@ static void add_weight_gradient(struct lane *l, const struct step *s, const stru
 		}
 }
 
-/* Replaces the transformed input by the errors of the transformed input. */
+/* Replaces the transformed input by the gradients of the transformed input. */
 static void multiply_errors(
 	struct lane *l, const struct step *s, const struct band *b, const float *packed)
 {
@@ -233,15 +234,16 @@ static void multiply_errors(
 void winograd_backward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];
-	const struct plane *in = &l->plan->plane[s->in];
+	const struct activation *in = &l->plan->activation[s->in];
 	const size_t panels = s->winograd.filters_pad / (2 * l->plan->simd->lanes);
 	struct band band;
 
 	list_sources(l, s);
 	if (s->data == WAY_WINOGRAD)
-		memset(l->error[s->in], 0, b->n * in->image * sizeof(float));
+		memset(l->d_value[s->in], 0, b->n * in->image * sizeof(float));
 	for (size_t n = 0; band = get_band(s, b->n, n), band.images > 0; n++) {
-		const struct chunk c = chunk_at(l, i, l->table[i].error, band.window, band.windows);
+		const struct chunk c =
+			chunk_at(l, i, l->table[i].d_value, band.window, band.windows);
 
 		each_tile(l, s, &band, transform_input);
 		for (size_t k = 0; k < panels; k++) {

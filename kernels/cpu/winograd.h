@@ -9,9 +9,9 @@
  *   output = A' [(G g G') * (B' d B)] A   with the input d, the weights g, ' for transposition
  *
  * For each of the 36 points the sum over the channels is a product of matrices. The backward pass
- * is the transpose of the forward pass, with the same tiles. The errors e of the output become
+ * is the transpose of the forward pass, with the same tiles. The gradients e of the output become
  * A e A'. Their products with the transformed input and weights are the gradient of the transformed
- * weights and the error of the transformed input, and G' and B transform these back.
+ * weights and the gradient of the transformed input, and G' and B transform these back.
  *
  * The order of the sums of an image depends only on the model.
  *
@@ -24,10 +24,10 @@
 #define KERNELS_CPU_WINOGRAD_H
 #include "kernels/cpu/steps.h"
 
-/* Computes the output plane of step i. */
+/* Computes the output activation of step i. */
 void winograd_forward(struct lane *l, size_t i, const struct block *b);
-/* Adds the gradient of the weights of step i to l->grad. Computes the errors of its input plane,
- * unless no layer needs them. */
+/* Adds the gradient of the weights of step i to l->grad. Computes the gradients of its input
+ * activation, unless no layer needs them. */
 void winograd_backward(struct lane *l, size_t i, const struct block *b);
 
 #endif

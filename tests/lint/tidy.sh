@@ -1,8 +1,8 @@
 #!/bin/sh
 # Check the C code with clang-tidy. .clang-tidy and tests/.clang-tidy list the checks, and the reasons
-# for those that are disabled. With arguments, check only these .c files. Repair a finding, or silence
-# it with a reason: NOLINTNEXTLINE(check). `clang-tidy FILE -- $(make -s print-CFLAGS)` shows all
-# details.
+# for those that are disabled. With arguments, check only these .c files. A file that was clean is
+# checked again when its code or its flags change. Repair a finding, or silence it with a reason:
+# NOLINTNEXTLINE(check). `clang-tidy FILE -- $(make -s print-CFLAGS)` shows all details.
 set -u
 b=build/lint-clang
 cuda=$(make -s print-CUDA_HOME)
@@ -12,8 +12,17 @@ cuda=$(make -s print-CUDA_HOME)
 	set -- $(find common proto kernels server worker tests -name '*.c' | sort |
 		grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
 }
+mkdir -p "$b/tidy"
+# The result depends on these files and comments, on the file after the preprocessor, and the flags.
+known=$({ cat .clang-tidy tests/.clang-tidy; clang-tidy --version; grep -rh --include='*.h' NOLINT common proto kernels server worker tests; } 2>&1 | sha256sum)
+export b known
+# shellcheck disable=SC2016 # the inner shell expands it
+tidy='file=$1
+shift
+key=$({ echo "$known $*"; grep NOLINT "$file"; clang -E -P "$@" "$file"; } 2>&1 | sha256sum | cut -d " " -f 1)
+[ -e "$b/tidy/$key" ] || { clang-tidy --quiet "$file" -- "$@" && : >"$b/tidy/$key"; }'
 # shellcheck disable=SC2046 # flags are words
-found=$(printf '%s\n' "$@" | timeout --foreground 600 xargs -P "$(nproc)" -I '{}' clang-tidy --quiet '{}' -- \
+found=$(printf '%s\n' "$@" | timeout --foreground 600 xargs -P "$(nproc)" -I '{}' sh -c "$tidy" tidy '{}' \
 	$(make -s B=$b CC=clang print-CFLAGS) 2>&1) && exit 0
 echo "$found" | grep -E ' (error|warning): ' | sort -u | grep . || echo "tidy: $found"
 exit 1

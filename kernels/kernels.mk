@@ -9,7 +9,7 @@ CU_OBJECTS    := $(CU:%.cu=$(B)/%.o)
 KERNEL_OBJECTS = $(filter-out %/cpu/simd.o $(if $(CU),,$(call obj,$(wildcard kernels/cuda/*.c))),$(call obj,$(SRC.kernels))) \
 	$(SIMD_OBJECTS) $(CU_OBJECTS)
 
-# the rule below is the first one that make reads
+# The rule below is the first rule that make reads, so it would be the default goal.
 .DEFAULT_GOAL := all
 # -std=c11 alone would forbid fused multiply-add
 $(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
@@ -34,7 +34,7 @@ $(error CUDA_ARCHS="$(CUDA_ARCHS)": nvcc compiles for $(CUDA_KNOWN))
 endif
 endif
 gencode = -gencode arch=compute_$(1),code=$(2)_$(1)
-# nvcc 12.8 and later compress the code seven times as well on request
+# With this option, nvcc 12.8 and later compress the code to a seventh of the usual size.
 NVCC_BASE  = -std=c++17 -O3 -lineinfo $(if $(filter 100,$(CUDA_KNOWN)),--compress-mode=size) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
 NVCC_CODE := $(foreach a,$(CUDA_CODE:90=90a),$(call gencode,$a,sm)) $(if $(filter 80,$(CUDA_CODE)),$(call gencode,80,compute))

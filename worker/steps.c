@@ -48,7 +48,7 @@ static void divide(float *g, float divisor, size_t n)
 }
 
 /* EAMSGD's Nesterov momentum (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. This
- * function moves x to x + m v, where the gradient is computed ... */
+ * function moves x to x + m v, where the gradient is computed. nesterov_step completes the step. */
 PS_CLONES
 static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
 {
@@ -59,7 +59,7 @@ static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
 	}
 }
 
-/* ... and this one adds the gradient's part of the step. */
+/* Adds the gradient's part of a step that nesterov_look_ahead has begun. */
 PS_CLONES
 static void nesterov_step(float *x, float *v, const float *g, float rate, size_t n)
 {

@@ -15,7 +15,7 @@
 #include "kernels/cuda/base/kernels.h"
 
 #define MAX_GPUS    64
-#define LOCK_TRIES  200 /* to find a GPU that no other process locks */
+#define LOCK_TRIES  200 /* maximum, to find a GPU that no other process locks */
 #define LOCK_MS     50  /* between two tries */
 #define UUID_DIGITS 36  /* xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
 
@@ -192,7 +192,7 @@ static int least_used(struct gpu_choice *c, int n, struct err *e)
 	return rc;
 }
 
-/* The number after `text`, or -1. */
+/* Returns the number that `text` consists of, or -1. */
 static int gpu_number(const char *text)
 {
 	char *end;

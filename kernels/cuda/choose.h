@@ -5,7 +5,7 @@
  * "cuda" is number SLURM_LOCALID modulo their count, if Slurm has set it, and else the GPU with the
  * least memory in use (ties: the lowest number) that starts and for which this build has code.
  * Workers that start at the same time do not see each other's memory yet, so a process locks a GPU
- * while it looks at it, and skips GPUs that are locked.
+ * while it examines it, and skips GPUs that another process has locked.
  *
  * Thread: any. The lock is an abstract Unix socket: it ends with the process.
  */

@@ -35,7 +35,7 @@ struct graph {
 	cudaGraphExec_t exec;
 };
 
-/* The result of a batch or round, beside its vectors. */
+/* The result of a batch or round, apart from its vectors. */
 struct result {
 	double loss;
 	uint32_t trouble; /* enum kx_trouble */

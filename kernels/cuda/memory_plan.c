@@ -31,8 +31,8 @@ void net_release(struct net *n)
 	n->n_steps = 0;
 }
 
-/* Number of split-K slices of the sum over images and positions, chosen so that the blocks fill the
- * GPU. */
+/* Returns the number of split-K slices of the sum over images and positions. The number is chosen
+ * so that the blocks fill the GPU. */
 static size_t wgrad_slices(const struct net_step *s, size_t images)
 {
 	const size_t enough = 264, m = (size_t)s->w.taps * (size_t)s->w.c_pad;

@@ -67,7 +67,7 @@ static void net_path_kernel(const void *self, size_t layer, size_t batch, char *
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* Number of steps in front of the head. */
+/* Returns the number of steps in front of the head. */
 static int body_steps(const struct net *n)
 {
 	return n->n_steps - (n->has_head ? 2 : 0);
@@ -95,7 +95,7 @@ static int weights_fprop(
 	return kx_conv_fprop(g, fprop_math(n), stream);
 }
 
-/* The value or the gradient of the tensor s->other. */
+/* Returns the value or the gradient of the tensor s->other. */
 static struct kx_tensor other_of(const struct net *n, const struct net_step *s, int grad)
 {
 	struct kx_tensor t = {.value = NULL};
@@ -151,7 +151,7 @@ struct kx_norm cuda_norm(const struct model *m)
 	return norm;
 }
 
-/* The forward pass up to the hidden layer of the head, or up to the logits without a head. */
+/* Runs the forward pass up to the hidden layer of the head; without a head, up to the logits. */
 static int body_fprop(const struct net *n, const struct kx_batch *batch, cudaStream_t stream)
 {
 	int rc = PS_OK;
@@ -177,7 +177,7 @@ static int net_path_forward(void *self, struct kx_batch batch, cudaStream_t stre
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* The gradient of a tensor, which has the layout of its values. */
+/* Returns the gradient of a tensor, which has the layout of the tensor's values. */
 static struct kx_tensor grad_of(const struct net_tensor *p)
 {
 	struct kx_tensor e = p->value;
@@ -213,7 +213,7 @@ static int weights_wgrad(
 	return kx_conv_wgrad(wgrad_of(n, s, images), none, backward_math(n, s), stream);
 }
 
-/* wgrad of both fc layers of the head. */
+/* Runs wgrad of both fc layers of the head. */
 static int head_wgrad(const struct net *n, int images, cudaStream_t stream)
 {
 	const struct net_step *s = &n->step[body_steps(n)];
@@ -315,7 +315,7 @@ static int loss_backward(const struct net *n, struct kx_batch batch, cudaStream_
 	return rc ? rc : head_wgrad(n, batch.images, stream);
 }
 
-/* Forward and backward pass, from the pixels to the split-K slices of the gradient. */
+/* Runs the forward and the backward pass, from the pixels to the split-K slices of the gradient. */
 static int net_forward_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
 	int rc = body_fprop(n, &batch, stream);

@@ -91,7 +91,7 @@ static int fits_conv2(const struct net *n, const struct net_step *s)
 	       l[0].out.h == CONV2_OUT && cuda_pool_2x2(&l[2]);
 }
 
-/* The kind of a step for one layer. net_add_step decides about NET_CONV1 and NET_CONV2. */
+/* Returns the kind of a step for one layer. net_add_step chooses NET_CONV1 and NET_CONV2. */
 static enum net_kind layer_kind(const struct layer *l)
 {
 	switch (l->kind) {
@@ -193,7 +193,7 @@ static int offset_at(const struct kx_tensor *p, size_t y, size_t x)
 	return p->origin + (int)y * p->row + (int)x * p->c;
 }
 
-/* Offset of the window of output (y, x) in the padded input; 0 for an fc layer. */
+/* Returns the offset of the window of output (y, x) in the padded input; 0 for an fc layer. */
 static int window_at(const struct net_step *s, const struct kx_tensor *in, size_t y, size_t x)
 {
 	return (int)(y * s->layer->stride) * in->row + (int)(x * s->layer->stride) * in->c;
@@ -335,7 +335,8 @@ static int fits_head(const struct net *n)
 	       n->tensor[s[0].in].value.image % HEAD_INPUTS == 0;
 }
 
-/* The number of floats of the sums of the step's gradients; 0: it has no parameters. */
+/* Returns the number of floats of the sums of the step's gradients; 0: the step has no
+ * parameters. */
 static size_t step_sums(const struct net_step *s)
 {
 	if (s->kind == NET_BATCHNORM)

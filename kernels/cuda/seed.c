@@ -1,4 +1,4 @@
-/* seed.c - the path cuda_seed for seed:F on 28x28 images. A step takes four launches or two, or one
+/* seed.c - the path cuda_seed for seed:F on 28x28 images. A step takes two or four launches, or one
  * launch runs many steps. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,7 +85,7 @@ static void workspace_at_least(const struct seed *d, size_t images, struct works
 	p->conv = conv > p->conv ? conv : p->conv;
 }
 
-/* A small batch may have more slices than the largest one. From ENOUGH images on, the number of
+/* A small batch may have more slices than the largest batch. From ENOUGH images on, the number of
  * slices is constant. */
 static struct workspace_size max_workspace(const struct seed *d)
 {
@@ -98,8 +98,8 @@ static struct workspace_size max_workspace(const struct seed *d)
 	return p;
 }
 
-/* Lines of the exchange buffer, for the maximum number of blocks. One more line has the number of
- * steps. */
+/* Returns the number of lines of the exchange buffer, for the maximum number of blocks. One more
+ * line has the number of steps. */
 static size_t exchange_lines(const struct seed *d, size_t *images)
 {
 	const size_t max_images = SEED_PERSISTENT_IMAGES, blocks = SEED_PERSISTENT_BLOCKS;
@@ -192,7 +192,7 @@ static int seed_fprop(const struct kx_seed *s, struct kx_batch batch, int step, 
 	return rc ? rc : kx_seed_logits(*s, batch, step, stream);
 }
 
-/* From pixels to the split-K slices of the gradient. */
+/* Computes the split-K slices of the gradient from the pixels. */
 static int seed_forward_backward(
 	const struct kx_seed *s, struct kx_batch batch, int step, cudaStream_t stream)
 {

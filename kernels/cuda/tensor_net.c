@@ -26,7 +26,7 @@ struct tensor_step {
 	int other;        /* add: input of its skip; skip: output of its add; else -1 */
 	int other_stride; /* skip: stride of its add */
 	int relu;         /* conv, fc: a ReLU follows and is fused into this step */
-	int pooled;       /* so is the pool 2x2 after the ReLU */
+	int pooled;       /* the pool 2x2 after the ReLU is fused, too */
 	int needs_dx;     /* an earlier step has weights */
 	int layers;       /* layers of the step */
 
@@ -82,7 +82,7 @@ static size_t image_values(const struct kx_dense *p)
 	return pixels_of(p) * (size_t)p->c;
 }
 
-/* The window of an fc layer: one pixel with all inputs as channels. */
+/* Returns the window of an fc layer: one pixel with all inputs as channels. */
 static struct kx_windows whole(int inputs)
 {
 	return (struct kx_windows){.h = 1,
@@ -95,7 +95,7 @@ static struct kx_windows whole(int inputs)
 		.size = 1};
 }
 
-/* The first layer reads patches if it has weights, else the image. */
+/* Plans the input of the first layer: patches if this layer has weights, else the image. */
 static struct kx_dense plan_patches(struct tensor_net *n)
 {
 	const struct layer *l = n->model->layer;
@@ -217,7 +217,7 @@ static size_t rows_of(const struct tensor_step *s)
 	return (size_t)s->own.w.taps * (size_t)s->own.w.c_pad + 1;
 }
 
-/* The number of floats of the sums of the step's gradients. */
+/* Returns the number of floats of the sums of the step's gradients. */
 static size_t sums_of(const struct tensor_step *s)
 {
 	if (s->layer->kind == LAYER_BATCHNORM)
@@ -272,14 +272,15 @@ static size_t value_size(const struct tensor_net *n)
 	return n->type == KX_TYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
 
-/* The rows of a slice that wgrad computes: those of the weights and the bias. */
+/* Returns the number of split-K slices of wgrad for a batch of `images` images. */
 static int tensor_slices(const struct tensor_net *n, const struct tensor_step *s, size_t images)
 {
 	return kx_product_slices((int)rows_of(s), s->own.w.f_pad,
 		(long long)images * (long long)pixels_of(&s->full), n->type);
 }
 
-/* The slices of any batch: a smaller one may have more. */
+/* Returns the maximum number of slices over all batch sizes: a smaller batch may have more
+ * slices. */
 static size_t tensor_max_slices(const struct tensor_net *n, const struct tensor_step *s)
 {
 	int max = 0;
@@ -347,13 +348,14 @@ static int tensor_fill(void *self, cudaStream_t stream)
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* The factor of the products of the first layer, whose pixels may be integers. */
+/* Returns the factor of a step's products: not 1 only in the first layer, if its pixels are
+ * integers. */
 static float scale_of(const struct tensor_net *n, const struct tensor_step *s)
 {
 	return s->number == 0 && n->patches.whole ? 1 / 255.0f : 1;
 }
 
-/* The weights in the type of the products. */
+/* Returns the weights in the type of the products. */
 static const void *weights_of(const struct tensor_step *s)
 {
 	return s->own.bf16 ? (const void *)s->own.bf16 : s->own.value;
@@ -383,7 +385,7 @@ static int product_fprop(
 	return kx_product(g, n->type, stream);
 }
 
-/* A dense tensor with other values of the same layout, for plain_layers.cu. */
+/* Returns dense tensor `d` with the values at `value`, for plain_layers.cu. */
 static struct kx_tensor view_of(struct kx_dense d, void *value)
 {
 	return (struct kx_tensor){.value = value,
@@ -394,7 +396,7 @@ static struct kx_tensor view_of(struct kx_dense d, void *value)
 		.image = image_values(&d)};
 }
 
-/* The value or the gradient of the tensor s->other. */
+/* Returns the value or the gradient of the tensor s->other. */
 static struct kx_tensor other_view(
 	const struct tensor_net *n, const struct tensor_step *s, int grad)
 {
@@ -552,7 +554,7 @@ static int tensor_step_backward(const struct tensor_net *n, const struct tensor_
 		stream);
 }
 
-/* Forward and backward pass, from the pixels to the split-K slices of the gradient. */
+/* Runs the forward and the backward pass, from the pixels to the split-K slices of the gradient. */
 static int forward_backward(struct tensor_net *n, struct kx_batch batch, cudaStream_t stream)
 {
 	const struct tensor_values *last = &n->tensor[n->n_tensors - 1];
@@ -653,7 +655,7 @@ static int tensor_save(void *self, float *params, float *sum, cudaStream_t strea
 
 /* ---- struct cuda_path ------------------------------------------------------------------------ */
 
-/* The two convolutions that conv1.h and conv2.h fuse. */
+/* Returns 1 if the model begins with the two convolutions that conv1.h and conv2.h fuse. */
 static int fused_pair(const struct model *m)
 {
 	const struct layer *l = m->layer;

@@ -81,7 +81,7 @@ static int run_graph(struct cuda *c, size_t images, int steps)
 	while (g < end && (g->batch != images || g->steps != steps))
 		g++;
 	if (g == end) {
-		if (c->n_graphs == CUDA_MAX_GRAPHS) { /* the oldest makes room */
+		if (c->n_graphs == CUDA_MAX_GRAPHS) { /* drop the oldest graph */
 			cudaGraphExecDestroy(c->graph[0].exec);
 			memmove(c->graph, c->graph + 1, (CUDA_MAX_GRAPHS - 1) * sizeof(*g));
 			c->n_graphs--;

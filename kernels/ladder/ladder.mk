@@ -1,6 +1,6 @@
-# cnn-ladder: every step of how the gradients became fast (docs/ladder.md). Included by the Makefile.
-# Without nvcc it has the sequential rung alone.
-#   ladder   measures all of it into LADDER (build/ladder), and draws the figures there
+# cnn-ladder: measures each step that made the gradients faster (docs/ladder.md). Included by the
+# Makefile. Without nvcc it has the sequential rung alone.
+#   ladder   measures every step, and writes tables and figures to LADDER (build/ladder)
 LADDER      ?= build/ladder
 LADDER_MAIN := tests/bench/ladder.c
 LADDER_CU   := $(if $(CU),$(wildcard kernels/ladder/*.cu))

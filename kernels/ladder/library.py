@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The step of the ladder with NVIDIA's libraries: PyTorch calls cuDNN and cuBLAS, in a CUDA graph.
+"""Measures the ladder's step with PyTorch, which calls cuDNN and cuBLAS, in a CUDA graph.
 
     library.py [--filters F] [--batch B] [--seconds S] [--runs N]     as `cnn-ladder steps`
 
-`cudnn` is a step with copies of weights and gradient, as `production`. `cudnn local` keeps the
-weights on the device, as `local`, and `cudnn bf16` uses autocast there, as `bf16` and `persistent`.
-Products of `cudnn` and `cudnn local` are fp32. Each row has the faster of the two memory layouts of
-PyTorch. The script compares every gradient with double precision. It needs PyTorch and a GPU.
+The row `cudnn` is a step that copies weights and gradient, like the rung `production`. `cudnn
+local` keeps the weights on the device, like `local`; `cudnn bf16` also uses autocast, like `bf16`
+and `persistent`. Products of `cudnn` and `cudnn local` are fp32. Each row has the faster of the two
+memory layouts of PyTorch. The script compares every gradient with double precision. It needs
+PyTorch and a GPU.
 """
 import argparse
 import statistics
@@ -82,7 +83,7 @@ class Step:
                 o.copy_(g, non_blocking=True)
 
     def run(self):
-        """An epoch of steps, or one step."""
+        """Runs an epoch of steps, or one step."""
         if self.local:
             self.first.zero_()
         for _ in range(self.steps):
@@ -90,7 +91,8 @@ class Step:
         torch.cuda.synchronize()
 
     def error(self):
-        """The relative distance of the gradient of the first batch from that in double precision."""
+        """Returns the relative error of the gradient of the first batch against double
+        precision."""
         self.reset()
         self.graph.replay()
         torch.cuda.synchronize()

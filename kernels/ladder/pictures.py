@@ -4,11 +4,11 @@ stage.
 
     pictures.py PREDICTIONS.CSV >predictions.svg
 
-A column is a digit, a block of columns a training time, a row a stage. A tile shows the picture of
-the digit, as dark as the probability that the network gives to the right answer. The small digit is
-the prediction, in the colour RIGHT or WRONG. The data set is in $CNN_DATA or in one of the
-default directories, and must be the one of the table; exit status 6 if it is another one. The
-script needs NumPy.
+Each column is a digit, each block of columns a training time, and each row a stage. A tile shows
+the picture of the digit, as dark as the probability that the network gives to the right answer. The
+small digit is the prediction, in the colour RIGHT or WRONG. The data set is in $CNN_DATA or in one
+of the default directories, and must be the data set that the table was measured with; otherwise the
+exit status is 6. The script needs NumPy.
 """
 import base64
 import csv

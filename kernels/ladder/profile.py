@@ -6,8 +6,8 @@
     profile.py NCU.CSV STEPS.CSV        prints rows of phases.csv
 
 The profiler runs kernels one by one. Their sum may exceed their time in a step, where they overlap.
-The rest of the median step of STEPS.CSV is "copies and waits". Kernels below 1 % of the step are
-"other".
+The row "copies and waits" has the remaining time of the median step in STEPS.CSV. The row "other"
+has all kernels that take less than 1 % of the step.
 """
 import csv
 import re

@@ -1,20 +1,21 @@
 #!/bin/sh
 # Measure every stage of the ladder, and draw what docs/ladder.md shows.
 #
-#   run.sh CNN_LADDER DIR     measure into DIR/*.csv; draw too where gnuplot is
+#   run.sh CNN_LADDER DIR     measure into DIR/*.csv; also draw if gnuplot is installed
 #   run.sh --draw DIR         draw DIR/*.svg from DIR/*.csv, and print the table of docs/ladder.md
 #
-# RUNS (5): measurements of each rung and point; SECONDS_EACH (0.5): their length; TRAIN_SECONDS (3):
-# of each rung's training. LIBRARY_PYTHON (python3): has PyTorch for this GPU, else there are no rows
-# of cuDNN. Data: $CNN_DATA or the usual places. Without a GPU there are stages 0 and 1, and no
-# memory.csv.
+# Variables: RUNS (5), the measurements of each rung at each point; SECONDS_EACH (0.5), the seconds
+# of a measurement; TRAIN_SECONDS (3), the training time of each rung; LIBRARY_PYTHON (python3), a
+# Python with PyTorch for this GPU, without which there are no rows of cuDNN. The data set is in
+# $CNN_DATA or in one of the default directories. Without a GPU the script measures only stages 0
+# and 1, and writes no memory.csv.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-# Debian's own, which has its python3-numpy
+# Debian's Python, which has the package python3-numpy
 python=${PYTHON:-/usr/bin/python3}
 
 draw() {
-	# first: it refuses images of another data set than the table's
+	# pictures.py runs first, because it refuses a data set other than the table's
 	"$python" "$here/pictures.py" "$1/predictions.csv" >"$1/predictions.svg.tmp" || {
 		status=$?
 		rm "$1/predictions.svg.tmp"
@@ -33,7 +34,7 @@ ladder=$1 dir=$2
 runs=${RUNS:-5} each=${SECONDS_EACH:-0.5} train=${TRAIN_SECONDS:-3} rate=${RATE:-0.02}
 mkdir -p "$dir"
 
-# Run a command and append its rows, without their names, to a table that has them.
+# Run a command and append its rows, without the header, to a table that already has the header.
 append() {
 	table=$1
 	shift
@@ -53,7 +54,7 @@ if "$library" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>
 	append "$dir/steps.csv" "$library" "$here/library.py" --seconds "$each" --runs "$runs"
 fi
 "$ladder" cores --seconds "$each" --runs "$runs" >"$dir/cores.csv"
-# what the production rung's kernels take, if Nsight Compute is here to see them
+# the time of each kernel of the production rung, if Nsight Compute is installed
 if command -v ncu >/dev/null && grep -q ^production, "$dir/steps.csv"; then
 	ncu --clock-control none --graph-profiling node --metrics gpu__time_duration.sum --csv \
 		"$ladder" steps --rung production --filters 256 --batch 1000 --seconds 0 >"$dir/ncu.csv"

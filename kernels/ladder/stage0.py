@@ -159,7 +159,8 @@ def print_predictions(params, seconds, made, images, labels):
 
 
 def train(args):
-    """Trains like cnn-ladder: the network at a mark excludes a step that ends after the mark."""
+    """Trains like cnn-ladder: the network at a given time excludes a step that ends after this
+    time."""
     data, batch = Data(args.seed), args.batch or 100
     images = read_idx("t10k-images-idx3-ubyte")[:EVALUATED]
     labels = read_idx("t10k-labels-idx1-ubyte")[:EVALUATED]

@@ -21,8 +21,8 @@ IN_BF16 = ("bf16", "persistent", "cudnn bf16")
 
 
 def floor_ms(rung, batch):
-    """The two times follow each other: the first product needs weights, the last one ends the
-    gradient."""
+    """The copies and the arithmetic cannot overlap: the first product needs the weights, and the
+    last product completes the gradient."""
     seconds = FLOP[batch] / (BF16 if rung in IN_BF16 else FP32)
     if rung not in ON_THE_DEVICE:
         seconds += COPIES / BUS

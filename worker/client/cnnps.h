@@ -15,8 +15,8 @@
  * cnnps_error(c) then has the reason in one line.
  *
  * Structs: every struct that a call reads or fills begins with `size`. Set it to the sizeof of the
- * struct and the rest to zero (an initialiser does both). Later versions of the library may append
- * fields; a new field that is zero keeps the earlier behaviour. A program works with a newer
+ * struct and all other fields to zero (an initialiser does both). Later versions of the library may
+ * append fields; a new field that is zero keeps the earlier behaviour. A program works with a newer
  * library. It works with an older library if all fields that the older library lacks are zero;
  * otherwise the call returns CNNPS_EUSAGE.
  *

@@ -364,7 +364,7 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms)
 		on_error(s, &m->error, now_ms);
 		break;
 	default:
-		break; /* a worker ignores the rest */
+		break; /* a worker ignores all other messages */
 	}
 	assert_invariants(s);
 }

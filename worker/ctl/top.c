@@ -70,7 +70,7 @@ static void end_line(struct page *s)
 	s->row++;
 }
 
-/* Print an item on this line, or on the next one if this one is too short. */
+/* Print an item on the current line, or on the next line if it does not fit there. */
 static void put_item(struct page *s, enum mark mark, const char *fmt, ...) PS_PRINTF(3, 4);
 static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 {

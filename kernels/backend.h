@@ -79,8 +79,8 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  * The first three may return before the device has done the work. The caller may reuse `params` of
  * start as soon as finish has returned. The results of finish are complete when wait has returned.
  * Up to LOCAL_ROUNDS rounds may be in flight: the device computes one round while the caller uses
- * the results of the one before. No other function of the backend may be called while a round is in
- * flight. PS_EUSAGE: calls in the wrong order.
+ * the results of the previous round. No other function of the backend may be called while a round
+ * is in flight. PS_EUSAGE: calls in the wrong order.
  */
 int backend_local_start(struct backend *b, const float *params) PS_MUST_CHECK;
 int backend_local_steps(struct backend *b, const uint32_t *index, size_t batch, size_t steps,

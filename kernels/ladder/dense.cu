@@ -3,7 +3,7 @@
  * loads nine pixels at an address that depends on the argmax. The threads of a warp then read from
  * different places, which causes bank conflicts. Here a thread keeps the 16 pixels of the window in
  * registers for two filters. It propagates through all four output pixels: dY through the argmax,
- * zero through the others.
+ * zero through the other three.
  */
 #include "kernels/ladder/products.cuh"
 

@@ -1,5 +1,5 @@
 /*
- * fused.cu - rung 3: one thread per value instead of one per image. One kernel computes
+ * fused.cu - rung 3: one thread per value instead of one thread per image. One kernel computes
  * convolution, ReLU and pooling. It stores the argmax of each window and never the map. The
  * backward pass propagates dY only through the argmax. The gradient of each image is still copied
  * to the host, which adds them up.

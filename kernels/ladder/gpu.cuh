@@ -1,5 +1,5 @@
 /*
- * gpu.cuh - helpers of the CUDA rungs: checked calls, memory that one call frees, events that
+ * gpu.cuh - helpers of the CUDA rungs: checked calls, memory that gpu_close frees, events that
  * become a profile, and kernels that several rungs share.
  *
  * Each rung has its own stream in struct gpu. A failed call ends the step with PS_EDEVICE and
@@ -41,7 +41,7 @@ int gpu_failed(cudaError_t status, const char *call, struct err *e);
 		if (status_ != cudaSuccess)                                                        \
 			return gpu_failed(status_, #call, e);                                      \
 	} while (0)
-/* Checks a launch. Every launch is followed by it. */
+/* Checks a launch. It follows every launch. */
 #define LAUNCHED(e) TRY(cudaGetLastError(), e)
 
 int gpu_open(struct gpu *g, struct err *e) PS_MUST_CHECK;

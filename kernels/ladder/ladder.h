@@ -5,7 +5,7 @@
  * seed:F is conv 3x3xF, ReLU, max-pool 2, fc 10 (common/model.h) on images of 28 x 28 bytes. A rung
  * reads parameters from host memory and writes the mean gradient and the mean loss of a batch to
  * host memory, with the conventions of backend_gradient (kernels/backend.h). The table of rungs is
- * in order: each row says what it changes against the row before.
+ * in order: each rung says what it changes against the rung before it.
  *
  * With a profile, a rung also records how long its phases take, by the host clock or by CUDA
  * events. This may make the step slower. Without a profile it records nothing.
@@ -98,7 +98,8 @@ int ladder_model(struct model *m, size_t filters, struct err *e) PS_MUST_CHECK;
 /* Returns `n` zeroed floats on pages of their own, or NULL without memory. The caller calls
  * free(). */
 float *ladder_floats(size_t n);
-/* Every batch size, and the tolerance that single precision keeps for any order of additions. */
+/* Bounds that allow every batch size, with a tolerance that single precision meets in any order of
+ * additions. */
 extern const struct rung_bounds ladder_exact;
 const struct rung_bounds *ladder_bounds(const struct rung *r);
 /* Returns 1 if the rung runs steps of `batch` images. */
@@ -132,9 +133,9 @@ struct ladder_truth {
 
 #define LADDER_MAX_RUNS 99
 
-/* A point of measurement: the same params and batch for every rung. They are the initial weights of
- * `seed` and the first images of its first epoch. A rung is opened and measured `runs` times. The
- * steps of a run take about `seconds` in all; at least one step runs. */
+/* A point of measurement: params and a batch, equal for every rung. They are the initial weights
+ * for `seed` and the first images of the first epoch. A rung is opened and measured `runs` times.
+ * The steps of a run take about `seconds` in all; at least one step runs. */
 struct ladder_point {
 	struct ladder_task task;
 	uint64_t seed;
@@ -144,7 +145,7 @@ struct ladder_point {
 	uint32_t *index; /* set->n: order of the images in the epoch */
 };
 
-/* With one thread and one run. */
+/* Initialises a point with one thread and one run. */
 int ladder_point_init(struct ladder_point *p, struct model *m, const struct kx_images *set,
 	size_t filters, size_t batch, uint64_t seed, double seconds, struct err *e) PS_MUST_CHECK;
 void ladder_point_release(struct ladder_point *p);

@@ -5,16 +5,16 @@
 #define KERNELS_CUDA_BASE_COMMON_CUH
 #include "kernels/cuda/base/kernels.h"
 
-/* The status of the preceding launch. A build with KX_SYNC=1 waits for the kernel, so that an
- * error is reported for its own launch. */
+/* Returns the status of the preceding launch. A build with KX_SYNC=1 waits for the kernel, so that
+ * an error is reported for its own launch. */
 #ifdef KX_SYNC
 #define KX_LAUNCHED() (cudaDeviceSynchronize() == cudaSuccess ? PS_OK : PS_EDEVICE)
 #else
 #define KX_LAUNCHED() (cudaGetLastError() == cudaSuccess ? PS_OK : PS_EDEVICE)
 #endif
 
-/* The compute capability that the code of a kernel for the current device was compiled for: 80 on
- * an A100 and for code from PTX, 90 on Hopper. 0 if there is none. */
+/* Returns the compute capability that the code of a kernel for the current device was compiled for:
+ * 80 on an A100 and for code from PTX, 90 on Hopper. 0 if there is none. */
 template <class... P> static int kx_code(void (*kernel)(P...))
 {
 	struct cudaFuncAttributes a;
@@ -25,7 +25,7 @@ template <class... P> static int kx_code(void (*kernel)(P...))
 	return 0;
 }
 
-/* The most bytes of shared memory that a block of the current device can have; 0 after an error. */
+/* Returns the maximum bytes of shared memory of a block on the current device; 0 after an error. */
 static inline size_t kx_shared_limit(void)
 {
 	int device, bytes;

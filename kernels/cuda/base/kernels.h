@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 #define KX_QUAD   4   /* channels are padded to a multiple of this */
-#define KX_M_TILE 128 /* tile of kx_conv_wgrad: rows; K_TILE: images per pipeline stage */
+#define KX_M_TILE 128 /* rows of a tile of kx_conv_wgrad; KX_K_TILE: images per pipeline stage */
 #define KX_K_TILE 32
 
 /* Why a kernel of fused/ gave up. Its results are not valid then. */
@@ -60,7 +60,7 @@ struct kx_tensor {
 	size_t image; /* stride of an image */
 };
 
-/* n is 0, 1 (for all channels) or the number of channels. */
+/* The norm of the images. n is 0 (no norm), 1 (for all channels) or the number of channels. */
 struct kx_norm {
 	int n;
 	float mean[4], deviation[4];
@@ -200,7 +200,7 @@ struct kx_batchnorm {
 	const float *weight;  /* a row of weights, a row of biases */
 	const float *running; /* a row of running means, a row of running variances */
 	float *grad;          /* the gradients of `weight` */
-	float *statistics;    /* as `running`, of the batch, for the push */
+	float *statistics;    /* as `running`, but those of the batch, for the push */
 	float *mean,
 		*scale; /* a row each: forward writes them for backward; scale = 1 / deviation */
 	double *chunks; /* KX_BATCHNORM_CHUNKS times two rows of sums */
@@ -245,7 +245,7 @@ struct kx_layer {
 	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
 	uint32_t *trouble;                   /* of conv2_fprop */
 	uint16_t *bf16;                      /* NULL, or `value` in bf16, for kx_product */
-	int fixed; /* SGD changes only `sum`: the running statistics of batchnorm */
+	int fixed; /* 1: running statistics of batchnorm, of which SGD changes only `sum` */
 };
 
 #define KX_LAYERS 12 /* maximum layers of one launch */
@@ -275,8 +275,8 @@ int kx_reduce_gradient(
 int kx_sgd_step(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
-/* Return 1 if this build has code for the current device: for the kernels that run any model; for
- * those of fused/. */
+/* Return 1 if this build has code for the current device. kx_runs_here: code of the kernels that
+ * run any model; kx_fused_runs_here: code of the kernels of fused/. */
 int kx_runs_here(void);
 int kx_fused_runs_here(void);
 

@@ -6,9 +6,9 @@
  * Operands are fp16. They have 11 bits like tf32, but the tensor cores multiply them as fast as
  * bf16. In fprop each value is the sum of a hi and a lo term, so fprop is nearly as exact as fp32.
  * dgrad and wgrad use only the hi term. A launch scales its dY by a power of two that keeps the
- * largest from overflowing. Only a dY of at most 2^-38 of the largest becomes zero. fprop requires
- * values below CONV2_MAX_VALUE and weights below CONV2_MAX_WEIGHT. The kernels that write larger
- * ones set *trouble to KX_TROUBLE_RANGE.
+ * largest value from overflowing. Only values of at most 2^-38 times the largest value become zero.
+ * fprop requires values below CONV2_MAX_VALUE and weights below CONV2_MAX_WEIGHT. The kernels that
+ * write larger ones set *trouble to KX_TROUBLE_RANGE.
  *
  * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The rules of kernels.h apply.
  */

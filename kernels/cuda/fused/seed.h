@@ -64,7 +64,7 @@ struct seed_exchange {
 	uint64_t patience_ns;     /* how long that is */
 };
 /* patience_ns of the backends that are opened from now on. Tests set it to 0: the first block then
- * starts 30 ms late, and the others give up. */
+ * starts 30 ms late, and all other blocks give up. */
 extern uint64_t kx_seed_patience_ns;
 
 struct kx_seed {

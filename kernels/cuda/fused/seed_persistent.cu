@@ -52,12 +52,12 @@ namespace
 #define BAND_CHUNKS    (BAND_ROWS * SEED_SIDE / 8)
 #define BAND_BYTES     (BAND_ROWS * SEED_SIDE + 8)
 #define FETCH_THREADS  128 /* the last threads of the block; the first warps are busy */
-#define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32) /* likewise */
+#define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32) /* the last ones, too */
 /* Stride of a pair of images in words. With it four pairs x two rows of two words are in 32
  * different banks. */
 #define PAIR_STRIDE 156
 #define MAX_BLOCKS  SEED_PERSISTENT_BLOCKS
-#define POLLS       4096 /* between two looks at the clock: some milliseconds */
+#define POLLS       4096 /* polls between two readings of the clock: some milliseconds */
 /* Maximum of (images that a block owns) x (blocks). */
 #define LOGIT_ROWS (SEED_PERSISTENT_IMAGES + MAX_BLOCKS)
 /* The two lowest bits of a stored value hold the argmax: 3 for the first output pixel, 0 for the
@@ -426,7 +426,7 @@ __device__ inline uint64_t clock_ns()
 	return t;
 }
 
-/* Returns true if the block shall not wait any longer. *begin is 0 in the first call of a wait. */
+/* Returns true if the block must stop waiting. *begin is 0 in the first call of a wait. */
 __device__ inline bool waited_too_long(
 	const struct seed_exchange &x, struct block_state *shared, uint64_t *begin)
 {
@@ -1262,7 +1262,7 @@ __global__ void __launch_bounds__(THREADS, 1) seed_persistent_kernel(struct pers
 	__syncthreads();
 	if (shared->gave_up)
 		return;
-	if (run.s.exchange.patience_ns == 0 && blockIdx.x == 0) /* a test: the others give up */
+	if (run.s.exchange.patience_ns == 0 && blockIdx.x == 0) /* a test: this block starts late */
 		for (int ms = 0; ms < 30; ms++)
 			__nanosleep(1000000);
 	persistent_tables(shared, block);

@@ -74,7 +74,7 @@ __host__ __device__ inline unsigned wgrad_column_tiles(const struct kx_conv_wgra
 	return (g.n + BN - 1) / BN;
 }
 
-/* Blocks below first_blocks compute `first`, the others `second`. */
+/* Blocks below first_blocks compute `first`, all other blocks compute `second`. */
 template <int P>
 __global__ void __launch_bounds__(GEMM_THREADS)
 	conv_wgrad_kernel(const __grid_constant__ struct kx_conv_wgrad first,

@@ -73,7 +73,7 @@ __device__ inline void window_range(int o, int size, int pad, int limit, int *fr
 	*to = min(o * size - pad + size, limit);
 }
 
-/* The offset of the first maximum in the window of `s`. */
+/* Returns the offset of the first maximum in the window of `s`. */
 __device__ inline size_t pool_argmax(
 	const struct kx_tensor &in, struct pool_window pool, const struct coord &s)
 {

@@ -30,7 +30,7 @@ template <class N> __device__ inline struct position divide_position(N i, int c,
 	return s;
 }
 
-/* A division of 32 bits takes a fifth of the time of one of 64. */
+/* A division of 32 bits takes a fifth of the time of a division of 64 bits. */
 __device__ inline struct position position_of(size_t i, const struct kx_tensor &p, int group = 1)
 {
 	struct position s = i >> 32 ? divide_position<size_t>(i, p.c / group, p.h, p.w)
@@ -153,8 +153,8 @@ __device__ inline T *value_at(const struct kx_tensor &p, const struct position &
 #define FOR_QUADS(i, tensor, images)                                                               \
 	FOR_EACH (i, (size_t)(images) * (tensor).h * (tensor).w * (tensor).c / KX_QUAD)
 
-/* The maximum of a window is its first maximum in row order. A NaN is none unless it is the first
- * value. */
+/* The maximum of a window is its first maximum in row order. A NaN is the maximum only if it is the
+ * first value. */
 template <class T>
 __global__ void max_pool_kernel(
 	struct kx_tensor in, struct kx_tensor out, struct kx_pooling p, int images)
@@ -380,7 +380,7 @@ __global__ void lrn_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struc
 	}
 }
 
-/* The same for windows of more channels than such a block has room for. */
+/* As lrn_dgrad_kernel, for windows with more channels than a block of that kernel has room for. */
 template <class T>
 __global__ void lrn_dgrad_wide_kernel(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
 	struct kx_lrn l, const void *mask, size_t n)
@@ -499,7 +499,7 @@ int kx_lrn(struct kx_tensor x, struct kx_tensor y, struct kx_lrn l, int images, 
 	return LAUNCH(lrn_kernel, y, x, y, l);
 }
 
-/* The same with a block of `threads` threads for `step` of n values. */
+/* As LAUNCH, with a block of `threads` threads for each `step` of n values. */
 #define LAUNCH_N(KERNEL, step, threads, ...)                                                       \
 	(bf16 ? kx_launch(KERNEL<__nv_bfloat16>, dim3(blocks_for(n, step)), threads, 0, stream,    \
 			__VA_ARGS__)                                                               \

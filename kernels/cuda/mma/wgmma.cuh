@@ -88,8 +88,8 @@ __device__ static inline int line_place(int line, int vector, int lines)
 	return vector / 8 * lines * 128 + line * 128 + ((vector ^ line) % 8) * 16;
 }
 
-/* Describes lines that each have K of one m or n, or 64 m or n of one k. In the latter case the next
- * 64 are next bytes further. The address of line 0 is a multiple of 1024. */
+/* Describes lines that each have K of one m or n, or 64 m or n of one k. In lines of one k, the
+ * next 64 m or n start `next` bytes further. The address of line 0 is a multiple of 1024. */
 __device__ static inline uint64_t wgmma_lines(uint32_t at, uint32_t next)
 {
 	return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(next >> 4) << 16 |

@@ -119,7 +119,7 @@ __device__ inline void range_of(int o, int size, int pad, int limit, int *from, 
 	*to = min(o * size - pad + size, limit);
 }
 
-/* The offset of the first maximum in the window of `s`. */
+/* Returns the offset of the first maximum in the window of `s`. */
 template <class T>
 __device__ inline size_t first_maximum(
 	const struct kx_dense &in, struct dense_window pool, const struct place &s)

@@ -378,7 +378,7 @@ __device__ inline void store_tile(
 		else
 			store_rows<T, S>(g, sums, bias, m0, column, parts, first, end);
 	}
-	if (S::SPLIT) /* other blocks may still read this one's sums */
+	if (S::SPLIT) /* other blocks may still read the sums of this block */
 		parts_sync<S>();
 }
 

@@ -173,8 +173,8 @@ size_t largest_bytes(enum kx_type type)
 				    : wgrad_sizes<float, w128x128<float>>::BYTES;
 }
 
-/* The tile that computes the least, with padding. If it gives too few blocks for a short sum, or
- * needs more shared memory than the device has, a smaller one. */
+/* Returns the tile with the fewest products, padding included. If this tile gives too few blocks
+ * for a short sum, or needs more shared memory than the device has, returns a smaller tile. */
 int choose_tile(int m, int n, long long pixels, enum kx_type type)
 {
 	int best = 0;

@@ -34,8 +34,9 @@ struct kx_divisor kx_divisor(int value);
 
 /*
  * The input pixels under the window of output pixel (p, q): rows p * stride - top + r, columns
- * q * stride - left + s. With `up` > 1 only positions divisible by it exist, and are divided by it:
- * the dgrad of a convolution of that stride. h, w and c describe the input (c with its padding).
+ * q * stride - left + s. `up` > 1 is for the dgrad of a convolution of stride `up`: only rows and
+ * columns divisible by `up` have a pixel, which is at row / up, column / up of the input. h, w and
+ * c describe the input (c with its padding).
  */
 struct kx_windows {
 	int h, w, c;
@@ -48,10 +49,10 @@ struct kx_windows {
  * fprop and dgrad. Row m of the product is output pixel m of the batch, n its channel:
  *     d[m][n] = sum over k of a[input pixel under tap k / c][k % c] * b(k, n), k < size^2 * c
  * fprop: b(k, n) = b[k * pitch + n]; rows k >= b_rows are zero. dgrad: b(k, n) = the weight of the
- * opposite tap, b[(tap * n + n) * pitch + k % c]. Then: times `scale`, plus bias (NULL: none), ReLU
- * if `relu`. Where mask (layout of d; NULL: keep all) is not positive the result is 0. `pooled`:
- * rows are in the order of pool windows 2x2, and d and argmax get one value per window. `wide`: d
- * has fp32 values in both types.
+ * opposite tap, b[(tap * n + n) * pitch + k % c]. Then the kernel multiplies by `scale`, adds bias
+ * (unless NULL) and applies ReLU if `relu`. Where mask (layout of d; NULL keeps all) is not
+ * positive, the result is 0. `pooled`: rows are in the order of pool windows 2x2, and d and argmax
+ * get one value per window. `wide`: d has fp32 values in every type.
  */
 struct kx_product {
 	const void *a, *b, *mask;
@@ -91,7 +92,8 @@ int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream);
 int kx_product_slices(int m, int n, long long pixels, enum kx_type type);
 int kx_product_slices_fp32(int m, int n, long long pixels);
 
-/* kx_sgd_step for the layers of this path: also writes `bf16`. Padding has a gradient of zero. */
+/* As kx_sgd_step, for the layers of this path; also writes kx_layer.bf16. The gradient of padding
+ * is zero. */
 int kx_product_sgd(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 

@@ -35,7 +35,7 @@ __device__ static inline void copy_cached(void *to, const void *from, bool valid
 		     : "memory");
 }
 
-/* The same for four bytes. */
+/* As copy_cached, for four bytes. */
 __device__ static inline void copy_value(void *to, const void *from, bool valid)
 {
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),

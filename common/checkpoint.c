@@ -212,9 +212,9 @@ static const char *read_row(const unsigned char *file, size_t size, const unsign
 
 	memcpy(s->name, row, NAME_BYTES);
 	if (s->name[0] == '\0' || s->name[NAME_BYTES - 1] != '\0' || checkpoint_find(c, s->name))
-		return "a section's name is empty, too long or there twice";
+		return "a section's name is empty, too long or occurs twice";
 	if (le64_get(row + 16) != *offset || length > size - *offset)
-		return "a section lies outside its place in the file";
+		return "a section does not lie directly after the part before it";
 	if (XXH3_64bits(file + *offset, (size_t)length) != le64_get(row + 32))
 		return "a section differs from its checksum";
 	s->data = file + *offset;
@@ -229,15 +229,15 @@ static const char *read_row(const unsigned char *file, size_t size, const unsign
 static const char *read_sections(const unsigned char *file, size_t size, struct checkpoint *c)
 {
 	if (size < HEAD_BYTES(0) || memcmp(file, MAGIC, 8) != 0)
-		return "not a checkpoint: no header of one";
+		return "not a checkpoint: it has no header of a checkpoint";
 	size_t n = le32_get(file + 12);
 	if (n > CHECKPOINT_MAX_SECTIONS || size < HEAD_BYTES(n))
-		return "the header's number of sections cannot be";
+		return "the header has an impossible number of sections";
 	size_t offset = HEAD_BYTES(n);
 	if (XXH3_64bits(file, offset - CHECKSUM_BYTES) != le64_get(file + offset - CHECKSUM_BYTES))
 		return "the header differs from its checksum";
 	if (le32_get(file + 8) != FORMAT)
-		return "written in a format of another version of this program";
+		return "another version of this program wrote it, in another format";
 	c->generation = le64_get(file + 16);
 	if (c->generation == 0)
 		return "the header's generation is 0";
@@ -281,7 +281,7 @@ static int read_generation(
 	if (rc || c->generation == generation)
 		return rc;
 	rc = err_set(e, PS_ECHECKPOINT,
-		"%s: holds generation %016" PRIx64 ", not the one of its name", path,
+		"%s: contains generation %016" PRIx64 ", but its name has another", path,
 		c->generation);
 	checkpoint_release(c);
 	return rc;

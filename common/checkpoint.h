@@ -1,12 +1,12 @@
 /*
- * checkpoint.h - writes and reads checkpoint files. A directory has several generations, and each
- * file has named sections with a checksum each. The server writes a file atomically and, at its
- * start, reads the newest good one.
+ * checkpoint.h - writes and reads checkpoint files. A directory has one file for each of its newest
+ * generations. A file has named sections, each with its own checksum. The server writes each file
+ * atomically. At its start, it reads the newest good file.
  *
  * File ckpt-<generation, 16 hex digits>: a fixed header {magic "CNNPSCK1", format version, number
- * of sections, generation}, a table {name[16], offset, size, XXH3} per section, the XXH3 of header
- * and table, then the sections. All numbers are little-endian. server/core/snapshot.h defines the
- * content of the sections; this module does not interpret it.
+ * of sections, generation}, a table {name[16], offset, size, XXH3} per section, the XXH3 of the
+ * header and the table, then the sections. All numbers are little-endian. server/core/snapshot.h
+ * defines the content of the sections; this module does not interpret it.
  *
  * Invariants:
  * (1) a file gets its name ckpt-<generation> only when all its bytes are on disk;
@@ -43,8 +43,9 @@ struct checkpoint {
 /* Write the new generation c->generation into `dir` and remove the generations before the newest
  * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, the oldest first,
  * until the new one fits. It never removes `sound`, the newest generation that is known to be good
- * (0: there is none). If it removes any for space, *dropped (may be NULL) becomes the last one.
- * PS_EIO: the write failed, and the function has tried to remove the incomplete file. */
+ * (0: there is none). If it removes generations for space, *dropped (may be NULL) becomes the last
+ * removed one. PS_EIO: the write failed, and the function has tried to remove the incomplete
+ * file. */
 int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
 /* Like checkpoint_write_beside; `sound` is the highest generation before c->generation. */
@@ -54,8 +55,8 @@ int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e)
 uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next);
 /* Remove the temporary files (ckpt-*.tmp) of interrupted writes. */
 void checkpoint_clean(const char *dir);
-/* Read one file. PS_ECHECKPOINT (the file is corrupt) or PS_EIO: *c is zero. Else release *c with
- * checkpoint_release. */
+/* Read one file. After success, release *c with checkpoint_release. After PS_ECHECKPOINT (the file
+ * is corrupt) or PS_EIO, *c is zero. */
 int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /*
  * Read the newest good generation of `dir`. Returns 0 with c->generation == 0 if the directory has

@@ -13,9 +13,9 @@ double clock_seconds(void); /* CLOCK_MONOTONIC, seconds with nanosecond resoluti
 
 /*
  * A clock that stops while its process is suspended (SIGSTOP, a suspended machine) and that ignores
- * a forward jump of the clock. A suspended process receives nothing, so this time must not count as
- * silence of its peers, nor against any other timeout. A zeroed struct starts with the first
- * reading.
+ * a forward jump of the clock. A suspended process receives nothing, so the time of a suspension
+ * must not count as silence of its peers, nor towards any other timeout. A zeroed struct starts
+ * with the first reading.
  */
 struct awake {
 	uint64_t clock_ms, now_ms; /* the argument and the result of the last call of awake_ms */

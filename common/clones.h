@@ -1,6 +1,7 @@
 /*
  * clones.h - write PS_CLONES before a function that loops over millions of values. The compiler
- * makes one version for each instruction set, and the program selects one at start.
+ * makes one version of the function for each instruction set, and the program selects a version at
+ * start.
  */
 #ifndef COMMON_CLONES_H
 #define COMMON_CLONES_H

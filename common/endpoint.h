@@ -1,8 +1,8 @@
 /*
  * endpoint.h - splits "tcp://HOST:PORT"; the only parser of addresses.
  *
- * HOST is a name, an interface, an address or "*". The text has an IPv6 address in brackets; `host`
- * has it without them. PORT is 0 to 65535, or "*" for 0. Pure. Thread: any.
+ * HOST is a name, an interface, an address or "*". In the text, an IPv6 address has brackets; the
+ * field `host` has the address without them. PORT is 0 to 65535, or "*" for 0. Pure. Thread: any.
  */
 #ifndef COMMON_ENDPOINT_H
 #define COMMON_ENDPOINT_H

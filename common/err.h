@@ -26,12 +26,12 @@
 	X(ELOCKED, -10, 8, "directory locked by another process")                                  \
 	X(EAUTH, -11, 9, "authentication refused")                                                 \
 	X(EPROTO, -12, 1, "malformed message")                                                     \
-	X(EVERSION, -13, 2, "protocol version not spoken here")                                    \
-	X(ETERM, -14, 1, "the server has restarted: say HELLO again")                              \
+	X(EVERSION, -13, 2, "protocol version not supported")                                      \
+	X(ETERM, -14, 1, "the server has restarted: send HELLO again")                             \
 	X(EGAP, -15, 1, "sequence gap")                                                            \
 	X(ESTATE, -16, 1, "message not allowed in this session state")                             \
 	X(EFULL, -17, 3, "the server has no free worker slot")                                     \
-	X(EROLLEDBACK, -18, 4, "the server's state is older than what it called durable")          \
+	X(EROLLEDBACK, -18, 4, "the server lost pushes that it had reported as durable")           \
 	X(ESHUTDOWN, -19, 0, "the server is shutting down")                                        \
 	X(EDONE, -20, 0, "training is done")                                                       \
 	X(EAGAIN, -21, 1, "not now")                                                               \

@@ -27,7 +27,7 @@ struct file_part {
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* The same for the file `path`. */
+/* Like file_replace, for the file `path`. */
 int file_replace_path(const char *path, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
 /* Read a whole regular file of at most `max` bytes. The caller must free() *data. PS_EIO,

@@ -43,8 +43,8 @@ int key_random(struct key_pair *k, struct err *e)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* The bits of `never` that hold for this file. Kubernetes mounts a secret as files of root that the
- * group of the container can read: root has then given the key to this process. */
+/* The bits of `never` that this file must not have. Kubernetes mounts a secret as files of root
+ * that the group of the container can read: root has given such a key to this process. */
 static unsigned forbidden_bits(const struct stat *st, unsigned never)
 {
 	int is_own_group = st->st_gid == getegid() || group_member(st->st_gid);

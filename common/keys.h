@@ -2,10 +2,11 @@
  * keys.h - CURVE keys in files. Each file has one secret or one public key, as Z85 text after a
  * header line.
  *
- * The owner of a key file must be this user or root. Only the owner may have the right to read a
- * secret key's file, and only the owner the right to write to a public key's file; else PS_EUSAGE.
- * A group of this process may read a secret key's file of root (0440, a secret of Kubernetes).
- * Options name files, so that no command line or environment contains a key. Thread: any; no state.
+ * The owner of a key file must be this user or root. Only the owner may have permission to read the
+ * file of a secret key or to write to the file of a public key; otherwise the result is PS_EUSAGE.
+ * There is one exception: if root owns the file of a secret key, a group of this process may read
+ * it (mode 0440, as Kubernetes mounts a secret). Options name files, so that no command line or
+ * environment contains a key. Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H
@@ -34,11 +35,12 @@ void key_wipe(struct key_pair *k);
  * new. */
 int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *made,
 	struct err *e) PS_MUST_CHECK;
-/* Write the path of `name` in the directory of `path`. PS_EUSAGE: it is too long. */
+/* Write to `out` the path of the file `name` in the directory of `path`. PS_EUSAGE: the result is
+ * too long. */
 int key_beside(
 	const char *path, const char *name, char *out, size_t size, struct err *e) PS_MUST_CHECK;
-/* Open a file for authentication: a regular file of this user or root that has none of the mode
- * bits `never`. Returns the descriptor, or PS_EUSAGE. */
+/* Open a file for authentication. It must be a regular file of this user or root, and its mode must
+ * have none of the bits in `never`. Returns the descriptor, or PS_EUSAGE. */
 int key_open(const char *path, unsigned never, struct err *e) PS_MUST_CHECK;
 #define KEY_NOT_READ    077u /* a secret: others must not read it */
 #define KEY_NOT_WRITTEN 022u /* a public key, a list of authorized keys: others must not write */

@@ -263,7 +263,7 @@ static size_t next_field(const char *fmt, size_t at, struct field *f)
 	f->value += f->form == AS_QUOTED;
 	f->value_end = f->value + strcspn(fmt + f->value, f->form == AS_QUOTED ? "\"" : " ");
 	if (f->form == AS_TEXT && strchr("dufg", fmt[f->value_end - 1]))
-		f->form = AS_NUMBER; /* AS_NUMBER: only if the value is a number; "abcd" is not */
+		f->form = AS_NUMBER; /* a number only if the value is one; "abcd" is not */
 	return f->value_end + (fmt[f->value_end] == '"');
 }
 

@@ -33,7 +33,7 @@ enum log_level log_get_level(void);
 /* "error", "warn", "info", "debug". */
 const char *log_level_name(enum log_level level);
 /* Call `sink` with each line, without a newline, instead of writing to stderr; NULL: stderr. The
- * calls come one at a time, from any thread, and must not log. */
+ * calls come one at a time, from any thread. `sink` must not log. */
 void log_set_sink(void (*sink)(void *arg, int level, const char *line), void *arg);
 void log_set_format(enum log_format format);
 enum log_format log_get_format(void);
@@ -49,15 +49,14 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 #define log_info(...)  log_write(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_write(LOG_DEBUG, __VA_ARGS__)
 
-/* 1 if stderr is a terminal that can show a progress line. A shell's job in the background leaves
- * the terminal to the job in front. */
+/* 1 if stderr is a terminal that can show a progress line. 0 for a background job of a shell. */
 int log_on_terminal(void);
 /* Show `line`, without a newline, as the progress line; NULL removes the line. Does nothing if
  * stderr is not a terminal, or if the format is JSON. */
 void log_progress(const char *line);
 
-/* The clock of the timestamps: milliseconds since 1970. It may jump, so only records for people
- * have it. */
+/* The clock of the timestamps: milliseconds since 1970. It may jump, so use it only in records for
+ * people. */
 uint64_t log_wall_ms(void);
 
 #endif

@@ -42,7 +42,7 @@ uint64_t mem_of_machine(void)
 	uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	char line[256], path[300];
 
-	/* in a container its own group is the root; else the line is "0::/its/group" */
+	/* in a container, its own group is the root; outside, the line is "0::/its/group" */
 	total = lower(total, "/sys/fs/cgroup/memory.max");
 	total = lower(total, "/sys/fs/cgroup/memory/memory.limit_in_bytes");
 	if (strncmp(first_line("/proc/self/cgroup", line), "0::/", 4) == 0) {

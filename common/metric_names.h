@@ -1,6 +1,6 @@
 /*
- * metric_names.h - the names of the metrics of a run: what the evaluation of an epoch reports
- * besides the loss, as --metrics, HELLO and cnnps_options have them.
+ * metric_names.h - the names of a run's metrics, which the evaluation of an epoch reports besides
+ * the loss. --metrics, HELLO and cnnps_options contain these names.
  *
  * The canonical text is "" for accuracy alone and "none" for no metric. Otherwise it is the names
  * with one blank between them, accuracy first. A HELLO from an older release has no metrics

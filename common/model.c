@@ -1,10 +1,10 @@
 /*
  * model.c - parses a model text into layers and manifest.
  *
- * The parser makes one pass over the words. It splits each layer at ':', computes its output from
- * the output of the layer before, and appends it to the canonical text. Every number in the text is
- * at most WINDOW_MAX_SIDE or MODEL_MAX_PARAMS, and every product has an overflow check, so no text
- * can overflow a size.
+ * The parser makes one pass over the words. It splits each layer at ':', computes the shape of its
+ * output from the output of the layer before, and appends the layer to the canonical text. Every
+ * number in the text is at most WINDOW_MAX_SIDE or MODEL_MAX_PARAMS, and every product has an
+ * overflow check, so no text can overflow a size.
  */
 #include "common/model.h"
 #include <math.h>
@@ -150,7 +150,7 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 
 /* ---- tensors ------------------------------------------------------------------------------ */
 
-/* Append a tensor to the manifest. It is named "conv1.weight". */
+/* Append a tensor to the manifest. Its name has the form "conv1.weight". */
 static int add_tensor(
 	struct parser *p, const char *kind, size_t number, const char *name, struct tensor t)
 {
@@ -247,7 +247,7 @@ static int parse_window_options(struct parser *p, size_t first, struct window *w
 	return rc;
 }
 
-/* `stride`: the one that the text need not name. */
+/* `stride` is the layer's default, which the canonical text omits. */
 static int write_window_options(struct parser *p, size_t stride, const struct window *w)
 {
 	int rc = w->stride != stride ? model_append(p, ":stride=%zu", w->stride) : PS_OK;
@@ -543,9 +543,9 @@ static int parse_layer(struct parser *p)
 		snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s",
 			i ? ", " : "", layer_table[i].name);
 	return bad(p,
-		"unknown layer; there are %s, before them input, norm, shift and flip, and the "
-		"names seed:F, lenet5, cnn99, cifar, resnet8, alexnet and vector:N, which stand "
-		"alone",
+		"unknown layer; the layers are %s; the words before the layers are input, norm, "
+		"shift and flip; the names seed:F, lenet5, cnn99, cifar, resnet8, alexnet and "
+		"vector:N stand alone",
 		known);
 }
 
@@ -593,7 +593,7 @@ int shape_parse(const char *text, struct shape *s)
 static const char *parse_input(struct parser *p)
 {
 	if (p->has_input)
-		return "it is there twice";
+		return "it occurs twice";
 	p->has_input = 1;
 	return p->word.n_fields == 2 && shape_parse(p->word.field[1], &p->shape)
 		       ? NULL
@@ -657,12 +657,13 @@ static const struct {
 	const char *name;
 	struct shape input; /* 0x0x0: MNIST's */
 	const char *images; /* words about the images, if the text has none */
-	const char *layers; /* all but the last */
+	const char *layers; /* all layers except the last */
 } names[] = {
 	{"lenet5", {0, 0, 0}, "",
 		"conv:6:5:pad=same relu pool:2 conv:16:5 relu pool:2 fc:120 relu fc:84 relu"},
 	{"cnn99", {0, 0, 0}, "", "conv:32:5 relu pool:2 conv:64:5 relu pool:2 fc:128 relu"},
-	/* Krizhevsky 2012 in one column, on 227 x 227 pixels after padding */
+	/* Krizhevsky 2012 as one network (groups=2: its two GPUs), on 227 x 227 pixels after
+	 * padding */
 	{"alexnet", {3, 224, 224}, "",
 		"conv:96:11:stride=4:pad=auto relu lrn pool:3:stride=2 "
 		"conv:256:5:pad=2:groups=2 relu lrn pool:3:stride=2 conv:384:3:pad=1 relu "
@@ -697,7 +698,7 @@ static const char *expand_name(
 			p->shape = names[i].input;
 		images = names[i].images;
 		if (!p->m->preprocess.n_norm && !preprocess_is_random(&p->m->preprocess))
-			(void)parse_images(p, &images); /* ours: without errors */
+			(void)parse_images(p, &images); /* our own text has no errors */
 		snprintf(buffer, size, "%s fc:%zu", names[i].layers, classes);
 		return buffer;
 	}

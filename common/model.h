@@ -4,16 +4,18 @@
  *
  * Text: first the words that describe the images, then the layers, all separated by blanks. Images:
  * input:CxHxW (channels, rows, columns), norm, shift and flip (preprocess.h). The layers are those
- * of enum layer_kind. Softmax cross-entropy over the last layer's units is implied. Names for the
- * layers: seed:F, lenet5, cnn99, cifar, resnet8, alexnet. vector:N is a flat vector with no layers
- * and no images; the last S values of vector:N:running=S are running statistics. The canonical text
- * has input: unless the images are MNIST's, 1x28x28.
+ * of enum layer_kind. Softmax cross-entropy over the last layer's units is implied. The name of a
+ * known network can stand for the layers: seed:F, lenet5, cnn99, cifar, resnet8, alexnet. vector:N
+ * is a flat vector with no layers and no images; the last S values of vector:N:running=S are
+ * running statistics. The canonical text contains the word input: unless the images have the shape
+ * of MNIST's, 1x28x28.
  *
  * The window of a conv, pool or avgpool slides over its padded input in steps of `stride` and must
  * tile it exactly. If it does not, the error names the layer and says which size would fit. pad=P
- * adds P zeros on each side, pad=same as many as out = in / stride needs, rounded up, and pad=auto
- * the fewest that make the window fit. If the number is odd, the bottom or the right gets one more
- * row or column. The maximum of a pool ignores padding. The mean of an avgpool counts it as zeros.
+ * adds P zeros on each side. pad=same adds enough zeros for out = in / stride, rounded up. pad=auto
+ * adds the fewest zeros that make the window fit. If the number of zeros is odd, the bottom or the
+ * right gets one more row or column. The maximum of a pool ignores the padding. The mean of an
+ * avgpool counts the padding as zeros.
  *
  * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C / groups][K][K], bias
  * [F]; fc weight [units][inputs] over NCHW-flattened inputs, bias [units]; batchnorm weight [C],
@@ -21,11 +23,12 @@
  *
  * batchnorm (Ioffe 2015, as PyTorch's BatchNorm2d): value a of channel c becomes
  * weight * (a - mean) / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are
- * those of the channel over the batch and all pixels; the variance divides by their number N. In
- * evaluation they are the running statistics running_mean [C] and running_var [C]. These tensors
- * follow those of all layers. They are not trained: values [n_trained, n_params) of a gradient are
- * no gradient but the mean and the variance of the batch, this one divided by N - 1 (by 1 if N is
- * 1). An update moves each running statistic by BATCHNORM_MOMENTUM of its distance to that value.
+ * those of the channel over the batch and all pixels. With N values, this variance is the sum of
+ * squared deviations divided by N. In evaluation, mean and variance are the running statistics
+ * running_mean [C] and running_var [C]. These tensors follow the tensors of all layers. They are
+ * not trained: values [n_trained, n_params) of a gradient are not derivatives, but the mean and the
+ * variance of the batch. Here the variance is divided by N - 1 (by 1 if N is 1). An update moves
+ * each running statistic towards the value of the batch, by BATCHNORM_MOMENTUM of the distance.
  *
  * Invariants:
  * (1) tensors are contiguous, in layer order, the running statistics last, and cover [0, n_params)
@@ -49,7 +52,7 @@
 #define MODEL_MAX_PARAMS  ((size_t)1 << 28) /* 1 GiB of float32 */
 #define MODEL_MAX_CLASSES ((size_t)65536)
 #define MODEL_MAX_SIDE    ((size_t)4096) /* channels, rows or columns of the images */
-#define MODEL_CLASSES     10 /* of the names, unless the caller asks for another number */
+#define MODEL_CLASSES     10 /* of a known network, unless the caller asks for another number */
 
 #define BATCHNORM_EPS      1e-5
 #define BATCHNORM_MOMENTUM 0.1
@@ -65,7 +68,7 @@ enum layer_kind {
 	LAYER_AVGPOOL,   /* avgpool:SIZE, options as pool: the sum of the window / SIZE^2 */
 	LAYER_CHANNELS,  /* avgpool:global: the mean of each channel */
 	LAYER_LRN,       /* lrn[:SIZE][:alpha=A][:beta=B][:k=K], see struct layer */
-	LAYER_BATCHNORM, /* batchnorm, see below */
+	LAYER_BATCHNORM, /* batchnorm, see above */
 	LAYER_SKIP,      /* skip: marks its input for the next add; changes nothing */
 	LAYER_ADD,       /* add: adds the input of the nearest open skip, see struct layer */
 };
@@ -91,9 +94,9 @@ struct layer {
 	 */
 	float alpha, beta, k;
 	/*
-	 * skip, add: number of the other one. An add whose input is smaller than the skip's takes
-	 * every stride-th row and column of it. Channels that the skip lacks get nothing (He 2015,
-	 * option A).
+	 * skip: number of its add; add: number of its skip. If the input of an add is smaller than
+	 * the input of its skip, the add takes every stride-th row and column of the skip's input.
+	 * Channels that the skip lacks get nothing (He 2015, option A).
 	 */
 	size_t partner;
 	int weight, bias; /* index into tensors, or -1 */
@@ -121,14 +124,14 @@ struct model {
 	uint64_t fingerprint;       /* XXH3-64 of "<canonical text> @ CxHxW" */
 };
 
-/* The images of a model that names none. */
+/* The shape of the images if neither the text nor the caller gives one. */
 #define MODEL_MNIST ((struct shape){1, 28, 28})
 
 /* Parse `text`. `input`: the shape of the images, unless the text has one. PS_EUSAGE: *e has the
  * reason, *m is unspecified. */
 int model_parse(struct model *m, const char *text, struct shape input, struct err *e) PS_MUST_CHECK;
-/* The same. The names end with `classes` units instead of MODEL_CLASSES, and cifar has its own
- * shape if `input` is 0x0x0. */
+/* Like model_parse, but a known network ends with `classes` units instead of MODEL_CLASSES, and
+ * cifar has its own shape if `input` is 0x0x0. */
 int model_parse_named(struct model *m, const char *text, struct shape input, size_t classes,
 	struct err *e) PS_MUST_CHECK;
 /* Read "CxHxW", or "HxW" for one channel. Returns 1 if every side is in [1, MODEL_MAX_SIDE]. */

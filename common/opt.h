@@ -53,8 +53,8 @@ struct opt {
 	const char *arg;    /* name of the value in --help: "URL", "MS", "DIR" */
 	const char *help;   /* one sentence with unit; --help adds range, default, variable */
 	const char *needs; /* when the option has an effect; see "Conditions" above. NULL: always */
-	const char *was;   /* an old name; its error message has the new name. NULL: none. Several
-			     * rows may have the same old name: the option was split */
+	const char *was;   /* an old name; using it is an error that gives the new name. Several
+			     * rows may have one old name: the option was split. NULL: none */
 };
 
 struct opt_program {

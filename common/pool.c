@@ -7,7 +7,7 @@
 
 #define MAX_FREE 16 /* the pool keeps at most this many free buffers */
 #define MAX_FREE_SPECIAL                                                                           \
-	2048 /* free buffers of a caller's allocator, which are never freed: all of a worker's */
+	2048 /* with a caller's allocator: all buffers of a worker, because none is freed */
 /* The pool calls a caller's allocator for slabs of several buffers: a call may take 1 ms (CUDA). */
 #define SLAB_BYTES   ((size_t)4 << 20)
 #define SLAB_BUFFERS 32

@@ -65,11 +65,11 @@ const char *preprocess_parse(struct preprocess *p, const struct word *w)
 {
 	switch (preprocess_find(w)) {
 	case PREPROCESS_NORM:
-		return p->n_norm ? "it is there twice" : parse_norm(p, w);
+		return p->n_norm ? "it occurs twice" : parse_norm(p, w);
 	case PREPROCESS_SHIFT:
-		return p->shift ? "it is there twice" : parse_shift(p, w);
+		return p->shift ? "it occurs twice" : parse_shift(p, w);
 	case PREPROCESS_FLIP:
-		return p->flip ? "it is there twice" : parse_flip(p, w);
+		return p->flip ? "it occurs twice" : parse_flip(p, w);
 	case PREPROCESS_NONE:
 		break;
 	}

@@ -2,10 +2,11 @@
  * preprocess.h - what happens to the pixels of an image before the first layer: the words norm,
  * shift and flip of a model text.
  *
- * norm:MEANS:DEVIATIONS: a pixel of value v enters as (v / 255 - mean) / deviation. Both are lists
- * with commas, one number per channel, or one number for all channels. Training and evaluation.
- * shift:P: in training, an image moves by up to P pixels in each direction; black pixels fill the
- * gap. flip: in training, every second image is mirrored, left to right.
+ * norm:MEANS:DEVIATIONS: a pixel of value v enters as (v / 255 - mean) / deviation, in training and
+ * in evaluation. MEANS and DEVIATIONS are lists with commas, one number per channel, or one number
+ * for all channels. shift:P: in training, an image moves by up to P pixels in each direction; black
+ * pixels fill the gap. flip: in training, an image is mirrored, left to right, with probability
+ * 1/2.
  *
  * Shift and flip depend on the seed of the run, the epoch and the number of the image, so every
  * worker computes the same bytes. Pure. Thread: any.
@@ -29,16 +30,16 @@ struct preprocess {
 
 enum preprocess_word { PREPROCESS_NONE, PREPROCESS_NORM, PREPROCESS_SHIFT, PREPROCESS_FLIP };
 
-/* Which word is it? PREPROCESS_NONE: none of these. */
+/* Returns which of the words norm, shift and flip `w` is. PREPROCESS_NONE: none of them. */
 enum preprocess_word preprocess_find(const struct word *w);
 /* Read a word that preprocess_find knows. Returns NULL, or what is wrong with it. */
 const char *preprocess_parse(struct preprocess *p, const struct word *w);
 /* Write the canonical words, each with a blank after it: "norm:0.5:0.25 flip ". */
 void preprocess_text(const struct preprocess *p, char text[PREPROCESS_MAX_TEXT]);
-/* 1: batches differ from epoch to epoch. */
+/* 1: the pixels of an image differ from epoch to epoch. */
 int preprocess_is_random(const struct preprocess *p);
 /* table[v] becomes the value that the first layer gets for byte v of a pixel of `channel`: v / 255,
- * normalised if the model says so. */
+ * normalised if the model text has norm. */
 void preprocess_table(const struct preprocess *p, size_t channel, float table[256]);
 /*
  * Copy an image of c x h x w pixels, shifted and flipped as `p` says for image number `image` of

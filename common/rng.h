@@ -23,7 +23,7 @@ enum rng_stream {
 	RNG_BACKOFF = 4,   /* reconnect jitter */
 	RNG_SIM = 5,       /* tests/sim */
 	RNG_AUGMENT = 6,   /* shift and flip; sub-stream: epoch << 32 | image */
-	RNG_HOLD_BACK = 7, /* images of validation; seed 0, sub-stream 0 */
+	RNG_HOLD_BACK = 7, /* images for --validate; seed 0, sub-stream 0 */
 };
 
 /* A generator with state = mix(mix(mix(seed) ^ stream) ^ sub), where mix is rng_mix. */
@@ -42,8 +42,8 @@ double rng_unit(struct rng *r);
  * order[rng_below(i + 1)].
  */
 void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n);
-/* The same shuffle with the stream RNG_HOLD_BACK: its first numbers are the images that --validate
- * holds back. The seed of the run has no influence. */
+/* The shuffle of rng_order with the stream RNG_HOLD_BACK: the first numbers in order[] are the
+ * images that --validate holds back. The seed of the run has no influence. */
 void rng_hold_back(uint32_t *order, size_t n);
 
 #endif

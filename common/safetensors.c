@@ -88,7 +88,7 @@ struct reader {
 	const unsigned char *data; /* after the header */
 	size_t data_bytes;
 	size_t begin[MODEL_MAX_TENSORS]; /* offset of each tensor of m in data */
-	size_t counter_bytes;            /* of the tensors that is_counter describes */
+	size_t counter_bytes;            /* bytes of the tensors for which is_counter is 1 */
 	struct err *e;
 };
 
@@ -105,7 +105,8 @@ static int same_shape(const json_t *shape, size_t n_dims, const size_t *dim)
 	return 1;
 }
 
-/* Read where a tensor's byte range begins. 1 if the range lies in the data and has `bytes` bytes.
+/* Read where a tensor's byte range begins. Returns 1 if the range lies in the data and has `bytes`
+ * bytes.
  */
 static int read_range(const struct reader *r, const json_t *offsets, size_t bytes, size_t *begin)
 {
@@ -129,7 +130,7 @@ static void describe_shape(size_t n_dims, const size_t *dim, char *out, size_t s
 		used += (size_t)snprintf(out + used, size - used, "%s%zu", i ? ", " : "", dim[i]);
 }
 
-/* What a tensor of the file must be. */
+/* What a tensor of the file must match. */
 struct wanted {
 	const char *name;
 	size_t n_dims;
@@ -196,8 +197,8 @@ static int check_cover(const struct reader *r)
 	return PS_OK;
 }
 
-/* 1: the tensor is a number that PyTorch keeps beside the running statistics of batchnorm, and that
- * nobody needs. */
+/* 1: the tensor is num_batches_tracked, which PyTorch keeps beside the running statistics of
+ * batchnorm. No program here needs it. */
 static int is_counter(const char *name, const json_t *entry)
 {
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
@@ -334,15 +335,15 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 
 /* ---- vector:N with names --------------------------------------------------------------------- */
 
-#define LIST_KEY "tensor_list" /* of the metadata */
+#define LIST_KEY "tensor_list" /* a key of the metadata */
 
-/* A file in the making: its header and the values of its tensors. */
+/* A file under construction: its header and the values of its tensors. */
 struct list_file {
 	const char *list;
 	const float *w;
 	json_t *root;
 	unsigned char *data;
-	size_t at, size; /* bytes of data: those that are there, and the room */
+	size_t at, size; /* bytes of data: written so far; in total */
 };
 
 /* The size of one value. */
@@ -351,14 +352,15 @@ static size_t value_bytes(const struct tensor_line *l)
 	return l->type ? l->type->bytes : sizeof(float);
 }
 
-/* Where the values of the next tensor begin, if those of `l` begin at `offset` of the vector. */
+/* Returns where in the vector the values of the next tensor begin, if the values of `l` begin at
+ * `offset`. */
 static size_t after(const struct tensor_line *l, size_t offset)
 {
 	return l->type || l->other ? offset : offset + l->count;
 }
 
-/* If `l` is another name, make it the tensor that has this name. *offset: where it begins in the
- * vector. */
+/* If `l` is a line NAME = OTHER, replace it by the line of the tensor OTHER. *offset becomes the
+ * offset of its values in the vector. */
 static void find_tensor_of(const char *list, struct tensor_line *l, size_t *offset)
 {
 	const struct tensor_line alias = *l;
@@ -384,7 +386,7 @@ static void put_constant(unsigned char *out, const struct tensor_line *l)
 	}
 }
 
-/* Add the tensor `l` under the name of the line `named`. */
+/* Add the tensor `l` under the name in the line `named`. */
 static int put_tensor(struct list_file *f, const struct tensor_line *named,
 	const struct tensor_line *l, size_t offset)
 {
@@ -427,7 +429,8 @@ static int put_tensors_of(struct list_file *f, size_t size)
 	return rc;
 }
 
-/* Large values first, so that each is aligned to its size: PyTorch needs that. */
+/* Add the tensors with the largest values first. Then each value is aligned to its size, as PyTorch
+ * requires. */
 static int put_all_tensors(struct list_file *f)
 {
 	int rc = 0;

@@ -25,13 +25,15 @@ int safetensors_model(const char *path, char text[MODEL_MAX_TEXT], struct err *e
 
 /*
  * Read the values of vector:N and the list of its tensors (tensor_list.h). The metadata of the file
- * have the list; without it, the tensors are those of the file in the order of its header, and must
- * be F32. free() *list. *list NULL: the file has one tensor, "vector". PS_EDATA, PS_ENOMEM.
+ * contains the list. If it does not, all tensors of the file must be F32, and the list has them in
+ * the order of the header. The caller must free() *list. *list becomes NULL if the file has one
+ * tensor, "vector". PS_EDATA, PS_ENOMEM.
  */
 int safetensors_read_vector(const char *path, const struct model *m, float *w, char **list,
 	struct err *e) PS_MUST_CHECK;
-/* Write all tensors of a list, and the list as metadata, atomically. The bytes depend only on list
- * and weights. PS_EDATA: the list is not one of `m`. PS_ENOMEM, PS_EIO. */
+/* Write all tensors of a list, and the list as metadata, atomically. The bytes depend only on the
+ * list and the weights. PS_EDATA: the list does not describe the vector of `m`. PS_ENOMEM,
+ * PS_EIO. */
 int safetensors_write_list(const char *path, const struct model *m, const char *list,
 	const float *w, struct err *e) PS_MUST_CHECK;
 

@@ -75,7 +75,7 @@ static int connect_to(int fd, const struct sockaddr_un *at)
 }
 
 /* Remove the file of a socket on which nobody listens. PS_EUSAGE: a process listens there, or the
- * file is no socket. */
+ * file is not a socket. */
 static int remove_stale(const char *path, struct err *e)
 {
 	struct sockaddr_un at;
@@ -84,7 +84,7 @@ static int remove_stale(const char *path, struct err *e)
 	if (lstat(path, &st) != 0)
 		return PS_OK;
 	if (!S_ISSOCK(st.st_mode))
-		return err_set(e, PS_EUSAGE, "%.200s is no socket", path);
+		return err_set(e, PS_EUSAGE, "%.200s is not a socket", path);
 	int fd = new_socket(path, &at, e);
 	if (fd < 0)
 		return fd;

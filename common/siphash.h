@@ -1,6 +1,7 @@
 /*
  * siphash.h - SipHash-2-4 (Aumasson and Bernstein 2012) of 64-bit words: a message authentication
- * code. Without the key, nobody can compute the code of words that he has not seen with their code.
+ * code. Without the key, nobody can compute the code of new words, even from the codes of many
+ * other words.
  *
  * Pure. Thread: any.
  */
@@ -36,7 +37,7 @@ static inline void siphash_word(uint64_t v[4], uint64_t word)
 	v[0] ^= word;
 }
 
-/* The code of n words, each as its 8 little-endian bytes. */
+/* Returns the code of n words, each taken as its 8 little-endian bytes. */
 static inline uint64_t siphash(const uint64_t key[2], const uint64_t *word, size_t n)
 {
 	uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,

@@ -2,7 +2,7 @@
 #include "common/tensor_list.h"
 #include <string.h>
 
-#define SLOTS (2 * TENSOR_LIST_LINES) /* of the table of names */
+#define SLOTS (2 * TENSOR_LIST_LINES) /* slots in the table of names */
 
 static const struct tensor_type types[] = {
 	{"I64", 8, INT64_MIN, INT64_MAX},
@@ -159,14 +159,14 @@ const char *tensor_list_next(const char **list, struct tensor_line *l)
 		why = read_constant(&at, l);
 	}
 	if (!why && *at != '\n')
-		why = "it does not end where it should";
+		why = "it continues after its last field";
 	*list = at + 1;
 	return why;
 }
 
 /* ---- a list ---------------------------------------------------------------------------------- */
 
-/* The names so far: places in the list, plus 1. A place depends on the hash of the name. */
+/* The names read so far, as a hash table. An entry is the offset of a name in the list, plus 1. */
 struct names {
 	const char *list;
 	uint32_t slot[SLOTS];

@@ -1,7 +1,8 @@
 /*
- * tensor_list.h - the tensors that make up vector:N, as a text: names, types and shapes, and the
- * values of integers, which the vector has no room for. It gives an export the state_dict of a
- * PyTorch model. Each line describes one tensor and ends with a newline:
+ * tensor_list.h - a text that lists the tensors of a vector:N with their names, types and shapes.
+ * It also has the values of integer tensors, because the vector has only float32 values. From this
+ * list, an export gets the state_dict of a PyTorch model. Each line describes one tensor and ends
+ * with a newline:
  *
  *   NAME F32 SHAPE           the next values of the vector
  *   NAME TYPE SHAPE VALUES   a constant of type I64, I32, I16, I8, U8 or BOOL
@@ -32,12 +33,12 @@ struct tensor_type {
 };
 
 struct tensor_line {
-	const char *name, *other; /* not terminated; other: NULL, unless it is another name */
+	const char *name, *other; /* without a NUL; other: NULL unless the line is NAME = OTHER */
 	size_t name_bytes, other_bytes;
-	const struct tensor_type *type; /* NULL: the values of a vector, or another name */
+	const struct tensor_type *type; /* NULL: F32, or NAME = OTHER */
 	size_t n_dims;
 	size_t dim[TENSOR_LIST_DIMS], count;
-	const char *values; /* of a constant: its first number */
+	const char *values; /* the first number of a constant */
 };
 
 /* Read the line at *list and move *list to the next one. Returns NULL, or why it is malformed.
@@ -48,12 +49,12 @@ int64_t tensor_list_value(const char **values);
 /*
  * Check a list for a vector of n_params values, of which n_trained are trained and the others are
  * running statistics. Returns NULL if it is sound, otherwise why not; *line then has the number of
- * the line, from 1, or 0: it is about the whole list.
+ * the bad line, from 1; 0: the reason concerns the whole list.
  */
 const char *tensor_list_check(
 	const char *list, uint64_t n_params, uint64_t n_trained, size_t *line) PS_MUST_CHECK;
-/* The number of the first line, from 1, in which two sound lists differ, apart from the values of
- * constants; 0: in none. */
+/* The number, from 1, of the first line that differs between two sound lists; 0: no line differs.
+ * The function ignores the values of constants. */
 size_t tensor_list_difference(const char *a, const char *b);
 
 #endif

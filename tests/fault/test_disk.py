@@ -591,7 +591,7 @@ def test_rollback_is_refused(ledger, figure, term):
     said = []
     for w in run.fleet:
         assert w.wait(30) != 0, w.tail()
-        said.append("older than what it called durable" in "\n".join(w.lines))
+        said.append("lost pushes that it had reported as durable" in "\n".join(w.lines))
     figure("P16", sum(said), "of 2 workers say why they end", all(said), what="said")
     applied = run.server.status()["version"] - version
     figure("P16", applied, "of their pushes applied to the old weights", applied == 0,

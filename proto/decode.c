@@ -344,9 +344,9 @@ static const char *check_field(const ProtobufCMessageDescriptor *message, const 
 	if (!*row)
 		return NULL;
 	if (f->wire_type != wire_type_of((*row)->type))
-		return "field of another type";
+		return "a field has another wire type than the schema";
 	if (*seen & 1u << f->number && (*row)->label != PROTOBUF_C_LABEL_REPEATED)
-		return "field given twice";
+		return "a field is given twice";
 	*seen |= 1u << f->number;
 	if (f->varint > varint_limit((*row)->type))
 		return "number too large for its field";
@@ -726,7 +726,7 @@ static const char *check_features(struct wire *w, const char *names, size_t size
 
 		n = blank ? (size_t)(blank - name) : size - at;
 		if (!is_feature_name(name, n))
-			return "a feature is required whose name is malformed";
+			return "the name of a required feature is malformed";
 		if (!is_among(name, n, WIRE_FEATURES)) {
 			snprintf(w->why, sizeof(w->why),
 				"feature \"%.*s\" is required and not supported here: update the "

@@ -56,7 +56,7 @@ static const char *required_features(const struct msg *m)
 	return w->needs_images ? WIRE_REQUIRES_IMAGES : WIRE_REQUIRES;
 }
 
-/* `from` is the message itself for a row of this build's own. */
+/* For WIRE_OWN_NUMBER and WIRE_OWN_TEXT, `from` is the message itself. */
 static int put_value(const struct wire_field *row, const void *from, void *to)
 {
 	const char *text;

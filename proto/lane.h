@@ -46,7 +46,8 @@ struct lane_control {
 	_Atomic uint64_t held[LANE_HOLDS];
 };
 
-/* The parts of a header that name shared memory. Numbers of a peer, not verified. */
+/* The fields of a header that refer to shared memory. A peer sent these numbers, and they are not
+ * verified. */
 struct lane_ref {
 	uint64_t slot;                 /* PUSH: the slot with the values */
 	uint64_t count;                /* PUSH: the number of values */

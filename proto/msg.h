@@ -17,13 +17,14 @@
  * "Versions"). */
 #define WIRE_PROTOCOL        7u
 #define WIRE_OLDEST_PROTOCOL 6u
-/* A server requires the feature "codes" of a worker. It is part of every version from this one. */
+/* A server requires the feature "codes" of a worker. Every version from WIRE_OLDEST_WORKER on has
+ * this feature. */
 #define WIRE_OLDEST_WORKER 7u
 /* The features that this build has, and those that it requires of its peers: names, separated by
  * one blank. */
 #define WIRE_FEATURES          "chunked-push images codes validate"
 #define WIRE_REQUIRES          ""
-#define WIRE_REQUIRES_IMAGES   "images"   /* ... in a WELCOME whose model text begins with images */
+#define WIRE_REQUIRES_IMAGES   "images"   /* ... in a WELCOME with words about images */
 #define WIRE_REQUIRES_VALIDATE "validate" /* ... whose field validate is not 0 */
 #define WIRE_REQUIRES_BOTH     "images validate"
 
@@ -90,7 +91,7 @@ enum role { ROLE_WORKER = 1, ROLE_OBSERVER = 2 };
 struct data_id {
 	uint32_t n_train, n_test, rows, cols, classes;
 	uint64_t xxh3;     /* of the four decompressed files, see WIRE.md */
-	uint32_t channels; /* 0: 1 */
+	uint32_t channels; /* 0 means 1 */
 };
 
 enum encoding { ENCODING_F32 = 1 };
@@ -156,13 +157,13 @@ struct msg_welcome {
 	uint32_t push_window;   /* maximum of unacknowledged pushes, >= 1 */
 	uint32_t replay_window; /* maximum of pushes that are not durable, >= push_window */
 	uint32_t beat_ms;       /* interval of BEAT messages */
-	/* after this silence the server grants the leases to other workers */
+	/* after this silence a worker is dead: another process may get its slot */
 	uint32_t dead_ms;
-	/* after this silence a worker must end: its slot may have a new owner */
+	/* after this time without contact to the server, a worker must end */
 	uint32_t session_ttl_ms;
 	enum mode mode;
 	uint32_t n_push, n_fetch; /* batches between two pushes, and between two pulls, >= 1 */
-	uint32_t push_sum;        /* a push has its batches' gradients as 1: sum, 0: mean */
+	uint32_t push_sum;        /* 1: a push is the sum of its batches' gradients; 0: the mean */
 	uint32_t prefetch; /* 1: pull the next weights during the computation of a gradient */
 	double local_rate; /* learning rate of a worker's own steps between pulls, >= 0 */
 	double momentum;   /* EASGD: momentum of these steps, 0..1; 0: none */
@@ -190,7 +191,7 @@ enum reject {
 	REJECT_NONFINITE = 2, /* a value is NaN, infinite or over 1e15 in magnitude */
 	REJECT_NORM = 3,      /* the L2 norm exceeds the limit */
 	REJECT_STALE = 4,     /* computed at weights that are too old */
-	REJECT_WORK = 5,      /* one of its batches has already counted */
+	REJECT_WORK = 5,      /* the batches do not count, or not any more (WIRE.md) */
 	REJECT_UNKNOWN = 6,   /* a duplicate of a push whose verdict the server has discarded */
 	REJECT_REASONS = 7,
 };
@@ -216,7 +217,7 @@ struct msg_params {
 	/* EASGD: fraction of their distance that worker and centre each move, 0..1 */
 	double elastic;
 	struct msg_ack ack; /* ACK of the push with this pull; seq 0: no ACK here */
-	/* the weights are in shared memory (lane.h): hold + 1, 0: no; ticket; buffer */
+	/* weights in shared memory (lane.h): hold + 1, 0: not there; ticket; buffer */
 	uint32_t lane_hold;
 	uint64_t lane_ticket;
 	uint32_t lane_buffer;
@@ -232,8 +233,8 @@ struct msg_push {
 	float loss;            /* mean loss of these images */
 	enum verdict verdict;  /* of a replay: the verdict of the push's ACK; NONE: no ACK yet */
 	enum reject reject;
-	uint32_t superseded; /* of a replay: the ACK's */
-	uint64_t code;       /* of a replay: the ACK's */
+	uint32_t superseded; /* of a replay: superseded in its ACK */
+	uint64_t code;       /* of a replay: code in its ACK */
 	/* the batches and the code of the grant that `work` is a part of; 0: unknown */
 	uint32_t grant_first, grant_count;
 	uint64_t grant_code;
@@ -242,7 +243,7 @@ struct msg_push {
 	 * after the decision on the push. */
 	uint64_t pull;
 	uint32_t chunks; /* tensor frames sent before this message, see wire.h */
-	/* the values are in shared memory (lane.h): slot + 1, 0: no; number of values */
+	/* values in shared memory (lane.h): slot + 1, 0: not there; number of values */
 	uint32_t lane_slot;
 	uint64_t lane_count;
 	struct slices slices; /* values outside the slices are zero */
@@ -288,7 +289,7 @@ struct time_split {
 	uint64_t copy_us;    /* checksums and copies in libcnnps */
 };
 
-/* A heartbeat, in both directions. The server's has the state of the worker's pushes. */
+/* A heartbeat, in both directions. The server's heartbeat has the state of the worker's pushes. */
 struct msg_beat {
 	struct stamp stamp;
 	uint64_t last_seq, durable_seq;

@@ -271,7 +271,7 @@ static int inside(uint64_t first, uint64_t count, uint64_t limit)
 static const char *check_decision(enum verdict verdict, enum reject reject, uint32_t superseded)
 {
 	if ((verdict == VERDICT_REJECTED) != (reject != REJECT_NONE))
-		return "verdict and reject do not fit";
+		return "verdict and reject contradict each other";
 	return superseded && verdict != VERDICT_REJECTED ? "superseded, but not rejected" : NULL;
 }
 
@@ -323,7 +323,7 @@ static const char *rule_grant(const struct msg *m)
 	if (!inside(g->eval_first, g->eval_count, WIRE_MAX_IMAGES))
 		return "grant.eval is out of range";
 	uint32_t granted = g->kind == GRANT_TRAIN ? g->work.count : g->eval_count;
-	return granted > 0 ? NULL : "grant of nothing";
+	return granted > 0 ? NULL : "grant without batches and images";
 }
 
 static const char *rule_result(const struct msg *m)
@@ -339,8 +339,9 @@ static const char *rule_admin(const struct msg *m)
 {
 	int sets_level = m->admin.verb == ADMIN_LOG_LEVEL;
 
-	return sets_level == (m->admin.level != LOG_LEVEL_NONE) ? NULL
-								: "verb and level do not fit";
+	return sets_level == (m->admin.level != LOG_LEVEL_NONE)
+		       ? NULL
+		       : "verb and level contradict each other";
 }
 
 const struct wire_message wire_messages[MSG_TYPES] = {

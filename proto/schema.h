@@ -1,7 +1,7 @@
 /*
  * schema.h - the table of all fields: for each field of each message its range and its place in
- * struct msg. Decoder and encoder are loops over this table. The header also declares what both
- * need of protobuf-c: descriptors and bounded memory.
+ * struct msg. Decoder and encoder are loops over this table. This header also declares what decoder
+ * and encoder need of protobuf-c: descriptors and bounded memory.
  *
  * Internal to proto/. Constant data and pure functions. Thread: any; an arena belongs to its owner.
  */
@@ -23,7 +23,7 @@ enum wire_kind {
 	WIRE_INNER,      /* a struct with its own rows; all zero if absent on the wire */
 	WIRE_SLICES,     /* struct slices; each slice has its own rows */
 	WIRE_OWN_NUMBER, /* always `max` when this build sends; decode.c checks a peer's value */
-	/* always WIRE_REQUIRES when this build sends; decode.c checks a peer's */
+	/* always WIRE_REQUIRES when this build sends; decode.c checks the text of a peer */
 	WIRE_OWN_TEXT,
 };
 

@@ -66,7 +66,8 @@ int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
 /* From now on wire_decode refuses the HELLO of a worker that lacks a feature which servers require
- * (WIRE.md, "Versions"). The log of an older release has such a HELLO. */
+ * (WIRE.md, "Versions"). Do not call it to read a log, because the log of an older release may
+ * contain the HELLO of an older worker. */
 void wire_serve(struct wire *w);
 /* Make the header frame of a chunk. PS_ENOMEM. */
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
@@ -102,8 +103,8 @@ int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
 /* XXH3-64 of `count` floats, the checksum of a slice. */
 uint64_t wire_checksum(const float *data, size_t count);
-/* The same for values that are produced block by block. `next` sets *values to the next block and
- * returns its number of values, 0 after the last block. */
+/* Like wire_checksum, for values that are produced block by block. `next` sets *values to the next
+ * block and returns its number of values, 0 after the last block. */
 typedef size_t wire_block_fn(void *arg, const float **values);
 uint64_t wire_checksum_blocks(wire_block_fn *next, void *arg);
 
@@ -112,8 +113,8 @@ uint64_t wire_checksum_blocks(wire_block_fn *next, void *arg);
  * NULL: the function removes the identity frame, and *peer becomes the nonzero number in libzmq's
  * own 5-byte id. An id that the client chose is PS_EPROTO. */
 int wire_recv(void *socket, uint32_t *peer, struct frames *f) PS_MUST_CHECK;
-/* The same for a DEALER socket, but wait for a message up to `ms` milliseconds or until a
- * signal. */
+/* Like wire_recv for a DEALER socket, but waits for a message for at most `ms` milliseconds or
+ * until a signal. */
 int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
 /* Send all frames without blocking and leave `f` empty. `peer` is 0 for a DEALER socket. PS_EAGAIN
  * (the peer's queue is full), PS_EUNREACHABLE (ROUTER: no such peer): nothing was sent, and the
@@ -121,9 +122,9 @@ int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
 int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 /* The value of ZMQ_SNDBUF on both sides. By default the kernel accepts megabytes of a tensor before
  * the peer reads any. With a small buffer the data are still in the CPU's caches when the peer
- * reads them. It limits a connection with a round-trip time of t seconds to twice this size / t
- * bytes per second. With keys the kernel's default is better: the sender does not block, and
- * encrypts the next message during the transfer. */
+ * reads them. A small buffer limits a connection with a round-trip time of t seconds to twice its
+ * size / t bytes per second. With keys the kernel's default is better: the sender does not block,
+ * and encrypts the next message during the transfer. */
 #define WIRE_SEND_BUFFER(has_keys) ((has_keys) ? -1 : 384 << 10)
 static inline void frames_init(struct frames *f)
 {

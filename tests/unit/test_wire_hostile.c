@@ -88,10 +88,10 @@ TEST(malformed_fields_are_refused)
 
 	assert_accepted(MSG_PULL, b);
 	bytes_number(b, 3, WEIGHTS_CURRENT);
-	assert_refused(MSG_PULL, b, "field given twice");
+	assert_refused(MSG_PULL, b, "a field is given twice");
 	b = bytes_pull();
 	bytes_number(b, 1, 1);
-	assert_refused(MSG_PULL, b, "field of another type");
+	assert_refused(MSG_PULL, b, "a field has another wire type than the schema");
 	b = bytes_pull();
 	bytes_put(b, "\x10", 1);
 	assert_refused(MSG_PULL, b, cut);
@@ -141,7 +141,7 @@ TEST(amplifying_headers_allocate_nothing)
 	assert_refused(MSG_PULL, &flood[0], memory);
 	assert_refused(MSG_PUSH, stamp, memory);
 	assert_refused(MSG_PUSH, &flood[1], "too many slices");
-	assert_refused(MSG_PUSH, &flood[2], "field given twice");
+	assert_refused(MSG_PUSH, &flood[2], "a field is given twice");
 	assert_int_equal(heap(), before);
 }
 

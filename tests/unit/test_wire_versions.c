@@ -98,7 +98,7 @@ TEST(it_is_refused_whatever_the_rest_says)
 
 TEST(a_required_feature_is_supported_or_named)
 {
-	static const char malformed[] = "a feature is required whose name is malformed";
+	static const char malformed[] = "the name of a required feature is malformed";
 	static const char *const bad[] = {" ", "chunked-push ", " chunked-push",
 		"chunked-push  chunked-push", "Bf16", "a\nb", "\x1b[2J", "\xc3\xa4",
 		"a-name-of-sixty-four-bytes-is-longer-than-any-name-that-we-shall-"};

@@ -354,15 +354,15 @@ static const char *check_mode(const struct core_config *c)
 	int asynchronous = mode == MODE_DOWNPOUR || mode == MODE_SSP;
 
 	if (c->training.epochs == 0 && mode != MODE_DOWNPOUR)
-		return "--mode: without a data set (--epochs 0) there is only downpour";
+		return "--mode: a run without a data set (--epochs 0) needs --mode downpour";
 	if (c->optim.kind == OPTIM_LBFGS && mode != MODE_SANDBLASTER)
 		return "--optimizer: lbfgs needs --mode sandblaster";
 	if (mode == MODE_EASGD && c->optim.kind != OPTIM_SGD)
-		return "--optimizer: the centre of --mode easgd moves by itself: leave it out";
+		return "--optimizer: --mode easgd uses no optimizer for its centre: leave it out";
 	if ((mode == MODE_SYNC || mode == MODE_SANDBLASTER) && (p->n_push > 1 || p->n_fetch > 1))
-		return "--n-push, --n-fetch: of modes downpour, ssp and easgd only";
+		return "--n-push, --n-fetch: only modes downpour, ssp and easgd have these options";
 	if (c->dc.kind && !asynchronous)
-		return "--delay-compensation: of modes downpour and ssp only";
+		return "--delay-compensation: only modes downpour and ssp have this option";
 	if (c->dc.kind && p->n_fetch % p->n_push != 0)
 		return "--delay-compensation: --n-fetch must be a multiple of --n-push, so that "
 		       "all gradients of a push are of one version of the weights";
@@ -370,7 +370,7 @@ static const char *check_mode(const struct core_config *c)
 		return "--delay-compensation: a sum of several gradients would be compensated too "
 		       "much: use --push mean";
 	if (p->buffer_size > 1 && !asynchronous)
-		return "--buffer-size: of modes downpour and ssp only";
+		return "--buffer-size: only modes downpour and ssp have this option";
 	if (p->sum && mode == MODE_SANDBLASTER)
 		return "--push: a step of --mode sandblaster is the mean over its images: use "
 		       "--push mean";
@@ -378,7 +378,7 @@ static const char *check_mode(const struct core_config *c)
 		return "--lr-scaling: --push sum makes the rate of a sync step N times as large "
 		       "already: leave one of them out";
 	if (c->lbfgs.armijo >= c->lbfgs.wolfe)
-		return "--lbfgs-armijo: not less than --lbfgs-wolfe";
+		return "--lbfgs-armijo: must be less than --lbfgs-wolfe";
 	return NULL;
 }
 
@@ -572,8 +572,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"of them are running statistics",
 			.group = "Model and data"),
 		TEXT("input", input, NULL, "CxHxW",
-			"channels, rows and columns of the images, as 3x32x32; auto: the "
-			"data of the first worker decide them and the number of classes",
+			"channels, rows and columns of the images, such as 3x32x32; auto: "
+			"the data of the first worker determine this shape and --classes",
 			.unset = "those of --model, else 1x28x28"),
 		{.name = "classes",
 			.type = OPT_INT,
@@ -585,23 +585,24 @@ static void add_shell_rows(struct table *t, struct options *o)
 				"--model; the labels are 0 to N - 1",
 			.unset = "10, or the units of the last layer of --model"},
 		TEXT("init", init, NULL, "FILE",
-			"initial weights of a new run, a .safetensors file of this model; for "
-			"vector:N any file of N float32 values",
+			"initial weights of a new run: a .safetensors file with the tensors of "
+			"--model, or for vector:N with any tensors of N float32 values in total",
 			.unset = "random weights"),
 		TEXT("data-id", data_id, NULL, "FINGERPRINT",
-			"refuse workers with another data set; cnn-worker --print-data-id prints "
-			"the fingerprint",
+			"refuse workers whose data set has another fingerprint; cnn-worker "
+			"--print-data-id prints the fingerprint of a data set",
 			.unset = "the data set of the first accepted push"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
 			"names of the metrics that workers evaluate besides the loss, separated by "
 			"commas and spelled as in the workers' program; none: only the loss"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
-			"address for workers and cnn-ctl; port 0: any free port, which the log "
-			"names",
+			"address for workers and cnn-ctl; port 0: any free port; the log shows its "
+			"number",
 			.group = "Network and keys"),
 		TEXT("key", key, NULL, "FILE",
-			"the server's secret key (made by cnn-ctl keygen); encrypts the traffic "
-			"and admits only the keys of --authorized-keys",
+			"file of the server's secret key (cnn-ctl keygen makes it); with a key, "
+			"the "
+			"server encrypts the traffic and admits only --authorized-keys",
 			.unset = "no encryption, --bind must be loopback"),
 		TEXT("authorized-keys", authorized_keys, NULL, "FILE",
 			"list of authorized keys and their roles; SIGHUP reads it again",
@@ -619,25 +620,25 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "no token, --http must be loopback"),
 		TEXT("stop-at", stop_at, NULL, "accuracy=X",
 			"drain the run when an epoch has at least this accuracy on the test "
-			"images; it can be resumed",
+			"images; the run can be resumed",
 			.unset = "train all epochs", .group = "Early end"),
 		INT("patience-epochs", patience_epochs, "0", 0, WIRE_MAX_EPOCHS, "N",
-			"drain the run after N epochs without a better accuracy; 0: train all "
-			"epochs"),
+			"drain the run after N epochs in a row without a better accuracy than "
+			"before; 0: train all epochs"),
 		TEXT("checkpoint-dir", checkpoint_dir, NULL, "DIR",
 			"directory of the checkpoints; a server that finds a run there continues "
 			"it",
 			.unset = "no checkpoints, a crash loses the run",
 			.group = "Checkpoints and resources"),
 		TEXT("keep", keep_text, NULL, "RULES",
-			"keep weights of evaluated epochs beside the checkpoints: \"best\" in "
-			"best.safetensors, \"every=N\" in epoch-000010.safetensors ...; a comma "
-			"separates both",
+			"keep weights of evaluated epochs beside the checkpoints: \"best\": of the "
+			"best epoch, in best.safetensors; \"every=N\": of each N-th epoch, in "
+			"epoch-000010.safetensors ...; a comma separates two rules",
 			.unset = "only checkpoints", .needs = "checkpoint-dir"),
 		ENUM("sandbox", sandbox, "auto", "auto|require|off", "WHEN",
 			"take away rights that the server does not need (docs/operations.md); "
-			"auto: as far as the system permits it; require: exit if something is "
-			"missing"),
+			"auto: as far as the system permits; require: exit if the system "
+			"does not permit all of it"),
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
 			"close all connections when the server uses more memory; workers "
 			"reconnect; 0: 80 % of the memory of the machine or container"),
@@ -647,8 +648,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"possible (docs/lane.md)",
 			.group = "Shared memory"),
 		TEXT("lane-socket", lane_socket, NULL, "FILE",
-			"the Unix socket on which workers get the shared memory; replaced if no "
-			"process listens there",
+			"path of the Unix socket on which workers get the shared memory; a socket "
+			"on which no process listens is replaced",
 			.unset = "\"lane\" in --checkpoint-dir, else in $XDG_RUNTIME_DIR",
 			.needs = "lane=auto|shm"),
 	};
@@ -664,8 +665,8 @@ static void add_last_rows(struct table *t, struct options *o)
 			"size of the write-ahead log at which the server takes a checkpoint",
 			.was = "journal-mb", .needs = "durability=always"),
 		ENUM("log-level", log_level, "info", LOG_LEVEL_NAMES, "LEVEL",
-			"log events of this level and above on stderr; \"cnn-ctl log-level\" "
-			"changes it at run time",
+			"log events of this level, and more severe ones, on stderr; \"cnn-ctl "
+			"log-level\" changes the level at run time",
 			.group = "Log"),
 		ENUM("log-format", log_format, "text", LOG_FORMAT_NAMES, "FORMAT",
 			"form of a log line: logfmt (text) or a JSON object (json)"),

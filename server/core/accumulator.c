@@ -175,8 +175,8 @@ double accumulator_loss_sum(const struct core *c)
 	return sum;
 }
 
-/* Writes values [at, at + n) of the mean. Those of statistics are a mean even if the gradient is a
- * sum. */
+/* Writes values [at, at + n) of the mean. With cfg.push.sum, gradients are summed, but statistics
+ * of batches are still a mean. */
 static void mean_block(const struct core *c, float *g, const double *sum, size_t at, size_t n)
 {
 	const struct gradient_accumulator *a = &c->accumulator;

@@ -27,7 +27,7 @@ struct gradient_accumulator {
 	 * gradients */
 	struct part *part;
 	uint32_t room;
-	/* weight: of all gradients; loss_sum: of the gradients in the running sum */
+	/* weight: sum over all gradients; loss_sum: sum over those in the running sum */
 	double weight, loss_sum;
 	uint64_t images; /* images of the gradients, all from the epoch in training */
 	uint32_t pushes;

@@ -44,11 +44,11 @@ struct backups {
 
 /* The server has sent the current weights to worker `w`. */
 void backups_hold(struct core *c, struct worker *w);
-/* The core has applied a replayed push of worker `w`. The pulls of `w` before the crash are lost,
- * so the worker may hold the weights that this push has made. */
+/* The core has applied a replayed push of worker `w`. The server has lost its record of the pulls
+ * of `w` before the crash, so the worker may hold the weights that this push has made. */
 void backups_hold_replayed(struct core *c, struct worker *w);
-/* The core has decided push `p` of worker `w`. The worker pushes no gradients of older weights from
- * now on. */
+/* The core has decided push `p` of worker `w`. From now on the worker pushes no gradient of a
+ * version older than that of `p`. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p);
 /* Worker `w` has left, so it holds no versions any more. */
 void backups_release(struct core *c, struct worker *w);

@@ -108,7 +108,7 @@ enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay)
 {
 	const struct leases *l = &c->leases;
-	/* sync itself checks whether a batch belongs to its step */
+	/* sync.c checks whether a batch belongs to its step */
 	int is_sync = c->cfg.training.mode == MODE_SYNC;
 
 	if (c->cfg.training.epochs == 0)

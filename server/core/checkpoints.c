@@ -34,7 +34,7 @@ void checkpoints_request(struct core *c, uint32_t peer)
 		c->checkpoints.urgent = 1;
 		return;
 	}
-	effects_refuse(c, peer, PS_EAGAIN, 0, "too many checkpoints are waited for");
+	effects_refuse(c, peer, PS_EAGAIN, 0, "too many requests already wait for a checkpoint");
 }
 
 /* ---- snapshots, and the end of the run ------------------------------------------------------- */

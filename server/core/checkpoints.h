@@ -25,7 +25,8 @@ struct checkpoints {
 void checkpoints_request(struct core *c, uint32_t peer);
 /* Answers an ADMIN request. */
 void checkpoints_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation);
-/* Called at the end of each step: starts a snapshot if one is due. A run without a disk ends here.
+/* Called at the end of each step: starts a snapshot if one is due. A run without a disk needs no
+ * last snapshot: its end completes here.
  */
 void checkpoints_settle(struct core *c);
 void checkpoints_durable(struct core *c, uint64_t generation);

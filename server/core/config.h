@@ -76,10 +76,11 @@ enum durability { DURABILITY_REPLAY, DURABILITY_ALWAYS };
 #include "server/core/options.def"
 /* clang-format on */
 
-/* The images of the model. All zero: it has none, and fits those of any worker. */
+/* The images of the model. All zero: the model has no images, so it fits the images of any
+ * worker. */
 struct images {
 	uint32_t channels, rows, cols, classes;
-	int in_text; /* the model text begins with words about them */
+	int in_text; /* 1: the model text begins with words about the images */
 };
 
 struct core_config {

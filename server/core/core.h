@@ -95,13 +95,13 @@ enum worker_change {
  * With a write-ahead log, a message may need events on disk before the shell sends it. Most
  * messages say that a push is decided, that an incarnation or work was granted, or that a worker
  * may leave. They would be wrong if a crash lost the event that caused them. Weights need the event
- * that made them. The following messages need nothing, so an operator reaches a server whose disk
- * is full:
+ * that made them. The following messages need no event on disk, so an operator reaches a server
+ * whose disk is full:
  *
  * - BEAT: it reports only what checkpoints contain;
  * - ERROR: it refuses a request or asks for a new HELLO. After a crash its receiver only asks
- *   again. A worker that exits because of an ERROR retains no acknowledged push, because the ACK of
- *   that push had waited for the disk;
+ *   again. A worker that exits because of an ERROR loses no acknowledged push, because each ACK had
+ *   waited until its push was on disk;
  * - STATUS, and the WELCOME of an observer: they show the current state, not the state on disk;
  * - ADMIN: the reply to a checkpoint request is sent when the checkpoint is on disk; the reply to a
  *   drain request says that the drain has begun.
@@ -160,7 +160,7 @@ struct core_stats {
 	uint64_t excluded;
 	uint64_t recoveries; /* starts of the server from a snapshot */
 	/* delay compensation: gradients applied without compensation, because the server no longer
-	 * had their weights */
+	 * had the weights with which they were computed */
 	uint64_t uncompensated;
 	uint64_t staleness_sum; /* sum of the staleness of all applied gradients */
 	uint64_t staleness[16]; /* histogram: tau 0, 1, 2-3, 4-7, ... */
@@ -188,11 +188,11 @@ enum session_state {
 /* Counts of a worker slot since this start, for display. */
 struct worker_counts {
 	uint64_t pushes, duplicates; /* decided pushes; pushes that arrived again */
-	uint64_t rejected;           /* decided pushes that were wrong; a late one is not */
+	uint64_t rejected;           /* rejected pushes, without the superseded ones */
 	uint64_t refused;            /* messages that were answered by an ERROR */
 	/* asynchronous modes: accepted pushes, and the sum of their staleness */
 	uint64_t async_pushes, staleness_sum;
-	struct time_split time; /* what its newest BEAT said */
+	struct time_split time; /* as in the worker's newest BEAT */
 };
 
 /* The state of one worker, for display. */
@@ -278,8 +278,8 @@ const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
 /* Returns the current weights (n_params floats). The pointer is valid until the next step. */
 const float *core_weights(const struct core *c);
-/* Returns the weights that the newest evaluation is of (n_params floats): those of the end of its
- * epoch. Valid until the next step. */
+/* Returns the weights of the newest evaluation (n_params floats), that is, the weights at the end
+ * of the evaluated epoch. The pointer is valid until the next step. */
 const float *core_evaluated_weights(const struct core *c);
 /* Returns the record of epoch `e`, or NULL if `e` is not below cfg.training.epochs. */
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);
@@ -304,7 +304,7 @@ int core_data_is_fixed(const struct core *c);
 void core_worker(const struct core *c, uint32_t i, struct worker_view *v);
 /* Returns the number of live workers that are not stalled. */
 uint32_t core_live_workers(const struct core *c);
-/* The functions of view.c. */
+/* Write the progress of the work, and the reason why no work is granted, to *v (view.c). */
 void core_work(const struct core *c, struct work_view *v);
 void core_hold_up(const struct core *c, struct hold_up_view *v);
 

@@ -1,7 +1,7 @@
 /*
  * cursor.h - a cursor visits the fields of a snapshot in order, and counts their bytes, writes
- * them, or reads them. snapshot.c, config.c and snapshot_v5.c use it, so that one function
- * describes all three passes.
+ * them, or reads them. In snapshot.c, config.c and snapshot_v5.c, one function therefore describes
+ * a struct for all three passes.
  *
  * Numbers are little-endian, 8 bytes each. A cursor that reads never reads past the end of its
  * input: from the first field that does not fit, it yields zeros and has an error.

@@ -26,7 +26,7 @@
 #include "server/core/rights.h"
 #include "server/core/state.h"
 
-#define SURE_CLASSES 10 /* a data set whose labels show more has as many as they show */
+#define SURE_CLASSES 10 /* above this, a data set has as many classes as its labels show */
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
@@ -114,8 +114,8 @@ static void refuse_metrics(struct core *c, const char *theirs, uint32_t peer)
 	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
-/* Can the model take these images? A worker that gives no size trusts its own program. Data sets of
- * up to 10 classes may have fewer than they say. */
+/* Returns 1 if the model can take these images. A worker that gives no size relies on its own
+ * program. A data set that gives up to 10 classes may have fewer. */
 static int fits_model(const struct images *run, const struct images *theirs)
 {
 	int has_shape = theirs->rows && theirs->cols;

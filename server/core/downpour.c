@@ -46,8 +46,9 @@ static uint64_t max_staleness(const struct core *c)
 }
 
 /* 1: no server can have sent the weights of push `p` to w: the version is newer than the current
- * one. After a crash the server may not have reached such a version again. Then the worker is older
- * than this term, and so are its weights. */
+ * one. There is one exception: after a crash, the server may not have reached the version of older
+ * weights again. In this case the worker joined before this term, and its weights are of an earlier
+ * term. */
 static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	return p->base_version > c->store.version &&

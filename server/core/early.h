@@ -5,8 +5,8 @@
  * as done when their epoch opens.
  *
  * Invariants:
- * (1) only replays of pushes that were accepted before the crash are noted: batch_ledger_check
- *     (tests/sim/replays.c);
+ * (1) only replays of pushes that were accepted before the crash are noted. batch_ledger_check
+ *     ensures this, and tests/sim/replays.c checks it;
  * (2) all noted epochs are later than the epoch in training;
  * (3) a batch is noted once, and the notes are saved in the same snapshot as the weights that the
  *     push has changed (tests/sim/verdict.c, mutant early-replay-not-saved).

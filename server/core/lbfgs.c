@@ -20,7 +20,7 @@ static uint32_t pair_at(const struct core *c, uint32_t age)
 	return (c->lbfgs.newest + m - age) % m;
 }
 
-/* d = - (inverse Hessian) g, by the two loops of Nocedal 1980. */
+/* d = - (inverse Hessian) g, by the two-loop recursion of Nocedal 1980. */
 static void direction(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;

@@ -1,14 +1,15 @@
 /*
- * lbfgs.h - limited-memory BFGS as a state machine that runs between passes. It uses the two loops
- * of Nocedal 1980 (Nocedal & Wright, Numerical Optimization, algorithm 7.4), and a line search for
- * the weak Wolfe conditions by bisection (Lewis & Overton 2013). The server publishes each trial
- * point of the search as the current weights. Workers compute its loss and gradient as for any
- * other weights.
+ * lbfgs.h - limited-memory BFGS as a state machine that runs between passes. It uses the two-loop
+ * recursion of Nocedal 1980 (Nocedal & Wright, Numerical Optimization, algorithm 7.4), and a line
+ * search for the weak Wolfe conditions by bisection (Lewis & Overton 2013). The server publishes
+ * each trial point of the search as the current weights. Workers compute its loss and gradient as
+ * for any other weights.
  *
  * Armijo: f(x + s d) <= f(x) + armijo * s * (g . d). Wolfe: g(x + s d) . d >= wolfe * (g . d).
- * Guards: a pair is kept only if y . s > 1e-10 y . y. The history is dropped if the direction does
- * not descend, or if the search finds no better point along the direction. If the search finds no
- * better point even along the negative gradient, the step ends at its starting point.
+ * Guards: a pair (s, y) of a step, the change of the weights and of the gradient, is kept only if
+ * y . s > 1e-10 y . y. The history is dropped if the direction does not descend, or if the search
+ * finds no better point along the direction. If the search finds no better point even along the
+ * negative gradient, the step ends at its starting point.
  */
 #ifndef SERVER_CORE_LBFGS_H
 #define SERVER_CORE_LBFGS_H

@@ -110,7 +110,7 @@ void leases_on_result(struct core *c, struct worker *w, const struct event *ev)
 			"this is not the result of a granted evaluation");
 		return;
 	}
-	if (!rights_to_result(c, w, r)) { /* nobody asked this worker */
+	if (!rights_to_result(c, w, r)) { /* the portion was not granted to this worker */
 		c->stats.refused++;
 		return;
 	}

@@ -4,7 +4,7 @@
  * has a file and a header for what no other mode uses:
  *
  *   downpour.c     applies each gradient when it arrives (also easgd, and the gradients of ssp)
- *   ssp.c          the same, but no worker may be too many batches ahead of the slowest worker
+ *   ssp.c          like downpour.c, but no worker may be too many batches ahead of the slowest one
  *   sync.c         applies the mean of one gradient from each member of a step; all these gradients
  *                  are of the same weights
  *   sandblaster.c  sums gradients over the portions of a large batch, with backup copies, for a

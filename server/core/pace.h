@@ -4,8 +4,8 @@
  *
  * A piece of work is a batch (a portion, in sandblaster) or a piece of the test set. The time that
  * a piece takes is measured from its grant, or from the worker's last delivery, to its delivery,
- * and divided by the pieces that came together. Each worker, and the fleet, has the median of its
- * newest durations of each kind.
+ * and divided by the number of pieces in this delivery. Each worker, and the fleet, has the median
+ * of its newest durations of each kind.
  *
  * Late: a worker has held the work of its next delivery for more than twice the fleet's median. An
  * idle worker then gets a copy (leases.c).
@@ -23,13 +23,13 @@
  * work. A stalled worker is active again when one of its pushes or results counts, or when it asks
  * for its first work. Its heartbeats and later requests for leases change nothing.
  *
- * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), these
- * clocks stand still, but no longer than the bytes take at PACE_BYTES_PER_S, and for no more bytes
- * than the next delivery needs.
+ * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), the
+ * clocks of these three rules stand still, but no longer than the bytes take at PACE_BYTES_PER_S,
+ * and for no more bytes than the next delivery needs.
  *
- * Disk: these clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK),
- * because the workers then wait for the server. Time is not deducted twice for a transfer
- * meanwhile: the tick comes before the EVENT_PROGRESS of the same moment.
+ * Disk: the clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK),
+ * because the workers then wait for the server. If bytes move in the same time, the time is not
+ * deducted twice: the tick comes before the EVENT_PROGRESS of the same moment.
  *
  * Invariants:
  * (1) nothing here reads a clock: c->now_ms decides (tests/lint/symbols.sh);
@@ -94,8 +94,8 @@ void pace_gave_back(struct core *c, struct worker *w);
 /* The worker's grant, if it had one, is void. From now on the worker owes a LEASE, unless it waits
  * for a grant. */
 void pace_expect_lease(const struct core *c, struct worker *w);
-/* The worker delivered `work`, and the push was accepted or not. Returns 1 if the work belongs to
- * the worker's own grant. */
+/* The worker delivered `work`; `accepted` says whether the push was accepted. Returns 1 if the work
+ * belongs to the worker's own grant. */
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted);
 /* The worker delivered a piece of the test set. Returns 1 if the piece belongs to the worker's own
  * grant. */
@@ -118,8 +118,8 @@ void pace_back(const struct core *c, struct worker *w);
 int pace_is_at_work(const struct worker *w);
 /* The time in ms for which the worker has owed a delivery; 0: it owes nothing. */
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w);
-/* The slot's worker comes from a snapshot, or a new process took the slot. If it holds a grant, the
- * time of the grant counts from now. */
+/* The slot's worker comes from a snapshot, or a new process took the slot. If the slot holds a
+ * grant, the time of the grant counts from now. */
 void pace_restart(const struct core *c, struct worker *w);
 
 #endif

@@ -32,8 +32,8 @@ static void refuse_run(struct core *c, const struct run_id *theirs, uint32_t pee
 	say_run(&c->effects.said, &c->cfg.run);
 	say_text(&c->effects.said, "; yours was ");
 	say_run(&c->effects.said, theirs);
-	say_text(&c->effects.said, "): start this worker again to join it, or the server with the "
-				   "--checkpoint-dir of your run");
+	say_text(&c->effects.said, "): start this worker again to join this run, or start "
+				   "the server with the --checkpoint-dir of your run");
 	effects_refuse(c, peer, PS_EWRONGRUN, 0, c->effects.said.text);
 }
 
@@ -51,11 +51,11 @@ struct worker *sessions_check(struct core *c, const struct stamp *s, uint32_t pe
 	else if (w && s->incarnation < w->session.incarnation)
 		fence(c, w, s, peer);
 	else if (s->term != c->cfg.term)
-		effects_refuse(c, peer, PS_ETERM, 0, "the server has restarted: say HELLO again");
+		effects_refuse(c, peer, PS_ETERM, 0, "the server has restarted: send HELLO again");
 	else if (w && w->quarantine.excluded && s->incarnation == w->session.incarnation)
 		quarantine_notify(c, w, peer);
 	else if (!w || s->incarnation > w->session.incarnation || !(states & state_bits(w)))
-		effects_refuse(c, peer, PS_ESTATE, 0, "say HELLO first");
+		effects_refuse(c, peer, PS_ESTATE, 0, "send HELLO first");
 	else
 		return w;
 	return NULL;
@@ -248,8 +248,9 @@ static void refuse_rollback(
 	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->effects.said.text);
 }
 
-/* An operator cannot restore a checkpoint that is older than this. A larger claim is a lie, and
- * would use up the numbers of the slot. */
+/* By how much a worker's claim may exceed the state of the server. No operator restores a
+ * checkpoint that is older than that. A larger claim is a lie, and would use up the numbers of the
+ * slot. */
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 
@@ -487,7 +488,7 @@ static void say_unsaved(struct core *c, uint32_t peer)
 {
 	effects_refuse(c, peer, PS_EAGAIN, 0,
 		"the server's checkpoints cannot be written (its log and status say why); it "
-		"welcomes workers again when they can");
+		"welcomes workers again when the disk works");
 }
 
 void sessions_save_failed(struct core *c)

@@ -196,7 +196,7 @@ static void put_ledger(struct cursor *k, struct core *c)
 		put_worker(k, &c->worker[i], c->cfg.sessions.replay_window);
 }
 
-/* The channels are in the upper half: 0 in snapshots that know no channels. */
+/* The upper half has the channels. It is 0 in the snapshot of a release that had no channels. */
 static void put_classes(struct cursor *k, struct data_id *d)
 {
 	uint64_t both = (uint64_t)d->channels << 32 | d->classes;

@@ -11,7 +11,8 @@
 #define GRANT_FIELDS 10u
 #define MAX_TERMS    3u /* the sum of 3 floats can be any double, exactly */
 
-/* Positions and numbers of the counters of struct core_stats, in the order of put_stats. */
+/* Counters of struct core_stats: two positions in put_stats; how many counters 0.1.0 had, and how
+ * many are new. */
 enum { IMAGES = 5, ACCEPTED = 17, OLD_COUNTERS = 20, NEW_COUNTERS = 6 };
 
 struct rewrite {
@@ -430,13 +431,13 @@ static void rewrite_trust(struct rewrite *r)
 	put_zeros(r, 3);
 }
 
-/* Nor has it metrics besides accuracy. */
+/* Release 0.1.0 has no metrics besides accuracy. */
 static void rewrite_metrics(struct rewrite *r)
 {
 	put_zeros(r, METRICS_TEXT / 8 + 1);
 }
 
-/* Nor has it names for the tensors: the list is empty. */
+/* Release 0.1.0 has no names for the tensors: the list is empty. */
 static void rewrite_tensors(struct rewrite *r)
 {
 	uint8_t nul = 0;

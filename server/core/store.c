@@ -151,8 +151,8 @@ static size_t within(size_t x, size_t from, size_t to)
 	return x < from ? from : x > to ? to : x;
 }
 
-/* Moves n running statistics from `from` towards those of the batches. The result is between the
- * two, so it is finite, and a variance stays above 0. */
+/* Moves n running statistics from `from` towards the statistics of the batches. The result lies
+ * between them, so it is finite, and a variance stays above 0. */
 static void move_running(float *to, const float *from, const float *batch, size_t n)
 {
 	for (size_t i = 0; i < n; i++)

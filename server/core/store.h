@@ -45,7 +45,8 @@ enum reject store_check(const struct core *c, const struct slices *s);
 /* The largest magnitude in a push that store_check has accepted. */
 double store_peak(const struct slices *s);
 /* 1: a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves every
- * weight and every value of the optimizer finite. The caller must ask before each step. */
+ * weight and every value of the optimizer finite. The caller must call this function before each
+ * step. */
 int store_holds(struct core *c, double peak, double eta);
 /* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted. Values of
  * `s` from st->trained on are statistics of batches: each running statistic moves towards its value

@@ -2,9 +2,9 @@
  * sync.c - synchronous steps with backup workers (Chen 2016, arXiv 1604.00981). A step begins with
  * all live workers as its members and with the next batches of the epoch's order, one for each
  * member. The step ends when the gradients that are due have arrived. `sync_workers` gradients are
- * due; if that option is 0, one from each member, less `backup_workers`. Up to `backup_workers`
- * more members have a batch of the step. Their late gradients are dropped and counted as
- * superseded, and their batches belong to the next step.
+ * due. If that option is 0, the number of members minus `backup_workers` is due. Up to
+ * `backup_workers` more members have a batch of the step. Their late gradients are dropped and
+ * counted as superseded, and their batches belong to the next step.
  *
  * Invariants:
  * (1) a step waits for every live member, whether or not the member has asked for work yet, until
@@ -212,7 +212,8 @@ static uint32_t call_members(struct core *c)
 	return n;
 }
 
-/* Begins a step if none is open and there is work. Replays that arrived before count in this step.
+/* Begins a step if none is open and there is work. Replays that arrived before the beginning of the
+ * step count in it.
  */
 static void begin(struct core *c)
 {

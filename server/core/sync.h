@@ -18,7 +18,7 @@ struct worker_sync {
 /* The step under way. */
 struct sync {
 	int open;
-	/* the step's batches lie in [first, end); the other batches there are done */
+	/* the step's batches lie in [first, end); all other batches of this range are done */
 	uint32_t first, end;
 	uint32_t due; /* number of gradients that end the step */
 	uint64_t begin_ms;

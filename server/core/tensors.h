@@ -10,8 +10,8 @@ struct tensors {
 	char *list; /* tensor_list.h, room for TENSOR_LIST_BYTES and a NUL; "": none */
 };
 
-/* Returns 1 if the list of this HELLO is sound and that of the run, or if one of them has none. If
- * not, refuses `peer` with the reason. */
+/* Returns 1 if this HELLO has no list, or if its list is sound and does not differ from a list of
+ * the run. Otherwise refuses `peer` with the reason. */
 int tensors_admit(struct core *c, const struct msg_hello *h, uint32_t peer);
 /* A worker with this HELLO, which tensors_admit has admitted, joins. */
 void tensors_joined(struct core *c, const struct msg_hello *h);

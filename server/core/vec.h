@@ -1,7 +1,6 @@
 /*
  * vec.h - operations on vectors of floats, for L-BFGS. Sums are computed in double precision, in
- * eight lanes of a fixed order, so that they have the same bits on every CPU. Several servers can
- * each compute the sum of their slice, and add the results in the order of the servers.
+ * eight lanes of a fixed order, so that they have the same bits on every CPU.
  */
 #ifndef SERVER_CORE_VEC_H
 #define SERVER_CORE_VEC_H

@@ -62,7 +62,7 @@ static void send_status_text(struct server *s, uint32_t peer, char *text)
 	free(text);
 }
 
-/* The workers for which a STATUS has no room. */
+/* Sends the state of the workers from `first` on, for which a whole STATUS has no room. */
 static void send_workers(struct server *s, uint32_t peer, uint32_t first)
 {
 	struct status now;
@@ -146,8 +146,8 @@ static void send_msg(struct server *s, const struct effect *e)
 }
 
 /* From now on, replies may depend on this event. The event is flushed even if no reply waits for it
- * yet, because the next reply will wait for it, and because disk_wait.c takes an event that is not
- * flushed for a slow disk. */
+ * yet, because the next reply will wait for it, and because disk_wait.c regards an event that is
+ * not flushed as a sign of a slow disk. */
 static void commit(struct server *s, uint64_t lsn)
 {
 	s->committed_lsn = lsn;
@@ -326,7 +326,7 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 	struct err e;
 
 	if (s->restarts && m->role == ROLE_WORKER)
-		return 1; /* it says HELLO again, to the next run */
+		return 1; /* the worker sends HELLO again, to the restarted server */
 	if (!s->options->auto_input || m->role != ROLE_WORKER || s->draining || core_ending(c) ||
 		core_data_is_fixed(c) || core_stats(c)->version > 0 ||
 		!images_differ(s->options, &m->data) || has_workers(s))
@@ -343,7 +343,7 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* A worker answers what it sees in the images of the page. */
+/* A worker has sent its predictions for the images of the page. */
 static void on_show(struct server *s, uint32_t peer, const struct msg_status *m)
 {
 	char *line = http_watchers(s->http) ? wall_take(&s->wall, peer, m) : NULL;

@@ -99,8 +99,8 @@ static int drop_capabilities(const struct options *o)
 	(READ_DIR | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_FILE |               \
 		LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_TRUNCATE)
 
-/* What libraries read: names of hosts and their modules, the time zone, limits of memory, and
- * whether a process of a lock still ends (file.c). */
+/* Files that libraries and the server read: for host names and their modules, for the time zone,
+ * for the limit of memory, and for the state of a process that holds a lock (file.c). */
 static const struct {
 	const char *path;
 	uint64_t rights;
@@ -139,7 +139,8 @@ static int allow_path(int ruleset, const char *path, uint64_t rights)
 	return rc;
 }
 
-/* The directory of a file: an administrator replaces the file by another with its name. */
+/* Allow `rights` for the directory of a file, because an administrator may replace the file by
+ * another file with the same name. */
 static int allow_beside(int ruleset, const char *path, uint64_t rights)
 {
 	char copy[4097] = "";
@@ -294,7 +295,7 @@ static const int allowed_calls[] = {
 	CALL(sysinfo),
 	CALL(tgkill),
 	CALL(uname),
-	/* time and chance */
+	/* time and random numbers */
 	CALL(clock_getres),
 	CALL(clock_gettime),
 	CALL(clock_nanosleep),
@@ -357,8 +358,8 @@ static int add_rules(scmp_filter_ctx filter)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socket), 1,
 			first_is((scmp_datum_t)socket_families[i]));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socketpair), 1, first_is(AF_UNIX));
-	/* threads, no processes; the arguments of clone3 are in memory: the C library uses clone
-	 * when there is none */
+	/* threads, but no processes. A filter cannot check the arguments of clone3, which lie in
+	 * memory. So clone3 fails, and the C library uses clone */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(clone), 1,
 		SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ERRNO(ENOSYS), CALL(clone3), 0);

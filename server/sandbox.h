@@ -1,5 +1,5 @@
 /*
- * sandbox.h - takes rights away from the process that it does not need, before its first thread.
+ * sandbox.h - takes away the rights that the process does not need, before its first thread starts.
  *
  * A peer that took over the server through a defect could then start no program, open no file but
  * those of the options, and change no file outside --checkpoint-dir. Four mechanisms of Linux:

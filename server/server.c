@@ -84,14 +84,14 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
-/* The time for a drain, from its begin. A large checkpoint gets more time. */
+/* The time for a drain, from its beginning. A large checkpoint gets more time. */
 static uint64_t drain_ms(const struct server *s)
 {
 	return DRAIN_MS + disk_wait_allowance_ms(&s->disk);
 }
 
-/* Returns 1 if the end of the run needs a deadline: a drain from its begin, a finished run after a
- * failed or hanging write. */
+/* Returns 1 if the end of the run needs a deadline: a drain from its beginning, a finished run
+ * after a failed or hanging write. */
 static int must_end(const struct server *s)
 {
 	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;
@@ -556,7 +556,7 @@ static int open_history(struct server *s, struct err *e)
 	return rc;
 }
 
-/* Prepares --keep. What the process before this one could not write is written now. */
+/* Prepares --keep. Files that the previous process could not write are written now. */
 static int open_keeper(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;

@@ -68,7 +68,7 @@ struct server {
 	struct transfers transfers;
 	struct labels *labels;
 	struct admission admission;
-	/* the clock of dispatch_now, which stands still while the process was stopped */
+	/* the clock of dispatch_now, which does not advance while the process is stopped */
 	struct awake awake;
 	struct progress progress;
 	struct tallies tallies;

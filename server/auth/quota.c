@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The entry of `key`. If it has none, it gets that of the key that was silent for longest. */
+/* The entry of `key`. A key without an entry gets the entry of the key that was silent for
+ * longest. */
 static struct quota_entry *entry_of(struct quota *q, const char *key)
 {
 	struct quota_entry *oldest = &q->entry[0];

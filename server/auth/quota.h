@@ -1,6 +1,6 @@
 /*
  * quota.h - how many messages of a kind each key may send, so that one key cannot use up what the
- * server has for all.
+ * server has for all keys.
  *
  * A token bucket for each key and kind has room for the messages of one second. The server drops
  * messages above the quota without an answer; clients send them again later.
@@ -12,16 +12,16 @@
 #include <stdint.h>
 #include "common/keys.h"
 
-#define QUOTA_KEYS   64u /* keys whose use is known; the one with the longest silence gives way */
+#define QUOTA_KEYS   64u /* keys with an entry; a new key replaces the longest silent one */
 #define QUOTA_STATUS 50u /* STATUS per second */
-/* HELLO per second, at least: all workers of a key may come at once */
+/* minimum quota of HELLO per second, because all workers of a key may join at once */
 #define QUOTA_HELLO 25u
 
 enum quota_kind { QUOTA_OF_HELLO, QUOTA_OF_STATUS, QUOTA_KINDS };
 
 struct quota_entry {
 	char key[KEY_TEXT]; /* "": unused */
-	uint64_t used;      /* the number of the call that used it last */
+	uint64_t used;      /* the number of the newest call for this key */
 	uint64_t now_ms[QUOTA_KINDS];
 	uint64_t spent_us[QUOTA_KINDS]; /* time until the bucket is full again */
 };

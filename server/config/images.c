@@ -98,7 +98,7 @@ int images_take(struct options *o, const struct data_id *d, uint64_t memory_byte
 	if (!d->rows || !d->cols || d->classes < 2 || d->rows > MODEL_MAX_SIDE ||
 		d->cols > MODEL_MAX_SIDE || d->channels > MODEL_MAX_SIDE)
 		return err_set(e, PS_EWRONGDATA,
-			"--input auto: this worker does not say what images it has");
+			"--input auto: this worker does not send the shape of its images");
 	m = mem_must(1, sizeof(*m), "model");
 	next = mem_must(1, sizeof(*next), "options");
 	*next = *o;

@@ -2,9 +2,9 @@
  * images.h - --input auto: the images of the first worker decide the input of the model.
  *
  * Until then the server runs with a model that fits no images (unknown), so that it can answer
- * cnn-ctl and receive a HELLO. It writes no checkpoint. A run that is resumed has the input of its
- * checkpoint. As long as no push was accepted, the input may change: server.c starts again with
- * other options when a worker with other images comes and no other worker is left.
+ * cnn-ctl and receive a HELLO. Meanwhile it writes no checkpoint. A run that is resumed has the
+ * input of its checkpoint. As long as no push was accepted, the input may change: server.c starts
+ * again with other options when a worker with other images comes and no other worker is left.
  * Thread: main.
  */
 #ifndef SERVER_CONFIG_IMAGES_H
@@ -12,9 +12,9 @@
 #include "server/config/options.h"
 
 /* Set the model of *o for the newest checkpoint of its directory, else for unknown images. Does
- * nothing without --input auto. PS_EUSAGE: the model fits not even the checkpoint's images. */
+ * nothing without --input auto. PS_EUSAGE: the model does not fit the checkpoint's images. */
 int images_begin(struct options *o, struct err *e) PS_MUST_CHECK;
-/* Would this worker change the model? */
+/* Returns 1 if a worker with the images of `d` would change the model. */
 int images_differ(const struct options *o, const struct data_id *d);
 /* Set the model of *o for the images of `d`. PS_EWRONGDATA: the worker gives no shape, the model
  * does not fit it, or the memory would not suffice; *o is unchanged then. */

@@ -16,8 +16,8 @@ uint64_t memory_needed(const struct options *o);
  * core's own two: as many as 4 GiB hold, at most one for each worker slot, at least 4. 0: --lane
  * tcp. */
 size_t memory_lane_buffers(const struct options *o);
-/* The bytes for a model of `n_params`. With less, the server hangs up on everybody, again and
- * again. */
+/* The minimum memory limit for a model of `n_params`, in bytes. With a lower limit, the server
+ * would close all connections again and again. */
 uint64_t memory_min(uint64_t n_params);
 
 #endif

@@ -61,7 +61,7 @@ struct options {
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
 
 	/* What the server finds out later. */
-	int unknown_images;      /* 1: no worker has come yet: `model` is none that trains */
+	int unknown_images;      /* 1: no worker has joined yet, so `model` cannot be trained */
 	int new_run;             /* 1: begin a new run, whatever the directory has */
 	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
 };

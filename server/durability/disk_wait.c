@@ -75,7 +75,7 @@ void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct check
 	if (is && !was)
 		log_error("server", "disk_overdue", "reason=\"%s\"", d->why);
 	if (was && !is)
-		log_info("server", "disk_answers", "reason=\"the write is over\"");
+		log_info("server", "disk_answers", "reason=\"the write has ended\"");
 }
 
 uint64_t disk_wait_write_ms(const struct disk_wait *d)

@@ -21,7 +21,7 @@ struct disk_write {
 struct disk_wait {
 	uint64_t now_ms, flushed_lsn; /* at the last tick */
 	int held;                     /* 1: replies waited at the last tick */
-	uint64_t held_ms;  /* of the newest tick, if no waiting reply could leave; or 0 */
+	uint64_t held_ms;  /* time of the newest tick, if no waiting reply could leave; else 0 */
 	uint64_t stuck_ms; /* the sum of held_ms since the last progress */
 	int notice_due;    /* 1: send the workers a notice now */
 	struct disk_write log, checkpoint;

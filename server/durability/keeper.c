@@ -75,7 +75,7 @@ static int score_of(const struct core *c, uint32_t epoch, double *score)
 	return 1;
 }
 
-/* The newest evaluated epoch, from 1; 0: none. *is_best: no earlier one was as good. */
+/* The newest evaluated epoch, from 1; 0: none. *is_best: no earlier epoch was as good. */
 static uint32_t newest_epoch(const struct core *c, int *is_best)
 {
 	double best = 0, score;

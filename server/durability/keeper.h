@@ -1,15 +1,15 @@
 /*
  * keeper.h - --keep: weights of evaluated epochs as .safetensors files in the checkpoint directory.
  *
- *   best.safetensors          of the epoch with the best accuracy so far, or, without accuracy, the
+ *   best.safetensors          the epoch with the best accuracy so far; without accuracy, with the
  *                             least test loss
- *   epoch-000010.safetensors  of each N-th epoch
+ *   epoch-000010.safetensors  each N-th epoch
  *
- * The weights are those that were evaluated, at the end of the epoch. Whether an epoch is kept
- * depends only on the evaluated epochs of the core, so a resumed run goes on. If the server dies
- * before it has written a file, its next start writes it. A file that cannot be written is logged,
- * and the run goes on. A thread of libuv's pool writes; all functions belong to the thread of the
- * loop.
+ * The weights in a file are the evaluated weights, that is, those at the end of the epoch. Whether
+ * an epoch is kept depends only on the evaluated epochs of the core, so the rule also holds in a
+ * resumed run. If the server dies before it has written a file, its next start writes the file. If
+ * a file cannot be written, the server logs this and continues the run. A thread of libuv's pool
+ * writes the files; all functions belong to the thread of the loop.
  */
 #ifndef SERVER_DURABILITY_KEEPER_H
 #define SERVER_DURABILITY_KEEPER_H

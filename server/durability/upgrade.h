@@ -1,6 +1,6 @@
 /*
- * upgrade.h - resumes from a checkpoint of release 0.1.0. It cannot replay a write-ahead log of
- * that release. A later release may delete this file together with server/core/snapshot_v5.c.
+ * upgrade.h - resumes from a checkpoint of release 0.1.0. This release cannot replay a write-ahead
+ * log of 0.1.0. A later release may delete this file together with server/core/snapshot_v5.c.
  * Thread: main, before the loop.
  */
 #ifndef SERVER_DURABILITY_UPGRADE_H

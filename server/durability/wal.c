@@ -13,7 +13,7 @@
 #include "server/durability/wal_record.h"
 
 #define LAZY_BYTES  ((size_t)65536) /* a queue of this size is written although no reply waits */
-#define MAX_COPY    ((size_t)512)   /* smaller frames are copied: libzmq's may pin a large buffer */
+#define MAX_COPY    ((size_t)512)   /* smaller frames are copied: they may pin a large buffer */
 #define RECORD_ROOM 128             /* maximum bytes that the file adds to an event */
 #define SPARE_ROOM  ((size_t)98304) /* what the file has not written yet, and whole blocks */
 
@@ -48,7 +48,7 @@ struct wal {
 	uint64_t failed;         /* newest generation whose file failed; 0: none */
 	uint64_t gap;            /* oldest generation >= `durable` whose file failed; 0: none */
 	uint64_t reserve;        /* see wal_reserve */
-	int reported;            /* 1: it was logged that a file ended for lack of space */
+	int reported;            /* 1: the log reported that a file ended for lack of space */
 	struct wal_stats stats;
 	double begun_s; /* when the write of the group began */
 

@@ -159,7 +159,7 @@ static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, 
 	if (h->term && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
 			       h->term != r->cfg.term))
 		return refuse_log(
-			r, h->generation, "it is of another run, or another start of it", e);
+			r, h->generation, "another run, or another term of this run, wrote it", e);
 	r->files++;
 	int rc = take_steps(r, j, e);
 	if (!rc && r->next)

@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include "common/mem.h"
 
-#define RESERVE   160 /* descriptors, where the limit is far above it */
+#define RESERVE   160 /* descriptors, if the limit is far higher */
 #define BACKLOG   100 /* libzmq's default */
 #define MARGIN    8   /* with fewer descriptors left the gate closes */
 #define UNLIMITED (1 << 20)

@@ -37,8 +37,9 @@ int admission_ask(struct admission *a, uint64_t now_ms);
 
 /*
  * The label of a worker: host and pid from its HELLO, and the address of its connection. The log,
- * the status and /metrics show the label. It is no identity, no decision depends on it, and it is
- * not on disk. A worker that has not sent HELLO since the start of the server has no label.
+ * the status and /metrics show the label. The label is not an identity, no decision depends on it,
+ * and it is not on disk. A worker that has not sent HELLO since the start of the server has no
+ * label.
  *
  * labels_hello stores the label of each HELLO with its connection. When the core has accepted the
  * HELLO (EFFECT_HELLO), labels_join assigns the label to a worker id and incarnation.

@@ -12,9 +12,9 @@
 #include "proto/lane.h"
 
 #define GREETING_MS 5000 /* a connection without a greeting is closed after this time */
-#define RETRY_MS    1000 /* no connection could be accepted: wait */
+#define RETRY_MS    1000 /* wait after a failed accept */
 #define MAX_GUESTS  32   /* connections without a greeting */
-#define MAX_SLOTS   256u /* of a lane: more than a worker retains in general */
+#define MAX_SLOTS   256u /* of a lane: usually more than the pushes that a worker retains */
 #define SLOTS_BYTES ((uint64_t)256 << 20) /* of a lane; memory that nobody writes is not used */
 
 /* A buffer that a worker reads. */
@@ -69,8 +69,8 @@ static size_t memory_bytes(const struct lanes *l)
 
 /* ---- buffers that workers read --------------------------------------------------------------- */
 
-/* Take back the buffers that the worker has read, or whose PARAMS was lost. The worker may write
- * any number: it harms itself alone. */
+/* Take back the buffers that the worker has read, or whose PARAMS was lost. A worker that writes a
+ * wrong number harms only itself. */
 static void reap(struct lanes *l, struct lane *lane)
 {
 	struct lane_control *control = (struct lane_control *)(void *)lane->memory;
@@ -194,7 +194,7 @@ static int greet(struct guest *g)
 	return 1;
 }
 
-/* After its greeting a worker sends nothing: a readable connection is a closed one. */
+/* After its greeting a worker sends nothing, so a readable connection was closed by the worker. */
 static void on_guest(uv_poll_t *poll, int status, int events)
 {
 	struct guest *g = poll->data;
@@ -296,7 +296,7 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 		return PS_ESTATE;
 	if (f->n != 1 || ref->slot >= l->slots || ref->count < 1 || ref->count > l->cfg.n_params)
 		return PS_EPROTO;
-	/* in general the worker has read its weights: the core may use their buffer */
+	/* usually the worker has read its weights by now, so the core may use their buffer again */
 	reap(l, lane);
 	if (zmq_msg_init_size(&f->frame[1], ref->count * sizeof(float)))
 		return PS_ENOMEM;

@@ -4,16 +4,18 @@
  *
  * A worker that joins gets the path of a Unix socket and a secret in WELCOME. If it presents the
  * secret there, it gets the memory of the weights, which it cannot write, and memory for its
- * pushes. The server copies a push before it looks at it: whatever the worker writes to its memory
- * later changes nothing. The connection of the Unix socket is the life of a lane: when a worker
- * ends, in whatever way, the kernel closes it, and the server takes the buffers back.
+ * pushes. The server copies a push before it checks the push: whatever the worker writes to its
+ * memory later changes nothing. A lane lives as long as its connection of the Unix socket: when a
+ * worker ends, in whatever way, the kernel closes the connection, and the server takes the buffers
+ * back.
  *
  * Invariants:
- * (1) a lane belongs to one incarnation of one worker; each secret opens at most one;
+ * (1) a lane belongs to one incarnation of one worker; each secret opens at most one lane;
  * (2) a worker never gets memory that it could use to change the weights, or another worker's push;
- * (3) a worker holds at most LANE_HOLDS buffers of weights. If it holds all, or none is free, its
- *     PARAMS leave over the connection;
- * (4) the verdict on a push is on a private copy: a copy with another checksum counts as lost.
+ * (3) a worker holds at most LANE_HOLDS buffers of weights. If the worker holds that many, or no
+ *     buffer is free, its PARAMS leave over the TCP connection;
+ * (4) the server decides a push from a private copy. If the checksum of the copy is wrong, the push
+ *     counts as lost.
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_LANE_H
@@ -55,7 +57,7 @@ int lanes_join(
 int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m) PS_MUST_CHECK;
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
 /* Close all lanes, the socket and the handles; the loop must run once more before lanes_free. The
- * file stays: its disk may hang, and workers must see closed connections all the same. */
+ * file stays: its disk may hang, and even then workers must see closed connections. */
 void lanes_stop(struct lanes *l);
 /* Frees *l and sets it to NULL; *l may be NULL. */
 void lanes_free(struct lanes **l);

@@ -169,7 +169,7 @@ static void evict(struct replies *q, uint32_t peer)
 {
 	const struct msg m = {.type = MSG_ERROR,
 		.error = {.status = PS_ESTATE,
-			.text = "you did not read your replies and they were dropped: say HELLO"}};
+			.text = "you did not read your replies and they were dropped: send HELLO"}};
 	struct frames f;
 
 	q->dropped += drop_all(q, peer);
@@ -475,7 +475,7 @@ static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 	/* every open connection may have chunks */
 	int rc = chunked_push_keep(r->chunks, peer, &r->in, r->port.stats.connections + 1);
 
-	*why = "a chunk is no tensor frame";
+	*why = "a chunk is not a tensor frame";
 	r->has_chunks = 1;
 	return rc ? rc : PS_EAGAIN;
 }
@@ -485,7 +485,8 @@ static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref
 {
 	int rc = r->lanes ? lanes_join(r->lanes, peer, ref, &r->in) : PS_ESTATE;
 
-	*why = rc == PS_ESTATE ? "no shared memory is open: say HELLO" : "no such shared memory";
+	*why = rc == PS_ESTATE ? "no shared memory is open: send HELLO"
+			       : "wrong lane_slot or lane_count";
 	return rc;
 }
 
@@ -531,7 +532,7 @@ static int on_readable(void *arg)
 		note_address(r);
 	if (rc == PS_OK && r->msg.type == MSG_HELLO && r->msg.hello.owner[0]) {
 		rc = PS_EPROTO;
-		why = "hello.owner is the server's";
+		why = "hello.owner is set, but only the server may set it";
 	}
 	if (rc == PS_OK && r->cfg.auth)
 		rc = auth_check(r->cfg.auth, peer, &r->in, &r->msg, &why);
@@ -635,7 +636,7 @@ static int start_watching(struct router *r, struct err *e)
 	return PS_OK;
 }
 
-/* Without a socket for lanes all tensors take the connection. */
+/* Without a Unix socket for lanes, all tensors travel over the TCP connections. */
 static int open_lanes(struct router *r, struct err *e)
 {
 	const struct lanes_config cfg = {.loop = r->cfg.loop,
@@ -699,8 +700,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	return PS_OK;
 }
 
-/* libzmq takes messages from its connections by turns. So as many reads as there are connections
- * reach each of them. */
+/* libzmq takes messages from its connections by turns. So the function reads once for each
+ * connection, and thereby reaches every connection. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->port.stats.connections + 1);

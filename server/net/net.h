@@ -43,7 +43,8 @@ struct router_config {
 	uint32_t push_window; /* unanswered messages that a correct peer may have */
 	uint32_t max_workers;
 	struct param_buffers *params; /* frames for PARAMS; must outlive the router */
-	/* path of the Unix socket of shared-memory lanes (lane.h), NULL: none; 1: fail without */
+	/* lane_path: of the Unix socket of shared-memory lanes (lane.h), NULL: none; needs_lane: 1:
+	 * fail if the socket cannot be opened */
 	const char *lane_path;
 	int needs_lane;
 	struct auth *auth; /* borrowed; NULL: every peer has all rights */
@@ -60,7 +61,7 @@ struct router_stats {
 	uint64_t gone;                       /* replies to peers that were gone */
 	uint64_t params_framed;              /* versions of the weights that were sent */
 	uint64_t torn;                       /* pushes in shared memory whose checksum was wrong */
-	int has_lanes;                       /* 1: it offers lanes of shared memory */
+	int has_lanes;                       /* 1: the router offers shared-memory lanes */
 	struct lanes_stats lanes;
 	double verify_s;  /* time that decoding and checksums of messages took */
 	uint64_t rescues; /* messages that only a safety timer found; must stay 0 (zloop.h) */
@@ -117,8 +118,8 @@ void router_free(struct router **r);
  * (1) replies to one peer leave in the order of replies_put, or not at all;
  * (2) the queue evicts a peer whose waiting replies exceed peer_bytes. When the queue is full (room
  *     >= 2), it evicts the peer with the oldest reply. To evict a peer is to replace all its
- *     replies by one ERROR PS_ESTATE, the tombstone ("say HELLO"). The queue drops later replies to
- *     the peer until the tombstone has left. So a peer never reads a sequence of replies with an
+ *     replies by one ERROR PS_ESTATE, the tombstone ("send HELLO"). The queue drops later replies
+ *     to the peer until the tombstone has left. So a peer never reads a sequence of replies with an
  *     unreported gap;
  * (3) a peer that does not read delays no other peer (test_server_replies);
  * (4) a reply leaves only after its LSN was flushed.
@@ -134,13 +135,13 @@ typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
 /* Frees the queue with its replies and sets *q to NULL; *q may be NULL. */
 void replies_free(struct replies **q);
-/* Queue `f` for `peer` until `lsn` is flushed (0: no wait). The queue takes over the frames, and
- * `f` becomes empty. */
+/* Queue `f` for `peer` until the LSN `after` is flushed (0: no wait). The queue takes over the
+ * frames, and `f` becomes empty. */
 void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
 /* The write-ahead log is flushed up to `lsn`. */
 void replies_set_flushed(struct replies *q, uint64_t lsn);
 /* Pass every reply that may leave to `send`. If a peer is gone, the function drops the peer's
- * replies and returns the peer; then call the function again. Otherwise 0. */
+ * replies and returns the peer; then call the function again. Otherwise the function returns 0. */
 uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);
 
 size_t replies_waiting(const struct replies *q);

@@ -13,10 +13,10 @@
 
 #define PAGE ((size_t)4096)
 
-/* The reference count of a buffer. Ordinary buffers have it after their values; of shared buffers,
- * which other processes see, it lies elsewhere. The core has one reference to its current buffer,
- * and each frame and each reader in another process has one. When the last reference is dropped,
- * the buffer returns to its pool. */
+/* The reference count of a buffer. An ordinary buffer has it after its values. The counts of shared
+ * buffers lie elsewhere, because other processes see these buffers. The core has one reference to
+ * its current buffer, and each frame and each reader in another process has one. When the last
+ * reference is dropped, the buffer returns to its pool. */
 struct refs {
 	struct pool *pool;     /* of an ordinary buffer; NULL: shared */
 	struct shared *shared; /* of a shared buffer */
@@ -33,7 +33,7 @@ struct shared {
 	uint32_t *free_index; /* last in, first out */
 };
 
-#define REFS_FLOATS (64 / sizeof(float)) /* its size, with alignment */
+#define REFS_FLOATS (64 / sizeof(float)) /* size of struct refs, with alignment */
 
 struct copy {
 	int valid;

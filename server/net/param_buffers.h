@@ -6,9 +6,9 @@
  * core updates its buffer in place, which keeps the caches warm. A buffer returns to the pool when
  * its last frame was sent. With k readers of different speed there are at most k + 2 buffers.
  *
- * A shared-memory lane (lane.h) needs buffers that other processes can map and cannot change. They
- * are places in one memfd. If all of them are in use, the next buffer is ordinary memory, and its
- * weights leave over TCP.
+ * A shared-memory lane (lane.h) needs buffers that other processes can map and cannot change. These
+ * shared buffers are parts of one memfd. If all shared buffers are in use, the next buffer is
+ * ordinary memory, and its weights leave over TCP.
  *
  * Invariants:
  * (1) if a frame points to a buffer, the buffer does not change while the frame exists;
@@ -26,8 +26,8 @@
 
 struct param_buffers; /* opaque, see param_buffers.c */
 
-/* Buffers of n_params floats. At most `shared` of them lie in a memfd. If the system has no memfd,
- * or for 0, none does. PS_ENOMEM. */
+/* Buffers of n_params floats. At most `shared` of them lie in a memfd; none does if the system has
+ * no memfd. PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
 /* Frees *w and sets it to NULL; *w may be NULL. Call it after the last frame was closed
  * (router_free). */
@@ -43,8 +43,8 @@ void param_buffers_before_step(struct param_buffers *w, struct core *c);
 /* Compute the new weights and note which buffer the core uses now. Call it after every core_decide,
  * before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w, struct core *c);
-/* The memfd of the shared buffers, which belongs to *w, their number and the bytes from one to the
- * next. Returns 0 if there is none. */
+/* The memfd of the shared buffers, which belongs to *w; their number; the bytes from one buffer to
+ * the next. The function returns 0 if there is no memfd. */
 struct param_shared {
 	int fd;
 	size_t n, pitch;

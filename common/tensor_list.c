@@ -159,7 +159,7 @@ const char *tensor_list_next(const char **list, struct tensor_line *l)
 		why = read_constant(&at, l);
 	}
 	if (!why && *at != '\n')
-		why = "it continues after its last field";
+		why = "it does not end with a newline after its last field";
 	*list = at + 1;
 	return why;
 }

@@ -609,7 +609,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "the file \"authorized_keys\" beside --key", .was = "allow"),
 		FLAG("insecure", insecure,
 			"allow --bind without keys and --http on addresses that are not loopback: "
-			"anyone there can train, stop and copy the run, or read its status"),
+			"anyone who can connect can train, stop and copy the run, or read its "
+			"status"),
 		TEXT("http", http, NULL, "[HOST:]PORT",
 			"serve a page about the run, /metrics, /status, /history, /healthz and "
 			"/livez at this address; HOST is 127.0.0.1 if it is missing",
@@ -640,8 +641,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"auto: as far as the system permits; require: exit if the system "
 			"does not permit all of it"),
 		INT("memory-mb", memory_mb, "0", 0, 1 << 24, "MIB",
-			"close all connections when the server uses more memory; workers "
-			"reconnect; 0: 80 % of the memory of the machine or container"),
+			"close all connections when the server uses more memory than this; "
+			"workers reconnect; 0: 80 % of the memory of the machine or container"),
 		ENUM("lane", lane, "auto", "auto|tcp|shm", "LANE",
 			"how the tensors of workers on this host travel: auto: in shared memory if "
 			"that is possible; tcp: over their connections; shm: exit if it is not "

@@ -42,7 +42,7 @@ TEST(numbers_out_of_range_are_refused)
 
 TEST(decisions_must_make_sense)
 {
-	static const char reason[] = "verdict and reject do not fit";
+	static const char reason[] = "verdict and reject contradict each other";
 	struct bytes *b = bytes_fresh();
 
 	bytes_number(b, 2, VERDICT_OK);
@@ -77,7 +77,7 @@ TEST(grants_and_results_must_make_sense)
 
 	bytes_number(b, 2, GRANT_TRAIN);
 	bytes_number(b, 5, 100);
-	assert_refused(MSG_GRANT, b, "grant of nothing");
+	assert_refused(MSG_GRANT, b, "grant without batches and images");
 	b = bytes_fresh();
 	bytes_number(b, 2, GRANT_EVAL);
 	bytes_number(b, 4, WIRE_MAX_IMAGES);

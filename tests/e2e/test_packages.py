@@ -144,9 +144,11 @@ def booted(packages, image, tmp_path):
             "noninteractive apt-get install -q -y --no-install-recommends systemd-sysv procps "
             "dataset-fashion-mnist /made/cnn-ps_*.deb", seconds=300)
         run("docker", "commit", f"{name}-made", name)
-        run("docker", "run", "-d", "--name", name, "--cap-add", "SYS_ADMIN", "--security-opt",
-            "seccomp=unconfined", "--security-opt", "apparmor=unconfined", "--tmpfs", "/run",
-            "--tmpfs", "/tmp", "-e", "container=docker", name, "sh", "-c", INIT)
+        # PrivateUsers= of the units needs SYS_PTRACE
+        run("docker", "run", "-d", "--name", name, "--cap-add", "SYS_ADMIN", "--cap-add",
+            "SYS_PTRACE", "--security-opt", "seccomp=unconfined", "--security-opt",
+            "apparmor=unconfined", "--tmpfs", "/run", "--tmpfs", "/tmp", "-e", "container=docker",
+            name, "sh", "-c", INIT)
         end = time.monotonic() + 30
         while subprocess.run(["docker", "exec", name, "systemctl", "is-system-running"],
                              capture_output=True, check=False).returncode:

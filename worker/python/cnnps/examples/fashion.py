@@ -45,7 +45,7 @@ def main() -> None:
     compare("fashion", model, nn.functional.cross_entropy,
             images(directory, "train", options.samples), images(directory, "t10k", options.tests),
             options, {"accuracy": cnnps.torch.accuracy}, adam_lr=0.002,
-            optimizer="rmsprop", lr=0.004)
+            optimizer="rmsprop", lr=0.008, schedule="onecycle")
 
 
 if __name__ == "__main__":

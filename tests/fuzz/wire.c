@@ -5,8 +5,10 @@
  * of values; 255 ends the list. The rest is the header frame.
  *
  * Checks: a decoded message, encoded and decoded again, is the same message (proto/wire.h,
- * invariant 3). No input does harm (invariants 1 and 2).
+ * invariant 3), and all functions that encode parts of a message or compute a checksum agree. No
+ * input does harm (invariants 1 and 2).
  */
+#include "proto/lane.h"
 #include "proto/wire.h"
 #include "tests/support/fuzz_input.h"
 
@@ -18,16 +20,70 @@ static void add_frame(struct frames *f, const void *data, size_t size)
 	f->n++;
 }
 
+/* The values of a slice in blocks of at most 3. */
+struct blocks {
+	const float *at;
+	size_t left;
+};
+
+static size_t next_block(void *arg, const float **values)
+{
+	struct blocks *b = arg;
+	size_t n = b->left < 3 ? b->left : 3;
+
+	*values = b->at;
+	b->at += n;
+	b->left -= n;
+	return n;
+}
+
+/* The header alone, and each slice alone, must be what wire_encode has made of the message. */
+static void check_parts(const struct msg *m, const struct slices *s, struct frames *f)
+{
+	zmq_msg_t part;
+
+	PS_ASSERT(wire_encode_header(m, &part) == 0);
+	PS_ASSERT(zmq_msg_size(&part) == zmq_msg_size(&f->frame[0]));
+	PS_ASSERT(
+		memcmp(zmq_msg_data(&part), zmq_msg_data(&f->frame[0]), zmq_msg_size(&part)) == 0);
+	zmq_msg_close(&part);
+	for (uint32_t i = 0; s && i < s->n; i++) {
+		struct slice slice = s->slice[i];
+		struct blocks blocks = {slice.data, slice.count};
+		struct chunk chunk;
+		float copy[256];
+
+		PS_ASSERT(wire_encode_slice(&slice, &part) == 0);
+		PS_ASSERT(
+			memcmp(zmq_msg_data(&part), slice.data, slice.count * sizeof(float)) == 0);
+		zmq_msg_close(&part);
+		PS_ASSERT(wire_checksum(slice.data, slice.count) == slice.xxh3);
+		PS_ASSERT(wire_checksum_blocks(next_block, &blocks) == slice.xxh3);
+		PS_ASSERT(slice.count <= 256);
+		wire_copy_chunk(copy, slice.data, slice.count, &chunk);
+		PS_ASSERT(memcmp(copy, slice.data, slice.count * sizeof(float)) == 0);
+		PS_ASSERT(chunk.xxh3 == slice.xxh3);
+		PS_ASSERT(slice.peak == 0 || slice.peak == chunk.peak);
+	}
+}
+
 /* Encode `m`, decode the frames, encode the result, and compare the two header frames. */
 static void check_round_trip(const struct msg *m, size_t n_params)
 {
-	struct frames a, b;
+	struct frames encoded, a, b;
 	struct wire *w = NULL;
 	struct msg again;
 	const char *why = NULL;
 
-	if (wire_encode(m, &a) != 0)
+	if (wire_encode(m, &encoded) != 0)
 		return;
+	frames_move(&a, &encoded);
+	PS_ASSERT(encoded.n == 0);
+	check_parts(m,
+		m->type == MSG_PUSH     ? &m->push.slices
+		: m->type == MSG_PARAMS ? &m->params.slices
+					: NULL,
+		&a);
 	PS_ASSERT(wire_new(&w, n_params) == 0);
 	PS_ASSERT(wire_decode(w, &a, &again, &why) == 0);
 	PS_ASSERT(again.type == m->type);
@@ -65,9 +121,12 @@ static void decode(struct frames *f, size_t n_params, int deferred, int serves)
 {
 	float values[128];
 	struct wire *w = NULL;
+	struct lane_ref ref;
 	struct msg m;
 	const char *why = NULL;
 
+	if (wire_lane_ref(f, &ref))
+		PS_ASSERT(f->n == 1);
 	PS_ASSERT(wire_new(&w, n_params) == 0);
 	if (deferred)
 		wire_defer(w);

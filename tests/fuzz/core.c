@@ -3,8 +3,9 @@
  * cnn-ps accepts. Each further byte chooses an event: a message of one of four peers, the passing
  * of time, a snapshot that is written or fails, or a kill and a start from the last durable
  * snapshot. A number in a message usually has the value that an honest worker would send, sometimes
- * a value near it, and seldom an arbitrary value. Every message passes through the codec, so the
- * core receives only messages that a peer can really send.
+ * a value near it, and seldom an arbitrary value. A worker replays the pushes that a killed server
+ * lost. Every message passes through the codec, so the core receives only messages that a peer can
+ * really send.
  *
  * Checks after each event: every effect has a receiver, at most one snapshot is in progress, the
  * counters of leases and ledger agree with their tables, an epoch counts no image twice, and the
@@ -20,8 +21,11 @@
 #include "tests/support/core_config.h"
 #include "tests/support/fuzz_input.h"
 
-#define PARAMS FIXTURE_PARAMS
-#define PEERS  4u
+#define PARAMS  FIXTURE_PARAMS
+#define METRICS "accuracy top5"
+#define PEERS   4u
+#define KEPT    8u
+#define START   12u /* the choice of a start, see event() */
 
 struct sections {
 	unsigned char *data[SNAPSHOT_SECTIONS];
@@ -29,21 +33,31 @@ struct sections {
 	uint64_t generation; /* 0: there is no snapshot */
 };
 
+/* A push that a worker keeps for a replay, with the answer of its ACK. */
+struct kept {
+	struct msg_push push;
+	float values[PARAMS];
+};
+
 struct peer {
 	uint32_t connection;
 	struct stamp stamp;
 	struct msg_grant grant;
 	uint64_t request, pulls, last_seq;
-	uint32_t delivered; /* the number of batches of the grant that were pushed */
+	uint32_t delivered;      /* the number of batches of the grant that were pushed */
+	uint64_t newest, replay; /* newest push that was sent; next push to replay, 0: none */
+	struct kept kept[KEPT];
 };
 
 struct fuzz {
 	struct core_config cfg;
 	struct core *core;
+	struct input *in;
 	uint64_t now_ms;
 	struct peer peer[PEERS];
 	struct sections saving, saved;
 	struct wire *wire;
+	const uint8_t *last_start; /* no byte after this one can choose a start; NULL: none can */
 	int finished;
 	int checks_snapshot; /* 1: check_snapshot at the end */
 };
@@ -88,6 +102,20 @@ static struct core_config choose(struct input *in)
 	c.limits.max_staleness = more & 8 ? 2 : 1000;
 	c.sync.backup_workers = mode == MODE_SYNC && (more & 16);
 	c.training.max_updates = more & 32 ? 6 : 0;
+	if (flags & 64)
+		c.proof_key[0] = 5;
+	if ((flags & 128) && c.training.epochs) {
+		c.images = (struct images){1, 2, 3, 10, 0};
+		c.data_id = 99;
+		c.data_id_given = 1;
+		c.training.validate = 5;
+		memcpy(c.metrics, METRICS, sizeof(METRICS));
+	}
+	if ((more & 64) && (mode == MODE_DOWNPOUR || mode == MODE_SSP)) {
+		c.rate.staleness_scaling = STALE_RELATIVE;
+		c.leases.warm_start_updates = 2;
+		c.leases.warm_start_ramp = 1;
+	}
 	return c;
 }
 
@@ -117,9 +145,9 @@ static void drop(struct sections *s)
 	*s = (struct sections){0};
 }
 
-static struct sections encode(struct core *c, uint64_t generation)
+static struct sections encode(struct core *c)
 {
-	struct sections s = {.generation = generation};
+	struct sections s = {0};
 
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		s.size[i] = snapshot_size(c, (enum snapshot_section)i);
@@ -182,21 +210,46 @@ static void check_counters(const struct core *c)
 	PS_ASSERT(l->n_free == n_free && l->n_done == n_done);
 }
 
+/* The pushes that this server does not have yet are replayed, or forgotten with their session. */
+static void note_welcome(struct peer *p, const struct msg_welcome *w)
+{
+	int same =
+		w->stamp.worker == p->stamp.worker && w->stamp.incarnation == p->stamp.incarnation;
+
+	p->stamp = w->stamp;
+	p->last_seq = w->last_seq;
+	p->replay = same && p->last_seq < p->newest ? p->last_seq + 1 : 0;
+	if (!same)
+		p->newest = w->last_seq;
+}
+
+static void note_ack(struct peer *p, const struct msg_ack *a)
+{
+	struct msg_push *push = &p->kept[a->seq % KEPT].push;
+
+	p->last_seq = a->seq;
+	if (push->seq != a->seq || a->duplicate)
+		return;
+	push->verdict = a->verdict;
+	push->reject = a->reject;
+	push->superseded = a->superseded;
+	push->code = a->code;
+}
+
 static void note_message(struct fuzz *f, uint32_t to, const struct msg *m)
 {
 	for (struct peer *p = f->peer; p < f->peer + PEERS; p++) {
 		if (p->connection != to)
 			continue;
 		if (m->type == MSG_WELCOME) {
-			p->stamp = m->welcome.stamp;
-			p->last_seq = m->welcome.last_seq;
+			note_welcome(p, &m->welcome);
 		} else if (m->type == MSG_GRANT) {
 			p->grant = m->grant;
 			p->delivered = 0;
 		} else if (m->type == MSG_ACK) {
-			p->last_seq = m->ack.seq;
+			note_ack(p, &m->ack);
 		} else if (m->type == MSG_PARAMS && m->params.ack.seq) {
-			p->last_seq = m->params.ack.seq;
+			note_ack(p, &m->params.ack);
 		}
 	}
 }
@@ -215,7 +268,10 @@ static void step(struct fuzz *f, const struct event *ev)
 			f->finished = 1;
 		if (e->kind == EFFECT_SNAPSHOT) {
 			PS_ASSERT(f->saving.generation == 0 && e->generation > 0);
-			f->saving = encode(f->core, e->generation);
+			/* nothing reads a snapshot after the last start */
+			if (f->last_start && f->in->at <= f->last_start)
+				f->saving = encode(f->core);
+			f->saving.generation = e->generation;
 		}
 	}
 	check_counters(f->core);
@@ -262,8 +318,12 @@ static void make_push(
 		m->push.work.count = (uint32_t)input_near(in, p->grant.exact ? w->count : 1);
 		m->push.images = (uint32_t)input_near(
 			in, m->push.work.count * 10 - (m->push.work.first == 3 ? 5 : 0));
+		m->push.grant_first = w->first;
+		m->push.grant_count = w->count;
+		m->push.grant_code = p->grant.code;
 	}
-	m->push.loss = (float)input_u8(in) / 16;
+	uint8_t loss = input_u8(in);
+	m->push.loss = loss < 255 ? (float)loss / 16 : NAN;
 	m->push.verdict = (enum verdict)(input_u8(in) < 200 ? 0 : input_below(in, 3));
 	m->push.reject = m->push.verdict == VERDICT_REJECTED
 				 ? (enum reject)(1 + input_below(in, REJECT_REASONS - 1))
@@ -272,9 +332,12 @@ static void make_push(
 	add_slices(m, in, values);
 }
 
-static void make_hello(struct peer *p, struct input *in, struct msg *m)
+static void make_hello(
+	const struct core_config *cfg, struct peer *p, struct input *in, struct msg *m)
 {
 	static const char names[4][5] = {"", "anna", "bert", "anna"};
+	static const char *const lists[4] = {
+		NULL, "w F32 2x4\n", "w F32 8\nn I64 scalar 3\n", "w F32 8\nw = w\n"};
 	uint8_t how = input_u8(in);
 
 	m->type = MSG_HELLO;
@@ -287,14 +350,20 @@ static void make_hello(struct peer *p, struct input *in, struct msg *m)
 		.cols = 3,
 		.classes = 10,
 		.xxh3 = input_near(in, 99)};
-	if (how & 16)
+	if (!(how & 64) || how % 4)
+		memcpy(m->hello.metrics, cfg->metrics, sizeof(cfg->metrics));
+	if (how & 128)
+		m->hello.tensors = lists[how / 2 % 4];
+	if (how & 16) {
 		m->hello.data.n_train = (uint32_t)input_near(in, 35);
+		m->hello.data.rows = how & 64 ? 4 : 2;
+	}
 	if (how & 32) {
 		m->hello.resume = p->stamp;
 		m->hello.resume.incarnation = (uint32_t)input_near(in, p->stamp.incarnation);
 		m->hello.resume.term = input_near(in, p->stamp.term);
 		m->hello.resume.worker = (uint32_t)input_near(in, p->stamp.worker);
-		m->hello.last_seq = input_near(in, p->last_seq);
+		m->hello.last_seq = input_near(in, p->newest);
 		m->hello.durable_seq = input_near(in, 0);
 	}
 }
@@ -308,6 +377,8 @@ static void make_result(struct peer *p, struct input *in, struct msg *m)
 	m->result.eval_count = (uint32_t)input_near(in, p->grant.eval_count);
 	m->result.correct = (uint32_t)input_near(in, p->grant.eval_count / 2);
 	m->result.loss_sum = input_u8(in) < 250 ? 1 : NAN;
+	m->result.code = p->grant.code;
+	m->result.metric_sum[0] = 2;
 }
 
 static void make_message(
@@ -315,7 +386,7 @@ static void make_message(
 {
 	switch (input_below(in, 12)) {
 	case 0:
-		make_hello(p, in, m);
+		make_hello(&f->cfg, p, in, m);
 		break;
 	case 1:
 		m->type = MSG_PULL;
@@ -360,6 +431,42 @@ static void make_message(
 	}
 }
 
+/* Keep the next push of a worker for a replay. */
+static void keep(struct peer *p, const struct msg_push *push)
+{
+	struct kept *k = &p->kept[push->seq % KEPT];
+
+	if (push->seq != p->newest + 1 || p->replay)
+		return;
+	p->newest = push->seq;
+	k->push = *push;
+	for (uint32_t i = 0; i < push->slices.n; i++) {
+		struct slice *s = &k->push.slices.slice[i];
+
+		memcpy(k->values + s->offset, s->data, s->count * sizeof(float));
+		s->data = k->values + s->offset;
+	}
+}
+
+/* Replay the next push that the server lost. Returns 0 if there is none. */
+static int replay(struct peer *p, struct msg *m)
+{
+	const struct kept *k = &p->kept[p->replay % KEPT];
+
+	if (!p->replay)
+		return 0;
+	if (k->push.seq != p->replay) {
+		p->replay = 0;
+		return 0;
+	}
+	m->type = MSG_PUSH;
+	m->push = k->push;
+	m->push.stamp = p->stamp;
+	m->push.pull = 0;
+	p->replay = p->replay < p->newest ? p->replay + 1 : 0;
+	return 1;
+}
+
 /* Send a message to the core, unless the codec refuses it. */
 static void post(struct fuzz *f, struct peer *p, const struct msg *m)
 {
@@ -368,6 +475,8 @@ static void post(struct fuzz *f, struct peer *p, const struct msg *m)
 
 	if (wire_encode(m, &frames) != 0)
 		return;
+	if (m->type == MSG_PUSH)
+		keep(p, &m->push);
 	if (wire_decode(f->wire, &frames, &decoded, NULL) == 0)
 		step(f, &(struct event){
 				.kind = EVENT_MESSAGE, .peer = p->connection, .msg = &decoded});
@@ -394,11 +503,12 @@ static void work(struct fuzz *f, struct peer *p, struct input *in)
 	struct msg m = {0};
 
 	if (!w || w->session.state == SESSION_FREE || p->stamp.term != f->core->cfg.term) {
-		make_hello(p, &honest, &m);
+		make_hello(&f->cfg, p, &honest, &m);
 		if (w) {
 			m.hello.resume = p->stamp;
-			m.hello.last_seq = p->last_seq;
+			m.hello.last_seq = p->newest;
 		}
+	} else if (replay(p, &m)) {
 	} else if (p->grant.request != p->request || p->grant.request == 0) {
 		m.type = MSG_LEASE;
 		m.lease = (struct msg_lease){.stamp = p->stamp, .request = ++p->request};
@@ -423,6 +533,18 @@ static void work(struct fuzz *f, struct peer *p, struct input *in)
 	post(f, p, &m);
 }
 
+/* Take the same step up to 32 times. */
+static void work_on(struct fuzz *f, struct peer *p, struct input *in)
+{
+	struct input same;
+
+	for (uint32_t i = input_below(in, 32); i > 0 && !f->finished; i--) {
+		same = *in;
+		work(f, p, &same);
+	}
+	work(f, p, in);
+}
+
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static void saved(struct fuzz *f, enum event_kind kind)
@@ -439,6 +561,15 @@ static void saved(struct fuzz *f, enum event_kind kind)
 		drop(&f->saving);
 	}
 	step(f, &(struct event){.kind = kind, .generation = generation});
+}
+
+/* Returns the last byte that can choose a start, or NULL. */
+static const uint8_t *find_last_start(const uint8_t *data, size_t size)
+{
+	while (size > 0)
+		if (data[--size] / PEERS == START)
+			return data + size;
+	return NULL;
 }
 
 static void event(struct fuzz *f, struct input *in)
@@ -475,7 +606,7 @@ static void event(struct fuzz *f, struct input *in)
 				.peer = p->connection,
 				.bytes = input_u8(in)});
 		break;
-	case 12:
+	case START:
 		start(f);
 		break;
 	case 13:
@@ -497,6 +628,10 @@ static void event(struct fuzz *f, struct input *in)
 	case 24:
 		work(f, p, in);
 		break;
+	case 25:
+	case 26:
+		work_on(f, p, in);
+		break;
 	default:
 		send(f, p, in);
 	}
@@ -506,7 +641,7 @@ static void event(struct fuzz *f, struct input *in)
  * the same. */
 static void check_snapshot(struct fuzz *f)
 {
-	struct sections a = encode(f->core, 1), b;
+	struct sections a = encode(f->core), b;
 	struct core_config cfg = f->cfg;
 	const unsigned char *data[SNAPSHOT_SECTIONS];
 	const char *why = NULL;
@@ -518,7 +653,7 @@ static void check_snapshot(struct fuzz *f)
 	int rc = snapshot_decode_running(
 		memory[in_use], weights[in_use], &cfg, data, a.size, &again, &why);
 	PS_ASSERT(rc == 0);
-	b = encode(again, 1);
+	b = encode(again);
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
 		PS_ASSERT(a.size[i] == b.size[i]);
 		PS_ASSERT(memcmp(a.data[i], b.data[i], a.size[i]) == 0);
@@ -531,7 +666,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static struct wire *wire;
 	struct input in = {data, size};
-	struct fuzz f = {.cfg = choose(&in)};
+	struct fuzz f = {.cfg = choose(&in), .in = &in, .last_start = find_last_start(data, size)};
 
 	if (!wire)
 		PS_ASSERT(wire_new(&wire, PARAMS) == 0);

@@ -75,11 +75,14 @@ OPT.ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT.tsan    := -O1 -g -fsanitize=thread -include tests/support/tsan.h
 OPT.cover   := -O0 -g --coverage
 # small tables, so that a core of the server starts in microseconds
-OPT.fuzz     = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_COVERAGE) \
-	-DWIRE_MAX_BATCHES=64u -DWIRE_MAX_SLICES=9u
+OPT.fuzz     = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_LIMITS)
+# for more executions a second: without ASan and without the checks of UBSan at each access
+OPT.fuzz-fast = -O2 -g -fsanitize=undefined -fsanitize-trap=undefined \
+	-fno-sanitize=alignment,null,object-size,pointer-overflow $(FUZZ_LIMITS)
+FUZZ_LIMITS   = $(FUZZ_COVERAGE) -DWIRE_MAX_BATCHES=64u -DWIRE_MAX_SLICES=9u
 FUZZ_COVERAGE := -fsanitize=fuzzer-no-link
 ifeq ($(OPT.$(FLAVOUR)),)
-$(error FLAVOUR is release, asan, ubsan, tsan, cover or fuzz, not "$(FLAVOUR)")
+$(error FLAVOUR is release, asan, ubsan, tsan, cover, fuzz or fuzz-fast, not "$(FLAVOUR)")
 endif
 LD.release := -pie -Wl,-z,relro,-z,now,-z,noexecstack
 LD.asan    := -fsanitize=address,undefined

@@ -1,20 +1,22 @@
-# Fuzz targets: each .c file in this folder except replay.c. With clang and FLAVOUR=fuzz they are
-# linked with libFuzzer; with any other flavour they replay the files of their corpus.
-FUZZ_ENGINE := $(if $(filter fuzz,$(FLAVOUR)),-fsanitize=fuzzer,$(B)/tests/fuzz/replay.o)
-$(B)/tests/fuzz/%: $(B)/tests/fuzz/%.o $(TEST_ARCHIVES) $(if $(filter fuzz,$(FLAVOUR)),,$(B)/tests/fuzz/replay.o)
+# Fuzz targets: each .c file in this folder except replay.c. With clang and FLAVOUR=fuzz or fuzz-fast
+# they are linked with libFuzzer; with any other flavour they replay the files of their corpus.
+FUZZ_ENGINE := $(if $(filter fuzz%,$(FLAVOUR)),-fsanitize=fuzzer,$(B)/tests/fuzz/replay.o)
+$(B)/tests/fuzz/%: $(B)/tests/fuzz/%.o $(TEST_ARCHIVES) $(if $(filter fuzz%,$(FLAVOUR)),,$(B)/tests/fuzz/replay.o)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $(filter-out %/replay.o,$^) $(FUZZ_ENGINE) \
 		$(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 # These files are fuzzed with whole messages, so hints about compared values would only cost time.
-$(if $(filter fuzz,$(FLAVOUR)),$(call obj,$(SRC.core) worker/client/session.c tests/fuzz/core.c)): \
+$(if $(filter fuzz%,$(FLAVOUR)),$(call obj,$(SRC.core) worker/client/session.c tests/fuzz/core.c)) \
+$(if $(filter fuzz-fast,$(FLAVOUR)),$(call obj,$(SRC.proto))): \
 	FUZZ_COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
 
 .PHONY: fuzz fuzz-build fuzz-coverage
 fuzz-build: $(FUZZ)
-# Fuzz each target for SECONDS of wall time, on all CPUs.
+# Fuzz each target for SECONDS of wall time, on all CPUs. FAST=1: without ASan.
 SECONDS ?= 60
+FUZZ_FLAVOUR := $(if $(FAST),fuzz-fast,fuzz)
 fuzz: installed
-	@$(MAKE) $(JOBS) FLAVOUR=fuzz CC=clang CUDA=0 fuzz-build
-	@tests/fuzz/run $(SECONDS)
+	@$(MAKE) $(JOBS) FLAVOUR=$(FUZZ_FLAVOUR) CC=clang CUDA=0 fuzz-build
+	@FLAVOUR=$(FUZZ_FLAVOUR) tests/fuzz/run $(SECONDS)
 # Print the lines that the committed corpora reach.
 fuzz-coverage: installed
 	@$(MAKE) $(JOBS) FLAVOUR=cover CUDA=0 fuzz-build

@@ -346,6 +346,26 @@ static void check_lbfgs(const struct model *m, int *errors)
 	}
 }
 
+/* The number of gradients, each of another worker, that a step or a buffer has if enough workers
+ * are there. */
+static uint32_t gradients_of_step(const struct core_config *c)
+{
+	uint32_t backup = c->sync.backup_workers, min = c->leases.min_workers;
+
+	if (c->training.mode != MODE_SYNC)
+		return c->push.buffer_size;
+	if (c->sync.workers)
+		return c->sync.workers;
+	return min > backup ? min - backup : 1;
+}
+
+static uint32_t gradients_needed(const struct push_options *p)
+{
+	return p->aggregate == AGGREGATE_KRUM      ? 2 * p->bad_workers + 3
+	       : p->aggregate == AGGREGATE_TRIMMED ? 2 * p->bad_workers + 1
+						   : 1;
+}
+
 /* An error text about options that contradict each other, or NULL. */
 static const char *check_mode(const struct core_config *c)
 {
@@ -371,6 +391,16 @@ static const char *check_mode(const struct core_config *c)
 		       "much: use --push mean";
 	if (p->buffer_size > 1 && !asynchronous)
 		return "--buffer-size: only modes downpour and ssp have this option";
+	if (p->aggregate != AGGREGATE_MEAN && mode != MODE_SYNC && p->buffer_size < 2)
+		return "--aggregate: only mode sync, and modes downpour and ssp with "
+		       "--buffer-size K, have this option";
+	if (p->aggregate != AGGREGATE_MEAN && gradients_of_step(c) < gradients_needed(p))
+		return p->aggregate == AGGREGATE_KRUM
+			       ? "--aggregate: krum needs 2F + 3 gradients (--bad-workers F) in "
+				 "each "
+				 "step: set --buffer-size, --sync-workers or --min-workers"
+			       : "--aggregate: trimmed needs 2F + 1 gradients (--bad-workers F) in "
+				 "each step: set --buffer-size, --sync-workers or --min-workers";
 	if (p->sum && mode == MODE_SANDBLASTER)
 		return "--push: a step of --mode sandblaster is the mean over its images: use "
 		       "--push mean";

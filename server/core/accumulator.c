@@ -1,4 +1,6 @@
 /* accumulator.c - see accumulator.h. */
+#include "server/core/aggregate.h"
+#include "server/core/norms.h"
 #include "server/core/state.h"
 #include "server/core/vec.h"
 #include <math.h>
@@ -42,7 +44,7 @@ static void add_to_sum(struct gradient_accumulator *a, const struct slices *s, d
 
 void accumulator_add(struct core *c, const struct msg_push *p)
 {
-	accumulator_add_weighted(c, &p->slices, weight_of(c, p->images));
+	accumulator_add_weighted(c, &p->slices, weight_of(c, p->images), norms_scale(c, p));
 	accumulator_count(c, p);
 }
 
@@ -52,13 +54,26 @@ void accumulator_count(struct core *c, const struct msg_push *p)
 	c->accumulator.images += p->images;
 }
 
-void accumulator_add_weighted(struct core *c, const struct slices *s, double weight)
+static int is_robust(const struct core *c)
+{
+	return c->cfg.push.aggregate != AGGREGATE_MEAN;
+}
+
+/* A robust rule never leaves the range of its gradients. */
+static void note_peak(struct core *c, double weight, double peak)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 
-	add_to_sum(a, s, weight);
+	a->peak = is_robust(c) ? vec_larger(a->peak, peak) : a->peak + weight * peak;
+}
+
+void accumulator_add_weighted(struct core *c, const struct slices *s, double weight, double scale)
+{
+	struct gradient_accumulator *a = &c->accumulator;
+
+	add_to_sum(a, s, weight * scale);
 	a->weight += weight;
-	a->peak += weight * store_peak(s);
+	note_peak(c, weight, store_peak(s));
 	a->pushes++;
 }
 
@@ -79,20 +94,90 @@ static void copy_slices(float *to, const struct slices *s, size_t n)
 	memset(to + end, 0, (n - end) * sizeof(*to));
 }
 
+static void scale_values(float *g, size_t n, double scale)
+{
+	if (scale < 1)
+		vec_scale(g, scale, n);
+}
+
 void accumulator_keep(struct core *c, const struct msg_push *p)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 	double weight = weight_of(c, p->images);
-	uint32_t i = a->pushes++;
+	uint32_t i = a->parts++;
 	float *g = a->part[i].g;
+
+	a->pushes++;
 
 	for (; i > 0 && a->part[i - 1].batch > p->work.first; i--)
 		a->part[i] = a->part[i - 1];
 	a->part[i] = (struct part){p->work.first, p->images, p->loss, g};
 	copy_slices(g, &p->slices, c->store.n);
+	scale_values(g, c->store.trained, norms_scale(c, p));
 	a->images += p->images;
 	a->weight += weight; /* weights are whole numbers, so their sum is exact in any order */
-	a->peak += weight * store_peak(&p->slices);
+	note_peak(c, weight, store_peak(&p->slices));
+}
+
+/* ---- one gradient of each worker ------------------------------------------------------------- */
+
+/* The part of slot `slot`. The parts are sorted by slot; a new part is zero. */
+static struct part *part_of(struct core *c, uint32_t slot)
+{
+	struct gradient_accumulator *a = &c->accumulator;
+	uint32_t i = a->parts;
+	float *g;
+
+	for (uint32_t j = 0; j < a->parts; j++)
+		if (a->part[j].batch == slot)
+			return &a->part[j];
+	g = a->part[a->parts++].g;
+	for (; i > 0 && a->part[i - 1].batch > slot; i--)
+		a->part[i] = a->part[i - 1];
+	a->part[i] = (struct part){.batch = slot, .g = g};
+	memset(g, 0, c->store.n * sizeof(*g));
+	return &a->part[i];
+}
+
+/* Moves values [0, n) towards `to` times `scale`. */
+static void move(float *mean, const float *to, size_t n, double part, double scale)
+{
+	for (size_t i = 0; i < n; i++)
+		mean[i] += (float)(part * (scale * (to ? (double)to[i] : 0) - (double)mean[i]));
+}
+
+void accumulator_average(
+	struct core *c, const struct worker *w, const struct slices *s, double weight, double scale)
+{
+	struct gradient_accumulator *a = &c->accumulator;
+	struct part *p = part_of(c, worker_id(c, w) - 1);
+	double by = 1 / (double)++p->images;
+	size_t end = 0;
+
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct slice *slice = &s->slice[i];
+
+		move(p->g + end, NULL, slice->offset - end, by, 1);
+		move(p->g + slice->offset, slice->data, slice->count, by, scale);
+		end = slice->offset + slice->count;
+	}
+	move(p->g + end, NULL, c->store.n - end, by, 1);
+	a->weight += weight;
+	a->pushes++;
+	note_peak(c, weight, store_peak(s));
+}
+
+/* Combines the parts by a robust rule. */
+static void combine(const struct core *c, float *out)
+{
+	const struct gradient_accumulator *a = &c->accumulator;
+	const float *g[WIRE_MAX_WORKERS];
+
+	for (uint32_t i = 0; i < a->parts; i++)
+		g[i] = a->part[i].g;
+	aggregate(c->cfg.push.aggregate, c->cfg.push.bad_workers, g, a->parts, c->store.n, out);
+	if (c->cfg.push.sum)
+		vec_scale(out, a->pushes, c->store.trained);
 }
 
 /* Adds the gradients in the order of their batches, whatever their order of arrival was. */
@@ -101,7 +186,7 @@ static void fold_block(const struct core *c, size_t at, size_t n, double *sum)
 	const struct gradient_accumulator *a = &c->accumulator;
 
 	memset(sum, 0, n * sizeof(*sum));
-	for (uint32_t i = 0; i < a->pushes; i++) {
+	for (uint32_t i = 0; i < a->parts; i++) {
 		double weight = weight_of(c, a->part[i].images);
 		const float *g = a->part[i].g + at;
 
@@ -121,6 +206,14 @@ static double sum_peak(const double *sum, size_t n)
 	return peak;
 }
 
+static double magnitude_peak(const float *v, size_t n)
+{
+	struct slices s = {.n = 1};
+
+	s.slice[0] = (struct slice){.count = n, .data = v};
+	return store_peak(&s);
+}
+
 static void measure_sum(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -128,7 +221,9 @@ static void measure_sum(struct core *c)
 
 	a->measured = 1;
 	a->peak = a->pushes && a->sum ? sum_peak(a->sum, c->store.n) : 0;
-	for (size_t at = 0; a->pushes && a->part && at < c->store.n; at += FOLD_BLOCK) {
+	for (uint32_t i = 0; is_robust(c) && i < a->parts; i++)
+		a->peak = vec_larger(a->peak, magnitude_peak(a->part[i].g, c->store.n));
+	for (size_t at = 0; !is_robust(c) && a->parts && at < c->store.n; at += FOLD_BLOCK) {
 		size_t left = c->store.n - at, n = left < FOLD_BLOCK ? left : FOLD_BLOCK;
 
 		fold_block(c, at, n, block);
@@ -141,7 +236,9 @@ static void measure_sum(struct core *c)
 static int fits_sum(struct core *c, double weight, double peak)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
-	double sum = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
+	double mean = (a->peak + weight * peak) * factor_of(c, a->weight + weight, a->pushes + 1);
+	double robust = vec_larger(a->peak, peak) * (c->cfg.push.sum ? a->pushes + 1 : 1);
+	double sum = is_robust(c) ? robust : mean;
 	uint32_t max = c->cfg.sessions.max_workers > c->cfg.push.buffer_size
 			       ? c->cfg.sessions.max_workers
 			       : c->cfg.push.buffer_size;
@@ -170,7 +267,7 @@ double accumulator_loss_sum(const struct core *c)
 	const struct gradient_accumulator *a = &c->accumulator;
 	double sum = a->loss_sum;
 
-	for (uint32_t i = 0; a->part && i < a->pushes; i++)
+	for (uint32_t i = 0; i < a->parts; i++)
 		sum += (double)a->part[i].loss * a->part[i].images;
 	return sum;
 }
@@ -197,6 +294,10 @@ void accumulator_mean(const struct core *c, float *g)
 	const struct gradient_accumulator *a = &c->accumulator;
 	double block[FOLD_BLOCK];
 
+	if (is_robust(c)) {
+		combine(c, g);
+		return;
+	}
 	if (!a->part) {
 		mean_block(c, g, a->sum, 0, c->store.n);
 		return;
@@ -217,5 +318,5 @@ void accumulator_clear(struct core *c)
 		memset(a->sum, 0, c->store.n * sizeof(*a->sum));
 	a->weight = a->loss_sum = a->peak = 0;
 	a->images = 0;
-	a->pushes = 0;
+	a->pushes = a->parts = 0;
 }

@@ -1,10 +1,12 @@
 /*
  * accumulator.h - collects gradients until a step, or an update from a buffer, applies them
- * together. A mode that collects gradients uses one of two methods:
+ * together. A mode that collects gradients uses one of three methods:
  *
  * - Running sum: sandblaster, and the asynchronous modes with a buffer, add each gradient to a sum
  *   in double precision when it arrives. The order of arrival therefore hardly changes the result.
  *   In a buffer each gradient has a weight of its own.
+ * - One gradient of each worker: a buffer with a robust rule (aggregate.h) keeps the mean of each
+ *   worker's gradients, so no worker counts twice.
  * - One gradient of each batch: sync keeps all gradients and adds them in the order of their
  *   batches when the step ends. The order of arrival therefore does not change the result at all.
  *   This takes n_params floats for each gradient of a step. The memory for a gradient is touched
@@ -16,6 +18,8 @@
 
 struct worker;
 
+/* A gradient that is kept apart. Of a batch; or, in a buffer, the mean of `images` gradients of the
+ * worker in slot `batch`. */
 struct part {
 	uint32_t batch, images;
 	float loss;
@@ -23,10 +27,10 @@ struct part {
 };
 struct gradient_accumulator {
 	double *sum; /* n_params sums; NULL: the mode has no running sum */
-	/* `room` entries, sorted by batch; the first `pushes` are in use; NULL: the mode keeps no
+	/* `room` entries, sorted by batch; the first `parts` are in use; NULL: the mode keeps no
 	 * gradients */
 	struct part *part;
-	uint32_t room;
+	uint32_t room, parts;
 	/* weight: sum over all gradients; loss_sum: sum over those in the running sum */
 	double weight, loss_sum;
 	uint64_t images; /* images of the gradients, all from the epoch in training */
@@ -38,8 +42,8 @@ struct gradient_accumulator {
  * gradient of push `p`. */
 int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p);
 void accumulator_add(struct core *c, const struct msg_push *p);
-/* Adds the gradient `s`, times `weight`, to the running sum. Images and loss are not counted. */
-void accumulator_add_weighted(struct core *c, const struct slices *s, double weight);
+/* Adds the gradient `s` times `scale` (at most 1), with `weight`, to the running sum. Images and loss are not counted. */
+void accumulator_add_weighted(struct core *c, const struct slices *s, double weight, double scale);
 /* Counts the images and the loss of push `p`. The step that applies the sum records them in the
  * epoch in training. */
 void accumulator_count(struct core *c, const struct msg_push *p);
@@ -47,7 +51,10 @@ void accumulator_count(struct core *c, const struct msg_push *p);
  * more gradient, whose weight is `weight` and whose magnitudes are at most `peak`. */
 int accumulator_holds(struct core *c, double weight, double peak);
 void accumulator_keep(struct core *c, const struct msg_push *p);
-/* Writes the weighted mean of the collected gradients to `g` (n_params floats). With cfg.push.sum
+/* Takes the gradient `s` times `scale`, with `weight`, into the mean of the gradients of w. */
+void accumulator_average(struct core *c, const struct worker *w, const struct slices *s,
+	double weight, double scale);
+/* Combines the gradients by cfg.push.aggregate. If that is the mean: writes the weighted mean of the collected gradients to `g` (n_params floats). With cfg.push.sum
  * it writes their sum; for a buffer this is the weighted mean times the number of gradients.
  * Statistics of batches are always a weighted mean. */
 void accumulator_mean(const struct core *c, float *g);

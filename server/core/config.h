@@ -54,6 +54,10 @@ enum lr_scaling {
 };
 #define LR_SCALING_NAMES "auto|none|sqrt|linear"
 
+/* aggregate.h */
+enum aggregate_rule { AGGREGATE_MEAN, AGGREGATE_MEDIAN, AGGREGATE_TRIMMED, AGGREGATE_KRUM };
+#define AGGREGATE_NAMES "mean|median|trimmed|krum"
+
 enum push_kind { PUSH_MEAN, PUSH_SUM };
 #define PUSH_NAMES "mean|sum"
 

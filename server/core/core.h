@@ -156,7 +156,7 @@ struct core_stats {
 	/* leases: leases granted; released: batches and portions that a worker gave up undone */
 	uint64_t pulls, leases, released;
 	uint64_t hellos, deaths, rejoins;
-	/* workers that were excluded because their pushes or evaluations were not finite */
+	/* workers that were excluded for bad pushes or evaluations (departure.h) */
 	uint64_t excluded;
 	uint64_t recoveries; /* starts of the server from a snapshot */
 	/* delay compensation: gradients applied without compensation, because the server no longer

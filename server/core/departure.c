@@ -101,5 +101,6 @@ void quarantine_notify(struct core *c, struct worker *w, uint32_t peer)
 	if (peer)
 		effects_refuse(c, peer, PS_EQUARANTINE, 0,
 			"excluded: too many losses or gradients of this worker in a row were not "
-			"finite: check its device and its data");
+			"finite, or of another size than those of the other workers: check its "
+			"device and its data");
 }

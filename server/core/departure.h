@@ -1,18 +1,19 @@
 /*
  * departure.h - how workers leave: by silence, by BYE, at the end of the run, or excluded because
- * their gradients or losses are not finite (a broken device, or training that has diverged).
+ * their gradients or losses are bad: not finite (a broken device, or training that has diverged),
+ * or of another size than those of the other workers (norms.h).
  *
- * Exclusion: MAX_STREAK pushes or evaluations in a row that are not finite exclude their worker.
- * The worker loses its leases and counts for nothing. The server answers each of its messages with
- * ERROR PS_EQUARANTINE, and its program ends. Only a new process can come back, as a new
- * incarnation. An accepted push ends the streak.
+ * Exclusion: MAX_STREAK bad pushes or evaluations in a row exclude their worker. The worker loses
+ * its leases and counts for nothing. The server answers each of its messages with ERROR
+ * PS_EQUARANTINE, and its program ends. Only a new process can come back, as a new incarnation. An
+ * accepted push ends the streak.
  *
- * Divergence: the run ends as diverged if the newest push or evaluation of most workers was not
- * finite. Most is more than half of the workers that are live, suspected or expected back,
- * including the excluded worker. A run with a single worker diverges only if the server has
- * accepted a push of this incarnation of the worker. Otherwise its device is taken for broken,
- * however often a supervisor restarts its program, and the run waits for other workers. Bad initial
- * weights therefore end the run only if at least two workers are connected at the same time. Before
+ * Divergence: the run ends as diverged if the newest push or evaluation of most workers was bad.
+ * Most is more than half of the workers that are live, suspected or expected back, the excluded
+ * one included. A run with a single worker diverges only if the server has accepted a push of this
+ * incarnation of the worker. Otherwise its device is taken for broken, however often a
+ * supervisor restarts its program, and the run waits for other workers. Bad initial weights
+ * therefore end the run only if at least two workers are connected at the same time. Before
  * min_workers have come, the run cannot diverge.
  *
  * Invariants:
@@ -33,7 +34,7 @@ struct worker;
 
 /* The quarantine of a worker slot. A snapshot contains it. */
 struct worker_quarantine {
-	uint32_t bad_streak; /* pushes and evaluations in a row that were not finite */
+	uint32_t bad_streak; /* pushes and evaluations in a row that were bad */
 	int excluded;        /* 1: this incarnation is excluded for its streak */
 	int sound;           /* 1: a push of this incarnation was accepted */
 };
@@ -45,7 +46,7 @@ void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int st
  * the server acknowledged before a crash and has lost: it keeps them for the next term. */
 void departure_part(struct core *c, const struct worker *w, uint32_t peer);
 void departure_part_all(struct core *c);
-/* A push or an evaluation of w was not finite: that may exclude w, or end the run. */
+/* A push or an evaluation of w was bad: that may exclude w, or end the run. */
 void quarantine_bad(struct core *c, struct worker *w);
 /* A push of w was accepted. */
 void quarantine_good(struct worker *w);

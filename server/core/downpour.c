@@ -101,7 +101,7 @@ double easgd_part(const struct core *c)
 
 static int has_buffer(const struct core *c)
 {
-	return c->accumulator.sum != NULL;
+	return c->accumulator.sum || c->accumulator.part;
 }
 
 /* The weight of a gradient that is tau versions old; 1 for a fresh gradient. The factor for the
@@ -139,12 +139,24 @@ static void flush_buffer(struct core *c)
 	accumulator_clear(c);
 }
 
+/* A robust rule needs gradients of several workers: of K workers, or of all that are live. */
+static int is_full(const struct core *c)
+{
+	const struct gradient_accumulator *a = &c->accumulator;
+	uint32_t live = core_live_workers(c), needed = c->cfg.push.buffer_size;
+
+	if (!a->part)
+		return a->pushes >= needed;
+	/* after a restart, workers that are not back yet are not live */
+	return !c->run.recovering && a->parts >= (live < needed ? live : needed);
+}
+
 void downpour_settle(struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
 	int last = c->cfg.training.epochs && a->images && c->leases.n_done == c->leases.n_batches;
 
-	if (has_buffer(c) && a->pushes && (a->pushes >= c->cfg.push.buffer_size || last))
+	if (has_buffer(c) && a->pushes && (is_full(c) || last))
 		flush_buffer(c);
 }
 
@@ -288,6 +300,15 @@ int downpour_fits(struct core *c, const struct worker *w, const struct msg_push 
 	return holds_update(c, p, store_peak(&p->slices));
 }
 
+static void collect(
+	struct core *c, const struct worker *w, const struct slices *s, double weight, double scale)
+{
+	if (c->accumulator.part)
+		accumulator_average(c, w, s, weight, scale);
+	else
+		accumulator_add_weighted(c, s, weight, scale);
+}
+
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	uint64_t tau = downpour_staleness(c, p);
@@ -301,13 +322,13 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		s = &compensated;
 	}
 	if (has_buffer(c)) {
-		accumulator_add_weighted(c, s, buffer_weight(c, tau));
+		collect(c, w, s, buffer_weight(c, tau), norms_scale(c, p));
 		if (early_is(c, &p->work))
 			take_early(c, p);
 		else
 			accumulator_count(c, p);
 	} else {
-		store_apply(c, s, downpour_rate(c, tau));
+		store_apply(c, s, downpour_rate(c, tau), norms_scale(c, p));
 		record(c, p->work.epoch, p->images, (double)p->loss * p->images);
 	}
 	if (c->backups.n > 0 && p->seq <= w->ledger.replay_target)

@@ -35,13 +35,16 @@ static int sums(const struct core_config *cfg)
 {
 	int is_async = cfg->training.mode == MODE_DOWNPOUR || cfg->training.mode == MODE_SSP;
 
-	return cfg->training.mode == MODE_SANDBLASTER || (is_async && cfg->push.buffer_size > 1);
+	return cfg->training.mode == MODE_SANDBLASTER ||
+	       (is_async && cfg->push.buffer_size > 1 && cfg->push.aggregate == AGGREGATE_MEAN);
 }
 
-/* The number of gradients that sync keeps apart until a step ends. */
+/* The number of gradients that are kept apart until a step ends or a buffer is full. */
 static uint32_t room(const struct core_config *cfg)
 {
-	return cfg->training.mode == MODE_SYNC ? cfg->sessions.max_workers : 0;
+	int apart = cfg->push.buffer_size > 1 && cfg->push.aggregate != AGGREGATE_MEAN;
+
+	return cfg->training.mode == MODE_SYNC || apart ? cfg->sessions.max_workers : 0;
 }
 
 static size_t max_backups(const struct core_config *cfg)

@@ -85,7 +85,7 @@ static enum reject check_work(struct core *c, const struct worker *w, const stru
 
 /* Checks push `p`. The values are checked even if the work is late or already done, because
  * departure.c counts all pushes with values that are not finite: they show a broken device. */
-static enum reject reject_of(struct core *c, const struct worker *w, const struct msg_push *p)
+static enum reject reject_of(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	enum reject r, values;
 
@@ -98,6 +98,8 @@ static enum reject reject_of(struct core *c, const struct worker *w, const struc
 	values = isfinite(p->loss) ? store_check(c, &p->slices) : REJECT_NONFINITE;
 	if (r != REJECT_NONE && values != REJECT_NONFINITE)
 		return r;
+	if (values == REJECT_NONE && norms_check(c, w, p) && !rights_of_replay(c, w, p))
+		values = REJECT_NORM;
 	if (values != REJECT_NONE)
 		return values;
 	return c->rules->fits(c, w, p) ? REJECT_NONE : REJECT_NONFINITE;
@@ -134,6 +136,13 @@ static int was_superseded(
 		       REJECT_WORK;
 	return r == REJECT_STALE && mode_is_exact(c->cfg.training.mode) &&
 	       p->base_version < c->store.version;
+}
+
+/* 20 such rejections in a row exclude the worker (departure.h). */
+static int counts_as_bad(const struct core *c, enum reject r)
+{
+	return r == REJECT_NONFINITE ||
+	       (c->cfg.limits.norm_ratio > 0 && (r == REJECT_NORM || r == REJECT_SHAPE));
 }
 
 static void decide(struct core *c, struct worker *w, const struct msg_push *p)
@@ -181,7 +190,7 @@ static void decide(struct core *c, struct worker *w, const struct msg_push *p)
 		c->checkpoints.urgent = 1;
 	PS_ASSERT(w->ledger.durable_seq <= w->ledger.last_seq); /* invariant 4 */
 	answer(c, w, p, d, 0);
-	if (r == REJECT_NONFINITE)
+	if (counts_as_bad(c, r))
 		quarantine_bad(c, w);
 }
 

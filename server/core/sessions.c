@@ -221,6 +221,7 @@ static void hello_new(struct core *c, const struct event *ev)
 		w->quarantine.sound = 0;
 	w->sync.member = 0; /* the step under way does not wait for a new process */
 	w->quarantine.bad_streak = 0;
+	w->norms = (struct worker_norms){0};
 	w->ledger.replay_target = 0;
 	join(c, w);
 }

@@ -36,6 +36,7 @@ const char *const snapshot_names[SNAPSHOT_SECTIONS] = {
 	[SNAPSHOT_TRUST] = "trust",
 	[SNAPSHOT_METRICS] = "metrics",
 	[SNAPSHOT_TENSORS] = "tensors",
+	[SNAPSHOT_NORMS] = "norms",
 	[SNAPSHOT_SESSIONS] = "live", /* release 0.1.0 gave the section this name */
 };
 
@@ -318,14 +319,19 @@ static void put_leases(struct cursor *k, struct core *c)
 		put_epoch(k, &c->epoch[i]);
 }
 
-/* Sync: each gradient of the step under way, in the order of their batches. */
+/* The gradients that are kept apart: of the step under way, in the order of their batches, or of the
+ * buffer, in the order of their workers. */
 static void put_parts(struct cursor *k, struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
+	uint32_t parts = k->in ? a->pushes : a->parts; /* in sync each push is a part */
 
-	if (a->pushes > a->room)
+	if (c->cfg.training.mode != MODE_SYNC)
+		u32(k, &parts);
+	a->parts = parts;
+	if (a->parts > a->room || a->parts > a->pushes)
 		set_error(k, "it has more gradients of a step than --max-workers");
-	for (uint32_t i = 0; i < a->pushes && !k->error; i++) {
+	for (uint32_t i = 0; i < a->parts && !k->error; i++) {
 		double loss = (double)a->part[i].loss;
 
 		u32(k, &a->part[i].batch);
@@ -468,6 +474,40 @@ static void put_trust(struct cursor *k, struct core *c)
 	refuse_over(k, n, c->cfg.sessions.max_workers);
 	for (uint32_t i = 0; i < n && !k->error; i++)
 		text(k, c->worker[i].session.owner, sizeof(c->worker[i].session.owner));
+}
+
+/* ---- norms: what is known of the sizes of the workers' gradients ------------------------------ */
+
+static void put_mean(struct cursor *k, double *mean)
+{
+	f64(k, mean);
+	if (!isfinite(*mean) || *mean < 0)
+		set_error(k, MALFORMED);
+}
+
+/* The section is empty if nothing is known: without --norm-ratio, or without workers. */
+static void put_norms(struct cursor *k, struct core *c)
+{
+	uint32_t n = c->cfg.limits.norm_ratio > 0 ? c->cfg.sessions.max_workers : 0;
+
+	while (!k->in && n > 0 && c->worker[n - 1].session.state == SESSION_FREE)
+		n--;
+	if (k->in ? k->size == 0 : n == 0)
+		return;
+	u32(k, &n);
+	if (n == 0)
+		set_error(k, MALFORMED);
+	refuse_over(k, n, c->cfg.sessions.max_workers);
+	for (uint32_t i = 0; i < n && !k->error; i++) {
+		struct worker_norms *norms = &c->worker[i].norms;
+
+		put_mean(k, &norms->last);
+		put_mean(k, &norms->mean);
+		put_mean(k, &norms->size);
+		u64(k, &norms->n_sizes);
+		u64(k, &norms->push_no);
+		u64(k, &norms->version);
+	}
 }
 
 /* ---- sessions: what is true only while the process lives ------------------------------------- */
@@ -700,6 +740,9 @@ static void put_section(struct cursor *k, struct core *c, enum snapshot_section 
 		break;
 	case SNAPSHOT_TENSORS:
 		put_tensors(k, c);
+		break;
+	case SNAPSHOT_NORMS:
+		put_norms(k, c);
 		break;
 	case SNAPSHOT_SESSIONS:
 		snapshot_put_config(k, &cfg);

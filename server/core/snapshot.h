@@ -30,15 +30,18 @@ enum snapshot_section {
 	SNAPSHOT_METRICS,
 	/* the list of the tensors of vector:N (common/tensor_list.h); older checkpoints have none */
 	SNAPSHOT_TENSORS,
+	/* means of the norms of the workers' gradients; empty without --norm-ratio */
+	SNAPSHOT_NORMS,
 	/* configuration, connections, times; only the replay of a log reads it */
 	SNAPSHOT_SESSIONS,
 	SNAPSHOT_SECTIONS
 };
 
-/* 1: a checkpoint may lack this section. Its data is NULL then. */
+/* 1: a checkpoint may lack this section. Its data is NULL then. The server leaves it out
+ * if it is empty. */
 #define SNAPSHOT_MAY_LACK(section)                                                                 \
 	((section) == SNAPSHOT_TRUST || (section) == SNAPSHOT_METRICS ||                           \
-		(section) == SNAPSHOT_TENSORS)
+		(section) == SNAPSHOT_TENSORS || (section) == SNAPSHOT_NORMS)
 
 /* The names of the sections in the checkpoint file. SNAPSHOT_RUN begins with a struct run_head
  * (run_head.h); SNAPSHOT_WEIGHTS is n_params float32. */

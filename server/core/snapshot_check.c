@@ -45,8 +45,9 @@ static int mode_values_are_valid(const struct core *c)
 
 	for (size_t i = 0; a->sum && a->pushes && i < c->store.n; i++)
 		ok &= isfinite(a->sum[i]) != 0;
-	for (uint32_t i = 0; a->part && i < a->pushes; i++)
-		ok &= isfinite(a->part[i].loss) && all_finite(a->part[i].g, c->store.n);
+	for (uint32_t i = 0; a->part && i < a->parts; i++)
+		ok &= (!i || a->part[i].batch > a->part[i - 1].batch) && a->part[i].images &&
+		      isfinite(a->part[i].loss) && all_finite(a->part[i].g, c->store.n);
 	if (b->known || b->searching)
 		ok &= all_finite(b->x, c->store.n) && all_finite(b->g, c->store.n) &&
 		      all_finite(b->d, c->store.n);

@@ -130,6 +130,7 @@ static void read_options(struct rewrite *r)
 		cfg->lbfgs.history = history;
 	cfg->push.sum = sum ? PUSH_SUM : PUSH_MEAN;
 	cfg->push.buffer_size = 1;
+	cfg->push.aggregate = AGGREGATE_MEAN;
 	cfg->training.validate = 0;
 	cfg->dc.kind = !compensated ? DC_NONE : adaptive ? DC_ADAPTIVE : DC_CONSTANT;
 }
@@ -437,6 +438,12 @@ static void rewrite_metrics(struct rewrite *r)
 	put_zeros(r, METRICS_TEXT / 8 + 1);
 }
 
+/* Release 0.1.0 has no norms: the section is empty. */
+static void rewrite_norms(struct rewrite *r)
+{
+	(void)r;
+}
+
 /* Release 0.1.0 has no names for the tensors: the list is empty. */
 static void rewrite_tensors(struct rewrite *r)
 {
@@ -469,6 +476,7 @@ int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 		[SNAPSHOT_TRUST] = rewrite_trust,
 		[SNAPSHOT_METRICS] = rewrite_metrics,
 		[SNAPSHOT_TENSORS] = rewrite_tensors,
+		[SNAPSHOT_NORMS] = rewrite_norms,
 		[SNAPSHOT_SESSIONS] = rewrite_live,
 	};
 	struct rewrite r = {.cfg = *now};

@@ -75,6 +75,11 @@ static double sum_of_squares(const struct core *c, const struct slices *s)
 	return sum;
 }
 
+double store_norm(const struct core *c, const struct slices *s)
+{
+	return sqrt(sum_of_squares(c, s));
+}
+
 enum reject store_check(const struct core *c, const struct slices *s)
 {
 	for (uint32_t i = 0; i < s->n; i++) {
@@ -85,7 +90,7 @@ enum reject store_check(const struct core *c, const struct slices *s)
 		if (any_wild(p))
 			return REJECT_NONFINITE;
 	}
-	if (c->cfg.limits.reject_norm > 0 && sqrt(sum_of_squares(c, s)) > c->cfg.limits.reject_norm)
+	if (c->cfg.limits.reject_norm > 0 && store_norm(c, s) > c->cfg.limits.reject_norm)
 		return REJECT_NORM;
 	return REJECT_NONE;
 }
@@ -222,7 +227,7 @@ float *store_scratch(struct core *c)
 	return c->store.scratch;
 }
 
-void store_apply(struct core *c, const struct slices *s, double eta)
+void store_apply(struct core *c, const struct slices *s, double eta, double scale)
 {
 	struct store *st = &c->store;
 	struct update *u = &st->update;
@@ -232,8 +237,10 @@ void store_apply(struct core *c, const struct slices *s, double eta)
 	u->done = 0;
 	u->from = st->weights;
 	u->to = store_next(c);
-	u->step = (struct optim_step){c->stats.updates + 1, eta,
-		c->cfg.optim.clip_norm > 0 ? optim_clip(&c->cfg.optim, sum_of_squares(c, s)) : 1};
+	double clip =
+		c->cfg.optim.clip_norm > 0 ? optim_clip(&c->cfg.optim, sum_of_squares(c, s)) : 1;
+
+	u->step = (struct optim_step){c->stats.updates + 1, eta, vec_smaller(clip, scale)};
 	u->slices.n = s->n;
 	memcpy(u->slices.slice, s->slice, s->n * sizeof(s->slice[0]));
 	carry_out_plan(st);
@@ -245,7 +252,7 @@ void store_step(struct core *c, const float *g, double eta)
 	struct slices s = {.n = 1};
 
 	s.slice[0] = (struct slice){.count = c->store.n, .data = g};
-	store_apply(c, &s, eta);
+	store_apply(c, &s, eta, 1);
 }
 
 double store_rate(const struct core *c)

@@ -42,18 +42,21 @@ struct store {
 /* Checks position, magnitudes and norm of a push. Returns REJECT_NONE, REJECT_SHAPE,
  * REJECT_NONFINITE or REJECT_NORM, and changes nothing. */
 enum reject store_check(const struct core *c, const struct slices *s);
+/* The L2 norm of the gradient in all slices. */
+double store_norm(const struct core *c, const struct slices *s);
 /* The largest magnitude in a push that store_check has accepted. */
 double store_peak(const struct slices *s);
 /* 1: a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves every
  * weight and every value of the optimizer finite. The caller must call this function before each
  * step. */
 int store_holds(struct core *c, double peak, double eta);
-/* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted. Values of
+/* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted, times the
+ * smaller one of `scale` and the factor of --clip-norm. Values of
  * `s` from st->trained on are statistics of batches: each running statistic moves towards its value
  * by RUNNING_PART of the distance, whatever the optimizer, its clipping and the rate are. The
  * version grows by one. store_compute computes the new values later, so a caller that reads weights
  * in the same step must call store_complete first. */
-void store_apply(struct core *c, const struct slices *s, double eta);
+void store_apply(struct core *c, const struct slices *s, double eta, double scale);
 /* Calls store_apply for one gradient of all values. */
 void store_step(struct core *c, const float *g, double eta);
 /* Computes the next block of the pending update. Sets *values to the first value of the block and

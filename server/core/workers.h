@@ -7,6 +7,7 @@
 #include "server/core/departure.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
+#include "server/core/norms.h"
 #include "server/core/pace.h"
 #include "server/core/sessions.h"
 #include "server/core/ssp.h"
@@ -22,6 +23,7 @@ struct worker {
 	struct worker_sync sync;
 	struct worker_backups backups;
 	struct worker_quarantine quarantine;
+	struct worker_norms norms;
 	struct pace pace;
 	struct worker_counts counts; /* no snapshot contains it */
 };

@@ -88,12 +88,14 @@ static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t g
 	int rc = grow_buffer(s, bytes);
 	if (rc)
 		return rc;
-	s->snapshot =
-		(struct checkpoint){.generation = generation, .n_sections = SNAPSHOT_SECTIONS};
+	s->snapshot = (struct checkpoint){.generation = generation};
 	unsigned char *at = s->buffer;
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
-		struct checkpoint_section *section = &s->snapshot.section[i];
+		struct checkpoint_section *section = &s->snapshot.section[s->snapshot.n_sections];
 
+		if (SNAPSHOT_MAY_LACK(i) && size[i] == 0)
+			continue;
+		s->snapshot.n_sections++;
 		snapshot_encode(core, (enum snapshot_section)i, at);
 		snprintf(section->name, sizeof(section->name), "%s", snapshot_names[i]);
 		section->data = at;

@@ -185,10 +185,13 @@ static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e
 		return err_set(e, PS_ENOMEM, "no memory for a snapshot of %zu bytes", bytes);
 	free(c->memory);
 	c->memory = at;
-	c->n_sections = SNAPSHOT_SECTIONS;
+	c->n_sections = 0;
 	for (int i = 0; i < SNAPSHOT_SECTIONS; i++) {
-		struct checkpoint_section *s = &c->section[i];
+		struct checkpoint_section *s = &c->section[c->n_sections];
 
+		if (SNAPSHOT_MAY_LACK(i) && size[i] == 0)
+			continue;
+		c->n_sections++;
 		snapshot_encode(r->core, (enum snapshot_section)i, at);
 		*s = (struct checkpoint_section){.data = at, .size = size[i]};
 		snprintf(s->name, sizeof(s->name), "%s", snapshot_names[i]);

@@ -96,7 +96,9 @@ static void put_core(FILE *f, const struct core *c)
 		{"released_total", "Batches taken back from a worker.", t->released},
 		{"hellos_total", "Greetings of workers.", t->hellos},
 		{"deaths_total", "Workers given up.", t->deaths},
-		{"excluded_total", "Workers excluded for values that were not finite.",
+		{"excluded_total",
+			"Workers excluded for gradients or losses that were not finite or of "
+			"another size.",
 			t->excluded},
 		{"rejoins_total", "Workers that came back.", t->rejoins},
 		{"recoveries_total", "Starts from a checkpoint.", t->recoveries},

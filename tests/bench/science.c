@@ -32,7 +32,7 @@ struct science {
 	struct data data;
 	struct backend *evaluator;
 	float *weights;
-	const char *label, *directory, *record;
+	const char *label, *directory, *record, *attack;
 	int64_t workers, threads;
 	double look_s, look_ratio, limit_s;
 	uint64_t seen; /* correct, loss_sum: of version seen - 1; seen 0: not valid */
@@ -144,6 +144,9 @@ static int options(struct science *s, int argc, char **argv)
 		REAL("look-ratio", s->look_ratio, "1.12", 1.001, 10, "RATIO",
 			"time of a look / time of the look before"),
 		REAL("limit-s", s->limit_s, NEVER, 1e-6, 1e9, "S", "end of virtual time"),
+		TEXT("attack", s->attack, "none", "NAME",
+			"the last worker misbehaves: scale, flip, noise, stale, huge, nan, empty "
+			"or forge (virtual/attack.c)"),
 		TEXT("record", s->record, NULL, "FILE",
 			"write what the server decided there (virtual/world.c), and at the end "
 			"a line weight,VALUE for each weight"),
@@ -168,6 +171,10 @@ static int prepare(struct science *s, struct err *e)
 	struct backend_options o = {
 		.device = "cpu", .threads = (int)s->threads, .max_batch = c->training.batch_size};
 	struct kx_images test;
+	int attack = attack_of(s->attack);
+
+	if (attack < 0)
+		return err_set(e, PS_EUSAGE, "--attack: there is no attack \"%s\"", s->attack);
 	int rc = data_load(&s->data, s->directory, e);
 
 	if (rc || (rc = backend_new(&s->evaluator, &s->run.model, &o, e)))
@@ -186,6 +193,7 @@ static int prepare(struct science *s, struct err *e)
 	if (s->record && !(s->world.record = fopen(s->record, "we")))
 		return err_set(e, PS_EIO, "--record: %s cannot be written", s->record);
 	world_init(&s->world, c, s->weights, (uint32_t)s->workers);
+	s->world.attacker.attack = (enum attack)attack;
 	return PS_OK;
 }
 

@@ -285,7 +285,8 @@ TEST(other_options_are_refused_by_name)
 TEST(each_option_that_must_stay_the_same_is_known)
 {
 	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "
-				    "delay-compensation step-images lbfgs-history validate ";
+				    "delay-compensation step-images lbfgs-history validate "
+				    "aggregate ";
 
 	for (size_t i = 0; i < config_n_rows; i++) {
 		char name[64];

@@ -186,6 +186,11 @@ int client_is_over(const struct cnnps *c)
 	return c->over;
 }
 
+static int attacks(const struct cnnps *c)
+{
+	return c->world->attacker.attack != ATTACK_NONE && c->index == c->world->n_workers - 1;
+}
+
 /* The coroutine of worker `index`. makecontext passes only ints, so `high` and `low` are the two
  * halves of the pointer to the world. */
 static void program(unsigned high, unsigned low, unsigned index)
@@ -196,7 +201,7 @@ static void program(unsigned high, unsigned low, unsigned index)
 	int rc = trainer_run(c, &w->trainer, &c->work, &e);
 
 	c->over = 1;
-	if (rc != PS_EDONE && w->error.text[0] == '\0')
+	if (rc != PS_EDONE && !attacks(c) && w->error.text[0] == '\0')
 		err_set(&w->error, rc, "worker %u: %s", index + 1, e.text);
 	park(c);
 }
@@ -373,6 +378,8 @@ int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 
 	if (p->gradient != c->gradient || p->count || p->offset)
 		return PS_EUSAGE;
+	if (attacks(c))
+		attack_push(&c->world->attacker, c->gradient, c->info.n_params);
 	while ((rc = session_push(c->session, &meta, &seq, world_ms(c->world))) == PS_EAGAIN)
 		park(c);
 	if (rc)
@@ -393,6 +400,8 @@ int cnnps_result(
 		.loss_sum = evaluation->loss_sum};
 	int rc;
 
+	if (attacks(c))
+		attack_result(&c->world->attacker, &r);
 	compute_for(c, EVAL_PART * 1e3 * c->world->cost.image_us * lease->count);
 	ASK(c, rc, session_result(c->session, &r, world_ms(c->world)));
 	return rc;

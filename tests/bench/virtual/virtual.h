@@ -65,7 +65,28 @@ struct plan {
 	uint64_t orders;
 };
 
+/* What the last worker of a run does instead of honest work (attack.c). */
+enum attack {
+	ATTACK_NONE,
+	ATTACK_SCALE,
+	ATTACK_FLIP,
+	ATTACK_NOISE,
+	ATTACK_STALE,
+	ATTACK_HUGE,
+	ATTACK_NAN,
+	ATTACK_EMPTY,
+	ATTACK_FORGE,
+	ATTACKS
+};
+
+struct attacker {
+	enum attack attack;
+	struct rng rng;
+	float *first; /* ATTACK_STALE: the gradient; NULL: none yet */
+};
+
 struct world {
+	struct attacker attacker;
 	struct cost cost;
 	uint64_t now_ns;
 	struct plan plan;
@@ -107,6 +128,14 @@ void world_send(struct world *w, uint32_t peer, const struct msg *m);
 /* Send a copy of `m` to a worker, with a copy of the weights, because the server may change them
  * before the message arrives. */
 void world_send_to_worker(struct world *w, uint32_t peer, const struct msg *m);
+
+/* attack.c */
+/* The attack with this name; -1: there is none. */
+int attack_of(const char *name);
+/* Change the n values of the attacker's next push, or its next result. */
+void attack_push(struct attacker *a, float *g, size_t n);
+void attack_result(const struct attacker *a, struct msg_result *r);
+void attack_release(struct attacker *a);
 
 /* client.c: a worker and its libcnnps. */
 struct cnnps *client_new(struct world *w, uint32_t index);

@@ -149,4 +149,5 @@ void world_release(struct world *w)
 		discard(plan_take(&w->plan).parcel);
 	free(w->plan.heap);
 	free(w->memory);
+	attack_release(&w->attacker);
 }

@@ -1,0 +1,52 @@
+/*
+ * norms.h - compares the sizes of the workers' gradients. Honest workers compute gradients of the
+ * same weights on batches of the same images, so the mean norms of their gradients agree, while the
+ * norm of a single gradient varies. A worker with another mean sends something else: noise, values
+ * of a broken device, gradients times a factor, old gradients again, or zeros.
+ *
+ * Each worker that pushed recently has a moving mean of its norms. The yardsticks are two medians
+ * over these workers: of the means, and of the newest norms. Norms change during a run, so each
+ * gradient is compared with the yardsticks of its time: its size is 1 between them, else its norm
+ * as a multiple of the nearer one. With R = cfg.limits.norm_ratio:
+ *
+ * - a gradient of a size above SPIKE R is rejected;
+ * - a gradient of a size above R is scaled down to R, except in mode easgd;
+ * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
+ *   sizes is not from 1/R to R. A single size counts as at most 2R and at least 1/2R in this mean.
+ *   Not in mode easgd: the distance between a worker and the centre depends on the worker's speed;
+ * - in a run with a data set, a gradient with exactly the norm of the worker's last one, but of
+ *   other weights, is rejected: it is the last one again.
+ *
+ * Until three workers have pushed, there is no majority. In a run with a data set the norm of the
+ * weights is the yardstick then, and only SPIKE R is a limit. With fewer than three live workers
+ * nothing is compared, so a run of one or two workers is the same with and without these rules.
+ * Workers without a data set of the run may train on different data, so their means are not
+ * compared. If R is 0, the default, nothing is compared in any run.
+ *
+ * Invariants:
+ * (1) less than half of the workers cannot move a yardstick beyond the norms of the others
+ *     (tests/unit/test_core_norms.c);
+ * (2) a replay that was accepted before a crash counts, whatever its norm is.
+ */
+#ifndef SERVER_CORE_NORMS_H
+#define SERVER_CORE_NORMS_H
+#include "server/core/core.h"
+
+struct worker;
+
+/* Of a worker slot. In the snapshot, in a section of its own. */
+struct worker_norms {
+	double last, mean; /* of the norms; 0: no gradient yet */
+	uint64_t version;  /* base version of the first gradient with the norm `last` */
+	double size;       /* mean of the sizes */
+	uint64_t n_sizes;  /* number of sizes in it */
+	uint64_t push_no;  /* of the newest gradient, among the pushes of the run */
+};
+
+/* Takes the gradient of push `p`, which store_check has accepted, into the means of w. Returns
+ * REJECT_NONE or REJECT_NORM. */
+enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
+/* The factor, at most 1, by which the gradient of push `p` is scaled. */
+double norms_scale(const struct core *c, const struct msg_push *p);
+
+#endif

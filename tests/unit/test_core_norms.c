@@ -1,0 +1,304 @@
+/*
+ * Proves the comparison of norms (server/core/norms.h): the mean size of a worker's gradients must
+ * agree with that of the median worker, and a single large gradient is scaled down or rejected.
+ */
+#include <math.h>
+#include "server/core/norms.h"
+#include "tests/support/core_fixture.h"
+#include "tests/support/test.h"
+
+#define WORKERS 5u
+#define RATIO   4.0
+
+struct fleet {
+	struct core_fixture f;
+	struct stamp stamp[WORKERS];
+	uint64_t seq[WORKERS];
+	float g[FIXTURE_PARAMS];
+};
+
+static struct core_config with_ratio(void)
+{
+	struct core_config cfg = fixture_training();
+
+	cfg.durable = 0;
+	cfg.limits.norm_ratio = RATIO;
+	cfg.sessions.max_workers = WORKERS;
+	return cfg;
+}
+
+static void open_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
+{
+	*t = (struct fleet){0};
+	fixture_open(&t->f, cfg);
+	for (uint32_t i = 0; i < n; i++)
+		t->stamp[i] = fixture_join(&t->f, 9 + i, "");
+}
+
+/* A gradient of worker i with this norm. */
+static struct msg gradient(struct fleet *t, uint32_t i, double norm)
+{
+	struct msg m = fixture_push(t->stamp[i], ++t->seq[i]);
+
+	for (size_t k = 0; k < FIXTURE_PARAMS; k++)
+		t->g[k] = (float)(norm / sqrt(FIXTURE_PARAMS));
+	fixture_slice(&m, 0, FIXTURE_PARAMS, t->g);
+	return m;
+}
+
+static enum reject check_norm(struct fleet *t, uint32_t i, double norm)
+{
+	/* the noise of batches */
+	struct msg m = gradient(t, i, norm * (1 + 1e-4 * (double)(t->seq[i] % 97)));
+
+	m.push.base_version = t->seq[i];
+	t->f.core->stats.pushes++;
+	return norms_check(t->f.core, &t->f.core->worker[i], &m.push);
+}
+
+static double scale(struct fleet *t, uint32_t i, double norm)
+{
+	struct msg m = gradient(t, i, norm);
+
+	return norms_scale(t->f.core, &m.push);
+}
+
+/* Each worker from `first` on sends `rounds` gradients, all of about this norm. All must count. */
+static void honest(struct fleet *t, uint32_t first, uint32_t end, int rounds, double norm)
+{
+	for (int r = 0; r < rounds; r++)
+		for (uint32_t i = first; i < end; i++)
+			assert_int_equal(check_norm(t, i, norm * (1 + 0.1 * (r % 3))), REJECT_NONE);
+}
+
+TEST(a_worker_with_another_mean_is_rejected)
+{
+	static const double bad[] = {10, 0.1, 0}; /* times the gradient of the others */
+
+	for (size_t b = 0; b < sizeof(bad) / sizeof(bad[0]); b++) {
+		struct fleet t;
+		int rejected = 0;
+
+		open_fleet(&t, with_ratio(), WORKERS);
+		for (int r = 0; r < 40; r++) {
+			honest(&t, 0, WORKERS - 1, 1, 2);
+			rejected += check_norm(&t, WORKERS - 1, 2 * bad[b]) == REJECT_NORM;
+		}
+		assert_int_equal(rejected, 40 - 7); /* the first 7 show no mean yet */
+		fixture_close(&t.f);
+	}
+}
+
+TEST(a_worker_that_turns_bad_is_rejected_soon)
+{
+	struct fleet t;
+	int accepted = 0;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	honest(&t, 0, WORKERS, 50, 1);
+	while (check_norm(&t, 4, 50) == REJECT_NONE) {
+		honest(&t, 0, 4, 1, 1);
+		accepted++;
+	}
+	assert_in_range(accepted, 5, 20);
+	fixture_close(&t.f);
+}
+
+TEST(one_large_gradient_is_scaled_and_a_huge_one_is_rejected)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), 3);
+	honest(&t, 0, 3, 20, 1);
+	assert_true(scale(&t, 0, 3.9) >= 1);
+	double s = scale(&t, 0, 50); /* the yardsticks are between 1 and 1.2 */
+	assert_true(50 * s >= RATIO && 50 * s <= 1.2 * RATIO);
+	assert_int_equal(check_norm(&t, 0, 50), REJECT_NONE);
+	assert_int_equal(check_norm(&t, 0, 1e15), REJECT_NORM);
+	assert_int_equal(check_norm(&t, 0, 1), REJECT_NONE); /* one alone accuses nobody */
+	fixture_close(&t.f);
+}
+
+/* Norms change during a run. Whatever all workers see at the same time is no reason. */
+TEST(norms_that_change_for_all_are_no_reason)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	for (double norm = 1; norm < 1e6; norm *= 30)
+		honest(&t, 0, WORKERS, 40, norm);
+	for (double norm = 1e6; norm > 1e-6; norm /= 30)
+		honest(&t, 0, WORKERS, 40, norm);
+	fixture_close(&t.f);
+}
+
+/* A worker that pushes once while the others push 50 times sees the norms of its time. */
+TEST(a_slow_worker_is_compared_with_the_norms_of_its_time)
+{
+	struct fleet t;
+	double norm = 100;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	for (int r = 0; r < 30; r++, norm *= 0.6) {
+		honest(&t, 0, 4, 12, norm);
+		assert_int_equal(check_norm(&t, 4, norm), REJECT_NONE);
+	}
+	fixture_close(&t.f);
+}
+
+TEST(fewer_than_three_workers_have_no_majority)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), 2);
+	for (int r = 0; r < 50; r++) {
+		assert_int_equal(check_norm(&t, 0, 1), REJECT_NONE);
+		assert_int_equal(check_norm(&t, 1, 1e9), REJECT_NONE);
+		assert_true(scale(&t, 1, 1e9) >= 1);
+	}
+	fixture_close(&t.f);
+}
+
+TEST(two_of_five_cannot_move_the_yardstick)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	honest(&t, 0, 3, 10, 1);
+	for (int r = 0; r < 50; r++) {
+		(void)check_norm(&t, 3, 1e9);
+		(void)check_norm(&t, 4, 1e9);
+		honest(&t, 0, 3, 1, 1);
+	}
+	double s = scale(&t, 0, 50);
+	assert_true(50 * s <= 1.2 * RATIO);
+	fixture_close(&t.f);
+}
+
+/* Workers of a run without a data set may train on different data. */
+TEST(a_run_without_a_data_set_compares_no_means)
+{
+	struct core_config cfg = with_ratio();
+	struct fleet t;
+
+	cfg.training.epochs = 0;
+	open_fleet(&t, cfg, WORKERS);
+	for (int r = 0; r < 50; r++) {
+		honest(&t, 0, 4, 1, 1);
+		assert_int_equal(check_norm(&t, 4, 20), REJECT_NONE);
+	}
+	assert_int_equal(check_norm(&t, 4, 1e5), REJECT_NORM);
+	fixture_close(&t.f);
+}
+
+TEST(ratio_0_compares_nothing)
+{
+	struct core_config cfg = with_ratio();
+	struct fleet t;
+
+	cfg.limits.norm_ratio = 0;
+	open_fleet(&t, cfg, WORKERS);
+	honest(&t, 0, 4, 50, 1);
+	assert_int_equal(check_norm(&t, 4, 1e14), REJECT_NONE);
+	assert_true(scale(&t, 4, 1e14) >= 1);
+	fixture_close(&t.f);
+}
+
+/* The whole way: pushes of a worker with wild norms are rejected, and the worker is excluded. */
+TEST(a_worker_with_wild_norms_is_excluded)
+{
+	struct core_config cfg = with_ratio();
+	struct fleet t;
+
+	cfg.training.epochs = 0;
+	open_fleet(&t, cfg, WORKERS);
+	for (uint32_t i = 0; i < 4; i++) {
+		struct msg m = gradient(&t, i, 1);
+
+		fixture_applied(&t.f, 9 + i, &m);
+	}
+	for (int n = 0; n < 20; n++) {
+		struct msg m = gradient(&t, 4, 1e6);
+
+		fixture_rejected(&t.f, 13, &m, REJECT_NORM);
+	}
+	assert_int_equal(fixture_sent(&t.f, 13, MSG_ERROR)->error.status, PS_EQUARANTINE);
+	assert_true(fixture_worker(&t.f, 5).excluded);
+	fixture_close(&t.f);
+}
+
+TEST(a_restart_keeps_what_is_known_of_the_norms)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	honest(&t, 0, WORKERS, 20, 3);
+	struct worker_norms before = t.f.core->worker[2].norms;
+	fixture_restart(&t.f);
+	assert_memory_equal(&before, &t.f.core->worker[2].norms, sizeof(before));
+	fixture_close(&t.f);
+}
+
+/* A run without the option has the same snapshots as before the option existed. */
+TEST(without_the_option_a_snapshot_has_no_norms)
+{
+	struct core_config cfg = with_ratio();
+	struct core_snapshot snapshot;
+	struct fleet t;
+	const char *why;
+
+	cfg.limits.norm_ratio = 0;
+	open_fleet(&t, cfg, WORKERS);
+	honest(&t, 0, WORKERS, 20, 3);
+	assert_int_equal(snapshot_size(t.f.core, SNAPSHOT_NORMS), 0);
+	fixture_close(&t.f);
+
+	cfg = with_ratio();
+	open_fleet(&t, cfg, WORKERS);
+	assert_int_not_equal(snapshot_size(t.f.core, SNAPSHOT_NORMS), 0);
+	snapshot = fixture_save(&t.f);
+	fixture_close(&t.f);
+	snapshot.size[SNAPSHOT_NORMS] -= 8;
+	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_ECHECKPOINT);
+	fixture_close(&t.f);
+	snapshot.size[SNAPSHOT_NORMS] = 0; /* the option is new in this start */
+	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_OK);
+	fixture_close(&t.f);
+	fixture_drop(&snapshot);
+}
+
+TEST(the_same_gradient_again_is_rejected)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	honest(&t, 0, WORKERS, 3, 1);
+	struct msg m = gradient(&t, 4, 1);
+	struct worker *w = &t.f.core->worker[4];
+	m.push.base_version = 500;
+	assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NONE);
+	/* the same batch and weights once more: an exact mode grants a rejected batch again */
+	assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NONE);
+	m.push.base_version = 501;
+	for (int n = 0; n < 3; n++)
+		assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NORM);
+	fixture_close(&t.f);
+}
+
+/* The very first push of a run is a huge one. */
+TEST(the_first_gradients_are_compared_with_the_weights)
+{
+	struct fleet t;
+
+	open_fleet(&t, with_ratio(), WORKERS);
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+		t.f.core->store.weights[i] = 0.5f;
+	assert_int_equal(check_norm(&t, 4, 1e10), REJECT_NORM);
+	assert_int_equal(check_norm(&t, 0, 100), REJECT_NONE);
+	fixture_close(&t.f);
+	open_fleet(&t, with_ratio(), 2);
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
+		t.f.core->store.weights[i] = 0.5f;
+	assert_int_equal(check_norm(&t, 1, 1e10), REJECT_NONE);
+	fixture_close(&t.f);
+}

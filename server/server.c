@@ -26,7 +26,8 @@
 #define DRAIN_AGAIN_MS 1500
 #define CLOSE_ALL_MS   2000 /* between two attempts to free memory by closing all connections */
 #define GAVE_UP        PS_EAGAIN
-#define ASK_MS         100 /* between two snapshot requests of the log */
+#define SILENT_MS      30000 /* a peer sends its first message when it has connected */
+#define ASK_MS         100   /* between two snapshot requests of the log */
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 
@@ -471,6 +472,7 @@ static int open_router(struct server *s, struct err *e)
 		.n_params = cfg->n_params,
 		.push_window = cfg->sessions.push_window,
 		.max_workers = cfg->sessions.max_workers,
+		.silent_ms = SILENT_MS,
 		.params = s->state.params,
 		.lane_path = s->options->lane == LANE_TCP ? NULL : s->options->lane_path,
 		.needs_lane = s->options->lane == LANE_SHM,

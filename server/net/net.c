@@ -512,6 +512,8 @@ static int on_readable(void *arg)
 	if (rc == 0 || rc == PS_ENET)
 		return 0;
 	double begin = clock_seconds();
+	if (r->in.n > 0)
+		port_note_message(&r->port, zmq_msg_get(&r->in.frame[0], ZMQ_SRCFD));
 	r->stats.received++;
 	r->stats.received_bytes += frame_bytes(&r->in);
 	if (rc == 1 && wire_is_chunk(&r->in))
@@ -627,7 +629,7 @@ static int start_watching(struct router *r, struct err *e)
 {
 	if (zloop_start(&r->loop, r->cfg.loop, r->socket, on_readable, r) != 0)
 		return err_set(e, PS_ENET, "the socket cannot be watched");
-	if (port_start(&r->port, r->cfg.loop) != 0) {
+	if (port_start(&r->port, r->cfg.loop, r->cfg.silent_ms) != 0) {
 		zloop_stop(&r->loop, NULL);
 		return err_set(e, PS_ENET, "the socket's monitor cannot be watched");
 	}

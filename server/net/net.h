@@ -42,6 +42,8 @@ struct router_config {
 	size_t n_params;      /* limits the size of a message */
 	uint32_t push_window; /* unanswered messages that a correct peer may have */
 	uint32_t max_workers;
+	uint64_t
+		silent_ms; /* close a connection without a message for so long (port.h); 0: never */
 	struct param_buffers *params; /* frames for PARAMS; must outlive the router */
 	/* lane_path: of the Unix socket of shared-memory lanes (lane.h), NULL: none; needs_lane: 1:
 	 * fail if the socket cannot be opened */

@@ -1,7 +1,11 @@
 /* port.c - see port.h. */
 #include "server/net/port.h"
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stddef.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <zmq.h>
 #include "common/assert.h"
@@ -39,6 +43,8 @@ void port_close_connections(struct port *p)
 	(void)zmq_unbind(p->socket, p->endpoint); /* closes the accepted connections, too */
 	memset(p->open, 0, sizeof(p->open));
 	memset(p->ended, 0, sizeof(p->ended));
+	memset(p->active, 0, sizeof(p->active));
+	memset(p->swept, 0, sizeof(p->swept));
 	p->stats.connections = 0;
 	p->bound = 0;
 	accept_gate_set_listener(p->gate, -1);
@@ -90,6 +96,8 @@ static void note_ended(struct port *p, uint32_t fd)
 {
 	if (fd >= PORT_FDS)
 		return;
+	set_bit(p->active, fd, 0);
+	set_bit(p->swept, fd, 0);
 	if (set_bit(p->open, fd, 0)) {
 		log_debug("net", "hung_up", "fd=%u", fd);
 		PS_ASSERT(p->stats.connections > 0);
@@ -98,6 +106,51 @@ static void note_ended(struct port *p, uint32_t fd)
 		set_bit(p->ended, fd, 1);
 	}
 }
+
+/* ---- silent connections ---------------------------------------------------------------------- */
+
+static int has_bit(const unsigned char *bits, uint32_t fd)
+{
+	return bits[fd / 8] >> (fd % 8) & 1;
+}
+
+void port_note_message(struct port *p, int fd)
+{
+	/* The monitor may report later that the connection was accepted. */
+	if (fd > 0 && fd < PORT_FDS)
+		set_bit(p->active, (uint32_t)fd, 1);
+}
+
+/* 1: no byte has arrived for `ms`. A new connection that has the descriptor of an old one is younger
+ * than that. */
+static int is_idle(int fd, uint64_t ms)
+{
+	struct tcp_info info = {0};
+	socklen_t length = sizeof(info);
+
+	return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
+	       length > offsetof(struct tcp_info, tcpi_last_data_recv) &&
+	       info.tcpi_last_data_recv >= ms;
+}
+
+/* libzmq has no function that closes a connection; it closes one whose socket is shut down. */
+static void on_sweep(uv_timer_t *t)
+{
+	struct port *p = t->data;
+	uint64_t silent_ms = uv_timer_get_repeat(t);
+
+	for (uint32_t fd = 0; fd < PORT_FDS; fd++) {
+		if (!has_bit(p->open, fd) || has_bit(p->active, fd))
+			continue;
+		if (set_bit(p->swept, fd, 1) || !is_idle((int)fd, silent_ms))
+			continue;
+		(void)shutdown((int)fd, SHUT_RDWR);
+		p->stats.silent++;
+		log_debug("net", "silent", "fd=%u", fd);
+	}
+}
+
+/* ---- events of the monitor ------------------------------------------------------------------- */
 
 static void on_event(struct port *p, unsigned event, uint32_t value)
 {
@@ -193,13 +246,16 @@ int port_bind(struct port *p, const char *address, struct err *e)
 	return PS_OK;
 }
 
-int port_start(struct port *p, uv_loop_t *loop)
+int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms)
 {
 	if (zloop_start(&p->loop, loop, p->monitor, on_monitor, p) != 0)
 		return PS_ENET;
 	uv_timer_init(loop, &p->rebind);
 	uv_timer_init(loop, &p->reopen);
-	p->rebind.data = p->reopen.data = p;
+	uv_timer_init(loop, &p->sweep);
+	p->rebind.data = p->reopen.data = p->sweep.data = p;
+	if (silent_ms > 0)
+		uv_timer_start(&p->sweep, on_sweep, silent_ms, silent_ms);
 	return PS_OK;
 }
 
@@ -208,6 +264,7 @@ void port_stop(struct port *p)
 	zloop_stop(&p->loop, NULL);
 	uv_close((uv_handle_t *)&p->rebind, NULL);
 	uv_close((uv_handle_t *)&p->reopen, NULL);
+	uv_close((uv_handle_t *)&p->sweep, NULL);
 }
 
 void port_close(struct port *p)

@@ -1,6 +1,8 @@
 /*
  * port.h - the server's port. It binds the router's socket, counts connections with libzmq's
- * monitor, and closes the accept gate when descriptors run out.
+ * monitor, and closes the accept gate when descriptors run out. It also closes connections that
+ * have sent no message for `silent_ms` to 2 `silent_ms` after they were accepted: libzmq would keep
+ * such a connection and its memory for ever. A first message that is arriving is not cut.
  *
  * Thread: the loop's.
  */
@@ -17,6 +19,7 @@
 struct port_stats {
 	uint64_t accepted, handshakes_failed;
 	uint64_t accept_failures; /* accept failed: no descriptor was left */
+	uint64_t silent;          /* connections closed because they sent no message */
 	uint32_t connections;     /* open now */
 };
 
@@ -24,15 +27,17 @@ struct port_stats {
 struct port {
 	void *socket, *monitor; /* socket: the ROUTER, borrowed; monitor: its event socket */
 	struct zloop loop;
-	uv_timer_t rebind, reopen;
+	uv_timer_t rebind, reopen, sweep;
 	struct accept_gate *gate;
 	char endpoint[256];
 	int bound;
 	struct port_stats stats;
 	/* Bit sets by descriptor. `open`: open connections. `ended`: connections whose end was
 	 * reported before their begin, because the two reports come from different I/O threads of
-	 * libzmq. */
+	 * libzmq. `active`: connections that have sent a message. `swept`: connections that had
+	 * sent none at the newest sweep. */
 	unsigned char open[PORT_FDS / 8], ended[PORT_FDS / 8];
+	unsigned char active[PORT_FDS / 8], swept[PORT_FDS / 8];
 };
 
 /* Create the accept gate. Call port_release in any case. PS_ENOMEM. */
@@ -42,9 +47,12 @@ void port_release(struct port *p);
 int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_MUST_CHECK;
 /* Bind the socket to `address`. PS_EUSAGE: the address cannot be bound. PS_ENET. */
 int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
-/* Begin to read the monitor's events in `loop`. Call port_stop later, except after PS_ENET. */
-int port_start(struct port *p, uv_loop_t *loop) PS_MUST_CHECK;
+/* Begin to read the monitor's events in `loop`. `silent_ms`: see above; 0: keep silent connections.
+ * Call port_stop later, except after PS_ENET. */
+int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms) PS_MUST_CHECK;
 void port_stop(struct port *p);
+/* A message has arrived on the connection with descriptor `fd`. */
+void port_note_message(struct port *p, int fd);
 /* Close the monitor. Call it before you close the socket. */
 void port_close(struct port *p);
 /* See router_close_connections. */

@@ -44,6 +44,8 @@ static void count_gone(void *arg, uint32_t peer)
 	router_core.gone++;
 }
 
+uint64_t router_silent_ms;
+
 struct router_config router_test_config(void)
 {
 	return (struct router_config){.loop = &router_loop,
@@ -51,6 +53,7 @@ struct router_config router_test_config(void)
 		.n_params = ROUTER_PARAMS,
 		.push_window = 8,
 		.max_workers = 4,
+		.silent_ms = router_silent_ms,
 		.params = router_params,
 		.on_message = count_message,
 		.on_gone = count_gone,

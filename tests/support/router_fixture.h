@@ -18,6 +18,7 @@
 
 extern uv_loop_t router_loop;
 extern struct router *router_under_test;
+extern uint64_t router_silent_ms; /* of the next router; 0: never */
 extern float router_weights[ROUTER_PARAMS];
 
 /*

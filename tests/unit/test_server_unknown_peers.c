@@ -76,6 +76,51 @@ TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 	wire_free(&wire);
 }
 
+/* ---- silence --------------------------------------------------------------------------------- */
+
+#define SILENT_MS 500
+
+static int set_up_with_limit(void **state)
+{
+	router_silent_ms = SILENT_MS;
+	int rc = router_set_up(state);
+
+	router_silent_ms = 0;
+	return rc;
+}
+
+/* Attack A4: a peer completes the handshake and then sends nothing. */
+TEST_IN(a_connection_without_a_message_is_closed, set_up_with_limit, router_tear_down)
+{
+	struct wire *wire;
+	struct frames f;
+	struct msg m;
+
+	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
+	router_core.replies = 1;
+	void *honest = connect_dealer(), *silent = open_dealer();
+	const int never = -1;
+	zmq_setsockopt(silent, ZMQ_RECONNECT_IVL, &never, sizeof(never));
+	assert_int_equal(zmq_connect(silent, router_endpoint(router_under_test)), 0);
+	client_beat(honest);
+	client_receive(honest, wire, &f, &m);
+	frames_release(&f);
+	UNTIL(router_test_stats().port.connections == 2)
+	const uint64_t begin = clock_ms();
+	UNTIL(router_test_stats().port.silent > 0)
+	UNTIL(router_test_stats().port.connections == 1)
+	assert_true(clock_ms() - begin >= SILENT_MS - 50);
+	/* the other connection has been silent as long, but it has sent a message before */
+	while (clock_ms() - begin < 4 * SILENT_MS)
+		uv_run(&router_loop, UV_RUN_NOWAIT);
+	assert_int_equal(router_test_stats().port.accepted, 2);
+	assert_int_equal(router_test_stats().port.silent, 1);
+	client_beat(honest);
+	client_receive(honest, wire, &f, &m);
+	frames_release(&f);
+	wire_free(&wire);
+}
+
 /* ---- descriptors ------------------------------------------------------------------------- */
 
 static double cpu_seconds(void)

@@ -632,8 +632,10 @@ int steps_init(struct steps *s, uint32_t n_train)
 	batches_init(&s->batches, s->info->seed, n_train, s->info->batch);
 	if (!s->loader)
 		return PS_OK;
-	s->identity = mem_try(s->info->batch, sizeof(*s->identity));
-	for (uint32_t i = 0; s->identity && i < s->info->batch; i++)
+	uint32_t max = s->info->batch < n_train ? s->info->batch : n_train;
+
+	s->identity = mem_try(max, sizeof(*s->identity));
+	for (uint32_t i = 0; s->identity && i < max; i++)
 		s->identity[i] = i;
 	return s->identity ? PS_OK : PS_ENOMEM;
 }

@@ -292,7 +292,7 @@ static int open_trainer(struct trainer *t)
 	if (!rc)
 		rc = open_loader(t, &t->test_loader, TEST_PART, TEST_BATCH);
 	if (!rc)
-		rc = open_backend(t, &t->backend, i->batch, t->loader ? NULL : &t->train);
+		rc = open_backend(t, &t->backend, max_batch(t), t->loader ? NULL : &t->train);
 	if (!rc)
 		rc = open_backend(t, &t->tester, TEST_BATCH, t->test_loader ? NULL : &t->test);
 	if (rc)

@@ -146,6 +146,7 @@ TEST(errors_that_a_hello_cannot_mend_end_it)
 
 	driver_open(&d);
 	for (size_t i = 0; i < 3; i++) {
+		driver_tick(&d, 50);
 		driver_error(&d, mend[i]);
 		assert_did(&d, "hello");
 		driver_error(&d, mend[i]); /* one HELLO is under way */

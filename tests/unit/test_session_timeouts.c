@@ -46,11 +46,13 @@ TEST(each_loss_of_contact_begins_with_a_short_wait)
 
 	driver_open(&d);
 	for (int i = 0; i < 3; i++) {
+		driver_tick(&d, 50);
 		driver_error(&d, PS_ETERM);
 		assert_did(&d, "hello");
 		for (int k = 0; k < 4; k++)
 			wait_for_hello(&d);
 		driver_welcome(&d, 0, 0);
+		driver_tick(&d, 50);
 		driver_error(&d, PS_ETERM);
 		assert_in_range(wait_for_hello(&d), 75, 125);
 		driver_welcome(&d, 0, 0);
@@ -111,6 +113,27 @@ TEST(a_request_without_an_answer_resynchronises_after_silence_ms)
 					      : "READY lease");
 		session_free(&d.s);
 	}
+}
+
+/* Attack A22: a server answers each message with an error that asks for HELLO. */
+TEST(a_server_that_always_asks_for_hello_gets_few)
+{
+	static struct session_driver d;
+	int hellos = 0;
+
+	driver_open(&d);
+	driver_push_ok(&d, 3);
+	for (int ms = 0; ms < 1000; ms++) {
+		driver_tick(&d, 1);
+		if (!driver_sent(&d, MSG_HELLO))
+			driver_error(&d, PS_ESTATE);
+		if (!driver_sent(&d, MSG_HELLO))
+			continue;
+		hellos++;
+		driver_welcome(&d, 0, 0);
+	}
+	assert_in_range(hellos, 10, 20);
+	session_free(&d.s);
 }
 
 TEST(an_answer_to_one_request_is_patience_for_the_others)

@@ -11,6 +11,7 @@
 #define MAX_IN_FLIGHT 64 /* upper bound of push_window */
 #define MAX_EFFECTS   (MAX_IN_FLIGHT + 16)
 #define LEAVE_MS      5000 /* how long the session waits for the answer to BYE */
+#define RESYNC_MS     50   /* between two HELLOs that answers of the server cause */
 
 /* A push that is not durable yet, at seq % capacity. */
 struct retained_push {
@@ -60,6 +61,7 @@ struct session {
 	uint64_t progress_ms; /* newest answer, or when the oldest open request was made */
 	uint64_t hello_ms, hello_wait_ms; /* newest HELLO, and how long to wait for its answer */
 	uint64_t hello_step_ms;           /* the wait without its jitter; 0: no HELLO sent yet */
+	int resynchronised; /* 1: an answer on this link has caused a HELLO; see RESYNC_MS */
 	uint64_t beat_ms, leave_ms;
 
 	struct session_effect *effect; /* MAX_EFFECTS */
@@ -147,8 +149,10 @@ static void resynchronise(struct session *s, uint64_t now_ms)
 		return;
 	s->phase = PHASE_HELLO;
 	s->hello_step_ms = 0;
-	if (s->link_up)
+	s->hello_wait_ms = RESYNC_MS;
+	if (s->link_up && (!s->resynchronised || now_ms - s->hello_ms >= RESYNC_MS))
 		send_hello(s, now_ms);
+	s->resynchronised = 1;
 }
 
 static void send_push(struct session *s, uint64_t seq)
@@ -383,6 +387,7 @@ void session_link_up(struct session *s, uint64_t now_ms)
 	if (s->phase == PHASE_END)
 		return;
 	s->link_up = 1;
+	s->resynchronised = 0;
 	s->phase = PHASE_HELLO;
 	s->hello_step_ms = 0;
 	send_hello(s, now_ms);

@@ -1,0 +1,146 @@
+"""Attack A22 of docs/faults.md: a server that means harm. A worker of cnn-worker sends few messages,
+computes nothing for ever, and needs no more memory than a batch of its own images.
+
+The hostile server passes on the WELCOME of a real server, with changes. It answers the rest itself.
+"""
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from client import CONTEXT, Link, decode, encode, pb
+
+ETERM, EGAP, ESTATE = 14, 15, 16
+SECONDS = 4
+
+
+class Hostile(threading.Thread):
+    """A server that answers a worker's messages with what `answer(body)` returns: bodies, or pairs
+    of a body and its tensors. `change` may change the WELCOME."""
+
+    def __init__(self, endpoint, answer, change=lambda welcome: None):
+        super().__init__(daemon=True)
+        self.real = Link(endpoint)
+        self.socket = CONTEXT.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.endpoint = "tcp://127.0.0.1:%d" % self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.answer, self.change = answer, change
+        self.welcome, self.received, self.over = None, [], False
+        self.start()
+
+    def on_hello(self, frames):
+        if not self.welcome:
+            self.real.send_frames(frames)
+            self.welcome = self.real.expect("welcome")[1]
+            self.welcome.lane_path = ""
+            self.change(self.welcome)
+        return [self.welcome]
+
+    def run(self):
+        while not self.over:
+            if not self.socket.poll(100):
+                continue
+            peer, *frames = self.socket.recv_multipart()
+            name, body, _ = decode(frames)
+            self.received.append(name)
+            said = self.on_hello(frames) if name == "hello" else self.answer(name, body)
+            for reply in said:
+                body, tensors = reply if isinstance(reply, tuple) else (reply, ())
+                self.socket.send_multipart([peer, *encode(body, tensors)])
+
+    def close(self):
+        self.over = True
+        self.join()
+        self.socket.close()
+        self.real.close()
+
+
+@pytest.fixture
+def hostile(programs):
+    servers = []
+
+    def start(answer, change=lambda welcome: None, model="seed:4"):
+        real = programs.server("--model", model, "--epochs", 1, directory=None)
+        servers.append(Hostile(real.endpoint, answer, change))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def cpu_seconds(process):
+    fields = Path(f"/proc/{process.popen.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def peak_mib(process):
+    status = Path(f"/proc/{process.popen.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+@pytest.mark.parametrize("code", [ETERM, EGAP, ESTATE])
+def test_errors_for_ever_get_few_messages(hostile, programs, small, code):
+    """Each error makes the worker say HELLO again."""
+    server = hostile(lambda name, body: [pb.Error(code=code, text="again")])
+    worker = programs.worker(server.endpoint, data=small)
+    while not server.received:
+        time.sleep(0.01)
+    first = len(server.received)
+    time.sleep(SECONDS)
+    assert worker.running()
+    rate = (len(server.received) - first) / SECONDS
+    assert 1 < rate < 200, server.received[-20:]
+
+
+def grants(name, body):
+    """Grants every lease and answers every pull, but acknowledges nothing."""
+    if name == "lease":
+        return [pb.Grant(request=body.request, kind=pb.GRANT_TRAIN, version=1,
+                         work=pb.Work(epoch=0, first=0, count=1))]
+    if name == "pull":
+        return [(pb.Params(request=body.request, version=1, which=body.which),
+                 [(0, np.zeros(grants.n_params, np.float32))])]
+    return []
+
+
+@pytest.mark.parametrize("last_seq", [0, 2**62])
+def test_a_server_that_acknowledges_nothing_stops_the_computing(hostile, programs, small, last_seq):
+    """A worker keeps its pushes until they are acknowledged. When it has no room for more, it
+    waits."""
+    def change(welcome):
+        welcome.last_seq = welcome.durable_seq = last_seq
+        grants.n_params = welcome.n_params
+
+    server = hostile(grants, change)
+    worker = programs.worker(server.endpoint, data=small)
+    while "push" not in server.received:
+        assert worker.running(), worker.tail()
+        time.sleep(0.01)
+    time.sleep(2)
+    busy = cpu_seconds(worker)
+    time.sleep(SECONDS)
+    assert worker.running()
+    assert cpu_seconds(worker) - busy < 0.1 * SECONDS
+    assert len(server.received) < 1000
+
+
+def test_a_huge_batch_takes_no_more_memory_than_the_own_images(hostile, programs, small):
+    peaks = []
+    for batch in (6000, 2**24):  # all of the images; the maximum of WIRE.md
+        def change(welcome):
+            welcome.batch = batch
+            grants.n_params = welcome.n_params
+
+        server = hostile(grants, change, model="fc:10")
+        worker = programs.worker(server.endpoint, data=small)
+        while "push" not in server.received:
+            assert worker.running(), worker.tail()
+            time.sleep(0.01)
+        time.sleep(1)
+        peaks.append(peak_mib(worker))
+        worker.kill()
+    assert peaks[1] < 1.1 * peaks[0] + 10, peaks

@@ -1,0 +1,26 @@
+"""Attack A14 of docs/faults.md, in virtual time: one of five workers trains honestly, but sends other
+gradients. The options against it keep the accuracy; without them it falls."""
+import pytest
+
+from test_science import end, science
+
+WORKERS = "--workers", 5, "--look-s", 1000
+RUN = "--model", "fc:10", "--epochs", 1, "--seed", 1
+
+
+def accuracy(data, attack, *options):
+    return end(science(data, *WORKERS, "--attack", attack, run=(*RUN, *options)))["accuracy"]
+
+
+def test_a_scaled_gradient_ruins_a_mean_and_not_a_median(data):
+    """-10 times the gradient."""
+    honest = accuracy(data, "none", "--mode", "sync")
+    assert accuracy(data, "scale", "--mode", "sync") < honest - 0.3
+    assert accuracy(data, "scale", "--mode", "sync", "--aggregate", "median") > honest - 0.03
+
+
+@pytest.mark.parametrize("attack", ["scale", "noise", "huge"])
+def test_gradients_of_another_size_are_found(data, attack):
+    honest = accuracy(data, "none")
+    assert accuracy(data, attack) < honest - 0.03
+    assert accuracy(data, attack, "--norm-ratio", 4) > honest - 0.01

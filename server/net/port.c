@@ -123,7 +123,7 @@ void port_note_message(struct port *p, int fd)
 
 /* 1: no byte has arrived for `ms`. A new connection that has the descriptor of an old one is younger
  * than that. */
-static int is_idle(int fd, uint64_t ms)
+static int is_without_data(int fd, uint64_t ms)
 {
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
@@ -142,7 +142,7 @@ static void on_sweep(uv_timer_t *t)
 	for (uint32_t fd = 0; fd < PORT_FDS; fd++) {
 		if (!has_bit(p->open, fd) || has_bit(p->active, fd))
 			continue;
-		if (set_bit(p->swept, fd, 1) || !is_idle((int)fd, silent_ms))
+		if (set_bit(p->swept, fd, 1) || !is_without_data((int)fd, silent_ms))
 			continue;
 		(void)shutdown((int)fd, SHUT_RDWR);
 		p->stats.silent++;

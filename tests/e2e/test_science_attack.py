@@ -1,5 +1,5 @@
-"""Attack A14 of docs/faults.md, in virtual time: one of five workers trains honestly, but sends other
-gradients. The options against it keep the accuracy; without them it falls."""
+"""Attack A14 of docs/faults.md, in virtual time: one of five workers sends bad gradients. The
+options against it keep the accuracy. Without them it falls."""
 import pytest
 
 from test_science import end, science

@@ -22,7 +22,7 @@ static void draw(uint64_t seed, uint32_t n)
 		of[i] = gradient[i];
 		for (size_t k = 0; k < VALUES; k++)
 			gradient[i][k] =
-				(float)(rng_unit(&r) - 0.3) * (rng_below(&r, 50) ? 1 : 100);
+				(float)(rng_unit(&r) - 0.3) * (rng_below(&r, 50) ? 1.f : 100.f);
 	}
 }
 
@@ -179,7 +179,7 @@ TEST(a_worker_counts_once_in_a_buffer)
 	push_value(&f, 8, b, 1, 1);
 	assert_int_equal(core_stats(f.core)->updates, 0);
 	fixture_restart(&f);
-	a = fixture_come_back(&f, 9, a, 10);
+	(void)fixture_come_back(&f, 9, a, 10);
 	b = fixture_come_back(&f, 8, b, 1);
 	c = fixture_come_back(&f, 7, c, 0);
 	push_value(&f, 8, b, 2, 3);

@@ -1,5 +1,5 @@
-"""Attack A22 of docs/faults.md: a server that means harm. A worker of cnn-worker sends few messages,
-computes nothing for ever, and needs no more memory than a batch of its own images.
+"""Attack A22 of docs/faults.md: a server that means harm. cnn-worker sends few messages, computes
+nothing for ever, and needs no more memory than a batch of its own images.
 
 The hostile server passes on the WELCOME of a real server, with changes. It answers the rest itself.
 """

@@ -306,15 +306,31 @@ def test_files_named_in_the_text_are_there(path):
 
 def test_faults_names_tests_that_exist():
     page = (ROOT / "docs/faults.md").read_text()
-    files = {"fault": "tests/fault/test_disk.py", "e2e": "tests/e2e/test_durability.py",
-             "wire": "tests/wire/test_data_set.py"}
+    files = {"e2e": "tests/e2e/test_durability.py", "wire": "tests/wire/test_data_set.py"}
     found = re.findall(r"^\* `([a-z]\w+)[^`]*`(?::| \((?:unit )?(\w+)\)$)", page, re.M)
     assert len(found) > 60
     injected = "".join(file.read_text() for file in (ROOT / "tests/fault").glob("test_*.py"))
     for name, where in found:
         file = ROOT / files.get(where, f"tests/unit/test_{where}.c")
-        text = file.read_text() if where else injected
+        text = injected if where in ("", "fault") else file.read_text()
         assert re.search(rf"{name}[(]|\bTEST(_IN)?[(]{name}\b", text), name
+
+
+def test_each_attack_has_tests_that_name_it():
+    """Each attack of faults.md lists tests, and the file of each of these tests names the attack."""
+    page = (ROOT / "docs/faults.md").read_text()
+    attacks = re.findall(r"^### (A\d+): .*\n((?:(?!#).*\n)*)", page, re.M)
+    assert [number for number, _ in attacks] == [f"A{n}" for n in range(1, 23)]
+    injected = sorted((ROOT / "tests/fault").glob("test_*.py"))
+    for number, section in attacks:
+        tests = re.findall(r"^\* `(\w+)` \((\w+) ?(\w*)\)$", section, re.M)
+        assert tests and len(tests) == section.count("\n* "), number
+        for name, folder, module in tests:
+            files = [file for file in (ROOT / f"tests/{folder}").glob(f"test_{module}.*")
+                     ] if module else injected
+            texts = [text for text in (file.read_text() for file in files) if re.search(
+                rf"def test_{name}[(]|\bTEST(_IN)?[(]{name}\b", text)]
+            assert texts and re.search(rf"\b{number}\b", texts[0]), (number, name)
 
 
 def test_troubleshooting_quotes_messages_of_the_programs():

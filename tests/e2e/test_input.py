@@ -1,5 +1,8 @@
 """Invalid options and invalid data files: the program exits with the documented status and one
-clear line."""
+clear line.
+
+Attacks A17, A18 and A19 of docs/faults.md.
+"""
 import gzip
 import os
 import re

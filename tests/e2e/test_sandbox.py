@@ -1,4 +1,7 @@
-"""The sandbox of cnn-ps applies to every thread, and --sandbox selects it."""
+"""The sandbox of cnn-ps applies to every thread, and --sandbox selects it.
+
+Attack A21 of docs/faults.md.
+"""
 import ctypes
 import errno
 import os

@@ -4,6 +4,8 @@ containers.
 Every fault is tested in two clusters. The workers of one cluster push the ledger gradient, so that
 each push can be found in the weights. The other cluster trains: each image must count once per
 epoch, and the accuracy must be that of a run without faults.
+
+Attack A21 of docs/faults.md.
 """
 import re
 import time

@@ -1,4 +1,7 @@
-"""Faults P12 and P13 of docs/faults.md: no free file descriptors, and no memory left."""
+"""Faults P12 and P13 of docs/faults.md: no free file descriptors, and no memory left.
+
+Attacks A5 and A6 of docs/faults.md.
+"""
 import os
 import random
 import re

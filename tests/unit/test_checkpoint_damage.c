@@ -1,5 +1,5 @@
 /* Proves what common/checkpoint.h promises about checkpoint files that have changed since they were
- * written. */
+ * written. Attack A20 of docs/faults.md. */
 #include "common/log.h"
 #include "tests/support/checkpoint_fixture.h"
 #include "tests/support/test.h"

@@ -1,6 +1,7 @@
 /*
  * Proves the robust rules (server/core/aggregate.h) against definitions written down plainly, and
  * their use in a step of sync and in a buffer.
+ * Attack A14 of docs/faults.md.
  */
 #include <float.h>
 #include <math.h>

@@ -1,6 +1,7 @@
 /*
  * Proves the comparison of norms (server/core/norms.h): the mean size of a worker's gradients must
  * agree with that of the median worker, and a single large gradient is scaled down or rejected.
+ * Attack A13 of docs/faults.md.
  */
 #include <math.h>
 #include "server/core/norms.h"

@@ -3,6 +3,7 @@
  * server excludes a worker after 20 non-finite pushes in a row, and the other workers go on. If the
  * newest push or evaluation of most workers that are live or expected back is not finite, the run
  * ends as diverged.
+ * Attack A13 of docs/faults.md.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"

@@ -1,6 +1,7 @@
 /*
  * Proves how a session resumes: on a new connection, after silence, after a crash of the server,
  * and after a rollback (the invariants of server/core/sessions.c).
+ * Attack A14 of docs/faults.md.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"

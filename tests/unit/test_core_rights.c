@@ -1,6 +1,7 @@
 /*
  * test_core_rights.c - a worker cannot deliver work that it was not granted, nor claim decisions
  * that the server did not make (server/core/rights.h). These are the attacks A14 of docs/faults.md.
+ * Attacks A7 and A14 of docs/faults.md.
  */
 #include "server/core/rights.h"
 #include "common/siphash.h"

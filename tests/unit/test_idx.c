@@ -1,5 +1,5 @@
 /* test_idx.c - proves the invariants numbered in worker/data/idx.h, with damaged files and with
- * files whose header contradicts their content. */
+ * files whose header contradicts their content. Attacks A17 and A18 of docs/faults.md. */
 #include "tests/support/idx_files.h"
 #include <sys/stat.h>
 #include "common/rng.h"

@@ -1,5 +1,5 @@
 /* test_keys.c - which key files and lists of authorized keys are accepted and refused, and that the
- * two keys of a generated pair belong together. */
+ * two keys of a generated pair belong together. Attack A11 of docs/faults.md. */
 #include <grp.h>
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,6 +1,7 @@
 /*
  * test_server_auth.c - which peers the server accepts: proves the invariants numbered in
  * server/auth/auth.h with real sockets, and with a list whose reads can hang.
+ * Attacks A7 and A10 of docs/faults.md.
  */
 #include <stdatomic.h>
 #include <zmq.h>

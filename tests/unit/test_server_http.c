@@ -1,6 +1,7 @@
 /*
  * test_server_http.c - the pages of server/monitor/http.h: answers, refusals, limits, and no delay
  * of the event loop.
+ * Attacks A2 and A3 of docs/faults.md.
  */
 #include <stddef.h>
 #include <stdint.h>

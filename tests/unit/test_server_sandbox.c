@@ -1,5 +1,5 @@
 /* test_server_sandbox.c - what a process in the sandbox can and cannot do. Each case runs in a new
- * process, because a process cannot leave the sandbox. */
+ * process, because a process cannot leave the sandbox. Attack A21 of docs/faults.md. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

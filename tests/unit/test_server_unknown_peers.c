@@ -1,6 +1,7 @@
 /*
  * test_server_unknown_peers.c - connections to the server's port that do not speak its protocol,
  * and more connections than the process has file descriptors.
+ * Attacks A3, A4 and A5 of docs/faults.md.
  */
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -1,6 +1,7 @@
 /*
  * Proves the states and the timeouts of worker/client/session.h: when HELLO is repeated, when
  * silence causes a new HELLO, and when a session ends. (Other ends: test_session_close.c.)
+ * Attack A22 of docs/faults.md.
  */
 #include "tests/support/session_driver.h"
 #include "tests/support/test.h"

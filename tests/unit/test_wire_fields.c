@@ -1,5 +1,5 @@
 /* test_wire_fields.c - a message with a value that is out of range, or that contradicts another
- * value, is refused, and the error names the field. */
+ * value, is refused, and the error names the field. Attack A16 of docs/faults.md. */
 #include <math.h>
 #include "tests/support/wire_bytes.h"
 #include "tests/support/test.h"

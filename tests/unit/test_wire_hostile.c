@@ -1,6 +1,6 @@
 /* test_wire_hostile.c - bytes that no correct program sends. Proves invariants 1 and 2 of wire.h:
  * such bytes cause no allocation, no read out of bounds and no abort, and decoding accepts a whole
- * message or nothing. */
+ * message or nothing. Attacks A15 and A16 of docs/faults.md. */
 #include "tests/support/wire_bytes.h"
 #include <malloc.h>
 #include "common/rng.h"

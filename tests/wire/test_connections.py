@@ -2,6 +2,8 @@
 and other peers are not affected.
 
 The worker of the fixture `honest` pushes before and after each test on its own connections.
+
+Attacks A1, A2, A3, A4 and A5 of docs/faults.md.
 """
 import contextlib
 import socket

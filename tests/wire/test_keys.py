@@ -2,6 +2,8 @@
 can neither send nor receive a byte.
 
 The worker of the fixture `honest` pushes before and after each test, on the same connections.
+
+Attacks A2, A7, A8, A9 and A10 of docs/faults.md.
 """
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""What the programs print about keys, and the places in which a secret key must never occur."""
+"""What the programs print about keys, and the places in which a secret key must never occur.
+
+Attack A11 of docs/faults.md.
+"""
 import os
 import resource
 import signal

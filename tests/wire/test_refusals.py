@@ -1,6 +1,8 @@
 """Every error of a client gets the reply that WIRE.md specifies, and no other client is affected.
 
 The worker of the fixture `honest` pushes before and after each test on its own connections.
+
+Attacks A12, A13 and A15 of docs/faults.md.
 """
 import numpy as np
 import pytest

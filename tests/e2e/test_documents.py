@@ -317,7 +317,7 @@ def test_faults_names_tests_that_exist():
 
 
 def test_each_attack_has_tests_that_name_it():
-    """Each attack of faults.md lists tests, and the file of each of these tests names the attack."""
+    """Each attack of faults.md lists tests. The file of each listed test names the attack."""
     page = (ROOT / "docs/faults.md").read_text()
     attacks = re.findall(r"^### (A\d+): .*\n((?:(?!#).*\n)*)", page, re.M)
     assert [number for number, _ in attacks] == [f"A{n}" for n in range(1, 23)]

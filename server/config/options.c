@@ -624,7 +624,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 			.unset = "the data set of the first accepted push"),
 		TEXT("metrics", metrics, "accuracy", "NAMES",
 			"names of the metrics that workers evaluate besides the loss, separated by "
-			"commas and spelled as in the workers' program; none: only the loss"),
+			"commas and spelled as in the workers' Python program; none: only the "
+			"loss"),
 		TEXT("bind", bind, "tcp://127.0.0.1:5555", "URL",
 			"address for workers and cnn-ctl; port 0: any free port; the log shows its "
 			"number",

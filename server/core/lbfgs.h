@@ -5,11 +5,12 @@
  * each trial point of the search as the current weights. Workers compute its loss and gradient as
  * for any other weights.
  *
- * Armijo: f(x + s d) <= f(x) + armijo * s * (g . d). Wolfe: g(x + s d) . d >= wolfe * (g . d).
- * Guards: a pair (s, y) of a step, the change of the weights and of the gradient, is kept only if
- * y . s > 1e-10 y . y. The history is dropped if the direction does not descend, or if the search
- * finds no better point along the direction. If the search finds no better point even along the
- * negative gradient, the step ends at its starting point.
+ * With the step length t, Armijo: f(x + t d) <= f(x) + armijo * t * (g . d). Wolfe: g(x + t d) . d
+ * >= wolfe * (g . d). Guards: the pair (s, y) of a step, with the change s of the weights and the
+ * change y of the gradient, is kept only if y . s > 1e-10 y . y. The history is dropped if the
+ * direction does not descend, or if the search finds no better point along the direction. If the
+ * search finds no better point even along the negative gradient, the step ends at its starting
+ * point.
  */
 #ifndef SERVER_CORE_LBFGS_H
 #define SERVER_CORE_LBFGS_H

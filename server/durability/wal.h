@@ -60,7 +60,7 @@ struct wal_stats {
 	double seconds;          /* sum of the times to write a group, with fsync */
 	double newest_seconds;   /* the time to write the newest group */
 	uint64_t failures;
-	int failing;   /* the flushed LSN waits for the next checkpoint */
+	int failing; /* 1: a write failed; the flushed LSN stays until the next checkpoint is durable */
 	char why[256]; /* of the last failure, while failing */
 };
 

@@ -214,7 +214,7 @@ def test_every_allocation_that_fails(programs, ledger, figure, seed, full):
         run.verdict()
     figure("P13", len(crashed),
            f"crashes in {len(places)} failed allocations; {ended} starts or runs "
-           f"ended with a status {crashed[:3] or ''}", not crashed, what="crashes")
+           f"ended with an exit status {crashed[:3] or ''}", not crashed, what="crashes")
     figure("P13", len(mute), "exits without a line", not mute, what="mute")
     figure("P13", len(aborted), "starts that libuv aborts", len(aborted) <= 3,
            what="aborted")

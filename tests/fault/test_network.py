@@ -64,8 +64,8 @@ def soon(full):
 
 
 def outlasts(seconds, pace):
-    """A number of pushes that is enough for a run with this many seconds between faults, at this
-    pace."""
+    """The number of pushes of a worker that still pushes after `seconds` in all without a fault.
+    `pace`: milliseconds between two pushes."""
     return int(seconds * 1000 / pace)
 
 

@@ -1,8 +1,9 @@
 /*
  * broken_worker.c - cnn-worker with a device `cpu` that breaks. The device computes as cpu-ref
  * does. From gradient number BREAKS_AT on it writes a wrong value to each gradient and fails, as a
- * GPU may. If the environment has BROKEN_HANGS, the call does not return instead. This file is
- * linked in front of the archive with the real device; main is that of cnn-worker.
+ * GPU may. If the environment has BROKEN_HANGS, the call does not return instead. The linker takes
+ * this file's device_cpu instead of the real one, because the file precedes the archive with the
+ * real device; main is that of cnn-worker.
  */
 #include <stddef.h>
 #include <stdlib.h>

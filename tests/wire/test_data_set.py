@@ -94,8 +94,7 @@ def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
 
 
 def test_nobody_fixes_it_before_the_run_begins(programs, sets):
-    """Before the run begins, a worker pushes work without a grant: this does not fix the data
-    set."""
+    """A push without a grant, before the run begins, does not determine the run's data set."""
     right, _ = sets
     server = programs.server(*SMALL, "--min-workers", 2)
     other = Worker(server.endpoint, data=pb.DataId(

@@ -161,7 +161,9 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.min = 1,
 			.max = 4000,
 			.arg = "FILE",
-			.help = "write the worst mistakes to this PNG file",
+			.help = "write the mistakes with the highest confidence, at most 48, to "
+				"this "
+				"PNG file",
 			.unset = "show only the three worst on the terminal",
 			.needs = "command=eval"},
 		{.name = "predictions",

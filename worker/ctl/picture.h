@@ -2,8 +2,8 @@
  * picture.h - reads a picture from a file: PGM (P2, P5), PNG or JPEG.
  *
  * The file is not trusted: its size, the picture's size and every value are checked before memory
- * is allocated; PS_EDATA names the file and the field. White is 255; MNIST's digits are white on
- * black. Transparent pixels become black. Thread: any.
+ * is allocated; the text of a PS_EDATA error names the file and the wrong field. White is 255;
+ * MNIST's digits are white on black. Transparent pixels become black. Thread: any.
  */
 #ifndef WORKER_CTL_PICTURE_H
 #define WORKER_CTL_PICTURE_H

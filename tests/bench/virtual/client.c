@@ -1,10 +1,12 @@
 /*
  * client.c - libcnnps in virtual time. It implements the calls of worker/client/cnnps.h that a
  * trainer makes, with the real session. A call that must wait suspends the worker's coroutine
- * (park). An effect of the session resumes the coroutine.
+ * (park). The scheduler resumes the coroutine after each message to the worker, each tick of its
+ * session and each computation. The call then returns, or parks again if what it waits for has not
+ * come.
  *
- * Thread: one. The calls of a worker run on the stack of its coroutine. Effects of the session run
- * on that stack or on the scheduler's.
+ * Thread: one. The calls of a worker run on the stack of its coroutine. The effects of the session
+ * are carried out on that stack or on the scheduler's.
  */
 #include "worker/client/cnnps.h"
 #include <math.h>

@@ -162,8 +162,7 @@ static int parse(struct ctl *ctl, int argc, char **argv, const char **args, int 
 			.max = 4000,
 			.arg = "FILE",
 			.help = "write the mistakes with the highest confidence, at most 48, to "
-				"this "
-				"PNG file",
+				"this PNG file",
 			.unset = "show only the three worst on the terminal",
 			.needs = "command=eval"},
 		{.name = "predictions",

@@ -35,7 +35,8 @@ static int use_unknown(struct options *o, struct err *e)
 static int parse_for(
 	const struct options *o, struct shape shape, size_t classes, struct model *m, struct err *e)
 {
-	return model_parse_named(m, o->model_text, shape, o->classes ? (size_t)o->classes : classes, e);
+	return model_parse_named(
+		m, o->model_text, shape, o->classes ? (size_t)o->classes : classes, e);
 }
 
 /* The model of the newest checkpoint; text "": there is none, or it cannot be read. */

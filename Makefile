@@ -6,6 +6,7 @@
 #   make lint            check format, warnings, clang-tidy, includes, spelling, documents
 #   make asan|ubsan|tsan run the unit tests and the simulator with a sanitizer
 #   make fuzz SECONDS=60 fuzz each target for 60 s; make fuzz-coverage: show the covered lines
+#   make mutants         show that a test fails without each rule against a hostile peer
 #   make faults          run every fault test in full; writes docs/faults.md
 #   make bench           measure the transport, and the CPU kernels beside PyTorch
 #   make cluster         train in containers; make cluster-faults: fault tests of containers
@@ -144,7 +145,7 @@ include tests/gpu/gpu.mk
 include kernels/ladder/ladder.mk
 include tests/fault/fault.mk
 
-.PHONY: FORCE installed all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults help
+.PHONY: FORCE installed mutants all demo test data lint bench cluster cluster-faults asan ubsan tsan clean deps tests units faults help
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES) $(B)/libcnnps.a
@@ -335,6 +336,8 @@ asan ubsan: installed
 tsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
+mutants: units
+	@$(call PYTEST,$(FLAVOUR)) tests/unit/test_unit_mutants.py
 bench:
 	@deploy/setup.sh check bench
 	@$(MAKE) $(JOBS) FLAVOUR=release tests

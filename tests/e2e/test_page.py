@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 from support.build import PATIENCE
+from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
 
 TOKEN = "correct-horse-battery-staple"
@@ -39,6 +40,21 @@ def test_one_small_file_without_other_hosts(programs):
     assert len(body) < 300_000
     assert not re.search(rb"(src|href)\s*=\s*[\"']?(https?:)?//", body)
     assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+def test_the_first_paint_is_quick(programs, small, browser):
+    """The bar is a median of 200 ms on an idle machine (tests/bench/page_cost.py paint: 112 ms). Other
+    tests run beside this one, so here the fastest of five loads must meet it, and the median 1 s."""
+    server = programs.server("--model", "seed:4", "--epochs", 1000)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["updates"], 30, "training")
+    times = []
+    for _ in range(5):
+        browser.get(url_of(server))
+        times.append(until(lambda: browser.execute_script(
+            "const e = performance.getEntriesByName('first-contentful-paint')[0];"
+            "return e && e.startTime"), 10, "a paint"))
+    assert min(times) < 200 * PATIENCE and sorted(times)[2] < 1000 * PATIENCE, times
 
 
 def test_page_of_a_run_that_survives_its_server(programs, small, browser):
@@ -83,6 +99,29 @@ def test_curves_without_a_value_are_empty(programs, browser):
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
     until(lambda: browser.execute_script("return run.samples.length"), 10, "a sample")
     assert browser.execute_script("return [0, 1].map(i => curves[i].getValue(0, 1))") == [None, None]
+    assert browser.get_log("browser") == [], "the console is clean"
+
+
+def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
+    """Ten minutes of 200 workers once were too many arguments of Math.max, and the timeline stayed
+    empty. Later drawing took 0.37 s every second."""
+    server = programs.server("--model", "seed:4")
+    browser.get_log("browser")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    browser.execute_script("document.getElementById('timeline-box').scrollIntoView()")
+    browser.execute_script(MANY_SAMPLES + "const at = Date.now() - 4e6; run = new Run('', ROOM);"
+                           "for (let i = 0; i < 4000; i++) run.take(sample(at + 1000 * i, 200));")
+    kept = browser.execute_script("return run.samples.map(s => s.t)")
+    steps = [b - a for a, b in zip(kept, kept[1:])][:-1]
+    assert 100 < len(kept) < 400 and max(steps) <= 2 * min(steps), "thinned evenly"
+    browser.execute_script("run.last = run.samples[run.samples.length - 1].t; draw()")
+    assert browser.execute_script(PAINTED, "timeline") > 0.9
+    took = browser.execute_script(
+        "return [1, 2, 3, 4, 5].map(() => { const t = performance.now(); draw();"
+        "return performance.now() - t; })")
+    assert min(took) < 150 * PATIENCE, took  # 25 to 40 ms on an idle machine
+    assert not browser.execute_script("return document.getElementById('key-line').checkVisibility()")
     assert browser.get_log("browser") == [], "the console is clean"
 
 

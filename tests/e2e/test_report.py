@@ -2,6 +2,8 @@
 import json
 import re
 
+from support.build import PATIENCE
+from support.many_samples import MANY_SAMPLES, PAINTED
 from support.programs import until
 
 HOSTILE = '</script><script>document.title = "taken over"</script>'
@@ -59,6 +61,29 @@ def test_report_compares_runs(programs, small, browser):
     assert re.search(r"main thread: \d+ % messages and updates, \d+ % decoding",
                      browser.execute_script("return document.getElementById('each').textContent"))
     assert "ada" in browser.execute_script("return document.getElementById('each').textContent")
+
+
+def test_a_full_history_of_many_workers(programs, browser):
+    """A history of 4 MiB with 200 workers. Its cells once were too many arguments of Math.max."""
+    browser.get("about:blank")
+    place = programs.directory / "many"
+    place.mkdir()
+    lines = browser.execute_script(
+        MANY_SAMPLES + "const lines = [{t: 1e12, kind: 'start', model: 'seed:4', options: {}}];"
+        "for (let i = 1; i < 900; i++) lines.push(sample(1e12 + 1000 * i, 200));"
+        "return lines.map(o => JSON.stringify(o)).join('\\n') + '\\n';")
+    assert len(lines) > 4 << 20
+    (place / "history.jsonl").write_text(lines)
+    page = programs.directory / "report.html"
+    page.write_text(report(programs, place))
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == [], "the console is clean"
+    assert browser.execute_script(PAINTED, "#each canvas") > 0.9
+    assert "staleness." not in browser.execute_script(
+        "return document.querySelector('#each .quiet').textContent")
+    took = browser.execute_script("const t = performance.now(); timelines(); return performance.now() - t;")
+    assert took < 500 * PATIENCE, took
 
 
 def test_text_of_a_history_is_never_markup(programs, browser):

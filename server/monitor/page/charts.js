@@ -9,11 +9,20 @@ const percent = x => x == null ? "–" : number(100 * x, 2) + " %";
 const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :
 	s < 5400 ? Math.round(s / 60) + " min" : number(s / 3600, 1) + " h";
 
-// What the lines of a history say.
+// The least and the greatest of many numbers, which may be too many for the arguments of Math.min.
+const least = (list, start) => list.reduce((a, b) => b < a ? b : a, start);
+const greatest = (list, start) => list.reduce((a, b) => b > a ? b : a, start);
+
+// What the lines of a history say. `room` bounds the samples: each counts SAMPLE and its workers.
+// When they are more, the run keeps every other sample, and half as many from then on.
+const SAMPLE = 100;
 class Run {
-	constructor(name) {
+	constructor(name, room = Infinity) {
 		this.name = name;
+		this.room = room;
 		this.samples = [];
+		this.used = 0;
+		this.distance = 0; // the least time between two samples, except that the newest always stays
 		this.epochs = [];
 		this.starts = [];
 		this.changes = [];
@@ -28,7 +37,7 @@ class Run {
 			this.starts.push(o);
 			this.end = null;
 		} else if (o.kind === "sample") {
-			this.samples.push(o);
+			this.takeSample(o);
 		} else if (o.kind === "epoch") {
 			this.epochs.push(o);
 		} else if (o.kind === "worker") {
@@ -37,6 +46,19 @@ class Run {
 			this.end = o;
 		}
 		this.last = Math.max(this.last, o.t);
+	}
+	takeSample(o) {
+		const s = this.samples, cost = o => SAMPLE + o.workers.length;
+		if (s.length > 1 && s[s.length - 1].t - s[s.length - 2].t < this.distance)
+			this.used -= cost(s.pop());
+		s.push(o);
+		this.used += cost(o);
+		if (this.used <= this.room || s.length < 4)
+			return;
+		this.samples = s.filter((_, i) => i % 2 === 0);
+		this.used = this.samples.reduce((sum, o) => sum + cost(o), 0);
+		const away = this.gaps.reduce((sum, [from, to]) => sum + Math.max(0, to - Math.max(from, s[0].t)), 0);
+		this.distance = 0.9 * (o.t - s[0].t - away) / this.samples.length;
 	}
 	takeText(text) {
 		for (const line of text.split("\n"))
@@ -106,10 +128,52 @@ function marks(c, area, g, run) {
 const STATE = {live: "blue", suspect: "amber", stalled: "amber", joining: "blue", away: "grey",
 	excluded: "orange", dead: "grey"};
 
-// The timeline: a row for each worker, a cell for each sample.
+// The cells of the timeline as a small picture, a pixel high for each row: 50,000 rectangles would take
+// 0.1 s to draw.
+class Cells {
+	constructor(c, width, rows) {
+		this.c = c;
+		this.picture = rows ? new ImageData(width, rows) : null;
+		this.pixels = rows ? new Uint32Array(this.picture.data.buffer) : null;
+		this.shade = {};
+		for (const name of new Set(Object.values(STATE))) {
+			c.fillStyle = color(name);
+			const [r, g, b] = c.fillStyle.match(/[0-9a-f]{2}/g).map(text => parseInt(text, 16));
+			this.shade[name] = b << 16 | g << 8 | r;
+		}
+	}
+	fill(row, from, to, name, alpha) {
+		const value = (Math.round(255 * alpha) << 24 | this.shade[name]) >>> 0, width = this.picture.width;
+		this.pixels.fill(value, row * width + Math.max(0, from), row * width + Math.min(width, Math.max(from + 1, to)));
+	}
+	draw(left, top, height, space) {
+		if (!this.picture)
+			return;
+		const {width, height: rows} = this.picture, small = document.createElement("canvas");
+		small.width = width;
+		small.height = rows;
+		small.getContext("2d").putImageData(this.picture, 0, 0);
+		this.c.imageSmoothingEnabled = false;
+		for (let i = 0; i < rows && space; i++)
+			this.c.drawImage(small, 0, i, width, 1, left, top + i * height, width, height - space);
+		if (!space)
+			this.c.drawImage(small, left, top, width, rows * height);
+	}
+}
+
+const MANY = 60; // workers whose rows have a line of staleness
+
+// The timeline: a row for each worker, a cell for each sample. A sample less than a cell's width
+// after the one before it is left out.
+const CELL = 2;
+// Returns true if the workers are too many for lines of staleness.
 function timeline(canvas, run, names) {
-	const ids = [...new Set(run.samples.flatMap(s => s.workers.map(w => w[0])))].sort((a, b) => a - b);
-	const many = ids.length > 60; /* thin rows, without lines of staleness */
+	const samples = run.samples, found = new Set();
+	for (const s of samples)
+		for (const w of s.workers)
+			found.add(w[0]);
+	const ids = [...found].sort((a, b) => a - b);
+	const many = ids.length > MANY; /* thin rows, without lines of staleness */
 	const row = many ? 4 : ids.length > 24 ? 12 : 22, space = many ? 0 : 2, left = 120, top = 4;
 	const width = Math.max(280, canvas.parentElement.clientWidth - 2), height = ids.length * row + top + 20;
 	const ratio = window.devicePixelRatio || 1;
@@ -120,39 +184,48 @@ function timeline(canvas, run, names) {
 	const c = canvas.getContext("2d");
 	c.scale(ratio, ratio);
 	c.font = "11px system-ui, sans-serif";
-	if (!run.samples.length)
+	if (!samples.length)
 		return;
-	const from = run.samples[0].t - 1000, to = Math.max(run.last, from + 2000);
+	const from = samples[0].t - 1000, to = Math.max(run.last, from + 2000);
 	const x = t => left + (t - from) / (to - from) * (width - left - 6);
-	const y = Object.fromEntries(ids.map((id, i) => [id, top + i * row]));
-	const all = run.samples.flatMap(s => s.workers);
-	const fastest = Math.max(1, ...all.map(w => w[2])), stalest = Math.max(4, ...all.map(w => w[3] || 0));
-	let before = from;
-	const line = {};
-	for (const s of run.samples) {
-		const gap = run.gaps.find(([a, b]) => b > before && a < s.t);
-		const begin = gap ? Math.max(before, gap[1]) : before;
+	const index = new Map(ids.map((id, i) => [id, i])), y = id => top + index.get(id) * row;
+	let fastest = 1, stalest = 4;
+	for (const s of samples)
+		for (const w of s.workers) {
+			fastest = Math.max(fastest, w[2]);
+			stalest = Math.max(stalest, w[3] || 0);
+		}
+	const cells = new Cells(c, width - left - 6, ids.length);
+	let before = from, drawn = left, next = 0;
+	const line = new Map(ids.map(id => [id, []]));
+	samples.forEach((s, i) => {
+		const gap = next < run.gaps.length && run.gaps[next][0] < s.t;
+		if (!gap && i < samples.length - 1 && x(s.t) - drawn < CELL)
+			return;
+		let begin = before;
+		for (; next < run.gaps.length && run.gaps[next][0] < s.t; next++)
+			begin = Math.max(begin, run.gaps[next][1]);
+		const a = Math.floor(x(begin)) - left, b = Math.floor(x(s.t)) - left;
 		for (const [id, state, rate, stale, silent] of s.workers) {
-			const late = state === "live" && silent > 1500;
-			c.fillStyle = color(late ? "amber" : STATE[state] || "grey");
-			c.globalAlpha = STATE[state] === "blue" && !late ? 0.25 + 0.75 * rate / fastest : 0.9;
-			const a = Math.floor(x(begin)), b = Math.floor(x(s.t));
-			c.fillRect(a, y[id], Math.max(1, b - a), row - space);
-			line[id] = line[id] || [];
+			const late = state === "live" && silent > 1500, name = late ? "amber" : STATE[state] || "grey";
+			cells.fill(index.get(id), a, b, name, name === "blue" ? 0.25 + 0.75 * rate / fastest : 0.9);
+			if (many)
+				continue;
 			if (gap)
-				line[id].push(null);
-			if (stale != null && !many)
-				line[id].push([x(s.t), y[id] + (row - 4) * (1 - stale / stalest) + 1]);
+				line.get(id).push(null);
+			if (stale != null)
+				line.get(id).push([x(s.t), y(id) + (row - 4) * (1 - stale / stalest) + 1]);
 		}
 		before = s.t;
-	}
-	c.globalAlpha = 1;
-	for (const id in line) {
-		c.strokeStyle = color("pink");
-		c.lineWidth = 1.5;
+		drawn = x(s.t);
+	});
+	cells.draw(left, top, row, space);
+	c.strokeStyle = color("pink");
+	c.lineWidth = 1.5;
+	for (const points of line.values()) {
 		c.beginPath();
 		let down = false;
-		for (const at of line[id]) {
+		for (const at of points) {
 			if (at)
 				c[down ? "lineTo" : "moveTo"](...at);
 			down = at != null;
@@ -172,7 +245,7 @@ function timeline(canvas, run, names) {
 			let text = `${id}  ${names[id] || ""}`;
 			while (text.length > 3 && c.measureText(text).width > left - 12)
 				text = text.slice(0, -2) + "…";
-			c.fillText(text, 2, y[id] + row / 2 - 1);
+			c.fillText(text, 2, y(id) + row / 2 - 1);
 		}
 	c.textBaseline = "alphabetic";
 	const clock = t => new Date(t).toLocaleTimeString("en-GB");
@@ -180,6 +253,7 @@ function timeline(canvas, run, names) {
 	c.textAlign = "right";
 	c.fillText(clock(to), width - 6, height - 4);
 	c.textAlign = "left";
+	return many;
 }
 
 function namesOf(run) {

@@ -1,6 +1,7 @@
 // live.js - the page of a running server. It reads /history once for each connection, and the
 // events of /events: "line", a new line of the history; "status", once a second; "wall".
-let run = new Run("");
+const ROOM = 100000; // about 1,000 samples of few workers, or 330 of 200
+let run = new Run("", ROOM);
 let status = null, lost = 0;
 
 const live = () => run;
@@ -25,7 +26,7 @@ function drawCurves() {
 	];
 	curves.forEach((g, i) => rows[i].length && g.updateOptions({file: rows[i], dateWindow: window, valueRange: null}));
 	if (evaluated(e).length) {
-		const all = evaluated(e).map(o => 100 * o.accuracy), low = Math.min(...all), high = Math.max(...all);
+		const all = evaluated(e).map(o => 100 * o.accuracy), low = least(all, 100), high = greatest(all, 0);
 		const pad = Math.max(0.2, (high - low) / 10);
 		curves[0].updateOptions({valueRange: [Math.max(0, low - pad), Math.min(100, high + pad)]});
 	}
@@ -108,7 +109,7 @@ function drawStatus() {
 	const all = s.epochs * (s.data.n_train - s.data.validate);
 	$("done").value = all ? s.images / all : 0;
 	$("accuracy").textContent = percent(s.accuracy);
-	const best = Math.max(...evaluated(run.epochs).map(e => e.accuracy));
+	const best = greatest(evaluated(run.epochs).map(e => e.accuracy), -1);
 	const others = Object.entries(s.metrics).map(([name, value]) => `${name} ${number(value, 4)}`);
 	$("best").textContent = [best < 0 ? [] : `best ${percent(best)}`, others].flat().join(" · ") || "after the first epoch";
 	$("loss").textContent = s.updates ? number(s.loss, 4) : "–";
@@ -140,7 +141,7 @@ function drawImage(canvas, wall, image) {
 }
 
 function onWall(wall) {
-	if (!(Math.max(...wall.side) <= 64)) /* do not trust the numbers: a worker sent them */
+	if (!wall.side.every(n => n <= 64)) /* do not trust the numbers: a worker sent them */
 		return;
 	const list = $("wall");
 	$("wall-card").hidden = false;
@@ -182,9 +183,20 @@ function notice(text) {
 	$("notice").hidden = !text;
 }
 
+// Only while it is on the screen: with 200 workers it is the larger part of what there is to draw.
+let sees = false;
+function drawTimeline() {
+	if (sees)
+		$("key-line").hidden = timeline($("timeline"), run, namesOf(run));
+}
+new IntersectionObserver(entries => {
+	sees = entries[entries.length - 1].isIntersecting;
+	drawTimeline();
+}).observe($("timeline-box"));
+
 function draw() {
 	drawCurves();
-	timeline($("timeline"), run, namesOf(run));
+	drawTimeline();
 	const last = run.samples[run.samples.length - 1];
 	$("timeline-box").setAttribute("aria-label", last ? "State of each worker: " +
 		last.workers.slice(0, 12).map(w => `worker ${w[0]} ${w[1]}`).join(", ") : "No worker yet");
@@ -196,7 +208,7 @@ function connect() {
 	const events = new EventSource("events");
 	let waiting = [];
 	events.onopen = async () => {
-		const fresh = new Run("");
+		const fresh = new Run("", ROOM);
 		let text;
 		try {
 			text = await (await fetch("history", {cache: "no-store"})).text();

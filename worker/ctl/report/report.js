@@ -152,19 +152,22 @@ const canvases = [];
 for (const run of runs) {
 	const card = add($("each"), "section", null, "card");
 	add(card, "h2", run.name + ": workers over time");
-	add(card, "p", "Darker is faster. The line is the staleness. Shaded: no server.", "quiet");
+	const key = add(card, "p", null, "quiet");
 	const box = add(card, "div", null, "scroll tall");
 	box.tabIndex = 0;
 	box.setAttribute("role", "img");
 	box.setAttribute("aria-label", "State of each worker of " + run.name + " over time; the table below has the sums");
-	canvases.push([add(box, "canvas"), run, namesOf(run)]);
+	canvases.push([add(box, "canvas"), run, namesOf(run), key]);
 	const scroll = add(card, "div", null, "scroll");
 	scroll.tabIndex = 0;
 	table(add(scroll, "table"), [["#", ""], ["name", "text"], ["live", ""], ["of its time", ""], ["images/s while live", ""], ["staleness", ""],
 		...PARTS.map(part => [part, ""])], workersOf(run));
 	add(card, "p", serverTime(run), "quiet");
 }
-const timelines = () => canvases.forEach(([canvas, run, names]) => timeline(canvas, run, names));
+const timelines = () => canvases.forEach(([canvas, run, names, key]) => {
+	const many = timeline(canvas, run, names);
+	key.textContent = `Darker is faster.${many ? "" : " The line is the staleness."} Shaded: no server.`;
+});
 
 drawRuns();
 drawOptions();

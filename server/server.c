@@ -553,8 +553,10 @@ static int open_history(struct server *s, struct err *e)
 	dispatch_status(s, &now);
 	int rc = history_new(&s->history, &s->loop,
 		s->checkpointer ? s->options->checkpoint_dir : NULL, &now, s->state.resumed, e);
-	if (!rc)
+	if (!rc) {
+		history_labels(s->history, s->labels);
 		history_listen(s->history, on_line, s);
+	}
 	return rc;
 }
 

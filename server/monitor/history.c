@@ -19,16 +19,17 @@
 #include "server/net/clients.h"
 
 #define SAMPLE_MS   1000
-#define MAX_WORKERS 256 /* workers in a sample */
-#define MAX_ERRORS  3   /* failed writes after which the failure is logged */
+#define EPOCH_BYTES 1024 /* no line of an epoch is longer */
+#define MAX_ERRORS  3    /* failed writes after which the failure is logged */
 #define RETRY_MS    10000
 
-enum line_kind { LINE_OTHER, LINE_SAMPLE, LINE_EPOCH };
+enum line_kind { LINE_OTHER, LINE_SAMPLE, LINE_WORKER, LINE_EPOCH, LINE_KINDS };
 
 struct line {
 	char *text; /* with its newline; owned */
 	size_t bytes;
 	enum line_kind kind;
+	uint32_t number; /* LINE_WORKER: the worker; LINE_EPOCH: the epoch, from 1 */
 };
 
 /* A write: of all lines to a new file, or of the new lines to the end of the file. */
@@ -47,7 +48,8 @@ struct history {
 	uv_loop_t *loop;
 	const char *dir; /* NULL: no file */
 	struct line *line;
-	size_t n, room, bytes;
+	size_t n, room;
+	size_t bytes[LINE_KINDS];   /* of the lines of each kind */
 	size_t on_disk, file_bytes; /* complete lines in the file; 0: write a new file */
 	uint64_t sample_ms, due_ms; /* interval of samples; when the next one is due */
 	uint64_t write_ms;          /* after a failed write: no write before this time */
@@ -62,7 +64,7 @@ struct history {
 
 static void drop_line(struct history *h, size_t i)
 {
-	h->bytes -= h->line[i].bytes;
+	h->bytes[h->line[i].kind] -= h->line[i].bytes;
 	free(h->line[i].text);
 	h->line[i].text = NULL;
 }
@@ -92,21 +94,53 @@ static void thin_samples(struct history *h)
 	h->sample_ms *= 2;
 }
 
-/* Invariant 1. */
-static void stay_bounded(struct history *h)
+/* Drop the older half of the lines of workers, but no worker's newest line, which has its name and
+ * host. */
+static void drop_changes(struct history *h)
 {
-	if (h->bytes <= HISTORY_BYTES)
-		return;
-	thin_samples(h);
-	if (h->bytes <= HISTORY_BYTES / 4 * 3)
-		return;
-	for (size_t i = 1; i < h->n && h->bytes > HISTORY_BYTES / 2; i++)
-		drop_line(h, i);
+	const size_t half = h->bytes[LINE_WORKER] / 2;
+	size_t newest[WIRE_MAX_WORKERS + 1] = {0};
+
+	for (size_t i = 0; i < h->n; i++)
+		if (h->line[i].kind == LINE_WORKER)
+			newest[h->line[i].number] = i;
+	for (size_t i = 0; i < h->n && h->bytes[LINE_WORKER] > half; i++)
+		if (h->line[i].kind == LINE_WORKER && newest[h->line[i].number] != i)
+			drop_line(h, i);
 	pack(h);
 }
 
-/* Takes over `text`, which ends in a newline; it may be NULL. */
-static void add_line(struct history *h, char *text, enum line_kind kind)
+/* Drop the older half of the starts and ends, but not the first start. */
+static void drop_starts(struct history *h)
+{
+	const size_t half = h->bytes[LINE_OTHER] / 2;
+
+	for (size_t i = 1; i < h->n && h->bytes[LINE_OTHER] > half; i++)
+		if (h->line[i].kind == LINE_OTHER)
+			drop_line(h, i);
+	pack(h);
+}
+
+/* Invariant 1. The kind with the most bytes has a third of them or more, so that half of it makes
+ * enough room. */
+static void stay_bounded(struct history *h)
+{
+	const size_t samples = h->bytes[LINE_SAMPLE], changes = h->bytes[LINE_WORKER],
+		     starts = h->bytes[LINE_OTHER];
+
+	if (samples + changes + starts <= HISTORY_BYTES)
+		return;
+	if (samples >= changes && samples >= starts)
+		thin_samples(h);
+	else if (changes >= starts)
+		drop_changes(h);
+	else
+		drop_starts(h);
+}
+
+/* Insert `text` as line `at`. Takes over `text`, which ends in a newline; it may be NULL. */
+static void insert_line(
+	struct history *h, size_t at, char *text, enum line_kind kind, uint32_t number)
 {
 	if (h->n == h->room) {
 		size_t room = h->room ? 2 * h->room : 256;
@@ -121,15 +155,17 @@ static void add_line(struct history *h, char *text, enum line_kind kind)
 		free(text);
 		return;
 	}
-	h->line[h->n++] = (struct line){text, strlen(text), kind};
-	h->bytes += h->line[h->n - 1].bytes;
+	memmove(h->line + at + 1, h->line + at, (h->n - at) * sizeof(*h->line));
+	h->line[at] = (struct line){text, strlen(text), kind, number};
+	h->n++;
+	h->bytes[kind] += h->line[at].bytes;
 	if (h->listen)
 		h->listen(h->arg, text);
 	stay_bounded(h);
 }
 
-/* Add `o`, which this function releases. */
-static void add_object(struct history *h, json_t *o, enum line_kind kind)
+/* The text of `o` with a newline; NULL: no memory. Releases `o`. */
+static char *object_text(json_t *o)
 {
 	char *text = o ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(7)) : NULL;
 	size_t n = text ? strlen(text) : 0;
@@ -140,7 +176,13 @@ static void add_object(struct history *h, json_t *o, enum line_kind kind)
 		memcpy(line + n, "\n", 2);
 	else
 		free(text);
-	add_line(h, line, kind);
+	return line;
+}
+
+/* Add `o`, which this function releases. */
+static void add_object(struct history *h, json_t *o, enum line_kind kind, uint32_t number)
+{
+	insert_line(h, h->n, object_text(o), kind, number);
 }
 
 static json_t *count(uint64_t n)
@@ -213,7 +255,7 @@ static void add_start(struct history *h, const struct status *now, int resumed)
 	set(o, "version", count(core_stats(now->core)->version));
 	set(o, "generation", count(cfg->generation));
 	set(o, "options", options_object(cfg));
-	add_object(h, o, LINE_OTHER);
+	add_object(h, o, LINE_OTHER, 0);
 }
 
 static void add_worker(struct history *h, const struct status *now, const struct effect *e)
@@ -229,7 +271,7 @@ static void add_worker(struct history *h, const struct status *now, const struct
 	set(o, "host", json_string(l->host));
 	set(o, "device", json_string(v.device));
 	set(o, "images", count(v.images));
-	add_object(h, o, LINE_OTHER);
+	add_object(h, o, LINE_WORKER, v.worker);
 }
 
 static int is_evaluated(const struct core *c, uint32_t epoch)
@@ -239,8 +281,8 @@ static int is_evaluated(const struct core *c, uint32_t epoch)
 	return r && r->eval_done && r->eval_done == core_eval_images(c);
 }
 
-/* `rate`: the images/s of the epoch; < 0: not known. */
-static void add_epoch(struct history *h, const struct status *now, uint32_t epoch, double rate)
+/* The line of an epoch. `rate`: the images/s of the epoch; < 0: not known. */
+static json_t *epoch_line(const struct status *now, uint32_t epoch, double rate)
 {
 	const struct epoch_record *r = core_epoch(now->core, epoch);
 	json_t *o = begin_object(now, "epoch");
@@ -253,7 +295,7 @@ static void add_epoch(struct history *h, const struct status *now, uint32_t epoc
 	set(o, "test_loss", real_or_null(r->eval_loss_sum / r->eval_done));
 	set(o, "metrics", epoch_metrics(now->core, r));
 	set(o, "images_per_s", rate < 0 ? NULL : real_or_null(rate));
-	add_object(h, o, LINE_EPOCH);
+	return o;
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
@@ -281,9 +323,7 @@ static json_t *sample_workers(const struct status *now)
 {
 	json_t *list = json_array();
 
-	for (uint32_t i = 0; i < core_config(now->core)->sessions.max_workers &&
-			     json_array_size(list) < MAX_WORKERS;
-		i++) {
+	for (uint32_t i = 0; i < core_config(now->core)->sessions.max_workers; i++) {
 		struct worker_view w;
 		const struct tally *t = tallies_of(now->tallies, i + 1);
 
@@ -327,7 +367,7 @@ static void add_sample(struct history *h, const struct status *now)
 	set(o, "degraded", status_degraded(now) ? json_string(status_degraded(now)) : NULL);
 	set(o, "time", status_time(now));
 	set(o, "workers", sample_workers(now));
-	add_object(h, o, LINE_SAMPLE);
+	add_object(h, o, LINE_SAMPLE, 0);
 }
 
 /* ---- the file -------------------------------------------------------------------------------- */
@@ -439,7 +479,8 @@ void history_effect(struct history *h, const struct status *now, const struct ef
 	if (e->kind == EFFECT_WORKER)
 		add_worker(h, now, e);
 	else if (e->kind == EFFECT_EVALUATED)
-		add_epoch(h, now, e->epoch, now->progress->epoch_rate);
+		add_object(h, epoch_line(now, e->epoch, now->progress->epoch_rate), LINE_EPOCH,
+			e->epoch + 1);
 	begin_write(h, now->now_ms);
 }
 
@@ -458,7 +499,7 @@ void history_end(struct history *h, const struct status *now)
 
 	add_sample(h, now);
 	set(o, "status", json_string(status_ending(now->ending)));
-	add_object(h, o, LINE_OTHER);
+	add_object(h, o, LINE_OTHER, 0);
 	h->ended = 1;
 	h->write_ms = 0; /* try once more, even if writes fail */
 	begin_write(h, now->now_ms);
@@ -486,17 +527,52 @@ static const char *line_kind_of(const json_t *o)
 		       : NULL;
 }
 
-/* Keep a line of the file if it is complete and does not contradict the core. `seen` marks the
- * epochs. */
+/* Find the kind of a line and its number (struct line). Returns 0 if no run has such a line. */
+static int sort_line(const struct status *now, const json_t *o, const char *kind,
+	enum line_kind *is, uint32_t *number)
+{
+	const json_int_t epoch = json_integer_value(json_object_get(o, "epoch")),
+			 worker = json_integer_value(json_object_get(o, "worker"));
+
+	*is = LINE_OTHER;
+	*number = 0;
+	if (strcmp(kind, "sample") == 0) {
+		*is = LINE_SAMPLE;
+	} else if (strcmp(kind, "worker") == 0) {
+		if (worker < 1 || worker > WIRE_MAX_WORKERS)
+			return 0;
+		*is = LINE_WORKER;
+		*number = (uint32_t)worker;
+	} else if (strcmp(kind, "epoch") == 0) {
+		if (epoch < 1 || epoch > core_config(now->core)->training.epochs)
+			return 0;
+		*is = LINE_EPOCH;
+		*number = (uint32_t)epoch;
+	}
+	return 1;
+}
+
+static char *copy_line(const char *text, size_t n)
+{
+	char *copy = mem_try(n + 2, 1);
+
+	if (copy) {
+		memcpy(copy, text, n);
+		copy[n] = '\n';
+	}
+	return copy;
+}
+
+/* Keep a line of the file if it is complete, belongs to the run, and does not contradict the core.
+ * `seen` marks the epochs. */
 static void keep_line(struct history *h, const struct status *now, const char *text, size_t n,
 	unsigned char *seen, int *of_run)
 {
 	json_t *o = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
 	const char *kind = line_kind_of(o);
-	json_int_t epoch = json_integer_value(json_object_get(o, "epoch"));
 	enum line_kind is = LINE_OTHER;
+	uint32_t number = 0;
 	char run[33];
-	int keep = kind != NULL;
 
 	name_run(core_config(now->core), run);
 	if (kind && strcmp(kind, "start") == 0) {
@@ -504,25 +580,32 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 
 		*of_run = of && strcmp(of, run) == 0;
 	}
-	if (kind && strcmp(kind, "sample") == 0) {
-		is = LINE_SAMPLE;
-	} else if (kind && strcmp(kind, "epoch") == 0) {
-		is = LINE_EPOCH;
-		keep = epoch >= 1 && epoch <= core_config(now->core)->training.epochs &&
-		       is_evaluated(now->core, (uint32_t)epoch - 1) && !seen[epoch - 1];
-		if (keep && *of_run)
-			seen[epoch - 1] = 1;
-	}
-	if (keep && *of_run) {
-		char *line = mem_try(n + 2, 1);
-
-		if (line) {
-			memcpy(line, text, n);
-			line[n] = '\n';
-		}
-		add_line(h, line, is);
-	}
+	int keep = kind && *of_run && sort_line(now, o, kind, &is, &number);
 	json_decref(o);
+	if (!keep)
+		return;
+	if (is == LINE_EPOCH) {
+		if (n > EPOCH_BYTES || seen[number - 1] || !is_evaluated(now->core, number - 1))
+			return;
+		seen[number - 1] = 1;
+	}
+	insert_line(h, h->n, copy_line(text, n), is, number);
+}
+
+/* Add the line of an epoch that only the core has, before the lines of later epochs. It has the
+ * time of the next of these, because its own is not known. */
+static void add_missing_epoch(struct history *h, const struct status *now, uint32_t epoch)
+{
+	json_t *o = epoch_line(now, epoch, -1), *next;
+	size_t at = 0;
+
+	while (at < h->n && (h->line[at].kind != LINE_EPOCH || h->line[at].number <= epoch))
+		at++;
+	next = at < h->n ? json_loads(h->line[at].text, 0, NULL) : NULL;
+	if (next)
+		set(o, "t", json_incref(json_object_get(next, "t")));
+	json_decref(next);
+	insert_line(h, at, object_text(o), LINE_EPOCH, epoch + 1);
 }
 
 static void read_lines(struct history *h, const struct status *now, unsigned char *seen)
@@ -536,7 +619,10 @@ static void read_lines(struct history *h, const struct status *now, unsigned cha
 	snprintf(path, sizeof(path), "%s/" HISTORY_FILE, h->dir);
 	if (access(path, F_OK) != 0)
 		return;
-	if (file_read(path, 2 * HISTORY_BYTES, &data, &size, &e)) {
+	if (file_read(path,
+		    2 * HISTORY_BYTES +
+			    EPOCH_BYTES * (size_t)core_config(now->core)->training.epochs,
+		    &data, &size, &e)) {
 		log_warn("history", "unreadable", "reason=\"%s\"", e.text);
 		return;
 	}
@@ -558,7 +644,7 @@ static int restore(struct history *h, const struct status *now, struct err *e)
 		read_lines(h, now, seen);
 	for (uint32_t i = 0; i < epochs; i++)
 		if (is_evaluated(now->core, i) && !seen[i])
-			add_epoch(h, now, i, -1);
+			add_missing_epoch(h, now, i);
 	free(seen);
 	return PS_OK;
 }
@@ -581,6 +667,19 @@ int history_new(struct history **out, uv_loop_t *loop, const char *dir, const st
 	add_start(h, now, resumed);
 	begin_write(h, now->now_ms);
 	return PS_OK;
+}
+
+void history_labels(const struct history *h, struct labels *labels)
+{
+	for (size_t i = 0; i < h->n; i++) {
+		json_t *o = h->line[i].kind == LINE_WORKER ? json_loads(h->line[i].text, 0, NULL)
+							   : NULL;
+		const char *host = json_string_value(json_object_get(o, "host"));
+
+		if (host)
+			labels_restore(labels, h->line[i].number, host);
+		json_decref(o);
+	}
 }
 
 void history_free(struct history **h)

@@ -6,13 +6,14 @@
  * kinds and their fields. A thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
- * (1) the lines have at most HISTORY_BYTES. When they would have more, the history drops every
- *     other sample and doubles the interval between new samples. If that is not enough, it drops
- *     the oldest lines, but never the first (stay_bounded);
+ * (1) the lines have at most HISTORY_BYTES, besides the lines of epochs, which stay. When they
+ *     would have more, the history halves the kind that has the most bytes (stay_bounded): it drops
+ *     every other sample and doubles the interval between new ones, or drops the oldest changes of
+ *     workers, but not the newest of each worker, or the oldest starts, but not the first;
  * (2) at a start, the file keeps the complete lines of this run. The history drops an epoch whose
- *     evaluation the core does not have, and adds an epoch that only the core has. So the file has
- *     every evaluated epoch once, even after a crash of the server (tests/e2e/test_history.py,
- *     test_every_epoch_once_after_ten_kills);
+ *     evaluation the core does not have, and adds an epoch that only the core has, in order. So the
+ *     file has every evaluated epoch once, even after a crash of the server
+ *     (tests/e2e/test_history.py, test_every_epoch_once_after_ten_kills);
  * (3) a failed write leaves the lines in memory. The next write tries again
  *     (tests/fault/test_disk.py, P5).
  * Thread: the loop's; a job's buffer belongs to the pool until its callback.
@@ -29,6 +30,7 @@
 
 struct status;
 struct effect;
+struct labels;
 struct history; /* opaque, see history.c */
 
 /* Called with every new line, newline included. */
@@ -38,6 +40,8 @@ typedef void history_line_fn(void *arg, const char *line);
  * file that cannot be read is logged and replaced. PS_ENOMEM. */
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
 	int resumed, struct err *e) PS_MUST_CHECK;
+/* Give each worker the host that the history has for it, until the worker sends HELLO. */
+void history_labels(const struct history *h, struct labels *labels);
 /* No write may be under way (history_busy). Frees *h and sets it to NULL; *h may be NULL. */
 void history_free(struct history **h);
 void history_listen(struct history *h, history_line_fn *line, void *arg);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/plain.h"
 
 #define PRICE_US    (1000000 / ADMISSION_BURST)
 #define IPV4_MAPPED "::ffff:"
@@ -114,6 +115,18 @@ void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t inca
 		return;
 	}
 	l->slot[worker - 1].label = none;
+}
+
+void labels_restore(struct labels *l, uint32_t worker, const char *host)
+{
+	char plain[WIRE_MAX_HOST + 1];
+
+	if (worker == 0 || worker > l->max_workers || strlen(host) > WIRE_MAX_HOST)
+		return;
+	snprintf(plain, sizeof(plain), "%s", host);
+	plain_text(plain, 0);
+	if (strcmp(plain, host) == 0)
+		memcpy(l->slot[worker - 1].label.host, plain, sizeof(plain));
 }
 
 const struct label *labels_of(const struct labels *l, uint32_t worker)

@@ -37,9 +37,9 @@ int admission_ask(struct admission *a, uint64_t now_ms);
 
 /*
  * The label of a worker: host and pid from its HELLO, and the address of its connection. The log,
- * the status and /metrics show the label. The label is not an identity, no decision depends on it,
- * and it is not on disk. A worker that has not sent HELLO since the start of the server has no
- * label.
+ * the status and /metrics show the label. The label is not an identity, and no decision depends on
+ * it. A worker that has not sent HELLO since the start of the server has only the host that the
+ * history of the run has for it (history_labels).
  *
  * labels_hello stores the label of each HELLO with its connection. When the core has accepted the
  * HELLO (EFFECT_HELLO), labels_join assigns the label to a worker id and incarnation.
@@ -62,6 +62,8 @@ void labels_free(struct labels **l);
 void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address);
 /* Assign the label of the newest HELLO of connection `peer` to this worker id. */
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
+/* Assign the host of an earlier start of the server. Text that HELLO would not carry is ignored. */
+void labels_restore(struct labels *l, uint32_t worker, const char *host);
 /* The label of worker id `worker`; its fields are empty if there is none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
 /* A newer process has taken worker id `worker`. Write the text of the refusal for the older

@@ -171,6 +171,27 @@ TEST_IN(a_refused_hello_says_where_its_process_runs, set_up, tear_down)
 	assert_non_null(strstr(said.text, "host=\"older\" pid=1 address=\"10.0.0.1\""));
 }
 
+TEST_IN(a_restored_host_stays_until_the_next_hello, set_up, tear_down)
+{
+	char longest[WIRE_MAX_HOST + 2];
+
+	memset(longest, 'h', sizeof(longest));
+	longest[WIRE_MAX_HOST + 1] = '\0';
+	labels_restore(labels, 1, "old");
+	labels_restore(labels, 2, longest);
+	labels_restore(labels, 2, "new\nline");
+	labels_restore(labels, 0, "none");
+	labels_restore(labels, SLOTS + 1, "none");
+	assert_label(1, "old", 0, "");
+	assert_label(2, "", 0, "");
+	hello(5, "new", 1, "10.0.0.1");
+	assert_label(1, "old", 0, "");
+	welcome(5, 1, 2);
+	assert_label(1, "new", 1, "10.0.0.1");
+	labels_restore(labels, 2, longest + 1);
+	assert_label(2, longest + 1, 0, "");
+}
+
 TEST_IN(the_longest_text_keeps_its_end, set_up, tear_down)
 {
 	char name[WIRE_MAX_NAME + 1], host[WIRE_MAX_HOST + 1];

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "common/version.h"
 #include "server/core/core.h"
 #include "server/net/clients.h"
@@ -187,30 +188,6 @@ static void put_label(FILE *f, const char *text)
 	}
 }
 
-/* Write the last label and the value of a worker's series. */
-static void end_worker_series(FILE *f, const char *host, double value)
-{
-	fputs("\",host=\"", f);
-	put_label(f, host);
-	fprintf(f, "\"} %.9g\n", value);
-}
-
-static void put_worker_states(FILE *f, const struct core *c)
-{
-	fprintf(f, "# HELP cnnps_worker_state 1 for the state that a worker is in.\n"
-		   "# TYPE cnnps_worker_state gauge\n");
-	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
-		struct worker_view w;
-
-		core_worker(c, i, &w);
-		if (w.state == SESSION_FREE)
-			continue;
-		fprintf(f, "cnnps_worker_state{worker=\"%u\",name=\"", w.worker);
-		put_label(f, w.name);
-		fprintf(f, "\",state=\"%s\"} 1\n", status_worker_state(&w));
-	}
-}
-
 static void put_text_label(FILE *f, const char *name, const char *text)
 {
 	fprintf(f, ",%s=\"", name);
@@ -218,38 +195,66 @@ static void put_text_label(FILE *f, const char *name, const char *text)
 	fputc('"', f);
 }
 
-/* Write one series for each worker process, with the labels that do not change between scrapes. */
-static void put_worker_info(FILE *f, const struct core *c, const struct labels *labels)
+/* Write the name of a worker's series and the labels that all series of workers have. A restart of
+ * the server does not change them. The caller writes other labels, if any, and ends the line. */
+static void begin_worker_series(
+	FILE *f, const char *name, const struct worker_view *w, const struct labels *labels)
+{
+	fprintf(f, "cnnps_worker_%s{worker=\"%u\"", name, w->worker);
+	put_text_label(f, "name", w->name);
+	put_text_label(f, "host", labels_of(labels, w->worker)->host);
+}
+
+static void put_worker_states(FILE *f, const struct status *s)
+{
+	fprintf(f, "# HELP cnnps_worker_state 1 for the state that a worker is in, 0 for others.\n"
+		   "# TYPE cnnps_worker_state gauge\n");
+	for (uint32_t i = 0; i < core_config(s->core)->sessions.max_workers; i++) {
+		struct worker_view w;
+
+		core_worker(s->core, i, &w);
+		for (int k = 0; k < STATUS_WORKER_STATES && w.state != SESSION_FREE; k++) {
+			const char *state = status_worker_states[k];
+
+			begin_worker_series(f, "state", &w, s->labels);
+			put_text_label(f, "state", state);
+			fprintf(f, "} %d\n", strcmp(state, status_worker_state(&w)) == 0);
+		}
+	}
+}
+
+/* Write one series for each worker process. A worker that has not sent HELLO since the start of the
+ * server has none. */
+static void put_worker_info(FILE *f, const struct status *s)
 {
 	fprintf(f, "# HELP cnnps_worker_info Where a worker runs.\n"
 		   "# TYPE cnnps_worker_info gauge\n");
-	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(s->core)->sessions.max_workers; i++) {
 		struct worker_view w;
 
-		core_worker(c, i, &w);
-		if (w.state == SESSION_FREE)
+		core_worker(s->core, i, &w);
+		const struct label *l = labels_of(s->labels, w.worker);
+		if (w.state == SESSION_FREE || !l->address[0])
 			continue;
-		const struct label *l = labels_of(labels, w.worker);
-		fprintf(f, "cnnps_worker_info{worker=\"%u\"", w.worker);
-		put_text_label(f, "name", w.name);
-		put_text_label(f, "host", l->host);
+		begin_worker_series(f, "info", &w, s->labels);
 		fprintf(f, ",pid=\"%u\"", l->pid);
 		put_text_label(f, "address", l->address);
 		fputs("} 1\n", f);
 	}
 }
 
-static void put_worker_images(FILE *f, const struct core *c)
+static void put_worker_images(FILE *f, const struct status *s)
 {
 	fprintf(f, "# HELP cnnps_worker_images_total Training images counted, by worker.\n"
 		   "# TYPE cnnps_worker_images_total counter\n");
-	for (uint32_t i = 0; i < core_config(c)->sessions.max_workers; i++) {
+	for (uint32_t i = 0; i < core_config(s->core)->sessions.max_workers; i++) {
 		struct worker_view w;
 
-		core_worker(c, i, &w);
-		if (w.state != SESSION_FREE)
-			fprintf(f, "cnnps_worker_images_total{worker=\"%u\"} %" PRIu64 "\n",
-				w.worker, w.images);
+		core_worker(s->core, i, &w);
+		if (w.state == SESSION_FREE)
+			continue;
+		begin_worker_series(f, "images_total", &w, s->labels);
+		fprintf(f, "} %" PRIu64 "\n", w.images);
 	}
 }
 
@@ -264,9 +269,8 @@ static void put_worker_gauge(FILE *f, const struct status *s, const char *name, 
 		core_worker(s->core, i, &w);
 		if (w.state == SESSION_FREE || isnan(value(s, &w)))
 			continue;
-		fprintf(f, "cnnps_worker_%s{worker=\"%u\",name=\"", name, w.worker);
-		put_label(f, w.name);
-		end_worker_series(f, labels_of(s->labels, w.worker)->host, value(s, &w));
+		begin_worker_series(f, name, &w, s->labels);
+		fprintf(f, "} %.9g\n", value(s, &w));
 	}
 }
 
@@ -304,11 +308,9 @@ static void put_worker_time(FILE *f, const struct status *s)
 
 		core_worker(s->core, i, &w);
 		for (int part = 0; part < TALLY_PARTS && w.state != SESSION_FREE; part++) {
-			fprintf(f, "cnnps_worker_seconds_total{part=\"%s\",worker=\"%u\",name=\"",
-				tally_part[part], w.worker);
-			put_label(f, w.name);
-			end_worker_series(f, labels_of(s->labels, w.worker)->host,
-				(double)tally_part_us(&w.counts.time, part) * 1e-6);
+			begin_worker_series(f, "seconds_total", &w, s->labels);
+			put_text_label(f, "part", tally_part[part]);
+			fprintf(f, "} %.9g\n", (double)tally_part_us(&w.counts.time, part) * 1e-6);
 		}
 	}
 }
@@ -390,9 +392,9 @@ char *status_metrics(const struct status *s)
 	put_workers(f, s);
 	if (s->timings)
 		timings_print(s->timings, f);
-	put_worker_states(f, s->core);
-	put_worker_info(f, s->core, s->labels);
-	put_worker_images(f, s->core);
+	put_worker_states(f, s);
+	put_worker_info(f, s);
+	put_worker_images(f, s);
 	metric(f, "live_workers", "gauge", "Workers at work.", core_live_workers(s->core));
 	put_net(f, &s->net);
 	put_auth(f, &s->auth);

@@ -39,6 +39,9 @@ const char *status_degraded(const struct status *s)
 	return s->disk && s->disk->why[0] ? s->disk->why : NULL;
 }
 
+const char *const status_worker_states[STATUS_WORKER_STATES] = {
+	"joining", "live", "suspect", "away", "dead", "excluded", "stalled"};
+
 const char *status_worker_state(const struct worker_view *w)
 {
 	static const char *const names[] = {[SESSION_FREE] = "free",

@@ -65,6 +65,9 @@ const char *status_degraded(const struct status *s);
 /* The state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live worker
  * that delivers nothing. */
 const char *status_worker_state(const struct worker_view *w);
+/* Its values for workers that are there: all but "free". */
+#define STATUS_WORKER_STATES 7
+extern const char *const status_worker_states[STATUS_WORKER_STATES];
 /* How many seconds the server's main thread has spent on each activity since its start. */
 json_t *status_time(const struct status *s);
 /* Resident memory of this process, in bytes. */

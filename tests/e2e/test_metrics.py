@@ -31,6 +31,38 @@ def metrics(programs, small):
         return page.read().decode()
 
 
+def worker_series(server):
+    url = server.line(r"http listening.* url=(\S+?)/?$")[1] + "/metrics"
+    with urllib.request.urlopen(url, timeout=5) as page:
+        text = page.read().decode()
+    return dict(re.findall(r"^(cnnps_worker_\w+\{[^}]*\}) (\S+)$", text, re.M))
+
+
+def test_series_of_workers_are_continuous(programs, small):
+    """No label changes when a worker changes its state, or while it is away after a kill of the
+    server."""
+    options = ("--model", "seed:4", "--epochs", 5000, "--checkpoint-ms", 200)
+    server = programs.server(*options)
+    worker = programs.worker(server.endpoint, "--name", "a", data=small)
+    until(lambda: server.status()["live_workers"], 30, "a worker")
+    before = worker_series(server)
+    host = re.search(r'cnnps_worker_live\{worker="1",name="a",host="(\S+)"\}', "\n".join(before))[1]
+    states = {k: v for k, v in before.items() if k.startswith("cnnps_worker_state")}
+    assert len(states) == 7 and sorted(states.values()) == 6 * ["0"] + ["1"]
+    assert states[f'cnnps_worker_state{{worker="1",name="a",host="{host}",state="live"}}'] == "1"
+    assert f'cnnps_worker_images_total{{worker="1",name="a",host="{host}"}}' in before
+    until(lambda: server.status()["counters"]["pushes"] > 10, 30, "pushes")
+    until(lambda: "joined" in (server.directory / "history.jsonl").read_text(), 10, "the history")
+    server.kill()
+    worker.kill()
+    server = programs.restart(server, *options)
+    after = worker_series(server)
+    assert after[f'cnnps_worker_state{{worker="1",name="a",host="{host}",state="live"}}'] == "0"
+    assert after[f'cnnps_worker_live{{worker="1",name="a",host="{host}"}}'] == "0"
+    lost = {k for k in set(before) - set(after) if "_info{" not in k and "_staleness{" not in k}
+    assert not lost and not set(after) - set(before)
+
+
 def names_in(text):
     return set(re.findall(r"^# TYPE (cnnps_\w+) ", text, re.M))
 

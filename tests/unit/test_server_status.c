@@ -337,9 +337,12 @@ TEST_IN(metrics_are_the_cores_numbers, NULL, tear_down)
 	assert_true(sample(text, "cnnps_staleness_bucket{le=\"0\"}") == 20);
 	assert_true(sample(text, "cnnps_staleness_bucket{le=\"+Inf\"}") == 20);
 	assert_true(sample(text, "cnnps_staleness_count") == 20);
-	assert_true(sample(text, "cnnps_worker_images_total{worker=\"1\"}") == 2000);
-	assert_true(sample(text, "cnnps_worker_state{worker=\"1\",name=\"a\\\\b\\\"c\",state="
-				 "\"live\"}") == 1);
+	assert_true(sample(text, "cnnps_worker_images_total{worker=\"1\",name=\"a\\\\b\\\"c\","
+				 "host=\"\"}") == 2000);
+	assert_true(sample(text, "cnnps_worker_state{worker=\"1\",name=\"a\\\\b\\\"c\",host=\"\","
+				 "state=\"live\"}") == 1);
+	assert_true(sample(text, "cnnps_worker_state{worker=\"1\",name=\"a\\\\b\\\"c\",host=\"\","
+				 "state=\"away\"}") == 0);
 	free(text);
 }
 

@@ -24,9 +24,10 @@ def png(pixels):
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I",
                                                                         zlib.crc32(name + data))
-    height, width = pixels.shape
+    height, width = pixels.shape[:2]
+    kind = 4 if pixels.ndim == 3 else 0  # grey, with or without alpha
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 0, 0, 0, 0)) +
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, kind, 0, 0, 0)) +
             chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
 
 
@@ -287,6 +288,37 @@ def test_dark_on_light_is_noticed_and_inverted(programs, trained, data):
     assert not inverted.lines
     plain = programs.ctl("predict", "--checkpoint", trained, *light)
     assert [a[1:] for a in answers(inverted)] == [a[1:] for a in answers(plain)]
+
+
+def test_transparent_pixels_are_seen_on_white(programs, trained, data):
+    """A program for drawing saves black ink on nothing. On black the ink would be invisible."""
+    ink = idx.read(data, idx.NAMES[2])[0]
+    clear, opaque = programs.directory / "clear.png", programs.directory / "opaque.png"
+    clear.write_bytes(png(np.stack([np.zeros_like(ink), ink], axis=2)))
+    opaque.write_bytes(png(255 - ink))
+    warned = programs.ctl("predict", "--checkpoint", trained, clear, opaque)
+    assert sum("add --invert" in line for line in warned.lines) == 2, warned.lines
+    first, second = answers(programs.ctl("predict", "--checkpoint", trained, "--invert", clear, opaque))
+    assert first[1] == second[1] and abs(first[2] - second[2]) < 1  # libpng blends in linear light
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_no_color_on_a_terminal(programs, trained, no_color):
+    (programs.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
+    ours, its = pty.openpty()
+    done = subprocess.Popen(
+        command("cnn-ctl", "predict", "--checkpoint", trained, programs.directory / "black.pgm"),
+        stdout=its, env=dict(os.environ, NO_COLOR=no_color))
+    os.close(its)
+    text = b""
+    while True:
+        try:
+            text += os.read(ours, 65536)
+        except OSError:  # the terminal is closed
+            break
+    os.close(ours)
+    assert done.wait(30) == 0 and b"black.pgm: " in text
+    assert (b"\x1b" in text) == (not no_color)
 
 
 def test_a_test_image_that_does_not_exist_exits_2(programs, trained, data):

@@ -52,6 +52,53 @@ def test_every_epoch_once_after_ten_kills(programs, small):
     assert all(0 <= o["accuracy"] <= 1 for o in lines if o["kind"] == "epoch")
 
 
+def test_no_epoch_is_dropped_for_changes_of_workers(programs, small):
+    """A worker that joins and leaves again and again made the history drop its oldest lines, epochs
+    included. After another restart these came back behind the later ones."""
+    options = ("--model", "seed:4", "--epochs", 500, "--checkpoint-ms", 200)
+    server = programs.server(*options)
+    worker = programs.worker(server.endpoint, data=small)
+    for _ in range(2):
+        begun = server.status()["training_epoch"]
+        until(lambda: server.status()["training_epoch"] >= begun + 8, 30, "epochs")
+        until(lambda: any(
+            o["kind"] == "sample" for o in lines_of(server.directory)), 30, "a sample")
+        server.kill()
+        file = server.directory / "history.jsonl"
+        last = lines_of(server.directory)[-1]["t"]
+        change = {"t": last, "kind": "worker", "term": 1, "worker": 1, "change": "joined",
+                  "name": "again and again " * 4, "host": "", "device": "cpu", "images": 0}
+        with file.open("a") as out:
+            out.writelines(json.dumps(change, separators=(",", ":")) + "\n" for _ in range(25624))
+        assert file.stat().st_size > 4 << 20
+        server = programs.restart(server, *options)
+        server.line("http listening")
+        until(lambda: file.stat().st_size < 4 << 20, 20, "the file is bounded")
+    programs.ctl("--server", server.endpoint, "drain")
+    assert server.wait(20) == 0 and worker.wait(20) == 12
+    epochs, lines = epochs_of(server.directory), lines_of(server.directory)
+    assert len(epochs) >= 4 and epochs == list(range(1, len(epochs) + 1))
+    assert [o["t"] for o in lines] == sorted(o["t"] for o in lines)
+    assert sum(o["kind"] == "start" for o in lines) == 3
+    assert any(o["kind"] == "sample" and o["term"] == 1 for o in lines)
+
+
+def test_an_epoch_that_is_missing_returns_to_its_place(programs, small):
+    options = ("--model", "seed:4", "--epochs", 500, "--checkpoint-ms", 200)
+    server = programs.server(*options)
+    programs.worker(server.endpoint, data=small)
+    until(lambda: server.status()["training_epoch"] > 4, 30, "epochs")
+    server.kill()
+    lines = [o for o in lines_of(server.directory) if o["kind"] != "epoch" or o["epoch"] != 2]
+    (server.directory / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    server = programs.restart(server, *options)
+    until(lambda: 2 in epochs_of(server.directory), 20, "the epoch")
+    epochs = epochs_of(server.directory)
+    assert epochs == list(range(1, len(epochs) + 1))
+    assert [o["t"] for o in lines_of(server.directory)] == sorted(
+        o["t"] for o in lines_of(server.directory))
+
+
 def test_the_end_is_written_after_a_slow_write(programs, small):
     """The run ends while the line of its last epoch is being written."""
     server = programs.server("--model", "seed:4", "--epochs", 2, env={
@@ -104,6 +151,24 @@ def test_history_as_csv_and_json(programs, trained):
     assert all(0 < float(r["accuracy"]) < 1 for r in rows if r["kind"] == "epoch")
     again = json.loads("\n".join(programs.ctl("--format", "json", "history", trained).out))
     assert len(again) == len(rows) and again == lines_of(trained)
+
+
+def test_csv_has_the_means_of_the_workers(programs, tmp_path):
+    lines = [
+        {"t": 1, "kind": "worker", "term": 1, "worker": 1, "change": "joined", "device": "cpu, x"},
+        {"t": 2, "kind": "sample", "term": 1, "checkpoint_s": 0.25, "degraded": "no space",
+         "time": {"apply": 1.5, "verify": 0.5, "idle": 2, "total": 5}, "workers": [
+             [1, "live", 9, 3.5, 0, [60, 20, 10, 5, 5]], [2, "live", 9, None, 0, None],
+             [3, "live", 9, 1.5, 0, [80, 10, 0, 5, 5]]]},
+        {"t": 3, "kind": "sample", "term": 1, "time": None, "workers": []}]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(o) + "\n" for o in lines))
+    rows = list(csv.DictReader(io.StringIO("\n".join(programs.ctl("history", tmp_path).out))))
+    assert rows[0]["device"] == "cpu, x"
+    sample = {column: rows[1][column] for column in (
+        "checkpoint_s", "degraded", "server_apply_s", "server_verify_s", "server_idle_s", "server_total_s",
+        "staleness", "compute_percent", "weights_percent", "push_percent", "lease_percent", "copy_percent")}
+    assert list(sample.values()) == ["0.25", "no space", "1.5", "0.5", "2", "5", "2.5", "70", "15", "5", "5", "5"]
+    assert {rows[2][column] for column in sample} == {""}
 
 
 def test_a_directory_without_history_is_refused(programs, tmp_path):

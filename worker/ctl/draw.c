@@ -1,6 +1,7 @@
 /* draw.c - see draw.h. */
 #include "worker/ctl/draw.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "common/assert.h"
@@ -20,12 +21,19 @@ size_t draw_best(const float *p, size_t n)
 	return best;
 }
 
-/* Draw two pixels as one character: two greys on a terminal, else lit or dark. */
-static void draw_cell(int top, int bottom, int terminal)
+int draw_may_colour(void)
+{
+	const char *no = getenv("NO_COLOR");
+
+	return !no || !*no;
+}
+
+/* Draw two pixels as one character: two greys if colours are permitted, else lit or dark. */
+static void draw_cell(int top, int bottom, int colours)
 {
 	static const char *const halves[] = {" ", "\u2580", "\u2584", "\u2588"};
 
-	if (terminal)
+	if (colours)
 		printf("\033[38;5;%dm\033[48;5;%dm\u2580", 232 + top * 23 / 255,
 			232 + bottom * 23 / 255);
 	else
@@ -89,7 +97,7 @@ static int grey_at(const struct drawing *d, size_t step, size_t y, size_t x)
 
 /* Draw one line: two rows of pixels of the picture, then the probability of a class if one belongs
  * to this line. */
-static void draw_line(const struct drawing *d, size_t line, const size_t *class, int terminal)
+static void draw_line(const struct drawing *d, size_t line, const size_t *class, int colours)
 {
 	const size_t side = d->shape.h > d->shape.w ? d->shape.h : d->shape.w;
 	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
@@ -100,8 +108,8 @@ static void draw_line(const struct drawing *d, size_t line, const size_t *class,
 			putchar(' ');
 		else
 			draw_cell(grey_at(d, step, 2 * line, x), grey_at(d, step, 2 * line + 1, x),
-				terminal);
-	if (terminal && !beside)
+				colours);
+	if (colours && !beside)
 		fputs("\033[0m", stdout);
 	if (class) {
 		printf("  %*zu %5.1f %% ", digits(d->classes), *class,
@@ -122,7 +130,7 @@ static size_t lines_of(const struct drawing *d, size_t classes)
 
 void draw_prediction(const char *name, const struct drawing *d)
 {
-	const int terminal = isatty(STDOUT_FILENO);
+	const int colours = isatty(STDOUT_FILENO) && draw_may_colour();
 	size_t best = draw_best(d->probability, d->classes), shown[CLASS_LINES];
 	size_t n = classes_shown(d->probability, d->classes, shown);
 
@@ -133,6 +141,6 @@ void draw_prediction(const char *name, const struct drawing *d)
 	for (size_t line = 0; line < lines_of(d, n); line++) {
 		size_t row = line - FIRST_CLASS; /* wraps for the first lines: no class there */
 
-		draw_line(d, line, row < n ? &shown[row] : NULL, terminal);
+		draw_line(d, line, row < n ? &shown[row] : NULL, colours);
 	}
 }

@@ -17,11 +17,18 @@
 #define MAX_HISTORY  ((size_t)64 << 20)
 
 /* The columns of the CSV. A line of the history that lacks a field gets an empty cell. */
-static const char *const columns[] = {"t", "kind", "term", "epoch", "images", "updates",
+static const char *const plain_columns[] = {"t", "kind", "term", "epoch", "images", "updates",
 	"images_per_s", "loss", "accuracy", "test_loss", "live", "pushes", "duplicates", "rejected",
-	"refusals", "generation", "worker", "change", "name", "host", "status"};
+	"refusals", "generation", "checkpoint_s", "degraded", "worker", "change", "name", "host",
+	"device", "status"};
 
-#define N_COLUMNS (sizeof(columns) / sizeof(columns[0]))
+/* Columns of a sample: seconds of the server's main thread, and percentages of the workers. */
+static const char *const server_parts[] = {"apply", "verify", "idle", "total"};
+static const char *const worker_parts[] = {"compute", "weights", "push", "lease", "copy"};
+
+#define N(array)        (sizeof(array) / sizeof((array)[0]))
+#define STALENESS_FIELD 3 /* of a worker in a sample */
+#define PARTS_FIELD     5
 
 int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 {
@@ -71,23 +78,70 @@ static void print_text_cell(const char *text)
 	putchar('"');
 }
 
+static void print_cell(const json_t *v)
+{
+	if (json_is_string(v))
+		print_text_cell(json_string_value(v));
+	else if (json_is_integer(v))
+		printf("%lld", (long long)json_integer_value(v));
+	else if (json_is_real(v))
+		printf("%.9g", json_real_value(v));
+}
+
+/* The mean of a field of the workers of a sample that have it; `part` is an index if the field is
+ * an array. */
+static void print_mean(const json_t *workers, size_t field, size_t part)
+{
+	double sum = 0;
+	size_t n = 0;
+
+	for (size_t i = 0; i < json_array_size(workers); i++) {
+		const json_t *v = json_array_get(json_array_get(workers, i), field);
+
+		if (json_is_array(v))
+			v = json_array_get(v, part);
+		if (json_is_number(v)) {
+			sum += json_number_value(v);
+			n++;
+		}
+	}
+	if (n)
+		printf("%.4g", sum / (double)n);
+}
+
+static void print_heads(void)
+{
+	for (size_t c = 0; c < N(plain_columns); c++)
+		printf("%s%s", c ? "," : "", plain_columns[c]);
+	for (size_t c = 0; c < N(server_parts); c++)
+		printf(",server_%s_s", server_parts[c]);
+	fputs(",staleness", stdout);
+	for (size_t c = 0; c < N(worker_parts); c++)
+		printf(",%s_percent", worker_parts[c]);
+	putchar('\n');
+}
+
 static void print_csv(const json_t *lines)
 {
-	for (size_t c = 0; c < N_COLUMNS; c++)
-		printf("%s%s", c ? "," : "", columns[c]);
-	putchar('\n');
+	print_heads();
 	for (size_t i = 0; i < json_array_size(lines); i++) {
-		for (size_t c = 0; c < N_COLUMNS; c++) {
-			const json_t *v = json_object_get(json_array_get(lines, i), columns[c]);
+		const json_t *o = json_array_get(lines, i), *time = json_object_get(o, "time"),
+			     *workers = json_object_get(o, "workers");
 
+		for (size_t c = 0; c < N(plain_columns); c++) {
 			if (c)
 				putchar(',');
-			if (json_is_string(v))
-				print_text_cell(json_string_value(v));
-			else if (json_is_integer(v))
-				printf("%lld", (long long)json_integer_value(v));
-			else if (json_is_real(v))
-				printf("%.9g", json_real_value(v));
+			print_cell(json_object_get(o, plain_columns[c]));
+		}
+		for (size_t c = 0; c < N(server_parts); c++) {
+			putchar(',');
+			print_cell(json_object_get(time, server_parts[c]));
+		}
+		putchar(',');
+		print_mean(workers, STALENESS_FIELD, 0);
+		for (size_t c = 0; c < N(worker_parts); c++) {
+			putchar(',');
+			print_mean(workers, PARTS_FIELD, c);
 		}
 		putchar('\n');
 	}

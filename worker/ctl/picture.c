@@ -139,14 +139,14 @@ static int read_pgm(struct picture *p, const struct raw *r, struct err *e)
 
 static int decode_png(struct picture *p, const struct raw *r, png_image *image, struct err *e)
 {
-	png_color black = {0, 0, 0};
+	const png_color white = {255, 255, 255};
 	size_t row = p->shape.w * p->shape.c;
 	uint8_t *rows = mem_try(p->shape.h, row);
 	int ok;
 
 	if (!rows)
 		return err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
-	ok = png_image_finish_read(image, &black, rows, (png_int_32)row, NULL);
+	ok = png_image_finish_read(image, &white, rows, (png_int_32)row, NULL);
 	for (size_t y = 0; ok && y < p->shape.h; y++)
 		put_pixel_row(p, y, rows + y * row);
 	free(rows);

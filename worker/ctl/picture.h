@@ -3,7 +3,7 @@
  *
  * The file is not trusted: its size, the picture's size and every value are checked before memory
  * is allocated; the text of a PS_EDATA error names the file and the wrong field. White is 255;
- * MNIST's digits are white on black. Transparent pixels become black. Thread: any.
+ * MNIST's digits are white on black. Transparent pixels become white. Thread: any.
  */
 #ifndef WORKER_CTL_PICTURE_H
 #define WORKER_CTL_PICTURE_H

@@ -1,5 +1,6 @@
 /* screen.c - see screen.h. */
 #include "worker/ctl/screen.h"
+#include "worker/ctl/draw.h"
 #include <curses.h>
 #include <langinfo.h>
 #include <locale.h>
@@ -67,9 +68,7 @@ static void add_restore(const char *name)
 
 static void choose_colours(void)
 {
-	const char *no = getenv("NO_COLOR");
-
-	if (!has_colors() || (no && *no))
+	if (!has_colors() || !draw_may_colour())
 		return;
 	has_colours = 1;
 	start_color();

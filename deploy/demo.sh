@@ -1,14 +1,30 @@
 #!/bin/bash
-# Train a small network for 3 epochs: one server, two CPU workers, all on this machine.
+# Train a small network: one server with its page, two CPU workers, all on this machine.
+#
+#   deploy/demo.sh              3 epochs of MNIST: some seconds
+#   EPOCHS=200 deploy/demo.sh   long enough to open the page and to kill -9 what you like
 #
 # It needs the programs (make), and finds the images with data.sh. On a terminal the server draws a
-# progress bar. The script ends all processes that it starts, by their ids, within 4 minutes.
+# progress bar. A process that dies from kill -9 is started again after 3 s, as systemd would. The run
+# stays in build/demo until the next demo. The script ends all processes that it starts, within 4
+# minutes and 10 s for each epoch.
 set -eu
 cd "$(dirname "$0")/.."
 bin=build/release
-limit=240 # seconds
+epochs=${EPOCHS:-3}
+run=build/demo
+case $epochs in
+'' | *[!0-9]*)
+	echo "demo: EPOCHS=$epochs: must be a number of epochs" >&2
+	exit 2
+	;;
+esac
+limit=$((240 + 10 * epochs)) # seconds
+rm -rf "$run" 2>/dev/null || true
+mkdir -p "$run" 2>/dev/null || run=$(mktemp -d) # a directory that others own
 tmp=$(mktemp -d)
 pids=""
+exec 3>&2 # for what the script says where stderr is a log
 
 cleanup() {
 	for pid in $pids; do
@@ -20,19 +36,48 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 
-# start COMMAND...: run it in the background with a time limit.
+# keep NAME COMMAND...: run it until it ends by itself or the time is over.
+keep() {
+	local name=$1 status=137 child=""
+	shift
+	trap 'kill $child 2>/dev/null; wait $child; exit 143' TERM
+	while :; do
+		# shellcheck disable=SC2016 # the inner shell expands it
+		timeout --foreground --kill-after 5 $((limit - SECONDS)) \
+			sh -c 'echo $$ >"$0"; exec "$@"' "$tmp/$name" "$@" 3>&- &
+		child=$!
+		status=0
+		wait $child 2>/dev/null || status=$?
+		if [ $status -ne 137 ] || [ $SECONDS -ge $((limit - 10)) ]; then
+			exit $status
+		fi
+		echo "demo: $name died from kill -9 and starts again in 3 s" >&3
+		sleep 3
+	done
+}
+
+# start NAME COMMAND...: keep it in the background.
 start() {
-	timeout --kill-after 5 $limit "$@" &
+	rm -f "$tmp/$1"
+	keep "$@" &
 	pids="$pids $!"
 }
 
-# The server's stderr is this terminal, for the progress bar, so the script cannot read the port
-# from its log and chooses one here.
+# The server's stderr is this terminal, for the progress bar, so the script cannot read the ports
+# from its log and chooses them here.
 free_port() {
 	while port=$(shuf -n 1 -i 20000-32000) && grep -q ":$(printf %04X "$port") " /proc/net/tcp; do
 		:
 	done
 	echo "$port"
+}
+
+# process NAME: print the process that runs now.
+process() {
+	until [ -s "$tmp/$1" ]; do
+		sleep 0.05
+	done
+	cat "$tmp/$1"
 }
 
 # field NAME: print a field of the server's final JSON line.
@@ -42,21 +87,28 @@ field() {
 
 data=$(deploy/data.sh)
 endpoint=tcp://127.0.0.1:$(free_port)
-start $bin/cnn-ps --bind "$endpoint" --model seed:32 --epochs 3 --seed 7 --min-workers 2 \
-	--checkpoint-dir "$tmp/checkpoints" >"$tmp/result"
+page=127.0.0.1:$(free_port)
+start server $bin/cnn-ps --bind "$endpoint" --http "$page" --model seed:32 --epochs "$epochs" \
+	--seed 7 --min-workers 2 --checkpoint-dir "$run" >"$tmp/result"
 server=$!
 for n in 1 2; do
-	start $bin/cnn-worker --server "$endpoint" --data "$data" --device cpu --threads 1 \
-		2>"$tmp/worker$n"
+	start worker$n $bin/cnn-worker --server "$endpoint" --data "$data" --device cpu --threads 1 \
+		--name demo$n 2>>"$tmp/log$n"
 done
-echo "demo: processes$pids" >&2
+echo "demo: page http://$page/, server $endpoint" >&2
+echo "demo: processes $(process server) (server) $(process worker1) $(process worker2) (workers)" >&2
 
 while kill -0 $server 2>/dev/null; do
-	wait -n || {
+	status=0
+	wait -n || status=$?
+	case $status in
+	0 | 12) ;; # 12: a worker whose run was drained
+	*)
 		echo "demo: a process ended early; the last lines of the workers' logs:" >&2
-		tail -n 3 "$tmp/worker1" "$tmp/worker2" >&2
+		tail -n 3 "$tmp/log1" "$tmp/log2" >&2
 		exit 1
-	}
+		;;
+	esac
 done
 
 labels=$(sha256sum "$data/t10k-labels-idx1-ubyte.gz" 2>/dev/null | cut -d ' ' -f 1)
@@ -70,3 +122,7 @@ awk -v what="$what" -v dir="$data" -v accuracy="$(field accuracy)" -v seconds="$
 	printf "accuracy  %.2f %% of the 10,000 test images\n", 100 * accuracy
 	printf "training  %.1f s, %d images/s\n", seconds, images / seconds
 }'
+echo "history   $bin/cnn-ctl history $run"
+if $bin/cnn-ctl report "$run" >"$run/report.html"; then
+	echo "report    $run/report.html, a page for a browser"
+fi

@@ -174,7 +174,8 @@ def test_demo_trains_and_cleans_up(data, mnist):
     accuracy = float(re.search(r"accuracy\s+([\d.]+) %", done.stdout)[1])
     assert accuracy >= (97.5 if mnist else 85), done.stdout
     float(re.search(r"training\s+([\d.]+) s", done.stdout)[1])
-    started = re.search(r"processes ([\d ]+)", done.stderr)[1].split()
+    assert "<html" in (ROOT / "build/demo/report.html").read_text()
+    started = re.findall(r"\d+", re.search(r"processes (.*)", done.stderr)[1])
     assert len(started) == 3
     for pid in started:
         assert not os.path.exists(f"/proc/{pid}"), f"{pid} still runs"

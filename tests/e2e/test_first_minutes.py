@@ -1,82 +1,120 @@
-"""A newcomer's first ten minutes, as one test: the demo, the page, a killed worker and a killed
+"""A newcomer's first ten minutes, as one test: the demo, its page, a killed worker and a killed
 server, the history of both kills, an export, and the class of an image of your own.
 
-With CNN_SLOW=1 the test begins with a clone of the checkout, `make demo` builds it, and the programs
-are those of the clone. Otherwise they are those of the build under test.
+With CNN_SLOW=1 the test begins with a clone of the checkout, and `make demo` builds it. Otherwise
+its script, deploy/demo.sh, runs the build under test.
 """
 import json
 import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 
 import numpy as np
+import pytest
 
 from support import idx, safetensors
 from support.build import BUILD, FULL, PATIENCE, ROOT
 from support.programs import until
 from test_images import png
 
-OPTIONS = ("--model", "seed:8", "--epochs", 400, "--checkpoint-ms", 200)
-
 
 def shown(browser, element):
     return browser.execute_script(f"return document.getElementById('{element}').textContent")
 
 
-def demo(place, data, target):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "MAKE", "MFLAGS"))}
-    done = subprocess.run(target, cwd=place, env=dict(env, CNN_DATA=str(data), CUDA="0"), text=True,
-                          capture_output=True, timeout=900 * PATIENCE if FULL else 240 * PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
+class Demo:
+    """`make demo` or its script, in a checkout as a newcomer has it, with its output."""
+
+    def __init__(self, place, data, target):
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "MAKE", "MFLAGS"))}
+        self.place, self.text = place, ""
+        self.popen = subprocess.Popen(
+            target, cwd=place, env=dict(env, CNN_DATA=str(data), CUDA="0", EPOCHS="3000"), text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.popen.stdout:
+            self.text += line
+
+    def found(self, pattern, seconds=30):
+        def look():
+            assert self.popen.poll() is None, self.text[-3000:]
+            return re.search(pattern, self.text)
+        return until(look, seconds, pattern)
+
+    def output(self):
+        """Wait for the end. Returns what the demo has printed."""
+        assert self.popen.wait(30 * PATIENCE) == 0, self.text[-3000:]
+        self.reader.join(10)
+        return self.text
+
+    def close(self):
+        if self.popen.poll() is None:
+            self.popen.terminate()
+            self.popen.wait(30)
 
 
-def newcomers_checkout(tmp_path, data):
-    """Run the demo in a checkout as a newcomer has it. Returns the directory of its programs."""
+@pytest.fixture
+def demo(tmp_path, small):
     place = tmp_path / "cnn-ps"
     if FULL:
         subprocess.run(["git", "clone", "-q", ROOT, place], check=True, timeout=60)
-        text = demo(place, data, ["make", "demo"])
+        demo = Demo(place, small, ["make", "demo"])
     else:
         shutil.copytree(ROOT / "deploy", place / "deploy")
         (place / "build").mkdir()
         (place / "build/release").symlink_to(BUILD)
-        text = demo(place, data, ["deploy/demo.sh"])
-    assert re.search(r"accuracy", text), text
-    return place / "build/release"
+        demo = Demo(place, small, ["deploy/demo.sh"])
+    yield demo
+    demo.close()
 
 
-def kill_a_worker_and_the_server_and_look(programs, small, browser):
+def kill_a_worker_and_the_server_and_look(demo, programs, browser):
     """Returns the directory of the run."""
-    server = programs.server(*OPTIONS)
-    url = server.line(r"http listening.* url=(\S+?)/?$")[1]
-    victim = programs.worker(server.endpoint, "--name", "victim", data=small)
-    other = programs.worker(server.endpoint, "--name", "other", data=small)
+    url, endpoint = demo.found(r"page (\S+), server (\S+)", 900 if FULL else 30).groups()
+    server, victim, _ = map(int, demo.found(
+        r"processes (\d+) \(server\) (\d+) (\d+) \(workers\)").groups())
+    until(lambda: os.path.exists(f"/proc/{server}/exe") and
+          os.readlink(f"/proc/{server}/exe").endswith("cnn-ps"), 10, "the server is that process")
+    browser.get_log("browser")
     browser.get(url)
     until(lambda: "%" in shown(browser, "accuracy"), 30, "the page shows an accuracy")
-    victim.kill()
-    until(lambda: re.search("victim.*?(silent|suspect|away|gone)", shown(browser, "workers"), re.S), 30,
+    assert browser.get_log("browser") == [], "the console is clean"
+    os.kill(victim, 9)
+    until(lambda: re.search("demo1.*?(silent|suspect|away|gone)", shown(browser, "workers"), re.S), 30,
           "the page shows that the worker is gone")
-    server.kill()
+    demo.found("worker1 died from kill -9")
+    until(lambda: shown(browser, "live") == "2", 60, "the worker is back")
+    os.kill(server, 9)
     until(lambda: "server" in shown(browser, "notice").lower(), 30, "the page shows the gap")
-    server = programs.restart(server, *OPTIONS, "--http", url.removeprefix("http://"))
+    demo.found("server died from kill -9")
     until(lambda: "start 2 of the server" in shown(browser, "foot"), 60, "the page is live again")
-    until(lambda: (server.status()["accuracy"] or 0) > 0.75, 60, "the network knows most images")
-    programs.ctl("--server", server.endpoint, "drain")
-    assert server.wait(20 * PATIENCE) == 0 and other.wait(20 * PATIENCE) == 12
-    lines = [json.loads(line) for line in (server.directory / "history.jsonl").read_text().splitlines()]
+    until(lambda: browser.execute_script("return run.gaps.length") == 1, 10, "the gap is marked")
+    until(lambda: float(shown(browser, "accuracy").removesuffix(" %").replace("–", "0")) > 75, 60,
+          "the network knows most images")
+    programs.ctl("--server", endpoint, "drain")
+    text = demo.output()
+    assert re.search(r"^accuracy +\d\d\.\d\d %", text, re.M), text
+    run = demo.place / re.search(r"^history .* (\S+)$", text, re.M)[1]
+    report = demo.place / re.search(r"^report +(\S+),", text, re.M)[1]
+    browser.get(report.as_uri())
+    assert "workers over time" in shown(browser, "each") and "demo1" in shown(browser, "each")
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     assert [o["resumed"] for o in lines if o["kind"] == "start"] == [False, True]
     changes = {(o["name"], o["change"]) for o in lines if o["kind"] == "worker"}
-    assert ("victim", "joined") in changes and ("other", "back") in changes
-    assert {change for name, change in changes if name == "victim"} & {"silent", "gone"}
-    return server.directory
+    assert {("demo1", "joined"), ("demo1", "back"), ("demo2", "back")} <= changes
+    assert {change for name, change in changes if name == "demo1"} & {"silent", "gone"}
+    return run
 
 
 def export_and_predict_an_image_of_ones_own(programs, small, run):
     weights = safetensors.load(programs.export(run))
-    assert weights["conv1.weight"].shape == (8, 1, 3, 3)
+    assert weights["conv1.weight"].shape == (32, 1, 3, 3)
     programs.ctl("export", "--checkpoint", run, programs.directory / "net.onnx")
     assert (programs.directory / "net.onnx").stat().st_size > 4 * sum(t.size for t in weights.values())
     digit, label = idx.read(small, idx.NAMES[2])[0], idx.read(small, idx.NAMES[3])[0]
@@ -88,9 +126,9 @@ def export_and_predict_an_image_of_ones_own(programs, small, run):
     assert found.out[0].startswith(f"{mine}: {label} (")
 
 
-def test_the_first_ten_minutes(programs, small, browser, data, tmp_path, monkeypatch):
+def test_the_first_ten_minutes(demo, programs, small, browser, monkeypatch):
     begun = time.monotonic()
-    monkeypatch.setattr("support.build.BUILD", newcomers_checkout(tmp_path, data))
-    run = kill_a_worker_and_the_server_and_look(programs, small, browser)
+    run = kill_a_worker_and_the_server_and_look(demo, programs, browser)
+    monkeypatch.setattr("support.build.BUILD", demo.place / "build/release")
     export_and_predict_an_image_of_ones_own(programs, small, run)
     assert time.monotonic() - begun < 600 * PATIENCE

@@ -4,8 +4,10 @@ tests/e2e/test_documents.py runs a block unless an HTML comment on the line befo
 
 <!-- not run: REASON -->   why a test cannot run it
 <!-- slow: REASON -->      it runs only with CNN_SLOW=1
+<!-- stopped: REASON -->   the test ends its programs, which would run on, with SIGTERM
 
 A block without a language contains shell commands. A block called python or c contains a program.
+A block called text (output, a drawing) or yaml (a part of a configuration) contains no command.
 """
 import re
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from support.build import ROOT
 
 RUNS = ("", "python", "c")
+NO_COMMAND = ("text", "yaml")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "kernels/README.md")
 DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("**/*.md"))]
 
@@ -27,7 +30,7 @@ class Block:
     line: int
     language: str
     lines: list = field(default_factory=list)
-    mark: str = ""  # "not run", "slow" or ""
+    mark: str = ""  # "not run", "slow", "stopped" or ""
     reason: str = ""
 
     @property
@@ -49,12 +52,12 @@ def marked(block, before):
     """Set the mark of a block from the line before it."""
     comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
     if comment:
-        found = re.fullmatch(r"(not run|slow):\s*(.*)", comment[1])
+        found = re.fullmatch(r"(not run|slow|stopped):\s*(.*)", comment[1])
         if found:
             block.mark, block.reason = found[1], found[2]
             if len(block.reason.split()) < 3:
                 raise Wrong(f"{block.name}: the mark '{block.mark}' gives no reason")
-    if block.mark != "not run" and block.language not in RUNS:
+    if block.mark != "not run" and block.language not in RUNS + NO_COMMAND:
         raise Wrong(f"{block.name}: a block of '{block.language}' cannot be run: mark it "
                     "<!-- not run: REASON -->")
     return block

@@ -11,6 +11,8 @@ Only the following differs from the reader's machine:
   own. At the end of the block the program must have exited with status 0; a worker must have exited
   with 12 if the block drains the server. Any other line that fails is tried again for some seconds,
   because a reader types more slowly than a test.
+- A block about a server that does not start one gets a server, with keys if the block has some.
+  run1 and run2 are the directories of small runs, unless an earlier block has made them.
 - Python blocks run with the Python of the tests, with the package cnnps of the source tree. The
   package safetensors, which Debian lacks, is replaced with tests/support/safetensors.py. A C block
   becomes the middle of a program that starts a server of its own.
@@ -27,7 +29,7 @@ from pathlib import Path
 
 import pytest
 
-from documents import DOCUMENTS, Wrong, blocks
+from documents import DOCUMENTS, NO_COMMAND, Wrong, blocks
 from support import safetensors
 from support.build import BUILD, FULL, PATIENCE, ROOT
 from support.programs import Programs, Process
@@ -58,7 +60,7 @@ int main(void)
 def runnable():
     for path in DOCUMENTS:
         for block in blocks(path):
-            if block.mark != "not run":
+            if block.mark != "not run" and block.language not in NO_COMMAND:
                 slow = [pytest.mark.skipif(not FULL, reason=f"CNN_SLOW=1: {block.reason}")]
                 yield pytest.param(block, id=block.name, marks=[
                     pytest.mark.xdist_group(f"document {path.name}"),
@@ -117,6 +119,15 @@ def copies(tmp_path_factory, small):
     return get
 
 
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory, small, data):
+    """The checkpoint directory of a small run."""
+    programs = Programs(tmp_path_factory.mktemp("a-run"), data)
+    programs.train(1, "--model", "seed:4", "--epochs", 2, data=small)
+    yield programs.directory / "ckpt"
+    programs.close()
+
+
 class Shell:
     """Runs the commands of a block in a directory."""
 
@@ -173,7 +184,8 @@ class Shell:
                 assert self.left() > 0, f"`{command}` does not connect"
                 time.sleep(0.05)
 
-    def run(self, commands):
+    def run(self, commands, stopped):
+        """Run the commands, and wait for the programs beside them; `stopped`: end these first."""
         try:
             for command in map(self.substituted, commands):
                 if re.match(r"(\w+=\S+ )*\S*/cnn-(ps|worker)\b", command):
@@ -181,6 +193,9 @@ class Shell:
                 else:
                     self.workers_are_there()
                     self.foreground(command, 20 * PATIENCE if self.beside else 0)
+            for process, _, _ in self.beside if stopped else ():
+                if process.poll() is None:
+                    process.terminate()
             for process, command, log in self.beside:
                 status, report = self.waited(process, command, log, self.left())
                 # a worker exits with 12 if the block drains the server
@@ -200,7 +215,7 @@ def environment(**more):
             **more}
 
 
-def run_shell(block, copies, data, tmp_path):
+def run_shell(block, copies, data, tmp_path, request):
     commands = block.commands()
     assert commands, f"{block.name}: no command"
     seconds = SLOW_SECONDS if block.mark == "slow" else SECONDS
@@ -209,7 +224,17 @@ def run_shell(block, copies, data, tmp_path):
         env = environment(CUDA="0", CNN_DATA=str(data))
     else:
         place, env = copies(block.path), environment()
-    Shell(place, env, seconds).run(commands)
+    stopped = block.mark == "stopped"
+    text = block.text()
+    if "--server" in text and "/cnn-ps" not in text:
+        key = " --key keys/server.key" if "--key" in text else ""
+        commands = [*(["build/release/cnn-ctl keygen keys"] if key else []),
+                    f"build/release/cnn-ps --bind tcp://127.0.0.1:5555 --model seed:4{key}", *commands]
+        stopped = True
+    for name in set(re.findall(r"\brun[12]\b", text)) if "--checkpoint-dir" not in text else ():
+        if not (place / name).exists():
+            shutil.copytree(request.getfixturevalue("a_run"), place / name)
+    Shell(place, env, seconds).run(commands, stopped)
 
 
 def run_python(block, copies, tmp_path):
@@ -257,21 +282,21 @@ def run_c(block, tmp_path):
 
 
 @pytest.mark.parametrize("block", runnable())
-def test_a_documented_command_runs_as_it_is_typed(block, copies, data, tmp_path):
+def test_a_documented_command_runs_as_it_is_typed(block, copies, data, tmp_path, request):
     if block.language == "python":
         run_python(block, copies, tmp_path)
     elif block.language == "c":
         run_c(block, tmp_path)
     else:
-        run_shell(block, copies, data, tmp_path)
+        run_shell(block, copies, data, tmp_path, request)
 
 
 @pytest.mark.parametrize("text, words", [
-    ("```yaml\na: 1\n```", "cannot be run"),
-    ("<!-- a comment -->\n```yaml\na: 1\n```", "cannot be run"),
+    ("```json\n{}\n```", "cannot be run"),
+    ("<!-- a comment -->\n```json\n{}\n```", "cannot be run"),
     ("<!-- not run: -->\n```\nx\n```", "no reason"),
     ("<!-- slow: long -->\n```\nx\n```", "no reason"),
-    ("<!-- not run: needs a GPU -->\ntext between\n\n```yaml\nx\n```", "cannot be run"),
+    ("<!-- not run: needs a GPU -->\ntext between\n\n```json\nx\n```", "cannot be run"),
     ("```\nx\n", "no end"),
 ], ids=["language", "other comment", "no reason", "one word", "mark elsewhere", "no end"])
 def test_a_block_that_is_neither_run_nor_marked_is_refused(text, words, tmp_path):
@@ -284,6 +309,12 @@ def test_marks_and_commands_of_a_block():
                                           "```\nx --y=1 \\\n\t--z  # why\n# alone\nw#v\n```\n")
     assert (first.mark, first.reason, first.language) == ("not run", "needs a GPU", "sh")
     assert second.commands() == ["x --y=1  \t--z", "w#v"]
+
+
+def test_text_and_configuration_need_no_mark():
+    found = blocks(ROOT / "a.md", "```text\nx --> y\n```\n```yaml\na: 1\n```\n"
+                                  "<!-- stopped: it would wait -->\n```\nx\n```\n")
+    assert [(b.language, b.mark) for b in found] == [("text", ""), ("yaml", ""), ("", "stopped")]
 
 
 def is_there(word):

@@ -9,7 +9,7 @@ This page has the output of `--help` of each program; `make docs/options.md` wri
 can also be set in the environment. The command line has priority.
 END
 for program in cnn-ps cnn-worker cnn-ctl; do
-	printf '\n## %s\n\n<!-- not run: what --help prints; make lint compares it -->\n```\n' $program
+	printf '\n## %s\n\n```text\n' $program
 	"$bin/$program" --help
 	echo '```'
 done

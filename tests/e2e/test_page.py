@@ -120,7 +120,7 @@ def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
     took = browser.execute_script(
         "return [1, 2, 3, 4, 5].map(() => { const t = performance.now(); draw();"
         "return performance.now() - t; })")
-    assert min(took) < 150 * PATIENCE, took  # 25 to 40 ms on an idle machine
+    assert min(took) < 150 * PATIENCE, took  # the median was 30 ms on a busy machine
     assert not browser.execute_script("return document.getElementById('key-line').checkVisibility()")
     assert browser.get_log("browser") == [], "the console is clean"
 

@@ -19,6 +19,7 @@
  * (4) a worker id belongs to the key that received the id in WELCOME, and a worker's name belongs
  *     to the worker's key;
  * (5) at most one read is under way; a reload during a read starts another one after it.
+ * tests/unit/test_server_auth.c tests them, and tests/wire/test_keys.py (1) to (4) on a real socket.
  * Thread: the loop's; the pool owns the result of a read from its start to its end.
  */
 #ifndef SERVER_AUTH_AUTH_H

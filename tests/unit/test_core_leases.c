@@ -1,8 +1,8 @@
 /*
- * Proves the invariants numbered in server/core/leases.c for training: each batch counts once, and
- * an epoch ends when all its batches are done. After every event the fixture compares n_free and
- * n_done with batch[] (invariant 3). (test_core_regrants.c tests that a lease is no lock,
- * test_core_evaluation.c the evaluation.)
+ * Proves for training that each batch counts once, and that an epoch ends when all its batches are
+ * done (invariant 2 of server/core/leases.h). After every event the fixture compares n_free and
+ * n_done with batch[]. (test_core_regrants.c tests invariant 1, that a lease is no lock, and
+ * test_core_evaluation.c tests the evaluation.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"

@@ -335,7 +335,7 @@ asan ubsan: installed
 	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit tests/sim
 tsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
-	@$(call PYTEST,$@) $(BY_FILE) tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
+	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
 mutants: units
 	@$(call PYTEST,$(FLAVOUR)) tests/unit/test_unit_mutants.py
 bench:

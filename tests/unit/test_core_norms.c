@@ -97,7 +97,7 @@ TEST(a_worker_that_turns_bad_is_rejected_soon)
 
 	open_fleet(&t, with_ratio(), WORKERS);
 	honest(&t, 0, WORKERS, 50, 1);
-	while (check_norm(&t, 4, 50) == REJECT_NONE) {
+	while (accepted <= 20 && check_norm(&t, 4, 50) == REJECT_NONE) {
 		honest(&t, 0, 4, 1, 1);
 		accepted++;
 	}

@@ -116,7 +116,9 @@ case $data in
 *fashion*) what="Fashion-MNIST (clothes: harder than digits)" ;;
 *) if grep -q "^${labels:-none} " deploy/data.sh; then what="MNIST"; else what="own images"; fi ;;
 esac
-awk -v what="$what" -v dir="$data" -v accuracy="$(field accuracy)" -v seconds="$(field seconds)" \
+# from the first line of the history to its last: a server that was killed began to count again
+seconds=$($bin/cnn-ctl history "$run" | awk -F , 'NR == 2 { first = $1 } END { print ($1 - first) / 1000 }')
+awk -v what="$what" -v dir="$data" -v accuracy="$(field accuracy)" -v seconds="$seconds" \
 	-v images="$(field images)" 'BEGIN {
 	printf "data      %s, %s\n", what, dir
 	printf "accuracy  %.2f %% of the 10,000 test images\n", 100 * accuracy

@@ -267,10 +267,13 @@ static void put_worker_gauge(FILE *f, const struct status *s, const char *name, 
 		struct worker_view w;
 
 		core_worker(s->core, i, &w);
-		if (w.state == SESSION_FREE || isnan(value(s, &w)))
+		if (w.state == SESSION_FREE)
 			continue;
 		begin_worker_series(f, name, &w, s->labels);
-		fprintf(f, "} %.9g\n", value(s, &w));
+		if (isnan(value(s, &w)))
+			fputs("} NaN\n", f);
+		else
+			fprintf(f, "} %.9g\n", value(s, &w));
 	}
 }
 

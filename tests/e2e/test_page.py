@@ -2,6 +2,7 @@
 import base64
 import json
 import re
+import signal
 import socket
 import time
 import urllib.error
@@ -89,6 +90,10 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
     until(lambda: browser.execute_script("return run.gaps.length") == 1, 10, "the gap is marked")
     epochs = browser.execute_script("return run.epochs.map(e => e.epoch)")
     assert epochs == list(range(1, len(epochs) + 1))
+
+    server.signal(signal.SIGTERM)
+    until(lambda: "The run has ended" in text(browser, "notice"), 30, "no server is missed")
+    assert text(browser, "state") != "server away"
 
 
 def test_curves_without_a_value_are_empty(programs, browser):

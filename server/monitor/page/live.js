@@ -238,8 +238,9 @@ function connect() {
 
 // The server is away: send a request every second.
 function retry() {
-	if (status && status.ending) {
-		state(status.ending, "good");
+	const end = status && status.ending || run.end && run.end.status;
+	if (end) {
+		state(end, "good");
 		notice("The run has ended and its server has exited. cnn-ctl report shows it again.");
 	} else {
 		lost = lost || Date.now();

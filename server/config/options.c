@@ -631,8 +631,7 @@ static void add_shell_rows(struct table *t, struct options *o)
 			"number",
 			.group = "Network and keys"),
 		TEXT("key", key, NULL, "FILE",
-			"file of the server's secret key (cnn-ctl keygen makes it); with a key, "
-			"the "
+			"file of the server's secret key, made by cnn-ctl keygen; with a key, the "
 			"server encrypts the traffic and admits only --authorized-keys",
 			.unset = "no encryption, --bind must be loopback"),
 		TEXT("authorized-keys", authorized_keys, NULL, "FILE",

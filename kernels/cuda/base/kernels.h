@@ -245,7 +245,7 @@ struct kx_layer {
 	uint16_t *conv2_fprop, *conv2_dgrad; /* NULL, or the weights of kx_conv2 */
 	uint32_t *trouble;                   /* of conv2_fprop */
 	uint16_t *bf16;                      /* NULL, or `value` in bf16, for kx_product */
-	int fixed; /* 1: running statistics of batchnorm, of which SGD changes only `sum` */
+	int fixed; /* 1: running statistics of batchnorm: SGD does not change `value` */
 };
 
 #define KX_LAYERS 12 /* maximum layers of one launch */

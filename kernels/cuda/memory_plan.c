@@ -126,14 +126,14 @@ static void conv2_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 	s->own.trouble = n->trouble;
 }
 
-/* Describes the last two steps as one head. */
-static void head_place(struct net *n)
+/* Describes the last two steps as one classifier head. */
+static void classifier_place(struct net *n)
 {
 	const struct net_step *s = &n->step[n->n_steps - 2];
 	const struct net_tensor *in = &n->tensor[s[0].in], *hidden = &n->tensor[s[0].out];
 	const struct net_tensor *out = &n->tensor[s[1].out];
 
-	n->head = (struct kx_head){.inputs = (int)in->value.image,
+	n->classifier = (struct kx_classifier){.inputs = (int)in->value.image,
 		.classes = s[1].w.f,
 		.width = (int)out->value.image,
 		.x = in->value.value,
@@ -184,8 +184,8 @@ void net_place(struct net *n, struct cuda_arena *a)
 			conv2_place(n, s, a);
 	}
 	n->loss = arena_take(a, n->images, sizeof(float));
-	if (n->has_head)
-		head_place(n);
+	if (n->has_classifier)
+		classifier_place(n);
 }
 
 static int tables_copy(struct net_step *s, cudaStream_t stream)

@@ -55,7 +55,7 @@ static void net_path_kernel(const void *self, size_t layer, size_t batch, char *
 
 		if (s->number != layer)
 			continue;
-		if (s->kind != NET_WEIGHTS || (n->has_head && i >= n->n_steps - 2))
+		if (s->kind != NET_WEIGHTS || (n->has_classifier && i >= n->n_steps - 2))
 			snprintf(text, size, "fused");
 		else
 			snprintf(text, size, "%s:%s/%s/%s",
@@ -67,10 +67,10 @@ static void net_path_kernel(const void *self, size_t layer, size_t batch, char *
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* Returns the number of steps in front of the head. */
+/* Returns the number of steps in front of the classifier head. */
 static int body_steps(const struct net *n)
 {
-	return n->n_steps - (n->has_head ? 2 : 0);
+	return n->n_steps - (n->has_classifier ? 2 : 0);
 }
 
 static int weights_fprop(
@@ -151,7 +151,8 @@ struct kx_norm cuda_norm(const struct model *m)
 	return norm;
 }
 
-/* Runs the forward pass up to the hidden layer of the head; without a head, up to the logits. */
+/* Runs the forward pass up to the hidden layer of the classifier head; without one, up to the
+ * logits. */
 static int body_fprop(const struct net *n, const struct kx_batch *batch, cudaStream_t stream)
 {
 	int rc = PS_OK;
@@ -162,8 +163,8 @@ static int body_fprop(const struct net *n, const struct kx_batch *batch, cudaStr
 
 	for (int i = 0; i < body_steps(n) && !rc; i++)
 		rc = step_fprop(n, &n->step[i], batch, stream);
-	if (n->has_head && !rc)
-		rc = kx_head_hidden(n->head, batch->images, stream);
+	if (n->has_classifier && !rc)
+		rc = kx_classifier_hidden(n->classifier, batch->images, stream);
 	return rc;
 }
 
@@ -172,7 +173,8 @@ static int net_path_forward(void *self, struct kx_batch batch, cudaStream_t stre
 	const struct net *n = self;
 	int rc = body_fprop(n, &batch, stream);
 
-	return rc || !n->has_head ? rc : kx_head_logits(n->head, batch.images, stream);
+	return rc || !n->has_classifier ? rc
+					: kx_classifier_logits(n->classifier, batch.images, stream);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -213,8 +215,8 @@ static int weights_wgrad(
 	return kx_conv_wgrad(wgrad_of(n, s, images), none, backward_math(n, s), stream);
 }
 
-/* Runs wgrad of both fc layers of the head. */
-static int head_wgrad(const struct net *n, int images, cudaStream_t stream)
+/* Runs wgrad of both fc layers of the classifier head. */
+static int classifier_wgrad(const struct net *n, int images, cudaStream_t stream)
 {
 	const struct net_step *s = &n->step[body_steps(n)];
 
@@ -302,17 +304,17 @@ static int step_backward(const struct net *n, const struct net_step *s,
 	return PS_EDEVICE;
 }
 
-/* Computes the loss and the backward pass of the head. */
+/* Computes the loss and the backward pass of the classifier head. */
 static int loss_backward(const struct net *n, struct kx_batch batch, cudaStream_t stream)
 {
 	const struct net_tensor *last = &n->tensor[n->n_tensors - 1];
 	int rc;
 
-	if (!n->has_head)
+	if (!n->has_classifier)
 		return kx_loss(last->value.value, last->grad, n->loss, (int)n->model->classes,
 			(int)last->value.image, batch, stream);
-	rc = kx_head_dgrad(n->head, batch, stream);
-	return rc ? rc : head_wgrad(n, batch.images, stream);
+	rc = kx_classifier_dgrad(n->classifier, batch, stream);
+	return rc ? rc : classifier_wgrad(n, batch.images, stream);
 }
 
 /* Runs the forward and the backward pass, from the pixels to the split-K slices of the gradient. */

@@ -9,7 +9,7 @@
 #define KERNELS_CUDA_NET_H
 #include "kernels/cuda/path.h"
 #include "kernels/cuda/fused/conv1.h"
-#include "kernels/cuda/fused/head.h"
+#include "kernels/cuda/fused/classifier.h"
 #include "kernels/cuda/fused/conv2.h"
 
 /* A table that the host computes and the device reads. */
@@ -67,8 +67,8 @@ struct net {
 	int n_tensors, n_steps;
 	struct net_tensor tensor[MODEL_MAX_LAYERS + 1];
 	struct net_step step[MODEL_MAX_LAYERS];
-	int has_head; /* head.h runs the last two steps */
-	struct kx_head head;
+	int has_classifier; /* classifier.h runs the last two steps */
+	struct kx_classifier classifier;
 	uint32_t *trouble; /* as struct cuda_path */
 	float *sums;       /* sums of gradients of all steps */
 	size_t n_sums;

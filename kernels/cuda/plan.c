@@ -324,15 +324,15 @@ static int too_wide(const struct net *n, const struct net_step *s)
 	return (size_t)s->w.f_pad > MAX_COLUMNS || (s->needs_dx && inputs > MAX_COLUMNS);
 }
 
-/* Returns 1 if the kernels of head.h can run the last two steps. */
-static int fits_head(const struct net *n)
+/* Returns 1 if the kernels of classifier.h can run the last two steps. */
+static int fits_classifier(const struct net *n)
 {
 	const struct net_step *s = &n->step[n->n_steps < 2 ? 0 : n->n_steps - 2];
 
 	return n->fused && n->precision != KX_FP32 && n->n_steps > 1 &&
 	       s[0].layer->kind == LAYER_FC && s[1].layer->kind == LAYER_FC && s[0].relu &&
-	       s[0].needs_dx && s[0].w.f == HEAD_UNITS && s[1].w.f <= HEAD_CLASSES &&
-	       n->tensor[s[0].in].value.image % HEAD_INPUTS == 0;
+	       s[0].needs_dx && s[0].w.f == CLASSIFIER_UNITS && s[1].w.f <= CLASSIFIER_CLASSES &&
+	       n->tensor[s[0].in].value.image % CLASSIFIER_INPUTS == 0;
 }
 
 /* Returns the number of floats of the sums of the step's gradients; 0: the step has no
@@ -362,7 +362,7 @@ int net_plan(struct net *n, const struct model *m, const struct path_options *o,
 	for (int i = 0; i < n->n_tensors; i++)
 		if (tensor_measure(&n->tensor[i]))
 			return too_large(n, e);
-	n->has_head = fits_head(n);
+	n->has_classifier = fits_classifier(n);
 	for (int i = 0; i < n->n_steps; i++) {
 		if (too_wide(n, &n->step[i]))
 			return too_large(n, e);

@@ -1,5 +1,5 @@
 /*
- * head.cu - the kernels of head.h.
+ * classifier.cu - the kernels of classifier.h.
  *
  * Both products load their operands directly from global memory. The order of K does not matter if
  * both operands use the same one. Thread t of four therefore loads k = 4t to 4t + 3 of sixteen with
@@ -7,15 +7,15 @@
  * kernel and the columns in the dgrad kernel.
  */
 #include "kernels/cuda/mma/gemm.cuh"
-#include "kernels/cuda/fused/head.h"
+#include "kernels/cuda/fused/classifier.h"
 
 namespace
 {
 
-#define HEAD_IMAGES    32 /* per block: two tiles */
-#define HIDDEN_WARPS   8
-#define HIDDEN_THREADS (HIDDEN_WARPS * 32)
-#define HIDDEN_COLUMNS 32 /* per block: four tiles */
+#define CLASSIFIER_IMAGES 32 /* per block: two tiles */
+#define HIDDEN_WARPS      8
+#define HIDDEN_THREADS    (HIDDEN_WARPS * 32)
+#define HIDDEN_COLUMNS    32 /* per block: four tiles */
 
 /* Adds K = 16 to a tile. `a` has rows r and r + 8, `b` has column r. */
 __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
@@ -41,7 +41,7 @@ __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 
 /* Multiplies the warp's share of the inputs, sixteen at a time. */
 __device__ inline void hidden_add_inputs(
-	float (&c)[2][4][4], const struct kx_head &h, int n0, int unit0, int images)
+	float (&c)[2][4][4], const struct kx_classifier &h, int n0, int unit0, int images)
 {
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 4;
 	const int k_share = h.inputs / HIDDEN_WARPS, begin = warp * k_share + lane % 4 * 4;
@@ -70,10 +70,10 @@ __device__ inline void hidden_add_inputs(
 
 /* blockIdx: x images, y units. */
 __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
-	head_hidden_kernel(struct kx_head h, int images)
+	classifier_hidden_kernel(struct kx_classifier h, int images)
 {
 	__shared__ float4 k_share[HIDDEN_WARPS][8][32];
-	const int n0 = blockIdx.x * HEAD_IMAGES, unit0 = blockIdx.y * HIDDEN_COLUMNS;
+	const int n0 = blockIdx.x * CLASSIFIER_IMAGES, unit0 = blockIdx.y * HIDDEN_COLUMNS;
 	const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	float c[2][4][4] = {};
 
@@ -95,42 +95,45 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 	for (int i = 0; i < 2; i++)
 		if (n + 8 * i < images)
 			*reinterpret_cast<float2 *>(
-				h.hidden + (size_t)(n + 8 * i) * HEAD_UNITS + unit) = {
+				h.hidden + (size_t)(n + 8 * i) * CLASSIFIER_UNITS + unit) = {
 				v[2 * i] < 0 ? 0 : v[2 * i], v[2 * i + 1] < 0 ? 0 : v[2 * i + 1]};
 }
 
 /* ---- logits, loss and dgrad ------------------------------------------------------------------ */
 
-#define HEAD_THREADS     512                          /* of head_kernel */
-#define IMAGE_THREADS    (HEAD_THREADS / HEAD_IMAGES) /* threads per image */
-#define UNITS_PER_THREAD (HEAD_UNITS / IMAGE_THREADS)
-#define COLUMN_TILES     (HEAD_INPUTS / (HEAD_THREADS / 32) / 8) /* tiles of 8 columns per warp */
-#define PREFETCH         4 /* K steps of dgrad weights that are loaded ahead */
+#define CLASSIFIER_THREADS 512                                      /* of classifier_kernel */
+#define IMAGE_THREADS      (CLASSIFIER_THREADS / CLASSIFIER_IMAGES) /* threads per image */
+#define UNITS_PER_THREAD   (CLASSIFIER_UNITS / IMAGE_THREADS)
+#define COLUMN_TILES                                                                               \
+	(CLASSIFIER_INPUTS / (CLASSIFIER_THREADS / 32) / 8) /* tiles of 8 columns per warp */
+#define PREFETCH 4 /* K steps of dgrad weights that are loaded ahead */
 /* Stride of an image in floats. With it the 16-byte loads of two rows are in 32 different banks. */
-#define PITCH (HEAD_UNITS + 16)
+#define PITCH (CLASSIFIER_UNITS + 16)
 
-struct head_shared {
-	float class_weight[HEAD_UNITS][HEAD_CLASSES];
-	float d_hidden[HEAD_IMAGES][PITCH];
+struct classifier_shared {
+	float class_weight[CLASSIFIER_UNITS][CLASSIFIER_CLASSES];
+	float d_hidden[CLASSIFIER_IMAGES][PITCH];
 };
 
 /* Computes the logits of an image. Thread j of the image multiplies units IMAGE_THREADS * i + j.
  * Every thread then has all logits. */
-__device__ inline void head_logits(float (&logit)[HEAD_CLASSES], float (&hidden)[UNITS_PER_THREAD],
-	const struct head_shared &s, const struct kx_head &h, int n, bool here)
+__device__ inline void classifier_logits(float (&logit)[CLASSIFIER_CLASSES],
+	float (&hidden)[UNITS_PER_THREAD], const struct classifier_shared &s,
+	const struct kx_classifier &h, int n, bool here)
 {
 	const int mine = threadIdx.x % IMAGE_THREADS;
 #pragma unroll
 	for (int i = 0; i < UNITS_PER_THREAD; i++)
-		hidden[i] = here ? h.hidden[(size_t)n * HEAD_UNITS + IMAGE_THREADS * i + mine] : 0;
+		hidden[i] = here ? h.hidden[(size_t)n * CLASSIFIER_UNITS + IMAGE_THREADS * i + mine]
+				 : 0;
 #pragma unroll
 	for (int i = 0; i < UNITS_PER_THREAD; i++)
 #pragma unroll
-		for (int k = 0; k < HEAD_CLASSES; k++)
+		for (int k = 0; k < CLASSIFIER_CLASSES; k++)
 			logit[k] = fmaf(
 				hidden[i], s.class_weight[IMAGE_THREADS * i + mine][k], logit[k]);
 #pragma unroll
-	for (int k = 0; k < HEAD_CLASSES; k++) {
+	for (int k = 0; k < CLASSIFIER_CLASSES; k++) {
 #pragma unroll
 		for (int d = 1; d < IMAGE_THREADS; d *= 2)
 			logit[k] += __shfl_xor_sync(0xffffffffu, logit[k], d);
@@ -139,33 +142,33 @@ __device__ inline void head_logits(float (&logit)[HEAD_CLASSES], float (&hidden)
 }
 
 /* Replaces the logits by d_logits and returns the loss. */
-__device__ inline float head_softmax(
-	float (&logit)[HEAD_CLASSES], int classes, int label, int images)
+__device__ inline float classifier_softmax(
+	float (&logit)[CLASSIFIER_CLASSES], int classes, int label, int images)
 {
 	float max_logit = -INFINITY, sum = 0, label_logit = 0;
 #pragma unroll
-	for (int k = 0; k < HEAD_CLASSES; k++) {
+	for (int k = 0; k < CLASSIFIER_CLASSES; k++) {
 		max_logit = k < classes ? fmaxf(max_logit, logit[k]) : max_logit;
 		label_logit = k == label ? logit[k] : label_logit;
 	}
 #pragma unroll
-	for (int k = 0; k < HEAD_CLASSES; k++) {
+	for (int k = 0; k < CLASSIFIER_CLASSES; k++) {
 		logit[k] = k < classes ? expf(logit[k] - max_logit) : 0;
 		sum += logit[k];
 	}
 	const float scale = 1 / sum, mean = 1.0f / images;
 #pragma unroll
-	for (int k = 0; k < HEAD_CLASSES; k++)
+	for (int k = 0; k < CLASSIFIER_CLASSES; k++)
 		logit[k] = (logit[k] * scale - (k == label ? 1.0f : 0.0f)) * mean;
 	return logf(sum) - (label_logit - max_logit);
 }
 
 /* Stores one value per class. Each thread of an image writes a few classes. */
-__device__ inline void head_store_classes(
-	float *to, const float (&v)[HEAD_CLASSES], int width, int n)
+__device__ inline void classifier_store_classes(
+	float *to, const float (&v)[CLASSIFIER_CLASSES], int width, int n)
 {
 #pragma unroll
-	for (int k = 0; k < HEAD_CLASSES; k++)
+	for (int k = 0; k < CLASSIFIER_CLASSES; k++)
 		if (k % IMAGE_THREADS == threadIdx.x % IMAGE_THREADS && k < width)
 			to[(size_t)n * width + k] = v[k];
 }
@@ -174,21 +177,21 @@ __device__ inline void head_store_classes(
  * writes d_hidden to shared memory. Blocks with blockIdx.y = 0 write all results to global
  * memory. */
 template <bool TRAINING>
-__device__ inline void head_classify(
-	struct head_shared *s, const struct kx_head &h, int images, int n, int label)
+__device__ inline void classifier_classify(
+	struct classifier_shared *s, const struct kx_classifier &h, int images, int n, int label)
 {
 	const int mine = threadIdx.x % IMAGE_THREADS;
 	const bool here = n < images, writes = here && blockIdx.y == 0;
-	float logit[HEAD_CLASSES] = {}, hidden[UNITS_PER_THREAD];
+	float logit[CLASSIFIER_CLASSES] = {}, hidden[UNITS_PER_THREAD];
 
-	head_logits(logit, hidden, *s, h, n, here);
+	classifier_logits(logit, hidden, *s, h, n, here);
 	if (writes)
-		head_store_classes(h.logits, logit, h.width, n);
+		classifier_store_classes(h.logits, logit, h.width, n);
 	if (!TRAINING)
 		return;
-	const float loss = head_softmax(logit, h.classes, label, images);
+	const float loss = classifier_softmax(logit, h.classes, label, images);
 	if (writes) {
-		head_store_classes(h.d_logits, logit, h.width, n);
+		classifier_store_classes(h.d_logits, logit, h.width, n);
 		if (mine == 0)
 			h.loss[n] = loss;
 	}
@@ -197,37 +200,40 @@ __device__ inline void head_classify(
 		const int unit = IMAGE_THREADS * i + mine;
 		float d = 0;
 #pragma unroll
-		for (int k = 0; k < HEAD_CLASSES; k++)
+		for (int k = 0; k < CLASSIFIER_CLASSES; k++)
 			d = fmaf(logit[k], s->class_weight[unit][k], d);
 		d = hidden[i] > 0 ? d : 0;
 		s->d_hidden[threadIdx.x / IMAGE_THREADS][unit] = d;
 		if (writes)
-			h.d_hidden[(size_t)n * HEAD_UNITS + unit] = d;
+			h.d_hidden[(size_t)n * CLASSIFIER_UNITS + unit] = d;
 	}
 }
 
 /* Loads the weights of K step k (sixteen units) for the columns of the warp. */
-__device__ inline void head_fetch_weights(float4 (&b)[COLUMN_TILES], const float *weight, int k)
+__device__ inline void classifier_fetch_weights(
+	float4 (&b)[COLUMN_TILES], const float *weight, int k)
 {
 #pragma unroll
 	for (int j = 0; j < COLUMN_TILES; j++)
-		b[j] = *reinterpret_cast<const float4 *>(weight + 8 * j * HEAD_UNITS + 16 * k);
+		b[j] = *reinterpret_cast<const float4 *>(
+			weight + 8 * j * CLASSIFIER_UNITS + 16 * k);
 }
 
 /* Computes the columns of dX that the warp has. `weight` points to this lane's first weight. `next`
  * holds the weights of the first PREFETCH K steps. */
-__device__ inline void head_add_dx(float (&c)[2][COLUMN_TILES][4], const struct head_shared *s,
-	const float *weight, float4 (&next)[PREFETCH][COLUMN_TILES])
+__device__ inline void classifier_add_dx(float (&c)[2][COLUMN_TILES][4],
+	const struct classifier_shared *s, const float *weight,
+	float4 (&next)[PREFETCH][COLUMN_TILES])
 {
 	const int lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
 #pragma unroll
-	for (int k = 0; k < HEAD_UNITS / 16; k++) {
+	for (int k = 0; k < CLASSIFIER_UNITS / 16; k++) {
 		float4 a[2][2], b[COLUMN_TILES];
 #pragma unroll
 		for (int j = 0; j < COLUMN_TILES; j++)
 			b[j] = next[k % PREFETCH][j];
-		if (k + PREFETCH < HEAD_UNITS / 16)
-			head_fetch_weights(next[k % PREFETCH], weight, k + PREFETCH);
+		if (k + PREFETCH < CLASSIFIER_UNITS / 16)
+			classifier_fetch_weights(next[k % PREFETCH], weight, k + PREFETCH);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			a[i / 2][i % 2] = *reinterpret_cast<const float4 *>(
@@ -240,8 +246,8 @@ __device__ inline void head_add_dx(float (&c)[2][COLUMN_TILES][4], const struct 
 	}
 }
 
-__device__ inline void head_store_dx(const struct kx_head &h, const float (&c)[2][COLUMN_TILES][4],
-	int n0, int column0, int images)
+__device__ inline void classifier_store_dx(const struct kx_classifier &h,
+	const float (&c)[2][COLUMN_TILES][4], int n0, int column0, int images)
 {
 	const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -267,55 +273,60 @@ __device__ inline void head_store_dx(const struct kx_head &h, const float (&c)[2
 
 /* blockIdx: x images, y inputs (only if TRAINING). */
 template <bool TRAINING>
-__global__ void __launch_bounds__(HEAD_THREADS, 1)
-	head_kernel(struct kx_head h, struct kx_batch batch)
+__global__ void __launch_bounds__(CLASSIFIER_THREADS, 1)
+	classifier_kernel(struct kx_classifier h, struct kx_batch batch)
 {
-	__shared__ __align__(16) struct head_shared s;
-	const int n0 = blockIdx.x * HEAD_IMAGES, n = n0 + threadIdx.x / IMAGE_THREADS;
-	const int column0 = blockIdx.y * HEAD_INPUTS + threadIdx.x / 32 * (8 * COLUMN_TILES);
-	const float *weight = h.weight + (size_t)(column0 + threadIdx.x % 32 / 4) * HEAD_UNITS +
+	__shared__ __align__(16) struct classifier_shared s;
+	const int n0 = blockIdx.x * CLASSIFIER_IMAGES, n = n0 + threadIdx.x / IMAGE_THREADS;
+	const int column0 = blockIdx.y * CLASSIFIER_INPUTS + threadIdx.x / 32 * (8 * COLUMN_TILES);
+	const float *weight = h.weight +
+			      (size_t)(column0 + threadIdx.x % 32 / 4) * CLASSIFIER_UNITS +
 			      threadIdx.x % 4 * 4;
 	float c[2][COLUMN_TILES][4] = {};
 	float4 next[PREFETCH][COLUMN_TILES];
 
 #pragma unroll
 	for (int k = 0; k < PREFETCH && TRAINING; k++)
-		head_fetch_weights(next[k], weight, k);
-	for (int i = threadIdx.x; i < HEAD_UNITS * HEAD_CLASSES; i += HEAD_THREADS) {
-		const int unit = i / HEAD_CLASSES, k = i % HEAD_CLASSES;
+		classifier_fetch_weights(next[k], weight, k);
+	for (int i = threadIdx.x; i < CLASSIFIER_UNITS * CLASSIFIER_CLASSES;
+		i += CLASSIFIER_THREADS) {
+		const int unit = i / CLASSIFIER_CLASSES, k = i % CLASSIFIER_CLASSES;
 
 		s.class_weight[unit][k] = k < h.classes ? h.class_weight[unit * h.width + k] : 0;
 	}
 	const int label = TRAINING && n < batch.images ? batch.labels[image_number(&batch, n)] : 0;
 	await_previous();
 	__syncthreads();
-	head_classify<TRAINING>(&s, h, batch.images, n, label);
+	classifier_classify<TRAINING>(&s, h, batch.images, n, label);
 	if (!TRAINING)
 		return;
 	__syncthreads();
-	head_add_dx(c, &s, weight, next);
-	head_store_dx(h, c, n0, column0, batch.images);
+	classifier_add_dx(c, &s, weight, next);
+	classifier_store_dx(h, c, n0, column0, batch.images);
 }
 
 } // namespace
 
-int kx_head_hidden(struct kx_head h, int images, cudaStream_t stream)
+int kx_classifier_hidden(struct kx_classifier h, int images, cudaStream_t stream)
 {
-	const dim3 grid((images + HEAD_IMAGES - 1) / HEAD_IMAGES, HEAD_UNITS / HIDDEN_COLUMNS);
-	return kx_launch(head_hidden_kernel, grid, HIDDEN_THREADS, 0, stream, h, images);
+	const dim3 grid((images + CLASSIFIER_IMAGES - 1) / CLASSIFIER_IMAGES,
+		CLASSIFIER_UNITS / HIDDEN_COLUMNS);
+	return kx_launch(classifier_hidden_kernel, grid, HIDDEN_THREADS, 0, stream, h, images);
 }
 
-int kx_head_logits(struct kx_head h, int images, cudaStream_t stream)
+int kx_classifier_logits(struct kx_classifier h, int images, cudaStream_t stream)
 {
 	struct kx_batch batch = {};
 
 	batch.images = images;
-	return kx_launch(head_kernel<false>, dim3((images + HEAD_IMAGES - 1) / HEAD_IMAGES),
-		HEAD_THREADS, 0, stream, h, batch);
+	return kx_launch(classifier_kernel<false>,
+		dim3((images + CLASSIFIER_IMAGES - 1) / CLASSIFIER_IMAGES), CLASSIFIER_THREADS, 0,
+		stream, h, batch);
 }
 
-int kx_head_dgrad(struct kx_head h, struct kx_batch batch, cudaStream_t stream)
+int kx_classifier_dgrad(struct kx_classifier h, struct kx_batch batch, cudaStream_t stream)
 {
-	const dim3 grid((batch.images + HEAD_IMAGES - 1) / HEAD_IMAGES, h.inputs / HEAD_INPUTS);
-	return kx_launch(head_kernel<true>, grid, HEAD_THREADS, 0, stream, h, batch);
+	const dim3 grid((batch.images + CLASSIFIER_IMAGES - 1) / CLASSIFIER_IMAGES,
+		h.inputs / CLASSIFIER_INPUTS);
+	return kx_launch(classifier_kernel<true>, grid, CLASSIFIER_THREADS, 0, stream, h, batch);
 }

@@ -118,8 +118,8 @@ enum reject batch_ledger_check(
 		return REJECT_SHAPE;
 	if (images != batch_ledger_images(c, work->first, work->count))
 		return REJECT_SHAPE;
-	if (is_replay && early_is(c, work))
-		return early_check(c, work);
+	if (is_replay && later_epochs_contain(c, work))
+		return later_epochs_check(c, work);
 	if (work->epoch != l->epoch || l->epoch >= c->cfg.training.epochs)
 		return work->epoch < l->epoch ? REJECT_WORK : REJECT_SHAPE;
 	for (uint32_t i = work->first; i < work->first + work->count; i++)
@@ -128,7 +128,7 @@ enum reject batch_ledger_check(
 	return REJECT_NONE;
 }
 
-/* Also called for batches that a snapshot lists as counted early. A file may list a batch twice. */
+/* Also called for batches that a snapshot lists as counted before their epoch opened. A file may list a batch twice. */
 static void mark_done(struct leases *l, const struct work *work)
 {
 	for (uint32_t i = work->first; i < work->first + work->count; i++) {
@@ -145,7 +145,7 @@ void batch_ledger_mark(struct core *c, const struct work *work)
 	uint32_t done = l->n_done;
 
 	if (work->epoch > l->epoch) {
-		early_note(c, work);
+		later_epochs_note(c, work);
 		return;
 	}
 	mark_done(l, work);
@@ -158,7 +158,7 @@ void batch_ledger_open(struct core *c)
 	uint32_t at = 0;
 
 	batch_ledger_window(c, 0, c->leases.n_batches);
-	while (early_take(c, &at, &work))
+	while (later_epochs_take(c, &at, &work))
 		mark_done(&c->leases, &work);
 }
 

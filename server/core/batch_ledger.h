@@ -6,7 +6,7 @@
  * Invariants:
  * (1) a batch is counted once per epoch: batch_ledger_check permits a push only if none of its
  *     batches is done, and batch_ledger_mark marks them as done in the same step that takes the
- *     push. After a crash, a replayed push may arrive before its epoch opens: see early.h;
+ *     push. After a crash, a replayed push may arrive before its epoch opens: see later_epochs.h;
  * (2) n_free and n_done are always the numbers of batches in these states in batch[].
  */
 #ifndef SERVER_CORE_BATCH_LEDGER_H
@@ -41,8 +41,8 @@ void batch_ledger_mark(struct core *c, const struct work *work);
 /* Adds `images` images and the sum of their losses to the record of epoch `epoch`. The gradients of
  * these images are now in the weights or in the buffer. */
 void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum);
-/* A new epoch begins: all its batches are free, except the batches that were counted early
- * (early.h). */
+/* A new epoch begins: all its batches are free, except the batches that count already
+ * (later_epochs.h). */
 void batch_ledger_open(struct core *c);
 /* Sets the batches [first, end) to free, and all batches after them to BATCH_SHUT. All batches
  * before `first` are done. */

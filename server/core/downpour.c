@@ -162,10 +162,10 @@ void downpour_settle(struct core *c)
 
 /* Records push `p`, a replay of a later epoch. The other gradients in the buffer are of the epoch
  * in training. */
-static void take_early(struct core *c, const struct msg_push *p)
+static void count_at_once(struct core *c, const struct msg_push *p)
 {
 	batch_ledger_record(c, p->work.epoch, p->images, (double)p->loss * p->images);
-	if (early_is_complete(c, p->work.epoch))
+	if (later_epochs_is_complete(c, p->work.epoch))
 		flush_buffer(c);
 }
 
@@ -323,8 +323,8 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 	}
 	if (has_buffer(c)) {
 		collect(c, w, s, buffer_weight(c, tau), norms_scale(c, p));
-		if (early_is(c, &p->work))
-			take_early(c, p);
+		if (later_epochs_contain(c, &p->work))
+			count_at_once(c, p);
 		else
 			accumulator_count(c, p);
 	} else {

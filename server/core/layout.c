@@ -11,7 +11,7 @@
 #include <string.h>
 
 struct layout {
-	size_t core, workers, decisions, epochs, effects, batches, copies, portions, early, eval,
+	size_t core, workers, decisions, epochs, effects, batches, copies, portions, later, eval,
 		scratch, sum, parts, kept, square, lbfgs, copies_of, backups, tensors, end;
 	size_t state[OPTIM_VECTORS];
 };
@@ -73,7 +73,7 @@ static struct layout layout_of(const struct core_config *cfg)
 	l.batches = place(&l.end, batches, 1);
 	l.copies = place(&l.end, batches, 1);
 	l.portions = place(&l.end, batches, 1);
-	l.early = place(&l.end, batches ? EARLY_MAX : 0, sizeof(struct work));
+	l.later = place(&l.end, batches ? LATER_EPOCHS_MAX : 0, sizeof(struct work));
 	l.eval = place(&l.end, cfg->training.epochs ? n : 0, sizeof(float));
 	l.scratch = place(&l.end, sums(cfg) || room(cfg) || dc ? n : 0, sizeof(float));
 	l.sum = place(&l.end, sums(cfg) ? n : 0, sizeof(double));
@@ -174,7 +174,7 @@ struct core *core_place(void *memory, float *weights, const struct core_config *
 	c->leases.batch = base + l.batches;
 	c->leases.copies = base + l.copies;
 	c->leases.portion = base + l.portions;
-	c->early.work = (struct work *)(void *)(base + l.early);
+	c->later.work = (struct work *)(void *)(base + l.later);
 	c->store.n = cfg->n_params;
 	c->store.trained = cfg->n_params - cfg->n_running;
 	c->store.weights = weights;

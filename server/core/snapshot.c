@@ -269,13 +269,13 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 }
 
 /* Writes the pushes that belong to later epochs. Returns the number of epochs that have a
- * record: the epochs that have begun, and those with an early push. */
-static uint32_t put_early(struct cursor *k, struct core *c, uint32_t n_epochs)
+ * record: the epochs that have begun, and those with a push of a later epoch. */
+static uint32_t put_later_epochs(struct cursor *k, struct core *c, uint32_t n_epochs)
 {
-	struct early *e = &c->early;
+	struct later_epochs *e = &c->later;
 
 	u32(k, &e->n);
-	refuse_over(k, e->n, c->leases.n_batches ? EARLY_MAX : 0);
+	refuse_over(k, e->n, c->leases.n_batches ? LATER_EPOCHS_MAX : 0);
 	for (uint32_t i = 0; i < e->n && !k->error; i++) {
 		u32(k, &e->work[i].epoch);
 		refuse_over(k, e->work[i].epoch, WIRE_MAX_EPOCHS - 1);
@@ -297,7 +297,7 @@ static void put_leases(struct cursor *k, struct core *c)
 	put_data(k, c);
 	u32(k, &l->epoch);
 	flag(k, &training);
-	n_epochs = put_early(k, c, l->epoch + (training ? 1 : 0));
+	n_epochs = put_later_epochs(k, c, l->epoch + (training ? 1 : 0));
 	if (l->epoch > c->cfg.training.epochs || n_epochs > c->cfg.training.epochs)
 		set_option_error(k, "it has been trained for longer than --epochs");
 	flag(k, &l->evaluating);

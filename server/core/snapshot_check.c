@@ -183,11 +183,11 @@ static int grants_fit(const struct core *c)
 	return 1;
 }
 
-/* 1: every early push is of a later epoch and lies inside the data set. */
-static int early_fits(const struct core *c)
+/* 1: the noted pushes are of later epochs and lie inside the data set. */
+static int later_epochs_fit(const struct core *c)
 {
-	for (uint32_t i = 0; i < c->early.n; i++) {
-		const struct work *w = &c->early.work[i];
+	for (uint32_t i = 0; i < c->later.n; i++) {
+		const struct work *w = &c->later.work[i];
 
 		if (w->epoch <= c->leases.epoch || w->first > c->leases.n_batches ||
 			w->count > c->leases.n_batches - w->first)
@@ -202,13 +202,13 @@ static int data_is_fixed_in_time(const struct core *c)
 	const struct leases *l = &c->leases;
 
 	return c->dataset.fixed ||
-	       (l->n_done == 0 && l->epoch == 0 && !l->evaluating && c->early.n == 0);
+	       (l->n_done == 0 && l->epoch == 0 && !l->evaluating && c->later.n == 0);
 }
 
 int snapshot_is_consistent(struct core *c)
 {
 	return values_are_valid(c) && replay_window_fits(c) && step_fits(c) && count_leases(c) &&
-	       data_is_fixed_in_time(c) && grants_fit(c) && early_fits(c);
+	       data_is_fixed_in_time(c) && grants_fit(c) && later_epochs_fit(c);
 }
 
 int snapshot_sessions_are_consistent(const struct core *c)

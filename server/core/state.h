@@ -16,7 +16,7 @@
 #include "server/core/checkpoints.h"
 #include "server/core/core.h"
 #include "server/core/dataset.h"
-#include "server/core/early.h"
+#include "server/core/later_epochs.h"
 #include "server/core/effects.h"
 #include "server/core/lbfgs.h"
 #include "server/core/pace.h"
@@ -42,7 +42,7 @@ struct core {
 	struct worker *worker;
 	struct leases leases;
 	struct ledger ledger;
-	struct early early;
+	struct later_epochs later;
 	struct store store;
 	struct gradient_accumulator accumulator;
 	struct fleet_pace pace;

@@ -102,7 +102,7 @@ static void step(struct core *c, uint32_t epoch)
 static int ends_the_step(const struct core *c, const struct msg_push *p)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
-	int later = p->base_version > c->store.version || early_is(c, &p->work);
+	int later = p->base_version > c->store.version || later_epochs_contain(c, &p->work);
 
 	return a->pushes && (later || a->pushes == a->room);
 }
@@ -123,7 +123,7 @@ static void sync_take(struct core *c, struct worker *w, const struct msg_push *p
 	w->sync.answered = this_step(c);
 	/* a replay of a later epoch is a step by itself: the gradients of the other workers are
 	 * still of this epoch and cannot join it */
-	if (early_is(c, &p->work))
+	if (later_epochs_contain(c, &p->work))
 		step(c, p->work.epoch);
 }
 

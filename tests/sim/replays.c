@@ -39,8 +39,8 @@ static int is_counted(const struct core *c, const struct work *work)
 {
 	const struct leases *l = &c->leases;
 
-	for (uint32_t i = 0; i < c->early.n; i++)
-		if (overlap(&c->early.work[i], work))
+	for (uint32_t i = 0; i < c->later.n; i++)
+		if (overlap(&c->later.work[i], work))
 			return 1;
 	if (c->cfg.training.epochs == 0 || work->epoch > l->epoch)
 		return 0;

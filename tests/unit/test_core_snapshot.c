@@ -276,7 +276,7 @@ static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c),
 		(c->worker[0].lease.grant.kind = GRANT_TRAIN,                                      \
 			c->worker[0].lease.grant.work = (struct work){1, 1, UINT32_MAX}))          \
 	X(a_batch_noted_of_an_impossible_epoch,                                                    \
-		(c->early.n = 1, c->early.work[0] = (struct work){UINT32_MAX, 0, 1}))              \
+		(c->later.n = 1, c->later.work[0] = (struct work){UINT32_MAX, 0, 1}))              \
 	X(a_grant_of_no_kind, c->worker[0].lease.grant.kind = (enum grant_kind)3)                  \
 	X(an_evaluation_past_the_test_set, (c->worker[0].lease.grant.kind = GRANT_EVAL,            \
 						   c->worker[0].lease.grant.eval_first = 7))       \

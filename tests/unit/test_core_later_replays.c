@@ -1,5 +1,5 @@
 /*
- * Proves what the core does with replays of a later epoch (early.c): a crash loses the end of an
+ * Proves what the core does with replays of a later epoch (later_epochs.c): a crash loses the end of an
  * epoch and the beginning of the next one, and the workers return in any order.
  */
 #include <math.h>
@@ -102,7 +102,7 @@ TEST(an_accepted_push_of_the_next_epoch_counts_in_a_buffer)
 	counts_at_once(MODE_DOWNPOUR, 3, 0);
 }
 
-TEST(early_replays_survive_another_crash)
+TEST(later_replays_survive_another_crash)
 {
 	counts_at_once(MODE_DOWNPOUR, 1, 1);
 	counts_at_once(MODE_DOWNPOUR, 3, 1);
@@ -111,7 +111,7 @@ TEST(early_replays_survive_another_crash)
 
 /* A worker may replay all batches of later epochs before the current epoch is trained and evaluated
  * again. (Workers retain no results of evaluations, so these must be computed again.) */
-TEST(whole_epochs_may_come_early)
+TEST(whole_later_epochs_may_be_replayed)
 {
 	struct core_fixture f;
 	struct stamp s[2];

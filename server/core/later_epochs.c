@@ -1,5 +1,5 @@
-/* early.c - see early.h. */
-#include "server/core/early.h"
+/* later_epochs.c - see later_epochs.h. */
+#include "server/core/later_epochs.h"
 #include "common/assert.h"
 #include "server/core/state.h"
 
@@ -9,18 +9,18 @@ static int overlap(const struct work *a, const struct work *b)
 	       b->first < a->first + a->count;
 }
 
-int early_is(const struct core *c, const struct work *work)
+int later_epochs_contain(const struct core *c, const struct work *work)
 {
 	return c->cfg.training.epochs && work->epoch > c->leases.epoch;
 }
 
-enum reject early_check(const struct core *c, const struct work *work)
+enum reject later_epochs_check(const struct core *c, const struct work *work)
 {
-	const struct early *e = &c->early;
+	const struct later_epochs *e = &c->later;
 
 	/* in sandblaster, a gradient of an earlier pass has no meaning for a later pass */
 	if (c->cfg.training.mode == MODE_SANDBLASTER || work->epoch >= c->cfg.training.epochs ||
-		e->n == EARLY_MAX)
+		e->n == LATER_EPOCHS_MAX)
 		return REJECT_SHAPE;
 	for (uint32_t i = 0; i < e->n; i++)
 		if (overlap(&e->work[i], work))
@@ -28,25 +28,25 @@ enum reject early_check(const struct core *c, const struct work *work)
 	return REJECT_NONE;
 }
 
-void early_note(struct core *c, const struct work *work)
+void later_epochs_note(struct core *c, const struct work *work)
 {
-	PS_ASSERT(work->epoch > c->leases.epoch && c->early.n < EARLY_MAX); /* invariant 2 */
-	c->early.work[c->early.n++] = *work;
+	PS_ASSERT(work->epoch > c->leases.epoch && c->later.n < LATER_EPOCHS_MAX); /* invariant 2 */
+	c->later.work[c->later.n++] = *work;
 }
 
-int early_is_complete(const struct core *c, uint32_t epoch)
+int later_epochs_is_complete(const struct core *c, uint32_t epoch)
 {
 	uint64_t batches = 0;
 
-	for (uint32_t i = 0; i < c->early.n; i++)
-		if (c->early.work[i].epoch == epoch)
-			batches += c->early.work[i].count;
+	for (uint32_t i = 0; i < c->later.n; i++)
+		if (c->later.work[i].epoch == epoch)
+			batches += c->later.work[i].count;
 	return batches == c->leases.n_batches;
 }
 
-int early_take(struct core *c, uint32_t *at, struct work *work)
+int later_epochs_take(struct core *c, uint32_t *at, struct work *work)
 {
-	struct early *e = &c->early;
+	struct later_epochs *e = &c->later;
 
 	while (*at < e->n && e->work[*at].epoch != c->leases.epoch)
 		(*at)++;

@@ -1,0 +1,36 @@
+/*
+ * later_epochs.h - batches of later epochs. After a crash, a worker may replay a push of epoch
+ * e + 1 before the other workers have replayed the pushes that complete epoch e. The replayed push
+ * counts at once, as it did before the crash. The core notes the batches of the push here, and
+ * marks them as done when their epoch opens.
+ *
+ * Invariants:
+ * (1) only replays of pushes that were accepted before the crash are noted. batch_ledger_check
+ *     ensures this, and tests/sim/replays.c checks it;
+ * (2) all noted epochs are later than the epoch in training;
+ * (3) a batch is noted once, and the notes are saved in the same snapshot as the weights that the
+ *     push has changed (tests/sim/verdict.c, mutant later-replay-not-saved).
+ */
+#ifndef SERVER_CORE_LATER_EPOCHS_H
+#define SERVER_CORE_LATER_EPOCHS_H
+#include "server/core/core.h"
+
+#define LATER_EPOCHS_MAX 65536u /* maximum number of noted pushes */
+
+struct later_epochs {
+	uint32_t n;
+	struct work *work; /* n entries; the array has room for LATER_EPOCHS_MAX */
+};
+
+/* Returns 1 if `work` is of an epoch after the epoch in training. */
+int later_epochs_contain(const struct core *c, const struct work *work);
+/* Says whether a replay of `work` may be counted now: REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
+enum reject later_epochs_check(const struct core *c, const struct work *work);
+void later_epochs_note(struct core *c, const struct work *work);
+/* Returns 1 if all batches of `epoch` are noted. */
+int later_epochs_is_complete(const struct core *c, uint32_t epoch);
+/* Removes the next noted work of the epoch in training and writes it to *work. *at is 0 at the
+ * first call. Returns 0 if no noted work is left. */
+int later_epochs_take(struct core *c, uint32_t *at, struct work *work);
+
+#endif

@@ -191,7 +191,7 @@ static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 		progress_effect(&s->progress, s->state.core, e, dispatch_now(s));
 		if (e->kind == EFFECT_EVALUATED) {
 			note_effect(s, e);
-			keeper_evaluated(s->keeper, s->state.core);
+			epoch_export_evaluated(s->epoch_export, s->state.core);
 		}
 		break;
 	case EFFECT_WORKER:

@@ -121,8 +121,9 @@ static void check_session_close(struct server *s)
 	router_stats(s->router, &net);
 	int closed =
 		net.port.connections == 0 || (net.waiting == 0 && now >= s->finish_ms + CLOSE_MS);
-	int written = !history_busy(s->history) && !keeper_busy(s->keeper);
-	uint64_t deadline_ms = s->deadline_ms + (keeper_busy(s->keeper) ? drain_ms(s) : 0);
+	int written = !history_busy(s->history) && !epoch_export_busy(s->epoch_export);
+	uint64_t deadline_ms =
+		s->deadline_ms + (epoch_export_busy(s->epoch_export) ? drain_ms(s) : 0);
 	if ((closed && written) || now >= deadline_ms)
 		uv_stop(&s->loop);
 }
@@ -248,7 +249,7 @@ static int is_busy(const struct server *s)
 {
 	return (s->checkpointer && checkpointer_busy(s->checkpointer)) ||
 	       (s->wal && wal_busy(s->wal)) || (s->auth && auth_busy(s->auth)) ||
-	       history_busy(s->history) || keeper_busy(s->keeper);
+	       history_busy(s->history) || epoch_export_busy(s->epoch_export);
 }
 
 /* A new line of the history. */
@@ -561,16 +562,16 @@ static int open_history(struct server *s, struct err *e)
 }
 
 /* Prepares --keep. Files that the previous process could not write are written now. */
-static int open_keeper(struct server *s, struct err *e)
+static int open_epoch_export(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
 
 	if (!o->keep.best && !o->keep.every)
 		return PS_OK;
-	if (keeper_new(&s->keeper, &s->loop, o->checkpoint_dir, &o->keep, &o->model))
+	if (epoch_export_new(&s->epoch_export, &s->loop, o->checkpoint_dir, &o->keep, &o->model))
 		return err_set(e, PS_ENOMEM, "no memory for --keep");
 	if (s->state.resumed)
-		keeper_evaluated(s->keeper, s->state.core);
+		epoch_export_evaluated(s->epoch_export, s->state.core);
 	return PS_OK;
 }
 
@@ -695,7 +696,7 @@ static void release_server(struct server *s)
 	transfers_release(&s->transfers);
 	labels_free(&s->labels);
 	history_free(&s->history);
-	keeper_free(&s->keeper);
+	epoch_export_free(&s->epoch_export);
 	tallies_release(&s->tallies);
 	startup_release(&s->state);
 }
@@ -724,7 +725,7 @@ int server_start(struct server *s, const struct options *o, struct err *e)
 	if (!rc)
 		rc = open_history(s, e);
 	if (!rc)
-		rc = open_keeper(s, e);
+		rc = open_epoch_export(s, e);
 	if (rc) {
 		close_network(s);
 		release_server(s);
@@ -786,7 +787,8 @@ int server_stop(struct server *s, int *is_blocked)
 	fflush(stdout);
 	free(result);
 	*is_blocked = checkpointer_busy(s->checkpointer) || wal_busy(s->wal) ||
-		      auth_busy(s->auth) || history_busy(s->history) || keeper_busy(s->keeper);
+		      auth_busy(s->auth) || history_busy(s->history) ||
+		      epoch_export_busy(s->epoch_export);
 	if (!*is_blocked)
 		release_server(s);
 	else if (checkpointer_busy(s->checkpointer))

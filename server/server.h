@@ -35,7 +35,7 @@
 #include "server/monitor/timings.h"
 #include "server/durability/startup.h"
 #include "server/durability/checkpointer.h"
-#include "server/durability/keeper.h"
+#include "server/durability/epoch_export.h"
 #include "server/durability/disk_wait.h"
 #include "server/net/transfers.h"
 #include "server/monitor/waiting.h"
@@ -73,7 +73,7 @@ struct server {
 	struct progress progress;
 	struct tallies tallies;
 	struct history *history;
-	struct keeper *keeper; /* NULL: without --keep */
+	struct epoch_export *epoch_export; /* NULL: without --keep */
 	struct wall wall;
 	struct timings timings;
 	double begin_s; /* clock_seconds at the start of the loop */

@@ -128,7 +128,8 @@ enum reject batch_ledger_check(
 	return REJECT_NONE;
 }
 
-/* Also called for batches that a snapshot lists as counted before their epoch opened. A file may list a batch twice. */
+/* Also called for batches that a snapshot lists as counted before their epoch opened. A file may
+ * list a batch twice. */
 static void mark_done(struct leases *l, const struct work *work)
 {
 	for (uint32_t i = work->first; i < work->first + work->count; i++) {

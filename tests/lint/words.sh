@@ -22,7 +22,8 @@ science_bars                                 science_accuracy
 a_hole[a-z_]*|holes|fates?                   gap, link model or delivery
 bursts_[a-z]*|local_bursts                   rounds of pipelined steps
 server(_|[[:blank:]])epoch                              term
-kx_(rows|outer|first|second)|feeders?        conv_fprop and so on, producer warps
+kx_(rows|outer|first|second|head)|feeders?   conv_fprop and so on, producer warps
+keepers?|early_[a-z]+                        epoch export, later epochs
 netlab|sbench|core_bench|session_bench       support/: fixtures, programs
 [a-z]+_lab                                   a fixture with the name of what it provides
 sync-spares|stale-rate|decay-square          --backup-workers, --staleness-scaling, --beta2   tests/e2e/test_input.py tests/unit/test_server_options.c

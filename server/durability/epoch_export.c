@@ -1,5 +1,5 @@
-/* keeper.c - see keeper.h. */
-#include "server/durability/keeper.h"
+/* epoch_export.c - see epoch_export.h. */
+#include "server/durability/epoch_export.h"
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 /* What a thread of the pool writes. */
 struct job {
 	uv_work_t work;
-	struct keeper *of;
+	struct epoch_export *of;
 	struct job *next; /* begins when this one is done; NULL: none */
 	char path[2][PATH_BYTES];
 	int n_paths;
@@ -26,7 +26,7 @@ struct job {
 	float w[];
 };
 
-struct keeper {
+struct epoch_export {
 	uv_loop_t *loop;
 	const char *dir;
 	const struct model *model;
@@ -34,10 +34,10 @@ struct keeper {
 	struct job *job; /* under way, or NULL */
 };
 
-int keeper_new(struct keeper **out, uv_loop_t *loop, const char *dir, const struct keep_rule *rule,
-	const struct model *model)
+int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,
+	const struct keep_rule *rule, const struct model *model)
 {
-	struct keeper *k = *out = mem_try(1, sizeof(*k));
+	struct epoch_export *k = *out = mem_try(1, sizeof(*k));
 
 	if (!k)
 		return PS_ENOMEM;
@@ -48,12 +48,12 @@ int keeper_new(struct keeper **out, uv_loop_t *loop, const char *dir, const stru
 	return PS_OK;
 }
 
-int keeper_busy(const struct keeper *k)
+int epoch_export_busy(const struct epoch_export *k)
 {
 	return k && k->job;
 }
 
-void keeper_free(struct keeper **k)
+void epoch_export_free(struct epoch_export **k)
 {
 	free(*k);
 	*k = NULL;
@@ -123,7 +123,7 @@ static void write_job(uv_work_t *work)
 static void on_job_written(uv_work_t *work, int status)
 {
 	struct job *j = work->data;
-	struct keeper *k = j->of;
+	struct epoch_export *k = j->of;
 
 	if (status)
 		j->rc = err_set(&j->e, PS_EIO, "%s", uv_strerror(status));
@@ -139,7 +139,7 @@ static void on_job_written(uv_work_t *work, int status)
 }
 
 /* Begin the job, or put it behind the ones under way. */
-static void begin_job(struct keeper *k, struct job *j)
+static void begin_job(struct epoch_export *k, struct job *j)
 {
 	struct job **last = &k->job;
 
@@ -150,7 +150,7 @@ static void begin_job(struct keeper *k, struct job *j)
 		(void)uv_queue_work(k->loop, &j->work, write_job, on_job_written);
 }
 
-void keeper_evaluated(struct keeper *k, const struct core *c)
+void epoch_export_evaluated(struct epoch_export *k, const struct core *c)
 {
 	int is_best;
 	uint32_t epoch = k ? newest_epoch(c, &is_best) : 0;

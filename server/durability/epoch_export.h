@@ -1,5 +1,6 @@
 /*
- * keeper.h - --keep: weights of evaluated epochs as .safetensors files in the checkpoint directory.
+ * epoch_export.h - --keep: weights of evaluated epochs as .safetensors files in the checkpoint
+ * directory.
  *
  *   best.safetensors          the epoch with the best accuracy so far; without accuracy, with the
  *                             least test loss
@@ -11,8 +12,8 @@
  * a file cannot be written, the server logs this and continues the run. A thread of libuv's pool
  * writes the files; all functions belong to the thread of the loop.
  */
-#ifndef SERVER_DURABILITY_KEEPER_H
-#define SERVER_DURABILITY_KEEPER_H
+#ifndef SERVER_DURABILITY_EPOCH_EXPORT_H
+#define SERVER_DURABILITY_EPOCH_EXPORT_H
 #include <stdint.h>
 #include <uv.h>
 #include "common/err.h"
@@ -21,17 +22,17 @@
 
 struct core;
 
-struct keeper; /* opaque */
+struct epoch_export; /* opaque */
 
 /* Keep files in `dir` by `rule`; both borrowed, as is `model`. PS_ENOMEM. */
-int keeper_new(struct keeper **out, uv_loop_t *loop, const char *dir, const struct keep_rule *rule,
-	const struct model *model) PS_MUST_CHECK;
+int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,
+	const struct keep_rule *rule, const struct model *model) PS_MUST_CHECK;
 /* An epoch was evaluated, or the run is resumed: begin to write its weights if the rule says so.
  * `k` may be NULL. */
-void keeper_evaluated(struct keeper *k, const struct core *c);
+void epoch_export_evaluated(struct epoch_export *k, const struct core *c);
 /* 1: a file is being written. `k` may be NULL. */
-int keeper_busy(const struct keeper *k);
+int epoch_export_busy(const struct epoch_export *k);
 /* Frees *k, which is not busy, and sets it to NULL; *k may be NULL. */
-void keeper_free(struct keeper **k);
+void epoch_export_free(struct epoch_export **k);
 
 #endif

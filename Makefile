@@ -138,7 +138,7 @@ TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.
 FUZZ  := $(patsubst %.c,$(B)/%,$(filter-out tests/fuzz/replay.c,$(wildcard tests/fuzz/*.c)))
 SIM   := $(if $(wildcard tests/sim/*.c),$(B)/tests/sim/sim)
 MUTANTS := $(patsubst tests/sim/mutants/%.patch,$(B)/mutants/%,$(wildcard tests/sim/mutants/*.patch))
-UNIT_MUTANTS := $(patsubst tests/unit/mutants/%.patch,$(B)/unit-mutants/%,$(wildcard tests/unit/mutants/*.patch))
+RULE_MUTANTS := $(patsubst tests/mutants/%.patch,$(B)/rule-mutants/%/made,$(wildcard tests/mutants/*.patch))
 VARIANTS := $(foreach v,newer older six needy,$(B)/variants/$v/cnn-ps $(B)/variants/$v/cnn-worker)
 
 include tests/gpu/gpu.mk
@@ -149,8 +149,8 @@ include tests/fault/fault.mk
 .SECONDARY:
 .DELETE_ON_ERROR:
 all: $(BINARIES) $(EXAMPLES) $(B)/libcnnps.a
-units: all $(UNIT) $(SIM) $(UNIT_MUTANTS)
-tests: all library $(UNIT) $(SIM) $(MUTANTS) $(UNIT_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS) $(FUZZ)
+units: all $(UNIT) $(SIM)
+tests: all library $(UNIT) $(SIM) $(MUTANTS) $(RULE_MUTANTS) $(VARIANTS) $(BENCH) $(TOOLS) $(GPU_TESTS) $(GPU_POISON) $(FAULT_SHIMS) $(FUZZ)
 ifeq ($(NVCC),)
 all: no-cuda
 .PHONY: no-cuda
@@ -269,12 +269,11 @@ $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
 		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
 
-# A unit mutant is a unit test that is linked with a bug.
-$(B)/unit-mutants/%: tests/unit/mutants/%.patch tests/unit/mutate $(UNIT)
-	@mkdir -p $(@D)
+# A rule mutant is a unit test, or cnn-ps and cnn-worker, without a rule against a hostile peer.
+$(B)/rule-mutants/%/made: tests/mutants/%.patch tests/mutants/mutate $(UNIT) $(BINARIES)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
-		ARCHIVES="$(A.test) $(TEST_ARCHIVES)" LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" \
-		tests/unit/mutate $* $@
+		ARCHIVES="$(ARCHIVES.server) $(ARCHIVES.worker)" TEST_ARCHIVES="$(A.test) $(TEST_ARCHIVES)" \
+		LIBS="-lcmocka $(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)" tests/mutants/mutate $* $(@D)
 
 # A variant is a build of the programs with another protocol schema.
 VARIANT_PARTS := $(sort $(ARCHIVES.server) $(ARCHIVES.worker) $(B)/server/main.o $(B)/worker/main.o)
@@ -336,8 +335,9 @@ asan ubsan: installed
 tsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit --ignore-glob='*/test_core_*' --ignore-glob='*/test_session*'
-mutants: units
-	@$(call PYTEST,$(FLAVOUR)) tests/unit/test_unit_mutants.py
+mutants: installed
+	@$(MAKE) $(JOBS) all $(RULE_MUTANTS)
+	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && exec $(PYTEST) tests/mutants
 bench:
 	@deploy/setup.sh check bench
 	@$(MAKE) $(JOBS) FLAVOUR=release tests

@@ -364,6 +364,18 @@ def test_each_attack_has_tests_that_name_it():
             assert texts and re.search(rf"\b{number}\b", texts[0]), (number, name)
 
 
+def test_faults_lists_every_mutant_and_its_test():
+    """The first line of each mutant names the test that must fail."""
+    page = (ROOT / "docs/faults.md").read_text().partition("## Mutants\n")[2]
+    listed = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \|$", page, re.M)
+    found = []
+    for patch in (ROOT / "tests/mutants").glob("*.patch"):
+        file, test = re.match(r"# found by (\S+): (\w+)\n", patch.read_text()).groups()
+        assert re.search(rf"def {test}[(]|\bTEST(_IN)?[(]{test}\b", (ROOT / file).read_text()), test
+        found.append((patch.stem, test))
+    assert sorted(listed) == sorted(found)
+
+
 def test_troubleshooting_quotes_messages_of_the_programs():
     """Each heading is a part of a string in the sources, or a message of the system."""
     page = (ROOT / "docs/troubleshooting.md").read_text()

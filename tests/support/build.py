@@ -2,7 +2,7 @@
 programs.
 
 FLAVOUR selects the build: release, asan, ubsan or tsan. With CNN_SLOW=1 the fault tests take
-their long form.
+their long form. CNN_MUTANT selects programs with a bug (tests/mutants).
 """
 import os
 import platform
@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAVOUR = os.environ.get("FLAVOUR", "release")
 BUILD = ROOT / "build" / FLAVOUR
 FULL = bool(os.environ.get("CNN_SLOW"))
+MUTANT = os.environ.get("CNN_MUTANT", "none")
 # factor by which deadlines grow under a sanitizer
 PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 
@@ -50,6 +51,9 @@ def command(binary, *arguments):
     """The command line of a program of this build. `binary` is a path relative to the build's
     directory."""
     path = BUILD / binary
+    mutant = BUILD / "rule-mutants" / MUTANT / binary
+    if mutant.exists():
+        path = mutant
     # under pytest this exit fails the test; a script of tests/bench prints the message and ends
     if not path.exists():
         sys.exit(f"{path} is not built: make FLAVOUR={FLAVOUR} tests")

@@ -1,0 +1,44 @@
+"""Each mutant lacks one rule or check: the test that its first line names must fail."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support.build import BUILD, ROOT, command
+
+BUGS = sorted(patch.stem for patch in (ROOT / "tests/mutants").glob("*.patch"))
+
+
+def finder(bug):
+    """Returns the file and the name of the test that must fail."""
+    with open(ROOT / f"tests/mutants/{bug}.patch") as patch:
+        return re.fullmatch(r"# found by (tests/\S+): (\w+)\n", patch.readline()).groups()
+
+
+def unit_test(bug, file, name):
+    """Run a C test program that is linked with the bug. Returns its output, and 1 if the test
+    failed."""
+    program = command(f"rule-mutants/{bug}/{os.path.basename(file)[:-2]}")
+    run = subprocess.run(program, cwd=ROOT, text=True, timeout=60, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT)
+    return run.stdout, re.search(rf"^\[  FAILED  \] {name}$", run.stdout, re.M)
+
+
+def program_test(bug, file, name):
+    """Run a Python test with programs that have the bug."""
+    assert (BUILD / f"rule-mutants/{bug}/cnn-ps").exists(), "not built: make mutants"
+    run = subprocess.run([sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                          f"{file}::{name}"], cwd=ROOT, text=True, timeout=120,
+                         env=dict(os.environ, CNN_MUTANT=bug), stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT)
+    return run.stdout, re.search(rf"^FAILED {file}::{name}\b", run.stdout, re.M)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_mutant_is_found(bug):
+    file, name = finder(bug)
+    run = unit_test if file.startswith("tests/unit") else program_test
+    output, failed = run(bug, file, name)
+    assert failed, output[-4000:]

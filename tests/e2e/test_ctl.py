@@ -302,6 +302,27 @@ def test_transparent_pixels_are_seen_on_white(programs, trained, data):
     assert first[1] == second[1] and abs(first[2] - second[2]) < 1  # libpng blends in linear light
 
 
+def test_light_ink_on_transparent_pixels_is_seen_on_black(programs, trained, data):
+    """On white it would be invisible: the picture once became blank, without a warning."""
+    ink = idx.read(data, idx.NAMES[2])[0]
+    clear, opaque = programs.directory / "clear.png", programs.directory / "opaque.png"
+    clear.write_bytes(png(np.stack([np.full_like(ink, 255), ink], axis=2)))
+    opaque.write_bytes(png(ink))
+    done = programs.ctl("predict", "--checkpoint", trained, clear, opaque)
+    assert not done.lines
+    first, second = answers(done)
+    assert first[1] == second[1] and abs(first[2] - second[2]) < 1
+
+
+@pytest.mark.parametrize("grey", [0, 128, 255])
+@pytest.mark.parametrize("options", [[], ["--invert"]], ids=["plain", "invert"])
+def test_a_blank_picture_is_noticed(programs, trained, grey, options):
+    (programs.directory / "blank.pgm").write_bytes(pgm(np.full((28, 28), grey, np.uint8)))
+    done = programs.ctl("predict", "--checkpoint", trained, *options, programs.directory / "blank.pgm")
+    warning, = done.lines
+    assert "blank.pgm: blank" in warning
+
+
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_no_color_on_a_terminal(programs, trained, no_color):
     (programs.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))

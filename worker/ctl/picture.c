@@ -137,16 +137,53 @@ static int read_pgm(struct picture *p, const struct raw *r, struct err *e)
 
 /* ---- PNG ------------------------------------------------------------------------------------- */
 
-static int decode_png(struct picture *p, const struct raw *r, png_image *image, struct err *e)
+/* Read the header. */
+static int begin_png(png_image *image, const struct raw *r, struct err *e)
 {
-	const png_color white = {255, 255, 255};
+	memset(image, 0, sizeof(*image));
+	image->version = PNG_IMAGE_VERSION;
+	if (png_image_begin_read_from_memory(image, r->data, r->size))
+		return PS_OK;
+	return err_set(e, PS_EDATA, "%s: %s", r->path, image->message);
+}
+
+/* Choose the grey that is seen through transparent pixels: white, or black if the mean of the other
+ * pixels is light. */
+static int choose_ground(
+	const struct picture *p, const struct raw *r, uint8_t *ground, struct err *e)
+{
+	const size_t n = p->shape.h * p->shape.w;
+	uint64_t light = 0, opaque = 0;
+	uint8_t *pair = mem_try(n, 2); /* grey and opacity of each pixel */
+	png_image image;
+
+	if (!pair)
+		return err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
+	int rc = begin_png(&image, r, e);
+	image.format = PNG_FORMAT_GA;
+	if (!rc && !png_image_finish_read(&image, NULL, pair, 0, NULL))
+		rc = err_set(e, PS_EDATA, "%s: %s", r->path, image.message);
+	png_image_free(&image);
+	for (size_t i = 0; i < n && !rc; i++) {
+		light += (uint64_t)pair[2 * i] * pair[2 * i + 1];
+		opaque += pair[2 * i + 1];
+	}
+	free(pair);
+	*ground = light > 127 * opaque ? 0 : 255;
+	return rc;
+}
+
+static int decode_png(
+	struct picture *p, const struct raw *r, png_image *image, uint8_t ground, struct err *e)
+{
+	const png_color background = {ground, ground, ground};
 	size_t row = p->shape.w * p->shape.c;
 	uint8_t *rows = mem_try(p->shape.h, row);
 	int ok;
 
 	if (!rows)
 		return err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
-	ok = png_image_finish_read(image, &white, rows, (png_int_32)row, NULL);
+	ok = png_image_finish_read(image, &background, rows, (png_int_32)row, NULL);
 	for (size_t y = 0; ok && y < p->shape.h; y++)
 		put_pixel_row(p, y, rows + y * row);
 	free(rows);
@@ -155,19 +192,20 @@ static int decode_png(struct picture *p, const struct raw *r, png_image *image, 
 
 static int read_png(struct picture *p, const struct raw *r, size_t channels, struct err *e)
 {
+	uint8_t ground = 255;
 	png_image image;
-	int rc;
+	int rc = begin_png(&image, r, e);
 
-	memset(&image, 0, sizeof(image));
-	image.version = PNG_IMAGE_VERSION;
-	if (!png_image_begin_read_from_memory(&image, r->data, r->size))
-		return err_set(e, PS_EDATA, "%s: %s", r->path, image.message);
+	if (rc)
+		return rc;
 	if (!channels)
 		channels = image.format & PNG_FORMAT_FLAG_COLOR ? 3 : 1;
-	image.format = channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
 	rc = make_pixels(p, r, channels, image.width, image.height, e);
+	if (!rc && (image.format & PNG_FORMAT_FLAG_ALPHA))
+		rc = choose_ground(p, r, &ground, e);
+	image.format = channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
 	if (!rc)
-		rc = decode_png(p, r, &image, e);
+		rc = decode_png(p, r, &image, ground, e);
 	png_image_free(&image);
 	return rc;
 }
@@ -355,6 +393,23 @@ static int picture_load_as(struct picture *p, const char *path, size_t channels,
 int picture_load(struct picture *p, const char *path, size_t channels, struct err *e)
 {
 	return picture_load_as(p, path, channels, NULL, e);
+}
+
+int picture_is_blank(const uint8_t *pixels, struct shape s)
+{
+	const size_t n = s.h * s.w;
+
+	for (size_t c = 0; c < s.c; c++) {
+		uint8_t low = 255, high = 0;
+
+		for (const uint8_t *at = pixels + c * n; at < pixels + (c + 1) * n; at++) {
+			low = *at < low ? *at : low;
+			high = *at > high ? *at : high;
+		}
+		if (high - low >= PICTURE_CONTRAST)
+			return 0;
+	}
+	return 1;
 }
 
 int picture_is_dark_on_light(const uint8_t *pixels, struct shape s)

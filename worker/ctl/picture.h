@@ -3,7 +3,8 @@
  *
  * The file is not trusted: its size, the picture's size and every value are checked before memory
  * is allocated; the text of a PS_EDATA error names the file and the wrong field. White is 255;
- * MNIST's digits are white on black. Transparent pixels become white. Thread: any.
+ * MNIST's digits are white on black. Transparent pixels become white, or black if the other pixels
+ * are light. Thread: any.
  */
 #ifndef WORKER_CTL_PICTURE_H
 #define WORKER_CTL_PICTURE_H
@@ -13,6 +14,8 @@
 #include "common/model.h"
 
 #define PICTURE_MAX_PIXELS ((size_t)1 << 24)
+
+#define PICTURE_CONTRAST 16
 
 #define PICTURE_STDIN "-" /* the path that stands for standard input */
 
@@ -27,6 +30,8 @@ void picture_release(struct picture *p);
 /* Read a picture of exactly `shape` into pixels[shape_count(shape)]. */
 int picture_read(
 	const char *path, struct shape shape, uint8_t *pixels, struct err *e) PS_MUST_CHECK;
+/* 1: in no channel do two pixels differ by PICTURE_CONTRAST or more. */
+int picture_is_blank(const uint8_t *pixels, struct shape shape);
 /* 1: a grey picture whose border is lighter than the middle grey and lighter than the pixels inside
  * it. */
 int picture_is_dark_on_light(const uint8_t *pixels, struct shape shape);

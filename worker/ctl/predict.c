@@ -58,23 +58,40 @@ static int take_test_image(
 	return data_image(d, TEST_PART, (uint32_t)number, g->pixels + i * g->size, e);
 }
 
-/* Read a picture from a file, and warn if it is dark on light: MNIST's digits are light on dark. */
+/* Warn if a picture is blank, or dark on light: MNIST's digits are light on dark. */
+static void warn_of_picture(
+	const char *path, const uint8_t *pixels, const struct ctl *ctl, struct shape shape)
+{
+	char text[MAX_WARNING];
+
+	if (picture_is_blank(pixels, shape)) {
+		snprintf(text, sizeof(text),
+			"%.200s: blank: no two pixels differ by %d of 255 or more; the prediction "
+			"means "
+			"nothing",
+			path, PICTURE_CONTRAST);
+		ctl_say("blank", PS_OK, text);
+	} else if (!ctl->invert && picture_is_dark_on_light(pixels, shape)) {
+		snprintf(text, sizeof(text),
+			"%.200s: dark on light; if the images of the training are light on dark, "
+			"as "
+			"MNIST's, add --invert",
+			path);
+		ctl_say("inverted", PS_OK, text);
+	}
+}
+
 static int take_file(struct gallery *g, size_t i, const struct ctl *ctl, struct err *e)
 {
 	uint8_t *pixels = g->pixels + i * g->size;
-	char text[MAX_WARNING];
 	int rc = picture_read(ctl->args[i], g->shape, pixels, e);
 
-	for (size_t k = 0; k < g->size && !rc && ctl->invert; k++)
-		pixels[k] = (uint8_t)(255 - pixels[k]);
-	if (rc || ctl->invert || !picture_is_dark_on_light(pixels, g->shape))
+	if (rc)
 		return rc;
-	snprintf(text, sizeof(text),
-		"%.200s: dark on light; if the images of the training are light on dark, as "
-		"MNIST's, add --invert",
-		ctl->args[i]);
-	ctl_say("inverted", PS_OK, text);
-	return rc;
+	for (size_t k = 0; k < g->size && ctl->invert; k++)
+		pixels[k] = (uint8_t)(255 - pixels[k]);
+	warn_of_picture(ctl->args[i], pixels, ctl, g->shape);
+	return PS_OK;
 }
 
 static int take_all(struct gallery *g, const struct ctl *ctl, struct err *e)

@@ -215,7 +215,7 @@ def test_without_workers_there_is_no_eta(programs, small, terminal):
 
 def rows(top):
     """The names of the workers on the screen, from top to bottom."""
-    return re.findall(r"^ +\d+  (w\d) ", top.see(), re.M)
+    return re.findall(r"^ *\d+  (w\d) ", top.see(), re.M)
 
 
 def test_sort_filter_and_help(programs, small, terminal):
@@ -253,6 +253,44 @@ def test_a_small_terminal_scrolls(programs, small, terminal):
     top.type(b"\x1bOB")  # the key "arrow down"
     second = server.status()["workers"][1]["name"]
     until(lambda: rows(top)[:1] == [second], 3, "the next worker")
+    top.type(b"q")
+    assert top.wait(3) == 0
+
+
+ASKED = ["name", "host", "device", "state", "images/s", "compute", "wait", "copy", "stale", "silent",
+         "again", "refused"]
+OTHERS = ["pid", "address", "images", "pushes", "durable", "rejected"]
+
+
+def titles(top):
+    found = re.search(r"^ *# .*$", top.see(), re.M)
+    return found[0].split()[1:] if found else []
+
+
+@pytest.mark.parametrize("columns, shown", [
+    (200, ASKED + OTHERS), (120, ASKED),
+    (100, [t for t in ASKED if t not in ("copy", "again", "refused")]),
+    (80, ["name", "host", "device", "state", "images/s", "stale", "silent"])])
+def test_a_narrow_terminal_shows_the_most_important_columns(programs, small, terminal, columns, shown):
+    """The device once was hidden at 120 columns. The names here are longer than the columns."""
+    server = programs.server(*ENDLESS)
+    programs.worker(server.endpoint, "--name", "a-worker-with-a-long-name", data=small)
+    until(lambda: server.status()["workers"], 20, "a worker")
+    top = terminal(server.endpoint, size=(24, columns))
+    top.shows("live")
+    until(lambda: set(shown) <= set(titles(top)), 5, f"the columns {shown}")
+    assert all(len(line) <= columns for line in top.see().splitlines())
+    hidden = [title for title in ASKED + OTHERS if title not in titles(top)]
+    if hidden:
+        top.shows(f"{len(hidden)} columns hidden: h")
+    top.type(b"h")
+    top.shows("any key: back")
+    listed = re.search(r"^No room for: ((\S+,\s+)*\S+)$", top.see(), re.M)
+    assert sorted(hidden) == sorted(re.split(r",\s+", listed[1]) if listed else [])
+    top.type(b" ")
+    for title in ("name", "host", "pid"):
+        top.type(b">")
+        until(lambda: title in titles(top), 3, f"the column {title}, which sorts, is shown")
     top.type(b"q")
     assert top.wait(3) == 0
 

@@ -4,17 +4,19 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/mem.h"
 #include "common/plain.h"
 #include "common/utf8.h"
 #include "worker/ctl/screen.h"
 
-#define GAP       2 /* blanks between columns */
-#define MAX_CELL  128
-#define MAX_TEXT  24 /* maximum width of a text column, characters */
-#define FAIR_TEXT 12 /* texts shrink to this width before the column of addresses is left out */
-#define MIN_TEXT  8
-#define N_COLUMNS (sizeof(columns_of) / sizeof(columns_of[0]))
+#define GAP        2 /* blanks between columns */
+#define MAX_CELL   128
+#define MAX_TEXT   24 /* maximum width of a text column, characters */
+#define FAIR_TEXT  12 /* texts shrink to this width before the column of addresses is left out */
+#define MIN_TEXT   8
+#define LAST_LEAVE 13
+#define N_COLUMNS  (sizeof(columns_of) / sizeof(columns_of[0]))
 
 enum kind { TEXT, NUMBER, PERCENT };
 
@@ -29,25 +31,25 @@ static const struct column {
 	int leave;    /* order in which columns are left out; 0: never. See fit_columns */
 	int shortens; /* may shrink to MIN_TEXT */
 } columns_of[] = {
-	{"worker", NUMBER, "worker", NULL, NULL, 1, 0, 0, 0},
+	{"#", NUMBER, "worker", NULL, NULL, 1, 0, 0, 0},
 	{"name", TEXT, "name", NULL, NULL, 0, 0, 0, 1},
-	{"host", TEXT, "host", NULL, NULL, 0, 0, 10, 1},
+	{"host", TEXT, "host", NULL, NULL, 0, 0, 13, 1},
 	{"pid", NUMBER, "pid", NULL, NULL, 1, 0, 5, 0},
 	{"address", TEXT, "address", NULL, NULL, 0, 0, 4, 0},
-	{"device", TEXT, "device", NULL, NULL, 0, 0, 3, 1},
+	{"device", TEXT, "device", NULL, NULL, 0, 0, 12, 1},
 	{"state", TEXT, "state", NULL, NULL, 0, 0, 0, 0},
 	{"images/s", NUMBER, "images_per_s", NULL, NULL, 1, 0, 0, 0},
-	{"compute", PERCENT, "compute", NULL, NULL, 100, 0, 9, 0},
-	{"wait", PERCENT, "weights", "push", "lease", 100, 0, 8, 0},
-	{"copy", PERCENT, "copy", NULL, NULL, 100, 0, 7, 0},
+	{"compute", PERCENT, "compute", NULL, NULL, 100, 0, 10, 0},
+	{"wait", PERCENT, "weights", "push", "lease", 100, 0, 11, 0},
+	{"copy", PERCENT, "copy", NULL, NULL, 100, 0, 8, 0},
 	{"stale", NUMBER, "staleness", NULL, NULL, 1, 2, 0, 0},
-	{"silent s", NUMBER, "silent_ms", NULL, NULL, 1e-3, 1, 0, 0},
-	{"images", NUMBER, "images", NULL, NULL, 1, 0, 6, 0},
+	{"silent", NUMBER, "silent_ms", NULL, NULL, 1e-3, 1, 0, 0},
+	{"images", NUMBER, "images", NULL, NULL, 1, 0, 3, 0},
 	{"pushes", NUMBER, "last_seq", NULL, NULL, 1, 0, 2, 0},
 	{"durable", NUMBER, "durable_seq", NULL, NULL, 1, 0, 1, 0},
-	{"again", NUMBER, "duplicates", NULL, NULL, 1, 0, 6, 0},
-	{"rejected", NUMBER, "rejected", NULL, NULL, 1, 0, 7, 0},
-	{"refused", NUMBER, "refusals", NULL, NULL, 1, 0, 8, 0},
+	{"again", NUMBER, "duplicates", NULL, NULL, 1, 0, 7, 0},
+	{"rejected", NUMBER, "rejected", NULL, NULL, 1, 0, 6, 0},
+	{"refused", NUMBER, "refusals", NULL, NULL, 1, 0, 9, 0},
 };
 
 struct row {
@@ -144,10 +146,11 @@ static size_t total_width(const struct table *t)
 	return n - GAP; /* no GAP after the last column; the first column is always shown */
 }
 
-static void leave_out(struct table *t, int number)
+/* Leave out the column whose `leave` is `number`, unless the table is sorted by it. */
+static void leave_out(struct table *t, int number, size_t sort)
 {
 	for (size_t c = 0; c < N_COLUMNS; c++)
-		if (columns_of[c].leave == number)
+		if (columns_of[c].leave == number && c != sort)
 			t->width[c] = 0;
 }
 
@@ -167,20 +170,37 @@ static int shorten(struct table *t, size_t min)
 }
 
 /* Make the table fit: leave out the columns whose `leave` is 1 to 3, then shrink texts, then leave
- * out the columns from 4 on, then shrink texts further. */
-static void fit_columns(struct table *t, size_t columns)
+ * out the columns from 4 on, then shrink texts further. With 120 columns, at most the columns up to
+ * 6 are left out. */
+static void fit_columns(struct table *t, size_t columns, size_t sort)
 {
 	natural_widths(t);
 	if (!columns)
 		return;
 	for (int number = 1; number <= 3 && total_width(t) > columns; number++)
-		leave_out(t, number);
+		leave_out(t, number, sort);
 	while (total_width(t) > columns && shorten(t, FAIR_TEXT))
 		continue;
-	for (int number = 4; number <= 10 && total_width(t) > columns; number++)
-		leave_out(t, number);
+	for (int number = 4; number <= LAST_LEAVE && total_width(t) > columns; number++)
+		leave_out(t, number, sort);
 	while (total_width(t) > columns && shorten(t, MIN_TEXT))
 		continue;
+}
+
+/* Note the titles of the columns that are not shown. */
+static void note_hidden(const struct table *t, struct table_view *v)
+{
+	size_t at = 0;
+
+	v->n_hidden = 0;
+	v->hidden[0] = '\0';
+	for (size_t c = 0; c < N_COLUMNS; c++)
+		if (!t->width[c]) {
+			at += (size_t)snprintf(v->hidden + at, sizeof(v->hidden) - at, "%s%s",
+				v->n_hidden ? ", " : "", columns_of[c].title);
+			v->n_hidden++;
+			PS_ASSERT(at < sizeof(v->hidden));
+		}
 }
 
 /* ---- sorting and filter ---------------------------------------------------------------------- */
@@ -311,7 +331,8 @@ size_t table_print(
 			t.row[t.rows++].worker = json_array_get(workers, i);
 	if (t.rows)
 		qsort_r(t.row, t.rows, sizeof(*t.row), compare, v);
-	fit_columns(&t, columns);
+	fit_columns(&t, columns, v->sort);
+	note_hidden(&t, v);
 	put_titles(f, &t, v->sort);
 	if (!rows || rows >= t.rows)
 		v->first = 0, rows = t.rows;

@@ -100,6 +100,19 @@ static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 	s->column += gap;
 }
 
+/* Print a text on the current line, and on as many lines after it as it needs. */
+static void put_words(struct page *s, const char *text)
+{
+	while (*text) {
+		size_t n = strcspn(text, " ");
+
+		if (s->columns && s->column && s->column + 1 + n > s->columns)
+			end_line(s);
+		s->column += (size_t)fprintf(s->out, "%s%.*s", s->column ? " " : "", (int)n, text);
+		text += n + strspn(text + n, " ");
+	}
+}
+
 /* Show "label value unit", with a dash if the status has no such value. */
 static void show_value(struct page *s, const json_t *o, const char *label, const char *key,
 	double factor, int decimals, const char *unit)
@@ -237,7 +250,7 @@ static const char *ending(const json_t *o, int rc)
 static const char help[] =
 	"cnn-ctl top shows the status of a run and refreshes it every second.\n"
 	"\n"
-	"  < >     sort by the column to the left or right\n"
+	"  < >     sort by the column to the left or right, which is then shown\n"
 	"  r       the other direction\n"
 	"  /       filter: workers whose name, host, device, state or address has a text;\n"
 	"          Enter ends it, Esc removes it\n"
@@ -249,11 +262,22 @@ static const char help[] =
 	"  compute   share of its time; wait: for weights, work and acknowledgements;\n"
 	"            copy: checksums and copies\n"
 	"  stale     mean number of updates between a pull and the gradient's update\n"
-	"  silent s  seconds since its last message\n"
+	"  silent    seconds since its last message\n"
 	"  again     pushes that came again, and counted once\n"
 	"  rejected  pushes that the server rejected; refused: messages\n"
-	"\n"
-	"A narrow terminal has fewer columns; cnn-ctl status has everything.\n";
+	"\n";
+
+static void draw_help(const struct top *t, struct page *s)
+{
+	fputs(help, s->out);
+	put_words(s, t->table.n_hidden ? "No room for:" : "All columns are shown.");
+	if (t->table.n_hidden) {
+		put_words(s, t->table.hidden);
+		end_line(s);
+		put_words(s, "To see one of them, sort by it. cnn-ctl status shows all of them.");
+	}
+	fputs("\n\nany key: back", s->out);
+}
 
 /* ---- pages ----------------------------------------------------------------------------------- */
 
@@ -304,12 +328,26 @@ static int print_status(const json_t *o)
 		end_line(&s);
 	}
 	show_workers(&s, o, &all, 0);
+	if (all.n_hidden) {
+		put_words(&s, "No room for:");
+		put_words(&s, all.hidden);
+		end_line(&s);
+	}
 	if (fclose(s.out) || !text)
 		return PS_ENOMEM;
 	screen_unmark(text);
 	fputs(text, stdout);
 	free(text);
 	return PS_OK;
+}
+
+static void draw_keys(const struct table_view *v, FILE *f)
+{
+	fprintf(f, "%cq quit  h help  < > sort: %s%s  / filter%s%s", MARK_DIM, table_sort_title(v),
+		v->reverse ? " reversed" : "", v->filter[0] ? ": " : "", v->filter);
+	if (v->n_hidden)
+		fprintf(f, "  %zu columns hidden: h", v->n_hidden);
+	fputc(MARK_PLAIN, f);
 }
 
 static void draw_footer(const struct top *t, FILE *f)
@@ -319,9 +357,7 @@ static void draw_footer(const struct top *t, FILE *f)
 	else if (t->wait[0])
 		fprintf(f, "%c%s%c", MARK_WARN, t->wait, MARK_PLAIN);
 	else
-		fprintf(f, "%cq quit  h help  < > sort: %s%s  / filter%s%s%c", MARK_DIM,
-			table_sort_title(&t->table), t->table.reverse ? " reversed" : "",
-			t->table.filter[0] ? ": " : "", t->table.filter, MARK_PLAIN);
+		draw_keys(&t->table, f);
 }
 
 static void draw_status(struct top *t, struct page *s)
@@ -354,7 +390,7 @@ static void draw_page(struct top *t)
 	if (!s.out)
 		return;
 	if (t->helps)
-		fprintf(s.out, "%s\nany key: back", help);
+		draw_help(t, &s);
 	else if (t->status)
 		draw_status(t, &s);
 	if (!t->helps)

@@ -321,7 +321,9 @@ def run_out_of_memory(container):
     docker("update", "--memory", limit, "--memory-swap", limit, container)
     docker("exec", container, "sh", "-c", "head -c 60M /dev/zero >/dev/shm/fill", check=False)
     until(lambda: int(inspect(container, ".RestartCount")) > before, SOON, "it is started again")
-    docker("update", "--memory", "1g", "--memory-swap", "1g", container)
+    # the engine refuses this while it starts the container once more within the small limit
+    more = ["docker", "update", "--memory", "1g", "--memory-swap", "1g", container]
+    until(lambda: call(more, check=False).returncode == 0, SOON, "it has its memory again")
     events = docker("events", "--since", begun, "--until", int(time.time()) + 1, "--filter",
                     f"container={container}", "--filter", "event=oom")
     assert events, "it ended, but not for want of memory"

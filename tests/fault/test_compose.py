@@ -20,7 +20,7 @@ from support.programs import until
 pytestmark = pytest.mark.xdist_group("containers")
 SIZE = 3
 TRAIN, POINT = 60000, 0.01
-EPOCHS = 32  # so many that the run lasts longer than the faults
+EPOCHS = 48  # so many that the run lasts longer than the faults
 
 
 @pytest.fixture(scope="module")

@@ -348,7 +348,7 @@ bench:
 # Needs only Docker: everything is built inside an image.
 cluster:
 	@deploy/docker_engine.sh deploy/cluster.sh
-# The fault tests of containers in full take five minutes.
+# The fault tests of containers in full take six minutes.
 cluster-faults: installed
 	@$(MAKE) $(JOBS) all $(B)/tests/tools/ledger_worker
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && \

@@ -293,9 +293,9 @@ static int send_identity(void *socket, uint32_t peer)
 
 /*
  * Only the first part can be refused. A later part fails if the connection breaks during the
- * message; the message is then lost, like any message in the network. The loop still passes the
- * remaining parts to the socket, which would otherwise take the beginning of the next message for
- * them.
+ * message; the message is then lost, like every message that is on its way when a connection
+ * breaks. The loop still passes the remaining parts to the socket, which would otherwise take the
+ * beginning of the next message for them.
  */
 int wire_send(void *socket, uint32_t peer, struct frames *f)
 {

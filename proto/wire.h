@@ -73,7 +73,7 @@ void wire_serve(struct wire *w);
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
 /* 1 if the message is a chunk. Do not pass a chunk to wire_decode. */
 int wire_is_chunk(struct frames *f);
-/* The number of chunks in a PUSH header, not verified; 0 for other types. */
+/* The number of chunks that a PUSH header states, not verified; 0 for other types. */
 size_t wire_chunks_wanted(struct frames *f);
 /* 1 if the message has no tensor frame, and its PUSH or PARAMS header names shared memory instead.
  * The numbers of *ref are not verified. */

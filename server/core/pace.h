@@ -91,8 +91,8 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 void pace_granted(struct core *c, struct worker *w);
 /* The worker asks for other work, so it will not deliver the rest of its grant. */
 void pace_gave_back(struct core *c, struct worker *w);
-/* The worker's grant, if it had one, is void. From now on the worker owes a LEASE, unless it waits
- * for a grant. */
+/* The core has just ended the worker's grant, if it had one. From now on the worker owes a LEASE,
+ * unless it waits for a grant. */
 void pace_expect_lease(const struct core *c, struct worker *w);
 /* The worker delivered `work`; `accepted` says whether the push was accepted. Returns 1 if the work
  * belongs to the worker's own grant. */

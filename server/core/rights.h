@@ -7,8 +7,8 @@
  * its late result may count. The state has the newest grant of each worker. Each GRANT and each ACK
  * also carries a message authentication code under a key of the run, which only the server and its
  * checkpoints have. A worker sends the codes back, so a server that has lost its newest state in a
- * crash recognises its own grants and decisions. The server decides a replay without a code like a
- * new push.
+ * crash recognises its own grants and decisions. If a replay carries no valid code, the server
+ * decides it as if it were a new push.
  *
  * Without a key (proof_key 0) the core accepts every claim. It also does so while it replays a log
  * of release 0.2.0, which had no codes.

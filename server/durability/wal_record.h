@@ -20,7 +20,8 @@
  * EVENT_MESSAGE, else NULL. */
 size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[WAL_RECORD_HEAD]);
-/* Write the mark of a snapshot between two events; returns the number of bytes. */
+/* Writes the mark of the snapshot with number `generation`: the snapshot contains the events before
+ * the mark and none after it. Returns the number of bytes. */
 size_t wal_record_mark(uint64_t generation, unsigned char out[WAL_RECORD_HEAD]);
 /* The generation of a mark; 0: the record is no mark. */
 uint64_t wal_record_is_mark(const unsigned char *data, size_t size);

@@ -424,8 +424,8 @@ TEST(workers_with_other_data_do_not_count_and_are_named)
 	fixture_close(&f);
 }
 
-/* The first push that counted excluded the worker's data set. The worker had no work since then,
- * and gets the reason only at the end of the run. */
+/* The first push that counted excluded the data set of a second worker. The second worker has had no
+ * work since then, and learns the reason only at the end of the run. */
 TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 {
 	struct core_fixture f;

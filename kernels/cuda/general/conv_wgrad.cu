@@ -2,8 +2,8 @@
  * conv_wgrad.cu - wgrad of convolution and fc as implicit GEMM with split-K.
  *
  * A block computes 128 x 64 gradient values over its slice of the sum. The sum runs over tiles of
- * one position and 32 images. params.cu adds up the slices. Operand `a` has one more row, all ones,
- * which gives the bias gradient.
+ * one position and 32 images. params.cu adds up the slices. Operand `a` has one more filter
+ * position, whose inputs are all 1: it gives the bias gradient.
  */
 #include "kernels/cuda/mma/gemm.cuh"
 
@@ -21,8 +21,8 @@ struct wgrad_stage {
 
 __device__ const float4 one_and_zeros = {1, 0, 0, 0};
 
-/* The columns of the filter that a thread loads from every row of `a`. `at` is their offset in the
- * window. */
+/* The four neighbouring filter positions, k to k + 3, whose inputs a thread loads from every image.
+ * `at`: the offset of position k in the image, in floats from the first input of the window. */
 struct filter_column {
 	int at;
 	bool in, bias;

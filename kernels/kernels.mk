@@ -34,8 +34,10 @@ $(error CUDA_ARCHS="$(CUDA_ARCHS)": nvcc compiles for $(CUDA_KNOWN))
 endif
 endif
 gencode = -gencode arch=compute_$(1),code=$(2)_$(1)
-# With this option, nvcc 12.8 and later compress the code to a seventh of the usual size.
-NVCC_BASE  = -std=c++17 -O3 -lineinfo $(if $(filter 100,$(CUDA_KNOWN)),--compress-mode=size) -I. \
+# With --compress-mode=size, nvcc 12.8 and later compress the code to a seventh of the usual size.
+# Without --objdir-as-tempdir, an object has the name of a temporary file of nvcc, which contains a
+# process id, so that no two builds have the same bytes.
+NVCC_BASE  = -std=c++17 -O3 -lineinfo --objdir-as-tempdir $(if $(filter 100,$(CUDA_KNOWN)),--compress-mode=size) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
 NVCC_CODE := $(foreach a,$(CUDA_CODE:90=90a),$(call gencode,$a,sm)) $(if $(filter 80,$(CUDA_CODE)),$(call gencode,80,compute))
 NVCC_HOPPER = $(NVCC_BASE) $(call gencode,90a,sm)

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from support.build import BUILD, ROOT
+from support.build import ROOT, needs
 
-pytest.importorskip("torch", reason="needs python3-torch")
+needs("torch", "deploy/setup.sh")
 
 from cnnps.examples import resnet
 

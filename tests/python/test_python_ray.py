@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.build import ROOT
+from support.build import ROOT, without
 from support.programs import Process, until
 
 TOOLS = ROOT / "build/tools/bin/python"
@@ -17,7 +17,7 @@ PATHS = [str(ROOT / "worker/python"), "/usr/lib/python3/dist-packages"]
 
 if not TOOLS.exists() or subprocess.run([TOOLS, "-c", "import ray"], capture_output=True,
                                         check=False).returncode:
-    pytest.skip("needs ray: deploy/setup.sh tools installs it", allow_module_level=True)
+    without("ray", "deploy/setup.sh tools")
 pytestmark = pytest.mark.xdist_group("ray")
 
 
@@ -63,7 +63,7 @@ def test_a_model_trains_on_the_cluster(programs, directory):
     probe = subprocess.run([TOOLS, "-c", "import torch"], capture_output=True, check=False,
                            env={**os.environ, "PYTHONPATH": ":".join(PATHS)})
     if probe.returncode:
-        pytest.skip("needs python3-torch")
+        without("python3-torch", "deploy/setup.sh")
     run = script(programs, "torch", directory)
     assert run.wait(120) == 0, run.tail()
     result = json.loads((directory / "result.json").read_text())

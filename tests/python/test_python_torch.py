@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.build import command
+from support.build import command, needs
 from support.programs import Process, until
 
-torch = pytest.importorskip("torch", reason="needs python3-torch")
+torch = needs("torch", "deploy/setup.sh")
 import cnnps  # noqa: E402
 import cnnps.torch  # noqa: E402
 from cnnps import safetensors  # noqa: E402

@@ -1,8 +1,7 @@
 """The annotations of the Python package are complete and consistent."""
 import subprocess
 
-import pytest
-from support.build import ROOT
+from support.build import ROOT, without
 
 MYPY = ROOT / "build/tools/bin/mypy"
 
@@ -10,7 +9,7 @@ MYPY = ROOT / "build/tools/bin/mypy"
 def test_annotations_agree(tmp_path):
     """pyproject.toml has the options of mypy."""
     if not MYPY.exists():
-        pytest.skip("no mypy: deploy/setup.sh tools installs it")
+        without("mypy", "deploy/setup.sh tools")
     done = subprocess.run([
         MYPY, "--config-file", ROOT / "worker/python/pyproject.toml", "--cache-dir", tmp_path,
         ROOT / "worker/python/cnnps"], text=True, capture_output=True, timeout=300, check=False)

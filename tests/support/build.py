@@ -4,6 +4,7 @@ programs.
 FLAVOUR selects the build: release, asan, ubsan or tsan. With CNN_SLOW=1 the fault tests take
 their long form. CNN_MUTANT selects programs with a bug (tests/mutants).
 """
+import importlib
 import os
 import platform
 import shutil
@@ -21,13 +22,21 @@ PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 
 
 def without(program, package):
-    """End a test that needs a program which is not installed: it is skipped, or fails if
-    KX_REQUIRE_TOOLS=1, which .ci/run sets."""
+    """End a test, or the import of its file, because a program or module is not installed. The test
+    is skipped, or fails if KX_REQUIRE_TOOLS=1, which .ci/run sets."""
     import pytest  # benchmarks import this module without it
     why = f"no {program}: {package} installs it"
     if os.environ.get("KX_REQUIRE_TOOLS"):
         pytest.fail(f"KX_REQUIRE_TOOLS is set, but: {why}")
-    pytest.skip(why)
+    pytest.skip(why, allow_module_level=True)
+
+
+def needs(module, package):
+    """Import the module that a test needs. If it is not installed, see without()."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        without(module, package)
 
 
 os.environ.setdefault("TSAN_OPTIONS", f"suppressions={ROOT}/tests/tsan.supp")

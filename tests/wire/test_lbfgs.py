@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from support import idx
+from support.build import needs
 from test_training import EDONE, DataSet, SoftmaxRegression
 from test_wire_modes import IndependentWorker
 
@@ -67,7 +68,7 @@ class Evaluator(IndependentWorker):
 
 def scipys(objective, start):
     """The loss at each point that SciPy's L-BFGS evaluates."""
-    optimize = pytest.importorskip("scipy.optimize", reason="needs python3-scipy")
+    optimize = needs("scipy.optimize", "deploy/setup.sh")
     objective.values = []
     optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={
         "maxcor": HISTORY, "ftol": 0, "gtol": 1e-9, "maxiter": 5000, "maxfun": 10000})

@@ -31,6 +31,11 @@ from .server import Server
 _GRACE = 10  # seconds that workers get after SIGTERM
 
 
+def _processors() -> int:
+    """The number of processors that this process may use: taskset and Slurm may limit it."""
+    return len(os.sched_getaffinity(0))
+
+
 def say(line: str) -> None:
     print(f"cnnps.run: {line}", file=sys.stderr, flush=True)
 
@@ -46,7 +51,7 @@ class Launcher:
         n = self.options.workers
         env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n))
         # n workers share the processors
-        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // n)))
+        env.setdefault("OMP_NUM_THREADS", str(max(1, _processors() // n)))
         if self.options.server:
             env["CNN_SERVER"] = self.options.server
         else:
@@ -130,7 +135,7 @@ def parse(argv: List[str]) -> "tuple[argparse.Namespace, Dict[str, str]]":
     parser = argparse.ArgumentParser(
         prog="python -m cnnps.run", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS)
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, default=_processors(), help=argparse.SUPPRESS)
     parser.add_argument("--server", help=argparse.SUPPRESS)
     parser.add_argument("--dir", help=argparse.SUPPRESS)
     parser.add_argument("--max-restarts", type=int, default=10, help=argparse.SUPPRESS)

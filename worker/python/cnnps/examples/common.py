@@ -2,6 +2,7 @@
 (--plain)."""
 import argparse
 import json
+import math
 import os
 import time
 from typing import Any, Dict, Mapping
@@ -40,24 +41,30 @@ def _evaluate(model: torch.nn.Module, loss: Loss, test: TensorDataset,
 
 
 def _plain(model: torch.nn.Module, loss: Loss, data: TensorDataset, options: argparse.Namespace,
-           lr: float) -> None:
+           lr: float, onecycle: bool) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    updates = options.epochs * math.ceil(len(data) / options.batch_size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, lr, total_steps=updates, cycle_momentum=False) if onecycle else None
     model.train()
     for _ in range(options.epochs):
         for *inputs, target in DataLoader(data, options.batch_size, shuffle=True):
             optimizer.zero_grad()
             loss(model(*inputs), target).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if schedule:
+                schedule.step()
 
 
 def compare(name: str, model: torch.nn.Module, loss: Loss, data: TensorDataset,
             test: TensorDataset, options: argparse.Namespace,
             metrics: Mapping[str, Metric], adam_lr: float, **server: Any) -> None:
     """Train, and print one line: loss and metrics of the trained model on all test samples, and the
-    time of the training. `server`: options of cnn-ps."""
+    time of the training. `server`: options of cnn-ps. PyTorch has the same schedule of its rate,
+    which is `adam_lr`."""
     begin = time.monotonic()
     if options.plain:
-        _plain(model, loss, data, options, adam_lr)
+        _plain(model, loss, data, options, adam_lr, server.get("schedule") == "onecycle")
     else:
         cnnps.torch.train(model, loss, data, eval_dataset=test, metrics=metrics, dataset_id=name,
                           epochs=options.epochs, batch_size=options.batch_size, **server)

@@ -35,7 +35,7 @@ def images(directory: Path, part: str, count: int) -> TensorDataset:
 
 def main() -> None:
     options = arguments((__doc__ or "").splitlines()[0], "directory of the four files of Fashion-MNIST",
-                        epochs=3, batch_size=100, samples=60000, tests=10000)
+                        epochs=3, batch_size=50, samples=60000, tests=10000)
     directory = Path(options.data or os.environ.get("CNN_DATA") or DEBIAN)
     torch.manual_seed(1)
     model = nn.Sequential(
@@ -44,8 +44,8 @@ def main() -> None:
         nn.Flatten(), nn.Linear(32 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10))
     compare("fashion", model, nn.functional.cross_entropy,
             images(directory, "train", options.samples), images(directory, "t10k", options.tests),
-            options, {"accuracy": cnnps.torch.accuracy}, adam_lr=0.002,
-            optimizer="rmsprop", lr=0.008, schedule="onecycle")
+            options, {"accuracy": cnnps.torch.accuracy}, adam_lr=0.004,
+            optimizer="rmsprop", lr=0.004, schedule="onecycle")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -281,7 +282,7 @@ static int is_evaluated(const struct core *c, uint32_t epoch)
 	return r && r->eval_done && r->eval_done == core_eval_images(c);
 }
 
-/* The line of an epoch. `rate`: the images/s of the epoch; < 0: not known. */
+/* The line of an epoch. `rate`: the images/s of the epoch; NaN: not known. */
 static json_t *epoch_line(const struct status *now, uint32_t epoch, double rate)
 {
 	const struct epoch_record *r = core_epoch(now->core, epoch);
@@ -294,7 +295,7 @@ static json_t *epoch_line(const struct status *now, uint32_t epoch, double rate)
 	set(o, "accuracy", epoch_accuracy_json(now->core, r));
 	set(o, "test_loss", real_or_null(r->eval_loss_sum / r->eval_done));
 	set(o, "metrics", epoch_metrics(now->core, r));
-	set(o, "images_per_s", rate < 0 ? NULL : real_or_null(rate));
+	set(o, "images_per_s", real_or_null(rate));
 	return o;
 }
 
@@ -596,7 +597,7 @@ static void keep_line(struct history *h, const struct status *now, const char *t
  * time of the next of these, because its own is not known. */
 static void add_missing_epoch(struct history *h, const struct status *now, uint32_t epoch)
 {
-	json_t *o = epoch_line(now, epoch, -1), *next;
+	json_t *o = epoch_line(now, epoch, (double)NAN), *next;
 	size_t at = 0;
 
 	while (at < h->n && (h->line[at].kind != LINE_EPOCH || h->line[at].number <= epoch))

@@ -31,6 +31,7 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 		.epoch_ms = now_ms,
 		.epoch_images = computed,
 		.epoch_updates = s->updates,
+		.epoch_rate = (double)NAN,
 		.rate_ms = now_ms,
 		.rate_images = computed,
 		.rate_updates = s->updates};
@@ -52,10 +53,9 @@ static void end_epoch(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	const struct core_stats *s = core_stats(c);
 	double seconds = (double)(now_ms - p->epoch_ms) / 1000;
+	uint64_t computed = computed_images(c), images = computed - p->epoch_images;
 
-	uint64_t computed = computed_images(c);
-
-	p->epoch_rate = seconds > 0 ? (double)(computed - p->epoch_images) / seconds : 0;
+	p->epoch_rate = seconds > 0 && images ? (double)images / seconds : (double)NAN;
 	p->epoch_ms = now_ms;
 	p->epoch_images = computed;
 	p->epoch_updates = s->updates;

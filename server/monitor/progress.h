@@ -19,8 +19,8 @@ struct progress {
 	uint64_t begin_ms; /* first grant or first update of this process; 0: none yet */
 	uint64_t end_ms;   /* end of the last epoch; 0: not yet */
 	uint64_t epoch_ms; /* first lease of the epoch under way, or start of this process */
-	uint64_t epoch_images, epoch_updates;        /* totals at epoch_ms */
-	double epoch_rate;                           /* images/s of the newest epoch that ended */
+	uint64_t epoch_images, epoch_updates; /* totals at epoch_ms */
+	double epoch_rate; /* images/s of the newest epoch that ended; NaN: before this process */
 	uint64_t rate_ms, rate_images, rate_updates; /* time and totals of the newest measurement */
 	double images_per_s, updates_per_s;          /* at the newest measurement; 0: none yet */
 	uint64_t drawn_ms;

@@ -50,6 +50,8 @@ def test_every_epoch_once_after_ten_kills(programs, small):
     assert lines[-1]["kind"] == "end" and lines[-1]["status"] == "done"
     assert {o["change"] for o in lines if o["kind"] == "worker"} >= {"joined", "back"}
     assert all(0 <= o["accuracy"] <= 1 for o in lines if o["kind"] == "epoch")
+    rates = [o["images_per_s"] for o in lines if o["kind"] == "epoch"]
+    assert all(rate is None or rate > 0 for rate in rates)
 
 
 def test_no_epoch_is_dropped_for_changes_of_workers(programs, small):

@@ -182,6 +182,30 @@ TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
 	assert_true(progress.epoch_rate == 160);
 }
 
+/* A server that restarts after the training of an epoch, before its evaluation, has not seen the time
+ * of the training. The history once had 0 images/s for such an epoch. */
+TEST_IN(the_rate_of_an_epoch_before_the_restart_is_not_known, NULL, tear_down)
+{
+	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
+	direct_join(&worker, "", 200, 100);
+	direct_lease(&worker);
+	direct_progress(&progress, &worker);
+	log_set_level(LOG_ERROR);
+	batch_at((struct work){0, 0, 1}, 2000);
+	batch_at((struct work){0, 1, 1}, 3000);
+	assert_true(progress.epoch_rate == 100);
+	progress_init(&progress, run.core, 4000);
+	assert_int_equal(direct_lease(&worker)->kind, GRANT_EVAL);
+	direct_result(&worker, 93, 25);
+	direct_progress(&progress, &worker);
+	assert_true(isnan(progress.epoch_rate));
+	assert_int_equal(direct_lease(&worker)->kind, GRANT_TRAIN);
+	direct_progress(&progress, &worker);
+	batch_at((struct work){1, 0, 1}, 8000);
+	batch_at((struct work){1, 1, 1}, 8250);
+	assert_true(progress.epoch_rate > 0);
+}
+
 TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down)
 {
 	struct progress_view v;

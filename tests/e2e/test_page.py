@@ -183,6 +183,27 @@ def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
 
 
+def test_labels_of_a_tiny_loss_are_short_and_differ(programs, browser):
+    """A label such as 1.00e-12 once had two lines, and the loss was 0.0000."""
+    server = programs.server("--model", "seed:4")
+    browser.get(url_of(server))
+    until(lambda: text(browser, "state") == "waiting", 10, "the page")
+    for last in (1e-12, 0.02, 2.1):
+        browser.execute_script(MANY_SAMPLES + """
+            const last = arguments[0], at = Date.now() - 1e5; run = new Run("", ROOM);
+            for (let i = 0; i <= 100; i++)
+                run.take({...sample(at + 1000 * i, 1), loss: 2.3 * (last / 2.3) ** (i / 100)});
+            draw();""", last)
+        labels = browser.execute_script(
+            "return [...document.querySelectorAll('#chart-loss .dygraph-axis-label-y')]"
+            ".filter(e => e.textContent).map(e => [e.textContent, e.scrollWidth <= e.parentNode.clientWidth, e.offsetHeight])")
+        assert len(labels) >= 3 and len({name for name, _, _ in labels}) == len(labels), labels
+        for name, fits, height in labels:
+            assert re.fullmatch(r"\d+(\.\d+)?(e-\d+)?", name) and fits and height < 20, labels
+        aria = browser.execute_script("return document.getElementById('chart-loss').ariaLabel")
+        assert abs(float(aria.removeprefix("Loss now ")) / last - 1) < 0.05, aria
+
+
 @pytest.mark.parametrize("content", ["short", "with blanks in the middle of it", "x" * 300])
 def test_a_bad_token_file_is_refused(programs, tmp_path, content):
     (tmp_path / "token").write_text(content)

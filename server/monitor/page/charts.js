@@ -9,6 +9,14 @@ const percent = x => x == null ? "–" : number(100 * x, 2) + " %";
 const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :
 	s < 5400 ? Math.round(s / 60) + " min" : number(s / 3600, 1) + " h";
 
+// A loss, which may be as small as 1e-12.
+const lossText = x => x > 0 && x < 0.001 ? x.toExponential(1) : number(x, 4);
+// A label of an axis of losses: as short as possible, so that it stays on one line.
+function lossLabel(x) {
+	const short = Number(x.toPrecision(3));
+	return short === 0 || short >= 0.01 && short < 1e5 ? String(short) : short.toExponential();
+}
+
 // The least and the greatest of many numbers, which may be too many for the arguments of Math.min.
 const least = (list, start) => list.reduce((a, b) => b < a ? b : a, start);
 const greatest = (list, start) => list.reduce((a, b) => b > a ? b : a, start);

@@ -9,7 +9,7 @@ const curves = [
 	chart("accuracy", ["test images"], ["green"], live, {
 		drawPoints: true, pointSize: 3, axes: {y: {valueFormatter: v => number(v, 2) + " %", axisLabelFormatter: v => number(v, 1) + " %", axisLabelWidth: 56}}}),
 	chart("loss", ["training", "test"], ["blue", "orange"], live, {
-		logscale: true, series: {test: {drawPoints: true, pointSize: 3}}, axes: {y: {valueFormatter: v => number(v, 4), axisLabelWidth: 46}}}),
+		logscale: true, series: {test: {drawPoints: true, pointSize: 3}}, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}}),
 	chart("rate", ["images/s"], ["blue"], live, {
 		fillGraph: true, includeZero: true, axes: {y: {valueFormatter: v => number(v), axisLabelFormatter: v => v >= 1000 ? v / 1000 + " k" : v, axisLabelWidth: 46}}}),
 ];
@@ -34,7 +34,7 @@ function drawCurves() {
 	$("chart-accuracy").setAttribute("aria-label", last ? `Accuracy after epoch ${last.epoch}: ${percent(last.accuracy)}` : "No accuracy yet");
 	const now = s[s.length - 1];
 	if (now) {
-		$("chart-loss").setAttribute("aria-label", `Loss now ${number(now.loss, 4)}`);
+		$("chart-loss").setAttribute("aria-label", `Loss now ${lossText(now.loss)}`);
 		$("chart-rate").setAttribute("aria-label", `${number(now.images_per_s)} images per second`);
 	}
 }
@@ -112,7 +112,7 @@ function drawStatus() {
 	const best = greatest(evaluated(run.epochs).map(e => e.accuracy), -1);
 	const others = Object.entries(s.metrics).map(([name, value]) => `${name} ${number(value, 4)}`);
 	$("best").textContent = [best < 0 ? [] : `best ${percent(best)}`, others].flat().join(" · ") || "after the first epoch";
-	$("loss").textContent = s.updates ? number(s.loss, 4) : "–";
+	$("loss").textContent = s.updates ? lossText(s.loss) : "–";
 	$("rate").textContent = number(s.images_per_s);
 	$("eta").textContent = s.eta_s == null ? "" : seconds(s.eta_s) + " left";
 	$("live").textContent = s.live_workers;

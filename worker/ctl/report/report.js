@@ -45,7 +45,7 @@ function drawRuns() {
 		const b = best(run), last = run.epochs[run.epochs.length - 1], s = final(run);
 		const time = elapsed(run, run.last), workers = new Set(run.samples.flatMap(o => o.workers.map(w => w[0])));
 		return [run.name, states(run), number(run.epochs.length), percent(b && b.accuracy), b ? number(b.epoch) : "–",
-			percent(last && last.accuracy), last ? number(last.test_loss, 4) : "–", seconds(time),
+			percent(last && last.accuracy), last ? lossText(last.test_loss) : "–", seconds(time),
 			number(s.images / time), number(workers.size), number(run.starts.length), number(s.pushes),
 			number(s.duplicates), number(s.rejected), number(s.refusals)];
 	}));
@@ -72,11 +72,12 @@ function compare(id, points, options) {
 		labels: ["x", ...runs.map(run => run.name)], legend: "always", labelsDiv: $("legend-" + id),
 		connectSeparatedPoints: true, strokeWidth: 2, axisLabelFontSize: 11, axisLineColor: "transparent",
 		yRangePad: 6, xRangePad: 6, interactionModel: {}, resizable: "passive", series,
+		axes: {y: {valueFormatter: v => number(v, 3)}},
 		legendFormatter: d => d.series.map(s => {
 			const dot = document.createElement("span"), name = document.createElement("span");
 			dot.textContent = "● ";
 			dot.style.color = s.color;
-			name.textContent = s.label + (s.y == null ? "" : " " + number(s.y, 3)) + "  ";
+			name.textContent = s.label + (s.y == null ? "" : " " + s.yHTML) + "  ";
 			const both = document.createElement("span");
 			both.append(dot, name);
 			return both.outerHTML;
@@ -174,7 +175,7 @@ drawOptions();
 const curves = [
 	compare("accuracy", run => run.epochs.filter(e => e.accuracy != null).map(e => [e.epoch, 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
 	compare("time", run => run.epochs.filter(e => e.accuracy != null).map(e => [elapsed(run, e.t), 100 * e.accuracy]), {drawPoints: true, pointSize: 3}),
-	compare("loss", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), {logscale: true}),
+	compare("loss", run => run.samples.filter(s => s.loss != null).map(s => [elapsed(run, s.t), s.loss]), {logscale: true, axes: {y: {valueFormatter: lossText, axisLabelFormatter: lossLabel, axisLabelWidth: 56}}}),
 ].filter(g => g);
 timelines();
 

@@ -183,6 +183,28 @@ def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
 
 
+def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, tmp_path):
+    """The page once said "server away" until somebody loaded it again."""
+    def enter(token):
+        field = browser.find_element("name", "token")
+        field.send_keys(token)
+        field.submit()
+        until(lambda: browser.find_elements("id", "state") and text(browser, "state") == "waiting", 10,
+              "the page is live")
+    options = ("--model", "seed:4", "--http-token", tmp_path / "token")
+    (tmp_path / "token").write_text(TOKEN)
+    server = programs.server(*options)
+    url = url_of(server)
+    browser.get(url)
+    enter(TOKEN)
+    server.kill()
+    until(lambda: text(browser, "state") == "server away", 20, "the page says so")
+    (tmp_path / "token").write_text(TOKEN[::-1])
+    programs.restart(server, *options, "--http", url.removeprefix("http://"))
+    until(lambda: browser.find_elements("name", "token"), 20, "the form")
+    enter(TOKEN[::-1])
+
+
 def test_labels_of_a_tiny_loss_are_short_and_differ(programs, browser):
     """A label such as 1.00e-12 once had two lines, and the loss was 0.0000."""
     server = programs.server("--model", "seed:4")

@@ -236,6 +236,19 @@ function connect() {
 	};
 }
 
+// Connect, or load the page again if the server asks for another token: then it sends the form.
+// EventSource does not say why it failed.
+async function reconnect() {
+	try {
+		const reply = await fetch("status", {method: "HEAD", cache: "no-store"});
+		if (reply.status === 401)
+			return location.reload();
+	} catch {
+		/* no server yet */
+	}
+	connect();
+}
+
 // The server is away: send a request every second.
 function retry() {
 	const end = status && status.ending || run.end && run.end.status;
@@ -247,7 +260,7 @@ function retry() {
 		state("server away", "bad");
 		notice(`No server since ${new Date(lost).toLocaleTimeString("en-GB")}. This page connects again by itself.`);
 	}
-	setTimeout(connect, 1000);
+	setTimeout(reconnect, 1000);
 }
 
 function repaint() {

@@ -60,7 +60,7 @@ def test_series_of_workers_are_continuous(programs, small):
     assert after[f'cnnps_worker_state{{worker="1",name="a",host="{host}",state="live"}}'] == "0"
     assert after[f'cnnps_worker_live{{worker="1",name="a",host="{host}"}}'] == "0"
     assert f'cnnps_worker_staleness{{worker="1",name="a",host="{host}"}}' in after
-    lost = {k for k in set(before) - set(after) if "_info{" not in k and "_staleness{" not in k}
+    lost = {k for k in set(before) - set(after) if "_info{" not in k}
     assert not lost and not set(after) - set(before)
 
 

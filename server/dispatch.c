@@ -108,8 +108,8 @@ static void run_finish(struct server *s, int status)
 	send_last_status(s);
 }
 
-/* Writes the --name of a worker. With keys, the server has appended the start of the worker's key.
- */
+/* Writes the --name of a worker. With keys, the server has appended the start of the worker's
+ * key. */
 static void name_of(const struct server *s, uint32_t worker, char *name, size_t size)
 {
 	struct worker_view v;

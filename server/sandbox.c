@@ -125,8 +125,8 @@ static const struct {
 	{"/sys/fs/cgroup", READ_DIR},
 };
 
-/* Allow `rights` for a file or everything in a directory. A path that does not exist needs no rule.
- */
+/* Allow `rights` for a file or everything in a directory. A path that does not exist needs no
+ * rule. */
 static int allow_path(int ruleset, const char *path, uint64_t rights)
 {
 	struct landlock_path_beneath_attr rule = {.allowed_access = rights};
@@ -340,7 +340,7 @@ static const int deadly_calls[] = {CALL(execve), CALL(execveat), CALL(process_vm
 	CALL(process_vm_writev), CALL(ptrace)};
 static const int socket_families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
 
-/* The condition that the first argument of a call is `value`. */
+/* Returns the condition that the first argument of a call is `value`. */
 static struct scmp_arg_cmp first_is(scmp_datum_t value)
 {
 	return (struct scmp_arg_cmp){.op = SCMP_CMP_EQ, .datum_a = value};

@@ -85,7 +85,7 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
-/* The time for a drain, from its beginning. A large checkpoint gets more time. */
+/* Returns the time for a drain, from its beginning. A large checkpoint gets more time. */
 static uint64_t drain_ms(const struct server *s)
 {
 	return DRAIN_MS + disk_wait_allowance_ms(&s->disk);
@@ -780,8 +780,8 @@ int server_stop(struct server *s, int *is_blocked)
 
 	dispatch_status(s, &now);
 	char *result = status_result(&now);
-	/* close the network before the result is printed, because a full pipe may block the print
-	 */
+	/* close the network before the result is printed, because a full pipe may block the
+	 * print */
 	close_network(s);
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);

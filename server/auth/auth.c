@@ -65,7 +65,7 @@ static void count_keys(struct auth *a)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* The public key of a message's sender, or "". */
+/* Returns the public key of a message's sender, or "". */
 static const char *key_of(struct frames *f)
 {
 	const char *key = f->n ? zmq_msg_gets(&f->frame[0], "User-Id") : NULL;
@@ -116,7 +116,7 @@ uint32_t auth_share(const struct auth *a, uint32_t slots)
 	return (slots + keys - 1) / keys;
 }
 
-/* 1: the key has sent as much as it may, so the message is dropped. */
+/* Returns 1 if the key has sent as much as it may, so the message is dropped. */
 static int is_over_quota(struct auth *a, const char *key, const struct msg *m)
 {
 	uint32_t hellos = auth_share(a, a->cfg.max_workers);

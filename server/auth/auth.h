@@ -65,16 +65,16 @@ int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
  * and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
-/* The number of `slots` that each worker's key may have. */
+/* Returns the number of `slots` that each worker's key may have. */
 uint32_t auth_share(const struct auth *a, uint32_t slots);
-/* 1: the key of the sender of `f` is on the list. */
+/* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);
 /* Note that `m` is sent to `peer`. A WELCOME binds its worker id to the key of the peer. */
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
 /* Read the list again, on a thread of the pool. */
 void auth_reload(struct auth *a);
-/* 1 if a read is under way. Then the loop must run until the read has ended, before auth_free. `a`
- * may be NULL. */
+/* Returns 1 if a read is under way. Then the loop must run until the read has ended, before
+ * auth_free. `a` may be NULL. */
 int auth_busy(const struct auth *a);
 const struct auth_stats *auth_stats(const struct auth *a);
 /* Close socket and handles. The loop must run once more before auth_free. `a` may be NULL. */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The entry of `key`. A key without an entry gets the entry of the key that was silent for
+/* Returns the entry of `key`. A key without an entry gets the entry of the key that was silent for
  * longest. */
 static struct quota_entry *entry_of(struct quota *q, const char *key)
 {

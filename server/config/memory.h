@@ -9,15 +9,15 @@
 #include <stdint.h>
 #include "server/config/options.h"
 
-/* The resident bytes of a server with --max-workers workers, each with --push-window pushes under
- * way. */
+/* Returns the number of resident bytes of a server with --max-workers workers, each with
+ * --push-window pushes under way. */
 uint64_t memory_needed(const struct options *o);
-/* The number of buffers of the weights that workers on this host may read in place, including the
- * core's own two: as many as 4 GiB hold, at most one for each worker slot, at least 4. 0: --lane
- * tcp. */
+/* Returns the number of buffers of the weights that workers on this host may read in place,
+ * including the core's own two: as many as 4 GiB hold, at most one for each worker slot, at least
+ * 4. 0: --lane tcp. */
 size_t memory_lane_buffers(const struct options *o);
-/* The minimum memory limit for a model of `n_params`, in bytes. With a lower limit, the server
- * would close all connections again and again. */
+/* Returns the minimum memory limit for a model of `n_params`, in bytes. With a lower limit, the
+ * server would close all connections again and again. */
 uint64_t memory_min(uint64_t n_params);
 
 #endif

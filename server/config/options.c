@@ -42,7 +42,7 @@ static int is_bind(const char *text, struct endpoint *e)
 	return text && !endpoint_parse(text, e);
 }
 
-/* 1 if `text` is HOST:PORT, or PORT, which means this machine only. */
+/* Returns 1 if `text` is HOST:PORT, or PORT, which means this machine only. */
 static int is_http(const char *text, struct endpoint *e)
 {
 	return text && (!endpoint_parse_address(text, e) || !endpoint_parse_port(text, e)) &&
@@ -112,8 +112,8 @@ static void check_keys(const struct options *o, int *errors)
 	check_http_reach(o, errors);
 }
 
-/* Check that the directory exists and can be written to, or that it can be created in its parent.
- */
+/* Check that the directory exists and can be written to, or that it can be created in its
+ * parent. */
 static void check_directory(const char *dir, int *errors)
 {
 	struct stat st;
@@ -346,8 +346,8 @@ static void check_lbfgs(const struct model *m, int *errors)
 	}
 }
 
-/* The number of gradients, each of another worker, that a step or a buffer has if enough workers
- * are there. */
+/* Returns the number of gradients, each of another worker, that a step or a buffer has if enough
+ * workers are there. */
 static uint32_t gradients_of_step(const struct core_config *c)
 {
 	uint32_t backup = c->sync.backup_workers, min = c->leases.min_workers;
@@ -366,7 +366,7 @@ static uint32_t gradients_needed(const struct push_options *p)
 						   : 1;
 }
 
-/* An error text about options that contradict each other, or NULL. */
+/* Returns an error text about options that contradict each other, or NULL. */
 static const char *check_mode(const struct core_config *c)
 {
 	enum mode mode = c->training.mode;

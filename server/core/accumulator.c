@@ -21,7 +21,7 @@ static int is_buffer(const struct core *c)
 	return c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP;
 }
 
-/* The factor that turns the weighted sum of `n` gradients into the gradient of the step. */
+/* Returns the factor that turns the weighted sum of `n` gradients into the gradient of the step. */
 static double factor_of(const struct core *c, double weight, uint32_t n)
 {
 	if (is_buffer(c))
@@ -121,7 +121,7 @@ void accumulator_keep(struct core *c, const struct msg_push *p)
 
 /* ---- one gradient of each worker ------------------------------------------------------------- */
 
-/* The part of slot `slot`. The parts are sorted by slot; a new part is zero. */
+/* Returns the part of slot `slot`. The parts are sorted by slot; a new part is zero. */
 static struct part *part_of(struct core *c, uint32_t slot)
 {
 	struct gradient_accumulator *a = &c->accumulator;

@@ -21,7 +21,7 @@ static void sort(float *v, uint32_t n)
 	}
 }
 
-/* The mean of the sorted values without the `cut` smallest and largest ones. */
+/* Returns the mean of the sorted values without the `cut` smallest and largest ones. */
 static float middle_mean(const float *v, uint32_t n, uint32_t cut)
 {
 	double sum = 0;
@@ -62,7 +62,7 @@ static double squared_distance(const float *a, const float *b, size_t n)
 	return sum;
 }
 
-/* The sum of the `nearest` smallest of the n distances. */
+/* Returns the sum of the `nearest` smallest of the n distances. */
 static double sum_of_nearest(double *distance, uint32_t n, uint32_t nearest)
 {
 	double sum = 0;

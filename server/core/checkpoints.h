@@ -26,8 +26,7 @@ void checkpoints_request(struct core *c, uint32_t peer);
 /* Answers an ADMIN request. */
 void checkpoints_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation);
 /* Called at the end of each step: starts a snapshot if one is due. A run without a disk needs no
- * last snapshot: its end completes here.
- */
+ * last snapshot: its end completes here. */
 void checkpoints_settle(struct core *c);
 void checkpoints_durable(struct core *c, uint64_t generation);
 void checkpoints_failed(struct core *c);

@@ -129,8 +129,8 @@ struct epoch_record {
 	uint32_t eval_correct;
 	double eval_loss_sum;
 	double metric_sum[METRICS_MAX]; /* of the metrics besides accuracy */
-	/* core time at which the training of the epoch ended; 0: it has not ended since this start
-	 */
+	/* core time at which the training of the epoch ended; 0: it has not ended since this
+	 * start */
 	uint64_t end_ms;
 };
 
@@ -224,8 +224,8 @@ struct work_view {
 enum hold_up {
 	HOLD_UP_NONE,
 	HOLD_UP_WORKERS, /* fewer than `needed` workers with the run's data set are live */
-	/* after a restart, the server waits until `needed` workers are back, at most `left_ms` more
-	 */
+	/* after a restart, the server waits until `needed` workers are back, at most `left_ms`
+	 * more */
 	HOLD_UP_RETURN,
 };
 struct hold_up_view {
@@ -243,8 +243,8 @@ struct core; /* opaque; state.h defines it */
  * determine it. */
 size_t core_bytes(const struct core_config *cfg);
 /* Starts a new run in `memory` (core_bytes bytes). `weights` are the n_params initial weights; from
- * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees them.
- */
+ * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees
+ * them. */
 struct core *core_init(void *memory, const struct core_config *cfg, float *weights);
 /* Gives a new run a list of its tensors (common/tensor_list.h). Returns NULL, or why the list is
  * refused; *line: as for tensor_list_check. */

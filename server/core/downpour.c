@@ -24,7 +24,7 @@
 #define DC_DECAY 0.95 /* decay of the mean square in adaptive delay compensation */
 #define DC_EPS   1e-7
 
-/* The number of versions made since the weights of push `p`. */
+/* Returns the number of versions made since the weights of push `p`. */
 static uint64_t downpour_staleness(const struct core *c, const struct msg_push *p)
 {
 	/* after a restart from a snapshot, a worker may have versions that the server has not
@@ -45,10 +45,10 @@ static uint64_t max_staleness(const struct core *c)
 	return 32 * (live > 1 ? live : 1);
 }
 
-/* 1: no server can have sent the weights of push `p` to w: the version is newer than the current
- * one. There is one exception: after a crash, the server may not have reached the version of older
- * weights again. In this case the worker joined before this term, and its weights are of an earlier
- * term. */
+/* Returns 1 if no server can have sent the weights of push `p` to w: the version is newer than the
+ * current one. There is one exception: after a crash, the server may not have reached the version
+ * of older weights again. In this case the worker joined before this term, and its weights are of
+ * an earlier term. */
 static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	return p->base_version > c->store.version &&
@@ -65,7 +65,7 @@ enum reject downpour_check(const struct core *c, const struct worker *w, const s
 	return REJECT_NONE;
 }
 
-/* The learning rate for a gradient that is tau versions old; see enum staleness_scaling. */
+/* Returns the learning rate for a gradient that is tau versions old; see enum staleness_scaling. */
 static double downpour_rate(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c);
@@ -104,8 +104,8 @@ static int has_buffer(const struct core *c)
 	return c->accumulator.sum || c->accumulator.part;
 }
 
-/* The weight of a gradient that is tau versions old; 1 for a fresh gradient. The factor for the
- * number of gradients in the update is not known yet: flush_buffer applies it. */
+/* Returns the weight of a gradient that is tau versions old; 1 for a fresh gradient. The factor for
+ * the number of gradients in the update is not known yet: flush_buffer applies it. */
 static double buffer_weight(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c), age = (double)tau;
@@ -193,7 +193,7 @@ static float compensated(double lambda, double g, float now, float then)
 	return (float)(g + lambda * g * g * ((double)now - (double)then));
 }
 
-/* The number of values of slice `s` that are a gradient, not statistics. */
+/* Returns the number of values of slice `s` that are a gradient, not statistics. */
 static uint64_t n_gradient(const struct core *c, const struct slice *s)
 {
 	uint64_t n = s->offset < c->store.trained ? c->store.trained - s->offset : 0;
@@ -237,8 +237,8 @@ static void compensate_all(
 	}
 }
 
-/* The largest magnitude that compensate() would produce for slice `s`; infinity if a value is NaN.
- */
+/* Returns the largest magnitude that compensate() would produce for slice `s`; infinity if a value
+ * is NaN. */
 static double compensated_peak(
 	const struct core *c, const float *weights_then, const struct slice *s)
 {
@@ -258,8 +258,8 @@ static double compensated_peak(
 	return peak;
 }
 
-/* An upper bound of the largest compensated magnitude, in constant time; infinity if a magnitude
- * that it needs is unknown. */
+/* Returns an upper bound of the largest compensated magnitude, in constant time; infinity if a
+ * magnitude that it needs is unknown. */
 static double compensated_bound(const struct core *c, const float *then, double peak)
 {
 	double lambda = c->cfg.dc.lambda / (c->cfg.dc.kind == DC_ADAPTIVE ? sqrt(DC_EPS) : 1);
@@ -335,10 +335,10 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		backups_hold_replayed(c, w);
 }
 
-/* The number of workers that may hold a training lease at the same time. In the warm start this is
- * one worker, until the weights have left their random initial values. After that, one more worker
- * starts after every `warm_start_ramp` updates. The ramp avoids that many workers start at the same
- * weights, because their gradients would add up to one huge step. */
+/* Returns the number of workers that may hold a training lease at the same time. In the warm start
+ * this is one worker, until the weights have left their random initial values. After that, one more
+ * worker starts after every `warm_start_ramp` updates. The ramp avoids that many workers start at
+ * the same weights, because their gradients would add up to one huge step. */
 static uint64_t admitted(const struct core *c)
 {
 	uint64_t version = c->store.version, warm = c->cfg.leases.warm_start_updates;

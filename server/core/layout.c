@@ -39,7 +39,7 @@ static int sums(const struct core_config *cfg)
 	       (is_async && cfg->push.buffer_size > 1 && cfg->push.aggregate == AGGREGATE_MEAN);
 }
 
-/* The number of gradients that are kept apart until a step ends or a buffer is full. */
+/* Returns the number of gradients that are kept apart until a step ends or a buffer is full. */
 static uint32_t room(const struct core_config *cfg)
 {
 	int apart = cfg->push.buffer_size > 1 && cfg->push.aggregate != AGGREGATE_MEAN;
@@ -52,7 +52,7 @@ static size_t max_backups(const struct core_config *cfg)
 	return cfg->dc.kind ? (size_t)BACKUPS_MAX_HELD * cfg->sessions.max_workers : 0;
 }
 
-/* The distance, in values, between the starts of two vectors in a list. */
+/* Returns the distance, in values, between the starts of two vectors in a list. */
 static size_t stride(const struct core_config *cfg)
 {
 	return (cfg->n_params + 15) / 16 * 16;

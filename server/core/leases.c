@@ -81,7 +81,7 @@ static uint32_t portion_images(const struct core *c, uint32_t first)
 	return left < c->leases.eval_size ? left : c->leases.eval_size;
 }
 
-/* 1: all sums of the epoch stay finite with this result. */
+/* Returns 1 if all sums of the epoch stay finite with this result. */
 static int is_finite_with(const struct epoch_record *e, const struct msg_result *r)
 {
 	int ok = isfinite(e->eval_loss_sum + r->loss_sum) != 0;

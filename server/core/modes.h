@@ -36,7 +36,7 @@ struct rules {
 	void (*settle)(struct core *c);
 };
 
-/* 1: in this mode, only gradients of the current weights count. */
+/* Returns 1 if only gradients of the current weights count in this mode. */
 static inline int mode_is_exact(enum mode m)
 {
 	return m == MODE_SYNC || m == MODE_SANDBLASTER;

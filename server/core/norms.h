@@ -46,7 +46,7 @@ struct worker_norms {
 /* Takes the gradient of push `p`, which store_check has accepted, into the means of w. Returns
  * REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
-/* The factor, at most 1, by which the gradient of push `p` is scaled. */
+/* Returns the factor, at most 1, by which the gradient of push `p` is scaled. */
 double norms_scale(const struct core *c, const struct msg_push *p);
 
 #endif

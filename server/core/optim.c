@@ -66,7 +66,7 @@ struct coeff {
 	float square_keep, square_add; /* beta2 or alpha, and 1 minus it */
 };
 
-/* The gradient that an optimizer uses: it is scaled, and weight decay is added. */
+/* Returns the gradient that an optimizer uses: it is scaled, and weight decay is added. */
 static inline float slope(const struct coeff *c, float w, float g)
 {
 	return c->scale * g + c->decay * w;
@@ -200,7 +200,7 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 #define REACH_LIMIT 1.7e38  /* half of the largest float32 */
 #define ROOT_TINY   1.1e-19 /* the square root of the smallest normal float32 */
 
-/* An upper bound of x as float32 operations compute it, even if a result is denormal. */
+/* Returns an upper bound of x as float32 operations compute it, even if a result is denormal. */
 static double rounded(double x)
 {
 	return 1.000001 * x + 1e-37;
@@ -243,8 +243,8 @@ void optim_measure(const struct optim *o, const struct optim_step *s, const floa
 			rounded((double)largest_ratio(state[0], state[1], coeff_of(o, s).eps, n));
 }
 
-/* An upper bound of |d| / (sqrt(s) + eps) for s >= part * d * d, even if s is too small for a
- * normal float32. */
+/* Returns an upper bound of |d| / (sqrt(s) + eps) for s >= part * d * d, even if s is too small for
+ * a normal float32. */
 static double root_ratio(const struct coeff *c, double part)
 {
 	return (1.01 + ROOT_TINY / (double)c->eps) / sqrt(part);

@@ -21,14 +21,15 @@
 
 #define OPTIM_VECTORS 2 /* maximum number of state vectors of an optimizer */
 
-/* The number of state vectors of an optimizer, each with one value per weight: 0, 1 or 2. */
+/* Returns the number of state vectors of an optimizer, each with one value per weight: 0, 1 or
+ * 2. */
 size_t optim_vectors(enum optim_kind kind);
-/* 1: state vector `i` consists of squares, which are never below 0. */
+/* Returns 1 if state vector `i` consists of squares, which are never below 0. */
 int optim_is_square(enum optim_kind kind, size_t i);
-/* The initial value of every element of state vector `i`. */
+/* Returns the initial value of every element of state vector `i`. */
 float optim_first(const struct optim *o, size_t i);
-/* The factor, at most 1, by which clipping multiplies a gradient. `squares` is the sum of the
- * squares of the gradient's values. */
+/* Returns the factor, at most 1, by which clipping multiplies a gradient. `squares` is the sum of
+ * the squares of the gradient's values. */
 double optim_clip(const struct optim *o, double squares);
 
 /* base^n. The result has the same bits on every CPU, which libm does not guarantee. */
@@ -36,8 +37,8 @@ double optim_power(double base, uint64_t n);
 
 /* optim_apply takes one step of the optimizer on n values. The weights are `w` and the gradient is
  * `scale * g`. It writes the new weights to `to`, which is `w` or does not overlap it, and updates
- * the vectors of `state`, as many as optim_vectors returns for the optimizer. `step` counts from 1.
- */
+ * the vectors of `state`, as many as optim_vectors returns for the optimizer. `step` counts from
+ * 1. */
 struct optim_step {
 	uint64_t step;
 	double rate, scale;
@@ -65,8 +66,8 @@ int optim_advance(
 
 /* ---- the rate over a run -------------------------------------------------------------------- */
 
-/* The factor of the learning rate after `done` of the run's `total` images (>= 1), in `epochs`
- * epochs; 0 <= factor <= 1. If total is 0 (the run has no known end), the factor is 1. */
+/* Returns the factor of the learning rate after `done` of the run's `total` images (>= 1), in
+ * `epochs` epochs; 0 <= factor <= 1. If total is 0 (the run has no known end), the factor is 1. */
 double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, uint32_t epochs);
 
 /* ---- the rate by the number of workers ------------------------------------------------------ */

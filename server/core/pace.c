@@ -136,7 +136,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 	contributed(c, w);
 }
 
-/* 1: all of `work` lies in the worker's newest grant. That grant may have ended. */
+/* Returns 1 if all of `work` lies in the worker's newest grant. That grant may have ended. */
 static int is_own(const struct worker *w, const struct work *work)
 {
 	return w->lease.grant.kind == GRANT_TRAIN && rights_cover(&w->lease.grant.work, work);
@@ -166,8 +166,8 @@ int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r)
 
 /* ---- late ------------------------------------------------------------------------------------ */
 
-/* The number of pieces in the worker's next delivery. After its last piece the worker owes a
- * request for more work, which counts as one piece. */
+/* Returns the number of pieces in the worker's next delivery. After its last piece the worker owes
+ * a request for more work, which counts as one piece. */
 static uint64_t next_pieces(const struct core *c, const struct worker *w)
 {
 	uint32_t left = w->pace.left ? w->pace.left : 1;
@@ -218,7 +218,7 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 
 /* ---- deadlines ------------------------------------------------------------------------------- */
 
-/* The usual time of one piece for this worker; 0: no worker has delivered a piece yet. */
+/* Returns the usual time of one piece for this worker; 0: no worker has delivered a piece yet. */
 static uint64_t usual_us(const struct core *c, const struct worker *w)
 {
 	const struct recent *own = &w->pace.recent[kind_of(w)];
@@ -247,8 +247,9 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 	return ms > PACE_STALL_MS ? ms : PACE_STALL_MS;
 }
 
-/* 1: the worker must not push again before the server has saved its earlier pushes. With a
- * write-ahead log, the shell holds the replies back instead, and reports the time in EVENT_TICK. */
+/* Returns 1 if the worker must not push again before the server has saved its earlier pushes. With
+ * a write-ahead log, the shell holds the replies back instead, and reports the time in
+ * EVENT_TICK. */
 static int waits_for_checkpoint(const struct core *c, const struct worker *w)
 {
 	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
@@ -299,7 +300,7 @@ void pace_hold(struct core *c, uint64_t ms)
 
 /* ---- transfers ------------------------------------------------------------------------------- */
 
-/* The maximum number of bytes in the pulls and the push of the worker's next delivery. */
+/* Returns the maximum number of bytes in the pulls and the push of the worker's next delivery. */
 static uint64_t max_bytes(const struct core *c, const struct worker *w)
 {
 	uint64_t message = c->store.n * sizeof(float) + WIRE_FRAME_SLACK;

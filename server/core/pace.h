@@ -114,9 +114,9 @@ int pace_check(struct core *c, struct worker *w);
  * worker's clock starts again. The worker owes nothing if it waits for a grant, if it lost its
  * grant while it was away, or if the run has no leases. */
 void pace_back(const struct core *c, struct worker *w);
-/* 1: the worker asks for work or owes a delivery. */
+/* Returns 1 if the worker asks for work or owes a delivery. */
 int pace_is_at_work(const struct worker *w);
-/* The time in ms for which the worker has owed a delivery; 0: it owes nothing. */
+/* Returns the time in ms for which the worker has owed a delivery; 0: it owes nothing. */
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w);
 /* The slot's worker comes from a snapshot, or a new process took the slot. If the slot holds a
  * grant, the time of the grant counts from now. */

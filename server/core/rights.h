@@ -26,20 +26,21 @@
 struct worker;
 struct decision;
 
-/* The code of grant `g` to w. */
+/* Returns the code of grant `g` to w. */
 uint64_t rights_of_grant(const struct core *c, const struct worker *w, const struct msg_grant *g);
-/* The code of decision `d` on push `p` of w. */
+/* Returns the code of decision `d` on push `p` of w. */
 uint64_t rights_of_decision(const struct core *c, const struct worker *w, const struct msg_push *p,
 	const struct decision *d);
-/* 1: the batches of push `p` were granted to w. */
+/* Returns 1 if the batches of push `p` were granted to w. */
 int rights_to_push(const struct core *c, const struct worker *w, const struct msg_push *p);
-/* 1: the portion of result `r` was granted to w. */
+/* Returns 1 if the portion of result `r` was granted to w. */
 int rights_to_result(const struct core *c, const struct worker *w, const struct msg_result *r);
-/* The verdict on push `p` before a crash; VERDICT_NONE: there was none, or it is not proven. */
+/* Returns the verdict on push `p` before a crash; VERDICT_NONE: there was none, or it is not
+ * proven. */
 enum verdict rights_verdict(const struct core *c, const struct worker *w, const struct msg_push *p);
-/* 1: push `p` is a replay, and it was accepted before a crash. */
+/* Returns 1 if push `p` is a replay, and it was accepted before a crash. */
 int rights_of_replay(const struct core *c, const struct worker *w, const struct msg_push *p);
-/* 1: all of `work` lies in `own`. */
+/* Returns 1 if all of `work` lies in `own`. */
 int rights_cover(const struct work *own, const struct work *work);
 
 #endif

@@ -16,15 +16,15 @@ struct run {
 	int end_status;
 };
 
-/* 1: min_workers workers have been live at the same time. A run without a data set has always
- * begun. */
+/* Returns 1 if min_workers workers have been live at the same time. A run without a data set has
+ * always begun. */
 int run_has_begun(const struct core *c);
 /* Begins the end of the run: the server takes the last snapshot, sends BYE to all workers and emits
  * EFFECT_FINISH with `status`. */
 void run_end(struct core *c, int status);
-/* 1: the core neither decides nor answers new pushes. */
+/* Returns 1 if the core neither decides nor answers new pushes. */
 int run_is_closed(const struct core *c);
-/* 1: the run has begun, and the core grants new work. */
+/* Returns 1 if the run has begun, and the core grants new work. */
 int run_gives_work(struct core *c);
 
 #endif

@@ -226,8 +226,8 @@ static void hello_new(struct core *c, const struct event *ev)
 	join(c, w);
 }
 
-/* 1: the server assigned the claimed incarnation to another process in a later term. This happens
- * when the server lost its newest state and assigned the same number again. */
+/* Returns 1 if the server assigned the claimed incarnation to another process in a later term. This
+ * happens when the server lost its newest state and assigned the same number again. */
 static int has_reused_incarnation(const struct worker *w, const struct stamp *claim)
 {
 	return w && w->session.incarnation == claim->incarnation &&
@@ -255,8 +255,8 @@ static void refuse_rollback(
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 
-/* 1: the claim of lost state may be true. It is of an earlier term, it is not too far ahead, and
- * the slot had no worker in this term: each slot is rolled back at most once. */
+/* Returns 1 if the claim of lost state may be true. It is of an earlier term, it is not too far
+ * ahead, and the slot had no worker in this term: each slot is rolled back at most once. */
 static int may_be_lost(const struct core *c, const struct worker *w, const struct msg_hello *h)
 {
 	return h->resume.term < c->cfg.term &&
@@ -287,7 +287,7 @@ static int accept_rollback(
 	return 1;
 }
 
-/* 1: the session of w belongs to another key. */
+/* Returns 1 if the session of w belongs to another key. */
 static int is_of_another_key(const struct worker *w, const struct msg_hello *h)
 {
 	return w && w->session.owner[0] && h->owner[0] &&

@@ -52,7 +52,7 @@ void sessions_snapshot(struct core *c);
 void sessions_awaited(struct core *c);
 /* The recovery is over: the next recovery will not wait for the workers that are still away. */
 void sessions_overdue(struct core *c);
-/* 1: no worker of the snapshot is missing or still replays pushes. */
+/* Returns 1 if no worker of the snapshot is missing or still replays pushes. */
 int sessions_all_back(const struct core *c);
 
 #endif

@@ -423,8 +423,8 @@ static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t 
 	}
 }
 
-/* Delay compensation: the mean squares, and the versions of which workers may still push gradients.
- */
+/* Delay compensation: the mean squares, and the versions of which workers may still push
+ * gradients. */
 static void put_backups(struct cursor *k, struct core *c)
 {
 	uint32_t copies = 0;
@@ -512,7 +512,7 @@ static void put_norms(struct cursor *k, struct core *c)
 
 /* ---- sessions: what is true only while the process lives ------------------------------------- */
 
-/* An enum value in [min, max]. */
+/* Returns an enum value in [min, max]. */
 static uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
 {
 	u32(k, &v);
@@ -621,7 +621,7 @@ static void put_copies(struct cursor *k, struct core *c)
 	bytes(k, l->copies, l->n_batches);
 }
 
-/* The number of epochs up to the last one with a sum. */
+/* Returns the number of epochs up to the last one with a sum. */
 static uint32_t metric_epochs(const struct core *c)
 {
 	uint32_t n = c->cfg.training.epochs;

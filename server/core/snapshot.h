@@ -47,8 +47,8 @@ enum snapshot_section {
  * (run_head.h); SNAPSHOT_WEIGHTS is n_params float32. */
 extern const char *const snapshot_names[SNAPSHOT_SECTIONS];
 
-/* The exact size in bytes of a section of `c` now. The function does not change `c`; `c` is not
- * const because the same code decodes the fields. */
+/* Returns the exact size in bytes of a section of `c` now. The function does not change `c`; `c` is
+ * not const because the same code decodes the fields. */
 size_t snapshot_size(struct core *c, enum snapshot_section s);
 /* Writes the section to `out`, which has room for snapshot_size bytes. */
 void snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out);

@@ -93,8 +93,8 @@ static int is_shut(const struct core *c, uint32_t i)
 		       : c->cfg.training.mode == MODE_SANDBLASTER && i >= c->sandblaster.end;
 }
 
-/* 1: the states of the batches agree with sandblaster's window. All batches before it are done, and
- * all batches after it are shut. */
+/* Returns 1 if the states of the batches agree with sandblaster's window. All batches before it are
+ * done, and all batches after it are shut. */
 static int replay_window_fits(const struct core *c)
 {
 	const struct sandblaster *s = &c->sandblaster;
@@ -165,7 +165,7 @@ static int count_leases(struct core *c)
 	return l->n_batches ? !training || l->n_done < l->n_batches : l->epoch == 0;
 }
 
-/* 1: every grant lies inside the data set. */
+/* Returns 1 if every grant lies inside the data set. */
 static int grants_fit(const struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -183,7 +183,7 @@ static int grants_fit(const struct core *c)
 	return 1;
 }
 
-/* 1: the noted pushes are of later epochs and lie inside the data set. */
+/* Returns 1 if the noted pushes are of later epochs and lie inside the data set. */
 static int later_epochs_fit(const struct core *c)
 {
 	for (uint32_t i = 0; i < c->later.n; i++) {
@@ -196,7 +196,7 @@ static int later_epochs_fit(const struct core *c)
 	return 1;
 }
 
-/* 1: the data set is fixed, or nothing is counted yet. */
+/* Returns 1 if the data set is fixed, or nothing is counted yet. */
 static int data_is_fixed_in_time(const struct core *c)
 {
 	const struct leases *l = &c->leases;

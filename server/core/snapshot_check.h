@@ -8,9 +8,10 @@
 /* Returns NULL if a run with the options `then` can be resumed with the options `now`. Otherwise
  * returns a static sentence that names the option at fault. */
 const char *snapshot_mismatch(const struct core_config *now, const struct core_config *then);
-/* 1: all numbers are possible and agree with each other. Also recomputes the counts of the batch
- * ledger. */
+/* Returns 1 if all numbers are possible and agree with each other. Also recomputes the counts of
+ * the batch ledger. */
 int snapshot_is_consistent(struct core *c);
-/* 1: the counts of the batch ledger in the session section agree with the states of the batches. */
+/* Returns 1 if the counts of the batch ledger in the session section agree with the states of the
+ * batches. */
 int snapshot_sessions_are_consistent(const struct core *c);
 #endif

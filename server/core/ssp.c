@@ -14,8 +14,9 @@
 #include "server/core/downpour.h"
 #include "server/core/state.h"
 
-/* 1: the other workers must not run too far ahead of w. A worker that is away or evaluates does not
- * count. But during a recovery, the server expects each absent worker back at its old clock. */
+/* Returns 1 if the other workers must not run too far ahead of w. A worker that is away or
+ * evaluates does not count. But during a recovery, the server expects each absent worker back at
+ * its old clock. */
 static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->run.recovering && w->session.state == SESSION_AWAY)
@@ -24,7 +25,7 @@ static int is_racing(const struct core *c, const struct worker *w)
 	       !(w->lease.grant.request && w->lease.grant.kind == GRANT_EVAL);
 }
 
-/* The lowest clock of the other racing workers; UINT64_MAX: there are none. */
+/* Returns the lowest clock of the other racing workers; UINT64_MAX: there are none. */
 static uint64_t slowest(const struct core *c, const struct worker *w)
 {
 	uint64_t min = UINT64_MAX;

@@ -54,14 +54,14 @@ double store_peak(const struct slices *s)
 	return (double)value;
 }
 
-/* 1: a value is too large, infinite or NaN, that is, its magnitude bits exceed those of
+/* Returns 1 if a value is too large, infinite or NaN, that is, its magnitude bits exceed those of
  * STORE_MAX_VALUE. */
 static int any_wild(const struct slice *s)
 {
 	return slice_peak(s) > bits_of((float)STORE_MAX_VALUE);
 }
 
-/* The sum over the gradient in all slices, always added in the same order. */
+/* Returns the sum over the gradient in all slices, always added in the same order. */
 static double sum_of_squares(const struct core *c, const struct slices *s)
 {
 	double sum = 0;
@@ -99,8 +99,7 @@ enum reject store_check(const struct core *c, const struct slices *s)
  *
  * The bounds of all magnitudes grow with each step, so most steps are checked in constant time.
  * When the bounds reach the limit, the core measures the values and checks the step again. So the
- * decision never depends on how old the bounds were.
- */
+ * decision never depends on how old the bounds were. */
 
 static void measure_values(struct core *c, const struct optim_step *step)
 {

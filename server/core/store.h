@@ -42,13 +42,13 @@ struct store {
 /* Checks position, magnitudes and norm of a push. Returns REJECT_NONE, REJECT_SHAPE,
  * REJECT_NONFINITE or REJECT_NORM, and changes nothing. */
 enum reject store_check(const struct core *c, const struct slices *s);
-/* The L2 norm of the gradient in all slices. */
+/* Returns the L2 norm of the gradient in all slices. */
 double store_norm(const struct core *c, const struct slices *s);
-/* The largest magnitude in a push that store_check has accepted. */
+/* Returns the largest magnitude in a push that store_check has accepted. */
 double store_peak(const struct slices *s);
-/* 1: a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves every
- * weight and every value of the optimizer finite. The caller must call this function before each
- * step. */
+/* Returns 1 if a step at rate `eta` or lower, with a gradient of magnitude at most `peak`, leaves
+ * every weight and every value of the optimizer finite. The caller must call this function before
+ * each step. */
 int store_holds(struct core *c, double peak, double eta);
 /* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted, times the
  * smaller one of `scale` and the factor of --clip-norm. Values of
@@ -68,20 +68,20 @@ void store_complete(struct core *c);
 /* Returns the buffer for one gradient of all values. Completes the pending update first, because
  * the update may still read the buffer. */
 float *store_scratch(struct core *c);
-/* The learning rate now: cfg.rate.lr times the factor of its schedule. */
+/* Returns the learning rate now: cfg.rate.lr times the factor of its schedule. */
 double store_rate(const struct core *c);
-/* The learning rate now for an update from `gradients` gradients that are tau versions old, scaled
- * by cfg.rate.scaling. */
+/* Returns the learning rate now for an update from `gradients` gradients that are tau versions old,
+ * scaled by cfg.rate.scaling. */
 double store_scaled_rate(const struct core *c, double gradients, double tau);
-/* The factor of store_scaled_rate alone, without the learning rate. */
+/* Returns the factor of store_scaled_rate alone, without the learning rate. */
 double store_scale(const struct core *c, double gradients, double tau);
 /* store_next returns the buffer for the next version of the weights, which may be the buffer of the
  * present version. store_publish makes the weights in `next` the current version. */
 float *store_next(struct core *c);
 void store_publish(struct core *c, float *next);
 void store_freeze(struct core *c); /* copies weights to eval_weights */
-/* 1: the gradient of `p` is of the current weights, bit for bit. Its base term may be an earlier
- * one if this term began with the same weights. */
+/* Returns 1 if the gradient of `p` is of the current weights, bit for bit. Its base term may be an
+ * earlier one if this term began with the same weights. */
 int store_is_current(const struct core *c, const struct msg_push *p);
 
 #endif

@@ -96,9 +96,9 @@ static void step(struct core *c, uint32_t epoch)
 	shut(c);
 }
 
-/* 1: the push belongs to a later step, so the step under way ends first. Only a replay can be of
- * later weights or of a later epoch: its worker saw the step under way end before the crash. And
- * only replays can exceed the room of a step. */
+/* Returns 1 if the push belongs to a later step, so the step under way ends first. Only a replay
+ * can be of later weights or of a later epoch: its worker saw the step under way end before the
+ * crash. And only replays can exceed the room of a step. */
 static int ends_the_step(const struct core *c, const struct msg_push *p)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -127,7 +127,8 @@ static void sync_take(struct core *c, struct worker *w, const struct msg_push *p
 		step(c, p->work.epoch);
 }
 
-/* 1: every batch of the step is counted. A worker that is not a member may have replayed one. */
+/* Returns 1 if every batch of the step is counted. A worker that is not a member may have replayed
+ * one. */
 static int is_exhausted(const struct core *c)
 {
 	for (uint32_t i = c->sync.first; i < c->sync.end; i++)
@@ -213,8 +214,7 @@ static uint32_t call_members(struct core *c)
 }
 
 /* Begins a step if none is open and there is work. Replays that arrived before the beginning of the
- * step count in it.
- */
+ * step count in it. */
 static void begin(struct core *c)
 {
 	const struct core_config *cfg = &c->cfg;
@@ -249,7 +249,8 @@ static void sync_open(struct core *c)
 
 /* ---- members that are not waited for any more ----------------------------------------------- */
 
-/* 1: for dead_ms the worker has sent only heartbeats, and it neither works nor asks for work. */
+/* Returns 1 if the worker has sent only heartbeats for more than dead_ms, and neither works nor
+ * asks for work. */
 static int is_idle(const struct core *c, const struct worker *w)
 {
 	uint64_t since =

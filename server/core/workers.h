@@ -31,15 +31,15 @@ struct worker {
 uint32_t worker_id(const struct core *c, const struct worker *w);
 struct worker *worker_find(struct core *c, uint32_t id);                 /* NULL: no such slot */
 struct stamp worker_stamp(const struct core *c, const struct worker *w); /* w NULL: an observer */
-/* The newest seq of w that is durable when the replies of this step leave. */
+/* Returns the newest seq of w that is durable when the replies of this step leave. */
 uint64_t worker_durable_seq(const struct core *c, const struct worker *w);
-/* 1: w may retain pushes that the server acknowledged before a crash and that w has not replayed
- * yet. */
+/* Returns 1 if w may retain pushes that the server acknowledged before a crash and that w has not
+ * replayed yet. */
 int worker_may_return(const struct worker *w);
-/* 1: w is live and not stalled, so other workers may wait for it. */
+/* Returns 1 if w is live and not stalled, so other workers may wait for it. */
 int worker_is_active(const struct worker *w);
 int worker_is_of_run(const struct core *c, const struct worker *w);
-/* The number of live workers that have the run's data set and are not stalled. */
+/* Returns the number of live workers that have the run's data set and are not stalled. */
 uint32_t workers_of_run(const struct core *c);
 /* Forgets the decisions on all pushes of w so far. Their duplicates get REJECT_UNKNOWN. */
 void worker_forget_decisions(struct core *c, struct worker *w);

@@ -77,8 +77,8 @@ static int grow_buffer(struct checkpointer *s, size_t bytes)
 	return PS_OK;
 }
 
-/* Copy the sections of the core into the buffer. The checkpoint contains the state at this instant.
- */
+/* Copy the sections of the core into the buffer. The checkpoint contains the state at this
+ * instant. */
 static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t generation)
 {
 	size_t size[SNAPSHOT_SECTIONS], bytes = 0;
@@ -107,8 +107,8 @@ static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t g
 	return PS_OK;
 }
 
-/* 1 if all floats are finite. Without the sign bit, NaN and infinity are larger integers than any
- * finite number. `data` may be unaligned. */
+/* Returns 1 if all floats are finite. Without the sign bit, NaN and infinity are larger integers
+ * than any finite number. `data` may be unaligned. */
 PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 {
 	uint32_t max = 0;

@@ -33,13 +33,13 @@ struct disk_wait {
  * NULL: no checkpoints. */
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
 	uint64_t bound_lsn, uint64_t now_ms);
-/* The additional time that a checkpoint may take because of its size, from the size of the newest
- * checkpoint. */
+/* Returns the additional time that a checkpoint may take because of its size, from the size of the
+ * newest checkpoint. */
 uint64_t disk_wait_allowance_ms(const struct disk_wait *d);
-/* 1 if a write of the log has taken longer than `ms`, or a checkpoint longer than `ms` plus
+/* Returns 1 if a write of the log has taken longer than `ms`, or a checkpoint longer than `ms` plus
  * disk_wait_allowance_ms. */
 int disk_wait_hangs(const struct disk_wait *d, uint64_t ms);
-/* The time since the start of the oldest write under way; 0: no write is under way. */
+/* Returns the time since the start of the oldest write under way; 0: no write is under way. */
 uint64_t disk_wait_write_ms(const struct disk_wait *d);
 /* Write to `out` which write has taken how long, as a sentence. */
 void disk_wait_describe(const struct disk_wait *d, char *out, unsigned size);

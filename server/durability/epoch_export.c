@@ -61,8 +61,8 @@ void epoch_export_free(struct epoch_export **k)
 
 /* ---- which epochs ---------------------------------------------------------------------------- */
 
-/* How good an evaluated epoch is: its accuracy, or without accuracy minus its loss. Returns 0 if
- * the epoch is not evaluated. */
+/* Returns how good an evaluated epoch is: its accuracy, or without accuracy minus its loss. Returns
+ * 0 if the epoch is not evaluated. */
 static int score_of(const struct core *c, uint32_t epoch, double *score)
 {
 	const struct epoch_record *r = core_epoch(c, epoch);
@@ -75,7 +75,7 @@ static int score_of(const struct core *c, uint32_t epoch, double *score)
 	return 1;
 }
 
-/* The newest evaluated epoch, from 1; 0: none. *is_best: no earlier epoch was as good. */
+/* Returns the newest evaluated epoch, from 1; 0: none. *is_best: no earlier epoch was as good. */
 static uint32_t newest_epoch(const struct core *c, int *is_best)
 {
 	double best = 0, score;

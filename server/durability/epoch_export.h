@@ -30,7 +30,7 @@ int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir
 /* An epoch was evaluated, or the run is resumed: begin to write its weights if the rule says so.
  * `k` may be NULL. */
 void epoch_export_evaluated(struct epoch_export *k, const struct core *c);
-/* 1: a file is being written. `k` may be NULL. */
+/* Returns 1 if a file is being written. `k` may be NULL. */
 int epoch_export_busy(const struct epoch_export *k);
 /* Frees *k, which is not busy, and sets it to NULL; *k may be NULL. */
 void epoch_export_free(struct epoch_export **k);

@@ -83,7 +83,7 @@ static void list_add(struct list *l, struct item *it)
 	l->end = &it->next;
 }
 
-/* An item for an event or a mark. NULL: there is no memory, or too many events wait. */
+/* Returns an item for an event or a mark. NULL: there is no memory, or too many events wait. */
 static struct item *new_item(
 	struct wal *w, const unsigned char *head, size_t n_head, struct frames *f)
 {
@@ -247,7 +247,7 @@ static void write_group(uv_work_t *work)
 
 /* ---- on the loop ---------------------------------------------------------------------------- */
 
-/* 1 if no file since the newest durable checkpoint has failed. */
+/* Returns 1 if no file since the newest durable checkpoint has failed. */
 static int has_no_gap(const struct wal *w)
 {
 	return !w->gap;
@@ -339,14 +339,14 @@ void wal_flush(struct wal *w)
 		start_group(w);
 }
 
-/* 1 if no further event can be logged before the next snapshot. */
+/* Returns 1 if no further event can be logged before the next snapshot. */
 static int file_is_lost(const struct wal *w)
 {
 	return w->failed >= w->base;
 }
 
-/* The bytes of frames that count against WAL_MAX_QUEUE. Frames of pushes do not count, because the
- * workers' push windows limit them (wal.h, invariant 4). */
+/* Returns the number of bytes of an event's frames that count against WAL_MAX_QUEUE. Frames of
+ * pushes do not count, because the workers' push windows limit them (wal.h, invariant 4). */
 static size_t unbounded_bytes(const struct event *ev, const struct item *it)
 {
 	int push = ev->kind == EVENT_MESSAGE && ev->msg->type == MSG_PUSH;

@@ -83,7 +83,7 @@ void wal_checkpointed(struct wal *w, uint64_t generation);
  * space of the next checkpoint. */
 void wal_reserve(struct wal *w, uint64_t bytes);
 uint64_t wal_flushed_lsn(const struct wal *w);
-/* 1 if a snapshot is needed because the file is large or lost. */
+/* Returns 1 if a snapshot is needed because the file is large or lost. */
 int wal_wants_snapshot(const struct wal *w);
 /* Bytes in the queue and in the group under way. */
 size_t wal_pending_bytes(const struct wal *w);
@@ -105,7 +105,7 @@ int wal_replay(const char *dir, const struct core_config *now, struct checkpoint
 /* Returns 1 if a log with at least one event follows checkpoint `c`; 0: no event follows it.
  * PS_EIO, PS_ENOMEM. */
 int wal_follows(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
-/* The highest generation in the name of a log file; 0: none. */
+/* Returns the highest generation in the name of a log file; 0: none. */
 uint64_t wal_newest_file(const char *dir);
 /* Remove the log files of all generations up to `last`. */
 void wal_remove_files(const char *dir, uint64_t last);

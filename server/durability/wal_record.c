@@ -12,7 +12,7 @@ static unsigned char *put_number(unsigned char *at, uint64_t value)
 	return at + 8;
 }
 
-/* The number that an event has besides its peer and its message. */
+/* Returns the number that an event has besides its peer and its message. */
 static uint64_t argument_of(const struct event *ev)
 {
 	switch (ev->kind) {

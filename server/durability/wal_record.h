@@ -23,9 +23,9 @@ size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f
 /* Writes the mark of the snapshot with number `generation`: the snapshot contains the events before
  * the mark and none after it. Returns the number of bytes. */
 size_t wal_record_mark(uint64_t generation, unsigned char out[WAL_RECORD_HEAD]);
-/* The generation of a mark; 0: the record is no mark. */
+/* Returns the generation of a mark; 0: the record is no mark. */
 uint64_t wal_record_is_mark(const unsigned char *data, size_t size);
-/* The maximum size of a record in a run of n_params parameters. */
+/* Returns the maximum size of a record in a run of n_params parameters. */
 size_t wal_record_max(size_t n_params);
 
 struct wal_record_reader {

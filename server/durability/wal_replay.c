@@ -45,8 +45,7 @@ static int locate_sections(const struct replay *r, const struct checkpoint *c,
 	return PS_OK;
 }
 
-/* The running statistics of a model. A model that this version cannot parse has none: it has no
- * layers. */
+/* Returns the number of running statistics in a model; 0 if this version cannot parse the model. */
 static size_t count_running(const char *text)
 {
 	struct model *m = mem_try(1, sizeof(*m));
@@ -202,7 +201,8 @@ static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e
 
 /* ---- the first file -------------------------------------------------------------------------- */
 
-/* 1 if the term that took the checkpoint wrote the file, or if the file's header is lost. */
+/* Returns 1 if the term that took the checkpoint wrote the file, or if the file's header is
+ * lost. */
 static int is_of_same_term(const struct wal_head *h, const struct checkpoint *c)
 {
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);

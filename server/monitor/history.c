@@ -165,7 +165,7 @@ static void insert_line(
 	stay_bounded(h);
 }
 
-/* The text of `o` with a newline; NULL: no memory. Releases `o`. */
+/* Returns the text of `o` with a newline; NULL: no memory. Releases `o`. */
 static char *object_text(json_t *o)
 {
 	char *text = o ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(7)) : NULL;
@@ -282,7 +282,7 @@ static int is_evaluated(const struct core *c, uint32_t epoch)
 	return r && r->eval_done && r->eval_done == core_eval_images(c);
 }
 
-/* The line of an epoch. `rate`: the images/s of the epoch; NaN: not known. */
+/* Returns the line of an epoch. `rate`: the images/s of the epoch; NaN: not known. */
 static json_t *epoch_line(const struct status *now, uint32_t epoch, double rate)
 {
 	const struct epoch_record *r = core_epoch(now->core, epoch);
@@ -301,8 +301,8 @@ static json_t *epoch_line(const struct status *now, uint32_t epoch, double rate)
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* The shares of its time that the worker spent on each part of tally_part, in percent; null:
- * unknown. */
+/* Returns the shares of its time that the worker spent on each part of tally_part, in percent;
+ * null: unknown. */
 static json_t *percents(const struct tally *t)
 {
 	json_t *list = json_array();
@@ -520,7 +520,7 @@ char *history_text(const struct history *h)
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-/* The `kind` of a line; NULL if the line is torn or is no line of a history. */
+/* Returns the `kind` of a line; NULL if the line is torn or is no line of a history. */
 static const char *line_kind_of(const json_t *o)
 {
 	return json_is_integer(json_object_get(o, "t"))

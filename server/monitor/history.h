@@ -51,7 +51,7 @@ void history_effect(struct history *h, const struct status *now, const struct ef
 void history_tick(struct history *h, const struct status *now);
 /* Add the last sample and the line that reports the end of the run, and begin to write. */
 void history_end(struct history *h, const struct status *now);
-/* 1 if a write is under way. `h` may be NULL. */
+/* Returns 1 if a write is under way. `h` may be NULL. */
 int history_busy(const struct history *h);
 /* Returns all lines as one text, which the caller frees. NULL: out of memory. */
 char *history_text(const struct history *h);

@@ -138,8 +138,8 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 		close_oldest(h);
 }
 
-/* 1: the request is for this host. In DNS rebinding, the owner of a foreign page makes the name of
- * the page resolve to 127.0.0.1, and the browser of a local user sends this name. */
+/* Returns 1 if the request is for this host. In DNS rebinding, the owner of a foreign page makes
+ * the name of the page resolve to 127.0.0.1, and the browser of a local user sends this name. */
 static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 {
 	const char *host =
@@ -342,7 +342,8 @@ int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e)
 	return PS_OK;
 }
 
-/* 1 if `given` is the token. The time does not depend on the place of the first difference. */
+/* Returns 1 if `given` is the token. The time does not depend on the place of the first
+ * difference. */
 static int is_token(const struct http *h, const char *given, size_t n)
 {
 	size_t length = strlen(h->token);

@@ -39,13 +39,13 @@ void http_require(struct http *h, const char *token);
 /* Read a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`. A newline may follow.
  * PS_EUSAGE. */
 int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e) PS_MUST_CHECK;
-/* The number of streams. `h` may be NULL. */
+/* Returns the number of streams. `h` may be NULL. */
 unsigned http_watchers(const struct http *h);
 /* Send the one line `text` to all streams as an event called `name`. */
 void http_send(struct http *h, const char *name, const char *text);
-/* The URL, such as "http://127.0.0.1:8080", with the actual port. */
+/* Returns the URL, such as "http://127.0.0.1:8080", with the actual port. */
 const char *http_url(const struct http *h);
-/* 1 if the address is loopback, so that only this machine can connect. */
+/* Returns 1 if the address is loopback, so that only this machine can connect. */
 int http_is_loopback(const struct http *h);
 /* Close all connections and handles; the loop must run once more before http_free. */
 void http_stop(struct http *h);

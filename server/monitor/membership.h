@@ -17,7 +17,7 @@ struct membership {
 };
 
 void membership_init(struct membership *m, const struct core *c);
-/* The name of a change of a worker, in the log and in the history. */
+/* Returns the name of a change of a worker, in the log and in the history. */
 const char *membership_name(enum worker_change change);
 /* Log an EFFECT_WORKER. */
 void membership_log(const struct effect *e, const struct core *c, const struct labels *labels);

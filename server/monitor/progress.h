@@ -34,11 +34,11 @@ void progress_effect(
 /* Measure the rate and redraw the bar on a terminal. `waiting` may be NULL. */
 void progress_tick(
 	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms);
-/* The seconds from the first work to the end of training, or to `now_ms` if training has not ended.
- */
+/* Returns the seconds from the first work to the end of training, or to `now_ms` if training has
+ * not ended. */
 double progress_seconds(const struct progress *p, const struct core *c, uint64_t now_ms);
 
-/* The newest epoch with a complete evaluation, or NULL. */
+/* Returns the newest epoch with a complete evaluation, or NULL. */
 const struct epoch_record *progress_evaluated(const struct core *c);
 
 /* What a bar shows. */

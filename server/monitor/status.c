@@ -282,7 +282,7 @@ static void set_key(json_t *o, const char *key, json_t *value)
 	(void)json_object_set_new(o, key, value ? value : json_null());
 }
 
-/* The i-th of an option's names, "a|b|c". */
+/* Returns the i-th of an option's names, "a|b|c". */
 static json_t *nth_name(const char *names, int i)
 {
 	for (; i > 0; i--)
@@ -305,7 +305,7 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set_key(o, "epochs", json_count(cfg->training.epochs));
 }
 
-/* The mean staleness over applied gradients, not updates, because an update may use several
+/* Returns the mean staleness over applied gradients, not updates, because an update may use several
  * gradients. */
 static json_t *staleness_mean(const struct core_stats *t)
 {
@@ -339,7 +339,7 @@ static void set_training(json_t *o, const struct status *s)
 	set_key(o, "live_workers", json_count(v.workers));
 }
 
-/* The reason of a wait and the command that ends it, or null. */
+/* Returns the reason of a wait and the command that ends it, or null. */
 static json_t *waiting_object(const struct status *s)
 {
 	char text[WAITING_TEXT];
@@ -376,7 +376,7 @@ static char *workers_with(const struct status *s, uint32_t first, size_t max_wor
 	return text_with(json_object(), s, first, max_workers);
 }
 
-/* The status with at most max_workers workers, for fitting(). `first` is 0. */
+/* Returns the status with at most max_workers workers, for fitting(). `first` is 0. */
 static char *status_with(const struct status *s, uint32_t first, size_t max_workers)
 {
 	json_t *o = json_object();
@@ -415,7 +415,7 @@ static size_t slots_in_use(const struct core *c)
 	return n;
 }
 
-/* The text with as many workers as fit WIRE_MAX_TEXT bytes. */
+/* Returns the text with as many workers as fit WIRE_MAX_TEXT bytes. */
 static char *fitting(const struct status *s, uint32_t first,
 	char *(*text_of)(const struct status *s, uint32_t first, size_t max_workers))
 {

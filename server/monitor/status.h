@@ -45,30 +45,30 @@ struct status {
 };
 
 /*
- * The state of the run in at most WIRE_MAX_TEXT bytes. If the text would be longer, the function
- * leaves out workers and older epochs; "workers_left_out" counts the missing workers.
+ * Returns the state of the run in at most WIRE_MAX_TEXT bytes. If the text would be longer, the
+ * function leaves out workers and older epochs; "workers_left_out" counts the missing workers.
  */
 char *status_json(const struct status *s);
 /* Only the fields "workers" and "workers_left_out", for the workers from number `first` on, in at
  * most WIRE_MAX_TEXT bytes. */
 char *status_workers_json(const struct status *s, uint32_t first);
-/* The state of the run with all workers; its length has no limit. */
+/* Returns the state of the run with all workers; its length has no limit. */
 char *status_whole_json(const struct status *s);
-/* The JSON line that cnn-ps prints at its end. */
+/* Returns the JSON line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);
 /* Prometheus text format 0.0.4 (metrics.c). */
 char *status_metrics(const struct status *s);
-/* How a run ended, in one word: "done", "drained", "diverged" or "aborted". */
+/* Returns how a run ended, in one word: "done", "drained", "diverged" or "aborted". */
 const char *status_ending(int status);
 /* Why the server is degraded, or NULL. */
 const char *status_degraded(const struct status *s);
-/* The state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live worker
- * that delivers nothing. */
+/* Returns the state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live
+ * worker that delivers nothing. */
 const char *status_worker_state(const struct worker_view *w);
 /* Its values for workers that are there: all but "free". */
 #define STATUS_WORKER_STATES 7
 extern const char *const status_worker_states[STATUS_WORKER_STATES];
-/* How many seconds the server's main thread has spent on each activity since its start. */
+/* Returns how many seconds the server's main thread has spent on each activity since its start. */
 json_t *status_time(const struct status *s);
 /* Resident memory of this process, in bytes. */
 uint64_t status_rss(void);

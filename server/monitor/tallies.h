@@ -37,7 +37,7 @@ int tallies_init(struct tallies *t, const struct core *c, uint64_t now_ms) PS_MU
 void tallies_release(struct tallies *t);
 /* Measure once a second. Returns 1 if it did. */
 int tallies_tick(struct tallies *t, const struct core *c, uint64_t now_ms);
-/* The tally of worker id `worker`; all zero if there is none. `t` may be NULL. */
+/* Returns the tally of worker id `worker`; all zero if there is none. `t` may be NULL. */
 const struct tally *tallies_of(const struct tallies *t, uint32_t worker);
 
 #endif

@@ -36,9 +36,10 @@ struct warnings {
 	int logged[WARNINGS];                /* 1: the warning was logged */
 };
 
-/* The accuracy up to which a result on `n_test` images is no better than chance. */
+/* Returns the accuracy up to which a result on `n_test` images is no better than chance. */
 double warning_chance(size_t classes, uint32_t n_test);
-/* 1 if the condition of the warning is true; then `out` has its text. `over`: the run has ended. */
+/* Returns 1 if the condition of the warning is true; then `out` has its text. `over`: the run has
+ * ended. */
 int warning_text(const struct warnings *w, enum warning kind, const struct core *c, int over,
 	char out[WARNING_TEXT]);
 /* Log the warnings whose condition is true and that were not logged before. */

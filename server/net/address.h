@@ -20,7 +20,7 @@ enum address_reach address_reach(const char *host);
  * The function does not change "*", an interface, an address, or a name that does not resolve.
  */
 void address_resolve(struct endpoint *e);
-/* 1 if the address is in 127.0.0.0/8 or ::ffff:127.0.0.0/104, or is ::1. */
+/* Returns 1 if the address is in 127.0.0.0/8 or ::ffff:127.0.0.0/104, or is ::1. */
 int address_is_loopback(const struct sockaddr *at);
 
 #endif

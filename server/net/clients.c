@@ -80,7 +80,7 @@ void labels_free(struct labels **l)
 	*l = NULL;
 }
 
-/* The i-th newest process; NULL: there are fewer. */
+/* Returns the i-th newest process; NULL: there are fewer. */
 static struct process *newest(const struct labels *l, size_t i)
 {
 	size_t known = l->n < l->ring ? l->n : l->ring;
@@ -176,8 +176,8 @@ static void log_fenced(uint32_t worker, uint32_t incarnation, const char *name,
 			: "its slot was free after a silence");
 }
 
-/* 1 if the fencing of this process was not logged before. `p`: the entry of the process, or NULL.
- */
+/* Returns 1 if the fencing of this process was not logged before. `p`: the entry of the process, or
+ * NULL. */
 static int is_news(struct labels *l, struct process *p, uint32_t worker, uint32_t incarnation)
 {
 	struct slot *slot = &l->slot[worker - 1];
@@ -220,8 +220,8 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 
 /* ---- observers ------------------------------------------------------------------------------ */
 
-/* The entry of `peer`. If there is none, the entry with the oldest request; a free entry has the
- * time 0, so it comes first. */
+/* Returns the entry of `peer`. If there is none, the entry with the oldest request; a free entry
+ * has the time 0, so it comes first. */
 static size_t entry_for(const struct observers *o, uint32_t peer)
 {
 	size_t best = 0;

@@ -64,7 +64,8 @@ void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, co
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
 /* Assign the host of an earlier start of the server. Text that HELLO would not carry is ignored. */
 void labels_restore(struct labels *l, uint32_t worker, const char *host);
-/* The label of worker id `worker`; its fields are empty if there is none. `l` may be NULL. */
+/* Returns the label of worker id `worker`; its fields are empty if there is none. `l` may be
+ * NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
 /* A newer process has taken worker id `worker`. Write the text of the refusal for the older
  * process, which has `incarnation` and connection `peer`. `name`: the worker's --name, or "". The
@@ -98,7 +99,7 @@ void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms);
 int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms);
 /* Remove `peer`, whose connection is gone. */
 void observers_drop(struct observers *o, uint32_t peer);
-/* The peer of entry `i` (< MAX_OBSERVERS) if it requested the status in the last
+/* Returns the peer of entry `i` (< MAX_OBSERVERS) if it requested the status in the last
  * OBSERVER_RECENT_MS; else 0. */
 uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms);
 

@@ -151,7 +151,7 @@ static int open_memory(struct lanes *l, struct lane *lane, int socket)
 	return sent;
 }
 
-/* The lane that this greeting opens; NULL: none. */
+/* Returns the lane that this greeting opens; NULL: none. */
 static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
 {
 	if (g->magic != LANE_MAGIC || g->worker < 1 || g->worker > l->cfg.max_workers)
@@ -273,7 +273,7 @@ void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m)
 	m->lane_ticket = lane->ticket;
 }
 
-/* The open lane of connection `peer`; NULL: none. */
+/* Returns the open lane of connection `peer`; NULL: none. */
 static struct lane *find_lane(struct lanes *l, uint32_t peer)
 {
 	uint32_t left = l->stats.open;

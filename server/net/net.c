@@ -86,8 +86,8 @@ static void move_frames(struct reply *r, struct frames *f)
 	frames_release(f);
 }
 
-/* The bytes of a reply that count against its peer's limit: its frames, and its entry in the queue.
- */
+/* Returns the number of bytes of a reply that count against its peer's limit: the bytes of its
+ * frames and of its entry in the queue. */
 static size_t cost(zmq_msg_t *frame, size_t n)
 {
 	size_t bytes = sizeof(struct reply);
@@ -222,8 +222,8 @@ void replies_set_flushed(struct replies *q, uint64_t lsn)
 		q->flushed_lsn = lsn;
 }
 
-/* 1 if one of the first `n` replies is for `peer`. These replies stay in the queue, and a later
- * reply must not overtake them. */
+/* Returns 1 if one of the first `n` replies is for `peer`. These replies stay in the queue, and a
+ * later reply must not overtake them. */
 static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 {
 	for (size_t i = 0; i < n; i++)

@@ -76,14 +76,14 @@ struct router; /* opaque, see net.c */
 /* Bind the port and begin to receive. PS_EUSAGE: the address cannot be bound. PS_EAUTH: the
  * authentication self-test failed. PS_ENET, PS_ENOMEM. */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
-/* The bound address, with the actual port. */
+/* Returns the bound address, with the actual port. */
 const char *router_endpoint(const struct router *r);
-/* The file of the socket of shared-memory lanes, which the caller removes at the end; NULL:
+/* Returns the file of the socket of shared-memory lanes, which the caller removes at the end; NULL:
  * none. */
 const char *router_lane_file(const struct router *r);
 /* Log one line: where the socket of shared-memory lanes is, or why there is none. */
 void router_log_lanes(const struct router *r);
-/* The IP address of the sender of the newest HELLO; "": libzmq does not know it. */
+/* Returns the IP address of the sender of the newest HELLO; "": libzmq does not know it. */
 const char *router_address(const struct router *r);
 /* Replies that are sent from now on wait until the log is flushed up to `lsn` (0: no wait). */
 void router_set_lsn(struct router *r, uint64_t lsn);
@@ -132,8 +132,8 @@ struct replies; /* opaque, see net.c */
  * the queue drops the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 
-/* Make a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer. PS_ENOMEM.
- */
+/* Make a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer.
+ * PS_ENOMEM. */
 int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
 /* Frees the queue with its replies and sets *q to NULL; *q may be NULL. */
 void replies_free(struct replies **q);

@@ -32,7 +32,7 @@ int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared
 /* Frees *w and sets it to NULL; *w may be NULL. Call it after the last frame was closed
  * (router_free). */
 void param_buffers_free(struct param_buffers **w);
-/* The first buffer, for core_init or snapshot_decode. */
+/* Returns the first buffer, for core_init or snapshot_decode. */
 float *param_buffers_first(const struct param_buffers *w);
 /* Make *frame: all weights, as the only slice of the message `m`. Sets the checksum of that slice.
  * PS_ENOMEM leaves *frame unchanged. */
@@ -56,7 +56,7 @@ int param_buffers_shared(const struct param_buffers *w, struct param_shared *sha
 int param_buffers_hold(
 	struct param_buffers *w, struct msg_params *m, size_t *index, void **hold) PS_MUST_CHECK;
 void param_buffers_drop(struct param_buffers *w, void **hold);
-/* The number of versions that were sent. */
+/* Returns the number of versions that were sent. */
 uint64_t param_buffers_framed(const struct param_buffers *w);
 
 #endif

@@ -121,8 +121,9 @@ void port_note_message(struct port *p, int fd)
 		set_bit(p->active, (uint32_t)fd, 1);
 }
 
-/* 1: no byte has arrived for `ms`. A new connection that has the descriptor of an old one is younger
- * than that. */
+/* Returns 1 if no byte has arrived on the connection for `ms` milliseconds. Returns 0 for a new
+ * connection that has got the descriptor of an old one, because the new one is younger than
+ * `ms`. */
 static int is_without_data(int fd, uint64_t ms)
 {
 	struct tcp_info info = {0};
@@ -216,8 +217,8 @@ int port_monitor(struct port *p, void *context, void *socket, struct err *e)
 	return PS_OK;
 }
 
-/* Bind the socket. Retry for 0.2 s, because a server that was just killed may still have the port.
- */
+/* Bind the socket. Retry for 0.2 s, because a server that was just killed may still have the
+ * port. */
 static int bind_retrying(void *socket, const char *address)
 {
 	const struct timespec pause = {.tv_nsec = 2000000};

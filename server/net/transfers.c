@@ -45,8 +45,8 @@ static void address_of(int fd, char *text, size_t size)
 		snprintf(text, size, "%s %u", ip, (unsigned)ntohs(a.v6.sin6_port));
 }
 
-/* The received bytes plus the sent bytes that the peer has acknowledged; 0: the kernel does not
- * report them. */
+/* Returns the number of received bytes plus the number of sent bytes that the peer has
+ * acknowledged; 0: the kernel does not report them. */
 static uint64_t bytes_of(int fd)
 {
 	struct tcp_info info = {0};
@@ -73,8 +73,8 @@ void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
 	address_of(t->slot[i].fd, t->slot[i].address, sizeof(t->slot[i].address));
 }
 
-/* The bytes that this connection moved since the last poll. If the descriptor now belongs to
- * another connection, stop polling it. */
+/* Returns the number of bytes that this connection has moved since the last poll. Stops polling the
+ * descriptor if it now belongs to another connection. */
 static uint64_t moved(struct transfer *s)
 {
 	char address[sizeof(s->address)];

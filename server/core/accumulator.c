@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* a block of sums stays in the L1 cache while gradients are added to it */
+/* number of sums in a block: a block stays in the L1 cache while gradients are added to it */
 #define FOLD_BLOCK ((size_t)1024)
 
 static double weight_of(const struct core *c, uint32_t images)
@@ -14,14 +14,15 @@ static double weight_of(const struct core *c, uint32_t images)
 	return c->cfg.push.sum ? 1 : (double)images;
 }
 
-/* Returns 1 if the mode is asynchronous and may use a buffer. The weight of a gradient then depends
- * on its staleness, not on its number of images. */
+/* Returns 1 if the mode is downpour or ssp. In the buffer of these modes, the weight of a gradient
+ * depends on its staleness, not on its number of images. */
 static int is_buffer(const struct core *c)
 {
 	return c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP;
 }
 
-/* Returns the factor that turns the weighted sum of `n` gradients into the gradient of the step. */
+/* Returns the factor that turns the weighted sum of `n` gradients into the gradient of the step.
+ * `weight`: the sum of their weights. */
 static double factor_of(const struct core *c, double weight, uint32_t n)
 {
 	if (is_buffer(c))
@@ -59,7 +60,8 @@ static int is_robust(const struct core *c)
 	return c->cfg.push.aggregate != AGGREGATE_MEAN;
 }
 
-/* A robust rule never leaves the range of its gradients. */
+/* Updates the bound a->peak for one more gradient of magnitude at most `peak`. The result of a
+ * robust rule never leaves the range of its gradients. */
 static void note_peak(struct core *c, double weight, double peak)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -79,7 +81,7 @@ void accumulator_add_weighted(struct core *c, const struct slices *s, double wei
 
 /* ---- one gradient of each batch ------------------------------------------------------------- */
 
-/* Values that no slice covers become zero. */
+/* Copies the slices to `to`, a vector of `n` values. Values that no slice covers become zero. */
 static void copy_slices(float *to, const struct slices *s, size_t n)
 {
 	size_t end = 0;
@@ -139,7 +141,8 @@ static struct part *part_of(struct core *c, uint32_t slot)
 	return &a->part[i];
 }
 
-/* Moves values [0, n) towards `to` times `scale`. */
+/* Moves values [0, n) of `mean` by the fraction `part` of the way to `scale` times `to`; `to` NULL:
+ * to 0. */
 static void move(float *mean, const float *to, size_t n, double part, double scale)
 {
 	for (size_t i = 0; i < n; i++)
@@ -180,7 +183,8 @@ static void combine(const struct core *c, float *out)
 		vec_scale(out, a->pushes, c->store.trained);
 }
 
-/* Adds the gradients in the order of their batches, whatever their order of arrival was. */
+/* Writes the weighted sums of values [at, at + n) of all gradients to `sum`. The function adds the
+ * gradients in the order of their batches, whatever their order of arrival was. */
 static void fold_block(const struct core *c, size_t at, size_t n, double *sum)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -231,8 +235,10 @@ static void measure_sum(struct core *c)
 	}
 }
 
-/* The learning rate may still change before the step. Schedules only lower it. No rule multiplies
- * it by more than the number of workers, or the number of gradients in a buffer. */
+/* Returns 1 if all values stay finite with one more gradient of `weight` and `peak`. The learning
+ * rate can still change before the step, so the function assumes its maximum: schedules only lower
+ * the rate, and no rule multiplies it by more than --max-workers or --buffer-size, whichever is
+ * larger. */
 static int fits_sum(struct core *c, double weight, double peak)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -272,8 +278,8 @@ double accumulator_loss_sum(const struct core *c)
 	return sum;
 }
 
-/* Writes values [at, at + n) of the mean. With cfg.push.sum, gradients are summed, but statistics
- * of batches are still a mean. */
+/* Writes values [at, at + n) of the combined gradient to `g`. `sum` has the weighted sums of these
+ * values. With cfg.push.sum, gradients are summed, but statistics of batches are still a mean. */
 static void mean_block(const struct core *c, float *g, const double *sum, size_t at, size_t n)
 {
 	const struct gradient_accumulator *a = &c->accumulator;

@@ -18,7 +18,8 @@
 
 struct worker;
 
-/* A gradient that is kept apart. Of a batch; or, in a buffer, the mean of `images` gradients of the
+/* A gradient that the accumulator keeps apart from the others. In sync, it is the gradient of batch
+ * `batch`, which has `images` images. In a buffer, it is the mean of `images` gradients of the
  * worker in slot `batch`. */
 struct part {
 	uint32_t batch, images;
@@ -31,9 +32,10 @@ struct gradient_accumulator {
 	 * gradients */
 	struct part *part;
 	uint32_t room, parts;
-	/* weight: sum over all gradients; loss_sum: sum over those in the running sum */
+	/* weight: sum of the weights of all gradients; loss_sum: sum of loss times images over the
+	 * pushes that accumulator_count has counted */
 	double weight, loss_sum;
-	uint64_t images; /* images of the gradients, all from the epoch in training */
+	uint64_t images; /* images of the counted pushes, all from the epoch in training */
 	uint32_t pushes;
 	double peak;  /* upper bound of the magnitudes in the sum */
 	int measured; /* 1: peak is valid. A snapshot never contains this flag */
@@ -42,7 +44,8 @@ struct gradient_accumulator {
  * gradient of push `p`. */
 int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p);
 void accumulator_add(struct core *c, const struct msg_push *p);
-/* Adds the gradient `s` times `scale` (at most 1), with `weight`, to the running sum. Images and loss are not counted. */
+/* Adds `scale` (at most 1) times the gradient `s` to the running sum, with weight `weight`. Does
+ * not count images and loss. */
 void accumulator_add_weighted(struct core *c, const struct slices *s, double weight, double scale);
 /* Counts the images and the loss of push `p`. The step that applies the sum records them in the
  * epoch in training. */
@@ -51,12 +54,14 @@ void accumulator_count(struct core *c, const struct msg_push *p);
  * more gradient, whose weight is `weight` and whose magnitudes are at most `peak`. */
 int accumulator_holds(struct core *c, double weight, double peak);
 void accumulator_keep(struct core *c, const struct msg_push *p);
-/* Takes the gradient `s` times `scale`, with `weight`, into the mean of the gradients of w. */
+/* Takes `scale` (at most 1) times the gradient `s` into the mean of the gradients of w, and adds
+ * `weight` to the sum of the weights. */
 void accumulator_average(struct core *c, const struct worker *w, const struct slices *s,
 	double weight, double scale);
-/* Combines the gradients by cfg.push.aggregate. If that is the mean: writes the weighted mean of the collected gradients to `g` (n_params floats). With cfg.push.sum
- * it writes their sum; for a buffer this is the weighted mean times the number of gradients.
- * Statistics of batches are always a weighted mean. */
+/* Combines the collected gradients by the rule cfg.push.aggregate and writes the result to `g`
+ * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, `mean` gives
+ * the sum of the gradients; for a buffer this is the weighted mean times the number of gradients.
+ * Statistics of batches are never summed. */
 void accumulator_mean(const struct core *c, float *g);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);

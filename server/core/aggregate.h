@@ -1,6 +1,7 @@
 /*
- * aggregate.h - rules that make one gradient of several, when some of them may be wrong. Each rule
- * takes one gradient of each worker, and gives each of them the same weight:
+ * aggregate.h - rules that combine several gradients into one, although some of the gradients are
+ * possibly wrong. Each rule takes one gradient of each worker, and gives each gradient the same
+ * weight:
  *
  *   median    the median of each coordinate (Yin 2018, arXiv 1803.01498); of an even number of
  *             values, the mean of the two in the middle
@@ -12,14 +13,16 @@
  * median takes its place. The result depends on the gradients and, for krum, on their order, which
  * is that of batches or workers. No rule depends on the order of arrival.
  *
- * Invariant: a rule of F bad gradients, with enough good ones, stays within the range of the good
- * ones in each coordinate (krum: equals one gradient) (tests/unit/test_core_aggregate.c).
+ * Invariant: with at most F bad gradients and enough good ones, each coordinate of the result lies
+ * within the range of the good gradients; the result of krum is one of the gradients
+ * (tests/unit/test_core_aggregate.c).
  */
 #ifndef SERVER_CORE_AGGREGATE_H
 #define SERVER_CORE_AGGREGATE_H
 #include "server/core/core.h"
 
-/* Computes values [0, n_values) of `out` from `n` gradients, n >= 1. `out` is no gradient of g. */
+/* Combines the gradients g[0] to g[n - 1] (n >= 1) of `n_values` values each by `rule`, and writes
+ * the result to `out`, which must not overlap a gradient. `bad` is F. */
 void aggregate(enum aggregate_rule rule, uint32_t bad, const float *const *g, uint32_t n,
 	size_t n_values, float *out);
 

@@ -3,9 +3,9 @@
  * was computed. This file keeps copies of these weights, by version.
  *
  * A worker holds a version from the pull that sent it until the worker pushes a gradient of newer
- * weights. If n_fetch == n_push, each pull has exactly one push, so the worker holds the version
- * only until it pushes a gradient of this version. A worker that leaves, dies or is fenced holds
- * nothing any more. Workers that hold the same version share one copy. A worker holds at most
+ * weights. If n_fetch <= n_push, a worker pushes at most one gradient for each pull, so it holds a
+ * version only until it pushes a gradient of this version. A worker that leaves, dies or is fenced
+ * holds nothing any more. Workers that hold the same version share one copy. A worker holds at most
  * BACKUPS_MAX_HELD versions. A worker that prefetches and has three groups of pipelined steps in
  * flight holds four versions; the remaining places are for repeated pulls. When all places are in
  * use, the core drops the second oldest version, because the worker may still compute with the
@@ -104,8 +104,8 @@ void backups_hold_replayed(struct core *c, struct worker *w)
 		backups_hold(c, w);
 }
 
-/* The worker will push no more gradients of versions older than that of push `p`. If each pull has
- * exactly one push, it will push no more gradients of the version of `p` either. */
+/* Drops the versions of which w pushes no more gradients: the versions older than that of push `p`
+ * and, if each pull has at most one push, the version of `p`. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	int spent = c->cfg.push.n_fetch <= c->cfg.push.n_push;

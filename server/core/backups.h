@@ -14,7 +14,7 @@ struct backup {
 	/* number of held[] entries that name this copy; 0: the copy is free */
 	uint32_t refs;
 	uint32_t order; /* the number of this copy in the snapshot that is being written */
-	/* upper bound of the magnitudes in the copy; 0: unknown, after a restart */
+	/* upper bound of the magnitudes in the copy; 0: unknown, as after a restart */
 	double peak;
 };
 
@@ -42,21 +42,23 @@ struct backups {
 	uint32_t newest; /* index of the newest copy */
 };
 
-/* The server has sent the current weights to worker `w`. */
+/* Called when the server sends the current weights to worker `w`: adds their version to the
+ * versions that `w` holds. */
 void backups_hold(struct core *c, struct worker *w);
-/* The core has applied a replayed push of worker `w`. The server has lost its record of the pulls
- * of `w` before the crash, so the worker may hold the weights that this push has made. */
+/* Called when the core has applied a replayed push of worker `w`. The server has lost its record of
+ * the pulls of `w` before the crash. If no other worker or process ever trained in the run, `w`
+ * possibly holds the weights that this push has made, so the function adds their version. */
 void backups_hold_replayed(struct core *c, struct worker *w);
-/* The core has decided push `p` of worker `w`. From now on the worker pushes no gradient of a
- * version older than that of `p`. */
+/* Called when the core has decided push `p` of worker `w`: drops the versions of which `w` pushes
+ * no more gradients, such as all versions older than that of `p`. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p);
-/* Worker `w` has left, so it holds no versions any more. */
+/* Drops all versions that worker `w` holds, because `w` has left. */
 void backups_release(struct core *c, struct worker *w);
 /* Returns the weights with which the gradient of push `p` was computed; NULL: no copy has them. */
 const float *backups_find(const struct core *c, const struct worker *w, const struct msg_push *p);
 float *backups_values(const struct core *c, uint32_t copy);
-/* Returns an upper bound of the magnitudes in a copy that backups_find returned; 0: unknown, after
- * a restart. */
+/* Returns an upper bound of the magnitudes in `copy`, which backups_find has returned and which is
+ * not the current weights; 0: unknown. */
 double backups_peak(const struct core *c, const float *copy);
 /* Takes the free copy with the lowest index for version `version`, which the server made in term
  * `made`. Returns the index of the copy, or the number of copies if none is free. */

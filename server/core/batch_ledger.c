@@ -108,7 +108,7 @@ enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay)
 {
 	const struct leases *l = &c->leases;
-	/* sync.c checks whether a batch belongs to its step */
+	/* sync.c checks whether a batch belongs to the step under way */
 	int is_sync = c->cfg.training.mode == MODE_SYNC;
 
 	if (c->cfg.training.epochs == 0)
@@ -128,8 +128,8 @@ enum reject batch_ledger_check(
 	return REJECT_NONE;
 }
 
-/* Also called for batches that a snapshot lists as counted before their epoch opened. A file may
- * list a batch twice. */
+/* Marks the batches of `work` as done. Some of them may already be done: a bad snapshot can list a
+ * batch twice among the batches that were counted before their epoch opened. */
 static void mark_done(struct leases *l, const struct work *work)
 {
 	for (uint32_t i = work->first; i < work->first + work->count; i++) {

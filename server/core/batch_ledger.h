@@ -27,22 +27,26 @@ struct leases {
 	uint8_t *batch;  /* n_batches states; the array has room for WIRE_MAX_BATCHES */
 	uint8_t *copies; /* for each batch, the number of backup copies that workers hold */
 	int evaluating;  /* 1: the previous epoch (epoch - 1) is in evaluation */
-	/* images of a portion of the evaluation; number of portions; number of evaluated portions */
+	/* eval_size: images of a portion of the evaluation; n_portions, n_evaluated: number of all
+	 * portions and of the evaluated ones */
 	uint32_t eval_size, n_portions, n_evaluated;
 	/* n_portions states: BATCH_FREE, BATCH_LEASED or BATCH_DONE */
 	uint8_t *portion;
-	int announced; /* 1: EFFECT_EPOCH_BEGUN was emitted; in no snapshot */
+	/* 1: EFFECT_EPOCH_BEGUN was emitted for this epoch; no snapshot has this flag */
+	int announced;
 };
 
-/* Says whether this work may be counted: REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
+/* Returns REJECT_NONE if `work` with `images` images may be counted, REJECT_WORK if a part of it is
+ * already counted or is not of this epoch or pass, and REJECT_SHAPE if it cannot be work of this
+ * run. */
 enum reject batch_ledger_check(
 	const struct core *c, const struct work *work, uint32_t images, int is_replay);
 void batch_ledger_mark(struct core *c, const struct work *work);
 /* Adds `images` images and the sum of their losses to the record of epoch `epoch`. The gradients of
  * these images are now in the weights or in the buffer. */
 void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum);
-/* A new epoch begins: all its batches are free, except the batches that count already
- * (later_epochs.h). */
+/* Opens the epoch in training: sets its batches to free, except the batches that count already
+ * (later_epochs.h), which become done. */
 void batch_ledger_open(struct core *c);
 /* Sets the batches [first, end) to free, and all batches after them to BATCH_SHUT. All batches
  * before `first` are done. */
@@ -57,7 +61,8 @@ int batch_ledger_is_training(const struct core *c, const struct msg_grant *g);
 /* Returns 1 if worker `w` holds batch `i` of the epoch in training or, if `eval` is 1, portion `i`
  * of the test set. */
 int batch_ledger_holds(const struct core *c, const struct worker *w, int eval, uint32_t i);
-/* Returns 1 if a worker other than `but` holds the same work and is not late. */
+/* Returns 1 if a worker other than `but` holds the batch or portion `i` and is not late. `eval` and
+ * `i` are as for batch_ledger_holds. */
 int batch_ledger_in_good_hands(
 	const struct core *c, const struct worker *but, int eval, uint32_t i);
 uint32_t batch_ledger_ceil_div(uint64_t a, uint64_t b);

@@ -1,6 +1,6 @@
 /*
- * checkpoints.h - decides when the core takes a snapshot, answers the requests that wait for one,
- * and ends the run after the last one. One snapshot is written at a time.
+ * checkpoints.h - decides when the core takes a snapshot, answers the requests that wait for a
+ * snapshot, and ends the run after the last snapshot. One snapshot is written at a time.
  */
 #ifndef SERVER_CORE_CHECKPOINTS_H
 #define SERVER_CORE_CHECKPOINTS_H
@@ -21,12 +21,14 @@ struct checkpoints {
 	} waiting[CORE_MAX_ADMINS]; /* requests that wait until their generation is durable */
 };
 
-/* An operator requests a checkpoint. */
+/* Called when operator `peer` requests a checkpoint: notes the request, or refuses it with
+ * ERROR. */
 void checkpoints_request(struct core *c, uint32_t peer);
-/* Answers an ADMIN request. */
+/* Answers the ADMIN request `verb` of `peer`. `generation`: the checkpoint that was requested; 0:
+ * none. */
 void checkpoints_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation);
 /* Called at the end of each step: starts a snapshot if one is due. A run without a disk needs no
- * last snapshot: its end completes here. */
+ * last snapshot, so this function completes the end of such a run. */
 void checkpoints_settle(struct core *c);
 void checkpoints_durable(struct core *c, uint64_t generation);
 void checkpoints_failed(struct core *c);

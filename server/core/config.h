@@ -20,7 +20,7 @@ enum staleness_scaling {
 };
 #define STALENESS_SCALING_NAMES "constant|relative|inverse"
 
-/* When an idle worker gets a copy of work that another worker holds. */
+/* Says when an idle worker gets a copy of work that another worker holds. */
 enum backup_copies {
 	BACKUP_LATE,      /* when the other worker is late, see pace.h */
 	BACKUP_IMMEDIATE, /* at once (Dean 2012, Sandblaster) */
@@ -118,7 +118,8 @@ struct core_config {
 
 enum config_type { CONFIG_GROUP, CONFIG_U32, CONFIG_U64, CONFIG_REAL, CONFIG_ENUM, CONFIG_FLAG };
 
-/* Which new value of an option may continue a run that was begun with another value. */
+/* Says which new values of an option are allowed when a run continues that was begun with another
+ * value. */
 enum config_resume {
 	RESUME_ANY,
 	RESUME_SAME,

@@ -53,7 +53,8 @@ static const struct row rows[MSG_TYPES] = {
 
 /* ---- weights out: pulls, and pushes that also pull ------------------------------------------- */
 
-/* `ack`: the ACK of the push that also pulls these weights; NULL for a PULL. */
+/* Sends the weights `which` to `peer`, as the answer to request `request`. `ack`: the ACK of the
+ * push that also pulls these weights; NULL: the request is a PULL. */
 static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64_t request,
 	enum weights which, const struct msg_ack *ack)
 {
@@ -163,8 +164,8 @@ static void on_message(struct core *c, const struct event *ev)
 
 /* ---- the step --------------------------------------------------------------------------------- */
 
-/* A restarted server grants no new work until all workers are back or the recovery time is over,
- * because the replays of these workers come first. */
+/* Ends the recovery when all workers are back or the recovery time is over. Until then a restarted
+ * server grants no new work, because the replays of these workers come first. */
 static void recover(struct core *c)
 {
 	if (!c->run.recovering)

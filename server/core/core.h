@@ -47,7 +47,7 @@ struct event {
 	uint64_t generation; /* EVENT_DURABLE, EVENT_SAVE_FAILED */
 	uint64_t bytes;      /* EVENT_PROGRESS */
 	/* EVENT_TICK: the part of the time since the last tick, in ms, in which replies waited for
-	 * the disk without progress */
+	 * the disk and the log on the disk made no progress */
 	uint64_t held_ms;
 };
 
@@ -92,11 +92,11 @@ enum worker_change {
 };
 
 /*
- * With a write-ahead log, a message may need events on disk before the shell sends it. Most
- * messages say that a push is decided, that an incarnation or work was granted, or that a worker
- * may leave. They would be wrong if a crash lost the event that caused them. Weights need the event
- * that made them. The following messages need no event on disk, so an operator reaches a server
- * whose disk is full:
+ * With a write-ahead log, the shell sends most messages only when the event that caused them is on
+ * disk. Most messages say that the server has decided a push, has granted an incarnation or work,
+ * or lets a worker leave. Such a message would be wrong if a crash lost its event. Weights wait for
+ * the event that made them. The following messages need no event on disk, so an operator reaches a
+ * server whose disk is full:
  *
  * - BEAT: it reports only what checkpoints contain;
  * - ERROR: it refuses a request or asks for a new HELLO. After a crash its receiver only asks
@@ -121,7 +121,8 @@ struct effect {
 
 /* The results of an epoch. */
 struct epoch_record {
-	/* both are counted exactly once; images == core_train_images when the epoch has ended */
+	/* each image and each update is counted exactly once; images == core_train_images when the
+	 * epoch has ended */
 	uint64_t images, updates;
 	/* sum of the losses of the applied pushes, each times its number of images */
 	double loss_sum;
@@ -143,14 +144,15 @@ struct core_stats {
 	uint64_t steps_short; /* sync: steps that ended with fewer gradients than were due */
 	/* trials: points that line searches tried; backups: backup copies of granted work */
 	uint64_t trials, backups;
-	/* decided pushes; pushes that arrived again after their decision */
+	/* pushes: decided pushes; duplicates: pushes that arrived again after their decision */
 	uint64_t pushes, duplicates;
 	uint64_t rejected[REJECT_REASONS];
 	/* results of work that another worker had delivered first, or of a step that had ended
 	 * without them */
 	uint64_t superseded;
-	uint64_t expired, stalls; /* grants that ended at their deadline; workers that stalled */
-	uint64_t refused;         /* messages that the server answered with ERROR */
+	/* expired: grants that ended at their deadline; stalls: times that a worker stalled */
+	uint64_t expired, stalls;
+	uint64_t refused; /* messages that the server answered with ERROR */
 	uint64_t gaps;
 	uint64_t images; /* images counted in all epochs */
 	/* leases: leases granted; released: batches and portions that a worker gave up undone */
@@ -177,8 +179,9 @@ enum session_state {
 	SESSION_LIVE,
 	/* no message for suspect_ms: the worker loses its leases, and nothing else */
 	SESSION_SUSPECT,
-	/* a snapshot contains the worker, and it has sent nothing in this term; the slot is kept
-	 * for sessions.ttl_ms */
+	/* a snapshot contains the worker, and it has sent nothing in this term; or it has sent
+	 * nothing for dead_ms and may retain pushes that a crash has lost. The slot is kept for
+	 * sessions.ttl_ms */
 	SESSION_AWAY,
 	/* no message for dead_ms, or the worker said BYE: the slot may be reused when all its
 	 * pushes are durable */
@@ -304,7 +307,8 @@ int core_data_is_fixed(const struct core *c);
 void core_worker(const struct core *c, uint32_t i, struct worker_view *v);
 /* Returns the number of live workers that are not stalled. */
 uint32_t core_live_workers(const struct core *c);
-/* Write the progress of the work, and the reason why no work is granted, to *v (view.c). */
+/* core_work writes the progress of the work to *v. core_hold_up writes the reason why the core
+ * grants no work. Both are in view.c. */
 void core_work(const struct core *c, struct work_view *v);
 void core_hold_up(const struct core *c, struct hold_up_view *v);
 

@@ -176,8 +176,8 @@ static uint32_t votes(const struct core *c, const struct data_id *d, int all_are
 	return n;
 }
 
-/* The run now uses data set `d`. No push of the previous data set was counted, and every grant of
- * it becomes void. */
+/* Makes `d` the data set of the run. No push of the previous data set was counted. The function
+ * ends all grants and opens the epoch again. */
 static void adopt(struct core *c, const struct data_id *d)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -230,8 +230,8 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
 	return REJECT_NONE;
 }
 
-/* The session of a worker with another data set ends. The worker then sends HELLO again and is
- * refused. */
+/* Ends the session of each worker with another data set. Such a worker then sends HELLO again, and
+ * the server refuses it. */
 void dataset_contributed(struct core *c)
 {
 	c->dataset.fixed = 1;

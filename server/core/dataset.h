@@ -18,10 +18,12 @@ int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer);
 /* Chooses the data set that most live workers have. The core calls this function at the end of each
  * event while no data set is fixed. */
 void dataset_choose(struct core *c);
-/* Checks push `p` of a worker with another data set than the run's. Returns REJECT_NONE if the push
- * is a replay that fixes the data set, otherwise REJECT_WORK. */
+/* Checks push `p` of worker `w`, whose data set is not the run's. If no data set is fixed and the
+ * push is a replay of an accepted push, makes the data set of `w` the run's and returns
+ * REJECT_NONE. Otherwise returns REJECT_WORK. */
 enum reject dataset_check(struct core *c, const struct worker *w, const struct msg_push *p);
-/* The core has accepted the first push of batches, which fixes the data set. */
+/* Called when the core has accepted the first push of batches: fixes the data set of the run, and
+ * ends the sessions of workers with another data set. */
 void dataset_contributed(struct core *c);
 
 #endif

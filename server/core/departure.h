@@ -1,20 +1,21 @@
 /*
  * departure.h - how workers leave: by silence, by BYE, at the end of the run, or excluded because
  * their gradients or losses are bad: not finite (a broken device, or training that has diverged),
- * or of another size than those of the other workers (norms.h).
+ * or of another size than the gradients of the other workers (norms.h).
  *
  * Exclusion: MAX_STREAK bad pushes or evaluations in a row exclude their worker. The worker loses
- * its leases and counts for nothing. The server answers each of its messages with ERROR
+ * its leases, and no worker waits for it. The server answers each of its messages with ERROR
  * PS_EQUARANTINE, and its program ends. Only a new process can come back, as a new incarnation. An
  * accepted push ends the streak.
  *
- * Divergence: the run ends as diverged if the newest push or evaluation of most workers was bad.
- * Most is more than half of the workers that are live, suspected or expected back, the excluded
- * one included. A run with a single worker diverges only if the server has accepted a push of this
- * incarnation of the worker. Otherwise its device is taken for broken, however often a
- * supervisor restarts its program, and the run waits for other workers. Bad initial weights
- * therefore end the run only if at least two workers are connected at the same time. Before
- * min_workers have come, the run cannot diverge.
+ * Divergence: when a worker reaches MAX_STREAK, the run ends as diverged instead if more than half
+ * of the workers have had a bad push or evaluation since their newest accepted push. This counts
+ * the worker itself and all workers that are live, suspect or expected back. A run with a single
+ * worker diverges only if the server has accepted a push of this incarnation of the worker.
+ * Otherwise its device is taken for broken, however often a supervisor restarts its program, and
+ * the run waits for other workers. Bad initial weights therefore end the run only if at least two
+ * workers are connected at the same time. Before min_workers workers have been live at the same
+ * time, the run cannot diverge.
  *
  * Invariants:
  * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server
@@ -39,18 +40,22 @@ struct worker_quarantine {
 	int sound;           /* 1: a push of this incarnation was accepted */
 };
 
-/* End the session of a worker that was silent for too long, or is excluded. */
+/* Ends the session of worker `w`, because the worker was silent for too long, has another data set
+ * than the run, or is excluded. `why`: the change that EFFECT_WORKER reports. */
 void departure_die(struct core *c, struct worker *w, enum worker_change why);
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status);
-/* The run is over, or the server drains: send BYE. A worker gets no BYE if it retains pushes that
- * the server acknowledged before a crash and has lost: it keeps them for the next term. */
+/* Sends BYE to `w` when the run is over or the server drains. At a drain, a worker gets no BYE if
+ * it retains pushes that the server acknowledged before a crash and has lost: the worker keeps
+ * these pushes for the next term. */
 void departure_part(struct core *c, const struct worker *w, uint32_t peer);
 void departure_part_all(struct core *c);
-/* A push or an evaluation of w was bad: that may exclude w, or end the run. */
+/* Called when a push or an evaluation of w was bad. If w has reached MAX_STREAK: excludes w, or
+ * ends the run as diverged. */
 void quarantine_bad(struct core *c, struct worker *w);
-/* A push of w was accepted. */
+/* Called when a push of w was accepted: ends the streak of w. */
 void quarantine_good(struct worker *w);
-/* Send an excluded worker ERROR PS_EQUARANTINE, if its pushes are durable; otherwise do nothing. */
+/* Sends the excluded worker `w` ERROR PS_EQUARANTINE if its pushes are durable; otherwise does
+ * nothing. `peer` 0: the worker has no connection and gets no message. */
 void quarantine_notify(struct core *c, struct worker *w, uint32_t peer);
 
 #endif

@@ -32,8 +32,9 @@ static uint64_t downpour_staleness(const struct core *c, const struct msg_push *
 	return p->base_version < c->store.version ? c->store.version - p->base_version : 0;
 }
 
-/* A worker that is 20 times slower than the others pushes gradients that are about 20 versions old
- * for each other worker. The default limit must let its work count. */
+/* Returns the maximum staleness of a gradient that counts. While a worker that is 20 times slower
+ * than the others computes one gradient, each of the others makes about 20 versions. The default
+ * limit must let such a gradient count. */
 static uint64_t max_staleness(const struct core *c)
 {
 	uint64_t live = core_live_workers(c);
@@ -46,9 +47,9 @@ static uint64_t max_staleness(const struct core *c)
 }
 
 /* Returns 1 if no server can have sent the weights of push `p` to w: the version is newer than the
- * current one. There is one exception: after a crash, the server may not have reached the version
- * of older weights again. In this case the worker joined before this term, and its weights are of
- * an earlier term. */
+ * current one. There is one exception: after a crash, the server has possibly not reached again a
+ * version that it sent before. So the function returns 0 if the worker joined before this term and
+ * its weights are of an earlier term. */
 static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	return p->base_version > c->store.version &&
@@ -139,7 +140,8 @@ static void flush_buffer(struct core *c)
 	accumulator_clear(c);
 }
 
-/* A robust rule needs gradients of several workers: of K workers, or of all that are live. */
+/* Returns 1 if the buffer is full. For a robust rule, it is full if it has gradients of K workers,
+ * or of as many workers as are live. */
 static int is_full(const struct core *c)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -160,8 +162,8 @@ void downpour_settle(struct core *c)
 		flush_buffer(c);
 }
 
-/* Records push `p`, a replay of a later epoch. The other gradients in the buffer are of the epoch
- * in training. */
+/* Records push `p`, a replay of a later epoch, in the record of that epoch. The other gradients in
+ * the buffer are of the epoch in training. */
 static void count_at_once(struct core *c, const struct msg_push *p)
 {
 	batch_ledger_record(c, p->work.epoch, p->images, (double)p->loss * p->images);
@@ -280,7 +282,8 @@ static int holds_update(struct core *c, const struct msg_push *p, double peak)
 			     : store_holds(c, peak, downpour_rate(c, tau));
 }
 
-/* The gradient after compensation must meet the same limits as a pushed gradient. */
+/* Returns 1 if the gradient of push `p` after compensation meets the limits of a pushed gradient,
+ * and all values stay finite when it is applied. */
 static int compensated_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	const float *found = backups_find(c, w, p), *then = found ? found : c->store.weights;
@@ -335,10 +338,11 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 		backups_hold_replayed(c, w);
 }
 
-/* Returns the number of workers that may hold a training lease at the same time. In the warm start
- * this is one worker, until the weights have left their random initial values. After that, one more
- * worker starts after every `warm_start_ramp` updates. The ramp avoids that many workers start at
- * the same weights, because their gradients would add up to one huge step. */
+/* Returns the number of workers that may hold a training lease at the same time. During the first
+ * `warm_start_updates` updates (the warm start) it is 1, until the weights have left their random
+ * initial values. Then it is 2, and grows by 1 after every `warm_start_ramp` updates. The ramp
+ * avoids that many workers start at the same weights, because their gradients would add up to one
+ * huge step. */
 static uint64_t admitted(const struct core *c)
 {
 	uint64_t version = c->store.version, warm = c->cfg.leases.warm_start_updates;

@@ -11,7 +11,8 @@ int downpour_fits(struct core *c, const struct worker *w, const struct msg_push 
 /* Applies the buffered gradients if the buffer is full or all batches of the epoch are counted. */
 void downpour_settle(struct core *c);
 void downpour_take(struct core *c, struct worker *w, const struct msg_push *p);
-/* Returns 1 if as many other workers are at work as the warm start, or its ramp, allows now. */
+/* Returns 1 if w must wait, because as many other workers hold a training lease as the warm start
+ * or its ramp allows now. */
 int downpour_holds_back(const struct core *c, const struct worker *w);
 /* EASGD: alpha = beta / N, the part of their distance that a worker and the centre each move
  * towards the other at an exchange. */

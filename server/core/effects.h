@@ -42,7 +42,8 @@ struct msg *effects_send_committed(struct core *c, uint32_t peer, enum msg_type 
  * be durable before the message is sent. */
 struct msg *effects_send_decided(struct core *c, uint32_t peer, enum msg_type type);
 void effects_refuse(struct core *c, uint32_t peer, int status, uint64_t expected, const char *text);
-/* Refuses a process of `incarnation`: a newer process has taken the slot of `worker`. */
+/* Sends ERROR to a process of `incarnation` on connection `peer`, because a newer process has taken
+ * the slot of `worker`. */
 void effects_refuse_fenced(struct core *c, uint32_t peer, uint32_t worker, uint32_t incarnation);
 
 void say_begin(struct say *s, const char *text);

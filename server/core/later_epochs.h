@@ -24,13 +24,15 @@ struct later_epochs {
 
 /* Returns 1 if `work` is of an epoch after the epoch in training. */
 int later_epochs_contain(const struct core *c, const struct work *work);
-/* Says whether a replay of `work` may be counted now: REJECT_NONE, REJECT_SHAPE or REJECT_WORK. */
+/* Returns REJECT_NONE if a replay of `work` may be counted now, REJECT_WORK if a part of it is
+ * already noted, and REJECT_SHAPE if it is no work of this run or LATER_EPOCHS_MAX pushes are
+ * noted. */
 enum reject later_epochs_check(const struct core *c, const struct work *work);
 void later_epochs_note(struct core *c, const struct work *work);
 /* Returns 1 if all batches of `epoch` are noted. */
 int later_epochs_is_complete(const struct core *c, uint32_t epoch);
-/* Removes the next noted work of the epoch in training and writes it to *work. *at is 0 at the
- * first call. Returns 0 if no noted work is left. */
+/* Removes the next noted work of the epoch in training and writes it to *work. *at must be 0 at the
+ * first call; the function advances it. Returns 0 if no noted work is left. */
 int later_epochs_take(struct core *c, uint32_t *at, struct work *work);
 
 #endif

@@ -24,8 +24,8 @@ static size_t place(size_t *at, size_t n, size_t size)
 	return here;
 }
 
-/* The worst step: the server answers every worker, grants it work, sends it BYE and reports its
- * change, and answers every waiting ADMIN request. */
+/* Returns the number of effects in the worst step: the core answers every worker, grants it work,
+ * sends it BYE and reports its change, and also answers every waiting ADMIN request. */
 static size_t max_effects(const struct core_config *cfg)
 {
 	return 4 * (size_t)cfg->sessions.max_workers + CORE_MAX_ADMINS + 16;
@@ -52,7 +52,8 @@ static size_t max_backups(const struct core_config *cfg)
 	return cfg->dc.kind ? (size_t)BACKUPS_MAX_HELD * cfg->sessions.max_workers : 0;
 }
 
-/* Returns the distance, in values, between the starts of two vectors in a list. */
+/* Returns the distance, in values, from the start of a vector to the start of the next one in a
+ * list. */
 static size_t stride(const struct core_config *cfg)
 {
 	return (cfg->n_params + 15) / 16 * 16;

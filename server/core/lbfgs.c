@@ -12,7 +12,7 @@ size_t lbfgs_vectors(uint32_t history)
 	return 3 + 2 * (size_t)history;
 }
 
-/* Ring index of the pair that is `age` older than the newest. */
+/* Returns the ring index of the pair that is `age` places older than the newest pair. */
 static uint32_t pair_at(const struct core *c, uint32_t age)
 {
 	uint32_t m = c->cfg.lbfgs.history;
@@ -20,7 +20,7 @@ static uint32_t pair_at(const struct core *c, uint32_t age)
 	return (c->lbfgs.newest + m - age) % m;
 }
 
-/* d = - (inverse Hessian) g, by the two-loop recursion of Nocedal 1980. */
+/* Computes d = - (inverse Hessian) g, by the two-loop recursion of Nocedal 1980. */
 static void direction(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;
@@ -128,7 +128,8 @@ static int accept_step(struct core *c, double f, const float *g)
 	return 1;
 }
 
-/* The search found no better point along d. */
+/* Ends a search that found no better point along d. Searches along the negative gradient and
+ * returns 0, or, if d was that direction, publishes x and returns 1. */
 static int give_up(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;

@@ -43,8 +43,9 @@ size_t lbfgs_vectors(uint32_t history);
  * f and g are known, publishes the first trial point and returns 1. Otherwise returns 0: the first
  * pass evaluates the current weights. */
 int lbfgs_begin(struct core *c, int same);
-/* A pass has ended with loss `f` and gradient `g` at the current weights. Returns 1 if the step is
- * done; the current weights are its result. Returns 0 if another point was published. */
+/* Called when a pass has ended with loss `f` and gradient `g` at the current weights. Returns 1 if
+ * the step is done; its result is then the current weights. Returns 0 if the function has published
+ * another trial point. */
 int lbfgs_pass(struct core *c, double f, const float *g);
 
 #endif

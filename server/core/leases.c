@@ -203,8 +203,8 @@ static int is_free(const struct leases *l, uint32_t i)
 	return i < l->n_batches && l->batch[i] == BATCH_FREE;
 }
 
-/* Returns the batch at which the next lease of w begins: the first batch of its last lease, if that
- * lease was refused in an exact mode; otherwise the batch after its last lease, for locality;
+/* Returns the batch at which the next lease of w begins: in an exact mode the first batch of its
+ * last lease, if this batch is free again; otherwise the batch after its last lease, for locality;
  * otherwise a free batch in its share of the epoch, or any other free batch. */
 static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 {
@@ -227,8 +227,8 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 	return p ? p : memchr(l->batch, BATCH_FREE, start);
 }
 
-/* Returns the granted batch with the fewest backup copies. If several batches have as few copies,
- * returns the first of them. NULL: no batch is granted. */
+/* Returns the granted batch with the fewest backup copies. If several batches have the fewest
+ * copies, returns the first of them. NULL: no batch is granted. */
 static uint8_t *copied_least(const struct leases *l)
 {
 	uint8_t *best = NULL;
@@ -283,7 +283,8 @@ static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 	return NULL;
 }
 
-/* No batch is free: grants `w` a copy of a batch. The first result of the batch counts. */
+/* Called when no batch is free: grants `w` a copy of a granted batch. The first result of the batch
+ * counts. */
 static void grant_backup(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;

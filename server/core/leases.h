@@ -26,14 +26,15 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev);
 void leases_on_result(struct core *c, struct worker *w, const struct event *ev);
 /* Returns 1 if the core can train on a data set of this size. */
 int leases_can_open(const struct core *c, const struct data_id *d);
-/* The run uses data set `d`, for which leases_can_open returns 1. Opens the epoch. */
+/* Opens the epoch for `d`, which is now the data set of the run. leases_can_open must return 1 for
+ * `d`. */
 void leases_open(struct core *c, const struct data_id *d);
 /* Called at the end of an event when all batches are done. Begins the evaluation of the epoch and
  * the training of the next epoch, if nothing of this epoch is under way. */
 void leases_advance(struct core *c);
 /* Grants work to the workers that wait for it, as far as there is work. */
 void leases_grant_waiting(struct core *c);
-/* Time has passed: ends the grants that are past their deadline, and updates which workers are
+/* Called at each tick: ends the grants that are past their deadline, and updates which workers are
  * stalled or late. */
 void leases_tick(struct core *c);
 

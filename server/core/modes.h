@@ -4,7 +4,8 @@
  * has a file and a header for what no other mode uses:
  *
  *   downpour.c     applies each gradient when it arrives (also easgd, and the gradients of ssp)
- *   ssp.c          like downpour.c, but no worker may be too many batches ahead of the slowest one
+ *   ssp.c          like downpour.c, but no worker begins a batch too far ahead of the slowest
+ *                  worker
  *   sync.c         applies the mean of one gradient from each member of a step; all these gradients
  *                  are of the same weights
  *   sandblaster.c  sums gradients over the portions of a large batch, with backup copies, for a
@@ -26,7 +27,7 @@ struct rules {
 	/* Returns 1 if all values stay finite when push `p`, whose slices are sound, is applied. It
 	 * does not apply `p`; in mode sync it may end the step under way first. */
 	int (*fits)(struct core *c, const struct worker *w, const struct msg_push *p);
-	/* Push `p` counts: the mode applies it at once, or keeps it for settle. */
+	/* Takes push `p`, which counts: applies its gradient at once, or keeps it for settle. */
 	void (*take)(struct core *c, struct worker *w, const struct msg_push *p);
 	/* Returns the maximum number of free batches that w may be granted now; 0: w waits. */
 	uint32_t (*limit)(const struct core *c, const struct worker *w);

@@ -4,16 +4,17 @@
 #include "server/core/state.h"
 #include "server/core/vec.h"
 
-#define SPIKE       25.0      /* one gradient may be this much larger than a mean */
+#define SPIKE       25.0      /* a gradient of a size above SPIKE R is rejected */
 #define NORM_PART   (1 / 8.)  /* weight of the newest norm in a mean */
 #define SIZE_PART   (1 / 32.) /* weight of the newest size in a mean */
-#define MIN_SIZES   8         /* sizes in a mean that is compared */
-#define RECENT      8         /* pushes of each live worker that count as recent */
-#define MAJORITY_OF 3         /* workers that a comparison needs */
+#define MIN_SIZES   8         /* minimum number of sizes in a mean that is compared */
+#define RECENT      8         /* number of recent pushes for each live worker */
+#define MAJORITY_OF 3         /* minimum number of workers for a comparison */
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
-/* A worker that pushed longer ago has norms of other times. */
+/* Returns the number of the oldest recent push. If the newest push of a worker is older, the norms
+ * of the worker are those of other times. */
 static uint64_t oldest_push(const struct core *c)
 {
 	uint64_t window = RECENT * (uint64_t)core_live_workers(c);
@@ -27,7 +28,8 @@ static int is_recent(const struct worker *w, uint64_t oldest)
 	       w->norms.mean > 0 && w->norms.push_no >= oldest;
 }
 
-/* Of the `n` recent workers, the median of what `of` returns; equal values count by slot. */
+/* Returns the median of what `of` returns for the `n` recent workers. Equal values are in the order
+ * of their slots. */
 static double median_of(
 	const struct core *c, uint64_t oldest, uint32_t n, double (*of)(const struct worker *))
 {
@@ -57,7 +59,7 @@ static double last_of(const struct worker *w)
 	return w->norms.last;
 }
 
-/* Returns 0 if there is no majority. */
+/* Sets *low and *high to the smaller and the larger yardstick. Returns 0 if there is none. */
 static int find_yardsticks(const struct core *c, double *low, double *high)
 {
 	uint64_t oldest = oldest_push(c);
@@ -76,7 +78,8 @@ static int find_yardsticks(const struct core *c, double *low, double *high)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* A sum of batches is as long as its batches are many. */
+/* Returns the norm of the gradient of push `p`. The norm of a sum over batches grows with the
+ * number of batches, so the function divides it by this number. */
 static double norm_of(const struct core *c, const struct msg_push *p)
 {
 	uint32_t batches = c->cfg.push.sum && p->work.count ? p->work.count : 1;
@@ -108,7 +111,8 @@ static void count_size(struct worker_norms *n, double size, double ratio)
 		mean_with(n->size, vec_larger(vec_smaller(size, 2 * ratio), 1 / (2 * ratio)), part);
 }
 
-/* No yardstick is known yet: the first gradients of a run are of its initial weights. */
+/* Checks a gradient with norm `norm` while there is no yardstick. The first gradients of a run are
+ * of its initial weights, so the norm of the weights is the yardstick. */
 static enum reject check_early(struct core *c, double norm)
 {
 	const double limit = SPIKE * c->cfg.limits.norm_ratio;

@@ -6,16 +6,19 @@
  *
  * Each worker that pushed recently has a moving mean of its norms. The yardsticks are two medians
  * over these workers: of the means, and of the newest norms. Norms change during a run, so each
- * gradient is compared with the yardsticks of its time: its size is 1 between them, else its norm
- * as a multiple of the nearer one. With R = cfg.limits.norm_ratio:
+ * gradient is compared with the yardsticks of its time. Its size is 1 if its norm lies between the
+ * yardsticks; otherwise its size is its norm divided by the nearer yardstick. With R =
+ * cfg.limits.norm_ratio:
  *
  * - a gradient of a size above SPIKE R is rejected;
  * - a gradient of a size above R is scaled down to R, except in mode easgd;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
- *   sizes is not from 1/R to R. A single size counts as at most 2R and at least 1/2R in this mean.
- *   Not in mode easgd: the distance between a worker and the centre depends on the worker's speed;
- * - in a run with a data set, a gradient with exactly the norm of the worker's last one, but of
- *   other weights, is rejected: it is the last one again.
+ *   sizes is not from 1/R to R. A single size counts as at most 2R and at least 1/(2R) in this
+ *   mean. The rule does not hold in mode easgd, where the distance between a worker and the centre
+ *   depends on the worker's speed;
+ * - in a run with a data set, a gradient with exactly the norm of the worker's last gradient, but
+ *   of other weights, is rejected, because the worker has sent its last gradient again. This rule
+ *   does not hold in mode easgd either.
  *
  * Until three workers have pushed, there is no majority. In a run with a data set the norm of the
  * weights is the yardstick then, and only SPIKE R is a limit. With fewer than three live workers
@@ -24,7 +27,7 @@
  * compared. If R is 0, the default, nothing is compared in any run.
  *
  * Invariants:
- * (1) less than half of the workers cannot move a yardstick beyond the norms of the others
+ * (1) fewer than half of the workers cannot move a yardstick beyond the norms of the others
  *     (tests/unit/test_core_norms.c);
  * (2) a replay that was accepted before a crash counts, whatever its norm is.
  */
@@ -34,13 +37,14 @@
 
 struct worker;
 
-/* Of a worker slot. In the snapshot, in a section of its own. */
+/* The norms of a worker slot. They have a section of their own in a snapshot. */
 struct worker_norms {
-	double last, mean; /* of the norms; 0: no gradient yet */
-	uint64_t version;  /* base version of the first gradient with the norm `last` */
-	double size;       /* mean of the sizes */
-	uint64_t n_sizes;  /* number of sizes in it */
-	uint64_t push_no;  /* of the newest gradient, among the pushes of the run */
+	/* last: the newest norm; mean: moving mean of the norms; 0: no gradient yet */
+	double last, mean;
+	uint64_t version; /* base version of the first gradient with the norm `last` */
+	double size;      /* moving mean of the sizes of the worker's gradients */
+	uint64_t n_sizes; /* number of sizes so far */
+	uint64_t push_no; /* number of the newest gradient's push among all pushes of the run */
 };
 
 /* Takes the gradient of push `p`, which store_check has accepted, into the means of w. Returns

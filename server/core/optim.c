@@ -250,8 +250,9 @@ static double root_ratio(const struct coeff *c, double part)
 	return (1.01 + ROOT_TINY / (double)c->eps) / sqrt(part);
 }
 
-/* Advances the bounds by one step of adam. sqrt(second moment) + eps is at least sqrt(square_keep)
- * times its previous value, and at least sqrt(square_add) * |d|. */
+/* Advances the bounds by one step of adam. Returns an upper bound of the step before its
+ * multiplication by the rate. sqrt(second moment) + eps is at least sqrt(square_keep) times its
+ * previous value, and at least sqrt(square_add) * |d|. */
 static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
 {
 	double before = (double)c->keep / sqrt((double)c->square_keep) * r->ratio;

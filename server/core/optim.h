@@ -32,7 +32,7 @@ float optim_first(const struct optim *o, size_t i);
  * the squares of the gradient's values. */
 double optim_clip(const struct optim *o, double squares);
 
-/* base^n. The result has the same bits on every CPU, which libm does not guarantee. */
+/* Returns base^n. The result has the same bits on every CPU, which libm does not guarantee. */
 double optim_power(double base, uint64_t n);
 
 /* optim_apply takes one step of the optimizer on n values. The weights are `w` and the gradient is

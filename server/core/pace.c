@@ -69,7 +69,8 @@ uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
 	return since > p->paused_ms ? since - p->paused_ms : 0;
 }
 
-/* The worker has delivered, or has asked for its first work: it is not stalled. */
+/* Called when the worker has delivered, or has asked for its first work: marks it as not
+ * stalled. */
 static void contributed(struct core *c, struct worker *w)
 {
 	struct pace *p = &w->pace;
@@ -119,7 +120,8 @@ void pace_restart(const struct core *c, struct worker *w)
 	w->pace.left = pieces_of(&w->lease.grant);
 }
 
-/* The worker delivered `pieces` pieces of its grant in one message. */
+/* Called when the worker has delivered `pieces` pieces of its grant in one message: notes their
+ * duration, and starts the worker's clock again. */
 static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 {
 	struct pace *p = &w->pace;

@@ -10,11 +10,11 @@
  * Late: a worker has held the work of its next delivery for more than twice the fleet's median. An
  * idle worker then gets a copy (leases.c).
  *
- * Deadline: the time in which a worker must make its next delivery. It is ten times the time that
- * the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker with fewer than
- * PACE_OWN durations, the fleet's median counts, or its own if that is larger. While no worker has
- * delivered anything, the deadline is cfg.leases.first_deadline_ms. After the deadline another
- * worker gets the work. If the late result still comes first, it counts.
+ * Deadline: the time in which a worker must make its next delivery. It is PACE_DEADLINE times the
+ * time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker with
+ * fewer than PACE_OWN durations, the larger one of its own and the fleet's median is used. While no
+ * worker has delivered anything, the deadline is cfg.leases.first_deadline_ms. After the deadline
+ * another worker gets the work. If the late result still comes first, it counts.
  *
  * Stalled: a worker has delivered nothing for its deadline, or for PACE_STALL_MS if that is longer.
  * A worker with fewer than PACE_OWN durations is stalled after three times its deadline instead. A
@@ -25,7 +25,7 @@
  *
  * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), the
  * clocks of these three rules stand still, but no longer than the bytes take at PACE_BYTES_PER_S,
- * and for no more bytes than the next delivery needs.
+ * and for no more bytes than the worker's next delivery needs.
  *
  * Disk: the clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK),
  * because the workers then wait for the server. If bytes move in the same time, the time is not
@@ -67,8 +67,9 @@ struct pace {
 	uint32_t left; /* pieces of the newest grant that the worker has not delivered */
 	int late;
 	int stalled;
-	int shadow;         /* 1: the tables of leases.c do not contain the worker's grant */
-	uint64_t owed_ms;   /* how long it held earlier grants since its last delivery */
+	int shadow; /* 1: the tables of leases.c do not contain the worker's grant */
+	/* how long the worker has held earlier grants since its last delivery */
+	uint64_t owed_ms;
 	uint64_t paused_ms; /* the part of the time since since_ms that a transfer took */
 	uint64_t moved_ms;  /* time at which bytes last moved; 0: none moved since since_ms */
 	uint64_t moved;     /* bytes that moved since since_ms */
@@ -78,48 +79,51 @@ struct pace {
 /* The durations of all workers together. */
 struct fleet_pace {
 	struct recent recent[PACE_KINDS];
-	uint32_t n_late[PACE_KINDS]; /* number of late workers; their work may be copied */
+	uint32_t n_late[PACE_KINDS]; /* number of late workers, whose work idle workers can copy */
 };
 
 struct core;
 struct worker;
 
-/* A worker as fast as the fleet's median may hold `batches` batches. Returns how many batches w
- * delivers in the same time, at least 1. */
+/* Returns how many batches w delivers in the time in which a worker as fast as the fleet's median
+ * delivers `batches` batches; at least 1, at most `batches`. */
 uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batches);
-/* The worker has just received w->lease.grant. */
+/* Called when the core has just granted w->lease.grant: starts the worker's clock. */
 void pace_granted(struct core *c, struct worker *w);
-/* The worker asks for other work, so it will not deliver the rest of its grant. */
+/* Called when the worker asks for other work, so that it will not deliver the rest of its grant:
+ * the worker owes nothing until it gets a grant. */
 void pace_gave_back(struct core *c, struct worker *w);
-/* The core has just ended the worker's grant, if it had one. From now on the worker owes a LEASE,
- * unless it waits for a grant. */
+/* Called after the core has ended the worker's grant, if it had one: from now on the worker owes a
+ * LEASE, unless it waits for a grant. */
 void pace_expect_lease(const struct core *c, struct worker *w);
-/* The worker delivered `work`; `accepted` says whether the push was accepted. Returns 1 if the work
- * belongs to the worker's own grant. */
+/* Called when the worker has delivered `work`; `accepted` says whether the push was accepted.
+ * Returns 1 if the work belongs to the worker's own grant. */
 int pace_trained(struct core *c, struct worker *w, const struct work *work, int accepted);
-/* The worker delivered a piece of the test set. Returns 1 if the piece belongs to the worker's own
- * grant. */
+/* Called when the worker has delivered result `r` of a piece of the test set. Returns 1 if the
+ * piece belongs to the worker's own grant. */
 int pace_evaluated(struct core *c, struct worker *w, const struct msg_result *r);
 /* Updates which workers are late, and c->pace.n_late. */
 void pace_find_late(struct core *c);
-/* `bytes` bytes of connection `peer` have moved, in either direction. */
+/* Called when `bytes` bytes of connection `peer` have moved, in either direction: stops the
+ * worker's clock for the time that these bytes took. */
 void pace_progress(struct core *c, uint32_t peer, uint64_t bytes);
-/* Replies have waited for the disk for the last `ms` milliseconds. No worker's clock counts this
- * time. */
+/* Called when replies have waited for the disk for the last `ms` milliseconds: excludes this time
+ * from every worker's clock. */
 void pace_hold(struct core *c, uint64_t ms);
-/* Time has passed: marks the worker as stalled if it is. Returns 1 if the worker must give back its
- * grant. */
+/* Called at each tick: marks the worker as stalled if it is. Returns 1 if the caller must release
+ * the worker's grant. */
 int pace_check(struct core *c, struct worker *w);
-/* The worker has joined, or has returned after silence; session.state is not updated yet. The
- * worker's clock starts again. The worker owes nothing if it waits for a grant, if it lost its
- * grant while it was away, or if the run has no leases. */
+/* Called when the worker has joined, or has returned after silence: starts the worker's clock
+ * again. For a worker that was away, session.state must still be SESSION_AWAY. The worker owes
+ * nothing if it waits for a grant, if it lost its grant while it was away, or if the run has no
+ * leases. */
 void pace_back(const struct core *c, struct worker *w);
 /* Returns 1 if the worker asks for work or owes a delivery. */
 int pace_is_at_work(const struct worker *w);
 /* Returns the time in ms for which the worker has owed a delivery; 0: it owes nothing. */
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w);
-/* The slot's worker comes from a snapshot, or a new process took the slot. If the slot holds a
- * grant, the time of the grant counts from now. */
+/* Called when the slot's worker comes from a snapshot, or a new process took the slot: clears the
+ * clocks. If the slot holds a grant, the time of the grant counts from now. */
 void pace_restart(const struct core *c, struct worker *w);
 
 #endif

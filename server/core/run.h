@@ -1,5 +1,6 @@
 /*
- * run.h - tells whether the run has begun, grants work and accepts pushes, and ends the run.
+ * run.h - tells whether the run has begun, whether it grants work and whether it decides pushes,
+ * and ends the run.
  */
 #ifndef SERVER_CORE_RUN_H
 #define SERVER_CORE_RUN_H

@@ -249,9 +249,9 @@ static void refuse_rollback(
 	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->effects.said.text);
 }
 
-/* By how much a worker's claim may exceed the state of the server. No operator restores a
- * checkpoint that is older than that. A larger claim is a lie, and would use up the numbers of the
- * slot. */
+/* The maximum by which the incarnation and the seq that a worker claims can exceed those of the
+ * server. No operator restores a checkpoint that is older than that. A larger claim is false, and
+ * would use up the numbers of the slot. */
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 

@@ -23,13 +23,15 @@ struct worker_session {
 	/* JOINING: the snapshot that will contain this incarnation. When it is durable, the server
 	 * sends WELCOME and sets this to 0. */
 	uint64_t join_generation;
-	/* 1: it sent BYE and gets the answer when its pushes are durable */
+	/* 1: the worker sent BYE, or is excluded, and gets the answer when its pushes are
+	 * durable */
 	int leaving;
 	/* 1: a recovery ended while the worker was AWAY; the next recovery does not wait for it */
 	int overdue;
 };
 
-/* A bit beside 1 << state: the worker has sent BYE and waits for the answer. */
+/* A bit of a set of states, beside the bits 1 << state: the worker has sent BYE and waits for the
+ * answer. */
 #define SESSION_LEAVING (1u << 31)
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
@@ -41,16 +43,20 @@ struct worker *sessions_check(
 	struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
 void sessions_tick(struct core *c);
 void sessions_peer_gone(struct core *c, uint32_t peer);
-/* Snapshot `generation` is on disk: sends WELCOME to the workers that waited for it, and
- * notifies the other workers which pushes are durable. */
+/* Called when snapshot `generation` is on disk: sends WELCOME to the workers that waited for this
+ * snapshot, and notifies the other workers which pushes are durable. */
 void sessions_durable(struct core *c, uint64_t generation);
-/* A snapshot could not be written: notifies the workers that wait for WELCOME of the reason. */
+/* Called when a snapshot could not be written: notifies the workers that wait for WELCOME of the
+ * reason. */
 void sessions_save_failed(struct core *c);
-/* Notes for each worker the newest seq that the snapshot under way contains. */
+/* Called when a snapshot is started: notes for each worker the newest seq that the snapshot
+ * contains. */
 void sessions_snapshot(struct core *c);
-/* The server has just started from a snapshot: the silence of its workers counts from now. */
+/* Called at the first step after a start from a snapshot: the silence of its workers counts from
+ * now. */
 void sessions_awaited(struct core *c);
-/* The recovery is over: the next recovery will not wait for the workers that are still away. */
+/* Called when the recovery is over: marks the workers that are still away, so that the next
+ * recovery does not wait for them. */
 void sessions_overdue(struct core *c);
 /* Returns 1 if no worker of the snapshot is missing or still replays pushes. */
 int sessions_all_back(const struct core *c);

@@ -94,7 +94,7 @@ static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 	u64(k, &n);
 	cfg->n_params = n;
 	if (k->in)
-		cfg->training.validate = 0; /* if a checkpoint of 0.2.0 lacks it */
+		cfg->training.validate = 0; /* the value if a checkpoint of 0.2.0 lacks the field */
 	config_put(k, cfg);
 	flag(k, &c->run.begun);
 	u64(k, &c->store.version_term);
@@ -197,7 +197,8 @@ static void put_ledger(struct cursor *k, struct core *c)
 		put_worker(k, &c->worker[i], c->cfg.sessions.replay_window);
 }
 
-/* The upper half has the channels. It is 0 in the snapshot of a release that had no channels. */
+/* One number has the classes in its lower half and the channels in its upper half, which is 0 in
+ * the snapshot of a release that had no channels. */
 static void put_classes(struct cursor *k, struct data_id *d)
 {
 	uint64_t both = (uint64_t)d->channels << 32 | d->classes;
@@ -319,8 +320,8 @@ static void put_leases(struct cursor *k, struct core *c)
 		put_epoch(k, &c->epoch[i]);
 }
 
-/* The gradients that are kept apart: of the step under way, in the order of their batches, or of the
- * buffer, in the order of their workers. */
+/* Describes the gradients that are kept apart: those of the step under way in the order of their
+ * batches, or those of the buffer in the order of their workers. */
 static void put_parts(struct cursor *k, struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -392,8 +393,8 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 	}
 }
 
-/* A version that a worker holds, as the number of its copy. The values follow where that number
- * occurs first. */
+/* Stores a version that a worker holds as the number of its copy. The values of the copy follow
+ * where that number occurs first. */
 static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t *copies)
 {
 	struct backup *b = &c->backups.copy[h->copy];
@@ -423,8 +424,8 @@ static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t 
 	}
 }
 
-/* Delay compensation: the mean squares, and the versions of which workers may still push
- * gradients. */
+/* Describes the state of delay compensation: the mean squares, and the versions that workers hold
+ * (backups.h). */
 static void put_backups(struct cursor *k, struct core *c)
 {
 	uint32_t copies = 0;
@@ -512,7 +513,8 @@ static void put_norms(struct cursor *k, struct core *c)
 
 /* ---- sessions: what is true only while the process lives ------------------------------------- */
 
-/* Returns an enum value in [min, max]. */
+/* Reads or writes the enum value `v`. Sets the error if the value is outside of [min, max]. Returns
+ * the value; after an error, `min`. */
 static uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
 {
 	u32(k, &v);
@@ -600,7 +602,8 @@ static void put_session(struct cursor *k, struct worker *w)
 	put_pace(k, &w->pace);
 }
 
-/* The number of backup copies of each batch, and counts that do not follow from the states. */
+/* Describes the number of backup copies of each batch, and the counts that do not follow from the
+ * states of the batches. */
 static void put_copies(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -655,7 +658,7 @@ static void put_metric_sums(struct cursor *k, struct core *c)
 		}
 }
 
-/* The list with its NUL. */
+/* Describes the list of tensors with its NUL. */
 static void put_tensors(struct cursor *k, struct core *c)
 {
 	char *list = c->tensors.list;

@@ -39,9 +39,9 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 	return min;
 }
 
-/* Ho 2013: a worker may begin batch number `clock` while clock <= slowest + bound. A lease has as
- * many batches as this rule allows. It has at most bound + 1 batches, because a worker that joins
- * while w works may start at w's clock. */
+/* Ho 2013: a worker is allowed to begin batch number `clock` while clock <= slowest + bound. A
+ * lease has as many batches as this rule allows, but at most bound + 1, because a worker that joins
+ * while w works can start at w's clock. */
 static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 {
 	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;

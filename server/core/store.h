@@ -26,7 +26,8 @@ struct store {
 	uint64_t version;
 	uint64_t version_term; /* term in which this version was made */
 	float *weights;
-	float *next_buffer;  /* buffer for the next version; NULL: overwrite the present one */
+	/* buffer for the next version; NULL: the next version overwrites the present one */
+	float *next_buffer;
 	float *eval_weights; /* the weights at the end of the epoch under evaluation */
 	uint64_t eval_version;
 	float *state[OPTIM_VECTORS]; /* state vectors of the optimizer; NULL: not needed */

@@ -1,10 +1,11 @@
 /*
  * sync.c - synchronous steps with backup workers (Chen 2016, arXiv 1604.00981). A step begins with
- * all live workers as its members and with the next batches of the epoch's order, one for each
- * member. The step ends when the gradients that are due have arrived. `sync_workers` gradients are
- * due. If that option is 0, the number of members minus `backup_workers` is due. Up to
- * `backup_workers` more members have a batch of the step. Their late gradients are dropped and
- * counted as superseded, and their batches belong to the next step.
+ * all ready workers as its members, and with the next batches in the order of the epoch. The step
+ * ends when the gradients that are due have arrived: --sync-workers gradients or, if that option is
+ * 0, as many as the step has members minus --backup-workers, but at least 1. The step has one batch
+ * for each member, but with --sync-workers N at most N + --backup-workers batches. So up to
+ * --backup-workers gradients arrive after the end of their step. The server drops these gradients
+ * and counts them as superseded, and their batches belong to the next step.
  *
  * Invariants:
  * (1) a step waits for every live member, whether or not the member has asked for work yet, until
@@ -107,9 +108,9 @@ static int ends_the_step(const struct core *c, const struct msg_push *p)
 	return a->pushes && (later || a->pushes == a->room);
 }
 
-/* Ends the step under way first if the push is of a later step. Then checks the gradient with the
- * weights and the sum that it would be added to. The step stays ended even if the gradient is
- * rejected. */
+/* Returns 1 if all values stay finite when the gradient of push `p` is applied. If `p` is of a
+ * later step, the function first ends the step under way, so it checks the gradient with the
+ * weights of its own step. The step stays ended even if the gradient is rejected. */
 static int sync_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	if (ends_the_step(c, p))

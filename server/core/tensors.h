@@ -1,6 +1,7 @@
 /*
- * tensors.h - names and shapes of the tensors that make up vector:N, for exports. They change
- * nothing in training. --init or the first worker that has a list gives it to the run.
+ * tensors.h - names and shapes of the tensors that make up vector:N, for exports. Names and shapes
+ * change nothing in training. The run takes its list from --init, or from the first worker that has
+ * one.
  */
 #ifndef SERVER_CORE_TENSORS_H
 #define SERVER_CORE_TENSORS_H
@@ -13,7 +14,8 @@ struct tensors {
 /* Returns 1 if this HELLO has no list, or if its list is sound and does not differ from a list of
  * the run. Otherwise refuses `peer` with the reason. */
 int tensors_admit(struct core *c, const struct msg_hello *h, uint32_t peer);
-/* A worker with this HELLO, which tensors_admit has admitted, joins. */
+/* Called when a worker joins with this HELLO, which tensors_admit has admitted: gives the list of
+ * the HELLO to the run if the run has none. */
 void tensors_joined(struct core *c, const struct msg_hello *h);
 
 #endif

@@ -257,6 +257,20 @@ static void many_images_on_nets_without_jumps_agree_with_cpu_ref(void **state)
 	agree(smooth_models, N_SMOOTH_MODELS, 101, 0);
 }
 
+/* Enough pixels and channels for the largest tiles of all products, which fill no tile. */
+static void large_tiles_agree_with_cpu_ref(void **state)
+{
+	static const struct odd_model large[] = {
+		{{1, 56, 56}, "conv:40:1 conv:72:2 conv:64:2 fc:3"},
+		{{3, 60, 60},
+			"conv:40:3:pad=1 relu conv:72:3:pad=1 relu pool:2 conv:33:1 relu fc:5"},
+		{{2, 75, 75}, "conv:130:3:stride=2 conv:136:1 avgpool:global fc:5"},
+	};
+
+	(void)state;
+	agree(large, sizeof(large) / sizeof(large[0]), 7, 1);
+}
+
 static void gradients_are_slopes_of_the_loss(void **state)
 {
 	(void)state;
@@ -287,6 +301,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(errors_of_any_size_keep_their_digits),
 		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
 		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),
+		cmocka_unit_test(large_tiles_agree_with_cpu_ref),
 		cmocka_unit_test(gradients_are_slopes_of_the_loss),
 	};
 

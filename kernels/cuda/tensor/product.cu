@@ -1,5 +1,5 @@
-/* product.cu - the products of product.cuh in bf16 and tf32, on tensor cores: large tiles in bf16
- * with wgmma on Hopper, all others with mma.sync. */
+/* product.cu - the products of product.cuh in bf16 and tf32, on tensor cores: large tiles with wgmma
+ * on Hopper, all others with mma.sync. */
 #include "kernels/cuda/tensor/product.cuh"
 
 namespace
@@ -86,8 +86,11 @@ struct wide_up : wide {
 	static const bool UP = true;
 };
 
-/* The sums of a thread: its warpgroup computes 64 rows of the tile. */
-template <bool DGRAD, class S> struct wgmma_sums {
+/* The sums of a thread. */
+template <class T, bool DGRAD, class S> struct wgmma_sums;
+
+/* In bf16 a warpgroup computes 64 rows of the tile. */
+template <bool DGRAD, class S> struct wgmma_sums<__nv_bfloat16, DGRAD, S> {
 	typedef product_sizes<__nv_bfloat16, DGRAD, S> Z;
 	float c[S::BN / 2] = {};
 
@@ -124,11 +127,66 @@ template <bool DGRAD, class S> struct wgmma_sums {
 	}
 };
 
+/* In tf32 wgmma reads operands from shared memory only if their K is contiguous. A warpgroup
+ * therefore computes 64 channels x BN pixels: pixels are in shared memory, weights in registers. */
+template <bool DGRAD, class S> struct wgmma_sums<float, DGRAD, S> {
+	typedef product_sizes<float, DGRAD, S> Z;
+	float c[S::BN / 2] = {};
+
+	__device__ static int channel(int group)
+	{
+		return group * 64 % S::BN + threadIdx.x / 32 % 4 * 16;
+	}
+
+	__device__ static int pixel(int group)
+	{
+		return group * 64 / S::BN * 64;
+	}
+
+	__device__ void add_stage(const unsigned char *stage, int)
+	{
+		const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
+		const int lane = threadIdx.x % 32, steps = Z::BK / 8;
+		const uint64_t b = wgmma_lines(shared_address(stage) + pixel(group) * S::ROW, 0);
+		uint32_t a[steps][4];
+#pragma unroll
+		for (int step = 0; step < steps; step++)
+			if (DGRAD)
+				load_a<float>(a[step], stage + Z::A_BYTES, Z::B_PITCH,
+					channel(group), step * 32, lane);
+			else
+				load_a_across<float>(a[step], stage + Z::A_BYTES, Z::B_PITCH,
+					step * 8, channel(group), lane);
+		wgmma_fence();
+#pragma unroll
+		for (int step = 0; step < steps; step++)
+			wgmma_tf32(c, a[step], b + step * 32 / 16);
+		wgmma_commit();
+		wgmma_wait(); /* their operands in registers */
+	}
+
+	/* Makes the copies of this thread visible to wgmma. */
+	__device__ void wait()
+	{
+		wgmma_fence_smem();
+	}
+
+	__device__ void store(float *sums) const
+	{
+		const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
+
+		sums += (pixel(group) + lane % 4 * 2) * S::SUM_PITCH + channel(group) + lane / 4;
+#pragma unroll
+		for (int i = 0; i < S::BN / 2; i++)
+			sums[(i / 4 * 8 + i % 2) * S::SUM_PITCH + i / 2 % 2 * 8] = c[i];
+	}
+};
+
 template <int BN_, int STAGES_, int BLOCKS_>
 struct wgmma_shape : tile_shape<128, BN_, 128, STAGES_, 8, BLOCKS_, 1, false> {
 	static const bool LINES = true, B_ACROSS = false;
 
-	template <class T, bool DGRAD> using sums = wgmma_sums<DGRAD, wgmma_shape>;
+	template <class T, bool DGRAD> using sums = wgmma_sums<T, DGRAD, wgmma_shape>;
 };
 typedef wgmma_shape<128, 3, 2> wgmma128;
 typedef wgmma_shape<64, 4, 2> wgmma64;
@@ -137,12 +195,16 @@ typedef wgmma_shape<64, 4, 2> wgmma64;
 template <class T, bool DGRAD>
 int launched_wgmma(const struct kx_product &g, size_t enough, int *rc, cudaStream_t stream)
 {
-	if (sizeof(T) != 2 || kx_code(product_kernel<__nv_bfloat16, DGRAD, wgmma64>) != 90)
+	const size_t bytes128 = product_sizes<T, DGRAD, wgmma128>::BYTES;
+	const size_t bytes64 = product_sizes<T, DGRAD, wgmma64>::BYTES;
+
+	if ((bytes128 > bytes64 ? bytes128 : bytes64) > kx_shared_limit() ||
+		kx_code(product_kernel<T, DGRAD, wgmma64>) != 90)
 		return 0;
 	if (g.n > wgmma64::BN && product_blocks<wgmma128>(g) >= enough)
-		*rc = launch_product<__nv_bfloat16, DGRAD, wgmma128>(g, stream);
+		*rc = launch_product<T, DGRAD, wgmma128>(g, stream);
 	else if (g.n > narrow::BN && product_blocks<wgmma64>(g) >= enough)
-		*rc = launch_product<__nv_bfloat16, DGRAD, wgmma64>(g, stream);
+		*rc = launch_product<T, DGRAD, wgmma64>(g, stream);
 	else
 		return 0;
 	return 1;

@@ -16,15 +16,16 @@ namespace
 {
 
 /* The base of all tile shapes. A block computes a tile of BM x BN; a pipeline stage has ROW bytes of
- * K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. LINES: both
- * operands are stored as wgmma reads them (line_place), and the products of a stage run while the
- * block loads another stage. UP: for windows with `up` > 1. */
+ * K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. LINES: operands
+ * are stored as wgmma reads them (line_place; in tf32 only A), and in bf16 the products of a stage run
+ * while the block loads another stage. UP: for windows with `up` > 1. TF32: fp32 values are rounded to
+ * tf32 when they are stored. */
 template <int BM_, int BN_, int ROW_, int STAGES_, int WARPS_, int BLOCKS_, int SHARES_,
 	bool SPLIT_>
 struct tile_shape {
 	static const int BM = BM_, BN = BN_, ROW = ROW_, STAGES = STAGES_, BLOCKS = BLOCKS_;
 	static const int SHARES = SHARES_;
-	static const bool SPLIT = SPLIT_, LINES = false, UP = false;
+	static const bool SPLIT = SPLIT_, LINES = false, UP = false, TF32 = true;
 	static const int THREADS = 32 * WARPS_ * SHARES;
 	static const int VECTORS = ROW / 16;
 	static const int PITCH = ROW + 16; /* of A, and of B in dgrad */
@@ -38,10 +39,11 @@ template <class T, bool DGRAD, class S> struct product_sizes {
 	/* In dgrad a row of B in global memory is one channel n. With B_ACROSS a row in shared memory
 	 * is one value of K, as in fprop; otherwise (B_LINES) it is one channel, too. */
 	static const bool B_LINES = DGRAD && !S::B_ACROSS;
+	static const bool B_SWIZZLED = S::LINES && sizeof(T) == 2;
 	static const int PAD = S::B_ACROSS ? 16 : type_of<T>::PAD;
 	static const int B_PITCH = B_LINES ? S::PITCH : S::BN * type_of<T>::BYTES + PAD;
 	static const int A_BYTES = S::BM * (S::LINES ? S::ROW : S::PITCH);
-	static const int B_BYTES = S::LINES ? S::BN * S::ROW : (B_LINES ? S::BN : BK) * B_PITCH;
+	static const int B_BYTES = B_SWIZZLED ? S::BN * S::ROW : (B_LINES ? S::BN : BK) * B_PITCH;
 	static const int STAGE = A_BYTES + B_BYTES;
 	static const int B_VECTORS = DGRAD ? S::VECTORS : S::BN * type_of<T>::BYTES / 16;
 	static const int B_PASSES = (DGRAD ? S::BN : BK) * B_VECTORS / S::THREADS;
@@ -116,9 +118,10 @@ __device__ inline void load_vector_a(
 }
 
 /* The place of a vector of an operand with `lines` lines in a stage. */
-template <class S> __device__ inline int vector_place(int line, int vector, int lines, int pitch)
+template <bool SWIZZLED>
+__device__ inline int vector_place(int line, int vector, int lines, int pitch)
 {
-	return S::LINES ? line_place(line, vector, lines) : line * pitch + vector * 16;
+	return SWIZZLED ? line_place(line, vector, lines) : line * pitch + vector * 16;
 }
 
 /* Copies vector v of column n and transposes it: each of its values of K goes to a row of its own. */
@@ -141,8 +144,8 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 #pragma unroll
 	for (int i = 0; i < S::A_PASSES; i++)
 		load_vector_a<T, S::UP>(g, rows[i], *k,
-			stage + vector_place<S>(row + i * (S::THREADS / S::VECTORS), vector, S::BM,
-					S::PITCH));
+			stage + vector_place<S::LINES>(row + i * (S::THREADS / S::VECTORS), vector,
+					S::BM, S::PITCH));
 	stage += Z::A_BYTES;
 	if (DGRAD) {
 		const int size = g.window.size;
@@ -159,7 +162,8 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 			if (S::B_ACROSS)
 				copy_across<Z::B_PITCH>(stage, n, vector, from, valid);
 			else
-				copy_ahead(stage + vector_place<S>(n, vector, S::BN, Z::B_PITCH),
+				copy_ahead(stage + vector_place<Z::B_SWIZZLED>(
+							   n, vector, S::BN, Z::B_PITCH),
 					from, valid);
 		}
 	} else {
@@ -170,8 +174,8 @@ __device__ inline void load_stage(const struct kx_product &g, const struct tile_
 			const int at = tile * Z::BK + r;
 			const bool valid = at < g.b_rows && n < g.n;
 
-			copy_ahead(
-				stage + vector_place<S>(r, tid % Z::B_VECTORS, Z::BK, Z::B_PITCH),
+			copy_ahead(stage + vector_place<Z::B_SWIZZLED>(
+						   r, tid % Z::B_VECTORS, Z::BK, Z::B_PITCH),
 				b + ((size_t)at * g.pitch + n) * sizeof(T), valid);
 		}
 	}
@@ -200,6 +204,21 @@ __device__ inline void store_octet(__nv_bfloat16 *to, const struct octet &o)
 {
 	*reinterpret_cast<uint4 *>(to) = {to_bf16x2(o.v[0], o.v[1]), to_bf16x2(o.v[2], o.v[3]),
 		to_bf16x2(o.v[4], o.v[5]), to_bf16x2(o.v[6], o.v[7])};
+}
+
+/* Stores values of a tensor. wgmma ignores the low 13 bits of its operands in shared memory. */
+template <class S> __device__ inline void store_result(float *to, struct octet o)
+{
+	if (S::TF32)
+#pragma unroll
+		for (int j = 0; j < KX_OCTET; j++)
+			o.v[j] = nearest_tf32(o.v[j]);
+	store_octet(to, o);
+}
+
+template <class S> __device__ inline void store_result(__nv_bfloat16 *to, const struct octet &o)
+{
+	store_octet(to, o);
 }
 
 /* The bits of eight values: bit j is set if value j is positive. */
@@ -320,7 +339,7 @@ __device__ inline void store_rows(const struct kx_product &g, const float *sums,
 			if (g.wide)
 				store_octet(static_cast<float *>(g.d) + at, o);
 			else
-				store_octet(static_cast<T *>(g.d) + at, o);
+				store_result<S>(static_cast<T *>(g.d) + at, o);
 		}
 	}
 }
@@ -354,7 +373,7 @@ __device__ inline void store_pooled(const struct kx_product &g, const float *sum
 		const size_t at = (size_t)((m0 + r) / 4) * g.n + n;
 
 		epilogue(&best, g, bias);
-		store_octet(static_cast<T *>(g.d) + at, best);
+		store_result<S>(static_cast<T *>(g.d) + at, best);
 		*reinterpret_cast<uint2 *>(g.argmax + at) = {argmax[0], argmax[1]};
 	}
 }

@@ -88,6 +88,7 @@ struct ffma_shape
 	static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
 	static const int TM = BM_ / WARPS_M_ / 4, TN = BN_ / WARPS_N_ / 8;
 	static const bool B_ACROSS = TN == 8; /* copies of single values pay for large tiles */
+	static const bool TF32 = false;
 
 	template <class T, bool DGRAD> using sums = ffma_sums<DGRAD, ffma_shape>;
 };

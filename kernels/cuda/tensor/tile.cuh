@@ -59,6 +59,15 @@ __device__ static inline void load_matrices_transposed(uint32_t (&r)[4], uint32_
 		     : "memory");
 }
 
+/* The nearest number of tf32: its low 13 bits are zero. */
+__device__ static inline float nearest_tf32(float x)
+{
+	uint32_t bits;
+
+	asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+	return __uint_as_float(bits);
+}
+
 __device__ static inline uint32_t shared_tf32(const unsigned char *at)
 {
 	return to_tf32(*reinterpret_cast<const float *>(at));

@@ -125,7 +125,7 @@ static const struct {
 	{"/sys/fs/cgroup", READ_DIR},
 };
 
-/* Allow `rights` for a file or everything in a directory. A path that does not exist needs no
+/* Allows `rights` for a file or everything in a directory. A path that does not exist needs no
  * rule. */
 static int allow_path(int ruleset, const char *path, uint64_t rights)
 {
@@ -139,7 +139,7 @@ static int allow_path(int ruleset, const char *path, uint64_t rights)
 	return rc;
 }
 
-/* Allow `rights` for the directory of a file, because an administrator may replace the file by
+/* Allows `rights` for the directory of a file, because an administrator may replace the file by
  * another file with the same name. */
 static int allow_beside(int ruleset, const char *path, uint64_t rights)
 {

@@ -17,7 +17,7 @@
 #include "server/config/options.h"
 
 /*
- * Enter the sandbox that --sandbox demands, and log one line about it. Creates --checkpoint-dir,
+ * Enters the sandbox that --sandbox demands, and logs one line about it. Creates --checkpoint-dir,
  * because a rule needs a directory that exists, and sets o->made_checkpoint_dir. PS_EUSAGE:
  * --sandbox require, and a mechanism is missing, or the directory cannot be created. Thread: main,
  * before any other thread starts.

@@ -73,9 +73,9 @@ static const char *key_of(struct frames *f)
 	return key && strlen(key) == KEY_TEXT - 1 ? key : "";
 }
 
-/* Write the key of the sender into a HELLO, and append it to the name of a worker, so that two keys
- * with the same name are two workers. The function also changes the frame, because the write-ahead
- * log stores the frame. */
+/* Writes the key of the sender into a HELLO, and appends it to the name of a worker, so that two
+ * keys with the same name are two workers. The function also changes the frame, because the
+ * write-ahead log stores the frame. */
 static int write_owner(struct frames *f, struct msg *m, const char *key, const char **why)
 {
 	char *name = m->hello.name;
@@ -216,9 +216,9 @@ static int frame_is(zmq_msg_t *frame, const char *text)
 	return zmq_msg_size(frame) == n && memcmp(zmq_msg_data(frame), text, n) == 0;
 }
 
-/* Read a request. Its frames: peer, empty, version, request, domain, address, identity, mechanism,
- * credentials. 0: the request is not for this server. It gets no answer, and its handshake ends by
- * a time limit. */
+/* Reads a ZAP request from the `n` frames `f`: peer, empty, version, request, domain, address,
+ * identity, mechanism, credentials. Returns 0 if the request is not for this server: such a request
+ * gets no answer, and its handshake ends by a time limit. */
 static int read_request(struct zap_request *q, zmq_msg_t *f, size_t n)
 {
 	*q = (struct zap_request){.peer_bytes = 0};
@@ -249,7 +249,7 @@ static int on_zap_readable(void *arg)
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-/* Read the list. Runs on a thread of the pool. */
+/* Reads the list. Runs on a thread of the pool. */
 static void read_list(uv_work_t *work)
 {
 	struct auth *a = work->data;
@@ -258,7 +258,7 @@ static void read_list(uv_work_t *work)
 		a->fresh = NULL;
 }
 
-/* Use the new list. If it could not be read, keep the old one. */
+/* Uses the new list. If the new list could not be read, keeps the old one. */
 static void take_list(struct auth *a)
 {
 	if (!a->fresh) {

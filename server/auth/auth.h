@@ -49,35 +49,35 @@ struct auth_stats {
 
 struct auth; /* opaque, see auth.c */
 
-/* Read the key file and the list. PS_EUSAGE: the error names the file and the reason. */
+/* Reads the key file and the list. PS_EUSAGE: the error names the file and the reason. */
 int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e) PS_MUST_CHECK;
-/* Open the ZAP handler, which answers all handshakes of the context. Call it before auth_secure and
- * bind. */
+/* Opens the ZAP handler, which answers all handshakes of the context. Call it before auth_secure
+ * and bind. */
 int auth_open(struct auth *a, void *context, struct err *e) PS_MUST_CHECK;
-/* Require a listed key for connections to `socket`. Call it before bind. */
+/* Requires a listed key for connections to `socket`. Call it before bind. */
 int auth_secure(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
-/* Connect to `socket` with a random key, on a private address. PS_EAUTH: the key was not refused.
+/* Connects to `socket` with a random key, on a private address. PS_EAUTH: the key was not refused.
  * The function runs the event loop while it waits. */
 int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
-/* Check whether the sender of `f` may send `m`. PS_EAUTH: the sender may not send `m`, and *why
+/* Checks whether the sender of `f` may send `m`. PS_EAUTH: the sender may not send `m`, and *why
  * has the reason. PS_EAGAIN: the key is over its quota (quota.h), and the message gets no answer.
- * In a worker's HELLO the function appends the key to the worker's name, in `m`
- * and in `f`. */
+ * In a worker's HELLO the function appends the key to the worker's name, in `m` and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
 /* Returns the number of `slots` that each worker's key may have. */
 uint32_t auth_share(const struct auth *a, uint32_t slots);
 /* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);
-/* Note that `m` is sent to `peer`. A WELCOME binds its worker id to the key of the peer. */
+/* Notes that `m` is sent to `peer`. A WELCOME binds the worker id that it assigns to the key of the
+ * peer. */
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
-/* Read the list again, on a thread of the pool. */
+/* Reads the list again, on a thread of the pool. */
 void auth_reload(struct auth *a);
 /* Returns 1 if a read is under way. Then the loop must run until the read has ended, before
  * auth_free. `a` may be NULL. */
 int auth_busy(const struct auth *a);
 const struct auth_stats *auth_stats(const struct auth *a);
-/* Close socket and handles. The loop must run once more before auth_free. `a` may be NULL. */
+/* Closes socket and handles. The loop must run once more before auth_free. `a` may be NULL. */
 void auth_stop(struct auth *a);
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void auth_free(struct auth **a);

@@ -32,7 +32,8 @@ struct quota {
 	uint64_t calls, dropped;
 };
 
-/* Take a token of `key`. `per_second`: tokens of a second. Returns 0 if the bucket is empty. */
+/* Takes a token of `key`. `per_second`: number of tokens that the bucket gets in a second. Returns
+ * 0 if the bucket is empty. */
 int quota_take(struct quota *q, const char *key, enum quota_kind kind, uint32_t per_second,
 	uint64_t now_ms);
 

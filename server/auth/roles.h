@@ -17,15 +17,15 @@
 
 struct roles; /* opaque, see roles.c */
 
-/* Make a table of rights. max_workers: 1..WIRE_MAX_WORKERS. NULL: no memory. */
+/* Makes a table of rights. max_workers: 1..WIRE_MAX_WORKERS. NULL: no memory. */
 struct roles *roles_new(uint32_t max_workers);
-/* Check whether the owner of `key` with `role` may send `m`. `key` has KEY_TEXT - 1 characters of
- * Z85, or is "". PS_EAUTH: the owner may not, and *why has the reason. The function stores the key
- * of an accepted HELLO for roles_note. */
+/* Checks whether the owner of `key` with `role` may send `m`. `key` has KEY_TEXT - 1 characters of
+ * Z85, or is "". PS_EAUTH: the owner is not allowed to send `m`, and *why has the reason. The
+ * function stores the key of an accepted HELLO for roles_note. */
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why) PS_MUST_CHECK;
-/* Note that `m` is sent to `peer`. A WELCOME binds its worker id to the key of the peer's newest
- * HELLO. */
+/* Notes that `m` is sent to `peer`. A WELCOME binds the worker id that it assigns to the key of the
+ * peer's newest HELLO. */
 void roles_note(struct roles *r, uint32_t peer, const struct msg *m);
 /* Frees *r and sets it to NULL; *r may be NULL. */
 void roles_free(struct roles **r);

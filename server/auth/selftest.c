@@ -44,7 +44,8 @@ static void close_client(struct selftest_client *i)
 		zmq_ctx_term(i->context);
 }
 
-/* Wait for the end of the handshake and return its event. number 0: no end within LIMIT_MS. */
+/* Waits for the end of the handshake and returns its event. `number` is 0 in the event: no end
+ * within LIMIT_MS. */
 static struct zmonitor_event wait_for_end(struct selftest_client *i, uv_loop_t *loop)
 {
 	struct zmonitor_event end = {0, 0};

@@ -8,8 +8,8 @@
 #include <uv.h>
 #include "common/err.h"
 
-/* Bind `socket` to a private address, connect to this address with a random key, and run the loop
- * until the key is refused. PS_EAUTH: the key was accepted, or no answer came in time. */
+/* Binds `socket` to a private address, connects to this address with a random key, and runs the
+ * loop until the key is refused. PS_EAUTH: the key was accepted, or no answer came in time. */
 int auth_selftest(
 	uv_loop_t *loop, void *socket, const char *server_key, struct err *e) PS_MUST_CHECK;
 

@@ -11,12 +11,13 @@
 #define SERVER_CONFIG_IMAGES_H
 #include "server/config/options.h"
 
-/* Set the model of *o for the newest checkpoint of its directory, else for unknown images. Does
- * nothing without --input auto. PS_EUSAGE: the model does not fit the checkpoint's images. */
+/* Sets the model of *o for the images of the newest checkpoint in the checkpoint directory, or for
+ * unknown images if there is no checkpoint. Does nothing without --input auto. PS_EUSAGE: the model
+ * does not fit the checkpoint's images. */
 int images_begin(struct options *o, struct err *e) PS_MUST_CHECK;
 /* Returns 1 if a worker with the images of `d` would change the model. */
 int images_differ(const struct options *o, const struct data_id *d);
-/* Set the model of *o for the images of `d`. PS_EWRONGDATA: the worker gives no shape, the model
+/* Sets the model of *o for the images of `d`. PS_EWRONGDATA: the worker gives no shape, the model
  * does not fit it, or the memory would not suffice; *o is unchanged then. */
 int images_take(struct options *o, const struct data_id *d, uint64_t memory_bytes,
 	struct err *e) PS_MUST_CHECK;

@@ -10,7 +10,7 @@ struct keep_rule {
 	uint32_t every; /* each N-th epoch; 0: no */
 };
 
-/* Read "best", "every=N", or both with a comma. Returns 0 if `text` is something else. */
+/* Reads "best", "every=N", or both with a comma. Returns 0 if `text` is something else. */
 int keep_rule_parse(const char *text, struct keep_rule *r);
 
 #endif

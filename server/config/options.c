@@ -74,8 +74,8 @@ static void check_reach(
 			errors, "%s: \"%.100s\" is open to the network: %s", option, given, remedy);
 }
 
-/* Check that --http is loopback, or --http-token or --insecure is set. Keys protect only --bind, so
- * without a token any client that can connect to --http can read status and metrics. */
+/* Checks that --http is loopback, or --http-token or --insecure is set. Keys protect only --bind,
+ * so without a token any client that can connect to --http can read status and metrics. */
 static void check_http_reach(const struct options *o, int *errors)
 {
 	struct endpoint e;
@@ -112,7 +112,7 @@ static void check_keys(const struct options *o, int *errors)
 	check_http_reach(o, errors);
 }
 
-/* Check that the directory exists and can be written to, or that it can be created in its
+/* Checks that the directory exists and can be written to, or that it can be created in its
  * parent. */
 static void check_directory(const char *dir, int *errors)
 {
@@ -412,8 +412,8 @@ static const char *check_mode(const struct core_config *c)
 	return NULL;
 }
 
-/* Check all options but the model and the data set, and print an error for each violation. Returns
- * the number of errors. `parsed`: the result of opt_parse. */
+/* Checks all options but the model and the data set, and prints an error for each violation.
+ * Returns the number of errors. `parsed`: the result of opt_parse. */
 static int check(const struct opt_program *p, struct options *o, int parsed)
 {
 	const struct core_config *c = &o->core;

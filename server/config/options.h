@@ -69,7 +69,7 @@ struct options {
 /* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts are
  * valid as long as argv and the environment. */
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
-/* Set the fields of *c that follow from the model. */
+/* Sets the fields of *c that follow from the model. */
 void options_fill_model(struct core_config *c, const struct model *m);
 
 #endif

@@ -23,7 +23,7 @@ static void add(struct list *l, const char *option, const char *then, const char
 	l->options++;
 }
 
-/* Write the value of an option as a user types it. */
+/* Writes the value of an option as a user types it. */
 static void typed_value(const struct config_row *row, double v, char out[VALUE])
 {
 	const char *name = row->values;

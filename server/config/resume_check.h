@@ -12,7 +12,7 @@
 #define RESUME_REMEDY "give the run's own value, or another --checkpoint-dir for a new run"
 
 /*
- * Write the list to `out`, such as "--mode downpour, not sync". Returns the number of listed
+ * Writes the list to `out`, such as "--mode downpour, not sync". Returns the number of listed
  * options. `then` and `data`: options and data set of the run; `now`: options of this start. `why`:
  * the core's error text. An option that may usually change, such as --epochs, is listed only if
  * `why` names it. If --mode is listed, options whose defaults depend on --mode are not.

@@ -18,7 +18,7 @@ struct stop_rule {
 	uint32_t patience; /* epochs without a better accuracy that end the run; 0: no limit */
 };
 
-/* Read "accuracy=X", 0 < X <= 1. Returns 0 if `text` is something else. */
+/* Reads "accuracy=X", 0 < X <= 1. Returns 0 if `text` is something else. */
 int stop_rule_parse(const char *text, struct stop_rule *r);
 /* Returns 1 if the run shall end; then `why` has the reason. */
 int stop_rule_is_met(const struct stop_rule *r, const struct core *c, char why[STOP_TEXT]);

@@ -62,7 +62,8 @@ void checkpointer_free(struct checkpointer **s)
 	*s = NULL;
 }
 
-/* Make room for `bytes`. The ledger grows while workers join, so allocate an eighth more. */
+/* Makes room for `bytes`. The ledger grows while workers join, so the function allocates an eighth
+ * more. */
 static int grow_buffer(struct checkpointer *s, size_t bytes)
 {
 	if (bytes <= s->room)
@@ -77,7 +78,7 @@ static int grow_buffer(struct checkpointer *s, size_t bytes)
 	return PS_OK;
 }
 
-/* Copy the sections of the core into the buffer. The checkpoint contains the state at this
+/* Copies the sections of the core into the buffer. The checkpoint contains the state at this
  * instant. */
 static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t generation)
 {
@@ -123,7 +124,7 @@ PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 	return max < 0x7f800000u;
 }
 
-/* Refuse weights that are not finite, so that the older checkpoint remains. The core keeps its
+/* Refuses weights that are not finite, so that the older checkpoint remains. The core keeps its
  * weights finite (store.c), so this is a second check. */
 static int check_weights(struct checkpointer *s)
 {
@@ -136,7 +137,7 @@ static int check_weights(struct checkpointer *s)
 		&s->error, PS_EDIVERGED, "the weights are not finite: no checkpoint is written");
 }
 
-/* Check and write the snapshot. Runs on a thread of the pool. */
+/* Checks and writes the snapshot. Runs on a thread of the pool. */
 static void write_snapshot(uv_work_t *work)
 {
 	struct checkpointer *s = work->data;

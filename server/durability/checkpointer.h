@@ -29,7 +29,7 @@ typedef void checkpointer_done_fn(void *arg, uint64_t generation, int rc);
 
 struct checkpointer; /* opaque, see checkpointer.c */
 
-/* Make a checkpointer that writes to `dir` (borrowed). PS_ENOMEM. */
+/* Makes a checkpointer that writes to `dir` (borrowed). PS_ENOMEM. */
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
 	checkpointer_done_fn *done, void *arg) PS_MUST_CHECK;
 /* Generation `sound` is known to be good. The checkpointer never removes it to make space for the
@@ -37,15 +37,15 @@ int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir
 void checkpointer_keep(struct checkpointer *s, uint64_t sound);
 /* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);
-/* Write `core` as `generation` and wait for the end of the write; for the start of the server.
- * PS_EIO, PS_ENOMEM. */
+/* Writes `core` as `generation` and waits for the end of the write; used at the start of the
+ * server. PS_EIO, PS_ENOMEM. */
 int checkpointer_write(struct checkpointer *s, struct core *core, uint64_t generation,
 	struct err *e) PS_MUST_CHECK;
-/* Copy `core` now and write the copy as `generation` on the pool. Do not call it while the
+/* Copies `core` now and writes the copy as `generation` on the pool. Do not call it while the
  * checkpointer is busy. */
 void checkpointer_start(struct checkpointer *s, struct core *core, uint64_t generation);
 int checkpointer_busy(const struct checkpointer *s);
-/* Remove the temporary file of a write that hangs. Call it when the process ends. */
+/* Removes the temporary file of a write that hangs. Call it when the process ends. */
 void checkpointer_abandon(const struct checkpointer *s);
 const struct checkpointer_stats *checkpointer_stats(const struct checkpointer *s);
 

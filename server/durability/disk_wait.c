@@ -10,7 +10,8 @@
 #define CHECKPOINT_OVERDUE_MS 10000
 #define SLOWEST_BYTES_PER_MS  20000 /* a checkpoint may be as slow as this */
 
-/* Note since when a write is under way. A new `number` means a new write. */
+/* Notes the time since which a write is under way (`busy`). A `number` that has changed means a new
+ * write. */
 static void look(struct disk_write *w, int busy, uint64_t number, uint64_t now_ms)
 {
 	if (!busy)

@@ -29,8 +29,8 @@ struct disk_wait {
 	char why[128]; /* which write is overdue; "": none */
 };
 
-/* Measure at a tick. `bound_lsn`: the newest LSN for which a reply may wait. `w` NULL: no log; `c`
- * NULL: no checkpoints. */
+/* Measures the waits; called at each tick. `bound_lsn`: the newest LSN for which a reply may wait.
+ * `w` NULL: no log; `c` NULL: no checkpoints. */
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
 	uint64_t bound_lsn, uint64_t now_ms);
 /* Returns the additional time that a checkpoint may take because of its size, from the size of the
@@ -41,7 +41,8 @@ uint64_t disk_wait_allowance_ms(const struct disk_wait *d);
 int disk_wait_hangs(const struct disk_wait *d, uint64_t ms);
 /* Returns the time since the start of the oldest write under way; 0: no write is under way. */
 uint64_t disk_wait_write_ms(const struct disk_wait *d);
-/* Write to `out` which write has taken how long, as a sentence. */
+/* Writes a sentence to `out` that names the oldest write under way and says how long it has
+ * taken. */
 void disk_wait_describe(const struct disk_wait *d, char *out, unsigned size);
 
 #endif

@@ -138,7 +138,7 @@ static void on_job_written(uv_work_t *work, int status)
 		(void)uv_queue_work(k->loop, &k->job->work, write_job, on_job_written);
 }
 
-/* Begin the job, or put it behind the ones under way. */
+/* Begins the job, or puts it behind the jobs under way. */
 static void begin_job(struct epoch_export *k, struct job *j)
 {
 	struct job **last = &k->job;

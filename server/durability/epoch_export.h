@@ -24,7 +24,7 @@ struct core;
 
 struct epoch_export; /* opaque */
 
-/* Keep files in `dir` by `rule`; both borrowed, as is `model`. PS_ENOMEM. */
+/* Keeps files in `dir` by `rule`; both borrowed, as is `model`. PS_ENOMEM. */
 int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,
 	const struct keep_rule *rule, const struct model *model) PS_MUST_CHECK;
 /* An epoch was evaluated, or the run is resumed: begin to write its weights if the rule says so.

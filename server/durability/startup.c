@@ -46,7 +46,7 @@ static int parse_term(const char *text, size_t n, uint64_t *term)
 	return errno == 0 && *term < MAX_TERM;
 }
 
-/* Read the term from file `name` of the directory. *term is 0 if there is no such file. */
+/* Reads the term from file `name` of the directory. *term is 0 if there is no such file. */
 static int read_term_file(const char *dir, const char *name, uint64_t *term, struct err *e)
 {
 	char path[4096 + 16];
@@ -69,7 +69,7 @@ static int read_term_file(const char *dir, const char *name, uint64_t *term, str
 	return rc;
 }
 
-/* Read the highest term of this directory; 0: none. */
+/* Reads the highest term of this directory; 0: none. */
 static int read_term(const char *dir, uint64_t *term, struct err *e)
 {
 	uint64_t old;
@@ -81,8 +81,8 @@ static int read_term(const char *dir, uint64_t *term, struct err *e)
 	return rc;
 }
 
-/* Write the file TERM. If the disk is full, remove the oldest generations, as for a checkpoint, but
- * never `sound`, from which the run continues. */
+/* Writes the file TERM. If the disk is full, removes the oldest generations, as for a checkpoint,
+ * but never `sound`, from which the run continues. */
 static int write_term(const char *dir, uint64_t term, uint64_t sound, struct err *e)
 {
 	char text[32];
@@ -123,7 +123,7 @@ static int new_proof_key(struct core_config *cfg, struct err *e)
 	return PS_OK;
 }
 
-/* Read the initial weights, and for vector:N the list of its tensors. */
+/* Reads the initial weights, and for vector:N the list of its tensors. */
 static int read_init(const struct options *o, float *weights, char **tensors, struct err *e)
 {
 	return o->model.n_layers ? safetensors_read(o->init, &o->model, weights, e)
@@ -172,7 +172,7 @@ static const char *other_model(const struct run_head *head, const struct options
  * usable. */
 #define REFUSED PS_EDATA
 
-/* Set the error after snapshot_decode returned `rc`. Returns REFUSED, or PS_ECHECKPOINT if the
+/* Sets the error after snapshot_decode returned `rc`. Returns REFUSED, or PS_ECHECKPOINT if the
  * options of this start do not fit the run. */
 static int refuse_resume(
 	const struct options *o, const struct checkpoint *c, int rc, const char *why, struct err *e)
@@ -237,7 +237,7 @@ static int read_run_head(
 
 /* ---- together ------------------------------------------------------------------------------ */
 
-/* Build the core from `c`, set the term and write it. If `c` is empty, begin a new run. */
+/* Builds the core from `c`, sets the term and writes it. If `c` is empty, begins a new run. */
 static int build_run(struct startup *out, const struct options *o, const struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {
@@ -258,7 +258,7 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 	return rc ? rc : write_term(o->checkpoint_dir, cfg.term, c->generation, e);
 }
 
-/* Check the content of a checkpoint before the replay of the log that follows it. */
+/* Checks the content of a checkpoint before the replay of the log that follows it. */
 static int check_content(
 	struct startup *out, const struct options *o, const struct checkpoint *c, struct err *e)
 {
@@ -283,7 +283,7 @@ static int resume_from(struct startup *out, const struct options *o, struct chec
 	return rc ? rc : build_run(out, o, c, newest_seen, e);
 }
 
-/* Resume from `c`, or from the newest older generation with good content. */
+/* Resumes from `c`, or from the newest older generation with good content. */
 static int resume_from_newest(struct startup *out, const struct options *o, struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {

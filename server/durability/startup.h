@@ -24,22 +24,23 @@ struct startup {
 	const char *made;             /* the directory if startup_open made it; or NULL; borrowed */
 };
 
-/* Reserve the memory of the core and its weights, and lock the directory. On PS_ELOCKED, PS_EIO and
- * PS_ENOMEM, *out is released. */
+/* Reserves the memory of the core and its weights, and locks the directory. On PS_ELOCKED, PS_EIO
+ * and PS_ENOMEM, *out is released. */
 int startup_open(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
-/* Remove the directory if startup_open made it. Call it if the start failed before startup_core. */
+/* Removes the directory if startup_open made it. Call it if the start failed before
+ * startup_core. */
 void startup_undo(const struct startup *r);
-/* Build the core. The errors are those of startup(). Call startup_release in any case. */
+/* Builds the core. The errors are those of startup(). Call startup_release in any case. */
 int startup_core(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /*
- * Call startup_open and startup_core. If the content of a checkpoint is refused, the server logs a
+ * Calls startup_open and startup_core. If the content of a checkpoint is refused, the server logs a
  * warning and tries the previous generation. On PS_ELOCKED, PS_ECHECKPOINT (no usable checkpoint,
  * or one with another model, seed, batch size ...), PS_EIO, PS_EDATA (--init) and PS_EUSAGE, *out
  * is released.
  */
 int startup(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
-/* Release everything. Call it after router_free, because until then libzmq may still send frames of
- * the weights. */
+/* Releases everything. Call it after router_free, because until then libzmq may still send frames
+ * of the weights. */
 void startup_release(struct startup *r);
 
 #endif

@@ -25,7 +25,7 @@ static int find_sections(const struct checkpoint *c, struct sections *s)
 	return 1;
 }
 
-/* Refuse a checkpoint of 0.1.0 with a write-ahead log, unless --accept-rollback is set. The log's
+/* Refuses a checkpoint of 0.1.0 with a write-ahead log, unless --accept-rollback is set. The log's
  * records have messages of a protocol that this release cannot read. */
 static int check_log(const struct options *o, const struct checkpoint *c, const struct sections *s,
 	struct err *e)

@@ -9,10 +9,10 @@
 #include "server/config/options.h"
 
 /*
- * Convert `c` if release 0.1.0 wrote it. 0: `c` is of this release. 1: `c` now has the sections
- * that this release reads, and no log follows it. PS_EDATA: the content of `c` is refused.
- * PS_ECHECKPOINT: a log of 0.1.0 follows `c`, and --accept-rollback is not set. PS_EIO, PS_ENOMEM.
- * On failure *c is unchanged. The function changes no file.
+ * Converts `c` if release 0.1.0 wrote it. Returns 0 if `c` is of this release, and 1 if `c` now has
+ * the sections that this release reads, and no log follows it. PS_EDATA: the content of `c` is
+ * refused. PS_ECHECKPOINT: a log of 0.1.0 follows `c`, and --accept-rollback is not set. PS_EIO,
+ * PS_ENOMEM. On failure *c is unchanged. The function changes no file.
  */
 int upgrade_checkpoint(const struct options *o, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 

@@ -164,7 +164,7 @@ static void sync_to(struct wal *w, uint64_t lsn)
 		w->done.synced_lsn = lsn;
 }
 
-/* Begin the file of `generation`, whose first event has LSN `first`. */
+/* Begins the file of `generation`, whose first event has LSN `first`. */
 static int begin_file(struct wal *w, uint64_t generation, uint64_t first, struct err *e)
 {
 	const struct wal_head head = {.run_hi = w->cfg.run.hi,
@@ -209,7 +209,7 @@ static void append_item(struct wal *w, struct item *it)
 		w->done.events += !it->generation;
 }
 
-/* Handle the mark of a snapshot. Usually a snapshot begins a new file, and when the snapshot is on
+/* Handles the mark of a snapshot. Usually a snapshot begins a new file, and when the snapshot is on
  * disk, older files are useless. If the previous snapshot failed, the function only writes a mark
  * to the current file. So a disk that takes no checkpoint for days does not get a file for each
  * attempt. */
@@ -253,7 +253,7 @@ static int has_no_gap(const struct wal *w)
 	return !w->gap;
 }
 
-/* Note that the file of `generation` has failed. `why` NULL: it ended for lack of space. */
+/* Notes that the file of `generation` has failed. `why` NULL: it ended for lack of space. */
 static void mark_lost(struct wal *w, uint64_t generation, const char *why)
 {
 	struct wal_stats *t = &w->stats;
@@ -439,7 +439,7 @@ const struct wal_stats *wal_stats(const struct wal *w)
 
 /* ---- creation ------------------------------------------------------------------------------- */
 
-/* Begin the first file and sync it, before the first event. If the disk is full, remove the
+/* Begins the first file and syncs it, before the first event. If the disk is full, removes the
  * generations before the file's checkpoint. */
 static int begin_first(struct wal *w, struct err *e)
 {

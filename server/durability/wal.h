@@ -66,14 +66,14 @@ struct wal_stats {
 
 struct wal; /* opaque, see wal.c */
 
-/* Make a log and begin its first file. PS_EIO, PS_ENOMEM. */
+/* Makes a log and begins its first file. PS_EIO, PS_ENOMEM. */
 int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Frees *w, which must not be busy, and sets it to NULL; *w may be NULL. */
 void wal_free(struct wal **w);
-/* Queue an event that the core is about to handle. `f`: the frames of the event's message,
+/* Queues an event that the core is about to handle. `f`: the frames of the event's message,
  * borrowed, or NULL. Returns the event's LSN. */
 uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f);
-/* Write and sync all events in the queue, because a reply waits for them. */
+/* Begins to write and sync all events in the queue, because a reply waits for them. */
 void wal_flush(struct wal *w);
 /* The core took snapshot `generation` after the newest event. */
 void wal_rotate(struct wal *w, uint64_t generation);
@@ -93,12 +93,12 @@ const struct wal_stats *wal_stats(const struct wal *w);
 /* ---- before the loop ------------------------------------------------------------------------ */
 
 /*
- * Replace the sections of `c`, the newest good checkpoint of `dir`, by the state at the end of the
- * log files that follow it. If there are none, *c does not change. The core repeats the steps that
- * it took after the checkpoint, with the same result bit for bit, because it is a function of its
- * state and its events. PS_ECHECKPOINT: the log lost events that had been durable. With
- * --accept-rollback, the replay instead ends before the loss and writes an error to the program's
- * log. PS_EIO, PS_ENOMEM. On failure *c is unchanged.
+ * Replaces the sections of `c`, the newest good checkpoint of `dir`, by the state at the end of the
+ * log files that follow it. If there are no such files, *c does not change. The core repeats the
+ * steps that it took after the checkpoint, with the same result bit for bit, because it is a
+ * function of its state and its events. PS_ECHECKPOINT: the log lost events that had been durable.
+ * With --accept-rollback, the replay instead ends before the loss and writes an error to the
+ * program's log. PS_EIO, PS_ENOMEM. On failure *c is unchanged.
  */
 int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
 	struct err *e) PS_MUST_CHECK;
@@ -107,7 +107,7 @@ int wal_replay(const char *dir, const struct core_config *now, struct checkpoint
 int wal_follows(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* Returns the highest generation in the name of a log file; 0: none. */
 uint64_t wal_newest_file(const char *dir);
-/* Remove the log files of all generations up to `last`. */
+/* Removes the log files of all generations up to `last`. */
 void wal_remove_files(const char *dir, uint64_t last);
 
 #endif

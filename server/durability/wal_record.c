@@ -84,7 +84,7 @@ static void no_free(void *data, void *hint)
 	(void)hint;
 }
 
-/* Make r->frames point into `data`. PS_EPROTO: the last frame does not end where `data` ends. */
+/* Makes r->frames point into `data`. PS_EPROTO: the last frame does not end where `data` ends. */
 static int take_frames(
 	struct wal_record_reader *r, const unsigned char *data, size_t size, uint64_t n)
 {

@@ -16,7 +16,7 @@
 
 #define WAL_RECORD_HEAD (8u * (5 + 1 + WIRE_MAX_SLICES))
 
-/* Write the bytes of a record before its frames. Returns their number. `f`: the frames of an
+/* Writes the bytes of a record before its frames. Returns their number. `f`: the frames of an
  * EVENT_MESSAGE, else NULL. */
 size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[WAL_RECORD_HEAD]);
@@ -39,7 +39,7 @@ struct wal_record_reader {
 /* PS_ENOMEM. */
 int wal_record_reader_init(struct wal_record_reader *r, size_t n_params) PS_MUST_CHECK;
 void wal_record_reader_release(struct wal_record_reader *r);
-/* Decode a record into r->event. Borrows `data` until the next read. PS_EPROTO: the record is
+/* Decodes a record into r->event. Borrows `data` until the next read. PS_EPROTO: the record is
  * malformed, or has a message that the server would refuse. PS_ENOMEM. */
 int wal_record_read(
 	struct wal_record_reader *r, const unsigned char *data, size_t size) PS_MUST_CHECK;

@@ -103,7 +103,7 @@ static int take_step(struct replay *r, const unsigned char *data, size_t size)
 	return PS_OK;
 }
 
-/* Check that `data`, the record after snapshot r->next, is the mark of this snapshot. */
+/* Checks that `data`, the record after snapshot r->next, is the mark of this snapshot. */
 static int skip_mark(struct replay *r, const unsigned char *data, size_t size)
 {
 	if (wal_record_is_mark(data, size) != r->next)
@@ -112,7 +112,7 @@ static int skip_mark(struct replay *r, const unsigned char *data, size_t size)
 	return PS_OK;
 }
 
-/* Replay the events of a file. Events after a snapshot follow its mark in the same file, or are in
+/* Replays the events of a file. Events after a snapshot follow its mark in the same file, or are in
  * a file of their own. */
 static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 {
@@ -129,7 +129,7 @@ static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 	return rc;
 }
 
-/* Check the end of the last file. A torn write at the end is no loss, but a gap means that durable
+/* Checks the end of the last file. A torn write at the end is no loss, but a gap means that durable
  * events are lost. */
 static int check_end(struct replay *r, struct wal_reader *j, int accept_loss, struct err *e)
 {
@@ -148,7 +148,8 @@ static int check_end(struct replay *r, struct wal_reader *j, int accept_loss, st
 	return PS_OK;
 }
 
-/* Replay the file `j` and open the next file in *j; j->fd < 0: there is none. */
+/* Replays the file `j` and opens the next file in *j; j->fd is negative if there is no next
+ * file. */
 static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, struct err *e)
 {
 	struct wal_reader next = {.fd = -1};
@@ -213,8 +214,8 @@ static int is_of_same_term(const struct wal_head *h, const struct checkpoint *c)
 		       h->run_lo == run.run_lo && h->term == run.term);
 }
 
-/* Skip the records up to the mark of snapshot `generation`. If there is no mark, no later event was
- * synced. */
+/* Skips the records up to the mark of snapshot `generation`. If there is no mark, no later event
+ * was synced. */
 static int find_mark(struct wal_reader *j, uint64_t generation, struct err *e)
 {
 	const unsigned char *data;
@@ -227,8 +228,9 @@ static int find_mark(struct wal_reader *j, uint64_t generation, struct err *e)
 	return rc;
 }
 
-/* Open the file with the first event after the checkpoint: the checkpoint's own file, or the file
- * of an older snapshot if the snapshots in between failed. j->fd < 0: there is none. */
+/* Opens the file with the first event after the checkpoint: the checkpoint's own file, or the file
+ * of an older snapshot if the snapshots in between failed. j->fd is negative if there is no such
+ * file. */
 static int open_first(
 	const char *dir, const struct checkpoint *c, struct wal_reader *j, struct err *e)
 {

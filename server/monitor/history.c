@@ -70,7 +70,7 @@ static void drop_line(struct history *h, size_t i)
 	h->line[i].text = NULL;
 }
 
-/* Close the gaps that drop_line has left. After that the whole file must be written again. */
+/* Closes the gaps that drop_line has left. After that the whole file must be written again. */
 static void pack(struct history *h)
 {
 	size_t n = 0;
@@ -83,7 +83,7 @@ static void pack(struct history *h)
 	h->shortened = h->busy;
 }
 
-/* Keep every other sample, and take half as many from now on. */
+/* Drops every other sample, and doubles the interval between new samples. */
 static void thin_samples(struct history *h)
 {
 	size_t seen = 0;
@@ -95,7 +95,7 @@ static void thin_samples(struct history *h)
 	h->sample_ms *= 2;
 }
 
-/* Drop the older half of the lines of workers, but no worker's newest line, which has its name and
+/* Drops the older half of the lines of workers, but no worker's newest line, which has its name and
  * host. */
 static void drop_changes(struct history *h)
 {
@@ -111,7 +111,7 @@ static void drop_changes(struct history *h)
 	pack(h);
 }
 
-/* Drop the older half of the starts and ends, but not the first start. */
+/* Drops the older half of the starts and ends, but not the first start. */
 static void drop_starts(struct history *h)
 {
 	const size_t half = h->bytes[LINE_OTHER] / 2;
@@ -139,7 +139,7 @@ static void stay_bounded(struct history *h)
 		drop_starts(h);
 }
 
-/* Insert `text` as line `at`. Takes over `text`, which ends in a newline; it may be NULL. */
+/* Inserts `text` as line `at`. Takes over `text`, which ends in a newline; it may be NULL. */
 static void insert_line(
 	struct history *h, size_t at, char *text, enum line_kind kind, uint32_t number)
 {
@@ -180,7 +180,7 @@ static char *object_text(json_t *o)
 	return line;
 }
 
-/* Add `o`, which this function releases. */
+/* Adds `o`, which this function releases. */
 static void add_object(struct history *h, json_t *o, enum line_kind kind, uint32_t number)
 {
 	insert_line(h, h->n, object_text(o), kind, number);
@@ -528,7 +528,7 @@ static const char *line_kind_of(const json_t *o)
 		       : NULL;
 }
 
-/* Find the kind of a line and its number (struct line). Returns 0 if no run has such a line. */
+/* Finds the kind of a line and its number (struct line). Returns 0 if no run has such a line. */
 static int sort_line(const struct status *now, const json_t *o, const char *kind,
 	enum line_kind *is, uint32_t *number)
 {
@@ -564,7 +564,7 @@ static char *copy_line(const char *text, size_t n)
 	return copy;
 }
 
-/* Keep a line of the file if it is complete, belongs to the run, and does not contradict the core.
+/* Keeps a line of the file if it is complete, belongs to the run, and does not contradict the core.
  * `seen` marks the epochs. */
 static void keep_line(struct history *h, const struct status *now, const char *text, size_t n,
 	unsigned char *seen, int *of_run)
@@ -593,8 +593,8 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 	insert_line(h, h->n, copy_line(text, n), is, number);
 }
 
-/* Add the line of an epoch that only the core has, before the lines of later epochs. It has the
- * time of the next of these, because its own is not known. */
+/* Adds the line of an epoch that only the core has, before the lines of later epochs. The line gets
+ * the time of the next line of an epoch, because its own time is not known. */
 static void add_missing_epoch(struct history *h, const struct status *now, uint32_t epoch)
 {
 	json_t *o = epoch_line(now, epoch, (double)NAN), *next;

@@ -36,20 +36,20 @@ struct history; /* opaque, see history.c */
 /* Called with every new line, newline included. */
 typedef void history_line_fn(void *arg, const char *line);
 
-/* Read the history in `dir`, repair it, and add the line of this start. dir NULL: memory only. A
+/* Reads the history in `dir`, repairs it, and adds the line of this start. dir NULL: memory only. A
  * file that cannot be read is logged and replaced. PS_ENOMEM. */
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
 	int resumed, struct err *e) PS_MUST_CHECK;
-/* Give each worker the host that the history has for it, until the worker sends HELLO. */
+/* Gives each worker the host that the history has for it, until the worker sends HELLO. */
 void history_labels(const struct history *h, struct labels *labels);
 /* No write may be under way (history_busy). Frees *h and sets it to NULL; *h may be NULL. */
 void history_free(struct history **h);
 void history_listen(struct history *h, history_line_fn *line, void *arg);
-/* Add the line of an effect: an evaluated epoch, or a change of a worker. */
+/* Adds the line of an effect: an evaluated epoch, or a change of a worker. */
 void history_effect(struct history *h, const struct status *now, const struct effect *e);
-/* Add a sample if it is due, and begin to write the new lines. Call it about once a second. */
+/* Adds a sample if it is due, and begins to write the new lines. Call it about once a second. */
 void history_tick(struct history *h, const struct status *now);
-/* Add the last sample and the line that reports the end of the run, and begin to write. */
+/* Adds the last sample and the line that reports the end of the run, and begins to write. */
 void history_end(struct history *h, const struct status *now);
 /* Returns 1 if a write is under way. `h` may be NULL. */
 int history_busy(const struct history *h);

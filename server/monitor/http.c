@@ -154,7 +154,7 @@ static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-/* Send a page. The function takes over `text`. */
+/* Sends a page. The function takes over `text`. */
 static enum MHD_Result send_response(
 	struct MHD_Connection *connection, unsigned code, struct MHD_Response *response)
 {
@@ -169,7 +169,7 @@ static enum MHD_Result send_response(
 	return rc;
 }
 
-/* Make the response of a page, or NULL. The function takes over its `text`. */
+/* Makes the response of a page, or NULL. The function takes over its `text`. */
 static struct MHD_Response *page_response(const struct http_page *page)
 {
 	struct MHD_Response *response;
@@ -416,7 +416,8 @@ static enum MHD_Result log_in(
 	return send_response(connection, MHD_HTTP_SEE_OTHER, response);
 }
 
-/* Read the body of the form, which comes in several calls, and answer when the body is complete. */
+/* Reads the body of the form, which comes in several calls, and answers when the body is
+ * complete. */
 static enum MHD_Result read_form(struct http *h, struct MHD_Connection *connection,
 	const char *body, size_t *body_size, void **state)
 {
@@ -469,7 +470,7 @@ static enum MHD_Result answer_get(
 	return send_response(connection, page.code, page_response(&page));
 }
 
-/* Answer a request when its header has arrived, without waiting for a body, except that of the
+/* Answers a request when its header has arrived, without waiting for a body, except that of the
  * form. */
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *path,
 	const char *method, const char *version, const char *body, size_t *body_size, void **state)
@@ -507,7 +508,7 @@ static void on_http_timer(uv_timer_t *t)
 	run_daemon(t->data);
 }
 
-/* Run libmicrohttpd now, and again at its next time-out, at most MAX_SLEEP_MS later. After its
+/* Runs libmicrohttpd now, and again at its next time-out, at most MAX_SLEEP_MS later. After its
  * connection limit was reached, libmicrohttpd accepts connections again only in its next run, and
  * it sets no time-out for this. */
 static void run_daemon(struct http *h)

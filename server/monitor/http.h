@@ -31,23 +31,23 @@ typedef void http_page_fn(void *arg, const char *path, struct http_page *page);
 
 struct http; /* opaque, see http.c */
 
-/* Listen on "HOST:PORT", or on "PORT" of 127.0.0.1 (0: any free one). PS_EUSAGE, PS_ENOMEM. */
+/* Listens on "HOST:PORT", or on "PORT" of 127.0.0.1 (0: any free one). PS_EUSAGE, PS_ENOMEM. */
 int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_fn *page, void *arg,
 	struct err *e) PS_MUST_CHECK;
-/* Require this token, which must outlive `h`; NULL: none. */
+/* Requires this token, which must outlive `h`; NULL: none. */
 void http_require(struct http *h, const char *token);
-/* Read a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`. A newline may follow.
- * PS_EUSAGE. */
+/* Reads a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`. A newline may
+ * follow. PS_EUSAGE. */
 int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e) PS_MUST_CHECK;
 /* Returns the number of streams. `h` may be NULL. */
 unsigned http_watchers(const struct http *h);
-/* Send the one line `text` to all streams as an event called `name`. */
+/* Sends the one line `text` to all streams as an event called `name`. */
 void http_send(struct http *h, const char *name, const char *text);
 /* Returns the URL, such as "http://127.0.0.1:8080", with the actual port. */
 const char *http_url(const struct http *h);
 /* Returns 1 if the address is loopback, so that only this machine can connect. */
 int http_is_loopback(const struct http *h);
-/* Close all connections and handles; the loop must run once more before http_free. */
+/* Closes all connections and handles; the loop must run once more before http_free. */
 void http_stop(struct http *h);
 /* Frees *h and sets it to NULL; *h may be NULL. */
 void http_free(struct http **h);

@@ -41,7 +41,7 @@ void membership_log(const struct effect *e, const struct core *c, const struct l
 
 /* ---- of all --------------------------------------------------------------------------------- */
 
-/* Log that sync steps ended with fewer gradients than due: at the first such step, and then
+/* Logs that sync steps ended with fewer gradients than due: at the first such step, and then
  * whenever their number has doubled. */
 static void check_steps(struct membership *m, const struct core *c)
 {
@@ -55,7 +55,7 @@ static void check_steps(struct membership *m, const struct core *c)
 		core_config(c)->sync.workers, core_live_workers(c));
 }
 
-/* Log that some live workers have another data set than the run. */
+/* Logs that some live workers have another data set than the run. */
 static void check_data(struct membership *m, const struct core *c)
 {
 	struct hold_up_view v;

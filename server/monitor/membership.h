@@ -19,10 +19,10 @@ struct membership {
 void membership_init(struct membership *m, const struct core *c);
 /* Returns the name of a change of a worker, in the log and in the history. */
 const char *membership_name(enum worker_change change);
-/* Log an EFFECT_WORKER. */
+/* Logs an EFFECT_WORKER. */
 void membership_log(const struct effect *e, const struct core *c, const struct labels *labels);
-/* Log short steps when their number has doubled, and differing data sets when more workers have one
- * than at the last call. */
+/* Logs short steps when their number has doubled, and differing data sets when more workers have
+ * one than at the last call. */
 void membership_check(struct membership *m, const struct core *c);
 
 #endif

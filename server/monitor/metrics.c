@@ -42,7 +42,7 @@ static void put_rejected(FILE *f, const struct core_stats *t)
 			t->rejected[i]);
 }
 
-/* Write the histogram of staleness. Bin i of the core counts tau < 2^i; the last bin has no upper
+/* Writes the histogram of staleness. Bin i of the core counts tau < 2^i; the last bin has no upper
  * bound. */
 static void put_staleness(FILE *f, const struct core_stats *t)
 {
@@ -177,7 +177,7 @@ static void put_checkpointer(FILE *f, const struct checkpointer_stats *s)
 	metric(f, "checkpoint_seconds", "gauge", "Time that writing it took.", s->seconds);
 }
 
-/* Write a label's value and escape quotes and backslashes. A worker's text has no control
+/* Writes a label's value and escapes quotes and backslashes. A worker's text has no control
  * characters, because decode.c refuses them. */
 static void put_label(FILE *f, const char *text)
 {
@@ -195,7 +195,7 @@ static void put_text_label(FILE *f, const char *name, const char *text)
 	fputc('"', f);
 }
 
-/* Write the name of a worker's series and the labels that all series of workers have. A restart of
+/* Writes the name of a worker's series and the labels that all series of workers have. A restart of
  * the server does not change them. The caller writes other labels, if any, and ends the line. */
 static void begin_worker_series(
 	FILE *f, const char *name, const struct worker_view *w, const struct labels *labels)
@@ -223,8 +223,8 @@ static void put_worker_states(FILE *f, const struct status *s)
 	}
 }
 
-/* Write one series for each worker process. A worker that has not sent HELLO since the start of the
- * server has none. */
+/* Writes one series for each worker process. A worker that has not sent HELLO since the start of
+ * the server has no such series. */
 static void put_worker_info(FILE *f, const struct status *s)
 {
 	fprintf(f, "# HELP cnnps_worker_info Where a worker runs.\n"
@@ -258,7 +258,7 @@ static void put_worker_images(FILE *f, const struct status *s)
 	}
 }
 
-/* Write a gauge of each worker; NaN: no value now. */
+/* Writes a gauge of each worker; NaN: no value now. */
 static void put_worker_gauge(FILE *f, const struct status *s, const char *name, const char *help,
 	double (*value)(const struct status *s, const struct worker_view *w))
 {
@@ -300,7 +300,7 @@ static double worker_is_live(const struct status *s, const struct worker_view *w
 	return w->state == SESSION_LIVE && !w->stalled && !w->excluded;
 }
 
-/* Write one series for each worker and part of its time. */
+/* Writes one series for each worker and part of its time. */
 static void put_worker_time(FILE *f, const struct status *s)
 {
 	fprintf(f,
@@ -343,7 +343,7 @@ static void put_server_time(FILE *f, const struct status *s)
 		fmax(0, s->total_s - s->apply_s - s->net.verify_s - s->idle_s));
 }
 
-/* Write one series for each metric except accuracy. */
+/* Writes one series for each metric except accuracy. */
 static void put_test_metrics(FILE *f, const struct core *c, const struct epoch_record *r)
 {
 	json_t *metrics = r ? epoch_metrics(c, r) : NULL, *value;

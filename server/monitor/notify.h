@@ -6,8 +6,8 @@
 #ifndef SERVER_MONITOR_NOTIFY_H
 #define SERVER_MONITOR_NOTIFY_H
 
-/* Send `state`, such as "READY=1", to the service manager that started this process. A message that
- * cannot be delivered is lost: the service manager then applies its own time-outs. */
+/* Sends `state`, such as "READY=1", to the service manager that started this process. A message
+ * that cannot be delivered is lost: the service manager then applies its own time-outs. */
 void notify_manager(const char *state);
 
 #endif

@@ -39,7 +39,7 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 
 /* ---- what the core says -------------------------------------------------------------------- */
 
-/* Begin to measure at `now_ms`, so that the wait for workers does not reduce the rates. */
+/* Begins to measure at `now_ms`, so that the wait for workers does not reduce the rates. */
 static void begin_training(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	uint64_t start_ms = p->start_ms;
@@ -180,7 +180,7 @@ static void append_text(char *out, size_t size, size_t *at, const char *fmt, ...
 	*at += n < 0 ? 0 : (size_t)n < size - *at ? (size_t)n : size - *at - 1;
 }
 
-/* Write the bar of a run that waits: the progress so far, and the reason of the wait. */
+/* Writes the bar of a run that waits: the progress so far, and the reason of the wait. */
 static void waiting_bar(const struct progress_view *v, char *out, size_t size)
 {
 	size_t at = 0;

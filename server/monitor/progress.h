@@ -27,11 +27,11 @@ struct progress {
 };
 
 void progress_init(struct progress *p, const struct core *c, uint64_t now_ms);
-/* Handle EFFECT_BEGIN, EFFECT_EPOCH_BEGUN, EFFECT_TRAINED or EFFECT_EVALUATED. Logs `train
+/* Handles EFFECT_BEGIN, EFFECT_EPOCH_BEGUN, EFFECT_TRAINED or EFFECT_EVALUATED. Logs `train
  * epoch=...`. */
 void progress_effect(
 	struct progress *p, const struct core *c, const struct effect *e, uint64_t now_ms);
-/* Measure the rate and redraw the bar on a terminal. `waiting` may be NULL. */
+/* Measures the rate and redraws the bar on a terminal. `waiting` may be NULL. */
 void progress_tick(
 	struct progress *p, const struct core *c, const struct waiting *waiting, uint64_t now_ms);
 /* Returns the seconds from the first work to the end of training, or to `now_ms` if training has

@@ -359,7 +359,7 @@ static json_t *warning_list(const struct status *s)
 	return list;
 }
 
-/* Add the workers to `o`, and return all of it as text. Releases `o`. */
+/* Adds the workers to `o`, and returns all of it as text. Releases `o`. */
 static char *text_with(json_t *o, const struct status *s, uint32_t first, size_t max_workers)
 {
 	uint32_t left_out;

@@ -35,7 +35,8 @@ struct tallies {
 /* PS_ENOMEM */
 int tallies_init(struct tallies *t, const struct core *c, uint64_t now_ms) PS_MUST_CHECK;
 void tallies_release(struct tallies *t);
-/* Measure once a second. Returns 1 if it did. */
+/* Measures the rates if a second has passed since the last measurement. Returns 1 if it has
+ * measured. */
 int tallies_tick(struct tallies *t, const struct core *c, uint64_t now_ms);
 /* Returns the tally of worker id `worker`; all zero if there is none. `t` may be NULL. */
 const struct tally *tallies_of(const struct tallies *t, uint32_t worker);

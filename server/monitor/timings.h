@@ -21,7 +21,7 @@ struct timings {
 };
 
 void timings_add(struct timings *t, enum timing what, double seconds);
-/* Write the histograms in the text format of Prometheus. */
+/* Writes the histograms in the text format of Prometheus. */
 void timings_print(const struct timings *t, FILE *f);
 
 #endif

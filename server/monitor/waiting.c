@@ -41,7 +41,7 @@ void waiting_init(struct waiting *w, const struct core_config *cfg, const char *
 			keyed ? " --key WORKER.key" : "");
 }
 
-/* Append ", 1 more joins ..." if a worker's WELCOME waits for the disk. */
+/* Appends ", 1 more joins ..." if a worker's WELCOME waits for the disk. */
 static void append_joining(const struct waiting *w, char *out, size_t size)
 {
 	size_t used = strlen(out);
@@ -51,7 +51,7 @@ static void append_joining(const struct waiting *w, char *out, size_t size)
 			w->view.joining, w->view.joining == 1 ? "joins" : "join");
 }
 
-/* Append ", 1 more has data set 89ab..., not 0123..." while the run has no fixed data set. */
+/* Appends ", 1 more has data set 89ab..., not 0123..." while the run has no fixed data set. */
 static void append_others(const struct waiting *w, char *out, size_t size)
 {
 	size_t used = strlen(out);
@@ -62,7 +62,7 @@ static void append_others(const struct waiting *w, char *out, size_t size)
 			w->view.others == 1 ? "has" : "have", w->view.other_data, w->data);
 }
 
-/* Write a text such as "waiting for workers: 0 of 1 for 12 s". */
+/* Writes a text such as "waiting for workers: 0 of 1 for 12 s". */
 static void describe_wait(const struct waiting *w, char *out, size_t size)
 {
 	const struct hold_up_view *v = &w->view;
@@ -77,7 +77,7 @@ static void describe_wait(const struct waiting *w, char *out, size_t size)
 	append_others(w, out, size);
 }
 
-/* Log the wait, with its time limit. */
+/* Logs the wait, with its time limit. */
 static void log_wait(const struct waiting *w)
 {
 	char text[WAITING_TEXT], limit[64] = "without a time limit";

@@ -22,13 +22,13 @@ struct waiting {
 	uint64_t now_ms;
 };
 
-/* Prepare the reports. Workers connect to the bound `endpoint`; `keyed`: they need a key. */
+/* Prepares the reports. Workers connect to the bound `endpoint`; `keyed`: they need a key. */
 void waiting_init(
 	struct waiting *w, const struct core_config *cfg, const char *endpoint, int keyed);
-/* Read the state of the core and log a report if one is due. */
+/* Reads the state of the core and logs a report if one is due. */
 void waiting_tick(struct waiting *w, const struct core *c, uint64_t now_ms);
-/* Write the report as one line. The command comes last, so that a narrow progress bar cuts off the
- * command first. 0 and "": the run does not wait. */
+/* Writes the report as one line. The command comes last, so that a narrow progress bar cuts off the
+ * command first. If the run does not wait, returns 0 and writes "". */
 int waiting_text(const struct waiting *w, char out[WAITING_TEXT]);
 
 #endif

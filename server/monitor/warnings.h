@@ -42,7 +42,7 @@ double warning_chance(size_t classes, uint32_t n_test);
  * ended. */
 int warning_text(const struct warnings *w, enum warning kind, const struct core *c, int over,
 	char out[WARNING_TEXT]);
-/* Log the warnings whose condition is true and that were not logged before. */
+/* Logs the warnings whose condition is true and that were not logged before. */
 void warnings_check(struct warnings *w, const struct core *c, int over);
 
 #endif

@@ -21,8 +21,8 @@ struct accept_gate {
 	int closed;
 };
 
-/* Attach a filter to the socket, or detach it. The filter has one instruction, which keeps 0 bytes
- * of each packet. */
+/* Attaches a filter to the socket, or detaches it. The filter has one instruction, which keeps 0
+ * bytes of each packet. */
 static int drop_packets(int socket, int drop)
 {
 	struct sock_filter nothing = {.code = BPF_RET | BPF_K, .k = 0};
@@ -39,7 +39,7 @@ static void release_reserve(struct accept_gate *g)
 		close(g->reserve[--g->n_reserve]);
 }
 
-/* Take the whole reserve of descriptors, or none. Returns 1 if the reserve is complete. */
+/* Takes the whole reserve of descriptors, or none. Returns 1 if the reserve is complete. */
 static int take_reserve(struct accept_gate *g)
 {
 	while (g->n_reserve < g->want) {

@@ -18,20 +18,20 @@
 
 struct accept_gate; /* opaque, see accept_gate.c */
 
-/* Take the reserve. Its size depends on the process's limit of descriptors. PS_ENOMEM. */
+/* Takes the reserve. Its size depends on the process's limit of descriptors. PS_ENOMEM. */
 int accept_gate_new(struct accept_gate **out) PS_MUST_CHECK;
 /* Frees the gate and sets *g to NULL; *g may be NULL. */
 void accept_gate_free(struct accept_gate **g);
 /* The listen backlog: how many connections may wait in the kernel. */
 int accept_gate_backlog(const struct accept_gate *g);
-/* Set the listening socket; -1: none. The gate is open for a new socket. */
+/* Sets the listening socket; -1: none. The gate is open for a new socket. */
 void accept_gate_set_listener(struct accept_gate *g, int fd);
 /* A new connection has descriptor `fd`. 1: few descriptors are left, so the gate should close. */
 int accept_gate_is_needed(const struct accept_gate *g, uint32_t fd);
-/* Close the gate until accept_gate_try_open. 0: the gate was closed already, or there is no
- * listening socket. */
+/* Closes the gate until accept_gate_try_open. Returns 0 if the gate was closed already, or if there
+ * is no listening socket. */
 int accept_gate_close(struct accept_gate *g);
-/* Open the gate if the whole reserve is available again. Returns 1 if the gate is open. */
+/* Opens the gate if the whole reserve is available again. Returns 1 if the gate is open. */
 int accept_gate_try_open(struct accept_gate *g);
 
 #endif

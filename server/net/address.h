@@ -16,7 +16,7 @@ enum address_reach {
 
 enum address_reach address_reach(const char *host);
 /*
- * Replace a host name by its first address, IPv4 before IPv6, because libzmq cannot bind a name.
+ * Replaces a host name by its first address, IPv4 before IPv6, because libzmq cannot bind a name.
  * The function does not change "*", an interface, an address, or a name that does not resolve.
  */
 void address_resolve(struct endpoint *e);

@@ -27,9 +27,9 @@ struct chunked_push; /* opaque, see chunked_push.c */
 int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peers) PS_MUST_CHECK;
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void chunked_push_free(struct chunked_push **a);
-/* Verify and keep the tensor frame of `f`. At most `peers` (>= 1) peers may have chunks. PS_EPROTO:
- * `f` has no valid tensor frame. PS_EAGAIN: the peer has too many chunks, so an earlier PUSH was
- * lost. Both errors discard all chunks of the peer. */
+/* Verifies and keeps the tensor frame of `f`. At most `peers` (>= 1) peers may have chunks.
+ * PS_EPROTO: `f` has no valid tensor frame. PS_EAGAIN: the peer has too many chunks, so an earlier
+ * PUSH was lost. Both errors discard all chunks of the peer. */
 int chunked_push_keep(
 	struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
 /* `f` is a message of the peer. If the peer has as many chunks as the message names, insert them

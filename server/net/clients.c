@@ -136,8 +136,8 @@ const struct label *labels_of(const struct labels *l, uint32_t worker)
 
 /* ---- fencing --------------------------------------------------------------------------------- */
 
-/* Find a process by its worker id and incarnation. If it has no WELCOME yet, find it by the
- * connection of its HELLO. */
+/* Finds a process by its worker id and incarnation. If the process has no WELCOME yet, finds it by
+ * the connection of its HELLO. */
 static struct process *find_process(
 	const struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation)
 {
@@ -152,7 +152,7 @@ static struct process *find_process(
 	return NULL;
 }
 
-/* Write the text that follows "runs on", with the known parts of the label. */
+/* Writes the text that follows "runs on", with the known parts of the label. */
 static const char *place_text(const struct label *label, char *text, size_t size)
 {
 	if (label->host[0] && label->pid)

@@ -30,7 +30,7 @@ struct admission {
 	uint64_t turned_away;
 };
 
-/* Take a token for a HELLO. Returns 0 if the bucket is empty. `now_ms` never decreases. */
+/* Takes a token for a HELLO. Returns 0 if the bucket is empty. `now_ms` never decreases. */
 int admission_ask(struct admission *a, uint64_t now_ms);
 
 /* ---- labels --------------------------------------------------------------------------------- */
@@ -58,11 +58,12 @@ struct labels; /* opaque, see clients.c */
 /* NULL: no memory. */
 struct labels *labels_new(uint32_t max_workers) PS_MUST_CHECK;
 void labels_free(struct labels **l);
-/* Store the label of a HELLO that arrived on connection `peer` from `address`. */
+/* Stores the label of a HELLO that arrived on connection `peer` from `address`. */
 void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address);
-/* Assign the label of the newest HELLO of connection `peer` to this worker id. */
+/* Assigns the label of the newest HELLO of connection `peer` to this worker id. */
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
-/* Assign the host of an earlier start of the server. Text that HELLO would not carry is ignored. */
+/* Assigns the host of an earlier start of the server. Text that HELLO would not carry is
+ * ignored. */
 void labels_restore(struct labels *l, uint32_t worker, const char *host);
 /* Returns the label of worker id `worker`; its fields are empty if there is none. `l` may be
  * NULL. */
@@ -97,7 +98,7 @@ struct observers {
 void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms);
 /* `peer` requested the status. 0: `peer` is no observer. */
 int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms);
-/* Remove `peer`, whose connection is gone. */
+/* Removes `peer`, whose connection is gone. */
 void observers_drop(struct observers *o, uint32_t peer);
 /* Returns the peer of entry `i` (< MAX_OBSERVERS) if it requested the status in the last
  * OBSERVER_RECENT_MS; else 0. */

@@ -69,7 +69,7 @@ static size_t memory_bytes(const struct lanes *l)
 
 /* ---- buffers that workers read --------------------------------------------------------------- */
 
-/* Take back the buffers that the worker has read, or whose PARAMS was lost. A worker that writes a
+/* Takes back the buffers that the worker has read, or whose PARAMS was lost. A worker that writes a
  * wrong number harms only itself. */
 static void reap(struct lanes *l, struct lane *lane)
 {
@@ -126,7 +126,7 @@ static void close_lane(struct lanes *l, struct lane *lane, const char *why)
 	l->stats.open--;
 }
 
-/* Make the push memory and send the answer. 0: not possible. */
+/* Makes the push memory and sends the answer. Returns 0 if this is not possible. */
 static int open_memory(struct lanes *l, struct lane *lane, int socket)
 {
 	const struct lane_layout layout = {.magic = LANE_MAGIC,

@@ -44,7 +44,7 @@ struct lanes_stats {
 	uint64_t refused;        /* greetings with a wrong secret or form */
 };
 
-/* Listen on the Unix socket. PS_EUSAGE, PS_EIO, PS_ENOMEM. */
+/* Listens on the Unix socket. PS_EUSAGE, PS_EIO, PS_ENOMEM. */
 int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e) PS_MUST_CHECK;
 /* WELCOME `m` leaves on connection `peer`: add the path and a new secret. */
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
@@ -52,11 +52,11 @@ void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
  * the peer has no lane. PS_EPROTO: no such slot, or too many values. PS_ENOMEM. */
 int lanes_join(
 	struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
-/* Let `peer` read the weights of `m` in their buffer. Sets the lane's fields and the checksum of
- * `m`. 0: not possible, send a frame. */
+/* Lets `peer` read the weights of `m` in their buffer. Sets the lane's fields and the checksum of
+ * `m`. Returns 0 if this is not possible: the caller must then send a frame. */
 int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m) PS_MUST_CHECK;
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
-/* Close all lanes, the socket and the handles; the loop must run once more before lanes_free. The
+/* Closes all lanes, the socket and the handles; the loop must run once more before lanes_free. The
  * file stays: its disk may hang, and even then workers must see closed connections. */
 void lanes_stop(struct lanes *l);
 /* Frees *l and sets it to NULL; *l may be NULL. */

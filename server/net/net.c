@@ -69,7 +69,7 @@ struct replies {
 	uint64_t sent, dropped;
 };
 
-/* Close the frames of `r`. */
+/* Closes the frames of `r`. */
 static void clear(struct reply *r)
 {
 	while (r->n > 0)
@@ -145,7 +145,7 @@ static void append_reply(
 	move_frames(r, f);
 }
 
-/* Drop all replies to `peer`. Returns their number. */
+/* Drops all replies to `peer`. Returns their number. */
 static size_t drop_all(struct replies *q, uint32_t peer)
 {
 	size_t kept = 0, before = q->n;
@@ -178,8 +178,8 @@ static void evict(struct replies *q, uint32_t peer)
 		append_reply(q, peer, &f, 0, 1);
 }
 
-/* Evict the peer with the oldest reply until the queue has room. If the oldest reply is a
- * tombstone, drop it. */
+/* Evicts the peer with the oldest reply until the queue has room. If the oldest reply is a
+ * tombstone, drops the tombstone. */
 static void evict_oldest(struct replies *q)
 {
 	while (q->n == q->room) {
@@ -232,7 +232,7 @@ static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 	return 0;
 }
 
-/* Send a reply. If `send` fails, the reply keeps its frames. */
+/* Sends a reply. If `send` fails, the reply keeps its frames. */
 static int offer(struct reply *r, replies_send_fn *send, void *arg)
 {
 	struct frames f;
@@ -296,8 +296,8 @@ uint64_t replies_dropped(const struct replies *q)
 
 /* ---- out ----------------------------------------------------------------------------------- */
 
-/* Encode PARAMS. The second frame usually points to the weights without a copy (param_buffers.h).
- * There is none if the peer reads the weights in shared memory. */
+/* Encodes PARAMS. The second frame usually points to the weights without a copy (param_buffers.h).
+ * There is no second frame if the peer reads the weights in shared memory. */
 static int encode_params(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg header = *m;
@@ -322,7 +322,7 @@ static int encode_params(struct router *r, uint32_t peer, const struct msg *m, s
 	return PS_OK;
 }
 
-/* Encode WELCOME, which offers shared memory. */
+/* Encodes WELCOME, which offers shared memory. */
 static int encode_welcome(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg offer = *m;
@@ -339,7 +339,7 @@ static int encode(struct router *r, uint32_t peer, const struct msg *m, struct f
 	return m->type == MSG_WELCOME ? encode_welcome(r, peer, m, f) : wire_encode(m, f);
 }
 
-/* Encode `m` now and queue it until r->lsn is flushed. */
+/* Encodes `m` now and queues it until r->lsn is flushed. */
 static int queue(struct router *r, uint32_t peer, const struct msg *m)
 {
 	struct frames f;
@@ -469,7 +469,7 @@ static void hang_up_on_revoked(struct router *r)
 	r->revoked[r->n_revoked++ % REVOKED] = fd;
 }
 
-/* Keep a chunk until its PUSH arrives. PS_EAGAIN: the chunk gets no answer. */
+/* Keeps a chunk until its PUSH arrives. PS_EAGAIN: the chunk gets no answer. */
 static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 {
 	/* every open connection may have chunks */
@@ -498,7 +498,7 @@ static void note_address(struct router *r)
 	snprintf(r->address, sizeof(r->address), "%s", address ? address : "");
 }
 
-/* Handle one message: receive, decode, authorize, apply (on_message), reply. */
+/* Handles one message: receives, decodes and authorizes it, calls on_message, and replies. */
 static int on_readable(void *arg)
 {
 	struct router *r = arg;
@@ -594,7 +594,7 @@ static int router_set_options(void *socket, const struct router_config *cfg, int
 	return bad ? PS_ENET : PS_OK;
 }
 
-/* Enable and test authentication before the first connection is possible. */
+/* Enables and tests authentication before the first connection is possible. */
 static int enable_auth(struct router *r, struct err *e)
 {
 	struct auth *auth = r->cfg.auth;

@@ -29,7 +29,7 @@
 #include "server/net/port.h"
 #include "server/net/param_buffers.h"
 
-/* Handle message `m`. `m` and its frames are borrowed for the call. The function replies with
+/* Handles message `m`. `m` and its frames are borrowed for the call. The function replies with
  * router_send, and the replies leave after the function has returned. */
 typedef void router_message_fn(
 	void *arg, uint32_t peer, const struct msg *m, struct frames *frames);
@@ -73,7 +73,7 @@ struct router_stats {
 
 struct router; /* opaque, see net.c */
 
-/* Bind the port and begin to receive. PS_EUSAGE: the address cannot be bound. PS_EAUTH: the
+/* Binds the port and begins to receive. PS_EUSAGE: the address cannot be bound. PS_EAUTH: the
  * authentication self-test failed. PS_ENET, PS_ENOMEM. */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Returns the bound address, with the actual port. */
@@ -81,7 +81,7 @@ const char *router_endpoint(const struct router *r);
 /* Returns the file of the socket of shared-memory lanes, which the caller removes at the end; NULL:
  * none. */
 const char *router_lane_file(const struct router *r);
-/* Log one line: where the socket of shared-memory lanes is, or why there is none. */
+/* Logs one line: where the socket of shared-memory lanes is, or why there is none. */
 void router_log_lanes(const struct router *r);
 /* Returns the IP address of the sender of the newest HELLO; "": libzmq does not know it. */
 const char *router_address(const struct router *r);
@@ -89,22 +89,22 @@ const char *router_address(const struct router *r);
 void router_set_lsn(struct router *r, uint64_t lsn);
 /* The log is flushed up to `lsn`. The replies leave at the next router_flush. */
 void router_set_flushed(struct router *r, uint64_t lsn);
-/* Encode `m` for `peer` now. The reply leaves at the next router_flush. */
+/* Encodes `m` for `peer` now. The reply leaves at the next router_flush. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
-/* Send `m` at once, before the replies that wait for the log, or drop it. So `m` must not
+/* Sends `m` at once, before the replies that wait for the log, or drops it. So `m` must not
  * acknowledge anything, and its order among the replies must not matter. */
 void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
-/* Send the replies that may leave. The function calls on_gone. Do not call it from on_message or
+/* Sends the replies that may leave. The function calls on_gone. Do not call it from on_message or
  * on_gone. */
 void router_flush(struct router *r);
-/* Receive at least one message of each connection that has one. So a worker does not count as
+/* Receives at least one message of each connection that has one. So a worker does not count as
  * silent while its message waits to be read. */
 void router_receive_pending(struct router *r);
 void router_stats(const struct router *r, struct router_stats *s);
-/* Close every connection. This frees the memory of incomplete messages. The port opens again soon,
+/* Closes every connection. This frees the memory of incomplete messages. The port opens again soon,
  * and workers resume their sessions with HELLO. */
 void router_close_connections(struct router *r);
-/* Close sockets and handles; the loop must run once more before router_free. */
+/* Closes sockets and handles; the loop must run once more before router_free. */
 void router_stop(struct router *r);
 /* Frees *r and sets it to NULL; *r may be NULL. The function waits a bounded time until libzmq has
  * delivered the sent replies. */
@@ -132,18 +132,19 @@ struct replies; /* opaque, see net.c */
  * the queue drops the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 
-/* Make a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer.
+/* Makes a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer.
  * PS_ENOMEM. */
 int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
 /* Frees the queue with its replies and sets *q to NULL; *q may be NULL. */
 void replies_free(struct replies **q);
-/* Queue `f` for `peer` until the LSN `after` is flushed (0: no wait). The queue takes over the
+/* Queues `f` for `peer` until the LSN `after` is flushed (0: no wait). The queue takes over the
  * frames, and `f` becomes empty. */
 void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
 /* The write-ahead log is flushed up to `lsn`. */
 void replies_set_flushed(struct replies *q, uint64_t lsn);
-/* Pass every reply that may leave to `send`. If a peer is gone, the function drops the peer's
- * replies and returns the peer; then call the function again. Otherwise the function returns 0. */
+/* Passes every reply that may leave to `send`. If a peer is gone, the function drops the peer's
+ * replies and returns the peer; the caller must then call the function again. Otherwise the
+ * function returns 0. */
 uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);
 
 size_t replies_waiting(const struct replies *q);

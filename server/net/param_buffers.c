@@ -142,7 +142,7 @@ static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 	return (struct refs *)(void *)(buffer + end);
 }
 
-/* Take a shared buffer, or else one of ordinary memory, with one reference. */
+/* Takes a shared buffer, or else one of ordinary memory, with one reference. */
 static float *take_buffer(struct param_buffers *w)
 {
 	float *buffer = w->shared ? shared_take(w->shared) : NULL;
@@ -159,7 +159,7 @@ static float *take_buffer(struct param_buffers *w)
 	return buffer;
 }
 
-/* Drop one reference. libzmq calls this function for each frame that it has sent. */
+/* Drops one reference. libzmq calls this function for each frame that it has sent. */
 static void drop_ref(void *buffer, void *refs)
 {
 	struct refs *u = refs;
@@ -219,7 +219,7 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
-/* Add a reader of the current buffer. The next version then needs a second buffer. Sets *xxh3 to
+/* Adds a reader of the current buffer. The next version then needs a second buffer. Sets *xxh3 to
  * the checksum of the weights. Returns the reader's reference; NULL: no memory. */
 static struct refs *add_reader(struct param_buffers *w, uint64_t *xxh3)
 {
@@ -237,7 +237,7 @@ static struct refs *add_reader(struct param_buffers *w, uint64_t *xxh3)
 	return u;
 }
 
-/* Make a frame that points to the core's own buffer. */
+/* Makes a frame that points to the core's own buffer. */
 static int frame_current(struct param_buffers *w, uint64_t *xxh3, zmq_msg_t *frame)
 {
 	struct refs *u = add_reader(w, xxh3);
@@ -293,7 +293,7 @@ static int make_copy(struct param_buffers *w, struct copy *c, const struct msg_p
 	return PS_OK;
 }
 
-/* Make a frame with a copy of the values, because the core may overwrite them. All pulls of one
+/* Makes a frame with a copy of the values, because the core may overwrite them. All pulls of one
  * version share the copy. */
 static int frame_copy(struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame)
 {
@@ -334,8 +334,8 @@ static size_t compute_block(void *arg, const float **values)
 	return n;
 }
 
-/* Compute the new weights and their checksum together. 1: w->xxh3 is the checksum. 0: the core had
- * computed a part of the weights before, so w->xxh3 is not valid. */
+/* Computes the new weights and their checksum together. Returns 1 if w->xxh3 is the checksum.
+ * Returns 0 if the core had computed a part of the weights before, so w->xxh3 is not valid. */
 static int compute_and_hash(struct param_buffers *w, struct core *c)
 {
 	struct computation u = {.core = c};

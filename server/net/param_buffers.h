@@ -34,14 +34,14 @@ int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared
 void param_buffers_free(struct param_buffers **w);
 /* Returns the first buffer, for core_init or snapshot_decode. */
 float *param_buffers_first(const struct param_buffers *w);
-/* Make *frame: all weights, as the only slice of the message `m`. Sets the checksum of that slice.
- * PS_ENOMEM leaves *frame unchanged. */
+/* Makes *frame of all weights, as the only slice of the message `m`. Sets the checksum of that
+ * slice. PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
-/* Select the buffer of the next version. Call it before every core_decide. */
+/* Selects the buffer of the next version. Call it before every core_decide. */
 void param_buffers_before_step(struct param_buffers *w, struct core *c);
-/* Compute the new weights and note which buffer the core uses now. Call it after every core_decide,
- * before the effects are carried out. */
+/* Computes the new weights and notes which buffer the core uses now. Call it after every
+ * core_decide, before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w, struct core *c);
 /* The memfd of the shared buffers, which belongs to *w; their number; the bytes from one buffer to
  * the next. The function returns 0 if there is no memfd. */

@@ -70,7 +70,7 @@ static void close_gate(struct port *p, const char *why)
 	uv_timer_start(&p->reopen, on_reopen, CLOSED_MS, CLOSED_MS);
 }
 
-/* Set the bit to `value`; 1: it changed. */
+/* Sets bit `fd` of `bits` to `value`. Returns 1 if the bit has changed. */
 static int set_bit(unsigned char *bits, uint32_t fd, int value)
 {
 	unsigned char bit = (unsigned char)(1u << (fd % 8)), *byte = &bits[fd / 8];
@@ -217,7 +217,7 @@ int port_monitor(struct port *p, void *context, void *socket, struct err *e)
 	return PS_OK;
 }
 
-/* Bind the socket. Retry for 0.2 s, because a server that was just killed may still have the
+/* Binds the socket. Retries for 0.2 s, because a server that was just killed may still have the
  * port. */
 static int bind_retrying(void *socket, const char *address)
 {

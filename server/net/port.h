@@ -40,20 +40,20 @@ struct port {
 	unsigned char active[PORT_FDS / 8], swept[PORT_FDS / 8];
 };
 
-/* Create the accept gate. Call port_release in any case. PS_ENOMEM. */
+/* Creates the accept gate. Call port_release in any case. PS_ENOMEM. */
 int port_init(struct port *p) PS_MUST_CHECK;
 void port_release(struct port *p);
-/* Monitor `socket`, which is not bound yet. Call port_close in any case. PS_ENET. */
+/* Monitors `socket`, which is not bound yet. Call port_close in any case. PS_ENET. */
 int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_MUST_CHECK;
-/* Bind the socket to `address`. PS_EUSAGE: the address cannot be bound. PS_ENET. */
+/* Binds the socket to `address`. PS_EUSAGE: the address cannot be bound. PS_ENET. */
 int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
-/* Begin to read the monitor's events in `loop`. `silent_ms`: see above; 0: keep silent connections.
- * Call port_stop later, except after PS_ENET. */
+/* Begins to read the monitor's events in `loop`. `silent_ms`: see above; 0: silent connections stay
+ * open. Call port_stop later, except after PS_ENET. */
 int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms) PS_MUST_CHECK;
 void port_stop(struct port *p);
 /* A message has arrived on the connection with descriptor `fd`. */
 void port_note_message(struct port *p, int fd);
-/* Close the monitor. Call it before you close the socket. */
+/* Closes the monitor. Call it before you close the socket. */
 void port_close(struct port *p);
 /* See router_close_connections. */
 void port_close_connections(struct port *p);

@@ -24,7 +24,7 @@ void transfers_release(struct transfers *t)
 	t->slot = NULL;
 }
 
-/* Write the peer address of a descriptor; "": it has none. */
+/* Writes the peer address of a descriptor; "": it has none. */
 static void address_of(int fd, char *text, size_t size)
 {
 	union {

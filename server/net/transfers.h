@@ -34,7 +34,7 @@ typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);
 void transfers_release(struct transfers *t);
-/* Note the connection of the LEASE `m` of `peer`, which arrived in `f`. Call it after the core has
+/* Notes the connection of the LEASE `m` of `peer`, which arrived in `f`. Call it after the core has
  * handled the LEASE. */
 void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
 	const struct msg_lease *m, struct frames *f);

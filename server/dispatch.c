@@ -51,7 +51,7 @@ static void send_bye(struct server *s, uint32_t peer)
 	router_send(s->router, peer, &bye);
 }
 
-/* Takes over the text. */
+/* Sends `text` to `peer` in a STATUS, and frees `text`. */
 static void send_status_text(struct server *s, uint32_t peer, char *text)
 {
 	const struct msg m = {
@@ -62,7 +62,8 @@ static void send_status_text(struct server *s, uint32_t peer, char *text)
 	free(text);
 }
 
-/* Sends the state of the workers from `first` on, for which a whole STATUS has no room. */
+/* Sends the state of the workers from number `first` on. A client requests this if the whole STATUS
+ * had no room for them. */
 static void send_workers(struct server *s, uint32_t peer, uint32_t first)
 {
 	struct status now;
@@ -145,9 +146,10 @@ static void send_msg(struct server *s, const struct effect *e)
 		router_send(s->router, e->peer, &e->msg);
 }
 
-/* From now on, replies may depend on this event. The event is flushed even if no reply waits for it
- * yet, because the next reply will wait for it, and because disk_wait.c regards an event that is
- * not flushed as a sign of a slow disk. */
+/* Called for an event that later replies can report: these replies wait until the log is flushed up
+ * to `lsn`. The function flushes the event even if no reply waits for it yet, because the next
+ * reply will wait for it, and because disk_wait.c regards an event that is not flushed as a sign of
+ * a slow disk. */
 static void commit(struct server *s, uint64_t lsn)
 {
 	s->committed_lsn = lsn;
@@ -270,8 +272,9 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* Returns 1 if a new worker of this key would have more than the key's share of the slots. A worker
- * that has a slot may repeat its HELLO: on its connection, by its name, or with its stamp. */
+/* Returns 1 if a new worker of this key would exceed the key's share of the slots. Returns 0 if the
+ * worker already has a slot and only repeats its HELLO: on its connection, under its name, or with
+ * its stamp. */
 static int is_over_share(const struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used = 0;
@@ -303,7 +306,7 @@ static void refuse_share(struct server *s, uint32_t peer)
 	router_send(s->router, peer, &refusal);
 }
 
-/* Returns 1 if a worker may still push to this run. */
+/* Returns 1 if the run has a worker that can still push. */
 static int has_workers(const struct server *s)
 {
 	uint32_t slots = core_config(s->state.core)->sessions.max_workers;
@@ -317,8 +320,9 @@ static int has_workers(const struct server *s)
 	return 0;
 }
 
-/* --input auto: the images of this worker may decide the input of the model. Returns 1 if the
- * server restarts with this input, or refuses the worker; the core then gets no event. */
+/* With --input auto, the images of a worker can decide the input of the model. Returns 1 if the
+ * server restarts with the images of this worker, or refuses the worker: the core must then get no
+ * event. */
 static int take_images(struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	const struct core *c = s->state.core;
@@ -343,7 +347,8 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* A worker has sent its predictions for the images of the page. */
+/* Called when a worker has sent its predictions for the images of the page: passes them on to the
+ * open pages. */
 static void on_show(struct server *s, uint32_t peer, const struct msg_status *m)
 {
 	char *line = http_watchers(s->http) ? wall_take(&s->wall, peer, m) : NULL;

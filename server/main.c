@@ -14,9 +14,9 @@
 #include "server/sandbox.h"
 #include "server/server.h"
 
-/* A write to a closed connection or to a file at its size limit shall fail with an error, and not
- * end the process with a signal. SIGUSR2 has no meaning for the server (docs/operations.md has the
- * table of signals). */
+/* Ignores SIGPIPE and SIGXFSZ, so that a write to a closed connection, or to a file at its size
+ * limit, fails with an error and does not end the process. Also ignores SIGUSR2, which has no
+ * meaning for the server (docs/operations.md has the table of signals). */
 static void ignore_signals(void)
 {
 	signal(SIGPIPE, SIG_IGN);

@@ -17,7 +17,8 @@
 #include "common/file.h"
 #include "common/log.h"
 
-/* A sanitizer needs files and system calls of its own. */
+/* The sandbox does not fit a build with a sanitizer, which needs files and system calls of its
+ * own. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #else
@@ -363,10 +364,10 @@ static int add_rules(scmp_filter_ctx filter)
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(clone), 1,
 		SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ERRNO(ENOSYS), CALL(clone3), 0);
-	/* memory does not become code */
+	/* no memory becomes executable */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(mprotect), 1,
 		SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
-	/* signals to itself only */
+	/* the process can send signals only to itself */
 	rc |= seccomp_rule_add(
 		filter, SCMP_ACT_ALLOW, CALL(kill), 1, first_is((scmp_datum_t)getpid()));
 	return rc;

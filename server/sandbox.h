@@ -2,7 +2,8 @@
  * sandbox.h - takes away the rights that the process does not need, before its first thread starts.
  *
  * A peer that took over the server through a defect could then start no program, open no file but
- * those of the options, and change no file outside --checkpoint-dir. Four mechanisms of Linux:
+ * those of the options and of the libraries, and change no file outside --checkpoint-dir. Four
+ * mechanisms of Linux:
  *
  * - no_new_privs: no program that the process would start gets more rights;
  * - capabilities: none, except CAP_NET_BIND_SERVICE for a port below 1024, and CAP_DAC_OVERRIDE if

@@ -16,7 +16,7 @@
 
 #define TICK_MS        50
 #define MEMORY_MS      50 /* between two checks of the memory in use */
-#define MEMORY_NEAR_MS 10 /* ... when it exceeds half of the limit */
+#define MEMORY_NEAR_MS 10 /* between two checks when the memory in use exceeds half of the limit */
 /* time in which clients that received BYE should close their connections */
 #define CLOSE_MS 1000
 /* time limit for the last checkpoint of a drain; a large checkpoint gets more time */
@@ -31,7 +31,8 @@
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 
-/* A group commit of the log is on disk, or has failed. */
+/* Called when a group commit of the log is on disk or has failed: sends the replies that waited for
+ * it. */
 static void on_committed(void *arg)
 {
 	struct server *s = arg;
@@ -85,14 +86,15 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
-/* Returns the time for a drain, from its beginning. A large checkpoint gets more time. */
+/* Returns the time limit of a drain, counted from its beginning. A large checkpoint gets more
+ * time. */
 static uint64_t drain_ms(const struct server *s)
 {
 	return DRAIN_MS + disk_wait_allowance_ms(&s->disk);
 }
 
-/* Returns 1 if the end of the run needs a deadline: a drain from its beginning, a finished run
- * after a failed or hanging write. */
+/* Returns 1 if the end of the run needs a deadline: at a drain always, at the end of a finished run
+ * only after a write has failed or while a write is overdue. */
 static int must_end(const struct server *s)
 {
 	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;
@@ -111,8 +113,9 @@ static void abort_run(struct server *s, int status, const char *why)
 	uv_stop(&s->loop);
 }
 
-/* Waits for clients that received BYE to close their connections. Until then the server keeps
- * reading, because closing a connection with unread bytes would discard the BYE. */
+/* Stops the loop when the clients that received BYE have closed their connections, or at the
+ * deadline. Until then the server keeps reading, because closing a connection with unread bytes
+ * would discard the BYE. */
 static void check_session_close(struct server *s)
 {
 	struct router_stats net;
@@ -164,8 +167,8 @@ static void check_deadline(struct server *s)
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-/* The default limit is 80 % of the memory of the machine, or of the container's limit if that is
- * lower. */
+/* Returns the memory limit in bytes. The default is 80 % of the memory of the machine, or of the
+ * container's limit if that is lower. */
 static uint64_t memory_limit(const struct options *o)
 {
 	return o->memory_bytes ? o->memory_bytes : mem_of_machine() / 5 * 4;
@@ -252,7 +255,7 @@ static int is_busy(const struct server *s)
 	       history_busy(s->history) || epoch_export_busy(s->epoch_export);
 }
 
-/* A new line of the history. */
+/* Called for each new line of the history: sends the line to the open pages. */
 static void on_line(void *arg, const char *line)
 {
 	struct server *s = arg;
@@ -285,7 +288,8 @@ static void ask_for_wall(struct server *s)
 	router_flush(s->router);
 }
 
-/* Once a second: the history takes a sample, and pages get the status. */
+/* Called at each tick. Once a second, the history takes a sample, and the open pages get the
+ * status. */
 static void record_history(struct server *s)
 {
 	struct status now;
@@ -350,7 +354,7 @@ static void on_stop_signal(struct server *s, int number)
 		return;
 	}
 	if (s->draining) {
-		if (number != SIGUSR1) /* Slurm may repeat its warning */
+		if (number != SIGUSR1) /* Slurm can repeat its warning */
 			abort_run(s, GAVE_UP, "a second signal");
 		return;
 	}
@@ -381,7 +385,7 @@ static void fill_health(const struct server *s, const struct status *now, struct
 	const char *why = status_degraded(now);
 	char text[320];
 
-	/* without a token, anybody may read this: only the state */
+	/* without a token, every client can read this page, so it has only the state */
 	snprintf(text, sizeof(text),
 		!why                     ? "ok\n"
 		: s->options->http_token ? "degraded\n"
@@ -494,7 +498,8 @@ static int open_router(struct server *s, struct err *e)
 }
 
 /* Refuses a port that is open to the network without keys. The options module has checked the
- * addresses that a host name had then; the name may have other addresses now. */
+ * addresses that a host name had when the options were read; the name can have other addresses
+ * now. */
 static int check_exposure(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -614,7 +619,7 @@ static void announce_ports(const struct server *s)
 
 static const int handled_signals[SERVER_SIGNALS] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
 
-/* `how`: SIG_BLOCK or SIG_UNBLOCK. */
+/* Blocks or unblocks the handled signals. `how`: SIG_BLOCK or SIG_UNBLOCK. */
 static void mask_signals(int how)
 {
 	sigset_t set;
@@ -743,7 +748,7 @@ void server_run(struct server *s)
 	log_progress(NULL);
 }
 
-/* HOST:PORT of a URL. */
+/* Writes the HOST:PORT of a URL to `out`. */
 static void address_of_url(const char *url, char out[ENDPOINT_TEXT])
 {
 	const char *at = strstr(url, "://");

@@ -102,12 +102,12 @@ struct server {
 /* Blocks the signals that the server handles until server_start has installed the handlers, so that
  * they take effect when the server is up and do not kill it. Call it before server_start. */
 void server_hold_signals(void);
-/* If this fails, it releases *s. */
+/* Starts the server, as described above. If server_start fails, it releases *s. */
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);
-/* After server_run: 1 if the server must start again for other images (server/config/images.h).
- * Then it has released *s; *o and the texts at `bind` and `http` are those of the next
- * server_start. */
+/* Called after server_run. Returns 1 if the server must start again for other images
+ * (server/config/images.h). In this case the function has released *s, and has written the options
+ * of the next server_start to *o and its addresses to `bind` and `http`. */
 int server_restarts(
 	struct server *s, struct options *o, char bind[ENDPOINT_TEXT], char http[ENDPOINT_TEXT]);
 /* Closes the network, prints the result on stdout and releases everything. Returns the exit code.

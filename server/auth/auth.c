@@ -15,7 +15,7 @@
 #define ZAP_ENDPOINT "inproc://zeromq.zap.01"
 #define ZAP_DOMAIN   "cnn-ps"
 /* libzmq's number for ZMQ_ZAP_ENFORCE_DOMAIN, a draft option that the usual header does not define.
- * Without this option, libzmq accepts every key if the context has no ZAP handler. */
+ * Unless this option is set, libzmq accepts every key in a context without a ZAP handler. */
 #define ZAP_ENFORCE_DOMAIN 93
 #define ZAP_FRAMES         9
 #define CURVE_KEY_BYTES    32
@@ -26,7 +26,7 @@
 #define ADDRESS_BYTES      64
 #define NAME_SEPARATOR     '@'
 
-/* A ZAP request of libzmq, which asks whether the owner of `key` may connect. */
+/* A ZAP request. With it libzmq asks whether the owner of `key` is allowed to connect. */
 struct zap_request {
 	unsigned char peer[ID_BYTES], id[REQUEST_BYTES];
 	size_t peer_bytes, id_bytes;
@@ -39,7 +39,7 @@ struct auth {
 	struct key_pair key;
 	struct authorized_keys *list;
 	uint64_t log_ms;
-	int testing; /* 1: auth_self_test runs, and the refused key is its own */
+	int testing; /* 1: auth_self_test runs, and a refused key is the key of this test */
 
 	void *socket; /* ROUTER, bound to ZAP_ENDPOINT */
 	struct zloop zloop;
@@ -48,8 +48,8 @@ struct auth {
 
 	uv_work_t work;
 	int reading, again; /* again: auth_reload was called during the read */
-	struct authorized_keys
-		*fresh; /* with `why`: the result of a read, the pool's while reading */
+	/* fresh, why: the result of a read; both belong to the pool while `reading` is 1 */
+	struct authorized_keys *fresh;
 	struct err why;
 
 	struct auth_stats stats;
@@ -116,7 +116,7 @@ uint32_t auth_share(const struct auth *a, uint32_t slots)
 	return (slots + keys - 1) / keys;
 }
 
-/* Returns 1 if the key has sent as much as it may, so the message is dropped. */
+/* Returns 1 if the server must drop `m`, because the messages of the key are over its quota. */
 static int is_over_quota(struct auth *a, const char *key, const struct msg *m)
 {
 	uint32_t hellos = auth_share(a, a->cfg.max_workers);

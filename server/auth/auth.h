@@ -2,11 +2,11 @@
  * auth.h - authentication and authorization of peers.
  *
  * With CURVE, libzmq verifies that a connecting peer has the secret key of the public key that it
- * presents. Then libzmq asks the ZAP handler (ZeroMQ RFC 27) whether that key may connect. The ZAP
- * handler is a socket in the event loop and answers from the list in memory
- * (common/authorized_keys.h). Each message of an accepted connection carries the key (libzmq's
- * "User-Id"). The role of the key decides which messages the peer may send: see the table in
- * roles.c.
+ * presents. Then libzmq asks the ZAP handler (ZeroMQ RFC 27) whether it should accept the
+ * connection of that key. The ZAP handler is a socket in the event loop and answers from the list
+ * in memory (common/authorized_keys.h). Each message of an accepted connection carries the key
+ * (libzmq's "User-Id"). The role of the key decides which messages the peer may send: see the table
+ * in roles.c.
  *
  * auth_reload reads the file again on a thread of libuv's pool, so that a disk that hangs does not
  * stop the loop. The list in memory stays in use until the file was read without an error.
@@ -19,7 +19,8 @@
  * (4) a worker id belongs to the key that received the id in WELCOME, and a worker's name belongs
  *     to the worker's key;
  * (5) at most one read is under way; a reload during a read starts another one after it.
- * tests/unit/test_server_auth.c tests them, and tests/wire/test_keys.py (1) to (4) on a real socket.
+ * tests/unit/test_server_auth.c tests the invariants, and tests/wire/test_keys.py tests (1) to (4)
+ * on a real socket.
  * Thread: the loop's; the pool owns the result of a read from its start to its end.
  */
 #ifndef SERVER_AUTH_AUTH_H
@@ -43,8 +44,10 @@ struct auth_config {
 
 struct auth_stats {
 	uint64_t admitted, refused; /* handshakes with keys that are on the list / not on it */
-	uint64_t unauthorized;      /* refused messages that the role of the key may not send */
-	size_t keys, worker_keys;   /* number of keys on the list, and of workers' keys */
+	/* messages that were refused because the role of the key does not allow them */
+	uint64_t unauthorized;
+	/* keys: number of keys on the list; worker_keys: number of workers' keys on the list */
+	size_t keys, worker_keys;
 };
 
 struct auth; /* opaque, see auth.c */
@@ -64,7 +67,7 @@ int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
  * In a worker's HELLO the function appends the key to the worker's name, in `m` and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
-/* Returns the number of `slots` that each worker's key may have. */
+/* Returns the maximum number of slots for each worker's key if there are `slots` slots in total. */
 uint32_t auth_share(const struct auth *a, uint32_t slots);
 /* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);
@@ -73,8 +76,8 @@ int auth_is_listed(const struct auth *a, struct frames *f);
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
 /* Reads the list again, on a thread of the pool. */
 void auth_reload(struct auth *a);
-/* Returns 1 if a read is under way. Then the loop must run until the read has ended, before
- * auth_free. `a` may be NULL. */
+/* Returns 1 if a read of the list is under way. The caller must run the loop until the read has
+ * ended before it calls auth_free. `a` may be NULL. */
 int auth_busy(const struct auth *a);
 const struct auth_stats *auth_stats(const struct auth *a);
 /* Closes socket and handles. The loop must run once more before auth_free. `a` may be NULL. */

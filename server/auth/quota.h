@@ -1,6 +1,6 @@
 /*
- * quota.h - how many messages of a kind each key may send, so that one key cannot use up what the
- * server has for all keys.
+ * quota.h - limits the messages of each kind that a key sends, so that one key cannot use up what
+ * the server has for all keys.
  *
  * A token bucket for each key and kind has room for the messages of one second. The server drops
  * messages above the quota without an answer; clients send them again later.
@@ -14,7 +14,7 @@
 
 #define QUOTA_KEYS   64u /* keys with an entry; a new key replaces the longest silent one */
 #define QUOTA_STATUS 50u /* STATUS per second */
-/* minimum quota of HELLO per second, because all workers of a key may join at once */
+/* minimum quota of HELLO per second, because all workers of a key can join at once */
 #define QUOTA_HELLO 25u
 
 enum quota_kind { QUOTA_OF_HELLO, QUOTA_OF_STATUS, QUOTA_KINDS };

@@ -5,7 +5,7 @@
 #include "common/mem.h"
 #include "proto/wire.h"
 
-/* The roles that may send each message type. */
+/* The roles that are allowed to send each message type. */
 #define MAY(role) (1u << (role))
 #define ANYBODY   (MAY(KEY_OBSERVER) | MAY(KEY_ADMIN) | MAY(KEY_WORKER))
 static const unsigned may[MSG_TYPES] = {
@@ -26,7 +26,7 @@ struct owner {
 	char key[KEY_TEXT];
 };
 
-/* An accepted HELLO. Its WELCOME may be sent later. */
+/* An accepted HELLO. The server can send its WELCOME later. */
 struct greeting {
 	uint32_t peer;
 	char key[KEY_TEXT];

@@ -1,8 +1,8 @@
 /*
- * roles.h - which messages each role may send, and which key owns a worker id.
+ * roles.h - says which messages each role is allowed to send, and which key owns a worker id.
  *
  * Invariants:
- * (1) no role may send a message type that is not in the table of roles.c
+ * (1) a message type that is not in the table of roles.c is refused for every role
  *     (tests/wire/test_keys.py, test_keys_table);
  * (2) a worker id and incarnation belong to the key whose HELLO was answered with them
  *     (tests/wire/test_keys.py, test_another_workers_stamp_is_refused);

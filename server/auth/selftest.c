@@ -98,7 +98,7 @@ int auth_selftest(uv_loop_t *loop, void *socket, const char *server_key, struct 
 	if (rc)
 		return rc;
 	for (char *c = name.public_key; *c;
-		c++) /* no character that means something in an address */
+		c++) /* only letters, because other characters can have a meaning in an address */
 		*c = (char)('a' + (unsigned char)*c % 26);
 	snprintf(endpoint, sizeof(endpoint), ENDPOINT, name.public_key);
 	if (zmq_bind(socket, endpoint) != 0)

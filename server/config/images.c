@@ -15,7 +15,7 @@ static void use_model(struct options *o, const struct model *m)
 	o->unknown_images = 0;
 }
 
-/* No data set has images without a channel. */
+/* Sets the model of *o for unknown images. Its images have no channel, so no data set fits. */
 static int use_unknown(struct options *o, struct err *e)
 {
 	struct model *m = mem_must(1, sizeof(*m), "model");
@@ -39,7 +39,8 @@ static int parse_for(
 		m, o->model_text, shape, o->classes ? (size_t)o->classes : classes, e);
 }
 
-/* The model of the newest checkpoint; text "": there is none, or it cannot be read. */
+/* Writes the model of the newest checkpoint to head->model; "": there is no checkpoint, or it
+ * cannot be read. */
 static void read_checkpoint_model(const char *dir, struct run_head *head)
 {
 	struct checkpoint c;

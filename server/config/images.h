@@ -1,11 +1,11 @@
 /*
  * images.h - --input auto: the images of the first worker decide the input of the model.
  *
- * Until then the server runs with a model that fits no images (unknown), so that it can answer
- * cnn-ctl and receive a HELLO. Meanwhile it writes no checkpoint. A run that is resumed has the
- * input of its checkpoint. As long as no push was accepted, the input may change: server.c starts
- * again with other options when a worker with other images comes and no other worker is left.
- * Thread: main.
+ * Before a worker has joined, the server runs with a model that fits no images (unknown), so that
+ * it can answer cnn-ctl and receive a HELLO. During this time it writes no checkpoint. A run that
+ * is resumed has the input of its checkpoint. As long as no push was accepted, the input may
+ * change: server.c starts again with other options when a worker with other images comes and no
+ * other worker is left. Thread: main.
  */
 #ifndef SERVER_CONFIG_IMAGES_H
 #define SERVER_CONFIG_IMAGES_H

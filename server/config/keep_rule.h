@@ -1,13 +1,14 @@
 /*
- * keep_rule.h - which epochs' weights --keep keeps. Thread: any; no state.
+ * keep_rule.h - the rule of --keep: of which epochs the server keeps the weights. Thread: any; no
+ * state.
  */
 #ifndef SERVER_CONFIG_KEEP_RULE_H
 #define SERVER_CONFIG_KEEP_RULE_H
 #include <stdint.h>
 
 struct keep_rule {
-	int best;       /* 1: the best epoch so far */
-	uint32_t every; /* each N-th epoch; 0: no */
+	int best;       /* 1: keep the best epoch so far */
+	uint32_t every; /* N: keep each N-th epoch; 0: keep no epoch for its number */
 };
 
 /* Reads "best", "every=N", or both with a comma. Returns 0 if `text` is something else. */

@@ -1,12 +1,15 @@
 /* memory.c - see memory.h. */
 #include "server/config/memory.h"
 
-#define PROGRAM_BYTES (32u << 20)         /* code, libraries, connections, HTTP, log */
-#define LANE_BYTES    ((uint64_t)4 << 30) /* of weights that workers read in place */
-#define KEPT_MESSAGES 3                   /* of each worker: measured, tests/e2e/test_memory.py */
+#define PROGRAM_BYTES (32u << 20) /* code, libraries, connections, HTTP, log */
+/* maximum bytes of the weights' buffers that workers read in place */
+#define LANE_BYTES ((uint64_t)4 << 30)
+/* freed messages of each worker that stay in memory, as tests/e2e/test_memory.py measured */
+#define KEPT_MESSAGES 3
 
-/* The buffer of a checkpoint is an eighth larger than the snapshot (checkpointer.c). A start that
- * replays a log has the old and the new snapshot in memory at the same time (wal_replay.c). */
+/* Returns the number of bytes that snapshots take. The buffer of a checkpoint is an eighth larger
+ * than the snapshot (checkpointer.c). A start that replays a log has the old and the new snapshot
+ * in memory at the same time (wal_replay.c). */
 static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 {
 	uint64_t weights = (uint64_t)o->core.n_params * sizeof(float), snapshot = core + weights;
@@ -16,7 +19,7 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 	return snapshot + snapshot / 8 + (o->core.checkpoint.wal ? snapshot : 0);
 }
 
-/* The program, the weights, their next version, and one message. */
+/* Counts the program, the weights, their next version, and one message. */
 uint64_t memory_min(uint64_t n_params)
 {
 	return PROGRAM_BYTES + 3 * n_params * sizeof(float);
@@ -40,7 +43,8 @@ uint64_t memory_needed(const struct options *o)
 	uint64_t core = core_bytes(c);
 	/* buffers (param_buffers.h): 1 for each reader, the core's own, and the next version's */
 	uint64_t readers = (workers + 2) * weights;
-	/* messages under way from each worker (net.c), and freed ones that the allocator keeps */
+	/* messages under way from each worker (net.c), and freed messages whose memory the
+	 * allocator keeps */
 	uint64_t messages = workers * (c->sessions.push_window + 2 + KEPT_MESSAGES) * weights;
 
 	return PROGRAM_BYTES + core + snapshot_bytes(o, core) + readers + messages;

@@ -12,9 +12,9 @@
 /* Returns the number of resident bytes of a server with --max-workers workers, each with
  * --push-window pushes under way. */
 uint64_t memory_needed(const struct options *o);
-/* Returns the number of buffers of the weights that workers on this host may read in place,
- * including the core's own two: as many as 4 GiB hold, at most one for each worker slot, at least
- * 4. 0: --lane tcp. */
+/* Returns the number of shared buffers of the weights, which workers on this host read in place: as
+ * many as fit into 4 GiB, but at most one for each worker slot plus two for the core, and at least
+ * four. Returns 0 if the server has no shared memory (--lane tcp). */
 size_t memory_lane_buffers(const struct options *o);
 /* Returns the minimum memory limit for a model of `n_params`, in bytes. With a lower limit, the
  * server would close all connections again and again. */

@@ -1,6 +1,6 @@
 /*
  * options.c - see options.h. One table has the options of the core (server/core/options.def) and of
- * the shell. The checks in this file need several values, or look at the machine.
+ * the shell. The checks in this file compare several values, or depend on the state of the machine.
  */
 #include "server/config/options.h"
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 #define PROGRAM    "cnn-ps"
 #define MAX_ROWS   128
-#define AUTO_SIDES ((size_t)512) /* sides of images that --input auto tries at the start */
+#define AUTO_SIDES ((size_t)512) /* number of image sizes that --input auto tries at the start */
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */
 
@@ -42,7 +42,8 @@ static int is_bind(const char *text, struct endpoint *e)
 	return text && !endpoint_parse(text, e);
 }
 
-/* Returns 1 if `text` is HOST:PORT, or PORT, which means this machine only. */
+/* Returns 1 if `text` is HOST:PORT, or PORT alone, which means a port of the loopback address. Sets
+ * *e to the address. */
 static int is_http(const char *text, struct endpoint *e)
 {
 	return text && (!endpoint_parse_address(text, e) || !endpoint_parse_port(text, e)) &&
@@ -154,7 +155,7 @@ static void check_files(const struct options *o, int *errors)
 		complain(errors, "--init: %.200s: %s", o->init, strerror(errno));
 }
 
-/* --input and --classes fit the parsed model. */
+/* Checks that --input and --classes fit the parsed model. */
 static void check_images(
 	const struct options *o, const struct model *m, const struct shape *input, int *errors)
 {
@@ -174,7 +175,8 @@ static int is_auto(const struct options *o)
 	return o->input && strcmp(o->input, "auto") == 0;
 }
 
-/* --input auto: some images must fit the model, if only to find a misspelt layer. */
+/* With --input auto, checks that the model fits images of at least one size. The check also finds a
+ * misspelt layer. */
 static void check_auto_model(const struct options *o, struct model *m, int *errors)
 {
 	const size_t classes = o->classes ? (size_t)o->classes : MODEL_CLASSES;
@@ -323,7 +325,7 @@ static void check_rate(const struct core_config *c, const struct model *m, int *
 				 "distances, not gradients: leave them out");
 }
 
-/* L-BFGS compares passes, so each pass must compute the same function. */
+/* Checks that the model computes the same function in each pass, because L-BFGS compares passes. */
 static void check_lbfgs(const struct model *m, int *errors)
 {
 	char layer[WORDS_MAX_BYTES + 1];
@@ -346,8 +348,8 @@ static void check_lbfgs(const struct model *m, int *errors)
 	}
 }
 
-/* Returns the number of gradients, each of another worker, that a step or a buffer has if enough
- * workers are there. */
+/* Returns the number of gradients in a step or a buffer, each from a different worker, if enough
+ * workers are live. */
 static uint32_t gradients_of_step(const struct core_config *c)
 {
 	uint32_t backup = c->sync.backup_workers, min = c->leases.min_workers;
@@ -449,8 +451,8 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 /* ---- what follows from the options ----------------------------------------------------------- */
 
 /* The value of --lr-scaling auto, from measurements (docs/modes.md). For a step of n gradients,
- * sqrt(n) times the rate is best. For a stale gradient, an adaptive optimizer needs 1 / sqrt(1 +
- * tau) times the rate; SGD and momentum need 1 / (1 + tau). */
+ * sqrt(n) times the rate of one gradient is best. For a stale gradient, an adaptive optimizer needs
+ * 1 / sqrt(1 + tau) times the rate; SGD and momentum need 1 / (1 + tau). */
 static enum lr_scaling auto_scaling(const struct core_config *c)
 {
 	enum optim_kind optim = c->optim.kind;
@@ -514,9 +516,9 @@ static void fill_core(struct core_config *c, const struct options *o)
 		c->rate.scaling = auto_scaling(c);
 	if (c->training.mode == MODE_EASGD)
 		c->leases.warm_start_updates =
-			0; /* an update combines many batches, so none is extreme */
+			0; /* an update combines many batches, so no update is extreme */
 	if (c->leases.max_batches < c->push.n_push)
-		c->leases.max_batches = c->push.n_push; /* a push lies inside one lease */
+		c->leases.max_batches = c->push.n_push; /* all batches of a push lie in one lease */
 }
 
 static void fill(struct options *o)
@@ -739,7 +741,8 @@ int options_parse(struct options *o, int argc, char **argv)
 		return OPT_EXIT;
 	check_model(o, &o->model, &errors);
 	check_data_id(o, &errors);
-	unset_empty_texts(&table); /* only now: an empty --input or --data-id is an error */
+	/* not earlier, because an empty --input or --data-id is an error */
+	unset_empty_texts(&table);
 	o->core.durable = o->checkpoint_dir != NULL;
 	errors += check(&program, o, rc);
 	if (errors > 0 || rc != OPT_RUN)

@@ -24,24 +24,25 @@ struct options {
 	struct core_config core; /* complete except run, term and generation (startup.c) */
 
 	/* The options of the shell, as given. Texts for which nothing or "" was given are NULL. */
-	const char *model_text;      /* --model */
-	const char *input;           /* "CxHxW" or "auto" */
-	int64_t classes;             /* --classes; 0: those of the images */
-	const char *init;            /* a .safetensors file */
-	const char *data_id;         /* 16 hexadecimal digits */
-	const char *metrics;         /* names with commas */
-	const char *bind;            /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
-	const char *key;             /* file; NULL: no encryption */
-	const char *authorized_keys; /* file; NULL: AUTHORIZED_KEYS_FILE beside key */
-	int insecure;                /* 1: other machines may connect without keys */
-	const char *http;            /* "HOST:PORT" or "PORT"; NULL: off */
-	const char *http_token;      /* file of the token; NULL: none */
-	const char *stop_at;         /* "accuracy=X" */
+	const char *model_text; /* --model */
+	const char *input;      /* "CxHxW" or "auto" */
+	int64_t classes;        /* --classes; 0: those of the images */
+	const char *init;       /* a .safetensors file */
+	const char *data_id;    /* 16 hexadecimal digits */
+	const char *metrics;    /* names with commas */
+	const char *bind;       /* "tcp://HOST:PORT"; PORT 0 or *: any free one */
+	const char *key;        /* file; NULL: no encryption */
+	/* file; NULL: AUTHORIZED_KEYS_FILE in the directory of `key` */
+	const char *authorized_keys;
+	int insecure;           /* 1: other machines may connect without keys */
+	const char *http;       /* "HOST:PORT" or "PORT"; NULL: off */
+	const char *http_token; /* file of the token; NULL: none */
+	const char *stop_at;    /* "accuracy=X" */
 	int64_t patience_epochs;
 	const char *checkpoint_dir; /* NULL: no checkpoints */
 	const char *keep_text;      /* --keep */
 	enum sandbox sandbox;
-	int64_t memory_mb; /* 0: a limit from the machine */
+	int64_t memory_mb; /* 0: 80 % of the memory of the machine or container */
 	enum lane_choice lane;
 	const char *lane_socket;
 	int64_t wal_mb;
@@ -49,18 +50,19 @@ struct options {
 	enum log_format log_format;
 	int check_config; /* 1: only check and print the configuration */
 
-	/* What follows from the options. */
+	/* Values that follow from the options. */
 	struct model model;
 	int auto_input;        /* 1: --input auto (images.h) */
 	struct stop_rule stop; /* --stop-at, --patience-epochs */
 	struct keep_rule keep;
-	uint64_t memory_bytes; /* close all connections above it; 0: a limit from the machine */
-	uint64_t wal_bytes;    /* the server takes a checkpoint when the log is larger */
+	/* with more memory in use, the server closes all connections; 0: 80 % of the memory */
+	uint64_t memory_bytes;
+	uint64_t wal_bytes; /* the server takes a checkpoint when the log is larger */
 	/* the Unix socket of shared-memory lanes; "": none */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	double usual_rate, usual_local_rate; /* the defaults of --lr and --local-lr */
 
-	/* What the server finds out later. */
+	/* Values that the server sets after options_parse. */
 	int unknown_images;      /* 1: no worker has joined yet, so `model` cannot be trained */
 	int new_run;             /* 1: begin a new run, whatever the directory has */
 	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */

@@ -14,8 +14,9 @@
 /*
  * Writes the list to `out`, such as "--mode downpour, not sync". Returns the number of listed
  * options. `then` and `data`: options and data set of the run; `now`: options of this start. `why`:
- * the core's error text. An option that may usually change, such as --epochs, is listed only if
- * `why` names it. If --mode is listed, options whose defaults depend on --mode are not.
+ * the core's error text. An option that may change when a run is resumed, such as --epochs, is
+ * listed only if `why` names it. If --mode is listed, options whose defaults depend on --mode are
+ * not listed.
  */
 int resume_differences(const struct core_config *then, const struct data_id *data,
 	const struct core_config *now, const char *why, char *out, size_t size);

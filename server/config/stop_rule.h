@@ -14,13 +14,16 @@
 struct core;
 
 struct stop_rule {
-	double accuracy;   /* end when an epoch has at least this accuracy; 0: no */
-	uint32_t patience; /* epochs without a better accuracy that end the run; 0: no limit */
+	/* the run ends when an epoch has at least this accuracy; 0: no such rule */
+	double accuracy;
+	/* the run ends after this number of epochs in a row without a better accuracy; 0: no such
+	 * rule */
+	uint32_t patience;
 };
 
 /* Reads "accuracy=X", 0 < X <= 1. Returns 0 if `text` is something else. */
 int stop_rule_parse(const char *text, struct stop_rule *r);
-/* Returns 1 if the run shall end; then `why` has the reason. */
+/* Returns 1 if the rule ends the run now, and writes the reason to `why`. */
 int stop_rule_is_met(const struct stop_rule *r, const struct core *c, char why[STOP_TEXT]);
 
 #endif

@@ -19,7 +19,7 @@ struct checkpointer {
 
 	unsigned char *buffer; /* the sections in order; kept between checkpoints */
 	size_t room;
-	struct checkpoint snapshot; /* points into buffer */
+	struct checkpoint snapshot; /* its sections point into `buffer` */
 
 	uv_work_t work;
 	int busy, rc; /* while busy, the pool owns rc, error and seconds */
@@ -27,7 +27,8 @@ struct checkpointer {
 	double seconds;
 	struct checkpointer_stats stats;
 	uint64_t sound; /* newest generation known to be good; 0: none */
-	/* generation that a write removed for space; 0: none; the pool's while busy */
+	/* generation that a write removed for space; 0: none. It belongs to the pool while `busy`
+	 * is 1 */
 	uint64_t dropped;
 	int reported; /* 1: a removed generation was logged */
 };

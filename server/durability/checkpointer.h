@@ -2,10 +2,14 @@
  * checkpointer.h - writes snapshots of the core to disk while the event loop continues.
  *
  * The loop's thread copies the state of the core at one instant into a buffer, and a thread of
- * libuv's pool writes the buffer to a file. Invariants: (1) at most one checkpoint is under way;
- * (2) after every checkpointer_start, `done` is called once, later, on the loop's thread; (3) of
- * several failures in a row only the first is logged, and then the first success. Thread: the
- * loop's; the pool owns the buffer between checkpointer_start and `done`.
+ * libuv's pool writes the buffer to a file.
+ *
+ * Invariants:
+ * (1) at most one checkpoint is under way;
+ * (2) after every checkpointer_start, `done` is called once, later, on the loop's thread;
+ * (3) of several failures in a row, only the first is logged; the success that follows them is
+ *     logged, too.
+ * Thread: the loop's; the pool owns the buffer between checkpointer_start and `done`.
  */
 #ifndef SERVER_DURABILITY_CHECKPOINTER_H
 #define SERVER_DURABILITY_CHECKPOINTER_H
@@ -24,7 +28,8 @@ struct checkpointer_stats {
 	char why[256];       /* why the newest write failed; "" if it succeeded */
 };
 
-/* A write has ended. `rc` 0: `generation` is on disk; else PS_E*. */
+/* Called when a write has ended. `rc` 0: `generation` is on disk; otherwise `rc` is the PS_E* of
+ * the failure. */
 typedef void checkpointer_done_fn(void *arg, uint64_t generation, int rc);
 
 struct checkpointer; /* opaque, see checkpointer.c */
@@ -32,8 +37,8 @@ struct checkpointer; /* opaque, see checkpointer.c */
 /* Makes a checkpointer that writes to `dir` (borrowed). PS_ENOMEM. */
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
 	checkpointer_done_fn *done, void *arg) PS_MUST_CHECK;
-/* Generation `sound` is known to be good. The checkpointer never removes it to make space for the
- * next generation. */
+/* Sets `sound`, a generation that is known to be good. The checkpointer never removes it to make
+ * space for the next generation. */
 void checkpointer_keep(struct checkpointer *s, uint64_t sound);
 /* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);

@@ -8,7 +8,8 @@
 #define LOG_OVERDUE_MS        2000
 #define NOTICE_MS             500 /* between two notices (see contact.c) */
 #define CHECKPOINT_OVERDUE_MS 10000
-#define SLOWEST_BYTES_PER_MS  20000 /* a checkpoint may be as slow as this */
+/* lowest speed of writing that is allowed for a checkpoint */
+#define SLOWEST_BYTES_PER_MS 20000
 
 /* Notes the time since which a write is under way (`busy`). A `number` that has changed means a new
  * write. */

@@ -21,7 +21,8 @@ struct disk_write {
 struct disk_wait {
 	uint64_t now_ms, flushed_lsn; /* at the last tick */
 	int held;                     /* 1: replies waited at the last tick */
-	uint64_t held_ms;  /* time of the newest tick, if no waiting reply could leave; else 0 */
+	/* time between the two newest ticks if no waiting reply could leave in it; otherwise 0 */
+	uint64_t held_ms;
 	uint64_t stuck_ms; /* the sum of held_ms since the last progress */
 	int notice_due;    /* 1: send the workers a notice now */
 	struct disk_write log, checkpoint;
@@ -33,8 +34,8 @@ struct disk_wait {
  * `w` NULL: no log; `c` NULL: no checkpoints. */
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
 	uint64_t bound_lsn, uint64_t now_ms);
-/* Returns the additional time that a checkpoint may take because of its size, from the size of the
- * newest checkpoint. */
+/* Returns the additional time that a checkpoint is allowed because of its size, which is taken from
+ * the newest checkpoint. */
 uint64_t disk_wait_allowance_ms(const struct disk_wait *d);
 /* Returns 1 if a write of the log has taken longer than `ms`, or a checkpoint longer than `ms` plus
  * disk_wait_allowance_ms. */

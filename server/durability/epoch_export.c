@@ -16,7 +16,7 @@
 struct job {
 	uv_work_t work;
 	struct epoch_export *of;
-	struct job *next; /* begins when this one is done; NULL: none */
+	struct job *next; /* the next job, which begins when this job is done; NULL: none */
 	char path[2][PATH_BYTES];
 	int n_paths;
 	uint32_t epoch; /* from 1 */
@@ -61,8 +61,8 @@ void epoch_export_free(struct epoch_export **k)
 
 /* ---- which epochs ---------------------------------------------------------------------------- */
 
-/* Returns how good an evaluated epoch is: its accuracy, or without accuracy minus its loss. Returns
- * 0 if the epoch is not evaluated. */
+/* Sets *score to a measure of an evaluated epoch, which is larger for a better epoch: its number of
+ * correct answers or, without accuracy, minus its loss. Returns 0 if the epoch is not evaluated. */
 static int score_of(const struct core *c, uint32_t epoch, double *score)
 {
 	const struct epoch_record *r = core_epoch(c, epoch);
@@ -75,7 +75,8 @@ static int score_of(const struct core *c, uint32_t epoch, double *score)
 	return 1;
 }
 
-/* Returns the newest evaluated epoch, from 1; 0: none. *is_best: no earlier epoch was as good. */
+/* Returns the number of the newest evaluated epoch, from 1; 0: none. Sets *is_best to 1 if no
+ * earlier epoch was as good. */
 static uint32_t newest_epoch(const struct core *c, int *is_best)
 {
 	double best = 0, score;

@@ -2,8 +2,8 @@
  * epoch_export.h - --keep: weights of evaluated epochs as .safetensors files in the checkpoint
  * directory.
  *
- *   best.safetensors          the epoch with the best accuracy so far; without accuracy, with the
- *                             least test loss
+ *   best.safetensors          the epoch with the best accuracy so far; without accuracy, the epoch
+ *                             with the least test loss
  *   epoch-000010.safetensors  each N-th epoch
  *
  * The weights in a file are the evaluated weights, that is, those at the end of the epoch. Whether
@@ -24,11 +24,12 @@ struct core;
 
 struct epoch_export; /* opaque */
 
-/* Keeps files in `dir` by `rule`; both borrowed, as is `model`. PS_ENOMEM. */
+/* Makes an exporter that keeps files in `dir` by `rule`. `dir`, `rule` and `model` are borrowed.
+ * PS_ENOMEM. */
 int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,
 	const struct keep_rule *rule, const struct model *model) PS_MUST_CHECK;
-/* An epoch was evaluated, or the run is resumed: begin to write its weights if the rule says so.
- * `k` may be NULL. */
+/* Called when an epoch was evaluated, or when the run is resumed: begins to write the weights of
+ * the newest evaluated epoch if the rule keeps this epoch. `k` may be NULL. */
 void epoch_export_evaluated(struct epoch_export *k, const struct core *c);
 /* Returns 1 if a file is being written. `k` may be NULL. */
 int epoch_export_busy(const struct epoch_export *k);

@@ -2,7 +2,7 @@
  * startup.c - see startup.h.
  *
  * The new term is 1 more than the highest term that was ever used with this directory. A bad disk
- * may lose the newest checkpoint with its term, so the file TERM also has the highest term.
+ * can lose the newest checkpoint with its term, so the file TERM also has the highest term.
  */
 #include "server/durability/startup.h"
 #include <errno.h>
@@ -112,7 +112,7 @@ static int new_run_id(struct run_id *run, struct err *e)
 	return PS_OK;
 }
 
-/* The secret of a new run. A run that is resumed has one in its checkpoint. */
+/* Makes the secret of a new run. A run that is resumed has its secret in its checkpoint. */
 static int new_proof_key(struct core_config *cfg, struct err *e)
 {
 	do {
@@ -168,8 +168,8 @@ static const char *other_model(const struct run_head *head, const struct options
 	return strcmp(head->model, o->core.model) != 0 ? head->model : NULL;
 }
 
-/* The checksums of a checkpoint are correct but its content is not. An older checkpoint may be
- * usable. */
+/* The status for a checkpoint whose checksums are correct but whose content is not. An older
+ * checkpoint is possibly usable. */
 #define REFUSED PS_EDATA
 
 /* Sets the error after snapshot_decode returned `rc`. Returns REFUSED, or PS_ECHECKPOINT if the
@@ -237,7 +237,8 @@ static int read_run_head(
 
 /* ---- together ------------------------------------------------------------------------------ */
 
-/* Builds the core from `c`, sets the term and writes it. If `c` is empty, begins a new run. */
+/* Builds the core from `c`, sets the new term and writes the term to the file TERM. If `c` is
+ * empty, begins a new run. */
 static int build_run(struct startup *out, const struct options *o, const struct checkpoint *c,
 	uint64_t newest_seen, struct err *e)
 {
@@ -320,7 +321,7 @@ static int from_directory(struct startup *out, const struct options *o, struct e
 
 	if (wal_newest_file(o->checkpoint_dir) > newest_seen)
 		newest_seen = wal_newest_file(o->checkpoint_dir);
-	if (!rc && o->new_run) /* nothing was accepted in the run that is there */
+	if (!rc && o->new_run) /* the run in the directory has accepted no push */
 		checkpoint_release(&c);
 	if (!rc)
 		rc = c.generation ? resume_from_newest(out, o, &c, newest_seen, e)

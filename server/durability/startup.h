@@ -21,7 +21,8 @@ struct startup {
 	int lock_fd;                  /* holds the lock of the directory; or -1 */
 	int resumed;                  /* 1: the run continues from a checkpoint; 0: a new run */
 	uint64_t sound;               /* generation that is continued; 0: a new run */
-	const char *made;             /* the directory if startup_open made it; or NULL; borrowed */
+	/* the checkpoint directory if startup_open made it, otherwise NULL; borrowed */
+	const char *made;
 };
 
 /* Reserves the memory of the core and its weights, and locks the directory. On PS_ELOCKED, PS_EIO

@@ -12,20 +12,23 @@
 #include "common/wal_file.h"
 #include "server/durability/wal_record.h"
 
-#define LAZY_BYTES  ((size_t)65536) /* a queue of this size is written although no reply waits */
-#define MAX_COPY    ((size_t)512)   /* smaller frames are copied: they may pin a large buffer */
-#define RECORD_ROOM 128             /* maximum bytes that the file adds to an event */
-#define SPARE_ROOM  ((size_t)98304) /* what the file has not written yet, and whole blocks */
+#define LAZY_BYTES ((size_t)65536) /* the log writes a queue of this size even if no reply waits */
+/* smaller frames are copied, because a small frame can keep a large buffer in memory */
+#define MAX_COPY    ((size_t)512)
+#define RECORD_ROOM 128 /* maximum bytes that the file adds to an event */
+/* room for what the file has not written yet, and for rounding to whole blocks */
+#define SPARE_ROOM ((size_t)98304)
 
 /* An event, or the mark of a snapshot. */
 struct item {
 	struct item *next;
 	uint64_t lsn;        /* LSN of the event, or of the last event before the mark */
 	uint64_t generation; /* of the snapshot; 0: an event */
-	int stays;           /* of a mark: later events go to the same file unless it has failed */
-	uint64_t useless;    /* of a mark: remove the files after this generation; 0: none */
-	size_t bytes;        /* size of the record: `data`, then the frames */
-	size_t memory;       /* bytes that count against WAL_MAX_QUEUE */
+	/* of a mark: 1: later events go to the same file unless the file has failed */
+	int stays;
+	uint64_t useless; /* of a mark: remove the files after this generation; 0: none */
+	size_t bytes;     /* size of the record: `data`, then the frames */
+	size_t memory;    /* bytes that count against WAL_MAX_QUEUE */
 	size_t n_data, n_frames;
 	unsigned char *data; /* after the frames */
 	zmq_msg_t frame[];   /* references to the last frames of the message */
@@ -83,7 +86,8 @@ static void list_add(struct list *l, struct item *it)
 	l->end = &it->next;
 }
 
-/* Returns an item for an event or a mark. NULL: there is no memory, or too many events wait. */
+/* Makes an item for an event or a mark. Returns NULL if there is no memory, or if too many events
+ * wait. */
 static struct item *new_item(
 	struct wal *w, const unsigned char *head, size_t n_head, struct frames *f)
 {

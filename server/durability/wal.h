@@ -23,8 +23,8 @@
  * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
  * (2) at most one group is under way;
  * (3) `done` is called on the loop's thread after each group;
- * (4) the queue has frames of pushes only while the file can be written, and at most those of the
- *     workers' unanswered pushes: dispatch.c drops further pushes;
+ * (4) the queue has frames of pushes only while the file can be written, and only frames of pushes
+ *     within the workers' push windows: dispatch.c drops pushes beyond the windows;
  * (5) all other waiting events take at most WAL_MAX_QUEUE bytes plus one event. If the disk does
  *     not answer and the queue reaches this bound, the log ends its file as after a failed write.
  * Thread: the loop's; the pool owns a group from its start to its end. wal_replay, wal_newest_file
@@ -60,7 +60,8 @@ struct wal_stats {
 	double seconds;          /* sum of the times to write a group, with fsync */
 	double newest_seconds;   /* the time to write the newest group */
 	uint64_t failures;
-	int failing; /* 1: a write failed; the flushed LSN stays until the next checkpoint is durable */
+	/* 1: a write failed, and the flushed LSN stays until the next checkpoint is durable */
+	int failing;
 	char why[256]; /* of the last failure, while failing */
 };
 
@@ -75,17 +76,18 @@ void wal_free(struct wal **w);
 uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f);
 /* Begins to write and sync all events in the queue, because a reply waits for them. */
 void wal_flush(struct wal *w);
-/* The core took snapshot `generation` after the newest event. */
+/* Called when the core has taken snapshot `generation` after the newest event: later events follow
+ * this snapshot. */
 void wal_rotate(struct wal *w, uint64_t generation);
-/* Snapshot `generation` is on disk. */
+/* Called when snapshot `generation` is on disk: all events that it contains are now flushed. */
 void wal_checkpointed(struct wal *w, uint64_t generation);
-/* The newest checkpoint has `bytes`. From now on the log ends its file before the file takes the
- * space of the next checkpoint. */
+/* Sets the size of the newest checkpoint, `bytes`. From now on the log ends its file before the
+ * file takes the space that the next checkpoint needs. */
 void wal_reserve(struct wal *w, uint64_t bytes);
 uint64_t wal_flushed_lsn(const struct wal *w);
 /* Returns 1 if a snapshot is needed because the file is large or lost. */
 int wal_wants_snapshot(const struct wal *w);
-/* Bytes in the queue and in the group under way. */
+/* Returns the number of bytes in the queue and in the group under way. */
 size_t wal_pending_bytes(const struct wal *w);
 int wal_busy(const struct wal *w);
 const struct wal_stats *wal_stats(const struct wal *w);

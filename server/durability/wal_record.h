@@ -1,12 +1,12 @@
 /*
  * wal_record.h - encodes an event of the core as a record of the write-ahead log, and decodes it.
  *
- * Five numbers of 8 bytes (kind, peer, time, generation, number of frames), then the sizes of the
- * frames, 8 bytes each, then the frames as they were received. At a replay, wire_decode checks the
- * frames again, like those of a message from the network. A mark is a record that is no event. It
- * has the generation of a snapshot, which all later events follow. This header is private to the
- * log: only wal.c and wal_replay.c include it. Thread: any; one struct wal_record_reader belongs to
- * one thread.
+ * A record has five numbers of 8 bytes (kind, peer, time, generation, number of frames), then the
+ * sizes of the frames, 8 bytes each, then the frames as they were received. At a replay,
+ * wire_decode checks the frames again, like those of a message from the network. A mark is a record
+ * that is no event. It has the generation of a snapshot, which all later events follow. This header
+ * is private to the log: only wal.c and wal_replay.c include it. Thread: any; one struct
+ * wal_record_reader belongs to one thread.
  */
 #ifndef SERVER_DURABILITY_WAL_RECORD_H
 #define SERVER_DURABILITY_WAL_RECORD_H
@@ -16,8 +16,8 @@
 
 #define WAL_RECORD_HEAD (8u * (5 + 1 + WIRE_MAX_SLICES))
 
-/* Writes the bytes of a record before its frames. Returns their number. `f`: the frames of an
- * EVENT_MESSAGE, else NULL. */
+/* Writes the bytes of a record that come before its frames. Returns the number of these bytes. `f`:
+ * the frames of an EVENT_MESSAGE, else NULL. */
 size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[WAL_RECORD_HEAD]);
 /* Writes the mark of the snapshot with number `generation`: the snapshot contains the events before

@@ -33,7 +33,8 @@ struct line {
 	uint32_t number; /* LINE_WORKER: the worker; LINE_EPOCH: the epoch, from 1 */
 };
 
-/* A write: of all lines to a new file, or of the new lines to the end of the file. */
+/* A write to the file. It writes all lines to a new file, or the new lines to the end of the
+ * file. */
 struct job {
 	uv_work_t work;
 	const char *dir;
@@ -41,7 +42,7 @@ struct job {
 	size_t bytes, lines;
 	size_t at; /* offset of the write; 0: a new file */
 	int rc;
-	int is_gone; /* the file cannot be opened: write a new one */
+	int is_gone; /* 1: the file cannot be opened, so the next write makes a new file */
 	struct err e;
 };
 
@@ -122,8 +123,8 @@ static void drop_starts(struct history *h)
 	pack(h);
 }
 
-/* Invariant 1. The kind with the most bytes has a third of them or more, so that half of it makes
- * enough room. */
+/* Ensures invariant 1. The kind with the most bytes has at least a third of all bytes, so half of
+ * this kind makes enough room. */
 static void stay_bounded(struct history *h)
 {
 	const size_t samples = h->bytes[LINE_SAMPLE], changes = h->bytes[LINE_WORKER],
@@ -301,8 +302,8 @@ static json_t *epoch_line(const struct status *now, uint32_t epoch, double rate)
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* Returns the shares of its time that the worker spent on each part of tally_part, in percent;
- * null: unknown. */
+/* Returns, for each part of tally_part, the share of the worker's time in percent; null:
+ * unknown. */
 static json_t *percents(const struct tally *t)
 {
 	json_t *list = json_array();
@@ -318,8 +319,8 @@ static json_t *percents(const struct tally *t)
 	return json_null();
 }
 
-/* [worker, state, images/s, staleness or null, silent ms, percents] of each worker that is not
- * gone. */
+/* Returns a list with [worker, state, images/s, staleness or null, silent ms, percents] for each
+ * worker that is not gone. */
 static json_t *sample_workers(const struct status *now)
 {
 	json_t *list = json_array();
@@ -520,7 +521,7 @@ char *history_text(const struct history *h)
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-/* Returns the `kind` of a line; NULL if the line is torn or is no line of a history. */
+/* Returns the "kind" of line `o`; NULL if the line is torn or is no line of a history. */
 static const char *line_kind_of(const json_t *o)
 {
 	return json_is_integer(json_object_get(o, "t"))
@@ -633,7 +634,7 @@ static void read_lines(struct history *h, const struct status *now, unsigned cha
 	free(data);
 }
 
-/* Invariant 2. */
+/* Reads the lines of the file and ensures invariant 2. */
 static int restore(struct history *h, const struct status *now, struct err *e)
 {
 	uint32_t epochs = core_config(now->core)->training.epochs;

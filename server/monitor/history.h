@@ -6,10 +6,11 @@
  * kinds and their fields. A thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
- * (1) the lines have at most HISTORY_BYTES, besides the lines of epochs, which stay. When they
- *     would have more, the history halves the kind that has the most bytes (stay_bounded): it drops
- *     every other sample and doubles the interval between new ones, or drops the oldest changes of
- *     workers, but not the newest of each worker, or the oldest starts, but not the first;
+ * (1) the lines have at most HISTORY_BYTES, besides the lines of epochs, which stay. When the lines
+ *     would have more bytes, the history halves the kind of lines with the most bytes
+ *     (stay_bounded). It drops every other sample and doubles the interval between new samples; or
+ *     it drops the older half of the changes of workers, but not the newest change of each worker;
+ *     or it drops the older half of the starts and ends, but not the first start;
  * (2) at a start, the file keeps the complete lines of this run. The history drops an epoch whose
  *     evaluation the core does not have, and adds an epoch that only the core has, in order. So the
  *     file has every evaluated epoch once, even after a crash of the server
@@ -42,7 +43,8 @@ int history_new(struct history **out, uv_loop_t *loop, const char *dir, const st
 	int resumed, struct err *e) PS_MUST_CHECK;
 /* Gives each worker the host that the history has for it, until the worker sends HELLO. */
 void history_labels(const struct history *h, struct labels *labels);
-/* No write may be under way (history_busy). Frees *h and sets it to NULL; *h may be NULL. */
+/* Frees *h and sets it to NULL; *h may be NULL. The caller must wait until no write is under way
+ * (history_busy). */
 void history_free(struct history **h);
 void history_listen(struct history *h, history_line_fn *line, void *arg);
 /* Adds the line of an effect: an evaluated epoch, or a change of a worker. */

@@ -21,7 +21,7 @@
 #define CROWDED         48u    /* at this number, a new connection closes the oldest */
 #define MAX_SLEEP_MS    1000u
 #define MAX_STREAMS     16u
-#define MAX_WAITING     ((size_t)4 << 20) /* bytes that a stream may leave unread */
+#define MAX_WAITING     ((size_t)4 << 20) /* maximum bytes that a stream can leave unread */
 #define MIN_TOKEN       16u
 #define COOKIE          "cnnps_token"
 
@@ -41,8 +41,8 @@ struct form {
 	size_t n;
 };
 
-/* The rights of a page in the browser: it may run its own scripts and send requests to this
- * server. */
+/* The rights of a page in the browser: the page is allowed to run its own scripts and to send
+ * requests to this server. */
 #define POLICY                                                                                     \
 	"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src "      \
 	"data:; "                                                                                  \
@@ -257,7 +257,8 @@ static void queue_text(struct stream *s, const char *text)
 		char *more = room <= MAX_WAITING ? realloc(s->text, room) : NULL;
 
 		if (!more) {
-			s->ends = 1; /* the page does not read; it will connect again */
+			/* the page does not read its stream; it connects again later */
+			s->ends = 1;
 			return;
 		}
 		s->text = more;
@@ -342,8 +343,8 @@ int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e)
 	return PS_OK;
 }
 
-/* Returns 1 if `given` is the token. The time does not depend on the place of the first
- * difference. */
+/* Returns 1 if `given` is the token. The time that the function takes does not depend on the place
+ * of the first difference. */
 static int is_token(const struct http *h, const char *given, size_t n)
 {
 	size_t length = strlen(h->token);
@@ -392,8 +393,8 @@ static enum MHD_Result send_form(
 	return send_page(connection, MHD_HTTP_UNAUTHORIZED, "text/html; charset=utf-8", text);
 }
 
-/* The form has arrived: set the cookie, which scripts cannot read. EventSource sends a cookie, but
- * cannot send a header. */
+/* Called when the form has arrived: sets the cookie if the token is right, otherwise sends the form
+ * again. Scripts cannot read the cookie. EventSource sends a cookie, but cannot send a header. */
 static enum MHD_Result log_in(
 	const struct http *h, struct MHD_Connection *connection, const struct form *form)
 {

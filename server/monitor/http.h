@@ -7,8 +7,8 @@
  * and their idle time are bounded. A stream is a connection to /events. It receives the events of
  * http_send; the server closes a stream that does not read them.
  *
- * With a token, every page but /healthz needs it, as `Authorization: Bearer TOKEN` or in a cookie,
- * which the form sets. Thread: the loop's.
+ * If a token is required, every page but /healthz needs the token, as `Authorization: Bearer TOKEN`
+ * or in a cookie, which the form sets. Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_HTTP_H
 #define SERVER_MONITOR_HTTP_H

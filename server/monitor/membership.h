@@ -12,7 +12,7 @@
 struct labels;
 
 struct membership {
-	uint64_t short_at; /* the next log line appears at this number of short steps */
+	uint64_t short_at; /* number of short steps at which the next log line is due */
 	uint32_t others;   /* live workers whose data set differs from the run's */
 };
 

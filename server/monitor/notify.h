@@ -1,7 +1,6 @@
 /*
- * notify.h - tells systemd that the server is ready or stops (sd_notify(3), the protocol of
- * NOTIFY_SOCKET). Without that variable nothing happens.
- * Thread: the loop's.
+ * notify.h - notifies systemd that the server is ready or stops (sd_notify(3), the protocol of
+ * NOTIFY_SOCKET). If the variable NOTIFY_SOCKET is not set, nothing happens. Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_NOTIFY_H
 #define SERVER_MONITOR_NOTIFY_H

@@ -12,8 +12,8 @@
 #define DRAW_MS 100
 #define BAR     20 /* characters */
 
-/* Returns the number of computed images, for rates. It grows with each push; the number of done
- * images grows only at the end of a pass or step. */
+/* Returns the number of computed images, from which rates are measured. This number grows with each
+ * push, but the number of done images grows only at the end of a pass or step. */
 static uint64_t computed_images(const struct core *c)
 {
 	struct work_view v;

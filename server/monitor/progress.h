@@ -41,7 +41,7 @@ double progress_seconds(const struct progress *p, const struct core *c, uint64_t
 /* Returns the newest epoch with a complete evaluation, or NULL. */
 const struct epoch_record *progress_evaluated(const struct core *c);
 
-/* What a bar shows. */
+/* The values that a bar shows. */
 struct progress_view {
 	uint32_t epochs, epoch; /* epochs 0: no data set */
 	uint32_t pass;          /* sandblaster: pass of the present step, from 1; other modes: 0 */
@@ -49,14 +49,15 @@ struct progress_view {
 	uint64_t images;        /* images done, with the present pass */
 	uint64_t updates;
 	double images_per_s, updates_per_s;
-	double loss, accuracy; /* accuracy: NaN: none yet, or none at all */
-	double eta_s;          /* < 0: not known */
+	/* accuracy: NaN: no evaluation is complete, or the run has no accuracy */
+	double loss, accuracy;
+	double eta_s; /* < 0: not known */
 	uint32_t workers;
 	const char *waiting; /* the bar shows this wait instead of rate and loss; or NULL */
 };
 
 void progress_look(const struct progress *p, const struct core *c, struct progress_view *v);
-/* One line, NUL-terminated, without a newline. */
+/* Writes the bar to `out` as one line, NUL-terminated, without a newline. */
 void progress_bar(const struct progress_view *v, char *out, size_t size);
 
 #endif

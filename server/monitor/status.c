@@ -198,8 +198,8 @@ static json_t *worker_object(
 		"refusals", json_count(w->counts.refused), "time", time_shares(t));
 }
 
-/* A list of at most `max` workers. *left_out becomes the number of other workers. */
-/* The workers from number `first` on, at most `max` of them. */
+/* Returns a list of at most `max` workers, from number `first` on. Sets *left_out to the number of
+ * the workers after them. */
 static json_t *worker_list(const struct status *s, uint32_t first, size_t max, uint32_t *left_out)
 {
 	json_t *list = json_array();
@@ -282,7 +282,7 @@ static void set_key(json_t *o, const char *key, json_t *value)
 	(void)json_object_set_new(o, key, value ? value : json_null());
 }
 
-/* Returns the i-th of an option's names, "a|b|c". */
+/* Returns name number `i`, from 0, of an option's names, "a|b|c". */
 static json_t *nth_name(const char *names, int i)
 {
 	for (; i > 0; i--)
@@ -305,8 +305,8 @@ static void set_run(json_t *o, const struct core_config *cfg)
 	set_key(o, "epochs", json_count(cfg->training.epochs));
 }
 
-/* Returns the mean staleness over applied gradients, not updates, because an update may use several
- * gradients. */
+/* Returns the mean staleness over all applied gradients. It is not a mean over updates, because an
+ * update can use several gradients. */
 static json_t *staleness_mean(const struct core_stats *t)
 {
 	uint64_t n = 0;
@@ -339,7 +339,8 @@ static void set_training(json_t *o, const struct status *s)
 	set_key(o, "live_workers", json_count(v.workers));
 }
 
-/* Returns the reason of a wait and the command that ends it, or null. */
+/* Returns an object with the reason why the run waits and the command that ends the wait, or null
+ * if the run does not wait. */
 static json_t *waiting_object(const struct status *s)
 {
 	char text[WAITING_TEXT];
@@ -431,7 +432,7 @@ static char *fitting(const struct status *s, uint32_t first,
 		if (max == 0)
 			return NULL;
 		max = max * WIRE_MAX_TEXT /
-		      n; /* and somewhat fewer, because the text also has other fields */
+		      n; /* rounded down to fewer workers, because the text also has other fields */
 		max -= max / 16;
 	}
 }

@@ -41,7 +41,7 @@ struct status {
 	uint64_t now_ms;
 	uint64_t rss_bytes;
 	uint64_t turned_away; /* HELLOs, see clients.h */
-	int ending;           /* PS_E* if the run is ending; else 0 */
+	int ending;           /* how the run ends (PS_E*) if it is ending; otherwise 0 */
 };
 
 /*
@@ -49,28 +49,28 @@ struct status {
  * function leaves out workers and older epochs; "workers_left_out" counts the missing workers.
  */
 char *status_json(const struct status *s);
-/* Only the fields "workers" and "workers_left_out", for the workers from number `first` on, in at
- * most WIRE_MAX_TEXT bytes. */
+/* Returns only the fields "workers" and "workers_left_out", for the workers from number `first` on,
+ * in at most WIRE_MAX_TEXT bytes. */
 char *status_workers_json(const struct status *s, uint32_t first);
 /* Returns the state of the run with all workers; its length has no limit. */
 char *status_whole_json(const struct status *s);
 /* Returns the JSON line that cnn-ps prints at its end. */
 char *status_result(const struct status *s);
-/* Prometheus text format 0.0.4 (metrics.c). */
+/* Returns the state in Prometheus text format 0.0.4 (metrics.c). */
 char *status_metrics(const struct status *s);
 /* Returns how a run ended, in one word: "done", "drained", "diverged" or "aborted". */
 const char *status_ending(int status);
-/* Why the server is degraded, or NULL. */
+/* Returns the reason why the server is degraded, or NULL if it is not. */
 const char *status_degraded(const struct status *s);
 /* Returns the state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live
  * worker that delivers nothing. */
 const char *status_worker_state(const struct worker_view *w);
-/* Its values for workers that are there: all but "free". */
+/* All results of status_worker_state except "free". */
 #define STATUS_WORKER_STATES 7
 extern const char *const status_worker_states[STATUS_WORKER_STATES];
 /* Returns how many seconds the server's main thread has spent on each activity since its start. */
 json_t *status_time(const struct status *s);
-/* Resident memory of this process, in bytes. */
+/* Returns the resident memory of this process, in bytes. */
 uint64_t status_rss(void);
 
 #endif

@@ -36,7 +36,8 @@ void tallies_release(struct tallies *t)
 	*t = (struct tallies){0};
 }
 
-/* A new process of the worker counts from zero again. */
+/* Sets the shares of the worker's time between the heartbeats `then` and `now`. If a part is
+ * smaller now, a new process of the worker has begun to count from zero. */
 static void measure_shares(
 	struct tally *t, const struct time_split *now, const struct time_split *then)
 {

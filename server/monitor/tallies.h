@@ -19,7 +19,7 @@ struct tally {
 	double staleness;    /* mean over the last second; < 0: no push, or no asynchronous mode */
 	double images_per_s; /* over the last second */
 	/* The share of the worker's time for each part, between its two newest heartbeats. The sum
-	 * of the shares is 1; 0: they are unknown. */
+	 * of the shares is 1, or 0 if the shares are unknown. */
 	double share[TALLY_PARTS];
 	/* totals at the newest measurement */
 	uint64_t images;
@@ -27,7 +27,7 @@ struct tally {
 };
 
 struct tallies {
-	struct tally *of; /* of worker i + 1 */
+	struct tally *of; /* of[i]: the tally of worker i + 1 */
 	uint32_t n;
 	uint64_t measured_ms;
 };

@@ -2,7 +2,7 @@
 #include "server/monitor/timings.h"
 #include <inttypes.h>
 
-/* Returns the upper bound of a bucket. */
+/* Returns the upper bound of bucket `i`. */
 static double bound_of(int i)
 {
 	return 1e-6 * (double)(UINT64_C(1) << (2 * i));

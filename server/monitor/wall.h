@@ -15,8 +15,8 @@
 struct core;
 
 struct wall {
-	uint32_t peer,
-		next; /* connection of the worker that was asked, 0: none; the slot to check first */
+	/* peer: connection of the worker that was asked, 0: none; next: the slot to check first */
+	uint32_t peer, next;
 	uint64_t request_ms;
 };
 

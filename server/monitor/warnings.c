@@ -30,8 +30,8 @@ static int rate_text(
 	return 1;
 }
 
-/* Warns about the learning rate. If programs compute their own gradients (no classes), no usual
- * rate is known. */
+/* Warns about the learning rate. If programs compute their own gradients (the model has no
+ * classes), no usual rate is known. */
 static int rate(const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
 {
 	if (w->classes == 0 || cfg->training.mode == MODE_EASGD || cfg->optim.kind == OPTIM_LBFGS)
@@ -80,7 +80,7 @@ static int chance(const struct warnings *w, const struct core *c, char out[WARNI
 }
 
 /* Warns if workers were excluded and no push was accepted. One worker that always sends NaN does
- * not end the run, because only its machine may be broken. */
+ * not end the run, because possibly only its machine is broken. */
 static int none_sound(const struct core_stats *t, char out[WARNING_TEXT])
 {
 	if (t->excluded == 0 || t->accepted > 0)

@@ -1,7 +1,8 @@
 /*
- * warnings.h - warns about a run that does not fail but may be wrong: a learning rate far above the
- * usual one, a batch larger than the data set, a result no better than chance. Each warning is
- * logged once. The status and the result show a warning as long as its condition is true.
+ * warnings.h - warns about a run that does not fail but is possibly wrong: a learning rate far
+ * above the usual one, a batch larger than the data set, a result no better than chance. Each
+ * warning is logged once. The status and the result show a warning as long as its condition is
+ * true.
  *
  * Thread: the loop's.
  */
@@ -11,7 +12,7 @@
 #include <stdint.h>
 #include "server/core/core.h"
 
-/* A learning rate of this many times the optimizer's usual rate causes a warning. */
+/* A learning rate of at least this multiple of the optimizer's usual rate causes a warning. */
 #define WARNING_RATE_FACTOR 20
 /* The accuracy of a network that always answers the same class is the share of this class in the
  * images. The server assumes that the largest of N classes has at most 1.25 / N of the images. An

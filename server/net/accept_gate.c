@@ -8,16 +8,16 @@
 #include <unistd.h>
 #include "common/mem.h"
 
-#define RESERVE   160 /* descriptors, if the limit is far higher */
+#define RESERVE   160 /* number of reserved descriptors if the limit of descriptors is far higher */
 #define BACKLOG   100 /* libzmq's default */
-#define MARGIN    8   /* with fewer descriptors left the gate closes */
+#define MARGIN    8   /* the gate closes when fewer descriptors than this are left */
 #define UNLIMITED (1 << 20)
 
 struct accept_gate {
 	int listener; /* libzmq's listening socket; -1: not known yet */
 	int reserve[RESERVE], n_reserve, want;
 	int backlog;
-	int last; /* if a new descriptor is this high, few are left */
+	int last; /* if a new descriptor has at least this number, few descriptors are left */
 	int closed;
 };
 

@@ -1,5 +1,5 @@
 /*
- * accept_gate.h - accepts no new connections while file descriptors are short.
+ * accept_gate.h - keeps libzmq from accepting connections while file descriptors are short.
  *
  * When no descriptor is left, libzmq retries accept without a pause, and unbinding its port would
  * close all connections. So the gate holds descriptors in reserve. When accept fails or few
@@ -26,7 +26,8 @@ void accept_gate_free(struct accept_gate **g);
 int accept_gate_backlog(const struct accept_gate *g);
 /* Sets the listening socket; -1: none. The gate is open for a new socket. */
 void accept_gate_set_listener(struct accept_gate *g, int fd);
-/* A new connection has descriptor `fd`. 1: few descriptors are left, so the gate should close. */
+/* Returns 1 if `fd`, the descriptor of a new connection, shows that few descriptors are left. The
+ * caller should then close the gate. */
 int accept_gate_is_needed(const struct accept_gate *g, uint32_t fd);
 /* Closes the gate until accept_gate_try_open. Returns 0 if the gate was closed already, or if there
  * is no listening socket. */

@@ -1,5 +1,5 @@
 /*
- * address.h - whether an address is reachable from other machines.
+ * address.h - finds out whether an address is reachable from other machines.
  *
  * Thread: main, at start-up, because the resolver may wait for a name server.
  */
@@ -10,8 +10,9 @@
 
 enum address_reach {
 	ADDRESS_LOOPBACK, /* all addresses of the host are loopback */
-	ADDRESS_OPEN,     /* reachable from the network: another address, "*", an interface */
-	ADDRESS_UNKNOWN,  /* the host does not resolve */
+	/* other machines can reach it: an address that is not loopback, "*", an interface */
+	ADDRESS_OPEN,
+	ADDRESS_UNKNOWN, /* the host does not resolve */
 };
 
 enum address_reach address_reach(const char *host);

@@ -63,7 +63,7 @@ void chunked_push_free(struct chunked_push **a)
 	*a = NULL;
 }
 
-/* Returns the entry of `peer`; with peer 0, a free entry. NULL: none. */
+/* Returns the entry of `peer` or, if `peer` is 0, a free entry. NULL: there is none. */
 static struct partial *find_partial(struct chunked_push *a, uint32_t peer)
 {
 	for (size_t i = 0; (a->used || !peer) && i < a->max_peers; i++)

@@ -23,20 +23,20 @@
 
 struct chunked_push; /* opaque, see chunked_push.c */
 
-/* At most max_peers peers have chunks at the same time. PS_ENOMEM. */
+/* Makes a module in which at most max_peers peers have chunks at the same time. PS_ENOMEM. */
 int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peers) PS_MUST_CHECK;
 /* Frees *a and sets it to NULL; *a may be NULL. */
 void chunked_push_free(struct chunked_push **a);
-/* Verifies and keeps the tensor frame of `f`. At most `peers` (>= 1) peers may have chunks.
- * PS_EPROTO: `f` has no valid tensor frame. PS_EAGAIN: the peer has too many chunks, so an earlier
- * PUSH was lost. Both errors discard all chunks of the peer. */
+/* Verifies and keeps the tensor frame of `f`. At most `peers` (>= 1) peers have chunks after the
+ * call. PS_EPROTO: `f` has no valid tensor frame. PS_EAGAIN: the peer has too many chunks, so an
+ * earlier PUSH was lost. Both errors discard all chunks of the peer. */
 int chunked_push_keep(
 	struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
-/* `f` is a message of the peer. If the peer has as many chunks as the message names, insert them
- * before the message's own tensor frames. PS_EAGAIN: the numbers differ, and the caller must treat
- * the message as lost. */
+/* Completes `f`, a message of the peer. If the peer has as many chunks as the message names, the
+ * function inserts the chunks before the message's own tensor frames. PS_EAGAIN: the numbers
+ * differ, and the caller must treat the message as lost. */
 int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f) PS_MUST_CHECK;
-/* All connections were closed: discard all chunks. */
+/* Discards all chunks, because all connections were closed. */
 void chunked_push_clear(struct chunked_push *a);
 
 #endif

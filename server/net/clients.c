@@ -38,7 +38,7 @@ static const struct label none;
 struct process {
 	uint32_t peer;                /* connection of the HELLO */
 	uint32_t worker, incarnation; /* from WELCOME; 0: none yet */
-	int fenced;                   /* its fencing was logged */
+	int fenced;                   /* 1: the fencing of this process was logged */
 	struct label label;
 };
 
@@ -80,7 +80,7 @@ void labels_free(struct labels **l)
 	*l = NULL;
 }
 
-/* Returns the i-th newest process; NULL: there are fewer. */
+/* Returns process number `i`, from 0 for the newest process; NULL: there are fewer processes. */
 static struct process *newest(const struct labels *l, size_t i)
 {
 	size_t known = l->n < l->ring ? l->n : l->ring;
@@ -220,8 +220,8 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 
 /* ---- observers ------------------------------------------------------------------------------ */
 
-/* Returns the entry of `peer`. If there is none, the entry with the oldest request; a free entry
- * has the time 0, so it comes first. */
+/* Returns the index of the entry of `peer`. If `peer` has no entry, returns a free entry, or the
+ * entry with the oldest request if no entry is free. A free entry has the request time 0. */
 static size_t entry_for(const struct observers *o, uint32_t peer)
 {
 	size_t best = 0;

@@ -21,12 +21,13 @@
  * one token; an observer's takes none. If the bucket is empty, the server does not answer the
  * HELLO, and the sender repeats it later (proto/WIRE.md, "Session").
  */
-#define ADMISSION_BURST 50 /* HELLOs at once, and HELLOs per second */
+#define ADMISSION_BURST 50 /* maximum HELLOs at once, and HELLOs per second */
 
 /* All zero is a full bucket. */
 struct admission {
-	uint64_t spent_us; /* 1000000 / ADMISSION_BURST for each token taken and not refilled yet */
-	uint64_t now_ms;   /* of the last call */
+	/* 1000000 / ADMISSION_BURST us for each token that was taken and is not refilled yet */
+	uint64_t spent_us;
+	uint64_t now_ms; /* of the last call */
 	uint64_t turned_away;
 };
 
@@ -55,7 +56,7 @@ struct label {
 
 struct labels; /* opaque, see clients.c */
 
-/* NULL: no memory. */
+/* Returns NULL if there is no memory. */
 struct labels *labels_new(uint32_t max_workers) PS_MUST_CHECK;
 void labels_free(struct labels **l);
 /* Stores the label of a HELLO that arrived on connection `peer` from `address`. */
@@ -68,9 +69,9 @@ void labels_restore(struct labels *l, uint32_t worker, const char *host);
 /* Returns the label of worker id `worker`; its fields are empty if there is none. `l` may be
  * NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
-/* A newer process has taken worker id `worker`. Write the text of the refusal for the older
- * process, which has `incarnation` and connection `peer`. `name`: the worker's --name, or "". The
- * function logs the fencing of each process once. */
+/* Writes the refusal for a process whose worker id `worker` a newer process has taken. The older
+ * process has `incarnation` and connection `peer`. `name`: the worker's --name, or "". The function
+ * logs the fencing of each process once. */
 void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
 	const char *name, char text[LABEL_FENCED]);
 
@@ -93,15 +94,16 @@ struct observers {
 	} entry[MAX_OBSERVERS];
 };
 
-/* `peer` sent HELLO as an observer. If all entries are in use, `peer` replaces the observer with
- * the oldest request. */
+/* Called when `peer` has sent HELLO as an observer: adds `peer`. If all entries are in use, `peer`
+ * replaces the observer with the oldest request. */
 void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms);
-/* `peer` requested the status. 0: `peer` is no observer. */
+/* Called when `peer` has requested the status: notes the time. Returns 0 if `peer` is no
+ * observer. */
 int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms);
 /* Removes `peer`, whose connection is gone. */
 void observers_drop(struct observers *o, uint32_t peer);
-/* Returns the peer of entry `i` (< MAX_OBSERVERS) if it requested the status in the last
- * OBSERVER_RECENT_MS; else 0. */
+/* Returns the peer of entry `i` (< MAX_OBSERVERS) if the peer has requested the status in the last
+ * OBSERVER_RECENT_MS; otherwise 0. */
 uint32_t observers_recent(const struct observers *o, size_t i, uint64_t now_ms);
 
 #endif

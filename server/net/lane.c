@@ -13,9 +13,11 @@
 
 #define GREETING_MS 5000 /* a connection without a greeting is closed after this time */
 #define RETRY_MS    1000 /* wait after a failed accept */
-#define MAX_GUESTS  32   /* connections without a greeting */
-#define MAX_SLOTS   256u /* of a lane: usually more than the pushes that a worker retains */
-#define SLOTS_BYTES ((uint64_t)256 << 20) /* of a lane; memory that nobody writes is not used */
+#define MAX_GUESTS  32   /* maximum number of connections that have not sent a greeting */
+/* maximum number of slots of a lane; usually more than the pushes that a worker retains */
+#define MAX_SLOTS 256u
+/* maximum bytes of the slots of a lane; pages that no process writes take no memory */
+#define SLOTS_BYTES ((uint64_t)256 << 20)
 
 /* A buffer that a worker reads. */
 struct hold {
@@ -29,14 +31,14 @@ struct guest {
 	int fd;
 	uint64_t since_ms;
 	struct lanes *lanes;
-	struct lane *lane; /* NULL: it has not sent its greeting */
+	struct lane *lane; /* NULL: the connection has not sent its greeting */
 	struct guest *next;
 };
 
 /* The lane of one worker slot. */
 struct lane {
 	uint32_t incarnation, peer;
-	int has_secret; /* 1: the secret was not used yet */
+	int has_secret; /* 1: no connection has used the secret yet */
 	uint64_t secret_hi, secret_lo;
 	struct guest *guest; /* NULL: the lane is not open */
 	char *memory;        /* the push memory, only read */
@@ -151,7 +153,7 @@ static int open_memory(struct lanes *l, struct lane *lane, int socket)
 	return sent;
 }
 
-/* Returns the lane that this greeting opens; NULL: none. */
+/* Returns the lane that greeting `g` opens; NULL: the greeting opens no lane. */
 static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
 {
 	if (g->magic != LANE_MAGIC || g->worker < 1 || g->worker > l->cfg.max_workers)
@@ -162,7 +164,7 @@ static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
 	return lane->has_secret && g->incarnation == lane->incarnation && !differs ? lane : NULL;
 }
 
-/* Returns 0 if the connection must be closed. */
+/* Reads the greeting of `g` and opens its lane. Returns 0 if the connection must be closed. */
 static int greet(struct guest *g)
 {
 	struct lanes *l = g->lanes;
@@ -194,7 +196,8 @@ static int greet(struct guest *g)
 	return 1;
 }
 
-/* After its greeting a worker sends nothing, so a readable connection was closed by the worker. */
+/* Called when a connection is readable. After its greeting a worker sends nothing, so the worker
+ * has then closed the connection. */
 static void on_guest(uv_poll_t *poll, int status, int events)
 {
 	struct guest *g = poll->data;

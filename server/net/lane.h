@@ -1,6 +1,6 @@
 /*
- * lane.h - the server's side of the shared-memory lanes (proto/lane.h): tensors of workers on this
- * host, which do not pass through a socket.
+ * lane.h - the server's side of the shared-memory lanes (proto/lane.h): tensors that go to and from
+ * workers on this host without passing through a socket.
  *
  * A worker that joins gets the path of a Unix socket and a secret in WELCOME. If it presents the
  * secret there, it gets the memory of the weights, which it cannot write, and memory for its
@@ -46,10 +46,11 @@ struct lanes_stats {
 
 /* Listens on the Unix socket. PS_EUSAGE, PS_EIO, PS_ENOMEM. */
 int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e) PS_MUST_CHECK;
-/* WELCOME `m` leaves on connection `peer`: add the path and a new secret. */
+/* Called when WELCOME `m` leaves on connection `peer`: adds the path and a new secret to `m`. */
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
-/* The values of this PUSH of `peer` are in slot ref->slot: append a frame with a copy. PS_ESTATE:
- * the peer has no lane. PS_EPROTO: no such slot, or too many values. PS_ENOMEM. */
+/* Appends a frame to PUSH `f` of `peer`: a copy of the values of the PUSH, which are in slot
+ * ref->slot. PS_ESTATE: the peer has no lane. PS_EPROTO: no such slot, or too many values.
+ * PS_ENOMEM. */
 int lanes_join(
 	struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
 /* Lets `peer` read the weights of `m` in their buffer. Sets the lane's fields and the checksum of

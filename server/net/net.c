@@ -17,13 +17,15 @@
 #include "server/net/clients.h"
 #include "server/net/port.h"
 
-#define SMALL      65536 /* bytes of small replies that may wait for one peer: some hundred */
-#define RETRY_MS   10    /* libzmq does not report when the queue of one peer has room again */
-#define LINGER_MS  1000
-#define IO_THREADS 3    /* with one, a gradient waits while weights leave for another worker */
+/* maximum bytes of the small replies (a few hundred) that wait for one peer */
+#define SMALL     65536
+#define RETRY_MS  10 /* libzmq does not report when the queue of one peer has room again */
+#define LINGER_MS 1000
+/* with one thread, a gradient waits while weights leave for another worker */
+#define IO_THREADS 3
 #define MAX_FRAMES 2    /* a server's reply has a header and at most one tensor */
 #define REFUSAL_MS 1000 /* minimum interval between log lines about malformed messages */
-#define REVOKED    64   /* connections of keys that left the list; each had one answer */
+#define REVOKED    64   /* number of connections that are noted in `revoked` */
 
 struct router {
 	struct router_config cfg;
@@ -35,16 +37,19 @@ struct router {
 	struct wire *wire;
 	struct frames in;
 	struct chunked_push *chunks;
-	struct lanes *lanes;                            /* NULL: no shared memory ... */
-	char lane_off[sizeof(((struct err *)0)->text)]; /* ... and why, "": it is not wanted */
+	/* NULL: there is no shared memory, for the reason in lane_off */
+	struct lanes *lanes;
+	/* why `lanes` is NULL; "": no shared memory is wanted */
+	char lane_off[sizeof(((struct err *)0)->text)];
 	int has_chunks; /* 1: the server may store chunks of a peer's push */
 	struct msg msg;
 	struct replies *replies;
 	uint64_t lsn; /* new replies wait until this LSN is flushed */
 
 	struct router_stats stats;
-	uint64_t refusal_ms;  /* time of the newest log line about a malformed message */
-	int revoked[REVOKED]; /* descriptors of connections that have had their answer */
+	uint64_t refusal_ms; /* time of the newest log line about a malformed message */
+	/* descriptors of connections whose key has left the list, and that have had one answer */
+	int revoked[REVOKED];
 	size_t n_revoked;
 	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
 };
@@ -164,7 +169,8 @@ static size_t drop_all(struct replies *q, uint32_t peer)
 	return before - kept;
 }
 
-/* `peer` does not read its replies. Replace them all by one ERROR, the tombstone. */
+/* Replaces all replies to `peer` by one ERROR, the tombstone, because `peer` does not read its
+ * replies. */
 static void evict(struct replies *q, uint32_t peer)
 {
 	const struct msg m = {.type = MSG_ERROR,
@@ -451,9 +457,10 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 		router_send(r, peer, &m);
 }
 
-/* The list no longer has the key of this sender. The first message gets an answer, so that the peer
- * learns why. At the next message the connection ends, because a peer that goes on would cost a
- * processor. libzmq has no function for this; it closes a connection whose socket is shut down. */
+/* Handles a message whose key has left the list. The first such message of a connection gets an
+ * answer, so that the peer learns why. At the next message the server ends the connection, because
+ * a peer that goes on would keep a processor busy. libzmq has no function for this; it closes a
+ * connection whose socket is shut down. */
 static void hang_up_on_revoked(struct router *r)
 {
 	int fd = zmq_msg_get(&r->in.frame[0], ZMQ_SRCFD);
@@ -480,7 +487,7 @@ static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 	return rc ? rc : PS_EAGAIN;
 }
 
-/* The values of this PUSH are in shared memory: append a frame with a copy. */
+/* Appends a frame to a PUSH whose values are in shared memory: a copy of these values. */
 static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref, const char **why)
 {
 	int rc = r->lanes ? lanes_join(r->lanes, peer, ref, &r->in) : PS_ESTATE;
@@ -490,7 +497,8 @@ static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref
 	return rc;
 }
 
-/* Called before auth_check, which may replace the header frame of the HELLO. */
+/* Notes the IP address of the sender. Must be called before auth_check, which can replace the
+ * header frame of the HELLO. */
 static void note_address(struct router *r)
 {
 	const char *address = zmq_msg_gets(&r->in.frame[0], "Peer-Address");
@@ -555,7 +563,7 @@ static int on_readable(void *arg)
 
 /* ---- birth --------------------------------------------------------------------------------- */
 
-/* libzmq's defaults suit small messages between trusted peers. */
+/* Sets the options of the socket. libzmq's defaults suit small messages between trusted peers. */
 static int router_set_options(void *socket, const struct router_config *cfg, int backlog)
 {
 	int64_t max_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
@@ -638,7 +646,7 @@ static int start_watching(struct router *r, struct err *e)
 	return PS_OK;
 }
 
-/* Without a Unix socket for lanes, all tensors travel over the TCP connections. */
+/* Opens the Unix socket for lanes. Without it, all tensors travel over the TCP connections. */
 static int open_lanes(struct router *r, struct err *e)
 {
 	const struct lanes_config cfg = {.loop = r->cfg.loop,
@@ -702,8 +710,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	return PS_OK;
 }
 
-/* libzmq takes messages from its connections by turns. So the function reads once for each
- * connection, and thereby reaches every connection. */
+/* libzmq takes messages from its connections by turns. So the function reads as many messages as
+ * there are connections, and thereby reaches every connection. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->port.stats.connections + 1);

@@ -29,11 +29,11 @@
 #include "server/net/port.h"
 #include "server/net/param_buffers.h"
 
-/* Handles message `m`. `m` and its frames are borrowed for the call. The function replies with
- * router_send, and the replies leave after the function has returned. */
+/* Handles message `m` of `peer`. `m` and its frames are borrowed for the call. The function replies
+ * with router_send, and the replies leave after the function has returned. */
 typedef void router_message_fn(
 	void *arg, uint32_t peer, const struct msg *m, struct frames *frames);
-/* The connection of `peer` is gone. */
+/* Called when the connection of `peer` is gone. */
 typedef void router_gone_fn(void *arg, uint32_t peer);
 
 struct router_config {
@@ -57,13 +57,14 @@ struct router_config {
 
 struct router_stats {
 	uint64_t received, sent;
-	uint64_t received_bytes, sent_bytes; /* of messages; not what lanes carry */
-	uint64_t malformed;                  /* messages that could not be decoded */
-	uint64_t dropped;                    /* replies dropped: their peer did not read */
-	uint64_t gone;                       /* replies to peers that were gone */
-	uint64_t params_framed;              /* versions of the weights that were sent */
-	uint64_t torn;                       /* pushes in shared memory whose checksum was wrong */
-	int has_lanes;                       /* 1: the router offers shared-memory lanes */
+	/* bytes of messages, without the tensors that lanes carry */
+	uint64_t received_bytes, sent_bytes;
+	uint64_t malformed;     /* messages that could not be decoded */
+	uint64_t dropped;       /* replies dropped: their peer did not read */
+	uint64_t gone;          /* replies to peers that were gone */
+	uint64_t params_framed; /* versions of the weights that were sent */
+	uint64_t torn;          /* pushes in shared memory whose checksum was wrong */
+	int has_lanes;          /* 1: the router offers shared-memory lanes */
 	struct lanes_stats lanes;
 	double verify_s;  /* time that decoding and checksums of messages took */
 	uint64_t rescues; /* messages that only a safety timer found; must stay 0 (zloop.h) */
@@ -87,15 +88,16 @@ void router_log_lanes(const struct router *r);
 const char *router_address(const struct router *r);
 /* Replies that are sent from now on wait until the log is flushed up to `lsn` (0: no wait). */
 void router_set_lsn(struct router *r, uint64_t lsn);
-/* The log is flushed up to `lsn`. The replies leave at the next router_flush. */
+/* Called when the log is flushed up to `lsn`: the replies that waited for it leave at the next
+ * router_flush. */
 void router_set_flushed(struct router *r, uint64_t lsn);
 /* Encodes `m` for `peer` now. The reply leaves at the next router_flush. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Sends `m` at once, before the replies that wait for the log, or drops it. So `m` must not
  * acknowledge anything, and its order among the replies must not matter. */
 void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
-/* Sends the replies that may leave. The function calls on_gone. Do not call it from on_message or
- * on_gone. */
+/* Sends the replies that may leave. The function calls on_gone for each peer that is gone. Do not
+ * call router_flush from on_message or on_gone. */
 void router_flush(struct router *r);
 /* Receives at least one message of each connection that has one. So a worker does not count as
  * silent while its message waits to be read. */
@@ -140,7 +142,8 @@ void replies_free(struct replies **q);
 /* Queues `f` for `peer` until the LSN `after` is flushed (0: no wait). The queue takes over the
  * frames, and `f` becomes empty. */
 void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
-/* The write-ahead log is flushed up to `lsn`. */
+/* Called when the write-ahead log is flushed up to `lsn`: replies that waited for it may now
+ * leave. */
 void replies_set_flushed(struct replies *q, uint64_t lsn);
 /* Passes every reply that may leave to `send`. If a peer is gone, the function drops the peer's
  * replies and returns the peer; the caller must then call the function again. Otherwise the
@@ -149,7 +152,7 @@ uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);
 
 size_t replies_waiting(const struct replies *q);
 uint64_t replies_sent(const struct replies *q);
-/* Replies that were dropped because their peer did not read. */
+/* Returns the number of replies that were dropped because their peer did not read. */
 uint64_t replies_dropped(const struct replies *q);
 
 #endif

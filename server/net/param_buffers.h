@@ -14,7 +14,7 @@
  * (1) if a frame points to a buffer, the buffer does not change while the frame exists;
  * (2) the server computes the checksum of a version once, for any number of pulls. If the step that
  *     computes the weights also sends them, the checksum is computed block by block with the
- *     weights; else when they are first sent (test_server_param_buffers).
+ *     weights; otherwise when the weights are first sent (test_server_param_buffers).
  * Thread: the loop's; libzmq's threads return buffers.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H
@@ -26,8 +26,8 @@
 
 struct param_buffers; /* opaque, see param_buffers.c */
 
-/* Buffers of n_params floats. At most `shared` of them lie in a memfd; none does if the system has
- * no memfd. PS_ENOMEM. */
+/* Makes the buffers, of n_params floats each. At most `shared` of them lie in a memfd, and none if
+ * the system has no memfd. PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
 /* Frees *w and sets it to NULL; *w may be NULL. Call it after the last frame was closed
  * (router_free). */
@@ -43,16 +43,17 @@ void param_buffers_before_step(struct param_buffers *w, struct core *c);
 /* Computes the new weights and notes which buffer the core uses now. Call it after every
  * core_decide, before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w, struct core *c);
-/* The memfd of the shared buffers, which belongs to *w; their number; the bytes from one buffer to
- * the next. The function returns 0 if there is no memfd. */
+/* The shared buffers: their memfd, which belongs to *w, their number, and the number of bytes from
+ * the start of a buffer to the start of the next one. param_buffers_shared returns 0 if there is no
+ * memfd. */
 struct param_shared {
 	int fd;
 	size_t n, pitch;
 };
 int param_buffers_shared(const struct param_buffers *w, struct param_shared *shared);
-/* A reader in another process: the buffer *index does not change until param_buffers_drop(*hold).
- * Sets the checksum of the only slice of `m`. Returns 0 if the weights of `m` are in no shared
- * buffer. */
+/* Adds a reader in another process: the buffer *index does not change until
+ * param_buffers_drop(*hold). Sets the checksum of the only slice of `m`. Returns 0 if the weights
+ * of `m` are in no shared buffer. */
 int param_buffers_hold(
 	struct param_buffers *w, struct msg_params *m, size_t *index, void **hold) PS_MUST_CHECK;
 void param_buffers_drop(struct param_buffers *w, void **hold);

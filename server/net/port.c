@@ -134,7 +134,8 @@ static int is_without_data(int fd, uint64_t ms)
 	       info.tcpi_last_data_recv >= ms;
 }
 
-/* libzmq has no function that closes a connection; it closes one whose socket is shut down. */
+/* Closes the connections that have sent no message for too long. libzmq has no function that closes
+ * a connection, but it closes a connection whose socket is shut down. */
 static void on_sweep(uv_timer_t *t)
 {
 	struct port *p = t->data;

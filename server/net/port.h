@@ -1,8 +1,9 @@
 /*
  * port.h - the server's port. It binds the router's socket, counts connections with libzmq's
- * monitor, and closes the accept gate when descriptors run out. It also closes connections that
- * have sent no message for `silent_ms` to 2 `silent_ms` after they were accepted: libzmq would keep
- * such a connection and its memory for ever. A first message that is arriving is not cut.
+ * monitor, and closes the accept gate when descriptors run out. It also closes each connection that
+ * has never sent a message, between `silent_ms` and 2 `silent_ms` after it was accepted: libzmq
+ * would keep such a connection and its memory for ever. A connection whose first message is
+ * arriving stays open.
  *
  * Thread: the loop's.
  */
@@ -51,7 +52,8 @@ int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
  * open. Call port_stop later, except after PS_ENET. */
 int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms) PS_MUST_CHECK;
 void port_stop(struct port *p);
-/* A message has arrived on the connection with descriptor `fd`. */
+/* Called when a message has arrived on the connection with descriptor `fd`: the connection is not
+ * silent. */
 void port_note_message(struct port *p, int fd);
 /* Closes the monitor. Call it before you close the socket. */
 void port_close(struct port *p);

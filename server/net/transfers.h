@@ -21,7 +21,8 @@ struct transfer {
 	uint32_t peer;
 	int fd;
 	char address[64];
-	uint64_t bytes; /* moved by the newest poll; 0: not polled yet */
+	/* bytes that the connection had moved at the newest poll; 0: not polled yet */
+	uint64_t bytes;
 };
 
 struct transfers {
@@ -38,8 +39,9 @@ void transfers_release(struct transfers *t);
  * handled the LEASE. */
 void transfers_note(struct transfers *t, const struct core *c, uint32_t peer,
 	const struct msg_lease *m, struct frames *f);
-/* At most every 100 ms: poll the connections of workers that have owed a delivery for longer than
- * TRANSFERS_POLL_MS, and report those whose bytes moved since their last poll. Call it often. */
+/* Polls the connections of workers that have owed a delivery for longer than TRANSFERS_POLL_MS, and
+ * reports those that have moved bytes since their last poll. Does nothing if the last call that
+ * polled was less than 100 ms ago, so the caller can call it often. */
 void transfers_poll(struct transfers *t, const struct core *c, uint64_t now_ms,
 	transfers_report_fn *report, void *arg);
 

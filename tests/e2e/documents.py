@@ -1,4 +1,4 @@
-"""Reads the fenced blocks of DOCUMENTS, and the mark of each block.
+"""Reads the fenced blocks of DOCUMENTS, all documents of the repository, and the mark of each block.
 
 tests/e2e/test_documents.py runs a block unless an HTML comment on the line before the block is:
 
@@ -16,8 +16,9 @@ from support.build import ROOT
 
 RUNS = ("", "python", "c")
 NO_COMMAND = ("text", "yaml")
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "kernels/README.md")
-DOCUMENTS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("**/*.md"))]
+FOLDERS = ("common", "deploy", "docs", "kernels", "proto", "server", "tests", "worker")
+DOCUMENTS = [*sorted(ROOT.glob("*.md")),
+             *(path for folder in FOLDERS for path in sorted((ROOT / folder).glob("**/*.md")))]
 
 
 class Wrong(Exception):

@@ -31,12 +31,13 @@ import pytest
 
 from documents import DOCUMENTS, NO_COMMAND, Wrong, blocks
 from support import safetensors
-from support.build import BUILD, FULL, PATIENCE, ROOT, without
+from support.build import BUILD, FULL, PATIENCE, ROOT, command, without
 from support.programs import Programs, Process
 
 SECONDS = 60 * PATIENCE
 SLOW_SECONDS = 900 * PATIENCE
 LEFT_OUT = shutil.ignore_patterns("build", ".git", "data", "__pycache__", "run[0-9]*", "keys")
+TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
 MODULES = {"torch": "python3-torch"}
 
 C_PROGRAM = """
@@ -237,7 +238,19 @@ def run_shell(block, copies, data, tmp_path, request):
     Shell(place, env, seconds).run(commands, stopped)
 
 
-def run_python(block, copies, tmp_path):
+def python_of(block, place, run):
+    """The Python of a block. ONNX Runtime is in the environment that deploy/setup.sh makes; the
+    block reads an export of the directory `run`."""
+    if "onnxruntime" not in block.text():
+        return sys.executable
+    if not TOOLS.exists():
+        without("ONNX Runtime", "deploy/setup.sh tools")
+    subprocess.run(command("cnn-ctl", "export", "--checkpoint", run, place / "weights.onnx"), check=True,
+                   timeout=SECONDS)
+    return TOOLS
+
+
+def run_python(block, copies, tmp_path, request):
     for module, package in MODULES.items():
         if re.search(rf"import .*\b{module}\b", block.text()) and subprocess.run(
                 [sys.executable, "-c", f"import {module}"], capture_output=True).returncode:
@@ -253,9 +266,11 @@ def run_python(block, copies, tmp_path):
         "def load_file(path):\n"
         "    return {n: torch.tensor(t) for n, t in own.load(pathlib.Path(path)).items()}\n")
     (tmp_path / "block.py").write_text(block.text())
-    done = subprocess.run([sys.executable, tmp_path / "block.py"], cwd=copies(block.path),
-                          env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}/worker/python"), capture_output=True, text=True,
-                          timeout=SECONDS)
+    place = copies(block.path)
+    python = python_of(block, place, request.getfixturevalue("a_run"))
+    env = environment(PYTHONPATH=f"{tmp_path}:{ROOT}/worker/python")
+    done = subprocess.run([python, tmp_path / "block.py"], cwd=place, env=env, capture_output=True,
+                          text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
 
 
@@ -284,7 +299,7 @@ def run_c(block, tmp_path):
 @pytest.mark.parametrize("block", runnable())
 def test_a_documented_command_runs_as_it_is_typed(block, copies, data, tmp_path, request):
     if block.language == "python":
-        run_python(block, copies, tmp_path)
+        run_python(block, copies, tmp_path, request)
     elif block.language == "c":
         run_c(block, tmp_path)
     else:
@@ -304,6 +319,20 @@ def test_a_block_that_is_neither_run_nor_marked_is_refused(text, words, tmp_path
         blocks(tmp_path / "a.md", text)
 
 
+def test_a_reason_names_tests_that_are_there():
+    named = [(block.name, test) for path in DOCUMENTS for block in blocks(path)
+             for test in re.findall(r"\b(?:tests|deploy)/[\w./-]+\w", block.reason)]
+    assert named and not [(name, test) for name, test in named if not (ROOT / test).exists()]
+
+
+def test_every_document_is_read():
+    tracked = subprocess.run(["git", "-C", ROOT, "ls-files", "*.md"], capture_output=True, text=True,
+                             check=False)
+    if tracked.returncode:
+        pytest.skip("not in a checkout of git")
+    assert sorted(tracked.stdout.split()) == sorted(str(p.relative_to(ROOT)) for p in DOCUMENTS)
+
+
 def test_marks_and_commands_of_a_block():
     first, second = blocks(ROOT / "a.md", "<!-- not run: needs a GPU -->\n\n```sh\na b # c\n```\n"
                                           "```\nx --y=1 \\\n\t--z  # why\n# alone\nw#v\n```\n")
@@ -319,14 +348,18 @@ def test_text_and_configuration_need_no_mark():
 
 def is_there(word):
     """True if `word` is a file of the checkout, a pattern that matches files, or a program that the
-    Makefile builds from a .c file."""
+    Makefile builds from a .c file, or from a mutant; NAME stands for any."""
     built = re.fullmatch(r"build/release/(.*)", word)
+    if built and built[1].startswith("mutants/"):
+        return any((ROOT / "tests/sim").glob(built[1].replace("NAME", "*") + ".patch"))
     if built:
         return built[1].startswith("cnn-") or (ROOT / f"{built[1]}.c").exists()
     return any(ROOT.glob(word))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"],  # names files of old releases
+    ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_named_in_the_text_are_there(path):
     text = re.sub(r"^\s*```.*?^\s*```", "", path.read_text(), flags=re.M | re.S)
     words = {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(

@@ -1,8 +1,9 @@
 """A newcomer's first ten minutes, as one test: the demo, its page, a killed worker and a killed
 server, the history of both kills, an export, and the class of an image of your own.
 
-With CNN_SLOW=1 the test begins with a clone of the checkout, and `make demo` builds it. Otherwise
-its script, deploy/demo.sh, runs the build under test.
+The test begins with a clone of the checkout and `make demo` in it. With CNN_SLOW=1 make compiles
+everything. Otherwise the clone gets the build under test, so that make has nothing to compile. With
+a sanitizer, deploy/demo.sh runs the build under test.
 """
 import json
 import os
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from support import idx, safetensors
-from support.build import BUILD, FULL, PATIENCE, ROOT
+from support.build import BUILD, FLAVOUR, FULL, PATIENCE, ROOT
 from support.programs import until
 from test_images import png
 
@@ -31,9 +32,11 @@ class Demo:
     def __init__(self, place, data, target):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "MAKE", "MFLAGS"))}
         self.place, self.text = place, ""
+        env.pop("FLAVOUR", None)
+        if FULL or "-DKX_CUDA=1" not in (BUILD / "flags").read_text():
+            env["CUDA"] = "0"  # make compiles everything again if this differs from the build
         self.popen = subprocess.Popen(
-            target, cwd=place, env=dict(env, CNN_DATA=str(data), CUDA="0", EPOCHS="3000"), text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            target, cwd=place, env=dict(env, CNN_DATA=str(data), EPOCHS="3000"), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -59,11 +62,23 @@ class Demo:
             self.popen.wait(30)
 
 
+def take_the_build(place):
+    """Copy the programs and objects of the build under test. All files get the present time, so
+    they are newer than the sources of the clone."""
+    kept = shutil.ignore_patterns("tests", "*mutants", "variants", "pic", "man")
+    shutil.copytree(BUILD, place / "build/release", symlinks=True, ignore=kept)
+    now = time.time()
+    for file in (place / "build/release").rglob("*"):
+        os.utime(file, (now, now), follow_symlinks=False)
+
+
 @pytest.fixture
 def demo(tmp_path, small):
     place = tmp_path / "cnn-ps"
-    if FULL:
+    if FLAVOUR == "release" or FULL:
         subprocess.run(["git", "clone", "-q", ROOT, place], check=True, timeout=60)
+        if not FULL:
+            take_the_build(place)
         demo = Demo(place, small, ["make", "demo"])
     else:
         shutil.copytree(ROOT / "deploy", place / "deploy")
@@ -79,6 +94,7 @@ def kill_a_worker_and_the_server_and_look(demo, programs, browser):
     url, endpoint = demo.found(r"page (\S+), server (\S+)", 900 if FULL else 30).groups()
     server, victim, _ = map(int, demo.found(
         r"processes (\d+) \(server\) (\d+) (\d+) \(workers\)").groups())
+    assert FULL or "  CC  " not in demo.text, "make compiles what is built"
     until(lambda: os.path.exists(f"/proc/{server}/exe") and
           os.readlink(f"/proc/{server}/exe").endswith("cnn-ps"), 10, "the server is that process")
     browser.get_log("browser")

@@ -87,7 +87,7 @@ def test_status_is_json(programs):
 def test_top_off_a_terminal_is_one_screen(programs):
     server = programs.server("--model", "vector:3")
     screen = "\n".join(programs.ctl("--server", server.endpoint, "top").out)
-    assert "model vector:3" in screen and "updates 0" in screen and "worker" in screen
+    assert "model vector:3" in screen and "updates 0" in screen and "#  name  host" in screen
 
 
 def test_checkpoint_is_on_disk_when_it_is_answered(programs):

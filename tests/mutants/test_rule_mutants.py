@@ -31,7 +31,7 @@ def program_test(bug, file, name):
     assert (BUILD / f"rule-mutants/{bug}/cnn-ps").exists(), "not built: make mutants"
     run = subprocess.run([sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider",
                           f"{file}::{name}"], cwd=ROOT, text=True, timeout=120,
-                         env=dict(os.environ, CNN_MUTANT=bug), stdout=subprocess.PIPE,
+                         env=dict(os.environ, KX_MUTANT=bug), stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT)
     return run.stdout, re.search(rf"^FAILED {file}::{name}\b", run.stdout, re.M)
 

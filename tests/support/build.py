@@ -2,7 +2,7 @@
 programs.
 
 FLAVOUR selects the build: release, asan, ubsan or tsan. With CNN_SLOW=1 the fault tests take
-their long form. CNN_MUTANT selects programs with a bug (tests/mutants).
+their long form. KX_MUTANT selects programs with a bug (tests/mutants).
 """
 import importlib
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAVOUR = os.environ.get("FLAVOUR", "release")
 BUILD = ROOT / "build" / FLAVOUR
 FULL = bool(os.environ.get("CNN_SLOW"))
-MUTANT = os.environ.get("CNN_MUTANT", "none")
+MUTANT = os.environ.get("KX_MUTANT", "none")
 # factor by which deadlines grow under a sanitizer
 PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 

@@ -1,6 +1,6 @@
 /*
- * keep_rule.h - the rule of --keep: of which epochs the server keeps the weights. Thread: any; no
- * state.
+ * keep_rule.h - the rule of --keep: at the end of which epochs the server writes the weights to a
+ * file. Thread: any; no state.
  */
 #ifndef SERVER_CONFIG_KEEP_RULE_H
 #define SERVER_CONFIG_KEEP_RULE_H

@@ -159,8 +159,8 @@ TEST_IN(an_epoch_is_one_log_line_with_its_rate, NULL, tear_down)
 					 "test_loss=0.2500 images_per_s=100\n");
 }
 
-/* One worker evaluates for four seconds, then trains the second epoch in two seconds. */
-TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
+/* One worker trains the first of two epochs, 200 images in two seconds. */
+static void train_the_first_epoch(void)
 {
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
 	direct_join(&worker, "", 200, 100);
@@ -169,6 +169,12 @@ TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
 	log_set_level(LOG_ERROR);
 	batch_at((struct work){0, 0, 1}, 2000);
 	batch_at((struct work){0, 1, 1}, 3000);
+}
+
+/* One worker evaluates for four seconds, then trains the second epoch in two seconds. */
+TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
+{
+	train_the_first_epoch();
 	assert_int_equal(direct_lease(&worker)->kind, GRANT_EVAL);
 	direct_progress(&progress, &worker);
 	worker.now_ms = 7000;
@@ -186,13 +192,7 @@ TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
  * of the training. The history once had 0 images/s for such an epoch. */
 TEST_IN(the_rate_of_an_epoch_before_the_restart_is_not_known, NULL, tear_down)
 {
-	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
-	direct_join(&worker, "", 200, 100);
-	direct_lease(&worker);
-	direct_progress(&progress, &worker);
-	log_set_level(LOG_ERROR);
-	batch_at((struct work){0, 0, 1}, 2000);
-	batch_at((struct work){0, 1, 1}, 3000);
+	train_the_first_epoch();
 	assert_true(progress.epoch_rate == 100);
 	progress_init(&progress, run.core, 4000);
 	assert_int_equal(direct_lease(&worker)->kind, GRANT_EVAL);

@@ -785,8 +785,7 @@ int server_stop(struct server *s, int *is_blocked)
 
 	dispatch_status(s, &now);
 	char *result = status_result(&now);
-	/* close the network before the result is printed, because a full pipe may block the
-	 * print */
+	/* close the network before printing the result: a pipe that nobody reads blocks it */
 	close_network(s);
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);

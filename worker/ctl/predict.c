@@ -67,15 +67,13 @@ static void warn_of_picture(
 	if (picture_is_blank(pixels, shape)) {
 		snprintf(text, sizeof(text),
 			"%.200s: blank: no two pixels differ by %d of 255 or more; the prediction "
-			"means "
-			"nothing",
+			"means nothing",
 			path, PICTURE_CONTRAST);
 		ctl_say("blank", PS_OK, text);
 	} else if (!ctl->invert && picture_is_dark_on_light(pixels, shape)) {
 		snprintf(text, sizeof(text),
 			"%.200s: dark on light; if the images of the training are light on dark, "
-			"as "
-			"MNIST's, add --invert",
+			"as MNIST's, add --invert",
 			path);
 		ctl_say("inverted", PS_OK, text);
 	}

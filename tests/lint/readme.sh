@@ -63,12 +63,12 @@ for doc in $(find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o
 done
 
 # Only kernels have names that end in _kernel.
-kernels=$(find kernels/cuda -name '*.cu' -exec grep -ohE '\b[a-z0-9_]+_kernel\b' {} +)
+kernels=$(find kernels/cuda kernels/ladder -name '*.cu' -exec grep -ohE '\b[a-z0-9_]+_kernel\b' {} +)
 for kernel in $(echo "$kernels" | sort -u); do
 	grep -qE "^    $kernel " kernels/README.md ||
 		say "kernels/README.md: does not show how $kernel maps to blocks"
 done
 for kernel in $(grep -oE '^    [a-z0-9_]+_kernel ' kernels/README.md | sort -u); do
-	grep -rqw "$kernel" kernels/cuda || say "kernels/README.md: there is no $kernel"
+	grep -rqw "$kernel" kernels/cuda kernels/ladder || say "kernels/README.md: there is no $kernel"
 done
 exit $failed

@@ -1,6 +1,7 @@
 /* main.c - cnn-ps: the parameter server. */
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 #include "common/keys.h"
@@ -36,8 +37,37 @@ static void raise_descriptors(void)
 	}
 }
 
-static int print_config(const struct options *o)
+static int refuse_start(int rc, const struct err *e)
 {
+	log_error("server", "cannot_start", "code=%s reason=\"%s\"", err_name(rc), e->text);
+	return err_exit_code(rc);
+}
+
+/* Reads the files of keys and of the token, as server_start does. */
+static int check_key_files(const struct options *o, struct err *e)
+{
+	const struct auth_config config = {.key_file = o->key,
+		.keys_file = o->authorized_keys,
+		.max_workers = o->core.sessions.max_workers};
+	char token[HTTP_TOKEN];
+	struct auth *a = NULL;
+	int rc = o->key ? auth_new(&a, &config, e) : PS_OK;
+
+	if (!rc && o->http_token)
+		rc = http_read_token(o->http_token, token, e);
+	auth_free(&a);
+	explicit_bzero(token, sizeof(token));
+	return rc;
+}
+
+/* --check-config. Returns the exit code. */
+static int check_config(const struct options *o)
+{
+	struct err e;
+	int rc = check_key_files(o, &e);
+
+	if (rc)
+		return refuse_start(rc, &e);
 	printf("configuration ok: model=\"%s\" parameters=%zu epochs=%u max_workers=%u "
 	       "memory_bytes=%llu\n",
 		o->core.model, o->core.n_params, o->core.training.epochs,
@@ -59,23 +89,20 @@ int main(int argc, char **argv)
 	rc = options_parse(&options, argc, argv);
 	if (rc != OPT_RUN)
 		return rc == OPT_EXIT ? 0 : err_exit_code(rc);
-	if (options.check_config)
-		return print_config(&options);
-	mem_keep();
-	raise_descriptors();
 	if (options.key)
 		key_protect_process();
+	if (options.check_config)
+		return check_config(&options);
+	mem_keep();
+	raise_descriptors();
 	rc = sandbox_enter(&options, &e);
 	if (!rc)
 		rc = images_begin(&options, &e);
 	do {
 		if (!rc)
 			rc = server_start(&server, &options, &e);
-		if (rc) {
-			log_error("server", "cannot_start", "code=%s reason=\"%s\"", err_name(rc),
-				e.text);
-			return err_exit_code(rc);
-		}
+		if (rc)
+			return refuse_start(rc, &e);
 		notify_manager("READY=1");
 		server_run(&server);
 	} while (server_restarts(&server, &options, bind, http));

@@ -2,15 +2,14 @@
  * test_server_process_start.c - the real cnn-ps as a process: starts that it refuses, and what it
  * logs about itself while it runs.
  */
+#include "common/keys.h"
 #include "tests/support/server_process.h"
 #include "tests/support/test.h"
 
 /* ---- starts that are refused --------------------------------------------------------------- */
 
-static void refused(const char *more, int code, const char *named)
+static void end_refused(struct server_process *s, int code, const char *named)
 {
-	struct server_process *s = server_start_here(more);
-
 	assert_int_equal(server_wait(s), code);
 	if (!strstr(s->said, named))
 		fail_msg("no \"%s\" in: %s", named, s->said);
@@ -21,6 +20,11 @@ static void refused(const char *more, int code, const char *named)
 	close(s->out);
 	close(s->err);
 	s->out = s->err = 0;
+}
+
+static void refused(const char *more, int code, const char *named)
+{
+	end_refused(server_start_here(more), code, named);
 }
 
 TEST_IN(starts_are_refused_by_exit_code, server_set_up, server_tear_down)
@@ -104,6 +108,34 @@ TEST_IN(check_config_reports_and_creates_nothing, server_set_up, server_tear_dow
 	assert_false(temp_dir_exists(server_dir, "new"));
 	s = server_start("--check-config;--lr;-1");
 	assert_int_equal(server_wait(s), 2);
+}
+
+static void config_refused(const char *key, const char *more, const char *named)
+{
+	char line[512];
+
+	snprintf(line, sizeof(line), "--check-config;--key;%s%s", key, more);
+	end_refused(server_start(line), 2, named);
+}
+
+/* A start would refuse these files, so --check-config must refuse them too. */
+TEST_IN(check_config_refuses_the_files_of_keys_that_a_start_refuses, server_set_up,
+	server_tear_down)
+{
+	char key[320], public_key[KEY_TEXT];
+	struct err e;
+	int made;
+
+	temp_dir_path(server_dir, "s.key", key);
+	config_refused(key, "", "s.key");
+	assert_int_equal(key_make_files(server_dir, "s", public_key, &made, &e), PS_OK);
+	config_refused(key, "", "authorized_keys");
+	temp_dir_write(server_dir, "allow", "", 0);
+	config_refused(key, "", "allow: was renamed: move it to authorized_keys");
+	temp_dir_write(server_dir, "authorized_keys", "worker\n", 7);
+	config_refused(key, "", "authorized_keys:1");
+	temp_dir_write(server_dir, "authorized_keys", "", 0);
+	config_refused(key, ";--http;127.0.0.1:0;--http-token;/no/such/token", "/no/such/token");
 }
 
 /* ---- status and log level ------------------------------------------------------------------ */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/assert.h"
 #include "common/keys.h"
 #include "common/log.h"
 #include "server/core/core.h"
@@ -212,6 +213,8 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	uint64_t now = dispatch_now(s), lsn = 0;
 	const struct effect *e;
 
+	PS_ASSERT(!s->dispatching); /* invariant 2 */
+	s->dispatching = 1;
 	if (s->wal && !s->status)
 		lsn = wal_append(s->wal, ev, now, f);
 	double begin = clock_seconds();
@@ -223,6 +226,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 	timings_add(&s->timings, TIMING_APPLY, took);
 	for (size_t i = 0; (e = core_effect(c, i)) != NULL; i++)
 		carry_out(s, e, lsn);
+	s->dispatching = 0;
 }
 
 /* ---- events in ----------------------------------------------------------------------------- */
@@ -363,6 +367,8 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
 
+	/* invariant 1; without a checkpointer there is no disk */
+	PS_ASSERT(!s->checkpointer || s->state.written_term == core_config(s->state.core)->term);
 	if (m->type == MSG_HELLO && !admit_hello(s, peer, &m->hello))
 		return;
 	if (m->type == MSG_HELLO && is_over_share(s, peer, &m->hello)) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "common/assert.h"
 #include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/log.h"
@@ -121,6 +122,7 @@ static void check_session_close(struct server *s)
 	struct router_stats net;
 	uint64_t now = dispatch_now(s);
 
+	PS_ASSERT(s->deadline_ms); /* invariant 3 */
 	router_stats(s->router, &net);
 	int closed =
 		net.port.connections == 0 || (net.waiting == 0 && now >= s->finish_ms + CLOSE_MS);

@@ -10,9 +10,12 @@
  * (1) the server reads no message before the term of this start is on disk;
  * (2) the core gets one event at a time, and all effects of an event are carried out before the
  *     next event;
- * (3) every wait has a deadline: the session close, a drain, and a disk that fails at the end;
+ * (3) every wait at the end has a deadline: the session close, a drain, and a disk that fails
+ *     (an_end_without_disk_is_bounded, tests/fault/test_disk.py);
  * (4) with the write-ahead log, the server sends a reply that reports a decision when the events
- *     that led to it are on disk.
+ *     that led to it are on disk (PS_ASSERT in replies_flush of net.c;
+ *     test_nothing_acknowledged_is_lost_when_all_are_killed_together).
+ * PS_ASSERT checks (1), (2) and, for the session close, (3), in every build.
  * Thread: main, which runs the loop.
  */
 #ifndef SERVER_SERVER_H
@@ -76,9 +79,10 @@ struct server {
 	struct epoch_export *epoch_export; /* NULL: without --keep */
 	struct wall wall;
 	struct timings timings;
-	double begin_s; /* clock_seconds at the start of the loop */
-	double apply_s; /* time that the core took, with the computation of the weights */
-	double idle_s;  /* time that the loop waited, at the newest tick */
+	int dispatching; /* 1: the effects of an event are being carried out */
+	double begin_s;  /* clock_seconds at the start of the loop */
+	double apply_s;  /* time that the core took, with the computation of the weights */
+	double idle_s;   /* time that the loop waited, at the newest tick */
 	struct warnings warnings;
 	struct waiting waiting;
 	struct observers observers;

@@ -256,7 +256,11 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 	cfg.term = 1 + (term > head.term ? term : head.term);
 	cfg.generation = newest_seen + 1; /* checkpointer_write writes this generation */
 	rc = c->generation ? resume(out, o, c, &cfg, e) : begin_run(out, o, &cfg, e);
-	return rc ? rc : write_term(o->checkpoint_dir, cfg.term, c->generation, e);
+	if (!rc)
+		rc = write_term(o->checkpoint_dir, cfg.term, c->generation, e);
+	if (!rc)
+		out->written_term = cfg.term;
+	return rc;
 }
 
 /* Checks the content of a checkpoint before the replay of the log that follows it. */

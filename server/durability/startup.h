@@ -21,6 +21,7 @@ struct startup {
 	int lock_fd;                  /* holds the lock of the directory; or -1 */
 	int resumed;                  /* 1: the run continues from a checkpoint; 0: a new run */
 	uint64_t sound;               /* generation that is continued; 0: a new run */
+	uint64_t written_term;        /* the term that the file TERM has; 0: there is no file */
 	/* the checkpoint directory if startup_open made it, otherwise NULL; borrowed */
 	const char *made;
 };

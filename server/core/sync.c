@@ -9,20 +9,24 @@
  *
  * Invariants:
  * (1) a step waits for every live member, whether or not the member has asked for work yet, until
- *     the gradients that are due have arrived, or a replay after a server crash ends the step. A
- *     step never waits for a worker that is not live, that is stalled (pace.h), that joined after
- *     the step began, or that neither works nor asks for work for dead_ms. So every step ends;
+ *     the gradients that are due have arrived, or a replay after a server crash ends the step
+ *     (tests/sim/steps.c, mutant member-left-out). A step never waits for a worker that is not
+ *     live, that is stalled (pace.h), that joined after the step began, or that neither works nor
+ *     asks for work for dead_ms. So every step ends (tests/sim/sim.c, mutants barrier-of-the-dead
+ *     and waits-for-the-stalled);
  * (2) no worker counts twice in a step, except when it replays pushes that were accepted before a
- *     crash of the server;
- * (3) an accepted gradient is in the next update or in the snapshot (tests/sim/verdict.c);
+ *     crash of the server (no_worker_counts_twice_in_one_step);
+ * (3) an accepted gradient is in the next update or in the snapshot (tests/sim/verdict.c, mutant
+ *     sums-not-saved);
  * (4) replayed steps stay separate steps: a replay of a later step ends the step under way, and a
- *     replay of a later epoch is a step by itself;
+ *     replay of a later epoch is a step by itself (replayed_steps_stay_steps, mutant
+ *     steps-merged);
  * (5) the update depends on the batches of the step, but not on the order in which they arrived,
  *     nor on which worker computed which batch (mutant order-of-arrival).
- *
- * tests/sim/steps.c and bounds.c check (1), (2) and (4).
+ * PS_ASSERT checks (2) and (4) at each accepted push, in every build.
  */
 #include "server/core/sync.h"
+#include "common/assert.h"
 #include "server/core/rights.h"
 #include "server/core/state.h"
 
@@ -120,6 +124,8 @@ static int sync_fits(struct core *c, const struct worker *w, const struct msg_pu
 
 static void sync_take(struct core *c, struct worker *w, const struct msg_push *p)
 {
+	PS_ASSERT(!has_answered(c, w) || rights_of_replay(c, w, p)); /* invariant 2 */
+	PS_ASSERT(!ends_the_step(c, p));                             /* invariant 4 */
 	accumulator_keep(c, p);
 	w->sync.answered = this_step(c);
 	/* a replay of a later epoch is a step by itself: the gradients of the other workers are

@@ -120,9 +120,16 @@ static struct item *new_item(
 	return it;
 }
 
+/* 1 if no further event can be logged before the next snapshot. */
+static int file_is_lost(const struct wal *w)
+{
+	return w->failed >= w->base;
+}
+
 static void enqueue(struct wal *w, struct item *it)
 {
-	PS_ASSERT(w->memory < WAL_MAX_QUEUE); /* invariant 5 */
+	PS_ASSERT(it->n_frames == 0 || !file_is_lost(w)); /* invariant 4 */
+	PS_ASSERT(w->memory < WAL_MAX_QUEUE);             /* invariant 5 */
 	w->waiting += it->bytes;
 	w->memory += it->memory;
 	list_add(&w->queue, it);
@@ -341,12 +348,6 @@ void wal_flush(struct wal *w)
 	w->wanted_lsn = w->newest_lsn;
 	if (!w->busy && w->queue.first)
 		start_group(w);
-}
-
-/* Returns 1 if no further event can be logged before the next snapshot. */
-static int file_is_lost(const struct wal *w)
-{
-	return w->failed >= w->base;
 }
 
 /* Returns the number of bytes of an event's frames that count against WAL_MAX_QUEUE. Frames of

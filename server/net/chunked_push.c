@@ -89,7 +89,7 @@ static struct partial *allot(struct chunked_push *a, uint32_t peer, size_t peers
 	while (a->used && (a->used >= peers || a->used == a->max_peers))
 		discard(a, oldest(a));
 	e = find_partial(a, 0);
-	PS_ASSERT(e && a->used < a->max_peers); /* invariant 2 */
+	PS_ASSERT(e && a->used < peers); /* invariant 2 */
 	e->peer = peer;
 	a->used++;
 	return e;

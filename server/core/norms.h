@@ -29,7 +29,8 @@
  * Invariants:
  * (1) fewer than half of the workers cannot move a yardstick beyond the norms of the others
  *     (tests/unit/test_core_norms.c);
- * (2) a replay that was accepted before a crash counts, whatever its norm is.
+ * (2) a replay that was accepted before a crash counts, whatever its norm is
+ *     (a_replay_counts_whatever_its_norm_is).
  */
 #ifndef SERVER_CORE_NORMS_H
 #define SERVER_CORE_NORMS_H

@@ -228,6 +228,27 @@ TEST(a_worker_with_wild_norms_is_excluded)
 	fixture_close(&t.f);
 }
 
+TEST(a_replay_counts_whatever_its_norm_is)
+{
+	struct core_config cfg = with_ratio();
+	struct fleet t;
+
+	cfg.training.epochs = 0;
+	open_fleet(&t, cfg, WORKERS);
+	for (uint32_t i = 0; i < 4; i++) {
+		struct msg m = gradient(&t, i, 1);
+
+		fixture_applied(&t.f, 9 + i, &m);
+	}
+	t.f.core->worker[4].ledger.replay_target = 1; /* as after a HELLO with this last_seq */
+	struct msg replay = gradient(&t, 4, 1e6);
+	replay.push.verdict = VERDICT_OK;
+	fixture_applied(&t.f, 13, &replay);
+	struct msg later = gradient(&t, 4, 1e6); /* the same gradient, but no replay */
+	fixture_rejected(&t.f, 13, &later, REJECT_NORM);
+	fixture_close(&t.f);
+}
+
 TEST(a_restart_keeps_what_is_known_of_the_norms)
 {
 	struct fleet t;

@@ -9,12 +9,14 @@
  * defines the content of the sections; this module does not interpret it.
  *
  * Invariants:
- * (1) a file gets its name ckpt-<generation> only when all its bytes are on disk;
+ * (1) a file gets its name ckpt-<generation> only when all its bytes are on disk
+ *     (tests/unit/test_checkpoint.c);
  * (2) after a write the directory has the newest CHECKPOINT_KEEP generations. The writer removes
- *     older ones and ckpt-*.tmp;
+ *     older ones and ckpt-*.tmp (invariant_2_three_generations_are_kept,
+ *     invariant_2_temporary_files_are_removed_and_nothing_else_is);
  * (3) the reader uses no byte of a section before it has verified the section's checksum. A flipped
  *     or missing byte anywhere makes checkpoint_read fail. Then checkpoint_read_newest logs a
- *     warning and reads the previous generation.
+ *     warning and reads the previous generation (tests/unit/test_checkpoint_damage.c).
  * Thread: any, but only one at a time for each directory (in the server: the checkpointer only).
  */
 #ifndef COMMON_CHECKPOINT_H

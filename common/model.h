@@ -32,10 +32,11 @@
  *
  * Invariants:
  * (1) tensors are contiguous, in layer order, the running statistics last, and cover [0, n_params)
- *     exactly;
- * (2) equal canonical texts and inputs have equal fingerprints;
+ *     exactly (invariant_1_tensors_have_pytorchs_names_shapes_and_order);
+ * (2) equal canonical texts and inputs have equal fingerprints
+ *     (invariant_2_the_fingerprint_is_xxh3_of_text_and_input);
  * (3) every size fits its type: products have overflow checks, and n_params is at most
- *     MODEL_MAX_PARAMS.
+ *     MODEL_MAX_PARAMS (invariant_3_whatever_is_too_large_is_refused).
  * Thread: any; a struct model is plain data after model_parse.
  */
 #ifndef COMMON_MODEL_H

@@ -14,12 +14,17 @@
  *
  * Invariants:
  * (1) the reader returns a prefix of the appended records, whatever damage the file has. It never
- *     returns a record with a wrong checksum;
+ *     returns a record with a wrong checksum (every_length_of_a_file_reads_as_a_prefix,
+ *     random_damage_yields_a_prefix);
  * (2) a record is in that prefix if wal_file_sync returned 0 after its append, unless the disk has
- *     lost it;
+ *     lost it (tests/sim/node_wal.c, mutant wal-not-synced);
  * (3) the reader distinguishes a gap from a torn end (wal_reader_has_gap). A gap is a lost record
- *     that is followed by a good record of a later group;
- * (4) after a failed write or sync the file is never written again. The caller must close it.
+ *     that is followed by a good record of a later group
+ *     (every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said,
+ *     a_gap_in_the_last_group_is_a_torn_end);
+ * (4) after a failed write or sync the file is never written again. The caller must close it
+ *     (a_full_disk_and_a_failed_sync_are_reported).
+ * PS_ASSERT checks (4) in every build.
  * Thread: any, but only one at a time for each file.
  */
 #ifndef COMMON_WAL_FILE_H

@@ -9,11 +9,11 @@
  * (1) every batch of a completed lease is in exactly one push, and the pushes are in batch order; a
  *     lease for a step that is already over has no push;
  * (2) only the newest view of the weights and, in mode easgd, the worker's own weights survive from
- *     one lease to the next;
- *     Running statistics are no part of local steps: a push has the mean of its batches'
- *     statistics;
- * (3) a push of one batch is made without a copy: the gradient is computed in the buffer that is
- *     sent, at the weights as they were received.
+ *     one lease to the next (every_rhythm_of_pushes_and_pulls_is_the_references,
+ *     easgd_ties_its_own_weights_to_the_centre). Running statistics are no part of local steps: a
+ *     push has the mean of its batches' statistics;
+ * (3) the gradient of a push of one batch is computed at the weights as they were received, and in
+ *     the buffer that is sent, without a copy (one_batch_is_one_push_at_fresh_weights).
  * PS_ASSERT checks the order of (1) in every build.
  * Thread: the trainer's.
  */

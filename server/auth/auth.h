@@ -12,15 +12,16 @@
  * stop the loop. The list in memory stays in use until the file was read without an error.
  *
  * Invariants:
- * (1) a peer without a positive ZAP answer has no connection;
- * (2) the key is the identity: a message's claims about its sender can only reduce its rights;
+ * (1) a peer without a positive ZAP answer has no connection (only_keys_of_the_list_get_in,
+ *     test_nothing_of_an_unauthenticated_peer_is_read_or_answered);
+ * (2) the key is the identity: a message's claims about its sender can only reduce its rights
+ *     (a_role_decides_which_messages_are_allowed, test_another_workers_stamp_is_refused);
  * (3) when the server has read a new list, a key that is not on it has no rights, even on open
- *     connections;
+ *     connections (a_deleted_key_is_refused_on_its_open_connection, test_sighup_revokes);
  * (4) a worker id belongs to the key that received the id in WELCOME, and a worker's name belongs
- *     to the worker's key;
- * (5) at most one read is under way; a reload during a read starts another one after it.
- * tests/unit/test_server_auth.c tests the invariants, and tests/wire/test_keys.py tests (1) to (4)
- * on a real socket.
+ *     to the worker's key (a_worker_id_belongs_to_its_key, a_name_belongs_to_its_key);
+ * (5) at most one read is under way; a reload during a read starts another one after it
+ *     (a_list_on_a_hanging_disk_blocks_nothing).
  * Thread: the loop's; the pool owns the result of a read from its start to its end.
  */
 #ifndef SERVER_AUTH_AUTH_H

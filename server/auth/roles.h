@@ -5,8 +5,8 @@
  * (1) a message type that is not in the table of roles.c is refused for every role
  *     (tests/wire/test_keys.py, test_keys_table);
  * (2) a worker id and incarnation belong to the key whose HELLO was answered with them
- *     (tests/wire/test_keys.py, test_another_workers_stamp_is_refused);
- * (3) memory is bounded by max_workers: roles_new allocates all of it.
+ *     (tests/wire/test_keys.py, test_another_workers_stamp_is_refused).
+ * roles_new allocates all memory.
  * Pure: no socket, no clock.
  * Thread: the owner's (auth.c: the loop's).
  */

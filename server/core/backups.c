@@ -13,12 +13,14 @@
  *
  * Invariants:
  * (1) refs of a copy is the number of held[] entries that name the copy, and a copy with refs 0 is
- *     free;
+ *     free (copies_are_shared_and_released);
  * (2) held[] is in the order of the pulls (tests/unit/test_core_dc.c,
  *     every_combination_of_options_is_what_the_formulas_say);
- * (3) a copy never changes while a worker holds it;
+ * (3) a copy never changes while a worker holds it (each_worker_is_compensated_by_its_own_delay);
  * (4) a gradient is compensated with the weights with which it was computed, or not at all
  *     (tests/unit/test_core_dc.c).
+ * PS_ASSERT checks that a copy that is given back has a reference (1), and that a new copy
+ * overwrites a free one (3), in every build.
  */
 #include "common/assert.h"
 #include "server/core/state.h"

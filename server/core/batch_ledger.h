@@ -6,8 +6,11 @@
  * Invariants:
  * (1) a batch is counted once per epoch: batch_ledger_check permits a push only if none of its
  *     batches is done, and batch_ledger_mark marks them as done in the same step that takes the
- *     push. After a crash, a replayed push may arrive before its epoch opens: see later_epochs.h;
- * (2) n_free and n_done are always the numbers of batches in these states in batch[].
+ *     push. After a crash, a replayed push may arrive before its epoch opens: see later_epochs.h
+ *     (mutant batch-twice);
+ * (2) n_free and n_done are always the numbers of batches in these states in batch[]
+ *     (tests/sim/bounds.c).
+ * PS_ASSERT checks (1) in every build, and that the sum of the two numbers of (2) is possible.
  */
 #ifndef SERVER_CORE_BATCH_LEDGER_H
 #define SERVER_CORE_BATCH_LEDGER_H

@@ -21,11 +21,16 @@
  * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server
  *     acknowledged before a crash and has lost: the worker replays them first, or keeps them for
  *     the next term (tests/sim/replays.c and node_worker.c check it);
- * (2) a worker that leaves gets its answer when its pushes are durable;
- * (3) messages of an excluded incarnation change nothing;
+ * (2) a worker that leaves gets its answer when its pushes are durable
+ *     (bye_is_answered_when_all_pushes_are_durable);
+ * (3) messages of an excluded incarnation change nothing
+ *     (a_restart_keeps_the_exclusion_and_does_not_wait);
  * (4) an excluded worker is notified when all its pushes that were acknowledged as accepted are
- *     durable, because it then forgets its pushes;
- * (5) nothing waits for an excluded worker.
+ *     durable, because it then forgets its pushes
+ *     (an_excluded_worker_is_notified_when_its_pushes_are_durable);
+ * (5) nothing waits for an excluded worker (a_sync_step_does_not_wait_for_an_excluded_worker,
+ *     tests/sim/bounds.c).
+ * PS_ASSERT checks (1) at a drain, (2), (3), (4) and (5) in every build.
  */
 #ifndef SERVER_CORE_DEPARTURE_H
 #define SERVER_CORE_DEPARTURE_H

@@ -7,9 +7,10 @@
  * Invariants:
  * (1) only replays of pushes that were accepted before the crash are noted. batch_ledger_check
  *     ensures this, and tests/sim/replays.c checks it;
- * (2) all noted epochs are later than the epoch in training;
+ * (2) all noted epochs are later than the epoch in training (tests/unit/test_core_later_replays.c);
  * (3) a batch is noted once, and the notes are saved in the same snapshot as the weights that the
  *     push has changed (tests/sim/verdict.c, mutant later-replay-not-saved).
+ * PS_ASSERT checks (2) in every build.
  */
 #ifndef SERVER_CORE_LATER_EPOCHS_H
 #define SERVER_CORE_LATER_EPOCHS_H

@@ -3,10 +3,13 @@
  *
  * Invariants:
  * (1) a lease is a right (rights.h), never a lock: several workers may hold one for the same batch,
- *     and its first push counts, so no lease can block an epoch (tests/sim/bounds.c: every run
+ *     and its first push counts, so no lease can block an epoch (tests/sim/sim.c: every run
  *     ends);
  * (2) an epoch ends when all its batches are done, and only then. Its evaluation runs while the
- *     next epoch trains, and ends before the next epoch ends.
+ *     next epoch trains, and ends before the next epoch ends
+ *     (an_epoch_ends_when_all_its_batches_are_done_and_only_then,
+ *     the_next_epoch_ends_only_after_the_last_ones_evaluation).
+ * PS_ASSERT checks at the end of each epoch that its batches are done (2), in every build.
  */
 #ifndef SERVER_CORE_LEASES_H
 #define SERVER_CORE_LEASES_H

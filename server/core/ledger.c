@@ -5,13 +5,16 @@
  *
  * Invariants:
  * (1) every seq of a worker is decided once, and in order. Duplicates of a push get the first
- *     decision;
+ *     decision (a_duplicate_gets_the_first_verdict_and_version_and_is_applied_once,
+ *     tests/sim/verdict.c);
  * (2) a decision and its effect on the weights are in the same snapshot or in none, because one
  *     step of the core makes both (tests/sim/verdict.c, mutant ledger-outside-snapshot);
  * (3) a rejected push uses up its seq and changes nothing else. There is one exception: a replay of
  *     a later step of sync ends the step under way, even if the replay is rejected because its
- *     values are too large;
- * (4) durable_seq is never above last_seq.
+ *     values are too large (tests/unit/test_core_reject.c, mutant reject-keeps-seq);
+ * (4) durable_seq is never above last_seq (tests/sim/bounds.c).
+ * PS_ASSERT checks the order of (1), that a check changes the version only in sync (3), and (4), in
+ * every build.
  */
 #include "server/core/ledger.h"
 #include "common/assert.h"

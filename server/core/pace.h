@@ -34,8 +34,9 @@
  * Invariants:
  * (1) nothing here reads a clock: c->now_ms decides (tests/lint/symbols.sh);
  * (2) a delivery is a sample only if it is of the worker's own grant, and each piece of a grant
- *     gives at most one sample;
+ *     gives at most one sample (the_same_result_again_is_no_delivery);
  * (3) c->pace.n_late is 0 when no copy can be given, so that idle workers cost nothing.
+ * PS_ASSERT checks (2), and in grant_backup (3), in every build.
  */
 #ifndef SERVER_CORE_PACE_H
 #define SERVER_CORE_PACE_H

@@ -8,9 +8,14 @@
  *
  * Invariants:
  * (1) a push is accepted whole or not at all: only if it is of the weights of this pass and none of
- *     its portions is done;
- * (2) a pass ends when each of its portions was counted exactly once;
- * (3) the images of a step are recorded once, however many passes the step takes.
+ *     its portions is done (a_sum_that_overlaps_is_refused_whole_and_nothing_is_lost,
+ *     a_sum_of_another_pass_is_refused);
+ * (2) a pass ends when each of its portions was counted exactly once
+ *     (in_any_order_each_image_counts_once_per_step);
+ * (3) the images of a step are recorded once, however many passes the step takes
+ *     (in_any_order_each_image_counts_once_per_step).
+ * PS_ASSERT checks the weights of (1), the end of the pass (2) and the one end of a step (3), in
+ * every build.
  */
 #include "common/assert.h"
 #include "server/core/lbfgs.h"

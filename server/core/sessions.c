@@ -3,10 +3,15 @@
  * the states.
  *
  * Invariants:
- * (1) an incarnation is on disk before a process receives it, so the server never assigns it twice;
- * (2) messages of an older incarnation change nothing;
- * (3) a worker that is silent for dead_ms holds no lease, and no worker waits for it;
- * (4) the table has max_workers slots, however often workers restart.
+ * (1) an incarnation is on disk before a process receives it, so the server never assigns it twice
+ *     (welcome_comes_when_the_incarnation_is_on_disk_and_not_before, mutant welcome-before-disk);
+ * (2) messages of an older incarnation change nothing
+ *     (a_stamp_is_refused_for_its_run_then_incarnation_then_term_then_state, mutant no-fence);
+ * (3) a worker that is silent for dead_ms holds no lease, and no worker waits for it
+ *     (silence_makes_suspect_then_dead_and_a_message_makes_live);
+ * (4) the table has max_workers slots, however often workers restart
+ *     (a_restart_storm_stays_in_the_table_and_repeats_no_incarnation).
+ * PS_ASSERT checks all four in every build, (2) in core.c.
  */
 #include "server/core/sessions.h"
 #include "common/assert.h"

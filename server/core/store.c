@@ -2,11 +2,13 @@
  * store.c - the weights and the only code that changes them.
  *
  * Invariants:
- * (1) the version grows by one with each gradient applied (tests/sim/verdict.c);
+ * (1) the version grows by one with each gradient applied
+ *     (the_version_grows_by_one_for_each_gradient_applied);
  * (2) a rejected gradient leaves every byte as it was: the core checks the whole push before it
- *     applies any value (ledger.c, invariant 3);
+ *     applies any value (ledger.c, invariant 3; tests/unit/test_core_reject.c);
  * (3) weights and optimizer state stay finite: store_check rejects values over STORE_MAX_VALUE, and
- *     store_holds rejects a step whose result could leave the range of float32.
+ *     store_holds rejects a step whose result could leave the range of float32
+ *     (tests/unit/test_core_finite.c).
  */
 #include "common/clones.h"
 #include "server/core/state.h"

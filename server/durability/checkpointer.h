@@ -8,7 +8,8 @@
  * (1) at most one checkpoint is under way;
  * (2) after every checkpointer_start, `done` is called once, later, on the loop's thread;
  * (3) of several failures in a row, only the first is logged; the success that follows them is
- *     logged, too.
+ *     logged, too (a_full_disk_is_logged_once_and_recovers).
+ * PS_ASSERT checks (1), and that `done` is called only for a write under way (2), in every build.
  * Thread: the loop's; the pool owns the buffer between checkpointer_start and `done`.
  */
 #ifndef SERVER_DURABILITY_CHECKPOINTER_H

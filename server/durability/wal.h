@@ -21,12 +21,15 @@
  *
  * Invariants:
  * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
- * (2) at most one group is under way;
- * (3) `done` is called on the loop's thread after each group;
+ * (2) at most one group is under way (a_disk_that_hangs_takes_bounded_memory);
+ * (3) `done` is called on the loop's thread after each group (flushed_events_are_replayed);
  * (4) the queue has frames of pushes only while the file can be written, and only frames of pushes
  *     within the workers' push windows: dispatch.c drops pushes beyond the windows;
  * (5) all other waiting events take at most WAL_MAX_QUEUE bytes plus one event. If the disk does
- *     not answer and the queue reaches this bound, the log ends its file as after a failed write.
+ *     not answer and the queue reaches this bound, the log ends its file as after a failed write
+ *     (a_disk_that_hangs_takes_bounded_memory).
+ * PS_ASSERT checks (2), the file of (4) and the bound of (5), and that `done` belongs to a group
+ * under way (3), in every build.
  * Thread: the loop's; the pool owns a group from its start to its end. wal_replay, wal_newest_file
  * and wal_remove_files: main, before the loop.
  */

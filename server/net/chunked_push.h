@@ -8,10 +8,12 @@
  * and the chunks stay until invariant 2 removes them.
  *
  * Invariants:
- * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total;
+ * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total
+ *     (chunks_over_the_limit_are_discarded);
  * (2) at most `peers` peers have chunks (an argument of chunked_push_keep). If one more peer sends
  *     a chunk, the server discards the chunks of the peer that was idle for longest, as if the
- *     network had lost them.
+ *     network had lost them (the_push_of_the_longest_silent_peer_is_discarded).
+ * PS_ASSERT checks both in every build.
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_CHUNKED_PUSH_H

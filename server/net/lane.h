@@ -10,12 +10,17 @@
  * back.
  *
  * Invariants:
- * (1) a lane belongs to one incarnation of one worker; each secret opens at most one lane;
- * (2) a worker never gets memory that it could use to change the weights, or another worker's push;
+ * (1) a lane belongs to one incarnation of one worker; each secret opens at most one lane
+ *     (only_the_secret_of_the_newest_welcome_opens_a_lane_once,
+ *     a_new_incarnation_closes_the_lane_of_the_old_one);
+ * (2) a worker never gets memory that it could use to change the weights, or another worker's push
+ *     (another_process_reads_held_weights_and_cannot_write_them; each lane has its own memory for
+ *     pushes);
  * (3) a worker holds at most LANE_HOLDS buffers of weights. If the worker holds that many, or no
- *     buffer is free, its PARAMS leave over the TCP connection;
+ *     buffer is free, its PARAMS leave over the TCP connection
+ *     (weights_are_read_in_place_until_they_are_closed);
  * (4) the server decides a push from a private copy. If the checksum of the copy is wrong, the push
- *     counts as lost.
+ *     counts as lost (a_push_arrives_as_a_private_copy, a_torn_push_counts_as_lost).
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_LANE_H

@@ -9,11 +9,15 @@
  *      the worker wakes up once.
  *
  * Invariants:
- * (1) no function waits, and the memory of waiting replies is bounded;
- * (2) replies to one peer leave in the order of router_send, or the peer is evicted (see below);
+ * (1) no function waits, and the memory of waiting replies is bounded
+ *     (a_peer_that_does_not_read_loses_replies_and_is_notified);
+ * (2) replies to one peer leave in the order of router_send, or the peer is evicted (see below)
+ *     (too_much_for_one_peer_becomes_one_error);
  * (3) when file descriptors run out, new connections wait and open connections continue to work
  *     (accept_gate.h; test_out_of_descriptors);
- * (4) with `auth`, no byte of a peer without a listed key reaches wire_decode.
+ * (4) with `auth`, no byte of a peer without a listed key reaches wire_decode
+ *     (tests/wire/test_keys.py, test_nothing_of_an_unauthenticated_peer_is_read_or_answered).
+ * PS_ASSERT checks that the queue of replies never exceeds its memory (1), in every build.
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_NET_H
@@ -119,14 +123,17 @@ void router_free(struct router **r);
  * test use it.
  *
  * Invariants:
- * (1) replies to one peer leave in the order of replies_put, or not at all;
+ * (1) replies to one peer leave in the order of replies_put, or not at all (replies_leave_in_order,
+ *     nothing_overtakes);
  * (2) the queue evicts a peer whose waiting replies exceed peer_bytes. When the queue is full (room
  *     >= 2), it evicts the peer with the oldest reply. To evict a peer is to replace all its
  *     replies by one ERROR PS_ESTATE, the tombstone ("send HELLO"). The queue drops later replies
  *     to the peer until the tombstone has left. So a peer never reads a sequence of replies with an
- *     unreported gap;
+ *     unreported gap (too_much_for_one_peer_becomes_one_error,
+ *     without_room_the_longest_waiting_peer_loses_its_replies);
  * (3) a peer that does not read delays no other peer (test_server_replies);
- * (4) a reply leaves only after its LSN was flushed.
+ * (4) a reply leaves only after its LSN was flushed (replies_wait_for_the_disk).
+ * PS_ASSERT checks (1), (4) and the room of (2) in every build.
  */
 struct replies; /* opaque, see net.c */
 

@@ -11,10 +11,12 @@
  * ordinary memory, and its weights leave over TCP.
  *
  * Invariants:
- * (1) if a frame points to a buffer, the buffer does not change while the frame exists;
+ * (1) if a frame points to a buffer, the buffer does not change while the frame exists
+ *     (a_frame_is_the_cores_buffer_and_never_changes);
  * (2) the server computes the checksum of a version once, for any number of pulls. If the step that
  *     computes the weights also sends them, the checksum is computed block by block with the
  *     weights; otherwise when the weights are first sent (test_server_param_buffers).
+ * PS_ASSERT checks (1) before each step of the core, in every build.
  * Thread: the loop's; libzmq's threads return buffers.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H

@@ -169,6 +169,25 @@ def test_what_the_pages_for_contributors_leave_out_is_found(tree):
     assert "why libuv1-dev" not in output and "list ./SECURITY.md" not in output, output
 
 
+def test_invariant_without_a_proof_is_found(tree):
+    write(tree, "tests/unit/test_one.c", "TEST(one_and_one_is_two)\n{\n}\n")
+    comment = ("/*\n * one.h - counts.\n *\n * Invariants:\n"
+               " * (1) one and one is two (one_and_one_is_two);\n"
+               " * (2) two is\n *     more than one%s.\n%s */\n")
+    said = " * PS_ASSERT checks (2) in every build.\n"
+    for text in (comment % (" (tests/unit/test_one.c)", ""), comment % ("", said)):
+        write(tree, "server/one.h", text)
+        assert "server/one.h" not in run(tree, "invariants")[1]  # the other tests are not here
+    for text, finding in (
+            (comment % ("", ""), "invariant (2) names no assertion or test"),
+            (comment % ("", said.replace("2", "1")), "invariant (2) names no assertion or test"),
+            (comment % (" (one_and_one_is_three)", ""),
+             "invariant (2) names one_and_one_is_three, which does not exist")):
+        write(tree, "server/one.h", text)
+        code, output = run(tree, "invariants")
+        assert code != 0 and f"server/one.h: {finding}" in output, output
+
+
 def test_static_name_of_two_files_is_found(tree):
     write(tree, "common/one.c", "static int twice(int a)\n{\n\treturn a;\n}\n")
     assert run(tree, "dialect") == (0, "")

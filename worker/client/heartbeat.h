@@ -7,10 +7,11 @@
  * late; the background thread, which never computes, ran 0.5 s late.
  *
  * Invariants:
- * (1) `socket` is used only under `lock`;
+ * (1) `socket` is used only under `lock` (test_cnnps.c under make tsan);
  * (2) heartbeat_repeat repeats only a BEAT that the holder of the I/O lock sent on this connection,
- *     and none after heartbeat_stop. Thread: any; each call holds the lock for its own duration
- *     only.
+ *     and none after heartbeat_stop (beats_go_on_when_a_waiting_program_does_not_get_to_run).
+ * PS_ASSERT checks (2) at each BEAT, in every build.
+ * Thread: any; each call holds the lock for its own duration only.
  */
 #ifndef WORKER_CLIENT_HEARTBEAT_H
 #define WORKER_CLIENT_HEARTBEAT_H

@@ -8,9 +8,11 @@
  *
  * Invariants:
  * (1) a slot has one owner: the lane, the program, or the message of its push. A push keeps its
- *     slot until it is durable, so its bytes do not change while the server may read them;
+ *     slot until it is durable, so its bytes do not change while the server may read them
+ *     (a_slot_has_one_owner);
  * (2) the memory stays mapped, and the connection to the server open, until the last slot and the
- *     last buffer are back.
+ *     last buffer are back (weights_are_read_in_place_until_they_are_closed).
+ * PS_ASSERT checks that a slot comes back once (1), in every build.
  * Thread: the holder of the I/O lock (net.h), unless a function says otherwise.
  */
 #ifndef WORKER_CLIENT_LANE_H

@@ -11,10 +11,15 @@
  *
  * Invariants:
  * (1) only the holder of the I/O lock uses the sockets and the session; the beat connection has its
- *     own lock (heartbeat.h);
- * (2) the bytes of a push are encoded once, and all its transmissions share them;
- * (3) every request completes, with its answer or with the final status of the session;
- * (4) the bytes retained for replay are at most replay_bytes, or belong to a single push.
+ *     own lock (heartbeat.h) (assert_io_lock in net.c);
+ * (2) the bytes of a push are encoded once, and all its transmissions share them
+ *     (a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
+ * (3) every request completes, with its answer or with the final status of the session
+ *     (a_pull_outlives_its_connection, a_server_that_is_not_there_is_given_up,
+ *     a_fenced_session_ends_every_call);
+ * (4) the bytes retained for replay are at most replay_bytes, or belong to a single push
+ *     (pushes_beyond_the_replay_memory_wait_for_the_disk).
+ * PS_ASSERT checks (1) and (4) in every build.
  */
 #ifndef WORKER_CLIENT_NET_H
 #define WORKER_CLIENT_NET_H

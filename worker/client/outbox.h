@@ -3,10 +3,12 @@
  * replay.
  *
  * Invariants:
- * (1) the tensor of a push is one message, which all transmissions of the push share without a
- *     copy;
- * (2) messages leave in the order of their posting;
- * (3) retained_bytes is the sum over the retained pushes.
+ * (1) the tensor of a push is one message, which all transmissions of the push share without a copy
+ *     (a_large_push_is_whole_again_and_the_same_when_it_is_sent_again);
+ * (2) messages leave in the order of their posting (what_finds_no_room_leaves_later_in_its_order);
+ * (3) retained_bytes is the sum over the retained pushes (bytes_stay_until_they_have_left).
+ * PS_ASSERT checks that no tensor is replaced (1), and that the sum is possible (3), in every
+ * build.
  * Thread: the holder of the I/O lock (net.h).
  */
 #ifndef WORKER_CLIENT_OUTBOX_H

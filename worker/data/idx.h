@@ -9,11 +9,15 @@
  * The file is not trusted. Invariants:
  * (1) the reader checks the product of the header's dimensions before it allocates memory. The
  *     product must be the size of a plain file, or at most what deflate can produce from a gzipped
- *     file;
+ *     file (a_product_that_overflows_is_refused_before_any_allocation,
+ *     a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold);
  * (2) the data have exactly the size in the header, there is no second gzip member, no bytes
- *     follow, and gzip's checksum is correct;
- * (3) a refusal is PS_EDATA and names the file, the field and the offset;
- * (4) a file on the disk that shrinks or cannot be read is PS_EDATA too: it is never mapped.
+ *     follow, and gzip's checksum is correct (bytes_after_the_end_are_refused,
+ *     every_truncation_of_a_gzipped_file_is_refused);
+ * (3) a refusal is PS_EDATA and names the file, the field and the offset
+ *     (every_lie_in_the_header_is_refused);
+ * (4) a file on the disk that shrinks or cannot be read is PS_EDATA too: it is never mapped
+ *     (invariant_3_a_file_that_shrinks_is_bad_data).
  * Thread: any; several threads may read a file on the disk.
  */
 #ifndef WORKER_DATA_IDX_H

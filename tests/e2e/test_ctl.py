@@ -323,6 +323,17 @@ def test_a_blank_picture_is_noticed(programs, trained, grey, options):
     assert "blank.pgm: blank" in warning
 
 
+def rest_of(terminal):
+    """Read what a terminal still shows until all programs have closed it, and close it."""
+    text = b""
+    while True:
+        try:
+            text += os.read(terminal, 65536)
+        except OSError:  # the terminal is closed
+            os.close(terminal)
+            return text
+
+
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_no_color_on_a_terminal(programs, trained, no_color):
     (programs.directory / "black.pgm").write_bytes(pgm(np.zeros((28, 28), np.uint8)))
@@ -331,13 +342,7 @@ def test_no_color_on_a_terminal(programs, trained, no_color):
         command("cnn-ctl", "predict", "--checkpoint", trained, programs.directory / "black.pgm"),
         stdout=its, env=dict(os.environ, NO_COLOR=no_color))
     os.close(its)
-    text = b""
-    while True:
-        try:
-            text += os.read(ours, 65536)
-        except OSError:  # the terminal is closed
-            break
-    os.close(ours)
+    text = rest_of(ours)
     assert done.wait(30) == 0 and b"black.pgm: " in text
     assert (b"\x1b" in text) == (not no_color)
 
@@ -445,12 +450,7 @@ def test_a_worker_on_a_terminal_draws_its_progress(programs, small):
         assert worker.wait(20) == 12 and other.wait(20) == 12
     finally:
         worker.kill()
-        while True:
-            try:
-                text += os.read(ours, 65536)
-            except OSError:  # the terminal is closed
-                break
-        os.close(ours)
+        text += rest_of(ours)
     last = text.rindex(b"epoch ")
     assert b"\r\x1b[K" in text[last:], "the bar is removed"
     assert not any("#" in line for line in other.lines)

@@ -205,19 +205,26 @@ TEST(ratio_0_compares_nothing)
 	fixture_close(&t.f);
 }
 
+/* Opens a run without a data set, in which all workers but the last have pushed a gradient. */
+static void open_majority(struct fleet *t)
+{
+	struct core_config cfg = with_ratio();
+
+	cfg.training.epochs = 0;
+	open_fleet(t, cfg, WORKERS);
+	for (uint32_t i = 0; i < WORKERS - 1; i++) {
+		struct msg m = gradient(t, i, 1);
+
+		fixture_applied(&t->f, 9 + i, &m);
+	}
+}
+
 /* The whole way: pushes of a worker with wild norms are rejected, and the worker is excluded. */
 TEST(a_worker_with_wild_norms_is_excluded)
 {
-	struct core_config cfg = with_ratio();
 	struct fleet t;
 
-	cfg.training.epochs = 0;
-	open_fleet(&t, cfg, WORKERS);
-	for (uint32_t i = 0; i < 4; i++) {
-		struct msg m = gradient(&t, i, 1);
-
-		fixture_applied(&t.f, 9 + i, &m);
-	}
+	open_majority(&t);
 	for (int n = 0; n < 20; n++) {
 		struct msg m = gradient(&t, 4, 1e6);
 
@@ -230,16 +237,9 @@ TEST(a_worker_with_wild_norms_is_excluded)
 
 TEST(a_replay_counts_whatever_its_norm_is)
 {
-	struct core_config cfg = with_ratio();
 	struct fleet t;
 
-	cfg.training.epochs = 0;
-	open_fleet(&t, cfg, WORKERS);
-	for (uint32_t i = 0; i < 4; i++) {
-		struct msg m = gradient(&t, i, 1);
-
-		fixture_applied(&t.f, 9 + i, &m);
-	}
+	open_majority(&t);
 	t.f.core->worker[4].ledger.replay_target = 1; /* as after a HELLO with this last_seq */
 	struct msg replay = gradient(&t, 4, 1e6);
 	replay.push.verdict = VERDICT_OK;

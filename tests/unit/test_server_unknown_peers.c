@@ -30,6 +30,17 @@ static int dial(void)
 	return fd;
 }
 
+/* The server answers a BEAT of the socket `s`. */
+static void expect_answer(void *s, struct wire *wire)
+{
+	struct frames f;
+	struct msg m;
+
+	client_beat(s);
+	client_receive(s, wire, &f, &m);
+	frames_release(&f);
+}
+
 TEST_IN(a_peer_that_sends_no_handshake_is_disconnected, router_set_up, router_tear_down)
 {
 	int fd = dial();
@@ -50,15 +61,11 @@ TEST_IN(a_peer_that_sends_no_handshake_is_disconnected, router_set_up, router_te
 TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 {
 	struct wire *wire;
-	struct frames f;
-	struct msg m;
 
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	router_core.replies = 1;
 	void *s = connect_dealer();
-	client_beat(s);
-	client_receive(s, wire, &f, &m);
-	frames_release(&f);
+	expect_answer(s, wire);
 	for (int i = 0; i < 2500; i++) {
 		const struct timeval patience = {.tv_sec = 5};
 		char greeting;
@@ -68,9 +75,7 @@ TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 		assert_int_equal(recv(fd, &greeting, 1, 0), 1);
 		close(fd);
 	}
-	client_beat(s);
-	client_receive(s, wire, &f, &m);
-	frames_release(&f);
+	expect_answer(s, wire);
 	UNTIL(router_test_stats().port.accepted == 2501)
 	UNTIL(router_test_stats().port.connections == 1)
 	close_dealer(s);
@@ -94,8 +99,6 @@ static int set_up_with_limit(void **state)
 TEST_IN(a_connection_without_a_message_is_closed, set_up_with_limit, router_tear_down)
 {
 	struct wire *wire;
-	struct frames f;
-	struct msg m;
 
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	router_core.replies = 1;
@@ -103,9 +106,7 @@ TEST_IN(a_connection_without_a_message_is_closed, set_up_with_limit, router_tear
 	const int never = -1;
 	zmq_setsockopt(silent, ZMQ_RECONNECT_IVL, &never, sizeof(never));
 	assert_int_equal(zmq_connect(silent, router_endpoint(router_under_test)), 0);
-	client_beat(honest);
-	client_receive(honest, wire, &f, &m);
-	frames_release(&f);
+	expect_answer(honest, wire);
 	UNTIL(router_test_stats().port.connections == 2)
 	const uint64_t begin = clock_ms();
 	UNTIL(router_test_stats().port.silent > 0)
@@ -116,9 +117,7 @@ TEST_IN(a_connection_without_a_message_is_closed, set_up_with_limit, router_tear
 		uv_run(&router_loop, UV_RUN_NOWAIT);
 	assert_int_equal(router_test_stats().port.accepted, 2);
 	assert_int_equal(router_test_stats().port.silent, 1);
-	client_beat(honest);
-	client_receive(honest, wire, &f, &m);
-	frames_release(&f);
+	expect_answer(honest, wire);
 	wire_free(&wire);
 }
 
@@ -147,15 +146,11 @@ TEST_IN(without_descriptors_new_connections_wait_and_others_go_on, router_set_up
 {
 	struct rlimit before, limit;
 	struct wire *wire;
-	struct frames f;
-	struct msg m;
 
 	assert_int_equal(wire_new(&wire, ROUTER_PARAMS), PS_OK);
 	router_core.replies = 1;
 	void *s = connect_dealer(), *late = connect_dealer();
-	client_beat(s);
-	client_receive(s, wire, &f, &m);
-	frames_release(&f);
+	expect_answer(s, wire);
 	UNTIL(router_test_stats().port.connections == 2)
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	limit = before;
@@ -172,20 +167,14 @@ TEST_IN(without_descriptors_new_connections_wait_and_others_go_on, router_set_up
 	printf("# out of descriptors: %.1f %% of a CPU\n", 100 * share);
 	assert_true(share < 0.1);
 	const uint64_t accepted = router_test_stats().port.accepted;
-	client_beat(s); /* an open connection still works */
-	client_receive(s, wire, &f, &m);
-	frames_release(&f);
+	expect_answer(s, wire); /* an open connection still works */
 	assert_int_equal(router_test_stats().port.accepted, accepted);
 	assert_true(router_test_stats().port.connections >= 2);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 	close(fd);
-	client_beat(late);
-	client_receive(late, wire, &f, &m);
-	frames_release(&f);
+	expect_answer(late, wire);
 	void *fresh = connect_dealer();
-	client_beat(fresh);
-	client_receive(fresh, wire, &f, &m);
-	frames_release(&f);
+	expect_answer(fresh, wire);
 	close_dealer(s);
 	close_dealer(late);
 	close_dealer(fresh);

@@ -48,6 +48,12 @@ static void add_option(struct list *l, const struct config_row *row, const struc
 	add(l, option, a, b);
 }
 
+/* The canonical text of accuracy alone is "". */
+static const char *typed_metrics(const struct core_config *c)
+{
+	return c->metrics[0] ? c->metrics : "accuracy";
+}
+
 static void add_data(struct list *l, const struct data_id *then, const struct core_config *now)
 {
 	char a[VALUE], b[VALUE];
@@ -76,6 +82,7 @@ int resume_differences(const struct core_config *then, const struct data_id *dat
 		if ((config_row_differs(row, then, now) && !follows) || strstr(why, option))
 			add_option(&l, row, then, now);
 	}
+	add(&l, "--metrics", typed_metrics(then), typed_metrics(now));
 	if (strstr(why, "--data-id"))
 		add_data(&l, data, now);
 	return l.options;

@@ -636,6 +636,14 @@ static uint32_t metric_epochs(const struct core *c)
 	return 0;
 }
 
+int snapshot_metrics(const unsigned char *metrics, size_t size, char names[METRICS_TEXT])
+{
+	struct cursor k = {.in = metrics, .size = size};
+
+	text(&k, names, METRICS_TEXT);
+	return k.error ? PS_ECHECKPOINT : PS_OK;
+}
+
 static void put_metric_sums(struct cursor *k, struct core *c)
 {
 	char names[METRICS_TEXT];

@@ -71,6 +71,10 @@ int snapshot_config(
 /* Reads the data set of the run from a sound section SNAPSHOT_LEASES. PS_ECHECKPOINT: the section
  * is malformed. */
 int snapshot_data_id(const unsigned char *leases, size_t size, struct data_id *d) PS_MUST_CHECK;
+/* Reads the names of the run's metrics from a sound section SNAPSHOT_METRICS. PS_ECHECKPOINT: the
+ * section is malformed. */
+int snapshot_metrics(
+	const unsigned char *metrics, size_t size, char names[METRICS_TEXT]) PS_MUST_CHECK;
 /*
  * Decodes the core as it was while the server ran, to replay the events that followed (the
  * write-ahead log). The same events then lead to the same steps and the same bytes. `cfg` comes

@@ -181,12 +181,15 @@ static int refuse_resume(
 		checkpoint_find(c, snapshot_names[SNAPSHOT_SESSIONS]);
 	const struct checkpoint_section *leases =
 		checkpoint_find(c, snapshot_names[SNAPSHOT_LEASES]);
+	const struct checkpoint_section *metrics =
+		checkpoint_find(c, snapshot_names[SNAPSHOT_METRICS]);
 	struct core_config then = o->core;
 	struct data_id data;
 	char options[256];
 
 	if (rc == PS_EUSAGE && snapshot_config(live->data, live->size, &then) == 0 &&
 		snapshot_data_id(leases->data, leases->size, &data) == 0 &&
+		(!metrics || snapshot_metrics(metrics->data, metrics->size, then.metrics) == 0) &&
 		resume_differences(&then, &data, &o->core, why, options, sizeof(options)) > 0)
 		return err_set(e, PS_ECHECKPOINT, "%.150s: its run has %s: " RESUME_REMEDY,
 			o->checkpoint_dir, options);

@@ -163,6 +163,10 @@ TEST_IN(another_run_is_refused_and_the_option_named, run_set_up, run_tear_down)
 			"--delay-compensation none, not adaptive: "},
 		{"--model;fc:10;--push;sum", "--push mean, not sum: "},
 		{"--model;fc:10;--epochs;0", "--epochs 3, not 0: "},
+		{"--model;fc:10;--metrics;accuracy,f1",
+			"--metrics accuracy, not accuracy f1: give the run's own value"},
+		{"--model;fc:10;--metrics;none;--seed;3",
+			"--seed 1, not 3; --metrics accuracy, not none"},
 	};
 
 	run_start("--model;fc:10");

@@ -49,7 +49,7 @@ static int allocate_moments(struct moments *m, size_t n)
 	return 1;
 }
 
-static int allocate_planes(struct lane *l)
+static int allocate_activations(struct lane *l)
 {
 	int ok = 1;
 
@@ -178,7 +178,7 @@ int lane_init(struct lane *l, const struct plan *p, size_t max)
 {
 	*l = (struct lane){
 		.plan = p, .block = choose_block(p, max, 1), .eval_block = choose_block(p, max, 0)};
-	return allocate_planes(l) && allocate_scratch(l) ? PS_OK : PS_ENOMEM;
+	return allocate_activations(l) && allocate_scratch(l) ? PS_OK : PS_ENOMEM;
 }
 
 void lane_release(struct lane *l)

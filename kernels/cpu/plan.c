@@ -63,7 +63,7 @@ static const struct layer *reader(const struct model *m, size_t l)
 }
 
 /* Appends the activation in front of layer `l`. Returns 0 if it is too large. */
-static int add_plane(struct plan *p, const struct model *m, size_t l, struct shape shape)
+static int add_activation(struct plan *p, const struct model *m, size_t l, struct shape shape)
 {
 	const struct layer *to = reader(m, l);
 	struct activation *activation = &p->activation[p->n_activations++];
@@ -555,12 +555,12 @@ static int add_step(struct plan *p, const struct model *m, size_t *l, int *weigh
 	s->out = p->n_activations;
 	if (s->kind != STEP_WEIGHTS) {
 		++*l;
-		int ok = add_plane(p, m, *l, layer->out) && add_between(p, s, m, *weighted);
+		int ok = add_activation(p, m, *l, layer->out) && add_between(p, s, m, *weighted);
 		*weighted |= s->kind == STEP_BATCHNORM;
 		return ok;
 	}
 	*l = fuse(m, *l, s, &pool);
-	int ok = add_plane(p, m, *l, pool ? pool->out : layer->out) &&
+	int ok = add_activation(p, m, *l, pool ? pool->out : layer->out) &&
 		 add_weights(p, m, layer, pool, *weighted);
 	*weighted = 1;
 	return ok;
@@ -592,7 +592,7 @@ static int add_pixels(struct plan *p, const struct model *m)
 int plan_init(struct plan *p, const struct model *m, const struct simd *simd, struct err *e)
 {
 	*p = (struct plan){.simd = simd};
-	int weighted = 0, ok = add_plane(p, m, 0, m->input);
+	int weighted = 0, ok = add_activation(p, m, 0, m->input);
 
 	for (size_t l = 0; ok && l < m->n_layers;) {
 		ok = add_step(p, m, &l, &weighted);

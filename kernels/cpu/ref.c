@@ -694,10 +694,10 @@ static double pass_backward(struct cpu_ref *r, const struct pass *p)
 
 	for (size_t n = 0; n < p->n; n++) {
 		const size_t label = r->set.labels[ref_image(p, n)], at = n * m->classes;
-		double *d_scores = r->delta[m->n_layers] + at;
+		double *d_logits = r->delta[m->n_layers] + at;
 
-		sum += softmax_loss(r->value[m->n_layers] + at, m->classes, label, d_scores);
-		d_scores[label] -= 1;
+		sum += softmax_loss(r->value[m->n_layers] + at, m->classes, label, d_logits);
+		d_logits[label] -= 1;
 	}
 	for (size_t l = m->n_layers; l-- > 0;)
 		layer_backward(r, l, p);

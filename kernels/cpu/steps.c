@@ -117,7 +117,7 @@ static void list_argmax(struct lane *l, size_t i, size_t n)
 			l->entry[f * pad + l->n_entries[f]] = (struct entry){0};
 }
 
-static void add_bias_errors(struct lane *l, const struct step *s, size_t n)
+static void add_bias_gradients(struct lane *l, const struct step *s, size_t n)
 {
 	const struct activation *out = &l->plan->activation[s->out];
 	float *bias = l->grad + s->grad_bias;
@@ -144,7 +144,7 @@ static void back_sparse(struct lane *l, size_t i, const struct block *b)
 	for (size_t n = 0; n < b->n; n++) {
 		list_argmax(l, i, n);
 		if (s->filter == WAY_SPARSE)
-			add_bias_errors(l, s, n);
+			add_bias_gradients(l, s, n);
 		for (size_t f = 0; f < s->filters; f++) {
 			const struct entry *e = l->entry + f * pad;
 

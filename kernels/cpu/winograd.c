@@ -113,7 +113,7 @@ static void transform_input(
 	l->plan->simd->winograd_input(to, w->input_step, l->band.edge, row, channels, channels);
 }
 
-static void add_input_errors(
+static void add_input_gradients(
 	struct lane *l, const struct step *s, size_t image, size_t tile, size_t t)
 {
 	const struct activation *in = &l->plan->activation[s->in];
@@ -187,7 +187,7 @@ void winograd_forward(struct lane *l, size_t i, const struct block *b)
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Transforms the gradients of panel `k` in l->band.conv. */
-static void transform_errors(struct lane *l, const struct step *s, const struct band *b, size_t k)
+static void transform_dy(struct lane *l, const struct step *s, const struct band *b, size_t k)
 {
 	const struct winograd *w = &s->winograd;
 	const size_t pair = 2 * l->plan->simd->lanes;
@@ -217,7 +217,7 @@ static void add_weight_gradient(struct lane *l, const struct step *s, const stru
 }
 
 /* Replaces the transformed input by the gradients of the transformed input. */
-static void multiply_errors(
+static void multiply_dy(
 	struct lane *l, const struct step *s, const struct band *b, const float *packed)
 {
 	const struct winograd *w = &s->winograd;
@@ -249,12 +249,12 @@ void winograd_backward(struct lane *l, size_t i, const struct block *b)
 		for (size_t k = 0; k < panels; k++) {
 			l->plan->simd->unpool(l->band.conv, l->grad + s->grad_bias, &c,
 				full_panel(l->plan, s, k));
-			transform_errors(l, s, &band, k);
+			transform_dy(l, s, &band, k);
 		}
 		add_weight_gradient(l, s, &band);
 		if (s->data != WAY_WINOGRAD)
 			continue;
-		multiply_errors(l, s, &band, b->batch->packed + s->other);
-		each_tile(l, s, &band, add_input_errors);
+		multiply_dy(l, s, &band, b->batch->packed + s->other);
+		each_tile(l, s, &band, add_input_gradients);
 	}
 }

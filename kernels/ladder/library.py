@@ -26,8 +26,8 @@ def loss_of(weights, pixels, labels, dtype):
     conv, conv_bias, fc, fc_bias = weights
     x = pixels.unsqueeze(1).to(dtype) / 255
     x = F.max_pool2d(F.relu(F.conv2d(x, conv, conv_bias)), 2)
-    scores = F.linear(x.flatten(1), fc, fc_bias)
-    return F.cross_entropy(scores.to(dtype), labels)
+    logits = F.linear(x.flatten(1), fc, fc_bias)
+    return F.cross_entropy(logits.to(dtype), labels)
 
 
 class Step:

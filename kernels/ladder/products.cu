@@ -8,53 +8,53 @@
 namespace
 {
 
-#ifndef SCORE_IMAGES
-#define SCORE_IMAGES 8 /* images that share a loaded weight */
+#ifndef LOGITS_IMAGES
+#define LOGITS_IMAGES 8 /* images that share a loaded weight */
 #endif
-#define SCORE_SPLITS  8 /* slices of the inputs */
-#define SCORE_THREADS 256
-#define POOL_THREADS  192
-#define FC_THREADS    128
-#define FULL_CHIP     1056 /* blocks: 8 on each of 132 multiprocessors */
+#define LOGITS_SLICES  8 /* slices of the inputs */
+#define LOGITS_THREADS 256
+#define POOL_THREADS   192
+#define FC_THREADS     128
+#define FULL_CHIP      1056 /* blocks: 8 on each of 132 multiprocessors */
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Adds up the sums of each warp and writes them to `part`. All 80 sums do each shuffle step
  * together. One sum after the other would wait for the latency of each of its shuffles. */
 __device__ void logits_reduce(
-	float sum[SCORE_IMAGES][CLASSES], float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES])
+	float sum[LOGITS_IMAGES][CLASSES], float part[LOGITS_THREADS / 32][LOGITS_IMAGES * CLASSES])
 {
 #pragma unroll
 	for (int step = 16; step > 0; step /= 2)
 #pragma unroll
-		for (int i = 0; i < SCORE_IMAGES * CLASSES; i++)
+		for (int i = 0; i < LOGITS_IMAGES * CLASSES; i++)
 			sum[i / CLASSES][i % CLASSES] +=
 				__shfl_down_sync(0xffffffffu, sum[i / CLASSES][i % CLASSES], step);
 	if (threadIdx.x % 32 == 0)
 #pragma unroll
-		for (int i = 0; i < SCORE_IMAGES * CLASSES; i++)
+		for (int i = 0; i < LOGITS_IMAGES * CLASSES; i++)
 			part[threadIdx.x / 32][i] = sum[i / CLASSES][i % CLASSES];
 	__syncthreads();
 }
 
-/* A block handles SCORE_IMAGES images (x) and a slice of the inputs (y). It writes their logits
+/* A block handles LOGITS_IMAGES images (x) and a slice of the inputs (y). It writes their logits
  * without bias to partial_logits. */
 __global__ void logits_kernel(struct products p, size_t n_images)
 {
-	__shared__ float part[SCORE_THREADS / 32][SCORE_IMAGES * CLASSES];
-	size_t inputs = p.k.filters * POOL_AREA, first = (size_t)blockIdx.x * SCORE_IMAGES;
-	size_t slice = (inputs + SCORE_SPLITS - 1) / SCORE_SPLITS, from = blockIdx.y * slice;
+	__shared__ float part[LOGITS_THREADS / 32][LOGITS_IMAGES * CLASSES];
+	size_t inputs = p.k.filters * POOL_AREA, first = (size_t)blockIdx.x * LOGITS_IMAGES;
+	size_t slice = (inputs + LOGITS_SLICES - 1) / LOGITS_SLICES, from = blockIdx.y * slice;
 	size_t end = from + slice < inputs ? from + slice : inputs;
 	const float *weight = p.k.params + image_fc_weight(p.k.filters);
-	float sum[SCORE_IMAGES][CLASSES] = {};
+	float sum[LOGITS_IMAGES][CLASSES] = {};
 
-	for (size_t i = from + threadIdx.x; i < end; i += SCORE_THREADS) {
-		float in[SCORE_IMAGES], w[CLASSES];
+	for (size_t i = from + threadIdx.x; i < end; i += LOGITS_THREADS) {
+		float in[LOGITS_IMAGES], w[CLASSES];
 #pragma unroll
 		for (int c = 0; c < CLASSES; c++)
 			w[c] = weight[(size_t)c * inputs + i];
 #pragma unroll
-		for (int m = 0; m < SCORE_IMAGES; m++) {
+		for (int m = 0; m < LOGITS_IMAGES; m++) {
 			size_t n = first + (size_t)m < n_images ? first + (size_t)m : n_images - 1;
 
 			in[m] = p.k.pooled[n * inputs + i];
@@ -62,15 +62,15 @@ __global__ void logits_kernel(struct products p, size_t n_images)
 #pragma unroll
 		for (int c = 0; c < CLASSES; c++)
 #pragma unroll
-			for (int m = 0; m < SCORE_IMAGES; m++)
+			for (int m = 0; m < LOGITS_IMAGES; m++)
 				sum[m][c] += w[c] * in[m];
 	}
 	logits_reduce(sum, part);
 	size_t n = first + threadIdx.x / CLASSES, c = threadIdx.x % CLASSES;
-	if (threadIdx.x >= SCORE_IMAGES * CLASSES || n >= n_images)
+	if (threadIdx.x >= LOGITS_IMAGES * CLASSES || n >= n_images)
 		return;
 	float all = 0;
-	for (int warp = 0; warp < SCORE_THREADS / 32; warp++)
+	for (int warp = 0; warp < LOGITS_THREADS / 32; warp++)
 		all += part[warp][threadIdx.x];
 	p.partial_logits[(blockIdx.y * n_images + n) * CLASSES + c] = all;
 }
@@ -247,13 +247,13 @@ int products_step(void *self, const struct ladder_batch *b, float *grad, double 
 
 int products_logits(struct gpu *g, const struct products *p, size_t n, struct err *e)
 {
-	dim3 grid(products_blocks(n, SCORE_IMAGES), SCORE_SPLITS);
-	logits_kernel<<<grid, SCORE_THREADS, 0, g->stream>>>(*p, n);
+	dim3 grid(products_blocks(n, LOGITS_IMAGES), LOGITS_SLICES);
+	logits_kernel<<<grid, LOGITS_THREADS, 0, g->stream>>>(*p, n);
 	LAUNCHED(e);
 	int rc = gpu_mark(g, "fc", PHASE_KERNEL, e);
 	if (rc)
 		return rc;
-	return products_softmax(g, p, n, SCORE_SPLITS, e);
+	return products_softmax(g, p, n, LOGITS_SLICES, e);
 }
 
 int products_softmax(
@@ -316,7 +316,7 @@ int products_allocate(struct gpu *g, struct products *p, const struct ladder_tas
 	if (!rc)
 		rc = GPU_ALLOC(g, p->k.loss, n, GPU_DEVICE, e);
 	if (!rc)
-		rc = GPU_ALLOC(g, p->partial_logits, MAX_SPLITS * n * CLASSES, GPU_DEVICE, e);
+		rc = GPU_ALLOC(g, p->partial_logits, MAX_SLICES * n * CLASSES, GPU_DEVICE, e);
 	if (!rc)
 		rc = GPU_ALLOC(g, p->part_grad, MAX_CHUNKS * p->k.n_params, GPU_DEVICE, e);
 	return rc ? rc : GPU_ALLOC(g, p->grad, p->k.n_params, GPU_DEVICE, e);

@@ -7,7 +7,7 @@
 #define KERNELS_LADDER_PRODUCTS_CUH
 #include "kernels/ladder/gpu.cuh"
 
-#define MAX_SPLITS 32
+#define MAX_SLICES 32
 
 struct products {
 	struct fused k;        /* pooled, argmax, logits and loss of the whole batch */

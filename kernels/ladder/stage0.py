@@ -65,8 +65,8 @@ def forward(params, pixels):
     return pooled @ fc.T + fc_bias, (windows, argmax, pooled)
 
 
-def softmax(scores):
-    e = np.exp(scores - scores.max(1, keepdims=True))
+def softmax(logits):
+    e = np.exp(logits - logits.max(1, keepdims=True))
     return e / e.sum(1, keepdims=True)
 
 
@@ -74,16 +74,16 @@ def gradient(params, pixels, labels):
     """Mean gradient of the softmax loss, one array per tensor."""
     conv, _, fc, _ = params
     n, f = len(pixels), len(conv)
-    scores, (windows, argmax, pooled) = forward(params, pixels)
-    d_scores = softmax(scores)
-    d_scores[np.arange(n), labels] -= 1
-    d_scores /= n
-    d_pooled = (d_scores @ fc) * (pooled > 0)
+    logits, (windows, argmax, pooled) = forward(params, pixels)
+    d_logits = softmax(logits)
+    d_logits[np.arange(n), labels] -= 1
+    d_logits /= n
+    d_pooled = (d_logits @ fc) * (pooled > 0)
     d_tiles = np.zeros((n, f, 169, 4), np.float32)
     np.put_along_axis(d_tiles, argmax[..., None], d_pooled.reshape(n, f, 169, 1), 3)
     d_out = d_tiles.reshape(n, f, 13, 13, 2, 2).transpose(0, 2, 4, 3, 5, 1).reshape(n * 676, f)
-    return [d_out.T @ windows.reshape(n * 676, 9), d_out.sum(0), d_scores.T @ pooled,
-            d_scores.sum(0)]
+    return [d_out.T @ windows.reshape(n * 676, 9), d_out.sum(0), d_logits.T @ pooled,
+            d_logits.sum(0)]
 
 
 class Data:

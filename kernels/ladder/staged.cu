@@ -113,7 +113,7 @@ int staged_logits(struct gpu *g, const struct products *p, size_t n, struct err 
 	size_t inputs = p->k.filters * POOL_AREA, groups = (n + EACH - 1) / EACH;
 	size_t slices = groups < FULL_CHIP ? FULL_CHIP / groups : 1;
 
-	slices = slices < MAX_SPLITS ? slices : MAX_SPLITS;
+	slices = slices < MAX_SLICES ? slices : MAX_SLICES;
 	/* a part has whole tiles; an empty part would leave its sums unwritten */
 	size_t part = ((inputs + slices - 1) / slices + TILE - 1) / TILE * TILE;
 	slices = (inputs + part - 1) / part;

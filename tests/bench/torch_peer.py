@@ -167,8 +167,8 @@ class Training:
         x = self.images.index_select(0, index).to(self.dtype).mul_(1 / 255)
         x = x.contiguous(memory_format=self.format)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            scores = self.model(x)
-        return functional.cross_entropy(scores.float(), self.labels.index_select(0, index))
+            logits = self.model(x)
+        return functional.cross_entropy(logits.float(), self.labels.index_select(0, index))
 
     def step(self):
         grads = torch.autograd.grad(self.loss_of(self.first), self.params)

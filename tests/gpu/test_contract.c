@@ -248,7 +248,7 @@ int main(void)
 		cmocka_unit_test_prestate(pixels_are_divided_by_255_and_gradients_are_means, &gpu),
 		cmocka_unit_test_prestate(padded_cells_are_never_the_argmax, &gpu),
 		cmocka_unit_test_prestate(
-			of_equal_cells_the_first_in_row_order_is_the_argmax, &gpu),
+			of_equal_values_the_first_in_row_order_is_the_argmax, &gpu),
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &gpu),
 		cmocka_unit_test_prestate(
 			evaluation_and_prediction_follow_from_the_same_logits, &gpu),

@@ -83,7 +83,7 @@ static void check_first_of_equals(const char *device, const char *text)
 	subject_release(&s);
 }
 
-void of_equal_cells_the_first_in_row_order_is_the_argmax(void **state)
+void of_equal_values_the_first_in_row_order_is_the_argmax(void **state)
 {
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		check_first_of_equals(*d, "conv:1:1 dropout:0 conv:1:1 pool:2 fc:2");

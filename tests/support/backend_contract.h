@@ -24,7 +24,7 @@ void pixels_are_divided_by_255_and_gradients_are_means(void **state);
 /* The gradient of a 1x1 filter is the error of the argmax times the pixel there, so it shows which
  * pixel the pool chose. */
 void padded_cells_are_never_the_argmax(void **state);
-void of_equal_cells_the_first_in_row_order_is_the_argmax(void **state);
+void of_equal_values_the_first_in_row_order_is_the_argmax(void **state);
 /* The model is fc:2 with zero weights: the gradient of weight i is +-1/2 times pixel i after
  * dropout. */
 void dropout_draws_what_the_header_specifies(void **state);

@@ -165,7 +165,7 @@ int main(void)
 		cmocka_unit_test_prestate(pixels_are_divided_by_255_and_gradients_are_means, &both),
 		cmocka_unit_test_prestate(padded_cells_are_never_the_argmax, &both),
 		cmocka_unit_test_prestate(
-			of_equal_cells_the_first_in_row_order_is_the_argmax, &both),
+			of_equal_values_the_first_in_row_order_is_the_argmax, &both),
 		cmocka_unit_test_prestate(dropout_draws_what_the_header_specifies, &both),
 		cmocka_unit_test(dropout_keeps_draws_that_are_at_least_the_threshold),
 		cmocka_unit_test_prestate(

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(THREADS)
 
 template <class T>
 __global__ void __launch_bounds__(THREADS)
-	errors_kernel(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor dy, int images)
+	dy_sums_kernel(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor dy, int images)
 {
 	await_previous();
 	const int c = channel_of_quad();
@@ -304,7 +304,7 @@ int batchnorm_back(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor d
 	struct kx_tensor dy, const void *mask, int images, cudaStream_t stream)
 {
 	const dim3 grid = grid_of(x, images, CHUNK, KX_BATCHNORM_CHUNKS);
-	int rc = kx_launch(errors_kernel<T>, grid, THREADS, 0, stream, b, x, dy, images);
+	int rc = kx_launch(dy_sums_kernel<T>, grid, THREADS, 0, stream, b, x, dy, images);
 
 	if (!rc)
 		rc = kx_launch(batchnorm_wgrad_kernel, dim3(grid.x), THREADS, 0, stream, b,

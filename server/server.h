@@ -93,7 +93,7 @@ struct server {
 	int draining;         /* 1: a signal has begun a drain */
 	uint64_t deadline_ms; /* time at which the server gives up its orderly end; 0: none */
 
-	/* --input auto: 1: end this life of the server and start again with `next` */
+	/* --input auto: 1: stop this server and start again with `next` */
 	int restarts;
 	struct options next;
 

@@ -229,7 +229,7 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 
 /* Returns the granted batch with the fewest backup copies. If several batches have the fewest
  * copies, returns the first of them. NULL: no batch is granted. */
-static uint8_t *copied_least(const struct leases *l)
+static uint8_t *with_fewest_copies(const struct leases *l)
 {
 	uint8_t *best = NULL;
 
@@ -271,12 +271,12 @@ static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 {
 	/* any batch: the grant is a shadow, and a stalled worker can show with it that it works */
 	if (w->pace.stalled)
-		return copied_least(&c->leases);
+		return with_fewest_copies(&c->leases);
 	switch (c->cfg.leases.backup_copies) {
 	case BACKUP_LATE:
 		return late_batch(c);
 	case BACKUP_IMMEDIATE:
-		return copied_least(&c->leases);
+		return with_fewest_copies(&c->leases);
 	case BACKUP_NONE:
 		break;
 	}

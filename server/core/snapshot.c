@@ -697,7 +697,7 @@ static void put_snapshots(struct cursor *k, struct core *c)
 	}
 }
 
-static void put_life(struct cursor *k, struct core *c)
+static void put_run_state(struct cursor *k, struct core *c)
 {
 	uint32_t end_status = (uint32_t)-c->run.end_status;
 
@@ -718,7 +718,7 @@ static void put_running(struct cursor *k, struct core *c)
 	if (!k->error)
 		put_copies(k, c);
 	put_snapshots(k, c);
-	put_life(k, c);
+	put_run_state(k, c);
 }
 
 /* ---- encoding -------------------------------------------------------------------------------- */

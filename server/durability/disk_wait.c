@@ -27,7 +27,7 @@ static uint64_t age(const struct disk_wait *d, const struct disk_write *w)
 	return w->since_ms ? d->now_ms - w->since_ms : 0;
 }
 
-static void look_at_replies(
+static void check_replies(
 	struct disk_wait *d, const struct wal *w, uint64_t bound_lsn, uint64_t now_ms)
 {
 	uint64_t flushed = w ? wal_flushed_lsn(w) : 0;
@@ -59,7 +59,7 @@ int disk_wait_hangs(const struct disk_wait *d, uint64_t ms)
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
 	uint64_t bound_lsn, uint64_t now_ms)
 {
-	look_at_replies(d, w, bound_lsn, now_ms);
+	check_replies(d, w, bound_lsn, now_ms);
 	d->now_ms = now_ms;
 	if (w)
 		look(&d->log, wal_busy(w), wal_stats(w)->begun, now_ms);

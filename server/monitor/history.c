@@ -351,7 +351,7 @@ static void add_sample(struct history *h, const struct status *now)
 	uint64_t rejected = 0;
 	json_t *o = begin_object(now, "sample");
 
-	progress_look(now->progress, now->core, &v);
+	progress_read(now->progress, now->core, &v);
 	for (int i = 0; i < REJECT_REASONS; i++)
 		rejected += t->rejected[i];
 	set(o, "epoch", count(v.epoch));

@@ -361,7 +361,7 @@ static void put_progress(FILE *f, const struct status *s)
 {
 	struct progress_view v;
 
-	progress_look(s->progress, s->core, &v);
+	progress_read(s->progress, s->core, &v);
 	fprintf(f,
 		"# HELP cnnps_build_info Version of the program, always 1.\n"
 		"# TYPE cnnps_build_info gauge\ncnnps_build_info{version=\"" PS_VERSION "\"} 1\n");

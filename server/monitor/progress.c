@@ -142,7 +142,7 @@ const struct epoch_record *progress_evaluated(const struct core *c)
 	return NULL;
 }
 
-void progress_look(const struct progress *p, const struct core *c, struct progress_view *v)
+void progress_read(const struct progress *p, const struct core *c, struct progress_view *v)
 {
 	const struct core_config *cfg = core_config(c);
 	const struct core_stats *s = core_stats(c);
@@ -233,7 +233,7 @@ void progress_tick(
 	if (!log_on_terminal() || now_ms - p->drawn_ms < DRAW_MS)
 		return;
 	p->drawn_ms = now_ms;
-	progress_look(p, c, &v);
+	progress_read(p, c, &v);
 	if (waiting && waiting_text(waiting, why))
 		v.waiting = why;
 	progress_bar(&v, line, sizeof(line));

@@ -56,7 +56,7 @@ struct progress_view {
 	const char *waiting; /* the bar shows this wait instead of rate and loss; or NULL */
 };
 
-void progress_look(const struct progress *p, const struct core *c, struct progress_view *v);
+void progress_read(const struct progress *p, const struct core *c, struct progress_view *v);
 /* Writes the bar to `out` as one line, NUL-terminated, without a newline. */
 void progress_bar(const struct progress_view *v, char *out, size_t size);
 

@@ -323,7 +323,7 @@ static void set_training(json_t *o, const struct status *s)
 	const struct epoch_record *tested = progress_evaluated(c);
 	struct progress_view v;
 
-	progress_look(s->progress, c, &v);
+	progress_read(s->progress, c, &v);
 	set_key(o, "training_epoch", json_count(v.epoch));
 	set_key(o, "updates", json_count(t->updates));
 	set_key(o, "pass", v.pass ? json_count(v.pass) : NULL);

@@ -12,7 +12,7 @@ from support.ledger import LedgerRun
 from support.programs import until
 
 # the default of --replay-window: the maximum number of pushes of a worker that are not durable
-KEPT = 256
+RETAINED = 256
 FEW = 20000
 FRAME = 425000  # the number of values of a model; a push of it has 1.7 MB
 POOR = {"delay": 0.05, "jitter": 0.01, "loss": 0.05, "dup": 0.01, "reorder": 0.01, "hold": 0.02}
@@ -119,7 +119,7 @@ def test_pushes_kept_in_a_partition(nets, figure, full):
     decided = sum(seqs(net, run.server).values())
     net.heal()
     lost, twice = run.count()
-    figure("N1", pushed - decided, "pushes kept", pushed - decided <= KEPT)
+    figure("N1", pushed - decided, "pushes kept", pushed - decided <= RETAINED)
     assert lost + twice == 0
 
 

@@ -62,9 +62,9 @@ class Recorder:
         self.note_client()
         return ack
 
-    def life(self):
-        """One life of the server: a start, pushes and checkpoints. The client resumes its session
-        of the previous life."""
+    def term(self):
+        """One term of the server: a start, pushes and checkpoints. The client resumes its session
+        of the previous term."""
         endpoint = self.start()
         if self.client:
             self.client.endpoint = endpoint
@@ -86,11 +86,11 @@ class Recorder:
 
 
 def recorded(programs, level):
-    """The log of two lives of a server. The first life ends with kill -9, the second with a
+    """The log of two terms of a server. The first term ends with kill -9, the second with a
     drain."""
     recorder = Recorder(programs, level, programs.directory / "ckpt")
     for _ in range(2):
-        recorder.life()
+        recorder.term()
         last = recorder.server
         if recorder.client.seq < 20:
             recorder.server.kill()
@@ -174,7 +174,7 @@ def one_cycle(ops):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_power_cut_after_every_operation(programs, figure, level):
-    """Simulate a power cut after every operation of two lives: starts, pushes, checkpoints, and a
+    """Simulate a power cut after every operation of two terms: starts, pushes, checkpoints, and a
     drain."""
     ops = recorded(programs, level)
     checker, count = cut_everywhere(ops)

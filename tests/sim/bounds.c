@@ -16,11 +16,11 @@
 static void check_worker(struct sim *s, uint32_t node)
 {
 	const struct session *w = s->worker[node - 1].session;
-	uint64_t kept = session_last_seq(w) - session_durable_seq(w);
+	uint64_t retained = session_last_seq(w) - session_durable_seq(w);
 
-	if (kept > s->cfg.sessions.replay_window)
-		sim_violation(s, "worker %u keeps %llu pushes; its window is %u", node,
-			(unsigned long long)kept, s->cfg.sessions.replay_window);
+	if (retained > s->cfg.sessions.replay_window)
+		sim_violation(s, "worker %u retains %llu pushes; its window is %u", node,
+			(unsigned long long)retained, s->cfg.sessions.replay_window);
 }
 
 static void check_leases(struct sim *s, const struct core *c)

@@ -91,7 +91,7 @@ static void boot_failed(struct sim *s, int rc, const struct err *e)
 static void spoken_to(struct sim *s)
 {
 	for (uint32_t node = 1; node <= s->n_workers; node++)
-		if (s->tell_lost_links || net_chance(&s->net, 300))
+		if (s->reports_lost_links || net_chance(&s->net, 300))
 			net_at(&s->net, s->net.now_ms,
 				(struct item){.what = HAPPEN_HEAL, .node = node});
 }

@@ -202,7 +202,7 @@ static void choose_fault_rates(struct sim *s)
 	n->strikes_to = s->limits.strikes_to;
 	s->save_ms = between(s, 1, 120);
 	s->compute_ms = between(s, 5, 60);
-	s->tell_lost_links = chance(s, 500);
+	s->reports_lost_links = chance(s, 500);
 	s->shorts = chance(s, 300) ? 300 : 0;
 	s->forgets = chance(s, 30) && !s->exact ? between(s, 20, 300) : 0;
 	s->faults_end_ms = 1000 + rng_below(&s->plan, 4000) + (s->exact ? EXACT_FROM_MS : 0);

@@ -253,7 +253,7 @@ struct sim {
 	uint32_t save_ms; /* the maximum time of a save, in milliseconds */
 	uint32_t compute_ms;
 	uint32_t shorts, forgets; /* rates of the disk, see disk.h */
-	int tell_lost_links;
+	int reports_lost_links;
 	uint64_t ahead_ms[SIM_NODES]; /* how far the clock of each node is ahead */
 	/* the time that each process was awake, as the real programs measure it */
 	struct awake awake[SIM_NODES];

@@ -382,7 +382,7 @@ void fake_behave(struct fake *f, struct fake_how how)
 	pthread_mutex_unlock(&f->mutex);
 }
 
-struct fake_seen fake_look(struct fake *f)
+struct fake_seen fake_read_seen(struct fake *f)
 {
 	struct fake_seen seen;
 

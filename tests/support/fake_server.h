@@ -99,7 +99,7 @@ void fake_wait(struct fake *f, int (*enough)(const struct fake *), const char *w
 /* fake_set changes one member of f->how, fake_behave changes all. */
 void fake_set(struct fake *f, int *how, int value);
 void fake_behave(struct fake *f, struct fake_how how);
-struct fake_seen fake_look(struct fake *f);
+struct fake_seen fake_read_seen(struct fake *f);
 /* Close every connection and bind the same port again. With `forget`, the server also begins a new
  * term and loses all pushes, as after a crash without a checkpoint. */
 void fake_hang_up(struct fake *f, int forget);

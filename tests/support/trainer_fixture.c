@@ -66,7 +66,7 @@ static void trainer_assert_near(float a, float b, const char *what, int push)
 
 void trainer_expect_reference(void)
 {
-	struct fake_seen seen = fake_look(&trainer_server);
+	struct fake_seen seen = fake_read_seen(&trainer_server);
 
 	assert_int_equal(seen.last_seq, trainer_ref.n);
 	for (int i = 0; i < trainer_ref.n; i++) {

@@ -16,8 +16,8 @@ TEST_IN(connecting_returns_the_fields_of_welcome, client_set_up, client_tear_dow
 	assert_int_equal(i->seed, 4);
 	assert_int_equal(i->batch, 5);
 	assert_int_equal(i->worker, 1);
-	assert_string_equal(fake_look(&client_server).hello.device, "test");
-	assert_int_equal(fake_look(&client_server).hello.role, ROLE_WORKER);
+	assert_string_equal(fake_read_seen(&client_server).hello.device, "test");
+	assert_int_equal(fake_read_seen(&client_server).hello.role, ROLE_WORKER);
 }
 
 TEST_IN(a_push_is_seen_by_the_next_pull, client_set_up, client_tear_down)
@@ -48,7 +48,7 @@ TEST_IN(one_request_pushes_and_brings_the_weights_after_it, client_set_up, clien
 		stats = client_stats(client);
 		assert_int_equal(stats.acked, i);
 	}
-	seen = fake_look(&client_server);
+	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.pushes, 3);
 	assert_true(seen.push.pull != 0);
 	/* the next client_view waits for the answer to this request */
@@ -149,7 +149,7 @@ TEST_IN(leases_and_results_travel_whole, client_set_up, client_tear_down)
 	assert_int_equal(cnnps_result(client, &b, &result), 0);
 	/* The connection keeps the order, so the messages sent earlier have arrived. */
 	client_expect_weights(-1);
-	seen = fake_look(&client_server);
+	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.result.correct, 24);
 	assert_true(seen.result.loss_sum == 1.5 && seen.result.eval_id == 9);
 	assert_true(seen.result.metric_sum[0] == -2 && seen.result.metric_sum[3] == 1e300);
@@ -185,8 +185,8 @@ TEST_IN(closing_waits_for_decisions_and_sends_bye, client_set_up, client_tear_do
 	client_push(1, 0);
 	cnnps_close(&client);
 	assert_null(client);
-	assert_int_equal(fake_look(&client_server).last_seq, 2);
-	assert_int_equal(fake_look(&client_server).byes, 1);
+	assert_int_equal(fake_read_seen(&client_server).last_seq, 2);
+	assert_int_equal(fake_read_seen(&client_server).byes, 1);
 }
 
 /* ---- windows and memory ------------------------------------------------------------------- */
@@ -223,7 +223,7 @@ static void a_third_push_waits_for(int *mute)
 	fake_set(&client_server, mute, 1);
 	assert_int_equal(pthread_create(&p.thread, NULL, push_three, &p), 0);
 	fake_wait(&client_server, two_pushes, "two pushes");
-	seen = fake_look(&client_server);
+	seen = fake_read_seen(&client_server);
 	/* by now a library without a window would have sent too much */
 	fake_hang_up(&client_server, 0);
 	assert_int_equal(atomic_load(&p.done), 0);
@@ -231,7 +231,7 @@ static void a_third_push_waits_for(int *mute)
 	fake_set(&client_server, mute, 0);
 	pthread_join(p.thread, NULL);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
-	assert_true(fake_look(&client_server).sum[0] == 3);
+	assert_true(fake_read_seen(&client_server).sum[0] == 3);
 }
 
 TEST_IN(pushes_beyond_the_replay_memory_wait_for_the_disk, client_set_up_unconnected,
@@ -253,7 +253,7 @@ TEST_IN(many_pushes_pass_a_small_window_in_order, client_set_up, client_tear_dow
 	for (int i = 0; i < FAKE_PUSHES; i++)
 		client_push(1, 0);
 	client_expect_weights(-FAKE_PUSHES);
-	seen = fake_look(&client_server);
+	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.pushes, FAKE_PUSHES);
 	for (int i = 0; i < FAKE_PUSHES; i++)
 		assert_int_equal(seen.seq[i], i + 1);
@@ -275,10 +275,10 @@ TEST_IN(a_crash_of_the_server_is_replayed_byte_for_byte, client_set_up, client_t
 	for (int i = 1; i <= 3; i++)
 		client_push((float)i, 0);
 	fake_wait(&client_server, three_pushes, "three pushes");
-	before = fake_look(&client_server);
+	before = fake_read_seen(&client_server);
 	fake_hang_up(&client_server, 1);
 	client_expect_weights(-6);
-	after = fake_look(&client_server);
+	after = fake_read_seen(&client_server);
 	assert_int_equal(after.pushes, 6);
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(after.seq[3 + i], i + 1);
@@ -300,7 +300,7 @@ TEST_IN(what_was_durable_is_not_replayed, client_set_up, client_tear_down)
 	fake_hang_up(&client_server, 0);
 	client_push(1, 0);
 	client_expect_weights(-2);
-	assert_int_equal(fake_look(&client_server).pushes, 2);
+	assert_int_equal(fake_read_seen(&client_server).pushes, 2);
 }
 
 TEST_IN(a_lost_acknowledgement_applies_nothing_twice, client_set_up, client_tear_down)
@@ -345,7 +345,7 @@ TEST_IN(a_pull_outlives_its_connection, client_set_up, client_tear_down)
 	assert_int_equal(pthread_create(&thread, NULL, hang_up_after_the_pull, &pulled), 0);
 	client_expect_weights(0);
 	pthread_join(thread, NULL);
-	assert_int_equal(fake_look(&client_server).pulls, 2);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 2);
 }
 
 static int asked_in_vain(const struct fake *f)
@@ -375,7 +375,7 @@ TEST_IN(a_request_for_both_outlives_a_crash, client_set_up, client_tear_down)
 	assert_true(w.weights[0] == -1);
 	assert_int_equal(w.version, 1);
 	assert_int_equal(pthread_join(t, NULL), 0);
-	assert_int_equal(fake_look(&client_server).pushes, 2);
+	assert_int_equal(fake_read_seen(&client_server).pushes, 2);
 }
 
 TEST_IN(ten_crashes_lose_and_repeat_nothing, client_set_up, client_tear_down)

@@ -169,7 +169,7 @@ TEST_IN(a_server_of_another_protocol_is_left_at_once, client_set_up_unconnected,
 
 	fake_set(&client_server, &client_server.how.status, PS_EVERSION);
 	assert_int_equal(cnnps_connect(&client, &o), PS_EVERSION);
-	assert_int_equal(fake_look(&client_server).hellos, 1);
+	assert_int_equal(fake_read_seen(&client_server).hellos, 1);
 }
 
 TEST_IN(the_end_of_training_ends_the_wait_for_work, client_set_up, client_tear_down)
@@ -266,7 +266,7 @@ TEST_IN(a_stopped_program_waits_no_more_but_may_push, client_set_up_unconnected,
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	assert_int_equal(cnnps_lease(client, &lease), CNNPS_ESHUTDOWN);
 	cnnps_close(&client);
-	assert_int_equal(fake_look(&client_server).byes, 1);
+	assert_int_equal(fake_read_seen(&client_server).byes, 1);
 }
 
 /* ---- beats -------------------------------------------------------------------------------- */
@@ -292,7 +292,7 @@ TEST_IN(beats_stop_when_the_program_hangs_and_go_on_when_it_calls, client_set_up
 	o.batch_timeout_ms = 300; /* time for 3 heartbeats, 100 ms apart */
 	client_connect(&o);
 	assert_false(fake_happens(&client_server, eight_beats, 2));
-	assert_in_range(fake_look(&client_server).beats, 1, 7);
+	assert_in_range(fake_read_seen(&client_server).beats, 1, 7);
 	fake_set(&client_server, &client_server.how.not_durable, 1);
 	client_push(1, 0);
 	/* the program waits inside a call, so it is alive */

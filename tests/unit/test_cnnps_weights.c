@@ -39,10 +39,10 @@ TEST_IN(a_pull_started_ahead_is_what_the_next_view_gets, client_set_up, client_t
 	flush();
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 0 && view.weights[0] == 0); /* the weights before the push */
-	assert_int_equal(fake_look(&client_server).pulls, 1);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 1);
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[FAKE_PARAMS - 1] == -1);
-	assert_int_equal(fake_look(&client_server).pulls, 2);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 2);
 }
 
 TEST_IN(a_pull_gets_it_too_and_an_evaluation_does_not, client_set_up, client_tear_down)
@@ -57,7 +57,7 @@ TEST_IN(a_pull_gets_it_too_and_an_evaluation_does_not, client_set_up, client_tea
 	assert_true(version == 1 && w[0] == -1);
 	assert_int_equal(client_pull_all(client, w, &version), 0);
 	assert_true(version == 0 && w[0] == 0 && w[FAKE_PARAMS - 1] == 0);
-	assert_int_equal(fake_look(&client_server).pulls, 2);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 2);
 }
 
 TEST_IN(a_view_waits_for_the_pull_that_is_under_way, client_set_up, client_tear_down)
@@ -69,13 +69,13 @@ TEST_IN(a_view_waits_for_the_pull_that_is_under_way, client_set_up, client_tear_
 	assert_int_equal(client_prefetch(client), 0);
 	push_at(0);
 	flush(); /* the server has received the earlier pull, and has not answered it */
-	assert_int_equal(fake_look(&client_server).pulls, 2);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 2);
 	fake_set(&client_server, &client_server.how.mute_pulls, 0);
 	fake_hang_up(&client_server, 0); /* the library sends the pull again */
 	assert_true(old.weights[0] == 0);
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[0] == -1);
-	assert_int_equal(fake_look(&client_server).pulls, 3);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 3);
 }
 
 TEST_IN(closing_drops_what_was_started_ahead, client_set_up, client_tear_down)
@@ -117,7 +117,7 @@ TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, cl
 	assert_true(view.version == 0 && view.weights[0] == 0);
 	assert_int_equal(client_view(client, &view), 0);
 	assert_true(view.version == 1 && view.weights[FAKE_PARAMS - 1] == -1);
-	assert_int_equal(fake_look(&client_server).pulls, 3);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 3);
 	assert_int_equal(client_await(client), 0);
 	/* the view is valid until the next call of client_view */
 	assert_true(view.weights[0] == -1);
@@ -127,7 +127,7 @@ TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, cl
 	assert_int_equal(client_await(client), 0);
 	assert_int_equal(client_pull_all(client, w, &version), 0);
 	assert_true(version == 3 && w[0] == -3);
-	assert_int_equal(fake_look(&client_server).pulls, 5);
+	assert_int_equal(fake_read_seen(&client_server).pulls, 5);
 }
 
 TEST_IN(damaged_weights_are_as_good_as_lost, client_set_up, client_tear_down)
@@ -154,7 +154,7 @@ TEST_IN(damaged_weights_are_as_good_as_lost, client_set_up, client_tear_down)
 		for (int k = 0; k < FAKE_PARAMS; k++)
 			assert_true(w[k] == -(float)version);
 		pulls += i % 6 == 0 || i % 6 == 3 || i % 6 == 4 ? 4 : 3;
-		assert_int_equal(fake_look(&client_server).pulls, pulls);
+		assert_int_equal(fake_read_seen(&client_server).pulls, pulls);
 	}
 }
 
@@ -199,7 +199,7 @@ TEST_IN(a_push_names_the_term_of_its_weights, client_set_up, client_tear_down)
 	push_at(view.version);
 	push_at(0);
 	flush();
-	seen = fake_look(&client_server);
+	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.last_seq, 5);
 	assert_int_equal(seen.made[0].base_term, 1); /* the second server receives the push again */
 	assert_int_equal(seen.made[0].base_version, 0);
@@ -224,7 +224,7 @@ TEST_IN(the_newest_pull_of_a_version_counts, client_set_up, client_tear_down)
 		assert_int_equal(client_pull_all(client, w, NULL), 0);
 	push_at(0);
 	flush();
-	seen = fake_look(&client_server);
+	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.made[0].base_term, 2);
 	assert_int_equal(seen.made[1].base_term, 2);
 }

@@ -1,5 +1,5 @@
 /*
- * Proves that leases are hints (server/core/leases.c): if a worker does not deliver its work,
+ * Proves that a lease is no lock (server/core/leases.h): if a worker does not deliver its work,
  * another worker gets it, and the first result counts. A repeated request gets the same answer.
  */
 #include "tests/support/core_fixture.h"

@@ -83,7 +83,7 @@ TEST_IN(gradients_made_in_place_arrive, client_set_up, client_tear_down)
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	s = client_stats(client);
 	assert_int_equal(s.acked, 5);
-	struct fake_seen seen = fake_look(&client_server);
+	struct fake_seen seen = fake_read_seen(&client_server);
 	assert_true(seen.sum[0] == 15 && seen.sum[FAKE_PARAMS - 1] == 15);
 }
 
@@ -96,7 +96,7 @@ TEST_IN(a_part_of_the_buffer_is_copied, client_set_up, client_tear_down)
 	g[0] = 8;
 	assert_ptr_equal(cnnps_gradient(client), g);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
-	assert_true(fake_look(&client_server).sum[2] == 7);
+	assert_true(fake_read_seen(&client_server).sum[2] == 7);
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */

@@ -20,7 +20,7 @@
 #define UNTIL(condition)                                                                           \
 	for (uint64_t end_ = clock_ms() + DEADLINE_MS; !(condition);) {                            \
 		assert_true(clock_ms() < end_);                                                    \
-		turn();                                                                            \
+		loop_step();                                                                       \
 	}
 
 static char dir[64];
@@ -44,7 +44,7 @@ static int read_slowly(struct authorized_keys **out, const char *path, struct er
 	return authorized_keys_read(out, path, why);
 }
 
-static void turn(void)
+static void loop_step(void)
 {
 	uv_run(&loop, UV_RUN_NOWAIT);
 	usleep(500);
@@ -233,7 +233,7 @@ TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
 	for (uint64_t end = clock_ms() + 1500; clock_ms() < end;) {
 		uint64_t begin = clock_ms(), took;
 
-		turn();
+		loop_step();
 		took = clock_ms() - begin;
 		longest = took > longest ? took : longest;
 	}

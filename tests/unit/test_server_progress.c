@@ -217,11 +217,11 @@ TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down)
 	direct_progress(&progress, &worker);
 	batch_at((struct work){0, 0, 1}, 4300);
 	progress_tick(&progress, run.core, NULL, 4900);
-	progress_look(&progress, run.core, &v);
+	progress_read(&progress, run.core, &v);
 	assert_true(v.images_per_s == 0 && v.eta_s < 0 && v.done == 0.1);
 	batch_at((struct work){0, 1, 1}, 5000);
 	progress_tick(&progress, run.core, NULL, 6000);
-	progress_look(&progress, run.core, &v);
+	progress_read(&progress, run.core, &v);
 	assert_true(v.images_per_s == 100); /* 200 images in the 2 s since the first lease */
 	assert_true(v.eta_s == 8 && v.epoch == 1 && v.epochs == 2 && v.workers == 1);
 	assert_true(isnan(v.accuracy));
@@ -262,7 +262,7 @@ TEST_IN(a_pass_moves_before_it_ends, NULL, tear_down)
 	passes_begin("sgd");
 	for (uint32_t i = 0; i < 3; i++)
 		portion_at(i, 5000 + 1000 * i);
-	progress_look(&progress, run.core, &v);
+	progress_read(&progress, run.core, &v);
 	/* the core counts the images when the pass ends */
 	assert_int_equal(core_stats(run.core)->images, 0);
 	assert_true(v.done == 0.3 && v.images == 300);
@@ -287,11 +287,11 @@ TEST_IN(every_pass_of_a_line_search_is_work, NULL, tear_down)
 	passes_begin("lbfgs");
 	for (uint32_t i = 0; i < 5; i++)
 		portion_at(i, 5000 + 1000 * i);
-	progress_look(&progress, run.core, &v);
+	progress_read(&progress, run.core, &v);
 	assert_true(v.pass == 2 && v.done == 0 && v.images_per_s == 100);
 	direct_lease(&worker);
 	portion_at(0, 10000);
-	progress_look(&progress, run.core, &v);
+	progress_read(&progress, run.core, &v);
 	assert_true(v.pass == 2 && v.done == 0.1 && v.images_per_s == 100 && v.eta_s == 9);
 }
 

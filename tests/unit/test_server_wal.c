@@ -172,15 +172,15 @@ TEST_IN(failing_checkpoints_do_not_leave_a_log_file_each, wal_set_up, wal_tear_d
 TEST_IN(failing_log_files_do_not_accumulate, wal_set_up, wal_tear_down)
 {
 	wal_settle();
-	uint64_t reached = wal_flushed_lsn(wal.wal);
+	uint64_t flushed = wal_flushed_lsn(wal.wal);
 	for (int i = 0; i < 100; i++) {
 		disk_writes_left = i % 4;
 		wal_failing_snapshots(1);
 		assert_in_range(wal_count_files(), 1, CHECKPOINT_KEEP + 2);
 		if (i < 4)
-			reached = wal_flushed_lsn(wal.wal);
+			flushed = wal_flushed_lsn(wal.wal);
 	}
-	assert_int_equal(wal_flushed_lsn(wal.wal), reached); /* the log has a gap */
+	assert_int_equal(wal_flushed_lsn(wal.wal), flushed); /* the log has a gap */
 	disk_writes_left = -1;
 	wal_snapshot();
 	wal_push(1);

@@ -64,7 +64,7 @@ TEST(no_request_is_possible_before_welcome)
 	session_free(&d.s);
 }
 
-TEST(a_welcome_of_another_life_or_an_impossible_one_is_ignored)
+TEST(a_welcome_of_another_term_or_an_impossible_one_is_ignored)
 {
 	static struct session_driver d;
 	struct stamp mine;

@@ -28,7 +28,7 @@ TEST_IN(one_batch_is_one_push_at_fresh_weights, trainer_set_up, trainer_tear_dow
 	reference_downpour(&trainer_two_grants[0].work);
 	reference_downpour(&trainer_two_grants[1].work);
 	trainer_expect_reference();
-	seen = fake_look(&trainer_server);
+	seen = fake_read_seen(&trainer_server);
 	for (int i = 0; i < BATCHES; i++) {
 		assert_int_equal(seen.made[i].work.count, 1);
 		assert_int_equal(seen.made[i].base_version, i);
@@ -96,8 +96,8 @@ TEST_IN(a_stopped_worker_pushes_what_it_has_computed, trainer_set_up, trainer_te
 	assert_int_equal(trainer_run_worker(at_the_fifth_batch, &asked), PS_ESHUTDOWN);
 	assert_int_equal(asked, 5);
 	/* the pushes have 2 and 1 batches, then 1 of the 2 batches of the last push */
-	assert_int_equal(fake_look(&trainer_server).last_seq, 3);
-	assert_int_equal(fake_look(&trainer_server).made[2].work.count, 1);
+	assert_int_equal(fake_read_seen(&trainer_server).last_seq, 3);
+	assert_int_equal(fake_read_seen(&trainer_server).made[2].work.count, 1);
 }
 
 TEST_IN(a_lease_of_no_such_batch_is_refused, trainer_set_up, trainer_tear_down)
@@ -107,7 +107,7 @@ TEST_IN(a_lease_of_no_such_batch_is_refused, trainer_set_up, trainer_tear_down)
 	trainer_server_how.grants[0] = grant;
 	trainer_server_how.n_grants = 1;
 	assert_int_equal(trainer_run_worker(NULL, NULL), PS_EPROTO);
-	assert_int_equal(fake_look(&trainer_server).pushes, 0);
+	assert_int_equal(fake_read_seen(&trainer_server).pushes, 0);
 }
 
 TEST_GROUP(trainer_set_up_all, trainer_tear_down_all)

@@ -43,7 +43,7 @@ TEST_IN(an_exact_lease_is_one_mean_over_its_images, trainer_set_up, trainer_tear
 	for (int i = 0; i < 3; i++)
 		reference_exact(&grants[i], 1);
 	trainer_expect_reference();
-	assert_int_equal(fake_look(&trainer_server).made[0].images, 13);
+	assert_int_equal(fake_read_seen(&trainer_server).made[0].images, 13);
 }
 
 TEST_IN(a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used, trainer_set_up,
@@ -57,7 +57,7 @@ TEST_IN(a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used, trainer
 	trainer_ref.pulls++; /* the worker gets version 2, which is too new for the second lease */
 	reference_exact(&grants[2], 0);
 	trainer_expect_reference();
-	assert_int_equal(fake_look(&trainer_server).leases, 4);
+	assert_int_equal(fake_read_seen(&trainer_server).leases, 4);
 }
 
 static int two_leases(const struct fake *f)
@@ -87,7 +87,7 @@ TEST_IN(weights_of_before_a_restart_are_not_exact_after_it, trainer_set_up, trai
 	assert_int_equal(pthread_create(&thread, NULL, restart_at_the_second_lease, NULL), 0);
 	trainer_train(grants, 2);
 	pthread_join(thread, NULL);
-	seen = fake_look(&trainer_server);
+	seen = fake_read_seen(&trainer_server);
 	assert_int_equal(seen.pulls, 2);
 	assert_int_equal(seen.last_seq, 1);
 	assert_int_equal(seen.made[0].base_term, 2);

@@ -25,14 +25,14 @@ const char *__tsan_default_options(void)
 static struct fixture {
 	uv_loop_t loop;
 	uv_timer_t deadline, busy;
-	uv_prepare_t turns_counter;
+	uv_prepare_t step_counter;
 	void *context, *dealer, *router;
 	struct zloop dealer_watch, router_watch;
-	int late;               /* 1: the deadline of the test has passed */
-	size_t closed;          /* number of calls of on_closed() */
-	size_t turns;           /* number of iterations of the loop */
-	size_t got, sent, goal; /* number of messages that the dealer has received */
-	size_t turn_of_last, max_in_a_turn, in_this_turn;
+	int late;                 /* 1: the deadline of the test has passed */
+	size_t closed;            /* number of calls of on_closed() */
+	size_t steps;             /* number of iterations of the loop */
+	size_t got, sent, target; /* number of messages that the dealer has received */
+	size_t step_of_last, max_in_a_step, in_this_step;
 } f;
 
 static void on_deadline(uv_timer_t *t)
@@ -42,10 +42,10 @@ static void on_deadline(uv_timer_t *t)
 	uv_stop(&f.loop);
 }
 
-static void count_turn(uv_prepare_t *p)
+static void count_step(uv_prepare_t *p)
 {
 	(void)p;
-	f.turns++;
+	f.steps++;
 }
 
 static void *new_socket(int type)
@@ -77,8 +77,8 @@ static int begin(void **state)
 	uv_timer_init(&f.loop, &f.deadline);
 	uv_timer_start(&f.deadline, on_deadline, DEADLINE_MS, 0);
 	uv_timer_init(&f.loop, &f.busy);
-	uv_prepare_init(&f.loop, &f.turns_counter);
-	uv_prepare_start(&f.turns_counter, count_turn);
+	uv_prepare_init(&f.loop, &f.step_counter);
+	uv_prepare_start(&f.step_counter, count_step);
 	return 0;
 }
 
@@ -118,7 +118,7 @@ static void stop_watches(struct zloop *first, struct zloop *second)
 		zloop_stop(first, on_closed);
 	if (second)
 		zloop_stop(second, on_closed);
-	for (int turns = 0; f.closed < expected && turns < 10; turns++)
+	for (int steps = 0; f.closed < expected && steps < 10; steps++)
 		uv_run(&f.loop, UV_RUN_NOWAIT);
 	assert_int_equal(f.closed, expected);
 }
@@ -138,11 +138,11 @@ static int dealer_readable(void *arg)
 		assert_int_equal(zmq_errno(), EAGAIN);
 		return 0;
 	}
-	f.in_this_turn = f.turns == f.turn_of_last ? f.in_this_turn + 1 : 1;
-	f.turn_of_last = f.turns;
-	if (f.in_this_turn > f.max_in_a_turn)
-		f.max_in_a_turn = f.in_this_turn;
-	if (++f.got == f.goal)
+	f.in_this_step = f.steps == f.step_of_last ? f.in_this_step + 1 : 1;
+	f.step_of_last = f.steps;
+	if (f.in_this_step > f.max_in_a_step)
+		f.max_in_a_step = f.in_this_step;
+	if (++f.got == f.target)
 		uv_stop(&f.loop);
 	return 1;
 }
@@ -172,9 +172,9 @@ static int dealer_plays(void *arg)
 {
 	int had = dealer_readable(arg);
 
-	if (had && f.got < f.goal && f.got % 4 == 0)
+	if (had && f.got < f.target && f.got % 4 == 0)
 		uv_timer_start(&f.busy, on_busy, 1, 0);
-	else if (had && f.got < f.goal)
+	else if (had && f.got < f.target)
 		send_ping();
 	return had;
 }
@@ -202,19 +202,19 @@ static int router_readable(void *arg)
 	return echo_one(f.router, ZMQ_DONTWAIT);
 }
 
-static void play(size_t goal)
+static void play(size_t target)
 {
-	f.goal = goal;
+	f.target = target;
 	assert_int_equal(zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_plays, &f), PS_OK);
 	send_ping();
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 }
 
-static void assert_played(size_t goal)
+static void assert_played(size_t target)
 {
 	if (f.late)
-		fail_msg("stalled after %zu of %zu round trips", f.got, f.goal);
-	assert_int_equal(f.got, goal);
+		fail_msg("stalled after %zu of %zu round trips", f.got, f.target);
+	assert_int_equal(f.got, target);
 	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
 }
 
@@ -254,18 +254,18 @@ TEST_IN(ping_pong_with_another_thread_never_stalls, begin, end)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-TEST_IN(a_turn_of_the_loop_handles_at_most_the_budget, begin, end)
+TEST_IN(a_step_of_the_loop_handles_at_most_the_budget, begin, end)
 {
-	f.goal = 1000;
+	f.target = 1000;
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.router, router_readable, &f), PS_OK);
 	watch_dealer();
-	for (size_t i = 0; i < f.goal; i++)
+	for (size_t i = 0; i < f.target; i++)
 		send_ping();
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.late, 0);
-	assert_in_range(f.max_in_a_turn, 1, ZLOOP_BUDGET);
-	assert_true(f.turns >= f.goal / ZLOOP_BUDGET);
+	assert_in_range(f.max_in_a_step, 1, ZLOOP_BUDGET);
+	assert_true(f.steps >= f.target / ZLOOP_BUDGET);
 	stop_watches(&f.dealer_watch, &f.router_watch);
 }
 
@@ -276,7 +276,7 @@ static void stop_loop(uv_timer_t *t)
 
 TEST_IN(a_silent_socket_lets_the_loop_sleep, begin, end)
 {
-	f.goal = 1;
+	f.target = 1;
 	watch_dealer();
 	send_ping();
 	assert_true(echo_one(f.router, 0));
@@ -285,11 +285,11 @@ TEST_IN(a_silent_socket_lets_the_loop_sleep, begin, end)
 	assert_int_equal(zmq_poll(&reply, 1, 10000), 1);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.got, 1);
-	f.turns = 0;
+	f.steps = 0;
 	uv_timer_start(&f.busy, stop_loop, 550, 0);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	/* five iterations for the safety timer, one for the timer `busy`, and a few for signals */
-	assert_in_range(f.turns, 1, 20);
+	assert_in_range(f.steps, 1, 20);
 	assert_int_equal(f.got, 1);
 	assert_int_equal(zloop_rescues(&f.dealer_watch), 0);
 	stop_watches(&f.dealer_watch, NULL);
@@ -347,7 +347,7 @@ static void eat_edge(void)
  * handle was stopped. Now only the safety timer can find the message. */
 TEST_IN(a_missed_wake_up_is_rescued_and_counted, begin, end)
 {
-	f.goal = 1;
+	f.target = 1;
 	watch_dealer();
 	uv_run(&f.loop, UV_RUN_NOWAIT);
 	uv_prepare_stop(&f.dealer_watch.prepare);
@@ -406,7 +406,7 @@ TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, begin, end)
  * the safety timer runs first. */
 TEST_IN(what_was_there_before_the_loop_is_no_rescue, begin, end)
 {
-	f.goal = 1;
+	f.target = 1;
 	get_an_answer();
 	zmq_pollitem_t reply = {.socket = f.dealer, .events = ZMQ_POLLIN};
 	assert_int_equal(zmq_poll(&reply, 1, 10000), 1);

@@ -123,7 +123,7 @@ def test_modes(programs, few, mode):
     assert independent["loss"] < 2.2  # the loss is below that of chance, ln 10 = 2.30
 
 
-def test_modes_weights_of_another_life_of_the_server_are_not_exact(programs, few):
+def test_modes_weights_of_another_term_are_not_exact(programs, few):
     """The server rejects a gradient with REJECT_STALE if its base_term is another term, even if its
     base_version is right."""
     server = programs.server(*RUN, *MODES["sync"], directory=None)

@@ -21,8 +21,8 @@
 #define STACK_BYTES ((size_t)1 << 20)
 /* the cost of an evaluation relative to a gradient: it computes forward only */
 #define EVAL_PART     (1.0 / 3)
-#define MAX_KEPT      WIRE_MAX_WINDOW
-#define MAX_BUFFERS   (MAX_KEPT + 2)
+#define MAX_RETAINED  WIRE_MAX_WINDOW
+#define MAX_BUFFERS   (MAX_RETAINED + 2)
 #define RETRY_MS      500
 #define SILENCE_MS    5000
 #define PATIENCE_MS   1000000000
@@ -49,10 +49,11 @@ struct cnnps {
 	float *awaited; /* the weights of a prefetch (CNNPS_PULL_WAIT); NULL: none */
 	uint64_t awaited_version;
 	double awaited_elastic;
-	float *view;           /* the weights that the program reads */
-	float *gradient;       /* the buffer that cnnps_gradient returned last; NULL: none */
-	float *kept[MAX_KEPT]; /* gradients of pushes that are not released, at seq % MAX_KEPT */
-	uint64_t released;     /* the seq of the newest push whose buffer is free again */
+	float *view;     /* the weights that the program reads */
+	float *gradient; /* the buffer that cnnps_gradient returned last; NULL: none */
+	float *retained
+		[MAX_RETAINED]; /* gradients of pushes that are not released, at seq % MAX_RETAINED */
+	uint64_t released;      /* the seq of the newest push whose buffer is free again */
 	float *spare[MAX_BUFFERS]; /* free buffers for gradients */
 	size_t n_spare;
 	struct trainer_work work;
@@ -79,7 +80,7 @@ static void note_params(struct cnnps *c, const struct msg_params *p)
 static void release(struct cnnps *c, uint64_t seq)
 {
 	for (; c->released < seq; c->released++)
-		c->spare[c->n_spare++] = c->kept[(c->released + 1) % MAX_KEPT];
+		c->spare[c->n_spare++] = c->retained[(c->released + 1) % MAX_RETAINED];
 }
 
 static void send_push(struct cnnps *c, const struct session_effect *e)
@@ -89,7 +90,7 @@ static void send_push(struct cnnps *c, const struct session_effect *e)
 	m.push.slices.n = 1;
 	m.push.slices.slice[0] = (struct slice){.count = c->info.n_params,
 		.encoding = ENCODING_F32,
-		.data = c->kept[e->seq % MAX_KEPT]};
+		.data = c->retained[e->seq % MAX_RETAINED]};
 	world_send(c->world, 2 * c->index + 1, &m);
 }
 
@@ -386,7 +387,7 @@ int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 		park(c);
 	if (rc)
 		return rc;
-	c->kept[seq % MAX_KEPT] = c->gradient;
+	c->retained[seq % MAX_RETAINED] = c->gradient;
 	c->gradient = NULL;
 	run_effects(c);
 	return p->then ? view(c, p->then) : PS_OK;
@@ -437,7 +438,7 @@ struct cnnps *client_new(struct world *w, uint32_t index)
 	c->index = index;
 	c->rng = rng_seed(w->seed, RNG_SIM, JITTER_STREAM + index);
 	cfg.seed = rng_next(&c->rng);
-	if (session_new(&c->session, &cfg, MAX_KEPT))
+	if (session_new(&c->session, &cfg, MAX_RETAINED))
 		abort();
 	make_coroutine(c);
 	session_start(c->session, 0);

@@ -24,6 +24,8 @@ bursts_[a-z]*|local_bursts                   rounds of pipelined steps
 server(_|[[:blank:]])epoch                              term
 kx_(rows|outer|first|second|head)|feeders?   conv_fprop and so on, producer warps
 keepers?|early_[a-z]+                        epoch export, later epochs
+d_scores|score_(images|splits)|errors_kernel  logits, slices, dY
+(progress|fake)_look|tell_lost_links|max_kept|put_life|copied_least  read, report, retained, fewest
 netlab|sbench|core_bench|session_bench       support/: fixtures, programs
 [a-z]+_lab                                   a fixture with the name of what it provides
 sync-spares|stale-rate|decay-square          --backup-workers, --staleness-scaling, --beta2   tests/e2e/test_input.py tests/unit/test_server_options.c

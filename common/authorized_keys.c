@@ -71,7 +71,7 @@ static enum key_role role_of(const char *word)
 	return KEY_NONE;
 }
 
-/* Cut the next word off *at and terminate it with a NUL; "" at the end of the line. */
+/* Cuts the next word off *at and terminates it with a NUL; "" at the end of the line. */
 static char *next_word(char **at)
 {
 	char *word = *at + strspn(*at, " \t");
@@ -127,7 +127,7 @@ static int take_lines(struct authorized_keys *a, FILE *f, const char *path, stru
 	return PS_OK;
 }
 
-/* Refuse to start if `path` is missing but the file with the old name exists. The user has not
+/* Refuses to start if `path` is missing but the file with the old name exists. The user has not
  * renamed that file, and a new empty list would lock out all its keys. */
 static int refuse_old_name(const char *path, struct err *e)
 {

@@ -19,23 +19,23 @@ enum key_role { KEY_NONE, KEY_OBSERVER, KEY_ADMIN, KEY_WORKER, KEY_ROLES };
 
 struct authorized_keys; /* opaque: sorted by key */
 
-/* Read the list. PS_EUSAGE: the message names the bad line, or tells the user to rename a file that
- * still has the old name. PS_ENOMEM. */
+/* Reads the list. PS_EUSAGE: the message names the bad line, or tells the user to rename a file
+ * that still has the old name. PS_ENOMEM. */
 int authorized_keys_read(
 	struct authorized_keys **out, const char *path, struct err *e) PS_MUST_CHECK;
 /* Frees the list and sets *a to NULL; *a may be NULL. */
 void authorized_keys_free(struct authorized_keys **a);
-/* The role of `key`; KEY_NONE: the key is not on the list. */
+/* Returns the role of `key`; KEY_NONE: the key is not on the list. */
 enum key_role authorized_keys_role(const struct authorized_keys *a, const char *key);
 size_t authorized_keys_count(const struct authorized_keys *a);
-/* The number of keys with this role. */
+/* Returns the number of keys with this role. */
 size_t authorized_keys_of_role(const struct authorized_keys *a, enum key_role role);
-/* "observer", "admin", "worker". */
+/* Returns "observer", "admin" or "worker". */
 const char *key_role_name(enum key_role role);
-/* PS_OK if authorized_keys_add can extend the list: it is missing or correct. Otherwise the result
- * of authorized_keys_read. */
+/* Returns PS_OK if authorized_keys_add can extend the list: it is missing or correct. Otherwise
+ * returns the result of authorized_keys_read. */
 int authorized_keys_check(const char *path, struct err *e) PS_MUST_CHECK;
-/* Append a line for `key` unless the list already has the key. Creates the file if it does not
+/* Appends a line for `key` unless the list already has the key. Creates the file if it does not
  * exist. PS_EIO, PS_EUSAGE. */
 int authorized_keys_add(const char *path, enum key_role role, const char *key, const char *name,
 	struct err *e) PS_MUST_CHECK;

@@ -53,7 +53,7 @@ static void remove_temporaries(DIR *d)
 			remove_file(d, entry->d_name);
 }
 
-/* Keep the CHECKPOINT_KEEP highest generations up to `newest` and remove the older ones. A file
+/* Keeps the CHECKPOINT_KEEP highest generations up to `newest` and removes the older ones. A file
  * that cannot be removed only takes space: the function logs a warning, and the next write tries
  * again. */
 static void remove_old(const char *dir, uint64_t newest)
@@ -79,7 +79,7 @@ static void remove_old(const char *dir, uint64_t newest)
 	closedir(d);
 }
 
-/* Remove the files of a failed write: the file `name`, which may not be durable, and temporary
+/* Removes the files of a failed write: the file `name`, which may not be durable, and temporary
  * files. */
 static void remove_failed(const char *dir, const char *name)
 {
@@ -96,7 +96,7 @@ static void remove_failed(const char *dir, const char *name)
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* Fill header, table and their checksum. Returns the size of the whole file; 0: it exceeds
+/* Fills header, table and their checksum. Returns the size of the whole file; 0: it exceeds
  * CHECKPOINT_MAX_BYTES. */
 static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 {
@@ -202,7 +202,7 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 
 /* ---- reading ------------------------------------------------------------------------------ */
 
-/* Check one row of the verified table. The row's section must start at `*offset`. Returns an error
+/* Checks one row of the verified table. The row's section must start at `*offset`. Returns an error
  * text or NULL. */
 static const char *read_row(const unsigned char *file, size_t size, const unsigned char *row,
 	size_t *offset, struct checkpoint *c)
@@ -224,8 +224,8 @@ static const char *read_row(const unsigned char *file, size_t size, const unsign
 	return NULL;
 }
 
-/* Set the sections of `c` to point into the `size` bytes of `file`. Returns an error text or NULL.
- */
+/* Sets the sections of `c` to point into the `size` bytes of `file`. Returns an error text or
+ * NULL. */
 static const char *read_sections(const unsigned char *file, size_t size, struct checkpoint *c)
 {
 	if (size < HEAD_BYTES(0) || memcmp(file, MAGIC, 8) != 0)
@@ -287,7 +287,7 @@ static int read_generation(
 	return rc;
 }
 
-/* Try the generations from `newest` downwards and read the first good one. */
+/* Tries the generations from `newest` downwards and reads the first good one. */
 static int read_highest_good(
 	const char *dir, DIR *d, uint64_t newest, struct checkpoint *c, struct err *e)
 {
@@ -354,7 +354,7 @@ uint64_t checkpoint_oldest(const char *dir)
 	return generation;
 }
 
-/* Free bytes in the file system of `dir`; UINT64_MAX: unknown. */
+/* Returns the number of free bytes in the file system of `dir`; UINT64_MAX: unknown. */
 static uint64_t free_bytes(const char *dir)
 {
 	struct statvfs fs;

@@ -42,7 +42,7 @@ struct checkpoint {
 	void *memory; /* owned; after a read the sections point into it */
 };
 
-/* Write the new generation c->generation into `dir` and remove the generations before the newest
+/* Writes the new generation c->generation into `dir` and removes the generations before the newest
  * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, the oldest first,
  * until the new one fits. It never removes `sound`, the newest generation that is known to be good
  * (0: there is none). If it removes generations for space, *dropped (may be NULL) becomes the last
@@ -52,32 +52,32 @@ int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
 /* Like checkpoint_write_beside; `sound` is the highest generation before c->generation. */
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
-/* Remove the oldest generation before `next`, except `sound`, to free its space. Returns the number
- * of the removed generation; 0: none was removed. */
+/* Removes the oldest generation before `next`, except `sound`, to free its space. Returns the
+ * number of the removed generation; 0: none was removed. */
 uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next);
-/* Remove the temporary files (ckpt-*.tmp) of interrupted writes. */
+/* Removes the temporary files (ckpt-*.tmp) of interrupted writes. */
 void checkpoint_clean(const char *dir);
-/* Read one file. After success, release *c with checkpoint_release. After PS_ECHECKPOINT (the file
+/* Reads one file. After success, release *c with checkpoint_release. After PS_ECHECKPOINT (the file
  * is corrupt) or PS_EIO, *c is zero. */
 int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /*
- * Read the newest good generation of `dir`. Returns 0 with c->generation == 0 if the directory has
- * no checkpoint. PS_ECHECKPOINT: the directory has checkpoints, but none is good. If `clean` is
- * set, remove ckpt-*.tmp. *newest_seen (may be NULL) becomes the highest generation number in any
- * file name.
+ * Reads the newest good generation of `dir`. Returns 0 with c->generation == 0 if the directory has
+ * no checkpoint. PS_ECHECKPOINT: the directory has checkpoints, but none is good. If `clean` is 1,
+ * the function removes ckpt-*.tmp. *newest_seen (may be NULL) becomes the highest generation number
+ * in any file name.
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;
-/* Read the newest good generation that is lower than `before`. The caller has refused the content
+/* Reads the newest good generation that is lower than `before`. The caller has refused the content
  * of generation `before`. */
 int checkpoint_read_older(
 	const char *dir, uint64_t before, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
-/* The lowest generation that has a file; 0: none. */
+/* Returns the lowest generation that has a file; 0: none. */
 uint64_t checkpoint_oldest(const char *dir);
-/* 1 if `bytes` more would fit on the disk after the removal of all generations except `sound`, or
- * if the file system does not report its free space. */
+/* Returns 1 if `bytes` more would fit on the disk after the removal of all generations except
+ * `sound`, or if the file system does not report its free space. */
 int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes);
-/* The section called `name`, or NULL. */
+/* Returns the section called `name`, or NULL. */
 const struct checkpoint_section *checkpoint_find(const struct checkpoint *c, const char *name);
 void checkpoint_release(struct checkpoint *c);
 

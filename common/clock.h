@@ -20,7 +20,7 @@ double clock_seconds(void); /* CLOCK_MONOTONIC, seconds with nanosecond resoluti
 struct awake {
 	uint64_t clock_ms, now_ms; /* the argument and the result of the last call of awake_ms */
 };
-/* Read the clock. `clock_ms` is clock_ms() or another clock that never goes back. The result
+/* Reads the clock. `clock_ms` is clock_ms() or another clock that never goes back. The result
  * advances by the time since the previous reading, by `step_ms` at most. Call it every 100 ms or
  * more often. */
 uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms);

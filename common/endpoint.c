@@ -19,7 +19,7 @@ static int read_port(const char *text, struct endpoint *e)
 	return e->number <= MAX_PORT ? PS_OK : PS_EUSAGE;
 }
 
-/* Read the host, the `n` bytes before the colon of the port. */
+/* Reads the host, the `n` bytes before the colon of the port. */
 static int read_host(const char *text, size_t n, struct endpoint *e)
 {
 	int brackets = n > 0 && text[0] == '[';

@@ -18,13 +18,13 @@ struct endpoint {
 	unsigned number; /* of the port; 0: any free port */
 };
 
-/* Parse "tcp://HOST:PORT". PS_EUSAGE: the text has another form, and *e is empty. */
+/* Parses "tcp://HOST:PORT". PS_EUSAGE: the text has another form, and *e is empty. */
 int endpoint_parse(const char *text, struct endpoint *e) PS_MUST_CHECK;
-/* Parse "HOST:PORT". PS_EUSAGE. */
+/* Parses "HOST:PORT". PS_EUSAGE. */
 int endpoint_parse_address(const char *text, struct endpoint *e) PS_MUST_CHECK;
-/* Parse "PORT"; the host is 127.0.0.1. PS_EUSAGE. */
+/* Parses "PORT"; the host is 127.0.0.1. PS_EUSAGE. */
 int endpoint_parse_port(const char *text, struct endpoint *e) PS_MUST_CHECK;
-/* Write "tcp://HOST:PORT" in libzmq's syntax. */
+/* Writes "tcp://HOST:PORT" in libzmq's syntax. */
 void endpoint_format(const struct endpoint *e, char *out, size_t size);
 
 #endif

@@ -57,18 +57,18 @@ struct err {
 	char text[512];
 };
 
-/* Fill `e` (may be NULL) and return `status`, so that callers write `return err_set(...)`. */
+/* Fills `e` (may be NULL) and returns `status`, so that callers write `return err_set(...)`. */
 int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
 /* Like err_set, for a function that has a format among its own arguments. A control character
  * becomes '?', so that the text is one line. */
 int err_vset(struct err *e, int status, const char *fmt, va_list ap) PS_PRINTF(3, 0);
-/* "PS_EGAP" for PS_EGAP; "PS_E?" for a number not in the table. */
+/* Returns "PS_EGAP" for PS_EGAP; "PS_E?" for a number not in the table. */
 const char *err_name(int status);
-/* The text of `status` in the table. */
+/* Returns the text of `status` in the table. */
 const char *err_text(int status);
-/* The exit code of a program that ends with `status`; 1 for a number not in the table. */
+/* Returns the exit code of a program that ends with `status`; 1 for a number not in the table. */
 int err_exit_code(int status);
-/* 1 if the table has `status`. Check every number from a peer with it. */
+/* Returns 1 if the table has `status`. Check every number from a peer with it. */
 int err_known(long status);
 
 #endif

@@ -33,7 +33,7 @@ int file_no_space(int error)
 	return error == ENOSPC || error == EDQUOT;
 }
 
-/* Check that the file's size is the sum of the parts. Some disks report success for lost data, and
+/* Checks that the file's size is the sum of the parts. Some disks report success for lost data, and
  * workers discard their copies of data that the server calls durable. */
 static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 {
@@ -48,8 +48,8 @@ static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 	return (uintmax_t)st.st_size == size ? 0 : -1;
 }
 
-/* After a failed open: 1 if the process had no free descriptor and another try makes sense. The
- * function has slept before it returns 1. */
+/* Sleeps and returns 1 if an open has just failed because the process had no free descriptor, and
+ * another try makes sense. Otherwise returns 0 at once. */
 static int wait_for_descriptor(int *waited_ms)
 {
 	const struct timespec pause = {.tv_nsec = DESCRIPTOR_PAUSE_MS * 1000000};
@@ -61,8 +61,8 @@ static int wait_for_descriptor(int *waited_ms)
 	return 1;
 }
 
-/* Create dir_fd/name, write the parts and sync them. On failure -1 with errno; *step names the
- * failed step. */
+/* Creates dir_fd/name, writes the parts and syncs them. Returns 0, or after a failure -1 with
+ * errno; *step names the failed step. */
 static int write_synced(int dir_fd, const char *name, const struct file_part *parts, size_t n_parts,
 	const char **step)
 {
@@ -93,7 +93,7 @@ failed:;
 	return -1;
 }
 
-/* Check the name for file_replace: there must be no such file, or a regular one. A rename would
+/* Checks the name for file_replace: there must be no such file, or a regular one. A rename would
  * replace a device or a link (/dev/stdout) instead of writing to it. */
 static int check_file_name(int dir_fd, const char *dir, const char *name, struct err *e)
 {
@@ -166,7 +166,7 @@ int file_replace_path(
 	return file_replace(dir, slash ? slash + 1 : path, parts, n_parts, e);
 }
 
-/* Read exactly `size` bytes and check that the file ends there. */
+/* Reads exactly `size` bytes and checks that the file ends there. */
 static int read_exactly(int fd, const char *path, unsigned char *bytes, size_t size, struct err *e)
 {
 	for (size_t have = 0;;) {
@@ -241,7 +241,7 @@ int file_make_dir(const char *dir, struct err *e)
 	return PS_OK;
 }
 
-/* The pid that the lock's holder has written into the file; 0: not a number. */
+/* Returns the pid that the lock's holder has written into the file; 0: not a number. */
 static long read_holder(int fd)
 {
 	char text[32];
@@ -251,7 +251,7 @@ static long read_holder(int fd)
 	return strtol(text, NULL, 10);
 }
 
-/* 1 if the process is ending: the kernel has freed its memory, but not yet its locks. */
+/* Returns 1 if the process is ending: the kernel has freed its memory, but not yet its locks. */
 static int is_dying(long pid)
 {
 	char path[64], text[32];
@@ -275,7 +275,7 @@ static int refuse_lock(int fd, const char *dir, struct err *e)
 		"%s is locked by process %ld; stop it or use another directory", dir, pid);
 }
 
-/* Wait until the lock is free. After a kill -9, the next server may start before the kernel has
+/* Waits until the lock is free. After a kill -9, the next server may start before the kernel has
  * released the lock of the killed one. */
 static int wait_for_lock(int fd, const char *dir, struct err *e)
 {

@@ -10,8 +10,8 @@
 
 #define GENERATION_NAME 48 /* bytes of a name, its NUL included */
 
-/* Write the file name of a generation, without a suffix, to `out`. The prefix has at most 16 bytes.
- */
+/* Writes the file name of a generation, without a suffix, to `out`. The prefix has at most 16
+ * bytes. */
 void generation_name(const char *prefix, uint64_t generation, char out[GENERATION_NAME]);
 /* Returns the generation in a file name; 0: the name has another form. */
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix);

@@ -43,8 +43,8 @@ int key_random(struct key_pair *k, struct err *e)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* The bits of `never` that this file must not have. Kubernetes mounts a secret as files of root
- * that the group of the container can read: root has given such a key to this process. */
+/* Returns the bits of `never` that this file must not have. Kubernetes mounts a secret as files of
+ * root that the group of the container can read: root has given such a key to this process. */
 static unsigned forbidden_bits(const struct stat *st, unsigned never)
 {
 	int is_own_group = st->st_gid == getegid() || group_member(st->st_gid);
@@ -69,7 +69,7 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 	return PS_OK;
 }
 
-/* Refuse a directory in which others could replace the file. The sticky bit prevents that. */
+/* Refuses a directory in which others could replace the file. The sticky bit prevents that. */
 static int check_key_directory(const char *path, struct err *e)
 {
 	const char *slash = strrchr(path, '/');
@@ -105,8 +105,8 @@ int key_open(const char *path, unsigned never, struct err *e)
 	return fd;
 }
 
-/* Copy the key from `text` to `key`. `text` has n bytes, n <= FILE_MAX, and a NUL: a header, a key,
- * and maybe a newline. */
+/* Copies the key from `text` to `key`. `text` has n bytes, n <= FILE_MAX, and a NUL: a header, a
+ * key, and an optional newline. */
 static int take_key(const char *text, size_t n, const char *header, char key[KEY_TEXT])
 {
 	size_t head = strlen(header), end = head + KEY_TEXT - 1;
@@ -171,7 +171,7 @@ int key_beside(const char *path, const char *name, char *out, size_t size, struc
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* Create the file atomically: the name appears after the text is on disk. */
+/* Creates the file atomically: the name appears after the text is on disk. */
 static int write_new(
 	const char *path, const char *header, const char *key, unsigned mode, struct err *e)
 {

@@ -21,31 +21,31 @@ struct key_pair {
 	char public_key[KEY_TEXT], secret_key[KEY_TEXT];
 };
 
-/* Make a new random pair. PS_EUSAGE: this libzmq was built without CURVE. */
+/* Makes a new random pair. PS_EUSAGE: this libzmq was built without CURVE. */
 int key_random(struct key_pair *k, struct err *e) PS_MUST_CHECK;
-/* Read the secret key in `path` and compute its public key. */
+/* Reads the secret key in `path` and computes its public key. */
 int key_read_secret(const char *path, struct key_pair *k, struct err *e) PS_MUST_CHECK;
 int key_read_public(const char *path, char key[KEY_TEXT], struct err *e) PS_MUST_CHECK;
-/* 1 if `text` is 40 characters of Z85. */
+/* Returns 1 if `text` is 40 characters of Z85. */
 int key_is_text(const char *text);
 void key_wipe(struct key_pair *k);
 
-/* Write dir/NAME.key (mode 0600) and dir/NAME.pub unless they exist, and the public key into `key`.
- * If only the .pub is missing, it is computed from the .key. *made becomes 1 if the secret key is
- * new. */
+/* Writes dir/NAME.key (mode 0600) and dir/NAME.pub unless they exist, and the public key into
+ * `key`. If only the .pub is missing, it is computed from the .key. *made becomes 1 if the secret
+ * key is new. */
 int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *made,
 	struct err *e) PS_MUST_CHECK;
-/* Write to `out` the path of the file `name` in the directory of `path`. PS_EUSAGE: the result is
+/* Writes to `out` the path of the file `name` in the directory of `path`. PS_EUSAGE: the result is
  * too long. */
 int key_beside(
 	const char *path, const char *name, char *out, size_t size, struct err *e) PS_MUST_CHECK;
-/* Open a file for authentication. It must be a regular file of this user or root, and its mode must
- * have none of the bits in `never`. Returns the descriptor, or PS_EUSAGE. */
+/* Opens a file for authentication. It must be a regular file of this user or root, and its mode
+ * must have none of the bits in `never`. Returns the descriptor, or PS_EUSAGE. */
 int key_open(const char *path, unsigned never, struct err *e) PS_MUST_CHECK;
 #define KEY_NOT_READ    077u /* a secret: others must not read it */
 #define KEY_NOT_WRITTEN 022u /* a public key, a list of authorized keys: others must not write */
 
-/* Deny core files and ptrace: the process holds a secret. */
+/* Denies core files and ptrace: the process holds a secret. */
 void key_protect_process(void);
 
 #endif

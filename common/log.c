@@ -87,7 +87,7 @@ static size_t line_room(const struct line *l)
 	return l->cut ? 0 : sizeof(l->text) - TAIL - l->n;
 }
 
-/* Append all bytes or none. */
+/* Appends all bytes or none. */
 static void put_bytes(struct line *l, const char *bytes, size_t n)
 {
 	if (n > line_room(l)) {
@@ -98,7 +98,7 @@ static void put_bytes(struct line *l, const char *bytes, size_t n)
 	l->n += n;
 }
 
-/* Append the end of a value or of a line. TAIL bytes are reserved, so there is always room. */
+/* Appends the end of a value or of a line. TAIL bytes are reserved, so there is always room. */
 static void put_end(struct line *l, const char *text)
 {
 	size_t n = strlen(text);
@@ -107,13 +107,13 @@ static void put_end(struct line *l, const char *text)
 	l->n += n;
 }
 
-/* 1 for a character that may control a terminal: C0, DEL and C1 (U+0080 to U+009F). */
+/* Returns 1 for a character that may control a terminal: C0, DEL and C1 (U+0080 to U+009F). */
 static int is_control(const uint8_t *p, size_t bytes)
 {
 	return p[0] < ' ' || p[0] == 0x7f || (bytes == 2 && p[0] == 0xc2 && p[1] < 0xa0);
 }
 
-/* Append one character of a quoted value, escaped as in JSON. */
+/* Appends one character of a quoted value, escaped as in JSON. */
 static void put_character(struct line *l, const uint8_t *p, size_t bytes)
 {
 	static const char plain[] = "\"\\\n\r\t", letter[] = "\"\\nrt";
@@ -158,7 +158,7 @@ static int is_digits(const char **p, const char *end)
 	return *p > from;
 }
 
-/* 1 for a number in JSON's grammar. */
+/* Returns 1 for a number in JSON's grammar. */
 static int looks_numeric(const char *p, size_t n)
 {
 	const char *end = p + n;
@@ -181,7 +181,7 @@ static int looks_numeric(const char *p, size_t n)
 	return p == end;
 }
 
-/* 1 for a logfmt value that needs no quotes. */
+/* Returns 1 for a logfmt value that needs no quotes. */
 static int is_bare(const char *p, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
@@ -249,7 +249,7 @@ struct field {
 	enum form form;
 };
 
-/* Read the field that begins at fmt[at]. Returns where the next field begins; 0: no field is
+/* Reads the field that begins at fmt[at]. Returns where the next field begins; 0: no field is
  * left. */
 static size_t next_field(const char *fmt, size_t at, struct field *f)
 {
@@ -267,7 +267,7 @@ static size_t next_field(const char *fmt, size_t at, struct field *f)
 	return f->value_end + (fmt[f->value_end] == '"');
 }
 
-/* The length of the text that the first `end` bytes of the format produce. */
+/* Returns the length of the text that the first `end` bytes of the format produce. */
 static size_t length_to(const char *fmt, size_t end, va_list ap)
 {
 	char part[FMT_BYTES];
@@ -284,7 +284,7 @@ static size_t length_to(const char *fmt, size_t end, va_list ap)
 	return n > 0 ? (size_t)n : 0;
 }
 
-/* Find each value in the formatted text by the lengths of the texts before and after the value. So
+/* Finds each value in the formatted text by the lengths of the texts before and after the value. So
  * a value may contain any characters: blanks, quotes, even the text of another field. */
 static void put_fields(struct line *l, const char *fmt, va_list ap) PS_PRINTF(2, 0);
 static void put_fields(struct line *l, const char *fmt, va_list ap)
@@ -311,14 +311,14 @@ static void put_fields(struct line *l, const char *fmt, va_list ap)
 
 /* ---- out ------------------------------------------------------------------------------------- */
 
-/* Ignore errors: there is no other place to report them. */
+/* Ignores errors: there is no other place to report them. */
 static void write_stderr(const char *bytes, size_t n)
 {
 	if (io_write_all(STDERR_FILENO, bytes, n))
 		return;
 }
 
-/* Write the line above the progress line if one is visible. */
+/* Writes the line above the progress line if one is visible. */
 static void put_line(enum log_level level, struct line *l)
 {
 	char out[LINE_BYTES + PROGRESS_BYTES + 16];

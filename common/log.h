@@ -30,15 +30,15 @@ enum log_format { LOG_TEXT, LOG_JSON };
  * writes nothing that its program did not ask for. */
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
-/* "error", "warn", "info", "debug". */
+/* Returns "error", "warn", "info" or "debug". */
 const char *log_level_name(enum log_level level);
-/* Call `sink` with each line, without a newline, instead of writing to stderr; NULL: stderr. The
+/* Calls `sink` with each line, without a newline, instead of writing to stderr; NULL: stderr. The
  * calls come one at a time, from any thread. `sink` must not log. */
 void log_set_sink(void (*sink)(void *arg, int level, const char *line), void *arg);
 void log_set_format(enum log_format format);
 enum log_format log_get_format(void);
 
-/* Write one line. `fmt` has the fields, separated by blanks: key=%s, or key="%s" for a value that
+/* Writes one line. `fmt` has the fields, separated by blanks: key=%s, or key="%s" for a value that
  * must always have quotes. A value never runs into the next field, whatever characters it contains.
  * Pass "%s", "" for no fields, because compilers warn about an empty format. `fmt` has at most 511
  * bytes. */
@@ -49,14 +49,15 @@ void log_write(enum log_level level, const char *subsystem, const char *event, c
 #define log_info(...)  log_write(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_write(LOG_DEBUG, __VA_ARGS__)
 
-/* 1 if stderr is a terminal that can show a progress line. 0 for a background job of a shell. */
+/* Returns 1 if stderr is a terminal that can show a progress line, and 0 for a background job of a
+ * shell. */
 int log_on_terminal(void);
-/* Show `line`, without a newline, as the progress line; NULL removes the line. Does nothing if
+/* Shows `line`, without a newline, as the progress line; NULL removes the line. Does nothing if
  * stderr is not a terminal, or if the format is JSON. */
 void log_progress(const char *line);
 
-/* The clock of the timestamps: milliseconds since 1970. It may jump, so use it only in records for
- * people. */
+/* Returns the time of the timestamps in milliseconds since 1970. It may jump, so use it only in
+ * records for people. */
 uint64_t log_wall_ms(void);
 
 #endif

@@ -14,7 +14,7 @@
 #define KEEP_BLOCK (32 << 20)  /* the largest threshold that glibc accepts */
 #define KEEP_FREE  (256 << 20) /* freed bytes that glibc keeps at the end of each heap */
 
-/* The first line of a file; "" if there is none. */
+/* Returns the first line of a file; "" if there is none. */
 static const char *first_line(const char *path, char line[256])
 {
 	FILE *f = fopen(path, "re");
@@ -28,7 +28,8 @@ static const char *first_line(const char *path, char line[256])
 	return line;
 }
 
-/* "max" means that there is no limit. */
+/* Returns the lower of `limit` and the limit in the file `path`; "max" in the file means no
+ * limit. */
 static uint64_t lower(uint64_t limit, const char *path)
 {
 	char line[256], *end;

@@ -10,24 +10,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The bytes of memory of the machine, or of this process's container or control group (version 1 or
- * 2) if that limit is lower. */
+/* Returns the bytes of memory of the machine, or of this process's container or control group
+ * (version 1 or 2) if that limit is lower. */
 uint64_t mem_of_machine(void);
 /* Call this first in main: it makes glibc keep freed memory for the next message. By default glibc
  * returns blocks of megabytes to the kernel, and every message then causes page faults again. */
 void mem_keep(void);
-/* Return free memory to the kernel. Slow. */
+/* Gives free memory back to the kernel. Slow. */
 void mem_trim(void);
 
-/* Allocate `n` elements of `size` bytes, aligned to 64 bytes. On failure or overflow the program
+/* Allocates `n` elements of `size` bytes, aligned to 64 bytes. On failure or overflow the program
  * exits with one line that names `who`. For start-up only. n * size == 0 gives a valid pointer. */
 void *mem_must(size_t n, size_t size, const char *who);
 /* Like mem_must, but returns NULL on failure or overflow. */
 void *mem_try(size_t n, size_t size);
 
-/* Reserve `bytes` of zeros, aligned to a page. The kernel provides a page at its first access, so a
- * block of the worst-case size costs only the pages in use. NULL on failure. Release the block with
- * mem_lazy_free. */
+/* Reserves `bytes` of zeros, aligned to a page. The kernel provides a page at its first access, so
+ * a block of the worst-case size costs only the pages in use. NULL on failure. Release the block
+ * with mem_lazy_free. */
 void *mem_lazy(size_t bytes);
 /* `p` may be NULL; `bytes` is the size passed to mem_lazy. */
 void mem_lazy_free(void *p, size_t bytes);

@@ -49,7 +49,7 @@ size_t shape_count(struct shape s)
 	return s.c * s.h * s.w;
 }
 
-/* Compute the number of values in `s`. Returns 1 if it is at most MODEL_MAX_PARAMS. */
+/* Computes the number of values in `s`. Returns 1 if it is at most MODEL_MAX_PARAMS. */
 static int count_checked(struct shape s, size_t *count)
 {
 	return !__builtin_mul_overflow(s.c, s.h, count) &&
@@ -65,7 +65,7 @@ static int need_size(struct parser *p, const char *text, const char *what, size_
 	return bad(p, "%s \"%s\" is not a whole number in [1, %zu]", what, text, max);
 }
 
-/* Read the next layer of *text into p->word. Returns 1, 0 at the end, or PS_EUSAGE. */
+/* Reads the next layer of *text into p->word. Returns 1, 0 at the end, or PS_EUSAGE. */
 static int next_layer(struct parser *p, const char **text)
 {
 	switch (words_next(text, &p->word)) {
@@ -98,7 +98,7 @@ static int model_append(struct parser *p, const char *fmt, ...)
 
 /* ---- windows ------------------------------------------------------------------------------ */
 
-/* Compute the padding and the output of layer `l`, except out.c. The error says which size would
+/* Computes the padding and the output of layer `l`, except out.c. The error says which size would
  * fit. */
 static int place_window(struct parser *p, const struct window *w, struct layer *l)
 {
@@ -150,7 +150,7 @@ static int bad_pool_fit(struct parser *p, const struct window *w)
 
 /* ---- tensors ------------------------------------------------------------------------------ */
 
-/* Append a tensor to the manifest. Its name has the form "conv1.weight". */
+/* Appends a tensor to the manifest. Its name has the form "conv1.weight". */
 static int add_tensor(
 	struct parser *p, const char *kind, size_t number, const char *name, struct tensor t)
 {
@@ -172,8 +172,8 @@ static int add_tensor(
 	return PS_OK;
 }
 
-/* Append a weight tensor and its bias, both with random initial values. fan_in is count / dim[0].
- */
+/* Appends a weight tensor and its bias, both with random initial values. fan_in is count /
+ * dim[0]. */
 static int add_weight_and_bias(
 	struct parser *p, const char *kind, size_t number, struct tensor weight)
 {
@@ -188,7 +188,7 @@ static int add_weight_and_bias(
 	return rc ? rc : add_tensor(p, kind, number, "bias", bias);
 }
 
-/* Append the finished layer; its output is the input of the next one. */
+/* Appends the finished layer; its output is the input of the next one. */
 static int add_layer(struct parser *p, struct layer l)
 {
 	size_t count;
@@ -222,7 +222,7 @@ static int parse_pad(struct parser *p, const char *value, struct window *w)
 	return PS_OK;
 }
 
-/* Parse the fields from `first` on: stride=S, pad=... and, if `groups`, groups=G, each at most
+/* Parses the fields from `first` on: stride=S, pad=... and, if `groups`, groups=G, each at most
  * once. */
 static int parse_window_options(struct parser *p, size_t first, struct window *w, size_t *groups)
 {
@@ -292,7 +292,7 @@ static int parse_conv(struct parser *p)
 	return rc ? rc : add_layer(p, l);
 }
 
-/* A pool or avgpool. */
+/* Parses a pool or avgpool layer. */
 static int parse_pooling(struct parser *p, const char *name, enum layer_kind kind)
 {
 	struct window w = {.rule = PAD_NUMBER};
@@ -348,7 +348,7 @@ static int parse_fc(struct parser *p)
 	return rc ? rc : add_layer(p, l);
 }
 
-/* Append a layer that has no fields and keeps the shape. */
+/* Appends a layer that has no fields and keeps the shape. */
 static int add_plain(struct parser *p, enum layer_kind kind)
 {
 	int rc = model_append(p, "%s", p->word.field[0]);
@@ -443,7 +443,7 @@ static int parse_batchnorm(struct parser *p)
 	return rc ? rc : add_plain(p, LAYER_BATCHNORM);
 }
 
-/* Append the running statistics of all batchnorms after the other tensors. */
+/* Appends the running statistics of all batchnorms after the other tensors. */
 static int add_running(struct parser *p)
 {
 	struct model *m = p->m;
@@ -589,7 +589,7 @@ int shape_parse(const char *text, struct shape *s)
 	return 1;
 }
 
-/* Parse p->word, input:CxHxW. */
+/* Parses p->word, input:CxHxW. */
 static const char *parse_input(struct parser *p)
 {
 	if (p->has_input)
@@ -600,7 +600,7 @@ static const char *parse_input(struct parser *p)
 		       : "expected input:CHANNELSxROWSxCOLUMNS, each 1 to 4096";
 }
 
-/* Read the words before the layers. `text` advances to the first layer. */
+/* Reads the words before the layers. `text` advances to the first layer. */
 static int parse_images(struct parser *p, const char **text)
 {
 	for (const char *next = *text; words_next(&next, &p->word) == WORDS_ONE; *text = next) {
@@ -623,7 +623,7 @@ static int is_mnist(struct shape s)
 	return s.c == 1 && s.h == 28 && s.w == 28;
 }
 
-/* Set the input, and begin the canonical text with the words about the images. */
+/* Sets the input, and begins the canonical text with the words about the images. */
 static int place_images(struct parser *p)
 {
 	const struct preprocess *pre = &p->m->preprocess;
@@ -682,7 +682,7 @@ static const struct {
 		"conv:64:3:pad=1 relu pool:2 fc:512 relu dropout:0.5"},
 };
 
-/* If `text` is the name of a model, return its layers, in `buffer`; else return `text`. */
+/* If `text` is the name of a model, returns its layers, in `buffer`; else returns `text`. */
 static const char *expand_name(
 	struct parser *p, const char *text, size_t classes, char *buffer, size_t size)
 {
@@ -771,7 +771,8 @@ static int parse_layers(struct parser *p, const char *text)
 	return add_running(p);
 }
 
-/* XXH3 of the text "<canonical text> @ CxHxW", which is easy to compute in any language. */
+/* Returns the XXH3 of the text "<canonical text> @ CxHxW", which is easy to compute in any
+ * language. */
 static uint64_t fingerprint(const struct model *m)
 {
 	char text[MODEL_MAX_TEXT + 96];

@@ -128,23 +128,23 @@ struct model {
 /* The shape of the images if neither the text nor the caller gives one. */
 #define MODEL_MNIST ((struct shape){1, 28, 28})
 
-/* Parse `text`. `input`: the shape of the images, unless the text has one. PS_EUSAGE: *e has the
+/* Parses `text`. `input`: the shape of the images, unless the text has one. PS_EUSAGE: *e has the
  * reason, *m is unspecified. */
 int model_parse(struct model *m, const char *text, struct shape input, struct err *e) PS_MUST_CHECK;
 /* Like model_parse, but a known network ends with `classes` units instead of MODEL_CLASSES, and
  * cifar has its own shape if `input` is 0x0x0. */
 int model_parse_named(struct model *m, const char *text, struct shape input, size_t classes,
 	struct err *e) PS_MUST_CHECK;
-/* Read "CxHxW", or "HxW" for one channel. Returns 1 if every side is in [1, MODEL_MAX_SIDE]. */
+/* Reads "CxHxW", or "HxW" for one channel. Returns 1 if every side is in [1, MODEL_MAX_SIDE]. */
 int shape_parse(const char *text, struct shape *s);
-/* 1: the canonical text begins with words about the images. */
+/* Returns 1 if the canonical text begins with words about the images. */
 int model_has_images(const struct model *m);
-/* Write the text of layer number `layer`, as in the canonical text. */
+/* Writes the text of layer number `layer`, as in the canonical text. */
 void model_layer_text(const struct model *m, size_t layer, char text[WORDS_MAX_BYTES + 1]);
-/* The number of values in a shape. */
+/* Returns the number of values in a shape. */
 size_t shape_count(struct shape s);
 /*
- * Write the initial weights to the m->n_params floats of `w`. The bound is PyTorch's default,
+ * Writes the initial weights to the m->n_params floats of `w`. The bound is PyTorch's default,
  * 1/sqrt(fan_in) for weight and bias. Each value of tensor t is (float)((2u - 1) * bound), where u
  * is the next rng_unit of stream RNG_INIT, sub-stream t. vector:N begins with zeros. The weights
  * and running variances of batchnorm begin with 1, its biases and running means with 0.

@@ -74,7 +74,7 @@ static void usage_error(struct parse *p, const char *fmt, ...)
 	p->errors++;
 }
 
-/* Write the variable of an option: "CNN_LEASE_BATCHES" for "lease-batches". */
+/* Writes the variable of an option: "CNN_LEASE_BATCHES" for "lease-batches". */
 static void opt_variable(const char *option, char *out, size_t size)
 {
 	snprintf(out, size, "CNN_%s", option);
@@ -208,7 +208,7 @@ static void store(struct parse *p, const struct opt *o, const char *what, const 
 
 /* ---- conditions ---------------------------------------------------------------------------- */
 
-/* The `i`-th value of "a|b|c", and its length. */
+/* Returns the `i`-th value of "a|b|c", and its length. */
 static const char *nth_value(const char *values, int i, size_t *n)
 {
 	for (; i > 0 && *values; i--) {
@@ -228,7 +228,7 @@ struct condition {
 	int negated;        /* "!=": the value must be none of these */
 };
 
-/* Read the next condition of *needs and advance; 0: no condition is left. */
+/* Reads the next condition of *needs and advances; 0: no condition is left. */
 static int next_condition(const char **needs, struct condition *k)
 {
 	const char *at = *needs;
@@ -250,7 +250,7 @@ static int is_named(const struct condition *k, const char *name)
 	return strlen(name) == (size_t)k->n_name && memcmp(k->name, name, strlen(name)) == 0;
 }
 
-/* 1 if the value of `n` characters is one of the condition's values. */
+/* Returns 1 if the value of `n` characters is one of the condition's values. */
 static int is_one_of(const struct condition *k, const char *value, size_t n)
 {
 	const char *list = k->values, *end = k->values + k->n_values;
@@ -274,8 +274,8 @@ static const struct opt *find_row(const struct opt_program *p, const struct cond
 	return NULL;
 }
 
-/* The value that the condition compares: the command, or the row's value. A text counts up to its
- * first colon. */
+/* Returns the value that the condition compares: the command, or the row's value. A text counts up
+ * to its first colon. */
 static const char *value_now(
 	const struct check *c, const struct condition *k, char number[24], size_t *n)
 {
@@ -298,7 +298,7 @@ static const char *value_now(
 	return nth_value(o->values, *(const int *)o->dest - o->first, n);
 }
 
-/* 1 if the row has a text that is not empty. Otherwise `instead` becomes the reason. */
+/* Returns 1 if the row has a text that is not empty. Otherwise `instead` becomes the reason. */
 static int is_given(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	const struct opt *o = find_row(c->program, k);
@@ -309,7 +309,8 @@ static int is_given(const struct check *c, const struct condition *k, char *inst
 	return text && text[0];
 }
 
-/* 1 if the condition is true. Otherwise `instead` has the actual value and the required one. */
+/* Returns 1 if the condition is true. Otherwise `instead` has the actual value and the required
+ * one. */
 static int holds(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	char number[24];
@@ -340,7 +341,7 @@ struct alternative {
 	char value[64];
 };
 
-/* Read the next alternative of *def and advance; 0: no alternative is left. */
+/* Reads the next alternative of *def and advances; 0: no alternative is left. */
 static int next_alternative(const char **def, struct alternative *a)
 {
 	const char *at = *def;
@@ -399,7 +400,7 @@ double opt_default(const struct opt_program *p, const char *name)
 
 /* ---- all values ------------------------------------------------------------------------------ */
 
-/* Write the present names of an option whose old name is `was`: "--a or --b", or their variables.
+/* Writes the present names of an option whose old name is `was`: "--a or --b", or their variables.
  * "": no option had this name. */
 static void new_names(const struct opt_program *p, const char *was, size_t n_was, int variables,
 	char *out, size_t size)
@@ -421,7 +422,7 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 	}
 }
 
-/* Report an old variable once. Rows with the same old name are neighbours. */
+/* Reports an old variable once. Rows with the same old name are neighbours. */
 static void refuse_old_variable(struct parse *p, const struct opt *o)
 {
 	const struct opt *before = o > p->program->opts ? o - 1 : NULL;
@@ -435,7 +436,7 @@ static void refuse_old_variable(struct parse *p, const struct opt *o)
 		usage_error(p, "%s: was renamed to %s", old, now);
 }
 
-/* Store each row's value. The command line wins over the environment, and the environment over the
+/* Stores each row's value. The command line wins over the environment, and the environment over the
  * default. */
 static void store_all(struct parse *p)
 {
@@ -507,7 +508,7 @@ static void note_value(struct parse *p, const struct opt *o, const char *text)
 		p->given[row] = text;
 }
 
-/* Store the option of "--NAME", "--NAME=VALUE", "--NAME VALUE" or "--no-NAME". Returns the number
+/* Stores the option of "--NAME", "--NAME=VALUE", "--NAME VALUE" or "--no-NAME". Returns the number
  * of words used: 1, or 2 if `next` is the value. */
 static int note_option(struct parse *p, const char *word, const char *next)
 {
@@ -541,7 +542,7 @@ static int note_option(struct parse *p, const char *word, const char *next)
 	return 1;
 }
 
-/* Store a positional argument. A surplus word after an unknown option may be that option's value,
+/* Stores a positional argument. A surplus word after an unknown option may be that option's value,
  * so the function reports no error for such a word. */
 static void note_argument(struct parse *p, const char *word, const char **args, int *n_args)
 {
@@ -599,7 +600,7 @@ int opt_parse(
 #define HELP_INDENT 26
 #define HELP_WIDTH  80
 
-/* Print `text` in the columns HELP_INDENT to HELP_WIDTH. The cursor is at `column`. */
+/* Prints `text` in the columns HELP_INDENT to HELP_WIDTH. The cursor is at `column`. */
 static void print_wrapped(FILE *f, size_t column, const char *text)
 {
 	if (column + 1 > HELP_INDENT - 1) {
@@ -623,7 +624,7 @@ static void print_wrapped(FILE *f, size_t column, const char *text)
 	fputc('\n', f);
 }
 
-/* Append the conditions of one kind to `out`: "only with --mode ssp|sync and --name". */
+/* Appends the conditions of one kind to `out`: "only with --mode ssp|sync and --name". */
 static void describe(const char *needs, int negated, const char *before, char *out, size_t size)
 {
 	struct condition k;
@@ -648,7 +649,7 @@ static void describe_needs(const char *needs, char *out, size_t size)
 	describe(needs, 1, "; not with ", out, size);
 }
 
-/* Write the range of a row: "1 to 1024; ", "sgd|adagrad; " or nothing. */
+/* Writes the range of a row: "1 to 1024; ", "sgd|adagrad; " or nothing. */
 static void describe_range(const struct opt *o, char *out, size_t size)
 {
 	out[0] = '\0';
@@ -658,7 +659,7 @@ static void describe_range(const struct opt *o, char *out, size_t size)
 		snprintf(out, size, "%.15g to %.15g; ", o->min, o->max);
 }
 
-/* Write "default 3", or "default with --mode easgd: 0.13; otherwise: 0.1". The name of an option
+/* Writes "default 3", or "default with --mode easgd: 0.13; otherwise: 0.1". The name of an option
  * appears once for consecutive alternatives. */
 static void describe_default(const struct opt *o, char *out, size_t size)
 {
@@ -786,7 +787,7 @@ static void warn(const struct check *c, const char *event, const char *fmt, ...)
 	log_set_level(level);
 }
 
-/* The number of programs that have this option. */
+/* Returns the number of programs that have this option. */
 static int programs_with(const char *option)
 {
 	int n = 0;
@@ -796,8 +797,8 @@ static int programs_with(const char *option)
 	return n;
 }
 
-/* 1 if the user set the option for this program. A variable that several programs share may be for
- * another program or command. */
+/* Returns 1 if the user set the option for this program. A variable that several programs share may
+ * be for another program or command. */
 static int is_meant(const struct opt *o, size_t row)
 {
 	enum origin from = origins[row];
@@ -832,7 +833,7 @@ static size_t min(size_t a, size_t b)
 	return a < b ? a : b;
 }
 
-/* The edit distance (insert, delete, replace) of two names of at most MAX_NAME bytes. */
+/* Returns the edit distance (insert, delete, replace) of two names of at most MAX_NAME bytes. */
 static size_t distance(const char *a, const char *b)
 {
 	size_t row[MAX_NAME + 1], n = strlen(b);
@@ -853,8 +854,8 @@ static size_t distance(const char *a, const char *b)
 	return row[n];
 }
 
-/* 1 if a program reads the variable `name`. Otherwise `near` is the most similar known name, or
- * "". */
+/* Returns 1 if a program reads the variable `name`. Otherwise `near` is the most similar known
+ * name, or "". */
 static int is_known(const struct check *c, const char *name, char near[MAX_NAME + 1])
 {
 	char variable[MAX_NAME + 1];
@@ -890,7 +891,7 @@ static int is_row(const struct opt_program *p, const char *name)
 	return 0;
 }
 
-/* Check the variable `entry`, "NAME=VALUE". 1: the function has warned about it. */
+/* Checks the variable `entry`, "NAME=VALUE". 1: the function has warned about it. */
 static int check_variable(const struct check *c, const char *entry)
 {
 	char name[MAX_NAME + 1], near[MAX_NAME + 1];

@@ -68,27 +68,27 @@ struct opt_program {
 enum opt_result { OPT_RUN = 0, OPT_EXIT = 1 }; /* OPT_EXIT: --help or --version was answered */
 
 /*
- * Parse the command line and the environment into the rows' destinations. args[0..*n_args) becomes
+ * Parses the command line and the environment into the rows' destinations. args[0..*n_args) becomes
  * the positional arguments, as pointers into argv; it has room for argc. Returns OPT_RUN, OPT_EXIT,
  * or PS_EUSAGE after it has written each error as one line to stderr. Texts are valid as long as
  * argv and the environment.
  */
 int opt_parse(const struct opt_program *p, int argc, char **argv, const char **args,
 	int *n_args) PS_MUST_CHECK;
-/* 1 if the last parse found option `name` on the command line or in the environment. */
+/* Returns 1 if the last parse found option `name` on the command line or in the environment. */
 int opt_given(const struct opt_program *p, const char *name);
-/* The default of the numeric option `name`, given the other options of the last parse. */
+/* Returns the default of the numeric option `name`, given the other options of the last parse. */
 double opt_default(const struct opt_program *p, const char *name);
-/* Print --help. */
+/* Prints --help. */
 void opt_help(const struct opt_program *p, FILE *f);
 /*
- * Warn about each given option that has no effect (see `needs`), and about each CNN_* variable that
- * no program reads. Call it after opt_parse, when the rows have their final values. `command` is
- * the program's command, and warnings are then plain lines on stderr. NULL: the program has no
+ * Warns about each given option that has no effect (see `needs`), and about each CNN_* variable
+ * that no program reads. Call it after opt_parse, when the rows have their final values. `command`
+ * is the program's command, and warnings are then plain lines on stderr. NULL: the program has no
  * commands, and warnings go to the log.
  */
 void opt_check(const struct opt_program *p, const char *command);
-/* Log each option at debug level: name=value origin=default|environment|command-line. */
+/* Logs each option at debug level: name=value origin=default|environment|command-line. */
 void opt_dump(const struct opt_program *p);
 
 #endif

@@ -8,7 +8,7 @@
 #ifndef COMMON_PLAIN_H
 #define COMMON_PLAIN_H
 
-/* Replace each control character, each bidirectional control and each byte that is not UTF-8 by
+/* Replaces each control character, each bidirectional control and each byte that is not UTF-8 by
  * '?', in place. A newline stays if `lines` is 1. */
 void plain_text(char *text, int lines);
 

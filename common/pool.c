@@ -25,7 +25,8 @@ struct pool {
 	float **buffer;
 };
 
-/* The distance of two buffers in a slab, in bytes. It keeps each buffer aligned like the slab. */
+/* Returns the distance of two buffers in a slab, in bytes. It keeps each buffer aligned like the
+ * slab. */
 static size_t pitch(const struct pool *p)
 {
 	return (p->n * sizeof(float) + 63) / 64 * 64;
@@ -83,7 +84,7 @@ void pool_free(struct pool **p)
 	*p = NULL;
 }
 
-/* Allocate a slab if max_free permits its buffers. The caller holds the mutex. */
+/* Allocates a slab if max_free permits its buffers. The caller holds the mutex. */
 static void add_slab(struct pool *p)
 {
 	char *slab = NULL;

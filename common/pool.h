@@ -13,7 +13,7 @@
 
 struct pool; /* opaque, see pool.c */
 
-/* Make a pool of buffers of `n` floats. PS_ENOMEM. */
+/* Makes a pool of buffers of `n` floats. PS_ENOMEM. */
 int pool_new(struct pool **out, size_t n) PS_MUST_CHECK;
 /* Like pool_new, but with the caller's allocator, for example for pinned memory of a GPU. Such
  * memory is expensive to allocate, so the pool keeps it until pool_free. `allocate` returns zeroed
@@ -24,12 +24,12 @@ int pool_new_in(struct pool **out, size_t n, void *(*allocate)(size_t bytes),
 /* Frees the pool and sets *p to NULL; *p may be NULL. All messages must be closed before this call.
  */
 void pool_free(struct pool **p);
-/* Take a buffer aligned to 64 bytes. A new buffer has zeros, a reused one its old values. NULL: no
+/* Takes a buffer aligned to 64 bytes. A new buffer has zeros, a reused one its old values. NULL: no
  * memory. */
 float *pool_acquire(struct pool *p);
-/* Return a buffer that was not sent; sets *buffer to NULL. */
+/* Gives back to the pool a buffer that was not sent; sets *buffer to NULL. */
 void pool_release(struct pool *p, float **buffer);
-/* Make `message` from the buffer without a copy and set *buffer to NULL. PS_ENOMEM: the caller
+/* Makes `message` from the buffer without a copy and sets *buffer to NULL. PS_ENOMEM: the caller
  * keeps the buffer. */
 int pool_send(struct pool *p, float **buffer, zmq_msg_t *message) PS_MUST_CHECK;
 

@@ -32,17 +32,17 @@ enum preprocess_word { PREPROCESS_NONE, PREPROCESS_NORM, PREPROCESS_SHIFT, PREPR
 
 /* Returns which of the words norm, shift and flip `w` is. PREPROCESS_NONE: none of them. */
 enum preprocess_word preprocess_find(const struct word *w);
-/* Read a word that preprocess_find knows. Returns NULL, or what is wrong with it. */
+/* Reads a word that preprocess_find knows. Returns NULL, or what is wrong with it. */
 const char *preprocess_parse(struct preprocess *p, const struct word *w);
-/* Write the canonical words, each with a blank after it: "norm:0.5:0.25 flip ". */
+/* Writes the canonical words, each with a blank after it: "norm:0.5:0.25 flip ". */
 void preprocess_text(const struct preprocess *p, char text[PREPROCESS_MAX_TEXT]);
-/* 1: the pixels of an image differ from epoch to epoch. */
+/* Returns 1 if the pixels of an image differ from epoch to epoch. */
 int preprocess_is_random(const struct preprocess *p);
 /* table[v] becomes the value that the first layer gets for byte v of a pixel of `channel`: v / 255,
  * normalised if the model text has norm. */
 void preprocess_table(const struct preprocess *p, size_t channel, float table[256]);
 /*
- * Copy an image of c x h x w pixels, shifted and flipped as `p` says for image number `image` of
+ * Copies an image of c x h x w pixels, shifted and flipped as `p` says for image number `image` of
  * epoch `epoch`.
  */
 void preprocess_image(const struct preprocess *p, uint64_t seed, uint32_t epoch, uint32_t image,

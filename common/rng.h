@@ -26,24 +26,24 @@ enum rng_stream {
 	RNG_HOLD_BACK = 7, /* images for --validate; seed 0, sub-stream 0 */
 };
 
-/* A generator with state = mix(mix(mix(seed) ^ stream) ^ sub), where mix is rng_mix. */
+/* Returns a generator with state = mix(mix(mix(seed) ^ stream) ^ sub), where mix is rng_mix. */
 struct rng rng_seed(uint64_t seed, enum rng_stream stream, uint64_t sub);
-/* The SplitMix64 output function of x + 0x9e3779b97f4a7c15. */
+/* Returns the SplitMix64 output function of x + 0x9e3779b97f4a7c15. */
 uint64_t rng_mix(uint64_t x);
-/* The next 64 bits: state += 0x9e3779b97f4a7c15, then the output function. */
+/* Returns the next 64 bits: state += 0x9e3779b97f4a7c15, then the output function. */
 uint64_t rng_next(struct rng *r);
 /* Uniform in [0, n), n >= 1: the high 64 bits of the 128-bit product rng_next() * n. */
 uint64_t rng_below(struct rng *r, uint64_t n);
 /* Uniform in [0, 1): the upper 53 bits times 2^-53. */
 double rng_unit(struct rng *r);
 /*
- * Compute the order of images in `epoch` (from 0): order[] becomes a permutation of 0..n-1.
+ * Computes the order of images in `epoch` (from 0): order[] becomes a permutation of 0..n-1.
  * Fisher-Yates shuffle with the RNG_ORDER stream: for i = n-1 down to 1, swap order[i] with
  * order[rng_below(i + 1)].
  */
 void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n);
-/* The shuffle of rng_order with the stream RNG_HOLD_BACK: the first numbers in order[] are the
- * images that --validate holds back. The seed of the run has no influence. */
+/* Computes order[] as rng_order does, with the stream RNG_HOLD_BACK: the first numbers in order[]
+ * are the images that --validate holds back. The seed of the run has no influence. */
 void rng_hold_back(uint32_t *order, size_t n);
 
 #endif

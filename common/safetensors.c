@@ -23,7 +23,7 @@
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* The entry of a tensor in the header. */
+/* Returns the entry of a tensor in the header. */
 static json_t *tensor_json(
 	const char *dtype, size_t n_dims, const size_t *dim, size_t first, size_t bytes)
 {
@@ -39,7 +39,7 @@ static json_t *tensor_json(
 		(json_int_t)first, (json_int_t)end);
 }
 
-/* The JSON header without padding. The caller frees it with free(). NULL: no memory. */
+/* Returns the JSON header without padding. The caller frees it with free(). NULL: no memory. */
 static char *header_json(const struct model *m)
 {
 	json_t *root =
@@ -105,9 +105,8 @@ static int same_shape(const json_t *shape, size_t n_dims, const size_t *dim)
 	return 1;
 }
 
-/* Read where a tensor's byte range begins. Returns 1 if the range lies in the data and has `bytes`
- * bytes.
- */
+/* Reads where a tensor's byte range begins. Returns 1 if the range lies in the data and has `bytes`
+ * bytes. */
 static int read_range(const struct reader *r, const json_t *offsets, size_t bytes, size_t *begin)
 {
 	const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
@@ -138,7 +137,7 @@ struct wanted {
 	size_t count, offset; /* in the vector */
 };
 
-/* Read the values of a tensor; *begin: where they are in the data. */
+/* Reads the values of a tensor; *begin: where they are in the data. */
 static int read_tensor(struct reader *r, const struct wanted *t, const json_t *entry, size_t *begin)
 {
 	char shape[256];
@@ -177,7 +176,7 @@ static const struct tensor *find_tensor(const struct model *m, const char *name)
 	return NULL;
 }
 
-/* Check that every byte of the data belongs to exactly one tensor: the sizes add up and no two
+/* Checks that every byte of the data belongs to exactly one tensor: the sizes add up and no two
  * tensors overlap. */
 static int check_cover(const struct reader *r)
 {
@@ -197,8 +196,8 @@ static int check_cover(const struct reader *r)
 	return PS_OK;
 }
 
-/* 1: the tensor is num_batches_tracked, which PyTorch keeps beside the running statistics of
- * batchnorm. No program here needs it. */
+/* Returns 1 if the tensor is num_batches_tracked, which PyTorch keeps beside the running statistics
+ * of batchnorm. No program here needs it. */
 static int is_counter(const char *name, const json_t *entry)
 {
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
@@ -233,7 +232,7 @@ static int read_root(struct reader *r, json_t *root)
 	return check_cover(r);
 }
 
-/* Parse the JSON header into *root; *data becomes the offset of the data after it. */
+/* Parses the JSON header into *root; *data becomes the offset of the data after it. */
 static int read_header(const char *path, const unsigned char *file, size_t size, json_t **root,
 	size_t *data, struct err *e)
 {
@@ -346,7 +345,7 @@ struct list_file {
 	size_t at, size; /* bytes of data: written so far; in total */
 };
 
-/* The size of one value. */
+/* Returns the size of one value. */
 static size_t value_bytes(const struct tensor_line *l)
 {
 	return l->type ? l->type->bytes : sizeof(float);
@@ -359,7 +358,7 @@ static size_t after(const struct tensor_line *l, size_t offset)
 	return l->type || l->other ? offset : offset + l->count;
 }
 
-/* If `l` is a line NAME = OTHER, replace it by the line of the tensor OTHER. *offset becomes the
+/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER. *offset becomes the
  * offset of its values in the vector. */
 static void find_tensor_of(const char *list, struct tensor_line *l, size_t *offset)
 {
@@ -386,7 +385,7 @@ static void put_constant(unsigned char *out, const struct tensor_line *l)
 	}
 }
 
-/* Add the tensor `l` under the name in the line `named`. */
+/* Adds the tensor `l` under the name in the line `named`. */
 static int put_tensor(struct list_file *f, const struct tensor_line *named,
 	const struct tensor_line *l, size_t offset)
 {
@@ -405,8 +404,8 @@ static int put_tensor(struct list_file *f, const struct tensor_line *named,
 			l->type ? l->type->name : "F32", l->n_dims, l->dim, f->at - bytes, bytes));
 }
 
-/* Add all tensors with values of `size` bytes; without memory (data NULL), only count their bytes.
- */
+/* Adds all tensors with values of `size` bytes; without memory (data NULL), only counts their
+ * bytes. */
 static int put_tensors_of(struct list_file *f, size_t size)
 {
 	struct tensor_line named, l;
@@ -429,8 +428,8 @@ static int put_tensors_of(struct list_file *f, size_t size)
 	return rc;
 }
 
-/* Add the tensors with the largest values first. Then each value is aligned to its size, as PyTorch
- * requires. */
+/* Adds the tensors with the largest values first. Then each value is aligned to its size, as
+ * PyTorch requires. */
 static int put_all_tensors(struct list_file *f)
 {
 	int rc = 0;
@@ -472,7 +471,7 @@ int safetensors_write_list(
 	return rc;
 }
 
-/* A list of all tensors of a file that has no list, in the order of its header. */
+/* Returns a list of all tensors of a file that has no list, in the order of its header. */
 static char *make_list(json_t *root)
 {
 	const char *key;
@@ -500,7 +499,7 @@ static char *make_list(json_t *root)
 	return NULL;
 }
 
-/* Read the values of the vector. */
+/* Reads the values of the vector. */
 static int read_listed(struct reader *r, const json_t *root, const char *list)
 {
 	char name[TENSOR_LIST_NAME + 1];

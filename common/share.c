@@ -74,7 +74,7 @@ static int connect_to(int fd, const struct sockaddr_un *at)
 	return connect(fd, (const struct sockaddr *)at, sizeof(*at));
 }
 
-/* Remove the file of a socket on which nobody listens. PS_EUSAGE: a process listens there, or the
+/* Removes the file of a socket on which nobody listens. PS_EUSAGE: a process listens there, or the
  * file is not a socket. */
 static int remove_stale(const char *path, struct err *e)
 {
@@ -155,7 +155,7 @@ int share_send(int socket, const void *data, size_t size, const int *fds, size_t
 	return sendmsg(socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size ? PS_OK : PS_ENET;
 }
 
-/* The descriptors of a received message; returns their number. */
+/* Gets the descriptors of a received message and returns their number. */
 static size_t take_fds(struct msghdr *m, int fds[SHARE_MAX_FDS])
 {
 	size_t n = 0;

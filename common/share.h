@@ -15,27 +15,27 @@
 #define SHARE_MAX_FDS 4    /* descriptors in one message */
 #define SHARE_PATH    107u /* bytes of the path of a Unix socket */
 
-/* Create shared memory of `bytes` zeros. A page uses memory only after the first write to it. *fd
+/* Creates shared memory of `bytes` zeros. A page uses memory only after the first write to it. *fd
  * becomes the descriptor. PS_EIO. */
 int share_new(const char *name, size_t bytes, int *fd) PS_MUST_CHECK;
-/* Map the memory. NULL: not possible. */
+/* Maps the memory. NULL: not possible. */
 void *share_map(int fd, size_t bytes, int writable);
-/* From now on no process can write to the memory, except through a mapping made before this call.
- * PS_EIO. */
+/* Makes the memory read-only: from now on no process can write to it, except through a mapping made
+ * before this call. PS_EIO. */
 int share_freeze(int fd) PS_MUST_CHECK;
-/* 1 if `fd` is memory of at least `bytes` whose size nobody can change. */
+/* Returns 1 if `fd` is memory of at least `bytes` whose size nobody can change. */
 int share_is_sound(int fd, size_t bytes);
 
-/* Listen on the Unix socket `path` and replace a file of a process that ended. Only this user may
+/* Listens on the Unix socket `path` and replaces a file of a process that ended. Only this user may
  * connect. *fd does not block. PS_EUSAGE: the path cannot be used, or a process listens there.
  * PS_EIO. */
 int share_listen(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
-/* Connect to the Unix socket `path`. *fd does not block. PS_EUNREACHABLE, PS_EUSAGE. */
+/* Connects to the Unix socket `path`. *fd does not block. PS_EUNREACHABLE, PS_EUSAGE. */
 int share_connect(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
-/* Send one message of `size` bytes with `n` descriptors. It fits into the buffer of a new
+/* Sends one message of `size` bytes with `n` descriptors. It fits into the buffer of a new
  * connection. PS_ENET: it was not sent. */
 int share_send(int socket, const void *data, size_t size, const int *fds, size_t n) PS_MUST_CHECK;
-/* Receive one message of exactly `size` bytes with exactly `n` descriptors, which the caller owns
+/* Receives one message of exactly `size` bytes with exactly `n` descriptors, which the caller owns
  * after PS_OK. PS_EAGAIN: nothing has arrived. PS_EUNREACHABLE: the peer has closed. PS_EPROTO: the
  * message has another size or number of descriptors. */
 int share_receive(int socket, void *data, size_t size, int *fds, size_t n) PS_MUST_CHECK;

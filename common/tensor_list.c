@@ -20,7 +20,7 @@ static int is_name_byte(unsigned char c)
 	return c > ' ' && c < 0x7f && c != '"' && c != '\\';
 }
 
-/* Read a name that ends before `end`. Returns its bytes; 0: it is malformed. */
+/* Reads a name that ends before `end`. Returns its bytes; 0: it is malformed. */
 static size_t read_name(const char **at, char end)
 {
 	const char *begin = *at;
@@ -77,7 +77,7 @@ static int read_shape(const char **at, struct tensor_line *l)
 	return 1;
 }
 
-/* Read a whole number without leading zeros. */
+/* Reads a whole number without leading zeros. */
 static int read_integer(const char **at, const struct tensor_type *type, int64_t *out)
 {
 	int is_negative = **at == '-';
@@ -172,7 +172,7 @@ struct names {
 	uint32_t slot[SLOTS];
 };
 
-/* The slot of a name, or the empty one where it belongs. */
+/* Returns the slot of a name, or the empty one where it belongs. */
 static uint32_t *find_name(struct names *t, const char *name, size_t n)
 {
 	uint32_t hash = 2166136261u;
@@ -235,7 +235,7 @@ static const char *end_of_line(const char *at)
 	return at + strcspn(at, "\n");
 }
 
-/* The bytes of a line without the values of a constant. */
+/* Returns the bytes of a line without the values of a constant. */
 static size_t fixed_bytes(const char *at)
 {
 	struct tensor_line l;

@@ -41,20 +41,20 @@ struct tensor_line {
 	const char *values; /* the first number of a constant */
 };
 
-/* Read the line at *list and move *list to the next one. Returns NULL, or why it is malformed.
+/* Reads the line at *list and moves *list to the next one. Returns NULL, or why it is malformed.
  * Names are not compared with those of other lines. */
 const char *tensor_list_next(const char **list, struct tensor_line *l) PS_MUST_CHECK;
-/* Read the number at *values of a constant and move on to the next one. */
+/* Reads the number at *values of a constant and moves on to the next one. */
 int64_t tensor_list_value(const char **values);
 /*
- * Check a list for a vector of n_params values, of which n_trained are trained and the others are
+ * Checks a list for a vector of n_params values, of which n_trained are trained and the others are
  * running statistics. Returns NULL if it is sound, otherwise why not; *line then has the number of
  * the bad line, from 1; 0: the reason concerns the whole list.
  */
 const char *tensor_list_check(
 	const char *list, uint64_t n_params, uint64_t n_trained, size_t *line) PS_MUST_CHECK;
-/* The number, from 1, of the first line that differs between two sound lists; 0: no line differs.
- * The function ignores the values of constants. */
+/* Returns the number, from 1, of the first line that differs between two sound lists; 0: no line
+ * differs. The function ignores the values of constants. */
 size_t tensor_list_difference(const char *a, const char *b);
 
 #endif

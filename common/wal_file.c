@@ -46,7 +46,7 @@ static void encode_head(const struct wal_head *h, unsigned char out[WAL_HEAD_BYT
 	le64_put(out + 56, XXH3_64bits(out, 56));
 }
 
-/* 1 if `in` is a valid header of this format. */
+/* Returns 1 if `in` is a valid header of this format. */
 static int decode_head(const unsigned char in[WAL_HEAD_BYTES], struct wal_head *h)
 {
 	*h = (struct wal_head){.run_hi = le64_get(in + 16),
@@ -72,7 +72,7 @@ static void encode_record(const struct wal_file_record *r, unsigned char out[WAL
 	le64_put(out + 40, r->xxh3);
 }
 
-/* 1 if `in` may be the header of a record. */
+/* Returns 1 if `in` may be the header of a record. */
 static int decode_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_file_record *r)
 {
 	if (memcmp(in, WAL_RECORD_MAGIC, 8) != 0)
@@ -140,7 +140,7 @@ static void remove_wal_file(DIR *d, uint64_t generation)
 		log_warn("wal", "remove_failed", "file=%s error=\"%s\"", name, strerror(errno));
 }
 
-/* The highest generation in [first, last] that has a file; 0: none. */
+/* Returns the highest generation in [first, last] that has a file; 0: none. */
 static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 {
 	uint64_t g = first <= last ? generation_highest(d, WAL_PREFIX, last) : 0;
@@ -148,8 +148,8 @@ static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 	return g >= first ? g : 0;
 }
 
-/* Keep the newest file up to generation `oldest`, which may still be needed, and the newest file
- * before it for reuse. Remove all older files. Returns the generation to reuse; 0: none. */
+/* Keeps the newest file up to generation `oldest`, which may still be needed, and the newest file
+ * before it for reuse. Removes all older files. Returns the generation to reuse; 0: none. */
 static uint64_t take_old(DIR *d, uint64_t oldest)
 {
 	uint64_t needed = highest(d, 1, oldest), kept = 0;
@@ -161,7 +161,7 @@ static uint64_t take_old(DIR *d, uint64_t oldest)
 	return kept;
 }
 
-/* Open an old file for reuse, or a new one, and make its name durable. */
+/* Opens an old file for reuse, or a new one, and makes its name durable. */
 static int open_file(struct wal_file *f, DIR *d, uint64_t oldest, struct err *e)
 {
 	char name[GENERATION_NAME], old[GENERATION_NAME];
@@ -291,7 +291,7 @@ void wal_file_close(struct wal_file **f)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Read `n` bytes at offset `at`. Returns the bytes read, fewer at the end of the file, or
+/* Reads `n` bytes at offset `at`. Returns the bytes read, fewer at the end of the file, or
  * PS_EIO. */
 static ssize_t read_at(const struct wal_reader *r, uint64_t at, void *out, size_t n, struct err *e)
 {
@@ -364,8 +364,8 @@ static int reserve_payload(struct wal_reader *r, size_t size, struct err *e)
 	return r->data ? PS_OK : err_set(e, PS_ENOMEM, "no memory for a record of %zu bytes", size);
 }
 
-/* Read and verify the record at offset `at`; r->data becomes its payload. Returns 1, or 0 if there
- * is no valid record, or PS_E*. */
+/* Reads and verifies the record at offset `at`; r->data becomes its payload. Returns 1, or 0 if
+ * there is no valid record, or PS_E*. */
 static int read_whole(struct wal_reader *r, uint64_t at, struct wal_file_record *rec, struct err *e)
 {
 	unsigned char bytes[WAL_RECORD_BYTES];
@@ -406,15 +406,15 @@ int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *si
 	return 1;
 }
 
-/* 1 if `rec` belongs to a later group than the missing record r->next. Then the missing record was
- * durable before that group began. If the file's header is lost, r->next is 0 (unknown), and the
- * caller sets r->next from the first valid record. */
+/* Returns 1 if `rec` belongs to a later group than the missing record r->next. Then the missing
+ * record was durable before that group began. If the file's header is lost, r->next is 0 (unknown),
+ * and the caller sets r->next from the first valid record. */
 static int is_later(const struct wal_reader *r, const struct wal_file_record *rec)
 {
 	return !r->next || (rec->seq > r->next && rec->group > r->next && rec->group <= rec->seq);
 }
 
-/* Search the `n` bytes read at offset `at` for a record of a later group. `*refused` counts the
+/* Searches the `n` bytes read at offset `at` for a record of a later group. `*refused` counts the
  * candidates that fail verification. */
 static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *bytes, size_t n,
 	int *refused, struct err *e)
@@ -436,7 +436,7 @@ static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *by
 	return 0;
 }
 
-/* Search the rest of the file in pieces that overlap by one record header. */
+/* Searches the rest of the file in pieces that overlap by one record header. */
 static int search_gap(struct wal_reader *r, unsigned char *bytes, struct err *e)
 {
 	int refused = 0;

@@ -45,21 +45,21 @@ struct wal_head {
 
 struct wal_file; /* opaque, see wal_file.c */
 
-/* Begin the file of head->generation in `dir` and make its name durable. `oldest` is the generation
- * of the oldest checkpoint. Among the files up to generation `oldest`, only the newest may still be
- * needed: its records may continue after that checkpoint. The function reuses one older file and
- * removes the others. PS_EIO, PS_ENOMEM. */
+/* Begins the file of head->generation in `dir` and makes its name durable. `oldest` is the
+ * generation of the oldest checkpoint. Among the files up to generation `oldest`, only the newest
+ * may still be needed: its records may continue after that checkpoint. The function reuses one
+ * older file and removes the others. PS_EIO, PS_ENOMEM. */
 int wal_file_create(struct wal_file **out, const char *dir, const struct wal_head *head,
 	uint64_t oldest, struct err *e) PS_MUST_CHECK;
-/* Append one record: the concatenation of `parts`. PS_EIO. */
+/* Appends one record: the concatenation of `parts`. PS_EIO. */
 int wal_file_append(struct wal_file *j, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* Make every appended record durable. PS_EIO. */
+/* Makes every appended record durable. PS_EIO. */
 int wal_file_sync(struct wal_file *j, struct err *e) PS_MUST_CHECK;
-/* The size of header and records so far, in bytes. */
+/* Returns the size of header and records so far, in bytes. */
 uint64_t wal_file_bytes(const struct wal_file *j);
-/* The additional disk space that `bytes` more would need, in bytes. A reused file has allocated
- * blocks already, so the result may be 0. */
+/* Returns the additional disk space that `bytes` more would need, in bytes. A reused file has
+ * allocated blocks already, so the result may be 0. */
 uint64_t wal_file_growth(const struct wal_file *j, uint64_t bytes);
 /* Closes the file without another sync and sets *j to NULL; *j may be NULL. */
 void wal_file_close(struct wal_file **j);
@@ -78,11 +78,11 @@ struct wal_reader {
 	struct XXH3_state_s *hash;
 };
 
-/* Open the file of `generation`. Its payloads have at most max_payload bytes. 0 with r->fd < 0:
+/* Opens the file of `generation`. Its payloads have at most max_payload bytes. 0 with r->fd < 0:
  * there is no such file, or its writer stopped before the header. PS_EIO. */
 int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, size_t max_payload,
 	struct err *e) PS_MUST_CHECK;
-/* Read the next record. 1: *data is valid until the next call. 0: no valid record follows. PS_EIO,
+/* Reads the next record. 1: *data is valid until the next call. 0: no valid record follows. PS_EIO,
  * PS_ENOMEM. */
 int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *size,
 	struct err *e) PS_MUST_CHECK;
@@ -93,9 +93,9 @@ void wal_reader_release(struct wal_reader *r);
 
 /* ---- the directory ------------------------------------------------------------------------ */
 
-/* The highest generation up to `max` that has a file; 0: none. */
+/* Returns the highest generation up to `max` that has a file; 0: none. */
 uint64_t wal_file_newest(const char *dir, uint64_t max);
-/* Remove the files of the generations `first` to `last`. */
+/* Removes the files of the generations `first` to `last`. */
 void wal_file_remove(const char *dir, uint64_t first, uint64_t last);
 
 #endif

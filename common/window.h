@@ -24,14 +24,14 @@ struct window {
 	enum pad_rule rule;
 };
 
-/* The number of zeros to add to `in` pixels, at both ends together. If the number is odd, the far
- * end (right or bottom) gets one more. */
+/* Returns the number of zeros to add to `in` pixels, at both ends together. If the number is odd,
+ * the far end (right or bottom) gets one more. */
 size_t window_pad(const struct window *w, size_t in);
-/* The number of output pixels for `in` input pixels; 0: the window does not tile the padded input
- * exactly. */
+/* Returns the number of output pixels for `in` input pixels; 0: the window does not tile the padded
+ * input exactly. */
 size_t window_out(const struct window *w, size_t in);
-/* The size nearest to w->size that fits both axes of `in` and whose output sizes are multiples of
- * `multiple`; 0: none. */
+/* Returns the size nearest to w->size that fits both axes of `in` and whose output sizes are
+ * multiples of `multiple`; 0: none. */
 size_t window_nearest(const struct window *w, struct shape in, size_t multiple);
 
 #endif

@@ -20,17 +20,18 @@ struct word {
 
 enum words_result { WORDS_END, WORDS_ONE, WORDS_TOO_LONG, WORDS_TOO_MANY_FIELDS };
 
-/* Read the next word of *text into *w and advance *text. If the word is too long, w->text has its
+/* Reads the next word of *text into *w and advances *text. If the word is too long, w->text has its
  * beginning. */
 enum words_result words_next(const char **text, struct word *w);
-/* The text after "key=" in `field`, or NULL if `field` has another key. */
+/* Returns the text after "key=" in `field`, or NULL if `field` has another key. */
 const char *words_value(const char *field, const char *key);
-/* 1 if `text` has only digits and is a number in [min, max]; *out becomes the number. max must be
- * below SIZE_MAX / 16. */
+/* Returns 1 if `text` has only digits and is a number in [min, max]; *out becomes the number. max
+ * must be below SIZE_MAX / 16. */
 int words_size(const char *text, size_t min, size_t max, size_t *out);
-/* 1 if `text` is a number of at least 0 without blanks, such as 0.25 or 1e-3; *out becomes it. */
+/* Returns 1 if `text` is a number of at least 0 without blanks, such as 0.25 or 1e-3; *out becomes
+ * it. */
 int words_real(const char *text, float *out);
-/* Write `v` with the fewest digits that words_real reads as the same number. */
+/* Writes `v` with the fewest digits that words_real reads as the same number. */
 void words_put_real(char text[WORDS_REAL], float v);
 
 #endif

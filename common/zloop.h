@@ -42,20 +42,20 @@ struct zloop {
 	uint64_t rescues;
 };
 
-/* Start watching `socket`. PS_ENET: the call had no effect. */
+/* Starts watching `socket`. PS_ENET: the call had no effect. */
 int zloop_start(struct zloop *z, uv_loop_t *loop, void *socket, zloop_readable_fn *on_readable,
 	void *arg) PS_MUST_CHECK;
-/* Stop watching. The caller may close the socket at once, but may free *z only in
+/* Stops watching. The caller may close the socket at once, but may free *z only in
  * on_closed(arg). */
 void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
-/* Handle at most `max` messages now instead of in the next iteration. Do not call it from
+/* Handles at most `max` messages now instead of in the next iteration. Do not call it from
  * on_readable. */
 void zloop_read(struct zloop *z, size_t max);
 /* Call zloop_used after each use of the socket outside on_readable, for example after a send,
  * because such a use may consume the edge of a message. The next prepare then finds the message,
  * and the message does not count as missed. */
 void zloop_used(struct zloop *z);
-/* The number of messages that only the safety timer found. */
+/* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);
 
 #endif

@@ -13,9 +13,9 @@ struct zmonitor_event {
 	uint32_t value;  /* depends on the number: a file descriptor, an errno, ... */
 };
 
-/* Open a socket of `context` that receives `events` (ZMQ_EVENT_*) of `socket`. NULL: see errno. */
+/* Opens a socket of `context` that receives `events` (ZMQ_EVENT_*) of `socket`. NULL: see errno. */
 void *zmonitor_open(void *context, void *socket, int events);
-/* Receive one event without blocking. 1, or 0 if there is none. */
+/* Receives one event without blocking. Returns 1, or 0 if there is none. */
 int zmonitor_next(void *monitor, struct zmonitor_event *e);
 /* Closes the monitor and sets *monitor to NULL; *monitor may be NULL. Call zmonitor_close before
  * you close `socket`. */

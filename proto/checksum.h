@@ -10,11 +10,11 @@
 #include <stdint.h>
 
 uint64_t wire_hash(const void *data, size_t size);
-/* wire_hash of `count` floats. The same pass sets *peak to the bits of the largest magnitude: the
- * maximum of the float32 bit patterns without the sign bit. */
+/* Returns the wire_hash of `count` floats. The same pass sets *peak to the bits of the largest
+ * magnitude: the maximum of the float32 bit patterns without the sign bit. */
 uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak);
-/* Copy like memcpy and return the wire_hash of the data, in one pass: each block is hashed while it
- * is in the cache. */
+/* Copies like memcpy and returns the wire_hash of the data, in one pass: each block is hashed while
+ * it is in the cache. */
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);
 
 #endif

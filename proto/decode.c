@@ -28,7 +28,7 @@ struct wire {
 
 /* ---- from a socket, never waiting ------------------------------------------------------------ */
 
-/* Receive one part into *part. 1: received. 0: none. `flags` is ZMQ_DONTWAIT, or 0 to wait for the
+/* Receives one part into *part. 1: received. 0: none. `flags` is ZMQ_DONTWAIT, or 0 to wait for the
  * socket's receive timeout or a signal. */
 static int receive_part(void *socket, int flags, zmq_msg_t *part)
 {
@@ -43,7 +43,7 @@ static int receive_part(void *socket, int flags, zmq_msg_t *part)
 	return errno == EAGAIN || errno == EINTR ? 0 : PS_ENET;
 }
 
-/* The number in libzmq's own routing id; 0: the client chose the id. */
+/* Returns the number in libzmq's own routing id; 0: the client chose the id. */
 static uint32_t peer_number(zmq_msg_t *identity)
 {
 	const unsigned char *id = zmq_msg_data(identity);
@@ -53,7 +53,7 @@ static uint32_t peer_number(zmq_msg_t *identity)
 	return (uint32_t)id[1] << 24 | (uint32_t)id[2] << 16 | (uint32_t)id[3] << 8 | id[4];
 }
 
-/* Discard the remaining parts of a message. `more` is the flag of its newest part. */
+/* Discards the remaining parts of a message. `more` is the flag of its newest part. */
 static int drop_rest(void *socket, int more)
 {
 	while (more) {
@@ -68,7 +68,7 @@ static int drop_rest(void *socket, int more)
 	return PS_EPROTO;
 }
 
-/* Receive the identity frame. 1: *peer is set. 0: no message. */
+/* Receives the identity frame. 1: *peer is set. 0: no message. */
 static int receive_identity(void *socket, uint32_t *peer)
 {
 	zmq_msg_t identity;
@@ -86,7 +86,7 @@ static int receive_identity(void *socket, uint32_t *peer)
 	return rc;
 }
 
-/* Receive all parts after the identity frame. `flags` apply to the first part. */
+/* Receives all parts after the identity frame. `flags` apply to the first part. */
 static int receive_frames(void *socket, int flags, struct frames *f)
 {
 	int more;
@@ -231,7 +231,7 @@ struct field {
 	size_t size;
 };
 
-/* Read a varint. 1 if it is complete and has at most 64 bits. */
+/* Reads a varint. Returns 1 if it is complete and has at most 64 bits. */
 static int scan_varint(struct reader *r, uint64_t *value)
 {
 	uint64_t v = 0;
@@ -258,7 +258,7 @@ static int scan_past(struct reader *r, uint64_t n)
 	return 1;
 }
 
-/* Read a field. 1 if it is complete and has a number and a wire type of proto3. */
+/* Reads a field. Returns 1 if it is complete and has a number and a wire type of proto3. */
 static int scan_field(struct reader *r, struct field *f)
 {
 	uint64_t tag, size;
@@ -304,7 +304,7 @@ static enum wire_type wire_type_of(ProtobufCType type)
 	}
 }
 
-/* The maximum of a varint of this type. protobuf-c silently truncates larger values. */
+/* Returns the maximum of a varint of this type. protobuf-c silently truncates larger values. */
 static uint64_t varint_limit(ProtobufCType type)
 {
 	switch (type) {
@@ -334,7 +334,7 @@ static const char *check_text(const uint8_t *data, size_t size)
 	return NULL;
 }
 
-/* Check that a known field has its wire type and occurs once. Sets its bit in *seen, and *row to
+/* Checks that a known field has its wire type and occurs once. Sets its bit in *seen, and *row to
  * its descriptor. *row is NULL for an unknown field of a newer schema; protobuf-c skips it and
  * charges its size to the memory budget of the message. */
 static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
@@ -353,7 +353,7 @@ static const char *check_field(const ProtobufCMessageDescriptor *message, const 
 	return (*row)->type == PROTOBUF_C_TYPE_STRING ? check_text(f->data, f->size) : NULL;
 }
 
-/* Check a message inside a body. It has only numbers: the schema has no deeper level. */
+/* Checks a message inside a body. It has only numbers: the schema has no deeper level. */
 static const char *check_inner(const ProtobufCMessageDescriptor *message, const struct field *outer)
 {
 	struct reader r = {outer->data, outer->data + outer->size};
@@ -374,7 +374,7 @@ static const char *check_inner(const ProtobufCMessageDescriptor *message, const 
 	return NULL;
 }
 
-/* Find the body inside the envelope. Returns NULL or the error text. */
+/* Finds the body inside the envelope. Returns NULL or the error text. */
 static const char *check_envelope(const uint8_t *data, size_t size, struct wire_body *body)
 {
 	struct reader r = {data, data + size};
@@ -390,7 +390,7 @@ static const char *check_envelope(const uint8_t *data, size_t size, struct wire_
 	return NULL;
 }
 
-/* Check every field of the body and of its inner messages. Returns NULL or the error text. */
+/* Checks every field of the body and of its inner messages. Returns NULL or the error text. */
 static const char *check_body(const struct wire_body *body)
 {
 	struct reader r = {body->data, body->data + body->size};
@@ -415,7 +415,7 @@ static const char *check_body(const struct wire_body *body)
 	return NULL;
 }
 
-/* Find the first field with this number and wire type. 0: no such field, or malformed bytes come
+/* Finds the first field with this number and wire type. 0: no such field, or malformed bytes come
  * first. */
 static int peek(const struct wire_body *body, unsigned number, enum wire_type type, struct field *f)
 {
@@ -427,7 +427,7 @@ static int peek(const struct wire_body *body, unsigned number, enum wire_type ty
 	return 0;
 }
 
-/* The value of varint field `number`; 0: no such field, or malformed bytes come first. */
+/* Returns the value of varint field `number`; 0: no such field, or malformed bytes come first. */
 static uint64_t peek_number(const struct wire_body *body, unsigned number)
 {
 	struct field f;
@@ -435,8 +435,8 @@ static uint64_t peek_number(const struct wire_body *body, unsigned number)
 	return peek(body, number, WIRE_VARINT, &f) ? f.varint : 0;
 }
 
-/* The unchecked bytes of text field `number`; size 0: no such field, or malformed bytes come
- * first. */
+/* Returns the unchecked bytes of text field `number`; size 0: no such field, or malformed bytes
+ * come first. */
 static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, size_t *size)
 {
 	struct field f;
@@ -511,7 +511,7 @@ static const void *pointer_at(const void *where)
 	return p;
 }
 
-/* Copy one value from protobuf-c's struct to the struct of msg.h. */
+/* Copies one value from protobuf-c's struct to the struct of msg.h. */
 static int read_value(const struct wire_field *row, const void *from, void *to)
 {
 	switch (row->kind) {
@@ -547,7 +547,7 @@ static const char *read_inner(const struct wire_field *rows, const ProtobufCMess
 	return NULL;
 }
 
-/* The values of a frame: in place if aligned, else copied to `spare`. */
+/* Returns the values of a frame: in place if aligned, else copied to `spare`. */
 static const float *frame_floats(zmq_msg_t *frame, float *spare)
 {
 	void *data = zmq_msg_data(frame);
@@ -558,7 +558,7 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Set the data and the peak of a slice, and return the checksum. Only gradients need the peak.
+/* Sets the data and the peak of a slice, and returns the checksum. Only gradients need the peak.
  * `chunk` has both for a frame that arrived before the PUSH; NULL: compute them. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
@@ -575,7 +575,7 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk
 /* An error text that wire_decode turns into PS_EAGAIN. */
 static const char foreign[] = "a chunk is of another push";
 
-/* Check one slice. `from` is the end of the slice before it. */
+/* Checks one slice. `from` is the end of the slice before it. */
 static const char *check_slice(struct wire *w, uint64_t from, zmq_msg_t *frame,
 	const struct chunk *chunk, enum msg_type type, struct slice *s)
 {
@@ -606,7 +606,7 @@ int wire_values(struct frames *f, const struct msg_params *p, float *to)
 	return PS_OK;
 }
 
-/* Read the slices. `from` points to `n` protobuf structs. */
+/* Reads the slices. `from` points to `n` protobuf structs. */
 static const char *read_slices(struct wire *w, struct frames *f, const struct wire_field *rows,
 	ProtobufCMessage *const *from, size_t n, enum msg_type type, struct slices *to)
 {
@@ -629,7 +629,7 @@ static const char *read_slices(struct wire *w, struct frames *f, const struct wi
 	return NULL;
 }
 
-/* 1 if the slices contain every value exactly once, as PARAMS must. */
+/* Returns 1 if the slices contain every value exactly once, as PARAMS must. */
 static int covers(const struct slices *s, size_t n_params)
 {
 	uint64_t end = 0;
@@ -697,7 +697,7 @@ static const char *decode(
 
 /* ---- versions: return NULL or the error text ------------------------------------------------ */
 
-/* 1 if `name` is one of the words in `list`. */
+/* Returns 1 if `name` is one of the words in `list`. */
 static int is_among(const char *name, size_t n, const char *list)
 {
 	while (*list) {
@@ -718,7 +718,7 @@ static int is_feature_name(const char *name, size_t n)
 	return n > 0 && n <= WIRE_MAX_NAME;
 }
 
-/* Check a peer's required features: names in `size` bytes, separated by one blank. */
+/* Checks a peer's required features: names in `size` bytes, separated by one blank. */
 static const char *check_features(struct wire *w, const char *names, size_t size)
 {
 	for (size_t at = 0, n; size > 0 && at <= size; at += n + 1) {
@@ -751,7 +751,7 @@ static const char *check_versions(struct wire *w, uint64_t newest, uint64_t olde
 	return w->why;
 }
 
-/* 1: the body is the HELLO of a worker that lacks the feature "codes". */
+/* Returns 1 if the body is the HELLO of a worker that lacks the feature "codes". */
 static int lacks_codes(const struct wire_body *body)
 {
 	uint64_t newest = peek_number(body, HELLO_PROTOCOL);
@@ -760,7 +760,7 @@ static int lacks_codes(const struct wire_body *body)
 	       newest >= WIRE_OLDEST_PROTOCOL && newest < WIRE_OLDEST_WORKER;
 }
 
-/* Check the protocol versions and required features of a HELLO or WELCOME. This check comes first,
+/* Checks the protocol versions and required features of a HELLO or WELCOME. This check comes first,
  * because the rest of the message may follow rules of a newer version. */
 static const char *check_greeting(struct wire *w, const struct wire_body *body)
 {

@@ -106,7 +106,7 @@ static void *put_inner(struct wire_arena *a, const ProtobufCMessageDescriptor *d
 	return p;
 }
 
-/* Make an array of pointers to protobuf structs, one for each slice. */
+/* Makes an array of pointers to protobuf structs, one for each slice. */
 static void *put_slices(struct wire_arena *a, const ProtobufCMessageDescriptor *descriptor,
 	const struct wire_field *rows, const struct slices *from, const uint64_t *xxh3)
 {
@@ -159,7 +159,7 @@ static ProtobufCMessage *put_message(
 
 /* ---- struct msg to frames -------------------------------------------------------------------- */
 
-/* Write the envelope `Message`, which has one field of bytes. Returns its length. */
+/* Writes the envelope `Message`, which has one field of bytes. Returns its length. */
 static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char prefix[PREFIX_MAX])
 {
 	size_t n = 0;
@@ -171,7 +171,7 @@ static size_t put_prefix(enum msg_type type, size_t body_size, unsigned char pre
 	return n;
 }
 
-/* Encode the header frame. `xxh3` has the checksum of each slice. */
+/* Encodes the header frame. `xxh3` has the checksum of each slice. */
 static int encode_header(const struct msg *m, const uint64_t *xxh3, zmq_msg_t *header)
 {
 	alignas(max_align_t) unsigned char memory[ENCODE_MEMORY];
@@ -262,7 +262,8 @@ int wire_encode(const struct msg *m, struct frames *f)
 
 /* ---- to a socket, never waiting -------------------------------------------------------------- */
 
-/* Send one part. 0, PS_EAGAIN, PS_EUNREACHABLE or PS_ENET. Only after 0 libzmq owns the part. */
+/* Sends one part. Returns 0, PS_EAGAIN, PS_EUNREACHABLE or PS_ENET. Only after 0 libzmq owns the
+ * part. */
 static int send_part(void *socket, zmq_msg_t *part, int more)
 {
 	int flags = ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0);

@@ -351,8 +351,8 @@ struct msg {
 	};
 };
 
-/* The stamp of `m`, as its sender claims; of a HELLO, the session to resume. NULL: this type has no
- * stamp. */
+/* Returns the stamp of `m`, as its sender claims; of a HELLO, the session to resume. NULL: this
+ * type has no stamp. */
 static inline const struct stamp *msg_stamp(const struct msg *m)
 {
 	switch (m->type) {

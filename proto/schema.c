@@ -260,14 +260,14 @@ static const struct wire_field error[] = {
 	END,
 };
 
-/* 1 if [first, first + count) lies in [0, limit). The caller has checked that both are at most
- * `limit`. */
+/* Returns 1 if [first, first + count) lies in [0, limit). The caller has checked that both are at
+ * most `limit`. */
 static int inside(uint64_t first, uint64_t count, uint64_t limit)
 {
 	return first + count <= limit;
 }
 
-/* NULL for a valid decision: only VERDICT_REJECTED has a reason, and may be superseded. */
+/* Returns NULL for a valid decision: only VERDICT_REJECTED has a reason, and may be superseded. */
 static const char *check_decision(enum verdict verdict, enum reject reject, uint32_t superseded)
 {
 	if ((verdict == VERDICT_REJECTED) != (reject != REJECT_NONE))

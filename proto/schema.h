@@ -65,9 +65,9 @@ struct wire_message {
 
 extern const struct wire_message wire_messages[MSG_TYPES]; /* row 0 is unused */
 
-/* The descriptor of message type `type` (enum msg_type); NULL: no such type. */
+/* Returns the descriptor of message type `type` (enum msg_type); NULL: no such type. */
 const ProtobufCMessageDescriptor *wire_descriptor(unsigned type);
-/* The field descriptor of `row` in `message`. */
+/* Returns the field descriptor of `row` in `message`. */
 const ProtobufCFieldDescriptor *wire_find(
 	const ProtobufCMessage *message, const struct wire_field *row);
 
@@ -77,7 +77,7 @@ struct wire_arena {
 	size_t size, used;     /* bytes */
 };
 
-/* NULL: the arena is full. */
+/* Takes `size` bytes from the arena. NULL: the arena is full. */
 void *wire_alloc(struct wire_arena *a, size_t size);
 
 #endif

@@ -48,67 +48,68 @@ struct frames {
 
 struct wire; /* opaque: protobuf arena and aligned tensor memory */
 
-/* `n_params` is the maximum of floats in a message; 0 (before WELCOME) refuses every slice.
- * PS_ENOMEM. */
+/* Creates a struct wire. `n_params` is the maximum of floats in a message; 0 (before WELCOME)
+ * refuses every slice. PS_ENOMEM. */
 int wire_new(struct wire **out, size_t n_params) PS_MUST_CHECK;
 /* Frees the struct and sets *w to NULL; *w may be NULL. */
 void wire_free(struct wire **w);
-/* Set n_params when WELCOME has the model. PS_ENOMEM: the old value stays. */
+/* Sets n_params. Call wire_resize when WELCOME has brought the model. PS_ENOMEM: the old value
+ * stays. */
 int wire_resize(struct wire *w, size_t n_params) PS_MUST_CHECK;
 
 /*
- * Decode one message. Slice data point into aligned frames, or else to copies in w's memory, so the
- * frames must outlive *m. On an error *why (`why` may be NULL) becomes one sentence for the log and
- * the ERROR reply, valid until the next decode. PS_EPROTO: the message is malformed, has a wrong
- * checksum or exceeds a limit. PS_EVERSION: the peer of a HELLO or WELCOME has no common version or
- * requires an unknown feature. PS_EAGAIN: the chunks belong to another PUSH, because messages were
- * lost.
+ * Decodes one message. Slice data point into aligned frames, or else to copies in w's memory, so
+ * the frames must outlive *m. On an error *why (`why` may be NULL) becomes one sentence for the log
+ * and the ERROR reply, valid until the next decode. PS_EPROTO: the message is malformed, has a
+ * wrong checksum or exceeds a limit. PS_EVERSION: the peer of a HELLO or WELCOME has no common
+ * version or requires an unknown feature. PS_EAGAIN: the chunks belong to another PUSH, because
+ * messages were lost.
  */
 int wire_decode(struct wire *w, struct frames *f, struct msg *m, const char **why) PS_MUST_CHECK;
-/* From now on wire_decode refuses the HELLO of a worker that lacks a feature which servers require
- * (WIRE.md, "Versions"). Do not call it to read a log, because the log of an older release may
- * contain the HELLO of an older worker. */
+/* Makes wire_decode refuse from now on the HELLO of a worker that lacks a feature which servers
+ * require (WIRE.md, "Versions"). Do not call wire_serve to read a log, because the log of an older
+ * release may contain the HELLO of an older worker. */
 void wire_serve(struct wire *w);
-/* Make the header frame of a chunk. PS_ENOMEM. */
+/* Makes the header frame of a chunk. PS_ENOMEM. */
 int wire_encode_chunk_header(zmq_msg_t *header) PS_MUST_CHECK;
-/* 1 if the message is a chunk. Do not pass a chunk to wire_decode. */
+/* Returns 1 if the message is a chunk. Do not pass a chunk to wire_decode. */
 int wire_is_chunk(struct frames *f);
-/* The number of chunks that a PUSH header states, not verified; 0 for other types. */
+/* Returns the number of chunks that a PUSH header states, not verified; 0 for other types. */
 size_t wire_chunks_wanted(struct frames *f);
-/* 1 if the message has no tensor frame, and its PUSH or PARAMS header names shared memory instead.
- * The numbers of *ref are not verified. */
+/* Returns 1 if the message has no tensor frame, and its PUSH or PARAMS header names shared memory
+ * instead; *ref then has its numbers. They are not verified. */
 int wire_lane_ref(struct frames *f, struct lane_ref *ref);
-/* Copy `count` floats from memory that another process may change, and set the checksum and the
+/* Copies `count` floats from memory that another process may change, and sets the checksum and the
  * peak of the copy. */
 void wire_copy_chunk(float *to, const void *from, size_t count, struct chunk *chunk);
-/* Compute checksum and peak of a chunk. PS_EPROTO: the size is zero or not a multiple of 4. */
+/* Computes checksum and peak of a chunk. PS_EPROTO: the size is zero or not a multiple of 4. */
 int wire_check_chunk(zmq_msg_t *frame, struct chunk *chunk) PS_MUST_CHECK;
-/* From now on wire_decode does not check the values of PARAMS, and their slices have no data.
- * wire_values checks them later. */
+/* Makes wire_decode leave the values of PARAMS unchecked from now on. The slices of PARAMS then
+ * have no data, and wire_values checks the values later. */
 void wire_defer(struct wire *w);
-/* Check the values of PARAMS `p` in its frames `f`, and copy them to `to` (n_params floats) in the
- * same pass. NULL: do not copy. PS_EPROTO: a checksum is wrong. */
+/* Checks the values of PARAMS `p` in its frames `f`, and copies them to `to` (n_params floats) in
+ * the same pass. `to` NULL: the function copies nothing. PS_EPROTO: a checksum is wrong. */
 int wire_values(struct frames *f, const struct msg_params *p, float *to) PS_MUST_CHECK;
 /*
- * Encode `m` into new header and tensor frames, with copies of the slice data. Computes each
+ * Encodes `m` into new header and tensor frames, with copies of the slice data. Computes each
  * slice's xxh3 unless it is nonzero; a replay has the checksum of the first transmission.
  * PS_ENOMEM, PS_ETOOBIG: the caller has nothing to release.
  */
 int wire_encode(const struct msg *m, struct frames *f) PS_MUST_CHECK;
-/* Encode only the header frame of `m`. The caller shares existing tensor frames with
+/* Encodes only the header frame of `m`. The caller shares existing tensor frames with
  * zmq_msg_copy. */
 int wire_encode_header(const struct msg *m, zmq_msg_t *header) PS_MUST_CHECK;
-/* Make a tensor frame with a copy of the slice's values, for sending it more than once. Computes
+/* Makes a tensor frame with a copy of the slice's values, for sending it more than once. Computes
  * s->xxh3 in the same pass unless it is nonzero. PS_ENOMEM. */
 int wire_encode_slice(struct slice *s, zmq_msg_t *frame) PS_MUST_CHECK;
-/* XXH3-64 of `count` floats, the checksum of a slice. */
+/* Returns the XXH3-64 of `count` floats, the checksum of a slice. */
 uint64_t wire_checksum(const float *data, size_t count);
 /* Like wire_checksum, for values that are produced block by block. `next` sets *values to the next
  * block and returns its number of values, 0 after the last block. */
 typedef size_t wire_block_fn(void *arg, const float **values);
 uint64_t wire_checksum_blocks(wire_block_fn *next, void *arg);
 
-/* Receive one whole message without blocking. 1: received. 0: none. PS_EPROTO: the message has too
+/* Receives one whole message without blocking. 1: received. 0: none. PS_EPROTO: the message has too
  * many parts or too large a header; it is discarded. PS_ENET. `peer` is for ROUTER sockets, else
  * NULL: the function removes the identity frame, and *peer becomes the nonzero number in libzmq's
  * own 5-byte id. An id that the client chose is PS_EPROTO. */
@@ -116,9 +117,9 @@ int wire_recv(void *socket, uint32_t *peer, struct frames *f) PS_MUST_CHECK;
 /* Like wire_recv for a DEALER socket, but waits for a message for at most `ms` milliseconds or
  * until a signal. */
 int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
-/* Send all frames without blocking and leave `f` empty. `peer` is 0 for a DEALER socket. PS_EAGAIN
- * (the peer's queue is full), PS_EUNREACHABLE (ROUTER: no such peer): nothing was sent, and the
- * caller keeps `f`. */
+/* Sends all frames without blocking and leaves `f` empty. `peer` is 0 for a DEALER socket.
+ * PS_EAGAIN (the peer's queue is full), PS_EUNREACHABLE (ROUTER: no such peer): nothing was sent,
+ * and the caller keeps `f`. */
 int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 /* The value of ZMQ_SNDBUF on both sides. By default the kernel accepts megabytes of a tensor before
  * the peer reads any. With a small buffer the data are still in the CPU's caches when the peer
@@ -130,9 +131,9 @@ static inline void frames_init(struct frames *f)
 {
 	f->n = f->n_chunks = 0;
 }
-/* Move the frames of `from` to the empty `to`; `from` becomes empty. */
+/* Moves the frames of `from` to the empty `to`; `from` becomes empty. */
 void frames_move(struct frames *to, struct frames *from);
-/* Close every frame. Idempotent. */
+/* Closes every frame. Idempotent. */
 static inline void frames_release(struct frames *f)
 {
 	while (f->n > 0)
@@ -140,7 +141,7 @@ static inline void frames_release(struct frames *f)
 	f->n_chunks = 0;
 }
 
-/* 1 if `text` has no control characters, the rule for names, devices, hosts and models. */
+/* Returns 1 if `text` has no control characters, the rule for names, devices, hosts and models. */
 int wire_is_line(const char *text);
 
 #endif

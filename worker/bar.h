@@ -22,7 +22,7 @@ struct bar_view {
 	uint64_t images, pushes;        /* of this worker */
 };
 
-/* 1 if it is time to draw: four times a second, on a terminal. */
+/* Returns 1 if it is time to draw: four times a second, on a terminal. */
 int bar_is_due(const struct bar *b, double now_s);
 void bar_draw(struct bar *b, const struct bar_view *v, double now_s);
 /* Writes the text of the bar, without a newline. */

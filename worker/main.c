@@ -36,9 +36,9 @@ static void note_stop_signal(int number)
 	atomic_compare_exchange_strong(&stopped_ms, &none, clock_ms());
 }
 
-/* 1 after a stop signal. When the grace time is over, end the process: the server gives the
- * unfinished batches to other workers. The threads of libcnnps call this function ten times a
- * second, also while the trainer computes. */
+/* Returns 1 after a stop signal. When the grace time is over, the function ends the process: the
+ * server gives the unfinished batches to other workers. The threads of libcnnps call this function
+ * ten times a second, even while the trainer computes. */
 static int is_stopped(void *arg)
 {
 	uint64_t since = atomic_load(&stopped_ms);
@@ -71,7 +71,7 @@ static void catch_signals(void)
 	signal(SIGXFSZ, SIG_IGN);
 }
 
-/* Convert the options to those of libcnnps. */
+/* Converts the options to those of libcnnps. */
 static struct cnnps_options connection(
 	const struct worker_options *o, const struct data_id *d, const char *device)
 {
@@ -111,7 +111,7 @@ static void log_done(const struct cnnps *c, const struct trainer_work *w)
 		(unsigned long long)s.replayed);
 }
 
-/* Connect, train and close the session. *acked becomes the number of pushes that the server
+/* Connects, trains and closes the session. *acked becomes the number of pushes that the server
  * acknowledged in this session. */
 static int run_session(struct cnnps_options *o, const struct trainer_config *t, struct data *d,
 	uint64_t *acked, struct err *e)
@@ -139,7 +139,7 @@ static int run_session(struct cnnps_options *o, const struct trainer_config *t, 
 	return rc;
 }
 
-/* Run sessions one after the other. If the server fences a worker that it considered dead, the
+/* Runs sessions one after the other. If the server fences a worker that it considered dead, the
  * worker connects again as a new worker. A worker with --name must exit instead: another worker of
  * that name may have replaced it. */
 static int run_sessions(

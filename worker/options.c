@@ -12,7 +12,7 @@
 #define MAX_THREADS 256
 #define DAY_MS      86400000
 
-/* The number of CPUs on which this process may run. */
+/* Returns the number of CPUs on which this process may run. */
 static int64_t cpu_count(void)
 {
 	cpu_set_t set;
@@ -35,7 +35,7 @@ int options_check_server(const char *program, const char *server)
 	return PS_EUSAGE;
 }
 
-/* Check the name before HELLO: if the server refused the HELLO, its error would not name the
+/* Checks the name before HELLO: if the server refused the HELLO, its error would not name the
  * option. */
 static int check_name(const char *name)
 {

@@ -61,10 +61,10 @@ struct worker_options {
 		.help = "format of log lines: logfmt (text) or JSON objects (json)"                \
 	}
 
-/* Parse the command line. Returns OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has printed the errors
+/* Parses the command line. Returns OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has printed the errors
  * on stderr. */
 int worker_options_parse(struct worker_options *o, int argc, char **argv) PS_MUST_CHECK;
-/* Check that `server` is tcp://HOST:PORT with a port of 1 to 65535. PS_EUSAGE: it has printed an
+/* Checks that `server` is tcp://HOST:PORT with a port of 1 to 65535. PS_EUSAGE: it has printed an
  * error with the name of `program` on stderr. */
 int options_check_server(const char *program, const char *server) PS_MUST_CHECK;
 

@@ -17,7 +17,7 @@ struct data;
 #define SHOW_IMAGES 24
 #define SHOW_SIDE   32
 
-/* Predict with `weights` and return the JSON, which the caller frees. If the test images are in
+/* Predicts with `weights` and returns the JSON, which the caller frees. If the test images are in
  * memory, `b` must use them. If not, `b` uses a few copied images, and the caller must call
  * backend_use before the next use of `b`. NULL: not possible. */
 char *show_json(

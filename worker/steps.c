@@ -91,14 +91,14 @@ static int ensure_buffer(float **buffer, size_t n)
 	return *buffer ? PS_OK : PS_ENOMEM;
 }
 
-/* Hold the newest weights. */
+/* Holds the newest weights. */
 static int pull_held(struct steps *s)
 {
 	s->held = (struct cnnps_pull){.size = sizeof(s->held)};
 	return cnnps_pull(s->c, &s->held);
 }
 
-/* Start the pull that the next pull_held completes. */
+/* Starts the pull that the next pull_held completes. */
 static int start_pull(struct steps *s)
 {
 	return cnnps_pull(s->c,
@@ -113,7 +113,7 @@ static int wait_for_pull(struct steps *s)
 
 /* ---- pull, batch, gradient, push: the parts that all modes use ------------------------------- */
 
-/* Get the newest weights into s->held, unless the last push returned them. */
+/* Gets the newest weights into s->held, unless the last push returned them. */
 static int hold_weights(struct steps *s)
 {
 	int has_pulled = s->has_pulled;
@@ -122,7 +122,7 @@ static int hold_weights(struct steps *s)
 	return has_pulled ? PS_OK : pull_held(s);
 }
 
-/* Request the next batches of the lease, as many as the loader has room for. */
+/* Requests the next batches of the lease, as many as the loader has room for. */
 static int ask_ahead(struct steps *s, const struct cnnps_lease *l)
 {
 	int rc = PS_OK;
@@ -139,7 +139,7 @@ static int ask_ahead(struct steps *s, const struct cnnps_lease *l)
 	return rc;
 }
 
-/* Give the device the images of batch `number`. */
+/* Gives the device the images of batch `number`. */
 static int take_loaded(
 	struct steps *s, const struct cnnps_lease *l, uint32_t number, struct batch *b)
 {
@@ -183,7 +183,7 @@ static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return batches_get(&s->batches, l->epoch, number, &b->index, &b->images);
 }
 
-/* Record in push `p` that it covers `count` more batches from i on. They have `images` images with
+/* Records in push `p` that it covers `count` more batches from i on. They have `images` images with
  * mean loss `loss`. */
 static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	uint32_t images, double loss, struct next_push *p)
@@ -198,7 +198,7 @@ static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t 
 	p->loss += loss * images;
 }
 
-/* Compute the gradient of batch `b` at weights `w` into `g`. */
+/* Computes the gradient of batch `b` at weights `w` into `g`. */
 static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
 	const float *w, float *g, struct next_push *p)
 {
@@ -213,9 +213,9 @@ static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const 
 	return PS_OK;
 }
 
-/* As compute_gradient, and add the gradient to push `p`. `*g` points to the gradient alone, valid
- * until the next call. The first gradient of a push needs no copy. `by_images`: weight it by its
- * number of images. */
+/* Computes a gradient as compute_gradient does, and adds the gradient to push `p`. `*g` points to
+ * the gradient alone, which is valid until the next call. The first gradient of a push needs no
+ * copy. `by_images`: the gradient is weighted by its number of images. */
 static int add_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
 	const float *w, struct next_push *p, int by_images, const float **g)
 {
@@ -244,7 +244,7 @@ static uint32_t divisor_of(const struct steps *s, const struct next_push *p)
 	return s->info->push_sum ? 1 : p->work.count;
 }
 
-/* Divide the sum of gradients in `p` by `divisor`, and the sum of the batches' statistics by the
+/* Divides the sum of gradients in `p` by `divisor`, and the sum of the batches' statistics by the
  * sum of their weights. This second sum is the number of batches unless `divisor` is larger. */
 static void divide_push(const struct steps *s, struct next_push *p, uint32_t divisor)
 {
@@ -257,7 +257,7 @@ static void divide_push(const struct steps *s, struct next_push *p, uint32_t div
 		divide(p->g + n, (float)batches, s->info->n_params - n);
 }
 
-/* Push `p` as computed at `version`. `then_pull`: pull the weights after this push in the same
+/* Pushes `p` as computed at `version`. `then_pull`: pull the weights after this push in the same
  * request. */
 static int deliver(struct steps *s, struct next_push *p, uint64_t version, int then_pull)
 {
@@ -281,13 +281,13 @@ static int is_last(const struct steps *s, uint32_t i)
 	return i + 1 == s->lease->count;
 }
 
-/* 1 if the batch after i needs a pull. */
+/* Returns 1 if the batch after i needs a pull. */
 static int pulls_next(const struct steps *s, uint32_t i)
 {
 	return !is_last(s, i) && (i + 1) % s->info->n_fetch == 0;
 }
 
-/* Make a local step from weights `from`; s->w becomes the result. */
+/* Makes a local step from weights `from`; s->w becomes the result. */
 static int local_step(struct steps *s, const float *from, const float *g)
 {
 	if (s->info->local_rate == 0)
@@ -467,7 +467,7 @@ int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 /* ---- pipelined: from a pull to its push, the device keeps weights and sum -------------------- */
 
 /*
- * Make local steps on at most `left` whole batches from i on, in one call of the device; *done
+ * Makes local steps on at most `left` whole batches from i on, in one call of the device; *done
  * becomes the number of these batches. The batches are contiguous in the epoch's order. Each batch
  * has its own dropout seed, so a model with dropout takes one batch per call.
  */
@@ -503,7 +503,7 @@ static uint32_t push_size_at(const struct steps *s, const struct cnnps_lease *l,
 	return l->count - i < s->info->n_push ? l->count - i : s->info->n_push;
 }
 
-/* Submit the steps of one push to the device. */
+/* Submits the steps of one push to the device. */
 static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	struct next_push *p)
 {
@@ -518,14 +518,14 @@ static int submit_steps(struct steps *s, const struct cnnps_lease *l, uint32_t i
 	return rc;
 }
 
-/* Start to copy the sum of the gradients of the newest submitted steps to the host. */
+/* Starts to copy the sum of the gradients of the newest submitted steps to the host. */
 static int read_back(struct steps *s, struct next_push *p)
 {
 	p->g = cnnps_gradient(s->c);
 	return p->g ? WATCHED(backend_local_finish(s->backend, NULL, p->g)) : PS_ENOMEM;
 }
 
-/* Wait until the sum of the oldest submitted steps is on the host. */
+/* Waits until the sum of the oldest submitted steps is on the host. */
 static int complete_steps(struct steps *s, struct next_push *p)
 {
 	double loss, start = clock_seconds();
@@ -538,7 +538,7 @@ static int complete_steps(struct steps *s, struct next_push *p)
 	return PS_OK;
 }
 
-/* Make one push after the other. The answer to a push has the weights for the next one. */
+/* Makes one push after the other. The answer to a push has the weights for the next one. */
 static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 {
 	struct next_push p;
@@ -560,7 +560,7 @@ static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 	return rc;
 }
 
-/* Complete the steps of a push and divide its sum. The code divides here and not in `deliver`,
+/* Completes the steps of a push and divides its sum. The code divides here and not in `deliver`,
  * because the server waits while `deliver` runs. */
 static int complete_ahead(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {

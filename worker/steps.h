@@ -73,34 +73,34 @@ struct batch {
 	uint64_t dropout_seed;
 };
 
-/* Initialise `s`. The caller has set the borrowed fields; all others must be zero. PS_ENOMEM. */
+/* Initialises `s`. The caller has set the borrowed fields; all others must be zero. PS_ENOMEM. */
 int steps_init(struct steps *s, uint32_t n_train) PS_MUST_CHECK;
 void steps_release(struct steps *s);
 
 /* All calls return PS_ESHUTDOWN when cfg->stop returns nonzero, PS_EPROTO when the lease names
  * batches that do not exist, else the status of libcnnps or the backend. */
 
-/* Modes downpour and ssp: begin a lease for the next four calls. */
+/* Begins a lease in mode downpour or ssp for the next four calls. */
 void steps_begin(struct steps *s, const struct cnnps_lease *lease);
-/* Get the weights for batch i: from the server for every n_fetch-th batch, else after a local
+/* Gets the weights for batch i: from the server for every n_fetch-th batch, else after a local
  * step. */
 int steps_pull(struct steps *s, uint32_t i) PS_MUST_CHECK;
-/* Get the images of batch i and its dropout seed. */
+/* Gets the images of batch i and its dropout seed. */
 int steps_batch(struct steps *s, uint32_t i, struct batch *b) PS_MUST_CHECK;
-/* Compute the gradient of `b` and add it to the next push. */
+/* Computes the gradient of `b` and adds it to the next push. */
 int steps_gradient(struct steps *s, const struct batch *b) PS_MUST_CHECK;
-/* Push if batch i completes n_push batches or is the last batch of the lease. */
+/* Pushes if batch i completes n_push batches or is the last batch of the lease. */
 int steps_push(struct steps *s, uint32_t i) PS_MUST_CHECK;
-/* Push the batches that are computed and not pushed yet, if there are any. */
+/* Pushes the batches that are computed and not pushed yet, if there are any. */
 int steps_push_rest(struct steps *s) PS_MUST_CHECK;
 
-/* Modes sync and sandblaster: make one push for the whole lease, at exactly the weights of the
+/* Makes one push for the whole lease, in mode sync or sandblaster, at exactly the weights of the
  * lease. */
 int steps_run_exact(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
-/* Mode easgd: make local steps, and an elastic update every n_push batches. */
+/* Makes local steps in mode easgd, and an elastic update every n_push batches. */
 int steps_run_easgd(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
-/* 1 in modes downpour and ssp with n_push == n_fetch > 1: the device computes all batches of a push
- * without the host. Then call steps_run_pipelined for each lease. */
+/* Returns 1 in modes downpour and ssp with n_push == n_fetch > 1: the device computes all batches
+ * of a push without the host. Then call steps_run_pipelined for each lease. */
 int steps_are_pipelined(const struct steps *s);
 int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
 

@@ -56,7 +56,7 @@ static int holds_eval(const struct trainer *t, const struct cnnps_lease *lease)
 	       t->held.term == lease->term;
 }
 
-/* Request test images from *next to `end`, as many as the loader has room for. */
+/* Requests test images from *next to `end`, as many as the loader has room for. */
 static void ask_test_images(struct trainer *t, uint32_t *next, uint32_t end)
 {
 	uint32_t index[TEST_BATCH];
@@ -124,7 +124,7 @@ static int evaluate(struct trainer *t, const struct cnnps_lease *lease)
 	return cnnps_result(t->c, lease, &result);
 }
 
-/* Send the network's predictions at `weights` to the server, for its page. */
+/* Sends the network's predictions at `weights` to the server, for its page. */
 static void show(void *arg, const float *weights)
 {
 	struct trainer *t = arg;
@@ -135,7 +135,7 @@ static void show(void *arg, const float *weights)
 	free(text);
 }
 
-/* Draw the progress before batch i of the lease. */
+/* Draws the progress before batch i of the lease. */
 static void show_progress(struct trainer *t, const struct cnnps_lease *lease, uint32_t i)
 {
 	struct cnnps_stats s = {.size = sizeof(s)};
@@ -156,7 +156,7 @@ static void show_progress(struct trainer *t, const struct cnnps_lease *lease, ui
 
 /* ---- the loop: lease, pull, batch, gradient, push -------------------------------------------- */
 
-/* Train one lease in mode downpour or ssp. */
+/* Trains one lease in mode downpour or ssp. */
 static int train_lease(struct trainer *t, const struct cnnps_lease *lease)
 {
 	struct steps *s = &t->steps;
@@ -210,7 +210,7 @@ static int run_leases(struct trainer *t)
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-/* The images of the data set must be those of the run's model. */
+/* Checks that the images of the data set are those of the run's model. */
 static int check_shape(const struct trainer *t)
 {
 	const struct shape *run = &t->model.input, *own = &t->cfg->data->shape;
@@ -240,7 +240,7 @@ static int parse_model(struct trainer *t)
 	return t->model.n_layers ? check_shape(t) : PS_OK;
 }
 
-/* Open a loader if the device cannot keep one fixed copy of the images of `part`. */
+/* Opens a loader if the device cannot keep one fixed copy of the images of `part`. */
 static int open_loader(
 	struct trainer *t, struct loader **l, enum data_part part, uint32_t max_batch)
 {
@@ -335,7 +335,7 @@ static void close_trainer(struct trainer *t)
 	loader_free(&t->loader);
 }
 
-/* Copy the reason from the backend that failed. */
+/* Copies the reason from the backend that failed. */
 static void set_device_reason(struct trainer *t)
 {
 	const char *why = backend_why(t->backend);

@@ -26,7 +26,7 @@ struct trainer_work {
 };
 
 /*
- * Train over the connection `c` until the session ends. Returns PS_EDONE, PS_ESHUTDOWN (the server
+ * Trains over the connection `c` until the session ends. Returns PS_EDONE, PS_ESHUTDOWN (the server
  * drains, or `stop` returned nonzero), another status that ended the session (PS_EFENCED, ...),
  * PS_EUSAGE or PS_EWRONGDATA (the run's model does not match the data), PS_EDEVICE or PS_ENOMEM;
  * `e` has the reason in one line.
@@ -37,8 +37,8 @@ struct trainer_device {
 	char name[64], option[64];           /* for display; for trainer_config.device */
 	const struct backend_memory *memory; /* with fast copies to and from the device */
 };
-/* Test whether this device can compute gradients; cfg->data may be empty. PS_EUSAGE, PS_EDEVICE: it
- * cannot. */
+/* Tests whether this device can compute gradients; cfg->data may be empty. PS_EUSAGE, PS_EDEVICE:
+ * it cannot. */
 int trainer_probe(
 	const struct trainer_config *cfg, struct trainer_device *d, struct err *e) PS_MUST_CHECK;
 

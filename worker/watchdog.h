@@ -10,7 +10,7 @@
 
 #define WATCHDOG_EXIT 13 /* the exit status; docs/operations.md */
 
-/* Set the maximum duration of a call of the device. Without watchdog_init there is no limit. */
+/* Sets the maximum duration of a call of the device. Without watchdog_init there is no limit. */
 void watchdog_init(uint64_t ms);
 void watchdog_begin(void);
 /* Returns `rc`. */

@@ -81,7 +81,7 @@ static int done(struct cnnps *c, int rc)
 	return rc;
 }
 
-/* Refuse an argument of the program. */
+/* Refuses an argument of the program. */
 static int refuse(struct cnnps *c, const char *why)
 {
 	snprintf(c->request.why, sizeof(c->request.why), "%s", why);
@@ -93,7 +93,7 @@ static int refuse(struct cnnps *c, const char *why)
 /* Bytes by which the structs of a newer library may be longer. */
 enum { MAX_NEWER = 4096 };
 
-/* Copy a struct of the program to `to`. A program that was built with a newer library may have a
+/* Copies a struct of the program to `to`. A program that was built with a newer library may have a
  * longer struct; fields that this library does not have must be zero. */
 static int read_struct(struct cnnps *c, void *to, size_t size, const void *from, const char *name)
 {
@@ -116,7 +116,7 @@ static int read_struct(struct cnnps *c, void *to, size_t size, const void *from,
 }
 #define READ_STRUCT(c, to, from, name) read_struct(c, to, sizeof(*(to)), from, #name)
 
-/* Copy all fields except `size` to the program's struct. */
+/* Copies all fields except `size` to the program's struct. */
 static void write_struct(void *to, const void *from, size_t size)
 {
 	memcpy((unsigned char *)to + sizeof(size_t), (const unsigned char *)from + sizeof(size_t),
@@ -277,7 +277,7 @@ static void set_log(const struct cnnps_options *o)
 	log_set_level((enum log_level)o->log_level);
 }
 
-/* Release everything that `c` owns, but not `c` itself. */
+/* Releases everything that `c` owns, but not `c` itself. */
 static void disconnect(struct cnnps *c)
 {
 	(void)zmq_msg_close(&c->view);
@@ -343,7 +343,7 @@ static void note_pull(struct cnnps *c, const struct arrival *a)
 	c->pulled[newest % PULLS] = (struct pulled){a->params.version, a->term};
 }
 
-/* The term of the newest pull of `version`; 0: unknown. */
+/* Returns the term of the newest pull of `version`; 0: unknown. */
 static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 {
 	for (size_t i = c->n_pulled; i > 0 && i + PULLS > c->n_pulled; i--)
@@ -352,7 +352,7 @@ static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 	return 0;
 }
 
-/* Get unverified weights: those that CNNPS_PULL_WAIT received, else those of a new pull. */
+/* Gets unverified weights: those that CNNPS_PULL_WAIT received, else those of a new pull. */
 static int await_weights(struct cnnps *c, enum weights which, struct arrival *to)
 {
 	struct request *o;
@@ -369,7 +369,8 @@ static int await_weights(struct cnnps *c, enum weights which, struct arrival *to
 	return rc;
 }
 
-/* Verify weights and copy them to `to` unless it is NULL. PS_EPROTO: wrong checksum; pull again. */
+/* Verifies weights and copies them to `to` unless it is NULL. PS_EPROTO: wrong checksum; pull
+ * again. */
 static int verify_weights(struct arrival *a, float *to)
 {
 	int rc = wire_values(&a->frames, &a->params, to);
@@ -385,14 +386,14 @@ static void release_view(struct cnnps *c)
 	(void)zmq_msg_init(&c->view);
 }
 
-/* 1 if the weights are one frame of aligned floats, which the program can use in place. */
+/* Returns 1 if the weights are one frame of aligned floats, which the program can use in place. */
 static int is_one_frame(struct arrival *a)
 {
 	return a->params.slices.n == 1 &&
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Verify weights and make them c->view. They are stored in memory from options.allocate if it is
+/* Verifies weights and makes them c->view. They are stored in memory from options.allocate if it is
  * set, else in the received message if that is possible, else in a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
@@ -414,7 +415,7 @@ static int set_view(struct cnnps *c, struct arrival *a)
 	return verify_weights(a, zmq_msg_data(&c->view));
 }
 
-/* Pull into `to`, or into c->view if `to` is NULL. */
+/* Pulls into `to`, or into c->view if `to` is NULL. */
 static int pull_verified(struct cnnps *c, enum weights which, float *to, struct arrival *a)
 {
 	int rc = PS_EPROTO;
@@ -437,7 +438,7 @@ static int pull_verified(struct cnnps *c, enum weights which, float *to, struct 
 	return rc;
 }
 
-/* Fill in the results of a pull. */
+/* Fills in the results of a pull. */
 static int pull_weights(struct cnnps *c, struct cnnps_pull *p)
 {
 	struct arrival a;
@@ -502,8 +503,8 @@ static int send_slot(struct cnnps *c, struct request *o)
 	return rc;
 }
 
-/* Make the tensor of a push, which all its transmissions share. The tensor is a copy of `g`, or the
- * buffer of cnnps_gradient itself. */
+/* Makes the tensor of a push, which all its transmissions share. The tensor is a copy of `g`, or
+ * the buffer of cnnps_gradient itself. */
 static int make_tensor(
 	struct cnnps *c, struct request *o, const float *g, uint64_t offset, size_t n)
 {
@@ -536,7 +537,7 @@ static int make_tensor(
 	return PS_OK;
 }
 
-/* Make a push, and after it a pull if `then_pull`. */
+/* Makes a push, and after it a pull if `then_pull`. */
 static int push_values(struct cnnps *c, const struct cnnps_push *p, int then_pull)
 {
 	struct request *o = new_request(c, REQUEST_PUSH);

@@ -43,7 +43,7 @@ struct cnnps; /* a connection: opaque */
 #define CNNPS_VERSION_MINOR 2
 #define CNNPS_VERSION_PATCH 0
 
-/* The version of the library that the program runs with, "0.2.0". */
+/* Returns the version of the library that the program runs with, "0.2.0". */
 const char *cnnps_version(void);
 
 /* The statuses of all calls. The numbers are those of the protocol and never change. */
@@ -185,15 +185,15 @@ struct cnnps_info {
 	const char *tensors;
 };
 
-/* Connect and wait until the server accepts this worker. After a failure *c may also be a
+/* Connects and waits until the server accepts this worker. After a failure *c may also be a
  * connection: use it only for cnnps_error and cnnps_close. *c is NULL if there was no memory.
  * Errors: CNNPS_EUSAGE, CNNPS_ENOMEM, CNNPS_EIO, CNNPS_EUNREACHABLE, CNNPS_EAUTH, CNNPS_EVERSION,
  * CNNPS_EFULL, CNNPS_EWRONGDATA, CNNPS_EDONE, CNNPS_ESHUTDOWN. */
 int cnnps_connect(struct cnnps **c, const struct cnnps_options *options);
-/* Valid until cnnps_close. */
+/* Returns the run and the session; valid until cnnps_close. */
 const struct cnnps_info *cnnps_info(const struct cnnps *c);
-/* Wait up to 5 s for the server's decisions on the pushes, send BYE, join the background thread,
- * free everything and set *c to NULL; *c may be NULL. */
+/* Waits up to 5 s for the server's decisions on the pushes, sends BYE, joins the background thread,
+ * frees everything and sets *c to NULL; *c may be NULL. */
 void cnnps_close(struct cnnps **c);
 
 /* ---- train ----------------------------------------------------------------------------------- */
@@ -210,7 +210,7 @@ struct cnnps_lease {
 	uint64_t version, term;
 };
 
-/* Wait for work: block until the server grants a lease. Returns the unfinished part of the
+/* Waits for work: blocks until the server grants a lease. Returns the unfinished part of the
  * previous lease to the server. CNNPS_EDONE: training is over. */
 int cnnps_lease(struct cnnps *c, struct cnnps_lease *lease);
 
@@ -241,7 +241,7 @@ struct cnnps_pull {
 	double elastic;
 };
 
-/* Get the newest weights. Blocks unless `flags` is CNNPS_PULL_START. CNNPS_EPROTO: the weights
+/* Gets the newest weights. Blocks unless `flags` is CNNPS_PULL_START. CNNPS_EPROTO: the weights
  * arrived with a wrong checksum three times. */
 int cnnps_pull(struct cnnps *c, struct cnnps_pull *pull);
 
@@ -267,12 +267,12 @@ struct cnnps_push {
 	struct cnnps_pull *then;
 };
 
-/* Push a gradient. Returns at once unless the window is full or `then` is set. 0: the server will
+/* Pushes a gradient. Returns at once unless the window is full or `then` is set. 0: the server will
  * decide this push exactly once; cnnps_stats counts the decisions. */
 int cnnps_push(struct cnnps *c, const struct cnnps_push *push);
-/* A buffer of n_params floats for the next gradient. A push of the whole buffer takes it over
- * instead of copying it; call this again for the next gradient. It contains zeros or an earlier
- * gradient of this program. NULL: no memory. */
+/* Returns a buffer of n_params floats for the next gradient. A push of the whole buffer takes it
+ * over instead of copying it; call cnnps_gradient again for the next gradient. The buffer contains
+ * zeros or an earlier gradient of this program. NULL: no memory. */
 float *cnnps_gradient(struct cnnps *c);
 /* The result of an EVAL lease: sums over its images. */
 struct cnnps_evaluation {
@@ -282,14 +282,14 @@ struct cnnps_evaluation {
 	double metric_sum[4]; /* of the metrics of cnnps_options except accuracy, in that order */
 };
 
-/* Send the result of an EVAL lease. */
+/* Sends the result of an EVAL lease. */
 int cnnps_result(struct cnnps *c, const struct cnnps_lease *lease,
 	const struct cnnps_evaluation *evaluation);
-/* Wait until the server has decided every push and, if `durable` is not 0, has stored it on disk.
+/* Waits until the server has decided every push and, if `durable` is not 0, has stored it on disk.
  * CNNPS_EAGAIN: some pushes are still open after timeout_ms. */
 int cnnps_flush(struct cnnps *c, int durable, uint32_t timeout_ms);
-/* Report progress. Call it if other calls may be more than batch_timeout_ms apart. Costs
- * nothing. Any thread, at any time. */
+/* Reports progress. Call it if other calls may be more than batch_timeout_ms apart. Costs nothing.
+ * Any thread, at any time. */
 void cnnps_alive(struct cnnps *c);
 
 /* ---- observe and operate --------------------------------------------------------------------- */
@@ -309,15 +309,15 @@ struct cnnps_stats {
 
 /* Counters since cnnps_connect. Any thread, at any time. */
 int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats);
-/* The server's status as JSON, at most size - 1 bytes and a NUL. When the run ends, an observer
- * that called this in the last 10 s gets one final status ("ending": "done" ...). The call after
- * that returns CNNPS_EDONE. */
+/* Writes the server's status to `json` as JSON, at most size - 1 bytes and a NUL. When the run
+ * ends, an observer that called cnnps_status in the last 10 s gets one final status ("ending":
+ * "done" ...). The call after that returns CNNPS_EDONE. */
 int cnnps_status(struct cnnps *c, char *json, size_t size);
-/* Make the server write a checkpoint now; *generation (may be NULL) gets its number. */
+/* Makes the server write a checkpoint now; *generation (may be NULL) gets its number. */
 int cnnps_checkpoint(struct cnnps *c, uint64_t *generation);
-/* Make the server write a last checkpoint and exit. */
+/* Makes the server write a last checkpoint and exit. */
 int cnnps_drain(struct cnnps *c);
-/* Set the server's log level until its next start: "error", "warn", "info" or "debug". */
+/* Sets the server's log level until its next start: "error", "warn", "info" or "debug". */
 int cnnps_log_level(struct cnnps *c, const char *level);
 
 #ifdef __cplusplus

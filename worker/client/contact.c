@@ -74,7 +74,7 @@ static void start_a_server(struct finding *f, const struct contact_state *s)
 			f->server.host[0] ? f->server.host : "its host", f->server.port);
 }
 
-/* Explain why there is no connection, or why the peer is no cnn-ps. */
+/* Explains why there is no connection, or why the peer is no cnn-ps. */
 static void explain_probe(
 	struct finding *f, const struct contact_state *s, const struct probe_report *r)
 {
@@ -124,8 +124,8 @@ static void explain_probe(
 	}
 }
 
-/* 1 if --server-key may be the key of another server. A server closes the connection if it cannot
- * decrypt the handshake. */
+/* Returns 1 if --server-key may be the key of another server. A server closes the connection if it
+ * cannot decrypt the handshake. */
 static int is_key_doubtful(const struct contact_state *s, const struct probe_report *r)
 {
 	return s->server_key && s->failed_handshakes &&

@@ -44,7 +44,7 @@ void contact_up(struct contact *k);
 /* Call it regularly: it determines why there is no contact. 1: show `line` now. */
 int contact_tick(
 	struct contact *k, const struct contact_state *s, uint64_t now_ms, char line[CONTACT_TEXT]);
-/* Write why the session gave up after `ms` milliseconds. */
+/* Writes why the session gave up after `ms` milliseconds. */
 void contact_gave_up(const struct contact *k, const struct contact_state *s, uint64_t ms,
 	char line[CONTACT_TEXT]);
 

@@ -15,7 +15,7 @@ void heartbeat_release(struct heartbeat *h)
 	uv_mutex_destroy(&h->lock);
 }
 
-/* Send a copy of the BEAT. The caller holds the lock. If the socket has no room, the BEAT is
+/* Sends a copy of the BEAT. The caller holds the lock. If the socket has no room, the BEAT is
  * dropped: the next one supersedes it. */
 static void send_copy(struct heartbeat *h, uint64_t now)
 {

@@ -30,16 +30,16 @@ struct heartbeat {
 
 int heartbeat_init(struct heartbeat *h, void *socket) PS_MUST_CHECK;
 void heartbeat_release(struct heartbeat *h);
-/* Send this BEAT now, at clock_ms `now`. The next one is due after `period_ms`. */
+/* Sends this BEAT now, at clock_ms `now`. The next one is due after `period_ms`. */
 void heartbeat_send(struct heartbeat *h, const struct msg *beat, uint64_t period_ms, uint64_t now);
-/* Send the newest BEAT again if one is due. */
+/* Sends the newest BEAT again if one is due. */
 void heartbeat_repeat(struct heartbeat *h, uint64_t now);
-/* Repeat nothing until the next heartbeat_send. */
+/* Stops the repeats of the BEAT until the next heartbeat_send. */
 void heartbeat_stop(struct heartbeat *h);
 /* Like wire_recv, from the beat connection. */
 int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
-/* 1 if there is a message to receive. Otherwise *fd becomes the socket's ZMQ_FD for a poll. This
- * descriptor is edge-triggered: a concurrent heartbeat_repeat may consume the edge. */
+/* Returns 1 if there is a message to receive. Otherwise *fd becomes the socket's ZMQ_FD for a poll.
+ * This descriptor is edge-triggered: a concurrent heartbeat_repeat may consume the edge. */
 int heartbeat_readable(struct heartbeat *h, int *fd) PS_MUST_CHECK;
 
 #endif

@@ -11,7 +11,7 @@
 struct cnnps_info info_of(const struct msg_welcome *w);
 /* `term` is the server's term at the GRANT. */
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term);
-/* Return the process id, and write the host's name in printable ASCII, truncated to `size` - 1
+/* Returns the process id, and writes the host's name in printable ASCII, truncated to `size` - 1
  * bytes. */
 uint32_t info_process(char *host, size_t size);
 

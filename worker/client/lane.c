@@ -113,7 +113,7 @@ static int is_layout(const struct lane *l, const struct lane_layout *a)
 	       a->buffer_pitch % LANE_PAGE == 0 && a->slot_pitch % LANE_PAGE == 0;
 }
 
-/* Map the memory whose descriptors came with the server's answer. */
+/* Maps the memory whose descriptors came with the server's answer. */
 static int map_memory(struct lane *l, const int fds[LANE_FDS], struct err *e)
 {
 	if (!is_layout(l, &l->layout) || !share_is_sound(fds[0], weights_bytes(l)) ||

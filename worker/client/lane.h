@@ -33,17 +33,17 @@ struct lane_slot {
 	float *values; /* n_params, with zeros or an earlier gradient */
 };
 
-/* Connect to the Unix socket of WELCOME `w` and present its secret, without waiting for the answer.
- * PS_EUNREACHABLE, PS_EUSAGE, PS_ENOMEM. */
+/* Connects to the Unix socket of WELCOME `w` and presents its secret, without waiting for the
+ * answer. PS_EUNREACHABLE, PS_EUSAGE, PS_ENOMEM. */
 int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e) PS_MUST_CHECK;
-/* Drop the owner's reference and set *l to NULL; *l may be NULL. */
+/* Drops the owner's reference and sets *l to NULL; *l may be NULL. */
 void lane_close(struct lane **l);
-/* Check whether the server has answered. PS_OK: the lane is open. PS_EAGAIN: no answer yet. Any
+/* Checks whether the server has answered. PS_OK: the lane is open. PS_EAGAIN: no answer yet. Any
  * other status: the lane cannot be used. */
 int lane_poll(struct lane *l, struct err *e) PS_MUST_CHECK;
-/* 1 if lane_poll has returned PS_OK. */
+/* Returns 1 if lane_poll has returned PS_OK. */
 int lane_is_open(const struct lane *l);
-/* 1 if the server has closed the lane, or has ended. */
+/* Returns 1 if the server has closed the lane, or has ended. */
 int lane_is_lost(const struct lane *l);
 /* Returns a descriptor that becomes readable when the server's answer has arrived. */
 int lane_fd(const struct lane *l);
@@ -51,17 +51,17 @@ int lane_fd(const struct lane *l);
  * after it. */
 void lane_resynchronised(struct lane *l, uint64_t ticket);
 
-/* Take a free slot. Returns 0 if there is none. */
+/* Takes a free slot. Returns 0 if there is none. */
 int lane_take(struct lane *l, struct lane_slot *slot) PS_MUST_CHECK;
-/* Return a slot that was not sent; slot->lane becomes NULL. Any thread. */
+/* Gives back to the lane a slot that was not sent; slot->lane becomes NULL. Any thread. */
 void lane_return(struct lane_slot *slot);
-/* Turn the first `count` values of the slot into `message`, without a copy; slot->lane becomes
+/* Turns the first `count` values of the slot into `message`, without a copy; slot->lane becomes
  * NULL. PS_ENOMEM: the caller keeps the slot. Any thread. */
 int lane_send(struct lane_slot *slot, size_t count, zmq_msg_t *message) PS_MUST_CHECK;
 /* Returns the value of the field lane_slot for the values of a message of lane_send. 0: `values` is
  * in no slot of `l`, or `l` is NULL. */
 uint32_t lane_slot_of(const struct lane *l, const void *values);
-/* Append the weights that `ref` names to the frames of their PARAMS. PS_EPROTO: the PARAMS already
+/* Appends the weights that `ref` names to the frames of their PARAMS. PS_EPROTO: the PARAMS already
  * has a tensor frame, or a number in `ref` is out of range. PS_ENOMEM. */
 int lane_append(struct lane *l, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
 

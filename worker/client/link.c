@@ -21,7 +21,7 @@ static int set_socket_int(void *socket, int option, int value)
 	return zmq_setsockopt(socket, option, &value, sizeof(value));
 }
 
-/* Set every option whose value differs from libzmq's default or matters to the code. */
+/* Sets every option whose value differs from libzmq's default or matters to the code. */
 static int link_set_options(void *socket, int has_keys, uint64_t random)
 {
 	/* a frame may be a whole model; decode.c checks the exact size after WELCOME */

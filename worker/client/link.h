@@ -38,22 +38,22 @@ enum link_event {
 	LINK_OTHER,
 };
 
-/* Open the sockets; they connect to `server` and reconnect. `keys` NULL: no encryption. `random`
+/* Opens the sockets; they connect to `server` and reconnect. `keys` NULL: no encryption. `random`
  * spreads the reconnects of many workers over time. PS_EUSAGE: not an endpoint. On failure nothing
  * stays open. */
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
 	struct err *e) PS_MUST_CHECK;
 /* Size the queues for the server's push window from WELCOME. */
 void link_set_window(struct link *l, uint32_t push_window);
-/* Take one event from the monitor without blocking. LINK_NONE: no event. */
+/* Takes one event from the monitor without blocking. LINK_NONE: no event. */
 enum link_event link_next_event(struct link *l);
-/* Reconnect if libzmq has stopped. libzmq stops after a handshake with an incompatible program, but
- * the right server may listen at that address by now. The call discards queued messages, so do not
- * call it often. */
+/* Reconnects if libzmq has stopped. libzmq stops after a handshake with an incompatible program,
+ * but the right server may listen at that address by now. The call discards queued messages, so do
+ * not call it often. */
 void link_redial(struct link *l);
 /* Bytes acknowledged and received on the bulk connection; 0: not connected. */
 uint64_t link_bytes_moved(const struct link *l);
-/* Close the sockets. Queued messages are sent for at most LINK_LINGER_MS. */
+/* Closes the sockets. Queued messages are sent for at most LINK_LINGER_MS. */
 void link_close(struct link *l);
 /* Call it after link_close: waits for the queued messages and frees the context. */
 void link_term(struct link *l);

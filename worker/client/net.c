@@ -123,13 +123,13 @@ static void unlock_io(struct net *n)
 	uv_mutex_unlock(&n->io_lock);
 }
 
-/* The session's clock, which leaves out suspensions of this process. */
+/* Returns the session's clock, which leaves out suspensions of this process. */
 static uint64_t now_of(struct net *n)
 {
 	return awake_ms(&n->awake, clock_ms(), AWAKE_BEAT_MS);
 }
 
-/* Complete the request in progress, if there is one. */
+/* Completes the request in progress, if there is one. */
 static void complete(struct net *n, int rc)
 {
 	struct request *r = n->request;
@@ -148,7 +148,7 @@ static struct request *current(struct net *n, enum request_kind kind)
 	return n->request && n->request->kind == kind ? n->request : NULL;
 }
 
-/* 1 while the server repeats the notice that replies wait for its disk. */
+/* Returns 1 while the server repeats the notice that replies wait for its disk. */
 static int is_held(const struct net *n, uint64_t now_ms)
 {
 	return n->request && n->server_error.status == PS_EAGAIN &&
@@ -175,7 +175,7 @@ static struct contact_state contact_state_of(const struct net *n, uint64_t now_m
 
 /* ---- effects of the session ------------------------------------------------------------------ */
 
-/* Record that the session ended, and why. Only the first call has an effect. */
+/* Records that the session ended, and why. Only the first call has an effect. */
 static void set_end(struct net *n, int rc, const char *why)
 {
 	if (n->ended)
@@ -194,7 +194,7 @@ static void describe_unreachable(struct net *n, char why[CONTACT_TEXT])
 		n->welcomed ? s->disconnect_timeout_ms : s->connect_timeout_ms, why);
 }
 
-/* Record in one line why the session ended: the server's text if there is one. */
+/* Records in one line why the session ended: the server's text if there is one. */
 static void on_end(struct net *n, int rc)
 {
 	char why[CONTACT_TEXT];
@@ -231,7 +231,7 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
-/* Drop this reference to the lane. Its memory stays mapped until the last slot and buffer are
+/* Drops this reference to the lane. Its memory stays mapped until the last slot and buffer are
  * released. */
 static void drop_lane(struct net *n)
 {
@@ -251,7 +251,7 @@ static void on_lane_failed(struct net *n, const char *why)
 		log_info("lane", "tcp", "reason=\"%s\"", why);
 }
 
-/* Take the answer of the server's Unix socket if it has arrived. */
+/* Takes the answer of the server's Unix socket if it has arrived. */
 static void poll_lane(struct net *n, uint64_t now)
 {
 	struct err e;
@@ -269,7 +269,7 @@ static void poll_lane(struct net *n, uint64_t now)
 	}
 }
 
-/* Open a lane to a new server. After a new connection to the same server, the existing lane stays
+/* Opens a lane to a new server. After a new connection to the same server, the existing lane stays
  * in use. */
 static void on_welcome_lane(struct net *n, const struct msg_welcome *w)
 {
@@ -301,7 +301,7 @@ static void check_lane(struct net *n, uint64_t now)
 	}
 }
 
-/* Append the weights of a PARAMS, which are in shared memory, as its tensor frame. */
+/* Appends the weights of a PARAMS, which are in shared memory, as its tensor frame. */
 static int append_weights(struct net *n, const struct lane_ref *ref, struct frames *f)
 {
 	poll_lane(n, n->awake.now_ms); /* the server answered before it sent PARAMS */
@@ -522,7 +522,7 @@ static void try_connect(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* Make the push, with a pull if the request asks for one. During a prefetch the push is sent
+/* Makes the push, with a pull if the request asks for one. During a prefetch the push is sent
  * without a pull. */
 static int make_push(struct net *n, struct request *r, uint64_t *seq, uint64_t now)
 {
@@ -560,7 +560,7 @@ static void try_push(struct net *n, uint64_t now)
 	try_request_now(n, now);
 }
 
-/* Turn the prefetch into this request. Its answer may have arrived or not. */
+/* Turns the prefetch into this request. Its answer may have arrived or not. */
 static void take_prefetched(struct net *n)
 {
 	enum prefetch was = n->prefetch;
@@ -573,7 +573,7 @@ static void take_prefetched(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* Start a prefetch. If the session refuses it now, the next pull sends its own request. */
+/* Starts a prefetch. If the session refuses it now, the next pull sends its own request. */
 static void try_prefetch(struct net *n, uint64_t now)
 {
 	int rc = n->prefetch ? PS_EAGAIN : session_pull(n->session, WEIGHTS_CURRENT, now);
@@ -585,7 +585,7 @@ static void try_prefetch(struct net *n, uint64_t now)
 	complete(n, rc == PS_EAGAIN ? PS_OK : rc);
 }
 
-/* Pass the request to the session once; an effect completes it later. */
+/* Passes the request to the session once; an effect completes it later. */
 static void try_request(struct net *n, uint64_t now)
 {
 	struct request *r = n->request;
@@ -657,7 +657,7 @@ static void try_flush(struct net *n)
 		complete(n, PS_EAGAIN);
 }
 
-/* Close in two steps with one deadline: wait for decisions, then send BYE and wait for its
+/* Closes in two steps with one deadline: waits for decisions, then sends BYE and waits for its
  * answer. */
 static void try_close(struct net *n, uint64_t now)
 {
@@ -710,7 +710,7 @@ static void try_kind(struct net *n, uint64_t now)
 	}
 }
 
-/* Answer the next STATUS request with the final status of the run. This happens once. */
+/* Answers the next STATUS request with the final status of the run. This happens once. */
 static void deliver_last_status(struct net *n)
 {
 	snprintf(n->request->report.json, n->request->report.size, "%s", n->last_status);
@@ -719,8 +719,8 @@ static void deliver_last_status(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* 1 if the time of the request after a stop is over. This time begins with the request and not with
- * the stop, because the program may first compute for longer than STOP_GRACE_MS. */
+/* Returns 1 if the time of the request after a stop is over. This time begins with the request and
+ * not with the stop, because the program may first compute for longer than STOP_GRACE_MS. */
 static int stop_is_over(const struct net *n, uint64_t now)
 {
 	uint64_t since = n->stop_ms > n->request_ms ? n->stop_ms : n->request_ms;
@@ -750,7 +750,7 @@ static void try_request_now(struct net *n, uint64_t now)
 	}
 }
 
-/* Run the session's effects and try the request. Call it after a call into the session. */
+/* Runs the session's effects and tries the request. Call it after a call into the session. */
 static void apply_effects(struct net *n, uint64_t now)
 {
 	run_effects(n);
@@ -761,7 +761,7 @@ static void apply_effects(struct net *n, uint64_t now)
 
 /* ---- messages and events --------------------------------------------------------------------- */
 
-/* Pass the ACK inside a PARAMS to the session as a separate message. */
+/* Passes the ACK inside a PARAMS to the session as a separate message. */
 static void on_inner_ack(struct net *n, const struct msg_ack *a)
 {
 	struct msg m;
@@ -772,8 +772,8 @@ static void on_inner_ack(struct net *n, const struct msg_ack *a)
 	apply_effects(n, now_of(n));
 }
 
-/* 1 for the answer to query_status. The answer shows only that the server is alive, so it is not
- * passed to the session: the wait for a WELCOME continues. */
+/* Returns 1 for the answer to query_status. The answer shows only that the server is alive, so it
+ * is not passed to the session: the wait for a WELCOME continues. */
 static int is_sign_of_life(const struct net *n, const struct msg *m)
 {
 	return m->type == MSG_STATUS && session_phase(n->session) == PHASE_HELLO;
@@ -799,7 +799,7 @@ static void handle_message(struct net *n, const struct msg *m)
 	apply_effects(n, now);
 }
 
-/* Handle the result of wire_recv. 0: there was no message. */
+/* Handles the result of wire_recv. 0: there was no message. */
 static int handle_frames(struct net *n, int got, struct frames *f)
 {
 	struct msg m;
@@ -828,7 +828,8 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 	return 1;
 }
 
-/* Handle one message of the bulk connection; wait for it at most `ms`. 0: no message came. */
+/* Handles one message of the bulk connection; waits for it at most `ms` milliseconds. 0: no message
+ * came. */
 static int receive_bulk(struct net *n, int ms)
 {
 	void *socket = n->link.bulk;
@@ -871,7 +872,7 @@ static void on_link_change(struct net *n, enum link_event event)
 	apply_effects(n, now);
 }
 
-/* End the session after a refusal. libzmq does not reconnect, and a reconnect would not help. */
+/* Ends the session after a refusal. libzmq does not reconnect, and a reconnect would not help. */
 static void on_link_refused(struct net *n, enum link_event event)
 {
 	char why[400];
@@ -888,7 +889,7 @@ static void on_link_refused(struct net *n, enum link_event event)
 	apply_effects(n, now_of(n));
 }
 
-/* Handle one event of the bulk connection. 0: no event. */
+/* Handles one event of the bulk connection. 0: no event. */
 static int on_link_event(struct net *n)
 {
 	enum link_event event = link_next_event(&n->link);
@@ -902,7 +903,7 @@ static int on_link_event(struct net *n)
 	return event != LINK_NONE;
 }
 
-/* Handle all received messages without blocking, and send queued messages if the socket has
+/* Handles all received messages without blocking, and sends queued messages if the socket has
  * room. */
 static void drain(struct net *n)
 {
@@ -916,7 +917,7 @@ static void drain(struct net *n)
 	outbox_flush(&n->out);
 }
 
-/* Report moving bytes to the session. A large message on a slow connection takes longer than
+/* Reports moving bytes to the session. A large message on a slow connection takes longer than
  * silence_ms, but is not silence. */
 static void note_progress(struct net *n, uint64_t now)
 {
@@ -929,7 +930,7 @@ static void note_progress(struct net *n, uint64_t now)
 
 /* ---- without contact, and the tick ----------------------------------------------------------- */
 
-/* Send STATUS to detect a server that only waits. A cnn-ps that cannot send a WELCOME yet answers
+/* Sends STATUS to detect a server that only waits. A cnn-ps that cannot send a WELCOME yet answers
  * STATUS; another program or a hung server does not. */
 static void query_status(struct net *n, uint64_t now)
 {
@@ -980,8 +981,8 @@ static void tick(struct net *n)
 
 /* ---- the program's thread, while it waits for its request ------------------------------------ */
 
-/* 1 if the answer will arrive on the bulk connection and nothing else is urgent. The next tick
- * handles the other sockets. */
+/* Returns 1 if the answer will arrive on the bulk connection and nothing else is urgent. The next
+ * tick handles the other sockets. */
 static int only_bulk_matters(const struct net *n)
 {
 	enum request_kind kind = n->request->kind;
@@ -990,7 +991,7 @@ static int only_bulk_matters(const struct net *n)
 	       session_phase(n->session) == PHASE_READY;
 }
 
-/* Wait for a message, an event, or room for queued messages. */
+/* Waits for a message, an event, or room for queued messages. */
 static void wait_for_any(struct net *n, int ms)
 {
 	short bulk = ZMQ_POLLIN | (n->out.count ? ZMQ_POLLOUT : 0);
@@ -1041,7 +1042,7 @@ int net_request(struct net *n, struct request *r)
 
 /* ---- the background thread, while the program makes no call ---------------------------------- */
 
-/* Run one step of the background thread. Returns the milliseconds until the next step. */
+/* Runs one step of the background thread. Returns the milliseconds until the next step. */
 static uint64_t background_step(struct net *n)
 {
 	uint64_t now = clock_ms();

@@ -64,7 +64,7 @@ struct arrival {
 	struct msg_params params;
 	uint64_t term;
 };
-/* Move `from` into `to`, which is empty; `from` is empty afterwards. */
+/* Moves `from` into `to`, which is empty; `from` is empty afterwards. */
 void arrival_move(struct arrival *to, struct arrival *from);
 
 struct request {
@@ -108,27 +108,27 @@ struct request {
 
 struct net; /* opaque */
 
-/* Make the sockets and start the background thread. PS_EUSAGE (server is not an endpoint), PS_ENET,
- * PS_ENOMEM. */
+/* Makes the sockets and starts the background thread. PS_EUSAGE (server is not an endpoint),
+ * PS_ENET, PS_ENOMEM. */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
-/* Carry out `r` and block until it is complete. Returns r->status. */
+/* Carries out `r` and blocks until it is complete. Returns r->status. */
 int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
-/* Take a slot of shared memory for a gradient. Returns 0 if no slot is free: the gradient then
+/* Takes a slot of shared memory for a gradient. Returns 0 if no slot is free: the gradient then
  * travels over the connection. Any thread. */
 int net_take_slot(struct net *n, struct lane_slot *slot) PS_MUST_CHECK;
-/* Report that the program makes progress. Any thread. */
+/* Reports that the program makes progress. Any thread. */
 void net_alive(struct net *n);
-/* 1 if the server has asked for the pictures of show.h since the last call. Any thread. */
+/* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread. */
 int net_show_asked(struct net *n);
 /* The parts of struct time_split. */
 enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
 /* Adds `us` to the time that the program has spent on `part`. Each BEAT reports the sums. Only the
  * program's thread calls it. */
 void net_spend(struct net *n, enum time_part part, uint64_t us);
-/* Write the counters to *s. Any thread. */
+/* Writes the counters to *s. Any thread. */
 void net_stats(const struct net *n, struct cnnps_stats *s);
-/* Wait for the decisions on the pushes, send BYE, join the background thread, free the struct and
- * set *n to NULL; *n may be NULL. */
+/* Waits for the decisions on the pushes, sends BYE, joins the background thread, frees the struct
+ * and sets *n to NULL; *n may be NULL. */
 void net_free(struct net **n);
 
 #endif

@@ -103,7 +103,7 @@ static void return_loan(void *values, void *loan)
 	free(l);
 }
 
-/* Make a frame of one part of the tensor, without a copy. */
+/* Makes a frame of one part of the tensor, without a copy. */
 static int share_part(struct retained *k, uint32_t part, zmq_msg_t *frame)
 {
 	struct loan *l = malloc(sizeof(*l));
@@ -121,7 +121,7 @@ static int share_part(struct retained *k, uint32_t part, zmq_msg_t *frame)
 	return PS_ENOMEM;
 }
 
-/* Send one queued message. Its frames share the tensor's bytes; sending consumes references. */
+/* Sends one queued message. Its frames share the tensor's bytes; sending consumes references. */
 static int send_one(struct outbox *o, struct outgoing *out)
 {
 	struct retained *k = out->push ? retained_at(o, out->push) : NULL;
@@ -195,7 +195,7 @@ void outbox_post(struct outbox *o, const struct msg *m)
 	queue_part(o, m, 0, 0);
 }
 
-/* Post a push whose values the server reads in slot `slot` - 1. */
+/* Posts a push whose values the server reads in slot `slot` - 1. */
 static void post_in_lane(struct outbox *o, struct msg *m, struct retained *k, uint32_t slot)
 {
 	if (!k->whole.xxh3)
@@ -207,7 +207,7 @@ static void post_in_lane(struct outbox *o, struct msg *m, struct retained *k, ui
 	queue_part(o, m, 0, 0);
 }
 
-/* Post the frames of a push. While libzmq sends one part, this function computes the checksum of
+/* Posts the frames of a push. While libzmq sends one part, this function computes the checksum of
  * the next part. */
 static void post_in_frames(struct outbox *o, struct msg *m, struct retained *k)
 {

@@ -54,24 +54,25 @@ struct outbox {
 };
 
 void outbox_init(struct outbox *o, void *socket);
-/* Discard all queued messages and all retained pushes. */
+/* Discards all queued messages and all retained pushes. */
 void outbox_release(struct outbox *o);
 
-/* Retain push `seq`, whose values have the position `slice`. Takes *tensor over and leaves it
+/* Retains push `seq`, whose values have the position `slice`. Takes *tensor over and leaves it
  * empty. The first transmission computes the checksums, except a checksum that `slice` already
  * has. */
 void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
 /* Pushes up to `seq` are durable: free their bytes. */
 void outbox_drop(struct outbox *o, uint64_t seq);
 
-/* Queue `m` after all earlier posts, and send it at once if the socket has room. A full outbox
- * discards `m`, like a network that loses a message; the session sends it again. */
+/* Queues `m` after all earlier posts, and sends it at once if the socket has room. A full outbox
+ * discards `m`. The session later sends the message again, as it does after a loss in the
+ * network. */
 void outbox_post(struct outbox *o, const struct msg *m);
 /* As outbox_post, for the retained push `seq`. `m` is the header of the push without slices. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
-/* Send queued messages while the socket has room. */
+/* Sends queued messages while the socket has room. */
 void outbox_flush(struct outbox *o);
-/* Discard all queued messages, because the connection broke. */
+/* Discards all queued messages, because the connection broke. */
 void outbox_clear(struct outbox *o);
 
 #endif

@@ -89,7 +89,7 @@ static int connect_within(int fd, const struct addrinfo *a)
 	return wait_for(fd, POLLOUT, CONNECT_MS) > 0 ? connect_error(fd) : ETIMEDOUT;
 }
 
-/* Read within `ms`. Returns the bytes read: 0 at an end or a reset, -1 for none. */
+/* Reads within `ms`. Returns the bytes read: 0 at an end or a reset, -1 for none. */
 static ssize_t read_within(int fd, char *bytes, int ms)
 {
 	if (wait_for(fd, POLLIN, ms) <= 0)
@@ -98,14 +98,14 @@ static ssize_t read_within(int fd, char *bytes, int ms)
 	return n < 0 ? 0 : n;
 }
 
-/* 1 for ZMTP's signature: 0xff, a length, 0x7f. It may arrive in two parts, so a prefix counts
- * too. */
+/* Returns 1 for ZMTP's signature: 0xff, a length, 0x7f. It may arrive in two parts, so a prefix
+ * counts too. */
 static int is_zmtp(const char *bytes, ssize_t n)
 {
 	return n >= 1 && (unsigned char)bytes[0] == 0xff && (n < 10 || bytes[9] == 0x7f);
 }
 
-/* Determine what program is at the other end of a connection. */
+/* Determines what program is at the other end of a connection. */
 static void identify_peer(struct probe *p, int fd)
 {
 	static const char request[] = "GET / HTTP/1.0\r\n\r\n";
@@ -143,7 +143,7 @@ static void attempt(struct probe *p, const struct addrinfo *a)
 		close(fd);
 }
 
-/* Record the end of the name lookup. */
+/* Records the end of the name lookup. */
 static void end_lookup(struct probe *p)
 {
 	pthread_mutex_lock(&p->lock);

@@ -30,15 +30,16 @@ struct probe_report {
 
 struct probe; /* opaque */
 
-/* `endpoint` is tcp://HOST:PORT; an endpoint of another form is never probed. PS_ENOMEM. */
+/* Creates a struct probe. `endpoint` is tcp://HOST:PORT; an endpoint of another form is never
+ * probed. PS_ENOMEM. */
 int probe_new(struct probe **out, const char *endpoint) PS_MUST_CHECK;
-/* Start a probe in the background unless one is running. */
+/* Starts a probe in the background unless one is running. */
 void probe_start(struct probe *p);
-/* The newest result. */
+/* Copies the newest result to *r. */
 void probe_read(struct probe *p, struct probe_report *r);
-/* Discard the result. */
+/* Discards the result. */
 void probe_forget(struct probe *p);
-/* Free the struct and set *p to NULL; *p may be NULL. Does not wait: a running probe ends by
+/* Frees the struct and sets *p to NULL; *p may be NULL. Does not wait: a running probe ends by
  * itself. */
 void probe_free(struct probe **p);
 

@@ -108,7 +108,7 @@ static uint64_t push_window(const struct session *s)
 	return s->welcome.push_window < MAX_IN_FLIGHT ? s->welcome.push_window : MAX_IN_FLIGHT;
 }
 
-/* Check the order of the sequence numbers, and invariant (4). */
+/* Checks the order of the sequence numbers, and invariant (4). */
 static void assert_invariants(const struct session *s)
 {
 	PS_ASSERT(s->durable_seq <= s->acked_seq && s->acked_seq <= s->last_seq);
@@ -187,7 +187,7 @@ static void send_push(struct session *s, uint64_t seq)
 	}
 }
 
-/* Send everything that the window allows. Pushes go first, so that the server applies them before
+/* Sends everything that the window allows. Pushes go first, so that the server applies them before
  * the requests. */
 static void pump(struct session *s)
 {
@@ -512,7 +512,7 @@ static void open_rpc(struct rpc *r)
 	r->number++;
 }
 
-/* PS_OK if a push is possible now. */
+/* Returns PS_OK if a push is possible now. */
 static int check_push(struct session *s)
 {
 	int rc = check_ready(s);
@@ -521,7 +521,7 @@ static int check_push(struct session *s)
 	return rc == PS_OK && !session_can_push(s) ? PS_EAGAIN : rc;
 }
 
-/* Record the grant that contains the work of `k`. After a crash the server needs this grant. */
+/* Records the grant that contains the work of `k`. After a crash the server needs this grant. */
 static void note_grant(const struct session *s, struct retained_push *k)
 {
 	const struct work *own = &s->grant.work, *work = &k->work;

@@ -79,19 +79,19 @@ int session_new(
 	struct session **out, const struct session_config *cfg, size_t replay_max) PS_MUST_CHECK;
 void session_free(struct session **s);
 
-/* Start the clock. The link counts as down until session_link_up. */
+/* Starts the clock. The link counts as down until session_link_up. */
 void session_start(struct session *s, uint64_t now_ms);
 void session_link_up(struct session *s, uint64_t now_ms);   /* bulk link connected: sends HELLO */
 void session_link_lost(struct session *s, uint64_t now_ms); /* bulk link broke */
-/* Report that bytes moved on the bulk link, in either direction: a large answer may be on its
+/* Reports that bytes moved on the bulk link, in either direction: a large answer may be on its
  * way. */
 void session_progress(struct session *s, uint64_t now_ms);
-/* Handle a decoded message from either link. The caller must keep *m until it has read the
+/* Handles a decoded message from either link. The caller must keep *m until it has read the
  * effects. */
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms);
-/* Call at least every 100 ms. `alive` is 1 if the program makes progress; 0 stops the heartbeats,
- * so that the server detects a hang. The session sends twice as many heartbeats as the server
- * requires, because a busy machine may delay one. */
+/* Does what is due at now_ms; call session_tick at least every 100 ms. `alive` is 1 if the program
+ * makes progress; 0 stops the heartbeats, so that the server detects a hang. The session sends
+ * twice as many heartbeats as the server requires, because a busy machine may delay one. */
 void session_tick(struct session *s, int alive, uint64_t now_ms);
 
 /* Requests of the program. One pull and one lease may be in progress. PS_EAGAIN: the session is not
@@ -99,8 +99,8 @@ void session_tick(struct session *s, int alive, uint64_t now_ms);
  * the session's final status (PS_ESTATE after session_bye). */
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
-/* One message with a push and a pull of WEIGHTS_CURRENT after that push. If a new WELCOME arrives
- * first, the session sends the pull alone. PS_EAGAIN also when a pull is in progress. */
+/* Sends one message with a push and a pull of WEIGHTS_CURRENT after that push. If a new WELCOME
+ * arrives first, the session sends the pull alone. PS_EAGAIN also when a pull is in progress. */
 int session_push_pull(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 int session_pull(struct session *s, enum weights which, uint64_t now_ms) PS_MUST_CHECK;

@@ -11,9 +11,9 @@
 
 #define SHOW_REQUEST "show" /* text of the STATUS request */
 
-/* 1 if the server has asked since the last call. Costs nothing. */
+/* Returns 1 if the server has asked since the last call. Costs nothing. */
 int cnnps_show_asked(struct cnnps *c);
-/* Answer with JSON (worker/show.h), at most WIRE_MAX_TEXT bytes. */
+/* Answers with JSON (worker/show.h), at most WIRE_MAX_TEXT bytes. */
 int cnnps_show(struct cnnps *c, const char *json);
 
 #endif

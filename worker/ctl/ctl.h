@@ -29,16 +29,16 @@ struct ctl {
 	int n_args;
 };
 
-/* server.c: print one line on stderr, in the format of --log-format: an error `status`, or progress
- * (PS_OK). */
+/* server.c: prints one line on stderr, in the format of --log-format: an error `status`, or
+ * progress (PS_OK). */
 void ctl_say(const char *event, int status, const char *text);
-/* server.c: open an observer's connection; print on stderr what it waits for. */
+/* server.c: opens an observer's connection and prints on stderr what it waits for. */
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
 /* As ctl_connect, with `stop` and `report` of cnnps_options, and `arg` for both. */
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	void (*report)(void *arg, const char *line), void *arg, struct cnnps **c,
 	struct err *e) PS_MUST_CHECK;
-/* Get the status with all workers, with several requests if needed. The caller releases *status.
+/* Gets the status with all workers, with several requests if needed. The caller releases *status.
  * PS_EPROTO: the reply is not JSON. */
 int ctl_fetch_status(struct cnnps *c, json_t **status) PS_MUST_CHECK;
 int ctl_status(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
@@ -60,13 +60,13 @@ int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 void ctl_weights_release(struct ctl_weights *w);
 int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
-/* history.c: read the lines of history.jsonl; `dir` is that file or its directory. */
+/* history.c: reads the lines of history.jsonl; `dir` is that file or its directory. */
 int ctl_history_read(const char *dir, json_t **lines, struct err *e) PS_MUST_CHECK;
 int ctl_history(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_show(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
-/* report.c: print an HTML page that compares the histories of the arguments. */
+/* report.c: prints an HTML page that compares the histories of the arguments. */
 int ctl_report(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
-/* events.c: write the lines to `dir` as an event file of TensorBoard, and print its name. */
+/* events.c: writes the lines to `dir` as an event file of TensorBoard, and prints its name. */
 int ctl_write_events(const char *dir, const json_t *lines, struct err *e) PS_MUST_CHECK;
 
 /* convert.c */

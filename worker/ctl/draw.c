@@ -28,7 +28,7 @@ int draw_may_colour(void)
 	return !no || !*no;
 }
 
-/* Draw two pixels as one character: two greys if colours are permitted, else lit or dark. */
+/* Draws two pixels as one character: two greys if colours are permitted, else lit or dark. */
 static void draw_cell(int top, int bottom, int colours)
 {
 	static const char *const halves[] = {" ", "\u2580", "\u2584", "\u2588"};
@@ -50,7 +50,7 @@ static void draw_bar(float p)
 		fputs("\u258c", stdout);
 }
 
-/* Select the classes to show beside a picture: all of them in order, or, if there are more than
+/* Selects the classes to show beside a picture: all of them in order, or, if there are more than
  * CLASS_LINES, the most probable ones, best first. Returns their number. */
 static size_t classes_shown(const float *p, size_t n, size_t shown[CLASS_LINES])
 {
@@ -95,7 +95,7 @@ static int grey_at(const struct drawing *d, size_t step, size_t y, size_t x)
 	return (int)(sum / s->c);
 }
 
-/* Draw one line: two rows of pixels of the picture, then the probability of a class if one belongs
+/* Draws one line: two rows of pixels of the picture, then the probability of a class if one belongs
  * to this line. */
 static void draw_line(const struct drawing *d, size_t line, const size_t *class, int colours)
 {

@@ -15,11 +15,11 @@ struct drawing {
 	int label; /* -1: not known */
 };
 
-/* The number of the largest of n >= 1 values, the first of equal ones. */
+/* Returns the number of the largest of n >= 1 values, the first of equal ones. */
 size_t draw_best(const float *p, size_t n);
-/* 1, unless NO_COLOR is set and not empty (no-color.org). */
+/* Returns 1 unless NO_COLOR is set and not empty (no-color.org). */
 int draw_may_colour(void);
-/* Print one line with the best class, then the picture beside its classes. */
+/* Prints one line with the best class, then the picture beside its classes. */
 void draw_prediction(const char *name, const struct drawing *d);
 
 #endif

@@ -48,7 +48,7 @@ struct evaluation {
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* Add `m` to the list of the mistakes with the greatest confidence, if it is one. */
+/* Adds `m` to the list of the mistakes with the greatest confidence, if it is one. */
 static void keep_mistake(struct evaluation *v, struct mistake m)
 {
 	size_t at = v->n_worst;
@@ -133,7 +133,7 @@ static void print_table(const struct evaluation *v)
 	}
 }
 
-/* Print the most frequent confusions. Each search takes the largest count that is left. */
+/* Prints the most frequent confusions. Each search takes the largest count that is left. */
 static void print_confusions(const struct evaluation *v)
 {
 	const size_t n = v->classes * v->classes;
@@ -165,7 +165,7 @@ static void print_results(const struct evaluation *v)
 		print_confusions(v);
 }
 
-/* Load the pixels of the worst mistakes into v->pixels; CHUNK is at least WORST. */
+/* Loads the pixels of the worst mistakes into v->pixels; CHUNK is at least WORST. */
 static int load_worst(struct evaluation *v, struct err *e)
 {
 	const size_t size = shape_count(v->data.shape);

@@ -41,7 +41,7 @@ static void put_varint(struct bytes *b, uint64_t v)
 	b->at[b->n++] = (unsigned char)v;
 }
 
-/* Append field `number`, whose value is a text or a message. */
+/* Appends field `number`, whose value is a text or a message. */
 static void put_nested(struct bytes *b, unsigned number, const void *data, size_t n)
 {
 	put_varint(b, number << 3 | 2);
@@ -62,7 +62,7 @@ static void put_record(struct bytes *file, const struct bytes *event)
 	file->n += event->n + 16;
 }
 
-/* Begin an Event: field 1 is the wall time, field 2 the step. */
+/* Begins an Event: field 1 is the wall time, field 2 the step. */
 static struct bytes begin_event(unsigned char memory[MAX_EVENT], double seconds, uint64_t step)
 {
 	struct bytes b = {memory, 0, MAX_EVENT};
@@ -77,8 +77,8 @@ static struct bytes begin_event(unsigned char memory[MAX_EVENT], double seconds,
 	return b;
 }
 
-/* Append Event.summary (field 5) with one Summary.value (1), which has a tag (1) and a simple_value
- * (2). */
+/* Appends Event.summary (field 5) with one Summary.value (1), which has a tag (1) and a
+ * simple_value (2). */
 static void put_scalar(
 	struct bytes *file, double seconds, uint64_t step, const char *tag, double value)
 {
@@ -114,7 +114,7 @@ static const struct {
 
 #define N_SCALARS (sizeof(scalars) / sizeof(scalars[0]))
 
-/* Write the metrics except accuracy, with the tag epoch/NAME. */
+/* Writes the metrics except accuracy, with the tag epoch/NAME. */
 static void put_metrics(struct bytes *file, double seconds, const json_t *o)
 {
 	json_int_t epoch = json_integer_value(json_object_get(o, "epoch"));

@@ -73,7 +73,7 @@ static int is_picture(const char *name)
 	return 0;
 }
 
-/* List the folders in `dir`, or its pictures. Other files and names that begin with a dot are
+/* Lists the folders in `dir`, or its pictures. Other files and names that begin with a dot are
  * ignored. */
 static int list(struct names *l, const char *dir, int folders, struct err *e)
 {
@@ -105,7 +105,7 @@ struct folders {
 	struct shape shape;
 };
 
-/* Begin both parts with the size and the channels of the first picture. */
+/* Begins both parts with the size and the channels of the first picture. */
 static int begin_parts(struct folders *f, const struct picture *p, struct err *e)
 {
 	struct convert *c = f->c;
@@ -140,8 +140,8 @@ static int put_picture(
 	return rc;
 }
 
-/* Write the pictures of class `label` from its folder `dir`. Without a split every tenth picture is
- * a test image. */
+/* Writes the pictures of class `label` from its folder `dir`. Without a split every tenth picture
+ * is a test image. */
 static int put_class(
 	struct folders *f, enum convert_part part, const char *dir, size_t label, struct err *e)
 {

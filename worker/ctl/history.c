@@ -88,8 +88,8 @@ static void print_cell(const json_t *v)
 		printf("%.9g", json_real_value(v));
 }
 
-/* The mean of a field of the workers of a sample that have it; `part` is an index if the field is
- * an array. */
+/* Prints the mean of a field of the workers of a sample that have it; `part` is an index if the
+ * field is an array. */
 static void print_mean(const json_t *workers, size_t field, size_t part)
 {
 	double sum = 0;
@@ -201,7 +201,7 @@ static void show_one(const char *dir, uint64_t generation, int *is_first)
 	checkpoint_release(&c);
 }
 
-/* Print the last evaluated epoch of the history, if there is one. */
+/* Prints the last evaluated epoch of the history, if there is one. */
 static void show_accuracy(const char *dir)
 {
 	const json_t *last = NULL;

@@ -131,7 +131,7 @@ static int64_t integer(const struct npy *a, const unsigned char *p)
 	return (int64_t)v;
 }
 
-/* Read all labels. Raise *max to the largest label if *max is smaller. */
+/* Reads all labels. Raises *max to the largest label if *max is smaller. */
 static int read_labels(struct npy *a, uint16_t **out, uint32_t *max, struct err *e)
 {
 	unsigned char raw[8];
@@ -158,7 +158,7 @@ static int read_labels(struct npy *a, uint16_t **out, uint32_t *max, struct err 
 
 /* ---- images ---------------------------------------------------------------------------------- */
 
-/* 1: the channels are the last dimension. */
+/* Returns 1 if the channels are the last dimension. */
 static int channels_last(const struct npy *a)
 {
 	size_t c = a->dim[1], last = a->dim[3];

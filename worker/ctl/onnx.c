@@ -127,7 +127,7 @@ static char *int_constant(struct graph *g, const int64_t *values, size_t n)
 	return t->name;
 }
 
-/* Add a constant with one value for all channels, or with one for each channel: n x 1 x 1. */
+/* Adds a constant with one value for all channels, or with one for each channel: n x 1 x 1. */
 static char *channel_constant(struct graph *g, const float *values, size_t n)
 {
 	struct initializer *t = add_constant(g, FLOATS, n, sizeof(*values));
@@ -176,7 +176,7 @@ static void add_node_input(struct node *n, char *name)
 	n->input[n->proto.n_input++] = name;
 }
 
-/* Add a node with two inputs; returns its output. */
+/* Adds a node with two inputs; returns its output. */
 static char *binary(struct graph *g, char *op, char *left, char *right)
 {
 	struct node *n = add_node(g, op, left);
@@ -282,7 +282,7 @@ static char *add_batchnorm_node(struct graph *g, const struct layer *l, struct v
 	return n->name;
 }
 
-/* Add nodes for the mean of the squares of l->size channels at each pixel; channels outside count
+/* Adds nodes for the mean of the squares of l->size channels at each pixel; channels outside count
  * as zeros. ONNX has a node for it (LRN), but only with as many channels before as after. */
 static char *mean_of_squares(struct graph *g, const struct layer *l, char *in)
 {
@@ -316,7 +316,7 @@ static char *add_lrn(struct graph *g, const struct layer *l, struct value in)
 	return binary(g, "Div", image, binary(g, "Pow", base, number(g, l->beta)));
 }
 
-/* Add nodes for an add layer: every stride-th row and column of the value at its skip is added,
+/* Adds nodes for an add layer: every stride-th row and column of the value at its skip is added,
  * with zeros for the channels that this value lacks. */
 static char *add_sum(struct graph *g, const struct layer *l, struct value in)
 {
@@ -339,7 +339,7 @@ static char *add_sum(struct graph *g, const struct layer *l, struct value in)
 	return binary(g, "Add", as_image(g, in), from);
 }
 
-/* Add a node of an operator without attributes, for values of any shape. */
+/* Adds a node of an operator without attributes, for values of any shape. */
 static struct value curve(struct graph *g, char *op, struct value in)
 {
 	return (struct value){add_node(g, op, in.name)->name, in.flat};
@@ -381,7 +381,7 @@ static struct value onnx_layer(struct graph *g, size_t i, struct value in)
 	return in;
 }
 
-/* Add nodes for pixels: v / 255, normalised if the model says so (preprocess.h). */
+/* Adds nodes for pixels: v / 255, normalised if the model says so (preprocess.h). */
 static struct value add_images(struct graph *g)
 {
 	const struct preprocess *p = &g->m->preprocess;

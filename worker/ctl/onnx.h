@@ -12,7 +12,7 @@
 #include "common/err.h"
 #include "common/model.h"
 
-/* Write m->n_params floats of `w` to `path` atomically. The bytes depend only on the model and the
+/* Writes m->n_params floats of `w` to `path` atomically. The bytes depend only on the model and the
  * weights. PS_EUSAGE: a model without images. PS_EIO, PS_ENOMEM. */
 int onnx_write(
 	const char *path, const struct model *m, const float *w, struct err *e) PS_MUST_CHECK;

@@ -22,7 +22,7 @@ struct raw {
 	const struct shape *want; /* NULL: any size */
 };
 
-/* Check the size of the picture, and allocate its pixels. */
+/* Checks the size of the picture, and allocates its pixels. */
 static int make_pixels(struct picture *p, const struct raw *r, size_t channels, size_t width,
 	size_t height, struct err *e)
 {
@@ -38,7 +38,7 @@ static int make_pixels(struct picture *p, const struct raw *r, size_t channels, 
 	return p->pixels ? PS_OK : err_set(e, PS_ENOMEM, "%s: no memory for its pixels", r->path);
 }
 
-/* Copy interleaved pixels of a row to the planes. */
+/* Copies interleaved pixels of a row to the planes. */
 static void put_pixel_row(struct picture *p, size_t y, const uint8_t *row)
 {
 	const struct shape *s = &p->shape;
@@ -55,7 +55,7 @@ struct scan {
 	const unsigned char *at, *end;
 };
 
-/* Skip blanks and comments, which run from '#' to the end of the line. */
+/* Skips blanks and comments, which run from '#' to the end of the line. */
 static void skip_blanks(struct scan *s)
 {
 	int comment = 0;
@@ -64,7 +64,7 @@ static void skip_blanks(struct scan *s)
 		comment = *s->at == '#' || (comment && *s->at != '\n');
 }
 
-/* Read the next number, at most 65535; -1: no number. */
+/* Reads the next number, at most 65535; -1: no number. */
 static long scan_number(struct scan *s)
 {
 	long v = 0;
@@ -137,7 +137,7 @@ static int read_pgm(struct picture *p, const struct raw *r, struct err *e)
 
 /* ---- PNG ------------------------------------------------------------------------------------- */
 
-/* Read the header. */
+/* Reads the header. */
 static int begin_png(png_image *image, const struct raw *r, struct err *e)
 {
 	memset(image, 0, sizeof(*image));
@@ -147,8 +147,8 @@ static int begin_png(png_image *image, const struct raw *r, struct err *e)
 	return err_set(e, PS_EDATA, "%s: %s", r->path, image->message);
 }
 
-/* Choose the grey that is seen through transparent pixels: white, or black if the mean of the other
- * pixels is light. */
+/* Chooses the grey that is seen through transparent pixels: white, or black if the mean of the
+ * other pixels is light. */
 static int choose_ground(
 	const struct picture *p, const struct raw *r, uint8_t *ground, struct err *e)
 {
@@ -300,7 +300,7 @@ static int is_pgm(const struct raw *r)
 	       (isspace(r->data[2]) || r->data[2] == '#');
 }
 
-/* Turn a grey picture into one with three equal channels. */
+/* Turns a grey picture into one with three equal channels. */
 static int spread(struct picture *p, struct err *e)
 {
 	size_t n = p->shape.h * p->shape.w;
@@ -339,7 +339,7 @@ static int read_any(struct picture *p, const struct raw *r, size_t channels, str
 
 #define FIRST_READ ((size_t)64 << 10)
 
-/* Read standard input to its end. */
+/* Reads standard input to its end. */
 static int read_stdin(void **data, size_t *size, struct err *e)
 {
 	size_t room = 0, used = 0, got = 0;

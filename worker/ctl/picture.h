@@ -24,16 +24,16 @@ struct picture {
 	uint8_t *pixels;    /* shape_count(shape): channels, rows, columns; owned */
 };
 
-/* Read `path` with 1 or 3 `channels`; 0: as many as the file has. PS_EDATA, PS_ENOMEM. */
+/* Reads `path` with 1 or 3 `channels`; 0: as many as the file has. PS_EDATA, PS_ENOMEM. */
 int picture_load(struct picture *p, const char *path, size_t channels, struct err *e) PS_MUST_CHECK;
 void picture_release(struct picture *p);
-/* Read a picture of exactly `shape` into pixels[shape_count(shape)]. */
+/* Reads a picture of exactly `shape` into pixels[shape_count(shape)]. */
 int picture_read(
 	const char *path, struct shape shape, uint8_t *pixels, struct err *e) PS_MUST_CHECK;
-/* 1: in no channel do two pixels differ by PICTURE_CONTRAST or more. */
+/* Returns 1 if in no channel do two pixels differ by PICTURE_CONTRAST or more. */
 int picture_is_blank(const uint8_t *pixels, struct shape shape);
-/* 1: a grey picture whose border is lighter than the middle grey and lighter than the pixels inside
- * it. */
+/* Returns 1 for a grey picture whose border is lighter than the middle grey and lighter than the
+ * pixels inside it. */
 int picture_is_dark_on_light(const uint8_t *pixels, struct shape shape);
 
 #endif

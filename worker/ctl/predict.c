@@ -26,7 +26,7 @@ struct gallery {
 
 /* ---- pictures -------------------------------------------------------------------------------- */
 
-/* 1 if `text` is the number of a test image. To name a file "7", write "./7". */
+/* Returns 1 if `text` is the number of a test image. To name a file "7", write "./7". */
 static int is_image_number(const char *text)
 {
 	return text[0] && strspn(text, "0123456789") == strlen(text);
@@ -58,7 +58,7 @@ static int take_test_image(
 	return data_image(d, TEST_PART, (uint32_t)number, g->pixels + i * g->size, e);
 }
 
-/* Warn if a picture is blank, or dark on light: MNIST's digits are light on dark. */
+/* Warns if a picture is blank, or dark on light: MNIST's digits are light on dark. */
 static void warn_of_picture(
 	const char *path, const uint8_t *pixels, const struct ctl *ctl, struct shape shape)
 {

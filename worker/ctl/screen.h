@@ -24,23 +24,23 @@ enum {
 	SCREEN_GONE
 };
 
-/* Take over the terminal: alternate screen, keys, no cursor. Every exit and every fatal signal
+/* Takes over the terminal: alternate screen, keys, no cursor. Every exit and every fatal signal
  * restores it. Returns 0 if the terminal cannot do this ($TERM). */
 int screen_open(void);
-/* Restore the terminal. A second call has no effect. */
+/* Restores the terminal. A second call has no effect. */
 void screen_close(void);
 int screen_is_open(void);
-/* The size in characters. */
+/* Gets the size of the terminal in characters. */
 void screen_size(size_t *width, size_t *height);
-/* Show a page. Lines that do not fit are cut. */
+/* Shows a page. Lines that do not fit are cut. */
 void screen_show(const char *page);
-/* Wait at most `ms` for a key. SCREEN_NONE: there was none. */
+/* Waits at most `ms` for a key. SCREEN_NONE: there was none. */
 int screen_key(int ms);
-/* 1 if the terminal shows UTF-8. */
+/* Returns 1 if the terminal shows UTF-8. */
 int screen_is_utf8(void);
-/* 1 if the calling thread opened the screen. */
+/* Returns 1 if the calling thread opened the screen. */
 int screen_is_mine(void);
-/* Remove the marks from a text. */
+/* Removes the marks from a text. */
 void screen_unmark(char *text);
 
 #endif

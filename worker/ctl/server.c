@@ -63,7 +63,7 @@ int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	return rc;
 }
 
-/* Set *e to the reason of a failed call on an open connection. */
+/* Sets *e to the reason of a failed call on an open connection. */
 static int explain_failure(struct cnnps *c, int rc, struct err *e)
 {
 	if (!rc)
@@ -71,7 +71,7 @@ static int explain_failure(struct cnnps *c, int rc, struct err *e)
 	return err_set(e, rc, "%s", cnnps_error(c));
 }
 
-/* Print JSON with indentation, but nothing that a terminal executes. */
+/* Prints JSON with indentation, but nothing that a terminal executes. */
 static void print_json(const json_t *o)
 {
 	char *pretty = json_dumps(o, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
@@ -83,7 +83,7 @@ static void print_json(const json_t *o)
 	free(pretty);
 }
 
-/* Append the workers of a page to `o`, from worker number `first` on. Returns the number after the
+/* Appends the workers of a page to `o`, from worker number `first` on. Returns the number after the
  * last appended worker; `first` if there is none. */
 static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
 {
@@ -103,7 +103,7 @@ static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
 	return next;
 }
 
-/* Request the workers for which the status has no room. */
+/* Requests the workers for which the status has no room. */
 static int add_pages(struct cnnps *c, json_t *o, char *text, size_t size)
 {
 	const json_t *workers = json_object_get(o, "workers");

@@ -18,7 +18,7 @@ struct sheet_tile {
 	char line[2][SHEET_TEXT];
 };
 
-/* Write n >= 1 pictures of `shape` to `path` atomically. PS_EIO, PS_ENOMEM. */
+/* Writes n >= 1 pictures of `shape` to `path` atomically. PS_EIO, PS_ENOMEM. */
 int sheet_write(const char *path, struct shape shape, const struct sheet_tile *tiles, size_t n,
 	struct err *e) PS_MUST_CHECK;
 

@@ -62,7 +62,7 @@ struct table {
 	size_t width[N_COLUMNS]; /* 0: not shown */
 };
 
-/* The length in characters, not bytes. */
+/* Returns the length in characters, not bytes. */
 static size_t length(const char *text)
 {
 	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
@@ -146,7 +146,7 @@ static size_t total_width(const struct table *t)
 	return n - GAP; /* no GAP after the last column; the first column is always shown */
 }
 
-/* Leave out the column whose `leave` is `number`, unless the table is sorted by it. */
+/* Leaves out the column whose `leave` is `number`, unless the table is sorted by it. */
 static void leave_out(struct table *t, int number, size_t sort)
 {
 	for (size_t c = 0; c < N_COLUMNS; c++)
@@ -154,7 +154,7 @@ static void leave_out(struct table *t, int number, size_t sort)
 			t->width[c] = 0;
 }
 
-/* Shrink the widest text column by one character. 0: none is wider than `min`. */
+/* Shrinks the widest text column by one character. 0: none is wider than `min`. */
 static int shorten(struct table *t, size_t min)
 {
 	size_t widest = 0;
@@ -169,9 +169,9 @@ static int shorten(struct table *t, size_t min)
 	return 1;
 }
 
-/* Make the table fit: leave out the columns whose `leave` is 1 to 3, then shrink texts, then leave
- * out the columns from 4 on, then shrink texts further. With 120 columns, at most the columns up to
- * 6 are left out. */
+/* Makes the table fit: leaves out the columns whose `leave` is 1 to 3, then shrinks texts, then
+ * leaves out the columns whose `leave` is 4 or more, then shrinks texts further. On a terminal of
+ * 120 characters, at most the columns whose `leave` is 1 to 6 are left out. */
 static void fit_columns(struct table *t, size_t columns, size_t sort)
 {
 	natural_widths(t);
@@ -187,7 +187,7 @@ static void fit_columns(struct table *t, size_t columns, size_t sort)
 		continue;
 }
 
-/* Note the titles of the columns that are not shown. */
+/* Notes the titles of the columns that are not shown. */
 static void note_hidden(const struct table *t, struct table_view *v)
 {
 	size_t at = 0;
@@ -252,7 +252,7 @@ static int admits(const struct table_view *v, const json_t *worker)
 
 /* ---- printing -------------------------------------------------------------------------------- */
 
-/* Print `text` in `width` characters; a truncated text ends in '+'. */
+/* Prints `text` in `width` characters; a truncated text ends in '+'. */
 static void put_cell(FILE *f, const char *text, size_t width, int right)
 {
 	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);

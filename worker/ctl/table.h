@@ -21,15 +21,14 @@ struct table_view {
 	char hidden[TITLES_TEXT]; /* ... and their titles */
 };
 
-/* Choose the next (+1) or the previous (-1) column to sort by. */
+/* Chooses the next (+1) or the previous (-1) column to sort by. */
 void table_sort_by(struct table_view *v, int step);
 const char *table_sort_title(const struct table_view *v);
-/* Print the workers (an array of the status) that the filter admits, in the order of the view: a line
- * of titles, then at most `rows` lines of at most `columns` characters; 0: no limit. If the table is
- * too wide, the least important columns go, but not the one that sorts, and long names shrink. Worker numbers and texts ascend
- * and the other columns descend, unless v->reverse is set. Returns how many workers the filter
- * admits.
- */
+/* Prints the workers (an array of the status) that the filter admits, in the order of the view: a
+ * line of titles, then at most `rows` lines of at most `columns` characters; 0: no limit. If the
+ * table is too wide, the least important columns go, but not the one that sorts, and long names
+ * shrink. Worker numbers and texts ascend and the other columns descend, unless v->reverse is set.
+ * Returns how many workers the filter admits. */
 size_t table_print(
 	FILE *f, const json_t *workers, size_t columns, size_t rows, struct table_view *v);
 

@@ -70,7 +70,7 @@ static void end_line(struct page *s)
 	s->row++;
 }
 
-/* Print an item on the current line, or on the next line if it does not fit there. */
+/* Prints an item on the current line, or on the next line if it does not fit there. */
 static void put_item(struct page *s, enum mark mark, const char *fmt, ...) PS_PRINTF(3, 4);
 static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 {
@@ -100,7 +100,7 @@ static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 	s->column += gap;
 }
 
-/* Print a text on the current line, and on as many lines after it as it needs. */
+/* Prints a text on the current line, and on as many lines after it as it needs. */
 static void put_words(struct page *s, const char *text)
 {
 	while (*text) {
@@ -113,7 +113,7 @@ static void put_words(struct page *s, const char *text)
 	}
 }
 
-/* Show "label value unit", with a dash if the status has no such value. */
+/* Shows "label value unit", with a dash if the status has no such value. */
 static void show_value(struct page *s, const json_t *o, const char *label, const char *key,
 	double factor, int decimals, const char *unit)
 {
@@ -165,7 +165,7 @@ static void note_sample(struct series *s, const json_t *o, const char *key)
 		s->value[s->n++ % SAMPLES] = json_number_value(value);
 }
 
-/* Show the newest values in `width` characters. The scale runs from the least to the greatest of
+/* Shows the newest values in `width` characters. The scale runs from the least to the greatest of
  * them. */
 static void put_spark(FILE *f, const struct series *s, size_t width)
 {
@@ -199,7 +199,7 @@ static void show_spark(struct page *s, const char *label, const struct series *o
 	end_line(s);
 }
 
-/* Compute which parts of the time since the previous status the server was idle, made updates and
+/* Computes which parts of the time since the previous status the server was idle, made updates and
  * verified checksums. */
 static void measure_server(struct top *t, const json_t *before, const json_t *now)
 {
@@ -216,7 +216,7 @@ static void measure_server(struct top *t, const json_t *before, const json_t *no
 
 /* ---- the status ------------------------------------------------------------------------------ */
 
-/* Get a new status. On success it replaces the old one. */
+/* Gets a new status. On success it replaces the old one. */
 static int fetch_status(struct top *t)
 {
 	json_t *now = NULL;
@@ -234,7 +234,7 @@ static int fetch_status(struct top *t)
 	return PS_OK;
 }
 
-/* How the run ended, in one word; NULL: it is running, or the end is unknown. */
+/* Returns how the run ended, in one word; NULL: it is running, or the end is unknown. */
 static const char *ending(const json_t *o, int rc)
 {
 	const char *word = json_string_value(json_object_get(o, "ending"));
@@ -289,7 +289,7 @@ static void show_waiting(struct page *s, const json_t *o)
 	end_line(s);
 }
 
-/* Show the workers in the rows that are left, but leave `below` rows free. */
+/* Shows the workers in the rows that are left, but leave `below` rows free. */
 static void show_workers(struct page *s, const json_t *o, struct table_view *v, size_t below)
 {
 	const json_t *list = json_object_get(o, "workers");
@@ -307,7 +307,7 @@ static void show_workers(struct page *s, const json_t *o, struct table_view *v, 
 		fputc('\n', s->out);
 }
 
-/* Print the whole status as lines, without a screen. */
+/* Prints the whole status as lines, without a screen. */
 static int print_status(const json_t *o)
 {
 	struct page s = {0};
@@ -458,7 +458,7 @@ static void on_key(struct top *t, int key)
 		scroll(t, key);
 }
 
-/* Handle keys for `ms` milliseconds. Each key redraws the screen. */
+/* Handles keys for `ms` milliseconds. Each key redraws the screen. */
 static void handle_keys(struct top *t, int ms)
 {
 	uint64_t end = clock_ms() + (uint64_t)ms;
@@ -477,7 +477,7 @@ static void handle_keys(struct top *t, int ms)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* `stop` of cnnps_options: ends a wait for the server when the user quits. Any thread. */
+/* Ends a wait for the server when the user quits: `stop` of cnnps_options. Any thread. */
 static int stop(void *arg)
 {
 	if (screen_is_open() && screen_is_mine())
@@ -485,7 +485,8 @@ static int stop(void *arg)
 	return atomic_load(&has_quit);
 }
 
-/* Show why the program waits: at the bottom of the screen, or as a line before the first screen. */
+/* Shows why the program waits: at the bottom of the screen, or as a line before the first
+ * screen. */
 static void on_wait(void *arg, const char *line)
 {
 	struct top *t = arg;
@@ -501,7 +502,7 @@ static void on_wait(void *arg, const char *line)
 	draw_page(t);
 }
 
-/* Print the result: "training done: accuracy 97.90 %, 3 epochs, ..." */
+/* Prints the result: "training done: accuracy 97.90 %, 3 epochs, ..." */
 static void print_end(const json_t *o, const char *how)
 {
 	printf("training %s:", how);
@@ -512,7 +513,7 @@ static void print_end(const json_t *o, const char *how)
 		status_number(o, "uptime_s"));
 }
 
-/* Print the last status on the normal terminal, and the result below it. */
+/* Prints the last status on the normal terminal, and the result below it. */
 static int print_result(const json_t *o, const char *how, struct err *e)
 {
 	int rc = print_status(o);
@@ -524,7 +525,7 @@ static int print_result(const json_t *o, const char *how, struct err *e)
 	return err_set(e, PS_EDIVERGED, "training ended: %s", how);
 }
 
-/* Refresh the screen until the user quits, the run ends, or the server is lost. */
+/* Refreshes the screen until the user quits, the run ends, or the server is lost. */
 static int run_screen(struct top *t, struct err *e)
 {
 	int rc;
@@ -553,7 +554,7 @@ static int print_compact(const json_t *o)
 	return fflush(stdout) ? PS_EIO : PS_OK;
 }
 
-/* Print the status once, or each second until the run ends. */
+/* Prints the status once, or each second until the run ends. */
 static int run_lines(struct top *t, const struct ctl *ctl, struct err *e)
 {
 	int rc;
@@ -569,7 +570,7 @@ static int run_lines(struct top *t, const struct ctl *ctl, struct err *e)
 	return ending(t->status, rc) ? PS_OK : err_set(e, rc, "%s", cnnps_error(t->c));
 }
 
-/* Connect. The threads of libcnnps must not get the signals whose handlers draw the screen. */
+/* Connects. The threads of libcnnps must not get the signals whose handlers draw the screen. */
 static int connect_quietly(struct top *t, const struct ctl *ctl, struct err *e)
 {
 	sigset_t drawing, before;

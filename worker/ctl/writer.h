@@ -23,15 +23,15 @@ struct writer {
 	FILE *images, *labels;
 };
 
-/* Begin a part with images of `shape` and labels below `classes`. PS_EIO, PS_EDATA. */
+/* Begins a part with images of `shape` and labels below `classes`. PS_EIO, PS_EDATA. */
 int writer_open(struct writer *w, const char *dir, enum convert_part part, struct shape shape,
 	size_t classes, struct err *e) PS_MUST_CHECK;
-/* Append an image: shape_count(w->shape) bytes, channels, rows, columns. */
+/* Appends an image: shape_count(w->shape) bytes, channels, rows, columns. */
 int writer_put(
 	struct writer *w, const uint8_t *pixels, uint32_t label, struct err *e) PS_MUST_CHECK;
-/* Complete the files; they keep their ".part". */
+/* Completes the files; they keep their ".part". */
 int writer_close(struct writer *w, struct err *e) PS_MUST_CHECK;
-/* Give the files their final names if `keep`, else remove them. */
+/* Gives the files their final names if `keep`, else removes them. */
 int writer_settle(struct writer *w, int keep, struct err *e) PS_MUST_CHECK;
 
 #endif

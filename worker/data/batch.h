@@ -20,9 +20,9 @@ struct batches {
 
 void batches_init(struct batches *b, uint64_t seed, uint32_t n_images, uint32_t batch);
 void batches_release(struct batches *b);
-/* The number of batches in an epoch. */
+/* Returns the number of batches in an epoch. */
 uint32_t batches_count(const struct batches *b);
-/* Get the image numbers of batch `number` in `epoch`; *index is valid until the next call.
+/* Gets the image numbers of batch `number` in `epoch`; *index is valid until the next call.
  * PS_EPROTO: there is no such batch (grants are not trusted). PS_ENOMEM. */
 int batches_get(struct batches *b, uint32_t epoch, uint32_t number, const uint32_t **index,
 	uint32_t *n) PS_MUST_CHECK;

@@ -22,7 +22,7 @@ static int is_emnist(const struct data *d)
 
 /* ---- labels and images ----------------------------------------------------------------------- */
 
-/* The labels of EMNIST's letters are 1 to 26. */
+/* Numbers the labels of EMNIST's letters from 0: in the file they are 1 to 26. */
 static int number_letters(uint16_t *labels, size_t n, const char *path, struct err *e)
 {
 	for (size_t i = 0; i < n; i++)
@@ -32,7 +32,7 @@ static int number_letters(uint16_t *labels, size_t n, const char *path, struct e
 	return PS_OK;
 }
 
-/* Read the labels of a file to *labels. */
+/* Reads the labels of a file to *labels. */
 static int take_labels(
 	struct data *d, enum data_part part, const struct idx *x, const char *path, struct err *e)
 {
@@ -70,7 +70,7 @@ static int check_count(struct data *d, enum data_file f, const char *path, struc
 	return rc || n == n_labels ? rc : refuse_counts(d, f, n, n_labels, e);
 }
 
-/* EMNIST's images are transposed in memory, so they cannot stay on the disk. */
+/* Refuses EMNIST's images that stayed on the disk, because they must be transposed in memory. */
 static int refuse_disk(const struct idx *x, uint64_t memory, struct err *e)
 {
 	return err_set(e, PS_EDATA,
@@ -79,7 +79,8 @@ static int refuse_disk(const struct idx *x, uint64_t memory, struct err *e)
 		x->path, (unsigned long long)x->size, (unsigned long long)memory);
 }
 
-/* `memory`: bytes left for images. The labels are loaded before the images. */
+/* Loads one file. *memory is the number of bytes left for images; a file of images reduces it. The
+ * labels are loaded before the images. */
 static int load_file(struct data *d, enum data_file f, uint64_t *memory, struct err *e)
 {
 	char path[FILES_MAX_PATH + 64];
@@ -100,7 +101,7 @@ static int load_file(struct data *d, enum data_file f, uint64_t *memory, struct 
 	return rc;
 }
 
-/* The four files must describe the same images. */
+/* Checks that the four files describe the same images. */
 static int check_consistent(const struct data *d, struct err *e)
 {
 	const struct idx *train = &d->file[TRAIN_IMAGES], *test = &d->file[TEST_IMAGES];
@@ -129,7 +130,7 @@ static uint32_t count_classes(const struct data *d)
 	return is_mnist && d->max_label < MODEL_CLASSES ? MODEL_CLASSES : d->max_label + 1u;
 }
 
-/* EMNIST stores the columns of an image one after the other. */
+/* Transposes an image, because EMNIST stores the columns of an image one after the other. */
 static void turn(const struct shape *s, uint8_t *pixels, uint8_t *spare)
 {
 	memcpy(spare, pixels, s->h * s->w);
@@ -263,7 +264,7 @@ static void part_labels(struct data *d, struct partition *p)
 	}
 }
 
-/* Move the held-back images behind all other images. */
+/* Moves the held-back images behind all other images. */
 static void part_pixels(struct data *d, struct partition *p)
 {
 	const size_t size = shape_count(d->shape);

@@ -34,7 +34,7 @@ struct data {
 };
 
 /*
- * Load what files_find finds at `place`. PS_EDATA names file, field and offset. On failure *d is
+ * Loads what files_find finds at `place`. PS_EDATA names file, field and offset. On failure *d is
  * zeroed.
  */
 int data_load(struct data *d, const char *place, struct err *e) PS_MUST_CHECK;
@@ -44,20 +44,21 @@ int data_load_within(
 	struct data *d, const char *place, uint64_t memory, struct err *e) PS_MUST_CHECK;
 void data_release(struct data *d);
 /*
- * From now on the training part lacks n of the training images, and the test part is these n images
- * (rng_hold_back says which). Images keep their order within each part. d->id does not change. A
- * second call with the same n changes nothing; n may be 0. PS_EWRONGDATA: not 0 <= n <
+ * Moves n of the training images from the training part to the test part, which then has only these
+ * n images (rng_hold_back says which). Images keep their order within each part. d->id does not
+ * change. A second call with the same n changes nothing; n may be 0. PS_EWRONGDATA: not 0 <= n <
  * d->id.n_train, or an n that differs from the n of an earlier call. PS_ENOMEM.
  */
 int data_hold_back(struct data *d, uint32_t n, struct err *e) PS_MUST_CHECK;
-/* 1: data_train or data_test returns the images of `part`; 0: only data_image does. */
+/* Returns 1 if data_train or data_test returns the images of `part`, and 0 if only data_image
+ * does. */
 int data_in_memory(const struct data *d, enum data_part part);
-/* Copy the pixels of an image to `to`. PS_EDATA: its file has become shorter or cannot be read. */
+/* Copies the pixels of an image to `to`. PS_EDATA: its file has become shorter or cannot be
+ * read. */
 int data_image(const struct data *d, enum data_part part, uint32_t image, uint8_t *to,
 	struct err *e) PS_MUST_CHECK;
-/* The images in the backends' format; they borrow from *d. pixels is NULL if they are not in
- * memory.
- */
+/* Returns the images in the backends' format; they borrow from *d. pixels is NULL if they are not
+ * in memory. */
 struct kx_images data_train(const struct data *d);
 struct kx_images data_test(const struct data *d);
 

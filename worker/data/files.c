@@ -75,7 +75,7 @@ static int use_dir(struct data_files *f, const char *dir, size_t n, struct err *
 	return PS_OK;
 }
 
-/* Without --data: choose the first usual directory that has training images. */
+/* Chooses, without --data, the first usual directory that has training images. */
 static int find_usual(struct data_files *f, struct err *e)
 {
 	char path[FILES_MAX_PATH + 64];
@@ -94,7 +94,7 @@ static int find_usual(struct data_files *f, struct err *e)
 		usual_dirs[0], usual_dirs[1]);
 }
 
-/* Choose the split of EMNIST in f->dir. It is an error if the directory has several splits. */
+/* Chooses the split of EMNIST in f->dir. It is an error if the directory has several splits. */
 static int find_split(struct data_files *f, struct err *e)
 {
 	const char *found = NULL;
@@ -119,7 +119,7 @@ static int find_split(struct data_files *f, struct err *e)
 			       f->dir, names[TRAIN_IMAGES], usual_dirs[1]);
 }
 
-/* 1: the last part of `place` is the name of a split, emnist-SPLIT. */
+/* Returns 1 if the last part of `place` is the name of a split, emnist-SPLIT. */
 static int names_split(struct data_files *f, const char *place)
 {
 	const char *slash = strrchr(place, '/'), *name = slash ? slash + 1 : place;

@@ -20,13 +20,13 @@ struct data_files {
 	char split[16]; /* of EMNIST; "": MNIST's names */
 };
 
-/* Find the data set at `place`, which is a directory or DIR/emnist-SPLIT; NULL: data/mnist, else
+/* Finds the data set at `place`, which is a directory or DIR/emnist-SPLIT; NULL: data/mnist, else
  * Debian's Fashion-MNIST. PS_EDATA: there is none, or more than one. */
 int files_find(struct data_files *f, const char *place, struct err *e) PS_MUST_CHECK;
-/* Write the path of a file that exists. PS_EDATA: it does not. */
+/* Writes the path of a file that exists. PS_EDATA: it does not. */
 int files_path(const struct data_files *f, enum data_file file, char path[FILES_MAX_PATH + 64],
 	struct err *e) PS_MUST_CHECK;
-/* The usual name of a file, for messages. */
+/* Returns the usual name of a file, for messages. */
 const char *files_name(const struct data_files *f, enum data_file file, char name[64]);
 
 #endif

@@ -58,7 +58,7 @@ static void source_close(struct source *s)
 		fclose(s->file);
 }
 
-/* Inflate at most `n` bytes. */
+/* Inflates at most `n` bytes. */
 static int source_inflate(
 	struct source *s, unsigned char *out, size_t n, size_t *got, struct err *e)
 {
@@ -83,7 +83,7 @@ static int source_inflate(
 	return PS_OK;
 }
 
-/* Read the next `n` bytes; *got < n only at the end of the data. */
+/* Reads the next `n` bytes; *got < n only at the end of the data. */
 static int source_read(struct source *s, unsigned char *out, size_t n, size_t *got, struct err *e)
 {
 	int rc = PS_OK;
@@ -101,7 +101,7 @@ static int source_read(struct source *s, unsigned char *out, size_t n, size_t *g
 	return rc;
 }
 
-/* Check that no data follow the size in the header, and that no bytes follow the data in the
+/* Checks that no data follow the size in the header, and that no bytes follow the data in the
  * file. */
 static int source_at_end(struct source *s, struct err *e)
 {
@@ -131,7 +131,7 @@ static uint32_t get_be32(const unsigned char *p)
 	return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
-/* Check the first four bytes: two zeros, the type and the number of dimensions. Returns the number
+/* Checks the first four bytes: two zeros, the type and the number of dimensions. Returns the number
  * of dimensions. */
 static int read_magic(
 	struct idx *x, uint32_t magic, enum idx_kind kind, const char *path, struct err *e)
@@ -151,7 +151,7 @@ static int read_magic(
 				   : "0x00000801, 0x00000b01 or 0x00000c01 (labels)");
 }
 
-/* Read the dimensions. Each is within its limit, so their product fits 64 bits. */
+/* Reads the dimensions. Each is within its limit, so their product fits 64 bits. */
 static int check_dims(
 	struct idx *x, const unsigned char *head, unsigned ndim, const char *path, struct err *e)
 {
@@ -179,7 +179,7 @@ static int check_dims(
 	return PS_OK;
 }
 
-/* Check invariant (1): can this file contain `total` bytes? */
+/* Checks invariant (1): can this file contain `total` bytes? */
 static int check_total(const struct source *s, uint64_t total, uint64_t memory, struct err *e)
 {
 	if (total > IDX_MAX_BYTES && (s->is_gzip || memory >= total))
@@ -203,7 +203,7 @@ static int check_total(const struct source *s, uint64_t total, uint64_t memory, 
 	return PS_OK;
 }
 
-/* Read `n` more bytes of the header. */
+/* Reads `n` more bytes of the header. */
 static int read_idx_head(
 	struct source *s, unsigned char *head, size_t at, size_t n, size_t all, struct err *e)
 {
@@ -254,7 +254,7 @@ static int read_values(struct source *s, struct idx *x, const unsigned char *hea
 	return source_at_end(s, e);
 }
 
-/* The values stay in the file, which stays open. */
+/* Leaves the values in the file and keeps the file open. */
 static int keep_on_disk(struct source *s, struct idx *x, struct err *e)
 {
 	int fd = fcntl(fileno(s->file), F_DUPFD_CLOEXEC, 0);

@@ -44,18 +44,19 @@ struct idx {
 	uint32_t n, channels, rows, columns; /* of labels: n, 1, 1, 1 */
 };
 
-/* Read `path`. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
+/* Reads `path`. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
 int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
 /* As idx_read, but a plain file of more than `memory` bytes stays on the disk. A gzipped file of
  * more than `memory` bytes is PS_EDATA. */
 int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory,
 	struct err *e) PS_MUST_CHECK;
-/* The number of images or labels that the header of `path` promises. Allocates nothing for them. */
+/* Sets *n to the number of images or labels that the header of `path` promises. Allocates nothing
+ * for them. */
 int idx_count(uint32_t *n, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
-/* Copy n bytes of the file from offset `at` on; at + n <= x->size. PS_EDATA: the file on the disk
+/* Copies n bytes of the file from offset `at` on; at + n <= x->size. PS_EDATA: the file on the disk
  * has become shorter or cannot be read. */
 int idx_copy(const struct idx *x, uint64_t at, size_t n, uint8_t *to, struct err *e) PS_MUST_CHECK;
-/* The labels of `x`, which is in memory: label[0..x->n). PS_EDATA: one is not in [0,
+/* Writes the labels of `x`, which is in memory, to label[0..x->n). PS_EDATA: one is not in [0,
  * IDX_MAX_LABEL]. */
 int idx_labels(const struct idx *x, const char *path, uint16_t *label, struct err *e) PS_MUST_CHECK;
 void idx_release(struct idx *x);

@@ -179,7 +179,7 @@ void loader_ask(struct loader *l, const struct loader_batch *b)
 	pthread_mutex_unlock(&l->lock);
 }
 
-/* Wait until all batches up to number `n` are loaded. */
+/* Waits until all batches up to number `n` are loaded. */
 static void await(struct loader *l, uint64_t n)
 {
 	pthread_mutex_lock(&l->lock);

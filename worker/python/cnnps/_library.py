@@ -105,8 +105,8 @@ _FUNCTIONS = {
 
 
 def _path() -> str:
-    """The path of libcnnps: in $CNNPS_LIBRARY, in the wheel, in the source tree, or only its name,
-    which the system searches."""
+    """Returns the path of libcnnps: in $CNNPS_LIBRARY, in the wheel, in the source tree, or only
+    its name, which the system searches."""
     here = Path(__file__).resolve()
     places = [Path(os.environ.get("CNNPS_LIBRARY", "")), here.parent / "lib" / "libcnnps.so.0",
               here.parents[3] / "build" / "release" / "libcnnps.so.0"]

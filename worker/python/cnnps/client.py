@@ -164,8 +164,8 @@ class _Memory:
 
 
 def _as_vector(values: Any) -> Vector:
-    """The values of an array or a torch tensor as a flat float32 array. Copies them only if they
-    are not contiguous float32 values in CPU memory."""
+    """Returns the values of an array or a torch tensor as a flat float32 array. Copies them only if
+    they are not contiguous float32 values in CPU memory."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     array = np.asarray(values)
@@ -175,8 +175,8 @@ def _as_vector(values: Any) -> Vector:
 
 
 def _as_target(into: Any, n: int) -> Vector:
-    """`into` as a flat array of n values that shares its memory. Raises UsageError if `into` cannot
-    receive n values without a copy."""
+    """Returns `into` as a flat array of n values that shares its memory. Raises UsageError if
+    `into` cannot receive n values without a copy."""
     array = into.detach().numpy() if hasattr(into, "detach") else into
     if (not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.size != n
             or not array.flags.c_contiguous or not array.flags.writeable):
@@ -268,7 +268,7 @@ class Client:
                 self._raise(status)
 
     def close(self) -> None:
-        """Wait up to 5 s for the server's decisions on pushes, leave the run and free the
+        """Waits up to 5 s for the server's decisions on pushes, leaves the run and frees the
         connection. Does nothing in a forked child of the process that connected."""
         if os.getpid() != self._pid:
             return
@@ -281,8 +281,8 @@ class Client:
 
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
                  trace: Optional[TracebackType]) -> bool:
-        """Close the connection. If any call in the `with` block raises Done, the block ends without
-        an error."""
+        """Closes the connection. If any call in the `with` block raises Done, the block ends
+        without an error."""
         self.close()
         return kind is not None and issubclass(kind, Done)
 
@@ -292,7 +292,7 @@ class Client:
     # ---- training --------------------------------------------------------------------------------
 
     def lease(self) -> Lease:
-        """Wait for work, and give the unfinished part of the previous lease back to the server.
+        """Waits for work, and gives the unfinished part of the previous lease back to the server.
         Returns the new lease. Raises Done at the end of training."""
         raw = c.Lease(size=ctypes.sizeof(c.Lease))
         self._call("lease", ctypes.byref(raw))
@@ -339,7 +339,7 @@ class Client:
         return target
 
     def start_pull(self) -> None:
-        """Start the transfer of the newest weights, which the next pull() returns."""
+        """Starts the transfer of the newest weights, which the next pull() returns."""
         self._pull(c.PULL_START, None)
 
     def pull_eval(self, into: Any = None) -> Vector:
@@ -366,7 +366,7 @@ class Client:
 
     def push(self, gradient: Any, batch: Optional[Batch] = None, loss: float = 0.0, *,
              version: Optional[int] = None, offset: int = 0, then: Any = None) -> None:
-        """Push a gradient: a numpy array or torch tensor of n_params values, or fewer for the
+        """Pushes a gradient: a numpy array or torch tensor of n_params values, or fewer for the
         parameters from `offset` on. batch: the batches of the gradient; `loss` is the mean over
         their samples. version: the version of the weights at which the gradient was computed; None:
         that of the newest pull. then: an array; after the push, the same round trip pulls the
@@ -387,15 +387,15 @@ class Client:
 
     def result(self, lease: Lease, correct: int, loss_sum: float,
                metric_sums: Sequence[float] = ()) -> None:
-        """Answer an evaluation lease with sums over its samples: the number of correct answers, the
-        sum of the losses, and the sums of all metrics except accuracy, in the order of the option
-        `metrics` of connect()."""
+        """Answers an evaluation lease with sums over its samples: the number of correct answers,
+        the sum of the losses, and the sums of all metrics except accuracy, in the order of the
+        option `metrics` of connect()."""
         raw = c.Evaluation(size=ctypes.sizeof(c.Evaluation), correct=correct, loss_sum=loss_sum)
         raw.metric_sum[:len(metric_sums)] = metric_sums
         self._call("result", ctypes.byref(lease._raw), ctypes.byref(raw))
 
     def flush(self, durable: bool = True, timeout: float = 60) -> bool:
-        """Wait until the server has decided on every push (durable: and has stored it on disk).
+        """Waits until the server has decided on every push (durable: and has stored it on disk).
         Returns False if this takes more than `timeout` seconds."""
         try:
             self._call("flush", int(durable), int(timeout * 1000))
@@ -406,7 +406,7 @@ class Client:
     # ---- observing -------------------------------------------------------------------------------
 
     def alive(self) -> None:
-        """Report progress. Needed only if other calls may be more than batch_timeout apart. Any
+        """Reports progress. Needed only if other calls may be more than batch_timeout apart. Any
         thread may call it."""
         self._check()
         lib.alive(self._handle)
@@ -426,19 +426,19 @@ class Client:
         return found
 
     def checkpoint(self) -> int:
-        """Make the server write a checkpoint. Returns the generation of the checkpoint."""
+        """Makes the server write a checkpoint. Returns the generation of the checkpoint."""
         generation = ctypes.c_uint64()
         self._call("checkpoint", ctypes.byref(generation))
         return generation.value
 
     def drain(self) -> None:
-        """Make the server write a last checkpoint and exit."""
+        """Makes the server write a last checkpoint and exit."""
         self._call("drain")
 
 
 @atexit.register
 def _close_all() -> None:
-    """Close all connections when the interpreter exits: the threads of libcnnps call Python code,
+    """Closes all connections when the interpreter exits: the threads of libcnnps call Python code,
     so they must end first."""
     clients: List[Client] = list(_clients)
     for client in clients:
@@ -446,13 +446,13 @@ def _close_all() -> None:
 
 
 def metric_names(metrics: Sequence[str]) -> str:
-    """Return the names of the metrics in the format of --metrics."""
+    """Returns the names of the metrics in the format of --metrics."""
     return ",".join(metrics) or "none"
 
 
 def connect(server: str = "", **options: Any) -> Client:
-    """Connect to a cnn-ps server as a worker, and wait until the server accepts it. The Client is a
-    context manager.
+    """Connects to a cnn-ps server as a worker, and waits until the server accepts it. The Client is
+    a context manager.
 
     server: the address of the server; empty: $CNN_SERVER, which `cnnps.run --server` sets, else
     "tcp://127.0.0.1:5555". The other options are those of Client: data (a Data, for a run with

@@ -22,7 +22,7 @@ _PATIENCE = 3  # seconds of an attempt to connect; then check whether the run ha
 
 
 def write(path: Path, content: Dict[str, Any]) -> None:
-    """Create a file atomically, with `content` as JSON. An existing file stays as it is."""
+    """Creates a file atomically, with `content` as JSON. An existing file stays as it is."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(json.dumps(content), encoding="utf-8")
     try:
@@ -33,7 +33,7 @@ def write(path: Path, content: Dict[str, Any]) -> None:
 
 
 def read(path: Path, seconds: float) -> Dict[str, Any]:
-    """Wait until a file exists, for at most `seconds`. Returns its content."""
+    """Waits until a file exists, for at most `seconds`. Returns its content."""
     end = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > end:
@@ -64,7 +64,7 @@ class Shared:
         return self._run is not None and (self._run / RESULT).exists()
 
     def connect(self, **options: Any) -> Optional[Client]:
-        """Connect to the server. Returns None if the run ends before this worker is connected."""
+        """Connects to the server. Returns None if the run ends before this worker is connected."""
         end = time.monotonic() + _SECONDS
         while not self._ended():
             try:
@@ -75,7 +75,7 @@ class Shared:
         return None
 
     def result(self) -> Dict[str, Any]:
-        """Wait for the end of the run. Returns the last line of output of cnn-ps, parsed."""
+        """Waits for the end of the run. Returns the last line of output of cnn-ps, parsed."""
         if self._own:
             return self._own.wait(_SECONDS)
         assert self._run

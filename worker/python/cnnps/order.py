@@ -20,7 +20,8 @@ def _draws(seed: int, sub: int, n: int) -> NDArray[np.uint64]:
 
 
 def order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
-    """The samples 0 to n - 1 in the order of an epoch. Every worker computes the same order."""
+    """Returns the samples 0 to n - 1 in the order of an epoch. Every worker computes the same
+    order."""
     place = np.arange(n - 1, 0, -1, dtype=np.uint64)
     draws, size = _draws(seed, epoch, n - 1), place + np.uint64(1)
     low = (draws & np.uint64(0xFFFFFFFF)) * size >> np.uint64(32)

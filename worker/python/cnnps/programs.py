@@ -10,7 +10,8 @@ from .errors import Error
 
 
 def find(name: str) -> str:
-    """The path of a program: in $CNNPS_PROGRAMS, in the wheel, in the source tree, or on $PATH."""
+    """Returns the path of a program: in $CNNPS_PROGRAMS, in the wheel, in the source tree, or on
+    $PATH."""
     here = Path(__file__).resolve()
     places = [Path(os.environ.get("CNNPS_PROGRAMS", "/nowhere")), here.parent / "bin",
               here.parents[3] / "build" / "release"]
@@ -24,14 +25,14 @@ def find(name: str) -> str:
 
 
 def environment() -> Dict[str, str]:
-    """The environment of a program that this package starts. It has no variables CNN_*, which would
-    set options that the caller did not ask for."""
+    """Returns the environment of a program that this package starts. It has no variables CNN_*,
+    which would set options that the caller did not ask for."""
     return {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
 
 
 def tied(argv: List[str], signal: str) -> List[str]:
-    """The command `argv`, which receives `signal` when the thread that starts it ends, even if this
-    process is killed. Without setpriv (util-linux) it receives no signal."""
+    """Returns the command `argv` extended so that it receives `signal` when the thread that starts
+    it ends, even if this process is killed. Without setpriv (util-linux) it receives no signal."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal, "--", *argv] if setpriv else argv
 
@@ -44,12 +45,12 @@ def ctl(*arguments: str) -> None:
 
 
 def export(checkpoint_dir: str, file: str) -> None:
-    """Write the weights of the last checkpoint to a .safetensors file."""
+    """Writes the weights of the last checkpoint to a .safetensors file."""
     ctl("export", "--checkpoint", checkpoint_dir, file)
 
 
 def keygen(directory: str) -> None:
-    """Write new keys of a server, a worker and an administrator to a directory."""
+    """Writes new keys of a server, a worker and an administrator to a directory."""
     ctl("keygen", directory)
 
 

@@ -80,7 +80,7 @@ def _free_port(host: str) -> int:
 def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus: float = 0,
         resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
         **options: Any) -> Dict[str, Any]:
-    """Call work() in each worker, and wait until the run ends. Returns the last line of output of
+    """Calls work() in each worker, and waits until the run ends. Returns the last line of output of
     cnn-ps, parsed.
 
     work() trains with cnnps.connect(), which finds the server by itself. If the process or the node
@@ -119,7 +119,7 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
 
 
 def _wait(ended: Any, running: Dict[Any, Any]) -> Dict[str, Any]:
-    """Wait until the run ends. Returns the last line of output of cnn-ps, parsed. `ended` and
+    """Waits until the run ends. Returns the last line of output of cnn-ps, parsed. `ended` and
     `running` have Ray references: `ended` is ready when the server has ended. `running` maps the
     call run() of each worker to a reference that is ready when the worker has a node."""
     while running:

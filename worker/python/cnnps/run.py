@@ -32,7 +32,8 @@ _GRACE = 10  # seconds that workers get after SIGTERM
 
 
 def _processors() -> int:
-    """The number of processors that this process may use: taskset and Slurm may limit it."""
+    """Returns the number of processors that this process may use: taskset and Slurm may limit
+    it."""
     return len(os.sched_getaffinity(0))
 
 
@@ -78,7 +79,7 @@ class Launcher:
         say(f"server {self.server.endpoint}, process {self.server.pid}")
 
     def tend_server(self) -> bool:
-        """Start the server if a worker needs it or if it has died. Returns False if no restart is
+        """Starts the server if a worker needs it or if it has died. Returns False if no restart is
         left."""
         if self.server is None:
             if (self.run_dir / WANTED).exists() and not self.options.server:

@@ -12,7 +12,7 @@ _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 
 
 def save(path: str, tensors: Mapping[str, NDArray[Any]], **metadata: str) -> None:
-    """Write tensors to a file, atomically."""
+    """Writes tensors to a file, atomically."""
     header: Dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, array in tensors.items():

@@ -16,8 +16,8 @@ _TAIL = 20  # number of log lines in the text of an error
 
 
 def option(name: str, value: Any) -> List[str]:
-    """An option as words of a command line: lr=0.1 gives --lr 0.1, name=False gives --no-name, and
-    name=None gives nothing."""
+    """Returns an option as words of a command line: lr=0.1 gives --lr 0.1, name=False gives
+    --no-name, and name=None gives nothing."""
     word = name.replace("_", "-")
     if value is None:
         return []
@@ -51,7 +51,7 @@ class Server:
         self.restart()
 
     def restart(self) -> None:
-        """Kill the server and start it again at the same address. It continues from its
+        """Kills the server and starts it again at the same address. It continues from its
         checkpoint."""
         self.kill()
         argv = [find("cnn-ps"), "--bind", self.endpoint]
@@ -72,9 +72,9 @@ class Server:
             raise Error(f"cnn-ps did not start:\n{self.tail()}")
 
     def _keep(self, argv: List[str], started: threading.Event) -> None:
-        """Start the server, and read its output until it ends. The server is killed if this thread
-        ends. With SIGTERM instead of SIGKILL, the server would end its workers, although another
-        process may continue the run."""
+        """Starts the server, and reads its output until it ends. The server is killed if this
+        thread ends. With SIGTERM instead of SIGKILL, the server would end its workers, although
+        another process may continue the run."""
         try:
             self._process = subprocess.Popen(
                 tied(argv, "KILL"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -105,7 +105,7 @@ class Server:
         return self._process.pid
 
     def returncode(self) -> Optional[int]:
-        """The exit status of the server, or None if it is running."""
+        """Returns the exit status of the server, or None if it is running."""
         return self._process.poll() if self._process else None
 
     def running(self) -> bool:
@@ -115,8 +115,8 @@ class Server:
         return "\n".join(self.log[-_TAIL:])
 
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
-        """Wait until the run ends. Returns its result: the last line of output of cnn-ps, parsed.
-        """
+        """Waits until the run ends. Returns its result: the last line of output of cnn-ps,
+        parsed."""
         assert self._process
         code = self._process.wait(timeout)
         for thread in self._threads:
@@ -129,15 +129,15 @@ class Server:
         return connect(self.endpoint, **options)
 
     def export(self, file: str) -> None:
-        """Write the newest weights to a .safetensors file. If the server has the option `init`, the
-        tensors have the names in that file."""
+        """Writes the newest weights to a .safetensors file. If the server has the option `init`,
+        the tensors have the names in that file."""
         if self.running():
             with self.connect(observer=True) as client:
                 client.checkpoint()
         export(self.checkpoint_dir, file)
 
     def kill(self) -> None:
-        """Kill the server with SIGKILL, as a crash would. restart() continues the run."""
+        """Kills the server with SIGKILL, as a crash would. restart() continues the run."""
         if self._process is None:
             return
         self._process.kill()
@@ -146,7 +146,7 @@ class Server:
             thread.join(5)
 
     def close(self) -> None:
-        """End the server, which writes a last checkpoint. Then delete the temporary directory."""
+        """Ends the server, which writes a last checkpoint, and deletes the temporary directory."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             end = time.monotonic() + 30

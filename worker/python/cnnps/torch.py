@@ -38,8 +38,8 @@ _log = logging.getLogger("cnnps")
 
 
 def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """The float32 buffers of the state_dict, each once. A buffer with an infinite value, such as
-    the mask of a transformer, is a constant and not in the result."""
+    """Returns the float32 buffers of the state_dict, each once. A buffer with an infinite value,
+    such as the mask of a transformer, is a constant and not in the result."""
     found: Dict[str, torch.Tensor] = {}
     seen = {id(p) for p in model.parameters()}
     for name, t in model.state_dict(keep_vars=True).items():
@@ -50,14 +50,14 @@ def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 
 
 def _sizes(model: torch.nn.Module) -> str:
-    """The value of --model for this model."""
+    """Returns the value of --model for this model."""
     running = sum(t.numel() for t in _statistics(model).values())
     n = sum(p.numel() for p in model.parameters()) + running
     return f"vector:{n}:running={running}" if running else f"vector:{n}"
 
 
 def _vector(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """The tensors that form the vector, in its order."""
+    """Returns the tensors that form the vector, in its order."""
     return {**dict(model.named_parameters()), **_statistics(model)}
 
 
@@ -66,7 +66,7 @@ def _fits_list(name: str, t: torch.Tensor) -> bool:
 
 
 def tensor_list(model: torch.nn.Module) -> str:
-    """Return the names and shapes of the state_dict, and the values of its integer tensors, as the
+    """Returns the names and shapes of the state_dict, and the values of its integer tensors, as the
     server stores them for exports (proto/WIRE.md, "Tensors"). "": the server cannot store them."""
     tensors = _vector(model)
     seen = {id(t): name for name, t in tensors.items()}
@@ -142,7 +142,7 @@ class Parameters:
         return array
 
     def load(self, weights: Optional[Vector] = None) -> None:
-        """Set the parameters of the model to `weights`; None: to the weights in `flat`."""
+        """Sets the parameters of the model to `weights`; None: to the weights in `flat`."""
         if weights is not None and weights.ctypes.data != self.numpy().ctypes.data:
             self.flat.copy_(torch.from_numpy(weights))
         if self._inside is not self.flat and self.device.type != "cpu":
@@ -154,7 +154,7 @@ class Parameters:
                 begin += t.numel()
 
     def gradient(self, out: Vector) -> None:
-        """Write the gradients of the parameters to `out`, and then the statistics."""
+        """Writes the gradients of the parameters to `out`, and then the statistics."""
         parts = [torch.zeros(p.numel(), device=self.device) if p.grad is None
                  else p.grad.reshape(-1) for p in self.parameters]
         parts += [t.reshape(-1) for t in self._statistics]
@@ -213,7 +213,7 @@ class AsyncOptimizer(torch.optim.Optimizer):
         self.pull()
 
     def pull(self) -> None:
-        """Set the parameters to the newest weights of the server."""
+        """Sets the parameters to the newest weights of the server."""
         self.client.pull(self._vector.numpy())
         self._vector.load()
 
@@ -227,13 +227,13 @@ class AsyncOptimizer(torch.optim.Optimizer):
 # ---- files of a whole model ---------------------------------------------------------------------
 
 def save(model: torch.nn.Module, path: str) -> None:
-    """Write the state_dict of a model to a .safetensors file."""
+    """Writes the state_dict of a model to a .safetensors file."""
     safetensors.save(path, {name: t.detach().cpu().contiguous().numpy()
                             for name, t in model.state_dict().items()})
 
 
 def load(model: torch.nn.Module, path: str) -> None:
-    """Load the state_dict of a model from a .safetensors file that save() or cnn-ctl export wrote.
+    """Loads the state_dict of a model from a .safetensors file that save() or cnn-ctl export wrote.
     Buffers that an export cannot contain do not change."""
     tensors, _ = safetensors.load(path)
     loaded = {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}
@@ -246,7 +246,7 @@ def load(model: torch.nn.Module, path: str) -> None:
 
 
 def _named(model: torch.nn.Module, vector: torch.Tensor) -> Dict[str, torch.Tensor]:
-    """The tensors of a vector without names, each under all of its names."""
+    """Returns the tensors of a vector without names, each under all of its names."""
     found, begin = {}, 0
     for t in _vector(model).values():
         found[id(t)] = vector[begin:begin + t.numel()].view_as(t)
@@ -256,7 +256,7 @@ def _named(model: torch.nn.Module, vector: torch.Tensor) -> Dict[str, torch.Tens
 
 
 def save_init(model: torch.nn.Module, path: str) -> str:
-    """Write the file for `cnn-ps --model TEXT --init FILE`: the parameters and statistics, which
+    """Writes the file for `cnn-ps --model TEXT --init FILE`: the parameters and statistics, which
     form the vector, and the list of all tensors. Returns TEXT, which is "vector:N", or
     "vector:N:running=S" for S statistics."""
     tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in _vector(model).items()}
@@ -272,7 +272,7 @@ def save_init(model: torch.nn.Module, path: str) -> str:
 # ---- training -----------------------------------------------------------------------------------
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A metric: the number of samples whose largest output is the target."""
+    """A metric. Returns the number of samples whose largest output is the target."""
     return (output.argmax(1) == target).sum()
 
 
@@ -307,7 +307,7 @@ class _Samples:
         self.n = len(dataset)  # type: ignore[arg-type]
 
     def begin(self, batches: List[Any]) -> None:
-        """Announce the indices of the next batches, so that the processes of a DataLoader can load
+        """Announces the indices of the next batches, so that the processes of a DataLoader can load
         them in advance."""
         if self._num_workers:
             self._loaded = iter(DataLoader(
@@ -325,15 +325,16 @@ class _Samples:
         return self._collate([self._dataset[int(i)] for i in indices])
 
     def get(self, indices: Any) -> Tuple[List[torch.Tensor], torch.Tensor]:
-        """The batch of the samples `indices`, as (inputs, target). The target is the last part of
-        each sample."""
+        """Returns the batch of the samples `indices`, as (inputs, target). The target is the last
+        part of each sample."""
         parts = [t.to(self._device, non_blocking=True) for t in self._fetch(indices)]
         return parts[:-1], parts[-1]
 
 
 def _dataset_id(model: torch.nn.Module, train: int, test: int, named: Optional[str],
                 kind: str) -> int:
-    """A fingerprint of the name and size of the data set, and of the tensors of the model."""
+    """Returns a fingerprint of the name and size of the data set, and of the tensors of the
+    model."""
     text = repr([named if named is not None else kind, train, test,
                  [(name, tuple(t.shape)) for name, t in _vector(model).items()]])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -405,7 +406,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
           server: Union[str, Server, None] = None, name: Optional[str] = None,
           key: Optional[str] = None, num_workers: int = 0, collate_fn: Any = None,
           progress: bool = False, **options: Any) -> Report:
-    """Train a model to the end of the run. If the checkpoints of the server are on this machine,
+    """Trains a model to the end of the run. If the checkpoints of the server are on this machine,
     the model then has the final weights.
 
     loss(output, target): the mean loss of a batch. A sample of the dataset is (input, ..., target).
@@ -457,7 +458,7 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
 
 
 def load_parameters(model: torch.nn.Module, checkpoint_dir: str) -> None:
-    """Load the weights and statistics of the last checkpoint. The other buffers do not change."""
+    """Loads the weights and statistics of the last checkpoint. The other buffers do not change."""
     with tempfile.TemporaryDirectory(prefix="cnnps-") as directory:
         file = os.path.join(directory, "final.safetensors")
         export(checkpoint_dir, file)

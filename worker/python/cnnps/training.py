@@ -36,7 +36,7 @@ class Worker:
         self._evaluated = (-1, -1)  # eval_id and term, if `w` has the weights of an evaluation
 
     def train(self, progress: bool = False) -> None:
-        """Train until the run ends. The run may end while this worker computes a batch, if another
+        """Trains until the run ends. The run may end while this worker computes a batch, if another
         worker has computed the same batch."""
         try:
             for lease in self.client.leases(progress):
@@ -45,7 +45,7 @@ class Worker:
             pass
 
     def run(self, lease: Lease) -> None:
-        """Train or evaluate one lease."""
+        """Trains or evaluates one lease."""
         if lease.is_eval:
             self._run_eval(lease)
         elif lease.exact:
@@ -78,7 +78,7 @@ class Worker:
         self._pulled()
 
     def _add(self, total: Optional[Vector], batch: Batch, factor: float) -> Tuple[Vector, float]:
-        """Compute the gradient of a batch and add it, times `factor`, to `total`. None: to a new
+        """Computes the gradient of a batch and adds it, times `factor`, to `total`. None: to a new
         buffer of zeros. Returns the sum and the mean loss of the batch."""
         if total is None:
             total = self.client.gradient()
@@ -95,7 +95,7 @@ class Worker:
         return total, loss
 
     def _step(self, weights: Vector, gradient: Vector) -> None:
-        """Take a local step on `weights`. It does not change running statistics."""
+        """Takes a local step on `weights`. It does not change running statistics."""
         n = self._trained
         weights[:n] -= np.float32(self.client.info.local_rate) * gradient[:n]
 

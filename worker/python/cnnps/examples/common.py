@@ -15,7 +15,7 @@ from cnnps.torch import Loss, Metric
 
 
 def arguments(what: str, data: str, **defaults: Any) -> argparse.Namespace:
-    """Parse the command line. `what` describes the program, and `data` is the help text of --data;
+    """Parses the command line. `what` describes the program, and `data` is the help text of --data;
     `defaults` are the default values of the other options."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--data", help=data)
@@ -59,9 +59,9 @@ def _plain(model: torch.nn.Module, loss: Loss, data: TensorDataset, options: arg
 def compare(name: str, model: torch.nn.Module, loss: Loss, data: TensorDataset,
             test: TensorDataset, options: argparse.Namespace,
             metrics: Mapping[str, Metric], adam_lr: float, **server: Any) -> None:
-    """Train, and print one line: loss and metrics of the trained model on all test samples, and the
-    time of the training. `server`: options of cnn-ps. PyTorch has the same schedule of its rate,
-    which is `adam_lr`."""
+    """Trains, and prints one line: loss and metrics of the trained model on all test samples, and
+    the time of the training. `server`: options of cnn-ps. PyTorch has the same schedule of its
+    rate, which is `adam_lr`."""
     begin = time.monotonic()
     if options.plain:
         _plain(model, loss, data, options, adam_lr, server.get("schedule") == "onecycle")

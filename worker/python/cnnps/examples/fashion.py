@@ -20,7 +20,7 @@ DEBIAN = "/usr/share/datasets/fashion-mnist"  # from the package dataset-fashion
 
 
 def images(directory: Path, part: str, count: int) -> TensorDataset:
-    """The first `count` images of a part of the data set, "train" or "t10k"."""
+    """Returns the first `count` images of a part of the data set, "train" or "t10k"."""
     try:
         pixels = gzip.decompress((directory / f"{part}-images-idx3-ubyte.gz").read_bytes())
         labels = gzip.decompress((directory / f"{part}-labels-idx1-ubyte.gz").read_bytes())

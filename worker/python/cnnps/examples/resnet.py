@@ -20,8 +20,8 @@ RECORD = 1 + 3 * 32 * 32  # a label and three planes
 
 
 def synthetic(count: int, seed: int) -> bytes:
-    """`count` random records. An image is the pattern of its class, with a random contrast, plus
-    noise."""
+    """Returns `count` random records. An image is the pattern of its class, with a random contrast,
+    plus noise."""
     patterns = np.random.default_rng(0).normal(0, 1, (10, 3, 4, 4)).repeat(8, 2).repeat(8, 3)
     random = np.random.default_rng(seed)
     labels = random.integers(0, 10, count)

@@ -13,7 +13,7 @@
 /* Returns the bytes of memory of the machine, or of this process's container or control group
  * (version 1 or 2) if that limit is lower. */
 uint64_t mem_of_machine(void);
-/* Call this first in main: it makes glibc keep freed memory for the next message. By default glibc
+/* Makes glibc keep freed memory for the next message; call mem_keep first in main. By default glibc
  * returns blocks of megabytes to the kernel, and every message then causes page faults again. */
 void mem_keep(void);
 /* Gives free memory back to the kernel. Slow. */
@@ -29,7 +29,7 @@ void *mem_try(size_t n, size_t size);
  * a block of the worst-case size costs only the pages in use. NULL on failure. Release the block
  * with mem_lazy_free. */
 void *mem_lazy(size_t bytes);
-/* `p` may be NULL; `bytes` is the size passed to mem_lazy. */
+/* Frees a block of mem_lazy. `p` may be NULL; `bytes` is the size passed to mem_lazy. */
 void mem_lazy_free(void *p, size_t bytes);
 
 #endif

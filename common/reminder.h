@@ -17,8 +17,8 @@ struct reminder {
 	uint64_t since_ms, next_ms, step_ms;
 };
 
-/* The caller passes the present kind of wait in `what` (0: no wait). If the kind is new, its wait
- * began at `since_ms`. 1: report the wait now. */
+/* Returns 1 if the caller must report the wait now. `what` is the present kind of wait (0: no
+ * wait). If the kind is new, its wait began at `since_ms`. */
 int reminder_due(struct reminder *r, int what, uint64_t since_ms, uint64_t now_ms);
 
 #endif

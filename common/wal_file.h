@@ -86,8 +86,9 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
  * PS_ENOMEM. */
 int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *size,
 	struct err *e) PS_MUST_CHECK;
-/* Call wal_reader_has_gap after wal_reader_next has returned 0. 1: valid records of a later group
- * follow, so durable records are lost. 0: none follow. PS_EIO. */
+/* Searches the rest of the file for records; call wal_reader_has_gap after wal_reader_next has
+ * returned 0. 1: valid records of a later group follow, so durable records are lost. 0: none
+ * follow. PS_EIO, PS_ENOMEM. */
 int wal_reader_has_gap(struct wal_reader *r, struct err *e) PS_MUST_CHECK;
 void wal_reader_release(struct wal_reader *r);
 

@@ -214,7 +214,7 @@ struct msg_params {
 	uint64_t request;
 	uint64_t version; /* the number of updates that made these weights */
 	enum weights which;
-	/* EASGD: fraction of their distance that worker and centre each move, 0..1 */
+	/* EASGD: worker and centre each move by this fraction of the distance between them, 0..1 */
 	double elastic;
 	struct msg_ack ack; /* ACK of the push with this pull; seq 0: no ACK here */
 	/* weights in shared memory (lane.h): hold + 1, 0: not there; ticket; buffer */
@@ -328,7 +328,7 @@ struct msg_error {
 	int status;        /* PS_E* */
 	uint64_t expected; /* PS_EGAP: the seq that the server expects */
 	const char *text;  /* one line for a person; borrowed */
-	uint32_t notice;   /* 1: not a reply and not a refusal: replies are late */
+	uint32_t notice;   /* 1: only the notice that replies will be late */
 };
 
 struct msg {

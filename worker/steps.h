@@ -3,7 +3,7 @@
  *
  * In modes downpour and ssp, trainer.c calls four functions for each batch: pull, batch, gradient,
  * push. In the other modes, and if the device computes a push of several batches without the host,
- * it makes one call per lease.
+ * trainer.c makes one call per lease.
  *
  * Invariants:
  * (1) every batch of a completed lease is in exactly one push, and the pushes are in batch order; a
@@ -99,8 +99,9 @@ int steps_push_rest(struct steps *s) PS_MUST_CHECK;
 int steps_run_exact(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
 /* Makes local steps in mode easgd, and an elastic update every n_push batches. */
 int steps_run_easgd(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
-/* Returns 1 in modes downpour and ssp with n_push == n_fetch > 1: the device computes all batches
- * of a push without the host. Then call steps_run_pipelined for each lease. */
+/* Modes downpour and ssp: returns 1 if n_push == n_fetch > 1 and there is no loader. The device
+ * then computes all batches of a push without the host, and the caller must call
+ * steps_run_pipelined for each lease. */
 int steps_are_pipelined(const struct steps *s);
 int steps_run_pipelined(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
 

@@ -13,7 +13,7 @@
 /* Sets the maximum duration of a call of the device. Without watchdog_init there is no limit. */
 void watchdog_init(uint64_t ms);
 void watchdog_begin(void);
-/* Returns `rc`. */
+/* Stops the timer of watchdog_begin and returns `rc`. */
 int watchdog_end(int rc);
 
 /* Evaluates to the status of a call of the device, which runs under the watchdog. */

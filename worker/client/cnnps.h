@@ -122,9 +122,9 @@ struct cnnps_options {
 	uint32_t batch_timeout_ms;
 	/* Maximum memory for pushes that are not durable yet. 0: 256 MiB */
 	uint64_t replay_bytes;
-	/* NULL, or called ten times a second, from any thread. Nonzero ends the current wait and
-	 * all later waits with CNNPS_ESHUTDOWN. A push, a result and a flush may still wait for 5
-	 * s. */
+	/* NULL, or called ten times a second, from any thread. A nonzero result ends the current
+	 * wait and all later waits with CNNPS_ESHUTDOWN. A push, a result and a flush can each wait
+	 * for up to 5 s more. */
 	int (*stop)(void *arg);
 	void *stop_arg;
 	/* NULL, or the allocator for gradients and received weights, for example of pinned memory
@@ -206,7 +206,9 @@ struct cnnps_lease {
 	uint32_t epoch;        /* TRAIN: from 0; determines the order of the images */
 	uint32_t first, count; /* TRAIN: batches; EVAL: images */
 	uint64_t eval_id;
-	int exact; /* TRAIN: 1: make one push for the whole lease, at `version` of `term` */
+	/* TRAIN: 1: one push must cover the whole lease, with a gradient computed at the weights
+	 * of `version` in `term` */
+	int exact;
 	uint64_t version, term;
 };
 
@@ -307,7 +309,7 @@ struct cnnps_stats {
 	uint64_t compute_us, weights_us, push_us, lease_us, copy_us;
 };
 
-/* Counters since cnnps_connect. Any thread, at any time. */
+/* Writes the counters since cnnps_connect to *stats. Any thread, at any time. */
 int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats);
 /* Writes the server's status to `json` as JSON, at most size - 1 bytes and a NUL. When the run
  * ends, an observer that called cnnps_status in the last 10 s gets one final status ("ending":

@@ -39,9 +39,10 @@ struct contact {
 /* PS_ENOMEM. */
 int contact_init(struct contact *k, const char *server) PS_MUST_CHECK;
 void contact_release(struct contact *k);
-/* The connection is established: discard earlier findings. */
+/* Discards earlier findings; call contact_up when the connection is established. */
 void contact_up(struct contact *k);
-/* Call it regularly: it determines why there is no contact. 1: show `line` now. */
+/* Determines why there is no contact; call contact_tick regularly. Returns 1 if the caller must
+ * show `line` now. */
 int contact_tick(
 	struct contact *k, const struct contact_state *s, uint64_t now_ms, char line[CONTACT_TEXT]);
 /* Writes why the session gave up after `ms` milliseconds. */

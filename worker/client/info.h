@@ -7,9 +7,9 @@
 #include "proto/msg.h"
 #include "worker/client/cnnps.h"
 
-/* The result borrows the text of w->model. */
+/* Returns what WELCOME `w` says about the run. The result borrows the text of w->model. */
 struct cnnps_info info_of(const struct msg_welcome *w);
-/* `term` is the server's term at the GRANT. */
+/* Returns the lease of GRANT `g`. `term` is the server's term at the GRANT. */
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term);
 /* Returns the process id, and writes the host's name in printable ASCII, truncated to `size` - 1
  * bytes. */

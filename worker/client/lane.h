@@ -47,8 +47,8 @@ int lane_is_open(const struct lane *l);
 int lane_is_lost(const struct lane *l);
 /* Returns a descriptor that becomes readable when the server's answer has arrived. */
 int lane_fd(const struct lane *l);
-/* A WELCOME with this lane_ticket has arrived: no PARAMS with this or an older ticket can arrive
- * after it. */
+/* Reports that a WELCOME with this lane_ticket has arrived: no PARAMS with this or an older ticket
+ * can arrive after that WELCOME. */
 void lane_resynchronised(struct lane *l, uint64_t ticket);
 
 /* Takes a free slot. Returns 0 if there is none. */

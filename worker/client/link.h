@@ -43,7 +43,7 @@ enum link_event {
  * stays open. */
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
 	struct err *e) PS_MUST_CHECK;
-/* Size the queues for the server's push window from WELCOME. */
+/* Sets the sizes of the queues for the server's push window, which WELCOME contains. */
 void link_set_window(struct link *l, uint32_t push_window);
 /* Takes one event from the monitor without blocking. LINK_NONE: no event. */
 enum link_event link_next_event(struct link *l);
@@ -51,11 +51,12 @@ enum link_event link_next_event(struct link *l);
  * but the right server may listen at that address by now. The call discards queued messages, so do
  * not call it often. */
 void link_redial(struct link *l);
-/* Bytes acknowledged and received on the bulk connection; 0: not connected. */
+/* Returns the number of bytes that were acknowledged or received on the bulk connection; 0: not
+ * connected, or unknown. */
 uint64_t link_bytes_moved(const struct link *l);
 /* Closes the sockets. Queued messages are sent for at most LINK_LINGER_MS. */
 void link_close(struct link *l);
-/* Call it after link_close: waits for the queued messages and frees the context. */
+/* Waits for the queued messages and frees the context; call link_term after link_close. */
 void link_term(struct link *l);
 
 #define LINK_LINGER_MS 1000

@@ -61,7 +61,7 @@ void outbox_release(struct outbox *o);
  * empty. The first transmission computes the checksums, except a checksum that `slice` already
  * has. */
 void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
-/* Pushes up to `seq` are durable: free their bytes. */
+/* Frees the bytes of the pushes up to `seq`, which are durable. */
 void outbox_drop(struct outbox *o, uint64_t seq);
 
 /* Queues `m` after all earlier posts, and sends it at once if the socket has room. A full outbox
@@ -72,7 +72,7 @@ void outbox_post(struct outbox *o, const struct msg *m);
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
 /* Sends queued messages while the socket has room. */
 void outbox_flush(struct outbox *o);
-/* Discards all queued messages, because the connection broke. */
+/* Discards all queued messages; call outbox_clear when the connection has broken. */
 void outbox_clear(struct outbox *o);
 
 #endif

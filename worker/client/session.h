@@ -43,7 +43,8 @@ struct session_config {
 	uint64_t disconnect_timeout_ms; /* ... and after contact was lost */
 	/* first interval between unanswered HELLOs; doubles up to 16 times, +-25 % */
 	uint64_t retry_ms;
-	/* Resynchronise if a request has no answer for this time and no byte moves meanwhile. */
+	/* The session resynchronises if a request has no answer for this time, and no byte moves
+	 * meanwhile. */
 	uint64_t silence_ms;
 };
 
@@ -73,8 +74,8 @@ struct session_effect {
 
 struct session; /* opaque */
 
-/* `replay_max`: maximum of retained pushes (<= WIRE_MAX_WINDOW); the server may allow fewer.
- * PS_ENOMEM. */
+/* Creates a session. `replay_max`: maximum of retained pushes (<= WIRE_MAX_WINDOW); the server may
+ * set a lower limit. PS_ENOMEM. */
 int session_new(
 	struct session **out, const struct session_config *cfg, size_t replay_max) PS_MUST_CHECK;
 void session_free(struct session **s);
@@ -95,12 +96,13 @@ void session_message(struct session *s, const struct msg *m, uint64_t now_ms);
 void session_tick(struct session *s, int alive, uint64_t now_ms);
 
 /* Requests of the program. One pull and one lease may be in progress. PS_EAGAIN: the session is not
- * READY, the window is full, or a request of this kind is in progress. After the end they return
- * the session's final status (PS_ESTATE after session_bye). */
+ * READY, the window is full, or a request of this kind is in progress. After the end of the
+ * session, a request returns the final status of the session (PS_ESTATE after session_bye). */
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 /* Sends one message with a push and a pull of WEIGHTS_CURRENT after that push. If a new WELCOME
- * arrives first, the session sends the pull alone. PS_EAGAIN also when a pull is in progress. */
+ * arrives first, the session sends the pull alone. Also returns PS_EAGAIN while a pull is in
+ * progress. */
 int session_push_pull(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 int session_pull(struct session *s, enum weights which, uint64_t now_ms) PS_MUST_CHECK;
@@ -108,11 +110,11 @@ int session_lease(struct session *s, uint64_t now_ms) PS_MUST_CHECK;
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms) PS_MUST_CHECK;
 void session_bye(struct session *s, uint64_t now_ms); /* send BYE; END with PS_OK */
 
-/* Effect `i` of the last call; NULL past the end. */
+/* Returns effect `i` of the last call; NULL: that call had no effect `i`. */
 const struct session_effect *session_effect(const struct session *s, size_t i);
-/* Time without contact: since the start, or since the last message; 0: in contact. */
+/* Returns the time without contact: since the start, or since the last message; 0: in contact. */
 uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms);
-/* Time until the session gives up. */
+/* Returns the time until the session gives up. */
 uint64_t session_remaining_ms(const struct session *s, uint64_t now_ms);
 enum session_phase session_phase(const struct session *s);
 const struct msg_welcome *session_welcome(const struct session *s); /* the newest WELCOME */

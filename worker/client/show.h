@@ -2,8 +2,9 @@
  * show.h - functions of libcnnps that only cnn-worker uses. They send the pictures that the
  * server's page shows.
  *
- * While somebody watches the page, the server asks one worker every other second, with a STATUS
- * request. A worker may ignore it; libcnnps does so in other programs.
+ * While somebody watches the page, the server asks one worker for pictures every other second, with
+ * a STATUS request. A worker may ignore the request; libcnnps ignores it in programs other than
+ * cnn-worker.
  */
 #ifndef WORKER_CLIENT_SHOW_H
 #define WORKER_CLIENT_SHOW_H

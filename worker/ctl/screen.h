@@ -34,7 +34,7 @@ int screen_is_open(void);
 void screen_size(size_t *width, size_t *height);
 /* Shows a page. Lines that do not fit are cut. */
 void screen_show(const char *page);
-/* Waits at most `ms` for a key. SCREEN_NONE: there was none. */
+/* Waits at most `ms` milliseconds for a key. SCREEN_NONE: there was none. */
 int screen_key(int ms);
 /* Returns 1 if the terminal shows UTF-8. */
 int screen_is_utf8(void);

@@ -25,18 +25,19 @@
 
 struct backend; /* opaque */
 
-/* Creates a backend for model `m`, which must outlive it. "auto" and "cuda" choose
- * the least used GPU that works (kernels/cuda/choose.h). Without one "auto" logs the reason and
- * chooses the CPU (fp32). PS_EUSAGE: a bad option or an unknown
- * device; `e` then lists the devices of this build. PS_ENOMEM, PS_EDEVICE. */
+/* Creates a backend for model `m`, which must outlive the backend. The devices "auto" and "cuda"
+ * choose the least used GPU that works (kernels/cuda/choose.h). If no GPU works, "auto" logs the
+ * reason and chooses the CPU (fp32). PS_EUSAGE: a bad option, or an unknown device: then `e` lists
+ * the devices of this build. PS_ENOMEM, PS_EDEVICE. */
 int backend_new(struct backend **out, const struct model *m, const struct backend_options *o,
 	struct err *e) PS_MUST_CHECK;
 /* Frees *b and sets it to NULL. *b may be NULL. */
 void backend_free(struct backend **b);
-/* Returns a text for messages: "cpu 2 threads avx512". Valid until backend_free. */
-const char *backend_name(const struct backend *b);
-/* Returns the value of `device` that chooses the same device again: "cuda:1". Valid until
+/* Returns a text for messages, such as "cpu 2 threads avx512". The text is valid until
  * backend_free. */
+const char *backend_name(const struct backend *b);
+/* Returns the value of backend_options.device that chooses the device of `b` again, such as
+ * "cuda:1". The text is valid until backend_free. */
 const char *backend_device(const struct backend *b);
 /* Writes the names of the kernels that a gradient of `batch` images uses for each layer with
  * weights: "conv1=fused conv2=mma:3xtf32/bf16/bf16 fc1=general:ffma/ffma/ffma". Three methods
@@ -49,8 +50,8 @@ int backend_use(struct backend *b, const struct kx_images *set, struct err *e) P
 /*
  * Computes the mean gradient, the statistics of batchnorm and the mean loss of images
  * index[0..batch) at `params`. `params` and `grad` have m->n_params floats each and must not
- * overlap. `grad` is overwritten. PS_EUSAGE unless 1 <= batch <= max_batch and every index is below
- * the data set's n, and with `forward_only`.
+ * overlap. `grad` is overwritten. PS_EUSAGE: batch is 0 or above max_batch, an index is not below
+ * the data set's n, or the backend was created with `forward_only`.
  */
 int backend_gradient(struct backend *b, const float *params, const uint32_t *index, size_t batch,
 	uint64_t dropout_seed, float *grad, double *loss) PS_MUST_CHECK;
@@ -70,14 +71,15 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  * - backend_local_start begins a round at the weights `params` with an empty sum.
  * - backend_local_steps runs `steps` SGD steps. Step j computes the gradient g of images
  *   index[j * batch ..) at the current weights with dropout seed dropout_seed + j. Then it adds g
- *   to the sum and subtracts rate * g from the weights, except running statistics (model.h). A
- *   round may call it several times.
+ *   to the sum and subtracts rate * g from the weights, except running statistics (model.h). The
+ *   caller can call the function several times in a round.
  * - backend_local_finish ends the round and requests its weights and its sum (NULL: not needed).
  * - backend_local_wait waits for the oldest round in flight. *loss (NULL: not needed) is the mean
  *   loss of its images. A round that is not finished continues after the call.
  *
- * The first three may return before the device has done the work. The caller may reuse `params` of
- * start as soon as finish has returned. The results of finish are complete when wait has returned.
+ * The first three functions can return before the device has done the work. The caller may reuse
+ * the `params` of backend_local_start as soon as backend_local_finish has returned. The results of
+ * backend_local_finish are complete when backend_local_wait has returned.
  * Up to LOCAL_ROUNDS rounds may be in flight: the device computes one round while the caller uses
  * the results of the previous round. No other function of the backend may be called while a round
  * is in flight. PS_EUSAGE: calls in the wrong order.
@@ -90,8 +92,8 @@ int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
 
 /* Returns the best allocator for parameters and gradients of this device. */
 const struct backend_memory *backend_memory(const struct backend *b);
-/* After PS_EDEVICE: returns one line with the first call that failed and its error; else "". Valid
- * until backend_free. */
+/* Returns one line with the first call of the device that failed and its error, or "" if no call has
+ * failed. The text is valid until backend_free. */
 const char *backend_why(const struct backend *b);
 
 #endif

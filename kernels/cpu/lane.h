@@ -76,8 +76,8 @@ struct lane {
 	double loss;   /* sum over the images of this lane */
 };
 
-/* Allocates for slices of up to `max` images. The caller calls lane_release, also after a failure.
- * PS_ENOMEM. */
+/* Allocates the memory of a lane for slices of up to `max` images. Call lane_release in the end,
+ * also after a failure. PS_ENOMEM. */
 int lane_init(struct lane *l, const struct plan *p, size_t max) PS_MUST_CHECK;
 void lane_release(struct lane *l);
 /* Writes gradient and loss of images [begin, end) of the batch to l->grad and l->loss. */

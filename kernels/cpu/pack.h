@@ -13,13 +13,14 @@ struct share {
 
 /* Writes the part [*begin, *end) of 0..n that share `s` covers. */
 void share_range(struct share s, size_t n, size_t *begin, size_t *end);
-/* `packed` has plan->packed_floats floats. Its padding is zero and stays zero. `room` has
- * plan->max_taps floats, which each thread needs for itself. */
+/* Copies `params`, in the order of the manifest, to `packed`, which has plan->packed_floats floats.
+ * The padding of `packed` must be zero and stays zero. `room` is scratch memory of plan->max_taps
+ * floats; each thread needs its own. */
 void pack_params(
 	const struct plan *p, struct share s, const float *params, float *packed, float *room);
 /* Adds sum[1], then sum[2], up to sum[n - 1] to sum[0]. Each has plan->grad_floats floats. */
 void sum_gradients(const struct plan *p, struct share s, float *const *sum, size_t n);
-/* grad = scale * sum. `grad` is in the order of the manifest. `room`: as above. */
+/* Writes scale * sum to `grad` in the order of the manifest. `room`: as for pack_params. */
 void unpack_gradient(const struct plan *p, struct share s, const float *sum, float scale,
 	float *grad, float *room);
 

@@ -137,23 +137,23 @@ struct plan {
 	float *pixel;
 };
 
-/* The caller calls plan_release, also after a failure. PS_ENOMEM: no memory, or the model's
- * activations or pool windows are too large. */
+/* Makes the plan for model `m`. Call plan_release in the end, also after a failure. PS_ENOMEM: no
+ * memory, or the model's activations or pool windows are too large. */
 int plan_init(struct plan *p, const struct model *m, const struct simd *simd,
 	struct err *e) PS_MUST_CHECK;
 void plan_release(struct plan *p);
 
-/* `n` filters rounded up to panels. A panel is two vectors wide; the last one is one vector wide if
- * that is enough. */
+/* Returns `n` filters rounded up to whole panels. A panel is two vectors wide, but the last panel is
+ * one vector wide if that is enough. */
 size_t columns_pad(const struct simd *simd, size_t n);
-/* The panel that starts at filter (or column) `first` of `n`. */
+/* Returns the panel that starts at filter (or column) `first` of `n`. */
 struct columns columns_at(const struct simd *simd, size_t n, size_t first);
-/* `n` rounded up to a multiple of `unit`. */
+/* Returns `n` rounded up to a multiple of `unit`. */
 size_t round_up(size_t n, size_t unit);
-/* Panel number `i` of a weighted step. A panel has filters of one group. */
+/* Returns panel number `i` of a weighted step. A panel has filters of one group. */
 struct columns panel_at(const struct simd *simd, const struct step *s, size_t i);
-/* Entries reserved for the list of one filter: one per window, rounded up to a multiple of
- * SIMD_ENTRIES. */
+/* Returns the number of entries reserved for the list of one filter: the number of windows, rounded
+ * up to a multiple of SIMD_ENTRIES. */
 size_t entries_pad(const struct step *s);
 
 #endif

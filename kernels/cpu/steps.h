@@ -15,8 +15,8 @@ struct block {
 /* Computes the output activation of step i from its input activation. */
 void step_forward(struct lane *l, size_t i, const struct block *b);
 /* Computes the gradients of step i's input activation from the gradients of its output activation,
- * unless no layer before it has weights. Adds the gradient of its weights to l->grad. Overwrites
- * the gradients of the output activation. */
+ * unless no layer before step i has weights. Adds the gradient of the step's weights to l->grad.
+ * Overwrites the gradients of the output activation. */
 void step_backward(struct lane *l, size_t i, const struct block *b);
 
 #endif

@@ -20,9 +20,10 @@ typedef void team_job(void *arg, size_t member);
 int team_new(struct team **out, size_t n, struct err *e) PS_MUST_CHECK;
 /* Joins the threads, frees *t and sets it to NULL. *t may be NULL. */
 void team_free(struct team **t);
-/* Runs job(arg, i) for i = 0..n-1, each on its own thread. Returns when all have returned. */
+/* Runs job(arg, i) for each member i = 0..n-1 on the member's thread. Returns when all n calls have
+ * returned. */
 void team_run(struct team *t, team_job *job, void *arg);
-/* Blocks until every member has called it. */
+/* Blocks until every member has called team_barrier. */
 void team_barrier(struct team *t);
 
 #endif

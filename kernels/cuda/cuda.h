@@ -3,8 +3,8 @@
  * open_path.c (memory, and the path that runs the model), from the highest layer to the lowest.
  *
  * `open` allocates all memory: one block on the device and pinned buffers on the host. Only the
- * data set has its own memory, which `use` allocates. A gradient copies parameters and indices to
- * the device, launches the graph of its batch size, copies the gradient to the host, and waits. The
+ * data set has its own memory, which `use` allocates. `gradient` copies parameters and indices to
+ * the device, launches the graph of the batch size, copies the result to the host, and waits. The
  * copies go directly from and to the caller's memory; pinned memory (cuda_memory) is fastest.
  *
  * Each round of local training uses a slot with all data that it shares with the host. Two more
@@ -103,7 +103,7 @@ int cuda_failed(cudaError_t rc, const char *what, struct err *e);
 /* Opens the first path that fits, with its memory. */
 int cuda_open_path(struct cuda *c, struct err *e) PS_MUST_CHECK;
 void cuda_close_path(struct cuda *c);
-/* Destroys the graphs. Needed when memory that they refer to moves. */
+/* Destroys the graphs. Call it before the memory moves to which the graphs refer. */
 void cuda_drop_graphs(struct cuda *c);
 /* As struct device. */
 int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,

@@ -75,18 +75,18 @@ struct net {
 	float *loss; /* per image */
 };
 
-/* PS_ENOMEM: no memory, or the model is too large for 32-bit offsets. The caller calls net_release
- * in any case. */
+/* Makes the plan for model `m`. Call net_release in the end, also after a failure. PS_ENOMEM: no
+ * memory, or the model is too large for 32-bit offsets. */
 int net_plan(struct net *n, const struct model *m, const struct path_options *o,
 	struct err *e) PS_MUST_CHECK;
 void net_release(struct net *n);
 void net_place(struct net *n, struct cuda_arena *a);
 /* Copies the tables to the device and clears the tensors. */
 int net_fill(struct net *n, cudaStream_t stream) PS_MUST_CHECK;
-/* Number of rows of a layer's parameters. The biases are the last row. */
+/* Returns the number of rows of a layer's parameters. The biases are the last row. */
 size_t net_rows(const struct net_step *s);
 const float *net_biases(const struct net_step *s);
-/* Split-K slices of a step's weight gradient. */
+/* Returns the number of split-K slices of a step's weight gradient for `images` images. */
 int net_slices(const struct net_step *s, size_t images);
 
 #endif

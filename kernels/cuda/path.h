@@ -64,9 +64,10 @@ struct cuda_path {
 	int (*save)(void *self, float *params, float *sum, cudaStream_t stream);
 };
 
-/* 1: the windows of the pool have at least one value and cover each value of the input once. */
+/* Returns 1 if each window of the pool has at least one value and each value of the input is in
+ * exactly one window. */
 int cuda_pool_covers(const struct layer *l);
-/* 1: the layer is a pool of 2 x 2 without padding that covers its input. */
+/* Returns 1 if the layer is a pool of 2 x 2 without padding that covers its input. */
 int cuda_pool_2x2(const struct layer *l);
 
 /* A layer of plain_layers.cu. x, y: its input and output; dx, dy: their gradients. `other`: add:
@@ -78,7 +79,8 @@ struct plain_layer {
 	const void *mask;
 	int images, bf16;
 };
-/* PS_EDEVICE: the layer is none of plain_layers.cu. */
+/* cuda_plain_fprop launches the forward pass of a layer, cuda_plain_dgrad its backward pass.
+ * PS_EDEVICE: plain_layers.cu has no kernel for the layer. */
 int cuda_plain_fprop(const struct plain_layer *p, cudaStream_t stream);
 int cuda_plain_dgrad(const struct plain_layer *p, cudaStream_t stream);
 
@@ -89,18 +91,19 @@ struct cuda_batchnorm {
 	struct kx_layer own[2];
 	struct kx_batchnorm kernel;
 };
-/* `channels`: the number of channels, with padding. */
+/* Fills *b for layer `l`. `channels` is the number of channels, padding included. */
 void cuda_batchnorm_plan(
 	struct cuda_batchnorm *b, const struct model *m, const struct layer *l, int channels);
-/* The number of floats that the sums of its gradients and statistics need. */
+/* Returns the number of floats that the sums of the batchnorm's gradients and statistics need. */
 size_t cuda_batchnorm_sums(const struct cuda_batchnorm *b);
-/* `sums`: memory for these sums. NULL: the path only evaluates, or `a` only counts. */
+/* Assigns the memory of *b. `sums` has cuda_batchnorm_sums floats. `sums` is NULL if the path only
+ * evaluates or if `a` only counts. */
 void cuda_batchnorm_place(
 	struct cuda_batchnorm *b, float *sums, int forward_only, struct cuda_arena *a);
 /* Appends own[0] and own[1] to `all`. Returns 0 if `all` has no room for two layers. */
 int cuda_batchnorm_append(const struct cuda_batchnorm *b, struct kx_layers *all);
 
-/* The norm of the model's images. */
+/* Returns the norm of the model's images. */
 struct kx_norm cuda_norm(const struct model *m);
 
 extern const struct cuda_path cuda_net, cuda_seed, cuda_tensor;

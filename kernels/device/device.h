@@ -23,9 +23,10 @@ struct device {
 	int (*open)(
 		void **self, const struct model *m, const struct backend_options *o, struct err *e);
 	void (*close)(void *self);
-	/* The text of backend_name. Valid until `close`. */
+	/* Returns the text of backend_name, which is valid until `close`. */
 	const char *(*describe)(const void *self);
-	/* The value of --device that opens the same device again. NULL: `name`. */
+	/* Returns the value of --device that opens this device again. If the pointer `option` is
+	 * NULL, the value is `name`. */
 	const char *(*option)(const void *self);
 	/* Writes the names of the kernels of layer number `layer`, which has weights, for batches
 	 * of `batch` images, as one word without blanks. */
@@ -45,20 +46,21 @@ struct device {
 		float rate, uint64_t dropout_seed);
 	int (*local_finish)(void *self, int slot, float *params, float *sum);
 	int (*local_wait)(void *self, int slot, double *loss);
-	/* NULL: ordinary memory. */
+	/* The allocator of backend_memory. NULL: ordinary memory. */
 	const struct backend_memory *memory;
-	/* As backend_why. NULL: always "". */
+	/* As backend_why. If the pointer `why` is NULL, backend_why returns "". */
 	const char *(*why)(const void *self);
 };
 
+/* Copies from[0..n) to `to` as double. */
 void widen(double *to, const float *from, size_t n);
-/* Softmax cross-entropy of one image with n logits. Returns the loss and writes probability[0..n).
+/* Returns the softmax cross-entropy of one image with n logits and writes probability[0..n).
  * `probability` may be NULL (not needed) or `logit` itself. */
 double softmax_loss(const double *logit, size_t n, size_t label, double *probability);
-/* Dropout with probability p drops a value if rng_mix(seed ^ rng_mix(layer << 40 | i)) >> 40 is
- * below p * 2^24. It scales the values that it keeps by 1 / (1 - p). `layer` is the number of the
- * layer, and i = n * values per image + value for image n of the batch. `threshold` is
- * dropout_threshold(p). */
+/* Returns 1 if dropout with probability p drops value i of a layer: if
+ * rng_mix(seed ^ rng_mix(layer << 40 | i)) >> 40 is below p * 2^24. Dropout scales the values that
+ * it keeps by 1 / (1 - p). `layer` is the number of the layer, and i = n * values per image + value
+ * for image n of the batch. `threshold` is dropout_threshold(p). */
 int dropout_drops(uint64_t seed, size_t layer, size_t i, uint32_t threshold);
 uint32_t dropout_threshold(float p);
 

@@ -212,7 +212,8 @@ int backend_use(struct backend *b, const struct kx_images *set, struct err *e)
 
 /* ---- gradient, evaluation, prediction -------------------------------------------------------- */
 
-/* PS_EUSAGE unless `index` holds `steps` batches of images of the data set. */
+/* Returns PS_EUSAGE if the backend was created with `forward_only`, if `batch` or `steps` is out of
+ * range, or if one of the batch * steps indices is not below the data set's n. */
 static int check_batch(const struct backend *b, const uint32_t *index, size_t batch, size_t steps)
 {
 	size_t n;

@@ -1,11 +1,12 @@
 /*
  * choose.h - the choice of the GPU for --device cuda, cuda:N and auto.
  *
- * The CUDA runtime numbers the visible GPUs (CUDA_VISIBLE_DEVICES) from 0. "cuda:N" is number N.
- * "cuda" is number SLURM_LOCALID modulo their count, if Slurm has set it, and else the GPU with the
- * least memory in use (ties: the lowest number) that starts and for which this build has code.
- * Workers that start at the same time do not see each other's memory yet, so a process locks a GPU
- * while it examines it, and skips GPUs that another process has locked.
+ * The CUDA runtime numbers the visible GPUs (CUDA_VISIBLE_DEVICES) from 0. "cuda:N" is number N. If
+ * Slurm has set SLURM_LOCALID, "cuda" is number SLURM_LOCALID modulo the number of visible GPUs.
+ * Otherwise "cuda" is the GPU with the least memory in use (ties: the lowest number) among the GPUs
+ * that start and for which this build has code. Workers that start at the same time do not see each
+ * other's memory yet, so a process locks a GPU while it examines the GPU, and skips GPUs that
+ * another process has locked.
  *
  * Thread: any. The lock is an abstract Unix socket: it ends with the process.
  */
@@ -18,9 +19,11 @@ struct gpu_choice {
 	int lock;   /* -1: none */
 };
 
-/* Chooses a GPU and makes it the current one. PS_EDEVICE: none works; PS_EUSAGE: a bad `device`. */
+/* Chooses a GPU and makes it the current one. PS_EDEVICE: no GPU works. PS_EUSAGE: a bad
+ * `device`. */
 int gpu_choose(struct gpu_choice *c, const char *device, struct err *e) PS_MUST_CHECK;
-/* Releases the lock, once this process has memory on the GPU. */
+/* Releases the lock, if this process holds it. Call gpu_settle when the process has allocated its
+ * memory on the GPU, or has failed to. */
 void gpu_settle(struct gpu_choice *c);
 
 #endif

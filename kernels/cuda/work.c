@@ -253,8 +253,8 @@ int cuda_forward(void *self, const float *params, size_t first, size_t n, float 
 
 /* ---- local training -------------------------------------------------------------------------- */
 
-/* Work submitted to stream `then` from now on waits for the work submitted to stream `first` so
- * far. */
+/* Makes the work that is submitted to stream `then` after this call wait for the work that was
+ * submitted to stream `first` before this call. */
 static int chain(struct cuda *c, cudaStream_t first, cudaEvent_t event, cudaStream_t then)
 {
 	int rc = CHECK(cudaEventRecord(event, first));

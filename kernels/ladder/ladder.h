@@ -1,6 +1,6 @@
 /*
  * ladder.h - the optimisation steps of the gradient of seed:F, from a sequential loop to the
- * production kernels, behind one interface. Each step is a rung.
+ * production kernels, behind one interface. Each of these optimisation steps is a rung.
  *
  * seed:F is conv 3x3xF, ReLU, max-pool 2, fc 10 (common/model.h) on images of 28 x 28 bytes. A rung
  * reads parameters from host memory and writes the mean gradient and the mean loss of a batch to
@@ -8,7 +8,7 @@
  * in order: each rung says what it changes against the rung before it.
  *
  * With a profile, a rung also records how long its phases take, by the host clock or by CUDA
- * events. This may make the step slower. Without a profile it records nothing.
+ * events. The recording can make a step slower. Without a profile a rung records nothing.
  *
  * Thread: one thread at a time uses the state of a rung.
  */
@@ -40,6 +40,8 @@ struct profile {
 	struct phase phase[PROFILE_MAX];
 };
 
+/* Adds `ms` to the phase `name`, or appends this phase. Does nothing if `p` is NULL or has no room
+ * for a new phase. */
 void profile_add(struct profile *p, const char *name, enum phase_kind kind, double ms);
 /* Returns "copy-in", "kernel", "copy-out" or "host". */
 const char *phase_kind_name(enum phase_kind kind);
@@ -95,7 +97,7 @@ extern const struct rung ladder_cores;
 
 /* Sets *m to seed:filters. PS_EUSAGE: there is no seed network with this number of filters. */
 int ladder_model(struct model *m, size_t filters, struct err *e) PS_MUST_CHECK;
-/* Returns `n` zeroed floats on pages of their own, or NULL without memory. The caller calls
+/* Returns `n` zeroed floats on pages of their own, or NULL without memory. Free them with
  * free(). */
 float *ladder_floats(size_t n);
 /* Bounds that allow every batch size, with a tolerance that single precision meets in any order of
@@ -133,9 +135,9 @@ struct ladder_truth {
 
 #define LADDER_MAX_RUNS 99
 
-/* A point of measurement: params and a batch, equal for every rung. They are the initial weights
- * for `seed` and the first images of the first epoch. A rung is opened and measured `runs` times.
- * The steps of a run take about `seconds` in all; at least one step runs. */
+/* A point of measurement: params and a batch, equal for every rung. params are the initial weights
+ * for `seed`, and the batch has the first images of the first epoch. A rung is opened and measured
+ * `runs` times. The steps of a run take about `seconds` in all; at least one step runs. */
 struct ladder_point {
 	struct ladder_task task;
 	uint64_t seed;
@@ -152,8 +154,8 @@ void ladder_point_release(struct ladder_point *p);
 int ladder_truth_init(
 	struct ladder_truth *t, const struct ladder_point *p, struct err *e) PS_MUST_CHECK;
 void ladder_truth_release(struct ladder_truth *t);
-/* Checks and measures a rung. *out is the run with the median time. Returns PS_EDEVICE also if the
- * error of the gradient exceeds the tolerance of the rung. */
+/* Checks and measures a rung and writes the run with the median time to *out. Returns PS_EDEVICE
+ * also if the error of the gradient or of the loss exceeds the tolerance of the rung. */
 int ladder_measure(struct ladder_result *out, const struct rung *r, const struct ladder_point *p,
 	const struct ladder_truth *t, struct err *e) PS_MUST_CHECK;
 

@@ -275,8 +275,8 @@ int kx_reduce_gradient(
 int kx_sgd_step(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
-/* Return 1 if this build has code for the current device. kx_runs_here: code of the kernels that
- * run any model; kx_fused_runs_here: code of the kernels of fused/. */
+/* kx_runs_here returns 1 if this build has code of the kernels that run any model for the current
+ * device. kx_fused_runs_here returns 1 if it has code of the kernels of fused/ for this device. */
 int kx_runs_here(void);
 int kx_fused_runs_here(void);
 

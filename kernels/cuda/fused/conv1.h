@@ -30,7 +30,7 @@ struct kx_conv1 {
 	float *workspace;   /* of kx_conv_wgrad: CONV1_SLICES slices, m = size * size */
 };
 
-/* Number of words of `fragments`. */
+/* Returns the number of words of `fragments`. */
 size_t kx_conv1_fragments(int size, int f);
 int kx_conv1_fprop(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream);
 int kx_conv1_wgrad(struct kx_conv1 l, struct kx_batch batch, cudaStream_t stream);

@@ -3,12 +3,13 @@
  * of 12 x 12, 64 filters of 5 x 5, pool:2. The dgrad kernel also computes the wgrad of conv1. The
  * dY of conv1 therefore stays in registers.
  *
- * Operands are fp16. They have 11 bits like tf32, but the tensor cores multiply them as fast as
- * bf16. In fprop each value is the sum of a hi and a lo term, so fprop is nearly as exact as fp32.
- * dgrad and wgrad use only the hi term. A launch scales its dY by a power of two that keeps the
- * largest value from overflowing. Only values of at most 2^-38 times the largest value become zero.
- * fprop requires values below CONV2_MAX_VALUE and weights below CONV2_MAX_WEIGHT. The kernels that
- * write larger ones set *trouble to KX_TROUBLE_RANGE.
+ * Operands are fp16. fp16 has 11 significant bits, as tf32 has, but the tensor cores multiply fp16
+ * as fast as bf16. In fprop each value is the sum of a hi and a lo term, so fprop is nearly as
+ * exact as fp32. dgrad and wgrad use only the hi term. A launch scales its dY by a power of two
+ * that keeps the largest value from overflowing. Only values of at most 2^-38 times the largest
+ * value become zero. fprop requires values below CONV2_MAX_VALUE and weights below
+ * CONV2_MAX_WEIGHT. The kernels that write larger values or weights set *trouble to
+ * KX_TROUBLE_RANGE.
  *
  * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The rules of kernels.h apply.
  */

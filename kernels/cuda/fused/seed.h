@@ -36,8 +36,9 @@ extern "C" {
 #define SEED_HALF_POSITIONS     16
 /* Persistent kernel: the largest batch that fits in the shared memory of the GPU. */
 #define SEED_PERSISTENT_IMAGES 104
-/* Its maximum number of blocks. It does not depend on the GPU, so that results do not either: a GPU
- * with fewer multiprocessors than blocks uses other kernels. */
+/* Persistent kernel: the maximum number of blocks. The number of blocks does not depend on the GPU,
+ * so that the results do not depend on it: a GPU with fewer multiprocessors than blocks uses other
+ * kernels. */
 #define SEED_PERSISTENT_BLOCKS 132
 #define SEED_LL_LOGIT_LINES    4  /* LL lines of one image's logits, per block */
 #define SEED_LL_CONV_LINES     32 /* LL lines of the conv gradient, per block */
@@ -61,7 +62,7 @@ struct seed_exchange {
 	struct ll_line *losses;   /* [image], and one for `steps` */
 	uint32_t *steps;          /* steps done so far */
 	uint32_t *trouble;        /* set to KX_TROUBLE_WAIT by a block that waited too long */
-	uint64_t patience_ns;     /* how long that is */
+	uint64_t patience_ns;     /* the longest wait of a block */
 };
 /* patience_ns of the backends that are opened from now on. Tests set it to 0: the first block then
  * starts 30 ms late, and all other blocks give up. */
@@ -95,7 +96,7 @@ struct seed_tiling {
 };
 struct seed_tiling kx_seed_tiling(int f_pad, int half, int images);
 
-/* Sizes: words of fragments and half_fragments, bytes of argmax. */
+/* Return the number of words of fragments and of half_fragments, and of bytes of argmax. */
 size_t kx_seed_fragments(int f_pad);
 size_t kx_seed_half_fragments(int f_pad);
 size_t kx_seed_argmax_bytes(int f_pad, int half, size_t images);
@@ -110,13 +111,14 @@ int kx_seed_fprop(struct kx_seed s, struct kx_batch batch, int step, cudaStream_
 /* Adds up partial_logits and writes logits. If batch.training, also computes d_logits and the
  * losses. */
 int kx_seed_logits(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
-/* Fused dgrad and wgrad: computes fc_workspace and conv_workspace from d_logits and argmax. */
+/* Runs fused dgrad and wgrad: computes fc_workspace and conv_workspace from d_logits and argmax. */
 int kx_seed_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
-/* fprop and wgrad in half precision, for a tiling with `half`: gradients in fp16, logits in
+/* Run fprop and wgrad in half precision, for a tiling with `half`: gradients in fp16, logits in
  * bf16. */
 int kx_seed_half_fprop(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 int kx_seed_half_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
-/* fprop, logits and wgrad in one launch, for a tiling with `clusters`. Does not write `logits`. */
+/* Runs fprop, logits and wgrad in one launch, for a tiling with `clusters`. Does not write
+ * `logits`. */
 int kx_seed_cluster(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
 /* Number of position ranges of the persistent kernel. Each group of eight filters has one block per
  * range. 0: the persistent kernel cannot run this batch. */

@@ -88,7 +88,7 @@ struct kx_product_wgrad {
 };
 int kx_product_wgrad(struct kx_product_wgrad g, enum kx_type type, cudaStream_t stream);
 int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream);
-/* The split-K slices for these sizes. */
+/* Return the number of split-K slices for these sizes. */
 int kx_product_slices(int m, int n, long long pixels, enum kx_type type);
 int kx_product_slices_fp32(int m, int n, long long pixels);
 
@@ -116,7 +116,8 @@ struct kx_patches {
 int kx_patches(struct kx_batch batch, struct kx_patches p, void *to, enum kx_type type,
 	cudaStream_t stream);
 
-/* The full gradient in front of a pool 2x2 that kx_product has fused. */
+/* Writes to `full` the gradient of the input of a pool 2x2 that kx_product has fused. `pooled` has
+ * the gradient of the pool's output. */
 int kx_unpool(struct kx_dense pooled, const uint8_t *argmax, struct kx_dense full, int images,
 	enum kx_type type, cudaStream_t stream);
 

@@ -92,8 +92,8 @@ int backend_local_wait(struct backend *b, double *loss) PS_MUST_CHECK;
 
 /* Returns the best allocator for parameters and gradients of this device. */
 const struct backend_memory *backend_memory(const struct backend *b);
-/* Returns one line with the first call of the device that failed and its error, or "" if no call has
- * failed. The text is valid until backend_free. */
+/* Returns one line with the first call of the device that failed and its error, or "" if no call
+ * has failed. The text is valid until backend_free. */
 const char *backend_why(const struct backend *b);
 
 #endif

@@ -143,8 +143,8 @@ int plan_init(struct plan *p, const struct model *m, const struct simd *simd,
 	struct err *e) PS_MUST_CHECK;
 void plan_release(struct plan *p);
 
-/* Returns `n` filters rounded up to whole panels. A panel is two vectors wide, but the last panel is
- * one vector wide if that is enough. */
+/* Returns `n` filters rounded up to whole panels. A panel is two vectors wide, but the last panel
+ * is one vector wide if one vector is enough. */
 size_t columns_pad(const struct simd *simd, size_t n);
 /* Returns the panel that starts at filter (or column) `first` of `n`. */
 struct columns columns_at(const struct simd *simd, size_t n, size_t first);

@@ -29,7 +29,7 @@ def unit_test(bug, file, name):
 def program_test(bug, file, name):
     """Run a Python test with programs that have the bug."""
     assert (BUILD / f"rule-mutants/{bug}/cnn-ps").exists(), "not built: make mutants"
-    run = subprocess.run([sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider",
+    run = subprocess.run([sys.executable, "-B", "-m", "pytest", "-qx", "-p", "no:cacheprovider",
                           f"{file}::{name}"], cwd=ROOT, text=True, timeout=120,
                          env=dict(os.environ, KX_MUTANT=bug), stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT)

@@ -167,7 +167,11 @@ class Wire(threading.Thread):
                 client, _ = self.listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(self.server)
+            try:
+                server = socket.create_connection(self.server)
+            except OSError:  # the server has ended
+                client.close()
+                continue
             for pair in ((client, server, "up"), (server, client, "down")):
                 threading.Thread(target=self.carry, args=pair, daemon=True).start()
 
@@ -229,6 +233,24 @@ def test_no_plain_byte_on_the_wire(server, honest, known):
     assert len(wire.recorded) > 600
     assert b"plainname" not in wire.recorded and b"python" not in wire.recorded
     assert np.float32(12345).tobytes() * 2 not in wire.recorded
+
+
+FORGED = [("up", 700), ("up", 50000), ("down", 700), ("down", 50000)]
+
+
+@pytest.mark.parametrize("direction, index", FORGED)
+def test_a_forged_message_ends_its_connection_and_nothing_else(programs, keys, small, direction,
+                                                               index):
+    """A bit of an encrypted message changes on the way. Its receiver closes the connection, and the
+    worker goes on with a new one. libzmq could keep such a connection and read no more from it."""
+    server = programs.server("--model", "seed:4", "--epochs", 1, "--key", keys / "server.key")
+    wire = Wire(server.endpoint, flip=(direction, index))
+    worker = programs.worker(wire.endpoint, "--key", keys / "worker.key", "--server-key",
+                             keys / "server.pub", "--lane", "tcp", data=small)
+    assert server.result(20 * PATIENCE)["images_per_epoch"] == [6000]
+    assert worker.wait(10 * PATIENCE) == 0, worker.tail()
+    assert not wire.flip and len(wire.streams) > 2
+    wire.close()
 
 
 # ---- roles

@@ -125,15 +125,25 @@ void link_set_window(struct link *l, uint32_t push_window)
 	set_socket_int(l->bulk, ZMQ_RCVHWM, (int)push_window + 2);
 }
 
+/* 1: a message of the established connection was forged. libzmq reads no more from it. */
+static int is_forged(const struct link *l, unsigned number)
+{
+	return number == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL && l->established;
+}
+
 /* libzmq closes the fd before this function reads the event, so the number may belong to another
  * file for a moment. That is harmless: link_bytes_moved only reads its TCP_INFO. */
 static void note_connection(struct link *l, unsigned number, uint32_t value)
 {
+	l->stopped = number == ZMQ_EVENT_DISCONNECTED || is_forged(l, number);
 	if (number == ZMQ_EVENT_CONNECTED)
 		l->fd = (int)value;
-	else if (number == ZMQ_EVENT_DISCONNECTED)
+	else if (l->stopped)
 		l->fd = -1;
-	l->stopped = number == ZMQ_EVENT_DISCONNECTED;
+	if (number == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+		l->established = 1;
+	else if (number == ZMQ_EVENT_CONNECTED || l->stopped)
+		l->established = 0;
 }
 
 void link_redial(struct link *l)
@@ -183,8 +193,10 @@ enum link_event link_next_event(struct link *l)
 
 	if (!zmonitor_next(l->monitor, &e))
 		return LINK_NONE;
+	int forged = is_forged(l, e.number);
+
 	note_connection(l, e.number, e.value);
-	return meaning(e.number, e.value);
+	return forged ? LINK_LOST : meaning(e.number, e.value);
 }
 
 static void close_socket(void **socket)

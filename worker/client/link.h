@@ -24,7 +24,8 @@ struct link {
 	/* descriptor of the bulk connection, owned by libzmq, only inspected; -1: none */
 	int fd;
 	char server[256];
-	int stopped; /* libzmq disconnected `bulk` and does not reconnect by itself */
+	int established; /* 1: the handshake of `bulk` has succeeded */
+	int stopped;     /* libzmq does not use the connection of `bulk`, and may not reconnect */
 };
 
 enum link_event {
@@ -47,9 +48,9 @@ int link_open(struct link *l, const char *server, const struct link_keys *keys, 
 void link_set_window(struct link *l, uint32_t push_window);
 /* Takes one event from the monitor without blocking. LINK_NONE: no event. */
 enum link_event link_next_event(struct link *l);
-/* Reconnects if libzmq has stopped. libzmq stops after a handshake with an incompatible program,
- * but the right server may listen at that address by now. The call discards queued messages, so do
- * not call it often. */
+/* Reconnects if libzmq has stopped. libzmq stops after a forged message, and after a handshake with
+ * an incompatible program, but the right server may listen at that address by now. The call
+ * discards queued messages, so do not call it often. */
 void link_redial(struct link *l);
 /* Returns the number of bytes that were acknowledged or received on the bulk connection; 0: not
  * connected, or unknown. */

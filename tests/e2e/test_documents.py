@@ -397,6 +397,15 @@ def test_each_attack_has_tests_that_name_it():
             assert texts and re.search(rf"\b{number}\b", texts[0]), (number, name)
 
 
+def test_security_names_tests_that_exist():
+    page = (ROOT / "docs/security.md").read_text()
+    named = re.findall(r"`(\w+)`\s+\((unit|wire|e2e|fault)\s+(\w+)\)", page)
+    assert len(named) > 40
+    for name, folder, module in named:
+        file = ROOT / f"tests/{folder}/test_{module}.{'c' if folder == 'unit' else 'py'}"
+        assert re.search(rf"def test_{name}[(]|\bTEST(_IN)?[(]{name}\b", file.read_text()), name
+
+
 def test_faults_lists_every_mutant_and_its_test():
     """The first line of each mutant names the test that must fail."""
     page = (ROOT / "docs/faults.md").read_text().partition("## Mutants\n")[2]

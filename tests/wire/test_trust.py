@@ -1,4 +1,4 @@
-"""What one worker with a valid key must not be able to do (SECURITY.md).
+"""What one worker with a valid key must not be able to do (docs/security.md).
 
 Attacks A4, A5, A7 and A14 of docs/faults.md.
 """

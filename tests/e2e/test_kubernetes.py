@@ -14,7 +14,8 @@ from support.build import BUILD, ROOT, command, without
 from support.programs import Process
 
 K8S = ROOT / "deploy/k8s"
-VALIDATE = ROOT / "build/tools/bin/kubernetes-validate"  # made by deploy/setup.sh tools
+TOOLS = ROOT / "build/tools/bin"  # made by deploy/setup.sh tools
+VALIDATE = TOOLS / "kubernetes-validate"
 VERSIONS = ("1.33", "1.34", "1.35")
 UNIT = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 MIXTURES = {  # name: (resources, components) of a user's overlay; None: an overlay as it is
@@ -24,22 +25,16 @@ MIXTURES = {  # name: (resources, components) of a user's overlay; None: an over
     "the overlay of docs/kubernetes.md": "page"}
 
 
-def kustomize_version():
-    if not shutil.which("kubectl"):
-        return None
-    done = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True,
-                          timeout=30)
-    found = re.search(r"Kustomize Version: v(\d+)", done.stdout)
-    return int(found[1]) if found else 0
-
-
 @pytest.fixture(scope="module")
 def kubectl():
-    version = kustomize_version()
-    if version is None:
-        pytest.skip("kubectl is not installed")
-    if version < 5:
-        pytest.skip("this kubectl has a kustomize older than 5")
+    """The path of a kubectl with kustomize 5: that of deploy/setup.sh tools, or that of the system."""
+    for path in filter(None, (shutil.which(TOOLS / "kubectl"), shutil.which("kubectl"))):
+        done = subprocess.run([path, "version", "--client"], capture_output=True, text=True,
+                              timeout=30, check=False)
+        version = re.search(r"Kustomize Version: v(\d+)", done.stdout)
+        if version and int(version[1]) >= 5:
+            return path
+    return without("kubectl with kustomize 5", "deploy/setup.sh tools")
 
 
 @pytest.fixture(params=MIXTURES)
@@ -60,7 +55,7 @@ def manifests(request, kubectl, tmp_path):
         (directory / "kustomization.yaml").write_text(yaml.safe_dump({
             "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
             "resources": [f"../{mixture[0]}"], "components": [f"../{c}" for c in mixture[1]]}))
-    done = subprocess.run(["kubectl", "kustomize", directory], capture_output=True, text=True,
+    done = subprocess.run([kubectl, "kustomize", directory], capture_output=True, text=True,
                           timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return list(yaml.safe_load_all(done.stdout))

@@ -45,8 +45,8 @@ def test_one_small_file_without_other_hosts(programs):
 
 @pytest.mark.alone
 def test_the_first_paint_is_quick(programs, small, browser):
-    """An idle machine needs 112 ms, the median of 20 loads (tests/bench/page_cost.py paint). A worker
-    trains here, and the machine may be slower, so the fastest of five loads has 400 ms."""
+    """The page is painted before its scripts run. When they ran before, the first paint took 112 ms
+    on an idle machine. A worker trains beside the browser here."""
     server = programs.server("--model", "seed:4", "--epochs", 1000)
     programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["updates"], 30, "training")
@@ -56,7 +56,7 @@ def test_the_first_paint_is_quick(programs, small, browser):
         times.append(until(lambda: browser.execute_script(
             "const e = performance.getEntriesByName('first-contentful-paint')[0];"
             "return e && e.startTime"), 10, "a paint"))
-    assert min(times) < 400 * PATIENCE and sorted(times)[2] < 1000 * PATIENCE, times
+    assert sorted(times)[2] < 200 * PATIENCE, times
 
 
 def test_page_of_a_run_that_survives_its_server(programs, small, browser):
@@ -98,13 +98,19 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
 
 
 def test_curves_without_a_value_are_empty(programs, browser):
-    """The curves once had a point at 1 before the first evaluation."""
+    """The curves once had a point at 1 before the first evaluation, and later an axis without a
+    curve."""
     server = programs.server("--model", "seed:4")
     browser.get_log("browser")
     browser.get(url_of(server))
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
     until(lambda: browser.execute_script("return run.samples.length"), 10, "a sample")
     assert browser.execute_script("return [0, 1].map(i => curves[i].getValue(0, 1))") == [None, None]
+    for chart, is_empty in ("accuracy", True), ("loss", True), ("rate", False):
+        box = browser.find_element("id", f"chart-{chart}")
+        assert ("empty" in box.get_attribute("class")) == is_empty
+        labels = box.find_elements("css selector", ".dygraph-axis-label")
+        assert any(label.is_displayed() for label in labels) != is_empty
     assert browser.get_log("browser") == [], "the console is clean"
 
 

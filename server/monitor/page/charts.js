@@ -274,4 +274,3 @@ function namesOf(run) {
 function theme(name) {
 	document.documentElement.dataset.theme = name;
 }
-theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");

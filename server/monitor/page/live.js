@@ -16,6 +16,9 @@ const curves = [
 
 function drawCurves() {
 	const s = run.samples, e = run.epochs;
+	const values = {accuracy: evaluated(e), loss: s.concat(e).filter(o => o.loss != null || o.test_loss != null), rate: s};
+	for (const id in values)
+		$("chart-" + id).classList.toggle("empty", !values[id].length);
 	if (!s.length && !e.length)
 		return;
 	const window = [new Date((run.starts[0] || s[0] || e[0]).t), new Date(run.last + 500)];

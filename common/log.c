@@ -158,11 +158,13 @@ static int is_digits(const char **p, const char *end)
 	return *p > from;
 }
 
-/* Returns 1 for a number in JSON's grammar. */
-static int looks_numeric(const char *p, size_t n)
+/* Returns 1 for null, or for a number in JSON's grammar. */
+static int is_number_or_null(const char *p, size_t n)
 {
 	const char *end = p + n;
 
+	if (n == 4 && memcmp(p, "null", n) == 0)
+		return 1;
 	if (p < end && *p == '-')
 		p++;
 	if (end - p > 1 && p[0] == '0' && p[1] >= '0' && p[1] <= '9')
@@ -192,10 +194,22 @@ static int is_bare(const char *p, size_t n)
 
 enum form { AS_TEXT, AS_QUOTED, AS_NUMBER };
 
+/* Returns 1 for the text of a number that is not finite. JSON has no such number. */
+static int is_not_finite(const char *p, size_t n)
+{
+	if (n > 0 && *p == '-')
+		p++, n--;
+	return n == 3 && (memcmp(p, "nan", n) == 0 || memcmp(p, "inf", n) == 0);
+}
+
 static void add_field(struct line *l, const char *key, size_t key_bytes, const char *value,
 	size_t n, enum form form)
 {
-	int bare = l->json ? form == AS_NUMBER && looks_numeric(value, n)
+	if (form == AS_NUMBER && is_not_finite(value, n)) {
+		value = l->json ? "null" : "-";
+		n = strlen(value);
+	}
+	int bare = l->json ? form == AS_NUMBER && is_number_or_null(value, n)
 			   : form != AS_QUOTED && is_bare(value, n);
 
 	if (line_room(l) < key_bytes + 4 + (bare ? n : TAIL)) {

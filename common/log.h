@@ -40,6 +40,7 @@ enum log_format log_get_format(void);
 
 /* Writes one line. `fmt` has the fields, separated by blanks: key=%s, or key="%s" for a value that
  * must always have quotes. A value never runs into the next field, whatever characters it contains.
+ * The value of key=%f is null (JSON) or - (text) if the number is not finite.
  * Pass "%s", "" for no fields, because compilers warn about an empty format. `fmt` has at most 511
  * bytes. */
 void log_write(enum log_level level, const char *subsystem, const char *event, const char *fmt, ...)

@@ -131,12 +131,35 @@ TEST_IN(json_has_a_line_per_event_and_numbers_are_numbers, reset_level, NULL)
 	assert_non_null(after);
 	static const char first[] =
 		"Z\",\"level\":\"info\",\"msg\":\"a b\",\"n\":-7,\"x\":1.50,"
-		"\"id\":\"000000000000000c\",\"nan\":\"nan\",\"text\":\"12\",\"name\":\"\\\"\\n\","
+		"\"id\":\"000000000000000c\",\"nan\":null,\"text\":\"12\",\"name\":\"\\\"\\n\","
 		"\"all\":\"3\"}\n{";
 	assert_memory_equal(after, first, sizeof(first) - 1);
 	after = strstr(after + 2, "Z\"");
 	assert_non_null(after);
 	assert_string_equal(after, "Z\",\"level\":\"info\",\"msg\":\"a b\"}\n");
+}
+
+/* A reader of JSON expects a number or null in each line of an event. */
+TEST_IN(a_number_that_is_not_finite_is_null_or_a_dash, reset_level, NULL)
+{
+	static const double values[] = {NAN, -NAN, INFINITY, -INFINITY, 0.5};
+	static const char *const json[] = {"null", "null", "null", "null", "0.5"};
+	static const char *const text[] = {"-", "-", "-", "-", "0.5"};
+	char expected[64];
+
+	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+		log_set_format(LOG_TEXT);
+		capture_begin(&c, 2);
+		log_info("a", "b", "x=%.1f word=%s", values[i], "nan");
+		snprintf(expected, sizeof(expected), "level=info msg=\"a b\" x=%s word=nan\n",
+			text[i]);
+		assert_string_equal(capture_log(&c), expected);
+		log_set_format(LOG_JSON);
+		capture_begin(&c, 2);
+		log_info("a", "b", "x=%.1f word=%s", values[i], "nan");
+		snprintf(expected, sizeof(expected), ",\"x\":%s,\"word\":\"nan\"}\n", json[i]);
+		assert_non_null(strstr(capture_end(&c), expected));
+	}
 }
 
 TEST_IN(a_long_line_is_cut_and_still_one_line, reset_level, NULL)

@@ -60,8 +60,9 @@ static int is_robust(const struct core *c)
 	return c->cfg.push.aggregate != AGGREGATE_MEAN;
 }
 
-/* Updates the bound a->peak for one more gradient of magnitude at most `peak`. The result of a
- * robust rule never leaves the range of its gradients. */
+/* Updates the bound a->peak for one more gradient of magnitude at most `peak`. The bound of a
+ * robust rule is only the largest of these magnitudes, because the result of the rule never leaves
+ * the range of its gradients. */
 static void note_peak(struct core *c, double weight, double peak)
 {
 	struct gradient_accumulator *a = &c->accumulator;

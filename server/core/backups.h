@@ -49,7 +49,7 @@ void backups_hold(struct core *c, struct worker *w);
  * the pulls of `w` before the crash. If no other worker or process ever trained in the run, `w`
  * possibly holds the weights that this push has made, so the function adds their version. */
 void backups_hold_replayed(struct core *c, struct worker *w);
-/* Call it when the core has decided push `p` of worker `w`. Drops the versions that no later push of
+/* Called when the core has decided push `p` of worker `w`: drops the versions that no later push of
  * `w` can be based on, such as all versions older than that of `p`. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p);
 /* Drops all versions that worker `w` holds, because `w` has left. */

@@ -46,8 +46,9 @@ static void finish(struct core *c)
 	effects_add(c, EFFECT_FINISH, 0)->status = c->run.end_status;
 }
 
-/* Returns 1 if the core may take the last snapshot. Before a drain, workers may first replay the
- * pushes that a crash has lost, but for no longer than the recovery lasts. */
+/* Returns 1 if the core may take the last snapshot. At a drain during a recovery, the last snapshot
+ * waits until the recovery is over, because workers first replay the pushes that a crash has
+ * lost. */
 static int ends_now(const struct core *c)
 {
 	return c->run.ending == END_SNAPSHOT &&
@@ -110,8 +111,8 @@ void checkpoints_failed(struct core *c)
 	c->checkpoints.saving = 0;
 	c->checkpoints.failing = 1;
 	c->checkpoints.dirty = 1;
-	c->checkpoints.urgent =
-		1; /* a peer that waited for this snapshot now waits for the next snapshot */
+	/* a peer that waited for this snapshot now waits for the next snapshot */
+	c->checkpoints.urgent = 1;
 	c->stats.save_failures++;
 	sessions_save_failed(c);
 	if (c->run.ending == END_SAVING)

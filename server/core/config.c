@@ -130,8 +130,8 @@ const struct config_row *config_differs(
 
 /* ---- snapshot -------------------------------------------------------------------------------- */
 
-/* *next: on entry, the row at which the search begins; on return, the row after the option that was
- * read. */
+/* Reads one option into `c`. *next is, on entry, the row at which the search for the option begins;
+ * on return, it is the row after the option. */
 static void read_option(struct cursor *k, struct core_config *c, unsigned char *seen, size_t *next)
 {
 	char name[MAX_NAME];

@@ -22,7 +22,7 @@
 #include "server/core/optim.h"
 
 enum event_kind {
-	/* message `msg` arrived from `peer`; it is decoded, therefore well-formed */
+	/* message `msg` has arrived from `peer`; the shell has decoded it, so it is well-formed */
 	EVENT_MESSAGE,
 	EVENT_PEER_GONE, /* the shell could not reach `peer` */
 	EVENT_TICK,      /* time has passed; the shell sends this event at least every 100 ms */
@@ -62,12 +62,12 @@ enum effect_kind {
 	/* connection `peer` said HELLO, and its process holds the slot of `worker` as
 	 * `incarnation`. Its WELCOME may have to wait for a snapshot */
 	EFFECT_HELLO,
-	/* serialise the core now (snapshot.h) and save the snapshot as `generation`. At most one
-	 * snapshot is being written at any time */
+	/* encode the core now (snapshot.h) and save the snapshot as `generation`. The core never
+	 * requests a snapshot while another one is being written */
 	EFFECT_SNAPSHOT,
 	EFFECT_STATUS, /* answer the STATUS request of `peer` with the shell's JSON */
-	/* the core grants the first work since this start. In a run without a data set: the core
-	 * decides the first push since this start */
+	/* the core grants work for the first time since this start of the server. In a run without
+	 * a data set: the core decides a push for the first time since this start */
 	EFFECT_BEGIN,
 	/* the core grants the first training lease of `epoch` since this start */
 	EFFECT_EPOCH_BEGUN,
@@ -177,14 +177,14 @@ enum session_state {
 	 * incarnation */
 	SESSION_JOINING,
 	SESSION_LIVE,
-	/* no message for suspect_ms: the worker loses its leases, and nothing else */
+	/* the worker has sent nothing for suspect_ms: it loses its leases, and nothing else */
 	SESSION_SUSPECT,
-	/* a snapshot contains the worker, and it has sent nothing in this term; or it has sent
-	 * nothing for dead_ms and may retain pushes that a crash has lost. The slot is kept for
-	 * sessions.ttl_ms */
+	/* the server has started from a snapshot that contains the worker, and the worker has sent
+	 * nothing in this term; or the worker has sent nothing for dead_ms and may retain pushes
+	 * that a crash of the server has lost. The server keeps the slot for sessions.ttl_ms */
 	SESSION_AWAY,
-	/* no message for dead_ms, or the worker said BYE: the slot may be reused when all its
-	 * pushes are durable */
+	/* the worker has sent nothing for dead_ms, or has said BYE: the slot may be reused when all
+	 * its pushes are durable */
 	SESSION_DEAD,
 };
 
@@ -242,8 +242,8 @@ struct hold_up_view {
 
 struct core; /* opaque; state.h defines it */
 
-/* Returns the number of bytes that core_init needs for `cfg`; above all n_params and max_workers
- * determine it. */
+/* Returns the number of bytes that core_init needs for `cfg`. This number depends mostly on
+ * n_params and max_workers. */
 size_t core_bytes(const struct core_config *cfg);
 /* Starts a new run in `memory` (core_bytes bytes). `weights` are the n_params initial weights; from
  * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees

@@ -62,7 +62,7 @@ static inline void bytes(struct cursor *k, void *p, size_t n)
 	k->at += n;
 }
 
-/* Writes the `n` bytes at `p`, or counts them. For a cursor that does not read. */
+/* Writes the `n` bytes at `p`, or only counts them. The cursor must not be one that reads. */
 static inline void cursor_put(struct cursor *k, const void *p, size_t n)
 {
 	if (k->out)

@@ -28,7 +28,8 @@
 #include "server/core/rights.h"
 #include "server/core/state.h"
 
-#define SURE_CLASSES 10 /* above this, a data set has as many classes as its labels show */
+/* a data set that reports more classes than this has a label of the last class */
+#define SURE_CLASSES 10
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
@@ -116,8 +117,9 @@ static void refuse_metrics(struct core *c, const char *theirs, uint32_t peer)
 	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
-/* Returns 1 if the model can take these images. A worker that gives no size relies on its own
- * program. A data set that gives up to 10 classes may have fewer. */
+/* Returns 1 if the model can take these images. If a worker reports no image size, its own program
+ * checks the size. A data set in MNIST's format reports at least SURE_CLASSES classes, even if its
+ * labels have fewer, so a number up to SURE_CLASSES is not checked. */
 static int fits_model(const struct images *run, const struct images *theirs)
 {
 	int has_shape = theirs->rows && theirs->cols;

@@ -3,8 +3,8 @@
  * their gradients or losses are bad: not finite (a broken device, or training that has diverged),
  * or of another size than the gradients of the other workers (norms.h).
  *
- * Exclusion: MAX_STREAK bad pushes or evaluations in a row exclude their worker. The worker loses
- * its leases, and no worker waits for it. The server answers each of its messages with ERROR
+ * Exclusion: MAX_STREAK (20) bad pushes or evaluations in a row exclude their worker. The worker
+ * loses its leases, and no worker waits for it. The server answers each of its messages with ERROR
  * PS_EQUARANTINE, and its program ends. Only a new process can come back, as a new incarnation. An
  * accepted push ends the streak.
  *

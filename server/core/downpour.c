@@ -46,10 +46,10 @@ static uint64_t max_staleness(const struct core *c)
 	return 32 * (live > 1 ? live : 1);
 }
 
-/* Returns 1 if no server can have sent the weights of push `p` to w: the version is newer than the
- * current one. There is one exception: after a crash, the server has possibly not reached again a
- * version that it sent before. So the function returns 0 if the worker joined before this term and
- * its weights are of an earlier term. */
+/* Returns 1 if no server can have sent the weights of push `p` to w, because their version is newer
+ * than the current one. There is one exception: a server that restarted after a crash has possibly
+ * not reached again a version that it sent before the crash. So the function returns 0 if the
+ * worker joined before this term and its weights are of an earlier term. */
 static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	return p->base_version > c->store.version &&
@@ -82,8 +82,8 @@ static double downpour_rate(const struct core *c, uint64_t tau)
 	return rate / (age > 1 ? age : 1);
 }
 
-/* Members that are expected back after a restart count, too. Otherwise the first member that
- * returns would move the centre as if it were the only member. */
+/* Also counts the members that the server expects back after a restart. Otherwise the first member
+ * that returns would move the centre as if it were the only member. */
 double easgd_part(const struct core *c)
 {
 	uint32_t members = 0;

@@ -4,7 +4,7 @@
 #include "server/core/vec.h"
 #include <math.h>
 
-#define CURVATURE 1e-10 /* a pair with a lower ratio of y . s to y . y is useless */
+#define CURVATURE 1e-10 /* a pair with a lower ratio of y . s to y . y is not kept */
 #define ROUNDING  1e-7  /* relative rounding error of f: workers send losses as float32 */
 
 size_t lbfgs_vectors(uint32_t history)
@@ -107,7 +107,7 @@ static void remember(struct core *c, const float *g)
 	double ys = vec_dot(b->y[j], b->s[j], n), yy = vec_dot(b->y[j], b->y[j], n);
 	if (!(ys > CURVATURE * yy)) {
 		if (b->pairs == c->cfg.lbfgs.history)
-			b->pairs--; /* the useless pair has overwritten the oldest pair */
+			b->pairs--; /* the pair that is not kept has overwritten the oldest pair */
 		return;
 	}
 	b->ys[j] = ys;

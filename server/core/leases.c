@@ -203,9 +203,9 @@ static int is_free(const struct leases *l, uint32_t i)
 	return i < l->n_batches && l->batch[i] == BATCH_FREE;
 }
 
-/* Returns the batch at which the next lease of w begins: in an exact mode the first batch of its
- * last lease, if this batch is free again; otherwise the batch after its last lease, for locality;
- * otherwise a free batch in its share of the epoch, or any other free batch. */
+/* Returns the batch at which the next lease of w begins. This is the first of these batches that is
+ * free: in an exact mode, the first batch of the worker's last lease; the batch after its last
+ * lease, for locality; a batch in its share of the epoch; any batch. */
 static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 {
 	const struct leases *l = &c->leases;
@@ -240,8 +240,9 @@ static uint8_t *with_fewest_copies(const struct leases *l)
 	return best;
 }
 
-/* Returns a batch that only late workers hold: the batch with the fewest copies. From each lease it
- * prefers the last batch, because the late worker computes the first one. NULL: there is none. */
+/* Returns the batch with the fewest copies among the batches that only late workers hold. If
+ * several batches of a lease have the fewest copies, the function prefers the last of them, because
+ * the late worker computes the first one. NULL: no late worker holds such a batch. */
 static uint8_t *late_batch(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -269,7 +270,8 @@ static uint8_t *late_batch(struct core *c)
 /* Returns the batch of which `w` gets a copy; NULL: none. */
 static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 {
-	/* any batch: the grant is a shadow, and a stalled worker can show with it that it works */
+	/* a stalled worker gets a copy of any batch. Its grant is a shadow, and the worker is
+	 * active again when it delivers the batch */
 	if (w->pace.stalled)
 		return with_fewest_copies(&c->leases);
 	switch (c->cfg.leases.backup_copies) {
@@ -339,8 +341,9 @@ static void grant_training(struct core *c, struct worker *w)
 		return;
 	}
 	/* Leases are small at the end of an epoch, so that no worker waits for a long lease of
-	 * another worker. A single worker makes no other worker wait, so it gets all free batches:
-	 * fewer leases also mean fewer pushes, because each lease ends in a push. */
+	 * another worker. A single worker makes no other worker wait, so its leases are as large as
+	 * the mode allows: fewer leases also mean fewer pushes, because each lease ends in a
+	 * push. */
 	max = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
 	max = pace_share(c, w, max < allowed ? max : allowed);
 	grant_free(c, w, free_batch_for(c, w), max);

@@ -2,9 +2,9 @@
  * leases.h - grants batches, and portions of the test set, to workers.
  *
  * Invariants:
- * (1) a lease is a right (rights.h), never a lock: several workers may hold one for the same batch,
- *     and its first push counts, so no lease can block an epoch (tests/sim/sim.c: every run
- *     ends);
+ * (1) a lease is a right (rights.h), never a lock: several workers may hold a lease of the same
+ *     batch, and the first push of the batch counts, so no lease can block an epoch
+ *     (tests/sim/sim.c: every run ends);
  * (2) an epoch ends when all its batches are done, and only then. Its evaluation runs while the
  *     next epoch trains, and ends before the next epoch ends
  *     (an_epoch_ends_when_all_its_batches_are_done_and_only_then,
@@ -33,7 +33,8 @@ int leases_can_open(const struct core *c, const struct data_id *d);
  * `d`. */
 void leases_open(struct core *c, const struct data_id *d);
 /* Called at the end of an event when all batches are done. Begins the evaluation of the epoch and
- * the training of the next epoch, if nothing of this epoch is under way. */
+ * the training of the next epoch. Does nothing while gradients wait for an update, or while a step
+ * or the evaluation of the previous epoch is under way. */
 void leases_advance(struct core *c);
 /* Grants work to the workers that wait for it, as far as there is work. */
 void leases_grant_waiting(struct core *c);

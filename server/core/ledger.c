@@ -141,8 +141,8 @@ static int was_superseded(
 	       p->base_version < c->store.version;
 }
 
-/* Returns 1 if a rejection for reason `r` is a bad push; a row of bad pushes excludes the worker
- * (departure.h). */
+/* Returns 1 if a push that is rejected for reason `r` is a bad push. Too many bad pushes in a row
+ * exclude the worker (departure.h). */
 static int counts_as_bad(const struct core *c, enum reject r)
 {
 	return r == REJECT_NONFINITE ||

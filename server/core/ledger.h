@@ -11,7 +11,7 @@ struct worker;
 struct decision {
 	uint64_t version;
 	uint8_t verdict, reject, superseded;
-	uint64_t code; /* of the ACK (rights.h); 0 after a restart. Not in the snapshot */
+	uint64_t code; /* of the ACK (rights.h); no snapshot has it, so it is 0 after a restart */
 };
 
 /* The ledger of a worker slot. A snapshot contains the first group of fields (snapshot.c). */

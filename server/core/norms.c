@@ -4,7 +4,7 @@
 #include "server/core/state.h"
 #include "server/core/vec.h"
 
-#define SPIKE       25.0      /* a gradient of a size above SPIKE R is rejected */
+#define SPIKE       25.0      /* a gradient of a size above SPIKE * R is rejected */
 #define NORM_PART   (1 / 8.)  /* weight of the newest norm in a mean */
 #define SIZE_PART   (1 / 32.) /* weight of the newest size in a mean */
 #define MIN_SIZES   8         /* minimum number of sizes in a mean that is compared */
@@ -13,8 +13,8 @@
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
-/* Returns the number of the oldest recent push. If the newest push of a worker is older, the norms
- * of the worker are those of other times. */
+/* Returns the number of the oldest recent push. A worker whose newest push is older takes no part
+ * in the medians, because its norms are those of much older weights. */
 static uint64_t oldest_push(const struct core *c)
 {
 	uint64_t window = RECENT * (uint64_t)core_live_workers(c);
@@ -59,7 +59,8 @@ static double last_of(const struct worker *w)
 	return w->norms.last;
 }
 
-/* Sets *low and *high to the smaller and the larger yardstick. Returns 0 if there is none. */
+/* Sets *low and *high to the smaller and the larger yardstick. Returns 0 if too few workers pushed
+ * recently, or if the smaller yardstick is 0. */
 static int find_yardsticks(const struct core *c, double *low, double *high)
 {
 	uint64_t oldest = oldest_push(c);
@@ -147,7 +148,8 @@ enum reject norms_check(struct core *c, struct worker *w, const struct msg_push 
 	n->mean = mean_with(n->push_no < oldest_push(c) ? 0 : n->mean, norm, NORM_PART);
 	n->last = norm;
 	n->push_no = c->stats.pushes;
-	if (!again) /* sync grants a rejected batch again, of the same weights */
+	if (!again) /* in sync, the worker gets a rejected batch again, at the same weights: the old
+		     * gradient must be rejected again */
 		n->version = p->base_version;
 	if (!compared)
 		return check_early(c, norm);

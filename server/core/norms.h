@@ -10,21 +10,21 @@
  * yardsticks; otherwise its size is its norm divided by the nearer yardstick. With R =
  * cfg.limits.norm_ratio:
  *
- * - a gradient of a size above SPIKE R is rejected;
+ * - a gradient of a size above SPIKE * R (25 R) is rejected;
  * - a gradient of a size above R is scaled down to R, except in mode easgd;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
- *   sizes is not from 1/R to R. A single size counts as at most 2R and at least 1/(2R) in this
- *   mean. The rule does not hold in mode easgd, where the distance between a worker and the centre
- *   depends on the worker's speed;
+ *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (8) sizes. A single
+ *   size counts as at most 2R and at least 1/(2R) in this mean. The rule does not hold in mode
+ *   easgd, where the distance between a worker and the centre depends on the worker's speed;
  * - in a run with a data set, a gradient with exactly the norm of the worker's last gradient, but
  *   of other weights, is rejected, because the worker has sent its last gradient again. This rule
  *   does not hold in mode easgd either.
  *
  * Until three workers have pushed, there is no majority. In a run with a data set the norm of the
- * weights is the yardstick then, and only SPIKE R is a limit. With fewer than three live workers
- * nothing is compared, so a run of one or two workers is the same with and without these rules.
- * Workers without a data set of the run may train on different data, so their means are not
- * compared. If R is 0, the default, nothing is compared in any run.
+ * weights is the yardstick then, and the only limit is SPIKE * R times this norm. With fewer than
+ * three live workers nothing is compared, so a run of one or two workers is the same with and
+ * without these rules. Workers without a data set of the run may train on different data, so their
+ * means are not compared. If R is 0, the default, nothing is compared in any run.
  *
  * Invariants:
  * (1) fewer than half of the workers cannot move a yardstick beyond the norms of the others

@@ -77,8 +77,8 @@ double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, 
  * 2205.10287: the square root of n for adaptive optimizers). A gradient that is tau versions old
  * should take a smaller step (Zhang 2016, arXiv 1511.05950). One rule covers both cases: n
  * gradients per update and staleness tau give the ratio n / (1 + tau). */
-/* The factor of the learning rate for `ratio` (> 0) after `done` updates. A factor above 1 rises
- * linearly from 1 during the first `warmup` updates (Goyal's gradual warmup). */
+/* Returns the factor of the learning rate for `ratio` (> 0) after `done` updates. A factor above 1
+ * is reached in a linear rise from 1 during the first `warmup` updates (Goyal's gradual warmup). */
 double lr_scaling_factor(enum lr_scaling how, double ratio, uint64_t done, uint32_t warmup);
 
 #endif

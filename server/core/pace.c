@@ -69,8 +69,8 @@ uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
 	return since > p->paused_ms ? since - p->paused_ms : 0;
 }
 
-/* Called when the worker has delivered, or has asked for its first work: marks it as not
- * stalled. */
+/* Called when the worker has delivered, or has asked for its first work: the worker is not stalled
+ * any more. */
 static void contributed(struct core *c, struct worker *w)
 {
 	struct pace *p = &w->pace;
@@ -250,8 +250,8 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 }
 
 /* Returns 1 if the worker must not push again before the server has saved its earlier pushes. With
- * a write-ahead log, the shell holds the replies back instead, and reports the time in
- * EVENT_TICK. */
+ * a write-ahead log it never returns 1: the shell holds the replies back instead, and reports for
+ * how long in EVENT_TICK. */
 static int waits_for_checkpoint(const struct core *c, const struct worker *w)
 {
 	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;

@@ -19,9 +19,10 @@
  * Stalled: a worker has delivered nothing for its deadline, or for PACE_STALL_MS if that is longer.
  * A worker with fewer than PACE_OWN durations is stalled after three times its deadline instead. A
  * worker that holds no work and does not ask for any is stalled after the same time. No worker
- * waits for a stalled one (worker_is_active), and its grants are shadows: the others get the same
- * work. A stalled worker is active again when one of its pushes or results counts, or when it asks
- * for its first work. Its heartbeats and later requests for leases change nothing.
+ * waits for a stalled one (worker_is_active), and the grants of a stalled worker are shadows: the
+ * other workers get the same work. A stalled worker is active again when one of its pushes or
+ * results counts, or when it asks for its first work. Its heartbeats and later requests for leases
+ * change nothing.
  *
  * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), the
  * clocks of these three rules stand still, but no longer than the bytes take at PACE_BYTES_PER_S,
@@ -35,7 +36,8 @@
  * (1) nothing here reads a clock: c->now_ms decides (tests/lint/symbols.sh);
  * (2) a delivery is a sample only if it is of the worker's own grant, and each piece of a grant
  *     gives at most one sample (the_same_result_again_is_no_delivery);
- * (3) c->pace.n_late is 0 when no copy can be given, so that idle workers cost nothing.
+ * (3) c->pace.n_late is 0 when no work can be copied, so that the core does not search for such
+ *     work again and again.
  * PS_ASSERT checks (2), and in grant_backup (3), in every build.
  */
 #ifndef SERVER_CORE_PACE_H
@@ -80,7 +82,8 @@ struct pace {
 /* The durations of all workers together. */
 struct fleet_pace {
 	struct recent recent[PACE_KINDS];
-	uint32_t n_late[PACE_KINDS]; /* number of late workers, whose work idle workers can copy */
+	uint32_t n_late[PACE_KINDS]; /* number of late workers; idle workers get copies of their
+				      * work */
 };
 
 struct core;
@@ -91,8 +94,8 @@ struct worker;
 uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batches);
 /* Called when the core has just granted w->lease.grant: starts the worker's clock. */
 void pace_granted(struct core *c, struct worker *w);
-/* Called when the worker asks for other work, so that it will not deliver the rest of its grant:
- * the worker owes nothing until it gets a grant. */
+/* Called when the worker asks for other work, and so gives up the rest of its grant: the worker
+ * owes nothing until it gets a grant. */
 void pace_gave_back(struct core *c, struct worker *w);
 /* Called after the core has ended the worker's grant, if it had one: from now on the worker owes a
  * LEASE, unless it waits for a grant. */

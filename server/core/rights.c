@@ -3,7 +3,8 @@
 #include "common/siphash.h"
 #include "server/core/state.h"
 
-/* The first word of what is authenticated, so that no code fits another purpose. */
+/* The first word of the authenticated data. It names the purpose of the code, so that a code is
+ * valid for no other purpose. */
 enum { CODE_TRAIN = 1, CODE_EVAL = 2, CODE_DECISION = 3 };
 
 static int has_key(const struct core *c)

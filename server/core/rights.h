@@ -1,14 +1,14 @@
 /*
- * rights.h - leases are rights: which work a worker may deliver, and which decisions on its pushes
- * the server made before a crash.
+ * rights.h - decides which work a worker may deliver, and which decisions on its pushes the server
+ * made before a crash. A lease gives a worker the right to deliver its batches.
  *
  * In a run with a data set, a push counts only if its batches lie in one grant to its worker, and a
  * result only if its portion was granted to its worker. A grant that has ended is still a right:
  * its late result may count. The state has the newest grant of each worker. Each GRANT and each ACK
  * also carries a message authentication code under a key of the run, which only the server and its
- * checkpoints have. A worker sends the codes back, so a server that has lost its newest state in a
- * crash recognises its own grants and decisions. If a replay carries no valid code, the server
- * decides it as if it were a new push.
+ * checkpoints have. Workers send the codes back to the server. So a server that has lost its newest
+ * state in a crash recognises the grants and decisions that it made. If a replay carries no valid
+ * code, the server decides it as if it were a new push.
  *
  * Without a key (proof_key 0) the core accepts every claim. It also does so while it replays a log
  * of release 0.2.0, which had no codes.

@@ -116,7 +116,9 @@ static void sandblaster_settle(struct core *c)
 	}
 }
 
-/* Grants are small, and smaller at the end of a pass, so that a slow worker holds little work. */
+/* Returns a quarter of an equal share of the free portions, but at least 1 and at most
+ * --lease-batches. Grants are so small, and become smaller towards the end of a pass, so that a
+ * slow worker holds little work. */
 static uint32_t sandblaster_limit(const struct core *c, const struct worker *w)
 {
 	uint32_t live = core_live_workers(c), each = 4 * (live ? live : 1);

@@ -115,7 +115,7 @@ static void go_live(struct core *c, struct worker *w)
 		effects_add_worker(c, w, before == SESSION_JOINING ? WORKER_JOINED : WORKER_BACK);
 }
 
-/* The process on connection `peer` has said HELLO and holds the slot. */
+/* Gives the slot of w to the process on connection `peer`, which has said HELLO. */
 static void hold_slot(struct core *c, struct worker *w, uint32_t peer)
 {
 	struct effect *e = effects_add(c, EFFECT_HELLO, peer);
@@ -126,8 +126,8 @@ static void hold_slot(struct core *c, struct worker *w, uint32_t peer)
 	w->session.last_message_ms = c->now_ms;
 }
 
-/* The process that said HELLO joins. Its WELCOME waits until a snapshot on disk contains its
- * incarnation. */
+/* Lets the process that said HELLO join. Its WELCOME waits until a snapshot on disk contains its
+ * incarnation; without a disk, or with a write-ahead log, WELCOME is sent at once. */
 static void join(struct core *c, struct worker *w)
 {
 	c->checkpoints.dirty = 1;
@@ -163,8 +163,8 @@ static struct worker *pick_slot(struct core *c, const char *name)
 	return gone ? gone : unused ? unused : named;
 }
 
-/* Returns the worker that already said HELLO on this connection: the answer is on its way or was
- * lost, so the worker repeats its HELLO. NULL: none did. */
+/* Returns the worker that has already said HELLO on this connection. A worker repeats its HELLO
+ * when the answer is late or was lost. NULL: no worker has said HELLO here. */
 static struct worker *hello_again(struct core *c, uint32_t peer)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -260,8 +260,9 @@ static void refuse_rollback(
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 
-/* Returns 1 if the claim of lost state may be true. It is of an earlier term, it is not too far
- * ahead, and the slot had no worker in this term: each slot is rolled back at most once. */
+/* Returns 1 if the server may have lost the state that the worker claims. The claim must be of an
+ * earlier term and not too far ahead, and the slot must have had no worker in this term: each slot
+ * is rolled back at most once in a term. */
 static int may_be_lost(const struct core *c, const struct worker *w, const struct msg_hello *h)
 {
 	return h->resume.term < c->cfg.term &&
@@ -270,8 +271,9 @@ static int may_be_lost(const struct core *c, const struct worker *w, const struc
 	       h->durable_seq <= w->ledger.last_seq + ROLLBACK_PUSHES;
 }
 
-/* The server's state is older than the state that this worker knows to be durable. Resumes the
- * worker and returns 1 only if the operator gave --accept-rollback; otherwise refuses it. */
+/* Called when the server's state is older than the state that this worker knows to be durable. If
+ * the operator gave --accept-rollback and the claim may be true, the function takes over the
+ * worker's numbers and returns 1. Otherwise it refuses the worker and returns 0. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {
@@ -292,7 +294,7 @@ static int accept_rollback(
 	return 1;
 }
 
-/* Returns 1 if the session of w belongs to another key. */
+/* Returns 1 if a worker with another key opened the session of w. */
 static int is_of_another_key(const struct worker *w, const struct msg_hello *h)
 {
 	return w && w->session.owner[0] && h->owner[0] &&

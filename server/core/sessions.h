@@ -26,7 +26,8 @@ struct worker_session {
 	/* 1: the worker sent BYE, or is excluded, and gets the answer when its pushes are
 	 * durable */
 	int leaving;
-	/* 1: a recovery ended while the worker was AWAY; the next recovery does not wait for it */
+	/* 1: a recovery ended while the worker was AWAY; the next recovery does not wait for this
+	 * worker */
 	int overdue;
 };
 
@@ -46,8 +47,8 @@ void sessions_peer_gone(struct core *c, uint32_t peer);
 /* Called when snapshot `generation` is on disk: sends WELCOME to the workers that waited for this
  * snapshot, and notifies the other workers which pushes are durable. */
 void sessions_durable(struct core *c, uint64_t generation);
-/* Called when a snapshot could not be written: notifies the workers that wait for WELCOME of the
- * reason. */
+/* Called when a snapshot could not be written: sends the reason to the workers that wait for
+ * WELCOME. */
 void sessions_save_failed(struct core *c);
 /* Called when a snapshot is started: notes for each worker the newest seq that the snapshot
  * contains. */

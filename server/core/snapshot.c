@@ -8,7 +8,8 @@
  * (2) the decoder refuses a section that is too short, too long or holds an impossible number
  *     (every_section_that_is_cut_or_longer_is_refused,
  *     a_snapshot_with_an_impossible_value_is_refused);
- * (3) a refused snapshot leaves nothing in the core (no_mutation_does_harm).
+ * (3) from a damaged snapshot the decoder makes no core, or a core that works
+ *     (no_mutation_does_harm).
  */
 #include "server/core/snapshot.h"
 #include "server/core/snapshot_check.h"
@@ -80,7 +81,7 @@ static void put_stats(struct cursor *k, struct core_stats *s)
 	f64(k, &s->loss);
 }
 
-/* The options that a resumed run must not change, and the counters of the run. */
+/* Describes the options of the run, and its counters. */
 static void put_run(struct cursor *k, struct core *c, struct core_config *cfg)
 {
 	uint32_t format = SNAPSHOT_FORMAT;
@@ -134,8 +135,8 @@ static void put_decision(struct cursor *k, struct decision *d)
 	refuse_over(k, d->superseded, d->verdict == VERDICT_REJECTED);
 }
 
-/* The newest decisions of a worker. If the window of this start is smaller than the snapshot's, the
- * older decisions are dropped. */
+/* Describes the newest decisions of a worker. If the window of this start is smaller than the
+ * snapshot's, reading drops the older decisions. */
 static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 {
 	uint32_t n = w->ledger.last_seq < window ? (uint32_t)w->ledger.last_seq : window;
@@ -197,8 +198,8 @@ static void put_ledger(struct cursor *k, struct core *c)
 		put_worker(k, &c->worker[i], c->cfg.sessions.replay_window);
 }
 
-/* One number has the classes in its lower half and the channels in its upper half, which is 0 in
- * the snapshot of a release that had no channels. */
+/* Describes the classes and the channels as one number, with the channels in its upper half. The
+ * upper half is 0 in the snapshot of a release that had no channels. */
 static void put_classes(struct cursor *k, struct data_id *d)
 {
 	uint64_t both = (uint64_t)d->channels << 32 | d->classes;
@@ -226,7 +227,7 @@ int snapshot_data_id(const unsigned char *leases, size_t size, struct data_id *d
 	return k.error ? PS_ECHECKPOINT : PS_OK;
 }
 
-/* The data set of the run. Reading a data set also opens the batch ledger. */
+/* Describes the data set of the run. Reading a data set also opens the batch ledger. */
 static void put_data(struct cursor *k, struct core *c)
 {
 	struct data_id d = c->dataset.id;
@@ -243,8 +244,8 @@ static void put_data(struct cursor *k, struct core *c)
 		set_option_error(k, "its data set has another fingerprint than --data-id");
 }
 
-/* The portions under evaluation. Their size is the --eval-images of the time when the evaluation
- * began. */
+/* Describes the portions under evaluation. Their size is the --eval-images of the time when the
+ * evaluation began. */
 static void put_portions(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -269,8 +270,8 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 	f64(k, &r->eval_loss_sum);
 }
 
-/* Writes the pushes that belong to later epochs. Returns the number of epochs that have a
- * record: the epochs that have begun, and those with a push of a later epoch. */
+/* Describes the replayed pushes of later epochs (later_epochs.h). Returns the number of epochs that
+ * have a record: `n_epochs`, or more if one of these pushes is of an epoch after them. */
 static uint32_t put_later_epochs(struct cursor *k, struct core *c, uint32_t n_epochs)
 {
 	struct later_epochs *e = &c->later;
@@ -343,7 +344,7 @@ static void put_parts(struct cursor *k, struct core *c)
 	}
 }
 
-/* The gradients of the step under way, or their sum. */
+/* Describes the gradients that wait for an update, or their sum. */
 static void put_accumulator(struct cursor *k, struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -393,8 +394,8 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 	}
 }
 
-/* Stores a version that a worker holds as the number of its copy. The values of the copy follow
- * where that number occurs first. */
+/* Describes a version that a worker holds, with the number of its copy. The values of the copy
+ * follow where its number occurs first. */
 static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t *copies)
 {
 	struct backup *b = &c->backups.copy[h->copy];
@@ -486,7 +487,8 @@ static void put_mean(struct cursor *k, double *mean)
 		set_error(k, MALFORMED);
 }
 
-/* The section is empty if nothing is known: without --norm-ratio, or without workers. */
+/* Describes the norms of all workers. The section is empty without --norm-ratio, or if no worker
+ * ever joined. */
 static void put_norms(struct cursor *k, struct core *c)
 {
 	uint32_t n = c->cfg.limits.norm_ratio > 0 ? c->cfg.sessions.max_workers : 0;
@@ -624,7 +626,7 @@ static void put_copies(struct cursor *k, struct core *c)
 	bytes(k, l->copies, l->n_batches);
 }
 
-/* Returns the number of epochs up to the last one with a sum. */
+/* Returns the number of epochs up to the last epoch whose sums of metrics are not all 0. */
 static uint32_t metric_epochs(const struct core *c)
 {
 	uint32_t n = c->cfg.training.epochs;
@@ -816,7 +818,8 @@ static int decode_state(struct core *c, struct core_config *then,
 	return snapshot_is_consistent(c) ? PS_OK : PS_ECHECKPOINT;
 }
 
-/* Makes the changes that a restart makes on purpose. */
+/* Changes the decoded core as a restart does: no worker has pushes that are not durable, the
+ * workers of the snapshot are expected back, and the start is counted. */
 static void reset_after_restart(struct core *c)
 {
 	const struct leases *l = &c->leases;

@@ -112,8 +112,9 @@ static int replay_window_fits(const struct core *c)
 	return 1;
 }
 
-/* Sync: only batches of the step under way are open, and each gradient that the step keeps is of a
- * counted batch. */
+/* Returns 1 if the state of sync is possible: only batches of the step under way are open, and each
+ * gradient that the step keeps is of a counted batch. In another mode, returns 1 if no step is
+ * open. */
 static int step_fits(const struct core *c)
 {
 	const struct leases *l = &c->leases;

@@ -11,8 +11,9 @@
 #define GRANT_FIELDS 10u
 #define MAX_TERMS    3u /* the sum of 3 floats can be any double, exactly */
 
-/* Counters of struct core_stats: two positions in put_stats; how many counters 0.1.0 had, and how
- * many are new. */
+/* IMAGES and ACCEPTED are positions of counters in put_stats (snapshot.c). OLD_COUNTERS is the
+ * number of counters that 0.1.0 wrote, and NEW_COUNTERS the number of those that it did not
+ * have. */
 enum { IMAGES = 5, ACCEPTED = 17, OLD_COUNTERS = 20, NEW_COUNTERS = 6 };
 
 struct rewrite {
@@ -288,7 +289,7 @@ static void rewrite_leases(struct rewrite *r)
 
 /* ---- optim ----------------------------------------------------------------------------------- */
 
-/* Sync: reads the head of the section, which describes the step under way. */
+/* Reads the head of the section in mode sync. The head describes the step under way. */
 static void read_step(struct rewrite *r)
 {
 	u32(&r->in, &r->step.pushes);
@@ -324,8 +325,8 @@ static void rewrite_gradient(
 	}
 }
 
-/* Writes the sum as r->step.pushes gradients. Each gets a counted batch; any one will do, but no
- * two gradients may have the same batch. */
+/* Writes the sum as r->step.pushes gradients. Each gradient gets the number of a counted batch. Any
+ * counted batch is suitable, but no two gradients may have the same one. */
 static void rewrite_parts(struct rewrite *r)
 {
 	const unsigned char *sums = take(r, r->cfg.n_params * sizeof(double));
@@ -419,7 +420,8 @@ static void rewrite_weights(struct rewrite *r)
 	copy_floats(r, 1);
 }
 
-/* A restart reads only the configuration, for the text of a refusal. */
+/* Writes only the configuration, because a restart reads nothing else of this section: the refusal
+ * of another configuration quotes it. */
 static void rewrite_live(struct rewrite *r)
 {
 	snapshot_put_config(&r->out, &r->cfg);

@@ -39,9 +39,9 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 	return min;
 }
 
-/* Ho 2013: a worker is allowed to begin batch number `clock` while clock <= slowest + bound. A
- * lease has as many batches as this rule allows, but at most bound + 1, because a worker that joins
- * while w works can start at w's clock. */
+/* Returns the size of the next lease of w. By the rule of Ho 2013, a worker may begin batch number
+ * `clock` while clock <= slowest + bound. A lease has as many batches as this rule allows, but at
+ * most bound + 1, because a worker that joins while w works can start at w's clock. */
 static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 {
 	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;
@@ -60,7 +60,7 @@ static void ssp_take(struct core *c, struct worker *w, const struct msg_push *p)
 	w->ssp.clock += p->work.count;
 }
 
-/* A worker that joins or returns starts at the clock of the slowest worker, if its own is lower. */
+/* Raises the clock of each worker that joins or returns to the clock of the slowest worker. */
 static void ssp_settle(struct core *c)
 {
 	downpour_settle(c);

@@ -1,6 +1,6 @@
 /*
- * state.h - struct core: the structs of the modules, and what all of them use. For the files of
- * server/core only.
+ * state.h - defines struct core, which has the state of all modules and the fields that several
+ * modules use. Only files of server/core, and tests, include this header.
  *
  * The caller of core_init provides one block of memory. The block holds everything except the
  * weights: struct core, then the arrays that its pointers refer to. The core allocates nothing.

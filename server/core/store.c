@@ -63,7 +63,7 @@ static int any_wild(const struct slice *s)
 	return slice_peak(s) > bits_of((float)STORE_MAX_VALUE);
 }
 
-/* Returns the sum over the gradient in all slices, always added in the same order. */
+/* Returns the sum of the squares of the gradient in all slices, always added in the same order. */
 static double sum_of_squares(const struct core *c, const struct slices *s)
 {
 	double sum = 0;
@@ -138,8 +138,8 @@ int store_holds(struct core *c, double peak, double eta)
 	return st->is_planned;
 }
 
-/* The planned step is taken, so the planned bounds become the current ones. Without a plan, the
- * bounds are unknown. */
+/* Called when the planned step is taken: makes the planned bounds the current ones. Without a plan,
+ * the bounds are unknown from now on. */
 static void carry_out_plan(struct store *st)
 {
 	st->measured = st->is_planned;

@@ -5,7 +5,8 @@
 #define SERVER_CORE_STORE_H
 #include "server/core/core.h"
 
-/* The maximum magnitude of a gradient's value: its square is a finite float32, as adagrad needs. */
+/* The maximum magnitude of a value of a gradient. The square of this number is a finite float32,
+ * because adagrad adds up squares. */
 #define STORE_MAX_VALUE 1e15
 
 /* An update of the weights that is decided. Its values are computed later, block by block. */
@@ -51,10 +52,10 @@ double store_peak(const struct slices *s);
  * every weight and every value of the optimizer finite. The caller must call this function before
  * each step. */
 int store_holds(struct core *c, double peak, double eta);
-/* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted, times the
- * smaller one of `scale` and the factor of --clip-norm. Values of
- * `s` from st->trained on are statistics of batches: each running statistic moves towards its value
- * by RUNNING_PART of the distance, whatever the optimizer, its clipping and the rate are. The
+/* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted. The update
+ * multiplies the gradient by `scale` or by the factor of --clip-norm, whichever is smaller. Values
+ * of `s` from st->trained on are statistics of batches: each running statistic moves towards its
+ * value by RUNNING_PART of the distance, whatever the optimizer, its clipping and the rate are. The
  * version grows by one. store_compute computes the new values later, so a caller that reads weights
  * in the same step must call store_complete first. */
 void store_apply(struct core *c, const struct slices *s, double eta, double scale);

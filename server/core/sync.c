@@ -202,8 +202,8 @@ static int somebody_is_ready(const struct core *c)
 	return 0;
 }
 
-/* Each ready worker that has not delivered a gradient for this step becomes a member of it. If no
- * worker is ready, stalled workers become members. Returns the number of members. */
+/* Makes each ready worker that has not delivered a gradient for this step a member of the step. If
+ * no worker is ready, makes stalled workers its members. Returns the number of members. */
 static uint32_t call_members(struct core *c)
 {
 	uint32_t n = 0;
@@ -227,7 +227,8 @@ static void begin(struct core *c)
 	const struct core_config *cfg = &c->cfg;
 	uint32_t taken = c->accumulator.pushes, all, max, n;
 
-	/* while a snapshot is decoded, no worker is live, and the members of its step stay */
+	/* while a snapshot is decoded, no worker is live, so its step keeps the members of the
+	 * snapshot */
 	if (c->sync.open || !somebody_is_live(c) || !run_gives_work(c) ||
 		c->leases.epoch >= cfg->training.epochs || c->leases.n_done == c->leases.n_batches)
 		return;

@@ -1,5 +1,5 @@
-"""Control groups (cgroup v1 or v2) for tests. A control group limits the CPU time or the memory of
-its processes."""
+"""Control groups (cgroup v1 or v2) for tests. A control group is a set of processes whose CPU time
+or memory the kernel limits."""
 import os
 from pathlib import Path
 
@@ -8,7 +8,7 @@ PERIOD = 20000  # microseconds
 
 
 class NoGroup(Exception):
-    """This machine does not let the test make a control group."""
+    """Raised if this machine does not let the test make a control group."""
 
 
 class Group:

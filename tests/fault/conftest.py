@@ -1,5 +1,5 @@
-"""Fixtures of the fault tests: figures, the seed, the short or the long form, and runs with the
-ledger gradient.
+"""Fixtures of the fault tests: they report figures, give the seed, choose the short or the long
+form of a test, and start runs with the ledger gradient (docs/glossary.md).
 
 A test reports what it measured with the fixture `figure`:
 
@@ -8,7 +8,7 @@ A test reports what it measured with the fixture `figure`:
 prints `name seed figure unit PASS|FAIL`, appends the same line to build/faults/results.tsv, and
 fails the test unless the last argument is true. `make faults` runs the long form of all tests
 (CNN_SLOW=1) and writes the last figures into docs/faults.md. `make test` runs the short form of
-each test once.
+each test.
 """
 import os
 
@@ -22,7 +22,7 @@ RESULTS = ROOT / "build" / "faults" / "results.tsv"
 
 
 def record(capture, *fields):
-    """Print a line of results, and append it to the file."""
+    """Print one line of results, and append the line to build/faults/results.tsv."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     with RESULTS.open("a") as file:
         file.write("\t".join(str(f) for f in fields) + "\n")
@@ -81,8 +81,8 @@ def ledger(programs):
 
 @pytest.fixture
 def nets(tmp_path, data, seed, figure):
-    """A function that makes a network of `hosts` hosts for a fault: nets("N1", hosts). If this
-    machine does not allow it, the test is skipped."""
+    """A function that makes a network: nets("N1", 4) has 4 hosts and is for fault N1. The function
+    skips the test if this machine does not allow network namespaces."""
     made = []
 
     def make(row, hosts):

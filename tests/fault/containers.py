@@ -1,9 +1,8 @@
-"""Clusters of containers for the fault tests. They are started from the unchanged
-deploy/compose.yaml, with names of the test's own.
+"""Starts clusters of containers for the fault tests, from the unchanged deploy/compose.yaml.
 
-The image contains the programs of this build instead of those of the stage `runtime` of
-deploy/Dockerfile, so that nothing is compiled twice. All images, containers and networks of a test
-have its process id in their names, and close() removes them.
+The image contains the programs of this build, so that the tests need not compile them again in the
+stage `runtime` of deploy/Dockerfile. The names of all images, containers and networks of a test
+contain the test's process id, and close() removes them.
 """
 import json
 import os
@@ -30,7 +29,7 @@ CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privil
 
 
 class NoEngine(Exception):
-    """No container can run on this machine. The text gives the reason."""
+    """Raised if this machine cannot run containers. The text of the exception gives the reason."""
 
 
 def call(argv, seconds=120, check=True, **how):
@@ -74,7 +73,7 @@ def compose_command():
 
 
 class Images:
-    """Two images with the same programs: .first and .second."""
+    """Makes two images with the same programs: .first and .second."""
 
     def __init__(self, directory):
         _needs()
@@ -152,7 +151,7 @@ class Cluster:
         return self.containers("holder")[0]
 
     def status(self):
-        """The status of the server, or None."""
+        """Returns the status of the server, or None if the server does not answer."""
         done = call(["docker", "exec", self.server, "cnn-ctl", "--key", "/keys/observer.key",
                      "status"], check=False, seconds=30)
         return json.loads(done.stdout) if done.returncode == 0 else None
@@ -185,8 +184,8 @@ class Cluster:
         return "\n".join(s.stderr + s.stdout[-200:] for s in said)
 
     def unlisted_worker(self, *options, prepare="true"):
-        """Run a worker with a key that is not listed, or without a key. Returns its exit status and
-        its output."""
+        """Run a worker whose key is not in authorized_keys, or a worker without a key. Returns its
+        exit status and its output."""
         script = f"{prepare} && exec cnn-worker --server {SERVER} --data /data --threads 1 \"$@\""
         done = call(["docker", "run", "--rm", *CONFINED, "--network", self.network, "-v",
                      f"{self.project}_worker-keys:/keys:ro", "-v",
@@ -199,7 +198,7 @@ class Cluster:
 
 
 class Training(Cluster):
-    """Workers that train, started by compose."""
+    """A cluster whose workers train. docker-compose starts the workers."""
 
     def start(self):
         self.compose("up", "-d", "--scale", f"worker={self.size}")
@@ -221,7 +220,7 @@ class Training(Cluster):
               "an epoch ends")
 
     def result(self, seconds=600):
-        """The final JSON line of the server."""
+        """Wait until the server exits with 0. Returns its final JSON line."""
         code = docker("wait", self.server, seconds=seconds)
         assert code == "0", self.logs()
         said = call(["docker", "logs", self.server]).stdout.splitlines()
@@ -229,7 +228,7 @@ class Training(Cluster):
 
 
 class Ledger(Cluster):
-    """Workers that push the ledger gradient. Each worker has its own coordinates."""
+    """A cluster whose workers push the ledger gradient. Each worker has its own coordinates."""
 
     PUSHES, MOST, PACE = 6000, 5, 20
 
@@ -308,7 +307,8 @@ class Ledger(Cluster):
 
 
 def used(container):
-    """The memory of the container in bytes, as its control group counts it."""
+    """Returns the memory use of the container in bytes, as the container's control group counts
+    it."""
     return int(docker("exec", container, "sh", "-c", "cat /sys/fs/cgroup/memory.current "
                       "/sys/fs/cgroup/memory/memory.usage_in_bytes 2>/dev/null | head -n 1"))
 
@@ -321,7 +321,7 @@ def run_out_of_memory(container):
     docker("update", "--memory", limit, "--memory-swap", limit, container)
     docker("exec", container, "sh", "-c", "head -c 60M /dev/zero >/dev/shm/fill", check=False)
     until(lambda: int(inspect(container, ".RestartCount")) > before, SOON, "it is started again")
-    # the engine refuses this while it starts the container once more within the small limit
+    # Docker refuses this update while it starts the container again, still with the small limit.
     more = ["docker", "update", "--memory", "1g", "--memory-swap", "1g", container]
     until(lambda: call(more, check=False).returncode == 0, SOON, "it has its memory again")
     events = docker("events", "--since", begun, "--until", int(time.time()) + 1, "--filter",

@@ -1,12 +1,13 @@
 """Computes every directory that a power cut may leave, from the log of preload/disk.c.
 
-The model: for a file, a cut keeps all that was written before the file's last fsync or fdatasync.
-Of the later writes it keeps any subset of pieces; a piece is the part of a write in one sector of
-512 bytes. A missing piece has the old content, or zeros if the file has grown; or the file is
-shorter. For the directory, a cut keeps all changes before the directory's last fsync, and any
-subset of the later changes in any order. A change makes, renames or removes a name, and is never
-half done. An fsync of a file does not make its name durable, and an fsync of the directory does not
-make the bytes of a file durable. ext4 and xfs promise more than this model.
+The model: for a file, a power cut keeps all bytes that the program wrote before the file's last
+fsync or fdatasync. A cut also keeps any subset of the pieces of later writes; a piece is the part
+of a write in one sector of 512 bytes. Where a piece is missing, the file has its old content, or
+zeros if the write made the file longer; or the file is shorter. For the directory, a cut keeps all
+changes before the directory's last fsync, and any subset of the later changes in any order. A
+change makes, renames or removes a name, and is never half done. An fsync of a file does not make
+its name durable, and an fsync of the directory does not make the bytes of a file durable. ext4 and
+xfs promise more than this model.
 
 Bounds: if a file has more than MOST pieces, or the directory more than MOST changes, only these
 subsets are tried: each prefix, each prefix without one element, and each single element. The states
@@ -19,8 +20,8 @@ MOST = 6
 
 
 class Op:
-    """A record of the log: an operation, or a note of what a client had sent or received by
-    then."""
+    """A record of the log: an operation on the directory, or a note about a client. A note gives a
+    term or seq that the client had sent or received when it was written."""
 
     def __init__(self, line, data):
         self.kind, _, self.name, self.other, at, _ = line.split("\t")
@@ -39,8 +40,8 @@ def read_log(path):
 
 
 def subsets(things):
-    """All subsets of a short list. For a long list, only the subsets that are most likely to show a
-    torn state."""
+    """Returns all subsets of a short list. For a list of more than MOST elements, returns only the
+    subsets that are most likely to show a torn state."""
     n = len(things)
     if n <= MOST:
         return [c for k in range(n + 1) for c in itertools.combinations(things, k)]
@@ -54,17 +55,17 @@ def matters(name):
 
 
 class Disk:
-    """The directory at one position of the log: its content, and what of it survives a power
-    cut."""
+    """The directory at one position of the log: its present content, and the part that is certain
+    to survive a power cut."""
 
     def __init__(self, state=()):
         self.now = {}  # name -> file number, as the program sees the directory
-        self.kept = {}  # name -> file number, at the last fsync of the directory
-        # changes since that fsync, each {name: file number or None}; a cut keeps a change wholly or
-        # not at all
+        self.kept = {}  # name -> file number, as it was at the last fsync of the directory
+        # Changes since the last fsync of the directory, each {name: file number or None}. A power
+        # cut keeps a change entirely or not at all.
         self.changes = []
         self.synced = []  # file number -> bytes at the last fsync of the file
-        self.later = []  # file number -> [(offset, bytes) or ("cut", size)] since that fsync
+        self.later = []  # file number -> [(offset, bytes) or ("cut", size)] after that fsync
         for name, data in state:
             self.now[name] = self.new()
             self.synced[-1] = data
@@ -115,7 +116,7 @@ class Disk:
         return bytes(data)
 
     def contents(self, file):
-        """Every content that this file may have after a cut."""
+        """Returns every content that the file may have after a power cut."""
         pieces = []
         for at, what in self.later[file]:
             if at == "cut":
@@ -127,11 +128,11 @@ class Disk:
                 at, what = at + n, what[n:]
         whole = len(self.content(file, pieces))
         found = {self.content(file, c) for c in subsets(pieces)}
-        # the new size may reach the disk before the data
+        # The new size of a file may reach the disk before the data.
         return found | {c.ljust(whole, b"\0") for c in found}
 
     def listings(self):
-        """Every set of names that may be in the directory."""
+        """Returns every {name: file number} that the directory may have after a power cut."""
         found = {}
         for chosen in subsets(self.changes):
             names = dict(self.kept)
@@ -141,7 +142,8 @@ class Disk:
         return found.values()
 
     def states(self):
-        """Every possible directory, as a sorted tuple of (name, content)."""
+        """Returns every directory that a power cut may leave, each as a sorted tuple of (name,
+        content)."""
         found = {}
         for names in self.listings():
             files = [(name, file) for name, file in sorted(names.items()) if matters(name)]

@@ -1,5 +1,5 @@
-"""A proxy between workers and the server that parses messages. It loses, duplicates and delays
-whole messages, which TCP never does. The seed decides which messages."""
+"""A proxy between workers and the server. It drops, duplicates and delays whole messages, which TCP
+never does. The seed decides which messages are affected."""
 import random
 import threading
 
@@ -12,11 +12,11 @@ NAMES = {0: "chunk", 1: "hello", 2: "welcome", 3: "pull", 4: "params", 5: "push"
 
 
 class FaultProxy:
-    """Workers connect to `endpoint`. For each connection of a worker, the proxy opens a connection
+    """Accepts workers on `endpoint`. For each connection of a worker, the proxy opens a connection
     to the server.
 
-    `drop`, `double`: the share of messages that are lost or duplicated, as {message name: share
-    from 0 to 1}.
+    `drop` and `double` give the shares of messages that the proxy drops or duplicates, as {message
+    name: share from 0 to 1}.
     """
 
     def __init__(self, server, seed, drop=None, double=None):

@@ -1,7 +1,7 @@
 /*
- * lossy_link.c - a bad network between network namespaces. It delays, loses, duplicates, reorders
- * and corrupts IPv4 packets, and limits their rate. With equal seeds, the same happens to the same
- * packets.
+ * lossy_link.c - a bad network between network namespaces. The program delays, loses, duplicates,
+ * reorders and corrupts IPv4 packets, and limits their rate. In two runs with equal seeds and
+ * rules, the same happens to the nth packet of a direction.
  *
  *   lossy_link SEED NETNS=ADDRESS...        run, with a TUN device "wire" in each namespace
  *   lossy_link --predict SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
@@ -18,7 +18,8 @@
  *   delay, jitter, hold  in microseconds; a packet waits for `delay` +- `jitter`, and packets keep
  *                        their order all the same; a packet that `reorder` selects waits `hold`
  *                        longer, so that later packets overtake it
- *   loss, dup, reorder, corrupt   the number of such packets per million
+ *   loss, dup, reorder, corrupt   how many of a million packets are lost, duplicated, reordered
+ *                        or corrupted
  *   rate                 the limit in bits per second; 0: no limit
  *   queue                the number of bytes that may wait for a limited rate; a packet that does
  *                        not fit is lost
@@ -111,7 +112,7 @@ static int set_rule(struct rules *r, const char *word)
 struct direction {
 	struct rules rules;
 	uint64_t seen, lost, full, doubled, overtaken, corrupt, passed; /* numbers of packets */
-	/* the time at which all packets in the queue will have been sent at the limited rate */
+	/* the time at which the last packet of the queue leaves, at the limited rate */
 	uint64_t free_at;
 	uint64_t last_due; /* the due time of the newest packet that is not reordered */
 };
@@ -129,7 +130,8 @@ static struct {
 	int tun[PORTS];
 	uint32_t address[PORTS]; /* network byte order */
 	struct direction way[PORTS][PORTS];
-	/* numbers of packets: strange: to an unknown address; refused: to a device that is down */
+	/* Numbers of lost packets. strange: no port has the packet's destination address; refused:
+	 * the device of the destination was down. */
 	uint64_t strange, refused;
 	struct packet packet[PACKETS];
 	/* the first n_waiting entries are a heap by (due, order); the others are free */
@@ -196,8 +198,8 @@ static void remove_first(void)
 
 /* ---- the way of a packet ------------------------------------------------------------------- */
 
-/* Returns the time at which the packet will have been sent at the limited rate; 0: the queue has no
- * room for the packet. */
+/* Returns the time at which the packet leaves the queue, at the limited rate. Returns 0 if the
+ * queue has no room for the packet. */
 static uint64_t leave_at(struct direction *d, uint64_t now, size_t size)
 {
 	uint64_t rate = d->rules.rate, start = d->free_at > now ? d->free_at : now;
@@ -307,7 +309,7 @@ static int set_rules(int from, int to, char **word, int n)
 	return 0;
 }
 
-/* A port number, or "*" for all ports. */
+/* Parse a port number, or "*" for all ports. Returns -1 if `text` is neither. */
 static int read_ports(const char *text, int *first, int *last)
 {
 	uint64_t n;

@@ -1,11 +1,11 @@
 """Networks for tests. Each host is a network namespace, and one lossy link (lossy_link.c) connects
 all hosts.
 
-The namespaces have no names. The kernel removes a namespace when this process has closed its
-descriptor and no process is inside, so nothing is left behind, however the test ends. All addresses
-are in 198.18.0.0/15, and a namespace has routes to the other namespaces only, so no packet can
-leave the machine. `with host:` moves this thread into the namespace. Everything that the thread
-then starts or connects is inside, too.
+The namespaces have no names. The kernel removes a namespace when this process has closed the
+namespace's descriptor and no process is inside. So a test leaves no namespace behind, however it
+ends. All addresses are in 198.18.0.0/15, and a namespace has routes to the other namespaces only,
+so no packet can leave the machine. `with host:` moves this thread into the host's namespace. The
+processes that the thread then starts, and the sockets that it opens, belong to this namespace, too.
 """
 import ctypes
 import os
@@ -18,12 +18,12 @@ from support.programs import Programs, until
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000
 MILLION = 1000000
-PARTS = ("loss", "dup", "reorder", "corrupt")  # each a share of all packets
+PARTS = ("loss", "dup", "reorder", "corrupt")  # shares of all packets, from 0 to 1
 TIMES = ("delay", "jitter", "hold")            # seconds
 
 
 class NoNetwork(Exception):
-    """This machine does not let the test make a network."""
+    """Raised if this machine does not let the test make network namespaces."""
 
 
 def _own():
@@ -74,7 +74,8 @@ class Host:
         self.run("ip", "link", "set", "wire", state)
 
     def connections(self):
-        """The established TCP connections, except for connections on loopback."""
+        """Returns the established TCP connections of the namespace, except for those on
+        loopback."""
         lines = self.run("ss", "-Htn", "state", "established").splitlines()
         return [line for line in lines if "127.0.0.1" not in line]
 
@@ -140,7 +141,7 @@ class NetPrograms(Programs):
         return time.monotonic()
 
     def count(self):
-        """The link's counts of packets so far."""
+        """Returns the numbers of packets that the link has counted so far, by kind."""
         return {k: int(v) for k, v in (w.split("=") for w in self._say("count").split()[1:])}
 
     # ---- processes, each on its host
@@ -190,8 +191,8 @@ def seqs(net, server):
 
 
 def moved(net, run, than, seconds=60):
-    """Wait until the server has decided a newer push of each worker than in `than`, a result of
-    seqs(). Returns the time at which this was the case."""
+    """Wait until the server has decided a newer push of each worker than in `than`, an earlier
+    result of seqs(). Returns the time at the end of the wait."""
     until(lambda: all(n > than.get(name, 0) for name, n in seqs(net, run.server).items())
           and len(seqs(net, run.server)) >= len(run.fleet), seconds, f"all are past {than}")
     return time.monotonic()

@@ -40,7 +40,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class NoSlurm(Exception):
-    """The reason why this machine cannot run Slurm."""
+    """Raised if this machine cannot run Slurm. The text of the exception gives the reason."""
 
 
 def free_port():
@@ -50,8 +50,8 @@ def free_port():
 
 
 class Slurm:
-    """Starts munged, slurmctld and slurmd in the directory `home`. Its path must be short, because
-    the path of a Unix socket has at most 107 bytes."""
+    """Starts munged, slurmctld and slurmd in the directory `home`. The path of `home` must be
+    short, because the path of a Unix socket has at most 107 bytes."""
 
     def __init__(self, programs, home):
         self.programs, self.home, self.host = programs, home, socket.gethostname().split(".")[0]
@@ -108,7 +108,8 @@ class Slurm:
                     *arguments, env=env).strip()
 
     def state(self, job):
-        """PENDING, RUNNING ..., or "" when Slurm has removed the job."""
+        """Returns the state of a job, such as PENDING or RUNNING, or "" after Slurm has removed the
+        job."""
         return self("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).strip()
 
     def output(self, job):

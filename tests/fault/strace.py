@@ -1,5 +1,5 @@
-"""Faults in system calls: strace kills a process in its Nth call of one system call, or makes this
-call fail.
+"""Faults in system calls: strace kills a process when it makes one system call for the Nth time, or
+makes that call fail.
 
 strace counts the calls of each thread and each system call separately.
 """
@@ -13,7 +13,7 @@ from support.programs import Process, until
 
 
 def unusable():
-    """The reason why strace cannot be used on this machine; None: strace works."""
+    """Returns the reason why strace cannot be used on this machine, or None if strace works."""
     if not shutil.which("strace"):
         return "strace is not installed"
     tried = subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, text=True)
@@ -27,7 +27,7 @@ def threads(pid):
 
 
 def checkpointer(pid):
-    """The thread that writes checkpoints. The process must have UV_THREADPOOL_SIZE=1."""
+    """Returns the thread that writes checkpoints. The process must have UV_THREADPOOL_SIZE=1."""
     def find():
         named = threads(pid)
         return [t for t, name in named.items() if t != pid and name == named[pid]]
@@ -37,12 +37,12 @@ def checkpointer(pid):
 
 
 def loop(pid):
-    """The thread of the event loop."""
+    """Returns the thread of the event loop."""
     return [pid]
 
 
 def wire(pid):
-    """The threads of libzmq that read and write sockets."""
+    """Returns the threads of libzmq that read and write sockets."""
     return sorted(t for t, name in threads(pid).items() if "IO" in name)
 
 
@@ -66,7 +66,7 @@ def kill_at(programs, tids, name, nth):
 
 
 def calls(log):
-    """The calls in an strace log, in order, as [(name, the whole line)]."""
+    """Returns the system calls in a log of strace, in order, as [(name, the whole line)]."""
     found = [re.match(r"(?:\d+ +)?(\w+)\(", line) for line in log]
     return [(f[1], f.string) for f in found if f]
 

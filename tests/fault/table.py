@@ -3,10 +3,10 @@
 
 tests/fault/table.py [RESULTS.tsv]
 
-A section `### P1: ...` has a list with one item for each test. The script rewrites the list of each
-section that has results; other sections stay as they are. If a name has several results, the last
-result counts. The parts of a test, `name[0]`, `name[1]`..., give one figure: the range from the
-smallest to the largest.
+In docs/faults.md, a section `### P1: ...` has a list with one item for each test. The script
+rewrites the list of each section for which the file has results; other sections stay as they are.
+If a name has several results, the script takes the last one. The parts of a test, `name[0]`,
+`name[1]` and so on, give one figure: the range from the smallest value to the largest.
 """
 import re
 import sys
@@ -30,7 +30,7 @@ def together(parts):
 
 
 def results(path):
-    """All results as {row: {test: {what: (figure, unit)}}}."""
+    """Returns all results as {row: {test: {what: (figure, unit)}}}."""
     last, rows = {}, {}
     for line in path.read_text().splitlines():
         name, _, *said = line.split("\t")
@@ -45,7 +45,8 @@ def results(path):
 
 
 def item(test, figures):
-    """The list item of a test. Its figures have labels only if two of them have the same unit."""
+    """Returns the list item of a test. The figures have labels only if two of them have the same
+    unit."""
     units = [unit for _, unit in figures.values()]
     labelled = len(set(units)) < len(units)
     said = [(f"{what.replace('_', ' ')}: " if labelled and what else "")
@@ -61,7 +62,7 @@ def fill(section, rows):
         return section
     head, *items = re.split(r"^(?=\* `)", section, flags=re.M)
     tests = rows[row[1]]
-    # the results of parallel tests have no fixed order: keep the order of the document
+    # Parallel tests write their results in any order, so keep the order of the document.
     before = re.findall(r"^\* `([^`]+)`", "".join(items), re.M)
     names = sorted(tests, key=lambda n: before.index(n) if n in before else len(before))
     end = re.search(r"\n(\n.*)?\Z", "".join(items), re.S)  # the text after the list

@@ -1,11 +1,9 @@
-"""Faults C1 to C17 of docs/faults.md: the cluster of deploy/compose.yaml, and faults of its
-containers.
+"""Faults C1 to C17 and attack A21 of docs/faults.md: faults of the containers in the cluster of
+deploy/compose.yaml.
 
 Every fault is tested in two clusters. The workers of one cluster push the ledger gradient, so that
-each push can be found in the weights. The other cluster trains: each image must count once per
-epoch, and the accuracy must be that of a run without faults.
-
-Attack A21 of docs/faults.md.
+the final weights show each push. The workers of the other cluster train: each image must count once
+per epoch, and the accuracy must be that of a run without faults.
 """
 import re
 import time
@@ -16,17 +14,17 @@ from containers import (CONFINED, SOON, Images, Ledger, NoEngine, Training, call
                         run_out_of_memory)
 from support.programs import until
 
-# the tests share container images, so they must run in one process
+# The tests share container images, so they must run in one process.
 pytestmark = pytest.mark.xdist_group("containers")
 SIZE = 3
 TRAIN, POINT = 60000, 0.01
-EPOCHS = 48  # so many that the run lasts longer than the faults
+EPOCHS = 48  # enough epochs for the run to last longer than all faults together
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The container images with this build's programs, or the reason why this machine cannot make
-    them."""
+    """Yields the container images with this build's programs, or a NoEngine with the reason why
+    this machine cannot make images."""
     try:
         images = Images(tmp_path_factory.mktemp("image"))
     except NoEngine as no:
@@ -38,8 +36,8 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def cluster(built, figure, data):
-    """A function that makes clusters: cluster(Training, CNN_EPOCHS=8). Without a container engine
-    the test is skipped."""
+    """A function that makes a cluster: cluster(Training, CNN_EPOCHS=8). The function skips the test
+    if no container can run on this machine."""
     made = []
 
     def make(kind, **env):
@@ -137,7 +135,8 @@ def the_server_has_no_memory_left(c):
 
 
 def the_checkpoint_volume_is_full(c):
-    # also fill the space of the older checkpoints, which the server could delete
+    # The server can delete its older checkpoints to get space: delete them first, and fill this
+    # space, too.
     fill = "head -c 100M /dev/zero >>/checkpoints/fill"
     old = "ls -t /checkpoints/ckpt-* | tail -n +2 | xargs -r rm -f"
 
@@ -156,7 +155,7 @@ def all_are_killed_at_once(c):
 
 
 def the_image_is_replaced(c):
-    """Replace the image of the workers first, then of the server."""
+    """Replace the image of the workers first, and then the image of the server."""
     c.env["CNN_IMAGE"] = c.images.second
     c.replace_workers()
     c.goes_on()
@@ -168,8 +167,8 @@ def the_image_is_replaced(c):
 
 
 def refused(c, *options, prepare="true"):
-    """A worker whose key is not listed exits with 9 and logs one line. The other workers
-    continue."""
+    """Check that a worker whose key is not listed exits with 9 and logs one line, and that the
+    other workers continue."""
     before = c.ask("counters")
     code, said = c.unlisted_worker(*options, prepare=prepare)
     bad = [line for line in said.splitlines() if " level=info " not in line]
@@ -228,7 +227,7 @@ def test_compose_ledger(cluster, figure, tmp_path):
 
 
 def test_compose_training(cluster, figure, full):
-    """Each image counts once per epoch in spite of the faults, and the accuracy is that of a run
+    """In spite of the faults, each image counts once per epoch, and the accuracy is that of a run
     without faults."""
     run = {"CNN_MODEL": "seed:32", "CNN_EPOCHS": EPOCHS, "CNN_THREADS": 1, "CNN_MIN_WORKERS": 1}
     c = cluster(Training, **run)
@@ -255,14 +254,15 @@ def test_compose_training(cluster, figure, full):
 
 
 def processes(container):
-    """The text of the host's /proc/PID/status for each process in the container."""
+    """Yields /proc/PID/status of each process in the container as a dict."""
     for pid in docker("top", container, "-o", "pid").split()[1:]:
         with open(f"/proc/{pid}/status") as file:
             yield dict(line.rstrip().split(":\t", 1) for line in file if ":\t" in line)
 
 
 def listening(container):
-    """The addresses on which a process of the container listens."""
+    """Returns the addresses on which processes of the container listen, as /proc/net/tcp has
+    them."""
     table = docker("exec", container, "cat", "/proc/net/tcp").splitlines()[1:]
     return {line.split()[1] for line in table if line.split()[3] == "0A"}
 
@@ -272,7 +272,7 @@ def test_compose_confined(cluster, figure):
     than docs/cluster.md says."""
     c = cluster(Training, CNN_MODEL="seed:32", CNN_EPOCHS=1000, CNN_THREADS=2, CNN_BATCH_SIZE=100)
     weights, million = 4 * c.ask("n_params"), 10 ** 6
-    # V = 2, C = 1.125, --push-window 8
+    # the formula in docs/cluster.md with V = 2, C = 1.125 and --push-window 8
     most = {c.server: 32 * 2**20 + weights * (2 + 1.125 * 3 + 11 * SIZE + 2)}
     most.update({w: 256 * million + weights * 256 for w in c.workers()})
     for container in most:
@@ -293,12 +293,13 @@ def test_compose_confined(cluster, figure):
 
 
 def resident(container):
-    """The resident bytes of all processes of the container."""
+    """Returns the sum of the peak resident bytes of all processes in the container."""
     return sum(1024 * int(p["VmHWM"].split()[0]) for p in processes(container))
 
 
 def test_compose_secrets(cluster, figure):
-    """Secret keys occur in their files and nowhere else. HTTP is open only inside the container."""
+    """Secret keys occur only in their files, and the HTTP port is open only inside the
+    container."""
     c = cluster(Training, CNN_MODEL="seed:8", CNN_EPOCHS=1000, CNN_LOG_LEVEL="debug",
                 CNN_HTTP="8080")
     assert docker("exec", c.workers()[0], "ls", "/keys").split() == ["server.pub", "worker.key"]

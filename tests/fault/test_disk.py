@@ -25,7 +25,7 @@ def report(figure, row, run, what):
 
 
 def generations(directory):
-    """The checkpoint files of a directory, newest first."""
+    """Returns the checkpoint files of a directory, newest first."""
     return sorted((f for f in directory.glob("ckpt-*") if f.suffix != ".tmp"), reverse=True)
 
 
@@ -34,7 +34,8 @@ def generations(directory):
 
 @pytest.fixture
 def history(programs):
-    """The directory of a drained run, with three generations of different weights."""
+    """Returns the directory of a drained run, which has three generations with different
+    weights."""
     run = programs.server("--model", "vector:8", "--optimizer", "sgd", "--lr", 1, "--max-workers",
                      1, "--checkpoint-ms", 3600000)
     worker = programs.ledger_worker(run.endpoint, 0, 8, 100)
@@ -49,8 +50,8 @@ def history(programs):
 
 
 def loaded(programs, directory, name):
-    """Load the newest sound checkpoint with the real loader, in a process of its own. Returns (exit
-    status, weights, log)."""
+    """Load the newest undamaged checkpoint with `cnn-ctl export`. Returns (exit status, weights,
+    log)."""
     out = programs.directory / name
     done = subprocess.run(command("cnn-ctl", "--log-level", "info", "export", "--checkpoint",
                                   directory, out), capture_output=True, text=True, timeout=20)
@@ -59,8 +60,9 @@ def loaded(programs, directory, name):
 
 
 def test_every_byte_of_a_checkpoint(programs, history, figure, seed, full):
-    """Flip a bit in a byte of the newest checkpoint, or truncate the file there; the long form
-    tries every byte. The loader takes the previous generation and logs which file it refused."""
+    """Flip a bit in one byte of the newest checkpoint, or truncate the file at this byte; the long
+    form tries every byte. The loader takes the previous generation, and logs the name of the file
+    that it refused."""
     newest, older, _ = generations(history)
     whole = newest.read_bytes()
     newest.rename(programs.directory / "newest")
@@ -85,7 +87,8 @@ def test_every_byte_of_a_checkpoint(programs, history, figure, seed, full):
 
 
 def start_ms(programs, directory):
-    """The time in ms from exec to listening, for a server on a copy of this directory."""
+    """Start a server on a copy of this directory. Returns the time in ms from exec until the server
+    listens."""
     copy = programs.directory / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("lane"))
@@ -116,7 +119,7 @@ def test_falling_back_takes_little(programs, figure, full):
         took, said = start_ms(programs, run.directory)
         assert "checkpoint fallback" in said, said
         bad.append(took)
-    later = min(bad) - min(good)  # the minima exclude the load of other processes
+    later = min(bad) - min(good)  # the minima, because other processes can only delay a start
     figure("P3", later, f"ms more for a start with a fallback (the fastest of {len(bad)} starts of "
            "each kind)", later <= 50, what="fallback")
 
@@ -153,8 +156,8 @@ def health(server, name="/healthz"):
 
 
 def fill_up(server, filler):
-    """Write files until the server reports that it cannot save, although it deletes its older
-    checkpoints."""
+    """Write files until the server reports that it cannot save a checkpoint. The server deletes its
+    older checkpoints meanwhile, so one file is not enough."""
     filler.mkdir()
     names = iter(range(10**6))
 
@@ -178,14 +181,14 @@ def wait_well(run, figure, what):
            what=what)
 
 
-# With this large window, the test notices the failure of the disk before the workers begin to wait
-# for the disk, even on a busy machine.
+# Large enough that the workers still push when the test notices that the disk fails, even on a busy
+# machine: with a full replay window, a worker waits for the disk.
 ROOMY = ("--replay-window", 1024)
 
 
 def test_full_disk(ledger, small_disk, figure):
     """The disk is full: training continues, /healthz reports "degraded", and no push becomes
-    durable. When there is space again, the server recovers."""
+    durable. When the disk has space again, the server recovers."""
     run = ledger(2, 1500, *ROOMY, pace=(4,), directory=small_disk / "ckpt")
     run.reached(0)
     assert health(run.server) == 200
@@ -229,8 +232,8 @@ WEIGHTS = ("--model", "vector:80000", "--optimizer", "sgd", "--lr", 1)  # a chec
 
 
 def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
-    """The disk has room for three checkpoints but not for four: the server drops the oldest
-    checkpoint, and never the newest sound one."""
+    """The disk has room for three checkpoints but not for four: the server deletes the oldest
+    checkpoint, and never the newest undamaged one."""
     server = programs.server(*WEIGHTS, directory=small_disk / "ckpt")
     for _ in range(6):
         programs.ctl("--server", server.endpoint, "checkpoint")
@@ -248,8 +251,8 @@ def test_own_checkpoints_fill_the_disk(programs, small_disk, figure):
 
 
 def test_own_wal_fills_the_disk(programs, small_disk, figure):
-    """Each push is as large as a checkpoint. The write-ahead log still leaves space for the next
-    checkpoint, and no worker waits forever."""
+    """Each push is as large as a checkpoint. The write-ahead log nevertheless leaves space for the
+    next checkpoint, and no worker waits forever."""
     server = programs.server(*WEIGHTS, "--durability", "always", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
     worker = programs.ledger_worker(server.endpoint, 0, 30)
@@ -280,8 +283,8 @@ def test_sigterm_with_a_full_disk(programs, small_disk, figure):
 
 
 def full_with_one_checkpoint(server, disk):
-    """Delete all checkpoints but the newest one, and fill the disk, so that the server cannot free
-    any space."""
+    """Delete all checkpoints but the newest one, and fill the disk. The server then has no old
+    checkpoint that it could delete to get space."""
     server.status()
     for old in generations(server.directory)[1:]:
         old.unlink(missing_ok=True)
@@ -289,8 +292,8 @@ def full_with_one_checkpoint(server, disk):
 
 
 def test_drain_with_a_full_disk(programs, small_disk, figure):
-    """cnn-ctl drain ends a server with a full disk as SIGTERM does. Until it exits, its state is
-    "ending"."""
+    """cnn-ctl drain ends a server whose disk is full, as SIGTERM does. The state of the server is
+    "ending" until the server exits."""
     server = programs.server("--model", "vector:8", directory=small_disk / "ckpt")
     full_with_one_checkpoint(server, small_disk)
     ctl = programs.add(Process("ctl", command("cnn-ctl", "--server", server.endpoint, "drain")))
@@ -305,7 +308,7 @@ def test_drain_with_a_full_disk(programs, small_disk, figure):
 
 
 def test_a_write_that_hangs_leaves_nothing(programs, figure):
-    """Two SIGTERMs end a server whose disk never answers an fsync. The checkpoint that it was
+    """Two SIGTERMs end a server in which every fsync hangs. The checkpoint that the server was
     writing leaves no file."""
     how = programs.directory / "how"
     server = programs.server("--model", "vector:100000", env={
@@ -324,8 +327,8 @@ def test_a_write_that_hangs_leaves_nothing(programs, figure):
 
 
 def hanging(programs, how, *options):
-    """Start a server with a write-ahead log and two workers that train. Its disk answers no fsync
-    while the file `how` exists."""
+    """Start a server with a write-ahead log, and two workers that train. While the file `how`
+    exists, every fsync of the server hangs."""
     server = programs.server("--model", "seed:8", "--durability", "always", *options, env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_HANG": str(how),
         "DISK_ROOT": str(programs.directory / "ckpt")})
@@ -346,7 +349,7 @@ def test_nobody_stalls_while_the_disk_hangs(programs, figure):
     figure("P5", time.monotonic() - begun, "s until readiness names a disk that hangs",
            "the disk does not answer" in server.status()["degraded"], what="overdue")
     fleet.append(programs.worker(server.endpoint))
-    # longer than the deadline: the server declares a worker stalled that delivers nothing for 6 s
+    # longer than 6 s: after this time without a delivery, the server would declare a worker stalled
     time.sleep(8)
     status = server.status()
     said = ["\n".join(w.lines) for w in fleet]
@@ -382,7 +385,7 @@ def test_sigterm_while_the_disk_hangs(programs, figure):
 
 @pytest.fixture
 def frozen_disk(tmp_path, figure):
-    """An ext4 file system for the test, and a function that freezes it."""
+    """Yields the directory of an ext4 file system, and a function that freezes the file system."""
     place = tmp_path / "frozen"
     why = mount_image(tmp_path / "image", place)
     if why:
@@ -400,7 +403,7 @@ def frozen_disk(tmp_path, figure):
 
 
 def accepts(server):
-    """True if the server's port accepts a connection."""
+    """Returns True if the server's port accepts a connection."""
     host, port = server.endpoint.removeprefix("tcp://").rsplit(":", 1)
     with socket.socket() as s:
         s.settimeout(2)
@@ -431,8 +434,8 @@ def test_sigterm_while_the_kernel_holds_a_write(programs, frozen_disk, figure):
 
 
 def test_sigterm_when_space_comes(programs, small_disk):
-    """The disk is full at SIGTERM, but has space again soon afterwards: the server writes its last
-    checkpoint."""
+    """The disk is full when the server receives SIGTERM, but has space again soon afterwards: the
+    server writes its last checkpoint."""
     server = programs.server("--model", "vector:8", "--checkpoint-ms", 100,
                              directory=small_disk / "ckpt")
     server.status()
@@ -444,8 +447,8 @@ def test_sigterm_when_space_comes(programs, small_disk):
 
 
 def test_disk_too_small_for_two_checkpoints(programs, small_disk, figure):
-    """The disk is too small for two checkpoints: the server cannot send WELCOME. It tells the
-    worker the reason, and /healthz reports the reason, too."""
+    """The disk is too small for two checkpoints, so the server cannot send WELCOME. The server
+    sends the reason to the worker, and /healthz reports the reason, too."""
     server = programs.server("--model", "vector:180000", "--optimizer", "sgd", "--lr", 1,
                         directory=small_disk / "ckpt")
     worker = programs.ledger_worker(server.endpoint, 0, 8, 1)
@@ -461,8 +464,8 @@ def test_disk_too_small_for_two_checkpoints(programs, small_disk, figure):
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
 def test_start_on_a_full_disk(programs, small_disk, figure, durability):
-    """The disk of a killed server is full. The next start drops older generations, as a running
-    server does."""
+    """The disk of a killed server is full. The next server deletes older generations at its start,
+    as a running server does."""
     options = ("--model", "vector:20000", "--durability", durability)
     server = programs.server(*options, directory=small_disk / "ckpt")
     for _ in range(3):
@@ -482,8 +485,8 @@ def test_start_on_a_full_disk(programs, small_disk, figure, durability):
 
 
 def breaks_and_heals(run, figure, what, heal):
-    """While its disk fails, the server trains, reports the failure, and reports no push as durable.
-    After heal() it recovers."""
+    """Check that a server whose disk fails trains, reports the failure, and reports no push as
+    durable, and that the server recovers after heal()."""
     until(lambda: health(run.server) == 503, 20, "it says that it is not well")
     place = run.server.status()
     until(lambda: run.server.status()["version"] > place["version"] + 10, 20, "training goes on")
@@ -491,7 +494,7 @@ def breaks_and_heals(run, figure, what, heal):
     assert now["checkpoint"]["saved"] == place["checkpoint"]["saved"], "nothing counts as saved"
     heal()
     wait_well(run, figure, "back")
-    run.kill_server()  # every push that was reported as durable must survive
+    run.kill_server()  # every push that the server has reported as durable must survive
     report(figure, "P5", run, what)
 
 
@@ -551,8 +554,8 @@ def test_short_writes(programs, ledger, figure):
 
 
 def rolled_back(ledger, keep_term, *options):
-    """A run whose server is killed and started again on an older copy of its directory, without the
-    last hundreds of pushes. The workers keep running."""
+    """Kill the server of a run, and start the server again on an older copy of its directory, which
+    lacks the last hundreds of pushes. The workers keep running. Returns the run."""
     run = ledger(2, 900, pace=(4,))
     run.reached(0)
     run.programs.ctl("--server", run.server.endpoint, "checkpoint")
@@ -584,8 +587,8 @@ def copied(source, to):
 
 @pytest.mark.parametrize("term", ["kept", "old"])
 def test_rollback_is_refused(ledger, figure, term):
-    """Workers that know of newer durable pushes exit with 4 and log one line. `term`: the file TERM
-    is replaced by its older copy, too, or not."""
+    """Workers that know of newer durable pushes exit with 4 and log one line. With `term` "old", an
+    older copy also replaces the file TERM."""
     run = rolled_back(ledger, term == "kept")
     version = run.server.status()["version"]
     said = []
@@ -600,8 +603,8 @@ def test_rollback_is_refused(ledger, figure, term):
 
 @pytest.mark.parametrize("term", ["kept", "old"])
 def test_rollback_that_was_asked_for(ledger, figure, term):
-    """--accept-rollback: the workers go on with new pushes. Only the pushes that the operator
-    rolled back are lost."""
+    """With --accept-rollback, the workers continue with new pushes. Only the pushes that the
+    operator rolled back are lost."""
     run = rolled_back(ledger, term == "kept", "--accept-rollback")
     lost, twice = run.count(120)
     figure("P16", twice, f"pushes applied twice; {lost} were rolled back", twice == 0 and lost > 0,

@@ -1,4 +1,4 @@
-"""Faults P1 and P2 of docs/faults.md: kill -9 of workers and of the server, at any time, and in
+"""Faults P1 and P2 of docs/faults.md: kill -9 ends workers and the server, at any time, and in
 every system call of a push, a checkpoint and a start."""
 import os
 import random
@@ -10,7 +10,7 @@ import strace
 from support.build import FULL
 from support.programs import until
 
-# one pool thread, so that strace can select the thread that writes checkpoints
+# With one thread in libuv's pool, strace can select the thread that writes checkpoints.
 ONE_POOL_THREAD = {"UV_THREADPOOL_SIZE": "1"}
 
 
@@ -84,8 +84,9 @@ class Survival:
 
 @pytest.mark.parametrize("part", range(10 if FULL else 1))
 def test_server_killed_at_any_time(ledger, figure, seed, full, part):
-    """The servers of ten runs, each with four workers, are killed 100 times each, at random
-    moments. A third of the kills come during the start."""
+    """Kill the server of a run with four workers 100 times, at random moments; the long form has
+    ten such runs. After a third of the kills, the test does not wait until the next server has
+    recovered, so that the next kill may come during its start."""
     dice = random.Random(seed * 10 + part)
     kills, pushes = (100, 7000) if full else (12, 900)
     run = ledger(4, pushes, pace=(4,))
@@ -106,7 +107,7 @@ def test_server_killed_at_any_time(ledger, figure, seed, full, part):
 
 
 def checkpointer_calls(programs, pid):
-    """The system calls of one checkpoint, as [(name, n)] for the nth call of this name. A
+    """Returns the system calls of one checkpoint, as [(name, n)] for the nth call of this name. A
     checkpoint begins when the server opens the directory, and ends when it opens the directory for
     the next checkpoint."""
     def whole(seen):
@@ -172,8 +173,8 @@ def test_server_killed_in_every_call_of_a_push(programs, ledger, tracing, figure
 
 
 def start_places(programs, run):
-    """The system calls of a start on a used directory, from the first access to the directory to
-    the first log line, as [(name, n)] for the nth call of this name since exec."""
+    """Returns the system calls of a start on a used directory, from the first access to the
+    directory to the first log line, as [(name, n)] for the nth call of this name since exec."""
     log = programs.directory / "start.log"
     run.server.kill()
     run.restart_server(wrap=("strace", "-o", log))
@@ -203,7 +204,7 @@ def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figur
         places = spread(places, 8)
     survival = Survival(run)
     for name, nth in places:
-        # the next server runs under strace from its exec on, so first kill the old one
+        # strace must start the server that it kills, so first kill the server that runs.
         run.server.kill()
         dying = programs.server(*run.options, endpoint=run.server.endpoint, wrap=(
             "strace", "-o", "/dev/null", *strace.inject(name, "signal=KILL", nth)))
@@ -218,8 +219,8 @@ def test_server_killed_in_every_call_of_a_start(programs, ledger, tracing, figur
 
 
 def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
-    """Worker 0 is killed in its Nth write to a socket and started again, for N = 1, 2, ... The
-    other workers continue."""
+    """Kill worker 0 in its Nth write to a socket and start it again, for several N. The other
+    workers continue."""
     tracing("P1")
     run = ledger(3, 20000 if full else 1500, pace=(10 if full else 5,))
     run.reached(0)
@@ -239,8 +240,8 @@ def test_worker_killed_in_every_send(ledger, tracing, figure, seed, full):
 
 
 def test_worker_killed_in_every_other_call(ledger, tracing, figure, full):
-    """Kill worker 0 in the system calls that are not sends: calls that wake a thread, and calls
-    that read the socket."""
+    """Kill worker 0 in system calls that do not send: for example, calls that wake a thread, and
+    calls that read the socket."""
     tracing("P1")
     run = ledger(3, 8000 if full else 1500, pace=(5,))
     run.reached(0)

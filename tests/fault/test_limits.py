@@ -1,7 +1,5 @@
-"""Faults P12 and P13 of docs/faults.md: no free file descriptors, and no memory left.
-
-Attacks A5 and A6 of docs/faults.md.
-"""
+"""Faults P12 and P13, and attacks A5 and A6 of docs/faults.md: a server runs out of file
+descriptors or memory."""
 import os
 import random
 import re
@@ -20,13 +18,13 @@ def cpu_seconds(pid):
 
 
 class Flood:
-    """Many connections that send nothing. When the server closes a connection, Flood opens a new
-    one.
+    """Keeps many connections open that send nothing. When the server closes a connection, Flood
+    opens a new one.
 
-    While the listener's queue is full, the server's kernel answers a new connection but then drops
-    it. So the client takes such a connection for open, although the server does not have it.
-    Therefore Flood also replaces each connection that has not received libzmq's greeting after
-    GREETED seconds.
+    While the queue of the listening socket is full, the kernel completes the client's half of a new
+    connection and then drops the connection. Such a connection seems open to the client, but the
+    server does not have it. Therefore Flood also replaces each connection that has not received
+    libzmq's greeting after GREETED seconds.
     """
 
     GREETED = 0.5
@@ -78,13 +76,15 @@ class Flood:
 
 
 def test_out_of_descriptors(ledger, programs, figure, full):
-    """There are far more connections than file descriptors: workers and checkpoints continue, the
-    server's event loop does not spin, and a new worker waits until descriptors are free."""
+    """More clients connect than the server has file descriptors: workers and checkpoints continue,
+    and the server's event loop does not spin. When the other connections are closed, a new worker
+    joins."""
     seconds = 20 if full else 3
-    # some systems let only root attach the accept gate's filter (docs/operations.md, "Sandbox")
+    # On some systems only an administrator may attach the accept gate's filter to a socket, and a
+    # server in the sandbox gives up this right (docs/operations.md, "Sandbox").
     run = ledger(3, 150 * seconds, "--sandbox", "off", pace=(10,),
                  wrap=("prlimit", "--nofile=100"))
-    run.kill_worker(2)  # a new worker will join in its place
+    run.kill_worker(2)  # the new worker at the end of the test joins in its place
     run.fleet[2].kill()
     run.reached(0)
     flood = Flood(run.server.endpoint, 200)
@@ -110,8 +110,8 @@ def test_out_of_descriptors(ledger, programs, figure, full):
 
 
 class Endless:
-    """A peer that sends a multipart message without end. It implements ZMTP itself, because libzmq
-    sends no part of an incomplete message."""
+    """A peer that sends a multipart message without end. The class implements ZMTP itself, because
+    libzmq sends no part of an incomplete message."""
 
     GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     READY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
@@ -119,7 +119,8 @@ class Endless:
     def __init__(self, endpoint, part):
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
         self.address = (host, int(port))
-        # flags 3: another part follows, and the length has 8 bytes
+        # The first byte of a frame has the flags: 3 says that another part follows, and that the
+        # length has 8 bytes.
         self.frames = (b"\x03" + part.to_bytes(8, "big") + bytes(part)) * 64
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -172,8 +173,8 @@ def test_message_that_never_ends(ledger, figure, full):
 
 
 def allocations(programs, ledger, fail):
-    """A short run in which allocation number `fail` of the server fails. Returns (exit status, the
-    run). The status is None if the server outlives the workers."""
+    """Make a short run in which allocation number `fail` of the server fails. Returns (exit status,
+    the run). The status is None if the server still runs when the workers have exited."""
     run = ledger(0, 20, size=20, directory=f"ckpt{fail}", env={
         "LD_PRELOAD": str(BUILD / "tests/fault/memory.so"), "MEMORY_FAIL": str(fail),
         "MEMORY_COUNT": str(programs.directory / "count"), "UV_THREADPOOL_SIZE": "1"})

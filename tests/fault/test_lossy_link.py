@@ -1,4 +1,4 @@
-"""The lossy link itself: its effect on packets depends only on its rules and its seed."""
+"""Tests of the lossy link itself: its effect on packets depends only on its rules and its seed."""
 import socket
 import subprocess
 import time
@@ -7,7 +7,8 @@ from support.build import command
 
 
 def deliveries(seed, direction, *rules):
-    """The predicted deliveries of 20000 packets: [(lost, doubled, overtaken, corrupt, delay in us)]."""
+    """Returns the predicted deliveries of 20000 packets: [(lost, doubled, overtaken, corrupt,
+    us)]."""
     argv = command("tests/fault/lossy_link", "--predict", seed, *direction, 20000, *rules)
     out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return [tuple(map(int, line.split())) for line in out.splitlines()]
@@ -24,8 +25,9 @@ def test_the_link_model_is_a_function_of_the_seed(seed):
 
 
 def test_wire_does_what_its_rules_say(nets):
-    """Send UDP packets through the link and check how many arrive, how many arrive twice, how late,
-    and in which order; also with a limited rate, and with a direction that is cut."""
+    """Send UDP packets through the link and check how many arrive, how many arrive twice, how late
+    they arrive, and in which order. Repeat this with a limited rate, and with a direction that is
+    cut."""
     net = nets("N3", 2)
     with net.hosts[0]:
         there = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -58,7 +60,7 @@ def test_wire_does_what_its_rules_say(nets):
     net.rule(1, 0, delay=0, jitter=0, reorder=0, rate=1000000, queue=1000000)
     got, times = through(100, 1000)  # 100 * 1028 bytes at 1 Mbit/s: 0.82 s
     assert got == list(range(100)) and times[-1] >= 0.8
-    net.rule(1, 0, rate=0, corrupt=1)  # the checksum is wrong, so the kernel drops the packet
+    net.rule(1, 0, rate=0, corrupt=1)  # the kernel drops a packet with a wrong checksum
     assert through(100)[0] == []
     net.rule(1, 0, corrupt=0)
     net.cut(0, 1)

@@ -1,5 +1,4 @@
-"""Faults N5 to N7 of docs/faults.md: pushes that arrive twice, pushes that are lost, and replies
-that are lost."""
+"""Faults N5 to N7 of docs/faults.md: pushes arrive twice, pushes are lost, and replies are lost."""
 import sys
 
 import numpy as np
@@ -34,7 +33,7 @@ def proxied(programs, seed):
 
 @pytest.fixture
 def peer(programs):
-    """A server, and a worker in Python, so that the test controls every byte that the worker
+    """Yields a worker in Python, connected to a server: the test controls every byte that it
     sends."""
     server = programs.server("--model", f"vector:{SIZE}", *LEDGER, "--replay-window", SIZE)
     worker = Worker(server.endpoint, name="peer")
@@ -87,8 +86,8 @@ def test_same_bytes_again(peer, figure, full):
 
 
 def test_every_push_may_come_twice(proxied, figure, full):
-    """Real workers connect through a proxy that duplicates pushes. Other pushes arrive between a
-    push and its copy."""
+    """Workers written in C connect through a proxy that duplicates pushes. Other pushes arrive
+    between a push and its copy."""
     run, proxy = proxied(3, 5000 if full else 200, double={"push": 0.3})
     lost, twice = run.count()
     figure("N5", lost + twice, f"lost or applied twice, {proxy.doubled} pushes came twice",
@@ -99,8 +98,8 @@ def test_every_push_may_come_twice(proxied, figure, full):
 
 
 def test_gap_is_named(peer, figure):
-    """A push arrives without its predecessors. The server answers PS_EGAP with the missing seq, and
-    does not store the push."""
+    """A push arrives without its predecessors. The server answers PS_EGAP with the first missing
+    seq, and does not store the push."""
     wrong = 0
     for ahead in (2, 3, 100, 2**32, 2**61):
         peer.push(unit(peer.seq), 0)
@@ -140,8 +139,8 @@ def test_parts_that_get_lost_or_come_twice(proxied, figure, full):
 
 
 def test_lost_acks(proxied, figure, full):
-    """The proxy drops three ACKs in ten. The workers repeat these pushes, which the server has
-    applied, and the server does not apply them again."""
+    """The proxy drops three ACKs in ten. The workers send the pushes of these ACKs again, and the
+    server does not apply a push twice."""
     run, proxy = proxied(3, 5000 if full else 100, drop={"ack": 0.3})
     for worker in run.fleet:
         assert worker.wait(300) == 0, worker.tail()
@@ -153,7 +152,8 @@ def test_lost_acks(proxied, figure, full):
 
 
 def test_any_answer_may_be_lost(proxied, figure, full):
-    """The proxy drops one reply in ten, of any kind: WELCOME, PARAMS, ACK, BEAT or ERROR."""
+    """The proxy drops one reply in ten of any kind (WELCOME, PARAMS, ACK, BEAT, ERROR); in the long
+    form, three in ten."""
     replies = dict.fromkeys(("welcome", "params", "ack", "beat", "error"), 0.3 if full else 0.1)
     run, proxy = proxied(2, 1000 if full else 8, drop=replies)
     lost, twice = run.count(600)

@@ -1,5 +1,5 @@
-"""Faults N1 to N4 and N8 of docs/faults.md, in network namespaces: networks that fail for a while,
-in both directions or in one, lossy links, slow links, and connections that are reset."""
+"""Faults N1 to N4 and N8 of docs/faults.md, in network namespaces. A network fails for a while, in
+both directions or in one; links are lossy or slow; connections are reset."""
 import random
 import time
 
@@ -14,9 +14,9 @@ from support.programs import until
 # the default of --replay-window: the maximum number of pushes of a worker that are not durable
 RETAINED = 256
 FEW = 20000
-FRAME = 425000  # the number of values of a model; a push of it has 1.7 MB
+FRAME = 425000  # the number of weights of a model; a push for this model has 1.7 MB
 POOR = {"delay": 0.05, "jitter": 0.01, "loss": 0.05, "dup": 0.01, "reorder": 0.01, "hold": 0.02}
-NEVER = 100000  # pushes between two pulls: so large that the worker only pushes
+NEVER = 100000  # the number of pushes between two pulls, so large that the worker never pulls again
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def settled(net, run):
 
 def gone_for(net, run, seconds):
     """Cut the network for `seconds`. Returns the newest decided seq of each worker at the end of
-    this time."""
+    the cut."""
     net.cut()
     end = time.monotonic() + seconds
     before = settled(net, run)
@@ -58,20 +58,20 @@ def gone_for(net, run, seconds):
 
 
 def soon(full):
-    """The maximum seconds for a recovery: the required time in the long form, and more in the short
-    form, which runs on a busy machine."""
+    """Returns the maximum time for a recovery, in seconds: the required time in the long form, and
+    more in the short form, which may run on a busy machine."""
     return 2 * PATIENCE if full else 5 * PATIENCE
 
 
 def outlasts(seconds, pace):
-    """The number of pushes of a worker that still pushes after `seconds` in all without a fault.
-    `pace`: milliseconds between two pushes."""
+    """Returns a number of pushes that keeps a worker busy for more than `seconds` in which the
+    network works. `pace` is the time between two pushes in milliseconds."""
     return int(seconds * 1000 / pace)
 
 
 def test_partition(nets, figure, full, seed):
-    """All packets are lost for a while. The workers wait, and continue without help when packets
-    arrive again."""
+    """The network loses all packets for a while. The workers wait, and continue without help when
+    packets arrive again."""
     net = nets("N1", 4)
     lengths = [1, 30, 300] if full else [1]
     lengths += [random.Random(seed).uniform(0.5, 15) for _ in range(40)] if full else []
@@ -109,7 +109,7 @@ def test_link_down(nets, figure, full):
 
 
 def test_pushes_kept_in_a_partition(nets, figure, full):
-    """During a partition, a worker that never waits for weights retains a limited number of pushes,
+    """During a partition, a worker that never pulls weights retains at most --replay-window pushes,
     and then waits."""
     net = nets("N1", 2)
     run = LedgerRun(net, 1, 1500, pace=(1, NEVER))
@@ -125,8 +125,8 @@ def test_pushes_kept_in_a_partition(nets, figure, full):
 
 @pytest.mark.parametrize("mode", ["downpour", "ssp", "sync", "sandblaster"] if FULL else ["sync"])
 def test_images_count_once_across_partitions(nets, figure, full, few, mode):
-    """Training: one worker after the other is cut off until the server declares it dead and gives
-    its work away. Each image still counts once per epoch."""
+    """The network cuts off one training worker after the other, until the server declares the
+    worker dead and grants its work to others. Each image still counts once per epoch."""
     turns = 8 if full else 1
     # an additional epoch, so that the server notices the last death before the run ends
     epochs = turns + 1
@@ -175,7 +175,8 @@ def test_only_replies_are_lost(nets, figure, full):
     for turn in range(turns):
         under_way(net, run)
         net.cut(0, "*")
-        time.sleep(3 + 3 * turn / turns)  # longer than a connection waits for an acknowledgement
+        # longer than TCP waits for an acknowledgement before it ends the connection
+        time.sleep(3 + 3 * turn / turns)
         stood = seqs(net, run.server)
         net.heal()
         moved(net, run, stood)
@@ -192,7 +193,7 @@ def test_only_replies_are_lost(nets, figure, full):
 
 @pytest.mark.parametrize("loss", [0, 0.01, 0.03, 0.05] if FULL else [0.05])
 def test_poor_link(nets, figure, full, loss):
-    """The link has delay, jitter, loss, duplicates and reordering at once: the run is slower, and
+    """The link delays, loses, duplicates and reorders packets at once: the run is slower, and
     nothing else changes."""
     net = nets("N3", 4)
     net.rule("*", "*", **{**POOR, "loss": loss})
@@ -230,8 +231,8 @@ def test_corrupt_packets(nets, figure, full):
 
 @pytest.mark.parametrize("megabits", [1, 4] if FULL else [4])
 def test_slow_link(nets, figure, full, megabits):
-    """A message of 1.7 MB takes seconds, and the server does not close the connection while bytes
-    arrive."""
+    """The transfer of a message of 1.7 MB takes seconds, and the server does not close the
+    connection while bytes arrive."""
     net = nets("N4", 2)
     net.rule("*", "*", rate=megabits * 1000000, queue=60000)
     run = LedgerRun(net, 1, 3 if full else 1, size=FRAME)
@@ -251,7 +252,7 @@ def test_slow_link(nets, figure, full, megabits):
 
 
 def test_reset_storm(nets, figure, full, seed):
-    """Every 100 ms all connections are reset, mostly in the middle of a message, which has 1.7
+    """Reset all connections every 100 ms, mostly in the middle of a message, because a push has 1.7
     MB."""
     net = nets("N8", 4)
     seconds = 60 if full else 4

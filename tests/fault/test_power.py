@@ -17,20 +17,21 @@ from support.build import BUILD, FULL, ROOT, command
 from support.programs import SIGTERM
 
 sys.path.append(str(ROOT / "tests/wire"))
-from client import Worker  # noqa: E402  a client in Python that records what it receives, and when
+from client import Worker  # noqa: E402  a client in Python, written from WIRE.md
 
-SIZE = 600 if FULL else 40  # values of the model: a push has 160 bytes (one sector), or 2400 (five)
+# The number of weights. A push has 2400 bytes (five sectors), or in the short form 160 (one).
+SIZE = 600 if FULL else 40
 OPTIONS = ("--model", f"vector:{SIZE}", "--optimizer", "sgd", "--lr", 1, "--max-workers", 1,
            "--checkpoint-ms", 3600000)
 LEVELS = ("replay", "always")
-# checkpoints for each start of the server: more than the server keeps, so that it reuses files of
-# old write-ahead logs
+# The number of checkpoints after each start of the server. The server keeps fewer checkpoints than
+# this, so it reuses the files of old write-ahead logs.
 CYCLES = 6
 
 
 class Recorder:
-    """A server, a log of all changes of its directory, and a client that writes to this log what it
-    has sent and received."""
+    """A server, a log of all changes of its directory, and a client. The client notes in this log
+    what it has sent and received."""
 
     def __init__(self, programs, level, place):
         self.programs, self.place, self.client = programs, place, None
@@ -63,8 +64,8 @@ class Recorder:
         return ack
 
     def term(self):
-        """One term of the server: a start, pushes and checkpoints. The client resumes its session
-        of the previous term."""
+        """Run one term of the server: a start, pushes and checkpoints. The client resumes its
+        session of the previous term."""
         endpoint = self.start()
         if self.client:
             self.client.endpoint = endpoint
@@ -86,7 +87,7 @@ class Recorder:
 
 
 def recorded(programs, level):
-    """The log of two terms of a server. The first term ends with kill -9, the second with a
+    """Returns the log of two terms of a server. The first term ends with kill -9, the second with a
     drain."""
     recorder = Recorder(programs, level, programs.directory / "ckpt")
     for _ in range(2):
@@ -102,12 +103,13 @@ def recorded(programs, level):
 
 
 class StartChecker:
-    """Runs the server's start on many directories, and on equal contents only once."""
+    """Runs the server's start on many directories. Directories with equal contents are tried only
+    once."""
 
     def __init__(self):
         self.found = {}    # state -> [status, resumed, term, last_seq, applied]
         self.illegal = []
-        # a start reads the write-ahead log with either level of durability
+        # The level of durability is not given: a start reads a write-ahead log with either level.
         self.argv = command("tests/tools/start", *OPTIONS)
 
     def start_all(self, states):
@@ -134,8 +136,8 @@ class StartChecker:
             self.found[state] = [int(word) for word in line.split()[:5]]
 
     def check(self, state, noted):
-        """Check a start after a power cut. It must restore every push that the client knew to be
-        durable before the cut, and no push that the client sent only later."""
+        """Check a start after a power cut. The start must restore every push that the client knew
+        to be durable before the cut, and no push that the client had not sent by then."""
         status, resumed, term, seq, applied = self.found[state]
         if (status or applied != seq or term <= noted["term"]
                 or not noted["durable"] <= seq <= noted["sent"] or noted["term"] and not resumed):
@@ -163,8 +165,8 @@ def cut_everywhere(ops, disk=None, since=0, noted=None):
 
 
 def one_cycle(ops):
-    """A range of operations around one of the last checkpoints. A push in this range is durable
-    only through this checkpoint."""
+    """Returns a range of operations around one of the last checkpoints. Only this checkpoint makes
+    the pushes in the range durable."""
     made = [i for i, op in enumerate(ops) if op.kind == "rename" and op.other.startswith("ckpt-")]
     begin = next(i for i in range(made[-3], len(ops)) if ops[i].kind == "sync"
                  and ops[i].name == ".")
@@ -224,8 +226,8 @@ FORGOTTEN = {"replay": {"files": lambda op: op.name != ".", "directory": lambda 
 
 @pytest.mark.parametrize("level,what", [(lv, what) for lv in LEVELS for what in FORGOTTEN[lv]])
 def test_forgotten_fsyncs_are_found(programs, figure, level, what):
-    """Tests the enumeration of states: without some of the syncs around one checkpoint, the test
-    must find illegal states."""
+    """Test the enumeration of states itself: if some of the fsyncs around one checkpoint are
+    removed from the log, the check must find illegal states."""
     ops = recorded(programs, level)
     since, until = one_cycle(ops)
     forgotten = FORGOTTEN[level][what]

@@ -10,9 +10,11 @@ from support.build import PATIENCE, command
 from support.programs import SIGTERM, Process, until
 
 STOPPED = 12
-# the server declares no worker dead during the test, so batches are free again only after a BYE
+# With these times the server declares no worker dead during the test, so a leased batch becomes
+# free only when its worker sends BYE.
 NEVER_DEAD = ("--suspect-ms", 590000, "--dead-ms", 600000)
-SLOW_MODEL = "conv:64:5 relu conv:64:5 relu pool:2 fc:10"  # seconds for each batch on cpu-ref
+# a model whose batches take seconds on the device cpu-ref
+SLOW_MODEL = "conv:64:5 relu conv:64:5 relu pool:2 fc:10"
 
 
 def slow_worker(programs, server, small, *options):
@@ -34,7 +36,7 @@ def images(server):
     ("downpour", ("--n-push", 3)), ("downpour", ("--n-push", 4, "--n-fetch", 4)), ("sync", ()),
     ("sandblaster", ()), ("easgd", ("--n-push", 4))])
 def test_preempted_worker(programs, figure, small, mode, options):
-    """Three times, a worker receives SIGTERM and a new worker replaces it. Each image counts once
+    """Send SIGTERM to a worker and start a new worker instead, three times. Each image counts once
     per epoch."""
     server = programs.server("--model", "seed:8", "--epochs", 8, "--mode", mode, "--batch-size", 20,
                              "--min-workers", 2, *NEVER_DEAD, *options)
@@ -47,7 +49,7 @@ def test_preempted_worker(programs, figure, small, mode, options):
         assert fleet[0].wait(10) == STOPPED, fleet[0].tail()
         times.append(time.monotonic() - begun)
         fleet[0] = programs.worker(server.endpoint, data=small)
-        # before this line, the worker may have no handler for SIGTERM
+        # before it logs this line, a worker may have no handler for SIGTERM
         fleet[0].line("worker connected")
     result = server.result()
     wrong = sum(n != 6000 for n in result["images_per_epoch"])
@@ -110,7 +112,7 @@ def test_grace_with_a_silent_server(programs, figure, small):
 
 
 def test_stopped_before_it_connects(programs, data):
-    """A worker that has nothing to return exits at once."""
+    """A worker that receives SIGTERM before it has connected exits at once."""
     worker = programs.worker("tcp://127.0.0.1:1", data=data)
     worker.line("worker data")
     worker.signal(SIGTERM)
@@ -118,8 +120,8 @@ def test_stopped_before_it_connects(programs, data):
 
 
 def test_workers_of_a_drained_server(programs, small):
-    """A drain ends the workers before the training is complete. They do not exit with 0, so a
-    supervisor starts them again together with the server."""
+    """A drain ends the workers before the training is complete. The workers do not exit with 0, so
+    that a supervisor starts them again together with the server."""
     server = programs.server("--model", "seed:8", "--epochs", 1000)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: images(server) > 1000, 20, "training")

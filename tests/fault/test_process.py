@@ -1,5 +1,5 @@
-"""Faults P6 to P8, P10, P11, P14, P15 and P17 of docs/faults.md: processes that hang, run slowly,
-end, restart again and again, or belong to an old run."""
+"""Faults P6 to P8, P10, P11, P14, P15 and P17 of docs/faults.md: a process hangs, runs slowly,
+ends, restarts again and again, or belongs to an old run."""
 import hashlib
 import os
 import random
@@ -62,9 +62,9 @@ def test_stopped_worker_is_noticed(ledger, figure, seed, full):
     report(figure, "P6", run, f"{len(times)} hangs")
 
 
-# the server soon notices a death, so that the tests are short
+# With these times the server soon notices a death, so that the tests are short.
 SOON = ("--heartbeat-ms", 100, "--suspect-ms", 400, "--dead-ms", 1000, "--recovery-ms", 1000)
-EPOCHS = 40  # the run lasts longer than a death takes
+EPOCHS = 40  # the run lasts longer than the server needs to notice a death
 
 
 @pytest.mark.parametrize("mode", ["downpour", "sync"])
@@ -86,7 +86,8 @@ def test_worker_that_slept_past_its_death(programs, figure, small, mode):
     figure("P6", wrong, "epochs with an image lost or counted twice", wrong == 0, what="batches")
     assert len(result["images_per_epoch"]) == EPOCHS
     assert [w.wait(30) for w in fleet[1:]] == [0, 0]
-    fleet[0].wait(30)  # the status may be 0 or not: the run may end before the worker wakes up
+    # any exit status is right, because the run may end before this worker has connected again
+    fleet[0].wait(30)
 
 
 @pytest.mark.alone
@@ -110,7 +111,7 @@ def test_busy_machine_kills_nobody(programs, figure, small, full):
 
 
 def healthy(server, seconds, page="/healthz"):
-    """True if the health page answers within this number of seconds."""
+    """Returns True if the page answers with status 200 within this number of seconds."""
     url = server.line(r"http listening.* url=(\S+?)/?$")[1] + page
     try:
         with urllib.request.urlopen(url, timeout=seconds) as page:
@@ -173,7 +174,7 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
     window = 6 if full else 1
 
     def others():
-        """Pushes per second of workers 1 and 2."""
+        """Returns the number of pushes per second of workers 1 and 2 together."""
         marks = []
         for _ in range(2):
             marks.append((time.monotonic(), sum(int(w.out[-1].split()[1]) for w in run.fleet[1:])))
@@ -226,7 +227,7 @@ def test_sigterm_drains(ledger, figure, seed, full):
             said = " ".join(w.out)
             found = re.search(r"resumed (\d+) .*(?:stopped|done) .*acked=(\d+)", said)
             own = weights[i * run.pushes:(i + 1) * run.pushes]
-            if found:  # otherwise the worker ended before its WELCOME
+            if found:  # a worker without such a line ended before its WELCOME
                 missing += max(0, int(found[1]) + int(found[2]) - int((own == -1).sum()))
         run.restart_server()
         for i in range(3):
@@ -256,7 +257,7 @@ def test_second_sigterm_ends_at_once(programs, figure):
 
 
 def test_other_signals(ledger, figure):
-    """SIGHUP does not change the log level. SIGPIPE, SIGXFSZ and SIGUSR2 are ignored."""
+    """The server ignores SIGPIPE, SIGXFSZ and SIGUSR2, and SIGHUP does not change its log level."""
     run = ledger(1, 300, pace=(2,))
     run.reached(0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGUSR2, signal.SIGHUP):
@@ -269,8 +270,8 @@ def test_other_signals(ledger, figure):
 @pytest.mark.parametrize("number", [SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize("call", ["rt_sigaction", "flock"])
 def test_signal_during_the_start(programs, figure, call, number):
-    """A signal arrives when the server sets its first handler, or while it locks the directory: the
-    server starts, and then drains. SIGHUP has no effect."""
+    """A signal arrives when the server sets its first signal handler, or while it locks the
+    directory: the server completes its start and then drains. SIGHUP has no effect."""
     if strace.unusable():
         figure.cannot("P10", strace.unusable())
     if FLAVOUR != "release" and call == "rt_sigaction":
@@ -292,8 +293,7 @@ def test_signal_during_the_start(programs, figure, call, number):
 
 
 def digest(directory):
-    """Returns {file name: hash of its content} for a directory, without the server's file of its
-    history."""
+    """Returns {file name: hash of its content} for a directory, without the history file."""
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest()
             for f in sorted(directory.iterdir())
             if f.is_file() and not f.name.startswith("history")}
@@ -404,7 +404,7 @@ def test_device_that_breaks(programs, figure, small):
     bad = int((abs(weights) > 10).sum())
     figure("P17", bad, f"weights touched by a broken gradient; {pushed} good ones came before it",
            bad == 0 and pushed == 7, what="weights")
-    programs.worker(server.endpoint, data=small)  # as a supervisor would do
+    programs.worker(server.endpoint, data=small)  # a new worker, as a supervisor would start it
     assert server.result()["images_per_epoch"] == [6000, 6000]
 
 

@@ -1,5 +1,5 @@
-"""Faults N9 and N10 of docs/faults.md: a server that restarts while many workers run, and half-open
-connections."""
+"""Faults N9 and N10 of docs/faults.md: a server restarts while many workers run, and connections
+are half open."""
 import sys
 import time
 
@@ -18,12 +18,13 @@ WORKERS = 16
 
 
 def worst_percent(values, percent=1):
-    """A high percentile: `percent` percent of the values are greater."""
+    """Returns a high percentile: `percent` percent of the values are greater."""
     return sorted(values)[-1 - len(values) * percent // 100]
 
 
 def seqs_here(run):
-    """As namespaces.seqs, for a server outside namespaces."""
+    """Returns {worker name: newest decided seq}, as namespaces.seqs does, for a server outside
+    namespaces."""
     return {w["name"]: w["last_seq"] for w in run.server.status()["workers"]}
 
 
@@ -78,8 +79,8 @@ def test_hello_storm(programs, figure):
 
 
 def half_open(net, server, count):
-    """`count` peers connect from host 2. Then their host is cut off, so that they vanish without a
-    message to the server."""
+    """Connect `count` peers from host 2, and then cut off the host, so that the peers vanish
+    without a message to the server."""
     before = net.status(server)["connections"]
     with net.hosts[2]:
         context = zmq.Context()

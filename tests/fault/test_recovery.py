@@ -1,5 +1,5 @@
-"""How long recovery takes: from the death of a server to the next update, and how a worker's death
-slows the others."""
+"""Measures the time from the death of a server to the next update, and how much the death of a
+worker slows the other workers."""
 import time
 
 import pytest
@@ -11,13 +11,13 @@ WORKERS = 16
 
 
 def worst(values, percent=1):
-    """A high percentile: `percent` percent of the values are greater."""
+    """Returns a high percentile: `percent` percent of the values are greater."""
     return sorted(values)[-1 - len(values) * percent // 100]
 
 
 def milliseconds(probe, since, seconds=30):
-    """The time in ms from `since` until `probe` is true. `probe` is called every two
-    milliseconds."""
+    """Wait until probe() is true; call it every two milliseconds. Returns the time in ms from
+    `since` to the end of the wait."""
     while not probe():
         assert time.monotonic() < since + seconds, "not in time"
         time.sleep(0.002)
@@ -37,7 +37,7 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
     first, everybody = [], []
     for _ in range(kills):
         milliseconds(lambda: sum(n >= 5 for n in seqs(run).values()) == WORKERS, time.monotonic())
-        # popen.kill does not wait: the killed server may still hold its lock and its port
+        # popen.kill does not wait, so the killed server may still hold its lock and its port.
         run.server.popen.kill()
         begun = time.monotonic()
         run.restart_server()
@@ -58,7 +58,7 @@ def test_first_update_after_a_kill(ledger, figure, full, level):
 
 
 def pushed_in(run, names, seconds):
-    """The pushes per second of the workers `names`, over the next `seconds`."""
+    """Returns the number of pushes per second of the workers `names`, over the next `seconds`."""
     begun, before = time.monotonic(), seqs(run)
     milliseconds(lambda: time.monotonic() >= begun + seconds, begun)
     after = seqs(run)

@@ -15,15 +15,15 @@ from support.programs import until
 
 TRAIN, WORKERS = ROOT / "deploy/slurm/train.sbatch", ROOT / "deploy/slurm/workers.sbatch"
 EPOCHS = 60
-# The job number determines the server's port, and each cluster numbers its jobs from 1. So run only
-# one cluster at a time.
+# The job number determines the server's port, and each cluster numbers its jobs from 1. Two
+# clusters would use the same ports, so run only one cluster at a time.
 pytestmark = pytest.mark.xdist_group("slurm")
 
 
 @pytest.fixture
 def slurm(programs, figure):
-    """A running cluster, in a directory with a short path: the path of munge's socket may have at
-    most 107 bytes."""
+    """Yields a running cluster. The path of its directory is short, because the path of munge's
+    socket may have at most 107 bytes."""
     home = Path(tempfile.mkdtemp(prefix="slurm"))
     home.chmod(0o755)
     cluster = Slurm.__new__(Slurm)
@@ -39,8 +39,8 @@ def slurm(programs, figure):
 
 
 def environment(slurm, data, **more):
-    """The environment that a user sets: the programs in PATH, the data, and the directory of the
-    run."""
+    """Returns the environment that a user of deploy/slurm sets: PATH with the programs, the data,
+    and the directory of the run."""
     programs = slurm.home / "bin"
     programs.mkdir(exist_ok=True)
     for name in ("cnn-ps", "cnn-worker", "cnn-ctl"):

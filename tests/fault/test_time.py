@@ -1,5 +1,5 @@
 """Fault P9 of docs/faults.md: clocks that jump. The server and the workers measure time only with
-CLOCK_MONOTONIC, and its start value does not matter."""
+CLOCK_MONOTONIC, and work with any start value of this clock."""
 import glob
 import os
 import shutil
@@ -38,7 +38,7 @@ def year(env):
 
 
 def saved_in(server, seconds):
-    """The number of checkpoints that the server saves in the next `seconds`."""
+    """Returns the number of checkpoints that the server saves in the next `seconds`."""
     before, end = server.status()["checkpoint"]["saved"], time.monotonic() + seconds
     until(lambda: time.monotonic() >= end, seconds + 5, "the window")
     return server.status()["checkpoint"]["saved"] - before
@@ -56,7 +56,7 @@ def test_wall_clock_jumps(ledger, wall, figure, full):
     for to in JUMPS:
         turn(to)
         saved = saved_in(run.server, window)
-        # 20 checkpoints per second are due, but 5 suffice: the machine may be busy
+        # 20 checkpoints per second are due. On a busy machine fewer are saved, so 5 suffice.
         missed += saved < window * 5
         extra += saved > window * 20 + 2
     counters = run.server.status()["counters"]
@@ -85,7 +85,7 @@ def test_monotonic_clock_passes(ledger, figure, wraps_at):
     with open(f"/proc/{pid}/timens_offsets") as file:
         assert str(offset) in file.read()
     counters = run.server.status()["counters"]
-    os.kill(pid, SIGTERM)  # unshare itself does not react to SIGTERM
+    os.kill(pid, SIGTERM)  # to the server, because unshare itself does not react to SIGTERM
     assert run.server.wait(10) == 0, run.server.tail()
     silent = sum("worker silent" in line for line in run.server.lines)
     figure("P9", counters["deaths"] + silent, "workers declared dead",

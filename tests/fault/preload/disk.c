@@ -1,14 +1,15 @@
 /*
- * disk.c - disk.so, for LD_PRELOAD. It logs all changes of one directory and its files, with the
- * data. It can also make fsync hang, make writes fail, or slow writes down.
+ * disk.c - disk.so, for LD_PRELOAD. It logs every change of one directory and of the files in it,
+ * with the bytes that are written. It can also make fsync hang, make writes fail, or slow writes
+ * down.
  *
  *   DISK_ROOT=DIR   the directory whose changes are logged (a real path)
  *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes`, with tabs between
  *                   the words, and then `bytes` bytes of data
  *   DISK_HANG=FILE  while this file exists, fsync and fdatasync wait
- *   DISK_WRITE=FILE while this file exists, its text selects a fault of each write to a file of
- *                   DIR. "short": the write stores half of the bytes. "lie": it stores nothing and
- *                   reports success. A number: it fails with this errno
+ *   DISK_WRITE=FILE while this file exists, its text selects a fault for each write to a file of
+ *                   DIR. "short": the write stores half of the bytes. "lie": the write stores
+ *                   nothing and reports success. A number: the write fails with this errno
  *   DISK_SLOW=MS    each pwrite first waits for MS milliseconds
  *
  * Names are relative to DIR, and "." is DIR itself. A record is written after its call has
@@ -30,7 +31,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* ISO C has no cast from void * to a function. */
+/* memcpy instead of a cast: ISO C has no cast from void * to a function pointer. */
 #define REAL(name)                                                                                 \
 	static __typeof__(&name) real;                                                             \
 	if (!real) {                                                                               \
@@ -45,7 +46,7 @@ static const char *setting(const char *name)
 	return value && *value ? value : NULL;
 }
 
-/* The name of `path` relative to DISK_ROOT; NULL: the path is not in DISK_ROOT. */
+/* Returns the name of `path` relative to DISK_ROOT, or NULL if the path is not in DISK_ROOT. */
 static const char *inside(const char *path)
 {
 	const char *root = setting("DISK_ROOT");
@@ -56,7 +57,7 @@ static const char *inside(const char *path)
 	return path[n] == '/' ? path + n + 1 : path[n] ? NULL : ".";
 }
 
-/* Writes to buf the name of an open file, relative to DISK_ROOT. */
+/* Write the name of an open file, relative to DISK_ROOT, to buf. */
 static const char *name_of_fd(int fd, char buf[PATH_MAX])
 {
 	char link[64];
@@ -177,8 +178,8 @@ static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size
 	return known ? broken_write(real, how, fd, data, n) : real(fd, data, n);
 }
 
-/* A write to a file outside the directory must not take the lock: libuv's signal handler writes to
- * a pipe, and the thread that the signal interrupted may hold the lock. */
+/* A write to a file outside DISK_ROOT must not take the lock: libuv's signal handler writes to a
+ * pipe, and it may run in a thread that holds the lock. */
 ssize_t write(int fd, const void *data, size_t n)
 {
 	char buf[PATH_MAX];

@@ -1,13 +1,13 @@
 /*
- * memory.c - memory.so, for LD_PRELOAD: lets one allocation of a program fail, the Nth.
+ * memory.c - memory.so, for LD_PRELOAD: it makes the Nth allocation of a program fail.
  *
  *   MEMORY_FAIL=N     the number of the allocation; 0 or unset: none
  *   MEMORY_COUNT=FILE at exit, the number of allocations is written to this file
  *
  * N counts the allocations of the program and its libraries, with two exceptions: libzmq and the
- * libraries that it uses, because libzmq aborts the process when it gets no memory (alloc_assert);
- * and GnuTLS and the libraries that it uses, which libmicrohttpd loads but the program never needs.
- * Threads: any.
+ * libraries that it uses, because libzmq aborts the process when an allocation fails
+ * (alloc_assert); and GnuTLS and the libraries that it uses, which libmicrohttpd loads but the
+ * program never calls. Threads: any.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,7 +29,7 @@ void *__libc_memalign(size_t alignment, size_t size);
 
 static uint64_t count; /* accessed atomically */
 
-/* The file name of the library that contains this code. */
+/* Returns the file name of the library that contains the instruction at `code`. */
 static const char *library(const void *code)
 {
 	Dl_info from;

@@ -1,9 +1,11 @@
 /*
- * broken_worker.c - cnn-worker with a device `cpu` that breaks. The device computes as cpu-ref
- * does. From gradient number BREAKS_AT on it writes a wrong value to each gradient and fails, as a
- * GPU may. If the environment has BROKEN_HANGS, the call does not return instead. The linker takes
- * this file's device_cpu instead of the real one, because the file precedes the archive with the
- * real device; main is that of cnn-worker.
+ * broken_worker.c - cnn-worker with a device `cpu` that fails as a GPU may fail. The first
+ * BREAKS_AT - 1 gradients are those of cpu-ref. Each later call for a gradient writes a wrong value
+ * to the first coordinate, leaves the other coordinates unset, and returns PS_EDEVICE. If the
+ * environment has the variable BROKEN_HANGS, this call does not return.
+ *
+ * The function main is that of cnn-worker. The linker uses the device_cpu of this file instead of
+ * the real one, because this file precedes the archive that contains the real one.
  */
 #include <stddef.h>
 #include <stdlib.h>

@@ -5,16 +5,18 @@
  *   ledger_worker SERVER INDEX PUSHES [PACE [PULL_EVERY [KEY-FILE]]]
  *
  * On a vector:N model with plain SGD and rate 1, the gradient of push n of worker INDEX is 1 in
- * coordinate INDEX * PUSHES + n and 0 elsewhere. Afterwards every coordinate of the weights must be
- * exactly -1: 0 means a lost push, and -2 means a push that was applied twice. A worker that is
- * started again with the same INDEX reads its own coordinates to find the push at which its
- * predecessor ended. This is safe: before the server sends WELCOME to the new process, it has
- * fenced the old one, and a checkpoint has all pushes of the old process that the server decided.
+ * coordinate INDEX * PUSHES + n and 0 elsewhere (n = 0, 1, ...). Afterwards every coordinate of the
+ * weights must be exactly -1: 0 means a lost push, and -2 means a push that was applied twice. A
+ * worker that is started again with the same INDEX reads its own coordinates to find the push at
+ * which its predecessor ended. This is safe: before the server sends WELCOME to the new process, it
+ * has fenced the old one, and a checkpoint has all pushes of the old process that the server
+ * decided.
  *
- * The worker waits for PACE milliseconds between two pushes, until it receives SIGURG, and pulls
- * after every PULL_EVERY pushes. It prints `pushed K acked A` while it runs, and `done pushed=N
- * acked=A reconnects=R replayed=P` when all its pushes are on the server's disk, or `stopped ...`
- * if it fails. Exit status: 0; 2 after wrong usage; 1 after any other failure, with one line.
+ * The worker waits for PACE milliseconds between two pushes. After the signal SIGURG it waits no
+ * longer. It pulls after every PULL_EVERY pushes. It prints `pushed K acked A` while it runs, and
+ * `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on the server's disk, or
+ * `stopped ...` if it fails. Exit status: 0; 2 after wrong usage; 1 after any other failure, with
+ * one line.
  */
 #include <errno.h>
 #include <signal.h>
@@ -52,8 +54,8 @@ static int number(const char *text, size_t *out)
 	return 0;
 }
 
-/* The number of this worker's pushes that the weights contain from earlier processes. They are the
- * first pushes, without a gap. */
+/* Returns the number of this worker's pushes that the weights contain. Earlier processes with the
+ * same INDEX made these pushes. They are the first pushes, without a gap. */
 static size_t done_before(const struct ledger *l)
 {
 	size_t k = 0;
@@ -78,8 +80,8 @@ static void rest(const struct ledger *l)
 		nanosleep(&pace, NULL);
 }
 
-/* Print the numbers of pushes that were made and that were acknowledged, with those of earlier
- * processes. */
+/* Print how many pushes of this INDEX were made, and how many were acknowledged. Both numbers
+ * include the pushes of earlier processes. */
 static void say(const struct ledger *l, size_t pushed)
 {
 	struct cnnps_stats s;

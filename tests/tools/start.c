@@ -5,8 +5,8 @@
  *
  *   start OPTION... <DIRECTORIES
  *
- * OPTIONs are those of cnn-ps. Each line of stdin names a directory. For each one, prints
- * `STATUS RESUMED TERM LAST_SEQ APPLIED`:
+ * OPTIONs are those of cnn-ps. Each line of stdin names a directory. For each directory the program
+ * prints `STATUS RESUMED TERM LAST_SEQ APPLIED`:
  *
  *   STATUS    the status of the restore; if it is not 0, the other numbers are 0, and the reason
  *             follows
@@ -15,8 +15,9 @@
  *   LAST_SEQ  the newest sequence number of worker 0
  *   APPLIED   n if the first n weights are -1.0 and all others 0; otherwise -1
  *
- * Use a vector:N model with plain SGD at rate 1, and one worker whose push n was 1 at coordinate n.
- * Then weights and ledger are of the same instant if LAST_SEQ equals APPLIED.
+ * Use a vector:N model with plain SGD at rate 1, and a single worker. Its push number n (1, 2, ...)
+ * must have the gradient 1 in the n-th coordinate and 0 elsewhere. If LAST_SEQ then equals APPLIED,
+ * weights and ledger are of the same instant.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,2 +1,1 @@
-"""Modules that the Python tests share. The C files of this folder are the fixtures of the C
-tests."""
+"""Modules that the Python tests share. The C files of this folder are shared by the tests in C."""

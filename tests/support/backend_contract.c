@@ -12,7 +12,7 @@ static const char *const *contract_begin(void **state)
 	return c->device;
 }
 
-/* ---- each device: worked by hand ------------------------------------------------------------ */
+/* ---- each device: examples computed by hand ------------------------------------------------- */
 
 void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 {
@@ -33,7 +33,8 @@ void pixels_are_divided_by_255_and_gradients_are_means(void **state)
 	}
 }
 
-/* One filter maps each pixel p to p - 2, so that all outputs of the conv are below zero. */
+/* Set the parameters of a conv, pool and fc network so that the conv maps each pixel value p (0 to
+ * 1) to p - 2. All values that the pool reads are then negative. */
 static void fill_pool_subject(struct subject *s, const uint8_t *pixels, size_t n)
 {
 	memcpy(s->pixels, pixels, n);
@@ -49,23 +50,25 @@ void padded_cells_are_never_the_argmax(void **state)
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
 
-		/* 1x3 pixels, padded to 2x4: windows {0, 1} and {2}; all values are negative */
+		/* The pool pads the 1x3 values to 2x4. Its windows contain the values {0, 1} and
+		 * {2}. All values are negative, so padding that counted as zero would be the
+		 * argmax. */
 		subject_random(
 			&s, &(struct odd_model){{1, 1, 3}, "conv:1:1 pool:2:pad=auto fc:2"}, 1);
 		fill_pool_subject(&s, (uint8_t[]){51, 102, 204}, 3);
 		assert_int_equal(s.model.layer[1].out.w, 2);
 		subject_open(&s, *d, 1);
 		subject_step(&s);
-		/* A weight gradient of fc is the error times a pooled value, so the ratios of these
-		 * gradients show the pooled values. */
+		/* The gradient of a weight of fc is the error times a pooled value. The ratio of
+		 * two such gradients therefore equals the ratio of the pooled values. */
 		const float *fc = s.grad + s.model.tensor[2].offset;
 		assert_true(fabsf(fc[0] / fc[1] - (0.4f - 2) / (0.8f - 2)) < 1e-5f);
 		subject_release(&s);
 	}
 }
 
-/* The second conv has zero weights, so that all its outputs are equal. Dropout keeps the device
- * from fusing layers. */
+/* Check that a pool chooses the first of four equal values. The second conv has weight zero, so
+ * that all of its outputs are equal. The dropout layer prevents the device from fusing layers. */
 static void check_first_of_equals(const char *device, const char *text)
 {
 	struct subject s;
@@ -75,7 +78,8 @@ static void check_first_of_equals(const char *device, const char *text)
 	s.params[s.model.tensor[2].offset] = 0;
 	subject_open(&s, device, 1);
 	subject_step(&s);
-	/* The gradient of weight 2 is error * value of the argmax = error * (w1 * 0.2 + b1). */
+	/* The gradient of the second conv's weight is its error times its input at the argmax. If
+	 * the first pixel (51 / 255 = 0.2) is the argmax, this input is w1 * 0.2 + b1. */
 	float error = s.grad[s.model.tensor[3].offset];
 	float value = s.params[0] * 0.2f + s.params[1];
 	assert_true(fabsf(error) > 1e-3f);
@@ -127,7 +131,8 @@ void evaluation_and_prediction_follow_from_the_same_logits(void **state)
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
 
-		/* more images than one chunk of the evaluation */
+		/* the device computes at most 4 images at once, so an evaluation takes many
+		 * steps */
 		subject_random(&s, &contract_small, 600);
 		s.batch = 4;
 		subject_open(&s, *d, 2);
@@ -161,7 +166,8 @@ void evaluation_and_prediction_follow_from_the_same_logits(void **state)
 	}
 }
 
-/* Proves that a NaN never counts as a correct answer, and that no ReLU or maximum hides a NaN. */
+/* Set the first value of tensor number `tensor` to NaN. Check that a NaN logit never counts as a
+ * correct answer, and that no ReLU or maximum hides the NaN. */
 static void contract_nan(const char *device, size_t tensor)
 {
 	struct subject s;
@@ -238,8 +244,10 @@ void a_batch_larger_than_memory_is_refused(void **state)
 
 #define LOCAL_RATE 0.1f
 
-/* Local training by its definition: each gradient is computed at the weights that the previous step
- * has made. A step does not change the running statistics, which are no weights. */
+/* Compute local training as kernels/backend.h defines it, one gradient after the other: each
+ * gradient is computed at the weights that the previous step has made. A step does not change the
+ * running statistics, because they are not trained. Writes the final weights to `params` and the
+ * sum of the gradients to `sum`. Returns the mean loss. */
 static double local_by_hand(struct subject *s, float *params, float *sum)
 {
 	double loss = 0;
@@ -265,9 +273,10 @@ static double local_by_hand(struct subject *s, float *params, float *sum)
 	return loss;
 }
 
-/* The change of the sum of local training, in double precision, when the weights change by rounding
- * errors: an error that flips an argmax or a ReLU changes the gradient by a jump. The function
- * stops when the change reaches `enough`. */
+/* Returns the relative change of the sum of local training, in double precision, when rounding
+ * errors change the weights. A rounding error that flips an argmax or a ReLU makes the gradient
+ * jump. Of up to NEARBY random changes the largest result counts. The function stops as soon as a
+ * result reaches `enough`. */
 static double local_jump(struct subject *s, double rounding, double enough)
 {
 	const size_t n = s->model.n_params;
@@ -309,7 +318,7 @@ void check_local(struct subject *s, double bound, double rounding)
 		assert_int_equal(
 			backend_local_steps(b, s->index, s->batch, 2, LOCAL_RATE, s->dropout_seed),
 			PS_OK);
-		/* the first steps are done; the second call continues the training */
+		/* the first two steps are complete; the next call continues the same round */
 		assert_int_equal(backend_local_wait(b, NULL), PS_OK);
 		assert_int_equal(backend_local_steps(b, s->index + 2 * s->batch, s->batch, 1,
 					 LOCAL_RATE, s->dropout_seed + 2),
@@ -347,8 +356,9 @@ void local_training_is_one_gradient_after_the_other(void **state)
 		}
 }
 
-/* Submit several rounds of pipelined steps. Each round has its own weights and starts before the
- * wait for the previous one. Sums and losses must equal those of rounds without overlap. */
+/* Run several rounds of pipelined steps, each with its own weights and batch size. With ahead = 1,
+ * each round starts before the wait for the previous round; with ahead = 0 no rounds overlap. Write
+ * the sums (rounds x n_params) to `sum` and the losses to `loss`. */
 static void check_rounds(struct subject *s, int ahead, float *sum, double *loss)
 {
 	const size_t n = s->model.n_params;

@@ -1,7 +1,7 @@
 /*
- * backend_contract.h - tests that every device must pass: the promises of kernels/backend.h on
- * examples computed by hand, and the calls that it refuses. A test program lists these tests in its
- * main.
+ * backend_contract.h - tests that every device must pass. They check the promises of
+ * kernels/backend.h with examples computed by hand, and the calls that a device must refuse. A test
+ * program lists these tests in its main.
  */
 #ifndef TESTS_SUPPORT_BACKEND_CONTRACT_H
 #define TESTS_SUPPORT_BACKEND_CONTRACT_H
@@ -10,7 +10,7 @@
 /* The devices that a program tests. It is the cmocka state of each test. */
 struct contract {
 	const char *device[3]; /* the names of the devices; NULL marks the end */
-	/* called at the start of each test, which it may skip; NULL: no call */
+	/* called at the start of each test; it may skip the test; NULL: no call */
 	void (*begin)(void);
 };
 
@@ -18,11 +18,12 @@ extern const struct odd_model contract_small;
 
 /* ---- examples computed by hand -------------------------------------------------------------- */
 
-/* The model is fc:2 with zero weights. So the probabilities are 1/2, the loss is ln 2, and the
- * gradient is (p - y) * pixel / 255. */
+/* The model is fc:2 with zero weights. Therefore the probabilities p are 1/2, the loss is ln 2, and
+ * the gradient is the mean of (p - y) * pixel / 255. y is 1 for the class of the label and 0 for
+ * the other class. */
 void pixels_are_divided_by_255_and_gradients_are_means(void **state);
-/* The gradient of a 1x1 filter is the error of the argmax times the pixel there, so it shows which
- * pixel the pool chose. */
+/* The gradients in the next two tests depend on the value that a pool has chosen as the maximum, so
+ * they show which value it was. */
 void padded_cells_are_never_the_argmax(void **state);
 void of_equal_values_the_first_in_row_order_is_the_argmax(void **state);
 /* The model is fc:2 with zero weights: the gradient of weight i is +-1/2 times pixel i after
@@ -34,15 +35,17 @@ void dropout_draws_what_the_header_specifies(void **state);
 void evaluation_and_prediction_follow_from_the_same_logits(void **state);
 void scores_that_are_no_numbers_are_wrong_answers(void **state);
 void bad_indices_and_ranges_are_refused(void **state);
-/* A server may set a batch size that does not fit in memory. */
+/* A server may send a batch size that does not fit in the worker's memory. */
 void a_batch_larger_than_memory_is_refused(void **state);
 
 /* ---- local training ------------------------------------------------------------------------- */
 
 #define LOCAL_STEPS 3
 
-/* Train LOCAL_STEPS batches in two calls. Weights, sum and loss must be within `bound` of the
- * values that the definition of local training gives, and a second run must give the same bytes. */
+/* Check local training with LOCAL_STEPS batches in two calls. Weights, sum and loss must be within
+ * `bound` of the values that the definition of local training gives. If rounding errors of relative
+ * size `rounding` flip an argmax or a ReLU, a larger distance of the sum is allowed. A second run
+ * must give the same bytes. */
 void check_local(struct subject *s, double bound, double rounding);
 void local_training_is_one_gradient_after_the_other(void **state);
 void rounds_may_overlap(void **state);

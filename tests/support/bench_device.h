@@ -23,13 +23,13 @@ struct bench {
 	uint32_t *order;
 };
 
-/* argv[i], or `otherwise` if there are fewer arguments. */
+/* Returns argv[i], or `otherwise` if there are fewer arguments. */
 const char *bench_argument(int argc, char **argv, int i, const char *otherwise);
 /* Load the images, and parse the network of b->net. */
 int bench_load(struct bench *b, struct err *e);
 /* Open the device of b->options with the images and new weights. */
 int bench_open(struct bench *b, struct err *e);
-/* Release everything. If rc is an error, print it. Returns the exit status. */
+/* Release everything. If `rc` is an error, print it. Returns the exit status of the program. */
 int bench_end(struct bench *b, const char *program, int rc, const struct err *e);
 double bench_median(double *value, size_t n);
 

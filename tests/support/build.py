@@ -1,8 +1,8 @@
-"""Selects the build under test and the length of the tests, and makes the command lines of its
-programs.
+"""Selects the build under test and the length of the tests, and makes the command lines of the
+build's programs.
 
-FLAVOUR selects the build: release, asan, ubsan or tsan. With CNN_SLOW=1 the fault tests take
-their long form. KX_MUTANT selects programs with a bug (tests/mutants).
+FLAVOUR selects the build: release, asan, ubsan or tsan. With CNN_SLOW=1 the fault tests take their
+long form. KX_MUTANT selects programs with a bug (tests/mutants).
 """
 import importlib
 import os
@@ -17,13 +17,13 @@ FLAVOUR = os.environ.get("FLAVOUR", "release")
 BUILD = ROOT / "build" / FLAVOUR
 FULL = bool(os.environ.get("CNN_SLOW"))
 MUTANT = os.environ.get("KX_MUTANT", "none")
-# factor by which deadlines grow under a sanitizer
+# the factor by which deadlines grow under a sanitizer
 PATIENCE = {"release": 1, "ubsan": 2, "asan": 4, "tsan": 10}[FLAVOUR]
 
 
 def without(program, package):
     """End a test, or the import of its file, because a program or module is not installed. The test
-    is skipped, or fails if KX_REQUIRE_TOOLS=1, which .ci/run sets."""
+    is skipped. If KX_REQUIRE_TOOLS=1, which .ci/run sets, the test fails instead."""
     import pytest  # benchmarks import this module without it
     why = f"no {program}: {package} installs it"
     if os.environ.get("KX_REQUIRE_TOOLS"):
@@ -43,9 +43,9 @@ os.environ.setdefault("TSAN_OPTIONS", f"suppressions={ROOT}/tests/tsan.supp")
 
 
 def _tsan_prefix():
-    """The command to put in front of a program built with ThreadSanitizer: it turns off address
-    randomization. The ThreadSanitizer of gcc 12 cannot start if the kernel randomizes more than 28
-    bits of addresses."""
+    """Returns the command that must precede a program built with ThreadSanitizer. This command
+    turns off address randomization, because the ThreadSanitizer of gcc 12 cannot start if the
+    kernel randomizes more than 28 bits of addresses."""
     setarch = shutil.which("setarch")
     if FLAVOUR != "tsan" or not setarch:
         return []
@@ -57,8 +57,8 @@ PREFIX = _tsan_prefix()
 
 
 def command(binary, *arguments):
-    """The command line of a program of this build. `binary` is a path relative to the build's
-    directory."""
+    """Returns the command line of a program of this build. `binary` is a path relative to the
+    build's directory."""
     path = BUILD / binary
     mutant = BUILD / "rule-mutants" / MUTANT / binary
     if mutant.exists():

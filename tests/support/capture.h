@@ -20,7 +20,7 @@ struct capture {
 void capture_begin(struct capture *c, int fd);
 const char *capture_end(struct capture *c);
 /* As capture_end, for log lines. Each line must begin with a timestamp, and the timestamps are
- * removed from the text. The lines of a sanitizer are removed, too. */
+ * removed from the text. Lines that begin with "==", which a sanitizer prints, are removed, too. */
 const char *capture_log(struct capture *c);
 
 size_t count_lines(const char *text);

@@ -19,7 +19,7 @@ struct cluster_worker {
 	uint32_t peer;
 	uint64_t seq, request;
 	struct msg_grant grant;  /* work.count 0: the worker has no work */
-	float w[CLUSTER_PARAMS]; /* the server's weights when it granted the work */
+	float w[CLUSTER_PARAMS]; /* the server's weights at the time of the grant */
 	uint64_t version, term;  /* the version and the term of `w` */
 };
 
@@ -31,7 +31,7 @@ struct cluster {
 	struct cluster_worker worker[CLUSTER_WORKERS];
 };
 
-/* Open a core, and join `n` workers. Each of them reports a data set of `n_train` training
+/* Open a core, and join `n` workers. Each worker reports a data set of `n_train` training
  * images. */
 void cluster_open(struct cluster *k, struct core_config cfg, uint32_t n, uint32_t n_train,
 	cluster_gradient_fn *fn);
@@ -41,34 +41,34 @@ void cluster_join(struct cluster *k, uint32_t i);
  * keep their work. */
 void cluster_restart(struct cluster *k, uint32_t n);
 
-/* The number of images of batches [first, first + count). */
+/* Returns the number of images in batches [first, first + count). */
 uint32_t cluster_images(const struct cluster *k, uint32_t first, uint32_t count);
-/* Give the grants of the last event to their workers. These workers copy the weights. */
+/* Copy each grant that the last event sent to its worker, together with the current weights. */
 void cluster_receive(struct cluster *k);
-/* Worker `i` requests a lease. 1: the answer is a grant of training work. */
+/* Request a lease for worker `i`. Returns 1 if the answer is a grant of training work. */
 int cluster_request(struct cluster *k, uint32_t i);
-/* The newest grant of worker `i` must be for batches [first, first + count). */
+/* Check that the newest grant of worker `i` has batches [first, first + count). */
 void cluster_granted(struct cluster *k, uint32_t i, uint32_t first, uint32_t count);
-/* Build the next push of worker `i`: the mean gradient over its batches at its weights. Writes the
- * values to `g` (CLUSTER_PARAMS floats). */
+/* Returns the next push of worker `i`: the mean gradient over its batches at its weights. Writes
+ * the values of the gradient to `g` (CLUSTER_PARAMS floats). */
 struct msg cluster_gradient(struct cluster *k, uint32_t i, float *g);
-/* Send the next push of worker `i`. */
+/* Send the next push of worker `i`. Returns `reject` of its ACK. */
 enum reject cluster_push(struct cluster *k, uint32_t i);
 /* Send the result of the evaluation that worker `i` was granted. */
 void cluster_evaluate(struct cluster *k, uint32_t i);
 /* Send the next message of worker `i`. Returns 0 if there is none, because the worker waits for a
  * grant. */
 int cluster_act(struct cluster *k, uint32_t i);
-/* Train to the end of the run. `r`: draws which of the first `n` workers acts next; NULL: worker 0
- * acts alone. */
+/* Train to the end of the run. `r` draws which of the first `n` workers acts next. If `r` is NULL,
+ * worker 0 acts alone. */
 void cluster_run(struct cluster *k, uint32_t n, struct rng *r);
 
 /* ---- gradients ------------------------------------------------------------------------------ */
 
-/* A gradient of 1 at every coordinate. */
+/* Writes a gradient of 1 at every coordinate. The loss is 0.5. */
 double cluster_ones(uint32_t i, const float *w, double *g);
-/* The loss and gradient of a quadratic function, with a different minimum for each batch and a
- * different curvature for each coordinate. */
+/* Computes the loss and the gradient of a quadratic function, with a different minimum for each
+ * batch and a different curvature for each coordinate. */
 double cluster_bowl(uint32_t i, const float *w, double *g);
 
 #endif

@@ -5,9 +5,7 @@ const struct data_id fixture_data = {
 	.n_train = 35, .n_test = 7, .rows = 2, .cols = 3, .classes = 10, .xxh3 = 99};
 const float fixture_ones[FIXTURE_PARAMS] = {1, 1, 1, 1, 1, 1, 1, 1};
 
-/* ---- configurations ------------------------------------------------------------------------- */
-
-/* ---- life ----------------------------------------------------------------------------------- */
+/* ---- life cycle ----------------------------------------------------------------------------- */
 
 size_t fixture_bytes(const struct core_config *cfg)
 {

@@ -35,9 +35,9 @@ struct core_fixture {
 
 /* ---- life cycle ----------------------------------------------------------------------------- */
 
-/* The size of the core's memory, including the weights at its end. */
+/* Returns the size of the core's memory, including the weights at its end. */
 size_t fixture_bytes(const struct core_config *cfg);
-/* Allocate that memory, filled with 0xa5. The caller frees it. */
+/* Allocate the core's memory, and fill it with 0xa5. The caller frees it. */
 void *fixture_memory(const struct core_config *cfg);
 float *fixture_weights(void *memory, const struct core_config *cfg);
 void fixture_open(struct core_fixture *f, struct core_config cfg);
@@ -60,11 +60,11 @@ void fixture_durable(struct core_fixture *f);
 
 size_t fixture_count(const struct core_fixture *f, enum effect_kind kind);
 const struct effect *fixture_effect(const struct core_fixture *f, enum effect_kind kind);
-/* The first message of this type to `peer`, or NULL. */
+/* Returns the first message of this type to `peer`, or NULL. */
 const struct msg *fixture_sent(const struct core_fixture *f, uint32_t peer, enum msg_type type);
-/* The last event must have sent one message: ERROR `status` to `peer`. */
+/* Check that the last event sent a single message: ERROR with `status` to `peer`. */
 void fixture_refused(const struct core_fixture *f, uint32_t peer, int status);
-/* The last event must have sent no message, and the run must not have ended. */
+/* Check that the last event sent no message, and that the run has not ended. */
 void fixture_silent(const struct core_fixture *f);
 struct worker_view fixture_worker(const struct core_fixture *f, uint32_t id);
 
@@ -72,34 +72,35 @@ struct worker_view fixture_worker(const struct core_fixture *f, uint32_t id);
 
 struct msg fixture_hello(const char *name);
 struct msg fixture_resume(struct stamp s, uint64_t last_seq, uint64_t durable_seq);
-/* Send HELLO, and complete snapshots until WELCOME arrives. */
+/* Send HELLO, and complete snapshots until the server sends WELCOME. Returns the worker's stamp. */
 struct stamp fixture_join(struct core_fixture *f, uint32_t peer, const char *name);
-/* Resume a session. The answer to HELLO must be WELCOME. */
+/* Resume a session. The answer to HELLO must be WELCOME. Returns the new stamp. */
 struct stamp fixture_come_back(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last_seq);
 
-/* A push with a zero gradient and without a batch. */
+/* Returns a push without a batch and without any tensor, so that its gradient is zero. */
 struct msg fixture_push(struct stamp s, uint64_t seq);
 void fixture_slice(struct msg *m, uint64_t offset, uint64_t count, const float *g);
-/* A push whose gradient is 1 at every coordinate, so that it moves each weight by -rate. */
+/* Returns a push whose gradient is 1 at every coordinate. It moves each weight by -rate. */
 struct msg fixture_push_ones(struct stamp s, uint64_t seq);
-/* Set the batches of a push, in the data set of fixture_training. */
+/* Set the batches of a push, and the number of their images in the data set of fixture_training. */
 void fixture_work(struct msg *m, uint32_t epoch, uint32_t first, uint32_t count);
-/* A push of fixture_push_ones with the batches of fixture_work. */
+/* Returns a push of fixture_push_ones with the batches of fixture_work. */
 struct msg fixture_batch(
 	struct stamp s, uint64_t seq, uint32_t epoch, uint32_t first, uint32_t count);
-/* Send a push. The answer must be one ACK, or an ACK in PARAMS if the push also pulls. */
+/* Send a push. The answer must be an ACK or, if the push also pulls, PARAMS that contain an ACK.
+ * Returns the ACK. */
 struct msg_ack fixture_acked(struct core_fixture *f, uint32_t peer, const struct msg *m);
 void fixture_applied(struct core_fixture *f, uint32_t peer, const struct msg *m);
 void fixture_rejected(struct core_fixture *f, uint32_t peer, const struct msg *m, enum reject why);
 
 void fixture_lease(struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
-/* The grant that the last event sent to `peer`, or NULL. */
+/* Returns the grant that the last event sent to `peer`, or NULL. */
 const struct msg_grant *fixture_granted(const struct core_fixture *f, uint32_t peer);
-/* Request a lease. The answer must be a grant. */
+/* Request a lease. The answer must be a grant. Returns this grant. */
 struct msg_grant fixture_grant(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
-/* As fixture_grant. The grant must be training work. */
+/* As fixture_grant, but the grant must be training work. */
 struct msg_grant fixture_train(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
 void assert_work(const struct msg_grant *g, uint32_t epoch, uint32_t first, uint32_t count);
@@ -119,11 +120,11 @@ struct core_snapshot {
 /* Encode the state of the core. fixture_drop frees the snapshot. */
 struct core_snapshot fixture_save(const struct core_fixture *f);
 void fixture_drop(struct core_snapshot *snapshot);
-/* Decode a snapshot into fresh memory. Returns the status. If the status is not PS_OK, *why is the
+/* Decode a snapshot into fresh memory. Returns the status. If it is not PS_OK, *why is the
  * reason. */
 int fixture_read(struct core_fixture *f, struct core_config cfg,
 	const struct core_snapshot *snapshot, const char **why);
-/* Start the server from a snapshot, which must be valid. */
+/* Start a server of the next term from a snapshot, which must be valid. */
 void fixture_load(
 	struct core_fixture *f, struct core_config cfg, const struct core_snapshot *snapshot);
 /* Kill the server, and start it from a snapshot of this moment. */

@@ -96,8 +96,8 @@ const struct msg_grant *direct_lease(struct direct_worker *w)
 	return &w->grant;
 }
 
-/* The code of a grant of `work`. The tests push batches without a lease, so they compute the code
- * themselves. */
+/* Returns the code of a grant of `work`. The tests push batches that no grant contains, so they
+ * compute the code themselves. */
 static uint64_t code_of(const struct direct_worker *w, struct work work)
 {
 	const struct msg_grant g = {.kind = GRANT_TRAIN, .work = work};

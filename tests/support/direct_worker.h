@@ -1,6 +1,6 @@
 /*
  * direct_worker.h - a core that is configured by a command line, and a worker whose messages go
- * directly to that core. For tests of the server's shell.
+ * directly to that core. The tests of the server's shell use them.
  */
 #ifndef TESTS_SUPPORT_DIRECT_WORKER_H
 #define TESTS_SUPPORT_DIRECT_WORKER_H
@@ -26,7 +26,7 @@ struct direct_worker {
 	struct msg_grant grant; /* the newest grant */
 };
 
-/* The first message of `type` that the last step sent, or NULL. */
+/* Returns the first message of `type` that the last step sent, or NULL. */
 const struct msg *direct_sent(const struct core *core, enum msg_type type);
 /* Pass the effects of the last step to `p`. */
 void direct_progress(struct progress *p, const struct direct_worker *w);
@@ -34,7 +34,8 @@ void direct_progress(struct progress *p, const struct direct_worker *w);
 /* Send HELLO with a data set of `n_train` and `n_test` images. Returns the WELCOME, or NULL. */
 const struct msg *direct_hello(
 	struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
-/* Join the core as worker `name`. The core must have no disk, so that it sends WELCOME at once. */
+/* Join the core as worker `name`. The options must have no checkpoint directory, so that the core
+ * sends WELCOME at once. */
 void direct_join(struct direct_worker *w, const char *name, uint32_t n_train, uint32_t n_test);
 const struct msg_grant *direct_lease(struct direct_worker *w);
 /* Push `value` at coordinate 0, as the gradient of `work`, with the code of a grant. */

@@ -5,16 +5,16 @@ from support import safetensors
 from support.build import command
 from support.programs import Process
 
-# Plain SGD: the first step of Adagrad depends only on the sign of the gradient, and a rounding
-# error may change this sign.
+# The epoch uses plain SGD, because the first step of Adagrad depends only on the sign of the
+# gradient, and a rounding error may change this sign.
 PLAIN = ("--epochs", 1, "--optimizer", "sgd", "--warm-start-updates", 0)
 
 
 def one_epoch(programs, device, model, *options, rate=0.05, seed=7, data=None, seconds=240):
     """Returns the weights as a pair (before the epoch, after the epoch). Equal seeds give equal
-    initial weights, batches and order on every device. At learning rate 0.1 a rounding error that
-    changes an argmax of a pool grows a hundredfold in one epoch. At 0.05 the error does not
-    grow."""
+    initial weights, batches and order on every device. The learning rate is 0.05, because at 0.1 a
+    rounding error that changes an argmax of a pool grows a hundredfold in one epoch. At 0.05 such
+    an error does not grow."""
     name = f"{device.replace(':', '-')}-{len(programs.processes)}"
     server = programs.server("--model", model, *PLAIN, "--seed", seed, "--lr", rate, *options,
                              directory=name)
@@ -29,7 +29,7 @@ def one_epoch(programs, device, model, *options, rate=0.05, seed=7, data=None, s
 
 
 def distance(one, other, start):
-    """The distance between two final weights, relative to the distance from the initial weights to
-    `one`."""
+    """Returns the distance between two final weights, relative to the distance from the initial
+    weights to `one`."""
     way = np.linalg.norm(one.astype(float) - start)
     return np.linalg.norm(one.astype(float) - other) / way

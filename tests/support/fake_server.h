@@ -1,9 +1,9 @@
 /*
  * fake_server.h - a parameter server for tests of libcnnps.
  *
- * The fake server answers every message as proto/WIRE.md requires, except for what the test
- * disables. It records what it receives. Threads: the server runs in its own thread; the test's
- * thread calls the functions below.
+ * The fake server answers every message as proto/WIRE.md requires, except where the test has
+ * changed its behaviour (struct fake_how). It records the messages that it receives. Threads: the
+ * server runs in its own thread; the test's thread calls the functions below.
  */
 #ifndef TESTS_SUPPORT_FAKE_SERVER_H
 #define TESTS_SUPPORT_FAKE_SERVER_H
@@ -35,7 +35,7 @@ struct fake_how {
 	int status;            /* nonzero: answer every message with this ERROR */
 	int bye;               /* nonzero: answer each LEASE with BYE of this status */
 	int reject;            /* REJECT_*: reject every push for this reason; 0: accept it */
-	int superseded;        /* each ACK reports that another result of the same work was first */
+	int superseded;        /* each ACK reports this number of superseded results */
 	int two_slices;        /* send the weights as two tensors */
 	int damaged_pulls;     /* flip a bit in each of the next PARAMS, up to this number */
 	int refuse_admin;
@@ -61,15 +61,15 @@ struct fake_push {
 	int asked; /* 1: the push also requested the weights */
 };
 
-/* What the server has received. */
+/* A record of the messages that the server has received. */
 struct fake_seen {
 	int hellos, pulls, pushes, leases, results, beats, byes;
-	uint64_t last_seq;                  /* the newest seq of the decided pushes */
+	uint64_t last_seq;                  /* the seq of the newest decided push */
 	float sum[FAKE_PARAMS];             /* the sum of the gradients of the decided pushes */
 	uint64_t seq[FAKE_PUSHES];          /* the seq of each PUSH, decided or not */
 	uint64_t hash[FAKE_PUSHES];         /* the hash of the tensor of each PUSH */
 	struct fake_push made[FAKE_PUSHES]; /* decided pushes, at seq - 1 */
-	/* this member and the messages below: the newest message of each type */
+	/* hello, push and result: the newest message of this type */
 	struct msg_hello hello;
 	struct msg_push push;
 	struct msg_result result;
@@ -91,7 +91,8 @@ struct fake {
 /* Bind to a free port of 127.0.0.1 and start the thread. */
 void fake_start(struct fake *f);
 void fake_stop(struct fake *f);
-/* Wait for at most `seconds` until `enough(f)` is true. Returns 1 if it became true, else 0. */
+/* Wait for at most `seconds` until `enough(f)` is true. Returns 1 if it became true in this time,
+ * else 0. */
 int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds);
 /* As fake_happens, for at most 20 s. If `enough(f)` is still false, the test fails with the text
  * `what`. */

@@ -70,8 +70,9 @@ const char *input_file(const uint8_t *data, size_t size)
 	return path;
 }
 
-/* libFuzzer's timer has a handler without SA_RESTART: a connect that it interrupts goes on in the
- * background, and poll waits for its end. */
+/* Connect the socket `fd` to the address `a`. libFuzzer's timer has a signal handler without
+ * SA_RESTART, so a signal can interrupt connect. The kernel then continues to connect in the
+ * background, and poll waits until it has finished. */
 static bool connect_to(int fd, const struct sockaddr_in *a)
 {
 	struct pollfd connected = {.fd = fd, .events = POLLOUT};
@@ -89,11 +90,12 @@ static bool connect_to(int fd, const struct sockaddr_in *a)
 
 int input_connect(unsigned port, const void *data, size_t size)
 {
-	static uint32_t n;  /* connections so far */
-	const int late = 1; /* connect, not bind, chooses our port */
+	static uint32_t n;  /* the number of connections so far */
+	const int late = 1; /* connect, not bind, chooses the source port */
 	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	/* When the server closes a connection first, the pair of ports stays in use for a minute.
-	 * So the connections use many source addresses of 127/8 in turn. */
+	/* When the server closes a connection first, the connection's pair of ports stays in use
+	 * for a minute. Therefore each source address of 127/8 serves 8192 connections, and then
+	 * the next address is used. */
 	struct sockaddr_in own = {.sin_family = AF_INET,
 		.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1 + n++ / 8192 % 65536)};
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

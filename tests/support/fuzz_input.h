@@ -21,14 +21,15 @@ struct input {
 
 uint8_t input_u8(struct input *in);
 uint64_t input_u64(struct input *in);
-/* A number in [0, n), n <= 256. */
+/* Returns a number in [0, n). n is at most 256, because the number comes from one byte. */
 uint32_t input_below(struct input *in, uint32_t n);
 /* Returns `v` most of the time, sometimes a number near `v`, and seldom an arbitrary number. */
 uint64_t input_near(struct input *in, uint64_t v);
-/* The next line without its '\n', as a text of at most size - 1 bytes. */
+/* Read the next line without its '\n' to `text`, at most size - 1 bytes of it. The rest of the line
+ * is skipped. */
 void input_line(struct input *in, char *text, size_t size);
-/* Write these bytes to a file in memory that only this user may read, and return its path. A
- * process has only one such file: each call replaces its content. */
+/* Write these bytes to a file in memory that only this user may read, and return the path of the
+ * file. A process has only one such file: each call replaces its content. */
 const char *input_file(const uint8_t *data, size_t size);
 /* Connect to a port of this machine, send these bytes, and return the socket. */
 int input_connect(unsigned port, const void *data, size_t size);

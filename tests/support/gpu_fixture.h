@@ -2,8 +2,8 @@
  * gpu_fixture.h - the CUDA device under test, its precisions, and the bounds on its distance from
  * cpu-ref. cpu-ref computes in double precision.
  *
- * CNN_TEST_DEVICE=cpu runs the tests on the CPU instead of "cuda", to try out the tests themselves;
- * it has fp32 only. CNN_TEST_KERNELS=general has the effect of --kernels general. If the device is
+ * CNN_TEST_DEVICE=cpu runs the tests on the CPU instead of "cuda", only in fp32, to try out the
+ * tests themselves. CNN_TEST_KERNELS=general has the effect of --kernels general. If the device is
  * missing, every test is skipped, or fails if KX_REQUIRE_GPU=1.
  */
 #ifndef TESTS_SUPPORT_GPU_FIXTURE_H
@@ -14,16 +14,16 @@ struct precision {
 	const char *name;
 	enum kx_precision value;
 	double bound; /* the bound on |g - exact| / |exact| of a whole gradient */
-	/* The bound on |g - exact| / |exact| if the forward pass rounds to tf32 or bf16: its
-	 * rounding errors flip some ReLUs and argmaxes. A wrong gradient has a distance of about
-	 * 1. */
+	/* The bound on |g - exact| / |exact| of a network whose forward pass rounds to tf32 or
+	 * bf16. These rounding errors flip some ReLUs and argmaxes. A wrong gradient has a distance
+	 * of about 1. */
 	double loose;
 	double rounding; /* the relative rounding error of one value, for gradient_jump */
 };
 
 #define N_PRECISIONS 4
 extern const struct precision gpu_precisions[N_PRECISIONS];
-/* The number of precisions that the device has. */
+/* Returns the number of precisions that the device has. */
 size_t gpu_n_precisions(void);
 
 /* Every test calls gpu_begin first. If the device is missing, gpu_begin skips the test or fails
@@ -33,10 +33,12 @@ const char *gpu_device(void);
 void gpu_open(struct subject *s, const struct precision *p);
 /* Compute the gradient on cpu-ref. The caller frees it. Writes the loss to *loss. */
 float *gpu_reference(struct subject *s, double *loss);
-/* Repeat the step of s->grad. The gradient must have the same bytes as before. */
+/* Run the step that computed s->grad again. Gradient and loss must have the same bytes as
+ * before. */
 void gpu_repeat(struct subject *s);
-/* The largest relative distance of a single tensor. Unlike the distance of the whole gradient, it
- * shows a small tensor that is completely wrong. */
+/* Returns the largest relative distance between a tensor of s->grad and the same tensor of `right`.
+ * Unlike the distance of the whole gradient, this distance shows a small tensor that is completely
+ * wrong. */
 double gpu_worst_tensor(const struct subject *s, const float *right);
 
 #endif

@@ -157,7 +157,7 @@ float *params_nearby(const struct subject *s, double rounding, uint64_t round)
 	return nearby;
 }
 
-/* Compute the gradient at params_nearby. */
+/* Compute the gradient at the weights of params_nearby. */
 static void step_nearby(struct subject *s, double rounding, uint64_t round)
 {
 	float *kept = s->params;
@@ -200,7 +200,8 @@ double gradient_backward_error(
 	return 0;
 }
 
-/* The loss at params + t * direction. `direction` has n floats and starts at `offset`. */
+/* Returns the loss at params + t * direction. `direction` has n floats, for the parameters from
+ * `offset` on. */
 static double loss_along(
 	struct subject *s, size_t offset, const float *direction, size_t n, float t)
 {
@@ -216,12 +217,12 @@ static double loss_along(
 }
 
 /*
- * Compare the slope of the loss with the gradient, along the tensor's own gradient (scaled to
- * length 1) and along a random direction. The logits are floats, so a loss has an error of about
- * 1e-7, and a slope over 2 steps of 1e-4 has an error of about 5e-4. Besides, some ReLUs and
- * argmaxes flip within the steps. The tolerance of 2 % of the tensor's gradient plus 1e-3 allows
- * for both. A wrong factor or index gives an error of about 100 %. The comparison with cpu-ref is
- * much stricter.
+ * Compare the gradient of one tensor with the slope of the loss, along the gradient itself (scaled
+ * to length 1) and along a random direction. The logits are floats, so a loss has an error of about
+ * 1e-7, and a slope over two steps of 1e-4 has an error of about 5e-4. Besides, some ReLUs and
+ * argmaxes flip within these steps. The tolerance of 2 % of the tensor's gradient plus 1e-3 allows
+ * for both. A wrong factor or index gives an error of about 100 %. The tests that compare gradients
+ * with cpu-ref are much stricter.
  */
 static void check_slope(struct subject *s, const float *grad, const struct tensor *t)
 {

@@ -25,8 +25,8 @@
 #define IS_TSAN 0
 #endif
 
-/* Skip a test of arithmetic under ThreadSanitizer. Such a test takes minutes there, and starts no
- * threads. */
+/* Skip a test of arithmetic under ThreadSanitizer. Such a test takes minutes there, and it starts
+ * no threads that could race. */
 void skip_under_tsan(void);
 
 struct odd_model {
@@ -34,9 +34,9 @@ struct odd_model {
 	const char *text;
 };
 
-/* Models whose layer sizes are 1, primes, or one more or less than 4, 8, 16 or 32, the lengths of
- * SIMD vectors and of pairs of them. Each kind of layer occurs as the first layer, as the last
- * layer, in the middle, and twice in a row. */
+/* Models of odd sizes. Most sizes of layers are 1, primes, or one more or less than 4, 8, 16 or 32,
+ * the lengths of SIMD vectors and of pairs of them. Each kind of layer occurs as the first layer,
+ * as the last layer, in the middle, and twice in a row. */
 #define N_ODD_MODELS 31
 extern const struct odd_model odd_models[N_ODD_MODELS];
 /* More models of odd sizes, with the layers that odd_models lacks: tanh, sigmoid, overlapping and
@@ -57,40 +57,44 @@ struct subject {
 	double loss;
 };
 
-/* A batch of `n` random images with random labels, in a shuffled order. */
+/* Set up the model of `o` with initial weights, and a batch of `n` random images with random labels
+ * in a shuffled order. */
 void subject_random(struct subject *s, const struct odd_model *o, size_t n);
 void subject_open(struct subject *s, const char *device, int threads);
 void subject_release(struct subject *s);
-/* Compute s->grad and s->loss. s->grad is filled with NaN before. */
+/* Compute s->grad and s->loss. Before the step, s->grad is filled with NaN, so that a test finds
+ * each value that the device does not write. */
 void subject_step(struct subject *s);
 
-/* The L2 norm of a - b over the L2 norm of b. NaN if any value is NaN. */
+/* Returns the L2 norm of a - b divided by the L2 norm of b. The result is NaN if any value is
+ * NaN. */
 double gradient_distance(const float *a, const float *b, size_t n);
 
 #define NEARBY 32 /* the number of random changes that gradient_jump tries */
-/* The weights after each has changed by a relative amount of up to `rounding`. The caller frees
- * them. */
+/* Returns the weights after each of them has changed by a random relative amount of at most
+ * `rounding`. Each `round` gives other amounts. The caller frees the weights. */
 float *params_nearby(const struct subject *s, double rounding, uint64_t round);
 /*
- * The largest relative change of the exact gradient when each weight changes by a relative amount
- * of up to `rounding`, the rounding error of the arithmetic under test. A large value means that a
- * rounding error can flip an argmax or a ReLU of the batch. Then a difference between two gradients
- * does not prove an error of the arithmetic.
+ * Returns the largest relative change of the exact gradient, in NEARBY trials, when each weight
+ * changes by a relative amount of up to `rounding`, the rounding error of the arithmetic under
+ * test. A large result means that a rounding error can flip an argmax or a ReLU of the batch. Then
+ * a difference between two gradients does not prove an error of the arithmetic.
  */
 double gradient_jump(struct subject *s, double rounding);
 
 /*
- * The backward error of `grad`: the smallest relative change of the weights, from half an ulp to
- * `max`, at which the exact gradient is within `bound` of `grad`. Returns 0 if there is no such
- * change. Unless it flips an argmax or a ReLU, such a change moves the exact gradient only a
- * little. Therefore, if `grad` is farther than `bound` from the exact gradient at the unchanged
- * weights, the cause is an argmax or a ReLU that the rounding flips.
+ * Returns the backward error of `grad`: the smallest relative change of the weights, from half an
+ * ulp to `max`, at which the exact gradient is within `bound` of `grad`. Returns 0 if no such
+ * change was found. Unless such a change flips an argmax or a ReLU, it moves the exact gradient
+ * only a little. Therefore, if `grad` is farther than `bound` from the exact gradient at the
+ * unchanged weights, the cause is an argmax or a ReLU that the rounding flips. Writes the distance
+ * between `grad` and the last exact gradient that was tried to *distance_there.
  */
 double gradient_backward_error(
 	struct subject *s, const float *grad, double max, double bound, double *distance_there);
 
-/* The gradient of each tensor must equal the slope of the loss, along the gradient and along a
- * random direction. */
+/* Check that the gradient of each trained tensor equals the slope of the loss, along the gradient
+ * and along a random direction. */
 void check_slopes(struct subject *s);
 
 #endif

@@ -9,7 +9,7 @@ NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte",
 
 
 def read(directory, name):
-    """The array in directory/name, or in directory/name.gz."""
+    """Returns the array in directory/name, or in directory/name.gz."""
     plain = directory / name
     raw = plain.read_bytes() if plain.exists() else gzip.decompress(
         (directory / (name + ".gz")).read_bytes())
@@ -23,6 +23,7 @@ def encode(array):
 
 
 def cut(source, target, train, test):
-    """Write the first images of a data set as a data set of its own."""
+    """Write the first `train` training images and the first `test` test images of a data set, with
+    their labels, as a data set of their own."""
     for name, n in zip(NAMES, (train, train, test, test)):
         (target / name).write_bytes(encode(read(source, name)[:n]))

@@ -11,7 +11,7 @@ struct blob {
 
 void blob_be32(struct blob *b, uint32_t v);
 
-/* Images of rows x cols pixels. The pixel values count up from `seed`. */
+/* Returns a file with images of rows x cols pixels. The pixel values count up from `seed`. */
 struct blob blob_images(uint32_t n, uint32_t rows, uint32_t cols, unsigned seed);
 /* As blob_images, for files with channels (idx4). */
 struct blob blob_planes(uint32_t n, uint32_t channels, uint32_t rows, uint32_t cols, unsigned seed);

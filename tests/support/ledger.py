@@ -1,5 +1,5 @@
-"""Runs with the ledger gradient (docs/glossary.md): the final weights show for every push whether
-it was applied."""
+"""Test runs with the ledger gradient (docs/glossary.md): the final weights show for every push
+whether it was applied."""
 import signal
 
 from support import safetensors
@@ -13,9 +13,9 @@ LEDGER = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-
 class LedgerRun:
     """Workers that push the ledger gradient to a server, while a test kills workers or the server.
 
-    `pace`: a tuple with the milliseconds between two pushes, or empty. The workers keep this
-    pace to the end, unless count() tells them to hurry. `size`: the number of values of the
-    vector. A vector with more values than pushes makes messages larger.
+    `pace`: a tuple with the milliseconds between two pushes, or empty. The workers keep this pace
+    to the end, unless count() ends the pauses. `size`: the number of values of the vector. A vector
+    with more values than pushes makes messages larger.
     """
 
     def __init__(self, programs, workers, pushes, *options, pace=(), size=0, **how):
@@ -30,14 +30,14 @@ class LedgerRun:
             self.start_worker(i)
 
     def pushed(self):
-        """The total number of pushes of all workers, from the last line that each worker has
-        printed."""
+        """Returns the total number of pushes of all workers, from the last line that each worker
+        has printed."""
         words = [w.out[-1].split() for w in self.fleet if w.out]
         return sum(int(word[1]) for word in words if word[0] in ("resumed", "pushed"))
 
     def reached(self, kill):
-        """Wait until kill number `kill` (0, 1, ...) is due. The kills are spread over the run and
-        all come well before its end."""
+        """Wait until kill number `kill` (0, 1, ...) is due. The kills are spread over the run, and
+        all of them come well before its end."""
         self.server.endpoint
         until(lambda: self.pushed() >= (kill + 1) * self.pushes // 4, 60, "enough is pushed")
 
@@ -62,7 +62,7 @@ class LedgerRun:
         """Wait until every worker ends, and drain the server. Returns (pushes lost, pushes applied
         twice)."""
         for worker in self.fleet if hurry else ():
-            # the test makes no more faults: SIGURG lets the workers push without a pace to the end
+            # the test causes no more faults; SIGURG lets the workers push the rest without pauses
             worker.signal(signal.SIGURG)
         for worker in self.fleet:
             assert worker.wait(seconds) == 0, worker.tail()
@@ -72,7 +72,7 @@ class LedgerRun:
         return self.tally()
 
     def tally(self):
-        """Returns the counts of count(), after the server has drained and exited."""
+        """Returns the same pair as count(). The server must have drained and exited."""
         weights = safetensors.flat(self.programs.export(self.server.directory))
         assert len(weights) == self.size
         assert not weights[self.pushes * len(self.fleet):].any(), "a coordinate that nobody pushes"
@@ -82,6 +82,6 @@ class LedgerRun:
         return lost, twice
 
     def verdict(self, seconds=120, hurry=True):
-        """As count(), and the test fails unless every push was applied exactly once."""
+        """As count(), but the test fails unless every push was applied exactly once."""
         lost, twice = self.count(seconds, hurry)
         assert (lost, twice) == (0, 0), f"{lost} lost, {twice} applied twice"

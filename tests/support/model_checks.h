@@ -15,15 +15,15 @@
 
 extern const struct shape mnist_shape;
 
-/* The result of parse_model. It is static because it is too large for the stack. */
+/* The model that parse_model has parsed. It is static because it is too large for the stack. */
 extern struct model parsed;
 
-/* Parse `text` for images of MNIST's shape. It must be valid. */
+/* Parse `text` for images of MNIST's shape. `text` must be valid. */
 void parse_model(const char *text);
 void assert_shape(struct shape s, size_t c, size_t h, size_t w);
 void assert_tensor(size_t i, const char *name, size_t offset, size_t count);
 
-/* Invariant 1 of common/model.h must hold, and the shapes of successive layers must match. */
+/* Check invariant 1 of common/model.h, and that the shapes of successive layers match. */
 void assert_consistent(const struct model *x);
 
 #endif

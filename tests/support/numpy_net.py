@@ -17,7 +17,7 @@ def mix(x):
 
 
 def draws(seed, stream, sub):
-    """The endless sequence of 64-bit random numbers of one stream."""
+    """Yields the endless sequence of 64-bit random numbers of one stream."""
     state = mix(mix(mix(seed) ^ stream) ^ sub)
     while True:
         yield mix(state)
@@ -25,7 +25,7 @@ def draws(seed, stream, sub):
 
 
 def order(seed, epoch, n):
-    """The order of the images in an epoch."""
+    """Returns the order of the images in an epoch."""
     row, out = draws(seed, ORDER, epoch), list(range(n))
     for i in range(n - 1, 0, -1):
         j = next(row) * (i + 1) >> 64
@@ -34,7 +34,7 @@ def order(seed, epoch, n):
 
 
 def initial(seed, number, shape, fan_in):
-    """Tensor `number` before training."""
+    """Returns the initial values of tensor `number`."""
     row, bound = draws(seed, INIT, number), 1 / np.sqrt(fan_in)
     units = np.array([(next(row) >> 11) * 2.0**-53 for _ in range(int(np.prod(shape)))])
     return ((2 * units - 1) * bound).astype(np.float32).reshape(shape)
@@ -81,8 +81,8 @@ def fc(x, w, b):
 
 
 def gradient(layers, params, images, labels):
-    """The mean gradient of the softmax loss. `layers` is a model text, `params` has its tensors in
-    order."""
+    """Returns the mean gradient of the softmax loss. `layers` is a model text, `params` has the
+    tensors of this model in order."""
     x, rest, backs = images[:, None] / 255.0, [p.astype(np.float64) for p in params], []
     for text in layers.split():
         kind, *arguments = text.split(":")

@@ -1,7 +1,7 @@
 """Real processes for the end-to-end tests.
 
-A test starts a process, waits for what it reports, and always ends it. Nothing here sleeps for a
-fixed time: a test waits for a line, an exit or a status, with a deadline. If the deadline
+A test starts a process, waits for what the process reports, and always ends it. No function here
+sleeps for a fixed time: it waits for a line, an exit or a status, with a deadline. If the deadline
 passes, the test fails and shows the last lines of the process.
 """
 import json
@@ -36,8 +36,9 @@ class Process:
 
     @staticmethod
     def _open(env):
-        """Returns the additional variables for an environment with `env`. A library in LD_PRELOAD
-        reads files that the sandbox of cnn-ps would forbid, so the sandbox is off."""
+        """Returns the additional variables for an environment with the variables `env`. A library
+        in LD_PRELOAD reads files that the sandbox of cnn-ps would forbid. Therefore LD_PRELOAD
+        turns the sandbox off."""
         return {"CNN_SANDBOX": "off"} if "LD_PRELOAD" in (env or {}) else {}
 
     def _read(self, stream, lines):
@@ -140,8 +141,9 @@ class Programs:
         return process
 
     def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0", **how):
-        """Start a server. Further arguments (`how`): wrap, a command line to put in front; env,
-        more environment variables; program, another program than cnn-ps."""
+        """Start a server. The arguments of `how` are optional. `wrap` is a command line that
+        precedes the program's own. `env` has additional environment variables. `program` is the
+        program to start instead of cnn-ps."""
         path = self.directory / directory if directory else None
         return self.add(Server(path, options, endpoint, **how))
 
@@ -157,7 +159,8 @@ class Programs:
             "--threads", 1, *options)))
 
     def train(self, workers, *options, data=None, seconds=150, **how):
-        """Train a run to its end. All workers must succeed. Returns the result."""
+        """Train a run to its end. All workers must succeed. Returns the server's final JSON
+        line."""
         server = self.server(*options, **how)
         fleet = [self.worker(server.endpoint, data=data) for _ in range(workers)]
         result = server.result(seconds)
@@ -166,8 +169,8 @@ class Programs:
         return result
 
     def ledger_worker(self, endpoint, index, pushes, *pace, wrap=()):
-        """Start a worker that pushes the ledger gradient. `pace`: milliseconds between two
-        pushes."""
+        """Start a worker that pushes the ledger gradient. `pace`: the milliseconds between two
+        pushes, or nothing."""
         return self.add(Process(f"ledger {index}", [*wrap, *command(
             "tests/tools/ledger_worker", endpoint, index, pushes, *pace)]))
 
@@ -217,8 +220,8 @@ def mount_small(place, size):
 
 
 def mount_image(image, place):
-    """Create an ext4 file system in the file `image`, and mount it at `place`; freeze() can freeze
-    it. Returns "", or the reason why this is impossible."""
+    """Create an ext4 file system in the file `image`, and mount it at `place`. freeze() can freeze
+    such a file system. Returns "", or the reason why this is impossible."""
     place.mkdir()
     with image.open("wb") as f:
         f.truncate(32 << 20)
@@ -230,8 +233,8 @@ def mount_image(image, place):
 
 
 def freeze(place, how):
-    """Freeze (how: "-f") or thaw ("-u") the file system. While it is frozen, writes wait in the
-    kernel."""
+    """Freeze (how: "-f") or thaw (how: "-u") the file system. While the file system is frozen,
+    writes wait in the kernel. Returns True if the command succeeded."""
     return subprocess.run(["fsfreeze", how, place], check=False).returncode == 0
 
 

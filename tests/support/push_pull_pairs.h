@@ -1,6 +1,6 @@
 /*
- * push_pull_pairs.h - measures pairs of one push and one pull: the loop of one worker, and the row
- * of the table for all workers. Both programs of the comparison use this file: transport.c (cnn-ps)
+ * push_pull_pairs.h - measures pairs of one push and one pull: the loop of one worker, and one row
+ * of results for all workers. Both programs of the comparison use this file: transport.c (cnn-ps)
  * and pslite_bench.cc (ps-lite).
  */
 #ifndef TESTS_SUPPORT_PUSH_PULL_PAIRS_H
@@ -38,14 +38,17 @@ struct pairs {
 	struct pairs_worker worker[MAX_WORKERS];
 };
 
-/* Allocate memory that this process shares with its children. NULL: no memory. */
+/* Allocate memory that this process shares with its children. Returns NULL if there is no
+ * memory. */
 void *pairs_share(size_t bytes);
 
-/* Make one push and one pull. A nonzero result is an error and ends the process. */
+/* Makes one push and one pull. A nonzero result is an error and ends the process. */
 typedef int pair_fn(void *arg);
-/* Run the loop of worker `index`. */
+/* Make pairs in worker `index` for `seconds`, after the warm-up and the start of the clock, and
+ * store the measurements in *s. */
 void pairs_measure(struct pairs *s, size_t index, double seconds, pair_fn *pair, void *arg);
-/* Wait until all workers have warmed up, and start the clock. */
+/* Wait until all workers have warmed up, and start the clock. If a child process ends before, this
+ * process ends with status 1. */
 void pairs_start_clock(struct pairs *s, size_t workers);
 void pairs_print(
 	const char *mode, const struct pairs *s, size_t bytes, size_t workers, double server_cpu);

@@ -6,8 +6,8 @@ static uint32_t random_peer(uint32_t i)
 	return 10 * (i + 1);
 }
 
-/* Push 1 at one coordinate. In training, each batch of each epoch has its own coordinate. Without a
- * data set the coordinate is random. */
+/* Push a gradient of 1 at one coordinate. In training, each batch of each epoch has its own
+ * coordinate. Without a data set the coordinate is random. */
 static void random_push(struct random_workers *k, uint32_t i)
 {
 	const struct msg_grant *g = &k->grant[i];

@@ -19,7 +19,7 @@ struct random_workers {
 
 /* Join all three workers. The caller has opened k->f and seeded k->r. */
 void random_join(struct random_workers *k);
-/* Make one random event happen. */
+/* Send one random event to the core. */
 void random_step(struct random_workers *k);
 
 #endif

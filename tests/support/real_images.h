@@ -10,8 +10,8 @@ extern struct data real_images;
 /* Set-up and tear-down of the whole test program. */
 int real_load(void **state);
 int real_release(void **state);
-/* Open the model `text` with a batch of `n` images: the images `from`, `from` + 1, ... of a
- * shuffled order. */
+/* Set up the model `text` with initial weights and a batch of `n` images: the images `from`, `from`
+ * + 1, ... of a shuffled order. */
 void subject_real(struct subject *s, const char *text, size_t from, size_t n);
 
 #endif

@@ -12,13 +12,13 @@
 #include "proto/wire.h"
 #include "server/net/net.h"
 
-/* the number of weights; so many that one PARAMS fills the queues of a peer */
+/* the number of weights; one PARAMS is so large that it fills the queues of a peer */
 #define ROUTER_PARAMS      50000u
 #define ROUTER_DEADLINE_MS 20000
 
 extern uv_loop_t router_loop;
 extern struct router *router_under_test;
-extern uint64_t router_silent_ms; /* of the next router; 0: never */
+extern uint64_t router_silent_ms; /* silent_ms of the next router (server/net/net.h); 0: never */
 extern float router_weights[ROUTER_PARAMS];
 
 /*
@@ -47,7 +47,7 @@ struct router_stats router_test_stats(void);
 
 /* ---- clients -------------------------------------------------------------------------------- */
 
-/* A socket that is not connected. The tear-down closes all sockets that are still open. */
+/* Open a socket without a connection. The tear-down closes all sockets that are still open. */
 void *open_dealer(void);
 void *connect_dealer(void);
 void close_dealer(void *socket);

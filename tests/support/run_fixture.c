@@ -78,7 +78,7 @@ void run_save(uint64_t generation)
 {
 	checkpointer_start(run_checkpointer, run_startup.core, generation);
 	assert_true(checkpointer_busy(run_checkpointer));
-	/* the checkpointer must not call the callback inside the call */
+	/* checkpointer_start must not call the callback itself */
 	assert_int_equal(run_saved.calls, 0);
 	uv_run(&run_loop, UV_RUN_DEFAULT);
 	assert_false(checkpointer_busy(run_checkpointer));
@@ -87,7 +87,8 @@ void run_save(uint64_t generation)
 	run_saved.calls = 0;
 }
 
-/* The generation of the snapshot that the last step of the core requested; 0: no snapshot. */
+/* Returns the generation of the snapshot that the last step of the core requested, or 0 if it
+ * requested none. */
 static uint64_t generation_due(void)
 {
 	const struct effect *e;

@@ -1,6 +1,6 @@
 /*
  * run_fixture.h - the start-up and the checkpoints of a run in a temporary directory, without
- * sockets. For the tests of server/durability/checkpointer.h and server/durability/startup.h.
+ * sockets. The tests of server/durability/checkpointer.h and server/durability/startup.h use them.
  */
 #ifndef TESTS_SUPPORT_RUN_FIXTURE_H
 #define TESTS_SUPPORT_RUN_FIXTURE_H
@@ -18,7 +18,7 @@ extern struct capture run_errors;
 extern char run_dir[64];
 extern char run_line[1024]; /* the command line of the last start */
 
-/* What the checkpointer has reported. */
+/* The number of reports of the checkpointer since run_save, and the newest report. */
 struct run_saved {
 	int calls, rc;
 	uint64_t generation;
@@ -30,13 +30,14 @@ extern struct run_saved run_saved;
 int run_set_up(void **state);
 int run_tear_down(void **state);
 
-/* Start the server with this directory and `more` options, up to the point where it would bind its
- * port. */
+/* Start the server with the options `more` in the directory run_dir, up to the point where it would
+ * bind its port. */
 void run_start(const char *more);
-/* A start with `more` options must fail with `status`, and its error text must contain `named`. */
+/* Start the server with the options `more`. The start must fail with `status`, and its error text
+ * must contain `named`. */
 void run_start_must_fail(const char *more, int status, const char *named);
-/* Simulate the death of the server's process: afterwards no thread writes a file, and the lock is
- * free. */
+/* Simulate the death of the server's process. After this call no thread writes a file, and the lock
+ * of the directory is free. */
 void run_die(void);
 uint64_t run_term(void);
 /* Join the worker `run_worker`, with a data set of `n_train` and `n_test` images, and complete the
@@ -44,7 +45,8 @@ uint64_t run_term(void);
 void run_join(uint32_t n_train, uint32_t n_test);
 /* Write a checkpoint, and wait for the checkpointer's report. */
 void run_save(uint64_t generation);
-/* The sections of the state, except for those that change at a restart. The caller frees them. */
+/* Returns the sections of the core's snapshot, except for those that change at a restart. The
+ * caller frees the bytes. */
 unsigned char *run_sections(size_t *size);
 
 #endif

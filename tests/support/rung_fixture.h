@@ -19,12 +19,13 @@ struct rung_fixture {
 /* Open `rung` for the model seed:`filters` with `max_batch` random images. */
 void rung_open(struct rung_fixture *l, const struct rung *rung, size_t filters, size_t max_batch);
 void rung_close(struct rung_fixture *l);
-/* Compute a step over the first `n` images. Before the step, the function fills the outputs with
- * NaN. */
+/* Compute a step over the first `n` images. Before the step, the function fills gradient and loss
+ * with NaN. */
 void rung_step(struct rung_fixture *l, size_t n);
-/* A step over `n` images must agree with cpu-ref within the rung's tolerance, and each tensor
- * within five times that tolerance. If rounding errors can flip an argmax, the distance may be as
- * large as the change of cpu-ref's own gradient under such rounding errors. */
+/* Compute a step over `n` images, and compare it with cpu-ref. The loss and the whole gradient must
+ * agree within the rung's tolerance, and each tensor within five times that tolerance. If rounding
+ * errors can flip an argmax, the distance may be up to twice the change of cpu-ref's own gradient
+ * under such rounding errors. */
 void rung_agrees(struct rung_fixture *l, size_t n);
 /* Set the parameters so that every value of the feature map is 0.5. The gradient then shows which
  * of four equal values is the argmax. */

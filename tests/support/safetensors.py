@@ -1,11 +1,11 @@
-"""Read a .safetensors file of float32 tensors."""
+"""Reads a .safetensors file of float32 tensors."""
 import json
 
 import numpy as np
 
 
 def load(path):
-    """The tensors of a file as {name: array}, in the order of their bytes in the file."""
+    """Returns the tensors of a file as {name: array}, in the order of their bytes in the file."""
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:8 + size])
@@ -19,5 +19,5 @@ def load(path):
 
 
 def flat(path):
-    """All values of a file as one vector."""
+    """Returns all values of a file as one vector."""
     return np.concatenate([t.ravel() for t in load(path).values()])

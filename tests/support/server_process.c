@@ -36,7 +36,8 @@ int server_tear_down(void **state)
 
 /* ---- processes --------------------------------------------------------------------------- */
 
-/* build/<flavour>/tests/unit/test_X -> build/<flavour>/cnn-ps */
+/* Returns the path of the server under test: build/<flavour>/cnn-ps if this test program is
+ * build/<flavour>/tests/unit/test_X. */
 static const char *binary(void)
 {
 	static char path[4096];
@@ -187,7 +188,7 @@ void server_limit_files(const struct server_process *s, rlim_t bytes)
 	assert_int_equal(prlimit(s->pid, RLIMIT_FSIZE, &limit, NULL), 0);
 }
 
-/* ---- its pages ----------------------------------------------------------------------------- */
+/* ---- HTTP ----------------------------------------------------------------------------------- */
 
 int server_get(struct server_process *s, const char *path, char *body, size_t size)
 {
@@ -224,7 +225,7 @@ void server_await_health(struct server_process *s, int code, char why[256])
 	}
 }
 
-/* ---- the ledger ---------------------------------------------------------------------------- */
+/* ---- the ledger gradient -------------------------------------------------------------------- */
 
 struct cnnps *ledger_join(const char *url)
 {

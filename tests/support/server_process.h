@@ -30,7 +30,7 @@
 struct server_process {
 	pid_t pid;
 	int out, err; /* the read ends of the pipes from its stdout and stderr */
-	/* said: its stderr so far; result: its stdout so far */
+	/* said: all of its stderr so far; result: all of its stdout so far */
 	char said[1 << 16], result[1 << 14];
 	size_t n_said, n_result;
 	int code; /* the exit status, valid after server_wait */
@@ -46,7 +46,7 @@ int server_tear_down(void **state);
 
 /* Start cnn-ps with the options in `line`, which are separated by ';'. */
 struct server_process *server_start(const char *line);
-/* Start cnn-ps with server_dir and a free port. */
+/* Start cnn-ps in the checkpoint directory server_dir, on a free port, with the options `more`. */
 struct server_process *server_start_here(const char *more);
 /* Read the server's output for at most `ms` milliseconds. Returns 0 if both pipes are closed. */
 int server_read(struct server_process *s, int ms);
@@ -55,19 +55,20 @@ const char *server_await(struct server_process *s, const char *words);
 /* Wait until the server exits. Returns the exit status, or 128 + signal. */
 int server_wait(struct server_process *s);
 void server_kill(struct server_process *s);
-/* The endpoint that the server logs. */
+/* Wait until the server logs its endpoint, and write the endpoint to `url`. */
 void server_endpoint(struct server_process *s, char url[256]);
-/* The stdout of the server, which must be one line of JSON. The caller releases the value with
- * json_decref. */
+/* Returns the stdout of the server, which must be one line of JSON. The caller releases the value
+ * with json_decref. */
 json_t *server_result(struct server_process *s);
-/* The `status` in the server's final JSON line must be `status`. */
+/* Check that `status` in the server's final JSON line equals the argument `status`. */
 void server_expect_status(struct server_process *s, const char *status);
-/* Limit the size of the server's files. Writes then fail as on a full disk. */
+/* Limit the size of each file that the server writes. Writes beyond `bytes` then fail as on a full
+ * disk. */
 void server_limit_files(const struct server_process *s, rlim_t bytes);
 
 /* ---- HTTP ----------------------------------------------------------------------------------- */
 
-/* Request a page. Returns the status code, and writes the body to `body`. */
+/* Request a page. Returns the HTTP status code, and writes the body to `body`. */
 int server_get(struct server_process *s, const char *path, char *body, size_t size);
 /* Wait until /healthz answers with `code`, and write its body to `why`. */
 void server_await_health(struct server_process *s, int code, char why[256]);
@@ -77,7 +78,7 @@ void server_await_health(struct server_process *s, int code, char why[256]);
 struct cnnps *ledger_join(const char *url);
 /* Set coordinates [first, first + n) to -1, with one push for each coordinate. */
 void ledger_push(struct cnnps *c, size_t first, size_t n);
-/* The first `n` coordinates must be -1, and the others 0. */
+/* Pull the weights, and check that the first `n` coordinates are -1 and the others 0. */
 void ledger_expect(struct cnnps *c, size_t n);
 
 #endif

@@ -66,14 +66,14 @@ static void driver_watch(struct session_driver *d)
 		assert_int_equal(d->ended, 0); /* the session does nothing after its end */
 		if (e->kind == DO_SEND_PUSH)
 			driver_watch_push(d, e);
-		if (e->kind == NOTIFY_ACK) { /* each push is notified once, in order */
+		if (e->kind == NOTIFY_ACK) { /* exactly one NOTIFY_ACK for each push, in order */
 			assert_int_equal(e->seq, d->notified_ack + 1);
 			assert_int_equal(e->msg.ack.seq, e->seq);
 			d->notified_ack = e->seq;
 			d->verdict[e->seq] = (uint8_t)e->msg.ack.verdict;
 		}
-		/* invariant 2: pushes are released in ascending order, and only after they are
-		 * durable and notified */
+		/* invariant 2: pushes are released in ascending order, each only after it is
+		 * durable and the program was notified of its ACK */
 		if (e->kind == DO_RELEASE) {
 			assert_true(e->seq > d->released);
 			assert_true(e->seq <= d->durable && e->seq <= d->notified_ack);
@@ -126,7 +126,7 @@ void driver_message(struct session_driver *d, const struct msg *m)
 	driver_watch(d);
 }
 
-/* From now on, the server reports the pushes up to seq `durable` as durable. */
+/* Record that the server reports the pushes up to seq `durable` as durable. */
 static void driver_promise(struct session_driver *d, uint64_t durable)
 {
 	d->durable = durable > d->durable ? durable : d->durable;

@@ -22,7 +22,7 @@ struct session_driver {
 	struct session *s;
 	uint64_t now_ms;
 	struct msg_welcome welcome; /* the server's next WELCOME, with its stamp and term */
-	/* the newest seq of a NOTIFY_ACK, and the newest seq of a DO_RELEASE */
+	/* the seq of the newest NOTIFY_ACK, and the seq of the newest DO_RELEASE */
 	uint64_t notified_ack, released;
 	uint64_t durable; /* the newest seq that the server has reported as durable */
 	struct msg_push made[DRIVER_SEQS]; /* the arguments of session_push, indexed by seq */
@@ -36,17 +36,17 @@ struct session_driver {
 struct session_config driver_config(void);
 /* Create a session that is connected and has sent HELLO. */
 void driver_new(struct session_driver *d, struct session_config cfg, size_t replay_max);
-/* As driver_new; then the server answers HELLO with the WELCOME of a new run. */
+/* As driver_new. Then answer HELLO with the WELCOME of a new run. */
 void driver_open(struct session_driver *d);
 
 /* ---- effects of the last call --------------------------------------------------------------- */
 
 const struct session_effect *driver_effect(
 	const struct session_driver *d, enum session_effect_kind kind);
-/* The first message of this type that the session sent. */
+/* Returns the first message of this type that the last call sent, or NULL. */
 const struct msg *driver_sent(const struct session_driver *d, enum msg_type type);
-/* All effects in order, such as "READY push:4 push:5 lease". Words in capitals are notifications
- * for the program. */
+/* Returns all effects in order, such as "READY push:4 push:5 lease". Words in capitals are
+ * notifications for the program. */
 const char *driver_did(struct session_driver *d);
 #define assert_did(d, words) assert_string_equal(driver_did(d), words)
 
@@ -57,11 +57,10 @@ void driver_welcome(struct session_driver *d, uint64_t last_seq, uint64_t durabl
 void driver_ack(struct session_driver *d, uint64_t seq, enum verdict v, uint64_t durable);
 void driver_beat(struct session_driver *d, uint64_t last_seq, uint64_t durable_seq);
 void driver_error(struct session_driver *d, int status);
-/* The server sends an ERROR that only tells the worker why replies are late: they wait for the
- * server's disk. */
+/* Send an ERROR that only explains why replies are late: they wait for the server's disk. */
 void driver_notice(struct session_driver *d);
 void driver_bye_from_server(struct session_driver *d, int status);
-/* The server restarts. Its next WELCOME will have a new term. */
+/* Restart the server: its next WELCOME will have a new term. */
 void driver_crash(struct session_driver *d);
 
 /* ---- calls of the program and of the network ------------------------------------------------ */

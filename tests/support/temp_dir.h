@@ -15,16 +15,16 @@
 
 /* Create a directory and write its path to `out`. */
 void temp_dir_make(char out[64]);
-/* Remove the directory and its files. It must not contain directories. */
+/* Remove the directory and its files. The directory must not contain other directories. */
 void temp_dir_remove(const char *dir);
-/* Write dir/name to `out`, and return it. */
+/* Write the path dir/name to `out`. Returns `out`. */
 const char *temp_dir_path(const char *dir, const char *name, char out[320]);
 /* Write `size` bytes as the whole content of dir/name. */
 void temp_dir_write(const char *dir, const char *name, const void *data, size_t size);
 /* Write `size` bytes as the whole content of the file `path`. */
 void temp_file_put(const char *path, const void *data, size_t size);
 int temp_dir_exists(const char *dir, const char *name);
-/* The whole content of dir/name must be `text`. */
+/* Check that the whole content of dir/name is `text`. */
 void temp_dir_assert_holds(const char *dir, const char *name, const char *text);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * test.h - test programs with cmocka. Each test registers itself. The main function (test.c) runs
- * the tests in the order in which they stand in the file.
+ * test.h - macros for test programs with cmocka. Each test registers itself. The main function
+ * (test.c) runs the tests in the order in which the file defines them.
  *
  *   TEST(name)                        {...}   a test
  *   TEST_IN(name, set_up, tear_down)  {...}   a test with set-up and tear-down, either may be NULL
@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* the headers above come first: cmocka.h needs them */
+/* the headers above must come first, because cmocka.h needs them */
 #include <cmocka.h>
 
 void test_add(const char *name, CMUnitTestFunction run, CMFixtureFunction set_up,

@@ -14,8 +14,7 @@ static struct batches trainer_batches;
 static uint8_t trainer_pixels[MAX_IMAGES];
 static uint16_t trainer_labels[MAX_IMAGES];
 
-/* ---- tools of the reference
- * ------------------------------------------------------------------- */
+/* ---- the reference: gradients and pushes ---------------------------------------------------- */
 
 struct trainer_reference trainer_ref;
 
@@ -195,8 +194,7 @@ void trainer_train(const struct msg_grant *grants, uint32_t n)
 	assert_int_equal(trainer_run_worker(NULL, NULL), PS_EDONE);
 }
 
-/* ---- the reference for downpour
- * --------------------------------------------------------------- */
+/* ---- the reference for downpour ------------------------------------------------------------- */
 
 struct snapshot {
 	float w[TRAINER_PARAMS];
@@ -209,8 +207,9 @@ static void reference_snapshot(struct snapshot *s)
 	s->version = (uint64_t)trainer_ref.n;
 }
 
-/* The reference for rounds of pipelined steps with prefetch. The worker sends the first three pulls
- * before any push. After that it sends the pull for round k + 3 before the push of round k. */
+/* Add the pushes of one lease to the reference, for rounds of pipelined steps with prefetch. The
+ * worker sends the first three pulls before any push. After that it sends the pull for round k + 3
+ * before the push of round k. */
 static void reference_rounds(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, p[TRAINER_PARAMS], g[TRAINER_PARAMS],

@@ -17,7 +17,7 @@
 #define MAX_IMAGES     58 /* 12 batches; the last batch has 3 images */
 
 extern struct fake trainer_server;
-/* the behaviour of the fake server when trainer_run_worker begins */
+/* trainer_run_worker sets this behaviour in the fake server before it connects */
 extern struct fake_how trainer_server_how;
 
 /* ---- set-up --------------------------------------------------------------------------------- */
@@ -31,18 +31,19 @@ int trainer_tear_down(void **state);
 void trainer_start(void);
 void trainer_use_model(const char *text);
 void trainer_use_images(uint32_t n);
-/* Connect and train until the server or `stop` ends the training. Returns the status of
- * trainer_run. */
+/* Connect and train until the server or the callback `stop` ends the training. Returns the status
+ * of trainer_run. */
 int trainer_run_worker(int (*stop)(void *), void *arg);
-/* Run a worker. The server answers its first `n` LEASEs with these grants, and then ends the
- * run. */
+/* Run a worker to the end of the run. The server answers the first `n` LEASEs of the worker with
+ * these grants, and then ends the run. */
 void trainer_train(const struct msg_grant *grants, uint32_t n);
 /* Two grants that contain all batches of an epoch. */
 extern const struct msg_grant trainer_two_grants[2];
 
 /* ---- the reference -------------------------------------------------------------------------- */
 
-/* The state of the reference's server, and the pushes that the fake server must receive. */
+/* The state of the reference's server, and the pushes that the fake server must receive from a
+ * correct worker. */
 struct trainer_reference {
 	float sum[TRAINER_PARAMS];
 	struct fake_push push[FAKE_PUSHES];
@@ -58,9 +59,9 @@ void reference_weights(float *w);
 void reference_gradient(const float *w, struct work batch, float *g, struct fake_push *of);
 /* Apply the push `of` with the gradient `g` to the reference, and clear `of` for the next push. */
 void reference_push(struct fake_push *of, const float *g, uint64_t base_version);
-/* Compute the pushes of downpour for one lease. */
+/* Add the pushes of downpour for one lease to the reference. */
 void reference_downpour(const struct work *lease);
-/* The fake server must have received the pushes of the reference. */
+/* Check that the fake server has received the pushes of the reference. */
 void trainer_expect_reference(void);
 
 #endif

@@ -1,10 +1,11 @@
 /*
- * tsan.h - included before every file when ThreadSanitizer checks the program.
+ * tsan.h - a replacement of openat. The build with ThreadSanitizer includes this file before every
+ * source file.
  *
  * ThreadSanitizer does not intercept openat, and does not see that libuv closes descriptors by a
  * bare system call. So if openat returns the number of a descriptor that libuv has closed,
  * ThreadSanitizer takes the new file for the old connection. If another thread used that
- * connection, it reports a race that does not exist. ThreadSanitizer does intercept open, so
+ * connection, ThreadSanitizer reports a race that does not exist. It does intercept open, so
  * tsan_openat calls open instead.
  */
 #ifndef TESTS_SUPPORT_TSAN_H
@@ -13,7 +14,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 
-/* Opens the file `name` of the directory `dir`. `path` receives the path of the file. */
+/* Opens the file `name` of the directory `dir`. The buffer `path` receives the path of the file. */
 static inline int tsan_openat(char path[512], int dir, const char *name, int flags, unsigned mode)
 {
 	return snprintf(path, 512, "/proc/self/fd/%d/%s", dir, name), open(path, flags, mode);

@@ -19,7 +19,8 @@ struct wal_fixture {
 	struct wal *wal;
 	struct wire *wire;
 	struct stamp stamp; /* the stamp of the only worker */
-	/* seq: the seq of the worker's newest push; newest: the LSN of the log's newest record */
+	/* seq: the seq of the worker's newest push; newest: the LSN of the newest record of the
+	 * log */
 	uint64_t seq, newest;
 	unsigned done; /* the number of calls of wal_config.done */
 };
@@ -34,26 +35,26 @@ void wal_on_done(void *arg);
 
 /* ---- events --------------------------------------------------------------------------------- */
 
-/* Append an event to the log, and give it to the core. `f`: the frames of the event's message, or
- * NULL if the event is no message. */
+/* Append an event to the log, and give it to the core. `f` has the frames of the event's message.
+ * It is NULL if the event is not a message. */
 void wal_event(const struct event *ev, struct frames *f);
 /* As wal_event, for the message `m` from `peer`. The fixture encodes and decodes the message, as
  * the network does. */
 void wal_receive(uint32_t peer, const struct msg *m);
-/* Receive `n` pushes of ones. */
+/* Receive `n` pushes from the worker, each with a gradient of 1 at every coordinate. */
 void wal_push(int n);
 void wal_tick(void);
-/* Flush the log, and wait until the pool is idle. */
+/* Flush the log, and wait until the thread pool has finished all writes. */
 void wal_settle(void);
 
 /* ---- checkpoints ---------------------------------------------------------------------------- */
 
 /* Write a checkpoint of the core. The write must succeed. */
 void wal_save(uint64_t generation);
-/* Let the core begin a snapshot. */
+/* Make the core begin a snapshot. */
 void wal_begin_snapshot(void);
-/* Report the end of the snapshot to the core and the log. ok = 1: it is durable; 0: its checkpoint
- * has failed. */
+/* Report the end of the snapshot to the core and the log. ok = 1: its checkpoint is durable; 0: its
+ * checkpoint has failed. */
 void wal_saved(int ok);
 /* Begin a snapshot, write its checkpoint, and report it as durable. */
 void wal_snapshot(void);
@@ -62,10 +63,11 @@ void wal_failing_snapshots(int n);
 
 /* ---- the directory -------------------------------------------------------------------------- */
 
-/* A server that starts from the directory must restore the state of the core. */
+/* Check that a start from the directory restores the current state of the core. accept_loss = 1:
+ * start with --accept-rollback. */
 void wal_assert_recovers(int accept_loss);
-/* Start a server from the directory. Returns the number of pushes in the restored weights, and
- * writes the status of the start to *rc. */
+/* Start a server from the directory. Returns the number of pushes that the restored weights
+ * contain, and writes the status of the start to *rc. */
 int wal_recovered_pushes(int accept_loss, int *rc);
 unsigned wal_count_files(void);
 

@@ -61,7 +61,7 @@ struct bytes *bytes_fresh(void)
 	return &b;
 }
 
-/* ---- what decode says to a header frame ------------------------------------------------------ */
+/* ---- decode --------------------------------------------------------------------------------- */
 
 int bytes_decode(const void *data, size_t n, struct msg *m, const char **why)
 {

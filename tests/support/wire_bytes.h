@@ -1,6 +1,6 @@
 /*
- * wire_bytes.h - helpers with which a test encodes messages field by field, to test bytes that no
- * correct program sends.
+ * wire_bytes.h - functions with which a test encodes messages field by field. The tests use them to
+ * make bytes that no correct program sends.
  */
 #ifndef TESTS_SUPPORT_WIRE_BYTES_H
 #define TESTS_SUPPORT_WIRE_BYTES_H
@@ -27,24 +27,24 @@ struct bytes {
 	unsigned char at[2 * WIRE_MAX_HEADER];
 };
 
-/* Returns the static buffer, emptied: each call discards the bytes of the previous one. */
+/* Returns the static buffer after emptying it. Each call discards the bytes of the previous one. */
 struct bytes *bytes_fresh(void);
 void bytes_put(struct bytes *b, const void *data, size_t n);
 void bytes_varint(struct bytes *b, uint64_t v);
 void bytes_number(struct bytes *b, unsigned field, uint64_t v);
 void bytes_bytes(struct bytes *b, unsigned field, const void *data, size_t n);
 void bytes_text(struct bytes *b, unsigned field, const char *text);
-/* A valid body of HELLO, and a valid body of PULL. */
+/* bytes_hello returns a valid body of HELLO, bytes_pull one of PULL. Both use the static buffer. */
 struct bytes *bytes_hello(void);
 struct bytes *bytes_pull(void);
 
 /* ---- decode --------------------------------------------------------------------------------- */
 
-/* Call wire_decode for one header frame. */
+/* Call wire_decode with `n` bytes as the only frame of a message. */
 int bytes_decode(const void *data, size_t n, struct msg *m, const char **why);
-/* wire_decode must return `status` for these bytes, and give `reason` as the reason. */
+/* Check that wire_decode returns `status` for these bytes, and gives `reason` as the reason. */
 void assert_frame_refused(const void *data, size_t n, int status, const char *reason);
-/* A message of this type with this body must be refused with PS_EPROTO. */
+/* Check that a message of this type with this body is refused with PS_EPROTO. */
 void assert_refused(enum msg_type type, const struct bytes *body, const char *reason);
 void assert_accepted(enum msg_type type, const struct bytes *body);
 

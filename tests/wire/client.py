@@ -1,8 +1,8 @@
 """A worker of cnn-ps in Python, written only from proto/WIRE.md and proto/cnnps.proto, with pyzmq,
 protobuf and xxhash.
 
-It uses none of the project's C code. When this module is imported, protoc generates the module
-`pb`, outside the source tree.
+The worker uses none of the project's C code. The import of this module runs protoc, which generates
+the module `pb` outside the source tree.
 """
 import importlib.util
 import subprocess
@@ -16,7 +16,7 @@ import zmq
 
 PROTO = Path(__file__).resolve().parent.parent.parent / "proto"
 PROTOCOL = 7
-PATIENCE = 20  # seconds to wait for any reply
+PATIENCE = 20  # the maximum time to wait for a reply, in seconds
 
 
 def _generate():
@@ -38,7 +38,8 @@ def checksum(data):
 
 
 def encode(body, tensors=()):
-    """The frames of a message. `tensors`: (offset, float32 array) for each of its slices."""
+    """Returns the frames of a message. `tensors` has (offset, float32 array) for each slice of the
+    message."""
     frames = []
     for offset, values in tensors:
         data = np.ascontiguousarray(values, "<f4").tobytes()
@@ -67,7 +68,7 @@ def decode(frames):
 
 
 class Refused(Exception):
-    """The server answered with ERROR or BYE."""
+    """Raised if the server answers with ERROR or BYE."""
 
     def __init__(self, body):
         super().__init__(f"{type(body).__name__} {body.code} {getattr(body, 'text', '')}")
@@ -117,13 +118,13 @@ class Link:
         return 1
 
     def receive(self, seconds=PATIENCE):
-        """The next message, or None if no message came in time."""
+        """Returns the next message, or None if no message arrives in time."""
         if not self.socket.poll(int(seconds * 1000)):
             return None
         return decode(self.socket.recv_multipart())
 
     def expect(self, *names, seconds=PATIENCE):
-        """The next message, which must have one of these names. BEATs before it are ignored."""
+        """Returns the next message that is no BEAT. The message must have one of these names."""
         end = time.monotonic() + seconds
         while True:
             got = self.receive(max(0, end - time.monotonic()))
@@ -139,7 +140,8 @@ class Link:
 
 
 class Worker:
-    """One process of a worker, with one thread. Every method that waits also sends heartbeats."""
+    """A worker, which acts as one process with one thread. Every method that waits for a message
+    also sends heartbeats."""
 
     def __init__(self, endpoint, name="", data=None, resume=None, keys=None, host="", pid=0):
         self.endpoint = endpoint
@@ -152,7 +154,7 @@ class Worker:
         self.request = self.lease_request = 0
         self.welcome = self.stamp = self.grant = None
         self.seq = self.durable = 0
-        self.base_term = 0  # the term of the newest PARAMS; 0: no PARAMS yet
+        self.base_term = 0  # the term of the newest PARAMS; 0: none was received
         self.next_beat = 0.0
         if resume:
             self.stamp, self.seq, self.durable = resume
@@ -187,14 +189,13 @@ class Worker:
             self.seq = self.durable = welcome.last_seq
         self.welcome, self.stamp = welcome, welcome.stamp
         self.let_go(welcome.durable_seq)
-        for seq in sorted(self.kept):  # one push at a time, which never exceeds push_window
+        for seq in sorted(self.kept):  # one at a time, so at most push_window
             if seq > welcome.last_seq or self.kept[seq][2] is None:
                 self.send_push(seq)
                 self.ack(seq)
 
     def reconnect(self):
-        """After the death of the server, connect to its next process and resume the same
-        session."""
+        """Connect to the process that has replaced a dead server, and resume the session."""
         self.close()
         self.links()
         self.hello()
@@ -258,8 +259,8 @@ class Worker:
         self.bulk.send(body, tensors)
 
     def push_pull(self, gradient, version):
-        """Send the next push and request the weights after it in one message. Returns (its ACK,
-        weights, their version)."""
+        """Send one message that has the next push and also requests the weights after the push.
+        Returns (ACK of the push, weights, version of the weights)."""
         self.seq += 1
         self.request += 1
         meta = pb.Push(base_version=version, base_term=self.base_term, pull=self.request)
@@ -275,7 +276,7 @@ class Worker:
                 return ack or self.ack(self.seq), vector, body.version
 
     def push(self, gradient, version, work=None, images=0, loss=0.0, offset=0, wait=True):
-        """Send the next push. Returns its ACK, or None without `wait`."""
+        """Send the next push. Returns the ACK of the push, or None at once if `wait` is false."""
         self.seq += 1
         meta = pb.Push(base_version=version, base_term=self.base_term, images=images, loss=loss)
         if work:
@@ -320,6 +321,6 @@ class Worker:
 
 
 def hello(**fields):
-    """The HELLO of a new worker. `fields` replaces some of its fields."""
+    """Returns the HELLO of a new worker. `fields` replaces some fields of this message."""
     return pb.Hello(**{"protocol": PROTOCOL, "role": pb.ROLE_WORKER, "device": "python", **fields})
 

@@ -1,5 +1,5 @@
-"""Fixtures of the wire tests: a real server, and a correct client. No misbehaving peer may disturb
-this client."""
+"""Fixtures of the wire tests: a real server, and a correct client, which no misbehaving peer may
+disturb."""
 import numpy as np
 import pytest
 
@@ -8,7 +8,7 @@ from support.build import PATIENCE, command
 from support.programs import Process
 
 SIZE = 64
-# every push adds -1 times its gradient to the weights, whatever its staleness
+# With these options, every push subtracts its gradient from the weights, whatever its staleness.
 PLAIN = ("--optimizer", "sgd", "--lr", 1, "--lr-scaling", "none", "--staleness-scaling", "constant",
          "--max-staleness", 1000000,
          "--warm-start-updates", 0)
@@ -60,7 +60,7 @@ def server(programs):
 
 @pytest.fixture
 def honest(server):
-    """A correct worker that pushes before and after each test on the same connections."""
+    """Yields a correct worker. It pushes before and after each test on the same connections."""
     worker = Honest(server.endpoint, name="honest")
     worker.goes_on()
     yield worker

@@ -1,4 +1,5 @@
-"""WIRE.md, "Chunked push": tensor frames that are sent before their PUSH."""
+"""Tests of WIRE.md, "Chunked push": a worker sends tensor frames before the PUSH that they belong
+to."""
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ def send(worker, messages):
 
 
 def next_one(worker):
-    """The next push of the honest worker, as (seq, gradient)."""
+    """Returns (seq, gradient) of the next push of the honest worker."""
     unit = np.zeros(SIZE, np.float32)
     unit[worker.seq % SIZE] = 1
     return worker.seq + 1, unit
@@ -67,13 +68,13 @@ def test_chunked_push_anything_in_between_makes_them_void(honest):
 
 
 def test_chunked_push_of_another_push_do_not_pass(honest):
-    """The server receives one chunk of another push, and then all parts of this push: it has four
-    chunks instead of three."""
+    """The server receives one chunk of another push, and then all parts of this push. So it has
+    four chunks before the PUSH, which announces three."""
     seq, unit = next_one(honest)
     old, new = in_parts(honest, seq, -unit, 4), in_parts(honest, seq, unit, 4)
     send(honest, old[:1] + new)
     assert honest.pull()[1] == seq - 1
-    # the right number of chunks, but some belong to another push
+    # as many chunks as the PUSH announces, but some belong to another push
     send(honest, new[:1] + old[1:3] + new[3:])
     assert honest.pull()[1] == seq - 1
 

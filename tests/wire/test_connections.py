@@ -1,9 +1,9 @@
-"""Connections that break the protocol: the server reacts only on the connection of the faulty peer,
-and other peers are not affected.
+"""A peer breaks the protocol: the server reacts only on the connection of this peer, and other
+peers are not affected.
 
 The worker of the fixture `honest` pushes before and after each test on its own connections.
 
-Attacks A1, A2, A3, A4 and A5 of docs/faults.md.
+The tests cover attacks A1, A2, A3, A4 and A5 of docs/faults.md.
 """
 import contextlib
 import socket

@@ -1,5 +1,5 @@
-"""The first images that count, or --data-id, fix the data set of a run. The worker that joins first
-does not fix it."""
+"""The first images that count, or the option --data-id, fix the data set of a run. The first worker
+that joins does not fix the data set."""
 import re
 import subprocess
 
@@ -15,7 +15,7 @@ SMALL = ("--model", "fc:10", "--epochs", 1, "--warm-start-updates", 0)
 
 @pytest.fixture
 def sets(data, tmp_path):
-    """Two directories with different images."""
+    """Returns two directories with different images."""
     for name, train in (("right", 500), ("wrong", 400)):
         (tmp_path / name).mkdir()
         idx.cut(data, tmp_path / name, train, 100)
@@ -47,8 +47,9 @@ def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
 
 
 def test_another_data_id_does_not_continue_a_run_and_gets_the_reason(programs, sets):
-    """A run that has trained on images has their data set. A start of this run with another
-    --data-id fails; the error names both fingerprints, the sizes and a remedy."""
+    """A run that has trained on images has the data set of these images. A server that starts again
+    with another --data-id refuses to continue the run. Its error names both fingerprints, both
+    sizes and a remedy."""
     right, wrong = sets
     server = programs.server(*SMALL)
     assert programs.worker(server.endpoint, data=right).wait(60) == 0
@@ -77,8 +78,8 @@ def test_the_refusal_names_both_and_the_remedy(programs, sets):
 
 @pytest.mark.parametrize("mode", ("downpour", "sync"))
 def test_a_machine_with_other_images_is_no_silent_wait(programs, sets, mode):
-    """A worker with other images does not count as a worker of the run. The server logs that it
-    waits, and for what. When the run begins, the server refuses this worker."""
+    """A worker with other images does not count as a worker of the run. The log of the server says
+    what the server waits for. When the run begins, the server refuses this worker."""
     right, wrong = sets
     ours, theirs = fingerprint(right), fingerprint(wrong)
     server = programs.server(*SMALL, "--mode", mode, "--min-workers", 2, directory=None)
@@ -111,8 +112,8 @@ def test_nobody_fixes_it_before_the_run_begins(programs, sets):
     (["--validate", 3], "validate"), ([], ""),
     (["--validate", 3, "--model", "norm:0.5:0.5 fc:10"], "images validate")])
 def test_a_worker_must_know_what_its_images_need(programs, options, needed):
-    """The server refuses a worker that lacks the feature `validation`: it would train on the images
-    that are held back for evaluations."""
+    """WELCOME requires the feature `validate` if the run holds back training images for
+    evaluations: a worker without this feature would train on them."""
     server = programs.server(*SMALL[2:], *(options if "--model" in options
                                            else [*SMALL[:2], *options]))
     worker = Worker(server.endpoint, data=pb.DataId(

@@ -1,5 +1,5 @@
-"""A worker that sends heartbeats but delivers nothing does not hold up a run. The server does not
-take a worker on a slow link for such a worker."""
+"""A worker that sends heartbeats but delivers nothing does not delay a run. The server does not
+mistake a worker on a slow link for such a worker."""
 import socket
 import threading
 import time
@@ -17,8 +17,8 @@ def data_id(directory):
 
 
 class StallingWorker:
-    """A worker that requests leases until it gets a lease of the given kind. From then on it only
-    sends heartbeats."""
+    """A worker that requests leases until it gets a lease of the given kind, and then only sends
+    heartbeats."""
 
     def __init__(self, endpoint, data, kind):
         self.worker = Worker(endpoint, name="stalling", data=data_id(data))
@@ -47,8 +47,8 @@ class StallingWorker:
         self.worker.close()
 
 
-# {case: (options of the run, the kind of lease that the worker keeps, whether the server declares
-# it stalled)}
+# {case: (options of the server, the kind of lease that the worker keeps, True if the server must
+# declare the worker stalled)}
 STALLS = {
     "warm start": (("--warm-start-updates", 50, "--first-deadline-ms", 3000), pb.GRANT_TRAIN,
                    False),
@@ -67,7 +67,7 @@ def test_hung_worker_does_not_delay_the_run(programs, small, what):
     server = programs.server("--model", "seed:8", "--epochs", 2, *options, directory=None)
     stalling = StallingWorker(server.endpoint, small, kind)
     if "--min-workers" not in options and kind == pb.GRANT_TRAIN:
-        assert stalling.has.wait(10)  # the stalling worker is the first to get a lease
+        assert stalling.has.wait(10)  # the stalling worker must get the first lease
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(2)]
     if stalls:
         server.line('worker stalled.*name="stalling"', 40)
@@ -122,8 +122,8 @@ class SlowLink:
 
 
 def test_transfer_that_progresses_is_not_cut(programs, small):
-    """A message takes about five seconds, and the deadline of a grant is two seconds. The grant
-    does not expire while the transfer progresses."""
+    """The transfer of a message takes about five seconds, and the deadline of a grant is two
+    seconds. The grant does not expire while the transfer progresses."""
     server = programs.server("--model", "fc:256 fc:10", "--epochs", 1, "--first-deadline-ms", 2000,
                         "--warm-start-updates", 0, "--max-updates", 2, directory=None)
     link = SlowLink(server.endpoint, 160000)

@@ -1,4 +1,4 @@
-"""Compares the tables of WIRE.md with the headers and the schema."""
+"""Compare the tables of WIRE.md with proto/msg.h and the schema."""
 import re
 
 import pytest
@@ -12,7 +12,7 @@ ERR = (PROTO.parent / "common" / "err.h").read_text()
 
 
 def section(heading):
-    """The text under a heading, up to the next heading of any level."""
+    """Returns the text under a heading, up to the next heading of any level."""
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.M | re.S)
     assert found, f"WIRE.md has no heading {heading}"
     return found[1]
@@ -36,7 +36,7 @@ def test_messages():
 
 
 def tables():
-    """The tables `field of X`, as {message: [[number, name, type]]}."""
+    """Returns the tables `field of X` as {message: [[number, name, type]]}."""
     found = re.findall(r"^\| field of (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.M)
     return {name: [r[0].split() + [r[1]] for r in rows(body)] for name, body in found}
 

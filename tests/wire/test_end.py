@@ -1,4 +1,4 @@
-"""At the end of a run, the server sends the last status to each observer that has requested the
+"""At the end of a run, the server sends its last status to each observer that has requested the
 status before."""
 import json
 
@@ -22,8 +22,7 @@ def observer(programs):
 
 
 def last_status(link):
-    """Returns the status that the server sends without a request, and the code of the BYE after
-    it."""
+    """Returns (the status that the server sends next, the code of the BYE that follows it)."""
     status = json.loads(link.expect("status")[1].text)
     with pytest.raises(Refused) as bye:
         link.expect("status")
@@ -48,8 +47,9 @@ def test_a_watcher_is_sent_the_last_status_and_bye(programs, observer):
 
 
 def test_a_worker_that_asks_is_not_sent_home(programs, observer):
-    """A client without a HELLO as observer may be a worker that holds pushes for the next term. So
-    the server does not answer its status requests with BYE."""
+    """A client that has not sent HELLO as an observer may be a worker with retained pushes for the
+    next term. Therefore the server does not answer the status requests of such a client with
+    BYE."""
     server = programs.server("--model", "vector:3")
     watcher, late = observer(server), observer(server)
     watcher.send(hello(role=pb.ROLE_OBSERVER))
@@ -61,14 +61,14 @@ def test_a_worker_that_asks_is_not_sent_home(programs, observer):
     server.signal(SIGTERM)
     last_status(watcher)
     assert late.receive(0.3) is None
-    late.send(pb.Status())  # a request after the end gets its reply, but no BYE
+    late.send(pb.Status())  # the server answers a request after the end, but sends no BYE
     late.expect("status")
     assert late.receive(0.3) is None
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A tmpfs of 1 MiB."""
+    """Yields the directory of a tmpfs of 1 MiB."""
     why = mount_small(tmp_path / "disk", "1m")
     if why:
         pytest.skip(f"no tmpfs can be mounted: {why}")
@@ -77,13 +77,13 @@ def small_disk(tmp_path):
 
 
 def test_a_run_that_diverged_ends_though_the_disk_is_full(programs, small_disk):
-    """The server waits for space on the disk for a limited time. Then it exits, and its log says
-    how the run ended and why the server did not wait any longer."""
+    """The server waits for space on the disk for a limited time. Then the server exits, and its log
+    says how the run ended and why the server did not wait any longer."""
     server = programs.server("--model", "vector:8", "--checkpoint-ms", 3600000,
                         directory=small_disk / "ckpt")
     worker = Worker(server.endpoint)
     assert worker.push(np.ones(8, np.float32), 0).verdict == pb.VERDICT_OK
-    # the server could drop these checkpoints to free space
+    # the server could delete these checkpoints to get space
     for old in sorted((small_disk / "ckpt").glob("ckpt-*"))[:-1]:
         old.unlink()
     fill(small_disk / "filler")

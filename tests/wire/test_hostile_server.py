@@ -1,7 +1,8 @@
-"""Attack A22 of docs/faults.md: a server that means harm. cnn-worker sends few messages, computes
-nothing for ever, and needs no more memory than a batch of its own images.
+"""Attack A22 of docs/faults.md: a hostile server. A cnn-worker that is connected to it sends few
+messages, does not compute forever, and needs no more memory than a batch of its own images needs.
 
-The hostile server passes on the WELCOME of a real server, with changes. It answers the rest itself.
+The hostile server changes the WELCOME of a real server and passes it on. It answers all other
+messages itself.
 """
 import threading
 import time
@@ -18,8 +19,9 @@ SECONDS = 4
 
 
 class Hostile(threading.Thread):
-    """A server that answers a worker's messages with what `answer(body)` returns: bodies, or pairs
-    of a body and its tensors. `change` may change the WELCOME."""
+    """A server that answers each message of a worker with the list that `answer(name, body)`
+    returns. The list has bodies, or pairs of a body and its tensors. `change` may change the
+    WELCOME."""
 
     def __init__(self, endpoint, answer, change=lambda welcome: None):
         super().__init__(daemon=True)
@@ -84,7 +86,7 @@ def peak_mib(process):
 
 @pytest.mark.parametrize("code", [ETERM, EGAP, ESTATE])
 def test_errors_for_ever_get_few_messages(hostile, programs, small, code):
-    """Each error makes the worker say HELLO again."""
+    """After each of these errors, a worker sends HELLO again."""
     server = hostile(lambda name, body: [pb.Error(code=code, text="again")])
     worker = programs.worker(server.endpoint, data=small)
     while not server.received:
@@ -97,7 +99,8 @@ def test_errors_for_ever_get_few_messages(hostile, programs, small, code):
 
 
 def grants(name, body):
-    """Grants every lease and answers every pull, but acknowledges nothing."""
+    """The replies of a server that grants every lease and answers every pull, but acknowledges
+    nothing."""
     if name == "lease":
         return [pb.Grant(request=body.request, kind=pb.GRANT_TRAIN, version=1,
                          work=pb.Work(epoch=0, first=0, count=1))]
@@ -109,8 +112,8 @@ def grants(name, body):
 
 @pytest.mark.parametrize("last_seq", [0, 2**62])
 def test_a_server_that_acknowledges_nothing_stops_the_computing(hostile, programs, small, last_seq):
-    """A worker keeps its pushes until they are acknowledged. When it has no room for more, it
-    waits."""
+    """A worker retains each push until the server has acknowledged it. When the worker has no room
+    for another push, it waits."""
     def change(welcome):
         welcome.last_seq = welcome.durable_seq = last_seq
         grants.n_params = welcome.n_params
@@ -130,7 +133,7 @@ def test_a_server_that_acknowledges_nothing_stops_the_computing(hostile, program
 
 def test_a_huge_batch_takes_no_more_memory_than_the_own_images(hostile, programs, small):
     peaks = []
-    for batch in (6000, 2**24):  # all of the images; the maximum of WIRE.md
+    for batch in (6000, 2**24):  # the number of all images; the maximum in WIRE.md
         def change(welcome):
             welcome.batch = batch
             grants.n_params = welcome.n_params

@@ -1,9 +1,9 @@
-"""Keys: which peers may connect, which messages each role may send, and that a peer without a key
-can neither send nor receive a byte.
+"""Tests of keys: only peers with a listed key may connect, and the role of a key decides which
+messages its peer may send. A peer without a key can neither send nor receive a message.
 
 The worker of the fixture `honest` pushes before and after each test, on the same connections.
 
-Attacks A2, A7, A8, A9 and A10 of docs/faults.md.
+The tests cover attacks A2, A7, A8, A9 and A10 of docs/faults.md.
 """
 import contextlib
 import os
@@ -37,7 +37,7 @@ def server(programs, keys):
 
 @pytest.fixture
 def known(keys):
-    """A function: known("admin") returns the key pair of this name and the server's public key."""
+    """A function: known("admin") returns the Keys of a client with the key pair `admin`."""
     return lambda name: Keys(keys / f"{name}.key", keys / "server.pub")
 
 
@@ -62,8 +62,8 @@ def metric(server, name):
 
 
 def all_read(server, *workers):
-    """Wait until the server has read all messages that these workers have sent. Since its start it
-    must have read no other messages."""
+    """Wait until the server has read all messages that these workers have sent. The server must not
+    have read any other message since its start."""
     sent = sum(w.bulk.sent + w.beat.sent for w in workers)
     until(lambda: metric(server, "messages_received_total") >= sent, 20 * PATIENCE, "all is read")
     assert metric(server, "messages_received_total") == sent
@@ -88,7 +88,7 @@ def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, 
     link.close()
     link.socket = CONTEXT.socket(zmq.DEALER)
     link.socket.linger = 0
-    link.socket.sndtimeo = 2000  # a refused connection accepts no further messages
+    link.socket.sndtimeo = 2000  # a refused connection stops accepting messages
     if peer_keys:
         link.socket.curve_publickey, link.socket.curve_secretkey = peer_keys.own
         link.socket.curve_serverkey = peer_keys.server
@@ -111,7 +111,8 @@ def test_nothing_of_an_unauthenticated_peer_is_read_or_answered(server, honest, 
     until(lambda: metric(server, "connections") == 2, 10, "the peer is gone")
 
 
-GREETING = b"\xff" + bytes(8) + b"\x7f"  # the first bytes of a ZMTP greeting; version, mechanism, role and padding follow
+# The first bytes of a ZMTP greeting. The version, the mechanism, the role and padding follow.
+GREETING = b"\xff" + bytes(8) + b"\x7f"
 GARBAGE = {
     "HTTP": lambda noise: b"GET / HTTP/1.1\r\n\r\n",
     "zeros": lambda noise: bytes(64),
@@ -135,7 +136,7 @@ def test_garbage_never_reaches_the_decoder(server, honest, kind):
     with socket.create_connection((host, int(port)), timeout=20) as s:
         s.sendall(garbage)
         try:
-            while s.recv(4096):  # read libzmq's greeting, until the server closes the connection
+            while s.recv(4096):  # read what libzmq sends, until the server closes the connection
                 pass
         except ConnectionResetError:
             pass
@@ -144,8 +145,7 @@ def test_garbage_never_reaches_the_decoder(server, honest, kind):
 
 
 class Wire(threading.Thread):
-    """A TCP proxy that records the bytes that clients send, for each connection, and can change one
-    byte."""
+    """A TCP proxy. It records the bytes of each connection, and can change one byte."""
 
     def __init__(self, endpoint, flip=None):
         super().__init__(daemon=True)
@@ -153,7 +153,7 @@ class Wire(threading.Thread):
         self.server = host, int(port)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = "tcp://127.0.0.1:%d" % self.listener.getsockname()[1]
-        self.flip = flip  # (direction, index) of the byte that is changed, once
+        self.flip = flip  # (direction, index) of the byte that the proxy changes once
         self.streams = []
         self.start()
 
@@ -241,8 +241,9 @@ FORGED = [("up", 700), ("up", 50000), ("down", 700), ("down", 50000)]
 @pytest.mark.parametrize("direction, index", FORGED)
 def test_a_forged_message_ends_its_connection_and_nothing_else(programs, keys, small, direction,
                                                                index):
-    """A bit of an encrypted message changes on the way. Its receiver closes the connection, and the
-    worker goes on with a new one. libzmq could keep such a connection and read no more from it."""
+    """A bit of an encrypted message changes on the way. The receiver of the message closes the
+    connection, and the worker continues with a new one. libzmq alone could keep such a connection
+    open and read nothing more from it."""
     server = programs.server("--model", "seed:4", "--epochs", 1, "--key", keys / "server.key")
     wire = Wire(server.endpoint, flip=(direction, index))
     worker = programs.worker(wire.endpoint, "--key", keys / "worker.key", "--server-key",
@@ -273,7 +274,8 @@ ROLES = TABLE[0][1:]
 
 @pytest.mark.parametrize("role", ROLES)
 def test_keys_table(server, honest, known, role):
-    """Each row of the table in proto/WIRE.md, "Keys": which roles may send which messages."""
+    """The table in proto/WIRE.md, "Keys", says which messages each role may send. The server
+    accepts and refuses the messages of each row accordingly."""
     assert ROLES == ["observer", "admin", "worker"]
     stamp = pb.Stamp()
     stamp.CopyFrom(honest.stamp)
@@ -283,7 +285,8 @@ def test_keys_table(server, honest, known, role):
         for name in names + ["ADMIN_LOG_LEVEL"] * ("ADMIN" in names):
             link = Link(server.endpoint, known("second" if role == "worker" else role))
             link.send(one_of(name, stamp))
-            # HELLO, RESULT and BEAT of a worker may get no reply, so send a STATUS after them
+            # The server may answer a worker's HELLO, RESULT or BEAT with nothing. A STATUS after it
+            # always gets a reply.
             link.send(pb.Status())
             codes = set()
             while True:
@@ -332,7 +335,7 @@ def read_again(server, keys, text):
 
 def test_sighup_revokes(server, honest, known, keys):
     second = Worker(server.endpoint, keys=known("second"))
-    refused_push = np.full(64, np.nan, np.float32)  # a rejected push does not change the ledger
+    refused_push = np.full(64, np.nan, np.float32)  # a rejected push does not change the weights
     assert second.push(refused_push, 0).reject == pb.REJECT_NONFINITE
     read_again(server, keys, without(keys, "second"))
     assert server.status()["log_level"] == "info"

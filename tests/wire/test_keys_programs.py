@@ -1,6 +1,7 @@
-"""What the programs print about keys, and the places in which a secret key must never occur.
+"""The programs print the right messages about keys, and a secret key never occurs in a log, in
+arguments or in a core file.
 
-Attack A11 of docs/faults.md.
+The tests cover attack A11 of docs/faults.md.
 """
 import os
 import resource
@@ -64,8 +65,8 @@ def test_secrets_stay_out_of_logs_arguments_and_cores(programs, keys, data):
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="sanitizers have cores of their own")
 def test_no_core_is_left(programs, keys, tmp_path):
-    """Without keys, a crash leaves a core file, if this machine allows core files. With keys it
-    leaves none."""
+    """A crash of a server with keys leaves no core file. A server without keys leaves one, if this
+    machine allows core files."""
     def crash(*options):
         argv = command("cnn-ps", "--bind", "tcp://127.0.0.1:0", *options)
         process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
@@ -88,8 +89,8 @@ def test_no_core_is_left(programs, keys, tmp_path):
 
 @pytest.mark.parametrize("durability", ["replay", "always"])
 def test_ledger_with_keys_through_kills(programs, keys, durability):
-    """The server and a worker, which use keys, are killed: each push is applied exactly once. The
-    write-ahead log contains the names of the workers."""
+    """The test kills the server and a worker, which use keys: the server applies each push exactly
+    once. The write-ahead log contains the names of the workers."""
     pushes, options = 400, ("--key", keys / "server.key", "--durability", durability, *RUN)
     server = programs.server("--model", f"vector:{2 * pushes}", *options)
     fleet = [programs.ledger_worker(server.endpoint, i, pushes, 0, 8, keys / f"{k}.key")

@@ -1,5 +1,5 @@
-"""Host, pid and address of a worker: every view shows them, their length is bounded, and no
-decision of the server depends on them."""
+"""Every view of the server shows the host, pid and address of each worker. Their length is bounded,
+and no decision of the server depends on them."""
 import os
 import pty
 import re
@@ -62,8 +62,8 @@ def test_status_metrics_and_log_have_the_label(server):
 
 
 def keys_with_an_at_sign(programs):
-    """Keys whose Z85 text contains @. The same character separates the name and the key of a
-    worker."""
+    """Returns keys whose Z85 text contains @. The server uses the same character to separate the
+    name of a worker from its key."""
     for i in range(300):
         keys = programs.keygen(directory=f"keys{i}")
         listed = (keys / "authorized_keys").read_text()
@@ -74,8 +74,8 @@ def keys_with_an_at_sign(programs):
 
 @pytest.mark.parametrize("keys_of", [lambda programs: programs.keygen(), keys_with_an_at_sign])
 def test_the_address_of_a_worker_with_a_key(programs, keys_of):
-    """The server appends the key to the worker's name and encodes the HELLO again. The address must
-    not be lost."""
+    """The server appends the key to the name in a HELLO and encodes the HELLO again. This must not
+    lose the worker's address."""
     keys = keys_of(programs)
     server = programs.server(*LEDGER, "--key", keys / "server.key", directory=None)
     worker = Worker(server.endpoint, "job7", host="a", pid=1,
@@ -119,8 +119,8 @@ def test_a_label_never_fences(server):
 
 
 def test_each_fenced_process_of_a_name_gets_its_own_host(server):
-    """Six processes have the same --name, as in a Slurm job whose tasks all run the same command
-    line."""
+    """Six processes have the same --name, as in a Slurm job whose tasks all run the same
+    command."""
     fleet = [Worker(server.endpoint, "job7", host=f"node-{i}", pid=100 + i) for i in range(6)]
     last = fleet.pop()
     for i, worker in enumerate(fleet):
@@ -145,7 +145,7 @@ def test_labels_come_back_after_a_restart(programs):
     server.kill()
     server = programs.restart(server, *LEDGER, "--recovery-ms", 0)
     server.line("net listening")
-    assert label(server, 1) == ("a", None, None)  # the host of the run's history
+    assert label(server, 1) == ("a", None, None)  # the server knows this host from its history file
     worker.reconnect()
     assert label(server, 1) == ("a", 1, "127.0.0.1")
     newer = Worker(server.endpoint, "job7", host="b", pid=2)
@@ -155,8 +155,8 @@ def test_labels_come_back_after_a_restart(programs):
 
 
 def test_after_a_restart_the_newer_process_may_be_first(programs):
-    """The server refuses the HELLO of the older process, but shows its label. Hosts whose names
-    differ only in the last characters are different hosts."""
+    """The server refuses the HELLO of the older process, and the error names the hosts of both
+    processes. Hosts whose names differ only in the last characters are different hosts."""
     server = programs.server(*LEDGER, "--recovery-ms", 0)
     hosts = ["node-of-a-cluster-with-long-names-" + which for which in ("a", "b")]
     older = Worker(server.endpoint, "job7", host=hosts[0], pid=1)
@@ -175,7 +175,7 @@ def test_after_a_restart_the_newer_process_may_be_first(programs):
 # ---- cnn-ctl top
 
 def top(server, columns, rows):
-    """The lines of the screen of cnn-ctl top, on a terminal of this size."""
+    """Returns the lines that `cnn-ctl top` shows on a terminal of this size."""
     master, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     ctl = subprocess.Popen(command("cnn-ctl", "--server", server.endpoint, "top"), stdin=terminal,

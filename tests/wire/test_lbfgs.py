@@ -1,4 +1,4 @@
-"""Compares the server's L-BFGS (mode sandblaster) with that of SciPy, on convex problems, with the
+"""Compare the server's L-BFGS (mode sandblaster) with SciPy's, on convex problems. Both have the
 same start, objective and length of history.
 
 The model is softmax regression (`fc:10`). The label of each image is random, so no weights fit
@@ -14,17 +14,17 @@ from support.build import needs
 from test_training import EDONE, DataSet, SoftmaxRegression
 from test_wire_modes import IndependentWorker
 
-HISTORY = 20  # number of pairs; also the server's default
+HISTORY = 20  # the number of pairs that L-BFGS stores; also the server's default
 STEPS = 70
 NEAR = 1e-5  # the maximum distance from the minimum, relative to the loss at the start
-# The maximum number of the server's evaluations, relative to SciPy's. Both evaluate several points
-# in a step. SciPy's line search accepts more points (Wolfe 0.9 instead of 0.5) and interpolates,
-# while the server's line search doubles and halves the step. Measured: 1.2 to 1.4.
+# The maximum number of the server's evaluations, relative to SciPy's. Both evaluate one or several
+# points in a step. SciPy's line search accepts more points (Wolfe 0.9 instead of 0.5) and
+# interpolates, while the server's line search doubles and halves the step. Measured: 1.2 to 1.4.
 TIMES = 1.5
 
 
 def make_data(directory, seed, images=500, pixels=6):
-    """28x28 images with a few nonzero pixels. The label of an image is drawn with probabilities
+    """28x28 images with a few nonzero pixels. The label of an image is random, with probabilities
     that depend on the image."""
     draw = np.random.default_rng(seed)
     x = np.zeros((images, 28 * 28), np.uint8)
@@ -54,7 +54,7 @@ class Exact(SoftmaxRegression):
 
 
 class Evaluator(IndependentWorker):
-    """A worker that records the weights of every pass."""
+    """A worker that records the weights at which it computes the gradient of each pass."""
 
     def __init__(self, endpoint, data):
         self.points = []
@@ -67,7 +67,7 @@ class Evaluator(IndependentWorker):
 
 
 def scipys(objective, start):
-    """The loss at each point that SciPy's L-BFGS evaluates."""
+    """Returns the loss at each point that SciPy's L-BFGS evaluates."""
     optimize = needs("scipy.optimize", "deploy/setup.sh")
     objective.values = []
     optimize.minimize(objective, start, jac=True, method="L-BFGS-B", options={
@@ -76,7 +76,7 @@ def scipys(objective, start):
 
 
 def servers(programs, data):
-    """The weights of each pass of the server's L-BFGS."""
+    """Returns the weights of each pass of the server's L-BFGS."""
     server = programs.server("--model", "fc:10", "--mode", "sandblaster", "--lbfgs-history",
                         HISTORY, "--epochs", STEPS, "--seed", 3, directory=None)
     worker = Evaluator(server.endpoint, data)
@@ -102,4 +102,4 @@ def test_lbfgs_reaches_scipys_minimum_in_about_as_many_evaluations(programs, tmp
     reached = evaluations_to(ours, near)
     assert reached, f"{min(ours)} after {len(ours)} evaluations, SciPy {least}"
     assert reached <= TIMES * evaluations_to(theirs, near)
-    assert min(ours) >= least - 1e-9  # SciPy's result was the minimum
+    assert min(ours) >= least - 1e-9  # so SciPy's result is the minimum

@@ -20,9 +20,9 @@ LEVELS = ("error", "warn", "info", "debug")
 
 
 def logfmt(line):
-    """The fields of a line in logfmt: KEY=VALUE, separated by one blank each. A value is quoted
-    like a JSON string, or contains no blank, quote, = or backslash. Anything else raises an
-    exception."""
+    """Returns the fields of a line in logfmt: KEY=VALUE, separated by single blanks. A value is
+    quoted like a JSON string, or contains no blank, quote, = or backslash. The function raises an
+    exception for any other line."""
     fields, at = {}, 0
     while True:
         key = KEY.match(line, at)
@@ -59,8 +59,8 @@ PARSERS = {"text": logfmt, "json": json_line}
 
 
 def parsed(data, how):
-    """The fields of all lines that a program wrote to stderr. `data` has bytes, because the lines
-    must also be valid UTF-8."""
+    """Returns the fields of all lines that a program wrote to stderr. `data` is of type bytes,
+    because the function also checks that the lines are valid UTF-8."""
     text = data.decode("utf-8")
     assert text.endswith("\n")
     lines = [PARSERS[how](line) for line in text[:-1].split("\n")]
@@ -109,7 +109,7 @@ def test_every_line_of_a_run_parses(programs, how, tmp_path):
 
 
 def until_logged(file, how, msg):
-    """All complete lines of the log, as soon as one of them has `msg`."""
+    """Wait until a line of the log has `msg`. Returns all complete lines."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         whole = file.read_bytes() if file.exists() else b""
@@ -133,8 +133,8 @@ def steers_nothing(said):
 @pytest.mark.parametrize("how", PARSERS)
 @pytest.mark.parametrize("program", ["cnn-ps", "cnn-worker", "cnn-ctl"])
 def test_a_path_of_any_bytes_is_one_value(how, program, tmp_path, data):
-    """A path contains a newline, quotes, an escape sequence and bytes that are not UTF-8. It occurs
-    in a logged value, and in the error with which the program ends."""
+    """A path contains a newline, quotes, an escape sequence and bytes that are not UTF-8. The
+    program logs the path as a value, and in the error with which it ends."""
     odd = os.path.join(os.fsencode(tmp_path), ODD)
     os.symlink(data, odd)
     options, msg, key = {
@@ -147,7 +147,7 @@ def test_a_path_of_any_bytes_is_one_value(how, program, tmp_path, data):
     code, said = run(program, "--log-format", how, *options)
     assert code != 0
     if program == "cnn-ctl" and how == "text":
-        return  # this error of cnn-ctl is not in a log format, see test_ctl.py
+        return  # cnn-ctl prints this error as plain text, which test_ctl.py checks
     assert steers_nothing(said), said
     lines = parsed(said, how)
     assert lines[-1]["level"] == "error" and lines[-1]["code"].startswith("PS_E") and lines[-1]["reason"]

@@ -1,8 +1,9 @@
-"""Every error of a client gets the reply that WIRE.md specifies, and no other client is affected.
+"""The server answers every error of a client with the reply that WIRE.md specifies, and no other
+client is affected.
 
 The worker of the fixture `honest` pushes before and after each test on its own connections.
 
-Attacks A12, A13 and A15 of docs/faults.md.
+The tests cover attacks A12, A13 and A15 of docs/faults.md.
 """
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def other(server, honest):
 
 
 def refusal(link, *frames):
-    """The code of the ERROR with which the server answers these frames."""
+    """Send these frames. The server must answer with ERROR; returns its body."""
     link.send_frames(list(frames))
     name, body, _ = link.receive()
     assert name == "error", f"{name} instead of error"
@@ -77,7 +78,8 @@ def test_strict_headers_control_characters_in_a_name(link):
 
 @pytest.fixture
 def roomy(programs):
-    """A server whose model is so large that its largest valid frame exceeds WIRE_MAX_HEADER."""
+    """Yields a server and a connection. The model is so large that the largest valid frame exceeds
+    WIRE_MAX_HEADER."""
     server = programs.server("--model", "vector:20000", *PLAIN, directory=None)
     worker, link = Honest(server.endpoint), Link(server.endpoint)
     yield server, link
@@ -98,7 +100,7 @@ def test_strict_headers_amplifying(roomy):
 
 
 def test_limits_header_too_long(roomy):
-    # 65,536 bytes with the tags
+    # With the tags of both messages, the frame has 65,536 bytes.
     assert refusal(roomy[1], wrap(12, wrap(2, b"x" * 65526))).code == EPROTO
 
 
@@ -215,16 +217,17 @@ def test_errors_fenced(server, honest):
 
 
 def test_errors_rolled_back(link, honest):
-    """The worker's durable_seq is greater than the newest seq that the server knows."""
+    """HELLO has a durable_seq that is greater than the newest seq that the server knows: the server
+    was restored from an old checkpoint."""
     body = hello(resume=honest.stamp, last_seq=honest.seq + 5, durable_seq=honest.seq + 5)
     assert code(link, body) == EROLLEDBACK
 
 
 def test_session_an_old_hello_is_ignored(link, honest):
-    """The last_seq of this HELLO is smaller than the server's, because the network delayed the
-    HELLO."""
+    """The server ignores a HELLO whose last_seq is smaller than the newest seq that the server has
+    decided. Such a HELLO was delayed by the network."""
     link.send(hello(resume=honest.stamp, last_seq=honest.seq - 1))
-    # the first reply is to this message, so the HELLO got no reply
+    # the first reply is the one to this message, so the server has not answered the HELLO
     assert code(link, pb.Pull(which=0)) == EPROTO
 
 
@@ -291,7 +294,8 @@ def test_exactly_once_duplicate_of_an_accepted_push(honest):
         honest.push_next()
     seq = honest.seq - 3
     honest.kept[seq] = [pb.Push(), [(0, ONE * 7)], None]
-    honest.send_push(seq)  # the bytes of a duplicate may differ: the server does not compare them
+    # the bytes differ from those of the first push, and the server does not compare them
+    honest.send_push(seq)
     again = honest.ack(seq)
     assert (again.verdict, again.version, again.duplicate) == (pb.VERDICT_OK, first.version, True)
 
@@ -356,7 +360,8 @@ def test_rejections_loss(other):
 
 
 def test_rejections_exclude_a_worker_that_goes_on(server, honest, other):
-    """Twenty NaN losses in a row exclude one worker's process. The run of the others continues."""
+    """Twenty losses that are NaN, in a row, exclude the process of a worker. The other workers
+    continue."""
     for i in range(20):
         assert other.push(ONE, 0, loss=float("nan")).reject == pb.REJECT_NONFINITE
         honest.goes_on()

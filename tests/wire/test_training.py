@@ -33,7 +33,7 @@ def softmax_loss(scores, labels):
 
 
 class SoftmaxRegression:
-    """`fc:10`: weight [10][784], bias [10]."""
+    """The model `fc:10`. Its flat vector has weight [10][784], then bias [10]."""
 
     def __init__(self, images, labels):
         self.x = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
@@ -115,8 +115,8 @@ def load(data, images):
 
 
 def is_mnist(data_set):
-    """True for MNIST, whose digits are easier than the clothes of Fashion-MNIST, so that the bounds
-    differ."""
+    """Returns True for MNIST. Its digits are easier than the clothes of Fashion-MNIST, so the tests
+    demand a higher accuracy."""
     return data_set.id.xxh3 == 0x90DFC56C5135FD65
 
 
@@ -134,7 +134,7 @@ def test_a_first_worker_trains_softmax_regression(programs, data, images):
 
 
 class SmallNet:
-    """A network with any model text, which numpy_net computes in float64."""
+    """A convolutional network, which numpy_net computes in float64."""
 
     layers = "conv:4:3 relu pool:2 fc:10"
     shapes = [(4, 1, 3, 3), (4,), (10, 676), (10,)]
@@ -162,7 +162,7 @@ class SmallNet:
 
 @pytest.fixture
 def few(data, tmp_path):
-    """3,000 training images and 1,000 test images."""
+    """Returns a data set of 3,000 training images and 1,000 test images."""
     idx.cut(data, tmp_path, 3000, 1000)
     return DataSet(tmp_path)
 
@@ -249,7 +249,7 @@ def test_evaluation_results_that_make_no_sense(programs, few):
     assert grant.kind == pb.GRANT_EVAL
     result = pb.Result(stamp=a.stamp, eval_id=grant.eval_id, eval_first=grant.eval_first,
                        eval_count=grant.eval_count, correct=1, loss_sum=float("nan"))
-    a.bulk.send(result)  # the result is not finite, so the portion is granted again
+    a.bulk.send(result)  # the result is not finite, so the server grants the portion again
     assert (a.lease().kind, server.status()["epoch_records"][0]["accuracy"]) == (pb.GRANT_EVAL,
                                                                                  None)
     result.eval_count, result.loss_sum = grant.eval_count + 1, 1.0
@@ -263,7 +263,7 @@ def test_evaluation_results_that_make_no_sense(programs, few):
 
 def test_data_set_fingerprint(programs, few):
     server, a = leased(programs, few)
-    # the first push fixes the data set
+    # The first push that counts fixes the data set of the run.
     a.lease()
     assert a.push(ZERO, 0, pb.Work(first=0, count=1), 500).verdict == pb.VERDICT_OK
     wrong = pb.DataId()

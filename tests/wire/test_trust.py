@@ -1,6 +1,6 @@
-"""What one worker with a valid key must not be able to do (docs/security.md).
+"""A worker with a valid key cannot harm a run in the ways that docs/security.md lists.
 
-Attacks A4, A5, A7 and A14 of docs/faults.md.
+The tests cover attacks A4, A5, A7 and A14 of docs/faults.md.
 """
 import time
 from signal import SIGHUP
@@ -17,15 +17,15 @@ EAUTH, EFULL = 11, 17
 
 
 def test_trust_a_run_is_not_forged_by_pushes_and_results(programs, few):
-    """A worker sends pushes of all batches and results of all portions without a grant: none of
-    them counts."""
+    """A worker without a grant sends pushes for all batches, and results for all portions of the
+    test set: none of them counts."""
     server, honest = leased(programs, few, "--min-workers", 2)
     forger = Worker(server.endpoint, data=few.id)
     granted = honest.lease()
     for first in range(6):
         ack = forger.push(ZERO, 0, pb.Work(first=first, count=1), 500)
         assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
-    forger.grant = granted  # the grant of another worker
+    forger.grant = granted  # use the grant of another worker
     ack = forger.push(ZERO, 0, granted.work, 500 * granted.work.count)
     assert (ack.verdict, ack.reject) == (pb.VERDICT_REJECTED, pb.REJECT_WORK)
     left = 6
@@ -40,15 +40,15 @@ def test_trust_a_run_is_not_forged_by_pushes_and_results(programs, few):
         count = min(size, few.id.n_test - first)
         forger.bulk.send(pb.Result(stamp=forger.stamp, eval_id=granted.eval_id, eval_first=first,
                                    eval_count=count, correct=count, loss_sum=0))
-    forger.pull()  # the reply shows that the server has handled every RESULT before
+    forger.pull()  # the reply to the pull shows that the server has handled all results before it
     assert server.status()["epoch_records"][0]["accuracy"] is None
     for w in (honest, forger):
         w.close()
 
 
 def test_trust_a_claimed_verdict_switches_no_rule_off(programs):
-    """A worker claims VERDICT_OK for pushes that it never sent before, with a version of the far
-    future. All rules still apply to these pushes."""
+    """A worker claims VERDICT_OK for pushes that it has never sent before, and gives them a version
+    far in the future. The server still applies all rules to these pushes."""
     server = programs.server("--model", "vector:64", "--max-staleness", 2, "--optimizer", "sgd",
                         directory=None)
     worker = Honest(server.endpoint)
@@ -66,8 +66,8 @@ def test_trust_a_claimed_verdict_switches_no_rule_off(programs):
 
 
 def test_trust_a_session_is_not_stolen_after_a_restart(programs, keys):
-    """A worker with a key of its own knows the stamp of another worker, but cannot take over its
-    session."""
+    """A worker that knows the stamp of another worker, but has another key, cannot take over the
+    session of that worker."""
     options = *LEDGER, "--key", keys / "server.key"
     server = programs.server(*options)
     public = keys / "server.pub"
@@ -139,7 +139,8 @@ def test_trust_a_revoked_key_loses_its_connections(programs, keys):
     server.signal(SIGHUP)
     server.line("auth list_read")
     sent, end = 0, time.monotonic() + 10
-    while sent < 20000 and time.monotonic() < end:  # until the server has closed the connection
+    # when the server has closed the connection, the queue fills up and try_send returns 0
+    while sent < 20000 and time.monotonic() < end:
         sent += revoked.bulk.try_send(pb.Beat(stamp=revoked.stamp))
     assert sent < 20000
     assert Worker(server.endpoint, keys=Keys(keys / "worker.key", public)).pull()[1] == 1

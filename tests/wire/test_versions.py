@@ -1,9 +1,9 @@
 """Programs of different protocol versions work together as WIRE.md, "Versions", says. The tests use
 builds with other schemas:
 
-`newer` has the next protocol version: one more field in every message. `older` lacks two fields
-of HELLO. `six` is version 6, that of release 0.2.0, without the codes of grants and decisions.
-`needy` requires a feature that no build has. tests/wire/variant builds them.
+`newer` has the next protocol version, with one more field in every message. `older` lacks two
+fields of HELLO. `six` has version 6, the version of release 0.2.0, which has no codes of grants and
+decisions. `needy` requires a feature that no build has. tests/wire/variant builds them.
 """
 import re
 
@@ -36,7 +36,7 @@ def link(server, honest):
 
 
 def extended(body, *unknown):
-    """Encode a message with fields at its end that its schema does not have."""
+    """Encode a message, and append fields that its schema does not have."""
     name = next(f for f in pb.Message.DESCRIPTOR.fields if f.message_type is body.DESCRIPTOR)
     inner = body.SerializeToString() + b"".join(unknown)
     return field(name.number, inner)
@@ -77,8 +77,8 @@ def test_versions_unknown_fields_are_skipped(link, honest):
 
 
 def test_versions_unknown_fields_within_the_budget(programs):
-    """The server accepts frames of 64 KiB, but refuses a frame whose unknown fields would need too
-    much memory."""
+    """The server accepts a frame with one unknown field of 50,000 bytes, but refuses a frame with
+    so many unknown fields that decoding it would take too much memory."""
     link = Link(programs.server("--model", "vector:20000", directory=None).endpoint)
     link.send_frames([extended(pb.Status(), field(99, bytes(50000)))])
     assert link.expect("status")[1].reply
@@ -109,8 +109,8 @@ def test_versions_one_apart(programs, program, speaks):
 
 
 def test_versions_a_worker_of_version_6_is_refused(link, honest):
-    """The server refuses a new worker of version 6 and a worker that resumes, whatever other
-    versions they support."""
+    """The server refuses a worker of version 6, whether the worker is new or resumes a session, and
+    whatever older versions it supports."""
     for fields in ({}, {"resume": honest.stamp}, {"oldest_protocol": 5}):
         link.send(hello(protocol=6, **fields))
         with pytest.raises(Refused, match=NO_CODES) as refused:
@@ -120,8 +120,9 @@ def test_versions_a_worker_of_version_6_is_refused(link, honest):
 
 def test_versions_a_run_of_version_6_is_upgraded(programs, small):
     """A server of version 6 is killed, and a server of this build takes its place. The worker of
-    version 6 could not prove the decisions on its pushes, so it exits, instead of losing the pushes
-    one by one. A worker of this build, which the old server served, too, trains on to the end."""
+    version 6 exits, because it cannot prove the decisions on its pushes and would lose the pushes
+    one by one. A worker of this build, which was connected to the old server, too, trains until the
+    end."""
     many = ("--model", "fc:10", "--epochs", 40, "--batch-size", 50, "--checkpoint-ms", 100,
             "--recovery-ms", 500)
     ps = programs.server(*many, "--min-workers", 2, program="variants/six/cnn-ps")

@@ -9,9 +9,9 @@ from test_training import EDONE, DataSet, SoftmaxRegression, Trainer
 
 
 class IndependentWorker(Trainer):
-    """A Python worker for every mode, as WIRE.md, "Modes", specifies it."""
+    """A Python worker for every mode, written from WIRE.md, "Modes"."""
 
-    own = None  # the worker's own weights in easgd
+    own = None  # in easgd, the weights of this worker
     velocity = 0
 
     def gradient(self, w, epoch, b):
@@ -21,7 +21,8 @@ class IndependentWorker(Trainer):
         return gradient
 
     def push_batches(self, gradient, version, epoch, end):
-        """Send a PUSH for the batches since the last push, up to but not including batch `end`."""
+        """Send one PUSH for all batches since the last push. `end` is the batch after the last of
+        them."""
         images = sum(n for n, _ in self.seen)
         loss = sum(n * loss for n, loss in self.seen) / images
         work = pb.Work(epoch=epoch, first=end - len(self.seen), count=len(self.seen))
@@ -53,7 +54,7 @@ class IndependentWorker(Trainer):
 
     def exact(self, grant, work):
         w, version = self.pull()
-        assert version == grant.version  # there is no other worker
+        assert version == grant.version  # no other worker has changed the weights
         total = 0
         for b in range(work.first, work.first + work.count):
             g = self.gradient(w, work.epoch, b)
@@ -80,7 +81,8 @@ class IndependentWorker(Trainer):
 
 @pytest.fixture(scope="module")
 def few(data, tmp_path_factory):
-    """1,020 training images, in batches of 100 images and a last batch of 20; 500 test images."""
+    """Returns a data set of 1,020 training images and 500 test images. The last batch of an epoch
+    has 20 images, all others have 100."""
     directory = tmp_path_factory.mktemp("few")
     idx.cut(data, directory, 1020, 500)
     return directory, DataSet(directory)
@@ -120,7 +122,7 @@ def test_modes(programs, few, mode):
     assert independent["images"] == own["images"] == 2 * 1020
     assert (independent["updates"], independent["rejected"]) == (own["updates"], 0)
     assert independent["loss"] == pytest.approx(own["loss"], rel=1e-4)
-    assert independent["loss"] < 2.2  # the loss is below that of chance, ln 10 = 2.30
+    assert independent["loss"] < 2.2  # a network that guesses has the loss ln 10 = 2.30
 
 
 def test_modes_weights_of_another_term_are_not_exact(programs, few):
@@ -141,9 +143,9 @@ def test_modes_weights_of_another_term_are_not_exact(programs, few):
 
 
 def test_modes_a_step_that_answers_nobody_is_flushed(programs, few):
-    """A step ends because the second worker falls silent, which causes no reply. The server writes
-    the step to the disk at once, and sends no notice that it waits for the disk (WIRE.md,
-    "Errors")."""
+    """A step ends because the second worker falls silent, so no message has caused the end and no
+    reply waits for it. The server still writes the step to the disk at once, and sends no notice
+    that it waits for the disk (WIRE.md, "Errors")."""
     server = programs.server(*RUN, *MODES["sync"], "--durability", "always", "--checkpoint-ms",
                         60000, "--min-workers", 2, "--heartbeat-ms", 100, "--suspect-ms", 300,
                         "--dead-ms", 60000)

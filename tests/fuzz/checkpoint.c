@@ -1,6 +1,7 @@
 /*
  * checkpoint.c - fuzzes the reader of a checkpoint file. If byte 0 is even, the target first
- * corrects the checksums of the file, so that the fuzzer reaches the code behind the check.
+ * corrects the checksums of the file, so that the fuzzer reaches the code that runs only after the
+ * checksums were verified.
  */
 #include <xxhash.h>
 #include "common/checkpoint.h"
@@ -8,8 +9,8 @@
 #include "common/run_head.h"
 #include "tests/support/fuzz_input.h"
 
-/* checkpoint.h: the header has magic, format, number of sections and generation; then name, offset,
- * size and XXH3 of each section; then the XXH3 of the header. */
+/* The sizes of the header (common/checkpoint.h). It has magic, format, number of sections and
+ * generation; then name, offset, size and XXH3 of each section; then the XXH3 of the header. */
 #define HEAD  24u
 #define ENTRY 40u
 

@@ -1,16 +1,16 @@
 /*
  * core.c - fuzzes the state machine of the server. The first bytes choose a configuration that
  * cnn-ps accepts. Each further byte chooses an event: a message of one of four peers, the passing
- * of time, a snapshot that is written or fails, or a kill and a start from the last durable
- * snapshot. A number in a message usually has the value that an honest worker would send, sometimes
- * a value near it, and seldom an arbitrary value. A worker replays the pushes that a killed server
- * lost. Every message passes through the codec, so the core receives only messages that a peer can
- * really send.
+ * of time, a snapshot that is written or fails, or a kill of the server and a start from the last
+ * durable snapshot. A number in a message usually has the value that an honest worker would send,
+ * sometimes a value near it, and seldom an arbitrary value. A worker replays the pushes that a
+ * killed server lost. Every message passes through the codec, so the core receives only messages
+ * that a peer can really send.
  *
- * Checks after each event: every effect has a receiver, at most one snapshot is in progress, the
- * counters of leases and ledger agree with their tables, an epoch counts no image twice, and the
- * weights are finite. At the end, a snapshot that is decoded and encoded again must have the same
- * bytes. The assertions of the core (PS_ASSERT) check its numbered invariants.
+ * The target checks after each event that every effect has a receiver, at most one snapshot is in
+ * progress, the counters of leases and ledger agree with their tables, an epoch counts no image
+ * twice, and the weights are finite. At the end, a snapshot that is decoded and encoded again must
+ * have the same bytes. The assertions of the core (PS_ASSERT) check its numbered invariants.
  */
 #include <float.h>
 #include <math.h>
@@ -25,7 +25,7 @@
 #define METRICS "accuracy top5"
 #define PEERS   4u
 #define KEPT    8u
-#define START   12u /* the choice of a start, see event() */
+#define START   12u /* the value that chooses a kill and a start in event() */
 
 struct sections {
 	unsigned char *data[SNAPSHOT_SECTIONS];
@@ -33,7 +33,8 @@ struct sections {
 	uint64_t generation; /* 0: there is no snapshot */
 };
 
-/* A push that a worker keeps for a replay, with the answer of its ACK. */
+/* A push that a worker retains for a replay. note_ack() writes the decision of its ACK to
+ * `push`. */
 struct kept {
 	struct msg_push push;
 	float values[PARAMS];
@@ -45,7 +46,7 @@ struct peer {
 	struct msg_grant grant;
 	uint64_t request, pulls, last_seq;
 	uint32_t delivered;      /* the number of batches of the grant that were pushed */
-	uint64_t newest, replay; /* newest push that was sent; next push to replay, 0: none */
+	uint64_t newest, replay; /* the newest push sent; the next push to replay, 0: none */
 	struct kept kept[KEPT];
 };
 
@@ -57,13 +58,14 @@ struct fuzz {
 	struct peer peer[PEERS];
 	struct sections saving, saved;
 	struct wire *wire;
-	const uint8_t *last_start; /* no byte after this one can choose a start; NULL: none can */
+	/* the last byte of the input that can choose a start; NULL: no byte can */
+	const uint8_t *last_start;
 	int finished;
-	int checks_snapshot; /* 1: check_snapshot at the end */
+	int checks_snapshot; /* 1: call check_snapshot at the end */
 };
 
-/* The memory of two cores: while one core exists, a start can decode a snapshot into the other
- * block. */
+/* The memory of two cores. While a core exists in one block, a start can decode a snapshot into the
+ * other block. */
 static void *memory[2];
 static size_t memory_size[2];
 static unsigned in_use;
@@ -210,7 +212,8 @@ static void check_counters(const struct core *c)
 	PS_ASSERT(l->n_free == n_free && l->n_done == n_done);
 }
 
-/* The pushes that this server does not have yet are replayed, or forgotten with their session. */
+/* Process a WELCOME: in the same session, the worker replays the pushes that the server does not
+ * have. In a new session, the worker forgets its pushes. */
 static void note_welcome(struct peer *p, const struct msg_welcome *w)
 {
 	int same =
@@ -268,7 +271,7 @@ static void step(struct fuzz *f, const struct event *ev)
 			f->finished = 1;
 		if (e->kind == EFFECT_SNAPSHOT) {
 			PS_ASSERT(f->saving.generation == 0 && e->generation > 0);
-			/* nothing reads a snapshot after the last start */
+			/* no event after the last start reads a snapshot, so encode none */
 			if (f->last_start && f->in->at <= f->last_start)
 				f->saving = encode(f->core);
 			f->saving.generation = e->generation;
@@ -431,7 +434,7 @@ static void make_message(
 	}
 }
 
-/* Keep the next push of a worker for a replay. */
+/* Retain a push for a replay, if it is the next push of the worker. */
 static void keep(struct peer *p, const struct msg_push *push)
 {
 	struct kept *k = &p->kept[push->seq % KEPT];
@@ -448,7 +451,8 @@ static void keep(struct peer *p, const struct msg_push *push)
 	}
 }
 
-/* Replay the next push that the server lost. Returns 0 if there is none. */
+/* Write the next push that the worker must replay to *m. Returns 0 if the worker must replay
+ * none. */
 static int replay(struct peer *p, struct msg *m)
 {
 	const struct kept *k = &p->kept[p->replay % KEPT];
@@ -533,7 +537,7 @@ static void work(struct fuzz *f, struct peer *p, struct input *in)
 	post(f, p, &m);
 }
 
-/* Take the same step up to 32 times. */
+/* Take the same step of an honest worker up to 31 times. */
 static void work_on(struct fuzz *f, struct peer *p, struct input *in)
 {
 	struct input same;

@@ -3,7 +3,7 @@
 
   make fuzz-coverage      build with gcov (FLAVOUR=cover), replay the corpora, print
 
-Exits with 1 if the corpora reach less than the required percentage of one of PARTS.
+The script exits with 1 if the corpora reach less than the required percentage of a part in PARTS.
 """
 import re
 import subprocess
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/cover"
-# {files: the minimum percentage of their lines}
+# {part: (its files, the minimum percentage of their lines that the corpora must reach)}
 PARTS = {
     "wire": (["proto/decode.c", "proto/schema.c", "proto/checksum.c", "proto/encode.c"], 90),
     "session": (["worker/client/session.c"], 90),

@@ -4,7 +4,8 @@ FUZZ_ENGINE := $(if $(filter fuzz%,$(FLAVOUR)),-fsanitize=fuzzer,$(B)/tests/fuzz
 $(B)/tests/fuzz/%: $(B)/tests/fuzz/%.o $(TEST_ARCHIVES) $(if $(filter fuzz%,$(FLAVOUR)),,$(B)/tests/fuzz/replay.o)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $(filter-out %/replay.o,$^) $(FUZZ_ENGINE) \
 		$(LIBS.server) $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
-# These files are fuzzed with whole messages, so hints about compared values would only cost time.
+# These files get complete messages from the fuzzer. Hints about compared values would not help the
+# fuzzer there and would cost time, so the files are compiled without them.
 $(if $(filter fuzz%,$(FLAVOUR)),$(call obj,$(SRC.core) worker/client/session.c tests/fuzz/core.c)) \
 $(if $(filter fuzz-fast,$(FLAVOUR)),$(call obj,$(SRC.proto))): \
 	FUZZ_COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table

@@ -1,7 +1,7 @@
 /*
  * http.c - fuzzes the pages of the server: a TCP connection sends the bytes of the input, and the
- * server answers or closes. Checks after every 64th input that the server answers an honest
- * request.
+ * server answers or closes the connection. After every 64th input, the target checks that the
+ * server answers an honest request.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,8 @@ static void page(void *arg, const char *path, struct http_page *p)
 	p->text = strdup("ok\n");
 }
 
-/* Sends a request and runs the loop until the server has answered or no more bytes come. */
+/* Send a request and run the loop until the server has answered or closed the connection, at most
+ * `rounds` times. Returns the number of bytes of the answer. */
 static size_t exchange(const void *data, size_t size, int rounds, char *answer, size_t room)
 {
 	int fd = input_connect(port, data, size);

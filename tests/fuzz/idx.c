@@ -1,4 +1,5 @@
-/* idx.c - fuzzes the reader of IDX files: plain or gzipped, images (byte 0 even) or labels. */
+/* idx.c - fuzzes the reader of IDX files, plain or gzipped. An even byte 0 selects images, an odd
+ * one labels. */
 #include "common/err.h"
 #include "tests/support/fuzz_input.h"
 #include "worker/data/idx.h"
@@ -25,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	uint8_t sum = 0;
 	for (uint64_t i = 0; i < n; i++)
 		sum ^= x.values[i];
-	PS_ASSERT(sum != 0 || n < 1ull << 40); /* keeps the compiler from removing the loop */
+	PS_ASSERT(sum != 0 || n < 1ull << 40); /* so that the compiler keeps the loop */
 	idx_release(&x);
 	return 0;
 }

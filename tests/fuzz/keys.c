@@ -1,4 +1,4 @@
-/* keys.c - fuzzes the list of authorized keys, and key files. */
+/* keys.c - fuzzes the readers of the list of authorized keys and of key files. */
 #include "common/authorized_keys.h"
 #include "common/keys.h"
 #include "tests/support/fuzz_input.h"

@@ -1,9 +1,10 @@
 /*
- * model.c - fuzzes the text of a model. Byte 0 chooses the shape of the images; the other bytes are
- * the text.
+ * model.c - fuzzes the parser of model texts. Byte 0 chooses the shape of the images; the other
+ * bytes are the text.
  *
- * Checks: the canonical text is a fixed point (a server that starts with the text of a STATUS has
- * the same model), tensors cover the parameters, and shapes of consecutive layers fit.
+ * The target checks that the canonical text of a model gives the same model again, because a server
+ * may start with the text of a STATUS. It also checks that the tensors cover all parameters, and
+ * that the shapes of consecutive layers fit.
  */
 #include "common/model.h"
 #include "tests/support/fuzz_input.h"

@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	while (in.left && argc < 33) {
 		input_line(&in, text[argc - 1], sizeof(text[0]));
-		/* the program would resolve a host name in this argument */
+		/* an argument with a URL would make the program resolve a host name */
 		if (strstr(text[argc - 1], "tcp://") || strstr(text[argc - 1], "http"))
 			text[argc - 1][0] = 'x';
 		argv[argc] = text[argc - 1];

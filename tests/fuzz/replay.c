@@ -1,6 +1,6 @@
 /*
- * replay.c - runs a fuzz target without libFuzzer, once for each file on the command line and each
- * file of a directory there. `make test` replays the corpora in this way.
+ * replay.c - runs a fuzz target without libFuzzer, once for each file on the command line, and for
+ * each file in a directory on the command line. `make test` replays the corpora in this way.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ static void replay_file(const char *path)
 	} while (n > 0);
 	fclose(f);
 	fprintf(stderr, "%s\n", path);
-	/* a copy of exactly this size, so that a sanitizer finds reads past its end */
+	/* make a copy of exactly `size` bytes, so that a sanitizer finds reads past its end */
 	uint8_t *exact = malloc(size ? size : 1);
 	PS_ASSERT(exact);
 	memcpy(exact, data, size);

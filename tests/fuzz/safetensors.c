@@ -1,5 +1,5 @@
-/* safetensors.c - fuzzes the reader of .safetensors files, which reads the tensors and the model
- * text. */
+/* safetensors.c - fuzzes the reader of .safetensors files, which have tensors and the text of the
+ * model. */
 #include "common/safetensors.h"
 #include "tests/support/fuzz_input.h"
 

@@ -3,7 +3,7 @@
 
   tests/fuzz/seeds.py DIR
 
-The corpora in tests/fuzz/corpus began with these files. A fuzzer added inputs, and `TARGET
+The corpora in tests/fuzz/corpus began with these files. libFuzzer then added inputs, and `TARGET
 -merge=1` reduced each corpus to the inputs that reach different code.
 """
 import gzip
@@ -28,8 +28,8 @@ def name_of(body):
 
 
 def wire():
-    """Inputs with the header of every message, after a byte for n_params and a byte for the size of
-    each tensor frame."""
+    """Yields an input for each message: a byte for n_params, bytes for the sizes of the tensor
+    frames, and the header of the message."""
     pb = client.pb
     stamp = pb.Stamp(run_hi=1, run_lo=2, term=3, worker=1, incarnation=1)
     zeros = np.zeros(8, "<f4")
@@ -72,7 +72,8 @@ def wire():
 
 
 def safetensors_file(text):
-    """A file of the model fc:3 over images of 1x2x3."""
+    """Returns the bytes of a .safetensors file with the weights of the model fc:3 for 1x2x3
+    images."""
     tensors = {"fc1.weight": [3, 6], "fc1.bias": [3]}
     header, at = {"__metadata__": {"model": text}}, 0
     for name, shape in tensors.items():

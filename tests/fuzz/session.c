@@ -1,10 +1,11 @@
 /*
- * session.c - fuzzes a worker's session (worker/client/session.h) with the messages of a hostile or
- * confused server, link changes, time and the program's requests. Messages pass through the codec.
+ * session.c - fuzzes a worker's session (worker/client/session.h). The input chooses messages of a
+ * hostile or faulty server, links that open and close, the passing of time, and requests of the
+ * program. All messages pass through the codec.
  *
- * Checks the numbered invariants of session.h, in addition to the assertions of the session: pushes
- * are notified once and in order, released in order and only when durable, and no effect follows
- * the end.
+ * The target checks the numbered invariants of session.h, in addition to the assertions of the
+ * session: the program is notified of each push once and in order, pushes are released in order and
+ * only when they are durable, and no effect follows the end.
  */
 #include <math.h>
 #include "proto/wire.h"

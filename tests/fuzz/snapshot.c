@@ -3,8 +3,8 @@
  * real core: each change has the number of a section, an offset of two bytes, a length and up to
  * eight new bytes; a change of length 0 truncates the section at the offset.
  *
- * Checks: a refusal of a section has a reason. An accepted core is sound: it processes a tick, and
- * its own snapshot is accepted again.
+ * The target checks that a refusal has a reason. If the decoder accepts the sections, the core must
+ * process a tick, and the decoder must accept the snapshot of this core, too.
  */
 #include <stdlib.h>
 #include "server/core/snapshot.h"
@@ -29,7 +29,7 @@ static void hello(struct core *c, uint32_t peer, const char name[5])
 	core_step(c, &(struct event){.kind = EVENT_MESSAGE, .peer = peer, .msg = &m}, 1000);
 }
 
-/* A core with two workers, one of which holds a lease. */
+/* Encode a core with two workers. One of the workers holds a lease. */
 static void make_base(void)
 {
 	cfg = fixture_training();
@@ -114,7 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 	now.term = 6;
 	if (running && snapshot_config(sections[SNAPSHOT_SESSIONS], size[SNAPSHOT_SESSIONS], &now))
 		return 0;
-	/* startup.c would allocate memory for this size; this target has one small block */
+	/* startup.c would allocate memory for a larger core, but this target has one small block */
 	if (running && (core_bytes(&now) > core_bytes(&cfg) || now.n_params > FIXTURE_PARAMS))
 		return 0;
 	int rc = running ? snapshot_decode_running(block, weights, &now, sections, size, &c, &why)

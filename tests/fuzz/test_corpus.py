@@ -1,5 +1,5 @@
-"""Every fuzz target runs every input of its corpus, so that a bug that fuzzing has found does not
-come back."""
+"""Run every fuzz target on every input of its corpus. So no bug that fuzzing has found can return
+unnoticed."""
 import subprocess
 
 import pytest

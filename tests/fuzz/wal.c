@@ -1,6 +1,6 @@
 /*
- * wal.c - fuzzes the reader of the write-ahead log, and the reader of its records. If byte 0 is
- * even, the target first corrects the checksums of the file.
+ * wal.c - fuzzes the reader of files of the write-ahead log, and the reader of single records. If
+ * byte 0 is even, the target first corrects the checksums of the file.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,12 +1,12 @@
 /*
- * wire.c - fuzzes the codec of messages. Byte 0: the number of parameters that the receiver
- * expects, and whether it defers the check of PARAMS. Byte 1: how many tensor frames are chunks,
- * and whether the receiver is a server for workers. Then one byte for each tensor frame: its number
- * of values; 255 ends the list. The rest is the header frame.
+ * wire.c - fuzzes the codec of messages. Byte 0 gives the number of parameters that the receiver
+ * expects, and says whether it defers the check of PARAMS. Byte 1 gives the number of tensor frames
+ * that are chunks, and says whether the receiver is a server. Then one byte for each tensor frame
+ * gives its number of values; 255 ends the list. The remaining bytes are the header frame.
  *
- * Checks: a decoded message, encoded and decoded again, is the same message (proto/wire.h,
- * invariant 3), and all functions that encode parts of a message or compute a checksum agree. No
- * input does harm (invariants 1 and 2).
+ * The target checks that a decoded message, encoded and decoded again, is the same message
+ * (proto/wire.h, invariant 3), and that all functions that encode parts of a message or compute a
+ * checksum agree. The sanitizers and assertions check invariants 1 and 2.
  */
 #include "proto/lane.h"
 #include "proto/wire.h"
@@ -20,7 +20,7 @@ static void add_frame(struct frames *f, const void *data, size_t size)
 	f->n++;
 }
 
-/* The values of a slice in blocks of at most 3. */
+/* The state of next_block, which yields the values of a slice in blocks of at most 3. */
 struct blocks {
 	const float *at;
 	size_t left;
@@ -37,7 +37,8 @@ static size_t next_block(void *arg, const float **values)
 	return n;
 }
 
-/* The header alone, and each slice alone, must be what wire_encode has made of the message. */
+/* Check that the functions that encode only the header or only one slice give the same bytes as
+ * wire_encode. */
 static void check_parts(const struct msg *m, const struct slices *s, struct frames *f)
 {
 	zmq_msg_t part;

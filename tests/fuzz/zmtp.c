@@ -1,9 +1,10 @@
 /*
- * zmtp.c - fuzzes the server's port: a TCP connection sends the bytes of the input to a router. If
- * byte 0 is even, it sends only these bytes; if not, it first sends the greeting and READY of a
- * DEALER, so that the router takes the bytes for frames.
+ * zmtp.c - fuzzes the server's port: a TCP connection sends the bytes of the input to a ROUTER
+ * socket. If byte 0 is even, the connection sends only these bytes. If byte 0 is odd, the
+ * connection first sends the greeting and READY of a DEALER, so that the ROUTER takes the bytes for
+ * frames.
  *
- * Checks: whatever the bytes are, the router answers an honest client after every 64th input.
+ * After every 64th input, the target checks that the ROUTER answers an honest client.
  */
 #include <stdio.h>
 #include <sys/socket.h>

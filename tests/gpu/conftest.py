@@ -1,5 +1,5 @@
-"""Fixtures of the GPU tests. If no GPU answers, tests with the fixture `gpu` are skipped, or fail
-if KX_REQUIRE_GPU=1."""
+"""Fixtures of the GPU tests. If no GPU works, tests with the fixture `gpu` are skipped. With
+KX_REQUIRE_GPU=1 they fail instead."""
 import os
 import sys
 from pathlib import Path
@@ -14,8 +14,8 @@ from support.programs import Programs  # noqa: E402
 
 @pytest.fixture(scope="session")
 def gpu(tmp_path_factory, data):
-    """The name of the device under test. With CNN_TEST_DEVICE=cpu the tests run on the CPU, to try
-    out the tests themselves."""
+    """Returns the name of the device under test. With CNN_TEST_DEVICE=cpu the tests run on the CPU,
+    so that one can try them without a GPU."""
     device = os.environ.get("CNN_TEST_DEVICE", "cuda")
     programs = Programs(tmp_path_factory.mktemp("probe"), data)
     try:

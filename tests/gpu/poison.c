@@ -1,5 +1,5 @@
-/* poison.c - breaks a CUDA context (poison.h). It needs no CUDA to build, because it opens
- * libcuda.so.1 at run time. */
+/* poison.c - breaks a CUDA context (poison.h). The build of this file needs no CUDA, because the
+ * code opens libcuda.so.1 at run time. */
 #include "tests/gpu/poison.h"
 #include <dlfcn.h>
 #include <stddef.h>
@@ -27,7 +27,8 @@ struct driver {
 	int (*synchronize)(void);
 };
 
-/* ISO C has no cast from void * to a function. */
+/* Find a function and store its address in *to. memcpy, because ISO C has no cast from void * to a
+ * function pointer. */
 static int find(void *library, const char *name, void *to)
 {
 	void *symbol = dlsym(library, name);

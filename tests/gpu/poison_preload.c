@@ -1,4 +1,4 @@
-/* poison_preload.c - poison.so, for LD_PRELOAD: calls poison in the program when it receives
+/* poison_preload.c - poison.so, for LD_PRELOAD: it calls poison() when the program receives
  * SIGRTMIN. */
 #include <pthread.h>
 #include <semaphore.h>
@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include "tests/gpu/poison.h"
 
-/* the signal handler posts this semaphore; static, because a handler gets no argument */
+/* The signal handler posts this semaphore. It is a static variable, because a handler gets no
+ * argument. */
 static sem_t asked;
 
 static void on_signal(int number)

@@ -14,7 +14,7 @@ cudaError_t __real_cudaFuncSetAttribute(
 cudaError_t __wrap_cudaFuncSetAttribute(
 	const void *kernel, enum cudaFuncAttribute attribute, int value);
 
-/* The limit, or `otherwise` if CNN_TEST_SHARED is not set. */
+/* Returns CNN_TEST_SHARED in bytes, or `otherwise` if this variable is not set. */
 static int limit(int otherwise)
 {
 	const char *text = getenv("CNN_TEST_SHARED");

@@ -1,5 +1,5 @@
-"""The bundle (make bundle), unpacked in another directory than that of its build: it uses its own
-libraries, and the demo trains."""
+"""The bundle of `make bundle` works in another directory than that of its build: its programs use
+its own libraries, and its demo trains."""
 import os
 import re
 import subprocess

@@ -9,7 +9,7 @@ from gpu import worker
 
 @pytest.fixture(scope="module")
 def gpus(gpu):
-    """The number of GPUs."""
+    """Returns the number of GPUs of this machine."""
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
     return len(subprocess.run(["nvidia-smi", "-L"], text=True, check=True,

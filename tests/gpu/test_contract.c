@@ -1,7 +1,7 @@
 /*
- * test_contract.c - the CUDA device keeps the promises of kernels/backend.h: examples computed by
- * hand, any batch size in any order in one backend, image sets that change, evaluation, equal bytes
- * for equal calls, and refusals.
+ * test_contract.c - tests that the CUDA device keeps the promises of kernels/backend.h. The tests
+ * cover examples computed by hand, batches of different sizes in one backend, image sets that
+ * change, evaluation, equal bytes for equal calls, and refusals.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/real_images.h"
@@ -10,7 +10,7 @@ static struct contract gpu = {{NULL}, gpu_begin};
 
 /* ---- one backend, many calls ----------------------------------------------------------------- */
 
-/* The gradient at batch size n of the open backend. The caller frees it. */
+/* Compute the gradient of the first n images with the open backend. The caller frees the result. */
 static float *step_of(struct subject *s, size_t n, double *loss)
 {
 	s->batch = n;
@@ -24,8 +24,8 @@ static float *step_of(struct subject *s, size_t n, double *loss)
 #define SIZES 9
 static const size_t sizes[SIZES] = {100, 1, 37, 2, 99, 100, 64, 1, 3};
 
-/* Proves that the gradient is right at every batch size, after a batch of any other size, and that
- * a repetition gives the same bytes. */
+/* Prove that the gradient is right for each batch size, also after a batch of another size, and
+ * that a repeated call gives the same bytes. */
 static void prove_sizes(const char *text, const struct precision *p)
 {
 	struct subject s;
@@ -67,7 +67,8 @@ static void any_batch_size_may_follow_any_other(void **state)
 	}
 }
 
-/* A trainer alternates between training and test images. Indices always refer to the newest set. */
+/* A trainer alternates between the training images and the test images. The indices of a batch
+ * always refer to the image set that was chosen last. */
 static void sets_may_change_and_come_back(void **state)
 {
 	(void)state;
@@ -101,8 +102,8 @@ static void sets_may_change_and_come_back(void **state)
 	subject_release(&s);
 }
 
-/* Compares local training with the device's own gradients, so that only the order of the rounding
- * differs. */
+/* Compare local training with gradients that the same device computes, so that the results differ
+ * only by rounding. */
 static void local_training_of_real_nets_is_one_gradient_after_the_other(void **state)
 {
 	static const char *const texts[] = {"seed:32", "seed:256", "cnn99",
@@ -126,8 +127,8 @@ static void local_training_of_real_nets_is_one_gradient_after_the_other(void **s
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
-/* Evaluates a range of images that begins at an odd number and has complete chunks and a remainder.
- * In fp32 no answer may differ from that of cpu-ref. */
+/* Evaluate a range of images that begins at an odd number, and that has complete chunks and a
+ * remainder. In fp32 the device must classify every image as cpu-ref does. */
 static void prove_evaluation(const char *text, const struct precision *p)
 {
 	struct subject s;
@@ -190,7 +191,8 @@ static void evaluation_between_steps_changes_nothing(void **state)
 		}
 		assert_int_equal(correct[0], correct[1]);
 		assert_true(loss[0] == loss[1]);
-		/* the same gradient from a new backend, whose memory has other addresses */
+		/* a new backend, whose memory has other addresses, must compute the same
+		 * gradient */
 		gpu_open(&s, &gpu_precisions[p]);
 		subject_step(&s);
 		assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));

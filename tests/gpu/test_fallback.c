@@ -1,7 +1,7 @@
 /*
- * test_fallback.c - tests what happens when a kernel of fused/ gives up: the device repeats the
- * batch, or the rounds in flight, with the general kernels, and the result is as if it had used
- * only these. Also tests that a launch of many steps gives the same bytes as single steps.
+ * test_fallback.c - tests a kernel of fused/ that gives up: the device repeats the batch, or the
+ * rounds in flight, with the general kernels, and the result is the same as with general kernels
+ * alone. Other tests prove that a launch of many steps gives the same bytes as single steps.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/support/test.h"
@@ -12,7 +12,8 @@
 #define STEPS 130 /* more than two launches of 60 */
 #define BATCH 7
 
-/* Set how long, in ns, the persistent kernel waits for its blocks. 0: it always gives up. */
+/* Set the time, in ns, for which the persistent kernel waits for its blocks. With 0 the kernel
+ * always gives up. */
 static void set_patience(uint64_t ns)
 {
 #ifdef KX_CUDA
@@ -58,8 +59,8 @@ static void rounds_release(struct rounds *r)
 	}
 }
 
-/* Submit both rounds, and then wait for the first. In the middle of the second round, wait once
- * more. */
+/* Submit the first round and the begin of the second one, wait for the losses of both, and then
+ * submit the rest of the second round. */
 static void run_rounds(struct subject *s, float rate, struct rounds *r)
 {
 	double loss;
@@ -83,8 +84,8 @@ static void same_floats(const struct subject *s, const char *what, const float *
 			gradient_distance(a, b, s->model.n_params));
 }
 
-/* Proves that a backend whose fused kernels give up computes the same as a backend with general
- * kernels. `evaluation`: the fused kernels give up in evaluations, too. */
+/* Prove that a backend whose fused kernels give up computes the same as a backend with general
+ * kernels. If `evaluation` is set, compare evaluations, too. */
 static void prove_fall_back(
 	struct subject *s, enum kx_precision precision, float rate, int evaluation)
 {
@@ -146,8 +147,8 @@ TEST(a_block_that_waits_too_long_costs_nothing_but_time)
 	}
 }
 
-/* Two cases: the first convolution has large outputs and the second one small weights; or the
- * second one has large weights. */
+/* Two cases leave the range of fp16: the first convolution has large weights and the second one
+ * small weights, or the reverse. */
 TEST(values_beyond_fp16_are_right)
 {
 	static const struct odd_model net = {{1, 28, 28}, "cnn99"};
@@ -170,7 +171,7 @@ TEST(values_beyond_fp16_are_right)
 	}
 }
 
-/* Runs STEPS steps in calls of up to max_steps steps. */
+/* Train for STEPS steps, in calls of up to max_steps steps. */
 static void train(struct subject *s, size_t max_steps, struct rounds *r)
 {
 	assert_int_equal(backend_local_start(s->backend, s->params), PS_OK);

@@ -1,4 +1,4 @@
-"""Complete runs on a GPU, with real servers and workers with --device cuda; and runs whose GPU
+"""Complete runs of servers and of workers with --device cuda. In some of the runs the GPU
 breaks."""
 import re
 import signal
@@ -10,7 +10,7 @@ from support.build import BUILD, command
 from support.programs import Programs, Process
 
 EPOCHS = 3
-# the server soon notices a dead worker
+# With these times the server soon notices a dead worker.
 SOON = ("--heartbeat-ms", 100, "--suspect-ms", 500, "--dead-ms", 1000)
 
 
@@ -26,8 +26,8 @@ def train(programs, device, workers, *options):
 
 @pytest.fixture(scope="module")
 def on_the_cpu(gpu, tmp_path_factory, data):
-    """The accuracy of the same run with one CPU worker. The fixture makes this run only if there is
-    a GPU to compare with."""
+    """Yields the accuracy of the same run with one CPU worker. This run is made only if a GPU
+    works."""
     programs = Programs(tmp_path_factory.mktemp("cpu"), data)
     try:
         yield train(programs, "cpu", 1)["accuracy"]
@@ -81,8 +81,8 @@ def test_killed_gpu_worker_costs_nothing(gpu, programs):
 
 
 def ends_broken(server, broken):
-    """Check that the worker exits with status 1 and one log line, has pushed only gradients that it
-    computed, and that another worker continues the run."""
+    """Check that the worker logs one error, exits with status 1, and has pushed exactly the
+    gradients that it computed completely. Returns the number of these gradients."""
     assert broken.wait(20) == 1, broken.tail()
     errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
     assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()
@@ -94,8 +94,8 @@ def ends_broken(server, broken):
 
 
 def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, programs):
-    """A shim destroys the CUDA context of a worker that trains. The run continues with another
-    worker."""
+    """poison.so breaks the CUDA context of a worker that trains. Another worker continues the
+    run."""
     server = programs.server("--model", "seed:32", "--epochs", 6, *SOON)
     if gpu == "cpu":
         pytest.skip("CNN_TEST_DEVICE is not cuda")
@@ -112,7 +112,7 @@ def test_broken_gpu_ends_the_worker_and_pushes_nothing(gpu, programs):
 
 
 def test_broken_device_ends_the_worker_and_pushes_nothing(programs):
-    """The same test without a GPU: the worker's device fails in its eighth gradient."""
+    """The same test without a GPU: the device of the worker fails in its eighth gradient."""
     server = programs.server("--model", "fc:10", "--epochs", 1, "--max-updates", 20, *SOON)
     broken = programs.add(Process("broken_worker", command(
         "tests/tools/broken_worker", "--server", server.endpoint, "--data", programs.data,

@@ -1,6 +1,6 @@
 /*
- * test_ladder.c - every rung of the ladder that needs a GPU agrees with cpu-ref, for sizes of 1,
- * primes, and sizes around those of its waves, blocks and chunks. Without the device every test is
+ * test_ladder.c - compares every rung of the ladder that needs a GPU with cpu-ref. The sizes are 1,
+ * primes, and sizes near those of a rung's waves, blocks and chunks. Without a GPU every test is
  * skipped, or fails if KX_REQUIRE_GPU=1.
  */
 #include "tests/support/rung_fixture.h"
@@ -66,8 +66,8 @@ TEST(of_equal_values_the_first_wins)
 	for_each_gpu_rung(takes_the_first);
 }
 
-/* Alternate between whole and short batches in one state, to find values that a longer batch has
- * left behind. */
+/* Alternate between complete and short batches in one state of the rung, to find values that a
+ * longer batch has left in memory. */
 static void changes_its_batch(const struct rung *r)
 {
 	static const size_t batches[] = {41, 1, 40, 5, 41};
@@ -108,7 +108,7 @@ TEST(equal_steps_give_equal_bytes)
 	for_each_gpu_rung(repeats);
 }
 
-/* Proves that training inside the rung gives the same weights as single steps. */
+/* Prove that training inside the rung gives the same weights as single steps. */
 static void trains(const struct rung *r)
 {
 	struct rung_fixture l;

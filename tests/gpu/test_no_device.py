@@ -1,5 +1,5 @@
-"""Machines without a GPU: a program that needs a GPU prints one clear line. These tests hide the
-driver, so they run on every machine."""
+"""On a machine without a GPU, a program that needs a GPU prints one clear line. The tests hide the
+CUDA driver, so they run on every machine."""
 import re
 
 import pytest
@@ -10,7 +10,7 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def refused(programs, device):
-    """The only line of output of a program that refuses the device."""
+    """Run a worker that must refuse the device. Returns its only line of output."""
     w = probe(programs, device, env=HIDDEN)
     assert w.wait(20) in (1, 2), w.tail()
     assert len(w.lines) == 1, w.tail()

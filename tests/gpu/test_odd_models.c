@@ -1,12 +1,12 @@
 /*
- * test_odd_models.c - compares the CUDA device with cpu-ref, and with the slope of its own losses,
- * for the odd models of gradients.h: sizes of 1, primes, sizes next to multiples of blocks,
- * strides, pads, channels, and every kind of layer in every place.
+ * test_odd_models.c - compares the CUDA device with cpu-ref, and with finite differences of the
+ * device's losses. The odd models of gradients.h have sizes of 1, primes, sizes next to multiples
+ * of blocks, strides, pads, channels, and every kind of layer in every place.
  */
 #include "tests/support/gpu_fixture.h"
 
-/* The bounds of the low precisions can be tight for these models: without ReLU and pool the
- * gradient has no jumps, and with few images little cancels in its sums. */
+/* The bounds of the low precisions are tight for these models. Without ReLU and pool the gradient
+ * has no jumps, and in the sums of few images few values cancel each other. */
 static const struct odd_model smooth_models[] = {
 	{{1, 1, 1}, "fc:2"},
 	{{1, 28, 28}, "fc:129 fc:65 fc:10"},
@@ -20,7 +20,7 @@ static const struct odd_model smooth_models[] = {
 };
 #define N_SMOOTH_MODELS (sizeof(smooth_models) / sizeof(smooth_models[0]))
 
-/* the layers of conv2.h */
+/* the layers that the kernels of fused/conv2.h compute */
 #define PAIR "conv:32:5 relu pool:2 conv:64:5 relu pool:2"
 
 /* Models for which the device has special kernels, on 28 x 28 images, with filter counts around the
@@ -40,7 +40,7 @@ static const struct odd_model fused_models[] = {
 	{{1, 28, 28}, PAIR " fc:128 relu fc:3"},
 	{{1, 28, 28}, PAIR " fc:128 relu fc:12"},
 	{{1, 28, 28}, PAIR " dropout:0.5 fc:128 relu fc:13"},
-	/* in tf32 and bf16 one kernel computes product and pool */
+	/* in tf32 and bf16, one kernel computes a convolution and its pool */
 	{{1, 28, 28}, "conv:32:3 relu conv:64:3 relu pool:2 fc:128 relu fc:10"},
 	{{5, 12, 12}, "conv:9:5:pad=2 relu pool:2 conv:136:3:pad=1 relu pool:2 fc:130 relu fc:10"},
 	{{3, 16, 12}, "conv:5:3:pad=1 relu pool:2 conv:33:3:pad=1 relu pool:2 conv:7:1 relu fc:4"},
@@ -48,10 +48,10 @@ static const struct odd_model fused_models[] = {
 #define N_FUSED_MODELS (sizeof(fused_models) / sizeof(fused_models[0]))
 
 /*
- * The distance must be within the bound. If rounding errors of the weights make the exact gradient
- * jump, the distance may be FEW times this jump, because activations are rounded, too. In fp32 such
- * jumps must be rare, or the comparison would prove nothing. A distance of at most `loose` is
- * always accepted.
+ * Check that the distance between the device's gradient and the exact gradient `right` is within
+ * the bound. If rounding errors of the weights make the exact gradient jump, the distance may be
+ * FEW times this jump, because activations are rounded, too. In fp32 such jumps must be rare, or
+ * the comparison would prove nothing. A distance of at most `loose` is always accepted.
  */
 #define FEW 4
 static void compare(struct subject *s, const struct precision *p, double loose, const float *right,
@@ -145,8 +145,8 @@ static void fused_kernels_agree_with_cpu_ref(void **state)
 		agree(fused_models, N_FUSED_MODELS, images[i], 2);
 }
 
-/* Some kernels use one block per image, but at most 264 blocks. With more images, a block computes
- * several images. */
+/* Some kernels use one block of threads per image, but at most 264 blocks. With more images, a
+ * block computes several images. */
 static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 {
 	static const struct odd_model few[] = {
@@ -161,8 +161,8 @@ static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 	agree(few, sizeof(few) / sizeof(few[0]), 601, 1);
 }
 
-/* The kernels of conv2.h divide the work differently for each of these batch sizes. fp32 does not
- * use them. */
+/* The kernels of fused/conv2.h divide the work differently for each of these batch sizes. They are
+ * used in tf32 and bf16 only. */
 static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 {
 	static const size_t images[] = {133, 265, 529};
@@ -184,9 +184,9 @@ static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 	}
 }
 
-/* The range of fp16 is 6e-8 to 65504, so the device scales errors (gradients of activations) into
- * this range. The scaling must work for errors of any magnitude. `scale`: a factor for the weights
- * of the last layer. */
+/* The range of fp16 is 6e-8 to 65504, so the device scales the gradients of the activations into
+ * this range. The scaling must work for gradients of any magnitude. `scale` is a factor for the
+ * weights of the last layer. */
 static void agree_scaled(const struct odd_model *o, float scale)
 {
 	struct subject s;
@@ -238,7 +238,8 @@ static void nets_without_jumps_are_within_the_bound_of_each_precision(void **sta
 				const struct precision *one = &gpu_precisions[p];
 
 				compare(&s, one, 0, right, loss, &jumps);
-				/* rounding to tf32 and bf16 weighs more where values cancel */
+				/* where values cancel, rounding to tf32 or bf16 makes a larger
+				 * difference */
 				if (jumps && one->loose <= one->bound)
 					fail_msg("%s, %zu images in %s: gradient off by %g",
 						s.model.text, s.batch, one->name,
@@ -257,7 +258,8 @@ static void many_images_on_nets_without_jumps_agree_with_cpu_ref(void **state)
 	agree(smooth_models, N_SMOOTH_MODELS, 101, 0);
 }
 
-/* Enough pixels and channels for the largest tiles of all products, which fill no tile. */
+/* The models have enough pixels and channels for the largest tiles of all products, but fill no
+ * tile completely. */
 static void large_tiles_agree_with_cpu_ref(void **state)
 {
 	static const struct odd_model large[] = {
@@ -287,7 +289,7 @@ static void gradients_are_slopes_of_the_loss(void **state)
 
 int main(int argc, char **argv)
 {
-	if (argc > 1) /* a pattern: only the tests whose names match */
+	if (argc > 1) /* run only the tests whose names match this pattern */
 		cmocka_set_test_filter(argv[1]);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(one_image_agrees_with_cpu_ref),

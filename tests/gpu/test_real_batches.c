@@ -2,13 +2,14 @@
  * test_real_batches.c - compares the CUDA device in each precision with cpu-ref, which computes in
  * double precision: whole networks on batches of real images.
  *
- * The bounds apply to the distance |g - right| / |right| over all parameters. A single tensor may
- * have a larger distance, because one flipped argmax is small in the whole gradient but large in a
- * bias. The distance of a tensor must stay below WRONG: a wrong tensor has a distance of about 1.
- * The program prints each comparison, for the documents.
+ * The bounds apply to the distance |g - right| / |right| of the whole gradient g from the exact
+ * gradient `right`. A single tensor may have a larger distance, because one flipped argmax changes
+ * the whole gradient little, but a bias much. The distance of a tensor must stay below WRONG: a
+ * wrong tensor has a distance of about 1. The program prints each distance, because the documents
+ * quote them.
  *
- * In fp32 a rounding error may flip an argmax or a ReLU. Then the gradient cannot match the exact
- * gradient at exactly these weights. Instead it must match, with the same bound, the exact gradient
+ * In fp32 a rounding error may flip an argmax or a ReLU. Then the gradient is far from the exact
+ * gradient at these weights. Instead it must be close, with the same bound, to the exact gradient
  * at weights that differ by a rounding error (gradient_backward_error). At most half of the batches
  * may need this rule.
  */
@@ -21,8 +22,9 @@
 	"conv:12:5:stride=2:pad=auto relu conv:20:3:pad=1 relu pool:4:pad=auto fc:50 relu fc:10"
 #define DROPOUT "conv:16:5 relu pool:2 dropout:0.25 fc:64 relu dropout:0.5 fc:10"
 
-/* The gradient in s->grad has distance `d` from the exact gradient, which is too large. Proves that
- * it matches the exact gradient at weights that differ by a rounding error. */
+/* Prove that the gradient in s->grad is close to the exact gradient at weights that differ by a
+ * rounding error. At the weights themselves, its distance `d` from the exact gradient is too
+ * large. */
 static void prove_tie(struct subject *s, const struct precision *p, double d)
 {
 	float *grad = s->grad;
@@ -38,8 +40,9 @@ static void prove_tie(struct subject *s, const struct precision *p, double d)
 	free(grad);
 }
 
-/* Returns 0 if a flipped argmax or ReLU explains the distance, else 1. Only for fp32: the bounds of
- * the low precisions already include flips. */
+/* Returns 1 if the device's gradient is close to the exact gradient `right`, and 0 if a flipped
+ * argmax or ReLU explains the distance; otherwise the test fails. Only fp32 may return 0, because
+ * the bounds of the low precisions already allow for flips. */
 static int close_enough(
 	struct subject *s, const struct precision *p, const float *right, double right_loss)
 {

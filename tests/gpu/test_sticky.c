@@ -1,7 +1,7 @@
 /*
- * test_sticky.c - an error of the device is sticky: every later call returns PS_EDEVICE, and no
- * call hangs or crashes, up to the end of the process. The program has only this test, because
- * afterwards the process cannot use the GPU.
+ * test_sticky.c - tests that an error of the device is sticky: until the process ends, every later
+ * call returns PS_EDEVICE, and no call hangs or crashes. The program has only this test, because
+ * afterwards its process cannot use the GPU.
  */
 #include "tests/support/gpu_fixture.h"
 #include "tests/gpu/poison.h"
@@ -18,7 +18,7 @@ TEST(after_an_error_of_the_device_every_call_fails)
 
 	gpu_begin();
 	if (gpu_n_precisions() == 1)
-		skip(); /* there is no CUDA context to break unless CNN_TEST_DEVICE is cuda */
+		skip(); /* the device under test is a CPU, so the process has no CUDA context */
 	subject_random(&s, &contract_small, 20);
 	gpu_open(&s, gpu_precisions);
 	subject_step(&s);

@@ -10,9 +10,9 @@
 #include "tests/support/gpu_fixture.h"
 
 static const struct odd_model nets[] = {
-	/* fp32: one launch for a small batch; low precision: one launch for all steps */
+	/* a small batch needs one launch in fp32; in a low precision, one launch makes all steps */
 	{{1, 28, 28}, "seed:8"},
-	{{1, 28, 28}, "seed:40"}, /* fp32: three launches; low precision: two other launches */
+	{{1, 28, 28}, "seed:40"}, /* three launches in fp32, two others in a low precision */
 	{{1, 28, 28}, "lenet5"},
 	{{1, 28, 28}, "cnn99"},
 	{{3, 11, 7}, "conv:5:3:stride=2 relu conv:7:2 relu fc:4"},

@@ -9,7 +9,7 @@
 #include "common/log.h"
 #include "server/core/core.h"
 
-#define SESSION_CLOSE_MS 2000 /* time in which all clients should receive BYE */
+#define SESSION_CLOSE_MS 2000 /* time within which all clients should have received BYE */
 
 /* ---- effects out ---------------------------------------------------------------------------- */
 
@@ -63,8 +63,8 @@ static void send_status_text(struct server *s, uint32_t peer, char *text)
 	free(text);
 }
 
-/* Sends the state of the workers from number `first` on. A client requests this if the whole STATUS
- * had no room for them. */
+/* Sends the state of the workers from number `first` on. A client requests this state if the STATUS
+ * that it received had no room for these workers. */
 static void send_workers(struct server *s, uint32_t peer, uint32_t first)
 {
 	struct status now;
@@ -83,8 +83,8 @@ static void send_status(struct server *s, uint32_t peer)
 		send_bye(s, peer);
 }
 
-/* Sends the last status and BYE to the recent observers, so that they do not take the end of the
- * run for a lost server. */
+/* Sends the last status and BYE to the recent observers, so that they do not report a lost server
+ * at the end of the run. */
 static void send_last_status(struct server *s)
 {
 	for (size_t i = 0; i < MAX_OBSERVERS; i++) {
@@ -110,15 +110,16 @@ static void run_finish(struct server *s, int status)
 	send_last_status(s);
 }
 
-/* Writes the --name of a worker. With keys, the server has appended the start of the worker's
- * key. */
+/* Writes the --name of a worker to `name`. With keys, the core's name of a worker also has the
+ * start of the worker's key, which the function removes. */
 static void name_of(const struct server *s, uint32_t worker, char *name, size_t size)
 {
 	struct worker_view v;
 
 	core_worker(s->state.core, worker - 1, &v);
 	snprintf(name, size, "%s", v.name);
-	/* with keys, a name ends in @ and the start of the key, which may contain an @ itself */
+	/* The core's name ends in "@" and the first KEY_SHORT characters of the key. The key may
+	 * contain "@" too, so its characters are counted. */
 	if (s->auth && strlen(name) > KEY_SHORT)
 		name[strlen(name) - KEY_SHORT - 1] = '\0';
 }
@@ -147,10 +148,10 @@ static void send_msg(struct server *s, const struct effect *e)
 		router_send(s->router, e->peer, &e->msg);
 }
 
-/* Called for an event that later replies can report: these replies wait until the log is flushed up
- * to `lsn`. The function flushes the event even if no reply waits for it yet, because the next
- * reply will wait for it, and because disk_wait.c regards an event that is not flushed as a sign of
- * a slow disk. */
+/* Makes all later replies wait until the log is flushed up to `lsn`, because they can report the
+ * event with this number. The function begins the flush even if no reply waits yet: the next reply
+ * will wait for it, and disk_wait.c regards an event that is not flushed as a sign of a slow
+ * disk. */
 static void commit(struct server *s, uint64_t lsn)
 {
 	s->committed_lsn = lsn;
@@ -231,7 +232,7 @@ void dispatch(struct server *s, const struct event *ev, struct frames *f)
 
 /* ---- events in ----------------------------------------------------------------------------- */
 
-/* Sets the log level. The change is logged whatever the old and the new level are. */
+/* Sets the log level. Logs the change even if neither the old nor the new level would show it. */
 static void set_log_level(enum log_level level)
 {
 	const char *from = log_level_name(log_get_level());
@@ -241,7 +242,8 @@ static void set_log_level(enum log_level level)
 	log_set_level(level);
 }
 
-/* The shell answers this request without the core, because the log belongs to the shell. */
+/* Answers a request to read or change the log level. The core gets no event, because the log
+ * belongs to the shell. */
 static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 {
 	struct msg answer = *m;
@@ -252,8 +254,9 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 	router_send(s->router, peer, &answer);
 }
 
-/* Returns 1 if more bytes of pushes wait for the disk than correct workers could have sent. The
- * server then drops the push, as the network might have done. */
+/* Returns 1 if more bytes of pushes wait for the disk than correct workers could have sent. In this
+ * case the server drops the newest push, and its worker sends it again, as after a loss in the
+ * network. */
 static int is_flooded(const struct server *s)
 {
 	const struct core_config *cfg = core_config(s->state.core);
@@ -277,8 +280,8 @@ static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *
 }
 
 /* Returns 1 if a new worker of this key would exceed the key's share of the slots. Returns 0 if the
- * worker already has a slot and only repeats its HELLO: on its connection, under its name, or with
- * its stamp. */
+ * worker already has a slot and only repeats its HELLO: the HELLO comes on the connection of the
+ * slot, has its name, or resumes its worker id. */
 static int is_over_share(const struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	uint32_t slots = core_config(s->state.core)->sessions.max_workers, used = 0;
@@ -351,8 +354,7 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* Called when a worker has sent its predictions for the images of the page: passes them on to the
- * open pages. */
+/* Passes the predictions of a worker for the images of the page on to the open pages. */
 static void on_show(struct server *s, uint32_t peer, const struct msg_status *m)
 {
 	char *line = http_watchers(s->http) ? wall_take(&s->wall, peer, m) : NULL;
@@ -367,7 +369,7 @@ void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct fram
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = peer, .msg = m};
 	struct server *s = arg;
 
-	/* invariant 1; without a checkpointer there is no disk */
+	/* Invariant 1 of server.h. Without a checkpointer the server writes no term to disk. */
 	PS_ASSERT(!s->checkpointer || s->state.written_term == core_config(s->state.core)->term);
 	if (m->type == MSG_HELLO && !admit_hello(s, peer, &m->hello))
 		return;

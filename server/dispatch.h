@@ -3,8 +3,8 @@
  * of the core. Each event goes to the write-ahead log and to the core. The server carries out all
  * effects of an event before it takes the next event.
  *
- * With a write-ahead log, the server sends a reply that reports a decision when the events that
- * led to it are on disk (wal.h). Without a log, it sends the reply at once.
+ * With a write-ahead log, the server sends a reply that reports a decision only after the events
+ * that led to the decision are on disk (wal.h). Without a log, the server sends the reply at once.
  * Thread: the loop's.
  */
 #ifndef SERVER_DISPATCH_H
@@ -12,8 +12,8 @@
 #include "server/server.h"
 #include "server/monitor/status.h"
 
-/* The router calls these two functions (net.h), and then flushes the replies. `arg` is the struct
- * server. */
+/* The router calls dispatch_message for each message and dispatch_gone for each lost connection
+ * (net.h), and then flushes the replies. `arg` is the struct server. */
 void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f);
 void dispatch_gone(void *arg, uint32_t peer);
 /* Dispatches an event that is not a message. The replies are sent at once. */

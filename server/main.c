@@ -43,7 +43,7 @@ static int refuse_start(int rc, const struct err *e)
 	return err_exit_code(rc);
 }
 
-/* Reads the files of keys and of the token, as server_start does. */
+/* Checks the key files and the file of the HTTP token by reading them as server_start does. */
 static int check_key_files(const struct options *o, struct err *e)
 {
 	const struct auth_config config = {.key_file = o->key,
@@ -60,7 +60,7 @@ static int check_key_files(const struct options *o, struct err *e)
 	return rc;
 }
 
-/* --check-config. Returns the exit code. */
+/* Carries out --check-config: checks and prints the configuration. Returns the exit code. */
 static int check_config(const struct options *o)
 {
 	struct err e;

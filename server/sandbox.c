@@ -100,8 +100,9 @@ static int drop_capabilities(const struct options *o)
 	(READ_DIR | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_REMOVE_FILE |               \
 		LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_TRUNCATE)
 
-/* Files that libraries and the server read: for host names and their modules, for the time zone,
- * for the limit of memory, and for the state of a process that holds a lock (file.c). */
+/* Files that the server and its libraries read. They contain the configuration and the modules of
+ * host name resolution, the time zone, the memory limit, and the state of a process that holds a
+ * lock (file.c). */
 static const struct {
 	const char *path;
 	uint64_t rights;
@@ -140,8 +141,8 @@ static int allow_path(int ruleset, const char *path, uint64_t rights)
 	return rc;
 }
 
-/* Allows `rights` for the directory of a file, because an administrator may replace the file by
- * another file with the same name. */
+/* Allows `rights` for the directory of file `path`. A rule for the file itself would not cover a
+ * new file that an administrator puts in its place. */
 static int allow_beside(int ruleset, const char *path, uint64_t rights)
 {
 	char copy[4097] = "";
@@ -160,7 +161,7 @@ static int allow_files(int ruleset, const struct options *o, uint64_t handled)
 		rc |= allow_path(ruleset, system_files[i].path, system_files[i].rights & handled);
 	if (o->checkpoint_dir)
 		rc |= allow_path(ruleset, o->checkpoint_dir, WRITE_DIR & handled);
-	if (o->made_checkpoint_dir) /* a start that fails removes it */
+	if (o->made_checkpoint_dir) /* a start that fails removes the directory that it made */
 		rc |= allow_beside(ruleset, o->checkpoint_dir, LANDLOCK_ACCESS_FS_REMOVE_DIR);
 	if (o->lane_path[0])
 		rc |= allow_beside(ruleset, o->lane_path,
@@ -178,7 +179,8 @@ static int allow_files(int ruleset, const struct options *o, uint64_t handled)
 
 static int confine_files(const struct options *o)
 {
-	/* ABI 1 has the rights up to MAKE_SYM, ABI 2 also REFER, ABI 3 also TRUNCATE */
+	/* version 1 of Landlock has the rights up to MAKE_SYM, version 2 also REFER, version 3 also
+	 * TRUNCATE */
 	uint64_t handled = (LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1;
 	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
 
@@ -359,12 +361,13 @@ static int add_rules(scmp_filter_ctx filter)
 		rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socket), 1,
 			first_is((scmp_datum_t)socket_families[i]));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socketpair), 1, first_is(AF_UNIX));
-	/* threads, but no processes. A filter cannot check the arguments of clone3, which lie in
-	 * memory. So clone3 fails, and the C library uses clone */
+	/* The process may start threads, but no other process. A filter cannot check the arguments
+	 * of clone3, because they lie in memory. So clone3 fails, and the C library calls clone
+	 * instead. */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(clone), 1,
 		SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ERRNO(ENOSYS), CALL(clone3), 0);
-	/* no memory becomes executable */
+	/* the process cannot make memory executable */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(mprotect), 1,
 		SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
 	/* the process can send signals only to itself */

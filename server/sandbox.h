@@ -1,16 +1,17 @@
 /*
  * sandbox.h - takes away the rights that the process does not need, before its first thread starts.
  *
- * A peer that took over the server through a defect could then start no program, open no file but
- * those of the options and of the libraries, and change no file outside --checkpoint-dir. Four
- * mechanisms of Linux:
+ * If a peer took over the server through a defect, this peer could start no program, open no file
+ * except those of the options and of the libraries, and change no file outside --checkpoint-dir.
+ * The sandbox consists of four mechanisms of Linux:
  *
- * - no_new_privs: no program that the process would start gets more rights;
- * - capabilities: none, except CAP_NET_BIND_SERVICE for a port below 1024, and CAP_DAC_OVERRIDE if
- *   only root's right to every file opens the files of the options;
+ * - no_new_privs: a program that the process starts cannot get more rights than the process;
+ * - capabilities: the process keeps none, except CAP_NET_BIND_SERVICE for a port below 1024, and
+ *   CAP_DAC_OVERRIDE if the files of the options can be opened only with root's right to open every
+ *   file;
  * - Landlock: the files that the process may open (sandbox.c lists them);
- * - seccomp: a list of allowed system calls. Starting a program and tracing a process end the
- *   server; any other call fails with EPERM.
+ * - seccomp: a list of allowed system calls. A call that starts a program or traces a process ends
+ *   the server; any other call that is not on the list fails with EPERM.
  */
 #ifndef SERVER_SANDBOX_H
 #define SERVER_SANDBOX_H
@@ -19,8 +20,8 @@
 
 /*
  * Enters the sandbox that --sandbox demands, and logs one line about it. Creates --checkpoint-dir,
- * because a rule needs a directory that exists, and sets o->made_checkpoint_dir. PS_EUSAGE:
- * --sandbox require, and a mechanism is missing, or the directory cannot be created. Thread: main,
+ * because a rule needs a directory that exists, and sets o->made_checkpoint_dir. PS_EUSAGE: the
+ * directory cannot be created, or a mechanism is missing with --sandbox require. Thread: main,
  * before any other thread starts.
  */
 int sandbox_enter(struct options *o, struct err *e) PS_MUST_CHECK;

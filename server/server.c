@@ -18,21 +18,21 @@
 #define TICK_MS        50
 #define MEMORY_MS      50 /* between two checks of the memory in use */
 #define MEMORY_NEAR_MS 10 /* between two checks when the memory in use exceeds half of the limit */
-/* time in which clients that received BYE should close their connections */
+/* time within which clients that received BYE should close their connections */
 #define CLOSE_MS 1000
 /* time limit for the last checkpoint of a drain; a large checkpoint gets more time */
 #define DRAIN_MS 10000
-/* time of retries after the last checkpoint could not be written, because disk space may become
- * free */
+/* If the last checkpoint could not be written, the server tries again for this time, because disk
+ * space may become free. */
 #define DRAIN_AGAIN_MS 1500
 #define CLOSE_ALL_MS   2000 /* between two attempts to free memory by closing all connections */
 #define GAVE_UP        PS_EAGAIN
-#define SILENT_MS      30000 /* a peer sends its first message when it has connected */
+#define SILENT_MS      30000 /* time limit for the first message of a peer after it has connected */
 #define ASK_MS         100   /* between two snapshot requests of the log */
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 
-/* Called when a group commit of the log is on disk or has failed: sends the replies that waited for
+/* Called when a group commit of the log is on disk or has failed. Sends the replies that waited for
  * it. */
 static void on_committed(void *arg)
 {
@@ -94,8 +94,8 @@ static uint64_t drain_ms(const struct server *s)
 	return DRAIN_MS + disk_wait_allowance_ms(&s->disk);
 }
 
-/* Returns 1 if the end of the run needs a deadline: at a drain always, at the end of a finished run
- * only after a write has failed or while a write is overdue. */
+/* Returns 1 if the end of the run needs a deadline. A drain always needs one. The end of a finished
+ * run needs one only after a write has failed or while a write is overdue. */
 static int must_end(const struct server *s)
 {
 	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;
@@ -133,8 +133,8 @@ static void check_session_close(struct server *s)
 		uv_stop(&s->loop);
 }
 
-/* Returns 1 if one write has already taken the time of a whole drain. More time for the drain would
- * not help. */
+/* Returns 1 if a single write has already taken as long as a whole drain may take. More time for
+ * the drain would not help. */
 static int disk_hangs(struct server *s)
 {
 	return dispatch_now(s) + drain_ms(s) >= s->deadline_ms + DRAIN_AGAIN_MS &&
@@ -218,7 +218,7 @@ static void on_transfer(void *arg, const struct event *ev)
 	dispatch(arg, ev, NULL);
 }
 
-/* Logs the data set of the run, once, when the first contribution has fixed it. */
+/* Logs the data set of the run, once, after the first accepted gradient has fixed the data set. */
 static void log_data_set(struct server *s)
 {
 	const struct data_id *d = core_data(s->state.core);
@@ -230,8 +230,8 @@ static void log_data_set(struct server *s)
 		(unsigned long long)d->xxh3, d->n_train, d->n_test);
 }
 
-/* Notifies the workers whose replies wait for the disk. Without the notice the workers would take
- * the server for lost. */
+/* Notifies the workers whose replies wait for the disk. Without this notice the workers would
+ * conclude that the server is lost. */
 static void notify_workers(struct server *s)
 {
 	static const struct msg notice = {.type = MSG_ERROR,
@@ -249,7 +249,7 @@ static void notify_workers(struct server *s)
 	}
 }
 
-/* Returns 1 if a thread of the pool works for this server. */
+/* Returns 1 if a thread of libuv's pool works for this server. */
 static int is_busy(const struct server *s)
 {
 	return (s->checkpointer && checkpointer_busy(s->checkpointer)) ||
@@ -350,13 +350,13 @@ static void on_stop_signal(struct server *s, int number)
 {
 	const struct event ev = {.kind = EVENT_DRAIN};
 
-	if (s->status) { /* everything is saved: the signal only shortens the session close */
+	if (s->status) { /* everything is saved, so the signal only ends the wait for the clients */
 		if (number != SIGUSR1)
 			uv_stop(&s->loop);
 		return;
 	}
 	if (s->draining) {
-		if (number != SIGUSR1) /* Slurm can repeat its warning */
+		if (number != SIGUSR1) /* Slurm can send SIGUSR1, its warning, more than once */
 			abort_run(s, GAVE_UP, "a second signal");
 		return;
 	}
@@ -431,7 +431,7 @@ static void on_page(void *arg, const char *path, struct http_page *page)
 
 /* ---- start ------------------------------------------------------------------------------- */
 
-/* Opens the write-ahead log. Later events go to a log that follows the checkpoint on disk. */
+/* Opens a write-ahead log that follows the checkpoint on disk. All later events go to this log. */
 static int open_wal(struct server *s, struct err *e)
 {
 	const struct core_config *cfg = core_config(s->state.core);
@@ -499,9 +499,8 @@ static int open_router(struct server *s, struct err *e)
 	return rc;
 }
 
-/* Refuses a port that is open to the network without keys. The options module has checked the
- * addresses that a host name had when the options were read; the name can have other addresses
- * now. */
+/* Refuses a port that is open to the network without keys. The options module has already checked
+ * the addresses of a host name, but the name can have other addresses since then. */
 static int check_exposure(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -520,7 +519,7 @@ static int check_exposure(const struct server *s, struct err *e)
 	return PS_OK;
 }
 
-/* Opens the ports. Messages that arrive now wait in libzmq until the loop runs. */
+/* Opens the ports. Messages that arrive before the loop runs wait in libzmq. */
 static int open_ports(struct server *s, struct err *e)
 {
 	int rc = open_auth(s, e);
@@ -550,7 +549,8 @@ static int save_first(struct server *s, struct err *e)
 	return rc ? rc : open_wal(s, e);
 }
 
-/* Reads and continues the history of the run. A run without known images has none yet. */
+/* Reads and continues the history of the run. A run whose images are not yet known has no
+ * history. */
 static int open_history(struct server *s, struct err *e)
 {
 	struct status now;
@@ -568,7 +568,7 @@ static int open_history(struct server *s, struct err *e)
 	return rc;
 }
 
-/* Prepares --keep. Files that the previous process could not write are written now. */
+/* Prepares --keep, and begins to write the file that the previous process should have written. */
 static int open_epoch_export(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -582,7 +582,8 @@ static int open_epoch_export(struct server *s, struct err *e)
 	return PS_OK;
 }
 
-/* Called when the ports are open and the first checkpoint is on disk: the run will start. */
+/* Logs that the server has started. Called when the ports are open and the first checkpoint is on
+ * disk. */
 static void announce(const struct server *s)
 {
 	const struct options *o = s->options;
@@ -694,7 +695,9 @@ static void remove_lane_file(struct server *s)
 /* Releases the rest of the server. Must be called after close_network. */
 static void release_server(struct server *s)
 {
-	remove_lane_file(s); /* while the directory is locked: it is this server's */
+	/* while this server still locks the directory, so that the socket cannot be another
+	 * server's */
+	remove_lane_file(s);
 	uv_run(&s->loop, UV_RUN_DEFAULT);
 	uv_loop_close(&s->loop);
 	auth_free(&s->auth);
@@ -787,7 +790,8 @@ int server_stop(struct server *s, int *is_blocked)
 
 	dispatch_status(s, &now);
 	char *result = status_result(&now);
-	/* close the network before printing the result: a pipe that nobody reads blocks it */
+	/* close the network first, because printing the result can block on a pipe that nobody
+	 * reads */
 	close_network(s);
 	printf("%s\n", result ? result : "{}");
 	fflush(stdout);

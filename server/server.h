@@ -12,8 +12,8 @@
  *     next event;
  * (3) every wait at the end has a deadline: the session close, a drain, and a disk that fails
  *     (an_end_without_disk_is_bounded, tests/fault/test_disk.py);
- * (4) with the write-ahead log, the server sends a reply that reports a decision when the events
- *     that led to it are on disk (PS_ASSERT in replies_flush of net.c;
+ * (4) with the write-ahead log, the server sends a reply that reports a decision only after the
+ *     events that led to the decision are on disk (PS_ASSERT in replies_flush of net.c;
  *     test_nothing_acknowledged_is_lost_when_all_are_killed_together).
  * PS_ASSERT checks (1), (2) and, for the session close, (3), in every build.
  * Thread: main, which runs the loop.
@@ -64,7 +64,7 @@ struct server {
 	uint64_t request_ms; /* time of the newest EVENT_SAVE that the log needed */
 	struct http *http;   /* NULL: off */
 	char http_token[HTTP_TOKEN];
-	/* time since which the last checkpoint of a drain fails; 0: it does not fail */
+	/* when the last checkpoint of a drain first failed; 0: it has not failed */
 	uint64_t unsaved_ms;
 	int data_logged; /* 1: the server has already logged the data set of the run */
 	struct membership membership;
@@ -87,13 +87,14 @@ struct server {
 	struct waiting waiting;
 	struct observers observers;
 
-	int status;           /* PS_E*: how the run ended; 0: it has not ended */
-	uint64_t finish_ms;   /* time at which the run ended */
-	int stops;            /* 1: --stop-at or --patience-epochs ends the run */
-	int draining;         /* 1: a signal has begun a drain */
-	uint64_t deadline_ms; /* time at which the server gives up its orderly end; 0: none */
+	int status;         /* PS_E*: how the run ended; 0: it has not ended */
+	uint64_t finish_ms; /* time at which the run ended */
+	int stops;          /* 1: --stop-at or --patience-epochs ends the run */
+	int draining;       /* 1: a signal has begun a drain */
+	/* time at which the server ends without waiting any longer; 0: none */
+	uint64_t deadline_ms;
 
-	/* --input auto: 1: stop this server and start again with `next` */
+	/* 1: stop this server and start it again with the options `next` (--input auto) */
 	int restarts;
 	struct options next;
 
@@ -103,10 +104,12 @@ struct server {
 	uint64_t closed_ms;
 };
 
-/* Blocks the signals that the server handles until server_start has installed the handlers, so that
- * they take effect when the server is up and do not kill it. Call it before server_start. */
+/* Blocks the signals that the server handles until server_start has installed their handlers. A
+ * signal that arrives in between is handled later and does not kill the process. Call this function
+ * before server_start. */
 void server_hold_signals(void);
-/* Starts the server, as described above. If server_start fails, it releases *s. */
+/* Starts the server: binds the ports, resumes or begins the run, writes the first checkpoint. If
+ * server_start fails, it releases *s. */
 int server_start(struct server *s, const struct options *o, struct err *e) PS_MUST_CHECK;
 void server_run(struct server *s);
 /* Called after server_run. Returns 1 if the server must start again for other images
@@ -115,8 +118,8 @@ void server_run(struct server *s);
 int server_restarts(
 	struct server *s, struct options *o, char bind[ENDPOINT_TEXT], char http[ENDPOINT_TEXT]);
 /* Closes the network, prints the result on stdout and releases everything. Returns the exit code.
- * *is_blocked is 1 if a file operation hangs on a thread of the pool: then no memory was released,
- * and the caller must end the process with _exit. */
+ * Sets *is_blocked to 1 if a file operation hangs on a thread of the pool. In this case no memory
+ * was released, and the caller must end the process with _exit. */
 int server_stop(struct server *s, int *is_blocked);
 
 #endif

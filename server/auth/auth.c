@@ -26,7 +26,7 @@
 #define ADDRESS_BYTES      64
 #define NAME_SEPARATOR     '@'
 
-/* A ZAP request. With it libzmq asks whether the owner of `key` is allowed to connect. */
+/* A ZAP request: libzmq's question whether the owner of `key` is allowed to connect. */
 struct zap_request {
 	unsigned char peer[ID_BYTES], id[REQUEST_BYTES];
 	size_t peer_bytes, id_bytes;
@@ -44,7 +44,8 @@ struct auth {
 	void *socket; /* ROUTER, bound to ZAP_ENDPOINT */
 	struct zloop zloop;
 	uv_timer_t slow;
-	int open; /* open handles: 1 the timer, 2 the ZAP socket's too */
+	/* number of open handles: 1: the timer; 2: the timer and the ZAP socket's handle */
+	int open;
 
 	uv_work_t work;
 	int reading, again; /* again: auth_reload was called during the read */
@@ -73,9 +74,9 @@ static const char *key_of(struct frames *f)
 	return key && strlen(key) == KEY_TEXT - 1 ? key : "";
 }
 
-/* Writes the key of the sender into a HELLO, and appends it to the name of a worker, so that two
- * keys with the same name are two workers. The function also changes the frame, because the
- * write-ahead log stores the frame. */
+/* Writes the key of the sender into a HELLO. Appends the start of the key to the name of a worker,
+ * so that two workers with the same name and different keys stay two workers. The function also
+ * changes the frame, because the write-ahead log stores the frame. */
 static int write_owner(struct frames *f, struct msg *m, const char *key, const char **why)
 {
 	char *name = m->hello.name;
@@ -116,7 +117,8 @@ uint32_t auth_share(const struct auth *a, uint32_t slots)
 	return (slots + keys - 1) / keys;
 }
 
-/* Returns 1 if the server must drop `m`, because the messages of the key are over its quota. */
+/* Returns 1 if the server must drop `m`, because its sender's key has exceeded its quota of
+ * messages. */
 static int is_over_quota(struct auth *a, const char *key, const struct msg *m)
 {
 	uint32_t hellos = auth_share(a, a->cfg.max_workers);
@@ -217,8 +219,8 @@ static int frame_is(zmq_msg_t *frame, const char *text)
 }
 
 /* Reads a ZAP request from the `n` frames `f`: peer, empty, version, request, domain, address,
- * identity, mechanism, credentials. Returns 0 if the request is not for this server: such a request
- * gets no answer, and its handshake ends by a time limit. */
+ * identity, mechanism, credentials. Returns 0 if the request is not for this server. Such a request
+ * gets no answer, and libzmq ends its handshake after a time limit. */
 static int read_request(struct zap_request *q, zmq_msg_t *f, size_t n)
 {
 	*q = (struct zap_request){.peer_bytes = 0};
@@ -258,7 +260,7 @@ static void read_list(uv_work_t *work)
 		a->fresh = NULL;
 }
 
-/* Uses the new list. If the new list could not be read, keeps the old one. */
+/* Replaces the list in memory by the list that was read. If the read failed, keeps the old list. */
 static void take_list(struct auth *a)
 {
 	if (!a->fresh) {

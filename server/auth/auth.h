@@ -2,14 +2,15 @@
  * auth.h - authentication and authorization of peers.
  *
  * With CURVE, libzmq verifies that a connecting peer has the secret key of the public key that it
- * presents. Then libzmq asks the ZAP handler (ZeroMQ RFC 27) whether it should accept the
- * connection of that key. The ZAP handler is a socket in the event loop and answers from the list
- * in memory (common/authorized_keys.h). Each message of an accepted connection carries the key
- * (libzmq's "User-Id"). The role of the key decides which messages the peer may send: see the table
- * in roles.c.
+ * presents. Then libzmq asks the ZAP handler (ZeroMQ RFC 27) whether to accept a connection with
+ * this key. The ZAP handler is a socket in the event loop and answers from the list in memory
+ * (common/authorized_keys.h). Each message of an accepted connection carries the key (libzmq's
+ * "User-Id"). The role of the key decides which messages the peer may send: see the table in
+ * roles.c.
  *
- * auth_reload reads the file again on a thread of libuv's pool, so that a disk that hangs does not
- * stop the loop. The list in memory stays in use until the file was read without an error.
+ * auth_reload reads the file of the list again on a thread of libuv's pool, so that a disk that
+ * hangs does not stop the loop. The list in memory stays in use until the file was read without an
+ * error.
  *
  * Invariants:
  * (1) a peer without a positive ZAP answer has no connection (only_keys_of_the_list_get_in,
@@ -31,8 +32,8 @@
 #include "common/err.h"
 #include "proto/wire.h"
 
-/* The function that reads a list: authorized_keys_read, or a replacement of a test. It runs on a
- * thread of libuv's pool. */
+/* The function that reads a list: authorized_keys_read, or a function that a test uses instead. It
+ * runs on a thread of libuv's pool. */
 typedef int auth_read_fn(struct authorized_keys **out, const char *path, struct err *e);
 
 struct auth_config {
@@ -44,7 +45,8 @@ struct auth_config {
 };
 
 struct auth_stats {
-	uint64_t admitted, refused; /* handshakes with keys that are on the list / not on it */
+	/* numbers of handshakes: with keys on the list, and with other keys */
+	uint64_t admitted, refused;
 	/* messages that were refused because the role of the key does not allow them */
 	uint64_t unauthorized;
 	/* keys: number of keys on the list; worker_keys: number of workers' keys on the list */
@@ -58,22 +60,23 @@ int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e) PS
 /* Opens the ZAP handler, which answers all handshakes of the context. Call it before auth_secure
  * and bind. */
 int auth_open(struct auth *a, void *context, struct err *e) PS_MUST_CHECK;
-/* Requires a listed key for connections to `socket`. Call it before bind. */
+/* Makes `socket` accept only connections with a key on the list. Call it before bind. */
 int auth_secure(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
-/* Connects to `socket` with a random key, on a private address. PS_EAUTH: the key was not refused.
- * The function runs the event loop while it waits. */
+/* Connects to `socket` with a random key, over a private address, and checks that the key is
+ * refused. PS_EAUTH: the key was not refused. The function runs the event loop while it waits. */
 int auth_self_test(struct auth *a, void *socket, struct err *e) PS_MUST_CHECK;
 /* Checks whether the sender of `f` may send `m`. PS_EAUTH: the sender may not send `m`, and *why
  * has the reason. PS_EAGAIN: the key is over its quota (quota.h), and the message gets no answer.
  * In a worker's HELLO the function appends the key to the worker's name, in `m` and in `f`. */
 int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 	const char **why) PS_MUST_CHECK;
-/* Returns the maximum number of slots for each worker's key if there are `slots` slots in total. */
+/* Returns the maximum number of worker slots for each worker's key, out of `slots` slots in
+ * total. */
 uint32_t auth_share(const struct auth *a, uint32_t slots);
 /* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);
-/* Notes that `m` is sent to `peer`. A WELCOME binds the worker id that it assigns to the key of the
- * peer. */
+/* Notes that `m` is sent to `peer`. If `m` is a WELCOME, the worker id in it belongs to the key of
+ * the peer from now on. */
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
 /* Reads the list again, on a thread of the pool. */
 void auth_reload(struct auth *a);

@@ -1,6 +1,6 @@
 /*
- * quota.h - limits the messages of each kind that a key sends, so that one key cannot use up what
- * the server has for all keys.
+ * quota.h - limits how many messages of each kind the server accepts from a key, so that one key
+ * cannot take the time that the server needs for the other keys.
  *
  * A token bucket for each key and kind has room for the messages of one second. The server drops
  * messages above the quota without an answer; clients send them again later.
@@ -12,7 +12,8 @@
 #include <stdint.h>
 #include "common/keys.h"
 
-#define QUOTA_KEYS   64u /* keys with an entry; a new key replaces the longest silent one */
+/* maximum number of keys with an entry; a new key replaces the key that was silent for longest */
+#define QUOTA_KEYS   64u
 #define QUOTA_STATUS 50u /* STATUS per second */
 /* minimum quota of HELLO per second, because all workers of a key can join at once */
 #define QUOTA_HELLO 25u
@@ -26,14 +27,14 @@ struct quota_entry {
 	uint64_t spent_us[QUOTA_KINDS]; /* time until the bucket is full again */
 };
 
-/* All zero: no key has sent anything. */
+/* The quotas of all keys. A struct of zeros is valid: no key has sent anything. */
 struct quota {
 	struct quota_entry entry[QUOTA_KEYS];
 	uint64_t calls, dropped;
 };
 
-/* Takes a token of `key`. `per_second`: number of tokens that the bucket gets in a second. Returns
- * 0 if the bucket is empty. */
+/* Takes one token from the bucket of `key` for messages of `kind`. `per_second`: the number of
+ * tokens that this bucket gets in a second. Returns 0 if the bucket is empty. */
 int quota_take(struct quota *q, const char *key, enum quota_kind kind, uint32_t per_second,
 	uint64_t now_ms);
 

@@ -17,15 +17,16 @@
 
 struct roles; /* opaque, see roles.c */
 
-/* Makes a table of rights. max_workers: 1..WIRE_MAX_WORKERS. NULL: no memory. */
+/* Makes an empty table of the owners of worker ids. max_workers: 1..WIRE_MAX_WORKERS. Returns NULL
+ * if there is no memory. */
 struct roles *roles_new(uint32_t max_workers);
 /* Checks whether the owner of `key` with `role` may send `m`. `key` has KEY_TEXT - 1 characters of
  * Z85, or is "". PS_EAUTH: the owner is not allowed to send `m`, and *why has the reason. The
  * function stores the key of an accepted HELLO for roles_note. */
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why) PS_MUST_CHECK;
-/* Notes that `m` is sent to `peer`. A WELCOME binds the worker id that it assigns to the key of the
- * peer's newest HELLO. */
+/* Notes that `m` is sent to `peer`. If `m` is a WELCOME, the worker id in it belongs to the key of
+ * the peer's newest HELLO from now on. */
 void roles_note(struct roles *r, uint32_t peer, const struct msg *m);
 /* Frees *r and sets it to NULL; *r may be NULL. */
 void roles_free(struct roles **r);

@@ -7,7 +7,8 @@
 #include "common/keys.h"
 #include "common/zmonitor.h"
 
-#define ENDPOINT "ipc://@cnn-ps-self-test-%.8s" /* abstract: no file, and not for the network */
+/* an abstract address: it has no file, and other machines cannot reach it */
+#define ENDPOINT "ipc://@cnn-ps-self-test-%.8s"
 #define LIMIT_MS 3000
 #define POLL_MS  5
 #define REFUSED  400 /* ZAP's code */
@@ -44,8 +45,8 @@ static void close_client(struct selftest_client *i)
 		zmq_ctx_term(i->context);
 }
 
-/* Waits for the end of the handshake and returns its event. `number` is 0 in the event: no end
- * within LIMIT_MS. */
+/* Waits for the end of the handshake and returns the event that reports the end. If the handshake
+ * does not end within LIMIT_MS, `number` in the event is 0. */
 static struct zmonitor_event wait_for_end(struct selftest_client *i, uv_loop_t *loop)
 {
 	struct zmonitor_event end = {0, 0};

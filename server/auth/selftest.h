@@ -1,7 +1,7 @@
 /*
- * selftest.h - at each start the server tests that it refuses a random key.
+ * selftest.h - checks at each start of the server that the server refuses a random key.
  *
- * Without a ZAP handler, CURVE accepts every key. Thread: the loop's.
+ * The test is needed because CURVE accepts every key if no ZAP handler runs. Thread: the loop's.
  */
 #ifndef SERVER_AUTH_SELFTEST_H
 #define SERVER_AUTH_SELFTEST_H

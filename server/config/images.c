@@ -15,7 +15,8 @@ static void use_model(struct options *o, const struct model *m)
 	o->unknown_images = 0;
 }
 
-/* Sets the model of *o for unknown images. Its images have no channel, so no data set fits. */
+/* Sets the model of *o that the server uses while the images are unknown. This model expects images
+ * with 0 channels, so no data set fits it. */
 static int use_unknown(struct options *o, struct err *e)
 {
 	struct model *m = mem_must(1, sizeof(*m), "model");
@@ -39,7 +40,7 @@ static int parse_for(
 		m, o->model_text, shape, o->classes ? (size_t)o->classes : classes, e);
 }
 
-/* Writes the model of the newest checkpoint to head->model; "": there is no checkpoint, or it
+/* Writes the model of the newest checkpoint to head->model, or "" if there is no checkpoint or it
  * cannot be read. */
 static void read_checkpoint_model(const char *dir, struct run_head *head)
 {

@@ -1,11 +1,11 @@
 /*
  * images.h - --input auto: the images of the first worker decide the input of the model.
  *
- * Before a worker has joined, the server runs with a model that fits no images (unknown), so that
- * it can answer cnn-ctl and receive a HELLO. During this time it writes no checkpoint. A run that
- * is resumed has the input of its checkpoint. As long as no push was accepted, the input may
- * change: server.c starts again with other options when a worker with other images comes and no
- * other worker is left. Thread: main.
+ * Before a worker has joined, the server runs with a model that fits no images, so that it can
+ * answer cnn-ctl and receive a HELLO. During this time it writes no checkpoint. A run that is
+ * resumed has the input of its checkpoint. As long as no push was accepted, the input may change:
+ * if a worker with other images joins and no other worker is left, server.c starts the server again
+ * with other options. Thread: main.
  */
 #ifndef SERVER_CONFIG_IMAGES_H
 #define SERVER_CONFIG_IMAGES_H
@@ -17,8 +17,8 @@
 int images_begin(struct options *o, struct err *e) PS_MUST_CHECK;
 /* Returns 1 if a worker with the images of `d` would change the model. */
 int images_differ(const struct options *o, const struct data_id *d);
-/* Sets the model of *o for the images of `d`. PS_EWRONGDATA: the worker gives no shape, the model
- * does not fit it, or the memory would not suffice; *o is unchanged then. */
+/* Sets the model of *o for the images of `d`. PS_EWRONGDATA: the worker names no shape, the model
+ * does not fit the shape, or the memory would not suffice. On failure *o is unchanged. */
 int images_take(struct options *o, const struct data_id *d, uint64_t memory_bytes,
 	struct err *e) PS_MUST_CHECK;
 

@@ -1,6 +1,6 @@
 /*
- * keep_rule.h - the rule of --keep: at the end of which epochs the server writes the weights to a
- * file. Thread: any; no state.
+ * keep_rule.h - the rule of --keep. It decides for each epoch whether the server writes the weights
+ * at the end of the epoch to a file. Thread: any; no state.
  */
 #ifndef SERVER_CONFIG_KEEP_RULE_H
 #define SERVER_CONFIG_KEEP_RULE_H
@@ -8,10 +8,11 @@
 
 struct keep_rule {
 	int best;       /* 1: keep the best epoch so far */
-	uint32_t every; /* N: keep each N-th epoch; 0: keep no epoch for its number */
+	uint32_t every; /* N > 0: keep every N-th epoch; 0: there is no such rule */
 };
 
-/* Reads "best", "every=N", or both with a comma. Returns 0 if `text` is something else. */
+/* Reads "best", "every=N", or both with a comma between them. Returns 0 if `text` is something
+ * else. */
 int keep_rule_parse(const char *text, struct keep_rule *r);
 
 #endif

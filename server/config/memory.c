@@ -2,9 +2,10 @@
 #include "server/config/memory.h"
 
 #define PROGRAM_BYTES (32u << 20) /* code, libraries, connections, HTTP, log */
-/* maximum bytes of the weights' buffers that workers read in place */
+/* maximum bytes of the buffers of the weights that workers on this host read in shared memory */
 #define LANE_BYTES ((uint64_t)4 << 30)
-/* freed messages of each worker that stay in memory, as tests/e2e/test_memory.py measured */
+/* number of freed messages of each worker whose memory the allocator keeps, measured with
+ * tests/e2e/test_memory.py */
 #define KEPT_MESSAGES 3
 
 /* Returns the number of bytes that snapshots take. The buffer of a checkpoint is an eighth larger
@@ -19,7 +20,7 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 	return snapshot + snapshot / 8 + (o->core.checkpoint.wal ? snapshot : 0);
 }
 
-/* Counts the program, the weights, their next version, and one message. */
+/* The minimum is the sum of the program, the weights, their next version, and one message. */
 uint64_t memory_min(uint64_t n_params)
 {
 	return PROGRAM_BYTES + 3 * n_params * sizeof(float);
@@ -41,10 +42,11 @@ uint64_t memory_needed(const struct options *o)
 	const struct core_config *c = &o->core;
 	uint64_t weights = (uint64_t)c->n_params * sizeof(float), workers = c->sessions.max_workers;
 	uint64_t core = core_bytes(c);
-	/* buffers (param_buffers.h): 1 for each reader, the core's own, and the next version's */
+	/* buffers (param_buffers.h): one for each worker that reads, one of the core, and one for
+	 * the next version */
 	uint64_t readers = (workers + 2) * weights;
-	/* messages under way from each worker (net.c), and freed messages whose memory the
-	 * allocator keeps */
+	/* the messages of each worker that are being received (net.c), and the freed messages whose
+	 * memory the allocator keeps */
 	uint64_t messages = workers * (c->sessions.push_window + 2 + KEPT_MESSAGES) * weights;
 
 	return PROGRAM_BYTES + core + snapshot_bytes(o, core) + readers + messages;

@@ -9,15 +9,15 @@
 #include <stdint.h>
 #include "server/config/options.h"
 
-/* Returns the number of resident bytes of a server with --max-workers workers, each with
+/* Returns the number of bytes of RAM that a server needs if --max-workers workers each have
  * --push-window pushes under way. */
 uint64_t memory_needed(const struct options *o);
 /* Returns the number of shared buffers of the weights, which workers on this host read in place: as
  * many as fit into 4 GiB, but at most one for each worker slot plus two for the core, and at least
  * four. Returns 0 if the server has no shared memory (--lane tcp). */
 size_t memory_lane_buffers(const struct options *o);
-/* Returns the minimum memory limit for a model of `n_params`, in bytes. With a lower limit, the
- * server would close all connections again and again. */
+/* Returns the minimum memory limit for a model of `n_params`, in bytes. A server with a lower limit
+ * would close all connections again and again. */
 uint64_t memory_min(uint64_t n_params);
 
 #endif

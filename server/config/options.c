@@ -16,9 +16,10 @@
 #include "server/config/memory.h"
 #include "server/net/address.h"
 
-#define PROGRAM    "cnn-ps"
-#define MAX_ROWS   128
-#define AUTO_SIDES ((size_t)512) /* number of image sizes that --input auto tries at the start */
+#define PROGRAM  "cnn-ps"
+#define MAX_ROWS 128
+/* number of image sizes for which --input auto checks the model at the start */
+#define AUTO_SIDES ((size_t)512)
 
 /* ---- complaints about addresses and files ---------------------------------------------------- */
 
@@ -32,7 +33,7 @@ static void complain(int *errors, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	err_set(&line, PS_EUSAGE, "%s", text); /* replaces control characters */
+	err_set(&line, PS_EUSAGE, "%s", text); /* err_set replaces control characters */
 	fprintf(stderr, PROGRAM ": %s\n", line.text);
 	(*errors)++;
 }
@@ -75,8 +76,9 @@ static void check_reach(
 			errors, "%s: \"%.100s\" is open to the network: %s", option, given, remedy);
 }
 
-/* Checks that --http is loopback, or --http-token or --insecure is set. Keys protect only --bind,
- * so without a token any client that can connect to --http can read status and metrics. */
+/* Checks that --http is a loopback address, unless --http-token or --insecure is set. Keys protect
+ * only --bind, so without a token any client that can connect to --http can read status and
+ * metrics. */
 static void check_http_reach(const struct options *o, int *errors)
 {
 	struct endpoint e;
@@ -113,8 +115,7 @@ static void check_keys(const struct options *o, int *errors)
 	check_http_reach(o, errors);
 }
 
-/* Checks that the directory exists and can be written to, or that it can be created in its
- * parent. */
+/* Checks that the directory `dir` exists and is writable, or can be created in its parent. */
 static void check_directory(const char *dir, int *errors)
 {
 	struct stat st;
@@ -184,7 +185,8 @@ static void check_auto_model(const struct options *o, struct model *m, int *erro
 
 	for (size_t side = 1; side <= AUTO_SIDES; side++)
 		for (size_t c = 1; c <= 3; c += 2) {
-			size_t s = (side + MODEL_MNIST.h - 2) % AUTO_SIDES + 1; /* MNIST's first */
+			/* begin with the size of MNIST's images */
+			size_t s = (side + MODEL_MNIST.h - 2) % AUTO_SIDES + 1;
 
 			if (!model_parse_named(
 				    m, o->model_text, (struct shape){c, s, s}, classes, &e)) {
@@ -325,7 +327,8 @@ static void check_rate(const struct core_config *c, const struct model *m, int *
 				 "distances, not gradients: leave them out");
 }
 
-/* Checks that the model computes the same function in each pass, because L-BFGS compares passes. */
+/* Checks that the model computes the same function in each pass, because L-BFGS compares the
+ * results of different passes. */
 static void check_lbfgs(const struct model *m, int *errors)
 {
 	char layer[WORDS_MAX_BYTES + 1];
@@ -348,8 +351,8 @@ static void check_lbfgs(const struct model *m, int *errors)
 	}
 }
 
-/* Returns the number of gradients in a step or a buffer, each from a different worker, if enough
- * workers are live. */
+/* Returns the number of gradients, each from a different worker, that a step or a buffer collects
+ * if enough workers are live. */
 static uint32_t gradients_of_step(const struct core_config *c)
 {
 	uint32_t backup = c->sync.backup_workers, min = c->leases.min_workers;
@@ -415,7 +418,7 @@ static const char *check_mode(const struct core_config *c)
 }
 
 /* Checks all options but the model and the data set, and prints an error for each violation.
- * Returns the number of errors. `parsed`: the result of opt_parse. */
+ * Returns the number of errors. `parsed` is the result of opt_parse. */
 static int check(const struct opt_program *p, struct options *o, int parsed)
 {
 	const struct core_config *c = &o->core;
@@ -450,9 +453,9 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 
 /* ---- what follows from the options ----------------------------------------------------------- */
 
-/* The value of --lr-scaling auto, from measurements (docs/modes.md). For a step of n gradients,
- * sqrt(n) times the rate of one gradient is best. For a stale gradient, an adaptive optimizer needs
- * 1 / sqrt(1 + tau) times the rate; SGD and momentum need 1 / (1 + tau). */
+/* Returns the value of --lr-scaling auto, which follows measurements (docs/modes.md). For a step of
+ * n gradients, sqrt(n) times the rate of one gradient is best. For a stale gradient, an adaptive
+ * optimizer needs 1 / sqrt(1 + tau) times the rate; SGD and momentum need 1 / (1 + tau). */
 static enum lr_scaling auto_scaling(const struct core_config *c)
 {
 	enum optim_kind optim = c->optim.kind;
@@ -470,7 +473,8 @@ static enum lr_scaling auto_scaling(const struct core_config *c)
 	}
 }
 
-/* The path of the Unix socket; "" if no directory is known or the path is too long. */
+/* Sets the path of the Unix socket, or "" if no directory for the socket is known or the path is
+ * too long. */
 static void choose_lane(struct options *o)
 {
 	const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -516,9 +520,10 @@ static void fill_core(struct core_config *c, const struct options *o)
 		c->rate.scaling = auto_scaling(c);
 	if (c->training.mode == MODE_EASGD)
 		c->leases.warm_start_updates =
-			0; /* an update combines many batches, so no update is extreme */
+			0; /* no update is extreme, because each update combines many batches */
 	if (c->leases.max_batches < c->push.n_push)
-		c->leases.max_batches = c->push.n_push; /* all batches of a push lie in one lease */
+		/* a lease must contain all batches of a push */
+		c->leases.max_batches = c->push.n_push;
 }
 
 static void fill(struct options *o)
@@ -690,7 +695,8 @@ static void add_shell_rows(struct table *t, struct options *o)
 	add_rows(t, rows, sizeof(rows) / sizeof(rows[0]));
 }
 
-/* These rows follow the core's rows, because --wal-mb needs --durability. */
+/* Adds the rows that must follow the core's rows: --wal-mb needs --durability, which is a row of
+ * the core. */
 static void add_last_rows(struct table *t, struct options *o)
 {
 	const struct opt rows[] = {
@@ -709,7 +715,7 @@ static void add_last_rows(struct table *t, struct options *o)
 	add_rows(t, rows, sizeof(rows) / sizeof(rows[0]));
 }
 
-/* A text without a default is NULL if "" is given. */
+/* Sets each text option that has no default and was given as "" to NULL. */
 static void unset_empty_texts(struct table *t)
 {
 	for (size_t i = 0; i < t->n; i++) {
@@ -741,7 +747,7 @@ int options_parse(struct options *o, int argc, char **argv)
 		return OPT_EXIT;
 	check_model(o, &o->model, &errors);
 	check_data_id(o, &errors);
-	/* not earlier, because an empty --input or --data-id is an error */
+	/* after the checks of --input and --data-id, for which "" is an error */
 	unset_empty_texts(&table);
 	o->core.durable = o->checkpoint_dir != NULL;
 	errors += check(&program, o, rc);

@@ -1,8 +1,8 @@
 /*
  * options.h - the table of the options of cnn-ps, and the checks of their values.
  *
- * These functions bind, create and write nothing. If the configuration is wrong, all its errors
- * appear on stderr, and the machine is unchanged. Thread: main, at start-up.
+ * These functions bind no port and create or write no file. If the configuration is wrong, they
+ * print all of its errors on stderr. Thread: main, at start-up.
  */
 #ifndef SERVER_CONFIG_OPTIONS_H
 #define SERVER_CONFIG_OPTIONS_H
@@ -23,10 +23,11 @@ enum sandbox { SANDBOX_AUTO, SANDBOX_REQUIRE, SANDBOX_OFF };
 struct options {
 	struct core_config core; /* complete except run, term and generation (startup.c) */
 
-	/* The options of the shell, as given. Texts for which nothing or "" was given are NULL. */
+	/* The options of the shell as the user gave them. A text is NULL if the user gave nothing
+	 * or "". */
 	const char *model_text; /* --model */
 	const char *input;      /* "CxHxW" or "auto" */
-	int64_t classes;        /* --classes; 0: those of the images */
+	int64_t classes;        /* --classes; 0: the number of classes of the images */
 	const char *init;       /* a .safetensors file */
 	const char *data_id;    /* 16 hexadecimal digits */
 	const char *metrics;    /* names with commas */
@@ -55,7 +56,8 @@ struct options {
 	int auto_input;        /* 1: --input auto (images.h) */
 	struct stop_rule stop; /* --stop-at, --patience-epochs */
 	struct keep_rule keep;
-	/* with more memory in use, the server closes all connections; 0: 80 % of the memory */
+	/* if more memory is in use, the server closes all connections; 0: 80 % of the memory of the
+	 * machine or container */
 	uint64_t memory_bytes;
 	uint64_t wal_bytes; /* the server takes a checkpoint when the log is larger */
 	/* the Unix socket of shared-memory lanes; "": none */
@@ -64,12 +66,13 @@ struct options {
 
 	/* Values that the server sets after options_parse. */
 	int unknown_images;      /* 1: no worker has joined yet, so `model` cannot be trained */
-	int new_run;             /* 1: begin a new run, whatever the directory has */
+	int new_run;             /* 1: begin a new run, even if the directory has a checkpoint */
 	int made_checkpoint_dir; /* 1: the directory is new (sandbox.c) */
 };
 
-/* OPT_RUN, OPT_EXIT (--help, --version), or PS_EUSAGE after one line per error on stderr. Texts are
- * valid as long as argv and the environment. */
+/* Reads the options from the command line and the environment. Returns OPT_RUN, OPT_EXIT (after
+ * --help or --version), or PS_EUSAGE after one line per error on stderr. The texts in *o are valid
+ * as long as argv and the environment. */
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
 /* Sets the fields of *c that follow from the model. */
 void options_fill_model(struct core_config *c, const struct model *m);

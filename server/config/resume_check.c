@@ -48,7 +48,7 @@ static void add_option(struct list *l, const struct config_row *row, const struc
 	add(l, option, a, b);
 }
 
-/* The canonical text of accuracy alone is "". */
+/* Returns the value of --metrics as a user types it. In the configuration, "" means "accuracy". */
 static const char *typed_metrics(const struct core_config *c)
 {
 	return c->metrics[0] ? c->metrics : "accuracy";

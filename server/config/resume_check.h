@@ -1,5 +1,5 @@
 /*
- * resume_check.h - lists the options whose values at this start do not fit the run in the
+ * resume_check.h - lists the options that have other values at this start than in the run of the
  * checkpoint directory, with both values.
  *
  * Pure. Thread: main, at start-up.

@@ -18,7 +18,7 @@ int stop_rule_parse(const char *text, struct stop_rule *r)
 	       r->accuracy > 0 && r->accuracy <= 1;
 }
 
-/* Returns the accuracy of an epoch; < 0: it is not evaluated. */
+/* Returns the accuracy of an epoch, or a negative number if the epoch is not evaluated. */
 static double accuracy_of(const struct core *c, uint32_t epoch)
 {
 	const struct epoch_record *r = core_epoch(c, epoch);

@@ -1,7 +1,7 @@
 /*
- * stop_rule.h - when a run ends before its last epoch: --stop-at and --patience-epochs.
+ * stop_rule.h - decides whether a run ends before its last epoch (--stop-at and --patience-epochs).
  *
- * A rule reads only the evaluated epochs of the core, so it holds in a resumed run as well.
+ * A rule reads only the evaluated epochs of the core, so it gives the same result after a restart.
  * Thread: any; no state.
  */
 #ifndef SERVER_CONFIG_STOP_RULE_H
@@ -14,10 +14,10 @@
 struct core;
 
 struct stop_rule {
-	/* the run ends when an epoch has at least this accuracy; 0: no such rule */
+	/* the run ends after an epoch with at least this accuracy; 0: there is no such rule */
 	double accuracy;
-	/* the run ends after this number of epochs in a row without a better accuracy; 0: no such
-	 * rule */
+	/* the run ends after this number of epochs in a row without a better accuracy; 0: there is
+	 * no such rule */
 	uint32_t patience;
 };
 

@@ -26,9 +26,9 @@ struct checkpointer {
 	struct err error;
 	double seconds;
 	struct checkpointer_stats stats;
-	uint64_t sound; /* newest generation known to be good; 0: none */
-	/* generation that a write removed for space; 0: none. It belongs to the pool while `busy`
-	 * is 1 */
+	uint64_t sound; /* newest generation that is known to be good; 0: none */
+	/* generation that a write removed to make space; 0: none. The pool owns this field while
+	 * `busy` is 1 */
 	uint64_t dropped;
 	int reported; /* 1: a removed generation was logged */
 };
@@ -63,8 +63,8 @@ void checkpointer_free(struct checkpointer **s)
 	*s = NULL;
 }
 
-/* Makes room for `bytes`. The ledger grows while workers join, so the function allocates an eighth
- * more. */
+/* Makes room in the buffer for `bytes`. The function allocates an eighth more, because the ledger
+ * grows when workers join. */
 static int grow_buffer(struct checkpointer *s, size_t bytes)
 {
 	if (bytes <= s->room)
@@ -79,8 +79,8 @@ static int grow_buffer(struct checkpointer *s, size_t bytes)
 	return PS_OK;
 }
 
-/* Copies the sections of the core into the buffer. The checkpoint contains the state at this
- * instant. */
+/* Copies the sections of the core into the buffer. The checkpoint will contain the state of the
+ * core at this instant. */
 static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t generation)
 {
 	size_t size[SNAPSHOT_SECTIONS], bytes = 0;
@@ -109,8 +109,8 @@ static int encode_snapshot(struct checkpointer *s, struct core *core, uint64_t g
 	return PS_OK;
 }
 
-/* Returns 1 if all floats are finite. Without the sign bit, NaN and infinity are larger integers
- * than any finite number. `data` may be unaligned. */
+/* Returns 1 if all floats are finite. If the bits of a float without the sign bit are read as an
+ * integer, NaN and infinity are larger than any finite number. `data` may be unaligned. */
 PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 {
 	uint32_t max = 0;
@@ -125,8 +125,8 @@ PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 	return max < 0x7f800000u;
 }
 
-/* Refuses weights that are not finite, so that the older checkpoint remains. The core keeps its
- * weights finite (store.c), so this is a second check. */
+/* Refuses to write weights that are not finite, so that they replace no older checkpoint. This is a
+ * second check: the core already keeps its weights finite (store.c). */
 static int check_weights(struct checkpointer *s)
 {
 	const struct checkpoint_section *w =

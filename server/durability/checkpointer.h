@@ -6,7 +6,8 @@
  *
  * Invariants:
  * (1) at most one checkpoint is under way;
- * (2) after every checkpointer_start, `done` is called once, later, on the loop's thread;
+ * (2) after each call of checkpointer_start, `done` is called exactly once, later, on the loop's
+ *     thread;
  * (3) of several failures in a row, only the first is logged; the success that follows them is
  *     logged, too (a_full_disk_is_logged_once_and_recovers).
  * PS_ASSERT checks (1), and that `done` is called only for a write under way (2), in every build.
@@ -43,8 +44,8 @@ int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir
 void checkpointer_keep(struct checkpointer *s, uint64_t sound);
 /* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);
-/* Writes `core` as `generation` and waits for the end of the write; used at the start of the
- * server. PS_EIO, PS_ENOMEM. */
+/* Writes `core` as `generation` and waits for the end of the write. The server calls it at its
+ * start. PS_EIO, PS_ENOMEM. */
 int checkpointer_write(struct checkpointer *s, struct core *core, uint64_t generation,
 	struct err *e) PS_MUST_CHECK;
 /* Copies `core` now and writes the copy as `generation` on the pool. Do not call it while the

@@ -6,13 +6,13 @@
 #include "server/durability/wal.h"
 
 #define LOG_OVERDUE_MS        2000
-#define NOTICE_MS             500 /* between two notices (see contact.c) */
+#define NOTICE_MS             500 /* time between two notices (see contact.c) */
 #define CHECKPOINT_OVERDUE_MS 10000
 /* lowest speed of writing that is allowed for a checkpoint */
 #define SLOWEST_BYTES_PER_MS 20000
 
-/* Notes the time since which a write is under way (`busy`). A `number` that has changed means a new
- * write. */
+/* Notes when the write under way began. `busy` is 1 if a write is under way. If `number` has
+ * changed since the last call, another write is under way. */
 static void look(struct disk_write *w, int busy, uint64_t number, uint64_t now_ms)
 {
 	if (!busy)

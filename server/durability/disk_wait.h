@@ -1,7 +1,7 @@
 /*
- * disk_wait.h - measures how long the server waits for its disk: how long replies have waited for
- * the write-ahead log without progress, and which write is overdue because it has neither succeeded
- * nor failed.
+ * disk_wait.h - measures how long the server waits for its disk. It reports how long replies have
+ * waited for the write-ahead log without progress. It also reports a write that is overdue, that
+ * is, a write that has neither succeeded nor failed in time.
  *
  * The server measures once a tick. Its clock stops while the process is suspended (common/clock.h).
  * Thread: the loop's.
@@ -21,7 +21,8 @@ struct disk_write {
 struct disk_wait {
 	uint64_t now_ms, flushed_lsn; /* at the last tick */
 	int held;                     /* 1: replies waited at the last tick */
-	/* time between the two newest ticks if no waiting reply could leave in it; otherwise 0 */
+	/* time between the two newest ticks if a reply waited and none could leave in this time;
+	 * otherwise 0 */
 	uint64_t held_ms;
 	uint64_t stuck_ms; /* the sum of held_ms since the last progress */
 	int notice_due;    /* 1: send the workers a notice now */
@@ -30,15 +31,15 @@ struct disk_wait {
 	char why[128]; /* which write is overdue; "": none */
 };
 
-/* Measures the waits; called at each tick. `bound_lsn`: the newest LSN for which a reply may wait.
- * `w` NULL: no log; `c` NULL: no checkpoints. */
+/* Measures the waits; called at each tick. `bound_lsn` is the newest log sequence number for which
+ * a reply may wait. `w` is NULL without a log, and `c` is NULL without checkpoints. */
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
 	uint64_t bound_lsn, uint64_t now_ms);
-/* Returns the additional time that a checkpoint is allowed because of its size, which is taken from
- * the newest checkpoint. */
+/* Returns the additional time that a checkpoint may take because of its size. The function assumes
+ * the size of the newest checkpoint. */
 uint64_t disk_wait_allowance_ms(const struct disk_wait *d);
-/* Returns 1 if a write of the log has taken longer than `ms`, or a checkpoint longer than `ms` plus
- * disk_wait_allowance_ms. */
+/* Returns 1 if the write of the log under way has taken longer than `ms`, or the checkpoint under
+ * way longer than `ms` plus disk_wait_allowance_ms. */
 int disk_wait_hangs(const struct disk_wait *d, uint64_t ms);
 /* Returns the time since the start of the oldest write under way; 0: no write is under way. */
 uint64_t disk_wait_write_ms(const struct disk_wait *d);

@@ -12,7 +12,7 @@
 
 #define PATH_BYTES (4096 + 32)
 
-/* What a thread of the pool writes. */
+/* The weights of one epoch, which a thread of the pool writes to one or two files. */
 struct job {
 	uv_work_t work;
 	struct epoch_export *of;
@@ -20,7 +20,7 @@ struct job {
 	char path[2][PATH_BYTES];
 	int n_paths;
 	uint32_t epoch; /* from 1 */
-	char *tensors;  /* the list of the run; "": none; owned */
+	char *tensors;  /* the list of the run's tensors, owned; "": none */
 	struct err e;
 	int rc;
 	float w[];
@@ -61,8 +61,8 @@ void epoch_export_free(struct epoch_export **k)
 
 /* ---- which epochs ---------------------------------------------------------------------------- */
 
-/* Sets *score to a measure of an evaluated epoch, which is larger for a better epoch: its number of
- * correct answers or, without accuracy, minus its loss. Returns 0 if the epoch is not evaluated. */
+/* Sets *score to a number that is larger for a better epoch: the number of correct answers or, if
+ * the run does not measure accuracy, minus the loss. Returns 0 if the epoch is not evaluated. */
 static int score_of(const struct core *c, uint32_t epoch, double *score)
 {
 	const struct epoch_record *r = core_epoch(c, epoch);
@@ -112,7 +112,7 @@ static int write_path(struct job *j, const char *path)
 		       : safetensors_write(path, m, j->w, &j->e);
 }
 
-/* Runs on a thread of the pool. */
+/* Writes the files of a job. Runs on a thread of the pool. */
 static void write_job(uv_work_t *work)
 {
 	struct job *j = work->data;
@@ -139,7 +139,7 @@ static void on_job_written(uv_work_t *work, int status)
 		(void)uv_queue_work(k->loop, &k->job->work, write_job, on_job_written);
 }
 
-/* Begins the job, or puts it behind the jobs under way. */
+/* Begins job `j`, or appends it to the list of jobs if another job is under way. */
 static void begin_job(struct epoch_export *k, struct job *j)
 {
 	struct job **last = &k->job;

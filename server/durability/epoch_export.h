@@ -6,10 +6,10 @@
  *                             with the least test loss
  *   epoch-000010.safetensors  each N-th epoch
  *
- * The weights in a file are the evaluated weights, that is, those at the end of the epoch. Whether
- * an epoch is kept depends only on the evaluated epochs of the core, so the rule also holds in a
- * resumed run. If the server dies before it has written a file, its next start writes the file. If
- * a file cannot be written, the server logs this and continues the run. A thread of libuv's pool
+ * The weights in a file are the weights at the end of the epoch, which the workers evaluated. The
+ * choice of an epoch depends only on the evaluated epochs of the core, so it is the same after a
+ * restart. If the server dies before it has written a file, its next start writes the file. If a
+ * file cannot be written, the server logs this and continues the run. A thread of libuv's pool
  * writes the files; all functions belong to the thread of the loop.
  */
 #ifndef SERVER_DURABILITY_EPOCH_EXPORT_H
@@ -28,8 +28,8 @@ struct epoch_export; /* opaque */
  * PS_ENOMEM. */
 int epoch_export_new(struct epoch_export **out, uv_loop_t *loop, const char *dir,
 	const struct keep_rule *rule, const struct model *model) PS_MUST_CHECK;
-/* Called when an epoch was evaluated, or when the run is resumed: begins to write the weights of
- * the newest evaluated epoch if the rule keeps this epoch. `k` may be NULL. */
+/* Begins to write the weights of the newest evaluated epoch if the rule keeps this epoch. Called
+ * when an epoch was evaluated, and when a run is resumed. `k` may be NULL. */
 void epoch_export_evaluated(struct epoch_export *k, const struct core *c);
 /* Returns 1 if a file is being written. `k` may be NULL. */
 int epoch_export_busy(const struct epoch_export *k);

@@ -1,8 +1,9 @@
 /*
  * startup.c - see startup.h.
  *
- * The new term is 1 more than the highest term that was ever used with this directory. A bad disk
- * can lose the newest checkpoint with its term, so the file TERM also has the highest term.
+ * The new term is 1 more than the highest term that any start of a server has used with this
+ * directory. The file TERM also contains the highest term, because a bad disk can lose the newest
+ * checkpoint with its term.
  */
 #include "server/durability/startup.h"
 #include <errno.h>
@@ -81,8 +82,8 @@ static int read_term(const char *dir, uint64_t *term, struct err *e)
 	return rc;
 }
 
-/* Writes the file TERM. If the disk is full, removes the oldest generations, as for a checkpoint,
- * but never `sound`, from which the run continues. */
+/* Writes the file TERM. If the disk is full, the function removes the oldest generations, but never
+ * generation `sound`, from which the run continues. */
 static int write_term(const char *dir, uint64_t term, uint64_t sound, struct err *e)
 {
 	char text[32];
@@ -168,8 +169,8 @@ static const char *other_model(const struct run_head *head, const struct options
 	return strcmp(head->model, o->core.model) != 0 ? head->model : NULL;
 }
 
-/* The status for a checkpoint whose checksums are correct but whose content is not. An older
- * checkpoint is possibly usable. */
+/* The status of a checkpoint that has correct checksums but inconsistent content. An older
+ * checkpoint may be usable. */
 #define REFUSED PS_EDATA
 
 /* Sets the error after snapshot_decode returned `rc`. Returns REFUSED, or PS_ECHECKPOINT if the
@@ -251,7 +252,8 @@ static int build_run(struct startup *out, const struct options *o, const struct 
 	int rc = read_term(o->checkpoint_dir, &term, e);
 
 	if (!rc && c->generation)
-		rc = new_proof_key(&cfg, e); /* for a run of release 0.2.0 */
+		/* a run of release 0.2.0 has no secret in its checkpoint */
+		rc = new_proof_key(&cfg, e);
 	if (!rc && c->generation)
 		rc = read_run_head(c, o, &head, e);
 	if (rc)
@@ -328,7 +330,7 @@ static int from_directory(struct startup *out, const struct options *o, struct e
 
 	if (wal_newest_file(o->checkpoint_dir) > newest_seen)
 		newest_seen = wal_newest_file(o->checkpoint_dir);
-	if (!rc && o->new_run) /* the run in the directory has accepted no push */
+	if (!rc && o->new_run) /* discard the old run, which has accepted no push */
 		checkpoint_release(&c);
 	if (!rc)
 		rc = c.generation ? resume_from_newest(out, o, &c, newest_seen, e)
@@ -357,7 +359,7 @@ void startup_undo(const struct startup *r)
 		return;
 	snprintf(path, sizeof(path), "%s/LOCK", r->made);
 	(void)unlink(path);
-	(void)rmdir(r->made); /* fails if the directory has other files */
+	(void)rmdir(r->made); /* rmdir keeps a directory that has other files */
 }
 
 int startup_open(struct startup *out, const struct options *o, struct err *e)

@@ -1,11 +1,11 @@
 /*
  * startup.h - resumes the run of the checkpoint directory, or begins a new one.
  *
- * Order: startup_open locks the directory. The caller binds its ports. startup_core reads the
- * newest good checkpoint, replays the log that follows it, sets the term and builds the core. The
- * caller writes the first checkpoint of this term (checkpointer_write). A server that cannot bind
- * its ports changes nothing in the directory. The server reads no message before the first
- * checkpoint is on disk. Thread: main, before the loop.
+ * The order is: startup_open locks the directory. Then the caller binds its ports. Then
+ * startup_core reads the newest good checkpoint, replays the log that follows this checkpoint, sets
+ * the term and builds the core. At last the caller writes the first checkpoint of this term
+ * (checkpointer_write). A server that cannot bind its ports changes nothing in the directory. The
+ * server reads no message before the first checkpoint is on disk. Thread: main, before the loop.
  */
 #ifndef SERVER_DURABILITY_STARTUP_H
 #define SERVER_DURABILITY_STARTUP_H
@@ -21,7 +21,7 @@ struct startup {
 	int lock_fd;                  /* holds the lock of the directory; or -1 */
 	int resumed;                  /* 1: the run continues from a checkpoint; 0: a new run */
 	uint64_t sound;               /* generation that is continued; 0: a new run */
-	uint64_t written_term;        /* the term that the file TERM has; 0: there is no file */
+	uint64_t written_term;        /* the term in the file TERM; 0: there is no file */
 	/* the checkpoint directory if startup_open made it, otherwise NULL; borrowed */
 	const char *made;
 };
@@ -32,7 +32,8 @@ int startup_open(struct startup *out, const struct options *o, struct err *e) PS
 /* Removes the directory if startup_open made it. Call it if the start failed before
  * startup_core. */
 void startup_undo(const struct startup *r);
-/* Builds the core. The errors are those of startup(). Call startup_release in any case. */
+/* Builds the core. The errors are those of startup(). The caller must call startup_release even if
+ * startup_core fails. */
 int startup_core(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /*
  * Calls startup_open and startup_core. If the content of a checkpoint is refused, the server logs a

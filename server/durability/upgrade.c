@@ -25,8 +25,8 @@ static int find_sections(const struct checkpoint *c, struct sections *s)
 	return 1;
 }
 
-/* Refuses a checkpoint of 0.1.0 with a write-ahead log, unless --accept-rollback is set. The log's
- * records have messages of a protocol that this release cannot read. */
+/* Refuses a checkpoint of release 0.1.0 that a write-ahead log follows, unless --accept-rollback is
+ * set. This release cannot read the messages in the records of that log. */
 static int check_log(const struct options *o, const struct checkpoint *c, const struct sections *s,
 	struct err *e)
 {

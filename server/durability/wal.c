@@ -12,11 +12,13 @@
 #include "common/wal_file.h"
 #include "server/durability/wal_record.h"
 
-#define LAZY_BYTES ((size_t)65536) /* the log writes a queue of this size even if no reply waits */
-/* smaller frames are copied, because a small frame can keep a large buffer in memory */
+/* the log begins to write a queue of this size even if no reply waits */
+#define LAZY_BYTES ((size_t)65536)
+/* The log copies frames up to this size, because a reference to a small frame can keep a large
+ * buffer in memory. */
 #define MAX_COPY    ((size_t)512)
 #define RECORD_ROOM 128 /* maximum bytes that the file adds to an event */
-/* room for what the file has not written yet, and for rounding to whole blocks */
+/* space for bytes that the file has not written yet, and for rounding to whole blocks */
 #define SPARE_ROOM ((size_t)98304)
 
 /* An event, or the mark of a snapshot. */
@@ -24,14 +26,14 @@ struct item {
 	struct item *next;
 	uint64_t lsn;        /* LSN of the event, or of the last event before the mark */
 	uint64_t generation; /* of the snapshot; 0: an event */
-	/* of a mark: 1: later events go to the same file unless the file has failed */
+	/* 1 in a mark: later events go to the same file unless the file has failed */
 	int stays;
-	uint64_t useless; /* of a mark: remove the files after this generation; 0: none */
+	uint64_t useless; /* in a mark: remove the files after this generation; 0: none */
 	size_t bytes;     /* size of the record: `data`, then the frames */
 	size_t memory;    /* bytes that count against WAL_MAX_QUEUE */
 	size_t n_data, n_frames;
-	unsigned char *data; /* after the frames */
-	zmq_msg_t frame[];   /* references to the last frames of the message */
+	unsigned char *data; /* lies after the frames */
+	zmq_msg_t frame[];   /* the last frames of the message, by reference */
 };
 
 struct list {
@@ -40,32 +42,35 @@ struct list {
 
 struct wal {
 	struct wal_config cfg;
-	struct list queue;       /* not given to the pool yet */
-	size_t waiting, memory;  /* bytes of the items in the queue and in the group */
-	uint64_t newest_lsn;     /* of the newest event */
-	uint64_t wanted_lsn;     /* a reply waits for this LSN */
-	uint64_t flushed_lsn;    /* see wal.h */
-	uint64_t synced_lsn;     /* newest event that is on disk in a file */
-	uint64_t base, base_lsn; /* newest snapshot: generation, newest event in it */
-	uint64_t durable;        /* newest generation on disk */
-	uint64_t failed;         /* newest generation whose file failed; 0: none */
-	uint64_t gap;            /* oldest generation >= `durable` whose file failed; 0: none */
-	uint64_t reserve;        /* see wal_reserve */
-	int reported;            /* 1: the log reported that a file ended for lack of space */
+	struct list queue;      /* items that the pool has not received yet */
+	size_t waiting, memory; /* bytes of the items in the queue and in the group */
+	uint64_t newest_lsn;    /* of the newest event */
+	uint64_t wanted_lsn;    /* a reply waits for this LSN */
+	uint64_t flushed_lsn;   /* see wal.h */
+	uint64_t synced_lsn;    /* LSN of the newest event that is on disk in a log file */
+	/* the newest snapshot: its generation, and the LSN of the newest event in it */
+	uint64_t base, base_lsn;
+	uint64_t durable; /* newest generation on disk */
+	uint64_t failed;  /* newest generation whose file failed; 0: none */
+	uint64_t gap;     /* oldest generation >= `durable` whose file failed; 0: none */
+	uint64_t reserve; /* see wal_reserve */
+	int reported;     /* 1: the log reported that a file ended for lack of space */
 	struct wal_stats stats;
 	double begun_s; /* when the write of the group began */
 
-	/* the pool owns these while busy */
+	/* the pool owns the following fields while `busy` is 1 */
 	uv_work_t work;
 	int busy;
 	struct list group;
-	struct wal_file *file;     /* NULL: the file failed */
-	uint64_t follows;          /* generation of the newest snapshot before the next event */
+	struct wal_file *file; /* NULL: the file failed */
+	/* generation of the newest snapshot that precedes the next event */
+	uint64_t follows;
 	uint64_t sound, kept_free; /* `durable` and `reserve` at the start of the group */
 	struct {
 		uint64_t synced_lsn; /* 0: nothing */
 		uint64_t failed;     /* the generation of a file; 0: none */
-		int gave_way;        /* 1: the file ended only for lack of space */
+		/* 1: the log ended the file only to leave space for a checkpoint */
+		int gave_way;
 		uint64_t events;
 		struct err error;
 	} done;
@@ -120,7 +125,7 @@ static struct item *new_item(
 	return it;
 }
 
-/* 1 if no further event can be logged before the next snapshot. */
+/* Returns 1 if the log can store no further event before the next snapshot. */
 static int file_is_lost(const struct wal *w)
 {
 	return w->failed >= w->base;
@@ -190,7 +195,8 @@ static int begin_file(struct wal *w, uint64_t generation, uint64_t first, struct
 }
 
 /* Returns 1 if the log file may grow by the size of `it`. Otherwise the function ends the file,
- * so that it does not take the space of the next checkpoint, which makes the file obsolete. */
+ * which must not take the space that the next checkpoint needs. The log needs no events from before
+ * that checkpoint. */
 static int leaves_room(struct wal *w, const struct item *it)
 {
 	uint64_t grows = wal_file_growth(w->file, it->bytes + RECORD_ROOM);
@@ -220,10 +226,10 @@ static void append_item(struct wal *w, struct item *it)
 		w->done.events += !it->generation;
 }
 
-/* Handles the mark of a snapshot. Usually a snapshot begins a new file, and when the snapshot is on
- * disk, older files are useless. If the previous snapshot failed, the function only writes a mark
- * to the current file. So a disk that takes no checkpoint for days does not get a file for each
- * attempt. */
+/* Handles the mark of a snapshot. Usually the function begins a new file for the events after the
+ * snapshot, and when the snapshot is on disk, older files are useless. But if the previous snapshot
+ * failed, the function only writes a mark to the current file. Otherwise a disk that accepts no
+ * checkpoint for days would get a file for each attempt. */
 static void write_mark(struct wal *w, struct item *it)
 {
 	if (it->stays && w->file) {
@@ -264,7 +270,8 @@ static int has_no_gap(const struct wal *w)
 	return !w->gap;
 }
 
-/* Notes that the file of `generation` has failed. `why` NULL: it ended for lack of space. */
+/* Notes that no event can be added to the file of `generation`. `why` is the reason of a failure,
+ * or NULL if the log ended the file to leave space for a checkpoint. */
 static void mark_lost(struct wal *w, uint64_t generation, const char *why)
 {
 	struct wal_stats *t = &w->stats;
@@ -307,13 +314,14 @@ static void start_group(struct wal *w)
 	w->busy = 1;
 	w->stats.begun++;
 	w->begun_s = clock_seconds();
-	/* the queue is not empty, so `end` points into its last item, not into the queue */
+	/* The list may be copied: it is not empty, so its pointer `end` points into its last item
+	 * and not into the list itself. */
 	w->group = w->queue;
 	list_init(&w->queue);
 	memset(&w->done, 0, sizeof(w->done));
 	w->sound = w->durable;
 	w->kept_free = w->reserve;
-	/* fails only without a callback */
+	/* uv_queue_work fails only without a callback */
 	(void)uv_queue_work(w->cfg.loop, &w->work, write_group, on_group_written);
 }
 
@@ -364,7 +372,7 @@ uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, stru
 	unsigned char head[WAL_RECORD_HEAD];
 
 	w->newest_lsn++;
-	if (file_is_lost(w)) /* invariant 4: the queue does not keep its frames */
+	if (file_is_lost(w)) /* invariant 4: no frame of the event enters the queue */
 		return w->newest_lsn;
 	struct item *it = new_item(w, head, wal_record_head(ev, now_ms, f, head), f);
 	if (!it) {
@@ -444,8 +452,8 @@ const struct wal_stats *wal_stats(const struct wal *w)
 
 /* ---- creation ------------------------------------------------------------------------------- */
 
-/* Begins the first file and syncs it, before the first event. If the disk is full, removes the
- * generations before the file's checkpoint. */
+/* Begins the first file and syncs it, before the first event. If the disk is full, the function
+ * removes the generations before the checkpoint that the file follows. */
 static int begin_first(struct wal *w, struct err *e)
 {
 	uint64_t generation = w->cfg.generation;

@@ -11,13 +11,13 @@
  *   snapshot taken  -> later events go to a new file; once it is durable, older files are useless
  *   snapshot failed -> the next snapshot is marked in the same file, until one is durable
  *
- * So the number of files is bounded while the disk takes no checkpoint. The size of the file is not
- * bounded then, because the file is the only copy of its events.
+ * So the number of files stays bounded even if every checkpoint fails. The size of the current file
+ * is not bounded in this case, because the file has the only copy of its events.
  *
- * The log ends a file before the file takes the space of the next checkpoint (wal_reserve). After
- * that, or after a failed write or sync, the file is never written again. Then later events are not
- * logged until the next snapshot begins another file, and the flushed LSN does not grow until that
- * snapshot is durable.
+ * The log ends a file before the file takes the space of the next checkpoint (wal_reserve), or when
+ * a write or sync has failed. The log never writes to this file again. It stores no event until the
+ * next snapshot begins another file, and the flushed LSN does not grow until that snapshot is
+ * durable.
  *
  * Invariants:
  * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
@@ -25,8 +25,8 @@
  * (3) `done` is called on the loop's thread after each group (flushed_events_are_replayed);
  * (4) the queue has frames of pushes only while the file can be written, and only frames of pushes
  *     within the workers' push windows: dispatch.c drops pushes beyond the windows;
- * (5) all other waiting events take at most WAL_MAX_QUEUE bytes plus one event. If the disk does
- *     not answer and the queue reaches this bound, the log ends its file as after a failed write
+ * (5) all other waiting events take at most WAL_MAX_QUEUE bytes plus one event. If the disk hangs
+ *     and the queue reaches this bound, the log ends its file as after a failed write
  *     (a_disk_that_hangs_takes_bounded_memory).
  * PS_ASSERT checks (2), the file of (4) and the bound of (5), and that `done` belongs to a group
  * under way (3), in every build.
@@ -50,8 +50,8 @@ struct wal_config {
 	uv_loop_t *loop;
 	const char *dir; /* borrowed */
 	struct run_id run;
-	uint64_t term, generation; /* generation: of the checkpoint that the first event follows */
-	uint64_t max_bytes;        /* with a larger file, wal_wants_snapshot returns 1 */
+	uint64_t term, generation; /* generation: the checkpoint that the first event follows */
+	uint64_t max_bytes;        /* wal_wants_snapshot returns 1 if the file is larger */
 	wal_done_fn *done;
 	void *arg;
 };
@@ -74,21 +74,21 @@ struct wal; /* opaque, see wal.c */
 int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Frees *w, which must not be busy, and sets it to NULL; *w may be NULL. */
 void wal_free(struct wal **w);
-/* Queues an event that the core is about to handle. `f`: the frames of the event's message,
- * borrowed, or NULL. Returns the event's LSN. */
+/* Queues an event that the core is about to handle. `f` has the frames of the event's message,
+ * borrowed; it is NULL if the event has none. Returns the event's LSN. */
 uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f);
-/* Begins to write and sync all events in the queue, because a reply waits for them. */
+/* Begins to write and sync all events in the queue. Called because a reply waits for them. */
 void wal_flush(struct wal *w);
-/* Called when the core has taken snapshot `generation` after the newest event: later events follow
+/* Notes that the core took snapshot `generation` after the newest event, so all later events follow
  * this snapshot. */
 void wal_rotate(struct wal *w, uint64_t generation);
-/* Called when snapshot `generation` is on disk: all events that it contains are now flushed. */
+/* Notes that snapshot `generation` is on disk, so all events that it contains count as flushed. */
 void wal_checkpointed(struct wal *w, uint64_t generation);
 /* Sets the size of the newest checkpoint, `bytes`. From now on the log ends its file before the
  * file takes the space that the next checkpoint needs. */
 void wal_reserve(struct wal *w, uint64_t bytes);
 uint64_t wal_flushed_lsn(const struct wal *w);
-/* Returns 1 if a snapshot is needed because the file is large or lost. */
+/* Returns 1 if the log needs a snapshot, because its file is large or can no longer be written. */
 int wal_wants_snapshot(const struct wal *w);
 /* Returns the number of bytes in the queue and in the group under way. */
 size_t wal_pending_bytes(const struct wal *w);
@@ -100,17 +100,17 @@ const struct wal_stats *wal_stats(const struct wal *w);
 /*
  * Replaces the sections of `c`, the newest good checkpoint of `dir`, by the state at the end of the
  * log files that follow it. If there are no such files, *c does not change. The core repeats the
- * steps that it took after the checkpoint, with the same result bit for bit, because it is a
- * function of its state and its events. PS_ECHECKPOINT: the log lost events that had been durable.
- * With --accept-rollback, the replay instead ends before the loss and writes an error to the
- * program's log. PS_EIO, PS_ENOMEM. On failure *c is unchanged.
+ * steps that it took after the checkpoint. Each step depends only on the core's state and the
+ * event, so the result is the same bit for bit. PS_ECHECKPOINT: the log lost events that had been
+ * durable. With --accept-rollback, the replay instead ends before the loss and writes an error to
+ * the program's log. PS_EIO, PS_ENOMEM. On failure *c is unchanged.
  */
 int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
 	struct err *e) PS_MUST_CHECK;
-/* Returns 1 if a log with at least one event follows checkpoint `c`; 0: no event follows it.
- * PS_EIO, PS_ENOMEM. */
+/* Returns 1 if a log with at least one event follows checkpoint `c`, and 0 if not. PS_EIO,
+ * PS_ENOMEM. */
 int wal_follows(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
-/* Returns the highest generation in the name of a log file; 0: none. */
+/* Returns the highest generation in the names of the log files, or 0 if there is no log file. */
 uint64_t wal_newest_file(const char *dir);
 /* Removes the log files of all generations up to `last`. */
 void wal_remove_files(const char *dir, uint64_t last);

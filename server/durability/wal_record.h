@@ -3,10 +3,10 @@
  *
  * A record has five numbers of 8 bytes (kind, peer, time, generation, number of frames), then the
  * sizes of the frames, 8 bytes each, then the frames as they were received. At a replay,
- * wire_decode checks the frames again, like those of a message from the network. A mark is a record
- * that is no event. It has the generation of a snapshot, which all later events follow. This header
- * is private to the log: only wal.c and wal_replay.c include it. Thread: any; one struct
- * wal_record_reader belongs to one thread.
+ * wire_decode checks the frames again, as if they had come from the network. A mark is a record
+ * without an event. It has the generation of a snapshot that was taken after all earlier events and
+ * before all later events. This header is private to the log: only wal.c and wal_replay.c include
+ * it. Thread: any; one struct wal_record_reader belongs to one thread.
  */
 #ifndef SERVER_DURABILITY_WAL_RECORD_H
 #define SERVER_DURABILITY_WAL_RECORD_H
@@ -23,7 +23,7 @@ size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f
 /* Writes the mark of the snapshot with number `generation`: the snapshot contains the events before
  * the mark and none after it. Returns the number of bytes. */
 size_t wal_record_mark(uint64_t generation, unsigned char out[WAL_RECORD_HEAD]);
-/* Returns the generation of a mark; 0: the record is no mark. */
+/* Returns the generation in a mark, or 0 if the record is not a mark. */
 uint64_t wal_record_is_mark(const unsigned char *data, size_t size);
 /* Returns the maximum size of a record in a run of n_params parameters. */
 size_t wal_record_max(size_t n_params);
@@ -36,7 +36,7 @@ struct wal_record_reader {
 	uint64_t now_ms;
 };
 
-/* PS_ENOMEM. */
+/* Prepares *r to read the records of a run with n_params parameters. PS_ENOMEM. */
 int wal_record_reader_init(struct wal_record_reader *r, size_t n_params) PS_MUST_CHECK;
 void wal_record_reader_release(struct wal_record_reader *r);
 /* Decodes a record into r->event. Borrows `data` until the next read. PS_EPROTO: the record is

@@ -13,14 +13,14 @@
 
 struct replay {
 	const char *dir;
-	struct core_config cfg; /* with the term that wrote the log */
+	struct core_config cfg; /* its term is the term of the server that wrote the log */
 	void *memory;           /* mem_lazy */
 	size_t memory_bytes;
 	float *weights;
 	struct core *core;
 	struct wal_record_reader events;
 	uint64_t now_ms, count, files;
-	uint64_t next; /* generation of the snapshot that the last event began; 0: none */
+	uint64_t next; /* generation of the snapshot that the last event caused; 0: none */
 };
 
 /* ---- the core at the checkpoint -------------------------------------------------------------- */
@@ -45,7 +45,8 @@ static int locate_sections(const struct replay *r, const struct checkpoint *c,
 	return PS_OK;
 }
 
-/* Returns the number of running statistics in a model; 0 if this version cannot parse the model. */
+/* Returns the number of running statistics of batchnorm in a model, or 0 if this release cannot
+ * parse the model. */
 static size_t count_running(const char *text)
 {
 	struct model *m = mem_try(1, sizeof(*m));
@@ -67,7 +68,7 @@ static int build_core(struct replay *r, const struct checkpoint *c, struct err *
 
 	if (rc)
 		return rc;
-	/* the checkpoint has n_params weights, so the size of the core is plausible */
+	/* check that the checkpoint has n_params weights before allocating a core of this size */
 	if (snapshot_config(data[SNAPSHOT_SESSIONS], size[SNAPSHOT_SESSIONS], &r->cfg) ||
 		size[SNAPSHOT_WEIGHTS] != r->cfg.n_params * sizeof(float))
 		return refuse_log(
@@ -112,8 +113,8 @@ static int skip_mark(struct replay *r, const unsigned char *data, size_t size)
 	return PS_OK;
 }
 
-/* Replays the events of a file. Events after a snapshot follow its mark in the same file, or are in
- * a file of their own. */
+/* Replays the events of a file. The events after a snapshot follow the mark of the snapshot in the
+ * same file, or begin a new file. */
 static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 {
 	const unsigned char *data;
@@ -129,8 +130,8 @@ static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 	return rc;
 }
 
-/* Checks the end of the last file. A torn write at the end is no loss, but a gap means that durable
- * events are lost. */
+/* Checks the end of the last file. An incomplete record at the end is no loss, because its event
+ * was not durable. A gap means that durable events are lost. */
 static int check_end(struct replay *r, struct wal_reader *j, int accept_loss, struct err *e)
 {
 	uint64_t generation = j->head.generation;
@@ -155,7 +156,7 @@ static int replay_file(struct replay *r, struct wal_reader *j, int accept_loss, 
 	struct wal_reader next = {.fd = -1};
 	const struct wal_head *h = &j->head;
 
-	/* term 0: the header is lost, so only check_end applies */
+	/* term 0 means that the header is lost: then only check_end checks the file */
 	if (h->term && (h->run_hi != r->cfg.run.hi || h->run_lo != r->cfg.run.lo ||
 			       h->term != r->cfg.term))
 		return refuse_log(
@@ -202,8 +203,8 @@ static int encode_sections(struct replay *r, struct checkpoint *c, struct err *e
 
 /* ---- the first file -------------------------------------------------------------------------- */
 
-/* Returns 1 if the term that took the checkpoint wrote the file, or if the file's header is
- * lost. */
+/* Returns 1 if the file and the checkpoint were written in the same term, or if the file's header
+ * is lost. */
 static int is_of_same_term(const struct wal_head *h, const struct checkpoint *c)
 {
 	const struct checkpoint_section *s = checkpoint_find(c, RUN_HEAD_SECTION);

@@ -1,8 +1,8 @@
 /*
- * epoch_metrics.h - what an evaluated epoch reports besides its loss: accuracy and the other
+ * epoch_metrics.h - the metrics of an evaluated epoch besides its loss: accuracy and the other
  * metrics of --metrics, as means over the test images.
  *
- * Thread: that of the core.
+ * Thread: the thread of the core.
  */
 #ifndef SERVER_MONITOR_EPOCH_METRICS_H
 #define SERVER_MONITOR_EPOCH_METRICS_H
@@ -11,15 +11,15 @@
 
 #define EPOCH_METRICS_TEXT 256
 
-/* Returns the accuracy of the epoch. NaN: no image is evaluated, or accuracy is not one of the
- * metrics. */
+/* Returns the accuracy of the epoch. Returns NaN if no image is evaluated, or if accuracy is not
+ * one of the metrics. */
 double epoch_accuracy(const struct core *c, const struct epoch_record *r);
 /* Returns the result of epoch_accuracy as a JSON number; null instead of NaN. */
 json_t *epoch_accuracy_json(const struct core *c, const struct epoch_record *r);
 /* Returns {"name": mean, ...} of the metrics except accuracy; a mean is null if no image is
  * evaluated. */
 json_t *epoch_metrics(const struct core *c, const struct epoch_record *r);
-/* Writes all metrics as one line, such as "accuracy=0.9 name=1.5"; "none": there are none. */
+/* Writes all metrics as one line, such as "accuracy=0.9 name=1.5", or "none" if there are none. */
 void epoch_metrics_text(
 	const struct core *c, const struct epoch_record *r, char text[EPOCH_METRICS_TEXT]);
 

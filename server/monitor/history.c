@@ -20,9 +20,10 @@
 #include "server/net/clients.h"
 
 #define SAMPLE_MS   1000
-#define EPOCH_BYTES 1024 /* no line of an epoch is longer */
-#define MAX_ERRORS  3    /* failed writes after which the failure is logged */
-#define RETRY_MS    10000
+#define EPOCH_BYTES 1024 /* maximum size of the line of an epoch */
+/* number of failed writes in a row after which the history logs the failure */
+#define MAX_ERRORS 3
+#define RETRY_MS   10000
 
 enum line_kind { LINE_OTHER, LINE_SAMPLE, LINE_WORKER, LINE_EPOCH, LINE_KINDS };
 
@@ -33,14 +34,14 @@ struct line {
 	uint32_t number; /* LINE_WORKER: the worker; LINE_EPOCH: the epoch, from 1 */
 };
 
-/* A write to the file. It writes all lines to a new file, or the new lines to the end of the
- * file. */
+/* A write to the history file. The write either makes a new file with all lines, or appends the new
+ * lines to the file. */
 struct job {
 	uv_work_t work;
 	const char *dir;
 	char *text;
 	size_t bytes, lines;
-	size_t at; /* offset of the write; 0: a new file */
+	size_t at; /* offset of the write in the file; 0: make a new file */
 	int rc;
 	int is_gone; /* 1: the file cannot be opened, so the next write makes a new file */
 	struct err e;
@@ -51,14 +52,16 @@ struct history {
 	const char *dir; /* NULL: no file */
 	struct line *line;
 	size_t n, room;
-	size_t bytes[LINE_KINDS];   /* of the lines of each kind */
-	size_t on_disk, file_bytes; /* complete lines in the file; 0: write a new file */
+	size_t bytes[LINE_KINDS]; /* number of bytes of the lines of each kind */
+	/* number and bytes of the complete lines in the file; 0: write a new file */
+	size_t on_disk, file_bytes;
 	uint64_t sample_ms, due_ms; /* interval of samples; when the next one is due */
-	uint64_t write_ms;          /* after a failed write: no write before this time */
+	uint64_t write_ms;          /* after a failed write: do not write before this time */
 	history_line_fn *listen;
 	void *arg;
-	int busy, failed, shortened; /* shortened: lines were dropped during a write */
-	int ended;                   /* the last lines are added, and no tick will write them */
+	int busy, failed, shortened; /* shortened: the history dropped lines during a write */
+	/* 1: the last lines were added during a write, and no tick will write them */
+	int ended;
 	struct job job;
 };
 
@@ -71,7 +74,8 @@ static void drop_line(struct history *h, size_t i)
 	h->line[i].text = NULL;
 }
 
-/* Closes the gaps that drop_line has left. After that the whole file must be written again. */
+/* Closes the gaps that drop_line has left in the list. The next write must then replace the whole
+ * file. */
 static void pack(struct history *h)
 {
 	size_t n = 0;
@@ -96,8 +100,8 @@ static void thin_samples(struct history *h)
 	h->sample_ms *= 2;
 }
 
-/* Drops the older half of the lines of workers, but no worker's newest line, which has its name and
- * host. */
+/* Drops the older half of the lines about workers, except the newest line of each worker, which has
+ * the worker's name and host. */
 static void drop_changes(struct history *h)
 {
 	const size_t half = h->bytes[LINE_WORKER] / 2;
@@ -112,7 +116,7 @@ static void drop_changes(struct history *h)
 	pack(h);
 }
 
-/* Drops the older half of the starts and ends, but not the first start. */
+/* Drops the older half of the lines about starts and ends, but not the line of the first start. */
 static void drop_starts(struct history *h)
 {
 	const size_t half = h->bytes[LINE_OTHER] / 2;
@@ -123,8 +127,8 @@ static void drop_starts(struct history *h)
 	pack(h);
 }
 
-/* Ensures invariant 1. The kind with the most bytes has at least a third of all bytes, so half of
- * this kind makes enough room. */
+/* Ensures invariant 1 by halving the kind of lines with the most bytes. There are three such kinds,
+ * so this kind has at least a third of all bytes, and half of it is enough room. */
 static void stay_bounded(struct history *h)
 {
 	const size_t samples = h->bytes[LINE_SAMPLE], changes = h->bytes[LINE_WORKER],
@@ -166,7 +170,7 @@ static void insert_line(
 	stay_bounded(h);
 }
 
-/* Returns the text of `o` with a newline; NULL: no memory. Releases `o`. */
+/* Returns the text of `o` with a newline, or NULL if there is no memory. Releases `o`. */
 static char *object_text(json_t *o)
 {
 	char *text = o ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(7)) : NULL;
@@ -181,7 +185,7 @@ static char *object_text(json_t *o)
 	return line;
 }
 
-/* Adds `o`, which this function releases. */
+/* Adds `o` as the last line, and releases `o`. */
 static void add_object(struct history *h, json_t *o, enum line_kind kind, uint32_t number)
 {
 	insert_line(h, h->n, object_text(o), kind, number);
@@ -283,7 +287,7 @@ static int is_evaluated(const struct core *c, uint32_t epoch)
 	return r && r->eval_done && r->eval_done == core_eval_images(c);
 }
 
-/* Returns the line of an epoch. `rate`: the images/s of the epoch; NaN: not known. */
+/* Returns the line of an epoch. `rate` is the images/s of the epoch, or NaN if it is not known. */
 static json_t *epoch_line(const struct status *now, uint32_t epoch, double rate)
 {
 	const struct epoch_record *r = core_epoch(now->core, epoch);
@@ -302,8 +306,8 @@ static json_t *epoch_line(const struct status *now, uint32_t epoch, double rate)
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* Returns, for each part of tally_part, the share of the worker's time in percent; null:
- * unknown. */
+/* Returns a list with the share of the worker's time in percent for each part of tally_part, or
+ * null if the shares are unknown. */
 static json_t *percents(const struct tally *t)
 {
 	json_t *list = json_array();
@@ -394,7 +398,7 @@ static int append(struct job *j)
 	return failed ? PS_EIO : PS_OK;
 }
 
-/* Runs on a thread of the pool. */
+/* Carries out the write. Runs on a thread of the pool. */
 static void write_lines(uv_work_t *work)
 {
 	struct job *j = work->data;
@@ -471,7 +475,7 @@ static void on_written(uv_work_t *work, int status)
 	h->job.text = NULL;
 	if (h->ended) {
 		h->ended = 0;
-		h->write_ms = 0; /* try once more, even if this write has failed */
+		h->write_ms = 0; /* do not wait after a failed write: this is the last attempt */
 		begin_write(h, 0);
 	}
 }
@@ -503,7 +507,7 @@ void history_end(struct history *h, const struct status *now)
 	set(o, "status", json_string(status_ending(now->ending)));
 	add_object(h, o, LINE_OTHER, 0);
 	h->ended = 1;
-	h->write_ms = 0; /* try once more, even if writes fail */
+	h->write_ms = 0; /* do not wait after a failed write: this is the last attempt */
 	begin_write(h, now->now_ms);
 }
 
@@ -521,7 +525,8 @@ char *history_text(const struct history *h)
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-/* Returns the "kind" of line `o`; NULL if the line is torn or is no line of a history. */
+/* Returns the "kind" of line `o`, or NULL if the line is incomplete or is not a line of a
+ * history. */
 static const char *line_kind_of(const json_t *o)
 {
 	return json_is_integer(json_object_get(o, "t"))
@@ -529,7 +534,8 @@ static const char *line_kind_of(const json_t *o)
 		       : NULL;
 }
 
-/* Finds the kind of a line and its number (struct line). Returns 0 if no run has such a line. */
+/* Finds the kind of a line and its number (struct line). Returns 0 if the line is not valid in a
+ * history. */
 static int sort_line(const struct status *now, const json_t *o, const char *kind,
 	enum line_kind *is, uint32_t *number)
 {
@@ -566,7 +572,7 @@ static char *copy_line(const char *text, size_t n)
 }
 
 /* Keeps a line of the file if it is complete, belongs to the run, and does not contradict the core.
- * `seen` marks the epochs. */
+ * The function marks in `seen` the epochs whose lines it has kept. */
 static void keep_line(struct history *h, const struct status *now, const char *text, size_t n,
 	unsigned char *seen, int *of_run)
 {
@@ -594,8 +600,8 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 	insert_line(h, h->n, copy_line(text, n), is, number);
 }
 
-/* Adds the line of an epoch that only the core has, before the lines of later epochs. The line gets
- * the time of the next line of an epoch, because its own time is not known. */
+/* Adds the line of an epoch that the core has and the file lacks, before the lines of later epochs.
+ * The time of this line is not known, so it gets the time of the next epoch's line. */
 static void add_missing_epoch(struct history *h, const struct status *now, uint32_t epoch)
 {
 	json_t *o = epoch_line(now, epoch, (double)NAN), *next;

@@ -6,15 +6,15 @@
  * kinds and their fields. A thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
- * (1) the lines have at most HISTORY_BYTES, besides the lines of epochs, which stay. When the lines
- *     would have more bytes, the history halves the kind of lines with the most bytes
- *     (stay_bounded). It drops every other sample and doubles the interval between new samples; or
- *     it drops the older half of the changes of workers, but not the newest change of each worker;
- *     or it drops the older half of the starts and ends, but not the first start
+ * (1) the lines have at most HISTORY_BYTES. The lines of epochs do not count, and they always stay.
+ *     When the other lines would have more bytes, the history halves the kind of lines with the
+ *     most bytes (stay_bounded). It drops every other sample and doubles the interval between new
+ *     samples; or it drops the older half of the changes of workers, but not the newest change of
+ *     each worker; or it drops the older half of the starts and ends, but not the first start
  *     (tests/e2e/test_history.py, test_no_epoch_is_dropped_for_changes_of_workers);
- * (2) at a start, the file keeps the complete lines of this run. The history drops an epoch whose
- *     evaluation the core does not have, and adds an epoch that only the core has, in order. So the
- *     file has every evaluated epoch once, even after a crash of the server
+ * (2) at the start of a server, the history keeps the complete lines of this run. The history drops
+ *     an epoch whose evaluation the core does not have, and adds an epoch that only the core has,
+ *     in order. So the file has every evaluated epoch once, even after a crash of the server
  *     (tests/e2e/test_history.py, test_every_epoch_once_after_ten_kills);
  * (3) a failed write leaves the lines in memory. The next write tries again
  *     (tests/fault/test_disk.py, P5).
@@ -35,14 +35,16 @@ struct effect;
 struct labels;
 struct history; /* opaque, see history.c */
 
-/* Called with every new line, newline included. */
+/* Called with every new line, including its newline. */
 typedef void history_line_fn(void *arg, const char *line);
 
-/* Reads the history in `dir`, repairs it, and adds the line of this start. dir NULL: memory only. A
- * file that cannot be read is logged and replaced. PS_ENOMEM. */
+/* Reads the history in `dir`, repairs it, and adds the line of this start. If `dir` is NULL, the
+ * history is only in memory. If the file cannot be read, the function logs this and replaces the
+ * file. PS_ENOMEM. */
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
 	int resumed, struct err *e) PS_MUST_CHECK;
-/* Gives each worker the host that the history has for it, until the worker sends HELLO. */
+/* Sets the label of each worker to the host in the history. The label is valid until the worker
+ * sends HELLO. */
 void history_labels(const struct history *h, struct labels *labels);
 /* Frees *h and sets it to NULL; *h may be NULL. The caller must wait until no write is under way
  * (history_busy). */

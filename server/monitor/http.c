@@ -17,13 +17,14 @@
 #define MAX_CONNECTIONS 64u
 #define MAX_BYTES       ((size_t)16384) /* memory of a connection: request and buffers */
 #define IDLE_S          5u
-#define REQUEST_MS      10000u /* limit from the first byte of a request to its answer */
-#define CROWDED         48u    /* at this number, a new connection closes the oldest */
-#define MAX_SLEEP_MS    1000u
-#define MAX_STREAMS     16u
-#define MAX_WAITING     ((size_t)4 << 20) /* maximum bytes that a stream can leave unread */
-#define MIN_TOKEN       16u
-#define COOKIE          "cnnps_token"
+#define REQUEST_MS      10000u /* time limit from the first byte of a request to its answer */
+/* if this number of connections is open, a new connection closes the oldest */
+#define CROWDED      48u
+#define MAX_SLEEP_MS 1000u
+#define MAX_STREAMS  16u
+#define MAX_WAITING  ((size_t)4 << 20) /* maximum bytes that a stream can leave unread */
+#define MIN_TOKEN    16u
+#define COOKIE       "cnnps_token"
 
 /* A connection to /events. */
 struct stream {
@@ -48,12 +49,13 @@ struct form {
 	"data:; "                                                                                  \
 	"connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
-/* An open connection; fd 0: none. libmicrohttpd's time-out starts anew at each byte, so a client
- * that sends a byte now and then would stay for ever, and 64 of them would silence /healthz. */
+/* An open connection; fd 0: none. The server limits the time of each request itself, because
+ * libmicrohttpd's time-out starts again at each byte. A client that sends a byte now and then would
+ * stay connected for ever, and MAX_CONNECTIONS such clients would make /healthz unreachable. */
 struct visitor {
 	int fd;
-	uint64_t since_ms; /* the begin of the connection or of its newest request */
-	int is_stream;     /* a stream stays open */
+	uint64_t since_ms; /* the time at which the connection or its newest request began */
+	int is_stream;     /* 1: the connection is a stream, which has no time limit */
 };
 
 struct http {
@@ -81,7 +83,8 @@ static int fd_of(struct MHD_Connection *connection)
 	return info ? info->connect_fd : 0;
 }
 
-/* Closes a connection in both directions. libmicrohttpd notices it, and frees the descriptor. */
+/* Shuts a connection down in both directions. libmicrohttpd then detects the end of the connection
+ * and frees the descriptor. */
 static void hang_up(struct visitor *v)
 {
 	(void)shutdown(v->fd, SHUT_RDWR);
@@ -138,8 +141,9 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 		close_oldest(h);
 }
 
-/* Returns 1 if the request is for this host. In DNS rebinding, the owner of a foreign page makes
- * the name of the page resolve to 127.0.0.1, and the browser of a local user sends this name. */
+/* Returns 1 if the request names this host. The check prevents DNS rebinding: an attacker makes the
+ * host name of a page resolve to 127.0.0.1, and the browser of a local user then sends requests
+ * with this name to the server. */
 static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 {
 	const char *host =
@@ -154,7 +158,7 @@ static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-/* Sends a page. The function takes over `text`. */
+/* Sends `response` and releases it. */
 static enum MHD_Result send_response(
 	struct MHD_Connection *connection, unsigned code, struct MHD_Response *response)
 {
@@ -214,8 +218,8 @@ static enum MHD_Result send_text(
 
 static void run_daemon(struct http *h);
 
-/* Called when the connection can take more bytes. A stream without text to send waits for
- * http_send. */
+/* Called when the connection can send more bytes. If the stream has no text to send, the function
+ * suspends it until the next http_send. */
 static ssize_t read_stream(void *arg, uint64_t at, char *out, size_t max)
 {
 	struct stream *s = arg;
@@ -257,7 +261,8 @@ static void queue_text(struct stream *s, const char *text)
 		char *more = room <= MAX_WAITING ? realloc(s->text, room) : NULL;
 
 		if (!more) {
-			/* the page does not read its stream; it connects again later */
+			/* the page does not read its stream: end the stream, so that the page
+			 * connects again later */
 			s->ends = 1;
 			return;
 		}
@@ -343,8 +348,8 @@ int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e)
 	return PS_OK;
 }
 
-/* Returns 1 if `given` is the token. The time that the function takes does not depend on the place
- * of the first difference. */
+/* Returns 1 if `given` is the token. The run time of the function does not depend on the place of
+ * the first difference, so that a client cannot guess the token character by character. */
 static int is_token(const struct http *h, const char *given, size_t n)
 {
 	size_t length = strlen(h->token);
@@ -393,8 +398,9 @@ static enum MHD_Result send_form(
 	return send_page(connection, MHD_HTTP_UNAUTHORIZED, "text/html; charset=utf-8", text);
 }
 
-/* Called when the form has arrived: sets the cookie if the token is right, otherwise sends the form
- * again. Scripts cannot read the cookie. EventSource sends a cookie, but cannot send a header. */
+/* Answers the form: sets the cookie if the token is right, otherwise sends the form again. The
+ * token is in a cookie, because the browser's EventSource cannot send a header of its own. Scripts
+ * cannot read the cookie. */
 static enum MHD_Result log_in(
 	const struct http *h, struct MHD_Connection *connection, const struct form *form)
 {
@@ -417,7 +423,7 @@ static enum MHD_Result log_in(
 	return send_response(connection, MHD_HTTP_SEE_OTHER, response);
 }
 
-/* Reads the body of the form, which comes in several calls, and answers when the body is
+/* Reads the body of the form, which may arrive in several calls, and answers when the body is
  * complete. */
 static enum MHD_Result read_form(struct http *h, struct MHD_Connection *connection,
 	const char *body, size_t *body_size, void **state)
@@ -471,8 +477,8 @@ static enum MHD_Result answer_get(
 	return send_response(connection, page.code, page_response(&page));
 }
 
-/* Answers a request when its header has arrived, without waiting for a body, except that of the
- * form. */
+/* Answers a request as soon as its header has arrived. The function reads the body only if the
+ * request sends the form. */
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *path,
 	const char *method, const char *version, const char *body, size_t *body_size, void **state)
 {
@@ -509,9 +515,9 @@ static void on_http_timer(uv_timer_t *t)
 	run_daemon(t->data);
 }
 
-/* Runs libmicrohttpd now, and again at its next time-out, at most MAX_SLEEP_MS later. After its
- * connection limit was reached, libmicrohttpd accepts connections again only in its next run, and
- * it sets no time-out for this. */
+/* Runs libmicrohttpd now, and again at its next time-out, at most MAX_SLEEP_MS later. The upper
+ * limit is needed because libmicrohttpd, after it had reached its limit of connections, accepts new
+ * ones only in its next run and sets no time-out for that run. */
 static void run_daemon(struct http *h)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
@@ -623,7 +629,7 @@ void http_require(struct http *h, const char *token)
 	h->token = token;
 }
 
-/* libmicrohttpd does not stop while a connection is suspended. */
+/* Ends all streams, because libmicrohttpd does not stop while a connection is suspended. */
 static void end_streams(struct http *h)
 {
 	for (struct stream *s = h->streams; s; s = s->next) {

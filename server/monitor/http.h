@@ -3,12 +3,12 @@
  *
  * libmicrohttpd runs without a thread of its own. The event loop watches libmicrohttpd's epoll
  * descriptor, and a timer runs its time-outs. The server answers only GET and HEAD, and reads a
- * request body only from the form that sends the token. The number of connections, their memory
- * and their idle time are bounded. A stream is a connection to /events. It receives the events of
- * http_send; the server closes a stream that does not read them.
+ * request body only from the form that sends the token. The number of connections, their memory and
+ * their idle time are bounded. A stream is a connection to /events that receives the events of
+ * http_send. If a client does not read its events, the server closes its stream.
  *
- * If a token is required, every page but /healthz needs the token, as `Authorization: Bearer TOKEN`
- * or in a cookie, which the form sets. Thread: the loop's.
+ * If a token is required, a client must send it for every page except /healthz, as `Authorization:
+ * Bearer TOKEN` or in a cookie, which the form sets. Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_HTTP_H
 #define SERVER_MONITOR_HTTP_H
@@ -20,7 +20,7 @@
 struct http_page {
 	unsigned code;    /* HTTP status; 0: no such page */
 	const char *type; /* Content-Type, static */
-	char *text;       /* from malloc; the server frees it. NULL: 503 */
+	char *text;       /* from malloc; the server frees it. NULL: answer with status 503 */
 	/* constant bytes to send instead of `text`; NULL: send `text` */
 	const void *fixed;
 	size_t fixed_bytes;
@@ -31,10 +31,11 @@ typedef void http_page_fn(void *arg, const char *path, struct http_page *page);
 
 struct http; /* opaque, see http.c */
 
-/* Listens on "HOST:PORT", or on "PORT" of 127.0.0.1 (0: any free one). PS_EUSAGE, PS_ENOMEM. */
+/* Listens on "HOST:PORT", or on "PORT" of 127.0.0.1. Port 0 means any free port. PS_EUSAGE,
+ * PS_ENOMEM. */
 int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_fn *page, void *arg,
 	struct err *e) PS_MUST_CHECK;
-/* Requires this token, which must outlive `h`; NULL: none. */
+/* Requires `token`, which must outlive `h`, from now on. NULL: no token is required. */
 void http_require(struct http *h, const char *token);
 /* Reads a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`. A newline may
  * follow. PS_EUSAGE. */

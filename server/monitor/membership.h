@@ -1,6 +1,7 @@
 /*
- * membership.h - log lines about each worker that joins, stalls or leaves, and about problems that
- * concern several workers: short steps and differing data sets.
+ * membership.h - log lines about each worker that joins, stalls or leaves, and about two problems
+ * that concern several workers: steps of mode sync that ended with too few gradients (short steps),
+ * and workers with another data set than the run.
  *
  * Thread: the loop's.
  */
@@ -21,8 +22,8 @@ void membership_init(struct membership *m, const struct core *c);
 const char *membership_name(enum worker_change change);
 /* Logs an EFFECT_WORKER. */
 void membership_log(const struct effect *e, const struct core *c, const struct labels *labels);
-/* Logs short steps when their number has doubled, and differing data sets when more workers have
- * one than at the last call. */
+/* Logs short steps when their number has doubled. Logs workers with another data set than the run
+ * when their number has grown since the last call. */
 void membership_check(struct membership *m, const struct core *c);
 
 #endif

@@ -195,8 +195,9 @@ static void put_text_label(FILE *f, const char *name, const char *text)
 	fputc('"', f);
 }
 
-/* Writes the name of a worker's series and the labels that all series of workers have. A restart of
- * the server does not change them. The caller writes other labels, if any, and ends the line. */
+/* Writes the name of a worker's series and the labels that all series of workers have. The labels
+ * stay the same when the server restarts. The caller writes other labels, if any, and ends the
+ * line. */
 static void begin_worker_series(
 	FILE *f, const char *name, const struct worker_view *w, const struct labels *labels)
 {
@@ -258,7 +259,7 @@ static void put_worker_images(FILE *f, const struct status *s)
 	}
 }
 
-/* Writes a gauge of each worker; NaN: no value now. */
+/* Writes a gauge of each worker, without the workers for which `value` returns NaN. */
 static void put_worker_gauge(FILE *f, const struct status *s, const char *name, const char *help,
 	double (*value)(const struct status *s, const struct worker_view *w))
 {

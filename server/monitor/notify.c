@@ -15,7 +15,7 @@ void notify_manager(const char *state)
 	struct sockaddr_un to = {.sun_family = AF_UNIX};
 	int fd;
 
-	/* A path, or an abstract name after '@'. */
+	/* the address must be a path, or "@" and an abstract name */
 	if (!path || (path[0] != '/' && path[0] != '@'))
 		return;
 	if (strlen(path) >= sizeof(to.sun_path)) {

@@ -1,6 +1,6 @@
 /*
  * page.h - the page of the server: one HTML file with its styles, scripts and chart library, which
- * the build puts together from server/monitor/page/. The bytes never change.
+ * the build puts together from server/monitor/page/. The bytes are constant.
  */
 #ifndef SERVER_MONITOR_PAGE_H
 #define SERVER_MONITOR_PAGE_H

@@ -39,7 +39,8 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 
 /* ---- what the core says -------------------------------------------------------------------- */
 
-/* Begins to measure at `now_ms`, so that the wait for workers does not reduce the rates. */
+/* Starts the measurement of the rates at `now_ms`, so that the wait for the first workers does not
+ * count. */
 static void begin_training(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	uint64_t start_ms = p->start_ms;
@@ -87,7 +88,7 @@ void progress_effect(
 	case EFFECT_BEGIN:
 		begin_training(p, c, now_ms);
 		break;
-	case EFFECT_EPOCH_BEGUN: /* do not count the time of the previous evaluation */
+	case EFFECT_EPOCH_BEGUN: /* the time of the previous evaluation must not count */
 		p->epoch_ms = now_ms;
 		break;
 	case EFFECT_TRAINED:
@@ -206,7 +207,8 @@ void progress_bar(const struct progress_view *v, char *out, size_t size)
 
 	if (v->epochs > 0)
 		append_text(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
-	if (v->pass > 1) /* a line search discards the result of the previous pass */
+	/* In a line search, a new pass discards the result of the previous pass. */
+	if (v->pass > 1)
 		append_text(out, size, &at, "pass %u ", v->pass);
 	if (v->epochs > 0)
 		append_text(out, size, &at, "[%.*s%.*s] %3d %%  %.0f images/s", full,

@@ -2,7 +2,7 @@
  * progress.h - the progress and speed of training: a bar on a terminal, a log line for each epoch,
  * and the times of the final result.
  *
- * Thread: the loop's. Time comes in as an argument.
+ * Thread: the loop's. Time is an argument.
  */
 #ifndef SERVER_MONITOR_PROGRESS_H
 #define SERVER_MONITOR_PROGRESS_H
@@ -16,11 +16,13 @@ struct waiting;
 
 struct progress {
 	uint64_t start_ms; /* start of the process */
-	uint64_t begin_ms; /* first grant or first update of this process; 0: none yet */
-	uint64_t end_ms;   /* end of the last epoch; 0: not yet */
+	/* time of the first grant or first update of this process; 0: none yet */
+	uint64_t begin_ms;
+	uint64_t end_ms;   /* end of the last epoch; 0: it has not ended */
 	uint64_t epoch_ms; /* first lease of the epoch under way, or start of this process */
 	uint64_t epoch_images, epoch_updates; /* totals at epoch_ms */
-	double epoch_rate; /* images/s of the newest epoch that ended; NaN: before this process */
+	/* images/s of the newest epoch that ended; NaN: no epoch has ended in this process */
+	double epoch_rate;
 	uint64_t rate_ms, rate_images, rate_updates; /* time and totals of the newest measurement */
 	double images_per_s, updates_per_s;          /* at the newest measurement; 0: none yet */
 	uint64_t drawn_ms;
@@ -45,15 +47,19 @@ const struct epoch_record *progress_evaluated(const struct core *c);
 struct progress_view {
 	uint32_t epochs, epoch; /* epochs 0: no data set */
 	uint32_t pass;          /* sandblaster: pass of the present step, from 1; other modes: 0 */
-	double done;            /* completed share of all epochs, 0..1, with the pass under way */
-	uint64_t images;        /* images done, with the present pass */
+	/* completed share of all epochs, 0..1, including the pass under way */
+	double done;
+	/* number of completed images, including those of the pass under way */
+	uint64_t images;
 	uint64_t updates;
 	double images_per_s, updates_per_s;
-	/* accuracy: NaN: no evaluation is complete, or the run has no accuracy */
+	/* accuracy is NaN if no evaluation is complete, or if the run does not measure accuracy */
 	double loss, accuracy;
 	double eta_s; /* < 0: not known */
 	uint32_t workers;
-	const char *waiting; /* the bar shows this wait instead of rate and loss; or NULL */
+	/* text about a wait, which the bar shows instead of rate and loss; NULL: the run does not
+	 * wait */
+	const char *waiting;
 };
 
 void progress_read(const struct progress *p, const struct core *c, struct progress_view *v);

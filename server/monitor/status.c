@@ -11,7 +11,7 @@
 #include "server/monitor/epoch_metrics.h"
 #include "server/net/clients.h"
 
-#define MAX_EPOCHS 20 /* records in a status */
+#define MAX_EPOCHS 20 /* maximum number of epochs in a status */
 
 /* ---- small readings ------------------------------------------------------------------------ */
 
@@ -107,7 +107,7 @@ static json_t *json_count(uint64_t n)
 	return json_integer((json_int_t)n);
 }
 
-/* sum / n, or null if n is 0 */
+/* Returns sum / n, or null if n is 0. */
 static json_t *mean_or_null(double sum, uint64_t n)
 {
 	json_t *mean = n ? json_real(sum / (double)n) : NULL;
@@ -199,7 +199,7 @@ static json_t *worker_object(
 }
 
 /* Returns a list of at most `max` workers, from number `first` on. Sets *left_out to the number of
- * the workers after them. */
+ * workers that follow the last listed one. */
 static json_t *worker_list(const struct status *s, uint32_t first, size_t max, uint32_t *left_out)
 {
 	json_t *list = json_array();
@@ -282,7 +282,7 @@ static void set_key(json_t *o, const char *key, json_t *value)
 	(void)json_object_set_new(o, key, value ? value : json_null());
 }
 
-/* Returns name number `i`, from 0, of an option's names, "a|b|c". */
+/* Returns name number `i`, counted from 0, in `names`, such as "a|b|c". */
 static json_t *nth_name(const char *names, int i)
 {
 	for (; i > 0; i--)
@@ -360,7 +360,7 @@ static json_t *warning_list(const struct status *s)
 	return list;
 }
 
-/* Adds the workers to `o`, and returns all of it as text. Releases `o`. */
+/* Adds the workers to `o`, and returns the whole object as text. Releases `o`. */
 static char *text_with(json_t *o, const struct status *s, uint32_t first, size_t max_workers)
 {
 	uint32_t left_out;
@@ -377,7 +377,7 @@ static char *workers_with(const struct status *s, uint32_t first, size_t max_wor
 	return text_with(json_object(), s, first, max_workers);
 }
 
-/* Returns the status with at most max_workers workers, for fitting(). `first` is 0. */
+/* Returns the status with at most max_workers workers. fitting() calls it with `first` = 0. */
 static char *status_with(const struct status *s, uint32_t first, size_t max_workers)
 {
 	json_t *o = json_object();
@@ -416,7 +416,7 @@ static size_t slots_in_use(const struct core *c)
 	return n;
 }
 
-/* Returns the text with as many workers as fit WIRE_MAX_TEXT bytes. */
+/* Returns the result of `text_of` with as many workers as fit into WIRE_MAX_TEXT bytes. */
 static char *fitting(const struct status *s, uint32_t first,
 	char *(*text_of)(const struct status *s, uint32_t first, size_t max_workers))
 {
@@ -432,7 +432,7 @@ static char *fitting(const struct status *s, uint32_t first,
 		if (max == 0)
 			return NULL;
 		max = max * WIRE_MAX_TEXT /
-		      n; /* rounded down to fewer workers, because the text also has other fields */
+		      n; /* aim at fewer workers, because the text also has other fields */
 		max -= max / 16;
 	}
 }

@@ -36,11 +36,11 @@ struct status {
 	const struct wal_stats *wal;                   /* NULL: no write-ahead log */
 	const struct disk_wait *disk;                  /* NULL: no disk */
 	struct auth_stats auth;                        /* all zero: no keys */
-	/* since the start of the server; net.verify_s belongs to them */
+	/* seconds since the start of the server; net.verify_s is counted in the same way */
 	double apply_s, idle_s, total_s;
 	uint64_t now_ms;
 	uint64_t rss_bytes;
-	uint64_t turned_away; /* HELLOs, see clients.h */
+	uint64_t turned_away; /* number of HELLOs over the rate limit (clients.h) */
 	int ending;           /* how the run ends (PS_E*) if it is ending; otherwise 0 */
 };
 
@@ -49,8 +49,8 @@ struct status {
  * function leaves out workers and older epochs; "workers_left_out" counts the missing workers.
  */
 char *status_json(const struct status *s);
-/* Returns only the fields "workers" and "workers_left_out", for the workers from number `first` on,
- * in at most WIRE_MAX_TEXT bytes. */
+/* Returns an object with only the fields "workers" and "workers_left_out" of the status, for the
+ * workers from number `first` on, in at most WIRE_MAX_TEXT bytes. */
 char *status_workers_json(const struct status *s, uint32_t first);
 /* Returns the state of the run with all workers; its length has no limit. */
 char *status_whole_json(const struct status *s);
@@ -62,10 +62,10 @@ char *status_metrics(const struct status *s);
 const char *status_ending(int status);
 /* Returns the reason why the server is degraded, or NULL if it is not. */
 const char *status_degraded(const struct status *s);
-/* Returns the state of a worker as a word: "live" for SESSION_LIVE and so on; "stalled" for a live
- * worker that delivers nothing. */
+/* Returns the state of a worker as a word: "stalled" for a live worker that delivers nothing;
+ * otherwise the name of its session state, such as "live" for SESSION_LIVE. */
 const char *status_worker_state(const struct worker_view *w);
-/* All results of status_worker_state except "free". */
+/* The words that status_worker_state can return, except "free". */
 #define STATUS_WORKER_STATES 7
 extern const char *const status_worker_states[STATUS_WORKER_STATES];
 /* Returns how many seconds the server's main thread has spent on each activity since its start. */

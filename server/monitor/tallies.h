@@ -1,6 +1,6 @@
 /*
  * tallies.h - rates of each worker: images per second, and the mean staleness of its pushes. A rate
- * is the difference between the core's counts at the begin and at the end of a second.
+ * is the difference between the core's counts at the beginning and at the end of a second.
  *
  * Thread: the loop's.
  */
@@ -10,13 +10,14 @@
 #include "common/err.h"
 #include "server/core/core.h"
 
-/* The number of the parts of struct time_split; arrays of parts have its order. */
+/* The number of parts in struct time_split. Arrays of parts have the order of this struct. */
 #define TALLY_PARTS 5
 extern const char *const tally_part[TALLY_PARTS];
 uint64_t tally_part_us(const struct time_split *t, int part);
 
 struct tally {
-	double staleness;    /* mean over the last second; < 0: no push, or no asynchronous mode */
+	/* mean over the last second; < 0: there was no push, or the mode is not asynchronous */
+	double staleness;
 	double images_per_s; /* over the last second */
 	/* The share of the worker's time for each part, between its two newest heartbeats. The sum
 	 * of the shares is 1, or 0 if the shares are unknown. */
@@ -32,13 +33,14 @@ struct tallies {
 	uint64_t measured_ms;
 };
 
-/* PS_ENOMEM */
+/* Begins to measure at `now_ms`. PS_ENOMEM. */
 int tallies_init(struct tallies *t, const struct core *c, uint64_t now_ms) PS_MUST_CHECK;
 void tallies_release(struct tallies *t);
 /* Measures the rates if a second has passed since the last measurement. Returns 1 if it has
  * measured. */
 int tallies_tick(struct tallies *t, const struct core *c, uint64_t now_ms);
-/* Returns the tally of worker id `worker`; all zero if there is none. `t` may be NULL. */
+/* Returns the tally of worker id `worker`, or a tally of zeros if there is none. `t` may be
+ * NULL. */
 const struct tally *tallies_of(const struct tallies *t, uint32_t worker);
 
 #endif

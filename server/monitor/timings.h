@@ -1,7 +1,7 @@
 /*
- * timings.h - histograms of how long the server works on a PULL, on a PUSH and on each event, and
- * how long writes to the disk take, for /metrics. Bucket i counts times up to 1 us * 4^i; the last
- * bucket has no bound.
+ * timings.h - histograms for /metrics: how long the server takes for a PULL, for a PUSH and for
+ * each event, and how long writes to the disk take. Bucket i counts times up to 1 us * 4^i; the
+ * last bucket has no bound.
  *
  * Thread: the loop's.
  */

@@ -7,8 +7,8 @@
 #include "common/endpoint.h"
 #include "common/log.h"
 
-/* Returns 1 if `host` means all addresses of this machine. No worker can use such a host to
- * connect. */
+/* Returns 1 if `host` means all addresses of this machine. A worker cannot connect to such a
+ * host. */
 static int is_wildcard(const char *host)
 {
 	return !strcmp(host, "0.0.0.0") || !strcmp(host, "*") || !strcmp(host, "::");
@@ -51,7 +51,8 @@ static void append_joining(const struct waiting *w, char *out, size_t size)
 			w->view.joining, w->view.joining == 1 ? "joins" : "join");
 }
 
-/* Appends ", 1 more has data set 89ab..., not 0123..." while the run has no fixed data set. */
+/* Appends a text such as ", 1 more has data set 89ab..., not 0123..." if the data set of the run is
+ * not fixed yet. */
 static void append_others(const struct waiting *w, char *out, size_t size)
 {
 	size_t used = strlen(out);

@@ -1,9 +1,9 @@
 /*
- * waiting.h - reports what the run waits for, how long it has waited, the time limit, and the
- * command that ends the wait. The log gets a line at growing intervals; the progress bar and the
- * status show the wait at once.
+ * waiting.h - reports a run that waits: the reason, the time so far, the time limit, and the
+ * command that ends the wait. The log gets a line at growing intervals. The progress bar and the
+ * status show the wait from its beginning.
  *
- * Thread: the loop's. Time comes in as an argument.
+ * Thread: the loop's. Time is an argument.
  */
 #ifndef SERVER_MONITOR_WAITING_H
 #define SERVER_MONITOR_WAITING_H
@@ -15,14 +15,15 @@
 #define WAITING_TEXT 512 /* bytes of a line, with its NUL */
 
 struct waiting {
-	char start[320]; /* how to start a worker */
+	char start[320]; /* the command that starts a worker */
 	struct reminder reminder;
 	struct hold_up_view view;
 	uint64_t data; /* fingerprint of the run's data set */
 	uint64_t now_ms;
 };
 
-/* Prepares the reports. Workers connect to the bound `endpoint`; `keyed`: they need a key. */
+/* Prepares the reports. Workers connect to the bound `endpoint`. `keyed` is 1 if they need a
+ * key. */
 void waiting_init(
 	struct waiting *w, const struct core_config *cfg, const char *endpoint, int keyed);
 /* Reads the state of the core and logs a report if one is due. */

@@ -1,9 +1,10 @@
 /*
  * wall.h - the grid of test images on the monitoring page, with the network's newest predictions.
  *
- * While a page is open, the server asks one worker every WALL_MS, and the workers take turns. The
- * worker evaluates the images with its newest weights and answers with JSON (worker/show.h), which
- * only the page shows. The core has no part in this exchange. Thread: the loop's.
+ * While a page is open, the server asks one worker for its predictions every WALL_MS, each time
+ * another worker. The worker evaluates the images with its newest weights and answers with JSON
+ * (worker/show.h), which only the page shows. The core has no part in this exchange. Thread: the
+ * loop's.
  */
 #ifndef SERVER_MONITOR_WALL_H
 #define SERVER_MONITOR_WALL_H
@@ -15,12 +16,13 @@
 struct core;
 
 struct wall {
-	/* peer: connection of the worker that was asked, 0: none; next: the slot to check first */
+	/* peer: connection of the worker that was asked last; 0: none. next: the worker slot that
+	 * wall_choose checks first */
 	uint32_t peer, next;
 	uint64_t request_ms;
 };
 
-/* Returns the connection of the live worker to ask now; 0: ask none yet. */
+/* Returns the connection of the live worker to ask now, or 0 if no worker is to be asked yet. */
 uint32_t wall_choose(struct wall *w, const struct core *c, uint64_t now_ms);
 /* Returns the answer of `peer` as one line of JSON, which the caller frees. NULL: the server did
  * not ask `peer`, or the answer is not JSON. */

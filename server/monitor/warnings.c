@@ -30,8 +30,8 @@ static int rate_text(
 	return 1;
 }
 
-/* Warns about the learning rate. If programs compute their own gradients (the model has no
- * classes), no usual rate is known. */
+/* Warns about the learning rate. Does nothing if the model has no classes: then programs compute
+ * their own gradients, and no usual rate is known. */
 static int rate(const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
 {
 	if (w->classes == 0 || cfg->training.mode == MODE_EASGD || cfg->optim.kind == OPTIM_LBFGS)
@@ -79,8 +79,8 @@ static int chance(const struct warnings *w, const struct core *c, char out[WARNI
 	return 1;
 }
 
-/* Warns if workers were excluded and no push was accepted. One worker that always sends NaN does
- * not end the run, because possibly only its machine is broken. */
+/* Warns if workers were excluded and no push was accepted. The run continues in this case, because
+ * perhaps only the machines of the excluded workers are broken. */
 static int none_sound(const struct core_stats *t, char out[WARNING_TEXT])
 {
 	if (t->excluded == 0 || t->accepted > 0)

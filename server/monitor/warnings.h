@@ -1,5 +1,5 @@
 /*
- * warnings.h - warns about a run that does not fail but is possibly wrong: a learning rate far
+ * warnings.h - warns about a run that does not fail but may be misconfigured: a learning rate far
  * above the usual one, a batch larger than the data set, a result no better than chance. Each
  * warning is logged once. The status and the result show a warning as long as its condition is
  * true.
@@ -39,8 +39,8 @@ struct warnings {
 
 /* Returns the accuracy up to which a result on `n_test` images is no better than chance. */
 double warning_chance(size_t classes, uint32_t n_test);
-/* Returns 1 if the condition of the warning is true; then `out` has its text. `over`: the run has
- * ended. */
+/* Returns 1 if the condition of the warning is true; then `out` has its text. `over` is 1 if the
+ * run has ended. */
 int warning_text(const struct warnings *w, enum warning kind, const struct core *c, int over,
 	char out[WARNING_TEXT]);
 /* Logs the warnings whose condition is true and that were not logged before. */

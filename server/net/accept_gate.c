@@ -8,9 +8,10 @@
 #include <unistd.h>
 #include "common/mem.h"
 
-#define RESERVE   160 /* number of reserved descriptors if the limit of descriptors is far higher */
+/* maximum number of reserved descriptors; fewer if the limit of descriptors is low */
+#define RESERVE   160
 #define BACKLOG   100 /* libzmq's default */
-#define MARGIN    8   /* the gate closes when fewer descriptors than this are left */
+#define MARGIN    8   /* the gate closes when fewer than this number of descriptors are left */
 #define UNLIMITED (1 << 20)
 
 struct accept_gate {
@@ -21,8 +22,8 @@ struct accept_gate {
 	int closed;
 };
 
-/* Attaches a filter to the socket, or detaches it. The filter has one instruction, which keeps 0
- * bytes of each packet. */
+/* Attaches a filter to the socket (drop = 1) or detaches it (0). The filter has one instruction,
+ * which keeps 0 bytes of each packet, so the kernel drops the packet. */
 static int drop_packets(int socket, int drop)
 {
 	struct sock_filter nothing = {.code = BPF_RET | BPF_K, .k = 0};

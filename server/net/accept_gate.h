@@ -1,13 +1,13 @@
 /*
  * accept_gate.h - keeps libzmq from accepting connections while file descriptors are short.
  *
- * When no descriptor is left, libzmq retries accept without a pause, and unbinding its port would
- * close all connections. So the gate holds descriptors in reserve. When accept fails or few
- * descriptors are left, the gate closes: a filter on the listening socket drops the packets of new
- * connections, whose clients try again by themselves, and the reserve is released. Then libzmq can
- * accept the connections that wait already (at most the backlog, which is smaller than the
- * reserve), and checkpoints still find descriptors. The gate opens again when the whole reserve is
- * available.
+ * When no descriptor is left, libzmq retries accept without a pause, and the server cannot unbind
+ * the port without closing all connections. So the gate holds descriptors in reserve. When accept
+ * fails or few descriptors are left, the gate closes: a filter on the listening socket drops the
+ * packets of new connections, whose clients try again by themselves, and the reserve is released.
+ * Then libzmq can accept the connections that already wait in the kernel, and the server can still
+ * open files for checkpoints: the reserve is larger than the backlog, which limits the number of
+ * connections that wait. The gate opens again when the whole reserve is available.
  *
  * Thread: the loop's thread only.
  */
@@ -22,15 +22,15 @@ struct accept_gate; /* opaque, see accept_gate.c */
 int accept_gate_new(struct accept_gate **out) PS_MUST_CHECK;
 /* Frees the gate and sets *g to NULL; *g may be NULL. */
 void accept_gate_free(struct accept_gate **g);
-/* The listen backlog: how many connections may wait in the kernel. */
+/* Returns the listen backlog, that is, the number of connections that may wait in the kernel. */
 int accept_gate_backlog(const struct accept_gate *g);
-/* Sets the listening socket; -1: none. The gate is open for a new socket. */
+/* Sets the listening socket; `fd` -1: there is none. The gate is open after the call. */
 void accept_gate_set_listener(struct accept_gate *g, int fd);
 /* Returns 1 if `fd`, the descriptor of a new connection, shows that few descriptors are left. The
  * caller should then close the gate. */
 int accept_gate_is_needed(const struct accept_gate *g, uint32_t fd);
-/* Closes the gate until accept_gate_try_open. Returns 0 if the gate was closed already, or if there
- * is no listening socket. */
+/* Closes the gate until accept_gate_try_open opens it. Returns 0 if the gate was already closed, or
+ * if there is no listening socket. */
 int accept_gate_close(struct accept_gate *g);
 /* Opens the gate if the whole reserve is available again. Returns 1 if the gate is open. */
 int accept_gate_try_open(struct accept_gate *g);

@@ -10,15 +10,17 @@
 
 enum address_reach {
 	ADDRESS_LOOPBACK, /* all addresses of the host are loopback */
-	/* other machines can reach it: an address that is not loopback, "*", an interface */
+	/* other machines can reach the host: it is "*", an interface, or has an address that is not
+	 * loopback */
 	ADDRESS_OPEN,
 	ADDRESS_UNKNOWN, /* the host does not resolve */
 };
 
 enum address_reach address_reach(const char *host);
 /*
- * Replaces a host name by its first address, IPv4 before IPv6, because libzmq cannot bind a name.
- * The function does not change "*", an interface, an address, or a name that does not resolve.
+ * Replaces a host name by its first IPv4 address, or by its first IPv6 address if it has no IPv4
+ * address, because libzmq cannot bind a name. The function does not change "*", an interface, an
+ * address, or a name that does not resolve.
  */
 void address_resolve(struct endpoint *e);
 /* Returns 1 if the address is in 127.0.0.0/8 or ::ffff:127.0.0.0/104, or is ::1. */

@@ -6,8 +6,9 @@
 
 /* The chunks of one peer. */
 struct partial {
-	uint32_t peer;  /* 0: free */
-	uint64_t clock; /* the number of the newest chunk, counted over all peers */
+	uint32_t peer; /* 0: free */
+	/* the number of this peer's newest chunk, counted over the chunks of all peers */
+	uint64_t clock;
 	size_t n, bytes;
 	struct chunk chunk[WIRE_MAX_CHUNKS];
 	zmq_msg_t frame[WIRE_MAX_CHUNKS];
@@ -63,7 +64,8 @@ void chunked_push_free(struct chunked_push **a)
 	*a = NULL;
 }
 
-/* Returns the entry of `peer` or, if `peer` is 0, a free entry. NULL: there is none. */
+/* Returns the entry of `peer` or, if `peer` is 0, a free entry. Returns NULL if there is no such
+ * entry. */
 static struct partial *find_partial(struct chunked_push *a, uint32_t peer)
 {
 	for (size_t i = 0; (a->used || !peer) && i < a->max_peers; i++)

@@ -37,7 +37,7 @@ static const struct label none;
 /* A process that has sent HELLO. */
 struct process {
 	uint32_t peer;                /* connection of the HELLO */
-	uint32_t worker, incarnation; /* from WELCOME; 0: none yet */
+	uint32_t worker, incarnation; /* from WELCOME; 0: the process has no WELCOME yet */
 	int fenced;                   /* 1: the fencing of this process was logged */
 	struct label label;
 };
@@ -80,7 +80,8 @@ void labels_free(struct labels **l)
 	*l = NULL;
 }
 
-/* Returns process number `i`, from 0 for the newest process; NULL: there are fewer processes. */
+/* Returns process number `i`, where 0 is the newest process, or NULL if there are not so many
+ * processes. */
 static struct process *newest(const struct labels *l, size_t i)
 {
 	size_t known = l->n < l->ring ? l->n : l->ring;
@@ -152,7 +153,7 @@ static struct process *find_process(
 	return NULL;
 }
 
-/* Writes the text that follows "runs on", with the known parts of the label. */
+/* Writes the known parts of the label as the text that follows "runs on" in an error message. */
 static const char *place_text(const struct label *label, char *text, size_t size)
 {
 	if (label->host[0] && label->pid)
@@ -176,8 +177,8 @@ static void log_fenced(uint32_t worker, uint32_t incarnation, const char *name,
 			: "its slot was free after a silence");
 }
 
-/* Returns 1 if the fencing of this process was not logged before. `p`: the entry of the process, or
- * NULL. */
+/* Returns 1 if the fencing of this process was not logged before. `p` is the entry of the process,
+ * or NULL. */
 static int is_news(struct labels *l, struct process *p, uint32_t worker, uint32_t incarnation)
 {
 	struct slot *slot = &l->slot[worker - 1];
@@ -197,7 +198,9 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 	const struct label *old = p ? &p->label : &none, *new = labels_of(l, worker);
 	char one[PLACE], other[PLACE];
 
-	if (p && !p->worker) { /* then a repeated HELLO finds the same entry */
+	/* from now on find_process finds this entry even if the HELLO is repeated on another
+	 * connection */
+	if (p && !p->worker) {
 		p->worker = worker;
 		p->incarnation = incarnation;
 	}

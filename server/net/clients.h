@@ -1,7 +1,7 @@
 /*
- * clients.h - what the server stores about its clients outside the core's sessions: the rate limit
- * of HELLOs, the host and process of each worker, and the observers that recently requested the
- * status.
+ * clients.h - data about clients that the shell of the server stores, besides the core's sessions:
+ * the rate limit of HELLOs, the host and process of each worker, and the observers that recently
+ * requested the status.
  *
  * Thread: the loop's. Time is an argument.
  */
@@ -23,9 +23,9 @@
  */
 #define ADMISSION_BURST 50 /* maximum HELLOs at once, and HELLOs per second */
 
-/* All zero is a full bucket. */
+/* The token bucket. A struct of zeros is a full bucket. */
 struct admission {
-	/* 1000000 / ADMISSION_BURST us for each token that was taken and is not refilled yet */
+	/* time until the bucket is full: 1000000 / ADMISSION_BURST us for each missing token */
 	uint64_t spent_us;
 	uint64_t now_ms; /* of the last call */
 	uint64_t turned_away;
@@ -39,8 +39,8 @@ int admission_ask(struct admission *a, uint64_t now_ms);
 /*
  * The label of a worker: host and pid from its HELLO, and the address of its connection. The log,
  * the status and /metrics show the label. The label is not an identity, and no decision depends on
- * it. A worker that has not sent HELLO since the start of the server has only the host that the
- * history of the run has for it (history_labels).
+ * it. If a worker has not sent HELLO since the start of the server, only its host is known, from
+ * the history of the run (history_labels).
  *
  * labels_hello stores the label of each HELLO with its connection. When the core has accepted the
  * HELLO (EFFECT_HELLO), labels_join assigns the label to a worker id and incarnation.
@@ -56,22 +56,22 @@ struct label {
 
 struct labels; /* opaque, see clients.c */
 
-/* Returns NULL if there is no memory. */
+/* Makes an empty table of labels. Returns NULL if there is no memory. */
 struct labels *labels_new(uint32_t max_workers) PS_MUST_CHECK;
 void labels_free(struct labels **l);
 /* Stores the label of a HELLO that arrived on connection `peer` from `address`. */
 void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address);
 /* Assigns the label of the newest HELLO of connection `peer` to this worker id. */
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
-/* Assigns the host of an earlier start of the server. Text that HELLO would not carry is
- * ignored. */
+/* Sets the host of worker id `worker`, known from an earlier start of the server. Ignores a text
+ * that a HELLO could not contain. */
 void labels_restore(struct labels *l, uint32_t worker, const char *host);
-/* Returns the label of worker id `worker`; its fields are empty if there is none. `l` may be
- * NULL. */
+/* Returns the label of worker id `worker`. The fields of the label are empty if the worker has
+ * none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
-/* Writes the refusal for a process whose worker id `worker` a newer process has taken. The older
- * process has `incarnation` and connection `peer`. `name`: the worker's --name, or "". The function
- * logs the fencing of each process once. */
+/* Writes the text of the refusal for a fenced process, whose worker id `worker` now belongs to a
+ * newer process. The fenced process has `incarnation` and connection `peer`. `name` is the worker's
+ * --name, or "". The function logs the fencing of each process once. */
 void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
 	const char *name, char text[LABEL_FENCED]);
 
@@ -80,11 +80,12 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 /*
  * Observers that recently requested the status. At the end of the run they receive the last status
  * and BYE, so that an observer can distinguish the end of the run from a lost server. A worker that
- * requests the status is no observer. Only the core may close a worker's session, because the
- * worker may retain pushes that the next term needs.
+ * requests the status does not become an observer, and receives its BYE only from the core: it may
+ * retain pushes that the next term needs.
  */
-#define MAX_OBSERVERS      64
-#define OBSERVER_RECENT_MS 10000 /* an observer with a request in this time receives BYE */
+#define MAX_OBSERVERS 64
+/* an observer receives BYE if it has sent a request in this time */
+#define OBSERVER_RECENT_MS 10000
 
 struct observers {
 	struct {
@@ -94,10 +95,10 @@ struct observers {
 	} entry[MAX_OBSERVERS];
 };
 
-/* Called when `peer` has sent HELLO as an observer: adds `peer`. If all entries are in use, `peer`
- * replaces the observer with the oldest request. */
+/* Adds `peer`, which has sent HELLO as an observer. If all entries are in use, `peer` replaces the
+ * observer with the oldest request. */
 void observers_add(struct observers *o, uint32_t peer, uint64_t now_ms);
-/* Called when `peer` has requested the status: notes the time. Returns 0 if `peer` is no
+/* Notes the time at which `peer` has requested the status. Returns 0 if `peer` is not an
  * observer. */
 int observers_request(struct observers *o, uint32_t peer, uint64_t now_ms);
 /* Removes `peer`, whose connection is gone. */

@@ -11,12 +11,14 @@
 #include "common/share.h"
 #include "proto/lane.h"
 
-#define GREETING_MS 5000 /* a connection without a greeting is closed after this time */
+/* the server closes a connection that has sent no greeting after this time */
+#define GREETING_MS 5000
 #define RETRY_MS    1000 /* wait after a failed accept */
 #define MAX_GUESTS  32   /* maximum number of connections that have not sent a greeting */
-/* maximum number of slots of a lane; usually more than the pushes that a worker retains */
+/* maximum number of slots of a lane; a worker usually retains fewer pushes */
 #define MAX_SLOTS 256u
-/* maximum bytes of the slots of a lane; pages that no process writes take no memory */
+/* maximum bytes of the slots of a lane; a page takes memory only after a process has written to
+ * it */
 #define SLOTS_BYTES ((uint64_t)256 << 20)
 
 /* A buffer that a worker reads. */
@@ -41,7 +43,7 @@ struct lane {
 	int has_secret; /* 1: no connection has used the secret yet */
 	uint64_t secret_hi, secret_lo;
 	struct guest *guest; /* NULL: the lane is not open */
-	char *memory;        /* the push memory, only read */
+	char *memory;        /* the memory of the worker's pushes, which the server only reads */
 	uint64_t ticket;     /* newest */
 	struct hold hold[LANE_HOLDS];
 };
@@ -55,7 +57,7 @@ struct lanes {
 	uv_timer_t timer;
 	struct lane *lane; /* max_workers */
 	struct guest *guests;
-	size_t n_guests; /* without a greeting */
+	size_t n_guests; /* number of guests that have sent no greeting */
 	struct lanes_stats stats;
 };
 
@@ -71,8 +73,8 @@ static size_t memory_bytes(const struct lanes *l)
 
 /* ---- buffers that workers read --------------------------------------------------------------- */
 
-/* Takes back the buffers that the worker has read, or whose PARAMS was lost. A worker that writes a
- * wrong number harms only itself. */
+/* Takes back the buffers that the worker has read, or whose PARAMS message was lost. The worker
+ * writes the tickets that this function reads. A wrong ticket harms only this worker. */
 static void reap(struct lanes *l, struct lane *lane)
 {
 	struct lane_control *control = (struct lane_control *)(void *)lane->memory;
@@ -111,7 +113,8 @@ static void remove_guest(struct guest *g)
 		PS_ASSERT(l->n_guests > 0);
 		l->n_guests--;
 	}
-	uv_close((uv_handle_t *)&g->poll, on_closed); /* before its descriptor */
+	/* libuv requires that the handle is closed before its descriptor */
+	uv_close((uv_handle_t *)&g->poll, on_closed);
 	close(g->fd);
 }
 
@@ -128,7 +131,7 @@ static void close_lane(struct lanes *l, struct lane *lane, const char *why)
 	l->stats.open--;
 }
 
-/* Makes the push memory and sends the answer. Returns 0 if this is not possible. */
+/* Makes the memory for the worker's pushes and answers the greeting. Returns 0 on failure. */
 static int open_memory(struct lanes *l, struct lane *lane, int socket)
 {
 	const struct lane_layout layout = {.magic = LANE_MAGIC,
@@ -153,7 +156,8 @@ static int open_memory(struct lanes *l, struct lane *lane, int socket)
 	return sent;
 }
 
-/* Returns the lane that greeting `g` opens; NULL: the greeting opens no lane. */
+/* Returns the lane that greeting `g` opens, or NULL if its worker, incarnation or secret is
+ * wrong. */
 static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
 {
 	if (g->magic != LANE_MAGIC || g->worker < 1 || g->worker > l->cfg.max_workers)
@@ -164,7 +168,8 @@ static struct lane *lane_of(struct lanes *l, const struct lane_greeting *g)
 	return lane->has_secret && g->incarnation == lane->incarnation && !differs ? lane : NULL;
 }
 
-/* Reads the greeting of `g` and opens its lane. Returns 0 if the connection must be closed. */
+/* Reads the greeting of `g` and opens its lane. Returns 0 if the caller must close the
+ * connection. */
 static int greet(struct guest *g)
 {
 	struct lanes *l = g->lanes;
@@ -196,8 +201,8 @@ static int greet(struct guest *g)
 	return 1;
 }
 
-/* Called when a connection is readable. After its greeting a worker sends nothing, so the worker
- * has then closed the connection. */
+/* Called when a connection is readable. A worker sends nothing after its greeting, so a connection
+ * that is readable later was closed by its worker. */
 static void on_guest(uv_poll_t *poll, int status, int events)
 {
 	struct guest *g = poll->data;
@@ -237,7 +242,8 @@ static void on_new_guest(uv_poll_t *poll, int status, int events)
 	if (fd >= 0)
 		add_guest(l, fd);
 	else
-		(void)uv_poll_stop(poll); /* on_timer tries again: no descriptor may be free */
+		/* accept failed, perhaps because no descriptor is free: on_timer tries again */
+		(void)uv_poll_stop(poll);
 }
 
 static void on_timer(uv_timer_t *timer)
@@ -276,7 +282,7 @@ void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m)
 	m->lane_ticket = lane->ticket;
 }
 
-/* Returns the open lane of connection `peer`; NULL: none. */
+/* Returns the open lane of connection `peer`, or NULL if there is none. */
 static struct lane *find_lane(struct lanes *l, uint32_t peer)
 {
 	uint32_t left = l->stats.open;
@@ -299,7 +305,8 @@ int lanes_join(struct lanes *l, uint32_t peer, const struct lane_ref *ref, struc
 		return PS_ESTATE;
 	if (f->n != 1 || ref->slot >= l->slots || ref->count < 1 || ref->count > l->cfg.n_params)
 		return PS_EPROTO;
-	/* usually the worker has read its weights by now, so the core may use their buffer again */
+	/* usually the worker has finished reading its weights when it pushes, so their buffer may
+	 * be free */
 	reap(l, lane);
 	if (zmq_msg_init_size(&f->frame[1], ref->count * sizeof(float)))
 		return PS_ENOMEM;

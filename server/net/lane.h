@@ -2,12 +2,12 @@
  * lane.h - the server's side of the shared-memory lanes (proto/lane.h): tensors that go to and from
  * workers on this host without passing through a socket.
  *
- * A worker that joins gets the path of a Unix socket and a secret in WELCOME. If it presents the
- * secret there, it gets the memory of the weights, which it cannot write, and memory for its
- * pushes. The server copies a push before it checks the push: whatever the worker writes to its
- * memory later changes nothing. A lane lives as long as its connection of the Unix socket: when a
- * worker ends, in whatever way, the kernel closes the connection, and the server takes the buffers
- * back.
+ * A worker that joins receives the path of a Unix socket and a secret in WELCOME. If the worker
+ * sends the secret to this socket, it receives two pieces of shared memory: the weights, which it
+ * can only read, and memory for its pushes. The server copies a push before it checks the push, so
+ * later writes of the worker have no effect. A lane is open as long as its connection to the Unix
+ * socket. When a worker ends, for whatever reason, the kernel closes the connection, and the server
+ * takes the buffers back.
  *
  * Invariants:
  * (1) a lane belongs to one incarnation of one worker; each secret opens at most one lane
@@ -16,11 +16,12 @@
  * (2) a worker never gets memory that it could use to change the weights, or another worker's push
  *     (another_process_reads_held_weights_and_cannot_write_them; each lane has its own memory for
  *     pushes);
- * (3) a worker holds at most LANE_HOLDS buffers of weights. If the worker holds that many, or no
- *     buffer is free, its PARAMS leave over the TCP connection
+ * (3) a worker holds at most LANE_HOLDS buffers of weights. If the worker holds LANE_HOLDS buffers,
+ *     or no buffer is free, the server sends its PARAMS over the TCP connection
  *     (weights_are_read_in_place_until_they_are_closed);
- * (4) the server decides a push from a private copy. If the checksum of the copy is wrong, the push
- *     counts as lost (a_push_arrives_as_a_private_copy, a_torn_push_counts_as_lost).
+ * (4) the server checks and applies a private copy of each push. If the checksum of the copy is
+ *     wrong, the push counts as lost (a_push_arrives_as_a_private_copy,
+ *     a_torn_push_counts_as_lost).
  * Thread: the loop's.
  */
 #ifndef SERVER_NET_LANE_H
@@ -51,19 +52,21 @@ struct lanes_stats {
 
 /* Listens on the Unix socket. PS_EUSAGE, PS_EIO, PS_ENOMEM. */
 int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e) PS_MUST_CHECK;
-/* Called when WELCOME `m` leaves on connection `peer`: adds the path and a new secret to `m`. */
+/* Adds the path of the socket and a new secret to `m`, a WELCOME that the server is about to send
+ * on connection `peer`. */
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
-/* Appends a frame to PUSH `f` of `peer`: a copy of the values of the PUSH, which are in slot
- * ref->slot. PS_ESTATE: the peer has no lane. PS_EPROTO: no such slot, or too many values.
- * PS_ENOMEM. */
+/* Appends a frame with a copy of the values in slot ref->slot to `f`, a PUSH of `peer`. PS_ESTATE:
+ * the peer has no lane. PS_EPROTO: no such slot, or too many values. PS_ENOMEM. */
 int lanes_join(
 	struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
-/* Lets `peer` read the weights of `m` in their buffer. Sets the lane's fields and the checksum of
- * `m`. Returns 0 if this is not possible: the caller must then send a frame. */
+/* Lets `peer` read the weights of `m` in shared memory, and sets the fields of `m` that name the
+ * buffer and its checksum. Returns 0 if this is not possible, so that the caller must send the
+ * weights as a frame. */
 int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m) PS_MUST_CHECK;
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
 /* Closes all lanes, the socket and the handles; the loop must run once more before lanes_free. The
- * file stays: its disk may hang, and even then workers must see closed connections. */
+ * file of the socket stays, because removing it could hang on a bad disk, and workers must see
+ * closed connections even then. */
 void lanes_stop(struct lanes *l);
 /* Frees *l and sets it to NULL; *l may be NULL. */
 void lanes_free(struct lanes **l);

@@ -17,11 +17,13 @@
 #include "server/net/clients.h"
 #include "server/net/port.h"
 
-/* maximum bytes of the small replies (a few hundred) that wait for one peer */
-#define SMALL     65536
-#define RETRY_MS  10 /* libzmq does not report when the queue of one peer has room again */
+/* maximum bytes of the small replies that wait for one peer; enough for a few hundred */
+#define SMALL 65536
+/* time between attempts to send, because libzmq does not report when one peer's queue has room
+ * again */
+#define RETRY_MS  10
 #define LINGER_MS 1000
-/* with one thread, a gradient waits while weights leave for another worker */
+/* with only one thread, a gradient would wait while the weights for another worker are sent */
 #define IO_THREADS 3
 #define MAX_FRAMES 2    /* a server's reply has a header and at most one tensor */
 #define REFUSAL_MS 1000 /* minimum interval between log lines about malformed messages */
@@ -37,9 +39,9 @@ struct router {
 	struct wire *wire;
 	struct frames in;
 	struct chunked_push *chunks;
-	/* NULL: there is no shared memory, for the reason in lane_off */
+	/* NULL: the server has no shared-memory lanes, for the reason in lane_off */
 	struct lanes *lanes;
-	/* why `lanes` is NULL; "": no shared memory is wanted */
+	/* why `lanes` is NULL; "": the options demand no lanes */
 	char lane_off[sizeof(((struct err *)0)->text)];
 	int has_chunks; /* 1: the server may store chunks of a peer's push */
 	struct msg msg;
@@ -48,7 +50,8 @@ struct router {
 
 	struct router_stats stats;
 	uint64_t refusal_ms; /* time of the newest log line about a malformed message */
-	/* descriptors of connections whose key has left the list, and that have had one answer */
+	/* descriptors of connections that have received the one answer that tells them that their
+	 * key is no longer on the list */
 	int revoked[REVOKED];
 	size_t n_revoked;
 	char address[LABEL_ADDRESS]; /* of the sender of the newest HELLO */
@@ -60,7 +63,7 @@ struct reply {
 	uint32_t peer;
 	uint64_t number; /* sequence number of the reply */
 	uint64_t lsn;    /* the reply leaves after this LSN is flushed */
-	int tombstone;   /* the ERROR that replaces dropped replies */
+	int tombstone;   /* 1: this reply is the ERROR that replaces dropped replies */
 	size_t n;
 	zmq_msg_t frame[MAX_FRAMES];
 };
@@ -228,8 +231,8 @@ void replies_set_flushed(struct replies *q, uint64_t lsn)
 		q->flushed_lsn = lsn;
 }
 
-/* Returns 1 if one of the first `n` replies is for `peer`. These replies stay in the queue, and a
- * later reply must not overtake them. */
+/* Returns 1 if one of the first `n` replies, which stay in the queue, is for `peer`. A later reply
+ * to `peer` must not overtake it. */
 static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 {
 	for (size_t i = 0; i < n; i++)
@@ -328,7 +331,7 @@ static int encode_params(struct router *r, uint32_t peer, const struct msg *m, s
 	return PS_OK;
 }
 
-/* Encodes WELCOME, which offers shared memory. */
+/* Encodes WELCOME `m` with the offer of a shared-memory lane. */
 static int encode_welcome(struct router *r, uint32_t peer, const struct msg *m, struct frames *f)
 {
 	struct msg offer = *m;
@@ -451,16 +454,16 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 {
 	const struct msg m = {.type = MSG_ERROR, .error = {.status = status, .text = why}};
 
-	if (status != PS_EAUTH) /* auth has counted it */
+	if (status != PS_EAUTH) /* auth.c has already counted a message with PS_EAUTH */
 		note_malformed(r, peer, status, why);
 	if (peer)
 		router_send(r, peer, &m);
 }
 
-/* Handles a message whose key has left the list. The first such message of a connection gets an
- * answer, so that the peer learns why. At the next message the server ends the connection, because
- * a peer that goes on would keep a processor busy. libzmq has no function for this; it closes a
- * connection whose socket is shut down. */
+/* Handles a message whose key is no longer on the list. The first such message of a connection gets
+ * an answer, so that the peer learns the reason. At the next message the server ends the
+ * connection, because a peer that continues to send would keep a processor busy. libzmq has no
+ * function that ends a connection, but it closes a connection whose socket is shut down. */
 static void hang_up_on_revoked(struct router *r)
 {
 	int fd = zmq_msg_get(&r->in.frame[0], ZMQ_SRCFD);
@@ -476,7 +479,8 @@ static void hang_up_on_revoked(struct router *r)
 	r->revoked[r->n_revoked++ % REVOKED] = fd;
 }
 
-/* Keeps a chunk until its PUSH arrives. PS_EAGAIN: the chunk gets no answer. */
+/* Keeps a chunk until its PUSH arrives. Returns PS_EAGAIN if it kept the chunk, which gets no
+ * answer. */
 static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 {
 	/* every open connection may have chunks */
@@ -487,7 +491,8 @@ static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 	return rc ? rc : PS_EAGAIN;
 }
 
-/* Appends a frame to a PUSH whose values are in shared memory: a copy of these values. */
+/* Appends a frame to a PUSH whose values are in shared memory. The frame has a copy of the
+ * values. */
 static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref, const char **why)
 {
 	int rc = r->lanes ? lanes_join(r->lanes, peer, ref, &r->in) : PS_ESTATE;
@@ -563,7 +568,8 @@ static int on_readable(void *arg)
 
 /* ---- birth --------------------------------------------------------------------------------- */
 
-/* Sets the options of the socket. libzmq's defaults suit small messages between trusted peers. */
+/* Sets the options of the socket. libzmq's defaults suit only small messages between trusted
+ * peers. */
 static int router_set_options(void *socket, const struct router_config *cfg, int backlog)
 {
 	int64_t max_bytes = (int64_t)(cfg->n_params * sizeof(float) + WIRE_FRAME_SLACK);
@@ -573,7 +579,8 @@ static int router_set_options(void *socket, const struct router_config *cfg, int
 	} row[] = {
 		/* if a reply cannot be sent, report an error (EAGAIN, EHOSTUNREACH) */
 		{ZMQ_ROUTER_MANDATORY, 1},
-		/* counted in messages: a correct peer has at most this many unanswered ones */
+		/* limits in messages: a correct peer never has more unanswered messages than
+		 * this */
 		{ZMQ_SNDHWM, window},
 		{ZMQ_RCVHWM, window},
 		{ZMQ_SNDBUF, WIRE_SEND_BUFFER(cfg->auth != NULL)},
@@ -673,7 +680,8 @@ static int open_lanes(struct router *r, struct err *e)
 int router_new(struct router **out, const struct router_config *cfg, struct err *e)
 {
 	struct router *r = mem_try(1, sizeof(*r));
-	size_t room = 4 * (size_t)cfg->max_workers + 1024; /* more than the effects of one step */
+	/* one step of the core has fewer effects */
+	size_t room = 4 * (size_t)cfg->max_workers + 1024;
 	size_t per_peer = 2 * cfg->n_params * sizeof(float) + SMALL;
 	int rc;
 
@@ -710,8 +718,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	return PS_OK;
 }
 
-/* libzmq takes messages from its connections by turns. So the function reads as many messages as
- * there are connections, and thereby reaches every connection. */
+/* libzmq reads from its connections in turn, one message each. So the function reads one more
+ * message than there are connections, and thereby reaches every connection. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->port.stats.connections + 1);

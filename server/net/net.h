@@ -5,8 +5,8 @@
  * In:  a readable socket -> wire_decode -> on_message. The server answers a message that it cannot
  *      decode with ERROR, and counts the message.
  * Out: router_send encodes a reply, and router_flush sends the replies for which libzmq's queues
- *      have room. The answer to a push that also pulls is one PARAMS with the ACK inside, so that
- *      the worker wakes up once.
+ *      have room. The answer to a push that also pulls is one message, PARAMS with the ACK inside,
+ *      so that the worker wakes up only once.
  *
  * Invariants:
  * (1) no function waits, and the memory of waiting replies is bounded
@@ -33,8 +33,8 @@
 #include "server/net/port.h"
 #include "server/net/param_buffers.h"
 
-/* Handles message `m` of `peer`. `m` and its frames are borrowed for the call. The function replies
- * with router_send, and the replies leave after the function has returned. */
+/* Handles message `m` of `peer`. `m` and its frames are borrowed for the call. The function answers
+ * with router_send. The router sends these replies after the function has returned. */
 typedef void router_message_fn(
 	void *arg, uint32_t peer, const struct msg *m, struct frames *frames);
 /* Called when the connection of `peer` is gone. */
@@ -44,13 +44,15 @@ struct router_config {
 	uv_loop_t *loop;
 	const char *bind;     /* tcp://HOST:PORT, PORT 0 or *: any */
 	size_t n_params;      /* limits the size of a message */
-	uint32_t push_window; /* unanswered messages that a correct peer may have */
+	uint32_t push_window; /* maximum number of unanswered messages of a correct peer */
 	uint32_t max_workers;
 	uint64_t
-		silent_ms; /* close a connection without a message for so long (port.h); 0: never */
+		/* the router closes a connection that has sent no message in this time (port.h); 0:
+		 * never */
+		silent_ms;
 	struct param_buffers *params; /* frames for PARAMS; must outlive the router */
-	/* lane_path: of the Unix socket of shared-memory lanes (lane.h), NULL: none; needs_lane: 1:
-	 * fail if the socket cannot be opened */
+	/* lane_path: the Unix socket of shared-memory lanes (lane.h); NULL: there are no lanes.
+	 * needs_lane: 1: router_new fails if this socket cannot be opened */
 	const char *lane_path;
 	int needs_lane;
 	struct auth *auth; /* borrowed; NULL: every peer has all rights */
@@ -64,14 +66,14 @@ struct router_stats {
 	/* bytes of messages, without the tensors that lanes carry */
 	uint64_t received_bytes, sent_bytes;
 	uint64_t malformed;     /* messages that could not be decoded */
-	uint64_t dropped;       /* replies dropped: their peer did not read */
-	uint64_t gone;          /* replies to peers that were gone */
+	uint64_t dropped;       /* replies that were dropped because their peer did not read */
+	uint64_t gone;          /* replies to peers whose connections were gone */
 	uint64_t params_framed; /* versions of the weights that were sent */
 	uint64_t torn;          /* pushes in shared memory whose checksum was wrong */
 	int has_lanes;          /* 1: the router offers shared-memory lanes */
 	struct lanes_stats lanes;
-	double verify_s;  /* time that decoding and checksums of messages took */
-	uint64_t rescues; /* messages that only a safety timer found; must stay 0 (zloop.h) */
+	double verify_s;  /* time spent on decoding messages and verifying their checksums */
+	uint64_t rescues; /* messages that only the safety timer of zloop.h found; must stay 0 */
 	struct port_stats port;
 	uint32_t waiting; /* replies in the queue now */
 };
@@ -83,32 +85,34 @@ struct router; /* opaque, see net.c */
 int router_new(struct router **out, const struct router_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Returns the bound address, with the actual port. */
 const char *router_endpoint(const struct router *r);
-/* Returns the file of the socket of shared-memory lanes, which the caller removes at the end; NULL:
- * none. */
+/* Returns the file of the socket of shared-memory lanes, or NULL if there is none. The caller must
+ * remove the file at the end. */
 const char *router_lane_file(const struct router *r);
 /* Logs one line: where the socket of shared-memory lanes is, or why there is none. */
 void router_log_lanes(const struct router *r);
-/* Returns the IP address of the sender of the newest HELLO; "": libzmq does not know it. */
+/* Returns the IP address of the sender of the newest HELLO, or "" if libzmq does not know the
+ * address. */
 const char *router_address(const struct router *r);
-/* Replies that are sent from now on wait until the log is flushed up to `lsn` (0: no wait). */
+/* Makes the replies of later calls of router_send wait until the log is flushed up to `lsn` (0: no
+ * wait). */
 void router_set_lsn(struct router *r, uint64_t lsn);
-/* Called when the log is flushed up to `lsn`: the replies that waited for it leave at the next
- * router_flush. */
+/* Notes that the log is flushed up to `lsn`. The next router_flush sends the replies that waited
+ * for this. */
 void router_set_flushed(struct router *r, uint64_t lsn);
 /* Encodes `m` for `peer` now. The reply leaves at the next router_flush. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
 /* Sends `m` at once, before the replies that wait for the log, or drops it. So `m` must not
- * acknowledge anything, and its order among the replies must not matter. */
+ * acknowledge anything, and must be correct at any place among the other replies. */
 void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
 /* Sends the replies that may leave. The function calls on_gone for each peer that is gone. Do not
  * call router_flush from on_message or on_gone. */
 void router_flush(struct router *r);
-/* Receives at least one message of each connection that has one. So a worker does not count as
- * silent while its message waits to be read. */
+/* Receives at least one message of each connection that has one. Called before the core checks for
+ * silent workers, so that a worker whose message waits in the socket does not count as silent. */
 void router_receive_pending(struct router *r);
 void router_stats(const struct router *r, struct router_stats *s);
-/* Closes every connection. This frees the memory of incomplete messages. The port opens again soon,
- * and workers resume their sessions with HELLO. */
+/* Closes every connection, which frees the memory of incomplete messages. The port opens again
+ * after a short time, and the workers resume their sessions with HELLO. */
 void router_close_connections(struct router *r);
 /* Closes sockets and handles; the loop must run once more before router_free. */
 void router_stop(struct router *r);
@@ -126,10 +130,10 @@ void router_free(struct router **r);
  * (1) replies to one peer leave in the order of replies_put, or not at all (replies_leave_in_order,
  *     nothing_overtakes);
  * (2) the queue evicts a peer whose waiting replies exceed peer_bytes. When the queue is full (room
- *     >= 2), it evicts the peer with the oldest reply. To evict a peer is to replace all its
- *     replies by one ERROR PS_ESTATE, the tombstone ("send HELLO"). The queue drops later replies
- *     to the peer until the tombstone has left. So a peer never reads a sequence of replies with an
- *     unreported gap (too_much_for_one_peer_becomes_one_error,
+ *     >= 2), it evicts the peer with the oldest reply. To evict a peer means to replace all replies
+ *     to it by one ERROR with PS_ESTATE, the tombstone, which asks the peer to send HELLO. The
+ *     queue drops later replies to the peer until the tombstone has left. So a peer never reads a
+ *     sequence of replies with an unreported gap (too_much_for_one_peer_becomes_one_error,
  *     without_room_the_longest_waiting_peer_loses_its_replies);
  * (3) a peer that does not read delays no other peer (test_server_replies);
  * (4) a reply leaves only after its LSN was flushed (replies_wait_for_the_disk).
@@ -137,8 +141,8 @@ void router_free(struct router **r);
  */
 struct replies; /* opaque, see net.c */
 
-/* Sends a reply, like wire_send on a socket: 0, PS_EAGAIN or PS_EUNREACHABLE. With any other status
- * the queue drops the reply. */
+/* Sends a reply, as wire_send does on a socket. Returns 0, PS_EAGAIN or PS_EUNREACHABLE. If it
+ * returns another status, the queue drops the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 
 /* Makes a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer.
@@ -149,12 +153,12 @@ void replies_free(struct replies **q);
 /* Queues `f` for `peer` until the LSN `after` is flushed (0: no wait). The queue takes over the
  * frames, and `f` becomes empty. */
 void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
-/* Called when the write-ahead log is flushed up to `lsn`: replies that waited for it may now
+/* Notes that the write-ahead log is flushed up to `lsn`. Replies that waited for this may now
  * leave. */
 void replies_set_flushed(struct replies *q, uint64_t lsn);
-/* Passes every reply that may leave to `send`. If a peer is gone, the function drops the peer's
- * replies and returns the peer; the caller must then call the function again. Otherwise the
- * function returns 0. */
+/* Passes every reply that may leave to `send`. If `send` reports that a peer is gone, the function
+ * drops the replies to this peer and returns the peer; the caller must then call the function
+ * again. Otherwise the function returns 0. */
 uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);
 
 size_t replies_waiting(const struct replies *q);

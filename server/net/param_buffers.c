@@ -13,17 +13,19 @@
 
 #define PAGE ((size_t)4096)
 
-/* The reference count of a buffer. An ordinary buffer has it after its values. The counts of shared
- * buffers lie elsewhere, because other processes see these buffers. The core has one reference to
- * its current buffer, and each frame and each reader in another process has one. When the last
- * reference is dropped, the buffer returns to its pool. */
+/* The reference count of a buffer. In ordinary memory the count lies after the values of the
+ * buffer. The counts of shared buffers lie elsewhere, because other processes can read shared
+ * buffers. The core holds one reference to its current buffer. Each frame and each reader in
+ * another process holds one reference to its buffer. When the last reference is dropped, the buffer
+ * returns to its pool. */
 struct refs {
 	struct pool *pool;     /* of an ordinary buffer; NULL: shared */
 	struct shared *shared; /* of a shared buffer */
 	atomic_uint n;
 };
 
-/* The buffers in a memfd. libzmq's threads return them, too. */
+/* The shared buffers, which lie in a memfd. A mutex protects the list of free buffers, because
+ * libzmq's threads return buffers, too. */
 struct shared {
 	struct param_shared at;
 	char *base;
@@ -44,12 +46,13 @@ struct copy {
 struct param_buffers {
 	struct pool *pool;
 	struct shared *shared; /* NULL: none */
-	float *current;        /* the buffer that the core uses */
-	float *spare;          /* for the next version while frames of `current` exist, or NULL */
-	struct copy copy[2];   /* by enum weights - 1 */
+	float *current;        /* the buffer of the core's current weights */
+	/* the buffer for the next version if `current` has readers; otherwise NULL */
+	float *spare;
+	struct copy copy[2]; /* by enum weights - 1 */
 	size_t n_params;
 	uint64_t version, xxh3; /* of `current` */
-	int is_framed;          /* xxh3 is known */
+	int is_framed;          /* 1: xxh3 is the checksum of `current` */
 	uint64_t framed;
 };
 
@@ -142,7 +145,8 @@ static struct refs *refs_of(const struct param_buffers *w, float *buffer)
 	return (struct refs *)(void *)(buffer + end);
 }
 
-/* Takes a shared buffer, or else one of ordinary memory, with one reference. */
+/* Takes a shared buffer, or a buffer in ordinary memory if no shared buffer is free. The buffer has
+ * one reference. */
 static float *take_buffer(struct param_buffers *w)
 {
 	float *buffer = w->shared ? shared_take(w->shared) : NULL;
@@ -219,8 +223,9 @@ float *param_buffers_first(const struct param_buffers *w)
 	return w->current;
 }
 
-/* Adds a reader of the current buffer. The next version then needs a second buffer. Sets *xxh3 to
- * the checksum of the weights. Returns the reader's reference; NULL: no memory. */
+/* Adds a reader of the current buffer, so that the next version needs another buffer. Sets *xxh3 to
+ * the checksum of the weights. Returns the reader's reference, or NULL if there is no memory for
+ * another buffer. */
 static struct refs *add_reader(struct param_buffers *w, uint64_t *xxh3)
 {
 	struct refs *u = refs_of(w, w->current);
@@ -293,8 +298,8 @@ static int make_copy(struct param_buffers *w, struct copy *c, const struct msg_p
 	return PS_OK;
 }
 
-/* Makes a frame with a copy of the values, because the core may overwrite them. All pulls of one
- * version share the copy. */
+/* Makes a frame with a copy of the values, because the core may overwrite the original values. All
+ * pulls of one version share the copy. */
 static int frame_copy(struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame)
 {
 	struct copy *c = &w->copy[m->which == WEIGHTS_EVAL];
@@ -334,8 +339,9 @@ static size_t compute_block(void *arg, const float **values)
 	return n;
 }
 
-/* Computes the new weights and their checksum together. Returns 1 if w->xxh3 is the checksum.
- * Returns 0 if the core had computed a part of the weights before, so w->xxh3 is not valid. */
+/* Computes the new weights and their checksum together. Returns 1 if it set w->xxh3 to the
+ * checksum. Returns 0 if the core had already computed a part of the weights, so that w->xxh3 is
+ * not valid. */
 static int compute_and_hash(struct param_buffers *w, struct core *c)
 {
 	struct computation u = {.core = c};
@@ -361,7 +367,8 @@ void param_buffers_after_step(struct param_buffers *w, struct core *c)
 		w->current = w->spare;
 		w->spare = NULL;
 	} else if (version == w->version) {
-		PS_ASSERT(core_weights(c) == w->current); /* invariant 2: nothing new */
+		/* invariant 2: the weights and their buffer have not changed */
+		PS_ASSERT(core_weights(c) == w->current);
 		return;
 	}
 	w->version = version;

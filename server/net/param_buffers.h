@@ -1,10 +1,12 @@
 /*
- * param_buffers.h - copy-on-write buffers of the weights, which PARAMS replies share.
+ * param_buffers.h - copy-on-write buffers of the weights. PARAMS replies share these buffers with
+ * the core.
  *
  * The answer to a pull points to the core's own buffer, without a copy. While libzmq sends such a
- * frame, the core writes its next version to a second buffer (core_next_buffer). At other times the
- * core updates its buffer in place, which keeps the caches warm. A buffer returns to the pool when
- * its last frame was sent. With k readers of different speed there are at most k + 2 buffers.
+ * frame, the core writes the next version of the weights to a second buffer (core_next_buffer). If
+ * no such frame exists, the core updates its buffer in place, because the caches of the CPU still
+ * hold it. A buffer returns to the pool when its last frame was sent. With k readers of different
+ * speed there are at most k + 2 buffers.
  *
  * A shared-memory lane (lane.h) needs buffers that other processes can map and cannot change. These
  * shared buffers are parts of one memfd. If all shared buffers are in use, the next buffer is
@@ -13,9 +15,10 @@
  * Invariants:
  * (1) if a frame points to a buffer, the buffer does not change while the frame exists
  *     (a_frame_is_the_cores_buffer_and_never_changes);
- * (2) the server computes the checksum of a version once, for any number of pulls. If the step that
- *     computes the weights also sends them, the checksum is computed block by block with the
- *     weights; otherwise when the weights are first sent (test_server_param_buffers).
+ * (2) the server computes the checksum of each version at most once, for any number of pulls. If
+ *     the step that computes the weights also sends them, the server computes the checksum block by
+ *     block together with the weights. Otherwise it computes the checksum when it first sends the
+ *     weights (test_server_param_buffers).
  * PS_ASSERT checks (1) before each step of the core, in every build.
  * Thread: the loop's; libzmq's threads return buffers.
  */
@@ -36,8 +39,8 @@ int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared
 void param_buffers_free(struct param_buffers **w);
 /* Returns the first buffer, for core_init or snapshot_decode. */
 float *param_buffers_first(const struct param_buffers *w);
-/* Makes *frame of all weights, as the only slice of the message `m`. Sets the checksum of that
- * slice. PS_ENOMEM leaves *frame unchanged. */
+/* Makes *frame with all weights, which are the only slice of the message `m`. Sets the checksum of
+ * this slice. PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
 /* Selects the buffer of the next version. Call it before every core_decide. */
@@ -53,9 +56,9 @@ struct param_shared {
 	size_t n, pitch;
 };
 int param_buffers_shared(const struct param_buffers *w, struct param_shared *shared);
-/* Adds a reader in another process: the buffer *index does not change until
- * param_buffers_drop(*hold). Sets the checksum of the only slice of `m`. Returns 0 if the weights
- * of `m` are in no shared buffer. */
+/* Adds a reader in another process. The buffer with number *index does not change until the caller
+ * has called param_buffers_drop with `hold`. Sets the checksum of the only slice of `m`. Returns 0
+ * if the weights of `m` are in no shared buffer. */
 int param_buffers_hold(
 	struct param_buffers *w, struct msg_params *m, size_t *index, void **hold) PS_MUST_CHECK;
 void param_buffers_drop(struct param_buffers *w, void **hold);

@@ -13,7 +13,7 @@
 #include "common/zmonitor.h"
 
 #define REBIND_MS 50   /* between two attempts to bind the port again */
-#define CLOSED_MS 1000 /* minimum time that the gate is closed */
+#define CLOSED_MS 1000 /* minimum time for which the accept gate stays closed */
 
 /* ---- bind and unbind, open and close ------------------------------------------------------- */
 
@@ -102,7 +102,8 @@ static void note_ended(struct port *p, uint32_t fd)
 		log_debug("net", "hung_up", "fd=%u", fd);
 		PS_ASSERT(p->stats.connections > 0);
 		p->stats.connections--;
-	} else if (p->bound) { /* when not bound, zmq_unbind has closed the connection */
+		/* if the port is not bound, zmq_unbind has already closed the connection */
+	} else if (p->bound) {
 		set_bit(p->ended, fd, 1);
 	}
 }
@@ -121,9 +122,9 @@ void port_note_message(struct port *p, int fd)
 		set_bit(p->active, (uint32_t)fd, 1);
 }
 
-/* Returns 1 if no byte has arrived on the connection for `ms` milliseconds. Returns 0 for a new
- * connection that has got the descriptor of an old one, because the new one is younger than
- * `ms`. */
+/* Returns 1 if no byte has arrived on the connection for `ms` milliseconds. If the descriptor now
+ * belongs to a newer connection, that connection is younger than `ms`, and the function returns
+ * 0. */
 static int is_without_data(int fd, uint64_t ms)
 {
 	struct tcp_info info = {0};
@@ -205,9 +206,9 @@ void port_release(struct port *p)
 
 int port_monitor(struct port *p, void *context, void *socket, struct err *e)
 {
-	/* Not ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL: libzmq reports a forged message by this event, and
-	 * the report overwrites errno. libzmq then reads no more from the connection and never
-	 * closes it. */
+	/* ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL is missing on purpose: libzmq reports a forged
+	 * message by this event, and the report overwrites errno. Then libzmq would read no more
+	 * from the connection and never close it. */
 	const int events = ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
 			   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
 			   ZMQ_EVENT_DISCONNECTED;
@@ -219,8 +220,8 @@ int port_monitor(struct port *p, void *context, void *socket, struct err *e)
 	return PS_OK;
 }
 
-/* Binds the socket. Retries for 0.2 s, because a server that was just killed may still have the
- * port. */
+/* Binds the socket. Retries for 0.2 s, because the port of a server that was just killed may still
+ * be in use. */
 static int bind_retrying(void *socket, const char *address)
 {
 	const struct timespec pause = {.tv_nsec = 2000000};

@@ -1,9 +1,9 @@
 /*
  * port.h - the server's port. It binds the router's socket, counts connections with libzmq's
  * monitor, and closes the accept gate when descriptors run out. It also closes each connection that
- * has never sent a message, between `silent_ms` and 2 `silent_ms` after it was accepted: libzmq
- * would keep such a connection and its memory for ever. A connection whose first message is
- * arriving stays open.
+ * has never sent a message, because libzmq would keep such a connection and its memory for ever.
+ * This happens between `silent_ms` and 2 * `silent_ms` after the connection was accepted. A
+ * connection whose first message is arriving stays open.
  *
  * Thread: the loop's.
  */
@@ -34,30 +34,31 @@ struct port {
 	int bound;
 	struct port_stats stats;
 	/* Bit sets by descriptor. `open`: open connections. `ended`: connections whose end was
-	 * reported before their begin, because the two reports come from different I/O threads of
-	 * libzmq. `active`: connections that have sent a message. `swept`: connections that had
-	 * sent none at the newest sweep. */
+	 * reported before their begin, which happens because different I/O threads of libzmq send
+	 * the two reports. `active`: connections that have sent a message. `swept`: connections
+	 * that had sent none at the newest sweep. */
 	unsigned char open[PORT_FDS / 8], ended[PORT_FDS / 8];
 	unsigned char active[PORT_FDS / 8], swept[PORT_FDS / 8];
 };
 
-/* Creates the accept gate. Call port_release in any case. PS_ENOMEM. */
+/* Creates the accept gate. The caller must call port_release even after a failure. PS_ENOMEM. */
 int port_init(struct port *p) PS_MUST_CHECK;
 void port_release(struct port *p);
-/* Monitors `socket`, which is not bound yet. Call port_close in any case. PS_ENET. */
+/* Begins to monitor `socket`, which must not be bound yet. The caller must call port_close even
+ * after a failure. PS_ENET. */
 int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_MUST_CHECK;
 /* Binds the socket to `address`. PS_EUSAGE: the address cannot be bound. PS_ENET. */
 int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
-/* Begins to read the monitor's events in `loop`. `silent_ms`: see above; 0: silent connections stay
- * open. Call port_stop later, except after PS_ENET. */
+/* Begins to read the monitor's events in `loop`. `silent_ms`: time limit for the first message of a
+ * connection, see above; 0: no limit. After a success the caller must call port_stop. PS_ENET. */
 int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms) PS_MUST_CHECK;
 void port_stop(struct port *p);
-/* Called when a message has arrived on the connection with descriptor `fd`: the connection is not
+/* Notes that a message has arrived on the connection with descriptor `fd`, so the connection is not
  * silent. */
 void port_note_message(struct port *p, int fd);
 /* Closes the monitor. Call it before you close the socket. */
 void port_close(struct port *p);
-/* See router_close_connections. */
+/* Does the work of router_close_connections (net.h). */
 void port_close_connections(struct port *p);
 
 #endif

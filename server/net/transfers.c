@@ -24,7 +24,7 @@ void transfers_release(struct transfers *t)
 	t->slot = NULL;
 }
 
-/* Writes the peer address of a descriptor; "": it has none. */
+/* Writes the peer address of a descriptor to `text`, or "" if it has none. */
 static void address_of(int fd, char *text, size_t size)
 {
 	union {
@@ -45,8 +45,8 @@ static void address_of(int fd, char *text, size_t size)
 		snprintf(text, size, "%s %u", ip, (unsigned)ntohs(a.v6.sin6_port));
 }
 
-/* Returns the number of received bytes plus the number of sent bytes that the peer has
- * acknowledged; 0: the kernel does not report them. */
+/* Returns the number of bytes that a connection has received, plus the number of sent bytes that
+ * the peer has acknowledged. Returns 0 if the kernel does not report these numbers. */
 static uint64_t bytes_of(int fd)
 {
 	struct tcp_info info = {0};

@@ -1,13 +1,12 @@
 /*
- * transfers.h - reports when a connection moves bytes while its worker owes a delivery: bytes of a
- * push that arrive, and bytes of weights that leave. The kernel counts these bytes (TCP_INFO). The
- * core stops the worker's deadlines while bytes move (core/pace.h).
+ * transfers.h - reports connections that move bytes while their worker owes a delivery. The bytes
+ * belong to a push that arrives or to weights that leave. The kernel counts these bytes (TCP_INFO).
+ * The core stops the worker's deadlines while bytes move (core/pace.h).
  *
  * A worker's connection is the one that carried its newest LEASE. The module polls the connection's
- * descriptor only while the worker has owed a delivery for longer than TRANSFERS_POLL_MS. If the
- * descriptor then has another peer address, it belongs to another connection, and its bytes do not
- * count.
- * Thread: the loop's.
+ * descriptor only if the worker has owed a delivery for longer than TRANSFERS_POLL_MS. If the peer
+ * address of the descriptor has changed, the descriptor now belongs to another connection, whose
+ * bytes do not count. Thread: the loop's.
  */
 #ifndef SERVER_NET_TRANSFERS_H
 #define SERVER_NET_TRANSFERS_H
@@ -30,7 +29,7 @@ struct transfers {
 	uint64_t polled_ms;
 };
 
-/* Receives an EVENT_PROGRESS for the core. */
+/* Called with an EVENT_PROGRESS, which the callee passes to the core. */
 typedef void transfers_report_fn(void *arg, const struct event *ev);
 
 void transfers_init(struct transfers *t, const struct core *c);

@@ -1,4 +1,4 @@
-// charts.js - a history (docs/monitoring.md) as curves and as a timeline of workers.
+// charts.js - draws a history (docs/monitoring.md) as curves and as a timeline of workers.
 "use strict";
 
 const color = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -9,20 +9,22 @@ const percent = x => x == null ? "–" : number(100 * x, 2) + " %";
 const seconds = s => s == null ? "" : s < 90 ? Math.ceil(s) + " s" :
 	s < 5400 ? Math.round(s / 60) + " min" : number(s / 3600, 1) + " h";
 
-// A loss, which may be as small as 1e-12.
+// Returns a loss as text. A loss may be as small as 1e-12.
 const lossText = x => x > 0 && x < 0.001 ? x.toExponential(1) : number(x, 4);
-// A label of an axis of losses: as short as possible, so that it stays on one line.
+// Returns the label of a loss on an axis, as short as possible, so that it stays on one line.
 function lossLabel(x) {
 	const short = Number(x.toPrecision(3));
 	return short === 0 || short >= 0.01 && short < 1e5 ? String(short) : short.toExponential();
 }
 
-// The least and the greatest of many numbers, which may be too many for the arguments of Math.min.
+// Return the least and the greatest number of a list. Math.min and Math.max take a limited number
+// of arguments, and a list may have more.
 const least = (list, start) => list.reduce((a, b) => b < a ? b : a, start);
 const greatest = (list, start) => list.reduce((a, b) => b > a ? b : a, start);
 
-// What the lines of a history say. `room` bounds the samples: each counts SAMPLE and its workers.
-// When they are more, the run keeps every other sample, and half as many from then on.
+// The data of a history. `room` limits the samples; a sample counts SAMPLE plus its number of
+// workers. When the samples exceed the limit, the run drops every other sample, and from then on it
+// keeps half as many of the new samples.
 const SAMPLE = 100;
 class Run {
 	constructor(name, room = Infinity) {
@@ -30,11 +32,12 @@ class Run {
 		this.room = room;
 		this.samples = [];
 		this.used = 0;
-		this.distance = 0; // the least time between two samples, except that the newest always stays
+		// minimum time between two samples; the newest sample always stays
+		this.distance = 0;
 		this.epochs = [];
 		this.starts = [];
 		this.changes = [];
-		this.gaps = []; // [from, to]: no server
+		this.gaps = []; // [from, to]: times without a server
 		this.last = 0;
 		this.end = null;
 	}
@@ -73,7 +76,8 @@ class Run {
 			if (line)
 				this.take(JSON.parse(line));
 	}
-	// Rows [t, value of each series] for a chart. `series`: [list, field]. A gap breaks the lines.
+	// Returns rows [t, value of each series] for a chart. `series` is a list of [list, field,
+	// factor]. At a gap the lines of the chart break.
 	rows(series, at = t => new Date(t)) {
 		const rows = [];
 		series.forEach(([list, field, factor], i) => {
@@ -96,7 +100,7 @@ class Run {
 
 function chart(id, names, colors, run, options) {
 	const el = $("chart-" + id), legend = $("legend-" + id);
-	// no value yet: a logarithmic axis needs a range
+	// there is no value yet, but a logarithmic axis needs a range
 	const g = new Dygraph(el, [[new Date(0), ...names.map(() => null)]], Object.assign({
 		labels: ["t", ...names], legend: "always", labelsDiv: legend, connectSeparatedPoints: true,
 		strokeWidth: 2, axisLabelFontSize: 11, gridLineWidth: 1, axisLineColor: "transparent",
@@ -110,7 +114,7 @@ function chart(id, names, colors, run, options) {
 	return g;
 }
 
-// Draw the times without a server, and the checkpoints, under the curves.
+// Mark the times without a server and the checkpoints, behind the curves.
 function marks(c, area, g, run) {
 	if (!run)
 		return;
@@ -136,8 +140,8 @@ function marks(c, area, g, run) {
 const STATE = {live: "blue", suspect: "amber", stalled: "amber", joining: "blue", away: "grey",
 	excluded: "orange", dead: "grey"};
 
-// The cells of the timeline as a small picture, a pixel high for each row: 50,000 rectangles would take
-// 0.1 s to draw.
+// The cells of the timeline as a small picture in which each row is one pixel high. The picture is
+// then enlarged, because drawing 50,000 rectangles would take 0.1 s.
 class Cells {
 	constructor(c, width, rows) {
 		this.c = c;
@@ -169,12 +173,12 @@ class Cells {
 	}
 }
 
-const MANY = 60; // workers whose rows have a line of staleness
+const MANY = 60; // maximum number of workers for which each row has a line of staleness
 
-// The timeline: a row for each worker, a cell for each sample. A sample less than a cell's width
-// after the one before it is left out.
+// The timeline has a row for each worker and a cell for each sample. A cell is at least CELL pixels
+// wide: the timeline omits a sample that is less than CELL pixels after the last drawn sample.
 const CELL = 2;
-// Returns true if the workers are too many for lines of staleness.
+// Draws the timeline. Returns true if there are too many workers for lines of staleness.
 function timeline(canvas, run, names) {
 	const samples = run.samples, found = new Set();
 	for (const s of samples)

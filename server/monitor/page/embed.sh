@@ -1,6 +1,6 @@
 #!/bin/sh
-# Write a page as a C array: embed.sh NAME PAGE CSS LIBRARY SCRIPT... . The lines @CSS@, @LIBRARY@ and
-# @SCRIPT@ of PAGE become these files.
+# Write a page as a C array named NAME: embed.sh NAME PAGE CSS LIBRARY SCRIPT... The script replaces
+# the lines @CSS@, @LIBRARY@ and @SCRIPT@ of PAGE by the contents of these files.
 set -eu
 name=$1 page=$2 css=$3 library=$4
 shift 4

@@ -1,6 +1,7 @@
-// live.js - the page of a running server. It reads /history once for each connection, and the
-// events of /events: "line", a new line of the history; "status", once a second; "wall".
-const ROOM = 100000; // about 1,000 samples of few workers, or 330 of 200
+// live.js - the page of a running server. For each connection, the page reads /history once and
+// then the events of /events: "line" is a new line of the history, "status" comes once a second,
+// and "wall" has test images with a worker's predictions.
+const ROOM = 100000; // about 1,000 samples of a few workers, or 330 samples of 200 workers
 let run = new Run("", ROOM);
 let status = null, lost = 0;
 
@@ -99,7 +100,7 @@ function drawCounters() {
 	}
 }
 
-// The epochs of a run whose metrics have accuracy.
+// Returns the epochs that have an accuracy.
 const evaluated = epochs => epochs.filter(e => e.accuracy != null);
 
 function drawStatus() {
@@ -129,7 +130,8 @@ function drawStatus() {
 		`${number(s.rss_bytes / 1048576)} MiB · up ${seconds(s.uptime_s)}`;
 }
 
-// The wall: pixels are one byte each, grey or 3 + 3 + 2 bits of red, green and blue.
+// Draws an image of the wall. Each pixel is one byte: grey, or 3 + 3 + 2 bits of red, green and
+// blue.
 function drawImage(canvas, wall, image) {
 	const bytes = atob(image.pixels), [rows, columns] = wall.side;
 	canvas.width = columns;
@@ -186,7 +188,8 @@ function notice(text) {
 	$("notice").hidden = !text;
 }
 
-// Only while it is on the screen: with 200 workers it is the larger part of what there is to draw.
+// Draws the timeline, but only while it is visible, because with 200 workers it takes most of the
+// drawing time.
 let sees = false;
 function drawTimeline() {
 	if (sees)
@@ -205,8 +208,8 @@ function draw() {
 		last.workers.slice(0, 12).map(w => `worker ${w[0]} ${w[1]}`).join(", ") : "No worker yet");
 }
 
-// Open the stream, then read the history. A line that comes in the meantime may be in the stream
-// and in the history.
+// Opens the stream, then reads the history. A line that is written between the two steps may be in
+// both of them.
 function connect() {
 	const events = new EventSource("events");
 	let waiting = [];
@@ -239,20 +242,20 @@ function connect() {
 	};
 }
 
-// Connect, or load the page again if the server asks for another token: then it sends the form.
-// EventSource does not say why it failed.
+// Connects again, or reloads the page if the server requires another token, so that the server
+// sends its form. A request finds this out, because EventSource does not report why it failed.
 async function reconnect() {
 	try {
 		const reply = await fetch("status", {method: "HEAD", cache: "no-store"});
 		if (reply.status === 401)
 			return location.reload();
 	} catch {
-		/* no server yet */
+		/* the server does not answer yet */
 	}
 	connect();
 }
 
-// The server is away: send a request every second.
+// Called when the connection is lost: shows this, and tries to connect again after a second.
 function retry() {
 	const end = status && status.ending || run.end && run.end.status;
 	if (end) {

@@ -1,6 +1,6 @@
-/* Proves common/assert.h. An assertion that holds evaluates only its condition. An assertion that
- * fails prints file, line and condition and stops the process. Also proves that the core stops the
- * process instead of dropping an effect. */
+/* Proves the promises of common/assert.h. An assertion that holds evaluates only its condition. An
+ * assertion that fails prints file, line and condition, and stops the process. This file also
+ * proves that the core stops the process instead of dropping an effect. */
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -12,7 +12,7 @@
 typedef void act_fn(void);
 
 /* Runs `act` in a child process, and writes the child's output to `said`. Returns the signal that
- * ended the child; 0: it exited. */
+ * ended the child, or 0 if the child exited. */
 static int signal_of(act_fn *act, char *said, size_t size)
 {
 	int end[2], status;

@@ -55,7 +55,7 @@ TEST(a_batch_that_does_not_exist_is_refused)
 	assert_int_equal(batches_get(&b, 0, 100, &index, &n), PS_EPROTO);
 	assert_int_equal(batches_get(&b, 0, UINT32_MAX, &index, &n), PS_EPROTO);
 	assert_null(b.order);
-	/* a batch size above the number of images: one batch of all images */
+	/* the batch size is above the number of images: one batch has all images */
 	batches_init(&b, 7, 1000, UINT32_MAX);
 	assert_int_equal(batches_count(&b), 1);
 	assert_int_equal(batches_get(&b, 0, 0, &index, &n), PS_OK);

@@ -1,4 +1,4 @@
-/* Proves what common/checkpoint.h promises about writing, retaining and finding checkpoints. */
+/* Proves the promises of common/checkpoint.h about writing, retaining and finding checkpoints. */
 #include "tests/support/checkpoint_fixture.h"
 #include "tests/support/test.h"
 #include <errno.h>
@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <xxhash.h>
 
-/* If not 0, the rename that gives a new generation its name fails with this errno. */
+/* If this is not 0, the rename that gives a new generation its name fails with this errno. */
 static int rename_errno;
 int renameat(int from_dir, const char *from, int to_dir, const char *to)
 {
@@ -17,7 +17,8 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
 }
 
-/* If not 0, the fsync of the directory after this rename fails with this errno. */
+/* If this is not 0, the fsync of a directory fails with this errno. A write of a checkpoint calls
+ * it after the rename of the new generation. */
 static int directory_errno;
 int fsync(int fd)
 {
@@ -182,7 +183,7 @@ TEST_IN(invariant_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_
 		temp_dir_write(checkpoint_dir, others[i], "x", 1);
 	temp_dir_write(checkpoint_dir, temporary, "x", 1);
 	assert_int_equal(read_newest(0, &c, NULL), PS_OK);
-	assert_int_equal(c.generation, 0); /* checkpoint.h ignores files with these names */
+	assert_int_equal(c.generation, 0); /* files with these names are not checkpoints */
 	assert_true(temp_dir_exists(checkpoint_dir, temporary));
 	assert_int_equal(read_newest(1, &c, NULL), PS_OK);
 	assert_false(temp_dir_exists(checkpoint_dir, temporary));
@@ -195,8 +196,8 @@ TEST_IN(invariant_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_
 	checkpoint_release(&c);
 }
 
-/* checkpoint.h deletes all generations but the sound one, also newer generations: the caller has
- * found them bad. */
+/* To make space, checkpoint_write_beside deletes all generations but the sound one. It also deletes
+ * newer generations, because the caller has found them to be damaged. */
 TEST_IN(the_sound_one_is_never_dropped_to_make_space, checkpoint_set_up, checkpoint_tear_down)
 {
 	for (uint64_t sound = 1; sound <= 3; sound++) {

@@ -1,5 +1,5 @@
-/* Proves what common/checkpoint.h promises about checkpoint files that have changed since they were
- * written. Attack A20 of docs/faults.md. */
+/* Proves the promises of common/checkpoint.h about checkpoint files that have changed since they
+ * were written. Attack A20 of docs/faults.md. */
 #include "common/log.h"
 #include "tests/support/checkpoint_fixture.h"
 #include "tests/support/test.h"
@@ -48,7 +48,7 @@ TEST_IN(invariant_3_every_missing_or_added_byte_is_detected, checkpoint_set_up,
 	unsigned char *file = bytes_of(5, &size), longer[1000] = {0};
 	for (size_t n = 0; n < size; n++)
 		assert_refused(file, n, "truncated", n);
-	for (size_t i = 0; i < size; i++) { /* one byte is missing in the middle */
+	for (size_t i = 0; i < size; i++) { /* byte i is missing */
 		memcpy(longer, file, i);
 		memcpy(longer + i, file + i + 1, size - i - 1);
 		assert_refused(longer, size - 1, "byte lost", i);
@@ -116,7 +116,7 @@ TEST_IN(more_sections_than_the_limit_are_refused, checkpoint_set_up, checkpoint_
 		const size_t head = 24 + 40 * n + 8;
 
 		many[12] = (unsigned char)n;
-		/* a file whose sections all exist and are empty, with correct checksums */
+		/* make a file whose sections all exist and are empty, with correct checksums */
 		for (size_t i = 0; i < n; i++) {
 			unsigned char *row = many + 24 + 40 * i;
 			const uint64_t rest[3] = {head, 0, XXH3_64bits("", 0)};
@@ -225,7 +225,7 @@ TEST_IN(reading_goes_on_after_a_write_error_that_left_a_torn_temporary_file, che
 	assert_int_equal(write_generation(1), PS_OK);
 	assert_int_equal(write_generation(2), PS_OK);
 	unsigned char *file = bytes_of(2, &size);
-	/* the file of a writer that was killed after n bytes */
+	/* the temporary file that a writer leaves if it is killed after n bytes */
 	for (size_t n = 0; n <= size; n++) {
 		temp_dir_write(checkpoint_dir, "ckpt-0000000000000003.tmp", file, n);
 		assert_int_equal(read_newest(1, &c, NULL), PS_OK);

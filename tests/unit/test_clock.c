@@ -1,4 +1,4 @@
-/* test_clock.c - proves how clock.h measures the time for which an event loop was awake. */
+/* test_clock.c - proves that clock.h measures the time for which an event loop was awake. */
 #include <stddef.h>
 #include <stdint.h>
 #include "common/clock.h"

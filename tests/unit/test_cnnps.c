@@ -1,11 +1,11 @@
 /* test_cnnps.c - libcnnps with a fake server that answers, loses its state, disconnects and sends
- * false messages. Proves the promises of worker/client/cnnps.h and the invariants of net.h and
+ * invalid messages. Proves the promises of worker/client/cnnps.h and the invariants of net.h and
  * outbox.h. */
 #include <time.h>
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"
 
-/* ---- the plain way ------------------------------------------------------------------------ */
+/* ---- without faults ------------------------------------------------------------------------- */
 
 TEST_IN(connecting_returns_the_fields_of_welcome, client_set_up, client_tear_down)
 {
@@ -123,7 +123,7 @@ TEST_IN(a_rejection_is_counted, client_set_up, client_tear_down)
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 	s = client_stats(client);
 	assert_true(s.rejected == 2 && s.superseded == 0 && s.acked == 0);
-	/* another worker has delivered this batch first */
+	/* now another worker has delivered each batch first */
 	fake_set(&client_server, &client_server.how.superseded, 1);
 	client_push(1, 0);
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
@@ -147,7 +147,8 @@ TEST_IN(leases_and_results_travel_whole, client_set_up, client_tear_down)
 	assert_true(b.first == 50 && b.count == 25 && b.eval_id == 9);
 	assert_int_equal(cnnps_result(client, &a, &result), PS_EUSAGE);
 	assert_int_equal(cnnps_result(client, &b, &result), 0);
-	/* The connection keeps the order, so the messages sent earlier have arrived. */
+	/* The connection keeps messages in order: when these weights arrive, the server has
+	 * received all earlier messages. */
 	client_expect_weights(-1);
 	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.result.correct, 24);
@@ -196,7 +197,7 @@ static int two_pushes(const struct fake *f)
 	return f->seen.pushes >= 2;
 }
 
-/* A thread that makes pushes. The pushes may block until `done` is set. */
+/* A thread that makes three pushes. `done` becomes 1 after the last one. */
 struct pusher {
 	pthread_t thread;
 	atomic_int done;
@@ -224,7 +225,7 @@ static void a_third_push_waits_for(int *mute)
 	assert_int_equal(pthread_create(&p.thread, NULL, push_three, &p), 0);
 	fake_wait(&client_server, two_pushes, "two pushes");
 	seen = fake_read_seen(&client_server);
-	/* by now a library without a window would have sent too much */
+	/* a library that ignores the limit would have sent the third push by now */
 	fake_hang_up(&client_server, 0);
 	assert_int_equal(atomic_load(&p.done), 0);
 	assert_int_equal(seen.pushes, 2);
@@ -361,8 +362,8 @@ static void *hang_up_once_asked(void *arg)
 	return arg;
 }
 
-/* A crash loses a request that pushes and pulls, and its answer: the library repeats the push and
- * the pull. */
+/* A crash loses a request that pushes and pulls, and the answer to it. The library sends the push
+ * and the pull again. */
 TEST_IN(a_request_for_both_outlives_a_crash, client_set_up, client_tear_down)
 {
 	struct cnnps_pull w;

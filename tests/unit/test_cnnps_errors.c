@@ -1,9 +1,9 @@
-/* test_cnnps_errors.c - how calls of libcnnps end if no answer comes, and how the server notices a
- * program that hangs. */
+/* test_cnnps_errors.c - which error a call of libcnnps returns if the server does not answer, and
+ * how the server notices a program that hangs. */
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"
 
-/* ---- ends --------------------------------------------------------------------------------- */
+/* ---- errors of a connection ----------------------------------------------------------------- */
 
 TEST_IN(the_reason_of_the_server_is_the_error, client_set_up_unconnected, client_tear_down)
 {
@@ -43,8 +43,8 @@ TEST_IN(a_connection_that_failed_refuses_every_call, client_set_up_unconnected, 
 	cnnps_close(&client);
 }
 
-/* If a run holds back training images for the evaluation, a program without this feature would
- * train on them. */
+/* A run can hold back training images for the evaluation. A program that does not support this
+ * would train on these images, so the library refuses to connect it. */
 TEST_IN(only_programs_that_hold_back_images_join_a_run_with_them, client_set_up_unconnected,
 	client_tear_down)
 {
@@ -185,7 +185,7 @@ TEST_IN(a_server_that_is_not_there_is_given_up, client_set_up_unconnected, clien
 {
 	struct cnnps_options o = client_options();
 
-	fake_stop(&client_server); /* the port of the server is free from now on */
+	fake_stop(&client_server); /* from now on, nothing listens on the server's port */
 	o.connect_timeout_ms = 300;
 	assert_int_equal(cnnps_connect(&client, &o), CNNPS_EUNREACHABLE);
 	assert_non_null(strstr(cnnps_error(client), client_server.url));
@@ -269,7 +269,7 @@ TEST_IN(a_stopped_program_waits_no_more_but_may_push, client_set_up_unconnected,
 	assert_int_equal(fake_read_seen(&client_server).byes, 1);
 }
 
-/* ---- beats -------------------------------------------------------------------------------- */
+/* ---- heartbeats ----------------------------------------------------------------------------- */
 
 #define WAITS (-1)
 static pthread_t program;

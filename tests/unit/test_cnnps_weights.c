@@ -1,5 +1,6 @@
 /* test_cnnps_weights.c - which weights libcnnps returns, and which version it writes to a push,
- * with prefetched pulls and across a crash of the server; and which calls it refuses. */
+ * with prefetched pulls and across a crash of the server. Also tests which calls libcnnps
+ * refuses. */
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"
 
@@ -9,7 +10,7 @@ static void connect_again(struct cnnps_options o)
 	client_connect(&o);
 }
 
-/* Pushes a gradient of the weights of this version. */
+/* Pushes a gradient that was computed at the weights of this version. */
 static void push_at(uint64_t version)
 {
 	assert_int_equal(client_push_all(client, client_ones, version), 0);
@@ -20,7 +21,7 @@ static void flush(void)
 	assert_int_equal(cnnps_flush(client, 0, 10000), 0);
 }
 
-/* ---- started ahead --------------------------------------------------------------------------- */
+/* ---- prefetched pulls ----------------------------------------------------------------------- */
 
 static int one_pull(const struct fake *f)
 {
@@ -86,7 +87,7 @@ TEST_IN(closing_drops_what_was_started_ahead, client_set_up, client_tear_down)
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, one_pull, "the pull");
 	push_at(0);
-	flush(); /* the weights arrived before this answer */
+	flush(); /* the prefetched weights have arrived before the ACK of this push */
 	connect_again(client_options());
 	assert_int_equal(client_view(client, &view), 0);
 	assert_int_equal(view.version, 1);
@@ -106,7 +107,8 @@ TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, cl
 	uint64_t version;
 
 	assert_int_equal(client_await(client), 0);
-	assert_int_equal(client_await(client), 0); /* the next weights have arrived */
+	/* the weights have arrived, so this call sends no request */
+	assert_int_equal(client_await(client), 0);
 	push_at(0);
 	assert_int_equal(client_prefetch(client), 0);
 	fake_wait(&client_server, two_pulls, "the pull after them");
@@ -122,7 +124,7 @@ TEST_IN(weights_that_were_awaited_are_what_the_next_view_gets, client_set_up, cl
 	/* the view is valid until the next call of client_view */
 	assert_true(view.weights[0] == -1);
 	assert_int_equal(client_push_view(client, client_ones, 2, &view), 0);
-	/* the pull behaves like a prefetched pull */
+	/* client_push_view returns the awaited weights; its own pull is now a prefetched pull */
 	assert_true(view.version == 2 && view.weights[0] == -2);
 	assert_int_equal(client_await(client), 0);
 	assert_int_equal(client_pull_all(client, w, &version), 0);
@@ -171,7 +173,7 @@ TEST_IN(weights_that_stay_damaged_are_not_pulled_forever, client_set_up, client_
 	assert_true(view.weights[0] == 0);
 }
 
-/* ---- versions of several lives of the server ------------------------------------------------- */
+/* ---- versions of several terms -------------------------------------------------------------- */
 
 static int three_pushes(const struct fake *f)
 {
@@ -190,7 +192,8 @@ TEST_IN(a_push_names_the_term_of_its_weights, client_set_up, client_tear_down)
 	push_at(77); /* the program has never pulled this version */
 	flush();
 	fake_hang_up(&client_server, 1);
-	/* version 0 is still version 0 of the old term */
+	/* the program still has the weights of the old term, so version 0 is that of the old
+	 * term */
 	push_at(0);
 	fake_wait(&client_server, three_pushes, "three pushes");
 	assert_int_equal(client_view(client, &view), 0);
@@ -267,7 +270,7 @@ TEST_IN(connecting_returns_the_mode, client_set_up, client_tear_down)
 	assert_true(i->local_rate == 0.25 && i->momentum == 0.5);
 }
 
-/* ---- refusals and signs of life -------------------------------------------------------------- */
+/* ---- refusals and heartbeats ---------------------------------------------------------------- */
 
 TEST_IN(a_refused_command_fails_alone, client_set_up, client_tear_down)
 {
@@ -290,8 +293,8 @@ static int eight_beats(const struct fake *f)
 	return f->seen.beats >= 8;
 }
 
-/* While a program computes, its calls of cnnps_alive() let the library send heartbeats. (Without
- * these calls it sends none: test_cnnps_errors.c.) */
+/* While a program computes, its calls of cnnps_alive() let the library send heartbeats. Without
+ * these calls the library sends none (test_cnnps_errors.c). */
 TEST_IN(a_busy_program_beats_on, client_set_up, client_tear_down)
 {
 	struct cnnps_options o = client_options();

@@ -1,7 +1,7 @@
 /*
- * Proves the robust rules (server/core/aggregate.h) against definitions written down plainly, and
- * their use in a step of sync and in a buffer.
- * Attack A14 of docs/faults.md.
+ * Compares the robust rules (server/core/aggregate.h) with plain implementations of their
+ * definitions, and proves how a step of sync and a buffer use the rules. Attack A14 of
+ * docs/faults.md.
  */
 #include <float.h>
 #include <math.h>
@@ -34,7 +34,7 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* The mean of the sorted values [cut, n - cut) of coordinate k. */
+/* Returns the mean of the sorted values [cut, n - cut) of coordinate k. */
 static double plain(uint32_t n, uint32_t cut, size_t k)
 {
 	float v[MAX_N];
@@ -70,7 +70,8 @@ TEST(median_and_trimmed_mean_are_those_of_the_definition)
 	}
 }
 
-/* The score of gradient i: the sum of its n - bad - 2 smallest squared distances. */
+/* Returns the score of gradient i in the rule krum: the sum of its n - bad - 2 smallest squared
+ * distances from other gradients. */
 static double score(uint32_t n, uint32_t bad, uint32_t i)
 {
 	double d[MAX_N], sum = 0;
@@ -110,7 +111,7 @@ TEST(krum_chooses_the_gradient_with_the_nearest_neighbours)
 			aggregate(AGGREGATE_KRUM, bad, of, n, VALUES, out);
 			assert_memory_equal(out, gradient[best], sizeof(out));
 		}
-	draw(1, 4); /* too few for krum: the median */
+	draw(1, 4); /* 4 gradients are too few for krum, so the rule is the median */
 	aggregate(AGGREGATE_KRUM, 1, of, 4, VALUES, out);
 	assert_close(out[5], plain(4, 1, 5));
 }
@@ -165,7 +166,7 @@ static void push_value(struct core_fixture *f, uint32_t peer, struct stamp s, ui
 }
 
 /* A worker that pushes ten times as often as the others counts once, with the mean of its pushes. A
- * restart in between changes nothing. */
+ * restart between the pushes changes nothing. */
 TEST(a_worker_counts_once_in_a_buffer)
 {
 	struct core_config cfg = with_rule(AGGREGATE_MEDIAN);
@@ -186,12 +187,12 @@ TEST(a_worker_counts_once_in_a_buffer)
 	push_value(&f, 8, b, 2, 3);
 	push_value(&f, 7, c, 1, 4);
 	assert_int_equal(core_stats(f.core)->updates, 1);
-	for (size_t i = 0; i < FIXTURE_PARAMS; i++) /* -100, 2, 4 */
+	for (size_t i = 0; i < FIXTURE_PARAMS; i++) /* the workers' means are -100, 2 and 4 */
 		assert_true(core_weights(f.core)[i] == -2);
 	fixture_close(&f);
 }
 
-/* Fewer workers than --buffer-size: one gradient of each makes an update. */
+/* If the run has fewer workers than --buffer-size, one gradient of each worker makes an update. */
 TEST(a_buffer_does_not_wait_for_workers_that_are_not_there)
 {
 	struct core_config cfg = with_rule(AGGREGATE_TRIMMED);
@@ -207,7 +208,7 @@ TEST(a_buffer_does_not_wait_for_workers_that_are_not_there)
 	fixture_close(&f);
 }
 
-/* One of three members of a step sends the gradient with the other sign. */
+/* One of the three members of a step sends a large gradient with the wrong sign. */
 TEST(a_step_of_sync_takes_the_median)
 {
 	struct core_config cfg = fixture_training();

@@ -1,7 +1,7 @@
 /*
  * test_core_backup.c - backup copies of late work, of all work, or of no work. Each batch counts
- * once. (Other files test immediate copies in sandblaster, test_core_sandblaster.c, and a worker
- * that never delivers, test_core_deadline.c.)
+ * once. Two other files have related tests: immediate copies in sandblaster
+ * (test_core_sandblaster.c), and a worker that never delivers (test_core_deadline.c).
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -94,7 +94,7 @@ TEST(a_copy_given_back_leaves_the_batch_to_its_other_holder)
 	assert_int_equal(cluster_request(&k, 1), 1); /* the second batch */
 	assert_int_equal(cluster_request(&k, 2), 1); /* a copy of the first batch */
 	cluster_granted(&k, 2, 0, 1);
-	/* the first copy was returned: worker 2 gets another copy */
+	/* worker 2 has returned the first copy, and gets another one */
 	assert_int_equal(cluster_request(&k, 2), 1);
 	assert_int_equal(k.f.core->leases.n_free, 0);
 	assert_int_equal(core_stats(k.f.core)->backups, 2);
@@ -105,7 +105,7 @@ TEST(a_copy_given_back_leaves_the_batch_to_its_other_holder)
 	cluster_close(&k);
 }
 
-/* A single worker gets no copies. */
+/* A single worker gets no backup copies of its own work. */
 TEST(one_worker_gets_no_copies)
 {
 	struct cluster k;
@@ -117,7 +117,7 @@ TEST(one_worker_gets_no_copies)
 	cluster_close(&k);
 }
 
-/* ---- late ------------------------------------------------------------------------------------ */
+/* ---- late work ------------------------------------------------------------------------------ */
 
 static struct core_config late_config(enum mode mode)
 {
@@ -133,7 +133,8 @@ static void tick(struct cluster *k, uint64_t ms)
 	cluster_receive(k);
 }
 
-/* Worker i delivers its work after `ms` and requests more. Returns 1 if it is granted work. */
+/* Let worker i deliver its work after `ms` milliseconds and request more. Returns 1 if the server
+ * grants it work at once. */
 static int work(struct cluster *k, uint32_t i, uint64_t ms)
 {
 	tick(k, ms);
@@ -141,8 +142,8 @@ static int work(struct cluster *k, uint32_t i, uint64_t ms)
 	return cluster_request(k, i);
 }
 
-/* Worker 0 has delivered `n` batches, one every 100 ms, and holds the last batch of the epoch.
- * Worker 1 waits for a grant. */
+/* Open a core with two workers. Worker 0 has delivered `n` batches, one every 100 ms, and holds the
+ * last batch of the epoch. Worker 1 waits for a grant. */
 static void open_with_one_idle(struct cluster *k, struct core_config cfg, uint32_t n)
 {
 	cluster_open(k, cfg, 2, 10 * (n + 1), cluster_ones);
@@ -174,7 +175,7 @@ TEST(a_late_batch_is_copied_and_no_other)
 	an_idle_worker_gets_a_copy_of_late_work(MODE_EASGD);
 }
 
-/* Each step has two batches, but the last step of the epoch has only one. */
+/* In this test each step has two batches, but the last step of the epoch has only one. */
 TEST(the_late_batch_of_a_short_step_is_copied)
 {
 	struct core_config cfg = late_config(MODE_SYNC);
@@ -238,7 +239,7 @@ TEST(a_batch_with_a_timely_copy_is_not_copied_again)
 }
 
 /* A lease of several batches is late when the time since its newest delivery is too long. The core
- * copies its last batch first. */
+ * first copies the last batch of the lease. */
 TEST(a_lease_is_late_by_its_newest_delivery)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
@@ -264,7 +265,7 @@ TEST(a_lease_is_late_by_its_newest_delivery)
 	cluster_close(&k);
 }
 
-/* Worker 0 has the only portion of the test set. Worker 1 waits. */
+/* Worker 0 holds the last portion of the test set without a result. Worker 1 waits for work. */
 TEST(a_late_piece_of_the_test_set_is_copied)
 {
 	struct core_config cfg = late_config(MODE_DOWNPOUR);
@@ -304,8 +305,8 @@ static uint64_t all_rejected(const struct cluster *k)
 	return n;
 }
 
-/* A copy has completed the pass, and the line search has opened the same portions again. The late
- * result of the first holder is stale, and counts as superseded. */
+/* A copy of a portion has completed the pass, and the line search has begun a new pass over the
+ * same portions. The late result of the first holder is stale, and counts as superseded. */
 TEST(a_portion_that_comes_after_its_pass_is_superseded)
 {
 	struct core_config cfg = late_config(MODE_SANDBLASTER);
@@ -326,7 +327,7 @@ TEST(a_portion_that_comes_after_its_pass_is_superseded)
 	cluster_close(&k);
 }
 
-/* All workers need 100 ms for a batch, and time advances in steps of 10 ms: the core makes no
+/* All workers need 100 ms for a batch, and time advances in steps of 10 ms. The core must make no
  * copy. */
 static void equal_workers_make_no_copies(enum mode mode)
 {

@@ -1,6 +1,6 @@
 /*
- * Proves what server/core/downpour.c says about a buffer of gradients (Nguyen 2022, FedBuff). A run
- * with a buffer, with any accepted combination of options, equals a serial run that this test
+ * Proves the promises of server/core/downpour.c about a buffer of gradients (Nguyen 2022, FedBuff).
+ * A run with a buffer, with any accepted combination of options, equals a serial run that this test
  * computes with its own formulas.
  */
 #include "tests/support/core_cluster.h"
@@ -45,7 +45,7 @@ TEST(an_update_is_made_of_k_gradients_of_any_workers)
 		ask_and_push(&k, 0);
 		assert_updates(&k, 0);
 		assert_true(core_weights(k.f.core)[3] == 0);
-		/* the weights do not contain these images yet */
+		/* the gradients of these images are in the buffer, not in the weights */
 		assert_int_equal(core_stats(k.f.core)->images, 0);
 		ask_and_push(&k, 1);
 		assert_updates(&k, 1);
@@ -106,8 +106,8 @@ TEST(an_epoch_ends_with_what_is_in_the_buffer)
 	cluster_close(&k);
 }
 
-/* Returns the weight after an epoch in which one worker trains 7 batches. All values of its
- * gradients are 1. */
+/* Returns a weight after an epoch in which one worker trains 7 batches. All values of its gradients
+ * are 1. */
 static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 {
 	struct core_config cfg = buffer_config(MODE_DOWNPOUR, buffer);
@@ -193,7 +193,7 @@ TEST(what_is_in_the_buffer_outlives_the_server)
 	assert_true(k.f.core->accumulator.sum[5] == sum);
 	again.push.stamp = k.worker[1].s;
 	assert_int_equal(fixture_acked(&k.f, k.worker[1].peer, &again).duplicate, 1);
-	/* the replayed gradient is in the sum only once */
+	/* the sum contains the replayed gradient only once */
 	assert_true(k.f.core->accumulator.sum[5] == sum);
 	ask_and_push(&k, 0);
 	assert_updates(&k, 1);
@@ -219,7 +219,7 @@ static int resumes(const struct core_snapshot *img, struct core_config cfg, uint
 	return !rc;
 }
 
-/* A resumed run may have a buffer of another size. A run that was begun without a buffer cannot be
+/* A resumed run may have a buffer of another size. But a run that began without a buffer cannot be
  * resumed with one. */
 TEST(a_resumed_run_may_have_a_buffer_of_another_size)
 {
@@ -253,7 +253,7 @@ static double twin_scaled(const struct core_config *cfg, double ratio)
 						      : 1;
 }
 
-/* The weight of a gradient with staleness `tau`. */
+/* Returns the weight of a gradient with staleness `tau`. */
 static double twin_weight(const struct core_config *cfg, double tau, double live)
 {
 	double age = cfg->rate.staleness_scaling == STALE_RELATIVE ? tau / live : tau;
@@ -262,7 +262,7 @@ static double twin_weight(const struct core_config *cfg, double tau, double live
 	       (cfg->rate.staleness_scaling == STALE_CONSTANT || age < 1 ? 1 : age);
 }
 
-/* The factor of the learning rate for the gradients collected in `a`. */
+/* Returns the factor by which the gradients collected in `a` change the learning rate. */
 static double twin_gain(const struct core_config *cfg, const struct twin *a)
 {
 	double scale = twin_scaled(cfg, cfg->push.sum ? 1 : a->n);
@@ -342,8 +342,8 @@ static void push_both(struct cluster *k, struct twin *a, uint32_t i)
 	assert_int_equal(core_stats(c)->version, a->t);
 }
 
-/* Each worker pulls the weights for its next gradient, so that delay compensation keeps a copy of
- * them. */
+/* Every worker pulls the weights for its next gradient, so that the core keeps a copy of these
+ * weights for delay compensation. */
 static void pull_all(struct cluster *k, uint64_t pulled[CLUSTER_WORKERS])
 {
 	for (uint32_t i = 0; i < k->n; i++) {
@@ -391,7 +391,7 @@ static double serial_run(struct core_config cfg, uint64_t seed)
 	return max;
 }
 
-/* A random configuration: a random value of each option. */
+/* Returns a configuration with a random value of each option. */
 static struct core_config any_config(struct rng *r)
 {
 	const enum optim_kind kinds[] = {OPTIM_SGD, OPTIM_MOMENTUM, OPTIM_ADAM};

@@ -3,7 +3,7 @@
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-/* ---- beats ---------------------------------------------------------------------------------- */
+/* ---- heartbeats ----------------------------------------------------------------------------- */
 
 TEST(a_beat_is_answered_with_what_is_decided_and_durable)
 {
@@ -58,7 +58,7 @@ TEST(a_new_durable_seq_is_sent_on_the_beat_connection)
 	fixture_close(&f);
 }
 
-/* ---- leave ---------------------------------------------------------------------------------- */
+/* ---- BYE ------------------------------------------------------------------------------------ */
 
 TEST(bye_is_answered_when_all_pushes_are_durable)
 {
@@ -176,7 +176,7 @@ TEST(a_worker_that_returns_after_bye_is_welcome)
 	struct msg m = fixture_resume(s, 1, 0);
 
 	fixture_bye(&f, 9, s);
-	fixture_message(&f, 9, &m); /* the answer to BYE is late */
+	fixture_message(&f, 9, &m); /* the worker resumes its session before BYE is answered */
 	fixture_durable(&f);
 	assert_null(fixture_sent(&f, 9, MSG_BYE));
 	fixture_durable(&f);

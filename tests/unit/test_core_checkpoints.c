@@ -1,7 +1,7 @@
 /*
  * Proves the promises of core.c about snapshots: when the core takes a snapshot, when it repeats a
- * failed one, that it answers waiting peers when a snapshot is durable, and how work resumes after
- * a crash. (test_core_run_end.c tests the end of a run.)
+ * failed one, that it answers waiting peers when a snapshot is durable, and how training resumes
+ * after a crash. (test_core_run_end.c tests the end of a run.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -91,9 +91,11 @@ TEST(after_a_failed_snapshot_waiting_peers_wait_for_the_next)
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_saved(&f, EVENT_SAVE_FAILED);
-	fixture_refused(&f, 9, PS_EAGAIN); /* the joining worker is refused with the reason */
+	/* the error tells the joining worker why it has to wait */
+	fixture_refused(&f, 9, PS_EAGAIN);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
-	fixture_message(&f, 9, &m); /* HELLO again is a sign of life */
+	/* a repeated HELLO is an event, at which the core begins the next snapshot */
+	fixture_message(&f, 9, &m);
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));

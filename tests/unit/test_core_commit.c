@@ -13,7 +13,8 @@ static int commits(const struct core_fixture *f)
 	return n == 1;
 }
 
-/* Returns 1 if the last event's message of this type waits for the disk. */
+/* Returns 1 if the message of this type that the last event sent waits for the disk, 0 if it does
+ * not wait, and -1 if no such message was sent. */
 static int waits(const struct core_fixture *f, enum msg_type type)
 {
 	for (size_t i = 0; core_effect(f->core, i); i++) {
@@ -25,7 +26,7 @@ static int waits(const struct core_fixture *f, enum msg_type type)
 	return -1;
 }
 
-/* A reply to a request that changes nothing waits for earlier events only. */
+/* A reply to a request that changes nothing waits only for earlier events. */
 TEST(a_query_commits_nothing_and_a_push_commits)
 {
 	struct msg hello = fixture_hello(""), admin = {.type = MSG_ADMIN};
@@ -34,13 +35,14 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 
 	fixture_open(&f, fixture_config());
 	struct stamp s = fixture_join(&f, 9, "");
-	assert_true(commits(&f)); /* a crash must not let the core assign an incarnation twice */
+	/* the core must not assign the same incarnation again after a crash */
+	assert_true(commits(&f));
 	assert_int_equal(waits(&f, MSG_WELCOME), 1);
 	hello.hello.role = ROLE_OBSERVER;
 	fixture_message(&f, 8, &hello);
 	assert_int_equal(waits(&f, MSG_WELCOME), 0);
 	assert_false(commits(&f));
-	/* weights wait until the event that made them is on the disk */
+	/* weights wait until the event that changed them is on the disk */
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	assert_int_equal(waits(&f, MSG_PARAMS), 1);
 	assert_false(commits(&f));
@@ -69,7 +71,8 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 	fixture_close(&f);
 }
 
-/* A step of sync ends without a message, and the next weights depend on that event. */
+/* A step of sync can end at a tick, without a message. The next weights depend on this tick, so it
+ * must be committed. */
 TEST(new_weights_commit_without_a_message)
 {
 	struct core_config cfg = fixture_training();

@@ -1,7 +1,7 @@
 /*
- * Proves server/core/dataset.c: the first accepted push or --data-id fixes the data set of a run.
- * A HELLO never fixes the data set, so that a misconfigured machine cannot lock the other workers
- * out.
+ * Proves the promises of server/core/dataset.c: the first accepted push or --data-id fixes the data
+ * set of a run. A HELLO never fixes the data set, so that a misconfigured machine cannot lock the
+ * other workers out.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
@@ -54,7 +54,7 @@ TEST(a_hello_fixes_nothing)
 
 	fixture_open(&f, training(1));
 	struct stamp wrong = join(&f, 9, &other_data);
-	fixture_lease(&f, 9, wrong, 1); /* the worker has a grant, but has delivered nothing */
+	fixture_lease(&f, 9, wrong, 1); /* this worker has a grant, but has delivered nothing */
 	fixture_bye(&f, 9, wrong);
 	struct stamp right = join(&f, 8, &fixture_data);
 	struct msg_grant g = fixture_train(&f, 8, right, 1);
@@ -80,8 +80,8 @@ TEST(a_hello_fixes_nothing_on_disk)
 	fixture_close(&f);
 }
 
-/* A worker with the wrong data set joins first. No worker gets work until as many workers with the
- * same data set have joined as --min-workers says (3): then their data set is used. */
+/* A worker with the wrong data set joins first. No worker gets work until --min-workers (3) workers
+ * with the same data set have joined. Then the run uses their data set. */
 TEST(most_live_workers_decide)
 {
 	struct core_fixture f;
@@ -95,7 +95,8 @@ TEST(most_live_workers_decide)
 		fixture_lease(&f, 1 + i, s[i], 1);
 		assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	}
-	s[2] = join(&f, 3, &fixture_data); /* two workers with the same data are not enough */
+	/* before this worker, only two workers had the same data, which is not enough */
+	s[2] = join(&f, 3, &fixture_data);
 	assert_non_null(fixture_granted(&f, 1));
 	assert_non_null(fixture_granted(&f, 2));
 	assert_null(fixture_granted(&f, 9));
@@ -106,7 +107,7 @@ TEST(most_live_workers_decide)
 	fixture_close(&f);
 }
 
-/* A worker that was granted work first and delivers nothing loses its vote. */
+/* If a worker delivers nothing, it loses its vote, even if it was the first to get work. */
 TEST(a_stalled_worker_has_no_vote)
 {
 	struct core_config cfg = training(1);
@@ -118,7 +119,8 @@ TEST(a_stalled_worker_has_no_vote)
 	fixture_train(&f, 9, wrong, 1);
 	struct stamp right = join(&f, 8, &fixture_data);
 	fixture_lease(&f, 8, right, 1);
-	/* the other data set has as many workers, and they work */
+	/* as many workers have the other data set, and they have work, so the data set does not
+	 * change */
 	assert_null(fixture_granted(&f, 8));
 	for (int i = 0; i < 50 && !fixture_granted(&f, 8); i++) {
 		fixture_beat(&f, 9, wrong);
@@ -153,7 +155,8 @@ static void outvote_a_stalled_worker(
 	assert_true(fixture_worker(f, 1).stalled);
 }
 
-/* The worker with the right data leaves. After that, the late result of the other worker counts. */
+/* The worker with the right data leaves. After that, the late result of the stalled worker
+ * counts. */
 TEST(stalled_workers_vote_if_all_live_workers_are_stalled)
 {
 	struct stamp wrong, right;
@@ -170,8 +173,9 @@ TEST(stalled_workers_vote_if_all_live_workers_are_stalled)
 	fixture_close(&f);
 }
 
-/* When the run chose the other data set, the worker's grant ended. So its next LEASE is a new
- * request and not a repetition: the worker is not stalled, and its vote counts. */
+/* The grant of the stalled worker ended when the run changed to the other data set. Therefore its
+ * next LEASE is a new request and not a repetition: the worker is not stalled any more, and its
+ * vote counts. */
 TEST(an_outvoted_worker_counts_again_when_it_asks)
 {
 	struct stamp wrong, right;
@@ -184,7 +188,7 @@ TEST(an_outvoted_worker_counts_again_when_it_asks)
 	assert_false(fixture_worker(&f, 1).stalled);
 	fixture_bye(&f, 8, right);
 	assert_non_null(fixture_granted(&f, 9));
-	for (int i = 0; i < 9; i++) { /* less than three deadlines */
+	for (int i = 0; i < 9; i++) { /* a time of less than three deadlines */
 		fixture_beat(&f, 9, wrong);
 		fixture_tick(&f, 300);
 	}
@@ -192,7 +196,7 @@ TEST(an_outvoted_worker_counts_again_when_it_asks)
 	fixture_close(&f);
 }
 
-/* Workers that only send heartbeats lose their majority. */
+/* Workers that only send heartbeats lose their votes, and with them their majority. */
 TEST(a_worker_that_never_asks_for_work_loses_its_vote)
 {
 	struct core_config cfg = training(1);
@@ -259,8 +263,8 @@ TEST(the_refusal_shows_both_and_the_remedy)
 	fixture_close(&f);
 }
 
-/* The majority changed while the push was in transit. The push does not count and fixes no data
- * set. */
+/* The majority changed to another data set while the push was in transit. The push does not count
+ * and fixes no data set. */
 TEST(a_push_of_the_other_data_is_rejected)
 {
 	struct core_fixture f;
@@ -284,8 +288,9 @@ TEST(a_push_of_the_other_data_is_rejected)
 	fixture_close(&f);
 }
 
-/* The ACK of a superseded push names the reason, also for a duplicate, for a push that a checkpoint
- * contains, and for a replay. So the counters of the worker agree with those of the server. */
+/* The ACK of a superseded push contains the reason. This also holds for a duplicate, for a push
+ * that a checkpoint contains, and for a replay. Therefore the counters of the worker agree with
+ * those of the server. */
 TEST(an_ack_says_what_is_superseded)
 {
 	struct core_fixture f;
@@ -310,7 +315,7 @@ TEST(an_ack_says_what_is_superseded)
 	second = fixture_sent(&f, 7, MSG_WELCOME)->welcome.stamp;
 	late.push.stamp = second;
 	assert_int_equal(fixture_acked(&f, 7, &late).superseded, 1);
-	/* decided before the crash */
+	/* replays of pushes that were decided before the crash */
 	for (uint32_t superseded = 0; superseded < 2; superseded++) {
 		m = fixture_batch(second, 2 + superseded, 0, 1, 1);
 		m.push.verdict = VERDICT_REJECTED;
@@ -321,8 +326,8 @@ TEST(an_ack_says_what_is_superseded)
 	fixture_close(&f);
 }
 
-/* The snapshot does not contain the first push, although it was acknowledged. The replay of this
- * push fixes the data set again. */
+/* The snapshot does not contain the first push, although the push was acknowledged. The replay of
+ * this push fixes the data set again. */
 TEST(a_replay_fixes_what_it_had_fixed)
 {
 	struct core_fixture f;
@@ -346,7 +351,7 @@ TEST(a_replay_fixes_what_it_had_fixed)
 	fixture_close(&f);
 }
 
-/* A rejected push does not fix the data set, so the next push may be of other data. */
+/* A rejected push does not fix the data set, so the next push may come from another data set. */
 TEST(a_push_that_is_rejected_fixes_nothing)
 {
 	static const float wild[FIXTURE_PARAMS] = {1, 1, 1, NAN, 1, 1, 1, 1};
@@ -381,7 +386,7 @@ TEST(a_push_that_is_rejected_fixes_nothing)
 	fixture_close(&f);
 }
 
-/* Until --min-workers have joined, no worker has work. */
+/* Until --min-workers workers have joined, the server grants no work. */
 TEST(before_the_run_begins_no_push_counts)
 {
 	struct stamp s[3];
@@ -400,7 +405,7 @@ TEST(before_the_run_begins_no_push_counts)
 	fixture_close(&f);
 }
 
-/* Workers that cannot train do not count for --min-workers. */
+/* Workers with another data set cannot train, so they do not count for --min-workers. */
 TEST(workers_with_other_data_do_not_count_and_are_named)
 {
 	struct hold_up_view v;
@@ -417,15 +422,15 @@ TEST(workers_with_other_data_do_not_count_and_are_named)
 	assert_int_equal(v.needed, 2);
 	assert_int_equal(v.others, 1);
 	assert_int_equal(v.other_data, other_data.xxh3);
-	join(&f, 7, &fixture_data); /* training goes on without one worker */
+	join(&f, 7, &fixture_data); /* training goes on without the worker that has other data */
 	core_hold_up(f.core, &v);
 	assert_int_equal(v.kind, HOLD_UP_NONE);
 	assert_int_equal(v.others, 1);
 	fixture_close(&f);
 }
 
-/* The first push that counted excluded the data set of a second worker. The second worker has had no
- * work since then, and learns the reason only at the end of the run. */
+/* The first push that counted excluded the data set of a second worker. Since then the second
+ * worker has had no work. It receives the reason only at the end of the run. */
 TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 {
 	struct core_fixture f;
@@ -510,7 +515,8 @@ TEST(only_image_words_need_the_feature)
 	fixture_close(&f);
 }
 
-/* Only workers need the feature to hold back images: observers of any version may join. */
+/* Workers must support held-back images. Observers need no support, so observers of any version may
+ * join. */
 TEST(a_worker_learns_how_many_images_are_held_back)
 {
 	struct core_config c = training(1);

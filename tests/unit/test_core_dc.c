@@ -1,7 +1,7 @@
 /*
  * Proves delay compensation (server/core/downpour.c, backups.c): a gradient g of version v becomes
- * g + lambda g g (w - w_v), with a fixed or adaptive lambda, whatever the worker has pulled since.
- * The reference in this file follows the paper and PyTorch's optimizers, computes in double
+ * g + lambda g g (w - w_v), with a fixed or adaptive lambda, no matter what the worker has pulled
+ * since. The reference in this file follows the paper and PyTorch's optimizers, computes in double
  * precision, and keeps the weights of every version.
  */
 #include "tests/support/core_cluster.h"
@@ -43,7 +43,8 @@ static double power(double base, uint64_t n)
 	return p;
 }
 
-/* PyTorch's step of one value; `d` is its gradient. */
+/* Returns the step that PyTorch's optimizer takes for value j. `d` is the gradient of this
+ * value. */
 static double twin_step(struct twin *t, size_t j, double d)
 {
 	const struct optim *o = &t->cfg->optim;
@@ -73,8 +74,8 @@ static double twin_step(struct twin *t, size_t j, double d)
 	}
 }
 
-/* `then`: the version of the weights with which `g` was computed; negative: apply `g` without
- * compensation. */
+/* Make an update of the reference with the gradient `g`. `then`: the version of the weights at
+ * which `g` was computed; negative: apply `g` without compensation. */
 static void twin_push(struct twin *t, const float *g, int64_t then)
 {
 	const double *w = t->w[t->version];
@@ -102,8 +103,9 @@ static void twin_push(struct twin *t, const float *g, int64_t then)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
-/* A simulated server and its workers. `ahead`: the number of pulls that a worker may make before
- * the push of an earlier one: 1 with prefetch, 3 with pipelined steps. */
+/* A simulated server and its workers. `ahead`: the number of additional pulls that a worker may
+ * make before it pushes the gradient of its oldest pull: 1 with prefetch, 3 with pipelined
+ * steps. */
 struct dc_run {
 	struct core_fixture f;
 	struct twin twin;
@@ -183,7 +185,8 @@ static void come_back(struct dc_run *l)
 	}
 }
 
-/* Pulls, pushes and restarts in random order. */
+/* Make pulls, pushes and restarts in random order. Returns the largest difference between a weight
+ * of the core and of the reference. */
 static double dc_random_run(uint64_t seed, const struct core_config *cfg)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -249,11 +252,11 @@ TEST(every_combination_of_options_is_what_the_formulas_say)
 	print_message("largest difference of a weight: %.1e\n", max);
 }
 
-/* ---- what it is for -------------------------------------------------------------------------- */
+/* ---- the benefit ---------------------------------------------------------------------------- */
 
-/* Four workers take turns, so each gradient is three versions old. The loss is w^2 / 2, and the
- * rate is too large for this delay: without compensation the weights oscillate with growing
- * amplitude. Returns the largest magnitude of a weight in the last 100 of 400 pushes. */
+/* Returns the largest magnitude of a weight in the last 100 of 400 pushes. Four workers take turns,
+ * so each gradient is three versions old. The loss is w^2 / 2, and the rate is too large for this
+ * delay: without compensation the weights oscillate with growing amplitude. */
 static double swing(enum delay_compensation kind)
 {
 	struct core_config cfg = fixture_config();
@@ -276,7 +279,7 @@ static double swing(enum delay_compensation kind)
 		uint32_t i = n % 4;
 		struct msg m = fixture_push(s[i], n / 4);
 
-		if (n >= 4) { /* each worker pulls first */
+		if (n >= 4) { /* at first each worker only pulls */
 			m.push.base_version = version[i];
 			m.push.base_term = s[i].term;
 			fixture_slice(&m, 0, FIXTURE_PARAMS, then[i]);
@@ -304,7 +307,8 @@ TEST(it_damps_the_swings_that_delay_causes)
 
 /* ---- single cases ---------------------------------------------------------------------------- */
 
-/* Worker 0 prefetches: it pulls version 1 before it has pushed the gradient of version 0. */
+/* In this test worker 0 prefetches: it pulls version 1 before it has pushed the gradient of version
+ * 0. */
 TEST(a_prefetch_does_not_change_what_a_gradient_is_compensated_with)
 {
 	struct core_config cfg = dc_config(0);
@@ -337,10 +341,11 @@ TEST(each_worker_is_compensated_by_its_own_delay)
 	dc_run_open(&l, dc_config(0));
 	pull(&l, 0);
 	pull(&l, 1);
-	push(&l, 1, fixture_ones); /* a fresh gradient is not changed */
+	/* the weights of this gradient are current, so it is not changed */
+	push(&l, 1, fixture_ones);
 	assert_float_equal(core_weights(l.f.core)[4], (float)-RATE, 1e-7);
 	pull(&l, 1);
-	push(&l, 1, fixture_ones); /* the gradient is fresh again */
+	push(&l, 1, fixture_ones); /* this gradient is not changed either */
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-2 * RATE), 1e-7);
 	push(&l, 0, fixture_ones); /* this gradient is two versions old */
 	assert_float_equal(core_weights(l.f.core)[4],
@@ -349,7 +354,8 @@ TEST(each_worker_is_compensated_by_its_own_delay)
 	fixture_close(&l.f);
 }
 
-/* Without a copy of the version there is no compensation. */
+/* If the core has no copy of the version of a gradient, it applies the gradient without
+ * compensation. */
 TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 {
 	static struct dc_run l;
@@ -394,7 +400,7 @@ TEST(weights_of_a_lost_term_are_not_held)
 	fixture_close(&l.f);
 	fixture_load(&l.f, cfg, &image);
 	fixture_drop(&image);
-	l.worker[1].seq = 1; /* the worker continues from this seq */
+	l.worker[1].seq = 1; /* the snapshot contains only the first push of this worker */
 	come_back(&l);
 	push_of(&l, 1, twos, 1, l.worker[1].s.term);
 	fixture_pull(&l.f, 10, l.worker[0].s, WEIGHTS_CURRENT); /* another version 2 */
@@ -402,7 +408,7 @@ TEST(weights_of_a_lost_term_are_not_held)
 	push_of(&l, 0, fixture_ones, 2, term);
 	assert_float_equal(core_weights(l.f.core)[4], (float)(-6 * RATE), 1e-7);
 	assert_int_equal(core_stats(l.f.core)->uncompensated, 1);
-	/* version 2 of the new term, which this worker has pulled */
+	/* this worker has pulled version 2 of the new term */
 	push_of(&l, 0, fixture_ones, 2, l.worker[0].s.term);
 	assert_float_equal(core_weights(l.f.core)[4],
 		(float)(-6 * RATE - RATE * (1 - LAMBDA * 3 * RATE)), 1e-6);
@@ -448,7 +454,7 @@ TEST(copies_are_shared_and_released)
 	assert_int_equal(copies(&l), 2);
 	fixture_bye(&l.f, 11, l.worker[1].s); /* the worker leaves */
 	assert_int_equal(copies(&l), 2);
-	for (uint32_t t = 0; t < 12; t++) { /* worker 2 dies of silence */
+	for (uint32_t t = 0; t < 12; t++) { /* worker 2 sends no message until it is dead */
 		fixture_tick(&l.f, 100);
 		fixture_beat(&l.f, 10, l.worker[0].s);
 	}
@@ -476,8 +482,8 @@ TEST(a_fenced_worker_holds_nothing)
 	fixture_close(&l.f);
 }
 
-/* The number of versions that a worker holds is bounded. The core keeps the oldest version, because
- * the worker may still compute with it. */
+/* The core holds a bounded number of versions for each worker. It keeps the oldest one, because the
+ * worker may still compute with it. */
 TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 {
 	static struct dc_run l;
@@ -524,8 +530,9 @@ static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64
 	fixture_applied(f, 9, &m);
 }
 
-/* The server is killed when a snapshot contains `saved` pushes and all pushes are applied. The
- * worker then replays the remaining pushes, but not the pulls between them. */
+/* Run a single worker. Unless `saved` is LONE_PUSHES, the server is killed after all pushes, and
+ * starts again from a snapshot that contains only the first `saved` pushes. The worker then replays
+ * the remaining pushes, but not the pulls between them. Writes the final weights to `end`. */
 static void lone_run(uint64_t saved, float *end)
 {
 	struct core_config cfg = dc_config(1);
@@ -552,7 +559,7 @@ static void lone_run(uint64_t saved, float *end)
 		s = fixture_come_back(&f, 9, s, LONE_PUSHES);
 		for (uint64_t i = saved + 1; i <= LONE_PUSHES; i++)
 			lone_push(&f, s, i, term);
-		/* a push of weights that the worker has pulled in this term */
+		/* the worker pulled the weights of this push in the old term */
 		lone_push(&f, s, LONE_PUSHES + 1, term);
 	} else {
 		lone_push(&f, s, LONE_PUSHES + 1, s.term);
@@ -573,7 +580,7 @@ TEST(a_lone_worker_replays_to_the_same_bits)
 	}
 }
 
-/* A checkpoint with weights that are not finite is refused. */
+/* A snapshot that contains a copy with weights that are not finite is refused. */
 TEST(a_copy_that_is_not_finite_is_refused)
 {
 	static struct dc_run l;

@@ -1,6 +1,6 @@
 /*
- * test_core_deadline.c - a worker sends heartbeats and delivers nothing: the run goes on without
- * this worker, whatever work it holds. Time is virtual, with a tick every 50 ms.
+ * test_core_deadline.c - a worker sends heartbeats and delivers nothing. The run goes on without
+ * this worker, no matter what work it holds. Time is virtual, with a tick every 50 ms.
  * (test_core_backup.c tests copies of late work.)
  */
 #include "tests/support/core_cluster.h"
@@ -8,7 +8,7 @@
 
 #define HANGS UINT64_MAX
 
-/* Workers, and the milliseconds that each worker needs for a batch. */
+/* A fleet of simulated workers, and the time in milliseconds that each worker needs for a batch. */
 struct fleet {
 	struct cluster k;
 	uint64_t ms[CLUSTER_WORKERS], ready_ms[CLUSTER_WORKERS];
@@ -36,7 +36,7 @@ static void fleet_open(
 		f->ms[i] = each_ms;
 }
 
-/* The number of batches in the next push of this worker. */
+/* Returns the number of batches in the next push of worker i. */
 static uint32_t next_batches(const struct fleet *f, uint32_t i)
 {
 	const struct cluster_worker *h = &f->k.worker[i];
@@ -47,14 +47,15 @@ static uint32_t next_batches(const struct fleet *f, uint32_t i)
 	return h->grant.work.count < max ? h->grant.work.count : max;
 }
 
-/* Worker i has got a grant: set the time at which its next push is ready. */
+/* Set the time at which the next push of worker i is ready. The worker has just received a
+ * grant. */
 static void begin(struct fleet *f, uint32_t i)
 {
 	if (f->ready_ms[i] == 0 && f->ms[i] != HANGS)
 		f->ready_ms[i] = f->k.f.now_ms + f->ms[i] * next_batches(f, i);
 }
 
-/* Pushes the first batches of a grant that needs several pushes. */
+/* Push the first batches of a grant that needs several pushes. */
 static void push_first(struct fleet *f, uint32_t i)
 {
 	struct cluster_worker *h = &f->k.worker[i];
@@ -105,7 +106,7 @@ static int fleet_is_over(const struct fleet *f)
 	return f->k.f.core->run.ending == END_OVER;
 }
 
-/* All workers send heartbeats and work until the run is over, or for `ms`. */
+/* Let all workers send heartbeats and work until the run is over, or for `ms` milliseconds. */
 static void fleet_run(struct fleet *f, uint64_t ms)
 {
 	uint64_t end = f->k.f.now_ms + ms;
@@ -120,7 +121,7 @@ static void fleet_run(struct fleet *f, uint64_t ms)
 	}
 }
 
-/* Worker 0 gets work and delivers nothing. The other workers do all the work. */
+/* Worker 0 gets work and delivers nothing. The other workers must finish the run without it. */
 static void a_hanging_worker_holds_up_no_worker(struct core_config cfg)
 {
 	struct fleet f;
@@ -150,7 +151,7 @@ TEST(a_sync_step_does_not_wait_for_a_hanging_worker)
 }
 
 /* The first worker stalls during its first grant. The second worker joins later, sends heartbeats
- * and never requests work: it is idle, but not stalled yet. Then the first worker requests work
+ * and never requests work, so it is idle, but not stalled yet. Then the first worker requests work
  * again. */
 TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 {
@@ -188,7 +189,7 @@ TEST(a_pass_does_not_wait_for_a_hanging_worker)
 	a_hanging_worker_holds_up_no_worker(config(MODE_SANDBLASTER));
 }
 
-/* The worker trains, but hangs when the server grants it a portion of the test set. */
+/* In this test a worker trains, but hangs when the server grants it a portion of the test set. */
 TEST(an_evaluation_does_not_wait_for_a_hanging_worker)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -216,7 +217,7 @@ TEST(without_copies_the_deadline_is_enough)
 	a_hanging_worker_holds_up_no_worker(cfg);
 }
 
-/* The worker has delivered all its work, and hangs before its next request. */
+/* In this test a worker has delivered all its work, and hangs before its next request. */
 static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 {
 	struct fleet f;
@@ -225,7 +226,7 @@ static void a_worker_that_does_not_ask_again_holds_up_no_worker(enum mode mode)
 	for (int i = 0; i < 1000 && f.k.f.core->worker[0].pace.left == 0; i++)
 		fleet_run(&f, 10);
 	while (f.k.f.core->worker[0].pace.left) {
-		f.ms[1] = f.ms[2] = HANGS; /* so that worker 0 is the slowest */
+		f.ms[1] = f.ms[2] = HANGS; /* this makes worker 0 the slowest worker */
 		f.ready_ms[1] = f.ready_ms[2] = 0;
 		fleet_run(&f, 10);
 	}
@@ -245,9 +246,10 @@ TEST(a_worker_that_does_not_ask_again_is_stalled)
 	a_worker_that_does_not_ask_again_holds_up_no_worker(MODE_DOWNPOUR);
 }
 
-/* ---- slow ------------------------------------------------------------------------------------ */
+/* ---- slow workers --------------------------------------------------------------------------- */
 
-/* The defaults of cnn-ps (server/config/options.c) that matter here. */
+/* Returns a configuration with the defaults of cnn-ps (server/core/options.def) that matter for
+ * slow workers. */
 static struct core_config defaults(enum mode mode)
 {
 	struct core_config cfg = config(mode);
@@ -274,8 +276,8 @@ static void assert_at_work(const struct fleet *f)
 	}
 }
 
-/* Two workers need `each_ms` for a batch, and one needs 20 times as long. An epoch has 600 batches.
- */
+/* Train an epoch of 600 batches. Two workers need `each_ms` for a batch, and one worker needs 20
+ * times as long. The slow worker must contribute. */
 static void a_slow_worker_contributes(enum mode mode, uint64_t each_ms)
 {
 	struct core_config cfg = defaults(mode);
@@ -327,7 +329,8 @@ static void pass(struct cluster *k, uint64_t ms)
 	tick(k, ms);
 }
 
-/* Worker 0 delivers `n` batches of `ms` each, and is granted one of the last two batches. */
+/* Open a core with one worker. It has delivered `n` batches, each after `ms` milliseconds, and
+ * holds one of the last two batches of the epoch. */
 static void open_after(struct cluster *k, uint32_t n, uint64_t ms)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -415,7 +418,7 @@ TEST(a_worker_that_never_delivers_is_stalled_until_it_delivers)
 	cluster_close(&k);
 }
 
-/* A worker that only sends LEASE, HELLO or PULL does not deliver anything, so it is stalled. */
+/* A worker that only sends LEASE, HELLO or PULL delivers nothing, so it becomes stalled. */
 TEST(a_worker_that_only_sends_requests_is_stalled)
 {
 	struct cluster k;
@@ -434,7 +437,7 @@ TEST(a_worker_that_only_sends_requests_is_stalled)
 	cluster_close(&k);
 }
 
-/* A worker that has joined, or has delivered all its work, must request a lease in time. */
+/* A worker that has joined, or that has delivered all its work, must request a lease in time. */
 TEST(a_worker_that_never_asks_is_stalled_until_it_asks)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -479,7 +482,7 @@ TEST(waiting_for_work_or_pushing_without_leases_is_no_stall)
 	assert_false(fixture_worker(&k.f, 2).stalled);
 	cluster_close(&k);
 
-	cfg = fixture_config(); /* no data set, so no leases */
+	cfg = fixture_config(); /* the run has no data set, so it has no leases */
 	fixture_open(&f, cfg);
 	struct stamp s = fixture_join(&f, 9, "");
 	for (int i = 0; i < 2000; i++) {
@@ -511,7 +514,8 @@ TEST(a_stalled_worker_gets_work_that_others_get_too)
 	cluster_close(&k);
 }
 
-/* Duplicates of two earlier pushes are no sign that the worker computes its current grant. */
+/* A worker that sends the results of two done batches again makes no progress with its current
+ * grant. */
 TEST(the_same_result_again_is_no_delivery)
 {
 	struct cluster k;
@@ -528,7 +532,8 @@ TEST(the_same_result_again_is_no_delivery)
 	cluster_close(&k);
 }
 
-/* A rejected result is no delivery, either: worker 0 requests the same portion again and again. */
+/* A rejected result is no delivery. In this test worker 0 requests the same portion again and
+ * again. */
 TEST(a_result_that_is_not_finite_is_no_delivery)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -572,8 +577,8 @@ static void moved(struct cluster *k, uint64_t bytes)
 		&(struct event){.kind = EVENT_PROGRESS, .peer = k->worker[0].peer, .bytes = bytes});
 }
 
-/* Let time pass for `ms`, while `bytes` bytes move on the worker's connection in each tenth of a
- * second. */
+/* Let `ms` milliseconds pass, while `bytes` bytes move on the worker's connection in each tenth of
+ * a second. */
 static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 {
 	for (; ms; ms -= 100) {
@@ -582,7 +587,7 @@ static void transfer(struct cluster *k, uint64_t ms, uint64_t bytes)
 	}
 }
 
-/* 1.7 MB each way over 1 Mbit/s take 14 s for the weights and 14 s for the gradient. */
+/* Over 1 Mbit/s, 1.7 MB of weights take 14 s, and 1.7 MB of gradient take 14 s, too. */
 TEST(a_transfer_that_progresses_is_not_cut)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -595,7 +600,8 @@ TEST(a_transfer_that_progresses_is_not_cut)
 	k.worker[0].s = fixture_join(&k.f, 9, "");
 	fixture_lease(&k.f, 9, k.worker[0].s, 1);
 	k.worker[0].request = 1;
-	k.n = 0; /* the fleet ignores grants */
+	/* cluster_receive must ignore grants: these weights are too large for its workers */
+	k.n = 0;
 	for (uint64_t ms = 0; ms < 28000; ms += 100) {
 		fixture_beat(&k.f, 10, k.worker[0].s);
 		tick(&k, 100);
@@ -615,13 +621,14 @@ TEST(a_trickle_does_not_hold_a_grant)
 	struct cluster k;
 
 	open_after(&k, 4, 5);
-	transfer(&k, 3000, 80); /* a tenth of the rate at which the deadline does not come closer */
+	/* at a tenth of the rate that would extend the deadline by the time of the transfer */
+	transfer(&k, 3000, 80);
 	assert_int_equal(core_stats(k.f.core)->expired, 1);
 	cluster_close(&k);
 }
 
-/* Bytes extend the deadline only up to the number of bytes that the work needs, however fast they
- * move. */
+/* Transferred bytes extend the deadline only up to the number of bytes that the work needs, no
+ * matter how fast they move. */
 TEST(bytes_without_end_do_not_hold_a_grant)
 {
 	struct cluster k;
@@ -633,7 +640,7 @@ TEST(bytes_without_end_do_not_hold_a_grant)
 	cluster_close(&k);
 }
 
-/* A worker that waits for the server's disk has no deadline. */
+/* No deadline runs for a worker that waits for the server's disk. */
 TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -657,7 +664,8 @@ TEST(a_worker_that_waits_for_our_disk_is_not_stalled)
 	cluster_close(&k);
 }
 
-/* After a restart, the server withdraws the grant of a worker, and the worker returns and hangs. */
+/* After a restart, the server withdraws the grant of a worker. The worker then returns and
+ * hangs. */
 TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -669,12 +677,13 @@ TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 	assert_int_equal(cluster_request(&k, 0), 1);
 	fixture_restart(&k.f);
 	for (int i = 0; i < 20; i++)
-		fixture_tick(&k.f, 100); /* in sum longer than dead_ms and than three deadlines */
+		/* all ticks together are longer than dead_ms and than three deadlines */
+		fixture_tick(&k.f, 100);
 	struct msg m = fixture_resume(k.worker[0].s, 0, 0);
 	m.hello.data = k.data;
 	fixture_message(&k.f, k.worker[0].peer, &m);
 	k.worker[0].s = fixture_sent(&k.f, k.worker[0].peer, MSG_WELCOME)->welcome.stamp;
-	pass(&k, 1000); /* the worker still computes the old grant, for which no deadline runs */
+	pass(&k, 1000); /* the worker computes its old grant, for which no deadline runs */
 	assert_false(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(fixture_worker(&k.f, 1).owes_ms, 0);
 	assert_int_equal(core_stats(k.f.core)->stalls, 0);
@@ -686,8 +695,8 @@ TEST(the_time_that_a_worker_needs_to_come_back_is_not_owed)
 	cluster_close(&k);
 }
 
-/* All workers send heartbeats for `ms` and get no reply: replies wait for the disk during `held_ms`
- * of each 10 ms. */
+/* Let all workers send heartbeats for `ms` milliseconds without replies: in each 10 ms, replies
+ * wait for the disk during `held_ms`. */
 static void fleet_hold(struct fleet *f, uint64_t ms, uint64_t held_ms)
 {
 	for (uint64_t end = f->k.f.now_ms + ms; f->k.f.now_ms < end;) {
@@ -709,19 +718,19 @@ TEST(time_in_which_replies_wait_for_the_disk_does_not_count)
 	uint64_t steps_short = t->steps_short;
 	fleet_hold(&f, 60000, 10);
 	assert_true(t->expired == 0 && t->stalls == 0);
-	fleet_hold(&f, 10000, UINT64_MAX); /* a log may contain any value */
+	fleet_hold(&f, 10000, UINT64_MAX); /* a write-ahead log may contain any value of held_ms */
 	assert_true(t->expired == 0 && t->stalls == 0);
 	fleet_run(&f, 1000);
 	assert_true(t->expired == 0 && t->stalls == 0 && t->steps_short == steps_short);
-	fleet_hold(&f, 3000, 8); /* a fifth of the time counts */
+	fleet_hold(&f, 3000, 8); /* only a fifth of this time counts */
 	assert_true(t->expired == 0 && t->stalls == 0);
 	fleet_hold(&f, 60000, 8);
 	assert_int_equal(t->stalls, 3);
 	cluster_close(&f.k);
 }
 
-/* Bytes of the worker move while replies wait for the disk. The shell reports the bytes every
- * `ticks` ticks. The core extends the deadline once for this time, not twice. */
+/* Bytes of the worker move while replies wait for the disk, and the shell reports these bytes every
+ * `ticks` ticks. The core must extend the deadline once for this time, not twice. */
 TEST(held_time_is_not_counted_as_a_transfer_too)
 {
 	for (uint64_t ticks = 1; ticks <= 5; ticks += 4) {
@@ -729,7 +738,7 @@ TEST(held_time_is_not_counted_as_a_transfer_too)
 
 		open_after(&k, 4, 5);
 		pass(&k, 1000);
-		moved(&k, 1); /* the period of the next report begins now */
+		moved(&k, 1); /* from now on, the core measures the time until the next report */
 		for (uint64_t i = 1; i <= 20; i++) {
 			fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 			k.f.now_ms += 100;

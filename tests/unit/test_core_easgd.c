@@ -59,7 +59,7 @@ TEST(alpha_follows_the_number_of_members)
 	fixture_close(&f);
 }
 
-/* The first worker that returns must not move the centre as if it were the only one. */
+/* The first worker that returns must not move the centre as if it were the only worker. */
 TEST(after_a_restart_members_are_expected_back)
 {
 	struct core_fixture f;
@@ -73,7 +73,7 @@ TEST(after_a_restart_members_are_expected_back)
 	assert_alpha(&f, 10, s[0], 4);
 	s[1] = fixture_come_back(&f, 11, s[1], 0);
 	assert_alpha(&f, 11, s[1], 4);
-	fixture_tick(&f, 500); /* the recovery is over without the others */
+	fixture_tick(&f, 500); /* the recovery ends, although the other workers have not returned */
 	assert_alpha(&f, 10, s[0], 2);
 	s[2] = fixture_come_back(&f, 12, s[2], 0);
 	assert_alpha(&f, 10, s[0], 3);
@@ -101,7 +101,8 @@ TEST(a_push_moves_the_centre_by_itself)
 	cfg.rate.staleness_scaling = STALE_INVERSE;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 10, "");
-	for (uint64_t seq = 1; seq <= 5; seq++) { /* base_version stays 0, so staleness grows */
+	/* base_version stays 0, so the staleness of the pushes grows */
+	for (uint64_t seq = 1; seq <= 5; seq++) {
 		struct msg m = fixture_push_ones(s, seq);
 
 		fixture_applied(&f, 10, &m);

@@ -150,7 +150,8 @@ TEST(a_result_that_was_never_granted_is_refused)
 		fixture_refused(&f, 9, PS_EPROTO);
 		assert_int_equal(core_epoch(f.core, 0)->eval_done, 0);
 	}
-	for (int i = 0; i < 2; i++) { /* the result counts without a grant, but only once */
+	/* this result counts although it was not granted, but it counts only once */
+	for (int i = 0; i < 2; i++) {
 		struct msg m = {.type = MSG_RESULT, .result = good};
 
 		fixture_message(&f, 9, &m);
@@ -223,7 +224,7 @@ TEST(a_late_result_of_another_evaluation_is_ignored)
 
 	fixture_open(&f, fixture_training());
 	s = fixture_join(&f, 9, "");
-	result(&f, 9, s, &g); /* no evaluation is under way */
+	result(&f, 9, s, &g); /* no evaluation is in progress */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	train(&f, s, 0);
 	g.eval_id = 2;
@@ -260,7 +261,7 @@ TEST(a_portion_whose_worker_vanished_is_granted_again)
 	assert_int_equal(g.eval_first, 6);
 	result(&f, 10, t, &g);
 	assert_int_equal(fixture_count(&f, EFFECT_EVALUATED), 1);
-	result(&f, 9, s, &g); /* the worker that was silent returns with its result */
+	result(&f, 9, s, &g); /* the silent worker returns with its result */
 	assert_int_equal(core_epoch(f.core, 0)->eval_done, 7);
 	fixture_close(&f);
 }

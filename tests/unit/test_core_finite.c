@@ -1,8 +1,7 @@
 /*
- * Proves invariant 3 of server/core/store.c: weights and optimizer state stay finite, whatever
- * workers push. A push that would violate this is rejected as a whole, and every checkpoint can be
- * read.
- * Attack A13 of docs/faults.md.
+ * Proves invariant 3 of server/core/store.c: weights and optimizer state stay finite, no matter
+ * what workers push. A push that would violate this invariant is rejected as a whole, and every
+ * checkpoint can be read. Attack A13 of docs/faults.md.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -39,7 +38,7 @@ static void assert_finite(const struct core_fixture *f, const char *what, int pu
 		fail_msg("%s: not finite after push %d", what, push);
 }
 
-/* Assert that the two snapshots differ only in the ledger. */
+/* Check that the two snapshots differ only in the ledger. */
 static void assert_untouched(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
@@ -124,7 +123,7 @@ static int push_once(
 	return a.reject == REJECT_NONE;
 }
 
-/* Assert that a run can continue from a snapshot of the present state. */
+/* Check that a run can continue from a snapshot of the present state. */
 static void assert_saved_well(struct core_fixture *f, const char *what)
 {
 	struct core_snapshot img = fixture_save(f);
@@ -244,7 +243,7 @@ TEST(sums_do_not_leave_the_numbers)
 		struct stamp s = join(&f, &t, 9);
 		uint64_t seq = 0;
 		for (uint32_t i = 0; i < t.batches; i++) {
-			/* a finite push resets the count of rejections, so the worker is not
+			/* a finite push resets the count of bad pushes, so the worker is not
 			 * excluded */
 			if (i % 16 == 15)
 				push_batch(&f, s, ++seq, i, (const float[FIXTURE_PARAMS]){0});
@@ -260,7 +259,8 @@ TEST(sums_do_not_leave_the_numbers)
 	}
 }
 
-/* Makes updates of `n` gradients each, at n times the rate. The weights grow with every update. */
+/* Make updates of `n` gradients each, with a learning rate that is n times as large. The weights
+ * grow with every update. */
 static void scaled_run(enum mode mode, enum optim_kind kind, uint32_t n, double lr)
 {
 	struct core_config cfg = fixture_training();
@@ -302,8 +302,8 @@ TEST(a_scaled_rate_does_not_leave_the_numbers)
 		}
 }
 
-/* Decisions depend only on the state in the snapshot: a core that continues from a snapshot accepts
- * and rejects the same pushes. */
+/* The core decides only by the state that a snapshot contains. Therefore a core that continues from
+ * a snapshot accepts and rejects the same pushes. */
 TEST(a_restart_decides_the_same)
 {
 	static const struct trial t = {.what = "restart",
@@ -335,11 +335,11 @@ TEST(a_restart_decides_the_same)
 	fixture_close(&twin);
 }
 
-/* ---- the bounds themselves ------------------------------------------------------------------- */
+/* ---- the bounds of a step ------------------------------------------------------------------- */
 
 #define VALUES 64u
 
-/* 10^x with x uniform in [from, to). */
+/* Returns 10^x with x uniform in [from, to). */
 static double power_between(struct rng *r, double from, double to)
 {
 	return pow(10, from + (to - from) * (double)rng_below(r, 1 << 20) / (1 << 20));

@@ -1,12 +1,13 @@
 /*
- * Proves what the core does with replays of a later epoch (later_epochs.c): a crash loses the end of an
- * epoch and the beginning of the next one, and the workers return in any order.
+ * Proves the promises of later_epochs.h about replayed pushes of a later epoch. A crash has lost
+ * the end of an epoch and the beginning of the next one, and the workers return in any order.
  */
 #include <math.h>
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-/* Three epochs of 4 batches. The last batch of an epoch has 5 images. */
+/* Returns a configuration with three epochs of 4 batches. The last batch of an epoch has 5
+ * images. */
 static struct core_config training(enum mode mode)
 {
 	struct core_config cfg = fixture_training();
@@ -16,8 +17,8 @@ static struct core_config training(enum mode mode)
 	return cfg;
 }
 
-/* Restart the server from a snapshot without pushes. Workers 1 and 2 return, each with `n` pushes
- * to replay. */
+/* Start a server with two workers, and restart it from a snapshot without pushes. Both workers
+ * return, each with `n` pushes to replay. */
 static void crash(struct core_fixture *f, struct core_config cfg, struct stamp s[2], uint64_t n)
 {
 	fixture_open(f, cfg);
@@ -52,7 +53,7 @@ static void assert_images(const struct core_fixture *f, uint64_t first, uint64_t
 }
 
 /* The first worker replays two batches of the next epoch before the second worker completes the
- * current epoch. */
+ * current epoch. again = 1: the server restarts between these replays. */
 static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 {
 	struct core_config cfg = training(mode);
@@ -76,10 +77,10 @@ static void counts_at_once(enum mode mode, uint32_t buffer_size, int again)
 	taken(&f, 1, s[1], 2, 0, 3);
 	assert_int_equal(core_training_epoch(f.core), 1);
 	assert_images(&f, 35, 20);
-	struct msg m = replay(s[1], 3, 1, 0); /* this batch has been counted before */
+	struct msg m = replay(s[1], 3, 1, 0); /* this batch has already counted */
 	fixture_rejected(&f, 10, &m, REJECT_WORK);
 	taken(&f, 1, s[1], 4, 1, 1);
-	/* this batch counts only after the evaluation of the first epoch */
+	/* in sync this batch counts only after the evaluation of the first epoch */
 	m = fixture_batch(s[1], 5, 1, 3, 1);
 	if (mode == MODE_DOWNPOUR) {
 		m.push.base_version = core_stats(f.core)->version;
@@ -109,8 +110,8 @@ TEST(later_replays_survive_another_crash)
 	counts_at_once(MODE_SYNC, 1, 1);
 }
 
-/* A worker may replay all batches of later epochs before the current epoch is trained and evaluated
- * again. (Workers retain no results of evaluations, so these must be computed again.) */
+/* Workers may replay all batches of later epochs before the current epoch is trained and evaluated
+ * again. Workers retain no results of evaluations, so the evaluations are computed again. */
 TEST(whole_later_epochs_may_be_replayed)
 {
 	struct core_fixture f;
@@ -127,8 +128,8 @@ TEST(whole_later_epochs_may_be_replayed)
 	fixture_close(&f);
 }
 
-/* A replayed push of the next epoch ends the current step and then makes a step alone. In this test
- * each step multiplies the weights by a million. */
+/* Replay a push of the next epoch in sync. It ends the current step and then makes a step alone.
+ * Each step multiplies the weights by about a million. Returns the reason of a rejection. */
 static enum reject after_two_steps(float weight)
 {
 	struct core_config cfg = training(MODE_SYNC);

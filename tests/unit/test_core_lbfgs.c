@@ -1,12 +1,12 @@
 /*
- * Proves server/core/lbfgs.c: the path of its points equals the path of a serial reference in
- * double precision, whichever workers compute the portions, and even if workers die. L-BFGS
- * converges on problems on which it must converge, and each of its guards works as lbfgs.h says.
+ * Proves the promises of server/core/lbfgs.h. The points of the optimizer equal those of a serial
+ * reference in double precision, no matter which workers compute the portions, and even if workers
+ * die. L-BFGS converges on problems on which it must converge. Each safeguard of lbfgs.h works.
  */
 #include "tests/support/serial_lbfgs.h"
 #include "tests/support/test.h"
 
-/* Each epoch is one step, over the whole data set. */
+/* Returns a configuration in which each epoch is one step over the whole data set. */
 static struct core_config search_config(size_t n_params, uint32_t steps)
 {
 	struct core_config cfg = fixture_training();
@@ -28,7 +28,8 @@ static struct core_config search_config(size_t n_params, uint32_t steps)
 #define CLASSES  3u
 #define FEATURES 5u
 
-/* Softmax regression on ten made-up images of portion i: 3 classes, 5 features and a bias. */
+/* Computes softmax regression on ten artificial images of portion i, with 3 classes, 5 features and
+ * a bias. */
 static double softmax_portion(uint32_t i, const float *w, double *g)
 {
 	struct rng r = rng_seed(7, RNG_SIM, i);
@@ -61,8 +62,8 @@ static double softmax_portion(uint32_t i, const float *w, double *g)
 	return loss;
 }
 
-/* The slope of this loss is so small that the Wolfe condition makes the line search extend its
- * first step. */
+/* The slope of this loss is so small that the line search must extend its first step to satisfy the
+ * Wolfe condition. */
 static double plain_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = cluster_bowl(i, w, g);
@@ -72,8 +73,8 @@ static double plain_portion(uint32_t i, const float *w, double *g)
 	return loss / 1000;
 }
 
-/* Rosenbrock's function: even portions give the term along its valley, odd portions the term of its
- * walls. */
+/* Computes Rosenbrock's function. Even portions give the term along its valley, odd portions the
+ * term of its walls. */
 static double valley_portion(uint32_t i, const float *w, double *g)
 {
 	double x = (double)w[0], y = (double)w[1], wall = y - x * x;
@@ -93,11 +94,12 @@ struct walk {
 	struct cluster k;
 	struct serial_lbfgs q;
 	uint64_t steps;
-	/* largest difference of any weight from the reference, after any step so far */
+	/* the largest difference of any weight from the reference, over all steps so far */
 	double max;
 };
 
-/* Called after each event. If the core has ended a step, the reference makes the same step. */
+/* Let the reference make a step if the core has ended one. The tests call this function after each
+ * event. */
 static void walk_follow(struct walk *a)
 {
 	if (core_stats(a->k.f.core)->updates == a->steps)
@@ -152,9 +154,8 @@ TEST(its_path_equals_the_serial_reference)
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 
-/* Five workers act in random order. One worker is killed in the middle of the third step and does
- * not return.
- */
+/* Let five workers act in random order. One of them is killed in the middle of the third step and
+ * does not return. */
 static void walk_together(uint64_t seed, int restarts)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -200,7 +201,7 @@ TEST(restarts_leave_the_way_as_it_is)
 }
 
 /* With one worker and the same order of events, a restart between any two events changes no bit of
- * the result, also in a pass or a line search. */
+ * the result. This also holds in the middle of a pass or a line search. */
 TEST(a_restart_in_any_moment_changes_no_bit)
 {
 	float expected[CLUSTER_PARAMS];
@@ -265,9 +266,9 @@ TEST(softmax_regression_converges)
 	cluster_close(&k);
 }
 
-/* ---- guards ---------------------------------------------------------------------------------- */
+/* ---- safeguards ----------------------------------------------------------------------------- */
 
-/* A loss without a minimum, whose slope becomes steeper and steeper. */
+/* Computes a loss without a minimum. Its slope becomes steeper and steeper. */
 static double hill_portion(uint32_t i, const float *w, double *g)
 {
 	(void)i;
@@ -318,7 +319,7 @@ TEST(a_direction_that_goes_up_drops_the_history)
 	cluster_open(&k, cfg, 2, 30, cluster_bowl);
 	b = &k.f.core->lbfgs;
 	pause_after_two_steps(&k);
-	/* set pairs that turn the direction uphill */
+	/* change the sign of y^T s in both pairs, so that the direction goes uphill */
 	for (uint32_t i = 0; i < 2; i++)
 		b->ys[i] = -b->ys[i];
 	cluster_evaluate(&k, 1);
@@ -330,7 +331,7 @@ TEST(a_direction_that_goes_up_drops_the_history)
 	cluster_close(&k);
 }
 
-/* A gradient with the wrong sign. */
+/* Computes the loss of cluster_bowl, and a gradient with the wrong sign. */
 static double wrong_sign_portion(uint32_t i, const float *w, double *g)
 {
 	double loss = cluster_bowl(i, w, g);
@@ -358,8 +359,7 @@ TEST(a_search_that_finds_nothing_ends_where_it_began)
 	cluster_run(&k, 1, NULL);
 	assert_int_equal(core_stats(k.f.core)->updates, 5);
 	assert_int_equal(k.f.core->lbfgs.pairs, 0);
-	/* the searches go along d, then along the gradient, and then twice more along the gradient
-	 */
+	/* four searches fail: one along d, and then three along the gradient */
 	assert_int_equal(core_stats(k.f.core)->trials - trials, 4 * 6);
 	assert_memory_equal(core_weights(k.f.core), here, sizeof(here));
 	cluster_close(&k);

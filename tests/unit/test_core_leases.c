@@ -1,8 +1,8 @@
 /*
  * Proves for training that each batch counts once, and that an epoch ends when all its batches are
  * done (invariant 2 of server/core/leases.h). After every event the fixture compares n_free and
- * n_done with batch[]. (test_core_regrants.c tests invariant 1, that a lease is no lock, and
- * test_core_evaluation.c tests the evaluation.)
+ * n_done with the array `batch`. Two other files have related tests: test_core_regrants.c for
+ * invariant 1 (a lease is not a lock), and test_core_evaluation.c for the evaluation.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -62,7 +62,7 @@ TEST(work_must_fit_the_data_and_images_must_be_its_number)
 	assert_int_equal(core_stats(f.core)->version, 0);
 	assert_int_equal(core_stats(f.core)->images, 0);
 	assert_int_equal(f.core->leases.n_free, 4);
-	m = fixture_batch(s, 12, 0, 0, 4); /* the whole epoch in one push */
+	m = fixture_batch(s, 12, 0, 0, 4); /* all batches of the epoch in one push */
 	assert_int_equal(m.push.images, 35);
 	fixture_applied(&f, 9, &m);
 	m = fixture_batch(s, 13, 0, 0, 1); /* a batch of an epoch that is over */
@@ -138,13 +138,14 @@ TEST(leases_shrink_at_the_end_of_an_epoch)
 	t = fixture_sent(&f, 10, MSG_WELCOME)->welcome.stamp;
 	for (uint64_t i = 0; left > 0; i++) {
 		struct msg_grant g = fixture_train(&f, i % 2 ? 10 : 9, i % 2 ? t : s, i / 2 + 1);
-		uint32_t max = (left + 3) / 4; /* half of the share of each worker */
+		/* half of a worker's share of the batches that are left */
+		uint32_t max = (left + 3) / 4;
 
 		assert_true(g.work.count >= 1 && g.work.count <= max && g.work.count <= 20);
 		assert_true(i > 0 || g.work.count == 20);
 		assert_true(left > 4 || g.work.count == 1);
 		before = g.work.count;
-		/* the batches are done, whichever worker pushes them */
+		/* mark the batches as done, as if a worker had pushed them */
 		for (uint32_t k = 0; k < g.work.count; k++)
 			f.core->leases.batch[g.work.first + k] = BATCH_DONE;
 		f.core->leases.n_done += g.work.count;
@@ -154,7 +155,7 @@ TEST(leases_shrink_at_the_end_of_an_epoch)
 	fixture_close(&f);
 }
 
-/* A single worker gets long leases, because no other worker waits for it. */
+/* A single worker gets long leases, because no other worker has to wait for its batches. */
 TEST(a_single_worker_gets_whole_leases_to_the_end_of_an_epoch)
 {
 	struct core_config cfg = fixture_training();
@@ -193,13 +194,13 @@ TEST(a_repeated_request_gets_the_same_grant)
 	again = fixture_train(&f, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
 	assert_int_equal(core_stats(f.core)->leases, n);
-	fixture_lease(&f, 9, s, 4); /* an old request that the network delayed */
+	fixture_lease(&f, 9, s, 4); /* an old request that the network has delayed */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_lease(&f, 9, s, 0); /* request number 0 is invalid */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	again = fixture_train(&f, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
-	fixture_restart(&f); /* the answer was lost in a crash */
+	fixture_restart(&f); /* the crash loses the answer */
 	s = fixture_come_back(&f, 9, s, 1);
 	again = fixture_train(&f, 9, s, 5);
 	assert_memory_equal(&first, &again, sizeof(first));
@@ -228,7 +229,8 @@ TEST(a_new_request_gives_back_what_is_undone)
 	assert_int_equal(core_stats(f.core)->released, 1);
 	g = fixture_train(&f, 9, s, 3);
 	assert_int_equal(core_stats(f.core)->released, 3);
-	/* the lease begins at the worker's share, which is the whole epoch */
+	/* the lease begins at the first free batch of the worker's share, which is the whole
+	 * epoch */
 	assert_int_equal(g.work.first, 1);
 	fixture_close(&f);
 }
@@ -246,7 +248,7 @@ TEST(no_lease_before_min_workers_have_joined_once)
 	fixture_tick(&f, 100);
 	assert_null(fixture_granted(&f, 9));
 	t = fixture_join(
-		&f, 10, ""); /* the event that welcomes the second worker grants to the first */
+		&f, 10, ""); /* the event with the second WELCOME also grants to worker 1 */
 	assert_non_null(fixture_granted(&f, 9));
 	fixture_bye(&f, 10, t);
 	fixture_train(&f, 9, s, 2); /* training that has begun goes on */
@@ -278,7 +280,7 @@ TEST(warm_start_holds_the_others_back)
 	fixture_applied(&f, 9, &m); /* the push makes the second update */
 	assert_non_null(fixture_granted(&f, 10));
 	fixture_close(&f);
-	fixture_open(&f, cfg); /* another worker replaces a dead one in the warm start */
+	fixture_open(&f, cfg); /* in the warm start, another worker replaces a dead one */
 	s = fixture_join(&f, 9, "");
 	t = fixture_join(&f, 10, "");
 	fixture_lease(&f, 9, s, 1);

@@ -116,8 +116,8 @@ TEST(a_duplicate_older_than_the_window_is_unknown_and_not_applied)
 	fixture_close(&f);
 }
 
-/* The snapshot of a server with a small window contains fewer decisions than a larger window could
- * hold. */
+/* The snapshot of a server with a small replay window contains fewer decisions than the window of
+ * the next server can hold. */
 TEST(after_the_window_grows_what_was_forgotten_stays_unknown)
 {
 	struct core_config cfg = fixture_config();
@@ -147,8 +147,8 @@ TEST(after_the_window_grows_what_was_forgotten_stays_unknown)
 	fixture_close(&f);
 }
 
-/* Three workers push over a network that repeats and drops messages. The test counts the pushes
- * that must be applied. */
+/* Three workers push over a network that repeats and drops messages. The test itself counts the
+ * pushes that the core must apply. */
 TEST(any_order_of_arrival_applies_each_push_once)
 {
 	const uint64_t seed = 41;
@@ -211,7 +211,7 @@ TEST(a_push_older_than_max_staleness_is_rejected)
 		fixture_applied(&f, 9, &m);
 	}
 	m = fixture_push(s, 5);
-	fixture_rejected(&f, 9, &m, REJECT_STALE); /* version 4, based on 0 */
+	fixture_rejected(&f, 9, &m, REJECT_STALE); /* the version is 4, the base version 0 */
 	m = fixture_push(s, 6);
 	m.push.base_version = 1;
 	fixture_applied(&f, 9, &m);
@@ -221,10 +221,11 @@ TEST(a_push_older_than_max_staleness_is_rejected)
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
 	m = fixture_push(s, 8);
 	m.push.base_version = UINT64_MAX;
-	m.push.base_term = f.cfg.term - 1; /* but the worker has joined in this term */
+	/* the worker has joined in this term, so it cannot have weights of an older term */
+	m.push.base_term = f.cfg.term - 1;
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
-	/* allowed if the worker joined before a crash: the server has not reached the version
-	 * again */
+	/* The push is allowed if the worker joined before a crash: perhaps the server has not
+	 * reached this version again. */
 	f.core->worker[0].session.born_term = f.cfg.term - 1;
 	m = fixture_push(s, 9);
 	m.push.base_version = 1000;
@@ -232,7 +233,7 @@ TEST(a_push_older_than_max_staleness_is_rejected)
 	fixture_applied(&f, 9, &m);
 	assert_int_equal(core_stats(f.core)->staleness_sum, 3);
 	assert_int_equal(core_stats(f.core)->staleness[0], 5);
-	/* the bucket for a staleness of 2 or 3 */
+	/* this counter is for a staleness of 2 or 3 */
 	assert_int_equal(core_stats(f.core)->staleness[2], 1);
 	fixture_message(&f, 9, &m); /* the same push again */
 	core_worker(f.core, 0, &v);
@@ -300,12 +301,12 @@ TEST(a_replay_is_decided_as_it_was_before_the_crash)
 		fixture_applied(&f, 9, &m);
 	}
 	f.core->worker[0].ledger.replay_target =
-		8; /* as after a HELLO (resume) with this last_seq */
+		8; /* as after HELLO of a resumed session with this last_seq */
 	/* the push was accepted before the crash, so it is not stale now */
 	m = fixture_push_ones(s, 5);
 	m.push.verdict = VERDICT_OK;
 	fixture_applied(&f, 9, &m);
-	m = fixture_push_ones(s, 6); /* without an ACK it is decided like a new push */
+	m = fixture_push_ones(s, 6); /* a push without an ACK is decided like a new push */
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
 	/* the push was rejected before the crash, so it is rejected now, although it is valid */
 	m = fixture_push_ones(s, 7);
@@ -330,13 +331,14 @@ TEST(ack_says_durable_only_what_a_finished_snapshot_holds)
 	struct stamp s;
 	struct msg m;
 
-	cfg.sessions.replay_window = 6; /* at push 3 the core takes a snapshot at once */
+	/* at push 3 the core takes a snapshot, before the worker must wait */
+	cfg.sessions.replay_window = 6;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	for (uint64_t seq = 1; seq <= 5; seq++) {
 		m = fixture_push(s, seq);
 		assert_int_equal(fixture_acked(&f, 9, &m).durable_seq, 0);
-		/* the core takes a snapshot before the worker has to wait */
+		/* the snapshot begins at push 3 */
 		assert_int_equal(f.saving != 0, seq >= 3);
 	}
 	fixture_durable(&f);
@@ -361,7 +363,7 @@ TEST(without_a_disk_all_is_durable_at_once)
 	fixture_close(&f);
 }
 
-/* ---- a push that asks for weights ----------------------------------------------------------- */
+/* ---- a push that also pulls ----------------------------------------------------------------- */
 
 static const struct msg_params *weights_for(const struct core_fixture *f, uint64_t request)
 {
@@ -397,7 +399,7 @@ TEST(a_push_that_asks_gets_the_weights_after_its_decision_whatever_that_is)
 	assert_int_equal(weights_for(&f, 71)->version, 1);
 	m.push.seq = 5;
 	fixture_message(&f, 9, &m);
-	fixture_refused(&f, 9, PS_EGAP); /* no other answer: the worker must send the push again */
+	fixture_refused(&f, 9, PS_EGAP); /* no PARAMS: the worker must send the push again */
 	m.push.seq = 3;
 	m.push.pull = 0;
 	fixture_applied(&f, 9, &m);

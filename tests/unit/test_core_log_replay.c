@@ -22,7 +22,8 @@ static void assert_same_bytes(const struct core_fixture *f)
 	fixture_drop(&its);
 }
 
-/* Decodes a snapshot of this moment into memory of its own. The caller frees the result. */
+/* Decodes a snapshot of this moment into its own memory, as a second core. The caller frees the
+ * result. */
 static void *begin_twin(struct core_fixture *f)
 {
 	struct core_snapshot img = fixture_save(f);
@@ -41,12 +42,12 @@ static void *begin_twin(struct core_fixture *f)
 		PS_OK);
 	fixture_drop(&img);
 	assert_same_bytes(f);
-	fixture_tick(f, 0); /* from now on their effects are equal, too */
+	fixture_tick(f, 0); /* from now on the effects of both cores are equal, too */
 	return memory;
 }
 
-/* Returns the effect at `*i` or the next effect, without the effects that a core makes once after a
- * start. The twin started later, so these effects may differ. */
+/* Returns the effect at `*i` or a later one, without the effects that a core makes once after its
+ * start. The second core started later, so these effects may differ. */
 static const struct effect *lasting_effect(const struct core *c, size_t *i)
 {
 	const struct effect *e;
@@ -57,7 +58,7 @@ static const struct effect *lasting_effect(const struct core *c, size_t *i)
 	return e;
 }
 
-/* Compares the core and its twin after each event. */
+/* Compare the core with the second core after an event: their states and their lasting effects. */
 static void assert_twins(const struct core_fixture *f)
 {
 	const struct effect *e, *other;
@@ -115,7 +116,8 @@ TEST(a_core_from_a_snapshot_ends_in_the_same_bytes)
 				assert_twins(&k.f);
 			if (before && k.f.twin && rng_below(&k.r, 30))
 				continue;
-			free(memory); /* make a new twin after a restart, and at times */
+			/* make a new second core after a restart, and at random times */
+			free(memory);
 			memory = begin_twin(&k.f);
 		}
 		free(memory);
@@ -147,7 +149,7 @@ static struct core_config of_mode(int i)
 	return cfg;
 }
 
-/* The events of the disk, and the passing of time. Returns 1 if the run is over. */
+/* Let time pass, let a snapshot end, or let a worker act. Returns 1 if the run is over. */
 static int cluster_pass(struct cluster *k, struct rng *r)
 {
 	if (k->f.saving && rng_below(r, 3) == 0)
@@ -182,10 +184,10 @@ TEST(so_it_does_in_every_mode)
 	}
 }
 
-/* ---- what a file may contain ----------------------------------------------------------------- */
+/* ---- content of a file ---------------------------------------------------------------------- */
 
-/* Every worker of a core that was decoded from a made-up file requests work, pushes, leaves and
- * returns. No accepted file may lead to a failed assertion of the core. */
+/* Let every worker of a core that was decoded from an invented file request work, push, leave and
+ * return. No file that the core accepts may lead to a failed assertion. */
 static void live_on(struct core *c, uint64_t now)
 {
 	static const float zeros[FIXTURE_PARAMS];
@@ -278,10 +280,10 @@ TEST(a_cut_section_is_refused_and_no_lie_does_harm)
 	fixture_close(&k.f);
 }
 
-/* ---- a run with the write-ahead log ---------------------------------------------------------- */
+/* ---- a run with the write-ahead log --------------------------------------------------------- */
 
-/* With the write-ahead log, the shell sends a reply only when its event is on the disk. So the core
- * may report a push as durable in its ACK. */
+/* With the write-ahead log, the shell sends a reply only after the event of the reply is on the
+ * disk. Therefore the core may report a push as durable in its ACK. */
 TEST(with_a_log_all_is_durable_when_it_is_acknowledged)
 {
 	struct core_config cfg = fixture_config();
@@ -303,7 +305,7 @@ TEST(with_a_log_all_is_durable_when_it_is_acknowledged)
 	struct msg_ack again = fixture_acked(&f, 9, &push);
 	assert_int_equal(again.duplicate, 1);
 	assert_int_equal(again.durable_seq, 200);
-	/* BEAT does not wait for the disk, so it reports only pushes in a checkpoint */
+	/* BEAT does not wait for the disk, so it reports only pushes that a checkpoint contains */
 	fixture_beat(&f, 10, s);
 	assert_int_equal(fixture_sent(&f, 10, MSG_BEAT)->beat.durable_seq, 0);
 	fixture_bye(&f, 9, s);
@@ -318,7 +320,7 @@ TEST(a_snapshot_is_taken_when_the_shell_asks_for_one)
 	fixture_open(&f, fixture_config());
 	fixture_step(&f, &(struct event){.kind = EVENT_SAVE});
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
-	/* a snapshot is being written: the core takes another one when it is durable */
+	/* a snapshot is being written; when it is durable, the core takes another one */
 	fixture_step(&f, &(struct event){.kind = EVENT_SAVE});
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
 	fixture_durable(&f);

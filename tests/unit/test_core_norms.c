@@ -36,7 +36,7 @@ static void open_fleet(struct fleet *t, struct core_config cfg, uint32_t n)
 		t->stamp[i] = fixture_join(&t->f, 9 + i, "");
 }
 
-/* A gradient of worker i with this norm. */
+/* Returns a push of worker i whose gradient has this norm. */
 static struct msg gradient(struct fleet *t, uint32_t i, double norm)
 {
 	struct msg m = fixture_push(t->stamp[i], ++t->seq[i]);
@@ -49,7 +49,7 @@ static struct msg gradient(struct fleet *t, uint32_t i, double norm)
 
 static enum reject check_norm(struct fleet *t, uint32_t i, double norm)
 {
-	/* the noise of batches */
+	/* gradients of different batches have slightly different norms */
 	struct msg m = gradient(t, i, norm * (1 + 1e-4 * (double)(t->seq[i] % 97)));
 
 	m.push.base_version = t->seq[i];
@@ -64,7 +64,8 @@ static double scale(struct fleet *t, uint32_t i, double norm)
 	return norms_scale(t->f.core, &m.push);
 }
 
-/* Each worker from `first` on sends `rounds` gradients, all of about this norm. All must count. */
+/* Let each worker in [first, end) send `rounds` gradients of about this norm. All of them must
+ * count. */
 static void honest(struct fleet *t, uint32_t first, uint32_t end, int rounds, double norm)
 {
 	for (int r = 0; r < rounds; r++)
@@ -74,7 +75,7 @@ static void honest(struct fleet *t, uint32_t first, uint32_t end, int rounds, do
 
 TEST(a_worker_with_another_mean_is_rejected)
 {
-	static const double bad[] = {10, 0.1, 0}; /* times the gradient of the others */
+	static const double bad[] = {10, 0.1, 0}; /* factors of the others' norm */
 
 	for (size_t b = 0; b < sizeof(bad) / sizeof(bad[0]); b++) {
 		struct fleet t;
@@ -85,7 +86,7 @@ TEST(a_worker_with_another_mean_is_rejected)
 			honest(&t, 0, WORKERS - 1, 1, 2);
 			rejected += check_norm(&t, WORKERS - 1, 2 * bad[b]) == REJECT_NORM;
 		}
-		assert_int_equal(rejected, 40 - 7); /* the first 7 show no mean yet */
+		assert_int_equal(rejected, 40 - 7); /* the mean counts from the 8th gradient on */
 		fixture_close(&t.f);
 	}
 }
@@ -112,15 +113,17 @@ TEST(one_large_gradient_is_scaled_and_a_huge_one_is_rejected)
 	open_fleet(&t, with_ratio(), 3);
 	honest(&t, 0, 3, 20, 1);
 	assert_true(scale(&t, 0, 3.9) >= 1);
-	double s = scale(&t, 0, 50); /* the yardsticks are between 1 and 1.2 */
+	double s = scale(&t, 0, 50); /* both yardsticks are between 1 and 1.2 */
 	assert_true(50 * s >= RATIO && 50 * s <= 1.2 * RATIO);
 	assert_int_equal(check_norm(&t, 0, 50), REJECT_NONE);
 	assert_int_equal(check_norm(&t, 0, 1e15), REJECT_NORM);
-	assert_int_equal(check_norm(&t, 0, 1), REJECT_NONE); /* one alone accuses nobody */
+	/* two large gradients do not move the mean of the sizes above RATIO */
+	assert_int_equal(check_norm(&t, 0, 1), REJECT_NONE);
 	fixture_close(&t.f);
 }
 
-/* Norms change during a run. Whatever all workers see at the same time is no reason. */
+/* Norms change during a run. A change that all workers show at the same time is no reason for a
+ * rejection. */
 TEST(norms_that_change_for_all_are_no_reason)
 {
 	struct fleet t;
@@ -133,7 +136,7 @@ TEST(norms_that_change_for_all_are_no_reason)
 	fixture_close(&t.f);
 }
 
-/* A worker that pushes once while the others push 50 times sees the norms of its time. */
+/* A worker that pushes rarely is compared with the norms of the other workers at the same time. */
 TEST(a_slow_worker_is_compared_with_the_norms_of_its_time)
 {
 	struct fleet t;
@@ -176,7 +179,8 @@ TEST(two_of_five_cannot_move_the_yardstick)
 	fixture_close(&t.f);
 }
 
-/* Workers of a run without a data set may train on different data. */
+/* In a run without a data set, the workers may train on different data, so their means are not
+ * compared. */
 TEST(a_run_without_a_data_set_compares_no_means)
 {
 	struct core_config cfg = with_ratio();
@@ -219,7 +223,7 @@ static void open_majority(struct fleet *t)
 	}
 }
 
-/* The whole way: pushes of a worker with wild norms are rejected, and the worker is excluded. */
+/* A worker whose norms are much too large has its pushes rejected, and is then excluded. */
 TEST(a_worker_with_wild_norms_is_excluded)
 {
 	struct fleet t;
@@ -240,7 +244,8 @@ TEST(a_replay_counts_whatever_its_norm_is)
 	struct fleet t;
 
 	open_majority(&t);
-	t.f.core->worker[4].ledger.replay_target = 1; /* as after a HELLO with this last_seq */
+	/* as after HELLO of a resumed session with this last_seq */
+	t.f.core->worker[4].ledger.replay_target = 1;
 	struct msg replay = gradient(&t, 4, 1e6);
 	replay.push.verdict = VERDICT_OK;
 	fixture_applied(&t.f, 13, &replay);
@@ -261,7 +266,8 @@ TEST(a_restart_keeps_what_is_known_of_the_norms)
 	fixture_close(&t.f);
 }
 
-/* A run without the option has the same snapshots as before the option existed. */
+/* Without --norm-ratio, a snapshot has the same content as that of a release without this
+ * option. */
 TEST(without_the_option_a_snapshot_has_no_norms)
 {
 	struct core_config cfg = with_ratio();
@@ -283,7 +289,7 @@ TEST(without_the_option_a_snapshot_has_no_norms)
 	snapshot.size[SNAPSHOT_NORMS] -= 8;
 	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_ECHECKPOINT);
 	fixture_close(&t.f);
-	snapshot.size[SNAPSHOT_NORMS] = 0; /* the option is new in this start */
+	snapshot.size[SNAPSHOT_NORMS] = 0; /* an older snapshot has no norms */
 	assert_int_equal(fixture_read(&t.f, cfg, &snapshot, &why), PS_OK);
 	fixture_close(&t.f);
 	fixture_drop(&snapshot);
@@ -299,7 +305,8 @@ TEST(the_same_gradient_again_is_rejected)
 	struct worker *w = &t.f.core->worker[4];
 	m.push.base_version = 500;
 	assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NONE);
-	/* the same batch and weights once more: an exact mode grants a rejected batch again */
+	/* the same batch and weights once more, because an exact mode grants a rejected batch
+	 * again */
 	assert_int_equal(norms_check(t.f.core, w, &m.push), REJECT_NONE);
 	m.push.base_version = 501;
 	for (int n = 0; n < 3; n++)
@@ -307,7 +314,7 @@ TEST(the_same_gradient_again_is_rejected)
 	fixture_close(&t.f);
 }
 
-/* The very first push of a run is a huge one. */
+/* The very first push of this run is huge. */
 TEST(the_first_gradients_are_compared_with_the_weights)
 {
 	struct fleet t;

@@ -15,7 +15,7 @@ static const char *const kind_names[] = {
 
 /* ---- PyTorch -------------------------------------------------------------------------------- */
 
-/* The largest difference, relative to the largest weight. */
+/* Returns the largest difference of a weight, relative to the largest weight. */
 static double distance(const float *ours, const float *theirs)
 {
 	double max = 0, largest = 0;
@@ -73,7 +73,8 @@ TEST(every_optimizer_and_schedule_is_pytorchs_within_1e_6)
 	assert_int_equal(wrong, 0);
 }
 
-/* The cases must differ from each other. Otherwise an optimizer could agree with the wrong case. */
+/* The cases of PyTorch must differ from each other. Otherwise a wrong optimizer could agree with
+ * the wrong case. */
 TEST(no_two_cases_are_the_same)
 {
 	const size_t last = TORCH_STEPS / TORCH_EVERY - 1;
@@ -84,8 +85,8 @@ TEST(no_two_cases_are_the_same)
 					    torch_case[k].weights[last]) > 1e-4);
 }
 
-/* Make the same steps through pushes of two or three slices. The core counts the steps, and clips
- * by the norm over all slices. */
+/* Make the steps of a case through pushes of two or three slices. The core counts the steps, and
+ * clips by the norm over all slices. */
 static void through_the_core(const struct torch_case *torch, struct rng *r)
 {
 	struct core_config cfg = fixture_config();
@@ -134,8 +135,8 @@ struct vectors {
 	float w[N], state[OPTIM_VECTORS][N];
 };
 
-/* The formulas of optim.h, with one rounding after each operation. volatile prevents the compiler
- * from combining operations. */
+/* Compute one step by the formulas of optim.h, with a rounding after each operation. `volatile`
+ * prevents the compiler from combining operations. */
 static void plain_step(
 	const struct optim *o, const struct optim_step *s, struct vectors *v, float g, size_t i)
 {
@@ -183,8 +184,8 @@ static void random_values(struct rng *r, float *v, size_t n, float from)
 		v[i] = from + (1 - from) * (float)rng_unit(r);
 }
 
-/* Compare one step on n values, at a random offset in an array of 67, both in place and with
- * another array for the result. */
+/* Compare one step on n values with plain_step, at a random offset in an array of 67 values. The
+ * step runs once in place and once with a separate array for the result. */
 static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 {
 	size_t at = rng_below(r, N - n + 1);
@@ -211,7 +212,8 @@ static void bits_of_a_slice(struct rng *r, const struct optim *o, size_t n)
 	}
 }
 
-/* The bits must not depend on the instructions of the CPU, or on the place where a slice begins. */
+/* The bits of the result must not depend on the instructions of the CPU, or on the place where a
+ * slice begins. */
 TEST(optimizers_give_the_bits_of_the_plain_formula)
 {
 	const uint64_t seed = 31;
@@ -255,8 +257,8 @@ TEST(powers_are_those_of_repeated_products)
 	assert_true(optim_power(0.999, UINT64_MAX) == 0 && optim_power(1, UINT64_MAX) == 1);
 }
 
-/* The test applies the largest gradients that the core accepts, then small gradients, then zeros:
- * weights and optimizer state stay finite. */
+/* The test applies the largest gradients that the core accepts, then small gradients, then zeros.
+ * Weights and optimizer state must stay finite. */
 TEST(the_largest_gradients_leave_everything_finite)
 {
 	const float g[] = {1e15f, -1e15f, 1e-38f, 0, 1e15f, 0, 0, 0};

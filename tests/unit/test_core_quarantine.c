@@ -9,7 +9,7 @@
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-#define PATIENCE 20 /* non-finite pushes in a row */
+#define PATIENCE 20 /* the number of non-finite pushes in a row that excludes a worker */
 
 static struct msg nan_push(struct stamp s, uint64_t seq)
 {
@@ -68,7 +68,7 @@ TEST(one_of_two_is_excluded_and_the_other_goes_on)
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	assert_int_equal(core_live_workers(f.core), 1);
 	push_well(&f, 8, good, 2);
-	m = nan_push(bad, PATIENCE + 1); /* no message of the excluded worker counts */
+	m = nan_push(bad, PATIENCE + 1); /* no message of an excluded worker counts */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EQUARANTINE);
 	fixture_beat(&f, 9, bad);
@@ -135,7 +135,7 @@ TEST(bad_pushes_of_the_only_worker_end_the_run)
 }
 
 /* Two of three workers send non-finite pushes. When the first of them reaches the limit, the run
- * ends, whatever the count of the second. */
+ * ends, no matter how many such pushes the second has sent. */
 TEST(most_of_the_live_workers_decide)
 {
 	struct core_fixture f;
@@ -159,8 +159,8 @@ TEST(most_of_the_live_workers_decide)
 	fixture_close(&f);
 }
 
-/* The first worker is broken from the start. The run cannot have diverged, because no training took
- * place. */
+/* The first worker of this run is broken from the start. The run cannot have diverged, because no
+ * training took place. */
 TEST(a_broken_first_worker_is_excluded_before_others_join)
 {
 	struct core_fixture f;
@@ -171,7 +171,7 @@ TEST(a_broken_first_worker_is_excluded_before_others_join)
 	assert_excluded(&f, 9);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	struct stamp one = fixture_join(&f, 8, "one");
-	push_nan(&f, 8, one, 1, 1); /* now neither worker has ever sent a finite push */
+	push_nan(&f, 8, one, 1, 1); /* now neither worker has sent a finite push */
 	bad = fixture_join(&f, 9, "bad");
 	push_nan(&f, 9, bad, PATIENCE + 1, PATIENCE);
 	assert_int_equal(fixture_effect(&f, EFFECT_FINISH)->status, PS_EDIVERGED);
@@ -199,7 +199,7 @@ TEST(a_broken_worker_that_returns_does_not_end_the_run)
 	fixture_close(&f);
 }
 
-/* Neither worker has ever sent a finite push, so the initial weights are the cause. */
+/* In this run neither worker has ever sent a finite push, so the initial weights are the cause. */
 TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 {
 	struct core_fixture f;
@@ -213,8 +213,8 @@ TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 }
 
 /* Other workers have trained and left. The only worker left sends non-finite pushes. If the server
- * has never accepted a push of this worker, the worker is broken, however often it joins. If the
- * server has accepted one, the run has diverged. */
+ * has never accepted a push of this worker, the worker is broken, no matter how often it joins. If
+ * the server has accepted one, the run has diverged. */
 TEST(an_only_worker_counts_with_its_own_pushes_only)
 {
 	struct core_fixture f;
@@ -234,7 +234,7 @@ TEST(an_only_worker_counts_with_its_own_pushes_only)
 		assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
 	}
 	struct stamp again =
-		/* pushes of the old process do not count for a new one */
+		/* for a new process, the pushes of the old process do not count */
 		fixture_join(&f, 8, "good");
 	push_nan(&f, 8, again, 2, PATIENCE);
 	assert_excluded(&f, 8);
@@ -247,8 +247,7 @@ TEST(an_only_worker_counts_with_its_own_pushes_only)
 	fixture_close(&f);
 }
 
-/* --min-workers is 3, and only one of the three workers has joined, so the server expects others.
- */
+/* --min-workers is 3, and fewer workers have joined, so the server expects more workers. */
 TEST(no_run_diverges_before_min_workers_have_joined)
 {
 	struct core_config cfg = fixture_training();
@@ -257,7 +256,8 @@ TEST(no_run_diverges_before_min_workers_have_joined)
 	cfg.durable = 0;
 	cfg.leases.min_workers = 3;
 	fixture_open(&f, cfg);
-	for (uint32_t peer = 9; peer > 7; peer--) { /* even if all connected workers are broken */
+	/* this holds even if all connected workers are broken */
+	for (uint32_t peer = 9; peer > 7; peer--) {
 		struct stamp s = fixture_join(&f, peer, peer == 9 ? "one" : "two");
 		struct msg m = nan_push(s, 0);
 
@@ -271,7 +271,8 @@ TEST(no_run_diverges_before_min_workers_have_joined)
 	fixture_close(&f);
 }
 
-/* A worker that is suspect or away counts with its newest push, which was finite. */
+/* A worker that is suspect or away counts with its newest push. In this test this push was
+ * finite. */
 TEST(a_suspect_worker_counts)
 {
 	struct core_fixture f;
@@ -289,8 +290,8 @@ TEST(a_suspect_worker_counts)
 	fixture_close(&f);
 }
 
-/* After a restart the server expects two workers. One of them returns: it counts as one of two
- * workers, not as the only worker. */
+/* After a restart the server expects two workers. One of them returns and sends non-finite pushes.
+ * It counts as one of two workers, not as the only worker. */
 TEST(a_worker_that_is_expected_back_counts)
 {
 	struct core_fixture f;
@@ -322,8 +323,8 @@ TEST(a_worker_that_is_expected_back_counts)
 	fixture_close(&f);
 }
 
-/* Non-finite pushes count even if they are of stale weights, or of batches that another worker has
- * delivered. */
+/* Non-finite pushes count even if their weights are stale, or if another worker has delivered their
+ * batches. */
 TEST(stale_and_superseded_bad_pushes_count)
 {
 	struct core_config cfg = fixture_training();
@@ -434,7 +435,7 @@ TEST(a_sync_step_does_not_wait_for_an_excluded_worker)
 
 	cfg.durable = 0;
 	cfg.training.mode = MODE_SYNC;
-	cfg.leases.min_workers = 2; /* the first step begins with both workers */
+	cfg.leases.min_workers = 2; /* the first step needs both workers */
 	fixture_open(&f, cfg);
 	struct stamp bad = fixture_join(&f, 9, "bad"), good = fixture_join(&f, 8, "good");
 	fixture_lease(&f, 9, bad, 1);
@@ -459,8 +460,8 @@ TEST(a_sync_step_does_not_wait_for_an_excluded_worker)
 	fixture_close(&f);
 }
 
-/* An evaluation with a non-finite loss counts like a non-finite push. Another worker repeats the
- * evaluation. */
+/* An evaluation with a non-finite loss counts like a non-finite push. The server grants the portion
+ * to another worker. */
 TEST(results_that_are_not_finite_count)
 {
 	struct core_config cfg = fixture_training();

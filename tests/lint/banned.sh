@@ -1,7 +1,8 @@
 #!/bin/sh
 # Find calls that the project does not allow: functions that overrun buffers, hide errors, share
 # state, or grow the stack by a size from a peer or a file. (The compilers find arrays of variable
-# length: -Wvla.) Also find calls that read the wall clock, which may jump: only the log may read it.
+# length: -Wvla.) Also find calls that read the wall clock. Only the log may read this clock,
+# because it may jump.
 set -u
 calls='strcpy|strcat|stpcpy|strncpy|strncat|sprintf|vsprintf|strtok|strtok_r|gets'
 calls="$calls|atoi|atol|atoll|atof|v?f?scanf|v?sscanf|rand|srand|rand_r|random|srandom|[delmn]rand48"

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Print all C code without its comments. Each line begins with "FILE: ". The lints that search for
-# words read this output. The preprocessor removes the comments, and -fpreprocessed keeps it from
-# doing more. It keeps lines such as `# 1 "FILE"`, so that one call can process all files.
+# words read this output. The preprocessor of gcc removes the comments, and -fpreprocessed keeps it
+# from doing more. The preprocessor keeps lines such as `# 1 "FILE"`, so one call can process all
+# files.
 find common proto kernels server worker tests \
 	\( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print | sort |
 	xargs awk 'FNR == 1 { printf "\n# 1 \"%s\"\n", FILENAME } { print }' |

@@ -1,6 +1,5 @@
 #!/bin/sh
-# Find lines of documents with more than 100 columns, also in tables and code. The lint ignores
-# URLs.
+# Find lines of documents with more than 100 columns, also in tables and code. A URL does not count.
 find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o -name '*.md' -print | sort |
 	xargs /usr/bin/python3 -c '
 import re, sys

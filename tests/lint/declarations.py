@@ -3,9 +3,9 @@
 
     tests/lint/declarations.py [--fix]
 
-Prints FILE:LINE of each statement that follows these declarations directly, and exits with 1 if
-there is any. --fix inserts the blank lines instead. A declaration further down in a block, or a
-block with nothing but one declaration and one statement, needs no blank line.
+The lint prints FILE:LINE of each statement that follows these declarations directly, and exits with
+1 if it finds any. With --fix it inserts the blank lines instead. No blank line is needed after a
+declaration further down in a block, or in a block of one declaration and one statement.
 """
 import re
 import subprocess
@@ -22,14 +22,14 @@ DECLARATION = re.compile(
 LOCAL_TYPE = re.compile(r"\t+(?:static )?(?:const )?(?:struct|union|enum)(?: \w+)? \{$")
 LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|/\*.*?\*/|//.*')
 COMMENT = ("/*", "*", "//")
-# Lines that end with an opening brace, but do not begin a block of statements.
+# Matches lines that end with an opening brace but do not begin a block of statements.
 NO_BLOCK = re.compile(
     r".*(?:=|\breturn|,|\() ?\{$|\s*(?:static )?(?:const )?(?:struct|union|enum|typedef|extern|"
     r"namespace)[\w ]*\{$|\s*(?:template.*struct|\*|//|/\*|#)")
 
 
 def end_of_statement(lines, i):
-    """The index of the line that ends the statement of line i."""
+    """Returns the index of the line on which the statement of line i ends."""
     depth = 0
     while i < len(lines):
         code = LITERAL.sub("", lines[i])
@@ -41,8 +41,8 @@ def end_of_statement(lines, i):
 
 
 def findings(lines):
-    """The indexes of the statements that follow the first declarations of a block without a blank
-    line."""
+    """Yields the index of each statement that directly follows the declarations at the top of a
+    block, without a blank line."""
     for i, line in enumerate(lines):
         if not line.endswith("{") or NO_BLOCK.match(line):
             continue

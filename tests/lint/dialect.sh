@@ -1,8 +1,8 @@
 #!/bin/sh
 # Check rules about code for which C allows several forms: sizeof(x) has parentheses; bounds are
-# named min and max; `rc` has the result of a call, 0 or a status of err.h; no two files of the
-# programs have a static function, a function of an anonymous namespace or a kernel of the same name,
-# so that a search and a backtrace find the right one.
+# named min and max; a variable for the status of a call (0 or a status of err.h) is named `rc`; no
+# two files of the programs have a static function, a function of an anonymous namespace or a kernel
+# of the same name, so that a search and a backtrace find the right one.
 set -u
 "$(dirname "$0")/code.sh" | awk '
 	BEGIN { own = "^(common|proto|kernels|server|worker)/[^:]*\\.(c|h|cu|cuh): (static|inline|constexpr|__(global|device|host|forceinline)__) " }

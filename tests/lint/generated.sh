@@ -1,7 +1,7 @@
 #!/bin/sh
-# Find generated files outside build/, where all files that a tool writes belong. The lint ignores
-# paths that .gitignore names from the root ("/keys/"): the user makes them with the commands of
-# README.md.
+# Find generated files outside build/: tools must write all files to build/. The lint ignores paths
+# such as "/keys/" that .gitignore names from the root, because the user makes them with the
+# commands of README.md.
 own=""
 for path in $(sed -n 's|^\(/.*[^/]\)/*$|.\1|p' .gitignore 2>/dev/null); do # the shell expands *
 	[ ! -e "$path" ] || own="$own -o -path $path"

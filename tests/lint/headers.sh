@@ -1,8 +1,9 @@
 #!/bin/sh
 # Check that every header compiles alone, without a warning, with gcc and clang. With arguments,
-# check only these headers. The headers of the cuda device need CUDA's own headers. A header under
-# tests/ must not have a function body, because each test that includes the header would compile the
-# body again: tests/support/ has X.h and X.c. A static inline function of one line is allowed.
+# check only these headers. The headers of the CUDA device are skipped if CUDA's own headers are not
+# installed. A header under tests/ must not have a function body, because each test that includes
+# the header would compile the body again. The body belongs into the .c file beside the header. A
+# static inline function of one line is allowed.
 set -u
 cuda=$(make -s print-CUDA_HOME)
 flags="-x c -fsyntax-only -std=c11 -D_GNU_SOURCE -I. -Werror $(make -s print-WARN print-PKG_CFLAGS)"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Check which files may include which headers. For each file the first row counts whose column 1
-# matches. Column 2: the pattern of the allowed #include "..." lines. Column 3: the forbidden <...>
-# headers.
+# Check that each file includes only headers that the table allows. The first row whose column 1
+# matches the name of the file applies. Column 2 is the pattern of the headers that #include "..."
+# may name. Column 3 is the pattern of the headers that #include <...> must not name.
 rules='
 ^worker/examples/        ^worker/client/cnnps\.h$                         ^(zmq|uv)\.h$
 ^worker/client/cnnps\.h$        ^$                                        ^(zmq|uv)\.h$

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Check that every numbered invariant names the assertion or the test that proves it.
 
-An item "(N) ..." under "Invariants" in a comment names a test, a file of tests or a mutant. Or a
-sentence after the items names it: "PS_ASSERT checks (1) and (2) in every build". All names must
-exist.
+An item "(N) ..." under "Invariants" in a comment names its proof: PS_ASSERT, a test, a file of
+tests or a mutant. Or a sentence after the items names the proof: "PS_ASSERT checks (1) and (2) in
+every build". All names must exist.
 """
 import re
 import sys
@@ -14,7 +14,8 @@ SENTENCE = re.compile(r"\(\d+\)|\ball\b|\bboth\b|\bthem\b")
 
 
 def known_names():
-    """The names of all tests, and of all files in tests/ without their endings."""
+    """Returns the names of all tests, and the names of all files in tests/ without their
+    endings."""
     names = set()
     for path in Path("tests").rglob("*"):
         if path.suffix in (".c", ".h"):
@@ -46,7 +47,7 @@ def blocks(lines):
 
 
 def proofs(text):
-    """The names of tests, files and mutants in a text, as far as their form shows it."""
+    """Returns (files, tests and mutants): the words of a text that have the form of such names."""
     files = re.findall(r"\btests/[\w/]+\.\w+", text)
     tests = re.findall(r"\btest_\w+|\binvariant_\w+|\b[a-z0-9]+(?:_[a-z0-9]+){3,}\b", text)
     mutants = [name for some in re.findall(r"\bmutants? ([\w-]+(?: and [\w-]+)?)", text)
@@ -74,7 +75,8 @@ def main():
 
 
 def is_function(path, name):
-    """A name with the form of a test may be a function of this module."""
+    """Returns True if the file at `path` has a function of this name: a name with the form of a
+    test may also be a function."""
     return re.search(rf"\b{name}\(", path.read_text()) is not None
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Check that every patch in tests/sim/mutants and tests/mutants still applies exactly. Each adds a
+# Check that every patch in tests/sim/mutants and tests/mutants applies exactly. Each patch adds a
 # bug to the source.
 failed=0
 for mutant in tests/sim/mutants/*.patch tests/mutants/*.patch; do

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """Check that comments mention only names that exist: each word with an underscore in a C or CUDA
-comment must be a name somewhere in the code. So a comment cannot keep the old name of a function
-that was renamed.
+comment must be a name somewhere in the code. So no comment keeps the old name of a function after a
+change of its name.
 
-Prints FILE:LINE of each other word, and exits with 1 if there is any.
+The lint prints FILE:LINE of each word that is no such name, and exits with 1 if it finds any.
 """
 import re
 import sys
 from pathlib import Path
 
-# names of other programs, libraries and formats
+# names that occur only in other programs, libraries and formats
 FOREIGN = {"alloc_assert", "file_version", "sd_notify", "simple_value"}
 PROGRAMS = (".c", ".h", ".cu", ".cuh", ".def", ".proto")
 TEXT = (".py", ".sh", ".mk", ".awk", ".yaml", ".yml", ".json", ".js", ".html", "")
 PIECE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.S)
-NAME = re.compile(r"\b[a-z][a-z0-9]+(?:_[a-z0-9]+)+\b")  # x_i is a formula
+NAME = re.compile(r"\b[a-z][a-z0-9]+(?:_[a-z0-9]+)+\b")  # does not match x_i, which is a formula
 DIRECTORIES = ("common", "deploy", "kernels", "proto", "server", "tests", "worker")
 
 

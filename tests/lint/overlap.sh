@@ -1,7 +1,7 @@
 #!/bin/sh
 # Check that each kernel that kx_launch launches calls await_previous. Such a kernel starts before
-# the previous kernel has ended. Without this call it may read values that the previous kernel has
-# not written yet, an error that tests rarely show.
+# the previous kernel has ended. Without this call the kernel may read values that the previous
+# kernel has not written yet, an error that tests rarely find.
 find kernels -name '*.cu' | sort | while read -r f; do
 	sed -n 's/.*kx_launch[a-z_]*(\([a-z0-9_]*\).*/\1/p' "$f" | sort -u | while read -r kernel; do
 		awk -v kernel="$kernel" '

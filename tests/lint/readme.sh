@@ -41,7 +41,7 @@ for package in $(sed -n '/^| Package/,$s/^| \([a-z0-9][^|]*\) |.*/\1/p' CONTRIBU
 		say "CONTRIBUTING.md: nothing installs $package"
 done
 
-# in a code span or a block: `make TARGET`, with variables and -j before it
+# the targets of all `make ... TARGET` in code spans and code blocks, without variables and -j
 targets=$(find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o -name '*.md' -print |
 	xargs awk '/^```/ { block = !block }
 		block && /^make / { print }
@@ -62,7 +62,7 @@ for doc in $(find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o
 	grep -qF "]($link)" docs/README.md || say "docs/README.md: does not list $doc"
 done
 
-# Only kernels have names that end in _kernel.
+# All names that end in _kernel are names of kernels.
 kernels=$(find kernels/cuda kernels/ladder -name '*.cu' -exec grep -ohE '\b[a-z0-9_]+_kernel\b' {} +)
 for kernel in $(echo "$kernels" | sort -u); do
 	grep -qE "^    $kernel " kernels/README.md ||

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Check that the core is pure: its object files use only functions for memory, text and math, the
-# seeded random generator, the function of a failed assertion and other functions of the core, and
-# have no global variables. The worker's session has the same rule, but may allocate memory once,
-# when it is created. Also check that no files and no folders call each other in a circle, those of
-# the tests included. The lint reads the objects of the warnings lint, or of the build directory in
-# its argument.
+# Check that the core is pure. Its object files have no global variables and use only functions for
+# memory, text and math, the seeded random generator, the function of a failed assertion, and
+# functions of the core. The same rule applies to the worker's session, except that it may allocate
+# and free memory. Also check that no files and no folders call each other in a circle, in the
+# programs and in the tests. The lint reads the object files that the lint `warnings` has built, or
+# those of the build directory in its argument.
 set -u
 b=${1:-build/lint-gcc}
 free='memchr|run_head_[a-z]+|__cpu_model|__cpu_indicator_init|memcpy|memmove|memset|memcmp|strlen|strnlen|strcmp|strncmp|__mem(cpy|move|set)_chk'
@@ -12,7 +12,8 @@ free="$free|__stack_chk_fail|sqrtf?|fabsf?|isfinite|__finitef?|isnan|__isnanf?|_
 free="$free|rng_[a-z]+|tensor_list_[a-z]+|ps_assert_failed"
 failed=0
 
-# look WHAT ALLOWED OBJECT...: report symbols of the objects that are not allowed
+# look WHAT ALLOWED OBJECT...: report the symbols that an object file must not use, and its
+# variables
 look() {
 	what=$1
 	allowed=$2
@@ -33,7 +34,7 @@ look() {
 	done | grep . && failed=1
 }
 
-# Print the object files that have a source; a build directory may have older ones.
+# Print the object files whose source exists. A build directory may also have older object files.
 all_objects() {
 	find "$b/common" "$b/proto" "$b/kernels" "$b/server" "$b/worker" "$b/tests" -name '*.o' 2>/dev/null |
 		sort | while read -r o; do
@@ -42,9 +43,10 @@ all_objects() {
 		done
 }
 
-# Print "A B" for each pair of files of which A uses a symbol of B. A test may define a symbol again
-# to replace one of the programs. So a use means the definition in the file's own folder, else that
-# in the programs, else that in tests/support, else any other one of the tests.
+# Print "A B" for each pair of files in which A uses a symbol of B. A test may define a symbol again
+# to replace a definition of the programs. Therefore a use of a symbol refers to the definition in
+# the folder of the file, else to the one in the programs, else to the one in tests/support, else to
+# any other definition in the tests.
 calls() {
 	nm -A "$@" | awk -v b="$b/" '
 		function distance(from, to,   a, c) {
@@ -70,8 +72,8 @@ calls() {
 		}' | sort -u
 }
 
-# in_order WHAT: read pairs of names. Report those that call each other in a circle: none of them can
-# be understood or tested alone.
+# in_order WHAT: read pairs of names, and report names that call each other in a circle. Such files
+# cannot be understood or tested alone.
 in_order() {
 	loop=$(tsort 2>&1 >/dev/null | sed -n 's/^tsort: \([^-].*\)$/\1/p' | grep -v ':' | sort -u | tr '\n' ' ')
 	[ -z "$loop" ] || { echo "symbols: $1 call each other in a circle: $loop"; failed=1; }
@@ -87,7 +89,8 @@ in_layers() {
 	rm "$d" "$d.folders"
 }
 
-# Report calls within the core that go down in the table of docs/architecture.md.
+# Report calls within the core from a file to a file in a lower row of the table in
+# docs/architecture.md.
 in_table() {
 	page=docs/architecture.md
 	d=$(mktemp)

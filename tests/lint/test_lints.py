@@ -1,4 +1,5 @@
-"""Every lint is clean on a small copy of the tree, and finds each violation that is added to it."""
+"""Every lint finds nothing in a small copy of the tree, and finds each violation that a test adds
+to the copy."""
 import re
 import shutil
 import subprocess
@@ -19,7 +20,8 @@ def run(tree, lint, *arguments):
 
 @pytest.fixture
 def tree(tmp_path):
-    """The headers, build files and README of the project, and a few of its sources."""
+    """Returns a directory with a copy of the headers, the build files, README.md, some other
+    documents and a few sources."""
     for folder in FOLDERS:
         for header in (ROOT / folder).rglob("*.h"):
             place = tmp_path / header.relative_to(ROOT)
@@ -43,7 +45,7 @@ def write(tree, path, text):
     place.write_text(text)
 
 
-# (lint, file, its text, what the finding must name)
+# (lint, a file that the test adds, the text of the file, a word that the finding must contain)
 VIOLATIONS = [
     ("format", "common/bad.c", "int  f( void ) ;\n", "common/bad.c"),
     ("includes", "common/bad.c", '#include "server/core/core.h"\n', "server/core/core.h"),
@@ -129,8 +131,8 @@ def test_what_the_commands_of_the_documents_make_is_no_finding(tree):
 
 
 def test_options_that_docs_options_does_not_have_are_found(tree):
-    """The lint readme compares docs/options.md with the programs; other findings do not matter
-    here."""
+    """The lint `readme` compares docs/options.md with the programs. The test ignores other findings
+    of the lint."""
     def program(name, text):
         write(tree, f"bin/{name}", f"#!/bin/sh\necho '{text}'\n")
         (tree / "bin" / name).chmod(0o755)
@@ -150,8 +152,8 @@ def test_options_that_docs_options_does_not_have_are_found(tree):
 
 
 def test_what_the_pages_for_contributors_leave_out_is_found(tree):
-    """The lint readme finds a package without a reason, a document without a link, and a kernel
-    without a line."""
+    """The lint `readme` finds a package without a reason, a document to which no page links, and a
+    kernel without a line in kernels/README.md."""
     page = (tree / "CONTRIBUTING.md").read_text()
     write(tree, "CONTRIBUTING.md", page.replace("libpng-dev", "libgif-dev") + "`make V=1 coffee`\n")
     write(tree, "docs/new.md", "# New\n")
@@ -177,7 +179,8 @@ def test_invariant_without_a_proof_is_found(tree):
     said = " * PS_ASSERT checks (2) in every build.\n"
     for text in (comment % (" (tests/unit/test_one.c)", ""), comment % ("", said)):
         write(tree, "server/one.h", text)
-        assert "server/one.h" not in run(tree, "invariants")[1]  # the other tests are not here
+        # the lint has findings for other headers, because the copy lacks most tests
+        assert "server/one.h" not in run(tree, "invariants")[1]
     for text, finding in (
             (comment % ("", ""), "invariant (2) names no assertion or test"),
             (comment % ("", said.replace("2", "1")), "invariant (2) names no assertion or test"),
@@ -201,7 +204,7 @@ def test_static_name_of_two_files_is_found(tree):
 
 
 def test_only_links_may_be_longer_than_a_line(tree):
-    """100 columns are allowed, and a URL does not count; the text beside the URL does."""
+    """A line may have 100 columns. A URL does not count, but the text beside it does."""
     url = "https://example.org/" + "x" * 100
     write(tree, "docs/long.md", f"{'é' * 100}\n* [name]({url}), <{url}>\n")
     assert run(tree, "columns") == (0, "")
@@ -273,7 +276,7 @@ def test_function_body_in_a_header_of_the_tests_is_found(tree):
         write(tree, "tests/support/bad.h", "int f(int a);\n" * ("static" not in text) + text)
         code, output = run(tree, "headers", "tests/support/bad.h")
         assert ("a function body in line" in output, code != 0) == (found, found), output
-    write(tree, "common/good.h", long)  # the rule is for the tests
+    write(tree, "common/good.h", long)  # the rule applies only to headers of tests
     assert run(tree, "headers", "common/good.h") == (0, "")
 
 
@@ -299,8 +302,8 @@ def test_weakness_that_clang_tidy_finds_is_found(tree):
 
 
 def objects(tree, core, session="int session(void) { return 0; }\n", others=()):
-    """Make a build directory with objects of a core, a session and other files, compiled from these
-    lines of C."""
+    """Make a build directory with the object files of a core, a session and other files. The
+    arguments are their C code."""
     write(tree, "docs/architecture.md", "### Inside `server/core`\n| layer | `core.c` |\n")
     for path, text in (("server/core/core", core), ("worker/client/session", session), *others):
         place = tree / "objects" / path
@@ -356,8 +359,8 @@ def test_files_that_call_each_other_are_found(tree):
 
 
 def test_folders_that_call_each_other_are_found(tree):
-    """In the first case folders call each other in a circle, but no files do. If a test defines a
-    function again, the calls of the test mean its own function."""
+    """In the first case, folders call each other in a circle, but files do not. If a test defines a
+    function again, calls in the test refer to the definition of the test."""
     sources = [("kernels/one", "int two(void); int one(void) { return two(); }"),
                ("kernels/cpu/two", "int three(void); int two(void) { return three(); }"),
                ("kernels/three", "int three(void) { return 3; }"),

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Check the C code with clang-tidy. .clang-tidy and tests/.clang-tidy list the checks, and the reasons
-# for those that are disabled. With arguments, check only these .c files. A file that was clean is
-# checked again when its code or its flags change. Repair a finding, or silence it with a reason:
-# NOLINTNEXTLINE(check). `clang-tidy FILE -- $(make -s print-CFLAGS)` shows all details.
+# Check the C code with clang-tidy. .clang-tidy and tests/.clang-tidy list the checks, and give the
+# reason for each check that is disabled. With arguments, check only these .c files. The lint checks
+# a file without findings again only when the code or the flags of the file have changed. Repair a
+# finding, or silence it with a comment that gives the reason and has NOLINTNEXTLINE(check).
+# `clang-tidy FILE -- $(make -s print-CFLAGS)` shows all details.
 set -u
 b=build/lint-clang
 cuda=$(make -s print-CUDA_HOME)
@@ -13,7 +14,8 @@ cuda=$(make -s print-CUDA_HOME)
 		grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
 }
 mkdir -p "$b/tidy"
-# The result depends on these files and comments, on the file after the preprocessor, and the flags.
+# The result of clang-tidy depends on these files, on the NOLINT comments, on the preprocessed file
+# and on the flags.
 known=$({ cat .clang-tidy tests/.clang-tidy; clang-tidy --version; grep -rh --include='*.h' NOLINT common proto kernels server worker tests; } 2>&1 | sha256sum)
 export b known
 # shellcheck disable=SC2016 # the inner shell expands it

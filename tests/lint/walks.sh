@@ -1,13 +1,13 @@
 #!/bin/sh
 # Check that the walks of docs/architecture.md name functions that exist, in the right files. In the
-# numbered steps of a section "The walk of ..." a word in backquotes is
-#   a file (path/name.c). After a path was named in full, its last part suffices;
+# numbered steps of a section "The walk of ...", a word in backquotes is one of these:
+#   a file (path/name.c). After a step has named the full path, the last part of the path suffices;
 #   a function (lower case). A file in parentheses or after "in" defines the function before it;
 #     any other function is defined in a file that its step names;
-#   anything else (an option, a type, a constant): not checked.
-# The same rules apply to the rows of a table that begin with a function and name a file.
-# A walk has at most ten steps, and each begins with another file. If the way back passes a file
-# again, the same step describes it.
+#   anything else (an option, a type, a constant), which is not checked.
+# The same rules apply to the rows of a table that begin with a function and name a file. A walk has
+# at most ten steps, and each step begins with another file. If the walk returns to a file, the step
+# that begins with this file describes both visits.
 page=docs/architecture.md
 [ -f "$page" ] || exit 0
 awk '
@@ -39,7 +39,7 @@ function check_any(name,   i) {
 			return
 	finding("no file of this step defines " name)
 }
-# One step, from its number to the next.
+# Check one step: the text from its number to the next number.
 function step(   rest, word, before, pending, i) {
 	n_files = n_names = 0
 	pending = ""

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Check that all C files compile without a warning with gcc and clang, each in its own directory.
-# With arguments, compile only these .c files. (Every build shows the warnings of nvcc.)
+# Check that all C files compile without a warning with gcc and clang. Each compiler has a build
+# directory of its own. With arguments, compile only these .c files. CUDA files are not checked
+# here, because every build prints the warnings of nvcc.
 set -u
 failed=0
 cuda=$(make -s print-CUDA_HOME)

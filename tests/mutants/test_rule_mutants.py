@@ -1,4 +1,5 @@
-"""Each mutant lacks one rule or check: the test that its first line names must fail."""
+"""Each mutant removes one rule or check from the code. The test that the first line of its patch
+names must then fail."""
 import os
 import re
 import subprocess
@@ -12,14 +13,14 @@ BUGS = sorted(patch.stem for patch in (ROOT / "tests/mutants").glob("*.patch"))
 
 
 def finder(bug):
-    """Returns the file and the name of the test that must fail."""
+    """Returns (file, name) of the test that must fail."""
     with open(ROOT / f"tests/mutants/{bug}.patch") as patch:
         return re.fullmatch(r"# found by (tests/\S+): (\w+)\n", patch.readline()).groups()
 
 
 def unit_test(bug, file, name):
-    """Run a C test program that is linked with the bug. Returns its output, and 1 if the test
-    failed."""
+    """Run a C test program that is linked with the bug. Returns its output, and a true value if the
+    test failed."""
     program = command(f"rule-mutants/{bug}/{os.path.basename(file)[:-2]}")
     run = subprocess.run(program, cwd=ROOT, text=True, timeout=60, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT)
@@ -27,7 +28,8 @@ def unit_test(bug, file, name):
 
 
 def program_test(bug, file, name):
-    """Run a Python test with programs that have the bug."""
+    """Run a Python test with programs that have the bug. Returns its output, and a true value if
+    the test failed."""
     assert (BUILD / f"rule-mutants/{bug}/cnn-ps").exists(), "not built: make mutants"
     run = subprocess.run([sys.executable, "-B", "-m", "pytest", "-qx", "-p", "no:cacheprovider",
                           f"{file}::{name}"], cwd=ROOT, text=True, timeout=120,

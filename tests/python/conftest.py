@@ -1,5 +1,5 @@
-"""Makes the tests import the Python package from the source tree, with the library of this
-build."""
+"""Make the tests import the Python package from the source tree. The package loads the library of
+this build."""
 import os
 import sys
 
@@ -14,14 +14,14 @@ sys.path.insert(0, str(PACKAGE))
 
 
 def pytest_ignore_collect(collection_path):
-    # Python would have to preload the sanitizer's library.
+    # In a sanitizer flavour, Python would have to preload the library of the sanitizer.
     return FLAVOUR != "release"
 
 
 @pytest.fixture
 def server():
-    """A function that starts a cnnps.Server with options. The server is closed at the end of the
-    test."""
+    """A function that starts a cnnps.Server with options. The fixture closes the server at the end
+    of the test."""
     import cnnps
     servers = []
 

@@ -1,10 +1,10 @@
-"""A worker of the ledger tests in Python.
+"""A worker in Python that pushes a ledger gradient.
 
   ledger_worker.py SERVER NAME SAMPLES
 
-The run has batches of one sample, plain SGD at rate 1 and epochs. The gradient of a sample is 1 at
-the index epoch * SAMPLES + sample and 0 elsewhere. So every weight must be -1 at the end. A weight
-of 0 means a lost push, and -2 means a push that was applied twice.
+The run has epochs, batches of one sample, and plain SGD with learning rate 1. The gradient of a
+sample is 1 at the index epoch * SAMPLES + sample and 0 elsewhere, so every weight must be -1 at the
+end. A weight of 0 means a lost push, and -2 means a push that was applied twice.
 """
 import sys
 import time

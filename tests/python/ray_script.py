@@ -1,10 +1,12 @@
-"""The runs with Ray. The test of cnnps.ray starts this script with the Python of build/tools.
+"""Make one of the runs with Ray. The tests of cnnps.ray start this script with the Python of
+build/tools.
 
   ray_script.py ledger DIRECTORY    three workers push the ledger gradient (see ledger_worker.py);
                                     they write their process ids to DIRECTORY
   ray_script.py torch DIRECTORY     two workers train a PyTorch model
   ray_script.py error DIRECTORY     a worker raises an exception
-  ray_script.py nodes DIRECTORY     three workers, with room for one; a second node comes and goes
+  ray_script.py nodes DIRECTORY     three workers, and a node with room for one of them; a second node
+                                    joins the cluster and is removed
 """
 import functools
 import json
@@ -102,6 +104,7 @@ def error(directory):
 directory = Path(sys.argv[2])
 NODE = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
 if sys.argv[1] != "nodes":
-    # The cluster has one processor too few for four workers, so the last worker never starts.
+    # The cluster has three processors, one too few for the test with four workers: the last one
+    # never starts.
     ray.init(**{**NODE, "num_cpus": 3}, log_to_driver=False, _temp_dir=str(directory / "ray"))
 {"ledger": ledger, "torch": train, "error": error, "nodes": nodes}[sys.argv[1]](directory)

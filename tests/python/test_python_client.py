@@ -1,4 +1,4 @@
-"""Tests the Python package cnnps: connections, leases, tensors, errors, signals and forks."""
+"""Test the Python package cnnps: connections, leases, tensors, errors, signals and forks."""
 import gc
 import multiprocessing
 import os
@@ -52,7 +52,8 @@ def test_statuses_and_exceptions_are_those_of_the_header():
 
 
 def test_structs_are_those_of_the_header(tmp_path):
-    """A C program prints the sizes and the offset of each field."""
+    """Compare the structs of the package with a C program that prints the sizes of the header's
+    structs and the offsets of their fields."""
     import ctypes
     from cnnps import _library
     kinds = {k.__name__.lower(): k for k in (_library.Options, _library.Data, _library.Info,
@@ -140,7 +141,7 @@ def test_gradients_and_weights_are_not_copied(server):
         assert client.gradient().ctypes.data == g.ctypes.data and g.ctypes.data % 64 == 0
         g[:] = [1, 2, 3, 4]
         client.push(g, then=weights)
-        assert client.gradient().ctypes.data != g.ctypes.data  # the library owns g now
+        assert client.gradient().ctypes.data != g.ctypes.data  # the library owns g since push
         assert weights.tolist() == [[-1, -2], [-3, -4]] and client.version == 1
         client.push(np.array([5], np.float32), offset=2)
         client.push([[1, 0], [0, 0]])  # push converts the list
@@ -152,7 +153,7 @@ def test_gradients_and_weights_are_not_copied(server):
         with pytest.raises(cnnps.UsageError, match="outside the parameters"):
             client.push(np.zeros(5, np.float32))
         late = client.gradient()
-    late[:] = 1  # an array that outlives its connection can still be used
+    late[:] = 1  # an array from gradient() can be used after its connection is closed
 
 
 def test_observer_reads_and_operates(server, tmp_path):
@@ -245,7 +246,7 @@ def _child(client, queue):
 
 
 def test_a_forked_child_neither_uses_nor_harms_the_connection(server):
-    """The child inherits the connection and exits, like a worker of DataLoader."""
+    """A forked child inherits the connection and exits, as a worker process of DataLoader does."""
     run = server(**vector())
     with run.connect() as client:
         context = multiprocessing.get_context("fork")
@@ -322,7 +323,8 @@ os.kill(os.getpid(), 9)
 
 
 def test_notebook_server_ends_with_a_killed_process():
-    """The server does not end with the thread that started it."""
+    """The server does not end with the thread that started it, but ends when its process is
+    killed."""
     done = python(ORPHANS)
     out, err = done.communicate(timeout=60)
     assert done.returncode == -9, err

@@ -1,4 +1,4 @@
-"""Python workers and the server are killed: no push is lost, and none counts twice."""
+"""The test kills Python workers and the server: no push is lost, and none counts twice."""
 import sys
 from pathlib import Path
 
@@ -11,8 +11,8 @@ SAMPLES, EPOCHS = (2000, 4) if FULL else (500, 2)
 
 
 def test_every_sample_counts_once_per_epoch_despite_kills(programs, server, tmp_path):
-    """There are three workers. One of them is killed and replaced, and the server is killed five
-    times."""
+    """The run has three workers. The test kills one of them and starts another, and kills the
+    server five times."""
     run = server(model=f"vector:{SAMPLES * EPOCHS}", epochs=EPOCHS, batch_size=1, optimizer="sgd",
                  lr=1, lr_scaling="none", staleness_scaling="constant", max_staleness=1000000,
                  warm_start_updates=0, checkpoint_ms=50, min_workers=3)

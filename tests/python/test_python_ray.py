@@ -1,4 +1,4 @@
-"""Tests cnnps.ray with a Ray cluster of one node: killed actors restart, and no push is lost."""
+"""Test cnnps.ray with a Ray cluster: killed actors start again, and no push is lost."""
 import json
 import os
 import signal
@@ -12,7 +12,7 @@ from support.programs import Process, until
 
 TOOLS = ROOT / "build/tools/bin/python"
 SCRIPT = Path(__file__).with_name("ray_script.py")
-# Import Debian's numpy, with which Debian's torch was built.
+# The script imports Debian's numpy, because Debian's torch was built with this numpy.
 PATHS = [str(ROOT / "worker/python"), "/usr/lib/python3/dist-packages"]
 
 if not TOOLS.exists() or subprocess.run([TOOLS, "-c", "import ray"], capture_output=True,
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 @pytest.fixture
 def directory():
-    """A temporary directory with a short path, which Ray's sockets need."""
+    """Yields a temporary directory. Its path is short, because the paths of Ray's sockets must be
+    short."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
@@ -34,7 +35,8 @@ def script(programs, *arguments):
 
 
 def server_of(directory):
-    """The process ids of the running cnn-ps of a test and of its Ray actor."""
+    """Returns the process ids of the cnn-ps of a test and of its Ray actor, or None if no cnn-ps
+    runs."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], text=True, capture_output=True,
                             check=True).stdout
     found = [line.split()[:2] for line in listed.splitlines()
@@ -51,7 +53,7 @@ def test_killed_actors_and_servers_lose_nothing(programs, directory):
     until(lambda: server_of(directory) not in (None, first), 30, "the server runs again")
     second = server_of(directory)
     assert second[1] == first[1]
-    os.kill(second[1], signal.SIGKILL)  # the actor
+    os.kill(second[1], signal.SIGKILL)  # kill the actor that runs the server
     assert run.wait(150) == 0, run.tail()
     result = json.loads((directory / "result.json").read_text())
     assert result["images_per_epoch"] == [300, 300] and result["wrong"] == 0
@@ -74,7 +76,7 @@ def test_a_node_that_comes_brings_a_worker_and_may_go(programs, directory):
     run = script(programs, "nodes", directory)
     assert run.wait(150) == 0, run.tail()
     assert json.loads((directory / "result.json").read_text())["images_per_epoch"] == [300, 300]
-    assert len(list(directory.glob("worker-*"))) == 2  # there was no room for the third worker
+    assert len(list(directory.glob("worker-*"))) == 2  # no node had room for the third
 
 
 def test_an_exception_of_a_worker_ends_the_run(programs, directory):

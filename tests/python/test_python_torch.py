@@ -1,4 +1,4 @@
-"""Tests cnnps.torch: training of PyTorch models, and the names of their tensors in exports."""
+"""Test cnnps.torch: it trains PyTorch models, and exports have the names of their tensors."""
 import json
 import subprocess
 import sys
@@ -56,7 +56,8 @@ def test_model_learns_and_gets_the_final_weights(tmp_path, options):
     assert report.evaluations[-1].metrics["accuracy"] == pytest.approx(report.result["accuracy"])
     assert report.evaluations[-1].loss == pytest.approx(report.result["loss"], rel=1e-4)
     own = (model(test.tensors[0]).argmax(1) == test.tensors[1]).float().mean()
-    assert abs(own - report.result["accuracy"]) < 1.5 / 400  # the statistics are the run's, too
+    # the model must also have the run's BatchNorm statistics to reach the same accuracy
+    assert abs(own - report.result["accuracy"]) < 1.5 / 400
     cnnps.torch.save(model, str(tmp_path / "m.safetensors"))
     other = Net()
     cnnps.torch.load(other, str(tmp_path / "m.safetensors"))
@@ -65,7 +66,8 @@ def test_model_learns_and_gets_the_final_weights(tmp_path, options):
 
 
 def test_export_has_the_names_of_the_state_dict(server, tmp_path):
-    """Names, shapes and constants come from the file of --init; the weights from the run."""
+    """An export has the names, shapes and constants of the file of --init, and the weights of the
+    run."""
     model = Net()
     text = cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
     n = sum(p.numel() for p in model.parameters())
@@ -91,13 +93,15 @@ def test_export_has_the_names_of_the_state_dict(server, tmp_path):
                           strict=True)
     for (name, p), q in zip(model.named_parameters(), other.parameters()):
         assert torch.equal(p - 5, q), name
-    assert torch.allclose(other.norm.running_mean, torch.tensor(0.5))  # from 0 a tenth towards 5
+    # one update has moved the mean from 0 by a tenth of the way to 5
+    assert torch.allclose(other.norm.running_mean, torch.tensor(0.5))
     assert torch.allclose(other.norm.running_var, torch.tensor(1.4))
     assert other.tied.weight is other.last.weight
 
 
 class Normed(torch.nn.Module):
-    """A model whose BatchNorm statistics are those of the inputs, whatever it learns."""
+    """A model whose BatchNorm statistics depend only on the inputs, because no trained layer
+    precedes BatchNorm."""
 
     def __init__(self):
         super().__init__()
@@ -196,7 +200,8 @@ def test_workers_of_dataloader_fork_beside_the_connection():
 
 
 def test_workers_give_the_names_of_their_model(server, tmp_path):
-    """The first worker with a list gives it to a run that has none. Another list is refused."""
+    """A run without names takes the list of names of the first worker that sends one. The server
+    refuses another list."""
     model = Net()
     cnnps.torch.save_init(model, str(tmp_path / "init.safetensors"))
     n = sum(p.numel() for p in model.parameters()) + 64

@@ -7,7 +7,7 @@ MYPY = ROOT / "build/tools/bin/mypy"
 
 
 def test_annotations_agree(tmp_path):
-    """pyproject.toml has the options of mypy."""
+    """Run mypy with the options in pyproject.toml."""
     if not MYPY.exists():
         without("mypy", "deploy/setup.sh tools")
     done = subprocess.run([

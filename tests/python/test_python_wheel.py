@@ -1,4 +1,5 @@
-"""Tests make wheel: auditwheel accepts the wheel, which trains in a clean virtual environment."""
+"""Test `make wheel`: auditwheel accepts the wheel, and the installed wheel trains in a clean
+virtual environment."""
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import zipfile
 import pytest
 from support.build import BUILD, ROOT, without
 
-pytestmark = pytest.mark.xdist_group("wheel")  # one build at a time
+pytestmark = pytest.mark.xdist_group("wheel")  # the tests share one build of the wheel
 
 TRAIN = """
 import cnnps, subprocess, sys
@@ -66,7 +67,7 @@ def test_wheel_trains_in_a_clean_environment(wheel, tmp_path):
 
 
 def test_wheel_trains_a_pytorch_model_with_four_workers(wheel, tmp_path, data):
-    """The test uses Debian's torch, because PyPI's torch comes with 2 GB of CUDA."""
+    """The test uses Debian's torch, because PyPI's torch brings 2 GB of CUDA libraries."""
     if run("/usr/bin/python3", "-c", "import torch").returncode:
         without("python3-torch", "deploy/setup.sh")
     venv = tmp_path / "venv"

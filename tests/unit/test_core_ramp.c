@@ -40,8 +40,8 @@ static uint32_t max_at(uint64_t version)
 	return max < CLUSTER_WORKERS ? (uint32_t)max : CLUSTER_WORKERS;
 }
 
-/* Each worker requests a lease as often as possible. Returns the first version at which all workers
- * are at work. */
+/* Run a cluster in which each worker requests a lease as often as possible. Returns the first
+ * version at which all workers are at work. */
 static uint64_t ramp_run(enum mode mode, uint64_t seed)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -55,7 +55,7 @@ static uint64_t ramp_run(enum mode mode, uint64_t seed)
 			if (k.worker[i].grant.work.count == 0)
 				cluster_act(&k, i);
 		assert_in_range(at_work(&k), 1, max_at(version));
-		if (mode == MODE_DOWNPOUR) /* in ssp some workers wait for the slowest one */
+		if (mode == MODE_DOWNPOUR) /* in ssp some workers wait for the slowest worker */
 			assert_int_equal(at_work(&k), max_at(version));
 		if (at_work(&k) == CLUSTER_WORKERS && all_at == UINT64_MAX)
 			all_at = version;
@@ -106,7 +106,7 @@ TEST(without_a_ramp_all_start_at_once)
 	cluster_request(&k, 0);
 	assert_int_equal(at_work(&k), CLUSTER_WORKERS);
 	cluster_close(&k);
-	start(&k, 0, RAMP); /* there is no ramp if there is no warm start */
+	start(&k, 0, RAMP); /* without a warm start there is no ramp */
 	assert_int_equal(at_work(&k), CLUSTER_WORKERS);
 	cluster_close(&k);
 }

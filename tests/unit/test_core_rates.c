@@ -32,7 +32,8 @@ TEST(a_factor_above_one_rises_on_a_line)
 	}
 }
 
-/* A sync step of n gradients of ones moves each weight by lr times the factor of n. */
+/* Check that a step of sync with n gradients of ones moves each weight by lr times the factor of
+ * n. */
 static void a_step_of_n_gradients(enum lr_scaling how, uint32_t n)
 {
 	struct core_config cfg = fixture_training();
@@ -60,7 +61,7 @@ TEST(a_sync_step_scales_with_its_gradients)
 			a_step_of_n_gradients(rules_tried[i], n);
 }
 
-/* Apply pushes that are `tau` versions old when they arrive. */
+/* Check the learning rate of pushes that are `tau` versions old when they arrive. */
 static void an_old_gradient(enum lr_scaling how, enum staleness_scaling stale, uint64_t tau)
 {
 	struct core_config cfg = fixture_config();

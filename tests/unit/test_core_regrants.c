@@ -1,6 +1,7 @@
 /*
- * Proves that a lease is no lock (server/core/leases.h): if a worker does not deliver its work,
- * another worker gets it, and the first result counts. A repeated request gets the same answer.
+ * Proves that a lease is not a lock (server/core/leases.h): if a worker does not deliver its work,
+ * another worker gets the work, and the first result counts. A repeated request gets the same
+ * answer.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -23,7 +24,7 @@ TEST(a_suspects_lease_is_given_away_and_the_first_push_wins)
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
 	assert_int_equal(core_stats(f.core)->released, 2);
 	g = fixture_train(&f, 10, t, 1);
-	assert_work(&g, 0, 0, 2);         /* the same batches */
+	assert_work(&g, 0, 0, 2);         /* worker 2 gets the batches of worker 1 */
 	m = fixture_batch(s, 1, 0, 0, 1); /* the first worker was slow, not dead */
 	fixture_applied(&f, 9, &m);
 	m = fixture_batch(t, 1, 0, 0, 1);
@@ -39,7 +40,7 @@ TEST(a_suspects_lease_is_given_away_and_the_first_push_wins)
 	fixture_close(&f);
 }
 
-/* The GRANT was lost, or a failing disk delayed it until the worker's timeout. */
+/* A GRANT is lost, or a failing disk delays it until the worker's timeout. */
 TEST(a_lost_grant_is_repeated)
 {
 	struct core_fixture f;
@@ -70,7 +71,8 @@ TEST(a_lease_given_to_another_worker_is_not_granted_again)
 	t = fixture_join(&f, 10, "");
 	g = fixture_train(&f, 10, t, 1);
 	assert_work(&g, 0, 0, 2);
-	g = fixture_train(&f, 9, s, 1); /* the repeated request now gets another answer */
+	/* the batches were granted to another worker, so the repeated request gets other batches */
+	g = fixture_train(&f, 9, s, 1);
 	assert_work(&g, 0, 2, 1);
 	g = fixture_train(&f, 9, s, 2);
 	assert_true(g.work.first >= 2);
@@ -96,7 +98,8 @@ TEST(a_new_process_numbers_its_requests_anew)
 	fixture_lease(&f, 9, s, 1);
 	fixture_join(&f, 10, "anna");
 	fixture_join(&f, 11, "");
-	assert_null(fixture_granted(&f, 10)); /* the request came from the old process */
+	/* the request came from the old process, which this process has replaced */
+	assert_null(fixture_granted(&f, 10));
 	fixture_close(&f);
 }
 

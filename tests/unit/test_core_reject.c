@@ -1,13 +1,14 @@
 /*
  * Proves invariant 3 of server/core/ledger.c and invariant 2 of server/core/store.c: a rejected
- * push uses up its seq and changes no other byte. (Batches: test_core_leases.c.)
+ * push uses up its seq and changes no other byte. (test_core_leases.c tests the rejection of
+ * batches.)
  * Attacks A12 and A13 of docs/faults.md.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 #include <math.h>
 
-/* All sections of the snapshot that a push can change, except the ledger, are equal. */
+/* Check that all sections of the snapshots that a push can change, except the ledger, are equal. */
 static void assert_same_but_ledger(const struct core_snapshot *x, const struct core_snapshot *y)
 {
 	for (int i = SNAPSHOT_LEASES; i < SNAPSHOT_SESSIONS; i++) {
@@ -16,8 +17,8 @@ static void assert_same_but_ledger(const struct core_snapshot *x, const struct c
 	}
 }
 
-/* The core rejects `m` for the reason `why`. The push uses up its seq, and no byte of weights,
- * optimizer or leases changes. */
+/* Send `m` as the next push. The core must reject it for the reason `why`. The push uses up its
+ * seq, and no byte of weights, optimizer or leases changes. */
 static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject why)
 {
 	struct core_snapshot before = fixture_save(f), after;
@@ -31,7 +32,8 @@ static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject 
 	assert_same_but_ledger(&before, &after);
 	assert_int_equal(fixture_worker(f, 1).last_seq, last + 1);
 	assert_int_equal(fixture_worker(f, 1).images, images);
-	uint64_t superseded = why == REJECT_WORK; /* a correct push, which is counted separately */
+	/* a superseded push is correct, so the server counts it separately */
+	uint64_t superseded = why == REJECT_WORK;
 	assert_int_equal(core_stats(f->core)->rejected[why], n + !superseded);
 	assert_int_equal(core_stats(f->core)->superseded, late + superseded);
 	assert_int_equal(core_stats(f->core)->version, version);
@@ -59,7 +61,8 @@ TEST(wild_values_at_random_places_are_rejected)
 	for (size_t i = 0; i < 1000; i++)
 		g[i] = 1;
 	for (int i = 0; i < 90; i++) {
-		if (i % 10 == 9) { /* 20 non-finite pushes in a row would end the run */
+		/* this push is finite, because 20 non-finite pushes in a row would end the run */
+		if (i % 10 == 9) {
 			struct msg good = fixture_push(s, fixture_worker(&f, 1).last_seq + 1);
 			fixture_applied(&f, 9, &good);
 		}
@@ -104,7 +107,8 @@ TEST(slices_past_the_model_are_rejected)
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct msg m = fixture_push(s, 0);
 
-		fixture_slice(&m, 0, 1, fixture_ones); /* the valid slice must not be applied */
+		/* the valid slice of a rejected push must not be applied */
+		fixture_slice(&m, 0, 1, fixture_ones);
 		fixture_slice(&m, bad[i].offset, bad[i].count, fixture_ones);
 		rejected_cleanly(&f, &m, REJECT_SHAPE);
 	}
@@ -127,7 +131,7 @@ TEST(a_norm_over_the_limit_is_rejected_whatever_the_slices)
 	fixture_slice(&m, 4, 4, g + 4);
 	rejected_cleanly(&f, &m, REJECT_NORM);
 	fixture_close(&f);
-	cfg.limits.reject_norm = 5; /* the limit itself is allowed */
+	cfg.limits.reject_norm = 5; /* a norm equal to the limit is allowed */
 	fixture_open(&f, cfg);
 	m.push.stamp = fixture_join(&f, 9, "");
 	m.push.seq = 1;

@@ -1,7 +1,7 @@
 /*
- * Proves that a run continues from a snapshot (server/core/snapshot.h): bit for bit with the same
- * options; some options may also change. The core refuses options that do not fit the run, with an
- * error that names them.
+ * Proves that a run continues from a snapshot (server/core/snapshot.h). With the same options, the
+ * run continues bit for bit. Some options may change. The core refuses options that do not fit the
+ * run, with an error that names them.
  */
 #include "tests/support/core_fixture.h"
 #include "common/run_head.h"
@@ -120,7 +120,7 @@ TEST(a_restart_keeps_the_run_and_changes_the_epoch)
 	assert_int_equal(fixture_worker(&other, 1).state, SESSION_AWAY);
 	assert_int_equal(fixture_worker(&other, 2).state, SESSION_DEAD);
 	assert_int_equal(fixture_worker(&other, 2).last_seq, 1);
-	/* the snapshot contains push 1 */
+	/* the snapshot contains the worker's only push */
 	assert_int_equal(fixture_worker(&other, 2).durable_seq, 1);
 	assert_int_equal(fixture_worker(&other, 2).images, 10);
 	assert_int_equal(core_epoch(other.core, 0)->images, 10);
@@ -138,8 +138,8 @@ TEST(a_restart_keeps_the_run_and_changes_the_epoch)
 
 /* ---- other options -------------------------------------------------------------------------- */
 
-/* A snapshot in which the first epoch of fixture_training is trained and half evaluated, and the
- * only worker has left. */
+/* Returns a snapshot in which the first epoch of fixture_training is trained and half evaluated,
+ * and the only worker has left. */
 static struct core_snapshot half_evaluated(struct core_config cfg)
 {
 	struct core_snapshot img;
@@ -165,7 +165,7 @@ static struct core_snapshot half_evaluated(struct core_config cfg)
 	return img;
 }
 
-/* One worker evaluates and trains as granted until the run ends. */
+/* Let one worker evaluate and train as granted until the run ends. */
 static void run_to_the_end(struct core_fixture *f)
 {
 	struct stamp s;
@@ -218,10 +218,11 @@ TEST(eval_images_may_change_in_the_middle_of_an_evaluation_and_between)
 			cfg.leases.eval_images = sizes[k];
 			fixture_load(&f, cfg, &img);
 			fixture_drop(&img);
-			run_to_the_end(&f); /* epoch 1 is evaluated in portions of the new size */
+			/* the rest of the evaluation has portions of the new size */
+			run_to_the_end(&f);
 			fixture_close(&f);
 			cfg.leases.eval_images = sizes[i];
-			fixture_open(&f, cfg); /* no evaluation is under way */
+			fixture_open(&f, cfg); /* in this run no evaluation is in progress */
 			fixture_bye(&f, 9, fixture_join(&f, 9, ""));
 			f.cfg.leases.eval_images = sizes[k];
 			fixture_restart(&f);
@@ -257,7 +258,7 @@ TEST(a_run_goes_on_with_more_epochs_from_the_middle)
 	run_to_the_end(&f);
 	fixture_drop(&img);
 	fixture_close(&f);
-	cfg.training.epochs = 1; /* the last epoch is trained, and its evaluation is under way */
+	cfg.training.epochs = 1; /* the last epoch is trained, and its evaluation is in progress */
 	img = half_evaluated(cfg);
 	cfg.training.epochs = 2;
 	fixture_load(&f, cfg, &img);
@@ -326,7 +327,7 @@ TEST(what_cannot_be_continued_is_refused_by_name)
 	cfg.training.epochs = 0;
 	refused_for(&img, cfg, "--epochs");
 	cfg = good;
-	cfg.training.epochs = 1; /* the second epoch is in training */
+	cfg.training.epochs = 1; /* the second epoch is in training, so one epoch is too few */
 	refused_for(&img, cfg, "--epochs");
 	fixture_drop(&img);
 }

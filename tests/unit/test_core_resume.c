@@ -63,7 +63,8 @@ TEST(a_dead_worker_goes_on_when_that_is_on_disk)
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_message(&f, 20, &m); /* a repeated HELLO does not make the incarnation durable */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
-	fixture_tick(&f, f.cfg.sessions.dead_ms); /* the disk is slow */
+	/* the disk is slow: the snapshot takes longer than dead_ms */
+	fixture_tick(&f, f.cfg.sessions.dead_ms);
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 20, MSG_WELCOME));
 	again = fixture_sent(&f, 20, MSG_WELCOME)->welcome.stamp;
@@ -108,8 +109,8 @@ TEST(a_delayed_hello_is_ignored)
 
 /* ---- a server that lost its newest state ---------------------------------------------------- */
 
-/* A crash loses the pushes after the last snapshot. Worker 1 is away and retains the first `kept`
- * pushes. */
+/* Restart a server from a snapshot with `kept` pushes of worker 1. Worker 1 is away. It returns
+ * with more pushes when a test assumes that the crash has lost some. */
 static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64_t kept)
 {
 	struct stamp s = fixture_open_with_pushes(f, cfg, kept);
@@ -148,7 +149,8 @@ TEST(a_worker_whose_durable_pushes_were_lost_is_refused)
 {
 	struct core_fixture f;
 	struct stamp s = crash(&f, fixture_config(), 2);
-	struct msg m = fixture_resume(s, 7, 5); /* the worker has released pushes 1 to 5 */
+	/* the worker has released pushes 1 to 5, which the server does not have */
+	struct msg m = fixture_resume(s, 7, 5);
 
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
@@ -157,7 +159,7 @@ TEST(a_worker_whose_durable_pushes_were_lost_is_refused)
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	m.hello.resume.incarnation = 1;
-	m.hello.resume.worker = 3; /* a slot without a worker */
+	m.hello.resume.worker = 3; /* slot 3 has never had a worker */
 	fixture_message(&f, 9, &m);
 	fixture_refused(&f, 9, PS_EROLLEDBACK);
 	assert_int_equal(fixture_worker(&f, 1).last_seq, 2);
@@ -171,7 +173,7 @@ TEST(an_incarnation_that_was_never_assigned_cannot_be_resumed)
 	struct stamp s = fixture_open_with_pushes(&f, fixture_config(), 0);
 	struct msg m = fixture_resume(s, 0, 0);
 
-	m.hello.resume.worker = 2; /* a free slot has incarnation 0 */
+	m.hello.resume.worker = 2; /* the incarnation of a free slot is 0 */
 	m.hello.resume.incarnation = 0;
 	fixture_message(&f, 20, &m);
 	fixture_refused(&f, 20, PS_EROLLEDBACK);
@@ -205,14 +207,14 @@ TEST(with_accept_rollback_a_worker_continues_after_the_lost_pushes)
 	fixture_applied(&f, 9, &m);
 	assert_true(core_weights(f.core)[0] == -3.0f);
 	m = fixture_resume(s, 7, 5);
-	m.hello.resume.worker = 5; /* this server has fewer slots */
+	m.hello.resume.worker = 5; /* this server has fewer than 5 slots */
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EROLLEDBACK);
 	fixture_close(&f);
 }
 
-/* With --accept-rollback the server accepts, once for each slot, a worker with a state that a
- * rollback can explain, and no other state. */
+/* With --accept-rollback the server accepts, once for each slot, a worker whose state a rollback
+ * can explain. It accepts no other state. */
 TEST(a_rollback_is_accepted_within_bounds)
 {
 	struct core_config cfg = fixture_config();
@@ -231,7 +233,8 @@ TEST(a_rollback_is_accepted_within_bounds)
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EROLLEDBACK);
 	far = s;
-	far.term = core_config(f.core)->term; /* a stamp of this term, in which no push is lost */
+	/* the stamp has the present term, in which the server has lost no push */
+	far.term = core_config(f.core)->term;
 	far.incarnation++;
 	m = fixture_resume(far, 7, 5);
 	fixture_message(&f, 10, &m);
@@ -239,7 +242,7 @@ TEST(a_rollback_is_accepted_within_bounds)
 	s = resume(&f, 9, s, 7, 5);
 	s.term--;
 	s.incarnation++;
-	m = fixture_resume(s, 9, 9); /* the slot has a live worker now */
+	m = fixture_resume(s, 9, 9); /* a live worker now uses the slot */
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EROLLEDBACK);
 	assert_int_equal(fixture_worker(&f, 1).incarnation, 1);
@@ -295,7 +298,8 @@ TEST(a_worker_that_owes_replays_keeps_its_slot)
 		m = fixture_push_ones(again, seq);
 		fixture_applied(&f, 9, &m);
 	}
-	fixture_tick(&f, cfg.sessions.dead_ms + 1); /* the worker has replayed all pushes */
+	/* the worker has replayed all pushes, so it can be dead */
+	fixture_tick(&f, cfg.sessions.dead_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_close(&f);
 }
@@ -340,7 +344,8 @@ TEST(a_refusal_has_the_values_of_both_sides_and_a_remedy)
 	fixture_close(&f);
 }
 
-/* The worker returns after the server has withdrawn its grant, and repeats its request. */
+/* In this test the worker returns after the server has withdrawn its grant, and repeats its
+ * request. */
 TEST(a_grant_lost_in_a_crash_is_repeated)
 {
 	struct core_config cfg = fixture_training();
@@ -353,7 +358,7 @@ TEST(a_grant_lost_in_a_crash_is_repeated)
 	assert_int_equal(fixture_sent(&f, 9, MSG_GRANT)->grant.work.first, 0);
 	fixture_restart(&f);
 	for (int i = 0; i < 15; i++)
-		fixture_tick(&f, 100); /* dead_ms is 1000 */
+		fixture_tick(&f, 100); /* all ticks together are longer than dead_ms (1000) */
 	assert_int_equal(f.core->leases.n_free, 4);
 	s = fixture_come_back(&f, 9, s, 0);
 	fixture_lease(&f, 9, s, 1);

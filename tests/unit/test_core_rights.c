@@ -1,6 +1,6 @@
 /*
  * test_core_rights.c - a worker cannot deliver work that it was not granted, nor claim decisions
- * that the server did not make (server/core/rights.h). These are the attacks A14 of docs/faults.md.
+ * that the server did not make (server/core/rights.h).
  * Attacks A7 and A14 of docs/faults.md.
  */
 #include "server/core/rights.h"
@@ -15,7 +15,7 @@ static struct core_config with_key(struct core_config cfg)
 	return cfg;
 }
 
-/* Answers a grant with a push of all of its batches. */
+/* Returns a push with all batches of the grant `g`, and with its code. */
 static struct msg push_of(struct stamp s, uint64_t seq, const struct msg_grant *g)
 {
 	struct msg m = fixture_batch(s, seq, g->work.epoch, g->work.first, g->work.count);
@@ -28,7 +28,7 @@ static struct msg push_of(struct stamp s, uint64_t seq, const struct msg_grant *
 
 TEST(siphash_is_that_of_the_paper)
 {
-	/* the test vector of 8 bytes 0..7 in the reference implementation */
+	/* the test vector for the bytes 0 to 7 in the reference implementation of SipHash */
 	const uint64_t key[2] = {0x0706050403020100, 0x0f0e0d0c0b0a0908}, word = 0x0706050403020100;
 	struct core_fixture f;
 
@@ -47,16 +47,17 @@ TEST(a_run_cannot_be_forged_by_pushes_without_leases)
 	a = fixture_join(&f, 9, "a");
 	b = fixture_join(&f, 10, "b");
 	struct msg_grant own = fixture_train(&f, 10, b, 1);
-	m = fixture_batch(a, 1, 0, 0, 1); /* nothing was granted to worker a */
+	m = fixture_batch(a, 1, 0, 0, 1); /* the server has granted nothing to worker a */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
-	m = push_of(a, 2, &own); /* the grant of another worker */
+	m = push_of(a, 2, &own); /* this is the grant of another worker */
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	m = fixture_batch(a, 3, 0, 0, 1);
-	m.push.grant_count = 4; /* a code that was guessed */
+	m.push.grant_count = 4; /* worker a guesses a code */
 	m.push.grant_code = own.code;
 	fixture_rejected(&f, 9, &m, REJECT_WORK);
 	struct msg_grant mine = fixture_train(&f, 9, a, 1);
-	m = fixture_batch(a, 4, 0, mine.work.first, mine.work.count + 1); /* one batch too many */
+	/* the push has one batch more than the grant */
+	m = fixture_batch(a, 4, 0, mine.work.first, mine.work.count + 1);
 	fixture_rejected(
 		&f, 9, &m, mine.work.first + mine.work.count < 4 ? REJECT_WORK : REJECT_SHAPE);
 	m = push_of(a, 5, &mine);
@@ -66,7 +67,7 @@ TEST(a_run_cannot_be_forged_by_pushes_without_leases)
 	fixture_close(&f);
 }
 
-/* A worker may deliver the work of a grant that has ended, even if it has a newer grant. */
+/* A worker may deliver the work of a grant that has ended, even if the worker has a newer grant. */
 TEST(late_results_of_an_ended_grant_count)
 {
 	struct core_fixture f;
@@ -76,14 +77,15 @@ TEST(late_results_of_an_ended_grant_count)
 	fixture_open(&f, with_key(fixture_training()));
 	s = fixture_join(&f, 9, "");
 	struct msg_grant first = fixture_train(&f, 9, s, 1);
-	f.core->worker[0].lease.grant.work.first = 3; /* as if the newest grant had other batches */
+	/* pretend that the newest grant has other batches */
+	f.core->worker[0].lease.grant.work.first = 3;
 	f.core->worker[0].lease.grant.work.count = 1;
 	m = push_of(s, 1, &first);
 	fixture_applied(&f, 9, &m);
 	fixture_close(&f);
 }
 
-/* The server has lost the grant and the decision in a crash. */
+/* In this test a crash has lost the server's grant and its decision. */
 TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 {
 	struct core_config cfg = with_key(fixture_training());
@@ -117,17 +119,19 @@ TEST(after_a_crash_the_server_knows_its_grants_and_decisions)
 	one.push.code = ack.code;
 	forged = one;
 	forged.push.grant_code = 0;
-	forged.push.work.first += forged.push.work.first ? -1u : 1u; /* a batch of another worker */
+	/* this batch was granted to another worker */
+	forged.push.work.first += forged.push.work.first ? -1u : 1u;
 	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &one.push), 1);
 	assert_int_equal(rights_of_replay(f.core, &f.core->worker[0], &forged.push), 0);
-	one.push.grant_code = 0; /* the decision alone proves the push */
+	one.push.grant_code = 0; /* the code of the decision alone proves the push */
 	fixture_applied(&f, 9, &one);
-	fixture_applied(&f, 9, &two); /* no ACK had arrived: the grant proves the push */
+	/* the worker has no ACK of this push, so the code of the grant proves it */
+	fixture_applied(&f, 9, &two);
 	fixture_close(&f);
 }
 
-/* A worker claims verdict OK for a push that it never sent before: all rules still apply to the
- * push. */
+/* A worker claims verdict OK for a push that it never sent before. All rules must still apply to
+ * the push. */
 TEST(a_claimed_verdict_is_not_believed)
 {
 	struct core_config cfg = with_key(fixture_config());
@@ -152,13 +156,13 @@ TEST(a_claimed_verdict_is_not_believed)
 	fixture_rejected(&f, 9, &m, REJECT_STALE);
 	m = fixture_push_ones(s, 7);
 	m.push.base_version = 4;
-	m.push.verdict = VERDICT_REJECTED; /* an old rejection needs its proof as well */
+	m.push.verdict = VERDICT_REJECTED; /* the claim of an old rejection needs a code, too */
 	m.push.reject = REJECT_WORK;
 	fixture_applied(&f, 9, &m);
 	fixture_close(&f);
 }
 
-/* A duplicate is answered with the first decision, and with the code of the first content. */
+/* A duplicate gets the first decision, and the code of the content that was decided. */
 TEST(a_duplicate_with_other_content_proves_nothing)
 {
 	struct core_fixture f;
@@ -180,7 +184,7 @@ TEST(a_duplicate_with_other_content_proves_nothing)
 	fixture_close(&f);
 }
 
-/* Invariant 1 of rights.h. */
+/* Proves invariant 1 of rights.h: a code is worthless for another worker, incarnation or seq. */
 TEST(a_code_fits_one_push_of_one_incarnation)
 {
 	struct core_fixture f;
@@ -236,7 +240,7 @@ TEST(results_without_a_grant_are_ignored)
 	}
 	g = fixture_grant(&f, 9, a, 100);
 	assert_int_equal(g.kind, GRANT_EVAL);
-	m = result_of(b, &g, g.eval_count); /* not granted to worker b */
+	m = result_of(b, &g, g.eval_count); /* this portion was not granted to worker b */
 	fixture_message(&f, 10, &m);
 	assert_int_equal(f.core->leases.n_evaluated, 0);
 	m.result.code = 0;
@@ -258,7 +262,8 @@ static struct msg hello_of_key(const char *key)
 	return m;
 }
 
-/* An observer knows every field of a stamp. After a restart only the key of the session helps. */
+/* An observer knows every field of a worker's stamp. After a restart, only the key distinguishes
+ * the worker from an observer that claims its session. */
 TEST(a_session_belongs_to_its_key_after_a_restart)
 {
 	struct core_fixture f;

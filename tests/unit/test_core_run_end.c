@@ -19,7 +19,7 @@ static void drain(struct core_fixture *f)
 	fixture_step(f, &(struct event){.kind = EVENT_DRAIN});
 }
 
-/* Assert that the last event ended the run with this status, and notified worker 1 on connection
+/* Check that the last event ended the run with this status, and notified worker 1 on connection
  * 9. */
 static void assert_finished(const struct core_fixture *f, int status)
 {
@@ -29,7 +29,8 @@ static void assert_finished(const struct core_fixture *f, int status)
 	assert_int_equal(fixture_sent(f, 9, MSG_BYE)->bye.status, status);
 }
 
-/* Train and evaluate one epoch, up to and including the last RESULT. */
+/* Train and evaluate the only epoch of a run, up to and including the last RESULT. Returns the
+ * worker's stamp. */
 static struct stamp train_to_the_end(struct core_fixture *f)
 {
 	struct core_config cfg = fixture_training();
@@ -63,7 +64,7 @@ TEST(workers_get_bye_when_the_last_snapshot_is_durable)
 	fixture_silent(&f);
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
-	fixture_beat(&f, 19, s); /* the worker has not received BYE */
+	fixture_beat(&f, 19, s); /* the worker has not received BYE and sends a heartbeat */
 	assert_int_equal(fixture_sent(&f, 19, MSG_BYE)->bye.status, PS_EDONE);
 	fixture_tick(&f, 1000000);
 	assert_int_equal(fixture_count(&f, EFFECT_FINISH), 0);
@@ -81,9 +82,9 @@ TEST(nothing_new_is_acknowledged_between_the_last_snapshot_and_the_end)
 	fixture_silent(&f);
 	assert_int_equal(core_stats(f.core)->version, 1);
 	assert_int_equal(fixture_worker(&f, 1).last_seq, 1);
-	m.push.seq = 1; /* a duplicate: the snapshot contains it */
+	m.push.seq = 1; /* the last snapshot contains this push, so it is a duplicate */
 	assert_int_equal(fixture_acked(&f, 9, &m).duplicate, 1);
-	fixture_message(&f, 12, &hello); /* no worker can join now */
+	fixture_message(&f, 12, &hello); /* after the last snapshot has begun, no worker can join */
 	fixture_silent(&f);
 	assert_int_equal(fixture_worker(&f, 2).state, SESSION_FREE);
 	fixture_durable(&f);
@@ -101,7 +102,7 @@ TEST(the_end_waits_for_a_disk_that_fails)
 
 	fixture_saved(&f, EVENT_SAVE_FAILED);
 	fixture_silent(&f);
-	fixture_message(&f, 9, &m); /* a complete run accepts no push */
+	fixture_message(&f, 9, &m); /* a run whose epochs are complete accepts no push */
 	fixture_silent(&f);
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_beat(&f, 19, s);
@@ -116,7 +117,8 @@ TEST(a_checkpoint_request_after_the_last_snapshot_is_refused)
 	struct core_fixture f;
 
 	train_to_the_end(&f);
-	fixture_admin(&f, 8, ADMIN_CHECKPOINT); /* the snapshot under way is the last one */
+	/* the snapshot in progress is the last one of the run */
+	fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 	fixture_refused(&f, 8, PS_EDONE);
 	fixture_durable(&f);
 	assert_finished(&f, PS_EDONE);
@@ -144,7 +146,7 @@ TEST(a_run_ends_at_max_updates)
 	assert_finished(&f, PS_EDONE);
 	assert_true(core_weights(f.core)[0] == -2.0f);
 	fixture_close(&f);
-	cfg.durable = 0; /* the drain has nothing to wait for */
+	cfg.durable = 0; /* without a disk, a drain does not wait */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	push(&f, s, 1);
@@ -188,7 +190,8 @@ TEST(a_drain_accepts_pushes_until_its_snapshot)
 
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "");
-	fixture_admin(&f, 7, ADMIN_CHECKPOINT); /* a snapshot is under way */
+	/* a snapshot is in progress when the drain begins */
+	fixture_admin(&f, 7, ADMIN_CHECKPOINT);
 	fixture_admin(&f, 8, ADMIN_DRAIN);
 	assert_int_equal(fixture_sent(&f, 8, MSG_ADMIN)->admin.verb, ADMIN_DRAIN);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 0);
@@ -250,14 +253,15 @@ TEST(a_worker_that_joins_during_a_drain_gets_welcome_and_bye)
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	drain(&f);
-	fixture_durable(&f); /* this snapshot contains the worker's incarnation */
+	fixture_durable(&f); /* this snapshot contains the incarnation of the joining worker */
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	fixture_durable(&f);
 	assert_finished(&f, PS_ESHUTDOWN);
 	fixture_close(&f);
 }
 
-/* One event with the largest number of effects: every worker is notified. */
+/* This test makes one event with the largest number of effects: it notifies every worker and every
+ * admin. */
 TEST(the_last_step_notifies_every_worker_and_admin)
 {
 	enum { RANDOM_WORKERS = 64 };
@@ -274,7 +278,7 @@ TEST(the_last_step_notifies_every_worker_and_admin)
 
 		fixture_applied(&f, 100 + i, &m);
 	}
-	drain(&f); /* the snapshot of the drain is under way */
+	drain(&f); /* the snapshot of the drain is in progress */
 	fixture_saved(&f, EVENT_SAVE_FAILED);
 	for (uint32_t i = 0; i < CORE_MAX_ADMINS; i++)
 		fixture_admin(&f, 10 + i, ADMIN_CHECKPOINT);
@@ -298,7 +302,7 @@ TEST(a_run_that_was_done_is_done_again_after_a_restart)
 	struct stamp s = train_to_the_end(&f);
 	struct msg m;
 
-	fixture_restart(&f); /* the server was killed before any worker was notified */
+	fixture_restart(&f); /* the server is killed before it has notified any worker */
 	m = fixture_resume(s, 1, 0);
 	fixture_message(&f, 9, &m);
 	assert_int_not_equal(f.saving, 0);

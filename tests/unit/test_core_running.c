@@ -1,8 +1,8 @@
 /*
- * Proves that running statistics (common/model.h, batchnorm) are no weights: no optimizer,
+ * Proves that running statistics (common/model.h, batchnorm) are not weights: no optimizer,
  * clipping, norm limit, weight decay, delay compensation, rate or sum changes them, and they change
  * no weight. Each update moves a running statistic by a tenth of its distance to the statistics of
- * the batches in it.
+ * the batches in the update.
  */
 #include "tests/support/core_cluster.h"
 #include "common/model.h"
@@ -33,8 +33,9 @@ static double next_statistic(double now, double batch)
 
 /* ---- asynchronous pushes --------------------------------------------------------------------- */
 
-/* Run STEPS pushes, with a restart of the server in the middle. Their statistics are random, or 0
- * if `plain`. Writes the result of a serial computation to `expected`. */
+/* Run STEPS pushes, with a restart of the server in the middle. The statistics of the pushes are
+ * random, or 0 if `plain` is 1. Writes the final weights to `w`, and the statistics of a serial
+ * computation to `expected`. */
 static void run(
 	const struct core_config *cfg, int plain, float w[FIXTURE_PARAMS], double expected[RUNNING])
 {
@@ -55,7 +56,7 @@ static void run(
 			expected[i] = next_statistic(expected[i], (double)g[TRAINED + i]);
 		}
 		fixture_slice(&m, 0, FIXTURE_PARAMS, g);
-		m.push.base_version = seq > 3 ? seq - 3 : 0; /* two versions late */
+		m.push.base_version = seq > 3 ? seq - 3 : 0; /* each push is two versions late */
 		fixture_applied(&f, 9, &m);
 		(void)fixture_acked(&f, 9, &m); /* the same push again */
 		if (seq == STEPS / 2) {
@@ -127,7 +128,8 @@ TEST(a_push_without_them_leaves_them_alone)
 	fixture_applied(&f, 9, &m);
 	assert_true(core_weights(f.core)[TRAINED] == 0);
 	m = fixture_push(s, 2);
-	fixture_slice(&m, TRAINED - 1, 2, g + TRAINED - 1); /* one weight and one statistic */
+	/* the slice has one weight and one running statistic */
+	fixture_slice(&m, TRAINED - 1, 2, g + TRAINED - 1);
 	fixture_applied(&f, 9, &m);
 	assert_true(core_weights(f.core)[TRAINED - 1] == -0.1f);
 	assert_true(core_weights(f.core)[TRAINED] == 1.0f);
@@ -137,7 +139,7 @@ TEST(a_push_without_them_leaves_them_alone)
 
 /* ---- steps of several gradients -------------------------------------------------------------- */
 
-/* The gradient and the statistics are 1 in batch 0, and 2 in all other batches. */
+/* Returns a gradient and statistics that are 1 in batch 0, and 2 in all other batches. */
 static double by_batch(uint32_t i, const float *w, double *g)
 {
 	(void)w;

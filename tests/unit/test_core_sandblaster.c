@@ -1,13 +1,14 @@
 /*
  * Proves the invariants numbered in server/core/sandblaster.c: which pushes a pass accepts, which
- * worker gets which portion, and that no portion is lost or counted twice. (L-BFGS:
- * test_core_lbfgs.c.)
+ * worker gets which portion, and that no portion is lost or counted twice. (test_core_lbfgs.c tests
+ * L-BFGS.)
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
 
-/* Plain gradient descent with portions of 10 images. The server makes copies at once, as in the
- * paper, unless a test changes this option. (Copies of late work: test_core_backup.c.) */
+/* Returns a configuration of plain gradient descent with portions of 10 images. The server makes
+ * backup copies at once, as in the paper, unless a test changes this option. (test_core_backup.c
+ * tests copies of late work.) */
 static struct core_config sgd_config(void)
 {
 	struct core_config cfg = fixture_training();
@@ -35,7 +36,7 @@ static void assert_version(const struct cluster *k, uint64_t version)
 	assert_int_equal(core_stats(k->f.core)->version, version);
 }
 
-/* The reference: the mean gradient over the batches [first, end) at w. */
+/* Compute the reference: the mean gradient over the batches [first, end) at `w`. */
 static void serial_mean(
 	const struct cluster *k, uint32_t first, uint32_t end, const float *w, double *g)
 {
@@ -106,7 +107,8 @@ TEST(a_sum_of_another_pass_is_refused)
 	while (core_stats(k.f.core)->version == 0)
 		cluster_act(&k, 0);
 	assert_true(late.grant.work.count > 0);
-	assert_int_equal(cluster_push(&k, 1), REJECT_WORK); /* the epoch of this push is over */
+	/* this push belongs to an epoch that is over */
+	assert_int_equal(cluster_push(&k, 1), REJECT_WORK);
 	k.worker[1].grant.work = late.grant.work;
 	/* the same portion in the present epoch, but at old weights */
 	k.worker[1].grant.work.epoch = 1;
@@ -149,7 +151,8 @@ TEST(runs_of_portions_shrink_towards_the_end_of_a_pass)
 		assert_int_equal(cluster_request(&k, n % 2), 1);
 		uint32_t count = k.worker[n % 2].grant.work.count;
 		assert_in_range(count, 1, left < 8 ? 1 : left / 8 + 1);
-		if (n != 1) { /* worker 1 has no known speed yet, so it gets one portion */
+		/* worker 1 has no known speed yet, so its first grant is one portion */
+		if (n != 1) {
 			assert_in_range(count, 1, before);
 			before = count;
 		}
@@ -184,7 +187,7 @@ TEST(idle_workers_get_copies_of_portions_with_fewest_copies)
 	cluster_close(&k);
 }
 
-/* Advances the time. All workers send heartbeats. */
+/* Advance the time to now_ms. */
 static void tick(struct cluster *k, uint64_t now_ms)
 {
 	k->f.now_ms = now_ms;
@@ -192,8 +195,8 @@ static void tick(struct cluster *k, uint64_t now_ms)
 	cluster_receive(k);
 }
 
-/* Returns the mean virtual milliseconds of a step in a run of `steps` steps. Worker i takes ms[i]
- * for a portion. */
+/* Returns the mean duration of a step in virtual milliseconds, in a run of `steps` steps. Worker i
+ * takes ms[i] for a portion. */
 static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backup_copies backup,
 	uint64_t images[CLUSTER_WORKERS])
 {
@@ -211,7 +214,7 @@ static double step_ms(uint32_t n, const uint64_t *ms, uint32_t steps, enum backu
 	while (core_stats(k.f.core)->updates < steps) {
 		uint32_t next = n;
 
-		/* find the worker with work that is ready first */
+		/* find the worker whose work is ready first */
 		for (uint32_t i = 0; i < n; i++) {
 			while (k.worker[i].grant.kind != GRANT_TRAIN && cluster_act(&k, i))
 				ready[i] = 0;
@@ -253,7 +256,7 @@ TEST(backup_copies_make_up_for_a_slow_worker)
 	}
 }
 
-/* ---- windows -------------------------------------------------------------------------------- */
+/* ---- steps ---------------------------------------------------------------------------------- */
 
 /* A slow worker gets as much work as it can deliver before other workers finish copies of this
  * work. */
@@ -274,7 +277,7 @@ TEST(a_step_covers_its_window_and_the_last_step_the_rest)
 	float at[FIXTURE_PARAMS];
 	struct cluster k;
 
-	cfg.sandblaster.step_images = 25; /* three portions of 10 */
+	cfg.sandblaster.step_images = 25; /* each step has three portions of 10 images */
 	cluster_open(&k, cfg, 3, 77, cluster_bowl);
 	assert_int_equal(push_of(&k, 0, 3, 1), REJECT_WORK); /* portion 3 is not open yet */
 	for (uint32_t step = 0; step < 3; step++) {
@@ -295,7 +298,7 @@ TEST(a_step_covers_its_window_and_the_last_step_the_rest)
 	cluster_close(&k);
 }
 
-/* ---- death and restart ---------------------------------------------------------------------- */
+/* ---- dead workers and restarts -------------------------------------------------------------- */
 
 TEST(portions_of_a_dead_worker_are_done_by_the_others)
 {
@@ -306,7 +309,7 @@ TEST(portions_of_a_dead_worker_are_done_by_the_others)
 	cluster_open(&k, cfg, 2, 80, cluster_bowl);
 	cluster_request(&k, 1);
 	push_of(&k, 1, k.worker[1].grant.work.first, 1);
-	cluster_request(&k, 1); /* the worker is killed while it holds this portion */
+	cluster_request(&k, 1); /* the worker dies while it holds this portion */
 	k.f.now_ms += 1200;
 	fixture_beat(&k.f, k.worker[0].peer + 1, k.worker[0].s);
 	fixture_tick(&k.f, 0);
@@ -319,7 +322,7 @@ TEST(portions_of_a_dead_worker_are_done_by_the_others)
 	cluster_close(&k);
 }
 
-/* A worker holds portions and sends only heartbeats. */
+/* In this test a worker holds portions and sends only heartbeats. */
 TEST(a_pass_does_not_wait_for_a_hanging_worker)
 {
 	struct cluster k;
@@ -341,7 +344,8 @@ static int images_equal(const struct core_snapshot *a, const struct core_snapsho
 	return 1;
 }
 
-/* Runs with the same gradients end with the same bytes, at whatever point the server is killed. */
+/* Runs with the same gradients must end with the same bytes, no matter when the server is
+ * killed. */
 TEST(a_restart_in_any_moment_changes_no_bit)
 {
 	float expected[FIXTURE_PARAMS];
@@ -382,7 +386,7 @@ TEST(a_snapshot_in_the_middle_of_a_pass_decodes_bit_for_bit)
 	a = fixture_save(&k.f);
 	cfg = k.f.cfg;
 	assert_int_equal(fixture_read(&again, cfg, &a, &why), PS_OK);
-	again.core->stats.recoveries--; /* the only difference that is intended */
+	again.core->stats.recoveries--; /* the restart may change only this counter */
 	b = fixture_save(&again);
 	assert_true(images_equal(&a, &b));
 	fixture_drop(&a);
@@ -410,11 +414,12 @@ TEST(in_any_order_each_image_counts_once_per_step)
 
 			if (dice == 0)
 				cluster_restart(&k, 4);
-			else if (dice == 1) /* push any portion, granted or not */
+			else if (dice == 1) /* push any portion, even one that was not granted */
 				push_of(&k, i, (uint32_t)rng_below(&r, k.f.core->leases.n_batches),
 					1);
 			else if (dice == 2 && k.worker[i].grant.request == k.worker[i].request)
-				cluster_request(&k, i); /* the worker drops its portions */
+				/* with this request the worker returns its portions */
+				cluster_request(&k, i);
 			else
 				cluster_act(&k, i);
 			assert_in_range(n, 0, 20000);

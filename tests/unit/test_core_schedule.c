@@ -1,12 +1,13 @@
 /*
- * Proves the formulas of the schedules (server/core/optim.h) that PyTorch does not have, and that
- * the core passes its count of images to them. (The schedules of PyTorch: test_core_optim.c.)
+ * Proves the formulas of those schedules (server/core/optim.h) that PyTorch does not have, and that
+ * the core passes its count of images to the schedules. (test_core_optim.c tests the schedules of
+ * PyTorch.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 #include <math.h>
 
-#define TOTAL  600u /* images of a run */
+#define TOTAL  600u /* the number of images of a run */
 #define EPOCHS 6u
 
 static double at(const struct schedule *s, uint64_t done)
@@ -54,7 +55,7 @@ TEST(steps_fall_at_whole_epochs)
 	near(at(&s, 400), 0.01);
 	near(at(&s, 599), 0.01);
 	near(at(&s, 600), 0.001);
-	/* epochs count from the start, not from the end of the warm-up */
+	/* epochs count from the start of the run, not from the end of the warm-up */
 	near(at(&warm, 150), 0.5);
 	near(at(&warm, 240), 0.08);
 	near(at(&warm, 300), 0.1);
@@ -87,8 +88,8 @@ TEST(one_cycle_rises_from_a_25th_to_one_and_falls_to_the_floor)
 				       : at(&s, done) > at(&s, done + 1));
 }
 
-/* This holds also if the warm-up is 0 or the whole run, and if the number of images is no multiple
- * of the epochs. */
+/* The factors are also between 0 and 1 if the warm-up is 0 or the whole run, and if the number of
+ * images is not a multiple of the epochs. */
 TEST(factors_are_between_zero_and_one)
 {
 	const uint64_t seed = 5;

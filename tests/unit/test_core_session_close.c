@@ -1,12 +1,12 @@
 /*
- * Proves the invariants numbered in server/core/departure.h: if a crash has lost pushes, their
+ * Proves the invariants of server/core/departure.h about pushes that a crash has lost: their
  * worker replays them before it leaves, or retains them for the server's next term.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-/* Worker 1 has 3 acknowledged pushes. A crash has lost all of them, and the worker has not returned
- * yet. */
+/* Returns the stamp of worker 1. The worker has 3 acknowledged pushes. A crash has lost all of
+ * them, and the worker has not returned yet. */
 static struct stamp lose(struct core_fixture *f)
 {
 	struct core_config cfg = fixture_config();
@@ -86,7 +86,8 @@ TEST(a_drain_waits_for_no_longer_than_a_recovery)
 	fixture_close(&f);
 }
 
-/* The worker retains lost pushes, so it gets no BYE. It continues in the server's next term. */
+/* A worker whose pushes were lost retains these pushes, so it gets no BYE. It continues in the
+ * server's next term. */
 TEST(a_worker_with_lost_pushes_gets_no_bye)
 {
 	struct core_fixture f;
@@ -113,13 +114,13 @@ TEST(a_worker_that_returns_too_late_to_replay_gets_no_bye)
 	drain(&f);
 	fixture_tick(&f, f.cfg.sessions.recovery_ms);
 	assert_int_not_equal(f.saving, 0);
-	s = resume(&f, s); /* while the last snapshot is under way */
+	s = resume(&f, s); /* the worker returns while the last snapshot is in progress */
 	m = fixture_push_ones(s, 1);
 	m.push.verdict = VERDICT_OK;
 	fixture_message(&f, 20, &m);
 	fixture_silent(&f);
-	/* the server must not answer: after a refusal, the worker would repeat its replays and BYE
-	 * forever */
+	/* The server must not answer this BYE. After a refusal, the worker would repeat its replays
+	 * and BYE forever. */
 	fixture_bye(&f, 20, s);
 	fixture_silent(&f);
 	fixture_durable(&f);
@@ -136,7 +137,7 @@ TEST(a_worker_that_leaves_replays_first)
 	struct stamp s = lose(&f);
 
 	s = resume(&f, s);
-	fixture_bye(&f, 20, s); /* BYE arrives before the replays */
+	fixture_bye(&f, 20, s); /* this BYE arrives before the replays */
 	fixture_refused(&f, 20, PS_EGAP);
 	assert_int_equal(fixture_sent(&f, 20, MSG_ERROR)->error.expected, 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_LIVE);
@@ -170,8 +171,8 @@ TEST(a_replaced_worker_is_fenced_after_the_end_too)
 
 /* ---- a server that lost its newest state ----------------------------------------------------- */
 
-/* The server assigns slot 1, loses the checkpoint that contains the assignment, and assigns the
- * slot again. */
+/* Let the server assign slot 1, lose the checkpoint that contains the assignment, and assign the
+ * slot again. Returns the stamp of the first worker. */
 static struct stamp assign_twice(struct core_fixture *f, int accept)
 {
 	struct core_config cfg = fixture_config();
@@ -204,7 +205,8 @@ TEST(a_worker_with_a_reused_incarnation_is_refused)
 		fixture_message(&f, 9, &m);
 		fixture_refused(&f, 9, status[accept]);
 		assert_int_equal(f.core->worker[0].session.peer, 10);
-		fixture_restart(&f); /* the snapshot contains the new owner of the slot */
+		/* the snapshot of the restart contains the new owner of the slot */
+		fixture_restart(&f);
 		f.saving = 0;
 		fixture_message(&f, 9, &m);
 		fixture_refused(&f, 9, status[accept]);

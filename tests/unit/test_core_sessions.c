@@ -1,7 +1,7 @@
 /*
  * Proves the invariants numbered in server/core/sessions.c and the order of refusals: which
- * messages the server accepts, when it sends WELCOME, and which worker has which slot. (Resume:
- * test_core_resume.c.)
+ * messages the server accepts, when it sends WELCOME, and which worker has which slot.
+ * (test_core_resume.c tests how a session resumes.)
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -72,7 +72,8 @@ TEST(a_snapshot_begun_before_the_hello_welcomes_nobody)
 
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
-	fixture_message(&f, 10, &m); /* this HELLO arrives while the first snapshot is under way */
+	/* this HELLO arrives while the first snapshot is in progress */
+	fixture_message(&f, 10, &m);
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	assert_null(fixture_sent(&f, 10, MSG_WELCOME));
@@ -104,15 +105,16 @@ TEST(the_same_hello_again_is_answered_by_the_same_welcome)
 
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
-	fixture_message(&f, 9, &m); /* the worker is joining */
+	fixture_message(&f, 9, &m); /* HELLO again while the worker is joining */
 	fixture_durable(&f);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 1);
 	assert_int_equal(f.saving, 0);
-	fixture_message(&f, 9, &m); /* the worker is live: the WELCOME was lost */
+	fixture_message(&f, 9, &m); /* HELLO again, because WELCOME was lost */
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
 	fixture_tick(&f, f.cfg.sessions.suspect_ms + 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_SUSPECT);
-	fixture_message(&f, 9, &m); /* the worker is suspect: it has sent only HELLO */
+	/* HELLO again while the worker is suspect, because it has sent only HELLO */
+	fixture_message(&f, 9, &m);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.worker, 1);
 	assert_int_equal(fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp.incarnation, 1);
@@ -128,7 +130,7 @@ TEST(nobody_is_welcomed_on_a_connection_that_is_gone)
 	fixture_open(&f, fixture_config());
 	fixture_message(&f, 9, &m);
 	fixture_gone(&f, 9);
-	fixture_durable(&f); /* the fixture fails on a message to peer 0 */
+	fixture_durable(&f); /* the fixture fails if the core sends a message to peer 0 */
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_join(&f, 10, "anna").incarnation, 2);
 	fixture_close(&f);
@@ -156,7 +158,8 @@ static const enum msg_type stamped[] = {
 	MSG_PULL, MSG_PUSH, MSG_LEASE, MSG_RESULT, MSG_BEAT, MSG_BYE};
 #define STAMPED (sizeof(stamped) / sizeof(stamped[0]))
 
-/* Make a message of this type that would change the state if its stamp were valid. */
+/* Returns a message of this type that would change the state of the server if its stamp were
+ * valid. */
 static struct msg worker_message(enum msg_type type, struct stamp s)
 {
 	struct msg m = fixture_push_ones(s, 1);
@@ -185,7 +188,7 @@ static struct msg worker_message(enum msg_type type, struct stamp s)
 	return m;
 }
 
-/* Assert that the server refuses the message with this status, and that only the count of refusals
+/* Check that the server refuses the message with this status, and that only the counter of refusals
  * changes in its state. */
 static void refused_and_harmless(
 	struct core_fixture *f, enum msg_type type, const struct stamp *s, int status)
@@ -285,7 +288,7 @@ TEST(observers_see_and_pull_without_a_slot)
 	struct stamp nobody = {{0, 0}, 0, 0, 0};
 
 	fixture_open(&f, fixture_training());
-	fixture_pull(&f, 8, nobody, WEIGHTS_CURRENT); /* an observer needs no HELLO */
+	fixture_pull(&f, 8, nobody, WEIGHTS_CURRENT); /* an observer may pull without HELLO */
 	assert_non_null(fixture_sent(&f, 8, MSG_PARAMS));
 	m.hello.role = ROLE_OBSERVER;
 	fixture_message(&f, 8, &m);
@@ -305,7 +308,7 @@ TEST(another_data_set_is_refused_by_every_field)
 	fixture_open(&f, fixture_training());
 	struct msg first = fixture_push_ones(fixture_join(&f, 9, ""), 1);
 	fixture_work(&first, 0, 0, 1);
-	fixture_applied(&f, 9, &first); /* fixes the data set */
+	fixture_applied(&f, 9, &first); /* this push fixes the data set */
 	for (int field = 0; field < 6; field++) {
 		struct msg m = fixture_hello("");
 		struct data_id *d = &m.hello.data;
@@ -345,7 +348,8 @@ TEST(a_training_run_needs_a_data_set_that_fits)
 	fixture_durable(&f);
 	assert_non_null(fixture_sent(&f, 9, MSG_WELCOME));
 	fixture_close(&f);
-	fixture_open(&f, fixture_config()); /* with 0 epochs the size is not checked */
+	/* in a run with 0 epochs the size of the data set is not checked */
+	fixture_open(&f, fixture_config());
 	m = fixture_hello("");
 	m.hello.data = bad[0];
 	fixture_message(&f, 9, &m);

@@ -18,7 +18,7 @@ TEST(a_full_table_refuses_until_a_worker_is_dead)
 	fixture_message(&f, 11, &m);
 	fixture_refused(&f, 11, PS_EFULL);
 	fixture_tick(&f, cfg.sessions.dead_ms);
-	fixture_message(&f, 11, &m); /* the worker is suspect, not dead */
+	fixture_message(&f, 11, &m); /* the worker of this slot is suspect, not dead */
 	fixture_refused(&f, 11, PS_EFULL);
 	fixture_tick(&f, 1);
 	assert_int_equal(core_stats(f.core)->deaths, 2);
@@ -54,14 +54,15 @@ TEST(a_name_gets_its_slot_again_and_fences_the_old_process)
 	first = fixture_join(&f, 10, "anna");
 	m = fixture_push_ones(first, 1);
 	fixture_applied(&f, 10, &m);
-	second = fixture_join(&f, 11, "anna"); /* the first process is alive */
+	second = fixture_join(&f, 11, "anna"); /* the first process of "anna" is still alive */
 	assert_int_equal(second.worker, first.worker);
 	assert_int_equal(second.incarnation, first.incarnation + 1);
 	assert_int_equal(fixture_sent(&f, 11, MSG_WELCOME)->welcome.last_seq, 1);
 	m = fixture_push_ones(first, 2);
 	fixture_message(&f, 10, &m);
 	fixture_refused(&f, 10, PS_EFENCED);
-	m = fixture_push_ones(second, 2); /* seq continues */
+	/* the seq continues after the pushes of the first process */
+	m = fixture_push_ones(second, 2);
 	fixture_applied(&f, 11, &m);
 	assert_int_equal(core_stats(f.core)->rejoins, 1);
 	fixture_close(&f);
@@ -77,8 +78,8 @@ static void assert_effect(const struct core_fixture *f, enum effect_kind kind, u
 	assert_int_equal(e->incarnation, incarnation);
 }
 
-/* The old process gets PS_EFENCED only when its pushes are durable. A crash before that could lose
- * a push that the process has released. */
+/* The old process gets PS_EFENCED only when its pushes are durable. If it got the error before, a
+ * crash could lose a push that the process has released. */
 TEST(a_replaced_worker_is_fenced_when_its_pushes_are_durable)
 {
 	struct core_fixture f;
@@ -91,7 +92,8 @@ TEST(a_replaced_worker_is_fenced_when_its_pushes_are_durable)
 	fixture_applied(&f, 10, &push);
 	fixture_message(&f, 11, &hello);
 	assert_effect(&f, EFFECT_HELLO, 11, 1, first.incarnation + 1);
-	assert_null(fixture_sent(&f, 11, MSG_WELCOME)); /* the snapshot of its HELLO is under way */
+	/* the snapshot that the HELLO needs is in progress */
+	assert_null(fixture_sent(&f, 11, MSG_WELCOME));
 	push = fixture_push_ones(first, 2);
 	fixture_message(&f, 10, &push);
 	fixture_silent(&f);
@@ -109,7 +111,7 @@ TEST(a_replaced_worker_is_fenced_when_its_pushes_are_durable)
 	fixture_close(&f);
 }
 
-/* The old process also waits for the snapshot if the new process dies before the snapshot. */
+/* If the new process dies before the snapshot, the old process still waits for the snapshot. */
 TEST(a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too)
 {
 	struct core_fixture f;
@@ -134,7 +136,7 @@ TEST(a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too)
 	fixture_close(&f);
 }
 
-/* A new process that takes over a slot by name inherits neither the replays that the old process
+/* A new process takes over a slot by name. It must inherit neither the replays that the old process
  * owes nor the old process's BYE. */
 static void inherit(int leaves)
 {
@@ -145,7 +147,8 @@ static void inherit(int leaves)
 	fixture_open(&f, fixture_config());
 	s = fixture_join(&f, 9, "anna");
 	fixture_restart(&f);
-	m = fixture_resume(s, leaves ? 1 : 4, 0); /* the worker must replay 1 or 4 pushes */
+	/* after HELLO this worker must replay 1 push or 4 pushes */
+	m = fixture_resume(s, leaves ? 1 : 4, 0);
 	memcpy(m.hello.name, "anna", 5);
 	fixture_message(&f, 9, &m);
 	s = fixture_sent(&f, 9, MSG_WELCOME)->welcome.stamp;
@@ -153,7 +156,7 @@ static void inherit(int leaves)
 	m = fixture_push_ones(s, 1);
 	fixture_applied(&f, 9, &m);
 	if (leaves)
-		fixture_bye(&f, 9, s); /* BYE waits for a snapshot */
+		fixture_bye(&f, 9, s); /* the answer to BYE waits for a snapshot */
 	m = fixture_hello("anna");
 	fixture_message(&f, 10, &m);
 	if (leaves) {
@@ -168,9 +171,11 @@ static void inherit(int leaves)
 	f.now_ms += f.cfg.checkpoint.interval_ms;
 	fixture_message(&f, 10, &m);
 	fixture_durable(&f);
-	assert_non_null(fixture_sent(&f, 10, MSG_BEAT)); /* not sent to the old process */
+	/* the BEAT was not sent to the old process */
+	assert_non_null(fixture_sent(&f, 10, MSG_BEAT));
 	fixture_tick(&f, f.cfg.sessions.dead_ms + 1);
-	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD); /* no replay is owed */
+	/* the slot owes no replay, so the worker can be dead */
+	assert_int_equal(fixture_worker(&f, 1).state, SESSION_DEAD);
 	fixture_close(&f);
 }
 

@@ -38,7 +38,8 @@ static struct random_workers random_core(uint64_t seed)
 
 static void assert_same(const struct core_snapshot *x, const struct core_snapshot *y)
 {
-	for (int i = 0; i < SNAPSHOT_SESSIONS; i++) { /* a restart ends all connections */
+	/* SESSIONS differs, because a restart ends all connections */
+	for (int i = 0; i < SNAPSHOT_SESSIONS; i++) {
 		assert_int_equal(x->size[i], y->size[i]);
 		assert_memory_equal(x->data[i], y->data[i], x->size[i]);
 	}
@@ -84,8 +85,8 @@ TEST(encoding_changes_nothing)
 
 /* ---- lengths -------------------------------------------------------------------------------- */
 
-/* Decodes into `memory`. Each section has a block of exactly its size, so that AddressSanitizer
- * finds reads past its end. */
+/* Decode a snapshot into `memory`. Each section has a block of exactly its size, so that
+ * AddressSanitizer finds reads past its end. */
 static int read_into(void *memory, const struct core_config *cfg, const struct core_snapshot *img)
 {
 	const unsigned char *data[SNAPSHOT_SECTIONS];
@@ -179,7 +180,8 @@ static void mutate(struct rng *r, struct core_snapshot *img)
 	}
 }
 
-/* A core from an accepted snapshot must encode to a snapshot that can be decoded, and must work. */
+/* Check that a core from an accepted snapshot works: it encodes to a snapshot that can be decoded,
+ * and it processes events. */
 static void assert_works(struct random_workers *k)
 {
 	struct core_snapshot img = fixture_save(&k->f);
@@ -228,8 +230,8 @@ TEST(no_mutation_does_harm)
 	assert_true(accepted > 500 && refused > 500);
 }
 
-/* Change one value in the core's memory with `falsify`, and encode the core. Decoding must refuse
- * the snapshot, unless `sound` is 1. */
+/* Change one value in the core's memory with `falsify`, and encode the core. The decoder must
+ * refuse this snapshot, unless `sound` is 1. */
 static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c), int sound)
 {
 	struct core_config cfg = fixture_training();
@@ -241,7 +243,8 @@ static void refused_after(enum optim_kind kind, void (*falsify)(struct core *c),
 
 	cfg.optim.kind = kind;
 	memory = fixture_memory(&cfg);
-	/* epoch 0 is under evaluation, epoch 1 in training, and worker 1 holds a lease */
+	/* in this state epoch 0 is under evaluation, epoch 1 in training, and worker 1 holds a
+	 * lease */
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");
 	m = fixture_push_ones(s, 1);
@@ -330,7 +333,7 @@ static void state_1_is_negative(struct core *c)
 	c->store.state[1][0] = -1;
 }
 
-/* Sums and means of squares cannot be negative, but momentum can. */
+/* Sums and means of squares cannot be negative. Momentum can be negative. */
 TEST(optimizers_state_must_be_possible)
 {
 	const enum optim_kind kinds[] = {
@@ -346,7 +349,8 @@ TEST(optimizers_state_must_be_possible)
 	refused_after(OPTIM_ADAM, state_1_is_negative, 0);
 }
 
-/* A run without a data set has no room for batches, so a snapshot with batches is refused. */
+/* A run without a data set has no memory for batches, so the core refuses a snapshot with
+ * batches. */
 TEST(a_data_set_is_refused_in_a_run_without_one)
 {
 	struct core_fixture f;

@@ -5,7 +5,7 @@
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
 
-#define MANY_BATCHES 400u /* batches of an epoch; no test completes it */
+#define MANY_BATCHES 400u /* the number of batches of an epoch; no test completes an epoch */
 
 static struct core_config ssp_config(uint32_t bound)
 {
@@ -26,7 +26,7 @@ static void ssp_open(struct cluster *k, uint32_t bound, uint32_t lease, uint32_t
 	cluster_open(k, cfg, n, MANY_BATCHES * 10, cluster_ones);
 }
 
-/* Pushes one batch of the grant, as a worker does in this mode. */
+/* Push one batch of the worker's grant, as a worker does in this mode. */
 static void push_one(struct cluster *k, uint32_t i)
 {
 	struct cluster_worker *h = &k->worker[i];
@@ -65,7 +65,8 @@ TEST(one_may_be_as_many_batches_ahead_as_the_bound_says)
 		uint32_t n = 0;
 
 		ssp_open(&k, bound, 1, 2);
-		assert_int_equal(cluster_request(&k, 1), 1); /* worker 1 does not push */
+		/* worker 1 has work, but does not push */
+		assert_int_equal(cluster_request(&k, 1), 1);
 		while (cluster_request(&k, 0)) {
 			push_one(&k, 0);
 			n++;
@@ -135,7 +136,7 @@ TEST(a_worker_that_returns_starts_with_the_slowest)
 	ssp_open(&k, 2, 1, 3);
 	for (uint32_t i = 0; i < 3; i++)
 		cluster_request(&k, i);
-	for (int t = 0; t < 4; t++) { /* worker 2 sends nothing */
+	for (int t = 0; t < 4; t++) { /* worker 2 sends nothing until it is suspect */
 		fixture_tick(&k.f, 100);
 		beat(&k, 0);
 		beat(&k, 1);
@@ -145,14 +146,16 @@ TEST(a_worker_that_returns_starts_with_the_slowest)
 			push_one(&k, w);
 			assert_int_equal(cluster_request(&k, w), 1);
 		}
-	beat(&k, 2); /* worker 2 continues with the clock of the slowest worker: 9 */
+	beat(&k, 2); /* worker 2 returns with the clock of the slowest worker, which is 9 */
 	for (uint32_t i = 0; i < 3; i++) {
 		push_one(&k, 0);
-		assert_int_equal(cluster_request(&k, 0), i < 2); /* clock 12 > 9 + bound 2 */
+		/* at i = 2 the clock is 12, which exceeds 9 + bound 2 */
+		assert_int_equal(cluster_request(&k, 0), i < 2);
 	}
 	push_one(&k, 2);
 	assert_int_equal(cluster_request(&k, 2), 1);
-	assert_int_equal(k.worker[0].grant.work.count, 0); /* worker 1 is still at 9 */
+	/* worker 0 waits, because the clock of worker 1 is still 9 */
+	assert_int_equal(k.worker[0].grant.work.count, 0);
 	push_one(&k, 1);
 	assert_int_equal(k.worker[0].grant.work.count, 1);
 	cluster_close(&k);
@@ -174,7 +177,7 @@ TEST(a_worker_that_joins_late_starts_with_the_slowest)
 		assert_int_equal(cluster_request(&k, 0), 1);
 		push_one(&k, 0);
 	}
-	assert_int_equal(cluster_request(&k, 0), 0); /* clock 9 > 7 + bound 1 */
+	assert_int_equal(cluster_request(&k, 0), 0); /* the clock is 9, which exceeds 7 + bound 1 */
 	cluster_close(&k);
 }
 
@@ -191,7 +194,7 @@ TEST(a_worker_that_evaluates_delays_no_worker)
 		cluster_request(&k, 0);
 	}
 	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
-	for (uint32_t i = 0; i < 2; i++) { /* worker 0 holds one of the three portions */
+	for (uint32_t i = 0; i < 2; i++) { /* worker 0 holds the first of the three portions */
 		cluster_request(&k, 1);
 		cluster_evaluate(&k, 1);
 	}
@@ -223,7 +226,8 @@ TEST(clocks_survive_a_restart)
 
 /* ---- any order ------------------------------------------------------------------------------ */
 
-/* The clocks as the test computes them, from accepted pushes only. */
+/* A run of four workers, and their clocks. The test computes the clocks from accepted pushes
+ * only. */
 struct race {
 	struct cluster k;
 	struct rng r;
@@ -242,7 +246,8 @@ static uint64_t slowest_but(const struct race *a, uint32_t w)
 	return min;
 }
 
-/* Record how many batches a granted batch is ahead of the slowest worker. */
+/* Record in max_ahead the largest number of batches that a granted batch is ahead of the slowest
+ * worker. */
 static void race_check(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
@@ -257,8 +262,9 @@ static void race_check(struct race *a)
 	}
 }
 
-/* A worker that is silent too long leaves the race. When it returns, it gets the clock of the
- * slowest worker in the race. */
+/* Update the set of workers that count for the bound. A worker that is silent for longer than
+ * suspect_ms does not count. When it returns, it gets the clock of the slowest worker that
+ * counts. */
 static void race_members(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {
@@ -281,7 +287,8 @@ static void race_step(struct race *a)
 	struct cluster_worker *h = &a->k.worker[i];
 	uint64_t dice = rng_below(&a->r, 100);
 
-	if (dice < 8) { /* a worker may become suspect, but not dead */
+	/* the time is short enough that a worker may become suspect, but not dead */
+	if (dice < 8) {
 		uint64_t ms = rng_below(&a->r, 200);
 		for (uint32_t w = 0; w < 4; w++)
 			a->silent_ms[w] += ms;
@@ -291,7 +298,7 @@ static void race_step(struct race *a)
 		for (uint32_t w = 0; w < 4; w++) {
 			if (a->silent_ms[w] > 700) {
 				a->silent_ms[w] = 0;
-				/* the server has withdrawn its grant */
+				/* the server has withdrawn the grant of the suspect worker */
 				a->k.worker[w].grant.work.count = 0;
 				beat(&a->k, w);
 				race_members(a);
@@ -303,7 +310,7 @@ static void race_step(struct race *a)
 		race_members(a);
 	} else if (h->grant.work.count) {
 		if (a->silent_ms[i] > a->k.f.cfg.sessions.suspect_ms)
-			return; /* the worker is suspect and sends nothing */
+			return; /* a suspect worker sends nothing */
 		a->silent_ms[i] = 0;
 		push_one(&a->k, i);
 		a->clock[i]++;
@@ -323,7 +330,7 @@ TEST(no_worker_is_further_ahead_than_the_bound)
 			race_check(&a);
 			assert_true(a.max_ahead <= bound);
 		}
-		assert_int_equal(a.k.f.core->leases.n_done, 380); /* no worker waited forever */
+		assert_int_equal(a.k.f.core->leases.n_done, 380); /* no worker has waited forever */
 		assert_int_equal(a.max_ahead, bound);
 		cluster_close(&a.k);
 	}

@@ -1,6 +1,6 @@
 /*
  * Proves the invariants numbered in server/core/store.c, and compares the first optimizers with a
- * reference in double precision. (test_core_optim.c tests all optimizers, test_core_reject.c
+ * reference in double precision. (test_core_optim.c tests all optimizers, and test_core_reject.c
  * rejected gradients.)
  */
 #include "tests/support/core_fixture.h"
@@ -107,7 +107,8 @@ TEST(pull_gives_the_whole_vector_and_its_version)
 	assert_int_equal(p->slices.slice[0].offset, 0);
 	assert_int_equal(p->slices.slice[0].count, FIXTURE_PARAMS);
 	assert_int_equal(p->slices.slice[0].encoding, ENCODING_F32);
-	assert_int_equal(p->slices.slice[0].xxh3, 0); /* proto/ computes the checksum */
+	/* the core sends no checksum, because the code in proto/ computes it */
+	assert_int_equal(p->slices.slice[0].xxh3, 0);
 	assert_ptr_equal(p->slices.slice[0].data, core_weights(f.core));
 	assert_int_equal(core_stats(f.core)->pulls, 1);
 	fixture_close(&f);
@@ -149,7 +150,7 @@ TEST(magnitudes_up_to_1e15_are_let_in_and_weights_stay_finite)
 }
 
 /* The core writes all values of the new version to the next buffer, also those that do not change.
- * The old version stays readable. */
+ * The old version must stay readable. */
 TEST(the_next_buffer_takes_the_next_version)
 {
 	_Alignas(64) float next[2][FIXTURE_PARAMS];
@@ -201,7 +202,8 @@ static void reference_step(struct reference *f, double eta, const float *g)
 	}
 }
 
-/* 200 random steps, in two or three slices each, differ from the reference only by rounding. */
+/* Apply 200 random gradients in two or three slices each. The weights must differ from the
+ * reference only by rounding. */
 static void follows_the_reference(enum optim_kind optim, uint64_t seed)
 {
 	struct core_config cfg = config(optim);
@@ -295,9 +297,10 @@ TEST(the_rate_shrinks_with_staleness_as_the_mode_says)
 
 /* ---- an update, block by block --------------------------------------------------------------- */
 
-#define LARGE 20000u /* number of values: more than two blocks */
+#define LARGE 20000u /* the number of values; they fill more than two blocks */
 
-/* A push of a gradient that leaves out the first values, some in the middle, and the last one. */
+/* Returns a push of a gradient without the first values, some values in the middle, and the last
+ * value. */
 static struct msg push_with_gaps(struct stamp s, const float *g)
 {
 	struct msg m = fixture_push(s, 1);
@@ -307,7 +310,7 @@ static struct msg push_with_gaps(struct stamp s, const float *g)
 	return m;
 }
 
-/* Decides the message, then computes the new weights block by block, as the shell does. */
+/* Decide the message, then compute the new weights block by block, as the shell does. */
 static void step_in_blocks(struct core_fixture *f, const struct msg *m)
 {
 	const struct event ev = {.kind = EVENT_MESSAGE, .peer = 9, .msg = m};

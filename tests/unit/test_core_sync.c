@@ -1,6 +1,7 @@
 /*
  * Proves the invariants numbered in server/core/sync.c. Also proves that a run equals a serial
- * reference, which computes the means of the same gradients in the same order in double precision.
+ * reference: the reference computes the means of the same gradients in the same order, in double
+ * precision.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -16,7 +17,7 @@ static struct core_config sync_config(uint32_t backups)
 	return cfg;
 }
 
-/* No step begins before all `n` workers have joined. */
+/* Open a cluster. No step begins before all `n` workers have joined. */
 static void sync_open(struct cluster *k, struct core_config cfg, uint32_t n, uint32_t n_train,
 	cluster_gradient_fn *fn)
 {
@@ -24,7 +25,7 @@ static void sync_open(struct cluster *k, struct core_config cfg, uint32_t n, uin
 	cluster_open(k, cfg, n, n_train, fn);
 }
 
-/* Assert that the core has made `steps` steps. */
+/* Check that the core has made `steps` steps. */
 static void assert_steps(const struct cluster *k, uint64_t steps)
 {
 	assert_int_equal(core_stats(k->f.core)->version, steps);
@@ -51,7 +52,7 @@ TEST(a_step_waits_for_all_but_the_backup_workers)
 			assert_int_equal(cluster_push(&k, i), REJECT_NONE);
 		}
 		assert_steps(&k, 1);
-		/* the step uses the mean, not the sum */
+		/* the step applies the mean of the gradients, not their sum */
 		assert_true(core_weights(k.f.core)[3] == -0.25f);
 		cluster_close(&k);
 	}
@@ -84,7 +85,7 @@ TEST(a_late_gradient_is_dropped_counted_and_its_batch_leased_again)
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
-	/* the batch belongs to the next step */
+	/* the late batch now belongs to the next step */
 	assert_int_equal(k.f.core->leases.batch[late], BATCH_FREE);
 	assert_int_equal(cluster_request(&k, 2), 1);
 	assert_int_equal(k.worker[2].grant.version, 1);
@@ -108,7 +109,7 @@ TEST(no_worker_gets_two_batches_of_one_step)
 	cluster_close(&k);
 }
 
-/* A worker may push a batch without a lease, but counts only once in a step. */
+/* A worker may push a batch without a lease. But only one of its pushes counts in a step. */
 TEST(no_worker_counts_twice_in_one_step)
 {
 	struct cluster k;
@@ -140,7 +141,8 @@ TEST(a_step_waits_for_a_member_that_has_not_asked)
 		cluster_push(&k, i);
 	}
 	assert_steps(&k, 0);
-	assert_int_equal(cluster_request(&k, 0), 0); /* no worker gets two batches of one step */
+	/* worker 0 gets no second batch of the same step */
+	assert_int_equal(cluster_request(&k, 0), 0);
 	cluster_request(&k, 2);
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
@@ -148,8 +150,9 @@ TEST(a_step_waits_for_a_member_that_has_not_asked)
 	cluster_close(&k);
 }
 
-/* If the core adds the gradients in the order of the batches, the two large gradients of a step
- * cancel first. In another order, rounding errors would lose the small gradients. */
+/* Returns large or small gradients, depending on the batch. If the core adds the gradients in the
+ * order of the batches, the two large gradients of a step cancel first. In another order, rounding
+ * errors would lose the small gradients. */
 static double cluster_rough(uint32_t i, const float *w, double *g)
 {
 	static const double value[] = {1e15, -1e15, 0.1, 0.2};
@@ -160,8 +163,8 @@ static double cluster_rough(uint32_t i, const float *w, double *g)
 	return 0.5;
 }
 
-/* A run in which the members request and push in a random order in each step. With seed 0 the order
- * is fixed. */
+/* Make a complete run in which the members request and push in a random order. Each `seed` gives
+ * another order. Writes the final weights to `weights`. */
 static void permuted_run(uint64_t seed, float *weights)
 {
 	struct rng r = rng_seed(seed, RNG_SIM, 0);
@@ -170,13 +173,15 @@ static void permuted_run(uint64_t seed, float *weights)
 
 	sync_open(&k, cfg, 4, 740, cluster_rough);
 	cluster_run(&k, 4, seed ? &r : NULL);
-	assert_int_equal(core_epoch(k.f.core, 1)->updates, 19); /* 74 batches, 4 in each step */
+	/* 19 steps, because each step has 4 of the 74 batches */
+	assert_int_equal(core_epoch(k.f.core, 1)->updates, 19);
 	assert_steps(&k, 38);
 	memcpy(weights, core_weights(k.f.core), FIXTURE_PARAMS * sizeof(float));
 	cluster_close(&k);
 }
 
-/* Step k of an epoch has batches 4 k to 4 k + 3, whichever workers get them. */
+/* In this test step k of an epoch must have batches 4 k to 4 k + 3, no matter which workers get
+ * them. */
 TEST(a_step_has_the_next_batches_of_the_epoch)
 {
 	struct rng r = rng_seed(3, RNG_SIM, 0);
@@ -194,8 +199,8 @@ TEST(a_step_has_the_next_batches_of_the_epoch)
 	cluster_close(&k);
 }
 
-/* The weights after two epochs: each epoch has 74 batches, four in each step and two in the last.
- */
+/* Returns weight j after two epochs of a serial run. Each epoch has 74 batches: four in each step,
+ * and two in the last step. */
 static double rough_end(size_t j)
 {
 	float w[FIXTURE_PARAMS] = {0};
@@ -256,16 +261,17 @@ TEST(a_step_does_not_wait_for_a_silent_worker)
 	silence(&k, 400, 2);
 	assert_int_equal(fixture_worker(&k.f, 3).state, SESSION_SUSPECT);
 	assert_steps(&k, 1);
-	for (int i = 0; i < 3; i++) { /* the other two workers go on */
+	for (int i = 0; i < 3; i++) { /* the other two workers make steps without worker 2 */
 		cluster_request(&k, 0);
 		cluster_request(&k, 1);
 		cluster_push(&k, 0);
 		cluster_push(&k, 1);
 	}
 	assert_steps(&k, 4);
-	/* the first step ended with two gradients of three */
+	/* the first step ended with two of three gradients */
 	assert_int_equal(core_stats(k.f.core)->steps_short, 1);
-	assert_int_equal(cluster_push(&k, 2), REJECT_WORK); /* worker 2 returns during a step */
+	/* worker 2 returns in the middle of a step */
+	assert_int_equal(cluster_push(&k, 2), REJECT_WORK);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(cluster_request(&k, 2), 0);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -273,7 +279,7 @@ TEST(a_step_does_not_wait_for_a_silent_worker)
 		cluster_push(&k, i);
 	}
 	assert_steps(&k, 5);
-	for (uint32_t i = 0; i < 2; i++) { /* worker 2 is a member of the next step */
+	for (uint32_t i = 0; i < 2; i++) { /* in the next step worker 2 is a member */
 		cluster_request(&k, i);
 		cluster_push(&k, i);
 	}
@@ -304,7 +310,7 @@ TEST(the_last_step_of_an_epoch_has_the_remaining_batches)
 {
 	struct cluster k;
 
-	/* a step of 4 batches, then one of 3; the last batch has 5 images */
+	/* the epoch has a step of 4 batches and a step of 3; the last batch has 5 images */
 	sync_open(&k, sync_config(0), 4, 65, cluster_ones);
 	all_ask(&k);
 	for (uint32_t i = 0; i < 4; i++)
@@ -333,8 +339,8 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 	return cfg;
 }
 
-/* With more workers than N + b, the first N + b that request work get a batch. The others wait for
- * the next step. */
+/* If there are more workers than N + b, the first N + b that request work get a batch. The others
+ * wait for the next step. */
 TEST(the_first_n_of_n_plus_b_gradients_make_a_step)
 {
 	struct cluster k;
@@ -350,11 +356,11 @@ TEST(the_first_n_of_n_plus_b_gradients_make_a_step)
 	assert_steps(&k, 1);
 	assert_int_equal(core_stats(k.f.core)->images, 20);
 	assert_int_equal(
-		cluster_request(&k, 3), 1); /* the next step begins with the batch that is left */
+		cluster_request(&k, 3), 1); /* the next step begins with the remaining batch */
 	assert_int_equal(k.worker[3].grant.work.first, late);
 	assert_int_equal(cluster_push(&k, 0), REJECT_STALE);
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
-	/* worker 3 has this batch now */
+	/* worker 3 now holds the batch of worker 0 */
 	assert_int_equal(k.f.core->leases.batch[late], BATCH_LEASED);
 	assert_int_equal(core_stats(k.f.core)->steps_short, 0);
 	cluster_close(&k);
@@ -377,7 +383,7 @@ TEST(a_step_of_fewer_than_n_live_workers_is_short_and_reported)
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
 	assert_int_equal(core_epoch(k.f.core, 0)->updates, 4);
-	/* the last step is not short: the epoch had one batch left */
+	/* the last step is not short, because the epoch had only one batch left */
 	assert_int_equal(core_stats(k.f.core)->steps_short, 3);
 	cluster_close(&k);
 }
@@ -407,7 +413,7 @@ TEST(a_worker_that_joins_during_a_step_is_in_the_next_one)
 	cluster_close(&k);
 }
 
-/* Worker i leaves with BYE. */
+/* Let worker i leave with BYE. */
 static void leave(struct cluster *k, uint32_t i)
 {
 	fixture_bye(&k->f, k->worker[i].peer, k->worker[i].s);
@@ -457,7 +463,7 @@ TEST(a_step_without_members_begins_again)
 	cluster_close(&k);
 }
 
-/* A worker sends heartbeats but never requests work. No step may wait for it forever. */
+/* A worker sends heartbeats but never requests work. No step may wait forever for this worker. */
 TEST(a_member_that_requests_no_work_is_left_out_until_it_does)
 {
 	struct core_config cfg = sync_config(0);
@@ -474,7 +480,7 @@ TEST(a_member_that_requests_no_work_is_left_out_until_it_does)
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
 	assert_steps(&k, 2);
-	assert_int_equal(cluster_request(&k, 1), 0); /* worker 1 requests work now */
+	assert_int_equal(cluster_request(&k, 1), 0); /* now worker 1 requests work */
 	cluster_request(&k, 0);
 	cluster_push(&k, 0);
 	assert_steps(&k, 3);
@@ -486,7 +492,7 @@ TEST(a_member_that_requests_no_work_is_left_out_until_it_does)
 	cluster_close(&k);
 }
 
-/* Workers that evaluate are members too: they push after the evaluation. */
+/* Workers that evaluate are members, too: they push after the evaluation. */
 TEST(a_step_waits_for_members_that_evaluate)
 {
 	struct cluster k;
@@ -500,7 +506,7 @@ TEST(a_step_waits_for_members_that_evaluate)
 	assert_int_equal(core_training_epoch(k.f.core), 1);
 	cluster_request(&k, 0);
 	assert_int_equal(k.worker[0].grant.kind, GRANT_EVAL);
-	for (int i = 0; i < 2; i++) { /* worker 1 evaluates the other two of three portions */
+	for (int i = 0; i < 2; i++) { /* worker 1 evaluates two of the three portions */
 		cluster_request(&k, 1);
 		cluster_evaluate(&k, 1);
 	}
@@ -529,16 +535,16 @@ TEST(accumulated_gradients_survive_a_restart)
 	assert_int_equal(k.f.core->accumulator.pushes, 2);
 	assert_true(k.f.core->accumulator.part[1].g[5] == before);
 	assert_steps(&k, 0);
-	/* this step has a gradient of worker 0 already */
+	/* this step already has a gradient of worker 0 */
 	assert_int_equal(cluster_request(&k, 0), 0);
-	/* a gradient of weights from before the crash */
+	/* this gradient was computed at weights from before the crash */
 	assert_int_equal(cluster_push(&k, 2), REJECT_NONE);
 	assert_steps(&k, 1);
 	cluster_close(&k);
 }
 
-/* The snapshot lacks the accepted gradients of steps 1 and 2. The workers replay these pushes, with
- * the verdict that they were accepted. */
+/* The snapshot lacks the accepted gradients of the first two steps. The workers replay these
+ * pushes, with the verdict that they were accepted. */
 TEST(replays_are_counted_though_their_step_is_not_there_yet)
 {
 	struct core_snapshot old;
@@ -579,7 +585,7 @@ TEST(replays_are_counted_though_their_step_is_not_there_yet)
 		}
 	assert_int_equal(core_stats(k.f.core)->images, 40);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_STALE], 0);
-	assert_steps(&k, 2); /* as many steps as without a crash */
+	assert_steps(&k, 2); /* the core makes as many steps as without a crash */
 	assert_true(core_weights(k.f.core)[0] == -0.5f);
 	cluster_close(&k);
 }
@@ -588,7 +594,7 @@ TEST(replays_are_counted_though_their_step_is_not_there_yet)
 
 #define MAX_STEPS 400u
 
-/* The accepted gradients of each step, weighted by images. */
+/* The sum of the accepted gradients of each step, weighted by images. */
 struct step_sums {
 	double sum[MAX_STEPS][FIXTURE_PARAMS], images[MAX_STEPS];
 	uint32_t members[MAX_STEPS];
@@ -632,7 +638,8 @@ static void push_into(struct cluster *k, struct step_sums *d, uint32_t i)
 		d->sum[version][j] += m.push.images * (double)g[j];
 }
 
-/* The largest difference between the run's weights and those of the serial reference. */
+/* Returns the largest difference between the weights of the run and those of the serial
+ * reference. */
 static double against_serial(const struct cluster *k, const struct step_sums *d)
 {
 	struct serial a = {0};
@@ -647,7 +654,8 @@ static double against_serial(const struct cluster *k, const struct step_sums *d)
 	return max;
 }
 
-/* A complete run of five workers that act in random order, with restarts of the server. */
+/* Make a complete run of five workers that act in random order, with restarts of the server.
+ * Compare its weights with the serial reference. */
 static void serial_run(enum optim_kind kind, uint64_t seed)
 {
 	static struct step_sums d;
@@ -690,8 +698,8 @@ TEST(a_run_equals_a_serial_one)
 			serial_run(kinds[i], seed);
 }
 
-/* A crash has lost the last two steps of the only worker. Its replays must make two steps again:
- * one step with the mean of both gradients would give other weights. */
+/* A crash has lost two steps of the only worker. Its replays must make two steps again, because one
+ * step with the mean of both gradients would give other weights. */
 TEST(replayed_steps_stay_steps)
 {
 	struct core_config cfg = sync_config(0);
@@ -714,7 +722,8 @@ TEST(replayed_steps_stay_steps)
 		fixture_applied(&f, 9, &m);
 		assert_int_equal(core_stats(f.core)->version, i);
 	}
-	assert_true(core_weights(f.core)[1] == -0.25f); /* the second replay ended the first step */
+	/* the second replay has ended the first step */
+	assert_true(core_weights(f.core)[1] == -0.25f);
 	fixture_tick(&f, cfg.sessions.recovery_ms);
 	assert_int_equal(core_stats(f.core)->updates, 2);
 	assert_true(core_weights(f.core)[1] == -1.25f);

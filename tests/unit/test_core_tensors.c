@@ -1,6 +1,6 @@
 /*
- * Proves server/core/tensors.c: a run gets one list of tensors, keeps it over a restart, gives it
- * to observers, and refuses workers with another list.
+ * Proves the promises of server/core/tensors.c: a run gets one list of tensors, keeps it over a
+ * restart, sends it to observers, and refuses workers with another list.
  */
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
@@ -44,7 +44,8 @@ TEST(the_first_worker_with_a_list_gives_it_to_the_run)
 	observe(&f, "");
 	say_hello(&f, 2, list);
 	assert_non_null(fixture_sent(&f, 2, MSG_WELCOME));
-	assert_null(fixture_sent(&f, 2, MSG_WELCOME)->welcome.tensors); /* a worker has its own */
+	/* a worker has its own list */
+	assert_null(fixture_sent(&f, 2, MSG_WELCOME)->welcome.tensors);
 	observe(&f, list);
 	say_hello(&f, 3, later);
 	assert_non_null(fixture_sent(&f, 3, MSG_WELCOME));
@@ -75,7 +76,8 @@ TEST(another_or_malformed_list_is_refused)
 	size_t line;
 
 	open_core(&f);
-	say_hello(&f, 1, "first F32 9\n"); /* a list with another number of values */
+	/* this list has another number of values than the model */
+	say_hello(&f, 1, "first F32 9\n");
 	fixture_refused(&f, 1, PS_EWRONGDATA);
 	say_hello(&f, 1, "first\n");
 	fixture_refused(&f, 1, PS_EWRONGDATA);

@@ -26,7 +26,7 @@ static void remove_file(const char *name)
 	assert_int_equal(unlink(path), 0);
 }
 
-/* Gives the file number `file` of the data set another name, and writes the bytes `b` to it. */
+/* Gives file number `file` of the data set another name, and writes the bytes `b` to it. */
 static void rename_file(int file, const char *name, const struct blob *b)
 {
 	char path[128];
@@ -89,7 +89,7 @@ TEST_IN(four_files_make_a_data_set, NULL, clear)
 	assert_int_equal(d.id.n_test, 3);
 	assert_int_equal(d.id.rows, 4);
 	assert_int_equal(d.id.cols, 6);
-	assert_int_equal(d.id.classes, 5); /* labels of 0 to 4 */
+	assert_int_equal(d.id.classes, 5); /* the labels are 0 to 4 */
 	assert_int_equal(d.id.channels, 0);
 	assert_true(d.id.xxh3 == XXH3_64bits(all, n));
 	assert_memory_equal(data_train(&d).pixels, b[0].bytes + 16, 5 * 24);
@@ -129,8 +129,8 @@ TEST_IN(a_missing_file_is_named, NULL, clear)
 	refused("holds neither t10k-labels-idx1-ubyte nor");
 }
 
-/* Images of MNIST's shape have 10 classes even if some labels do not occur in the file. Workers
- * of older versions report the same number. */
+/* Images of MNIST's shape have 10 classes even if some labels do not occur in the file. Workers of
+ * older releases report 10 classes as well. */
 TEST_IN(images_of_mnists_shape_have_ten_classes_or_more, NULL, clear)
 {
 	struct blob b[4];
@@ -244,7 +244,7 @@ TEST_IN(the_number_of_images_is_compared_before_they_are_read, NULL, clear)
 	struct blob b[4], many = blob_images(5, 4, 6, 1);
 
 	put_all(b);
-	many.bytes[6] = 1; /* the header now says 261 images, but the file is shorter */
+	many.bytes[6] = 1; /* the header now has 261 images, but the file is shorter */
 	struct blob packed = blob_gzip(&many);
 	remove_file(names[0]);
 	put(0, ".gz", &packed);
@@ -326,7 +326,7 @@ TEST_IN(emnist_is_turned_and_its_letters_begin_at_zero, NULL, clear)
 	for (int f = 0; f < 4; f++)
 		put(f, "", &b[f]);
 	assert_int_equal(data_load(&d, dir, &e), PS_OK);
-	/* transposed images are other images */
+	/* transposed images are different images */
 	assert_true(d.id.xxh3 != digits);
 	data_release(&d);
 }

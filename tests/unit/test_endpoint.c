@@ -1,4 +1,4 @@
-/* test_endpoint.c - proves the contract of endpoint.h. */
+/* test_endpoint.c - proves the promises of common/endpoint.h. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Proves the contract of common/err.h. */
+/* Proves the promises of common/err.h. */
 #include <stddef.h>
 #include <stdint.h>
 #include <limits.h>
@@ -6,8 +6,8 @@
 #include "common/err.h"
 #include "tests/support/test.h"
 
-/* This copy of the table is written by hand, so that no change of a number goes unnoticed: messages
- * contain the numbers, and scripts of users test the exit statuses. */
+/* The statuses of common/err.h, written by hand a second time, so that this test notices every
+ * changed number: messages contain the numbers, and scripts of users test the exit statuses. */
 static const struct {
 	const char *name;
 	int status, value, exit_code;

@@ -1,4 +1,4 @@
-/* Proves the contract of common/file.h. This file replaces the system calls that file.c makes. The
+/* Proves the promises of common/file.h. This file replaces the system calls that file.c makes. The
  * replacements can fail or write less than requested, and they record each call. */
 #include <stddef.h>
 #include <stdint.h>
@@ -13,18 +13,19 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/test.h"
 
-/* ---- system calls under control ----------------------------------------------------------- */
+/* ---- replaced system calls ------------------------------------------------------------------ */
 
 static struct {
 	int watching;
 	char diary[512];   /* the recorded calls, for example "write fsync rename fsync " */
-	size_t max_write;  /* maximum number of bytes per write; 0: no maximum */
+	size_t max_write;  /* the maximum number of bytes of a write; 0: no maximum */
 	int interrupts;    /* the number of writes that first fail with EINTR */
 	int write_nothing; /* write() returns 0 and sets no errno */
-	/* number of writes that succeed before a write fails with write_errno; < 0: all succeed */
+	/* the number of writes that succeed before a write fails with write_errno; < 0: all
+	 * succeed */
 	int writes_left;
 	int write_errno, rename_errno;
-	/* number of fsyncs that succeed before an fsync fails with EIO; < 0: all succeed */
+	/* the number of fsyncs that succeed before an fsync fails with EIO; < 0: all succeed */
 	int fsyncs_left;
 } calls;
 
@@ -83,7 +84,7 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
 }
 
-/* ---- the tests ---------------------------------------------------------------------------- */
+/* ---- tests ---------------------------------------------------------------------------------- */
 
 static char dir[64];
 static struct err e;
@@ -170,7 +171,7 @@ TEST_IN(all_bytes_are_written_or_errno_says_why, begin, end)
 	close(ends[1]);
 }
 
-/* Asserts that `rc` is the status of a disk error whose text names errno `number`, that the old
+/* Checks that `rc` is the status of a disk error whose text contains errno `number`, that the old
  * file is unchanged, and that no temporary file is left. */
 static void assert_untouched(int rc, int number)
 {
@@ -223,7 +224,7 @@ TEST_IN(a_directory_that_cannot_be_synced_is_an_error, begin, end)
 	assert_false(temp_dir_exists(dir, "f.tmp"));
 }
 
-/* Another thread holds all file descriptors for a tenth of a second. */
+/* Holds all file descriptors for a tenth of a second. Another thread runs this function. */
 static void *hold_descriptors(void *arg)
 {
 	int *held = arg;
@@ -324,7 +325,7 @@ TEST_IN(a_file_longer_than_its_stated_size_is_refused, begin, end)
 	void *data;
 	size_t size;
 
-	/* the kernel reports a size of 0 bytes but delivers more, like a file that grows */
+	/* like a file that grows, this file has a size of 0 bytes, but a read returns more */
 	assert_int_equal(file_read("/proc/self/status", 100000, &data, &size, &e), PS_EIO);
 	assert_non_null(strstr(e.text, "size changed"));
 	assert_null(data);
@@ -351,7 +352,7 @@ TEST_IN(a_directory_one_may_not_write_to_is_refused, begin, end)
 	pid_t child = fork();
 
 	if (child == 0) {
-		/* root may write anywhere, so the test becomes another user */
+		/* root may write to any directory, so the child becomes another user */
 		if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0))
 			_exit(3);
 		_exit(file_make_dir("/usr", &e) == PS_EUSAGE &&

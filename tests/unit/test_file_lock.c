@@ -36,7 +36,7 @@ TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end)
 		if (write(pipe_fds[1], &byte, 1) != 1)
 			_exit(1);
 		for (;;)
-			pause(); /* the child waits until the test kills it by its pid below */
+			pause(); /* wait until the test kills this child */
 	}
 	assert_int_equal(read(pipe_fds[0], &byte, 1), 1);
 	assert_int_equal(byte, 'y');
@@ -46,7 +46,8 @@ TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end)
 	assert_non_null(strstr(e.text, text));
 	kill(holder, SIGKILL);
 	assert_int_equal(waitpid(holder, &status, 0), holder);
-	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK); /* the lock ended with the process */
+	/* the lock of a killed process ends */
+	assert_int_equal(file_lock_dir(dir, &fd, &e), PS_OK);
 	snprintf(text, sizeof(text), "%ld\n", (long)getpid());
 	temp_dir_assert_holds(dir, "LOCK", text);
 	int again;
@@ -59,8 +60,8 @@ TEST_IN(the_second_to_lock_a_directory_learns_the_firsts_pid, begin, end)
 	close(pipe_fds[1]);
 }
 
-/* A killed process may hold the lock for a moment: the kernel frees its memory before it releases
- * the lock. */
+/* A killed process may hold the lock for a moment, because the kernel frees its memory before it
+ * releases the lock. */
 TEST_IN(a_dying_holder_is_waited_for, begin, end)
 {
 	const size_t bytes = (size_t)256 << 20;

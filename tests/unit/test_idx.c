@@ -15,8 +15,8 @@ static int read_blob(const struct blob *b, enum idx_kind kind, struct idx *x, st
 	return idx_read(x, path, kind, e);
 }
 
-/* Asserts that idx.c refuses the file as bad data, that the error is one line with the name of
- * the file and the text `words`, and that the caller has nothing to release. */
+/* Checks that idx.c refuses the file as bad data, that the error is one line with the name of the
+ * file and the text `words`, and that the caller has nothing to release. */
 static void refused(const struct blob *b, enum idx_kind kind, const char *words)
 {
 	struct idx x;
@@ -107,7 +107,8 @@ TEST(a_product_that_overflows_is_refused_before_any_allocation)
 {
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
-	b = with_be32(b, 4, IDX_MAX_COUNT); /* 2^24 * 2^12 * 2^12 = 2^48 bytes */
+	/* the header describes 2^24 * 2^12 * 2^12 = 2^48 bytes */
+	b = with_be32(b, 4, IDX_MAX_COUNT);
 	b = with_be32(b, 8, IDX_MAX_SIDE);
 	b = with_be32(b, 12, IDX_MAX_SIDE);
 	zipped = blob_gzip(&b);
@@ -119,7 +120,8 @@ TEST(a_gzipped_header_cannot_promise_more_than_its_bytes_can_hold)
 {
 	struct blob b = blob_images(2, 28, 28, 0), zipped;
 
-	b = with_be32(b, 4, 2000000); /* 1.5 GB are below the limit on all files */
+	/* the header describes 1.5 GB, which is below the limit for all files */
+	b = with_be32(b, 4, 2000000);
 	zipped = blob_gzip(&b);
 	refused(&zipped, IDX_IMAGES, "gzipped bytes can hold");
 }
@@ -157,8 +159,8 @@ TEST(bytes_after_the_end_are_refused)
 	refused(&longer, IDX_IMAGES, "more data at offset 1584");
 }
 
-/* The header says 2 images, and 64 MiB of zeros follow. Reading stops at the first byte after the
- * images. */
+/* The header describes 2 images, but 64 MiB of zeros follow. idx.c must stop at the first byte
+ * after the images. */
 TEST(a_gzip_bomb_is_stopped_at_its_first_byte_too_many)
 {
 	static unsigned char zeros[1 << 16];
@@ -193,7 +195,7 @@ TEST(what_is_not_a_regular_file_is_refused)
 	assert_non_null(strstr(e.text, "No such file"));
 }
 
-/* Changes, removes or repeats a few bytes. */
+/* Changes, removes or appends a few bytes. */
 static void mutate(struct blob *b, struct rng *r)
 {
 	for (uint64_t k = 1 + rng_below(r, 3); k > 0 && b->size > 0; k--) {

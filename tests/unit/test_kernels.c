@@ -1,4 +1,4 @@
-/* test_kernels.c - proves that both CPU devices keep the contract of kernels/backend.h, and that
+/* test_kernels.c - proves that both CPU devices keep the promises of kernels/backend.h, and that
  * the gradients of cpu-ref are the slopes of its losses. */
 #include "tests/support/backend_contract.h"
 #include "kernels/device/device.h"
@@ -23,11 +23,12 @@ static double slope(struct subject *s, size_t i)
 	return (loss - s->loss) / width;
 }
 
-/* cpu-ref computes in double precision. With a step of 1e-6, a ReLU or an argmax hardly ever
- * changes within the step, and the curvature (step^2) is negligible. Two errors remain. The
- * gradient is rounded to float: 6e-8. The rounding error of the loss in double is divided by the
- * step: 1e-16 / 1e-6 = 1e-10, which is 1e-7 relative to a gradient of 1e-3. The bound 1e-6 is
- * larger than both. A wrong index or factor causes an error of 1e-2 to 1. */
+/* Checks that a gradient of cpu-ref equals the slope of its loss. cpu-ref computes in double
+ * precision. With a step of 1e-6, a ReLU or an argmax hardly ever changes within the step, and the
+ * curvature (step^2) is negligible. Two errors remain. The gradient is rounded to float: 6e-8. The
+ * rounding error of the loss in double is divided by the step: 1e-16 / 1e-6 = 1e-10, which is 1e-7
+ * relative to a gradient of 1e-3. The bound 1e-6 is larger than both errors. A wrong index or
+ * factor causes an error of 1e-2 to 1. */
 static void prove_slopes(const struct odd_model *o, size_t images)
 {
 	struct subject s;
@@ -43,7 +44,7 @@ static void prove_slopes(const struct odd_model *o, size_t images)
 		const struct tensor *tensor = &s.model.tensor[t];
 
 		if (tensor->offset >= s.model.n_trained)
-			break; /* running statistics */
+			break; /* the rest are running statistics */
 		/* check only a sample of each tensor */
 		size_t stride = tensor->count / (n > 10000 ? 3 : 50) + 1;
 		for (size_t k = 0; k < tensor->count; k += stride) {
@@ -79,8 +80,7 @@ static void cpu_ref_gradients_are_slopes_of_the_loss_for_five_images(void **stat
 		prove_slopes(&layer_models[m], 5);
 }
 
-/* Dropout keeps a value whose random number equals the threshold. The threshold is p * 2^24,
- * rounded up. */
+/* Dropout keeps a value whose random number equals the threshold, which is p * 2^24, rounded up. */
 static void dropout_keeps_draws_that_are_at_least_the_threshold(void **state)
 {
 	(void)state;
@@ -150,7 +150,8 @@ static void names_say_device_threads_and_instruction_set(void **state)
 	subject_open(&s, "cpu-ref", 1);
 	assert_string_equal(backend_name(s.backend), "cpu-ref");
 	subject_open(&s, "auto", 2);
-	if (strncmp(backend_name(s.backend), "cuda:", 5) != 0) { /* no GPU works */
+	/* this machine has no GPU that works */
+	if (strncmp(backend_name(s.backend), "cuda:", 5) != 0) {
 		assert_int_equal(strncmp(backend_name(s.backend), "cpu 2 threads ", 14), 0);
 		assert_string_equal(backend_device(s.backend), "cpu");
 	}

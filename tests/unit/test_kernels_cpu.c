@@ -84,8 +84,10 @@ TEST(instruction_sets_that_do_not_exist_are_refused)
 TEST(models_that_the_tables_cannot_hold_are_refused)
 {
 	static const char *const texts[] = {
-		"conv:1:3:pad=2 conv:1:4096:pad=4095 fc:2", /* 8218 x 8218 with its padding */
-		"conv:1:1 relu pool:300:pad=auto fc:2",     /* a window of 300 x 300 values */
+		/* 8218 x 8218 values with the padding */
+		"conv:1:3:pad=2 conv:1:4096:pad=4095 fc:2",
+		/* a window of 300 x 300 values */
+		"conv:1:1 relu pool:300:pad=auto fc:2",
 	};
 
 	for (size_t i = 0; i < 2; i++) {
@@ -105,14 +107,15 @@ TEST(models_that_the_tables_cannot_hold_are_refused)
 
 /* ---- odd models ------------------------------------------------------------------------------ */
 
-/* Compares float results with the double results of cpu-ref. A sum has up to some thousand terms,
- * and is computed in tiles of 100 to 1000 terms. So its relative error is about 1e-7, or 1e-6 in a
- * layer whose terms nearly cancel. The project requires 1e-5. */
+/* Compares the float results of the device `cpu` with the double results of cpu-ref. A sum has up
+ * to some thousand terms, and is computed in tiles of 100 to 1000 terms. So its relative error is
+ * about 1e-7, or 1e-6 in a layer whose terms nearly cancel. The project requires 1e-5. */
 static void compare(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);
 	subject_step(s);
-	subject_step(s); /* a second call: now every buffer contains the values of the first call */
+	/* in this second step every buffer contains the values of the first step */
+	subject_step(s);
 	const size_t n = s->model.n_trained, running = s->model.n_params - n;
 	double d = gradient_distance(s->grad, right, n);
 	double d_running = running ? gradient_distance(s->grad + n, right + n, running) : 0;
@@ -146,7 +149,7 @@ static void odd_models_agree(size_t images)
 		odd_model_agrees(&layer_models[m], images);
 }
 
-/* Unlike training, evaluation uses the running statistics, and other block sizes. */
+/* Unlike training, evaluation uses the running statistics, and blocks of other sizes. */
 TEST(evaluation_of_odd_models_agrees_with_cpu_ref)
 {
 	for (size_t m = 0; m < N_LAYER_MODELS; m++) {
@@ -180,7 +183,8 @@ TEST(seventeen_images_on_odd_models_agree_with_cpu_ref)
 	odd_models_agree(17);
 }
 
-/* Together, the odd models must use every way to compute a product, so that no way is untested. */
+/* Together, the odd models must use every algorithm for a product, so that each algorithm is
+ * tested. */
 TEST(odd_models_take_every_way)
 {
 	size_t filter[WAY_WINOGRAD + 1] = {0}, data[WAY_WINOGRAD + 1] = {0};
@@ -206,8 +210,9 @@ TEST(odd_models_take_every_way)
 
 /* ---- Winograd -------------------------------------------------------------------------------- */
 
-/* Convolutions with enough channels for Winograd's tiles: tiles that the image does not fill,
- * several images or several rows of tiles in a band, windows that do not fit the tiles. */
+/* Convolutions with enough channels for Winograd's algorithm. Some images do not fill their tiles,
+ * some bands of tiles have several images or several rows, and some windows do not fit the
+ * tiles. */
 static const struct odd_model winograd_models[] = {
 	{{1, 13, 11}, "conv:32:2 relu conv:33:3:pad=1 relu fc:3"},
 	{{32, 10, 14}, "conv:33:3:pad=1 relu pool:2 conv:32:3:pad=same fc:3"},
@@ -242,8 +247,8 @@ TEST(gradients_of_winograd_tiles_are_slopes_of_the_loss)
 	}
 }
 
-/* The models above must use all products of Winograd's, with one band and several bands in an
- * image, and several images in a band. */
+/* The models above must use all of Winograd's products. Some must have one band in an image, some
+ * several bands in an image, and some several images in a band. */
 TEST(winograd_models_take_every_kind_of_band)
 {
 	static const struct simd *const sets[] = {&simd_baseline, &simd_avx2, &simd_avx512};
@@ -301,8 +306,8 @@ TEST(cpu_gradients_are_slopes_of_the_loss)
 
 /* ---- real batches ---------------------------------------------------------------------------- */
 
-/* Compares the gradient of the device `cpu` with `right`. The error must be at most 1e-5, unless
- * the true gradient has a jump near these weights, because a ReLU or an argmax flips. */
+/* Compares the gradient of the device `cpu` with `right`. The error must be at most 1e-5. It may be
+ * larger if the true gradient jumps near these weights, because a ReLU or an argmax flips. */
 static void compare_real(struct subject *s, const float *right, size_t *jumps)
 {
 	subject_open(s, "cpu", 2);
@@ -318,8 +323,8 @@ static void compare_real(struct subject *s, const float *right, size_t *jumps)
 		fail_msg("%s with %s: gradient off by %g", s->model.text, getenv("CNN_KX_ISA"), d);
 }
 
-/* Compares the gradients of two batches of `n` images. At most one of about six comparisons may
- * hit a jump of the true gradient. */
+/* Compares the gradients of two batches of `n` images. At most one of about six comparisons may be
+ * at a jump of the true gradient. */
 static void real_batches_agree(const char *text, size_t n)
 {
 	size_t jumps = 0;
@@ -402,10 +407,10 @@ TEST(evaluation_agrees_with_cpu_ref)
 	}
 }
 
-/* ---- repeatable ------------------------------------------------------------------------------ */
+/* ---- equal results -------------------------------------------------------------------------- */
 
-/* The result is the same after other batches and evaluations, which leave other values in every
- * buffer. */
+/* The result must be the same after other batches and evaluations, which leave other values in
+ * every buffer. */
 TEST(equal_arguments_give_equal_bytes)
 {
 	static const char *const texts[] = {"seed:32", "lenet5",
@@ -438,8 +443,7 @@ TEST(equal_arguments_give_equal_bytes)
 			subject_step(&s);
 			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));
 			assert_memory_equal(&s.loss, &loss, sizeof(loss));
-			/* the result is also the same from a new backend, whose memory is
-			 * elsewhere */
+			/* a new backend, whose memory is elsewhere, must give the same result */
 			subject_open(&s, "cpu", threads);
 			subject_step(&s);
 			assert_memory_equal(s.grad, first, s.model.n_params * sizeof(float));

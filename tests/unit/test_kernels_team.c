@@ -42,7 +42,8 @@ TEST(every_member_does_every_job_once)
 	}
 }
 
-/* After the barrier, each thread sees what all other threads wrote before the barrier. */
+/* Writes a number before a barrier, and reads the numbers of all threads after it. After the
+ * barrier, each thread must see what all other threads wrote before the barrier. */
 static void count_then_look(void *arg, size_t member)
 {
 	struct work *w = arg;
@@ -82,11 +83,12 @@ static size_t address_space(void)
 	return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The limit is 100 MB above the present address space. 1000 stacks do not fit. */
+/* The test limits the address space to 100 MB more than the present size. This is too small for the
+ * stacks of 1000 threads. */
 TEST(a_team_that_the_system_cannot_start_is_undone)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-	skip(); /* the shadow memory of sanitizers needs the address space */
+	skip(); /* the shadow memory of sanitizers does not fit under this limit */
 #endif
 	struct rlimit kept, tight;
 	struct team *t;

@@ -1,5 +1,5 @@
 /* test_kernels_torch.c - compares loss and gradients of every kind of layer with those of PyTorch
- * (tests/fixtures/layers.h, which make_layers.py explains). */
+ * (tests/fixtures/layers.h, made by make_layers.py). */
 #include "tests/support/gradients.h"
 #include "tests/fixtures/layers.h"
 #include "tests/support/test.h"
@@ -23,7 +23,9 @@ static void fill(struct subject *s)
 	}
 }
 
-/* `noise`: the error that rounding in the other layers of the network may add to a gradient. */
+/* Compares the gradient of tensor `number` with PyTorch's. `right` has the norm of PyTorch's
+ * gradient and its product with a fixed vector. `noise` is the error that rounding in the other
+ * layers of the network may add to a gradient. */
 static void check_tensor(
 	const struct subject *s, size_t number, const double right[2], double noise)
 {

@@ -1,5 +1,6 @@
-/* test_keys.c - which key files and lists of authorized keys are accepted and refused, and that the
- * two keys of a generated pair belong together. Attack A11 of docs/faults.md. */
+/* test_keys.c - tests which key files and lists of authorized keys are accepted and which are
+ * refused, and that the two keys of a generated pair belong together. Attack A11 of
+ * docs/faults.md. */
 #include <grp.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -97,7 +98,7 @@ TEST_IN(only_the_owner_may_read_a_secret, set_up, tear_down)
 	}
 }
 
-/* A user who can write to the directory could replace the file. */
+/* A user who can write to the directory could replace the key file. */
 TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up, tear_down)
 {
 	static const unsigned bad[] = {0777, 0770, 0707};
@@ -109,7 +110,7 @@ TEST_IN(a_directory_that_others_can_write_to_is_refused, set_up, tear_down)
 		assert_int_equal(key_read_secret(path("file"), &k, &e), PS_EUSAGE);
 		assert_non_null(strstr(e.text, "chmod go-w"));
 	}
-	/* sticky, as /tmp: only the owner can replace a file */
+	/* in a sticky directory such as /tmp, only the owner of a file can replace it */
 	assert_int_equal(chmod(dir, 01777), 0);
 	assert_int_equal(key_read_secret(path("file"), &k, &e), PS_OK);
 	assert_int_equal(chmod(dir, 0755), 0);
@@ -128,7 +129,7 @@ TEST_IN(a_file_of_another_user_is_refused, set_up, tear_down)
 }
 
 /* Runs as user 12345 with the groups 12346 and 12347, and reads a key file with the group `group`
- * and the mode `mode`. Exits with 0 if the status is `want`. */
+ * and the mode `mode`. Checks that the status is `want`. */
 static void read_as_another_user(gid_t group, unsigned mode, int want)
 {
 	static const gid_t groups[] = {12347};
@@ -148,8 +149,8 @@ static void read_as_another_user(gid_t group, unsigned mode, int want)
 	assert_int_equal(status, 0);
 }
 
-/* Kubernetes mounts secrets as files of root with a group of the process. Only through this group
- * can the process read the file. */
+/* Kubernetes mounts secrets as files that root owns, with a group of the process. Only through this
+ * group can the process read the file. */
 TEST_IN(a_file_of_root_for_the_own_group_is_accepted, set_up, tear_down)
 {
 	if (geteuid() != 0)
@@ -222,8 +223,8 @@ TEST_IN(a_bad_list_is_refused_as_a_whole, set_up, tear_down)
 	assert_int_equal(authorized_keys_read(&a, path("absent"), &e), PS_EUSAGE);
 }
 
-/* The server refuses a list under the old file name. Otherwise the server would ignore the old list
- * without notice. */
+/* The server refuses a list under the old file name. Otherwise it would ignore the old list without
+ * notice. */
 TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down)
 {
 	struct authorized_keys *a;
@@ -238,7 +239,7 @@ TEST_IN(the_old_name_of_the_list_is_refused_with_the_new_one, set_up, tear_down)
 		authorized_keys_add(path("authorized_keys"), KEY_ADMIN, A, "", &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "allow: was renamed"));
 	assert_int_equal(temp_dir_exists(dir, "authorized_keys"), 0);
-	/* a list whose path the user gives may have the old file name */
+	/* if the user gives the path of the list, it may have the old file name */
 	assert_int_equal(authorized_keys_read(&a, path("allow"), &e), PS_OK);
 	authorized_keys_free(&a);
 }
@@ -257,7 +258,7 @@ TEST_IN(a_key_is_added_once, set_up, tear_down)
 	authorized_keys_free(&a);
 }
 
-/* On a full disk, the first write stores a part of the text and reports no error. */
+/* On a full disk, the first write stores only a part of the text, but reports no error. */
 TEST_IN(a_short_write_is_reported_with_its_cause, set_up, tear_down)
 {
 	struct rlimit old, tight;

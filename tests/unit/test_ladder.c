@@ -1,6 +1,6 @@
 /* test_ladder.c - the rungs of the ladder (docs/ladder.md) that need no GPU agree with cpu-ref, and
- * ladder_measure refuses a rung that does not agree. Measured points and profiles are as ladder.h
- * describes them. */
+ * ladder_measure refuses a rung that does not agree. Also tests the points and profiles of
+ * ladder.h. */
 #include "tests/support/rung_fixture.h"
 #include "tests/support/test.h"
 
@@ -31,9 +31,9 @@ TEST(of_equal_values_the_first_wins)
 	rung_close(&l);
 }
 
-/* ---- a stage with a wrong result ------------------------------------------------------------- */
+/* ---- a rung with a wrong result ------------------------------------------------------------- */
 
-/* A step that computes the gradient of the sequential rung and changes one value. */
+/* Computes the gradient of the sequential rung, but changes one value. */
 static int wrong_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
@@ -43,7 +43,7 @@ static int wrong_step(void *self, const struct ladder_batch *b, float *grad, dou
 	return rc;
 }
 
-/* A step with the right loss that does not write the gradient. */
+/* Returns the right loss, but does not write the gradient. */
 static int lazy_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {
@@ -55,8 +55,8 @@ static int lazy_step(void *self, const struct ladder_batch *b, float *grad, doub
 	return rc;
 }
 
-/* Returns the status of ladder_measure() for the sequential rung with another step function, the
- * model seed:1 and 4 images. */
+/* Returns the status of ladder_measure() for the sequential rung, the model seed:1 and 4 images.
+ * `step` replaces the step function of the rung, unless it is NULL. */
 static int measured(int (*step)(void *, const struct ladder_batch *, float *, double *,
 			    struct profile *, struct err *),
 	struct ladder_result *out, struct err *e)

@@ -1,6 +1,6 @@
 /*
  * test_lane.c - shared-memory lanes: the server's side (server/net/lane.h) and the worker's side
- * (worker/client/lane.h) in one process, and peers that break the rules.
+ * (worker/client/lane.h) in one process, and peers that break the protocol.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -117,7 +117,7 @@ static struct lane *open_lane(uint32_t worker, uint32_t peer)
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
-/* The PUSH of the values in `message`, as the worker sends it. */
+/* Make the PUSH that a worker sends for the values in `message`. */
 static void make_push(const struct lane *l, zmq_msg_t *message, struct frames *out)
 {
 	struct msg m = {.type = MSG_PUSH};
@@ -175,7 +175,8 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 	take(l, 3, FIXTURE_PARAMS, &push);
 	make_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
-	fill(zmq_msg_data(&push), 99); /* a write after the PUSH was sent */
+	/* the worker writes to the slot after it has sent the PUSH */
+	fill(zmq_msg_data(&push), 99);
 	assert_int_equal(m.push.slices.slice[0].count, FIXTURE_PARAMS);
 	for (size_t i = 0; i < FIXTURE_PARAMS; i++)
 		assert_true(m.push.slices.slice[0].data[i] == 3);
@@ -185,7 +186,7 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 	assert_int_equal(m.push.slices.slice[0].peak, peak);
 	frames_release(&in);
 	zmq_msg_close(&push);
-	take(l, 4, 2, &push); /* a push of only some values */
+	take(l, 4, 2, &push); /* this push has only some of the values */
 	make_push(l, &push, &in);
 	assert_int_equal(receive_push(PEER, &in, &m), PS_OK);
 	assert_int_equal(m.push.slices.slice[0].count, 2);
@@ -195,8 +196,8 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 	until_open(0);
 }
 
-/* A worker changes a byte of the gradient after it has sent the PUSH. The server's copy then has
- * another checksum, so the push counts as lost. */
+/* In this test a worker changes a byte of the gradient after it has sent the PUSH. The server's
+ * copy then has another checksum, so the push counts as lost. */
 TEST_IN(a_torn_push_counts_as_lost, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
@@ -230,7 +231,7 @@ TEST_IN(numbers_out_of_range_are_refused, set_up, tear_down)
 		assert_int_equal(lanes_join(lanes, PEER, &ref[i], &in), PS_EPROTO);
 		assert_int_equal(in.n, 1);
 	}
-	/* a slot of another peer's lane */
+	/* the slot belongs to the lane of another peer */
 	assert_int_equal(lanes_join(lanes, PEER + 1, &ref[0], &in), PS_ESTATE);
 	frames_release(&in);
 	zmq_msg_close(&push);
@@ -239,7 +240,8 @@ TEST_IN(numbers_out_of_range_are_refused, set_up, tear_down)
 	assert_int_equal(lanes_join(lanes, PEER, &ref[0], &in), PS_ESTATE);
 }
 
-/* A slot becomes free when the server closes its push; a slot in use is not assigned again. */
+/* A slot becomes free when the server closes its push. The worker never gets a slot that is in
+ * use. */
 TEST_IN(a_slot_has_one_owner, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
@@ -291,7 +293,7 @@ static int hold(uint32_t peer, struct lane_ref *ref)
 	return held;
 }
 
-/* Receive PARAMS with the reference `ref`, as a worker does. */
+/* Receive PARAMS with the reference `ref`, as a worker does. Returns the status of lane_append. */
 static int arrive(struct lane *l, const struct lane_ref *ref, struct frames *in)
 {
 	frames_init(in);
@@ -313,7 +315,7 @@ TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up, tear_down)
 		assert_memory_equal(zmq_msg_data(&in[i].frame[1]), core_weights(f.core),
 			FIXTURE_PARAMS * sizeof(float));
 	}
-	/* invariant 3: these weights are sent over the connection */
+	/* invariant 3: while all holds are in use, weights are sent over the connection */
 	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 0);
 	frames_release(&in[2]);
 	assert_int_equal(hold(PEER, &ref[LANE_HOLDS]), 1);
@@ -325,8 +327,8 @@ TEST_IN(weights_are_read_in_place_until_they_are_closed, set_up, tear_down)
 	until_open(0);
 }
 
-/* A broken connection loses PARAMS. The next PARAMS that arrive, or the next WELCOME, free the
- * holds of the lost ones. */
+/* If a connection breaks, PARAMS can get lost. The next PARAMS that arrive, or the next WELCOME,
+ * must free the holds of the lost PARAMS. */
 TEST_IN(lost_weights_do_not_stay_held, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);
@@ -339,13 +341,14 @@ TEST_IN(lost_weights_do_not_stay_held, set_up, tear_down)
 	for (size_t i = 0; i < LANE_HOLDS - 1; i++)
 		assert_int_equal(hold(PEER, &ref[i]), 1);
 	assert_int_equal(hold(PEER, &ref[0]), 0);
-	const struct msg_welcome w = welcome(1, 1, PEER + 1); /* a new connection */
+	/* this WELCOME is for a new connection */
+	const struct msg_welcome w = welcome(1, 1, PEER + 1);
 	assert_true(w.lane_ticket >= LANE_HOLDS);
 	lane_resynchronised(l, w.lane_ticket);
-	assert_int_equal(hold(PEER, &ref[0]), 0); /* the lane has another connection now */
+	assert_int_equal(hold(PEER, &ref[0]), 0); /* the lane now belongs to the new connection */
 	for (size_t i = 0; i < LANE_HOLDS - 1; i++)
 		assert_int_equal(hold(PEER + 1, &ref[i]), 1);
-	/* the worker still reads the buffer in `in` */
+	/* one hold is still in use, because the worker reads the buffer in `in` */
 	assert_int_equal(hold(PEER + 1, &ref[0]), 0);
 	frames_release(&in);
 	assert_int_equal(hold(PEER + 1, &ref[0]), 1);
@@ -368,9 +371,9 @@ TEST_IN(wrong_numbers_of_a_server_are_refused, set_up, tear_down)
 	until_open(0);
 }
 
-/* ---- who may open a lane --------------------------------------------------------------------- */
+/* ---- opening a lane ------------------------------------------------------------------------- */
 
-/* Connect and send a greeting. Returns the descriptor. */
+/* Connect to the server, and send the greeting `g`. Returns the descriptor. */
 static int greet(const struct lane_greeting *g, size_t size)
 {
 	struct err e;
@@ -381,7 +384,7 @@ static int greet(const struct lane_greeting *g, size_t size)
 	return fd;
 }
 
-/* The server must close this connection and open no lane. */
+/* Check that the server closes this connection and opens no lane. */
 static void assert_refused(int fd)
 {
 	struct lane_layout layout;
@@ -434,7 +437,8 @@ TEST_IN(only_the_secret_of_the_newest_welcome_opens_a_lane_once, set_up, tear_do
 	until_open(0);
 }
 
-/* The number of connections that send nothing is limited, and they delay no worker. */
+/* The server limits the number of connections that send nothing, and these connections delay no
+ * worker. */
 TEST_IN(silent_connections_are_bounded, set_up, tear_down)
 {
 	struct err e;
@@ -456,7 +460,7 @@ TEST_IN(silent_connections_are_bounded, set_up, tear_down)
 	lane_close(&l);
 }
 
-/* When a new process takes the slot, the server closes the lane of the old process. */
+/* When a new process takes the slot of a worker, the server closes the lane of the old process. */
 TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up, tear_down)
 {
 	struct lane *l = open_lane(2, PEER);
@@ -471,7 +475,7 @@ TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up, tear_down)
 }
 
 /* A worker opens its lane a second time, for example because the first attempt took too long. It
- * does not take PARAMS of the first lane for PARAMS of the second. */
+ * must not take PARAMS of the first lane for PARAMS of the second lane. */
 TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up, tear_down)
 {
 	struct lane *first = open_lane(1, PEER), *second;
@@ -495,10 +499,10 @@ TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up, tear_down)
 	until_open(0);
 }
 
-/* ---- servers that break the rules ------------------------------------------------------------ */
+/* ---- servers that break the protocol -------------------------------------------------------- */
 
-/* Answer the greeting of a worker with `layout` and `n` descriptors of shared memory, of `weights`
- * and `pushes` bytes. */
+/* Answer the greeting of a worker with `layout` and `n` descriptors of shared memory, which have
+ * `weights` and `pushes` bytes. Returns the status of lane_poll in the worker. */
 static int answer(struct lane_layout layout, size_t weights, size_t pushes, size_t n)
 {
 	const struct msg_welcome w = {.stamp = {.worker = 1, .incarnation = 1},

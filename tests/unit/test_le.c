@@ -1,4 +1,4 @@
-/* test_le.c - proves the contract of le.h: numbers are little-endian, at any alignment. */
+/* test_le.c - proves the promises of common/le.h: numbers are little-endian, at any alignment. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

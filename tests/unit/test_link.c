@@ -79,7 +79,7 @@ TEST_IN(what_is_sent_and_what_comes_moves, set_up, tear_down)
 TEST_IN(without_a_connection_nothing_moves, set_up, tear_down)
 {
 	UNTIL(link_next_event(&worker) == LINK_UP)
-	assert_true(link_bytes_moved(&worker) > 0); /* the bytes of the handshake */
+	assert_true(link_bytes_moved(&worker) > 0); /* the handshake has moved some bytes */
 	stop_server();
 	UNTIL(link_next_event(&worker) == LINK_LOST)
 	assert_int_equal(link_bytes_moved(&worker), 0);

@@ -42,7 +42,7 @@ static const uint8_t *image_of(uint32_t i)
 	return images.bytes + 20 + (size_t)i * SIZE;
 }
 
-/* Requests a batch of the images `first`, `first` + 2, ... */
+/* Requests a batch of `n` images: the images `first`, `first` + 2, ... */
 static void ask(struct loader *l, uint32_t epoch, uint32_t first, uint32_t n)
 {
 	uint32_t index[N];
@@ -77,13 +77,14 @@ TEST(only_random_or_large_sets_need_a_loader)
 	assert_int_equal(loader_is_needed(&d, TRAIN_PART, &flip), 1);
 	assert_int_equal(loader_is_needed(&d, TEST_PART, NULL), 0);
 	data_release(&d);
-	load(&d, 200); /* the test images have 140 bytes */
+	/* the limit of 200 bytes is enough for the test images, which have 140 bytes */
+	load(&d, 200);
 	assert_int_equal(loader_is_needed(&d, TRAIN_PART, &none), 1);
 	assert_int_equal(loader_is_needed(&d, TEST_PART, NULL), 0);
 	data_release(&d);
 }
 
-/* A batch has the same bytes from memory and from the disk, in any order of calls. */
+/* A batch must have the same bytes from memory and from the disk, in any order of calls. */
 TEST(invariant_1_batches_come_in_order_with_the_specified_bytes)
 {
 	const struct preprocess kinds[] = {{0}, {.flip = 1}, {.shift = 2, .flip = 1}};
@@ -108,7 +109,7 @@ TEST(invariant_1_batches_come_in_order_with_the_specified_bytes)
 			assert_int_equal(loader_take(l, &x, &e), PS_OK);
 			expect(&x, p, 5, i % 3, i, 1 + i % 4);
 		}
-		ask(l, 0, 1, 4); /* loader_reset() drops this request */
+		ask(l, 0, 1, 4); /* loader_reset() discards this request */
 		loader_reset(l);
 		ask(l, 7, 2, 3);
 		assert_int_equal(loader_take(l, &x, &e), PS_OK);

@@ -1,4 +1,4 @@
-/* Proves the contract of common/log.h. */
+/* Proves the promises of common/log.h. */
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,7 +33,8 @@ TEST_IN(a_line_is_time_level_message_and_fields, reset_level, NULL)
 		"level=error msg=\"checkpointer stopped\"\n");
 }
 
-/* The time by the clock that the log reads. The clock of time() may be one tick behind it. */
+/* Returns the time of the clock that the log reads. The clock of time() can be one tick behind this
+ * clock. */
 static time_t wall_seconds(void)
 {
 	struct timespec now;
@@ -139,7 +140,7 @@ TEST_IN(json_has_a_line_per_event_and_numbers_are_numbers, reset_level, NULL)
 	assert_string_equal(after, "Z\",\"level\":\"info\",\"msg\":\"a b\"}\n");
 }
 
-/* A reader of JSON expects a number or null in each line of an event. */
+/* A reader of JSON expects a number or null for each numeric field of an event. */
 TEST_IN(a_number_that_is_not_finite_is_null_or_a_dash, reset_level, NULL)
 {
 	static const double values[] = {NAN, -NAN, INFINITY, -INFINITY, 0.5};
@@ -169,7 +170,7 @@ TEST_IN(a_long_line_is_cut_and_still_one_line, reset_level, NULL)
 	memset(text, '\n', sizeof(text) - 1);
 	for (int format = LOG_TEXT; format <= LOG_JSON; format++)
 		for (size_t before = 0; before < 12;
-			/* the maximum length of a line may cut the text at any position */
+			/* the text can be cut at any position by the maximum length of a line */
 			before++) {
 			log_set_format((enum log_format)format);
 			capture_begin(&c, 2);
@@ -188,7 +189,7 @@ TEST_IN(errno_survives_a_log_line, reset_level, NULL)
 {
 	fflush(stderr);
 	int saved = dup(2);
-	close(2); /* from here on, every write to stderr fails */
+	close(2); /* from now on, every write to stderr fails */
 	errno = ENOSPC;
 	log_info("a", "b", "c=%d", 1);
 	int after = errno;
@@ -275,7 +276,7 @@ TEST_IN(on_a_terminal_lines_appear_above_the_progress_line, reset_level, NULL)
 	int saved = dup(2);
 	dup2(terminal, 2);
 	int is_terminal = log_on_terminal();
-	/* the progress line is cut to 10 columns, because a wrapped line cannot be erased */
+	/* the log cuts the progress line to 10 columns, because a wrapped line cannot be erased */
 	log_progress("50 % of it\nall");
 	log_info("a", "b", "%s", "");
 	log_progress(NULL);

@@ -1,4 +1,4 @@
-/* Proves the contract of common/mem.h. */
+/* Proves the promises of common/mem.h. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "tests/support/test.h"
 
 /* This test requests sizes that cannot be allocated. With this option, the malloc of a sanitizer
- * returns NULL for them instead of ending the program. */
+ * returns NULL for such a size instead of ending the program. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 const char *__asan_default_options(void)
@@ -32,7 +32,8 @@ TEST(blocks_are_zeroed_and_aligned_to_64_bytes)
 			assert_int_equal((uintptr_t)p % 64, 0);
 			for (size_t i = 0; i < 3 * n; i++)
 				assert_int_equal(p[i], 0);
-			memset(p, 0xee, 3 * n); /* the next block may reuse these bytes */
+			/* the next block may get the same memory, and must be zeroed again */
+			memset(p, 0xee, 3 * n);
 			free(p);
 		}
 }

@@ -1,4 +1,5 @@
-/* test_metric_names.c - names of metrics are read, refused and written in one canonical form. */
+/* test_metric_names.c - proves that names of metrics are read and refused correctly, and are
+ * written in one canonical form. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

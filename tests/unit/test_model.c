@@ -1,5 +1,5 @@
-/* Proves the invariants numbered in common/model.h, and the contract of common/window.h, which it
- * uses. */
+/* Proves the invariants numbered in common/model.h, and the promises of common/window.h, which
+ * model.c uses. */
 #include "tests/support/model_checks.h"
 #include "common/rng.h"
 #include "tests/support/test.h"
@@ -103,7 +103,7 @@ TEST(vector_is_one_tensor_and_nothing_else)
 	uint64_t fingerprint = parsed.fingerprint;
 	assert_int_equal(
 		model_parse(&parsed, "vector:425000", (struct shape){0, 0, 0}, NULL), PS_OK);
-	/* a model of type vector has no images, so it has no input size that could differ */
+	/* a vector has no images, so the size of the images does not matter */
 	assert_int_equal(parsed.fingerprint, fingerprint);
 }
 
@@ -202,7 +202,7 @@ TEST(the_text_has_the_images_unless_they_are_mnists)
 	assert_true(parsed.preprocess.mean[0] == 0.5f && parsed.preprocess.deviation[0] == 0.25f);
 	assert_int_equal(parsed.preprocess.shift, 2);
 	assert_int_equal(parsed.preprocess.flip, 1);
-	/* norm, shift and flip describe the images and are no layers */
+	/* norm, shift and flip describe the images; they are not layers */
 	assert_int_equal(parsed.n_layers, 1);
 }
 
@@ -226,7 +226,7 @@ TEST(names_end_with_the_classes_that_are_asked_for)
 		model_parse_named(&parsed, "norm:0:050 fc:10", (struct shape){1, 28, 28}, 10, NULL),
 		0);
 	snprintf(text, sizeof(text), "%s", parsed.text);
-	parse_model(text); /* with an exponent and its sign */
+	parse_model(text); /* this text has a number with an exponent and a sign */
 	assert_string_equal(parsed.text, text);
 	assert_int_equal(model_parse_named(&parsed, "cifar", (struct shape){0, 0, 0}, 10, NULL), 0);
 	assert_string_equal(parsed.text,
@@ -264,7 +264,7 @@ TEST(pad_same_keeps_the_size_divided_by_the_stride)
 	parse_model("conv:2:5:pad=same fc:10");
 	assert_pads(2, 2, 2, 2);
 	assert_shape(parsed.layer[0].out, 2, 28, 28);
-	/* if the padding is odd, there is more at the bottom and on the right */
+	/* if the number of added rows or columns is odd, the bottom or the right gets one more */
 	parse_model("conv:2:4:pad=same fc:10");
 	assert_pads(1, 1, 2, 2);
 	assert_shape(parsed.layer[0].out, 2, 28, 28);
@@ -307,7 +307,7 @@ TEST(initial_weights_are_the_specified_draws)
 		    parsed.tensor[1].init_bound == 1.0 / 3.0);
 	assert_true(parsed.tensor[2].init_bound == 1 / sqrt(2 * 13 * 13));
 	model_init(&parsed, 7, w);
-	/* from the Python program of test_rng.c */
+	/* the Python program in test_rng.c computes these values */
 	const float conv[] = {-0x1.9d1940p-3f, 0x1.eb1306p-3f, -0x1.9aeeb0p-7f, -0x1.60c36ap-7f};
 	const float bias[] = {-0x1.0d8162p-2f, 0x1.8032aep-4f};
 	const float fc[] = {-0x1.8ddcf6p-6f, 0x1.4545bcp-5f};

@@ -1,4 +1,4 @@
-/* Proves that common/model.h refuses texts that describe no model. */
+/* Proves that common/model.h refuses texts that do not describe a model. */
 #include "tests/support/model_checks.h"
 #include "common/rng.h"
 #include "tests/support/test.h"
@@ -80,7 +80,7 @@ TEST(errors_name_the_layer_and_say_what_would_fit)
 		{"dropout:-0.5 fc:10", "probability"},
 		{"dropout:nan fc:10", "probability"},
 		{"dropout: fc:10", "probability"},
-		{"dropout:0.99999999999 fc:10", "below 1"}, /* 1 as a float */
+		{"dropout:0.99999999999 fc:10", "below 1"}, /* this number is 1 as a float */
 		{"conv:8:3 input:3x32x32 fc:10", "layer 2 \"input:3x32x32\": unknown layer"},
 		{"input:3x32x32 input:3x32x32 fc:10", "\"input:3x32x32\": it occurs twice"},
 		{"input:3x32x32x1 fc:10", "expected input:CHANNELSxROWSxCOLUMNS"},
@@ -133,7 +133,7 @@ TEST(errors_name_the_layer_and_say_what_would_fit)
 	}
 }
 
-/* Returns a text with `n` times `word`, then `end`. */
+/* Returns a text with `word` repeated `n` times, then `end`. */
 static const char *repeat(char *out, size_t size, const char *word, int n, const char *end)
 {
 	size_t used = 0;
@@ -176,7 +176,7 @@ TEST(invariant_3_whatever_is_too_large_is_refused)
 				 mnist_shape, NULL),
 		PS_EUSAGE);
 	parse_model(repeat(text, sizeof(text), "fc:3", 63, "fc:10"));
-	/* 511 characters fit, 512 do not */
+	/* a canonical text may have at most 511 characters */
 	struct err e = {0};
 	parse_model(repeat(text, sizeof(text), "dropout:0.1", 41, "fc:1000 relu fc:100"));
 	assert_int_equal(strlen(parsed.text), MODEL_MAX_TEXT - 1);

@@ -1,4 +1,4 @@
-/* Proves the contract of common/opt.h. */
+/* Proves the promises of common/opt.h. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -103,8 +103,8 @@ static const char *args[MAX_ARGV];
 static int n_args;
 static struct capture errors, output;
 
-/* Parses a command line, given as words separated by ';'. Writes what opt_parse prints to `errors`
- * and `output`. */
+/* Parses a command line whose words are separated by ';'. Stores the text that opt_parse prints in
+ * `errors` and `output`. */
 static int parse(const char *line)
 {
 	static char text[1024], *argv[MAX_ARGV];
@@ -378,10 +378,10 @@ TEST_IN(the_dump_says_where_each_value_came_from, clear_environment, NULL)
 		"data value=\"\" origin=default\n" VALUE "rate value=1 origin=default\n");
 }
 
-/* ---- without effect ------------------------------------------------------------------------ */
+/* ---- options without effect ----------------------------------------------------------------- */
 
-/* Asserts that opt_check() warns about the command line with the text `says`; NULL: without a
- * warning. */
+/* Checks that opt_check() warns about the command line with the text `says`. If `says` is NULL,
+ * there must be no warning. */
 static void assert_warns(const char *line, const char *command, const char *says)
 {
 	assert_int_equal(parse(line), OPT_RUN);
@@ -429,7 +429,7 @@ TEST_IN(a_row_of_other_commands_is_named, clear_environment, NULL)
 		"--checkpoint has no effect with exp: it is for "
 		"export|predict\n");
 	assert_warns("--data=x", "export", "--data has no effect with export: it is for predict\n");
-	/* workers read CNN_DATA, too, so the environment causes no warning */
+	/* workers also read CNN_DATA, so this variable causes no warning */
 	setenv("CNN_DATA", "x", 1);
 	assert_warns("", "export", NULL);
 }

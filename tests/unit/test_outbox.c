@@ -8,7 +8,7 @@
 #include "worker/client/outbox.h"
 #include "tests/support/test.h"
 
-#define LARGE       150001u /* number of floats of a push that is sent in parts */
+#define LARGE       150001u /* the number of floats of a push that is sent in parts */
 #define SMALL       10u
 #define DEADLINE_MS 20000
 
@@ -103,7 +103,7 @@ static void next_message(struct frames *f, struct msg *m)
 	}
 }
 
-/* Asserts that the message is push `seq` with the values [offset, offset + n). */
+/* Checks that the next message is push `seq` with the values [offset, offset + n). */
 static void arrives(uint64_t seq, uint64_t offset, size_t n)
 {
 	struct frames f;
@@ -144,7 +144,8 @@ TEST_IN(a_large_push_is_whole_again_and_the_same_when_it_is_sent_again, set_up, 
 	}
 	assert_int_equal(went_ahead, 3 * (OUTBOX_PARTS - 1));
 	assert_int_equal(out.replayed, 2);
-	keep(2, 10, LARGE - 11); /* the first part begins where the slice begins */
+	/* the first part of this push begins at value 10, where the slice begins */
+	keep(2, 10, LARGE - 11);
 	post(2);
 	arrives(2, 10, LARGE - 11);
 	assert_int_equal(out.retained_bytes, (2 * LARGE - 11) * sizeof(float));
@@ -158,7 +159,8 @@ TEST_IN(what_finds_no_room_leaves_later_in_its_order, set_up, tear_down)
 		keep(seq, 0, seq % 3 ? LARGE : SMALL);
 		post(seq);
 	}
-	/* some messages could not be sent: libzmq queues two, and TCP buffers some bytes */
+	/* some messages could not be sent, because libzmq queues only two and TCP buffers few
+	 * bytes */
 	assert_true(out.count > 0);
 	for (uint64_t seq = 1; seq <= PUSHES; seq++)
 		arrives(seq, 0, seq % 3 ? LARGE : SMALL);

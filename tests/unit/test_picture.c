@@ -1,4 +1,4 @@
-/* test_picture.c - the pixels of pictures for cnn-ctl predict are read exactly; other files are
+/* test_picture.c - the pixels of pictures for cnn-ctl predict are read exactly. Other files are
  * refused with an error text. */
 #include "tests/support/idx_files.h"
 #include <jpeglib.h>

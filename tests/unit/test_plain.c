@@ -27,5 +27,5 @@ TEST(controls_are_replaced)
 	      "2J \x7f",
 		0, "?2J ?"); /* U+009B is the same control sequence as ESC [ */
 	check("a\u202eb\u2066c\u200fd\u061c", 0, "a?b?c?d?");
-	check("\x9b\xff\xc3", 0, "???"); /* not valid UTF-8 */
+	check("\x9b\xff\xc3", 0, "???"); /* these bytes are not valid UTF-8 */
 }

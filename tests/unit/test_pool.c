@@ -1,4 +1,4 @@
-/* test_pool.c - gradients are pushed and weights are read without a copy: tests pool.h, and
+/* test_pool.c - gradients are pushed and weights are read without a copy. Tests pool.h, and
  * cnnps_gradient and cnnps_pull of cnnps.h with a fake server. */
 #include <stdlib.h>
 #include "tests/support/client_fixture.h"
@@ -28,7 +28,7 @@ TEST(a_buffer_comes_back_when_its_message_is_closed)
 	zmq_msg_copy(&second, &first);
 	zmq_msg_close(&first);
 	/* a copy of the message still refers to the first buffer, so the pool returns another
-	 * one */
+	 * buffer */
 	buffer = pool_acquire(pool);
 	assert_ptr_not_equal(buffer, sent);
 	zmq_msg_close(&second);
@@ -52,7 +52,7 @@ TEST(more_buffers_than_the_pool_keeps_are_freed)
 		buffer[i] = pool_acquire(pool);
 	for (size_t i = 0; i < 40; i++)
 		pool_release(pool, &buffer[i]);
-	pool_free(&pool); /* the leak sanitizer reports what is not freed */
+	pool_free(&pool); /* the leak sanitizer reports memory that pool_free does not free */
 }
 
 /* ---- gradients ----------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /*
- * bar.h - the progress of the run, as one worker sees it, in one line on its terminal.
+ * bar.h - the progress of the run from the view of one worker, as one line on its terminal.
  *
  * Thread: the trainer's.
  */
@@ -10,19 +10,21 @@
 
 struct bar {
 	double drawn_s;  /* 0: not yet */
-	uint64_t images; /* images trained when the bar was drawn */
+	uint64_t images; /* number of trained images when the bar was drawn last */
 	double images_per_s;
 };
 
-/* What the bar shows. */
+/* The values that the bar shows. */
 struct bar_view {
 	uint32_t worker, epoch, epochs; /* epoch: from 0 */
-	uint32_t batch, batches;        /* number of the next batch; batches in an epoch */
-	int evaluates;                  /* the lease is for test images */
-	uint64_t images, pushes;        /* of this worker */
+	/* batch: number of the next batch; batches: number of batches in an epoch */
+	uint32_t batch, batches;
+	int evaluates;           /* the lease is for test images */
+	uint64_t images, pushes; /* counts of this worker */
 };
 
-/* Returns 1 if it is time to draw: four times a second, on a terminal. */
+/* Returns 1 if it is time to draw the bar, which is four times a second on a terminal, and never
+ * elsewhere. */
 int bar_is_due(const struct bar *b, double now_s);
 void bar_draw(struct bar *b, const struct bar_view *v, double now_s);
 /* Writes the text of the bar, without a newline. */

@@ -16,13 +16,14 @@
 #include "worker/trainer.h"
 #include "worker/watchdog.h"
 
-#define MAX_FENCED   10 /* sessions in a row without an acknowledged push */
+/* maximum number of fenced sessions in a row without an acknowledged push */
+#define MAX_FENCED   10
 #define EXIT_STOPPED 12 /* the worker ended before the training was done */
 
 /* Time of the signal that stops this worker, by clock_ms; 0: none. It is global because a signal
  * handler, which takes no argument, sets it. */
 static atomic_uint_least64_t stopped_ms;
-/* 1: a session holds work that must be returned; 0: a signal ends the process at once */
+/* 1: a session is open, and its work must be given back; 0: a signal ends the process at once */
 static atomic_int has_session;
 static uint64_t grace_ms;
 
@@ -36,9 +37,9 @@ static void note_stop_signal(int number)
 	atomic_compare_exchange_strong(&stopped_ms, &none, clock_ms());
 }
 
-/* Returns 1 after a stop signal. When the grace time is over, the function ends the process: the
- * server gives the unfinished batches to other workers. The threads of libcnnps call this function
- * ten times a second, even while the trainer computes. */
+/* Returns 1 after a stop signal. When the grace time is over, the function ends the process, and
+ * the server then gives the unfinished batches to other workers. The threads of libcnnps call this
+ * function ten times a second, even while the trainer computes. */
 static int is_stopped(void *arg)
 {
 	uint64_t since = atomic_load(&stopped_ms);
@@ -52,9 +53,9 @@ static int is_stopped(void *arg)
 	return since != 0;
 }
 
-/* SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) end the worker after its current batch, or at once
- * if it has no session. The same SIGTERM or SIGINT again kills it. docs/operations.md has a table
- * of all signals. */
+/* Installs the signal handlers. SIGTERM, SIGINT and SIGUSR1 (Slurm's warning) end the worker after
+ * its current batch, or at once if it has no session. If the same SIGTERM or SIGINT comes a second
+ * time, it kills the worker. docs/operations.md has a table of all signals. */
 static void catch_signals(void)
 {
 	struct sigaction a;
@@ -111,7 +112,7 @@ static void log_done(const struct cnnps *c, const struct trainer_work *w)
 		(unsigned long long)s.replayed);
 }
 
-/* Connects, trains and closes the session. *acked becomes the number of pushes that the server
+/* Connects, trains and closes the session. Sets *acked to the number of pushes that the server has
  * acknowledged in this session. */
 static int run_session(struct cnnps_options *o, const struct trainer_config *t, struct data *d,
 	uint64_t *acked, struct err *e)
@@ -140,8 +141,8 @@ static int run_session(struct cnnps_options *o, const struct trainer_config *t, 
 }
 
 /* Runs sessions one after the other. If the server fences a worker that it considered dead, the
- * worker connects again as a new worker. A worker with --name must exit instead: another worker of
- * that name may have replaced it. */
+ * worker connects again as a new worker. A worker with --name must exit instead, because another
+ * worker with the same name may have replaced it. */
 static int run_sessions(
 	struct cnnps_options *o, const struct trainer_config *t, struct data *d, struct err *e)
 {
@@ -204,8 +205,8 @@ static int print_data_id(const struct worker_options *o, struct data *d, struct 
 	return rc;
 }
 
-/* Returns 0 only if the training is done, so that a supervisor replaces a worker that ended
- * earlier. */
+/* Returns the exit code of the process, which is 0 only if the training is done. So a supervisor
+ * starts a worker again that ended earlier. */
 static int exit_code(int rc)
 {
 	return rc == PS_ESHUTDOWN ? EXIT_STOPPED : err_exit_code(rc);

@@ -35,8 +35,8 @@ int options_check_server(const char *program, const char *server)
 	return PS_EUSAGE;
 }
 
-/* Checks the name before HELLO: if the server refused the HELLO, its error would not name the
- * option. */
+/* Checks the text of --name before the worker connects. The error of a server that refused the name
+ * would not mention the option. */
 static int check_name(const char *name)
 {
 	struct err line;
@@ -49,7 +49,8 @@ static int check_name(const char *name)
 	return PS_EUSAGE;
 }
 
-/* NOLINTBEGIN(bugprone-macro-parentheses): parentheses fit no member and no initialiser */
+/* NOLINTBEGIN(bugprone-macro-parentheses): C permits no parentheses around a member or an
+ * initialiser */
 /* clang-format off */
 #define TEXT(n, to, d, min_, max_, a, h) \
 	{.name = n, .type = OPT_TEXT, .dest = &o->to, .def = d, .min = min_, .max = max_, \

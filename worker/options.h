@@ -10,7 +10,7 @@
 #include "common/opt.h"
 
 struct worker_options {
-	const char *server, *data, *device, *name; /* data NULL: the usual directories */
+	const char *server, *data, *device, *name; /* data NULL: search the usual directories */
 	const char *key, *server_key;              /* key files, or NULL */
 	int64_t threads, connect_timeout_ms, disconnect_timeout_ms, batch_timeout_ms, grace_ms,
 		device_timeout_ms, replay_mb, data_mb;
@@ -64,8 +64,8 @@ struct worker_options {
 /* Parses the command line. Returns OPT_RUN, OPT_EXIT, or PS_EUSAGE after it has printed the errors
  * on stderr. */
 int worker_options_parse(struct worker_options *o, int argc, char **argv) PS_MUST_CHECK;
-/* Checks that `server` is tcp://HOST:PORT with a port of 1 to 65535. PS_EUSAGE: it has printed an
- * error with the name of `program` on stderr. */
+/* Checks that `server` is tcp://HOST:PORT with a port of 1 to 65535. PS_EUSAGE: the endpoint has
+ * another form, and the function has printed an error that begins with `program` on stderr. */
 int options_check_server(const char *program, const char *server) PS_MUST_CHECK;
 
 #endif

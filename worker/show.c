@@ -8,11 +8,12 @@
 #include "worker/data/dataset.h"
 #include "worker/watchdog.h"
 
-#define MAX_BYTES (31u * 1024) /* of an answer; at most one a second is sent */
-#define PADDING   64u          /* the digit = of base64 */
-#define MORE      96           /* bytes of an image's other fields */
+/* maximum bytes of an answer; the worker sends at most one answer a second */
+#define MAX_BYTES (31u * 1024)
+#define PADDING   64u /* the index of "=" among the digits of base64 */
+#define MORE      96  /* maximum bytes of the fields of an image besides its pixels */
 
-/* The size and the kind of an image in the answer. */
+/* The size and the color mode of an image in the answer. */
 struct small {
 	size_t step, rows, columns;
 	int color;

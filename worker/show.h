@@ -18,8 +18,9 @@ struct data;
 #define SHOW_SIDE   32
 
 /* Predicts with `weights` and returns the JSON, which the caller frees. If the test images are in
- * memory, `b` must use them. If not, `b` uses a few copied images, and the caller must call
- * backend_use before the next use of `b`. NULL: not possible. */
+ * memory, the backend `b` must use them. If they are not, the function makes `b` use a few copied
+ * images, and the caller must call backend_use before the next use of `b`. Returns NULL if the
+ * predictions are not possible. */
 char *show_json(
 	const struct data *d, const struct model *m, struct backend *b, const float *weights);
 

@@ -10,13 +10,13 @@
 #include "common/rng.h"
 #include "worker/client/show.h"
 
-/* Batches per call of the device. Between two calls the worker checks for a stop and reports
- * progress. */
+/* Maximum number of batches per call of the device. Between two calls the worker checks whether it
+ * must stop, and reports progress. */
 #define MAX_BATCHES_PER_CALL 64
 
 /* ---- vectors --------------------------------------------------------------------------------- */
 
-/* to = from - rate * g; `to` may be `from`. */
+/* Computes to = from - rate * g. `to` may be `from`. */
 PS_CLONES
 static void sgd_step(float *to, const float *from, const float *g, float rate, size_t n)
 {
@@ -48,7 +48,8 @@ static void divide(float *g, float divisor, size_t n)
 }
 
 /* EAMSGD's Nesterov momentum (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. This
- * function moves x to x + m v, where the gradient is computed. nesterov_step completes the step. */
+ * function moves x to x + m v, the place at which the worker computes the gradient. nesterov_step
+ * completes the step. */
 PS_CLONES
 static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
 {
@@ -59,7 +60,7 @@ static void nesterov_look_ahead(float *x, float *v, float momentum, size_t n)
 	}
 }
 
-/* Adds the gradient's part of a step that nesterov_look_ahead has begun. */
+/* Completes a step that nesterov_look_ahead has begun, by subtracting the gradient. */
 PS_CLONES
 static void nesterov_step(float *x, float *v, const float *g, float rate, size_t n)
 {
@@ -70,8 +71,8 @@ static void nesterov_step(float *x, float *v, const float *g, float rate, size_t
 	}
 }
 
-/* The elastic force (Zhang 2015, arXiv 1412.6651): x and the centre move towards each other. The
- * server subtracts g, so g is minus the move of the centre. */
+/* Makes an elastic update (Zhang 2015, arXiv 1412.6651), which moves x and the centre towards each
+ * other. The server subtracts g from the centre, so g is the negative of the centre's move. */
 PS_CLONES
 static void elastic_update(float *g, float *x, const float *centre, float part, size_t n)
 {
@@ -91,7 +92,7 @@ static int ensure_buffer(float **buffer, size_t n)
 	return *buffer ? PS_OK : PS_ENOMEM;
 }
 
-/* Holds the newest weights. */
+/* Pulls the newest weights into s->held. */
 static int pull_held(struct steps *s)
 {
 	s->held = (struct cnnps_pull){.size = sizeof(s->held)};
@@ -139,7 +140,7 @@ static int ask_ahead(struct steps *s, const struct cnnps_lease *l)
 	return rc;
 }
 
-/* Gives the device the images of batch `number`. */
+/* Makes the device use the images of batch `number`, which the loader has prepared. */
 static int take_loaded(
 	struct steps *s, const struct cnnps_lease *l, uint32_t number, struct batch *b)
 {
@@ -183,8 +184,8 @@ static int take_batch(struct steps *s, const struct cnnps_lease *l, uint32_t i, 
 	return batches_get(&s->batches, l->epoch, number, &b->index, &b->images);
 }
 
-/* Records in push `p` that it covers `count` more batches from i on. They have `images` images with
- * mean loss `loss`. */
+/* Adds `count` batches from i on to the work of push `p`. These batches have `images` images with
+ * the mean loss `loss`. */
 static void note_batches(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t count,
 	uint32_t images, double loss, struct next_push *p)
 {
@@ -213,9 +214,10 @@ static int compute_gradient(struct steps *s, const struct cnnps_lease *l, const 
 	return PS_OK;
 }
 
-/* Computes a gradient as compute_gradient does, and adds the gradient to push `p`. `*g` points to
- * the gradient alone, which is valid until the next call. The first gradient of a push needs no
- * copy. `by_images`: the gradient is weighted by its number of images. */
+/* Computes a gradient as compute_gradient does, and adds it to push `p`. Sets *g to the gradient of
+ * this batch alone, which is valid until the next call. The first gradient of a push is computed in
+ * the buffer of the push, without a copy. If `by_images` is 1, the gradient is weighted by its
+ * number of images. */
 static int add_gradient(struct steps *s, const struct cnnps_lease *l, const struct batch *b,
 	const float *w, struct next_push *p, int by_images, const float **g)
 {
@@ -244,8 +246,9 @@ static uint32_t divisor_of(const struct steps *s, const struct next_push *p)
 	return s->info->push_sum ? 1 : p->work.count;
 }
 
-/* Divides the sum of gradients in `p` by `divisor`, and the sum of the batches' statistics by the
- * sum of their weights. This second sum is the number of batches unless `divisor` is larger. */
+/* Divides the sum of the gradients in `p` by `divisor`, and the sum of the batches' running
+ * statistics by the sum of the weights of the batches. The sum of the weights is the number of
+ * batches unless `divisor` is larger. */
 static void divide_push(const struct steps *s, struct next_push *p, uint32_t divisor)
 {
 	size_t n = s->n_trained;
@@ -257,8 +260,8 @@ static void divide_push(const struct steps *s, struct next_push *p, uint32_t div
 		divide(p->g + n, (float)batches, s->info->n_params - n);
 }
 
-/* Pushes `p` as computed at `version`. `then_pull`: pull the weights after this push in the same
- * request. */
+/* Pushes `p`, whose gradient was computed at `version`. If `then_pull` is 1, the same request also
+ * pulls the weights after this push. */
 static int deliver(struct steps *s, struct next_push *p, uint64_t version, int then_pull)
 {
 	int rc;
@@ -287,7 +290,7 @@ static int pulls_next(const struct steps *s, uint32_t i)
 	return !is_last(s, i) && (i + 1) % s->info->n_fetch == 0;
 }
 
-/* Makes a local step from weights `from`; s->w becomes the result. */
+/* Makes a local step from the weights `from`, and sets s->w to the result. */
 static int local_step(struct steps *s, const float *from, const float *g)
 {
 	if (s->info->local_rate == 0)
@@ -314,7 +317,9 @@ int steps_pull(struct steps *s, uint32_t i)
 	if (i % s->info->n_fetch == 0) {
 		rc = hold_weights(s);
 		s->w = s->held.weights;
-		if (!rc && s->push.g) /* gradients that the server does not have yet */
+		/* the push has gradients that the server does not have yet: apply them to the new
+		 * weights */
+		if (!rc && s->push.g)
 			rc = local_step(s, s->held.weights, s->push.g);
 	}
 	if (!rc && pulls_next(s, i) && s->info->prefetch)
@@ -467,8 +472,8 @@ int steps_run_easgd(struct steps *s, const struct cnnps_lease *l)
 /* ---- pipelined: from a pull to its push, the device keeps weights and sum -------------------- */
 
 /*
- * Makes local steps on at most `left` whole batches from i on, in one call of the device; *done
- * becomes the number of these batches. The batches are contiguous in the epoch's order. Each batch
+ * Makes local steps on at most `left` whole batches from i on, in one call of the device. Sets
+ * *done to the number of these batches. The batches are contiguous in the epoch's order. Each batch
  * has its own dropout seed, so a model with dropout takes one batch per call.
  */
 static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t i, uint32_t left,
@@ -487,7 +492,7 @@ static int step_on_device(struct steps *s, const struct cnnps_lease *l, uint32_t
 	if (rc)
 		return rc;
 	if (*done > 1 && last_images != b.images)
-		(*done)--; /* the last batch of the epoch is smaller */
+		(*done)--; /* leave out the last batch of the epoch, which is smaller */
 	start = clock_seconds();
 	rc = WATCHED(backend_local_steps(
 		s->backend, b.index, b.images, *done, (float)s->info->local_rate, b.dropout_seed));
@@ -538,7 +543,8 @@ static int complete_steps(struct steps *s, struct next_push *p)
 	return PS_OK;
 }
 
-/* Makes one push after the other. The answer to a push has the weights for the next one. */
+/* Makes the pushes of a lease one after the other. The answer to each push has the weights for the
+ * next push. */
 static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 {
 	struct next_push p;
@@ -560,8 +566,8 @@ static int run_in_turn(struct steps *s, const struct cnnps_lease *l)
 	return rc;
 }
 
-/* Completes the steps of a push and divides its sum. The code divides here and not in `deliver`,
- * because the server waits while `deliver` runs. */
+/* Completes the steps of a push and divides the sum of its gradients. `deliver` does not divide,
+ * because the server would wait for the push during the division. */
 static int complete_ahead(struct steps *s, struct next_push *in_flight, struct next_push *completed)
 {
 	int rc = complete_steps(s, in_flight);
@@ -574,11 +580,11 @@ static int complete_ahead(struct steps *s, struct next_push *in_flight, struct n
 }
 
 /*
- * With prefetch, three pushes overlap: the device computes one, the sum of the previous one is
- * ready to be sent, and the one before that is on its way to the server. Meanwhile the weights for
- * the next push arrive; they include none of these three pushes. The worker sends a sum as soon as
- * weights have arrived, before it verifies them, because the transfers and the server's update take
- * more time than anything else.
+ * Makes the pushes of a lease with prefetch, so that three pushes overlap: the device computes the
+ * newest push, the second push is ready to be sent, and the oldest push is on its way to the
+ * server. At the same time the weights for the next push arrive; they include none of these three
+ * pushes. The worker sends a push as soon as new weights have arrived, before it verifies them,
+ * because the transfers and the server's update take more time than all other parts.
  */
 static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 {
@@ -587,7 +593,7 @@ static int run_overlapped(struct steps *s, const struct cnnps_lease *l)
 	uint32_t count;
 	int rc = start_pull(s);
 
-	if (!rc) /* compute the order of a new epoch while the weights arrive */
+	if (!rc) /* computes the order of a new epoch, while the weights arrive */
 		rc = take_batch(s, l, 0, &b);
 	for (uint32_t i = 0; i < l->count && !rc; i += count) {
 		count = push_size_at(s, l, i);

@@ -1,17 +1,18 @@
 /*
- * steps.h - what a worker does with the batches of a lease in each mode (proto/WIRE.md, "Modes").
+ * steps.h - the steps of a worker with the batches of a lease, in each mode (proto/WIRE.md,
+ * "Modes").
  *
  * In modes downpour and ssp, trainer.c calls four functions for each batch: pull, batch, gradient,
  * push. In the other modes, and if the device computes a push of several batches without the host,
  * trainer.c makes one call per lease.
  *
  * Invariants:
- * (1) every batch of a completed lease is in exactly one push, and the pushes are in batch order; a
- *     lease for a step that is already over has no push;
+ * (1) every batch of a completed lease is in exactly one push, and the pushes have the order of the
+ *     batches; a lease for a step that is already over leads to no push;
  * (2) only the newest view of the weights and, in mode easgd, the worker's own weights survive from
  *     one lease to the next (every_rhythm_of_pushes_and_pulls_is_the_references,
- *     easgd_ties_its_own_weights_to_the_centre). Running statistics are no part of local steps: a
- *     push has the mean of its batches' statistics;
+ *     easgd_ties_its_own_weights_to_the_centre). Local steps do not change the running statistics:
+ *     a push has the mean of its batches' statistics;
  * (3) the gradient of a push of one batch is computed at the weights as they were received, and in
  *     the buffer that is sent, without a copy (one_batch_is_one_push_at_fresh_weights).
  * PS_ASSERT checks the order of (1) in every build.
@@ -26,39 +27,43 @@
 
 /* The push under construction. */
 struct next_push {
-	float *g;               /* libcnnps's buffer; NULL: empty */
-	struct cnnps_work work; /* the batches in it */
-	double loss;            /* over all images */
-	uint64_t version;       /* of the weights for its first batch */
+	/* sum of the gradients, in a buffer of libcnnps; NULL: the push is empty */
+	float *g;
+	struct cnnps_work work; /* the batches in the push */
+	double loss;            /* sum of the losses of all images */
+	uint64_t version;       /* version of the weights for the first batch of the push */
 };
 
 struct steps {
 	struct cnnps *c;               /* borrowed */
 	const struct cnnps_info *info; /* of c */
 	struct backend *backend;       /* borrowed; uses the training set */
-	/* borrowed; NULL: the backend has the whole training set; else it gets the images of each
-	 * batch from here */
+	/* Borrowed. The loader provides the images of each batch. NULL: the backend has the whole
+	 * training set */
 	struct loader *loader;
-	struct err *e; /* borrowed: the reason when the loader fails */
+	struct err *e; /* borrowed; receives the reason if the loader fails */
 	const struct trainer_config *cfg;
 	/* called between two batches with the newest weights, when the server asks */
 	void (*show)(void *arg, const float *weights);
 	void *show_arg;
-	struct trainer_work *work; /* counted here */
+	struct trainer_work *work; /* the module counts the completed work here */
 	struct batches batches;
 	struct {
-		uint32_t epoch, next, asked; /* the next batch to take and the next to ask for */
+		/* next: the next batch to take from the loader; asked: the next batch to request
+		 * from it */
+		uint32_t epoch, next, asked;
 	} loading;
 	uint32_t *identity;     /* 0, 1, 2, ...: the images of a loaded batch */
 	struct cnnps_pull held; /* the newest weights; `weights` NULL: none yet */
-	int has_pulled;         /* the newest push returned `held`: no pull is needed */
+	int has_pulled;         /* 1: the newest push has returned `held`, so no pull is needed */
 	float *own;             /* the worker's weights for local steps; NULL until needed */
 	float *velocity;        /* easgd: velocity of `own`; NULL without momentum */
-	float *spare;           /* a gradient to be added to a push; NULL until needed */
-	size_t n_trained;       /* parameters except running statistics (common/model.h) */
-	float *statistics;      /* easgd: sum of the statistics of the batches of the next push */
-	int has_dropout;        /* the model has dropout layers */
-	int started;            /* easgd: `own` has its initial values */
+	/* the gradient of a batch that is to be added to a push; NULL until needed */
+	float *spare;
+	size_t n_trained;  /* parameters except running statistics (common/model.h) */
+	float *statistics; /* easgd: sum of the statistics of the batches of the next push */
+	int has_dropout;   /* the model has dropout layers */
+	int started;       /* easgd: `own` has its initial values */
 
 	const struct cnnps_lease *lease; /* the lease of steps_begin */
 	const float *w;                  /* the weights of the next batch */
@@ -73,17 +78,18 @@ struct batch {
 	uint64_t dropout_seed;
 };
 
-/* Initialises `s`. The caller has set the borrowed fields; all others must be zero. PS_ENOMEM. */
+/* Initialises `s`. The caller must have set the borrowed fields, and all other fields must be zero.
+ * PS_ENOMEM. */
 int steps_init(struct steps *s, uint32_t n_train) PS_MUST_CHECK;
 void steps_release(struct steps *s);
 
-/* All calls return PS_ESHUTDOWN when cfg->stop returns nonzero, PS_EPROTO when the lease names
- * batches that do not exist, else the status of libcnnps or the backend. */
+/* The calls below return PS_ESHUTDOWN if cfg->stop returns nonzero, PS_EPROTO if the lease names
+ * batches that do not exist, or else the status of libcnnps or the backend. */
 
-/* Begins a lease in mode downpour or ssp for the next four calls. */
+/* Begins a lease in mode downpour or ssp. The four functions below work on this lease. */
 void steps_begin(struct steps *s, const struct cnnps_lease *lease);
-/* Gets the weights for batch i: from the server for every n_fetch-th batch, else after a local
- * step. */
+/* Gets the weights for batch i. For every n_fetch-th batch they come from the server; for the other
+ * batches they are the result of a local step. */
 int steps_pull(struct steps *s, uint32_t i) PS_MUST_CHECK;
 /* Gets the images of batch i and its dropout seed. */
 int steps_batch(struct steps *s, uint32_t i, struct batch *b) PS_MUST_CHECK;
@@ -99,7 +105,7 @@ int steps_push_rest(struct steps *s) PS_MUST_CHECK;
 int steps_run_exact(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
 /* Makes local steps in mode easgd, and an elastic update every n_push batches. */
 int steps_run_easgd(struct steps *s, const struct cnnps_lease *l) PS_MUST_CHECK;
-/* Modes downpour and ssp: returns 1 if n_push == n_fetch > 1 and there is no loader. The device
+/* Returns 1 in mode downpour or ssp if n_push == n_fetch > 1 and there is no loader. The device
  * then computes all batches of a push without the host, and the caller must call
  * steps_run_pipelined for each lease. */
 int steps_are_pipelined(const struct steps *s);

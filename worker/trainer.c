@@ -24,15 +24,16 @@ struct trainer {
 	struct err *e;
 	struct model model;
 	struct backend *backend; /* uses the training images */
-	/* uses the test images; one backend for both sets would copy a set to the GPU at each
-	 * change */
+	/* uses the test images; a single backend would copy a set of images to the GPU at each
+	 * change between training and test */
 	struct backend *tester;
 	struct loader *loader, *test_loader; /* NULL: the backend has the whole set */
 	struct steps steps;
 	struct kx_images train, test;
-	float *weights;                      /* model.n_params, for evaluation ... */
-	const struct backend_memory *memory; /* ... in memory of this kind */
-	struct cnnps_lease held;             /* ... of this lease; kind 0: none yet */
+	float *weights;                      /* model.n_params weights for the evaluation */
+	const struct backend_memory *memory; /* the kind of memory of `weights` */
+	/* the EVAL lease for which `weights` were pulled; kind 0: none yet */
+	struct cnnps_lease held;
 	struct bar bar;
 	struct bar_view view;
 };
@@ -56,7 +57,8 @@ static int holds_eval(const struct trainer *t, const struct cnnps_lease *lease)
 	       t->held.term == lease->term;
 }
 
-/* Requests test images from *next to `end`, as many as the loader has room for. */
+/* Requests the test images from *next to `end` from the loader, as long as the loader has room, and
+ * advances *next. */
 static void ask_test_images(struct trainer *t, uint32_t *next, uint32_t end)
 {
 	uint32_t index[TEST_BATCH];
@@ -70,7 +72,7 @@ static void ask_test_images(struct trainer *t, uint32_t *next, uint32_t end)
 	}
 }
 
-/* As backend_evaluate, for images that are not in memory. */
+/* Evaluates like backend_evaluate, for images that are not in memory. */
 static int evaluate_loaded(
 	struct trainer *t, uint32_t first, uint32_t n, size_t *correct, double *loss_sum)
 {
@@ -131,7 +133,7 @@ static void show(void *arg, const float *weights)
 	char *text = show_json(t->cfg->data, &t->model, t->tester, weights);
 
 	if (text)
-		(void)cnnps_show(t->c, text); /* a failure also fails the next call */
+		(void)cnnps_show(t->c, text); /* after a failure the next call fails, too */
 	free(text);
 }
 
@@ -210,7 +212,7 @@ static int run_leases(struct trainer *t)
 
 /* ---- life cycle ------------------------------------------------------------------------------ */
 
-/* Checks that the images of the data set are those of the run's model. */
+/* Checks that the images of the data set have the shape that the run's model expects. */
 static int check_shape(const struct trainer *t)
 {
 	const struct shape *run = &t->model.input, *own = &t->cfg->data->shape;
@@ -261,7 +263,8 @@ static struct backend_options options_of(const struct trainer_config *cfg, size_
 		.kernels = cfg->kernels};
 }
 
-/* Opens t->backend or t->tester. `set`: NULL if a loader has it. */
+/* Opens t->backend or t->tester for the images of `set`. `set` is NULL if a loader provides the
+ * images. */
 static int open_backend(
 	struct trainer *t, struct backend **b, size_t max_batch, const struct kx_images *set)
 {
@@ -335,7 +338,7 @@ static void close_trainer(struct trainer *t)
 	loader_free(&t->loader);
 }
 
-/* Copies the reason from the backend that failed. */
+/* Sets the error to the reason of the backend that failed. */
 static void set_device_reason(struct trainer *t)
 {
 	const char *why = backend_why(t->backend);

@@ -1,8 +1,8 @@
 /*
  * trainer.h - the worker's main loop: lease, pull, batch, gradient, push.
  *
- * Thread: the program's; it owns the backends. Deterministic with one worker: a pull includes the
- * worker's own pushes, and all random numbers derive from the run's seed.
+ * Thread: the program's; it owns the backends. A run with one worker is deterministic: a pull
+ * includes the worker's own pushes, and all random numbers derive from the run's seed.
  */
 #ifndef WORKER_TRAINER_H
 #define WORKER_TRAINER_H
@@ -15,11 +15,12 @@ struct trainer_config {
 	const struct data *data;
 	const char *device;
 	int threads, precision, kernels; /* as struct backend_options */
-	int (*stop)(void *arg);          /* called between batches; nonzero: stop */
+	/* called between batches; if it returns nonzero, the trainer stops */
+	int (*stop)(void *arg);
 	void *stop_arg;
 };
 
-/* The completed work, also after a failure. */
+/* The completed work, which is valid even after a failure. */
 struct trainer_work {
 	uint64_t images, batches, evaluated;
 	double seconds; /* time in the backend */
@@ -34,11 +35,12 @@ struct trainer_work {
 int trainer_run(struct cnnps *c, const struct trainer_config *cfg, struct trainer_work *work,
 	struct err *e) PS_MUST_CHECK;
 struct trainer_device {
-	char name[64], option[64];           /* for display; for trainer_config.device */
-	const struct backend_memory *memory; /* with fast copies to and from the device */
+	/* name: for display; option: the value for trainer_config.device */
+	char name[64], option[64];
+	const struct backend_memory *memory; /* memory with fast copies to and from the device */
 };
 /* Tests whether this device can compute gradients; cfg->data may be empty. PS_EUSAGE, PS_EDEVICE:
- * it cannot. */
+ * the device cannot. */
 int trainer_probe(
 	const struct trainer_config *cfg, struct trainer_device *d, struct err *e) PS_MUST_CHECK;
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 static uint64_t limit_ms; /* 0: none */
-static char line[160];    /* the handler's message */
+static char line[160];    /* the message that the signal handler prints */
 static size_t line_length;
 
 static void end_process(int number)

@@ -1,6 +1,7 @@
 /*
- * watchdog.h - ends the process if a call of the device does not return: a GPU may hang, and no
- * thread can end such a call. The server gives the worker's lease to another worker.
+ * watchdog.h - ends the process if a call of the device does not return. A GPU may hang, and no
+ * thread can end a call that hangs. After the end of the process the server gives the worker's
+ * lease to another worker.
  *
  * Thread: the trainer's. The timer is the process's only ITIMER_REAL.
  */
@@ -10,7 +11,8 @@
 
 #define WATCHDOG_EXIT 13 /* the exit status; docs/operations.md */
 
-/* Sets the maximum duration of a call of the device. Without watchdog_init there is no limit. */
+/* Sets the time limit of each call of the device, in milliseconds. Without watchdog_init there is
+ * no limit. */
 void watchdog_init(uint64_t ms);
 void watchdog_begin(void);
 /* Stops the timer of watchdog_begin and returns `rc`. */

@@ -16,7 +16,8 @@
 #include "worker/client/show.h"
 
 enum { RETRY_MS = 500, SILENCE_MS = 5000 }; /* see struct session_config */
-#define TRIES 3                             /* maximum of consecutive pulls with a wrong checksum */
+/* after this number of pulls in a row with a wrong checksum, cnnps_pull fails */
+#define TRIES 3
 
 #define X(name, value, exit_code, text)                                                            \
 	_Static_assert((int)CNNPS_##name == (value), "cnnps.h repeats the numbers of "             \
@@ -30,7 +31,8 @@ _Static_assert((int)MODE_DOWNPOUR == CNNPS_DOWNPOUR && (int)MODE_SSP == CNNPS_SS
 		       (int)MODE_EASGD == CNNPS_EASGD,
 	"cnnps.h repeats numbers of proto/msg.h");
 
-/* The term of each pulled version: after a crash the server may reuse a version number. */
+/* The term of each of the newest pulls, because a server may reuse the version numbers of an
+ * earlier term after a crash. */
 enum { PULLS = 16 };
 struct pulled {
 	uint64_t version, term;
@@ -43,23 +45,24 @@ struct cnnps {
 	struct cnnps_info info;
 	struct msg_welcome welcome; /* the first WELCOME */
 	char server[256];
-	char *tensors; /* of the options */
+	char *tensors; /* cnnps_options.tensors */
 	struct pool *pool;
 	float *gradient;        /* lent to the program, or NULL */
 	struct lane_slot slot;  /* the shared memory of `gradient`, or empty */
-	int has_staging;        /* copy received weights to memory from options.allocate ... */
-	float *staging;         /* ... at this address; NULL: not allocated yet */
-	struct arrival awaited; /* what CNNPS_PULL_WAIT has received, or empty */
+	int has_staging;        /* 1: copy received weights to `staging` */
+	float *staging;         /* memory from options.allocate; NULL: not allocated yet */
+	struct arrival awaited; /* the weights that CNNPS_PULL_WAIT has received, or empty */
 	zmq_msg_t view;         /* weights lent to the program */
 	struct pulled pulled[PULLS];
-	size_t n_pulled;        /* in total; number i is at i % PULLS */
+	size_t n_pulled;        /* number of all pulls so far; pull number i is at i % PULLS */
 	struct request request; /* the newest request */
-	/* times of clock_us: end of the newest call; start of the current call (0: no call is
-	 * running); total waiting time of the current call */
+	/* left_us: when the newest call ended. entered_us: when the current call began; 0: no call
+	 * is running. waited_us: how long the current call has waited in total. Times are of
+	 * clock_us */
 	uint64_t left_us, entered_us, waited_us;
 };
 
-/* A call begins. The time since the end of the previous call counts as TIME_COMPUTE. */
+/* Notes that a call begins. The time since the end of the previous call counts as TIME_COMPUTE. */
 static void begin_call(struct cnnps *c)
 {
 	c->entered_us = clock_us();
@@ -68,7 +71,8 @@ static void begin_call(struct cnnps *c)
 		net_spend(c->net, TIME_COMPUTE, c->entered_us - c->left_us);
 }
 
-/* A call ends. Its time without waits counts as TIME_COPY. Returns `rc`. */
+/* Notes that a call ends. The time of the call without its waits counts as TIME_COPY. Returns
+ * `rc`. */
 static int done(struct cnnps *c, int rc)
 {
 	uint64_t now = clock_us();
@@ -81,7 +85,7 @@ static int done(struct cnnps *c, int rc)
 	return rc;
 }
 
-/* Refuses an argument of the program. */
+/* Refuses a call because of a wrong argument of the program. */
 static int refuse(struct cnnps *c, const char *why)
 {
 	snprintf(c->request.why, sizeof(c->request.why), "%s", why);
@@ -90,7 +94,7 @@ static int refuse(struct cnnps *c, const char *why)
 
 /* ---- structs of the program: each begins with its size --------------------------------------- */
 
-/* Bytes by which the structs of a newer library may be longer. */
+/* Maximum number of bytes by which a struct of a newer library may be longer than ours. */
 enum { MAX_NEWER = 4096 };
 
 /* Copies a struct of the program to `to`. A program that was built with a newer library may have a
@@ -132,8 +136,8 @@ static struct request *new_request(struct cnnps *c, enum request_kind kind)
 	return &c->request;
 }
 
-/* Counts the time of a request, from `from` to `now`, in the time_part for which the program
- * waited. */
+/* Adds the time of a request, from `from` to `now`, to the part of enum time_part for which the
+ * program waited. */
 static void count_wait(struct cnnps *c, enum request_kind kind, uint64_t from, uint64_t now)
 {
 	uint64_t pushed = c->request.pushed_us;
@@ -343,7 +347,7 @@ static void note_pull(struct cnnps *c, const struct arrival *a)
 	c->pulled[newest % PULLS] = (struct pulled){a->params.version, a->term};
 }
 
-/* Returns the term of the newest pull of `version`; 0: unknown. */
+/* Returns the term of the newest pull of `version`, or 0 if it is unknown. */
 static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 {
 	for (size_t i = c->n_pulled; i > 0 && i + PULLS > c->n_pulled; i--)
@@ -352,7 +356,8 @@ static uint64_t term_of_pull(const struct cnnps *c, uint64_t version)
 	return 0;
 }
 
-/* Gets unverified weights: those that CNNPS_PULL_WAIT received, else those of a new pull. */
+/* Gets weights that are not verified yet: the weights that CNNPS_PULL_WAIT has received, or else
+ * the weights of a new pull. */
 static int await_weights(struct cnnps *c, enum weights which, struct arrival *to)
 {
 	struct request *o;
@@ -369,8 +374,8 @@ static int await_weights(struct cnnps *c, enum weights which, struct arrival *to
 	return rc;
 }
 
-/* Verifies weights and copies them to `to` unless it is NULL. PS_EPROTO: wrong checksum; pull
- * again. */
+/* Verifies weights and copies them to `to` unless it is NULL. PS_EPROTO: the checksum is wrong, and
+ * the caller should pull again. */
 static int verify_weights(struct arrival *a, float *to)
 {
 	int rc = wire_values(&a->frames, &a->params, to);
@@ -393,8 +398,9 @@ static int is_one_frame(struct arrival *a)
 	       (uintptr_t)zmq_msg_data(&a->frames.frame[1]) % sizeof(float) == 0;
 }
 
-/* Verifies weights and makes them c->view. They are stored in memory from options.allocate if it is
- * set, else in the received message if that is possible, else in a new message. */
+/* Verifies weights and makes them c->view. The view lies in memory from options.allocate if the
+ * program has set it. Otherwise the view is the received message if the message is one aligned
+ * frame, or else a new message. */
 static int set_view(struct cnnps *c, struct arrival *a)
 {
 	int rc;
@@ -503,8 +509,8 @@ static int send_slot(struct cnnps *c, struct request *o)
 	return rc;
 }
 
-/* Makes the tensor of a push, which all its transmissions share. The tensor is a copy of `g`, or
- * the buffer of cnnps_gradient itself. */
+/* Makes the tensor of a push, which all transmissions of the push share. The tensor is a copy of
+ * `g`, or the buffer of cnnps_gradient itself. */
 static int make_tensor(
 	struct cnnps *c, struct request *o, const float *g, uint64_t offset, size_t n)
 {
@@ -518,7 +524,7 @@ static int make_tensor(
 		return send_slot(c, o);
 	if (is_lent && !c->has_staging)
 		return pool_send(c->pool, &c->gradient, &o->push.tensor);
-	/* the program may use its buffer again */
+	/* copy the values, because the program may use its buffer again after this call */
 	if (net_take_slot(c->net, &slot)) {
 		struct chunk copy;
 
@@ -537,7 +543,7 @@ static int make_tensor(
 	return PS_OK;
 }
 
-/* Makes a push, and after it a pull if `then_pull`. */
+/* Makes a push and, if `then_pull` is 1, a pull after the push. */
 static int push_values(struct cnnps *c, const struct cnnps_push *p, int then_pull)
 {
 	struct request *o = new_request(c, REQUEST_PUSH);

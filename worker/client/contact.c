@@ -6,9 +6,12 @@
 #include "common/endpoint.h"
 
 enum {
-	PROBE_AFTER_MS = 150, /* a running server answers sooner */
+	/* time without an answer after which the probe starts; a running server answers sooner */
+	PROBE_AFTER_MS = 150,
 	PROBE_EVERY_MS = 1000,
-	SILENT_MS = 3000, /* a running server answers the STATUS of net.c sooner */
+	/* silence after which the server counts as hung; a running server answers the STATUS of
+	 * net.c sooner */
+	SILENT_MS = 3000,
 };
 
 /* The kinds of wait of the reminder. */
@@ -32,7 +35,7 @@ void contact_up(struct contact *k)
 
 /* ---- the cause and the remedy ---------------------------------------------------------------- */
 
-/* Why there is no contact, what helps, and the server's address. */
+/* The reason why there is no contact, the remedy, and the server's address. */
 struct finding {
 	char cause[150], remedy[150];
 	struct endpoint server;
@@ -74,7 +77,7 @@ static void start_a_server(struct finding *f, const struct contact_state *s)
 			f->server.host[0] ? f->server.host : "its host", f->server.port);
 }
 
-/* Explains why there is no connection, or why the peer is no cnn-ps. */
+/* Explains why there is no connection, or by which sign the peer is not a cnn-ps. */
 static void explain_probe(
 	struct finding *f, const struct contact_state *s, const struct probe_report *r)
 {
@@ -124,8 +127,8 @@ static void explain_probe(
 	}
 }
 
-/* Returns 1 if --server-key may be the key of another server. A server closes the connection if it
- * cannot decrypt the handshake. */
+/* Returns 1 if --server-key may be the key of another server. A sign of this is that the server
+ * closes the connection, as it does when it cannot decrypt the handshake. */
 static int is_key_doubtful(const struct contact_state *s, const struct probe_report *r)
 {
 	return s->server_key && s->failed_handshakes &&

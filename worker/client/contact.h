@@ -18,16 +18,18 @@ struct contact_state {
 	const char *server;
 	int welcomed; /* the worker has received a WELCOME */
 	int up;       /* the ZeroMQ connection is established */
-	int answered; /* ... and has carried cnn-ps messages */
-	/* since the newest message, or since the connection came up */
+	int answered; /* 1: this connection has carried messages of cnn-ps */
+	/* time since the newest message, or since the connection was established if no message
+	 * came */
 	uint64_t silent_ms;
-	const char *refusal;        /* the server's text, or NULL */
-	const char *notice;         /* why a request of the program has no reply yet, or NULL */
+	const char *refusal; /* the server's text, or NULL */
+	/* the reason why a request of the program has no reply yet, or NULL */
+	const char *notice;
 	uint64_t failed_handshakes; /* connections that the peer closed without a message */
 	const char *server_key;     /* NULL: no keys */
 	uint64_t waiting_ms;        /* session_waiting_ms; 0: in contact */
 	uint64_t remaining_ms;
-	int idle; /* in contact, waiting for a lease */
+	int idle; /* 1: the worker is in contact and waits for a lease */
 };
 
 struct contact {
@@ -45,7 +47,7 @@ void contact_up(struct contact *k);
  * show `line` now. */
 int contact_tick(
 	struct contact *k, const struct contact_state *s, uint64_t now_ms, char line[CONTACT_TEXT]);
-/* Writes why the session gave up after `ms` milliseconds. */
+/* Writes the reason why the session gave up after `ms` milliseconds. */
 void contact_gave_up(const struct contact *k, const struct contact_state *s, uint64_t ms,
 	char line[CONTACT_TEXT]);
 

@@ -15,13 +15,14 @@ void heartbeat_release(struct heartbeat *h)
 	uv_mutex_destroy(&h->lock);
 }
 
-/* Sends a copy of the BEAT. The caller holds the lock. If the socket has no room, the BEAT is
- * dropped: the next one supersedes it. */
+/* Sends a copy of the BEAT. The caller holds the lock. If the socket has no room, the function
+ * drops the BEAT, because the next BEAT makes it obsolete. */
 static void send_copy(struct heartbeat *h, uint64_t now)
 {
 	struct frames f;
 
-	PS_ASSERT(zmq_msg_size(&h->message)); /* invariant (2): a BEAT that was sent before */
+	/* invariant (2): the message is a BEAT that was sent before */
+	PS_ASSERT(zmq_msg_size(&h->message));
 	frames_init(&f);
 	(void)zmq_msg_init(&f.frame[0]);
 	(void)zmq_msg_copy(&f.frame[0], &h->message);

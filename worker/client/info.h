@@ -1,13 +1,13 @@
 /*
- * info.h - WELCOME and GRANT as the structs of cnnps.h, and the process's labels for HELLO.
- * Thread: any.
+ * info.h - converts WELCOME and GRANT to the structs of cnnps.h, and finds the host and process id
+ * for HELLO. Thread: any.
  */
 #ifndef WORKER_CLIENT_INFO_H
 #define WORKER_CLIENT_INFO_H
 #include "proto/msg.h"
 #include "worker/client/cnnps.h"
 
-/* Returns what WELCOME `w` says about the run. The result borrows the text of w->model. */
+/* Returns the information about the run in WELCOME `w`. The result borrows the text of w->model. */
 struct cnnps_info info_of(const struct msg_welcome *w);
 /* Returns the lease of GRANT `g`. `term` is the server's term at the GRANT. */
 struct cnnps_lease lease_of(const struct msg_grant *g, uint64_t term);

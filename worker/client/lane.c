@@ -21,7 +21,8 @@ struct slot_owner {
 };
 
 struct lane {
-	atomic_uint refs; /* one for the owner, and one for each slot and each buffer in use */
+	/* number of references: one of the owner, and one for each slot and each buffer in use */
+	atomic_uint refs;
 	int fd;
 	uint64_t n_params;
 	struct lane_layout layout;
@@ -30,7 +31,8 @@ struct lane {
 	struct lane_control *control;
 	pthread_mutex_t mutex; /* guards the free slots */
 	uint32_t n_free;
-	uint32_t *free_slot; /* last in, first out, because caches still hold the newest */
+	/* a stack, because the caches still hold the slot that was returned last */
+	uint32_t *free_slot;
 	struct slot_owner *owner;
 };
 
@@ -256,7 +258,7 @@ static void end_reading(void *values, void *reading)
 	uint64_t ticket = r->ticket;
 
 	(void)values;
-	/* a later PARAMS may already use this entry of `held`: then leave it */
+	/* a later PARAMS may already use this entry of `held`: then the entry must not change */
 	(void)atomic_compare_exchange_strong(&r->lane->control->held[r->hold], &ticket, 0);
 	drop_lane_ref(r->lane);
 	free(r);

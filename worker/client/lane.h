@@ -1,10 +1,11 @@
 /*
  * lane.h - the worker's side of a shared-memory lane (proto/lane.h).
  *
- * The program makes a gradient in a slot of the push memory, and the PUSH names the slot. A PARAMS
- * names a buffer of the server. This process maps the buffer read-only and makes it the tensor
- * frame of the PARAMS without a copy. The rest of the library handles slots and buffers as ZeroMQ
- * messages: when any thread closes the last reference, the lane takes the slot or buffer back.
+ * The program computes a gradient in a slot of the push memory, and the PUSH names this slot. A
+ * PARAMS names a buffer of the server, which this process has mapped read-only. The lane makes this
+ * buffer the tensor frame of the PARAMS without a copy. The rest of the library handles slots and
+ * buffers as ZeroMQ messages: when any thread closes the last reference, the lane takes the slot or
+ * buffer back.
  *
  * Invariants:
  * (1) a slot has one owner: the lane, the program, or the message of its push. A push keeps its
@@ -30,13 +31,13 @@ struct lane; /* opaque, see lane.c */
 struct lane_slot {
 	struct lane *lane; /* NULL: none */
 	uint32_t index;
-	float *values; /* n_params, with zeros or an earlier gradient */
+	float *values; /* n_params values: zeros or an earlier gradient */
 };
 
 /* Connects to the Unix socket of WELCOME `w` and presents its secret, without waiting for the
  * answer. PS_EUNREACHABLE, PS_EUSAGE, PS_ENOMEM. */
 int lane_open(struct lane **out, const struct msg_welcome *w, struct err *e) PS_MUST_CHECK;
-/* Drops the owner's reference and sets *l to NULL; *l may be NULL. */
+/* Drops the owner's reference to the lane and sets *l to NULL; *l may be NULL. */
 void lane_close(struct lane **l);
 /* Checks whether the server has answered. PS_OK: the lane is open. PS_EAGAIN: no answer yet. Any
  * other status: the lane cannot be used. */
@@ -47,19 +48,20 @@ int lane_is_open(const struct lane *l);
 int lane_is_lost(const struct lane *l);
 /* Returns a descriptor that becomes readable when the server's answer has arrived. */
 int lane_fd(const struct lane *l);
-/* Reports that a WELCOME with this lane_ticket has arrived: no PARAMS with this or an older ticket
- * can arrive after that WELCOME. */
+/* Notes that a WELCOME with this lane_ticket has arrived. After this WELCOME, no PARAMS with this
+ * ticket or an older one can arrive. */
 void lane_resynchronised(struct lane *l, uint64_t ticket);
 
 /* Takes a free slot. Returns 0 if there is none. */
 int lane_take(struct lane *l, struct lane_slot *slot) PS_MUST_CHECK;
-/* Gives back to the lane a slot that was not sent; slot->lane becomes NULL. Any thread. */
+/* Gives a slot that was not sent back to the lane, and sets slot->lane to NULL. Any thread may call
+ * it. */
 void lane_return(struct lane_slot *slot);
-/* Turns the first `count` values of the slot into `message`, without a copy; slot->lane becomes
- * NULL. PS_ENOMEM: the caller keeps the slot. Any thread. */
+/* Makes `message` of the first `count` values of the slot, without a copy, and sets slot->lane to
+ * NULL. PS_ENOMEM: the caller keeps the slot. Any thread may call it. */
 int lane_send(struct lane_slot *slot, size_t count, zmq_msg_t *message) PS_MUST_CHECK;
-/* Returns the value of the field lane_slot for the values of a message of lane_send. 0: `values` is
- * in no slot of `l`, or `l` is NULL. */
+/* Returns the number for the field lane_slot of a PUSH whose values are `values`, from a message of
+ * lane_send. Returns 0 if `values` is in no slot of `l`, or if `l` is NULL. */
 uint32_t lane_slot_of(const struct lane *l, const void *values);
 /* Appends the weights that `ref` names to the frames of their PARAMS. PS_EPROTO: the PARAMS already
  * has a tensor frame, or a number in `ref` is out of range. PS_ENOMEM. */

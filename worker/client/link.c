@@ -10,18 +10,20 @@
 #include "proto/wire.h"
 #include "worker/client/link.h"
 
-/* The first reconnect comes after 1 to 2 times RETRY_MS. Each failure doubles the wait, up to about
- * RETRY_MAX, so that a repaired network is in use within two seconds. */
-#define RETRY_MS     30
-#define RETRY_MAX    500
-#define FIRST_WINDOW 8 /* messages queued per direction before WELCOME states the window */
+/* The first attempt to reconnect comes after 1 to 2 times RETRY_MS. Each failure doubles the wait,
+ * up to about RETRY_MAX, so that the worker uses a repaired network within two seconds. */
+#define RETRY_MS  30
+#define RETRY_MAX 500
+/* maximum number of queued messages per direction before WELCOME states the push window */
+#define FIRST_WINDOW 8
 
 static int set_socket_int(void *socket, int option, int value)
 {
 	return zmq_setsockopt(socket, option, &value, sizeof(value));
 }
 
-/* Sets every option whose value differs from libzmq's default or matters to the code. */
+/* Sets each option of the socket whose default in libzmq does not suit this program, or on whose
+ * value the code depends. */
 static int link_set_options(void *socket, int has_keys, uint64_t random)
 {
 	/* a frame may be a whole model; decode.c checks the exact size after WELCOME */
@@ -30,15 +32,15 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	int bad = 0;
 
 	bad |= zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &max_frame, sizeof(max_frame));
-	/* do not queue without a connection: a lost connection loses its queue, and the session
-	 * must detect that */
+	/* do not queue messages without a connection: the session must detect that the queue is
+	 * lost when a connection is lost */
 	bad |= set_socket_int(socket, ZMQ_IMMEDIATE, 1);
 	/* workers of a restarted server must not all reconnect at once */
 	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL, RETRY_MS + jitter);
 	bad |= set_socket_int(socket, ZMQ_RECONNECT_IVL_MAX, RETRY_MAX + jitter);
-	/* the default waits forever at close */
+	/* with libzmq's default, closing could wait for ever */
 	bad |= set_socket_int(socket, ZMQ_LINGER, LINK_LINGER_MS);
-	/* a peer that accepts and then sends nothing */
+	/* give up a peer that accepts the connection and then sends nothing */
 	bad |= set_socket_int(socket, ZMQ_HANDSHAKE_IVL, 2000);
 	bad |= set_socket_int(socket, ZMQ_CONNECT_TIMEOUT, 1500);
 	/* ZMTP heartbeats drop healthy peers that are busy; BEAT messages replace them */
@@ -51,7 +53,7 @@ static int link_set_options(void *socket, int has_keys, uint64_t random)
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1);
 	bad |= set_socket_int(socket, ZMQ_TCP_KEEPALIVE_CNT, 2);
 	bad |= set_socket_int(socket, ZMQ_TCP_MAXRT, 2500);
-	/* the default is 1000 messages, each a whole model */
+	/* libzmq's default is 1000 messages, each of which may be a whole model */
 	bad |= set_socket_int(socket, ZMQ_SNDHWM, FIRST_WINDOW);
 	bad |= set_socket_int(socket, ZMQ_RCVHWM, FIRST_WINDOW);
 	bad |= set_socket_int(socket, ZMQ_SNDBUF, WIRE_SEND_BUFFER(has_keys));
@@ -118,21 +120,23 @@ fail:
 	return rc;
 }
 
-/* Two messages more than the window: a HELLO and a request. */
+/* The queues have room for two messages more than the window: a HELLO and a request. */
 void link_set_window(struct link *l, uint32_t push_window)
 {
 	set_socket_int(l->bulk, ZMQ_SNDHWM, (int)push_window + 2);
 	set_socket_int(l->bulk, ZMQ_RCVHWM, (int)push_window + 2);
 }
 
-/* 1: a message of the established connection was forged. libzmq reads no more from it. */
+/* Returns 1 if a message of the established connection was forged. libzmq then reads no more from
+ * this connection. */
 static int is_forged(const struct link *l, unsigned number)
 {
 	return number == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL && l->established;
 }
 
-/* libzmq closes the fd before this function reads the event, so the number may belong to another
- * file for a moment. That is harmless: link_bytes_moved only reads its TCP_INFO. */
+/* Notes the descriptor and the state of the bulk connection. libzmq may have closed the descriptor
+ * before this function reads the event, so the number may belong to another file for a moment. This
+ * does no harm, because link_bytes_moved only reads the TCP_INFO of the descriptor. */
 static void note_connection(struct link *l, unsigned number, uint32_t value)
 {
 	l->stopped = number == ZMQ_EVENT_DISCONNECTED || is_forged(l, number);

@@ -3,8 +3,8 @@
  * module sets up sockets and their options; it does not implement the protocol.
  *
  * The bulk connection carries pulls, pushes and requests in order. The beat connection carries
- * heartbeats past a slow transfer.
- * Thread: the holder of the I/O lock (net.h).
+ * heartbeats, so that a slow transfer does not delay them. Thread: the holder of the I/O lock
+ * (net.h).
  */
 #ifndef WORKER_CLIENT_LINK_H
 #define WORKER_CLIENT_LINK_H
@@ -20,28 +20,29 @@ struct link_keys {
 
 struct link {
 	void *context, *bulk, *beat;
-	void *monitor; /* receives the events of `bulk`: link_event */
-	/* descriptor of the bulk connection, owned by libzmq, only inspected; -1: none */
+	void *monitor; /* the socket from which link_next_event reads the events of `bulk` */
+	/* descriptor of the bulk connection, which libzmq owns; -1: none */
 	int fd;
 	char server[256];
 	int established; /* 1: the handshake of `bulk` has succeeded */
-	int stopped;     /* libzmq does not use the connection of `bulk`, and may not reconnect */
+	/* 1: libzmq has given up the connection of `bulk`, and may not reconnect by itself */
+	int stopped;
 };
 
 enum link_event {
 	LINK_NONE,
 	LINK_UP,
 	LINK_LOST,
-	LINK_REFUSED,  /* the server does not accept our key; libzmq does not retry */
+	LINK_REFUSED,  /* the server does not accept this worker's key; libzmq does not retry */
 	LINK_MISMATCH, /* one side has a key, the other has none; libzmq does not retry */
 	/* the peer closed the connection during the handshake; libzmq retries */
 	LINK_HANDSHAKE_FAILED,
 	LINK_OTHER,
 };
 
-/* Opens the sockets; they connect to `server` and reconnect. `keys` NULL: no encryption. `random`
- * spreads the reconnects of many workers over time. PS_EUSAGE: not an endpoint. On failure nothing
- * stays open. */
+/* Opens the sockets, which connect to `server` and reconnect by themselves. `keys` NULL: no
+ * encryption. `random` must differ between workers, so that many workers do not reconnect at once.
+ * PS_EUSAGE: `server` is not an endpoint. On failure nothing stays open. */
 int link_open(struct link *l, const char *server, const struct link_keys *keys, uint64_t random,
 	struct err *e) PS_MUST_CHECK;
 /* Sets the sizes of the queues for the server's push window, which WELCOME contains. */
@@ -49,11 +50,11 @@ void link_set_window(struct link *l, uint32_t push_window);
 /* Takes one event from the monitor without blocking. LINK_NONE: no event. */
 enum link_event link_next_event(struct link *l);
 /* Reconnects if libzmq has stopped. libzmq stops after a forged message, and after a handshake with
- * an incompatible program, but the right server may listen at that address by now. The call
+ * an incompatible program, although the right server may listen at that address later. The call
  * discards queued messages, so do not call it often. */
 void link_redial(struct link *l);
-/* Returns the number of bytes that were acknowledged or received on the bulk connection; 0: not
- * connected, or unknown. */
+/* Returns the number of bytes that were acknowledged or received on the bulk connection, or 0 if
+ * there is no connection or the number is unknown. */
 uint64_t link_bytes_moved(const struct link *l);
 /* Closes the sockets. Queued messages are sent for at most LINK_LINGER_MS. */
 void link_close(struct link *l);

@@ -1,8 +1,9 @@
 /*
  * net.c - see net.h: the two threads that share the connections, and the program's requests.
  *
- * One step: an event arrives (message, link event, request, tick) -> a call into the session -> its
- * effects are carried out -> the request in progress is tried again, because it may be complete.
+ * One step consists of these parts: an event arrives (message, link event, request or tick) ->
+ * net.c calls the session -> net.c carries out the effects of the session -> net.c tries the
+ * request in progress again, because the request may be complete now.
  */
 #include "worker/client/net.h"
 #include "worker/client/show.h"
@@ -20,18 +21,21 @@
 #include "worker/client/link.h"
 #include "worker/client/outbox.h"
 
-#define TICK_MS         100
-#define STATUS_AFTER_MS 700 /* without WELCOME: send STATUS after this time without a message */
+#define TICK_MS 100
+/* while there is no WELCOME, send STATUS after this time without a message */
+#define STATUS_AFTER_MS 700
 #define REDIAL_MS       1000
-/* a server repeats a notice within this time; a single notice is not reported */
+/* A server repeats a notice within this time. The worker does not report a single notice. */
 #define NOTICE_MS 1400
-#define CLOSE_MS  5000 /* limit of the wait for the last decisions and BYE */
-#define LANE_MS   2000 /* limit of the wait for the answer of the server's lane */
-#define BUDGET    64   /* messages of one socket before the next socket */
+#define CLOSE_MS  5000 /* time limit of the wait for the last decisions and BYE */
+#define LANE_MS   2000 /* time limit of the wait for the answer from the server's Unix socket */
+/* maximum number of messages from one socket before the other sockets have their turn */
+#define BUDGET 64
 
 enum {
-	STOP_GRACE_MS = 5000, /* limit of each request of a stopped program */
-	RESEND_MS = 5000,     /* resend STATUS and ADMIN, which the session does not resend */
+	STOP_GRACE_MS = 5000, /* time limit of each request after `stop` has reported a stop */
+	/* send STATUS and ADMIN again after this time, because the session does not do this */
+	RESEND_MS = 5000,
 };
 
 /* A pull of the current weights that was started by REQUEST_PREFETCH. */
@@ -41,7 +45,8 @@ enum prefetch {
 	PREFETCH_ARRIVED, /* its PARAMS are in `prefetched` */
 };
 
-/* Written by the holder of the I/O lock, read by any thread. */
+/* The counters of cnnps_stats. The holder of the I/O lock writes them, and any thread reads
+ * them. */
 struct counters {
 	atomic_uint_least64_t pushed, acked, rejected, superseded, durable, last_version,
 		reconnects, replayed;
@@ -53,23 +58,23 @@ struct net {
 	struct counters count;
 	atomic_uint_least64_t active_ms; /* time of the program's last call or its last result */
 	uv_thread_t background;
-	uv_mutex_t background_lock; /* held by the background thread except while it waits */
+	uv_mutex_t background_lock; /* the background thread holds it, except while it waits */
 	uv_cond_t wake_background;
-	int closing; /* under background_lock: the background thread must end */
+	int closing; /* 1: the background thread must end; guarded by background_lock */
 	struct heartbeat heartbeat;
 
-	uv_mutex_t io_lock; /* guards everything below */
+	uv_mutex_t io_lock; /* guards all members below */
 	uv_thread_t io_holder;
 	int io_held;
 	struct link link;
 	struct wire *wire;
 	struct frames *in; /* the message being handled */
 	struct session *session;
-	struct awake awake; /* the session's time */
+	struct awake awake; /* the clock of the session */
 	struct outbox out;
 	struct lane *lane;       /* NULL: none; open, or waiting for the server's answer */
-	uint64_t lane_term;      /* the term of its server ... */
-	uint64_t lane_ms;        /* ... and when the worker asked for it */
+	uint64_t lane_term;      /* the term of the server that offered the lane */
+	uint64_t lane_ms;        /* when the worker asked for the lane */
 	struct request *request; /* in progress, or NULL */
 	uint64_t request_ms;     /* clock_ms when `request` began */
 	int pending;             /* `request` was passed to the session, or sent */
@@ -79,29 +84,30 @@ struct net {
 	uint64_t tick_ms;  /* when the next tick is due */
 	uint64_t moved;    /* bytes of the bulk connection, at the newest tick */
 	uint64_t stop_ms;  /* when cfg.stop reported a stop; 0: not yet */
-	uint64_t base_seq; /* last_seq of the first WELCOME ... */
-	uint64_t n_params; /* ... and its size of the model */
+	uint64_t base_seq; /* last_seq of the first WELCOME */
+	uint64_t n_params; /* size of the model in the first WELCOME */
 	int welcomed, ended, end_status;
-	uint64_t links;             /* how often the bulk connection came up ... */
-	uint64_t failed_handshakes; /* ... and the peer closed it during the handshake */
-	int up;                     /* the bulk connection is established ... */
-	int answered;               /* ... and has carried cnn-ps messages */
-	/* time of the newest message, or when the connection came up */
+	uint64_t links; /* how often the bulk connection was established */
+	/* how often the peer closed the bulk connection during the handshake */
+	uint64_t failed_handshakes;
+	int up;       /* 1: the bulk connection is established */
+	int answered; /* 1: this connection has carried messages of cnn-ps */
+	/* time of the newest message, or of the begin of the connection if no message came */
 	uint64_t received_ms;
 	struct contact contact;
 	uint64_t status_sent_ms; /* newest STATUS of query_status */
 	uint64_t redial_ms;      /* when to call link_redial next */
-	int keyed;               /* the connection is encrypted, with these keys */
+	int keyed;               /* 1: the connection is encrypted with the two keys below */
 	char own_key[KEY_SHORT + 1], server_key[KEY_SHORT + 1];
-	struct err server_error; /* the newest ERROR ... */
-	uint64_t notice_ms;      /* ... and its time */
+	struct err server_error; /* the newest ERROR of the server */
+	uint64_t notice_ms;      /* time of the newest ERROR */
 	atomic_int show_asked;   /* see show.h */
 	char *last_status;       /* an unsolicited STATUS of an ended run; owned */
-	char *tensors;           /* of the first WELCOME; owned */
+	char *tensors;           /* the tensors in the first WELCOME; owned */
 	char why[512];
 };
 
-/* Invariant (1). */
+/* Asserts invariant (1): the calling thread holds the I/O lock. */
 static void assert_io_lock(const struct net *n)
 {
 	const uv_thread_t self = uv_thread_self();
@@ -123,7 +129,7 @@ static void unlock_io(struct net *n)
 	uv_mutex_unlock(&n->io_lock);
 }
 
-/* Returns the session's clock, which leaves out suspensions of this process. */
+/* Returns the time of the session's clock, which stands still while this process is suspended. */
 static uint64_t now_of(struct net *n)
 {
 	return awake_ms(&n->awake, clock_ms(), AWAKE_BEAT_MS);
@@ -142,7 +148,7 @@ static void complete(struct net *n, int rc)
 	net_alive(n);
 }
 
-/* Returns the request in progress if it has this kind, else NULL. */
+/* Returns the request in progress if it is of this kind, else NULL. */
 static struct request *current(struct net *n, enum request_kind kind)
 {
 	return n->request && n->request->kind == kind ? n->request : NULL;
@@ -175,7 +181,7 @@ static struct contact_state contact_state_of(const struct net *n, uint64_t now_m
 
 /* ---- effects of the session ------------------------------------------------------------------ */
 
-/* Records that the session ended, and why. Only the first call has an effect. */
+/* Records the end of the session and its reason. Only the first call has an effect. */
 static void set_end(struct net *n, int rc, const char *why)
 {
 	if (n->ended)
@@ -194,7 +200,8 @@ static void describe_unreachable(struct net *n, char why[CONTACT_TEXT])
 		n->welcomed ? s->disconnect_timeout_ms : s->connect_timeout_ms, why);
 }
 
-/* Records in one line why the session ended: the server's text if there is one. */
+/* Records the reason of the session's end as one line. The line is the server's text if the server
+ * has sent one. */
 static void on_end(struct net *n, int rc)
 {
 	char why[CONTACT_TEXT];
@@ -208,7 +215,8 @@ static void on_end(struct net *n, int rc)
 	set_end(n, rc, why);
 }
 
-/* The first WELCOME determines the size of all buffers of the program. */
+/* Takes the size of the model from the first WELCOME, which determines the size of all buffers.
+ * Refuses a later WELCOME with another size. */
 static int take_size(struct net *n, const struct msg_welcome *w)
 {
 	if (n->welcomed)
@@ -219,7 +227,7 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 					 "start this worker again to join the new run",
 					 n->cfg.server, (unsigned long long)w->n_params,
 					 (unsigned long long)n->n_params);
-	/* the message owns the list, and is still there */
+	/* w->tensors belongs to the message, which is still valid */
 	n->tensors = strdup(w->tensors ? w->tensors : "");
 	if (!n->tensors || wire_resize(n->wire, w->n_params))
 		return err_set(&n->server_error, PS_ENOMEM, "no memory for %llu parameters",
@@ -231,8 +239,8 @@ static int take_size(struct net *n, const struct msg_welcome *w)
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
-/* Drops this reference to the lane. Its memory stays mapped until the last slot and buffer are
- * released. */
+/* Drops the reference of `n` to the lane. The memory of the lane stays mapped until the last slot
+ * and buffer are released. */
 static void drop_lane(struct net *n)
 {
 	n->out.lane = NULL;
@@ -251,7 +259,7 @@ static void on_lane_failed(struct net *n, const char *why)
 		log_info("lane", "tcp", "reason=\"%s\"", why);
 }
 
-/* Takes the answer of the server's Unix socket if it has arrived. */
+/* Reads the answer from the server's Unix socket if it has arrived. */
 static void poll_lane(struct net *n, uint64_t now)
 {
 	struct err e;
@@ -269,8 +277,8 @@ static void poll_lane(struct net *n, uint64_t now)
 	}
 }
 
-/* Opens a lane to a new server. After a new connection to the same server, the existing lane stays
- * in use. */
+/* Opens a lane if WELCOME `w` is from a new process of the server. After a new connection to the
+ * same process, the existing lane stays in use. */
 static void on_welcome_lane(struct net *n, const struct msg_welcome *w)
 {
 	struct err e = {.text = "the server offers none"};
@@ -301,7 +309,7 @@ static void check_lane(struct net *n, uint64_t now)
 	}
 }
 
-/* Appends the weights of a PARAMS, which are in shared memory, as its tensor frame. */
+/* Appends the tensor frame of a PARAMS whose weights are in shared memory. */
 static int append_weights(struct net *n, const struct lane_ref *ref, struct frames *f)
 {
 	poll_lane(n, n->awake.now_ms); /* the server answered before it sent PARAMS */
@@ -334,7 +342,7 @@ static void on_ready(struct net *n)
 	n->welcomed = 1;
 	on_welcome_lane(n, w);
 	if (current(n, REQUEST_STATUS) || current(n, REQUEST_ADMIN))
-		n->pending = 0; /* the request may be lost with the connection */
+		n->pending = 0; /* the request may be lost with the connection, so send it again */
 }
 
 static void newer_version(struct net *n, uint64_t version)
@@ -359,8 +367,8 @@ static void count_ack(struct net *n, const struct msg_ack *a)
 			(int)a->reject);
 }
 
-/* Returns the request that waits for PARAMS. NULL: no request does, and a PARAMS answers a
- * prefetch. */
+/* Returns the request that waits for PARAMS. NULL: no request waits, so a PARAMS that arrives
+ * answers a prefetch. */
 static struct request *pulling(struct net *n)
 {
 	return n->pending ? current(n, REQUEST_PULL) : NULL;
@@ -411,7 +419,9 @@ static void deliver_status(struct net *n, const struct msg_status *s)
 			atomic_store(&n->show_asked, 1);
 		return;
 	}
-	if (!r) { /* the run may end next: keep this status for the next request */
+	/* a STATUS without a request can be the last one of the run: keep it for the next
+	 * request */
+	if (!r) {
 		free(n->last_status);
 		n->last_status = strdup(s->text);
 		return;
@@ -511,8 +521,8 @@ static void run_effects(struct net *n)
 
 static void try_request_now(struct net *n, uint64_t now);
 
-/* run_effects must directly follow each call into the session, because the next call clears the
- * effects. */
+/* In the functions below, run_effects must directly follow each call of the session, because the
+ * next call clears the effects. */
 static void try_connect(struct net *n)
 {
 	if (!n->welcomed || (n->lane && !lane_is_open(n->lane)))
@@ -522,8 +532,8 @@ static void try_connect(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* Makes the push, with a pull if the request asks for one. During a prefetch the push is sent
- * without a pull. */
+/* Passes the push to the session, with a pull if the request asks for one and no prefetch is in
+ * progress. */
 static int make_push(struct net *n, struct request *r, uint64_t *seq, uint64_t now)
 {
 	if (!r->push.then_pull || n->prefetch)
@@ -560,7 +570,8 @@ static void try_push(struct net *n, uint64_t now)
 	try_request_now(n, now);
 }
 
-/* Turns the prefetch into this request. Its answer may have arrived or not. */
+/* Makes the pull of a prefetch the pull of the request in progress. The answer may already have
+ * arrived. */
 static void take_prefetched(struct net *n)
 {
 	enum prefetch was = n->prefetch;
@@ -608,7 +619,8 @@ static void try_request(struct net *n, uint64_t now)
 		complete(n, rc);
 }
 
-/* STATUS and ADMIN need no session state, only a WELCOME. */
+/* Sends a STATUS or ADMIN request. These requests do not pass through the session; they only need a
+ * WELCOME. */
 static void try_query(struct net *n, uint64_t now)
 {
 	struct msg m = {.type = n->request->kind == REQUEST_STATUS ? MSG_STATUS : MSG_ADMIN};
@@ -643,7 +655,8 @@ static int all_decided(const struct net *n, int durable)
 	return done == session_last_seq(n->session);
 }
 
-/* The program's deadlines use the real clock, not the session's. */
+/* Returns 1 if the deadline of the request has passed. The deadline uses the real clock, not the
+ * session's clock. */
 static int deadline_passed(const struct request *r)
 {
 	return clock_ms() >= r->deadline_ms;
@@ -657,8 +670,8 @@ static void try_flush(struct net *n)
 		complete(n, PS_EAGAIN);
 }
 
-/* Closes in two steps with one deadline: waits for decisions, then sends BYE and waits for its
- * answer. */
+/* Closes the session in two steps with one deadline: waits for the decisions on the pushes, then
+ * sends BYE and waits for the answer. */
 static void try_close(struct net *n, uint64_t now)
 {
 	int late = deadline_passed(n->request);
@@ -710,7 +723,7 @@ static void try_kind(struct net *n, uint64_t now)
 	}
 }
 
-/* Answers the next STATUS request with the final status of the run. This happens once. */
+/* Answers a STATUS request with the final status of the run, and forgets this status. */
 static void deliver_last_status(struct net *n)
 {
 	snprintf(n->request->report.json, n->request->report.size, "%s", n->last_status);
@@ -719,8 +732,9 @@ static void deliver_last_status(struct net *n)
 	complete(n, PS_OK);
 }
 
-/* Returns 1 if the time of the request after a stop is over. This time begins with the request and
- * not with the stop, because the program may first compute for longer than STOP_GRACE_MS. */
+/* Returns 1 if the request of a stopped program has taken longer than STOP_GRACE_MS. The time
+ * begins with the stop, or with the request if it is later, because the program may compute for
+ * longer than STOP_GRACE_MS after the stop. */
 static int stop_is_over(const struct net *n, uint64_t now)
 {
 	uint64_t since = n->stop_ms > n->request_ms ? n->stop_ms : n->request_ms;
@@ -750,7 +764,8 @@ static void try_request_now(struct net *n, uint64_t now)
 	}
 }
 
-/* Runs the session's effects and tries the request. Call it after a call into the session. */
+/* Carries out the session's effects and tries the request in progress. Call it after a call of the
+ * session. */
 static void apply_effects(struct net *n, uint64_t now)
 {
 	run_effects(n);
@@ -799,7 +814,7 @@ static void handle_message(struct net *n, const struct msg *m)
 	apply_effects(n, now);
 }
 
-/* Handles the result of wire_recv. 0: there was no message. */
+/* Handles the result of wire_recv. Returns 0 if there was no message. */
 static int handle_frames(struct net *n, int got, struct frames *f)
 {
 	struct msg m;
@@ -817,7 +832,7 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 	}
 	if (!rc)
 		rc = wire_decode(n->wire, f, &m, &why);
-	/* a WELCOME of an incompatible version: treat it like the server's ERROR */
+	/* treat a WELCOME of an incompatible version like an ERROR of the server */
 	if (rc == PS_EVERSION)
 		m = (struct msg){.type = MSG_ERROR, .error = {.status = rc, .text = why}};
 	if (rc == PS_OK || rc == PS_EVERSION)
@@ -828,8 +843,8 @@ static int handle_frames(struct net *n, int got, struct frames *f)
 	return 1;
 }
 
-/* Handles one message of the bulk connection; waits for it at most `ms` milliseconds. 0: no message
- * came. */
+/* Waits for a message of the bulk connection for at most `ms` milliseconds and handles it. Returns
+ * 0 if no message came. */
 static int receive_bulk(struct net *n, int ms)
 {
 	void *socket = n->link.bulk;
@@ -859,7 +874,7 @@ static void on_link_change(struct net *n, enum link_event event)
 		n->answered = 0;
 		n->received_ms = now;
 		n->server_error.status =
-			0; /* from an earlier connection, maybe to another server */
+			0; /* the error came on an earlier connection, maybe from another server */
 		contact_up(&n->contact);
 		session_link_up(n->session, now);
 	} else {
@@ -889,7 +904,7 @@ static void on_link_refused(struct net *n, enum link_event event)
 	apply_effects(n, now_of(n));
 }
 
-/* Handles one event of the bulk connection. 0: no event. */
+/* Handles one event of the bulk connection. Returns 0 if there was no event. */
 static int on_link_event(struct net *n)
 {
 	enum link_event event = link_next_event(&n->link);
@@ -917,8 +932,8 @@ static void drain(struct net *n)
 	outbox_flush(&n->out);
 }
 
-/* Reports moving bytes to the session. A large message on a slow connection takes longer than
- * silence_ms, but is not silence. */
+/* Reports to the session that bytes have moved on the bulk connection. A large message on a slow
+ * connection may take longer than silence_ms, and must not count as silence. */
 static void note_progress(struct net *n, uint64_t now)
 {
 	uint64_t moved = link_bytes_moved(&n->link);
@@ -930,8 +945,8 @@ static void note_progress(struct net *n, uint64_t now)
 
 /* ---- without contact, and the tick ----------------------------------------------------------- */
 
-/* Sends STATUS to detect a server that only waits. A cnn-ps that cannot send a WELCOME yet answers
- * STATUS; another program or a hung server does not. */
+/* Sends STATUS to find out whether the peer is a cnn-ps that cannot send a WELCOME yet. Such a
+ * server answers STATUS; a server that hangs or another program does not. */
 static void query_status(struct net *n, uint64_t now)
 {
 	const struct msg m = {.type = MSG_STATUS};
@@ -981,8 +996,8 @@ static void tick(struct net *n)
 
 /* ---- the program's thread, while it waits for its request ------------------------------------ */
 
-/* Returns 1 if the answer will arrive on the bulk connection and nothing else is urgent. The next
- * tick handles the other sockets. */
+/* Returns 1 if the answer will arrive on the bulk connection and the other sockets can wait for the
+ * next tick. */
 static int only_bulk_matters(const struct net *n)
 {
 	enum request_kind kind = n->request->kind;
@@ -1047,7 +1062,8 @@ static uint64_t background_step(struct net *n)
 {
 	uint64_t now = clock_ms();
 
-	if (uv_mutex_trylock(&n->io_lock)) { /* the program waits for a request */
+	/* the program's thread holds the lock, because it waits for a request */
+	if (uv_mutex_trylock(&n->io_lock)) {
 		heartbeat_repeat(&n->heartbeat, now);
 		return TICK_MS;
 	}

@@ -5,9 +5,9 @@
  * Two threads share the connections under the I/O lock. In a call, the program's thread takes the
  * lock and handles the sockets itself until its request is complete, so that an answer wakes only
  * the thread that waits for it. While the program computes, a background thread takes the lock ten
- * times a second: for heartbeats, decisions, replays and lost connections. While the program waits,
- * the background thread only repeats heartbeats (heartbeat.h). One request is in progress at a
- * time.
+ * times a second. It sends heartbeats, reads decisions, sends lost pushes again and handles lost
+ * connections. While the program waits, the background thread only repeats heartbeats
+ * (heartbeat.h). One request is in progress at a time.
  *
  * Invariants:
  * (1) only the holder of the I/O lock uses the sockets and the session; the beat connection has its
@@ -32,8 +32,9 @@
 #include "worker/client/session.h"
 
 struct net_config {
-	const char *server;           /* borrowed until net_free */
-	const char *key, *server_key; /* files, read by net_new; NULL: see cnnps_options */
+	const char *server; /* borrowed until net_free */
+	/* key files, which net_new reads; NULL has the same meaning as in cnnps_options */
+	const char *key, *server_key;
 	struct session_config session;
 	uint64_t batch_timeout_ms;
 	size_t replay_bytes;
@@ -54,24 +55,28 @@ enum request_kind {
 	REQUEST_FLUSH,
 	REQUEST_STATUS,
 	REQUEST_ADMIN,
-	REQUEST_SHOW,  /* answer a request of show.h, if the session is up */
+	/* send the pictures that the server has requested (show.h), if the session is
+	 * established */
+	REQUEST_SHOW,
 	REQUEST_CLOSE, /* flush, BYE; no request may follow */
 };
 
-/* Received weights, not verified yet: wire_values verifies them. */
+/* Received weights. They are not verified yet; wire_values verifies them. */
 struct arrival {
 	struct frames frames; /* the caller owns them if the request's status is 0 */
 	struct msg_params params;
 	uint64_t term;
 };
-/* Moves `from` into `to`, which is empty; `from` is empty afterwards. */
+/* Moves `from` to `to`, which must be empty. After the call `from` is empty. */
 void arrival_move(struct arrival *to, struct arrival *from);
 
 struct request {
 	enum request_kind kind;
-	int status;    /* out: 0 or PS_E* */
-	char why[512]; /* out: one line for a person when the session has ended, else "" */
-	/* FLUSH, CLOSE: a time of clock_ms; other kinds wait until the session ends */
+	int status; /* out: 0 or PS_E* */
+	/* out: the reason in one line for a person if the session has ended, else "" */
+	char why[512];
+	/* deadline of FLUSH and CLOSE, a time of clock_ms; requests of other kinds can wait until
+	 * the session ends */
 	uint64_t deadline_ms;
 	struct {
 		enum weights which;
@@ -81,10 +86,12 @@ struct request {
 	union {
 		struct msg_welcome welcome; /* CONNECT, out */
 		struct {
-			struct msg_push meta; /* with its one slice */
-			/* a successful push takes it over and leaves it empty */
+			struct msg_push meta; /* has exactly one slice */
+			/* a successful push takes over the tensor and leaves it empty */
 			zmq_msg_t tensor;
-			int then_pull; /* 1: after the push, continue as the PULL below */
+			/* 1: after the push, the request continues as a PULL with the fields
+			 * below */
+			int then_pull;
 		} push;
 		struct {
 			struct msg_grant grant;
@@ -113,19 +120,20 @@ struct net; /* opaque */
 int net_new(struct net **out, const struct net_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Carries out `r` and blocks until it is complete. Returns r->status. */
 int net_request(struct net *n, struct request *r) PS_MUST_CHECK;
-/* Takes a slot of shared memory for a gradient. Returns 0 if no slot is free: the gradient then
- * travels over the connection. Any thread. */
+/* Takes a slot of shared memory for a gradient. Returns 0 if no slot is free, so that the gradient
+ * must travel over the connection. Any thread may call it. */
 int net_take_slot(struct net *n, struct lane_slot *slot) PS_MUST_CHECK;
-/* Reports that the program makes progress. Any thread. */
+/* Reports that the program makes progress. Any thread may call it. */
 void net_alive(struct net *n);
-/* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread. */
+/* Returns 1 if the server has asked for the pictures of show.h since the last call. Any thread may
+ * call it. */
 int net_show_asked(struct net *n);
 /* The parts of struct time_split. */
 enum time_part { TIME_COMPUTE, TIME_WEIGHTS, TIME_PUSH, TIME_LEASE, TIME_COPY, TIME_PARTS };
 /* Adds `us` to the time that the program has spent on `part`. Each BEAT reports the sums. Only the
- * program's thread calls it. */
+ * program's thread may call this function. */
 void net_spend(struct net *n, enum time_part part, uint64_t us);
-/* Writes the counters to *s. Any thread. */
+/* Writes the counters to *s. Any thread may call it. */
 void net_stats(const struct net *n, struct cnnps_stats *s);
 /* Waits for the decisions on the pushes, sends BYE, joins the background thread, frees the struct
  * and sets *n to NULL; *n may be NULL. */

@@ -7,8 +7,10 @@
 #include "proto/wire.h"
 #include "worker/client/outbox.h"
 
-#define LARGE ((uint64_t)128 << 10) /* floats; a push of this size or more has several parts */
-#define GRAIN 16                    /* floats in 64 bytes; parts begin at multiples of it */
+/* minimum number of floats of a push that is sent in several parts */
+#define LARGE ((uint64_t)128 << 10)
+/* number of floats in 64 bytes; each part begins at a multiple of it */
+#define GRAIN 16
 
 void outbox_init(struct outbox *o, void *socket)
 {
@@ -66,7 +68,8 @@ void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zm
 	o->retained_bytes += zmq_msg_size(&k->tensor);
 }
 
-/* Retained pushes have consecutive seqs, so the first missing one ends the loop. */
+/* The loop ends at the first number without a retained push, because retained pushes have
+ * consecutive numbers. */
 void outbox_drop(struct outbox *o, uint64_t seq)
 {
 	for (; seq && retained_at(o, seq)->seq == seq; seq--)
@@ -86,13 +89,13 @@ static float *part_values(struct retained *k, uint32_t part)
 	return (float *)zmq_msg_data(&k->tensor) + (k->part[part].offset - k->part[0].offset);
 }
 
-/* A reference to the tensor, held by a frame until libzmq has sent it. */
+/* A reference to the tensor, which a frame holds until libzmq has sent the frame. */
 struct loan {
 	atomic_int lent; /* shows ThreadSanitizer that the loan moves to another thread */
 	zmq_msg_t tensor;
 };
 
-/* libzmq calls this on a thread of its own. */
+/* Drops the reference of a frame. libzmq calls this function on one of its own threads. */
 static void return_loan(void *values, void *loan)
 {
 	struct loan *l = loan;
@@ -121,7 +124,7 @@ static int share_part(struct retained *k, uint32_t part, zmq_msg_t *frame)
 	return PS_ENOMEM;
 }
 
-/* Sends one queued message. Its frames share the tensor's bytes; sending consumes references. */
+/* Sends one queued message. The frames of a push share the bytes of the tensor by reference. */
 static int send_one(struct outbox *o, struct outgoing *out)
 {
 	struct retained *k = out->push ? retained_at(o, out->push) : NULL;

@@ -1,6 +1,6 @@
 /*
- * outbox.h - the send queue of the bulk connection, and the bytes of every push that may need a
- * replay.
+ * outbox.h - the send queue of the bulk connection, and the bytes of every push that the worker may
+ * have to send again.
  *
  * Invariants:
  * (1) the tensor of a push is one message, which all transmissions of the push share without a copy
@@ -20,18 +20,22 @@
 #include "proto/msg.h"
 #include "worker/client/lane.h"
 
-/* Maximum of queued messages: more than a session's window of pushes and its requests. */
+/* Maximum number of queued messages, which is more than a session's window of pushes and its
+ * requests. */
 #define OUTBOX_SIZE  512
 #define OUTBOX_PARTS 4 /* frames of a large push */
 
-/* A push that is not durable yet, at seq % WIRE_MAX_WINDOW. */
+/* A push that is not durable yet. Push `seq` is at index seq % WIRE_MAX_WINDOW. */
 struct retained {
 	uint64_t seq; /* 0: free */
 	/* number of parts; all but the last are chunks, see wire.h */
 	uint32_t n;
-	struct slice whole; /* for a push in shared memory; without data; xxh3 0: not sent yet */
-	struct slice part[OUTBOX_PARTS]; /* without data; xxh3 0: not sent yet */
-	zmq_msg_t tensor;                /* the values of all parts */
+	/* the push as one slice, for shared memory; its data are in `tensor`; xxh3 0: not computed
+	 * yet */
+	struct slice whole;
+	/* the parts; their data are in `tensor`; xxh3 0: not computed yet */
+	struct slice part[OUTBOX_PARTS];
+	zmq_msg_t tensor; /* the values of all parts */
 };
 
 struct outgoing {
@@ -42,8 +46,8 @@ struct outgoing {
 
 struct outbox {
 	void *socket; /* borrowed */
-	/* borrowed, or NULL. If set, the server reads tensors in the slots of this lane, and no
-	 * frame is sent */
+	/* Borrowed. If it is not NULL, the server reads tensors in the slots of this lane, and the
+	 * worker does not send them as frames. */
 	const struct lane *lane;
 	size_t retained_bytes;
 	uint64_t sent_seq; /* newest posted push */
@@ -57,18 +61,19 @@ void outbox_init(struct outbox *o, void *socket);
 /* Discards all queued messages and all retained pushes. */
 void outbox_release(struct outbox *o);
 
-/* Retains push `seq`, whose values have the position `slice`. Takes *tensor over and leaves it
- * empty. The first transmission computes the checksums, except a checksum that `slice` already
- * has. */
+/* Retains push `seq`, whose values have the position `slice` in the gradient. Takes over *tensor
+ * and leaves it empty. The first transmission computes the checksums, unless `slice` already has
+ * one. */
 void outbox_retain(struct outbox *o, uint64_t seq, const struct slice *slice, zmq_msg_t *tensor);
 /* Frees the bytes of the pushes up to `seq`, which are durable. */
 void outbox_drop(struct outbox *o, uint64_t seq);
 
-/* Queues `m` after all earlier posts, and sends it at once if the socket has room. A full outbox
- * discards `m`. The session later sends the message again, as it does after a loss in the
+/* Queues `m` after all earlier messages, and sends it at once if the socket has room. If the queue
+ * is full, the function discards `m`, and the session later sends it again, as after a loss in the
  * network. */
 void outbox_post(struct outbox *o, const struct msg *m);
-/* As outbox_post, for the retained push `seq`. `m` is the header of the push without slices. */
+/* Queues the retained push `seq`, like outbox_post. `m` is the header of the push without
+ * slices. */
 void outbox_post_push(struct outbox *o, const struct msg *m, uint64_t seq);
 /* Sends queued messages while the socket has room. */
 void outbox_flush(struct outbox *o);

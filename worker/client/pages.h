@@ -1,6 +1,6 @@
 /*
- * pages.h - a function of libcnnps that only cnn-ctl uses. It gets the status of the workers for
- * which a STATUS reply has no room.
+ * pages.h - a function of libcnnps that only cnn-ctl uses. It requests the status of the workers
+ * for which the reply to a STATUS request had no room.
  */
 #ifndef WORKER_CLIENT_PAGES_H
 #define WORKER_CLIENT_PAGES_H
@@ -8,8 +8,9 @@
 #include <stdint.h>
 #include "worker/client/cnnps.h"
 
-/* As cnnps_status, but the JSON has only the fields "workers" (the workers from number `first` on)
- * and "workers_left_out". A server of an older release sends its whole status again. */
+/* Requests the status like cnnps_status, but the JSON has only the fields "workers" (the workers
+ * from number `first` on) and "workers_left_out". A server of an older release sends its whole
+ * status instead. */
 int cnnps_status_page(struct cnnps *c, uint32_t first, char *json, size_t size);
 
 #endif

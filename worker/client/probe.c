@@ -14,10 +14,11 @@
 #include "common/mem.h"
 #include "worker/client/probe.h"
 
-#define CONNECT_MS  1000
-#define GREETING_MS 400 /* a ZeroMQ socket sends its signature at once */
-#define REQUEST_MS  600 /* for an HTTP server's answer */
-#define ANSWER      64  /* bytes of the answer that are read */
+#define CONNECT_MS 1000
+/* wait for a peer's first bytes; a ZeroMQ socket sends its signature at once */
+#define GREETING_MS 400
+#define REQUEST_MS  600 /* wait for the answer of an HTTP server */
+#define ANSWER      64  /* maximum number of bytes of the answer that the probe reads */
 
 struct probe {
 	pthread_mutex_t lock; /* guards the next three members */
@@ -56,7 +57,7 @@ static void unref(struct probe *p)
 
 /* ---- one attempt ----------------------------------------------------------------------------- */
 
-/* Waits as poll(2) does for one descriptor, but a signal does not end the wait. */
+/* Waits for one descriptor like poll(2), but a signal does not end the wait. */
 static int wait_for(int fd, short events, int ms)
 {
 	struct pollfd item = {.fd = fd, .events = events};
@@ -89,7 +90,8 @@ static int connect_within(int fd, const struct addrinfo *a)
 	return wait_for(fd, POLLOUT, CONNECT_MS) > 0 ? connect_error(fd) : ETIMEDOUT;
 }
 
-/* Reads within `ms`. Returns the bytes read: 0 at an end or a reset, -1 for none. */
+/* Reads bytes that arrive within `ms` milliseconds. Returns their number, 0 if the peer has closed
+ * or reset the connection, or -1 if no byte arrived. */
 static ssize_t read_within(int fd, char *bytes, int ms)
 {
 	if (wait_for(fd, POLLIN, ms) <= 0)
@@ -98,8 +100,8 @@ static ssize_t read_within(int fd, char *bytes, int ms)
 	return n < 0 ? 0 : n;
 }
 
-/* Returns 1 for ZMTP's signature: 0xff, a length, 0x7f. It may arrive in two parts, so a prefix
- * counts too. */
+/* Returns 1 if the bytes are ZMTP's signature: 0xff, a length of 8 bytes, 0x7f. The signature may
+ * arrive in two parts, so the function also accepts its first part. */
 static int is_zmtp(const char *bytes, ssize_t n)
 {
 	return n >= 1 && (unsigned char)bytes[0] == 0xff && (n < 10 || bytes[9] == 0x7f);
@@ -152,7 +154,7 @@ static void end_lookup(struct probe *p)
 	pthread_mutex_unlock(&p->lock);
 }
 
-/* The thread of one probe. IPv4 only, like libzmq's sockets. */
+/* The thread of one probe. It uses only IPv4, like libzmq's sockets. */
 static void *probe_main(void *arg)
 {
 	const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
@@ -225,7 +227,7 @@ void probe_start(struct probe *p)
 	pthread_mutex_unlock(&p->lock);
 	if (!idle || !start_thread(p))
 		return;
-	pthread_mutex_lock(&p->lock); /* no thread: no result */
+	pthread_mutex_lock(&p->lock); /* the thread could not be started, so there is no result */
 	p->running = 0;
 	p->users--;
 	p->report = (struct probe_report){0};

@@ -1,9 +1,10 @@
 /*
- * probe.h - determines why no cnn-ps answers at an address. It resolves the name, connects, and
- * reads the first bytes. It runs in its own thread, because a name lookup may take many seconds.
+ * probe.h - determines why no cnn-ps answers at an address. The probe resolves the name, connects,
+ * and reads the first bytes. It runs in its own thread, because a name lookup may take many
+ * seconds.
  *
- * libzmq reports only its retries. It reports neither the error nor the answer of the peer. Thread:
- * any, one at a time; the probing thread accesses only the struct probe.
+ * The probe is needed because libzmq reports only its retries, and neither the error nor the answer
+ * of the peer. Thread: any, one at a time; the probing thread accesses only the struct probe.
  */
 #ifndef WORKER_CLIENT_PROBE_H
 #define WORKER_CLIENT_PROBE_H
@@ -12,12 +13,12 @@
 enum probe_result {
 	PROBE_NONE,    /* no result yet, or not a TCP endpoint */
 	PROBE_LOOKUP,  /* the name lookup is running */
-	PROBE_NAME,    /* the name does not resolve: `detail` */
+	PROBE_NAME,    /* the name does not resolve; `detail` has the reason */
 	PROBE_REFUSED, /* connection refused */
-	PROBE_FAILED,  /* no connection for another reason: `detail` */
+	PROBE_FAILED,  /* no connection for another reason, which is in `detail` */
 	PROBE_TIMEOUT, /* packets get no answer */
-	PROBE_SILENT,  /* accepts the connection and sends nothing */
-	PROBE_CLOSED,  /* accepts the connection and closes it */
+	PROBE_SILENT,  /* the peer accepts the connection and sends nothing */
+	PROBE_CLOSED,  /* the peer accepts the connection and closes it */
 	PROBE_HTTP,    /* an HTTP server */
 	PROBE_FOREIGN, /* another service: `detail` is the start of its answer */
 	PROBE_ZMTP,    /* a ZeroMQ socket */
@@ -30,10 +31,10 @@ struct probe_report {
 
 struct probe; /* opaque */
 
-/* Creates a struct probe. `endpoint` is tcp://HOST:PORT; an endpoint of another form is never
- * probed. PS_ENOMEM. */
+/* Creates a probe of `endpoint`, tcp://HOST:PORT. If the endpoint has another form, probe_start
+ * does nothing. PS_ENOMEM. */
 int probe_new(struct probe **out, const char *endpoint) PS_MUST_CHECK;
-/* Starts a probe in the background unless one is running. */
+/* Starts the probe in the background, unless it is already running. */
 void probe_start(struct probe *p);
 /* Copies the newest result to *r. */
 void probe_read(struct probe *p, struct probe_report *r);

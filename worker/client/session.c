@@ -8,12 +8,12 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define MAX_IN_FLIGHT 64 /* upper bound of push_window */
+#define MAX_IN_FLIGHT 64 /* maximum value of push_window */
 #define MAX_EFFECTS   (MAX_IN_FLIGHT + 16)
-#define LEAVE_MS      5000 /* how long the session waits for the answer to BYE */
-#define RESYNC_MS     50   /* between two HELLOs that answers of the server cause */
+#define LEAVE_MS      5000 /* time for which the session waits for the answer to BYE */
+#define RESYNC_MS     50   /* minimum time between two HELLOs that answers of the server cause */
 
-/* A push that is not durable yet, at seq % capacity. */
+/* A push that is not durable yet. Push `seq` is at index seq % capacity. */
 struct retained_push {
 	uint64_t base_version, base_term;
 	struct work work;
@@ -22,7 +22,7 @@ struct retained_push {
 	enum verdict verdict; /* NONE until the first ACK */
 	enum reject reject;
 	uint32_t superseded;
-	uint64_t code;       /* of that ACK */
+	uint64_t code;       /* the code in the first ACK */
 	struct work granted; /* the grant that contains `work`; count 0: unknown */
 	uint64_t grant_code;
 };
@@ -43,11 +43,11 @@ struct session {
 	int full;       /* the server had no free slot; one may become free when a worker dies */
 	struct msg_welcome welcome;
 
-	uint64_t last_seq;      /* newest assigned */
+	uint64_t last_seq;      /* newest sequence number that was assigned to a push */
 	uint64_t acked_seq;     /* all pushes up to this seq are decided */
 	uint64_t durable_seq;   /* all pushes up to this seq are durable and released */
-	uint64_t sent_seq;      /* newest sent since the newest WELCOME */
-	uint64_t confirmed_seq; /* newest acknowledged since the newest WELCOME */
+	uint64_t sent_seq;      /* newest push that was sent since the newest WELCOME */
+	uint64_t confirmed_seq; /* newest push that was acknowledged since the newest WELCOME */
 	struct retained_push *retained;
 	size_t capacity;
 
@@ -55,13 +55,17 @@ struct session {
 	enum weights pull_which;
 	uint64_t pull_with; /* the push that carries the pull; 0: none */
 	struct msg_result result_msg;
-	struct msg_grant grant; /* the newest; kind 0: none yet */
+	struct msg_grant grant; /* the newest grant; kind 0: none yet */
 
-	uint64_t start_ms, received_ms; /* received: the newest message of any kind */
-	uint64_t progress_ms; /* newest answer, or when the oldest open request was made */
-	uint64_t hello_ms, hello_wait_ms; /* newest HELLO, and how long to wait for its answer */
-	uint64_t hello_step_ms;           /* the wait without its jitter; 0: no HELLO sent yet */
-	int resynchronised; /* 1: an answer on this link has caused a HELLO; see RESYNC_MS */
+	/* start_ms: time of session_start; received_ms: time of the newest message of any kind */
+	uint64_t start_ms, received_ms;
+	/* start of the silence that silence_ms limits: the newest answer, or the oldest open
+	 * request if it is newer */
+	uint64_t progress_ms;
+	/* time of the newest HELLO, and the wait for its answer */
+	uint64_t hello_ms, hello_wait_ms;
+	uint64_t hello_step_ms; /* the wait without its jitter; 0: no HELLO sent yet */
+	int resynchronised;     /* 1: an answer on this link has caused a HELLO; see RESYNC_MS */
 	uint64_t beat_ms, leave_ms;
 
 	struct session_effect *effect; /* MAX_EFFECTS */
@@ -179,7 +183,8 @@ static void send_push(struct session *s, uint64_t seq)
 	p->grant_count = k->granted.count;
 	p->grant_code = k->grant_code;
 	p->slices.n = 0;
-	PS_ASSERT(seq == s->sent_seq + 1); /* invariant (3): in order, none twice */
+	/* invariant (3): pushes are sent in order, and none twice */
+	PS_ASSERT(seq == s->sent_seq + 1);
 	s->sent_seq = seq;
 	if (seq == s->pull_with && s->pull.open && !s->pull.sent) {
 		p->pull = s->pull.number;
@@ -187,8 +192,8 @@ static void send_push(struct session *s, uint64_t seq)
 	}
 }
 
-/* Sends everything that the window allows. Pushes go first, so that the server applies them before
- * the requests. */
+/* Sends the pushes that the window allows, then the open requests. Pushes go first, so that the
+ * server applies them before it answers the requests. */
 static void pump(struct session *s)
 {
 	const struct stamp *stamp = &s->welcome.stamp;
@@ -203,7 +208,8 @@ static void pump(struct session *s)
 	if (s->result.open) {
 		send(s, MSG_RESULT)->result = s->result_msg;
 		s->effect[s->n_effects - 1].msg.result.stamp = *stamp;
-		/* RESULT has no answer: if a RESULT is lost, the server grants the portion again */
+		/* A RESULT has no answer. If it is lost, the server grants the same part of the
+		 * evaluation again. */
 		s->result.open = 0;
 	}
 	if (s->lease.open && !s->lease.sent) {
@@ -225,7 +231,7 @@ static void pump(struct session *s)
 static void release_durable(struct session *s, uint64_t durable)
 {
 	if (durable > s->acked_seq)
-		durable = s->acked_seq; /* NOTIFY_ACK comes before DO_RELEASE */
+		durable = s->acked_seq; /* do not release a push before its NOTIFY_ACK */
 	if (durable <= s->durable_seq)
 		return;
 	s->durable_seq = durable;
@@ -243,16 +249,18 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 	uint64_t decided = w->last_seq;
 
 	if (s->phase != PHASE_HELLO)
-		return; /* the answer to a HELLO that was sent twice */
+		return; /* a second answer, because the HELLO was sent twice */
 	if (s->welcomed && s->cfg.role == ROLE_WORKER &&
 		!same_incarnation(&w->stamp, &s->welcome.stamp))
-		return; /* the answer to a HELLO that was sent before the first WELCOME */
+		return; /* a late answer to a HELLO that was sent before the first WELCOME */
 	if (!s->welcomed)
 		s->last_seq = s->acked_seq = s->durable_seq = decided;
 	if (decided < s->durable_seq || decided > s->last_seq)
 		return; /* an old WELCOME that the network delayed */
 	if (s->welcomed && w->stamp.term != s->welcome.stamp.term)
-		s->pull.number++; /* ignore PARAMS of the server's previous term */
+		/* with another number, a PARAMS of the server's previous term does not answer this
+		 * pull */
+		s->pull.number++;
 	s->welcome = *w;
 	s->welcomed = 1;
 	s->phase = PHASE_READY;
@@ -272,9 +280,9 @@ static void on_welcome(struct session *s, const struct msg_welcome *w, uint64_t 
 static void on_ack(struct session *s, const struct msg_ack *a, uint64_t now_ms)
 {
 	if (a->term != s->welcome.stamp.term || a->seq > s->sent_seq || a->seq <= s->durable_seq)
-		return; /* decided before a crash, or sent before the newest WELCOME */
+		return; /* the ACK is of an earlier term, or was sent before the newest WELCOME */
 	if (a->seq > s->acked_seq + 1) {
-		resynchronise(s, now_ms); /* an earlier ACK, and so a verdict, was lost */
+		resynchronise(s, now_ms); /* an earlier ACK with its verdict was lost */
 		return;
 	}
 	struct retained_push *k = retained_push(s, a->seq);
@@ -420,7 +428,8 @@ uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms)
 	return now_ms - (s->welcomed ? s->received_ms : s->start_ms);
 }
 
-/* The server reserves a worker's slot for session_ttl_ms. */
+/* Returns the time without contact after which the session gives up. The server reserves a worker's
+ * slot only for session_ttl_ms, so a longer wait is useless. */
 static uint64_t timeout_ms(const struct session *s)
 {
 	uint64_t ms = s->cfg.disconnect_timeout_ms;
@@ -451,7 +460,7 @@ void session_tick(struct session *s, int alive, uint64_t now_ms)
 	if (s->phase == PHASE_END)
 		return;
 	if (s->leaving && now_ms - s->leave_ms >= LEAVE_MS) {
-		/* not all pushes are known to be durable */
+		/* fail if a push may not be durable */
 		end_session(s, s->durable_seq < s->last_seq ? PS_EUNREACHABLE : PS_OK);
 		return;
 	}
@@ -487,7 +496,8 @@ static int check_ready(const struct session *s)
 	return s->phase == PHASE_READY && !s->leaving ? PS_OK : PS_EAGAIN;
 }
 
-/* Measure silence from the oldest unanswered request. */
+/* Begins to measure the silence of the server, unless an older request already waits for an
+ * answer. */
 static void begin_wait(struct session *s, uint64_t now_ms)
 {
 	if (!awaits_reply(s))
@@ -521,7 +531,8 @@ static int check_push(struct session *s)
 	return rc == PS_OK && !session_can_push(s) ? PS_EAGAIN : rc;
 }
 
-/* Records the grant that contains the work of `k`. After a crash the server needs this grant. */
+/* Records the grant that contains the work of push `k`. If the push is sent again after a crash,
+ * the server needs this grant. */
 static void note_grant(const struct session *s, struct retained_push *k)
 {
 	const struct work *own = &s->grant.work, *work = &k->work;

@@ -1,7 +1,7 @@
 /*
  * session.h - the worker's side of the protocol as a pure state machine. It decides what to send,
- * to retain and to send again. worker/client/net.c runs it over ZeroMQ, tests/sim over a simulated
- * network.
+ * to retain and to send again. worker/client/net.c runs the session over ZeroMQ, and tests/sim runs
+ * it over a simulated network.
  *
  *            start            WELCOME                    ERROR TERM|GAP|STATE , link lost, silence
  *   (new) ----------> HELLO ----------> READY --------------------------------------> HELLO
@@ -13,9 +13,10 @@
  * (2) a push is retained until an ACK, BEAT or WELCOME of the server reports it durable;
  * (3) after every WELCOME all retained pushes newer than its last_seq are sent again, in order,
  *     before anything else; then a RESULT that was not sent yet, the unanswered LEASE and PULL;
- * (4) at most push_window pushes are sent and unacknowledged, at most replay_window retained. The
- *     link is ordered. So after a WELCOME every message sent before its HELLO has either been
- *     handled by the server or will never arrive. HELLO is therefore the only way to resynchronise.
+ * (4) at most push_window pushes are sent and not acknowledged, and at most replay_window pushes
+ *     are retained. The link keeps the order of messages. So when a WELCOME arrives, each message
+ *     that was sent before its HELLO has either been handled by the server or will never arrive.
+ *     HELLO is therefore the only way to resynchronise.
  * PS_ASSERT checks (1), (2) and (4), and the order of (3), in every build.
  *
  * Pure: no socket, clock or thread; allocates nothing after session_new. Thread: the caller's.
@@ -36,28 +37,33 @@ struct session_config {
 	char host[WIRE_MAX_HOST + 1]; /* for display, like pid */
 	uint32_t pid;
 	struct data_id data;
-	char metrics[METRICS_TEXT];     /* canonical */
-	const char *tensors;            /* as in HELLO; borrowed until session_free */
-	uint64_t seed;                  /* of the retry jitter */
-	uint64_t connect_timeout_ms;    /* END(PS_EUNREACHABLE) without a WELCOME after the start */
-	uint64_t disconnect_timeout_ms; /* ... and after contact was lost */
-	/* first interval between unanswered HELLOs; doubles up to 16 times, +-25 % */
+	char metrics[METRICS_TEXT]; /* canonical */
+	const char *tensors;        /* as in HELLO; borrowed until session_free */
+	uint64_t seed;              /* seed of the random part of the retry intervals */
+	/* the session ends with PS_EUNREACHABLE after this time without a first WELCOME */
+	uint64_t connect_timeout_ms;
+	/* the session ends with PS_EUNREACHABLE this time after contact was lost */
+	uint64_t disconnect_timeout_ms;
+	/* first interval between unanswered HELLOs; it doubles up to 16 times its value, and varies
+	 * by +-25 % */
 	uint64_t retry_ms;
-	/* The session resynchronises if a request has no answer for this time, and no byte moves
-	 * meanwhile. */
+	/* The session resynchronises if a request has no answer for this time and no byte moves in
+	 * this time. */
 	uint64_t silence_ms;
 };
 
-/* An effect: an instruction to the driver. Read the effects in order with session_effect after each
- * call, before the next call. */
+/* An effect is an instruction to the caller. After each call, and before the next one, the caller
+ * must read the effects in order with session_effect. */
 enum session_effect_kind {
-	DO_SEND, /* msg on the bulk link */
-	/* retained push `seq`; msg is its header without slices, the driver has the tensor */
+	DO_SEND, /* send msg on the bulk link */
+	/* send the retained push `seq`; msg is the header of the push without slices, and the
+	 * caller has its tensor */
 	DO_SEND_PUSH,
-	DO_SEND_BEAT, /* msg on the beat link */
+	DO_SEND_BEAT, /* send msg on the beat link */
 	DO_RELEASE,   /* free the bytes of the pushes up to `seq`: they are durable */
 	NOTIFY_READY, /* WELCOME: session_welcome is valid; repeated after each resynchronisation */
-	NOTIFY_ACK,   /* msg.ack is the decision on push `seq`; once per push */
+	/* msg.ack is the decision on push `seq`; this effect comes once for each push */
+	NOTIFY_ACK,
 	NOTIFY_PARAMS, /* msg.params answers the pull; its term is that of session_welcome */
 	/* the pull has no answer because of `status` (PS_EAGAIN: no evaluation is running) */
 	NOTIFY_NO_PARAMS,
@@ -74,25 +80,27 @@ struct session_effect {
 
 struct session; /* opaque */
 
-/* Creates a session. `replay_max`: maximum of retained pushes (<= WIRE_MAX_WINDOW); the server may
- * set a lower limit. PS_ENOMEM. */
+/* Creates a session. `replay_max` is the maximum number of retained pushes (<= WIRE_MAX_WINDOW);
+ * the server may set a lower limit. PS_ENOMEM. */
 int session_new(
 	struct session **out, const struct session_config *cfg, size_t replay_max) PS_MUST_CHECK;
 void session_free(struct session **s);
 
 /* Starts the clock. The link counts as down until session_link_up. */
 void session_start(struct session *s, uint64_t now_ms);
-void session_link_up(struct session *s, uint64_t now_ms);   /* bulk link connected: sends HELLO */
-void session_link_lost(struct session *s, uint64_t now_ms); /* bulk link broke */
+/* Notes that the bulk link is connected, and sends HELLO. */
+void session_link_up(struct session *s, uint64_t now_ms);
+void session_link_lost(struct session *s, uint64_t now_ms); /* Notes that the bulk link is lost. */
 /* Reports that bytes moved on the bulk link, in either direction: a large answer may be on its
  * way. */
 void session_progress(struct session *s, uint64_t now_ms);
 /* Handles a decoded message from either link. The caller must keep *m until it has read the
  * effects. */
 void session_message(struct session *s, const struct msg *m, uint64_t now_ms);
-/* Does what is due at now_ms; call session_tick at least every 100 ms. `alive` is 1 if the program
- * makes progress; 0 stops the heartbeats, so that the server detects a hang. The session sends
- * twice as many heartbeats as the server requires, because a busy machine may delay one. */
+/* Carries out the actions that are due at now_ms. Call it at least every 100 ms. `alive` is 1 if
+ * the program makes progress; 0 stops the heartbeats, so that the server detects a hang. The
+ * session sends twice as many heartbeats as the server requires, because a busy machine may delay
+ * one. */
 void session_tick(struct session *s, int alive, uint64_t now_ms);
 
 /* Requests of the program. One pull and one lease may be in progress. PS_EAGAIN: the session is not
@@ -101,27 +109,29 @@ void session_tick(struct session *s, int alive, uint64_t now_ms);
 int session_push(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 /* Sends one message with a push and a pull of WEIGHTS_CURRENT after that push. If a new WELCOME
- * arrives first, the session sends the pull alone. Also returns PS_EAGAIN while a pull is in
- * progress. */
+ * arrives before the answer, the session sends the pull again without the push. Returns PS_EAGAIN
+ * also while another pull is in progress. */
 int session_push_pull(struct session *s, const struct msg_push *meta, uint64_t *seq,
 	uint64_t now_ms) PS_MUST_CHECK;
 int session_pull(struct session *s, enum weights which, uint64_t now_ms) PS_MUST_CHECK;
 int session_lease(struct session *s, uint64_t now_ms) PS_MUST_CHECK;
 int session_result(struct session *s, const struct msg_result *r, uint64_t now_ms) PS_MUST_CHECK;
-void session_bye(struct session *s, uint64_t now_ms); /* send BYE; END with PS_OK */
+/* Leaves the run: sends BYE. The session then ends with PS_OK. */
+void session_bye(struct session *s, uint64_t now_ms);
 
-/* Returns effect `i` of the last call; NULL: that call had no effect `i`. */
+/* Returns effect number `i` of the last call, or NULL if the call had no more effects. */
 const struct session_effect *session_effect(const struct session *s, size_t i);
-/* Returns the time without contact: since the start, or since the last message; 0: in contact. */
+/* Returns the time without contact, since the start or since the last message. Returns 0 if there
+ * is contact. */
 uint64_t session_waiting_ms(const struct session *s, uint64_t now_ms);
 /* Returns the time until the session gives up. */
 uint64_t session_remaining_ms(const struct session *s, uint64_t now_ms);
 enum session_phase session_phase(const struct session *s);
 const struct msg_welcome *session_welcome(const struct session *s); /* the newest WELCOME */
 uint64_t session_last_seq(const struct session *s);                 /* newest seq assigned */
-/* all pushes up to this seq are decided */
+/* Returns the sequence number up to which all pushes are decided. */
 uint64_t session_acked_seq(const struct session *s);
-/* all pushes up to this seq are released */
+/* Returns the sequence number up to which all pushes are durable and released. */
 uint64_t session_durable_seq(const struct session *s);
 int session_can_push(const struct session *s);
 

@@ -12,9 +12,10 @@
 
 #define SHOW_REQUEST "show" /* text of the STATUS request */
 
-/* Returns 1 if the server has asked since the last call. Costs nothing. */
+/* Returns 1 if the server has asked for pictures since the last call. The call takes almost no
+ * time. */
 int cnnps_show_asked(struct cnnps *c);
-/* Answers with JSON (worker/show.h), at most WIRE_MAX_TEXT bytes. */
+/* Sends the pictures as JSON (worker/show.h), in at most WIRE_MAX_TEXT bytes. */
 int cnnps_show(struct cnnps *c, const char *json);
 
 #endif

@@ -8,7 +8,7 @@
 #include "common/rng.h"
 #include "worker/data/dataset.h"
 
-#define PIECE ((size_t)1 << 20) /* bytes of a file at a time */
+#define PIECE ((size_t)1 << 20) /* number of bytes of a file that are read at a time */
 
 static int is_images(enum data_file f)
 {
@@ -22,7 +22,7 @@ static int is_emnist(const struct data *d)
 
 /* ---- labels and images ----------------------------------------------------------------------- */
 
-/* Numbers the labels of EMNIST's letters from 0: in the file they are 1 to 26. */
+/* Renumbers the labels of EMNIST's letters from 0, because the file has labels from 1 to 26. */
 static int number_letters(uint16_t *labels, size_t n, const char *path, struct err *e)
 {
 	for (size_t i = 0; i < n; i++)
@@ -60,8 +60,8 @@ static int refuse_counts(
 		files_name(&d->files, (enum data_file)(f + 1), labels), (unsigned long)n_labels);
 }
 
-/* A small gzipped file may really hold more images than fit in memory. So the number of images is
- * compared with the number of labels before memory is reserved for the images. */
+/* Compares the number of images with the number of labels before memory is reserved for the images,
+ * because a small gzipped file may contain more images than fit in memory. */
 static int check_count(struct data *d, enum data_file f, const char *path, struct err *e)
 {
 	uint32_t n, n_labels = d->file[f + 1].n;
@@ -70,7 +70,7 @@ static int check_count(struct data *d, enum data_file f, const char *path, struc
 	return rc || n == n_labels ? rc : refuse_counts(d, f, n, n_labels, e);
 }
 
-/* Refuses EMNIST's images that stayed on the disk, because they must be transposed in memory. */
+/* Refuses images of EMNIST that do not fit in memory, because they must be transposed in memory. */
 static int refuse_disk(const struct idx *x, uint64_t memory, struct err *e)
 {
 	return err_set(e, PS_EDATA,
@@ -79,8 +79,8 @@ static int refuse_disk(const struct idx *x, uint64_t memory, struct err *e)
 		x->path, (unsigned long long)x->size, (unsigned long long)memory);
 }
 
-/* Loads one file. *memory is the number of bytes left for images; a file of images reduces it. The
- * labels are loaded before the images. */
+/* Loads one file. *memory is the number of bytes that are left for images; the function subtracts
+ * the bytes of the images that it loads. The labels are loaded before the images. */
 static int load_file(struct data *d, enum data_file f, uint64_t *memory, struct err *e)
 {
 	char path[FILES_MAX_PATH + 64];
@@ -121,8 +121,8 @@ static int check_consistent(const struct data *d, struct err *e)
 	return PS_OK;
 }
 
-/* Returns a number that depends only on the files, so that workers with equal files agree. A model
- * may have more classes. */
+/* Returns the number of classes of the data set. The number depends only on the files, so that
+ * workers with equal files agree. A model may have more classes. */
 static uint32_t count_classes(const struct data *d)
 {
 	const int is_mnist = d->shape.c == 1 && d->shape.h == 28 && d->shape.w == 28;
@@ -189,7 +189,8 @@ static int identify_data(struct data *d, struct err *e)
 	XXH3_64bits_reset(hash);
 	for (int f = 0; f < DATA_FILES && !rc; f++)
 		rc = hash_file(hash, &d->file[f], e);
-	/* under MNIST's names, equal bytes would be read as different images */
+	/* include the split, because the same bytes under MNIST's names would be read as different
+	 * images */
 	XXH3_64bits_update(hash, d->files.split, strlen(d->files.split));
 	d->shape = (struct shape){train->channels, train->rows, train->columns};
 	d->id = (struct data_id){
@@ -234,10 +235,10 @@ int data_load(struct data *d, const char *place, struct err *e)
 /* The memory and the selection that data_hold_back prepares before it changes the data set. */
 struct partition {
 	uint32_t n, n_held_back;
-	uint32_t *order;  /* first a shuffle, then as d->order */
-	uint8_t *is_held; /* of each image of the file */
+	uint32_t *order;  /* at first a shuffle of all images, later the order for d->order */
+	uint8_t *is_held; /* for each image of the file: 1 if it is held back */
 	uint16_t *label[DATA_PARTS];
-	uint8_t *pixels; /* of the held-back images, if they are in memory */
+	uint8_t *pixels; /* the pixels of the held-back images, if they are in memory */
 };
 
 static void choose_held(struct partition *p)

@@ -8,7 +8,7 @@
 
 static const char *const names[DATA_FILES] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
 	"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
-/* names of files of images with channels; used if no file has the first name */
+/* names of files of images with channels, which the module uses if no file has the name above */
 static const char *const other_names[DATA_FILES] = {
 	[TRAIN_IMAGES] = "train-images-idx4-ubyte", [TEST_IMAGES] = "t10k-images-idx4-ubyte"};
 static const char *const emnist_names[DATA_FILES] = {"train-images-idx3-ubyte",

@@ -20,10 +20,10 @@ struct data_files {
 	char split[16]; /* of EMNIST; "": MNIST's names */
 };
 
-/* Finds the data set at `place`, which is a directory or DIR/emnist-SPLIT; NULL: data/mnist, else
- * Debian's Fashion-MNIST. PS_EDATA: there is none, or more than one. */
+/* Finds the data set at `place`, which is a directory or DIR/emnist-SPLIT. If `place` is NULL, uses
+ * data/mnist, or else Debian's Fashion-MNIST. PS_EDATA: there is none, or more than one. */
 int files_find(struct data_files *f, const char *place, struct err *e) PS_MUST_CHECK;
-/* Writes the path of a file that exists. PS_EDATA: it does not. */
+/* Writes the path of file `file` to `path`. PS_EDATA: the file does not exist. */
 int files_path(const struct data_files *f, enum data_file file, char path[FILES_MAX_PATH + 64],
 	struct err *e) PS_MUST_CHECK;
 /* Returns the usual name of a file, for messages. */

@@ -1,4 +1,4 @@
-/* idx.c - see idx.h. A source returns the bytes of a file and inflates a gzipped one. */
+/* idx.c - see idx.h. A source reads the bytes of a file, and inflates the file if it is gzipped. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,15 +21,16 @@ struct source {
 	const char *path;
 	FILE *file;
 	uint64_t file_size;
-	int is_gzip, ended; /* ended: the gzip member is complete and its checksum is correct */
-	uint64_t offset;    /* of the next inflated byte */
+	int is_gzip, ended; /* ended: 1: the gzip member is complete, and its checksum is correct */
+	uint64_t offset;    /* offset of the next inflated byte */
 	z_stream z;
 	unsigned char in[64 << 10];
 };
 
 static int source_open(struct source *s, const char *path, struct err *e)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
+	/* O_NONBLOCK: opening a FIFO must not block */
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	struct stat st;
 
 	memset(s, 0, sizeof(*s));
@@ -83,7 +84,7 @@ static int source_inflate(
 	return PS_OK;
 }
 
-/* Reads the next `n` bytes; *got < n only at the end of the data. */
+/* Reads the next `n` bytes. *got is less than n only at the end of the data. */
 static int source_read(struct source *s, unsigned char *out, size_t n, size_t *got, struct err *e)
 {
 	int rc = PS_OK;
@@ -101,8 +102,7 @@ static int source_read(struct source *s, unsigned char *out, size_t n, size_t *g
 	return rc;
 }
 
-/* Checks that no data follow the size in the header, and that no bytes follow the data in the
- * file. */
+/* Checks that the data end where the header says, and that the file ends there, too. */
 static int source_at_end(struct source *s, struct err *e)
 {
 	unsigned char extra;
@@ -151,7 +151,8 @@ static int read_magic(
 				   : "0x00000801, 0x00000b01 or 0x00000c01 (labels)");
 }
 
-/* Reads the dimensions. Each is within its limit, so their product fits 64 bits. */
+/* Reads the dimensions and checks that each is within its limit, so that their product fits 64
+ * bits. */
 static int check_dims(
 	struct idx *x, const unsigned char *head, unsigned ndim, const char *path, struct err *e)
 {
@@ -179,7 +180,7 @@ static int check_dims(
 	return PS_OK;
 }
 
-/* Checks invariant (1): can this file contain `total` bytes? */
+/* Checks invariant (1), that is, whether this file can contain `total` bytes. */
 static int check_total(const struct source *s, uint64_t total, uint64_t memory, struct err *e)
 {
 	if (total > IDX_MAX_BYTES && (s->is_gzip || memory >= total))
@@ -351,7 +352,7 @@ int idx_copy(const struct idx *x, uint64_t at, size_t n, uint8_t *to, struct err
 	return PS_OK;
 }
 
-/* Labels of 16 and 32 bits are signed. */
+/* Returns label `i`. Labels of 16 and 32 bits are signed. */
 static int64_t label_at(const struct idx *x, size_t i)
 {
 	const uint8_t *p = x->values + i * x->width;

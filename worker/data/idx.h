@@ -1,6 +1,7 @@
 /*
- * idx.h - one IDX file (MNIST's format: big-endian header, then the values), plain or gzipped: read
- * whole into memory, or, if it is plain and large, in pieces from the disk.
+ * idx.h - reads one IDX file (MNIST's format: big-endian header, then the values), plain or
+ * gzipped. The module reads the whole file into memory or, if the file is plain and large, pieces
+ * of it from the disk when they are needed.
  *
  * A file of images holds unsigned bytes (type 0x08) with dimensions N x rows x columns or N x
  * channels x rows x columns. A file of labels holds unsigned bytes or big-endian integers of 16 or
@@ -14,10 +15,10 @@
  * (2) the data have exactly the size in the header, there is no second gzip member, no bytes
  *     follow, and gzip's checksum is correct (bytes_after_the_end_are_refused,
  *     every_truncation_of_a_gzipped_file_is_refused);
- * (3) a refusal is PS_EDATA and names the file, the field and the offset
- *     (every_lie_in_the_header_is_refused);
- * (4) a file on the disk that shrinks or cannot be read is PS_EDATA too: it is never mapped
- *     (invariant_3_a_file_that_shrinks_is_bad_data).
+ * (3) if a file is refused, the status is PS_EDATA, and the error names the file, the field and the
+ *     offset (every_lie_in_the_header_is_refused);
+ * (4) a file on the disk that shrinks or cannot be read leads to PS_EDATA and not to a signal,
+ *     because it is never mapped (invariant_3_a_file_that_shrinks_is_bad_data).
  * Thread: any; several threads may read a file on the disk.
  */
 #ifndef WORKER_DATA_IDX_H
@@ -26,7 +27,8 @@
 #include <stdint.h>
 #include "common/err.h"
 
-#define IDX_MAX_BYTES ((uint64_t)2 << 30) /* in memory: decompressed, with header */
+/* of a file in memory, decompressed and with its header */
+#define IDX_MAX_BYTES ((uint64_t)2 << 30)
 #define IDX_MAX_COUNT ((uint32_t)1 << 24) /* images or labels */
 #define IDX_MAX_SIDE  4096u               /* channels, rows or columns of an image */
 #define IDX_MAX_LABEL 65535u
@@ -34,29 +36,31 @@
 enum idx_kind { IDX_LABELS, IDX_IMAGES };
 
 struct idx {
-	uint8_t *bytes;                      /* header and values; owned; NULL: on the disk */
-	uint64_t size;                       /* of the file, decompressed */
-	size_t head;                         /* bytes before the values */
-	const uint8_t *values;               /* inside bytes, or NULL */
-	char *path;                          /* on the disk: for messages; owned */
-	int fd;                              /* on the disk: open */
+	/* header and values; owned; NULL: they are on the disk */
+	uint8_t *bytes;
+	uint64_t size;         /* size of the file, decompressed */
+	size_t head;           /* bytes before the values */
+	const uint8_t *values; /* inside bytes, or NULL */
+	/* path of a file on the disk, for error messages; owned */
+	char *path;
+	int fd;                              /* descriptor of a file on the disk */
 	unsigned width;                      /* bytes of a value: 1; labels also 2, 4 */
 	uint32_t n, channels, rows, columns; /* of labels: n, 1, 1, 1 */
 };
 
 /* Reads `path`. On failure *x is zeroed. PS_EDATA, PS_ENOMEM. */
 int idx_read(struct idx *x, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
-/* As idx_read, but a plain file of more than `memory` bytes stays on the disk. A gzipped file of
- * more than `memory` bytes is PS_EDATA. */
+/* Reads a file like idx_read, but a plain file of more than `memory` bytes stays on the disk. A
+ * gzipped file of more than `memory` bytes is refused with PS_EDATA. */
 int idx_open(struct idx *x, const char *path, enum idx_kind kind, uint64_t memory,
 	struct err *e) PS_MUST_CHECK;
-/* Sets *n to the number of images or labels that the header of `path` promises. Allocates nothing
- * for them. */
+/* Sets *n to the number of images or labels in the header of `path`, without allocating memory for
+ * them. */
 int idx_count(uint32_t *n, const char *path, enum idx_kind kind, struct err *e) PS_MUST_CHECK;
 /* Copies n bytes of the file from offset `at` on; at + n <= x->size. PS_EDATA: the file on the disk
  * has become shorter or cannot be read. */
 int idx_copy(const struct idx *x, uint64_t at, size_t n, uint8_t *to, struct err *e) PS_MUST_CHECK;
-/* Writes the labels of `x`, which is in memory, to label[0..x->n). PS_EDATA: one is not in [0,
+/* Writes the labels of `x`, which is in memory, to label[0..x->n). PS_EDATA: a label is not in [0,
  * IDX_MAX_LABEL]. */
 int idx_labels(const struct idx *x, const char *path, uint16_t *label, struct err *e) PS_MUST_CHECK;
 void idx_release(struct idx *x);

@@ -7,7 +7,8 @@
 #include "common/mem.h"
 
 struct slot {
-	struct loader_batch batch; /* index: own memory of `max` numbers */
+	/* batch.index points to the member `index`, which has room for `max` numbers */
+	struct loader_batch batch;
 	uint32_t *index;
 	uint8_t *pixels;
 	uint16_t *labels;
@@ -20,16 +21,16 @@ struct loader {
 	enum data_part part;
 	const struct preprocess *preprocess; /* or NULL */
 	uint64_t seed;
-	size_t max, image; /* images of a batch; bytes of an image */
+	size_t max, image; /* max: maximum number of images of a batch; image: bytes of an image */
 	uint8_t *scratch;  /* one image, before shift and flip */
 	struct slot slot[LOADER_AHEAD];
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	/* Counts since the start; number i is in slot i % LOADER_AHEAD. taken <= loaded <= asked.
-	 * The caller uses the images of slot taken - 1. */
+	/* Numbers of batches since the start: taken <= loaded <= asked. Batch number i, from 0, is
+	 * in slot i % LOADER_AHEAD. The caller uses the images of batch taken - 1. */
 	uint64_t asked, loaded, taken;
-	int holds; /* the caller has the images of slot taken - 1 */
+	int holds; /* 1: the caller still uses the images of batch taken - 1 */
 	int ends;
 };
 

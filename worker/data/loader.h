@@ -1,6 +1,7 @@
 /*
- * loader.h - the images of batches as the device needs them: shifted and flipped as the model says,
- * or read from files that are larger than memory. A thread prepares batches ahead.
+ * loader.h - prepares the images of batches for the device: shifts and flips them if the model
+ * demands this, or reads them from files that are larger than memory. A thread prepares the batches
+ * before the device needs them.
  *
  * The seed, the epoch, the number of the batch and the model determine the bytes of a batch: the
  * bytes are equal in every worker and for every order of calls.
@@ -12,8 +13,9 @@
  *     (a_batch_that_does_not_fit_memory_is_refused);
  * (3) a file that shrinks or cannot be read ends in PS_EDATA, never in a signal
  *     (invariant_3_a_file_that_shrinks_is_bad_data).
- * PS_ASSERT checks that no more than LOADER_AHEAD batches are ahead (2), in every build.
- * Thread: one thread calls. The loader starts another, which only reads the data set.
+ * PS_ASSERT checks that no more than LOADER_AHEAD batches are ahead (2), in every build. Thread:
+ * only one thread may call the functions. The loader starts another thread, which only reads the
+ * data set.
  */
 #ifndef WORKER_DATA_LOADER_H
 #define WORKER_DATA_LOADER_H
@@ -30,12 +32,12 @@ struct loader; /* opaque */
 /* The images of one batch. */
 struct loader_batch {
 	uint32_t epoch, number;
-	const uint32_t *index; /* of `n` images */
+	const uint32_t *index; /* numbers of the `n` images */
 	uint32_t n;
 };
 
 /* Returns 1 if batches of `part` need a loader, because the device cannot keep one fixed copy of
- * the images. `p`: see loader_new. */
+ * the images. `p` has the same meaning as for loader_new. */
 int loader_is_needed(const struct data *d, enum data_part part, const struct preprocess *p);
 /* Creates a loader for batches of at most `max` images of `d`, which must outlive the loader. `p`
  * is the shift and flip of the training images; NULL: none. PS_ENOMEM. */
@@ -45,9 +47,10 @@ int loader_new(struct loader **out, const struct data *d, enum data_part part,
 void loader_free(struct loader **l);
 /* Returns 1 if the loader has room for another request by loader_ask. */
 int loader_has_room(const struct loader *l);
-/* Requests a batch. The loader prepares it after all batches requested earlier. Copies b->index. */
+/* Requests a batch, which the loader prepares after all earlier requested batches. The function
+ * copies b->index. */
 void loader_ask(struct loader *l, const struct loader_batch *b);
-/* Drops all batches that were requested and not taken. */
+/* Drops all batches that were requested and have not been taken. */
 void loader_reset(struct loader *l);
 /* Waits for the oldest batch that was requested and not taken, and writes its images to *images.
  * They stay valid until the next call of loader_take or loader_reset. PS_EDATA: a data file cannot

@@ -17,14 +17,15 @@
 
 struct cifar_kind {
 	const char *train[5], *test;
-	size_t files, classes, label, record; /* offset of the label, bytes of a record */
+	/* label: offset of the label in a record; record: bytes of a record */
+	size_t files, classes, label, record;
 };
 
 static const struct cifar_kind cifar_kinds[] = {
 	{{"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin",
 		 "data_batch_5.bin"},
 		"test_batch.bin", 5, 10, 0, 1 + CIFAR_PIXELS},
-	/* a record has a coarse label and a fine one */
+	/* a record has two labels, a coarse one and a fine one; the fine one is used */
 	{{"train.bin"}, "test.bin", 1, 100, 1, 2 + CIFAR_PIXELS},
 };
 

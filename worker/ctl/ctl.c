@@ -11,7 +11,7 @@
 
 #define PROGRAM  "cnn-ctl"
 #define MAX_ARGS 1000
-/* the commands that may connect to a server */
+/* condition that is true for the commands that may connect to a server */
 #define DIALS "command!=keygen|convert|history|report|show"
 
 /* A command. `takes` describes its arguments. */

@@ -1,6 +1,6 @@
 /*
- * ctl.h - the commands of cnn-ctl and what they share. ctl.c holds main, the options and the table
- * of commands.
+ * ctl.h - the commands of cnn-ctl and the functions that they share. ctl.c has main, the options
+ * and the table of commands.
  *
  * Thread: main.
  */
@@ -17,7 +17,8 @@ enum ctl_format { CTL_CSV, CTL_JSON };
 
 struct ctl {
 	const char *server, *data, *checkpoint, *weights,
-		*model;                     /* NULL: not given; `server` is never NULL */
+		/* NULL: the option was not given; `server` is never NULL */
+		*model;
 	const char *key, *server_key;       /* key files, or NULL */
 	const char *tensorboard;            /* directory, or NULL */
 	const char *mistakes, *predictions; /* of eval: files, or NULL */
@@ -29,12 +30,14 @@ struct ctl {
 	int n_args;
 };
 
-/* server.c: prints one line on stderr, in the format of --log-format: an error `status`, or
- * progress (PS_OK). */
+/* Prints one line on stderr in the format of --log-format. The line reports the error `status`, or
+ * progress if `status` is PS_OK. In server.c. */
 void ctl_say(const char *event, int status, const char *text);
-/* server.c: opens an observer's connection and prints on stderr what it waits for. */
+/* Connects to the server as an observer, and prints the reason of each long wait on stderr. In
+ * server.c. */
 int ctl_connect(const struct ctl *ctl, struct cnnps **c, struct err *e) PS_MUST_CHECK;
-/* As ctl_connect, with `stop` and `report` of cnnps_options, and `arg` for both. */
+/* Connects like ctl_connect, with the callbacks `stop` and `report` of cnnps_options, which both
+ * receive `arg`. */
 int ctl_connect_with(const struct ctl *ctl, int (*stop)(void *arg),
 	void (*report)(void *arg, const char *line), void *arg, struct cnnps **c,
 	struct err *e) PS_MUST_CHECK;
@@ -50,23 +53,25 @@ int ctl_keygen(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 /* top.c */
 int ctl_top(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
-/* weights.c: a model and its weights, read from --weights, --checkpoint or the server. */
+/* A model and its weights, which weights.c reads from --weights, --checkpoint or the server. */
 struct ctl_weights {
 	struct model model;
-	float *w;      /* model.n_params; owned */
-	char *tensors; /* the list of the tensors of vector:N (tensor_list.h); NULL: none; owned */
+	float *w; /* model.n_params; owned */
+	/* the list of the tensors of vector:N (tensor_list.h), owned; NULL: there is no list */
+	char *tensors;
 };
 int ctl_weights_load(const struct ctl *ctl, struct ctl_weights *w, struct err *e) PS_MUST_CHECK;
 void ctl_weights_release(struct ctl_weights *w);
 int ctl_export(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 
-/* history.c: reads the lines of history.jsonl; `dir` is that file or its directory. */
+/* Reads the lines of history.jsonl. `dir` is this file or its directory. In history.c. */
 int ctl_history_read(const char *dir, json_t **lines, struct err *e) PS_MUST_CHECK;
 int ctl_history(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
 int ctl_show(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
-/* report.c: prints an HTML page that compares the histories of the arguments. */
+/* Prints an HTML page that compares the histories that the arguments name. In report.c. */
 int ctl_report(const struct ctl *ctl, struct err *e) PS_MUST_CHECK;
-/* events.c: writes the lines to `dir` as an event file of TensorBoard, and prints its name. */
+/* Writes the lines of a history to `dir` as an event file of TensorBoard, and prints the name of
+ * the file. In events.c. */
 int ctl_write_events(const char *dir, const json_t *lines, struct err *e) PS_MUST_CHECK;
 
 /* convert.c */

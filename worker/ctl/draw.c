@@ -7,9 +7,10 @@
 #include "common/assert.h"
 
 #define BAR_CELLS   30
-#define CLASS_LINES 12 /* lines for classes beside a picture */
-#define FIRST_CLASS 2  /* the line of the screen on which the first class stands */
-#define MAX_DRAWN   56 /* pixels of a side; larger pictures are drawn smaller */
+#define CLASS_LINES 12 /* maximum number of lines for classes beside a picture */
+#define FIRST_CLASS 2  /* the line, from 0, on which the first class stands */
+/* maximum number of pixels of a side; larger pictures are drawn at a smaller scale */
+#define MAX_DRAWN 56
 
 size_t draw_best(const float *p, size_t n)
 {
@@ -28,7 +29,8 @@ int draw_may_colour(void)
 	return !no || !*no;
 }
 
-/* Draws two pixels as one character: two greys if colours are permitted, else lit or dark. */
+/* Draws two pixels, one above the other, as one character: with two greys if colours are permitted,
+ * else with lit and dark halves. */
 static void draw_cell(int top, int bottom, int colours)
 {
 	static const char *const halves[] = {" ", "\u2580", "\u2584", "\u2588"};
@@ -80,8 +82,8 @@ static int digits(size_t classes)
 	return n;
 }
 
-/* Returns the grey of one pixel of the drawing: the mean of the channels of one pixel of the
- * picture. */
+/* Returns the grey of one pixel of the drawing, which is the mean of the channels of the
+ * corresponding pixel of the picture. */
 static int grey_at(const struct drawing *d, size_t step, size_t y, size_t x)
 {
 	const struct shape *s = &d->shape;
@@ -101,7 +103,7 @@ static void draw_line(const struct drawing *d, size_t line, const size_t *class,
 {
 	const size_t side = d->shape.h > d->shape.w ? d->shape.h : d->shape.w;
 	const size_t step = (side + MAX_DRAWN - 1) / MAX_DRAWN;
-	const int beside = 2 * line * step >= d->shape.h; /* below the picture */
+	const int beside = 2 * line * step >= d->shape.h; /* 1: the line is below the picture */
 
 	for (size_t x = 0; x * step < d->shape.w; x++)
 		if (beside)
@@ -139,7 +141,8 @@ void draw_prediction(const char *name, const struct drawing *d)
 		printf(", label %d%s", d->label, (size_t)d->label == best ? "" : ", wrong");
 	putchar('\n');
 	for (size_t line = 0; line < lines_of(d, n); line++) {
-		size_t row = line - FIRST_CLASS; /* wraps for the first lines: no class there */
+		/* wraps to a large number for the first lines, which have no class */
+		size_t row = line - FIRST_CLASS;
 
 		draw_line(d, line, row < n ? &shown[row] : NULL, colours);
 	}

@@ -1,5 +1,6 @@
 /*
- * draw.h - draws a picture on the terminal, with what the network predicts for it. Thread: main.
+ * draw.h - draws a picture on the terminal, with the network's prediction for the picture. Thread:
+ * main.
  */
 #ifndef WORKER_CTL_DRAW_H
 #define WORKER_CTL_DRAW_H
@@ -15,7 +16,8 @@ struct drawing {
 	int label; /* -1: not known */
 };
 
-/* Returns the number of the largest of n >= 1 values, the first of equal ones. */
+/* Returns the index of the largest of n >= 1 values. If several values are equally large, returns
+ * the index of the first one. */
 size_t draw_best(const float *p, size_t n);
 /* Returns 1 unless NO_COLOR is set and not empty (no-color.org). */
 int draw_may_colour(void);

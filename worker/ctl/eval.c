@@ -1,6 +1,7 @@
 /*
- * eval.c - see ctl.h: evaluates weights on the test images: accuracy, loss, which classes are
- * confused, and the images that the network gets wrong with the greatest confidence.
+ * eval.c - see ctl.h: evaluates weights on the test images. It prints the accuracy, the loss, the
+ * pairs of classes that the network confuses, and the images that it classifies wrongly with the
+ * greatest confidence.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -13,12 +14,13 @@
 #include "worker/ctl/sheet.h"
 #include "worker/data/dataset.h"
 
-#define CHUNK       256  /* images at a time */
-#define TABLE_SIDE  20   /* classes; if there are more, a list replaces the table */
-#define MAX_COUNTED 4096 /* classes whose confusions are counted */
-#define LISTED      20   /* confusions */
-#define WORST       48   /* mistakes of a contact sheet */
-#define DRAWN       3    /* mistakes drawn on the terminal */
+#define CHUNK 256 /* number of images that are evaluated at a time */
+/* maximum number of classes of the table; with more classes, a list replaces the table */
+#define TABLE_SIDE  20
+#define MAX_COUNTED 4096 /* maximum number of classes whose confusions are counted */
+#define LISTED      20   /* number of confusions in the list */
+#define WORST       48   /* number of mistakes on a contact sheet */
+#define DRAWN       3    /* number of mistakes that are drawn on the terminal */
 #define MAX_THREADS 64
 #define NAME        48
 
@@ -33,14 +35,14 @@ struct evaluation {
 	const struct ctl_weights *weights;
 	struct data data;
 	struct backend *backend;
-	struct kx_images chunk; /* points to the next two, or to the data set */
+	struct kx_images chunk; /* points to `pixels` and `labels`, or to the data set */
 	uint8_t *pixels;        /* of CHUNK images */
 	uint16_t *labels;
 	float *probability; /* of CHUNK images */
 	size_t classes;
 	size_t correct;
 	double loss_sum;
-	uint32_t *count; /* classes x classes: label, class; NULL: too many */
+	uint32_t *count; /* count[label * classes + class]; NULL: there are too many classes */
 	struct mistake worst[WORST];
 	size_t n_worst;
 	FILE *predictions; /* NULL: no --predictions */
@@ -48,7 +50,7 @@ struct evaluation {
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-/* Adds `m` to the list of the mistakes with the greatest confidence, if it is one. */
+/* Adds `m` to the list of the WORST mistakes with the greatest confidence if it belongs there. */
 static void keep_mistake(struct evaluation *v, struct mistake m)
 {
 	size_t at = v->n_worst;
@@ -90,8 +92,8 @@ static int evaluate_chunk(struct evaluation *v, uint32_t first, size_t n, struct
 	rc = backend_use(v->backend, &v->chunk, e);
 	if (rc)
 		return rc;
-	/* compute the loss from the logits, as workers do: computed from a probability it may be
-	 * infinite */
+	/* Compute the loss from the logits, as workers do. A loss that is computed from a
+	 * probability may be infinite. */
 	rc = backend_evaluate(v->backend, v->weights->w, 0, n, &correct, &loss);
 	if (!rc)
 		rc = backend_predict(v->backend, v->weights->w, 0, n, v->probability);
@@ -133,7 +135,8 @@ static void print_table(const struct evaluation *v)
 	}
 }
 
-/* Prints the most frequent confusions. Each search takes the largest count that is left. */
+/* Prints the most frequent confusions. Each pass of the loop searches for the largest count that
+ * was not printed yet. */
 static void print_confusions(const struct evaluation *v)
 {
 	const size_t n = v->classes * v->classes;
@@ -165,7 +168,8 @@ static void print_results(const struct evaluation *v)
 		print_confusions(v);
 }
 
-/* Loads the pixels of the worst mistakes into v->pixels; CHUNK is at least WORST. */
+/* Loads the pixels of the worst mistakes into v->pixels, which has room for them because CHUNK is
+ * at least WORST. */
 static int load_worst(struct evaluation *v, struct err *e)
 {
 	const size_t size = shape_count(v->data.shape);

@@ -1,7 +1,8 @@
 /*
  * events.c - see ctl.h: writes a history as TensorBoard's event file. The file is a sequence of
- * TFRecords: length (8 bytes), its masked CRC32C, an Event message of protobuf, and its masked
- * CRC32C, all little-endian. Only four fields of Event are needed, so they are encoded here.
+ * TFRecords. A TFRecord has a length (8 bytes), the masked CRC32C of the length, an Event message
+ * of protobuf, and the masked CRC32C of the message, all little-endian. This file encodes the Event
+ * itself, because it needs only four fields.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -100,7 +101,7 @@ static void put_scalar(
 
 static const struct {
 	const char *kind, *key, *tag;
-	const char *step; /* name of the field that holds the step */
+	const char *step; /* name of the field with the step */
 } scalars[] = {
 	{"sample", "loss", "train/loss", "updates"},
 	{"sample", "images_per_s", "speed/images_per_s", "updates"},

@@ -1,9 +1,9 @@
 /*
- * folders.c - see convert.h: pictures in folders, one folder per class. FROM has folders
- * train/CLASS and test/CLASS, or only folders CLASS; then every tenth picture of a class is a test
- * image. Classes are numbered from 0 in the order of their names, which classes.txt lists. All
- * pictures must have the size of the first one. They are written in colour if the first one has
- * colours.
+ * folders.c - see convert.h: converts pictures in folders, one folder per class. FROM has the
+ * folders train/CLASS and test/CLASS, or only the folders CLASS. In the second case every tenth
+ * picture of a class is a test image. Classes are numbered from 0 in the order of their names,
+ * which classes.txt lists. All pictures must have the size of the first picture. The images are in
+ * colour if the first picture is.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -73,8 +73,8 @@ static int is_picture(const char *name)
 	return 0;
 }
 
-/* Lists the folders in `dir`, or its pictures. Other files and names that begin with a dot are
- * ignored. */
+/* Lists the folders in `dir` if `folders` is 1, otherwise its pictures. Ignores other files, and
+ * names that begin with a dot. */
 static int list(struct names *l, const char *dir, int folders, struct err *e)
 {
 	DIR *d = opendir(dir);
@@ -101,7 +101,7 @@ static int list(struct names *l, const char *dir, int folders, struct err *e)
 struct folders {
 	struct convert *c;
 	struct names classes;
-	int split; /* FROM has train and test */
+	int split; /* 1: FROM has the folders train and test */
 	struct shape shape;
 };
 
@@ -178,7 +178,7 @@ static int put_part(struct folders *f, enum convert_part part, const char *dir, 
 
 /* ---- together -------------------------------------------------------------------------------- */
 
-/* Every class of test/ must also be in train/: otherwise it has no number. */
+/* Checks that every class of test/ is also in train/. Otherwise the class would have no number. */
 static int check_test_classes(const struct folders *f, const char *dir, struct err *e)
 {
 	struct names tests;

@@ -16,18 +16,19 @@
 #define HISTORY_FILE "history.jsonl"
 #define MAX_HISTORY  ((size_t)64 << 20)
 
-/* The columns of the CSV. A line of the history that lacks a field gets an empty cell. */
+/* The columns of the CSV. If a line of the history lacks a field, its cell is empty. */
 static const char *const plain_columns[] = {"t", "kind", "term", "epoch", "images", "updates",
 	"images_per_s", "loss", "accuracy", "test_loss", "live", "pushes", "duplicates", "rejected",
 	"refusals", "generation", "checkpoint_s", "degraded", "worker", "change", "name", "host",
 	"device", "status"};
 
-/* Columns of a sample: seconds of the server's main thread, and percentages of the workers. */
+/* Columns from samples: the seconds of the server's main thread, and the percentages of the
+ * workers' time. */
 static const char *const server_parts[] = {"apply", "verify", "idle", "total"};
 static const char *const worker_parts[] = {"compute", "weights", "push", "lease", "copy"};
 
 #define N(array)        (sizeof(array) / sizeof((array)[0]))
-#define STALENESS_FIELD 3 /* of a worker in a sample */
+#define STALENESS_FIELD 3 /* index of the staleness in the list of a worker in a sample */
 #define PARTS_FIELD     5
 
 int ctl_history_read(const char *dir, json_t **lines, struct err *e)
@@ -50,7 +51,8 @@ int ctl_history_read(const char *dir, json_t **lines, struct err *e)
 		json_t *o = json_loadb(at, (size_t)((stop ? stop : end) - at), 0, NULL);
 
 		if (json_is_object(o) && json_is_string(json_object_get(o, "kind")))
-			json_array_append(list, o); /* else incomplete: the server repairs it */
+			/* an incomplete line is skipped; the server repairs it at its next start */
+			json_array_append(list, o);
 		json_decref(o);
 		at = stop ? stop + 1 : end;
 	}
@@ -88,8 +90,8 @@ static void print_cell(const json_t *v)
 		printf("%.9g", json_real_value(v));
 }
 
-/* Prints the mean of a field of the workers of a sample that have it; `part` is an index if the
- * field is an array. */
+/* Prints the mean of a field over the workers of a sample that have this field. If the field is an
+ * array, `part` is the index in this array. */
 static void print_mean(const json_t *workers, size_t field, size_t part)
 {
 	double sum = 0;

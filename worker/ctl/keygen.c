@@ -10,7 +10,7 @@
 
 struct key_spec {
 	const char *name;
-	enum key_role role; /* KEY_NONE: the server itself, which is not on the list */
+	enum key_role role; /* KEY_NONE: the key of the server, which is not on the list */
 };
 
 static const struct key_spec usual[] = {
@@ -27,7 +27,7 @@ static int make_key(const char *dir, const char *list, const struct key_spec *w,
 
 	if (rc)
 		return rc;
-	/* an existing key that is not on the list was revoked: do not add it again */
+	/* do not add an existing key again: if it is not on the list, it was revoked */
 	if (w->role != KEY_NONE && made)
 		rc = authorized_keys_add(list, w->role, key, w->name, e);
 	if (!rc)
@@ -48,7 +48,8 @@ static int check_key_name(const char *name, struct err *e)
 		MAX_NAME);
 }
 
-/* Existing keys stay: a second run of keygen makes only the missing keys. */
+/* Makes the usual keys, and one key for each worker that the arguments name. Existing keys do not
+ * change: a second run makes only the missing keys. */
 int ctl_keygen(const struct ctl *ctl, struct err *e)
 {
 	const char *dir = ctl->args[0];
@@ -62,7 +63,7 @@ int ctl_keygen(const struct ctl *ctl, struct err *e)
 		rc = check_key_name(ctl->args[i], e);
 	if (!rc)
 		rc = file_make_dir(dir, e);
-	if (!rc) /* before any key is made */
+	if (!rc) /* check the list before any key is made */
 		rc = authorized_keys_check(list, e);
 	for (size_t i = 0; i < sizeof(usual) / sizeof(*usual) && !rc; i++)
 		rc = make_key(dir, list, &usual[i], e);

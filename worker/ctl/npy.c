@@ -20,8 +20,8 @@
 struct npy {
 	char path[PATH];
 	FILE *file;
-	char kind;    /* u or i */
-	int big;      /* big-endian */
+	char kind;    /* 'u' for unsigned or 'i' for signed integers */
+	int big;      /* 1: the values are big-endian */
 	size_t width; /* bytes of a value */
 	size_t n_dims, dim[MAX_DIMS];
 };
@@ -33,7 +33,7 @@ static int npy_bad(const struct npy *a, const char *what, struct err *e)
 	return err_set(e, PS_EDATA, "%s: %s", a->path, what);
 }
 
-/* Returns the text after 'key': in the header of the file. The header is a Python dictionary. */
+/* Returns the text after `'key':` in the header of the file, which is a Python dictionary. */
 static const char *header_value(const char *head, const char *key)
 {
 	const char *at = strstr(head, key);
@@ -77,7 +77,7 @@ static int npy_read_header(struct npy *a, struct err *e)
 
 	if (fread(magic, 1, 10, a->file) != 10 || memcmp(magic, "\x93NUMPY", 6) != 0)
 		return npy_bad(a, "is no .npy file", e);
-	/* version 1 has a size of 16 bits, version 2 one of 32 */
+	/* the size of the header has 16 bits in version 1 of the format and 32 bits in version 2 */
 	if (magic[6] > 1 && fread(magic + 10, 1, 2, a->file) != 2)
 		return npy_bad(a, "is no .npy file", e);
 	size = le32_get(magic + 8);
@@ -111,7 +111,7 @@ static void npy_close(struct npy *a)
 	a->file = NULL;
 }
 
-/* Nothing may follow the last value. */
+/* Checks that nothing follows the last value. */
 static int npy_at_end(struct npy *a, struct err *e)
 {
 	return getc(a->file) == EOF ? PS_OK : npy_bad(a, "data follow its last value", e);
@@ -131,13 +131,13 @@ static int64_t integer(const struct npy *a, const unsigned char *p)
 	return (int64_t)v;
 }
 
-/* Reads all labels. Raises *max to the largest label if *max is smaller. */
+/* Reads all labels. Sets *max to the largest label if *max is smaller. */
 static int read_labels(struct npy *a, uint16_t **out, uint32_t *max, struct err *e)
 {
 	unsigned char raw[8];
 	uint16_t *labels;
 
-	/* an array of one column is usual too */
+	/* accept an array of one column, too, because labels often have this form */
 	if (a->n_dims < 1 || a->n_dims > 2 || (a->n_dims == 2 && a->dim[1] != 1))
 		return npy_bad(a, "labels have one dimension", e);
 	labels = *out = mem_try(a->dim[0], sizeof(*labels));

@@ -2,8 +2,8 @@
  * onnx.c - see onnx.h.
  *
  * The graph is built layer by layer. Each node has one output, whose name is the name of the node.
- * Values are N x C x H x W. After an fc layer they are flat, N x C, until a layer needs rows and
- * columns again.
+ * A value has the shape N x C x H x W. After an fc layer a value is flat, with the shape N x C,
+ * until a layer needs rows and columns again.
  */
 #include "worker/ctl/onnx.h"
 #include <stdint.h>
@@ -19,14 +19,14 @@
 #define IR_VERSION 8
 #define OPSET      13
 
-/* ONNX's numbers of these types */
+/* ONNX's numbers for types of elements and of attributes */
 enum element { FLOATS = 1, BYTES = 2, INTEGERS = 7 };
 enum attribute { ATTRIBUTE_FLOAT = 1, ATTRIBUTE_INT = 2, ATTRIBUTE_INTS = 7 };
 
 #define MAX_INPUTS      5
 #define MAX_ATTRIBUTES  5
 #define MAX_INTS        8
-#define LAYER_NODES     12 /* maximum nodes of one layer */
+#define LAYER_NODES     12 /* maximum number of nodes for one layer */
 #define MAX_NODES       (LAYER_NODES * (MODEL_MAX_LAYERS + 1))
 #define LAYER_CONSTANTS 8
 #define MAX_CONSTANTS   (LAYER_CONSTANTS * (MODEL_MAX_LAYERS + 1))
@@ -40,7 +40,7 @@ struct node {
 	int64_t ints[MAX_ATTRIBUTES][MAX_INTS];
 };
 
-/* A tensor of the model, or a constant with its own values. */
+/* A tensor of the model, or a constant, which has its own values. */
 struct initializer {
 	Onnx__TensorProto proto;
 	char name[NAME];
@@ -59,7 +59,7 @@ struct value {
 struct graph {
 	const struct model *m;
 	char text[MODEL_MAX_TEXT];
-	char scope[NAME / 2]; /* "layer3": the names of its nodes begin with it */
+	char scope[NAME / 2]; /* prefix of the names of the nodes of a layer, such as "layer3" */
 	struct node node[MAX_NODES];
 	Onnx__NodeProto *nodes[MAX_NODES];
 	size_t n_nodes;
@@ -85,7 +85,7 @@ static struct initializer *add_initializer(struct graph *g, enum element type, s
 	return t;
 }
 
-/* The first initializers are the model's tensors, in their order. */
+/* Makes the model's tensors the first initializers, in their order. */
 static void add_model_tensors(struct graph *g, const float *w)
 {
 	for (size_t i = 0; i < g->m->n_tensors; i++) {
@@ -95,7 +95,7 @@ static void add_model_tensors(struct graph *g, const float *w)
 		snprintf(t->name, sizeof(t->name), "%s", from->name);
 		for (size_t d = 0; d < from->ndim; d++)
 			t->dim[d] = (int64_t)from->dim[d];
-		const float *values = w + from->offset; /* protobuf-c only reads them */
+		const float *values = w + from->offset; /* protobuf-c only reads the values */
 		memcpy(&t->proto.raw_data.data, &values, sizeof(values));
 		t->proto.raw_data.len = from->count * sizeof(*w);
 	}
@@ -127,7 +127,8 @@ static char *int_constant(struct graph *g, const int64_t *values, size_t n)
 	return t->name;
 }
 
-/* Adds a constant with one value for all channels, or with one for each channel: n x 1 x 1. */
+/* Adds a constant of shape n x 1 x 1: one value for all channels (n = 1), or one value for each
+ * channel. */
 static char *channel_constant(struct graph *g, const float *values, size_t n)
 {
 	struct initializer *t = add_constant(g, FLOATS, n, sizeof(*values));
@@ -176,7 +177,7 @@ static void add_node_input(struct node *n, char *name)
 	n->input[n->proto.n_input++] = name;
 }
 
-/* Adds a node with two inputs; returns its output. */
+/* Adds a node with two inputs, and returns the name of its output. */
 static char *binary(struct graph *g, char *op, char *left, char *right)
 {
 	struct node *n = add_node(g, op, left);
@@ -282,8 +283,9 @@ static char *add_batchnorm_node(struct graph *g, const struct layer *l, struct v
 	return n->name;
 }
 
-/* Adds nodes for the mean of the squares of l->size channels at each pixel; channels outside count
- * as zeros. ONNX has a node for it (LRN), but only with as many channels before as after. */
+/* Adds nodes that compute, at each pixel, the mean of the squares of l->size neighbouring channels.
+ * Channels that do not exist count as zeros. The LRN node of ONNX is not enough, because its window
+ * has equally many channels before and after a channel. */
 static char *mean_of_squares(struct graph *g, const struct layer *l, char *in)
 {
 	static const int64_t axis[] = {1};
@@ -299,7 +301,8 @@ static char *mean_of_squares(struct graph *g, const struct layer *l, char *in)
 static char *add_lrn(struct graph *g, const struct layer *l, struct value in)
 {
 	char *image = as_image(g, in);
-	const float alpha = l->alpha * (float)l->size; /* ONNX divides alpha by the size */
+	/* times the size, because ONNX divides alpha by the size */
+	const float alpha = l->alpha * (float)l->size;
 
 	if (l->size % 2) {
 		struct node *n = add_node(g, "LRN", image);
@@ -316,8 +319,8 @@ static char *add_lrn(struct graph *g, const struct layer *l, struct value in)
 	return binary(g, "Div", image, binary(g, "Pow", base, number(g, l->beta)));
 }
 
-/* Adds nodes for an add layer: every stride-th row and column of the value at its skip is added,
- * with zeros for the channels that this value lacks. */
+/* Adds nodes for an add layer. They add every stride-th row and column of the value at the layer's
+ * skip, with zeros for the channels that this value lacks. */
 static char *add_sum(struct graph *g, const struct layer *l, struct value in)
 {
 	const struct layer *skip = &g->m->layer[l->partner];
@@ -339,7 +342,7 @@ static char *add_sum(struct graph *g, const struct layer *l, struct value in)
 	return binary(g, "Add", as_image(g, in), from);
 }
 
-/* Adds a node of an operator without attributes, for values of any shape. */
+/* Adds a node with operator `op`, which has no attributes and accepts values of any shape. */
 static struct value curve(struct graph *g, char *op, struct value in)
 {
 	return (struct value){add_node(g, op, in.name)->name, in.flat};
@@ -381,7 +384,8 @@ static struct value onnx_layer(struct graph *g, size_t i, struct value in)
 	return in;
 }
 
-/* Adds nodes for pixels: v / 255, normalised if the model says so (preprocess.h). */
+/* Adds nodes that divide the pixels by 255, and normalise them if the model demands it
+ * (preprocess.h). */
 static struct value add_images(struct graph *g)
 {
 	const struct preprocess *p = &g->m->preprocess;

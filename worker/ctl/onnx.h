@@ -2,10 +2,10 @@
  * onnx.h - writes a model and its weights as an ONNX file, which ONNX Runtime and other programs
  * run.
  *
- * Input "images": uint8, N x channels x rows x columns, the bytes of a data set. The graph in the
- * file normalises the images. Outputs "logits" and "probabilities": float, N x classes. Shift, flip
- * and dropout are for training only and left out. The metadata have the model text. Operators are
- * those of opset 13. Thread: main.
+ * The input "images" has the bytes of a data set: uint8, N x channels x rows x columns. The graph
+ * in the file normalises the images. The outputs "logits" and "probabilities" are floats, N x
+ * classes. The graph has no shift, flip and dropout, which are only for training. The metadata
+ * contain the model text. The operators are those of opset 13. Thread: main.
  */
 #ifndef WORKER_CTL_ONNX_H
 #define WORKER_CTL_ONNX_H
@@ -13,7 +13,7 @@
 #include "common/model.h"
 
 /* Writes m->n_params floats of `w` to `path` atomically. The bytes depend only on the model and the
- * weights. PS_EUSAGE: a model without images. PS_EIO, PS_ENOMEM. */
+ * weights. PS_EUSAGE: the model has no images as input. PS_EIO, PS_ENOMEM. */
 int onnx_write(
 	const char *path, const struct model *m, const float *w, struct err *e) PS_MUST_CHECK;
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-/* jpeglib.h needs stdio.h before it */
+/* stdio.h must come before jpeglib.h, which needs it */
 #include <jpeglib.h>
 #include <png.h>
 #include "common/assert.h"
@@ -14,7 +14,7 @@
 
 #define MAX_FILE ((size_t)64 << 20)
 
-/* A file in memory. */
+/* A file that was read into memory. */
 struct raw {
 	const char *path;
 	const unsigned char *data;
@@ -50,7 +50,7 @@ static void put_pixel_row(struct picture *p, size_t y, const uint8_t *row)
 
 /* ---- PGM ------------------------------------------------------------------------------------- */
 
-/* The part of a file's text that is not read yet. */
+/* The part of a file's text that the parser has not read yet. */
 struct scan {
 	const unsigned char *at, *end;
 };
@@ -64,7 +64,7 @@ static void skip_blanks(struct scan *s)
 		comment = *s->at == '#' || (comment && *s->at != '\n');
 }
 
-/* Reads the next number, at most 65535; -1: no number. */
+/* Reads the next number. Returns -1 if there is no number, or if it is greater than 65535. */
 static long scan_number(struct scan *s)
 {
 	long v = 0;
@@ -104,7 +104,7 @@ static int read_raw(
 	size_t left;
 
 	if (s->at < s->end)
-		s->at++; /* the one blank after the header */
+		s->at++; /* skip the one blank after the header */
 	left = (size_t)(s->end - s->at);
 	if (left != n)
 		return err_set(
@@ -147,8 +147,8 @@ static int begin_png(png_image *image, const struct raw *r, struct err *e)
 	return err_set(e, PS_EDATA, "%s: %s", r->path, image->message);
 }
 
-/* Chooses the grey that is seen through transparent pixels: white, or black if the mean of the
- * other pixels is light. */
+/* Chooses the grey that replaces transparent pixels: white, or black if the mean of the other
+ * pixels is light. */
 static int choose_ground(
 	const struct picture *p, const struct raw *r, uint8_t *ground, struct err *e)
 {
@@ -212,8 +212,8 @@ static int read_png(struct picture *p, const struct raw *r, size_t channels, str
 
 /* ---- JPEG ------------------------------------------------------------------------------------ */
 
-/* libjpeg reports errors by a jump. The values that must survive the jump are here, not in local
- * variables. */
+/* The state of the JPEG decoder. libjpeg reports errors by longjmp, so the values that must survive
+ * the jump are members of this struct and not local variables. */
 struct jpeg {
 	struct jpeg_decompress_struct d;
 	struct jpeg_error_mgr errors;
@@ -231,7 +231,8 @@ static void jpeg_fail(j_common_ptr common)
 	longjmp(j->failed, 1);
 }
 
-/* Warnings mean that the data are damaged: libjpeg would fill the rest with grey. */
+/* Treats a warning as an error, because it means that the data are damaged. Otherwise libjpeg would
+ * fill the rest of the picture with grey. */
 static void jpeg_warn(j_common_ptr common, int level)
 {
 	if (level < 0)

@@ -1,10 +1,10 @@
 /*
  * picture.h - reads a picture from a file: PGM (P2, P5), PNG or JPEG.
  *
- * The file is not trusted: its size, the picture's size and every value are checked before memory
- * is allocated; the text of a PS_EDATA error names the file and the wrong field. White is 255;
- * MNIST's digits are white on black. Transparent pixels become white, or black if the other pixels
- * are light. Thread: any.
+ * The file is not trusted: the module checks the size of the file, the size of the picture and
+ * every value before it allocates memory. The text of a PS_EDATA error names the file and the wrong
+ * field. White is 255, and MNIST's digits are white on black. Transparent pixels become white, or
+ * black if the other pixels are light. Thread: any.
  */
 #ifndef WORKER_CTL_PICTURE_H
 #define WORKER_CTL_PICTURE_H
@@ -24,13 +24,15 @@ struct picture {
 	uint8_t *pixels;    /* shape_count(shape): channels, rows, columns; owned */
 };
 
-/* Reads `path` with 1 or 3 `channels`; 0: as many as the file has. PS_EDATA, PS_ENOMEM. */
+/* Reads `path` with 1 or 3 channels. `channels` 0: with as many channels as the file has. PS_EDATA,
+ * PS_ENOMEM. */
 int picture_load(struct picture *p, const char *path, size_t channels, struct err *e) PS_MUST_CHECK;
 void picture_release(struct picture *p);
 /* Reads a picture of exactly `shape` into pixels[shape_count(shape)]. */
 int picture_read(
 	const char *path, struct shape shape, uint8_t *pixels, struct err *e) PS_MUST_CHECK;
-/* Returns 1 if in no channel do two pixels differ by PICTURE_CONTRAST or more. */
+/* Returns 1 if the picture is blank, that is, if in each channel all pixels differ by less than
+ * PICTURE_CONTRAST. */
 int picture_is_blank(const uint8_t *pixels, struct shape shape);
 /* Returns 1 for a grey picture whose border is lighter than the middle grey and lighter than the
  * pixels inside it. */

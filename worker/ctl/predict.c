@@ -1,4 +1,4 @@
-/* predict.c - see ctl.h: shows what the network predicts for pictures and test images. */
+/* predict.c - see ctl.h: shows the network's predictions for pictures and test images. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,9 +15,10 @@ struct gallery {
 	struct kx_images images; /* points to `pixels` and `no_labels` */
 	uint8_t *pixels;
 	uint16_t *labels;
-	uint16_t *no_labels; /* zeros for the backend: the test set may have more classes than
-				the model */
-	int *known;          /* 1: the picture has a label of the test set */
+	/* labels of zero for the backend, because the test set may have more classes than the
+	 * model */
+	uint16_t *no_labels;
+	int *known; /* 1: the picture has a label of the test set */
 	float *probability;
 	size_t n, classes;
 	struct shape shape; /* of a picture */
@@ -26,7 +27,8 @@ struct gallery {
 
 /* ---- pictures -------------------------------------------------------------------------------- */
 
-/* Returns 1 if `text` is the number of a test image. To name a file "7", write "./7". */
+/* Returns 1 if `text` is the number of a test image. A user who means a file with the name "7" must
+ * write "./7". */
 static int is_image_number(const char *text)
 {
 	return text[0] && strspn(text, "0123456789") == strlen(text);
@@ -58,7 +60,8 @@ static int take_test_image(
 	return data_image(d, TEST_PART, (uint32_t)number, g->pixels + i * g->size, e);
 }
 
-/* Warns if a picture is blank, or dark on light: MNIST's digits are light on dark. */
+/* Warns if a picture is blank, or if it is dark on light, because MNIST's digits are light on
+ * dark. */
 static void warn_of_picture(
 	const char *path, const uint8_t *pixels, const struct ctl *ctl, struct shape shape)
 {

@@ -12,7 +12,8 @@
 
 #define PLACE "@DATA@" /* the line of the page that the data replaces */
 
-/* Writes JSON that may stand between <script> tags: no "<" in it can end the script. */
+/* Writes JSON that is safe between <script> tags: it contains no "<", which could end the
+ * script. */
 static int write_json(const char *text, size_t n, void *arg)
 {
 	FILE *f = arg;

@@ -16,19 +16,20 @@
 #include <termios.h>
 #include <unistd.h>
 
-/* Signals that end the program. ncurses handles SIGTSTP and SIGWINCH. */
+/* The signals that end the program. ncurses itself handles SIGTSTP and SIGWINCH. */
 static const int fatal[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGABRT, SIGSEGV, SIGBUS, SIGFPE,
 	SIGILL, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2};
 
 static SCREEN *screen;
 static pthread_t owner;
 static atomic_int is_open;
-/* The state that restores the terminal, for the signal handler, which must not call ncurses. */
+/* The state with which the signal handler restores the terminal. A signal handler must not call
+ * ncurses. */
 static struct termios before;
 static int has_modes, has_colours;
 static char restore[256];
 
-/* Async-signal-safe. */
+/* Restores the terminal. The function is async-signal-safe. */
 static void restore_now(void)
 {
 	ssize_t ignored = write(STDOUT_FILENO, restore, strlen(restore));

@@ -1,9 +1,9 @@
 /*
  * screen.h - a full-screen page on the terminal, with ncurses: cnn-ctl top.
  *
- * A page is text. The bytes of enum mark in it switch the look of the text after them and take no
- * room. A page without its marks is plain text. Thread: main; screen_is_open and screen_is_mine:
- * any.
+ * A page is text with marks. A mark is a byte of enum mark; it changes the look of the text after
+ * it, and occupies no place on the screen. A page without its marks is plain text. Thread: main;
+ * screen_is_open and screen_is_mine: any.
  */
 #ifndef WORKER_CTL_SCREEN_H
 #define WORKER_CTL_SCREEN_H
@@ -11,7 +11,7 @@
 
 enum mark { MARK_PLAIN = 1, MARK_TITLE, MARK_STRONG, MARK_DIM, MARK_GOOD, MARK_WARN, MARK_BAD };
 
-/* Keys that are no characters. SCREEN_GONE: there is no terminal any more. */
+/* Keys that are not characters. SCREEN_GONE means that the terminal no longer exists. */
 enum {
 	SCREEN_NONE = 0,
 	SCREEN_UP = 256,
@@ -24,8 +24,9 @@ enum {
 	SCREEN_GONE
 };
 
-/* Takes over the terminal: alternate screen, keys, no cursor. Every exit and every fatal signal
- * restores it. Returns 0 if the terminal cannot do this ($TERM). */
+/* Takes over the terminal: switches to the alternate screen, reads single keys and hides the
+ * cursor. Every exit and every fatal signal restores the terminal. Returns 0 if the terminal
+ * ($TERM) cannot do this. */
 int screen_open(void);
 /* Restores the terminal. A second call has no effect. */
 void screen_close(void);
@@ -34,9 +35,9 @@ int screen_is_open(void);
 void screen_size(size_t *width, size_t *height);
 /* Shows a page. Lines that do not fit are cut. */
 void screen_show(const char *page);
-/* Waits at most `ms` milliseconds for a key. SCREEN_NONE: there was none. */
+/* Waits at most `ms` milliseconds for a key. Returns SCREEN_NONE if no key was pressed. */
 int screen_key(int ms);
-/* Returns 1 if the terminal shows UTF-8. */
+/* Returns 1 if the terminal can show UTF-8. */
 int screen_is_utf8(void);
 /* Returns 1 if the calling thread opened the screen. */
 int screen_is_mine(void);

@@ -15,14 +15,16 @@ void ctl_say(const char *event, int rc, const char *text)
 	char safe[1024];
 
 	if (log_get_format() == LOG_TEXT) {
-		snprintf(safe, sizeof(safe), "%s", text); /* a server may have written it */
+		/* the text may be from a server, so it must not control the terminal */
+		snprintf(safe, sizeof(safe), "%s", text);
 		plain_text(safe, 0);
 		fprintf(stderr, "cnn-ctl: %s\n", safe);
 	} else if (rc) {
 		log_error("ctl", event, "code=%s reason=\"%s\"", err_name(rc), text);
 	} else {
 		if (level < LOG_WARN)
-			log_set_level(LOG_WARN); /* print at any level, like the text above */
+			/* print the line at any log level, as in the text format */
+			log_set_level(LOG_WARN);
 		log_warn("ctl", event, "reason=\"%s\"", text);
 		log_set_level(level);
 	}
@@ -71,7 +73,7 @@ static int explain_failure(struct cnnps *c, int rc, struct err *e)
 	return err_set(e, rc, "%s", cnnps_error(c));
 }
 
-/* Prints JSON with indentation, but nothing that a terminal executes. */
+/* Prints JSON with indentation, without control characters that a terminal would execute. */
 static void print_json(const json_t *o)
 {
 	char *pretty = json_dumps(o, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
@@ -84,7 +86,7 @@ static void print_json(const json_t *o)
 }
 
 /* Appends the workers of a page to `o`, from worker number `first` on. Returns the number after the
- * last appended worker; `first` if there is none. */
+ * last appended worker, or `first` if the page has no worker. */
 static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
 {
 	json_t *all = json_object_get(o, "workers"), *w;
@@ -103,7 +105,7 @@ static uint32_t take_page(json_t *o, const json_t *page, uint32_t first)
 	return next;
 }
 
-/* Requests the workers for which the status has no room. */
+/* Requests the workers for which the status had no room, and appends them to `o`. */
 static int add_pages(struct cnnps *c, json_t *o, char *text, size_t size)
 {
 	const json_t *workers = json_object_get(o, "workers");
@@ -133,7 +135,7 @@ int ctl_fetch_status(struct cnnps *c, json_t **status)
 	*status = rc ? NULL : json_loads(text, 0, NULL);
 	if (!rc && !*status)
 		rc = PS_EPROTO;
-	/* the run may end between two pages: the first one is enough then */
+	/* the run may end between two pages, in which case the first page is enough */
 	if (!rc)
 		(void)add_pages(c, *status, text, size);
 	free(text);

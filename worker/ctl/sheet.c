@@ -8,12 +8,13 @@
 #include "common/mem.h"
 
 #define COLUMNS 8
-#define SIDE    96 /* pixels of a picture's longer side, about */
+#define SIDE    96 /* approximate number of pixels of a picture's longer side */
 #define GAP     12
 #define PAPER   255
 #define INK     32
 
-/* a letter is 5 x 7 dots, each DOT x DOT pixels, and takes 6 dots of a line */
+/* a letter has 5 x 7 dots and is followed by one empty column of dots; a dot has DOT x DOT
+ * pixels */
 #define DOT       2
 #define LETTER    (6 * DOT)
 #define LINE      (10 * DOT)
@@ -40,7 +41,7 @@ static const uint8_t font[sizeof(letters) - 1][FONT_ROWS] = {
 
 struct sheet {
 	struct shape shape;
-	size_t zoom, step; /* every step-th pixel is drawn, as zoom x zoom pixels */
+	size_t zoom, step; /* the sheet shows every step-th pixel as zoom x zoom pixels */
 	size_t shown_w, shown_h, tile_w, tile_h;
 	size_t width, height;
 	uint8_t *rgb;

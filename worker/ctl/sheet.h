@@ -1,5 +1,6 @@
 /*
- * sheet.h - a contact sheet: pictures in rows with two lines of text under each, as a PNG file.
+ * sheet.h - writes a contact sheet, a PNG file with rows of pictures and two lines of text under
+ * each picture.
  *
  * Thread: main.
  */
@@ -10,11 +11,15 @@
 #include "common/err.h"
 #include "common/model.h"
 
-#define SHEET_TEXT 24 /* with its NUL; draws only 0-9, %, #, -, > and blank, all others as blanks */
+/* bytes of a text with its NUL; the sheet has letters for 0-9, %, #, - and >, and draws other
+ * characters as blanks */
+#define SHEET_TEXT 24
 
 struct sheet_tile {
 	const uint8_t *
-		pixels; /* channels, rows, columns; in colour if there are 3 channels, else the first one */
+		/* channels, rows, columns; the picture is in colour if it has 3 channels, else the
+		 * first channel is drawn */
+		pixels;
 	char line[2][SHEET_TEXT];
 };
 

@@ -10,10 +10,11 @@
 #include "common/utf8.h"
 #include "worker/ctl/screen.h"
 
-#define GAP        2 /* blanks between columns */
-#define MAX_CELL   128
-#define MAX_TEXT   24 /* maximum width of a text column, characters */
-#define FAIR_TEXT  12 /* texts shrink to this width before the column of addresses is left out */
+#define GAP      2 /* blanks between columns */
+#define MAX_CELL 128
+#define MAX_TEXT 24 /* maximum width of a text column, in characters */
+/* texts first shrink to this width; then the column of addresses is left out */
+#define FAIR_TEXT  12
 #define MIN_TEXT   8
 #define LAST_LEAVE 13
 #define N_COLUMNS  (sizeof(columns_of) / sizeof(columns_of[0]))
@@ -23,13 +24,17 @@ enum kind { TEXT, NUMBER, PERCENT };
 static const struct column {
 	const char *title;
 	enum kind kind;
-	const char *key;  /* a key of the worker's object; PERCENT: a key of its "time" */
-	const char *more; /* PERCENT: two further keys to add, or NULL */
+	const char *key; /* a key in the worker's object; for PERCENT, a key in its "time" */
+	/* for PERCENT, a second key, and in `another` a third key, whose values are added; or
+	 * NULL */
+	const char *more;
 	const char *another;
 	double factor;
 	int decimals;
-	int leave;    /* order in which columns are left out; 0: never. See fit_columns */
-	int shortens; /* may shrink to MIN_TEXT */
+	/* columns are left out in the order of this number (fit_columns); 0: the column always
+	 * stays */
+	int leave;
+	int shortens; /* 1: the column may shrink to MIN_TEXT characters */
 } columns_of[] = {
 	{"#", NUMBER, "worker", NULL, NULL, 1, 0, 0, 0},
 	{"name", TEXT, "name", NULL, NULL, 0, 0, 0, 1},
@@ -62,7 +67,7 @@ struct table {
 	size_t width[N_COLUMNS]; /* 0: not shown */
 };
 
-/* Returns the length in characters, not bytes. */
+/* Returns the length of `text` in characters, not in bytes. */
 static size_t length(const char *text)
 {
 	const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
@@ -76,7 +81,7 @@ static size_t length(const char *text)
 	return n;
 }
 
-/* Returns the number under `key`; NaN: there is none. */
+/* Returns the number under `key`, or NaN if there is none. */
 static double number_at(const json_t *o, const char *key)
 {
 	const json_t *value = key ? json_object_get(o, key) : NULL;
@@ -103,7 +108,7 @@ static const char *cell_text(const json_t *worker, const struct column *c)
 	return text ? text : "";
 }
 
-/* Returns a worker's value in column `c` as text; "-" if there is none. */
+/* Returns a worker's value in column `c` as text, or "-" if there is no value. */
 static const char *cell(const json_t *worker, const struct column *c, char text[MAX_CELL])
 {
 	double value = c->kind == TEXT ? (double)NAN : cell_number(worker, c);
@@ -154,7 +159,8 @@ static void leave_out(struct table *t, int number, size_t sort)
 			t->width[c] = 0;
 }
 
-/* Shrinks the widest text column by one character. 0: none is wider than `min`. */
+/* Shrinks the widest text column by one character. Returns 0 if no text column is wider than
+ * `min`. */
 static int shorten(struct table *t, size_t min)
 {
 	size_t widest = 0;
@@ -187,7 +193,7 @@ static void fit_columns(struct table *t, size_t columns, size_t sort)
 		continue;
 }
 
-/* Notes the titles of the columns that are not shown. */
+/* Writes the number and the titles of the columns that are not shown to `v`. */
 static void note_hidden(const struct table *t, struct table_view *v)
 {
 	size_t at = 0;

@@ -17,29 +17,29 @@
 #include "worker/ctl/table.h"
 
 #define PERIOD_MS 1000
-#define BLANKS    3   /* between two items of a line */
-#define SAMPLES   240 /* of a sparkline, one per second: four minutes */
-#define LABEL     10  /* characters before a sparkline, and ... */
-#define VALUE     14  /* ... after it */
+#define BLANKS    3   /* number of blanks between two items of a line */
+#define SAMPLES   240 /* number of samples in a sparkline, one per second */
+#define LABEL     10  /* number of characters before a sparkline */
+#define VALUE     14  /* number of characters after a sparkline */
 
 /* The newest values of a number of the status, one per second. */
 struct series {
 	double value[SAMPLES];
-	size_t n; /* all values so far */
+	size_t n; /* number of all values so far */
 };
 
 struct top {
 	struct cnnps *c;
-	json_t *status; /* the newest one, owned; NULL: none yet */
+	json_t *status; /* the newest status, owned; NULL: there is none yet */
 	struct series rate, loss, accuracy;
-	double idle; /* the part of the last second in which the server waited; < 0: not known */
-	double apply, verify; /* the parts of that second for updates, for checksums */
+	double idle; /* the share of the last second in which the server waited; < 0: not known */
+	double apply, verify; /* the shares of the last second for updates and for checksums */
 	struct table_view table;
-	int typing, helps; /* 1: the user types a filter; the help is shown */
-	char wait[1024];   /* why the server does not answer; "": it does */
+	int typing, helps; /* typing: 1: the user types a filter; helps: 1: the help is shown */
+	char wait[1024];   /* the reason why the server does not answer; "": it answers */
 };
 
-/* Any thread may read it. */
+/* 1: the user has quit. Any thread may read it. */
 static atomic_int has_quit;
 
 static double status_number(const json_t *o, const char *key)
@@ -88,7 +88,7 @@ static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 		gap = 0;
 	}
 	fprintf(s->out, "%*s%c", (int)gap, "", mark);
-	for (const char *at = item; *at; at++) { /* a long item goes on in the next line */
+	for (const char *at = item; *at; at++) { /* a long item continues in the next line */
 		if (s->columns && s->column + gap == s->columns) {
 			end_line(s);
 			gap = 0;
@@ -100,7 +100,7 @@ static void put_item(struct page *s, enum mark mark, const char *fmt, ...)
 	s->column += gap;
 }
 
-/* Prints a text on the current line, and on as many lines after it as it needs. */
+/* Prints a text on the current line, and continues on the lines after it if necessary. */
 static void put_words(struct page *s, const char *text)
 {
 	while (*text) {
@@ -113,7 +113,7 @@ static void put_words(struct page *s, const char *text)
 	}
 }
 
-/* Shows "label value unit", with a dash if the status has no such value. */
+/* Shows "label value unit", with a dash as the value if the status has none. */
 static void show_value(struct page *s, const json_t *o, const char *label, const char *key,
 	double factor, int decimals, const char *unit)
 {
@@ -165,8 +165,8 @@ static void note_sample(struct series *s, const json_t *o, const char *key)
 		s->value[s->n++ % SAMPLES] = json_number_value(value);
 }
 
-/* Shows the newest values in `width` characters. The scale runs from the least to the greatest of
- * them. */
+/* Shows the newest values in `width` characters. The scale goes from the least to the greatest of
+ * these values. */
 static void put_spark(FILE *f, const struct series *s, size_t width)
 {
 	static const char *const blocks[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
@@ -199,8 +199,8 @@ static void show_spark(struct page *s, const char *label, const struct series *o
 	end_line(s);
 }
 
-/* Computes which parts of the time since the previous status the server was idle, made updates and
- * verified checksums. */
+/* Computes how the server has divided the time since the previous status: the shares in which it
+ * was idle, made updates and verified checksums. */
 static void measure_server(struct top *t, const json_t *before, const json_t *now)
 {
 	const json_t *a = json_object_get(before, "time"), *b = json_object_get(now, "time");
@@ -216,7 +216,7 @@ static void measure_server(struct top *t, const json_t *before, const json_t *no
 
 /* ---- the status ------------------------------------------------------------------------------ */
 
-/* Gets a new status. On success it replaces the old one. */
+/* Gets a new status, which replaces the old one on success. */
 static int fetch_status(struct top *t)
 {
 	json_t *now = NULL;
@@ -234,7 +234,8 @@ static int fetch_status(struct top *t)
 	return PS_OK;
 }
 
-/* Returns how the run ended, in one word; NULL: it is running, or the end is unknown. */
+/* Returns one word for the end of the run. Returns NULL if the run has not ended, or if its end is
+ * unknown. */
 static const char *ending(const json_t *o, int rc)
 {
 	const char *word = json_string_value(json_object_get(o, "ending"));
@@ -289,7 +290,7 @@ static void show_waiting(struct page *s, const json_t *o)
 	end_line(s);
 }
 
-/* Shows the workers in the rows that are left, but leave `below` rows free. */
+/* Shows the workers in the remaining rows, except the last `below` rows. */
 static void show_workers(struct page *s, const json_t *o, struct table_view *v, size_t below)
 {
 	const json_t *list = json_object_get(o, "workers");
@@ -477,7 +478,8 @@ static void handle_keys(struct top *t, int ms)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* Ends a wait for the server when the user quits: `stop` of cnnps_options. Any thread. */
+/* Returns nonzero when the user quits, so that a wait for the server ends (`stop` of
+ * cnnps_options). Any thread may call it. */
 static int stop(void *arg)
 {
 	if (screen_is_open() && screen_is_mine())
@@ -485,8 +487,7 @@ static int stop(void *arg)
 	return atomic_load(&has_quit);
 }
 
-/* Shows why the program waits: at the bottom of the screen, or as a line before the first
- * screen. */
+/* Shows the reason of a wait at the bottom of the screen or, before the first screen, as a line. */
 static void on_wait(void *arg, const char *line)
 {
 	struct top *t = arg;
@@ -502,7 +503,7 @@ static void on_wait(void *arg, const char *line)
 	draw_page(t);
 }
 
-/* Prints the result: "training done: accuracy 97.90 %, 3 epochs, ..." */
+/* Prints the result of the run, such as "training done: accuracy 97.90 %, 3 epochs, ...". */
 static void print_end(const json_t *o, const char *how)
 {
 	printf("training %s:", how);
@@ -570,7 +571,8 @@ static int run_lines(struct top *t, const struct ctl *ctl, struct err *e)
 	return ending(t->status, rc) ? PS_OK : err_set(e, rc, "%s", cnnps_error(t->c));
 }
 
-/* Connects. The threads of libcnnps must not get the signals whose handlers draw the screen. */
+/* Connects to the server. The function blocks the signals whose handlers draw the screen, so that
+ * the threads of libcnnps do not receive them. */
 static int connect_quietly(struct top *t, const struct ctl *ctl, struct err *e)
 {
 	sigset_t drawing, before;

@@ -10,7 +10,7 @@
 #include "worker/ctl/ctl.h"
 #include "worker/ctl/onnx.h"
 
-/* Parses `text` and allocates its weights. */
+/* Parses the model `text` and allocates memory for its weights. */
 static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 {
 	int rc = model_parse(&w->model, text, MODEL_MNIST, e);
@@ -21,7 +21,8 @@ static int open_model(struct ctl_weights *w, const char *text, struct err *e)
 	return w->w ? PS_OK : err_set(e, PS_ENOMEM, "no memory for %zu weights", w->model.n_params);
 }
 
-/* Chooses the model: that of the file's metadata, or --model. If both exist, they must agree. */
+/* Chooses the model: the model in the metadata of the file, or --model. If both exist, they must
+ * agree. */
 static int choose_model(const struct ctl *ctl, struct ctl_weights *w, struct err *e)
 {
 	char named[MODEL_MAX_TEXT];
@@ -54,7 +55,7 @@ static int from_file(const struct ctl *ctl, struct ctl_weights *w, struct err *e
 	return rc ? rc : safetensors_read(ctl->weights, &w->model, w->w, e);
 }
 
-/* Copies a list of at most `size` bytes. An empty list counts as no list. */
+/* Copies a list of tensors of at most `size` bytes. An empty list counts as no list. */
 static int keep_list(struct ctl_weights *w, const char *list, size_t size, struct err *e)
 {
 	if (w->model.n_layers || strnlen(list, size) == 0)

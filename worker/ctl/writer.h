@@ -1,5 +1,5 @@
 /*
- * writer.h - the IDX files of a data set, for the readers of convert.h.
+ * writer.h - writes the IDX files of a data set for the readers of convert.h.
  *
  * A writer makes the two files of one part, training or test. writer_settle gives them their final
  * names, or removes them. Thread: main.
@@ -18,20 +18,21 @@ struct writer {
 	const char *dir;
 	enum convert_part part;
 	struct shape shape;
-	int wide; /* labels of 32 bits */
+	int wide; /* 1: the labels have 32 bits */
 	uint32_t n;
 	FILE *images, *labels;
 };
 
-/* Begins a part with images of `shape` and labels below `classes`. PS_EIO, PS_EDATA. */
+/* Begins to write a part with images of `shape` and labels less than `classes`. PS_EIO,
+ * PS_EDATA. */
 int writer_open(struct writer *w, const char *dir, enum convert_part part, struct shape shape,
 	size_t classes, struct err *e) PS_MUST_CHECK;
 /* Appends an image: shape_count(w->shape) bytes, channels, rows, columns. */
 int writer_put(
 	struct writer *w, const uint8_t *pixels, uint32_t label, struct err *e) PS_MUST_CHECK;
-/* Completes the files; they keep their ".part". */
+/* Completes the files, whose names still end in ".part". */
 int writer_close(struct writer *w, struct err *e) PS_MUST_CHECK;
-/* Gives the files their final names if `keep`, else removes them. */
+/* Gives the files their final names if `keep` is 1, else removes them. */
 int writer_settle(struct writer *w, int keep, struct err *e) PS_MUST_CHECK;
 
 #endif

@@ -6,7 +6,7 @@ const runs = JSON.parse($("data").textContent).map(o => {
 	return run;
 });
 
-// Seconds since the first start of the run, not counting the times when no server ran.
+// Returns the seconds since the first start of the run, without the times in which no server ran.
 function elapsed(run, t) {
 	const away = run.gaps.reduce((sum, [from, to]) => sum + Math.max(0, Math.min(t, to) - from), 0);
 	return (t - (run.starts.length ? run.starts[0].t : run.samples[0].t) - away) / 1000;
@@ -22,7 +22,7 @@ function add(parent, tag, text, css) {
 	return el;
 }
 
-// Fill a table. Each column is [heading, class].
+// Fills a table. Each column is [heading, CSS class].
 function table(el, columns, rows) {
 	const head = add(add(el, "thead"), "tr"), body = add(el, "tbody");
 	for (const [text, css] of columns)
@@ -52,7 +52,7 @@ function drawRuns() {
 	$("model").textContent = [...new Set(runs.map(run => run.starts.length ? run.starts[0].model : ""))].join(" · ");
 }
 
-// One curve for each run. `points` gives a run's [x, y].
+// Draws one curve for each run. `points` returns the points [x, y] of a run.
 function compare(id, points, options) {
 	const rows = [];
 	runs.forEach((run, i) => {
@@ -105,7 +105,7 @@ function drawOptions() {
 // The parts of a worker's time, in the order of the history.
 const PARTS = ["computes", "waits for weights", "sends", "waits for work", "copies"];
 
-// Sum up the samples of each worker. A sample covers the time since the previous sample.
+// Adds up the samples of each worker. A sample covers the time since the previous sample.
 function workersOf(run) {
 	const all = {}, names = namesOf(run);
 	run.samples.forEach((s, i) => {
@@ -131,8 +131,8 @@ function workersOf(run) {
 		...w.parts.map(part => w.split ? number(part / w.split) + " %" : "–")]);
 }
 
-// Returns a sentence on how the server's main thread spent its time. The server's sums restart from
-// 0 at each start.
+// Returns a sentence about the time of the server's main thread. At each start the server begins
+// its sums again from 0.
 function serverTime(run) {
 	const sums = {apply: 0, verify: 0, idle: 0, total: 0};
 	let before = null;

@@ -11,14 +11,15 @@ MNIST_LABELS = "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6
 
 @pytest.fixture(scope="session")
 def mnist(data):
-    """True if the images are MNIST's digits. For Fashion-MNIST the tests demand less accuracy."""
+    """Returns True if the images are MNIST's digits. For Fashion-MNIST the tests demand less
+    accuracy."""
     labels = data / "t10k-labels-idx1-ubyte.gz"
     return labels.exists() and hashlib.sha256(labels.read_bytes()).hexdigest() == MNIST_LABELS
 
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium without a window. All tests of a pytest process share this browser."""
+    """Yields a Chromium without a window. All tests of a pytest process share this browser."""
     try:
         from selenium import webdriver as selenium
     except ImportError:

@@ -1,4 +1,5 @@
-"""Reads the fenced blocks of DOCUMENTS, all documents of the repository, and the mark of each block.
+"""Read the fenced blocks of all documents of the repository (DOCUMENTS), and the mark of each
+block.
 
 tests/e2e/test_documents.py runs a block unless an HTML comment on the line before the block is:
 
@@ -22,7 +23,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")),
 
 
 class Wrong(Exception):
-    """A document breaks the rules of this module."""
+    """Raised if a document breaks the rules of this module."""
 
 
 @dataclass
@@ -42,8 +43,8 @@ class Block:
         return "\n".join(self.lines) + "\n"
 
     def commands(self):
-        """The shell commands of the block. Continued lines are joined, and comments are left
-        out."""
+        """Returns the shell commands of the block, without comments. A command on several lines is
+        one element."""
         joined = self.text().replace("\\\n", " ")
         return [c for c in (re.sub(r"(^|\s)#.*$", "", line).strip()
                             for line in joined.splitlines()) if c]
@@ -65,7 +66,7 @@ def marked(block, before):
 
 
 def blocks(path, text=None):
-    """Every block of a document, in order."""
+    """Returns all blocks of a document, in order."""
     found, inside, before = [], None, ""
     for number, line in enumerate((text or path.read_text()).splitlines(), 1):
         fence = re.match(r"\s*(```+|~~~+)\s*(\S*)", line)

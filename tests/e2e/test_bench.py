@@ -1,4 +1,4 @@
-"""Runs the benchmarks that docs/ mentions, with the commands that a reader types."""
+"""Run the benchmarks that docs/ mentions, with the commands that a reader types."""
 import os
 import re
 import shutil

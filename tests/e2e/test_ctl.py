@@ -1,5 +1,5 @@
-"""Tests cnn-ctl with real servers, checkpoints and pictures; the example program; and the end of a
-worker."""
+"""Test cnn-ctl with real servers, checkpoints and pictures. Other tests run the example program,
+and stop workers."""
 import base64
 import json
 import os
@@ -25,7 +25,7 @@ def png(pixels):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I",
                                                                         zlib.crc32(name + data))
     height, width = pixels.shape[:2]
-    kind = 4 if pixels.ndim == 3 else 0  # grey, with or without alpha
+    kind = 4 if pixels.ndim == 3 else 0  # the PNG colour types of grey with and without alpha
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, kind, 0, 0, 0)) +
             chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
@@ -37,7 +37,7 @@ def pgm(pixels):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
-    """The checkpoint directory of a network after one epoch of training."""
+    """Yields the checkpoint directory of a network after one epoch of training."""
     from support.programs import Programs
     directory = tmp_path_factory.mktemp("trained")
     programs = Programs(directory, data)
@@ -49,7 +49,7 @@ def trained(tmp_path_factory, data):
 
 
 def weights_of(path, model, tensors, metadata=True):
-    """Write a .safetensors file. `tensors`: {name: array}."""
+    """Write a .safetensors file with `tensors`, which is {name: array}."""
     header, at, data = {}, 0, b""
     if metadata:
         header["__metadata__"] = {"format": "pt", "model": model}
@@ -64,14 +64,16 @@ def weights_of(path, model, tensors, metadata=True):
 
 
 def linear(path, classes, **how):
-    """A model of one layer whose answer is always its last class, with a probability of 75 %."""
+    """Write the weights of a model with one layer. The model assigns every image to its last class,
+    with a probability of 75 %."""
     bias = np.zeros(classes)
     bias[-1] = np.log(3 * (classes - 1))
     return weights_of(path, f"fc:{classes}", {"fc1.weight": np.zeros((classes, 784)), "fc1.bias": bias}, **how)
 
 
 def answers(ctl):
-    """(image, class, per cent, rest of the line) for each picture that cnn-ctl predicted."""
+    """Returns (image, class, per cent, rest of the line) for each picture that cnn-ctl
+    predicted."""
     rows = (line.partition(": ") for line in ctl.out if "%" in line and ": " in line)
     return [(name, int(rest.split()[0]), float(rest.split("(")[1].split()[0]),
              rest.partition("),")[2])
@@ -107,7 +109,7 @@ def test_log_level_is_changed_at_run_time(programs):
     server = programs.server("--model", "vector:3")
     assert server.status()["log_level"] == "info"
     assert programs.ctl("--server", server.endpoint, "log-level", "debug").out == ["log level debug"]
-    # the server has noticed the end of cnn-ctl's connection
+    # this line shows that the server has noticed the end of cnn-ctl's connection
     server.line('level=debug msg="net hung_up"')
     assert server.status()["log_level"] == "debug"
     programs.ctl("--server", server.endpoint, "log-level", "warn")
@@ -155,8 +157,8 @@ def test_predict_sees_the_same_in_every_form_of_a_picture(programs, trained, dat
     assert len(found) == 4 and len({(best, percent) for _, best, percent, _ in found}) == 1
 
 
-# The grey values of the blocks of 8 x 8 pixels of a JPEG with 28 x 28 pixels. Quality 100 stores a
-# block of one grey exactly.
+# The grey values of the blocks of the JPEG below, which has 28 x 28 pixels in blocks of 8 x 8. At
+# quality 100, JPEG stores a block of one grey value exactly.
 BLOCKS = [[0, 40, 200, 255], [90, 250, 10, 60], [255, 0, 128, 30], [20, 220, 70, 140]]
 JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB"
@@ -291,7 +293,8 @@ def test_dark_on_light_is_noticed_and_inverted(programs, trained, data):
 
 
 def test_transparent_pixels_are_seen_on_white(programs, trained, data):
-    """A program for drawing saves black ink on nothing. On black the ink would be invisible."""
+    """Some drawing programs save black ink on transparent pixels. On a black background the ink
+    would be invisible."""
     ink = idx.read(data, idx.NAMES[2])[0]
     clear, opaque = programs.directory / "clear.png", programs.directory / "opaque.png"
     clear.write_bytes(png(np.stack([np.zeros_like(ink), ink], axis=2)))
@@ -299,11 +302,12 @@ def test_transparent_pixels_are_seen_on_white(programs, trained, data):
     warned = programs.ctl("predict", "--checkpoint", trained, clear, opaque)
     assert sum("add --invert" in line for line in warned.lines) == 2, warned.lines
     first, second = answers(programs.ctl("predict", "--checkpoint", trained, "--invert", clear, opaque))
-    assert first[1] == second[1] and abs(first[2] - second[2]) < 1  # libpng blends in linear light
+    # not equal, because libpng blends in linear light
+    assert first[1] == second[1] and abs(first[2] - second[2]) < 1
 
 
 def test_light_ink_on_transparent_pixels_is_seen_on_black(programs, trained, data):
-    """On white it would be invisible: the picture once became blank, without a warning."""
+    """On a white background, light ink would be invisible, and the picture would be blank."""
     ink = idx.read(data, idx.NAMES[2])[0]
     clear, opaque = programs.directory / "clear.png", programs.directory / "opaque.png"
     clear.write_bytes(png(np.stack([np.full_like(ink, 255), ink], axis=2)))
@@ -324,12 +328,13 @@ def test_a_blank_picture_is_noticed(programs, trained, grey, options):
 
 
 def rest_of(terminal):
-    """Read what a terminal still shows until all programs have closed it, and close it."""
+    """Read the output on a terminal until all programs have closed the terminal, and close it.
+    Returns the output."""
     text = b""
     while True:
         try:
             text += os.read(terminal, 65536)
-        except OSError:  # the terminal is closed
+        except OSError:  # all programs have closed the terminal
             os.close(terminal)
             return text
 
@@ -387,7 +392,8 @@ def test_a_worker_says_which_kernels_its_model_uses(programs, small):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_worker_that_is_asked_to_stop_leaves_nothing_behind(programs, small, number):
-    """SIGUSR1 stops a worker, because Slurm sends it as a warning. SIGUSR2 has no effect."""
+    """SIGTERM, SIGINT and SIGUSR1 stop a worker: Slurm sends SIGUSR1 as a warning. SIGUSR2 has no
+    effect."""
     server = programs.server(*ENDLESS)
     worker = programs.worker(server.endpoint, data=small)
     worker.line("worker connected")
@@ -426,7 +432,8 @@ def test_a_second_worker_of_a_name_ends_the_first_with_5(programs, small):
 
 
 def test_a_worker_on_a_terminal_draws_its_progress(programs, small):
-    """On a terminal the last line is the progress, and it is gone at the end; a file has none."""
+    """On a terminal the last line shows the progress, and the worker removes this line at its end.
+    In a file there is no such line."""
     server = programs.server("--model", "seed:8", "--epochs", 1000)
     other = programs.worker(server.endpoint, data=small)
     ours, its = pty.openpty()

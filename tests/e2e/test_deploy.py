@@ -1,4 +1,4 @@
-"""Tests the scripts that a new user runs first: setup, data, demo."""
+"""Test the scripts that a new user runs first: setup, data, demo."""
 import http.server
 import os
 import re
@@ -17,8 +17,8 @@ FILES = [n + "-ubyte.gz" for n in
 
 
 class Mirror(http.server.BaseHTTPRequestHandler):
-    """An HTTP server for a directory. It supports Range, and can close a connection in the middle
-    or send wrong bytes."""
+    """An HTTP server for a directory. The server supports Range, and can close a connection in the
+    middle of a file or send wrong bytes."""
 
     def do_GET(self):
         server = self.server
@@ -92,8 +92,8 @@ def test_lying_mirror_is_dropped(checkout, mirror, mnist):
 
 
 def test_silent_mirror_costs_seconds(checkout):
-    """No mirror answers, as on a machine without internet access. The script soon uses
-    Fashion-MNIST, and says so."""
+    """No mirror answers, as on a machine without internet access. Within seconds the script uses
+    Fashion-MNIST instead, and says so."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/mnist"
@@ -116,8 +116,8 @@ def stub(directory, name, text):
 
 @pytest.fixture
 def machine(tmp_path):
-    """A directory for the front of PATH. Its dpkg-query reports that no package is installed, and
-    its apt-get records its arguments."""
+    """Returns a directory for the front of PATH. Its dpkg-query reports that no package is
+    installed, and its apt-get records its arguments."""
     stub(tmp_path, "dpkg-query", "exit 1")
     stub(tmp_path, "apt-get", f'echo "$@" >> {tmp_path}/asked')
     return tmp_path

@@ -1,20 +1,21 @@
-"""Runs every command that the documents show, as a reader types it. documents.py says which blocks
-are commands, and which marks a block may have.
+"""Run every command that the documents show, as a reader types it. documents.py explains which
+blocks contain commands, and which marks a block may have.
 
-Only the following differs from the reader's machine:
+The tests differ from the reader's machine in these points only:
 
-- The blocks of a document run in order in one copy of the checkout. In it, data/mnist has a tenth
-  of the data set, and build/release is the build under test. A block with `make` gets a copy
+- The blocks of a document run in order in one copy of the checkout. In this copy, data/mnist has a
+tenth of the data set, and build/release is the build under test. A block with `make` gets a copy
   without a build, CUDA=0, and the data set in CNN_DATA.
-- 5555 and 8080 are replaced with free ports, and SERVER and 0.0.0.0 with 127.0.0.1.
+- Free ports replace 5555 and 8080, and 127.0.0.1 replaces SERVER and 0.0.0.0.
 - A line with cnn-ps or cnn-worker runs in parallel with the lines after it, as in a terminal of its
   own. At the end of the block the program must have exited with status 0; a worker must have exited
   with 12 if the block drains the server. Any other line that fails is tried again for some seconds,
   because a reader types more slowly than a test.
-- A block about a server that does not start one gets a server, with keys if the block has some.
+- If a block uses a server but does not start one, the test starts a server, with keys if the block
+uses keys.
   run1 and run2 are the directories of small runs, unless an earlier block has made them.
-- Python blocks run with the Python of the tests, with the package cnnps of the source tree. The
-  package safetensors, which Debian lacks, is replaced with tests/support/safetensors.py. A C block
+- Python blocks run with the Python of the tests and the package cnnps of the source tree. The
+module tests/support/safetensors.py replaces the package safetensors, which Debian lacks. A C block
   becomes the middle of a program that starts a server of its own.
 """
 import os
@@ -37,7 +38,7 @@ from support.programs import Programs, Process
 SECONDS = 60 * PATIENCE
 SLOW_SECONDS = 900 * PATIENCE
 LEFT_OUT = shutil.ignore_patterns("build", ".git", "data", "__pycache__", "run[0-9]*", "keys")
-TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
+TOOLS = ROOT / "build/tools/bin/python"  # `deploy/setup.sh tools` makes it
 MODULES = {"torch": "python3-torch"}
 
 C_PROGRAM = """
@@ -73,8 +74,8 @@ FASHION = Path("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz")
 
 @pytest.mark.skipif(not FASHION.exists(), reason="the package dataset-fashion-mnist is not here")
 def test_workers_of_the_readme_find_the_images_that_an_offline_demo_trains_on(tmp_path):
-    """The offline demo leaves an empty data/mnist. A worker loads the images before it connects to
-    the server."""
+    """The offline demo leaves data/mnist empty. The workers of the README nevertheless find images,
+    and load them before they connect to the server."""
     (tmp_path / "data/mnist").mkdir(parents=True)
     (tmp_path / "build").mkdir()
     (tmp_path / "build/release").symlink_to(BUILD)
@@ -97,15 +98,15 @@ def free_port():
 
 
 def copy(place):
-    """Make a copy of the checkout, as a reader would have it, without a build."""
+    """Make a copy of the checkout without a build, as a reader would have it."""
     shutil.copytree(ROOT, place, ignore=LEFT_OUT, symlinks=True)
     return place
 
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory, small):
-    """A function: copies(document) returns a built copy of the checkout, which all blocks of the
-    document share."""
+    """A function: copies(document) returns a copy of the checkout with a build. All blocks of the
+    document share this copy."""
     made = {}
 
     def get(path):
@@ -122,7 +123,7 @@ def copies(tmp_path_factory, small):
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory, small, data):
-    """The checkpoint directory of a small run."""
+    """Yields the checkpoint directory of a small run."""
     programs = Programs(tmp_path_factory.mktemp("a-run"), data)
     programs.train(1, "--model", "seed:4", "--epochs", 2, data=small)
     yield programs.directory / "ckpt"
@@ -175,8 +176,8 @@ class Shell:
             time.sleep(0.3)
 
     def workers_are_there(self):
-        """Wait until all workers have loaded their data. A `drain` before that would not reach
-        them."""
+        """Wait until all workers have loaded their data and connected: a `drain` does not reach a
+        worker that has not connected."""
         for process, command, log in self.beside:
             while "/cnn-worker" in command and process.poll() is None:
                 with open(log.name) as text:
@@ -186,7 +187,8 @@ class Shell:
                 time.sleep(0.05)
 
     def run(self, commands, stopped):
-        """Run the commands, and wait for the programs beside them; `stopped`: end these first."""
+        """Run the commands of a block, and wait until the programs in the background exit. If
+        `stopped` is true, end these programs first."""
         try:
             for command in map(self.substituted, commands):
                 if re.match(r"(\w+=\S+ )*\S*/cnn-(ps|worker)\b", command):
@@ -239,8 +241,8 @@ def run_shell(block, copies, data, tmp_path, request):
 
 
 def python_of(block, place, run):
-    """The Python of a block. ONNX Runtime is in the environment that deploy/setup.sh makes; the
-    block reads an export of the directory `run`."""
+    """Returns the Python that runs a block. A block that uses ONNX Runtime needs the Python of
+    `deploy/setup.sh tools`, and reads an export of the directory `run`."""
     if "onnxruntime" not in block.text():
         return sys.executable
     if not TOOLS.exists():
@@ -347,8 +349,8 @@ def test_text_and_configuration_need_no_mark():
 
 
 def is_there(word):
-    """True if `word` is a file of the checkout, a pattern that matches files, or a program that the
-    Makefile builds from a .c file, or from a mutant; NAME stands for any."""
+    """Returns True if `word` is a file of the checkout, a pattern that matches files, or a program
+    that the Makefile builds from a .c file or a mutant. NAME stands for any name."""
     built = re.fullmatch(r"build/release/(.*)", word)
     if built and built[1].startswith("mutants/"):
         return any((ROOT / "tests/sim").glob(built[1].replace("NAME", "*") + ".patch"))
@@ -358,7 +360,8 @@ def is_there(word):
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"],  # names files of old releases
+    # which names files of old releases
+    "path", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"],
     ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_named_in_the_text_are_there(path):
     text = re.sub(r"^\s*```.*?^\s*```", "", path.read_text(), flags=re.M | re.S)
@@ -381,7 +384,8 @@ def test_faults_names_tests_that_exist():
 
 
 def test_each_attack_has_tests_that_name_it():
-    """Each attack of faults.md lists tests. The file of each listed test names the attack."""
+    """In docs/faults.md, each attack lists its tests. The file of each listed test must name the
+    attack."""
     page = (ROOT / "docs/faults.md").read_text()
     attacks = re.findall(r"^### (A\d+): .*\n((?:(?!#).*\n)*)", page, re.M)
     assert [number for number, _ in attacks] == [f"A{n}" for n in range(1, 23)]
@@ -407,7 +411,8 @@ def test_security_names_tests_that_exist():
 
 
 def test_faults_lists_every_mutant_and_its_test():
-    """The first line of each mutant names the test that must fail."""
+    """docs/faults.md must list each mutant with the test that the first line of the mutant
+    names."""
     page = (ROOT / "docs/faults.md").read_text().partition("## Mutants\n")[2]
     listed = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \|$", page, re.M)
     found = []
@@ -419,7 +424,8 @@ def test_faults_lists_every_mutant_and_its_test():
 
 
 def test_troubleshooting_quotes_messages_of_the_programs():
-    """Each heading is a part of a string in the sources, or a message of the system."""
+    """In docs/troubleshooting.md, each heading is a part of a string in the sources, or a message
+    of the operating system."""
     page = (ROOT / "docs/troubleshooting.md").read_text()
     quoted = re.findall(r"^### `(.*)`$", page, re.M)
     assert len(quoted) > 10
@@ -433,8 +439,8 @@ def test_troubleshooting_quotes_messages_of_the_programs():
 
 
 def test_readme_lists_every_exit_status():
-    """common/err.h defines the exit statuses. Status 1 covers all errors without a status of their
-    own."""
+    """The README must list all exit statuses of common/err.h. Status 1 is for all errors that have
+    no status of their own."""
     rows = re.findall(r"^\tX\(\w+, -?\d+, (\d+), \"", (ROOT / "common/err.h").read_text(), re.M)
     table = re.findall(r"^\| (\d+) \| \w", (ROOT / "README.md").read_text(), re.M)
     assert table == [str(n) for n in sorted({int(n) for n in rows})]

@@ -1,5 +1,5 @@
-"""Tests --durability always: when server and workers are killed together, or the disk is full,
-every acknowledged push survives. docs/durability.md says what each level guarantees."""
+"""Test --durability always: every acknowledged push survives if server and workers are killed
+together, or if the disk is full. docs/durability.md says what each level guarantees."""
 import json
 import re
 import time
@@ -50,7 +50,8 @@ def test_a_server_killed_alone_loses_nothing_and_nothing_is_sent_again(programs)
         run.reached(kill)
         run.kill_server()
     run.verdict()
-    for worker in run.fleet:  # the pushes that were sent but not acknowledged
+    # a worker replays only pushes that it had sent but that were not acknowledged
+    for worker in run.fleet:
         assert int(worker.line(r"replayed=(\d+)")[1]) <= 3 * 8, worker.tail()
 
 
@@ -59,8 +60,8 @@ TRAINING = ("--epochs", 2, "--seed", 5, "--batch-size", 50, "--lease-batches",
 
 
 def trained(programs, small, model, name, kills):
-    """The exported weights of a run with one worker. Worker and server are killed whenever a number
-    of images in `kills` is reached."""
+    """Train a run with one worker, and kill worker and server when the run reaches each number of
+    images in `kills`. Returns the exported weights."""
     options = ("--model", model, *TRAINING)
     server = programs.server(*options, directory=name)
     worker = programs.worker(server.endpoint, "--name", "solo", data=small)
@@ -84,8 +85,8 @@ def test_killed_or_not_one_worker_ends_with_the_same_bytes(programs, small, mode
 
 
 def test_a_start_replays_the_log_with_either_level(programs):
-    """The level of durability may change at a restart. The start applies the write-ahead log with
-    either level."""
+    """The level of durability may change at a restart. With either level, the server applies the
+    write-ahead log at its start."""
     run = LedgerRun(programs, 2, 2000, *ALWAYS)
     run.reached(0)
     acked = kill_all(run)
@@ -101,7 +102,7 @@ def test_a_start_replays_the_log_with_either_level(programs):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 6 MiB."""
+    """Yields the directory of a file system of 6 MiB."""
     place = tmp_path / "disk"
     why = mount_small(place, "6m")
     if why:
@@ -123,24 +124,27 @@ def test_a_full_disk_stops_acknowledgements_until_there_is_room(programs, small_
     assert run.server.status()["counters"]["pushes"] <= before + 2 * 8
     (small_disk / "rubbish").unlink()
     until(lambda: not run.server.status()["degraded"], 20, "well again")
-    run.verdict(hurry=False)  # at full speed the write-ahead logs alone would fill the disk again
+    # at full speed, the write-ahead log of these pushes would fill the disk again
+    run.verdict(hurry=False)
     assert safetensors.flat(programs.export(run.server.directory)).sum() == -3000
 
 
 def test_an_operator_reaches_a_server_whose_disk_is_full(programs, small_disk):
-    """Only messages that promise durability wait for the disk. cnn-ctl gets its replies at once."""
+    """Only messages that promise durability wait for the disk. cnn-ctl receives its replies at
+    once."""
     run = LedgerRun(programs, 2, 3000, *ALWAYS, directory=small_disk / "ckpt", pace=(2,))
     run.reached(0)
     names = iter(range(10**6))
 
-    def is_full():  # the server must not be able to free space by deleting checkpoints, either
+    def is_full():  # also deletes the checkpoints that the server could delete to get space
         fill(small_disk / f"rubbish {next(names)}")
         for old in sorted((small_disk / "ckpt").glob("ckpt-*[0-9a-f]"))[:-1]:
             old.unlink(missing_ok=True)
         fill(small_disk / f"rubbish {next(names)}")
         return run.server.status()["degraded"]
 
-    def stays_full():  # even after the end of a checkpoint that already had its space
+    # a checkpoint that already had its space may still end and free the disk, so try several times
+    def stays_full():
         for _ in range(10):
             if not is_full():
                 return False
@@ -164,7 +168,8 @@ def acked(worker):
 
 @pytest.mark.parametrize("first", ["server", "worker"])
 def test_replay_loses_what_no_checkpoint_has_when_both_die(programs, first):
-    """The guarantee of the level replay, and its limit: README and docs/durability.md."""
+    """With the level replay, a push is lost if the server and its worker die before the next
+    checkpoint. README.md and docs/durability.md state this limit."""
     pushes = 4000
     options = ("--model", f"vector:{pushes}", "--optimizer", "sgd", "--lr", 1, "--lr-scaling",
                "none", "--staleness-scaling", "constant", "--max-staleness", 10**6,

@@ -3,12 +3,13 @@ import pytest
 
 from support.epoch import distance, one_epoch
 
-# The maximum distance between the two final weights, relative to the distance from the initial
-# weights. Measured: 3e-7, or 8e-5 if a rounding error changed the argmax of a pool window.
+# The maximum distance between the final weights of the two runs, relative to their distance from
+# the initial weights. Measured: 3e-7, or 8e-5 if a rounding error changed the argmax of a pool
+# window.
 NEAR = 5e-4
-# With this network 3 of the seeds 1 to 12 have a rounding error that changes an argmax early enough
-# to reach 5e-4 to 5e-3, with and without Winograd's tiles. The order of the sums determines which
-# seeds have such an error. The other seeds stay below 2e-5, and seed 1 has 8e-7.
+# For 3 of the seeds 1 to 12, a rounding error changes an argmax of this network so early that the
+# distance becomes 5e-4 to 5e-3, with and without Winograd's tiles. The order of the sums determines
+# for which seeds this happens. The distance of the other seeds stays below 2e-5; seed 1 has 8e-7.
 POOLS = "conv:6:5 relu pool:2 conv:12:3:pad=1 relu pool:2 fc:32 relu fc:10"
 SMOOTH = "conv:8:4:stride=2 relu fc:16 relu dropout:0.25 fc:10"
 
@@ -25,7 +26,7 @@ def test_an_epoch_on_cpu_ends_where_one_on_cpu_ref_does(programs, small, model, 
 
 
 def test_an_epoch_without_its_last_batch_ends_elsewhere(programs, small):
-    """The bound NEAR is small enough to notice a batch that is left out."""
+    """The bound NEAR is small enough: a run that omits one batch exceeds it."""
     start, whole = one_epoch(programs, "cpu", SMOOTH, data=small)
     _, short = one_epoch(programs, "cpu", SMOOTH, "--max-updates", 59, data=small)
     assert distance(whole, short, start) > 4 * NEAR

@@ -1,4 +1,5 @@
-"""Tests cnn-ctl eval: accuracy, loss, confused classes and the worst mistakes."""
+"""Test cnn-ctl eval, which prints accuracy, loss, the classes that the network confuses, and the
+worst mistakes."""
 import csv
 import json
 import struct
@@ -12,7 +13,7 @@ from support.programs import Programs
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small):
-    """The checkpoint directory of a network after one epoch of the small data set."""
+    """Returns the checkpoint directory of a network after one epoch of the small data set."""
     programs = Programs(tmp_path_factory.mktemp("trained"), small)
     programs.train(1, "--model", "seed:8", "--epochs", 1)
     programs.close()
@@ -32,8 +33,8 @@ def linear(path, classes, weight, images=""):
 
 
 def one_hot(directory, pairs):
-    """Write test images with one white pixel each. `pairs`: (number of the pixel, label) for each
-    image."""
+    """Write test images with one white pixel each. `pairs` has (number of the pixel, label) for
+    each image."""
     images = np.zeros((len(pairs), 28, 28), np.uint8)
     for image, (pixel, _) in zip(images, pairs):
         image.flat[pixel] = 255
@@ -45,7 +46,7 @@ def one_hot(directory, pairs):
 
 
 def table(ctl):
-    """The confusion matrix that cnn-ctl has printed."""
+    """Returns the confusion matrix that cnn-ctl has printed."""
     at = ctl.out.index("label   class that the network assigns")
     rows = [line.split() for line in ctl.out[at + 2:at + 12]]
     assert [row[0] for row in rows] == ctl.out[at + 1].split() == [str(i) for i in range(10)]
@@ -80,7 +81,8 @@ def test_each_image_is_in_the_predictions(programs, trained, small):
 
 
 def test_mistakes_are_drawn_on_a_contact_sheet(programs):
-    """The model classifies three images wrongly, with known probabilities."""
+    """A contact sheet shows the three images that the model classifies wrongly, with known
+    probabilities."""
     weight = np.zeros((10, 784))
     for pixel in range(10):
         weight[pixel % 10, pixel] = 2 + pixel
@@ -117,7 +119,8 @@ def test_large_pictures_in_colour_are_smaller_on_the_sheet(programs):
 
 
 def pixels_of(png):
-    """Decode a PNG of 8 bits without interlacing."""
+    """Decode a PNG file in colour with 8 bits per channel and without interlacing. Returns its
+    pixels."""
     import zlib
     raw = png.read_bytes()
     width, height, bits, colour = struct.unpack(">IIBB", raw[16:26])

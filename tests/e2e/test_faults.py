@@ -1,4 +1,4 @@
-"""Processes are killed, and peers send garbage: no push is lost or applied twice. tests/fault tests
+"""The tests kill processes and send garbage: no push is lost or applied twice. tests/fault tests
 each fault in more detail."""
 import random
 import socket

@@ -1,4 +1,4 @@
-"""All figures in docs/ have one style: docs/figures.gp has their colours and the rules of the
+"""All figures in docs/ have the same style: docs/figures.gp has the colours and the rules of this
 style."""
 import re
 import shutil
@@ -15,18 +15,20 @@ FIGURES = sorted((ROOT / "docs").glob("**/*.svg"))
 STYLE = (ROOT / "docs/figures.gp").read_text()
 INK = re.search(r'^ink = "(#\w+)"', STYLE, re.M)[1]
 COLOURS = re.findall(r"#[0-9a-f]{6}", re.search(r"^array colour.*", STYLE, re.M)[0])
-WHITE, DARK = "#ffffff", "#0d1117"  # pages of GitHub
-# the matrices of Machado, Oliveira and Fernandes (2009) for linear RGB
+WHITE, DARK = "#ffffff", "#0d1117"  # the backgrounds of GitHub's light and dark pages
+# Linear RGB as people with these kinds of colour blindness see it: matrices of Machado, Oliveira
+# and Fernandes (2009).
 DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
                 [-0.011820, 0.042940, 0.968881]]
 PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
               [-0.003882, -0.048116, 1.051998]]
-# to the space Oklab, in which distances are those that people see (Ottosson, 2020)
+# Matrices that convert linear RGB to Oklab (Ottosson, 2020). In this space, equal distances look
+# equally large to people.
 TO_CONES = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
           [0.0883024619, 0.2817188376, 0.6299787005]]
 TO_OKLAB = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
           [0.0259040371, 0.7827717662, -0.8086757660]]
-# what every figure says: its axes with units, and the machine
+# the texts that each figure must have: the names of its axes, and tick labels with units
 AXES = {
     "kill.svg": ("training loss", "time since the start of the server", "2 s", "cores"),
     "ladder/cores.svg": ("threads", "time of a step", "100 ms"),
@@ -56,7 +58,7 @@ def linear(colour):
 
 
 def contrast(a, b):
-    """The contrast of WCAG."""
+    """Returns the contrast ratio of two colours, as WCAG defines it."""
     one, other = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (a, b))
     return (other + 0.05) / (one + 0.05)
 
@@ -70,11 +72,11 @@ def name(path):
 
 
 def colours_of(text):
-    """Every colour of the SVG file with which something is drawn."""
+    """Returns every colour with which the SVG file draws something."""
     found = {f"#{int(r):02x}{int(g):02x}{int(b):02x}" for r, g, b in
              re.findall(r"rgb\( *(\d+), *(\d+), *(\d+)\)", text)}
     found |= {c.lower() for c in re.findall(r"#[0-9a-fA-F]{6}\b", text)}
-    # gnuplot names black in its groups, and each element in a group has a colour of its own
+    # gnuplot gives its groups the colour black, but each element in a group has its own colour
     drawn = re.sub(r"<g [^>]*>\s*</g>", "", re.sub(r"<defs>.*?</defs>", "", text, flags=re.S))
     if "Gnuplot" in text:
         found |= {e for e in re.findall(r"<(?:path|use|polygon|circle)[^>]*>", drawn) if "rgb(" not in e}
@@ -105,7 +107,8 @@ def test_the_colours_differ_for_everybody(sight):
 @pytest.mark.parametrize("path", FIGURES, ids=name)
 def test_a_figure_belongs_to_the_family(path):
     text, words = path.read_text(), words_of(path)
-    pictures = {"#ffffff"} if path.name == "predictions.svg" else set()  # test digits are on white
+    # test digits have a white background
+    pictures = {"#ffffff"} if path.name == "predictions.svg" else set()
     assert colours_of(text) - {INK, *COLOURS} == pictures
     assert not re.search(r"<rect x=\"0\" y=\"0\"[^>]*fill=\"(?!none)", text), "transparent"
     missing = [axis for axis in AXES[name(path)] if axis not in words]

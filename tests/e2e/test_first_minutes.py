@@ -1,9 +1,10 @@
-"""A newcomer's first ten minutes, as one test: the demo, its page, a killed worker and a killed
-server, the history of both kills, an export, and the class of an image of your own.
+"""One test does what a newcomer does in the first ten minutes: the demo, its page, a killed worker
+and a killed server, the history of both kills, an export, and a prediction for an image of one's
+own.
 
 The test begins with a clone of the checkout and `make demo` in it. With CNN_SLOW=1 make compiles
-everything. Otherwise the clone gets the build under test, so that make has nothing to compile. With
-a sanitizer, deploy/demo.sh runs the build under test.
+everything. Without CNN_SLOW=1 the clone gets the build under test, so that make has nothing to
+compile. With a sanitizer, deploy/demo.sh runs the build under test.
 """
 import json
 import os
@@ -27,14 +28,15 @@ def shown(browser, element):
 
 
 class Demo:
-    """`make demo` or its script, in a checkout as a newcomer has it, with its output."""
+    """Runs `make demo`, or the script of this target, in a checkout as a newcomer has it. `text`
+    has the output so far."""
 
     def __init__(self, place, data, target):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("CNN_", "MAKE", "MFLAGS"))}
         self.place, self.text = place, ""
         env.pop("FLAVOUR", None)
         if FULL or "-DKX_CUDA=1" not in (BUILD / "flags").read_text():
-            env["CUDA"] = "0"  # make compiles everything again if this differs from the build
+            env["CUDA"] = "0"  # the same as in the build, or make would compile everything again
         self.popen = subprocess.Popen(
             target, cwd=place, env=dict(env, CNN_DATA=str(data), EPOCHS="3000"), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.reader = threading.Thread(target=self.read, daemon=True)
@@ -51,7 +53,7 @@ class Demo:
         return until(look, seconds, pattern)
 
     def output(self):
-        """Wait for the end. Returns what the demo has printed."""
+        """Wait until the demo has ended. Returns its output."""
         assert self.popen.wait(30 * PATIENCE) == 0, self.text[-3000:]
         self.reader.join(10)
         return self.text
@@ -63,8 +65,8 @@ class Demo:
 
 
 def take_the_build(place):
-    """Copy the programs and objects of the build under test. All files get the present time, so
-    they are newer than the sources of the clone."""
+    """Copy the programs and objects of the build under test to the clone. All files get the present
+    time, so that make finds them newer than the sources of the clone."""
     kept = shutil.ignore_patterns("tests", "*mutants", "variants", "pic", "man")
     shutil.copytree(BUILD, place / "build/release", symlinks=True, ignore=kept)
     now = time.time()
@@ -90,7 +92,8 @@ def demo(tmp_path, small):
 
 
 def kill_a_worker_and_the_server_and_look(demo, programs, browser):
-    """Returns the directory of the run."""
+    """Kill a worker and the server of the demo, and check that the page shows both. Returns the
+    directory of the run."""
     url, endpoint = demo.found(r"page (\S+), server (\S+)", 900 if FULL else 30).groups()
     server, victim, _ = map(int, demo.found(
         r"processes (\d+) \(server\) (\d+) (\d+) \(workers\)").groups())
@@ -134,7 +137,7 @@ def export_and_predict_an_image_of_ones_own(programs, small, run):
     programs.ctl("export", "--checkpoint", run, programs.directory / "net.onnx")
     assert (programs.directory / "net.onnx").stat().st_size > 4 * sum(t.size for t in weights.values())
     digit, label = idx.read(small, idx.NAMES[2])[0], idx.read(small, idx.NAMES[3])[0]
-    mine = programs.directory / "mine.png"  # drawn with a dark pen, as most people do
+    mine = programs.directory / "mine.png"  # a digit as most people draw it, with a dark pen
     mine.write_bytes(png(255 - np.array(digit)))
     warned = programs.ctl("predict", "--checkpoint", run, mine)
     assert any("add --invert" in line for line in warned.lines)

@@ -1,4 +1,5 @@
-"""history.jsonl has every epoch once and no torn line, whatever is killed; cnn-ctl can read it."""
+"""Whatever processes are killed, history.jsonl has every epoch once and no torn line, and cnn-ctl
+can read it."""
 import csv
 import io
 import json
@@ -16,7 +17,7 @@ TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
 
 
 def lines_of(directory):
-    """The lines of the history, parsed. Fails if a line is incomplete."""
+    """Returns the parsed lines of the history. The test fails if a line is incomplete."""
     text = (directory / "history.jsonl").read_text()
     assert text.endswith("\n")
     return [json.loads(line) for line in text.splitlines()]
@@ -33,10 +34,10 @@ def test_every_epoch_once_after_ten_kills(programs, small):
     for _ in range(10):
         begun = server.status()["training_epoch"]
         until(lambda: server.status()["training_epoch"] >= min(begun + 2, epochs - 1), 30, "an epoch")
-        time.sleep(chance.uniform(0, 0.3))  # so that the kill comes at any point of an epoch
+        time.sleep(chance.uniform(0, 0.3))  # kill the server at a random point of an epoch
         server.kill()
         with (server.directory / "history.jsonl").open("a") as file:
-            file.write('{"t":17,"kind":"epo')  # a torn line, as a loss of power may leave it
+            file.write('{"t":17,"kind":"epo')  # a torn line, as a power cut may leave it
         server = programs.restart(server, "--model", "seed:4", "--epochs", epochs,
                                   "--checkpoint-ms", 200)
         server.line("http listening")
@@ -55,8 +56,9 @@ def test_every_epoch_once_after_ten_kills(programs, small):
 
 
 def test_no_epoch_is_dropped_for_changes_of_workers(programs, small):
-    """A worker that joins and leaves again and again made the history drop its oldest lines, epochs
-    included. After another restart these came back behind the later ones."""
+    """The history of a worker that joins again and again exceeds the maximum size of the file. The
+    server drops lines about workers, but no epoch, and a restart does not change the order of the
+    epochs."""
     options = ("--model", "seed:4", "--epochs", 500, "--checkpoint-ms", 200)
     server = programs.server(*options)
     worker = programs.worker(server.endpoint, data=small)
@@ -102,7 +104,7 @@ def test_an_epoch_that_is_missing_returns_to_its_place(programs, small):
 
 
 def test_the_end_is_written_after_a_slow_write(programs, small):
-    """The run ends while the line of its last epoch is being written."""
+    """The run ends while the server is writing the line of the last epoch."""
     server = programs.server("--model", "seed:4", "--epochs", 2, env={
         "LD_PRELOAD": str(BUILD / "tests/fault/disk.so"), "DISK_SLOW": "400"})
     worker = programs.worker(server.endpoint, data=small)
@@ -139,7 +141,7 @@ def test_another_run_begins_another_history(programs, small):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small, data):
-    """A directory with the checkpoints and the history of a run of three epochs."""
+    """Yields a directory with the checkpoints and the history of a run of three epochs."""
     from support.programs import Programs
     programs = Programs(tmp_path_factory.mktemp("trained"), data)
     programs.train(2, "--model", "seed:8", "--epochs", 3, data=small)
@@ -213,7 +215,7 @@ def test_a_run_stops_at_an_accuracy_and_stays_stopped(programs, small):
     worker = programs.worker(server.endpoint, data=small)
     result = server.result()
     assert result["status"] == "drained" and result["accuracy"] >= 0.7
-    assert worker.wait(10) == 12  # as after a drain
+    assert worker.wait(10) == 12  # the exit status after a drain
     server.line(r"train stops.* has accuracy 0\.[7-9]")
     epochs = epochs_of(server.directory)
     assert len(epochs) < 100

@@ -1,6 +1,7 @@
-"""Images of other shapes than MNIST's are converted, trained or refused, from memory and from disk.
+"""The programs convert, train or refuse images of other shapes than MNIST's, from memory and from
+disk.
 
-The tests make small files in the formats of CIFAR, EMNIST and NumPy, and pictures.
+The tests make small files in the formats of CIFAR, EMNIST and NumPy, and small pictures.
 """
 import zlib
 
@@ -14,8 +15,8 @@ SHORT = ["--epochs", "1", "--batch-size", "20", "--optimizer", "sgd", "--lr", "0
 
 
 def cifar(directory, kind, n):
-    """Write binary files as of CIFAR-10 or CIFAR-100, with `n` training and 20 test images. Returns
-    all images and labels."""
+    """Write binary files in the format of CIFAR-10 or CIFAR-100, with `n` training images and 20
+    test images. Returns all images and labels."""
     rng = np.random.default_rng(kind)
     labels = rng.integers(0, kind, n + 20, dtype=np.uint8)
     pixels = rng.integers(0, 256, (n + 20, 3, 32, 32), dtype=np.uint8)
@@ -242,7 +243,8 @@ def test_a_run_keeps_its_images(programs):
 def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
     """The images have the same bytes and the same order, so the weights must be equal."""
     place = programs.directory / "colour"
-    colours(place, n=400, side=32, tests=2500)  # several grants for one evaluation
+    # so many test images that an evaluation takes several grants
+    colours(place, n=400, side=32, tests=2500)
     rest = [] if mode[:1] == ["--mode"] else ["--optimizer", "sgd", "--lr", "0.01"]
     weights, losses = [], []
     for i, limit in enumerate(([], ["--data-memory-mb", "1"])):
@@ -254,7 +256,8 @@ def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
         losses.append((result["accuracy"], [e["test_loss"] for e in result["epoch_records"]]
                        if "epoch_records" in result else result["loss"]))
         weights.append(programs.export(programs.directory / f"ckpt{i}", f"{i}.st").read_bytes())
-    # with images in memory, the device makes the local steps, which round in another way
+    # The device makes the local steps only if the images are in memory. Then the steps round
+    # differently.
     if "--n-push" in mode and model == "fc:3":
         a, b = (safetensors.load(programs.directory / f"{i}.st") for i in range(2))
         assert all(np.abs(a[k] - b[k]).max() < 1e-6 for k in a)
@@ -315,7 +318,7 @@ def test_auto_takes_the_images_of_the_first_worker(programs, durability):
     assert server.result()["images"] == 60 and worker.wait(10) == 0
     weights = safetensors.load(programs.export(programs.directory / "ckpt"))
     assert weights["conv1.weight"].shape == (2, 3, 3, 3) and weights["fc1.bias"].shape == (7,)
-    again = programs.server(*options)  # the checkpoint has the images
+    again = programs.server(*options)  # the checkpoint has the shape and classes of the images
     assert again.wait(20) == 0 and not any("input:auto" in text for text in again.lines)
 
 

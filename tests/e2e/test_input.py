@@ -1,7 +1,7 @@
-"""Invalid options and invalid data files: the program exits with the documented status and one
-clear line.
+"""Given invalid options or invalid data files, a program prints one clear line and exits with the
+documented status.
 
-Attacks A17, A18 and A19 of docs/faults.md.
+The tests cover attacks A17, A18 and A19 of docs/faults.md.
 """
 import gzip
 import os
@@ -85,7 +85,8 @@ def name_of(row):
 
 
 def refused(programs, binary, arguments, named, code=2, env=None):
-    """The program must soon exit with `code`, and say why in lines of its own format."""
+    """Run a program that must soon exit with `code` and log the reason. The message must match
+    `named`. Returns the process."""
     p = programs.add(Process(binary, command(binary, *arguments), env))
     assert p.wait(10) == code, p.tail()
     assert p.lines and p.out == [], p.tail()
@@ -124,7 +125,8 @@ def test_a_port_in_use_leaves_no_directory_behind(programs, option):
 @pytest.mark.parametrize("files", [["train-labels-idx1-ubyte"],
                                    ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"]])
 def test_a_half_fetched_data_set_is_not_passed_over_in_silence(programs, files):
-    """The worker logs a warning. It takes Debian's Fashion-MNIST instead, if that is installed."""
+    """If files of the data set are missing, the worker logs a warning. It takes Debian's
+    Fashion-MNIST instead, if this package is installed."""
     place = programs.directory / "data/mnist"
     place.mkdir(parents=True)
     for name in files:
@@ -159,7 +161,8 @@ def test_bad_environment_exits_2_and_names_the_variable(programs):
 
 
 def config(programs, *arguments, env=None):
-    """Run cnn-ps --check-config with options that it must accept. Returns the configuration."""
+    """Run cnn-ps --check-config with options that the program must accept. Returns the process,
+    whose output is the configuration."""
     p = programs.add(Process("cnn-ps", command("cnn-ps", "--check-config", *arguments), env))
     assert p.wait(10) == 0, p.tail()
     return p
@@ -297,8 +300,8 @@ def test_a_renamed_option_or_variable_is_refused_with_its_new_name(program):
 
 
 def default_in_help(text, values):
-    """The default value in a help text such as "0.3" or "with --mode sync: 0.5, easgd: 1, otherwise
-    0": the value of the first condition that is true."""
+    """Returns the default value from a help text, such as "0.3" or "with --mode sync: 0.5, easgd:
+    1, otherwise 0". Of several values, the first one whose condition is true applies."""
     option = None
     for part in text.removeprefix("with ").split(", "):
         if part.startswith("otherwise "):
@@ -308,7 +311,8 @@ def default_in_help(text, values):
             return part
         option, wanted = condition.split() if " " in condition else (option, condition)
         is_it = values[option.lstrip("-")]
-        if is_it == wanted or is_it.startswith(wanted + ":"):  # vector:8 counts as --model vector
+        # the condition "--model vector" is true for vector:8
+        if is_it == wanted or is_it.startswith(wanted + ":"):
             return value
     raise AssertionError(f"no value in {text!r}")
 
@@ -329,8 +333,8 @@ def test_help_says_the_defaults_that_are_taken(options):
     for name, value, origin in rows:
         variable = "CNN_" + name.upper().replace("-", "_")
         said = re.search(rf"default(:?) ([^;()]*); {variable}[;)]", shown)
-        # "default: off" gives no value. `auto` is no value either: --check-config prints the value
-        # that it stands for.
+        # Do not compare texts such as "default: off", which name no value. Nor compare `auto`:
+        # --check-config prints the value for which `auto` stands.
         if origin != "default" or not said or said[1] or said[2] == "auto":
             continue
         text = default_in_help(said[2], values)
@@ -358,7 +362,7 @@ def test_option_of_another_command_is_named(programs):
                                            "--server", "tcp://127.0.0.1:1")))
     assert p.wait(10) == 0, p.tail()
     p.line("warning: --server has no effect with keygen$", 0.1)
-    # the server or the workers read these variables
+    # no warning, because the server or the workers read these variables
     assert not warnings(status("status", env={"CNN_DATA": "X", "CNN_MODEL": "seed:4"}))
 
 
@@ -415,7 +419,7 @@ BAD_FILES = {
 
 
 def tiny(directory):
-    """A valid data set of four training images and four test images."""
+    """Write a valid data set of four training images and four test images."""
     directory.mkdir()
     for name in (TRAIN, TEST):
         (directory / name).write_bytes(image_file())
@@ -460,8 +464,7 @@ def test_data_file_that_is_no_regular_file_exits_6(programs, tmp_path, kind):
 
 
 def test_good_tiny_files_are_not_refused(programs, tmp_path):
-    """The files that the cases above damage are valid: if none is damaged, the worker loads
-    them."""
+    """The worker loads the files of tiny() if no test has damaged them."""
     directory = tiny(tmp_path / "data")
     p = programs.worker("tcp://127.0.0.1:1", "--connect-timeout-ms", 500, data=directory)
     assert p.wait(15) == 3, p.tail()
@@ -480,8 +483,8 @@ def test_gzip_bomb_costs_no_memory(programs, tmp_path):
 # ---- runs that are probably mistakes, but not errors
 
 def doubtful(programs, words, *options):
-    """Make a short run, which must cause exactly one warning, in the log and in the result. The
-    warning must contain `words`."""
+    """Make a short run that must cause exactly one warning in the log and one in the result. The
+    warning must match `words`."""
     server = programs.server("--model", "fc:10", "--epochs", 1, *options, directory=None)
     worker = programs.worker(server.endpoint)
     result = server.result()

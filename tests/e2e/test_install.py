@@ -1,5 +1,5 @@
-"""Tests make install: a program outside the tree can use libcnnps, and manual pages and completions
-agree with the programs.
+"""Test `make install`: a program outside the tree can use libcnnps, and manual pages and
+completions agree with the programs.
 
 The tests install into a temporary directory (DESTDIR), as the build of a package does.
 """
@@ -34,7 +34,7 @@ def exported():
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The root of an installation with prefix /usr."""
+    """Returns the root directory of an installation with prefix /usr."""
     root = tmp_path_factory.mktemp("root")
     clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     cuda = [] if "-DKX_CUDA=1" in (BUILD / "flags").read_text(encoding="utf-8") else ["CUDA=0"]
@@ -48,7 +48,8 @@ def compiler_flags(root):
                PKG_CONFIG_SYSROOT_DIR=str(root), PKG_CONFIG_ALLOW_SYSTEM_LIBS="1",
                PKG_CONFIG_ALLOW_SYSTEM_CFLAGS="1")
     flags = run("pkg-config", "--cflags", "--libs", "cnnps", env=env).split()
-    # The sysroot contains only cnnps; the libraries that cnnps needs are those of this machine.
+    # The sysroot contains only cnnps. The flags of all other libraries must name the directories of
+    # this machine.
     return [re.sub(f"^(-[IL]){root}(?!/usr/(include|lib)$)", r"\1", flag) for flag in flags]
 
 
@@ -58,7 +59,7 @@ def test_program_outside_the_tree_trains(programs, installed, tmp_path, static):
     text = (ROOT / "worker/examples/line.c").read_text(encoding="utf-8")
     source.write_text(text.replace('"worker/client/cnnps.h"', "<cnnps.h>"), encoding="utf-8")
     if static:
-        # Only libcnnps is linked statically: some other libraries of Debian 12 cannot be.
+        # Link only libcnnps statically: Debian 12 lacks static versions of some other libraries.
         flags = [{"-lcnnps": "-l:libcnnps.a"}.get(f, f) for f in compiler_flags(installed)]
         flags += run("pkg-config", "--libs", *NEEDED).split()
     else:
@@ -77,12 +78,14 @@ def test_program_outside_the_tree_trains(programs, installed, tmp_path, static):
 
 
 def test_libraries_export_exactly_the_interface(installed):
-    """The list of symbols is the ABI: a name that goes away needs a new SONAME."""
+    """The libraries export exactly the functions of cnnps.h. These names are the ABI: the removal
+    of a name needs a new SONAME."""
     header = (ROOT / "worker/client/cnnps.h").read_text(encoding="utf-8")
     assert exported() == sorted(set(re.findall(r"^[a-z].*?\b(cnnps_\w+)\(", header, re.M)))
     shared = run("nm", "-D", "--defined-only", installed / "usr/lib/libcnnps.so.0")
     assert sorted(re.findall(r" T (\w+)@@CNNPS_0", shared)) == exported()
-    assert len(re.findall(r" [A-Z] ", shared)) == len(exported()) + 1  # one for the version
+    # one more symbol is the name of the version
+    assert len(re.findall(r" [A-Z] ", shared)) == len(exported()) + 1
     static = run("nm", "-g", "--defined-only", installed / "usr/lib/libcnnps.a")
     assert sorted(re.findall(r" [A-Z] (\w+)", static)) == exported()
     assert "libcnnps.so.0]" in run("readelf", "-d", installed / "usr/lib/libcnnps.so")
@@ -122,7 +125,7 @@ def test_manual_page_of_the_library_has_every_call(installed):
 
 
 def complete(installed, *words):
-    """The completions that bash proposes for the last of `words`."""
+    """Returns the completions that bash proposes for the last element of `words`."""
     script = installed / "usr/share/bash-completion/completions" / words[0]
     return run("bash", "-c", 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
                '_cnn_ps "$1"; printf "%s\\n" "${COMPREPLY[@]}"', script, *words).split()
@@ -139,7 +142,7 @@ def test_bash_completes_options_values_and_commands(installed):
 
 
 def zsh_lists(installed, line):
-    """The text that zsh shows when Tab is pressed after `line`."""
+    """Returns the text that zsh shows when the user presses Tab after `line`."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 500, 200, 0, 0))  # rows, columns
     env = {"PATH": f"{BUILD}:{os.environ['PATH']}", "TERM": "dumb", "HOME": "/nonexistent"}
@@ -179,8 +182,8 @@ def test_zsh_completes_options_values_commands_and_files(installed):
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
 def test_server_reports_to_the_service_manager(programs, tmp_path, abstract):
-    """As systemd's Type=notify expects, the server sends READY=1 when workers can connect, and
-    STOPPING=1 when it stops."""
+    """The server sends READY=1 when workers can connect, and STOPPING=1 when it stops, as systemd's
+    Type=notify expects."""
     name = f"\0cnn-ps-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.settimeout(20)

@@ -1,4 +1,4 @@
-"""Tests --keep, which writes the weights of evaluated epochs beside the checkpoints."""
+"""Test --keep, which writes the weights of evaluated epochs beside the checkpoints."""
 import json
 
 import numpy as np

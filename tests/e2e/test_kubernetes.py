@@ -1,5 +1,5 @@
-"""The manifests of deploy/k8s: kustomize builds them, the schemas of Kubernetes accept them, and the
-programs have every flag, port, page, path and variable in them."""
+"""Test the manifests of deploy/k8s: kustomize builds them, the schemas of Kubernetes accept them,
+and the programs have every flag, port, page, path and variable that the manifests name."""
 import os
 import re
 import shutil
@@ -14,11 +14,12 @@ from support.build import BUILD, ROOT, command, without
 from support.programs import Process
 
 K8S = ROOT / "deploy/k8s"
-TOOLS = ROOT / "build/tools/bin"  # made by deploy/setup.sh tools
+TOOLS = ROOT / "build/tools/bin"  # `deploy/setup.sh tools` makes it
 VALIDATE = TOOLS / "kubernetes-validate"
 VERSIONS = ("1.33", "1.34", "1.35")
 UNIT = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-MIXTURES = {  # name: (resources, components) of a user's overlay; None: an overlay as it is
+# name: (resources, components) of a user's overlay; None: an unchanged overlay of deploy/k8s
+MIXTURES = {
     "cpu": None, "gpu": None,
     "gpu on spot nodes with metrics": ("overlays/gpu", ["components/spot", "components/podmonitor"]),
     "cpu with metrics": ("overlays/cpu", ["components/podmonitor"]),
@@ -27,7 +28,8 @@ MIXTURES = {  # name: (resources, components) of a user's overlay; None: an over
 
 @pytest.fixture(scope="module")
 def kubectl():
-    """The path of a kubectl with kustomize 5: that of deploy/setup.sh tools, or that of the system."""
+    """Returns the path of a kubectl with kustomize 5: the one of `deploy/setup.sh tools`, or else
+    the one of the system."""
     for path in filter(None, (shutil.which(TOOLS / "kubectl"), shutil.which("kubectl"))):
         done = subprocess.run([path, "version", "--client"], capture_output=True, text=True,
                               timeout=30, check=False)
@@ -39,7 +41,7 @@ def kubectl():
 
 @pytest.fixture(params=MIXTURES)
 def manifests(request, kubectl, tmp_path):
-    """All objects of one overlay, as kustomize builds them."""
+    """Returns all objects of one overlay, as kustomize builds them."""
     mixture = MIXTURES[request.param]
     directory = K8S / "overlays" / request.param
     if mixture == "page":
@@ -68,7 +70,7 @@ def of_kind(manifests, kind, name=None):
 
 
 def containers(manifests):
-    """The pairs (object, container) of the server and of a worker."""
+    """Yields (object, container) of the server, and then of a worker."""
     for kind, name in (("StatefulSet", "server"), ("Job", "worker")):
         o = of_kind(manifests, kind, name)
         one, = o["spec"]["template"]["spec"]["containers"]
@@ -76,7 +78,7 @@ def containers(manifests):
 
 
 def variables(manifests, container):
-    """The environment variables of a container."""
+    """Returns the environment variables of a container."""
     found = {}
     for source in container.get("envFrom", ()):
         found.update(of_kind(manifests, "ConfigMap", source["configMapRef"]["name"])["data"])
@@ -87,7 +89,8 @@ def variables(manifests, container):
 def test_schemas_accept_every_object(manifests, tmp_path):
     if not VALIDATE.exists():
         without("kubernetes-validate", "deploy/setup.sh tools")
-    known = [m for m in manifests if m["kind"] != "PodMonitor"]  # not an object of Kubernetes itself
+    # the schemas of Kubernetes lack PodMonitor
+    known = [m for m in manifests if m["kind"] != "PodMonitor"]
     (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(known))
     done = subprocess.run([VALIDATE, "--strict",
                            *(w for v in VERSIONS for w in ("-k", v)), tmp_path / "all.yaml"],
@@ -162,7 +165,7 @@ def test_grace_fits_into_the_time_of_the_pod(manifests):
 
 
 def test_a_job_replaces_what_a_restart_can_repair(manifests):
-    """Compares the Job with the exit statuses of docs/operations.md."""
+    """The rules of the Job agree with the exit statuses in docs/operations.md."""
     job = of_kind(manifests, "Job")
     action = {}
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
@@ -184,7 +187,8 @@ def bytes_of(quantity):
 
 
 def test_memory_limits_are_those_of_the_formula(manifests, tmp_path):
-    """The limits follow docs/cluster.md, "Limits". cnn-ps computes the limit of the server."""
+    """The memory limits follow docs/cluster.md, "Limits". cnn-ps itself prints the memory that a
+    server needs."""
     (_, server), (_, worker) = containers(manifests)
     (tmp_path / "checkpoints").mkdir()
     keys = subprocess.run(command("cnn-ctl", "keygen", tmp_path / "keys"), capture_output=True)
@@ -204,8 +208,9 @@ def test_memory_limits_are_those_of_the_formula(manifests, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to root")
 def test_the_server_runs_with_a_mounted_secret(programs, data):
-    """The key files are as Kubernetes mounts them: owned by root and the group of the pod, mode
-    0440, behind links. Server and worker run as another user, and train with these keys."""
+    """The key files are as Kubernetes mounts them: they belong to root and the group of the pod,
+    have mode 0440, and are behind links. Server and worker run as another user, and train with
+    these keys."""
     keys = programs.keygen()
     place = Path("/run") / f"cnn-test-{os.getpid()}"
     try:
@@ -217,7 +222,7 @@ def test_the_server_runs_with_a_mounted_secret(programs, data):
             (place / name).symlink_to(f"..data/{name}")
         place.chmod(0o755)
         user = ["setpriv", "--reuid=10001", "--regid=10001", "--groups=10001"]
-        # the user 10001 may have no access to the checkout
+        # copy the programs, because the user 10001 may have no access to the checkout
         for name in ("cnn-ps", "cnn-worker"):
             shutil.copy(BUILD / name, place / name)
         server = programs.add(Process("cnn-ps", [

@@ -1,4 +1,4 @@
-"""Runs cnn-ladder and its stage 0 with the commands of docs/ladder.md, at small sizes."""
+"""Run cnn-ladder and its stage 0 with the commands of docs/ladder.md, at small sizes."""
 import base64
 import csv
 import hashlib
@@ -23,7 +23,7 @@ MNIST_TWELVE = "da41fb5b9abe41a80d6eb74dfa29c8ed2eab718f449edb65205add499adfe8e0
 MNIST_FIRST = "16b3f265b4278efb7f48411b4e1f1530b926d3494f17628afd6071e6dba2a3b8"
 PREDICTION = ("rung,seconds,steps,right,image,label,prediction,probability,"
               "of_label").split(",")
-PICTURES = 5  # number of images that pictures.py draws
+PICTURES = 5  # the number of images that pictures.py draws
 
 
 def ladder(data, *arguments):
@@ -139,7 +139,7 @@ def pictures(place, table):
 
 
 def predictions(path, labels):
-    """Write a table with the predictions of one stage before its first step."""
+    """Write a table with the predictions of one stage before its first step. Returns its path."""
     path.write_text("\n".join([",".join(PREDICTION)] + [
         f"sequential,0.03,0,0.1,{image},{label},7,0.5,0.5" for image, label in enumerate(labels)])
         + "\n")
@@ -147,7 +147,7 @@ def predictions(path, labels):
 
 
 def embedded(svg):
-    """The pixels of every picture in an SVG file, white on black as in the data set."""
+    """Returns the pixels of every picture in an SVG file, white on black as in the data set."""
     found = []
     for text in re.findall(r"data:image/png;base64,([^\"]+)", svg):
         raw = base64.b64decode(text)
@@ -182,8 +182,8 @@ def data_is_mnist(data):
 
 
 def test_the_published_picture_is_of_mnist_and_other_images_are_refused_for_it(data):
-    """The published picture was once drawn from Debian's Fashion-MNIST by mistake. Its labels must
-    be MNIST's."""
+    """The published picture must show images of MNIST, and its table must have MNIST's labels. The
+    script refuses to draw the picture from other images."""
     published = ROOT / "docs/ladder"
     with (published / "predictions.csv").open() as f:
         labels = {int(r["image"]): r["label"] for r in csv.DictReader(f)}

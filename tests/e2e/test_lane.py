@@ -1,5 +1,5 @@
-"""Shared-memory lanes (docs/lane.md) give the same results as TCP, and leave nothing behind after a
-death."""
+"""Shared-memory lanes (docs/lane.md) give the same results as TCP, and leave nothing behind after
+the death of a process."""
 import random
 import shutil
 import signal
@@ -18,13 +18,14 @@ SHM = ("--lane", "shm")
 
 
 def maps(process):
-    """The lines of /proc/PID/maps that belong to a lane."""
+    """Returns the lines of /proc/PID/maps that belong to a lane."""
     lines = Path(f"/proc/{process.popen.pid}/maps").read_text().splitlines()
     return [line for line in lines if "memfd:cnn-ps pushes" in line]
 
 
 def test_the_weights_are_those_of_tcp(programs):
-    """One worker trains a network over each transport. The weights are equal bit for bit."""
+    """One worker trains a network over TCP, and one over shared memory. The weights are equal bit
+    for bit."""
     files = []
     for lane in ("tcp", "shm"):
         server = programs.server(*NET, "--lane", lane, directory=lane)
@@ -40,9 +41,9 @@ def test_the_weights_are_those_of_tcp(programs):
 
 @pytest.mark.parametrize("size, level", [(0, "replay"), (200000, "replay"), (0, "always")])
 def test_kills_of_both_sides(programs, size, level):
-    """Each push in shared memory counts exactly once, although workers and the server are killed at
-    random times. The server closes the lane of a worker that dies, and a new server replaces the
-    socket of the old one."""
+    """Each push in shared memory counts exactly once, although the test kills workers and the
+    server at random times. The server closes the lane of a worker that dies, and a new server
+    replaces the socket of the old one."""
     rounds, pushes = (250, 30000) if FULL else (4, 300)
     dice = random.Random(size)
     run = LedgerRun(programs, 3, pushes, *SHM, "--sandbox", "require", "--durability", level,
@@ -70,8 +71,8 @@ def test_workers_use_a_lane_without_any_option(programs):
 
 
 def test_a_worker_that_cannot_reach_the_socket_uses_tcp(programs):
-    """The worker is in a container of its own. Its log says why it has no lane, and the server
-    counts no lane."""
+    """The socket of the server is missing, as for a worker in another container. The log of the
+    worker says why it has no lane, and the server counts no lane."""
     run = LedgerRun(programs, 0, 100, size=100)
     run.server.line("net listening")
     (programs.directory / "ckpt" / "lane").unlink()
@@ -91,8 +92,8 @@ def test_a_stopped_worker_delays_nobody(programs):
 
 
 def test_without_shared_memory_workers_use_tcp(programs):
-    """The path of the directory is too long for a socket, and the log says so. A worker with --lane
-    shm exits with one line."""
+    """The path of the directory is too long for a socket, and the log of the server says so. A
+    worker with --lane shm exits and prints one line."""
     deep = "x" * 100
     run = LedgerRun(programs, 1, 50, "--lane", "auto", directory=deep)
     assert "--lane-socket" in run.server.line(r"lane off. reason=(.*)")[1]

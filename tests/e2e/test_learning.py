@@ -1,5 +1,5 @@
-"""Networks learn with real servers and workers. Equal seeds give equal bytes, and a step equals the
-step of an implementation in NumPy."""
+"""Networks learn with real servers and workers. Runs with equal seeds end with equal bytes, and a
+step equals the step of an implementation in NumPy."""
 import numpy as np
 import pytest
 
@@ -9,8 +9,8 @@ from support import safetensors
 
 
 def bound(mnist, digits, clothes):
-    """The accuracy that a test must reach. Fashion-MNIST's clothes are harder than MNIST's
-    digits."""
+    """Returns the accuracy that a test must reach: `digits` with MNIST, `clothes` with
+    Fashion-MNIST, which is harder."""
     return digits if mnist else clothes
 
 
@@ -55,7 +55,7 @@ def test_another_seed_gives_other_bytes(programs, small):
 
 
 # If Adagrad's sum starts at 0, the first step depends only on the sign of the gradient g. If g is
-# nearly 0, two float32 programs may compute another sign. With a sum of 0.01 at the start the step
+# nearly 0, two programs in float32 may compute different signs. If the sum starts at 0.01, the step
 # is a smooth function of g.
 STEPS = {"sgd": lambda w, g: w - 0.1 * g,
          "adagrad": lambda w, g: w - 0.1 * g / (np.sqrt(0.01 + g * g) + 1e-8)}

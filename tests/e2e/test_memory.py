@@ -1,5 +1,5 @@
-"""Compares the memory of a server in every mode: the formula of docs/cluster.md, the figure of
---check-config, and the peak of real runs."""
+"""Compare the memory of a server in every mode: the formula of docs/cluster.md, the figure that
+--check-config prints, and the peak of real runs."""
 import re
 import subprocess
 
@@ -14,7 +14,7 @@ W = 4 * PARAMETERS
 MB = 1 << 20
 WORKERS = 2
 DC = ("--delay-compensation",)
-# (options, the number of vectors by docs/cluster.md as a function of the number of workers)
+# (options, a function from the number of workers to the number of vectors in docs/cluster.md)
 MODES = {
     "downpour": ((), lambda n: 2),
     "downpour, sgd": (("--optimizer", "sgd"), lambda n: 1),
@@ -36,7 +36,7 @@ LEVELS = {"none": (), "replay": ("--checkpoint-ms", 20),
 
 
 def formula(vectors, level, push_window, workers, w=W):
-    """The formula of docs/cluster.md, "Limits"."""
+    """Returns the memory in bytes by the formula of docs/cluster.md, "Limits"."""
     image = {"none": 0, "replay": 1.125, "always": 2.125}[level]
     ledgers = 4.1e6 + 15e3 * workers
     return (32 * MB + ledgers * (1 + image)
@@ -52,9 +52,10 @@ def check_config(tmp_path, *options):
 
 
 def peak(process):
-    """The peak of the resident memory of the server so far, without the memory that it shares with
-    workers: the kernel charges a page to the process that writes to it first, which is a worker.
-    No worker may have left: the peak has its shared memory, which the server no longer maps."""
+    """Returns the peak of the resident memory of the server so far, without the memory that the
+    server shares with workers: the kernel charges a shared page to the process that first writes to
+    it, which is a worker. Call this function only while all workers are connected. After a worker
+    has left, the peak still includes its shared memory, which the server no longer maps."""
     with open(f"/proc/{process.popen.pid}/status") as f:
         text = f.read()
     peak, shared = (1024 * int(re.search(rf"{name}:\s+(\d+) kB", text)[1])
@@ -96,7 +97,7 @@ def test_the_examples_of_the_page_are_what_check_config_prints(tmp_path, mode, n
 
 
 def updated(server, n):
-    """Wait for `n` updates, after which the server has used every buffer."""
+    """Wait for `n` updates. By then the server has used every buffer."""
     until(lambda: server.status()["updates"] >= n, 90, f"{n} updates: {server.tail()}")
 
 
@@ -137,6 +138,7 @@ def test_workers_that_push_without_a_pause_stay_below(programs, tmp_path):
     printed = check_config(tmp_path, *options, "--checkpoint-dir", tmp_path / "ckpt")
     server = programs.server(*options)
     for i in range(3):
-        programs.ledger_worker(server.endpoint, i, PARAMETERS // 3)  # more than the test waits for
+        # more pushes than the test waits for
+        programs.ledger_worker(server.endpoint, i, PARAMETERS // 3)
     updated(server, 300)
     assert peak(server) <= printed

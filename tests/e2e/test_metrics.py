@@ -1,5 +1,5 @@
-"""Tests /metrics: promtool can read it, docs/monitoring.md explains each metric, and alert rules
-and dashboard use only metrics that exist."""
+"""Test /metrics: promtool can read this page, docs/monitoring.md explains each metric, and the
+alert rules and the dashboard use only metrics that exist."""
 import json
 import re
 import shutil
@@ -39,8 +39,8 @@ def worker_series(server):
 
 
 def test_series_of_workers_are_continuous(programs, small):
-    """No label changes when a worker changes its state, or while it is away after a kill of the
-    server."""
+    """The labels of a worker's metrics do not change when the worker changes its state, or while
+    the worker is away after a kill of the server."""
     options = ("--model", "seed:4", "--epochs", 5000, "--checkpoint-ms", 200)
     server = programs.server(*options)
     worker = programs.worker(server.endpoint, "--name", "a", data=small)

@@ -1,8 +1,8 @@
 """With real processes every mode learns, each image counts once per epoch, and a stopped worker
 does not stop the run.
 
-CNN_SLOW=1 adds the tests that take minutes: three epochs of all images in each mode, 16 workers,
-longer stops.
+With CNN_SLOW=1 further tests run, which take minutes: three epochs of all images in each mode, 16
+workers, and longer stops.
 """
 import os
 import re
@@ -35,8 +35,8 @@ def test_sync_learns_with_its_defaults(programs, mnist):
 
 
 def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
-    """Five runs have four workers each. In each epoch 600 batches make 150 steps, in whatever order
-    the workers deliver."""
+    """Five runs have four workers each. In each epoch 600 batches make 150 steps, and the order in
+    which the workers deliver does not matter."""
     ends = set()
     for run in range(5):
         server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 2, "--seed", 7,
@@ -53,8 +53,8 @@ def test_sync_runs_of_one_seed_end_with_the_same_bytes(programs):
 
 
 def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
-    """Four workers compute, and each step uses the first 3 gradients, so 60 batches make 20 steps.
-    A gradient that arrives too late is superseded, not rejected."""
+    """Four workers compute, and each step uses the first 3 gradients. So the 60 batches of an epoch
+    make 20 steps. A gradient that arrives too late is superseded, not rejected."""
     server = programs.server("--model", "seed:8", "--mode", "sync", "--epochs", 4, "--min-workers",
                         4, "--sync-workers", 3, "--backup-workers", 1, "--suspect-ms", 20000,
                         "--dead-ms", 60000)
@@ -69,8 +69,8 @@ def test_sync_steps_end_with_n_of_n_plus_b_gradients(programs, small):
 
 @pytest.mark.parametrize("mode", ["downpour", "ssp"])
 def test_a_buffer_makes_one_update_of_several_gradients(programs, small, mode):
-    """An epoch has 60 batches. Seven updates use 8 gradients each, and the last update uses the 4
-    that are left."""
+    """An epoch has 60 batches. Seven updates use 8 gradients each, and the last update uses the
+    remaining 4."""
     result = train(programs, 3, "--mode", mode, "--buffer-size", 8, "--warm-start-updates", 2,
                    data=small, epochs=4)
     assert result["images_per_epoch"] == [6000] * 4
@@ -87,11 +87,11 @@ def test_sync_reports_short_steps(programs, small):
     server.line(r'"sync steps_short" steps=\d+ of=\d+ sync_workers=3 live=2')
     result = server.result()
     assert result["images_per_epoch"] == [6000] * 2
-    # the last step of each epoch has all the batches that were left, so it is not short
+    # the last step of an epoch needs only the remaining batches, so it is not short
     assert (result["updates"], result["steps_short"]) == (60, 58), result
 
 
-SMALL = {  # options of the modes
+SMALL = {  # {name: options of the mode}
     "ssp": ("--mode", "ssp", "--ssp-bound", 4),
     "easgd": ("--mode", "easgd"),
     "constant delay compensation": ("--delay-compensation", "constant"),
@@ -100,8 +100,8 @@ SMALL = {  # options of the modes
 
 @pytest.mark.parametrize("mode", SMALL)
 def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
-    """A run has eight epochs of 6,000 images. In 12 runs of each mode the accuracy of a thousand
-    images was 0.935 to 0.970 on MNIST; in 8 runs on Fashion-MNIST it was 0.71 to 0.88."""
+    """A run has eight epochs of 6,000 images. In 12 runs of each mode on MNIST, the accuracy on a
+    thousand test images was 0.935 to 0.970. In 8 runs on Fashion-MNIST, it was 0.71 to 0.88."""
     result = train(programs, 4, *SMALL[mode], data=small, epochs=8)
     assert result["images_per_epoch"] == [6000] * 8
     assert result["accuracy"] >= (0.9 if mnist else 0.6), result
@@ -114,8 +114,8 @@ def test_mode_learns_from_a_few_images(programs, small, mnist, mode):
     ids=["downpour", "several", "sum", "sync", "easgd", "sandblaster"])
 def test_running_statistics_are_those_of_the_images(programs, small, mode):
     """The first layer of the model normalises the pixels, so all batches have nearly the same
-    statistics. The running statistics must end near these values in every mode, with any number of
-    workers."""
+    statistics. The running statistics must end near these statistics in every mode, with any number
+    of workers."""
     server = programs.server("--model", "batchnorm conv:8:3 batchnorm relu pool:2 fc:10",
                              "--epochs", 4, "--min-workers", 3, *mode)
     for _ in range(3):
@@ -125,7 +125,7 @@ def test_running_statistics_are_those_of_the_images(programs, small, mode):
     assert result["accuracy"] >= 0.6 and result["rejected"] == 0, result
     weights = safetensors.load(programs.export(server.directory))
     pixels = idx.read(small, idx.NAMES[0]) / 255
-    left = 0.9 ** result["updates"]  # remaining share of the initial values 0 and 1
+    left = 0.9 ** result["updates"]  # the remaining share of the initial values 0 and 1
     for name, start, end in (("mean", 0, pixels.mean()), ("var", 1, pixels.var())):
         expected = left * start + (1 - left) * end
         assert abs(weights[f"bn1.running_{name}"][0] - expected) < 0.01, (name, expected)
@@ -134,7 +134,8 @@ def test_running_statistics_are_those_of_the_images(programs, small, mode):
 
 @pytest.mark.parametrize("optimizer", ["lbfgs", "sgd"])
 def test_sandblaster_goes_down(programs, small, optimizer):
-    """The loss decreases. One step uses the whole data set, so an epoch has one step."""
+    """The loss decreases in sandblaster. One step uses the whole data set, so an epoch has one
+    step."""
     server = programs.server("--model", "seed:32", "--epochs", 8, "--mode", "sandblaster",
                         "--optimizer", optimizer, "--min-workers", 3)
     for _ in range(3):
@@ -143,7 +144,7 @@ def test_sandblaster_goes_down(programs, small, optimizer):
     losses = [float(server.line(rf"train epoch\" epoch={e} .* loss=(\S+)")[1]) for e in range(1, 9)]
     assert result["images_per_epoch"] == [6000] * 8 and result["updates"] == 8
     assert losses[7] < 0.8 * losses[0], losses
-    if optimizer == "lbfgs":  # L-BFGS: the loss must not rise in any step
+    if optimizer == "lbfgs":  # with L-BFGS, the loss must not rise in any step
         assert all(b <= a + 1e-4 for a, b in zip(losses, losses[1:])), losses
 
 
@@ -191,8 +192,8 @@ def peak_mib(process):
 
 
 def test_delay_compensation_takes_memory_for_live_workers_only(programs, small):
-    """The weights have 3 MiB, and there are 256 slots. The server does not keep 256 copies of the
-    weights, but only one copy of each version that a worker holds."""
+    """The weights have 3 MiB, and the server has 256 slots. The server does not keep 256 copies of
+    the weights, but only one copy of each version that a worker holds."""
     server = programs.server("--model", "fc:1000 relu fc:10", "--delay-compensation", "constant",
                         "--epochs", 2, "--min-workers", 2, "--max-updates", 100, directory=None)
     endpoint = server.endpoint
@@ -214,13 +215,13 @@ def test_delay_compensation_takes_memory_for_live_workers_only(programs, small):
 # ---- a worker that is stopped --------------------------------------------------------------------
 
 def worker_images(server):
-    """{worker id: number of counted images} of the live workers."""
+    """Returns {worker id: number of counted images} of the live workers."""
     return {w["worker"]: w["images"] for w in server.status()["workers"] if w["state"] == "live"}
 
 
 class Speed:
-    """Measures from its creation on: the steps per second, and the images per second of the workers
-    `who`."""
+    """Measures two rates from its creation on: the steps per second of the run, and the images per
+    second of the workers `who`."""
 
     def __init__(self, server, who):
         self.server, self.who = server, who
@@ -239,10 +240,10 @@ class Speed:
 
 
 ENDLESS = ("--model", "fc:32 relu fc:10", "--epochs", 65536, "--min-workers", 4)
-# {name: (options, the share of their images per second that the other workers must keep; 0: any)}
+# {name: (options, the share of their images per second that the other workers must still reach)}
 STOPPED = {
     "downpour": ((), 0.95),
-    "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),  # a bound that is never reached
+    "ssp": (("--mode", "ssp", "--ssp-bound", 1000000), 0.95),  # no worker ever reaches this bound
     "sync": (("--mode", "sync", "--backup-workers", 1), 0),
     "sandblaster": (("--mode", "sandblaster", "--optimizer", "sgd", "--step-images", 2000), 0),
 }
@@ -264,8 +265,8 @@ def stop_one(server, victim, number):
 @pytest.mark.alone
 @pytest.mark.parametrize("mode", STOPPED)
 def test_a_stopped_worker_stops_nobody(programs, small, mode):
-    """A step takes at most 1.5 times as long as without the stop. The speed is measured before and
-    after the stop."""
+    """While one worker is stopped, a step takes at most 1.5 times as long as before and after the
+    stop."""
     options, keep = STOPPED[mode]
     server = programs.server(*ENDLESS, *options, directory=None)
     fleet = [programs.worker(server.endpoint, data=small) for _ in range(4)]
@@ -284,7 +285,7 @@ def test_a_stopped_worker_stops_nobody(programs, small, mode):
 
 
 def slow_down(process, ended):
-    """Let the process run for only a tenth of the time, until the event `ended`."""
+    """Let the process run for only a tenth of the time, until the event `ended` is set."""
     while not ended.is_set() and process.running():
         process.signal(signal.SIGCONT)
         ended.wait(0.01)
@@ -295,8 +296,8 @@ def slow_down(process, ended):
 
 @slow
 def test_backup_copies_make_up_for_a_slow_worker(programs, small):
-    """One of four workers is 10 times slower. A step takes at most 1.25 times as long as with three
-    equal workers."""
+    """One of four workers is 10 times slower than the others. A step takes at most 1.25 times as
+    long as with three equally fast workers."""
     speed = {}
     for workers in (3, 4):
         server = programs.server("--model", "seed:32", "--epochs", 65536, "--mode", "sandblaster",

@@ -1,4 +1,4 @@
-"""cnn-ctl exports to ONNX: ONNX Runtime and cnn-ctl eval give equal predictions, for every
+"""Test exports to ONNX: ONNX Runtime and cnn-ctl eval give equal predictions, for every kind of
 layer."""
 import csv
 import json
@@ -11,7 +11,7 @@ import pytest
 from support import idx, safetensors
 from support.build import ROOT, without
 
-TOOLS = ROOT / "build/tools/bin/python"  # made by deploy/setup.sh tools
+TOOLS = ROOT / "build/tools/bin/python"  # `deploy/setup.sh tools` makes it
 PREDICT = """
 import sys
 import numpy, onnx, onnxruntime
@@ -55,7 +55,8 @@ def tools():
 
 
 def random_weights(path, programs, model):
-    """Write a .safetensors file of the model with random weights and random running statistics."""
+    """Write a .safetensors file for the model, with random weights and random running
+    statistics."""
     server = programs.server("--model", model, directory="init")
     shapes = {n: t.shape for n, t in safetensors.load(programs.export(server.endpoint)).items()}
     text = server.status()["model"]

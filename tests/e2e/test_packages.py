@@ -1,9 +1,9 @@
-"""Tests make deb: two builds give packages with the same bytes, lintian accepts the packages, and a
-fresh Debian trains with them, and with the wheel of make wheel.
+"""Test `make deb`: two builds give packages with the same bytes, lintian accepts the packages, and
+a fresh Debian trains with these packages, and with the wheel of `make wheel`.
 
 Most tests take minutes and need debhelper, lintian, a Docker engine and Debian's archive, so only
-`make deb-test` runs them. `make deb-test CUDA=0` omits the package for CUDA workers, and most of
-the minutes.
+`make deb-test` runs them. `make deb-test CUDA=0` omits the package for CUDA workers, whose build
+takes most of the time.
 """
 import hashlib
 import json
@@ -19,7 +19,7 @@ from support.programs import Process, until
 
 pytestmark = pytest.mark.xdist_group("packages")
 UNITS = ("cnn-ps", "cnn-worker")
-BUILD_SECONDS = 2400  # the CUDA compiler took 15 minutes on two busy cores
+BUILD_SECONDS = 2400  # the CUDA compiler needed 15 minutes on two busy cores
 
 
 def run(*argv, seconds=900, **kwargs):
@@ -31,7 +31,7 @@ def run(*argv, seconds=900, **kwargs):
 
 @pytest.fixture(scope="module")
 def packages():
-    """The packages without debug symbols."""
+    """Returns the packages, except for those with debug symbols."""
     if not FULL:
         pytest.skip("make deb-test: builds the packages twice")
     run("make", "-C", ROOT, "deb", seconds=BUILD_SECONDS)
@@ -61,7 +61,7 @@ def test_two_builds_have_the_same_bytes(packages):
 
 @pytest.fixture
 def image():
-    """The name of an image of a fresh Debian."""
+    """Returns the name of a container image of a fresh Debian."""
     if not FULL:
         pytest.skip("make deb-test: downloads packages of Debian")
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
@@ -70,8 +70,8 @@ def image():
 
 
 def test_fresh_debian_trains_with_the_packages(packages, image, tmp_path):
-    """apt installs the packages and their dependencies. Then server, two workers, a C program and a
-    Python program run."""
+    """apt installs the packages and their dependencies. Then a server, two workers, a C program and
+    a Python program run."""
     example = (ROOT / "worker/examples/line.c").read_text(encoding="utf-8")
     (tmp_path / "line.c").write_text(
         example.replace('"worker/client/cnnps.h"', "<cnnps.h>"), encoding="utf-8")
@@ -103,7 +103,8 @@ apt-get purge -q -y "cnn-*" libcnnps0 >/dev/null
 
 
 def test_fresh_debian_trains_with_the_wheel(image, tmp_path):
-    """The container has Python, numpy and torch of Debian. The wheel has all other libraries."""
+    """The container has Python, numpy and torch of Debian. The wheel contains all other
+    libraries."""
     run("make", "-C", ROOT, "wheel")
     wheel = next((ROOT / "build/wheel").glob("*.whl"))
     (tmp_path / wheel.name).write_bytes(wheel.read_bytes())
@@ -125,12 +126,13 @@ python -m cnnps.run --workers 4 /made/fashion.py --samples 4000 --tests 500 --ep
 """
     text = run("docker", "run", "--rm", "--network", "host", "-v", f"{tmp_path}:/made:ro", image,
                "sh", "-c", script, seconds=600)
-    used = re.findall(r"libzmq\S+ => (\S+)", text)  # Debian's torch has a libzmq of its own
+    # the programs must not use the libzmq that Debian's torch brings
+    used = re.findall(r"libzmq\S+ => (\S+)", text)
     assert len(used) == 2 and all("cnnps.libs/" in path for path in used), text
     assert float(re.search(r'"example": "fashion".*"accuracy": ([\d.]+)', text)[1]) > 0.5, text
 
 
-# systemd gets a hierarchy of cgroups of its own, of version 1.
+# A script that starts systemd with a cgroup hierarchy of its own, in version 1.
 INIT = """
 umount /sys/fs/cgroup/* /sys/fs/cgroup
 mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/systemd
@@ -152,7 +154,7 @@ def booted(packages, image, tmp_path):
             "noninteractive apt-get install -q -y --no-install-recommends systemd-sysv procps "
             "dataset-fashion-mnist /made/cnn-ps_*.deb", seconds=300)
         run("docker", "commit", f"{name}-made", name)
-        # PrivateUsers= of the units needs SYS_PTRACE
+        # the setting PrivateUsers= of the units needs SYS_PTRACE
         run("docker", "run", "-d", "--name", name, "--cap-add", "SYS_ADMIN", "--cap-add",
             "SYS_PTRACE", "--security-opt", "seccomp=unconfined", "--security-opt",
             "apparmor=unconfined", "--tmpfs", "/run", "--tmpfs", "/tmp", "-e", "container=docker",
@@ -170,8 +172,8 @@ def booted(packages, image, tmp_path):
 
 
 def test_systemd_runs_the_units(booted):
-    """`systemctl start` returns when the server is ready. Server and worker return after SIGKILL,
-    and the run continues from its checkpoint in /var/lib/cnn-ps."""
+    """`systemctl start` returns when the server is ready. systemd starts server and worker again
+    after SIGKILL, and the run continues from its checkpoint in /var/lib/cnn-ps."""
     def pid(unit, other_than=0):
         return int(booted(f"""for _ in $(seq 100); do
     pid=$(systemctl show -p MainPID --value {unit})
@@ -204,7 +206,7 @@ echo $pid"""))
 
 
 def allowed_calls(unit):
-    """The names of the system calls that the unit permits."""
+    """Returns the names of the system calls that the unit permits."""
     sets, names = {}, []
     for line in run("systemd-analyze", "--no-pager", "syscall-filter").splitlines():
         if line[:1] == "@":
@@ -224,7 +226,8 @@ def allowed_calls(unit):
 
 @pytest.mark.skipif(FLAVOUR != "release", reason="sanitizers make other system calls")
 def test_systemd_units_permit_every_system_call(programs, data, tmp_path):
-    """A program that makes another call gets SIGSYS."""
+    """The units permit every system call that the programs make. For any other call, a program
+    would get SIGSYS."""
     for program in ("systemd-analyze", "strace"):
         if not shutil.which(program):
             without(program, "deploy/setup.sh")
@@ -251,7 +254,7 @@ def test_systemd_unit_is_valid_and_confined(unit, tmp_path):
     found = run("systemd-analyze", "security", "--offline=true", path,
                 env=dict(os.environ, TERM="dumb"))
     assert float(re.search(r"Overall exposure level.*?: ([\d.]+)", found)[1]) < 2.5
-    # verify needs programs and manual pages that exist
+    # `systemd-analyze verify` fails if a program or a manual page in the unit does not exist
     path.write_text(re.sub("^Documentation=.*\n", "", text.replace(f"/usr/bin/{unit}", "/bin/true"),
                            flags=re.M), encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", path], text=True, capture_output=True,

@@ -1,4 +1,4 @@
-"""Tests the server's page in Chromium: its content, restarts of the server, and access tokens."""
+"""Test the server's page in Chromium: its content, restarts of the server, and access tokens."""
 import base64
 import json
 import re
@@ -45,8 +45,9 @@ def test_one_small_file_without_other_hosts(programs):
 
 @pytest.mark.alone
 def test_the_first_paint_is_quick(programs, small, browser):
-    """The page is painted before its scripts run. When they ran before, the first paint took 112 ms
-    on an idle machine. A worker trains beside the browser here."""
+    """The browser paints the page before the scripts of the page run. The bound allows for a worker
+    that trains on the same machine: if the scripts run first, the paint takes 112 ms on an idle
+    machine."""
     server = programs.server("--model", "seed:4", "--epochs", 1000)
     programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["updates"], 30, "training")
@@ -98,8 +99,7 @@ def test_page_of_a_run_that_survives_its_server(programs, small, browser):
 
 
 def test_curves_without_a_value_are_empty(programs, browser):
-    """The curves once had a point at 1 before the first evaluation, and later an axis without a
-    curve."""
+    """Before the first evaluation, the charts of accuracy and loss have no point and no axis."""
     server = programs.server("--model", "seed:4")
     browser.get_log("browser")
     browser.get(url_of(server))
@@ -115,8 +115,8 @@ def test_curves_without_a_value_are_empty(programs, browser):
 
 
 def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
-    """Ten minutes of 200 workers once were too many arguments of Math.max, and the timeline stayed
-    empty. Later drawing took 0.37 s every second."""
+    """A run of more than an hour with 200 workers has more samples than Math.max accepts as
+    arguments. The page still paints the timeline, and needs a small part of a second for it."""
     server = programs.server("--model", "seed:4")
     browser.get_log("browser")
     browser.get(url_of(server))
@@ -132,7 +132,7 @@ def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
     took = browser.execute_script(
         "return [1, 2, 3, 4, 5].map(() => { const t = performance.now(); draw();"
         "return performance.now() - t; })")
-    assert min(took) < 150 * PATIENCE, took  # the median was 30 ms on a busy machine
+    assert min(took) < 150 * PATIENCE, took  # measured: a median of 30 ms on a busy machine
     assert not browser.execute_script("return document.getElementById('key-line').checkVisibility()")
     assert browser.get_log("browser") == [], "the console is clean"
 
@@ -190,7 +190,8 @@ def test_a_token_protects_all_but_the_health(programs, browser, tmp_path):
 
 
 def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, tmp_path):
-    """The page once said "server away" until somebody loaded it again."""
+    """When a server with another token starts, an open page asks for this token. Nobody has to load
+    the page again."""
     def enter(token):
         field = browser.find_element("name", "token")
         field.send_keys(token)
@@ -202,7 +203,8 @@ def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, t
     server = programs.server(*options)
     url = url_of(server)
     browser.get(url)
-    browser.delete_all_cookies()  # a cookie of another test is for all ports
+    # a cookie of another test would be valid here, because cookies do not depend on the port
+    browser.delete_all_cookies()
     browser.get(url)
     enter(TOKEN)
     server.kill()
@@ -214,7 +216,8 @@ def test_an_open_page_asks_for_the_token_of_the_next_server(programs, browser, t
 
 
 def test_labels_of_a_tiny_loss_are_short_and_differ(programs, browser):
-    """A label such as 1.00e-12 once had two lines, and the loss was 0.0000."""
+    """Also for a loss such as 1e-12, each label of the axis fits on one line, and the page does not
+    show the loss as 0.0000."""
     server = programs.server("--model", "seed:4")
     browser.get(url_of(server))
     until(lambda: text(browser, "state") == "waiting", 10, "the page")
@@ -281,7 +284,7 @@ def test_a_stream_that_is_not_read_costs_nothing(programs, small):
 
 
 def stream_event(url, name):
-    """The data of the next server-sent event with this name."""
+    """Returns the data of the next server-sent event with this name."""
     with urllib.request.urlopen(url + "/events", timeout=20 * PATIENCE) as stream:
         for line in stream:
             if line == b"event: %s\n" % name.encode():

@@ -1,4 +1,4 @@
-"""Tests cnn-ctl report, which makes an HTML file that compares runs, in Chromium."""
+"""Test cnn-ctl report, which makes an HTML file that compares runs. Chromium shows the file."""
 import json
 import re
 
@@ -44,7 +44,8 @@ def test_report_compares_runs(programs, small, browser):
             "r => [...r.cells].map(c => c.textContent))"
     rows = browser.execute_script(cells % "runs")
     assert [row[:3] for row in rows[:1]] == [[str(one), "done", "2"]]
-    assert rows[1][:2] == [str(two), "drained"] and rows[1][10] == "2"  # 2 starts of the server
+    # the server was started twice
+    assert rows[1][:2] == [str(two), "drained"] and rows[1][10] == "2"
     assert re.fullmatch(r"\d+\.\d\d %", rows[0][3])
     differ = {row[0]: row[1:] for row in browser.execute_script(cells % "options")}
     assert differ["--lr"] == ["0.002", "0.001"] and differ["--epochs"] == ["2", "1000"]
@@ -64,7 +65,7 @@ def test_report_compares_runs(programs, small, browser):
 
 
 def test_a_full_history_of_many_workers(programs, browser):
-    """A history of 4 MiB with 200 workers. Its cells once were too many arguments of Math.max."""
+    """A history of 4 MiB with 200 workers has more values than Math.max accepts as arguments."""
     browser.get("about:blank")
     place = programs.directory / "many"
     place.mkdir()

@@ -1,6 +1,6 @@
-"""The sandbox of cnn-ps applies to every thread, and --sandbox selects it.
+"""The sandbox of cnn-ps applies to every thread, and --sandbox selects how strict the server is.
 
-Attack A21 of docs/faults.md.
+The tests cover attack A21 of docs/faults.md.
 """
 import ctypes
 import errno
@@ -12,19 +12,21 @@ from pathlib import Path
 import pytest
 
 VECTOR = ("--model", "vector:100", "--epochs", 0)
-LANDLOCK = (444, 445, 446)  # numbers of Landlock's system calls, equal on every architecture
-NO_LANDLOCK = (sys.executable, __file__)  # a command line to put in front of a program
+# the numbers of Landlock's system calls, which are equal on all architectures
+LANDLOCK = (444, 445, 446)
+# a prefix of a command, which makes Landlock fail in the program
+NO_LANDLOCK = (sys.executable, __file__)
 
 
 def threads(server):
-    """/proc/PID/task/TID/status of each thread, as dictionaries."""
+    """Yields /proc/PID/task/TID/status of each thread as a dict."""
     for task in Path(f"/proc/{server.popen.pid}/task").iterdir():
         lines = (task / "status").read_text().splitlines()
         yield dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
 def forbid(calls):
-    """From now on the system calls fail with ENOSYS in this process and in those that it
+    """Make the system calls `calls` fail with ENOSYS, in this process and in all processes that it
     starts."""
     code = [(0x20, 0, 0, 0)]  # load the number of the call
     for n in calls:  # if the number is n, return ENOSYS

@@ -1,5 +1,5 @@
-"""tests/bench/science runs the modes in virtual time. It computes what real processes compute, and
-its clock follows the cost model."""
+"""tests/bench/science runs the modes in virtual time. The program computes what real processes
+compute, and its clock follows the cost model."""
 import subprocess
 
 import pytest
@@ -36,7 +36,7 @@ def test_time_is_the_cost_models(small):
     fast, slow = (end(science(small, "--workers", 1, *FREE, "--image-us", us))["seconds"]
                   for us in (100, 300))
     assert slow == pytest.approx(3 * fast, rel=0.02)
-    # evaluating an image takes a third of the time of training on it
+    # to evaluate an image takes a third of the time that it takes to train on the image
     assert 1 < fast / (images * 100e-6) < 2
 
 
@@ -49,8 +49,8 @@ def test_equal_runs_are_equal_and_other_seeds_are_not(small):
 
 @pytest.mark.parametrize("workers", [1, 8, 16])
 def test_easgd_reaches_97_percent_with_any_number_of_workers(data, mnist, workers):
-    """A run has three epochs, with the defaults of the mode. docs/modes.md has the results of five
-    seeds and of more numbers of workers."""
+    """A run of easgd with its defaults has three epochs. docs/modes.md has the results for five
+    seeds and more numbers of workers."""
     result = end(science(data, "--workers", workers, "--look-s", 1000,
                          run=("--mode", "easgd", "--seed", 1)))
     assert result["images"] == 180000
@@ -60,7 +60,8 @@ def test_easgd_reaches_97_percent_with_any_number_of_workers(data, mnist, worker
 @pytest.mark.parametrize("optimizer, seed", [("adagrad", 1), ("rmsprop", 3)])
 def test_accuracy_does_not_fall_when_the_warm_start_ends(data, mnist, optimizer, seed):
     """The run has 16 workers. If all workers started at once after the warm start, the accuracy
-    would fall by about 10 points. With the ramp it falls by less than 2."""
+    would fall by about 10 percentage points. With the ramp (--warm-start-ramp) it falls by less
+    than 2."""
     rows = science(data, "--workers", 16, "--look-s", 1.5, "--look-ratio", 1.03,
                    run=("--optimizer", optimizer, "--warm-start-updates", 200, "--seed", seed))
     after = [float(row[9]) for row in rows if row[0] == "point" and int(row[6]) >= 150]

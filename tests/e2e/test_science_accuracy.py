@@ -1,8 +1,8 @@
-"""Tests the modes with their defaults in virtual time (tests/bench/science.c): more workers are
-faster, and every mode learns with 1 to 16 workers. The model is seed:32 on MNIST; with other data
-the tests are skipped.
+"""Test the modes with their defaults in virtual time (tests/bench/science.c): more workers are
+faster, and every mode learns with 1 to 16 workers. The model is seed:32 and the data set MNIST.
+With another data set the tests are skipped.
 
-The tests run one seed. With CNN_SLOW=1 they use the median of five seeds, and run all numbers of
+The tests run one seed. With CNN_SLOW=1 they use the median of five seeds, and try more numbers of
 workers.
 """
 import os
@@ -22,7 +22,8 @@ from science_figures import reached  # noqa: E402
 FULL = bool(os.environ.get("CNN_SLOW"))
 SEEDS = (1, 2, 3, 4, 5) if FULL else (1,)
 MNIST_LABELS = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-# the time of the best single worker in docs/modes/seed32/runs.csv, the median of five seeds
+# The time to 97 % of the fastest run with one worker in docs/modes/seed32/runs.csv, as the median
+# of five seeds.
 SINGLE_SECONDS = 1.795
 
 
@@ -41,8 +42,8 @@ def run(data, seed, workers, *options, limit=1e9):
 
 
 def runs(data, workers, *options, limit=1e9, seeds=SEEDS):
-    """Medians over the seeds: seconds to 97 % (infinite if never reached) and accuracy at the end.
-    Also returns the times of all seeds."""
+    """Returns (seconds to 97 %, accuracy at the end, seconds of each seed). The first two are
+    medians over the seeds. The seconds are infinite if a run never reaches 97 %."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         done = list(pool.map(lambda s: run(data, s, workers, *options, limit=limit), seeds))
     times = [t or float("inf") for t, _ in done]

@@ -1,5 +1,5 @@
 """Attack A14 of docs/faults.md, in virtual time: one of five workers sends bad gradients. The
-options against it keep the accuracy. Without them it falls."""
+options against this attack keep the accuracy. Without these options the accuracy falls."""
 import pytest
 
 from test_science import end, science
@@ -13,7 +13,8 @@ def accuracy(data, attack, *options):
 
 
 def test_a_scaled_gradient_ruins_a_mean_and_not_a_median(data):
-    """-10 times the gradient."""
+    """The bad worker sends -10 times its gradient: the mean of the gradients is ruined, but the
+    median is not."""
     honest = accuracy(data, "none", "--mode", "sync")
     assert accuracy(data, "scale", "--mode", "sync") < honest - 0.3
     assert accuracy(data, "scale", "--mode", "sync", "--aggregate", "median") > honest - 0.03

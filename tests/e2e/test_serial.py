@@ -1,10 +1,11 @@
-"""Compares whole runs with a serial reference. A run has several virtual workers, with the real
-code of server core, workers and gradients. The reference computes the papers' formulas in NumPy, in
-float64, with an implementation of the networks of its own (numpy_net).
+"""Compare whole runs with a serial reference. A run has several virtual workers, with the real code
+of the server core, the workers and the gradients. The reference computes the formulas of the papers
+with NumPy in float64, and has its own implementation of the networks (numpy_net).
 
-The reference reads only the order of the server's decisions (science --record): what each worker
-was granted, what it sent, and when the server decided each push. From the seed it computes batches,
-gradients, the workers' own weights and the server's weights. It must end with the same weights.
+The reference reads only the order of events (science --record): the grants of each worker, its
+messages, and the point at which the server decided each push. From the seed, the reference computes
+the batches, the gradients, the workers' own weights and the server's weights. It must end with the
+same weights as the run.
 """
 import subprocess
 
@@ -22,14 +23,15 @@ BATCH, TRAIN, WORKERS = 50, 2020, 4
 
 @pytest.fixture(scope="module")
 def images(data, tmp_path_factory):
-    """2,020 training images, in batches of 50 images and a last batch of 20; 100 test images."""
+    """Returns (directory, images, labels) of 2,020 training images; the data set has 100 test
+    images. The last batch of an epoch has 20 images, all others have 50."""
     directory = tmp_path_factory.mktemp("serial")
     idx.cut(data, directory, TRAIN, 100)
     return directory, idx.read(directory, idx.NAMES[0]), idx.read(directory, idx.NAMES[1])
 
 
 class Problem:
-    """Computes the initial weights and the gradients of batches from the seed."""
+    """Computes the initial weights, and the gradients of batches, from the seed."""
 
     def __init__(self, images, seed):
         _, self.x, self.y = images
@@ -54,7 +56,7 @@ class Problem:
 
 
 class Replay:
-    """The server's weights by version, and the pulls of each worker in order."""
+    """Has the server's weights by version, and the pulls of each worker in order."""
 
     def __init__(self, problem, say):
         self.problem, self.say = problem, say
@@ -85,8 +87,8 @@ class Replay:
 
 
 class Asynchronous(Replay):
-    """The asynchronous modes by WIRE.md, "Asynchronous". The clocks follow Ho 2013, and delay
-    compensation follows Zheng 2017."""
+    """Computes the asynchronous modes as WIRE.md, "Asynchronous", specifies them. The clocks follow
+    Ho 2013, and delay compensation follows Zheng 2017."""
 
     def __init__(self, problem, say):
         super().__init__(problem, say)
@@ -100,8 +102,9 @@ class Asynchronous(Replay):
         super().grant(worker, kind, epoch, first, count)
         self.evaluating |= kind == "eval"
         if kind == "train" and not self.evaluating and "bound" in self.say:
-            # The granted batches are the worker's batches number clock .. clock + count - 1. A
-            # worker must not begin a batch that is more than the bound ahead of the slowest worker.
+            # The granted batches are number clock to clock + count - 1 of this worker. A worker
+            # must not begin a batch whose number exceeds the clock of the slowest worker by more
+            # than the bound.
             slowest = min(c for i, c in enumerate(self.clock) if i != worker)
             assert self.clock[worker] + count - 1 <= slowest + self.say["bound"]
 
@@ -142,7 +145,7 @@ class Asynchronous(Replay):
 
 
 class Elastic(Replay):
-    """EASGD by Zhang 2015, algorithms 1 and 2."""
+    """Computes EASGD, as algorithms 1 and 2 of Zhang 2015 specify it."""
 
     def __init__(self, problem, say):
         super().__init__(problem, say)

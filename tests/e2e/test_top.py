@@ -1,5 +1,5 @@
-"""Tests cnn-ctl top on a terminal: what it shows, how it ends, and in what state it leaves the
-terminal."""
+"""Test cnn-ctl top on a terminal: its display, its keys, its end, and the state in which it leaves
+the terminal."""
 import fcntl
 import json
 import os
@@ -24,8 +24,8 @@ OPENED, CLOSED = "\x1b[?1049h", "\x1b[?1049l"
 
 class Terminal:
     """cnn-ctl top in a session of its own, on a terminal of 24 lines of 80 characters. `text` is
-    what it has written, and `screen` is what the terminal shows. Its TERM lacks the sequence REP,
-    which pyte does not support."""
+    all output of cnn-ctl top, and `screen` is what the terminal shows. The TERM of this terminal
+    lacks the sequence REP, because pyte does not support REP."""
 
     def __init__(self, endpoint, *options, size=(24, 80), hup=signal.SIG_DFL, **env):
         self.master, self.slave = pty.openpty()
@@ -65,7 +65,8 @@ class Terminal:
         os.write(self.master, keys)
 
     def wait(self, seconds=10):
-        """Wait until top has ended and has restored the terminal. Returns its exit status."""
+        """Wait until cnn-ctl top has ended, and check that it has restored the terminal. Returns
+        its exit status."""
         until(lambda: self.read(0.02) is None or self.popen.poll() is not None, seconds,
               "top has ended")
         self.read(0.1)
@@ -113,7 +114,8 @@ def test_top_ends_with_the_run_and_its_accuracy(programs, small, terminal, durab
 
 
 def test_the_end_is_noticed_whenever_top_asks(programs, small, terminal):
-    """Eight programs run in parallel, and request the status at different times of a second."""
+    """Eight cnn-ctl top run in parallel, and request the status at different times of a second.
+    Each of them notices the end of the run."""
     server = programs.server("--model", "seed:8", "--epochs", 40)
     programs.worker(server.endpoint, data=small)
     tops = []
@@ -185,12 +187,12 @@ def test_control_c_gives_the_terminal_back(programs, terminal):
 
 
 def test_a_stopped_top_gives_the_terminal_back_and_takes_it_again(programs, terminal):
-    """SIGTSTP cannot stop the leader of a session. So top restores the terminal, and then continues
-    at once, as after SIGCONT."""
+    """SIGTSTP cannot stop a process that leads its session. So cnn-ctl top restores the terminal,
+    and then continues at once, as after SIGCONT."""
     server = programs.server(*ENDLESS)
     top = terminal(server.endpoint)
     top.shows("waiting")
-    time.sleep(0.3)  # ncurses ignores the signal while it draws
+    time.sleep(0.3)  # wait, because ncurses ignores the signal while it draws
     top.popen.send_signal(signal.SIGTSTP)
     until(lambda: "waiting" in top.read(0.02).partition(CLOSED)[2].partition(OPENED)[2], 5,
           "it goes on")
@@ -214,7 +216,7 @@ def test_without_workers_there_is_no_eta(programs, small, terminal):
 
 
 def rows(top):
-    """The names of the workers on the screen, from top to bottom."""
+    """Returns the names of the workers on the screen, from top to bottom."""
     return re.findall(r"^ *\d+  (w\d) ", top.see(), re.M)
 
 
@@ -272,7 +274,8 @@ def titles(top):
     (100, [t for t in ASKED if t not in ("copy", "again", "refused")]),
     (80, ["name", "host", "device", "state", "images/s", "stale", "silent"])])
 def test_a_narrow_terminal_shows_the_most_important_columns(programs, small, terminal, columns, shown):
-    """The device once was hidden at 120 columns. The names here are longer than the columns."""
+    """The names of the worker and its host are longer than their columns. Each width of the
+    terminal shows the most important columns."""
     server = programs.server(*ENDLESS)
     programs.worker(server.endpoint, "--name", "a-worker-with-a-long-name", data=small)
     until(lambda: server.status()["workers"], 20, "a worker")
@@ -307,7 +310,7 @@ def test_top_ends_with_its_terminal(programs, terminal, keys):
     try:
         assert top.popen.wait(5) == 0
     finally:
-        top.master, top.slave = pty.openpty()  # for close()
+        top.master, top.slave = pty.openpty()  # because close() closes two terminals
 
 
 @pytest.mark.parametrize("no, coloured", [("", True), ("1", False)])

@@ -1,5 +1,6 @@
-"""Continues runs that releases 0.1.0 and 0.2.0 began, from tests/fixtures. In each directory,
-expected.json has what the old release reports about the run, and the command that began it."""
+"""Continue runs that releases 0.1.0 and 0.2.0 began. In each directory of tests/fixtures,
+expected.json has the command that began the run, and the report of the old release about the
+run."""
 import hashlib
 import json
 import shutil
@@ -13,25 +14,25 @@ RENAMED = {"--batch": "--batch-size"}
 
 
 def left_by(release, programs, name):
-    """A copy of the run's directory, and its expected.json."""
+    """Returns (a copy of the run's directory, its expected.json)."""
     directory = programs.directory / "run"
     shutil.copytree(ROOT / f"tests/fixtures/run-{release}" / name, directory)
     return directory, json.loads((directory / "expected.json").read_text())
 
 
 def left_by_0_1_0(programs, name):
-    """A copy of the run's directory, its expected.json, and the run's options under their present
-    names."""
+    """Returns (a copy of the run's directory, its expected.json, the run's options under their
+    present names)."""
     directory, expected = left_by("0.1.0", programs, name)
     options = [RENAMED.get(word, word) for word in expected["command"].split()]
-    if "--optimizer" not in options:  # 0.1.0 had another default optimizer
+    if "--optimizer" not in options:  # release 0.1.0 has another default optimizer
         options += ["--optimizer", expected["optimizer"]]
     return directory, expected, options
 
 
 def first_checkpoint(programs, directory, old):
-    """The checkpoint that a start writes before it accepts messages, copied to a directory of its
-    own."""
+    """Copy the checkpoint that the server writes at its start, before it accepts messages, to a
+    directory of its own. Returns this directory."""
     first = programs.directory / "first"
     first.mkdir()
     shutil.copy(directory / f"ckpt-{int(old[5:], 16) + 1:016x}", first)
@@ -85,8 +86,8 @@ def test_a_run_with_a_log_that_0_1_0_ended_is_resumed(programs):
 
 @pytest.mark.parametrize("name", ["downpour", "sync", "easgd", "wal-killed"])
 def test_a_run_of_0_2_0_is_trained_to_its_end(programs, name):
-    """SIGTERM ended three of these runs. The last run was killed, and its write-ahead log has
-    events that its checkpoint lacks."""
+    """SIGTERM ended the first three of these runs. The run wal-killed was killed, and its
+    write-ahead log has events that its checkpoint lacks."""
     directory, expected = left_by("0.2.0", programs, name)
     options = expected["command"].split()
     old, = [file.name for file in directory.glob("ckpt-*")]

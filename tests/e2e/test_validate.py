@@ -13,7 +13,8 @@ OPTIONS = ["--model", "seed:4", "--optimizer", "sgd", "--lr", "0.05", "--epochs"
 
 
 def held_back(n, held):
-    """The numbers of the images that are held back, computed as proto/WIRE.md says."""
+    """Returns the numbers of the images that a run holds back, computed as proto/WIRE.md
+    specifies."""
     row, order = numpy_net.draws(0, 7, 0), list(range(n))
     for i in range(n - 1, 0, -1):
         j = next(row) * (i + 1) >> 64
@@ -23,7 +24,8 @@ def held_back(n, held):
 
 @pytest.fixture(scope="module")
 def by_hand(small, tmp_path_factory):
-    """The data set `small`, split in advance: the images to hold back are its test set."""
+    """Returns a data set with the images of `small`, split by hand: the images that a run would
+    hold back are the test set."""
     images, labels = idx.read(small, idx.NAMES[0]), idx.read(small, idx.NAMES[1])
     held = held_back(len(images), HELD)
     rest = np.setdiff1d(np.arange(len(images)), held)

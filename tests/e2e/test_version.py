@@ -8,7 +8,7 @@ from support.build import ROOT, command
 
 
 def newest_release():
-    """The version and the date of the first release section of CHANGELOG.md."""
+    """Returns the version and the date of the newest release in CHANGELOG.md."""
     return re.search(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$",
                      (ROOT / "CHANGELOG.md").read_text(), re.M).groups()
 

@@ -1,5 +1,5 @@
-"""A program that waits logs what it waits for, how long it has waited, when it will give up, and
-which command ends the wait."""
+"""A program that waits logs the cause of the wait, its length so far, the time at which the program
+will give up, and the command that ends the wait."""
 import http.server
 import os
 import re
@@ -109,7 +109,8 @@ def nothing():
 
 @contextmanager
 def black_hole():
-    """A listener whose queue of connections is full, so that the kernel answers no further SYN."""
+    """Yields a port whose queue of connections is full, so that the kernel answers no further
+    SYN."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -212,8 +213,8 @@ def test_cnn_ctl_says_so_too(programs, place):
 
 @pytest.mark.parametrize("place", [nothing, web])
 def test_libcnnps_says_so_in_its_error(programs, place):
-    """worker/examples/line waits for 30 s. If the port has no server or has another service, the
-    library supplies the text that the program prints."""
+    """worker/examples/line waits for 30 s. If no server or another service listens on the port,
+    libcnnps gives the cause in the text of its error, which the program prints."""
     with place() as (port, cause):
         line = programs.add(Process("line", command("examples/line", f"tcp://127.0.0.1:{port}")))
         waiting_line(line, f"tcp://127.0.0.1:{port}", cause)
@@ -228,7 +229,7 @@ def test_a_name_that_does_not_resolve_is_named(programs, small):
 
 
 def test_each_cause_has_a_line_of_its_own(programs):
-    """Each cause has a text of its own, so that a line cannot mean another cause."""
+    """The texts of all causes differ, so that a line has only one meaning."""
     seen = {}
     for place in WRONG:
         with place() as (port, cause):
@@ -243,7 +244,7 @@ def test_each_cause_has_a_line_of_its_own(programs):
 
 
 def own_hosts_file(hosts):
-    """A command prefix that gives one process the file `hosts` as its /etc/hosts."""
+    """Returns a command prefix that gives one process the file `hosts` as its /etc/hosts."""
     wrap = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"',
             str(hosts)]
     if os.geteuid() or subprocess.run([*wrap, "true"], capture_output=True, check=False).returncode:
@@ -267,8 +268,8 @@ def test_a_name_that_resolves_later_is_found(programs, small):
 
 @pytest.mark.parametrize("place", [nothing, web, zmq_match, zmq_no_match])
 def test_a_server_that_starts_later_on_a_port_in_use_is_found(programs, small, place):
-    """libzmq stops connecting after it meets a peer of an incompatible socket type, so the client
-    must reconnect by itself."""
+    """libzmq makes no further connection after a peer had an incompatible socket type, so the
+    client must open a new socket itself."""
     with place() as (port, cause):
         endpoint = f"tcp://127.0.0.1:{port}"
         worker = programs.worker(endpoint, data=small)
@@ -294,8 +295,8 @@ def test_a_worker_that_lost_its_server_says_so(programs, small):
 
 
 def test_a_worker_whose_server_hangs_says_that_it_is_silent(programs, small):
-    """The server hangs after it has answered the worker. The worker logs that the server is silent.
-    cnn-ctl would get no reply, either."""
+    """The server hangs after it has answered the worker. The worker then logs that the server is
+    silent."""
     server = programs.server(*SHORT)
     worker = programs.worker(server.endpoint, data=small)
     until(lambda: server.status()["images"] > 0, 20, "training")

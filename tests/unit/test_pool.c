@@ -121,7 +121,7 @@ TEST_IN(a_view_stays_as_it_is_until_the_next_one, client_set_up, client_tear_dow
 	assert_true(view.weights[0] == -5 && view.weights[FAKE_PARAMS - 1] == -5);
 }
 
-/* ---- memory of the program's kind ----------------------------------------------------------- */
+/* ---- memory from the program ---------------------------------------------------------------- */
 
 static struct {
 	_Atomic int taken, given;
@@ -139,8 +139,8 @@ static void special_release(void *memory)
 	free(memory);
 }
 
-/* A pool on special memory makes few allocations and releases each of them once. Its buffers do not
- * overlap. */
+/* Check that a pool with the program's own allocator makes few allocations, releases each of them
+ * once, and that its buffers do not overlap. */
 TEST(special_memory_is_taken_once_and_given_back)
 {
 	float *buffer[40];
@@ -190,7 +190,7 @@ TEST(weights_and_gradients_lie_where_the_program_wants_them)
 			assert_int_equal(client_prefetch(client), 0);
 		assert_int_equal(client_view(client, &view), 0);
 		assert_int_equal(
-			(uintptr_t)view.weights % 64, 0); /* a pool buffer, not message data */
+			(uintptr_t)view.weights % 64, 0); /* a buffer of the pool, not a message */
 		for (int k = 0; k < FAKE_PARAMS; k++)
 			assert_true(view.weights[k] == -(float)(i - 1));
 		if (i == 1)

@@ -1,4 +1,4 @@
-/* test_preprocess.c - what norm, shift and flip do to the pixels of an image
+/* test_preprocess.c - proves how norm, shift and flip change the pixels of an image
  * (common/preprocess.h). */
 #include <stddef.h>
 #include <stdint.h>
@@ -46,7 +46,7 @@ TEST(without_shift_and_flip_an_image_stays)
 	assert_int_equal(preprocess_is_random(&p), 0);
 }
 
-/* A second implementation of the specification in proto/WIRE.md. */
+/* Compares `out` with a second implementation of the specification in proto/WIRE.md. */
 static void expect(const struct preprocess *p, uint32_t epoch, uint32_t n)
 {
 	struct rng r = rng_seed(9, 6, (uint64_t)epoch << 32 | n);
@@ -84,6 +84,6 @@ TEST(shift_and_flip_follow_from_seed_epoch_and_image)
 			same += memcmp(image, out, sizeof(image)) == 0;
 		}
 	}
-	/* flip leaves half of the images unchanged, and shift leaves only few of them unchanged */
+	/* flip leaves half of the images unchanged, and shift leaves only few images unchanged */
 	assert_in_range(same, 80, 140);
 }

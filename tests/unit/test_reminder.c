@@ -1,10 +1,10 @@
-/* Proves the contract of common/reminder.h. */
+/* Proves the promises of common/reminder.h. */
 #include <stddef.h>
 #include <stdint.h>
 #include "common/reminder.h"
 #include "tests/support/test.h"
 
-/* Polls the reminder every 100 ms and asserts that it reports at the times `expected`, in ms. */
+/* Poll the reminder every 100 ms. It must report at the times `expected`, in milliseconds. */
 TEST(reports_come_at_growing_intervals)
 {
 	const uint64_t expected[] = {1500, 4500, 10500, 22500, 46500, 94500, 154500, 214500};
@@ -22,7 +22,7 @@ TEST(another_wait_begins_anew)
 	struct reminder r = {0};
 
 	assert_false(reminder_due(&r, 0, 0, 5000));
-	/* the wait had begun long before the first poll */
+	/* this wait began long before the first poll */
 	assert_true(reminder_due(&r, 1, 3000, 5000));
 	assert_false(reminder_due(&r, 1, 3000, 7900));
 	assert_true(reminder_due(&r, 1, 3000, 8000));

@@ -1,6 +1,6 @@
-/* Proves the contract of common/rng.h. The expected numbers come from a Python program. It was
- * written from the text of the header, not from the C code. The first vector is the one published
- * with SplitMix64. */
+/* Proves the promises of common/rng.h. The expected numbers come from a Python program that was
+ * written from the text of the header, not from the C code. The first vector was published with
+ * SplitMix64. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -54,7 +54,8 @@ TEST(below_is_the_high_half_of_the_product_and_even)
 		assert_true(v < 10);
 		seen[v]++;
 	}
-	for (size_t i = 0; i < 10; i++) /* 10000 +- 5 sigma */
+	/* the expected count is 10000, with a tolerance of 5 sigma */
+	for (size_t i = 0; i < 10; i++)
 		assert_in_range(seen[i], 10000 - 475, 10000 + 475);
 	for (int i = 0; i < 1000; i++)
 		assert_int_equal(rng_below(&r, 1), 0);

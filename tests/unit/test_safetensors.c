@@ -1,4 +1,4 @@
-/* Proves the contract of common/safetensors.h. */
+/* Proves the promises of common/safetensors.h. */
 #include <stddef.h>
 #include <stdint.h>
 #include <math.h>
@@ -52,13 +52,13 @@ TEST_IN(weights_come_back_bit_for_bit, begin, end)
 	for (size_t i = 0; i < 3; i++) {
 		use_model(models[i]);
 		weights[0] = -0.0f;
-		weights[1] = 1e-45f; /* smallest denormal */
+		weights[1] = 1e-45f; /* the smallest denormal number */
 		weights[2] = 3.4028235e38f;
 		memset(again, 0xff, sizeof(again));
 		assert_int_equal(safetensors_write(path, &m, weights, &e), PS_OK);
 		assert_int_equal(safetensors_read(path, &m, again, &e), PS_OK);
 		assert_memory_equal(again, weights, m.n_params * sizeof(float));
-		assert_true(isnan(again[m.n_params])); /* no bytes follow the values */
+		assert_true(isnan(again[m.n_params])); /* the read does not write past the values */
 	}
 }
 
@@ -142,7 +142,7 @@ TEST_IN(a_bare_file_name_is_written_where_one_stands, begin, end)
 
 /* ---- hostile files ------------------------------------------------------------------------ */
 
-/* In these tests the reader's model is fc:2 with 2 inputs: fc1.weight [2,2] and fc1.bias [2], 24
+/* In these tests the reader has the model fc:2 with 2 inputs: fc1.weight [2,2] and fc1.bias [2], 24
  * bytes. */
 #define WEIGHT(dtype, shape, from, to)                                                             \
 	"\"fc1.weight\":{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":[" from "," to   \
@@ -158,8 +158,8 @@ static void use_small_model(void)
 	assert_int_equal(m.n_params, 6);
 }
 
-/* Writes a file with this header, the given header length and `data_bytes` bytes of data, and reads
- * it. */
+/* Writes a file with this header, this header length and `data_bytes` bytes of data, and reads the
+ * file. Returns the status of the read. */
 static int read_made(const char *header, uint64_t length, const void *data, size_t data_bytes)
 {
 	static unsigned char file[1 << 20];
@@ -396,7 +396,8 @@ TEST_IN(a_list_and_its_weights_come_back, begin, end)
 	assert_int_equal(safetensors_write_list(path, &m, list, w, &e), PS_OK);
 	first = file_bytes(&size);
 	data = 8 + first[0] + 256u * first[1];
-	/* constants of 8 bytes, then float32 values with those of the alias, then small constants */
+	/* first constants of 8 bytes, then float32 values with those of the alias, then small
+	 * constants */
 	assert_int_equal(data % 8, 0);
 	assert_int_equal(size - data, 16 + 20 + 2 + 3);
 	assert_memory_equal(first + data, "\xfe\xff\xff\xff\xff\xff\xff\xff", 8);

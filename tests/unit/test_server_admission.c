@@ -1,10 +1,10 @@
-/* test_server_admission.c - how many HELLOs per second server/net/clients.h accepts. */
+/* test_server_admission.c - proves how many HELLOs per second server/net/clients.h accepts. */
 #include <stddef.h>
 #include <stdint.h>
 #include "server/net/clients.h"
 #include "tests/support/test.h"
 
-/* Returns how many of `n` HELLOs at `now_ms` are accepted. */
+/* Returns the number of accepted HELLOs, of `n` HELLOs at `now_ms`. */
 static int ask(struct admission *a, int n, uint64_t now_ms)
 {
 	int in = 0;

@@ -1,6 +1,6 @@
 /*
- * test_server_auth.c - which peers the server accepts: proves the invariants numbered in
- * server/auth/auth.h with real sockets, and with a list whose reads can hang.
+ * test_server_auth.c - which peers the server accepts. Proves the invariants numbered in
+ * server/auth/auth.h with real sockets, and with a list of keys whose reads can hang.
  * Attacks A7 and A10 of docs/faults.md.
  */
 #include <stdatomic.h>
@@ -31,7 +31,7 @@ static struct err e;
 static char endpoint[128];
 static struct key_pair server_key, worker, other;
 
-/* auth.c opens the list of keys with this function. A test can make it hang. */
+/* auth.c reads the list of keys with the function below. While `hang` is 1, the read hangs. */
 static atomic_int hang, hanging;
 
 static int read_slowly(struct authorized_keys **out, const char *path, struct err *why)
@@ -106,8 +106,8 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* A DEALER socket with a key and a context of its own. After the handshake it sends one byte, in
- * place of a worker's HELLO. */
+/* A DEALER socket with a key and a context of its own. After the handshake the test sends one byte
+ * over it, instead of a HELLO. */
 struct client {
 	void *context, *socket, *monitor;
 };
@@ -137,7 +137,7 @@ static void disconnect(struct client *c)
 	zmq_ctx_term(c->context);
 }
 
-/* Returns the next event of the handshake; 0: none yet. */
+/* Returns the next event of the handshake, or 0 if there is none yet. */
 static int next_event(struct client *c)
 {
 	struct zmonitor_event event;
@@ -239,7 +239,7 @@ TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
 	}
 	assert_true(longest < 1000);
 	write_list("");
-	/* only one read runs at a time: this read begins when the other has ended */
+	/* only one read runs at a time, so this read begins after the other one has ended */
 	auth_reload(auth);
 	atomic_store(&hang, 0);
 	UNTIL(auth_stats(auth)->keys == 0 && !auth_busy(auth))
@@ -247,7 +247,7 @@ TEST_IN(a_list_on_a_hanging_disk_blocks_nothing, set_up, tear_down)
 	assert_int_equal(try_key(&other), ZMQ_EVENT_HANDSHAKE_FAILED_AUTH);
 }
 
-/* The test ends while a read is under way. Closing must wait for that read (auth_busy). */
+/* The test ends while a read is in progress. The tear-down must wait for this read (auth_busy). */
 TEST_IN(a_list_that_is_being_read_at_the_end_is_harmless, set_up, tear_down)
 {
 	atomic_store(&hang, 1);
@@ -271,7 +271,8 @@ TEST_IN(a_deleted_key_is_refused_on_its_open_connection, set_up, tear_down)
 	connect_with(&d, &other, server_key.public_key);
 	zmq_send(c.socket, "x", 1, 0);
 	int refused = 0, taken = 0;
-	for (int i = 0; i < 3; i++) { /* messages of c, of d, and of try_key if it arrived */
+	/* the messages come from c, from d and perhaps from try_key */
+	for (int i = 0; i < 3; i++) {
 		if (refused && taken)
 			break;
 		if (check(&c, &m, &why))
@@ -299,7 +300,7 @@ TEST_IN(a_role_decides_which_messages_are_allowed, set_up, tear_down)
 {
 	static const struct {
 		const char *role;
-		unsigned may; /* the message types that the role may send, one bit for each */
+		unsigned may; /* the message types that the role may send, one bit for each type */
 	} row[] = {
 		{"observer", 1u << MSG_STATUS | 1u << MSG_BYE},
 		{"admin", 1u << MSG_STATUS | 1u << MSG_BYE | 1u << MSG_PULL | 1u << MSG_ADMIN},
@@ -374,7 +375,8 @@ TEST_IN(a_worker_id_belongs_to_its_key, set_up, tear_down)
 	assert_non_null(strstr(why, "another key"));
 	hello.hello.resume = push.push.stamp;
 	assert_int_equal(say(&d, hello), PS_EAUTH);
-	push.push.stamp.worker = 4; /* a worker id without a session: the core decides */
+	/* worker id 4 has no session, so auth.c leaves the decision to the core */
+	push.push.stamp.worker = 4;
 	assert_int_equal(say(&d, push), PS_OK);
 	disconnect(&c);
 	disconnect(&d);

@@ -1,6 +1,6 @@
 /*
- * test_server_checkpointer.c - a start restores the saved state, and a failing disk degrades the
- * server without ending it (server/durability/checkpointer.h).
+ * test_server_checkpointer.c - a start restores the state in the newest checkpoint, and a failing
+ * disk degrades the server without ending it (server/durability/checkpointer.h).
  */
 #include <errno.h>
 #include <math.h>
@@ -35,8 +35,8 @@ TEST_IN(what_is_saved_comes_back, run_set_up, run_tear_down)
 	free(after);
 }
 
-/* The core never computes weights that are not finite. If a bug ever produces such weights, the
- * last good checkpoint remains. */
+/* The core never computes weights that are not finite. If a bug makes such weights, the last good
+ * checkpoint must remain. */
 TEST_IN(weights_that_are_not_finite_are_not_saved, run_set_up, run_tear_down)
 {
 	static const float wild[] = {NAN, INFINITY, -INFINITY};
@@ -74,13 +74,14 @@ static void went_through(uv_work_t *work, int status)
 	assert_int_equal(status, 0);
 }
 
-/* The checkpoint contains the state at checkpointer_start, whatever happens during the write. */
+/* The checkpoint must contain the state at the call of checkpointer_start, no matter what happens
+ * during the write. */
 TEST_IN(a_snapshot_is_one_instant, run_set_up, run_tear_down)
 {
 	run_start("--model;vector:8;--optimizer;sgd;--lr;1");
 	run_join(0, 0);
 	direct_push(&run_worker, (struct work){0}, 0, 0, 1);
-	/* keeps the pool's only thread busy, so that the write begins after the second push */
+	/* keep the only thread of the pool busy, so that the write begins after the second push */
 	uv_work_t before = {0};
 	assert_int_equal(uv_sem_init(&gate, 0), 0);
 	assert_int_equal(uv_queue_work(&run_loop, &before, wait_at_gate, went_through), 0);
@@ -144,7 +145,7 @@ TEST_IN(a_full_disk_is_logged_once_and_recovers, run_set_up, run_tear_down)
 	assert_int_equal(count_lines(run_errors.text), 1);
 	assert_non_null(strstr(run_errors.text, "checkpoint works_again"));
 	run_die();
-	run_start("--model;fc:10"); /* no partly written file prevents the start */
+	run_start("--model;fc:10"); /* a partly written file does not prevent the start */
 	assert_int_equal(core_config(run_startup.core)->generation, 8);
 }
 

@@ -6,7 +6,7 @@
 #include "server/net/chunked_push.h"
 #include "tests/support/test.h"
 
-#define N     32 /* number of floats of the model */
+#define N     32 /* the number of floats of the model */
 #define PEERS 4
 
 static struct chunked_push *chunks;
@@ -31,8 +31,8 @@ static void put(zmq_msg_t *frame, const void *data, size_t size)
 	memcpy(zmq_msg_data(frame), data, size);
 }
 
-/* Passes a chunk of `n` values from `peer` to the assembly; all values equal `value`, and `peers`
- * peers are connected. Returns the status. */
+/* Sends a chunk of `n` values from `peer`, while `peers` peers are connected. All values equal
+ * `value`. Returns the status. */
 static int goes(uint32_t peer, size_t n, float value, size_t peers)
 {
 	struct frames f;
@@ -50,7 +50,8 @@ static int goes(uint32_t peer, size_t n, float value, size_t peers)
 	return rc;
 }
 
-/* Joins the header of a PUSH of `peer`, which has one tensor frame, with its `n` chunks. */
+/* Joins the header of a PUSH of `peer`, which has one tensor frame itself, with its `n` chunks.
+ * Returns the status. */
 static int join(uint32_t peer, uint32_t n, struct frames *f)
 {
 	static const float own[1] = {9};
@@ -108,7 +109,7 @@ TEST_IN(frames_come_before_the_messages_own_in_their_order, set_up, tear_down)
 		for (uint32_t i = 0; i < n; i++)
 			assert_int_equal(goes(7, N / WIRE_MAX_CHUNKS, 1 + (float)i, 1), PS_OK);
 		fits(7, n, 1);
-		fits(7, 0, 0); /* no chunk is left over */
+		fits(7, 0, 0); /* no chunk is left */
 	}
 }
 
@@ -127,18 +128,19 @@ TEST_IN(a_wrong_number_of_chunks_is_a_lost_message, set_up, tear_down)
 	fails(1, 2);
 	fails(1, 1); /* the failed PUSH has discarded its chunks */
 	assert_int_equal(goes(1, 1, 1, 1), PS_OK);
-	fits(1, 0, 0); /* a message without chunks is accepted */
+	fits(1, 0, 0); /* a PUSH without chunks is accepted */
 	fails(1, 1);
 }
 
 TEST_IN(chunks_over_the_limit_are_discarded, set_up, tear_down)
 {
 	assert_int_equal(goes(1, N, 1, 1), PS_OK);
-	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* too many values */
+	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* the model has only N values */
 	fails(1, 1);
 	for (uint32_t i = 0; i < WIRE_MAX_CHUNKS; i++)
 		assert_int_equal(goes(1, 1, 1, 1), PS_OK);
-	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN); /* too many frames */
+	/* the PUSH already has the maximum number of chunks */
+	assert_int_equal(goes(1, 1, 1, 1), PS_EAGAIN);
 	fails(1, WIRE_MAX_CHUNKS);
 	assert_int_equal(goes(1, N + 1, 1, 1), PS_EAGAIN);
 	assert_int_equal(goes(1, 0, 1, 1), PS_EPROTO);
@@ -149,13 +151,14 @@ TEST_IN(the_push_of_the_longest_silent_peer_is_discarded, set_up, tear_down)
 {
 	for (uint32_t peer = 1; peer <= 3; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 3), PS_OK);
-	/* peer 2 has now been silent for the longest time */
+	/* after this chunk, peer 2 has been silent for the longest time */
 	assert_int_equal(goes(1, 1, 2, 3), PS_OK);
 	assert_int_equal(goes(4, 1, 4, 3), PS_OK);
 	fails(2, 1);
 	fits(1, 2, 1);
 	fits(3, 1, 3);
-	for (uint32_t peer = 10; peer < 100; peer++) /* the total of all peers is bounded */
+	/* the chunks of all peers together are bounded */
+	for (uint32_t peer = 10; peer < 100; peer++)
 		assert_int_equal(goes(peer, 1, (float)peer, 1000), PS_OK);
 	for (uint32_t peer = 10; peer < 100 - PEERS; peer++)
 		fails(peer, 1);

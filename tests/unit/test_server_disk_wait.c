@@ -1,11 +1,13 @@
-/* Proves which writes server/durability/disk_wait.h reports as overdue, and which as hanging. */
+/* Proves which writes server/durability/disk_wait.h reports as overdue, and which it reports as
+ * hanging. */
 #include "server/durability/disk_wait.h"
 #include "tests/support/test.h"
 #include <stddef.h>
 #include <stdint.h>
 
-/* The state in which a write of the log has been in progress for `log_ms`, and a write of a
- * checkpoint of `checkpoint_bytes` for `checkpoint_ms`; 0: no write is in progress. */
+/* Returns the state in which a write of the log has been in progress for `log_ms`, and a write of a
+ * checkpoint of `checkpoint_bytes` for `checkpoint_ms`. 0 means that no such write is in
+ * progress. */
 static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_t checkpoint_bytes)
 {
 	const uint64_t now = 1000000;
@@ -16,7 +18,7 @@ static struct disk_wait waiting(uint64_t log_ms, uint64_t checkpoint_ms, uint64_
 		.checkpoint_bytes = checkpoint_bytes};
 }
 
-/* A disk that writes 20 MB a second is slow, but does not hang. */
+/* A disk that writes 20 MB per second is slow, but it does not hang. */
 TEST(a_large_checkpoint_may_take_its_time)
 {
 	static const struct {

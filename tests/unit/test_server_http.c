@@ -1,6 +1,6 @@
 /*
- * test_server_http.c - the pages of server/monitor/http.h: answers, refusals, limits, and no delay
- * of the event loop.
+ * test_server_http.c - the pages of server/monitor/http.h: answers, refusals and limits. Also
+ * proves that a page does not delay the event loop.
  * Attacks A2 and A3 of docs/faults.md.
  */
 #include <stddef.h>
@@ -18,12 +18,12 @@
 #include "tests/support/test.h"
 
 #define DEADLINE_MS 20000
-#define LARGE       (1 << 20) /* size of the page /large in bytes */
+#define LARGE       (1 << 20) /* the size of the page /large in bytes */
 
 static uv_loop_t loop;
 static struct http *http;
 static char answer[2 * LARGE];
-static int pages; /* number of requests */
+static int pages; /* the number of requests */
 
 static void on_page(void *arg, const char *path, struct http_page *page)
 {
@@ -225,8 +225,8 @@ TEST_IN(garbage_is_hung_up_on, set_up, tear_down)
 	assert_string_equal(body(), "fine\n");
 }
 
-/* The server holds a bounded number of connections that send nothing, and closes each after some
- * seconds. */
+/* The server holds a bounded number of connections that send nothing, and closes each of them after
+ * some seconds. */
 TEST_IN(silent_connections_are_bounded_and_end, set_up, tear_down)
 {
 	int fd[100];
@@ -252,7 +252,7 @@ TEST_IN(silent_connections_are_bounded_and_end, set_up, tear_down)
 }
 
 /* 64 clients, the maximum number of connections, do not complete their requests. The next client
- * still gets its page: the server closes the oldest connection. */
+ * must still get its page, because the server closes the oldest connection. */
 TEST_IN(slow_clients_do_not_silence_a_page, set_up, tear_down)
 {
 	static const char start[] = "GET /ok HTTP/1.1\r\nX: ";
@@ -271,7 +271,8 @@ TEST_IN(slow_clients_do_not_silence_a_page, set_up, tear_down)
 		close(fd[i]);
 }
 
-/* A stream stays open without new requests: it is neither slow nor too old. */
+/* A stream stays open without new requests. The server must not treat it as a slow or old
+ * connection. */
 TEST_IN(slow_clients_do_not_end_a_stream, set_up, tear_down)
 {
 	static const char watch[] = "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -303,8 +304,8 @@ static void get_of_host(const char *host)
 	ask(request);
 }
 
-/* DNS rebinding: a foreign web page in the browser of a local user resolves its host name to
- * 127.0.0.1, and requests the server's pages. */
+/* DNS rebinding: a malicious web page in the browser of a local user resolves its host name to
+ * 127.0.0.1, and then requests the server's pages. */
 TEST_IN(a_foreign_host_is_refused_on_loopback, set_up, tear_down)
 {
 	get_of_host("evil.example");
@@ -333,7 +334,7 @@ TEST_IN(an_address_that_cannot_be_had_is_named, set_up, tear_down)
 	assert_int_equal(
 		http_new(&second, &loop, http_url(http) + strlen("http://"), on_page, &pages, &e),
 		PS_EUSAGE);
-	/* the error names the address with its port */
+	/* the error contains the address with its port */
 	assert_non_null(strstr(e.text, http_url(http) + strlen("http://")));
 	assert_non_null(strstr(e.text, "already in use"));
 	assert_true(http_is_loopback(http));

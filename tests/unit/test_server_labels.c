@@ -1,4 +1,4 @@
-/* Proves the contract of server/net/clients.h. */
+/* Proves the promises of server/net/clients.h about labels. */
 #include <stddef.h>
 #include <stdint.h>
 #include "common/log.h"
@@ -59,12 +59,12 @@ TEST_IN(a_welcome_gives_the_label_of_its_connection, set_up, tear_down)
 	welcome(7, SLOTS, 1);
 	assert_label(1, "b", 2, "10.0.0.2");
 	assert_label(SLOTS, "a", 1, "10.0.0.1");
-	welcome(9, 1, 2); /* connection 9 has sent no HELLO */
+	welcome(9, 1, 2); /* connection 9 has sent no HELLO, so it has no label */
 	assert_label(1, "", 0, "");
 }
 
-/* WELCOME may wait for a checkpoint for a long time. The slot has its label already during this
- * time. */
+/* WELCOME can wait for a checkpoint for a long time. The slot must already have its label during
+ * this time. */
 TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up, tear_down)
 {
 	static char text[LABEL_FENCED];
@@ -153,8 +153,8 @@ TEST_IN(what_is_not_known_is_not_made_up, set_up, tear_down)
 	assert_int_equal(count_lines(capture_log(&said)), 2);
 }
 
-/* After a restart of the server, the newer of two processes may return first. The older one is then
- * refused. */
+/* After a restart of the server, the newer of two processes with one name may return first. The
+ * server then refuses the older one. */
 TEST_IN(a_refused_hello_says_where_its_process_runs, set_up, tear_down)
 {
 	hello(6, "newer", 2, "10.0.0.2");

@@ -1,12 +1,12 @@
 /*
- * test_server_net.c - the server's port over real sockets: proves the invariants numbered in
+ * test_server_net.c - the server's port over real sockets. Proves the invariants numbered in
  * server/net/net.h.
  */
 #include "tests/support/router_fixture.h"
 #include "common/endpoint.h"
 #include "tests/support/test.h"
 
-/* ---- in and out -------------------------------------------------------------------------- */
+/* ---- receive and send ----------------------------------------------------------------------- */
 
 TEST_IN(the_endpoint_names_the_real_port, router_set_up, router_tear_down)
 {
@@ -27,7 +27,7 @@ TEST_IN(an_address_in_use_is_refused, router_set_up, router_tear_down)
 	assert_int_equal(router_new(&second, &cfg, &e), PS_EUSAGE);
 	assert_null(second);
 	assert_non_null(strstr(e.text, cfg.bind));
-	cfg.bind = "tcp://192.0.2.1:0"; /* not an address of this machine */
+	cfg.bind = "tcp://192.0.2.1:0"; /* this machine does not have this address */
 	assert_int_equal(router_new(&second, &cfg, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, "192.0.2.1"));
 }
@@ -114,7 +114,7 @@ TEST_IN(pulls_of_a_version_share_a_frame, router_set_up, router_tear_down)
 		}
 		assert_int_equal(router_test_stats().params_framed, router_core.version);
 	}
-	/* weights for an evaluation have a frame of their own, even if the version is the same */
+	/* weights for an evaluation have a frame of their own, even if their version is the same */
 	router_weights[0] = 77;
 	router_core.version--;
 	client_pull(s[0], 1, WEIGHTS_EVAL);
@@ -127,7 +127,7 @@ TEST_IN(pulls_of_a_version_share_a_frame, router_set_up, router_tear_down)
 	wire_free(&wire);
 }
 
-/* Invariant 2 of net.h. */
+/* The answer to a push that also pulls is one message, PARAMS that contain the ACK (net.h). */
 TEST_IN(an_ack_goes_along_with_the_weights_of_its_push, router_set_up, router_tear_down)
 {
 	struct wire *wire;
@@ -148,8 +148,8 @@ TEST_IN(an_ack_goes_along_with_the_weights_of_its_push, router_set_up, router_te
 	wire_free(&wire);
 }
 
-/* Invariants 1 and 2 of net.h: the replies that wait for a peer are bounded, a peer is notified if
- * it loses replies, and other peers never wait. */
+/* Invariants 1 and 2 of net.h: the memory of the replies that wait for a peer is bounded, a peer
+ * that loses replies is notified, and other peers never wait. */
 TEST_IN(a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up, router_tear_down)
 {
 	const int one = 1;
@@ -179,7 +179,7 @@ TEST_IN(a_peer_that_does_not_read_loses_replies_and_is_notified, router_set_up, 
 	assert_int_equal(m.type, MSG_BEAT);
 	frames_release(&f);
 	assert_int_not_equal(router_core.peer, slow_peer);
-	for (;; params++) { /* the peer reads now: first the replies in flight, then the ERROR */
+	for (;; params++) { /* now the peer reads: first the replies in flight, then the ERROR */
 		client_receive(slow, wire, &f, &m);
 		if (m.type != MSG_PARAMS)
 			break;

@@ -1,7 +1,7 @@
 /*
  * test_server_options.c - cnn-ps accepts a valid command line. It refuses an invalid one and
- * reports every error, before it creates anything (server/config/options.h; faults.md calls it
- * A19).
+ * reports every error before it creates any file (server/config/options.h).
+ * Attack A19 of docs/faults.md.
  */
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -17,7 +17,8 @@ static struct capture errors;
 static struct options options;
 static char dir[64];
 
-/* The test separates words by ';', because the text of a model contains blanks. */
+/* Parses a command line whose words are separated by ';', because the text of a model contains
+ * blanks. Returns the status of options_parse. */
 static int parse(const char *line)
 {
 	static char text[4096], *argv[MAX_ARGV];
@@ -54,7 +55,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* ---- good ones --------------------------------------------------------------------------- */
+/* ---- valid command lines -------------------------------------------------------------------- */
 
 TEST(defaults_are_those_of_the_architecture)
 {
@@ -82,8 +83,8 @@ TEST(defaults_are_those_of_the_architecture)
 	assert_int_equal(count_lines(errors.text), 0);
 }
 
-/* A sum of n gradients is already n times as large, so --lr-scaling must not multiply the rate by
- * n. */
+/* A sum of n gradients is already n times as large as their mean, so --lr-scaling must not multiply
+ * the rate by n again. */
 TEST(a_sum_in_sync_is_not_scaled_once_more)
 {
 	assert_int_equal(parse("--mode;sync;--push;sum"), OPT_RUN);
@@ -143,7 +144,7 @@ TEST(every_value_arrives_where_it_belongs)
 	assert_int_equal(log_get_level(), LOG_WARN);
 }
 
-/* --lr is the learning rate for one worker. With --lr-scaling auto, each mode scales the rate by
+/* --lr is the learning rate for one worker. With --lr-scaling auto, each mode scales this rate by
  * the rule that gave the best results in measurements. */
 TEST(each_mode_trains_with_defaults_of_its_own)
 {
@@ -247,9 +248,9 @@ TEST(good_addresses_are_taken)
 			fail_msg("%s: %s", lines[i], errors.text);
 }
 
-/* ---- bad ones ---------------------------------------------------------------------------- */
+/* ---- invalid command lines ------------------------------------------------------------------ */
 
-/* {command line, text that its only error line must contain} */
+/* each row: a command line, and a text that its only error line must contain */
 static const char *const bad[][2] = {
 	{"--memory-mb;1", "--memory-mb: 1 is too little: the server needs at least 33"},
 	{"--lr;nan", "--lr"},
@@ -481,7 +482,7 @@ TEST(a_bad_configuration_leaves_no_directory_behind)
 	snprintf(line, sizeof(line), "--lr;nan;--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), PS_EUSAGE);
 	assert_false(temp_dir_exists(dir, "new"));
-	assert_int_equal(count_lines(errors.text), 1); /* only --lr is wrong */
+	assert_int_equal(count_lines(errors.text), 1); /* only --lr is invalid */
 	snprintf(line, sizeof(line), "--checkpoint-dir;%s/new", dir);
 	assert_int_equal(parse(line), OPT_RUN);
 	assert_false(temp_dir_exists(dir, "new"));

@@ -1,6 +1,6 @@
 /*
- * test_server_param_buffers.c - the frames that pulls share, with a real core: proves the
- * invariants numbered in server/net/param_buffers.h.
+ * test_server_param_buffers.c - the frames of weights that pulls share, with a real core. Proves
+ * the invariants numbered in server/net/param_buffers.h.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -54,7 +54,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* Pushes a gradient that decreases each weight by one. */
+/* Push a gradient that decreases each weight by one. */
 static void push(void)
 {
 	struct msg m = fixture_push_ones(worker, ++seq);
@@ -64,7 +64,7 @@ static void push(void)
 	param_buffers_after_step(buffers, f.core);
 }
 
-/* Makes the frame that answers a pull now, and verifies its checksum. */
+/* Make the frame that answers a pull at this moment, and verify its checksum. */
 static void pull(enum weights which, const float *values, uint64_t version, zmq_msg_t *frame)
 {
 	struct msg_params m = {.which = which, .version = version};
@@ -153,7 +153,7 @@ TEST_IN(sent_frames_let_the_weights_stay_in_place, set_up, tear_down)
 }
 TEST_AGAIN(sent_frames_let_the_weights_stay_in_place, set_up_shared, tear_down)
 
-/* If the only reader is always one version behind, two buffers suffice. */
+/* If the only reader is always one version behind, two buffers are enough. */
 TEST_IN(buffers_come_back, set_up, tear_down)
 {
 	const void *seen[2] = {NULL, NULL};
@@ -173,8 +173,8 @@ TEST_IN(buffers_come_back, set_up, tear_down)
 }
 TEST_AGAIN(buffers_come_back, set_up_shared, tear_down)
 
-/* The core computes the checksum together with the weights, so making the frame needs no second
- * pass over the weights. */
+/* The core computes the checksum together with the weights, so the frame needs no second pass over
+ * the weights. */
 TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up, tear_down)
 {
 	const struct effect *sent = NULL;
@@ -201,8 +201,8 @@ TEST_IN(weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up
 TEST_AGAIN(
 	weights_that_the_same_step_sends_are_hashed_as_they_are_computed, set_up_shared, tear_down)
 
-/* An update changes some of the values, in place or in another buffer. The checksum covers all
- * values (see pull). */
+/* An update changes only some of the values, in place or in another buffer. The checksum must cover
+ * all values (see pull). */
 TEST_IN(a_part_of_the_weights_changes, set_up, tear_down)
 {
 	zmq_msg_t frame[8];
@@ -225,7 +225,7 @@ TEST_IN(a_part_of_the_weights_changes, set_up, tear_down)
 }
 TEST_AGAIN(a_part_of_the_weights_changes, set_up_shared, tear_down)
 
-/* The weights of an evaluation are in a buffer that the core overwrites in the next epoch. */
+/* The weights under evaluation are in a buffer that the core overwrites in the next epoch. */
 TEST_IN(weights_under_evaluation_are_copied, set_up, tear_down)
 {
 	float eval[FIXTURE_PARAMS] = {0};
@@ -259,8 +259,8 @@ static int hold_current(size_t *index, void **hold)
 	return held;
 }
 
-/* A worker maps the shared memory: it sees the values of each buffer that it holds, and cannot make
- * the memory writable. */
+/* A worker maps the shared memory. It must see the values of each buffer that it holds, and must
+ * not be able to make the memory writable. */
 TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared, tear_down)
 {
 	struct param_shared at;
@@ -290,8 +290,8 @@ TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared,
 	assert_int_equal(munmap(view, at.n * at.pitch), 0);
 }
 
-/* A reader that keeps every shared buffer does not stop the server: until it releases the buffers,
- * new weights are in ordinary memory. */
+/* A reader that keeps every shared buffer must not stop the server: until the reader releases the
+ * buffers, new weights are in ordinary memory. */
 TEST_IN(without_a_free_shared_buffer_the_weights_are_ordinary, set_up_shared, tear_down)
 {
 	size_t index, held = 0;

@@ -1,6 +1,6 @@
 /*
  * test_server_process.c - the program cnn-ps as a process: kill -9, a drain, a full disk, its exit
- * status and its last line. The client uses libcnnps.
+ * status, and the last line that it prints. The client uses libcnnps.
  */
 #include <pthread.h>
 #include "tests/support/server_process.h"
@@ -8,7 +8,8 @@
 
 /* ---- start and end ------------------------------------------------------------------------- */
 
-/* cnnps_close blocks while the server cannot save, so each call gets a thread. */
+/* Calls cnnps_close in a thread of its own, because the call blocks while the server cannot write a
+ * checkpoint. */
 static void *close_client(void *arg)
 {
 	cnnps_close(arg);
@@ -118,7 +119,8 @@ TEST_IN(a_full_disk_degrades_and_recovers, server_set_up, server_tear_down)
 	assert_string_equal(why, "ok\n");
 	server_limit_files(s, 100);
 	ledger_push(c, 50, 50);
-	assert_int_equal(cnnps_flush(c, 0, SERVER_DEADLINE_MS), 0); /* training goes on */
+	/* training goes on while the disk is full */
+	assert_int_equal(cnnps_flush(c, 0, SERVER_DEADLINE_MS), 0);
 	server_await_health(s, 503, why);
 	assert_non_null(strstr(why, server_dir));
 	assert_int_equal(cnnps_flush(c, 1, 300), CNNPS_EAGAIN);
@@ -135,9 +137,9 @@ TEST_IN(a_full_disk_degrades_and_recovers, server_set_up, server_tear_down)
 	cnnps_close(&c);
 }
 
-/* The disk has no space for the last checkpoint. A second signal ends the server at once; without
- * it, a time limit ends the server. At the end of a run, the exit status says that the disk is the
- * reason. */
+/* The disk has no space for the last checkpoint. A second signal ends the server at once. Without a
+ * second signal, a time limit ends it. At the end of a run, the exit status shows that the disk is
+ * the reason. */
 TEST_IN(an_end_without_disk_is_bounded, server_set_up, server_tear_down)
 {
 	char url[3][256], other[2][128];

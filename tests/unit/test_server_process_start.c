@@ -1,6 +1,6 @@
 /*
- * test_server_process_start.c - the real cnn-ps as a process: starts that it refuses, and what it
- * logs about itself while it runs.
+ * test_server_process_start.c - the real cnn-ps as a process: starts that it refuses, and log lines
+ * and status while it runs.
  */
 #include "common/keys.h"
 #include "tests/support/server_process.h"
@@ -46,7 +46,7 @@ TEST_IN(starts_are_refused_by_exit_code, server_set_up, server_tear_down)
 	refused("--lr;nan", 2, "--lr");
 }
 
-/* The server prints one line, with host and port, and writes no run to the directory. */
+/* The server must print one line with host and port, and must write no run to the directory. */
 TEST_IN(an_address_in_use_is_named_before_anything_is_logged_or_written, server_set_up,
 	server_tear_down)
 {
@@ -118,7 +118,7 @@ static void config_refused(const char *key, const char *more, const char *named)
 	end_refused(server_start(line), 2, named);
 }
 
-/* A start would refuse these files, so --check-config must refuse them too. */
+/* A start would refuse these files, so --check-config must refuse them, too. */
 TEST_IN(check_config_refuses_the_files_of_keys_that_a_start_refuses, server_set_up,
 	server_tear_down)
 {
@@ -196,7 +196,7 @@ TEST_IN(without_a_directory_it_warns_once_and_refuses_checkpoints, server_set_up
 	assert_int_equal(server_wait(s), 0);
 }
 
-/* The server logs a connection at level debug only. */
+/* The server logs a connection only at level debug. */
 TEST_IN(sighup_leaves_the_log_level, server_set_up, server_tear_down)
 {
 	char url[256];
@@ -226,7 +226,8 @@ TEST_IN(the_log_level_is_set_by_an_admin_message, server_set_up, server_tear_dow
 	assert_string_equal(server_await(s, "msg=\"server log_level\" from=info to="), "debug");
 	assert_int_equal(cnnps_status(admin, json, sizeof(json)), 0);
 	assert_non_null(strstr(json, "\"log_level\":\"debug\""));
-	struct cnnps *c = ledger_join(url); /* this client has the same name */
+	/* this client has the same name, so it replaces the first one */
+	struct cnnps *c = ledger_join(url);
 	(void)server_await(s, "level=debug msg=\"net accepted\"");
 	assert_int_equal(cnnps_log_level(c, "error"), 0);
 	assert_string_equal(server_await(s, "from=debug to="), "error");
@@ -234,7 +235,8 @@ TEST_IN(the_log_level_is_set_by_an_admin_message, server_set_up, server_tear_dow
 	cnnps_close(&admin);
 	kill(s->pid, SIGTERM);
 	assert_int_equal(server_wait(s), 0);
-	assert_null(strstr(s->said, "server draining")); /* a line of level info would be logged */
+	/* this line has level info, which the server does not log now */
+	assert_null(strstr(s->said, "server draining"));
 }
 
 /* Slurm sends SIGUSR1 some time before the end of the job (sbatch --signal). */

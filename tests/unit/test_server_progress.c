@@ -1,5 +1,5 @@
 /*
- * test_server_progress.c - the text of the progress bar, and the times and rates in it
+ * test_server_progress.c - the text of the progress bar, and the times and rates that it shows
  * (server/monitor/progress.h).
  */
 #include <math.h>
@@ -28,7 +28,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* The worker delivers one batch of 100 images at `now_ms`. */
+/* Let the worker deliver one batch of 100 images at `now_ms`. */
 static void batch_at(struct work work, uint64_t now_ms)
 {
 	worker.now_ms = now_ms;
@@ -125,7 +125,7 @@ TEST(a_bar_never_leaves_its_buffer)
 TEST_IN(seconds_run_from_the_first_work_to_the_last_epoch, NULL, tear_down)
 {
 	begin("--model;fc:10;--epochs;1;--warm-start-updates;0;--lease-batches;100");
-	worker.now_ms = 3000; /* two seconds of waiting for a worker do not count */
+	worker.now_ms = 3000; /* the two seconds before a worker joins do not count */
 	direct_join(&worker, "", 200, 100);
 	direct_progress(&progress, &worker);
 	assert_true(progress_seconds(&progress, run.core, 3500) == 0);
@@ -159,7 +159,7 @@ TEST_IN(an_epoch_is_one_log_line_with_its_rate, NULL, tear_down)
 					 "test_loss=0.2500 images_per_s=100\n");
 }
 
-/* One worker trains the first of two epochs, 200 images in two seconds. */
+/* Let one worker train the first of two epochs: 200 images in two seconds. */
 static void train_the_first_epoch(void)
 {
 	begin("--model;fc:10;--epochs;2;--warm-start-updates;0;--lease-batches;100");
@@ -171,7 +171,8 @@ static void train_the_first_epoch(void)
 	batch_at((struct work){0, 1, 1}, 3000);
 }
 
-/* One worker evaluates for four seconds, then trains the second epoch in two seconds. */
+/* One worker evaluates for four seconds, then trains the second epoch in two seconds. The time of
+ * the evaluation must not count for the second epoch. */
 TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
 {
 	train_the_first_epoch();
@@ -188,8 +189,9 @@ TEST_IN(evaluation_is_not_of_the_next_epoch, NULL, tear_down)
 	assert_true(progress.epoch_rate == 160);
 }
 
-/* A server that restarts after the training of an epoch, before its evaluation, has not seen the time
- * of the training. The history once had 0 images/s for such an epoch. */
+/* If a server restarts after the training of an epoch, but before its evaluation, the new server
+ * does not know the time of the training. The rate of the epoch must then be unknown, not 0
+ * images/s. */
 TEST_IN(the_rate_of_an_epoch_before_the_restart_is_not_known, NULL, tear_down)
 {
 	train_the_first_epoch();
@@ -222,14 +224,15 @@ TEST_IN(a_rate_is_measured_over_a_second, NULL, tear_down)
 	batch_at((struct work){0, 1, 1}, 5000);
 	progress_tick(&progress, run.core, NULL, 6000);
 	progress_read(&progress, run.core, &v);
-	assert_true(v.images_per_s == 100); /* 200 images in the 2 s since the first lease */
+	/* the worker has trained 200 images in the 2 s since its first lease */
+	assert_true(v.images_per_s == 100);
 	assert_true(v.eta_s == 8 && v.epoch == 1 && v.epochs == 2 && v.workers == 1);
 	assert_true(isnan(v.accuracy));
 }
 
-/* ---- sandblaster: a pass counts when it ends, and shows while it is under way -------------- */
+/* ---- sandblaster: images of a pass before and at its end ------------------------------------ */
 
-/* Begins a pass of five portions of 100 images. The worker delivers one portion each second after
+/* Begin a pass of five portions of 100 images. The worker delivers one portion each second after
  * its lease at 4000 ms. */
 static void passes_begin(const char *optimizer)
 {
@@ -263,7 +266,7 @@ TEST_IN(a_pass_moves_before_it_ends, NULL, tear_down)
 	for (uint32_t i = 0; i < 3; i++)
 		portion_at(i, 5000 + 1000 * i);
 	progress_read(&progress, run.core, &v);
-	/* the core counts the images when the pass ends */
+	/* the core counts the images only when the pass ends */
 	assert_int_equal(core_stats(run.core)->images, 0);
 	assert_true(v.done == 0.3 && v.images == 300);
 	assert_true(v.images_per_s == 100 && v.eta_s == 7);

@@ -24,8 +24,8 @@ TEST(one_key_cannot_take_the_tokens_of_another)
 	assert_true(quota_take(&q, "honest", QUOTA_OF_HELLO, 25, 99999999));
 }
 
-/* With more keys than entries in the table, the bucket of a key that keeps sending messages stays
- * in the table. */
+/* If there are more keys than entries in the table, the bucket of a key that keeps sending messages
+ * must stay in the table. */
 TEST(many_keys_do_not_refill_a_bucket)
 {
 	static struct quota q;

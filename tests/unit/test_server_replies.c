@@ -1,4 +1,5 @@
-/* test_server_replies.c - proves the invariants numbered in server/net/net.h. */
+/* test_server_replies.c - proves the invariants numbered in server/net/net.h about replies that
+ * wait for a peer or for the disk. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -9,13 +10,13 @@
 #define PEERS  16
 #define RECORD 4096
 
-/* A simulated network: what each peer has received, and the status of the next sends to each peer.
- */
+/* A simulated network: the messages that the peers have received, and the status of the next sends
+ * to each peer. */
 static struct {
-	int answer[PEERS]; /* status of the next sends to this peer */
-	int full[PEERS];   /* first, this number of sends gets PS_EAGAIN */
+	int answer[PEERS]; /* the status of the next sends to this peer */
+	int full[PEERS];   /* first, this number of sends return PS_EAGAIN */
 	uint32_t to[RECORD];
-	uint64_t seq[RECORD]; /* seq of the ACK; 0: the message was the ERROR */
+	uint64_t seq[RECORD]; /* the seq of the ACK; 0: the message was an ERROR */
 	size_t n;
 } net;
 static struct wire *wire;
@@ -41,7 +42,7 @@ static int send_to(void *arg, uint32_t peer, struct frames *f)
 	return PS_OK;
 }
 
-/* the log position (LSN) that must be on the disk before the next replies are sent */
+/* the log position (LSN) that must be on the disk before the next replies may leave */
 static uint64_t after;
 
 static void put(uint32_t peer, uint64_t seq)
@@ -59,7 +60,8 @@ static void flush(void)
 	assert_int_equal(replies_flush(q, send_to, &net), 0);
 }
 
-/* Assert that message number i went to `peer` and was the ACK of `seq`; 0: the ERROR. */
+/* Check that message number i went to `peer`, and that it was the ACK of `seq` or, if `seq` is 0,
+ * an ERROR. */
 static void expect(size_t i, uint32_t peer, uint64_t seq)
 {
 	assert_true(i < net.n);
@@ -85,7 +87,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* Invariant 1 of net.h. */
+/* Invariant 2 of net.h: replies to one peer leave in the order in which the server made them. */
 TEST_IN(replies_leave_in_order, set_up, tear_down)
 {
 	for (uint64_t i = 1; i <= 6; i++)
@@ -97,7 +99,8 @@ TEST_IN(replies_leave_in_order, set_up, tear_down)
 	assert_int_equal(replies_sent(q), 6);
 }
 
-/* Invariants 1 and 3 of net.h. */
+/* Invariants 1 and 2 of net.h: replies to a peer whose queue is full wait in order, and delay no
+ * other peer. */
 TEST_IN(a_full_peer_waits_and_delays_nobody, set_up, tear_down)
 {
 	net.answer[1] = PS_EAGAIN;
@@ -118,7 +121,8 @@ TEST_IN(a_full_peer_waits_and_delays_nobody, set_up, tear_down)
 	assert_int_equal(replies_dropped(q), 0);
 }
 
-/* Invariant 1 of net.h: the second message is not tried if the first one failed. */
+/* Invariant 2 of net.h: if a message cannot be sent, the next message to this peer must wait as
+ * well. */
 TEST_IN(nothing_overtakes, set_up, tear_down)
 {
 	net.full[1] = 1;
@@ -132,7 +136,8 @@ TEST_IN(nothing_overtakes, set_up, tear_down)
 		expect(i - 1, 1, i);
 }
 
-/* Invariant 2 of net.h. The limit of 1000 bytes allows only a few ACKs. */
+/* Invariants 1 and 2 of net.h: if the replies to one peer need too much memory, one ERROR replaces
+ * all of them. The limit of 1000 bytes allows only a few ACKs. */
 TEST_IN(too_much_for_one_peer_becomes_one_error, set_up, tear_down)
 {
 	uint64_t dropped;
@@ -147,7 +152,7 @@ TEST_IN(too_much_for_one_peer_becomes_one_error, set_up, tear_down)
 	dropped = replies_dropped(q);
 	assert_int_equal(dropped, max);
 	assert_int_equal(replies_waiting(q), 2);
-	put(1, 90); /* the peer still does not read */
+	put(1, 90); /* the peer does not read yet, so these replies are dropped, too */
 	put(1, 91);
 	assert_int_equal(replies_dropped(q), dropped + 2);
 	net.answer[1] = PS_OK;
@@ -155,13 +160,13 @@ TEST_IN(too_much_for_one_peer_becomes_one_error, set_up, tear_down)
 	assert_int_equal(net.n, 2);
 	expect(0, 2, 20);
 	expect(1, 1, 0);
-	put(1, 92); /* the peer reads again */
+	put(1, 92); /* the peer has read the ERROR */
 	flush();
 	expect(2, 1, 92);
 }
 
-/* Invariant 2 of net.h: if the room for all peers is used up, the peer that has waited longest
- * loses its replies. */
+/* Invariants 1 and 2 of net.h: if the memory for all peers is used up, the peer that has waited for
+ * the longest time loses its replies. */
 TEST_IN(without_room_the_longest_waiting_peer_loses_its_replies, set_up, tear_down)
 {
 	net.answer[1] = net.answer[2] = PS_EAGAIN;
@@ -173,7 +178,8 @@ TEST_IN(without_room_the_longest_waiting_peer_loses_its_replies, set_up, tear_do
 	put(9, 9);
 	assert_int_equal(replies_dropped(q), 2);
 	flush();
-	assert_int_equal(replies_waiting(q), 2); /* the reply to peer 2, and the ERROR for peer 1 */
+	/* these are the reply to peer 2 and the ERROR for peer 1 */
+	assert_int_equal(replies_waiting(q), 2);
 	net.answer[1] = net.answer[2] = PS_OK;
 	net.n = 0;
 	flush();
@@ -181,7 +187,7 @@ TEST_IN(without_room_the_longest_waiting_peer_loses_its_replies, set_up, tear_do
 	expect(1, 1, 0);
 }
 
-/* Invariant 2 of net.h: silent peers cannot occupy the room forever, not even with ERRORs. */
+/* Invariant 1 of net.h: silent peers must not occupy the memory forever, not even with ERRORs. */
 TEST_IN(a_room_full_of_silent_peers_still_takes_replies, set_up, tear_down)
 {
 	for (int i = 0; i < PEERS; i++)
@@ -233,7 +239,8 @@ TEST_IN(replies_wait_for_the_disk, set_up, tear_down)
 	after = 6;
 	put(2, 4);
 	after = 0;
-	put(2, 5); /* this reply waits for no event, but does not overtake */
+	/* this reply waits for no event, but it must not overtake the other replies to its peer */
+	put(2, 5);
 	put(3, 6);
 	flush();
 	assert_int_equal(net.n, 2);
@@ -243,7 +250,7 @@ TEST_IN(replies_wait_for_the_disk, set_up, tear_down)
 	flush();
 	assert_int_equal(net.n, 2);
 	replies_set_flushed(q, 5);
-	replies_set_flushed(q, 3); /* a smaller position has no effect */
+	replies_set_flushed(q, 3); /* a position below the flushed LSN has no effect */
 	flush();
 	assert_int_equal(net.n, 4);
 	expect(2, 1, 2);
@@ -255,7 +262,7 @@ TEST_IN(replies_wait_for_the_disk, set_up, tear_down)
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-/* Replies that wait for a hanging disk must not use all memory. The server handles them like the
+/* Replies that wait for a hanging disk must not use all memory. The server treats them like the
  * replies of a peer that does not read. */
 TEST_IN(replies_that_wait_for_the_disk_are_bounded, set_up, tear_down)
 {
@@ -264,7 +271,7 @@ TEST_IN(replies_that_wait_for_the_disk_are_bounded, set_up, tear_down)
 		put(1, seq);
 	flush();
 	assert_int_equal(net.n, 1);
-	expect(0, 1, 0); /* the ERROR need not wait for the disk */
+	expect(0, 1, 0); /* the ERROR does not wait for the disk */
 	replies_set_flushed(q, 9);
 	flush();
 	assert_int_equal(net.n, 1);

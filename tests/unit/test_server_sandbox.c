@@ -1,5 +1,6 @@
-/* test_server_sandbox.c - what a process in the sandbox can and cannot do. Each case runs in a new
- * process, because a process cannot leave the sandbox. Attack A21 of docs/faults.md. */
+/* test_server_sandbox.c - tests which actions the sandbox permits and which it forbids. Each case
+ * runs in a new process, because a process cannot leave the sandbox. Attack A21 of
+ * docs/faults.md. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -17,7 +18,7 @@
 static char dir[64];
 
 /* Starts a process that enters the sandbox and calls `act`. Returns its exit status, or 128 + its
- * signal; 255: the system does not permit a sandbox. */
+ * signal. Returns 255 if the system does not permit a sandbox. */
 static int in_sandbox(int (*act)(void))
 {
 	pid_t pid = fork();

@@ -17,7 +17,7 @@ TEST_IN(every_start_has_a_higher_term, run_set_up, run_tear_down)
 	}
 }
 
-/* The checkpoints of terms 2 and 3 are lost. The file TERM still contains the term. */
+/* The checkpoints of terms 2 and 3 are lost, but the file TERM still contains the newest term. */
 TEST_IN(a_term_is_not_used_twice_when_checkpoints_are_lost, run_set_up, run_tear_down)
 {
 	for (int n = 0; n < 3; n++) {
@@ -33,7 +33,8 @@ TEST_IN(a_term_is_not_used_twice_when_checkpoints_are_lost, run_set_up, run_tear
 	assert_int_equal(run_term(), 4);
 	run_die();
 	assert_int_equal(unlink(temp_dir_path(run_dir, "TERM", name)), 0);
-	run_start("--model;fc:10"); /* without the file TERM, the checkpoint contains the term */
+	/* without the file TERM, the server takes the term from the checkpoint */
+	run_start("--model;fc:10");
 	assert_int_equal(run_term(), 5);
 }
 
@@ -64,7 +65,7 @@ TEST_IN(a_bad_checkpoint_gives_way_to_the_one_before, run_set_up, run_tear_down)
 	assert_non_null(strstr(run_errors.text, "0000000000000002"));
 }
 
-/* Saves a checkpoint with NaN weights and valid checksums, as an older program or a program with a
+/* Save a checkpoint with NaN weights and valid checksums, as an older program or a program with a
  * bug might do. */
 static void save_poisoned(uint64_t generation)
 {
@@ -91,7 +92,7 @@ static void save_poisoned(uint64_t generation)
 TEST_IN(refused_content_gives_way_to_the_generation_before, run_set_up, run_tear_down)
 {
 	run_start("--model;fc:10");
-	run_join(1000, 500); /* joining saves generation 2 */
+	run_join(1000, 500); /* run_join saves generation 2 */
 	direct_push(&run_worker, (struct work){0, 3, 1}, 100, 0.5f, 0.5f);
 	run_save(3);
 	save_poisoned(4);
@@ -107,7 +108,7 @@ TEST_IN(refused_content_gives_way_to_the_generation_before, run_set_up, run_tear
 	assert_non_null(strstr(run_errors.text, "checkpoint 4 cannot be resumed"));
 	assert_non_null(strstr(run_errors.text, "checkpoint fallback\" generation=3"));
 	run_die();
-	run_start("--model;fc:10"); /* the previous start saved a valid checkpoint */
+	run_start("--model;fc:10"); /* the previous start has saved a valid checkpoint */
 	assert_int_equal(core_config(run_startup.core)->generation, 7);
 }
 
@@ -124,8 +125,8 @@ TEST_IN(no_usable_content_is_no_fresh_run, run_set_up, run_tear_down)
 	assert_non_null(strstr(run_errors.text, "checkpoint 2 cannot be resumed"));
 }
 
-/* If the options do not fit the newest checkpoint, the server refuses to start. It does not try an
- * older generation. */
+/* If the options do not fit the newest checkpoint, the server must refuse to start. It must not try
+ * an older generation. */
 TEST_IN(other_options_do_not_go_back_a_generation, run_set_up, run_tear_down)
 {
 	run_start("--model;fc:10;--max-workers;1");
@@ -175,7 +176,7 @@ TEST_IN(another_run_is_refused_and_the_option_named, run_set_up, run_tear_down)
 		run_start_must_fail(row[i][0], PS_ECHECKPOINT, row[i][1]);
 	run_start("--model;fc:10;--lr;0.5;--max-workers;7"); /* these options may change */
 	assert_true(run_startup.resumed);
-	assert_int_equal(run_term(), 2); /* refused starts do not use up a term */
+	assert_int_equal(run_term(), 2); /* refused starts use up no term */
 }
 
 TEST_IN(a_second_start_is_refused_at_once, run_set_up, run_tear_down)

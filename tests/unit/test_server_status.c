@@ -1,6 +1,6 @@
 /*
  * test_server_status.c - the server's status (server/monitor/status.h): its numbers equal those of
- * the core, its texts are not too long, and parsers can read them.
+ * the core, its texts fit in a message, and parsers can read them.
  */
 #include <jansson.h>
 #include "tests/support/direct_worker.h"
@@ -49,7 +49,7 @@ static int finished(void)
 		       core_epoch(run.core, options.core.training.epochs - 1);
 }
 
-/* Trains and evaluates all epochs. In each evaluation, `correct` test images are classified
+/* Train and evaluate all epochs. In each evaluation, `correct` test images are classified
  * correctly. */
 static void train(uint32_t correct)
 {
@@ -196,7 +196,7 @@ static void label(struct labels *labels, uint32_t id)
 	labels_join(labels, id, id, 1);
 }
 
-/* Assert that the pages, from worker number `first` + 1 on, contain each worker up to number 1024
+/* Check that the pages, from worker number `first` + 1 on, contain each worker up to number 1024
  * once. */
 static void assert_pages_from(uint32_t first)
 {
@@ -214,7 +214,7 @@ static void assert_pages_from(uint32_t first)
 	}
 }
 
-/* WIRE_MAX_TEXT bounds the text of a STATUS answer. */
+/* The text of a STATUS answer has at most WIRE_MAX_TEXT bytes. */
 TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down)
 {
 	char name[WIRE_MAX_NAME + 1];
@@ -231,7 +231,8 @@ TEST_IN(many_workers_are_cut_to_the_size_of_a_message, NULL, tear_down)
 	now.labels = labels;
 	char *text = status_json(&now);
 	assert_true(strlen(text) <= WIRE_MAX_TEXT);
-	assert_true(strlen(text) > WIRE_MAX_TEXT * 4 / 5); /* most of the room is used */
+	/* the text uses most of the allowed size */
+	assert_true(strlen(text) > WIRE_MAX_TEXT * 4 / 5);
 	json_t *o = parsed(text);
 	size_t listed = json_array_size(json_object_get(o, "workers"));
 	assert_true(listed > 10);
@@ -354,7 +355,8 @@ static int declared(const char *type_line, const char *series)
 	       (series[n] == ' ' || series[n] == '{' || series[n] == '_');
 }
 
-/* In Prometheus's text format, each series follows the only TYPE line of its metric. */
+/* In Prometheus's text format, the samples of a metric follow its TYPE line, and a metric has only
+ * one TYPE line. */
 TEST_IN(metrics_follow_the_text_format, NULL, tear_down)
 {
 	const char *type = NULL;
@@ -389,7 +391,7 @@ TEST_IN(metrics_follow_the_text_format, NULL, tear_down)
 
 TEST(memory_of_the_process_is_read)
 {
-	/* large enough for Linux's approximate count of resident pages */
+	/* Linux counts resident pages only approximately, so the block must be large */
 	const size_t size = 8 << 20;
 	volatile unsigned char *mine = mem_must(size, 1, "memory");
 
@@ -400,11 +402,11 @@ TEST(memory_of_the_process_is_read)
 	free((void *)mine);
 }
 
-/* ---- doubtful runs ------------------------------------------------------------------------- */
+/* ---- warnings about doubtful runs ----------------------------------------------------------- */
 
 static struct warnings warnings;
 
-/* Trains with the options `line`; each evaluation has `correct` right answers. Returns the only
+/* Train with the options `line`. In each evaluation, `correct` answers are right. Returns the only
  * warning in the result, or NULL. */
 static const char *warning_of(const char *line, uint32_t correct)
 {
@@ -437,8 +439,8 @@ static void expect_warning(const char *line, uint32_t correct, const char *words
 
 TEST(a_result_at_chance_level_is_warned_about)
 {
-	/* A model that always answers the largest class of MNIST has an accuracy of 11.35 %. The
-	 * limit for chance must be above this value. */
+	/* A model that always answers the most frequent class of MNIST has an accuracy of 11.35 %.
+	 * The limit for chance must be above this value. */
 	assert_true(warning_chance(10, 10000) > 0.1135 && warning_chance(10, 10000) < 0.14);
 	assert_true(warning_chance(2, 10000) > 0.625 && warning_chance(2, 10000) < 0.65);
 	assert_true(warning_chance(100, 10000) > 0.0125 && warning_chance(100, 10000) < 0.02);
@@ -460,7 +462,7 @@ TEST(a_rate_far_above_the_usual_is_warned_about)
 		"--lr 500 is 2500 times the usual rate of sgd (0.2)");
 	expect_warning("--model;fc:10;--epochs;1;--optimizer;adam;--lr;0.1", 60, "of adam");
 	assert_null(warning_of("--model;fc:10;--epochs;1;--optimizer;sgd;--lr;3", 60));
-	/* mode sync has its own usual rate */
+	/* in mode sync another rate is usual */
 	begin("--model;fc:10;--mode;sync;--lr;1");
 	expect_rate(options.usual_rate, 0);
 	expect_rate(options.usual_rate / 10, 1);

@@ -1,4 +1,4 @@
-/* Tests the histograms of /metrics. */
+/* Proves that the histograms of /metrics count each time correctly (server/monitor/timings.h). */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * test_server_unknown_peers.c - connections to the server's port that do not speak its protocol,
- * and more connections than the process has file descriptors.
+ * test_server_unknown_peers.c - connections to the server's port that do not use its protocol, and
+ * more connections than the process has file descriptors.
  * Attacks A3, A4 and A5 of docs/faults.md.
  */
 #include <arpa/inet.h>
@@ -30,7 +30,7 @@ static int dial(void)
 	return fd;
 }
 
-/* The server answers a BEAT of the socket `s`. */
+/* Send a BEAT over the socket `s`. The server must answer it. */
 static void expect_answer(void *s, struct wire *wire)
 {
 	struct frames f;
@@ -51,13 +51,14 @@ TEST_IN(a_peer_that_sends_no_handshake_is_disconnected, router_set_up, router_te
 	UNTIL(router_test_stats().port.connections == 1)
 	UNTIL(router_test_stats().port.connections == 0)
 	assert_true(clock_ms() - begin < 5000);
-	UNTIL(recv(fd, &byte, 1, 0) == 0) /* the server sends its greeting, then closes */
+	/* the server sends its greeting and then closes the connection */
+	UNTIL(recv(fd, &byte, 1, 0) == 0)
 	assert_int_equal(router_test_stats().port.handshakes_failed, 1);
 	close(fd);
 }
 
-/* While the event loop does not run, unknown peers cause more events than libzmq's queues can
- * hold. */
+/* While the event loop does not run, unknown peers cause more events than libzmq's queues can hold.
+ * The server must still answer afterwards. */
 TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 {
 	struct wire *wire;
@@ -95,7 +96,7 @@ static int set_up_with_limit(void **state)
 	return rc;
 }
 
-/* Attack A4: a peer completes the handshake and then sends nothing. */
+/* Attack A4 of docs/faults.md: a peer completes the handshake and then sends nothing. */
 TEST_IN(a_connection_without_a_message_is_closed, set_up_with_limit, router_tear_down)
 {
 	struct wire *wire;
@@ -112,7 +113,7 @@ TEST_IN(a_connection_without_a_message_is_closed, set_up_with_limit, router_tear
 	UNTIL(router_test_stats().port.silent > 0)
 	UNTIL(router_test_stats().port.connections == 1)
 	assert_true(clock_ms() - begin >= SILENT_MS - 50);
-	/* the other connection has been silent as long, but it has sent a message before */
+	/* the honest connection is silent for the same time, but it has sent a message before */
 	while (clock_ms() - begin < 4 * SILENT_MS)
 		uv_run(&router_loop, UV_RUN_NOWAIT);
 	assert_int_equal(router_test_stats().port.accepted, 2);
@@ -141,7 +142,8 @@ static int next_fd(void)
 	return fd;
 }
 
-/* Invariant 3 of net.h. */
+/* Invariant 3 of net.h: without free file descriptors, new connections wait, and open connections
+ * continue to work. */
 TEST_IN(without_descriptors_new_connections_wait_and_others_go_on, router_set_up, router_tear_down)
 {
 	struct rlimit before, limit;
@@ -155,7 +157,7 @@ TEST_IN(without_descriptors_new_connections_wait_and_others_go_on, router_set_up
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	limit = before;
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	limit.rlim_cur = (rlim_t)next_fd(); /* no descriptor is left for accept */
+	limit.rlim_cur = (rlim_t)next_fd(); /* no descriptor is left for new connections */
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	dial_with(fd);
 	UNTIL(router_test_stats().port.accept_failures > 0)

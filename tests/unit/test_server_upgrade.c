@@ -1,7 +1,8 @@
 /*
  * test_server_upgrade.c - this release resumes the checkpoints of release 0.1.0 in
  * tests/fixtures/run-0.1.0 with the state that they contain. Damaged checkpoints do no harm, and
- * the server refuses a log of 0.1.0 (server/durability/upgrade.h, server/core/snapshot_v5.h).
+ * the server refuses a write-ahead log of 0.1.0 (server/durability/upgrade.h,
+ * server/core/snapshot_v5.h).
  */
 #include "server/durability/upgrade.h"
 #include <math.h>
@@ -17,7 +18,8 @@
 
 struct fixture {
 	const char *name, *file, *options;
-	uint64_t version, images, last_seq[3]; /* the expected values, from expected.json */
+	/* the expected values, which are those of expected.json */
+	uint64_t version, images, last_seq[3];
 	uint32_t epoch;
 };
 enum { DOWNPOUR, SYNC, SYNC_SUM, LBFGS, DC, FIXTURE_COUNT };
@@ -43,7 +45,7 @@ static void *memory;
 static float *weights;
 static struct core *core;
 
-/* Reads checkpoint `i`, and prepares a start with its options and the options in `more`. */
+/* Read checkpoint `i`, and prepare a start with its options and the options in `more`. */
 static void open_fixture(int i, const char *more)
 {
 	const struct fixture *f = &fixtures[i];
@@ -88,8 +90,8 @@ static struct sections old_sections(void)
 	return s;
 }
 
-/* Rewrites the sections to the present format. new->data[0] is a block of exactly the computed
- * size, so that AddressSanitizer finds writes past its end. */
+/* Rewrite the sections to the present format. new->data[0] is a block of exactly the computed size,
+ * so that AddressSanitizer finds writes past its end. Returns the status of the rewrite. */
 static int rewrite(const struct sections *s, struct sections *new)
 {
 	size_t bytes = 0, measured[SNAPSHOT_SECTIONS];
@@ -109,7 +111,7 @@ static int rewrite(const struct sections *s, struct sections *new)
 	return PS_OK;
 }
 
-/* Rewrites the sections and decodes the result, as a start does. */
+/* Rewrite the sections and decode the result, as a start does. Returns the status. */
 static int resume(const struct sections *s, const char **why)
 {
 	struct core_config cfg = options.core;
@@ -184,7 +186,7 @@ TEST(work_of_gone_workers_is_free)
 	}
 }
 
-/* ---- sync: the gradients of a step under way ------------------------------------------------- */
+/* ---- sync: the gradients of an unfinished step ---------------------------------------------- */
 
 static double real_at(const unsigned char *at)
 {
@@ -203,7 +205,8 @@ static void put_real_at(unsigned char *at, double v)
 	le64_put(at, bits);
 }
 
-/* Asserts that the next step uses the same gradient as in 0.1.0: `factor` times the stored sum. */
+/* Check that the next step applies the same gradient as release 0.1.0 would: `factor` times the
+ * stored sum. */
 static void assert_same_step(double factor)
 {
 	const unsigned char *sum = old_sections().data[SNAPSHOT_OPTIM] + 32;
@@ -225,7 +228,7 @@ TEST(gradients_of_a_step_under_way_are_in_the_next_step)
 	resume_fixture();
 	assert_int_equal(core->accumulator.pushes, 1);
 	assert_same_step(1.0 / 200);
-	/* this release counts the images of a step when the step ends */
+	/* unlike 0.1.0, this release counts the images of a step when the step ends */
 	assert_int_equal(core_stats(core)->images, 3200);
 	assert_int_equal(core_epoch(core, 0)->images, 3200);
 	close_fixture();
@@ -236,7 +239,7 @@ TEST(gradients_of_a_step_under_way_are_in_the_next_step)
 	close_fixture();
 }
 
-/* These sums need all bits of a double, while a gradient has only the bits of a float. */
+/* These sums need all bits of a double, while a single gradient has only the bits of a float. */
 TEST(the_sum_of_many_gradients_is_exact)
 {
 	for (uint64_t pushes = 1; pushes <= 9; pushes++) {
@@ -280,8 +283,8 @@ TEST(other_options_are_refused_by_name)
 	refused_for(LBFGS, ";--step-images;200", "--step-images");
 }
 
-/* A resumed run must not change some options. snapshot_v5.c must know the value of each of these
- * options in the run. */
+/* A resumed run must not change some options. For each of these options, snapshot_v5.c must know
+ * the value in the run. */
 TEST(each_option_that_must_stay_the_same_is_known)
 {
 	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "
@@ -302,7 +305,7 @@ TEST(each_option_that_must_stay_the_same_is_known)
 
 /* ---- damage ---------------------------------------------------------------------------------- */
 
-/* Asserts that the core works with a damaged snapshot that was accepted. */
+/* Check that the core works with a damaged snapshot that was accepted. */
 static void assert_works(void)
 {
 	const struct event tick = {.kind = EVENT_TICK};
@@ -329,8 +332,8 @@ static int try_to_resume(const struct sections *s)
 	return rc;
 }
 
-/* Large sections are repetitive, so after the first 4096 bytes the test tries only every 97th
- * length or byte. */
+/* Returns the next length or byte that a test tries after `at`. Large sections are repetitive, so
+ * after the first 4096 bytes it is only every 97th one. */
 static size_t next_place(size_t at)
 {
 	return at < 4096 ? at + 1 : at + 97;
@@ -460,7 +463,8 @@ TEST_IN(a_log_of_0_1_0_is_refused_unless_its_loss_is_accepted, set_up, tear_down
 	assert_non_null(strstr(e.text, "--accept-rollback"));
 	assert_false(temp_dir_exists(dir, "TERM"));
 	assert_int_equal(start_vector(";--accept-rollback", &run, &e), PS_OK);
-	assert_int_equal(core_stats(run.core)->version, 0); /* the version of the checkpoint */
+	/* the server continues from the checkpoint, without the log */
+	assert_int_equal(core_stats(run.core)->version, 0);
 	startup_release(&run);
 }
 

@@ -24,12 +24,13 @@ TEST_IN(flushed_events_are_replayed, wal_set_up, wal_tear_down)
 	wal_settle();
 	wal_assert_recovers(0);
 	assert_int_equal(wal_stats(wal.wal)->events, wal.newest);
-	assert_true(wal_stats(wal.wal)->groups < wal.newest); /* a group has several records */
+	/* most groups contain several records */
+	assert_true(wal_stats(wal.wal)->groups < wal.newest);
 	assert_int_equal(wal.done > 0, 1);
 }
 
-/* A snapshot in progress may never complete. The log files before and after this snapshot together
- * contain all records. */
+/* A snapshot in progress may never become a checkpoint. The log files before and after this
+ * snapshot must together contain all records. */
 TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 {
 	wal_push(5);
@@ -38,7 +39,7 @@ TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 	wal_settle();
 	assert_int_equal(wal_flushed_lsn(wal.wal), wal.newest);
 	wal_assert_recovers(0);
-	wal_saved(0); /* the snapshot has failed, and the core begins the next one at once */
+	wal_saved(0); /* the snapshot has failed */
 	wal_push(3);
 	wal.f.now_ms += core_config(wal.f.core)->checkpoint.interval_ms;
 	wal_tick();
@@ -48,7 +49,7 @@ TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 	wal_assert_recovers(0);
 }
 
-/* The disk is full, or fdatasync fails: the flushed LSN does not advance until a snapshot is
+/* The disk is full, or fdatasync fails. The flushed LSN must not advance until a snapshot is
  * durable. Then all records count as flushed, and the next log file works. */
 TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_down)
 {
@@ -66,10 +67,11 @@ TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_d
 		assert_true(wal_wants_snapshot(wal.wal));
 		assert_true(wal_stats(wal.wal)->failing);
 		assert_true(strlen(wal_stats(wal.wal)->why) > 0);
-		/* a failed log keeps no record in memory */
+		/* a failed log keeps no records in memory */
 		assert_int_equal(wal_pending_bytes(wal.wal), 0);
 		disk_writes_left = disk_syncs_left = -1;
-		wal_push(1); /* the disk works again, but the server writes no more to this file */
+		/* the disk works again, but the server does not write to this file any more */
+		wal_push(1);
 		wal_settle();
 		assert_int_equal(wal_flushed_lsn(wal.wal), before);
 		uint64_t in_snapshot = wal.newest + 1;
@@ -84,8 +86,8 @@ TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_d
 	}
 }
 
-/* The log file of a snapshot that is not durable is useless while the log file before it has a gap.
- */
+/* While the log file before a snapshot has a gap, the log file after the snapshot is useless until
+ * the snapshot is durable. */
 TEST_IN(nothing_is_flushed_after_a_gap, wal_set_up, wal_tear_down)
 {
 	wal_settle();
@@ -122,9 +124,9 @@ TEST_IN(a_large_log_requests_a_snapshot, wal_set_up, wal_tear_down)
 	wal_assert_recovers(0);
 }
 
-/* The log fails while a snapshot is not yet on the disk. The records after the snapshot are in its
- * own log file or, after failed snapshots, in an older file. When the snapshot is durable, the
- * events before it are safe. Later events wait for the next snapshot. */
+/* The log fails while a snapshot is not yet on the disk. The records after the snapshot are in the
+ * snapshot's own log file or, after failed snapshots, in an older file. When the snapshot is
+ * durable, the events before it are safe. Later events wait for the next snapshot. */
 TEST_IN(a_log_file_lost_after_a_snapshot_waits_for_the_next, wal_set_up, wal_tear_down)
 {
 	for (int before = 0; before < 3; before++) {
@@ -167,8 +169,8 @@ TEST_IN(failing_checkpoints_do_not_leave_a_log_file_each, wal_set_up, wal_tear_d
 	}
 }
 
-/* Snapshots and log files fail again and again; each log file stores some records first. The files
- * must not accumulate. */
+/* Snapshots and log files fail repeatedly. Each log file stores some records before it fails. The
+ * files must not accumulate. */
 TEST_IN(failing_log_files_do_not_accumulate, wal_set_up, wal_tear_down)
 {
 	wal_settle();
@@ -180,7 +182,8 @@ TEST_IN(failing_log_files_do_not_accumulate, wal_set_up, wal_tear_down)
 		if (i < 4)
 			flushed = wal_flushed_lsn(wal.wal);
 	}
-	assert_int_equal(wal_flushed_lsn(wal.wal), flushed); /* the log has a gap */
+	/* the flushed LSN stays, because the log has a gap */
+	assert_int_equal(wal_flushed_lsn(wal.wal), flushed);
 	disk_writes_left = -1;
 	wal_snapshot();
 	wal_push(1);
@@ -204,9 +207,9 @@ static void assert_grew_less_than(size_t bytes, size_t before)
 	assert_true(mallinfo2().uordblks < before + bytes);
 }
 
-/* While fdatasync hangs, days of ticks and heartbeats use bounded memory. The checkpoints fail,
- * too, so they free no memory. When the disk answers again, the next checkpoint contains the events
- * that the log lacks. */
+/* While fdatasync hangs, days of ticks and heartbeats must use bounded memory. The checkpoints
+ * fail, too, so they free no memory. When the disk answers again, the next checkpoint contains the
+ * events that the log lacks. */
 TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 {
 	wal_settle();
@@ -234,7 +237,7 @@ TEST_IN(a_disk_that_hangs_takes_bounded_memory, wal_set_up, wal_tear_down)
 	atomic_store(&disk_sync_hangs, 0);
 	wal_settle();
 	assert_int_equal(wal_flushed_lsn(wal.wal), flushed);
-	/* the snapshot in progress had begun while the queue was full */
+	/* the snapshot in progress began while the queue was full, so a second one is needed */
 	for (int i = 0; i < 2; i++) {
 		assert_true(wal_wants_snapshot(wal.wal));
 		wal_snapshot();

@@ -1,6 +1,6 @@
 /*
- * Proves server/durability/wal_record.h: an event of any kind decodes to the same event, and
- * damaged bytes do no harm.
+ * Proves the promises of server/durability/wal_record.h: an event of any kind decodes to the same
+ * event, and damaged bytes do no harm.
  */
 #include "server/durability/wal_record.h"
 #include "tests/support/core_fixture.h"
@@ -52,6 +52,7 @@ TEST(an_event_of_any_kind_comes_back_and_no_damage_does_harm)
 			accepted += wal_record_read(&r, copy, n) == PS_OK;
 		}
 	}
-	print_message("%u accepted\n", accepted); /* a damaged peer or time may still be valid */
+	/* a record with a damaged peer or time may still be valid */
+	print_message("%u accepted\n", accepted);
 	wal_record_reader_release(&r);
 }

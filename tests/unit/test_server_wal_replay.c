@@ -1,6 +1,6 @@
 /*
- * Proves that wal_replay() restores, from a directory, the exact bytes of the core whose events the
- * log contains.
+ * Proves that wal_replay() restores a core from a directory: the result has the exact bytes of the
+ * core whose events the log contains.
  */
 #include "tests/support/wal_fixture.h"
 #include "tests/support/test.h"
@@ -15,7 +15,7 @@ static void log_file_path(uint64_t generation, char out[320])
 	temp_dir_path(wal.dir, name, out);
 }
 
-/* The newest checkpoint is bad. The previous checkpoint and two log files restore the same
+/* The newest checkpoint is damaged. The previous checkpoint and two log files must restore the same
  * bytes. */
 TEST_IN(a_bad_checkpoint_costs_nothing, wal_set_up, wal_tear_down)
 {
@@ -83,7 +83,7 @@ TEST_IN(a_log_file_of_another_start_is_refused, wal_set_up, wal_tear_down)
 
 /* ---- a checkpoint in the middle of an older log file ----------------------------------------- */
 
-/* Snapshots 2 to 4 fail, and snapshot 5 is on the disk. The log file that begins after snapshot 2
+/* Let snapshots 2 to 4 fail, and write checkpoint 5. The log file that begins after snapshot 2
  * contains all later events. Returns the size of this file at the time of snapshot 5. */
 static long continue_in_an_older_log_file(char path[320])
 {
@@ -111,7 +111,8 @@ TEST_IN(events_after_it_are_replayed, wal_set_up, wal_tear_down)
 	continue_in_an_older_log_file(path);
 	wal_assert_recovers(0);
 	assert_int_equal(truncate(temp_dir_path(wal.dir, "ckpt-0000000000000005", path), 100), 0);
-	wal_assert_recovers(0); /* from checkpoint 1, over the positions of snapshots 2 to 5 */
+	/* the replay begins at checkpoint 1 and passes the positions of snapshots 2 to 5 */
+	wal_assert_recovers(0);
 }
 
 TEST_IN(events_after_it_may_be_torn, wal_set_up, wal_tear_down)
@@ -130,8 +131,8 @@ TEST_IN(events_after_it_may_be_torn, wal_set_up, wal_tear_down)
 	}
 }
 
-/* Flips a bit in every 24th byte. Each time, the replay either finds all pushes or reports a loss.
- */
+/* Flip a bit in every 24th byte, one at a time. Each time, the replay must either find all pushes
+ * or report a loss. */
 static void assert_losses_are_reported(const char *path, long size, int all, int min)
 {
 	int rc, fd = open(path, O_RDWR | O_CLOEXEC);
@@ -175,7 +176,7 @@ TEST_IN(a_log_file_of_an_earlier_start_is_not_used, wal_set_up, wal_tear_down)
 	char path[320];
 
 	continue_in_an_older_log_file(path);
-	wal.f.core->cfg.term++; /* as if the next start had ended before it created a log file */
+	wal.f.core->cfg.term++; /* pretend that the next start ended before it created a log file */
 	wal_save(6);
 	assert_int_equal(checkpoint_read_newest(wal.dir, 0, &c, NULL, &e), PS_OK);
 	assert_int_equal(c.generation, 6);

@@ -17,7 +17,8 @@ TEST(only_the_asked_worker_answers_and_once)
 	assert_null(take(&w, 8, "{}"));
 	assert_null(take(&w, 0, "{}"));
 	char *line = take(&w, 7, "{\"side\":\n[2, 2]}");
-	assert_string_equal(line, "{\"side\":[2,2]}"); /* a line feed would end the event */
+	/* the line feed is removed, because it would end the event */
+	assert_string_equal(line, "{\"side\":[2,2]}");
 	free(line);
 	assert_null(take(&w, 7, "{}"));
 }

@@ -1,7 +1,7 @@
 /*
- * Proves the invariants numbered in worker/client/session.h: each seq is assigned once, a push
- * is retained until it is durable, the session sends all retained pushes again after WELCOME,
- * and the windows are never exceeded. (Timing: test_session_timeouts.c.)
+ * Proves the invariants numbered in worker/client/session.h: each seq is assigned once, a push is
+ * retained until it is durable, the session sends all retained pushes again after WELCOME, and the
+ * windows are never exceeded. (test_session_timeouts.c tests the timeouts.)
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"
@@ -73,7 +73,7 @@ TEST(a_welcome_of_another_term_or_an_impossible_one_is_ignored)
 	mine = d.welcome.stamp;
 	driver_push_ok(&d, 3);
 	driver_ack(&d, 1, VERDICT_OK, 1);
-	driver_welcome(&d, 1, 1); /* the answer to a repeated HELLO */
+	driver_welcome(&d, 1, 1); /* this WELCOME answers a repeated HELLO */
 	assert_did(&d, "");
 	driver_error(&d, PS_ESTATE);
 	d.welcome.stamp.worker++;
@@ -115,7 +115,8 @@ TEST(at_most_push_window_are_under_way)
 	}
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:5");
-	driver_ack(&d, 2, VERDICT_REJECTED, 0); /* a rejection frees a place in the window, too */
+	/* a rejected push frees a place in the window, too */
+	driver_ack(&d, 2, VERDICT_REJECTED, 0);
 	assert_did(&d, "ACK:2 push:6");
 	assert_int_equal(driver_effect(&d, NOTIFY_ACK)->msg.ack.reject, REJECT_NORM);
 	assert_int_equal(driver_effect(&d, NOTIFY_ACK)->msg.ack.version, 102);
@@ -130,7 +131,7 @@ TEST(at_most_replay_window_pushes_are_retained)
 	driver_push_ok(&d, 8);
 	assert_int_equal(session_can_push(d.s), 0);
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
-	driver_ack(&d, 1, VERDICT_OK, 0); /* the push is decided, not durable */
+	driver_ack(&d, 1, VERDICT_OK, 0); /* the push is decided, but it is not durable */
 	assert_int_equal(driver_push(&d), PS_EAGAIN);
 	driver_beat(&d, 4, 1);
 	assert_did(&d, "release:1");
@@ -175,7 +176,7 @@ TEST(an_ack_is_notified_once_and_a_missing_one_resynchronises)
 	assert_did(&d, "ACK:1");
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "");
-	driver_ack(&d, 3, VERDICT_OK, 0); /* the verdict of push 2 is lost */
+	driver_ack(&d, 3, VERDICT_OK, 0); /* no ACK with the verdict of push 2 has arrived */
 	assert_did(&d, "hello");
 	/* The server has decided all pushes. The worker sends them again to get their verdicts. */
 	driver_welcome(&d, 4, 0);
@@ -183,7 +184,7 @@ TEST(an_ack_is_notified_once_and_a_missing_one_resynchronises)
 	driver_ack(&d, 2, VERDICT_REJECTED, 0);
 	assert_did(&d, "ACK:2");
 	driver_ack(&d, 3, VERDICT_OK, 0);
-	driver_ack(&d, 1, VERDICT_OK, 0); /* a late ACK frees no place in the window */
+	driver_ack(&d, 1, VERDICT_OK, 0); /* a repeated ACK frees no place in the window */
 	driver_push_ok(&d, 2);
 	assert_did(&d, "push:6");
 	session_free(&d.s);

@@ -17,7 +17,7 @@ TEST(one_pull_at_a_time_answered_by_its_number)
 	driver_lost(&d);
 	driver_up(&d);
 	driver_welcome(&d, 0, 0);
-	/* the open request is still the first pull: the second was refused */
+	/* the open request is still the first pull, because the session refused the second one */
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.which, WEIGHTS_EVAL);
 	m.params = (struct msg_params){.request = 2, .version = 9, .which = WEIGHTS_EVAL};
 	driver_message(&d, &m);
@@ -30,7 +30,7 @@ TEST(one_pull_at_a_time_answered_by_its_number)
 	assert_did(&d, "");
 	assert_int_equal(session_pull(d.s, WEIGHTS_EVAL, d.now_ms), PS_OK);
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2);
-	driver_error(&d, PS_EAGAIN); /* no evaluation is under way */
+	driver_error(&d, PS_EAGAIN); /* the server has no evaluation in progress */
 	assert_did(&d, "NO-PARAMS");
 	assert_int_equal(driver_effect(&d, NOTIFY_NO_PARAMS)->status, PS_EAGAIN);
 	driver_error(&d, PS_EAGAIN);
@@ -38,8 +38,8 @@ TEST(one_pull_at_a_time_answered_by_its_number)
 	session_free(&d.s);
 }
 
-/* A server that waits for its disk sends a notice again and again. For the worker, a notice is
- * neither silence nor a refusal. */
+/* A server that waits for its disk sends notices repeatedly. A notice shows the worker that the
+ * server is alive, and refuses no request. */
 TEST(a_notice_keeps_the_session_and_its_requests)
 {
 	for (enum weights which = WEIGHTS_CURRENT; which <= WEIGHTS_EVAL; which++) {
@@ -149,7 +149,8 @@ TEST(errors_that_a_hello_cannot_mend_end_it)
 		driver_tick(&d, 50);
 		driver_error(&d, mend[i]);
 		assert_did(&d, "hello");
-		driver_error(&d, mend[i]); /* one HELLO is under way */
+		/* the session has already sent a HELLO, so it sends no second one */
+		driver_error(&d, mend[i]);
 		assert_did(&d, "");
 		driver_welcome(&d, 0, 0);
 	}
@@ -180,7 +181,7 @@ TEST(bye_follows_all_pushes_and_its_answer_ends_the_session)
 	assert_int_equal(driver_lease(&d), PS_EAGAIN);
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	driver_ack(&d, 2, VERDICT_OK, 0);
-	assert_did(&d, "ACK:2 push:6 bye"); /* no lease is requested before BYE */
+	assert_did(&d, "ACK:2 push:6 bye"); /* before BYE, the session sends no LEASE */
 	driver_bye(&d);
 	assert_did(&d, "");
 	for (uint64_t seq = 3; seq <= 6; seq++)
@@ -236,7 +237,7 @@ TEST(the_servers_bye_ends_it_with_its_reason)
 		else
 			/* the server sends BYE instead of a WELCOME */
 			driver_new(&d, driver_config(), 8);
-		/* the server sends BYE without a request */
+		/* the session has sent no BYE, so it ignores this answer to a BYE */
 		driver_bye_from_server(&d, PS_OK);
 		assert_did(&d, "");
 		driver_bye_from_server(&d, why[i / 2]);
@@ -263,7 +264,7 @@ TEST(after_the_end_there_is_nothing)
 	driver_push_ok(&d, 1);
 	driver_error(&d, PS_EFENCED);
 	assert_did(&d, "END:PS_EFENCED");
-	/* the driver asserts that there are no effects after the end */
+	/* the driver fails if the session has an effect after its end */
 	driver_ack(&d, 1, VERDICT_OK, 1);
 	driver_welcome(&d, 0, 0);
 	driver_error(&d, PS_ETERM);

@@ -1,13 +1,13 @@
 /*
- * Proves invariant 3 of worker/client/session.h: after WELCOME, the session sends every push and
- * request again. Also proves all invariants together with a network that loses, repeats and
- * reorders messages.
+ * Proves invariant 3 of worker/client/session.h: after WELCOME, the session sends every retained
+ * push and every open request again. Also proves all invariants together, with a network that
+ * loses, repeats and reorders messages.
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"
 #include "tests/support/test.h"
 
-/* ---- everything again ----------------------------------------------------------------------- */
+/* ---- WELCOME -------------------------------------------------------------------------------- */
 
 TEST(after_a_welcome_all_is_sent_again_in_order)
 {
@@ -21,7 +21,7 @@ TEST(after_a_welcome_all_is_sent_again_in_order)
 	assert_did(&d, "lease");
 	driver_push_ok(&d, 6); /* pushes 5 and 6 wait for the window */
 	assert_int_equal(session_result(d.s, &r, d.now_ms), PS_OK);
-	assert_did(&d, ""); /* LEASE follows the pushes */
+	assert_did(&d, ""); /* LEASE and RESULT wait until the pushes are sent */
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:5");
 	driver_crash(&d);
@@ -30,20 +30,20 @@ TEST(after_a_welcome_all_is_sent_again_in_order)
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY push:1 push:2 push:3 push:4");
 	assert_int_equal(driver_sent(&d, MSG_PUSH)->push.verdict,
-		VERDICT_OK); /* the session knew this decision already */
+		VERDICT_OK); /* the session already knows this decision */
 	for (uint64_t seq = 1; seq <= 2; seq++)
 		driver_ack(&d, seq, VERDICT_OK, 0);
 	assert_did(&d, "ACK:2 push:6 result lease pull");
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.correct, 1);
 	assert_int_equal(driver_sent(&d, MSG_RESULT)->result.stamp.term, d.welcome.stamp.term);
-	/* LEASE has the same request number */
+	/* LEASE still has its first request number */
 	assert_int_equal(driver_sent(&d, MSG_LEASE)->lease.request, 1);
-	/* the request is for another term, so it has a new number */
+	/* PULL has a new number, because the server is in another term */
 	assert_int_equal(driver_sent(&d, MSG_PULL)->pull.request, 2);
 	driver_lost(&d);
 	driver_up(&d);
-	/* RESULT has no answer, so the session does not repeat it. If a RESULT is lost, the core
-	 * grants the work again. */
+	/* RESULT has no answer, so the session does not send it again. If a RESULT is lost, the
+	 * core grants the work again. */
 	driver_welcome(&d, 6, 0);
 	assert_did(&d, "READY push:3 push:4 push:5 push:6 lease pull");
 	session_free(&d.s);
@@ -58,7 +58,7 @@ TEST(a_push_carries_a_pull_once_and_a_replay_never)
 	driver_push_ok(&d, 4); /* the window is full */
 	assert_int_equal(driver_push_pull(&d), PS_OK);
 	assert_did(&d, "");
-	assert_int_equal(driver_pull(&d), PS_EAGAIN); /* only one request at a time */
+	assert_int_equal(driver_pull(&d), PS_EAGAIN); /* only one pull may be open at a time */
 	assert_int_equal(driver_push_pull(&d), PS_EAGAIN);
 	driver_ack(&d, 1, VERDICT_OK, 0);
 	assert_did(&d, "ACK:1 push:5");
@@ -95,7 +95,7 @@ TEST(a_replay_carries_the_verdict_of_its_first_ack)
 	assert_int_equal(session_effect(d.s, 3)->msg.push.verdict, VERDICT_NONE);
 	for (uint64_t seq = 1; seq <= 2; seq++) {
 		driver_ack(&d, seq, VERDICT_OK, 0);
-		/* the session has already passed this acknowledgement to the program */
+		/* the session has already notified the program of this decision */
 		assert_did(&d, "");
 	}
 	session_free(&d.s);
@@ -123,7 +123,7 @@ TEST(answers_from_before_a_crash_are_ignored)
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	late.beat.stamp.term++;
-	late.beat.stamp.incarnation++; /* a stamp of another process */
+	late.beat.stamp.incarnation++; /* this stamp belongs to another process */
 	driver_message(&d, &late);
 	assert_did(&d, "");
 	session_free(&d.s);
@@ -157,17 +157,18 @@ TEST(a_beat_that_acks_have_overtaken_changes_nothing)
 	driver_ack(&d, 2, VERDICT_OK, 0);
 	driver_beat(&d, 2, 0);
 	assert_did(&d, "");
-	driver_beat(&d, 1, 0); /* push 2 arrived on the other connection */
+	driver_beat(&d, 1, 0); /* the ACK of push 2 has overtaken this BEAT */
 	assert_did(&d, "");
 	session_free(&d.s);
 }
 
-/* ---- a server, a bad network, any order ----------------------------------------------------- */
+/* ---- a simulated server and a network that loses messages ----------------------------------- */
 
 struct peer {
 	struct rng r;
 	uint64_t last, durable,
-		applied[DRIVER_SEQS]; /* version at which a seq was decided; 0: not decided */
+		/* the version at which each seq was decided; 0: it was not decided */
+		applied[DRIVER_SEQS];
 	uint64_t version;
 };
 
@@ -184,12 +185,12 @@ static void peer_push(struct peer *p, struct session_driver *d, uint64_t seq)
 	}
 	if (rng_below(&p->r, 4) == 0)
 		p->durable = p->last;
-	if (rng_below(&p->r, 10)) /* one ACK in ten is lost */
+	if (rng_below(&p->r, 10)) /* the network loses one ACK in ten */
 		driver_ack(d, seq, VERDICT_OK, p->durable);
 }
 
-/* Delivers the messages of the last call to the server, which answers. One message in twelve is
- * lost. */
+/* Deliver the messages of the last call to the server, and let the server answer. One message in
+ * twelve is lost. */
 static void peer_receive(struct peer *p, struct session_driver *d, int depth)
 {
 	struct {
@@ -219,7 +220,7 @@ static void peer_receive(struct peer *p, struct session_driver *d, int depth)
 	}
 }
 
-/* The server is killed and restarts from its disk. */
+/* Kill the server, and restart it from its disk. */
 static void peer_crash(struct peer *p, struct session_driver *d)
 {
 	for (uint64_t seq = p->durable + 1; seq <= p->last; seq++)

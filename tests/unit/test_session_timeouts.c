@@ -1,12 +1,13 @@
 /*
- * Proves the states and the timeouts of worker/client/session.h: when HELLO is repeated, when
- * silence causes a new HELLO, and when a session ends. (Other ends: test_session_close.c.)
+ * Proves the states and the timeouts of worker/client/session.h: when the session repeats HELLO,
+ * when silence makes it send a new HELLO, and when it ends. (test_session_close.c tests other
+ * ends.)
  * Attack A22 of docs/faults.md.
  */
 #include "tests/support/session_driver.h"
 #include "tests/support/test.h"
 
-/* ---- HELLO again ---------------------------------------------------------------------------- */
+/* ---- repeated HELLOs ------------------------------------------------------------------------ */
 
 /* Runs the session until it sends HELLO. Returns the milliseconds that this took. */
 static uint64_t wait_for_hello(struct session_driver *d)
@@ -38,7 +39,8 @@ TEST(hello_is_sent_again_after_a_time_that_doubles_up_to_16)
 		}
 		session_free(&d.s);
 	}
-	assert_true(min < 1300 && max > 1900); /* jitter: the times cover their whole range */
+	/* because of the jitter, the times cover their whole range */
+	assert_true(min < 1300 && max > 1900);
 }
 
 TEST(each_loss_of_contact_begins_with_a_short_wait)
@@ -79,7 +81,7 @@ TEST(nothing_is_sent_without_a_link)
 	assert_did(&d, "hello");
 	driver_welcome(&d, 1, 0);
 	assert_did(&d, "READY push:1");
-	/* the session gets a new link although the loss of the old link was not reported */
+	/* the session gets a new link without a report that the old link is lost */
 	driver_up(&d);
 	assert_did(&d, "hello");
 	session_free(&d.s);
@@ -98,7 +100,7 @@ TEST(a_request_without_an_answer_resynchronises_after_silence_ms)
 				 : request == 1 ? driver_pull(&d)
 						: driver_lease(&d),
 			PS_OK);
-		/* heartbeats do not count as an answer */
+		/* heartbeats do not count as the answer to a request */
 		for (uint64_t ms = 0; ms < 2900; ms += 100) {
 			driver_tick(&d, 100);
 			driver_beat(&d, request == 0, 0);
@@ -116,7 +118,8 @@ TEST(a_request_without_an_answer_resynchronises_after_silence_ms)
 	}
 }
 
-/* Attack A22: a server answers each message with an error that asks for HELLO. */
+/* Attack A22 of docs/faults.md: a server answers each message with an error that requires a
+ * HELLO. */
 TEST(a_server_that_always_asks_for_hello_gets_few)
 {
 	static struct session_driver d;
@@ -152,7 +155,7 @@ TEST(an_answer_to_one_request_is_patience_for_the_others)
 	session_free(&d.s);
 }
 
-/* At 1 Mbit/s a push of 1.7 MB takes 14 s. The session does not give up while bytes move. */
+/* At 1 Mbit/s a push of 1.7 MB takes 14 s. The session must not give up while bytes move. */
 TEST(a_message_that_moves_is_waited_for)
 {
 	static struct session_driver d;
@@ -170,7 +173,7 @@ TEST(a_message_that_moves_is_waited_for)
 		assert_null(driver_sent(&d, MSG_HELLO));
 		driver_beat(&d, 0, 0);
 	}
-	driver_tick(&d, 100); /* silence_ms after the last byte */
+	driver_tick(&d, 100); /* silence_ms have passed since the last byte */
 	assert_non_null(driver_sent(&d, MSG_HELLO));
 	session_free(&d.s);
 }
@@ -184,7 +187,7 @@ TEST(silence_counts_from_the_oldest_request)
 	for (int i = 0; i < 29; i++) {
 		driver_tick(&d, 100);
 		driver_beat(&d, 0, 0);
-		if (i % 10 == 5) /* further requests of the program do not count as an answer */
+		if (i % 10 == 5) /* further requests of the program do not restart the time */
 			driver_push_ok(&d, 1);
 	}
 	assert_int_equal(driver_pull(&d), PS_OK);
@@ -201,7 +204,7 @@ TEST(total_silence_resynchronises_without_a_request)
 
 	driver_open(&d);
 	for (int i = 0; i < 50;
-		i++) { /* an idle worker whose heartbeats are answered has no timeout */
+		i++) { /* an idle session whose heartbeats are answered has no timeout */
 		driver_tick(&d, 1000);
 		assert_null(driver_sent(&d, MSG_HELLO));
 		driver_beat(&d, 0, 0);
@@ -213,7 +216,7 @@ TEST(total_silence_resynchronises_without_a_request)
 	session_free(&d.s);
 }
 
-/* ---- beats ---------------------------------------------------------------------------------- */
+/* ---- heartbeats ----------------------------------------------------------------------------- */
 
 TEST(it_beats_twice_in_beat_ms_while_the_trainer_lives)
 {
@@ -235,9 +238,10 @@ TEST(it_beats_twice_in_beat_ms_while_the_trainer_lives)
 		}
 		driver_ack(&d, 1, VERDICT_OK, 1);
 	}
-	assert_int_equal(beats, 34); /* a heartbeat at the first tick at or after 250 ms */
-	/* a program that does not call the session gets no heartbeats: a trainer that hangs must
-	 * fall silent */
+	/* the session sends a heartbeat at the first tick at or after 250 ms */
+	assert_int_equal(beats, 34);
+	/* A session sends no heartbeats if its program does not call it: a worker whose trainer
+	 * hangs must fall silent. */
 	for (int i = 0; i < 20; i++) {
 		d.now_ms += 100;
 		session_tick(d.s, 0, d.now_ms);
@@ -268,7 +272,7 @@ TEST(observers_do_not_beat_nor_go_on_with_a_session)
 	assert_did(&d, "hello");
 	assert_int_equal(driver_sent(&d, MSG_HELLO)->hello.resume.run.hi, 0);
 	assert_int_equal(driver_sent(&d, MSG_HELLO)->hello.role, ROLE_OBSERVER);
-	d.welcome.stamp.run.hi++; /* an observer accepts the next run of the server */
+	d.welcome.stamp.run.hi++; /* an observer also accepts the next run of the server */
 	driver_welcome(&d, 0, 0);
 	assert_did(&d, "READY pull");
 	driver_bye(&d);
@@ -285,7 +289,8 @@ TEST(no_welcome_in_connect_timeout_ms_ends_it)
 	for (int full = 0; full < 2; full++) {
 		driver_new(&d, driver_config(), 8);
 		if (full) {
-			driver_error(&d, PS_EFULL); /* a slot may become free later */
+			/* a server without a free slot may have one later */
+			driver_error(&d, PS_EFULL);
 			assert_did(&d, "");
 		}
 		d.now_ms = 5000 + 29999;
@@ -299,8 +304,8 @@ TEST(no_welcome_in_connect_timeout_ms_ends_it)
 	}
 }
 
-/* Simulate a server from which no more messages arrive. Returns the milliseconds until the session
- * ends. */
+/* Simulate a server from which no more messages arrive. Returns the time in milliseconds until the
+ * session ends. */
 static uint64_t ends_after(struct session_driver *d)
 {
 	uint64_t from = d->now_ms;
@@ -322,12 +327,12 @@ TEST(lost_contact_ends_it_after_disconnect_timeout_ms_or_session_ttl_ms)
 	driver_beat(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 20000);
 	session_free(&d.s);
-	driver_new(&d, cfg, 8); /* after session_ttl_ms another worker may have the slot */
+	driver_new(&d, cfg, 8); /* after session_ttl_ms, another worker may have the slot */
 	d.welcome.session_ttl_ms = 7000;
 	driver_welcome(&d, 0, 0);
 	assert_int_equal(ends_after(&d), 7000);
 	session_free(&d.s);
-	cfg.role = ROLE_OBSERVER; /* an observer has no slot */
+	cfg.role = ROLE_OBSERVER; /* an observer has no slot, so session_ttl_ms does not matter */
 	driver_new(&d, cfg, 8);
 	d.welcome.session_ttl_ms = 7000;
 	driver_welcome(&d, 0, 0);

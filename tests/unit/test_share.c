@@ -79,7 +79,7 @@ static int open_descriptors(void)
 	return n;
 }
 
-/* A message of a wrong size, or with a wrong number of descriptors, is refused and leaves no
+/* A message with a wrong size, or with a wrong number of descriptors, must be refused and leave no
  * descriptor open. */
 TEST_IN(messages_of_another_form_are_refused, set_up, tear_down)
 {
@@ -126,13 +126,15 @@ TEST_IN(only_this_user_may_connect, set_up, tear_down)
 	assert_int_equal(st.st_mode & 0777, 0600);
 }
 
-/* A killed process leaves the file of its socket behind. The next process replaces the file. */
+/* A killed process leaves the file of its socket behind. The next process must be able to replace
+ * the file. */
 TEST_IN(the_socket_of_a_dead_process_is_replaced, set_up, tear_down)
 {
 	struct err e;
 	int fd, again;
 
-	assert_int_equal(share_listen(path, &again, &e), PS_EUSAGE); /* a process listens there */
+	/* a live process listens on this socket */
+	assert_int_equal(share_listen(path, &again, &e), PS_EUSAGE);
 	assert_non_null(strstr(e.text, path));
 	close(listener);
 	listener = -1;

@@ -1,4 +1,4 @@
-/* Proves the contract of common/tensor_list.h. */
+/* Proves the promises of common/tensor_list.h. */
 #include "common/tensor_list.h"
 #include "common/rng.h"
 #include "tests/support/test.h"
@@ -149,7 +149,8 @@ TEST(no_mutation_does_harm)
 
 	print_message("seed %llu\n", (unsigned long long)seed);
 	for (int i = 0; i < 20000; i++) {
-		/* exactly its size, so that AddressSanitizer finds reads past its end */
+		/* a block of exactly the size of the text, so that AddressSanitizer finds reads
+		 * past its end */
 		char *copy = strdup(sound);
 
 		assert_non_null(copy);

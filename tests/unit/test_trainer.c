@@ -1,5 +1,6 @@
-/* test_trainer.c - what a worker pushes in each mode, with a fake server and a serial reference
- * that is written from proto/WIRE.md, "Modes". Proves the invariants of worker/steps.h. */
+/* test_trainer.c - compares the pushes of a worker in downpour with those of a serial reference,
+ * which is written from proto/WIRE.md, "Modes". A fake server receives the pushes. Proves the
+ * invariants of worker/steps.h. */
 #include "tests/support/trainer_fixture.h"
 #include "tests/support/test.h"
 
@@ -47,7 +48,7 @@ TEST(every_rhythm_of_pushes_and_pulls_is_the_references)
 			downpour(rhythm[i][0], rhythm[i][1], bits);
 }
 
-/* There are so many batches that the number of steps in flight reaches its limit. */
+/* This epoch has so many batches that the number of steps in flight reaches its limit. */
 TEST(many_rounds_overlap)
 {
 	static const struct msg_grant all = {.kind = GRANT_TRAIN, .work = {0, 0, 12}};
@@ -67,7 +68,7 @@ TEST(many_rounds_overlap)
 	trainer_use_images(IMAGES);
 }
 
-/* Each batch has a dropout mask of its own, also if the device computes local steps. */
+/* Each batch must have its own dropout mask, also if the device computes local steps. */
 TEST(every_batch_has_a_dropout_mask_of_its_own)
 {
 	trainer_use_model("dropout:0.5 fc:3");
@@ -79,7 +80,7 @@ TEST(every_batch_has_a_dropout_mask_of_its_own)
 	trainer_use_model("fc:3");
 }
 
-/* ---- ends ------------------------------------------------------------------------------------ */
+/* ---- the end of training -------------------------------------------------------------------- */
 
 static int at_the_fifth_batch(void *arg)
 {
@@ -95,7 +96,8 @@ TEST_IN(a_stopped_worker_pushes_what_it_has_computed, trainer_set_up, trainer_te
 	trainer_server_how.n_push = 2;
 	assert_int_equal(trainer_run_worker(at_the_fifth_batch, &asked), PS_ESHUTDOWN);
 	assert_int_equal(asked, 5);
-	/* the pushes have 2 and 1 batches, then 1 of the 2 batches of the last push */
+	/* the pushes have 2, 1 and 1 batches; without the stop, the last one would have 2
+	 * batches */
 	assert_int_equal(fake_read_seen(&trainer_server).last_seq, 3);
 	assert_int_equal(fake_read_seen(&trainer_server).made[2].work.count, 1);
 }

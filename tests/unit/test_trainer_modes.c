@@ -1,5 +1,5 @@
-/* test_trainer_modes.c - what a worker pushes in the modes with exact grants and in easgd, against
- * a fake server and a serial reference. */
+/* test_trainer_modes.c - compares the pushes of a worker in the modes with exact grants, and in
+ * easgd, with those of a serial reference. A fake server receives the pushes. */
 #include "tests/support/trainer_fixture.h"
 #include "tests/support/test.h"
 
@@ -54,7 +54,7 @@ TEST_IN(a_lease_of_a_finished_step_is_left_and_weights_in_hand_are_used, trainer
 
 	trainer_train(grants, 3);
 	reference_downpour(&grants[0].work);
-	trainer_ref.pulls++; /* the worker gets version 2, which is too new for the second lease */
+	trainer_ref.pulls++; /* the worker pulls version 2, which is too new for the second lease */
 	reference_exact(&grants[2], 0);
 	trainer_expect_reference();
 	assert_int_equal(fake_read_seen(&trainer_server).leases, 4);
@@ -74,8 +74,8 @@ static void *restart_at_the_second_lease(void *arg)
 	return NULL;
 }
 
-/* The worker has version 0 of the previous term. A grant for version 0 of the new term needs a new
- * pull. */
+/* The worker has version 0 of the previous term. For a grant of version 0 of the new term, it must
+ * pull again. */
 TEST_IN(weights_of_before_a_restart_are_not_exact_after_it, trainer_set_up, trainer_tear_down)
 {
 	const struct msg_grant grants[] = {exact(0, 2, 99), exact(0, 2, 0)};
@@ -99,8 +99,9 @@ TEST_IN(weights_of_before_a_restart_are_not_exact_after_it, trainer_set_up, trai
 /* The weights and the velocity of the reference worker. */
 static float x[TRAINER_PARAMS], v[TRAINER_PARAMS];
 
-/* Zhang 2015, algorithm 2: v = m v - rate g(x + m v), x += v; then worker and centre each move by a
- * fraction of their distance, which is in PARAMS. */
+/* Compute one lease of EASGD (Zhang 2015, algorithm 2): v = m v - rate g(x + m v), x += v. After
+ * this the weights of worker and centre each move by a fraction of their distance. The fraction is
+ * in PARAMS. */
 static void reference_easgd(const struct work *lease)
 {
 	float rate = (float)trainer_server_how.local_rate, m = (float)trainer_server_how.momentum,

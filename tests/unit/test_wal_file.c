@@ -12,8 +12,8 @@
 #define GENERATION 7
 #define MOST       ((size_t)1 << 20)
 
-/* disk_left: the number of bytes until the disk is full; -1: no limit. sync_errno: if not 0, fsync
- * fails with this errno. */
+/* disk_left: the number of bytes that can be written before the disk is full; -1: no limit.
+ * sync_errno: if it is not 0, fsync fails with this errno. */
 static long disk_left = -1;
 static int sync_errno;
 
@@ -72,7 +72,8 @@ static struct wal_file *create(uint64_t generation, uint64_t oldest)
 	return j;
 }
 
-/* Writes the payload of record `i` to `bytes`. Its size and every byte depend only on i. */
+/* Writes the payload of record `i` to `out`. Its size and every byte depend only on i. Returns the
+ * size. */
 static size_t payload(uint64_t i, unsigned char *out)
 {
 	size_t n = (size_t)(i * 37 % 101);
@@ -147,7 +148,7 @@ static void assert_reads(uint64_t n, int broken)
 
 static const char *const name = "journal-0000000000000007";
 
-/* Returns the bytes of the file. The caller frees them. */
+/* Returns the content of the file. The caller frees it. */
 static unsigned char *file_bytes(size_t *size)
 {
 	char path[320];
@@ -194,14 +195,14 @@ TEST_IN(a_record_of_megabytes_and_one_of_nothing_come_back, begin, end)
 	assert_int_equal(size, 0);
 	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 0);
 	wal_reader_release(&r);
-	/* with a smaller limit the record is too long, so the reader finds no record */
+	/* the limit is smaller than the record, so the reader finds no record */
 	assert_int_equal(wal_reader_open(&r, dir, GENERATION, n - 1, &e), PS_OK);
 	assert_int_equal(wal_reader_next(&r, &data, &size, &e), 0);
 	wal_reader_release(&r);
 	free(big);
 }
 
-#define SMALL 12 /* records, in groups of 1, 2, 3, 4 and the last 2 */
+#define SMALL 12 /* the number of records; they are in groups of 1, 2, 3, 4 and 2 */
 
 /* Returns the position at which record i begins. */
 static size_t begins(uint64_t i)
@@ -214,7 +215,7 @@ static size_t begins(uint64_t i)
 	return at;
 }
 
-/* Returns the record that contains byte `at`; SMALL: no record contains it. */
+/* Returns the number of the record that contains byte `at`, or SMALL if no record contains it. */
 static uint64_t record_of(size_t at)
 {
 	uint64_t i = 0;
@@ -270,12 +271,12 @@ TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said
 	free(whole);
 }
 
-/* Until a group is synced, its pages may reach the disk in any order. */
+/* Until a group is synced, its pages can reach the disk in any order. */
 TEST_IN(a_gap_in_the_last_group_is_a_torn_end, begin, end)
 {
 	size_t n;
 
-	write_small(10); /* the last group: records 6 to 9 */
+	write_small(10); /* the last group has records 6 to 9 */
 	unsigned char *whole = file_bytes(&n);
 	for (uint64_t gap = 6; gap < 10; gap++) {
 		unsigned char *copy = malloc(n);
@@ -286,7 +287,7 @@ TEST_IN(a_gap_in_the_last_group_is_a_torn_end, begin, end)
 		assert_reads(gap, 0);
 		free(copy);
 	}
-	/* a record of the group before the last group */
+	/* now a record of the group before the last group is lost */
 	memset(whole + begins(5), 0, begins(6) - begins(5));
 	temp_dir_write(dir, name, whole, n);
 	assert_reads(5, 1);
@@ -314,7 +315,7 @@ TEST_IN(random_damage_yields_a_prefix, begin, end)
 			memmove(copy + to, copy + from, m);
 		}
 		temp_dir_write(dir, name, copy, n - rng_below(&r, 2) * rng_below(&r, n));
-		/* read_back() asserts the content of each record that it reads */
+		/* read_back() checks the content of each record that it reads */
 		(void)read_back(GENERATION);
 	}
 	free(copy);
@@ -330,7 +331,7 @@ TEST_IN(a_reused_file_yields_no_old_record, begin, end)
 	wal_file_close(&j);
 	j = create(GENERATION + 5, GENERATION + 3);
 	assert_false(temp_dir_exists(dir, name));
-	/* a crash at this point leaves a file with the new name and the old header */
+	/* if a crash happens here, the file has the new name and the old header */
 	assert_int_equal(read_back(GENERATION + 5).n, 0);
 	for (uint64_t i = 0; i < 3; i++)
 		assert_int_equal(append(j, i), PS_OK);
@@ -338,7 +339,8 @@ TEST_IN(a_reused_file_yields_no_old_record, begin, end)
 	wal_file_close(&j);
 	struct read r = read_back(GENERATION + 5);
 	assert_int_equal(r.n, 3);
-	assert_int_equal(r.broken, 0); /* although valid records of an older generation follow */
+	/* the valid records of an older generation that follow are not a gap */
+	assert_int_equal(r.broken, 0);
 }
 
 TEST_IN(files_that_no_checkpoint_needs_go_away, begin, end)
@@ -352,7 +354,7 @@ TEST_IN(files_that_no_checkpoint_needs_go_away, begin, end)
 	}
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 5);
 	assert_int_equal(wal_file_newest(dir, 3), 3);
-	j = create(6, 4); /* one of the files 1, 2 and 3 becomes file 6 */
+	j = create(6, 4); /* the file 1, 2 or 3 becomes file 6, and the other two are deleted */
 	wal_file_close(&j);
 	for (uint64_t g = 1; g <= 6; g++) {
 		char path[64];
@@ -368,7 +370,7 @@ TEST_IN(files_that_no_checkpoint_needs_go_away, begin, end)
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 6);
 }
 
-/* The oldest checkpoint, generation 4, has no log file of its own: the events after it are in the
+/* The oldest checkpoint, generation 4, has no log file of its own. The events after it are in the
  * log file of generation 2. */
 TEST_IN(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept, begin, end)
 {

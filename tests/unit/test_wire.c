@@ -85,7 +85,7 @@ static void random_field(const struct wire_field *row, void *base, enum msg_type
 		memcpy(to, row->size == 8 ? (void *)&wide : (void *)&narrow, row->size);
 		break;
 	case WIRE_REAL:
-		/* 0.75 or 0.0005: both are in the range of every field */
+		/* 0.75 or 0.0005, which are in the range of every field */
 		memset(to, 0x3f, row->size);
 		break;
 	case WIRE_CODE:
@@ -138,8 +138,8 @@ static const char **text_in(struct msg *m)
 					: NULL;
 }
 
-/* Asserts that two messages are equal, except for pointers and for the fields that encoding and
- * decoding fill in. */
+/* Checks that two messages are equal, except for pointers and for the fields that encoding and
+ * decoding set. */
 static void assert_same(struct msg *a, struct msg *b)
 {
 	const char **text_a = text_in(a), **text_b = text_in(b);
@@ -181,7 +181,7 @@ TEST(every_message_survives_the_round_trip)
 	}
 }
 
-/* Each field of the schema has a row in the table, and each row has a field in the schema. */
+/* Each field of the schema must have a row in the table, and each row a field in the schema. */
 TEST(table_and_schema_have_the_same_fields)
 {
 	for (unsigned type = MSG_HELLO; type < MSG_TYPES; type++) {
@@ -212,11 +212,11 @@ TEST(messages_that_break_a_rule_are_not_encoded)
 	frames_release(&f);
 	memset(&m, 0, sizeof(m));
 	m.type = MSG_HELLO;
-	memset(m.hello.name, 'x', sizeof(m.hello.name)); /* the text has no terminating NUL */
+	memset(m.hello.name, 'x', sizeof(m.hello.name)); /* this text has no terminating NUL */
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 	memset(&m, 0, sizeof(m));
 	m.type = MSG_PUSH;
-	m.push.slices.n = 1; /* a slice without values */
+	m.push.slices.n = 1; /* this slice has no values */
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);
 	m.push.slices.n = WIRE_MAX_SLICES + 1;
 	assert_int_equal(wire_encode(&m, &f), PS_ETOOBIG);

@@ -1,5 +1,5 @@
-/* test_wire_fields.c - a message with a value that is out of range, or that contradicts another
- * value, is refused, and the error names the field. Attack A16 of docs/faults.md. */
+/* test_wire_fields.c - a message is refused if a value is out of range or contradicts another
+ * value, and the error contains the name of the field. Attack A16 of docs/faults.md. */
 #include <math.h>
 #include "tests/support/wire_bytes.h"
 #include "tests/support/test.h"
@@ -14,7 +14,7 @@ TEST(numbers_out_of_range_are_refused)
 	bytes_number(b, 3, 3);
 	assert_refused(MSG_PULL, b, "pull.which is out of range");
 	b = bytes_fresh();
-	bytes_number(b, 3, UINT64_MAX); /* enum -1 */
+	bytes_number(b, 3, UINT64_MAX); /* as an enum, this number is -1 */
 	assert_refused(MSG_PULL, b, "number too large for its field");
 	b = bytes_pull();
 	bytes_text(b, 1, "\x20\x81\x08"); /* worker 1025 */
@@ -116,7 +116,7 @@ static struct bytes *welcome_with(unsigned field, double value)
 {
 	struct bytes *b = welcome(8, 8, 1, 2);
 
-	bytes_varint(b, field << 3 | 1); /* eight bytes follow */
+	bytes_varint(b, field << 3 | 1); /* in this wire type, eight bytes follow */
 	memcpy(b->at + b->n, &value, sizeof(value));
 	b->n += sizeof(value);
 	return b;
@@ -139,8 +139,8 @@ TEST(welcomes_must_make_sense)
 	}
 }
 
-/* A server that reported seq 2^64 - 1 once ended a worker: the worker's next seq was 0, and an
- * assertion failed. */
+/* The next seq after 2^64 - 1 would be 0, on which an assertion of the worker would fail. Therefore
+ * a worker refuses such a seq. */
 TEST(seqs_that_no_run_reaches_are_refused)
 {
 	struct bytes *b = welcome(8, 8, 1, 2);
@@ -198,7 +198,7 @@ TEST(texts_are_utf8_on_one_line)
 	assert_name("a\nb", 3, "hello.name is out of range");
 	assert_name("a\x1b[2J", 5, "hello.name is out of range");
 	assert_name("\x7f", 1, "hello.name is out of range");
-	/* C1 control characters, up to U+009F */
+	/* these names have C1 control characters, which end at U+009F */
 	assert_name("\xc2\x80", 2, "hello.name is out of range");
 	assert_name("\xc2\x9f", 2, "hello.name is out of range");
 	memset(name, 'n', sizeof(name));

@@ -1,6 +1,6 @@
-/* test_wire_hostile.c - bytes that no correct program sends. Proves invariants 1 and 2 of wire.h:
- * such bytes cause no allocation, no read out of bounds and no abort, and decoding accepts a whole
- * message or nothing. Attacks A15 and A16 of docs/faults.md. */
+/* test_wire_hostile.c - bytes that no correct program sends. Proves invariants 1 and 2 of
+ * proto/wire.h: such bytes cause no allocation, no read out of bounds and no abort, and decoding
+ * accepts a whole message or nothing. Attacks A15 and A16 of docs/faults.md. */
 #include "tests/support/wire_bytes.h"
 #include <malloc.h>
 #include "common/rng.h"
@@ -20,9 +20,9 @@ TEST(what_is_not_one_message_is_refused)
 
 	assert_frame_refused("", 0, PS_EPROTO, not_one);
 	assert_frame_refused(http, strlen(http), PS_EPROTO, not_one);
-	assert_frame_refused("\x1a\x05", 2, PS_EPROTO, not_one);         /* body cut off */
-	assert_frame_refused("\x1a\x00\x1a\x00", 4, PS_EPROTO, not_one); /* two bodies */
-	assert_frame_refused("\x18\x00", 2, PS_EPROTO, not_one);         /* body is a number */
+	assert_frame_refused("\x1a\x05", 2, PS_EPROTO, not_one);         /* the body is cut off */
+	assert_frame_refused("\x1a\x00\x1a\x00", 4, PS_EPROTO, not_one); /* there are two bodies */
+	assert_frame_refused("\x18\x00", 2, PS_EPROTO, not_one);         /* the body is a number */
 	assert_frame_refused(
 		"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 11, PS_EPROTO, not_one);
 	assert_frame_refused("\x7a\x00", 2, PS_EPROTO, "unknown message type");
@@ -34,8 +34,8 @@ TEST(what_is_not_one_message_is_refused)
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-/* A message of a newer peer may contain any number of unknown fields, as long as they fit into
- * the memory of the decoder. */
+/* A message of a newer peer may contain any number of unknown fields, if they fit into the memory
+ * of the decoder. */
 TEST(unknown_fields_are_passed_over_at_every_level)
 {
 	struct bytes *b = bytes_hello();
@@ -59,12 +59,12 @@ TEST(unknown_fields_are_passed_over_at_every_level)
 	while (b->n < 2000)
 		bytes_text(b, 99, "twenty bytes or more");
 	assert_accepted(MSG_HELLO, b);
-	bytes_put(b, "\x9b\x06", 2); /* a group, which proto3 does not have */
+	bytes_put(b, "\x9b\x06", 2); /* this is a group, which proto3 does not have */
 	assert_refused(MSG_HELLO, b, "truncated or malformed field");
 }
 
-/* The decoder does not parse the content of an unknown field, however deeply messages are nested in
- * it. */
+/* The decoder does not parse the content of an unknown field, no matter how deeply messages are
+ * nested in it. */
 TEST(unknown_messages_are_not_entered)
 {
 	static struct bytes nested[2];
@@ -96,19 +96,20 @@ TEST(malformed_fields_are_refused)
 	bytes_put(b, "\x10", 1);
 	assert_refused(MSG_PULL, b, cut);
 	b = bytes_pull();
-	bytes_put(b, "\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", 11); /* 65 bits */
+	/* this number has 65 bits */
+	bytes_put(b, "\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", 11);
 	assert_refused(MSG_PULL, b, cut);
 	b = bytes_pull();
 	bytes_put(b, "\x0a\x7f", 2);
 	assert_refused(MSG_PULL, b, cut);
 	b = bytes_pull();
-	bytes_put(b, "\x0b\x0c", 2); /* proto2 groups */
+	bytes_put(b, "\x0b\x0c", 2); /* groups of proto2 */
 	assert_refused(MSG_PULL, b, cut);
 	b = bytes_pull();
-	bytes_put(b, "\x00\x00", 2); /* field 0 */
+	bytes_put(b, "\x00\x00", 2); /* a field with number 0 */
 	assert_refused(MSG_PULL, b, cut);
 	b = bytes_pull();
-	bytes_text(b, 1, "\x0a"); /* an unknown field inside the stamp */
+	bytes_text(b, 1, "\x0a"); /* the stamp has an incomplete field */
 	assert_refused(MSG_PULL, b, cut);
 }
 
@@ -127,13 +128,13 @@ TEST(amplifying_headers_allocate_nothing)
 	static struct bytes flood[4];
 	size_t before;
 
-	while (flood[0].n < WIRE_MAX_HEADER - 16) /* unknown fields, two bytes each */
+	while (flood[0].n < WIRE_MAX_HEADER - 16) /* unknown fields of two bytes each */
 		bytes_put(&flood[0], "\x78\x00", 2);
-	while (flood[1].n < WIRE_MAX_HEADER - 16) /* empty slices, two bytes each */
+	while (flood[1].n < WIRE_MAX_HEADER - 16) /* empty slices of two bytes each */
 		bytes_put(&flood[1], "\x3a\x00", 2);
 	while (flood[2].n < WIRE_MAX_HEADER - 16) /* the same stamp many times */
 		bytes_put(&flood[2], "\x0a\x00", 2);
-	while (flood[3].n < WIRE_MAX_HEADER - 16) /* a stamp of unknown fields */
+	while (flood[3].n < WIRE_MAX_HEADER - 16) /* a stamp that consists of unknown fields */
 		bytes_put(&flood[3], "\x78\x00", 2);
 	struct bytes *stamp = bytes_fresh();
 	bytes_bytes(stamp, 1, flood[3].at, flood[3].n);
@@ -168,7 +169,7 @@ TEST(the_largest_honest_header_fits_the_memory_limit)
 
 /* ---- mutants --------------------------------------------------------------------------------- */
 
-/* Asserts that each field of a decoded message has a value that its row of the schema allows. */
+/* Checks that each field of a decoded message has a value that its row of the schema allows. */
 static void assert_fits(const struct wire_field *row, const void *base)
 {
 	const char *at = (const char *)base + row->offset;

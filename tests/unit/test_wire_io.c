@@ -1,5 +1,5 @@
-/* test_wire_io.c - messages arrive complete or not at all, and a refused message is dropped
- * completely. */
+/* test_wire_io.c - a message arrives complete or not at all, and all frames of a refused message
+ * are discarded. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -54,7 +54,7 @@ static void await(void *socket)
 	assert_int_equal(zmq_poll(&item, 1, DEADLINE_MS), 1);
 }
 
-/* `n` parts of `size` bytes; the first byte of each is its number. */
+/* Make a message of `n` frames of `size` bytes. All bytes of a frame are its number. */
 static void fill(struct frames *f, size_t n, size_t size)
 {
 	frames_init(f);
@@ -124,7 +124,8 @@ static void send_parts(void *socket, size_t n, size_t size)
 			zmq_send(socket, part, size, i + 1 < n ? ZMQ_SNDMORE : 0), (int)size);
 }
 
-/* Asserts that a refused message is dropped completely: the next message arrives unchanged. */
+/* Checks that all frames of a refused message are discarded, so that the next message arrives
+ * unchanged. */
 static void assert_dropped_whole(void *client, int peer_known)
 {
 	struct frames f;

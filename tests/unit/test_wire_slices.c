@@ -249,7 +249,7 @@ TEST(header_alone_says_the_same_as_the_whole_message)
 	frames_release(&f);
 }
 
-/* The constants come from Python's xxhash module. */
+/* The expected checksums come from Python's module xxhash. */
 TEST(checksum_is_xxh3_of_the_little_endian_bytes)
 {
 	float f[1000];
@@ -261,7 +261,7 @@ TEST(checksum_is_xxh3_of_the_little_endian_bytes)
 	assert_int_equal(wire_checksum(f, 1000), 0xab408abd5a63f694u);
 }
 
-/* Tests the function that copies and hashes in one pass, with sizes around the block sizes of
+/* Tests the function that copies and hashes in one pass. The sizes are around the block sizes of
  * XXH3 and of wire.c. */
 TEST(copying_and_hashing_in_one_pass_gives_the_same_checksum)
 {
@@ -288,7 +288,8 @@ TEST(copying_and_hashing_in_one_pass_gives_the_same_checksum)
 	free(big);
 }
 
-/* Encodes messages that a correct program would not send. */
+/* Checks that the decoder refuses a PUSH with these slices, and gives `reason` as the reason. A
+ * correct program would not send such slices. */
 static void assert_slices_refused(const struct slice *s, uint32_t n, const char *reason)
 {
 	static struct msg m;

@@ -1,6 +1,6 @@
 /* test_wire_versions.c - proves the section "Versions" of WIRE.md: which programs are compatible,
- * and that a program that lacks a required feature names this feature in its refusal, whatever else
- * the message contains. */
+ * and that a program that lacks a required feature names this feature in its refusal, no matter
+ * what else the message contains. */
 #include "tests/support/wire_bytes.h"
 #include "tests/support/test.h"
 
@@ -12,7 +12,9 @@ static const struct {
 	unsigned newest, oldest, requires;
 } row[] = {{MSG_HELLO, 1, 11, 12}, {MSG_WELCOME, 22, 23, 24}};
 
-/* In a WELCOME the version fields follow the required fields. In a HELLO they precede them. */
+/* Returns a body of HELLO or WELCOME with these protocol versions and required features. In a
+ * WELCOME the version fields follow the required fields. In a HELLO the version fields come
+ * first. */
 static struct bytes *greeting(int which, uint64_t newest, uint64_t oldest, const char *requires)
 {
 	struct bytes *b = bytes_fresh();
@@ -136,7 +138,7 @@ TEST(a_server_refuses_only_workers_without_codes)
 {
 	static struct bytes whole;
 
-	/* a HELLO from a write-ahead log */
+	/* while the server replays a write-ahead log, it accepts such a HELLO */
 	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 6, 6));
 	wire_serve(bytes_wire);
 	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 7, 6));

@@ -1,4 +1,4 @@
-/* Proves the contract of common/zloop.h: no wake-up is missed, and the safety timer would detect a
+/* Proves the promises of common/zloop.h: no wake-up is missed, and the safety timer would detect a
  * missed wake-up. */
 #include <stddef.h>
 #include <stdint.h>
@@ -29,9 +29,11 @@ static struct fixture {
 	void *context, *dealer, *router;
 	struct zloop dealer_watch, router_watch;
 	int late;                 /* 1: the deadline of the test has passed */
-	size_t closed;            /* number of calls of on_closed() */
-	size_t steps;             /* number of iterations of the loop */
-	size_t got, sent, target; /* number of messages that the dealer has received */
+	size_t closed;            /* the number of calls of on_closed() */
+	size_t steps;             /* the number of iterations of the loop */
+	/* got: the messages that the dealer has received; sent: the pings; target: the test ends
+	 * when `got` reaches this number */
+	size_t got, sent, target;
 	size_t step_of_last, max_in_a_step, in_this_step;
 } f;
 
@@ -109,7 +111,7 @@ static int end(void **state)
 	return 0;
 }
 
-/* Closes the watches and runs the loop until they are closed. */
+/* Closes the watches, and runs the loop until they are closed. */
 static void stop_watches(struct zloop *first, struct zloop *second)
 {
 	size_t expected = f.closed + (first != NULL) + (second != NULL);
@@ -153,9 +155,9 @@ static void watch_dealer(void)
 		zloop_start(&f.dealer_watch, &f.loop, f.dealer, dealer_readable, &f), PS_OK);
 }
 
-/* This sequence stalls a naive combination of libuv and libzmq. A reply arrives while the loop
- * works, and then a send without an answer consumes the edge of libzmq's file descriptor. After
- * that, only the safety timer would wake the loop. */
+/* Makes a sequence that stalls a naive combination of libuv and libzmq. A reply arrives while the
+ * loop works, and then a send without an answer consumes the edge of libzmq's file descriptor.
+ * After that, only the safety timer would wake the loop. */
 static void on_busy(uv_timer_t *t)
 {
 	(void)t;
@@ -166,8 +168,8 @@ static void on_busy(uv_timer_t *t)
 	assert_int_equal(zmq_send(f.dealer, "hush", 4, ZMQ_DONTWAIT), 4);
 }
 
-/* One message is in flight at a time: after each reply the next ping is sent, and every fourth ping
- * is sent by the timer. */
+/* Receives a reply, and sends the next ping or lets the timer send it. One message is in flight at
+ * a time, and the timer sends every fourth ping. */
 static int dealer_plays(void *arg)
 {
 	int had = dealer_readable(arg);
@@ -179,8 +181,8 @@ static int dealer_plays(void *arg)
 	return had;
 }
 
-/* Receives a message of two frames and sends it back unless it is "hush". Returns 0 if there was no
- * message. */
+/* Receives a message of two frames and sends it back, unless it is "hush". Returns 0 if there was
+ * no message. */
 static int echo_one(void *router, int flags)
 {
 	char id[256], body[8];
@@ -235,7 +237,7 @@ static void *echo_thread(void *arg)
 	return NULL;
 }
 
-/* The answers of the peer may arrive at any time: while the loop sleeps, works, or is about to
+/* The answers of the peer can arrive while the loop sleeps, while it works, or when it is about to
  * sleep. */
 TEST_IN(ping_pong_with_another_thread_never_stalls, begin, end)
 {
@@ -281,7 +283,8 @@ TEST_IN(a_silent_socket_lets_the_loop_sleep, begin, end)
 	send_ping();
 	assert_true(echo_one(f.router, 0));
 	zmq_pollitem_t reply = {.socket = f.dealer, .events = ZMQ_POLLIN};
-	/* the prepare handle will find the message, not the file descriptor */
+	/* the prepare handle must find the message, because the file descriptor does not signal
+	 * it */
 	assert_int_equal(zmq_poll(&reply, 1, 10000), 1);
 	uv_run(&f.loop, UV_RUN_DEFAULT);
 	assert_int_equal(f.got, 1);
@@ -295,8 +298,8 @@ TEST_IN(a_silent_socket_lets_the_loop_sleep, begin, end)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-/* Handles one message, then stops the watch and closes the socket. After that nothing may use the
- * socket. */
+/* Handles one message, then stops the watch and closes the socket. After this call no code may use
+ * the socket. */
 static int dealer_stops(void *arg)
 {
 	int had = dealer_readable(arg);
@@ -323,7 +326,8 @@ TEST_IN(watching_may_stop_inside_the_callback, begin, end)
 	stop_watches(&f.router_watch, NULL);
 }
 
-/* Sends a ping and its answer. The answer is on its way to the dealer now. */
+/* Sends a ping and its answer. When the function returns, the answer is on its way to the
+ * dealer. */
 static void get_an_answer(void)
 {
 	send_ping();
@@ -344,7 +348,7 @@ static void eat_edge(void)
 }
 
 /* A message has arrived, and a poll has consumed the edge of the file descriptor while the prepare
- * handle was stopped. Now only the safety timer can find the message. */
+ * handle was stopped. Only the safety timer can find this message. */
 TEST_IN(a_missed_wake_up_is_rescued_and_counted, begin, end)
 {
 	f.target = 1;
@@ -383,13 +387,13 @@ TEST_IN(a_message_that_the_fd_announces_is_no_rescue, begin, end)
 	stop_watches(&f.dealer_watch, NULL);
 }
 
-/* Another timer runs before the safety timer and sends a message. This consumes the edge of a
+/* Another timer runs before the safety timer and sends a message. This send consumes the edge of a
  * message that arrived while the loop was busy. The prepare handle would have found this message
- * next, so the safety timer counts no rescue. */
+ * next, so the safety timer must not count a rescue. */
 TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, begin, end)
 {
 	watch_dealer();
-	/* as if the loop did not reach the prepare handle for 250 ms */
+	/* pretend that the loop does not reach the prepare handle for 250 ms */
 	uv_prepare_stop(&f.dealer_watch.prepare);
 	get_an_answer();
 	eat_edge();
@@ -402,8 +406,8 @@ TEST_IN(an_edge_consumed_by_the_owner_is_no_rescue, begin, end)
 }
 
 /* No code has polled the socket yet, and libzmq signals only after a poll has found the socket
- * empty. Normally the first prepare handle finds the message, but in a program that starts slowly
- * the safety timer runs first. */
+ * empty. Normally the first prepare handle finds the message. But in a program that starts slowly,
+ * the safety timer runs first, and must not count a rescue. */
 TEST_IN(what_was_there_before_the_loop_is_no_rescue, begin, end)
 {
 	f.target = 1;
@@ -425,7 +429,7 @@ TEST_IN(what_cannot_be_watched_is_refused_with_nothing_to_undo, begin, end)
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, not_a_socket, router_readable, &f), PS_ENET);
 	watch_dealer();
-	/* a socket has only one watch: the loop already watches this file descriptor */
+	/* a socket may have only one watch, because the loop already watches its file descriptor */
 	assert_int_equal(
 		zloop_start(&f.router_watch, &f.loop, f.dealer, dealer_readable, &f), PS_ENET);
 	stop_watches(&f.dealer_watch, NULL);

@@ -1,4 +1,4 @@
-/* test_zmonitor.c - proves the contract of zmonitor.h. */
+/* test_zmonitor.c - proves the promises of common/zmonitor.h. */
 #include <stddef.h>
 #include <stdint.h>
 #include <errno.h>
@@ -63,7 +63,7 @@ TEST_IN(events_come_in_order_and_only_those_asked_for, set_up, tear_down)
 	assert_int_equal(zmq_connect(client, endpoint), 0);
 	e = await(monitor);
 	assert_int_equal(e.number, ZMQ_EVENT_CONNECTED);
-	assert_true(e.value > 2); /* a file descriptor */
+	assert_true(e.value > 2); /* the value is a file descriptor */
 	assert_int_equal(await(monitor).number, ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	zmq_close(server);
 	server = NULL;

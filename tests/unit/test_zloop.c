@@ -28,9 +28,9 @@ static struct fixture {
 	uv_prepare_t step_counter;
 	void *context, *dealer, *router;
 	struct zloop dealer_watch, router_watch;
-	int late;                 /* 1: the deadline of the test has passed */
-	size_t closed;            /* the number of calls of on_closed() */
-	size_t steps;             /* the number of iterations of the loop */
+	int late;      /* 1: the deadline of the test has passed */
+	size_t closed; /* the number of calls of on_closed() */
+	size_t steps;  /* the number of iterations of the loop */
 	/* got: the messages that the dealer has received; sent: the pings; target: the test ends
 	 * when `got` reaches this number */
 	size_t got, sent, target;

@@ -2,7 +2,8 @@
 and cnn-ctl.
 
 The backend needs no other Python package. It runs make to build the library and the programs;
-deploy/wheel.sh adds the shared libraries that they need. Equal sources give equal bytes.
+deploy/wheel.sh later adds the shared libraries that these need. Equal sources give a wheel with
+equal bytes.
 """
 import base64
 import hashlib

@@ -9,8 +9,8 @@
                 client.push(gradient(weights, batch.indices), batch)
 
 The library retains every push until the server has stored it on disk, and sends it again after a
-crash of the server: each sample counts exactly once per epoch. cnnps.torch trains PyTorch models,
-and cnnps.ray trains on a Ray cluster.
+crash of the server. So each sample counts exactly once per epoch. cnnps.torch trains PyTorch
+models, and cnnps.ray trains on a Ray cluster.
 """
 from ._library import lib as _lib
 from .client import Batch, Client, Data, Info, Lease, Stats, connect

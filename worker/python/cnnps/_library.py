@@ -1,4 +1,4 @@
-"""libcnnps through ctypes: the structs and functions of <cnnps.h>.
+"""Makes the structs and functions of <cnnps.h> available through ctypes.
 
 ctypes releases the GIL during each call, and acquires it for each callback.
 """
@@ -105,8 +105,9 @@ _FUNCTIONS = {
 
 
 def _path() -> str:
-    """Returns the path of libcnnps: in $CNNPS_LIBRARY, in the wheel, in the source tree, or only
-    its name, which the system searches."""
+    """Returns the path of libcnnps: the value of $CNNPS_LIBRARY, or a path in the wheel or in the
+    source tree. If none of them exists, returns only the name of the library, for which the system
+    searches."""
     here = Path(__file__).resolve()
     places = [Path(os.environ.get("CNNPS_LIBRARY", "")), here.parent / "lib" / "libcnnps.so.0",
               here.parents[3] / "build" / "release" / "libcnnps.so.0"]

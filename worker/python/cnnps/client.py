@@ -1,7 +1,8 @@
 """A connection to a cnn-ps server: leases, pulls and pushes.
 
 A Client wraps one connection of libcnnps. Every wait releases the GIL, and Ctrl-C ends the wait
-with KeyboardInterrupt. After that the connection cannot be used: connect again to continue.
+with KeyboardInterrupt. After a KeyboardInterrupt the connection cannot be used: connect again to
+continue.
 """
 import atexit
 import ctypes
@@ -71,9 +72,9 @@ class Info(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Counters of the pushes of a connection, and how the program spent its time, in microseconds:
-    outside of cnnps (compute_us), waiting for weights, pushes and leases (weights_us, push_us,
-    lease_us), and making checksums and copies (copy_us)."""
+    """Counters of the pushes of a connection, and the time of the program in microseconds: outside
+    of cnnps (compute_us), waiting for weights, pushes and leases (weights_us, push_us, lease_us),
+    and in checksums and copies (copy_us)."""
 
     pushed: int
     acked: int
@@ -192,7 +193,8 @@ _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 class Client:
-    """A connection, which connect() makes. One thread at a time calls it; other threads wait."""
+    """A connection to a server, made by connect(). Several threads may use it; a call waits while
+    another thread's call runs."""
 
     def __init__(self, server: str, *, data: Optional[Data] = None, name: Optional[str] = None,
                  key: Optional[str] = None, server_key: Optional[str] = None,
@@ -207,7 +209,7 @@ class Client:
         self._memory = _Memory()
         self._order: Tuple[int, Optional[NDArray[np.int64]]] = (-1, None)
         self._data = data
-        self.version = 0  # version, term and elastic are those of the newest pull
+        self.version = 0  # version, term and elastic have the values of the newest pull
         self.term = 0
         self.elastic = 0.0
         level = _LEVELS.index(max(
@@ -300,8 +302,9 @@ class Client:
 
     def leases(self, progress: bool = False) -> Iterator[Lease]:
         """Yields leases until training is done. The caller pushes the batches of each training
-        lease, and answers each evaluation lease with result(). Then each sample counts exactly once
-        per epoch, whatever crashes. progress: show a progress bar of the run with tqdm."""
+        lease, and answers each evaluation lease with result(). If it does so, each sample counts
+        exactly once per epoch, whatever crashes. progress: show a progress bar of the run with
+        tqdm."""
         with Progress(self, progress) as bar:
             while True:
                 try:
@@ -332,8 +335,8 @@ class Client:
         self.version, self.term, self.elastic = raw.version, raw.term, raw.elastic
 
     def pull(self, into: Any = None) -> Vector:
-        """Returns the newest weights, in the memory of `into`: a numpy array or torch CPU tensor of
-        n_params float32 values. None: in a new array."""
+        """Returns the newest weights in the memory of `into`, a numpy array or torch CPU tensor of
+        n_params float32 values. If `into` is None, returns them in a new array."""
         target = self._target(into)
         self._pulled(self._pull(0, target))
         return target
@@ -343,8 +346,9 @@ class Client:
         self._pull(c.PULL_START, None)
 
     def pull_eval(self, into: Any = None) -> Vector:
-        """Like pull(), but returns the weights that the current evaluation lease evaluates. Raises
-        AgainError if other workers have completed this evaluation: continue with the next lease."""
+        """Returns the weights that the current evaluation lease evaluates, in the same way as
+        pull(). Raises AgainError if other workers have completed this evaluation: then continue
+        with the next lease."""
         target = self._target(into)
         self._pull(c.PULL_EVAL, target)
         return target
@@ -354,8 +358,8 @@ class Client:
         return np.empty(n, np.float32) if into is None else _as_target(into, n)
 
     def gradient(self) -> Vector:
-        """Returns a buffer of n_params values for the next gradient. It contains zeros or an
-        earlier gradient. push() sends the buffer without a copy and owns it from then on: call
+        """Returns a buffer of n_params values for the next gradient. The buffer contains zeros or
+        an earlier gradient. push() sends the buffer without a copy and takes it over, so call
         gradient() again for the next push."""
         with self._lock:
             self._check()
@@ -367,10 +371,10 @@ class Client:
     def push(self, gradient: Any, batch: Optional[Batch] = None, loss: float = 0.0, *,
              version: Optional[int] = None, offset: int = 0, then: Any = None) -> None:
         """Pushes a gradient: a numpy array or torch tensor of n_params values, or fewer for the
-        parameters from `offset` on. batch: the batches of the gradient; `loss` is the mean over
-        their samples. version: the version of the weights at which the gradient was computed; None:
-        that of the newest pull. then: an array; after the push, the same round trip pulls the
-        newest weights into it."""
+        parameters from `offset` on. batch: the batches of the gradient. loss: the mean loss over
+        the samples of these batches. version: the version of the weights at which the gradient was
+        computed; None: the version of the newest pull. then: an array for the newest weights, which
+        the server sends in its answer to the push; None: do not pull."""
         values = _as_vector(gradient)
         target = None if then is None else self._target(then)
         raw = c.Push(size=ctypes.sizeof(c.Push), gradient=values.ctypes.data, offset=offset,
@@ -395,8 +399,8 @@ class Client:
         self._call("result", ctypes.byref(lease._raw), ctypes.byref(raw))
 
     def flush(self, durable: bool = True, timeout: float = 60) -> bool:
-        """Waits until the server has decided on every push (durable: and has stored it on disk).
-        Returns False if this takes more than `timeout` seconds."""
+        """Waits until the server has decided on every push and, if `durable` is true, has stored it
+        on disk. Returns False if this takes more than `timeout` seconds."""
         try:
             self._call("flush", int(durable), int(timeout * 1000))
         except AgainError:
@@ -406,8 +410,8 @@ class Client:
     # ---- observing -------------------------------------------------------------------------------
 
     def alive(self) -> None:
-        """Reports progress. Needed only if other calls may be more than batch_timeout apart. Any
-        thread may call it."""
+        """Reports that the program makes progress. The program needs this call only if it may make
+        no other call for longer than batch_timeout. Any thread may call it."""
         self._check()
         lib.alive(self._handle)
 
@@ -438,8 +442,8 @@ class Client:
 
 @atexit.register
 def _close_all() -> None:
-    """Closes all connections when the interpreter exits: the threads of libcnnps call Python code,
-    so they must end first."""
+    """Closes all connections when the interpreter exits. The threads of libcnnps call Python code,
+    so they must end before the interpreter."""
     clients: List[Client] = list(_clients)
     for client in clients:
         client.close()

@@ -1,4 +1,4 @@
-"""One server for all workers that the launcher, `python -m cnnps.run`, has started.
+"""Lets all workers of the launcher `python -m cnnps.run` use one server.
 
 The launcher owns the server, so that the server outlives each worker. The first worker that needs
 the server writes the options of the server to the directory of the run. Then the launcher starts
@@ -18,7 +18,9 @@ from .server import Server
 DIRECTORY = "CNNPS_RUN_DIR"
 WANTED, ADDRESS, RESULT = "wanted.json", "address.json", "result.json"
 _SECONDS = 120
-_PATIENCE = 3  # seconds of an attempt to connect; then check whether the run has ended
+# time limit in seconds of an attempt to connect; between two attempts, check whether the run has
+# ended
+_PATIENCE = 3
 
 
 def write(path: Path, content: Dict[str, Any]) -> None:
@@ -44,8 +46,9 @@ def read(path: Path, seconds: float) -> Dict[str, Any]:
 
 
 class Shared:
-    """The server of this run. `options` are those of cnnps.Server. Under a launcher only the
-    options of the first worker have an effect. `directory` has the checkpoints of the server."""
+    """The server of this run. `options` are the options of cnnps.Server. Under a launcher only the
+    options of the first worker have an effect. The attribute `directory` names the directory with
+    the server's checkpoints."""
 
     def __init__(self, **options: Any) -> None:
         run = os.environ.get(DIRECTORY)

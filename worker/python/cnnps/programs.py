@@ -19,20 +19,22 @@ def find(name: str) -> str:
         if os.access(place / name, os.X_OK):
             return str(place / name)
     found = shutil.which(name)
-    if not found or Path(found).read_bytes()[:2] == b"#!":  # the script of this package
+    # a script that this package installs, and not the program itself
+    if not found or Path(found).read_bytes()[:2] == b"#!":
         raise FileNotFoundError(f"{name} is not installed: install the wheel or the package cnn-ps")
     return found
 
 
 def environment() -> Dict[str, str]:
-    """Returns the environment of a program that this package starts. It has no variables CNN_*,
-    which would set options that the caller did not ask for."""
+    """Returns the environment of a program that this package starts. It lacks the variables CNN_*,
+    which would set options that the caller has not chosen."""
     return {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
 
 
 def tied(argv: List[str], signal: str) -> List[str]:
-    """Returns the command `argv` extended so that it receives `signal` when the thread that starts
-    it ends, even if this process is killed. Without setpriv (util-linux) it receives no signal."""
+    """Returns a command that runs `argv` and sends it `signal` when the thread that started it
+    ends, even if this process is killed. Without the program setpriv (util-linux), returns `argv`
+    itself."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal, "--", *argv] if setpriv else argv
 

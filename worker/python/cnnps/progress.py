@@ -1,4 +1,4 @@
-"""A progress bar of the whole run. tqdm draws it, if it is installed."""
+"""A progress bar of the whole run. tqdm draws the bar if tqdm is installed."""
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional, Type
@@ -10,7 +10,7 @@ _SECONDS = 1.0  # minimum seconds between two status requests
 
 
 class Progress:
-    """A context manager that shows the bar. Call update() after each lease: it requests the status
+    """A context manager that shows the bar. Call update() after each lease. It requests the status
     of the server at most once a second."""
 
     def __init__(self, client: "Client", wanted: bool) -> None:

@@ -1,12 +1,12 @@
-"""Training on a Ray cluster: the server and the workers are actors.
+"""Trains on a Ray cluster. The server and the workers are actors.
 
     ray.init()
     model = ...
     cnnps.ray.train(model, loss, dataset, workers=8, epochs=3, batch_size=64, lr=0.01)
 
 The server runs on the node of the caller. If a worker dies, Ray starts it again on any node with
-room, which may be a node that the autoscaler adds. Workers that wait for a node do not delay the
-others. The traffic is encrypted, with new keys for each run.
+room, which may be a node that the autoscaler adds. A worker that waits for a node does not delay
+the other workers. The traffic is encrypted, with new keys for each run.
 """
 import contextlib
 import os
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .torch import Loss, Metric
 
-_GRACE = 10  # seconds that workers and server may take to return at the end of the run
+_GRACE = 10  # maximum seconds from the return of the workers to the end of the server
 _WORKER_KEYS = ("worker.key", "server.pub")
 
 
@@ -66,7 +66,7 @@ class _Worker:
                           CNN_KEY=os.path.join(self._directory.name, _WORKER_KEYS[0]))
 
     def run(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(Done):  # this worker connected after the end of the run
+        with contextlib.suppress(Done):  # Done: this worker has connected after the end of the run
             work()
 
 
@@ -85,8 +85,9 @@ def run(work: Callable[[], None], *, workers: int, num_cpus: float = 1, num_gpus
 
     work() trains with cnnps.connect(), which finds the server by itself. If the process or the node
     of a worker dies, work() runs again from its beginning in a new process. An exception in work()
-    ends the run. `options` are those of cnnps.Server. num_cpus, num_gpus and resources are what Ray
-    reserves for each worker. checkpoint_dir: a directory on this node; None: a temporary directory.
+    ends the run. `options` are the options of cnnps.Server. Ray reserves num_cpus, num_gpus and
+    resources for each worker. checkpoint_dir: a directory on this node; None: a temporary
+    directory.
     """
     host = ray.util.get_node_ip_address()
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -144,8 +145,8 @@ def train(model: "torch.nn.Module", loss: "Loss", dataset: "Dataset[Any]", *, wo
           num_workers: int = 0, collate_fn: Any = None, num_cpus: float = 1, num_gpus: float = 0,
           resources: Optional[Mapping[str, float]] = None, checkpoint_dir: Optional[str] = None,
           **options: Any) -> Dict[str, Any]:
-    """cnnps.torch.train on a Ray cluster. At the end the model has the final weights and
-    statistics. With num_gpus, each worker trains on its GPU."""
+    """Trains a model like cnnps.torch.train, on a Ray cluster. At the end the model has the final
+    weights and statistics. With num_gpus, each worker trains on its own GPU."""
     from . import torch as ours
     whole = ray.put((model, loss, dataset, eval_dataset, metrics, collate_fn))
 

@@ -28,12 +28,12 @@ from .launched import ADDRESS, DIRECTORY, RESULT, WANTED, read, write
 from .programs import tied
 from .server import Server
 
-_GRACE = 10  # seconds that workers get after SIGTERM
+_GRACE = 10  # seconds that a worker may take to end after SIGTERM
 
 
 def _processors() -> int:
-    """Returns the number of processors that this process may use: taskset and Slurm may limit
-    it."""
+    """Returns the number of processors that this process may use, which taskset or Slurm may
+    limit."""
     return len(os.sched_getaffinity(0))
 
 
@@ -79,8 +79,8 @@ class Launcher:
         say(f"server {self.server.endpoint}, process {self.server.pid}")
 
     def tend_server(self) -> bool:
-        """Starts the server if a worker needs it or if it has died. Returns False if no restart is
-        left."""
+        """Starts the server if a worker needs it, or if it has died. Returns False if the number of
+        restarts is used up."""
         if self.server is None:
             if (self.run_dir / WANTED).exists() and not self.options.server:
                 self.start_server()

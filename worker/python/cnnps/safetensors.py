@@ -1,4 +1,5 @@
-"""Files of named tensors (.safetensors): an 8-byte length, a JSON header, then the data."""
+"""Reads and writes files of named tensors (.safetensors): an 8-byte length, a JSON header, then the
+data."""
 import json
 import os
 from typing import Any, Dict, Mapping, Tuple

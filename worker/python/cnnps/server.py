@@ -16,8 +16,8 @@ _TAIL = 20  # number of log lines in the text of an error
 
 
 def option(name: str, value: Any) -> List[str]:
-    """Returns an option as words of a command line: lr=0.1 gives --lr 0.1, name=False gives
-    --no-name, and name=None gives nothing."""
+    """Returns an option as the words of a command line: lr=0.1 gives --lr 0.1, x=False gives
+    --no-x, and x=None gives no word."""
     word = name.replace("_", "-")
     if value is None:
         return []
@@ -51,7 +51,7 @@ class Server:
         self.restart()
 
     def restart(self) -> None:
-        """Kills the server and starts it again at the same address. It continues from its
+        """Kills the server and starts it again at the same address, where it continues from its
         checkpoint."""
         self.kill()
         argv = [find("cnn-ps"), "--bind", self.endpoint]
@@ -72,9 +72,9 @@ class Server:
             raise Error(f"cnn-ps did not start:\n{self.tail()}")
 
     def _keep(self, argv: List[str], started: threading.Event) -> None:
-        """Starts the server, and reads its output until it ends. The server is killed if this
-        thread ends. With SIGTERM instead of SIGKILL, the server would end its workers, although
-        another process may continue the run."""
+        """Starts the server, and reads its output until the server ends. If this thread ends first,
+        the system kills the server with SIGKILL. With SIGTERM, the server would end its workers,
+        although another process may continue the run."""
         try:
             self._process = subprocess.Popen(
                 tied(argv, "KILL"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -130,7 +130,7 @@ class Server:
 
     def export(self, file: str) -> None:
         """Writes the newest weights to a .safetensors file. If the server has the option `init`,
-        the tensors have the names in that file."""
+        the tensors have the names of the tensors in the file `init`."""
         if self.running():
             with self.connect(observer=True) as client:
                 client.checkpoint()

@@ -1,11 +1,11 @@
 """Trains PyTorch models with a cnn-ps server.
 
-The server has one vector, and runs the optimizer on it: the parameters of the model, in the order
-of model.named_parameters(), and after them its statistics. The statistics are the float32 buffers
-of its state_dict, such as running_mean and running_var of BatchNorm. No optimizer changes them: a
-worker pushes the values of its batch, and each update moves the server's values towards them by a
-tenth of the distance (PyTorch's momentum of 0.1). All other buffers, such as counters, stay in each
-worker.
+The server has one vector and runs the optimizer on it. The vector consists of the parameters of the
+model, in the order of model.named_parameters(), followed by the statistics of the model. The
+statistics are the float32 buffers of the state_dict, such as running_mean and running_var of
+BatchNorm. No optimizer changes them: a worker pushes the values of its batch, and each update moves
+the server's values towards them by a tenth of the distance (PyTorch's momentum of 0.1). All other
+buffers, such as counters, stay in each worker.
 """
 import hashlib
 import logging
@@ -29,17 +29,18 @@ from .training import Worker
 Loss = Callable[..., torch.Tensor]
 Metric = Callable[..., torch.Tensor]
 _EVAL_BATCH = 256
-_EVAL_OF_TRAINING = 1000  # training samples that serve as test samples without an eval_dataset
+# number of training samples that serve as test samples if there is no eval_dataset
+_EVAL_OF_TRAINING = 1000
 _INTEGERS = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
              torch.uint8: "U8", torch.bool: "BOOL"}
-_MAX_LIST, _MAX_LINES = 49152, 4096  # bytes and lines of a list of tensors
-_MAX_CONSTANT = 1024  # values of one tensor of integers in the list
+_MAX_LIST, _MAX_LINES = 49152, 4096  # maximum bytes and lines of a list of tensors
+_MAX_CONSTANT = 1024  # maximum number of values of an integer tensor in the list
 _log = logging.getLogger("cnnps")
 
 
 def _statistics(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """Returns the float32 buffers of the state_dict, each once. A buffer with an infinite value,
-    such as the mask of a transformer, is a constant and not in the result."""
+    """Returns the float32 buffers of the state_dict, each of them once. The result lacks buffers
+    with an infinite value, such as the mask of a transformer, because they are constants."""
     found: Dict[str, torch.Tensor] = {}
     seen = {id(p) for p in model.parameters()}
     for name, t in model.state_dict(keep_vars=True).items():
@@ -67,7 +68,8 @@ def _fits_list(name: str, t: torch.Tensor) -> bool:
 
 def tensor_list(model: torch.nn.Module) -> str:
     """Returns the names and shapes of the state_dict, and the values of its integer tensors, as the
-    server stores them for exports (proto/WIRE.md, "Tensors"). "": the server cannot store them."""
+    server stores them for exports (proto/WIRE.md, "Tensors"). Returns "" if the server cannot store
+    them."""
     tensors = _vector(model)
     seen = {id(t): name for name, t in tensors.items()}
     lines = [f"{name} F32 {_shape(t)}" for name, t in tensors.items()]
@@ -97,8 +99,8 @@ def _shape(t: torch.Tensor) -> str:
 
 
 class _OneBatch:
-    """A context manager: within its block the momentum of normalizing layers is 1, so that their
-    statistics are those of the newest batch."""
+    """A context manager. Within its block the momentum of normalizing layers is 1, so that the
+    layers have the statistics of the newest batch."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._layers: List[Tuple[Any, Any]] = [
@@ -142,7 +144,8 @@ class Parameters:
         return array
 
     def load(self, weights: Optional[Vector] = None) -> None:
-        """Sets the parameters of the model to `weights`; None: to the weights in `flat`."""
+        """Sets the parameters of the model to `weights` or, if `weights` is None, to the weights in
+        `flat`."""
         if weights is not None and weights.ctypes.data != self.numpy().ctypes.data:
             self.flat.copy_(torch.from_numpy(weights))
         if self._inside is not self.flat and self.device.type != "cpu":
@@ -154,7 +157,7 @@ class Parameters:
                 begin += t.numel()
 
     def gradient(self, out: Vector) -> None:
-        """Writes the gradients of the parameters to `out`, and then the statistics."""
+        """Writes the gradients of the parameters to `out`, followed by the statistics."""
         parts = [torch.zeros(p.numel(), device=self.device) if p.grad is None
                  else p.grad.reshape(-1) for p in self.parameters]
         parts += [t.reshape(-1) for t in self._statistics]
@@ -192,7 +195,7 @@ class AsyncOptimizer(torch.optim.Optimizer):
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step(batch, loss.item())
 
-    The server runs the real optimizer: learning rate and weight decay are options of the server.
+    The server runs the real optimizer, so learning rate and weight decay are options of the server.
     The constructor sets the parameters to the weights of the server. For a model with statistics,
     such as those of BatchNorm, pass the model instead of its parameters. The momentum of its
     normalizing layers then becomes 1, so that the layers have the statistics of the newest batch
@@ -246,7 +249,8 @@ def load(model: torch.nn.Module, path: str) -> None:
 
 
 def _named(model: torch.nn.Module, vector: torch.Tensor) -> Dict[str, torch.Tensor]:
-    """Returns the tensors of a vector without names, each under all of its names."""
+    """Returns the tensors in a vector that has no names. A tensor with several names is in the
+    result under each of them."""
     found, begin = {}, 0
     for t in _vector(model).values():
         found[id(t)] = vector[begin:begin + t.numel()].view_as(t)
@@ -272,13 +276,14 @@ def save_init(model: torch.nn.Module, path: str) -> str:
 # ---- training -----------------------------------------------------------------------------------
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A metric. Returns the number of samples whose largest output is the target."""
+    """Computes a metric: the number of samples whose largest output is the target."""
     return (output.argmax(1) == target).sum()
 
 
 @dataclass
 class Evaluation:
-    """Results of this worker in one evaluation: means over the test samples that it evaluated."""
+    """The results of this worker in one evaluation, as means over the test samples that this worker
+    has evaluated."""
 
     eval_id: int
     samples: int = 0
@@ -288,8 +293,8 @@ class Evaluation:
 
 @dataclass
 class Report:
-    """What train() returns. `result` is the last line of output of cnn-ps, parsed; {} if the server
-    runs elsewhere. `evaluations` are those of this worker."""
+    """The result of train(). `result` is the last line of output of cnn-ps, parsed, or {} if the
+    server runs elsewhere. `evaluations` are the evaluations of this worker."""
 
     result: Dict[str, Any]
     evaluations: List[Evaluation]
@@ -307,8 +312,8 @@ class _Samples:
         self.n = len(dataset)  # type: ignore[arg-type]
 
     def begin(self, batches: List[Any]) -> None:
-        """Announces the indices of the next batches, so that the processes of a DataLoader can load
-        them in advance."""
+        """Sets the indices of the next batches, so that the processes of a DataLoader can load
+        these batches in advance."""
         if self._num_workers:
             self._loaded = iter(DataLoader(
                 self._dataset, batch_sampler=batches, num_workers=self._num_workers,
@@ -410,15 +415,15 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
     the model then has the final weights.
 
     loss(output, target): the mean loss of a batch. A sample of the dataset is (input, ..., target).
-    eval_dataset: the test samples of each epoch; None: the first 1000 training samples.
-    metrics: {name: function(output, target)}. A function returns the sum of the metric over a
-    batch; "accuracy" is the number of correct answers. Up to four other metrics are possible. The
-    server reports the means over the test samples. Its option --metrics must list these names.
-    dataset_id: any text that names the data. The server refuses a worker whose text differs.
-    server: an address, or a cnnps.Server with `--model TEXT --init FILE` (save_init writes the
-    file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there is neither, start a
-    server with `options`, such as epochs=3, batch_size=64, optimizer="adam", lr=0.001, mode="ssp".
-    num_workers: number of processes that load batches in advance, as in DataLoader.
+    eval_dataset: the test samples, which the workers evaluate after each epoch; None: the first
+    1000 training samples. metrics: {name: function(output, target)}. A function returns the sum of
+    the metric over a batch; "accuracy" is the number of correct answers. Up to four other metrics
+    are possible. The server reports the means over the test samples. Its option --metrics must list
+    these names. dataset_id: any text that names the data. The server refuses a worker whose text
+    differs. server: an address, or a cnnps.Server with `--model TEXT --init FILE` (save_init writes
+    the file). None: the server of `python -m cnnps.run`, or $CNN_SERVER. If there is neither, start
+    a server with `options`, such as epochs=3, batch_size=64, optimizer="adam", lr=0.001,
+    mode="ssp". num_workers: number of processes that load batches in advance, as in DataLoader.
     """
     device = next(model.parameters()).device
     names = tuple(metrics or ())
@@ -458,7 +463,8 @@ def train(model: torch.nn.Module, loss: Loss, dataset: "Dataset[Any]", *,
 
 
 def load_parameters(model: torch.nn.Module, checkpoint_dir: str) -> None:
-    """Loads the weights and statistics of the last checkpoint. The other buffers do not change."""
+    """Loads the weights and statistics of the last checkpoint into the model. The other buffers of
+    the model do not change."""
     with tempfile.TemporaryDirectory(prefix="cnnps-") as directory:
         file = os.path.join(directory, "final.safetensors")
         export(checkpoint_dir, file)

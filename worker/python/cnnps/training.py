@@ -1,4 +1,4 @@
-"""What a worker does with its leases in each mode (proto/WIRE.md, "Modes")."""
+"""Carries out the leases of a worker in each mode (proto/WIRE.md, "Modes")."""
 from typing import Callable, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -30,10 +30,11 @@ class Worker:
         self._trained = client.info.n_trained  # index of the first running statistic
         self.w: Vector = np.zeros(n, np.float32) if weights is None else weights
         self._held = (-1, -1)  # version and term of the weights in `w`
-        self._spare: Optional[Vector] = None  # one batch's gradient, or easgd's pulled centre
-        self._own: Optional[Vector] = None  # easgd: the worker's own weights ...
-        self._velocity: Optional[Vector] = None  # ... and their velocity
-        self._evaluated = (-1, -1)  # eval_id and term, if `w` has the weights of an evaluation
+        # the gradient of one batch or, in mode easgd, the centre
+        self._spare: Optional[Vector] = None
+        self._own: Optional[Vector] = None  # mode easgd: the worker's own weights
+        self._velocity: Optional[Vector] = None  # mode easgd: the velocity of `_own`
+        self._evaluated = (-1, -1)  # eval_id and term of the evaluation whose weights are in `w`
 
     def train(self, progress: bool = False) -> None:
         """Trains until the run ends. The run may end while this worker computes a batch, if another
@@ -78,8 +79,8 @@ class Worker:
         self._pulled()
 
     def _add(self, total: Optional[Vector], batch: Batch, factor: float) -> Tuple[Vector, float]:
-        """Computes the gradient of a batch and adds it, times `factor`, to `total`. None: to a new
-        buffer of zeros. Returns the sum and the mean loss of the batch."""
+        """Computes the gradient of a batch and adds it, times `factor`, to `total`, or to a new
+        buffer of zeros if `total` is None. Returns the sum, and the mean loss of the batch."""
         if total is None:
             total = self.client.gradient()
             loss = self.gradient(self.w, batch, total)
@@ -95,7 +96,7 @@ class Worker:
         return total, loss
 
     def _step(self, weights: Vector, gradient: Vector) -> None:
-        """Takes a local step on `weights`. It does not change running statistics."""
+        """Takes a local step on `weights`. The step does not change the running statistics."""
         n = self._trained
         weights[:n] -= np.float32(self.client.info.local_rate) * gradient[:n]
 
@@ -182,7 +183,7 @@ class Worker:
                 continue
             client.pull(centre)
             np.subtract(centre, x, out=g)
-            g *= np.float32(client.elastic)  # -e of WIRE.md, "Modes"
+            g *= np.float32(client.elastic)  # g is -e of proto/WIRE.md, "Modes"
             x[:n] += g[:n]
             x[n:] = centre[n:]
             g[n:] = statistics / np.float32(i + 1 - begun)

@@ -59,9 +59,9 @@ def _plain(model: torch.nn.Module, loss: Loss, data: TensorDataset, options: arg
 def compare(name: str, model: torch.nn.Module, loss: Loss, data: TensorDataset,
             test: TensorDataset, options: argparse.Namespace,
             metrics: Mapping[str, Metric], adam_lr: float, **server: Any) -> None:
-    """Trains, and prints one line: loss and metrics of the trained model on all test samples, and
-    the time of the training. `server`: options of cnn-ps. PyTorch has the same schedule of its
-    rate, which is `adam_lr`."""
+    """Trains, and prints one line with the loss and the metrics of the trained model on all test
+    samples, and the time of the training. `server` are options of cnn-ps. With --plain, PyTorch's
+    Adam trains with the learning rate `adam_lr` and the same schedule."""
     begin = time.monotonic()
     if options.plain:
         _plain(model, loss, data, options, adam_lr, server.get("schedule") == "onecycle")
@@ -69,7 +69,7 @@ def compare(name: str, model: torch.nn.Module, loss: Loss, data: TensorDataset,
         cnnps.torch.train(model, loss, data, eval_dataset=test, metrics=metrics, dataset_id=name,
                           epochs=options.epochs, batch_size=options.batch_size, **server)
     seconds = time.monotonic() - begin
-    if os.environ.get("RANK", "0") == "0":  # the first worker of cnnps.run
+    if os.environ.get("RANK", "0") == "0":  # only the first worker of cnnps.run prints the line
         found = {key: round(value, 4) for key, value in
                  _evaluate(model, loss, test, metrics).items()}
         print(json.dumps({"example": name, "with": "PyTorch" if options.plain else "cnn-ps",

@@ -3,7 +3,7 @@
     python -m cnnps.run --workers 4 -m cnnps.examples.gpt --data book.txt
     python -m cnnps.examples.gpt --plain
 
-It shows a metric other than accuracy: the cross entropy in bits per byte.
+The example shows a metric other than accuracy: the cross entropy in bits per byte.
 """
 import math
 import sys
@@ -59,7 +59,7 @@ def main() -> None:
     train, test = (TensorDataset(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in (
         windows[:-options.tests - 4][:options.samples], windows[-options.tests:]))
     torch.manual_seed(1)
-    # A stale gradient acts like momentum, so the server's Adam has none.
+    # Stale gradients act like momentum, so the server's Adam has no momentum of its own.
     compare("gpt", GPT(), loss, train, test, options, {"bits": bits}, adam_lr=0.003,
             optimizer="adam", beta1=0.0, lr=0.003, lr_scaling="none")
 

@@ -1,9 +1,9 @@
 /*
  * backend.c - measures how fast a device computes gradients (forward and backward, no update) of
- * batches of real images. Prints CSV:
+ * batches of real images. The program prints CSV:
  * net,batch,threads,isa,ms_per_batch,images_per_s,cpu_ms_per_batch. ms_per_batch and images_per_s
- * are of the median batch. cpu_ms_per_batch is the CPU time of all threads, which depends less on
- * other running programs.
+ * are those of the median batch. cpu_ms_per_batch is the CPU time of all threads, which depends
+ * less on other running programs.
  *
  *   backend [NET [BATCH [THREADS [SECONDS [DEVICE]]]]]     seed:32 100 2 1 cpu
  *
@@ -27,7 +27,8 @@ static double processor_ms(void)
 	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* Measure the milliseconds of the median batch, and the mean CPU time of a batch. */
+/* Measure batches for `seconds`. Writes the milliseconds of the median batch, and the mean CPU time
+ * of a batch in milliseconds. */
 static int measure(struct bench *b, double seconds, double *median_ms, double *cpu_ms)
 {
 	size_t batch = b->options.max_batch, batches = data_train(&b->data).n / batch, n = 0;
@@ -53,8 +54,8 @@ static int measure(struct bench *b, double seconds, double *median_ms, double *c
 	return PS_OK;
 }
 
-/* The instruction set in the name of a device: "cpu 2 threads avx512" -> "avx512". Only "cpu"
- * devices have an instruction set. */
+/* Returns the instruction set in the name of a device: "avx512" for "cpu 2 threads avx512". Only
+ * the names of "cpu" devices have an instruction set. */
 static const char *isa(const struct bench *b)
 {
 	const char *last = strrchr(backend_name(b->backend), ' ');

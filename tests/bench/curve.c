@@ -1,13 +1,14 @@
 /*
- * curve.c - measures the cost of encryption: pushes of one tensor per second, with and without
- * CURVE keys.
+ * curve.c - measures the cost of encryption: the number of pushes per second, with and without
+ * CURVE keys. A push has one tensor.
  *
  *   curve [--seconds S] [--bytes N] [--mode zmq|cnn-ps] [--keys 0|1]
  *
- * One client and one server share the CPUs of the command, which taskset can limit (taskset -c
- * 0,1). Mode cnn-ps starts a real server and pushes with libcnnps and all checks; a push counts
- * when it is acknowledged. Mode zmq gives the upper bound: a plain DEALER sends the same bytes to a
- * plain ROUTER, which answers each message with one byte. Prints CSV.
+ * One client and one server share the CPUs of the command, which taskset can limit (taskset -c 0,1
+ * curve). Mode cnn-ps starts a real server and pushes with libcnnps, so the server makes all of its
+ * checks; a push counts when the server has acknowledged it. Mode zmq gives the upper bound: a
+ * plain DEALER sends the same bytes to a plain ROUTER, which answers each message with one byte.
+ * The program prints CSV.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -26,12 +27,12 @@
 #include "tests/support/client_calls.h"
 #include "worker/client/cnnps.h"
 
-#define WARM_UP 300 /* pushes before the clock starts; every buffer has been used then */
-#define WINDOW  8   /* maximum number of messages in flight, as in cnn-ps */
+#define WARM_UP 300 /* pushes before the clock starts: enough to use every buffer */
+#define WINDOW  8   /* the maximum number of messages in flight, as in cnn-ps */
 
 struct options {
-	/* mode, keys: NULL selects both modes, or runs with and without keys; build: the build
-	 * folder */
+	/* mode: NULL selects both modes; keys: NULL selects runs with and without keys; build: the
+	 * build directory */
 	const char *mode, *keys, *build;
 	double seconds;
 	size_t bytes;
@@ -165,7 +166,7 @@ static void start_cnnps(const struct options *o, struct server *s)
 	if (s->pid == 0)
 		exec_server(o, s, fd[1]);
 	close(fd[1]);
-	/* the pipe stays open, because the server may log more lines */
+	/* never closed, because the server may log more lines */
 	FILE *log = fdopen(fd[0], "r");
 	while (log && fgets(line, sizeof(line), log)) {
 		const char *at = strstr(line, "endpoint=");
@@ -180,8 +181,8 @@ static void start_cnnps(const struct options *o, struct server *s)
 	exit(1);
 }
 
-/* Push a gradient of `n` values. The library reuses its buffers with their old values, so only the
- * first pushes fill a buffer. */
+/* Push a gradient of `n` values. The library reuses its buffers, which keep their values, so only
+ * the first pushes fill a buffer. */
 static void push(struct cnnps *c, size_t n)
 {
 	float *g = cnnps_gradient(c);
@@ -225,8 +226,8 @@ static void cnnps_rate(const struct options *o, const struct server *s, struct r
 
 /* ---- bare libzmq ---------------------------------------------------------------------------- */
 
-/* Use CURVE, with a new key pair of the client. The server has no ZAP handler, so it accepts every
- * client. */
+/* Use CURVE with the key pair `own`: on the socket of a client if `server_key` is given, otherwise
+ * on the socket of the server. The server has no ZAP handler, so it accepts every client. */
 static void set_curve(void *socket, const struct key_pair *own, const char *server_key)
 {
 	int yes = 1;
@@ -356,7 +357,7 @@ static void run(const struct options *o, const char *mode, int keys)
 	fflush(stdout);
 }
 
-/* The build folder of this program, which is <build>/tests/bench/curve. */
+/* Returns BUILD for the path BUILD/tests/bench/curve of this program. */
 static const char *build_of(const char *argv0)
 {
 	static char path[4096];

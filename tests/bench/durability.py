@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Measures the cost of each level of durability: the pushes per second of ledger workers to a real
-server.
+"""Measure the cost of each level of durability: pushes per second of ledger workers to a server.
 
     tests/bench/durability.py [--workers 2] [--seconds 2] [--pushes PART] [--dir DIR]
 
-DIR selects the disk, and is created if it does not exist. PART (default 1) is a factor on the
-number of pushes; a small value gives a quick measurement. Prints CSV:
+DIR selects the disk, and is created if it does not exist. PART (default 1) is a factor for the
+number of pushes; a small value gives a quick measurement. The script prints CSV:
 what,bytes,pushes_per_s,mb_per_s. "none" is a server without a checkpoint directory. "replay" and
-"always" are --durability, with a checkpoint every 500 ms. "disk" is a plain loop of write and
-fdatasync on the same disk: on a new file, and on a file whose blocks are already allocated. After
-their first use, the files of the write-ahead log have allocated blocks, too. Workers push whole
-vectors and pull rarely.
+"always" are servers with this --durability and a checkpoint every 500 ms. "disk" is a plain loop of
+write and fdatasync on the same disk: on a new file, and on a file whose blocks are already
+allocated. After their first use, the files of the write-ahead log have allocated blocks, too.
+Workers push whole vectors and pull rarely.
 """
 import argparse
 import json
@@ -31,8 +30,8 @@ LEVELS = ("none", "replay", "always")
 
 
 def disk(directory, size, seconds, again):
-    """Writes with fdatasync per second: on a new file, or with `again` a second time on the same
-    file."""
+    """Measure the number of writes with fdatasync per second: on a new file, or, if `again` is
+    true, on a file that already has its blocks."""
     block, path = bytes(range(256)) * (size // 256 + 1), directory / "disk"
     with path.open("wb", buffering=0) as f:
         if again:
@@ -57,8 +56,8 @@ def version(place):
 
 
 def pushes(programs, level, size, workers, part):
-    """The pushes that the server decides per second. The measurement begins when about a tenth of
-    the pushes is decided, and ends at the last push."""
+    """Measure the number of pushes that the server decides per second. The measurement begins when
+    the server has decided about a tenth of the pushes, and ends at the last push."""
     each, values = max(10, int(PUSHES[size] * part)) // workers, size // 4
     options = ["--model", f"vector:{values}", "--optimizer", "sgd", "--lr", 1, "--max-staleness",
                10**9, "--staleness-scaling", "constant", "--lr-scaling", "none"]

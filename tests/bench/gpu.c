@@ -1,13 +1,13 @@
 /*
- * gpu.c - measures epochs of a network on one device, without a server. Prints CSV, one line for
- * each precision: net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,
+ * gpu.c - measures epochs of a network on one device, without a server. The program prints CSV, one
+ * line for each precision: net,batch,precision,device,local_ms,local_images_per_s,gradient_ms,
  * gradient_images_per_s,loss
  *
- * local: one call of backend_local_steps for the whole epoch, that is forward, backward and SGD
- * update with the weights on the device. gradient: one call of backend_gradient for each batch, as
- * in a worker: the device copies weights from the host and gradients to the host, and makes no
- * update. Times are milliseconds of the median epoch, in which only whole batches count. loss is
- * the mean loss over the local epochs; it shows that the network learns.
+ * `local` is one call of backend_local_steps for the whole epoch: forward, backward and SGD update,
+ * with the weights on the device. `gradient` is one call of backend_gradient for each batch, as in
+ * a worker: the device copies weights from the host and gradients to the host, and makes no update.
+ * Times are milliseconds of the median epoch. An epoch has only complete batches. `loss` is the
+ * mean loss over the local epochs; it shows that the network learns.
  *
  *   gpu [NET [BATCH [PRECISIONS [EPOCHS [DEVICE]]]]]     seed:32 1000 fp32,tf32,bf16 5 cuda
  *
@@ -31,7 +31,7 @@ struct race {
 };
 
 /* Measure epochs, and write the milliseconds of the median epoch to *ms. An additional first epoch
- * is a warm-up and does not count. */
+ * warms up the device and is not measured. */
 static int median_ms(struct race *r, int (*epoch)(struct race *), double *ms)
 {
 	for (size_t i = 0; i <= r->epochs; i++) {
@@ -120,7 +120,7 @@ static int run(struct race *r, const char *precisions, struct err *e)
 
 int main(int argc, char **argv)
 {
-	static struct race r; /* static, because it is too large for the stack */
+	static struct race r; /* static, because the struct is too large for the stack */
 	struct err e = {0};
 
 	r.b.net = bench_argument(argc, argv, 1, "seed:32");

@@ -3,19 +3,20 @@
  *
  * - `steps` prints the time of a step for each rung and point, with the columns
  *   rung,filters,batch,repetitions,ms_median,ms_min,images_per_s,copy_in_ms,kernel_ms,
- *   copy_out_ms,host_ms,error,ms_low,ms_high. With --runs N it measures everything N times. A row
- *   is the median run; ms_low and ms_high are the lowest and the highest median. Option --phases
- *   FILE also writes the time of each phase, with the columns rung,filters,batch,kind,phase,ms.
+ *   copy_out_ms,host_ms,error,ms_low,ms_high. With --runs N the command measures everything N
+ *   times. A row then has the run with the median time, and ms_low and ms_high are the lowest and
+ *   the highest ms_median of all runs. Option --phases FILE also writes the time of each phase,
+ *   with the columns rung,filters,batch,kind,phase,ms.
  * - `cores` prints the time of a step of the CPU kernels of workers on 1, 2, 4, ... threads, with
  *   the columns threads,filters,batch,repetitions,ms_median,ms_low,ms_high,images_per_s,error.
  * - `train` prints the predictions of a network after given training times, with the columns
- *   rung,seconds,steps,right,image,label,prediction,probability,of_label. of_label is the
+ *   rung,seconds,steps,right,image,label,prediction,probability,of_label. Column of_label is the
  *   probability of the right label.
  * - `memory` prints the cost of single copies, launches and loads, with the columns
  *   what,where,bytes,us,gb_per_s.
  *
- * The program compares every rung with cpu-ref before it measures it. A wrong result ends the
- * program.
+ * The program compares every rung with cpu-ref before it measures it. If a result is wrong, the
+ * program exits.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -30,7 +31,7 @@
 #define PROGRAM "cnn-ladder"
 
 struct ladder_options {
-	const char *data, *rung, *phases; /* NULL: the default paths; every rung; not requested */
+	const char *data, *rung, *phases; /* NULL: the default paths; all rungs; write no phases */
 	int64_t filters, batch, seed, runs;
 	double seconds, rate;
 };
@@ -39,10 +40,10 @@ struct job {
 	const struct ladder_options *o;
 	struct kx_images train, test;
 	int has_gpu;
-	FILE *phases; /* NULL: not requested */
+	FILE *phases; /* NULL: write no phases */
 };
 
-/* The points that are measured if neither --filters nor --batch is given. */
+/* The points that `steps` measures if neither --filters nor --batch is given. */
 static const struct {
 	size_t filters, batch;
 } sweep[] = {{256, 1000}, {256, 500}, {256, 250}, {256, 100}, {128, 1000}, {64, 1000}, {32, 1000}};
@@ -51,7 +52,7 @@ static const double marks[] = {0.01, 0.03, 0.1, 0.3, 1, 3};
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Returns 1 if `list`, names with commas between them, has `name`. */
+/* Returns 1 if `name` is one of the names in `list`, which commas separate. */
 static int has_name(const char *list, const char *name)
 {
 	const size_t n = strlen(name);
@@ -358,13 +359,13 @@ static int check_rung(const char *name, struct err *e)
 	for (size_t i = 0; i < ladder_n_rungs; i++)
 		if (is_wanted_name(name, ladder_rungs[i]))
 			return PS_OK;
-	if (strcmp(name, "gpu") == 0) /* this program has none */
+	if (strcmp(name, "gpu") == 0) /* a build without CUDA has no rungs for GPUs */
 		return PS_OK;
 	return err_set(
 		e, PS_EUSAGE, "--rung: \"%.40s\" is none; `%s rungs` lists them", name, PROGRAM);
 }
 
-/* All rungs are written for one image size. */
+/* Load the data set, and check that it has the one image size for which all rungs are written. */
 static int load(struct job *j, struct data *d, struct err *e)
 {
 	int rc = data_load(d, j->o->data, e);
@@ -383,7 +384,7 @@ static int load(struct job *j, struct data *d, struct err *e)
 
 static int run(const struct ladder_options *o, const char *name, struct err *e)
 {
-	static struct data data; /* too large for the stack */
+	static struct data data; /* static, because the struct is too large for the stack */
 	const char *why = "";
 	struct job j = {.o = o, .has_gpu = ladder_has_gpu(&why)};
 	size_t i = 0, n = sizeof(commands) / sizeof(commands[0]);

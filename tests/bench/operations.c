@@ -1,15 +1,16 @@
 /*
- * operations.c - measures single operations of the tensor path of device cuda: fprop, dgrad and
- * wgrad of one convolution or fc layer. Prints CSV, one line for each layer:
+ * operations.c - measures single operations of cuda_tensor: fprop, dgrad and wgrad of one
+ * convolution or fc layer. The program prints CSV, one line for each layer:
  * layer,batch,precision,fprop_us,dgrad_us,wgrad_us. Each time is the mean of a CUDA graph of 20
  * launches.
  *
  *   operations BATCH PRECISION LAYER...
  *
- * LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD; an fc layer is INPUTS,1,OUTPUTS,1,0. A layer of less than
- * eight channels is measured as the first layer of a network: fprop includes the copy of the
- * patches, and there is no dgrad. fprop includes bias and ReLU. wgrad does not add up its split-K
- * slices: the SGD step of the network does. Channels and filters are multiples of eight otherwise.
+ * LAYER is CHANNELS,SIDE,FILTERS,SIZE,PAD; an fc layer is INPUTS,1,OUTPUTS,1,0. A layer of fewer
+ * than eight channels is measured as the first layer of a network: its fprop includes the copy of
+ * the patches, and it has no dgrad. In all other layers, the numbers of channels and filters are
+ * multiples of eight. fprop includes bias and ReLU. wgrad does not add up its split-K slices,
+ * because the SGD step of the network adds them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +44,7 @@ static void fail(const char *what)
 			fail(what);                                                                \
 	} while (0)
 
-/* Device memory of n random values. */
+/* Allocate device memory and fill it with n random values. */
 static void *values(const struct operation *o, size_t n)
 {
 	const size_t bytes = n * (o->type == KX_TYPE_BF16 ? 2 : 4);
@@ -51,7 +52,7 @@ static void *values(const struct operation *o, size_t n)
 	void *device;
 
 	CHECK(!host, "no memory");
-	/* numbers between 1/16 and 1/8, of both signs */
+	/* random bits become values from 1/16 to 1/8, with either sign */
 	for (size_t i = 0; i < bytes / 4; i++) {
 		bits = bits * 1664525u + 1013904223u;
 		host[i] = o->type == KX_TYPE_BF16 ? (bits & 0x807f807fu) | 0x3d803d80u
@@ -68,7 +69,7 @@ static size_t out_pixels(const struct operation *o)
 	return (size_t)o->images * (size_t)o->out * (size_t)o->out;
 }
 
-/* The rows of the weights, without those of the bias. */
+/* Returns the number of rows of the weights, without the row of the bias. */
 static int depth(const struct operation *o)
 {
 	return o->fprop.size * o->fprop.size * o->fprop.c;
@@ -200,7 +201,7 @@ static int run_wgrad(struct operation *o, cudaStream_t stream)
 		o->type, stream);
 }
 
-/* The microseconds of one launch. */
+/* Measure an operation. Returns the microseconds of one launch. */
 static double measure(struct operation *o, int (*run)(struct operation *, cudaStream_t))
 {
 	cudaStream_t stream;
@@ -216,7 +217,7 @@ static double measure(struct operation *o, int (*run)(struct operation *, cudaSt
 		CHECK(run(o, stream), "a launch");
 	CHECK(cudaStreamEndCapture(stream, &graph), "capture");
 	CHECK(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-	for (int i = 0; i <= RUNS; i++) { /* the first one warms up */
+	for (int i = 0; i <= RUNS; i++) { /* the first run warms up */
 		cudaEventRecord(from, stream);
 		cudaGraphLaunch(exec, stream);
 		cudaEventRecord(to, stream);

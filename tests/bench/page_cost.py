@@ -1,15 +1,16 @@
 #!/usr/bin/python3
-"""Measure what the server's page costs, and how soon it is painted.
+"""Measure the processor time that the server's page costs, and the time until its first paint.
 
     tests/bench/page_cost.py paint    milliseconds until Chromium's first paint of the page
     tests/bench/page_cost.py idle     processor time of a server with 200 workers that do nothing
-    tests/bench/page_cost.py pushes   processor time of the server per push, without and with 3 pages
+    tests/bench/page_cost.py pushes   processor time of the server per push, with and without pages
 
-A viewer is a connection that reads /events as the page does. The time is that of all threads of the
-server, from /proc. `pushes` compares in pairs, in one run of the model seed:32 with two workers. A
-pair is five seconds without and five with viewers, in turns of one second, so that other programs
-on the machine disturb both alike. It prints the median of the ratios of the pairs. Needs `make tests`, an
-idle machine, and for `paint` Chromium. Data: $CNN_DATA or the default data directories.
+A viewer is a connection that reads /events as the page does. The processor time is the sum over all
+threads of the server, from /proc. `pushes` makes one run of the model seed:32 with two workers, and
+measures pairs: five seconds without viewers and five with viewers, in turns of one second, so that
+other programs on the machine disturb both alike. `pushes` prints the median of the ratios of all
+pairs. The script needs `make tests`, an idle machine, and for `paint` Chromium. Data: $CNN_DATA or
+the default data directories.
 """
 import socket
 import statistics
@@ -26,19 +27,19 @@ from support.programs import Process, Programs, until  # noqa: E402
 from support.build import command  # noqa: E402
 from through_server import data_directory  # noqa: E402
 
-LOADS = 20              # of the page
+LOADS = 20              # how many times `paint` loads the page
 WORKERS, IDLE_S = 200, 10
 PAIRS, TURNS, TURN_S, VIEWERS = 10, 5, 1, 3
 
 
 def processor_s(process):
-    """The seconds of processor time that the process has used."""
+    """Returns the processor time that the process has used, in seconds."""
     tasks = Path(f"/proc/{process.popen.pid}/task").iterdir()
     return sum(int((t / "schedstat").read_text().split()[0]) for t in tasks) / 1e9
 
 
 class Viewers:
-    """Pages that are open: each reads the history once, and then the events, until close()."""
+    """Open pages. Each page reads the history once, and then the events, until close()."""
 
     def __init__(self, server, n):
         host, port = server.line(r"http listening.* url=http://(\S+?)/?$")[1].split(":")
@@ -126,7 +127,7 @@ def idle(programs):
 
 
 def turn(server, n):
-    """(seconds of processor time, pushes) of one turn with n viewers."""
+    """Measure one turn with n viewers. Returns (seconds of processor time, number of pushes)."""
     viewers = Viewers(server, n)
     time.sleep(0.2)
     used, pushes = processor_s(server), server.status()["counters"]["pushes"]

@@ -1,24 +1,25 @@
 /*
- * pslite_bench.cc - makes the measurement of tests/bench/transport with ps-lite. The script
- * peer_pslite runs this program.
+ * pslite_bench.cc - measures with ps-lite what tests/bench/transport measures with cnn-ps. The
+ * script tests/bench/peer_pslite runs this program.
  *
  *   pslite_bench [--bytes N] [--workers N] [--seconds S] [--ask pushpull|overlap|wait]
  *                [--reply share|copy|live]
  *
- * The program is not part of the build: tests/bench/peer_pslite says how to build it next to a copy
- * of ps-lite. One scheduler, one server and N workers run on 127.0.0.1, each in its own process.
- * One key holds a vector of bytes/4 floats. The server's handler subtracts the learning rate times
- * a pushed gradient from the vector, and answers a pull with the whole vector. Prints the same CSV
- * as transport: a pair is one push and the pull after it.
+ * The program is not part of the build: tests/bench/peer_pslite explains how to compile it with a
+ * copy of ps-lite. One scheduler, one server and N workers run on 127.0.0.1, each in its own
+ * process. One key holds a vector of bytes/4 floats. The server's handler subtracts the learning
+ * rate times a pushed gradient from the vector, and answers a pull with the whole vector. The
+ * program prints the same CSV as transport: a pair is one push and the pull after it.
  *
- * --ask selects how a worker makes a pair. pushpull: it sends one request for both. overlap: it
- * sends two requests and then waits for both; the pull may overtake the push in ps-lite's queue.
- * wait: push, wait, pull, wait, as in ps-lite's own examples. --reply selects how the server
- * answers a pull. copy: it copies the weights for each pull. share: it sends the weights
- * themselves; if a push arrives while they are being sent, the server writes to a new buffer. live:
- * it sends the weights themselves, and the next push changes them while they are being sent. So an
- * answer of live may mix old and new weights, which is not correct; live shows how much the other
- * two variants cost. The defaults are the fastest correct variants.
+ * --ask selects how a worker makes a pair. pushpull: the worker sends one request for both.
+ * overlap: the worker sends two requests and then waits for both; the pull may overtake the push in
+ * ps-lite's queue. wait: push, wait, pull, wait, as in ps-lite's own examples. --reply selects how
+ * the server answers a pull. copy: the server copies the weights for each pull. share: the server
+ * sends the weights without a copy; if a push arrives while ps-lite is sending them, the server
+ * writes to a new buffer. live: the server sends the weights without a copy, and the next push
+ * changes them while ps-lite may still be sending them. An answer of live may mix old and new
+ * weights, which is not correct; live shows the cost of the other two variants. The defaults are
+ * the fastest correct variants.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -51,7 +52,7 @@ struct options {
 	exit(1);
 }
 
-/* User + system seconds of another process so far. */
+/* Returns the CPU time (user and system) of another process so far, in seconds. */
 static double cpu_of(pid_t pid)
 {
 	clockid_t clock;
@@ -66,11 +67,12 @@ static double cpu_of(pid_t pid)
  */
 
 struct server {
-	char reply; /* first letter of --reply */
+	char reply; /* the first letter of --reply */
 	ps::SArray<float> weights;
 };
 
-/* A new vector that is not zeroed first. The constructors of SArray would zero it. */
+/* Returns a new vector without initial values. The constructors of SArray would write zeros to
+ * it. */
 static ps::SArray<float> new_vector(size_t n)
 {
 	ps::SArray<float> a;
@@ -144,9 +146,9 @@ static void serve(const struct options *o)
 
 struct worker {
 	ps::KVWorker<float> *kv;
-	char ask; /* first letter of --ask */
+	char ask; /* the first letter of --ask */
 	ps::SArray<ps::Key> keys;
-	ps::SArray<float> gradient, weights; /* ps-lite sends and receives them without a copy */
+	ps::SArray<float> gradient, weights; /* ps-lite uses these buffers without a copy */
 };
 
 static int pair(void *arg)
@@ -166,8 +168,8 @@ static int pair(void *arg)
 	return 0;
 }
 
-/* The pulled weights must contain all gradients that this worker has pushed. With one worker they
- * must contain nothing else. */
+/* Check that the pulled weights contain all gradients that this worker has pushed, and, with one
+ * worker, nothing else. */
 static void check(const struct options *o, const struct worker *w, uint64_t pairs)
 {
 	double mine = -RATE * (double)w->gradient[0] * (double)pairs;
@@ -194,7 +196,7 @@ static void work(const struct options *o, struct pairs *s, size_t index)
 	w.kv = &kv;
 	pairs_measure(s, index, o->seconds, pair, &w);
 	check(o, &w, WARM_UP + s->worker[index].pairs);
-	_exit(0); /* end without ps-lite's shutdown, which takes longer than the measurement */
+	_exit(0); /* without ps-lite's shutdown, which takes longer than the measurement */
 }
 
 /* ---- all processes -----------------------------------------------------------------------------
@@ -223,7 +225,8 @@ static void set(const char *name, size_t value)
 	setenv(name, text, 1);
 }
 
-/* Start a child process that dies with its parent. Returns 0 in the child. */
+/* Start a child process that dies with its parent. Returns the child's process id, and 0 in the
+ * child. */
 static pid_t start(const char *role)
 {
 	pid_t parent = getpid(), pid = fork();

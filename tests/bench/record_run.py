@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Record a run and write it as an animated picture: docs/kill.svg.
 
-Three workers train cnn99. After 5 s the server is killed with -9, and 3 s later it is started
-again with the same command. All figures in the picture come from the history of the run. Needs the
-programs (make) and the images (deploy/data.sh).
+Three workers train cnn99. After 5 s the script kills the server with -9, and 3 s later starts it
+again with the same command. All figures in the picture come from the history of the run. The script
+needs the programs (make) and the images (deploy/data.sh).
 
 usage: tests/bench/record_run.py OUT.svg
 """
@@ -41,8 +41,8 @@ def free_port():
 
 
 def record(place):
-    """Record the run. Returns the lines of the history, and the times at which the server was
-    killed and started again."""
+    """Make the run. Returns the lines of its history, and the times at which the server was killed
+    and started again."""
     data = subprocess.run([ROOT / "deploy/data.sh"], check=True, capture_output=True,
                           text=True).stdout.strip()
     endpoint = f"tcp://127.0.0.1:{free_port()}"

@@ -1,15 +1,15 @@
 /*
- * science.c - one training run in virtual time. tests/bench/virtual/virtual.h explains which parts
- * are real and how the clock works. This program also evaluates the weights at many times. The
- * script tests/bench/science runs this program many times and draws the figures.
+ * science.c - makes one training run in virtual time. tests/bench/virtual/virtual.h explains which
+ * parts are real and how the clock works. This program also evaluates the weights at many times.
+ * The script tests/bench/science runs this program many times and draws the figures.
  *
  *   science [--workers N] [COST MODEL...] [-- OPTIONS OF cnn-ps]
  *
- * CSV on stdout:
+ * The program prints CSV:
  *   point,label,workers,seed,seconds,images,updates,loss,test_loss,accuracy
  *       an evaluation of the current weights on all test images, which takes no virtual time; loss
- *       is the smoothed loss of the pushes. There is a line at virtual times that grow by
- *       --look-ratio, and at the end
+ *       is the smoothed loss of the pushes. The program prints such a line at virtual times that
+ *       grow by the factor --look-ratio, and at the end
  *   end,label,workers,seed,seconds,images,updates,accuracy,staleness_mean,rejected,backups,trials,
  *   superseded
  *   staleness,label,workers,seed,0|1|2-3|4-7|...: the number of gradients with this staleness
@@ -28,14 +28,14 @@
 
 struct science {
 	struct world world;
-	struct options run; /* the options of cnn-ps */
+	struct options run; /* the options of cnn-ps after -- */
 	struct data data;
 	struct backend *evaluator;
 	float *weights;
 	const char *label, *directory, *record, *attack;
 	int64_t workers, threads;
 	double look_s, look_ratio, limit_s;
-	uint64_t seen; /* correct, loss_sum: of version seen - 1; seen 0: not valid */
+	uint64_t seen; /* correct and loss_sum belong to version seen - 1; 0: no evaluation yet */
 	size_t correct;
 	double loss_sum;
 };

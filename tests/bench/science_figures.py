@@ -1,8 +1,8 @@
-"""Draws the figures of tests/bench/science from the runs of one network: the time to 97 % accuracy
-by number of workers, accuracy and training loss by time, and the staleness of gradients.
+"""Draw the figures of tests/bench/science from the runs of one network. They show the time to 97 %
+accuracy by number of workers, accuracy and training loss by time, and the staleness of gradients.
 
-A point is the mean over the seeds, and its error bar is the 95 % t-interval. A mode that does not
-reach 97 % with every seed is marked "never".
+A point is the mean over the seeds, and its error bar is the 95 % t-interval. Where a mode does not
+reach 97 % with every seed, the figure says "never".
 """
 import math
 import statistics
@@ -14,7 +14,7 @@ from science_modes import MODES
 
 TARGET = 0.97
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-# the series of the two panels, at most eight each
+# the modes in each of the two panels of a figure, at most eight each
 PANELS = {
     "seed32": (("the modes", ("sgd", "adagrad", "downpour", "ssp", "sync", "easgd", "lbfgs")),
                ("remedies", ("sgd", "inverse", "dc", "adagrad", "warm", "prefetch", "buffer",
@@ -28,8 +28,8 @@ STYLE = HERE.parents[1] / "docs/figures.gp"
 
 
 def reached(points, target):
-    """The time at which the accuracy first reaches the target, interpolated between two
-    evaluations; None: never."""
+    """Returns the time at which the accuracy first reaches the target, interpolated between two
+    evaluations, or None if it never does."""
     before = None
     for seconds, accuracy in points:
         if accuracy >= target:
@@ -42,7 +42,7 @@ def reached(points, target):
 
 
 def interval(values):
-    """The mean and half of the 95 % t-interval."""
+    """Returns (mean, half of the 95 % t-interval)."""
     n = len(values)
     half = T95.get(n, 2) * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
     return statistics.mean(values), half
@@ -75,14 +75,14 @@ class Runs:
         return sorted({w for _, w in self.ends})
 
     def times(self, mode, workers):
-        """The seconds to the target for each seed; None: never."""
+        """Returns the seconds to the target for each seed; None stands for never."""
         return [float(r[-2]) if r[-2] else None for r in self.ends[mode, workers]]
 
     def accuracies(self, mode, workers):
         return [100 * float(r[3]) for r in self.ends[mode, workers]]
 
     def best_single(self):
-        """(median seconds, mode) of the fastest mode with one worker."""
+        """Returns (median seconds, mode) of the fastest mode with one worker."""
         alone = [(statistics.median(t), m) for m in MODES
                  if (t := self.times(m, 1)) and None not in t]
         return min(alone) if alone else None
@@ -109,13 +109,14 @@ def titled(runs, title):
 
 
 def fastest(runs, modes, counts):
-    """The mean time, mode and workers of the fastest of these runs that always reach the target."""
+    """Returns (mean time, mode, workers) of the fastest runs. Only runs that reach the target with
+    every seed count."""
     return min((interval(times)[0], mode, workers) for mode in modes for workers in counts
                if (times := runs.times(mode, workers)) and None not in times)
 
 
 def times_as_fast(runs, modes):
-    """The title of time_by_workers."""
+    """Returns the title of the figure that time_by_workers draws."""
     mean, mode, workers = fastest(runs, modes, runs.counts())
     single = runs.best_single()[0]
     return (f"{MODES[mode].name} with {workers} workers reaches 97 %"
@@ -123,8 +124,8 @@ def times_as_fast(runs, modes):
 
 
 def time_series(runs, mode):
-    """Returns two lists: (workers, mean, low, high) for the numbers of workers with which every
-    seed reaches the target, and the other numbers of workers."""
+    """Returns two lists. The first has (workers, mean, low, high) for each number of workers with
+    which every seed reaches the target, the second has the other numbers of workers."""
     rows, never = [], []
     for workers in runs.counts():
         times = runs.times(mode, workers)
@@ -243,8 +244,8 @@ def staleness(runs, modes, workers, out):
 
 
 def cells(runs, mode, workers):
-    """The cells of a table row: [rate, accuracy, median training loss, time] as text; [] if there
-    are no runs."""
+    """Returns the cells of a table row as text: [rate, accuracy, median training loss, time], or []
+    if the mode has no runs."""
     rows = runs.ends[mode, workers]
     if not rows:
         return []
@@ -275,8 +276,8 @@ def table(runs, modes):
 
 
 def at_defaults(runs, best):
-    """Print the median accuracies and times at the default rates. Each time has its speedup over
-    the best single worker."""
+    """Print the median accuracies and times at the default rates. Beside each time is the speedup
+    over the best single worker."""
     counts = runs.counts()
     accuracies, took = [], []
     for mode in dict.fromkeys(m for m, _ in runs.ends):
@@ -303,7 +304,8 @@ def draw(directory):
     panels = [(name, found) for name, modes in panels if (found := [m for m in modes
                                                                     if m in present])]
     time_by_workers(runs, panels, directory / "workers.svg")
-    # runs of real processes ("wall") report the accuracy once per epoch, too seldom for a curve
+    # Runs of real processes ("wall") report the accuracy only once per epoch, too seldom for a
+    # curve.
     if directory.name != "wall":
         curves(runs, panels[0][1], last, directory / "curves.svg")
     if directory.name == "seed32":

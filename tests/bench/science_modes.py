@@ -2,13 +2,13 @@
 for each mode."""
 from collections import namedtuple
 
-# style: the line style of docs/figures.gp; the series of one panel have different styles. options:
-# the options of cnn-ps for this mode. rates: the values of rate_option that --grid tries
-# for every number of workers. workers: the numbers of workers of the runs. cost: the duration of a
-# run relative to other modes.
+# A mode. style: the line style of docs/figures.gp; the modes of one panel have different styles.
+# options: the options of cnn-ps for this mode. rates: the values of rate_option that --grid tries
+# for each number of workers. workers: the numbers of workers. cost: the duration of a run relative
+# to other modes.
 Mode = namedtuple("Mode", "name style options rate_option rates workers cost")
-# options: the options of cnn-ps for this network. cost: the cost model, as options of the program
-# science. title: names the network and the clock in the figures.
+# A network. options: the options of cnn-ps for this network. cost: the cost model, as options of
+# the program science. title: the text in the figures that names the network and the clock.
 Network = namedtuple("Network", "options cost title modes")
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -49,7 +49,7 @@ MODES = {
                   workers=(1, 4, 16), cost=9),
 }
 
-# modes that run with their default rate and no option except --mode
+# the modes that --defaults runs with their default rate and no option except --mode
 DEFAULTS = ("downpour", "ssp", "sync", "easgd")
 
 CLOCK = "50 us and {} Gbit/s at the server's link; 0.1 ms an image per worker, lognormal 10 %"

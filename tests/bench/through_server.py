@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""Measures the training speed of one worker with a real server on this machine, compared with its
-kernels alone.
+"""Compare the training speed of a worker with a real server to the speed of its kernels alone.
 
     tests/bench/through_server.py [--device cuda] [--epochs 20] [--n-push 1,4,16]
                                   [NET,BATCH,PRECISION...] [-- OPTIONS OF cnn-ps]
 
 n_push is the number of batches between a pull and the push after it (cnn-ps --n-push and
---n-fetch). A lease is a whole epoch. Prints CSV:
+--n-fetch). A lease has all batches of an epoch. The script prints CSV:
 net,batch,precision,n_push,images_per_s,bare_images_per_s,share. images_per_s is the mean of the
 rates that the server logs for each epoch, without evaluations. The first quarter of the epochs does
-not count, because the programs allocate buffers then. bare_images_per_s is the rate of the kernels
-without a server (column local_images_per_s of tests/bench/gpu), and share is images_per_s /
+not count, because the programs allocate buffers in this time. bare_images_per_s is the rate of the
+kernels without a server (column local_images_per_s of tests/bench/gpu), and share is images_per_s /
 bare_images_per_s.
 
-The learning rate is 0.005: at the default rate, cnn99 diverges with 16 batches of 1000 images per
-push. An --lr after -- takes precedence.
+The learning rate is 0.005, because cnn99 diverges at the default rate with 16 batches of 1000
+images per push. An --lr after -- takes precedence.
 
 Data: $CNN_DATA or the default data directories.
 """
@@ -48,7 +47,7 @@ def data_directory():
 
 
 def rates(server):
-    """The images per second of each epoch, from the server's log."""
+    """Returns the images per second of each epoch, from the server's log."""
     found = []
     for line in server.lines:
         if 'msg="train epoch"' in line:
@@ -57,7 +56,8 @@ def rates(server):
 
 
 def through_server(net, batch, precision, n_push, args):
-    """The mean images per second of all epochs after the first quarter."""
+    """Train through a server. Returns the mean images per second of all epochs after the first
+    quarter."""
     with tempfile.TemporaryDirectory() as directory:
         programs = Programs(Path(directory), data_directory())
         try:
@@ -74,7 +74,7 @@ def through_server(net, batch, precision, n_push, args):
 
 
 def bare(net, batch, precision, args):
-    """Images per second of the kernels without a server."""
+    """Returns the images per second of the kernels without a server."""
     done = subprocess.run(command("tests/bench/gpu", net, batch, precision, 5, args.device),
                           check=True, stdout=subprocess.PIPE, text=True)
     [row] = csv.DictReader(done.stdout.splitlines())

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Measures the seconds from the launch of a server and its workers to a given accuracy.
+"""Measure the seconds from the launch of a server and its workers to a given accuracy.
 
     tests/bench/to_accuracy.py [--target 0.99] [--device cuda] [--workers 1] [--repeat 5]
                                [--model MODEL] [--epochs 3] [-- OPTIONS OF cnn-ps]
 
 The clock starts before the first process starts, and stops when the server logs an evaluation that
-reaches the target. Prints CSV: run,seed,epoch,accuracy,launch_s,training_s, and then the median of
-launch_s. launch_s is the time until this log line (empty if no evaluation reaches the target).
-training_s is the part of launch_s after the first worker joined.
+reaches the target. The script prints CSV: run,seed,epoch,accuracy,launch_s,training_s, and then the
+median of launch_s. launch_s is the time until this log line (empty if no evaluation reaches the
+target). training_s is the part of launch_s after the first worker has joined.
 
-Data: $CNN_DATA or the default data directories. The images are unpacked before the clock starts.
+Data: $CNN_DATA or the default data directories. The script unpacks the images before the clock
+starts.
 """
 import argparse
 import gzip

@@ -1,14 +1,13 @@
-"""Measures PyTorch for comparison with the CUDA device: training steps of the networks of
-docs/gpu.md on one GPU.
+"""Measure training steps in PyTorch on one GPU, to compare the CUDA device with them (docs/gpu.md).
 
     python3 tests/bench/torch_peer.py [--nets seed:32,cnn99] [--batches 100,1000] [--epochs 5]
 
-A step selects its images, which are already on the device as uint8, by the epoch's permutation. It
+All images are on the device as uint8. A step selects its images by the permutation of the epoch,
 converts them to floats, computes forward and backward, and updates the weights with SGD. An epoch
 has 60,000 images. The script measures every combination of {eager, CUDA graph, torch.compile + CUDA
 graph} x {fp32, tf32, bf16 (autocast), bf16 weights} x {contiguous, channels-last}. A graph contains
-STEPS whole steps. The position in the permutation is counted on the device, so the host makes few
-launches. Prints CSV: net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
+STEPS complete steps. The device counts the position in the permutation, so the host makes few
+launches. The script prints CSV: net,batch,mode,precision,layout,ms_per_epoch (the median epoch).
 
 Data: $CNN_DATA or the default data directories. Without data the script draws random images; the
 speed does not depend on their content.
@@ -41,11 +40,12 @@ NAMES = {
                "lrn pool:3:stride=2 conv:384:3:pad=1 relu conv:384:3:pad=1:groups=2 relu "
                "conv:256:3:pad=1:groups=2 relu pool:3:stride=2 dropout:0.5 fc:4096 relu "
                "dropout:0.5 fc:4096 relu fc:1000"}
-SHAPES = {"cifar": (3, 32, 32), "alexnet": (3, 224, 224)}  # all others: (1, 28, 28)
+# the shape of the images; for all other networks it is (1, 28, 28)
+SHAPES = {"cifar": (3, 32, 32), "alexnet": (3, 224, 224)}
 
 
 def text_of(net):
-    """The layers of a network. seed:F is one of its names."""
+    """Returns the layers of a network, also for names such as seed:32 and cnn99."""
     if net.startswith("seed:"):
         return f"conv:{net[5:]}:3 relu pool:2 fc:10"
     return NAMES.get(net, net)
@@ -56,14 +56,15 @@ def shape_of(net):
 
 
 def operations_of(net):
-    """The convolutions and fc layers: (channels, side, filters, size, pad, stride, groups)."""
+    """Yields (channels, side, filters, size, pad, stride, groups) for each convolution and fc
+    layer."""
     channels, _, side = shape_of(net)
     flat = False
     for word in text_of(net).split():
         kind, *values = word.split(":")
         o = {"pad": 0, "stride": 1, "groups": 1,
              **dict(x.split("=") for x in values if "=" in x)}
-        if o["pad"] == "auto":  # PyTorch leaves the last rows out instead
+        if o["pad"] == "auto":  # PyTorch would omit the last rows instead
             o["pad"] = int(values[1]) // int(o["stride"])
         o = {k: int(v) for k, v in o.items()}
         if kind == "conv":
@@ -105,7 +106,7 @@ def build(net):
 
 
 def read_idx(name, offset):
-    """The bytes of an IDX file after its header, or None."""
+    """Returns the bytes of an IDX file after its header, or None if the file does not exist."""
     places = [os.environ["CNN_DATA"]] if os.environ.get("CNN_DATA") else USUAL
     for place in places:
         for path, opened in ((f"{place}/{name}", open), (f"{place}/{name}.gz", gzip.open)):
@@ -125,7 +126,8 @@ def load(device):
 
 
 def random_images(net, device):
-    """Images of a shape other than MNIST's, about 30 MB of them or ten batches of 128."""
+    """Returns random images and labels for a network whose images have another shape than MNIST's:
+    10,000 images, or 1,280 large ones."""
     shape = shape_of(net)
     n = 10000 if shape[1] < 100 else 1280
     return (torch.randint(0, 256, (n, *shape), dtype=torch.uint8, device=device),
@@ -138,8 +140,8 @@ def set_tf32(on):
 
 
 class Training:
-    """The training of one network in one precision and memory format, with eager steps, a CUDA
-    graph or torch.compile."""
+    """Trains one network in one precision and memory format, with eager steps, a CUDA graph or
+    torch.compile."""
 
     def __init__(self, net, batch, data, mode, precision, layout):
         self.images, self.labels = data
@@ -156,8 +158,8 @@ class Training:
         self.range = torch.arange(batch, device=self.device)
         self.loss_of = self.loss
         if mode == "compile+graph":
-            # without the reset, torch.compile stops compiling after a few networks and runs later
-            # networks eagerly
+            # Without the reset, torch.compile would stop after a few networks and run all later
+            # ones eagerly.
             torch._dynamo.reset()
             self.loss_of = torch.compile(self.loss)
         self.graph = self.capture() if mode != "eager" else None
@@ -177,7 +179,8 @@ class Training:
             self.first.add_(self.batch).remainder_(self.n // self.batch * self.batch)
 
     def capture(self):
-        """Capture a graph of STEPS steps. PyTorch requires a warm-up on another stream before."""
+        """Capture a graph of STEPS steps. PyTorch requires a warm-up on another stream before the
+        capture."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -214,14 +217,14 @@ class Training:
 
 
 def variants(net, batch, data, epochs, modes, precisions=PRECISIONS, layouts=tuple(LAYOUTS)):
-    """Measure all variants. Yields each variant with its milliseconds as soon as it is measured."""
+    """Measure all variants. Yields (milliseconds, variant) as soon as a variant is measured."""
     for mode in modes:
         for precision in precisions:
             for layout in layouts:
                 try:
                     training = Training(net, batch, data, mode, precision, layout)
                     ms = training.median_ms(epochs)
-                except RuntimeError as e:  # PyTorch does not support every variant: skip it
+                except RuntimeError as e:  # skip a variant that PyTorch does not support
                     print(f"torch_peer: {net} {batch} {mode} {precision} {layout}: {e}",
                           file=sys.stderr)
                     continue

@@ -1,17 +1,17 @@
 /*
- * transport.c - measures how fast weights and gradients travel: pairs of one push and one pull per
- * second, over loopback.
+ * transport.c - measures the transfer of weights and gradients over loopback: the number of pairs
+ * per second. A pair is one push and the pull after it.
  *
  *   transport [--server-binary PATH] [--seconds S] [--bytes N] [--workers N]
  *             [--mode cnn-ps|cnn-ps-shm|zmq]
  *
- * Prints CSV. Mode cnn-ps starts a real server (vector:N, plain SGD) and worker processes. Each
- * worker pushes full gradients and pulls the full weights with libcnnps and all checks: checksums,
- * finite values, exactly-once. Mode cnn-ps-shm does the same with tensors in shared memory. Mode
- * zmq gives the upper bound: plain DEALERs exchange the same number of bytes with a plain ROUTER,
- * and no process copies or reads the bytes. A pair is one push and the pull after it. p50 and p99
- * are latencies of a pair. CPU seconds are the user + system time of server and workers per 10^9
- * bytes moved, in both directions together.
+ * The program prints CSV. Mode cnn-ps starts a real server (vector:N, plain SGD) and worker
+ * processes. Each worker pushes full gradients and pulls the full weights with libcnnps. The
+ * processes make all checks: checksums, finite values, exactly-once. Mode cnn-ps-shm does the same
+ * with tensors in shared memory. Mode zmq gives the upper bound: plain DEALERs exchange the same
+ * number of bytes with a plain ROUTER, and no process copies or reads the bytes. p50 and p99 are
+ * percentiles of the latency of a pair. CPU seconds are the user + system time of server and
+ * workers per 10^9 bytes moved, in both directions together.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -37,7 +37,7 @@ struct shared {
 struct options {
 	const char *server_binary, *mode;
 	double seconds;
-	size_t bytes, workers; /* 0: measure a list of default values */
+	size_t bytes, workers; /* 0: measure several default values */
 };
 
 static void die(const char *what)
@@ -46,7 +46,7 @@ static void die(const char *what)
 	exit(1);
 }
 
-/* User + system seconds of a process so far, from /proc. */
+/* Returns the CPU time (user and system) of a process so far in seconds, from /proc. */
 static double cpu_of(pid_t pid)
 {
 	char path[64], text[1024];
@@ -58,7 +58,7 @@ static double cpu_of(pid_t pid)
 	if (f)
 		fclose(f);
 	text[n] = 0;
-	/* the end of field 2; user and system time are fields 14 and 15 */
+	/* ')' is the end of field 2; user and system time are fields 14 and 15 */
 	char *at = strrchr(text, ')');
 	for (int i = 2; at && i < 14; i++)
 		at = strchr(at + 1, ' ');
@@ -78,8 +78,8 @@ struct cnnps_pair {
 };
 
 /* Make one pair. As in cnn-worker, the gradient is in a buffer of the library, and the weights stay
- * in the buffer in which they arrived. The library reuses its buffers with their old values, so
- * only the first gradients are written. */
+ * in the buffer in which they arrived. The library reuses its buffers, which keep their values, so
+ * only the first pairs write a gradient. */
 static int cnnps_pair(void *arg)
 {
 	struct cnnps_pair *p = arg;
@@ -165,7 +165,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 			at += strlen("endpoint=");
 			snprintf(s->endpoint, sizeof(s->endpoint), "%.*s", (int)strcspn(at, " \n"),
 				at);
-			return pid; /* keep the pipe open: the server may log more lines */
+			return pid; /* keep the pipe open, because the server may log more lines */
 		}
 	}
 	fprintf(stderr, "transport: the server did not come up: %s\n", line);
@@ -176,7 +176,7 @@ static pid_t cnnps_server(const struct options *o, struct shared *s, size_t byte
 
 struct zmq_pair {
 	void *socket;
-	zmq_msg_t gradient; /* every push sends this message */
+	zmq_msg_t gradient; /* every push sends a copy of this message */
 };
 
 static void new_message(zmq_msg_t *m, size_t bytes)
@@ -323,7 +323,7 @@ static void run_all(const struct options *o)
 					run(o, &modes[m], sizes[b], fleets[k]);
 }
 
-/* The path of cnn-ps in the build of this program, which is <build>/tests/bench/transport. */
+/* Returns the path BUILD/cnn-ps for the path BUILD/tests/bench/transport of this program. */
 static const char *server_beside(const char *argv0)
 {
 	static char path[4096];

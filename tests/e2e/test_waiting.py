@@ -269,7 +269,7 @@ def test_a_name_that_resolves_later_is_found(programs, small):
 @pytest.mark.parametrize("place", [nothing, web, zmq_match, zmq_no_match])
 def test_a_server_that_starts_later_on_a_port_in_use_is_found(programs, small, place):
     """libzmq makes no further connection after a peer had an incompatible socket type, so the
-    client must open a new socket itself."""
+    client must reconnect by itself."""
     with place() as (port, cause):
         endpoint = f"tcp://127.0.0.1:{port}"
         worker = programs.worker(endpoint, data=small)

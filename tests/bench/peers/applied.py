@@ -2,9 +2,9 @@
 import os
 import time
 
-STEP_S = 0.05        # length of a step: the machine is not the limit
-BATCHES = 100000     # more than any run applies
-SAVE_EVERY = 20      # steps between two checkpoints or commits
+STEP_S = 0.05        # the length of a step, so long that the speed of the machine has no effect
+BATCHES = 100000     # more batches than any run applies
+SAVE_EVERY = 20      # the number of steps between two checkpoints or commits
 
 
 def note(batch):
@@ -14,6 +14,6 @@ def note(batch):
 
 
 def named(role):
-    """Tell the driver the process id of this role."""
+    """Write the process id of this role to a file that run.py reads."""
     with open(os.environ["PEER_LOG"] + f".{role}", "w") as f:
         f.write(str(os.getpid()))

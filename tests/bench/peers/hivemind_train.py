@@ -1,4 +1,5 @@
-"""A peer of Hivemind: the peers average after 30 batches of 100 images in total."""
+"""A peer of Hivemind. The peers average their weights when they have computed 30 batches of 100
+images together."""
 import sys
 import time
 
@@ -21,7 +22,7 @@ for step in range(BATCHES):
     model(torch.randn(100, 784)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    if optimizer.local_epoch != epoch:  # an update of the weights
+    if optimizer.local_epoch != epoch:  # the peers have updated the weights
         epoch = optimizer.local_epoch
         note(epoch)
     time.sleep(STEP_S)

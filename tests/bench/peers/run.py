@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Kill -9 a worker, or the server or coordinator, of another project, and see what happens.
+"""Kill -9 a worker, or the server or coordinator, of another project, and measure the damage.
 
     tests/bench/peers/run.py torchrun|horovod|tensorflow|hivemind worker|server
 
-Three workers train on this machine with steps of 50 ms. After 5 s one process is killed. A job that
-ends is started again with the same command, as a supervisor would do. Prints the longest time
-without an applied batch, how many batches were applied twice, and how many never (Hivemind has no
-numbered batches). The interpreter that runs this program must have the project (PyPI: torch;
-horovod with torch 1.13.1; tensorflow-cpu; hivemind).
+Three workers train on this machine with steps of 50 ms. After 5 s the script kills one process. If
+the job ends, the script starts it again with the same command, as a supervisor would do. The script
+prints the longest time without an applied batch, the number of batches that were applied twice, and
+the number of batches that were never applied (Hivemind has no numbered batches). The Python that
+runs this script must have the other project (PyPI: torch; horovod with torch 1.13.1;
+tensorflow-cpu; hivemind).
 """
 import json
 import os
@@ -32,7 +33,7 @@ def free_port():
 
 
 class Job:
-    """The processes of a run, each in a group of its own, and its log."""
+    """The processes of a run, each in a process group of its own, and the log of the run."""
 
     def __init__(self, place):
         self.log = Path(place) / "log"
@@ -50,7 +51,7 @@ class Job:
         return int(Path(f"{self.log}.{role}").read_text())
 
     def applied(self):
-        """[(time, process, batch)] so far."""
+        """Returns [(time, process, batch)] for the batches that have been applied so far."""
         if not self.log.exists():
             return []
         rows = (line.split() for line in self.log.read_text().splitlines())
@@ -63,7 +64,8 @@ class Job:
             except ProcessLookupError:
                 pass
             p.wait()
-        for file in self.log.parent.glob("log.worker*"):  # workers that left their group
+        # also kill workers that left their process group
+        for file in self.log.parent.glob("log.worker*"):
             try:
                 os.kill(int(file.read_text()), signal.SIGKILL)
             except (ProcessLookupError, ValueError):

@@ -1,5 +1,5 @@
-/* attack.c - the last worker of a virtual run misbehaves (--attack). It keeps to the protocol: what
- * it changes is the content of its pushes and results. */
+/* attack.c - makes the last worker of a virtual run misbehave (--attack). This worker follows the
+ * protocol, but changes the content of its pushes and results. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,10 +13,10 @@ static const char *const names[ATTACKS] = {[ATTACK_NONE] = "none",
 	[ATTACK_SCALE] = "scale",  /* -10 times the gradient */
 	[ATTACK_FLIP] = "flip",    /* -1 times the gradient */
 	[ATTACK_NOISE] = "noise",  /* values of N(0, 1) */
-	[ATTACK_STALE] = "stale",  /* its first gradient, again and again */
+	[ATTACK_STALE] = "stale",  /* the worker's first gradient, again and again */
 	[ATTACK_HUGE] = "huge",    /* 1e15 in every value */
 	[ATTACK_NAN] = "nan",      /* NaN in every value */
-	[ATTACK_EMPTY] = "empty",  /* zeros: batches count that nobody computed */
+	[ATTACK_EMPTY] = "empty",  /* zeros, so that batches count that no worker computed */
 	[ATTACK_FORGE] = "forge"}; /* results say that every test image is right */
 
 int attack_of(const char *name)

@@ -1,12 +1,11 @@
 /*
- * client.c - libcnnps in virtual time. It implements the calls of worker/client/cnnps.h that a
- * trainer makes, with the real session. A call that must wait suspends the worker's coroutine
+ * client.c - libcnnps in virtual time. This file implements the calls of worker/client/cnnps.h that
+ * a trainer makes, with the real session. A call that must wait suspends the worker's coroutine
  * (park). The scheduler resumes the coroutine after each message to the worker, each tick of its
- * session and each computation. The call then returns, or parks again if what it waits for has not
- * come.
+ * session and each computation. The call then returns, or parks again if it must still wait.
  *
- * Thread: one. The calls of a worker run on the stack of its coroutine. The effects of the session
- * are carried out on that stack or on the scheduler's.
+ * Thread: one. The calls of a worker run on the stack of its coroutine. The effects of a session
+ * run on the stack of the coroutine or of the scheduler.
  */
 #include "worker/client/cnnps.h"
 #include <math.h>
@@ -19,7 +18,7 @@
 #include "worker/client/show.h"
 
 #define STACK_BYTES ((size_t)1 << 20)
-/* the cost of an evaluation relative to a gradient: it computes forward only */
+/* the cost of an evaluation relative to a gradient, because an evaluation computes forward only */
 #define EVAL_PART     (1.0 / 3)
 #define MAX_RETAINED  WIRE_MAX_WINDOW
 #define MAX_BUFFERS   (MAX_RETAINED + 2)
@@ -35,7 +34,7 @@ struct cnnps {
 	struct session *session;
 	struct cnnps_info info;
 	uint32_t index;
-	struct rng rng; /* draws the computation times of batches */
+	struct rng rng; /* for the random computation times of batches */
 	ucontext_t context;
 	void *stack;
 	int started, over, computing;
@@ -43,17 +42,17 @@ struct cnnps {
 	int has_grant, has_params, no_params;
 	struct msg_grant grant;
 	enum ahead ahead;
-	float *arrived; /* the weights of the newest PARAMS, until a call takes them; NULL: none */
+	float *arrived; /* the weights of the newest PARAMS until a call takes them, or NULL */
 	uint64_t arrived_version;
 	double arrived_elastic;
-	float *awaited; /* the weights of a prefetch (CNNPS_PULL_WAIT); NULL: none */
+	float *awaited; /* the weights of a prefetch (CNNPS_PULL_WAIT), or NULL */
 	uint64_t awaited_version;
 	double awaited_elastic;
 	float *view;     /* the weights that the program reads */
-	float *gradient; /* the buffer that cnnps_gradient returned last; NULL: none */
+	float *gradient; /* the buffer that cnnps_gradient returned last, or NULL */
 	float *retained
 		[MAX_RETAINED]; /* gradients of pushes that are not released, at seq % MAX_RETAINED */
-	uint64_t released;      /* the seq of the newest push whose buffer is free again */
+	uint64_t released;      /* the newest seq whose buffer is free again */
 	float *spare[MAX_BUFFERS]; /* free buffers for gradients */
 	size_t n_spare;
 	struct trainer_work work;
@@ -67,7 +66,7 @@ static void note_ready(struct cnnps *c)
 	c->info = info_of(session_welcome(c->session));
 }
 
-/* Record the other fields of a PARAMS; its weights are in c->arrived. */
+/* Record the fields of a PARAMS except for its weights, which are in c->arrived. */
 static void note_params(struct cnnps *c, const struct msg_params *p)
 {
 	c->arrived_version = p->version;
@@ -149,7 +148,7 @@ static void resume(struct cnnps *c)
 		swapcontext(&c->world->scheduler, &c->context);
 }
 
-/* Suspend this worker for `ns` nanoseconds of virtual time; the others go on. */
+/* Suspend this worker for `ns` nanoseconds of virtual time. The other workers continue. */
 static void compute_for(struct cnnps *c, double ns)
 {
 	c->computing = 1;
@@ -194,8 +193,8 @@ static int attacks(const struct cnnps *c)
 	return c->world->attacker.attack != ATTACK_NONE && c->index == c->world->n_workers - 1;
 }
 
-/* The coroutine of worker `index`. makecontext passes only ints, so `high` and `low` are the two
- * halves of the pointer to the world. */
+/* Run the coroutine of worker `index`. `high` and `low` are the two halves of the pointer to the
+ * world, because makecontext passes only ints. */
 static void program(unsigned high, unsigned low, unsigned index)
 {
 	struct world *w = (struct world *)((uintptr_t)high << 32 | low);
@@ -229,7 +228,7 @@ const char *cnnps_error(const struct cnnps *c)
 	return err_text(c->end_status);
 }
 
-/* The trainer reads the counters for its progress bar, which needs a terminal. */
+/* Does nothing: the trainer needs the counters only for its progress bar on a terminal. */
 int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats)
 {
 	(void)c;
@@ -237,7 +236,7 @@ int cnnps_stats(const struct cnnps *c, struct cnnps_stats *stats)
 	return PS_OK;
 }
 
-/* In virtual time, no status page requests images. */
+/* Returns 0, because no status page requests images in virtual time. */
 int cnnps_show_asked(struct cnnps *c)
 {
 	(void)c;
@@ -251,7 +250,7 @@ int cnnps_show(struct cnnps *c, const char *json)
 	return PS_OK;
 }
 
-/* The trainer calls cnnps_alive before each batch. Here the batch takes its virtual time. */
+/* Let the next batch take its virtual time: the trainer calls cnnps_alive before each batch. */
 void cnnps_alive(struct cnnps *c)
 {
 	const struct cost *cost = &c->world->cost;
@@ -367,8 +366,8 @@ float *cnnps_gradient(struct cnnps *c)
 	return c->gradient;
 }
 
-/* The gradient must be in the buffer that cnnps_gradient returned. A push that also pulls sends two
- * messages here; together they take the same virtual time as one. */
+/* Push the gradient, which must be in the buffer that cnnps_gradient returned. A push that also
+ * pulls sends two messages here. Together they take the same virtual time as one message. */
 int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 {
 	struct msg_push meta = {.base_version = p->version,
@@ -451,7 +450,8 @@ void client_free(struct cnnps **client)
 {
 	struct cnnps *c = *client;
 
-	release(c, session_last_seq(c->session)); /* no message points to the buffers any longer */
+	/* free all retained gradients, because no message points to them any longer */
+	release(c, session_last_seq(c->session));
 	session_free(&c->session);
 	while (c->n_spare)
 		free(c->spare[--c->n_spare]);

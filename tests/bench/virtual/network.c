@@ -1,10 +1,10 @@
-/* network.c - the clock and the links of virtual.h. */
+/* network.c - the clock and the link of virtual.h. */
 #include <stdlib.h>
 #include <string.h>
 #include "common/mem.h"
 #include "tests/bench/virtual/virtual.h"
 
-#define HEADER_BYTES 100 /* approximate size of a message without its values */
+#define HEADER_BYTES 100 /* the approximate size of a message without its values */
 
 uint64_t world_ms(const struct world *w)
 {
@@ -23,8 +23,8 @@ static size_t bytes_of(const struct msg *m)
 	return n;
 }
 
-/* Send a message over a link that is idle from *free_ns on: returns the time in ns at which the
- * message arrives, and advances *free_ns. */
+/* Send a message over a link that is idle from *free_ns on. Returns the time in ns at which the
+ * message arrives, and moves *free_ns to the end of the transmission. */
 static uint64_t arrival(const struct world *w, uint64_t *free_ns, const struct msg *m)
 {
 	uint64_t start = w->now_ns > *free_ns ? w->now_ns : *free_ns;

@@ -1,6 +1,7 @@
 /*
- * virtual.h - a training run of cnn-ps in virtual time: the real server core and the real worker
- * (worker/trainer.c, steps.c, session.c) with real gradients, in one thread of one process.
+ * virtual.h - makes a training run of cnn-ps in virtual time. The server core and the workers
+ * (worker/trainer.c, steps.c, session.c) are the real ones, compute real gradients, and run in one
+ * thread of one process.
  *
  * Only time is simulated. The cost model determines how long the computation of a batch, the
  * transfer of a message and the work of the server take. The speed of this machine has no effect:
@@ -37,8 +38,8 @@ struct cost {
 /* A message in transit, and the values that it carries. */
 struct parcel {
 	struct msg msg;
-	/* PARAMS: the values, owned by the parcel. Other messages: NULL; the values of a push
-	 * belong to its worker until the server has decided the push. */
+	/* The parcel of a PARAMS owns these values. In other parcels this field is NULL: the values
+	 * of a push belong to its worker until the server has decided the push. */
 	float *values;
 };
 
@@ -51,9 +52,9 @@ enum what {
 };
 
 struct item {
-	uint64_t at_ns, order; /* order: items of equal time keep the order of their addition */
+	uint64_t at_ns, order; /* items of equal time keep the order of their addition */
 	enum what what;
-	/* a worker's connection: 2 * index + 1 (bulk) or 2 * index + 2 (heartbeats) */
+	/* a connection of worker `index`: 2 * index + 1 (bulk) or 2 * index + 2 (heartbeats) */
 	uint32_t peer;
 	struct parcel *parcel;
 };
@@ -65,7 +66,7 @@ struct plan {
 	uint64_t orders;
 };
 
-/* What the last worker of a run does instead of honest work (attack.c). */
+/* The ways in which the last worker of a run may misbehave; attack.c explains them. */
 enum attack {
 	ATTACK_NONE,
 	ATTACK_SCALE,
@@ -82,7 +83,7 @@ enum attack {
 struct attacker {
 	enum attack attack;
 	struct rng rng;
-	float *first; /* ATTACK_STALE: the gradient; NULL: none yet */
+	float *first; /* ATTACK_STALE: the gradient to send, or NULL */
 };
 
 struct world {
@@ -90,7 +91,8 @@ struct world {
 	struct cost cost;
 	uint64_t now_ns;
 	struct plan plan;
-	/* the times at which the two directions of the link and the server become idle */
+	/* The times at which three parts become idle: the link to the server, the link from the
+	 * server, and the server. */
 	uint64_t in_free_ns, out_free_ns, server_free_ns;
 	void *memory;
 	float *weights;
@@ -99,15 +101,15 @@ struct world {
 	uint32_t n_workers;
 	struct cnnps **worker;
 	ucontext_t scheduler;
-	struct trainer_config trainer; /* the configuration of all workers */
+	struct trainer_config trainer; /* the configuration of each worker */
 	uint64_t seed;
-	struct err error; /* the error of the first worker that failed; empty: none */
-	/* a file to which the server's decisions are written, one per line (world.c); NULL: none */
+	struct err error; /* the error of the first worker that failed, or empty */
+	/* a file for the decisions of the server, one per line (record in world.c), or NULL */
 	FILE *record;
 };
 
 /* Begin a run with the configuration `cfg` from `weights`, an array of n_params floats. The caller
- * keeps owning the array, and the run changes it. */
+ * still owns the array, and the run changes it. */
 void world_init(struct world *w, const struct core_config *cfg, float *weights, uint32_t n_workers);
 void world_release(struct world *w);
 /* Run until the virtual time `until_ns` or the end of the run. Returns PS_OK, or the error of a
@@ -115,7 +117,7 @@ void world_release(struct world *w);
 int world_run(struct world *w, uint64_t until_ns) PS_MUST_CHECK;
 int world_is_over(const struct world *w);
 
-/* The functions below are shared by the files of this folder. */
+/* The files of this folder share the functions below. */
 /* plan.c */
 void plan_add(struct plan *p, struct item it);
 /* Remove and return the earliest item. The plan must not be empty. */
@@ -125,14 +127,14 @@ struct item plan_take(struct plan *p);
 uint64_t world_ms(const struct world *w);
 /* Send a copy of `m` to the server. */
 void world_send(struct world *w, uint32_t peer, const struct msg *m);
-/* Send a copy of `m` to a worker, with a copy of the weights, because the server may change them
+/* Send a copy of `m` to a worker, with a copy of the weights: the server may change the weights
  * before the message arrives. */
 void world_send_to_worker(struct world *w, uint32_t peer, const struct msg *m);
 
 /* attack.c */
-/* The attack with this name; -1: there is none. */
+/* Returns the attack with this name, or -1 if the name is unknown. */
 int attack_of(const char *name);
-/* Change the n values of the attacker's next push, or its next result. */
+/* Change the n values of the attacker's next push (attack_push), or its next result. */
 void attack_push(struct attacker *a, float *g, size_t n);
 void attack_result(const struct attacker *a, struct msg_result *r);
 void attack_release(struct attacker *a);
@@ -144,7 +146,7 @@ void client_free(struct cnnps **c);
 void client_message(struct cnnps *c, struct parcel *p);
 void client_tick(struct cnnps *c);
 void client_awake(struct cnnps *c);
-/* 1: the worker's program has ended. */
+/* Returns 1 if the program of the worker has ended. */
 int client_is_over(const struct cnnps *c);
 
 #endif

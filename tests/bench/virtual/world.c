@@ -1,4 +1,4 @@
-/* world.c - the event loop in virtual time, and the server of virtual.h. */
+/* world.c - the event loop of virtual.h, and its server. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,8 @@ static void queue(struct world *w, struct item it)
 }
 
 /*
- * Write a decision of the server to the record, as one of these lines. WORKER is a number from 0:
+ * Write a decision of the server to the file w->record, as one of these lines. WORKER is a number
+ * from 0:
  *   grant,WORKER,train|eval,EPOCH,FIRST,COUNT
  *   pull,WORKER,VERSION,ELASTIC
  *   push,WORKER,BASE_VERSION,EPOCH,FIRST,COUNT,ok|rejected,VERSION
@@ -90,7 +91,7 @@ static void happen(struct world *w, struct item *it)
 	switch (it->what) {
 	case AT_SERVER:
 		queue(w, *it);
-		it->parcel = NULL; /* the plan owns the parcel again */
+		it->parcel = NULL; /* queue() has given the parcel to the plan */
 		break;
 	case SERVED:
 		serve(w, &(struct event){

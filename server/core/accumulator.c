@@ -118,7 +118,8 @@ void accumulator_keep(struct core *c, const struct msg_push *p)
 	copy_slices(g, &p->slices, c->store.n);
 	scale_values(g, c->store.trained, norms_scale(c, p));
 	a->images += p->images;
-	a->weight += weight; /* weights are whole numbers, so their sum is exact in any order */
+	a->weight += weight; /* these weights are numbers of images, or 1, so their sum is exact in
+			      * any order */
 	note_peak(c, weight, store_peak(&p->slices));
 }
 

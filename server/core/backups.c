@@ -106,8 +106,8 @@ void backups_hold_replayed(struct core *c, struct worker *w)
 		backups_hold(c, w);
 }
 
-/* Drops the versions that no later push of `w` can be based on: all versions older than that of push
- * `p` and, if each pull has at most one push, also the version of `p`. */
+/* Drops the versions that no later push of `w` can be based on: all versions older than that of
+ * push `p` and, if each pull has at most one push, also the version of `p`. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	int spent = c->cfg.push.n_fetch <= c->cfg.push.n_push;

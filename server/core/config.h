@@ -160,7 +160,7 @@ const struct config_row *config_differs(
 
 struct cursor;
 /* Writes or reads all options. Each option is stored with its name. If the input lacks an option,
- * `c` keeps its value. An option that is unknown, given twice or out of its range is an error of
+ * `c` keeps its value. An option that is unknown, given twice or out of its range sets the error of
  * the cursor. */
 void config_put(struct cursor *k, struct core_config *c);
 

@@ -94,9 +94,9 @@ enum worker_change {
 /*
  * With a write-ahead log, the shell sends most messages only when the event that caused them is on
  * disk. Most messages say that the server has decided a push, has granted an incarnation or work,
- * or lets a worker leave. Such a message would be wrong if a crash lost its event. Weights wait for
- * the event that made them. The following messages need no event on disk, so an operator reaches a
- * server whose disk is full:
+ * or lets a worker leave. Such a message would be wrong if a crash lost its event. A message with
+ * weights waits for the event that made these weights. The following messages need no event on
+ * disk, so an operator reaches a server whose disk is full:
  *
  * - BEAT: it reports only what checkpoints contain;
  * - ERROR: it refuses a request or asks for a new HELLO. After a crash its receiver only asks

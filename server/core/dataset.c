@@ -13,9 +13,9 @@
  *     run's data set have joined.
  *
  * Invariants:
- * (1) a HELLO fixes nothing; after a restart without a contribution the data set of the checkpoint
- *     has no vote, so the first worker with another data set replaces it (a_hello_fixes_nothing,
- *     a_hello_fixes_nothing_on_disk);
+ * (1) a HELLO fixes nothing; if no push was accepted before a restart, the data set of the
+ *     checkpoint has no vote, so the first worker with another data set replaces it
+ *     (a_hello_fixes_nothing, a_hello_fixes_nothing_on_disk);
  * (2) all accepted pushes are of one data set (a_push_of_the_other_data_is_rejected);
  * (3) when a push that was accepted before a crash is replayed, it fixes the data set again as it
  *     did before the crash (tests/sim/replays.c).

@@ -9,7 +9,7 @@ struct worker;
 
 struct dataset {
 	struct data_id id;
-	int fixed; /* 1: a contribution has fixed the data set */
+	int fixed; /* 1: an accepted push has fixed the data set */
 };
 
 /* Returns 1 if a worker with the data set and the metrics of this HELLO may join. If not, refuses

@@ -209,7 +209,7 @@ static void compensate(struct core *c, const float *weights_then, struct slice *
 	float *square = c->store.dc_square + s->offset;
 	const uint64_t n = n_gradient(c, s);
 
-	/* statistics of batches stay as they are */
+	/* compensation leaves statistics of batches unchanged */
 	memcpy(out + n, s->data + n, (s->count - n) * sizeof(*out));
 	for (uint64_t i = 0; i < n; i++) {
 		double g = (double)s->data[i], lambda = c->cfg.dc.lambda;

@@ -368,7 +368,7 @@ void leases_on_lease(struct core *c, struct worker *w, const struct event *ev)
 
 	w->session.peer = ev->peer;
 	if (request < w->lease.request || request == 0)
-		return; /* an old request that the network delayed */
+		return; /* ignore an old request that the network has delayed */
 	if (request == w->lease.request) {
 		if (w->lease.grant.request == request) {
 			send_grant(c, w, ev->peer);

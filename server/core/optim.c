@@ -324,9 +324,9 @@ int optim_advance(
 /* first factor of the rise: 1 / div_factor of PyTorch's OneCycleLR */
 #define ONECYCLE_FIRST (1.0 / 25)
 
-/* (1 + cos(pi x)) / 2 for x in 0..1, which falls from 1 to 0. It is computed as cos^2(pi x / 2)
- * from the power series. The series is exact to the last bits in this range, and gives the same
- * bits on every CPU, which libm does not guarantee. */
+/* Returns (1 + cos(pi x)) / 2 for x in 0..1, which falls from 1 to 0. The function computes it as
+ * cos^2(pi x / 2) from the power series. The series is exact to the last bits in this range, and
+ * gives the same bits on every CPU, which libm does not guarantee. */
 static double half_wave(double x)
 {
 	double y = x * 1.57079632679489661923, term = 1, cosine = 1;

@@ -150,7 +150,8 @@ int pace_trained(struct core *c, struct worker *w, const struct work *work, int 
 		contributed(c, w);
 	if (!is_own(w, work) || work->count > w->pace.left) {
 		if (accepted && w->pace.since_ms && w->pace.left == 0)
-			restart_clock(c, &w->pace); /* the worker works without a grant */
+			restart_clock(c, &w->pace); /* the worker delivers although it holds no
+						     * grant */
 		return 0;
 	}
 	delivered(c, w, work->count);

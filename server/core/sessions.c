@@ -255,8 +255,8 @@ static void refuse_rollback(
 }
 
 /* The maximum by which the incarnation and the seq that a worker claims can exceed those of the
- * server. No operator restores a checkpoint that is older than that. A larger claim is false, and
- * would use up the numbers of the slot. */
+ * server. No operator restores a checkpoint that is older than that. A larger claim is false. If
+ * the server accepted it, the slot could run out of incarnations and seqs. */
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 

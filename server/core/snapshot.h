@@ -28,7 +28,8 @@ enum snapshot_section {
 	SNAPSHOT_TRUST,
 	/* names and sums of the metrics besides accuracy; release 0.2.0 has no such section */
 	SNAPSHOT_METRICS,
-	/* the list of the tensors of vector:N (common/tensor_list.h); older checkpoints have none */
+	/* the list of the tensors of vector:N (common/tensor_list.h); older checkpoints have no
+	 * list */
 	SNAPSHOT_TENSORS,
 	/* means of the norms of the workers' gradients; empty without --norm-ratio */
 	SNAPSHOT_NORMS,

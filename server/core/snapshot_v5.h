@@ -11,7 +11,8 @@
  *                                         opens when a worker joins
  *   workers                               gone: the processes of 0.1.0 speak a protocol that this
  *                                         release refuses, so none of them returns, and a new
- *                                         worker gets a slot at once. Their leases are free again.
+ *                                         worker gets a slot at once. The batches of their leases
+ *                                         are free again.
  *
  * In sync mode 0.1.0 stored the sum of a step's gradients, but this release stores each gradient.
  * The rewritten snapshot has the same number of gradients, with the same sum (snapshot_v5.c,

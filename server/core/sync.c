@@ -103,7 +103,7 @@ static void step(struct core *c, uint32_t epoch)
 
 /* Returns 1 if the push belongs to a later step, so the step under way ends first. Only a replay
  * can be of later weights or of a later epoch: its worker saw the step under way end before the
- * crash. And only replays can exceed the room of a step. */
+ * crash. Only replays can bring more gradients than the accumulator has room for. */
 static int ends_the_step(const struct core *c, const struct msg_push *p)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -134,8 +134,8 @@ static void sync_take(struct core *c, struct worker *w, const struct msg_push *p
 		step(c, p->work.epoch);
 }
 
-/* Returns 1 if every batch of the step is counted. A worker that is not a member may have replayed
- * one. */
+/* Returns 1 if every batch of the step is counted. All of them can be counted before all members
+ * have answered, if a worker that is not a member has replayed a push. */
 static int is_exhausted(const struct core *c)
 {
 	for (uint32_t i = c->sync.first; i < c->sync.end; i++)

@@ -29,7 +29,8 @@ static const struct device *const devices[] = {
 #else
 #define DEVICE_NAMES "auto, cpu, cpu-ref (it was built without cuda)"
 #endif
-#define FORWARD_CHUNK ((size_t)256) /* minimum images per call of `forward`, with forward_only */
+/* With forward_only, `forward` takes at least this number of images per call. */
+#define FORWARD_CHUNK ((size_t)256)
 
 /* Rounds of local training, numbered from 0; number i is in slot i % LOCAL_ROUNDS. */
 struct local {
@@ -247,7 +248,8 @@ static int range_ok(const struct backend *b, size_t first, size_t n)
 	return first <= b->set.n && n <= b->set.n - first;
 }
 
-/* The first maximum is the predicted class. A NaN among the logits makes the answer wrong. */
+/* Returns 1 if the first maximum of the logits, which is the predicted class, is at `label`. A NaN
+ * among the logits makes the prediction wrong. */
 static int is_right(const double *logit, size_t n, size_t label)
 {
 	for (size_t i = 0; i < n; i++)

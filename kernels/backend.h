@@ -6,11 +6,11 @@
  * at run time) and fuses conv, ReLU and max-pool. "cuda" is an NVIDIA GPU, in a program built with
  * CUDA; "cuda:1" is the second GPU.
  *
- * A pixel of value v enters as v / 255, or as the model's norm says (preprocess.h). The caller has
- * already shifted and flipped the images. The loss is softmax cross-entropy. A gradient is the mean
- * over the images of the batch. Max-pool takes the first maximum in row order. ReLU passes the
- * gradient where its output is > 0. Every device drops the same values (dropout_drops in
- * kernels/device/device.h).
+ * A pixel of value v becomes the input v / 255 or, if the model has a norm, the input that
+ * preprocess.h defines. The caller has already shifted and flipped the images. The loss is softmax
+ * cross-entropy. A gradient is the mean over the images of the batch. Max-pool takes the first
+ * maximum in row order. ReLU passes the gradient where its output is > 0. Every device drops the
+ * same values (dropout_drops in kernels/device/device.h).
  *
  * Determinism: on one device, equal arguments and an equal number of threads give equal bytes.
  * Thread: one thread at a time uses a struct backend. A device may start threads of its own.

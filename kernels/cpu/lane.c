@@ -11,8 +11,9 @@
 
 #define BLOCK_BYTES ((size_t)512 << 10) /* half of a typical L2 cache */
 #define BLOCK_MAX   32
-#define LARGE_BLOCK                                                                                \
-	64 /* minimum images with many weights: one read of the weights serves all of them */
+/* Minimum number of images in a block if a step has many weights: one read of these weights then
+ * serves all images of the block. */
+#define LARGE_BLOCK 64
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 

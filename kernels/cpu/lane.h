@@ -36,8 +36,8 @@ struct table {
 	float **value, **d_value; /* for each window: its output values and their gradients */
 };
 
-/* What a lane computes for a batchnorm of n channels. Each array has n entries. The lanes read each
- * other's sums. */
+/* The sums and factors that a lane computes for a batchnorm of n channels. Each array has n
+ * entries. The lanes read each other's sums. */
 struct moments {
 	double *sum, *squares;    /* of the values of this lane */
 	double *d_sum, *products; /* of the gradients, and of gradients times values */

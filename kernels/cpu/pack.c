@@ -14,7 +14,7 @@
 #include "kernels/cpu/pack.h"
 #include <string.h>
 
-/* A filter has `channels` weights for each of `pixels` pixels, its taps. */
+/* The taps of a filter: it has `channels` weights for each of `pixels` pixels. */
 struct taps {
 	size_t channels, pixels;
 };
@@ -30,8 +30,9 @@ void share_range(struct share s, size_t n, size_t *begin, size_t *end)
 /* ---- packing of parameters ------------------------------------------------------------------- */
 
 /*
- * The weights of a filter are [channel][pixel] in the parameters and [pixel][channel] in a patch.
- * With one pixel or one channel, both are the same order.
+ * Returns the number of channels and pixels between which the weights of a filter are transposed.
+ * The weights are [channel][pixel] in the parameters and [pixel][channel] in a patch. With one
+ * pixel, both orders are the same, and the function returns one channel with all taps.
  */
 static struct taps taps_of(const struct step *s)
 {
@@ -57,8 +58,8 @@ static void pack_panels(
 	}
 }
 
-/* Returns the weights of filter `f` in the order of the taps: a copy in `room`, or a pointer into `w`
- * if they are in this order there. */
+/* Returns the weights of filter `f` in the order of the taps: a copy in `room`, or a pointer into
+ * `w` if they already have this order in `w`. */
 static const float *filter_taps(
 	const struct plan *p, const struct step *s, const float *w, size_t f, float *room)
 {

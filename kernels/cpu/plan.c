@@ -87,7 +87,7 @@ static int add_activation(struct plan *p, const struct model *m, size_t l, struc
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* A pool layer. Without one, size is 1 and every position is its own window. */
+/* The windows of a pool layer. Without a pool, every position is a window of its own. */
 struct pooling {
 	size_t height, width, stride, top, left;
 };
@@ -156,8 +156,8 @@ static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* A patch is a number of runs of contiguous floats: the whole patch, one of its rows, or, in
- * groups, the channels of one of its pixels. */
+/* Describes the patch of a step as runs of contiguous floats. A run is the whole patch, one of its
+ * rows or, in a grouped convolution, the channels of one of its pixels. */
 static int add_patch(const struct plan *p, struct step *s, size_t height, size_t width)
 {
 	const struct activation *in = &p->activation[s->in];
@@ -208,8 +208,8 @@ static int add_taps(struct plan *p, struct step *s, size_t height, size_t width)
 
 /* ---- Winograd -------------------------------------------------------------------------------- */
 
-#define WINOGRAD_TILES                                                                             \
-	48 /* tiles of a band, about: these and one panel of weights fit in an L2 cache */
+/* The approximate number of tiles in a band. A band and one panel of weights fit in an L2 cache. */
+#define WINOGRAD_TILES 48
 
 /* Returns the size of the output tiles of a convolution, or 0 if it cannot use Winograd's
  * method. */
@@ -328,9 +328,10 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
 /* ---- ways ------------------------------------------------------------------------------------ */
 
 /*
- * The dense way computes every position in register tiles. The sparse way computes only argmaxes
- * that pass the ReLU, but it waits for memory and fills vectors only along a row of the patch. So
- * it takes about twice as long per vector of products as the dense way.
+ * Chooses the ways of a step's three products by their estimated costs. The dense way computes
+ * every position in register tiles. The sparse way computes only the argmaxes that pass the ReLU.
+ * But it waits for memory and fills vectors only along a row of the patch, so a vector of products
+ * takes about twice as long as in the dense way.
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {
@@ -417,8 +418,8 @@ static int add_weights(struct plan *p, const struct model *m, const struct layer
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Returns 1 if the pool can be fused. Windows that overlap would compute a position several
- * times. */
+/* Returns 1 if the pool can be fused. A pool with overlapping windows is not fused, because a
+ * position would be computed once for each of its windows. */
 static int is_fusible(const struct layer *pool)
 {
 	return pool->kind == LAYER_POOL && pool->stride == pool->size;
@@ -491,7 +492,7 @@ static void add_batchnorm(struct plan *p, struct step *s, const struct model *m)
 	p->whole = 1;
 }
 
-/* Connects an add with its skip, whose step is the one of layer s->of->partner. */
+/* Connects an add with its skip, which is the step of layer s->of->partner. */
 static void add_partner(struct plan *p, struct step *s)
 {
 	for (size_t i = 0; i < p->n_steps; i++) {
@@ -527,7 +528,7 @@ static int add_between(struct plan *p, struct step *s, const struct model *m, in
 	case STEP_ADD:
 		add_partner(p, s);
 		return 1;
-	default: /* relu, dropout */
+	default: /* LAYER_RELU and LAYER_DROPOUT need nothing else */
 		return 1;
 	}
 }

@@ -1,7 +1,7 @@
 /*
- * plan.h - how the cpu device runs a model. A step is one layer or several fused layers. An
- * activation holds the values between two steps. Tables give the addresses of windows, positions and
- * taps. A plan is built once per backend and then only read.
+ * plan.h - the plan with which the cpu device runs a model. A step is one layer or several fused
+ * layers. An activation holds the values between two steps. Tables give the addresses of windows,
+ * positions and taps. A plan is built once per backend and then only read.
  *
  * Inside the device, values are stored as rows x columns x channels (NHWC), outside as channels x
  * rows x columns. A row of a patch is therefore one run of contiguous floats, and a vector holds
@@ -18,8 +18,8 @@
 #include "common/model.h"
 #include "kernels/cpu/simd.h"
 
-#define ACTIVATION_ALIGN                                                                           \
-	(2 * SIMD_MAX_LANES) /* floats; as many spare floats follow the last image */
+/* The alignment of an image in floats. The same number of spare floats follows the last image. */
+#define ACTIVATION_ALIGN (2 * SIMD_MAX_LANES)
 
 /* The layout of one image's values between two steps. */
 struct activation {
@@ -80,7 +80,8 @@ struct step {
 	/* add: number of the activation of its skip; skip: number of the output activation of its
 	 * add */
 	size_t partner;
-	size_t stride; /* add: it reads every stride-th row and column of its skip; skip: the same */
+	size_t stride; /* of an add and of its skip: the add reads every stride-th row and column of
+		        * the skip */
 	float scale;   /* avgpool: 1 / values of a window */
 	const struct layer *of; /* its (first) layer */
 	int relu, pooled;

@@ -4,8 +4,8 @@
  * written to be read, not to be fast.
  *
  * value[l] is the input of layer l; value[n_layers] are the logits. delta[l] is d loss / d
- * value[l]. They have the values of one image. If the model has batchnorm, they have those of the
- * whole batch, because each layer then computes all images before the next layer starts.
+ * value[l]. Both have room for one image. If the model has batchnorm, they have room for the whole
+ * batch, because each layer then computes all images before the next layer starts.
  */
 #include <math.h>
 #include <stdio.h>
@@ -206,7 +206,7 @@ static void lrn_window(const struct layer *l, size_t c, size_t *first, size_t *e
 }
 
 /* Returns the base k + alpha * the sum of squares. LRN divides channel c of pixel `i` by a power of
- * it. */
+ * this base. */
 static double lrn_base(const struct layer *l, const double *in, size_t c, size_t i)
 {
 	const size_t area = l->in.h * l->in.w;
@@ -229,8 +229,8 @@ static void lrn_forward(const struct layer *l, const double *in, double *out)
 				in[c * area + i] * pow(lrn_base(l, in, c, i), -(double)l->beta);
 }
 
-/* Output c passes its gradient to its own input and, through the base, to the channels of its
- * window. */
+/* Computes the gradients of the inputs. Output c passes its gradient to its own input and, through
+ * the base, to the channels of its window. */
 static void lrn_backward(const struct layer *l, const double *in, const double *d_out, double *d_in)
 {
 	const size_t area = l->in.h * l->in.w;
@@ -323,8 +323,9 @@ static void ref_pool_backward(
 		d_in[argmax[o]] += d_out[o];
 }
 
-/* Visits the values under the window of each output. In the backward pass (with `d_out`) it passes
- * each output's gradient to these values; otherwise it writes their mean to `out`. */
+/* Visits the values under the window of output `o`. In the backward pass (with `d_out`) the
+ * function passes an equal part of the output's gradient to each of these values; otherwise it
+ * writes their mean to `out`. */
 static void avgpool_window(const struct layer *l, const double *in, double *out,
 	const double *d_out, double *d_in, size_t o, size_t c, size_t oy, size_t ox)
 {
@@ -386,8 +387,8 @@ static void channels_backward(const struct layer *l, const double *d_out, double
 		d_in[i] = d_out[i / area] / (double)area;
 }
 
-/* Dropout treats values (forward) and gradients (backward) alike: it keeps and scales them, or
- * drops them. */
+/* Applies dropout to values (forward) or gradients (backward): drops some of them, and scales the
+ * others. */
 static void dropout_apply(const struct layer *l, size_t number, const struct pass *p, size_t image,
 	const double *in, double *out)
 {
@@ -458,8 +459,9 @@ static void batchnorm_forward(const struct normed *b, int training, const double
 		}
 }
 
-/* Ioffe 2015, section 3. All values of a channel share one mean and one variance, so the gradient
- * of one value contributes to the gradients of all values of its channel. */
+/* Computes the gradients of a batchnorm (Ioffe 2015, section 3). All values of a channel share one
+ * mean and one variance, so the gradient of one value contributes to the gradients of all values of
+ * its channel. */
 static void batchnorm_backward(const struct normed *b, const double *in, const double *d_out,
 	double *grad_weight, double *grad_bias, double *d_in)
 {

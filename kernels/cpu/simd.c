@@ -141,7 +141,8 @@ static void filter_dense(float *grad, const float *d, const float *const *source
 
 /* ---- transposition --------------------------------------------------------------------------- */
 
-/* Round h exchanges the two off-diagonal blocks of h x h values in each block of 2h x 2h. */
+/* A tile of LANES x LANES values is transposed in rounds. Round h exchanges the two off-diagonal
+ * blocks of h x h values in each block of 2h x 2h. */
 #if LANES == 16
 #define EACH_LANE(f, h)                                                                            \
 	f(0, h), f(1, h), f(2, h), f(3, h), f(4, h), f(5, h), f(6, h), f(7, h), f(8, h), f(9, h),  \
@@ -260,7 +261,8 @@ INLINE void pool_vector(const float *value, size_t width, size_t n, vec bias, in
 		store_argmax(argmax, won, count);
 }
 
-/* The common case, pool:2: all windows have 4 positions, and all vectors are full. */
+/* Pools a chunk in the common case, pool:2: all windows have 4 positions, and all vectors are
+ * full. */
 INLINE void pool_4(
 	const struct chunk *c, struct columns w, const float *value, const float *bias, int relu)
 {
@@ -694,7 +696,8 @@ INLINE void output_points_back(vec *m, size_t m_by, const vec *y, size_t by, con
 	m[5 * m_by] = size == 2 ? y1 : y3;
 }
 
-/* A filter has POINTS + 1 - size weights. */
+/* Transforms the weights of a filter in one dimension: POINTS + 1 - size weights become POINTS
+ * values. */
 INLINE void weight_points(vec *u, size_t u_by, const vec *g, size_t by, const size_t size)
 {
 	const vec g0 = g[0], g1 = g[by], g2 = g[2 * by];
@@ -729,7 +732,7 @@ INLINE void weight_points_back(vec *g, size_t by, const vec *u, size_t u_by, con
 	g[4 * by] = sum + 16 * sum_2 + u[5 * u_by];
 }
 
-/* `count`: the channels of this vector */
+/* Transforms one tile of the input. `count`: the number of channels in this vector. */
 INLINE void input_tile(
 	float *v, size_t step, const float *x, size_t row, size_t pixel, size_t count)
 {

@@ -11,8 +11,8 @@
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* The chunk that starts at window *next, counted over all images of the block. `out` points to the
- * values or the gradients of the output activation. Moves *next past the chunk. */
+/* Returns the chunk that starts at window *next, counted over all images of the block. `out` points
+ * to the values or the gradients of the output activation. Moves *next past the chunk. */
 static struct chunk next_chunk(
 	const struct lane *l, size_t i, float *const *out, size_t n_images, size_t *next)
 {
@@ -410,8 +410,9 @@ static void normalize_forward(struct lane *l, size_t i, const struct block *b)
 	}
 }
 
-/* The gradient of value v is a * (d - (E + x * P) / n) for a = weight * scale, x = (v - mean) *
- * scale, the sum E of all output gradients d, and the sum P of all products d * x. */
+/* Computes the gradients of a batchnorm. The gradient of value v is a * (d - (E + x * P) / n) for a
+ * = weight * scale, x = (v - mean) * scale, the sum E of all output gradients d, and the sum P of
+ * all products d * x. */
 static void normalize_backward(struct lane *l, size_t i, const struct block *b)
 {
 	const struct step *s = &l->plan->step[i];

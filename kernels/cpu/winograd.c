@@ -13,8 +13,8 @@ struct band {
 	size_t window, windows;
 };
 
-/* Returns band number `number` of a block of `n` images. It has no image if the number is too
- * large. */
+/* Returns band number `number` of a block of `n` images. If the block has no band with this number,
+ * the band has no images. */
 static struct band get_band(const struct step *s, size_t n, size_t number)
 {
 	const struct winograd *w = &s->winograd;
@@ -83,7 +83,7 @@ static int is_inside(const struct place *p, size_t channels)
 	return p->rows == WINOGRAD_POINTS && p->floats == WINOGRAD_POINTS * channels;
 }
 
-/* A function that handles tile `tile` of an image, which is tile `t` of its band. */
+/* A function that processes tile `tile` of an image, which is tile `t` of its band. */
 typedef void tile_work(struct lane *l, const struct step *s, size_t image, size_t tile, size_t t);
 
 static void each_tile(struct lane *l, const struct step *s, const struct band *b, tile_work *work)

@@ -15,7 +15,7 @@
 #include "kernels/cuda/base/kernels.h"
 
 #define MAX_GPUS    64
-#define LOCK_TRIES  200 /* maximum, to find a GPU that no other process locks */
+#define LOCK_TRIES  200 /* maximum number of tries to find a GPU that no other process has locked */
 #define LOCK_MS     50  /* between two tries */
 #define UUID_DIGITS 36  /* xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
 
@@ -38,7 +38,7 @@ static void *nvml_symbol(void *library, const char *name)
 	return library ? dlsym(library, name) : NULL;
 }
 
-/* Without NVML all GPUs seem unused. */
+/* Loads NVML, which reports the memory in use on each GPU. Without NVML all GPUs seem unused. */
 static void nvml_open(struct nvml *n)
 {
 	*n = (struct nvml){.library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)};
@@ -96,7 +96,8 @@ static void unlock_gpu(int lock)
 		close(lock);
 }
 
-/* Returns 0 if another process holds the lock. *lock is -1 where there are no such locks. */
+/* Returns 0 if another process holds the lock of the GPU. If the system cannot create the lock,
+ * returns 1 with *lock = -1. */
 static int lock_gpu(const char *uuid, int *lock)
 {
 	struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -146,7 +147,8 @@ static int by_use(const void *a, const void *b)
 	return x->number - y->number;
 }
 
-/* Locks all GPUs that no other process locks, and sorts them. Returns their number. */
+/* Locks all GPUs that no other process has locked, and sorts them by the memory in use. Returns
+ * their number. */
 static int lock_free(struct gpu *gpu, int n)
 {
 	struct cudaDeviceProp p;

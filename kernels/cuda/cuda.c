@@ -143,7 +143,8 @@ static void cuda_kernel(const void *self, size_t layer, size_t batch, char *text
 	c->path->kernel(c->net, layer, batch, text, size);
 }
 
-/* Memory for `n` images of the data set. Graphs hold the addresses. */
+/* Allocates memory for `n` images of the data set. If the memory moves, drops the graphs, because
+ * they contain its addresses. */
 static cudaError_t hold_images(struct cuda *c, size_t n)
 {
 	cudaError_t rc;
@@ -180,7 +181,7 @@ static int cuda_use(void *self, const struct kx_images *set, struct err *e)
 	return rc ? cuda_failed(rc, "the data set", e) : PS_OK;
 }
 
-/* Memory that is pinned for every GPU (portable). */
+/* Allocates zeroed memory that is pinned for every GPU (portable). */
 static void *pinned_allocate(size_t bytes)
 {
 	void *memory;

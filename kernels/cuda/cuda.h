@@ -41,14 +41,14 @@ struct result {
 	uint32_t trouble; /* enum kx_trouble */
 };
 
-/* A call of local_steps. */
+/* The arguments of a call of local_steps. */
 struct round_call {
-	size_t batch, steps, first; /* first: its indices begin there in the log */
+	size_t batch, steps, first; /* first: position in the log at which its indices begin */
 	uint64_t dropout_seed;
 	float rate;
 };
 
-/* All that is needed to repeat a round: its weights are in slot.start. */
+/* The data with which a round can be repeated, except its weights, which are in slot.start. */
 struct round_log {
 	struct round_call *call;
 	uint32_t *index;

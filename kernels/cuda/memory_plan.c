@@ -61,7 +61,8 @@ const float *net_biases(const struct net_step *s)
 	return s->own.value + (net_rows(s) - 1) * (size_t)s->w.f_pad;
 }
 
-/* The sums of gradients of all layers are one contiguous vector (net.sums). */
+/* Assigns memory to the parameters of a step. The sums of gradients of all layers are one
+ * contiguous vector (net.sums). */
 static void own_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 {
 	const size_t filters = (size_t)s->w.f_pad, values = net_rows(s) * filters;

@@ -24,10 +24,10 @@ static struct kx_layers layers_from(const struct net *n, int *step, size_t image
 }
 
 /*
- * How values are multiplied. TF32 and BF16 are used where most of the work is: in dgrad and wgrad
- * of convolutions. In fprop they would change the argmax of pools and the mask of ReLUs; on the
- * MNIST networks the gradient was then off by 1 to 3 %. The gradient of an fc layer is a sum of
- * terms that nearly cancel, so it needs 3xTF32.
+ * fprop_math and backward_math return how values are multiplied. TF32 and BF16 are used where most
+ * of the work is: in dgrad and wgrad of convolutions. In fprop they would change the argmax of
+ * pools and the mask of ReLUs; on the MNIST networks the gradient was then off by 1 to 3 %. The
+ * gradient of an fc layer is a sum of terms that nearly cancel, so it needs 3xTF32.
  */
 static enum kx_math fprop_math(const struct net *n)
 {
@@ -151,8 +151,8 @@ struct kx_norm cuda_norm(const struct model *m)
 	return norm;
 }
 
-/* Runs the forward pass up to the hidden layer of the classifier head; without one, up to the
- * logits. */
+/* Runs the forward pass up to the hidden layer of the classifier head or, without a classifier
+ * head, up to the logits. */
 static int body_fprop(const struct net *n, const struct kx_batch *batch, cudaStream_t stream)
 {
 	int rc = PS_OK;

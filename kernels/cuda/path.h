@@ -39,8 +39,8 @@ struct cuda_path {
 	int (*open)(
 		void **self, const struct model *m, const struct path_options *o, struct err *e);
 	void (*close)(void *self);
-	/* 1: kernels may find that their results are not valid, and then set *trouble of `place`.
-	 * NULL: never. */
+	/* Returns 1 if kernels of the path may find that their results are not valid. They then set
+	 * *trouble (see `place`). If the pointer is NULL, no kernel does so. */
 	int (*may_fail)(const void *self);
 	/* `trouble`: device memory with an enum kx_trouble, which stays set. */
 	void (*place)(void *self, struct cuda_arena *a, uint32_t *trouble);
@@ -96,8 +96,8 @@ void cuda_batchnorm_plan(
 	struct cuda_batchnorm *b, const struct model *m, const struct layer *l, int channels);
 /* Returns the number of floats that the sums of the batchnorm's gradients and statistics need. */
 size_t cuda_batchnorm_sums(const struct cuda_batchnorm *b);
-/* Assigns the memory of *b. `sums` has cuda_batchnorm_sums floats. `sums` is NULL if the path only
- * evaluates or if `a` only counts. */
+/* Assigns the memory of *b. `sums` has cuda_batchnorm_sums floats, or is NULL if the path only
+ * evaluates or if `a` only counts bytes. */
 void cuda_batchnorm_place(
 	struct cuda_batchnorm *b, float *sums, int forward_only, struct cuda_arena *a);
 /* Appends own[0] and own[1] to `all`. Returns 0 if `all` has no room for two layers. */

@@ -20,7 +20,7 @@ static struct net_tensor tensor_of(struct shape s, int relu)
 		.value = {.h = (int)s.h, .w = (int)s.w, .c = pad_quad(s.c)}, .relu = relu};
 }
 
-/* The padding of a convolution is part of its input tensor. */
+/* Adds the padding of convolution `l` to its input tensor, of which the padding is a part. */
 static void tensor_pad(struct net_tensor *p, const struct layer *l)
 {
 	p->pad_top = (int)l->pad_top;
@@ -77,8 +77,8 @@ static int fits_conv1(const struct net *n, const struct net_step *s)
 }
 
 /* Returns 1 if the kernels of conv2.h can run step s and the two layers after it. The step must
- * directly follow NET_CONV1, and another layer must follow the pool: dY then has its ReLU mask
- * applied already. */
+ * directly follow NET_CONV1, and another layer must follow the pool, because the dgrad of that
+ * layer has then applied the ReLU mask to dY. */
 static int fits_conv2(const struct net *n, const struct net_step *s)
 {
 	const struct layer *l = s->layer;
@@ -199,7 +199,8 @@ static int window_at(const struct net_step *s, const struct kx_tensor *in, size_
 	return (int)(y * s->layer->stride) * in->row + (int)(x * s->layer->stride) * in->c;
 }
 
-/* In fprop each row of a filter window is one contiguous K run. wgrad uses the same windows. */
+/* Builds the tables of fprop and of wgrad, which uses the same windows. Each row of a filter window
+ * is one contiguous K run. */
 static int fprop_tables(struct net *n, struct net_step *s)
 {
 	const struct layer *l = s->layer;
@@ -226,7 +227,7 @@ static int fprop_tables(struct net *n, struct net_step *s)
 }
 
 /* Sets *o to the output row (or column) whose window has input `i` under its row `k`. Returns 0 if
- * there is none. */
+ * there is no such output. */
 static int output_over(size_t i, size_t k, size_t stride, size_t pad, size_t size, size_t *o)
 {
 	if (i + pad < k || (i + pad - k) % stride)
@@ -283,7 +284,7 @@ static int dgrad_tables_conv(struct net *n, struct net_step *s)
 	return PS_OK;
 }
 
-/* The whole input of an fc layer is one pixel with one K run. */
+/* Builds the tables of dgrad of an fc layer. Its whole input is one pixel with one K run. */
 static int dgrad_tables_fc(struct net_step *s)
 {
 	if (table_new(&s->dgrad_runs, 1, sizeof(struct kx_k_run)) ||

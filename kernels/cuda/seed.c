@@ -85,8 +85,8 @@ static void workspace_at_least(const struct seed *d, size_t images, struct works
 	p->conv = conv > p->conv ? conv : p->conv;
 }
 
-/* A small batch may have more slices than the largest batch. From ENOUGH images on, the number of
- * slices is constant. */
+/* Returns the workspace that is large enough for every batch. A small batch may have more slices
+ * than the largest batch. From ENOUGH images on, the number of slices is constant. */
 static struct workspace_size max_workspace(const struct seed *d)
 {
 	enum { ENOUGH = 16384 };

@@ -1,5 +1,6 @@
 /*
- * tensor_net.c - the path cuda_tensor: any model in fp32, tf32 or bf16 (tensor/tensor.h). Plans tensors and steps, places them in memory, and launches the kernels.
+ * tensor_net.c - the path cuda_tensor: any model in fp32, tf32 or bf16 (tensor/tensor.h). It plans
+ * tensors and steps, places them in memory, and launches the kernels.
  *
  * Thread: as device.h.
  */
@@ -339,7 +340,8 @@ static void tensor_place(void *self, struct cuda_arena *a, uint32_t *trouble)
 	n->loss = arena_take(a, n->images, sizeof(float));
 }
 
-/* Every kernel writes all values that others read: there is nothing to fill. */
+/* Fills nothing, because kernels write every value before another kernel reads it. Only waits for
+ * the stream. */
 static int tensor_fill(void *self, cudaStream_t stream)
 {
 	(void)self;
@@ -348,8 +350,8 @@ static int tensor_fill(void *self, cudaStream_t stream)
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* Returns the factor of a step's products: not 1 only in the first layer, if its pixels are
- * integers. */
+/* Returns the factor of a step's products: 1 / 255 in the first layer if its pixels are integers,
+ * else 1. */
 static float scale_of(const struct tensor_net *n, const struct tensor_step *s)
 {
 	return s->number == 0 && n->patches.whole ? 1 / 255.0f : 1;

@@ -16,7 +16,7 @@
 
 struct device {
 	const char *name; /* the value of --device; "cuda" also accepts a suffix ":N" */
-	int precise;      /* supports only fp32 */
+	int precise;      /* 1: the device supports only fp32 */
 	/* Allocates all memory that later calls need. o->max_batch limits the images of `gradient`
 	 * and of `forward`. With o->forward_only neither `gradient` nor local_* are called. On
 	 * failure *self is NULL. PS_EDEVICE: this machine lacks the device, or it does not work. */

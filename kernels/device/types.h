@@ -19,8 +19,8 @@ struct kx_images {
 enum kx_precision { KX_FP32, KX_TF32, KX_BF16, KX_TF32X3 };
 #define KX_PRECISION_NAMES "fp32|tf32|bf16|tf32x3"
 
-/* Which kernels cuda may use. AUTO: also those of kernels/cuda/fused/, each for a few networks.
- * GENERAL: only those that run any model. */
+/* The kernels that cuda may use. AUTO: all kernels, also those of kernels/cuda/fused/, which run
+ * only a few networks. GENERAL: only the kernels that run any model. */
 enum kx_kernels { KX_KERNELS_AUTO, KX_KERNELS_GENERAL };
 #define KX_KERNELS_NAMES "auto|general"
 

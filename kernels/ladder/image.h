@@ -38,7 +38,7 @@ struct image_space {
 	float *d_pooled; /* d loss / d pooled */
 };
 
-/* Number of floats of a struct image_space of F filters. */
+/* Returns the number of floats of a struct image_space for `filters` filters. */
 IMAGE_FN size_t image_space_floats(size_t filters)
 {
 	return 2 * filters * (MAP_AREA + POOL_AREA);
@@ -55,7 +55,7 @@ IMAGE_FN struct image_space image_space_at(float *floats, size_t filters)
 	return s;
 }
 
-/* Offsets of the tensors of seed:F in params. */
+/* Return the offsets of the tensors of seed:F in params. */
 IMAGE_FN size_t image_conv_bias(size_t filters)
 {
 	return filters * WEIGHTS;
@@ -89,7 +89,8 @@ IMAGE_FN void image_convolve(
 			}
 }
 
-/* The first maximum of the pool window of pooled value (y, x), as an offset into the map. */
+/* Returns the first maximum of the pool window of pooled value (y, x), as an offset into the
+ * map. */
 IMAGE_FN size_t image_argmax(const float *map, size_t y, size_t x)
 {
 	size_t best = 2 * y * MAP_SIDE + 2 * x;

@@ -144,7 +144,7 @@ int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size_t step
 }
 
 /* Times the second walk. After the first one, the caches hold a chain that is shorter than a walk.
- * They do not hold the links of a longer chain that the second walk visits. */
+ * For a longer chain, the caches do not hold the links that the second walk visits. */
 int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *device, struct err *e)
 {
 	uint32_t *chain = make_chain(bytes);

@@ -26,7 +26,7 @@ INK, RIGHT, WRONG = "#787d80", "#3d5cad", "#ff5c14"  # colours of docs/figures.g
 
 
 def png(pixels):
-    """A grey image as a data URL, dark on a light background."""
+    """Returns a grey image as a data URL, dark on a light background."""
     def chunk(kind, body):
         return struct.pack(">I", len(body)) + kind + body + struct.pack(
             ">I", zlib.crc32(kind + body))
@@ -44,7 +44,8 @@ def text(x, y, words, size=12, colour=INK, anchor="start", weight="normal"):
 
 
 def tile(x, y, row):
-    """The digit, as dark as the network is sure of it, in a frame of the colour RIGHT or WRONG."""
+    """Returns the SVG of a digit in a frame of the colour RIGHT or WRONG. The digit is as dark as
+    the probability of its label."""
     size, picture = TILE - 3, TILE - 9
     sure, colour = float(row["of_label"]), RIGHT if row["prediction"] == row["label"] else WRONG
     return (f'<rect x="{x}" y="{y}" width="{size}" height="{size}" rx="3" fill="#ffffff" '
@@ -60,7 +61,8 @@ def seconds_text(seconds):
 
 
 def title(at, seconds):
-    """The result: the best accuracy after the shortest time, beside that of the first stage."""
+    """Returns the title: the best accuracy after the shortest time, beside that of the first
+    stage."""
     rows = [r for (_, s, image), r in at.items() if s == seconds and image == 0]
     best = max(rows, key=lambda r: float(r["right"]))
     return (f"After {seconds_text(seconds)} {best['rung']} reads {100 * float(best['right']):.0f} % of "
@@ -68,13 +70,14 @@ def title(at, seconds):
 
 
 def machine():
-    """The machine of the table, which run.sh names in a file beside it."""
+    """Returns the name of the machine, which run.sh writes to a file beside the table."""
     file = Path(sys.argv[1]).parent / "machine.txt"
     return file.read_text().strip() if file.exists() else "unknown machine"
 
 
 def shown_images(rows, table):
-    """The images to draw. Exits with status 6 if their labels differ from those of the table."""
+    """Returns the images to draw. Exits with status 6 if their labels differ from those of the
+    table."""
     images, labels = read_idx("t10k-images-idx3-ubyte"), read_idx("t10k-labels-idx1-ubyte")
     for row in rows:
         image, label = int(row["image"]), int(row["label"])

@@ -70,7 +70,7 @@ static int production_step(void *self, const struct ladder_batch *b, float *grad
 	return rc ? err_set(e, rc, "backend_gradient: %s", err_text(rc)) : PS_OK;
 }
 
-/* Runs a round of one step. Its sum of gradients is the gradient. */
+/* Runs a round of one step. The sum of gradients of such a round is the gradient of the step. */
 static int ladder_local_step(void *self, const struct ladder_batch *b, float *grad, double *loss,
 	struct profile *p, struct err *e)
 {

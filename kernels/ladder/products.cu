@@ -20,7 +20,8 @@ namespace
 /* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Adds up the sums of each warp and writes them to `part`. All 80 sums do each shuffle step
- * together. One sum after the other would wait for the latency of each of its shuffles. */
+ * together. If the sums were added up one after the other, each shuffle would wait for the one
+ * before it. */
 __device__ void logits_reduce(
 	float sum[LOGITS_IMAGES][CLASSES], float part[LOGITS_THREADS / 32][LOGITS_IMAGES * CLASSES])
 {

@@ -34,8 +34,8 @@ int products_backward(
 	struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
 /* Computes grad from part_grad. */
 int products_mean(struct gpu *g, const struct products *p, size_t n, size_t chunks, struct err *e);
-/* The number of chunks for `n` images. With `each` blocks per chunk, at most `blocks` blocks
- * run. */
+/* Returns the number of chunks for `n` images. With `each` blocks per chunk, at most `blocks`
+ * blocks run. */
 size_t products_chunks(const struct products *p, size_t n, size_t each, size_t blocks);
 
 /* tiled.cu, from rung 7 on: convolution and backward pass with register and shared-memory tiles. */

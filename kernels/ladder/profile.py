@@ -17,8 +17,8 @@ STEPS = 2  # steps of `steps --seconds 0`: one checked step, one profiled step
 
 
 def kernels(path):
-    """Milliseconds of a step per kernel, in order of first launch; includes the kernels of
-    open()."""
+    """Returns the milliseconds of a step for each kernel, in the order of the first launches. The
+    kernels of open() are among them."""
     with open(path) as f:
         lines = [line for line in f if line.startswith('"')]
     total = {}

@@ -40,7 +40,7 @@ def read_idx(name):
 
 
 def initial(filters, seed):
-    """Initial conv weight [F, 9] and bias, fc weight [10, F * 169] and bias."""
+    """Returns the initial conv weight [F, 9] and bias, fc weight [10, F * 169] and bias."""
     draw = np.random.default_rng(seed)
 
     def uniform(*shape, fan_in):
@@ -51,7 +51,7 @@ def initial(filters, seed):
 
 
 def forward(params, pixels):
-    """Scores of images [N, 28, 28], and the values that the backward pass needs."""
+    """Returns the logits of images [N, 28, 28], and the values that the backward pass needs."""
     conv, conv_bias, fc, fc_bias = params
     n, f = len(pixels), len(conv)
     windows = sliding_window_view(pixels.astype(np.float32) / 255, (3, 3), (1, 2))
@@ -71,7 +71,7 @@ def softmax(logits):
 
 
 def gradient(params, pixels, labels):
-    """Mean gradient of the softmax loss, one array per tensor."""
+    """Returns the mean gradient of the softmax loss, one array per tensor."""
     conv, _, fc, _ = params
     n, f = len(pixels), len(conv)
     logits, (windows, argmax, pooled) = forward(params, pixels)
@@ -117,7 +117,7 @@ def check(params, data):
 
 
 def measure(step, seconds):
-    """The times of a step in ms, for about `seconds`."""
+    """Returns the times of steps in ms, measured for about `seconds`."""
     taken = []
     while not taken or (sum(taken) < seconds * 1e3 and len(taken) < 2000):
         begin = time.perf_counter()
@@ -127,7 +127,7 @@ def measure(step, seconds):
 
 
 def print_step(rung, filters, batch, runs, error=""):
-    """Print the row of the median run."""
+    """Prints the row of the median run."""
     runs = sorted(runs, key=statistics.median)
     median = [statistics.median(taken) for taken in runs]
     ms, taken = median[len(runs) // 2], runs[len(runs) // 2]
@@ -159,8 +159,8 @@ def print_predictions(params, seconds, made, images, labels):
 
 
 def train(args):
-    """Trains like cnn-ladder: the network at a given time excludes a step that ends after this
-    time."""
+    """Trains like cnn-ladder: the weights of a given time do not contain a step that ends after
+    this time."""
     data, batch = Data(args.seed), args.batch or 100
     images = read_idx("t10k-images-idx3-ubyte")[:EVALUATED]
     labels = read_idx("t10k-labels-idx1-ubyte")[:EVALUATED]

@@ -14,7 +14,7 @@
 #endif
 
 /* Returns the compute capability that the code of a kernel for the current device was compiled for:
- * 80 on an A100 and for code from PTX, 90 on Hopper. 0 if there is none. */
+ * 80 on an A100 and for code from PTX, 90 on Hopper. Returns 0 if there is no such code. */
 template <class... P> static int kx_code(void (*kernel)(P...))
 {
 	struct cudaFuncAttributes a;
@@ -37,11 +37,12 @@ static inline size_t kx_shared_limit(void)
 }
 
 /*
- * Launch with programmatic dependent launch on Hopper and later: the kernel may start while its
- * predecessor in the stream still runs. Before await_previous it must not write, and it may read
- * only data that the predecessor does not write. Kernels before the predecessor are complete when
- * this kernel starts: the predecessor waited for them in its own await_previous and only then
- * allowed this kernel to start. After await_previous all results of the predecessor are visible.
+ * Launches a kernel, on Hopper and later with programmatic dependent launch: the kernel may start
+ * while its predecessor in the stream still runs. Before await_previous it must not write, and it
+ * may read only data that the predecessor does not write. Kernels before the predecessor are
+ * complete when this kernel starts: the predecessor waited for them in its own await_previous and
+ * only then allowed this kernel to start. After await_previous all results of the predecessor are
+ * visible.
  */
 template <class... P, class... A>
 static int kx_launch_clusters(void (*kernel)(P...), dim3 grid, unsigned cluster, unsigned threads,
@@ -100,7 +101,7 @@ __device__ static inline uint32_t shared_address(const void *p)
 	return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Copies 16 bytes to shared memory asynchronously; zeros if not `valid`. */
+/* Copies 16 bytes to shared memory asynchronously. If not `valid`, writes zeros instead. */
 __device__ static inline void copy_ahead(void *to, const void *from, bool valid)
 {
 	uint32_t at = shared_address(to);

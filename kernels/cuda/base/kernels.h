@@ -25,7 +25,7 @@ extern "C" {
 #define KX_M_TILE 128 /* rows of a tile of kx_conv_wgrad; KX_K_TILE: images per pipeline stage */
 #define KX_K_TILE 32
 
-/* Why a kernel of fused/ gave up. Its results are not valid then. */
+/* The reason why a kernel of fused/ has given up. Its results are not valid then. */
 enum kx_trouble {
 	KX_TROUBLE_NONE,
 	KX_TROUBLE_WAIT,  /* a block waited too long for another block of its launch */
@@ -195,12 +195,14 @@ int kx_add_dgrad(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor adde
 
 #define KX_BATCHNORM_CHUNKS 256
 
-/* A row has one value per channel, and a zero per channel of padding. */
+/* The vectors of a batchnorm consist of rows. A row has one value for each channel, and a zero for
+ * each channel of padding. */
 struct kx_batchnorm {
 	const float *weight;  /* a row of weights, a row of biases */
 	const float *running; /* a row of running means, a row of running variances */
 	float *grad;          /* the gradients of `weight` */
-	float *statistics;    /* as `running`, but those of the batch, for the push */
+	float *statistics;    /* the mean and the variance of the batch, in the layout of `running`,
+			       * for the push */
 	float *mean,
 		*scale; /* a row each: forward writes them for backward; scale = 1 / deviation */
 	double *chunks; /* KX_BATCHNORM_CHUNKS times two rows of sums */

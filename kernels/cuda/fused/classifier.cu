@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(HIDDEN_THREADS, 1)
 #define COLUMN_TILES                                                                               \
 	(CLASSIFIER_INPUTS / (CLASSIFIER_THREADS / 32) / 8) /* tiles of 8 columns per warp */
 #define PREFETCH 4 /* K steps of dgrad weights that are loaded ahead */
-/* Stride of an image in floats. With it the 16-byte loads of two rows are in 32 different banks. */
+/* Stride of an image in floats. With this stride, the 16-byte loads of two rows are in 32 different
+ * banks. */
 #define PITCH (CLASSIFIER_UNITS + 16)
 
 struct classifier_shared {
@@ -219,8 +220,8 @@ __device__ inline void classifier_fetch_weights(
 			weight + 8 * j * CLASSIFIER_UNITS + 16 * k);
 }
 
-/* Computes the columns of dX that the warp has. `weight` points to this lane's first weight. `next`
- * holds the weights of the first PREFETCH K steps. */
+/* Computes the warp's columns of dX. `weight` points to this lane's first weight. `next` holds the
+ * weights of the first PREFETCH K steps. */
 __device__ inline void classifier_add_dx(float (&c)[2][COLUMN_TILES][4],
 	const struct classifier_shared *s, const float *weight,
 	float4 (&next)[PREFETCH][COLUMN_TILES])

@@ -113,8 +113,8 @@ int conv1_fprop_launch(struct kx_conv1 l, struct kx_batch batch, cudaStream_t st
 #define HI_LO_SIZE    5
 #define HI_LO_GROUPS  (CONV2_CHANNELS / 8)
 #define MAX_POSITIONS 18 /* positions that a block collects */
-/* Strides of an image in bytes. With them the 8 (or 4) images that a warp stores are in different
- * banks. */
+/* Strides of an image in bytes. With these strides, the 8 (or 4) images that a warp stores are in
+ * different banks. */
 #define VALUE_STRIDE  (CONV2_TERMS * HI_LO_GROUPS * MAX_POSITIONS * 16 + 16)
 #define ARGMAX_STRIDE (MAX_POSITIONS * CONV2_CHANNELS + 16)
 

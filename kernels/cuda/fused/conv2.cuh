@@ -80,7 +80,7 @@ __device__ static inline float warp_amax(float v)
 	return v;
 }
 
-/* The maximum over all threads of the block. `shared` has one float per warp. The caller
+/* Returns the maximum over all threads of the block. `shared` has one float per warp. The caller
  * synchronises the block before other uses of `shared`. */
 __device__ static inline float block_amax(float v, float *shared)
 {

@@ -50,12 +50,12 @@ struct kx_conv2 {
 
 /* Computes y and argmax from x. */
 int kx_conv2_fprop(struct kx_conv2 l, int images, cudaStream_t stream);
-/* dgrad: computes dy_amax from dy, and the wgrad of conv1 in kx_conv2_dgrad_slices slices of
- * conv1_workspace. */
+/* Runs dgrad: computes dy_amax from dy, and writes the wgrad of conv1 to kx_conv2_dgrad_slices
+ * slices of conv1_workspace. */
 int kx_conv2_dgrad(
 	struct kx_conv2 l, struct kx_batch batch, float *conv1_workspace, cudaStream_t stream);
 int kx_conv2_dgrad_slices(int images);
-/* wgrad: computes kx_conv2_wgrad_slices slices of workspace from dy, dy_amax and x. */
+/* Runs wgrad: computes kx_conv2_wgrad_slices slices of workspace from dy, dy_amax and x. */
 int kx_conv2_wgrad(struct kx_conv2 l, float *workspace, int images, cudaStream_t stream);
 int kx_conv2_wgrad_slices(int images);
 

@@ -49,8 +49,8 @@ struct dgrad_shared {
 	float amax[CONV2_IN];
 };
 
-/* The tap that column n sums; CONV2_TAPS for the bias; NO_TAP for an unused column. The taps of
- * neighbouring columns are in different banks. */
+/* Returns the tap that column n sums; CONV2_TAPS for the bias; NO_TAP for an unused column. The
+ * taps of neighbouring columns are in different banks. */
 __device__ inline int tap_of(int n)
 {
 	const int tile = n / 8, i = n % 8;
@@ -62,8 +62,8 @@ __device__ inline int tap_of(int n)
 	return i == 0 ? 20 : i == 1 ? 23 : i == 2 ? 24 : i == 3 ? CONV2_TAPS : NO_TAP;
 }
 
-/* Word offset of the tap of column n from the first pixel of the window. The other columns return
- * the offset of a valid tap. */
+/* Returns the word offset of the tap of column n from the first pixel of the window. For a column
+ * without a tap, returns the offset of some valid tap. */
 __device__ inline int column_offset(int n)
 {
 	int tap = tap_of(n);

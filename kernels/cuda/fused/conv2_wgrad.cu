@@ -54,8 +54,9 @@ struct filter_quad {
 	int f, x, y;
 };
 
-/* Neighbouring threads handle the two halves of eight filters, and neighbouring pairs of threads
- * handle neighbouring columns. The stores of a warp are therefore in 32 different banks. */
+/* Returns the four filters and the output pixels of this thread. Neighbouring threads handle the
+ * two halves of eight filters, and neighbouring pairs of threads handle neighbouring columns. The
+ * stores of a warp are therefore in 32 different banks. */
 __device__ inline struct filter_quad filter_quad_of_thread()
 {
 	const int i = threadIdx.x;
@@ -217,7 +218,8 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 
 } // namespace
 
-/* A slice of the workspace is 200 KB, so each slice has at least two images. */
+/* Returns the number of slices of the workspace. A slice is 200 KB, so each slice has at least two
+ * images. */
 int kx_conv2_wgrad_slices(int images)
 {
 	const int slices = (images + 1) / 2;

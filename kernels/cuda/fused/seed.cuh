@@ -9,8 +9,8 @@
 #define SEED_ROW_USED 10 /* 9 weights and a bias; 10 classes */
 
 #ifdef __CUDACC__
-/* The number of image n in the data set. now->step is the first step of the graph; only the last
- * kernel of the graph advances it. */
+/* Returns the number in the data set of image n of the batch. now->step is the first step of the
+ * graph; only the last kernel of the graph advances it. */
 __device__ static inline size_t seed_number(const struct kx_batch &b, int step, int n)
 {
 	return b.index ? b.index[((size_t)b.now->step + step) * b.images + n] : b.now->first + n;
@@ -21,7 +21,7 @@ __device__ static inline const uint8_t *seed_image(const struct kx_batch &b, int
 	return b.pixels + seed_number(b, step, n) * (SEED_SIDE * SEED_SIDE);
 }
 
-/* Offset of weight k of filter f in the manifest. k = 9 is the bias. */
+/* Returns the offset of weight k of filter f in the manifest. k = 9 is the bias. */
 __device__ static inline size_t seed_conv_at(const struct kx_seed &s, int f, int k)
 {
 	return k < 9 ? (size_t)f * 9 + k : (size_t)s.f * 9 + f;

@@ -64,8 +64,8 @@ struct seed_exchange {
 	uint32_t *trouble;        /* set to KX_TROUBLE_WAIT by a block that waited too long */
 	uint64_t patience_ns;     /* the longest wait of a block */
 };
-/* patience_ns of the backends that are opened from now on. Tests set it to 0: the first block then
- * starts 30 ms late, and all other blocks give up. */
+/* The patience_ns of the backends that are opened from now on. Tests set it to 0: the first block
+ * then starts 30 ms late, and all other blocks give up. */
 extern uint64_t kx_seed_patience_ns;
 
 struct kx_seed {
@@ -120,8 +120,8 @@ int kx_seed_half_wgrad(struct kx_seed s, struct kx_batch batch, int step, cudaSt
 /* Runs fprop, logits and wgrad in one launch, for a tiling with `clusters`. Does not write
  * `logits`. */
 int kx_seed_cluster(struct kx_seed s, struct kx_batch batch, int step, cudaStream_t stream);
-/* Number of position ranges of the persistent kernel. Each group of eight filters has one block per
- * range. 0: the persistent kernel cannot run this batch. */
+/* Returns the number of position ranges of the persistent kernel. Each group of eight filters has
+ * one block per range. 0: the persistent kernel cannot run this batch. */
 int kx_seed_persistent_ranges(struct kx_seed s, int images);
 /* Runs `steps` training steps in one launch, with the results of kx_seed_sgd_step. If `now` is
  * NULL, computes one gradient instead, adds it to the sum and sets *loss to the mean loss. */

@@ -6,8 +6,8 @@
  * of the positions. Between fprop and wgrad the blocks exchange only the partial logits of their
  * positions. These are a few hundred floats, which the blocks read from each other's shared memory.
  * The outputs of the max-pool and their argmax stay in the shared memory of the block that computed
- * them. The arithmetic is that of seed_fprop.cu (eight images at a
- * time) and seed_wgrad.cu.
+ * them. The kernel uses the arithmetic of seed_fprop.cu (for eight images at a time) and of
+ * seed_wgrad.cu.
  */
 #include <cooperative_groups.h>
 #include "kernels/cuda/fused/seed.cuh"
@@ -24,8 +24,8 @@ namespace
 #define MAX_POSITIONS   22                              /* per block: 169 / 8, rounded up */
 #define IMAGE_PIXELS    (SEED_SIDE * SEED_SIDE)
 #define CHUNKS          (IMAGE_PIXELS / 16)
-/* Stride of an image in floats. With it the 8 filters x 4 images that a warp stores are in 32
- * different banks. */
+/* Stride of an image in floats. With this stride, the 8 filters x 4 images that a warp stores are
+ * in 32 different banks. */
 #define VALUE_STRIDE 36
 
 struct cluster_shared {

@@ -35,7 +35,8 @@ template <int TERMS> struct half_weights {
 	struct half_scale scale;
 };
 
-/* The fragments of a filter group, [term][tile][lane], and the scales of its eight filters. */
+/* Return the fragments of a filter group, [term][tile][lane], and the scales of its eight
+ * filters. */
 __device__ static inline uint4 *half_fragments(const struct kx_seed &s, int filter_group)
 {
 	return reinterpret_cast<uint4 *>(s.half_fragments) + filter_group * HALF_TERMS * 2 * 32;
@@ -62,8 +63,8 @@ __device__ static inline uint16_t *half_argmax(const struct kx_seed &s, size_t g
 	       (group * SEED_POSITIONS + position) * s.f_pad * 4;
 }
 
-/* A power of two that bounds the values of a filter with these weights. NaN if a weight is NaN or
- * infinite. */
+/* Returns a power of two that bounds the values of a filter with these weights, or NaN if a weight
+ * is NaN or infinite. */
 __device__ static inline float half_unit(const float *w)
 {
 	float bound = fabsf(w[9]);

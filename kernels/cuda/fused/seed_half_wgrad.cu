@@ -36,8 +36,8 @@ namespace
 #define CHUNKS             (IMAGE_PIXELS / 16)     /* chunks of 16 pixels per image */
 #define IMAGE_PAIRS        (SEED_GROUP / 2)        /* pairs of images per group */
 #define THREADS_PER_IMAGE  (PRODUCER_THREADS / SEED_GROUP)
-/* Stride of a pair of images in words. With it four pairs x two rows of four pixels are in 32
- * different banks. The last four words are ones. */
+/* Stride of a pair of images in words. With this stride, four pairs x two rows of four pixels are
+ * in 32 different banks. The last four words are ones. */
 #define PAIR_WORDS 808
 #define ONES       0x3c003c00u
 
@@ -119,7 +119,7 @@ struct producer {
 	int last; /* last image of the batch */
 };
 
-/* The number in the data set of the image that this thread helps to fetch. */
+/* Returns the number in the data set of the image that this thread helps to fetch. */
 __device__ inline uint32_t producer_image(const struct producer &f, int group)
 {
 	return f.index[min(group * SEED_GROUP + f.i / THREADS_PER_IMAGE, f.last)];
@@ -214,7 +214,7 @@ struct prefetched {
 	struct dy_pair dy;
 };
 
-/* The producer loop: fills each stage when it is empty. */
+/* Runs the producer loop: fills each stage when it is empty. */
 __device__ inline void produce(const struct producer &f, struct prefetched next,
 	const struct kx_seed &s, struct half_stage *first, uint4 (*bytes)[SEED_GROUP * CHUNKS],
 	int begin, int end, float scale)
@@ -351,7 +351,8 @@ __device__ inline uint32_t half_values_of(
 	return half_bits(__hfma2_sat(largest, at.slope, at.bias));
 }
 
-/* Each of four nibbles selects a byte: 4 to 7 a byte of the table, 0 a zero. */
+/* Returns four bytes, each of which a nibble selects: nibbles 4 to 7 select a byte of the table,
+ * and 0 selects a zero. */
 __device__ inline uint32_t byte_lookup(uint32_t table, uint32_t nibbles)
 {
 	uint32_t v;
@@ -519,7 +520,7 @@ __device__ inline struct lane_addresses lane_addresses_of(struct half_wgrad_shar
 	return at;
 }
 
-/* The consumer loop: adds each group when its stage is full. */
+/* Runs the consumer loop: adds each group when its stage is full. */
 __device__ inline void consume(struct half_sums *sum, const struct kx_seed &s,
 	struct half_wgrad_shared *shared, const struct half_tile &tile)
 {

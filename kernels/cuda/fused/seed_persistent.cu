@@ -10,13 +10,13 @@
  * - The block that owns an image sends its d_logits to all blocks.
  * - Each block sends its conv gradient to all blocks of the same filters.
  *
- * Each line of the exchange has the number of its step as a flag (the LL protocol of NCCL, with one
- * flag for 16 bytes instead of one for 8: its words would make seed:32 28 % and seed:256 11 %
- * slower at 100 images). A reader polls the line until the flag is right, so the exchange needs
- * neither fences nor counters.
- * A writer overwrites a line only when all readers have used it: it has then received results that
- * they computed from the line. All sums have a fixed order. The launch is cooperative, so all
- * blocks run at the same time.
+ * Each line of the exchange has the number of its step as a flag. This is the LL protocol of NCCL,
+ * but with one flag for 16 bytes instead of one for 8, because NCCL's lines of 8 bytes would make
+ * seed:32 28 % and seed:256 11 % slower at 100 images. A reader polls the line until the flag is
+ * right, so the exchange needs neither fences nor counters. A writer overwrites a line only when
+ * all readers have used it. The writer knows this because it has received results that they
+ * computed from the line. All sums have a fixed order. The launch is cooperative, so all blocks run
+ * at the same time.
  *
  * A block that has waited for another one for patience_ns gives up: it sets *trouble, computes the
  * rest of its step with what it has, and returns. The other blocks see *trouble while they wait,
@@ -51,10 +51,10 @@ namespace
 #define IMAGE_PIXELS   (SEED_SIDE * SEED_SIDE)
 #define BAND_CHUNKS    (BAND_ROWS * SEED_SIDE / 8)
 #define BAND_BYTES     (BAND_ROWS * SEED_SIDE + 8)
-#define FETCH_THREADS  128 /* the last threads of the block; the first warps are busy */
+#define FETCH_THREADS  128 /* the last threads of the block; the first warps have other work */
 #define EXPAND_THREADS (THREADS - (POSITION_PAIRS - WARPS) * 32) /* the last ones, too */
-/* Stride of a pair of images in words. With it four pairs x two rows of two words are in 32
- * different banks. */
+/* Stride of a pair of images in words. With this stride, four pairs x two rows of two words are in
+ * 32 different banks. */
 #define PAIR_STRIDE 156
 #define MAX_BLOCKS  SEED_PERSISTENT_BLOCKS
 #define POLLS       4096 /* polls between two readings of the clock: some milliseconds */
@@ -386,8 +386,9 @@ static_assert(SEED_LL_LOGIT_LINES * 3 == SEED_ROW && CONV_LINES * 3 == CONV_VALU
 
 /* ---- LL lines -------------------------------------------------------------------------------- */
 
-/* The flag is XORed with the data, so a reader needs the whole line to check it. Without the XOR,
- * ptxas splits the 128-bit load into two, and the flag may be newer than the data. */
+/* Returns the flag of a line: the number of its step, XORed with the data, so that a reader needs
+ * the whole line to check the flag. Without the XOR, ptxas splits the 128-bit load into two, and
+ * the flag may be newer than the data. */
 __device__ inline uint32_t ll_flag(uint32_t step, float a, float b, float c)
 {
 	return step ^ __float_as_uint(a) ^ __float_as_uint(b) ^ __float_as_uint(c);
@@ -404,7 +405,7 @@ __device__ inline void ll_store(struct ll_line *at, float a, float b, float c, u
 		     : "memory");
 }
 
-/* `flag` of the returned line is the number of its step. */
+/* Loads a line. `flag` of the returned line is the number of its step. */
 __device__ inline struct ll_line ll_load(const struct ll_line *at)
 {
 	uint64_t low, high;
@@ -665,13 +666,13 @@ struct pair_sums {
 	float conv[OUT_PIXELS / 2][2][4];
 };
 
-/* A mask with all ones in each half of v that is greater than zero. */
+/* Returns a mask with all ones in each half of v that is greater than zero. */
 __device__ inline uint32_t relu_mask(uint32_t v)
 {
 	return __hgt2_mask(half_of(v), half_of(0));
 }
 
-/* A mask with all ones in each half whose lowest bit is set. */
+/* Returns a mask with all ones in each half whose lowest bit is set. */
 __device__ inline uint32_t to_half_mask(uint32_t bits)
 {
 	return (bits & 0x00010001u) * 0xffffu;

@@ -26,8 +26,9 @@ namespace
 #define UNIT           8                          /* images */
 #define CHUNKS         (UNIT * IMAGE_PIXELS / 16) /* of 16 pixels */
 
-/* The number of slices with the least cost in seed_half_wgrad_kernel: waves of blocks times groups
- * per block. `overhead` is the prologue and epilogue of a block, in groups. */
+/* Returns the number of slices with the least cost in seed_half_wgrad_kernel. The cost is the
+ * number of waves of blocks times the groups per block. `overhead` is the prologue and epilogue of
+ * a block, in groups. */
 int half_slices(int blocks, int groups)
 {
 	const int multiprocessors = 132, overhead = 4, max_slices = groups < 24 ? groups : 24;
@@ -45,8 +46,8 @@ int half_slices(int blocks, int groups)
 	return best;
 }
 
-/* The tiling of the half-precision kernels. fprop has at most 756 blocks; three blocks fit on a
- * multiprocessor at a time. A warp handles at least 14 positions. */
+/* Sets the tiling of the half-precision kernels. fprop has at most 756 blocks; three blocks fit on
+ * a multiprocessor at a time. A warp handles at least 14 positions. */
 void tile_half(struct seed_tiling *c, int filter_groups)
 {
 	const int ranges = 756 / (c->groups * c->filter_blocks);
@@ -81,7 +82,7 @@ struct image_source {
 	int images;
 };
 
-/* The number in the batch of image i of a unit. */
+/* Returns the number in the batch of image i of a unit. */
 __device__ inline int unit_image(int unit, int i)
 {
 	return unit / 2 * SEED_GROUP + unit % 2 + 2 * i;

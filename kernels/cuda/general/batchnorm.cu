@@ -14,7 +14,7 @@
 namespace
 {
 
-#define QUADS    8 /* of four channels, in a block */
+#define QUADS    8 /* groups of four channels in a block */
 #define CHANNELS (4 * QUADS)
 #define LANES    32
 #define THREADS  (QUADS * LANES)
@@ -29,7 +29,7 @@ __device__ inline float4 operator*(float4 a, float4 b)
 	return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
 }
 
-/* Offset of channel 0 of pixel `i`, counted over all images. */
+/* Returns the offset of channel 0 of pixel `i`, counted over all images. */
 __device__ inline size_t pixel_offset(const struct kx_tensor &t, size_t i)
 {
 	if (t.image == (size_t)t.h * t.w * t.c) /* without padding */
@@ -45,7 +45,7 @@ __device__ inline T *quad_of(const struct kx_tensor &t, size_t pixel, int channe
 	return reinterpret_cast<T *>(t.value) + pixel_offset(t, pixel) + channel;
 }
 
-/* The first of the four channels of this thread. */
+/* Returns the first of the four channels of this thread. */
 __device__ inline int channel_of_quad()
 {
 	return (int)(blockIdx.x * CHANNELS + threadIdx.x % QUADS * 4);
@@ -57,7 +57,8 @@ struct two_sums {
 	double a, b;
 };
 
-/* The sums of channel threadIdx.x over all lanes, in order; 0 for threads from CHANNELS on. */
+/* Returns the sums of channel threadIdx.x over all lanes, added in order; threads from CHANNELS on
+ * return 0. */
 template <int N> __device__ inline struct two_sums add_lanes(struct two_sums (&all)[N][CHANNELS])
 {
 	struct two_sums sum = {0, 0};
@@ -107,7 +108,7 @@ __device__ inline void sum_chunk(const struct kx_batchnorm &b, size_t pixels, in
 
 #define ADDERS (THREADS / CHANNELS) /* threads that share the chunks of a channel */
 
-/* The sums of all chunks, for channel threadIdx.x of the block. */
+/* Returns the sums of all chunks for channel threadIdx.x of the block. */
 __device__ inline struct two_sums sum_chunks(const struct kx_batchnorm &b, int chunks, int channels)
 {
 	__shared__ struct two_sums all[ADDERS][CHANNELS];
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(THREADS)
 	if (threadIdx.x >= CHANNELS || c >= x.c)
 		return;
 	const double d = sum.a / n;
-	/* a NaN remains one */
+	/* keeps NaN */
 	const double squares = sum.b - sum.a * d < 0 ? 0 : sum.b - sum.a * d;
 	b.mean[c] = (float)((double)(float)*quad_of<T>(x, 0, c) + d);
 	b.scale[c] = (float)(1 / sqrt(squares / n + b.eps));
@@ -175,7 +176,7 @@ __global__ void running_kernel(struct kx_batchnorm b, int channels)
 	}
 }
 
-/* For all pixels i of this thread. */
+/* Loops over all pixels i of this thread. */
 #define FOR_PIXELS(i, pixels)                                                                      \
 	for (size_t i = blockIdx.y * (size_t)LANES + threadIdx.x / QUADS; i < (pixels);            \
 		i += (size_t)gridDim.y * LANES)
@@ -231,7 +232,8 @@ __global__ void __launch_bounds__(THREADS)
 	b.grad[channels + c] = (float)sum.a;
 }
 
-/* Ioffe 2015, section 3: all values of a channel share its mean and variance. */
+/* Writes dX (Ioffe 2015, section 3). All values of a channel share its mean and variance, so the
+ * gradient of each value depends on all of them. */
 template <class T>
 __global__ void __launch_bounds__(THREADS) batchnorm_dgrad_kernel(struct kx_batchnorm b,
 	struct kx_tensor x, struct kx_tensor dx, struct kx_tensor dy, const void *mask, int images)
@@ -264,11 +266,12 @@ __global__ void __launch_bounds__(THREADS) batchnorm_dgrad_kernel(struct kx_batc
 	}
 }
 
-#define CHUNK     (2 * LANES) /* the fewest pixels of a chunk */
-#define MAX_PARTS 1056        /* of the pixels, for kernels without sums: 8 for a multiprocessor */
+#define CHUNK (2 * LANES) /* the fewest pixels of a chunk */
+/* Maximum number of parts of the pixels in kernels without sums: 8 for each multiprocessor. */
+#define MAX_PARTS 1056
 
-/* Blocks for all channels, and for at most max_parts parts of the pixels. A part has at least
- * min_pixels pixels, but for the last. */
+/* Returns the grid for all channels and for at most max_parts parts of the pixels. Each part except
+ * the last one has at least min_pixels pixels. */
 dim3 grid_of(const struct kx_tensor &x, int images, size_t min_pixels, size_t max_parts)
 {
 	const size_t parts = ((size_t)images * x.h * x.w + min_pixels - 1) / min_pixels;

@@ -63,7 +63,7 @@ __device__ inline void wgrad_load_stage(const struct kx_conv_wgrad &g, int tile,
 	}
 }
 
-/* The grid is row tiles x column tiles x slices. */
+/* Returns the number of row tiles. The grid is row tiles x column tiles x slices. */
 __host__ __device__ inline unsigned wgrad_row_tiles(const struct kx_conv_wgrad &g)
 {
 	return g.m / KX_M_TILE + 1;

@@ -66,7 +66,7 @@ struct pool_window {
 	int size, top, left;
 };
 
-/* The rows (or columns) [*from, *to) of the input under window `o`. */
+/* Sets [*from, *to) to the rows (or columns) of the input under window `o`. */
 __device__ inline void window_range(int o, int size, int pad, int limit, int *from, int *to)
 {
 	*from = max(o * size - pad, 0);
@@ -154,7 +154,7 @@ __global__ void relu_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, stru
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
-/* The same function as rng_mix of common/rng.h. */
+/* Computes the same function as rng_mix of common/rng.h. */
 __device__ inline uint64_t rng_mix64(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;

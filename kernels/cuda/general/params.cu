@@ -26,7 +26,7 @@ struct param {
 	size_t param;              /* in the manifest's vector */
 };
 
-/* The parameter of value first + i. The 64-bit division is the same for all threads of the
+/* Returns the parameter of value first + i. The 64-bit division is the same for all threads of the
  * block. */
 __device__ inline struct param param_at(const struct kx_weights &w, size_t first, unsigned i)
 {

@@ -1,8 +1,8 @@
 /*
  * plain_layers.cu - layers without weights that both general paths run: tanh, sigmoid, pools whose
  * windows overlap, have padding or compute a mean, LRN, and residual connections. Tensors have
- * values of fp32 or bf16; sums are fp32. One thread computes one value or, where a pool takes maxima,
- * those of four channels, so every sum has a fixed order. Neighbouring threads handle neighbouring
+ * values of fp32 or bf16; sums are fp32. One thread computes one value or, in a max-pool, the
+ * values of four channels, so every sum has a fixed order. Neighbouring threads handle neighbouring
  * channels. Channels of padding are zeros before and after each layer.
  */
 #include "kernels/cuda/general/quad.cuh"
@@ -16,7 +16,7 @@ struct position {
 	int c, x, y, n;
 };
 
-/* The position of element i of a tensor of h x w pixels with c elements each. */
+/* Returns the position of element i of a tensor of h x w pixels with c elements each. */
 template <class N> __device__ inline struct position divide_position(N i, int c, int h, int w)
 {
 	struct position s;
@@ -30,7 +30,8 @@ template <class N> __device__ inline struct position divide_position(N i, int c,
 	return s;
 }
 
-/* A division of 32 bits takes a fifth of the time of a division of 64 bits. */
+/* Returns the position of element i of `p`, where an element is `group` channels. Divides with 32
+ * bits if `i` has no more, because this takes a fifth of the time of a division with 64 bits. */
 __device__ inline struct position position_of(size_t i, const struct kx_tensor &p, int group = 1)
 {
 	struct position s = i >> 32 ? divide_position<size_t>(i, p.c / group, p.h, p.w)
@@ -61,7 +62,7 @@ __device__ inline void put(const struct kx_tensor &p, const struct position &s, 
 	reinterpret_cast<T *>(p.value)[position_offset(s, p)] = (T)v;
 }
 
-/* Writes a value of a gradient: 0 where `mask` (same layout; NULL: none) is not positive. */
+/* Writes a value of a gradient, but 0 where `mask` (same layout; NULL: no mask) is not positive. */
 template <class T>
 __device__ inline void put_masked(
 	const struct kx_tensor &p, const struct position &s, const void *mask, float v)
@@ -109,7 +110,7 @@ __global__ void curve_dgrad_kernel(struct kx_tensor out, struct kx_tensor dx, st
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
-/* The rows (or columns) [*from, *to) of the input under window `o`. */
+/* Sets [*from, *to) to the rows (or columns) of the input under window `o`. */
 __device__ inline void window_of(
 	int o, int size, int stride, int pad, int limit, int *from, int *to)
 {
@@ -117,7 +118,7 @@ __device__ inline void window_of(
 	*to = min(o * stride - pad + size, limit);
 }
 
-/* The windows [*from, *to) over row (or column) `i` of the input. */
+/* Sets [*from, *to) to the windows over row (or column) `i` of the input. */
 __device__ inline void windows_over(
 	int i, int size, int stride, int pad, int limit, int *from, int *to)
 {
@@ -294,7 +295,7 @@ __global__ void mean_pool_dgrad_kernel(
 
 /* ---- LRN ------------------------------------------------------------------------------------- */
 
-/* The base of the power of channel c at the pixel of `s`. */
+/* Returns the base of the power of channel c at the pixel of `s`. */
 template <class T>
 __device__ inline float lrn_base_at(
 	const struct kx_tensor &in, const struct kx_lrn &l, struct position s, int c)
@@ -310,7 +311,7 @@ __device__ inline float lrn_base_at(
 	return l.k + l.alpha * sum;
 }
 
-/* base^-beta. The base is positive, so powf has nothing to add. */
+/* Returns base^-beta. The base is positive, so the special cases of powf are not needed. */
 __device__ inline float lrn_power(float base, const struct kx_lrn &l)
 {
 	return exp2f(-l.beta * log2f(base));
@@ -333,10 +334,10 @@ __global__ void lrn_kernel(struct kx_tensor in, struct kx_tensor out, struct kx_
 
 #define LRN_THREADS 1024
 
-/* A value gets the gradient of its own output, and that of the outputs whose base it is part of. The
- * threads of a block have consecutive values, so those of neighbouring channels are in the block.
- * The threads at either end compute only what others need: a square, or a gradient that passes
- * through a base. */
+/* Computes dX of LRN. A value gets the gradient of its own output, and the gradients of the outputs
+ * whose base contains the value. The threads of a block have consecutive values, so the values of
+ * neighbouring channels are in the same block. The threads at either end compute only numbers that
+ * other threads need: a square, or a gradient that passes through a base. */
 template <class T>
 __global__ void lrn_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
 	struct kx_lrn l, const void *mask, size_t n)
@@ -347,7 +348,8 @@ __global__ void lrn_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struc
 
 	await_previous();
 	for (size_t from = (size_t)blockIdx.x * step; from < n; from += (size_t)gridDim.x * step) {
-		/* value i of the tensor; the first 2 * before threads may have none */
+		/* the number of this thread's value in the tensor; the first 2 * before threads may
+		 * have no value */
 		const size_t i = from + tid - 2 * before;
 		const bool in_tensor = i < n; /* i wraps round below 0 */
 		const struct position s = position_of(in_tensor ? i : 0, dx);
@@ -407,7 +409,8 @@ __global__ void lrn_dgrad_wide_kernel(struct kx_tensor in, struct kx_tensor dx, 
 
 /* ---- residual connections -------------------------------------------------------------------- */
 
-/* `from`: the value of the skip, of which every stride-th row and column is added; NULL: none. */
+/* Adds to the input every stride-th row and column of `from`, the value of the skip. Without a skip
+ * (NULL), copies the input. */
 template <class T>
 __global__ void add_kernel(
 	struct kx_tensor in, struct kx_tensor from, struct kx_tensor out, int stride, int images)
@@ -424,8 +427,8 @@ __global__ void add_kernel(
 	}
 }
 
-/* The gradient of the input of a skip (`added`: that of the add's output) or, without `added`, of
- * an add. */
+/* Computes the gradient of the input of a skip (`added`: the gradient of the add's output) or,
+ * without `added`, of an add. */
 template <class T>
 __global__ void add_dgrad_kernel(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor added,
 	int stride, const void *mask, int images)

@@ -25,8 +25,8 @@
 #define CONV_GROUP 16 /* images that a warp processes at a time */
 #define CONV_PIXEL (1 / 255.0f)
 #define ROW_WORDS  (CONV_SIDE / 2)
-/* Stride of an image in shared memory, in words of two bf16 pixels. With it the 8 images x 4 words
- * that a warp loads are in 32 different banks. */
+/* Stride of an image in shared memory, in words of two bf16 pixels. With this stride, the 8 images
+ * x 4 words that a warp loads are in 32 different banks. */
 #define IMAGE_WORDS 396
 
 template <int SIZE> struct conv {
@@ -108,8 +108,8 @@ __device__ static inline void conv_load(
 		w->a[i / 2 / CONV_TERMS][i / 2 % CONV_TERMS][i % 2] = from[i * 32 + lane];
 }
 
-/* Word offset in the patch of the pair of pixels that thread t loads for half h of step k. Pairs
- * after the last one read pair 0; their weights are zero. */
+/* Returns the word offset in the patch of the pair of pixels that thread t loads for half h of step
+ * k. For pairs after the last one, whose weights are zero, returns the offset of pair 0. */
 template <int SIZE> __device__ static inline int conv_pair(int k, int h, int t)
 {
 	const int row = conv<SIZE>::PATCH / 2, pair = k * 8 + h * 4 + t;
@@ -139,8 +139,8 @@ __device__ static inline void conv_window(float (&c)[2][4], const struct conv_we
 				mma_bf16(c[tile], w.a[k][term][tile], b[k][0], b[k][1]);
 }
 
-/* The first maximum of four output pixels in row order. If the first one is NaN, the result is
- * NaN. */
+/* Returns the first maximum of four output pixels in row order. If the first pixel is NaN, the
+ * result is NaN. */
 __device__ static inline float max4_argmax(float a, float b, float c, float d, uint32_t *argmax)
 {
 	bool right = b > a, right_below = d > c;
@@ -152,7 +152,7 @@ __device__ static inline float max4_argmax(float a, float b, float c, float d, u
 	return below ? bottom : top;
 }
 
-/* The larger of both, or NaN if either is NaN. */
+/* Returns the larger of both, or NaN if either is NaN. */
 __device__ static inline float max_or_nan(float a, float b)
 {
 	float v;

@@ -19,7 +19,7 @@
 #define GEMM_THREADS 128
 #define GEMM_STAGES  3
 
-/* Rounds to the nearest tf32. The tensor core itself truncates the low 13 bits. */
+/* Rounds to the nearest tf32, together with the tensor core, which truncates the low 13 bits. */
 __device__ static inline uint32_t to_tf32(float x)
 {
 	return __float_as_uint(x) + 0x1000u;

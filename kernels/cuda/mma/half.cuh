@@ -56,8 +56,8 @@ __device__ static inline uint32_t half_times(uint32_t a, uint32_t b)
 	return half_bits(__hmul2(half_of(a), half_of(b)));
 }
 
-/* The smallest power of two above |x|, clamped to 2^-100 .. 2^100. A product or quotient with this
- * power is exact. */
+/* Returns the smallest power of two above |x|, clamped to 2^-100 .. 2^100. A product or quotient
+ * with this power is exact. */
 __device__ static inline float power_above(float x)
 {
 	const int exponent = (int)(__float_as_uint(x) >> 23 & 255);
@@ -65,7 +65,7 @@ __device__ static inline float power_above(float x)
 	return __uint_as_float((uint32_t)(min(max(exponent, 27), 226) + 1) << 23);
 }
 
-/* 1 / power, exactly. `power` is a power of two. */
+/* Returns 1 / power exactly. `power` is a power of two. */
 __device__ static inline float inverse(float power)
 {
 	return __uint_as_float((254u << 23) - __float_as_uint(power));

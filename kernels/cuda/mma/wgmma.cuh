@@ -61,8 +61,8 @@ __device__ static inline void wgmma_wait()
 #define SUMS_32(d) SUMS_16(d), SUMS_16_FROM(d, 16)
 #define SUMS_64(d) SUMS_32(d), SUMS_16_FROM(d, 32), SUMS_16_FROM(d, 48)
 
-/* d += a * b, 64 x 64, K = 16, fp16. d[i] of a thread is row warp * 16 + lane / 4 + 8 * (i / 2 %
- * 2), column i / 4 * 8 + lane % 4 * 2 + i % 2. */
+/* Computes d += a * b, 64 x 64, K = 16, fp16. d[i] of a thread is row warp * 16 + lane / 4 + 8 * (i
+ * / 2 % 2), column i / 4 * 8 + lane % 4 * 2 + i % 2. */
 __device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" OPERANDS_32
@@ -71,9 +71,9 @@ __device__ static inline void wgmma_m64n64k16(float (&d)[32], uint64_t a, uint64
 		     : "l"(a), "l"(b));
 }
 
-/* d += a * b, 64 x 32, K = 16, fp16. `a` is in registers; each warp has 16 rows in the fragment
- * layout of mma.m16n8k16. `b` is transposed: the rows of its core matrices are k, and the 16 bytes
- * of a row are eight n. */
+/* Computes d += a * b, 64 x 32, K = 16, fp16. `a` is in registers; each warp has 16 rows in the
+ * fragment layout of mma.m16n8k16. `b` is transposed: the rows of its core matrices are k, and the
+ * 16 bytes of a row are eight n. */
 __device__ static inline void wgmma_m64n32k16(float (&d)[16], uint4 a, uint64_t b)
 {
 	asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" OPERANDS_16
@@ -84,9 +84,10 @@ __device__ static inline void wgmma_m64n32k16(float (&d)[16], uint4 a, uint64_t 
 
 /* ---- lines of 128 bytes ---------------------------------------------------------------------- */
 
-/* The place of a vector of 16 bytes of an operand that is stored in lines of 128 bytes: the lines of
- * the first eight vectors, then those of the next eight. Eight lines permute their vectors, so that
- * the vectors of a column are in different banks (PTX ISA, "128B swizzle"). */
+/* Returns the place of a vector of 16 bytes in an operand that is stored in lines of 128 bytes:
+ * first the lines of the first eight vectors, then those of the next eight. Each of eight lines
+ * permutes its vectors differently, so that the vectors of a column are in different banks (PTX
+ * ISA, "128B swizzle"). */
 __device__ static inline int line_place(int line, int vector, int lines)
 {
 	return vector / 8 * lines * 128 + line * 128 + ((vector ^ line) % 8) * 16;
@@ -100,8 +101,8 @@ __device__ static inline uint64_t wgmma_lines(uint32_t at, uint32_t next)
 	       (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-/* d += a * b, 64 x 64, K = 16, bf16. The layout of d is that of wgmma_m64n64k16. A_ACROSS, B_ACROSS:
- * the operand is in lines of 64 m (n) for one k. */
+/* Computes d += a * b, 64 x 64, K = 16, bf16. The layout of d is that of wgmma_m64n64k16. A_ACROSS,
+ * B_ACROSS: the operand is in lines of 64 m (n) for one k. */
 template <int A_ACROSS, int B_ACROSS>
 __device__ static inline void wgmma_bf16(float (&d)[32], uint64_t a, uint64_t b)
 {
@@ -111,8 +112,8 @@ __device__ static inline void wgmma_bf16(float (&d)[32], uint64_t a, uint64_t b)
 		   : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
 }
 
-/* d += a * b, 64 x 128, K = 16, bf16. The layout of d is that of wgmma_m64n64k16. A_ACROSS, B_ACROSS:
- * the operand is in lines of 64 m (n) for one k. */
+/* Computes d += a * b, 64 x 128, K = 16, bf16. The layout of d is that of wgmma_m64n64k16.
+ * A_ACROSS, B_ACROSS: the operand is in lines of 64 m (n) for one k. */
 template <int A_ACROSS, int B_ACROSS>
 __device__ static inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b)
 {
@@ -122,9 +123,9 @@ __device__ static inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b)
 		   : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
 }
 
-/* d += a * b, 64 x 64, K = 8, tf32. `a` is in registers, as in wgmma_m64n32k16: each warp has 16 rows
- * in the fragment layout of mma.m16n8k8. `b` is in lines of K, which tf32 needs. The layout of d is
- * that of wgmma_m64n64k16. */
+/* Computes d += a * b, 64 x 64, K = 8, tf32. `a` is in registers, as in wgmma_m64n32k16: each warp
+ * has 16 rows in the fragment layout of mma.m16n8k8. `b` is in lines of K, as the instruction
+ * requires for tf32. The layout of d is that of wgmma_m64n64k16. */
 __device__ static inline void wgmma_tf32(float (&d)[32], const uint32_t (&a)[4], uint64_t b)
 {
 	HOPPER_ASM("wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {" OPERANDS_32
@@ -133,7 +134,7 @@ __device__ static inline void wgmma_tf32(float (&d)[32], const uint32_t (&a)[4],
 		   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* d += a * b, 64 x 128, K = 8, tf32. `a`, `b` and the layout of d are as in the product above. */
+/* Computes d += a * b, 64 x 128, K = 8, tf32. `a`, `b` and the layout of d are as for 64 x 64. */
 __device__ static inline void wgmma_tf32(float (&d)[64], const uint32_t (&a)[4], uint64_t b)
 {
 	HOPPER_ASM("wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" OPERANDS_64

@@ -231,7 +231,7 @@ __global__ void dense_relu_dgrad_kernel(const T *in, T *dx, const T *dy, const T
 	}
 }
 
-/* The same function as rng_mix of common/rng.h. */
+/* Computes the same function as rng_mix of common/rng.h. */
 __device__ inline uint64_t mix64(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;
@@ -240,7 +240,8 @@ __device__ inline uint64_t mix64(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* The rule of backend.h numbers values in the order channels x rows x columns. */
+/* Implements the dropout rule of backend.h, which numbers values in the order channels x rows x
+ * columns. */
 __device__ inline bool dense_drops(const struct kx_batch &batch, const struct kx_drop &drop,
 	const struct kx_dense &p, const struct place &s)
 {

@@ -1,7 +1,7 @@
 /*
  * ffma.cuh - products of fp32 values on the FP32 units: a warp of 4 x 8 threads computes 4 * TM x
- * 8 * TN sums, and each thread TM x TN of them. The rows of a thread are four apart: the rows that
- * a warp loads at the same time are neighbours.
+ * 8 * TN sums, and each thread TM x TN of them. The rows of a thread are four apart, so that the
+ * rows that a warp loads at the same time are neighbours.
  */
 #ifndef KERNELS_CUDA_TENSOR_FFMA_CUH
 #define KERNELS_CUDA_TENSOR_FFMA_CUH
@@ -25,8 +25,9 @@ template <int N> __device__ static inline void load_values(float *to, const unsi
 	}
 }
 
-/* The row and the column of a lane in its warp. Lanes i and i ^ 1 have the same column, i and i ^ 2
- * the same row: then shared memory serves 16 lanes that load 16 bytes each at a time, else 8. */
+/* lane_row and lane_column return the row and the column of a lane in its warp. Lanes i and i ^ 1
+ * have the same column, and lanes i and i ^ 2 the same row. In this order, shared memory serves 16
+ * lanes at a time that load 16 bytes each, instead of 8 lanes. */
 __device__ static inline int lane_row(int lane)
 {
 	return lane / 16 * 2 + lane % 2;
@@ -52,9 +53,9 @@ template <class S> __device__ static inline struct ffma_place ffma_place_of()
 }
 
 /*
- * An estimate of the time that `blocks` blocks need, in products per thread. A multiprocessor runs
- * `resident` blocks at a time; with less than eight warps it waits for shared memory. `effort`: the
- * time of a product relative to the largest tile.
+ * Returns an estimate of the time that `blocks` blocks need, in products per thread. A
+ * multiprocessor runs `resident` blocks at a time; with fewer than eight warps it waits for shared
+ * memory. `effort`: the time of a product relative to the largest tile.
  */
 template <class S> static double ffma_time(size_t blocks, double depth, double effort)
 {

@@ -1,5 +1,5 @@
-/* product.cu - the products of product.cuh in bf16 and tf32, on tensor cores: large tiles with wgmma
- * on Hopper, all others with mma.sync. */
+/* product.cu - the products of product.cuh in bf16 and tf32, on tensor cores: large tiles use wgmma
+ * on Hopper, all others use mma.sync. */
 #include "kernels/cuda/tensor/product.cuh"
 
 namespace
@@ -109,7 +109,7 @@ template <bool DGRAD, class S> struct wgmma_sums<__nv_bfloat16, DGRAD, S> {
 		wgmma_commit();
 	}
 
-	/* Also makes the copies of this thread visible to wgmma. */
+	/* Waits for the products that run, and makes the copies of this thread visible to wgmma. */
 	__device__ void wait()
 	{
 		wgmma_fence_smem();
@@ -162,7 +162,7 @@ template <bool DGRAD, class S> struct wgmma_sums<float, DGRAD, S> {
 		for (int step = 0; step < steps; step++)
 			wgmma_tf32(c, a[step], b + step * 32 / 16);
 		wgmma_commit();
-		wgmma_wait(); /* their operands in registers */
+		wgmma_wait(); /* the products still read their operands in registers */
 	}
 
 	/* Makes the copies of this thread visible to wgmma. */

@@ -15,11 +15,11 @@
 namespace
 {
 
-/* The base of all tile shapes. A block computes a tile of BM x BN; a pipeline stage has ROW bytes of
- * K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. LINES: operands
- * are stored as wgmma reads them (line_place; in tf32 only A), and in bf16 the products of a stage run
- * while the block loads another stage. UP: for windows with `up` > 1. TF32: fp32 values are rounded to
- * tf32 when they are stored. */
+/* The base of all tile shapes. A block computes a tile of BM x BN; a pipeline stage has ROW bytes
+ * of K. SHARES warps divide the K of a stage. SPLIT: the blocks of a cluster divide K. LINES:
+ * operands are stored as wgmma reads them (line_place; in tf32 only A), and in bf16 the products of
+ * a stage run while the block loads another stage. UP: the tile is for windows with `up` > 1. TF32:
+ * fp32 values are rounded to tf32 when they are stored. */
 template <int BM_, int BN_, int ROW_, int STAGES_, int WARPS_, int BLOCKS_, int SHARES_,
 	bool SPLIT_>
 struct tile_shape {
@@ -36,8 +36,9 @@ struct tile_shape {
 
 template <class T, bool DGRAD, class S> struct product_sizes {
 	static const int BK = S::ROW / type_of<T>::BYTES;
-	/* In dgrad a row of B in global memory is one channel n. With B_ACROSS a row in shared memory
-	 * is one value of K, as in fprop; otherwise (B_LINES) it is one channel, too. */
+	/* In dgrad, a row of B in global memory is one channel n. With B_ACROSS, a row in shared
+	 * memory is one value of K, as in fprop; otherwise (B_LINES) a row in shared memory is one
+	 * channel, too. */
 	static const bool B_LINES = DGRAD && !S::B_ACROSS;
 	static const bool B_SWIZZLED = S::LINES && sizeof(T) == 2;
 	static const int PAD = S::B_ACROSS ? 16 : type_of<T>::PAD;
@@ -117,14 +118,15 @@ __device__ inline void load_vector_a(
 	copy_cached(to, row.at + at * (long long)pixel_bytes + k.v * 16, valid);
 }
 
-/* The place of a vector of an operand with `lines` lines in a stage. */
+/* Returns the place of a vector in a stage of an operand with `lines` lines. */
 template <bool SWIZZLED>
 __device__ inline int vector_place(int line, int vector, int lines, int pitch)
 {
 	return SWIZZLED ? line_place(line, vector, lines) : line * pitch + vector * 16;
 }
 
-/* Copies vector v of column n and transposes it: each of its values of K goes to a row of its own. */
+/* Copies vector v of column n and transposes it: each of its values of K is stored in a row of its
+ * own. */
 template <int PITCH>
 __device__ inline void copy_across(
 	unsigned char *to, int n, int v, const unsigned char *from, bool valid)
@@ -206,7 +208,8 @@ __device__ inline void store_octet(__nv_bfloat16 *to, const struct octet &o)
 		to_bf16x2(o.v[4], o.v[5]), to_bf16x2(o.v[6], o.v[7])};
 }
 
-/* Stores values of a tensor. wgmma ignores the low 13 bits of its operands in shared memory. */
+/* Stores values of a tensor. With TF32, the function rounds them, because wgmma ignores the low 13
+ * bits of its operands in shared memory. */
 template <class S> __device__ inline void store_result(float *to, struct octet o)
 {
 	if (S::TF32)
@@ -221,7 +224,7 @@ template <class S> __device__ inline void store_result(__nv_bfloat16 *to, const 
 	store_octet(to, o);
 }
 
-/* The bits of eight values: bit j is set if value j is positive. */
+/* Returns eight bits: bit j is 1 if value j is positive. */
 __device__ inline uint32_t positive(const float *from)
 {
 	const struct octet o = load_octet(from);
@@ -291,7 +294,7 @@ template <class S> __device__ inline struct octet sums_at(const float *sums, int
 	return block_sums<S>(sums + at);
 }
 
-/* Scale, bias and ReLU. */
+/* Applies scale, bias and ReLU. */
 __device__ inline void epilogue(
 	struct octet *o, const struct kx_product &g, const struct octet &bias)
 {
@@ -401,9 +404,10 @@ __device__ inline void store_tile(
 		parts_sync<S>();
 }
 
-/* S::sums holds the sums of a thread. add_stage adds the products of a stage, of which only the first
- * `left` values of K exist; with LINES it starts them, and `wait` waits for those that run, before a
- * barrier. store writes the sums to shared memory. */
+/* Computes fprop or dgrad. S::sums holds the sums of a thread. Its add_stage adds the products of a
+ * stage, of which only the first `left` values of K exist. With LINES, add_stage only starts these
+ * products, and `wait` waits for them before a barrier. `store` writes the sums to shared
+ * memory. */
 template <class T, bool DGRAD, class S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 	product_kernel(const __grid_constant__ struct kx_product g)
@@ -470,7 +474,8 @@ int launch_product(const struct kx_product &g, cudaStream_t stream)
 	return kx_launch(product_kernel<T, DGRAD, S>, grid, S::THREADS, bytes, stream, g);
 }
 
-/* Divides the depth so that the blocks fill the GPU. */
+/* Launches a product with the shape S. If S::SPLIT, divides the depth so that the blocks fill the
+ * GPU. */
 template <class T, bool DGRAD, class S> int launch_split(struct kx_product g, cudaStream_t stream)
 {
 	typedef product_sizes<T, DGRAD, S> Z;

@@ -10,8 +10,8 @@ template <bool DGRAD, class S> struct ffma_sums {
 	static const int KV = S::TN == 8 ? 2 : 4; /* values of K that are loaded at a time */
 	float c[S::TM][S::TN] = {};
 
-	/* Column j of a thread. With B_LINES a column is a line of `b`. Otherwise four columns are
-	 * neighbours, which the thread loads at a time. */
+	/* Returns column j of a thread. With B_LINES a column is a line of `b`. Otherwise groups of
+	 * four columns are neighbours, which the thread loads together. */
 	__device__ static int column(const struct ffma_place &p, int j)
 	{
 		return p.n + (Z::B_LINES ? p.lane + 8 * j : p.lane * 4 + j / 4 * 32 + j % 4);
@@ -87,7 +87,8 @@ struct ffma_shape
     : tile_shape<BM_, BN_, ROW_, STAGES_, WARPS_M_ * WARPS_N_, BLOCKS_, SHARES_, SPLIT_> {
 	static const int WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
 	static const int TM = BM_ / WARPS_M_ / 4, TN = BN_ / WARPS_N_ / 8;
-	static const bool B_ACROSS = TN == 8; /* copies of single values pay for large tiles */
+	static const bool B_ACROSS = TN == 8; /* copying value by value is worth its cost only for
+					       * large tiles */
 	static const bool TF32 = false;
 
 	template <class T, bool DGRAD> using sums = ffma_sums<DGRAD, ffma_shape>;

@@ -1,5 +1,5 @@
-/* product_wgrad.cu - the wgrad of product_wgrad.cuh in bf16 and tf32, on tensor cores: large tiles in
- * bf16 with wgmma on Hopper, all others with mma.sync. */
+/* product_wgrad.cu - the wgrad of product_wgrad.cuh in bf16 and tf32, on tensor cores: large tiles
+ * in bf16 use wgmma on Hopper, all others use mma.sync. */
 #include "kernels/cuda/tensor/product_wgrad.cuh"
 
 namespace
@@ -47,7 +47,8 @@ template <class T, class S> struct wgrad_mma {
 	{
 	}
 
-	/* Returns 1 for the threads that now have the sums of the block. */
+	/* Adds the sums of the other shares. Returns 1 for the threads that now have the sums of
+	 * the block. */
 	__device__ bool add_shares(float4 *shared)
 	{
 		const int warp = threadIdx.x / 32;
@@ -111,7 +112,7 @@ template <class S> struct wgmma_wgrad {
 		wgmma_commit();
 	}
 
-	/* Also makes the copies of this thread visible to wgmma. */
+	/* Waits for the products that run, and makes the copies of this thread visible to wgmma. */
 	__device__ void wait()
 	{
 		wgmma_fence_smem();

@@ -9,7 +9,8 @@ template <class S> struct wgrad_ffma {
 	typedef wgrad_sizes<float, S> Z;
 	float c[S::TM][S::TN / 4][4] = {};
 
-	/* Row i and column j of a thread. It has groups of four neighbouring rows and columns. */
+	/* Return row i and column j of a thread. A thread has groups of four neighbouring rows and
+	 * columns. */
 	__device__ static int row(int i)
 	{
 		return threadIdx.x / 32 % S::WARPS_M * 4 * S::TM + lane_row(threadIdx.x % 32) * 4 +
@@ -49,7 +50,8 @@ template <class S> struct wgrad_ffma {
 	{
 	}
 
-	/* Returns 1 for the threads that now have the sums of the block. */
+	/* Adds the sums of the other shares. Returns 1 for the threads that now have the sums of
+	 * the block. */
 	__device__ bool add_shares(float4 *shared)
 	{
 		const int warp = threadIdx.x / 32;
@@ -98,7 +100,8 @@ struct choice {
 	double time;
 };
 
-/* Slices fill the multiprocessors; each has at least four stages. */
+/* Writes `shape` to *best if its estimated time is shorter. Its slices fill the multiprocessors,
+ * and each slice has at least four stages. */
 template <class S>
 void keep_faster(struct choice *best, int shape, int m, int n, long long pixels, double effort)
 {

@@ -17,7 +17,7 @@ __host__ __device__ inline size_t values_of(const struct kx_layer &l)
 	return (size_t)(l.w.taps * l.w.c_pad + 1) * l.w.f_pad;
 }
 
-/* Threads that share the slices of four values. */
+/* Returns the number of threads that share the slices of four values. */
 __host__ __device__ inline int adders_of(const struct kx_layer &l)
 {
 	return l.slices <= 4 ? 1 : l.slices <= 32 ? 4 : 16;
@@ -41,7 +41,8 @@ __device__ inline void add_losses(const struct kx_losses &l, struct kx_now *now)
 	}
 }
 
-/* The gradient of a weight of channel c and filter f, which is 0 between two groups. */
+/* Returns gradient `g` of the weight of channel c and filter f, or 0 if c and f are in different
+ * groups. */
 __device__ inline float in_group(const struct kx_weights &w, int c, int f, float g)
 {
 	return c / (w.c / w.groups) == f / (w.f / w.groups) ? g : 0;

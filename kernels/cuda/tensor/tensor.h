@@ -2,13 +2,13 @@
  * tensor.h - the C interface of the kernels of the path cuda_tensor (tensor_net.c), which runs any
  * model in fp32, tf32 and bf16.
  *
- * Values and their gradients are dense NHWC tensors of bf16 or, in fp32 and tf32, of fp32. Channels are
- * padded with zeros to a multiple of eight, so that every copy is 16 bytes wide; the borders of a
- * convolution are not stored. An fc layer is a convolution 1x1 on an image of 1x1. The first layer
- * reads patches: kx_patches stores the pixels under each window (im2col), followed by a one, so
- * that no product is wasted on channels that do not exist. The factors of a product are bf16, tf32
- * or fp32, and sums are fp32. The weights are kept in fp32 (struct kx_layer of kernels.h); for
- * bf16 there is a rounded copy of them.
+ * Values and their gradients are dense NHWC tensors of bf16 or, in fp32 and tf32, of fp32. Channels
+ * are padded with zeros to a multiple of eight, so that every copy is 16 bytes wide. The padding
+ * around the input of a convolution is not stored. An fc layer is a convolution 1x1 on an image of
+ * 1x1. The first layer reads patches: kx_patches stores the pixels under each window (im2col),
+ * followed by a one, so that no product is wasted on channels that do not exist. The factors of a
+ * product are bf16, tf32 or fp32, and sums are fp32. The weights are kept in fp32 (struct kx_layer
+ * of kernels.h); for bf16 there is a rounded copy of them.
  *
  * A launcher checks only the launch. It never synchronises and never allocates. It returns PS_OK or
  * PS_EDEVICE. The order of every sum depends on the sizes only: equal arguments give equal bytes.

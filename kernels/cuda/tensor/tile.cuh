@@ -59,7 +59,7 @@ __device__ static inline void load_matrices_transposed(uint32_t (&r)[4], uint32_
 		     : "memory");
 }
 
-/* The nearest number of tf32: its low 13 bits are zero. */
+/* Returns the nearest number of tf32. Its low 13 bits are zero. */
 __device__ static inline float nearest_tf32(float x)
 {
 	uint32_t bits;
@@ -73,7 +73,7 @@ __device__ static inline uint32_t shared_tf32(const unsigned char *at)
 	return to_tf32(*reinterpret_cast<const float *>(at));
 }
 
-/* Operand A, 16 rows x one k step, from rows of contiguous K. */
+/* Loads operand A, 16 rows x one k step, from rows of contiguous K. */
 template <class T>
 __device__ static inline void load_a(
 	uint32_t (&a)[4], const unsigned char *s, int pitch, int row, int k_bytes, int lane)
@@ -84,7 +84,7 @@ __device__ static inline void load_a(
 			a[i] = to_tf32(__uint_as_float(a[i]));
 }
 
-/* Operand B, 16 columns x one k step, from rows (one per column) of contiguous K. */
+/* Loads operand B, 16 columns x one k step, from rows (one per column) of contiguous K. */
 template <class T>
 __device__ static inline void load_b(
 	uint32_t (&b)[4], const unsigned char *s, int pitch, int column, int k_bytes, int lane)
@@ -96,7 +96,7 @@ __device__ static inline void load_b(
 			b[i] = to_tf32(__uint_as_float(b[i]));
 }
 
-/* Operand A, 16 columns of s x one k step; K runs over the rows of s. */
+/* Loads operand A, 16 columns of s x one k step. K runs over the rows of s. */
 template <class T>
 __device__ static inline void load_a_across(
 	uint32_t (&a)[4], const unsigned char *s, int pitch, int k, int column, int lane)
@@ -113,7 +113,7 @@ __device__ static inline void load_a_across(
 	}
 }
 
-/* Operand B, 16 columns of s x one k step; K runs over the rows of s. */
+/* Loads operand B, 16 columns of s x one k step. K runs over the rows of s. */
 template <class T>
 __device__ static inline void load_b_across(
 	uint32_t (&b)[4], const unsigned char *s, int pitch, int k, int column, int lane)
@@ -167,7 +167,7 @@ __device__ static inline void add_shares(float (&c)[MI][NJ][4], float4 *shared, 
 		}
 }
 
-/* Two neighbouring values of a tensor. */
+/* Stores two neighbouring values of a tensor. */
 __device__ static inline void store_pair(float *to, float x, float y)
 {
 	*reinterpret_cast<float2 *>(to) = {x, y};

@@ -1,10 +1,10 @@
 /*
- * assert.h - assertions about our own invariants. Release builds keep them. A process with a broken
- * invariant aborts before it acknowledges or saves wrong data. The run then continues from the
- * checkpoint, the write-ahead log and the workers' retained pushes.
+ * assert.h - assertions about the invariants of this code, which release builds keep. A process
+ * with a broken invariant aborts before it acknowledges or saves wrong data. The run then continues
+ * from the checkpoint, the write-ahead log and the workers' retained pushes.
  *
- * Never assert about input. Code checks the data of a peer or a file and refuses bad data with an
- * error. Thread: any.
+ * Never assert anything about input: check the data of a peer or a file, and refuse bad data with
+ * an error. Thread: any.
  */
 #ifndef COMMON_ASSERT_H
 #define COMMON_ASSERT_H

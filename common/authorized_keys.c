@@ -71,7 +71,8 @@ static enum key_role role_of(const char *word)
 	return KEY_NONE;
 }
 
-/* Cuts the next word off *at and terminates it with a NUL; "" at the end of the line. */
+/* Returns the next word of the line, terminated with a NUL, and moves *at behind it. Returns "" at
+ * the end of the line. */
 static char *next_word(char **at)
 {
 	char *word = *at + strspn(*at, " \t");
@@ -127,8 +128,8 @@ static int take_lines(struct authorized_keys *a, FILE *f, const char *path, stru
 	return PS_OK;
 }
 
-/* Refuses to start if `path` is missing but the file with the old name exists. The user has not
- * renamed that file, and a new empty list would lock out all its keys. */
+/* Refuses the list if `path` is missing but the file with the old name exists. In this case the
+ * user has not renamed the file, and a new empty list would refuse all keys in it. */
 static int refuse_old_name(const char *path, struct err *e)
 {
 	const char *old = "allow", *slash = strrchr(path, '/');

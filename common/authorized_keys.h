@@ -3,7 +3,7 @@
  *
  * The list is a text file with one key per line, `ROLE KEY [NAME]`. ROLE is worker, admin or
  * observer. The reader ignores empty lines and lines that begin with #. It refuses the whole file
- * if there is any other line, if a key appears twice, or if other users can write to the file.
+ * if a line has another form, if a key appears twice, or if other users can write to the file.
  * Thread: any; a list is constant after the read.
  */
 #ifndef COMMON_AUTHORIZED_KEYS_H
@@ -12,8 +12,9 @@
 #include "common/err.h"
 #include "common/keys.h"
 
-#define MAX_AUTHORIZED_KEYS  4096
-#define AUTHORIZED_KEYS_FILE "authorized_keys" /* usual name; in 0.1.0 "allow" */
+#define MAX_AUTHORIZED_KEYS 4096
+/* usual name of the file; in release 0.1.0 it was "allow" */
+#define AUTHORIZED_KEYS_FILE "authorized_keys"
 
 enum key_role { KEY_NONE, KEY_OBSERVER, KEY_ADMIN, KEY_WORKER, KEY_ROLES };
 
@@ -25,15 +26,15 @@ int authorized_keys_read(
 	struct authorized_keys **out, const char *path, struct err *e) PS_MUST_CHECK;
 /* Frees the list and sets *a to NULL; *a may be NULL. */
 void authorized_keys_free(struct authorized_keys **a);
-/* Returns the role of `key`; KEY_NONE: the key is not on the list. */
+/* Returns the role of `key`, or KEY_NONE if the key is not on the list. */
 enum key_role authorized_keys_role(const struct authorized_keys *a, const char *key);
 size_t authorized_keys_count(const struct authorized_keys *a);
 /* Returns the number of keys with this role. */
 size_t authorized_keys_of_role(const struct authorized_keys *a, enum key_role role);
 /* Returns "observer", "admin" or "worker". */
 const char *key_role_name(enum key_role role);
-/* Returns PS_OK if authorized_keys_add can extend the list: it is missing or correct. Otherwise
- * returns the result of authorized_keys_read. */
+/* Returns PS_OK if authorized_keys_add can extend the list, that is, if the file is missing or
+ * correct. Otherwise returns the result of authorized_keys_read. */
 int authorized_keys_check(const char *path, struct err *e) PS_MUST_CHECK;
 /* Appends a line for `key` unless the list already has the key. Creates the file if it does not
  * exist. PS_EIO, PS_EUSAGE. */

@@ -53,9 +53,9 @@ static void remove_temporaries(DIR *d)
 			remove_file(d, entry->d_name);
 }
 
-/* Keeps the CHECKPOINT_KEEP highest generations up to `newest` and removes the older ones. A file
- * that cannot be removed only takes space: the function logs a warning, and the next write tries
- * again. */
+/* Keeps the CHECKPOINT_KEEP highest generations up to `newest` and removes the older ones. If a
+ * file cannot be removed, the function logs a warning, and the next write tries again. Such a file
+ * does no harm except that it takes space. */
 static void remove_old(const char *dir, uint64_t newest)
 {
 	DIR *d = opendir(dir);
@@ -96,8 +96,8 @@ static void remove_failed(const char *dir, const char *name)
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-/* Fills header, table and their checksum. Returns the size of the whole file; 0: it exceeds
- * CHECKPOINT_MAX_BYTES. */
+/* Fills in the header, the table and their checksum. Returns the size of the whole file, or 0 if
+ * this size exceeds CHECKPOINT_MAX_BYTES. */
 static size_t fill_head(const struct checkpoint *c, unsigned char *head)
 {
 	size_t offset = HEAD_BYTES(c->n_sections);
@@ -354,7 +354,7 @@ uint64_t checkpoint_oldest(const char *dir)
 	return generation;
 }
 
-/* Returns the number of free bytes in the file system of `dir`; UINT64_MAX: unknown. */
+/* Returns the number of free bytes in the file system of `dir`, or UINT64_MAX if it is unknown. */
 static uint64_t free_bytes(const char *dir)
 {
 	struct statvfs fs;
@@ -364,7 +364,7 @@ static uint64_t free_bytes(const char *dir)
 	return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
-/* Bytes of all generations except `sound`, and of temporary files. */
+/* Returns the number of bytes of all generations except `sound`, and of temporary files. */
 static uint64_t droppable_bytes(const char *dir, uint64_t sound)
 {
 	struct stat st;
@@ -384,8 +384,9 @@ static uint64_t droppable_bytes(const char *dir, uint64_t sound)
 	return bytes;
 }
 
-/* Another thread may write or remove a checkpoint during the count. To count no byte twice, the
- * function reads the free space before and after, and uses the smaller value. */
+/* Another thread may write or remove a checkpoint while this function counts the bytes. In order to
+ * count no byte twice, the function reads the free space before and after the count, and uses the
+ * smaller value. */
 int checkpoint_has_room(const char *dir, uint64_t sound, uint64_t bytes)
 {
 	uint64_t before = free_bytes(dir);

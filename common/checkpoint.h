@@ -45,15 +45,16 @@ struct checkpoint {
 /* Writes the new generation c->generation into `dir` and removes the generations before the newest
  * CHECKPOINT_KEEP. If the disk is full, the function removes older generations, the oldest first,
  * until the new one fits. It never removes `sound`, the newest generation that is known to be good
- * (0: there is none). If it removes generations for space, *dropped (may be NULL) becomes the last
- * removed one. PS_EIO: the write failed, and the function has tried to remove the incomplete
- * file. */
+ * (0: there is none). If it removes generations to make space, it sets *dropped to the last removed
+ * one; `dropped` may be NULL. PS_EIO: the write failed, and the function has tried to remove the
+ * incomplete file. */
 int checkpoint_write_beside(const char *dir, const struct checkpoint *c, uint64_t sound,
 	uint64_t *dropped, struct err *e) PS_MUST_CHECK;
-/* Like checkpoint_write_beside; `sound` is the highest generation before c->generation. */
+/* Writes a generation like checkpoint_write_beside, with the highest generation before
+ * c->generation as `sound`. */
 int checkpoint_write(const char *dir, const struct checkpoint *c, struct err *e) PS_MUST_CHECK;
 /* Removes the oldest generation before `next`, except `sound`, to free its space. Returns the
- * number of the removed generation; 0: none was removed. */
+ * number of the removed generation, or 0 if none was removed. */
 uint64_t checkpoint_make_space(const char *dir, uint64_t sound, uint64_t next);
 /* Removes the temporary files (ckpt-*.tmp) of interrupted writes. */
 void checkpoint_clean(const char *dir);
@@ -63,16 +64,16 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MU
 /*
  * Reads the newest good generation of `dir`. Returns 0 with c->generation == 0 if the directory has
  * no checkpoint. PS_ECHECKPOINT: the directory has checkpoints, but none is good. If `clean` is 1,
- * the function removes ckpt-*.tmp. *newest_seen (may be NULL) becomes the highest generation number
- * in any file name.
+ * the function removes ckpt-*.tmp. It sets *newest_seen to the highest generation number in any
+ * file name; `newest_seen` may be NULL.
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;
-/* Reads the newest good generation that is lower than `before`. The caller has refused the content
- * of generation `before`. */
+/* Reads the newest good generation that is lower than `before`. Called if the content of generation
+ * `before` was refused. */
 int checkpoint_read_older(
 	const char *dir, uint64_t before, struct checkpoint *c, struct err *e) PS_MUST_CHECK;
-/* Returns the lowest generation that has a file; 0: none. */
+/* Returns the lowest generation that has a file, or 0 if there is none. */
 uint64_t checkpoint_oldest(const char *dir);
 /* Returns 1 if `bytes` more would fit on the disk after the removal of all generations except
  * `sound`, or if the file system does not report its free space. */

@@ -12,22 +12,22 @@ uint64_t clock_us(void);    /* CLOCK_MONOTONIC, microseconds */
 double clock_seconds(void); /* CLOCK_MONOTONIC, seconds with nanosecond resolution */
 
 /*
- * A clock that stops while its process is suspended (SIGSTOP, a suspended machine) and that ignores
- * a forward jump of the clock. A suspended process receives nothing, so the time of a suspension
- * must not count as silence of its peers, nor towards any other timeout. A zeroed struct starts
- * with the first reading.
+ * A clock that stops while its process is suspended (by SIGSTOP, or with the machine), and that
+ * ignores forward jumps of the system's clock. A suspended process receives nothing, so the time of
+ * a suspension must not count as silence of its peers, and must not count for any other timeout. A
+ * struct of zeros is valid: the clock starts with the first reading.
  */
 struct awake {
 	uint64_t clock_ms, now_ms; /* the argument and the result of the last call of awake_ms */
 };
 /* Reads the clock. `clock_ms` is clock_ms() or another clock that never goes back. The result
- * advances by the time since the previous reading, by `step_ms` at most. Call it every 100 ms or
- * more often. */
+ * advances by the time since the previous reading, but by `step_ms` at most. Call awake_ms at least
+ * every 100 ms. */
 uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms);
-/* The values of step_ms. The server detects silent peers, and after a suspension their messages
- * still wait in its queue: a small step keeps the server from counting its own suspension as their
- * silence. A worker sends heartbeats: a larger step keeps a heartbeat from being late after a delay
- * of the scheduler. */
+/* The values of step_ms. The server uses a small step, because it detects silent peers: after its
+ * own suspension, their messages still wait in its queue, and the time of the suspension must not
+ * count as their silence. A worker uses a larger step, because it sends heartbeats: a heartbeat
+ * must not be late after a delay of the scheduler. */
 #define AWAKE_DECIDE_MS 200u
 #define AWAKE_BEAT_MS   1000u
 

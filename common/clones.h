@@ -1,7 +1,7 @@
 /*
- * clones.h - write PS_CLONES before a function that loops over millions of values. The compiler
- * makes one version of the function for each instruction set, and the program selects a version at
- * start.
+ * clones.h - defines PS_CLONES and PS_APART. Write PS_CLONES before a function that loops over
+ * millions of values. The compiler then makes one version of the function for each instruction set,
+ * and the program selects a version at its start.
  */
 #ifndef COMMON_CLONES_H
 #define COMMON_CLONES_H

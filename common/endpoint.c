@@ -19,7 +19,7 @@ static int read_port(const char *text, struct endpoint *e)
 	return e->number <= MAX_PORT ? PS_OK : PS_EUSAGE;
 }
 
-/* Reads the host, the `n` bytes before the colon of the port. */
+/* Reads the host, which is the `n` bytes before the colon of the port. */
 static int read_host(const char *text, size_t n, struct endpoint *e)
 {
 	int brackets = n > 0 && text[0] == '[';
@@ -52,7 +52,7 @@ int endpoint_parse(const char *text, struct endpoint *e)
 {
 	size_t n = strlen(SCHEME);
 
-	/* without the scheme: parse "", which is refused */
+	/* if the scheme is missing, parse "", which is refused */
 	return endpoint_parse_address(strncmp(text, SCHEME, n) == 0 ? text + n : "", e);
 }
 

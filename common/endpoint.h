@@ -1,5 +1,5 @@
 /*
- * endpoint.h - splits "tcp://HOST:PORT"; the only parser of addresses.
+ * endpoint.h - splits addresses of the form "tcp://HOST:PORT". All programs use this parser.
  *
  * HOST is a name, an interface, an address or "*". In the text, an IPv6 address has brackets; the
  * field `host` has the address without them. PORT is 0 to 65535, or "*" for 0. Pure. Thread: any.
@@ -15,7 +15,7 @@
 struct endpoint {
 	char host[ENDPOINT_HOST];
 	char port[6];    /* as in the text */
-	unsigned number; /* of the port; 0: any free port */
+	unsigned number; /* number of the port; 0: any free port */
 };
 
 /* Parses "tcp://HOST:PORT". PS_EUSAGE: the text has another form, and *e is empty. */

@@ -26,7 +26,8 @@ static const struct row *find_status(long status)
 
 int err_vset(struct err *e, int status, const char *fmt, va_list ap)
 {
-	char text[sizeof(e->text)]; /* the arguments may point into e->text */
+	/* format into a copy, because the arguments may point into e->text */
+	char text[sizeof(e->text)];
 	size_t i = 0;
 
 	if (!e)

@@ -1,9 +1,9 @@
 /*
  * err.h - the table of all status codes, and an error message with its code.
  *
- * Every fallible function returns 0 or a negative PS_E*. The wire's ERROR and BYE messages carry
- * the same numbers, negated, so a value never changes its meaning. Each row also has the exit code
- * of a program that ends with this status.
+ * Every fallible function returns 0 or a negative PS_E*. The messages ERROR and BYE carry the same
+ * numbers, negated, so a number must never change its meaning. Each row also has the exit code of a
+ * program that ends with this status.
  *
  * Thread: any; a struct err belongs to its caller.
  */
@@ -59,16 +59,18 @@ struct err {
 
 /* Fills `e` (may be NULL) and returns `status`, so that callers write `return err_set(...)`. */
 int err_set(struct err *e, int status, const char *fmt, ...) PS_PRINTF(3, 4);
-/* Like err_set, for a function that has a format among its own arguments. A control character
- * becomes '?', so that the text is one line. */
+/* Fills `e` like err_set, for a function that has a format among its own arguments. Replaces each
+ * control character by '?', so that the text is one line. */
 int err_vset(struct err *e, int status, const char *fmt, va_list ap) PS_PRINTF(3, 0);
-/* Returns "PS_EGAP" for PS_EGAP; "PS_E?" for a number not in the table. */
+/* Returns the name of `status`, such as "PS_EGAP", or "PS_E?" for a number that is not in the
+ * table. */
 const char *err_name(int status);
 /* Returns the text of `status` in the table. */
 const char *err_text(int status);
-/* Returns the exit code of a program that ends with `status`; 1 for a number not in the table. */
+/* Returns the exit code of a program that ends with `status`, or 1 for a number that is not in the
+ * table. */
 int err_exit_code(int status);
-/* Returns 1 if the table has `status`. Check every number from a peer with it. */
+/* Returns 1 if the table has `status`. Check every number from a peer with this function. */
 int err_known(long status);
 
 #endif

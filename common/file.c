@@ -14,15 +14,17 @@
 #include "common/io.h"
 #include "common/mem.h"
 
-/* Times to wait for a directory lock. If a live process has the lock, the function fails after
- * LOCK_LIVING_MS. A killed process holds its lock until the kernel has freed its memory, which
- * takes seconds for gigabytes; the function waits LOCK_DYING_MS for it. */
+/* Times of the wait for a directory lock. If a live process has the lock, the wait fails after
+ * LOCK_LIVING_MS. A killed process keeps its lock until the kernel has freed its memory, which
+ * takes seconds for gigabytes. So the wait for a process that is ending takes up to
+ * LOCK_DYING_MS. */
 #define LOCK_PAUSE_MS  2
 #define LOCK_LIVING_MS 60
 #define LOCK_DYING_MS  5000
 
-/* Connections of unknown peers may use up all file descriptors until the server closes these
- * connections. So an open is repeated every DESCRIPTOR_PAUSE_MS, for DESCRIPTOR_MS at most. */
+/* Connections of unknown peers may use up all file descriptors for a short time, until the server
+ * closes these connections. So the code repeats a failed open every DESCRIPTOR_PAUSE_MS, for
+ * DESCRIPTOR_MS at most. */
 #define DESCRIPTOR_PAUSE_MS 5
 #define DESCRIPTOR_MS       500
 
@@ -33,8 +35,9 @@ int file_no_space(int error)
 	return error == ENOSPC || error == EDQUOT;
 }
 
-/* Checks that the file's size is the sum of the parts. Some disks report success for lost data, and
- * workers discard their copies of data that the server calls durable. */
+/* Checks that the file's size is the sum of the parts. The check is needed because some disks
+ * report success although data are lost, and because workers discard their copies of data that the
+ * server reports as durable. */
 static int check_written(int fd, const struct file_part *parts, size_t n_parts)
 {
 	struct stat st;
@@ -61,8 +64,8 @@ static int wait_for_descriptor(int *waited_ms)
 	return 1;
 }
 
-/* Creates dir_fd/name, writes the parts and syncs them. Returns 0, or after a failure -1 with
- * errno; *step names the failed step. */
+/* Creates dir_fd/name, writes the parts and syncs them. Returns 0 on success. After a failure it
+ * returns -1 with errno, and *step names the step that failed. */
 static int write_synced(int dir_fd, const char *name, const struct file_part *parts, size_t n_parts,
 	const char **step)
 {
@@ -215,7 +218,7 @@ int file_read(const char *path, size_t max, void **data, size_t *size, struct er
 {
 	*data = NULL;
 	*size = 0;
-	/* O_NONBLOCK: a FIFO must be refused, not waited for */
+	/* O_NONBLOCK: opening a FIFO, which is refused below, must not wait */
 	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 
 	if (fd < 0)
@@ -241,7 +244,8 @@ int file_make_dir(const char *dir, struct err *e)
 	return PS_OK;
 }
 
-/* Returns the pid that the lock's holder has written into the file; 0: not a number. */
+/* Returns the pid that the holder of the lock has written into the file, or 0 if the file has no
+ * number. */
 static long read_holder(int fd)
 {
 	char text[32];
@@ -275,8 +279,8 @@ static int refuse_lock(int fd, const char *dir, struct err *e)
 		"%s is locked by process %ld; stop it or use another directory", dir, pid);
 }
 
-/* Waits until the lock is free. After a kill -9, the next server may start before the kernel has
- * released the lock of the killed one. */
+/* Waits until the lock is free. The wait is needed because a server may start before the kernel has
+ * released the lock of a server that was killed. */
 static int wait_for_lock(int fd, const char *dir, struct err *e)
 {
 	const struct timespec pause = {.tv_nsec = LOCK_PAUSE_MS * 1000000};
@@ -300,7 +304,7 @@ static int take_lock(int fd, const char *dir, struct err *e)
 		return rc;
 	char pid[32];
 	int n = snprintf(pid, sizeof(pid), "%ld\n", (long)getpid());
-	/* write before truncating: on a full disk an emptied file may lose its block for good */
+	/* write before truncating: on a full disk, an emptied file may not get its block back */
 	if (pwrite(fd, pid, (size_t)n, 0) != n || ftruncate(fd, n) != 0)
 		return err_set(e, PS_EIO, "%s/LOCK: write: %s", dir, strerror(errno));
 	return PS_OK;

@@ -1,5 +1,6 @@
 /*
- * file.h - files that are whole or absent: atomic replace, bounded read, directory lock.
+ * file.h - functions for files: replace a file atomically, read a file up to a limit, lock a
+ * directory.
  *
  * Thread: any; no state.
  */
@@ -18,28 +19,29 @@ struct file_part {
 };
 
 /*
- * Replaces dir/name by the concatenation of `parts`: the function writes dir/name.tmp, syncs it,
+ * Replaces dir/name by the concatenation of `parts`. The function writes dir/name.tmp, syncs it,
  * renames it and syncs the directory. If a step up to the rename fails, the old file is untouched,
- * the temporary file is removed and the result is PS_EIO. After a failed fsync the file is never
- * synced again: the caller writes a new one. `name` has no slash, and names a regular file or
+ * the temporary file is removed and the result is PS_EIO. After a failed fsync nobody may sync the
+ * file again; the caller must write a new one. `name` has no slash, and names a regular file or
  * nothing. If the process has no free file descriptor, the function waits for one, for half a
  * second at most. After a failure, errno has the cause.
  */
 int file_replace(const char *dir, const char *name, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
-/* Like file_replace, for the file `path`. */
+/* Replaces the file `path` like file_replace. */
 int file_replace_path(const char *path, const struct file_part *parts, size_t n_parts,
 	struct err *e) PS_MUST_CHECK;
 /* Reads a whole regular file of at most `max` bytes. The caller must free() *data. PS_EIO,
  * PS_ETOOBIG. */
 int file_read(const char *path, size_t max, void **data, size_t *size, struct err *e) PS_MUST_CHECK;
-/* Creates `dir` (one level) if absent and checks that it can be written to. PS_EUSAGE. */
+/* Creates the directory `dir` if it does not exist (but not its parents), and checks that it is
+ * writable. PS_EUSAGE. */
 int file_make_dir(const char *dir, struct err *e) PS_MUST_CHECK;
 /*
- * Takes an exclusive flock on dir/LOCK and writes our pid into the file. The lock lasts until
- * close(*fd) or the end of the process. PS_ELOCKED, within 0.1 s: another process has the lock; the
- * message names its pid. If that process is ending, the function waits for its end, for 5 s at
- * most.
+ * Takes an exclusive flock on dir/LOCK and writes the pid of this process into the file. The lock
+ * lasts until close(*fd) or the end of the process. PS_ELOCKED: another process has the lock; the
+ * message names its pid. The function returns this error within 0.1 s, but if the other process is
+ * ending, it first waits for the end, for 5 s at most.
  */
 int file_lock_dir(const char *dir, int *fd, struct err *e) PS_MUST_CHECK;
 

@@ -13,10 +13,11 @@
 /* Writes the file name of a generation, without a suffix, to `out`. The prefix has at most 16
  * bytes. */
 void generation_name(const char *prefix, uint64_t generation, char out[GENERATION_NAME]);
-/* Returns the generation in a file name; 0: the name has another form. */
+/* Returns the generation in a file name, or 0 if the name has another form. */
 uint64_t generation_parse(const char *name, const char *prefix, const char *suffix);
 /* generation_highest returns the highest generation in `d` that is at most `max`. generation_lowest
- * returns the lowest that is at least `min`. 0: none. */
+ * returns the lowest generation that is at least `min`. Both return 0 if there is no such
+ * generation. */
 uint64_t generation_highest(DIR *d, const char *prefix, uint64_t max);
 uint64_t generation_lowest(DIR *d, const char *prefix, uint64_t min);
 

@@ -1,5 +1,5 @@
 /*
- * io.h - write(2) until all bytes are written.
+ * io.h - writes with write(2) until all bytes are written.
  *
  * Thread: any; no state.
  */

@@ -43,8 +43,9 @@ int key_random(struct key_pair *k, struct err *e)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Returns the bits of `never` that this file must not have. Kubernetes mounts a secret as files of
- * root that the group of the container can read: root has given such a key to this process. */
+/* Returns the mode bits of `never` that the file must not have. A process that does not run as root
+ * accepts a file of root that one of the process's groups may read, because Kubernetes mounts a
+ * secret in this form. */
 static unsigned forbidden_bits(const struct stat *st, unsigned never)
 {
 	int is_own_group = st->st_gid == getegid() || group_member(st->st_gid);
@@ -69,7 +70,8 @@ static int check_rights(const struct stat *st, const char *path, unsigned never,
 	return PS_OK;
 }
 
-/* Refuses a directory in which others could replace the file. The sticky bit prevents that. */
+/* Refuses a directory in which other users could replace the file. A directory with the sticky bit
+ * is permitted, because the bit prevents this. */
 static int check_key_directory(const char *path, struct err *e)
 {
 	const char *slash = strrchr(path, '/');
@@ -105,8 +107,8 @@ int key_open(const char *path, unsigned never, struct err *e)
 	return fd;
 }
 
-/* Copies the key from `text` to `key`. `text` has n bytes, n <= FILE_MAX, and a NUL: a header, a
- * key, and an optional newline. */
+/* Copies the key from `text` to `key`. `text` must be the header, a key, and an optional newline.
+ * It has n <= FILE_MAX bytes and then a NUL. */
 static int take_key(const char *text, size_t n, const char *header, char key[KEY_TEXT])
 {
 	size_t head = strlen(header), end = head + KEY_TEXT - 1;
@@ -171,7 +173,7 @@ int key_beside(const char *path, const char *name, char *out, size_t size, struc
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* Creates the file atomically: the name appears after the text is on disk. */
+/* Creates a file atomically: the file gets its name after the text is on disk. */
 static int write_new(
 	const char *path, const char *header, const char *key, unsigned mode, struct err *e)
 {

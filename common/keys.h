@@ -5,8 +5,8 @@
  * The owner of a key file must be this user or root. Only the owner may have permission to read the
  * file of a secret key or to write to the file of a public key; otherwise the result is PS_EUSAGE.
  * There is one exception: if root owns the file of a secret key, a group of this process may read
- * it (mode 0440, as Kubernetes mounts a secret). Options name files, so that no command line or
- * environment contains a key. Thread: any; no state.
+ * it (mode 0440, as Kubernetes mounts a secret). Options contain only the names of key files, so
+ * that no command line or environment contains a key. Thread: any; no state.
  */
 #ifndef COMMON_KEYS_H
 #define COMMON_KEYS_H
@@ -31,8 +31,8 @@ int key_is_text(const char *text);
 void key_wipe(struct key_pair *k);
 
 /* Writes dir/NAME.key (mode 0600) and dir/NAME.pub unless they exist, and the public key into
- * `key`. If only the .pub is missing, it is computed from the .key. *made becomes 1 if the secret
- * key is new. */
+ * `key`. If only NAME.pub is missing, the function computes it from NAME.key. Sets *made to 1 if
+ * the secret key is new. */
 int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *made,
 	struct err *e) PS_MUST_CHECK;
 /* Writes to `out` the path of the file `name` in the directory of `path`. PS_EUSAGE: the result is
@@ -42,10 +42,11 @@ int key_beside(
 /* Opens a file for authentication. It must be a regular file of this user or root, and its mode
  * must have none of the bits in `never`. Returns the descriptor, or PS_EUSAGE. */
 int key_open(const char *path, unsigned never, struct err *e) PS_MUST_CHECK;
-#define KEY_NOT_READ    077u /* a secret: others must not read it */
-#define KEY_NOT_WRITTEN 022u /* a public key, a list of authorized keys: others must not write */
+#define KEY_NOT_READ 077u /* for a secret, which others must not read */
+/* for a public key or a list of authorized keys, to which others must not write */
+#define KEY_NOT_WRITTEN 022u
 
-/* Denies core files and ptrace: the process holds a secret. */
+/* Denies core files and ptrace for this process, because its memory has a secret key. */
 void key_protect_process(void);
 
 #endif

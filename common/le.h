@@ -1,8 +1,8 @@
 /*
  * le.h - little-endian numbers, as in every file format of this project.
  *
- * Float32 arrays are copied without conversion, so the build fails on a machine with another byte
- * order. Pure. Thread: any.
+ * The code copies float32 arrays without conversion, so the build fails on a machine with another
+ * byte order. Pure. Thread: any.
  */
 #ifndef COMMON_LE_H
 #define COMMON_LE_H

@@ -19,8 +19,9 @@
 #define DETAIL_BYTES   4096
 #define FMT_BYTES      512
 #define PROGRESS_BYTES 256
-#define TAIL           8          /* bytes reserved for the end of the value and the line */
-#define ERASE          "\r\033[K" /* back to column 0, clear to the end of the line */
+/* bytes that are reserved for the ends of the value and the line */
+#define TAIL  8
+#define ERASE "\r\033[K" /* back to column 0, clear to the end of the line */
 
 #define SILENT (-1)
 
@@ -79,7 +80,7 @@ struct line {
 	char text[LINE_BYTES];
 	size_t n;
 	int json;
-	int cut; /* the line is full: only the end of the value and of the line may follow */
+	int cut; /* 1: the line is full, and only the ends of the value and the line may follow */
 };
 
 static size_t line_room(const struct line *l)
@@ -158,7 +159,7 @@ static int is_digits(const char **p, const char *end)
 	return *p > from;
 }
 
-/* Returns 1 for null, or for a number in JSON's grammar. */
+/* Returns 1 if the value is null or a number in JSON's grammar. */
 static int is_number_or_null(const char *p, size_t n)
 {
 	const char *end = p + n;
@@ -183,7 +184,7 @@ static int is_number_or_null(const char *p, size_t n)
 	return p == end;
 }
 
-/* Returns 1 for a logfmt value that needs no quotes. */
+/* Returns 1 if the value needs no quotes in logfmt. */
 static int is_bare(const char *p, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
@@ -257,14 +258,14 @@ static void put_time(struct line *l)
 	add_text(l, "ts", text, AS_TEXT);
 }
 
-/* A field of the format: where its key and the template of its value begin and end. */
+/* A field of the format: the begin and the end of its key, and of the template of its value. */
 struct field {
 	size_t key, key_end, value, value_end;
 	enum form form;
 };
 
-/* Reads the field that begins at fmt[at]. Returns where the next field begins; 0: no field is
- * left. */
+/* Reads the field that begins at fmt[at]. Returns the index at which the next field begins, or 0 if
+ * no field is left. */
 static size_t next_field(const char *fmt, size_t at, struct field *f)
 {
 	at += strspn(fmt + at, " ");
@@ -277,7 +278,8 @@ static size_t next_field(const char *fmt, size_t at, struct field *f)
 	f->value += f->form == AS_QUOTED;
 	f->value_end = f->value + strcspn(fmt + f->value, f->form == AS_QUOTED ? "\"" : " ");
 	if (f->form == AS_TEXT && strchr("dufg", fmt[f->value_end - 1]))
-		f->form = AS_NUMBER; /* a number only if the value is one; "abcd" is not */
+		/* the value is printed as a number only if it is one, and "abcd" is not */
+		f->form = AS_NUMBER;
 	return f->value_end + (fmt[f->value_end] == '"');
 }
 
@@ -291,15 +293,16 @@ static size_t length_to(const char *fmt, size_t end, va_list ap)
 	snprintf(part, sizeof(part), "%.*s", (int)end, fmt);
 	va_copy(copy, ap);
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* the compiler has checked all of it */
+#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* the compiler has checked the whole format */
 	n = vsnprintf(NULL, 0, part, copy);
 #pragma GCC diagnostic pop
 	va_end(copy);
 	return n > 0 ? (size_t)n : 0;
 }
 
-/* Finds each value in the formatted text by the lengths of the texts before and after the value. So
- * a value may contain any characters: blanks, quotes, even the text of another field. */
+/* Appends the fields. The function finds each value in the formatted text by the lengths of the
+ * texts before and after the value. So a value may contain any characters, even the text of another
+ * field. */
 static void put_fields(struct line *l, const char *fmt, va_list ap) PS_PRINTF(2, 0);
 static void put_fields(struct line *l, const char *fmt, va_list ap)
 {
@@ -325,7 +328,7 @@ static void put_fields(struct line *l, const char *fmt, va_list ap)
 
 /* ---- out ------------------------------------------------------------------------------------- */
 
-/* Ignores errors: there is no other place to report them. */
+/* Writes to stderr. Ignores errors, because there is no other place to report them. */
 static void write_stderr(const char *bytes, size_t n)
 {
 	if (io_write_all(STDERR_FILENO, bytes, n))
@@ -386,7 +389,8 @@ int log_on_terminal(void)
 	return isatty(STDERR_FILENO) && (front < 0 || front == getpgrp());
 }
 
-/* Columns that a progress line may fill without wrapping. A wrapped line cannot be erased. */
+/* Returns the number of columns that a progress line may fill. A longer line would wrap, and a
+ * wrapped line cannot be erased. */
 static size_t progress_columns(void)
 {
 	struct winsize size;

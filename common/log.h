@@ -1,15 +1,16 @@
 /*
- * log.h - one line per event on stderr or to a function, as logfmt or as JSON.
+ * log.h - writes one line per event, as logfmt or as JSON, to stderr or to a function of the
+ * program.
  *
  *   text  ts=2026-11-22T09:30:00.125Z level=info msg="net listening" endpoint=tcp://[::]:5555
  *   json  {"ts":"2026-11-22T09:30:00.125Z","level":"info","msg":"net listening","endpoint":"..."}
  *
- * `msg` is the subsystem and the event. The timestamp is UTC. Only this module reads the wall
- * clock, and no decision depends on it. Both formats escape values like JSON: text from a peer can
- * neither start a line nor end a value, and bytes that are not UTF-8 become U+FFFD.
+ * `msg` consists of the subsystem and the event. The timestamp is UTC. Only this module reads the
+ * wall clock, and no decision depends on it. Both formats escape values as JSON does, so text from
+ * a peer can neither start a line nor end a value. Bytes that are not UTF-8 become U+FFFD.
  *
- * The log is the only mutable state outside main's structs. On a terminal one progress line may be
- * visible at the bottom, and log lines appear above the progress line.
+ * The log is the only mutable state outside the structs of main. On a terminal, one progress line
+ * may be visible at the bottom, and log lines appear above it.
  *
  * Thread: any thread may log, because a line is one write under a mutex. Only one thread may call
  * log_progress.
@@ -26,23 +27,22 @@ enum log_format { LOG_TEXT, LOG_JSON };
 #define LOG_LEVEL_NAMES  "error|warn|info|debug"
 #define LOG_FORMAT_NAMES "text|json"
 
-/* Sets the least severe level that is logged. Before the first call nothing is logged: a library
- * writes nothing that its program did not ask for. */
+/* Sets the least severe level that is logged. Before the first call nothing is logged, because a
+ * library must not write unless its program demands it. */
 void log_set_level(enum log_level level);
 enum log_level log_get_level(void);
 /* Returns "error", "warn", "info" or "debug". */
 const char *log_level_name(enum log_level level);
-/* Calls `sink` with each line, without a newline, instead of writing to stderr; NULL: stderr. The
- * calls come one at a time, from any thread. `sink` must not log. */
+/* Makes the log call `sink` with each line, without a newline, instead of writing to stderr. NULL:
+ * write to stderr. The calls come one at a time, from any thread. `sink` itself must not log. */
 void log_set_sink(void (*sink)(void *arg, int level, const char *line), void *arg);
 void log_set_format(enum log_format format);
 enum log_format log_get_format(void);
 
 /* Writes one line. `fmt` has the fields, separated by blanks: key=%s, or key="%s" for a value that
- * must always have quotes. A value never runs into the next field, whatever characters it contains.
- * The value of key=%f is null (JSON) or - (text) if the number is not finite.
- * Pass "%s", "" for no fields, because compilers warn about an empty format. `fmt` has at most 511
- * bytes. */
+ * must always have quotes. The fields stay separate, whatever characters their values contain. The
+ * value of key=%f is null (JSON) or - (text) if the number is not finite. Pass "%s", "" for no
+ * fields, because compilers warn about an empty format. `fmt` has at most 511 bytes. */
 void log_write(enum log_level level, const char *subsystem, const char *event, const char *fmt, ...)
 	PS_PRINTF(4, 5);
 #define log_error(...) log_write(LOG_ERROR, __VA_ARGS__)
@@ -57,8 +57,8 @@ int log_on_terminal(void);
  * stderr is not a terminal, or if the format is JSON. */
 void log_progress(const char *line);
 
-/* Returns the time of the timestamps in milliseconds since 1970. It may jump, so use it only in
- * records for people. */
+/* Returns the time of the timestamps in milliseconds since 1970. This time may jump, so use it only
+ * in records for people. */
 uint64_t log_wall_ms(void);
 
 #endif

@@ -11,10 +11,10 @@
 #include "common/log.h"
 
 #define ALIGNMENT  ((size_t)64)
-#define KEEP_BLOCK (32 << 20)  /* the largest threshold that glibc accepts */
+#define KEEP_BLOCK (32 << 20)  /* the largest value that glibc accepts for M_MMAP_THRESHOLD */
 #define KEEP_FREE  (256 << 20) /* freed bytes that glibc keeps at the end of each heap */
 
-/* Returns the first line of a file; "" if there is none. */
+/* Returns the first line of a file, or "" if there is none. */
 static const char *first_line(const char *path, char line[256])
 {
 	FILE *f = fopen(path, "re");
@@ -43,7 +43,8 @@ uint64_t mem_of_machine(void)
 	uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	char line[256], path[300];
 
-	/* in a container, its own group is the root; outside, the line is "0::/its/group" */
+	/* in a container, the root of the file system is the group of the container; elsewhere, the
+	 * line is "0::" and the path of the group */
 	total = lower(total, "/sys/fs/cgroup/memory.max");
 	total = lower(total, "/sys/fs/cgroup/memory/memory.limit_in_bytes");
 	if (strncmp(first_line("/proc/self/cgroup", line), "0::/", 4) == 0) {
@@ -70,7 +71,8 @@ void *mem_try(size_t n, size_t size)
 
 	if (__builtin_mul_overflow(n, size, &bytes) || bytes > PTRDIFF_MAX - ALIGNMENT)
 		return NULL;
-	/* aligned_alloc needs a multiple of the alignment; an empty block gets one unit */
+	/* aligned_alloc needs a size that is a multiple of the alignment, so an empty block takes
+	 * ALIGNMENT bytes */
 	bytes = bytes ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : ALIGNMENT;
 	void *p = aligned_alloc(ALIGNMENT, bytes);
 	return p ? memset(p, 0, bytes) : NULL;

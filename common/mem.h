@@ -1,6 +1,6 @@
 /*
- * mem.h - memory allocation. A failed allocation at start-up ends the program with one line. Code
- * whose size depends on a peer or a file calls mem_try, which may fail.
+ * mem.h - memory allocation. If an allocation at start-up fails, mem_must ends the program with one
+ * line. Code that allocates a size from a peer or a file calls mem_try, which may fail.
  *
  * All blocks are zeroed. Free a block of mem_lazy with mem_lazy_free, and any other block with
  * free(). Thread: any.
@@ -10,24 +10,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Returns the bytes of memory of the machine, or of this process's container or control group
- * (version 1 or 2) if that limit is lower. */
+/* Returns the memory of the machine in bytes, or the limit of this process's container or control
+ * group (version 1 or 2) if this limit is lower. */
 uint64_t mem_of_machine(void);
-/* Makes glibc keep freed memory for the next message; call mem_keep first in main. By default glibc
- * returns blocks of megabytes to the kernel, and every message then causes page faults again. */
+/* Makes glibc keep freed memory for the next message. Call mem_keep first in main. By default glibc
+ * returns blocks of megabytes to the kernel, so that every message causes page faults again. */
 void mem_keep(void);
-/* Gives free memory back to the kernel. Slow. */
+/* Gives free memory back to the kernel. The call is slow. */
 void mem_trim(void);
 
 /* Allocates `n` elements of `size` bytes, aligned to 64 bytes. On failure or overflow the program
- * exits with one line that names `who`. For start-up only. n * size == 0 gives a valid pointer. */
+ * exits with one line that names `who`, so call mem_must only at start-up. If n * size is 0, the
+ * result is a valid pointer. */
 void *mem_must(size_t n, size_t size, const char *who);
-/* Like mem_must, but returns NULL on failure or overflow. */
+/* Allocates like mem_must, but returns NULL on failure or overflow. */
 void *mem_try(size_t n, size_t size);
 
 /* Reserves `bytes` of zeros, aligned to a page. The kernel provides a page at its first access, so
- * a block of the worst-case size costs only the pages in use. NULL on failure. Release the block
- * with mem_lazy_free. */
+ * a block of the worst-case size takes memory only for the pages in use. Returns NULL on failure.
+ * Release the block with mem_lazy_free. */
 void *mem_lazy(size_t bytes);
 /* Frees a block of mem_lazy. `p` may be NULL; `bytes` is the size passed to mem_lazy. */
 void mem_lazy_free(void *p, size_t bytes);

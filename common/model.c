@@ -2,7 +2,7 @@
  * model.c - parses a model text into layers and manifest.
  *
  * The parser makes one pass over the words. It splits each layer at ':', computes the shape of its
- * output from the output of the layer before, and appends the layer to the canonical text. Every
+ * output from the output of the previous layer, and appends the layer to the canonical text. Every
  * number in the text is at most WINDOW_MAX_SIDE or MODEL_MAX_PARAMS, and every product has an
  * overflow check, so no text can overflow a size.
  */
@@ -21,10 +21,10 @@ struct parser {
 	struct model *m;
 	struct err *e;
 	struct word word;   /* the layer being parsed */
-	struct shape shape; /* output of the layers so far */
+	struct shape shape; /* shape of the output of the layers so far */
 	size_t n_conv, n_fc, n_batchnorm;
-	int has_input; /* the text gave the shape of the images */
-	int has_conv;  /* no layer after the last conv has changed the shape */
+	int has_input; /* 1: the text has the shape of the images */
+	int has_conv;  /* 1: no layer after the last conv has changed the shape */
 	struct window conv;
 	struct shape conv_in;
 	size_t skip[MODEL_MAX_LAYERS]; /* numbers of the skips without an add */
@@ -49,7 +49,7 @@ size_t shape_count(struct shape s)
 	return s.c * s.h * s.w;
 }
 
-/* Computes the number of values in `s`. Returns 1 if it is at most MODEL_MAX_PARAMS. */
+/* Computes the number of values in `s`. Returns 1 if this number is at most MODEL_MAX_PARAMS. */
 static int count_checked(struct shape s, size_t *count)
 {
 	return !__builtin_mul_overflow(s.c, s.h, count) &&
@@ -65,7 +65,8 @@ static int need_size(struct parser *p, const char *text, const char *what, size_
 	return bad(p, "%s \"%s\" is not a whole number in [1, %zu]", what, text, max);
 }
 
-/* Reads the next layer of *text into p->word. Returns 1, 0 at the end, or PS_EUSAGE. */
+/* Reads the next layer of *text into p->word. Returns 1, or 0 at the end of the text, or
+ * PS_EUSAGE. */
 static int next_layer(struct parser *p, const char **text)
 {
 	switch (words_next(text, &p->word)) {
@@ -98,8 +99,8 @@ static int model_append(struct parser *p, const char *fmt, ...)
 
 /* ---- windows ------------------------------------------------------------------------------ */
 
-/* Computes the padding and the output of layer `l`, except out.c. The error says which size would
- * fit. */
+/* Computes the padding and the output of layer `l`, except out.c. If the window does not fit, the
+ * error names a size that fits. */
 static int place_window(struct parser *p, const struct window *w, struct layer *l)
 {
 	size_t pad_h = window_pad(w, p->shape.h), pad_w = window_pad(w, p->shape.w);
@@ -161,7 +162,8 @@ static int add_tensor(
 		if (__builtin_mul_overflow(t.count, t.dim[i], &t.count) ||
 			t.count > MODEL_MAX_PARAMS)
 			return bad(p, "more than %zu parameters", MODEL_MAX_PARAMS);
-	size_t total = m->n_params + t.count; /* each at most MODEL_MAX_PARAMS */
+	/* no overflow: each number is at most MODEL_MAX_PARAMS */
+	size_t total = m->n_params + t.count;
 	if (total > MODEL_MAX_PARAMS)
 		return bad(p, "with it the model has %zu parameters; at most %zu fit", total,
 			MODEL_MAX_PARAMS);
@@ -188,7 +190,7 @@ static int add_weight_and_bias(
 	return rc ? rc : add_tensor(p, kind, number, "bias", bias);
 }
 
-/* Appends the finished layer; its output is the input of the next one. */
+/* Appends the finished layer, and makes its output the input of the next layer. */
 static int add_layer(struct parser *p, struct layer l)
 {
 	size_t count;
@@ -247,7 +249,8 @@ static int parse_window_options(struct parser *p, size_t first, struct window *w
 	return rc;
 }
 
-/* `stride` is the layer's default, which the canonical text omits. */
+/* Appends the options of a window to the canonical text. `stride` is the layer's default, which the
+ * text omits. */
 static int write_window_options(struct parser *p, size_t stride, const struct window *w)
 {
 	int rc = w->stride != stride ? model_append(p, ":stride=%zu", w->stride) : PS_OK;
@@ -386,7 +389,7 @@ static int parse_dropout(struct parser *p)
 					 .drop = drop});
 }
 
-/* ":alpha=0.001" */
+/* Appends an option such as ":alpha=0.001" to the canonical text. */
 static int append_option(struct parser *p, const char *key, float value)
 {
 	char shortest[WORDS_REAL];
@@ -472,7 +475,7 @@ static int parse_skip(struct parser *p)
 	return add_plain(p, LAYER_SKIP);
 }
 
-/* Returns the step between the rows and columns of `from` that an add to `to` takes; 0: none
+/* Returns the step between the rows and columns of `from` that are added to `to`, or 0 if no step
  * fits. */
 static size_t add_stride(struct shape from, struct shape to)
 {
@@ -600,7 +603,7 @@ static const char *parse_input(struct parser *p)
 		       : "expected input:CHANNELSxROWSxCOLUMNS, each 1 to 4096";
 }
 
-/* Reads the words before the layers. `text` advances to the first layer. */
+/* Reads the words before the layers, and moves *text to the first layer. */
 static int parse_images(struct parser *p, const char **text)
 {
 	for (const char *next = *text; words_next(&next, &p->word) == WORDS_ONE; *text = next) {
@@ -655,8 +658,8 @@ int model_has_images(const struct model *m)
 
 static const struct {
 	const char *name;
-	struct shape input; /* 0x0x0: MNIST's */
-	const char *images; /* words about the images, if the text has none */
+	struct shape input; /* 0x0x0: the shape of MNIST's images */
+	const char *images; /* words about the images, which are used if the text has none */
 	const char *layers; /* all layers except the last */
 } names[] = {
 	{"lenet5", {0, 0, 0}, "",
@@ -682,7 +685,8 @@ static const struct {
 		"conv:64:3:pad=1 relu pool:2 fc:512 relu dropout:0.5"},
 };
 
-/* If `text` is the name of a model, returns its layers, in `buffer`; else returns `text`. */
+/* If `text` is the name of a model, writes the layers of the model to `buffer` and returns
+ * `buffer`. Otherwise returns `text`. */
 static const char *expand_name(
 	struct parser *p, const char *text, size_t classes, char *buffer, size_t size)
 {
@@ -698,7 +702,8 @@ static const char *expand_name(
 			p->shape = names[i].input;
 		images = names[i].images;
 		if (!p->m->preprocess.n_norm && !preprocess_is_random(&p->m->preprocess))
-			(void)parse_images(p, &images); /* our own text has no errors */
+			/* the text is from the table above, so it has no errors */
+			(void)parse_images(p, &images);
 		snprintf(buffer, size, "%s fc:%zu", names[i].layers, classes);
 		return buffer;
 	}
@@ -709,8 +714,8 @@ static const char *expand_name(
 	return buffer;
 }
 
-/* vector:N has one tensor, and no input, layers or classes. With :running=S its last S values are
- * running statistics. */
+/* Parses vector:N, which has one tensor, and no input, layers or classes. With :running=S, the last
+ * S values are running statistics. */
 static int parse_vector(struct model *m, const char *text, struct err *e)
 {
 	const char *next = text, *last = NULL;

@@ -2,33 +2,34 @@
  * model.h - a model's text, its layers and its manifest. The manifest lists, in order, the tensors
  * of one flat float32 vector. Server, workers, checkpoints and exports use the same manifest.
  *
- * Text: first the words that describe the images, then the layers, all separated by blanks. Images:
- * input:CxHxW (channels, rows, columns), norm, shift and flip (preprocess.h). The layers are those
- * of enum layer_kind. Softmax cross-entropy over the last layer's units is implied. The name of a
- * known network can stand for the layers: seed:F, lenet5, cnn99, cifar, resnet8, alexnet. vector:N
- * is a flat vector with no layers and no images; the last S values of vector:N:running=S are
- * running statistics. The canonical text contains the word input: unless the images have the shape
- * of MNIST's, 1x28x28.
+ * The text has first the words that describe the images, then the layers, all separated by blanks.
+ * The words about the images are input:CxHxW (channels, rows, columns), norm, shift and flip
+ * (preprocess.h). enum layer_kind lists the layers. The loss is always the softmax cross-entropy
+ * over the units of the last layer. The name of a known network can stand for the layers: seed:F,
+ * lenet5, cnn99, cifar, resnet8, alexnet. vector:N is a flat vector with no layers and no images;
+ * the last S values of vector:N:running=S are running statistics. The canonical text contains the
+ * word input: unless the images have the shape of MNIST's, 1x28x28.
  *
  * The window of a conv, pool or avgpool slides over its padded input in steps of `stride` and must
- * tile it exactly. If it does not, the error names the layer and says which size would fit. pad=P
- * adds P zeros on each side. pad=same adds enough zeros for out = in / stride, rounded up. pad=auto
- * adds the fewest zeros that make the window fit. If the number of zeros is odd, the bottom or the
- * right gets one more row or column. The maximum of a pool ignores the padding. The mean of an
- * avgpool counts the padding as zeros.
+ * tile it exactly. If it does not, the error names the layer and a size that fits. pad=P adds P
+ * zeros on each side. pad=same adds enough zeros for out = in / stride, rounded up. pad=auto adds
+ * the fewest zeros that make the window fit. If the number of zeros is odd, the bottom or the right
+ * gets one more row or column. The maximum of a pool ignores the padding. The mean of an avgpool
+ * counts the padding as zeros.
  *
  * Layout (NCHW) with PyTorch's names, shapes and order: conv weight [F][C / groups][K][K], bias
  * [F]; fc weight [units][inputs] over NCHW-flattened inputs, bias [units]; batchnorm weight [C],
  * bias [C].
  *
- * batchnorm (Ioffe 2015, as PyTorch's BatchNorm2d): value a of channel c becomes
- * weight * (a - mean) / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are
- * those of the channel over the batch and all pixels. With N values, this variance is the sum of
- * squared deviations divided by N. In evaluation, mean and variance are the running statistics
- * running_mean [C] and running_var [C]. These tensors follow the tensors of all layers. They are
- * not trained: values [n_trained, n_params) of a gradient are not derivatives, but the mean and the
- * variance of the batch. Here the variance is divided by N - 1 (by 1 if N is 1). An update moves
- * each running statistic towards the value of the batch, by BATCHNORM_MOMENTUM of the distance.
+ * batchnorm (Ioffe 2015, as PyTorch's BatchNorm2d): value a of channel c becomes weight * (a -
+ * mean) / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are computed over
+ * all values of the channel: all images of the batch and all pixels. With N values, this variance
+ * is the sum of squared deviations divided by N. In evaluation, mean and variance are the running
+ * statistics running_mean [C] and running_var [C]. These tensors follow the tensors of all layers.
+ * They are not trained: values [n_trained, n_params) of a gradient are not derivatives, but the
+ * mean and the variance of the batch. Here the variance is divided by N - 1 (by 1 if N is 1). An
+ * update moves each running statistic towards the value of the batch, by BATCHNORM_MOMENTUM of the
+ * distance.
  *
  * Invariants:
  * (1) tensors are contiguous, in layer order, the running statistics last, and cover [0, n_params)
@@ -53,23 +54,25 @@
 #define MODEL_MAX_PARAMS  ((size_t)1 << 28) /* 1 GiB of float32 */
 #define MODEL_MAX_CLASSES ((size_t)65536)
 #define MODEL_MAX_SIDE    ((size_t)4096) /* channels, rows or columns of the images */
-#define MODEL_CLASSES     10 /* of a known network, unless the caller asks for another number */
+/* number of classes of a known network, unless the caller demands another number */
+#define MODEL_CLASSES 10
 
 #define BATCHNORM_EPS      1e-5
 #define BATCHNORM_MOMENTUM 0.1
 
 enum layer_kind {
-	LAYER_CONV,      /* conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto][:groups=G] */
-	LAYER_RELU,      /* relu */
-	LAYER_POOL,      /* pool:SIZE[:stride=S][:pad=P|same|auto]: the maximum; S: at most SIZE */
-	LAYER_FC,        /* fc:UNITS */
-	LAYER_DROPOUT,   /* dropout:P, 0 <= P < 1 */
-	LAYER_TANH,      /* tanh */
-	LAYER_SIGMOID,   /* sigmoid */
-	LAYER_AVGPOOL,   /* avgpool:SIZE, options as pool: the sum of the window / SIZE^2 */
+	LAYER_CONV,    /* conv:FILTERS:SIZE[:stride=S][:pad=P|same|auto][:groups=G] */
+	LAYER_RELU,    /* relu */
+	LAYER_POOL,    /* pool:SIZE[:stride=S][:pad=P|same|auto]: the maximum; S: at most SIZE */
+	LAYER_FC,      /* fc:UNITS */
+	LAYER_DROPOUT, /* dropout:P, 0 <= P < 1 */
+	LAYER_TANH,    /* tanh */
+	LAYER_SIGMOID, /* sigmoid */
+	/* avgpool:SIZE, with the options of pool: the sum over the window, divided by SIZE^2 */
+	LAYER_AVGPOOL,
 	LAYER_CHANNELS,  /* avgpool:global: the mean of each channel */
 	LAYER_LRN,       /* lrn[:SIZE][:alpha=A][:beta=B][:k=K], see struct layer */
-	LAYER_BATCHNORM, /* batchnorm, see above */
+	LAYER_BATCHNORM, /* batchnorm, as the head of this file defines it */
 	LAYER_SKIP,      /* skip: marks its input for the next add; changes nothing */
 	LAYER_ADD,       /* add: adds the input of the nearest open skip, see struct layer */
 };
@@ -84,23 +87,25 @@ struct layer {
 	size_t size;   /* conv, pool, avgpool: side of the window, pixels; lrn: channels */
 	size_t stride; /* >= 1; pool, avgpool: at most size; add: see partner */
 	size_t pad_top, pad_left, pad_bottom, pad_right; /* zeros (a pool's maximum ignores them) */
-	/* conv: the filters of group g of `groups` equal groups see the channels of group g */
+	/* conv: filters and channels form `groups` equal groups, and the filters of a group use
+	 * only the channels of the same group */
 	size_t groups;
 	float drop; /* dropout: probability of a zero */
 	/*
 	 * lrn, between channels (Krizhevsky 2012; defaults 5, 1e-4, 0.75, 2): value a of channel c
-	 * becomes a / (k + alpha * sum)^beta. The sum is that of the squares of channels
-	 * c - size / 2 to c + (size - 1) / 2 at the same pixel, as far as they exist. PyTorch's
+	 * becomes a / (k + alpha * sum)^beta. The sum is over the squares of channels c - size / 2
+	 * to c + (size - 1) / 2 at the same pixel, as far as these channels exist. PyTorch's
 	 * LocalResponseNorm divides its alpha by size.
 	 */
 	float alpha, beta, k;
 	/*
-	 * skip: number of its add; add: number of its skip. If the input of an add is smaller than
-	 * the input of its skip, the add takes every stride-th row and column of the skip's input.
-	 * Channels that the skip lacks get nothing (He 2015, option A).
+	 * For a skip, the number of its add; for an add, the number of its skip. If the input of an
+	 * add is smaller than the input of its skip, the add uses every stride-th row and column of
+	 * the skip's input. To channels that the skip lacks, the add adds nothing (He 2015, option
+	 * A).
 	 */
 	size_t partner;
-	int weight, bias; /* index into tensors, or -1 */
+	int weight, bias; /* indices of the layer's tensors, or -1 */
 	int running;      /* batchnorm: index of running_mean; running_var is the next one */
 };
 
@@ -109,7 +114,7 @@ struct tensor {
 	size_t ndim, dim[4];
 	size_t offset, count; /* floats, inside the flat vector */
 	double init_bound;    /* initial values are uniform in (-init_bound, init_bound) */
-	float init_value;     /* ... or all equal to init_value, if init_bound is 0 */
+	float init_value;     /* if init_bound is 0, all initial values are init_value */
 };
 
 struct model {
@@ -128,11 +133,11 @@ struct model {
 /* The shape of the images if neither the text nor the caller gives one. */
 #define MODEL_MNIST ((struct shape){1, 28, 28})
 
-/* Parses `text`. `input`: the shape of the images, unless the text has one. PS_EUSAGE: *e has the
- * reason, *m is unspecified. */
+/* Parses `text`. `input` is the shape of the images if the text has none. PS_EUSAGE: *e has the
+ * reason, and *m is unspecified. */
 int model_parse(struct model *m, const char *text, struct shape input, struct err *e) PS_MUST_CHECK;
-/* Like model_parse, but a known network ends with `classes` units instead of MODEL_CLASSES, and
- * cifar has its own shape if `input` is 0x0x0. */
+/* Parses `text` like model_parse, but the last layer of a known network has `classes` units instead
+ * of MODEL_CLASSES, and cifar has its own shape if `input` is 0x0x0. */
 int model_parse_named(struct model *m, const char *text, struct shape input, size_t classes,
 	struct err *e) PS_MUST_CHECK;
 /* Reads "CxHxW", or "HxW" for one channel. Returns 1 if every side is in [1, MODEL_MAX_SIDE]. */

@@ -2,7 +2,7 @@
  * opt.c - option tables: splits the command line, reads values, computes defaults, prints --help,
  * and warns about options without effect.
  *
- * One function per type reads a value of any origin. Text values point into argv or the
+ * For each type, one function reads the values from all origins. Text values point into argv or the
  * environment.
  */
 #include "common/opt.h"
@@ -23,7 +23,7 @@
 #define KUBERNETES  "CNN_PS_" /* Kubernetes sets these for a service named cnn-ps */
 #define COMMAND     "command"
 #define MAX_NAME    63
-#define MAX_UNKNOWN 20 /* at most this many variables get a warning of their own */
+#define MAX_UNKNOWN 20 /* maximum number of variables with a warning of their own */
 
 extern char **environ;
 
@@ -34,7 +34,7 @@ static const struct known {
 #include "opt_names.h"
 };
 
-/* Variables of scripts, containers, kernels and tests. They are not options. */
+/* Variables that scripts, containers, kernels and tests read, and that are not options. */
 static const char *const others[] = {"CNN_BUNDLE", "CNN_FAULT_SEED", "CNN_GARBAGE_SEED",
 	"CNN_IMAGE", "CNN_IMAGES", "CNN_KX_ISA", "CNN_MEMORY", "CNN_MIRRORS", "CNN_SLOW",
 	"CNN_TEST_DEVICE"};
@@ -50,9 +50,10 @@ static enum origin origins[MAX_ROWS];
 
 struct parse {
 	const struct opt_program *program;
-	const char *given[MAX_ROWS]; /* text from the command line, or NULL */
+	const char *given[MAX_ROWS]; /* the text of each row from the command line, or NULL */
 	int errors;
-	int unknown; /* unknown options without =VALUE: the next words may be their values */
+	/* number of unknown options without =VALUE, to which the next words may belong */
+	int unknown;
 	int show_help, show_version;
 };
 
@@ -74,7 +75,7 @@ static void usage_error(struct parse *p, const char *fmt, ...)
 	p->errors++;
 }
 
-/* Writes the variable of an option: "CNN_LEASE_BATCHES" for "lease-batches". */
+/* Writes the name of an option's variable, such as "CNN_LEASE_BATCHES" for "lease-batches". */
 static void opt_variable(const char *option, char *out, size_t size)
 {
 	snprintf(out, size, "CNN_%s", option);
@@ -91,8 +92,8 @@ int opt_given(const struct opt_program *p, const char *name)
 }
 
 /* ---- values ----------------------------------------------------------------------------------
- * Each store_* reads `text` into the row's destination. Its error message names `what`, the option
- * or variable that had the text. */
+ * Each function store_* reads `text` into the row's destination. The error message names `what`,
+ * which is the option or variable with this text. */
 
 static void set_int(const struct opt *o, int64_t v)
 {
@@ -146,7 +147,8 @@ static void store_real(struct parse *p, const struct opt *o, const char *what, c
 
 	errno = 0;
 	double v = strtod(text, &end);
-	/* the set of characters excludes nan, inf, hexadecimal and leading blanks */
+	/* the set of permitted characters excludes nan, inf, hexadecimal numbers and leading
+	 * blanks */
 	if (end == text || *end || strspn(text, "+-.0123456789eE") != strlen(text))
 		usage_error(p,
 			"%s: \"%.100s\" is not a number; expected a number in [%.15g, %.15g]", what,
@@ -208,7 +210,8 @@ static void store(struct parse *p, const struct opt *o, const char *what, const 
 
 /* ---- conditions ---------------------------------------------------------------------------- */
 
-/* Returns the `i`-th value of "a|b|c", and its length. */
+/* Returns value number `i`, from 0, of `values`, such as "a|b|c". Sets *n to the length of the
+ * value. */
 static const char *nth_value(const char *values, int i, size_t *n)
 {
 	for (; i > 0 && *values; i--) {
@@ -228,7 +231,8 @@ struct condition {
 	int negated;        /* "!=": the value must be none of these */
 };
 
-/* Reads the next condition of *needs and advances; 0: no condition is left. */
+/* Reads the next condition of *needs and moves *needs behind it. Returns 0 if no condition is
+ * left. */
 static int next_condition(const char **needs, struct condition *k)
 {
 	const char *at = *needs;
@@ -256,7 +260,7 @@ static int is_one_of(const struct condition *k, const char *value, size_t n)
 	const char *list = k->values, *end = k->values + k->n_values;
 
 	while (list < end) {
-		size_t length = strcspn(list, "| :"); /* a colon ends the condition of a default */
+		size_t length = strcspn(list, "| :"); /* ":" ends the condition of a default */
 
 		if (length == n && memcmp(list, value, n) == 0)
 			return 1;
@@ -274,8 +278,8 @@ static const struct opt *find_row(const struct opt_program *p, const struct cond
 	return NULL;
 }
 
-/* Returns the value that the condition compares: the command, or the row's value. A text counts up
- * to its first colon. */
+/* Returns the value that the condition compares, which is the command or the row's value. Of a
+ * text, only the part before the first colon counts. */
 static const char *value_now(
 	const struct check *c, const struct condition *k, char number[24], size_t *n)
 {
@@ -298,7 +302,7 @@ static const char *value_now(
 	return nth_value(o->values, *(const int *)o->dest - o->first, n);
 }
 
-/* Returns 1 if the row has a text that is not empty. Otherwise `instead` becomes the reason. */
+/* Returns 1 if the row has a text that is not empty. Otherwise writes the reason to `instead`. */
 static int is_given(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	const struct opt *o = find_row(c->program, k);
@@ -309,8 +313,8 @@ static int is_given(const struct check *c, const struct condition *k, char *inst
 	return text && text[0];
 }
 
-/* Returns 1 if the condition is true. Otherwise `instead` has the actual value and the required
- * one. */
+/* Returns 1 if the condition is true. Otherwise writes the actual value and the required value to
+ * `instead`. */
 static int holds(const struct check *c, const struct condition *k, char *instead, size_t size)
 {
 	char number[24];
@@ -332,16 +336,17 @@ static int holds(const struct check *c, const struct condition *k, char *instead
 	return is_one_of(k, value, n) != k->negated;
 }
 
-/* ---- defaults --------------------------------------------------------------------------------
- * A default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first
- * alternative with a true condition is the default. The last one has no condition. */
+/* ---- defaults -------------------------------------------------------------------------------- A
+ * default such as "mode=sync:0.5 0" lists alternatives, separated by blanks. The first alternative
+ * with a true condition is the default. The last alternative has no condition. */
 
 struct alternative {
 	struct condition when; /* when.name NULL: always */
 	char value[64];
 };
 
-/* Reads the next alternative of *def and advances; 0: no alternative is left. */
+/* Reads the next alternative of *def and moves *def behind it. Returns 0 if no alternative is
+ * left. */
 static int next_alternative(const char **def, struct alternative *a)
 {
 	const char *at = *def;
@@ -400,8 +405,8 @@ double opt_default(const struct opt_program *p, const char *name)
 
 /* ---- all values ------------------------------------------------------------------------------ */
 
-/* Writes the present names of an option whose old name is `was`: "--a or --b", or their variables.
- * "": no option had this name. */
+/* Writes the present names of the options whose old name is `was`, such as "--a or --b", or the
+ * names of their variables. Writes "" if no option had this name. */
 static void new_names(const struct opt_program *p, const char *was, size_t n_was, int variables,
 	char *out, size_t size)
 {
@@ -422,7 +427,8 @@ static void new_names(const struct opt_program *p, const char *was, size_t n_was
 	}
 }
 
-/* Reports an old variable once. Rows with the same old name are neighbours. */
+/* Reports a variable with an old name. Rows with the same old name are neighbours, so only the
+ * first one reports it. */
 static void refuse_old_variable(struct parse *p, const struct opt *o)
 {
 	const struct opt *before = o > p->program->opts ? o - 1 : NULL;
@@ -436,8 +442,8 @@ static void refuse_old_variable(struct parse *p, const struct opt *o)
 		usage_error(p, "%s: was renamed to %s", old, now);
 }
 
-/* Stores each row's value. The command line wins over the environment, and the environment over the
- * default. */
+/* Stores the value of each row. A value from the command line has priority over the environment,
+ * and the environment has priority over the default. */
 static void store_all(struct parse *p)
 {
 	const struct opt *o = p->program->opts;
@@ -455,7 +461,9 @@ static void store_all(struct parse *p)
 		origins[i] = p->given[i]        ? FROM_COMMAND_LINE
 			     : from_environment ? FROM_ENVIRONMENT
 						: FROM_DEFAULT;
-		if (def) /* even before a bad value: later conditions read the destination */
+		/* store the default even before a value that may be bad, because later conditions
+		 * read the destination */
+		if (def)
 			store(p, &o[i], option, def);
 		if (p->given[i])
 			store(p, &o[i], option, p->given[i]);
@@ -508,8 +516,8 @@ static void note_value(struct parse *p, const struct opt *o, const char *text)
 		p->given[row] = text;
 }
 
-/* Stores the option of "--NAME", "--NAME=VALUE", "--NAME VALUE" or "--no-NAME". Returns the number
- * of words used: 1, or 2 if `next` is the value. */
+/* Stores an option of the form "--NAME", "--NAME=VALUE", "--NAME VALUE" or "--no-NAME". Returns the
+ * number of words of this option: 1, or 2 if `next` is the value. */
 static int note_option(struct parse *p, const char *word, const char *next)
 {
 	const char *name = word + 2;
@@ -557,7 +565,7 @@ static void note_argument(struct parse *p, const char *word, const char **args, 
 
 static void split(struct parse *p, int argc, char **argv, const char **args, int *n_args)
 {
-	int options = 1; /* until "--" */
+	int options = 1; /* 1: "--", which ends the options, has not come yet */
 
 	for (int i = 1; i < argc;) {
 		const char *word = argv[i++];
@@ -600,7 +608,8 @@ int opt_parse(
 #define HELP_INDENT 26
 #define HELP_WIDTH  80
 
-/* Prints `text` in the columns HELP_INDENT to HELP_WIDTH. The cursor is at `column`. */
+/* Prints `text` in the columns HELP_INDENT to HELP_WIDTH. `column` is the present column of the
+ * output. */
 static void print_wrapped(FILE *f, size_t column, const char *text)
 {
 	if (column + 1 > HELP_INDENT - 1) {
@@ -624,7 +633,7 @@ static void print_wrapped(FILE *f, size_t column, const char *text)
 	fputc('\n', f);
 }
 
-/* Appends the conditions of one kind to `out`: "only with --mode ssp|sync and --name". */
+/* Appends the conditions of one kind to `out`, such as "only with --mode ssp|sync and --name". */
 static void describe(const char *needs, int negated, const char *before, char *out, size_t size)
 {
 	struct condition k;
@@ -649,7 +658,7 @@ static void describe_needs(const char *needs, char *out, size_t size)
 	describe(needs, 1, "; not with ", out, size);
 }
 
-/* Writes the range of a row: "1 to 1024; ", "sgd|adagrad; " or nothing. */
+/* Writes the range of a row, such as "1 to 1024; " or "sgd|adagrad; ", or "" if it has none. */
 static void describe_range(const struct opt *o, char *out, size_t size)
 {
 	out[0] = '\0';
@@ -659,8 +668,8 @@ static void describe_range(const struct opt *o, char *out, size_t size)
 		snprintf(out, size, "%.15g to %.15g; ", o->min, o->max);
 }
 
-/* Writes "default 3", or "default with --mode easgd: 0.13; otherwise: 0.1". The name of an option
- * appears once for consecutive alternatives. */
+/* Writes a text such as "default 3" or "default with --mode easgd: 0.13; otherwise: 0.1".
+ * Consecutive alternatives with the same option name it only once. */
 static void describe_default(const struct opt *o, char *out, size_t size)
 {
 	const char *def = o->def;
@@ -782,7 +791,7 @@ static void warn(const struct check *c, const char *event, const char *fmt, ...)
 	}
 	enum log_level level = log_get_level();
 	if (c->command && level < LOG_WARN)
-		log_set_level(LOG_WARN); /* a command warns at any log level */
+		log_set_level(LOG_WARN); /* a program with commands warns at any log level */
 	log_warn("options", event, "reason=\"%s\"", line.text);
 	log_set_level(level);
 }
@@ -797,8 +806,8 @@ static int programs_with(const char *option)
 	return n;
 }
 
-/* Returns 1 if the user set the option for this program. A variable that several programs share may
- * be for another program or command. */
+/* Returns 1 if the user has set the option for this program. If several programs share a variable,
+ * the user may have set it for another program or command. */
 static int is_meant(const struct opt *o, size_t row)
 {
 	enum origin from = origins[row];
@@ -854,8 +863,8 @@ static size_t distance(const char *a, const char *b)
 	return row[n];
 }
 
-/* Returns 1 if a program reads the variable `name`. Otherwise `near` is the most similar known
- * name, or "". */
+/* Returns 1 if a program reads the variable `name`. Otherwise writes the most similar known name,
+ * or "", to `near`. */
 static int is_known(const struct check *c, const char *name, char near[MAX_NAME + 1])
 {
 	char variable[MAX_NAME + 1];
@@ -868,7 +877,8 @@ static int is_known(const struct check *c, const char *name, char near[MAX_NAME 
 		else
 			snprintf(variable, sizeof(variable), "%s", others[i - N_KNOWN]);
 		int own = i < N_KNOWN && strcmp(known[i].program, c->program->name) == 0;
-		size_t d = 2 * distance(name, variable) + !own; /* own options come first */
+		/* options of this program have priority */
+		size_t d = 2 * distance(name, variable) + !own;
 		if (d <= 1)
 			return 1;
 		if (d < 2 * best) {
@@ -891,7 +901,8 @@ static int is_row(const struct opt_program *p, const char *name)
 	return 0;
 }
 
-/* Checks the variable `entry`, "NAME=VALUE". 1: the function has warned about it. */
+/* Checks the variable `entry`, "NAME=VALUE". Returns 1 if the function has warned about the
+ * variable. */
 static int check_variable(const struct check *c, const char *entry)
 {
 	char name[MAX_NAME + 1], near[MAX_NAME + 1];

@@ -1,9 +1,9 @@
 /*
  * plain.h - makes text from a peer safe for a terminal.
  *
- * A terminal executes control characters (C0 and C1: escape sequences that move the cursor or
- * change the title), and bidirectional controls show text in another order than its bytes.
- * Pure. Thread: any.
+ * A terminal executes control characters (C0 and C1), for example escape sequences that move the
+ * cursor or change the title. Bidirectional controls make a terminal show text in another order
+ * than its bytes. Pure. Thread: any.
  */
 #ifndef COMMON_PLAIN_H
 #define COMMON_PLAIN_H

@@ -5,14 +5,17 @@
 #include "common/mem.h"
 #include "common/pool.h"
 
-#define MAX_FREE 16 /* the pool keeps at most this many free buffers */
+#define MAX_FREE 16 /* maximum number of free buffers that the pool keeps */
 #define MAX_FREE_SPECIAL                                                                           \
-	2048 /* with a caller's allocator: all buffers of a worker, because none is freed */
-/* The pool calls a caller's allocator for slabs of several buffers: a call may take 1 ms (CUDA). */
+/* the same maximum with a caller's allocator. It is more than all buffers of a worker,
+	 * because the pool frees none of them */
+2048
+/* The pool requests slabs of several buffers from a caller's allocator, because a call may take 1
+ * ms (CUDA). */
 #define SLAB_BYTES   ((size_t)4 << 20)
 #define SLAB_BUFFERS 32
 
-struct pool {
+	struct pool {
 	size_t n; /* floats */
 	pthread_mutex_t mutex;
 	void *(*allocate)(
@@ -21,12 +24,13 @@ struct pool {
 	size_t per_slab, slabs; /* buffers per slab; number of slabs */
 	void **slab;
 	size_t n_free, max_free;
-	/* max_free entries; last in, first out, because caches still hold the newest */
+	/* max_free entries; a stack, because the caches still hold the buffer that was returned
+	 * last */
 	float **buffer;
 };
 
-/* Returns the distance of two buffers in a slab, in bytes. It keeps each buffer aligned like the
- * slab. */
+/* Returns the distance of two buffers in a slab, in bytes. With this distance each buffer is
+ * aligned like the slab. */
 static size_t pitch(const struct pool *p)
 {
 	return (p->n * sizeof(float) + 63) / 64 * 64;
@@ -112,13 +116,15 @@ float *pool_acquire(struct pool *p)
 	return buffer || p->allocate ? buffer : mem_try(p->n, sizeof(*buffer));
 }
 
-/* pool_release, and the free function for libzmq. */
+/* Returns a buffer to its pool. pool_release calls this function, and libzmq calls it for a message
+ * that it frees. */
 static void return_buffer(void *buffer, void *pool)
 {
 	struct pool *p = pool;
 
 	pthread_mutex_lock(&p->mutex);
-	PS_ASSERT(!p->allocate || p->n_free < p->max_free); /* a buffer of a slab cannot be freed */
+	/* the pool must have room, because a buffer of a slab cannot be freed */
+	PS_ASSERT(!p->allocate || p->n_free < p->max_free);
 	if (p->n_free < p->max_free) {
 		p->buffer[p->n_free++] = buffer;
 		buffer = NULL;

@@ -15,19 +15,19 @@ struct pool; /* opaque, see pool.c */
 
 /* Makes a pool of buffers of `n` floats. PS_ENOMEM. */
 int pool_new(struct pool **out, size_t n) PS_MUST_CHECK;
-/* Like pool_new, but with the caller's allocator, for example for pinned memory of a GPU. Such
- * memory is expensive to allocate, so the pool keeps it until pool_free. `allocate` returns zeroed
- * bytes aligned to 64, or NULL; `release` frees them. Any thread may call both. NULL and NULL: like
- * pool_new. */
+/* Makes a pool like pool_new, but with the caller's allocator, for example for pinned memory of a
+ * GPU. Such memory is expensive to allocate, so the pool keeps it until pool_free. `allocate` must
+ * return zeroed memory aligned to 64 bytes, or NULL, and `release` must free it. The pool calls
+ * both from any thread. If both are NULL, pool_new_in is pool_new. */
 int pool_new_in(struct pool **out, size_t n, void *(*allocate)(size_t bytes),
 	void (*release)(void *memory)) PS_MUST_CHECK;
 /* Frees the pool and sets *p to NULL; *p may be NULL. All messages must be closed before this call.
  */
 void pool_free(struct pool **p);
-/* Takes a buffer aligned to 64 bytes. A new buffer has zeros, a reused one its old values. NULL: no
- * memory. */
+/* Takes a buffer aligned to 64 bytes. A new buffer contains zeros, and a reused buffer contains its
+ * old values. Returns NULL if there is no memory. */
 float *pool_acquire(struct pool *p);
-/* Gives back to the pool a buffer that was not sent; sets *buffer to NULL. */
+/* Gives a buffer that was not sent back to the pool, and sets *buffer to NULL. */
 void pool_release(struct pool *p, float **buffer);
 /* Makes `message` from the buffer without a copy and sets *buffer to NULL. PS_ENOMEM: the caller
  * keeps the buffer. */

@@ -17,7 +17,8 @@ enum preprocess_word preprocess_find(const struct word *w)
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-/* Reads numbers of [min, max], separated by commas. Returns how many; 0: malformed. */
+/* Reads numbers in [min, max] that are separated by commas. Returns their count, or 0 if the list
+ * is malformed. */
 static size_t read_numbers(const char *list, float min, float max, float value[PREPROCESS_MAX_NORM])
 {
 	size_t n = 0;
@@ -127,7 +128,7 @@ static int64_t draw_shift(struct rng *r, size_t shift)
 	return (int64_t)rng_below(r, 2 * shift + 1) - (int64_t)shift;
 }
 
-/* Copies a row of `w` pixels, moved to the right by `dx` and mirrored if `flip`. */
+/* Copies a row of `w` pixels, moved to the right by `dx`, and mirrored if `flip` is 1. */
 static void move_row(const uint8_t *from, uint8_t *to, int64_t w, int64_t dx, int flip)
 {
 	for (int64_t x = 0; x < w; x++) {

@@ -1,5 +1,5 @@
 /*
- * preprocess.h - what happens to the pixels of an image before the first layer: the words norm,
+ * preprocess.h - the changes to the pixels of an image before the first layer: the words norm,
  * shift and flip of a model text.
  *
  * norm:MEANS:DEVIATIONS: a pixel of value v enters as (v / 255 - mean) / deviation, in training and
@@ -17,12 +17,12 @@
 #include <stdint.h>
 #include "common/words.h"
 
-#define PREPROCESS_MAX_NORM  4    /* numbers in a list of norm */
+#define PREPROCESS_MAX_NORM  4    /* maximum count of numbers in a list of norm */
 #define PREPROCESS_MAX_SHIFT 4095 /* pixels */
 #define PREPROCESS_MAX_TEXT  (3 * WORDS_MAX_BYTES)
 
 struct preprocess {
-	size_t n_norm; /* numbers in the two lists; 0: a pixel enters as v / 255 */
+	size_t n_norm; /* count of numbers in each of the two lists; 0: a pixel enters as v / 255 */
 	float mean[PREPROCESS_MAX_NORM], deviation[PREPROCESS_MAX_NORM];
 	size_t shift;
 	int flip;
@@ -30,20 +30,21 @@ struct preprocess {
 
 enum preprocess_word { PREPROCESS_NONE, PREPROCESS_NORM, PREPROCESS_SHIFT, PREPROCESS_FLIP };
 
-/* Returns which of the words norm, shift and flip `w` is. PREPROCESS_NONE: none of them. */
+/* Returns whether `w` is the word norm, shift or flip. Returns PREPROCESS_NONE if it is another
+ * word. */
 enum preprocess_word preprocess_find(const struct word *w);
-/* Reads a word that preprocess_find knows. Returns NULL, or what is wrong with it. */
+/* Reads a word that preprocess_find knows. Returns NULL, or an error text if the word is wrong. */
 const char *preprocess_parse(struct preprocess *p, const struct word *w);
 /* Writes the canonical words, each with a blank after it: "norm:0.5:0.25 flip ". */
 void preprocess_text(const struct preprocess *p, char text[PREPROCESS_MAX_TEXT]);
 /* Returns 1 if the pixels of an image differ from epoch to epoch. */
 int preprocess_is_random(const struct preprocess *p);
-/* table[v] becomes the value that the first layer gets for byte v of a pixel of `channel`: v / 255,
- * normalised if the model text has norm. */
+/* Sets table[v] to the value that the first layer gets for a pixel with byte v in `channel`: v /
+ * 255, normalised if the model text has norm. */
 void preprocess_table(const struct preprocess *p, size_t channel, float table[256]);
 /*
- * Copies an image of c x h x w pixels, shifted and flipped as `p` says for image number `image` of
- * epoch `epoch`.
+ * Copies an image of c x h x w pixels, shifted and flipped by the rules of `p` for image number
+ * `image` of epoch `epoch`.
  */
 void preprocess_image(const struct preprocess *p, uint64_t seed, uint32_t epoch, uint32_t image,
 	size_t c, size_t h, size_t w, const uint8_t *from, uint8_t *to);

@@ -7,11 +7,12 @@
 #define COMMON_REMINDER_H
 #include <stdint.h>
 
-#define REMINDER_FIRST_MS 1500  /* from the start of the wait to the first report */
-#define REMINDER_STEP_MS  3000  /* from the first report to the second; then doubled ... */
-#define REMINDER_MAX_MS   60000 /* ... up to this interval */
+#define REMINDER_FIRST_MS 1500 /* time from the start of the wait to the first report */
+/* time from the first report to the second; each later interval is twice as long */
+#define REMINDER_STEP_MS 3000
+#define REMINDER_MAX_MS  60000 /* maximum interval */
 
-/* All zero: no wait. */
+/* The state of a wait. A struct of zeros means that there is no wait. */
 struct reminder {
 	int what; /* the kind of the wait; 0: no wait */
 	uint64_t since_ms, next_ms, step_ms;

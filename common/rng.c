@@ -1,5 +1,5 @@
 /*
- * rng.c - see rng.h: SplitMix64, and the draws on which programs must agree.
+ * rng.c - see rng.h: SplitMix64, and the random draws that must be equal in all programs.
  */
 #include "common/rng.h"
 

@@ -2,7 +2,7 @@
  * rng.h - the project's only random generator, and the order of images that it defines.
  *
  * SplitMix64 (Steele, Lea, Flood 2014): a short generator that is easy to write in any language.
- * proto/WIRE.md specifies every draw on which programs must agree.
+ * proto/WIRE.md specifies every random draw that must be equal in all programs.
  *
  * Pure: no state but the struct. Thread: any.
  */
@@ -38,13 +38,13 @@ uint64_t rng_below(struct rng *r, uint64_t n);
 /* Returns a number that is uniform in [0, 1): the upper 53 bits times 2^-53. */
 double rng_unit(struct rng *r);
 /*
- * Computes the order of images in `epoch` (from 0): order[] becomes a permutation of 0..n-1.
- * Fisher-Yates shuffle with the RNG_ORDER stream: for i = n-1 down to 1, swap order[i] with
+ * Computes the order of images in `epoch` (from 0), which is a permutation of 0..n-1. The algorithm
+ * is the Fisher-Yates shuffle with the RNG_ORDER stream: for i = n-1 down to 1, swap order[i] with
  * order[rng_below(i + 1)].
  */
 void rng_order(uint64_t seed, uint32_t epoch, uint32_t *order, size_t n);
-/* Computes order[] as rng_order does, with the stream RNG_HOLD_BACK: the first numbers in order[]
- * are the images that --validate holds back. The seed of the run has no influence. */
+/* Computes order[] as rng_order does, but with the stream RNG_HOLD_BACK. The first numbers in
+ * order[] are the images that --validate holds back. The seed of the run has no influence. */
 void rng_hold_back(uint32_t *order, size_t n);
 
 #endif

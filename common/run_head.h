@@ -1,6 +1,6 @@
 /*
- * run_head.h - the first bytes of a checkpoint's "run" section. They tell a tool that shares no
- * other code with the server (cnn-ctl export --checkpoint) how to read the "weights" section.
+ * run_head.h - the first bytes of a checkpoint's "run" section. With them, a tool that shares no
+ * other code with the server (cnn-ctl export --checkpoint) can read the "weights" section.
  *
  * Layout, little-endian: u64 run.hi, u64 run.lo, u64 term, u64 version, model text of
  * RUN_HEAD_MODEL bytes, NUL-padded and NUL-terminated. Pure. Thread: any.
@@ -13,7 +13,8 @@
 
 #define RUN_HEAD_SECTION "run"     /* the section that starts with this head */
 #define RUN_HEAD_WEIGHTS "weights" /* the section with the model's float32 values */
-#define RUN_HEAD_TENSORS "tensors" /* the section with their names (tensor_list.h), if any */
+/* the section with the names of the tensors (tensor_list.h), if they have names */
+#define RUN_HEAD_TENSORS "tensors"
 #define RUN_HEAD_MODEL   512
 #define RUN_HEAD_BYTES   (4 * 8 + RUN_HEAD_MODEL)
 

@@ -17,9 +17,10 @@
 #include "common/tensor_list.h"
 
 #define LENGTH_BYTES 8
-/* Maximum size of the JSON header, in bytes. Jansson's memory is up to about 50 times the text. */
+/* Maximum size of the JSON header, in bytes. Jansson needs up to about 50 times as much memory as
+ * the text. */
 #define MAX_HEADER ((size_t)512 << 10)
-#define MAX_TAIL   ((size_t)16 << 20) /* bytes of a vector's file besides the vector */
+#define MAX_TAIL   ((size_t)16 << 20) /* maximum bytes in the file of a vector besides the vector */
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
@@ -39,7 +40,8 @@ static json_t *tensor_json(
 		(json_int_t)first, (json_int_t)end);
 }
 
-/* Returns the JSON header without padding. The caller frees it with free(). NULL: no memory. */
+/* Returns the JSON header without padding. The caller frees it with free(). Returns NULL if there
+ * is no memory. */
 static char *header_json(const struct model *m)
 {
 	json_t *root =
@@ -105,8 +107,8 @@ static int same_shape(const json_t *shape, size_t n_dims, const size_t *dim)
 	return 1;
 }
 
-/* Reads where a tensor's byte range begins. Returns 1 if the range lies in the data and has `bytes`
- * bytes. */
+/* Reads the byte range of a tensor and sets *begin to its begin. Returns 1 if the range lies in the
+ * data and has `bytes` bytes. */
 static int read_range(const struct reader *r, const json_t *offsets, size_t bytes, size_t *begin)
 {
 	const json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
@@ -129,7 +131,7 @@ static void describe_shape(size_t n_dims, const size_t *dim, char *out, size_t s
 		used += (size_t)snprintf(out + used, size - used, "%s%zu", i ? ", " : "", dim[i]);
 }
 
-/* What a tensor of the file must match. */
+/* The name, shape and place that a tensor of the file must have. */
 struct wanted {
 	const char *name;
 	size_t n_dims;
@@ -137,7 +139,7 @@ struct wanted {
 	size_t count, offset; /* in the vector */
 };
 
-/* Reads the values of a tensor; *begin: where they are in the data. */
+/* Reads the values of a tensor, and sets *begin to their offset in the data. */
 static int read_tensor(struct reader *r, const struct wanted *t, const json_t *entry, size_t *begin)
 {
 	char shape[256];
@@ -196,8 +198,8 @@ static int check_cover(const struct reader *r)
 	return PS_OK;
 }
 
-/* Returns 1 if the tensor is num_batches_tracked, which PyTorch keeps beside the running statistics
- * of batchnorm. No program here needs it. */
+/* Returns 1 if the tensor is num_batches_tracked, which PyTorch stores beside the running
+ * statistics of batchnorm. The reader ignores this tensor. */
 static int is_counter(const char *name, const json_t *entry)
 {
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
@@ -232,7 +234,7 @@ static int read_root(struct reader *r, json_t *root)
 	return check_cover(r);
 }
 
-/* Parses the JSON header into *root; *data becomes the offset of the data after it. */
+/* Parses the JSON header into *root, and sets *data to the offset of the data after the header. */
 static int read_header(const char *path, const unsigned char *file, size_t size, json_t **root,
 	size_t *data, struct err *e)
 {
@@ -351,14 +353,14 @@ static size_t value_bytes(const struct tensor_line *l)
 	return l->type ? l->type->bytes : sizeof(float);
 }
 
-/* Returns where in the vector the values of the next tensor begin, if the values of `l` begin at
- * `offset`. */
+/* Returns the offset in the vector at which the values of the next tensor begin. The values of `l`
+ * begin at `offset`. */
 static size_t after(const struct tensor_line *l, size_t offset)
 {
 	return l->type || l->other ? offset : offset + l->count;
 }
 
-/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER. *offset becomes the
+/* If `l` is a line NAME = OTHER, replaces `l` by the line of the tensor OTHER. Sets *offset to the
  * offset of its values in the vector. */
 static void find_tensor_of(const char *list, struct tensor_line *l, size_t *offset)
 {
@@ -404,8 +406,8 @@ static int put_tensor(struct list_file *f, const struct tensor_line *named,
 			l->type ? l->type->name : "F32", l->n_dims, l->dim, f->at - bytes, bytes));
 }
 
-/* Adds all tensors with values of `size` bytes; without memory (data NULL), only counts their
- * bytes. */
+/* Adds all tensors whose values have `size` bytes. If f->data is NULL, only counts the bytes of
+ * these tensors. */
 static int put_tensors_of(struct list_file *f, size_t size)
 {
 	struct tensor_line named, l;
@@ -428,8 +430,8 @@ static int put_tensors_of(struct list_file *f, size_t size)
 	return rc;
 }
 
-/* Adds the tensors with the largest values first. Then each value is aligned to its size, as
- * PyTorch requires. */
+/* Adds all tensors, those with the largest values first. In this order each value is aligned to its
+ * size, as PyTorch requires. */
 static int put_all_tensors(struct list_file *f)
 {
 	int rc = 0;

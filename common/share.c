@@ -105,7 +105,7 @@ int share_listen(const char *path, int *fd, struct err *e)
 	if (made < 0)
 		return made;
 	int rc = remove_stale(path, e);
-	/* the file gets the mode of the socket */
+	/* set the mode of the socket before bind, because the file gets this mode */
 	if (!rc && (fchmod(made, 0600) != 0 ||
 			   bind(made, (const struct sockaddr *)&at, sizeof(at)) != 0 ||
 			   listen(made, BACKLOG) != 0))

@@ -1,9 +1,10 @@
 /*
- * share.h - memory that processes of one host share, and Unix sockets that pass it.
+ * share.h - memory that processes on the same host share, and Unix sockets that pass its
+ * descriptors.
  *
- * The memory is a memfd: it has no name in a file system, and the kernel frees it when the last
- * process has closed and unmapped it. So nothing is left behind after a crash. Nobody can change
- * its size, so an access to it never ends a process with SIGBUS.
+ * The memory is a memfd. It has no name in a file system, and the kernel frees it when the last
+ * process has closed and unmapped it, so a crash leaves nothing behind. No process can change its
+ * size, so an access to it never ends a process with SIGBUS.
  *
  * Thread: any. The functions keep no state.
  */
@@ -15,25 +16,25 @@
 #define SHARE_MAX_FDS 4    /* descriptors in one message */
 #define SHARE_PATH    107u /* bytes of the path of a Unix socket */
 
-/* Creates shared memory of `bytes` zeros. A page uses memory only after the first write to it. *fd
- * becomes the descriptor. PS_EIO. */
+/* Creates shared memory of `bytes` zeros. A page takes memory only after the first write to it.
+ * Sets *fd to the descriptor. PS_EIO. */
 int share_new(const char *name, size_t bytes, int *fd) PS_MUST_CHECK;
-/* Maps the memory. NULL: not possible. */
+/* Maps the memory. Returns NULL if this is not possible. */
 void *share_map(int fd, size_t bytes, int writable);
 /* Makes the memory read-only: from now on no process can write to it, except through a mapping made
  * before this call. PS_EIO. */
 int share_freeze(int fd) PS_MUST_CHECK;
-/* Returns 1 if `fd` is memory of at least `bytes` whose size nobody can change. */
+/* Returns 1 if `fd` is memory of at least `bytes`, and no process can change its size. */
 int share_is_sound(int fd, size_t bytes);
 
-/* Listens on the Unix socket `path` and replaces a file of a process that ended. Only this user may
- * connect. *fd does not block. PS_EUSAGE: the path cannot be used, or a process listens there.
- * PS_EIO. */
+/* Listens on the Unix socket `path`, and replaces the socket file of a process that has ended. Only
+ * this user may connect. *fd does not block. PS_EUSAGE: the path cannot be used, or a process
+ * listens there. PS_EIO. */
 int share_listen(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
 /* Connects to the Unix socket `path`. *fd does not block. PS_EUNREACHABLE, PS_EUSAGE. */
 int share_connect(const char *path, int *fd, struct err *e) PS_MUST_CHECK;
-/* Sends one message of `size` bytes with `n` descriptors. It fits into the buffer of a new
- * connection. PS_ENET: it was not sent. */
+/* Sends one message of `size` bytes with `n` descriptors. The message must fit into the buffer of a
+ * new connection. PS_ENET: the message was not sent. */
 int share_send(int socket, const void *data, size_t size, const int *fds, size_t n) PS_MUST_CHECK;
 /* Receives one message of exactly `size` bytes with exactly `n` descriptors, which the caller owns
  * after PS_OK. PS_EAGAIN: nothing has arrived. PS_EUNREACHABLE: the peer has closed. PS_EPROTO: the

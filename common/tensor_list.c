@@ -20,7 +20,8 @@ static int is_name_byte(unsigned char c)
 	return c > ' ' && c < 0x7f && c != '"' && c != '\\';
 }
 
-/* Reads a name that ends before `end`. Returns its bytes; 0: it is malformed. */
+/* Reads a name that ends before the character `end`. Returns the number of its bytes, or 0 if the
+ * name is malformed. */
 static size_t read_name(const char **at, char end)
 {
 	const char *begin = *at;
@@ -172,7 +173,8 @@ struct names {
 	uint32_t slot[SLOTS];
 };
 
-/* Returns the slot of a name, or the empty one where it belongs. */
+/* Returns the slot of a name. If the table does not have the name, returns the empty slot in which
+ * it belongs. */
 static uint32_t *find_name(struct names *t, const char *name, size_t n)
 {
 	uint32_t hash = 2166136261u;

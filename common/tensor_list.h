@@ -20,20 +20,21 @@
 #include <stdint.h>
 #include "common/err.h"
 
-#define TENSOR_LIST_BYTES 49152u /* of a list, at most */
+#define TENSOR_LIST_BYTES 49152u /* maximum bytes of a list */
 #define TENSOR_LIST_LINES 4096u
 #define TENSOR_LIST_NAME  255u
 #define TENSOR_LIST_DIMS  8u
-#define TENSOR_LIST_COUNT ((size_t)1 << 28) /* values of a tensor */
+#define TENSOR_LIST_COUNT ((size_t)1 << 28) /* maximum number of values of a tensor */
 
 struct tensor_type {
 	const char *name;
-	size_t bytes; /* of a value */
+	size_t bytes; /* bytes of a value */
 	int64_t min, max;
 };
 
 struct tensor_line {
-	const char *name, *other; /* without a NUL; other: NULL unless the line is NAME = OTHER */
+	/* the names have no NUL at their end; `other` is NULL unless the line is NAME = OTHER */
+	const char *name, *other;
 	size_t name_bytes, other_bytes;
 	const struct tensor_type *type; /* NULL: F32, or NAME = OTHER */
 	size_t n_dims;
@@ -41,20 +42,21 @@ struct tensor_line {
 	const char *values; /* the first number of a constant */
 };
 
-/* Reads the line at *list and moves *list to the next one. Returns NULL, or why it is malformed.
- * Names are not compared with those of other lines. */
+/* Reads the line at *list and moves *list to the next line. Returns NULL, or the reason why the
+ * line is malformed. The function does not compare the names with other lines. */
 const char *tensor_list_next(const char **list, struct tensor_line *l) PS_MUST_CHECK;
-/* Reads the number at *values of a constant and moves on to the next one. */
+/* Reads the number at *values, in the values of a constant, and moves *values to the next
+ * number. */
 int64_t tensor_list_value(const char **values);
 /*
  * Checks a list for a vector of n_params values, of which n_trained are trained and the others are
- * running statistics. Returns NULL if it is sound, otherwise why not; *line then has the number of
- * the bad line, from 1; 0: the reason concerns the whole list.
+ * running statistics. Returns NULL if the list is sound. Otherwise returns the reason, and sets
+ * *line to the number of the bad line, from 1, or to 0 if the reason concerns the whole list.
  */
 const char *tensor_list_check(
 	const char *list, uint64_t n_params, uint64_t n_trained, size_t *line) PS_MUST_CHECK;
-/* Returns the number, from 1, of the first line that differs between two sound lists; 0: no line
- * differs. The function ignores the values of constants. */
+/* Returns the number, from 1, of the first line that differs between two sound lists, or 0 if no
+ * line differs. The function ignores the values of constants. */
 size_t tensor_list_difference(const char *a, const char *b);
 
 #endif

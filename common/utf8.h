@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Returns the length in bytes of the character at `p` < `end`. 0: not UTF-8 (an overlong form, a
- * surrogate, a code point above U+10FFFF, or a truncated character). */
+/* Returns the length in bytes of the character at `p` < `end`. Returns 0 if the bytes are not UTF-8
+ * (an overlong form, a surrogate, a code point above U+10FFFF, or a truncated character). */
 size_t utf8_length(const uint8_t *p, const uint8_t *end);
 
 #endif

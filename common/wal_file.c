@@ -23,9 +23,10 @@
 #define WAL_RECORD_BYTES 48u
 #define WAL_HEAD_MAGIC   "CNNPSJNL"
 #define WAL_RECORD_MAGIC "CNNPSREC"
-#define BUFFER_BYTES     65536u            /* collects small records for one write */
-#define SEARCH_BYTES     ((size_t)1 << 20) /* bytes per read of a search */
-#define MAX_REFUSED      64                /* a search stops after this many invalid records */
+/* bytes of the buffer that collects small records for one write */
+#define BUFFER_BYTES 65536u
+#define SEARCH_BYTES ((size_t)1 << 20) /* bytes per read of a search */
+#define MAX_REFUSED  64                /* a search stops after this number of invalid records */
 
 /* ---- the format ---------------------------------------------------------------------------- */
 
@@ -72,7 +73,7 @@ static void encode_record(const struct wal_file_record *r, unsigned char out[WAL
 	le64_put(out + 40, r->xxh3);
 }
 
-/* Returns 1 if `in` may be the header of a record. */
+/* Returns 1 if `in` has the form of a record header. */
 static int decode_record(const unsigned char in[WAL_RECORD_BYTES], struct wal_file_record *r)
 {
 	if (memcmp(in, WAL_RECORD_MAGIC, 8) != 0)
@@ -89,9 +90,10 @@ struct wal_file {
 	struct wal_head head;
 	XXH3_state_t *hash;
 	char path[4160];
-	uint64_t seq, group;       /* seq: of the next record; group: first seq of its group */
+	/* seq: sequence number of the next record; group: first sequence number of its group */
+	uint64_t seq, group;
 	uint64_t bytes, old_bytes; /* bytes: appended so far; old_bytes: size of the reused file */
-	size_t fill;               /* bytes of buffer */
+	size_t fill;               /* number of bytes in the buffer */
 	unsigned char buffer[BUFFER_BYTES];
 };
 
@@ -140,7 +142,7 @@ static void remove_wal_file(DIR *d, uint64_t generation)
 		log_warn("wal", "remove_failed", "file=%s error=\"%s\"", name, strerror(errno));
 }
 
-/* Returns the highest generation in [first, last] that has a file; 0: none. */
+/* Returns the highest generation in [first, last] that has a file, or 0 if there is none. */
 static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 {
 	uint64_t g = first <= last ? generation_highest(d, WAL_PREFIX, last) : 0;
@@ -148,8 +150,9 @@ static uint64_t highest(DIR *d, uint64_t first, uint64_t last)
 	return g >= first ? g : 0;
 }
 
-/* Keeps the newest file up to generation `oldest`, which may still be needed, and the newest file
- * before it for reuse. Removes all older files. Returns the generation to reuse; 0: none. */
+/* Removes old files. Keeps the newest file up to generation `oldest`, which may still be needed,
+ * and the newest file before it, which can be reused. Returns the generation of the file to reuse,
+ * or 0 if there is none. */
 static uint64_t take_old(DIR *d, uint64_t oldest)
 {
 	uint64_t needed = highest(d, 1, oldest), kept = 0;
@@ -291,8 +294,8 @@ void wal_file_close(struct wal_file **f)
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Reads `n` bytes at offset `at`. Returns the bytes read, fewer at the end of the file, or
- * PS_EIO. */
+/* Reads `n` bytes at offset `at`. Returns the number of bytes that were read, which is less than n
+ * at the end of the file, or PS_EIO. */
 static ssize_t read_at(const struct wal_reader *r, uint64_t at, void *out, size_t n, struct err *e)
 {
 	size_t have = 0;
@@ -346,7 +349,8 @@ int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, 
 	}
 	if (got == (ssize_t)sizeof(bytes) && decode_head(bytes, &r->head)) {
 		r->next = r->head.first;
-		if (r->head.generation != generation) /* renamed for reuse, without a new header */
+		/* the file was renamed for reuse and has no new header */
+		if (r->head.generation != generation)
 			close_reader(r);
 	} else {
 		r->head = (struct wal_head){.generation = generation};
@@ -364,8 +368,8 @@ static int reserve_payload(struct wal_reader *r, size_t size, struct err *e)
 	return r->data ? PS_OK : err_set(e, PS_ENOMEM, "no memory for a record of %zu bytes", size);
 }
 
-/* Reads and verifies the record at offset `at`; r->data becomes its payload. Returns 1, or 0 if
- * there is no valid record, or PS_E*. */
+/* Reads and verifies the record at offset `at`, and stores its payload in r->data. Returns 1, or 0
+ * if there is no valid record, or PS_E*. */
 static int read_whole(struct wal_reader *r, uint64_t at, struct wal_file_record *rec, struct err *e)
 {
 	unsigned char bytes[WAL_RECORD_BYTES];
@@ -406,16 +410,17 @@ int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *si
 	return 1;
 }
 
-/* Returns 1 if `rec` belongs to a later group than the missing record r->next. Then the missing
- * record was durable before that group began. If the file's header is lost, r->next is 0 (unknown),
- * and the caller sets r->next from the first valid record. */
+/* Returns 1 if `rec` belongs to a later group than the missing record r->next. If so, the missing
+ * record was durable, because a group begins only after the previous group is on disk. If the
+ * file's header is lost, r->next is 0 (unknown), and the caller sets r->next from the first valid
+ * record. */
 static int is_later(const struct wal_reader *r, const struct wal_file_record *rec)
 {
 	return !r->next || (rec->seq > r->next && rec->group > r->next && rec->group <= rec->seq);
 }
 
-/* Searches the `n` bytes read at offset `at` for a record of a later group. `*refused` counts the
- * candidates that fail verification. */
+/* Searches the `n` bytes that were read at offset `at` for a record of a later group. *refused
+ * counts the records that fail verification. */
 static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *bytes, size_t n,
 	int *refused, struct err *e)
 {
@@ -436,7 +441,8 @@ static int find_later(struct wal_reader *r, uint64_t at, const unsigned char *by
 	return 0;
 }
 
-/* Searches the rest of the file in pieces that overlap by one record header. */
+/* Searches the rest of the file for a record of a later group. The pieces that it reads overlap by
+ * the size of a record header. */
 static int search_gap(struct wal_reader *r, unsigned char *bytes, struct err *e)
 {
 	int refused = 0;

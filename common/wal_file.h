@@ -5,8 +5,8 @@
  * File journal-<generation> begins with a header of 64 bytes {magic "CNNPSJNL", format, run, term,
  * generation, first sequence number, XXH3}. Records follow, each at a multiple of 8 bytes: {magic
  * "CNNPSREC", generation, sequence number, first sequence number of its group, size, XXH3 of these
- * and the payload} and the payload. All numbers are little-endian. A group is the records that one
- * fdatasync makes durable.
+ * and the payload} and the payload. All numbers are little-endian. A group consists of the records
+ * that one fdatasync makes durable.
  *
  * The writer reuses an obsolete file instead of creating a new one, because its blocks are already
  * allocated (three times as fast on ext4). So arbitrary bytes or records of an older generation may
@@ -36,8 +36,8 @@
 
 struct wal_head {
 	uint64_t run_hi, run_lo;
-	uint64_t term;       /* of the server that wrote the file */
-	uint64_t generation; /* of the checkpoint before the records, >= 1 */
+	uint64_t term;       /* term of the server that wrote the file */
+	uint64_t generation; /* generation of the checkpoint before the records, >= 1 */
 	uint64_t first;      /* sequence number of the first record, >= 1 */
 };
 
@@ -47,8 +47,8 @@ struct wal_file; /* opaque, see wal_file.c */
 
 /* Begins the file of head->generation in `dir` and makes its name durable. `oldest` is the
  * generation of the oldest checkpoint. Among the files up to generation `oldest`, only the newest
- * may still be needed: its records may continue after that checkpoint. The function reuses one
- * older file and removes the others. PS_EIO, PS_ENOMEM. */
+ * file may still be needed, because its records may continue after this checkpoint. The function
+ * reuses one older file and removes the others. PS_EIO, PS_ENOMEM. */
 int wal_file_create(struct wal_file **out, const char *dir, const struct wal_head *head,
 	uint64_t oldest, struct err *e) PS_MUST_CHECK;
 /* Appends one record: the concatenation of `parts`. PS_EIO. */
@@ -78,23 +78,24 @@ struct wal_reader {
 	struct XXH3_state_s *hash;
 };
 
-/* Opens the file of `generation`. Its payloads have at most max_payload bytes. 0 with r->fd < 0:
- * there is no such file, or its writer stopped before the header. PS_EIO. */
+/* Opens the file of `generation`, whose payloads have at most max_payload bytes. Returns 0 and sets
+ * r->fd to a negative number if there is no such file, or if its writer stopped before it had
+ * written the header. PS_EIO. */
 int wal_reader_open(struct wal_reader *r, const char *dir, uint64_t generation, size_t max_payload,
 	struct err *e) PS_MUST_CHECK;
-/* Reads the next record. 1: *data is valid until the next call. 0: no valid record follows. PS_EIO,
- * PS_ENOMEM. */
+/* Reads the next record. Returns 1, and *data is valid until the next call. Returns 0 if no valid
+ * record follows. PS_EIO, PS_ENOMEM. */
 int wal_reader_next(struct wal_reader *r, const unsigned char **data, size_t *size,
 	struct err *e) PS_MUST_CHECK;
-/* Searches the rest of the file for records; call wal_reader_has_gap after wal_reader_next has
- * returned 0. 1: valid records of a later group follow, so durable records are lost. 0: none
- * follow. PS_EIO, PS_ENOMEM. */
+/* Searches the rest of the file for records. Call it after wal_reader_next has returned 0. Returns
+ * 1 if valid records of a later group follow, which means that durable records are lost, and 0 if
+ * none follow. PS_EIO, PS_ENOMEM. */
 int wal_reader_has_gap(struct wal_reader *r, struct err *e) PS_MUST_CHECK;
 void wal_reader_release(struct wal_reader *r);
 
 /* ---- the directory ------------------------------------------------------------------------ */
 
-/* Returns the highest generation up to `max` that has a file; 0: none. */
+/* Returns the highest generation up to `max` that has a file, or 0 if there is none. */
 uint64_t wal_file_newest(const char *dir, uint64_t max);
 /* Removes the files of the generations `first` to `last`. */
 void wal_file_remove(const char *dir, uint64_t first, uint64_t last);

@@ -2,15 +2,15 @@
  * window.h - the window of a conv or pool layer: its padding, its output size, and the nearest size
  * that fits.
  *
- * A window must tile its padded input exactly; no pixel is silently ignored. Functions handle one
- * axis at a time. Pure. Thread: any.
+ * A window must tile its padded input exactly, so that no pixel is silently ignored. The functions
+ * handle one axis at a time. Pure. Thread: any.
  */
 #ifndef COMMON_WINDOW_H
 #define COMMON_WINDOW_H
 #include <stddef.h>
 #include "common/model.h"
 
-#define WINDOW_MAX_SIDE ((size_t)4096) /* size, stride, padding; pixels */
+#define WINDOW_MAX_SIDE ((size_t)4096) /* maximum size, stride and padding, in pixels */
 
 enum pad_rule {
 	PAD_NUMBER, /* `pad` zeros at each end */
@@ -20,18 +20,18 @@ enum pad_rule {
 
 struct window {
 	size_t size, stride; /* 1..WINDOW_MAX_SIDE */
-	size_t pad;          /* PAD_NUMBER: below size */
+	size_t pad;          /* number of zeros for PAD_NUMBER; less than `size` */
 	enum pad_rule rule;
 };
 
 /* Returns the number of zeros to add to `in` pixels, at both ends together. If the number is odd,
  * the far end (right or bottom) gets one more. */
 size_t window_pad(const struct window *w, size_t in);
-/* Returns the number of output pixels for `in` input pixels; 0: the window does not tile the padded
- * input exactly. */
+/* Returns the number of output pixels for `in` input pixels, or 0 if the window does not tile the
+ * padded input exactly. */
 size_t window_out(const struct window *w, size_t in);
-/* Returns the size nearest to w->size that fits both axes of `in` and whose output sizes are
- * multiples of `multiple`; 0: none. */
+/* Returns the size nearest to w->size that fits both axes of `in` and gives output sizes that are
+ * multiples of `multiple`. Returns 0 if there is no such size. */
 size_t window_nearest(const struct window *w, struct shape in, size_t multiple);
 
 #endif

@@ -12,7 +12,7 @@
 #define WORDS_REAL       32 /* bytes of a number as words_put_real writes it */
 
 struct word {
-	char text[WORDS_MAX_BYTES + 1]; /* as typed, for messages */
+	char text[WORDS_MAX_BYTES + 1]; /* the word as it was typed, for error messages */
 	const char *field[WORDS_MAX_FIELDS];
 	size_t n_fields;
 	char split[WORDS_MAX_BYTES + 1]; /* the memory of the fields */
@@ -25,13 +25,13 @@ enum words_result { WORDS_END, WORDS_ONE, WORDS_TOO_LONG, WORDS_TOO_MANY_FIELDS 
 enum words_result words_next(const char **text, struct word *w);
 /* Returns the text after "key=" in `field`, or NULL if `field` has another key. */
 const char *words_value(const char *field, const char *key);
-/* Returns 1 if `text` has only digits and is a number in [min, max]; *out becomes the number. max
- * must be below SIZE_MAX / 16. */
+/* Returns 1 if `text` has only digits and is a number in [min, max], and sets *out to the number.
+ * `max` must be less than SIZE_MAX / 16. */
 int words_size(const char *text, size_t min, size_t max, size_t *out);
-/* Returns 1 if `text` is a number of at least 0 without blanks, such as 0.25 or 1e-3; *out becomes
- * it. */
+/* Returns 1 if `text` is a number of at least 0 without blanks, such as 0.25 or 1e-3, and sets *out
+ * to the number. */
 int words_real(const char *text, float *out);
-/* Writes `v` with the fewest digits that words_real reads as the same number. */
+/* Writes `v` with as few digits as possible, so that words_real still reads the same number. */
 void words_put_real(char text[WORDS_REAL], float v);
 
 #endif

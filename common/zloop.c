@@ -2,9 +2,10 @@
  * zloop.c - the prepare/check bridge between a ZeroMQ socket and a libuv loop.
  *
  * One iteration of the loop runs timers, idle, PREPARE, sleeps in poll, then runs CHECK. Code that
- * ran before PREPARE may have consumed the fd's edge, so PREPARE asks the socket itself. No code
- * runs between PREPARE and the sleep. CHECK handles messages only if PREPARE or the fd reported
- * one. If both miss a message, the timer finds it and counts the defect.
+ * ran before PREPARE may have consumed the edge of the descriptor, so PREPARE asks the socket
+ * itself. No code runs between PREPARE and the sleep. CHECK handles messages only if PREPARE or the
+ * descriptor has reported one. If both miss a message, the timer finds the message and counts the
+ * defect.
  */
 #include "common/zloop.h"
 #include <poll.h>
@@ -22,7 +23,7 @@ static int socket_ready(const struct zloop *z)
 	return (events & ZMQ_POLLIN) != 0;
 }
 
-/* While this handle is active the loop does not sleep. */
+/* Does nothing. While the idle handle is active, the loop does not sleep. */
 static void on_idle(uv_idle_t *h)
 {
 	(void)h;
@@ -75,8 +76,9 @@ static void on_check(uv_check_t *h)
 }
 
 /*
- * A rescue: no message came for a whole period and the fd is silent, but the socket has a message.
- * The fd is checked first, so a message that has just arrived does not count.
+ * Finds a message that both other ways have missed, which is a rescue: for a whole period no
+ * message was handled and the descriptor was silent, but the socket has a message. The function
+ * checks the descriptor first, so that a message that has just arrived does not count.
  */
 static void on_safety_timer(uv_timer_t *h)
 {

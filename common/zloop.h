@@ -1,11 +1,11 @@
 /*
  * zloop.h - serves one ZeroMQ socket in a libuv loop. Only this module reads ZMQ_FD.
  *
- * ZMQ_FD is edge-triggered, and a send also consumes the edge. The following pattern never stalls.
- * A prepare handle reads ZMQ_EVENTS before the loop sleeps, and starts an idle handle if the socket
- * is ready. A check handle then calls on_readable up to ZLOOP_BUDGET times. The poll handle on the
- * fd only wakes the loop. A timer checks every 100 ms that no message was missed; zloop_rescues
- * counts misses and must stay 0.
+ * The descriptor ZMQ_FD is edge-triggered, and a send also consumes the edge. The following pattern
+ * never stalls. A prepare handle reads ZMQ_EVENTS before the loop sleeps, and starts an idle handle
+ * if the socket is ready. A check handle then calls on_readable up to ZLOOP_BUDGET times. The poll
+ * handle on the descriptor only wakes the loop. A timer checks every 100 ms that no message was
+ * missed. zloop_rescues returns the number of missed messages, which must stay 0.
  *
  * Thread: the loop's. The socket must belong to that thread. Memory may be freed only in
  * `on_closed`.
@@ -17,9 +17,9 @@
 #include <uv.h>
 #include "common/err.h"
 
-#define ZLOOP_BUDGET 64 /* messages per loop iteration and socket */
+#define ZLOOP_BUDGET 64 /* maximum number of messages of a socket in one iteration of the loop */
 
-/* Receive and handle one message with ZMQ_DONTWAIT. Return 1 if there was a message, 0 on
+/* Receives one message with ZMQ_DONTWAIT and handles it. Returns 1 if there was a message, and 0 on
  * EAGAIN. */
 typedef int zloop_readable_fn(void *arg);
 typedef void zloop_closed_fn(void *arg);
@@ -36,9 +36,9 @@ struct zloop {
 	uv_idle_t idle;
 	uv_timer_t timer;
 	int open_handles;
-	int ready; /* the prepare handle or the fd reported a message */
-	int woken; /* a message was handled since the timer's last check */
-	int used;  /* zloop_used was called after the last prepare, or prepare has not run yet */
+	int ready; /* 1: the prepare handle or the descriptor has reported a message */
+	int woken; /* 1: a message was handled since the last check of the timer */
+	int used;  /* 1: zloop_used was called after the last prepare, or prepare has not run yet */
 	uint64_t rescues;
 };
 
@@ -51,9 +51,9 @@ void zloop_stop(struct zloop *z, zloop_closed_fn *on_closed);
 /* Handles at most `max` messages now instead of in the next iteration. Do not call it from
  * on_readable. */
 void zloop_read(struct zloop *z, size_t max);
-/* Call zloop_used after each use of the socket outside on_readable, for example after a send,
- * because such a use may consume the edge of a message. The next prepare then finds the message,
- * and the message does not count as missed. */
+/* Notes that the socket was used outside on_readable. Call it after each such use, for example
+ * after a send, because the use may consume the edge of a message. The next prepare then finds the
+ * message, and the message does not count as missed. */
 void zloop_used(struct zloop *z);
 /* Returns the number of messages that only the safety timer found. */
 uint64_t zloop_rescues(const struct zloop *z);

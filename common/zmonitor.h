@@ -1,7 +1,7 @@
 /*
  * zmonitor.h - receives and decodes the connection events of a ZeroMQ socket.
  *
- * The queue of events is unlimited, because libzmq's I/O thread would block on a full queue and
+ * The queue of events has no limit, because libzmq's I/O thread would block on a full queue and
  * stop all traffic of the context. Thread: one thread owns `socket` and the monitor.
  */
 #ifndef COMMON_ZMONITOR_H
@@ -13,12 +13,13 @@ struct zmonitor_event {
 	uint32_t value;  /* depends on the number: a file descriptor, an errno, ... */
 };
 
-/* Opens a socket of `context` that receives `events` (ZMQ_EVENT_*) of `socket`. NULL: see errno. */
+/* Opens a socket of `context` that receives `events` (ZMQ_EVENT_*) of `socket`. Returns NULL on
+ * failure; errno has the reason. */
 void *zmonitor_open(void *context, void *socket, int events);
-/* Receives one event without blocking. Returns 1, or 0 if there is none. */
+/* Receives one event without blocking. Returns 1, or 0 if there is no event. */
 int zmonitor_next(void *monitor, struct zmonitor_event *e);
-/* Closes the monitor and sets *monitor to NULL; *monitor may be NULL. Call zmonitor_close before
- * you close `socket`. */
+/* Closes the monitor and sets *monitor to NULL; *monitor may be NULL. The caller must close
+ * `socket` only after this call. */
 void zmonitor_close(void *socket, void **monitor);
 
 #endif

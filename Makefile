@@ -1,4 +1,4 @@
-# cnn-ps: one Makefile for everything. `make help` prints this.
+# The Makefile of cnn-ps. `make help` prints this text.
 #
 #   make                 build the programs in build/release/
 #   make demo            train a small network with one server and two workers
@@ -29,9 +29,9 @@
 # Only `make deps` and `make cluster` install packages. Other targets list missing packages and stop.
 # Every target builds the programs that it needs.
 #
-# Each flavour builds in its own directory, build/<flavour>/. If the flags change, make rebuilds
-# everything in it. Headers are dependencies (-MMD). Generated protobuf code is only in
-# build/<flavour>/gen.
+# Each flavour builds in its own directory, build/<flavour>/. If the flags change, make rebuilds all
+# files of this directory. Objects depend on the headers that they include (-MMD). Generated
+# protobuf code is only in build/<flavour>/gen.
 
 FLAVOUR ?= release
 B := build/$(FLAVOUR)
@@ -44,7 +44,7 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 PROTOC_C ?= protoc-c
-# Debian's Python, which has the python3-* packages
+# Debian's Python, because Debian's python3-* packages are only for this Python
 PYTHON   ?= /usr/bin/python3
 
 # ---- libraries: the server links no CUDA -----------------------------------
@@ -66,7 +66,8 @@ LIBS.cuda   :=
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wvla -Wformat=2 -Wimplicit-fallthrough \
 	-Wstrict-prototypes -Wmissing-prototypes -Wundef
-# Automatic variables begin as zero. Older versions of clang have another name for this option.
+# All automatic variables are initialised to zero, if the compiler has this option: older versions
+# of clang have another name for it.
 ZERO := $(shell $(CC) -ftrivial-auto-var-init=zero -fsyntax-only -xc /dev/null 2>/dev/null && \
 	echo -ftrivial-auto-var-init=zero)
 HARDEN := $(ZERO) -fstack-protector-strong -fstack-clash-protection -fcf-protection=full -fPIE
@@ -75,9 +76,11 @@ OPT.asan    := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefin
 OPT.ubsan   := -O1 -g -fsanitize=undefined -fno-sanitize-recover=undefined
 OPT.tsan    := -O1 -g -fsanitize=thread -include tests/support/tsan.h
 OPT.cover   := -O0 -g --coverage
-# small tables, so that a core of the server starts in microseconds
+# The fuzz flavours have small tables (FUZZ_LIMITS), so that a core of the server starts in
+# microseconds.
 OPT.fuzz     = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined $(FUZZ_LIMITS)
-# for more executions a second: without ASan and without the checks of UBSan at each access
+# fuzz-fast makes more executions per second: it has no ASan, and no checks of UBSan at each memory
+# access.
 OPT.fuzz-fast = -O2 -g -fsanitize=undefined -fsanitize-trap=undefined \
 	-fno-sanitize=alignment,null,object-size,pointer-overflow $(FUZZ_LIMITS)
 FUZZ_LIMITS   = $(FUZZ_COVERAGE) -DWIRE_MAX_BATCHES=64u -DWIRE_MAX_SLICES=9u
@@ -131,7 +134,7 @@ ARCHIVES.server := $(A.server) $(A.core) $(A.proto) $(A.common)
 
 BINARIES := $(B)/cnn-ps $(B)/cnn-worker $(B)/cnn-ctl
 UNIT  := $(patsubst tests/unit/%.c,$(B)/tests/unit/%,$(wildcard tests/unit/test_*.c))
-# tests/bench/ladder.c is cnn-ladder: kernels/ladder/ladder.mk
+# tests/bench/ladder.c is not in this list: kernels/ladder/ladder.mk builds cnn-ladder from it.
 BENCH := $(patsubst tests/bench/%.c,$(B)/tests/bench/%,$(filter-out %/ladder.c,$(wildcard tests/bench/*.c)))
 EXAMPLES := $(patsubst worker/examples/%.c,$(B)/examples/%,$(wildcard worker/examples/*.c))
 TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/tools/%,$(wildcard tests/tools/*.c)) $(B)/tests/fault/lossy_link
@@ -173,7 +176,7 @@ $(ONNX).c $(ONNX).h &: worker/ctl/onnx.proto
 $(ONNX).o: $(ONNX).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/worker/ctl/onnx.o: $(ONNX).h
-# generate the names of all options of all programs from the option tables
+# opt_names.h has the names of all options of all programs. It is generated from the option tables.
 OPT_TABLES := cnn-ps:server/config/options.c cnn-ps:server/core/options.def cnn-worker:worker/options.c cnn-worker:worker/options.h \
 	cnn-ctl:worker/ctl/ctl.c cnn-ctl:worker/options.h
 $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(lastword $(subst :, ,$(t)))))
@@ -181,21 +184,21 @@ $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(las
 	$(call say,GEN,$@)sh common/opt_names.sh $(OPT_TABLES) >$@
 $(B)/common/opt.o: $(B)/gen/opt_names.h
 
-# all files of the server's page as one array of bytes
+# page_bytes.h has all files of the server's page as one array of bytes.
 PAGE := server/monitor/page
 $(B)/gen/page_bytes.h: $(addprefix $(PAGE)/,embed.sh page.html page.css dygraph.min.js charts.js live.js)
 	@mkdir -p $(@D)
 	$(call say,GEN,$@)$(PAGE)/embed.sh page_bytes $(wordlist 2,9,$^) >$@
 $(B)/server/monitor/page.o: $(B)/gen/page_bytes.h
-# the page of cnn-ctl report, which uses parts of the server's page
+# report_bytes.h has the page of `cnn-ctl report`, which uses parts of the server's page.
 REPORT := worker/ctl/report
 $(B)/gen/report_bytes.h: $(PAGE)/embed.sh $(REPORT)/report.html $(addprefix $(PAGE)/,page.css dygraph.min.js charts.js) $(REPORT)/report.js
 	@mkdir -p $(@D)
 	$(call say,GEN,$@)$(PAGE)/embed.sh report_bytes $(wordlist 2,9,$^) >$@
 $(B)/worker/ctl/report.o: $(B)/gen/report_bytes.h
 
-# If the flags have changed (CUDA=0, CC=clang, a new nvcc), this file is newer than all targets, so
-# make rebuilds everything.
+# The file build/FLAVOUR/flags has the compiler and its flags. If they change (CUDA=0, CC=clang, a
+# new nvcc), this file becomes newer than all targets, so make rebuilds everything.
 $(B)/flags: FORCE
 	@mkdir -p $(@D); flags='$(lastword $(CC)) $(CFLAGS) $(if $(CU),$(NVCC) $(NVCC_FLAGS))'; \
 		echo "$$flags" | cmp -s - $@ || echo "$$flags" >$@
@@ -205,7 +208,8 @@ $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-# The core is vectorised, but without fused multiply-add, so that all CPUs compute the same bits.
+# The compiler vectorises the core, but uses no fused multiply-add, so that all CPUs compute the
+# same bits.
 CORE_FLAGS := -ffp-contract=off -fno-math-errno $(if $(filter release,$(FLAVOUR)),-O3 -fno-trapping-math)
 $(B)/server/core/%.o: EXTRA_CFLAGS += $(CORE_FLAGS)
 
@@ -214,10 +218,10 @@ $(A.common): $(call obj,$(SRC.common))
 	$(archive)
 $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 	$(archive)
-# In the kernels local arrays are not initialised automatically, which is 2 % faster. They contain
-# no bytes of a peer.
+# In the kernels, automatic variables are not initialised, which is 2 % faster. No bytes of a peer
+# ever reach these variables.
 $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
-# -O3, because these files loop over whole vectors
+# These files are compiled with -O3, because they loop over whole vectors.
 $(B)/worker/steps.o $(B)/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)
@@ -244,7 +248,7 @@ $(B)/examples/%: $(B)/worker/examples/%.o $(A.client) $(A.proto) $(A.common)
 	@mkdir -p $(@D)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)
 
-# A test may link everything. The linker takes only the files of tests/support that it needs.
+# A test may use all archives. The linker takes only the files of tests/support that the test needs.
 TEST_ARCHIVES := $(A.support) $(A.server) $(A.core) $(ARCHIVES.worker)
 $(addprefix $(B)/tests/unit/,test_server_wal test_server_wal_replay): $(B)/tests/support/failing_disk.o
 $(B)/tests/unit/%: $(B)/tests/unit/%.o $(A.test) $(TEST_ARCHIVES)
@@ -264,12 +268,12 @@ SIM_LINK  = $(CC) $(LDFLAGS) $(SIM_CALLS:%=-Wl,--wrap=%)
 SIM_PARTS := $(call obj,$(wildcard tests/sim/*.c)) $(B)/worker/client/session.o $(ARCHIVES.server)
 $(SIM): $(SIM_PARTS)
 	$(call say,LD,$@)$(SIM_LINK) -o $@ $^ $(LIBS.base)
-# A mutant is the simulator, linked with a bug.
+# A mutant is a simulator that is linked with a bug (tests/sim/mutants).
 $(B)/mutants/%: tests/sim/mutants/%.patch tests/sim/mutate $(SIM)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(SIM_LINK)" BUILD="$(B)" \
 		OBJECTS="$(SIM_PARTS)" LIBS="$(LIBS.base)" tests/sim/mutate $* $@
 
-# A rule mutant is a unit test, or cnn-ps and cnn-worker, without a rule against a hostile peer.
+# A rule mutant lacks a rule against a hostile peer: it is a unit test, or cnn-ps and cnn-worker.
 $(B)/rule-mutants/%/made: tests/mutants/%.patch tests/mutants/mutate $(UNIT) $(BINARIES)
 	$(call say,MUTAT,$*)COMPILE="$(CC) $(CFLAGS) -w" CORE_FLAGS="$(CORE_FLAGS)" LINK="$(CC) $(LDFLAGS)" BUILD="$(B)" \
 		ARCHIVES="$(ARCHIVES.server) $(ARCHIVES.worker)" TEST_ARCHIVES="$(A.test) $(TEST_ARCHIVES)" \
@@ -288,9 +292,9 @@ include deploy/install/install.mk
 # ---- targets for users --------------------------------------------------------------------------
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
 PYTEST = env FLAVOUR=$(or $(1),$(FLAVOUR)) $(PYTHON) -B -m pytest -q -rs -p no:cacheprovider
-# Tests often wait, so pytest starts one process more than there are processors. A process takes a
-# whole file of unit tests, one other test, or an xdist_group, whose tests it runs in order. Tests
-# that measure time run last, one at a time.
+# Tests often wait, so pytest starts one process more than the machine has processors. A process
+# takes a whole file of unit tests, one other test, or all tests of an xdist_group, which it runs in
+# order. Tests that measure time run last, one at a time.
 BY_FILE = -n $(shell expr $$(nproc) + 1) --dist loadfile
 PROGRAMS = tests --ignore tests/unit --ignore tests/sim
 BY_TEST = -n $(shell expr $$(nproc) + 1) --dist loadgroup
@@ -310,14 +314,15 @@ test: installed
 	@$(MAKE) $(JOBS) tests
 	@CNN_DATA="$$(deploy/data.sh)" && export CNN_DATA && $(call PYTEST) $(BY_FILE) tests/unit tests/sim && \
 		$(call PYTEST) $(BY_TEST) -m "not alone" $(PROGRAMS) && exec $(call PYTEST) -m alone $(PROGRAMS)
-# Run every fault test in full, alone if it measures time, and write the figures to docs/faults.md.
+# Run every fault test in its long form, and write the figures to docs/faults.md. A test that
+# measures time runs alone.
 faults: installed
 	@$(MAKE) $(JOBS) tests
 	@rm -f build/faults/results.tsv
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1; \
 		$(call PYTEST) $(BY_TEST) -m "not alone" tests/fault; rc=$$?; \
 		$(call PYTEST) -m alone tests/fault || rc=1; tests/fault/table.py; exit $$rc
-# The compilation database for clangd, clang-tidy and editors.
+# Write the compilation database for clangd, clang-tidy and editors.
 ALL_C := $(MAINS) $(SRC.common) $(SRC.proto) $(SRC.core) $(SRC.server) $(SRC.kernels) $(SRC.client) $(SRC.worker) \
 	$(wildcard worker/examples/*.c tests/*/*.c tests/*/*/*.c)
 compile_commands.json: $(GEN).h $(ONNX).h $(B)/gen/opt_names.h $(B)/gen/page_bytes.h $(B)/gen/report_bytes.h FORCE
@@ -326,9 +331,9 @@ compile_commands.json: $(GEN).h $(ONNX).h $(B)/gen/opt_names.h $(B)/gen/page_byt
 			'$(CC) $(CFLAGS)' $$file; comma=','; echo; done; echo ']'; } >$@
 lint: installed
 	@tests/lint/run
-# Unit tests and simulator with a sanitizer, without mutants. ThreadSanitizer runs only code with
-# threads: the lints ensure that the core and the worker's session, and so the simulator, have none.
-# make gpu-test runs the sanitizer of CUDA.
+# Run the unit tests and the simulator with a sanitizer, without mutants. ThreadSanitizer runs only
+# the tests of code with threads: the lints ensure that the core and the worker's session start no
+# thread. `make gpu-test` runs the sanitizer of CUDA.
 asan ubsan: installed
 	@$(MAKE) $(JOBS) FLAVOUR=$@ CUDA=0 units
 	@$(call PYTEST,$@) $(BY_FILE) -k 'not mutant' tests/unit tests/sim
@@ -345,10 +350,10 @@ bench:
 	build/release/tests/bench/curve
 	CNN_DATA="$$(deploy/data.sh)" tests/bench/cpu_vs_torch
 	build/release/tests/sim/sim --seeds 1..5000
-# Needs only Docker: everything is built inside an image.
+# This target needs only Docker, because Docker builds everything inside an image.
 cluster:
 	@deploy/docker_engine.sh deploy/cluster.sh
-# The fault tests of containers in full take six minutes.
+# Run the long form of the fault tests of containers, which takes six minutes.
 cluster-faults: installed
 	@$(MAKE) $(JOBS) all $(B)/tests/tools/ledger_worker
 	@export CNN_DATA="$$(deploy/data.sh)" CNN_SLOW=1 && \

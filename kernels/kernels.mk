@@ -1,5 +1,6 @@
-# The Makefile includes this file, which sets KERNEL_OBJECTS, the objects of libkernels.a.
-# kernels/cpu/simd.c is compiled once per instruction set; kernels/cpu/cpu.c selects one at run time.
+# The Makefile includes this file. It sets KERNEL_OBJECTS to the object files of libkernels.a. make
+# compiles kernels/cpu/simd.c once for each instruction set; kernels/cpu/cpu.c selects one at run
+# time.
 SIMD.baseline :=
 SIMD.avx2     := -mavx2 -mfma
 SIMD.avx512   := -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma
@@ -9,19 +10,21 @@ CU_OBJECTS    := $(CU:%.cu=$(B)/%.o)
 KERNEL_OBJECTS = $(filter-out %/cpu/simd.o $(if $(CU),,$(call obj,$(wildcard kernels/cuda/*.c))),$(call obj,$(SRC.kernels))) \
 	$(SIMD_OBJECTS) $(CU_OBJECTS)
 
-# The rule below is the first rule that make reads, so it would be the default goal.
+# Without this line, the rule below would be the default goal, because it is the first rule that
+# make reads.
 .DEFAULT_GOAL := all
-# -std=c11 alone would forbid fused multiply-add
+# -ffp-contract=fast, because -std=c11 alone would forbid fused multiply-add.
 $(SIMD_OBJECTS): $(B)/kernels/cpu/simd.%.o: kernels/cpu/simd.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$< ($*))$(CC) $(CFLAGS) -O3 -ffp-contract=fast $(SIMD.$*) -DSIMD_NAME=$* \
 		-MMD -MP -c -o $@ $<
 
-# CUDA_ARCHS: the compute capabilities that the kernels are compiled for, without the dot. `native`:
-# those of the GPUs in this machine. nvcc before 12.8 knows neither 100 nor 120. For 80 the programs
-# also get PTX, which drivers compile for GPUs that are newer than this list. The kernels in fused/
-# exist for Hopper only, with the instructions of sm_90a. With KX_SYNC=1 the programs capture no graphs
-# and wait after each kernel launch, so that an error message names the kernel that caused the error.
+# CUDA_ARCHS lists the compute capabilities for which nvcc compiles the kernels, without the dot.
+# `native` stands for those of the GPUs in this machine. nvcc before 12.8 knows neither 100 nor 120.
+# For 80 the programs also get PTX, which the driver compiles if the GPU is newer than this list.
+# The kernels in fused/ exist for Hopper only, because they use the instructions of sm_90a. With
+# KX_SYNC=1 the programs capture no graphs and wait after each kernel launch, so that an error
+# message names the kernel that caused the error.
 CUDA_ARCHS ?= 80 86 89 90 100 120
 ifneq ($(CU),)
 ifeq ($(CUDA_ARCHS),native)
@@ -35,8 +38,8 @@ endif
 endif
 gencode = -gencode arch=compute_$(1),code=$(2)_$(1)
 # With --compress-mode=size, nvcc 12.8 and later compress the code to a seventh of the usual size.
-# Without --objdir-as-tempdir, an object has the name of a temporary file of nvcc, which contains a
-# process id, so that no two builds have the same bytes.
+# Without --objdir-as-tempdir, an object file contains the name of a temporary file of nvcc. This
+# name contains a process id, so no two builds would have the same bytes.
 NVCC_BASE  = -std=c++17 -O3 -lineinfo --objdir-as-tempdir $(if $(filter 100,$(CUDA_KNOWN)),--compress-mode=size) -I. \
 	-Xcompiler -Wall,-Wextra,-fPIE $(if $(KX_SYNC),-DKX_SYNC)
 NVCC_CODE := $(foreach a,$(CUDA_CODE:90=90a),$(call gencode,$a,sm)) $(if $(filter 80,$(CUDA_CODE)),$(call gencode,80,compute))

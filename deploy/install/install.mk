@@ -1,9 +1,9 @@
-# Installed files: the library for other programs, manual pages, completions, and make install.
+# Builds and installs the library for other programs, manual pages and completions.
 #
 #   make install [prefix=/usr/local] [libdir=$(prefix)/lib] [DESTDIR=]
 #
 # libcnnps.so.0 and libcnnps.a have the same objects. Both export only the names that cnnps.map
-# lists, so a program may have functions of its own with any other name.
+# lists, so a program may give its own functions any other name.
 
 prefix  ?= /usr/local
 libdir  ?= $(prefix)/lib
@@ -14,7 +14,7 @@ PKGS.library := libzmq libuv libprotobuf-c libxxhash
 MAN     := $(addprefix $(B)/man/,cnn-ps.1 cnn-worker.1 cnn-ctl.1 cnnps.3)
 COMPLETIONS := $(B)/completions/cnn-ps.bash $(B)/completions/_cnn-ps
 
-# The library's own objects are position-independent; the programs' need not be.
+# The library has its own objects, because only its code must work at any address (-fPIC).
 pic = $(patsubst %.c,$(B)/pic/%.o,$(1))
 PIC.client := $(call pic,$(SRC.client))
 PIC.others := $(call pic,$(SRC.proto) $(SRC.common)) $(B)/pic/cnnps.pb-c.o
@@ -29,7 +29,7 @@ $(B)/pic/common/opt.o: $(B)/gen/opt_names.h
 $(B)/pic/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(B)/pic/libothers.a: $(PIC.others)
 	$(archive)
-# One object that contains the whole client and all functions that the client needs.
+# Link one object that contains the whole client and all functions that the client needs.
 $(B)/pic/libcnnps.o: $(PIC.client) $(B)/pic/libothers.a worker/client/cnnps.map
 	$(call say,LD,$@)ld -r -o $@.all $(PIC.client) $(B)/pic/libothers.a && \
 		sed -n 's/^\t\(cnnps_[a-z_]*\);/\1/p' worker/client/cnnps.map >$@.names && \
@@ -41,7 +41,8 @@ $(SO): $(B)/pic/libcnnps.o worker/client/cnnps.map
 		-Wl,--version-script=worker/client/cnnps.map -o $@ $< $(shell pkg-config --libs $(PKGS.library)) -lm
 	@ln -sf $(@F) $(B)/$(SONAME); ln -sf $(SONAME) $(B)/libcnnps.so
 
-# The manual pages of the programs are made from --help, and that of the library from its header.
+# help2man makes the manual pages of the programs from --help. A script makes the page of the
+# library from its header.
 $(B)/man/%.1: $(B)/% deploy/install/%.h2m
 	@mkdir -p $(@D)
 	$(call say,MAN,$@)help2man -N -i deploy/install/$*.h2m -o $@ $<
@@ -72,10 +73,10 @@ install: all library man $(COMPLETIONS)
 	install -m 644 $(B)/completions/_cnn-ps $(DESTDIR)$(prefix)/share/zsh/site-functions
 deb:
 	@deploy/deb.sh
-# Builds the packages twice, checks them with lintian, and trains with them in a fresh container.
+# Build the packages twice, check them with lintian, and train with them in a fresh container.
 deb-test:
 	@export CNN_SLOW=1 && exec deploy/docker_engine.sh $(call PYTEST) tests/e2e/test_packages.py
-# The Python package: a wheel with the library, cnn-ps and cnn-ctl.
+# Build the Python package: a wheel that contains the library, cnn-ps and cnn-ctl.
 .PHONY: wheel
 wheel: all library
 	@PYTHON=$(PYTHON) B=$(B) deploy/wheel.sh

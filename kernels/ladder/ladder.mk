@@ -1,5 +1,5 @@
-# cnn-ladder: measures each step that made the gradients faster (docs/ladder.md). Included by the
-# Makefile. Without nvcc it has the sequential rung alone.
+# Builds cnn-ladder, which measures each step that made the gradients faster (docs/ladder.md). The
+# Makefile includes this file. Without nvcc, cnn-ladder has only the sequential rung.
 #   ladder   measures every step, and writes tables and figures to LADDER (build/ladder)
 LADDER      ?= build/ladder
 LADDER_MAIN := tests/bench/ladder.c

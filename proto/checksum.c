@@ -2,14 +2,16 @@
 #include "proto/wire.h"
 #include <string.h>
 #include "common/clones.h"
-#define XXH_STATIC_LINKING_ONLY /* XXH3_state_t on the stack */
+#define XXH_STATIC_LINKING_ONLY /* permits an XXH3_state_t on the stack */
 #include <xxhash.h>
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-#include <xxh_x86dispatch.h> /* redirects XXH3_64bits and XXH3_64bits_update */
+/* makes XXH3_64bits and XXH3_64bits_update choose the best version for the CPU */
+#include <xxh_x86dispatch.h>
 #endif
 
-#define BLOCK_BYTES ((size_t)64 << 10) /* source and copy fit the L2 cache of every known CPU */
-#define PEAK_BYTES  ((size_t)16 << 10) /* fits the L1 cache */
+/* a block and its copy fit the L2 cache of every common CPU */
+#define BLOCK_BYTES ((size_t)64 << 10)
+#define PEAK_BYTES  ((size_t)16 << 10) /* a block of this size fits the L1 cache */
 
 uint64_t wire_hash(const void *data, size_t size)
 {

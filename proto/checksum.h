@@ -1,6 +1,6 @@
 /*
- * checksum.h - XXH3-64 at memory bandwidth. At run time the library selects AVX2 or AVX-512 if the
- * CPU has it.
+ * checksum.h - computes XXH3-64 at the speed of the memory. At run time the XXH3 library selects
+ * AVX2 or AVX-512 if the CPU has it.
  *
  * Internal to proto/. Pure. Thread: any.
  */
@@ -13,8 +13,8 @@ uint64_t wire_hash(const void *data, size_t size);
 /* Returns the wire_hash of `count` floats. The same pass sets *peak to the bits of the largest
  * magnitude: the maximum of the float32 bit patterns without the sign bit. */
 uint64_t wire_hash_peak(const float *data, size_t count, uint32_t *peak);
-/* Copies like memcpy and returns the wire_hash of the data, in one pass: each block is hashed while
- * it is in the cache. */
+/* Copies like memcpy and returns the wire_hash of the data. The function makes only one pass over
+ * the memory, because it hashes each block while the block is in the cache. */
 uint64_t wire_copy_hash(void *restrict to, const void *restrict from, size_t size);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * decode.c - the way in: receives whole messages from a ZeroMQ socket and converts frames to struct
- * msg. First a scan validates the bytes of the header. Then protobuf-c unpacks the header into an
- * arena, and a loop over the rows of schema.c checks each value and copies it. Last, read_slices
- * checks the tensor frames. encode.c is the way out.
+ * decode.c - receives whole messages from a ZeroMQ socket and converts their frames to struct msg.
+ * First a scan validates the bytes of the header. Then protobuf-c unpacks the header into an arena,
+ * and a loop over the rows of schema.c checks each value and copies it. Last, read_slices checks
+ * the tensor frames. encode.c does the opposite.
  */
 #include "proto/wire.h"
 #include <errno.h>
@@ -18,9 +18,9 @@
 #define WHY_BYTES 192
 struct wire {
 	size_t n_params;
-	float *floats; /* n_params: copies of misaligned frames */
-	int defers;    /* see wire_defer */
-	int serves;    /* see wire_serve */
+	float *floats; /* n_params floats, for copies of misaligned frames */
+	int defers;    /* 1: wire_defer was called */
+	int serves;    /* 1: wire_serve was called */
 	char why[WHY_BYTES];
 	struct wire_arena arena;
 	alignas(max_align_t) unsigned char memory[WIRE_MAX_BODY_MEMORY];
@@ -28,8 +28,8 @@ struct wire {
 
 /* ---- from a socket, never waiting ------------------------------------------------------------ */
 
-/* Receives one part into *part. 1: received. 0: none. `flags` is ZMQ_DONTWAIT, or 0 to wait for the
- * socket's receive timeout or a signal. */
+/* Receives one part of a message into *part. Returns 1 if a part was received, and 0 if there was
+ * none. `flags` is ZMQ_DONTWAIT, or 0 to wait until the socket's receive timeout or a signal. */
 static int receive_part(void *socket, int flags, zmq_msg_t *part)
 {
 	int rc;
@@ -43,7 +43,8 @@ static int receive_part(void *socket, int flags, zmq_msg_t *part)
 	return errno == EAGAIN || errno == EINTR ? 0 : PS_ENET;
 }
 
-/* Returns the number in libzmq's own routing id; 0: the client chose the id. */
+/* Returns the number in a routing id that libzmq has assigned, or 0 if the client has chosen the
+ * id. */
 static uint32_t peer_number(zmq_msg_t *identity)
 {
 	const unsigned char *id = zmq_msg_data(identity);
@@ -68,7 +69,7 @@ static int drop_rest(void *socket, int more)
 	return PS_EPROTO;
 }
 
-/* Receives the identity frame. 1: *peer is set. 0: no message. */
+/* Receives the identity frame. Returns 1 and sets *peer, or returns 0 if there is no message. */
 static int receive_identity(void *socket, uint32_t *peer)
 {
 	zmq_msg_t identity;
@@ -86,7 +87,7 @@ static int receive_identity(void *socket, uint32_t *peer)
 	return rc;
 }
 
-/* Receives all parts after the identity frame. `flags` apply to the first part. */
+/* Receives all parts after the identity frame. `flags` apply only to the first of these parts. */
 static int receive_frames(void *socket, int flags, struct frames *f)
 {
 	int more;
@@ -137,7 +138,7 @@ static void *allocator_alloc(void *arena, size_t size)
 	return wire_alloc(arena, size);
 }
 
-/* Nothing to do: the next message resets the whole arena. */
+/* Does nothing, because the next message resets the whole arena. */
 static void allocator_free(void *arena, void *p)
 {
 	(void)arena;
@@ -151,7 +152,7 @@ int wire_resize(struct wire *w, size_t n_params)
 	if (n_params > WIRE_MAX_PARAMS)
 		return PS_ENOMEM;
 	if (n_params > 0) {
-		/* costs only address space until a misaligned frame arrives */
+		/* takes only address space until a misaligned frame arrives */
 		floats = malloc(n_params * sizeof(*floats));
 		if (!floats)
 			return PS_ENOMEM;
@@ -202,11 +203,11 @@ void wire_serve(struct wire *w)
 
 /* ---- the scan of a header: returns NULL or the error text ------------------------------------
  *
- * protobuf-c expands hostile input many times over. So this scan runs first. It allocates nothing
- * and accepts only plain messages: one body, each known field at most once (slices: at most
- * WIRE_MAX_SLICES times), wire types as in the schema, texts in valid UTF-8 without NUL. It also
- * accepts well-formed unknown fields. protobuf-c copies them into its arena of WIRE_MAX_BODY_MEMORY
- * bytes, and the decoder ignores them. */
+ * For hostile input, protobuf-c may allocate many times the size of the input. So this scan runs
+ * first. It allocates nothing and accepts only simple messages: one body, each known field at most
+ * once (slices: at most WIRE_MAX_SLICES times), the wire types of the schema, texts in valid UTF-8
+ * without NUL. The scan also accepts well-formed unknown fields. protobuf-c copies unknown fields
+ * into its arena of WIRE_MAX_BODY_MEMORY bytes, and the decoder ignores them. */
 
 /* The body of a header frame: its message type, and its bytes inside the frame. */
 struct wire_body {
@@ -304,7 +305,8 @@ static enum wire_type wire_type_of(ProtobufCType type)
 	}
 }
 
-/* Returns the maximum of a varint of this type. protobuf-c silently truncates larger values. */
+/* Returns the maximum of a varint of this type. The scan refuses larger values, because protobuf-c
+ * would truncate them silently. */
 static uint64_t varint_limit(ProtobufCType type)
 {
 	switch (type) {
@@ -334,9 +336,10 @@ static const char *check_text(const uint8_t *data, size_t size)
 	return NULL;
 }
 
-/* Checks that a known field has its wire type and occurs once. Sets its bit in *seen, and *row to
- * its descriptor. *row is NULL for an unknown field of a newer schema; protobuf-c skips it and
- * charges its size to the memory budget of the message. */
+/* Checks that a known field has the wire type of the schema and occurs only once. Sets the bit of
+ * the field in *seen, and *row to its descriptor. For an unknown field, which may be of a newer
+ * schema, the function sets *row to NULL. protobuf-c skips such a field, but its size counts
+ * towards the memory limit of the message. */
 static const char *check_field(const ProtobufCMessageDescriptor *message, const struct field *f,
 	uint32_t *seen, const ProtobufCFieldDescriptor **row)
 {
@@ -353,7 +356,8 @@ static const char *check_field(const ProtobufCMessageDescriptor *message, const 
 	return (*row)->type == PROTOBUF_C_TYPE_STRING ? check_text(f->data, f->size) : NULL;
 }
 
-/* Checks a message inside a body. It has only numbers: the schema has no deeper level. */
+/* Checks a message inside a body. Such a message has only numbers, because the schema has no deeper
+ * level. */
 static const char *check_inner(const ProtobufCMessageDescriptor *message, const struct field *outer)
 {
 	struct reader r = {outer->data, outer->data + outer->size};
@@ -415,8 +419,8 @@ static const char *check_body(const struct wire_body *body)
 	return NULL;
 }
 
-/* Finds the first field with this number and wire type. 0: no such field, or malformed bytes come
- * first. */
+/* Finds the first field with this number and wire type. Returns 0 if there is no such field, or if
+ * malformed bytes come before it. */
 static int peek(const struct wire_body *body, unsigned number, enum wire_type type, struct field *f)
 {
 	struct reader r = {body->data, body->data + body->size};
@@ -427,7 +431,8 @@ static int peek(const struct wire_body *body, unsigned number, enum wire_type ty
 	return 0;
 }
 
-/* Returns the value of varint field `number`; 0: no such field, or malformed bytes come first. */
+/* Returns the value of varint field `number`, or 0 if there is no such field or malformed bytes
+ * come before it. */
 static uint64_t peek_number(const struct wire_body *body, unsigned number)
 {
 	struct field f;
@@ -435,8 +440,8 @@ static uint64_t peek_number(const struct wire_body *body, unsigned number)
 	return peek(body, number, WIRE_VARINT, &f) ? f.varint : 0;
 }
 
-/* Returns the unchecked bytes of text field `number`; size 0: no such field, or malformed bytes
- * come first. */
+/* Returns the unchecked bytes of text field `number`. Sets *size to 0 if there is no such field, or
+ * if malformed bytes come before it. */
 static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, size_t *size)
 {
 	struct field f;
@@ -448,7 +453,7 @@ static const uint8_t *peek_bytes(const struct wire_body *body, unsigned number, 
 
 /* ---- values: return 0 if out of range -------------------------------------------------------- */
 
-/* These texts appear in log lines, so they must not have control characters. */
+/* Such texts appear in log lines, so they must not have control characters. */
 int wire_is_line(const char *text)
 {
 	for (; *text; text++) {
@@ -547,7 +552,8 @@ static const char *read_inner(const struct wire_field *rows, const ProtobufCMess
 	return NULL;
 }
 
-/* Returns the values of a frame: in place if aligned, else copied to `spare`. */
+/* Returns the values of a frame. If the frame is not aligned for floats, the function copies the
+ * values to `spare`. */
 static const float *frame_floats(zmq_msg_t *frame, float *spare)
 {
 	void *data = zmq_msg_data(frame);
@@ -558,8 +564,9 @@ static const float *frame_floats(zmq_msg_t *frame, float *spare)
 	return spare;
 }
 
-/* Sets the data and the peak of a slice, and returns the checksum. Only gradients need the peak.
- * `chunk` has both for a frame that arrived before the PUSH; NULL: compute them. */
+/* Sets the data and the peak of a slice, and returns the checksum. Only gradients need the peak. If
+ * the frame arrived before the PUSH, `chunk` has its checksum and peak. If `chunk` is NULL, the
+ * function computes them. */
 static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk *chunk,
 	enum msg_type type, struct slice *s)
 {
@@ -572,7 +579,7 @@ static uint64_t take_values(struct wire *w, zmq_msg_t *frame, const struct chunk
 				: wire_checksum(s->data, s->count);
 }
 
-/* An error text that wire_decode turns into PS_EAGAIN. */
+/* An error text for which wire_decode returns PS_EAGAIN. */
 static const char foreign[] = "a chunk is of another push";
 
 /* Checks one slice. `from` is the end of the slice before it. */
@@ -718,7 +725,8 @@ static int is_feature_name(const char *name, size_t n)
 	return n > 0 && n <= WIRE_MAX_NAME;
 }
 
-/* Checks a peer's required features: names in `size` bytes, separated by one blank. */
+/* Checks the features that a peer requires. `names` has `size` bytes: names that are separated by
+ * one blank. */
 static const char *check_features(struct wire *w, const char *names, size_t size)
 {
 	for (size_t at = 0, n; size > 0 && at <= size; at += n + 1) {
@@ -760,8 +768,8 @@ static int lacks_codes(const struct wire_body *body)
 	       newest >= WIRE_OLDEST_PROTOCOL && newest < WIRE_OLDEST_WORKER;
 }
 
-/* Checks the protocol versions and required features of a HELLO or WELCOME. This check comes first,
- * because the rest of the message may follow rules of a newer version. */
+/* Checks the protocol versions and required features of a HELLO or WELCOME. The decoder makes this
+ * check first, because the rest of the message may follow the rules of a newer version. */
 static const char *check_greeting(struct wire *w, const struct wire_body *body)
 {
 	static const struct {

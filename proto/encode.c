@@ -1,6 +1,6 @@
 /*
- * encode.c - the way out: converts a struct msg to frames, using the rows of schema.c, and sends
- * whole messages on a ZeroMQ socket.
+ * encode.c - converts a struct msg to frames, with the table in schema.c, and sends whole messages
+ * on a ZeroMQ socket.
  */
 #include <errno.h>
 #include <stdalign.h>
@@ -9,10 +9,10 @@
 #include "proto/checksum.h"
 #include "proto/schema.h"
 
-#define BODY_MEMORY   ((size_t)1024) /* a body and its inner messages, without slices */
-#define SLICE_MEMORY  ((size_t)128)  /* a slice and its pointer */
+#define BODY_MEMORY   ((size_t)1024) /* bytes for a body and its inner messages, without slices */
+#define SLICE_MEMORY  ((size_t)128)  /* bytes for a slice and the pointer to it */
 #define ENCODE_MEMORY (BODY_MEMORY + WIRE_MAX_SLICES * SLICE_MEMORY)
-#define PREFIX_MAX    11 /* bytes of the envelope: a tag and a varint */
+#define PREFIX_MAX    11 /* maximum bytes of the envelope, which is a tag and a varint */
 #define TAG_BYTES     2u /* protobuf wire type of a message */
 
 void frames_move(struct frames *to, struct frames *from)
@@ -56,7 +56,8 @@ static const char *required_features(const struct msg *m)
 	return w->needs_images ? WIRE_REQUIRES_IMAGES : WIRE_REQUIRES;
 }
 
-/* For WIRE_OWN_NUMBER and WIRE_OWN_TEXT, `from` is the message itself. */
+/* Copies one value to protobuf-c's struct. For WIRE_OWN_NUMBER and WIRE_OWN_TEXT, `from` is the
+ * whole message. */
 static int put_value(const struct wire_field *row, const void *from, void *to)
 {
 	const char *text;
@@ -243,7 +244,7 @@ int wire_encode(const struct msg *m, struct frames *f)
 	int rc = check_slices(s);
 
 	frames_init(f);
-	/* the header comes last, because it has the checksums */
+	/* encode the header last, because it has the checksums of the slices */
 	(void)zmq_msg_init(&f->frame[0]);
 	f->n = 1;
 	for (uint32_t i = 0; i < s->n && !rc; i++) {
@@ -262,8 +263,8 @@ int wire_encode(const struct msg *m, struct frames *f)
 
 /* ---- to a socket, never waiting -------------------------------------------------------------- */
 
-/* Sends one part. Returns 0, PS_EAGAIN, PS_EUNREACHABLE or PS_ENET. Only after 0 libzmq owns the
- * part. */
+/* Sends one part. Returns 0, PS_EAGAIN, PS_EUNREACHABLE or PS_ENET. If the result is 0, libzmq owns
+ * the part; otherwise the caller keeps it. */
 static int send_part(void *socket, zmq_msg_t *part, int more)
 {
 	int flags = ZMQ_DONTWAIT | (more ? ZMQ_SNDMORE : 0);
@@ -293,10 +294,10 @@ static int send_identity(void *socket, uint32_t peer)
 }
 
 /*
- * Only the first part can be refused. A later part fails if the connection breaks during the
- * message; the message is then lost, like every message that is on its way when a connection
- * breaks. The loop still passes the remaining parts to the socket, which would otherwise take the
- * beginning of the next message for them.
+ * The socket can refuse only the first part. Sending a later part fails if the connection breaks
+ * during the message. Then the message is lost, like every message that is on its way when a
+ * connection breaks. The loop still passes the remaining parts to the socket, which would otherwise
+ * treat the beginning of the next message as these parts.
  */
 int wire_send(void *socket, uint32_t peer, struct frames *f)
 {

@@ -1,9 +1,10 @@
 /*
- * lane.h - the shared-memory lane: what a server and a worker on one host agree on.
+ * lane.h - the layout of the shared memory between a server and a worker on the same host (the
+ * shared-memory lane).
  *
  * A lane carries the tensors of one worker's session through memory that both processes map. The
- * messages keep their headers, their connection and their order: only the tensor frames leave the
- * connection. WIRE.md, "Shared-memory lane", specifies it.
+ * headers of the messages still travel over the connection, in the same order; only the tensor
+ * frames do not. WIRE.md, "Shared-memory lane", specifies it.
  *
  *   worker -> server, on the Unix socket of WELCOME: struct lane_greeting
  *   server -> worker: struct lane_layout, with two descriptors: the weights and the push memory
@@ -17,36 +18,42 @@
 #include <stdint.h>
 
 #define LANE_MAGIC 0x31656e616c736e63ull /* "cnslane1" */
-#define LANE_PAGE  4096u                 /* bytes of the control page */
-#define LANE_HOLDS 4u                    /* buffers of weights that a worker may hold at a time */
-#define LANE_FDS   2u                    /* descriptors in the server's answer */
+#define LANE_PAGE  4096u                 /* bytes of the page with struct lane_control */
+/* maximum number of buffers of weights that a worker may hold at the same time */
+#define LANE_HOLDS 4u
+#define LANE_FDS   2u /* number of descriptors in the server's answer */
 
 struct lane_greeting {
 	uint64_t magic;
-	uint64_t secret_hi, secret_lo; /* of the newest WELCOME */
+	uint64_t secret_hi, secret_lo; /* the secret in the newest WELCOME */
 	uint32_t worker, incarnation;
 };
 
 struct lane_layout {
 	uint64_t magic;
 	uint64_t n_params;
-	uint64_t buffers, buffer_pitch; /* number, and bytes from one to the next */
-	uint64_t slots, slot_pitch;     /* from byte LANE_PAGE of the push memory */
-	uint64_t ticket; /* the lane's tickets are greater; others are of an earlier lane */
+	/* number of buffers of weights, and bytes from the start of one to the start of the next */
+	uint64_t buffers, buffer_pitch;
+	/* number of slots, and bytes from one to the next; the first is at byte LANE_PAGE of the
+	 * push memory */
+	uint64_t slots, slot_pitch;
+	/* a PARAMS of this lane has a greater ticket; a PARAMS with another ticket is of an earlier
+	 * lane */
+	uint64_t ticket;
 };
 
 /*
  * The worker's report on the weights that it reads. Each PARAMS of the lane has a hold, 0 to
  * LANE_HOLDS - 1, and a ticket, which grows by 1. The worker first stores the ticket at held[hold],
  * then in `seen`. It stores 0 at held[hold] when it has read the weights. The server uses a buffer
- * again if `seen` has reached its ticket and held[hold] is another number.
+ * again if `seen` has reached the ticket of its PARAMS and held[hold] is not this ticket.
  */
 struct lane_control {
 	_Atomic uint64_t seen;
 	_Atomic uint64_t held[LANE_HOLDS];
 };
 
-/* The fields of a header that refer to shared memory. A peer sent these numbers, and they are not
+/* The fields of a header that refer to shared memory. These numbers come from a peer and are not
  * verified. */
 struct lane_ref {
 	uint64_t slot;                 /* PUSH: the slot with the values */

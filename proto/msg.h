@@ -1,5 +1,5 @@
 /*
- * msg.h - every message of the protocol as a plain struct.
+ * msg.h - defines a plain struct for each message of the protocol.
  *
  * decode.c converts frames to these structs, and encode.c converts them to frames. Only decode.c
  * checks untrusted sizes. In a decoded struct msg every number is within the limits below and every
@@ -17,21 +17,21 @@
  * "Versions"). */
 #define WIRE_PROTOCOL        7u
 #define WIRE_OLDEST_PROTOCOL 6u
-/* A server requires the feature "codes" of a worker. Every version from WIRE_OLDEST_WORKER on has
- * this feature. */
+/* A server requires the feature "codes" of each worker. Every version from WIRE_OLDEST_WORKER on
+ * has this feature. */
 #define WIRE_OLDEST_WORKER 7u
-/* The features that this build has, and those that it requires of its peers: names, separated by
- * one blank. */
+/* The features that this build has, and the features that it requires of its peers, as names that
+ * are separated by one blank. */
 #define WIRE_FEATURES          "chunked-push images codes validate"
 #define WIRE_REQUIRES          ""
-#define WIRE_REQUIRES_IMAGES   "images"   /* ... in a WELCOME with words about images */
-#define WIRE_REQUIRES_VALIDATE "validate" /* ... whose field validate is not 0 */
+#define WIRE_REQUIRES_IMAGES   "images"   /* in a WELCOME whose model text has words about images */
+#define WIRE_REQUIRES_VALIDATE "validate" /* in a WELCOME whose field `validate` is not 0 */
 #define WIRE_REQUIRES_BOTH     "images validate"
 
 /* All limits of the protocol. A test compares them with the table in proto/WIRE.md. */
 #define WIRE_MAX_HEADER      65536u       /* bytes of the header frame */
-#define WIRE_MAX_BODY_MEMORY (256u << 10) /* bytes protobuf-c may allocate for one header */
-#ifndef WIRE_MAX_SLICES                   /* make fuzz has smaller messages */
+#define WIRE_MAX_BODY_MEMORY (256u << 10) /* bytes that protobuf-c may allocate for one header */
+#ifndef WIRE_MAX_SLICES                   /* `make fuzz` defines a smaller limit */
 #define WIRE_MAX_SLICES 64u               /* slices, that is tensor frames, per message */
 #endif
 #define WIRE_MAX_CHUNKS  7u         /* chunks of a push: tensor frames before the PUSH */
@@ -48,10 +48,11 @@
 #ifndef WIRE_MAX_BATCHES            /* `make fuzz` defines a smaller limit, for smaller tables */
 #define WIRE_MAX_BATCHES (1u << 20) /* batches of an epoch */
 #endif
-#define WIRE_MAX_EPOCHS  65536u       /* epochs */
-#define WIRE_MAX_WINDOW  1024u        /* pushes that a worker may retain */
-#define WIRE_MAX_SEQ     (1ull << 62) /* seq of a push: the next one never overflows */
-#define WIRE_FRAME_SLACK 4096u        /* MAXMSGSIZE = 4 * n_params + this */
+#define WIRE_MAX_EPOCHS 65536u /* epochs */
+#define WIRE_MAX_WINDOW 1024u  /* pushes that a worker may retain */
+/* maximum sequence number of a push, so that its successor cannot overflow */
+#define WIRE_MAX_SEQ     (1ull << 62)
+#define WIRE_FRAME_SLACK 4096u /* ZMQ_MAXMSGSIZE is 4 * n_params + WIRE_FRAME_SLACK */
 
 /* Message types, with the field numbers of the oneof in cnnps.proto. */
 enum msg_type {
@@ -80,17 +81,18 @@ struct run_id {
  * stamp; in HELLO it is the field `resume`. */
 struct stamp {
 	struct run_id run;
-	uint64_t term;        /* +1 at every start of the server */
-	uint32_t worker;      /* from 1; 0: not a worker (cnn-ctl) */
-	uint32_t incarnation; /* from 1; +1 per new process with this id */
+	uint64_t term;   /* grows by 1 at every start of the server */
+	uint32_t worker; /* from 1; 0: not a worker (cnn-ctl) */
+	/* from 1; grows by 1 with each new process that gets this worker id */
+	uint32_t incarnation;
 };
 
 enum role { ROLE_WORKER = 1, ROLE_OBSERVER = 2 };
 
-/* The data set of a worker. All zero: none (vector:N models). */
+/* The data set of a worker. All fields are zero if there is none (models vector:N). */
 struct data_id {
 	uint32_t n_train, n_test, rows, cols, classes;
-	uint64_t xxh3;     /* of the four decompressed files, see WIRE.md */
+	uint64_t xxh3;     /* fingerprint of the four decompressed files (WIRE.md) */
 	uint32_t channels; /* 0 means 1 */
 };
 
@@ -100,11 +102,11 @@ enum encoding { ENCODING_F32 = 1 };
 struct slice {
 	uint64_t offset, count; /* floats; count >= 1 */
 	enum encoding encoding;
-	/* XXH3-64 of the frame's bytes; the sender computes it, decode.c checks it */
+	/* XXH3-64 of the frame's bytes, which the sender computes and decode.c checks */
 	uint64_t xxh3;
 	const float *data; /* borrowed, aligned for float */
-	/* float32 bits of the largest magnitude in data; NaN exceeds all numbers. decode.c computes
-	 * it for a PUSH. 0: unknown */
+	/* the bits of the largest magnitude in `data`, as float32; NaN counts as larger than all
+	 * numbers. decode.c computes it for a PUSH. 0: unknown */
 	uint32_t peak;
 };
 
@@ -124,23 +126,29 @@ struct msg_hello {
 	char name[WIRE_MAX_NAME + 1];
 	char device[WIRE_MAX_NAME + 1]; /* for display: "cpu 2 threads avx512" */
 	struct data_id data;
-	struct stamp resume;            /* the session to resume; all zero: a new process */
-	uint64_t last_seq;              /* newest seq of this process */
-	uint64_t durable_seq;           /* newest seq that this process has discarded */
-	char owner[WIRE_MAX_OWNER + 1]; /* never on the wire: the shell writes the sender's key */
-	char host[WIRE_MAX_HOST + 1];   /* for display */
-	uint32_t pid;                   /* for display; 0: unknown */
-	char metrics[METRICS_TEXT];     /* what this worker evaluates: common/metric_names.h */
-	const char *tensors;            /* common/tensor_list.h; "", NULL: unknown; borrowed */
+	struct stamp resume;  /* the session to resume; all zero: a new process */
+	uint64_t last_seq;    /* newest seq of this process */
+	uint64_t durable_seq; /* newest seq that this process has discarded */
+	/* never sent: the shell of the server writes the sender's key here */
+	char owner[WIRE_MAX_OWNER + 1];
+	char host[WIRE_MAX_HOST + 1]; /* for display */
+	uint32_t pid;                 /* for display; 0: unknown */
+	/* the metrics that this worker evaluates (common/metric_names.h) */
+	char metrics[METRICS_TEXT];
+	/* list of the tensors (common/tensor_list.h), borrowed; "" or NULL: unknown */
+	const char *tensors;
 };
 
 /* How the server combines gradients (WIRE.md, "Modes"). */
 enum mode {
-	MODE_DOWNPOUR = 1,    /* it applies each gradient on arrival */
-	MODE_SSP = 2,         /* like DOWNPOUR, with a limit on how far a worker may be ahead */
-	MODE_SYNC = 3,        /* the mean of one gradient per worker, all at the same weights */
-	MODE_SANDBLASTER = 4, /* sums over portions of a large batch, all at the same weights */
-	/* workers train on their own and push their distance from the centre */
+	MODE_DOWNPOUR = 1, /* the server applies each gradient on arrival */
+	MODE_SSP = 2,      /* like DOWNPOUR, with a limit on how far a worker may be ahead */
+	/* each update uses the mean of one gradient per worker, all at the same weights */
+	MODE_SYNC = 3,
+	/* each update uses the sum of the gradients of a large batch's portions, all at the same
+	 * weights */
+	MODE_SANDBLASTER = 4,
+	/* the workers train weights of their own and push their distance from the centre */
 	MODE_EASGD = 5,
 };
 
@@ -154,8 +162,8 @@ struct msg_welcome {
 	uint64_t seed;
 	/* images per batch; epochs 0: no data set and no leases (vector:N) */
 	uint32_t batch, epochs;
-	uint32_t push_window;   /* maximum of unacknowledged pushes, >= 1 */
-	uint32_t replay_window; /* maximum of pushes that are not durable, >= push_window */
+	uint32_t push_window;   /* maximum number of unacknowledged pushes, >= 1 */
+	uint32_t replay_window; /* maximum number of pushes that are not durable, >= push_window */
 	uint32_t beat_ms;       /* interval of BEAT messages */
 	/* after this silence a worker is dead: another process may get its slot */
 	uint32_t dead_ms;
@@ -168,12 +176,13 @@ struct msg_welcome {
 	double local_rate; /* learning rate of a worker's own steps between pulls, >= 0 */
 	double momentum;   /* EASGD: momentum of these steps, 0..1; 0: none */
 	uint32_t validate; /* training images that are held back for evaluation; 0: none */
-	int needs_images;  /* only sent: the receiver needs the feature "images" */
-	/* shared memory (lane.h): the path of a Unix socket, "": none; a secret that opens it once;
-	 * the newest ticket that this worker was sent */
+	int needs_images;  /* only when sent: 1: the receiver needs the feature "images" */
+	/* for shared memory (lane.h): the path of a Unix socket ("": none), a secret that opens a
+	 * lane once, and the newest ticket that the server has sent to this worker */
 	char lane_path[WIRE_MAX_SOCKET + 1];
 	uint64_t lane_secret_hi, lane_secret_lo, lane_ticket;
-	const char *tensors; /* for an observer, as in HELLO; "", NULL: unknown; borrowed */
+	/* for an observer: the tensors as in HELLO, borrowed; "" or NULL: unknown */
+	const char *tensors;
 };
 
 enum weights { WEIGHTS_CURRENT = 1, WEIGHTS_EVAL = 2 };
@@ -190,9 +199,10 @@ enum reject {
 	REJECT_SHAPE = 1,     /* slices do not match the model, or work does not match the data */
 	REJECT_NONFINITE = 2, /* a value is NaN, infinite or over 1e15 in magnitude */
 	REJECT_NORM = 3,      /* the L2 norm exceeds the limit */
-	REJECT_STALE = 4,     /* computed at weights that are too old */
-	REJECT_WORK = 5,      /* the batches do not count, or not any more (WIRE.md) */
-	REJECT_UNKNOWN = 6,   /* a duplicate of a push whose verdict the server has discarded */
+	REJECT_STALE = 4,     /* the gradient was computed at weights that are too old */
+	/* the batches of the push do not count, or no longer count (WIRE.md) */
+	REJECT_WORK = 5,
+	REJECT_UNKNOWN = 6, /* a duplicate of a push whose verdict the server has discarded */
 	REJECT_REASONS = 7,
 };
 
@@ -206,18 +216,22 @@ struct msg_ack {
 	uint64_t version;     /* version of the weights after the decision */
 	uint64_t durable_seq; /* newest seq of this worker that is durable */
 	uint64_t term;        /* term of the decision; a decision before a crash may be void */
-	uint32_t superseded;  /* 1: rejected only because another result was first */
-	uint64_t code;        /* proves this decision to the server after a crash; 0: none */
+	/* 1: the push was rejected only because another worker's result was first */
+	uint32_t superseded;
+	uint64_t code; /* proves this decision to the server after a crash; 0: none */
 };
 
 struct msg_params {
 	uint64_t request;
 	uint64_t version; /* the number of updates that made these weights */
 	enum weights which;
-	/* EASGD: worker and centre each move by this fraction of the distance between them, 0..1 */
+	/* mode EASGD: the fraction of their distance, 0..1, by which worker and centre each move
+	 * towards the other */
 	double elastic;
-	struct msg_ack ack; /* ACK of the push with this pull; seq 0: no ACK here */
-	/* weights in shared memory (lane.h): hold + 1, 0: not there; ticket; buffer */
+	/* ACK of the push that asked for these weights; seq 0: there is no ACK in this message */
+	struct msg_ack ack;
+	/* if the weights are in shared memory (lane.h): hold + 1, ticket and buffer. lane_hold 0:
+	 * they are not */
 	uint32_t lane_hold;
 	uint64_t lane_ticket;
 	uint32_t lane_buffer;
@@ -226,24 +240,27 @@ struct msg_params {
 
 struct msg_push {
 	struct stamp stamp;
-	uint64_t seq;          /* from 1, +1 per push of this worker id, never reused */
-	uint64_t base_version; /* version of the weights of the gradient */
+	/* from 1; grows by 1 with each push of this worker id; a number is never reused */
+	uint64_t seq;
+	uint64_t base_version; /* version of the weights at which the gradient was computed */
 	struct work work;      /* the batches of the gradient */
 	uint32_t images;       /* images in these batches */
 	float loss;            /* mean loss of these images */
-	enum verdict verdict;  /* of a replay: the verdict of the push's ACK; NONE: no ACK yet */
+	/* in a replay: the verdict of the push's ACK; NONE: there was no ACK */
+	enum verdict verdict;
 	enum reject reject;
-	uint32_t superseded; /* of a replay: superseded in its ACK */
-	uint64_t code;       /* of a replay: code in its ACK */
-	/* the batches and the code of the grant that `work` is a part of; 0: unknown */
+	uint32_t superseded; /* in a replay: superseded in its ACK */
+	uint64_t code;       /* in a replay: the code in its ACK */
+	/* the batches and the code of the grant that contains `work`; 0: unknown */
 	uint32_t grant_first, grant_count;
 	uint64_t grant_code;
 	uint64_t base_term; /* term of base_version */
 	/* nonzero: the push is also a PULL with this request number. Its PARAMS have the weights
 	 * after the decision on the push. */
 	uint64_t pull;
-	uint32_t chunks; /* tensor frames sent before this message, see wire.h */
-	/* values in shared memory (lane.h): slot + 1, 0: not there; number of values */
+	uint32_t chunks; /* number of tensor frames that were sent before this message (wire.h) */
+	/* if the values are in shared memory (lane.h): slot + 1, and the number of values.
+	 * lane_slot 0: they are not */
 	uint32_t lane_slot;
 	uint64_t lane_count;
 	struct slices slices; /* values outside the slices are zero */
@@ -251,7 +268,8 @@ struct msg_push {
 
 struct msg_lease {
 	struct stamp stamp;
-	/* +1 per new request; the server answers a repeated number with the same grant */
+	/* grows by 1 with each new request; the server answers a repeated number with the same
+	 * grant */
 	uint64_t request;
 };
 
@@ -260,10 +278,11 @@ enum grant_kind { GRANT_TRAIN = 1, GRANT_EVAL = 2 };
 struct msg_grant {
 	uint64_t request;
 	enum grant_kind kind;
-	struct work work;                /* TRAIN */
-	uint32_t eval_first, eval_count; /* EVAL: images of the test set; pull WEIGHTS_EVAL */
-	uint64_t eval_id;                /* EVAL: returned in RESULT */
-	/* TRAIN, 1: only gradients at `version` count, and one push must cover the whole grant */
+	struct work work; /* TRAIN */
+	/* EVAL: images of the test set, for which the worker must pull WEIGHTS_EVAL */
+	uint32_t eval_first, eval_count;
+	uint64_t eval_id; /* EVAL: returned in RESULT */
+	/* TRAIN: 1: only gradients at `version` count, and one push must cover the whole grant */
 	uint32_t exact;
 	uint64_t version;
 	uint64_t code; /* proves this grant to the server after a crash; 0: none */
@@ -276,24 +295,25 @@ struct msg_result {
 	uint32_t correct;
 	double loss_sum;
 	uint64_t code; /* of the grant; 0: unknown */
-	/* sums over the images, of the metrics besides accuracy; 0: there is no such metric */
+	/* sums of the metrics besides accuracy over the images; 0 if there is no such metric */
 	double metric_sum[METRICS_MAX];
 };
 
-/* Where the time of a worker's program went since it connected, in microseconds. */
+/* How a worker's program has spent its time since it connected, in microseconds. */
 struct time_split {
 	uint64_t compute_us; /* outside of libcnnps */
 	uint64_t weights_us; /* waiting for weights */
-	uint64_t push_us;    /* sending pushes: their checksum, the wait for ACKs or the disk */
-	uint64_t lease_us;   /* waiting for work */
-	uint64_t copy_us;    /* checksums and copies in libcnnps */
+	/* sending pushes, with their checksums and the waits for ACKs or for the disk */
+	uint64_t push_us;
+	uint64_t lease_us; /* waiting for work */
+	uint64_t copy_us;  /* checksums and copies in libcnnps */
 };
 
 /* A heartbeat, in both directions. The server's heartbeat has the state of the worker's pushes. */
 struct msg_beat {
 	struct stamp stamp;
 	uint64_t last_seq, durable_seq;
-	struct time_split time; /* of a worker; the server's is zero */
+	struct time_split time; /* the times of a worker; zeros in the server's heartbeat */
 };
 
 struct msg_bye {
@@ -319,16 +339,16 @@ enum wire_log_level {
 };
 struct msg_admin {
 	enum admin_verb verb;
-	uint32_t reply;            /* 1: the reply; the command is done */
-	uint64_t generation;       /* reply to CHECKPOINT: the generation on disk */
-	enum wire_log_level level; /* LOG_LEVEL: the new level; other verbs: NONE */
+	uint32_t reply;            /* 1: this is the reply to a command that was carried out */
+	uint64_t generation;       /* in the reply to CHECKPOINT: the generation that is on disk */
+	enum wire_log_level level; /* for LOG_LEVEL: the new level; for other verbs: NONE */
 };
 
 struct msg_error {
 	int status;        /* PS_E* */
 	uint64_t expected; /* PS_EGAP: the seq that the server expects */
 	const char *text;  /* one line for a person; borrowed */
-	uint32_t notice;   /* 1: only the notice that replies will be late */
+	uint32_t notice;   /* 1: the message is only a notice that replies will be late */
 };
 
 struct msg {
@@ -351,8 +371,8 @@ struct msg {
 	};
 };
 
-/* Returns the stamp of `m`, as its sender claims; of a HELLO, the session to resume. NULL: this
- * type has no stamp. */
+/* Returns the stamp of `m`, which is a claim of the sender. The stamp of a HELLO is the session to
+ * resume. Returns NULL if the type of `m` has no stamp. */
 static inline const struct stamp *msg_stamp(const struct msg *m)
 {
 	switch (m->type) {

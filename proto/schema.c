@@ -1,4 +1,4 @@
-/* schema.c - see schema.h. The only file that sees the code generated from cnnps.proto. */
+/* schema.c - see schema.h. Only this file includes the code that is generated from cnnps.proto. */
 #include "proto/schema.h"
 #include <stdalign.h>
 #include "cnnps.pb-c.h"
@@ -127,7 +127,8 @@ static const struct wire_field pull[] = {
 	END,
 };
 
-/* An ACK, and the one inside PARAMS, which is all zero if absent. */
+/* The rows of an ACK, for the message ACK and for the ACK inside PARAMS. If PARAMS has no ACK, all
+ * of these fields are zero. */
 #define ACK_ROWS(type, of, min_verdict)                                                            \
 	NUMBER(1, type, of(seq), 0, WIRE_MAX_SEQ),                                                 \
 		NUMBER(2, type, of(verdict), min_verdict, VERDICT_REJECTED),                       \
@@ -267,7 +268,8 @@ static int inside(uint64_t first, uint64_t count, uint64_t limit)
 	return first + count <= limit;
 }
 
-/* Returns NULL for a valid decision: only VERDICT_REJECTED has a reason, and may be superseded. */
+/* Returns NULL for a valid decision, or else an error text. Only a decision with VERDICT_REJECTED
+ * has a reason and may be superseded. */
 static const char *check_decision(enum verdict verdict, enum reject reject, uint32_t superseded)
 {
 	if ((verdict == VERDICT_REJECTED) != (reject != REJECT_NONE))

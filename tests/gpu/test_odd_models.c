@@ -273,6 +273,32 @@ static void large_tiles_agree_with_cpu_ref(void **state)
 	agree(large, sizeof(large) / sizeof(large[0]), 7, 1);
 }
 
+/* The NaN that a GPU computes has all mantissa bits set, so a rounding that adds to these bits turns
+ * it into zero. */
+static void a_nan_weight_makes_the_loss_nan(void **state)
+{
+	static const union {
+		uint32_t bits;
+		float value;
+	} nan_of_gpu = {.bits = 0x7fffffff};
+
+	(void)state;
+	gpu_begin();
+	for (size_t m = 0; m < N_SMOOTH_MODELS; m++)
+		for (size_t p = 0; p < gpu_n_precisions(); p++) {
+			struct subject s;
+
+			subject_random(&s, &smooth_models[m], 17);
+			s.params[0] = nan_of_gpu.value;
+			gpu_open(&s, &gpu_precisions[p]);
+			subject_step(&s);
+			if (!isnan(s.loss))
+				fail_msg("%s in %s: loss %g with a NaN weight", s.model.text,
+					gpu_precisions[p].name, s.loss);
+			subject_release(&s);
+		}
+}
+
 static void gradients_are_slopes_of_the_loss(void **state)
 {
 	(void)state;
@@ -304,6 +330,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(nets_without_jumps_are_within_the_bound_of_each_precision),
 		cmocka_unit_test(many_images_on_nets_without_jumps_agree_with_cpu_ref),
 		cmocka_unit_test(large_tiles_agree_with_cpu_ref),
+		cmocka_unit_test(a_nan_weight_makes_the_loss_nan),
 		cmocka_unit_test(gradients_are_slopes_of_the_loss),
 	};
 

@@ -19,10 +19,14 @@
 #define GEMM_THREADS 128
 #define GEMM_STAGES  3
 
-/* Rounds to the nearest tf32, together with the tensor core, which truncates the low 13 bits. */
+/* Rounds to the nearest tf32, together with the tensor core, which truncates the low 13 bits. The
+ * maximum keeps the NaN that GPUs compute, 0x7fffffff: the sum alone would be negative and truncated
+ * to -0. Hopper computes sum and maximum in one instruction. */
 __device__ static inline uint32_t to_tf32(float x)
 {
-	return __float_as_uint(x) + 0x1000u;
+	const int bits = __float_as_int(x);
+
+	return (uint32_t)max((int)((uint32_t)bits + 0x1000u), bits);
 }
 
 __device__ static inline uint32_t to_bf16x2(float lo, float hi)

@@ -176,7 +176,8 @@ $(ONNX).c $(ONNX).h &: worker/ctl/onnx.proto
 $(ONNX).o: $(ONNX).c
 	$(call say,CC,$<)$(CC) -std=c11 -I$(B)/gen $(OPT.$(FLAVOUR)) $(PKG_CFLAGS) -c -o $@ $<
 $(B)/worker/ctl/onnx.o: $(ONNX).h
-# opt_names.h has the names of all options of all programs. It is generated from the option tables.
+# opt_names.h has the names of all options of all programs. This header is generated from the option
+# tables.
 OPT_TABLES := cnn-ps:server/config/options.c cnn-ps:server/core/options.def cnn-worker:worker/options.c cnn-worker:worker/options.h \
 	cnn-ctl:worker/ctl/ctl.c cnn-ctl:worker/options.h
 $(B)/gen/opt_names.h: common/opt_names.sh $(sort $(foreach t,$(OPT_TABLES),$(lastword $(subst :, ,$(t)))))

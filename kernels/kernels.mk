@@ -1,6 +1,6 @@
-# The Makefile includes this file. It sets KERNEL_OBJECTS to the object files of libkernels.a. make
-# compiles kernels/cpu/simd.c once for each instruction set; kernels/cpu/cpu.c selects one at run
-# time.
+# The Makefile includes this file. This file sets KERNEL_OBJECTS to the object files of
+# libkernels.a. make compiles kernels/cpu/simd.c once for each instruction set; kernels/cpu/cpu.c
+# selects one at run time.
 SIMD.baseline :=
 SIMD.avx2     := -mavx2 -mfma
 SIMD.avx512   := -mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma

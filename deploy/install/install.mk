@@ -2,8 +2,8 @@
 #
 #   make install [prefix=/usr/local] [libdir=$(prefix)/lib] [DESTDIR=]
 #
-# libcnnps.so.0 and libcnnps.a have the same objects. Both export only the names that cnnps.map
-# lists, so a program may give its own functions any other name.
+# libcnnps.so.0 and libcnnps.a have the same objects. Both libraries export only the names that
+# cnnps.map lists, so a program may give its own functions any other name.
 
 prefix  ?= /usr/local
 libdir  ?= $(prefix)/lib

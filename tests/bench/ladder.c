@@ -31,7 +31,7 @@
 #define PROGRAM "cnn-ladder"
 
 struct ladder_options {
-	const char *data, *rung, *phases; /* NULL: the default paths; all rungs; write no phases */
+	const char *data, *rung, *phases; /* NULL: default paths, all rungs, no file of phases */
 	int64_t filters, batch, seed, runs;
 	double seconds, rate;
 };

@@ -217,7 +217,7 @@ static double measure(struct operation *o, int (*run)(struct operation *, cudaSt
 		CHECK(run(o, stream), "a launch");
 	CHECK(cudaStreamEndCapture(stream, &graph), "capture");
 	CHECK(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-	for (int i = 0; i <= RUNS; i++) { /* the first run warms up */
+	for (int i = 0; i <= RUNS; i++) { /* the first run is a warm-up */
 		cudaEventRecord(from, stream);
 		cudaGraphLaunch(exec, stream);
 		cudaEventRecord(to, stream);

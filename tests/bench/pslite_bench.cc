@@ -1,6 +1,6 @@
 /*
- * pslite_bench.cc - measures with ps-lite what tests/bench/transport measures with cnn-ps. The
- * script tests/bench/peer_pslite runs this program.
+ * pslite_bench.cc - makes the measurement of tests/bench/transport with ps-lite instead of cnn-ps.
+ * The script tests/bench/peer_pslite runs this program.
  *
  *   pslite_bench [--bytes N] [--workers N] [--seconds S] [--ask pushpull|overlap|wait]
  *                [--reply share|copy|live]

@@ -1,5 +1,6 @@
-"""Draw the figures of tests/bench/science from the runs of one network. They show the time to 97 %
-accuracy by number of workers, accuracy and training loss by time, and the staleness of gradients.
+"""Draw the figures of tests/bench/science from the runs of one network. The figures show the time
+to 97 % accuracy by number of workers, accuracy and training loss by time, and the staleness of
+gradients.
 
 A point is the mean over the seeds, and its error bar is the 95 % t-interval. Where a mode does not
 reach 97 % with every seed, the figure says "never".

@@ -1,5 +1,5 @@
-"""The networks and modes that tests/bench/science compares, and the learning rates that it tries
-for each mode."""
+"""This module has the networks and modes that tests/bench/science compares, and the learning rates
+that the script tries for each mode."""
 from collections import namedtuple
 
 # A mode. style: the line style of docs/figures.gp; the modes of one panel have different styles.

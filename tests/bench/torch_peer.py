@@ -40,7 +40,7 @@ NAMES = {
                "lrn pool:3:stride=2 conv:384:3:pad=1 relu conv:384:3:pad=1:groups=2 relu "
                "conv:256:3:pad=1:groups=2 relu pool:3:stride=2 dropout:0.5 fc:4096 relu "
                "dropout:0.5 fc:4096 relu fc:1000"}
-# the shape of the images; for all other networks it is (1, 28, 28)
+# {network: the shape of its images}; the images of all other networks have the shape (1, 28, 28)
 SHAPES = {"cifar": (3, 32, 32), "alexnet": (3, 224, 224)}
 
 
@@ -64,7 +64,7 @@ def operations_of(net):
         kind, *values = word.split(":")
         o = {"pad": 0, "stride": 1, "groups": 1,
              **dict(x.split("=") for x in values if "=" in x)}
-        if o["pad"] == "auto":  # PyTorch would omit the last rows instead
+        if o["pad"] == "auto":  # PyTorch has no pad=auto, and omits the last rows
             o["pad"] = int(values[1]) // int(o["stride"])
         o = {k: int(v) for k, v in o.items()}
         if kind == "conv":

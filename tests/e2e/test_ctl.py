@@ -25,7 +25,8 @@ def png(pixels):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I",
                                                                         zlib.crc32(name + data))
     height, width = pixels.shape[:2]
-    kind = 4 if pixels.ndim == 3 else 0  # the PNG colour types of grey with and without alpha
+    # 4 and 0 are the PNG colour types of grey with and without alpha
+    kind = 4 if pixels.ndim == 3 else 0
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, kind, 0, 0, 0)) +
             chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
@@ -302,7 +303,7 @@ def test_transparent_pixels_are_seen_on_white(programs, trained, data):
     warned = programs.ctl("predict", "--checkpoint", trained, clear, opaque)
     assert sum("add --invert" in line for line in warned.lines) == 2, warned.lines
     first, second = answers(programs.ctl("predict", "--checkpoint", trained, "--invert", clear, opaque))
-    # not equal, because libpng blends in linear light
+    # The percentages differ a little, because libpng blends in linear light.
     assert first[1] == second[1] and abs(first[2] - second[2]) < 1
 
 

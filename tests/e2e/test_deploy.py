@@ -57,7 +57,7 @@ def mirror(data):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A directory that contains only deploy/."""
+    """Returns a directory that contains only deploy/."""
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     return tmp_path
 
@@ -116,8 +116,8 @@ def stub(directory, name, text):
 
 @pytest.fixture
 def machine(tmp_path):
-    """Returns a directory for the front of PATH. Its dpkg-query reports that no package is
-    installed, and its apt-get records its arguments."""
+    """Returns a directory for the front of PATH. The dpkg-query in this directory reports that no
+    package is installed, and the apt-get in it records its arguments."""
     stub(tmp_path, "dpkg-query", "exit 1")
     stub(tmp_path, "apt-get", f'echo "$@" >> {tmp_path}/asked')
     return tmp_path

@@ -14,8 +14,9 @@ tenth of the data set, and build/release is the build under test. A block with `
 - If a block uses a server but does not start one, the test starts a server, with keys if the block
 uses keys.
   run1 and run2 are the directories of small runs, unless an earlier block has made them.
-- Python blocks run with the Python of the tests and the package cnnps of the source tree. The
-module tests/support/safetensors.py replaces the package safetensors, which Debian lacks. A C block
+- Python blocks run with the Python of the tests, and import the package cnnps of the source tree.
+The module tests/support/safetensors.py replaces the package safetensors, which Debian lacks. A C
+block
   becomes the middle of a program that starts a server of its own.
 """
 import os
@@ -360,7 +361,7 @@ def is_there(word):
 
 
 @pytest.mark.parametrize(
-    # which names files of old releases
+    # CHANGELOG.md is excluded, because it names files of old releases.
     "path", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"],
     ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_named_in_the_text_are_there(path):

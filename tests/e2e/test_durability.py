@@ -136,7 +136,7 @@ def test_an_operator_reaches_a_server_whose_disk_is_full(programs, small_disk):
     run.reached(0)
     names = iter(range(10**6))
 
-    def is_full():  # also deletes the checkpoints that the server could delete to get space
+    def is_full():  # delete old checkpoints, too, because the server could delete them to get space
         fill(small_disk / f"rubbish {next(names)}")
         for old in sorted((small_disk / "ckpt").glob("ckpt-*[0-9a-f]"))[:-1]:
             old.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ def acked(worker):
 @pytest.mark.parametrize("first", ["server", "worker"])
 def test_replay_loses_what_no_checkpoint_has_when_both_die(programs, first):
     """With the level replay, a push is lost if the server and its worker die before the next
-    checkpoint. README.md and docs/durability.md state this limit."""
+    checkpoint. README.md and docs/durability.md state this limit of the level replay."""
     pushes = 4000
     options = ("--model", f"vector:{pushes}", "--optimizer", "sgd", "--lr", 1, "--lr-scaling",
                "none", "--staleness-scaling", "constant", "--max-staleness", 10**6,

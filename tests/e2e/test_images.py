@@ -256,8 +256,8 @@ def test_images_on_the_disk_train_as_those_in_memory(programs, model, mode):
         losses.append((result["accuracy"], [e["test_loss"] for e in result["epoch_records"]]
                        if "epoch_records" in result else result["loss"]))
         weights.append(programs.export(programs.directory / f"ckpt{i}", f"{i}.st").read_bytes())
-    # The device makes the local steps only if the images are in memory. Then the steps round
-    # differently.
+    # The device makes the local steps only if the images are in memory. In this case the local
+    # steps round differently.
     if "--n-push" in mode and model == "fc:3":
         a, b = (safetensors.load(programs.directory / f"{i}.st") for i in range(2))
         assert all(np.abs(a[k] - b[k]).max() < 1e-6 for k in a)

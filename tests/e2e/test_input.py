@@ -125,7 +125,7 @@ def test_a_port_in_use_leaves_no_directory_behind(programs, option):
 @pytest.mark.parametrize("files", [["train-labels-idx1-ubyte"],
                                    ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"]])
 def test_a_half_fetched_data_set_is_not_passed_over_in_silence(programs, files):
-    """If files of the data set are missing, the worker logs a warning. It takes Debian's
+    """If files of the data set are missing, the worker logs a warning. The worker takes Debian's
     Fashion-MNIST instead, if this package is installed."""
     place = programs.directory / "data/mnist"
     place.mkdir(parents=True)

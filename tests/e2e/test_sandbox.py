@@ -14,7 +14,7 @@ import pytest
 VECTOR = ("--model", "vector:100", "--epochs", 0)
 # the numbers of Landlock's system calls, which are equal on all architectures
 LANDLOCK = (444, 445, 446)
-# a prefix of a command, which makes Landlock fail in the program
+# a command prefix that makes the system calls of Landlock fail in a program
 NO_LANDLOCK = (sys.executable, __file__)
 
 

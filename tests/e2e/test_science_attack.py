@@ -1,5 +1,5 @@
-"""Attack A14 of docs/faults.md, in virtual time: one of five workers sends bad gradients. The
-options against this attack keep the accuracy. Without these options the accuracy falls."""
+"""Attack A14 of docs/faults.md, in virtual time: one of five workers sends bad gradients. With the
+options against this attack the run keeps its accuracy. Without these options the accuracy falls."""
 import pytest
 
 from test_science import end, science

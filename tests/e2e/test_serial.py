@@ -4,8 +4,8 @@ with NumPy in float64, and has its own implementation of the networks (numpy_net
 
 The reference reads only the order of events (science --record): the grants of each worker, its
 messages, and the point at which the server decided each push. From the seed, the reference computes
-the batches, the gradients, the workers' own weights and the server's weights. It must end with the
-same weights as the run.
+the batches, the gradients, the workers' own weights and the server's weights. The reference must
+end with the same weights as the run.
 """
 import subprocess
 

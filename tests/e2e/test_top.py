@@ -115,7 +115,7 @@ def test_top_ends_with_the_run_and_its_accuracy(programs, small, terminal, durab
 
 def test_the_end_is_noticed_whenever_top_asks(programs, small, terminal):
     """Eight cnn-ctl top run in parallel, and request the status at different times of a second.
-    Each of them notices the end of the run."""
+    Each program notices the end of the run."""
     server = programs.server("--model", "seed:8", "--epochs", 40)
     programs.worker(server.endpoint, data=small)
     tops = []

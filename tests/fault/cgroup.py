@@ -12,8 +12,8 @@ class NoGroup(Exception):
 
 
 class Group:
-    """A control group. `cpu`: the share of one CPU that its processes get. `memory`: their limit in
-    bytes."""
+    """A control group. `cpu` is the share of one CPU that the processes of the group get. `memory`
+    is the limit of their memory in bytes."""
 
     def __init__(self, cpu=None, memory=None):
         self.members = []

@@ -69,7 +69,7 @@ def figure(request, seed):
 
 @pytest.fixture(scope="session")
 def full():
-    """True if the long form of the tests runs. Example: `n = 1000 if full else 10`."""
+    """Returns True if the long form of the tests runs. Example: `n = 1000 if full else 10`."""
     return FULL
 
 

@@ -1,4 +1,4 @@
-# Shared objects that the fault tests load into a program (LD_PRELOAD).
+# FAULT_SHIMS are shared objects that the fault tests load into a program (LD_PRELOAD).
 FAULT_SHIMS := $(patsubst tests/fault/preload/%.c,$(B)/tests/fault/%.so,$(wildcard tests/fault/preload/*.c))
 
 # The shared objects are built without the flavour's flags, because they must work in any program.
@@ -7,6 +7,6 @@ $(B)/tests/fault/%.so: tests/fault/preload/%.c
 	$(call say,LD,$@)$(CC) -std=c11 -D_GNU_SOURCE -I. $(filter-out -Wmissing-prototypes,$(WARN)) \
 		-O2 -g -fPIC -shared -o $@ $< -ldl
 
-# The lossy link between the network namespaces of the network tests.
+# lossy_link connects the network namespaces of the network tests.
 $(B)/tests/fault/lossy_link: $(B)/tests/fault/lossy_link.o $(A.common)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.base)

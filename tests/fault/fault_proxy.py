@@ -1,5 +1,5 @@
-"""A proxy between workers and the server. It drops, duplicates and delays whole messages, which TCP
-never does. The seed decides which messages are affected."""
+"""A proxy between workers and the server. The proxy drops, duplicates and delays whole messages,
+which TCP never does. The seed decides which messages are affected."""
 import random
 import threading
 

@@ -1,7 +1,7 @@
 /*
- * lossy_link.c - a bad network between network namespaces. The program delays, loses, duplicates,
- * reorders and corrupts IPv4 packets, and limits their rate. In two runs with equal seeds and
- * rules, the same happens to the nth packet of a direction.
+ * lossy_link.c - simulates a bad network between network namespaces. The program delays, loses,
+ * duplicates, reorders and corrupts IPv4 packets, and limits their rate. In two runs with equal
+ * seeds and rules, the same happens to the nth packet of a direction.
  *
  *   lossy_link SEED NETNS=ADDRESS...        run, with a TUN device "wire" in each namespace
  *   lossy_link --predict SEED FROM TO COUNT [KEY=VALUE]...   print what would happen, and exit
@@ -9,7 +9,7 @@
  * The program connects the namespaces (paths such as /proc/1/ns/net) like a switch: each namespace
  * is a port, and the program sends a packet to the port that has its destination address. The
  * caller gives the devices their addresses. Each direction, from one port to another, has its own
- * rules. Lines on stdin change them:
+ * rules. Lines on stdin change the rules:
  *
  *   FROM TO KEY=VALUE...    set these rules of the direction from port FROM to port TO; a port is
  *                           a number from 0, or * for all ports
@@ -24,7 +24,7 @@
  *   queue                the number of bytes that may wait for a limited rate; a packet that does
  *                        not fit is lost
  *
- * The program prints "ready", then one "ok ..." for each line. It ends when stdin ends.
+ * The program prints "ready", then one "ok ..." for each line. The program ends when stdin ends.
  *
  * Invariants:
  * (1) What happens to the n-th packet of a direction depends only on the seed, the direction, n and

@@ -1,4 +1,4 @@
-"""A Slurm cluster of one node on this machine, with its own munge key and ports."""
+"""Starts a Slurm cluster of one node on this machine, with its own munge key and ports."""
 import os
 import secrets
 import shutil

@@ -119,7 +119,8 @@ def test_falling_back_takes_little(programs, figure, full):
         took, said = start_ms(programs, run.directory)
         assert "checkpoint fallback" in said, said
         bad.append(took)
-    later = min(bad) - min(good)  # the minima, because other processes can only delay a start
+    # compare the minima, because other processes can only delay a start
+    later = min(bad) - min(good)
     figure("P3", later, f"ms more for a start with a fallback (the fastest of {len(bad)} starts of "
            "each kind)", later <= 50, what="fallback")
 
@@ -137,7 +138,7 @@ def test_no_good_checkpoint_exits_7(programs, history, figure):
 
 @pytest.fixture
 def small_disk(tmp_path, figure):
-    """A tmpfs of 1 MiB."""
+    """Yields the directory of a tmpfs of 1 MiB."""
     place = tmp_path / "disk"
     why = mount_small(place, "1m")
     if why:
@@ -181,8 +182,8 @@ def wait_well(run, figure, what):
            what=what)
 
 
-# Large enough that the workers still push when the test notices that the disk fails, even on a busy
-# machine: with a full replay window, a worker waits for the disk.
+# This replay window is so large that the workers still push when the test notices that the disk
+# fails, even on a busy machine. With a full window, a worker waits for the disk.
 ROOMY = ("--replay-window", 1024)
 
 

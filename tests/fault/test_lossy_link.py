@@ -58,7 +58,7 @@ def test_wire_does_what_its_rules_say(nets):
     got, times = through(200)
     assert times[0] >= 0.19 and sorted(got) == list(range(200)) != got
     net.rule(1, 0, delay=0, jitter=0, reorder=0, rate=1000000, queue=1000000)
-    got, times = through(100, 1000)  # 100 * 1028 bytes at 1 Mbit/s: 0.82 s
+    got, times = through(100, 1000)  # 100 * 1028 bytes take 0.82 s at 1 Mbit/s
     assert got == list(range(100)) and times[-1] >= 0.8
     net.rule(1, 0, rate=0, corrupt=1)  # the kernel drops a packet with a wrong checksum
     assert through(100)[0] == []

@@ -18,7 +18,7 @@ SIZE = 512
 @pytest.fixture
 def proxied(programs, seed):
     """A function that starts a LedgerRun behind a FaultProxy: proxied(workers, pushes, drop=...,
-    double=...). It returns the run and the proxy."""
+    double=...). The function returns (run, proxy)."""
     made = []
 
     def make(workers, pushes, size=0, **how):

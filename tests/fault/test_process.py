@@ -182,7 +182,8 @@ def test_slow_worker_slows_nobody(ledger, crawl, figure, full):
         return (marks[1][1] - marks[0][1]) / (marks[1][0] - marks[0][0])
     normal = others()
     crawl(run.fleet[0])
-    slow = max(others() for _ in range(3))  # the maximum: other processes can only lower the rate
+    # the maximum, because other processes can only lower the rate
+    slow = max(others() for _ in range(3))
     figure("P8", 100 * slow / normal,
            "% of the usual rate of the other workers, beside a worker with 0.1 CPU",
            slow >= 0.9 * normal, what="others")
@@ -208,8 +209,8 @@ def test_sync_steps_do_not_wait_for_the_slow(programs, crawl, figure, small):
 
 
 def test_sigterm_drains(ledger, figure, seed, full):
-    """A server under load receives SIGTERM or SIGINT, in many drains: the server exits with 0, and
-    its last checkpoint contains every acknowledged push."""
+    """SIGTERM or SIGINT drains a server under load, many times. Each time the server exits with 0,
+    and its last checkpoint contains every acknowledged push."""
     dice, times, missing = random.Random(seed), [], 0
     rounds = 100 if full else 4
     run = ledger(3, rounds * 60, pace=(2,))

@@ -92,8 +92,8 @@ def test_requeued_job(slurm, figure, small):
 
 
 def test_time_is_nearly_over(slurm, figure, small):
-    """With the ledger gradient: when Slurm signals that the job's time is nearly over, the job
-    requeues itself. When a worker is killed, the job starts it again."""
+    """Workers push the ledger gradient. When Slurm signals that the job's time is nearly over, the
+    job requeues itself. When a worker is killed, the job starts it again."""
     pushes, tasks = 400, 2
     env = environment(slurm, small, PUSHES=str(pushes))
     fake = slurm.home / "bin/cnn-worker"

@@ -85,7 +85,7 @@ def test_monotonic_clock_passes(ledger, figure, wraps_at):
     with open(f"/proc/{pid}/timens_offsets") as file:
         assert str(offset) in file.read()
     counters = run.server.status()["counters"]
-    os.kill(pid, SIGTERM)  # to the server, because unshare itself does not react to SIGTERM
+    os.kill(pid, SIGTERM)  # signal the server itself, because unshare ignores SIGTERM
     assert run.server.wait(10) == 0, run.server.tail()
     silent = sum("worker silent" in line for line in run.server.lines)
     figure("P9", counters["deaths"] + silent, "workers declared dead",

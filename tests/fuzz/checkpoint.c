@@ -9,8 +9,9 @@
 #include "common/run_head.h"
 #include "tests/support/fuzz_input.h"
 
-/* The sizes of the header (common/checkpoint.h). It has magic, format, number of sections and
- * generation; then name, offset, size and XXH3 of each section; then the XXH3 of the header. */
+/* The sizes of parts of the header (common/checkpoint.h). The header has magic, format, number of
+ * sections and generation (HEAD bytes); then name, offset, size and XXH3 of each section (ENTRY
+ * bytes); then the XXH3 of the header. */
 #define HEAD  24u
 #define ENTRY 40u
 

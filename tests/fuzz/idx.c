@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	uint8_t sum = 0;
 	for (uint64_t i = 0; i < n; i++)
 		sum ^= x.values[i];
-	PS_ASSERT(sum != 0 || n < 1ull << 40); /* so that the compiler keeps the loop */
+	PS_ASSERT(sum != 0 || n < 1ull << 40); /* uses sum, so the compiler keeps the loop */
 	idx_release(&x);
 	return 0;
 }

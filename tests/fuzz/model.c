@@ -3,8 +3,8 @@
  * bytes are the text.
  *
  * The target checks that the canonical text of a model gives the same model again, because a server
- * may start with the text of a STATUS. It also checks that the tensors cover all parameters, and
- * that the shapes of consecutive layers fit.
+ * may start with the text of a STATUS. The target also checks that the tensors cover all
+ * parameters, and that the shapes of consecutive layers fit.
  */
 #include "common/model.h"
 #include "tests/support/fuzz_input.h"

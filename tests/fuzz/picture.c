@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	PS_ASSERT(channels == 0 || p.shape.c == channels);
 	for (size_t i = 0; i < shape_count(p.shape); i++)
 		last ^= p.pixels[i];
-	PS_ASSERT(last != 0 || p.shape.c <= 3); /* so that the compiler keeps the loop */
+	PS_ASSERT(last != 0 || p.shape.c <= 3); /* uses last, so the compiler keeps the loop */
 	picture_release(&p);
 	return 0;
 }

@@ -1,5 +1,5 @@
 """Fixtures of the GPU tests. If no GPU works, tests with the fixture `gpu` are skipped. With
-KX_REQUIRE_GPU=1 they fail instead."""
+KX_REQUIRE_GPU=1 these tests fail instead."""
 import os
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-# Tests of the CUDA device, the comparison with PyTorch, and the bundle that brings both to a GPU host.
+# The targets that test the CUDA device, compare it with PyTorch, and pack both for a GPU host.
 #   gpu-test   runs all tests in tests/gpu; without a GPU, skips the tests that need one
 #   gpu-bench  measures the kernels and PyTorch, in turns
 #   bundle     makes build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz
@@ -13,8 +13,8 @@ SMALL_GPU := -Wl,--wrap=cudaDeviceGetAttribute -Wl,--wrap=cudaFuncSetAttribute
 endif
 $(B)/tests/gpu/test_%: $(B)/tests/gpu/test_%.o $(B)/tests/gpu/poison.o $(B)/tests/gpu/small_gpu.o $(A.test) $(A.support) $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) $(SMALL_GPU) -o $@ $^ -lcmocka $(LIBS.worker) $(LIBS.cuda) $(LIBS.base) -ldl
-# A worker whose device breaks. Its object file has a device table of its own, which the linker
-# finds before the table in the archive.
+# broken_worker is a worker whose device breaks. Its object file has a device table of its own,
+# which the linker finds before the table in the archive.
 $(B)/tests/tools/broken_worker: $(B)/tests/tools/broken_worker.o $(B)/worker/main.o $(ARCHIVES.worker)
 	$(call say,LD,$@)$(CC) $(LDFLAGS) -o $@ $^ $(LIBS.worker) $(LIBS.cuda) $(LIBS.base)
 $(GPU_POISON): tests/gpu/poison.c tests/gpu/poison_preload.c tests/gpu/poison.h

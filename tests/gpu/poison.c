@@ -13,8 +13,8 @@ static const char trap[] = ".version 7.0\n"
 			   "trap;\n"
 			   "}\n";
 
-/* The functions of the CUDA driver that poison calls. They are declared as in cuda.h, but with int
- * for CUresult and void * for the handles. */
+/* The functions of the CUDA driver that poison calls. The functions are declared as in cuda.h, but
+ * with int for CUresult and void * for the handles. */
 struct driver {
 	int (*init)(unsigned flags);
 	int (*retain)(void **context, int device);

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include "tests/gpu/poison.h"
 
-/* The signal handler posts this semaphore. It is a static variable, because a handler gets no
- * argument. */
+/* The signal handler posts this semaphore. The semaphore is static, because a signal handler gets
+ * no pointer to it. */
 static sem_t asked;
 
 static void on_signal(int number)

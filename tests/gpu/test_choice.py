@@ -1,4 +1,4 @@
-"""Tests which GPU and which kernels a worker chooses."""
+"""Test the choice of GPUs and kernels by a worker."""
 import re
 import subprocess
 

@@ -1,4 +1,4 @@
-"""Complete runs of servers and of workers with --device cuda. In some of the runs the GPU
+"""Make complete runs of servers and of workers with --device cuda. In some of the runs the GPU
 breaks."""
 import re
 import signal
@@ -82,7 +82,8 @@ def test_killed_gpu_worker_costs_nothing(gpu, programs):
 
 def ends_broken(server, broken):
     """Check that the worker logs one error, exits with status 1, and has pushed exactly the
-    gradients that it computed completely. Returns the number of these gradients."""
+    gradients that it computed completely. Returns the number of gradients that the worker has
+    computed."""
     assert broken.wait(20) == 1, broken.tail()
     errors = [line for line in broken.lines if re.search(r"\berror\b", line)]
     assert len(errors) == 1 and "PS_EDEVICE" in errors[0], broken.tail()

@@ -161,8 +161,8 @@ static void more_images_than_blocks_agree_with_cpu_ref(void **state)
 	agree(few, sizeof(few) / sizeof(few[0]), 601, 1);
 }
 
-/* The kernels of fused/conv2.h divide the work differently for each of these batch sizes. They are
- * used in tf32 and bf16 only. */
+/* The kernels of fused/conv2.h divide the work differently for each of these batch sizes. Only tf32
+ * and bf16 use these kernels. */
 static void pairs_of_convolutions_agree_however_they_are_cut(void **state)
 {
 	static const size_t images[] = {133, 265, 529};

@@ -1,5 +1,5 @@
-"""Test code for other GPUs that this GPU can run, too: the general kernels instead of the fused
-kernels, the code that the driver compiles from the PTX of compute_80 (without clusters and
+"""Test the code paths for other GPUs that this GPU can run, too: the general kernels instead of the
+fused kernels, the code that the driver compiles from the PTX of compute_80 (without clusters and
 dependent launches), and tiles for 99 KB of shared memory per block."""
 import os
 import subprocess

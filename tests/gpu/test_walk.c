@@ -12,7 +12,7 @@
 static const struct odd_model nets[] = {
 	/* a small batch needs one launch in fp32; in a low precision, one launch makes all steps */
 	{{1, 28, 28}, "seed:8"},
-	{{1, 28, 28}, "seed:40"}, /* three launches in fp32, two others in a low precision */
+	{{1, 28, 28}, "seed:40"}, /* three launches in fp32, two others in low precision */
 	{{1, 28, 28}, "lenet5"},
 	{{1, 28, 28}, "cnn99"},
 	{{3, 11, 7}, "conv:5:3:stride=2 relu conv:7:2 relu fc:4"},

@@ -6,7 +6,7 @@ own=""
 for path in $(sed -n 's|^\(/.*[^/]\)/*$|.\1|p' .gitignore 2>/dev/null); do # the shell expands *
 	[ ! -e "$path" ] || own="$own -o -path $path"
 done
-# shellcheck disable=SC2086 # one word each
+# shellcheck disable=SC2086 # each path is one word
 found=$(find . \( -path ./.git -o -path ./tests/fixtures -o -path ./build -o -path ./data -o -name __pycache__ \
 	-o -name .pytest_cache $own \) -prune -o -type f \( -name '*.pb-c.[ch]' -o -name '*_pb2.py' \
 	-o -name '*.[oad]' -o -name '*.so' -o -name '*.safetensors' -o -name 'ckpt-*' \

@@ -9,7 +9,7 @@ cuda=$(make -s print-CUDA_HOME)
 flags="-x c -fsyntax-only -std=c11 -D_GNU_SOURCE -I. -Werror $(make -s print-WARN print-PKG_CFLAGS)"
 flags="$flags ${cuda:+-isystem $cuda/include}"
 failed=0
-# shellcheck disable=SC2046,SC2086 # no blanks in names; flags are words
+# shellcheck disable=SC2046,SC2086 # file names have no blanks; each flag is a word
 [ $# -gt 0 ] || set -- $(find common proto kernels server worker tests -name '*.h' | sort)
 for h in "$@"; do
 	case $cuda:$h in :kernels/cuda/* | :kernels/ladder/*) continue ;; esac

@@ -26,7 +26,7 @@ done
 for doc in README.md CONTRIBUTING.md SECURITY.md kernels/README.md; do
 	for path in $(grep -oE '(`|\]\()[a-z]+/[A-Za-z0-9_./*-]+' $doc | sed 's/^[]`(]*//' | sort -u); do
 		case $path in build/* | data/*) continue ;; esac
-		# shellcheck disable=SC2086 # a * in a name is a pattern
+		# shellcheck disable=SC2086 # a name with * is a pattern
 		ls -d $path >/dev/null 2>&1 || say "$doc: $path does not exist"
 	done
 done

@@ -107,7 +107,7 @@ in_table() {
 	rm "$d"
 }
 
-# shellcheck disable=SC2046 # no blanks in names
+# shellcheck disable=SC2046 # file names have no blanks
 in_layers $(all_objects)
 in_table "$b"/server/core/*.o
 look 'the core' "$free" "$b"/server/core/*.o

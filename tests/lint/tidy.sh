@@ -9,7 +9,7 @@ b=build/lint-clang
 cuda=$(make -s print-CUDA_HOME)
 [ $# -gt 0 ] || {
 	make -s B=$b CC=clang $b/gen/cnnps.pb-c.h $b/gen/onnx.pb-c.h $b/gen/opt_names.h $b/gen/page_bytes.h $b/gen/report_bytes.h >&2 || exit 1
-	# shellcheck disable=SC2046 # no blanks in names
+	# shellcheck disable=SC2046 # file names have no blanks
 	set -- $(find common proto kernels server worker tests -name '*.c' | sort |
 		grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
 }
@@ -18,12 +18,12 @@ mkdir -p "$b/tidy"
 # and on the flags.
 known=$({ cat .clang-tidy tests/.clang-tidy; clang-tidy --version; grep -rh --include='*.h' NOLINT common proto kernels server worker tests; } 2>&1 | sha256sum)
 export b known
-# shellcheck disable=SC2016 # the inner shell expands it
+# shellcheck disable=SC2016 # the shell that xargs starts expands the variables
 tidy='file=$1
 shift
 key=$({ echo "$known $*"; grep NOLINT "$file"; clang -E -P "$@" "$file"; } 2>&1 | sha256sum | cut -d " " -f 1)
 [ -e "$b/tidy/$key" ] || { clang-tidy --quiet "$file" -- "$@" && : >"$b/tidy/$key"; }'
-# shellcheck disable=SC2046 # flags are words
+# shellcheck disable=SC2046 # each flag is a word
 found=$(printf '%s\n' "$@" | timeout --foreground 600 xargs -P "$(nproc)" -I '{}' sh -c "$tidy" tidy '{}' \
 	$(make -s B=$b CC=clang print-CFLAGS) 2>&1) && exit 0
 echo "$found" | grep -E ' (error|warning): ' | sort -u | grep . || echo "tidy: $found"

@@ -5,13 +5,13 @@
 set -u
 failed=0
 cuda=$(make -s print-CUDA_HOME)
-# shellcheck disable=SC2046 # no blanks in names
+# shellcheck disable=SC2046 # file names have no blanks
 [ $# -gt 0 ] || set -- $(find common proto kernels server worker tests -name '*.c' | sort |
 	grep -v "${cuda:+^$}${cuda:-^kernels/cuda/\|^kernels/ladder/\|^tests/gpu/\|^tests/bench/gpu}")
 for cc in gcc clang; do
 	b=build/lint-$cc
 	targets=$(printf "$b/%s " "$@" | sed 's/\.c /.o /g')
-	# shellcheck disable=SC2086 # one word per target
+	# shellcheck disable=SC2086 # each target is one word
 	make -s -k -j "$(nproc)" B=$b CC=$cc EXTRA_CFLAGS=-Werror $targets >&2 || {
 		echo "warnings: not clean under $cc"
 		failed=1

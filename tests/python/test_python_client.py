@@ -141,7 +141,7 @@ def test_gradients_and_weights_are_not_copied(server):
         assert client.gradient().ctypes.data == g.ctypes.data and g.ctypes.data % 64 == 0
         g[:] = [1, 2, 3, 4]
         client.push(g, then=weights)
-        assert client.gradient().ctypes.data != g.ctypes.data  # the library owns g since push
+        assert client.gradient().ctypes.data != g.ctypes.data  # the library owns g after push
         assert weights.tolist() == [[-1, -2], [-3, -4]] and client.version == 1
         client.push(np.array([5], np.float32), offset=2)
         client.push([[1, 0], [0, 0]])  # push converts the list

@@ -77,8 +77,8 @@ class Refused(Exception):
 
 
 class Keys:
-    """The key pair of a client and the public key of its server. The key pair comes from a key file
-    or is random."""
+    """Has the key pair of a client and the public key of its server. The key pair comes from a key
+    file or is random."""
 
     def __init__(self, own=None, server=None):
         self.own, self.server = zmq.curve_keypair(), zmq.curve_keypair()[0]

@@ -60,7 +60,8 @@ def server(programs):
 
 @pytest.fixture
 def honest(server):
-    """Yields a correct worker. It pushes before and after each test on the same connections."""
+    """Yields a correct worker. The worker pushes before and after each test on the same
+    connections."""
     worker = Honest(server.endpoint, name="honest")
     worker.goes_on()
     yield worker

@@ -48,8 +48,8 @@ def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
 
 def test_another_data_id_does_not_continue_a_run_and_gets_the_reason(programs, sets):
     """A run that has trained on images has the data set of these images. A server that starts again
-    with another --data-id refuses to continue the run. Its error names both fingerprints, both
-    sizes and a remedy."""
+    with another --data-id refuses to continue the run. The error of the server names both
+    fingerprints, both sizes and a remedy."""
     right, wrong = sets
     server = programs.server(*SMALL)
     assert programs.worker(server.endpoint, data=right).wait(60) == 0

@@ -1,8 +1,9 @@
-"""Attack A22 of docs/faults.md: a hostile server. A cnn-worker that is connected to it sends few
-messages, does not compute forever, and needs no more memory than a batch of its own images needs.
+"""Attack A22 of docs/faults.md: a hostile server. A cnn-worker that is connected to such a server
+sends few messages, does not compute forever, and needs no more memory than a batch of its own
+images needs.
 
-The hostile server changes the WELCOME of a real server and passes it on. It answers all other
-messages itself.
+The hostile server changes the WELCOME of a real server and passes it on. The hostile server answers
+all other messages itself.
 """
 import threading
 import time

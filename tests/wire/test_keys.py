@@ -145,7 +145,7 @@ def test_garbage_never_reaches_the_decoder(server, honest, kind):
 
 
 class Wire(threading.Thread):
-    """A TCP proxy. It records the bytes of each connection, and can change one byte."""
+    """A TCP proxy, which records the bytes of each connection and can change one byte."""
 
     def __init__(self, endpoint, flip=None):
         super().__init__(daemon=True)

@@ -1,5 +1,5 @@
-"""Every view of the server shows the host, pid and address of each worker. Their length is bounded,
-and no decision of the server depends on them."""
+"""Every view of the server shows the host, pid and address of each worker. The length of these
+labels is bounded, and no decision of the server depends on a label."""
 import os
 import pty
 import re

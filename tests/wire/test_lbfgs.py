@@ -1,10 +1,10 @@
-"""Compare the server's L-BFGS (mode sandblaster) with SciPy's, on convex problems. Both have the
-same start, objective and length of history.
+"""Compare the server's L-BFGS (mode sandblaster) with SciPy's, on convex problems, with the same
+start, objective and length of history.
 
-The model is softmax regression (`fc:10`). The label of each image is random, so no weights fit
-all labels. The cross-entropy is therefore convex with a minimum at finite weights. The worker is
-the Python worker of the wire tests. It computes the gradients of the objective, and records every
-point at which the server requests a gradient.
+The model is softmax regression (`fc:10`). The label of each image is random, so no weights fit all
+labels. The cross-entropy is therefore convex with a minimum at finite weights. The Python worker of
+the wire tests computes the gradients of the objective, and records every point at which the server
+requests a gradient.
 """
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from test_wire_modes import IndependentWorker
 HISTORY = 20  # the number of pairs that L-BFGS stores; also the server's default
 STEPS = 70
 NEAR = 1e-5  # the maximum distance from the minimum, relative to the loss at the start
-# The maximum number of the server's evaluations, relative to SciPy's. Both evaluate one or several
-# points in a step. SciPy's line search accepts more points (Wolfe 0.9 instead of 0.5) and
+# The maximum number of the server's evaluations, relative to SciPy's. Both programs evaluate one or
+# several points in a step. SciPy's line search accepts more points (Wolfe 0.9 instead of 0.5) and
 # interpolates, while the server's line search doubles and halves the step. Measured: 1.2 to 1.4.
 TIMES = 1.5
 

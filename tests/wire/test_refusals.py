@@ -20,7 +20,7 @@ ONE = np.eye(1, SIZE, dtype=np.float32)[0]
 
 @pytest.fixture
 def link(server, honest):
-    """A connection on which the test misbehaves."""
+    """Yields a connection on which the test misbehaves."""
     link = Link(server.endpoint)
     yield link
     link.close()

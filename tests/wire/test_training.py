@@ -33,7 +33,7 @@ def softmax_loss(scores, labels):
 
 
 class SoftmaxRegression:
-    """The model `fc:10`. Its flat vector has weight [10][784], then bias [10]."""
+    """The model `fc:10`. The flat vector of its parameters has weight [10][784], then bias [10]."""
 
     def __init__(self, images, labels):
         self.x = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
@@ -115,8 +115,8 @@ def load(data, images):
 
 
 def is_mnist(data_set):
-    """Returns True for MNIST. Its digits are easier than the clothes of Fashion-MNIST, so the tests
-    demand a higher accuracy."""
+    """Returns True for MNIST. The digits of MNIST are easier than the clothes of Fashion-MNIST, so
+    the tests demand a higher accuracy."""
     return data_set.id.xxh3 == 0x90DFC56C5135FD65
 
 

@@ -1,4 +1,4 @@
-"""Elastic training with Horovod, with a commit every SAVE_EVERY steps."""
+"""Train elastically with Horovod, with a commit every SAVE_EVERY steps."""
 import time
 
 import horovod.torch as hvd

@@ -1,4 +1,5 @@
-"""TensorFlow's parameter server strategy: the coordinator schedules one step for each batch."""
+"""Train with TensorFlow's parameter server strategy: the coordinator schedules one step per
+batch."""
 import json
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Data-parallel training under torchrun, with a checkpoint every SAVE_EVERY steps."""
+"""Train data-parallel under torchrun, with a checkpoint every SAVE_EVERY steps."""
 import os
 import time
 

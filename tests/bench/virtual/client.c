@@ -367,7 +367,7 @@ float *cnnps_gradient(struct cnnps *c)
 }
 
 /* Push the gradient, which must be in the buffer that cnnps_gradient returned. A push that also
- * pulls sends two messages here. Together they take the same virtual time as one message. */
+ * pulls sends two messages here. Together the two messages take the same virtual time as one. */
 int cnnps_push(struct cnnps *c, const struct cnnps_push *p)
 {
 	struct msg_push meta = {.base_version = p->version,

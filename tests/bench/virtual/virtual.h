@@ -13,8 +13,8 @@
  *            A message arrives latency_us after its last bit has been sent
  *   server   one message at a time: message_us for each, and for a push apply_ns for each value
  *
- * Each worker is a coroutine. It runs trainer_run with a libcnnps (client.c) whose calls return
- * when enough virtual time has passed. Equal arguments give equal runs, bit for bit.
+ * Each worker is a coroutine. A worker runs trainer_run with a libcnnps (client.c) whose calls
+ * return when enough virtual time has passed. Equal arguments give equal runs, bit for bit.
  *
  * Thread: one.
  */
@@ -83,7 +83,7 @@ enum attack {
 struct attacker {
 	enum attack attack;
 	struct rng rng;
-	float *first; /* ATTACK_STALE: the gradient to send, or NULL */
+	float *first; /* ATTACK_STALE: the gradient that every push has, or NULL */
 };
 
 struct world {

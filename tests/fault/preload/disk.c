@@ -1,7 +1,7 @@
 /*
- * disk.c - disk.so, for LD_PRELOAD. It logs every change of one directory and of the files in it,
- * with the bytes that are written. It can also make fsync hang, make writes fail, or slow writes
- * down.
+ * disk.c - disk.so, for LD_PRELOAD. The library logs every change of one directory and of the files
+ * in it, with the bytes that are written. The library can also make fsync hang, make writes fail,
+ * or slow writes down.
  *
  *   DISK_ROOT=DIR   the directory whose changes are logged (a real path)
  *   DISK_LOG=FILE   the log. A record is a line `op fd name other offset bytes`, with tabs between
@@ -179,7 +179,7 @@ static ssize_t write_now(__typeof__(&write) real, int fd, const void *data, size
 }
 
 /* A write to a file outside DISK_ROOT must not take the lock: libuv's signal handler writes to a
- * pipe, and it may run in a thread that holds the lock. */
+ * pipe, and this handler may run in a thread that holds the lock. */
 ssize_t write(int fd, const void *data, size_t n)
 {
 	char buf[PATH_MAX];

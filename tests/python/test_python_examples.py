@@ -2,6 +2,7 @@
 
 The tests use parts of the data and few epochs. docs/python.md has the figures of whole runs."""
 import json
+import os
 import subprocess
 import sys
 
@@ -18,8 +19,9 @@ SHORT = {"fashion": ["--samples", "4000", "--tests", "500", "--epochs", "2", "--
 
 
 def run(*argv):
+    """Several threads of PyTorch on a busy machine wait for each other, so each process has one."""
     done = subprocess.run([sys.executable, "-m", *map(str, argv)], text=True, capture_output=True,
-                          timeout=200, check=False)
+                          timeout=300, check=False, env=dict(os.environ, OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -42,10 +44,7 @@ def test_example_learns_as_well_as_plain_pytorch(name, data, tmp_path):
         # an untrained model needs 7 bits per byte
         assert ours["bits"] < 1.08 * plain["bits"] < 6.5, (ours, plain)
     else:
-        # The margin for the resnet is large, because its accuracy after 90 asynchronous steps
-        # varies: 0.885 to 0.975 were measured.
-        margin = 0.25 if name == "resnet" else 0.08
-        assert ours["accuracy"] > plain["accuracy"] - margin > 0.6, (ours, plain)
+        assert ours["accuracy"] > plain["accuracy"] - 0.08 > 0.6, (ours, plain)
 
 
 def test_example_without_its_data_says_what_to_fetch(tmp_path):

@@ -71,7 +71,7 @@ def main() -> None:
     torch.manual_seed(1)
     compare("resnet", resnet(), nn.functional.cross_entropy, images(train, options.samples),
             images(test, options.tests), options, {"accuracy": cnnps.torch.accuracy},
-            adam_lr=0.002, optimizer="rmsprop", lr=0.002)
+            adam_lr=0.002, optimizer="rmsprop", lr=0.002, schedule="onecycle")
 
 
 if __name__ == "__main__":

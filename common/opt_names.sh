@@ -1,7 +1,6 @@
 #!/bin/sh
-# Print the rows {"PROGRAM", "option"} of every option of every program, read from the option
-# tables in the sources: common/opt.c includes the output.
-# usage: opt_names.sh PROGRAM:FILE...
+# Print a row {"PROGRAM", "option"} for each option of each program, from the option tables in the
+# sources. common/opt.c includes the output. Usage: opt_names.sh PROGRAM:FILE...
 set -eu
 for pair; do
 	sed -nE "s/.*\b(TEXT|INT|REAL|ENUM|FLAG)\(\"([a-z0-9-]+)\".*/{\"${pair%%:*}\", \"\2\"},/p

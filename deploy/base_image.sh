@@ -1,7 +1,7 @@
 #!/bin/sh
-# Print the name of a local Debian bookworm image. It is debian:bookworm-slim, pulled if necessary. If
-# no registry answers, the script makes an image from Debian's packages (as root, with debootstrap:
-# 200 MB in half a minute). Messages go to stderr.
+# Print the name of a local image of Debian bookworm. The script uses debian:bookworm-slim, and
+# pulls it if necessary. If no registry answers, the script makes an image from Debian's packages
+# with debootstrap (200 MB in half a minute), for which it needs root rights. Messages go to stderr.
 set -eu
 public=debian:bookworm-slim
 own=cnn-ps-base:bookworm

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Pack the release build as build/bundle/cnn-ps-VERSION-linux-x86_64.tar.gz, for hosts on which the
 # user may not install packages, such as rented GPU machines. The bundle runs from any directory. It
-# has all libraries except glibc and libstdc++, which the host provides, like the GPU driver. The
-# programs contain CUDA's runtime. `make bundle` builds, packs and tests the bundle.
+# has all libraries except glibc and libstdc++, which the host provides, as well as the GPU driver.
+# The programs contain CUDA's runtime. `make bundle` builds, packs and tests the bundle.
 #
 #   bin/           launchers: each starts the program of its name with the bundle's libraries
 #   libexec/ lib/  the stripped programs and their shared libraries
@@ -14,7 +14,7 @@ build=build/release
 version=$(sed -n 's/^#define PS_VERSION "\(.*\)"$/\1/p' common/version.h)
 name=cnn-ps-$version-linux-$(uname -m)
 out=build/bundle/$name
-# libraries of the host: glibc, and gcc's runtime for C++
+# libraries that the host provides: glibc, and gcc's runtime for C++
 host='ld-linux.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+)\.so.*|linux-vdso.*'
 
 programs() {
@@ -25,7 +25,7 @@ programs() {
 	cd - >/dev/null
 }
 
-# up PATH: the relative path from PATH's directory to the top of the bundle
+# up PATH: print the relative path from PATH's directory to the top of the bundle.
 up() {
 	dirname "$1" | sed 's|[^/][^/]*|..|g'
 }

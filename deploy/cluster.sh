@@ -8,7 +8,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 workers=${WORKERS:-3}
-limit=900 # seconds for the training
+limit=900 # maximum seconds for the training
 export COMPOSE_PROJECT_NAME=cnn-cluster-$$ CNN_IMAGE=cnn-ps:cluster-$$
 export CNN_MIN_WORKERS=${CNN_MIN_WORKERS:-$workers} CNN_SEED=${CNN_SEED:-7}
 logs=build/docker
@@ -73,7 +73,7 @@ images() {
 		deploy/data.sh
 		return
 	fi
-	# shellcheck disable=SC2016 # the container's shell expands
+	# shellcheck disable=SC2016 # the shell in the container expands the variables
 	found=$(docker run --rm -v "$PWD:/src" "$base" sh -euc '{ apt-get update -q
 		apt-get install -q -y --no-install-recommends curl ca-certificates dataset-fashion-mnist
 		from=$(/src/deploy/data.sh)

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Find or download the training images. Prints their directory on stdout, and messages on stderr.
 #
-# The script tries, in this order: $CNN_DATA if it is set; MNIST in data/mnist, downloaded from public
-# mirrors and verified with the checksums below (it resumes a broken download); and, for a machine
-# without internet, Debian's Fashion-MNIST, which has the same format but is harder to learn. A
-# mirror that does not answer delays the script once, by at most 9 seconds.
+# The script tries these places in this order: $CNN_DATA if it is set; MNIST in data/mnist, which
+# the script downloads from public mirrors and verifies with the checksums below; and, for a machine
+# without internet, Debian's Fashion-MNIST, which has the same format but is harder to learn. The
+# script resumes a broken download. Each mirror that does not answer delays the script by at most 9
+# seconds.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -27,8 +28,9 @@ good() {
 	[ -f "$2" ] && echo "$1  $2" | sha256sum --check --status -
 }
 
-# fetch URL FILE: download, or resume FILE.part. Gives up after 4 seconds without data. FILE.part stays
-# for the next attempt, unless the mirror cannot resume (curl's exit status 22 or 33).
+# fetch URL FILE: download FILE, or resume the download of FILE.part. Give up after 4 seconds
+# without data. FILE.part stays for the next attempt, unless the mirror cannot resume (curl's exit
+# status 22 or 33).
 fetch() {
 	status=0
 	curl --silent --show-error --fail --location --connect-timeout 4 --speed-limit 1000 \
@@ -37,7 +39,7 @@ fetch() {
 	return $status
 }
 
-# fetch_all MIRROR: download every missing file from this mirror.
+# fetch_all MIRROR: download each missing file from this mirror.
 fetch_all() {
 	echo "$sums" | while read -r sum file; do
 		[ -n "$sum" ] || continue

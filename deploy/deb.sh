@@ -1,7 +1,7 @@
 #!/bin/sh
 # Build the Debian packages of this tree in build/deb. Two builds of the same commit give packages
-# with the same bytes: all time stamps are those of the commit. The script needs debhelper and the
-# packages of deploy/setup.sh.
+# with the same bytes, because all time stamps are the time of the commit. The script needs
+# debhelper and the packages of deploy/setup.sh.
 set -eu
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/.*PS_VERSION "\(.*\)"/\1/p' common/version.h)
@@ -21,7 +21,7 @@ fi
 out=build/deb
 rm -rf "$out"
 mkdir -p "$out/source"
-# Do not copy build/: the packages are built from the sources alone.
+# Do not copy build/, because the packages must be built from the sources alone.
 tar -c --exclude ./build --exclude ./.git --exclude ./data . | tar -x -C "$out/source"
 cp -r deploy/debian "$out/source/debian"
 cat >"$out/source/debian/changelog" <<END

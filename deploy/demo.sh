@@ -2,12 +2,12 @@
 # Train a small network: one server with its page, two CPU workers, all on this machine.
 #
 #   deploy/demo.sh              3 epochs of MNIST: some seconds
-#   EPOCHS=200 deploy/demo.sh   long enough to open the page and to kill -9 what you like
+#   EPOCHS=200 deploy/demo.sh   long enough to open the page and to kill processes with kill -9
 #
-# It needs the programs (make), and finds the images with data.sh. On a terminal the server draws a
-# progress bar. A process that dies from kill -9 is started again after 3 s, as systemd would. The run
-# stays in build/demo until the next demo. The script ends all processes that it starts, within 4
-# minutes and 10 s for each epoch.
+# The script needs the programs (`make` builds them), and finds the images with data.sh. On a
+# terminal the server draws a progress bar. If a process dies from kill -9, the script starts it
+# again after 3 s, as systemd would. The run stays in build/demo until the next demo. The script
+# ends all processes that it starts, within 4 minutes and 10 s for each epoch.
 set -eu
 cd "$(dirname "$0")/.."
 bin=build/release
@@ -21,10 +21,10 @@ case $epochs in
 esac
 limit=$((240 + 10 * epochs)) # seconds
 rm -rf "$run" 2>/dev/null || true
-mkdir -p "$run" 2>/dev/null || run=$(mktemp -d) # a directory that others own
+mkdir -p "$run" 2>/dev/null || run=$(mktemp -d) # if the directory belongs to another user
 tmp=$(mktemp -d)
 pids=""
-exec 3>&2 # for what the script says where stderr is a log
+exec 3>&2 # for messages of the script where stderr is a log
 
 cleanup() {
 	for pid in $pids; do
@@ -36,13 +36,14 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 
-# keep NAME COMMAND...: run it until it ends by itself or the time is over.
+# keep NAME COMMAND...: run the command, and start it again if it was killed, until it ends by
+# itself or the time is over.
 keep() {
 	local name=$1 status=137 child=""
 	shift
 	trap 'kill $child 2>/dev/null; wait $child; exit 143' TERM
 	while :; do
-		# shellcheck disable=SC2016 # the inner shell expands it
+		# shellcheck disable=SC2016 # the inner shell expands the variables
 		timeout --foreground --kill-after 5 $((limit - SECONDS)) \
 			sh -c 'echo $$ >"$0"; exec "$@"' "$tmp/$name" "$@" 3>&- &
 		child=$!
@@ -56,15 +57,15 @@ keep() {
 	done
 }
 
-# start NAME COMMAND...: keep it in the background.
+# start NAME COMMAND...: run `keep` in the background.
 start() {
 	rm -f "$tmp/$1"
 	keep "$@" &
 	pids="$pids $!"
 }
 
-# The server's stderr is this terminal, for the progress bar, so the script cannot read the ports
-# from its log and chooses them here.
+# The server's stderr is this terminal, because the server draws its progress bar there. So the
+# script cannot read the ports from the server's log, and chooses the ports itself.
 free_port() {
 	while port=$(shuf -n 1 -i 20000-32000) && grep -q ":$(printf %04X "$port") " /proc/net/tcp; do
 		:
@@ -72,7 +73,7 @@ free_port() {
 	echo "$port"
 }
 
-# process NAME: print the process that runs now.
+# process NAME: print the id of the process that `keep` runs under this name now.
 process() {
 	until [ -s "$tmp/$1" ]; do
 		sleep 0.05
@@ -102,7 +103,7 @@ while kill -0 $server 2>/dev/null; do
 	status=0
 	wait -n || status=$?
 	case $status in
-	0 | 12) ;; # 12: a worker whose run was drained
+	0 | 12) ;; # 12: the status of a worker whose run was drained
 	*)
 		echo "demo: a process ended early; the last lines of the workers' logs:" >&2
 		tail -n 3 "$tmp/log1" "$tmp/log2" >&2
@@ -116,7 +117,8 @@ case $data in
 *fashion*) what="Fashion-MNIST (clothes: harder than digits)" ;;
 *) if grep -q "^${labels:-none} " deploy/data.sh; then what="MNIST"; else what="own images"; fi ;;
 esac
-# from the first line of the history to its last: a server that was killed began to count again
+# time from the first line of the history to its last, because the times of the result begin again
+# when a server was killed
 seconds=$($bin/cnn-ctl history "$run" | awk -F , 'NR == 2 { first = $1 } END { print ($1 - first) / 1000 }')
 awk -v what="$what" -v dir="$data" -v accuracy="$(field accuracy)" -v seconds="$seconds" \
 	-v images="$(field images)" 'BEGIN {

@@ -6,7 +6,7 @@
 #
 # As root on Debian, the script installs missing packages. If the package starts the engine as a
 # service, the service keeps running. If no engine can run, the script prints one line and runs the
-# command without one. The exit status is that of the command. Logs are in build/docker.
+# command without an engine. The exit status is the status of the command. Logs are in build/docker.
 set -eu
 cd "$(dirname "$0")/.."
 dir=build/docker

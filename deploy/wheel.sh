@@ -1,6 +1,6 @@
 #!/bin/sh
 # Build the wheel of the Python package in build/wheel. auditwheel copies the libraries that the
-# programs need into the wheel, and puts the oldest system that can run it into the wheel's name.
+# programs need into the wheel, and names the wheel after the oldest system that can run it.
 #
 #   make wheel      prints the path of the wheel
 #

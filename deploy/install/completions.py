@@ -3,8 +3,9 @@
 
     completions.py BUILD-DIRECTORY OUTPUT-DIRECTORY
 
-Writes cnn-ps.bash for bash and _cnn-ps for zsh, each for all three programs. Options that take a
-value from a list complete that value; FILE and DIR complete file names.
+Writes cnn-ps.bash for bash and _cnn-ps for zsh, each for all three programs. For an option that
+takes a value from a list, the completions are the values of the list; for FILE and DIR, they are
+file names.
 """
 import re
 import subprocess
@@ -32,7 +33,7 @@ def options(text):
 
 
 def values(words):
-    """The values of an option, if its help lists them as (a|b|c; ...)."""
+    """Returns the values of an option if its help lists them as (a|b|c; ...), or an empty list."""
     found = re.search(r"\(([\w.-]+(?:\|[\w.-]+)+)", words)
     return found[1].split("|") if found else []
 

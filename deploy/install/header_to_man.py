@@ -3,8 +3,9 @@
 
     header_to_man.py HEADER VERSION >cnnps.3
 
-The header's first comment becomes DESCRIPTION. A comment of the form `/* ---- title --- */` begins
-a section, and each further comment at the beginning of a line comes before its declaration.
+The first comment of the header is the text of DESCRIPTION. A comment of the form
+`/* ---- title --- */` begins a section. Each further comment at the beginning of a line describes
+the declaration after it.
 """
 import os
 import re
@@ -18,7 +19,7 @@ def escape(line):
 
 
 def prose(comment):
-    """The paragraphs of a comment as troff. Indented lines are not filled."""
+    """Returns the paragraphs of a comment as troff. Indented lines are not filled."""
     out = []
     for paragraph in re.split(r"\n\s*\n", comment.strip("\n")):
         lines = paragraph.split("\n")
@@ -30,13 +31,13 @@ def prose(comment):
 
 
 def text_of(comment):
-    """The text between /* and */, without the asterisks at the beginning of lines."""
+    """Returns the text between /* and */, without the asterisks at the beginning of lines."""
     body = comment.strip()[2:-2]
     return "\n".join(re.sub(r"^\s*\* ?", "", line) for line in body.split("\n"))
 
 
 def blocks(source):
-    """(comment, declaration) pairs of the header, in order."""
+    """Yields the pairs (comment, declaration) of the header, in order."""
     source = re.sub(r"^#(?:ifndef|endif|include|ifdef).*\n|^#define CNNPS_H\n", "", source,
                     flags=re.M)
     source = re.sub(r'^extern "C" \{\n|^\}\n', "", source, flags=re.M)

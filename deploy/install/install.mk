@@ -2,8 +2,8 @@
 #
 #   make install [prefix=/usr/local] [libdir=$(prefix)/lib] [DESTDIR=]
 #
-# libcnnps.so.0 and libcnnps.a have the same objects. Both libraries export only the names that
-# cnnps.map lists, so a program may give its own functions any other name.
+# libcnnps.so.0 and libcnnps.a are made of the same objects. Both libraries export only the names
+# that cnnps.map lists, so a program may use all other names for its own functions.
 
 prefix  ?= /usr/local
 libdir  ?= $(prefix)/lib
@@ -14,7 +14,8 @@ PKGS.library := libzmq libuv libprotobuf-c libxxhash
 MAN     := $(addprefix $(B)/man/,cnn-ps.1 cnn-worker.1 cnn-ctl.1 cnnps.3)
 COMPLETIONS := $(B)/completions/cnn-ps.bash $(B)/completions/_cnn-ps
 
-# The library has its own objects, because only its code must work at any address (-fPIC).
+# The library has objects of its own, because its code must work at any address (-fPIC), and the
+# code of the programs need not.
 pic = $(patsubst %.c,$(B)/pic/%.o,$(1))
 PIC.client := $(call pic,$(SRC.client))
 PIC.others := $(call pic,$(SRC.proto) $(SRC.common)) $(B)/pic/cnnps.pb-c.o

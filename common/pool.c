@@ -6,16 +6,15 @@
 #include "common/pool.h"
 
 #define MAX_FREE 16 /* maximum number of free buffers that the pool keeps */
-#define MAX_FREE_SPECIAL                                                                           \
-/* the same maximum with a caller's allocator. It is more than all buffers of a worker,
-	 * because the pool frees none of them */
-2048
-/* The pool requests slabs of several buffers from a caller's allocator, because a call may take 1
- * ms (CUDA). */
+/* The same maximum with a caller's allocator. It is more than all buffers of a worker, because the
+ * pool frees none of them. */
+#define MAX_FREE_SPECIAL 2048
+/* The pool requests slabs of several buffers from a caller's allocator, because a call may take
+ * 1 ms (CUDA). */
 #define SLAB_BYTES   ((size_t)4 << 20)
 #define SLAB_BUFFERS 32
 
-	struct pool {
+struct pool {
 	size_t n; /* floats */
 	pthread_mutex_t mutex;
 	void *(*allocate)(

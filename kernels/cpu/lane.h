@@ -57,8 +57,8 @@ struct band_room {
 
 struct lane {
 	const struct plan *plan;
-	size_t block, eval_block; /* maximum images at a time, in training and evaluation */
-	float *value[MODEL_MAX_LAYERS + 1];   /* per activation */
+	size_t block, eval_block;           /* most images at a time, in training and evaluation */
+	float *value[MODEL_MAX_LAYERS + 1]; /* per activation */
 	float *d_value[MODEL_MAX_LAYERS + 1]; /* per activation: d loss / d value */
 	/* per pooled step: [image][window][filter], which position of the window has the maximum */
 	uint16_t *argmax[MODEL_MAX_LAYERS];

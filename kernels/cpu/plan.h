@@ -131,7 +131,7 @@ struct plan {
 	size_t first_trained; /* number of the first step with weights */
 	size_t max_positions; /* maximum in a window of any step */
 	size_t max_taps;      /* maximum of a filter of any step */
-	size_t max_entries;   /* maximum of one image in a sparse step */
+	size_t max_entries;   /* maximum number of entries of one image in a sparse step */
 	uint32_t *identity;   /* 0, 1, 2, ...: up to the largest number of filters or channels */
 	size_t n_identity;
 	/* [channel][256] values of a pixel in the first activation; NULL: v / 255 */

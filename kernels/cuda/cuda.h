@@ -11,8 +11,8 @@
  * streams copy the input of the next round and the output of the last one while the kernels of the
  * current round run.
  *
- * Kernels of fused/ may give up (enum kx_trouble). The calls that wait for results then open the
- * path that runs any model, and repeat the batch or the rounds in flight with it.
+ * Kernels of fused/ may give up (enum kx_trouble). The calls that wait for results then open a path
+ * without these kernels, and repeat the batch or the rounds in flight with it.
  *
  * CUDA errors are sticky: after the first one every call fails. `why` keeps the first error and the
  * call that reported it.

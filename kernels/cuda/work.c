@@ -145,7 +145,7 @@ static int set_index(struct cuda *c, struct slot *s, const uint32_t *index, size
 
 /* ---- kernels that gave up -------------------------------------------------------------------- */
 
-/* Opens the path that runs any model. */
+/* Replaces the path whose kernel gave up by a path without kernels of fused/. */
 static int fall_back(struct cuda *c, uint32_t trouble)
 {
 	const char *reason = trouble == KX_TROUBLE_RANGE

@@ -82,8 +82,7 @@ static int advance(struct learner *l, struct err *e)
 
 /* ---- predictions ----------------------------------------------------------------------------- */
 
-/* Writes the predictions of the weights before the last chunk, because that chunk ended too
- * late. */
+/* Writes the predictions of the weights `before`, because the last chunk ended too late. */
 static int print_predictions(struct learner *l, double seconds, struct err *e)
 {
 	float probability[SHOWN * 10];

@@ -5,9 +5,9 @@
         cnn-ladder steps --rung production --filters F --batch B --seconds 0 >NCU.CSV
     profile.py NCU.CSV STEPS.CSV        prints rows of phases.csv
 
-The profiler runs kernels one by one. Their sum may exceed their time in a step, where they overlap.
-The row "copies and waits" has the remaining time of the median step in STEPS.CSV. The row "other"
-has all kernels that take less than 1 % of the step.
+The profiler runs kernels one by one. In a step, kernels can overlap, so the sum of the profiled
+times can be longer than the step. The row "copies and waits" has the remaining time of the median
+step in STEPS.CSV. The row "other" has all kernels that take less than 1 % of the step.
 """
 import csv
 import re

@@ -188,7 +188,7 @@ __device__ void add_stage(struct sums *sum, const float weight[CLASSES], const s
 	}
 }
 
-/* Adds the gradient of the fc bias. Threads without a pooled value compute it, one class each. */
+/* Adds the gradient of the fc bias. The threads without a pooled value do this, one class each. */
 __device__ void tiled_add_bias(const struct stage &s, unsigned m, float *sum)
 {
 	unsigned c = threadIdx.x - BACKWARD_FILTERS * POOL_AREA;

@@ -25,7 +25,7 @@ extern "C" {
 #define KX_M_TILE 128 /* rows of a tile of kx_conv_wgrad; KX_K_TILE: images per pipeline stage */
 #define KX_K_TILE 32
 
-/* The reason why a kernel of fused/ has given up. Its results are not valid then. */
+/* The reason why a kernel of fused/ has given up. The results of such a kernel are not valid. */
 enum kx_trouble {
 	KX_TROUBLE_NONE,
 	KX_TROUBLE_WAIT,  /* a block waited too long for another block of its launch */

@@ -8,8 +8,8 @@
  * exact as fp32. dgrad and wgrad use only the hi term. A launch scales its dY by a power of two
  * that keeps the largest value from overflowing. Only values of at most 2^-38 times the largest
  * value become zero. fprop requires values below CONV2_MAX_VALUE and weights below
- * CONV2_MAX_WEIGHT. The kernels that write larger values or weights set *trouble to
- * KX_TROUBLE_RANGE.
+ * CONV2_MAX_WEIGHT. The kernels that write these values (conv1.cu) or weights (general/params.cu)
+ * set *trouble to KX_TROUBLE_RANGE if one is too large.
  *
  * kx_conv2_fprop and kx_conv2_wgrad need sm_90a (wgmma). The rules of kernels.h apply.
  */

@@ -128,7 +128,7 @@ __device__ inline void windows_over(
 	*to = min((i + pad) / stride + 1, limit);
 }
 
-/* Four neighbouring channels. Every tensor has a multiple of four. */
+/* Four neighbouring channels. The channels of every tensor are padded to a multiple of four. */
 struct quad {
 	float v[KX_QUAD];
 };

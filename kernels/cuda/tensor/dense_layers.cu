@@ -240,8 +240,8 @@ __device__ inline uint64_t mix64(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* Implements the dropout rule of backend.h, which numbers values in the order channels x rows x
- * columns. */
+/* Returns true if the rule of dropout_drops (device.h) drops the value at s. The rule numbers the
+ * values of an image in the order channels x rows x columns. */
 __device__ inline bool dense_drops(const struct kx_batch &batch, const struct kx_drop &drop,
 	const struct kx_dense &p, const struct place &s)
 {

@@ -1,6 +1,6 @@
 /*
- * bounds.c - checks after every event that nothing exceeds its bound, and that the counters of the
- * core agree with its tables.
+ * bounds.c - checks after every event that all numbers are within their bounds, and that the
+ * counters of the core agree with its tables.
  */
 #include "common/checkpoint.h"
 #include "server/core/state.h"
@@ -39,8 +39,8 @@ static void check_leases(struct sim *s, const struct core *c)
 			l->n_free, l->n_done, n_free, n_done);
 }
 
-/* The server never suspects a worker whose heartbeats the network delivers, even if the server was
- * stopped or restarted. */
+/* Checks that the server never suspects a worker whose heartbeats the network delivers, even if the
+ * server was stopped or restarted. */
 static void check_trust(struct sim *s, const struct core *c)
 {
 	const struct session *only = s->worker[0].session;
@@ -56,8 +56,8 @@ static void check_trust(struct sim *s, const struct core *c)
 	}
 }
 
-/* An excluded worker must have no work. A broken device must not end the run while other workers
- * are only silent, nor before the training has begun. */
+/* Checks that an excluded worker has no work, and that a broken device does not end the run while
+ * other workers are only silent, or before the training has begun. */
 static void check_excluded(struct sim *s, const struct core *c)
 {
 	const struct worker *only = NULL;
@@ -79,7 +79,9 @@ static void check_excluded(struct sim *s, const struct core *c)
 	}
 	if (c->run.end_status != PS_EDIVERGED || s->server.ending)
 		return;
-	s->server.ending = 1; /* check only at this event: the other workers may leave later */
+	/* make the checks below only at the event that ends the run, because the other workers may
+	 * leave later */
+	s->server.ending = 1;
 	if (2 * bad <= all)
 		sim_violation(s, "the run ends as diverged for %u of %u workers", bad, all);
 	if (s->training && !c->run.begun)

@@ -1,5 +1,5 @@
-/* calls.c - the redirected calls of calls.h. ld defines the names: a call of open() arrives in
- * __wrap_open(). */
+/* calls.c - the redirected calls of calls.h. The linker (ld --wrap) determines the names: a call of
+ * open() arrives in __wrap_open(). */
 #include "tests/sim/calls.h"
 #include <dirent.h>
 #include <errno.h>
@@ -12,7 +12,8 @@
 #include <unistd.h>
 #include "common/log.h"
 
-#define FIRST_FD   (1 << 20) /* descriptors from here on are simulated; smaller ones are real */
+/* descriptors from this number on are simulated; smaller ones are real */
+#define FIRST_FD   (1 << 20)
 #define LARGE      ((size_t)1 << 17)
 #define MAX_LARGE  16u
 #define IS_OURS(f) ((f) >= FIRST_FD)
@@ -44,7 +45,8 @@ void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg)
 	machine.arg = arg;
 }
 
-/* The file name in `path`, without the directory; NULL: `path` is the directory itself. */
+/* Returns the file name in `path`, without the directory, or NULL if `path` is the directory
+ * itself. */
 static const char *plain(const char *path)
 {
 	const char *slash = strrchr(path, '/');
@@ -180,7 +182,7 @@ int __wrap_fstatat(int dir, const char *name, struct stat *st, int flags)
 	return describe(st, disk_size_of(machine.disk, name));
 }
 
-/* mkdir and stat of the directory itself: it always exists. */
+/* The functions below can also get the path of the directory itself, which always exists. */
 int __wrap_stat(const char *path, struct stat *st);
 int __wrap_stat(const char *path, struct stat *st)
 {
@@ -298,8 +300,8 @@ void __wrap_log_write(
 
 void *__real_mem_try(size_t n, size_t size);
 
-/* Returns a reusable block; NULL: `bytes` is too small for a large block, or all places for large
- * blocks are taken. */
+/* Returns a reusable block. Returns NULL if `bytes` is too small for a large block, or if all
+ * places for large blocks are taken. */
 static void *large_block(size_t bytes)
 {
 	for (size_t i = 0; bytes >= LARGE && i < MAX_LARGE; i++) {

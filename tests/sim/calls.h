@@ -1,8 +1,8 @@
 /*
  * calls.h - the functions that replace calls of the C library and libuv in the simulator. The
- * linker redirects the calls (Makefile, SIM_CALLS): file calls use the simulated disk, jobs for
+ * linker redirects these calls (Makefile, SIM_CALLS). File calls use the simulated disk, jobs for
  * libuv's thread pool run in virtual time, random numbers come from the seed, and log lines are
- * discarded. All other code in the program is the server's own code, unchanged.
+ * discarded. The code that makes the calls is the unchanged code of the server.
  *
  * One process simulates one machine at a time. calls_use selects the machine.
  */
@@ -21,8 +21,8 @@ struct job {
 
 typedef void job_fn(void *arg, const struct job *job);
 
-/* From now on, file calls use disk `d`, getrandom draws from `chance`, and new jobs of the thread
- * pool are passed to `give` with `arg`. */
+/* Selects the machine. From now on, file calls use disk `d`, getrandom draws from `chance`, and new
+ * jobs of the thread pool are passed to `give` with `arg`. */
 void calls_use(struct disk *d, struct rng *chance, job_fn *give, void *arg);
 
 #endif

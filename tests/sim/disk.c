@@ -19,8 +19,8 @@ static int fail(int error)
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-/* Record a change of the directory that is not synced yet. When the list of changes is full, the
- * oldest change reaches the disk: a real file system also writes its journal in order. */
+/* Records a change of the directory that is not synced yet. If the list of changes is full, the
+ * oldest change becomes durable, as in a real file system, which writes its journal in order. */
 static void change(struct disk *d, struct disk_change c)
 {
 	if (d->n_changes == DISK_CHANGES) {
@@ -67,7 +67,8 @@ static int new_file(struct disk *d)
 		return i;
 	}
 	if (d->n_changes == 0)
-		/* cannot happen: the number of names is bounded, and each name has one file */
+		/* this cannot happen, because the number of names is bounded, and each name has one
+		 * file */
 		abort();
 	/* A real file system commits its metadata journal from time to time. */
 	names_commit(d);
@@ -93,7 +94,7 @@ static int new_fd(struct disk *d, struct disk_open o)
 		d->open[i] = o;
 		return i;
 	}
-	abort(); /* the program leaks descriptors */
+	abort(); /* all descriptors are in use, so the program leaks descriptors */
 }
 
 /* ---- what can go wrong at each change -------------------------------------------------------- */
@@ -195,7 +196,7 @@ static long take_bytes(struct disk *d, int fd, const void *bytes, size_t n)
 	return (long)n;
 }
 
-/* The free space of the disk. */
+/* Returns the free space of the disk. */
 static uint64_t space(const struct disk *d)
 {
 	uint64_t used = 0;
@@ -260,7 +261,7 @@ static void sync_file(struct disk_file *f)
 	f->dirty = 0;
 }
 
-/* A failed sync discards the writes that it could not store. The next sync reports success although
+/* Discards the writes that a failed sync could not store. The next sync reports success although
  * these writes are lost. */
 static void lose_writes(struct disk *d, struct disk_file *f);
 
@@ -360,8 +361,8 @@ void disk_killed(struct disk *d)
 
 enum survival { NONE, ALL, FIRST, ANY, WAYS };
 
-/* Power cut: decide which sectors of the bytes since the last fsync survive. Afterwards `now` is
- * the content on the disk. */
+/* Decides at a power cut which sectors of the bytes since the last fsync survive. After the call,
+ * `now` is the content on the disk. */
 static void keep_sectors(struct disk *d, struct disk_file *f, enum survival way)
 {
 	size_t first = rng_below(&d->rng, f->size / DISK_SECTOR + 2);
@@ -384,7 +385,7 @@ static void lose_writes(struct disk *d, struct disk_file *f)
 	if (!f->dirty)
 		return;
 	make_room(f, f->safe_size);
-	if (way == NONE || chance(d, 300)) { /* the new size was not written */
+	if (way == NONE || chance(d, 300)) { /* the new size of the file is lost */
 		if (f->safe_size > f->size)
 			memcpy(f->now + f->size, f->safe + f->size, f->safe_size - f->size);
 		f->size = f->safe_size;

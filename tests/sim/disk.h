@@ -1,6 +1,6 @@
 /*
- * disk.h - a simulated directory that keeps only what POSIX promises. The real file code runs on
- * it.
+ * disk.h - a simulated disk with one directory, which gives no guarantee beyond those of POSIX. The
+ * real file code runs on this disk.
  *
  * The simulator links common/file.c, common/checkpoint.c, server/durability/checkpointer.c and
  * server/durability/startup.c unchanged. calls.c redirects their calls of the C library (ld --wrap)
@@ -9,8 +9,8 @@
  * After a power cut, a file has the content of its last fsync. In addition, any sectors of later
  * writes may have survived, and the file has its size at the last fsync or its newest size. The
  * directory has the entries of its last fsync. Of the later links, renames and unlinks, either the
- * first few have survived or any subset. A rename is atomic. When a process is killed, nothing that
- * it wrote is lost, but the kill may come in the middle of a write.
+ * first few or any subset have survived. A rename is atomic. When a process is killed, no byte that
+ * it has written is lost, but the kill may come in the middle of a write.
  *
  * Invariant: all randomness comes from `rng`, so a seed always replays the same run. Not
  * thread-safe.
@@ -68,18 +68,19 @@ struct disk {
 	size_t listing; /* the position of readdir */
 
 	/* faults, per 1000 operations */
-	uint32_t fails;  /* writes, syncs and renames that end with EIO or ENOSPC */
-	uint32_t shorts; /* writes that store fewer bytes than the caller passed */
-	/* Syncs that report success but write nothing. After one of them the disk has broken its
-	 * promises. */
+	uint32_t fails;  /* rate of writes, syncs and renames that fail with EIO or ENOSPC */
+	uint32_t shorts; /* rate of writes that store fewer bytes than the caller passed */
+	/* Rate of syncs that report success but write nothing. Such a sync breaks the guarantees of
+	 * POSIX. */
 	uint32_t forgets;
 
 	uint64_t capacity; /* the maximum number of bytes of all files; 0: no limit */
 	uint32_t full;     /* the number of writes that found no space */
 
-	uint32_t ops_left;   /* changes until the process is killed; DISK_NEVER: no kill */
-	int dead;            /* the process was killed: its calls have no effect */
-	int broken;          /* 1: the disk has lost data that it had promised to keep */
+	/* number of changes until the process is killed; DISK_NEVER: no kill */
+	uint32_t ops_left;
+	int dead;            /* 1: the process was killed, and its calls have no effect */
+	int broken;          /* 1: the disk has lost durable data */
 	int lied;            /* 1: a sync has reported success without writing */
 	uint32_t peak_names; /* the largest number of entries so far */
 	uint64_t ops, cuts;
@@ -87,15 +88,15 @@ struct disk {
 
 void disk_init(struct disk *d);
 void disk_release(struct disk *d);
-/* Make `d` an empty directory on a disk without faults. */
+/* Makes `d` an empty directory on a disk without faults. */
 void disk_reset(struct disk *d, struct rng rng);
-/* The server's process has died: close its files and free its lock. Afterwards a new process may
- * start. */
+/* Closes the files of the server's process, which has died, and frees its lock, so that a new
+ * process can start. */
 void disk_killed(struct disk *d);
 void disk_power_cut(struct disk *d);
-/* Flip one bit of the newest file whose name begins with `prefix`. */
+/* Flips one bit of the newest file whose name begins with `prefix`. */
 void disk_rot(struct disk *d, const char *prefix);
-/* The number of entries whose names begin with `prefix`. */
+/* Returns the number of entries whose names begin with `prefix`. */
 uint32_t disk_count(const struct disk *d, const char *prefix);
 
 /* These functions behave like the system calls of the same names: they return -1 and set errno.
@@ -111,10 +112,11 @@ int disk_sync(struct disk *d, int fd);
 int disk_rename(struct disk *d, const char *name, const char *to);
 int disk_unlink(struct disk *d, const char *name);
 int disk_lock(struct disk *d, int fd);
-/* The size of a file; -1: there is no such file. */
+/* Both return the size of a file, or -1 if there is no such file. */
 long disk_size_of(struct disk *d, const char *name);
 long disk_size(struct disk *d, int fd);
-/* disk_next returns the name of the next entry since disk_rewind; NULL: no more entries. */
+/* disk_next returns the name of the next entry since disk_rewind, or NULL if there are no more
+ * entries. */
 void disk_rewind(struct disk *d);
 const char *disk_next(struct disk *d);
 

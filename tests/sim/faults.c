@@ -15,8 +15,8 @@ static struct sim_worker *victim(struct sim *s, const struct fault *f)
 	return f->node <= s->n_workers ? &s->worker[f->node - 1] : NULL;
 }
 
-/* Kill the server at the moment that the fault demands: now, at a later effect, or in a later disk
- * operation. If the server is down, kill its next start in a disk operation. */
+/* Kills the server at the moment that the fault demands: now, at a later effect, or in a later disk
+ * operation. If the server does not run, its next start is killed in a disk operation. */
 static void kill_server(struct sim *s, const struct fault *f, int power)
 {
 	struct sim_server *v = &s->server;
@@ -71,8 +71,8 @@ static void cut_off(struct sim *s, uint32_t node, uint32_t ms)
 		s->net.lane[node][way].cut_until_ms = s->net.now_ms + ms;
 }
 
-/* A supervisor believes that a worker is dead, and starts a second process with its name. The first
- * process may be stopped, cut off from the network, or healthy. */
+/* Starts a second process with the name of a worker, as a supervisor does that considers the worker
+ * dead. The first process may be stopped, cut off from the network, or healthy. */
 static void twin(struct sim *s, const struct fault *f)
 {
 	uint32_t node = victim(s, f) ? worker_twin(s, f->node, 10 + 20 * f->in) : 0;
@@ -90,8 +90,8 @@ static void slow(struct sim *s, const struct fault *f)
 	s->suspectable = 1;
 }
 
-/* 1: the run can go on without one worker: other workers can do its work, and the training has
- * begun or does not need this worker to begin. */
+/* Returns 1 if the run can continue without one worker: other workers can do its work, and the
+ * training has begun or can begin without this worker. */
 static int is_dispensable(const struct sim *s)
 {
 	const struct core *c = s->server.core;
@@ -158,7 +158,8 @@ void faults_happen(struct sim *s, uint32_t number)
 		s->disk_bad_until_ms = s->net.now_ms + f->ms;
 		s->suspectable |=
 			s->cfg.checkpoint.wal ==
-			/* a session whose answer is overdue sends HELLO instead of heartbeats */
+			/* With the log an answer may be overdue, and then the session sends HELLO
+			 * instead of heartbeats. */
 			DURABILITY_ALWAYS;
 		break;
 	case FAULT_ROT:

@@ -14,8 +14,9 @@
 #define CHUNK    64u
 #define MAX_JOBS 256u
 #define LOOK_MS  20
-/* A process is hung if this many checks in a row, LOOK_MS apart, find it at the same seed. A seed
- * takes about a millisecond. While the whole simulator is stopped, it makes no checks. */
+/* A process is hung if this number of checks in a row, LOOK_MS apart, find it at the same seed. A
+ * seed takes about a millisecond. A stop of the whole simulator does not count, because it makes no
+ * checks during this time. */
 #define HANG 1000
 
 /* Memory that all processes share. */
@@ -26,7 +27,7 @@ struct board {
 	struct totals totals[MAX_JOBS];
 };
 
-/* How often in a row the parent has found a process at the same seed. */
+/* The number of times in a row that the parent has found a process at the same seed. */
 struct watched {
 	uint64_t seed;
 	unsigned looks;
@@ -64,8 +65,8 @@ static void note_failure(struct board *b, uint64_t seed)
 		;
 }
 
-/* The work of one process: take chunks of seeds, until all seeds or all seeds below the smallest
- * failed seed are taken. */
+/* Does the work of one process: takes chunks of seeds and runs them, until all seeds below the
+ * smallest failed seed are taken, or all seeds if none has failed. */
 static void work(struct board *b, uint32_t job, uint64_t to, const struct sim_limits *limits)
 {
 	static struct sim s;
@@ -115,7 +116,8 @@ static void show_progress(const struct board *b, uint32_t n, uint64_t all, doubl
 		(unsigned long long)all, (double)done / (seconds > 0 ? seconds : 1));
 }
 
-/* A process that a signal killed has failed at its current seed. */
+/* Handles the end of a process. A process that a signal has killed has failed at its current
+ * seed. */
 static void reap(
 	struct board *b, struct jobs_result *r, pid_t *pid, uint32_t n, pid_t gone, int status)
 {
@@ -130,7 +132,7 @@ static void reap(
 	}
 }
 
-/* Kill each process that hangs at a seed. The seed then counts as failed. */
+/* Kills each process that hangs at a seed. The seed then counts as failed. */
 static void kill_hung(const struct board *b, struct watched *w, const pid_t *pid, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {

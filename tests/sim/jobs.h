@@ -2,7 +2,7 @@
  * jobs.h - runs many seeds in one process or in several processes at once.
  *
  * The processes take the seeds in ascending order, a few at a time. After a violation, all smaller
- * seeds still run. So the reported seed is always the smallest failing seed, whatever the number of
+ * seeds still run. So the reported seed is always the smallest failing seed, for any number of
  * processes.
  */
 #ifndef TESTS_SIM_JOBS_H
@@ -25,8 +25,8 @@ struct jobs_result {
 	int died;
 };
 
-/* Run seeds from..to under `limits` in `n` processes. If stderr is a terminal, print the progress
- * there. */
+/* Runs the seeds `from` to `to` under `limits` in `n` processes. If stderr is a terminal, prints
+ * the progress there. */
 void jobs_run(struct jobs_result *r, uint64_t from, uint64_t to, const struct sim_limits *limits,
 	uint32_t n);
 

@@ -2,17 +2,18 @@
  * lane.c - the shared-memory lanes of the simulator (server/net/lane.h, worker/client/lane.h): the
  * values of a push are in a slot, and only its header is a message.
  *
- * The model keeps these rules of the programs: a lane belongs to one connection and one process of
- * the server; a slot gets new values after its push is durable; the server copies a slot before it
- * uses the values, and a copy with a wrong checksum counts as lost. The faults are those of shared
- * memory. A header arrives late, when its slot has other values. A process dies at any byte of a
- * write. A write goes on while the server copies, so that the copy has bytes of both.
+ * This model has the same rules as the real lanes. A lane belongs to one connection and one process
+ * of the server. A slot gets new values only after its push is durable. The server copies a slot
+ * before it uses the values, and a push whose copy has a wrong checksum counts as lost. The model
+ * has the faults of shared memory. A header arrives late, when its slot already has other values. A
+ * process dies at any byte of a write. A write continues while the server copies, so that the copy
+ * has bytes of two writes.
  */
 #include <string.h>
 #include "proto/wire.h"
 #include "tests/sim/sim.h"
 
-/* Overwrite the bytes [from, to) of a slot. */
+/* Overwrites the bytes [from, to) of a slot. */
 static void scribble(struct sim *s, float *slot, size_t from, size_t to)
 {
 	unsigned char *byte = (unsigned char *)slot;
@@ -31,12 +32,12 @@ void sim_lane_welcomed(struct sim *s, struct sim_worker *w)
 	if (!s->has_lanes || !s->server.core || stamp->term != s->cfg.term || l->link != w->bulk)
 		return; /* the worker has no lane, or its secret is not the newest */
 	if (l->server_life == s->server.life)
-		return; /* the lane goes on after a new connection */
+		return; /* the lane stays open after a new connection */
 	l->server_life = net_chance(&s->net, 800) ? s->server.life : 0;
 	memset(l->seq, 0, sizeof(l->seq));
 }
 
-/* Take a free slot for a push that has not been sent. 0: none. */
+/* Takes a free slot for a push that has not been sent. Returns 0 if no slot is free. */
 static uint32_t take_slot(struct shm_lane *l, uint64_t seq, const struct gradient *g)
 {
 	uint32_t i = 0;
@@ -60,7 +61,7 @@ void sim_lane_push(struct sim *s, struct sim_worker *w, struct msg_push *p)
 
 	p->lane_slot = 0;
 	l->newest = is_new ? p->seq : l->newest;
-	/* a worker may find out late that the server of its lane was killed */
+	/* a worker may detect late that the server of its lane was killed */
 	if (!l->server_life || p->slices.n != 1 || (is_lost && net_chance(&s->net, 500)))
 		return;
 	for (uint32_t i = 0; i < SIM_LANE_SLOTS; i++)
@@ -83,8 +84,8 @@ void sim_lane_release(struct sim_worker *w, uint64_t durable)
 			w->lane.seq[i] = 0;
 }
 
-/* The process was writing its next gradient: a free slot has some bytes of it. The memory stays
- * until the server finds the closed connection. */
+/* Notes that the process was killed while it wrote its next gradient, so that a free slot has some
+ * bytes of it. The memory exists until the server detects the closed connection. */
 void sim_lane_killed(struct sim *s, struct sim_worker *w)
 {
 	struct shm_lane *l = &w->lane;
@@ -102,7 +103,7 @@ void sim_lane_killed(struct sim *s, struct sim_worker *w)
 
 void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot)
 {
-	/* another process has the slot: its lane ends */
+	/* the worker slot belongs to another process now, so the lane of the old process ends */
 	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS; i++)
 		if (i + 1 != node && s->worker[i].lane.worker == slot)
 			s->worker[i].lane.server_life = 0;
@@ -110,7 +111,7 @@ void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot)
 	s->worker[node - 1].lane.link = link;
 }
 
-/* Copy the values of a push and check the copy. 0: it has a wrong checksum. */
+/* Copies the values of a push and checks the copy. Returns 0 if the copy has a wrong checksum. */
 static int copy_slot(struct sim *s, struct shm_lane *l, struct msg_push *p)
 {
 	struct slice *slice = &p->slices.slice[0];

@@ -96,7 +96,8 @@ static void print_command(
 	printf("%s --trace\n", l->calm ? " --calm" : "");
 }
 
-/* Print the seed and its violation. With `shrinks`, also print the shrunk case and its faults. */
+/* Prints the seed and its violation. If `shrinks` is 1, also prints the shrunk case and its
+ * faults. */
 static int failed(const char *program, uint64_t seed, const struct sim_limits *limits, int shrinks)
 {
 	static struct sim s;

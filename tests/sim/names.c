@@ -27,7 +27,9 @@ static void put(struct disk_name *names, const char *text, int file)
 		if (names[i].file < 0)
 			n = &names[i];
 	if (!n)
-		abort(); /* cannot happen: bounds.c limits the number of files after every event */
+		/* this cannot happen, because bounds.c checks the number of files after every
+		 * event */
+		abort();
 	names_copy(n->text, text);
 	n->file = file;
 }

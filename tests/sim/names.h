@@ -6,16 +6,16 @@
 #define TESTS_SIM_NAMES_H
 #include "tests/sim/disk.h"
 
-/* Copy `text`, truncated to the maximum length of a name. */
+/* Copies `text` to `to`, truncated to the maximum length of a name. */
 void names_copy(char to[DISK_NAME], const char *text);
-/* Find the entry with the name `text`; NULL: no such entry. */
+/* Returns the entry with the name `text`, or NULL if there is no such entry. */
 struct disk_name *names_find(struct disk_name *names, const char *text);
 void names_apply(struct disk_name *names, const struct disk_change *c);
-/* Sync the directory: all changes survive a power cut from now on. */
+/* Syncs the directory, so that all changes so far survive a power cut. */
 void names_commit(struct disk *d);
-/* Cut the power: either the first few changes survive, or any subset of them. */
+/* Applies a power cut: either the first few changes survive, or any subset of them. */
 void names_survive(struct disk *d);
-/* Empty the directory. */
+/* Empties the directory. */
 void names_forget(struct disk *d);
 
 #endif

@@ -56,7 +56,7 @@ void net_later(struct net *n, uint64_t at_ms, struct item it)
 {
 	size_t i = n->n;
 
-	/* too many events are pending: stop the run before the machine swaps */
+	/* too many events are pending: stop the run before the machine runs out of memory */
 	if (i == n->room)
 		abort();
 	it.at_ms = at_ms;

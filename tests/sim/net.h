@@ -1,20 +1,20 @@
 /*
- * net.h - virtual time and an unreliable network for the simulator. A heap holds all future events.
- * The network delays, loses, duplicates and reorders messages as the seed decides. A link can be
- * slow, or cut in one direction or in both.
+ * net.h - virtual time and an unreliable network for the simulator. A heap has all future events.
+ * The network delays, loses, duplicates and reorders messages; the seed determines which. A link
+ * can be slow, or cut in one direction or in both.
  */
 #ifndef TESTS_SIM_NET_H
 #define TESTS_SIM_NET_H
 #include "common/rng.h"
 #include "proto/msg.h"
 
-#define SIM_SERVER 0u /* node 0 is the server, 1.. are workers */
+#define SIM_SERVER 0u /* node 0 is the server, and the nodes from 1 on are workers */
 #define SIM_NODES  9u
 
 enum happening {
 	HAPPEN_MESSAGE,
 	HAPPEN_TICK,
-	HAPPEN_JOB, /* the thread pool runs a job, and later reports its end */
+	HAPPEN_JOB, /* the thread pool runs a job, or reports the end of a job */
 	HAPPEN_START,
 	HAPPEN_COMPUTED,
 	HAPPEN_HEAL, /* a cut link is connected again */
@@ -46,16 +46,16 @@ struct net {
 	struct rng rng;
 	uint64_t now_ms, next_order;
 	uint32_t delay_ms, jitter_ms; /* a message takes delay_ms + below(jitter_ms + 1) */
-	uint32_t drop, twice;         /* losses and duplications, per 1000 messages */
-	uint32_t tear;                /* torn copies, per 1000 pushes in shared memory */
-	int in_order;                 /* a link keeps its order, as TCP does */
+	uint32_t drop, twice;         /* rates of losses and duplications, per 1000 messages */
+	uint32_t tear;                /* rate of torn copies, per 1000 pushes in shared memory */
+	int in_order;                 /* 1: a link keeps the order of its messages, as TCP does */
 	/* [0]: from the server to the worker; [1]: to the server */
 	struct lane lane[SIM_NODES][2];
-	/* until this time a message with a tensor takes slow_ms to or from the worker */
+	/* until this time, a message with a tensor to or from the worker takes slow_ms */
 	uint64_t slow_until_ms[SIM_NODES];
 	uint32_t slow_ms[SIM_NODES];
-	/* The losses, duplications and torn copies of a run are numbered from 0. Only those with numbers in
-	 * [strikes_from, strikes_to) happen. */
+	/* The losses, duplications and torn copies of a run are numbered from 0. Only the faults
+	 * with numbers in [strikes_from, strikes_to) happen. */
 	uint64_t strikes, strikes_from, strikes_to;
 	struct item *heap;
 	size_t n, room, peak; /* peak: the largest n so far */
@@ -66,23 +66,24 @@ struct net {
 
 void net_init(struct net *n);
 void net_release(struct net *n);
-/* Drop all items and restart at time 0 with `rng`, without faults. */
+/* Drops all items and restarts at time 0 with `rng`, without faults. */
 void net_reset(struct net *n, struct rng rng);
 void net_at(struct net *n, uint64_t at_ms, struct item it);
-/* Postpone an item to `at_ms`. The item keeps its order, so it precedes items of the same time that
- * were added after it. */
+/* Postpones an item to `at_ms`. The item keeps its order, so it comes before all items with the
+ * same time that were added after it. */
 void net_later(struct net *n, uint64_t at_ms, struct item it);
-/* Send a message, subject to the faults of the link. The slices of the copied message point to the
- * same values. */
+/* Sends a copy of a message, with the faults of the link. The slices of the copy point to the same
+ * values. */
 void net_send(struct net *n, uint32_t worker, int to_server, struct item it, const struct msg *m);
-/* Take the next item and advance the time to it. Returns 0 if there is no item. The caller gives
- * it->msg back with net_done. */
+/* Takes the next item and advances the time to it. Returns 0 if there is no item. The caller must
+ * give it->msg back with net_done. */
 int net_next(struct net *n, struct item *it);
 void net_done(struct net *n, struct item *it);
 uint64_t net_below(struct net *n, uint64_t bound);
 int net_chance(struct net *n, uint32_t per_mille);
-/* 1: this message is lost, duplicated or torn. The function draws the random number even if the
- * limits of a shrunk case forbid the fault, so that the later random numbers stay the same. */
+/* Returns 1 if this message is to be lost, duplicated or torn. The function draws the random number
+ * even if the limits of a shrunk case forbid the fault, so that the later random numbers stay the
+ * same. */
 int net_strikes(struct net *n, uint32_t per_mille);
 
 #endif

@@ -1,14 +1,15 @@
 /*
- * node_server.c - the server of the simulator: the real core, checkpointer and restore in a
- * simulated process. It follows server/server.c: restore, write a checkpoint, accept messages,
- * carry out effects in order, close the sessions.
+ * node_server.c - the server of the simulator: the real core, checkpointer and start-up code in a
+ * simulated process. The code does the same steps as server/server.c: restore the state, write a
+ * checkpoint, accept messages, carry out effects in order, close the sessions.
  */
 #include <stdlib.h>
 #include <string.h>
 #include "tests/sim/sim.h"
 
 #define SESSION_CLOSE_MS 2000
-#define CUT_OPS          30u /* more disk operations than a checkpoint takes */
+/* a number of disk operations that is greater than that of a checkpoint */
+#define CUT_OPS 30u
 
 /* ---- the process ----------------------------------------------------------------------------- */
 
@@ -22,7 +23,8 @@ void server_release(struct sim *s)
 {
 	struct sim_server *v = &s->server;
 
-	s->disk.dead = 1; /* from here on, no release writes to the disk */
+	/* the functions below, which release the process's memory, must not write to the disk */
+	s->disk.dead = 1;
 	sim_wal_release(s);
 	checkpointer_free(&v->checkpointer);
 	startup_release(&v->state);
@@ -44,12 +46,12 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 	server_event(arg, &ev);
 }
 
-/* Restore the state and write a checkpoint, as the server does when it starts. */
+/* Restores the state and writes a checkpoint, as the server does when it starts. */
 static int boot(struct sim *s, struct err *e)
 {
 	struct sim_server *v = &s->server;
 
-	/* The disk has no size limit during a start: without space a start would exit, which the
+	/* The disk has no size limit during a start. On a full disk a start would exit, which the
 	 * simulator does not test. */
 	s->disk.capacity = 0;
 	int rc = startup(&v->state, &s->options, e);
@@ -64,8 +66,8 @@ static int boot(struct sim *s, struct err *e)
 	return rc ? rc : sim_wal_open(s, e);
 }
 
-/* A start has failed. This is a violation, unless the process was killed or the disk has failed or
- * lost data. */
+/* Handles a start that has failed. The failure is a violation, unless the process was killed or the
+ * disk has failed or lost data. */
 static void boot_failed(struct sim *s, int rc, const struct err *e)
 {
 	int killed = s->disk.dead, power = s->server.power;
@@ -122,8 +124,8 @@ void server_start(struct sim *s)
 	spoken_to(s);
 }
 
-/* The server was killed: run each job of its thread pool up to a random disk operation, or not at
- * all. */
+/* Called when the server is killed: runs each job of its thread pool up to a random disk operation,
+ * or not at all. */
 static void cut_jobs(struct sim *s)
 {
 	for (size_t i = 0; i < SIM_JOBS; i++) {
@@ -189,8 +191,8 @@ void server_take_job(void *arg, const struct job *job)
 			.what = HAPPEN_JOB, .node = SIM_SERVER, .life = v->life, .number = i});
 }
 
-/* Run a job of the thread pool, all at one moment of virtual time. A few milliseconds later, report
- * its end to the event loop. */
+/* Runs a job of the thread pool at one moment of virtual time, or reports the end of a job that has
+ * run to the event loop, a few milliseconds later. */
 void server_job(struct sim *s, struct item *it)
 {
 	struct sim_server *v = &s->server;
@@ -212,7 +214,7 @@ void server_job(struct sim *s, struct item *it)
 		server_crash(s, v->power);
 		return;
 	}
-	if (!s->disk.fails && !wal_busy(s->wal.log)) /* the job was a save */
+	if (!s->disk.fails && !wal_busy(s->wal.log)) /* the job was a save of a checkpoint */
 		bounds_disk(s);
 	net_at(&s->net, s->net.now_ms + net_below(&s->net, 5), *it);
 }
@@ -262,7 +264,7 @@ static void say(struct sim *s, const struct effect *e)
 		return;
 	if (m->type == MSG_WELCOME)
 		sim_lane_offer(s, node, e->peer, m->welcome.stamp.worker);
-	/* PARAMS without the values: program.c takes the weights from `versions` */
+	/* send PARAMS without values, because program.c takes the weights from `versions` */
 	if (m->type == MSG_PARAMS) {
 		params.type = MSG_PARAMS;
 		params.params.request = m->params.request;
@@ -278,7 +280,7 @@ static void say(struct sim *s, const struct effect *e)
 		e->durable_first);
 }
 
-/* Store the weights that workers can pull after this step of the core. */
+/* Stores the weights that workers can pull after this step of the core. */
 static void remember(struct sim *s)
 {
 	const struct core *c = s->server.core;
@@ -314,8 +316,8 @@ static void finish(struct sim *s, int status)
 			.number = SIM_JOBS});
 }
 
-/* With `tight`, limit the disk to the space for three checkpoints as large as the newest one, and
- * for the small files. */
+/* If the run is `tight`, limits the disk to the space for the small files and for three checkpoints
+ * as large as the newest one. */
 static void limit_space(struct sim *s)
 {
 	if (s->tight)
@@ -326,7 +328,7 @@ static void limit_space(struct sim *s)
 static void carry_out(struct sim *s, const struct effect *e)
 {
 	switch (e->kind) {
-	case EFFECT_COMMIT: /* sim_wal_stepped does this */
+	case EFFECT_COMMIT: /* sim_wal_stepped carries this effect out */
 		break;
 	case EFFECT_SEND:
 		say(s, e);

@@ -59,7 +59,7 @@ uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms)
 
 void worker_message(struct sim *s, uint32_t node, const struct msg *m)
 {
-	/* as in worker/client/net.c, the session gets the ACK before the PARAMS */
+	/* the session receives the ACK before the PARAMS, as in worker/client/net.c */
 	if (m->type == MSG_PARAMS && m->params.ack.seq) {
 		struct msg ack;
 

@@ -1,7 +1,8 @@
 /*
- * plan.c - what a seed decides before its run begins: the configuration, the fault rates of links
- * and disks, and the schedule of faults. The plan is first drawn without the limits of sim_limits,
- * and then reduced to them. So a shrunk case has a part of the same faults.
+ * plan.c - draws the plan of a run from its seed, before the run begins: the configuration, the
+ * fault rates of links and disks, and the schedule of faults. The plan is first drawn without the
+ * limits of sim_limits, and then reduced to these limits. So the faults of a shrunk case are a part
+ * of the original faults.
  */
 #include <string.h>
 #include "tests/sim/sim.h"
@@ -55,7 +56,7 @@ static void choose_lbfgs(struct sim *s)
 	c->lbfgs.wolfe = 0.9;
 }
 
-/* Resume runs use a real optimizer, and gradients that depend on every bit of the weights. */
+/* Chooses a real optimizer for resume runs. Their gradients depend on every bit of the weights. */
 static void choose_exact(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -81,7 +82,7 @@ static void choose_exact(struct sim *s)
 	c->dc.lambda = 0.1;
 }
 
-/* Set a rate and a staleness scaling that would change the result if an elastic move used them. */
+/* Sets a rate and a staleness scaling that would change the result if an elastic move used them. */
 static void choose_easgd(struct sim *s)
 {
 	struct core_config *c = &s->cfg;
@@ -94,7 +95,7 @@ static void choose_easgd(struct sim *s)
 		c->n_params = SIM_COORDINATES;
 }
 
-/* Set learning rate 1 and sums of gradients, so that each counted batch changes its coordinate by
+/* Sets learning rate 1 and sums of gradients, so that each counted batch changes its coordinate by
  * exactly 1. */
 static void choose_training(struct sim *s)
 {
@@ -167,7 +168,7 @@ static void choose_config(struct sim *s)
 		choose_training(s);
 }
 
-/* Fill the fields of struct options that a start reads. */
+/* Fills the fields of struct options that a start reads. */
 static void fill_options(struct sim *s)
 {
 	struct options *o = &s->options;
@@ -253,8 +254,9 @@ static struct fault draw_fault(struct sim *s)
 	return f;
 }
 
-/* 1: a resume run must not have this fault: it could make the worker return with another worker id,
- * which the compared run without faults never has. */
+/* Returns 1 if a resume run must not have this fault. The fault could make the worker return with
+ * another worker id, which cannot happen in the run without faults with which the run is
+ * compared. */
 static int breaks_exactness(const struct fault *f)
 {
 	switch (f->kind) {
@@ -284,14 +286,15 @@ static void choose_faults(struct sim *s)
 		*f = draw_fault(s);
 		if (rot && i == n - 1)
 			*f = (struct fault){.kind = FAULT_ROT, .at_ms = f->at_ms};
-		if (s->exact) /* a worker that has not joined yet would come back as a new worker */
+		/* a fault before the worker has joined would make it return as a new worker */
+		if (s->exact)
 			f->at_ms += EXACT_FROM_MS;
 		if (!(s->limits.faults >> i & 1) || (s->exact && breaks_exactness(f)))
 			f->at_ms = UINT64_MAX; /* never */
 	}
 }
 
-/* FAULT_HANG: the program of a worker hangs, while its session still sends heartbeats. */
+/* Chooses a FAULT_HANG: the program of a worker hangs, while its session still sends heartbeats. */
 static void choose_hang(struct sim *s)
 {
 	struct fault f = {.kind = FAULT_HANG, .node = between(s, 1, SIM_WORKERS)};
@@ -306,8 +309,8 @@ static void choose_hang(struct sim *s)
 	s->n_faults++;
 }
 
-/* Draw this choice after the older choices, so that the choice does not change their values for a
- * given seed. */
+/* Chooses whether the run uses --durability always. This choice is drawn after the older choices,
+ * so that for a given seed their values do not change. */
 static void choose_durability(struct sim *s)
 {
 	s->cfg.checkpoint.wal = (enum durability)chance(s, 125);
@@ -319,9 +322,9 @@ static void choose_durability(struct sim *s)
 	choose_hang(s);
 }
 
-/* Resume runs compute several batches with the same weights, so that all gradients but the first
- * are stale. EASGD computes several batches between two exchanges. Draw this choice, too, after the
- * older choices. */
+/* Chooses the batches per pull. Resume runs compute several batches with the same weights, so that
+ * all gradients except the first are stale. EASGD computes several batches between two exchanges.
+ * This choice, too, is drawn after the older choices. */
 static void choose_schedule(struct sim *s)
 {
 	uint32_t n_fetch = between(s, 1, 4), ramp = between(s, 0, 4);
@@ -338,9 +341,10 @@ static void choose_schedule(struct sim *s)
 	s->cfg.limits.max_staleness = 1000000;
 }
 
-/* Draw the buffer size, and the number N of gradients of a step of sync, after the older choices,
- * so that their values for a given seed do not change. Some runs of sync (`ordered`) have only
- * network faults: their weights must not depend on the order of arrival. */
+/* Chooses the buffer size, and the number N of gradients of a step of sync. These choices are drawn
+ * after the older choices, so that for a given seed the older values do not change. Some runs of
+ * sync (`ordered`) have only network faults, because their weights must not depend on the order of
+ * arrival. */
 static void choose_steps(struct sim *s)
 {
 	uint32_t workers = between(s, 1, 4), buffer = between(s, 2, 6);
@@ -354,7 +358,9 @@ static void choose_steps(struct sim *s)
 	s->cfg.sync.workers = given ? workers : 0;
 	if (s->ordered) {
 		s->exact = 1;
-		s->forgets = 0; /* lost writes could lose the final weights, which are compared */
+		/* no sync may be lost, because the run could lose its final weights, which are
+		 * compared */
+		s->forgets = 0;
 		s->cfg.sync.workers = s->cfg.sync.backup_workers = 0;
 		s->cfg.leases.min_workers = s->n_workers;
 		choose_exact(s);
@@ -365,8 +371,8 @@ static void choose_steps(struct sim *s)
 	fill_options(s);
 }
 
-/* In some runs the device of one worker breaks. Draw this fault, too, after the older choices, so
- * that their values for a given seed do not change. */
+/* Lets the device of one worker break in some runs. This fault, too, is drawn after the older
+ * choices, so that for a given seed their values do not change. */
 static void choose_break(struct sim *s)
 {
 	int breaks = chance(s, 150);
@@ -380,7 +386,8 @@ static void choose_break(struct sim *s)
 	s->fault[s->n_faults++] = f;
 }
 
-/* In some runs one worker begins with another data set. It is often the first worker to join. */
+/* Lets one worker begin with another data set in some runs. This worker is often the first one to
+ * join. */
 static void choose_foreign(struct sim *s)
 {
 	int comes = chance(s, 100);
@@ -390,13 +397,14 @@ static void choose_foreign(struct sim *s)
 	s->foreign_ms = ms;
 }
 
-/* In some runs the disk has room for three checkpoints only. */
+/* Limits the disk to three checkpoints in some runs. */
 static void choose_space(struct sim *s)
 {
 	s->tight = chance(s, 100) && !s->cfg.checkpoint.wal;
 }
 
-/* In most runs the server offers shared-memory lanes. Exact runs lose no message. */
+/* Lets the server offer shared-memory lanes in most runs. Exact runs have no torn copies, because
+ * they must lose no message. */
 static void choose_lanes(struct sim *s)
 {
 	s->has_lanes = chance(s, 700);

@@ -1,7 +1,7 @@
 /*
- * program.c - what a worker of the simulator does with its session. Without a data set it pushes
- * ledger gradients. Otherwise it requests leases, pulls weights and pushes batches, as
- * worker/trainer.c does.
+ * program.c - the program of a simulated worker, which uses the session. Without a data set, the
+ * program pushes ledger gradients. With a data set, it requests leases, pulls weights and pushes
+ * batches, as worker/trainer.c does.
  */
 #include <math.h>
 #include <string.h>
@@ -66,8 +66,8 @@ void program_step(struct sim *s, uint32_t node)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* The weights that the worker pulled last. NULL: `versions` no longer has them, and the server will
- * reject the push because they are too old. */
+/* Returns the weights that the worker pulled last. Returns NULL if `versions` no longer has them;
+ * then the server will reject the push, because the weights are too old. */
 static const float *pulled(struct sim *s, const struct sim_worker *w)
 {
 	const struct sim_version *v = sim_version(s, w->version_term, w->version);
@@ -75,7 +75,8 @@ static const float *pulled(struct sim *s, const struct sim_worker *w)
 	return v->version == w->version && v->epoch == w->version_term ? v->w : NULL;
 }
 
-/* L-BFGS: compute the mean loss and gradient of the portions of a push at the pulled weights. */
+/* Computes, for L-BFGS, the mean loss and gradient of the portions of a push at the pulled
+ * weights. */
 static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
 {
 	const float *at_w = pulled(s, w);
@@ -92,9 +93,10 @@ static void portions(struct sim *s, struct sim_worker *w, struct msg_push *p, st
 	p->loss = (float)(loss / p->images);
 }
 
-/* Order runs: in a step of three or more batches, the first batch also adds 2^40 to every second
- * coordinate, and the second batch -2^40. The two values cancel, but a sum that contains only one
- * of them loses bits. So the weights show the order of the additions. */
+/* Returns a value that makes the order of additions visible in order runs. In a step of three or
+ * more batches, the first batch also adds 2^40 to every second coordinate, and the second batch
+ * adds -2^40. The two values cancel, but a sum that contains only one of them loses bits, so the
+ * final weights depend on the order. */
 static double rough(const struct sim *s, uint32_t batch)
 {
 	uint32_t n = s->n_workers, place = batch % n, last = batch - place + 1;
@@ -105,7 +107,8 @@ static double rough(const struct sim *s, uint32_t batch)
 	return place ? -0x1p40 : 0x1p40;
 }
 
-/* Resume runs: every value of the gradient depends on a weight and on the batches of the push. */
+/* Computes the gradient of resume runs, in which every value depends on a weight and on the batches
+ * of the push. */
 static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struct gradient *g)
 {
 	const float *at_w = pulled(s, w);
@@ -126,8 +129,8 @@ static void dense(struct sim *s, struct sim_worker *w, struct msg_push *p, struc
 	}
 }
 
-/* EASGD: one local step on the worker's own weights for each batch, then an elastic update with the
- * centre `at_w`. `e` receives the negative change of the centre. */
+/* Makes, for EASGD, one local step on the worker's own weights for each batch, and then an elastic
+ * update with the centre `at_w`. Writes the negative change of the centre to `e`. */
 static void step_elastic(const struct sim *s, const struct sim_worker *w, struct own *own,
 	const struct work *work, const float *at_w, float *e, uint32_t n)
 {
@@ -148,8 +151,8 @@ static void step_elastic(const struct sim *s, const struct sim_worker *w, struct
 	}
 }
 
-/* Compute the gradient of a push of EASGD. `own` receives the worker's own weights after the
- * push. */
+/* Computes the gradient of a push of EASGD, and writes the worker's own weights after the push to
+ * `own`. */
 static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *p,
 	struct gradient *g, struct own *own)
 {
@@ -172,7 +175,7 @@ static void elastic(struct sim *s, const struct sim_worker *w, struct msg_push *
 	}
 }
 
-/* EASGD: record a push that the session has accepted. */
+/* Records a push of EASGD that the session has accepted. */
 static void moved(
 	struct sim *s, struct sim_worker *w, const struct gradient *g, const struct own *own)
 {
@@ -185,7 +188,8 @@ static void moved(
 
 /* ---- pushes ---------------------------------------------------------------------------------- */
 
-/* asks = 1: the push also requests the next weights, if the session allows a request now. */
+/* Passes a push to the session. If `asks` is 1, the push also requests the next weights, unless the
+ * session does not allow a request now. */
 static int push(
 	struct sim *s, uint32_t node, const struct msg_push *p, const struct gradient *g, int asks)
 {

@@ -7,8 +7,8 @@
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* If the event is a replay of an accepted push, and has the next seq that the ledger expects,
- * return its worker; else NULL. */
+/* Returns the worker of the event if the event is the replay of an accepted push with the sequence
+ * number that the ledger expects next. Otherwise returns NULL. */
 static const struct worker *replayer(const struct core *c, const struct event *ev)
 {
 	const struct msg_push *p;
@@ -33,8 +33,8 @@ static int overlap(const struct work *a, const struct work *b)
 	       b->first < a->first + a->count;
 }
 
-/* 1: the ledger has counted a batch of this work: in an epoch that has ended, in the current epoch,
- * or in a later one. */
+/* Returns 1 if the ledger has counted a batch of this work, in an epoch that has ended, in the
+ * current epoch, or in a later one. */
 static int is_counted(const struct core *c, const struct work *work)
 {
 	const struct leases *l = &c->leases;
@@ -70,7 +70,8 @@ void replays_after(struct sim *s, const struct event *ev)
 	if (!w)
 		return;
 	p = &ev->msg->push;
-	if (w->ledger.last_seq != p->seq) /* the server ends without a decision on the push */
+	/* the server has made no decision on the push, because it ends */
+	if (w->ledger.last_seq != p->seq)
 		return;
 	d = &w->ledger.decisions[p->seq % c->cfg.sessions.replay_window];
 	if (d->verdict != VERDICT_OK && !(s->replay_is_late && d->reject == REJECT_WORK))

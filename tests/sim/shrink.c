@@ -1,6 +1,7 @@
 /*
- * shrink.c - finds a small case that still fails, by delta debugging: it removes one thing after
- * the other that sim_limits can exclude, and runs the rest. Each candidate is a whole run.
+ * shrink.c - finds a small case that still fails, by delta debugging. It removes the parts of a
+ * case that sim_limits can exclude, one after the other, and runs the rest. Each candidate is a
+ * whole run.
  */
 #include "tests/sim/shrink.h"
 
@@ -13,7 +14,7 @@ struct search {
 
 #define MAX_RUNS 2000u
 
-/* Run a candidate. Returns 1 if it fails, too; then it is the new best case. */
+/* Runs a candidate. Returns 1 if the candidate fails, too, and makes it the best case so far. */
 static int try(struct search *f, struct sim_limits l)
 {
 	if (f->runs++ >= MAX_RUNS || !sim_run(f->s, f->seed, &l, 0))
@@ -74,7 +75,7 @@ static int calmer(struct search *f)
 	return try(f, l);
 }
 
-/* Narrow the range [strikes_from, strikes_to) of losses and duplications: remove smaller and
+/* Narrows the range [strikes_from, strikes_to) of losses and duplications, by removing smaller and
  * smaller pieces from both ends. */
 static int fewer_strikes(struct search *f)
 {

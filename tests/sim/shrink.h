@@ -3,9 +3,9 @@
 #define TESTS_SIM_SHRINK_H
 #include "tests/sim/sim.h"
 
-/* Find stricter limits than `failing` under which `seed` still fails. Under all even stricter
- * limits that the search tries, the seed passes. On return, s->violation belongs to the returned
- * limits. */
+/* Finds stricter limits than `failing` under which `seed` still fails. Under each stricter limit
+ * that the search tries after that, the seed passes. On return, s->violation belongs to the
+ * returned limits. */
 struct sim_limits shrink(struct sim *s, uint64_t seed, const struct sim_limits *failing);
 
 #endif

@@ -1,4 +1,4 @@
-/* sim.c - one run: it handles all events in the order of virtual time until every process has
+/* sim.c - runs one seed: handles all events in the order of virtual time, until every process has
  * ended. */
 #include "tests/sim/sim.h"
 #include <math.h>
@@ -9,10 +9,10 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define DEADLINE_MS 120000 /* virtual time; all faults end long before it */
+#define DEADLINE_MS 120000 /* time limit of a run in virtual time; all faults end long before it */
 
-/* A failed assertion of the server or a worker is a violation like any other: the simulator reports
- * the seed and shrinks the case. */
+/* The simulation that is running. A failed assertion of the server or a worker returns to `end` and
+ * counts as a violation, so that the simulator reports the seed and shrinks the case. */
 static struct {
 	struct sim *sim; /* NULL: no simulation is running */
 	jmp_buf end;
@@ -30,7 +30,7 @@ void ps_assert_failed(const char *file, int line, const char *condition)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* Postpone an event of a process that SIGSTOP has stopped until its SIGCONT; events keep their
+/* Postpones an event of a process that SIGSTOP has stopped until its SIGCONT. The events keep their
  * order. Returns 1 if the event waits. */
 static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 {
@@ -41,7 +41,8 @@ static int waits(struct sim *s, struct item *it, uint64_t stopped_until_ms)
 	return 1;
 }
 
-/* Report progress of slow links, as the server's shell does: some bytes move in each period. */
+/* Reports the progress of slow links to the core, as the server's shell does. Some bytes move in
+ * each period. */
 static void report_transfers(struct sim *s)
 {
 	for (uint32_t node = 1; node <= s->n_workers; node++) {
@@ -55,7 +56,8 @@ static void report_transfers(struct sim *s)
 	}
 }
 
-/* Find the values of a push in shared memory. 0: the message ends here. */
+/* Finds the values of a push in shared memory. Returns 0 if the core must not receive the
+ * message. */
 static int find_values(struct sim *s, const struct item *it)
 {
 	int rc = sim_lane_join(s, it);
@@ -95,8 +97,8 @@ static void happen_server(struct sim *s, struct item *it)
 	}
 }
 
-/* The node of the process to which the event belongs. When a twin takes the name of a process, the
- * old process moves to another node. */
+/* Returns the node of the process to which the event belongs. When a twin takes the name of a
+ * process, the old process moves to another node. */
 static uint32_t node_of(const struct sim *s, const struct item *it)
 {
 	for (uint32_t node = SIM_WORKERS + 1; node <= SIM_WORKERS + SIM_TWINS; node++)
@@ -154,8 +156,8 @@ static int all_done(const struct sim *s)
 	return all_ended(s);
 }
 
-/* After the faults end, set the fault rates of links and disks to 0. When a ledger run has made all
- * pushes, drain the server. */
+/* Sets the fault rates of links and disks to 0 after the end of the faults. Drains the server when
+ * a ledger run has made all pushes. */
 static void conduct(struct sim *s)
 {
 	if (s->net.now_ms > s->faults_end_ms) {
@@ -174,9 +176,9 @@ static void conduct(struct sim *s)
 		s->drained = 0;
 }
 
-/* The run has passed its deadline. This is a violation, unless the disk has lied about an fsync or
- * lost data. If the last checkpoint is lost, the restarted server may have work left, but too few
- * workers to do it. */
+/* Handles a run that has passed its deadline. This is a violation, unless the disk has lost data or
+ * has reported a false success of an fsync. If the last checkpoint is lost, the restarted server
+ * may have work left, but too few workers to do it. */
 static void late(struct sim *s)
 {
 	if (s->disk.lied || (s->disk.broken && (all_ended(s) || bounds_too_few(s))))
@@ -231,7 +233,8 @@ static void begin(struct sim *s, uint64_t seed)
 	*v = (struct sim_server){.spare = v->spare, .kill_in = DISK_NEVER};
 	v->state.lock_fd = -1;
 	for (uint32_t i = 0; i < SIM_WORKERS + SIM_TWINS;
-		i++) /* the gradients are written before they are read */
+		/* the gradients need no clearing, because they are written before they are read */
+		i++)
 		memset(&s->worker[i], 0, offsetof(struct sim_worker, gradient));
 	memset(s->ahead_ms, 0, sizeof(s->ahead_ms));
 	memset(s->awake, 0, sizeof(s->awake));
@@ -283,8 +286,8 @@ static void run_once(struct sim *s, uint64_t seed)
 		session_free(&s->worker[i].session);
 }
 
-/* 1: two final weights differ. In sandblaster a crash may interrupt a pass, and then the server
- * adds the gradients in another order. */
+/* Returns 1 if two final weights differ. Rounding errors do not count in sandblaster, where the
+ * server adds the gradients in another order if a crash has interrupted a pass. */
 static int differs(const struct sim *s, float a, float b)
 {
 	int sums = s->mode == SIM_SANDBLASTER || s->mode == SIM_LBFGS;
@@ -294,7 +297,7 @@ static int differs(const struct sim *s, float a, float b)
 	return memcmp(&a, &b, sizeof(a)) != 0;
 }
 
-/* Run the seed again without faults. The final weights must be those of the first run. */
+/* Runs the seed again without faults. The final weights must be equal to those of the first run. */
 static void compare_exactly(struct sim *s)
 {
 	struct sim_limits calm = s->limits, limits = s->limits;

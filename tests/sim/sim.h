@@ -1,8 +1,8 @@
 /*
  * sim.h - a whole run of cnn-ps in one thread and in virtual time. The server's core, checkpointer
  * and start-up and the workers' sessions are the real code. The simulated network is unreliable,
- * the disk keeps only what POSIX promises, clocks leap, and processes die at any moment. The seed
- * decides everything.
+ * the disk gives no guarantee beyond those of POSIX, clocks leap, and processes die at any moment.
+ * The seed determines all events.
  *
  * Verdicts (tests/sim/README.md lists all verdicts, and the file that checks each verdict):
  *   ledger gradient  push i is 1 in coordinate i, the rate is 1: at the end each coordinate is -1
@@ -35,18 +35,20 @@
 #include "worker/client/session.h"
 
 #define SIM_WORKERS 5u
-/* the number of nodes for old processes: another process took their name while they were alive */
+/* the number of nodes for old processes, that is, for processes that are alive although another
+ * process has taken their name */
 #define SIM_TWINS       2u
 #define SIM_SLOTS       (SIM_WORKERS + 3)
 #define SIM_COORDINATES 2048u
 #define SIM_WINDOW      64u
 #define SIM_PORTIONS    64u  /* the largest number of batches of an epoch */
 #define SIM_VERSIONS    512u /* the number of versions whose weights are stored */
-#define SIM_LANE_SLOTS  3u   /* slots of a lane: few, so that they are reused */
-#define SIM_ELASTIC     4u   /* EASGD: the centre has coordinates 0 to 3 */
-#define SIM_FAULTS      24u
-#define SIM_JOBS        4u
-#define SIM_HELD        1024u /* the maximum number of replies that wait for the WAL */
+/* number of slots of a lane; it is small, so that slots are reused often */
+#define SIM_LANE_SLOTS 3u
+#define SIM_ELASTIC    4u /* EASGD: the centre has coordinates 0 to 3 */
+#define SIM_FAULTS     24u
+#define SIM_JOBS       4u
+#define SIM_HELD       1024u /* the maximum number of replies that wait for the WAL */
 
 enum sim_mode {
 	SIM_ANY,    /* the seed decides the mode */
@@ -65,13 +67,13 @@ enum sim_mode {
  * limits. */
 struct sim_limits {
 	int mode;         /* enum sim_mode */
-	uint32_t workers; /* the maximum number; 0: the seed decides */
+	uint32_t workers; /* the maximum number of workers; 0: the seed decides */
 	/* the maximum number of pushes of a worker, or of batches of an epoch; 0: the seed
 	 * decides */
 	uint32_t steps;
-	uint32_t faults; /* bit i = 1: fault i of the seed may happen */
-	/* only losses and duplications with numbers in [strikes_from, strikes_to) happen, see
-	 * net.h */
+	uint32_t faults; /* if bit i is 1, fault i of the seed may happen */
+	/* only the losses and duplications with numbers in [strikes_from, strikes_to) happen
+	 * (net.h) */
 	uint64_t strikes_from, strikes_to;
 	int calm; /* 1: messages keep their order and all take equal time */
 };
@@ -129,10 +131,11 @@ struct gradient {
 
 /* The shared-memory lane of a worker's process, see lane.c. */
 struct shm_lane {
-	uint64_t server_life; /* the process of the server that has opened it; 0: not open */
-	uint32_t link;        /* the connection of the newest WELCOME */
-	uint32_t worker;      /* the slot of that WELCOME */
-	uint64_t newest;      /* the newest push that the process has sent */
+	/* the process of the server that has opened the lane; 0: the lane is not open */
+	uint64_t server_life;
+	uint32_t link;   /* the connection of the newest WELCOME */
+	uint32_t worker; /* the slot of that WELCOME */
+	uint64_t newest; /* the newest push that the process has sent */
 	uint64_t seq[SIM_LANE_SLOTS], xxh3[SIM_LANE_SLOTS]; /* seq 0: the slot is free */
 	float slot[SIM_LANE_SLOTS][SIM_PORTIONS];
 };
@@ -161,7 +164,7 @@ struct sim_worker {
 	struct own { /* easgd: the worker's own weights and velocity */
 		float x[SIM_PORTIONS], v[SIM_PORTIONS];
 	} own;
-	int foreign; /* the worker has a wrong data set and gets no work */
+	int foreign; /* 1: the worker has a wrong data set and gets no work */
 	int broken;  /* 1: its losses are NaN, until a new process replaces it */
 	struct shm_lane lane;
 	/* the retained push with number seq is at index seq % SIM_WINDOW */
@@ -176,14 +179,15 @@ struct sim_server {
 	uint64_t life, epoch;
 	uint64_t stopped_until_ms;
 	uint32_t kill_in; /* effects until the server is killed; DISK_NEVER: no kill */
-	/* 1: when kill_in or ops_left reaches 0, the power of the host fails; 0: the server is
+	/* when kill_in or ops_left reaches 0, 1: the power of the host fails; 0: the server is
 	 * killed */
 	int power;
-	int ending;               /* the run ends as diverged; bounds.c has checked why */
-	int over;                 /* the run has ended, and the server only closes sessions */
+	/* 1: the run ends as diverged, and bounds.c has checked the reason */
+	int ending;
+	int over;                 /* 1: the run has ended, and the server only closes sessions */
 	int status;               /* the status with which the run ended */
 	struct job job[SIM_JOBS]; /* jobs that wait for the thread pool or run */
-	int job_ran[SIM_JOBS];    /* 1: job i has run, but the loop does not know yet */
+	int job_ran[SIM_JOBS];    /* 1: job i has run, but the loop has not been notified yet */
 };
 
 /* A message from the server to a worker that waits until its log position is on the disk. */
@@ -210,7 +214,7 @@ struct sim_wal {
 /* The current step of sync, for steps.c. */
 struct sim_steps {
 	int known; /* `member` is valid */
-	int blind; /* the current step is not checked */
+	int blind; /* 1: the current step is not checked */
 	uint64_t version;
 	uint32_t members, left,
 		/* left: the batches left in the epoch when the step began; taken: the gradients
@@ -241,8 +245,10 @@ struct sim {
 	struct options options;
 	int mode;     /* the mode of this run, an enum sim_mode */
 	int training; /* 1: the run trains (batch ledger); 0: ledger gradient */
-	int exact;    /* resume: the final weights are compared with a run without faults */
-	/* order: the final weights are compared with a run in another order of arrival */
+	/* 1: the final weights are compared with a run without faults (verdict "resume") */
+	int exact;
+	/* 1: the final weights are compared with a run in another order of arrival (verdict
+	 * "order") */
 	int ordered;
 	/* an array of SIM_VERSIONS; sim_version finds a version in it */
 	struct sim_version *versions;
@@ -254,7 +260,8 @@ struct sim {
 	uint32_t compute_ms;
 	uint32_t shorts, forgets; /* rates of the disk, see disk.h */
 	int reports_lost_links;
-	uint64_t ahead_ms[SIM_NODES]; /* how far the clock of each node is ahead */
+	/* the milliseconds by which the clock of each node is ahead */
+	uint64_t ahead_ms[SIM_NODES];
 	/* the time that each process was awake, as the real programs measure it */
 	struct awake awake[SIM_NODES];
 	uint64_t disk_bad_until_ms;
@@ -273,12 +280,14 @@ struct sim {
 	float *final; /* the final weights */
 	int finished; /* the server has ended */
 	int refused;  /* the server could not start, because the disk lost data */
-	int drained;  /* ledger: all pushes are made, and the simulator has requested a drain */
-	int torn;     /* the end of this run cannot be compared with a run without faults */
-	/* a worker was stopped, or its link or the disk was slow: the server may suspect the
+	/* 1: all pushes of a ledger run are made, and the simulator has requested a drain */
+	int drained;
+	int torn; /* 1: the end of this run cannot be compared with a run without faults */
+	/* 1: a worker was stopped, or its link or the disk was slow, so the server may suspect the
 	 * worker */
 	int suspectable;
-	int tight;                     /* the disk has space for three checkpoints, not for four */
+	/* 1: the disk has space for three checkpoints, but not for four */
+	int tight;
 	int has_lanes;                 /* 1: workers may open shared-memory lanes */
 	float lane_copy[SIM_PORTIONS]; /* the server's copy of the values of a push */
 	uint64_t lane_pushes, torn_pushes;
@@ -292,30 +301,30 @@ struct sim {
 
 void sim_init(struct sim *s);
 void sim_release(struct sim *s);
-/* Run one seed. Returns 0 if there is no violation; else 1, and s->violation describes the
- * violation. */
+/* Runs one seed. Returns 0 if there is no violation. Otherwise returns 1, and s->violation
+ * describes the violation. */
 int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int trace);
 
-/* The functions below are shared by the files of the simulator. */
+/* The files of the simulator share the functions below. */
 /* state.c */
-/* The entry of `versions` for these weights. The entry may contain another version: the caller
- * checks this. */
+/* Returns the entry of `versions` for these weights. The entry may contain another version, which
+ * the caller must check. */
 struct sim_version *sim_version(struct sim *s, uint64_t epoch, uint64_t version);
-/* 1: EASGD with the elastic ledger. The coordinates are, in this order: those of the centre, one
- * for each batch, one for each push. */
+/* Returns 1 for EASGD with the elastic ledger. The coordinates are, in this order: the coordinates
+ * of the centre, one for each batch, one for each push. */
 int sim_has_elastic_ledger(const struct sim *s);
-/* The first coordinate of the batches, and the first coordinate of the pushes. */
+/* Return the first coordinate of the batches, and the first coordinate of the pushes. */
 uint32_t sim_first_batch(const struct sim *s);
 uint32_t sim_first_push(const struct sim *s);
-/* The number of images of batches [first, first + count) of an epoch. */
+/* Returns the number of images in the batches [first, first + count) of an epoch. */
 uint32_t sim_images(const struct sim *s, uint32_t first, uint32_t count);
-/* The time that the process of a node was awake, by its monotonic clock. */
+/* Returns the time for which the process of a node was awake, by its monotonic clock. */
 uint64_t sim_clock(struct sim *s, uint32_t node);
 struct sim_worker *worker_at(struct sim *s, uint32_t node);
 void sim_violation(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 void sim_trace(struct sim *s, const char *fmt, ...) PS_PRINTF(2, 3);
 
-/* plan.c: what the seed decides before the run. */
+/* plan.c: draws the plan of the run from the seed. */
 void plan_run(struct sim *s);
 
 /* faults.c */
@@ -324,91 +333,93 @@ void faults_happen(struct sim *s, uint32_t number);
 const char *faults_text(const struct fault *f, char *out, size_t size);
 
 /* serial.c */
-/* The loss and the gradient of portion i at weight w, as every worker of L-BFGS computes them. */
+/* Return the loss and the gradient of portion i at weight w, as every worker of L-BFGS computes
+ * them. */
 double serial_loss(uint32_t i, float w);
 float serial_gradient(uint32_t i, float w);
-/* The final weights of a run with one worker and no faults. */
+/* Computes the final weights of a run with one worker and no faults. */
 void serial_run(struct sim *s, float w[SIM_PORTIONS]);
 
 /* node_server.c */
 void server_start(struct sim *s);
-/* Kill the server now. With `power`, the host also loses everything that was not synced. */
+/* Kills the server now. If `power` is 1, the host also loses all data that were not synced. */
 void server_crash(struct sim *s, int power);
 void server_event(struct sim *s, const struct event *ev);
 void server_job(struct sim *s, struct item *it);
-/* Queue a job for the thread pool. */
+/* Queues a job for the thread pool. */
 void server_take_job(void *arg, const struct job *job);
-/* The server has closed its session: its process ends. */
+/* Ends the server's process. Called when the server has closed its sessions. */
 void server_end(struct sim *s);
-/* Release all memory and files of the server's process. */
+/* Releases all memory and files of the server's process. */
 void server_release(struct sim *s);
-/* Send a message on this connection if its worker is alive. */
+/* Sends a message on this connection if its worker is alive. */
 void sim_send(struct sim *s, uint32_t link, const struct msg *m);
-/* Restore the state from the disk, as a start does. NULL: the start failed; this is a violation
- * unless the disk has lost data. */
+/* Restores the state from the disk, as a start does. Returns NULL if the start failed, which is a
+ * violation unless the disk has lost data. */
 struct core *server_restore(struct sim *s, struct startup *r);
 
 /* node_wal.c. Without a write-ahead log these functions only send messages. */
 void sim_wal_reset(struct sim *s);
-/* Create the first write-ahead log of a start. */
+/* Creates the first write-ahead log of a start. */
 int sim_wal_open(struct sim *s, struct err *e) PS_MUST_CHECK;
-/* Check the state that a start has restored against the versions that workers have received. */
+/* Checks that a start has restored a version that is not older than the newest version that a
+ * worker has received, with the same weights. */
 void sim_wal_check_restored(struct sim *s);
-/* Release everything of the server's process. */
+/* Releases the log and the replies of the server's process. */
 void sim_wal_release(struct sim *s);
-/* sim_wal_event logs an event before the core receives it, and returns its position in the log (0:
- * no log). sim_wal_stepped records what the core changed. */
+/* sim_wal_event logs an event before the core receives it, and returns the event's position in the
+ * log, or 0 without a log. sim_wal_stepped records the changes of the core. */
 uint64_t sim_wal_event(struct sim *s, const struct event *ev);
 void sim_wal_stepped(struct sim *s, uint64_t position, uint64_t version_before);
-/* Send a message: at once, or with `durable_first` when all events on which it depends are on the
- * disk. */
+/* Sends a message at once or, if `durable_first` is 1, when all events on which the message depends
+ * are on the disk. */
 void sim_wal_send(struct sim *s, const struct item *to, const struct msg *m, int durable_first);
 void sim_wal_rotate(struct sim *s, uint64_t generation);
 void sim_wal_durable(struct sim *s, uint64_t generation);
 void sim_wal_finish(struct sim *s);
-/* Called at each tick. 1: the log needs a snapshot now. */
+/* Returns 1 if the log needs a snapshot now. Called at each tick. */
 int sim_wal_wants_snapshot(struct sim *s);
-/* Called at each tick. Returns for how many milliseconds of the server's clock replies have waited
- * for the disk. */
+/* Returns the milliseconds of the server's clock for which replies have waited for the disk. Called
+ * at each tick. */
 uint64_t sim_wal_held_ms(struct sim *s);
 
-/* lane.c: shared-memory lanes. The worker has received a WELCOME, sends a push, or was killed; its
- * pushes up to `durable` are durable. */
+/* lane.c: shared-memory lanes. Called when the worker has received a WELCOME, when it sends a push,
+ * when its pushes up to `durable` are durable, and when it was killed. */
 void sim_lane_welcomed(struct sim *s, struct sim_worker *w);
 void sim_lane_push(struct sim *s, struct sim_worker *w, struct msg_push *p);
 void sim_lane_release(struct sim_worker *w, uint64_t durable);
 void sim_lane_killed(struct sim *s, struct sim_worker *w);
-/* The server sends a WELCOME of worker `slot` to the node on connection `link`. */
+/* Called when the server sends a WELCOME of worker `slot` to the node on connection `link`. */
 void sim_lane_offer(struct sim *s, uint32_t node, uint32_t link, uint32_t slot);
-/* The server has received a message: find the values of a push. PS_EAGAIN: it counts as
- * lost. PS_ESTATE: the connection has no lane. */
+/* Finds the values of a push that the server has received. PS_EAGAIN: the push counts as lost.
+ * PS_ESTATE: the connection has no lane. */
 int sim_lane_join(struct sim *s, const struct item *it);
 
 /* node_worker.c */
 void worker_start(struct sim *s, uint32_t node);
 void worker_leave(struct sim *s, uint32_t node, uint32_t back_ms);
-/* Start another process with the name of this worker after `in_ms`. Returns the node to which the
- * old process moves; 0: no node is free. */
+/* Starts another process with the name of this worker after `in_ms`. Returns the node to which the
+ * old process moves, or 0 if no node is free. */
 uint32_t worker_twin(struct sim *s, uint32_t node, uint32_t in_ms);
 void worker_message(struct sim *s, uint32_t node, const struct msg *m);
 void worker_tick(struct sim *s, uint32_t node);
-/* The connections of the worker broke and were established again. */
+/* Called when the connections of the worker were lost and established again. */
 void worker_relink(struct sim *s, uint32_t node);
 
 /* worker_effects.c */
-/* The node (1..) of connection `link`; 0: the connection is closed. */
+/* Returns the node, from 1, of connection `link`, or 0 if the connection is closed. */
 uint32_t worker_of_link(const struct sim *s, uint32_t link);
 void worker_crash(struct sim *s, uint32_t node);
-/* Begin to compute a gradient or an evaluation. The computation takes virtual time. */
+/* Begins to compute a gradient or an evaluation. The computation takes virtual time. */
 void worker_compute(struct sim *s, uint32_t node);
 void worker_run_effects(struct sim *s, uint32_t node);
 
-/* program.c: what a worker requests, computes and pushes. */
+/* program.c: the requests, computations and pushes of a worker. */
 void program_step(struct sim *s, uint32_t node);
 void program_computed(struct sim *s, uint32_t node);
 
 /* verdict.c */
-/* At the end of the run, compare the state on the disk with all ledgers. */
+/* Compares the state on the disk with all ledgers at the end of the run. */
 void verdict(struct sim *s);
 /* steps.c: these functions run before and after each step of the core. */
 void steps_before(struct sim *s);
@@ -419,13 +430,13 @@ void replays_before(struct sim *s, const struct event *ev);
 void replays_after(struct sim *s, const struct event *ev);
 
 /* bounds.c */
-/* Check all bounds after an event of this node. */
+/* Checks all bounds after an event of this node. */
 void bounds_check(struct sim *s, uint32_t node);
-/* Print what each node waits for. */
+/* Prints for each node the event for which it waits. */
 void bounds_trace(struct sim *s);
-/* 1: the server waits for --min-workers. */
+/* Returns 1 if the server waits for --min-workers. */
 int bounds_too_few(const struct sim *s);
-/* Check the number of checkpoints. Call it after a save on a disk that works. */
+/* Checks the number of checkpoints. Call it after a save on a disk without faults. */
 void bounds_disk(struct sim *s);
 
 #endif

@@ -1,8 +1,9 @@
 /*
- * steps.c - checks each step of sync. A step must not count a gradient of other weights. If it has
- * fewer gradients than are due, it must not end before the gradient of each live member. A member
- * is a worker that was live, and not stalled, when the step began. Not checked are steps with
- * replays after a crash of the server, and the step that a recovery continues.
+ * steps.c - checks each step of sync. A step must not count a gradient of other weights. A step
+ * with fewer gradients than are due must not end before the gradient of each live member has
+ * arrived. A member is a worker that was live, and not stalled, when the step began. The module
+ * does not check steps with replays after a crash of the server, and the step that a recovery
+ * continues.
  */
 #include <string.h>
 #include "server/core/state.h"
@@ -72,7 +73,7 @@ static int is_replay(const struct event *ev)
 	       ev->msg->push.verdict == VERDICT_OK;
 }
 
-/* If this event applied a push, record it. */
+/* Records the push if this event has applied one. */
 static void note_push(struct sim *s, const struct core *c, const struct event *ev)
 {
 	struct sim_steps *t = &s->steps;

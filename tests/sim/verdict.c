@@ -7,8 +7,8 @@
 #include "server/core/state.h"
 #include "tests/sim/sim.h"
 
-/* If the disk lied about an fsync, pushes may be missing, and no server can prevent that. Even
- * then no push may count twice. */
+/* Checks the ledger gradient. If the disk has reported a false success of an fsync, pushes may be
+ * missing, which no server can prevent. Even then no push may count twice. */
 static void ledger_gradient(struct sim *s, const float *pushes)
 {
 	const float *w = pushes;
@@ -45,8 +45,8 @@ static void batch_ledger(struct sim *s, const float *batches)
 			sim_violation(s, "batch %u was counted %g times", i, (double)-w[i]);
 }
 
-/* Each applied push must have moved the centre exactly once, by -e (program.c). Nothing else may
- * have moved it. */
+/* Checks that each applied push has moved the centre exactly once, by -e (program.c), and that no
+ * other event has moved it. */
 static void elastic_ledger(struct sim *s, const float *w)
 {
 	const float *pushes = w + sim_first_push(s);
@@ -66,8 +66,8 @@ static void elastic_ledger(struct sim *s, const float *w)
 	}
 }
 
-/* The weights must be the weights of a run without faults, except for rounding errors: a crash may
- * change the order of the additions. */
+/* Checks that the weights are the weights of a run without faults, except for rounding errors,
+ * because a crash may change the order of the additions. */
 static void portion_ledger(struct sim *s, const float *w)
 {
 	float expected[SIM_PORTIONS];
@@ -80,7 +80,8 @@ static void portion_ledger(struct sim *s, const float *w)
 }
 
 /*
- * 1: the final weights are not compared with a run without faults, for one of these reasons.
+ * Returns 1 if the final weights cannot be compared with a run without faults, for one of these
+ * reasons.
  *
  * - A push was rejected because the server, after a crash, had not reached the epoch of the push
  *   again. A worker computes its batches again, with other weights: with EASGD the worker has moved
@@ -98,8 +99,8 @@ static int is_torn(const struct sim *s, const struct core *c)
 	       (s->cfg.dc.kind && core_stats(c)->deaths > 0);
 }
 
-/* A drained server leaves the gradients in the buffer to the next term. Add them to the final
- * weights. */
+/* Adds the gradients in the buffer to the final weights, because a drained server leaves them to
+ * the next term. */
 static void add_buffer(struct sim *s, const struct core *c)
 {
 	for (uint32_t i = 0; c->accumulator.sum && c->accumulator.pushes && i < s->cfg.n_params;
@@ -116,8 +117,8 @@ void verdict(struct sim *s)
 	if (net_chance(&s->net, 500))
 		disk_power_cut(&s->disk);
 	s->disk.fails = s->disk.shorts = s->disk.forgets = 0;
-	/* Remove the size limit of the disk, as boot() does: the simulator does not test a start on
-	 * a full disk. */
+	/* Remove the size limit of the disk, as boot() does, because the simulator does not test a
+	 * start on a full disk. */
 	s->disk.capacity = 0;
 	c = server_restore(s, &r);
 	if (!c)

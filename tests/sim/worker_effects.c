@@ -23,8 +23,8 @@ void worker_compute(struct sim *s, uint32_t node)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* A process has died and can no longer replay its pushes after `from`. So each of these pushes may
- * be applied or lost. */
+/* Called when a process has died and can no longer replay its pushes after `from`. Each of these
+ * pushes may be applied or lost. */
 static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 {
 	if (from > w->verdict_seq)
@@ -37,7 +37,7 @@ static void orphan(struct sim *s, struct sim_worker *w, uint64_t from)
 	}
 }
 
-/* Start a new process of this node after `in_ms`. */
+/* Starts a new process of this node after `in_ms`. */
 static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 {
 	struct sim_worker *w = worker_at(s, node);
@@ -50,7 +50,7 @@ static void again(struct sim *s, uint32_t node, uint64_t in_ms)
 			(struct item){.what = HAPPEN_START, .node = node});
 }
 
-/* 1: the session may end with this status now. */
+/* Returns 1 if the session may end with this status now. */
 static int is_expected(const struct sim *s, const struct sim_worker *w, int status)
 {
 	switch (status) {
@@ -59,7 +59,8 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	case PS_EDONE:
 	case PS_ESHUTDOWN:
 	case PS_EFENCED:
-	case PS_EFULL: /* the server reserves slots for workers that may return */
+	/* no slot is free, because the server reserves slots for workers that may return */
+	case PS_EFULL:
 		return 1;
 	case PS_EUNREACHABLE:
 		return s->finished || s->refused || w->back_ms;
@@ -78,10 +79,11 @@ static int is_expected(const struct sim *s, const struct sim_worker *w, int stat
 	}
 }
 
-/* The newest push that must have been applied when a session ends with `status`. The server frees a
- * slot, and exits, only after all acknowledged pushes are on the disk. There are exceptions: if the
- * server has crashed, and then another process took the name or the run ended as diverged, the
- * worker could not replay what the crash lost. Then only durable pushes count. */
+/* Returns the newest push that must have been applied when a session ends with `status`. The server
+ * frees a slot, and exits, only after all acknowledged pushes are on the disk. There is one
+ * exception: if another process took the name, or the run ended as diverged, after a crash of the
+ * server, the worker could not replay the pushes that the crash lost. Then only durable pushes
+ * count. */
 static uint64_t safe_seq(const struct sim *s, const struct sim_worker *w, int status)
 {
 	int final = status == PS_EFENCED || status == PS_EDIVERGED;
@@ -180,7 +182,7 @@ static void acked(struct sim *s, struct sim_worker *w, const struct msg_ack *a)
 		s->expected[c] = EXPECT_NEVER;
 }
 
-/* The elastic part must be beta / N for a possible number N of members. */
+/* Checks that the elastic part is beta / N for a possible number N of members. */
 static void check_part(struct sim *s, double part)
 {
 	double expected = 0;
@@ -245,7 +247,8 @@ static void carry_out(struct sim *s, uint32_t node, const struct session_effect 
 		sim_lane_welcomed(s, w);
 		if (!w->born_term)
 			w->born_term = session_welcome(w->session)->stamp.term;
-		if (!w->verdict_seq) /* earlier processes of this slot made the pushes up to here */
+		/* the pushes up to this one are from earlier processes of this slot */
+		if (!w->verdict_seq)
 			w->verdict_seq = session_acked_seq(w->session);
 		break;
 	}

@@ -222,7 +222,7 @@ $(A.proto): $(call obj,$(SRC.proto)) $(GEN).o
 # In the kernels, automatic variables are not initialised, which is 2 % faster. No bytes of a peer
 # ever reach these variables.
 $(B)/kernels/%.o: EXTRA_CFLAGS += $(ZERO:zero=uninitialized)
-# These files are compiled with -O3, because they loop over whole vectors.
+# The objects below are compiled with -O3, because their code loops over whole vectors.
 $(B)/worker/steps.o $(B)/proto/checksum.o: EXTRA_CFLAGS += $(if $(filter release,$(FLAVOUR)),-O3)
 $(A.core): $(call obj,$(SRC.core))
 	$(archive)

@@ -115,7 +115,7 @@ def test_curves_without_a_value_are_empty(programs, browser):
 
 
 def test_a_long_run_of_many_workers_is_drawn_quickly(programs, browser):
-    """A run of more than an hour with 200 workers has more samples than Math.max accepts as
+    """A run of more than an hour with 200 workers has more values than Math.max accepts as
     arguments. The page still paints the timeline, and needs a small part of a second for it."""
     server = programs.server("--model", "seed:4")
     browser.get_log("browser")

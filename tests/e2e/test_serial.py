@@ -102,9 +102,9 @@ class Asynchronous(Replay):
         super().grant(worker, kind, epoch, first, count)
         self.evaluating |= kind == "eval"
         if kind == "train" and not self.evaluating and "bound" in self.say:
-            # The granted batches are number clock to clock + count - 1 of this worker. A worker
-            # must not begin a batch whose number exceeds the clock of the slowest worker by more
-            # than the bound.
+            # Each worker numbers its batches. The granted batches have the numbers clock to clock +
+            # count - 1. A worker must not begin a batch whose number exceeds the clock of the
+            # slowest worker by more than the bound.
             slowest = min(c for i, c in enumerate(self.clock) if i != worker)
             assert self.clock[worker] + count - 1 <= slowest + self.say["bound"]
 

@@ -274,8 +274,8 @@ def titles(top):
     (100, [t for t in ASKED if t not in ("copy", "again", "refused")]),
     (80, ["name", "host", "device", "state", "images/s", "stale", "silent"])])
 def test_a_narrow_terminal_shows_the_most_important_columns(programs, small, terminal, columns, shown):
-    """The names of the worker and its host are longer than their columns. Each width of the
-    terminal shows the most important columns."""
+    """At each width, the terminal shows the most important columns. The name of the worker is
+    longer than its column."""
     server = programs.server(*ENDLESS)
     programs.worker(server.endpoint, "--name", "a-worker-with-a-long-name", data=small)
     until(lambda: server.status()["workers"], 20, "a worker")

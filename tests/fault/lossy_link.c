@@ -57,7 +57,8 @@ struct rules {
 struct delivery {
 	int lost, doubled, overtaken, corrupt;
 	int64_t delay; /* microseconds */
-	/* number of the bit that flips: bit % 8 of the byte (bit / 8) % (bytes of the packet) */
+	/* the bit that flips if the packet is corrupt: bit % 8 of byte (bit / 8) % (size in
+	 * bytes) */
 	uint64_t bit;
 };
 

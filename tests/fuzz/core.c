@@ -25,7 +25,7 @@
 #define METRICS "accuracy top5"
 #define PEERS   4u
 #define KEPT    8u
-#define START   12u /* the value that chooses a kill and a start in event() */
+#define START   12u /* for event(): the value that selects a kill and a start */
 
 struct sections {
 	unsigned char *data[SNAPSHOT_SECTIONS];

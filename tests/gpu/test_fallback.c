@@ -59,7 +59,7 @@ static void rounds_release(struct rounds *r)
 	}
 }
 
-/* Submit the first round and the begin of the second one, wait for the losses of both, and then
+/* Submit the first round and the beginning of the second one, wait for the losses of both, and then
  * submit the rest of the second round. */
 static void run_rounds(struct subject *s, float rate, struct rounds *r)
 {

@@ -2,7 +2,7 @@
 # Check that every header compiles alone, without a warning, with gcc and clang. With arguments,
 # check only these headers. The headers of the CUDA device are skipped if CUDA's own headers are not
 # installed. A header under tests/ must not have a function body, because each test that includes
-# the header would compile the body again. The body belongs into the .c file beside the header. A
+# the header would compile the body again. The body belongs in the .c file beside the header. A
 # static inline function of one line is allowed.
 set -u
 cuda=$(make -s print-CUDA_HOME)

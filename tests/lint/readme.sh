@@ -41,7 +41,7 @@ for package in $(sed -n '/^| Package/,$s/^| \([a-z0-9][^|]*\) |.*/\1/p' CONTRIBU
 		say "CONTRIBUTING.md: nothing installs $package"
 done
 
-# the targets of all `make ... TARGET` in code spans and code blocks, without variables and -j
+# The targets of all `make TARGET` in code spans and code blocks, without variables and -j.
 targets=$(find . \( -name '.?*' -o -path ./build -o -path ./data \) -prune -o -name '*.md' -print |
 	xargs awk '/^```/ { block = !block }
 		block && /^make / { print }

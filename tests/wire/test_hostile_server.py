@@ -134,7 +134,7 @@ def test_a_server_that_acknowledges_nothing_stops_the_computing(hostile, program
 
 def test_a_huge_batch_takes_no_more_memory_than_the_own_images(hostile, programs, small):
     peaks = []
-    for batch in (6000, 2**24):  # the number of all images; the maximum in WIRE.md
+    for batch in (6000, 2**24):  # 6000: all images; 2^24: the maximum in WIRE.md
         def change(welcome):
             welcome.batch = batch
             grants.n_params = welcome.n_params

@@ -16,7 +16,7 @@ static const char *const names[ATTACKS] = {[ATTACK_NONE] = "none",
 	[ATTACK_STALE] = "stale",  /* the worker's first gradient, again and again */
 	[ATTACK_HUGE] = "huge",    /* 1e15 in every value */
 	[ATTACK_NAN] = "nan",      /* NaN in every value */
-	[ATTACK_EMPTY] = "empty",  /* zeros, so that batches count that no worker computed */
+	[ATTACK_EMPTY] = "empty",  /* zeros, for batches that the worker did not compute */
 	[ATTACK_FORGE] = "forge"}; /* results say that every test image is right */
 
 int attack_of(const char *name)

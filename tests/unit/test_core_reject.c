@@ -64,6 +64,7 @@ TEST(wild_values_at_random_places_are_rejected)
 		/* this push is finite, because 20 non-finite pushes in a row would end the run */
 		if (i % 10 == 9) {
 			struct msg good = fixture_push(s, fixture_worker(&f, 1).last_seq + 1);
+
 			fixture_applied(&f, 9, &good);
 		}
 		size_t at = rng_below(&r, 1000), cut = rng_below(&r, 998) + 1;

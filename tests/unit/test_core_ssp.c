@@ -290,6 +290,7 @@ static void race_step(struct race *a)
 	/* the time is short enough that a worker may become suspect, but not dead */
 	if (dice < 8) {
 		uint64_t ms = rng_below(&a->r, 200);
+
 		for (uint32_t w = 0; w < 4; w++)
 			a->silent_ms[w] += ms;
 		fixture_tick(&a->k.f, ms);

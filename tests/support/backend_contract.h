@@ -7,7 +7,7 @@
 #define TESTS_SUPPORT_BACKEND_CONTRACT_H
 #include "tests/support/gradients.h"
 
-/* The devices that a program tests. It is the cmocka state of each test. */
+/* The devices that a program tests. Each test gets a pointer to this struct as its cmocka state. */
 struct contract {
 	const char *device[3]; /* the names of the devices; NULL marks the end */
 	/* called at the start of each test; it may skip the test; NULL: no call */

@@ -32,7 +32,8 @@ def without(program, package):
 
 
 def needs(module, package):
-    """Import the module that a test needs. If it is not installed, see without()."""
+    """Import the module that a test needs. If the module is not installed, without() ends the
+    test."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -63,7 +64,7 @@ def command(binary, *arguments):
     mutant = BUILD / "rule-mutants" / MUTANT / binary
     if mutant.exists():
         path = mutant
-    # under pytest this exit fails the test; a script of tests/bench prints the message and ends
+    # under pytest this exit fails the test; in a script of tests/bench it prints the message
     if not path.exists():
         sys.exit(f"{path} is not built: make FLAVOUR={FLAVOUR} tests")
     return [*PREFIX, str(path), *(str(a) for a in arguments)]

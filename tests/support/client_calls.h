@@ -5,9 +5,9 @@
 #define TESTS_SUPPORT_CLIENT_CALLS_H
 #include "worker/client/cnnps.h"
 
-/* Pull the newest weights into `w`; version may be NULL. */
+/* Pull the newest weights into `w`. `version` may be NULL. */
 int client_pull_all(struct cnnps *c, float *w, uint64_t *version);
-/* Pull the weights of the evaluation into `w`; version may be NULL. */
+/* Pull the weights of the evaluation into `w`. `version` may be NULL. */
 int client_pull_eval(struct cnnps *c, float *w, uint64_t *version);
 /* Pull the newest weights into memory of the library. view->weights points to this memory. */
 int client_view(struct cnnps *c, struct cnnps_pull *view);

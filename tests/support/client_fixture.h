@@ -20,7 +20,8 @@ int client_tear_down(void **state);
 struct cnnps_options client_options(void);
 /* Connect a client with the options *o. The connection must succeed. */
 void client_connect(struct cnnps_options *o);
-/* Push a gradient with the value `value` at every coordinate. The call must return `expected`. */
+/* Push a gradient with the value `value` at every coordinate. The push must return the status
+ * `expected`. */
 void client_push(float value, int expected);
 /* Pull the weights, and check that each of them is `value`. */
 void client_expect_weights(float value);

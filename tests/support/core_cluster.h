@@ -56,8 +56,8 @@ struct msg cluster_gradient(struct cluster *k, uint32_t i, float *g);
 enum reject cluster_push(struct cluster *k, uint32_t i);
 /* Send the result of the evaluation that worker `i` was granted. */
 void cluster_evaluate(struct cluster *k, uint32_t i);
-/* Send the next message of worker `i`. Returns 0 if there is none, because the worker waits for a
- * grant. */
+/* Send the next message of worker `i`. Returns 0 if the worker has no message to send, because it
+ * waits for a grant. */
 int cluster_act(struct cluster *k, uint32_t i);
 /* Train to the end of the run. `r` draws which of the first `n` workers acts next. If `r` is NULL,
  * worker 0 acts alone. */

@@ -2,9 +2,9 @@
  * core_fixture.h - a server core for tests, driven by one event at a time.
  *
  * The fixture fills the core's memory with 0xa5 before the core uses it, so that a test finds reads
- * of uninitialized state. After each step the fixture checks what must always hold: every message
- * has a receiver, at most one snapshot is in progress, and the counters of the batch ledger agree
- * with its entries.
+ * of uninitialized state. After each step the fixture checks three rules: every message has a
+ * receiver, at most one snapshot is in progress, and the counters of the batch ledger agree with
+ * its entries.
  */
 #ifndef TESTS_SUPPORT_CORE_FIXTURE_H
 #define TESTS_SUPPORT_CORE_FIXTURE_H
@@ -74,7 +74,7 @@ struct msg fixture_hello(const char *name);
 struct msg fixture_resume(struct stamp s, uint64_t last_seq, uint64_t durable_seq);
 /* Send HELLO, and complete snapshots until the server sends WELCOME. Returns the worker's stamp. */
 struct stamp fixture_join(struct core_fixture *f, uint32_t peer, const char *name);
-/* Resume a session. The answer to HELLO must be WELCOME. Returns the new stamp. */
+/* Resume a session. The server must answer HELLO with WELCOME. Returns the new stamp. */
 struct stamp fixture_come_back(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t last_seq);
 
@@ -97,7 +97,7 @@ void fixture_rejected(struct core_fixture *f, uint32_t peer, const struct msg *m
 void fixture_lease(struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
 /* Returns the grant that the last event sent to `peer`, or NULL. */
 const struct msg_grant *fixture_granted(const struct core_fixture *f, uint32_t peer);
-/* Request a lease. The answer must be a grant. Returns this grant. */
+/* Request a lease. The server must answer with a grant. Returns this grant. */
 struct msg_grant fixture_grant(
 	struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t request);
 /* As fixture_grant, but the grant must be training work. */

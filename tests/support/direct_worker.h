@@ -12,7 +12,8 @@
 #include "tests/support/capture.h"
 #include "tests/support/temp_dir.h"
 
-/* Parse options that are separated by ';'. The strings in `o` are valid until the next call. */
+/* Parse options that are separated by ';'. The strings in `o` are valid until the next call of
+ * parse_options. */
 void parse_options(struct options *o, const char *line);
 /* Build the core as a server with the options `o` does at its start. */
 void start_core(struct startup *r, const struct options *o);

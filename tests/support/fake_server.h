@@ -31,7 +31,7 @@ struct fake_how {
 	int mute_pulls, mute_leases;
 	int mute_leases_after; /* nonzero: set mute_leases after this number of leases */
 	int not_durable;       /* no push becomes durable */
-	int garbage;           /* before each reply, send bytes that are no valid message */
+	int garbage;           /* before each reply, send bytes that are not a message */
 	int status;            /* nonzero: answer every message with this ERROR */
 	int bye;               /* nonzero: answer each LEASE with BYE of this status */
 	int reject;            /* REJECT_*: reject every push for this reason; 0: accept it */

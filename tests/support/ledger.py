@@ -46,7 +46,7 @@ class LedgerRun:
             self.server.endpoint, index, self.pushes, *self.pace, **how)
 
     def restart_server(self, **how):
-        """Start a new server in the directory of the one that died."""
+        """Start a new server in the directory of the dead server."""
         self.server = self.programs.restart(self.server, *self.options, **how)
 
     def kill_server(self, **how):

@@ -15,7 +15,8 @@
 
 extern const struct shape mnist_shape;
 
-/* The model that parse_model has parsed. It is static because it is too large for the stack. */
+/* The model that parse_model has parsed. The variable is static because a model is too large for
+ * the stack. */
 extern struct model parsed;
 
 /* Parse `text` for images of MNIST's shape. `text` must be valid. */

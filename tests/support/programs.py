@@ -17,7 +17,7 @@ from support.build import ROOT, command
 
 
 class Process:
-    """A running program. Threads read its two outputs into lists of lines."""
+    """A running program. Threads read its stdout and stderr into lists of lines."""
 
     def __init__(self, name, argv, env=None):
         self.name = name
@@ -121,7 +121,7 @@ class Server(Process):
             return json.load(reply)
 
     def result(self, seconds=120):
-        """Wait until the run ends by itself. Returns its final JSON line."""
+        """Wait until the run ends by itself. Returns the final JSON line of the server."""
         code = self.wait(seconds)
         assert code == 0, self.tail()
         assert len(self.out) == 1, f"not one line on stdout: {self.tail()}"

@@ -22,8 +22,8 @@ extern uint64_t router_silent_ms; /* silent_ms of the next router (server/net/ne
 extern float router_weights[ROUTER_PARAMS];
 
 /*
- * The minimal core. It counts messages. It answers PULL with PARAMS, and adds an ACK to PARAMS if
- * `ack` is not 0. It answers each BEAT with `replies` BEATs.
+ * A minimal core that counts messages, answers PULL with PARAMS, and answers each BEAT with
+ * `replies` BEATs. If `ack` is not 0, the PARAMS contain an ACK.
  */
 struct router_core {
 	uint64_t messages, gone, version, ack;

@@ -1,6 +1,6 @@
 /*
  * serial_lbfgs.h - a reference for the server's L-BFGS. It is serial, computes in double precision,
- * and follows Nocedal & Wright 7.4. Its line search is a bisection for the weak Wolfe conditions
+ * and follows Nocedal & Wright 7.4. The line search is a bisection for the weak Wolfe conditions
  * (Lewis & Overton).
  */
 #ifndef TESTS_SUPPORT_SERIAL_LBFGS_H

@@ -52,7 +52,8 @@ struct server_process *server_start_here(const char *more);
 int server_read(struct server_process *s, int ms);
 /* Wait until the server logs `words`. Returns the text between `words` and the next blank. */
 const char *server_await(struct server_process *s, const char *words);
-/* Wait until the server exits. Returns the exit status, or 128 + signal. */
+/* Wait until the server exits. Returns the exit status, or 128 + the signal that ended the
+ * server. */
 int server_wait(struct server_process *s);
 void server_kill(struct server_process *s);
 /* Wait until the server logs its endpoint, and write the endpoint to `url`. */

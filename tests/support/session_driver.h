@@ -1,7 +1,7 @@
 /*
  * session_driver.h - drives a worker's session without a network.
  *
- * Each function makes one call of worker/client/session.h. It checks the invariants of that header
+ * Each function makes one call of worker/client/session.h, checks the invariants of this header
  * against the effects of the call, and stores the effects until the next call.
  */
 #ifndef TESTS_SUPPORT_SESSION_DRIVER_H

@@ -11,7 +11,7 @@
 #include "worker/data/batch.h"
 #include "worker/trainer.h"
 
-#define TRAINER_PARAMS FAKE_PARAMS /* the parameters of fc:3 for images of one pixel */
+#define TRAINER_PARAMS FAKE_PARAMS /* the number of parameters of fc:3 for images of one pixel */
 #define IMAGES         33
 #define BATCHES        7  /* the last batch has 3 images */
 #define MAX_IMAGES     58 /* 12 batches; the last batch has 3 images */
@@ -22,10 +22,10 @@ extern struct fake_how trainer_server_how;
 
 /* ---- set-up --------------------------------------------------------------------------------- */
 
-/* Set-up of the program: IMAGES images and the model fc:3. */
+/* Set up a test program with IMAGES images and the model fc:3. */
 int trainer_set_up_all(void **state);
 int trainer_tear_down_all(void **state);
-/* Set-up of a test: a fake server, and an empty reference. */
+/* Set up a test with a fake server and an empty reference. */
 int trainer_set_up(void **state);
 int trainer_tear_down(void **state);
 void trainer_start(void);

@@ -34,7 +34,8 @@ void bytes_varint(struct bytes *b, uint64_t v);
 void bytes_number(struct bytes *b, unsigned field, uint64_t v);
 void bytes_bytes(struct bytes *b, unsigned field, const void *data, size_t n);
 void bytes_text(struct bytes *b, unsigned field, const char *text);
-/* bytes_hello returns a valid body of HELLO, bytes_pull one of PULL. Both use the static buffer. */
+/* bytes_hello returns a valid body of HELLO, bytes_pull one of PULL. Both functions use the static
+ * buffer of bytes_fresh. */
 struct bytes *bytes_hello(void);
 struct bytes *bytes_pull(void);
 

@@ -55,7 +55,7 @@ static int number(const char *text, size_t *out)
 }
 
 /* Returns the number of this worker's pushes that the weights contain. Earlier processes with the
- * same INDEX made these pushes. They are the first pushes, without a gap. */
+ * same INDEX made these pushes. These are the first pushes of the worker, without a gap. */
 static size_t done_before(const struct ledger *l)
 {
 	size_t k = 0;

@@ -113,7 +113,7 @@ TEST_IN(flags_that_make_no_sense_are_refused, client_set_up, client_tear_down)
 	assert_int_equal(client_stats(client).pushed, 0);
 	push = (struct cnnps_push){.size = sizeof(push), .gradient = client_ones, .offset = 1};
 	assert_int_equal(cnnps_push(client, &push),
-		CNNPS_EUSAGE); /* count 0 requests all values, which do not fit into the buffer */
+		CNNPS_EUSAGE); /* count 0 stands for all values, which do not fit after offset 1 */
 }
 
 /* ---- the log --------------------------------------------------------------------------------- */

@@ -204,7 +204,8 @@ TEST_IN(a_push_names_the_term_of_its_weights, client_set_up, client_tear_down)
 	flush();
 	seen = fake_read_seen(&client_server);
 	assert_int_equal(seen.last_seq, 5);
-	assert_int_equal(seen.made[0].base_term, 1); /* the second server receives the push again */
+	/* the server of term 2 receives this push again */
+	assert_int_equal(seen.made[0].base_term, 1);
 	assert_int_equal(seen.made[0].base_version, 0);
 	assert_int_equal(seen.made[1].base_term, 0);
 	assert_int_equal(seen.made[1].base_version, 77);

@@ -10,7 +10,7 @@
 #include "tests/support/test.h"
 
 #define MAX_N  40u
-#define VALUES 9001u /* more than two blocks, and no multiple of one */
+#define VALUES 9001u /* more than two blocks, and not a multiple of the block size */
 
 static float gradient[MAX_N][VALUES], out[VALUES];
 static const float *of[MAX_N];

@@ -14,7 +14,8 @@ static struct core_config config(enum mode mode)
 	cfg.leases.backup_copies = BACKUP_IMMEDIATE;
 	cfg.ssp.bound = 100;
 	cfg.leases.max_batches = 1;
-	cfg.sessions.suspect_ms = 100000; /* no worker becomes suspect: only copies help */
+	/* no worker becomes suspect, so only backup copies help */
+	cfg.sessions.suspect_ms = 100000;
 	cfg.sessions.dead_ms = 200000;
 	cfg.durable = 0;
 	return cfg;
@@ -76,7 +77,7 @@ TEST(the_first_result_counts_and_the_second_is_superseded)
 	assert_int_equal(cluster_request(&k, 1), 1);
 	cluster_granted(&k, 1, 0, 1);
 	assert_int_equal(cluster_push(&k, 1), REJECT_NONE);
-	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* the ACK gives this reason */
+	assert_int_equal(cluster_push(&k, 0), REJECT_WORK); /* the ACK contains this reason */
 	assert_int_equal(core_stats(k.f.core)->superseded, 1);
 	assert_int_equal(core_stats(k.f.core)->rejected[REJECT_WORK], 0);
 	assert_int_equal(core_stats(k.f.core)->images, 10);
@@ -204,8 +205,8 @@ TEST(a_late_portion_is_copied_and_no_other)
 	an_idle_worker_gets_a_copy_of_late_work(cfg.training.mode);
 }
 
-/* The core grants a copy of a late batch at once when a worker requests work. It does not wait for
- * a tick. */
+/* The core grants a copy of a late batch at once when a worker requests work. The core does not
+ * wait for the next tick. */
 TEST(a_request_after_the_batch_is_late_gets_a_copy_at_once)
 {
 	struct cluster k;
@@ -258,7 +259,7 @@ TEST(a_lease_is_late_by_its_newest_delivery)
 	}
 	cluster_join(&k, 1);
 	cluster_request(&k, 1);
-	tick(&k, 190); /* 390 ms since the grant, 190 ms since the last delivery */
+	tick(&k, 190); /* 390 ms have passed since the grant, and 190 ms since the last delivery */
 	assert_int_equal(k.worker[1].grant.work.count, 0);
 	tick(&k, 20);
 	cluster_granted(&k, 1, 3, 1);

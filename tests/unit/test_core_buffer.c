@@ -106,7 +106,7 @@ TEST(an_epoch_ends_with_what_is_in_the_buffer)
 	cluster_close(&k);
 }
 
-/* Returns a weight after an epoch in which one worker trains 7 batches. All values of its gradients
+/* Returns a weight after an epoch in which one worker trains 7 batches. All values of the gradients
  * are 1. */
 static double epoch_of(enum lr_scaling how, uint32_t buffer, int push_sum)
 {

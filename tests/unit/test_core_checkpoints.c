@@ -63,7 +63,7 @@ TEST(a_failed_save_is_tried_again_but_no_sooner_than_checkpoint_ms)
 		f.now_ms += 50;
 		fixture_saved(&f, EVENT_SAVE_FAILED);
 		assert_int_equal(core_stats(f.core)->save_failures, i + 1);
-		/* even an urgent snapshot waits for the one in progress */
+		/* after a failure, even an urgent snapshot waits until checkpoint_ms have passed */
 		fixture_admin(&f, 8, ADMIN_CHECKPOINT);
 		f.now_ms += 149;
 		fixture_beat(&f, 19, s);
@@ -179,7 +179,7 @@ TEST(new_leases_wait_until_all_are_back_and_have_replayed)
 	fixture_lease(&f, 9, s, 1);
 	fixture_silent(&f);
 	(void)fixture_come_back(&f, 10, t, 0);
-	/* no grant yet: the first worker has not replayed push 1 */
+	/* the server grants nothing yet, because the first worker has not replayed push 1 */
 	assert_null(fixture_sent(&f, 9, MSG_GRANT));
 	m = fixture_push_ones(s, 1);
 	fixture_work(&m, 0, 0, 1);

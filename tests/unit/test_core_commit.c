@@ -42,7 +42,7 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 	fixture_message(&f, 8, &hello);
 	assert_int_equal(waits(&f, MSG_WELCOME), 0);
 	assert_false(commits(&f));
-	/* weights wait until the event that changed them is on the disk */
+	/* a reply with weights waits until the event that changed them is on the disk */
 	fixture_pull(&f, 9, s, WEIGHTS_CURRENT);
 	assert_int_equal(waits(&f, MSG_PARAMS), 1);
 	assert_false(commits(&f));
@@ -57,7 +57,7 @@ TEST(a_query_commits_nothing_and_a_push_commits)
 	assert_true(commits(&f));
 	push.push.seq = 2;
 	push.push.loss = NAN;
-	fixture_message(&f, 9, &push); /* a rejection is committed, too */
+	fixture_message(&f, 9, &push); /* the core commits a rejection, too */
 	assert_int_equal(waits(&f, MSG_ACK), 1);
 	assert_true(commits(&f));
 	push.push.seq = 9;

@@ -386,7 +386,7 @@ TEST(a_push_that_is_rejected_fixes_nothing)
 	fixture_close(&f);
 }
 
-/* Until --min-workers workers have joined, the server grants no work. */
+/* The server grants no work until --min-workers is reached. */
 TEST(before_the_run_begins_no_push_counts)
 {
 	struct stamp s[3];
@@ -468,9 +468,9 @@ TEST(images_that_do_not_fit_the_model_are_refused_with_both_shapes)
 		const char *theirs; /* NULL: the worker is accepted */
 	} row[] = {
 		{3, 5, 5, 20, NULL},
-		{3, 5, 5, 3, NULL}, /* some classes may be absent */
+		{3, 5, 5, 3, NULL}, /* the data set may lack some classes of the model */
 		{3, 0, 0, 0,
-			NULL}, /* a program with its own images, which sends no rows and columns */
+			NULL}, /* a program that makes its own images sends no rows and columns */
 		{0, 5, 5, 20, "1x5x5, 20 classes"}, /* channels: 0 means one channel */
 		{1, 5, 5, 20, "1x5x5, 20 classes"},
 		{3, 6, 5, 20, "3x6x5, 20 classes"},

@@ -364,7 +364,7 @@ TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 	dc_run_open(&l, dc_config(1));
 	term = l.worker[0].s.term;
 	for (uint64_t version = 0; version < 3; version++) {
-		/* the weights are current: no compensation is needed */
+		/* the weights are current, so no compensation is needed */
 		push_of(&l, 0, fixture_ones, version, term);
 		twin_push(&l.twin, fixture_ones, (int64_t)version);
 	}
@@ -382,7 +382,7 @@ TEST(a_gradient_of_weights_that_are_not_held_is_applied_as_it_is_and_counted)
 }
 
 /* A crash loses version 2, and the next term makes another version 2. The server holds only the
- * second one: a gradient of the lost version is not compensated. */
+ * second version 2, so a gradient of the lost version is not compensated. */
 TEST(weights_of_a_lost_term_are_not_held)
 {
 	static struct dc_run l;

@@ -452,7 +452,7 @@ TEST(a_worker_that_never_asks_is_stalled_until_it_asks)
 	assert_true(fixture_worker(&k.f, 1).stalled);
 	assert_int_equal(core_live_workers(k.f.core), 0);
 	cluster_join(&k, k.n++);
-	/* no grant: the stalled worker does not count for --min-workers */
+	/* the server grants nothing, because the stalled worker does not count for --min-workers */
 	assert_int_equal(cluster_request(&k, 1), 0);
 	assert_int_equal(cluster_request(&k, 0), 1);
 	assert_false(fixture_worker(&k.f, 1).stalled);

@@ -1,7 +1,7 @@
 /*
  * Proves invariant 2 of server/core/leases.h for the evaluation: an epoch is evaluated in portions
  * while the next epoch trains, each portion counts once, and the evaluation ends before the next
- * epoch ends. Also proves invariant 1 with random workers.
+ * epoch ends. Also proves invariant 1 of leases.h with random workers.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>
@@ -171,7 +171,7 @@ TEST(metrics_are_summed_and_survive_a_crash)
 	memcpy(cfg.metrics, "bits top_5", sizeof("bits top_5"));
 	fixture_open(&f, cfg);
 	struct msg hello = fixture_hello("");
-	fixture_message(&f, 9, &hello); /* HELLO of a worker that can compute the accuracy */
+	fixture_message(&f, 9, &hello); /* this worker can compute only the accuracy */
 	fixture_refused(&f, 9, PS_EWRONGDATA);
 	memcpy(hello.hello.metrics, cfg.metrics, sizeof(cfg.metrics));
 	fixture_message(&f, 9, &hello);

@@ -93,7 +93,7 @@ static void draw(struct rng *r, float g[FIXTURE_PARAMS], int push)
 	}
 }
 
-/* Sends the next push. Returns 1 if it was applied. */
+/* Sends the next push. Returns 1 if the push was applied. */
 static int push_once(
 	struct core_fixture *f, const struct trial *t, struct stamp s, uint64_t seq, struct rng *r)
 {

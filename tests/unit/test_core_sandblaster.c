@@ -170,7 +170,7 @@ TEST(idle_workers_get_copies_of_portions_with_fewest_copies)
 	struct cluster k;
 
 	cfg.leases.max_batches = 1;
-	cluster_open(&k, cfg, 7, 30, cluster_bowl); /* 3 portions for 7 workers */
+	cluster_open(&k, cfg, 7, 30, cluster_bowl); /* the step has 3 portions for 7 workers */
 	for (uint32_t i = 0; i < 7; i++)
 		assert_int_equal(cluster_request(&k, i), 1);
 	assert_int_equal(core_stats(k.f.core)->backups, 4);

@@ -86,8 +86,8 @@ TEST(a_drain_waits_for_no_longer_than_a_recovery)
 	fixture_close(&f);
 }
 
-/* A worker whose pushes were lost retains these pushes, so it gets no BYE. It continues in the
- * server's next term. */
+/* A worker whose pushes were lost retains these pushes, so it gets no BYE. The worker continues in
+ * the server's next term. */
 TEST(a_worker_with_lost_pushes_gets_no_bye)
 {
 	struct core_fixture f;

@@ -1,8 +1,7 @@
 /*
  * Proves the invariants numbered in server/core/snapshot.c: the decoder restores the encoded state.
- * It refuses sections that are too short, too long or have impossible values, and then uses nothing
- * of the snapshot.
- * Attack A20 of docs/faults.md.
+ * The decoder refuses sections that are too short, too long or have impossible values, and then
+ * uses nothing of the snapshot. Attack A20 of docs/faults.md.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>

@@ -1,4 +1,4 @@
-/* test_keep_rule.c - the texts that --keep accepts. */
+/* test_keep_rule.c - proves which texts --keep accepts. */
 #include "server/config/keep_rule.h"
 #include "tests/support/test.h"
 #include <stddef.h>

@@ -45,8 +45,8 @@ TEST_IN(a_killed_server_goes_on_where_it_was, server_set_up, server_tear_down)
 	json_decref(o);
 }
 
-/* P10 of faults.md: the server takes a last checkpoint, sends BYE to the workers, and exits quickly
- * with status 0. */
+/* P10 of docs/faults.md: after SIGTERM or SIGINT the server takes a last checkpoint, sends BYE to
+ * the workers, and exits quickly with status 0. */
 TEST_IN(a_signal_drains, server_set_up, server_tear_down)
 {
 	static const int signals[] = {SIGTERM, SIGINT};

@@ -168,7 +168,7 @@ TEST_IN(a_loss_before_these_events_is_reported, wal_set_up, wal_tear_down)
 }
 
 /* A checkpoint without a log file of its own may continue in an older file only if the same start
- * of the server wrote it. */
+ * of the server wrote both. */
 TEST_IN(a_log_file_of_an_earlier_start_is_not_used, wal_set_up, wal_tear_down)
 {
 	struct checkpoint c;

@@ -178,7 +178,8 @@ TEST(an_ack_is_notified_once_and_a_missing_one_resynchronises)
 	assert_did(&d, "");
 	driver_ack(&d, 3, VERDICT_OK, 0); /* no ACK with the verdict of push 2 has arrived */
 	assert_did(&d, "hello");
-	/* The server has decided all pushes. The worker sends them again to get their verdicts. */
+	/* The server has decided all pushes. The worker sends the pushes again to get their
+	 * verdicts. */
 	driver_welcome(&d, 4, 0);
 	assert_did(&d, "READY push:2 push:3 push:4");
 	driver_ack(&d, 2, VERDICT_REJECTED, 0);

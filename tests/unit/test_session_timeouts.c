@@ -9,7 +9,7 @@
 
 /* ---- repeated HELLOs ------------------------------------------------------------------------ */
 
-/* Runs the session until it sends HELLO. Returns the milliseconds that this took. */
+/* Runs the session until it sends HELLO. Returns the time that this took, in milliseconds. */
 static uint64_t wait_for_hello(struct session_driver *d)
 {
 	uint64_t from = d->now_ms;

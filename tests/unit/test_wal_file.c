@@ -72,8 +72,8 @@ static struct wal_file *create(uint64_t generation, uint64_t oldest)
 	return j;
 }
 
-/* Writes the payload of record `i` to `out`. Its size and every byte depend only on i. Returns the
- * size. */
+/* Writes the payload of record `i` to `out`. The size and every byte of a payload depend only on i.
+ * Returns the size. */
 static size_t payload(uint64_t i, unsigned char *out)
 {
 	size_t n = (size_t)(i * 37 % 101);
@@ -245,8 +245,8 @@ TEST_IN(every_length_of_a_file_reads_as_a_prefix, begin, end)
 	free(whole);
 }
 
-/* The reader detects every loss before the last group of records. It cannot distinguish a loss in
- * the last group from a write that a crash interrupted. */
+/* The reader detects every loss before the last group of records. The reader cannot distinguish a
+ * loss in the last group from a write that a crash interrupted. */
 TEST_IN(every_flipped_byte_ends_the_log_and_a_loss_before_the_last_group_is_said, begin, end)
 {
 	size_t n;

@@ -85,7 +85,7 @@ static void random_field(const struct wire_field *row, void *base, enum msg_type
 		memcpy(to, row->size == 8 ? (void *)&wide : (void *)&narrow, row->size);
 		break;
 	case WIRE_REAL:
-		/* 0.75 or 0.0005, which are in the range of every field */
+		/* as a float this is 0.75, and as a double 0.0005: all fields accept both */
 		memset(to, 0x3f, row->size);
 		break;
 	case WIRE_CODE:

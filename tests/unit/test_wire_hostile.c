@@ -50,10 +50,10 @@ TEST(unknown_fields_are_passed_over_at_every_level)
 	bytes_put(b, "1234", 4);
 	assert_accepted(MSG_HELLO, b);
 	b = bytes_hello();
-	bytes_text(b, 6, "\x30\x01"); /* resume, with the unknown field 6 of a Stamp */
+	bytes_text(b, 6, "\x30\x01"); /* `resume` is a Stamp with the unknown field 6 */
 	assert_accepted(MSG_HELLO, b);
 	b = bytes_hello();
-	bytes_text(b, 5, "\x98\x06\x01"); /* data, with the unknown field 99 of a DataId */
+	bytes_text(b, 5, "\x98\x06\x01"); /* `data` is a DataId with the unknown field 99 */
 	assert_accepted(MSG_HELLO, b);
 	b = bytes_hello();
 	while (b->n < 2000)

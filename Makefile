@@ -8,7 +8,7 @@
 #   make fuzz SECONDS=60 fuzz each target for 60 s; make fuzz-coverage: show the covered lines
 #   make mutants         show that a test fails without each rule against a hostile peer
 #   make faults          run every fault test in full; writes docs/faults.md
-#   make bench           measure the transport, and the CPU kernels beside PyTorch
+#   make bench           measure the transport, and CPU kernels and Python beside PyTorch
 #   make cluster         train in containers; make cluster-faults: fault tests of containers
 #   make gpu-test        test the CUDA kernels; make gpu-bench: measure their speed
 #   make bundle          pack programs, libraries and GPU tests for another machine
@@ -350,6 +350,8 @@ bench:
 	build/release/tests/bench/transport
 	build/release/tests/bench/curve
 	CNN_DATA="$$(deploy/data.sh)" tests/bench/cpu_vs_torch
+	tests/bench/python_rate
+	tests/bench/python_rate --kill --seconds 3 --programs python,tutorial,allreduce
 	build/release/tests/sim/sim --seeds 1..5000
 # This target needs only Docker, because Docker builds everything inside an image.
 cluster:

@@ -64,8 +64,8 @@ int checkpoint_read(const char *path, struct checkpoint *c, struct err *e) PS_MU
 /*
  * Reads the newest good generation of `dir`. Returns 0 with c->generation == 0 if the directory has
  * no checkpoint. PS_ECHECKPOINT: the directory has checkpoints, but none is good. If `clean` is 1,
- * the function removes ckpt-*.tmp. It sets *newest_seen to the highest generation number in any
- * file name; `newest_seen` may be NULL.
+ * the function removes ckpt-*.tmp. The function sets *newest_seen to the highest generation number
+ * in any file name; `newest_seen` may be NULL.
  */
 int checkpoint_read_newest(const char *dir, int clean, struct checkpoint *c, uint64_t *newest_seen,
 	struct err *e) PS_MUST_CHECK;

@@ -108,7 +108,7 @@ int key_open(const char *path, unsigned never, struct err *e)
 }
 
 /* Copies the key from `text` to `key`. `text` must be the header, a key, and an optional newline.
- * It has n <= FILE_MAX bytes and then a NUL. */
+ * The text has n <= FILE_MAX bytes and then a NUL. */
 static int take_key(const char *text, size_t n, const char *header, char key[KEY_TEXT])
 {
 	size_t head = strlen(header), end = head + KEY_TEXT - 1;

@@ -6,8 +6,8 @@
  *   json  {"ts":"2026-11-22T09:30:00.125Z","level":"info","msg":"net listening","endpoint":"..."}
  *
  * `msg` consists of the subsystem and the event. The timestamp is UTC. Only this module reads the
- * wall clock, and no decision depends on it. Both formats escape values as JSON does, so text from
- * a peer can neither start a line nor end a value. Bytes that are not UTF-8 become U+FFFD.
+ * wall clock, and no decision depends on it. Both log formats escape values as JSON does, so text
+ * from a peer can neither start a line nor end a value. Bytes that are not UTF-8 become U+FFFD.
  *
  * The log is the only mutable state outside the structs of main. On a terminal, one progress line
  * may be visible at the bottom, and log lines appear above it.

@@ -2,9 +2,10 @@
  * metric_names.h - the names of a run's metrics, which the evaluation of an epoch reports besides
  * the loss. --metrics, HELLO and cnnps_options contain these names.
  *
- * The canonical text is "" for accuracy alone and "none" for no metric. Otherwise it consists of
- * the names with one blank between them, accuracy first. A HELLO from an older release has no
- * metrics field, which has the same effect as "": the worker evaluates accuracy alone.
+ * The canonical text is "" for accuracy alone and "none" for no metric. Otherwise the canonical
+ * text consists of the names with one blank between them, accuracy first. A HELLO from an older
+ * release has no metrics field, which has the same effect as "": the worker evaluates accuracy
+ * alone.
  *
  * Thread: any; the functions have no state.
  */

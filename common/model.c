@@ -1,9 +1,9 @@
 /*
  * model.c - parses a model text into layers and manifest.
  *
- * The parser makes one pass over the words. It splits each layer at ':', computes the shape of its
- * output from the output of the previous layer, and appends the layer to the canonical text. Every
- * number in the text is at most WINDOW_MAX_SIDE or MODEL_MAX_PARAMS, and every product has an
+ * The parser makes one pass over the words. The parser splits each layer at ':', computes the shape
+ * of its output from the output of the previous layer, and appends the layer to the canonical text.
+ * Every number in the text is at most WINDOW_MAX_SIDE or MODEL_MAX_PARAMS, and every product has an
  * overflow check, so no text can overflow a size.
  */
 #include "common/model.h"

@@ -25,11 +25,11 @@
  * mean) / sqrt(variance + BATCHNORM_EPS) + bias. In training, mean and variance are computed over
  * all values of the channel: all images of the batch and all pixels. With N values, this variance
  * is the sum of squared deviations divided by N. In evaluation, mean and variance are the running
- * statistics running_mean [C] and running_var [C]. These tensors follow the tensors of all layers.
- * They are not trained: values [n_trained, n_params) of a gradient are not derivatives, but the
- * mean and the variance of the batch. Here the variance is divided by N - 1 (by 1 if N is 1). An
- * update moves each running statistic towards the value of the batch, by BATCHNORM_MOMENTUM of the
- * distance.
+ * statistics running_mean [C] and running_var [C]. The tensors of the running statistics follow the
+ * tensors of all layers. Running statistics are not trained: values [n_trained, n_params) of a
+ * gradient are not derivatives, but the mean and the variance of the batch. The variance in a
+ * gradient is the sum of squared deviations divided by N - 1 (by 1 if N is 1). An update moves each
+ * running statistic towards the value of the batch, by BATCHNORM_MOMENTUM of the distance.
  *
  * Invariants:
  * (1) tensors are contiguous, in layer order, the running statistics last, and cover [0, n_params)
@@ -84,8 +84,9 @@ struct shape {
 struct layer {
 	enum layer_kind kind;
 	struct shape in, out;
-	size_t size;   /* conv, pool, avgpool: side of the window, pixels; lrn: channels */
-	size_t stride; /* >= 1; pool, avgpool: at most size; add: see partner */
+	size_t size; /* conv, pool, avgpool: side of the window, pixels; lrn: channels */
+	/* >= 1; for pool and avgpool, at most `size`; for add, the member `partner` explains it */
+	size_t stride;
 	size_t pad_top, pad_left, pad_bottom, pad_right; /* zeros (a pool's maximum ignores them) */
 	/* conv: filters and channels form `groups` equal groups, and the filters of a group use
 	 * only the channels of the same group */

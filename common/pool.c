@@ -6,8 +6,8 @@
 #include "common/pool.h"
 
 #define MAX_FREE 16 /* maximum number of free buffers that the pool keeps */
-/* The same maximum with a caller's allocator. It is more than all buffers of a worker, because the
- * pool frees none of them. */
+/* The same maximum with a caller's allocator. This maximum is more than all buffers of a worker,
+ * because the pool frees none of these buffers. */
 #define MAX_FREE_SPECIAL 2048
 /* The pool requests slabs of several buffers from a caller's allocator, because a call may take
  * 1 ms (CUDA). */

@@ -2,9 +2,9 @@
  * share.h - memory that processes on the same host share, and Unix sockets that pass its
  * descriptors.
  *
- * The memory is a memfd. It has no name in a file system, and the kernel frees it when the last
- * process has closed and unmapped it, so a crash leaves nothing behind. No process can change its
- * size, so an access to it never ends a process with SIGBUS.
+ * The memory is a memfd. A memfd has no name in a file system, and the kernel frees it when the
+ * last process has closed and unmapped it, so a crash leaves nothing behind. No process can change
+ * its size, so an access to it never ends a process with SIGBUS.
  *
  * Thread: any. The functions keep no state.
  */

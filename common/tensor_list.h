@@ -1,8 +1,8 @@
 /*
  * tensor_list.h - a text that lists the tensors of a vector:N with their names, types and shapes.
- * It also has the values of integer tensors, because the vector has only float32 values. From this
- * list, an export gets the state_dict of a PyTorch model. Each line describes one tensor and ends
- * with a newline:
+ * The list also has the values of integer tensors, because the vector has only float32 values. From
+ * this list, an export makes the state_dict of a PyTorch model. Each line describes one tensor and
+ * ends with a newline:
  *
  *   NAME F32 SHAPE           the next values of the vector
  *   NAME TYPE SHAPE VALUES   a constant of type I64, I32, I16, I8, U8 or BOOL
@@ -50,8 +50,9 @@ const char *tensor_list_next(const char **list, struct tensor_line *l) PS_MUST_C
 int64_t tensor_list_value(const char **values);
 /*
  * Checks a list for a vector of n_params values, of which n_trained are trained and the others are
- * running statistics. Returns NULL if the list is sound. Otherwise returns the reason, and sets
- * *line to the number of the bad line, from 1, or to 0 if the reason concerns the whole list.
+ * running statistics. Returns NULL if the list is sound. If the list is not sound, returns the
+ * reason, and sets *line to the number of the bad line, from 1, or to 0 if the reason concerns the
+ * whole list.
  */
 const char *tensor_list_check(
 	const char *list, uint64_t n_params, uint64_t n_trained, size_t *line) PS_MUST_CHECK;

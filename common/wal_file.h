@@ -13,8 +13,8 @@
  * follow the newest record. The reader ignores them.
  *
  * Invariants:
- * (1) the reader returns a prefix of the appended records, whatever damage the file has. It never
- *     returns a record with a wrong checksum (every_length_of_a_file_reads_as_a_prefix,
+ * (1) the reader returns a prefix of the appended records, whatever damage the file has. The reader
+ *     never returns a record with a wrong checksum (every_length_of_a_file_reads_as_a_prefix,
  *     random_damage_yields_a_prefix);
  * (2) a record is in that prefix if wal_file_sync returned 0 after its append, unless the disk has
  *     lost it (tests/sim/node_wal.c, mutant wal-not-synced);

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Train in a cluster of containers. The script builds the image from source, makes keys and a network,
-# starts 1 server and WORKERS workers, and prints the result of the run. Then it removes everything;
-# KEEP_IMAGES=1 keeps the images. `make cluster` runs it. It needs a running Docker engine
-# (deploy/docker_engine.sh) and docker-compose, 1.29 or v2.
+# Train in a cluster of containers. The script builds the image from source, makes keys and a
+# network, starts 1 server and WORKERS workers, and prints the result of the run. Then it removes
+# everything; KEEP_IMAGES=1 keeps the images. `make cluster` runs it. The script needs a running
+# Docker engine (deploy/docker_engine.sh) and docker-compose, 1.29 or v2.
 #
 #   WORKERS=3 CUDA=0 KEEP_IMAGES= deploy/cluster.sh      the server gets CNN_MODEL, CNN_EPOCHS, ...
 set -eu

@@ -223,7 +223,7 @@ struct reader {
 	const uint8_t *at, *end;
 };
 
-/* One field in protobuf's binary format. */
+/* A field in protobuf's binary format. */
 struct field {
 	unsigned number;
 	enum wire_type wire_type;

@@ -45,8 +45,8 @@ struct lane_layout {
 /*
  * The worker's report on the weights that it reads. Each PARAMS of the lane has a hold, 0 to
  * LANE_HOLDS - 1, and a ticket, which grows by 1. The worker first stores the ticket at held[hold],
- * then in `seen`. It stores 0 at held[hold] when it has read the weights. The server uses a buffer
- * again if `seen` has reached the ticket of its PARAMS and held[hold] is not this ticket.
+ * then in `seen`. The worker stores 0 at held[hold] when it has read the weights. The server uses a
+ * buffer again if `seen` has reached the ticket of its PARAMS and held[hold] is not this ticket.
  */
 struct lane_control {
 	_Atomic uint64_t seen;

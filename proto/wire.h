@@ -127,9 +127,9 @@ int wire_recv_within(void *socket, int ms, struct frames *f) PS_MUST_CHECK;
 int wire_send(void *socket, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 /* The value of ZMQ_SNDBUF on both sides. By default the kernel accepts megabytes of a tensor before
  * the peer reads the first byte. With a small buffer the data are still in the CPU's caches when
- * the peer reads them. But a small buffer limits the speed of a connection: with a round-trip time
- * of t seconds, to 2 * size / t bytes per second. With keys the kernel's default is better: the
- * sender does not block, and encrypts the next message during the transfer. */
+ * the peer reads them. But a small buffer limits the speed of a connection: if the round-trip time
+ * is t seconds, the limit is 2 * size / t bytes per second. With keys the kernel's default is
+ * better: the sender does not block, and encrypts the next message during the transfer. */
 #define WIRE_SEND_BUFFER(has_keys) ((has_keys) ? -1 : 384 << 10)
 static inline void frames_init(struct frames *f)
 {

@@ -21,8 +21,8 @@ void dispatch_event(struct server *s, const struct event *ev);
 /* Dispatches one event and carries out its effects. `f` has the frames of the message if the event
  * is an EVENT_MESSAGE, otherwise it is NULL. The replies are sent at the next router_flush. */
 void dispatch(struct server *s, const struct event *ev, struct frames *f);
-/* Returns the time that the core uses. It does not advance while the server process is stopped, so
- * that no worker seems silent after a stop. */
+/* Returns the time that the core uses. This time does not advance while the server process is
+ * stopped, so that no worker seems silent after a stop. */
 uint64_t dispatch_now(struct server *s);
 /* Writes the current state of the server to *out. */
 void dispatch_status(const struct server *s, struct status *out);

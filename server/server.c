@@ -15,9 +15,10 @@
 #include "server/dispatch.h"
 #include "server/monitor/page.h"
 
-#define TICK_MS        50
-#define MEMORY_MS      50 /* between two checks of the memory in use */
-#define MEMORY_NEAR_MS 10 /* between two checks when the memory in use exceeds half of the limit */
+#define TICK_MS   50
+#define MEMORY_MS 50 /* time between two checks of the memory in use */
+/* time between two checks if the memory in use exceeds half of the limit */
+#define MEMORY_NEAR_MS 10
 /* time within which clients that received BYE should close their connections */
 #define CLOSE_MS 1000
 /* time limit for the last checkpoint of a drain; a large checkpoint gets more time */
@@ -25,10 +26,11 @@
 /* If the last checkpoint could not be written, the server tries again for this time, because disk
  * space may become free. */
 #define DRAIN_AGAIN_MS 1500
-#define CLOSE_ALL_MS   2000 /* between two attempts to free memory by closing all connections */
-#define GAVE_UP        PS_EAGAIN
-#define SILENT_MS      30000 /* time limit for the first message of a peer after it has connected */
-#define ASK_MS         100   /* between two snapshot requests of the log */
+/* time between two attempts to free memory by closing all connections */
+#define CLOSE_ALL_MS 2000
+#define GAVE_UP      PS_EAGAIN
+#define SILENT_MS    30000 /* time limit for the first message of a peer after it has connected */
+#define ASK_MS       100   /* minimum time between two snapshot requests of the log */
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 

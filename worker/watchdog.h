@@ -11,8 +11,8 @@
 
 #define WATCHDOG_EXIT 13 /* the exit status; docs/operations.md */
 
-/* Sets the time limit of each call of the device, in milliseconds. Without watchdog_init there is
- * no limit. */
+/* Sets the time limit of each call of the device, in milliseconds. Without this call there is no
+ * limit. */
 void watchdog_init(uint64_t ms);
 void watchdog_begin(void);
 /* Stops the timer of watchdog_begin and returns `rc`. */

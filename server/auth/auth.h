@@ -32,8 +32,8 @@
 #include "common/err.h"
 #include "proto/wire.h"
 
-/* The function that reads a list: authorized_keys_read, or a function that a test uses instead. It
- * runs on a thread of libuv's pool. */
+/* The function that reads a list: authorized_keys_read, or a function that a test uses instead. The
+ * function runs on a thread of libuv's pool. */
 typedef int auth_read_fn(struct authorized_keys **out, const char *path, struct err *e);
 
 struct auth_config {

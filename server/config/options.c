@@ -287,7 +287,7 @@ static void check_metrics(const struct options *o, struct core_config *c, int *e
 			o->metrics);
 }
 
-/* ---- values that depend on each other -------------------------------------------------------- */
+/* ---- checks of several values ---------------------------------------------------------------- */
 
 static void check_workers(const struct core_config *c, int *errors)
 {
@@ -451,7 +451,7 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 	return errors;
 }
 
-/* ---- what follows from the options ----------------------------------------------------------- */
+/* ---- values that follow from the options ----------------------------------------------------- */
 
 /* Returns the value of --lr-scaling auto, which follows measurements (docs/modes.md). For a step of
  * n gradients, sqrt(n) times the rate of one gradient is best. For a stale gradient, an adaptive

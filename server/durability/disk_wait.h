@@ -1,7 +1,7 @@
 /*
- * disk_wait.h - measures how long the server waits for its disk. It reports how long replies have
- * waited for the write-ahead log without progress. It also reports a write that is overdue, that
- * is, a write that has neither succeeded nor failed in time.
+ * disk_wait.h - measures how long the server waits for its disk. The module reports how long
+ * replies have waited for the write-ahead log without progress. The module also reports a write
+ * that is overdue, that is, a write that has neither succeeded nor failed in time.
  *
  * The server measures once a tick. Its clock stops while the process is suspended (common/clock.h).
  * Thread: the loop's.

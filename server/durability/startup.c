@@ -239,7 +239,7 @@ static int read_run_head(
 	return PS_OK;
 }
 
-/* ---- together ------------------------------------------------------------------------------ */
+/* ---- the whole start ----------------------------------------------------------------------- */
 
 /* Builds the core from `c`, sets the new term and writes the term to the file TERM. If `c` is
  * empty, begins a new run. */

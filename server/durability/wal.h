@@ -15,9 +15,9 @@
  * is not bounded in this case, because the file has the only copy of its events.
  *
  * The log ends a file before the file takes the space of the next checkpoint (wal_reserve), or when
- * a write or sync has failed. The log never writes to this file again. It stores no event until the
- * next snapshot begins another file, and the flushed LSN does not grow until that snapshot is
- * durable.
+ * a write or sync has failed. The log never writes to this file again. The log stores no event
+ * until the next snapshot begins another file, and the flushed LSN does not grow until that
+ * snapshot is durable.
  *
  * Invariants:
  * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);

@@ -4,9 +4,9 @@
  * A record has five numbers of 8 bytes (kind, peer, time, generation, number of frames), then the
  * sizes of the frames, 8 bytes each, then the frames as they were received. At a replay,
  * wire_decode checks the frames again, as if they had come from the network. A mark is a record
- * without an event. It has the generation of a snapshot that was taken after all earlier events and
- * before all later events. This header is private to the log: only wal.c and wal_replay.c include
- * it. Thread: any; one struct wal_record_reader belongs to one thread.
+ * without an event. The mark has the generation of a snapshot that was taken after all earlier
+ * events and before all later events. This header is private to the log: only wal.c and
+ * wal_replay.c include it. Thread: any; one struct wal_record_reader belongs to one thread.
  */
 #ifndef SERVER_DURABILITY_WAL_RECORD_H
 #define SERVER_DURABILITY_WAL_RECORD_H

@@ -8,10 +8,10 @@
  * Invariants:
  * (1) the lines have at most HISTORY_BYTES. The lines of epochs do not count, and they always stay.
  *     When the other lines would have more bytes, the history halves the kind of lines with the
- *     most bytes (stay_bounded). It drops every other sample and doubles the interval between new
- *     samples; or it drops the older half of the changes of workers, but not the newest change of
- *     each worker; or it drops the older half of the starts and ends, but not the first start
- *     (tests/e2e/test_history.py, test_no_epoch_is_dropped_for_changes_of_workers);
+ *     most bytes (stay_bounded). For samples, the history drops every other sample and doubles the
+ *     interval between new samples. For changes of workers, it drops the older half, but not the
+ *     newest change of each worker. For starts and ends, it drops the older half, but not the first
+ *     start (tests/e2e/test_history.py, test_no_epoch_is_dropped_for_changes_of_workers);
  * (2) at the start of a server, the history keeps the complete lines of this run. The history drops
  *     an epoch whose evaluation the core does not have, and adds an epoch that only the core has,
  *     in order. So the file has every evaluated epoch once, even after a crash of the server

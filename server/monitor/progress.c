@@ -37,7 +37,7 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 		.rate_updates = s->updates};
 }
 
-/* ---- what the core says -------------------------------------------------------------------- */
+/* ---- effects of the core ------------------------------------------------------------------- */
 
 /* Starts the measurement of the rates at `now_ms`, so that the wait for the first workers does not
  * count. */

@@ -343,7 +343,7 @@ void lanes_stats(const struct lanes *l, struct lanes_stats *s)
 	*s = l->stats;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and release -------------------------------------------------------------------- */
 
 int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
 {

@@ -566,7 +566,7 @@ static int on_readable(void *arg)
 	return 1;
 }
 
-/* ---- birth --------------------------------------------------------------------------------- */
+/* ---- creation ------------------------------------------------------------------------------ */
 
 /* Sets the options of the socket. libzmq's defaults suit only small messages between trusted
  * peers. */

@@ -88,7 +88,8 @@ const char *router_endpoint(const struct router *r);
 /* Returns the file of the socket of shared-memory lanes, or NULL if there is none. The caller must
  * remove the file at the end. */
 const char *router_lane_file(const struct router *r);
-/* Logs one line: where the socket of shared-memory lanes is, or why there is none. */
+/* Logs one line with the path of the socket of shared-memory lanes, or with the reason why there is
+ * none. */
 void router_log_lanes(const struct router *r);
 /* Returns the IP address of the sender of the newest HELLO, or "" if libzmq does not know the
  * address. */

@@ -14,10 +14,10 @@
 #define PAGE ((size_t)4096)
 
 /* The reference count of a buffer. In ordinary memory the count lies after the values of the
- * buffer. The counts of shared buffers lie elsewhere, because other processes can read shared
- * buffers. The core holds one reference to its current buffer. Each frame and each reader in
- * another process holds one reference to its buffer. When the last reference is dropped, the buffer
- * returns to its pool. */
+ * buffer. The counts of shared buffers lie in struct shared, because other processes can read the
+ * memory of shared buffers. The core holds one reference to its current buffer. Each frame and each
+ * reader in another process holds one reference to its buffer. When the last reference is dropped,
+ * the buffer returns to its pool. */
 struct refs {
 	struct pool *pool;     /* of an ordinary buffer; NULL: shared */
 	struct shared *shared; /* of a shared buffer */

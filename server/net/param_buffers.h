@@ -17,8 +17,8 @@
  *     (a_frame_is_the_cores_buffer_and_never_changes);
  * (2) the server computes the checksum of each version at most once, for any number of pulls. If
  *     the step that computes the weights also sends them, the server computes the checksum block by
- *     block together with the weights. Otherwise it computes the checksum when it first sends the
- *     weights (test_server_param_buffers).
+ *     block together with the weights. Otherwise the server computes the checksum when it first
+ *     sends the weights (test_server_param_buffers).
  * PS_ASSERT checks (1) before each step of the core, in every build.
  * Thread: the loop's; libzmq's threads return buffers.
  */

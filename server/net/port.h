@@ -1,9 +1,9 @@
 /*
- * port.h - the server's port. It binds the router's socket, counts connections with libzmq's
- * monitor, and closes the accept gate when descriptors run out. It also closes each connection that
- * has never sent a message, because libzmq would keep such a connection and its memory for ever.
- * This happens between `silent_ms` and 2 * `silent_ms` after the connection was accepted. A
- * connection whose first message is arriving stays open.
+ * port.h - the server's port. The module binds the router's socket, counts connections with
+ * libzmq's monitor, and closes the accept gate when descriptors run out. The module also closes
+ * each connection that has never sent a message, because libzmq would keep such a connection and
+ * its memory for ever. This happens between `silent_ms` and 2 * `silent_ms` after the connection
+ * was accepted. A connection whose first message is arriving stays open.
  *
  * Thread: the loop's.
  */

@@ -97,7 +97,7 @@ static int new_fd(struct disk *d, struct disk_open o)
 	abort(); /* all descriptors are in use, so the program leaks descriptors */
 }
 
-/* ---- what can go wrong at each change -------------------------------------------------------- */
+/* ---- faults at each change ------------------------------------------------------------------- */
 
 /* Returns 1 and sets errno if a fault prevents this change. */
 static int is_prevented(struct disk *d)

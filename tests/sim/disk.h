@@ -112,7 +112,7 @@ int disk_sync(struct disk *d, int fd);
 int disk_rename(struct disk *d, const char *name, const char *to);
 int disk_unlink(struct disk *d, const char *name);
 int disk_lock(struct disk *d, int fd);
-/* Both return the size of a file, or -1 if there is no such file. */
+/* disk_size_of and disk_size return the size of a file, or -1 if there is no such file. */
 long disk_size_of(struct disk *d, const char *name);
 long disk_size(struct disk *d, int fd);
 /* disk_next returns the name of the next entry since disk_rewind, or NULL if there are no more

@@ -2,8 +2,8 @@
 # Run many seeds of every mode: tests/sim/run.sh SECONDS [SEEDS [FIRST]]. At most SEEDS (10,000,000)
 # seeds run in all, beginning at FIRST (1), on all processors, for about SECONDS. The script prints
 # its progress, and at the end one line for each mode and one for all: seeds done, seeds/s,
-# violations. It exits with 1 if there was a violation. It also works outside the checkout, beside
-# `sim` and `lib`, so that it can be copied to another machine.
+# violations. It exits with 1 if there was a violation. The script also works outside the checkout,
+# beside `sim` and `lib`, so that it can be copied to another machine.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 seconds=${1:?usage: run.sh SECONDS [SEEDS [FIRST]]}

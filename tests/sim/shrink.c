@@ -1,7 +1,7 @@
 /*
- * shrink.c - finds a small case that still fails, by delta debugging. It removes the parts of a
- * case that sim_limits can exclude, one after the other, and runs the rest. Each candidate is a
- * whole run.
+ * shrink.c - finds a small case that still fails, by delta debugging. The search removes the parts
+ * of a case that sim_limits can exclude, one after the other, and runs the rest. Each candidate is
+ * a whole run.
  */
 #include "tests/sim/shrink.h"
 

@@ -238,7 +238,7 @@ struct sim {
 	struct sim_limits limits;
 	int trace;
 	struct rng plan, chance;
-	char tensors[32]; /* the list that workers send */
+	char tensors[32]; /* the list of tensors that the workers send */
 	struct net net;
 	struct disk disk;
 	struct core_config cfg;
@@ -301,7 +301,7 @@ struct sim {
 
 void sim_init(struct sim *s);
 void sim_release(struct sim *s);
-/* Runs one seed. Returns 0 if there is no violation. Otherwise returns 1, and s->violation
+/* Runs one seed. Returns 0 if there is no violation. If there is one, returns 1, and s->violation
  * describes the violation. */
 int sim_run(struct sim *s, uint64_t seed, const struct sim_limits *limits, int trace);
 

@@ -56,9 +56,9 @@ struct cnnps {
 	struct pulled pulled[PULLS];
 	size_t n_pulled;        /* number of all pulls so far; pull number i is at i % PULLS */
 	struct request request; /* the newest request */
-	/* left_us: when the newest call ended. entered_us: when the current call began; 0: no call
-	 * is running. waited_us: how long the current call has waited in total. Times are of
-	 * clock_us */
+	/* Times of clock_us. left_us: the end of the newest call. entered_us: the begin of the
+	 * current call; 0: no call is running. waited_us: the total waiting time of the current
+	 * call */
 	uint64_t left_us, entered_us, waited_us;
 };
 

@@ -32,7 +32,7 @@ struct heartbeat {
 
 int heartbeat_init(struct heartbeat *h, void *socket) PS_MUST_CHECK;
 void heartbeat_release(struct heartbeat *h);
-/* Sends this BEAT now, at clock_ms `now`. The next one is due after `period_ms`. */
+/* Sends this BEAT now, at clock_ms `now`. The next heartbeat is due after `period_ms`. */
 void heartbeat_send(struct heartbeat *h, const struct msg *beat, uint64_t period_ms, uint64_t now);
 /* Sends the newest BEAT again if a heartbeat is due. */
 void heartbeat_repeat(struct heartbeat *h, uint64_t now);
@@ -40,9 +40,9 @@ void heartbeat_repeat(struct heartbeat *h, uint64_t now);
 void heartbeat_stop(struct heartbeat *h);
 /* Receives a message from the beat connection, like wire_recv. */
 int heartbeat_receive(struct heartbeat *h, struct frames *f) PS_MUST_CHECK;
-/* Returns 1 if there is a message to receive. Otherwise sets *fd to the socket's ZMQ_FD, which the
- * caller can poll. This descriptor is edge-triggered: a concurrent heartbeat_repeat may consume the
- * edge. */
+/* Returns 1 if there is a message to receive. If there is no message, sets *fd to the socket's
+ * ZMQ_FD, which the caller can poll. This descriptor is edge-triggered: a concurrent
+ * heartbeat_repeat may consume the edge. */
 int heartbeat_readable(struct heartbeat *h, int *fd) PS_MUST_CHECK;
 
 #endif

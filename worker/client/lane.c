@@ -46,7 +46,7 @@ static size_t weights_bytes(const struct lane *l)
 	return l->layout.buffers * l->layout.buffer_pitch;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and release -------------------------------------------------------------------- */
 
 static void add_ref(struct lane *l)
 {

@@ -61,7 +61,7 @@ enum request_kind {
 	REQUEST_CLOSE, /* flush, BYE; no request may follow */
 };
 
-/* Received weights. They are not verified yet; wire_values verifies them. */
+/* Received weights that are not verified yet. wire_values verifies them. */
 struct arrival {
 	struct frames frames; /* the caller owns them if the request's status is 0 */
 	struct msg_params params;

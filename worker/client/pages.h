@@ -1,6 +1,6 @@
 /*
- * pages.h - a function of libcnnps that only cnn-ctl uses. It requests the status of the workers
- * for which the reply to a STATUS request had no room.
+ * pages.h - a function of libcnnps that only cnn-ctl uses. The function requests the status of the
+ * workers for which the reply to a STATUS request had no room.
  */
 #ifndef WORKER_CLIENT_PAGES_H
 #define WORKER_CLIENT_PAGES_H

@@ -154,7 +154,7 @@ static void end_lookup(struct probe *p)
 	pthread_mutex_unlock(&p->lock);
 }
 
-/* The thread of one probe. It uses only IPv4, like libzmq's sockets. */
+/* The thread of one probe. The probe uses only IPv4, like libzmq's sockets. */
 static void *probe_main(void *arg)
 {
 	const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};

@@ -1,6 +1,6 @@
 /*
  * probe.h - determines why no cnn-ps answers at an address. The probe resolves the name, connects,
- * and reads the first bytes. It runs in its own thread, because a name lookup may take many
+ * and reads the first bytes. The probe runs in its own thread, because a name lookup may take many
  * seconds.
  *
  * The probe is needed because libzmq reports only its retries, and neither the error nor the answer

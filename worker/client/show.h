@@ -1,6 +1,6 @@
 /*
- * show.h - functions of libcnnps that only cnn-worker uses. They send the pictures that the
- * server's page shows.
+ * show.h - functions of libcnnps that only cnn-worker uses. These functions send the pictures that
+ * the server's page shows.
  *
  * While somebody watches the page, the server asks one worker for pictures every other second, with
  * a STATUS request. A worker may ignore the request; libcnnps ignores it in programs other than

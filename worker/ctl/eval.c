@@ -1,7 +1,7 @@
 /*
- * eval.c - see ctl.h: evaluates weights on the test images. It prints the accuracy, the loss, the
- * pairs of classes that the network confuses, and the images that it classifies wrongly with the
- * greatest confidence.
+ * eval.c - see ctl.h: evaluates weights on the test images. The command prints the accuracy, the
+ * loss, the pairs of classes that the network confuses, and the images that it classifies wrongly
+ * with the greatest confidence.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -116,7 +116,7 @@ static int evaluate_all(struct evaluation *v, struct err *e)
 	return rc;
 }
 
-/* ---- what is printed ------------------------------------------------------------------------- */
+/* ---- printing -------------------------------------------------------------------------------- */
 
 static void print_table(const struct evaluation *v)
 {

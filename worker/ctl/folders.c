@@ -176,7 +176,7 @@ static int put_part(struct folders *f, enum convert_part part, const char *dir, 
 	return rc;
 }
 
-/* ---- together -------------------------------------------------------------------------------- */
+/* ---- the whole conversion -------------------------------------------------------------------- */
 
 /* Checks that every class of test/ is also in train/. Otherwise the class would have no number. */
 static int check_test_classes(const struct folders *f, const char *dir, struct err *e)

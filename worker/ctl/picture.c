@@ -288,7 +288,7 @@ static int read_jpeg(struct picture *p, const struct raw *r, size_t channels, st
 	return rc;
 }
 
-/* ---- all ------------------------------------------------------------------------------------- */
+/* ---- files of any format --------------------------------------------------------------------- */
 
 static int begins_with(const struct raw *r, const void *bytes, size_t n)
 {

@@ -94,7 +94,7 @@ static int find_usual(struct data_files *f, struct err *e)
 		usual_dirs[0], usual_dirs[1]);
 }
 
-/* Chooses the split of EMNIST in f->dir. It is an error if the directory has several splits. */
+/* Chooses the split of EMNIST in f->dir. Fails if the directory has several splits. */
 static int find_split(struct data_files *f, struct err *e)
 {
 	const char *found = NULL;

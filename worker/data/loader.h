@@ -53,8 +53,8 @@ void loader_ask(struct loader *l, const struct loader_batch *b);
 /* Drops all batches that were requested and have not been taken. */
 void loader_reset(struct loader *l);
 /* Waits for the oldest batch that was requested and not taken, and writes its images to *images.
- * They stay valid until the next call of loader_take or loader_reset. PS_EDATA: a data file cannot
- * be read; *e has the reason. */
+ * The images stay valid until the next call of loader_take or loader_reset. PS_EDATA: a data file
+ * cannot be read; *e has the reason. */
 int loader_take(struct loader *l, struct kx_images *images, struct err *e) PS_MUST_CHECK;
 
 #endif

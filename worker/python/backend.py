@@ -1,9 +1,9 @@
 """The build backend of the wheel (PEP 517). The wheel contains the Python files, libcnnps, cnn-ps
 and cnn-ctl.
 
-The backend needs no other Python package. It runs make to build the library and the programs;
-deploy/wheel.sh later adds the shared libraries that these need. Equal sources give a wheel with
-equal bytes.
+The backend needs no other Python package. The backend runs make to build the library and the
+programs; deploy/wheel.sh later adds the shared libraries that these need. Equal sources give a
+wheel with equal bytes.
 """
 import base64
 import hashlib

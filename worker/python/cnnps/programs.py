@@ -10,8 +10,8 @@ from .errors import Error
 
 
 def find(name: str) -> str:
-    """Returns the path of a program: in $CNNPS_PROGRAMS, in the wheel, in the source tree, or on
-    $PATH."""
+    """Returns the path of a program, which may be in the directory $CNNPS_PROGRAMS, in the wheel,
+    in the source tree, or on $PATH."""
     here = Path(__file__).resolve()
     places = [Path(os.environ.get("CNNPS_PROGRAMS", "/nowhere")), here.parent / "bin",
               here.parents[3] / "build" / "release"]
@@ -26,8 +26,8 @@ def find(name: str) -> str:
 
 
 def environment() -> Dict[str, str]:
-    """Returns the environment of a program that this package starts. It lacks the variables CNN_*,
-    which would set options that the caller has not chosen."""
+    """Returns the environment of a program that this package starts. The environment lacks the
+    variables CNN_*, which would set options that the caller has not chosen."""
     return {k: v for k, v in os.environ.items() if not k.startswith("CNN_")}
 
 

@@ -3,8 +3,8 @@
     python -m cnnps.run --workers 4 -m cnnps.examples.resnet --data cifar-10-batches-bin
     python -m cnnps.examples.resnet --data cifar-10-batches-bin --plain
 
-Without --data it trains on random images in this format: each image shows the colored pattern of
-its class, with noise.
+Without --data the example trains on random images in this format: each image shows the colored
+pattern of its class, with noise.
 """
 from pathlib import Path
 

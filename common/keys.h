@@ -39,8 +39,8 @@ int key_make_files(const char *dir, const char *name, char key[KEY_TEXT], int *m
  * too long. */
 int key_beside(
 	const char *path, const char *name, char *out, size_t size, struct err *e) PS_MUST_CHECK;
-/* Opens a file for authentication. It must be a regular file of this user or root, and its mode
- * must have none of the bits in `never`. Returns the descriptor, or PS_EUSAGE. */
+/* Opens a file for authentication. The file must be a regular file of this user or root, and its
+ * mode must have none of the bits in `never`. Returns the descriptor, or PS_EUSAGE. */
 int key_open(const char *path, unsigned never, struct err *e) PS_MUST_CHECK;
 #define KEY_NOT_READ 077u /* for a secret, which others must not read */
 /* for a public key or a list of authorized keys, to which others must not write */

@@ -57,7 +57,9 @@ struct opt {
 	int first;          /* OPT_ENUM: the value of the first name */
 	const char *group;  /* a title before this row in --help; NULL: none */
 	const char *arg;    /* name of the value in --help: "URL", "MS", "DIR" */
-	const char *help;   /* one sentence with unit; --help adds range, default, variable */
+	/* the help text: one sentence, with the unit of the value. --help adds the range, the
+	 * default and the variable */
+	const char *help;
 	/* the conditions under which the option has an effect (see above). NULL: always */
 	const char *needs;
 	/* an old name of the option, or NULL. If a user gives it, the error names the new name.

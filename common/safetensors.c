@@ -344,7 +344,7 @@ struct list_file {
 	const float *w;
 	json_t *root;
 	unsigned char *data;
-	size_t at, size; /* bytes of data: written so far; in total */
+	size_t at, size; /* at: bytes of data written so far; size: bytes of data in total */
 };
 
 /* Returns the size of one value. */

@@ -92,8 +92,9 @@ struct wal_file {
 	char path[4160];
 	/* seq: sequence number of the next record; group: first sequence number of its group */
 	uint64_t seq, group;
-	uint64_t bytes, old_bytes; /* bytes: appended so far; old_bytes: size of the reused file */
-	size_t fill;               /* number of bytes in the buffer */
+	/* bytes: number of bytes appended so far; old_bytes: size of the reused file */
+	uint64_t bytes, old_bytes;
+	size_t fill; /* number of bytes in the buffer */
 	unsigned char buffer[BUFFER_BYTES];
 };
 

@@ -7,7 +7,7 @@
 # The script needs the programs (`make` builds them), and finds the images with data.sh. On a
 # terminal the server draws a progress bar. If a process dies from kill -9, the script starts it
 # again after 3 s, as systemd would. The run stays in build/demo until the next demo. The script
-# ends all processes that it starts, within 4 minutes and 10 s for each epoch.
+# ends all processes that it starts, after at most 4 minutes plus 10 s for each epoch.
 set -eu
 cd "$(dirname "$0")/.."
 bin=build/release

@@ -106,7 +106,8 @@ static void run_finish(struct server *s, int status)
 	log_info("server", "finished", "reason=\"%s\"", err_text(status));
 	dispatch_status(s, &now);
 	history_end(s->history, &now);
-	router_set_flushed(s->router, UINT64_MAX); /* the last checkpoint contains everything */
+	/* all replies may leave, because the last checkpoint contains all events */
+	router_set_flushed(s->router, UINT64_MAX);
 	send_last_status(s);
 }
 

@@ -48,7 +48,8 @@ struct auth {
 	int open;
 
 	uv_work_t work;
-	int reading, again; /* again: auth_reload was called during the read */
+	/* reading: 1: a read is under way; again: 1: auth_reload was called during this read */
+	int reading, again;
 	/* fresh, why: the result of a read; both belong to the pool while `reading` is 1 */
 	struct authorized_keys *fresh;
 	struct err why;

@@ -438,8 +438,8 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 			complain(&errors, "%s", mode);
 		if (c->optim.kind == OPTIM_LBFGS && o->model.n_params)
 			check_lbfgs(&o->model, &errors);
-		/* with adam, --momentum was beta1 in 0.1.0: refuse it, or the run would use another
-		 * beta1 */
+		/* In release 0.1.0, --momentum set beta1 of adam. Refuse --momentum, because the
+		 * run would otherwise use another beta1. */
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
 			complain(
 				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");

@@ -4,7 +4,8 @@
 #include "common/le.h"
 
 #define NUMBERS 5
-#define MARK    UINT64_MAX /* different from every kind of event */
+/* stands in a mark in place of the kind of an event; no kind of event has this number */
+#define MARK UINT64_MAX
 
 static unsigned char *put_number(unsigned char *at, uint64_t value)
 {

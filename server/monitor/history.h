@@ -16,7 +16,7 @@
  *     an epoch whose evaluation the core does not have, and adds an epoch that only the core has,
  *     in order. So the file has every evaluated epoch once, even after a crash of the server
  *     (tests/e2e/test_history.py, test_every_epoch_once_after_ten_kills);
- * (3) a failed write leaves the lines in memory. The next write tries again
+ * (3) a failed write leaves the lines in memory. The next write includes these lines again
  *     (tests/fault/test_disk.py, P5).
  * Thread: the loop's; a job's buffer belongs to the pool until its callback.
  */

@@ -19,8 +19,8 @@
  * reader in another process holds one reference to its buffer. When the last reference is dropped,
  * the buffer returns to its pool. */
 struct refs {
-	struct pool *pool;     /* of an ordinary buffer; NULL: shared */
-	struct shared *shared; /* of a shared buffer */
+	struct pool *pool;     /* the pool of an ordinary buffer; NULL: the buffer is shared */
+	struct shared *shared; /* the owner of a shared buffer; NULL: the buffer is ordinary */
 	atomic_uint n;
 };
 

@@ -258,7 +258,7 @@ struct sim {
 	uint64_t faults_end_ms;
 	uint32_t save_ms; /* the maximum time of a save, in milliseconds */
 	uint32_t compute_ms;
-	uint32_t shorts, forgets; /* rates of the disk, see disk.h */
+	uint32_t shorts, forgets; /* fault rates of the disk (disk.h) */
 	int reports_lost_links;
 	/* the milliseconds by which the clock of each node is ahead */
 	uint64_t ahead_ms[SIM_NODES];

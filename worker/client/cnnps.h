@@ -83,7 +83,7 @@ enum cnnps_code {
  * if it set `c` and failed. The text is valid until the next call on `c`. If c is NULL, the text
  * says "out of memory". */
 const char *cnnps_error(const struct cnnps *c);
-/* Returns what a status means, for example "server unreachable". The text is static. */
+/* Returns the meaning of a status, for example "server unreachable". The text is static. */
 const char *cnnps_strerror(int status);
 
 /* ---- connect --------------------------------------------------------------------------------- */

@@ -26,7 +26,8 @@ struct probe {
 	int running;
 	struct probe_report report;
 
-	struct endpoint server; /* constant; host "": nothing to probe */
+	/* the server to probe, which never changes; host "": there is none */
+	struct endpoint server;
 };
 
 /* ---- results --------------------------------------------------------------------------------- */
@@ -107,7 +108,7 @@ static int is_zmtp(const char *bytes, ssize_t n)
 	return n >= 1 && (unsigned char)bytes[0] == 0xff && (n < 10 || bytes[9] == 0x7f);
 }
 
-/* Determines what program is at the other end of a connection. */
+/* Determines which program is at the other end of a connection. */
 static void identify_peer(struct probe *p, int fd)
 {
 	static const char request[] = "GET / HTTP/1.0\r\n\r\n";

@@ -177,7 +177,7 @@ static int shorten(struct table *t, size_t min)
 
 /* Makes the table fit: leaves out the columns whose `leave` is 1 to 3, then shrinks texts, then
  * leaves out the columns whose `leave` is 4 or more, then shrinks texts further. On a terminal of
- * 120 characters, at most the columns whose `leave` is 1 to 6 are left out. */
+ * 120 characters, the table always has the columns whose `leave` is 0 or more than 6. */
 static void fit_columns(struct table *t, size_t columns, size_t sort)
 {
 	natural_widths(t);

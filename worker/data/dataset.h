@@ -23,7 +23,7 @@ enum data_part { TRAIN_PART, TEST_PART, DATA_PARTS };
 struct data {
 	struct data_files files;
 	struct idx file[DATA_FILES];
-	uint16_t *labels[DATA_PARTS]; /* those of the files; owned */
+	uint16_t *labels[DATA_PARTS]; /* the labels in the files; owned */
 	uint16_t max_label;
 	struct shape shape;
 	/* the last n_held_back training images are the test part (data_hold_back) */

@@ -21,7 +21,7 @@ struct data_files {
 };
 
 /* Finds the data set at `place`, which is a directory or DIR/emnist-SPLIT. If `place` is NULL, uses
- * data/mnist, or else Debian's Fashion-MNIST. PS_EDATA: there is none, or more than one. */
+ * data/mnist, or else Debian's Fashion-MNIST. PS_EDATA: there is no data set, or more than one. */
 int files_find(struct data_files *f, const char *place, struct err *e) PS_MUST_CHECK;
 /* Writes the path of file `file` to `path`. PS_EDATA: the file does not exist. */
 int files_path(const struct data_files *f, enum data_file file, char path[FILES_MAX_PATH + 64],

@@ -193,8 +193,8 @@ _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 class Client:
-    """A connection to a server, made by connect(). Several threads may use it; a call waits while
-    another thread's call runs."""
+    """A connection to a server, made by connect(). Several threads may use a Client; a call waits
+    while the call of another thread runs."""
 
     def __init__(self, server: str, *, data: Optional[Data] = None, name: Optional[str] = None,
                  key: Optional[str] = None, server_key: Optional[str] = None,

@@ -198,8 +198,8 @@ $(B)/gen/report_bytes.h: $(PAGE)/embed.sh $(REPORT)/report.html $(addprefix $(PA
 	$(call say,GEN,$@)$(PAGE)/embed.sh report_bytes $(wordlist 2,9,$^) >$@
 $(B)/worker/ctl/report.o: $(B)/gen/report_bytes.h
 
-# The file build/FLAVOUR/flags has the compiler and its flags. If they change (CUDA=0, CC=clang, a
-# new nvcc), this file becomes newer than all targets, so make rebuilds everything.
+# The file build/FLAVOUR/flags has the compiler and its flags. If the flags change (CUDA=0,
+# CC=clang, a new nvcc), this file becomes newer than all targets, so make rebuilds everything.
 $(B)/flags: FORCE
 	@mkdir -p $(@D); flags='$(lastword $(CC)) $(CFLAGS) $(if $(CU),$(NVCC) $(NVCC_FLAGS))'; \
 		echo "$$flags" | cmp -s - $@ || echo "$$flags" >$@

@@ -14,8 +14,8 @@ PKGS.library := libzmq libuv libprotobuf-c libxxhash
 MAN     := $(addprefix $(B)/man/,cnn-ps.1 cnn-worker.1 cnn-ctl.1 cnnps.3)
 COMPLETIONS := $(B)/completions/cnn-ps.bash $(B)/completions/_cnn-ps
 
-# The objects of the library are compiled with -fPIC, which a shared library needs. Those of the
-# programs are not.
+# The objects of the library are compiled with -fPIC, which a shared library needs and a program
+# does not.
 pic = $(patsubst %.c,$(B)/pic/%.o,$(1))
 PIC.client := $(call pic,$(SRC.client))
 PIC.others := $(call pic,$(SRC.proto) $(SRC.common)) $(B)/pic/cnnps.pb-c.o

@@ -4,9 +4,9 @@
  * - `steps` prints the time of a step for each rung and point, with the columns
  *   rung,filters,batch,repetitions,ms_median,ms_min,images_per_s,copy_in_ms,kernel_ms,
  *   copy_out_ms,host_ms,error,ms_low,ms_high. With --runs N the command measures everything N
- *   times. A row then has the run with the median time, and ms_low and ms_high are the lowest and
- *   the highest ms_median of all runs. Option --phases FILE also writes the time of each phase,
- *   with the columns rung,filters,batch,kind,phase,ms.
+ *   times. A row then has the figures of the run with the median time, and ms_low and ms_high are
+ *   the lowest and the highest ms_median of all runs. Option --phases FILE also writes the time of
+ *   each phase, with the columns rung,filters,batch,kind,phase,ms.
  * - `cores` prints the time of a step of the CPU kernels of workers on 1, 2, 4, ... threads, with
  *   the columns threads,filters,batch,repetitions,ms_median,ms_low,ms_high,images_per_s,error.
  * - `train` prints the predictions of a network after given training times, with the columns

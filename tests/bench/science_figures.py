@@ -50,7 +50,7 @@ def interval(values):
 
 
 class Runs:
-    """The contents of runs.csv. ends[mode, workers] = rows of the kind "end"; points[mode,
+    """Has the contents of runs.csv. ends[mode, workers] = rows of the kind "end"; points[mode,
     workers][seed] = [(seconds, accuracy, loss)]; stale[mode, workers][staleness] = number of
     gradients."""
 

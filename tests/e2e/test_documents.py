@@ -106,8 +106,8 @@ def copy(place):
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory, small):
-    """A function: copies(document) returns a copy of the checkout with a build. All blocks of the
-    document share this copy."""
+    """Returns a function: copies(document) returns a copy of the checkout with a build. All blocks
+    of the document share this copy."""
     made = {}
 
     def get(path):

@@ -143,7 +143,7 @@ exec /sbin/init systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup
 
 @pytest.fixture
 def booted(packages, image, tmp_path):
-    """A function that runs a script in a container where systemd runs and the packages are
+    """Yields a function that runs a script in a container where systemd runs and the packages are
     installed."""
     name = f"cnn-ps-systemd-{os.getpid()}"
     for package in packages:

@@ -1,5 +1,5 @@
-"""Control groups (cgroup v1 or v2) for tests. A control group is a set of processes whose CPU time
-or memory the kernel limits."""
+"""Make control groups (cgroup v1 or v2) for tests. A control group is a set of processes whose CPU
+time or memory the kernel limits."""
 import os
 from pathlib import Path
 

@@ -75,14 +75,14 @@ def full():
 
 @pytest.fixture
 def ledger(programs):
-    """A function that starts a LedgerRun: ledger(workers, pushes, *server options)."""
+    """Returns a function that starts a LedgerRun: ledger(workers, pushes, *server options)."""
     return lambda *arguments, **named: LedgerRun(programs, *arguments, **named)
 
 
 @pytest.fixture
 def nets(tmp_path, data, seed, figure):
-    """A function that makes a network: nets("N1", 4) has 4 hosts and is for fault N1. The function
-    skips the test if this machine does not allow network namespaces."""
+    """Yields a function that makes a network: nets("N1", 4) has 4 hosts and is for fault N1. The
+    function skips the test if this machine does not allow network namespaces."""
     made = []
 
     def make(row, hosts):

@@ -112,7 +112,7 @@ class Images:
 
 
 class Cluster:
-    """One server and `size` workers, to which a test applies faults."""
+    """A cluster of one server and `size` workers, to which a test applies faults."""
 
     def __init__(self, name, images, data, size, env):
         self.project = f"cnn-{name}-{os.getpid()}"

@@ -1,5 +1,5 @@
-"""Faults in system calls: strace kills a process when it makes one system call for the Nth time, or
-makes that call fail.
+"""Cause faults in system calls: strace kills a process when it makes one system call for the Nth
+time, or makes that call fail.
 
 strace counts the calls of each thread and each system call separately.
 """

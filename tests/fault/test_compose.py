@@ -36,8 +36,8 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def cluster(built, figure, data):
-    """A function that makes a cluster: cluster(Training, CNN_EPOCHS=8). The function skips the test
-    if no container can run on this machine."""
+    """Yields a function that makes a cluster: cluster(Training, CNN_EPOCHS=8). The function skips
+    the test if no container can run on this machine."""
     made = []
 
     def make(kind, **env):

@@ -16,7 +16,7 @@ ONE_POOL_THREAD = {"UV_THREADPOOL_SIZE": "1"}
 
 @pytest.fixture
 def tracing(figure):
-    """A function tracing(row) that skips the test if strace cannot be used."""
+    """Returns a function tracing(row) that skips the test if strace cannot be used."""
     def check(row):
         why = strace.unusable()
         if why:
@@ -29,7 +29,7 @@ def percentile(times, part):
 
 
 def spread(places, most):
-    """At most `most` elements of a list, evenly spaced."""
+    """Returns at most `most` elements of a list, evenly spaced."""
     step = max(1, -(-len(places) // most))
     return places[step // 2::step]
 

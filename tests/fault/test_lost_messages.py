@@ -17,8 +17,8 @@ SIZE = 512
 
 @pytest.fixture
 def proxied(programs, seed):
-    """A function that starts a LedgerRun behind a FaultProxy: proxied(workers, pushes, drop=...,
-    double=...). The function returns (run, proxy)."""
+    """Yields a function that starts a LedgerRun behind a FaultProxy: proxied(workers, pushes,
+    drop=..., double=...). The function returns (run, proxy)."""
     made = []
 
     def make(workers, pushes, size=0, **how):

@@ -21,7 +21,7 @@ NEVER = 100000  # the number of pushes between two pulls, so large that the work
 
 @pytest.fixture(scope="module")
 def few(data, tmp_path_factory):
-    """A data set with the first FEW images."""
+    """Returns the directory of a data set with the first FEW images."""
     directory = tmp_path_factory.mktemp("few")
     idx.cut(data, directory, FEW, 1000)
     return directory

@@ -30,8 +30,8 @@ CYCLES = 6
 
 
 class Recorder:
-    """A server, a log of all changes of its directory, and a client. The client notes in this log
-    what it has sent and received."""
+    """Runs a server and a client, and logs all changes of the server's directory. The client notes
+    in this log what it has sent and received."""
 
     def __init__(self, programs, level, place):
         self.programs, self.place, self.client = programs, place, None

@@ -157,7 +157,7 @@ def test_server_that_wakes_up_again(ledger, figure, full):
 
 @pytest.fixture
 def crawl(figure):
-    """A function crawl(process) that limits a process to a tenth of one CPU."""
+    """Yields a function crawl(process) that limits a process to a tenth of one CPU."""
     try:
         group = cgroup.Group(cpu=0.1)
     except cgroup.NoGroup as no:

@@ -61,7 +61,7 @@ def test_the_demo_trains(bundle, data):
 
 
 def test_the_proofs_start(bundle, data):
-    """The tests in the bundle run. Without a GPU they are skipped, but no test may fail because a
+    """Run tests from the bundle. Without a GPU they are skipped, but no test may fail because a
     file is missing from the bundle."""
     for argv in (["bin/tests/gpu/test_odd_models"], ["tests/gpu/run", "-k", "training"]):
         done = run(argv, bundle, CNN_DATA=str(data))

@@ -9,7 +9,7 @@
 #include "kernels/cuda/fused/seed.h"
 #endif
 
-#define STEPS 130 /* more steps than two launches of 60 steps make */
+#define STEPS 130 /* more than two launches, which make 60 steps each */
 #define BATCH 7
 
 /* Set the time, in ns, for which the persistent kernel waits for its blocks. With 0 the kernel

@@ -20,8 +20,8 @@ def pytest_ignore_collect(collection_path):
 
 @pytest.fixture
 def server():
-    """A function that starts a cnnps.Server with options. The fixture closes the server at the end
-    of the test."""
+    """Yields a function that starts a cnnps.Server with options. The fixture closes the server at
+    the end of the test."""
     import cnnps
     servers = []
 

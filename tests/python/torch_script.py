@@ -1,4 +1,4 @@
-"""The script that cnnps.run starts in the tests: torch_script.py SECONDS-PER-BATCH DIRECTORY"""
+"""In the tests, cnnps.run starts this script: torch_script.py SECONDS-PER-BATCH DIRECTORY"""
 import os
 import sys
 import time

@@ -52,7 +52,7 @@ def encode(body, tensors=()):
 
 
 def decode(frames):
-    """Decode a message into (its name, its body, the flat vector of its tensors or None)."""
+    """Decode a message. Returns (its name, its body, the flat vector of its tensors or None)."""
     message = pb.Message.FromString(frames[0])
     name = message.WhichOneof("body")
     body = getattr(message, name)

@@ -41,7 +41,7 @@ def started(programs, program, *options):
 
 
 def ends(programs, program, *options):
-    """Run a program to its end. Returns its exit status, and the process with its output."""
+    """Run a program to its end. Returns (exit status, the process with its output)."""
     process = started(programs, program, *options)
     return process.wait(60 * PATIENCE), process
 
@@ -53,8 +53,8 @@ def keys(programs):
 
 @pytest.fixture
 def server(programs):
-    """A server for the ledger gradient without a checkpoint directory, so that every push is
-    durable at once."""
+    """Returns a server for the ledger gradient. The server has no checkpoint directory, so that
+    every push is durable at once."""
     return programs.server(*LEDGER, "--dead-ms", 60000, directory=None)
 
 

@@ -37,7 +37,7 @@ def server(programs, keys):
 
 @pytest.fixture
 def known(keys):
-    """A function: known("admin") returns the Keys of a client with the key pair `admin`."""
+    """Returns a function: known("admin") returns the Keys of a client with the key pair `admin`."""
     return lambda name: Keys(keys / f"{name}.key", keys / "server.pub")
 
 

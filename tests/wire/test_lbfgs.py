@@ -24,8 +24,8 @@ TIMES = 1.5
 
 
 def make_data(directory, seed, images=500, pixels=6):
-    """28x28 images with a few nonzero pixels. The label of an image is random, with probabilities
-    that depend on the image."""
+    """Write 28x28 images with a few nonzero pixels. The label of an image is random, with
+    probabilities that depend on the image."""
     draw = np.random.default_rng(seed)
     x = np.zeros((images, 28 * 28), np.uint8)
     lit = draw.choice(28 * 28, pixels, replace=False)

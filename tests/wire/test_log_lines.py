@@ -78,7 +78,7 @@ def find(lines, msg):
 
 
 def run(program, *arguments):
-    """Run a program that ends by itself. Returns its exit status and its stderr."""
+    """Run a program that ends by itself. Returns (exit status, stderr) of the program."""
     done = subprocess.run([*command(program), *arguments], timeout=30, check=False,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return done.returncode, done.stderr

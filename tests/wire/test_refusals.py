@@ -147,7 +147,7 @@ BAD_SLICES = {
 @pytest.mark.parametrize("fields", BAD_SLICES.values(), ids=BAD_SLICES)
 def test_frames_bad_slice(other, fields):
     assert refusal(other.bulk, *push_of(other, **fields)).code == EPROTO
-    # the seq is still unused: this push uses it up
+    # The refused push has not used up its seq, so this push can use it.
     assert other.push(ONE * np.nan, 0).verdict == pb.VERDICT_REJECTED
 
 

@@ -65,7 +65,7 @@ class Trainer(Worker):
         super().__init__(endpoint, data=data.id)
 
     def batch(self, epoch, b):
-        """The images of batch b of an epoch (WIRE.md, "Order of images")."""
+        """Returns the images of batch b of an epoch (WIRE.md, "Order of images")."""
         if epoch not in self.orders:
             self.orders[epoch] = numpy_net.order(self.welcome.seed, epoch, self.data.n_train)
         return self.orders[epoch][b * self.welcome.batch:(b + 1) * self.welcome.batch]

@@ -1,5 +1,5 @@
-"""An independent implementation of WIRE.md, "Modes": a run with one Python worker must end with the
-same weights as a run with one cnn-worker."""
+"""Test an independent implementation of WIRE.md, "Modes": a run with one Python worker must end
+with the same weights as a run with one cnn-worker."""
 import numpy as np
 import pytest
 

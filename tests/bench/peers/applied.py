@@ -1,4 +1,4 @@
-"""The log of a run: each process appends a line for each batch whose gradient was applied."""
+"""Write the log of a run: each process appends a line for each batch whose gradient was applied."""
 import os
 import time
 

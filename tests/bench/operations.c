@@ -1,8 +1,8 @@
 /*
  * operations.c - measures single operations of cuda_tensor: fprop, dgrad and wgrad of one
  * convolution or fc layer. The program prints CSV, one line for each layer:
- * layer,batch,precision,fprop_us,dgrad_us,wgrad_us. Each time is the mean of a CUDA graph of 20
- * launches.
+ * layer,batch,precision,fprop_us,dgrad_us,wgrad_us. Each time is the mean over the 20 launches of a
+ * CUDA graph.
  *
  *   operations BATCH PRECISION LAYER...
  *

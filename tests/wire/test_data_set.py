@@ -47,8 +47,8 @@ def test_a_machine_with_other_images_locks_nobody_out(programs, sets):
 
 
 def test_another_data_id_does_not_continue_a_run_and_gets_the_reason(programs, sets):
-    """A run that has trained on images has the data set of these images. A server that starts again
-    with another --data-id refuses to continue the run. The error of the server names both
+    """A run keeps the data set of the first images on which it has trained. A server that starts
+    again with another --data-id refuses to continue the run. The error of the server names both
     fingerprints, both sizes and a remedy."""
     right, wrong = sets
     server = programs.server(*SMALL)

@@ -36,7 +36,7 @@ def other(server, honest):
 
 
 def refusal(link, *frames):
-    """Send these frames. The server must answer with ERROR; returns its body."""
+    """Send these frames. The server must answer with ERROR. Returns the body of the ERROR."""
     link.send_frames(list(frames))
     name, body, _ = link.receive()
     assert name == "error", f"{name} instead of error"

@@ -3,7 +3,8 @@ builds with other schemas:
 
 `newer` has the next protocol version, with one more field in every message. `older` lacks two
 fields of HELLO. `six` has version 6, the version of release 0.2.0, which has no codes of grants and
-decisions. `needy` requires a feature that no build has. tests/wire/variant builds them.
+decisions. `needy` requires a feature that no build has. The script tests/wire/variant makes these
+builds.
 """
 import re
 

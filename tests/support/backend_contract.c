@@ -50,8 +50,8 @@ void padded_cells_are_never_the_argmax(void **state)
 	for (const char *const *d = contract_begin(state); *d; d++) {
 		struct subject s;
 
-		/* The pool pads the 1x3 values to 2x4. Its windows contain the values {0, 1} and
-		 * {2}. All values are negative, so padding that counted as zero would be the
+		/* The pool pads the 1x3 values to 2x4. The pool's windows contain the values {0, 1}
+		 * and {2}. All values are negative, so padding that counted as zero would be the
 		 * argmax. */
 		subject_random(
 			&s, &(struct odd_model){{1, 1, 3}, "conv:1:1 pool:2:pad=auto fc:2"}, 1);

@@ -1,5 +1,5 @@
 /*
- * backend_contract.h - tests that every device must pass. They check the promises of
+ * backend_contract.h - tests that every device must pass. The tests check the promises of
  * kernels/backend.h with examples computed by hand, and the calls that a device must refuse. A test
  * program lists these tests in its main.
  */
@@ -18,9 +18,9 @@ extern const struct odd_model contract_small;
 
 /* ---- examples computed by hand -------------------------------------------------------------- */
 
-/* The model is fc:2 with zero weights. Therefore the probabilities p are 1/2, the loss is ln 2, and
- * the gradient is the mean of (p - y) * pixel / 255. y is 1 for the class of the label and 0 for
- * the other class. */
+/* The model is fc:2 with zero weights, so the probabilities p are 1/2, the loss is ln 2, and the
+ * gradient is the mean of (p - y) * pixel / 255. y is 1 for the class of the label and 0 for the
+ * other class. */
 void pixels_are_divided_by_255_and_gradients_are_means(void **state);
 /* The gradients in the next two tests depend on the value that a pool has chosen as the maximum, so
  * they show which value it was. */

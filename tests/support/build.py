@@ -44,9 +44,9 @@ os.environ.setdefault("TSAN_OPTIONS", f"suppressions={ROOT}/tests/tsan.supp")
 
 
 def _tsan_prefix():
-    """Returns the command that must precede a program built with ThreadSanitizer. This command
-    turns off address randomization, because the ThreadSanitizer of gcc 12 cannot start if the
-    kernel randomizes more than 28 bits of addresses."""
+    """Returns the command that must precede a program built with ThreadSanitizer. The returned
+    command turns off address randomization, because the ThreadSanitizer of gcc 12 cannot start if
+    the kernel randomizes more than 28 bits of addresses."""
     setarch = shutil.which("setarch")
     if FLAVOUR != "tsan" or not setarch:
         return []

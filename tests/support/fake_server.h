@@ -2,8 +2,8 @@
  * fake_server.h - a parameter server for tests of libcnnps.
  *
  * The fake server answers every message as proto/WIRE.md requires, except where the test has
- * changed its behaviour (struct fake_how). It records the messages that it receives. Threads: the
- * server runs in its own thread; the test's thread calls the functions below.
+ * changed its behaviour (struct fake_how). The fake server records the messages that it receives.
+ * Threads: the server runs in its own thread; the test's thread calls the functions below.
  */
 #ifndef TESTS_SUPPORT_FAKE_SERVER_H
 #define TESTS_SUPPORT_FAKE_SERVER_H

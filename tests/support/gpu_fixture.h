@@ -1,6 +1,6 @@
 /*
- * gpu_fixture.h - the CUDA device under test, its precisions, and the bounds on its distance from
- * cpu-ref. cpu-ref computes in double precision.
+ * gpu_fixture.h - the CUDA device under test, its precisions, and how far its gradients may be from
+ * those of cpu-ref. cpu-ref computes in double precision.
  *
  * CNN_TEST_DEVICE=cpu runs the tests on the CPU instead of "cuda", only in fp32, to try out the
  * tests themselves. CNN_TEST_KERNELS=general has the effect of --kernels general. If the device is

@@ -77,8 +77,8 @@ float *params_nearby(const struct subject *s, double rounding, uint64_t round);
 /*
  * Returns the largest relative change of the exact gradient, in NEARBY trials, when each weight
  * changes by a relative amount of up to `rounding`, the rounding error of the arithmetic under
- * test. A large result means that a rounding error can flip an argmax or a ReLU of the batch. Then
- * a difference between two gradients does not prove an error of the arithmetic.
+ * test. A large result means that a rounding error can flip an argmax or a ReLU of the batch, so a
+ * difference between two gradients does not prove an error of the arithmetic.
  */
 double gradient_jump(struct subject *s, double rounding);
 

@@ -142,8 +142,8 @@ class Programs:
 
     def server(self, *options, directory="ckpt", endpoint="tcp://127.0.0.1:0", **how):
         """Start a server. The arguments of `how` are optional. `wrap` is a command line that
-        precedes the program's own. `env` has additional environment variables. `program` is the
-        program to start instead of cnn-ps."""
+        precedes the command line of the program. `env` has additional environment variables.
+        `program` is the program to start instead of cnn-ps."""
         path = self.directory / directory if directory else None
         return self.add(Server(path, options, endpoint, **how))
 
@@ -213,7 +213,7 @@ def until(probe, seconds, what):
 
 def mount_small(place, size):
     """Mount a new file system of `size`, for example "6m", at `place`. Returns "", or the reason
-    why this is impossible."""
+    why mount failed."""
     place.mkdir()
     return subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], text=True,
                           stderr=subprocess.PIPE, check=False).stderr.strip()
@@ -221,7 +221,7 @@ def mount_small(place, size):
 
 def mount_image(image, place):
     """Create an ext4 file system in the file `image`, and mount it at `place`. freeze() can freeze
-    such a file system. Returns "", or the reason why this is impossible."""
+    such a file system. Returns "", or the reason why mkfs.ext4 or mount failed."""
     place.mkdir()
     with image.open("wb") as f:
         f.truncate(32 << 20)

@@ -1,6 +1,6 @@
 /*
- * random_workers.h - three workers that send random messages to a core. They push their own work
- * and the work of other workers, repeat requests, fall silent and resume sessions. Sometimes a
+ * random_workers.h - three workers that send random messages to a core. The workers push their own
+ * work and the work of other workers, repeat requests, fall silent and resume sessions. Sometimes a
  * snapshot fails, or the server is killed. Equal seeds give equal sequences.
  */
 #ifndef TESTS_SUPPORT_RANDOM_WORKERS_H

@@ -1,6 +1,7 @@
 /*
  * run_fixture.h - the start-up and the checkpoints of a run in a temporary directory, without
- * sockets. The tests of server/durability/checkpointer.h and server/durability/startup.h use them.
+ * sockets. The tests of server/durability/checkpointer.h and server/durability/startup.h use this
+ * file.
  */
 #ifndef TESTS_SUPPORT_RUN_FIXTURE_H
 #define TESTS_SUPPORT_RUN_FIXTURE_H

@@ -1,7 +1,7 @@
 /*
- * serial_lbfgs.h - a reference for the server's L-BFGS. It is serial, computes in double precision,
- * and follows Nocedal & Wright 7.4. The line search is a bisection for the weak Wolfe conditions
- * (Lewis & Overton).
+ * serial_lbfgs.h - a reference for the server's L-BFGS. The reference is serial, computes in double
+ * precision, and follows Nocedal & Wright 7.4. The line search is a bisection for the weak Wolfe
+ * conditions (Lewis & Overton).
  */
 #ifndef TESTS_SUPPORT_SERIAL_LBFGS_H
 #define TESTS_SUPPORT_SERIAL_LBFGS_H

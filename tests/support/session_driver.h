@@ -36,7 +36,7 @@ struct session_driver {
 struct session_config driver_config(void);
 /* Create a session that is connected and has sent HELLO. */
 void driver_new(struct session_driver *d, struct session_config cfg, size_t replay_max);
-/* As driver_new. Then answer HELLO with the WELCOME of a new run. */
+/* Create a session as driver_new does, and answer HELLO with the WELCOME of a new run. */
 void driver_open(struct session_driver *d);
 
 /* ---- effects of the last call --------------------------------------------------------------- */

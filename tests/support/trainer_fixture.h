@@ -42,8 +42,8 @@ extern const struct msg_grant trainer_two_grants[2];
 
 /* ---- the reference -------------------------------------------------------------------------- */
 
-/* The state of the reference's server, and the pushes that the fake server must receive from a
- * correct worker. */
+/* The state of the reference, which computes what a correct server and a correct worker do, and the
+ * pushes that the fake server must receive from a correct worker. */
 struct trainer_reference {
 	float sum[TRAINER_PARAMS];
 	struct fake_push push[FAKE_PUSHES];

@@ -3,10 +3,10 @@
  * source file.
  *
  * ThreadSanitizer does not intercept openat, and does not see that libuv closes descriptors by a
- * bare system call. So if openat returns the number of a descriptor that libuv has closed,
+ * bare system call. If openat returns the number of a descriptor that libuv has closed,
  * ThreadSanitizer takes the new file for the old connection. If another thread used that
- * connection, ThreadSanitizer reports a race that does not exist. It does intercept open, so
- * tsan_openat calls open instead.
+ * connection, ThreadSanitizer reports a race that does not exist. ThreadSanitizer does intercept
+ * open, so tsan_openat calls open instead.
  */
 #ifndef TESTS_SUPPORT_TSAN_H
 #define TESTS_SUPPORT_TSAN_H

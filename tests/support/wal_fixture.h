@@ -36,10 +36,10 @@ void wal_on_done(void *arg);
 /* ---- events --------------------------------------------------------------------------------- */
 
 /* Append an event to the log, and give it to the core. `f` has the frames of the event's message.
- * It is NULL if the event is not a message. */
+ * `f` is NULL if the event is not a message. */
 void wal_event(const struct event *ev, struct frames *f);
-/* As wal_event, for the message `m` from `peer`. The fixture encodes and decodes the message, as
- * the network does. */
+/* Do the same as wal_event, for the message `m` from `peer`. The fixture encodes and decodes the
+ * message, as the network does. */
 void wal_receive(uint32_t peer, const struct msg *m);
 /* Receive `n` pushes from the worker, each with a gradient of 1 at every coordinate. */
 void wal_push(int n);

@@ -13,10 +13,10 @@
  * decided.
  *
  * The worker waits for PACE milliseconds between two pushes. After the signal SIGURG it waits no
- * longer. It pulls after every PULL_EVERY pushes. It prints `pushed K acked A` while it runs, and
- * `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on the server's disk, or
- * `stopped ...` if it fails. Exit status: 0; 2 after wrong usage; 1 after any other failure, with
- * one line.
+ * longer. The worker pulls after every PULL_EVERY pushes. The worker prints `pushed K acked A`
+ * while it runs, and `done pushed=N acked=A reconnects=R replayed=P` when all its pushes are on the
+ * server's disk, or `stopped ...` if it fails. Exit status: 0; 2 after wrong usage; 1 after any
+ * other failure, with one line.
  */
 #include <errno.h>
 #include <signal.h>

@@ -196,8 +196,9 @@ TEST_IN(invariant_2_temporary_files_are_removed_and_nothing_else_is, checkpoint_
 	checkpoint_release(&c);
 }
 
-/* To make space, checkpoint_write_beside deletes all generations but the sound one. It also deletes
- * newer generations, because the caller has found them to be damaged. */
+/* To make space, checkpoint_write_beside deletes all generations but the sound one.
+ * checkpoint_write_beside also deletes generations that are newer than the sound one, because its
+ * caller has found them to be damaged. */
 TEST_IN(the_sound_one_is_never_dropped_to_make_space, checkpoint_set_up, checkpoint_tear_down)
 {
 	for (uint64_t sound = 1; sound <= 3; sound++) {

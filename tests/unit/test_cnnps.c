@@ -197,7 +197,7 @@ static int two_pushes(const struct fake *f)
 	return f->seen.pushes >= 2;
 }
 
-/* A thread that makes three pushes. `done` becomes 1 after the last one. */
+/* A thread that makes three pushes. `done` becomes 1 after the third push. */
 struct pusher {
 	pthread_t thread;
 	atomic_int done;

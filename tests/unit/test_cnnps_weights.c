@@ -1,5 +1,5 @@
 /* test_cnnps_weights.c - which weights libcnnps returns, and which version it writes to a push,
- * with prefetched pulls and across a crash of the server. Also tests which calls libcnnps
+ * with prefetched pulls and across a crash of the server. This file also tests which calls libcnnps
  * refuses. */
 #include "tests/support/client_fixture.h"
 #include "tests/support/test.h"

@@ -81,7 +81,8 @@ TEST(a_hello_fixes_nothing_on_disk)
 }
 
 /* A worker with the wrong data set joins first. No worker gets work until --min-workers (3) workers
- * with the same data set have joined. Then the run uses their data set. */
+ * with the same data set have joined. As soon as three such workers have joined, the run uses their
+ * data set. */
 TEST(most_live_workers_decide)
 {
 	struct core_fixture f;
@@ -288,9 +289,9 @@ TEST(a_push_of_the_other_data_is_rejected)
 	fixture_close(&f);
 }
 
-/* The ACK of a superseded push contains the reason. This also holds for a duplicate, for a push
- * that a checkpoint contains, and for a replay. Therefore the counters of the worker agree with
- * those of the server. */
+/* The ACK of a superseded push contains the reason. If a superseded push is repeated or replayed,
+ * or if a checkpoint contains it, its ACK contains the reason, too. So the worker and the server
+ * count the same superseded pushes. */
 TEST(an_ack_says_what_is_superseded)
 {
 	struct core_fixture f;
@@ -430,7 +431,7 @@ TEST(workers_with_other_data_do_not_count_and_are_named)
 }
 
 /* The first push that counted excluded the data set of a second worker. Since then the second
- * worker has had no work. It receives the reason only at the end of the run. */
+ * worker has had no work. The second worker receives the reason only at the end of the run. */
 TEST(after_the_end_a_worker_learns_why_it_had_no_work)
 {
 	struct core_fixture f;
@@ -515,8 +516,8 @@ TEST(only_image_words_need_the_feature)
 	fixture_close(&f);
 }
 
-/* Workers must support held-back images. Observers need no support, so observers of any version may
- * join. */
+/* Workers must support held-back images. Observers do not train, so they may join even if they do
+ * not support held-back images. */
 TEST(a_worker_learns_how_many_images_are_held_back)
 {
 	struct core_config c = training(1);

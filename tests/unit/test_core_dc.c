@@ -482,8 +482,8 @@ TEST(a_fenced_worker_holds_nothing)
 	fixture_close(&l.f);
 }
 
-/* The core holds a bounded number of versions for each worker. It keeps the oldest one, because the
- * worker may still compute with it. */
+/* The core holds a bounded number of versions for each worker. The core keeps the oldest version,
+ * because the worker may still compute with it. */
 TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 {
 	static struct dc_run l;
@@ -515,8 +515,8 @@ TEST(pulls_without_pushes_hold_a_bounded_number_of_versions)
 
 #define LONE_PUSHES 12u
 
-/* Send push i of a single worker with prefetch. Its weights are version i - 2, and version 0 for
- * the first push. */
+/* Send push i of a single worker with prefetch. The gradient was computed at version i - 2, or at
+ * version 0 for the first push. */
 static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64_t term)
 {
 	struct msg m = fixture_push(s, i);

@@ -47,7 +47,7 @@ static uint32_t next_batches(const struct fleet *f, uint32_t i)
 	return h->grant.work.count < max ? h->grant.work.count : max;
 }
 
-/* Set the time at which the next push of worker i is ready. The worker has just received a
+/* Set the time at which the next push of worker i is ready. Worker i must have just received a
  * grant. */
 static void begin(struct fleet *f, uint32_t i)
 {
@@ -151,8 +151,8 @@ TEST(a_sync_step_does_not_wait_for_a_hanging_worker)
 }
 
 /* The first worker stalls during its first grant. The second worker joins later, sends heartbeats
- * and never requests work, so it is idle, but not stalled yet. Then the first worker requests work
- * again. */
+ * and never requests work, so it is idle, but not stalled yet. When the second worker is idle, the
+ * first worker requests work again. */
 TEST(a_stalled_worker_is_called_when_the_others_are_idle)
 {
 	struct core_config cfg = config(MODE_SYNC);
@@ -329,8 +329,8 @@ static void pass(struct cluster *k, uint64_t ms)
 	tick(k, ms);
 }
 
-/* Open a core with one worker. It has delivered `n` batches, each after `ms` milliseconds, and
- * holds one of the last two batches of the epoch. */
+/* Open a core with one worker. The worker has delivered `n` batches, each after `ms` milliseconds,
+ * and holds one of the last two batches of the epoch. */
 static void open_after(struct cluster *k, uint32_t n, uint64_t ms)
 {
 	struct core_config cfg = config(MODE_DOWNPOUR);
@@ -600,7 +600,8 @@ TEST(a_transfer_that_progresses_is_not_cut)
 	k.worker[0].s = fixture_join(&k.f, 9, "");
 	fixture_lease(&k.f, 9, k.worker[0].s, 1);
 	k.worker[0].request = 1;
-	/* cluster_receive must ignore grants: these weights are too large for its workers */
+	/* with n = 0, cluster_receive ignores grants: its workers have no room for weights of this
+	 * size */
 	k.n = 0;
 	for (uint64_t ms = 0; ms < 28000; ms += 100) {
 		fixture_beat(&k.f, 10, k.worker[0].s);

@@ -128,8 +128,9 @@ TEST(whole_later_epochs_may_be_replayed)
 	fixture_close(&f);
 }
 
-/* Replay a push of the next epoch in sync. It ends the current step and then makes a step alone.
- * Each step multiplies the weights by about a million. Returns the reason of a rejection. */
+/* Replay a push of the next epoch in sync. The replayed push ends the current step, and then makes
+ * a step alone. Each step multiplies the weights by about a million. Returns the reason of a
+ * rejection. */
 static enum reject after_two_steps(float weight)
 {
 	struct core_config cfg = training(MODE_SYNC);

@@ -201,7 +201,7 @@ TEST(restarts_leave_the_way_as_it_is)
 }
 
 /* With one worker and the same order of events, a restart between any two events changes no bit of
- * the result. This also holds in the middle of a pass or a line search. */
+ * the result. A restart in the middle of a pass or a line search changes no bit either. */
 TEST(a_restart_in_any_moment_changes_no_bit)
 {
 	float expected[CLUSTER_PARAMS];
@@ -268,7 +268,7 @@ TEST(softmax_regression_converges)
 
 /* ---- safeguards ----------------------------------------------------------------------------- */
 
-/* Computes a loss without a minimum. Its slope becomes steeper and steeper. */
+/* Computes a loss without a minimum. The slope of this loss becomes steeper and steeper. */
 static double hill_portion(uint32_t i, const float *w, double *g)
 {
 	(void)i;

@@ -251,7 +251,7 @@ TEST(no_lease_before_min_workers_have_joined_once)
 		&f, 10, ""); /* the event with the second WELCOME also grants to worker 1 */
 	assert_non_null(fixture_granted(&f, 9));
 	fixture_bye(&f, 10, t);
-	fixture_train(&f, 9, s, 2); /* training that has begun goes on */
+	fixture_train(&f, 9, s, 2); /* training has begun, so it continues */
 	fixture_restart(&f);
 	fixture_tick(&f, 0);
 	s = fixture_come_back(&f, 9, s, 0);

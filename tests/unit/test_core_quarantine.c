@@ -214,7 +214,7 @@ TEST(two_broken_workers_end_a_run_without_accepted_pushes)
 
 /* Other workers have trained and left. The only worker left sends non-finite pushes. If the server
  * has never accepted a push of this worker, the worker is broken, no matter how often it joins. If
- * the server has accepted one, the run has diverged. */
+ * the server has accepted a push of this worker, the run has diverged. */
 TEST(an_only_worker_counts_with_its_own_pushes_only)
 {
 	struct core_fixture f;
@@ -291,7 +291,7 @@ TEST(a_suspect_worker_counts)
 }
 
 /* After a restart the server expects two workers. One of them returns and sends non-finite pushes.
- * It counts as one of two workers, not as the only worker. */
+ * The returned worker counts as one of two workers, not as the only worker. */
 TEST(a_worker_that_is_expected_back_counts)
 {
 	struct core_fixture f;

@@ -109,8 +109,8 @@ TEST(a_delayed_hello_is_ignored)
 
 /* ---- a server that lost its newest state ---------------------------------------------------- */
 
-/* Restart a server from a snapshot with `kept` pushes of worker 1. Worker 1 is away. It returns
- * with more pushes when a test assumes that the crash has lost some. */
+/* Restart a server from a snapshot with `kept` pushes of worker 1. Worker 1 is away. Worker 1
+ * returns with more pushes when a test assumes that the crash has lost some. */
 static struct stamp crash(struct core_fixture *f, struct core_config cfg, uint64_t kept)
 {
 	struct stamp s = fixture_open_with_pushes(f, cfg, kept);
@@ -214,7 +214,7 @@ TEST(with_accept_rollback_a_worker_continues_after_the_lost_pushes)
 }
 
 /* With --accept-rollback the server accepts, once for each slot, a worker whose state a rollback
- * can explain. It accepts no other state. */
+ * can explain. The server accepts no other worker with a newer state. */
 TEST(a_rollback_is_accepted_within_bounds)
 {
 	struct core_config cfg = fixture_config();

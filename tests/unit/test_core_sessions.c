@@ -294,7 +294,7 @@ TEST(observers_see_and_pull_without_a_slot)
 	fixture_message(&f, 8, &m);
 	assert_int_equal(fixture_sent(&f, 8, MSG_WELCOME)->welcome.stamp.worker, 0);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_FREE);
-	assert_int_equal(core_data(f.core)->n_train, 0); /* an observer fixes no data set */
+	assert_int_equal(core_data(f.core)->n_train, 0); /* an observer chooses no data set */
 	assert_int_equal(core_live_workers(f.core), 0);
 	fixture_close(&f);
 }

@@ -136,8 +136,8 @@ TEST(a_worker_replaced_by_a_dead_process_waits_for_the_snapshot_too)
 	fixture_close(&f);
 }
 
-/* A new process takes over a slot by name. It must inherit neither the replays that the old process
- * owes nor the old process's BYE. */
+/* A new process takes over a slot by name. The new process must inherit neither the replays that
+ * the old process owes nor the old process's BYE. */
 static void inherit(int leaves)
 {
 	struct core_fixture f;

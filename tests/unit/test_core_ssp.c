@@ -263,8 +263,8 @@ static void race_check(struct race *a)
 }
 
 /* Update the set of workers that count for the bound. A worker that is silent for longer than
- * suspect_ms does not count. When it returns, it gets the clock of the slowest worker that
- * counts. */
+ * suspect_ms does not count. When a silent worker returns, it gets the clock of the slowest worker
+ * that counts. */
 static void race_members(struct race *a)
 {
 	for (uint32_t i = 0; i < 4; i++) {

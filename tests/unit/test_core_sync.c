@@ -1,7 +1,7 @@
 /*
- * Proves the invariants numbered in server/core/sync.c. Also proves that a run equals a serial
- * reference: the reference computes the means of the same gradients in the same order, in double
- * precision.
+ * Proves the invariants numbered in server/core/sync.c. This file also proves that a run equals a
+ * serial reference: the reference computes the means of the same gradients in the same order, in
+ * double precision.
  */
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
@@ -109,7 +109,7 @@ TEST(no_worker_gets_two_batches_of_one_step)
 	cluster_close(&k);
 }
 
-/* A worker may push a batch without a lease. But only one of its pushes counts in a step. */
+/* A worker may push a batch without a lease. But only one push of each worker counts in a step. */
 TEST(no_worker_counts_twice_in_one_step)
 {
 	struct cluster k;
@@ -339,8 +339,8 @@ static struct core_config backup_config(uint32_t workers, uint32_t backups)
 	return cfg;
 }
 
-/* If there are more workers than N + b, the first N + b that request work get a batch. The others
- * wait for the next step. */
+/* If there are more workers than N + b, the first N + b that request work get a batch. All other
+ * workers wait for the next step. */
 TEST(the_first_n_of_n_plus_b_gradients_make_a_step)
 {
 	struct cluster k;
@@ -698,8 +698,8 @@ TEST(a_run_equals_a_serial_one)
 			serial_run(kinds[i], seed);
 }
 
-/* A crash has lost two steps of the only worker. Its replays must make two steps again, because one
- * step with the mean of both gradients would give other weights. */
+/* A crash has lost two steps of the only worker. The worker's replays must make two steps again,
+ * because one step with the mean of both gradients would give other weights. */
 TEST(replayed_steps_stay_steps)
 {
 	struct core_config cfg = sync_config(0);

@@ -130,7 +130,7 @@ TEST_IN(a_missing_file_is_named, NULL, clear)
 }
 
 /* Images of MNIST's shape have 10 classes even if some labels do not occur in the file. Workers of
- * older releases report 10 classes as well. */
+ * older releases report 10 classes for such images, too. */
 TEST_IN(images_of_mnists_shape_have_ten_classes_or_more, NULL, clear)
 {
 	struct blob b[4];

@@ -108,8 +108,8 @@ TEST(models_that_the_tables_cannot_hold_are_refused)
 /* ---- odd models ------------------------------------------------------------------------------ */
 
 /* Compares the float results of the device `cpu` with the double results of cpu-ref. A sum has up
- * to some thousand terms, and is computed in tiles of 100 to 1000 terms. So its relative error is
- * about 1e-7, or 1e-6 in a layer whose terms nearly cancel. The project requires 1e-5. */
+ * to some thousand terms, and is computed in tiles of 100 to 1000 terms. So the relative error of a
+ * sum is about 1e-7, or 1e-6 in a layer whose terms nearly cancel. The project requires 1e-5. */
 static void compare(struct subject *s, const float *right, double right_loss, int threads)
 {
 	subject_open(s, "cpu", threads);
@@ -306,8 +306,9 @@ TEST(cpu_gradients_are_slopes_of_the_loss)
 
 /* ---- real batches ---------------------------------------------------------------------------- */
 
-/* Compares the gradient of the device `cpu` with `right`. The error must be at most 1e-5. It may be
- * larger if the true gradient jumps near these weights, because a ReLU or an argmax flips. */
+/* Compares the gradient of the device `cpu` with `right`. The error must be at most 1e-5. The error
+ * may be larger if the true gradient jumps near these weights, because a ReLU or an argmax
+ * flips. */
 static void compare_real(struct subject *s, const float *right, size_t *jumps)
 {
 	subject_open(s, "cpu", 2);

@@ -83,8 +83,8 @@ static size_t address_space(void)
 	return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The test limits the address space to 100 MB more than the present size. This is too small for the
- * stacks of 1000 threads. */
+/* The test limits the address space to 100 MB more than the present size. The stacks of 1000
+ * threads do not fit in this limit. */
 TEST(a_team_that_the_system_cannot_start_is_undone)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -1,6 +1,6 @@
 /* test_ladder.c - the rungs of the ladder (docs/ladder.md) that need no GPU agree with cpu-ref, and
- * ladder_measure refuses a rung that does not agree. Also tests the points and profiles of
- * ladder.h. */
+ * ladder_measure refuses a rung that does not agree. This file also tests the points and profiles
+ * of ladder.h. */
 #include "tests/support/rung_fixture.h"
 #include "tests/support/test.h"
 

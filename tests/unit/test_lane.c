@@ -474,8 +474,8 @@ TEST_IN(a_new_incarnation_closes_the_lane_of_the_old_one, set_up, tear_down)
 	lane_close(&l);
 }
 
-/* A worker opens its lane a second time, for example because the first attempt took too long. It
- * must not take PARAMS of the first lane for PARAMS of the second lane. */
+/* A worker opens its lane a second time, for example because the first attempt took too long. The
+ * worker must not take PARAMS of the first lane for PARAMS of the second lane. */
 TEST_IN(tickets_of_an_earlier_lane_are_refused, set_up, tear_down)
 {
 	struct lane *first = open_lane(1, PEER), *second;

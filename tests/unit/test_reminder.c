@@ -4,7 +4,8 @@
 #include "common/reminder.h"
 #include "tests/support/test.h"
 
-/* Poll the reminder every 100 ms. It must report at the times `expected`, in milliseconds. */
+/* Poll the reminder every 100 ms. The reminder must report at the times `expected`, in
+ * milliseconds. */
 TEST(reports_come_at_growing_intervals)
 {
 	const uint64_t expected[] = {1500, 4500, 10500, 22500, 46500, 94500, 154500, 214500};

@@ -1,6 +1,6 @@
 /*
- * test_server_http.c - the pages of server/monitor/http.h: answers, refusals and limits. Also
- * proves that a page does not delay the event loop.
+ * test_server_http.c - the pages of server/monitor/http.h: answers, refusals and limits. This file
+ * also proves that a page does not delay the event loop.
  * Attacks A2 and A3 of docs/faults.md.
  */
 #include <stddef.h>

@@ -153,8 +153,8 @@ TEST_IN(what_is_not_known_is_not_made_up, set_up, tear_down)
 	assert_int_equal(count_lines(capture_log(&said)), 2);
 }
 
-/* After a restart of the server, the newer of two processes with one name may return first. The
- * server then refuses the older one. */
+/* After a restart of the server, the newer of two processes with one name may return first. When
+ * the older process returns, the server refuses it. */
 TEST_IN(a_refused_hello_says_where_its_process_runs, set_up, tear_down)
 {
 	hello(6, "newer", 2, "10.0.0.2");

@@ -1,6 +1,6 @@
 /*
- * test_server_options.c - cnn-ps accepts a valid command line. It refuses an invalid one and
- * reports every error before it creates any file (server/config/options.h).
+ * test_server_options.c - cnn-ps accepts a valid command line. cnn-ps refuses an invalid command
+ * line, and reports every error in it, before it creates any file (server/config/options.h).
  * Attack A19 of docs/faults.md.
  */
 #include <stdlib.h>

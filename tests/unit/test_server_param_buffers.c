@@ -259,8 +259,8 @@ static int hold_current(size_t *index, void **hold)
 	return held;
 }
 
-/* A worker maps the shared memory. It must see the values of each buffer that it holds, and must
- * not be able to make the memory writable. */
+/* A worker maps the shared memory. The worker must see the values of each buffer that it holds, and
+ * must not be able to make the memory writable. */
 TEST_IN(another_process_reads_held_weights_and_cannot_write_them, set_up_shared, tear_down)
 {
 	struct param_shared at;

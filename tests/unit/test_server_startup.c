@@ -125,8 +125,8 @@ TEST_IN(no_usable_content_is_no_fresh_run, run_set_up, run_tear_down)
 	assert_non_null(strstr(run_errors.text, "checkpoint 2 cannot be resumed"));
 }
 
-/* If the options do not fit the newest checkpoint, the server must refuse to start. It must not try
- * an older generation. */
+/* If the options do not fit the newest checkpoint, the server must refuse to start. The server must
+ * not try an older generation. */
 TEST_IN(other_options_do_not_go_back_a_generation, run_set_up, run_tear_down)
 {
 	run_start("--model;fc:10;--max-workers;1");

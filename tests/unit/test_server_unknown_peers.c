@@ -30,7 +30,7 @@ static int dial(void)
 	return fd;
 }
 
-/* Send a BEAT over the socket `s`. The server must answer it. */
+/* Send a BEAT over the socket `s`. The server must answer the BEAT. */
 static void expect_answer(void *s, struct wire *wire)
 {
 	struct frames f;

@@ -50,7 +50,8 @@ TEST_IN(an_unfinished_snapshot_is_not_needed, wal_set_up, wal_tear_down)
 }
 
 /* The disk is full, or fdatasync fails. The flushed LSN must not advance until a snapshot is
- * durable. Then all records count as flushed, and the next log file works. */
+ * durable. When a snapshot is durable, all records count as flushed, and the next log file
+ * works. */
 TEST_IN(a_lost_log_file_is_replaced_by_the_next_snapshot, wal_set_up, wal_tear_down)
 {
 	for (int how = 0; how < 2; how++) {

@@ -1,7 +1,7 @@
 /*
  * Proves invariant 3 of worker/client/session.h: after WELCOME, the session sends every retained
- * push and every open request again. Also proves all invariants together, with a network that
- * loses, repeats and reorders messages.
+ * push and every open request again. This file also proves all invariants together, with a network
+ * that loses, repeats and reorders messages.
  */
 #include "tests/support/session_driver.h"
 #include "common/rng.h"

@@ -91,8 +91,8 @@ struct fake {
 /* Bind to a free port of 127.0.0.1 and start the thread. */
 void fake_start(struct fake *f);
 void fake_stop(struct fake *f);
-/* Wait for at most `seconds` until `enough(f)` is true. Returns 1 if it became true in this time,
- * else 0. */
+/* Wait for at most `seconds` until `enough(f)` is true. Returns 1 if `enough(f)` became true within
+ * `seconds`, else 0. */
 int fake_happens(struct fake *f, int (*enough)(const struct fake *), int seconds);
 /* As fake_happens, for at most 20 s. If `enough(f)` is still false, the test fails with the text
  * `what`. */

@@ -25,8 +25,8 @@
 #define IS_TSAN 0
 #endif
 
-/* Skip a test of arithmetic under ThreadSanitizer. Such a test takes minutes there, and it starts
- * no threads that could race. */
+/* Skip a test of arithmetic under ThreadSanitizer. A test of arithmetic takes minutes under
+ * ThreadSanitizer, and it starts no threads that could race. */
 void skip_under_tsan(void);
 
 struct odd_model {

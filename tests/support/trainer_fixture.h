@@ -17,7 +17,7 @@
 #define MAX_IMAGES     58 /* 12 batches; the last batch has 3 images */
 
 extern struct fake trainer_server;
-/* trainer_run_worker sets this behaviour in the fake server before it connects */
+/* trainer_run_worker gives the fake server this behaviour before the worker connects */
 extern struct fake_how trainer_server_how;
 
 /* ---- set-up --------------------------------------------------------------------------------- */

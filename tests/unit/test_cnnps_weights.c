@@ -10,7 +10,7 @@ static void connect_again(struct cnnps_options o)
 	client_connect(&o);
 }
 
-/* Pushes a gradient that was computed at the weights of this version. */
+/* Pushes a gradient that was computed at the weights of the given version. */
 static void push_at(uint64_t version)
 {
 	assert_int_equal(client_push_all(client, client_ones, version), 0);

@@ -1,7 +1,7 @@
 /*
  * Compares the robust rules (server/core/aggregate.h) with plain implementations of their
- * definitions, and proves how a step of sync and a buffer use the rules. Attack A14 of
- * docs/faults.md.
+ * definitions, and proves how a step of sync and a buffer use the rules.
+ * Attack A14 of docs/faults.md.
  */
 #include <float.h>
 #include <math.h>

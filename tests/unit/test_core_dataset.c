@@ -156,7 +156,7 @@ static void outvote_a_stalled_worker(
 	assert_true(fixture_worker(f, 1).stalled);
 }
 
-/* The worker with the right data leaves. After that, the late result of the stalled worker
+/* The worker with the right data leaves. When only the stalled worker is left, its late result
  * counts. */
 TEST(stalled_workers_vote_if_all_live_workers_are_stalled)
 {

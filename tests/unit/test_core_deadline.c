@@ -723,7 +723,7 @@ TEST(time_in_which_replies_wait_for_the_disk_does_not_count)
 	assert_true(t->expired == 0 && t->stalls == 0);
 	fleet_run(&f, 1000);
 	assert_true(t->expired == 0 && t->stalls == 0 && t->steps_short == steps_short);
-	fleet_hold(&f, 3000, 8); /* only a fifth of this time counts */
+	fleet_hold(&f, 3000, 8); /* only a fifth of these 3 s counts */
 	assert_true(t->expired == 0 && t->stalls == 0);
 	fleet_hold(&f, 60000, 8);
 	assert_int_equal(t->stalls, 3);

@@ -59,7 +59,8 @@ TEST(alpha_follows_the_number_of_members)
 	fixture_close(&f);
 }
 
-/* The first worker that returns must not move the centre as if it were the only worker. */
+/* After a restart, the first worker that returns must not move the centre as if it were the only
+ * worker. */
 TEST(after_a_restart_members_are_expected_back)
 {
 	struct core_fixture f;

@@ -154,7 +154,7 @@ TEST(its_path_equals_the_serial_reference)
 	walk_alone("softmax", CLASSES * (FEATURES + 1), 12, softmax_portion);
 }
 
-/* Let five workers act in random order. One of them is killed in the middle of the third step and
+/* Let five workers act in random order. One worker is killed in the middle of the third step and
  * does not return. */
 static void walk_together(uint64_t seed, int restarts)
 {

@@ -64,8 +64,8 @@ static double scale(struct fleet *t, uint32_t i, double norm)
 	return norms_scale(t->f.core, &m.push);
 }
 
-/* Let each worker in [first, end) send `rounds` gradients of about this norm. All of them must
- * count. */
+/* Let each worker in [first, end) send `rounds` gradients whose norm is about `norm`. All these
+ * gradients must count. */
 static void honest(struct fleet *t, uint32_t first, uint32_t end, int rounds, double norm)
 {
 	for (int r = 0; r < rounds; r++)

@@ -19,7 +19,8 @@ static struct msg nan_push(struct stamp s, uint64_t seq)
 	return m;
 }
 
-/* Sends non-finite pushes with seq [from, from + n). The server rejects each of them. */
+/* Sends non-finite pushes with seq [from, from + n). The server must reject each of these
+ * pushes. */
 static void push_nan(struct core_fixture *f, uint32_t peer, struct stamp s, uint64_t from, int n)
 {
 	for (int i = 0; i < n; i++) {
@@ -134,8 +135,8 @@ TEST(bad_pushes_of_the_only_worker_end_the_run)
 	fixture_close(&f);
 }
 
-/* Two of three workers send non-finite pushes. When the first of them reaches the limit, the run
- * ends, no matter how many such pushes the second has sent. */
+/* Two of three workers send non-finite pushes. When the first worker reaches the limit of such
+ * pushes, the run ends, no matter how many the second worker has sent. */
 TEST(most_of_the_live_workers_decide)
 {
 	struct core_fixture f;
@@ -290,8 +291,8 @@ TEST(a_suspect_worker_counts)
 	fixture_close(&f);
 }
 
-/* After a restart the server expects two workers. One of them returns and sends non-finite pushes.
- * The returned worker counts as one of two workers, not as the only worker. */
+/* After a restart the server expects two workers. One of the two workers returns and sends
+ * non-finite pushes. The returned worker counts as one of two workers, not as the only worker. */
 TEST(a_worker_that_is_expected_back_counts)
 {
 	struct core_fixture f;

@@ -17,8 +17,8 @@ static void assert_same_but_ledger(const struct core_snapshot *x, const struct c
 	}
 }
 
-/* Send `m` as the next push. The core must reject it for the reason `why`. The push uses up its
- * seq, and no byte of weights, optimizer or leases changes. */
+/* Send `m` as the next push. The core must reject the push for the reason `why`. The push uses up
+ * its seq, and no byte of weights, optimizer or leases changes. */
 static void rejected_cleanly(struct core_fixture *f, struct msg *m, enum reject why)
 {
 	struct core_snapshot before = fixture_save(f), after;

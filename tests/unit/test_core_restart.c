@@ -17,7 +17,7 @@ static void push_random(struct core_fixture *f, struct stamp s, uint64_t seq, st
 	for (size_t i = 0; i < 100; i++)
 		g[i] = (float)(2 * rng_unit(r) - 1);
 	if (rng_below(r, 10) == 0)
-		g[rng_below(r, 100)] *= 1e20f; /* the core rejects some of these pushes */
+		g[rng_below(r, 100)] *= 1e20f; /* the core rejects some of the huge values */
 	m.push.base_version = core_stats(f->core)->version;
 	m.push.base_version -= rng_below(r, m.push.base_version < 4 ? 1 : 4);
 	m.push.loss = (float)rng_unit(r);

@@ -5,8 +5,8 @@
 #include "tests/support/core_fixture.h"
 #include "tests/support/test.h"
 
-/* Returns the stamp of worker 1. The worker has 3 acknowledged pushes. A crash has lost all of
- * them, and the worker has not returned yet. */
+/* Returns the stamp of worker 1. The worker has 3 acknowledged pushes. A crash has lost these
+ * pushes, and the worker has not returned yet. */
 static struct stamp lose(struct core_fixture *f)
 {
 	struct core_config cfg = fixture_config();

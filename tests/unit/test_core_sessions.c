@@ -20,7 +20,7 @@ TEST(welcome_comes_when_the_incarnation_is_on_disk_and_not_before)
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	assert_int_equal(fixture_count(&f, EFFECT_SNAPSHOT), 1);
 	assert_int_equal(fixture_worker(&f, 1).state, SESSION_JOINING);
-	img = fixture_save(&f); /* the shell encodes the snapshot at this time */
+	img = fixture_save(&f); /* the shell encodes the snapshot before the next tick */
 	fixture_tick(&f, 50);
 	assert_int_equal(fixture_count(&f, EFFECT_SEND), 0);
 	fixture_durable(&f);

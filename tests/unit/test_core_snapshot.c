@@ -1,7 +1,8 @@
 /*
  * Proves the invariants numbered in server/core/snapshot.c: the decoder restores the encoded state.
  * The decoder refuses sections that are too short, too long or have impossible values, and then
- * uses nothing of the snapshot. Attack A20 of docs/faults.md.
+ * uses nothing of the snapshot.
+ * Attack A20 of docs/faults.md.
  */
 #include "tests/support/random_workers.h"
 #include <math.h>

@@ -543,8 +543,8 @@ TEST(accumulated_gradients_survive_a_restart)
 	cluster_close(&k);
 }
 
-/* The snapshot lacks the accepted gradients of the first two steps. The workers replay these
- * pushes, with the verdict that they were accepted. */
+/* The snapshot lacks the accepted gradients of the first two steps. The workers replay the pushes
+ * of these gradients, with the verdict that the server accepted them. */
 TEST(replays_are_counted_though_their_step_is_not_there_yet)
 {
 	struct core_snapshot old;

@@ -9,8 +9,8 @@
 #include "tests/support/capture.h"
 #include "tests/support/test.h"
 
-/* This test requests sizes that cannot be allocated. With this option, the malloc of a sanitizer
- * returns NULL for such a size instead of ending the program. */
+/* This test requests sizes that cannot be allocated. With allocator_may_return_null, the malloc of
+ * a sanitizer returns NULL for such a size instead of ending the program. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 const char *__asan_default_options(void)

@@ -63,8 +63,8 @@ TEST_IN(a_welcome_gives_the_label_of_its_connection, set_up, tear_down)
 	assert_label(1, "", 0, "");
 }
 
-/* WELCOME can wait for a checkpoint for a long time. The slot must already have its label during
- * this time. */
+/* WELCOME can wait for a checkpoint for a long time. The slot must have its label already while
+ * WELCOME waits. */
 TEST_IN(a_slot_that_is_not_on_disk_yet_has_one_too, set_up, tear_down)
 {
 	static char text[LABEL_FENCED];

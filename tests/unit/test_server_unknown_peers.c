@@ -58,7 +58,7 @@ TEST_IN(a_peer_that_sends_no_handshake_is_disconnected, router_set_up, router_te
 }
 
 /* While the event loop does not run, unknown peers cause more events than libzmq's queues can hold.
- * The server must still answer afterwards. */
+ * The server must still answer when the event loop runs again. */
 TEST_IN(a_flood_of_such_peers_stops_nothing, router_set_up, router_tear_down)
 {
 	struct wire *wire;

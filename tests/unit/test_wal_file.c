@@ -370,8 +370,8 @@ TEST_IN(files_that_no_checkpoint_needs_go_away, begin, end)
 	assert_int_equal(wal_file_newest(dir, UINT64_MAX), 6);
 }
 
-/* The oldest checkpoint, generation 4, has no log file of its own. The events after it are in the
- * log file of generation 2. */
+/* The oldest checkpoint, generation 4, has no log file of its own. The events after checkpoint 4
+ * are in the log file of generation 2. */
 TEST_IN(the_log_file_with_the_events_of_the_oldest_checkpoint_is_kept, begin, end)
 {
 	const uint64_t before[] = {1, 2, 5};

@@ -138,7 +138,7 @@ TEST(a_server_refuses_only_workers_without_codes)
 {
 	static struct bytes whole;
 
-	/* while the server replays a write-ahead log, it accepts such a HELLO */
+	/* a server that replays a write-ahead log accepts a HELLO of a worker without codes */
 	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 6, 6));
 	wire_serve(bytes_wire);
 	assert_accepted(MSG_HELLO, hello_of(ROLE_WORKER, 7, 6));

@@ -156,8 +156,8 @@ static void watch_dealer(void)
 }
 
 /* Makes a sequence that stalls a naive combination of libuv and libzmq. A reply arrives while the
- * loop works, and then a send without an answer consumes the edge of libzmq's file descriptor.
- * After that, only the safety timer would wake the loop. */
+ * loop works, and then a send without an answer consumes the edge of libzmq's file descriptor. When
+ * the edge is consumed, only the safety timer would wake the loop. */
 static void on_busy(uv_timer_t *t)
 {
 	(void)t;

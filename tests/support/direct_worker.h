@@ -1,6 +1,6 @@
 /*
  * direct_worker.h - a core that is configured by a command line, and a worker whose messages go
- * directly to that core. The tests of the server's shell use them.
+ * directly to that core. The tests of the server's shell use this core and this worker.
  */
 #ifndef TESTS_SUPPORT_DIRECT_WORKER_H
 #define TESTS_SUPPORT_DIRECT_WORKER_H

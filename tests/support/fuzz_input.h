@@ -1,9 +1,10 @@
 /*
  * fuzz_input.h - the bytes of a fuzz target (tests/fuzz), read as numbers or as a file.
  *
- * A fuzz target is one C file with the function LLVMFuzzerTestOneInput. `make fuzz` links it with
- * libFuzzer; tests/fuzz/replay.c gives it the files of a corpus instead. Every input is valid:
- * after the last byte, a target reads zeros. A target reports a broken invariant with PS_ASSERT.
+ * A fuzz target is one C file with the function LLVMFuzzerTestOneInput. `make fuzz` links the
+ * target with libFuzzer; tests/fuzz/replay.c gives the target the files of a corpus instead. Every
+ * input is valid: after the last byte, a target reads zeros. A target reports a broken invariant
+ * with PS_ASSERT.
  */
 #ifndef TESTS_SUPPORT_FUZZ_INPUT_H
 #define TESTS_SUPPORT_FUZZ_INPUT_H

@@ -8,7 +8,7 @@
 #include "tests/support/gradients.h"
 
 struct rung_fixture {
-	struct subject subject; /* its `grad` is the gradient of cpu-ref */
+	struct subject subject; /* subject.grad is the gradient of cpu-ref */
 	struct ladder_task task;
 	const struct rung *rung;
 	void *self;

@@ -63,8 +63,8 @@ void server_endpoint(struct server_process *s, char url[256]);
 json_t *server_result(struct server_process *s);
 /* Check that `status` in the server's final JSON line equals the argument `status`. */
 void server_expect_status(struct server_process *s, const char *status);
-/* Limit the size of each file that the server writes. Writes beyond `bytes` then fail as on a full
- * disk. */
+/* Limit the size of each file that the server writes. From now on, writes beyond `bytes` fail as on
+ * a full disk. */
 void server_limit_files(const struct server_process *s, rlim_t bytes);
 
 /* ---- HTTP ----------------------------------------------------------------------------------- */

@@ -18,7 +18,7 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 }
 
 /* If this is not 0, the fsync of a directory fails with this errno. A write of a checkpoint calls
- * it after the rename of the new generation. */
+ * fsync for the directory after the rename of the new generation. */
 static int directory_errno;
 int fsync(int fd)
 {

@@ -3,8 +3,8 @@
 #include "tests/support/core_cluster.h"
 #include "tests/support/test.h"
 
-/* Returns 1 if the core committed the last event. EFFECT_COMMIT must then be the first effect of
- * this event. */
+/* Returns 1 if the core committed the last event. If the core committed an event, EFFECT_COMMIT
+ * must be the first effect of the event. */
 static int commits(const struct core_fixture *f)
 {
 	size_t n = fixture_count(f, EFFECT_COMMIT);

@@ -731,7 +731,8 @@ TEST(time_in_which_replies_wait_for_the_disk_does_not_count)
 }
 
 /* Bytes of the worker move while replies wait for the disk, and the shell reports these bytes every
- * `ticks` ticks. The core must extend the deadline once for this time, not twice. */
+ * `ticks` ticks. The core must extend the deadline once for the time in which replies wait and
+ * bytes move, not twice. */
 TEST(held_time_is_not_counted_as_a_transfer_too)
 {
 	for (uint64_t ticks = 1; ticks <= 5; ticks += 4) {

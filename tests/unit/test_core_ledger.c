@@ -331,7 +331,8 @@ TEST(ack_says_durable_only_what_a_finished_snapshot_holds)
 	struct stamp s;
 	struct msg m;
 
-	/* at push 3 the core takes a snapshot, before the worker must wait */
+	/* the core begins a snapshot at push 3, which is before the replay window of 6 pushes is
+	 * full */
 	cfg.sessions.replay_window = 6;
 	fixture_open(&f, cfg);
 	s = fixture_join(&f, 9, "");

@@ -655,7 +655,7 @@ static double against_serial(const struct cluster *k, const struct step_sums *d)
 }
 
 /* Make a complete run of five workers that act in random order, with restarts of the server.
- * Compare its weights with the serial reference. */
+ * Compare the weights of the run with those of the serial reference. */
 static void serial_run(enum optim_kind kind, uint64_t seed)
 {
 	static struct step_sums d;

@@ -25,10 +25,10 @@ static double slope(struct subject *s, size_t i)
 
 /* Checks that a gradient of cpu-ref equals the slope of its loss. cpu-ref computes in double
  * precision. With a step of 1e-6, a ReLU or an argmax hardly ever changes within the step, and the
- * curvature (step^2) is negligible. Two errors remain. The gradient is rounded to float: 6e-8. The
- * rounding error of the loss in double is divided by the step: 1e-16 / 1e-6 = 1e-10, which is 1e-7
- * relative to a gradient of 1e-3. The bound 1e-6 is larger than both errors. A wrong index or
- * factor causes an error of 1e-2 to 1. */
+ * curvature (step^2) is negligible. Two errors remain. The rounding of the gradient to float is a
+ * relative error of 6e-8. The rounding error of the loss in double is divided by the step: 1e-16 /
+ * 1e-6 = 1e-10, which is 1e-7 relative to a gradient of 1e-3. The bound 1e-6 is larger than both
+ * errors. A wrong index or factor causes an error of 1e-2 to 1. */
 static void prove_slopes(const struct odd_model *o, size_t images)
 {
 	struct subject s;

@@ -210,8 +210,8 @@ TEST(odd_models_take_every_way)
 
 /* ---- Winograd -------------------------------------------------------------------------------- */
 
-/* Convolutions with enough channels for Winograd's algorithm. Some images do not fill their tiles,
- * some bands of tiles have several images or several rows, and some windows do not fit the
+/* These convolutions have enough channels for Winograd's algorithm. Some images do not fill their
+ * tiles, some bands of tiles have several images or several rows, and some windows do not fit the
  * tiles. */
 static const struct odd_model winograd_models[] = {
 	{{1, 13, 11}, "conv:32:2 relu conv:33:3:pad=1 relu fc:3"},

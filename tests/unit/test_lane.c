@@ -196,8 +196,8 @@ TEST_IN(a_push_arrives_as_a_private_copy, set_up, tear_down)
 	until_open(0);
 }
 
-/* In this test a worker changes a byte of the gradient after it has sent the PUSH. The server's
- * copy then has another checksum, so the push counts as lost. */
+/* In this test a worker changes a byte of the gradient after it has sent the PUSH. After such a
+ * change the server's copy has another checksum, so the push counts as lost. */
 TEST_IN(a_torn_push_counts_as_lost, set_up, tear_down)
 {
 	struct lane *l = open_lane(1, PEER);

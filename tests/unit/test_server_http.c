@@ -271,7 +271,7 @@ TEST_IN(slow_clients_do_not_silence_a_page, set_up, tear_down)
 		close(fd[i]);
 }
 
-/* A stream stays open without new requests. The server must not treat it as a slow or old
+/* A stream stays open without new requests. The server must not treat a stream as a slow or old
  * connection. */
 TEST_IN(slow_clients_do_not_end_a_stream, set_up, tear_down)
 {

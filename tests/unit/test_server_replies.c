@@ -262,8 +262,8 @@ TEST_IN(replies_wait_for_the_disk, set_up, tear_down)
 	assert_int_equal(replies_waiting(q), 0);
 }
 
-/* Replies that wait for a hanging disk must not use all memory. The server treats them like the
- * replies of a peer that does not read. */
+/* Replies that wait for a hanging disk must not use all memory. The server treats such replies like
+ * the replies of a peer that does not read. */
 TEST_IN(replies_that_wait_for_the_disk_are_bounded, set_up, tear_down)
 {
 	after = 9;

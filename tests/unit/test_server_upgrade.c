@@ -283,8 +283,8 @@ TEST(other_options_are_refused_by_name)
 	refused_for(LBFGS, ";--step-images;200", "--step-images");
 }
 
-/* A resumed run must not change some options. For each of these options, snapshot_v5.c must know
- * the value in the run. */
+/* Some options must not change when a run is resumed. For each of these options, snapshot_v5.c must
+ * know the value that a run of release 0.1.0 had. */
 TEST(each_option_that_must_stay_the_same_is_known)
 {
 	static const char known[] = " mode epochs batch-size seed optimizer push buffer-size "

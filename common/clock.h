@@ -24,10 +24,10 @@ struct awake {
  * advances by the time since the previous reading, but by `step_ms` at most. Call awake_ms at least
  * every 100 ms. */
 uint64_t awake_ms(struct awake *a, uint64_t clock_ms, uint64_t step_ms);
-/* The values of step_ms. The server uses a small step, because it detects silent peers: after its
- * own suspension, their messages still wait in its queue, and the time of the suspension must not
- * count as their silence. A worker uses a larger step, because it sends heartbeats: a heartbeat
- * must not be late after a delay of the scheduler. */
+/* The values of step_ms. The server uses a small step, because it decides which peers are silent.
+ * After its own suspension, messages of the peers still wait in its queue, and the time of the
+ * suspension must not count as silence of the peers. A worker uses a larger step, because it sends
+ * heartbeats: a heartbeat must not be late after a delay of the scheduler. */
 #define AWAKE_DECIDE_MS 200u
 #define AWAKE_BEAT_MS   1000u
 

@@ -1,7 +1,8 @@
 /*
  * reminder.h - decides when to report a wait: after a short time, then at growing intervals.
  *
- * The caller passes the time. Thread: the caller's.
+ * The functions read no clock: the caller gives the present time as an argument. Thread: the
+ * caller's.
  */
 #ifndef COMMON_REMINDER_H
 #define COMMON_REMINDER_H

@@ -48,7 +48,8 @@ struct round_call {
 	float rate;
 };
 
-/* The data with which a round can be repeated, except its weights, which are in slot.start. */
+/* The data with which a round can be repeated, except the weights at its start, which are in
+ * slot.start. */
 struct round_log {
 	struct round_call *call;
 	uint32_t *index;

@@ -48,8 +48,8 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 
 /* ---- how far a step can go ------------------------------------------------------------------ */
 
-/* Upper bounds of the magnitudes of weights and state. They decide before a step, in constant time,
- * whether all values stay finite. So no value is computed twice, and no step is undone. */
+/* Upper bounds of the magnitudes of weights and state. They show before a step, in constant time,
+ * that all values will stay finite. So no value is computed twice, and no step is undone. */
 struct optim_reach {
 	double weight, state[OPTIM_VECTORS];
 	double ratio; /* adam: |first moment| / (square root of the second + eps) */

@@ -38,7 +38,7 @@
  *     gives at most one sample (the_same_result_again_is_no_delivery);
  * (3) c->pace.n_late is 0 when no work can be copied, so that the core does not search for such
  *     work again and again.
- * PS_ASSERT checks (2), and in grant_backup (3), in every build.
+ * PS_ASSERT checks (2) and (3) in every build; the check of (3) is in grant_backup (leases.c).
  */
 #ifndef SERVER_CORE_PACE_H
 #define SERVER_CORE_PACE_H

@@ -176,8 +176,8 @@ def one_cycle(ops):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_power_cut_after_every_operation(programs, figure, level):
-    """Simulate a power cut after every operation of two terms: starts, pushes, checkpoints, and a
-    drain."""
+    """Record every file operation of a server in two terms, which consist of a start, pushes,
+    checkpoints and, at the end, a drain. Simulate a power cut after each operation."""
     ops = recorded(programs, level)
     checker, count = cut_everywhere(ops)
     refused = sum(bool(f[0]) for f in checker.found.values())

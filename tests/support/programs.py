@@ -1,8 +1,8 @@
 """Real processes for the end-to-end tests.
 
-A test starts a process, waits for what the process reports, and always ends it. No function here
-sleeps for a fixed time: it waits for a line, an exit or a status, with a deadline. If the deadline
-passes, the test fails and shows the last lines of the process.
+A test starts a process, waits for what the process reports, and always ends it. The
+functions never sleep for a fixed time: they wait for a line, an exit or a status, with a deadline.
+If the deadline passes, the test fails and shows the last lines of the process.
 """
 import json
 import os

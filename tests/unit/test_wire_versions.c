@@ -6,7 +6,8 @@
 
 #define RELEASES ": install releases at most one protocol version apart"
 
-/* The fields of HELLO and WELCOME that give the protocol versions of the sender. */
+/* The numbers of the fields of HELLO and WELCOME that give the protocol versions of the sender and
+ * the features that it requires. */
 static const struct {
 	enum msg_type type;
 	unsigned newest, oldest, requires;

@@ -14,7 +14,7 @@ enum {
 	SILENT_MS = 3000,
 };
 
-/* The kinds of wait of the reminder. */
+/* What the worker waits for: the values of reminder.what (common/reminder.h). */
 enum { AWAITS_NOTHING, AWAITS_FIRST_CONTACT, AWAITS_RECONNECT, AWAITS_WORK, AWAITS_REPLY };
 
 int contact_init(struct contact *k, const char *server)

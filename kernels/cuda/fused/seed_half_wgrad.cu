@@ -41,9 +41,12 @@ namespace
 #define PAIR_WORDS 808
 #define ONES       0x3c003c00u
 
-/* One stage of the pipeline. A word has two values: those of two images or of two classes. d_logits
- * are stored twice, padded with zeros to 16 classes. by_image is the B operand of the dY product,
- * where words t and t + 4 of a lane are neighbours. by_class is the B operand of the fc product. */
+/* One stage of the pipeline. A word has two fp16 values. A word of `pixels` has one pixel of two
+ * images. d_logits are stored twice, padded with zeros to 16 classes. A row of by_image is one
+ * image, and each of its words has two classes. A row of by_class is a pair of images, and each of
+ * its words has one class of both. by_image is the B operand of the dY product: a lane needs words
+ * t and t + 4 (t = lane % 4), so these two are stored side by side. by_class is the B operand of
+ * the fc product. */
 struct half_stage {
 	uint32_t pixels[IMAGE_PAIRS][PAIR_WORDS];
 	uint32_t by_image[SEED_GROUP][8];

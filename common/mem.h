@@ -1,6 +1,7 @@
 /*
  * mem.h - memory allocation. If an allocation at start-up fails, mem_must ends the program with a
- * line that says so. Code that allocates a size from a peer or a file calls mem_try, which may fail.
+ * line that says so. Code that allocates a size from a peer or a file calls mem_try, which may
+ * fail.
  *
  * All blocks are zeroed. Free a block of mem_lazy with mem_lazy_free, and any other block with
  * free(). Thread: any.

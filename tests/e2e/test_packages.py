@@ -85,6 +85,7 @@ cnn-ps --epochs 1 --min-workers 2 --checkpoint-dir /tmp/run & server=$!
 cnn-worker & $(command -v cnn-worker-cuda || echo cnn-worker) &
 wait $server
 cnn-ctl --checkpoint /tmp/run export /tmp/weights.safetensors
+cnn-ps --epochs 1 --checkpoint-dir /tmp/run1 & cnn-worker
 apt-get install -q -y --no-install-recommends gcc libc6-dev pkg-config >/dev/null
 gcc -o /tmp/line /made/line.c $(pkg-config --cflags --libs cnnps) -lm
 cnn-ps --model vector:2 --optimizer sgd --lr 0.5 >/dev/null &

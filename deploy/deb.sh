@@ -1,7 +1,8 @@
 #!/bin/sh
-# Build the Debian packages of this tree in build/deb. Two builds of the same commit give packages
-# with the same bytes, because all time stamps are the time of the commit. The script needs
-# debhelper and the packages of deploy/setup.sh.
+# Build the Debian packages of this tree in build/deb. Two builds of the same commit in the same
+# directory give packages with the same bytes, because all time stamps are the time of the commit.
+# In another directory only cnn-worker-cuda differs: nvcc derives names of kernels from the path of
+# their source. The script needs debhelper and the packages of deploy/setup.sh.
 set -eu
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/.*PS_VERSION "\(.*\)"/\1/p' common/version.h)

@@ -1,8 +1,11 @@
 /* accumulator.c - see accumulator.h. */
+#include "server/core/accumulator.h"
 #include "server/core/aggregate.h"
 #include "server/core/norms.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
 #include "server/core/vec.h"
+#include "server/core/workers.h"
 #include <math.h>
 #include <string.h>
 

@@ -22,8 +22,12 @@
  * PS_ASSERT checks that a copy that is given back has a reference (1), and that a new copy
  * overwrites a free one (3), in every build.
  */
+#include "server/core/backups.h"
 #include "common/assert.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/workers.h"
 #include <string.h>
 
 float *backups_values(const struct core *c, uint32_t copy)

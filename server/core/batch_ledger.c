@@ -1,9 +1,14 @@
 /* batch_ledger.c - see batch_ledger.h. */
 #include "server/core/batch_ledger.h"
 #include "common/assert.h"
-#include <string.h>
+#include "server/core/later_epochs.h"
+#include "server/core/leases.h"
 #include "server/core/modes.h"
+#include "server/core/pace.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/workers.h"
+#include <string.h>
 
 uint32_t batch_ledger_ceil_div(uint64_t a, uint64_t b)
 {

@@ -2,17 +2,27 @@
  * core.c - takes one event and makes its effects. The table `rows` is the state machine of the
  * protocol.
  */
+#include "server/core/core.h"
+#include "common/assert.h"
+#include "server/core/accumulator.h"
+#include "server/core/backups.h"
+#include "server/core/batch_ledger.h"
 #include "server/core/checkpoints.h"
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
 #include "server/core/downpour.h"
+#include "server/core/effects.h"
 #include "server/core/leases.h"
 #include "server/core/ledger.h"
 #include "server/core/modes.h"
+#include "server/core/pace.h"
+#include "server/core/run.h"
 #include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/sync.h"
+#include "server/core/workers.h"
 #include <string.h>
-#include "common/assert.h"
 
 #define IN(state) (1u << (state))
 #define CONNECTED (IN(SESSION_LIVE) | IN(SESSION_SUSPECT))

@@ -22,11 +22,16 @@
  * PS_ASSERT checks (1) at each HELLO and (2) at each accepted push, in every build.
  */
 #include "server/core/dataset.h"
-#include <string.h>
+#include "server/core/batch_ledger.h"
 #include "server/core/departure.h"
+#include "server/core/effects.h"
 #include "server/core/leases.h"
+#include "server/core/pace.h"
 #include "server/core/rights.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/workers.h"
+#include <string.h>
 
 /* a data set that reports more classes than this has a label of the last class */
 #define SURE_CLASSES 10

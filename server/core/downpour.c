@@ -14,9 +14,20 @@
  * drain the gradients stay in the buffer, and the checkpoint contains them.
  */
 #include "server/core/downpour.h"
+#include "server/core/accumulator.h"
+#include "server/core/backups.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/later_epochs.h"
+#include "server/core/leases.h"
+#include "server/core/ledger.h"
+#include "server/core/norms.h"
 #include "server/core/rights.h"
+#include "server/core/run.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
 #include "server/core/vec.h"
+#include "server/core/workers.h"
 #include <float.h>
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /* later_epochs.c - see later_epochs.h. */
 #include "server/core/later_epochs.h"
 #include "common/assert.h"
+#include "server/core/batch_ledger.h"
 #include "server/core/state.h"
 
 static int overlap(const struct work *a, const struct work *b)

@@ -2,12 +2,25 @@
  * layout.c - places all state of the core in the one block of memory that the caller provides. The
  * configuration alone determines the worst-case sizes, so the core never allocates memory later.
  */
+#include "common/tensor_list.h"
+#include "server/core/accumulator.h"
+#include "server/core/backups.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/checkpoints.h"
 #include "server/core/downpour.h"
+#include "server/core/effects.h"
+#include "server/core/later_epochs.h"
+#include "server/core/lbfgs.h"
+#include "server/core/ledger.h"
+#include "server/core/modes.h"
+#include "server/core/optim.h"
 #include "server/core/sandblaster.h"
 #include "server/core/ssp.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
 #include "server/core/sync.h"
-#include "common/tensor_list.h"
+#include "server/core/tensors.h"
+#include "server/core/workers.h"
 #include <string.h>
 
 struct layout {

@@ -1,6 +1,7 @@
 /* lbfgs.c - see lbfgs.h. */
 #include "server/core/lbfgs.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
 #include "server/core/vec.h"
 #include <math.h>
 

@@ -1,10 +1,21 @@
 /* leases.c - see leases.h. */
 #include "server/core/leases.h"
 #include "common/assert.h"
+#include "server/core/accumulator.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/checkpoints.h"
+#include "server/core/dataset.h"
 #include "server/core/departure.h"
+#include "server/core/effects.h"
 #include "server/core/modes.h"
+#include "server/core/pace.h"
 #include "server/core/rights.h"
+#include "server/core/run.h"
+#include "server/core/sandblaster.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/workers.h"
 #include <math.h>
 #include <string.h>
 

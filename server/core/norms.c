@@ -1,8 +1,11 @@
 /* norms.c - see norms.h. */
 #include "server/core/norms.h"
-#include <math.h>
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
 #include "server/core/vec.h"
+#include "server/core/workers.h"
+#include <math.h>
 
 #define SPIKE       25.0      /* a gradient of a size above SPIKE * R is rejected */
 #define NORM_PART   (1 / 8.)  /* weight of the newest norm in a mean */

@@ -1,9 +1,16 @@
 /* pace.c - see pace.h. */
 #include "server/core/pace.h"
 #include "common/assert.h"
+#include "server/core/effects.h"
+#include "server/core/leases.h"
+#include "server/core/ledger.h"
 #include "server/core/modes.h"
 #include "server/core/rights.h"
+#include "server/core/run.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/workers.h"
 #include <string.h>
 
 /* ---- durations ------------------------------------------------------------------------------- */

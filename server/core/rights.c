@@ -1,7 +1,11 @@
 /* rights.c - see rights.h. */
 #include "server/core/rights.h"
 #include "common/siphash.h"
+#include "server/core/leases.h"
+#include "server/core/ledger.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/workers.h"
 
 /* The first word of the authenticated data. It names the purpose of the code, so that a code is
  * valid for no other purpose. */

@@ -17,10 +17,15 @@
  * PS_ASSERT checks the weights of (1), the end of the pass (2) and the one end of a step (3), in
  * every build.
  */
-#include "common/assert.h"
-#include "server/core/lbfgs.h"
 #include "server/core/sandblaster.h"
+#include "common/assert.h"
+#include "server/core/accumulator.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/checkpoints.h"
+#include "server/core/lbfgs.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/workers.h"
 
 static enum reject sandblaster_check(
 	const struct core *c, const struct worker *w, const struct msg_push *p)

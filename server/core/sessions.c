@@ -15,9 +15,22 @@
  */
 #include "server/core/sessions.h"
 #include "common/assert.h"
+#include "server/core/backups.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/checkpoints.h"
 #include "server/core/dataset.h"
 #include "server/core/departure.h"
+#include "server/core/effects.h"
+#include "server/core/lbfgs.h"
+#include "server/core/leases.h"
+#include "server/core/ledger.h"
+#include "server/core/norms.h"
+#include "server/core/pace.h"
+#include "server/core/run.h"
 #include "server/core/state.h"
+#include "server/core/sync.h"
+#include "server/core/tensors.h"
+#include "server/core/workers.h"
 #include <string.h>
 
 static int same_run(const struct run_id *a, const struct run_id *b)

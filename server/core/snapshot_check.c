@@ -3,7 +3,18 @@
  * other, or the options of this start.
  */
 #include "server/core/snapshot_check.h"
+#include "server/core/accumulator.h"
+#include "server/core/backups.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/dataset.h"
+#include "server/core/later_epochs.h"
+#include "server/core/lbfgs.h"
+#include "server/core/optim.h"
+#include "server/core/sandblaster.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/sync.h"
+#include "server/core/workers.h"
 #include <math.h>
 
 const char *snapshot_mismatch(const struct core_config *now, const struct core_config *then)

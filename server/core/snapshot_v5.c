@@ -4,8 +4,9 @@
  */
 #include "server/core/snapshot_v5.h"
 #include "common/run_head.h"
+#include "server/core/batch_ledger.h"
 #include "server/core/cursor.h"
-#include "server/core/state.h"
+#include "server/core/run.h"
 
 #define FORMAT       5u
 #define GRANT_FIELDS 10u

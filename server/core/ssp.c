@@ -12,7 +12,12 @@
  */
 #include "server/core/ssp.h"
 #include "server/core/downpour.h"
+#include "server/core/leases.h"
+#include "server/core/pace.h"
+#include "server/core/run.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/workers.h"
 
 /* Returns 1 if the other workers must not run too far ahead of w. A worker that is away or
  * evaluates does not count. But during a recovery, the server expects each absent worker back at

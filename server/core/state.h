@@ -1,6 +1,7 @@
 /*
  * state.h - defines struct core, which has the state of all modules and the fields that several
- * modules use. Only files of server/core, and tests, include this header.
+ * modules use. Only files of server/core, and tests, include this header. A file that uses a module
+ * also includes the header of this module (tests/lint/modules.py).
  *
  * The caller of core_init provides one block of memory. The block holds everything except the
  * weights: struct core, then the arrays that its pointers refer to. The core allocates nothing.
@@ -16,18 +17,19 @@
 #include "server/core/checkpoints.h"
 #include "server/core/core.h"
 #include "server/core/dataset.h"
-#include "server/core/later_epochs.h"
 #include "server/core/effects.h"
+#include "server/core/later_epochs.h"
 #include "server/core/lbfgs.h"
+#include "server/core/ledger.h"
 #include "server/core/pace.h"
 #include "server/core/run.h"
 #include "server/core/sandblaster.h"
 #include "server/core/store.h"
 #include "server/core/sync.h"
 #include "server/core/tensors.h"
-#include "server/core/workers.h"
 
-struct rules; /* modes.h */
+struct rules;  /* modes.h */
+struct worker; /* workers.h */
 
 struct core {
 	struct core_config cfg;

@@ -10,7 +10,10 @@
  *     store_holds rejects a step whose result could leave the range of float32
  *     (tests/unit/test_core_finite.c).
  */
+#include "server/core/store.h"
 #include "common/clones.h"
+#include "server/core/effects.h"
+#include "server/core/optim.h"
 #include "server/core/state.h"
 #include "server/core/vec.h"
 #include <float.h>

@@ -27,8 +27,17 @@
  */
 #include "server/core/sync.h"
 #include "common/assert.h"
+#include "server/core/accumulator.h"
+#include "server/core/batch_ledger.h"
+#include "server/core/later_epochs.h"
+#include "server/core/leases.h"
+#include "server/core/pace.h"
 #include "server/core/rights.h"
+#include "server/core/run.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
+#include "server/core/workers.h"
 
 static uint64_t this_step(const struct core *c)
 {

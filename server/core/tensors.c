@@ -1,7 +1,9 @@
 /* tensors.c - see tensors.h. */
 #include "server/core/tensors.h"
 #include "common/tensor_list.h"
+#include "server/core/effects.h"
 #include "server/core/state.h"
+#include "server/core/store.h"
 #include <string.h>
 
 _Static_assert(TENSOR_LIST_BYTES == WIRE_MAX_TENSORS, "a list fits HELLO, WELCOME and the core");

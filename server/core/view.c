@@ -1,5 +1,11 @@
 /* view.c - the functions of core.h that compute what the status displays. */
+#include "server/core/accumulator.h"
+#include "server/core/ledger.h"
+#include "server/core/run.h"
+#include "server/core/sandblaster.h"
+#include "server/core/sessions.h"
 #include "server/core/state.h"
+#include "server/core/workers.h"
 
 void core_work(const struct core *c, struct work_view *v)
 {

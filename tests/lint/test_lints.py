@@ -64,6 +64,14 @@ VIOLATIONS = [
     ("includes", "proto/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
     ("includes", "tests/unit/bad.c", '#include "cnnps.pb-c.h"\n', "cnnps.pb-c.h"),
     ("includes", "common/bad.c", "#include SOMETHING\n", "names no file"),
+    ("modules", "server/core/bad.c", "void f(struct core *c)\n{\n\tpace_back(c, 0);\n}\n",
+     "uses pace_back without pace.h"),
+    ("modules", "server/core/bad.c", "int f(struct core *c)\n{\n\treturn c->later.n;\n}\n",
+     "uses core.later without later_epochs.h"),
+    ("modules", "server/core/bad.c", "int f(struct core *c)\n{\n\treturn c->now_ms;\n}\n",
+     "uses struct core without state.h"),
+    ("modules", "server/core/bad.c", '#include "server/core/sync.h"\n', "uses nothing of it"),
+    ("modules", "server/core/sync.c", "int x;\n", "does not include sync.h"),
     ("folders", "server/net/bad.h", '#include "server/monitor/status.h"\n', "server/monitor"),
     ("folders", "common/err.h", '#include "common/keys.h"\n', "common/err.h"),
     ("mutants", "tests/sim/mutants/bad.patch", "--- a/common/rng.h\n+++ b/common/rng.h\n"
@@ -108,9 +116,9 @@ def test_violation_is_found(tree, lint, path, text, named):
     assert code != 0 and named in output, output
 
 
-@pytest.mark.parametrize("lint", ["format", "includes", "folders", "banned", "dialect",
-                                  "declarations", "generated", "overlap", "mutants", "columns",
-                                  "spelling", "words"])
+@pytest.mark.parametrize("lint", ["format", "includes", "modules", "folders", "banned",
+                                  "dialect", "declarations", "generated", "overlap", "mutants",
+                                  "columns", "spelling", "words"])
 def test_clean_copy_is_clean(tree, lint):
     assert run(tree, lint) == (0, "")
 

@@ -4,6 +4,7 @@
  */
 #include "common/checkpoint.h"
 #include "server/core/state.h"
+#include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
 /* The maximum number of pending events: enough for a few messages for each retained push. */

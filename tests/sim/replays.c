@@ -5,6 +5,7 @@
  * interrupts a pass.
  */
 #include "server/core/state.h"
+#include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
 /* Returns the worker of the event if the event is the replay of an accepted push with the sequence

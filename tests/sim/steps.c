@@ -7,6 +7,7 @@
  */
 #include <string.h>
 #include "server/core/state.h"
+#include "server/core/workers.h"
 #include "tests/sim/sim.h"
 
 static uint32_t due(const struct sim *s)

@@ -18,6 +18,7 @@
 #include "common/rng.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
+#include "server/core/workers.h"
 #include "tests/support/core_config.h"
 
 /* the fingerprint of a data set of 35 training images and 7 test images */

@@ -2,6 +2,7 @@
 #include "tests/support/direct_worker.h"
 #include "server/core/rights.h"
 #include "server/core/state.h"
+#include "server/core/workers.h"
 
 #define MAX_ARGV 64
 

@@ -11,6 +11,7 @@
 #include "common/mem.h"
 #include "server/core/snapshot_v5.h"
 #include "server/core/state.h"
+#include "server/core/workers.h"
 #include "tests/support/direct_worker.h"
 #include "tests/support/test.h"
 

@@ -666,6 +666,13 @@ int snapshot_metrics(const unsigned char *metrics, size_t size, char names[METRI
 	return k.error ? PS_ECHECKPOINT : PS_OK;
 }
 
+/* A snapshot without a section of metrics is of a run with accuracy alone, whose text is "". */
+static void compare_metrics(struct cursor *k, const struct core *c, const char *then)
+{
+	if (strcmp(then, c->cfg.metrics) != 0)
+		set_option_error(k, "it was begun with other --metrics");
+}
+
 static void put_metric_sums(struct cursor *k, struct core *c)
 {
 	char names[METRICS_TEXT];
@@ -673,8 +680,7 @@ static void put_metric_sums(struct cursor *k, struct core *c)
 
 	memcpy(names, c->cfg.metrics, sizeof(names));
 	text(k, names, sizeof(names));
-	if (strcmp(names, c->cfg.metrics) != 0)
-		set_option_error(k, "it was begun with other --metrics");
+	compare_metrics(k, c, names);
 	u32(k, &n);
 	refuse_over(k, n, c->cfg.training.epochs);
 	for (uint32_t e = 0; e < n && !k->error; e++)
@@ -818,13 +824,15 @@ static int decode_state(struct core *c, struct core_config *then,
 {
 	*why = MALFORMED;
 	for (int s = 0; s < SNAPSHOT_SESSIONS; s++) {
-		struct cursor k = {.in = data[s], .size = size[s]};
+		struct cursor k = {.in = data[s], .size = data[s] ? size[s] : 0};
 
-		if (SNAPSHOT_MAY_LACK(s) && !data[s])
-			continue;
-		if (!data[s])
+		if (!data[s] && !SNAPSHOT_MAY_LACK(s))
 			return PS_ECHECKPOINT;
-		if (s == SNAPSHOT_RUN)
+		if (!data[s] && s == SNAPSHOT_METRICS)
+			compare_metrics(&k, c, "");
+		else if (!data[s])
+			continue;
+		else if (s == SNAPSHOT_RUN)
 			put_run(&k, c, then);
 		else
 			put_section(&k, c, (enum snapshot_section)s);
@@ -832,7 +840,7 @@ static int decode_state(struct core *c, struct core_config *then,
 			set_option_error(&k, snapshot_mismatch(&c->cfg, then));
 		if (k.error)
 			*why = k.error;
-		if (k.error || k.at != size[s])
+		if (k.error || k.at != k.size)
 			return k.is_option_error ? PS_EUSAGE : PS_ECHECKPOINT;
 	}
 	return snapshot_is_consistent(c) ? PS_OK : PS_ECHECKPOINT;

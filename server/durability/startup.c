@@ -188,6 +188,7 @@ static int refuse_resume(
 	struct data_id data;
 	char options[256];
 
+	then.metrics[0] = '\0'; /* release 0.2.0 wrote no section of metrics */
 	if (rc == PS_EUSAGE && snapshot_config(live->data, live->size, &then) == 0 &&
 		snapshot_data_id(leases->data, leases->size, &data) == 0 &&
 		(!metrics || snapshot_metrics(metrics->data, metrics->size, then.metrics) == 0) &&

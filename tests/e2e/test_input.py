@@ -254,6 +254,8 @@ def test_option_that_has_an_effect_is_not_warned_about(programs, given):
     ([], ["--buffer-size", 4], "--buffer-size 1, not 4"),
     (["--mode", "ssp", "--buffer-size", 3], ["--mode", "ssp"], "--buffer-size 3, not 1"),
     (["--n-push", 2], ["--n-push", 2, "--push", "sum"], "--push mean, not sum"),
+    ([], ["--metrics", "none"], "--metrics accuracy, not none"),
+    (["--metrics", "accuracy,f1"], [], "--metrics accuracy f1, not accuracy"),
 ], ids=lambda v: str(v[-1]).replace(" ", "_") if isinstance(v, list) and v else "")
 def test_option_that_a_run_cannot_change_is_named_with_both_values(programs, then, now, said):
     server = programs.server(*then)

@@ -106,3 +106,14 @@ def test_a_run_of_0_2_0_is_trained_to_its_end(programs, name):
         assert worker.wait(10) == 0, worker.tail()
     assert result["images_per_epoch"] == 4 * [60000]
     assert result["rejected"] == 0
+
+
+@pytest.mark.parametrize("metrics", ["none", "accuracy,f1"])
+def test_a_run_of_0_2_0_keeps_its_metrics(programs, metrics):
+    """Release 0.2.0 evaluated the accuracy, and its checkpoints have no names of metrics."""
+    directory, expected = left_by("0.2.0", programs, "downpour")
+    before = {file.name for file in directory.iterdir()}
+    server = programs.add(Server(directory, [*expected["command"].split(), "--metrics", metrics]))
+    assert server.wait(20) == 7
+    server.line(f"its run has --metrics accuracy, not {metrics.replace(',', ' ')}: ", 1)
+    assert {file.name for file in directory.iterdir()} - {"LOCK"} == before

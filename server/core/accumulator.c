@@ -17,15 +17,15 @@ static double weight_of(const struct core *c, uint32_t images)
 	return c->cfg.push.sum ? 1 : (double)images;
 }
 
-/* Returns 1 if the mode is downpour or ssp. In the buffer of these modes, the weight of a gradient
- * depends on its staleness, not on its number of images. */
+/* Returns 1 if the mode is downpour or ssp. These two modes can have a buffer, in which the weight
+ * of a gradient depends on its staleness, not on its number of images. */
 static int is_buffer(const struct core *c)
 {
 	return c->cfg.training.mode == MODE_DOWNPOUR || c->cfg.training.mode == MODE_SSP;
 }
 
 /* Returns the factor that turns the weighted sum of `n` gradients into the gradient of the step.
- * `weight`: the sum of their weights. */
+ * `weight` is the sum of the weights of these gradients. */
 static double factor_of(const struct core *c, double weight, uint32_t n)
 {
 	if (is_buffer(c))
@@ -63,9 +63,9 @@ static int is_robust(const struct core *c)
 	return c->cfg.push.aggregate != AGGREGATE_MEAN;
 }
 
-/* Updates the bound a->peak for one more gradient of magnitude at most `peak`. The bound of a
- * robust rule is only the largest of these magnitudes, because the result of the rule never leaves
- * the range of its gradients. */
+/* Updates the bound a->peak for one more gradient of magnitude at most `peak`. For a robust rule,
+ * the bound is the largest magnitude of any gradient, because such a rule never leaves the range of
+ * its gradients. */
 static void note_peak(struct core *c, double weight, double peak)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -189,7 +189,8 @@ static void combine(const struct core *c, float *out)
 }
 
 /* Writes the weighted sums of values [at, at + n) of all gradients to `sum`. The function adds the
- * gradients in the order of their batches, whatever their order of arrival was. */
+ * gradients in the order of their batches, so the order in which they arrived does not change the
+ * sums. */
 static void fold_block(const struct core *c, size_t at, size_t n, double *sum)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -240,10 +241,10 @@ static void measure_sum(struct core *c)
 	}
 }
 
-/* Returns 1 if all values stay finite with one more gradient of `weight` and `peak`. The learning
- * rate can still change before the step, so the function assumes its maximum: schedules only lower
- * the rate, and no rule multiplies it by more than --max-workers or --buffer-size, whichever is
- * larger. */
+/* Returns 1 if all values stay finite when one more gradient is added, whose weight is `weight` and
+ * whose magnitudes are at most `peak`. The learning rate can still change before the step, so the
+ * function assumes the highest possible rate: schedules only lower the rate, and no rule multiplies
+ * it by more than --max-workers or --buffer-size, whichever is larger. */
 static int fits_sum(struct core *c, double weight, double peak)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -284,7 +285,8 @@ double accumulator_loss_sum(const struct core *c)
 }
 
 /* Writes values [at, at + n) of the combined gradient to `g`. `sum` has the weighted sums of these
- * values. With cfg.push.sum, gradients are summed, but statistics of batches are still a mean. */
+ * values. With cfg.push.sum, the combined gradient is a sum, but the running statistics of batches
+ * are still combined to a mean. */
 static void mean_block(const struct core *c, float *g, const double *sum, size_t at, size_t n)
 {
 	const struct gradient_accumulator *a = &c->accumulator;

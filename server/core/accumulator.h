@@ -4,13 +4,13 @@
  *
  * - Running sum: sandblaster, and the asynchronous modes with a buffer, add each gradient to a sum
  *   in double precision when it arrives. The order of arrival therefore hardly changes the result.
- *   In a buffer each gradient has a weight of its own.
+ *   In a buffer, the weights of the gradients differ.
  * - One gradient of each worker: a buffer with a robust rule (aggregate.h) keeps the mean of each
  *   worker's gradients, so no worker counts twice.
  * - One gradient of each batch: sync keeps all gradients and adds them in the order of their
  *   batches when the step ends. The order of arrival therefore does not change the result at all.
- *   This takes n_params floats for each gradient of a step. The memory for a gradient is touched
- *   only when the gradient arrives.
+ *   This method needs memory for n_params floats for each gradient of a step. The memory for a
+ *   gradient is touched only when the gradient arrives.
  */
 #ifndef SERVER_CORE_ACCUMULATOR_H
 #define SERVER_CORE_ACCUMULATOR_H
@@ -44,24 +44,24 @@ struct gradient_accumulator {
  * gradient of push `p`. */
 int accumulator_fits(struct core *c, const struct worker *w, const struct msg_push *p);
 void accumulator_add(struct core *c, const struct msg_push *p);
-/* Adds `scale` (at most 1) times the gradient `s` to the running sum, with weight `weight`. Does
- * not count images and loss. */
+/* Adds `scale` (at most 1) times the gradient `s` to the running sum, with weight `weight`. The
+ * caller counts the images and the loss with accumulator_count. */
 void accumulator_add_weighted(struct core *c, const struct slices *s, double weight, double scale);
-/* Counts the images and the loss of push `p`. The step that applies the sum records them in the
- * epoch in training. */
+/* Counts the images and the loss of push `p`. When a step applies the sum, it adds these counts to
+ * the record of the epoch in training. */
 void accumulator_count(struct core *c, const struct msg_push *p);
 /* Returns 1 if all values stay finite when a step applies the collected gradients together with one
  * more gradient, whose weight is `weight` and whose magnitudes are at most `peak`. */
 int accumulator_holds(struct core *c, double weight, double peak);
 void accumulator_keep(struct core *c, const struct msg_push *p);
-/* Takes `scale` (at most 1) times the gradient `s` into the mean of the gradients of w, and adds
- * `weight` to the sum of the weights. */
+/* Includes `scale` (at most 1) times the gradient `s` in the mean of the gradients of worker `w`,
+ * and adds `weight` to the sum of the weights. */
 void accumulator_average(struct core *c, const struct worker *w, const struct slices *s,
 	double weight, double scale);
 /* Combines the collected gradients by the rule cfg.push.aggregate and writes the result to `g`
- * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, `mean` gives
- * the sum of the gradients; for a buffer this is the weighted mean times the number of gradients.
- * Statistics of batches are never summed. */
+ * (n_params floats). The rule `mean` gives the weighted mean. If cfg.push.sum is set, the rule
+ * `mean` gives the sum of the gradients; for a buffer, this sum is the weighted mean times the
+ * number of gradients. The running statistics of batches are never summed. */
 void accumulator_mean(const struct core *c, float *g);
 double accumulator_loss_sum(const struct core *c);
 void accumulator_clear(struct core *c);

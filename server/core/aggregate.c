@@ -6,7 +6,8 @@
 
 /* ---- coordinate by coordinate ---------------------------------------------------------------- */
 
-/* Shell sort: a gradient has millions of coordinates, but a step has few gradients. */
+/* Sorts the values of one coordinate, one value of each gradient. Shell sort is fast enough,
+ * because a step has few gradients. */
 static void sort(float *v, uint32_t n)
 {
 	for (uint32_t gap = n / 2; gap > 0; gap = gap == 2 ? 1 : gap * 5 / 11) {

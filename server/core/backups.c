@@ -7,20 +7,20 @@
  * version only until it pushes a gradient of this version. A worker that leaves, dies or is fenced
  * holds nothing any more. Workers that hold the same version share one copy. A worker holds at most
  * BACKUPS_MAX_HELD versions. A worker that prefetches and has three groups of pipelined steps in
- * flight holds four versions; the remaining places are for repeated pulls. When all places are in
- * use, the core drops the second oldest version, because the worker may still compute with the
- * oldest one.
+ * flight holds four versions. The other two places are for pulls that the worker repeats. When a
+ * worker holds BACKUPS_MAX_HELD versions and pulls another one, the core drops the second oldest
+ * version, because the worker may still compute with the oldest one.
  *
  * Invariants:
- * (1) refs of a copy is the number of held[] entries that name the copy, and a copy with refs 0 is
- *     free (copies_are_shared_and_released);
+ * (1) the field `refs` of a copy is the number of held[] entries that name the copy, and a copy
+ *     with refs 0 is free (copies_are_shared_and_released);
  * (2) held[] is in the order of the pulls (tests/unit/test_core_dc.c,
  *     every_combination_of_options_is_what_the_formulas_say);
  * (3) a copy never changes while a worker holds it (each_worker_is_compensated_by_its_own_delay);
  * (4) a gradient is compensated with the weights with which it was computed, or not at all
  *     (tests/unit/test_core_dc.c).
- * PS_ASSERT checks that a copy that is given back has a reference (1), and that a new copy
- * overwrites a free one (3), in every build.
+ * In every build, PS_ASSERT checks that a worker gives back only a copy with a reference (invariant
+ * (1)), and that a new copy overwrites only a free copy (invariant (3)).
  */
 #include "server/core/backups.h"
 #include "common/assert.h"

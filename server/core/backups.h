@@ -47,21 +47,24 @@ struct backups {
 void backups_hold(struct core *c, struct worker *w);
 /* Called when the core has applied a replayed push of worker `w`. The server has lost its record of
  * the pulls of `w` before the crash. If no other worker or process ever trained in the run, `w`
- * possibly holds the weights that this push has made, so the function adds their version. */
+ * possibly holds the weights that this push has made, so the function adds the version of these
+ * weights to the versions that `w` holds. */
 void backups_hold_replayed(struct core *c, struct worker *w);
 /* Called when the core has decided push `p` of worker `w`: drops the versions that no later push of
  * `w` can be based on, such as all versions older than that of `p`. */
 void backups_pushed(struct core *c, struct worker *w, const struct msg_push *p);
 /* Drops all versions that worker `w` holds, because `w` has left. */
 void backups_release(struct core *c, struct worker *w);
-/* Returns the weights with which the gradient of push `p` was computed; NULL: no copy has them. */
+/* Returns the weights with which the gradient of push `p` was computed, or NULL if the core has no
+ * copy of these weights. */
 const float *backups_find(const struct core *c, const struct worker *w, const struct msg_push *p);
 float *backups_values(const struct core *c, uint32_t copy);
-/* Returns an upper bound of the magnitudes in `copy`, which backups_find has returned and which is
- * not the current weights; 0: unknown. */
+/* Returns an upper bound of the magnitudes in `copy`, or 0 if no bound is known. `copy` must be a
+ * result of backups_find, and not the current weights. */
 double backups_peak(const struct core *c, const float *copy);
-/* Takes the free copy with the lowest index for version `version`, which the server made in term
- * `made`. Returns the index of the copy, or the number of copies if none is free. */
+/* Reserves the free copy with the lowest index for the weights of version `version`, which the
+ * server made in term `made`. Returns the index of the copy, or the number of copies if none is
+ * free. */
 uint32_t backups_take(struct core *c, uint64_t version, uint64_t made);
 
 #endif

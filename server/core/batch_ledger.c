@@ -133,8 +133,8 @@ enum reject batch_ledger_check(
 	return REJECT_NONE;
 }
 
-/* Marks the batches of `work` as done. Some of them may already be done: a bad snapshot can list a
- * batch twice among the batches that were counted before their epoch opened. */
+/* Marks the batches of `work` as done. Some of these batches may already be done, because a bad
+ * snapshot can list a batch twice among the batches that were counted before their epoch opened. */
 static void mark_done(struct leases *l, const struct work *work)
 {
 	for (uint32_t i = work->first; i < work->first + work->count; i++) {

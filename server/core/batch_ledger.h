@@ -6,11 +6,12 @@
  * Invariants:
  * (1) a batch is counted once per epoch: batch_ledger_check permits a push only if none of its
  *     batches is done, and batch_ledger_mark marks them as done in the same step that takes the
- *     push. After a crash, a replayed push may arrive before its epoch opens: see later_epochs.h
- *     (mutant batch-twice);
+ *     push. After a crash, a replayed push may arrive before its epoch opens; later_epochs.h
+ *     describes this case (mutant batch-twice);
  * (2) n_free and n_done are always the numbers of batches in these states in batch[]
  *     (tests/sim/bounds.c).
- * PS_ASSERT checks (1) in every build, and that the sum of the two numbers of (2) is possible.
+ * In every build, PS_ASSERT checks invariant (1), and that n_free + n_done is at most the number of
+ * batches (part of invariant (2)).
  */
 #ifndef SERVER_CORE_BATCH_LEDGER_H
 #define SERVER_CORE_BATCH_LEDGER_H
@@ -48,8 +49,8 @@ void batch_ledger_mark(struct core *c, const struct work *work);
 /* Adds `images` images and the sum of their losses to the record of epoch `epoch`. The gradients of
  * these images are now in the weights or in the buffer. */
 void batch_ledger_record(struct core *c, uint32_t epoch, uint64_t images, double loss_sum);
-/* Opens the epoch in training: sets its batches to free, except the batches that count already
- * (later_epochs.h), which become done. */
+/* Opens the epoch in training: sets its batches to BATCH_FREE, except those that replayed pushes
+ * have already delivered (later_epochs.h), which it sets to BATCH_DONE. */
 void batch_ledger_open(struct core *c);
 /* Sets the batches [first, end) to free, and all batches after them to BATCH_SHUT. All batches
  * before `first` are done. */
@@ -58,14 +59,15 @@ void batch_ledger_window(struct core *c, uint32_t first, uint32_t end);
  * free, unless another worker holds them. */
 void batch_ledger_release(struct core *c, struct worker *w);
 uint32_t batch_ledger_images(const struct core *c, uint32_t first, uint32_t count);
-/* Returns 1 if grant `g` is for batches of the epoch in training. In an exact mode the grant must
- * also be of the current weights, because each new pass or step grants its batches again. */
+/* Returns 1 if grant `g` is for batches of the epoch in training. In an exact mode (sync,
+ * sandblaster), the grant must also be for the current weights, because each new pass or step
+ * grants its batches again. */
 int batch_ledger_is_training(const struct core *c, const struct msg_grant *g);
 /* Returns 1 if worker `w` holds batch `i` of the epoch in training or, if `eval` is 1, portion `i`
  * of the test set. */
 int batch_ledger_holds(const struct core *c, const struct worker *w, int eval, uint32_t i);
-/* Returns 1 if a worker other than `but` holds the batch or portion `i` and is not late. `eval` and
- * `i` are as for batch_ledger_holds. */
+/* Returns 1 if a worker other than `but` holds the batch or portion `i` and is not late. The
+ * parameters `eval` and `i` mean the same as in batch_ledger_holds. */
 int batch_ledger_in_good_hands(
 	const struct core *c, const struct worker *but, int eval, uint32_t i);
 uint32_t batch_ledger_ceil_div(uint64_t a, uint64_t b);

@@ -24,11 +24,11 @@ struct checkpoints {
 /* Called when operator `peer` requests a checkpoint: notes the request, or refuses it with
  * ERROR. */
 void checkpoints_request(struct core *c, uint32_t peer);
-/* Answers the ADMIN request `verb` of `peer`. `generation`: the checkpoint that was requested; 0:
- * none. */
+/* Answers the ADMIN request `verb` of `peer`. `generation` is the number of the checkpoint that the
+ * request caused; 0: the request caused none. */
 void checkpoints_answer(struct core *c, uint32_t peer, enum admin_verb verb, uint64_t generation);
-/* Called at the end of each step: starts a snapshot if one is due. A run without a disk needs no
- * last snapshot, so this function completes the end of such a run. */
+/* Called at the end of each step: starts a snapshot if one is due. If the run has no disk and is
+ * ending, the function ends it at once, because it needs no last snapshot. */
 void checkpoints_settle(struct core *c);
 void checkpoints_durable(struct core *c, uint64_t generation);
 void checkpoints_failed(struct core *c);

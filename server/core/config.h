@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include "proto/msg.h"
 
-/* The rate for a gradient that is tau versions old (Zhang 2016, arXiv 1511.05950). eta is the rate
- * of a fresh gradient. */
+/* Says how the learning rate of a gradient depends on tau, the number of versions that the gradient
+ * is old (Zhang 2016, arXiv 1511.05950). eta is the rate of a fresh gradient. */
 enum staleness_scaling {
 	STALE_CONSTANT, /* eta */
 	/* eta / max(1, tau / live workers): only gradients whose tau exceeds the number of
@@ -61,8 +61,8 @@ enum aggregate_rule { AGGREGATE_MEAN, AGGREGATE_MEDIAN, AGGREGATE_TRIMMED, AGGRE
 enum push_kind { PUSH_MEAN, PUSH_SUM };
 #define PUSH_NAMES "mean|sum"
 
-/* The factor of delay compensation (Zheng 2017): lambda, or lambda / sqrt(mean square of the
- * gradient). */
+/* The factor of delay compensation (Zheng 2017): lambda if it is constant, and lambda / sqrt(mean
+ * square of the gradient) if it is adaptive. */
 enum delay_compensation { DC_NONE, DC_CONSTANT, DC_ADAPTIVE };
 #define DC_NAMES "none|constant|adaptive"
 
@@ -80,8 +80,8 @@ enum durability { DURABILITY_REPLAY, DURABILITY_ALWAYS };
 #include "server/core/options.def"
 /* clang-format on */
 
-/* The images of the model. All zero: the model has no images, so it fits the images of any
- * worker. */
+/* The images of the model. If all fields are zero, the model says nothing about images, so it fits
+ * the images of any worker. */
 struct images {
 	uint32_t channels, rows, cols, classes;
 	int in_text; /* 1: the model text begins with words about the images */
@@ -100,7 +100,8 @@ struct core_config {
 	uint64_t model_fingerprint;
 	size_t n_params;
 	/* The last n_running parameters are running statistics (common/model.h), which no optimizer
-	 * changes. No snapshot has this number: it follows from the model. */
+	 * changes. No snapshot contains n_running, because the server computes it from the
+	 * model. */
 	size_t n_running;
 	struct images images;
 	/* the data set fingerprint that every worker must have, if data_id_given is 1 */
@@ -118,8 +119,8 @@ struct core_config {
 
 enum config_type { CONFIG_GROUP, CONFIG_U32, CONFIG_U64, CONFIG_REAL, CONFIG_ENUM, CONFIG_FLAG };
 
-/* Says which new values of an option are allowed when a run continues that was begun with another
- * value. */
+/* Says which values of an option are allowed at a restart of a run that was begun with another
+ * value of this option. */
 enum config_resume {
 	RESUME_ANY,
 	RESUME_SAME,
@@ -147,8 +148,8 @@ struct config_row {
 extern const struct config_row config_rows[];
 extern const size_t config_n_rows;
 
-/* Returns the value in `c` of the option that `row` describes. A double holds the whole numbers of
- * options exactly. */
+/* Returns the value in `c` of the option that `row` describes. The value is exact, because a double
+ * represents each integer that an option can have. */
 double config_value(const struct core_config *c, const struct config_row *row);
 /* Returns 1 if a run that was begun with `then` cannot be continued with `now` because of this
  * option. */

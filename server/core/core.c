@@ -63,8 +63,8 @@ static const struct row rows[MSG_TYPES] = {
 
 /* ---- weights out: pulls, and pushes that also pull ------------------------------------------- */
 
-/* Sends the weights `which` to `peer`, as the answer to request `request`. `ack`: the ACK of the
- * push that also pulls these weights; NULL: the request is a PULL. */
+/* Sends the weights `which` to `peer`, as the answer to request `request`. `ack` is the ACK of a
+ * push that also asked for these weights, or NULL if the request is a PULL. */
 static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64_t request,
 	enum weights which, const struct msg_ack *ack)
 {
@@ -90,7 +90,8 @@ static void send_weights(struct core *c, struct worker *w, uint32_t peer, uint64
 		.data = eval ? c->store.eval_weights : c->store.weights};
 }
 
-/* If the push of this step also pulls, sends PARAMS that carry the ACK of the push. */
+/* If the push that this step decided also asks for weights, sends a PARAMS message that contains
+ * the weights and the ACK of the push. */
 static void answer_push(struct core *c)
 {
 	struct worker *w = c->ledger.pulling.worker;

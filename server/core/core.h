@@ -5,11 +5,12 @@
  * own, and allocates nothing. All its state lies in one block of memory and one vector of weights,
  * which the caller provides. The shell (server/) turns packets into events, and effects into
  * packets. tests/sim does the same with a simulated network and disk, whose random choices come
- * from a seed. The same events give the same effects and the same bytes of state.
+ * from a seed. Two cores that get the same events have the same effects and the same bytes of
+ * state.
  *
- * Order inside core_step: sessions (which worker sent the message) -> ledger (exactly once) ->
- * leases (batch ledger) -> store and optim (weights) -> effects. The table at the top of core.c has
- * a row for each message type.
+ * core_step calls the modules in this order: sessions (which worker sent the message), ledger
+ * (exactly once), leases (batch ledger), store and optim (weights), effects. The table at the top
+ * of core.c has a row for each message type.
  *
  * Thread: the caller's. The core takes no locks.
  */
@@ -94,14 +95,14 @@ enum worker_change {
 /*
  * With a write-ahead log, the shell sends most messages only when the event that caused them is on
  * disk. Most messages say that the server has decided a push, has granted an incarnation or work,
- * or lets a worker leave. Such a message would be wrong if a crash lost its event. A message with
- * weights waits for the event that made these weights. The following messages need no event on
- * disk, so an operator reaches a server whose disk is full:
+ * or lets a worker leave. Such a message would be false if a crash lost the event that it reports.
+ * A message with weights is sent when the event that made these weights is on disk. The following
+ * messages need no event on disk, so an operator reaches a server whose disk is full:
  *
  * - BEAT: it reports only what checkpoints contain;
- * - ERROR: it refuses a request or asks for a new HELLO. After a crash its receiver only asks
- *   again. A worker that exits because of an ERROR loses no acknowledged push, because each ACK had
- *   waited until its push was on disk;
+ * - ERROR: it refuses a request or asks for a new HELLO. After a crash, the receiver of an ERROR
+ *   only repeats its request. A worker that exits because of an ERROR loses no acknowledged push,
+ *   because each ACK had waited until its push was on disk;
  * - STATUS, and the WELCOME of an observer: they show the current state, not the state on disk;
  * - ADMIN: the reply to a checkpoint request is sent when the checkpoint is on disk; the reply to a
  *   drain request says that the drain has begun.
@@ -213,8 +214,8 @@ struct worker_view {
 	struct worker_counts counts;
 };
 
-/* The progress of the work, for display. The counters of struct core_stats include the work of a
- * pass or step only when the pass or step ends. */
+/* The progress of the work, for display. The counters of struct core_stats, in contrast, include
+ * the work of a pass or step only when the pass or step has ended. */
 struct work_view {
 	uint64_t computed; /* images of all pushes accepted since this start */
 	uint64_t push_ms;  /* core time of the newest decided push since this start; 0: none */
@@ -249,14 +250,13 @@ size_t core_bytes(const struct core_config *cfg);
  * now on the core changes them in place. The caller aligns both blocks to 64 bytes and frees
  * them. */
 struct core *core_init(void *memory, const struct core_config *cfg, float *weights);
-/* Gives a new run a list of its tensors (common/tensor_list.h). Returns NULL, or why the list is
- * refused; *line: as for tensor_list_check. */
+/* Gives a new run a list of its tensors (common/tensor_list.h). Returns NULL, or the reason why the
+ * core refuses the list; then *line is set as by tensor_list_check. */
 const char *core_name_tensors(struct core *c, const char *list, size_t *line) PS_MUST_CHECK;
 /* Sets the buffer of the next version (n_params floats, aligned to 64 bytes). The next update
  * writes its weights to `buffer` and leaves the current weights unchanged, because a reader still
- * uses them.
- * After this update core_weights returns `buffer`, and the old vector belongs to the caller again.
- * NULL takes back a buffer that the core has not used. */
+ * uses them. After this update core_weights returns `buffer`, and the old vector belongs to the
+ * caller again. A call with NULL takes back a buffer that no update has used yet. */
 void core_next_buffer(struct core *c, float *buffer);
 /* Takes one event. The caller reads the effects with core_effect before the next step. `now_ms`
  * never decreases. */
@@ -265,31 +265,34 @@ void core_step(struct core *c, const struct event *ev, uint64_t now_ms);
  * core_step in two parts, for a shell that processes the new weights while the CPU caches hold
  * them. core_decide takes the event and makes the effects. If the event causes an update of the
  * weights, core_decide does not compute their values yet. The caller must then call core_compute
- * until it returns 0, before any other function but core_effect. Until then the message of the
- * event must not change. core_compute computes the next block of values in ascending order, sets
- * *values to the first value of the block, and returns the number of values in the block. An update
- * of L-BFGS has no blocks, because core_decide computes it.
+ * until it returns 0, before any other function but core_effect. Until core_compute has returned 0,
+ * the caller must not change the message of the event. core_compute computes the next block of
+ * values in ascending order, sets *values to the first value of the block, and returns the number
+ * of values in the block. The weights of L-BFGS need no core_compute, because core_decide itself
+ * computes them.
  */
 void core_decide(struct core *c, const struct event *ev, uint64_t now_ms);
 size_t core_compute(struct core *c, const float **values);
 /* Returns effect `i` of the last step, or NULL if the step has no more effects. */
 const struct effect *core_effect(const struct core *c, size_t i);
-/* Returns 1 if the last step sends the weights that are current after it. */
+/* Returns 1 if the last step has an effect that sends the weights which are current after this
+ * step. */
 int core_sends_weights(const struct core *c);
 
 const struct core_config *core_config(const struct core *c);
 const struct core_stats *core_stats(const struct core *c);
 /* Returns the current weights (n_params floats). The pointer is valid until the next step. */
 const float *core_weights(const struct core *c);
-/* Returns the weights of the newest evaluation (n_params floats), that is, the weights at the end
- * of the evaluated epoch. The pointer is valid until the next step. */
+/* Returns the weights of the newest evaluation (n_params floats). They are the weights at the end
+ * of the epoch that is or was evaluated. The pointer is valid until the next step. */
 const float *core_evaluated_weights(const struct core *c);
 /* Returns the record of epoch `e`, or NULL if `e` is not below cfg.training.epochs. */
 const struct epoch_record *core_epoch(const struct core *c, uint32_t e);
 /* Returns the epoch in training, from 0; cfg.training.epochs when all epochs are trained. */
 uint32_t core_training_epoch(const struct core *c);
-/* Returns how the run ends (PS_EDONE, PS_ESHUTDOWN or PS_EDIVERGED) if only the last snapshot is
- * missing. Returns 0 if the run is training, waits for a recovery, or is over. */
+/* If the run has ended except for its last snapshot, returns how it ended (PS_EDONE, PS_ESHUTDOWN
+ * or PS_EDIVERGED). Otherwise returns 0: the run is training, waits for the end of a recovery, or
+ * is over. */
 int core_ending(const struct core *c);
 /* Returns the data set of the run; it is all zero while no live worker has one. */
 const struct data_id *core_data(const struct core *c);
@@ -299,7 +302,8 @@ uint32_t core_train_images(const struct core *c);
 /* Returns the number of images on which an epoch is evaluated: those that --validate holds back, or
  * the test images; 0: no data set. */
 uint32_t core_eval_images(const struct core *c);
-/* Returns the list of the tensors of the run; "": it has none. A list never changes. */
+/* Returns the list of the tensors of the run; "" means that the run has no list. A list never
+ * changes. */
 const char *core_tensors(const struct core *c);
 /* Returns 1 if no worker can change the data set of the run any more. */
 int core_data_is_fixed(const struct core *c);

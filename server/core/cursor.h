@@ -1,10 +1,11 @@
 /*
  * cursor.h - a cursor visits the fields of a snapshot in order, and counts their bytes, writes
- * them, or reads them. In snapshot.c, config.c and snapshot_v5.c, one function therefore describes
- * a struct for all three passes.
+ * them, or reads them. A pass over the fields does one of these three things. In snapshot.c,
+ * config.c and snapshot_v5.c, one function for each struct therefore serves for all three.
  *
- * Numbers are little-endian, 8 bytes each. A cursor that reads never reads past the end of its
- * input: from the first field that does not fit, it yields zeros and has an error.
+ * Numbers are little-endian, 8 bytes each. A cursor never reads past the end of its input. The
+ * first field that exceeds the input sets the error of the cursor, and this field and all later
+ * ones are read as zeros.
  */
 #ifndef SERVER_CORE_CURSOR_H
 #define SERVER_CORE_CURSOR_H
@@ -15,7 +16,7 @@
 
 #define MALFORMED "a section of it is malformed"
 
-/* One pass counts (out and in are NULL), writes (out), or reads (in). */
+/* A cursor reads if `in` is set, writes if `out` is set, and only counts bytes if both are NULL. */
 struct cursor {
 	unsigned char *out;      /* writing: the output; NULL: reading or counting */
 	const unsigned char *in; /* reading: the input; NULL: writing or counting */
@@ -106,7 +107,8 @@ static inline void f64(struct cursor *k, double *v)
 	memcpy(v, &x, 8);
 }
 
-/* Float32 arrays are stored as they are in memory (see le.h). */
+/* The values of a float32 array are stored as they are in memory, because this program runs only on
+ * little-endian machines (le.h). */
 static inline void floats(struct cursor *k, float *v, size_t n)
 {
 	bytes(k, v, n * sizeof(float));

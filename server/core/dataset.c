@@ -7,10 +7,10 @@
  * (2) the first accepted push of batches fixes the data set of its worker as the run's data set,
  *     for all later starts too. The server refuses workers with another data set;
  * (3) until then workers with any data set may join, and the run uses the data set that most live
- *     workers have. On a tie the choice does not change. A stalled worker has a vote only while
- *     every live worker is stalled. Only workers with the run's data set get work, and only they
- *     count for --min-workers. The core accepts no push before --min-workers workers with the
- *     run's data set have joined.
+ *     workers have. If two data sets have the same number of live workers, the run keeps the one
+ *     that it uses. A stalled worker has a vote only while every live worker is stalled. Only
+ *     workers with the run's data set get work, and only they count for --min-workers. The core
+ *     accepts no push before --min-workers workers with the run's data set have joined.
  *
  * Invariants:
  * (1) a HELLO fixes nothing; if no push was accepted before a restart, the data set of the
@@ -19,7 +19,8 @@
  * (2) all accepted pushes are of one data set (a_push_of_the_other_data_is_rejected);
  * (3) when a push that was accepted before a crash is replayed, it fixes the data set again as it
  *     did before the crash (tests/sim/replays.c).
- * PS_ASSERT checks (1) at each HELLO and (2) at each accepted push, in every build.
+ * In every build, PS_ASSERT checks invariant (1) at each HELLO and invariant (2) at each accepted
+ * push.
  */
 #include "server/core/dataset.h"
 #include "server/core/batch_ledger.h"
@@ -122,9 +123,10 @@ static void refuse_metrics(struct core *c, const char *theirs, uint32_t peer)
 	effects_refuse(c, peer, PS_EWRONGDATA, 0, s->text);
 }
 
-/* Returns 1 if the model can take these images. If a worker reports no image size, its own program
- * checks the size. A data set in MNIST's format reports at least SURE_CLASSES classes, even if its
- * labels have fewer, so a number up to SURE_CLASSES is not checked. */
+/* Returns 1 if the model can take these images. If a worker reports no image size, this function
+ * does not check the size, because the worker's program does. A data set in MNIST's format reports
+ * at least SURE_CLASSES classes, even if its labels have fewer, so a number up to SURE_CLASSES is
+ * not checked. */
 static int fits_model(const struct images *run, const struct images *theirs)
 {
 	int has_shape = theirs->rows && theirs->cols;
@@ -185,8 +187,8 @@ static uint32_t votes(const struct core *c, const struct data_id *d, int all_are
 	return n;
 }
 
-/* Makes `d` the data set of the run. No push of the previous data set was counted. The function
- * ends all grants and opens the epoch again. */
+/* Makes `d` the data set of the run. The run has counted no push of its previous data set. The
+ * function ends all grants and opens the epoch again. */
 static void adopt(struct core *c, const struct data_id *d)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -239,8 +241,8 @@ enum reject dataset_check(struct core *c, const struct worker *w, const struct m
 	return REJECT_NONE;
 }
 
-/* Ends the session of each worker with another data set. Such a worker then sends HELLO again, and
- * the server refuses it. */
+/* Ends the session of each worker with another data set. Each of these workers then sends HELLO
+ * again, and the server refuses this HELLO. */
 void dataset_contributed(struct core *c)
 {
 	c->dataset.fixed = 1;

@@ -18,9 +18,9 @@ int dataset_admits(struct core *c, const struct msg_hello *h, uint32_t peer);
 /* Chooses the data set that most live workers have. The core calls this function at the end of each
  * event while no data set is fixed. */
 void dataset_choose(struct core *c);
-/* Checks push `p` of worker `w`, whose data set is not the run's. If no data set is fixed and the
- * push is a replay of an accepted push, makes the data set of `w` the run's and returns
- * REJECT_NONE. Otherwise returns REJECT_WORK. */
+/* Checks push `p` of worker `w` if the worker's data set differs from the run's. If no data set is
+ * fixed and the push is a replay of an accepted push, makes the data set of `w` the run's and
+ * returns REJECT_NONE. Otherwise returns REJECT_WORK. */
 enum reject dataset_check(struct core *c, const struct worker *w, const struct msg_push *p);
 /* Called when the core has accepted the first push of batches: fixes the data set of the run, and
  * ends the sessions of workers with another data set. */

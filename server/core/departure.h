@@ -5,17 +5,18 @@
  *
  * Exclusion: MAX_STREAK (20) bad pushes or evaluations in a row exclude their worker. The worker
  * loses its leases, and no worker waits for it. The server answers each of its messages with ERROR
- * PS_EQUARANTINE, and its program ends. Only a new process can come back, as a new incarnation. An
- * accepted push ends the streak.
+ * PS_EQUARANTINE, and its program ends. The worker can return only as a new process, which gets a
+ * new incarnation. An accepted push ends a worker's series of bad pushes.
  *
  * Divergence: when a worker reaches MAX_STREAK, the run ends as diverged instead if more than half
- * of the workers have had a bad push or evaluation since their newest accepted push. This counts
- * the worker itself and all workers that are live, suspect or expected back. A run with a single
- * worker diverges only if the server has accepted a push of this incarnation of the worker.
- * Otherwise its device is taken for broken, however often a supervisor restarts its program, and
- * the run waits for other workers. Bad initial weights therefore end the run only if at least two
- * workers are connected at the same time. Before min_workers workers have been live at the same
- * time, the run cannot diverge.
+ * of the workers have had a bad push or evaluation since their newest accepted push. This majority
+ * is taken over all workers that are live, suspect or expected back, including the worker that has
+ * reached MAX_STREAK. A run with a single worker diverges only if the server has accepted a push of
+ * this incarnation of the worker. If the server has accepted none, it takes the device of the
+ * worker for broken, however often a supervisor restarts the worker's program, and the run waits
+ * for other workers. Bad initial weights therefore end the run only if at least two workers are
+ * connected at the same time. Before min_workers workers have been live at the same time, the run
+ * cannot diverge.
  *
  * Invariants:
  * (1) no worker leaves, and a drain ends no worker, while the worker retains pushes that the server
@@ -30,7 +31,7 @@
  *     (an_excluded_worker_is_notified_when_its_pushes_are_durable);
  * (5) nothing waits for an excluded worker (a_sync_step_does_not_wait_for_an_excluded_worker,
  *     tests/sim/bounds.c).
- * PS_ASSERT checks (1) at a drain, (2), (3), (4) and (5) in every build.
+ * In every build, PS_ASSERT checks all these invariants; it checks the first one only at a drain.
  */
 #ifndef SERVER_CORE_DEPARTURE_H
 #define SERVER_CORE_DEPARTURE_H
@@ -46,7 +47,7 @@ struct worker_quarantine {
 };
 
 /* Ends the session of worker `w`, because the worker was silent for too long, has another data set
- * than the run, or is excluded. `why`: the change that EFFECT_WORKER reports. */
+ * than the run, or is excluded. `why` is the change that EFFECT_WORKER reports. */
 void departure_die(struct core *c, struct worker *w, enum worker_change why);
 void departure_bye(struct core *c, const struct worker *w, uint32_t peer, int status);
 /* Sends BYE to `w` when the run is over or the server drains. At a drain, a worker gets no BYE if
@@ -57,7 +58,7 @@ void departure_part_all(struct core *c);
 /* Called when a push or an evaluation of w was bad. If w has reached MAX_STREAK: excludes w, or
  * ends the run as diverged. */
 void quarantine_bad(struct core *c, struct worker *w);
-/* Called when a push of w was accepted: ends the streak of w. */
+/* Called when a push of w was accepted: ends the series of bad pushes of w. */
 void quarantine_good(struct worker *w);
 /* Sends the excluded worker `w` ERROR PS_EQUARANTINE if its pushes are durable; otherwise does
  * nothing. `peer` 0: the worker has no connection and gets no message. */

@@ -7,11 +7,12 @@
  *
  * With a buffer of K (Nguyen 2022, FedBuff, arXiv 2106.06639), K gradients of any workers make one
  * update. Staleness scales the rate of gradient g_i by a factor s_i. The update is the mean of the
- * products s_i g_i. For the optimizer, the gradient is sum(s_i g_i) / sum(s_i), and the rate is
- * multiplied by the mean of the s_i. So staleness also slows down the optimizers that divide by the
- * size of gradients. --lr-scaling multiplies the rate for the number of gradients in the update, as
- * for a step of sync. At the end of an epoch the server applies a buffer that is not full. At a
- * drain the gradients stay in the buffer, and the checkpoint contains them.
+ * products s_i g_i. The optimizer gets the gradient sum(s_i g_i) / sum(s_i), and its learning rate
+ * is multiplied by the mean of the factors s_i. Staleness therefore also slows down an optimizer
+ * that divides by the size of gradients, such as adam. As for a step of sync, --lr-scaling raises
+ * the rate with the number of gradients in the update. At the end of an epoch the server applies
+ * the buffered gradients even if the buffer is not full. At a drain the gradients stay in the
+ * buffer, and the checkpoint contains them.
  */
 #include "server/core/downpour.h"
 #include "server/core/accumulator.h"
@@ -45,7 +46,7 @@ static uint64_t downpour_staleness(const struct core *c, const struct msg_push *
 
 /* Returns the maximum staleness of a gradient that counts. While a worker that is 20 times slower
  * than the others computes one gradient, each of the others makes about 20 versions. The default
- * limit must let such a gradient count. */
+ * limit is higher than this number, so that the gradient of such a slow worker counts. */
 static uint64_t max_staleness(const struct core *c)
 {
 	uint64_t live = core_live_workers(c);
@@ -58,9 +59,9 @@ static uint64_t max_staleness(const struct core *c)
 }
 
 /* Returns 1 if no server can have sent the weights of push `p` to w, because their version is newer
- * than the current one. There is one exception: a server that restarted after a crash has possibly
- * not reached again a version that it sent before the crash. So the function returns 0 if the
- * worker joined before this term and its weights are of an earlier term. */
+ * than the current one. The function returns 0, however, if the worker joined before this term and
+ * its weights are of an earlier term: the server may have sent a version before a crash that it has
+ * not reached again since. */
 static int is_impossible(const struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	return p->base_version > c->store.version &&
@@ -93,8 +94,8 @@ static double downpour_rate(const struct core *c, uint64_t tau)
 	return rate / (age > 1 ? age : 1);
 }
 
-/* Also counts the members that the server expects back after a restart. Otherwise the first member
- * that returns would move the centre as if it were the only member. */
+/* The number N of members includes those that the server expects back after a restart. Otherwise
+ * the first member that returns would move the centre as if it were the only member. */
 double easgd_part(const struct core *c)
 {
 	uint32_t members = 0;
@@ -116,8 +117,9 @@ static int has_buffer(const struct core *c)
 	return c->accumulator.sum || c->accumulator.part;
 }
 
-/* Returns the weight of a gradient that is tau versions old; 1 for a fresh gradient. The factor for
- * the number of gradients in the update is not known yet: flush_buffer applies it. */
+/* Returns the weight of a gradient that is tau versions old; 1 for a fresh gradient. This weight
+ * does not include the factor for the number of gradients in the update, which is not known yet;
+ * flush_buffer applies that factor. */
 static double buffer_weight(const struct core *c, uint64_t tau)
 {
 	double live = core_live_workers(c), age = (double)tau;
@@ -151,8 +153,8 @@ static void flush_buffer(struct core *c)
 	accumulator_clear(c);
 }
 
-/* Returns 1 if the buffer is full. For a robust rule, it is full if it has gradients of K workers,
- * or of as many workers as are live. */
+/* Returns 1 if the buffer is full. With a robust rule, a buffer is full if it has gradients of K
+ * workers, or of as many workers as are live if fewer than K are live. */
 static int is_full(const struct core *c)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -173,8 +175,8 @@ void downpour_settle(struct core *c)
 		flush_buffer(c);
 }
 
-/* Records push `p`, a replay of a later epoch, in the record of that epoch. The other gradients in
- * the buffer are of the epoch in training. */
+/* Adds the images and the loss of push `p`, a replay of a later epoch, to the record of that epoch
+ * at once, because the images that the buffer counts are recorded in the epoch in training. */
 static void count_at_once(struct core *c, const struct msg_push *p)
 {
 	batch_ledger_record(c, p->work.epoch, p->images, (double)p->loss * p->images);
@@ -271,8 +273,8 @@ static double compensated_peak(
 	return peak;
 }
 
-/* Returns an upper bound of the largest compensated magnitude, in constant time; infinity if a
- * magnitude that it needs is unknown. */
+/* Returns an upper bound of the largest magnitude after compensation, in constant time. Returns
+ * infinity if the bound would need a magnitude that is unknown. */
 static double compensated_bound(const struct core *c, const float *then, double peak)
 {
 	double lambda = c->cfg.dc.lambda / (c->cfg.dc.kind == DC_ADAPTIVE ? sqrt(DC_EPS) : 1);
@@ -351,9 +353,9 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p)
 
 /* Returns the number of workers that may hold a training lease at the same time. During the first
  * `warm_start_updates` updates (the warm start) it is 1, until the weights have left their random
- * initial values. Then it is 2, and grows by 1 after every `warm_start_ramp` updates. The ramp
- * avoids that many workers start at the same weights, because their gradients would add up to one
- * huge step. */
+ * initial values. Then it is 2, and grows by 1 after every `warm_start_ramp` updates. Without this
+ * slow increase, many workers would start at the same weights, and their gradients would add up to
+ * one huge step. */
 static uint64_t admitted(const struct core *c)
 {
 	uint64_t version = c->store.version, warm = c->cfg.leases.warm_start_updates;

@@ -14,8 +14,8 @@ void downpour_take(struct core *c, struct worker *w, const struct msg_push *p);
 /* Returns 1 if w must wait, because as many other workers hold a training lease as the warm start
  * or its ramp allows now. */
 int downpour_holds_back(const struct core *c, const struct worker *w);
-/* EASGD: alpha = beta / N, the part of their distance that a worker and the centre each move
- * towards the other at an exchange. */
+/* Returns alpha = beta / N of EASGD. At an exchange, a worker and the centre each move towards the
+ * other by this part of the distance between them. */
 double easgd_part(const struct core *c);
 
 extern const struct rules rules_downpour;

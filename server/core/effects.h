@@ -35,8 +35,8 @@ void effects_add_worker(struct core *c, const struct worker *w, enum worker_chan
 void effects_begin(struct core *c);
 /* Adds a message that the shell sends at once. */
 struct msg *effects_send(struct core *c, uint32_t peer, enum msg_type type);
-/* Adds a message that the shell sends when all committed events are durable. If this event commits,
- * it must be durable, too. */
+/* Adds a message that the shell sends when all committed events are durable. If this step emits
+ * EFFECT_COMMIT, its own event must also be durable first. */
 struct msg *effects_send_committed(struct core *c, uint32_t peer, enum msg_type type);
 /* Adds a message that reports a decision of this event. The event is therefore committed, and must
  * be durable before the message is sent. */

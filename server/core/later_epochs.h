@@ -1,8 +1,8 @@
 /*
- * later_epochs.h - batches of later epochs. After a crash, a worker may replay a push of epoch
- * e + 1 before the other workers have replayed the pushes that complete epoch e. The replayed push
- * counts at once, as it did before the crash. The core notes the batches of the push here, and
- * marks them as done when their epoch opens.
+ * later_epochs.h - batches of later epochs. After a crash, a worker may replay a push of epoch e +
+ * 1 before the other workers have replayed the pushes that complete epoch e. The server applies the
+ * replayed push at once, as it did before the crash. This module notes the batches of the push, and
+ * the core marks them as done when their epoch opens.
  *
  * Invariants:
  * (1) only replays of pushes that were accepted before the crash are noted. batch_ledger_check
@@ -10,7 +10,7 @@
  * (2) all noted epochs are later than the epoch in training (tests/unit/test_core_later_replays.c);
  * (3) a batch is noted once, and the notes are saved in the same snapshot as the weights that the
  *     push has changed (tests/sim/verdict.c, mutant later-replay-not-saved).
- * PS_ASSERT checks (2) in every build.
+ * In every build, PS_ASSERT checks invariant (2).
  */
 #ifndef SERVER_CORE_LATER_EPOCHS_H
 #define SERVER_CORE_LATER_EPOCHS_H
@@ -26,8 +26,8 @@ struct later_epochs {
 /* Returns 1 if `work` is of an epoch after the epoch in training. */
 int later_epochs_contain(const struct core *c, const struct work *work);
 /* Returns REJECT_NONE if a replay of `work` may be counted now, REJECT_WORK if a part of it is
- * already noted, and REJECT_SHAPE if it is no work of this run or LATER_EPOCHS_MAX pushes are
- * noted. */
+ * already noted, and REJECT_SHAPE if it is no work of this run or if LATER_EPOCHS_MAX pushes are
+ * already noted. */
 enum reject later_epochs_check(const struct core *c, const struct work *work);
 void later_epochs_note(struct core *c, const struct work *work);
 /* Returns 1 if all batches of `epoch` are noted. */

@@ -1,6 +1,7 @@
 /*
  * layout.c - places all state of the core in the one block of memory that the caller provides. The
- * configuration alone determines the worst-case sizes, so the core never allocates memory later.
+ * configuration alone determines the maximum size of each array, so the core needs no other memory
+ * during the run.
  */
 #include "common/tensor_list.h"
 #include "server/core/accumulator.h"
@@ -65,8 +66,8 @@ static size_t max_backups(const struct core_config *cfg)
 	return cfg->dc.kind ? (size_t)BACKUPS_MAX_HELD * cfg->sessions.max_workers : 0;
 }
 
-/* Returns the distance, in values, from the start of a vector to the start of the next one in a
- * list. */
+/* In an array of vectors, returns the distance, in floats, from the start of a vector to the start
+ * of the next one. */
 static size_t stride(const struct core_config *cfg)
 {
 	return (cfg->n_params + 15) / 16 * 16;

@@ -96,7 +96,7 @@ int lbfgs_begin(struct core *c, int same)
 	return b->known;
 }
 
-/* Adds the pair of the step from x to the current weights to the history. */
+/* Adds to the history the pair (s, y) of the step that led from x to the current weights. */
 static void remember(struct core *c, const float *g)
 {
 	struct lbfgs *b = &c->lbfgs;
@@ -129,8 +129,9 @@ static int accept_step(struct core *c, double f, const float *g)
 	return 1;
 }
 
-/* Ends a search that found no better point along d. Searches along the negative gradient and
- * returns 0, or, if d was that direction, publishes x and returns 1. */
+/* Ends a search that found no better point along d. If d came from the history, searches along the
+ * negative gradient and returns 0. If d already was the negative gradient, publishes x and returns
+ * 1. */
 static int give_up(struct core *c)
 {
 	struct lbfgs *b = &c->lbfgs;

@@ -2,15 +2,15 @@
  * lbfgs.h - limited-memory BFGS as a state machine that runs between passes. It uses the two-loop
  * recursion of Nocedal 1980 (Nocedal & Wright, Numerical Optimization, algorithm 7.4), and a line
  * search for the weak Wolfe conditions by bisection (Lewis & Overton 2013). The server publishes
- * each trial point of the search as the current weights. Workers compute its loss and gradient as
- * for any other weights.
+ * each trial point of the search as the current weights. Workers compute the loss and the gradient
+ * of a trial point as for any other weights.
  *
- * With the step length t, Armijo: f(x + t d) <= f(x) + armijo * t * (g . d). Wolfe: g(x + t d) . d
- * >= wolfe * (g . d). Guards: the pair (s, y) of a step, with the change s of the weights and the
- * change y of the gradient, is kept only if y . s > 1e-10 y . y. The history is dropped if the
- * direction does not descend, or if the search finds no better point along the direction. If the
- * search finds no better point even along the negative gradient, the step ends at its starting
- * point.
+ * With the step length t, the Armijo condition is f(x + t d) <= f(x) + armijo * t * (g . d), and
+ * the Wolfe condition is g(x + t d) . d >= wolfe * (g . d). A step changes the weights by s and the
+ * gradient by y; the history keeps this pair (s, y) only if y . s > 1e-10 y . y. The core drops the
+ * history if the search direction does not descend, or if the search finds no better point along
+ * this direction. If the search finds no better point even along the negative gradient, the step
+ * ends at its starting point.
  */
 #ifndef SERVER_CORE_LBFGS_H
 #define SERVER_CORE_LBFGS_H
@@ -37,7 +37,8 @@ struct lbfgs {
 	float *s[LBFGS_MAX_HISTORY], *y[LBFGS_MAX_HISTORY];
 };
 
-/* Returns the number of vectors of n_params floats that L-BFGS needs with this history. */
+/* Returns the number of vectors of n_params floats that L-BFGS needs if it keeps `history`
+ * pairs. */
 size_t lbfgs_vectors(uint32_t history);
 /* Begins a step on a new set of images; `same` is 1 if it has the same images as the last step. If
  * f and g are known, publishes the first trial point and returns 1. Otherwise returns 0: the first

@@ -214,9 +214,10 @@ static int is_free(const struct leases *l, uint32_t i)
 	return i < l->n_batches && l->batch[i] == BATCH_FREE;
 }
 
-/* Returns the batch at which the next lease of w begins. This is the first of these batches that is
- * free: in an exact mode, the first batch of the worker's last lease; the batch after its last
- * lease, for locality; a batch in its share of the epoch; any batch. */
+/* Returns the batch at which the next lease of w begins. The function tries these batches in order
+ * and returns the first free one: in an exact mode, the first batch of the worker's last lease; the
+ * batch after this lease, for locality; the batches from the beginning of the worker's share of the
+ * epoch; all other batches. */
 static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 {
 	const struct leases *l = &c->leases;
@@ -239,7 +240,7 @@ static uint8_t *free_batch_for(const struct core *c, const struct worker *w)
 }
 
 /* Returns the granted batch with the fewest backup copies. If several batches have the fewest
- * copies, returns the first of them. NULL: no batch is granted. */
+ * copies, returns the first of them. Returns NULL if no batch is granted. */
 static uint8_t *with_fewest_copies(const struct leases *l)
 {
 	uint8_t *best = NULL;
@@ -253,7 +254,8 @@ static uint8_t *with_fewest_copies(const struct leases *l)
 
 /* Returns the batch with the fewest copies among the batches that only late workers hold. If
  * several batches of a lease have the fewest copies, the function prefers the last of them, because
- * the late worker computes the first one. NULL: no late worker holds such a batch. */
+ * the late worker computes the first one. Returns NULL if no batch is held by late workers
+ * alone. */
 static uint8_t *late_batch(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -278,7 +280,8 @@ static uint8_t *late_batch(struct core *c)
 	return best;
 }
 
-/* Returns the batch of which `w` gets a copy; NULL: none. */
+/* Returns the batch that `w` shall compute although another worker holds it; NULL: there is
+ * none. */
 static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 {
 	/* a stalled worker gets a copy of any batch. Its grant is a shadow, and the worker is
@@ -296,8 +299,8 @@ static uint8_t *batch_to_copy(struct core *c, const struct worker *w)
 	return NULL;
 }
 
-/* Called when no batch is free: grants `w` a copy of a granted batch. The first result of the batch
- * counts. */
+/* Called when no batch is free: grants `w` a copy of a granted batch. Of the two workers' results
+ * for this batch, the first one counts. */
 static void grant_backup(struct core *c, struct worker *w)
 {
 	struct leases *l = &c->leases;
@@ -352,9 +355,9 @@ static void grant_training(struct core *c, struct worker *w)
 		return;
 	}
 	/* Leases are small at the end of an epoch, so that no worker waits for a long lease of
-	 * another worker. A single worker makes no other worker wait, so its leases are as large as
-	 * the mode allows: fewer leases also mean fewer pushes, because each lease ends in a
-	 * push. */
+	 * another worker. If only one worker is live, no other worker waits, so its leases are as
+	 * large as the mode allows. Larger leases also mean fewer pushes, because each lease ends
+	 * in a push. */
 	max = live > 1 ? batch_ledger_ceil_div(l->n_free, 2 * (uint64_t)live) : l->n_free;
 	max = pace_share(c, w, max < allowed ? max : allowed);
 	grant_free(c, w, free_batch_for(c, w), max);

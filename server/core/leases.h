@@ -3,13 +3,14 @@
  *
  * Invariants:
  * (1) a lease is a right (rights.h), never a lock: several workers may hold a lease of the same
- *     batch, and the first push of the batch counts, so no lease can block an epoch
- *     (tests/sim/sim.c: every run ends);
+ *     batch, and the first push of this batch counts, so no worker can block an epoch by keeping a
+ *     lease (tests/sim/sim.c: every run ends);
  * (2) an epoch ends when all its batches are done, and only then. Its evaluation runs while the
  *     next epoch trains, and ends before the next epoch ends
  *     (an_epoch_ends_when_all_its_batches_are_done_and_only_then,
  *     the_next_epoch_ends_only_after_the_last_ones_evaluation).
- * PS_ASSERT checks at the end of each epoch that its batches are done (2), in every build.
+ * In every build, PS_ASSERT checks at the end of each epoch that all its batches are done
+ * (invariant (2)).
  */
 #ifndef SERVER_CORE_LEASES_H
 #define SERVER_CORE_LEASES_H
@@ -36,7 +37,7 @@ void leases_open(struct core *c, const struct data_id *d);
  * the training of the next epoch. Does nothing while gradients wait for an update, or while a step
  * or the evaluation of the previous epoch is under way. */
 void leases_advance(struct core *c);
-/* Grants work to the workers that wait for it, as far as there is work. */
+/* Grants work to the workers that wait for it, until no work is left. */
 void leases_grant_waiting(struct core *c);
 /* Called at each tick: ends the grants that are past their deadline, and updates which workers are
  * stalled or late. */

@@ -1,7 +1,7 @@
 /*
- * ledger.c - decides every push exactly once. The order of the checks is part of the protocol
- * (WIRE.md, "Exactly once"). sessions_check has already refused messages of another run, an older
- * incarnation or another term.
+ * ledger.c - decides every push exactly once. WIRE.md ("Exactly once") specifies the order of the
+ * checks of a push. Before this file gets a message, sessions_check has refused those of another
+ * run, of an older incarnation or of another term.
  *
  * Invariants:
  * (1) every seq of a worker is decided once, and in order. Duplicates of a push get the first
@@ -12,9 +12,9 @@
  * (3) a rejected push uses up its seq and changes nothing else. There is one exception: a replay of
  *     a later step of sync ends the step under way, even if the replay is rejected because its
  *     values are too large (tests/unit/test_core_reject.c, mutant reject-keeps-seq);
- * (4) durable_seq is never above last_seq (tests/sim/bounds.c).
- * PS_ASSERT checks the order of (1), that a check changes the version only in sync (3), and (4), in
- * every build.
+ * (4) durable_seq is never above last_seq (tests/sim/bounds.c). In every build, PS_ASSERT checks
+ * that the decided seq is the next one of its worker (invariant (1)), that a rejected push changes
+ * the version only in mode sync (invariant (3)), and invariant (4).
  */
 #include "server/core/ledger.h"
 #include "common/assert.h"
@@ -79,9 +79,9 @@ static void answer_duplicate(struct core *c, struct worker *w, const struct msg_
 	answer(c, w, p, kept ? d : &forgotten, 1);
 }
 
-/* Checks the run, the data set, the batches and the weights of push `p`. Before the run begins no
- * worker has work, so only a replay may count: it was accepted before a crash, when the run had
- * begun. */
+/* Checks the run, the data set, the batches and the weights of push `p`. Before the run begins, no
+ * worker has work. A push that arrives at that time can count only if it is a replay of a push that
+ * the server accepted before a crash. */
 static enum reject check_work(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	int replay = rights_of_replay(c, w, p);
@@ -96,8 +96,9 @@ static enum reject check_work(struct core *c, const struct worker *w, const stru
 	return r == REJECT_NONE ? c->rules->check(c, w, p) : r;
 }
 
-/* Checks push `p`. The values are checked even if the work is late or already done, because
- * departure.c counts all pushes with values that are not finite: they show a broken device. */
+/* Checks push `p`. The function checks the values even if the work is late or already done, because
+ * a push with values that are not finite shows a broken device, and departure.c counts each such
+ * push. */
 static enum reject reject_of(struct core *c, struct worker *w, const struct msg_push *p)
 {
 	enum reject r, values;
@@ -137,8 +138,8 @@ static void accept_push(struct core *c, struct worker *w, const struct msg_push 
 	c->rules->take(c, w, p);
 }
 
-/* Returns 1 if another worker has delivered the same work, or if the step ended without this push.
- * The result itself is correct. */
+/* Returns 1 if push `p` is correct but came too late: another worker has delivered the same work,
+ * or the step ended without this push. */
 static int was_superseded(
 	const struct core *c, const struct worker *w, const struct msg_push *p, enum reject r)
 {

@@ -1,7 +1,7 @@
 /*
  * modes.h - the training modes. One row of functions, struct rules, describes each mode. layout.c
- * points c->rules to the row of the run's mode; leases.c and ledger.c call its functions. Each mode
- * has a file and a header for what no other mode uses:
+ * points c->rules to the row of the run's mode; leases.c and ledger.c call the functions of this
+ * row. Each mode has a file and a header for what no other mode uses:
  *
  *   downpour.c     applies each gradient when it arrives (also easgd, and the gradients of ssp)
  *   ssp.c          like downpour.c, but no worker begins a batch too far ahead of the slowest
@@ -24,8 +24,8 @@ struct rules {
 	 * Returns REJECT_NONE, REJECT_STALE or REJECT_WORK. */
 	enum reject (*check)(
 		const struct core *c, const struct worker *w, const struct msg_push *p);
-	/* Returns 1 if all values stay finite when push `p`, whose slices are sound, is applied. It
-	 * does not apply `p`; in mode sync it may end the step under way first. */
+	/* Returns 1 if all values stay finite when push `p`, whose slices are sound, is applied.
+	 * The function does not apply `p`. In mode sync it may end the step under way first. */
 	int (*fits)(struct core *c, const struct worker *w, const struct msg_push *p);
 	/* Takes push `p`, which counts: applies its gradient at once, or keeps it for settle. */
 	void (*take)(struct core *c, struct worker *w, const struct msg_push *p);

@@ -16,8 +16,8 @@
 
 /* ---- yardsticks ------------------------------------------------------------------------------ */
 
-/* Returns the number of the oldest recent push. A worker whose newest push is older takes no part
- * in the medians, because its norms are those of much older weights. */
+/* Returns the number of the oldest recent push. The medians leave out a worker whose newest push is
+ * older, because its norms are those of gradients of much older weights. */
 static uint64_t oldest_push(const struct core *c)
 {
 	uint64_t window = RECENT * (uint64_t)core_live_workers(c);
@@ -31,8 +31,8 @@ static int is_recent(const struct worker *w, uint64_t oldest)
 	       w->norms.mean > 0 && w->norms.push_no >= oldest;
 }
 
-/* Returns the median of what `of` returns for the `n` recent workers. Equal values are in the order
- * of their slots. */
+/* Returns the median of what `of` returns for the `n` recent workers. The order of equal values is
+ * the order of the workers' slots. */
 static double median_of(
 	const struct core *c, uint64_t oldest, uint32_t n, double (*of)(const struct worker *))
 {

@@ -1,30 +1,33 @@
 /*
  * norms.h - compares the sizes of the workers' gradients. Honest workers compute gradients of the
  * same weights on batches of the same images, so the mean norms of their gradients agree, while the
- * norm of a single gradient varies. A worker with another mean sends something else: noise, values
- * of a broken device, gradients times a factor, old gradients again, or zeros.
+ * norm of a single gradient varies. A worker whose mean differs sends something other than such
+ * gradients: noise, values of a broken device, gradients times a factor, old gradients again, or
+ * zeros.
  *
- * Each worker that pushed recently has a moving mean of its norms. The yardsticks are two medians
- * over these workers: of the means, and of the newest norms. Norms change during a run, so each
- * gradient is compared with the yardsticks of its time. Its size is 1 if its norm lies between the
- * yardsticks; otherwise its size is its norm divided by the nearer yardstick. With R =
- * cfg.limits.norm_ratio:
+ * Each worker that pushed recently has a moving mean of its norms. There are two yardsticks: the
+ * median of these workers' means, and the median of their newest norms. Norms change during a run,
+ * so the core compares each gradient with the yardsticks at the time of its arrival. The size of a
+ * gradient is 1 if its norm lies between the yardsticks; otherwise the size is the norm divided by
+ * the nearer yardstick. With R = cfg.limits.norm_ratio:
  *
  * - a gradient of a size above SPIKE * R (25 R) is rejected;
  * - a gradient of a size above R is scaled down to R, except in mode easgd;
  * - in a run with a data set, the gradients of a worker are rejected while the moving mean of their
- *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (8) sizes. A single
- *   size counts as at most 2R and at least 1/(2R) in this mean. The rule does not hold in mode
- *   easgd, where the distance between a worker and the centre depends on the worker's speed;
+ *   sizes is below 1/R or above R, once this mean contains at least MIN_SIZES (8) sizes. In this
+ *   mean, a size above 2R counts as 2R, and a size below 1/(2R) as 1/(2R). This comparison of means
+ *   does not happen in mode easgd, where the distance between a worker and the centre depends on
+ *   the worker's speed;
  * - in a run with a data set, a gradient with exactly the norm of the worker's last gradient, but
- *   of other weights, is rejected, because the worker has sent its last gradient again. This rule
- *   does not hold in mode easgd either.
+ *   of other weights, is rejected, because the worker has sent its last gradient again. In mode
+ *   easgd, the core does not check this either.
  *
- * Until three workers have pushed, there is no majority. In a run with a data set the norm of the
- * weights is the yardstick then, and the only limit is SPIKE * R times this norm. With fewer than
- * three live workers nothing is compared, so a run of one or two workers is the same with and
- * without these rules. Workers without a data set of the run may train on different data, so their
- * means are not compared. If R is 0, the default, nothing is compared in any run.
+ * There are no yardsticks while fewer than three workers have pushed recently. In a run with a data
+ * set, the core then compares gradients with the norm of the weights instead, and rejects only
+ * those whose norm exceeds SPIKE * R times this norm. With fewer than three live workers nothing is
+ * compared, so a run of one or two workers is the same with and without these rules. In a run
+ * without a data set, workers may train on different data, so their means are not compared. If R is
+ * 0, which is the default, the core compares no gradients at all.
  *
  * Invariants:
  * (1) fewer than half of the workers cannot move a yardstick beyond the norms of the others
@@ -38,7 +41,7 @@
 
 struct worker;
 
-/* The norms of a worker slot. They have a section of their own in a snapshot. */
+/* The norms of a worker slot. A snapshot has a separate section for these norms. */
 struct worker_norms {
 	/* last: the newest norm; mean: moving mean of the norms; 0: no gradient yet */
 	double last, mean;
@@ -48,8 +51,8 @@ struct worker_norms {
 	uint64_t push_no; /* number of the newest gradient's push among all pushes of the run */
 };
 
-/* Takes the gradient of push `p`, which store_check has accepted, into the means of w. Returns
- * REJECT_NONE or REJECT_NORM. */
+/* Includes the norm and the size of the gradient of push `p`, which store_check has accepted, in
+ * the means of worker `w`. Returns REJECT_NONE or REJECT_NORM. */
 enum reject norms_check(struct core *c, struct worker *w, const struct msg_push *p);
 /* Returns the factor, at most 1, by which the gradient of push `p` is scaled. */
 double norms_scale(const struct core *c, const struct msg_push *p);

@@ -1,8 +1,8 @@
 /*
  * optim.c - see optim.h. Each optimizer is one loop, which reads every value once.
  *
- * Constants are computed in double precision and rounded once to float32, as in PyTorch. So the
- * results differ from PyTorch's only by the rounding of float32.
+ * Constants are computed in double precision and rounded once to float32, as in PyTorch. The
+ * weights therefore differ from PyTorch's only by the rounding of float32.
  */
 #include "server/core/optim.h"
 #include "server/core/vec.h"
@@ -66,7 +66,7 @@ struct coeff {
 	float square_keep, square_add; /* beta2 or alpha, and 1 minus it */
 };
 
-/* Returns the gradient that an optimizer uses: it is scaled, and weight decay is added. */
+/* Returns the gradient that an optimizer uses: the scaled gradient plus the weight decay. */
 static inline float slope(const struct coeff *c, float w, float g)
 {
 	return c->scale * g + c->decay * w;
@@ -157,8 +157,8 @@ static struct coeff coeff_of(const struct optim *o, const struct optim_step *s)
 		double root = sqrt(1 - optim_power(second, s->step));
 
 		/* Adam's step is rate * corrected first moment / (sqrt(corrected second moment) +
-		 * eps). Numerator and denominator are multiplied by root, so that the loop needs no
-		 * correction. */
+		 * eps). The numerator and the denominator of this fraction are both multiplied by
+		 * `root`, so that the loop over the values computes no correction. */
 		c.rate = (float)(s->rate * root / (1 - optim_power(first, s->step)));
 		c.eps = (float)(o->eps * root);
 	}
@@ -200,7 +200,8 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 #define REACH_LIMIT 1.7e38  /* half of the largest float32 */
 #define ROOT_TINY   1.1e-19 /* the square root of the smallest normal float32 */
 
-/* Returns an upper bound of x as float32 operations compute it, even if a result is denormal. */
+/* Returns an upper bound of the result of a few float32 operations whose exact result is x, even if
+ * an intermediate result is denormal. */
 static double rounded(double x)
 {
 	return 1.000001 * x + 1e-37;
@@ -250,8 +251,8 @@ static double root_ratio(const struct coeff *c, double part)
 	return (1.01 + ROOT_TINY / (double)c->eps) / sqrt(part);
 }
 
-/* Advances the bounds by one step of adam. Returns an upper bound of the step before its
- * multiplication by the rate. sqrt(second moment) + eps is at least sqrt(square_keep) times its
+/* Advances the bounds by one step of adam. Returns an upper bound of the change of a weight,
+ * divided by the learning rate. sqrt(second moment) + eps is at least sqrt(square_keep) times its
  * previous value, and at least sqrt(square_add) * |d|. */
 static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
 {
@@ -264,8 +265,8 @@ static double adam_reach(const struct coeff *c, double d, struct optim_reach *r)
 	return r->ratio;
 }
 
-/* Advances the bounds of the state. Returns an upper bound of the step before its multiplication by
- * the rate. */
+/* Advances the bounds of the optimizer's state by one step. Returns an upper bound of the change of
+ * a weight, divided by the learning rate. */
 static double direction_reach(
 	const struct coeff *c, enum optim_kind kind, double d, struct optim_reach *r)
 {
@@ -325,8 +326,8 @@ int optim_advance(
 #define ONECYCLE_FIRST (1.0 / 25)
 
 /* Returns (1 + cos(pi x)) / 2 for x in 0..1, which falls from 1 to 0. The function computes it as
- * cos^2(pi x / 2) from the power series. The series is exact to the last bits in this range, and
- * gives the same bits on every CPU, which libm does not guarantee. */
+ * cos^2(pi x / 2) from the power series. In this range the series is exact to the last bits. Unlike
+ * the functions of libm, it gives the same bits on every CPU. */
 static double half_wave(double x)
 {
 	double y = x * 1.57079632679489661923, term = 1, cosine = 1;

@@ -32,12 +32,12 @@ float optim_first(const struct optim *o, size_t i);
  * the squares of the gradient's values. */
 double optim_clip(const struct optim *o, double squares);
 
-/* Returns base^n. The result has the same bits on every CPU, which libm does not guarantee. */
+/* Returns base^n. Unlike libm's pow, the function returns the same bits on every CPU. */
 double optim_power(double base, uint64_t n);
 
 /* optim_apply takes one step of the optimizer on n values. The weights are `w` and the gradient is
- * `scale * g`. It writes the new weights to `to`, which is `w` or does not overlap it, and updates
- * the vectors of `state`, as many as optim_vectors returns for the optimizer. `step` counts from
+ * `scale * g`. The function writes the new weights to `to`, which is either `w` itself or does not
+ * overlap `w`, and updates the first optim_vectors(kind) vectors of `state`. `step` counts from
  * 1. */
 struct optim_step {
 	uint64_t step;
@@ -48,8 +48,8 @@ void optim_apply(const struct optim *o, const struct optim_step *s, float *to, c
 
 /* ---- how far a step can go ------------------------------------------------------------------ */
 
-/* Upper bounds of the magnitudes of weights and state. They show before a step, in constant time,
- * that all values will stay finite. So no value is computed twice, and no step is undone. */
+/* Upper bounds of the magnitudes of weights and state. These bounds show before a step, in constant
+ * time, that all values will stay finite, so the core never has to undo a step. */
 struct optim_reach {
 	double weight, state[OPTIM_VECTORS];
 	double ratio; /* adam: |first moment| / (square root of the second + eps) */
@@ -59,15 +59,16 @@ struct optim_reach {
 void optim_measure(const struct optim *o, const struct optim_step *s, const float *w,
 	const float *const state[OPTIM_VECTORS], size_t n, struct optim_reach *r);
 /* Advances the bounds *r by step `s` with a gradient of magnitude at most `peak`. Returns 1 if
- * every value, intermediate results included, is a finite float32. Returns 0 if a value might not
- * be finite; *r is then unspecified. */
+ * every value of this step, intermediate results included, is sure to be a finite float32. Returns
+ * 0 if a value might not be finite; *r is then unspecified. */
 int optim_advance(
 	const struct optim *o, const struct optim_step *s, double peak, struct optim_reach *r);
 
 /* ---- the rate over a run -------------------------------------------------------------------- */
 
-/* Returns the factor of the learning rate after `done` of the run's `total` images (>= 1), in
- * `epochs` epochs; 0 <= factor <= 1. If total is 0 (the run has no known end), the factor is 1. */
+/* Returns the factor by which the schedule multiplies the learning rate after `done` images, from 0
+ * to 1. The run has `total` images in `epochs` epochs. If `total` is 0, the end of the run is not
+ * known, and the factor is 1. */
 double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, uint32_t epochs);
 
 /* ---- the rate by the number of workers ------------------------------------------------------ */
@@ -75,10 +76,10 @@ double schedule_factor(const struct schedule *s, uint64_t done, uint64_t total, 
 /* The configured rate is that of one worker. An update from n gradients of the same weights may
  * take a larger step (Goyal 2017, arXiv 1706.02677: n times for SGD; Malladi 2022, arXiv
  * 2205.10287: the square root of n for adaptive optimizers). A gradient that is tau versions old
- * should take a smaller step (Zhang 2016, arXiv 1511.05950). One rule covers both cases: n
- * gradients per update and staleness tau give the ratio n / (1 + tau). */
-/* Returns the factor of the learning rate for `ratio` (> 0) after `done` updates. A factor above 1
- * is reached in a linear rise from 1 during the first `warmup` updates (Goyal's gradual warmup). */
+ * should take a smaller step (Zhang 2016, arXiv 1511.05950). Both cases are one formula: an update
+ * from n gradients of staleness tau has the ratio n / (1 + tau). */
+/* Returns the factor of the learning rate for `ratio` (> 0) after `done` updates. If the factor is
+ * above 1, it rises linearly from 1 during the first `warmup` updates (Goyal's gradual warmup). */
 double lr_scaling_factor(enum lr_scaling how, double ratio, uint64_t done, uint32_t warmup);
 
 #endif

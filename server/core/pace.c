@@ -76,8 +76,8 @@ uint64_t pace_owes_ms(const struct core *c, const struct worker *w)
 	return since > p->paused_ms ? since - p->paused_ms : 0;
 }
 
-/* Called when the worker has delivered, or has asked for its first work: the worker is not stalled
- * any more. */
+/* Called when the worker has delivered, or has asked for its first work: ends the stalled state of
+ * the worker. */
 static void contributed(struct core *c, struct worker *w)
 {
 	struct pace *p = &w->pace;
@@ -127,8 +127,8 @@ void pace_restart(const struct core *c, struct worker *w)
 	w->pace.left = pieces_of(&w->lease.grant);
 }
 
-/* Called when the worker has delivered `pieces` pieces of its grant in one message: notes their
- * duration, and starts the worker's clock again. */
+/* Called when the worker has delivered `pieces` pieces of its grant in one message: records how
+ * long a piece took, and starts the worker's clock again. */
 static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 {
 	struct pace *p = &w->pace;
@@ -145,7 +145,7 @@ static void delivered(struct core *c, struct worker *w, uint32_t pieces)
 	contributed(c, w);
 }
 
-/* Returns 1 if all of `work` lies in the worker's newest grant. That grant may have ended. */
+/* Returns 1 if all of `work` lies in the worker's newest grant, even if this grant has ended. */
 static int is_own(const struct worker *w, const struct work *work)
 {
 	return w->lease.grant.kind == GRANT_TRAIN && rights_cover(&w->lease.grant.work, work);
@@ -228,7 +228,8 @@ uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batch
 
 /* ---- deadlines ------------------------------------------------------------------------------- */
 
-/* Returns the usual time of one piece for this worker; 0: no worker has delivered a piece yet. */
+/* Returns the time in microseconds that this worker usually takes for one piece, or 0 if no worker
+ * has delivered a piece yet. */
 static uint64_t usual_us(const struct core *c, const struct worker *w)
 {
 	const struct recent *own = &w->pace.recent[kind_of(w)];
@@ -258,8 +259,8 @@ static uint64_t stall_ms(const struct core *c, const struct worker *w)
 }
 
 /* Returns 1 if the worker must not push again before the server has saved its earlier pushes. With
- * a write-ahead log it never returns 1: the shell holds the replies back instead, and reports for
- * how long in EVENT_TICK. */
+ * a write-ahead log, the function always returns 0, because then the shell holds replies back and
+ * reports this time in EVENT_TICK. */
 static int waits_for_checkpoint(const struct core *c, const struct worker *w)
 {
 	return w->ledger.last_seq - worker_durable_seq(c, w) >= c->cfg.sessions.replay_window;
@@ -290,7 +291,8 @@ int pace_check(struct core *c, struct worker *w)
 	return gives_back;
 }
 
-/* Excludes `ms` milliseconds from the time since *since_ms. */
+/* Moves the start *since_ms of a clock forward by `ms` milliseconds, but not past the present
+ * time. */
 static void stop_clock(const struct core *c, uint64_t *since_ms, uint64_t ms)
 {
 	uint64_t passed_ms = c->now_ms > *since_ms ? c->now_ms - *since_ms : 0;

@@ -4,41 +4,44 @@
  *
  * A piece of work is a batch (a portion, in sandblaster) or a piece of the test set. The time that
  * a piece takes is measured from its grant, or from the worker's last delivery, to its delivery,
- * and divided by the number of pieces in this delivery. Each worker, and the fleet, has the median
- * of its newest durations of each kind.
+ * and divided by the number of pieces in this delivery. For each worker and for the fleet (all
+ * workers), the core keeps two medians of the newest durations: one for training, one for
+ * evaluation.
  *
  * Late: a worker has held the work of its next delivery for more than twice the fleet's median. An
- * idle worker then gets a copy (leases.c).
+ * idle worker then gets a copy of this work (leases.c).
  *
  * Deadline: the time in which a worker must make its next delivery. It is PACE_DEADLINE times the
  * time that the worker's own median predicts, but at least PACE_DEADLINE_MS. For a worker with
- * fewer than PACE_OWN durations, the larger one of its own and the fleet's median is used. While no
- * worker has delivered anything, the deadline is cfg.leases.first_deadline_ms. After the deadline
- * another worker gets the work. If the late result still comes first, it counts.
+ * fewer than PACE_OWN durations, the larger of its own median and the fleet's median takes the
+ * place of its own. While no worker has delivered anything, the deadline is
+ * cfg.leases.first_deadline_ms. After the deadline, another worker gets the work. If the first
+ * worker's late result still arrives before the other one, the late result counts.
  *
  * Stalled: a worker has delivered nothing for its deadline, or for PACE_STALL_MS if that is longer.
  * A worker with fewer than PACE_OWN durations is stalled after three times its deadline instead. A
- * worker that holds no work and does not ask for any is stalled after the same time. No worker
- * waits for a stalled one (worker_is_active), and the grants of a stalled worker are shadows: the
- * other workers get the same work. A stalled worker is active again when one of its pushes or
- * results counts, or when it asks for its first work. Its heartbeats and later requests for leases
- * change nothing.
+ * worker that holds no work and asks for none becomes stalled after the same times. No worker waits
+ * for a stalled worker (worker_is_active). The grant of a stalled worker is a shadow: the batches
+ * stay free, and the other workers get them too. A stalled worker is active again when one of its
+ * pushes or results counts, or when it asks for its first work. Heartbeats and later requests for
+ * leases do not make a stalled worker active.
  *
- * Transfers: while the server sees bytes of the worker's connection move (EVENT_PROGRESS), the
- * clocks of these three rules stand still, but no longer than the bytes take at PACE_BYTES_PER_S,
- * and for no more bytes than the worker's next delivery needs.
+ * Transfers: while bytes move on the worker's connection (EVENT_PROGRESS), the worker's clock for
+ * these three rules stands still. It stands still at most for the time that the bytes take at
+ * PACE_BYTES_PER_S, and only for as many bytes as the worker's next delivery needs.
  *
- * Disk: the clocks also stand still while the disk holds replies back (held_ms of EVENT_TICK),
- * because the workers then wait for the server. If bytes move in the same time, the time is not
- * deducted twice: the tick comes before the EVENT_PROGRESS of the same moment.
+ * Disk: the workers' clocks also stand still while replies wait for the disk (held_ms of
+ * EVENT_TICK), because the workers then wait for the server. If bytes move in the same time, the
+ * time is not deducted twice: the tick comes before the EVENT_PROGRESS of the same moment.
  *
  * Invariants:
- * (1) nothing here reads a clock: c->now_ms decides (tests/lint/symbols.sh);
+ * (1) pace.c reads no clock of the system; its only time is c->now_ms (tests/lint/symbols.sh);
  * (2) a delivery is a sample only if it is of the worker's own grant, and each piece of a grant
  *     gives at most one sample (the_same_result_again_is_no_delivery);
- * (3) c->pace.n_late is 0 when no work can be copied, so that the core does not search for such
- *     work again and again.
- * PS_ASSERT checks (2) and (3) in every build; the check of (3) is in grant_backup (leases.c).
+ * (3) c->pace.n_late is 0 when no late work can be copied, so that the core does not search for
+ *     late work at each request.
+ * In every build, PS_ASSERT checks invariants (2) and (3). The function grant_backup in leases.c
+ * checks invariant (3).
  */
 #ifndef SERVER_CORE_PACE_H
 #define SERVER_CORE_PACE_H
@@ -89,16 +92,16 @@ struct fleet_pace {
 struct core;
 struct worker;
 
-/* Returns how many batches w delivers in the time in which a worker as fast as the fleet's median
- * delivers `batches` batches; at least 1, at most `batches`. */
+/* Returns the number of batches that worker `w` delivers in the time in which a worker of the
+ * fleet's median speed delivers `batches` batches; at least 1, at most `batches`. */
 uint32_t pace_share(const struct core *c, const struct worker *w, uint32_t batches);
 /* Called when the core has just granted w->lease.grant: starts the worker's clock. */
 void pace_granted(struct core *c, struct worker *w);
-/* Called when the worker asks for other work, and so gives up the rest of its grant: the worker
- * owes nothing until it gets a grant. */
+/* Called when the worker asks for other work and thereby gives up the rest of its grant. From then
+ * on the worker owes no delivery until it gets a grant. */
 void pace_gave_back(struct core *c, struct worker *w);
-/* Called after the core has ended the worker's grant, if it had one: from now on the worker owes a
- * LEASE, unless it waits for a grant. */
+/* Called after the core has ended the worker's grant. From then on the worker owes a LEASE request,
+ * unless it already waits for a grant. */
 void pace_expect_lease(const struct core *c, struct worker *w);
 /* Called when the worker has delivered `work`; `accepted` says whether the push was accepted.
  * Returns 1 if the work belongs to the worker's own grant. */
@@ -114,8 +117,8 @@ void pace_progress(struct core *c, uint32_t peer, uint64_t bytes);
 /* Called when replies have waited for the disk for the last `ms` milliseconds: excludes this time
  * from every worker's clock. */
 void pace_hold(struct core *c, uint64_t ms);
-/* Called at each tick: marks the worker as stalled if it is. Returns 1 if the caller must release
- * the worker's grant. */
+/* Called at each tick: marks the worker as stalled if it has delivered nothing for too long.
+ * Returns 1 if the caller must release the worker's grant. */
 int pace_check(struct core *c, struct worker *w);
 /* Called when the worker has joined, or has returned after silence: starts the worker's clock
  * again. For a worker that was away, session.state must still be SESSION_AWAY. The worker owes
@@ -124,10 +127,10 @@ int pace_check(struct core *c, struct worker *w);
 void pace_back(const struct core *c, struct worker *w);
 /* Returns 1 if the worker asks for work or owes a delivery. */
 int pace_is_at_work(const struct worker *w);
-/* Returns the time in ms for which the worker has owed a delivery; 0: it owes nothing. */
+/* Returns how long, in ms, the worker has owed a delivery or a LEASE; 0: it owes nothing. */
 uint64_t pace_owes_ms(const struct core *c, const struct worker *w);
-/* Called when the slot's worker comes from a snapshot, or a new process took the slot: clears the
- * clocks. If the slot holds a grant, the time of the grant counts from now. */
+/* Called when the slot's worker comes from a snapshot, or when a new process took the slot: clears
+ * the worker's clocks. If the worker holds a grant, the time for its delivery counts from now. */
 void pace_restart(const struct core *c, struct worker *w);
 
 #endif

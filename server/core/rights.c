@@ -7,8 +7,8 @@
 #include "server/core/state.h"
 #include "server/core/workers.h"
 
-/* The first word of the authenticated data. It names the purpose of the code, so that a code is
- * valid for no other purpose. */
+/* The first word of the authenticated data. This word says what the code proves, so that the code
+ * proves nothing else. */
 enum { CODE_TRAIN = 1, CODE_EVAL = 2, CODE_DECISION = 3 };
 
 static int has_key(const struct core *c)

@@ -3,18 +3,19 @@
  * made before a crash. A lease gives a worker the right to deliver its batches.
  *
  * In a run with a data set, a push counts only if its batches lie in one grant to its worker, and a
- * result only if its portion was granted to its worker. A grant that has ended is still a right:
- * its late result may count. The state has the newest grant of each worker. Each GRANT and each ACK
- * also carries a message authentication code under a key of the run, which only the server and its
- * checkpoints have. Workers send the codes back to the server. So a server that has lost its newest
- * state in a crash recognises the grants and decisions that it made. If a replay carries no valid
- * code, the server decides it as if it were a new push.
+ * result only if its portion was granted to its worker. A grant that has ended still gives this
+ * right, so a late result may count. The server's state contains only the newest grant of each
+ * worker. Each GRANT and each ACK also carries a message authentication code under a key of the
+ * run, which only the server and its checkpoints have. Workers send the codes back to the server.
+ * With these codes, a server that has lost its newest state in a crash can still check which grants
+ * and decisions it made. If a replay carries no valid code, the server decides it as if it were a
+ * new push.
  *
- * Without a key (proof_key 0) the core accepts every claim. It also does so while it replays a log
- * of release 0.2.0, which had no codes.
+ * Without a key (proof_key 0) the core accepts every claim. The core also accepts every claim while
+ * it replays a log of release 0.2.0, which had no such codes.
  *
  * Invariants:
- * (1) a code of one worker, incarnation or seq is worthless for another one
+ * (1) a code is valid only for the worker, the incarnation and the seq for which it was made
  *     (tests/unit/test_core_rights.c, a_code_fits_one_push_of_one_incarnation);
  * (2) a worker gets the code of a decision only for the push that was decided
  *     (tests/unit/test_core_rights.c, a_duplicate_with_other_content_proves_nothing).
@@ -26,19 +27,19 @@
 struct worker;
 struct decision;
 
-/* Returns the code of grant `g` to w. */
+/* Returns the code that the server sends with grant `g` to worker `w`. */
 uint64_t rights_of_grant(const struct core *c, const struct worker *w, const struct msg_grant *g);
-/* Returns the code of decision `d` on push `p` of w. */
+/* Returns the code that the server sends with decision `d` on push `p` of worker `w`. */
 uint64_t rights_of_decision(const struct core *c, const struct worker *w, const struct msg_push *p,
 	const struct decision *d);
-/* Returns 1 if the batches of push `p` were granted to w. */
+/* Returns 1 if the server granted the batches of push `p` to worker `w`. */
 int rights_to_push(const struct core *c, const struct worker *w, const struct msg_push *p);
-/* Returns 1 if the portion of result `r` was granted to w. */
+/* Returns 1 if the server granted the portion of result `r` to worker `w`. */
 int rights_to_result(const struct core *c, const struct worker *w, const struct msg_result *r);
-/* Returns the verdict on push `p` before a crash; VERDICT_NONE: there was none, or it is not
- * proven. */
+/* Returns the verdict that the server gave on push `p` before a crash. Returns VERDICT_NONE if
+ * there was none, or if no valid code proves it. */
 enum verdict rights_verdict(const struct core *c, const struct worker *w, const struct msg_push *p);
-/* Returns 1 if push `p` is a replay, and it was accepted before a crash. */
+/* Returns 1 if push `p` is a replay of a push that the server accepted before a crash. */
 int rights_of_replay(const struct core *c, const struct worker *w, const struct msg_push *p);
 /* Returns 1 if all of `work` lies in `own`. */
 int rights_cover(const struct work *own, const struct work *work);

@@ -19,8 +19,8 @@ void run_end(struct core *c, int status)
 	c->checkpoints.failing = 0; /* an earlier failure does not delay the last snapshot */
 }
 
-/* During a drain, the core decides pushes until it takes the last snapshot. A run that is complete
- * or diverged decides no push. */
+/* During a drain, the core decides pushes until it takes the last snapshot. In a run that is
+ * complete or has diverged, the core decides no push any more. */
 int run_is_closed(const struct core *c)
 {
 	return c->run.ending >= END_SAVING ||

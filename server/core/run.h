@@ -17,8 +17,8 @@ struct run {
 	int end_status;
 };
 
-/* Returns 1 if min_workers workers have been live at the same time. A run without a data set has
- * always begun. */
+/* Returns 1 if min_workers workers have been live at the same time. A run without a data set counts
+ * as begun from its start, so the function returns 1. */
 int run_has_begun(const struct core *c);
 /* Begins the end of the run: the server takes the last snapshot, sends BYE to all workers and emits
  * EFFECT_FINISH with `status`. */

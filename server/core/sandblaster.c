@@ -1,10 +1,10 @@
 /*
  * sandblaster.c - batch optimisation (Dean 2012, DistBelief section 4.2). A step covers a window of
- * the epoch's batches, which are called portions here. An idle worker gets a few free portions,
- * next to its previous ones. When no portion is free, an idle worker gets a copy of a portion that
- * another worker computes, and the first result counts. One pass computes all portions of the
- * window at the same weights. A first-order optimizer needs one pass for a step; the line search of
- * L-BFGS needs one pass for each point.
+ * the epoch's batches, which are called portions here. An idle worker gets a few free portions, if
+ * possible those after its previous ones. When no portion is free, an idle worker gets a copy of a
+ * portion that another worker computes, and the first result counts. One pass computes all portions
+ * of the window at the same weights. A first-order optimizer needs one pass for a step; the line
+ * search of L-BFGS needs one pass for each point.
  *
  * Invariants:
  * (1) a push is accepted whole or not at all: only if it is of the weights of this pass and none of
@@ -14,8 +14,9 @@
  *     (in_any_order_each_image_counts_once_per_step);
  * (3) the images of a step are recorded once, however many passes the step takes
  *     (in_any_order_each_image_counts_once_per_step).
- * PS_ASSERT checks the weights of (1), the end of the pass (2) and the one end of a step (3), in
- * every build.
+ * In every build, PS_ASSERT checks that an accepted push is of the weights of this pass (invariant
+ * (1)), that all portions are done at the end of a pass (invariant (2)), and that a step ends once
+ * (invariant (3)).
  */
 #include "server/core/sandblaster.h"
 #include "common/assert.h"
@@ -72,7 +73,7 @@ static void open_window(struct core *c, uint32_t first)
 	s->pass = 1;
 	batch_ledger_window(c, s->first, s->end);
 	/* If L-BFGS knows the gradient of these images already, it publishes the first trial point
-	 * now. The window's portions are then computed at that point. */
+	 * now. The workers then compute the portions of the window at this trial point. */
 	if (c->cfg.optim.kind == OPTIM_LBFGS && lbfgs_begin(c, is_whole(c)))
 		c->checkpoints.dirty = 1;
 }
@@ -122,8 +123,8 @@ static void sandblaster_settle(struct core *c)
 }
 
 /* Returns a quarter of an equal share of the free portions, but at least 1 and at most
- * --lease-batches. Grants are so small, and become smaller towards the end of a pass, so that a
- * slow worker holds little work. */
+ * --lease-batches. Small grants, which shrink towards the end of a pass, keep a slow worker from
+ * holding much work. */
 static uint32_t sandblaster_limit(const struct core *c, const struct worker *w)
 {
 	uint32_t live = core_live_workers(c), each = 4 * (live ? live : 1);

@@ -11,7 +11,7 @@
  *     (silence_makes_suspect_then_dead_and_a_message_makes_live);
  * (4) the table has max_workers slots, however often workers restart
  *     (a_restart_storm_stays_in_the_table_and_repeats_no_incarnation).
- * PS_ASSERT checks all four in every build, (2) in core.c.
+ * In every build, PS_ASSERT checks all four invariants; core.c checks the second one.
  */
 #include "server/core/sessions.h"
 #include "common/assert.h"
@@ -139,8 +139,9 @@ static void hold_slot(struct core *c, struct worker *w, uint32_t peer)
 	w->session.last_message_ms = c->now_ms;
 }
 
-/* Lets the process that said HELLO join. Its WELCOME waits until a snapshot on disk contains its
- * incarnation; without a disk, or with a write-ahead log, WELCOME is sent at once. */
+/* Lets the process that said HELLO join. The core sends WELCOME when a snapshot on disk contains
+ * the incarnation of the process. Without a disk, or with a write-ahead log, it sends WELCOME at
+ * once. */
 static void join(struct core *c, struct worker *w)
 {
 	c->checkpoints.dirty = 1;
@@ -155,8 +156,8 @@ static void join(struct core *c, struct worker *w)
 }
 
 /* Returns the slot that has this name. If there is none, returns a slot without a name whose worker
- * is dead, else a slot that no worker ever used, else any slot whose worker is dead. NULL: all
- * slots are taken. */
+ * is dead, else a slot that no worker ever used, else any slot whose worker is dead. Returns NULL
+ * if every slot has a worker that is not dead. */
 static struct worker *pick_slot(struct core *c, const char *name)
 {
 	struct worker *gone = NULL, *unused = NULL, *named = NULL;
@@ -177,7 +178,8 @@ static struct worker *pick_slot(struct core *c, const char *name)
 }
 
 /* Returns the worker that has already said HELLO on this connection. A worker repeats its HELLO
- * when the answer is late or was lost. NULL: no worker has said HELLO here. */
+ * when the answer is late or was lost. Returns NULL if no worker has said HELLO on this
+ * connection. */
 static struct worker *hello_again(struct core *c, uint32_t peer)
 {
 	for (uint32_t i = 0; i < c->cfg.sessions.max_workers; i++) {
@@ -244,8 +246,8 @@ static void hello_new(struct core *c, const struct event *ev)
 	join(c, w);
 }
 
-/* Returns 1 if the server assigned the claimed incarnation to another process in a later term. This
- * happens when the server lost its newest state and assigned the same number again. */
+/* Returns 1 if the server has assigned the incarnation that the worker claims to another process in
+ * a later term. A server that has lost its newest state can assign the same number again. */
 static int has_reused_incarnation(const struct worker *w, const struct stamp *claim)
 {
 	return w && w->session.incarnation == claim->incarnation &&
@@ -267,15 +269,15 @@ static void refuse_rollback(
 	effects_refuse(c, peer, PS_EROLLEDBACK, 0, c->effects.said.text);
 }
 
-/* The maximum by which the incarnation and the seq that a worker claims can exceed those of the
- * server. No operator restores a checkpoint that is older than that. A larger claim is false. If
- * the server accepted it, the slot could run out of incarnations and seqs. */
+/* The largest amounts by which the incarnation and the seq that a worker claims may exceed those of
+ * the server. A claim beyond them is false, because no operator restores a checkpoint that is so
+ * old. If the server accepted such a claim, the slot could run out of incarnations and seqs. */
 #define ROLLBACK_INCARNATIONS 1000u
 #define ROLLBACK_PUSHES       (1ull << 32)
 
 /* Returns 1 if the server may have lost the state that the worker claims. The claim must be of an
- * earlier term and not too far ahead, and the slot must have had no worker in this term: each slot
- * is rolled back at most once in a term. */
+ * earlier term and not too far ahead of the server's state. The slot must have had no worker in
+ * this term, so that the server accepts at most one such claim for each slot and term. */
 static int may_be_lost(const struct core *c, const struct worker *w, const struct msg_hello *h)
 {
 	return h->resume.term < c->cfg.term &&
@@ -285,8 +287,9 @@ static int may_be_lost(const struct core *c, const struct worker *w, const struc
 }
 
 /* Called when the server's state is older than the state that this worker knows to be durable. If
- * the operator gave --accept-rollback and the claim may be true, the function takes over the
- * worker's numbers and returns 1. Otherwise it refuses the worker and returns 0. */
+ * the operator gave --accept-rollback and the worker's claim may be true, the function sets the
+ * incarnation and the seq of the slot to the worker's and returns 1. Otherwise it refuses the
+ * worker and returns 0. */
 static int accept_rollback(
 	struct core *c, struct worker *w, const struct msg_hello *h, uint32_t peer)
 {

@@ -20,8 +20,8 @@ struct worker_session {
 	enum session_state state;
 	uint32_t peer, beat_peer; /* the worker's two connections; 0: none */
 	uint64_t last_message_ms;
-	/* JOINING: the snapshot that will contain this incarnation. When it is durable, the server
-	 * sends WELCOME and sets this to 0. */
+	/* JOINING: the snapshot that will contain this incarnation. When this snapshot is durable,
+	 * the server sends WELCOME and sets join_generation to 0. */
 	uint64_t join_generation;
 	/* 1: the worker sent BYE, or is excluded, and gets the answer when its pushes are
 	 * durable */
@@ -31,21 +31,21 @@ struct worker_session {
 	int overdue;
 };
 
-/* A bit of a set of states, beside the bits 1 << state: the worker has sent BYE and waits for the
- * answer. */
+/* A bit in a set of session states, in addition to the bits 1 << state: the set also contains
+ * workers that have sent BYE and wait for the answer. */
 #define SESSION_LEAVING (1u << 31)
 void sessions_on_hello(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_beat(struct core *c, struct worker *w, const struct event *ev);
 void sessions_on_bye(struct core *c, struct worker *w, const struct event *ev);
 /* Returns the worker of the stamp if its state is in `states` (a bit mask) and its run, incarnation
- * and term are current. Otherwise returns NULL and answers ERROR; the answer to a fenced or
- * excluded worker may have to wait for a checkpoint. */
+ * and term are current. Otherwise answers ERROR and returns NULL. The ERROR to a fenced or excluded
+ * worker may have to wait for a checkpoint. */
 struct worker *sessions_check(
 	struct core *c, const struct stamp *s, uint32_t peer, uint32_t states);
 void sessions_tick(struct core *c);
 void sessions_peer_gone(struct core *c, uint32_t peer);
 /* Called when snapshot `generation` is on disk: sends WELCOME to the workers that waited for this
- * snapshot, and notifies the other workers which pushes are durable. */
+ * snapshot, and reports to the other workers which of their pushes are durable. */
 void sessions_durable(struct core *c, uint64_t generation);
 /* Called when a snapshot could not be written: sends the reason to the workers that wait for
  * WELCOME. */
@@ -53,13 +53,13 @@ void sessions_save_failed(struct core *c);
 /* Called when a snapshot is started: notes for each worker the newest seq that the snapshot
  * contains. */
 void sessions_snapshot(struct core *c);
-/* Called at the first step after a start from a snapshot: the silence of its workers counts from
- * now. */
+/* Called at the first step after a start from a snapshot: the time for which the snapshot's workers
+ * have been silent counts from now. */
 void sessions_awaited(struct core *c);
 /* Called when the recovery is over: marks the workers that are still away, so that the next
  * recovery does not wait for them. */
 void sessions_overdue(struct core *c);
-/* Returns 1 if no worker of the snapshot is missing or still replays pushes. */
+/* Returns 1 if all workers of the snapshot are back and have replayed their pushes. */
 int sessions_all_back(const struct core *c);
 
 #endif

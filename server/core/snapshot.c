@@ -155,8 +155,8 @@ static void put_decision(struct cursor *k, struct decision *d)
 	refuse_over(k, d->superseded, d->verdict == VERDICT_REJECTED);
 }
 
-/* Describes the newest decisions of a worker. If the window of this start is smaller than the
- * snapshot's, reading drops the older decisions. */
+/* Describes the newest decisions of a worker. If --replay-window is smaller at this start than in
+ * the snapshot, the function drops the older decisions when it reads them. */
 static void put_decisions(struct cursor *k, struct worker *w, uint32_t window)
 {
 	uint32_t n = w->ledger.last_seq < window ? (uint32_t)w->ledger.last_seq : window;
@@ -247,7 +247,8 @@ int snapshot_data_id(const unsigned char *leases, size_t size, struct data_id *d
 	return k.error ? PS_ECHECKPOINT : PS_OK;
 }
 
-/* Describes the data set of the run. Reading a data set also opens the batch ledger. */
+/* Describes the data set of the run. When the function reads a data set, it also opens the batch
+ * ledger. */
 static void put_data(struct cursor *k, struct core *c)
 {
 	struct data_id d = c->dataset.id;
@@ -264,8 +265,8 @@ static void put_data(struct cursor *k, struct core *c)
 		set_option_error(k, "its data set has another fingerprint than --data-id");
 }
 
-/* Describes the portions under evaluation. Their size is the --eval-images of the time when the
- * evaluation began. */
+/* Describes the portions under evaluation. The size of a portion is the value that --eval-images
+ * had when the evaluation began. */
 static void put_portions(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -291,7 +292,8 @@ static void put_epoch(struct cursor *k, struct epoch_record *r)
 }
 
 /* Describes the replayed pushes of later epochs (later_epochs.h). Returns the number of epochs that
- * have a record: `n_epochs`, or more if one of these pushes is of an epoch after them. */
+ * have a record. This is `n_epochs`, or more if a replayed push is of an epoch after the first
+ * `n_epochs`. */
 static uint32_t put_later_epochs(struct cursor *k, struct core *c, uint32_t n_epochs)
 {
 	struct later_epochs *e = &c->later;
@@ -341,8 +343,9 @@ static void put_leases(struct cursor *k, struct core *c)
 		put_epoch(k, &c->epoch[i]);
 }
 
-/* Describes the gradients that are kept apart: those of the step under way in the order of their
- * batches, or those of the buffer in the order of their workers. */
+/* Describes the gradients that the accumulator has not added up: in sync those of the step under
+ * way, in the order of their batches; otherwise those of the buffer, in the order of their
+ * workers. */
 static void put_parts(struct cursor *k, struct core *c)
 {
 	struct gradient_accumulator *a = &c->accumulator;
@@ -414,8 +417,8 @@ static void put_lbfgs(struct cursor *k, struct core *c)
 	}
 }
 
-/* Describes a version that a worker holds, with the number of its copy. The values of the copy
- * follow where its number occurs first. */
+/* Describes a version that a worker holds, with the number of its copy. The weights of the copy
+ * follow the first entry that has the number of this copy. */
 static void put_held(struct cursor *k, struct core *c, struct held *h, uint32_t *copies)
 {
 	struct backup *b = &c->backups.copy[h->copy];
@@ -507,8 +510,8 @@ static void put_mean(struct cursor *k, double *mean)
 		set_error(k, MALFORMED);
 }
 
-/* Describes the norms of all workers. The section is empty without --norm-ratio, or if no worker
- * ever joined. */
+/* Describes the norms of all workers' gradients. Without --norm-ratio, or if no worker ever joined,
+ * the section is empty. */
 static void put_norms(struct cursor *k, struct core *c)
 {
 	uint32_t n = c->cfg.limits.norm_ratio > 0 ? c->cfg.sessions.max_workers : 0;
@@ -536,7 +539,7 @@ static void put_norms(struct cursor *k, struct core *c)
 /* ---- sessions: what is true only while the process lives ------------------------------------- */
 
 /* Reads or writes the enum value `v`. Sets the error if the value is outside of [min, max]. Returns
- * the value; after an error, `min`. */
+ * the value, or `min` after an error. */
 static uint32_t choice(struct cursor *k, uint32_t v, uint32_t min, uint32_t max)
 {
 	u32(k, &v);
@@ -624,8 +627,7 @@ static void put_session(struct cursor *k, struct worker *w)
 	put_pace(k, &w->pace);
 }
 
-/* Describes the number of backup copies of each batch, and the counts that do not follow from the
- * states of the batches. */
+/* Describes the number of backup copies of each batch, and the counts of the batch ledger. */
 static void put_copies(struct cursor *k, struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -694,7 +696,7 @@ static void put_metric_sums(struct cursor *k, struct core *c)
 		}
 }
 
-/* Describes the list of tensors with its NUL. */
+/* Describes the list of tensors, including the NUL at its end. */
 static void put_tensors(struct cursor *k, struct core *c)
 {
 	char *list = c->tensors.list;
@@ -846,8 +848,8 @@ static int decode_state(struct core *c, struct core_config *then,
 	return snapshot_is_consistent(c) ? PS_OK : PS_ECHECKPOINT;
 }
 
-/* Changes the decoded core as a restart does: no worker has pushes that are not durable, the
- * workers of the snapshot are expected back, and the start is counted. */
+/* Changes the decoded core as a restart does: marks the pushes of all workers as durable, begins a
+ * recovery if workers of the snapshot are expected back, and counts the restart. */
 static void reset_after_restart(struct core *c)
 {
 	const struct leases *l = &c->leases;

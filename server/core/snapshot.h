@@ -1,6 +1,6 @@
 /*
- * snapshot.h - encodes the core as bytes, in sections, and decodes it. A snapshot has everything
- * that must survive the process, at one instant.
+ * snapshot.h - encodes the core as bytes, in sections, and decodes it. A snapshot contains all
+ * state that must survive the server's process, as it is at one instant.
  *
  * Ledger and weights are in the same snapshot, so they can never disagree. The encoder writes the
  * fields one by one, little-endian, without padding or pointers. The decoder trusts nothing: it
@@ -38,8 +38,8 @@ enum snapshot_section {
 	SNAPSHOT_SECTIONS
 };
 
-/* 1: a checkpoint may lack this section. Its data is NULL then. The server leaves it out
- * if it is empty. */
+/* 1: a checkpoint may lack this section. If the checkpoint lacks it, the section's data is NULL.
+ * The server does not write an empty section of this kind. */
 #define SNAPSHOT_MAY_LACK(section)                                                                 \
 	((section) == SNAPSHOT_TRUST || (section) == SNAPSHOT_METRICS ||                           \
 		(section) == SNAPSHOT_TENSORS || (section) == SNAPSHOT_NORMS)
@@ -48,25 +48,25 @@ enum snapshot_section {
  * (run_head.h); SNAPSHOT_WEIGHTS is n_params float32. */
 extern const char *const snapshot_names[SNAPSHOT_SECTIONS];
 
-/* Returns the exact size in bytes of a section of `c` now. The function does not change `c`; `c` is
- * not const because the same code decodes the fields. */
+/* Returns the exact size in bytes of a section of `c` now. The function does not change `c`. The
+ * parameter `c` is not const only because the same code also decodes the fields. */
 size_t snapshot_size(struct core *c, enum snapshot_section s);
 /* Writes the section to `out`, which has room for snapshot_size bytes. */
 void snapshot_encode(struct core *c, enum snapshot_section s, unsigned char *out);
 /*
  * Makes a core in `memory` and `weights` (as core_init does) from sections. `cfg` is the
- * configuration of this start; with run.hi == run.lo == 0 the core takes the run id of the
- * snapshot. On failure `*why` is a static sentence, and the memory is unspecified. PS_ECHECKPOINT:
- * a section is malformed or contradicts another one, or a weight is not finite. PS_EUSAGE: options
- * of this start do not fit the run, for example another model, seed or batch size.
+ * configuration of this start; if its run id is 0, the core takes the run id of the snapshot. On
+ * failure `*why` is a static sentence, and the memory is unspecified. PS_ECHECKPOINT: a section is
+ * malformed or contradicts another one, or a weight is not finite. PS_EUSAGE: options of this start
+ * do not fit the run, for example another model, seed or batch size.
  */
 int snapshot_decode(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[SNAPSHOT_SECTIONS], const size_t size[SNAPSHOT_SECTIONS],
 	struct core **out, const char **why) PS_MUST_CHECK;
 /* Reads the configuration under which the section SNAPSHOT_SESSIONS (`size` bytes) was written.
- * Every option is in its range. An option that is newer than the section keeps its value in *cfg,
- * so the caller first sets the value that gives the behaviour of the older program. PS_ECHECKPOINT:
- * the section is malformed. */
+ * Every option in *cfg is then in its range. If the section is of an older release that did not
+ * have an option, the option keeps its value in *cfg, so the caller first sets the value that gives
+ * the behaviour of the older release. PS_ECHECKPOINT: the section is malformed. */
 int snapshot_config(
 	const unsigned char *sessions, size_t size, struct core_config *cfg) PS_MUST_CHECK;
 /* Reads the data set of the run from a sound section SNAPSHOT_LEASES. PS_ECHECKPOINT: the section
@@ -79,15 +79,16 @@ int snapshot_metrics(
 /*
  * Decodes the core as it was while the server ran, to replay the events that followed (the
  * write-ahead log). The same events then lead to the same steps and the same bytes. `cfg` comes
- * from snapshot_config. Everything else is as for snapshot_decode.
+ * from snapshot_config. All other parameters and results are those of snapshot_decode.
  */
 int snapshot_decode_running(void *memory, float *weights, const struct core_config *cfg,
 	const unsigned char *const data[SNAPSHOT_SECTIONS], const size_t size[SNAPSHOT_SECTIONS],
 	struct core **out, const char **why) PS_MUST_CHECK;
 
 struct cursor;
-/* Writes or reads all fields of the configuration, with which SNAPSHOT_SESSIONS begins. Reading
- * refuses a value that no option can have. snapshot_v5.c also calls it. */
+/* Writes or reads all fields of the configuration, with which SNAPSHOT_SESSIONS begins. A value
+ * outside the range of its option sets the error of a reading cursor. snapshot_v5.c also calls this
+ * function. */
 void snapshot_put_config(struct cursor *k, struct core_config *cfg);
 
 #endif

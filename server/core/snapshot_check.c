@@ -91,8 +91,8 @@ static int values_are_valid(const struct core *c)
 	return ok && mode_values_are_valid(c) && backups_are_valid(c);
 }
 
-/* Returns 1 if batch `i` is SHUT and the mode allows it: sandblaster for the batches after the
- * window of the step, sync for the batches outside of the step. */
+/* Returns 1 if batch `i` is BATCH_SHUT and may be: in sandblaster, batches after the window of the
+ * step may be shut; in sync, batches outside of the step. */
 static int is_shut(const struct core *c, uint32_t i)
 {
 	int of_step = c->sync.open && i >= c->sync.first && i < c->sync.end;
@@ -104,8 +104,8 @@ static int is_shut(const struct core *c, uint32_t i)
 		       : c->cfg.training.mode == MODE_SANDBLASTER && i >= c->sandblaster.end;
 }
 
-/* Returns 1 if the states of the batches agree with sandblaster's window. All batches before it are
- * done, and all batches after it are shut. */
+/* Returns 1 if the states of the batches agree with sandblaster's window. All batches before the
+ * window must be done, and all batches after the window must be shut. */
 static int replay_window_fits(const struct core *c)
 {
 	const struct sandblaster *s = &c->sandblaster;
@@ -124,8 +124,8 @@ static int replay_window_fits(const struct core *c)
 }
 
 /* Returns 1 if the state of sync is possible: only batches of the step under way are open, and each
- * gradient that the step keeps is of a counted batch. In another mode, returns 1 if no step is
- * open. */
+ * gradient that the step keeps is of a counted batch. In the other modes, the function returns 1 if
+ * no step of sync is open. */
 static int step_fits(const struct core *c)
 {
 	const struct leases *l = &c->leases;
@@ -153,8 +153,8 @@ static int step_fits(const struct core *c)
 	return images == a->images && a->weight == (double)(c->cfg.push.sum ? a->pushes : images);
 }
 
-/* Recomputes the counts of the batch ledger. Returns 0 if a state is impossible, or if nothing is
- * left to do: such an epoch would never end. */
+/* Recomputes the counts of the batch ledger. Returns 0 if a batch has an impossible state. Also
+ * returns 0 if no batch or portion is left to do, because such an epoch would never end. */
 static int count_leases(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -208,7 +208,7 @@ static int later_epochs_fit(const struct core *c)
 	return 1;
 }
 
-/* Returns 1 if the data set is fixed, or nothing is counted yet. */
+/* Returns 1 if the data set is fixed, or if no batch is counted yet. */
 static int data_is_fixed_in_time(const struct core *c)
 {
 	const struct leases *l = &c->leases;

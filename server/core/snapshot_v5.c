@@ -13,8 +13,8 @@
 #define MAX_TERMS    3u /* the sum of 3 floats can be any double, exactly */
 
 /* IMAGES and ACCEPTED are positions of counters in put_stats (snapshot.c). OLD_COUNTERS is the
- * number of counters that 0.1.0 wrote, and NEW_COUNTERS the number of those that it did not
- * have. */
+ * number of counters that release 0.1.0 wrote, and NEW_COUNTERS is the number of counters that were
+ * added later. */
 enum { IMAGES = 5, ACCEPTED = 17, OLD_COUNTERS = 20, NEW_COUNTERS = 6 };
 
 struct rewrite {
@@ -72,7 +72,7 @@ static void copy_fields(struct rewrite *r, size_t n)
 		(void)copy(r);
 }
 
-/* Returns the next n bytes of the old section; NULL: it has fewer. */
+/* Returns the next n bytes of the old section, or NULL if fewer than n bytes are left. */
 static const unsigned char *take(struct rewrite *r, uint64_t n)
 {
 	const unsigned char *at = r->in.in + r->in.at;
@@ -101,7 +101,7 @@ static void copy_floats(struct rewrite *r, uint64_t vectors)
 /* ---- run ------------------------------------------------------------------------------------- */
 
 /* Reads the options that a resumed run must not change. Two sections of the new snapshot contain
- * them. */
+ * these options. */
 static void read_options(struct rewrite *r)
 {
 	struct core_config *cfg = &r->cfg;
@@ -226,8 +226,8 @@ static uint32_t ceil_div(uint64_t a, uint64_t b)
 }
 
 /* Copies the states of `n` batches. All leases have ended, so the function writes `free` for each
- * batch that was BATCH_LEASED or BATCH_FREE. `free` is BATCH_FREE, or BATCH_SHUT for the training
- * batches in sync mode, because no step is open. */
+ * batch that was BATCH_LEASED or BATCH_FREE. `free` is BATCH_FREE. For the training batches in mode
+ * sync, `free` is BATCH_SHUT, because no step is open. */
 static void rewrite_states(struct rewrite *r, const unsigned char *state, uint32_t n, uint8_t free)
 {
 	for (uint32_t i = 0; state && i < n; i++) {
@@ -290,7 +290,7 @@ static void rewrite_leases(struct rewrite *r)
 
 /* ---- optim ----------------------------------------------------------------------------------- */
 
-/* Reads the head of the section in mode sync. The head describes the step under way. */
+/* Reads the first fields of the section in mode sync, which describe the step under way. */
 static void read_step(struct rewrite *r)
 {
 	u32(&r->in, &r->step.pushes);
@@ -302,8 +302,8 @@ static void read_step(struct rewrite *r)
 
 /*
  * Writes gradient number `i` of the step, so that the sum of all gradients, each times its
- * `weight`, is `sums`. The first gradient is the whole sum, rounded to floats. The next gradient is
- * what this rounding has left, and so on.
+ * `weight`, is `sums`. The first gradient is the whole sum, rounded to floats. The second gradient
+ * is the rest that this rounding has left, and so on.
  */
 static void rewrite_gradient(
 	struct rewrite *r, const unsigned char *sums, const double weight[MAX_TERMS], uint32_t i)
@@ -327,7 +327,7 @@ static void rewrite_gradient(
 }
 
 /* Writes the sum as r->step.pushes gradients. Each gradient gets the number of a counted batch. Any
- * counted batch is suitable, but no two gradients may have the same one. */
+ * counted batch is suitable, but each gradient needs a different one. */
 static void rewrite_parts(struct rewrite *r)
 {
 	const unsigned char *sums = take(r, r->cfg.n_params * sizeof(double));
@@ -421,33 +421,33 @@ static void rewrite_weights(struct rewrite *r)
 	copy_floats(r, 1);
 }
 
-/* Writes only the configuration, because a restart reads nothing else of this section: the refusal
- * of another configuration quotes it. */
+/* Writes only the configuration, because a restart reads nothing else of this section. The restart
+ * needs it for the message that refuses another configuration. */
 static void rewrite_live(struct rewrite *r)
 {
 	snapshot_put_config(&r->out, &r->cfg);
 	(void)take(r, r->in.size);
 }
 
-/* Release 0.1.0 has nothing of this section: no secret, and no keys of workers. */
+/* Writes zeros, because release 0.1.0 had neither a secret of the run nor keys of workers. */
 static void rewrite_trust(struct rewrite *r)
 {
 	put_zeros(r, 3);
 }
 
-/* Release 0.1.0 has no metrics besides accuracy. */
+/* Writes zeros, because release 0.1.0 had no metrics besides accuracy. */
 static void rewrite_metrics(struct rewrite *r)
 {
 	put_zeros(r, METRICS_TEXT / 8 + 1);
 }
 
-/* Release 0.1.0 has no norms: the section is empty. */
+/* Writes an empty section, because release 0.1.0 did not store norms. */
 static void rewrite_norms(struct rewrite *r)
 {
 	(void)r;
 }
 
-/* Release 0.1.0 has no names for the tensors: the list is empty. */
+/* Writes an empty list, because release 0.1.0 had no names for tensors. */
 static void rewrite_tensors(struct rewrite *r)
 {
 	uint8_t nul = 0;

@@ -11,14 +11,14 @@
  *                                         opens when a worker joins
  *   workers                               gone: the processes of 0.1.0 speak a protocol that this
  *                                         release refuses, so none of them returns, and a new
- *                                         worker gets a slot at once. The batches of their leases
- *                                         are free again.
+ *                                         worker gets a slot at once. The batches that these
+ *                                         workers held are free again.
  *
  * In sync mode 0.1.0 stored the sum of a step's gradients, but this release stores each gradient.
- * The rewritten snapshot has the same number of gradients, with the same sum (snapshot_v5.c,
- * rewrite_parts).
+ * The rewritten snapshot has as many gradients as the step had, and their sum is the stored sum
+ * (snapshot_v5.c, rewrite_parts).
  *
- * The result is not trusted: snapshot_decode checks it like any other snapshot.
+ * snapshot_decode checks the rewritten snapshot like any other snapshot.
  */
 #ifndef SERVER_CORE_SNAPSHOT_V5_H
 #define SERVER_CORE_SNAPSHOT_V5_H
@@ -32,8 +32,8 @@ int snapshot_v5_is(const unsigned char *run, size_t size);
 int snapshot_v5_is_final(const unsigned char *live, size_t size);
 /*
  * Writes all sections in the current format to `out`, one after another, and their sizes to
- * new_size. If `out` is NULL, it only computes the sizes. `now` is the configuration of this start.
- * PS_ECHECKPOINT: a section is malformed.
+ * new_size. If `out` is NULL, the function only computes the sizes. `now` is the configuration of
+ * this start. PS_ECHECKPOINT: a section is malformed.
  */
 int snapshot_v5_rewrite(const unsigned char *const data[SNAPSHOT_SECTIONS],
 	const size_t size[SNAPSHOT_SECTIONS], const struct core_config *now, unsigned char *out,

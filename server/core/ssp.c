@@ -1,7 +1,8 @@
 /*
- * ssp.c - stale synchronous parallel (Ho 2013). Gradients are applied as in downpour.c, but a
- * worker may begin a batch only while it is at most --ssp-bound batches ahead of the slowest
- * worker. A clock counts the batches of each worker. With bound 0 the workers run in lock step.
+ * ssp.c - stale synchronous parallel (Ho 2013). The server applies gradients as in downpour.c, but
+ * a worker may begin a batch only while it is at most --ssp-bound batches ahead of the slowest
+ * worker. Each worker has a clock, which counts its batches. With --ssp-bound 0, the workers run in
+ * lock step.
  *
  * Invariants (tests of tests/unit/test_core_ssp.c):
  * (1) only live workers that ask for work hold the others back (a_silent_worker_delays_no_worker,
@@ -19,9 +20,9 @@
 #include "server/core/state.h"
 #include "server/core/workers.h"
 
-/* Returns 1 if the other workers must not run too far ahead of w. A worker that is away or
- * evaluates does not count. But during a recovery, the server expects each absent worker back at
- * its old clock. */
+/* Returns 1 if the other workers must not run too far ahead of w. They may run ahead of a worker
+ * that is away or evaluates, except during a recovery: then the server expects each absent worker
+ * back at its old clock. */
 static int is_racing(const struct core *c, const struct worker *w)
 {
 	if (c->run.recovering && w->session.state == SESSION_AWAY)
@@ -46,7 +47,7 @@ static uint64_t slowest(const struct core *c, const struct worker *w)
 
 /* Returns the size of the next lease of w. By the rule of Ho 2013, a worker may begin batch number
  * `clock` while clock <= slowest + bound. A lease has as many batches as this rule allows, but at
- * most bound + 1, because a worker that joins while w works can start at w's clock. */
+ * most bound + 1, because a worker that joins during this lease can start at the clock of w. */
 static uint32_t ssp_limit(const struct core *c, const struct worker *w)
 {
 	uint64_t min = slowest(c, w), max = c->cfg.leases.max_batches;

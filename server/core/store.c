@@ -66,7 +66,8 @@ static int any_wild(const struct slice *s)
 	return slice_peak(s) > bits_of((float)STORE_MAX_VALUE);
 }
 
-/* Returns the sum of the squares of the gradient in all slices, always added in the same order. */
+/* Returns the sum of the squares of the gradient in all slices, which it always adds in the same
+ * order. */
 static double sum_of_squares(const struct core *c, const struct slices *s)
 {
 	double sum = 0;
@@ -103,8 +104,9 @@ enum reject store_check(const struct core *c, const struct slices *s)
 /* ---- what a step could overflow -----------------------------------------------------------------
  *
  * The bounds of all magnitudes grow with each step, so most steps are checked in constant time.
- * When the bounds reach the limit, the core measures the values and checks the step again. So the
- * decision never depends on how old the bounds were. */
+ * When the bounds reach the limit, the core measures the values and checks the step again. The
+ * result of the check therefore does not depend on the last time at which the core measured the
+ * values. */
 
 static void measure_values(struct core *c, const struct optim_step *step)
 {
@@ -141,8 +143,8 @@ int store_holds(struct core *c, double peak, double eta)
 	return st->is_planned;
 }
 
-/* Called when the planned step is taken: makes the planned bounds the current ones. Without a plan,
- * the bounds are unknown from now on. */
+/* Called when the core takes a step: makes the bounds that store_holds planned for this step the
+ * current ones. If it planned none, the bounds are unknown from now on. */
 static void carry_out_plan(struct store *st)
 {
 	st->measured = st->is_planned;
@@ -160,8 +162,8 @@ static size_t within(size_t x, size_t from, size_t to)
 	return x < from ? from : x > to ? to : x;
 }
 
-/* Moves n running statistics from `from` towards the statistics of the batches. The result lies
- * between them, so it is finite, and a variance stays above 0. */
+/* Moves n running statistics from `from` towards the statistics of the batches. Each result lies
+ * between the old value and the batch's value, so it is finite, and a variance stays above 0. */
 static void move_running(float *to, const float *from, const float *batch, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
@@ -185,7 +187,7 @@ static void compute_from_slice(struct core *c, const struct slice *p, size_t fro
 		p->data + (from - p->offset), state, to - from);
 }
 
-/* Copies values [from, to) of the weights, which have no gradient in this push. */
+/* Copies the weights [from, to), for which this push has no gradient. */
 static void compute_unchanged(const struct update *u, size_t from, size_t to)
 {
 	if (u->to != u->from && from < to)

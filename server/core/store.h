@@ -5,11 +5,12 @@
 #define SERVER_CORE_STORE_H
 #include "server/core/core.h"
 
-/* The maximum magnitude of a value of a gradient. The square of this number is a finite float32,
- * because adagrad adds up squares. */
+/* The maximum magnitude of a value of a gradient. The limit is low enough that the square of such a
+ * value is a finite float32, because adagrad adds up squares. */
 #define STORE_MAX_VALUE 1e15
 
-/* An update of the weights that is decided. Its values are computed later, block by block. */
+/* An update of the weights that the core has decided. store_compute computes the new weights later,
+ * block by block. */
 struct update {
 	int pending; /* 1: values [done, n) of `to` are not computed yet */
 	size_t done;
@@ -54,12 +55,12 @@ double store_peak(const struct slices *s);
 int store_holds(struct core *c, double peak, double eta);
 /* Decides an update at rate `eta` with the gradient `s`, which store_check has accepted. The update
  * multiplies the gradient by `scale` or by the factor of --clip-norm, whichever is smaller. Values
- * of `s` from st->trained on are statistics of batches: each running statistic moves towards its
- * value by RUNNING_PART of the distance, whatever the optimizer, its clipping and the rate are. The
- * version grows by one. store_compute computes the new values later, so a caller that reads weights
- * in the same step must call store_complete first. */
+ * of `s` from st->trained on are statistics of batches. Each running statistic moves by
+ * RUNNING_PART of its distance towards the value in `s`; the optimizer, the clipping and the rate
+ * do not matter for it. The version grows by one. store_compute computes the new values later, so a
+ * caller that reads weights in the same step must call store_complete first. */
 void store_apply(struct core *c, const struct slices *s, double eta, double scale);
-/* Calls store_apply for one gradient of all values. */
+/* Calls store_apply with the gradient `g`, which has a value for each weight. */
 void store_step(struct core *c, const float *g, double eta);
 /* Computes the next block of the pending update. Sets *values to the first value of the block and
  * returns the number of values; 0: no update is pending. The values do not depend on the size of
@@ -67,8 +68,8 @@ void store_step(struct core *c, const float *g, double eta);
 size_t store_compute(struct core *c, const float **values);
 /* Computes the rest of the pending update, if there is one. */
 void store_complete(struct core *c);
-/* Returns the buffer for one gradient of all values. Completes the pending update first, because
- * the update may still read the buffer. */
+/* Returns the scratch buffer, which has room for one gradient of all values. Completes the pending
+ * update first, because the update may still read the buffer. */
 float *store_scratch(struct core *c);
 /* Returns the learning rate now: cfg.rate.lr times the factor of its schedule. */
 double store_rate(const struct core *c);
@@ -82,8 +83,8 @@ double store_scale(const struct core *c, double gradients, double tau);
 float *store_next(struct core *c);
 void store_publish(struct core *c, float *next);
 void store_freeze(struct core *c); /* copies weights to eval_weights */
-/* Returns 1 if the gradient of `p` is of the current weights, bit for bit. Its base term may be an
- * earlier one if this term began with the same weights. */
+/* Returns 1 if the gradient of `p` is of the current weights, bit for bit. The base term of `p` may
+ * be an earlier term if this term began with the weights of that version. */
 int store_is_current(const struct core *c, const struct msg_push *p);
 
 #endif

@@ -3,17 +3,17 @@
  * all ready workers as its members, and with the next batches in the order of the epoch. The step
  * ends when the gradients that are due have arrived: --sync-workers gradients or, if that option is
  * 0, as many as the step has members minus --backup-workers, but at least 1. The step has one batch
- * for each member, but with --sync-workers N at most N + --backup-workers batches. So up to
- * --backup-workers gradients arrive after the end of their step. The server drops these gradients
- * and counts them as superseded, and their batches belong to the next step.
+ * for each member, but with --sync-workers N at most N + --backup-workers batches. Therefore up to
+ * --backup-workers gradients of a step can arrive after its end. The server drops these late
+ * gradients, counts them as superseded, and grants their batches again in the next step.
  *
  * Invariants:
  * (1) a step waits for every live member, whether or not the member has asked for work yet, until
  *     the gradients that are due have arrived, or a replay after a server crash ends the step
  *     (tests/sim/steps.c, mutant member-left-out). A step never waits for a worker that is not
  *     live, that is stalled (pace.h), that joined after the step began, or that neither works nor
- *     asks for work for dead_ms. So every step ends (tests/sim/sim.c, mutants barrier-of-the-dead
- *     and waits-for-the-stalled);
+ *     asks for work for dead_ms. For these reasons every step ends (tests/sim/sim.c, mutants
+ *     barrier-of-the-dead and waits-for-the-stalled);
  * (2) no worker counts twice in a step, except when it replays pushes that were accepted before a
  *     crash of the server (no_worker_counts_twice_in_one_step);
  * (3) an accepted gradient is in the next update or in the snapshot (tests/sim/verdict.c, mutant
@@ -23,7 +23,7 @@
  *     steps-merged);
  * (5) the update depends on the batches of the step, but not on the order in which they arrived,
  *     nor on which worker computed which batch (mutant order-of-arrival).
- * PS_ASSERT checks (2) and (4) at each accepted push, in every build.
+ * In every build, PS_ASSERT checks invariants (2) and (4) at each accepted push.
  */
 #include "server/core/sync.h"
 #include "common/assert.h"
@@ -80,7 +80,7 @@ static enum reject sync_check(
 
 /* ---- the end of a step ---------------------------------------------------------------------- */
 
-/* Closes the step. Its batches that are not counted wait for the next step. */
+/* Closes the step. Batches of the step that are not counted wait for the next step. */
 static void shut(struct core *c)
 {
 	struct leases *l = &c->leases;
@@ -111,8 +111,8 @@ static void step(struct core *c, uint32_t epoch)
 }
 
 /* Returns 1 if the push belongs to a later step, so the step under way ends first. Only a replay
- * can be of later weights or of a later epoch: its worker saw the step under way end before the
- * crash. Only replays can bring more gradients than the accumulator has room for. */
+ * can be of later weights or of a later epoch: before the crash, the step that is now under way had
+ * already ended. Likewise, only replays can be more gradients than the accumulator has room for. */
 static int ends_the_step(const struct core *c, const struct msg_push *p)
 {
 	const struct gradient_accumulator *a = &c->accumulator;
@@ -122,8 +122,8 @@ static int ends_the_step(const struct core *c, const struct msg_push *p)
 }
 
 /* Returns 1 if all values stay finite when the gradient of push `p` is applied. If `p` is of a
- * later step, the function first ends the step under way, so it checks the gradient with the
- * weights of its own step. The step stays ended even if the gradient is rejected. */
+ * later step, the function first ends the step under way, so that it checks the gradient with the
+ * weights of the later step. The step stays ended even if the server rejects the gradient. */
 static int sync_fits(struct core *c, const struct worker *w, const struct msg_push *p)
 {
 	if (ends_the_step(c, p))
@@ -143,8 +143,8 @@ static void sync_take(struct core *c, struct worker *w, const struct msg_push *p
 		step(c, p->work.epoch);
 }
 
-/* Returns 1 if every batch of the step is counted. All of them can be counted before all members
- * have answered, if a worker that is not a member has replayed a push. */
+/* Returns 1 if every batch of the step is counted. If a worker that is not a member has replayed a
+ * push, all batches can be counted before all members have delivered. */
 static int is_exhausted(const struct core *c)
 {
 	for (uint32_t i = c->sync.first; i < c->sync.end; i++)
@@ -212,7 +212,8 @@ static int somebody_is_ready(const struct core *c)
 }
 
 /* Makes each ready worker that has not delivered a gradient for this step a member of the step. If
- * no worker is ready, makes stalled workers its members. Returns the number of members. */
+ * no worker is ready, makes stalled workers the members of the step. Returns the number of
+ * members. */
 static uint32_t call_members(struct core *c)
 {
 	uint32_t n = 0;
@@ -229,8 +230,8 @@ static uint32_t call_members(struct core *c)
 	return n;
 }
 
-/* Begins a step if none is open and there is work. Replays that arrived before the beginning of the
- * step count in it. */
+/* Begins a step if none is open and there is work. Replays that arrived before the step began count
+ * as its gradients. */
 static void begin(struct core *c)
 {
 	const struct core_config *cfg = &c->cfg;

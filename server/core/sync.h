@@ -6,7 +6,7 @@
 #include "server/core/modes.h"
 
 /* The state of a worker slot in mode sync. A snapshot contains the first group of fields. The
- * number of a step is the version of the weights that it produces. */
+ * number of a step is the version of the weights that the step produces. */
 struct worker_sync {
 	uint64_t answered; /* the newest step that has a gradient of this worker */
 	uint64_t member;   /* the step that waits for this worker; 0: no step does */

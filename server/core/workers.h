@@ -13,8 +13,8 @@
 #include "server/core/ssp.h"
 #include "server/core/sync.h"
 
-/* A worker slot; the worker id is the index + 1. The header of each module defines the module's
- * part, and says which fields of the part a snapshot contains. */
+/* A worker slot; the worker id is the index + 1. Each member is the part of one module. The header
+ * of the module defines this part, and says which of its fields a snapshot contains. */
 struct worker {
 	struct worker_session session;
 	struct worker_ledger ledger;
@@ -31,7 +31,8 @@ struct worker {
 uint32_t worker_id(const struct core *c, const struct worker *w);
 struct worker *worker_find(struct core *c, uint32_t id);                 /* NULL: no such slot */
 struct stamp worker_stamp(const struct core *c, const struct worker *w); /* w NULL: an observer */
-/* Returns the newest seq of w that is durable when the replies of this step leave. */
+/* Returns the newest seq of worker `w` that is durable at the time when the shell sends the replies
+ * of this step. */
 uint64_t worker_durable_seq(const struct core *c, const struct worker *w);
 /* Returns 1 if w may retain pushes that the server acknowledged before a crash and that w has not
  * replayed yet. */
@@ -41,7 +42,8 @@ int worker_is_active(const struct worker *w);
 int worker_is_of_run(const struct core *c, const struct worker *w);
 /* Returns the number of live workers that have the run's data set and are not stalled. */
 uint32_t workers_of_run(const struct core *c);
-/* Forgets the decisions on all pushes of w so far. Their duplicates get REJECT_UNKNOWN. */
+/* Forgets the decisions on all earlier pushes of worker `w`. From now on, a duplicate of such a
+ * push gets REJECT_UNKNOWN. */
 void worker_forget_decisions(struct core *c, struct worker *w);
 uint32_t data_channels(const struct data_id *d);
 int workers_same_data(const struct data_id *a, const struct data_id *b);

@@ -1,9 +1,8 @@
 #!/bin/sh
 # Install the packages for building, running and testing cnn-ps, on Debian 12 or Ubuntu.
 #
-#   deploy/setup.sh          install the packages of `make`, `make demo`, `make test` and `make
-#                            lint`
-#   deploy/setup.sh bench    install also the packages of `make bench` and `make ladder`
+#   deploy/setup.sh          the packages of `make`, `make demo`, `make test` and `make lint`
+#   deploy/setup.sh bench    also the packages of `make bench` and `make ladder`
 #   deploy/setup.sh check [bench]   only list missing packages; exit with 2 if there are any
 #   deploy/setup.sh list     list all packages
 #   deploy/setup.sh tools    install PyPI packages in build/tools, which some tests use

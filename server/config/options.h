@@ -1,8 +1,8 @@
 /*
  * options.h - the table of the options of cnn-ps, and the checks of their values.
  *
- * These functions bind no port and create or write no file. If the configuration is wrong, they
- * print all of its errors on stderr. Thread: main, at start-up.
+ * These functions bind no port and create or write no file. If the configuration is wrong,
+ * options_parse prints all of its errors on stderr. Thread: main, at start-up.
  */
 #ifndef SERVER_CONFIG_OPTIONS_H
 #define SERVER_CONFIG_OPTIONS_H

@@ -21,7 +21,7 @@
 size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[WAL_RECORD_HEAD]);
 /* Writes the mark of the snapshot with number `generation`: the snapshot contains the events before
- * the mark and none after it. Returns the number of bytes. */
+ * the mark and none after it. Returns the number of bytes of the mark. */
 size_t wal_record_mark(uint64_t generation, unsigned char out[WAL_RECORD_HEAD]);
 /* Returns the generation in a mark, or 0 if the record is not a mark. */
 uint64_t wal_record_is_mark(const unsigned char *data, size_t size);

@@ -24,7 +24,8 @@ struct progress {
 	/* images/s of the newest epoch that ended; NaN: no epoch has ended in this process */
 	double epoch_rate;
 	uint64_t rate_ms, rate_images, rate_updates; /* time and totals of the newest measurement */
-	double images_per_s, updates_per_s;          /* at the newest measurement; 0: none yet */
+	/* rates at the newest measurement; 0: there was none yet */
+	double images_per_s, updates_per_s;
 	uint64_t drawn_ms;
 };
 

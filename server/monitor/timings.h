@@ -1,7 +1,7 @@
 /*
- * timings.h - histograms for /metrics. They show the time that the server takes for a PULL, for a
- * PUSH and for each event, and the time of writes to the disk. Bucket i counts times up to 1 us *
- * 4^i; the last bucket has no bound.
+ * timings.h - histograms for /metrics. The histograms show the time that the server takes for a
+ * PULL, for a PUSH and for each event, and the time of writes to the disk. Bucket i counts times up
+ * to 1 us * 4^i; the last bucket has no bound.
  *
  * Thread: the loop's.
  */

@@ -78,10 +78,10 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 /* ---- observers ------------------------------------------------------------------------------ */
 
 /*
- * Observers that recently requested the status. At the end of the run they receive the last status
- * and BYE, so that an observer can distinguish the end of the run from a lost server. A worker that
- * requests the status does not become an observer, and receives its BYE only from the core: it may
- * retain pushes that the next term needs.
+ * Observers that recently requested the status. At the end of the run these observers receive the
+ * last status and BYE, so that an observer can distinguish the end of the run from a lost server. A
+ * worker that requests the status does not become an observer, and receives its BYE only from the
+ * core: it may retain pushes that the next term needs.
  */
 #define MAX_OBSERVERS 64
 /* an observer receives BYE if it has sent a request in this time */

@@ -12,7 +12,7 @@
 #include "common/log.h"
 #include "common/zmonitor.h"
 
-#define REBIND_MS 50   /* between two attempts to bind the port again */
+#define REBIND_MS 50   /* time between two attempts to bind the port again */
 #define CLOSED_MS 1000 /* minimum time for which the accept gate stays closed */
 
 /* ---- bind and unbind, open and close ------------------------------------------------------- */

@@ -14,11 +14,11 @@
  * Statuses: a call that can fail returns 0 (CNNPS_OK) or a negative CNNPS_E* status.
  * cnnps_error(c) then has the reason in one line.
  *
- * Structs: every struct that a call reads or fills begins with `size`. Set it to the sizeof of the
- * struct and all other fields to zero (an initialiser does both). Later versions of the library may
- * append fields; a new field that is zero keeps the earlier behaviour. A program works with a newer
- * library. A program works with an older library if all fields that the older library lacks are
- * zero; otherwise the call returns CNNPS_EUSAGE.
+ * Structs: every struct that a call reads or fills begins with `size`. Set `size` to the sizeof of
+ * the struct and all other fields to zero (an initialiser does both). Later versions of the library
+ * may append fields; a new field that is zero keeps the earlier behaviour. A program works with a
+ * newer library. A program works with an older library if all fields that the older library lacks
+ * are zero; otherwise the call returns CNNPS_EUSAGE.
  *
  * Threads: the log callback is the only global state of the library. Any thread may use a
  * connection, but only one thread at a time. Callbacks may come from the library's threads.

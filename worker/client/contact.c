@@ -77,7 +77,7 @@ static void start_a_server(struct finding *f, const struct contact_state *s)
 			f->server.host[0] ? f->server.host : "its host", f->server.port);
 }
 
-/* Explains why there is no connection, or by which sign the peer is not a cnn-ps. */
+/* Explains why there is no connection, or describes the peer if it is not a cnn-ps. */
 static void explain_probe(
 	struct finding *f, const struct contact_state *s, const struct probe_report *r)
 {

@@ -27,8 +27,8 @@ struct retained_push {
 	uint64_t grant_code;
 };
 
-/* A request that gets at most one answer. The session sends it again after each WELCOME until the
- * answer comes. */
+/* A request that gets at most one answer. The session sends the request again after each WELCOME
+ * until the answer comes. */
 struct rpc {
 	int open, sent;
 	uint64_t number;

@@ -29,7 +29,8 @@ static const struct device *const devices[] = {
 #else
 #define DEVICE_NAMES "auto, cpu, cpu-ref (it was built without cuda)"
 #endif
-/* With forward_only, `forward` takes at least this number of images per call. */
+/* With forward_only, a call of `forward` may have this number of images, even if max_batch is
+ * smaller. */
 #define FORWARD_CHUNK ((size_t)256)
 
 /* Rounds of local training, numbered from 0; number i is in slot i % LOCAL_ROUNDS. */

@@ -27,8 +27,8 @@ struct backend; /* opaque */
 
 /* Creates a backend for model `m`, which must outlive the backend. The devices "auto" and "cuda"
  * choose the least used GPU that works (kernels/cuda/choose.h). If no GPU works, "auto" logs the
- * reason and chooses the CPU (fp32). PS_EUSAGE: a bad option, or an unknown device: then `e` lists
- * the devices of this build. PS_ENOMEM, PS_EDEVICE. */
+ * reason and chooses the CPU (fp32). PS_EUSAGE: a bad option or an unknown device; for an unknown
+ * device, `e` lists the devices of this build. PS_ENOMEM, PS_EDEVICE. */
 int backend_new(struct backend **out, const struct model *m, const struct backend_options *o,
 	struct err *e) PS_MUST_CHECK;
 /* Frees *b and sets it to NULL. *b may be NULL. */
@@ -45,7 +45,7 @@ const char *backend_device(const struct backend *b);
 #define BACKEND_KERNELS_TEXT 1024
 void backend_kernels(const struct backend *b, size_t batch, char *text, size_t size);
 /* Selects the data set that indices refer to. `set` is borrowed: it must stay until the next call
- * or until backend_free. A GPU copies the data once. */
+ * or until backend_free. A GPU copies the data set to its own memory in this call. */
 int backend_use(struct backend *b, const struct kx_images *set, struct err *e) PS_MUST_CHECK;
 /*
  * Computes the mean gradient, the statistics of batchnorm and the mean loss of images
@@ -75,11 +75,12 @@ int backend_predict(struct backend *b, const float *params, size_t first, size_t
  *   caller can call the function several times in a round.
  * - backend_local_finish ends the round and requests its weights and its sum (NULL: not needed).
  * - backend_local_wait waits for the oldest round in flight. *loss (NULL: not needed) is the mean
- *   loss of its images. A round that is not finished continues after the call.
+ *   loss of the images of this round. A round that backend_local_finish has not ended yet continues
+ *   after the call.
  *
- * The first three functions can return before the device has done the work. The caller may reuse
- * the `params` of backend_local_start as soon as backend_local_finish has returned. The results of
- * backend_local_finish are complete when backend_local_wait has returned.
+ * All of these functions except backend_local_wait can return before the device has done the work.
+ * The caller may reuse the `params` of backend_local_start as soon as backend_local_finish has
+ * returned. The results of backend_local_finish are complete when backend_local_wait has returned.
  * Up to LOCAL_ROUNDS rounds may be in flight: the device computes one round while the caller uses
  * the results of the previous round. No other function of the backend may be called while a round
  * is in flight. PS_EUSAGE: calls in the wrong order.

@@ -14,7 +14,7 @@
 #include "kernels/cpu/pack.h"
 #include <string.h>
 
-/* The taps of a filter: it has `channels` weights for each of `pixels` pixels. */
+/* The taps of a filter, which has `channels` weights for each of `pixels` pixels. */
 struct taps {
 	size_t channels, pixels;
 };

@@ -6,7 +6,7 @@
 #define KERNELS_CPU_PACK_H
 #include "kernels/cpu/plan.h"
 
-/* One of `parts` shares of work. */
+/* Share number `part` of work that is divided into `parts` shares. */
 struct share {
 	size_t part, parts;
 };
@@ -18,7 +18,8 @@ void share_range(struct share s, size_t n, size_t *begin, size_t *end);
  * floats; each thread needs its own. */
 void pack_params(
 	const struct plan *p, struct share s, const float *params, float *packed, float *room);
-/* Adds sum[1], then sum[2], up to sum[n - 1] to sum[0]. Each has plan->grad_floats floats. */
+/* Adds the vectors sum[1], sum[2], ..., sum[n - 1] to sum[0], in this order. Each vector has
+ * plan->grad_floats floats. */
 void sum_gradients(const struct plan *p, struct share s, float *const *sum, size_t n);
 /* Writes scale * sum to `grad` in the order of the manifest. `room`: as for pack_params. */
 void unpack_gradient(const struct plan *p, struct share s, const float *sum, float scale,

@@ -101,8 +101,8 @@ static struct pooling window_sizes(const struct layer *l)
 	return (struct pooling){l->size, l->size, l->stride, l->pad_top, l->pad_left};
 }
 
-/* Appends the positions of window (y, x): the output pixels of the weighted layer that lie in it.
- * `positions` has their rows and columns. */
+/* Appends the positions of window (y, x): the output pixels of the weighted layer that lie in this
+ * window. The weighted layer has `positions` (rows and columns) output pixels. */
 static void add_window(struct step *s, const struct pooling *w, struct shape positions, size_t y,
 	size_t x, size_t y_floats, size_t x_floats, size_t origin)
 {
@@ -119,9 +119,9 @@ static void add_window(struct step *s, const struct pooling *w, struct shape pos
 		}
 }
 
-/* Builds the window tables. `positions` has the number of rows and columns of positions.
- * Neighbouring positions are `stride` pixels of the input activation apart; the first position is
- * at offset `origin`. */
+/* Builds the window tables. The weighted layer has `positions` (rows and columns) output pixels,
+ * which are called positions. Neighbouring positions are `stride` pixels of the input activation
+ * apart; the first position is at offset `origin`. */
 static int add_windows(struct plan *p, struct step *s, const struct layer *pool,
 	struct shape positions, size_t stride, size_t origin)
 {
@@ -223,7 +223,7 @@ static size_t winograd_size(const struct step *s)
 }
 
 /* Returns the cost of one of a step's three products with Winograd's tiles, in the unit of
- * choose_ways. The transform of a tile of vectors takes about as long as 120 vectors of
+ * choose_ways. To transform a tile of vectors takes about as long as to compute 120 vectors of
  * products. */
 static double winograd_cost(const struct plan *p, const struct step *s, size_t size)
 {
@@ -330,8 +330,8 @@ static int add_tiles(struct plan *p, struct step *s, const struct layer *pool)
 /*
  * Chooses the ways of a step's three products by their estimated costs. The dense way computes
  * every position in register tiles. The sparse way computes only the argmaxes that pass the ReLU.
- * But it waits for memory and fills vectors only along a row of the patch, so a vector of products
- * takes about twice as long as in the dense way.
+ * But the sparse way waits for memory and fills vectors only along a row of the patch, so a vector
+ * of products takes about twice as long as in the dense way.
  */
 static void choose_ways(struct plan *p, struct step *s, int back)
 {

@@ -93,9 +93,9 @@ struct step {
 	uint32_t *position; /* for each position: offset of its patch in the input activation */
 	uint32_t *to;       /* for each window: offset of its values in the output activation */
 
-	/* weights: tap k is channel k % c of pixel k / c, with c = n_taps / pixels. Filter f's
-	 * weight for it is params[weight + f * n_taps + channel * pixels + pixel]. A filter has
-	 * taps only in the channels of its group. */
+	/* weights: tap k is channel k % c of pixel k / c, with c = n_taps / pixels. The weight of
+	 * filter f for tap k is params[weight + f * n_taps + channel * pixels + pixel]. A filter
+	 * has taps only in the channels of its group. */
 	size_t filters, n_taps, pixels;
 	size_t groups, in_group; /* in_group: filters of a group */
 	size_t group_columns;    /* in_group rounded up to whole vectors, see columns_pad */

@@ -4,8 +4,8 @@
  * written to be read, not to be fast.
  *
  * value[l] is the input of layer l; value[n_layers] are the logits. delta[l] is d loss / d
- * value[l]. Both have room for one image. If the model has batchnorm, they have room for the whole
- * batch, because each layer then computes all images before the next layer starts.
+ * value[l]. value and delta have room for one image. If the model has batchnorm, they have room for
+ * the whole batch, because each layer then computes all images before the next layer starts.
  */
 #include <math.h>
 #include <stdio.h>
@@ -669,7 +669,7 @@ static double pixel_value(const struct model *m, size_t i, uint8_t v)
 	return p->n_norm ? (v / 255.0 - (double)p->mean[c]) / (double)p->deviation[c] : v / 255.0;
 }
 
-/* Returns the number in the data set of image `n` of a pass. */
+/* Returns the number that image `n` of a pass has in the data set. */
 static size_t ref_image(const struct pass *p, size_t n)
 {
 	return p->index ? p->index[p->first + n] : p->first + n;
@@ -814,8 +814,8 @@ static int cpu_ref_use(void *self, const struct kx_images *set, struct err *e)
 	return PS_OK;
 }
 
-/* Moves the pass to the next images of a batch of `batch`, as many as there is room for. Returns 0
- * past the last image. */
+/* Moves the pass to the next images of a batch of `batch` images: to as many as there is room for.
+ * Returns 0 past the last image. */
 static int next_pass(const struct cpu_ref *r, struct pass *p, size_t batch)
 {
 	p->first += p->n;

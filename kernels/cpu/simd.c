@@ -637,8 +637,8 @@ static void add_moments(double *restrict sum, double *restrict product, const fl
 
 #define POINTS WINOGRAD_POINTS
 
-/* The transforms of six points, 0, 1, -1, 2, -2 and infinity, in one dimension (winograd.h). In a
- * matrix, `by` is the distance between two values. */
+/* The transforms of six points, 0, 1, -1, 2, -2 and infinity, in one dimension (winograd.h). The
+ * arguments `by`, `to_by`, ... are the distances between two values, in vectors. */
 
 INLINE void input_points(vec *to, size_t to_by, const vec *x, size_t by)
 {

@@ -42,7 +42,7 @@ struct chunk {
 };
 
 /* Filters [filter, filter + count) of group `group` form a panel of width `width`. count <= width.
- * The panels before this one have `at` columns. */
+ * All panels before this one together have `at` columns. */
 struct columns {
 	size_t filter, count, width, group, at;
 };
@@ -77,8 +77,9 @@ struct simd {
 	size_t positions; /* gemm rounds n up to a multiple of this */
 	size_t taps;      /* filter_dense needs n_taps to be a multiple of this */
 
-	/* out[i * stride + j] = sum over k of source[i][tap[k]] * panel[k * width + j]. Computes
-	 * and overwrites rows i up to n rounded up to a multiple of `positions`. */
+	/* out[i * stride + j] = sum over k of source[i][tap[k]] * panel[k * width + j]. n is
+	 * rounded up to a multiple of `positions`, and that number of rows i is computed and
+	 * overwritten. */
 	void (*gemm)(float *out, size_t stride, const float *const *source, size_t n,
 		const uint32_t *tap, size_t n_taps, const float *panel, size_t width);
 	/* For each window: argmax = the position with the first maximum among the values
@@ -111,7 +112,7 @@ struct simd {
 	 * from[position[k]], argmax = its k. argmax may be NULL. */
 	void (*max_values)(float *to, uint16_t *argmax, const float *from, const uint32_t *position,
 		size_t n, size_t channels);
-	/* As max_values, but to = scale * the sum of the n values. */
+	/* Like max_values, but computes to = scale * the sum of the n values. */
 	void (*sum_values)(float *to, const float *from, const uint32_t *position, size_t n,
 		size_t channels, float scale);
 	/* to[i] += scale * from[i] */
@@ -139,10 +140,10 @@ struct simd {
 		size_t pixels, size_t n);
 
 	/*
-	 * Winograd's transforms (winograd.h). Value (i, j) of a transformed tile is
-	 * WINOGRAD_POINTS * i + j steps of `step` floats away from its first one. `size` is the
-	 * size of the output tile, 2 or 4. All but the two functions for the input work on
-	 * 2 * lanes neighbouring filters (or channels).
+	 * Winograd's transforms (winograd.h). In a transformed tile, value (i, j) is
+	 * (WINOGRAD_POINTS * i + j) * step floats behind the first value. `size` is the size of the
+	 * output tile, 2 or 4. winograd_input and winograd_input_back work on `channels` channels,
+	 * and the other functions on 2 * lanes neighbouring filters (or channels).
 	 */
 	/* v = the transformed tile of the input at x, whose rows and pixels are `row` and `pixel`
 	 * floats apart, for each channel */
@@ -152,11 +153,12 @@ struct simd {
 	 * dx. */
 	void (*winograd_input_back)(
 		float *dx, size_t row, size_t pixel, const float *dv, size_t step, size_t channels);
-	/* The output tile of m. Its value number i becomes y[order[i] * 2 * lanes], unless order[i]
-	 * is WINOGRAD_UNUSED. */
+	/* Transforms the products m to an output tile. Value number i of this tile becomes
+	 * y[order[i] * 2 * lanes], unless order[i] is WINOGRAD_UNUSED. */
 	void (*winograd_output)(
 		float *y, const uint32_t *order, size_t size, const float *m, size_t step);
-	/* The transpose of winograd_output. Unused values count as zero. */
+	/* The transpose of winograd_output. Output values that are WINOGRAD_UNUSED have a gradient
+	 * of zero. */
 	void (*winograd_output_back)(
 		float *dm, size_t step, const float *dy, const uint32_t *order, size_t size);
 	/* u = the transformed weights g, which are [pixel][2 * lanes] */

@@ -3,8 +3,8 @@
  * Convolutional Neural Networks", 2016).
  *
  * A tile of 6 x 6 inputs gives 4 x 4 outputs of a filter of 3 x 3, or 2 x 2 outputs of 5 x 5. Both
- * use the points 0, 1, -1, 2, -2 and infinity, so they share the transform of the input. For one
- * channel and one filter a tile takes 36 products instead of 144 or 100:
+ * filter sizes use the points 0, 1, -1, 2, -2 and infinity, so they share the transform of the
+ * input. For one channel and one filter a tile takes 36 products instead of 144 or 100:
  *
  *   output = A' [(G g G') * (B' d B)] A   with the input d, the weights g, ' for transposition
  *
@@ -16,9 +16,9 @@
  * The order of the sums of an image depends only on the model.
  *
  * Accuracy: in one dimension, the absolute values of the factors of an output add up to at most 48
- * for 3 weights (3 in the direct sum), and to 58 for 5 weights. So in the worst case a rounding
- * error is 16^2 times as large as in the direct sum. The tests allow these gradients no larger
- * errors than those of the other ways (plan.h).
+ * for 3 weights (3 in the direct sum), and to 58 for 5 weights. So in two dimensions a rounding
+ * error is in the worst case 16^2 times as large as in the direct sum. The tests allow the
+ * gradients of this way no larger errors than those of the other ways (plan.h).
  */
 #ifndef KERNELS_CPU_WINOGRAD_H
 #define KERNELS_CPU_WINOGRAD_H
@@ -26,8 +26,8 @@
 
 /* Computes the output activation of step i. */
 void winograd_forward(struct lane *l, size_t i, const struct block *b);
-/* Adds the gradient of the weights of step i to l->grad. Computes the gradients of its input
- * activation, unless no layer needs them. */
+/* Adds the gradient of the weights of step i to l->grad. Also computes the gradients of the input
+ * activation of step i, unless no layer needs these. */
 void winograd_backward(struct lane *l, size_t i, const struct block *b);
 
 #endif

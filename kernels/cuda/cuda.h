@@ -8,8 +8,8 @@
  * copies go directly from and to the caller's memory; pinned memory (cuda_memory) is fastest.
  *
  * Each round of local training uses a slot with all data that it shares with the host. Two more
- * streams copy the input of the next round and the output of the last one while the kernels of the
- * current round run.
+ * streams copy the input of the next round and the output of the previous round while the kernels
+ * of the current round run.
  *
  * Kernels of fused/ may give up (enum kx_trouble). The calls that wait for results then open a path
  * without these kernels, and repeat the batch or the rounds in flight with it.
@@ -101,10 +101,10 @@ struct cuda {
 
 /* Reports an error of open or use in the caller's struct err. */
 int cuda_failed(cudaError_t rc, const char *what, struct err *e);
-/* Opens the first path that fits, with its memory. */
+/* Opens the first path that can run the model, and allocates its memory. */
 int cuda_open_path(struct cuda *c, struct err *e) PS_MUST_CHECK;
 void cuda_close_path(struct cuda *c);
-/* Destroys the graphs. Call it before the memory moves to which the graphs refer. */
+/* Destroys the graphs. Call it before the memory that the graphs refer to moves. */
 void cuda_drop_graphs(struct cuda *c);
 /* As struct device. */
 int cuda_gradient(void *self, const float *params, const uint32_t *index, size_t batch,

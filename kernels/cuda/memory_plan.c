@@ -107,7 +107,7 @@ static void conv1_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 	s->own.conv1_size = f->size;
 }
 
-/* Requires that conv1_place has run for the step before. */
+/* Requires that conv1_place has run for the previous step. */
 static void conv2_place(struct net *n, struct net_step *s, struct cuda_arena *a)
 {
 	const struct net_tensor *out = &n->tensor[s->out];

@@ -16,7 +16,7 @@
 #include "kernels/cuda/base/kernels.h"
 #include "kernels/device/types.h"
 
-/* A bump allocator on one block of memory. base NULL: only counts bytes. */
+/* A bump allocator on one block of memory. If `base` is NULL, it only counts bytes. */
 struct cuda_arena {
 	char *base;
 	size_t used;
@@ -40,7 +40,7 @@ struct cuda_path {
 		void **self, const struct model *m, const struct path_options *o, struct err *e);
 	void (*close)(void *self);
 	/* Returns 1 if kernels of the path may find that their results are not valid. They then set
-	 * *trouble (see `place`). If the pointer is NULL, no kernel does so. */
+	 * *trouble (see `place`). If the pointer may_fail is NULL, no kernel does so. */
 	int (*may_fail)(const void *self);
 	/* `trouble`: device memory with an enum kx_trouble, which stays set. */
 	void (*place)(void *self, struct cuda_arena *a, uint32_t *trouble);
@@ -70,8 +70,8 @@ int cuda_pool_covers(const struct layer *l);
 /* Returns 1 if the layer is a pool of 2 x 2 without padding that covers its input. */
 int cuda_pool_2x2(const struct layer *l);
 
-/* A layer of plain_layers.cu. x, y: its input and output; dx, dy: their gradients. `other`: add:
- * the input of its skip; skip, dgrad: the gradient of the output of its add. */
+/* A layer of plain_layers.cu. x, y: its input and output; dx, dy: their gradients. `other`: for an
+ * add, the input of its skip; for dgrad of a skip, the gradient of the output of its add. */
 struct plain_layer {
 	const struct layer *layer;
 	struct kx_tensor x, y, dx, dy, other;
@@ -94,7 +94,8 @@ struct cuda_batchnorm {
 /* Fills *b for layer `l`. `channels` is the number of channels, padding included. */
 void cuda_batchnorm_plan(
 	struct cuda_batchnorm *b, const struct model *m, const struct layer *l, int channels);
-/* Returns the number of floats that the sums of the batchnorm's gradients and statistics need. */
+/* Returns the number of floats that are needed to sum the gradients and statistics of the
+ * batchnorm. */
 size_t cuda_batchnorm_sums(const struct cuda_batchnorm *b);
 /* Assigns the memory of *b. `sums` has cuda_batchnorm_sums floats, or is NULL if the path only
  * evaluates or if `a` only counts bytes. */

@@ -126,8 +126,8 @@ static size_t params_bytes(const struct cuda *c)
 	return c->model->n_params * sizeof(float);
 }
 
-/* set_now and set_index copy through the slot's pinned memory. Its entries are not reused until the
- * round is over or the stream is idle. */
+/* set_now and set_index copy through the slot's pinned memory. An entry of this memory is not
+ * reused until the round is over or the stream is idle. */
 static int set_now(struct cuda *c, struct slot *s, struct kx_now now)
 {
 	s->now[s->n_now] = now;

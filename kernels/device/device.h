@@ -1,8 +1,8 @@
 /*
  * device.h - the interface that every device implements, and the functions that devices share.
  *
- * kernels/backend.c has the table of devices. It checks every argument before it calls a device:
- * batch sizes and indices are in range, and a data set is selected.
+ * kernels/backend.c has the table of devices. Before it calls a device, backend.c checks every
+ * argument: batch sizes and indices are in range, and a data set is selected.
  *
  * Thread: one thread at a time uses a device. A device may start threads of its own.
  */

@@ -38,8 +38,8 @@ struct backend_options {
 
 /* An allocator for parameters and gradients; for a GPU it allocates pinned memory. The device
  * accepts any other memory, too, but copies it more slowly. `allocate` returns zeroed memory
- * aligned to 64 bytes, or NULL without memory. Any thread may call both functions, also after
- * backend_free. */
+ * aligned to 64 bytes, or NULL if there is not enough memory. Any thread may call both functions,
+ * also after backend_free. */
 struct backend_memory {
 	int special; /* copying values into this memory saves more time than it costs */
 	void *(*allocate)(size_t bytes);

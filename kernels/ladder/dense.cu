@@ -39,7 +39,7 @@ struct column {
 	float weight[CLASSES], fc[CLASSES], conv[WEIGHTS + 1];
 };
 
-/* The address of the thread's pooled value of its first filter, for the next image. */
+/* Points to the thread's pooled value in the next image, for the first of its filters. */
 struct place {
 	const float *in;
 	const uint8_t *argmax;

@@ -1,6 +1,7 @@
 /*
  * host.cuh - the host side of the first CUDA rungs. A batch goes to the device as floats through
- * pageable buffers. The gradient of every image comes back through them, and the host adds them up.
+ * pageable buffers. The gradients of all images come back through these buffers, and the host adds
+ * them up.
  */
 #ifndef KERNELS_LADDER_HOST_CUH
 #define KERNELS_LADDER_HOST_CUH
@@ -14,8 +15,8 @@ struct host_batch {
 	float *grads;     /* of a batch, if rows > 0 */
 };
 
-/* `rows` is the number of per-image gradients that come back at a time; 0: the device adds them
- * up. */
+/* `rows` is the number of per-image gradients that come back at a time. If `rows` is 0, the device
+ * adds up the gradients. */
 int host_batch_init(struct host_batch *h, size_t max_batch, size_t rows, size_t n_params,
 	struct err *e) PS_MUST_CHECK;
 void host_batch_release(struct host_batch *h);

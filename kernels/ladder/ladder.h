@@ -4,8 +4,8 @@
  *
  * seed:F is conv 3x3xF, ReLU, max-pool 2, fc 10 (common/model.h) on images of 28 x 28 bytes. A rung
  * reads parameters from host memory and writes the mean gradient and the mean loss of a batch to
- * host memory, with the conventions of backend_gradient (kernels/backend.h). The table of rungs is
- * in order: each rung says what it changes against the rung before it.
+ * host memory, with the conventions of backend_gradient (kernels/backend.h). The table of rungs
+ * (ladder_rungs) is in order: each rung says how it differs from the rung before it.
  *
  * With a profile, a rung also records how long its phases take, by the host clock or by CUDA
  * events. The recording can make a step slower. Without a profile a rung records nothing.
@@ -55,7 +55,7 @@ struct ladder_task {
 	size_t max_batch;            /* maximum images of a step */
 };
 
-/* The input of a step. A rung may pin params and the grad of the step: both come from
+/* The input of a step. A rung may pin params and the grad of the step, because both come from
  * ladder_floats, are the same in every step of one state, and outlive the state. */
 struct ladder_batch {
 	const float *params;
@@ -92,13 +92,14 @@ struct rung {
 extern const struct rung *const ladder_rungs[];
 extern const size_t ladder_n_rungs;
 
-/* The production kernels of the CPU, with task.threads threads. It is no step of the ladder. */
+/* A rung with the production kernels of the CPU and task.threads threads. This rung is not in
+ * ladder_rungs. */
 extern const struct rung ladder_cores;
 
 /* Sets *m to seed:filters. PS_EUSAGE: there is no seed network with this number of filters. */
 int ladder_model(struct model *m, size_t filters, struct err *e) PS_MUST_CHECK;
-/* Returns `n` zeroed floats on pages of their own, or NULL without memory. Free them with
- * free(). */
+/* Returns `n` zeroed floats on pages of their own, or NULL if there is not enough memory. Free them
+ * with free(). */
 float *ladder_floats(size_t n);
 /* Bounds that allow every batch size, with a tolerance that single precision meets in any order of
  * additions. */

@@ -4,9 +4,10 @@
     library.py [--filters F] [--batch B] [--seconds S] [--runs N]     as `cnn-ladder steps`
 
 The row `cudnn` is a step that copies weights and gradient, like the rung `production`. `cudnn
-local` keeps the weights on the device, like `local`; `cudnn bf16` also uses autocast, like `bf16`
-and `persistent`. Products of `cudnn` and `cudnn local` are fp32. Each row has the faster of the two
-memory layouts of PyTorch. The script compares every gradient with double precision. It needs
+local` keeps the weights on the device, like the rung `local`. `cudnn bf16` does so too and uses
+autocast to bf16, the precision of the rungs `bf16` and `persistent`. Products of `cudnn` and `cudnn
+local` are fp32. The script measures each row with both memory layouts of PyTorch (NCHW and NHWC)
+and prints the faster one. The script compares every gradient with double precision. It needs
 PyTorch and a GPU.
 """
 import argparse

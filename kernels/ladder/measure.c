@@ -192,7 +192,8 @@ static int profile(struct ladder_result *out, struct run *r, double seconds, str
 	return PS_OK;
 }
 
-/* Opens the rung, measures it and closes it. Only with `profiled` are its phases measured. */
+/* Opens the rung, measures it and closes it. Measures the phases of the rung only if `profiled` is
+ * set. */
 static int measure_rung(struct ladder_result *out, struct run *r, const struct ladder_point *p,
 	const struct ladder_truth *t, float *trained, int profiled, struct err *e)
 {

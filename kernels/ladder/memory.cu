@@ -143,8 +143,9 @@ int time_chase(struct gpu *g, const uint32_t *chain, uint32_t *last, size_t step
 	return PS_OK;
 }
 
-/* Times the second walk. After the first one, the caches hold a chain that is shorter than a walk.
- * For a longer chain, the caches do not hold the links that the second walk visits. */
+/* Times the second walk through the chain. If the chain is shorter than a walk, the first walk has
+ * loaded all of it into the caches. If the chain is longer, the second walk visits links that the
+ * caches do not hold. */
 int measure_load(struct gpu *g, const char *where, size_t bytes, uint32_t *device, struct err *e)
 {
 	uint32_t *chain = make_chain(bytes);

@@ -28,7 +28,7 @@ USUAL = ("data/mnist", "/usr/share/datasets/fashion-mnist")
 
 
 def read_idx(name):
-    """The array from the first default directory that has the file, plain or .gz."""
+    """Returns the array from the first default directory that has the file, plain or .gz."""
     for place in [os.environ["CNN_DATA"]] if os.environ.get("CNN_DATA") else USUAL:
         for path, opened in ((Path(place) / name, open), (Path(place) / (name + ".gz"), gzip.open)):
             if path.exists():

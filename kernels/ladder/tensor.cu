@@ -31,8 +31,8 @@ unsigned tensor_groups(const struct products *p)
 	return (unsigned)((p->k.filters + FILTERS - 1) / FILTERS);
 }
 
-/* Eight filters per block: their weights as operands of the tensor cores. Filters that do not exist
- * have zeros. */
+/* Writes the weights as operands of the tensor cores, eight filters per block. The operands of
+ * filters that do not exist are zeros. */
 __global__ void tensor_fragments_kernel(struct products p, uint32_t *fragments)
 {
 	__shared__ float weight[FILTERS][ROW];

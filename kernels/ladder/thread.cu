@@ -1,6 +1,6 @@
 /*
  * thread.cu - rung 2: the sequential code with one thread per image. Images are copied to the
- * device as floats. The gradient of every image is copied to the host, which adds them up.
+ * device as floats. The gradients of all images are copied to the host, which adds them up.
  */
 #include <stdlib.h>
 #include "kernels/ladder/gpu.cuh"

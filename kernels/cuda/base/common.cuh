@@ -1,5 +1,6 @@
 /*
- * common.cuh - kernel launches, asynchronous copies and helpers. Every .cu file includes it.
+ * common.cuh - kernel launches, asynchronous copies and helpers. Every .cu file includes this
+ * header.
  */
 #ifndef KERNELS_CUDA_BASE_COMMON_CUH
 #define KERNELS_CUDA_BASE_COMMON_CUH
@@ -38,8 +39,8 @@ static inline size_t kx_shared_limit(void)
 
 /*
  * Launches a kernel, on Hopper and later with programmatic dependent launch: the kernel may start
- * while its predecessor in the stream still runs. Before await_previous it must not write, and it
- * may read only data that the predecessor does not write. Kernels before the predecessor are
+ * while its predecessor in the stream still runs. Before await_previous the kernel must not write,
+ * and it may read only data that the predecessor does not write. Kernels before the predecessor are
  * complete when this kernel starts: the predecessor waited for them in its own await_previous and
  * only then allowed this kernel to start. After await_previous all results of the predecessor are
  * visible.
@@ -86,8 +87,9 @@ static inline unsigned blocks_for(size_t n, unsigned threads)
 		i += (size_t)gridDim.x * blockDim.x)
 
 #ifdef __CUDACC__
-/* Waits until all earlier kernels are complete, then allows the next kernel to start. Before Hopper
- * a kernel starts when the earlier ones are complete. */
+/* Waits until all earlier kernels are complete, then allows the next kernel to start. On a GPU
+ * before Hopper this function does nothing, because a kernel starts only when the earlier kernels
+ * are complete. */
 __device__ static inline void await_previous()
 {
 #if __CUDA_ARCH__ >= 900

@@ -6,9 +6,9 @@
  * convolution are part of the tensor. An fc layer is a convolution whose filter covers the whole
  * input.
  *
- * A launcher checks only the launch. It never synchronises and never allocates. It returns PS_OK or
- * PS_EDEVICE. The order of every sum depends on the sizes only: equal arguments give equal bytes.
- * Pointers are device memory unless a comment says otherwise.
+ * A function that launches kernels checks only the launch, never synchronises, never allocates, and
+ * returns PS_OK or PS_EDEVICE. The order of every sum depends on the sizes only: equal arguments
+ * give equal bytes. Pointers are device memory unless a comment says otherwise.
  */
 #ifndef KERNELS_CUDA_BASE_KERNELS_H
 #define KERNELS_CUDA_BASE_KERNELS_H
@@ -60,7 +60,8 @@ struct kx_tensor {
 	size_t image; /* stride of an image */
 };
 
-/* The norm of the images. n is 0 (no norm), 1 (for all channels) or the number of channels. */
+/* The norm of the images. n is the number of means and deviations: 0 (no norm), 1 (the same for all
+ * channels) or one for each channel. */
 struct kx_norm {
 	int n;
 	float mean[4], deviation[4];
@@ -90,9 +91,9 @@ struct kx_pixel {
  * fprop and dgrad. For every image i and output pixel:
  *     d[i][out .. out + n) = sum over its K runs and r < run_length of
  *         a[i][k_run.a + r] * b[k_run.b + r][0 .. n)
- * Then the kernel adds bias (unless NULL) and applies ReLU if `relu`. Where mask is not positive it
- * writes 0. `mask` has the layout of d; NULL keeps every value. n, run_length and all offsets are
- * multiples of 4.
+ * Then the kernel adds bias (unless NULL) and applies ReLU if `relu`. Where mask is not positive,
+ * the kernel writes 0. `mask` has the layout of d; NULL keeps every value. n, run_length and all
+ * offsets are multiples of 4.
  */
 struct kx_conv {
 	const float *a, *b, *bias, *mask;
@@ -162,7 +163,8 @@ int kx_curve(struct kx_tensor x, struct kx_tensor y, struct kx_curve curve, int 
 int kx_curve_dgrad(struct kx_tensor y, struct kx_tensor dx, struct kx_tensor dy,
 	struct kx_curve curve, const void *mask, int images, int bf16, cudaStream_t stream);
 
-/* Windows of rows x columns, `stride` apart. A mean divides by rows * columns. */
+/* Windows of rows x columns, `stride` apart. The mean of a window is its sum divided by rows *
+ * columns, even if the window extends over the edge. */
 struct kx_pooling {
 	int rows, columns, stride, top, left;
 };
@@ -212,7 +214,7 @@ struct kx_batchnorm {
  * uses b.running. */
 int kx_batchnorm(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor y, int images,
 	int training, int bf16, cudaStream_t stream);
-/* Writes b.grad, and dx unless its value is NULL. */
+/* Writes b.grad, and also dx unless dx.value is NULL. */
 int kx_batchnorm_backward(struct kx_batchnorm b, struct kx_tensor x, struct kx_tensor dx,
 	struct kx_tensor dy, const void *mask, int images, int bf16, cudaStream_t stream);
 
@@ -225,8 +227,8 @@ int kx_loss(const float *logits, float *d_logits, float *loss, int classes, int 
 
 /* The shape of a layer's parameters. A tap is a filter tap (r, s). The manifest stores weights
  * [f][c][taps] and biases [f]. The kernels store rows [tap][c] and one row of biases, f floats
- * each. dgrad reads its copy at tap * to_tap + f * to_f + c. f and c are padded with zeros to
- * multiples of four. */
+ * each. dgrad reads a copy of its own, which has a weight at tap * to_tap + f * to_f + c. f and c
+ * are padded with zeros to multiples of four. */
 struct kx_weights {
 	int f, c, taps, f_pad, c_pad;
 	int groups; /* weights between two groups are zeros here and absent in the manifest */
@@ -257,8 +259,8 @@ struct kx_layers {
 	unsigned block[KX_LAYERS + 1]; /* set by the launcher */
 };
 
-/* *sum = mean of loss[0 .. images). With `add`, the sum is added to *sum instead. loss NULL: no
- * losses. */
+/* *sum = mean of loss[0 .. images). With `add`, adds the sum of the losses to *sum instead. If
+ * `loss` is NULL, there are no losses. */
 struct kx_losses {
 	const float *loss;
 	double *sum;

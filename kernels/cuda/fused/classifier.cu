@@ -17,7 +17,7 @@ namespace
 #define HIDDEN_THREADS    (HIDDEN_WARPS * 32)
 #define HIDDEN_COLUMNS    32 /* per block: four tiles */
 
-/* Adds K = 16 to a tile. `a` has rows r and r + 8, `b` has column r. */
+/* Adds the products of 16 values of K to a tile. `a` has rows r and r + 8, `b` has column r. */
 __device__ inline void add_k16(float *c, const float4 (&a)[2], const float4 &b)
 {
 	const float x[2][4] = {{a[0].x, a[0].y, a[0].z, a[0].w}, {a[1].x, a[1].y, a[1].z, a[1].w}};

@@ -124,8 +124,8 @@ struct hi_lo_shared {
 	__align__(16) unsigned char argmax[CONV_GROUP * ARGMAX_STRIDE];
 };
 
-/* As conv_window, but for both halves of the images. The products of the halves alternate, which
- * hides their latency. */
+/* Does the same as conv_window, but for both halves of the images. The products of the halves
+ * alternate, which hides their latency. */
 __device__ inline void conv_window_both(float (&c)[2][2][4],
 	const struct conv_weights<HI_LO_SIZE> &w, const uint32_t *patch,
 	const int (&at)[conv<HI_LO_SIZE>::STEPS][2])

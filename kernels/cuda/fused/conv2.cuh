@@ -10,7 +10,8 @@
 #define CONV2_TAPS   (CONV2_SIZE * CONV2_SIZE)
 #define CONV2_POOLED (CONV2_OUT / 2)
 #define CONV2_PIXELS (CONV2_IN * CONV2_IN)
-/* Bytes of a group of eight channels of an image, and of one term of an image. */
+/* The number of bytes that a group of eight channels takes in one image, and the number of bytes of
+ * one term of an image. */
 #define CONV2_GROUP_BYTES (CONV2_PIXELS * 16)
 #define CONV2_TERM_BYTES  (CONV2_CHANNELS / 8 * CONV2_GROUP_BYTES)
 /* The scale of the weights, which keeps their lo terms out of the subnormal range of fp16. */
@@ -27,7 +28,7 @@ __device__ static inline void split_half_hi_lo(uint16_t (&term)[CONV2_TERMS], fl
 }
 
 /* Loads four 8 x 8 matrices of 16-bit values. Lane i passes the address of row i % 8 of matrix i /
- * 8. It receives columns i % 4 * 2 and i % 4 * 2 + 1 of row i / 4 of each matrix. */
+ * 8. Lane i receives columns i % 4 * 2 and i % 4 * 2 + 1 of row i / 4 of each matrix. */
 __device__ static inline uint4 load_matrices(uint32_t at)
 {
 	uint4 v;

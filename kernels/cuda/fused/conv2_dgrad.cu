@@ -221,8 +221,8 @@ __device__ inline struct dy_scale dgrad_scatter_all_dy(
 
 /* ---- dgrad ----------------------------------------------------------------------------------- */
 
-/* Adds 16 filters of a row of taps. `at` is the address of this lane's row in the matrices of the
- * first two output pixels. */
+/* Adds the products of 16 filters and a row of taps to the sums. `at` is the address of this lane's
+ * row in the matrices of the first two output pixels. */
 __device__ inline void dgrad_add_step(
 	float (&c)[CONV2_IN][TILES][4], uint32_t at, const uint4 *weights)
 {
@@ -275,7 +275,7 @@ __device__ inline uint2 to_window(uint32_t v, uint32_t argmax)
 	return argmax & 2 ? uint2{0, word} : uint2{word, 0};
 }
 
-/* Adds one pixel of one image (e = 0 or 1) to the sums. `up` is the scale of dY. */
+/* Adds the products of one pixel of one image (e = 0 or 1) to the sums. `up` is the scale of dY. */
 __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (&c)[TILES][4],
 	int e, float up, uint32_t argmax, const uint32_t *window, const int (&at)[4])
 {
@@ -301,7 +301,8 @@ __device__ inline void wgrad1_add_pixel(float (&sum)[TILES][4][4], const float (
 	}
 }
 
-/* Adds row y to the sums and scales them back. Pixels are still integers from 0 to 255. */
+/* Adds the products of row y to `sum`, then scales `sum` back. Pixels are still integers from 0 to
+ * 255. */
 __device__ inline void wgrad1_add_row(float (&sum)[TILES][4][4], const struct dgrad_shared *s,
 	const float (&c)[CONV2_IN][TILES][4], int y, float down)
 {

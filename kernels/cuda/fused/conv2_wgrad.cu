@@ -90,7 +90,7 @@ __device__ inline void wgrad_fetch_image(
 }
 
 /* Writes dY before the pool: the thread's four filters of both output pixels. No other thread reads
- * its pooled dY. */
+ * the pooled dY of this thread. */
 __device__ inline void wgrad_scatter_dy(
 	unsigned char (*to)[OUT_PIXELS][16], const struct pooled_dy &from, float up)
 {
@@ -137,8 +137,9 @@ __device__ inline void wgrad_add_tap(
 		wgmma_m64n32k16(d, a[k], wgmma_descriptor(o.at + 2 * k * o.row, o.row, o.channels));
 }
 
-/* Starts the products of a warpgroup for one image. It has `n` taps: `first` and every
- * WARPGROUPS-th tap after it. `dy` is the address of this lane's row in its first matrices. */
+/* Starts the products of a warpgroup for one image. The warpgroup has `n` taps: `first` and every
+ * WARPGROUPS-th tap after it. `dy` is the address of this lane's row in the warpgroup's first
+ * matrices. */
 __device__ inline void wgrad_add_image(float (&d)[MAX_TAPS][16], const struct wgrad_shared *s,
 	int stage, int first, int n, uint32_t dy)
 {
@@ -218,8 +219,8 @@ __global__ void __launch_bounds__(WGRAD_THREADS, 1)
 
 } // namespace
 
-/* Returns the number of slices of the workspace. A slice is 200 KB, so each slice has at least two
- * images. */
+/* Returns the number of slices of the workspace: one for every two images, at most
+ * CONV2_WGRAD_SLICES. A slice has 200 KB, so more slices would cost too much memory traffic. */
 int kx_conv2_wgrad_slices(int images)
 {
 	const int slices = (images + 1) / 2;

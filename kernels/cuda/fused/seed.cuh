@@ -9,8 +9,8 @@
 #define SEED_ROW_USED 10 /* 9 weights and a bias; 10 classes */
 
 #ifdef __CUDACC__
-/* Returns the number in the data set of image n of the batch. now->step is the first step of the
- * graph; only the last kernel of the graph advances it. */
+/* Returns the number that image n of the batch has in the data set. now->step is the first step of
+ * the graph; only the last kernel of the graph advances it. */
 __device__ static inline size_t seed_number(const struct kx_batch &b, int step, int n)
 {
 	return b.index ? b.index[((size_t)b.now->step + step) * b.images + n] : b.now->first + n;

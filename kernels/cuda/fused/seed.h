@@ -9,9 +9,9 @@
  * - The persistent kernel: many steps in one cooperative launch, for small batches in bf16.
  *
  * A *feature* is the pooled value of filter f at position p of 13 x 13. fprop writes only the
- * argmax of its pool window to memory (2 bits); wgrad computes the value again. Filters are padded
- * to a multiple of eight. In every precision, all kernels are as exact as fp32 except the
- * half-precision and the persistent kernels. The rules of kernels.h apply.
+ * argmax of the feature's pool window to memory (2 bits); wgrad computes the feature again. Filters
+ * are padded to a multiple of eight. In every precision, all kernels are as exact as fp32 except
+ * the half-precision and the persistent kernels. The rules of kernels.h apply.
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_H
 #define KERNELS_CUDA_FUSED_SEED_H
@@ -36,8 +36,8 @@ extern "C" {
 #define SEED_HALF_POSITIONS     16
 /* Persistent kernel: the largest batch that fits in the shared memory of the GPU. */
 #define SEED_PERSISTENT_IMAGES 104
-/* Persistent kernel: the maximum number of blocks. The number of blocks does not depend on the GPU,
- * so that the results do not depend on it: a GPU with fewer multiprocessors than blocks uses other
+/* Persistent kernel: the maximum number of blocks. The number of blocks is the same on every GPU,
+ * so that the results are the same, too. A GPU with fewer multiprocessors than blocks uses other
  * kernels. */
 #define SEED_PERSISTENT_BLOCKS 132
 #define SEED_LL_LOGIT_LINES    4  /* LL lines of one image's logits, per block */
@@ -49,8 +49,9 @@ struct seed_params {
 	float *fc, *conv, *bias;
 };
 
-/* A line of the LL protocol between the blocks of the persistent kernel: three floats and a flag
- * with the number of their step, which are read and written at once. All lines start as zeros. */
+/* A line of the LL protocol between the blocks of the persistent kernel: three floats and a flag,
+ * which a thread reads or writes in one access. The flag has the number of the step to which the
+ * floats belong. All lines start as zeros. */
 struct ll_line {
 	float v[3];
 	uint32_t flag;
@@ -86,7 +87,8 @@ struct kx_seed {
 	struct seed_exchange exchange;
 };
 
-/* How the kernels divide a batch. The caller computes the size of the workspaces from it. */
+/* This structure says how the kernels divide a batch. The caller computes the size of the
+ * workspaces from it. */
 struct seed_tiling {
 	int groups;                               /* groups of SEED_GROUP images */
 	int warps_filters, filter_blocks, ranges; /* fprop; `ranges` divides the positions */

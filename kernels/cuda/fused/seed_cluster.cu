@@ -173,7 +173,8 @@ struct cluster_sums {
 	float conv[9], bias;
 };
 
-/* Adds one feature. `patch` is the shared-memory address of the first pixel under the argmax. */
+/* Adds the gradients of one feature to the sums. `patch` is the shared-memory address of the first
+ * pixel under the argmax. */
 __device__ inline void cluster_add_feature(struct cluster_sums *sum, const float (&w)[SEED_CLASSES],
 	int pos, uint32_t patch, float v, const float (&dy)[SEED_ROW])
 {
@@ -192,7 +193,8 @@ __device__ inline void cluster_add_feature(struct cluster_sums *sum, const float
 	sum->bias += d;
 }
 
-/* Adds the thread's filter at its positions, image by image. */
+/* Adds the gradients of the thread's filter at the thread's positions to the sums, image by
+ * image. */
 __device__ inline void cluster_wgrad(struct cluster_sums *sum,
 	const float (&w)[WARP_POSITIONS][SEED_CLASSES], const struct cluster_shared *shared, int f,
 	const int (&pos)[WARP_POSITIONS], const uint32_t (&patch)[WARP_POSITIONS])

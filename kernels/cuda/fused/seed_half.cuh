@@ -3,9 +3,9 @@
  * (half.cuh).
  *
  * fprop decides the argmax and the ReLU with weights of two terms, which hold 22 bits. With fewer
- * bits the argmax would change, and the gradients with it. fprop stores each decision as a nibble,
- * where the other kernels store two bits. wgrad reuses the decisions and computes values with the
- * hi term alone.
+ * bits the argmax would change, and the gradients with it. fprop stores the argmax and the ReLU
+ * mask of a window as one nibble, where the other kernels store two bits. wgrad reads these nibbles
+ * and computes values with the hi term alone.
  */
 #ifndef KERNELS_CUDA_FUSED_SEED_HALF_CUH
 #define KERNELS_CUDA_FUSED_SEED_HALF_CUH
@@ -22,8 +22,8 @@
 /*
  * The scale of a filter. Its weights are multiplied by a power of two. `slope` and `bias` turn the
  * sum of an output pixel into a scaled value of at most 1, so __saturatef works as the ReLU.
- * `unit`, a power of two, scales the value back. It is NaN if a weight is NaN or infinite, because
- * the clamp would hide that.
+ * `unit`, a power of two, scales the value back. `unit` is NaN if a weight is NaN or infinite,
+ * because __saturatef would hide such a weight.
  */
 struct half_scale {
 	float slope, bias, unit, unused;

@@ -77,7 +77,8 @@ __device__ inline struct half_stage *stage_of(
 		reinterpret_cast<unsigned char *>(first) + t.stage);
 }
 
-/* Initialises the barriers. One thread calls it before the first barrier of the block. */
+/* Initialises the barriers. One thread calls this function before the first barrier of the
+ * block. */
 __device__ inline void init_stages(struct half_stage *stage)
 {
 	for (int i = 0; i < STAGES; i++) {
@@ -178,7 +179,7 @@ __device__ inline void expand_pixels(
 #define BY_CLASS (IMAGE_PAIRS * SEED_CLASSES)
 #define BY_IMAGE (SEED_GROUP * SEED_CLASSES / 2)
 
-/* One class of two images, and two classes of one image. */
+/* The d_logits that a thread loads: one class of two images, and two classes of one image. */
 struct dy_pair {
 	float2 by_class, by_image;
 };
@@ -300,7 +301,7 @@ __device__ inline bool is_valid(const struct half_tile &tile, int pos)
 	return tile.valid && tile.first + pos < SEED_POSITIONS;
 }
 
-/* The largest |d_logits| of images [begin, end). */
+/* Returns the largest |d_logits| of images [begin, end). */
 __device__ inline float dy_amax(
 	const struct kx_seed &s, struct half_wgrad_shared *shared, int begin, int end)
 {

@@ -2,21 +2,21 @@
  * seed_persistent.cu - the persistent cooperative kernel: many training steps of a seed network in
  * one launch, in half precision. The whole network stays in shared memory and registers.
  *
- * A block handles eight filters at a range of the positions. It keeps their weights for the whole
- * launch, and the pixels and values of all images for a step. No step waits for a launch. In a step
- * the blocks exchange three things through global memory:
+ * A block handles eight filters at a range of the positions. The block keeps the weights of its
+ * filters for the whole launch, and the pixels and values of all images for a step. No step waits
+ * for a launch. In a step the blocks exchange three things through global memory:
  *
  * - Each block sends partial logits to the block that owns the image and adds them up.
  * - The block that owns an image sends its d_logits to all blocks.
  * - Each block sends its conv gradient to all blocks of the same filters.
  *
- * Each line of the exchange has the number of its step as a flag. This is the LL protocol of NCCL,
- * but with one flag for 16 bytes instead of one for 8, because NCCL's lines of 8 bytes would make
- * seed:32 28 % and seed:256 11 % slower at 100 images. A reader polls the line until the flag is
- * right, so the exchange needs neither fences nor counters. A writer overwrites a line only when
- * all readers have used it. The writer knows this because it has received results that they
- * computed from the line. All sums have a fixed order. The launch is cooperative, so all blocks run
- * at the same time.
+ * Each line of the exchange has a flag, which is the number of the step. This is the LL protocol of
+ * NCCL, but with one flag for 16 bytes instead of one for 8, because NCCL's lines of 8 bytes would
+ * make seed:32 28 % and seed:256 11 % slower at 100 images. A reader polls the line until the flag
+ * is right, so the exchange needs neither fences nor counters. A writer overwrites a line only when
+ * it has received results that all readers have computed from the line, so no reader needs the line
+ * any more. All sums have a fixed order. The launch is cooperative, so all blocks run at the same
+ * time.
  *
  * A block that has waited for another one for patience_ns gives up: it sets *trouble, computes the
  * rest of its step with what it has, and returns. The other blocks see *trouble while they wait,
@@ -58,7 +58,7 @@ namespace
 #define PAIR_STRIDE 156
 #define MAX_BLOCKS  SEED_PERSISTENT_BLOCKS
 #define POLLS       4096 /* polls between two readings of the clock: some milliseconds */
-/* Maximum of (images that a block owns) x (blocks). */
+/* The largest product of the number of blocks and the number of images that a block owns. */
 #define LOGIT_ROWS (SEED_PERSISTENT_IMAGES + MAX_BLOCKS)
 /* The two lowest bits of a stored value hold the argmax: 3 for the first output pixel, 0 for the
  * last. */
@@ -189,9 +189,9 @@ __device__ inline int find_first_pair(const struct block_tile &block, int warp)
 
 /* ---- pixels ---------------------------------------------------------------------------------- */
 
-/* Starts the bulk copies of the pixel rows under the block's positions. They start at a multiple of
- * 16 bytes. The last FETCH_THREADS threads issue them. `number` has the number of each image in the
- * data set. */
+/* Starts the bulk copies of the pixel rows under the block's positions. The copies start at a
+ * multiple of 16 bytes. The last FETCH_THREADS threads of the block issue them. `number` has the
+ * number of each image in the data set. */
 __device__ inline void fetch_band(struct block_state *shared, const struct kx_batch &batch,
 	const struct block_tile &block, const uint32_t *number)
 {
@@ -690,8 +690,9 @@ __device__ inline uint32_t pixel_pair(const uint8_t *at, uint32_t pick)
 #define HALF_BYTES (TILE_IMAGES / 2 * PAIR_STRIDE * 4) /* half of the pairs of a group */
 
 /* Adds the gradient of one position and one image group to the conv sums. For half h of the group,
- * d[h] is dY, and kept[h] has the values that fprop stored (struct values). `middle` points to the
- * middle rows of the patch in the first half of the group, `side` to its first row there. */
+ * d[h] is dY, and kept[h] has the values that fprop stored (struct values). In the first half of
+ * the group, `middle` points to the middle rows of the patch, and `side` points to the first row of
+ * the patch. */
 __device__ inline void persistent_conv_wgrad(float (&sum)[OUT_PIXELS / 2][2][4],
 	const uint32_t (&d)[2], const uint32_t (&kept)[2], const uint8_t *middle,
 	const uint8_t *side, uint32_t pick_side)
@@ -835,7 +836,7 @@ __device__ inline void persistent_wgrad(struct warp_sums *warp_sums,
 	}
 }
 
-/* Stores the sums of a warp in shared memory. Scales the conv sums back. */
+/* Stores the sums of a warp in shared memory, after it has scaled the conv sums back. */
 __device__ inline void put_warp_sums(
 	struct block_state *shared, const struct warp_sums &warp_sums, float dy_unit)
 {

@@ -27,8 +27,8 @@ namespace
 #define CHUNKS         (UNIT * IMAGE_PIXELS / 16) /* of 16 pixels */
 
 /* Returns the number of slices with the least cost in seed_half_wgrad_kernel. The cost is the
- * number of waves of blocks times the groups per block. `overhead` is the prologue and epilogue of
- * a block, in groups. */
+ * number of waves of blocks times the groups per block. The prologue and epilogue of a block take
+ * as long as `overhead` groups. */
 int half_slices(int blocks, int groups)
 {
 	const int multiprocessors = 132, overhead = 4, max_slices = groups < 24 ? groups : 24;
@@ -82,7 +82,7 @@ struct image_source {
 	int images;
 };
 
-/* Returns the number in the batch of image i of a unit. */
+/* Returns the number that image i of a unit has in the batch. */
 __device__ inline int unit_image(int unit, int i)
 {
 	return unit / 2 * SEED_GROUP + unit % 2 + 2 * i;
@@ -168,9 +168,9 @@ __device__ inline void wgrad_add_feature(struct wgrad_sums *sum, const struct wg
 }
 
 /*
- * Adds a unit of images. `argmax` has one nibble per image; image i has nibble 2 * (i % 4) + i / 4.
- * __byte_perm turns four nibbles into the byte offsets of their output pixels. __dp4a with a single
- * 1 adds one of these offsets to the address of the patch.
+ * Adds the gradients of a unit of eight images. `argmax` has one nibble per image; image i has
+ * nibble 2 * (i % 4) + i / 4. __byte_perm turns four nibbles into the byte offsets of their output
+ * pixels. __dp4a with a single 1 adds one of these offsets to the address of the patch.
  */
 __device__ inline void wgrad_add_unit(struct wgrad_sums *sum, const struct wgrad_weights &w,
 	const uint32_t (&patch)[WARP_POSITIONS], const uint32_t (&argmax)[WARP_POSITIONS],

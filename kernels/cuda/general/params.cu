@@ -26,8 +26,8 @@ struct param {
 	size_t param;              /* in the manifest's vector */
 };
 
-/* Returns the parameter of value first + i. The 64-bit division is the same for all threads of the
- * block. */
+/* Returns the parameter whose value is number first + i of the layer. The 64-bit division is the
+ * same for all threads of the block. */
 __device__ inline struct param param_at(const struct kx_weights &w, size_t first, unsigned i)
 {
 	const unsigned k0 = (unsigned)(first / w.f_pad);

@@ -62,7 +62,8 @@ __device__ inline void put(const struct kx_tensor &p, const struct position &s, 
 	reinterpret_cast<T *>(p.value)[position_offset(s, p)] = (T)v;
 }
 
-/* Writes a value of a gradient, but 0 where `mask` (same layout; NULL: no mask) is not positive. */
+/* Writes the value v of a gradient, or 0 if `mask` (same layout; NULL: no mask) is not positive
+ * there. */
 template <class T>
 __device__ inline void put_masked(
 	const struct kx_tensor &p, const struct position &s, const void *mask, float v)
@@ -295,7 +296,8 @@ __global__ void mean_pool_dgrad_kernel(
 
 /* ---- LRN ------------------------------------------------------------------------------------- */
 
-/* Returns the base of the power of channel c at the pixel of `s`. */
+/* Returns the base k + alpha * the sum of squares: LRN divides channel c of the pixel of `s` by a
+ * power of this base. */
 template <class T>
 __device__ inline float lrn_base_at(
 	const struct kx_tensor &in, const struct kx_lrn &l, struct position s, int c)
@@ -382,7 +384,8 @@ __global__ void lrn_dgrad_kernel(struct kx_tensor in, struct kx_tensor dx, struc
 	}
 }
 
-/* As lrn_dgrad_kernel, for windows with more channels than a block of that kernel has room for. */
+/* Computes the same as lrn_dgrad_kernel, for windows with more channels than a block of
+ * lrn_dgrad_kernel has room for. */
 template <class T>
 __global__ void lrn_dgrad_wide_kernel(struct kx_tensor in, struct kx_tensor dx, struct kx_tensor dy,
 	struct kx_lrn l, const void *mask, size_t n)
@@ -427,8 +430,8 @@ __global__ void add_kernel(
 	}
 }
 
-/* Computes the gradient of the input of a skip (`added`: the gradient of the add's output) or,
- * without `added`, of an add. */
+/* Computes the gradient of the input of a skip or of an add. For a skip, `added` is the gradient of
+ * the output of its add. For an add, `added` has no value. */
 template <class T>
 __global__ void add_dgrad_kernel(struct kx_tensor dx, struct kx_tensor dy, struct kx_tensor added,
 	int stride, const void *mask, int images)
@@ -502,7 +505,7 @@ int kx_lrn(struct kx_tensor x, struct kx_tensor y, struct kx_lrn l, int images, 
 	return LAUNCH(lrn_kernel, y, x, y, l);
 }
 
-/* As LAUNCH, with a block of `threads` threads for each `step` of n values. */
+/* Does the same as LAUNCH, but with a block of `threads` threads for each `step` of n values. */
 #define LAUNCH_N(KERNEL, step, threads, ...)                                                       \
 	(bf16 ? kx_launch(KERNEL<__nv_bfloat16>, dim3(blocks_for(n, step)), threads, 0, stream,    \
 			__VA_ARGS__)                                                               \

@@ -19,9 +19,10 @@
 #define GEMM_THREADS 128
 #define GEMM_STAGES  3
 
-/* Rounds to the nearest tf32, together with the tensor core, which truncates the low 13 bits. The
- * maximum keeps the NaN that GPUs compute, 0x7fffffff: the sum alone would be negative and truncated
- * to -0. Hopper computes sum and maximum in one instruction. */
+/* Adds half a unit of tf32 to x. The tensor core then truncates the low 13 bits, so that x is
+ * rounded to the nearest tf32. The maximum keeps the NaN that GPUs compute, 0x7fffffff: the sum
+ * alone would be negative and truncated to -0. Hopper computes sum and maximum in one
+ * instruction. */
 __device__ static inline uint32_t to_tf32(float x)
 {
 	const int bits = __float_as_int(x);

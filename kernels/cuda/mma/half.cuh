@@ -26,8 +26,8 @@ __device__ static inline void mma_half(float *c, uint4 a, uint32_t b0, uint32_t 
 		: "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-/* As mma_half, but with fp16 accumulators. c[0] has row lane / 4, c[1] row lane / 4 + 8, two
- * columns per word. */
+/* Does the same as mma_half, but with fp16 accumulators. c[0] has row lane / 4, and c[1] has row
+ * lane / 4 + 8. Each word has two columns. */
 __device__ static inline void mma_half_sums(uint32_t *c, uint4 a, uint32_t b0, uint32_t b1)
 {
 	asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, "

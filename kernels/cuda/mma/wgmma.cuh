@@ -11,7 +11,7 @@
 #include "kernels/cuda/base/common.cuh"
 
 #ifdef __CUDACC__
-/* Code for other GPUs than Hopper, which never runs, has nothing in place of these instructions. */
+/* Code for other GPUs than Hopper omits these instructions, because it never runs. */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER_ASM(...) asm volatile(__VA_ARGS__)
 #else
@@ -25,7 +25,7 @@ __device__ static inline uint64_t wgmma_descriptor(uint32_t at, uint32_t next_k,
 }
 
 /* Makes the thread's writes to shared memory visible to wgmma. Each thread that has written calls
- * it before the barrier that precedes the products. */
+ * this function before the barrier that precedes the products. */
 __device__ static inline void wgmma_fence_smem()
 {
 	HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory");
@@ -93,8 +93,9 @@ __device__ static inline int line_place(int line, int vector, int lines)
 	return vector / 8 * lines * 128 + line * 128 + ((vector ^ line) % 8) * 16;
 }
 
-/* Describes lines that each have K of one m or n, or 64 m or n of one k. In lines of one k, the
- * next 64 m or n start `next` bytes further. The address of line 0 is a multiple of 1024. */
+/* Describes an operand in lines of 128 bytes. A line has values of K for one m or n, or 64 values
+ * of m or n for one k. In lines of one k, the next 64 m or n start `next` bytes further. The
+ * address of line 0 is a multiple of 1024. */
 __device__ static inline uint64_t wgmma_lines(uint32_t at, uint32_t next)
 {
 	return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(next >> 4) << 16 |

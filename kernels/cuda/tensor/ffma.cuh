@@ -26,8 +26,8 @@ template <int N> __device__ static inline void load_values(float *to, const unsi
 }
 
 /* lane_row and lane_column return the row and the column of a lane in its warp. Lanes i and i ^ 1
- * have the same column, and lanes i and i ^ 2 the same row. In this order, shared memory serves 16
- * lanes at a time that load 16 bytes each, instead of 8 lanes. */
+ * have the same column, and lanes i and i ^ 2 the same row. If the lanes load 16 bytes each in this
+ * order, shared memory serves 16 of them at a time instead of 8. */
 __device__ static inline int lane_row(int lane)
 {
 	return lane / 16 * 2 + lane % 2;
@@ -55,7 +55,7 @@ template <class S> __device__ static inline struct ffma_place ffma_place_of()
 /*
  * Returns an estimate of the time that `blocks` blocks need, in products per thread. A
  * multiprocessor runs `resident` blocks at a time; with fewer than eight warps it waits for shared
- * memory. `effort`: the time of a product relative to the largest tile.
+ * memory. `effort` is the time of a product, relative to the time of a product in the largest tile.
  */
 template <class S> static double ffma_time(size_t blocks, double depth, double effort)
 {

@@ -191,7 +191,8 @@ struct wgmma_shape : tile_shape<128, BN_, 128, STAGES_, 8, BLOCKS_, 1, false> {
 typedef wgmma_shape<128, 3, 2> wgmma128;
 typedef wgmma_shape<64, 4, 2> wgmma64;
 
-/* Launches a tile with wgmma if this GPU runs it and it fills the GPU. Otherwise returns 0. */
+/* Launches a tile that uses wgmma, if this GPU has wgmma and the tiles fill the GPU. Otherwise
+ * returns 0. */
 template <class T, bool DGRAD>
 int launched_wgmma(const struct kx_product &g, size_t enough, int *rc, cudaStream_t stream)
 {

@@ -70,8 +70,9 @@ __device__ inline void k_advance(struct k_place *k, int step, int vectors, int s
 		}
 }
 
-/* A row of the tile is an output pixel: (y, x) is the input pixel under tap (0, 0), and `at` its
- * address; with UP `at` is that of the image. For rows past the end, y is far outside. */
+/* A row of the tile is an output pixel: (y, x) is the input pixel under tap (0, 0), and `at` is the
+ * address of this pixel or, with UP, of the image. For rows past the end, y is far outside the
+ * image. */
 struct tile_row {
 	const unsigned char *at;
 	int y, x;
@@ -98,7 +99,8 @@ __device__ inline struct tile_row tile_row_at(const struct kx_product &g, int m)
 		m < g.rows ? y : -(1 << 24), x};
 }
 
-/* Copies vector k of a row; zeros where no pixel is. A copy of zeros does not read its source. */
+/* Copies vector k of a row, or zeros if there is no pixel. A copy of zeros does not read its
+ * source. */
 template <class T, bool UP>
 __device__ inline void load_vector_a(
 	const struct kx_product &g, const struct tile_row &row, const struct k_place &k, void *to)

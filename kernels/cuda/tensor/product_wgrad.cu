@@ -147,7 +147,8 @@ template <int BN_> struct wgmma_tile : wgrad_tile<128, BN_, 64, 8, 2, 1> {
 	template <class T> using sums = wgmma_wgrad<wgmma_tile>;
 };
 
-/* Tiles by size. `effort` is the time for a value relative to the largest tile. */
+/* Tiles by size. `effort` is the time for a value, relative to the time for a value of the largest
+ * tile. */
 enum { W128X128, W128X64, W64X64, W128X32, W32X64, W32X32, N_TILES };
 const struct {
 	int m, n;
@@ -199,7 +200,7 @@ int choose_tile(int m, int n, long long pixels, enum kx_type type)
 	return best == W64X64 && tile_blocks(best, m, n) * parts < enough / 2 ? W32X32 : best;
 }
 
-/* Launches a tile with wgmma, if this GPU runs it. */
+/* Launches a tile that uses wgmma. */
 int launch_wgmma(const struct kx_product_wgrad &g, int tile, cudaStream_t stream)
 {
 	return tile == W128X128 ? launch_wgrad<__nv_bfloat16, wgmma_tile<128>>(g, stream)

@@ -10,8 +10,9 @@
  * product are bf16, tf32 or fp32, and sums are fp32. The weights are kept in fp32 (struct kx_layer
  * of kernels.h); for bf16 there is a rounded copy of them.
  *
- * A launcher checks only the launch. It never synchronises and never allocates. It returns PS_OK or
- * PS_EDEVICE. The order of every sum depends on the sizes only: equal arguments give equal bytes.
+ * A function that launches kernels checks only the launch, never synchronises, never allocates, and
+ * returns PS_OK or PS_EDEVICE. The order of every sum depends on the sizes only: equal arguments
+ * give equal bytes.
  */
 #ifndef KERNELS_CUDA_TENSOR_TENSOR_H
 #define KERNELS_CUDA_TENSOR_TENSOR_H
@@ -50,7 +51,7 @@ struct kx_windows {
  *     d[m][n] = sum over k of a[input pixel under tap k / c][k % c] * b(k, n), k < size^2 * c
  * fprop: b(k, n) = b[k * pitch + n]; rows k >= b_rows are zero. dgrad: b(k, n) = the weight of the
  * opposite tap, b[(tap * n + n) * pitch + k % c]. Then the kernel multiplies by `scale`, adds bias
- * (unless NULL) and applies ReLU if `relu`. Where mask (layout of d; NULL keeps all) is not
+ * (unless NULL) and applies ReLU if `relu`. Where mask (layout of d; NULL: no mask) is not
  * positive, the result is 0. `pooled`: rows are in the order of pool windows 2x2, and d and argmax
  * get one value per window. `wide`: d has fp32 values in every type.
  */
@@ -92,8 +93,8 @@ int kx_product_wgrad_fp32(struct kx_product_wgrad g, cudaStream_t stream);
 int kx_product_slices(int m, int n, long long pixels, enum kx_type type);
 int kx_product_slices_fp32(int m, int n, long long pixels);
 
-/* As kx_sgd_step, for the layers of this path; also writes kx_layer.bf16. The gradient of padding
- * is zero. */
+/* Does the same as kx_sgd_step, but for the layers of this path, and also writes kx_layer.bf16. The
+ * gradient of padding is zero. */
 int kx_product_sgd(
 	struct kx_layers all, struct kx_losses losses, struct kx_now *now, cudaStream_t stream);
 
@@ -105,9 +106,10 @@ struct kx_dense {
 
 /* The patches of the first layer: for each output pixel of `window` its taps * channels pixels (in
  * the order tap, channel), then a one if `ones`, then zeros up to `columns`. The window of an fc
- * layer is the whole image: size is its width, and `taps` its pixels. With size 1 this is the image
- * itself. `whole`: values are 255 times as large, so that pixels are integers, which bf16 holds
- * exactly; not with a norm. */
+ * layer is the whole image: `size` is the width of the image, and `taps` is its number of pixels.
+ * If `size` is 1, the patches are the pixels of the image itself. `whole` is not allowed with a
+ * norm. With `whole`, values are 255 times as large, so that pixels are integers, which bf16 holds
+ * exactly. */
 struct kx_patches {
 	struct kx_windows window;
 	int channels, taps, columns, ones, whole;
@@ -132,7 +134,7 @@ int kx_dense_relu_dgrad(struct kx_dense x, struct kx_dense dx, struct kx_dense d
 	int images, enum kx_type type, cudaStream_t stream);
 int kx_dense_dropout(struct kx_dense from, struct kx_dense to, struct kx_drop drop,
 	const void *mask, struct kx_batch batch, enum kx_type type, cudaStream_t stream);
-/* As kx_loss. logits are fp32, d_logits have the type of the tensors. */
+/* Computes the same as kx_loss. logits are fp32, and d_logits have the type of the tensors. */
 int kx_dense_loss(const float *logits, void *d_logits, float *loss, int classes, int width,
 	struct kx_batch batch, enum kx_type type, cudaStream_t stream);
 

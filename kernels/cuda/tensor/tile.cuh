@@ -27,7 +27,8 @@ __device__ static inline int divide_by(int n, const struct kx_divisor &d)
 	return d.value == 1 ? n : (int)(__umulhi((uint32_t)n, d.multiplier) >> d.shift);
 }
 
-/* As copy_ahead, through the L1 cache: for values that the block reads again under other taps. */
+/* Does the same as copy_ahead, but through the L1 cache. It is for values that the block reads
+ * again under other taps. */
 __device__ static inline void copy_cached(void *to, const void *from, bool valid)
 {
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
@@ -35,7 +36,7 @@ __device__ static inline void copy_cached(void *to, const void *from, bool valid
 		     : "memory");
 }
 
-/* As copy_cached, for four bytes. */
+/* Does the same as copy_cached, but for four bytes. */
 __device__ static inline void copy_value(void *to, const void *from, bool valid)
 {
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
@@ -59,7 +60,7 @@ __device__ static inline void load_matrices_transposed(uint32_t (&r)[4], uint32_
 		     : "memory");
 }
 
-/* Returns the nearest number of tf32. Its low 13 bits are zero. */
+/* Returns the tf32 number nearest to x. The low 13 bits of the result are zero. */
 __device__ static inline float nearest_tf32(float x)
 {
 	uint32_t bits;

@@ -111,8 +111,8 @@ static void run_finish(struct server *s, int status)
 	send_last_status(s);
 }
 
-/* Writes the --name of a worker to `name`. With keys, the core's name of a worker also has the
- * start of the worker's key, which the function removes. */
+/* Writes the --name of a worker to `name`. If the server has keys, the core appends the start of
+ * the worker's key to the name, and this function removes it again. */
 static void name_of(const struct server *s, uint32_t worker, char *name, size_t size)
 {
 	struct worker_view v;
@@ -120,7 +120,8 @@ static void name_of(const struct server *s, uint32_t worker, char *name, size_t 
 	core_worker(s->state.core, worker - 1, &v);
 	snprintf(name, size, "%s", v.name);
 	/* The core's name ends in "@" and the first KEY_SHORT characters of the key. The key may
-	 * contain "@" too, so its characters are counted. */
+	 * contain "@" too, so the code finds the end of the name by the fixed number of key
+	 * characters. */
 	if (s->auth && strlen(name) > KEY_SHORT)
 		name[strlen(name) - KEY_SHORT - 1] = '\0';
 }
@@ -149,10 +150,10 @@ static void send_msg(struct server *s, const struct effect *e)
 		router_send(s->router, e->peer, &e->msg);
 }
 
-/* Makes all later replies wait until the log is flushed up to `lsn`, because they can report the
- * event with this number. The function begins the flush even if no reply waits yet: the next reply
- * will wait for it, and disk_wait.c regards an event that is not flushed as a sign of a slow
- * disk. */
+/* Makes all later replies wait until the log is flushed up to `lsn`, because these replies can
+ * report the event with this LSN. The function begins the flush even if no reply waits yet, because
+ * the next reply will wait for it, and because disk_wait.c takes an event that is not flushed for a
+ * sign of a slow disk. */
 static void commit(struct server *s, uint64_t lsn)
 {
 	s->committed_lsn = lsn;
@@ -167,7 +168,8 @@ static void note_effect(struct server *s, const struct effect *e)
 	history_effect(s->history, &now, e);
 }
 
-/* Carries out effect `e`. `lsn` is the log sequence number of its event; 0: there is no log. */
+/* Carries out effect `e`. `lsn` is the log sequence number of the event that caused the effect, or
+ * 0 if there is no log. */
 static void carry_out(struct server *s, const struct effect *e, uint64_t lsn)
 {
 	switch (e->kind) {
@@ -243,8 +245,8 @@ static void set_log_level(enum log_level level)
 	log_set_level(level);
 }
 
-/* Answers a request to read or change the log level. The core gets no event, because the log
- * belongs to the shell. */
+/* Answers a request to read or change the log level. The core gets no event for this request,
+ * because the program's log belongs to the shell. */
 static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 {
 	struct msg answer = *m;
@@ -255,9 +257,9 @@ static void on_log_level(struct server *s, uint32_t peer, const struct msg *m)
 	router_send(s->router, peer, &answer);
 }
 
-/* Returns 1 if more bytes of pushes wait for the disk than correct workers could have sent. In this
- * case the server drops the newest push, and its worker sends it again, as after a loss in the
- * network. */
+/* Returns 1 if more bytes of pushes wait for the disk than correct workers could have sent. If so,
+ * the server drops the newest push, and the worker sends this push again, as if the network had
+ * lost it. */
 static int is_flooded(const struct server *s)
 {
 	const struct core_config *cfg = core_config(s->state.core);
@@ -267,7 +269,7 @@ static int is_flooded(const struct server *s)
 	       pushes * (cfg->n_params * sizeof(float) + WIRE_MAX_HEADER);
 }
 
-/* Returns 0 if the server must drop this HELLO; its sender repeats it later. */
+/* Returns 0 if the server must drop this HELLO, which its sender repeats later. */
 static int admit_hello(struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	if (m->role == ROLE_OBSERVER)
@@ -329,8 +331,8 @@ static int has_workers(const struct server *s)
 }
 
 /* With --input auto, the images of a worker can decide the input of the model. Returns 1 if the
- * server restarts with the images of this worker, or refuses the worker: the core must then get no
- * event. */
+ * server restarts with the images of this worker, or refuses the worker; the caller must then not
+ * pass the HELLO to the core. */
 static int take_images(struct server *s, uint32_t peer, const struct msg_hello *m)
 {
 	const struct core *c = s->state.core;
@@ -355,7 +357,7 @@ static int take_images(struct server *s, uint32_t peer, const struct msg_hello *
 	return 1;
 }
 
-/* Passes the predictions of a worker for the images of the page on to the open pages. */
+/* Sends a worker's predictions for the test images on the monitoring page to all open pages. */
 static void on_show(struct server *s, uint32_t peer, const struct msg_status *m)
 {
 	char *line = http_watchers(s->http) ? wall_take(&s->wall, peer, m) : NULL;

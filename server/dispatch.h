@@ -16,10 +16,10 @@
  * (net.h), and then flushes the replies. `arg` is the struct server. */
 void dispatch_message(void *arg, uint32_t peer, const struct msg *m, struct frames *f);
 void dispatch_gone(void *arg, uint32_t peer);
-/* Dispatches an event that is not a message. The replies are sent at once. */
+/* Dispatches an event that is not a message, and sends the replies at once. */
 void dispatch_event(struct server *s, const struct event *ev);
 /* Dispatches one event and carries out its effects. `f` has the frames of the message if the event
- * is an EVENT_MESSAGE, otherwise it is NULL. The replies are sent at the next router_flush. */
+ * is an EVENT_MESSAGE, otherwise it is NULL. The next call of router_flush sends the replies. */
 void dispatch(struct server *s, const struct event *ev, struct frames *f);
 /* Returns the time that the core uses. This time does not advance while the server process is
  * stopped, so that no worker seems silent after a stop. */

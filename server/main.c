@@ -15,9 +15,9 @@
 #include "server/sandbox.h"
 #include "server/server.h"
 
-/* Ignores SIGPIPE and SIGXFSZ, so that a write to a closed connection, or to a file at its size
- * limit, fails with an error and does not end the process. Also ignores SIGUSR2, which has no
- * meaning for the server (docs/operations.md has the table of signals). */
+/* Ignores SIGPIPE and SIGXFSZ, so that a write to a closed connection, or to a file that has
+ * reached the size limit, only returns an error and does not end the process. Also ignores SIGUSR2,
+ * which has no meaning for the server (docs/operations.md has the table of signals). */
 static void ignore_signals(void)
 {
 	signal(SIGPIPE, SIG_IGN);
@@ -25,8 +25,8 @@ static void ignore_signals(void)
 	signal(SIGUSR2, SIG_IGN);
 }
 
-/* Raises the limit of open files to its maximum. Each worker takes two descriptors, so the usual
- * soft limit would permit about 500 workers. */
+/* Raises the limit of open files to its maximum. Each worker needs two descriptors, so with the
+ * usual soft limit of 1024 the server could have only about 500 workers. */
 static void raise_descriptors(void)
 {
 	struct rlimit limit;

@@ -17,8 +17,8 @@
 #include "common/file.h"
 #include "common/log.h"
 
-/* The sandbox does not fit a build with a sanitizer, which needs files and system calls of its
- * own. */
+/* A build with a sanitizer cannot use the sandbox, because the sanitizer needs other files and
+ * system calls. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #else
@@ -127,8 +127,8 @@ static const struct {
 	{"/sys/fs/cgroup", READ_DIR},
 };
 
-/* Allows `rights` for a file or everything in a directory. A path that does not exist needs no
- * rule. */
+/* Allows `rights` for a file or everything in a directory. If the path does not exist, no rule is
+ * needed. */
 static int allow_path(int ruleset, const char *path, uint64_t rights)
 {
 	struct landlock_path_beneath_attr rule = {.allowed_access = rights};
@@ -141,8 +141,8 @@ static int allow_path(int ruleset, const char *path, uint64_t rights)
 	return rc;
 }
 
-/* Allows `rights` for the directory of file `path`. A rule for the file itself would not cover a
- * new file that an administrator puts in its place. */
+/* Allows `rights` for the directory of file `path`. A rule for the file itself would not apply to a
+ * new file with which an administrator replaces the file. */
 static int allow_beside(int ruleset, const char *path, uint64_t rights)
 {
 	char copy[4097] = "";
@@ -343,7 +343,7 @@ static const int deadly_calls[] = {CALL(execve), CALL(execveat), CALL(process_vm
 	CALL(process_vm_writev), CALL(ptrace)};
 static const int socket_families[] = {AF_UNIX, AF_INET, AF_INET6, AF_NETLINK};
 
-/* Returns the condition that the first argument of a call is `value`. */
+/* Returns a condition for a seccomp rule: the first argument of the system call is `value`. */
 static struct scmp_arg_cmp first_is(scmp_datum_t value)
 {
 	return (struct scmp_arg_cmp){.op = SCMP_CMP_EQ, .datum_a = value};
@@ -362,8 +362,8 @@ static int add_rules(scmp_filter_ctx filter)
 			first_is((scmp_datum_t)socket_families[i]));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(socketpair), 1, first_is(AF_UNIX));
 	/* The process may start threads, but no other process. A filter cannot check the arguments
-	 * of clone3, because they lie in memory. So clone3 fails, and the C library calls clone
-	 * instead. */
+	 * of clone3, because they lie in memory. The filter therefore lets clone3 fail, and the C
+	 * library calls clone instead. */
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, CALL(clone), 1,
 		SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
 	rc |= seccomp_rule_add(filter, SCMP_ACT_ERRNO(ENOSYS), CALL(clone3), 0);

@@ -21,8 +21,8 @@
 /*
  * Enters the sandbox that --sandbox demands, and logs one line about it. Creates --checkpoint-dir,
  * because a rule needs a directory that exists, and sets o->made_checkpoint_dir. PS_EUSAGE: the
- * directory cannot be created, or a mechanism is missing with --sandbox require. Thread: main,
- * before any other thread starts.
+ * directory cannot be created, or a mechanism is missing with --sandbox require. The main thread
+ * must call this function before any other thread starts.
  */
 int sandbox_enter(struct options *o, struct err *e) PS_MUST_CHECK;
 

@@ -23,8 +23,8 @@
 #define CLOSE_MS 1000
 /* time limit for the last checkpoint of a drain; a large checkpoint gets more time */
 #define DRAIN_MS 10000
-/* If the last checkpoint could not be written, the server tries again for this time, because disk
- * space may become free. */
+/* If the server cannot write the last checkpoint, it repeats the attempt for this time, because
+ * disk space may become free. */
 #define DRAIN_AGAIN_MS 1500
 /* time between two attempts to free memory by closing all connections */
 #define CLOSE_ALL_MS 2000
@@ -34,8 +34,8 @@
 
 /* ---- the disk ------------------------------------------------------------------------------ */
 
-/* Called when a group commit of the log is on disk or has failed. Sends the replies that waited for
- * it. */
+/* Called when a group of the log is on disk or has failed. Sends the replies that waited for this
+ * group. */
 static void on_committed(void *arg)
 {
 	struct server *s = arg;
@@ -47,8 +47,8 @@ static void on_committed(void *arg)
 	router_flush(s->router);
 }
 
-/* Requests a snapshot if the log file is large or has failed, because the log begins a new file
- * with each snapshot. */
+/* Requests a snapshot if the log file is large or has failed, because the log begins a new file at
+ * a snapshot. */
 static void request_snapshot(struct server *s)
 {
 	const struct event ev = {.kind = EVENT_SAVE};
@@ -89,15 +89,15 @@ static void on_saved(void *arg, uint64_t generation, int rc)
 
 /* ---- the end ----------------------------------------------------------------------------- */
 
-/* Returns the time limit of a drain, counted from its beginning. A large checkpoint gets more
- * time. */
+/* Returns the time limit of a drain, counted from its beginning. The limit is longer for a large
+ * checkpoint. */
 static uint64_t drain_ms(const struct server *s)
 {
 	return DRAIN_MS + disk_wait_allowance_ms(&s->disk);
 }
 
-/* Returns 1 if the end of the run needs a deadline. A drain always needs one. The end of a finished
- * run needs one only after a write has failed or while a write is overdue. */
+/* Returns 1 if the end of the run needs a deadline. A drain always needs a deadline. A run that has
+ * finished needs one only after a write has failed or while a write is overdue. */
 static int must_end(const struct server *s)
 {
 	int failing = s->checkpointer && checkpointer_stats(s->checkpointer)->failing;
@@ -135,8 +135,8 @@ static void check_session_close(struct server *s)
 		uv_stop(&s->loop);
 }
 
-/* Returns 1 if a single write has already taken as long as a whole drain may take. More time for
- * the drain would not help. */
+/* Returns 1 if a single write has already taken as long as a whole drain may take, so that more
+ * time for the drain would not help. */
 static int disk_hangs(struct server *s)
 {
 	return dispatch_now(s) + drain_ms(s) >= s->deadline_ms + DRAIN_AGAIN_MS &&
@@ -171,17 +171,17 @@ static void check_deadline(struct server *s)
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-/* Returns the memory limit in bytes. The default is 80 % of the memory of the machine, or of the
- * container's limit if that is lower. */
+/* Returns the memory limit in bytes. By default this is 80 % of the machine's memory or, if the
+ * container has a lower limit, 80 % of this limit. */
 static uint64_t memory_limit(const struct options *o)
 {
 	return o->memory_bytes ? o->memory_bytes : mem_of_machine() / 5 * 4;
 }
 
 /* Closes all connections if the process uses too much memory. libzmq limits the size of a frame and
- * the number of messages, but not the number of frames in a message. So a peer whose message never
- * ends can use all memory. Only closing the connection of this peer frees the memory, and libzmq
- * does not report which connection it is. */
+ * the number of messages, but not the number of frames in a message. A peer whose message never
+ * ends can therefore use all memory. Only closing the connection of this peer frees the memory, and
+ * libzmq does not report which connection it is. */
 static void check_memory(struct server *s, uint64_t used)
 {
 	uint64_t now = dispatch_now(s);
@@ -220,7 +220,7 @@ static void on_transfer(void *arg, const struct event *ev)
 	dispatch(arg, ev, NULL);
 }
 
-/* Logs the data set of the run, once, after the first accepted gradient has fixed the data set. */
+/* Logs the data set of the run once, when the first accepted gradient has fixed it. */
 static void log_data_set(struct server *s)
 {
 	const struct data_id *d = core_data(s->state.core);
@@ -232,8 +232,8 @@ static void log_data_set(struct server *s)
 		(unsigned long long)d->xxh3, d->n_train, d->n_test);
 }
 
-/* Notifies the workers whose replies wait for the disk. Without this notice the workers would
- * conclude that the server is lost. */
+/* Notifies the workers whose replies wait for the disk, because a worker without a reply and
+ * without this notice would conclude that the server is lost. */
 static void notify_workers(struct server *s)
 {
 	static const struct msg notice = {.type = MSG_ERROR,
@@ -308,7 +308,7 @@ static void record_history(struct server *s)
 		ask_for_wall(s);
 }
 
-/* Ends the run if a rule of the options says so. */
+/* Ends the run if the rule of --stop-at or of --patience-epochs says so. */
 static void check_stop_rule(struct server *s)
 {
 	const struct event ev = {.kind = EVENT_DRAIN};
@@ -502,7 +502,7 @@ static int open_router(struct server *s, struct err *e)
 }
 
 /* Refuses a port that is open to the network without keys. The options module has already checked
- * the addresses of a host name, but the name can have other addresses since then. */
+ * the addresses of a host name, but the name may have got other addresses in the meantime. */
 static int check_exposure(const struct server *s, struct err *e)
 {
 	const struct options *o = s->options;
@@ -551,8 +551,8 @@ static int save_first(struct server *s, struct err *e)
 	return rc ? rc : open_wal(s, e);
 }
 
-/* Reads and continues the history of the run. A run whose images are not yet known has no
- * history. */
+/* Reads and continues the history of the run. While the server has no checkpointer, for example
+ * because the images are not known yet, the history has no file. */
 static int open_history(struct server *s, struct err *e)
 {
 	struct status now;
@@ -570,7 +570,8 @@ static int open_history(struct server *s, struct err *e)
 	return rc;
 }
 
-/* Prepares --keep, and begins to write the file that the previous process should have written. */
+/* Prepares --keep, and begins to write the file that the previous process possibly did not write
+ * before it died. */
 static int open_epoch_export(struct server *s, struct err *e)
 {
 	const struct options *o = s->options;

@@ -2,21 +2,23 @@
  * server.h - the shell around the core. A libuv loop turns packets, timers, signals and written
  * files into events of the core, and the effects of the core into packets, files and log lines.
  *
- * Life: server_start (binds the ports, resumes or begins the run, writes the first checkpoint) ->
- * server_run (until EFFECT_FINISH or a deadline) -> server_stop (result, exit code). All state is
- * in struct server, which main owns.
+ * The program calls server_start, which binds the ports, resumes or begins the run, and writes the
+ * first checkpoint. Then it calls server_run, which returns after EFFECT_FINISH or at a deadline,
+ * and server_stop, which prints the result and returns the exit code. All state is in struct
+ * server, which main owns.
  *
  * Invariants:
  * (1) the server reads no message before the term of this start is on disk;
- * (2) the core gets one event at a time, and all effects of an event are carried out before the
- *     next event;
- * (3) every wait at the end has a deadline: the session close, a drain, and a disk that fails
- *     (an_end_without_disk_is_bounded, tests/fault/test_disk.py);
+ * (2) the core gets one event at a time, and the server carries out all effects of an event before
+ *     the next event;
+ * (3) every wait at the end of the server has a deadline: the wait for the clients to close their
+ *     connections, a drain, and the wait for a disk that fails (an_end_without_disk_is_bounded,
+ *     tests/fault/test_disk.py);
  * (4) with the write-ahead log, the server sends a reply that reports a decision only after the
  *     events that led to the decision are on disk (PS_ASSERT in replies_flush of net.c;
  *     test_nothing_acknowledged_is_lost_when_all_are_killed_together).
- * PS_ASSERT checks (1), (2) and, for the session close, (3), in every build.
- * Thread: main, which runs the loop.
+ * In every build, PS_ASSERT checks invariants (1) and (2), and that the wait for the clients has a
+ * deadline (part of invariant (3)). Thread: main, which runs the loop.
  */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H
@@ -105,8 +107,8 @@ struct server {
 };
 
 /* Blocks the signals that the server handles until server_start has installed their handlers. A
- * signal that arrives in between is handled later and does not kill the process. Call this function
- * before server_start. */
+ * signal that arrives before server_start has installed the handlers is handled later and does not
+ * kill the process. Call this function before server_start. */
 void server_hold_signals(void);
 /* Starts the server: binds the ports, resumes or begins the run, writes the first checkpoint. If
  * server_start fails, it releases *s. */
@@ -118,8 +120,8 @@ void server_run(struct server *s);
 int server_restarts(
 	struct server *s, struct options *o, char bind[ENDPOINT_TEXT], char http[ENDPOINT_TEXT]);
 /* Closes the network, prints the result on stdout and releases everything. Returns the exit code.
- * Sets *is_blocked to 1 if a file operation hangs on a thread of the pool. In this case no memory
- * was released, and the caller must end the process with _exit. */
+ * Sets *is_blocked to 1 if a file operation hangs on a thread of the pool. In this case the
+ * function has released no memory, and the caller must end the process with _exit. */
 int server_stop(struct server *s, int *is_blocked);
 
 #endif

@@ -15,7 +15,7 @@
 #define ZAP_ENDPOINT "inproc://zeromq.zap.01"
 #define ZAP_DOMAIN   "cnn-ps"
 /* libzmq's number for ZMQ_ZAP_ENFORCE_DOMAIN, a draft option that the usual header does not define.
- * Unless this option is set, libzmq accepts every key in a context without a ZAP handler. */
+ * If this option is not set and the context has no ZAP handler, libzmq accepts every key. */
 #define ZAP_ENFORCE_DOMAIN 93
 #define ZAP_FRAMES         9
 #define CURVE_KEY_BYTES    32
@@ -26,7 +26,7 @@
 #define ADDRESS_BYTES      64
 #define NAME_SEPARATOR     '@'
 
-/* A ZAP request: libzmq's question whether the owner of `key` is allowed to connect. */
+/* A ZAP request, in which libzmq asks whether the owner of `key` may connect. */
 struct zap_request {
 	unsigned char peer[ID_BYTES], id[REQUEST_BYTES];
 	size_t peer_bytes, id_bytes;
@@ -118,8 +118,8 @@ uint32_t auth_share(const struct auth *a, uint32_t slots)
 	return (slots + keys - 1) / keys;
 }
 
-/* Returns 1 if the server must drop `m`, because its sender's key has exceeded its quota of
- * messages. */
+/* Returns 1 if `key`, the key of the sender of `m`, has exceeded its quota of messages, so that the
+ * server must drop `m`. */
 static int is_over_quota(struct auth *a, const char *key, const struct msg *m)
 {
 	uint32_t hellos = auth_share(a, a->cfg.max_workers);
@@ -220,8 +220,9 @@ static int frame_is(zmq_msg_t *frame, const char *text)
 }
 
 /* Reads a ZAP request from the `n` frames `f`: peer, empty, version, request, domain, address,
- * identity, mechanism, credentials. Returns 0 if the request is not for this server. Such a request
- * gets no answer, and libzmq ends its handshake after a time limit. */
+ * identity, mechanism, credentials. Returns 0 if the request is not for this server. The server
+ * does not answer a request that is not for it, and libzmq ends the handshake of this request after
+ * a time limit. */
 static int read_request(struct zap_request *q, zmq_msg_t *f, size_t n)
 {
 	*q = (struct zap_request){.peer_bytes = 0};

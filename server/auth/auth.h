@@ -2,7 +2,7 @@
  * auth.h - authentication and authorization of peers.
  *
  * With CURVE, libzmq verifies that a connecting peer has the secret key of the public key that it
- * presents. Then libzmq asks the ZAP handler (ZeroMQ RFC 27) whether to accept a connection with
+ * presents. If so, libzmq asks the ZAP handler (ZeroMQ RFC 27) whether to accept a connection with
  * this key. The ZAP handler is a socket in the event loop and answers from the list in memory
  * (common/authorized_keys.h). Each message of an accepted connection carries the key (libzmq's
  * "User-Id"). The role of the key decides which messages the peer may send: see the table in
@@ -23,7 +23,8 @@
  *     to the worker's key (a_worker_id_belongs_to_its_key, a_name_belongs_to_its_key);
  * (5) at most one read is under way; a reload during a read starts another one after it
  *     (a_list_on_a_hanging_disk_blocks_nothing).
- * Thread: the loop's; the pool owns the result of a read from its start to its end.
+ * All functions belong to the loop's thread. While a read of the list is under way, its result
+ * belongs to a thread of the pool.
  */
 #ifndef SERVER_AUTH_AUTH_H
 #define SERVER_AUTH_AUTH_H
@@ -55,7 +56,8 @@ struct auth_stats {
 
 struct auth; /* opaque, see auth.c */
 
-/* Reads the key file and the list. PS_EUSAGE: the error names the file and the reason. */
+/* Reads the key file and the list of keys. If a file is missing or malformed, returns PS_EUSAGE,
+ * and the error names the file and the reason. */
 int auth_new(struct auth **out, const struct auth_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Opens the ZAP handler, which answers all handshakes of the context. Call it before auth_secure
  * and bind. */
@@ -75,8 +77,8 @@ int auth_check(struct auth *a, uint32_t peer, struct frames *f, struct msg *m,
 uint32_t auth_share(const struct auth *a, uint32_t slots);
 /* Returns 1 if the key of the sender of `f` is on the list. */
 int auth_is_listed(const struct auth *a, struct frames *f);
-/* Notes that `m` is sent to `peer`. If `m` is a WELCOME, the worker id in it belongs to the key of
- * the peer from now on. */
+/* Notes that the server sends `m` to `peer`. If `m` is a WELCOME, its worker id from now on belongs
+ * to the key of the peer. */
 void auth_note(struct auth *a, uint32_t peer, const struct msg *m);
 /* Reads the list again, on a thread of the pool. */
 void auth_reload(struct auth *a);

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Returns the entry of `key`. A key without an entry gets the entry of the key that was silent for
- * longest. */
+/* Returns the entry of `key`. A key that has no entry takes over the entry of the key that was
+ * silent for longest. */
 static struct quota_entry *entry_of(struct quota *q, const char *key)
 {
 	struct quota_entry *oldest = &q->entry[0];

@@ -5,7 +5,8 @@
  * A token bucket for each key and kind has room for the messages of one second. The server drops
  * messages above the quota without an answer; clients send them again later.
  *
- * Pure; thread: the owner's (auth.c: the loop's). Time is an argument and never decreases.
+ * The functions are pure: the time is an argument, which must never decrease. Only the owner's
+ * thread may call them; in auth.c this is the loop's thread.
  */
 #ifndef SERVER_AUTH_QUOTA_H
 #define SERVER_AUTH_QUOTA_H
@@ -33,7 +34,7 @@ struct quota {
 	uint64_t calls, dropped;
 };
 
-/* Takes one token from the bucket of `key` for messages of `kind`. `per_second`: the number of
+/* Takes one token from the bucket of `key` for messages of `kind`. `per_second` is the number of
  * tokens that this bucket gets in a second. Returns 0 if the bucket is empty. */
 int quota_take(struct quota *q, const char *key, enum quota_kind kind, uint32_t per_second,
 	uint64_t now_ms);

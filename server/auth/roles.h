@@ -4,11 +4,10 @@
  * Invariants:
  * (1) a message type that is not in the table of roles.c is refused for every role
  *     (tests/wire/test_keys.py, test_keys_table);
- * (2) a worker id and incarnation belong to the key whose HELLO was answered with them
- *     (tests/wire/test_keys.py, test_another_workers_stamp_is_refused).
- * roles_new allocates all memory.
- * Pure: no socket, no clock.
- * Thread: the owner's (auth.c: the loop's).
+ * (2) a worker id and an incarnation belong to the key whose HELLO the server answered with this id
+ *     and incarnation (tests/wire/test_keys.py, test_another_workers_stamp_is_refused).
+ * roles_new allocates all memory. Pure: no socket, no clock. Only the owner's thread may call the
+ * functions; in auth.c this is the loop's thread.
  */
 #ifndef SERVER_AUTH_ROLES_H
 #define SERVER_AUTH_ROLES_H
@@ -25,8 +24,8 @@ struct roles *roles_new(uint32_t max_workers);
  * function stores the key of an accepted HELLO for roles_note. */
 int roles_check(struct roles *r, enum key_role role, uint32_t peer, const char *key,
 	const struct msg *m, const char **why) PS_MUST_CHECK;
-/* Notes that `m` is sent to `peer`. If `m` is a WELCOME, the worker id in it belongs to the key of
- * the peer's newest HELLO from now on. */
+/* Notes that the server sends `m` to `peer`. If `m` is a WELCOME, its worker id from now on belongs
+ * to the key of the peer's newest HELLO. */
 void roles_note(struct roles *r, uint32_t peer, const struct msg *m);
 /* Frees *r and sets it to NULL; *r may be NULL. */
 void roles_free(struct roles **r);

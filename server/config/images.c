@@ -15,7 +15,7 @@ static void use_model(struct options *o, const struct model *m)
 	o->unknown_images = 0;
 }
 
-/* Sets the model of *o that the server uses while the images are unknown. This model expects images
+/* Sets in *o the model that the server uses while the images are unknown. This model expects images
  * with 0 channels, so no data set fits it. */
 static int use_unknown(struct options *o, struct err *e)
 {
@@ -40,8 +40,8 @@ static int parse_for(
 		m, o->model_text, shape, o->classes ? (size_t)o->classes : classes, e);
 }
 
-/* Writes the model of the newest checkpoint to head->model, or "" if there is no checkpoint or it
- * cannot be read. */
+/* Writes the model of the newest checkpoint to head->model. Writes "" if there is no checkpoint or
+ * if the checkpoint cannot be read. */
 static void read_checkpoint_model(const char *dir, struct run_head *head)
 {
 	struct checkpoint c;

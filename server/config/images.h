@@ -2,9 +2,9 @@
  * images.h - --input auto: the images of the first worker decide the input of the model.
  *
  * Before a worker has joined, the server runs with a model that fits no images, so that it can
- * answer cnn-ctl and receive a HELLO. During this time the server writes no checkpoint. A run that
- * is resumed has the input of its checkpoint. As long as no push was accepted, the input may
- * change: if a worker with other images joins and no other worker is left, server.c starts the
+ * answer cnn-ctl and receive a HELLO. During this time the server writes no checkpoint. A resumed
+ * run takes the input of its model from the checkpoint. As long as no push was accepted, the input
+ * may change: if a worker with other images joins and no other worker is left, server.c starts the
  * server again with other options. Thread: main.
  */
 #ifndef SERVER_CONFIG_IMAGES_H

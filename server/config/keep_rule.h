@@ -11,8 +11,8 @@ struct keep_rule {
 	uint32_t every; /* N > 0: keep every N-th epoch; 0: there is no such rule */
 };
 
-/* Reads "best", "every=N", or both with a comma between them. Returns 0 if `text` is something
- * else. */
+/* Reads "best", "every=N", or both with a comma between them. Returns 0 if `text` has another
+ * form. */
 int keep_rule_parse(const char *text, struct keep_rule *r);
 
 #endif

@@ -20,7 +20,8 @@ static uint64_t snapshot_bytes(const struct options *o, uint64_t core)
 	return snapshot + snapshot / 8 + (o->core.checkpoint.wal ? snapshot : 0);
 }
 
-/* The minimum is the sum of the program, the weights, their next version, and one message. */
+/* The minimum is the memory of the program, of the weights, of the next version of the weights, and
+ * of one message. */
 uint64_t memory_min(uint64_t n_params)
 {
 	return PROGRAM_BYTES + 3 * n_params * sizeof(float);

@@ -12,12 +12,13 @@
 /* Returns the number of bytes of RAM that a server needs if --max-workers workers each have
  * --push-window pushes under way. */
 uint64_t memory_needed(const struct options *o);
-/* Returns the number of shared buffers of the weights, which workers on this host read in place: as
- * many as fit into 4 GiB, but at most one for each worker slot plus two for the core, and at least
- * four. Returns 0 if the server has no shared memory (--lane tcp). */
+/* Returns the number of shared buffers for the weights, in which workers on this host read the
+ * weights without a copy. The number is as many as fit into 4 GiB, but at most one for each worker
+ * slot plus two for the core, and at least four. Returns 0 if the server has no shared memory
+ * (--lane tcp). */
 size_t memory_lane_buffers(const struct options *o);
 /* Returns the minimum memory limit for a model of `n_params`, in bytes. A server with a lower limit
- * would close all connections again and again. */
+ * would close all its connections again and again to free memory. */
 uint64_t memory_min(uint64_t n_params);
 
 #endif

@@ -351,7 +351,7 @@ static void check_lbfgs(const struct model *m, int *errors)
 	}
 }
 
-/* Returns the number of gradients, each from a different worker, that a step or a buffer collects
+/* Returns the number of gradients that a step or a buffer collects, each from a different worker,
  * if enough workers are live. */
 static uint32_t gradients_of_step(const struct core_config *c)
 {
@@ -438,8 +438,9 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 			complain(&errors, "%s", mode);
 		if (c->optim.kind == OPTIM_LBFGS && o->model.n_params)
 			check_lbfgs(&o->model, &errors);
-		/* In release 0.1.0, --momentum set beta1 of adam. Refuse --momentum, because the
-		 * run would otherwise use another beta1. */
+		/* In release 0.1.0, --momentum set beta1 of adam. This code refuses --momentum with
+		 * adam, because the run would otherwise use another beta1 than with release
+		 * 0.1.0. */
 		if (opt_given(p, "momentum") && c->optim.kind == OPTIM_ADAM)
 			complain(
 				&errors, "--momentum: was renamed to --beta1 for --optimizer adam");
@@ -454,8 +455,9 @@ static int check(const struct opt_program *p, struct options *o, int parsed)
 /* ---- values that follow from the options ----------------------------------------------------- */
 
 /* Returns the value of --lr-scaling auto, which follows measurements (docs/modes.md). For a step of
- * n gradients, sqrt(n) times the rate of one gradient is best. For a stale gradient, an adaptive
- * optimizer needs 1 / sqrt(1 + tau) times the rate; SGD and momentum need 1 / (1 + tau). */
+ * n gradients, sqrt(n) times the rate of one gradient is best. For a gradient that is tau versions
+ * old, 1 / sqrt(1 + tau) times the rate is best with an adaptive optimizer, and 1 / (1 + tau) times
+ * the rate with SGD and momentum. */
 static enum lr_scaling auto_scaling(const struct core_config *c)
 {
 	enum optim_kind optim = c->optim.kind;

@@ -1,8 +1,8 @@
 /*
  * options.h - the table of the options of cnn-ps, and the checks of their values.
  *
- * These functions bind no port and create or write no file. If the configuration is wrong,
- * options_parse prints all of its errors on stderr. Thread: main, at start-up.
+ * The functions in this header bind no port and write no file. If the configuration is wrong,
+ * options_parse prints all its errors on stderr. Thread: main, at start-up.
  */
 #ifndef SERVER_CONFIG_OPTIONS_H
 #define SERVER_CONFIG_OPTIONS_H
@@ -72,7 +72,7 @@ struct options {
 
 /* Reads the options from the command line and the environment. Returns OPT_RUN, OPT_EXIT (after
  * --help or --version), or PS_EUSAGE after one line per error on stderr. The texts in *o are valid
- * as long as argv and the environment. */
+ * as long as argv and the environment do not change. */
 int options_parse(struct options *o, int argc, char **argv) PS_MUST_CHECK;
 /* Sets the fields of *c that follow from the model. */
 void options_fill_model(struct core_config *c, const struct model *m);

@@ -63,8 +63,8 @@ void checkpointer_free(struct checkpointer **s)
 	*s = NULL;
 }
 
-/* Makes room in the buffer for `bytes`. The function allocates an eighth more, because the ledger
- * grows when workers join. */
+/* Ensures that the buffer has room for `bytes` bytes. The function allocates an eighth more than
+ * `bytes`, because the ledger grows when workers join. */
 static int grow_buffer(struct checkpointer *s, size_t bytes)
 {
 	if (bytes <= s->room)
@@ -125,8 +125,9 @@ PS_CLONES static int floats_are_finite(const unsigned char *data, size_t n)
 	return max < 0x7f800000u;
 }
 
-/* Refuses to write weights that are not finite, so that they replace no older checkpoint. This is a
- * second check: the core already keeps its weights finite (store.c). */
+/* Refuses to write weights that are not finite, so that a checkpoint with such weights never
+ * replaces an older one. This is a second check: the core already keeps its weights finite
+ * (store.c). */
 static int check_weights(struct checkpointer *s)
 {
 	const struct checkpoint_section *w =

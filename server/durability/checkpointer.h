@@ -8,10 +8,11 @@
  * (1) at most one checkpoint is under way;
  * (2) after each call of checkpointer_start, `done` is called exactly once, later, on the loop's
  *     thread;
- * (3) of several failures in a row, only the first is logged; the success that follows them is
- *     logged, too (a_full_disk_is_logged_once_and_recovers).
- * PS_ASSERT checks (1), and that `done` is called only for a write under way (2), in every build.
- * Thread: the loop's; the pool owns the buffer between checkpointer_start and `done`.
+ * (3) the checkpointer logs only the first of several failures in a row, and it logs the success
+ *     that follows them (a_full_disk_is_logged_once_and_recovers).
+ * In every build, PS_ASSERT checks invariant (1), and that `done` is called only for a write under
+ * way (part of invariant (2)). All functions belong to the loop's thread. Between
+ * checkpointer_start and `done`, the buffer belongs to a thread of the pool.
  */
 #ifndef SERVER_DURABILITY_CHECKPOINTER_H
 #define SERVER_DURABILITY_CHECKPOINTER_H
@@ -30,8 +31,8 @@ struct checkpointer_stats {
 	char why[256];       /* why the newest write failed; "" if it succeeded */
 };
 
-/* Called when a write has ended. `rc` 0: `generation` is on disk; otherwise `rc` is the PS_E* of
- * the failure. */
+/* Called when a write has ended. If `rc` is 0, the checkpoint `generation` is on disk; otherwise
+ * `rc` is the PS_E* of the failure. */
 typedef void checkpointer_done_fn(void *arg, uint64_t generation, int rc);
 
 struct checkpointer; /* opaque, see checkpointer.c */
@@ -39,13 +40,13 @@ struct checkpointer; /* opaque, see checkpointer.c */
 /* Makes a checkpointer that writes to `dir` (borrowed). PS_ENOMEM. */
 int checkpointer_new(struct checkpointer **out, uv_loop_t *loop, const char *dir,
 	checkpointer_done_fn *done, void *arg) PS_MUST_CHECK;
-/* Sets `sound`, a generation that is known to be good. The checkpointer never removes it to make
- * space for the next generation. */
+/* Sets `sound`, a generation that is known to be good. The checkpointer never removes this
+ * generation to make space for the next one. */
 void checkpointer_keep(struct checkpointer *s, uint64_t sound);
 /* Frees *s, which must not be busy, and sets it to NULL; *s may be NULL. */
 void checkpointer_free(struct checkpointer **s);
-/* Writes `core` as `generation` and waits for the end of the write. The server calls it at its
- * start. PS_EIO, PS_ENOMEM. */
+/* Writes `core` as `generation` and waits for the end of the write. The server calls this function
+ * only at its start, before the loop runs. PS_EIO, PS_ENOMEM. */
 int checkpointer_write(struct checkpointer *s, struct core *core, uint64_t generation,
 	struct err *e) PS_MUST_CHECK;
 /* Copies `core` now and writes the copy as `generation` on the pool. Do not call it while the

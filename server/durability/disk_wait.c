@@ -11,8 +11,8 @@
 /* lowest speed of writing that is allowed for a checkpoint */
 #define SLOWEST_BYTES_PER_MS 20000
 
-/* Notes when the write under way began. `busy` is 1 if a write is under way. If `number` has
- * changed since the last call, another write is under way. */
+/* Notes when the write under way began. `busy` is 1 if a write is under way. `number` is the number
+ * of this write, so a change of `number` since the last call shows that another write has begun. */
 static void look(struct disk_write *w, int busy, uint64_t number, uint64_t now_ms)
 {
 	if (!busy)

@@ -3,8 +3,8 @@
  * replies have waited for the write-ahead log without progress. The module also reports a write
  * that is overdue, that is, a write that has neither succeeded nor failed in time.
  *
- * The server measures once a tick. Its clock stops while the process is suspended (common/clock.h).
- * Thread: the loop's.
+ * The server measures once a tick. The time during which the process is suspended does not count
+ * (common/clock.h). Thread: the loop's.
  */
 #ifndef SERVER_DURABILITY_DISK_WAIT_H
 #define SERVER_DURABILITY_DISK_WAIT_H
@@ -36,10 +36,10 @@ struct disk_wait {
 void disk_wait_tick(struct disk_wait *d, const struct wal *w, const struct checkpointer *c,
 	uint64_t bound_lsn, uint64_t now_ms);
 /* Returns the additional time that a checkpoint may take because of its size. The function assumes
- * the size of the newest checkpoint. */
+ * that the next checkpoint is as large as the newest one. */
 uint64_t disk_wait_allowance_ms(const struct disk_wait *d);
-/* Returns 1 if the write of the log under way has taken longer than `ms`, or the checkpoint under
- * way longer than `ms` plus disk_wait_allowance_ms. */
+/* Returns 1 if the log's write under way has taken longer than `ms`, or if the checkpoint under way
+ * has taken longer than `ms` plus the result of disk_wait_allowance_ms. */
 int disk_wait_hangs(const struct disk_wait *d, uint64_t ms);
 /* Returns the time since the start of the oldest write under way; 0: no write is under way. */
 uint64_t disk_wait_write_ms(const struct disk_wait *d);

@@ -75,8 +75,8 @@ static int score_of(const struct core *c, uint32_t epoch, double *score)
 	return 1;
 }
 
-/* Returns the number of the newest evaluated epoch, from 1; 0: none. Sets *is_best to 1 if no
- * earlier epoch was as good. */
+/* Returns the number of the newest evaluated epoch, counted from 1, or 0 if no epoch is evaluated.
+ * Sets *is_best to 1 if no earlier epoch was as good. */
 static uint32_t newest_epoch(const struct core *c, int *is_best)
 {
 	double best = 0, score;

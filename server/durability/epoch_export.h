@@ -6,11 +6,11 @@
  *                             with the least test loss
  *   epoch-000010.safetensors  each N-th epoch
  *
- * The weights in a file are the weights at the end of the epoch, which the workers evaluated. The
- * choice of an epoch depends only on the evaluated epochs of the core, so it is the same after a
- * restart. If the server dies before it has written a file, its next start writes the file. If a
- * file cannot be written, the server logs this and continues the run. A thread of libuv's pool
- * writes the files; all functions belong to the thread of the loop.
+ * A file has the weights at the end of its epoch, which are the weights that the workers evaluated.
+ * Only the results of the evaluated epochs in the core decide which epochs are exported, so a
+ * restart does not change the choice. If the server dies before it has written a file, its next
+ * start writes the file. If a file cannot be written, the server logs this and continues the run. A
+ * thread of libuv's pool writes the files; all functions belong to the thread of the loop.
  */
 #ifndef SERVER_DURABILITY_EPOCH_EXPORT_H
 #define SERVER_DURABILITY_EPOCH_EXPORT_H

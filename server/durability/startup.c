@@ -2,8 +2,8 @@
  * startup.c - see startup.h.
  *
  * The new term is 1 more than the highest term that any start of a server has used with this
- * directory. The file TERM also contains the highest term, because a bad disk can lose the newest
- * checkpoint with its term.
+ * directory. The server also writes this term to the file TERM, because a bad disk can lose the
+ * newest checkpoint and the term in it.
  */
 #include "server/durability/startup.h"
 #include <errno.h>
@@ -47,7 +47,7 @@ static int parse_term(const char *text, size_t n, uint64_t *term)
 	return errno == 0 && *term < MAX_TERM;
 }
 
-/* Reads the term from file `name` of the directory. *term is 0 if there is no such file. */
+/* Reads the term from file `name` of the directory. Sets *term to 0 if there is no such file. */
 static int read_term_file(const char *dir, const char *name, uint64_t *term, struct err *e)
 {
 	char path[4096 + 16];
@@ -70,7 +70,7 @@ static int read_term_file(const char *dir, const char *name, uint64_t *term, str
 	return rc;
 }
 
-/* Reads the highest term of this directory; 0: none. */
+/* Reads the highest term of this directory, or 0 if the directory has none. */
 static int read_term(const char *dir, uint64_t *term, struct err *e)
 {
 	uint64_t old;

@@ -1,11 +1,12 @@
 /*
  * startup.h - resumes the run of the checkpoint directory, or begins a new one.
  *
- * The order is: startup_open locks the directory. Then the caller binds its ports. Then
- * startup_core reads the newest good checkpoint, replays the log that follows this checkpoint, sets
- * the term and builds the core. At last the caller writes the first checkpoint of this term
- * (checkpointer_write). A server that cannot bind its ports changes nothing in the directory. The
- * server reads no message before the first checkpoint is on disk. Thread: main, before the loop.
+ * A start has four steps. First, startup_open locks the directory. Then the caller binds its ports.
+ * Then startup_core reads the newest good checkpoint, replays the log that follows this checkpoint,
+ * sets the term and builds the core. At last the caller writes the first checkpoint of this term
+ * (checkpointer_write). In this order, a server that cannot bind its ports changes nothing in the
+ * directory. The server reads no message before the first checkpoint is on disk. The main thread
+ * calls these functions before it runs the loop.
  */
 #ifndef SERVER_DURABILITY_STARTUP_H
 #define SERVER_DURABILITY_STARTUP_H
@@ -29,21 +30,21 @@ struct startup {
 /* Reserves the memory of the core and its weights, and locks the directory. On PS_ELOCKED, PS_EIO
  * and PS_ENOMEM, *out is released. */
 int startup_open(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
-/* Removes the directory if startup_open made it. Call it if the start failed before
+/* Removes the directory if startup_open made it. Call this function if the start failed before
  * startup_core. */
 void startup_undo(const struct startup *r);
 /* Builds the core. The errors are those of startup(). The caller must call startup_release even if
  * startup_core fails. */
 int startup_core(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
 /*
- * Calls startup_open and startup_core. If the content of a checkpoint is refused, the server logs a
- * warning and tries the previous generation. On PS_ELOCKED, PS_ECHECKPOINT (no usable checkpoint,
- * or one with another model, seed, batch size ...), PS_EIO, PS_EDATA (--init) and PS_EUSAGE, *out
- * is released.
+ * Calls startup_open and startup_core. If the content of a checkpoint is bad, the function logs a
+ * warning and tries the checkpoint of the previous generation. On PS_ELOCKED, PS_ECHECKPOINT (no
+ * usable checkpoint, or one with another model, seed, batch size ...), PS_EIO, PS_EDATA (--init)
+ * and PS_EUSAGE, *out is released.
  */
 int startup(struct startup *out, const struct options *o, struct err *e) PS_MUST_CHECK;
-/* Releases everything. Call it after router_free, because until then libzmq may still send frames
- * of the weights. */
+/* Releases everything. Call this function after router_free, because until then libzmq may still
+ * send frames that point to the weights. */
 void startup_release(struct startup *r);
 
 #endif

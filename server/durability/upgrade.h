@@ -1,7 +1,7 @@
 /*
  * upgrade.h - resumes from a checkpoint of release 0.1.0. This release cannot replay a write-ahead
- * log of 0.1.0. A later release may delete this file together with server/core/snapshot_v5.c.
- * Thread: main, before the loop.
+ * log of 0.1.0. A later release may delete this file together with server/core/snapshot_v5.c. The
+ * main thread calls this function before it runs the loop.
  */
 #ifndef SERVER_DURABILITY_UPGRADE_H
 #define SERVER_DURABILITY_UPGRADE_H
@@ -11,7 +11,7 @@
 /*
  * Converts `c` to the sections that this release reads if release 0.1.0 wrote `c`. Returns 1 if it
  * has converted `c`; the caller must then replay no log. Returns 0 if `c` is of this release.
- * PS_EDATA: the content of `c` is refused. PS_ECHECKPOINT: a log of 0.1.0 follows `c`, and
+ * Returns PS_EDATA if the content of `c` is bad. PS_ECHECKPOINT: a log of 0.1.0 follows `c`, and
  * --accept-rollback is not set. PS_EIO, PS_ENOMEM. On failure *c is unchanged. The function changes
  * no file.
  */

@@ -14,8 +14,8 @@
 
 /* the log begins to write a queue of this size even if no reply waits */
 #define LAZY_BYTES ((size_t)65536)
-/* The log copies frames up to this size, because a reference to a small frame can keep a large
- * buffer in memory. */
+/* The log copies frames of up to this size. A larger frame is only referenced. For a small frame, a
+ * reference would keep the much larger buffer in memory in which libzmq has received it. */
 #define MAX_COPY    ((size_t)512)
 #define RECORD_ROOM 128 /* maximum bytes that the file adds to an event */
 /* space for bytes that the file has not written yet, and for rounding to whole blocks */
@@ -195,8 +195,8 @@ static int begin_file(struct wal *w, uint64_t generation, uint64_t first, struct
 }
 
 /* Returns 1 if the log file may grow by the size of `it`. Otherwise the function ends the file,
- * which must not take the space that the next checkpoint needs. The log needs no events from before
- * that checkpoint. */
+ * because the disk must keep enough space for the next checkpoint. When that checkpoint is on disk,
+ * the log needs none of the earlier events. */
 static int leaves_room(struct wal *w, const struct item *it)
 {
 	uint64_t grows = wal_file_growth(w->file, it->bytes + RECORD_ROOM);
@@ -227,9 +227,10 @@ static void append_item(struct wal *w, struct item *it)
 }
 
 /* Handles the mark of a snapshot. Usually the function begins a new file for the events after the
- * snapshot, and when the snapshot is on disk, older files are useless. But if the previous snapshot
- * failed, the function only writes a mark to the current file. Otherwise a disk that accepts no
- * checkpoint for days would get a file for each attempt. */
+ * snapshot; when the snapshot is on disk, the log does not need the older files any more. If the
+ * previous snapshot failed, however, the function only writes a mark to the current file. If it
+ * began a new file each time, a disk that accepts no checkpoint for days would get a file for each
+ * attempt. */
 static void write_mark(struct wal *w, struct item *it)
 {
 	if (it->stays && w->file) {
@@ -264,14 +265,14 @@ static void write_group(uv_work_t *work)
 
 /* ---- on the loop ---------------------------------------------------------------------------- */
 
-/* Returns 1 if no file since the newest durable checkpoint has failed. */
+/* Returns 1 if every log file since the newest durable checkpoint could be written. */
 static int has_no_gap(const struct wal *w)
 {
 	return !w->gap;
 }
 
-/* Notes that no event can be added to the file of `generation`. `why` is the reason of a failure,
- * or NULL if the log ended the file to leave space for a checkpoint. */
+/* Notes that the log cannot add events to the file of `generation` any more. `why` is the reason of
+ * a failure, or NULL if the log ended the file to leave space for a checkpoint. */
 static void mark_lost(struct wal *w, uint64_t generation, const char *why)
 {
 	struct wal_stats *t = &w->stats;
@@ -314,8 +315,8 @@ static void start_group(struct wal *w)
 	w->busy = 1;
 	w->stats.begun++;
 	w->begun_s = clock_seconds();
-	/* The list may be copied: it is not empty, so its pointer `end` points into its last item
-	 * and not into the list itself. */
+	/* A copy of the list is valid: the list is not empty, so its pointer `end` points into the
+	 * last item and not into the struct that is copied. */
 	w->group = w->queue;
 	list_init(&w->queue);
 	memset(&w->done, 0, sizeof(w->done));

@@ -11,13 +11,13 @@
  *   snapshot taken  -> later events go to a new file; once it is durable, older files are useless
  *   snapshot failed -> the next snapshot is marked in the same file, until one is durable
  *
- * So the number of files stays bounded even if every checkpoint fails. The size of the current file
- * is not bounded in this case, because the file has the only copy of its events.
+ * In this way the number of files stays bounded even if every checkpoint fails. The size of the
+ * current file is not bounded then, because no other file and no checkpoint has its events.
  *
- * The log ends a file before the file takes the space of the next checkpoint (wal_reserve), or when
- * a write or sync has failed. The log never writes to this file again. The log stores no event
- * until the next snapshot begins another file, and the flushed LSN does not grow until that
- * snapshot is durable.
+ * The log ends a file before the file takes the space that the next checkpoint needs (wal_reserve),
+ * or when a write or sync of the file has failed. The log never writes to such a file again. After
+ * that it stores no event until the next snapshot begins another file, and the flushed LSN does not
+ * grow until that snapshot is durable.
  *
  * Invariants:
  * (1) after a crash, wal_replay finds every event up to the flushed LSN (tests/sim/node_wal.c);
@@ -25,13 +25,14 @@
  * (3) `done` is called on the loop's thread after each group (flushed_events_are_replayed);
  * (4) the queue has frames of pushes only while the file can be written, and only frames of pushes
  *     within the workers' push windows: dispatch.c drops pushes beyond the windows;
- * (5) all other waiting events take at most WAL_MAX_QUEUE bytes plus one event. If the disk hangs
- *     and the queue reaches this bound, the log ends its file as after a failed write
+ * (5) waiting events that are not pushes take at most WAL_MAX_QUEUE bytes plus one event. If the
+ *     disk hangs and the queue reaches this bound, the log ends its file as after a failed write
  *     (a_disk_that_hangs_takes_bounded_memory).
- * PS_ASSERT checks (2), the file of (4) and the bound of (5), and that `done` belongs to a group
- * under way (3), in every build.
- * Thread: the loop's; the pool owns a group from its start to its end. wal_replay, wal_newest_file
- * and wal_remove_files: main, before the loop.
+ * In every build, PS_ASSERT checks invariant (2), that `done` is called for a group under way (part
+ * of (3)), that pushes are queued only while the file can be written (part of (4)), and the bound
+ * of invariant (5). Only the loop's thread may call these functions; a group belongs to a thread of
+ * the pool from its start to its end. The main thread calls wal_replay, wal_newest_file and
+ * wal_remove_files before it runs the loop.
  */
 #ifndef SERVER_DURABILITY_WAL_H
 #define SERVER_DURABILITY_WAL_H
@@ -74,18 +75,19 @@ struct wal; /* opaque, see wal.c */
 int wal_new(struct wal **out, const struct wal_config *cfg, struct err *e) PS_MUST_CHECK;
 /* Frees *w, which must not be busy, and sets it to NULL; *w may be NULL. */
 void wal_free(struct wal **w);
-/* Queues an event that the core is about to handle. `f` has the frames of the event's message,
- * borrowed; it is NULL if the event has none. Returns the event's LSN. */
+/* Queues an event that the core is about to handle. `f` (borrowed) has the frames of the event's
+ * message, or is NULL if the event has no message. Returns the event's LSN. */
 uint64_t wal_append(struct wal *w, const struct event *ev, uint64_t now_ms, struct frames *f);
-/* Begins to write and sync all events in the queue. Called because a reply waits for them. */
+/* Begins to write and sync all events in the queue. The caller needs this because a reply waits for
+ * an event, or soon will. */
 void wal_flush(struct wal *w);
 /* Notes that the core took snapshot `generation` after the newest event, so all later events follow
  * this snapshot. */
 void wal_rotate(struct wal *w, uint64_t generation);
 /* Notes that snapshot `generation` is on disk, so all events that it contains count as flushed. */
 void wal_checkpointed(struct wal *w, uint64_t generation);
-/* Sets the size of the newest checkpoint, `bytes`. From now on the log ends its file before the
- * file takes the space that the next checkpoint needs. */
+/* Sets the size of the newest checkpoint to `bytes`. From now on the log ends its file while the
+ * disk still has space for a checkpoint of this size. */
 void wal_reserve(struct wal *w, uint64_t bytes);
 uint64_t wal_flushed_lsn(const struct wal *w);
 /* Returns 1 if the log needs a snapshot, because its file is large or can no longer be written. */
@@ -99,11 +101,12 @@ const struct wal_stats *wal_stats(const struct wal *w);
 
 /*
  * Replaces the sections of `c`, the newest good checkpoint of `dir`, by the state at the end of the
- * log files that follow it. If there are no such files, *c does not change. The core repeats the
- * steps that it took after the checkpoint. Each step depends only on the core's state and the
- * event, so the result is the same bit for bit. PS_ECHECKPOINT: the log lost events that had been
- * durable. With --accept-rollback, the replay instead ends before the loss and writes an error to
- * the program's log. PS_EIO, PS_ENOMEM. On failure *c is unchanged.
+ * log files that follow it. If there are no such files, *c does not change. For this, a core
+ * repeats the steps that the server's core took after the checkpoint. Each step depends only on the
+ * core's state and the event, so the result is the same bit for bit. PS_ECHECKPOINT: the log lost
+ * events that had been durable. With --accept-rollback, the replay does not fail in this case: it
+ * ends before the first lost event and writes an error to the program's log. PS_EIO, PS_ENOMEM. On
+ * failure *c is unchanged.
  */
 int wal_replay(const char *dir, const struct core_config *now, struct checkpoint *c,
 	struct err *e) PS_MUST_CHECK;

@@ -4,9 +4,10 @@
  * A record has five numbers of 8 bytes (kind, peer, time, generation, number of frames), then the
  * sizes of the frames, 8 bytes each, then the frames as they were received. At a replay,
  * wire_decode checks the frames again, as if they had come from the network. A mark is a record
- * without an event. The mark has the generation of a snapshot that was taken after all earlier
- * events and before all later events. This header is private to the log: only wal.c and
- * wal_replay.c include it. Thread: any; one struct wal_record_reader belongs to one thread.
+ * without an event. A mark contains the generation of a snapshot, which contains all events before
+ * the mark and none after it. This header is private to the log: only wal.c and wal_replay.c
+ * include it. Any thread may call these functions, but only one thread may use a struct
+ * wal_record_reader.
  */
 #ifndef SERVER_DURABILITY_WAL_RECORD_H
 #define SERVER_DURABILITY_WAL_RECORD_H
@@ -16,8 +17,8 @@
 
 #define WAL_RECORD_HEAD (8u * (5 + 1 + WIRE_MAX_SLICES))
 
-/* Writes the bytes of a record that come before its frames. Returns the number of these bytes. `f`:
- * the frames of an EVENT_MESSAGE, else NULL. */
+/* Writes the bytes of a record that come before its frames. Returns the number of these bytes. `f`
+ * has the frames of an EVENT_MESSAGE; for other events it is NULL. */
 size_t wal_record_head(const struct event *ev, uint64_t now_ms, struct frames *f,
 	unsigned char out[WAL_RECORD_HEAD]);
 /* Writes the mark of the snapshot with number `generation`: the snapshot contains the events before

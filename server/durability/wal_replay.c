@@ -113,8 +113,8 @@ static int skip_mark(struct replay *r, const unsigned char *data, size_t size)
 	return PS_OK;
 }
 
-/* Replays the events of a file. The events after a snapshot follow the mark of the snapshot in the
- * same file, or begin a new file. */
+/* Replays the events of a file. After a snapshot, the next events follow the mark of this snapshot
+ * in the same file, or are in a new file. */
 static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 {
 	const unsigned char *data;
@@ -131,7 +131,7 @@ static int take_steps(struct replay *r, struct wal_reader *j, struct err *e)
 }
 
 /* Checks the end of the last file. An incomplete record at the end is no loss, because its event
- * was not durable. A gap means that durable events are lost. */
+ * was never durable. A gap between records means that the disk has lost durable events. */
 static int check_end(struct replay *r, struct wal_reader *j, int accept_loss, struct err *e)
 {
 	uint64_t generation = j->head.generation;
@@ -215,8 +215,8 @@ static int is_of_same_term(const struct wal_head *h, const struct checkpoint *c)
 		       h->run_lo == run.run_lo && h->term == run.term);
 }
 
-/* Skips the records up to the mark of snapshot `generation`. If there is no mark, no later event
- * was synced. */
+/* Skips the records up to the mark of snapshot `generation`. If the file has no such mark, no event
+ * after the snapshot was synced, so nothing is left to replay. */
 static int find_mark(struct wal_reader *j, uint64_t generation, struct err *e)
 {
 	const unsigned char *data;

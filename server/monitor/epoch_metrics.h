@@ -14,10 +14,10 @@
 /* Returns the accuracy of the epoch. Returns NaN if no image is evaluated, or if accuracy is not
  * one of the metrics. */
 double epoch_accuracy(const struct core *c, const struct epoch_record *r);
-/* Returns the result of epoch_accuracy as a JSON number; null instead of NaN. */
+/* Returns the result of epoch_accuracy as a JSON number, or as null if it is NaN. */
 json_t *epoch_accuracy_json(const struct core *c, const struct epoch_record *r);
-/* Returns {"name": mean, ...} of the metrics except accuracy; a mean is null if no image is
- * evaluated. */
+/* Returns the JSON object {"name": mean, ...} with all metrics except accuracy. A mean is null if
+ * no image is evaluated. */
 json_t *epoch_metrics(const struct core *c, const struct epoch_record *r);
 /* Writes all metrics as one line, such as "accuracy=0.9 name=1.5", or "none" if there are none. */
 void epoch_metrics_text(

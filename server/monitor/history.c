@@ -74,8 +74,8 @@ static void drop_line(struct history *h, size_t i)
 	h->line[i].text = NULL;
 }
 
-/* Closes the gaps that drop_line has left in the list. The next write must then replace the whole
- * file. */
+/* Closes the gaps that drop_line has left in the list. After that, the next write must replace the
+ * whole file. */
 static void pack(struct history *h)
 {
 	size_t n = 0;
@@ -127,8 +127,9 @@ static void drop_starts(struct history *h)
 	pack(h);
 }
 
-/* Ensures invariant 1 by halving the kind of lines with the most bytes. There are three such kinds,
- * so this kind has at least a third of all bytes, and half of it is enough room. */
+/* Ensures invariant 1 by dropping half of the lines of the kind with the most bytes. The limit
+ * applies to three kinds, so this kind has at least a third of the bytes, and half of these bytes
+ * are enough for the new line. */
 static void stay_bounded(struct history *h)
 {
 	const size_t samples = h->bytes[LINE_SAMPLE], changes = h->bytes[LINE_WORKER],
@@ -534,8 +535,8 @@ static const char *line_kind_of(const json_t *o)
 		       : NULL;
 }
 
-/* Finds the kind of a line and its number (struct line). Returns 0 if the line is not valid in a
- * history. */
+/* Finds the kind and the number of a line, as struct line defines them. Returns 0 if the line is
+ * not valid in a history. */
 static int sort_line(const struct status *now, const json_t *o, const char *kind,
 	enum line_kind *is, uint32_t *number)
 {
@@ -601,7 +602,8 @@ static void keep_line(struct history *h, const struct status *now, const char *t
 }
 
 /* Adds the line of an epoch that the core has and the file lacks, before the lines of later epochs.
- * The time of this line is not known, so it gets the time of the next epoch's line. */
+ * The time at which this epoch ended is not known, so its line gets the time of the next epoch's
+ * line. */
 static void add_missing_epoch(struct history *h, const struct status *now, uint32_t epoch)
 {
 	json_t *o = epoch_line(now, epoch, (double)NAN), *next;

@@ -6,19 +6,22 @@
  * kinds and their fields. A thread of libuv's pool appends new lines to the file.
  *
  * Invariants:
- * (1) the lines have at most HISTORY_BYTES. The lines of epochs do not count, and they always stay.
- *     When the other lines would have more bytes, the history halves the kind of lines with the
- *     most bytes (stay_bounded). For samples, the history drops every other sample and doubles the
- *     interval between new samples. For changes of workers, it drops the older half, but not the
- *     newest change of each worker. For starts and ends, it drops the older half, but not the first
- *     start (tests/e2e/test_history.py, test_no_epoch_is_dropped_for_changes_of_workers);
+ * (1) all lines except those of epochs have at most HISTORY_BYTES bytes together; the history
+ *     always keeps the lines of epochs. When a new line would exceed this limit, the history drops
+ *     half of the lines of one kind, which is the kind with the most bytes (stay_bounded). Of the
+ *     samples, it drops every other one, and doubles the interval between new samples. Of the
+ *     changes of workers, it drops the older half, but not the newest change of each worker. Of the
+ *     starts and ends, it drops the older half, but not the first start (tests/e2e/test_history.py,
+ *     test_no_epoch_is_dropped_for_changes_of_workers);
  * (2) at the start of a server, the history keeps the complete lines of this run. The history drops
- *     an epoch whose evaluation the core does not have, and adds an epoch that only the core has,
- *     in order. So the file has every evaluated epoch once, even after a crash of the server
- *     (tests/e2e/test_history.py, test_every_epoch_once_after_ten_kills);
- * (3) a failed write leaves the lines in memory. The next write includes these lines again
+ *     the line of an epoch whose evaluation the core does not have, and inserts a line for each
+ *     evaluated epoch that the file lacks. The file therefore has every evaluated epoch once, in
+ *     order, even after a crash of the server (tests/e2e/test_history.py,
+ *     test_every_epoch_once_after_ten_kills);
+ * (3) if a write fails, its lines stay in memory, and the next write includes them
  *     (tests/fault/test_disk.py, P5).
- * Thread: the loop's; a job's buffer belongs to the pool until its callback.
+ * All functions belong to the loop's thread. The buffer of a write belongs to a thread of the pool
+ * until the callback of the write.
  */
 #ifndef SERVER_MONITOR_HISTORY_H
 #define SERVER_MONITOR_HISTORY_H
@@ -43,8 +46,8 @@ typedef void history_line_fn(void *arg, const char *line);
  * file. PS_ENOMEM. */
 int history_new(struct history **out, uv_loop_t *loop, const char *dir, const struct status *now,
 	int resumed, struct err *e) PS_MUST_CHECK;
-/* Sets the label of each worker to the host in the history. The label is valid until the worker
- * sends HELLO. */
+/* Sets the label of each worker to the host that the history has for this worker. The worker's next
+ * HELLO replaces the label. */
 void history_labels(const struct history *h, struct labels *labels);
 /* Frees *h and sets it to NULL; *h may be NULL. The caller must wait until no write is under way
  * (history_busy). */

@@ -141,9 +141,10 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **c
 		close_oldest(h);
 }
 
-/* Returns 1 if the request names this host. The check prevents DNS rebinding: an attacker makes the
- * host name of a page resolve to 127.0.0.1, and the browser of a local user then sends requests
- * with this name to the server. */
+/* Returns 0 if the server listens on loopback only and the Host header of the request is neither an
+ * address nor localhost. The check prevents DNS rebinding: an attacker makes the host name of a
+ * page resolve to 127.0.0.1, and the browser of a local user then sends requests with this name to
+ * the server. */
 static int is_for_us(const struct http *h, struct MHD_Connection *connection)
 {
 	const char *host =
@@ -173,7 +174,8 @@ static enum MHD_Result send_response(
 	return rc;
 }
 
-/* Makes the response of a page, or NULL. The function takes over its `text`. */
+/* Makes the response for a page, or returns NULL. The response takes over the `text` of the
+ * page. */
 static struct MHD_Response *page_response(const struct http_page *page)
 {
 	struct MHD_Response *response;
@@ -348,8 +350,9 @@ int http_read_token(const char *path, char token[HTTP_TOKEN], struct err *e)
 	return PS_OK;
 }
 
-/* Returns 1 if `given` is the token. The run time of the function does not depend on the place of
- * the first difference, so that a client cannot guess the token character by character. */
+/* Returns 1 if `given` is the token. The time that the comparison takes does not depend on the
+ * place of the first wrong character, so that a client cannot guess the token character by
+ * character. */
 static int is_token(const struct http *h, const char *given, size_t n)
 {
 	size_t length = strlen(h->token);
@@ -515,9 +518,9 @@ static void on_http_timer(uv_timer_t *t)
 	run_daemon(t->data);
 }
 
-/* Runs libmicrohttpd now, and again at its next time-out, at most MAX_SLEEP_MS later. The upper
- * limit is needed because libmicrohttpd, after it had reached its limit of connections, accepts new
- * ones only in its next run and sets no time-out for that run. */
+/* Runs libmicrohttpd now, and again at its next time-out, at most MAX_SLEEP_MS later. The limit
+ * MAX_SLEEP_MS is needed when libmicrohttpd had as many connections as allowed: it accepts new ones
+ * only in its next run, and sets no time-out for that run. */
 static void run_daemon(struct http *h)
 {
 	MHD_UNSIGNED_LONG_LONG ms;

@@ -7,8 +7,9 @@
  * their idle time are bounded. A stream is a connection to /events that receives the events of
  * http_send. If a client does not read its events, the server closes its stream.
  *
- * If a token is required, a client must send it for every page except /healthz, as `Authorization:
- * Bearer TOKEN` or in a cookie, which the form sets. Thread: the loop's.
+ * If the server requires a token, a client must send the token with every request except for
+ * /healthz: in the header `Authorization: Bearer TOKEN`, or in a cookie, which the form sets.
+ * Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_HTTP_H
 #define SERVER_MONITOR_HTTP_H
@@ -31,11 +32,12 @@ typedef void http_page_fn(void *arg, const char *path, struct http_page *page);
 
 struct http; /* opaque, see http.c */
 
-/* Listens on "HOST:PORT", or on "PORT" of 127.0.0.1. Port 0 means any free port. PS_EUSAGE,
- * PS_ENOMEM. */
+/* Listens on `address`, which is "HOST:PORT", or "PORT" for a port of 127.0.0.1. Port 0 means any
+ * free port. PS_EUSAGE, PS_ENOMEM. */
 int http_new(struct http **out, uv_loop_t *loop, const char *address, http_page_fn *page, void *arg,
 	struct err *e) PS_MUST_CHECK;
-/* Requires `token`, which must outlive `h`, from now on. NULL: no token is required. */
+/* From now on, every client must send `token`, which must outlive `h`. NULL: clients need no
+ * token. */
 void http_require(struct http *h, const char *token);
 /* Reads a token from a file: 16 to 256 letters, digits, `-`, `.`, `_` and `~`. A newline may
  * follow. PS_EUSAGE. */

@@ -41,8 +41,8 @@ void membership_log(const struct effect *e, const struct core *c, const struct l
 
 /* ---- of all --------------------------------------------------------------------------------- */
 
-/* Logs that steps of mode sync ended with fewer gradients than they should have: at the first such
- * step, and then whenever the number of such steps has doubled. */
+/* Logs that steps of mode sync ended with fewer gradients than were due. The function logs the
+ * first such step, and then whenever the number of such steps has doubled. */
 static void check_steps(struct membership *m, const struct core *c)
 {
 	const struct core_stats *t = core_stats(c);

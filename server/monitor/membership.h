@@ -22,8 +22,9 @@ void membership_init(struct membership *m, const struct core *c);
 const char *membership_name(enum worker_change change);
 /* Logs an EFFECT_WORKER. */
 void membership_log(const struct effect *e, const struct core *c, const struct labels *labels);
-/* Logs short steps when their number has doubled. Logs workers with another data set than the run
- * when their number has grown since the last call. */
+/* Logs the number of steps of sync that ended with too few gradients whenever this number has
+ * doubled. If the number of workers with another data set than the run's has grown since the last
+ * call, logs this number. */
 void membership_check(struct membership *m, const struct core *c);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * metrics.c - writes the server's metrics as Prometheus text. The lines of one metric are
- * consecutive, as the format requires. The names of counters end in _total.
+ * metrics.c - writes the server's metrics as Prometheus text. The format requires that the lines of
+ * one metric are consecutive. The names of counters end in _total.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -259,7 +259,7 @@ static void put_worker_images(FILE *f, const struct status *s)
 	}
 }
 
-/* Writes a gauge of each worker, without the workers for which `value` returns NaN. */
+/* Writes a gauge for each worker, except for workers for which `value` returns NaN. */
 static void put_worker_gauge(FILE *f, const struct status *s, const char *name, const char *help,
 	double (*value)(const struct status *s, const struct worker_view *w))
 {

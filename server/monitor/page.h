@@ -6,7 +6,7 @@
 #define SERVER_MONITOR_PAGE_H
 #include <stddef.h>
 
-/* Returns the bytes of the page, and writes their number to *bytes. */
+/* Returns the text of the monitoring page, and writes its length to *bytes. */
 const void *page_html(size_t *bytes);
 
 #endif

@@ -12,8 +12,8 @@
 #define DRAW_MS 100
 #define BAR     20 /* characters */
 
-/* Returns the number of computed images, from which rates are measured. This number grows with each
- * push, but the number of done images grows only at the end of a pass or step. */
+/* Returns the number of computed images. The module measures rates from this number, because it
+ * grows with each push, while the number of done images grows only at the end of a pass or step. */
 static uint64_t computed_images(const struct core *c)
 {
 	struct work_view v;
@@ -39,8 +39,8 @@ void progress_init(struct progress *p, const struct core *c, uint64_t now_ms)
 
 /* ---- effects of the core ------------------------------------------------------------------- */
 
-/* Starts the measurement of the rates at `now_ms`, so that the wait for the first workers does not
- * count. */
+/* Begins to measure the rates at `now_ms`, so that the time of waiting for the first workers does
+ * not count. */
 static void begin_training(struct progress *p, const struct core *c, uint64_t now_ms)
 {
 	uint64_t start_ms = p->start_ms;
@@ -207,7 +207,8 @@ void progress_bar(const struct progress_view *v, char *out, size_t size)
 
 	if (v->epochs > 0)
 		append_text(out, size, &at, "epoch %u/%u ", v->epoch, v->epochs);
-	/* In a line search, a new pass discards the result of the previous pass. */
+	/* The bar names the pass, because in a line search each new pass computes the images of the
+	 * step again. */
 	if (v->pass > 1)
 		append_text(out, size, &at, "pass %u ", v->pass);
 	if (v->epochs > 0)

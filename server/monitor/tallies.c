@@ -36,9 +36,9 @@ void tallies_release(struct tallies *t)
 	*t = (struct tallies){0};
 }
 
-/* Sets the shares of the worker's time between the heartbeats `then` and `now`. If a part is
- * smaller in `now` than in `then`, a new process of the worker has begun to count from zero, so the
- * whole value of this part in `now` is used. */
+/* Sets t->share to the parts of the worker's time between the heartbeats `then` and `now`, as
+ * fractions of their sum. If a part is smaller in `now` than in `then`, a new process of the worker
+ * has begun to count from zero, so the whole value of this part in `now` is used. */
 static void measure_shares(
 	struct tally *t, const struct time_split *now, const struct time_split *then)
 {

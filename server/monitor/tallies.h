@@ -10,7 +10,8 @@
 #include "common/err.h"
 #include "server/core/core.h"
 
-/* The number of parts in struct time_split. Arrays of parts have the order of this struct. */
+/* The number of parts in struct time_split. An array with an element for each part has the order of
+ * this struct. */
 #define TALLY_PARTS 5
 extern const char *const tally_part[TALLY_PARTS];
 uint64_t tally_part_us(const struct time_split *t, int part);
@@ -36,8 +37,8 @@ struct tallies {
 /* Begins to measure at `now_ms`. PS_ENOMEM. */
 int tallies_init(struct tallies *t, const struct core *c, uint64_t now_ms) PS_MUST_CHECK;
 void tallies_release(struct tallies *t);
-/* Measures the rates if a second has passed since the last measurement. Returns 1 if it has
- * measured. */
+/* Measures the rates if a second has passed since the last measurement. Returns 1 if this call has
+ * measured the rates. */
 int tallies_tick(struct tallies *t, const struct core *c, uint64_t now_ms);
 /* Returns the tally of worker id `worker`, or a tally of zeros if there is none. `t` may be
  * NULL. */

@@ -1,7 +1,8 @@
 /*
- * timings.h - histograms for /metrics. The histograms show the time that the server takes for a
- * PULL, for a PUSH and for each event, and the time of writes to the disk. Bucket i counts times up
- * to 1 us * 4^i; the last bucket has no bound.
+ * timings.h - histograms for /metrics. The histograms show how long the server takes to handle a
+ * PULL, a PUSH and any event of the core, and how long it takes to write a checkpoint and a group
+ * of the log. Bucket i of a histogram counts times of at most 4^i microseconds; the last bucket has
+ * no upper bound.
  *
  * Thread: the loop's.
  */

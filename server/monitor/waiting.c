@@ -78,7 +78,7 @@ static void describe_wait(const struct waiting *w, char *out, size_t size)
 	append_others(w, out, size);
 }
 
-/* Logs the wait, with its time limit. */
+/* Logs how long the run has waited, and the time limit of the wait. */
 static void log_wait(const struct waiting *w)
 {
 	char text[WAITING_TEXT], limit[64] = "without a time limit";

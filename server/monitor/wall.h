@@ -1,10 +1,9 @@
 /*
  * wall.h - the grid of test images on the monitoring page, with the network's newest predictions.
  *
- * While a page is open, the server asks one worker for its predictions every WALL_MS, each time
- * another worker. The worker evaluates the images with its newest weights and answers with JSON
- * (worker/show.h), which only the page shows. The core has no part in this exchange. Thread: the
- * loop's.
+ * While a page is open, the server asks one worker for its predictions every WALL_MS milliseconds;
+ * the workers take turns. The worker evaluates the images with its newest weights and answers with
+ * JSON (worker/show.h). Only the page uses this answer; the core gets no event. Thread: the loop's.
  */
 #ifndef SERVER_MONITOR_WALL_H
 #define SERVER_MONITOR_WALL_H

@@ -30,8 +30,8 @@ static int rate_text(
 	return 1;
 }
 
-/* Warns about the learning rate. Does nothing if the model has no classes: then programs compute
- * their own gradients, and no usual rate is known. */
+/* Warns about the learning rate. Does nothing if the model has no classes, because programs then
+ * compute their own gradients, for which no usual rate is known. */
 static int rate(const struct warnings *w, const struct core_config *cfg, char out[WARNING_TEXT])
 {
 	if (w->classes == 0 || cfg->training.mode == MODE_EASGD || cfg->optim.kind == OPTIM_LBFGS)

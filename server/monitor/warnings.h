@@ -39,8 +39,8 @@ struct warnings {
 
 /* Returns the accuracy up to which a result on `n_test` images is no better than chance. */
 double warning_chance(size_t classes, uint32_t n_test);
-/* Returns 1 if the condition of the warning is true; then `out` has its text. `over` is 1 if the
- * run has ended. */
+/* If the condition of the warning is true, writes the text of the warning to `out` and returns 1.
+ * `over` is 1 if the run has ended. */
 int warning_text(const struct warnings *w, enum warning kind, const struct core *c, int over,
 	char out[WARNING_TEXT]);
 /* Logs the warnings whose condition is true and that were not logged before. */

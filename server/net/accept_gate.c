@@ -23,7 +23,7 @@ struct accept_gate {
 };
 
 /* Attaches a filter to the socket (drop = 1) or detaches it (0). The filter has one instruction,
- * which keeps 0 bytes of each packet, so the kernel drops the packet. */
+ * which keeps 0 bytes of each packet; the kernel therefore drops every packet. */
 static int drop_packets(int socket, int drop)
 {
 	struct sock_filter nothing = {.code = BPF_RET | BPF_K, .k = 0};

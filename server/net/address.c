@@ -21,7 +21,7 @@ int address_is_loopback(const struct sockaddr *at)
 	return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
 }
 
-/* Returns the reach of the IPv4 address of a network interface, because libzmq binds this
+/* Returns the reach of a network interface. Only its IPv4 address counts, because libzmq binds this
  * address. */
 static enum address_reach reach_of_interface(const char *name)
 {

@@ -1,7 +1,8 @@
 /*
  * address.h - finds out whether an address is reachable from other machines.
  *
- * Thread: main, at start-up, because the resolver may wait for a name server.
+ * Only the main thread may call these functions, and only at start-up, because they may wait for a
+ * name server.
  */
 #ifndef SERVER_NET_ADDRESS_H
 #define SERVER_NET_ADDRESS_H
@@ -19,8 +20,8 @@ enum address_reach {
 enum address_reach address_reach(const char *host);
 /*
  * Replaces a host name by its first IPv4 address, or by its first IPv6 address if it has no IPv4
- * address, because libzmq cannot bind a name. The function does not change "*", an interface, an
- * address, or a name that does not resolve.
+ * address, because libzmq cannot bind a name. If the host is "*", a network interface, an address,
+ * or a name that does not resolve, the function does not change it.
  */
 void address_resolve(struct endpoint *e);
 /* Returns 1 if the address is in 127.0.0.0/8 or ::ffff:127.0.0.0/104, or is ::1. */

@@ -3,19 +3,19 @@
  * chunks, before the PUSH message (wire.h). This module verifies the chunks and keeps them until
  * the PUSH arrives.
  *
- * The chunks of a peer belong to its next message. Messages of one connection stay in order, so if
- * the next message is not the PUSH of the chunks, this PUSH is lost, or the peer violates WIRE.md.
- * In both cases the server discards the chunks. If a connection closes before its PUSH, the module
- * is not notified, and the chunks stay until other peers displace them by invariant 2.
+ * The chunks of a peer belong to its next message. Messages of one connection stay in order. If the
+ * next message is not the PUSH of the chunks, either this PUSH was lost or the peer violates
+ * WIRE.md, and in both cases the server discards the chunks. If a connection closes before its
+ * PUSH, nothing notifies this module, and the chunks stay until it needs their place for another
+ * peer (invariant 2).
  *
  * Invariants:
  * (1) a peer has at most WIRE_MAX_CHUNKS chunks of n_params values in total
  *     (chunks_over_the_limit_are_discarded);
- * (2) at most `peers` peers (an argument of chunked_push_keep) have chunks. If one more peer sends
- *     a chunk, the server discards the chunks of the peer that was idle for longest, as if the
- *     network had lost them (the_push_of_the_longest_silent_peer_is_discarded).
- * PS_ASSERT checks both in every build.
- * Thread: the loop's.
+ * (2) at most `peers` peers have chunks, where `peers` is an argument of chunked_push_keep. If one
+ *     more peer sends a chunk, the server discards the chunks of the peer that was idle for
+ *     longest, as if the network had lost them (the_push_of_the_longest_silent_peer_is_discarded).
+ * In every build, PS_ASSERT checks both invariants. Thread: the loop's.
  */
 #ifndef SERVER_NET_CHUNKED_PUSH_H
 #define SERVER_NET_CHUNKED_PUSH_H
@@ -32,12 +32,12 @@ int chunked_push_new(struct chunked_push **out, size_t n_params, size_t max_peer
 void chunked_push_free(struct chunked_push **a);
 /* Verifies and keeps the tensor frame of `f`. After the call, at most `peers` (>= 1) peers have
  * chunks. PS_EPROTO: `f` has no valid tensor frame. PS_EAGAIN: the peer has too many chunks, so an
- * earlier PUSH was lost. Both errors discard all chunks of the peer. */
+ * earlier PUSH was lost. In both cases of failure, the function discards all chunks of the peer. */
 int chunked_push_keep(
 	struct chunked_push *a, uint32_t peer, struct frames *f, size_t peers) PS_MUST_CHECK;
-/* Completes `f`, a message of the peer. If the peer has as many chunks as the message names, the
- * function inserts the chunks before the message's own tensor frames. PS_EAGAIN: the peer has
- * another number of chunks, so the caller must treat the message as lost. */
+/* Completes `f`, a message of the peer. If the module has as many chunks of the peer as the message
+ * says, the function inserts these chunks before the message's own tensor frames. If it has another
+ * number of chunks, it returns PS_EAGAIN, and the caller must treat the message as lost. */
 int chunked_push_join(struct chunked_push *a, uint32_t peer, struct frames *f) PS_MUST_CHECK;
 /* Discards all chunks. Called after all connections were closed. */
 void chunked_push_clear(struct chunked_push *a);

@@ -80,8 +80,8 @@ void labels_free(struct labels **l)
 	*l = NULL;
 }
 
-/* Returns process number `i`, where 0 is the newest process, or NULL if there are not so many
- * processes. */
+/* Returns process number `i`, counted from the newest process, which is number 0. Returns NULL if
+ * there are at most `i` processes. */
 static struct process *newest(const struct labels *l, size_t i)
 {
 	size_t known = l->n < l->ring ? l->n : l->ring;
@@ -177,8 +177,8 @@ static void log_fenced(uint32_t worker, uint32_t incarnation, const char *name,
 			: "its slot was free after a silence");
 }
 
-/* Returns 1 if the fencing of this process was not logged before. `p` is the entry of the process,
- * or NULL. */
+/* Returns 1 if the log does not contain the fencing of this process yet. `p` is the entry of the
+ * process, or NULL if it has none. */
 static int is_news(struct labels *l, struct process *p, uint32_t worker, uint32_t incarnation)
 {
 	struct slot *slot = &l->slot[worker - 1];

@@ -15,11 +15,11 @@
 /* ---- admission ------------------------------------------------------------------------------ */
 
 /*
- * The rate limit of HELLOs. After a restart of the server all workers send HELLO at once, and a
- * worker that crashes and restarts in a loop sends many. A token bucket has room for
- * ADMISSION_BURST tokens and receives ADMISSION_BURST new ones per second. A worker's HELLO takes
- * one token; an observer's takes none. If the bucket is empty, the server does not answer the
- * HELLO, and the sender repeats it later (proto/WIRE.md, "Session").
+ * Limits the rate of HELLOs, because after a restart of the server all workers send HELLO at once,
+ * and a worker that crashes and restarts in a loop sends many. A token bucket has room for
+ * ADMISSION_BURST tokens and receives ADMISSION_BURST new ones per second. The HELLO of a worker
+ * takes one token; the HELLO of an observer takes none. If the bucket is empty, the server does not
+ * answer the HELLO, and the sender repeats it later (proto/WIRE.md, "Session").
  */
 #define ADMISSION_BURST 50 /* maximum HELLOs at once, and HELLOs per second */
 
@@ -39,8 +39,8 @@ int admission_ask(struct admission *a, uint64_t now_ms);
 /*
  * The label of a worker: host and pid from its HELLO, and the address of its connection. The log,
  * the status and /metrics show the label. The label is not an identity, and no decision depends on
- * it. If a worker has not sent HELLO since the start of the server, only its host is known, from
- * the history of the run (history_labels).
+ * it. Before a worker has sent HELLO to this process of the server, its label has only the host,
+ * which comes from the history of the run (history_labels).
  *
  * labels_hello stores the label of each HELLO with its connection. When the core has accepted the
  * HELLO (EFFECT_HELLO), labels_join assigns the label to a worker id and incarnation.
@@ -63,15 +63,16 @@ void labels_free(struct labels **l);
 void labels_hello(struct labels *l, uint32_t peer, const struct msg_hello *m, const char *address);
 /* Assigns the label of the newest HELLO of connection `peer` to this worker id. */
 void labels_join(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation);
-/* Sets the host of worker id `worker`, known from an earlier start of the server. Ignores a text
- * that a HELLO could not contain. */
+/* Sets the host of worker id `worker` to `host`, which an earlier process of the server has written
+ * to the history. Ignores a text that a HELLO could not contain. */
 void labels_restore(struct labels *l, uint32_t worker, const char *host);
 /* Returns the label of worker id `worker`. The fields of the label are empty if the worker has
  * none. `l` may be NULL. */
 const struct label *labels_of(const struct labels *l, uint32_t worker);
-/* Writes the text of the refusal for a fenced process, whose worker id `worker` now belongs to a
- * newer process. The fenced process has `incarnation` and connection `peer`. `name` is the worker's
- * --name, or "". The function logs the fencing of each process once. */
+/* Writes the text of the message that refuses a fenced process. The worker id `worker` of this
+ * process now belongs to a newer process. The fenced process has `incarnation` and connection
+ * `peer`. `name` is the worker's --name, or "". The function logs the fencing of each process
+ * once. */
 void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t incarnation,
 	const char *name, char text[LABEL_FENCED]);
 
@@ -80,8 +81,8 @@ void labels_fenced(struct labels *l, uint32_t peer, uint32_t worker, uint32_t in
 /*
  * Observers that recently requested the status. At the end of the run these observers receive the
  * last status and BYE, so that an observer can distinguish the end of the run from a lost server. A
- * worker that requests the status does not become an observer, and receives its BYE only from the
- * core: it may retain pushes that the next term needs.
+ * worker that requests the status does not become an observer. Only the core sends BYE to a worker,
+ * because the worker may retain pushes that the next term needs.
  */
 #define MAX_OBSERVERS 64
 /* an observer receives BYE if it has sent a request in this time */

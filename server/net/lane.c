@@ -74,7 +74,8 @@ static size_t memory_bytes(const struct lanes *l)
 /* ---- buffers that workers read --------------------------------------------------------------- */
 
 /* Takes back the buffers that the worker has read, or whose PARAMS message was lost. The worker
- * writes the tickets that this function reads. A wrong ticket harms only this worker. */
+ * itself writes the number that shows what it has read, so a wrong number harms only this
+ * worker. */
 static void reap(struct lanes *l, struct lane *lane)
 {
 	struct lane_control *control = (struct lane_control *)(void *)lane->memory;
@@ -201,8 +202,8 @@ static int greet(struct guest *g)
 	return 1;
 }
 
-/* Called when a connection is readable. A worker sends nothing after its greeting, so a connection
- * that is readable later was closed by its worker. */
+/* Called when a connection is readable. A worker sends nothing after its greeting. If its
+ * connection becomes readable later, the worker has closed it. */
 static void on_guest(uv_poll_t *poll, int status, int events)
 {
 	struct guest *g = poll->data;

@@ -7,20 +7,20 @@
  * can only read, and memory for its pushes. The server copies a push before it checks the push, so
  * later writes of the worker have no effect. A lane is open as long as its connection to the Unix
  * socket. When a worker ends, for whatever reason, the kernel closes the connection, and the server
- * takes the buffers back.
+ * takes back the buffers that the worker was reading.
  *
  * Invariants:
  * (1) a lane belongs to one incarnation of one worker; each secret opens at most one lane
  *     (only_the_secret_of_the_newest_welcome_opens_a_lane_once,
  *     a_new_incarnation_closes_the_lane_of_the_old_one);
- * (2) a worker never gets memory that it could use to change the weights, or another worker's push
+ * (2) a worker never gets memory through which it could change the weights or another worker's push
  *     (another_process_reads_held_weights_and_cannot_write_them; each lane has its own memory for
  *     pushes);
  * (3) a worker holds at most LANE_HOLDS buffers of weights. If the worker holds LANE_HOLDS buffers,
  *     or no buffer is free, the server sends its PARAMS over the TCP connection
  *     (weights_are_read_in_place_until_they_are_closed);
  * (4) the server checks and applies a private copy of each push. If the checksum of the copy is
- *     wrong, the push counts as lost (a_push_arrives_as_a_private_copy,
+ *     wrong, the server treats the push as lost (a_push_arrives_as_a_private_copy,
  *     a_torn_push_counts_as_lost).
  * Thread: the loop's.
  */
@@ -56,17 +56,18 @@ int lanes_new(struct lanes **out, const struct lanes_config *cfg, struct err *e)
  * on connection `peer`. */
 void lanes_welcome(struct lanes *l, uint32_t peer, struct msg_welcome *m);
 /* Appends a frame with a copy of the values in slot ref->slot to `f`, a PUSH of `peer`. PS_ESTATE:
- * the peer has no lane. PS_EPROTO: no such slot, or too many values. PS_ENOMEM. */
+ * the peer has no lane. PS_EPROTO: the lane has no such slot, or the slot has no room for so many
+ * values. PS_ENOMEM. */
 int lanes_join(
 	struct lanes *l, uint32_t peer, const struct lane_ref *ref, struct frames *f) PS_MUST_CHECK;
 /* Lets `peer` read the weights of `m` in shared memory, and sets the fields of `m` that name the
- * buffer and its checksum. Returns 0 if this is not possible, so that the caller must send the
- * weights as a frame. */
+ * buffer and its checksum. Returns 0 if the weights or the peer have no shared memory; the caller
+ * must then send the weights as a frame. */
 int lanes_hold(struct lanes *l, uint32_t peer, struct msg_params *m) PS_MUST_CHECK;
 void lanes_stats(const struct lanes *l, struct lanes_stats *s);
 /* Closes all lanes, the socket and the handles; the loop must run once more before lanes_free. The
- * file of the socket stays, because removing it could hang on a bad disk, and workers must see
- * closed connections even then. */
+ * function does not remove the file of the socket, because this could hang on a bad disk, and then
+ * the workers would not see that their connections are closed. */
 void lanes_stop(struct lanes *l);
 /* Frees *l and sets it to NULL; *l may be NULL. */
 void lanes_free(struct lanes **l);

@@ -1,5 +1,5 @@
 /* net.c - see net.h. Receives and decodes messages, and encodes, queues and sends replies. Few
- * replies wait at a time, so linear scans of their queue are fast enough. */
+ * replies wait at the same time, so linear scans of the queue of replies are fast enough. */
 #include "server/net/net.h"
 #include <errno.h>
 #include <stdio.h>
@@ -187,8 +187,8 @@ static void evict(struct replies *q, uint32_t peer)
 		append_reply(q, peer, &f, 0, 1);
 }
 
-/* Evicts the peer with the oldest reply until the queue has room. If the oldest reply is a
- * tombstone, drops the tombstone. */
+/* While the queue is full, evicts the peer with the oldest reply, or drops this reply if it is a
+ * tombstone. */
 static void evict_oldest(struct replies *q)
 {
 	while (q->n == q->room) {
@@ -231,8 +231,8 @@ void replies_set_flushed(struct replies *q, uint64_t lsn)
 		q->flushed_lsn = lsn;
 }
 
-/* Returns 1 if one of the first `n` replies, which stay in the queue, is for `peer`. A later reply
- * to `peer` must not overtake it. */
+/* Returns 1 if one of the first `n` replies, which stay in the queue, is for `peer`. Later replies
+ * to `peer` must then wait, too, so that they do not overtake the earlier one. */
 static int must_wait(const struct replies *q, size_t n, uint32_t peer)
 {
 	for (size_t i = 0; i < n; i++)
@@ -460,9 +460,9 @@ static void refuse_message(struct router *r, uint32_t peer, int status, const ch
 		router_send(r, peer, &m);
 }
 
-/* Handles a message whose key is no longer on the list. The first such message of a connection gets
- * an answer, so that the peer learns the reason. At the next message the server ends the
- * connection, because a peer that continues to send would keep a processor busy. libzmq has no
+/* Handles a message whose sender's key is no longer on the list. The server answers the first such
+ * message of a connection, so that the peer receives the reason. At the second such message it ends
+ * the connection, because a peer that continues to send would keep a processor busy. libzmq has no
  * function that ends a connection, but it closes a connection whose socket is shut down. */
 static void hang_up_on_revoked(struct router *r)
 {
@@ -479,8 +479,8 @@ static void hang_up_on_revoked(struct router *r)
 	r->revoked[r->n_revoked++ % REVOKED] = fd;
 }
 
-/* Keeps a chunk until its PUSH arrives. Returns PS_EAGAIN if it kept the chunk, which gets no
- * answer. */
+/* Keeps a chunk until its PUSH arrives. Returns PS_EAGAIN if it kept the chunk, because the server
+ * does not answer a chunk. */
 static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 {
 	/* every open connection may have chunks */
@@ -491,8 +491,7 @@ static int keep_chunk(struct router *r, uint32_t peer, const char **why)
 	return rc ? rc : PS_EAGAIN;
 }
 
-/* Appends a frame to a PUSH whose values are in shared memory. The frame has a copy of the
- * values. */
+/* Copies the values of a PUSH from shared memory to a frame, and appends the frame to the PUSH. */
 static int join_lane(struct router *r, uint32_t peer, const struct lane_ref *ref, const char **why)
 {
 	int rc = r->lanes ? lanes_join(r->lanes, peer, ref, &r->in) : PS_ESTATE;
@@ -653,7 +652,8 @@ static int start_watching(struct router *r, struct err *e)
 	return PS_OK;
 }
 
-/* Opens the Unix socket for lanes. Without it, all tensors travel over the TCP connections. */
+/* Opens the Unix socket for lanes. If the socket cannot be opened, all tensors travel over the TCP
+ * connections. */
 static int open_lanes(struct router *r, struct err *e)
 {
 	const struct lanes_config cfg = {.loop = r->cfg.loop,
@@ -718,8 +718,8 @@ int router_new(struct router **out, const struct router_config *cfg, struct err 
 	return PS_OK;
 }
 
-/* libzmq reads from its connections in turn, one message each. So the function reads one more
- * message than there are connections, and thereby reaches every connection. */
+/* libzmq reads from its connections in turn, one message each. The function reads one more message
+ * than there are connections, so it reads from every connection that has a message. */
 void router_receive_pending(struct router *r)
 {
 	zloop_read(&r->loop, r->port.stats.connections + 1);

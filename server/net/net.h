@@ -2,23 +2,23 @@
  * net.h - the server's port: a ROUTER socket in the event loop that receives messages and sends
  * replies.
  *
- * In:  a readable socket -> wire_decode -> on_message. The server answers a message that it cannot
- *      decode with ERROR, and counts the message.
+ * In:  when the socket is readable, wire_decode decodes the message, and on_message handles it. If
+ *      the server cannot decode a message, it counts the message and answers ERROR.
  * Out: router_send encodes a reply, and router_flush sends the replies for which libzmq's queues
- *      have room. The answer to a push that also pulls is one message, PARAMS with the ACK inside,
- *      so that the worker wakes up only once.
+ *      have room. If a push also requests weights, the answer is a single message, PARAMS with the
+ *      ACK inside, so that the worker wakes up only once.
  *
  * Invariants:
  * (1) no function waits, and the memory of waiting replies is bounded
  *     (a_peer_that_does_not_read_loses_replies_and_is_notified);
- * (2) replies to one peer leave in the order of router_send, or the peer is evicted (see below)
- *     (too_much_for_one_peer_becomes_one_error);
+ * (2) the router sends replies to one peer in the order of the calls of router_send, or evicts the
+ *     peer (the queue of replies below defines this) (too_much_for_one_peer_becomes_one_error);
  * (3) when file descriptors run out, new connections wait and open connections continue to work
  *     (accept_gate.h; test_out_of_descriptors);
  * (4) with `auth`, no byte of a peer without a listed key reaches wire_decode
  *     (tests/wire/test_keys.py, test_nothing_of_an_unauthenticated_peer_is_read_or_answered).
- * PS_ASSERT checks that the queue of replies never exceeds its memory (1), in every build.
- * Thread: the loop's.
+ * In every build, PS_ASSERT checks that the queue of replies never exceeds its memory (part of
+ * invariant (1)). Thread: the loop's.
  */
 #ifndef SERVER_NET_NET_H
 #define SERVER_NET_NET_H
@@ -94,15 +94,15 @@ void router_log_lanes(const struct router *r);
 /* Returns the IP address of the sender of the newest HELLO, or "" if libzmq does not know the
  * address. */
 const char *router_address(const struct router *r);
-/* Makes the replies of later calls of router_send wait until the log is flushed up to `lsn` (0: no
- * wait). */
+/* Makes the replies of later calls of router_send wait until the log is flushed up to `lsn`. If
+ * `lsn` is 0, they do not wait. */
 void router_set_lsn(struct router *r, uint64_t lsn);
-/* Notes that the log is flushed up to `lsn`. The next router_flush sends the replies that waited
- * for this. */
+/* Notes that the log is flushed up to `lsn`. The next router_flush sends the replies that have
+ * waited for this LSN. */
 void router_set_flushed(struct router *r, uint64_t lsn);
 /* Encodes `m` for `peer` now. The reply leaves at the next router_flush. */
 void router_send(struct router *r, uint32_t peer, const struct msg *m);
-/* Sends `m` at once, before the replies that wait for the log, or drops it. So `m` must not
+/* Sends `m` at once, before the replies that wait for the log, or drops `m`. Therefore `m` must not
  * acknowledge anything, and must be correct at any place among the other replies. */
 void router_send_notice(struct router *r, uint32_t peer, const struct msg *m);
 /* Sends the replies that may leave. The function calls on_gone for each peer that is gone. Do not
@@ -112,8 +112,8 @@ void router_flush(struct router *r);
  * silent workers, so that a worker whose message waits in the socket does not count as silent. */
 void router_receive_pending(struct router *r);
 void router_stats(const struct router *r, struct router_stats *s);
-/* Closes every connection, which frees the memory of incomplete messages. The port opens again
- * after a short time, and the workers resume their sessions with HELLO. */
+/* Closes every connection, to free the memory of incomplete messages. The port opens again after a
+ * short time, and the workers resume their sessions with HELLO. */
 void router_close_connections(struct router *r);
 /* Closes sockets and handles; the loop must run once more before router_free. */
 void router_stop(struct router *r);
@@ -133,17 +133,19 @@ void router_free(struct router **r);
  * (2) the queue evicts a peer whose waiting replies exceed peer_bytes. When the queue is full (room
  *     >= 2), it evicts the peer with the oldest reply. To evict a peer means to replace all replies
  *     to it by one ERROR with PS_ESTATE, the tombstone, which asks the peer to send HELLO. The
- *     queue drops later replies to the peer until the tombstone has left. So a peer never reads a
- *     sequence of replies with an unreported gap (too_much_for_one_peer_becomes_one_error,
+ *     queue drops later replies to the peer until the tombstone has left. A peer therefore never
+ *     reads replies from which some are missing without a notice
+ *     (too_much_for_one_peer_becomes_one_error,
  *     without_room_the_longest_waiting_peer_loses_its_replies);
  * (3) a peer that does not read delays no other peer (test_server_replies);
- * (4) a reply leaves only after its LSN was flushed (replies_wait_for_the_disk).
- * PS_ASSERT checks (1), (4) and the room of (2) in every build.
+ * (4) a reply leaves only after its LSN was flushed (replies_wait_for_the_disk). In every build,
+ * PS_ASSERT checks invariants (1) and (4), and that the queue has room for each reply (part of
+ * invariant (2)).
  */
 struct replies; /* opaque, see net.c */
 
-/* Sends a reply, as wire_send does on a socket. Returns 0, PS_EAGAIN or PS_EUNREACHABLE. If it
- * returns another status, the queue drops the reply. */
+/* The type of a function that sends a reply, as wire_send does on a socket. The function returns 0,
+ * PS_EAGAIN or PS_EUNREACHABLE; if it returns another status, the queue drops the reply. */
 typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 
 /* Makes a queue of at most `room` replies, with at most `peer_bytes` bytes for each peer.
@@ -151,15 +153,15 @@ typedef int replies_send_fn(void *arg, uint32_t peer, struct frames *f);
 int replies_new(struct replies **out, size_t room, size_t peer_bytes) PS_MUST_CHECK;
 /* Frees the queue with its replies and sets *q to NULL; *q may be NULL. */
 void replies_free(struct replies **q);
-/* Queues `f` for `peer` until the LSN `after` is flushed (0: no wait). The queue takes over the
- * frames, and `f` becomes empty. */
+/* Queues `f` for `peer` until the LSN `after` is flushed; if `after` is 0, `f` does not wait for
+ * the log. The queue takes over the frames, and `f` becomes empty. */
 void replies_put(struct replies *q, uint32_t peer, struct frames *f, uint64_t after);
-/* Notes that the write-ahead log is flushed up to `lsn`. Replies that waited for this may now
- * leave. */
+/* Notes that the write-ahead log is flushed up to `lsn`. The replies that have waited for this LSN
+ * may now leave. */
 void replies_set_flushed(struct replies *q, uint64_t lsn);
 /* Passes every reply that may leave to `send`. If `send` reports that a peer is gone, the function
- * drops the replies to this peer and returns the peer; the caller must then call the function
- * again. Otherwise the function returns 0. */
+ * drops the replies to this peer and returns the number of the peer; the caller must then call the
+ * function again. When no more reply may leave, the function returns 0. */
 uint32_t replies_flush(struct replies *q, replies_send_fn *send, void *arg);
 
 size_t replies_waiting(const struct replies *q);

@@ -4,9 +4,10 @@
  *
  * The answer to a pull points to the core's own buffer, without a copy. While libzmq sends such a
  * frame, the core writes the next version of the weights to a second buffer (core_next_buffer). If
- * no such frame exists, the core updates its buffer in place, because the caches of the CPU still
- * hold it. A buffer returns to the pool when its last frame was sent. With k readers of different
- * speed there are at most k + 2 buffers.
+ * no frame points to the core's buffer, the core updates this buffer in place, because the caches
+ * of the CPU still hold its values. A buffer returns to the pool when libzmq has sent the last
+ * frame that points to it. If k workers read the weights at different speeds, there are at most k +
+ * 2 buffers.
  *
  * A shared-memory lane (lane.h) needs buffers that other processes can map and cannot change. These
  * shared buffers are parts of one memfd. If all shared buffers are in use, the next buffer is
@@ -19,8 +20,8 @@
  *     the step that computes the weights also sends them, the server computes the checksum block by
  *     block together with the weights. Otherwise the server computes the checksum when it first
  *     sends the weights (test_server_param_buffers).
- * PS_ASSERT checks (1) before each step of the core, in every build.
- * Thread: the loop's; libzmq's threads return buffers.
+ * In every build, PS_ASSERT checks invariant (1) before each step of the core. Only the loop's
+ * thread may call these functions, but libzmq's threads return buffers.
  */
 #ifndef SERVER_NET_PARAM_BUFFERS_H
 #define SERVER_NET_PARAM_BUFFERS_H
@@ -34,12 +35,12 @@ struct param_buffers; /* opaque, see param_buffers.c */
 /* Makes the buffers, of n_params floats each. At most `shared` of them lie in a memfd, and none if
  * the system has no memfd. PS_ENOMEM. */
 int param_buffers_new(struct param_buffers **out, size_t n_params, size_t shared) PS_MUST_CHECK;
-/* Frees *w and sets it to NULL; *w may be NULL. Call it after the last frame was closed
+/* Frees *w and sets it to NULL; *w may be NULL. Call this function after the last frame was closed
  * (router_free). */
 void param_buffers_free(struct param_buffers **w);
 /* Returns the first buffer, for core_init or snapshot_decode. */
 float *param_buffers_first(const struct param_buffers *w);
-/* Makes *frame with all weights, which are the only slice of the message `m`. Sets the checksum of
+/* Makes *frame with the weights of `m`, which has one slice with all weights. Sets the checksum of
  * this slice. PS_ENOMEM leaves *frame unchanged. */
 int param_buffers_frame(
 	struct param_buffers *w, struct msg_params *m, zmq_msg_t *frame) PS_MUST_CHECK;
@@ -48,17 +49,18 @@ void param_buffers_before_step(struct param_buffers *w, struct core *c);
 /* Computes the new weights and notes which buffer the core uses now. Call it after every
  * core_decide, before the effects are carried out. */
 void param_buffers_after_step(struct param_buffers *w, struct core *c);
-/* The shared buffers: their memfd, which belongs to *w, their number, and the number of bytes from
- * the start of a buffer to the start of the next one. param_buffers_shared returns 0 if there is no
- * memfd. */
+/* Describes the shared buffers: `fd` is their memfd, which belongs to *w, `n` is their number, and
+ * `pitch` is the number of bytes from the start of a buffer to the start of the next one.
+ * param_buffers_shared returns 0 if there is no memfd. */
 struct param_shared {
 	int fd;
 	size_t n, pitch;
 };
 int param_buffers_shared(const struct param_buffers *w, struct param_shared *shared);
-/* Adds a reader in another process. The buffer with number *index does not change until the caller
- * has called param_buffers_drop with `hold`. Sets the checksum of the only slice of `m`. Returns 0
- * if the weights of `m` are in no shared buffer. */
+/* Lets another process read the weights of `m` in a shared buffer, and sets *index to the number of
+ * this buffer. The buffer does not change until the caller has called param_buffers_drop with
+ * `hold`. Sets the checksum of the only slice of `m`. Returns 0 if the weights of `m` are in no
+ * shared buffer. */
 int param_buffers_hold(
 	struct param_buffers *w, struct msg_params *m, size_t *index, void **hold) PS_MUST_CHECK;
 void param_buffers_drop(struct param_buffers *w, void **hold);

@@ -123,8 +123,8 @@ void port_note_message(struct port *p, int fd)
 }
 
 /* Returns 1 if no byte has arrived on the connection for `ms` milliseconds. If the descriptor now
- * belongs to a newer connection, that connection is younger than `ms`, and the function returns
- * 0. */
+ * belongs to a newer connection, which has existed for less than `ms` milliseconds, the function
+ * returns 0. */
 static int is_without_data(int fd, uint64_t ms)
 {
 	struct tcp_info info = {0};
@@ -207,8 +207,8 @@ void port_release(struct port *p)
 int port_monitor(struct port *p, void *context, void *socket, struct err *e)
 {
 	/* ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL is missing on purpose: libzmq reports a forged
-	 * message by this event, and the report overwrites errno. Then libzmq would read no more
-	 * from the connection and never close it. */
+	 * message by this event, and the report overwrites errno. With an overwritten errno, libzmq
+	 * would read no more from the connection and never close it. */
 	const int events = ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |
 			   ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH |
 			   ZMQ_EVENT_DISCONNECTED;

@@ -2,8 +2,8 @@
  * port.h - the server's port. The module binds the router's socket, counts connections with
  * libzmq's monitor, and closes the accept gate when descriptors run out. The module also closes
  * each connection that has never sent a message, because libzmq would keep such a connection and
- * its memory for ever. This happens between `silent_ms` and 2 * `silent_ms` after the connection
- * was accepted. A connection whose first message is arriving stays open.
+ * its memory for ever. Such a connection is closed between `silent_ms` and 2 * `silent_ms` after it
+ * was accepted. A connection on which the first message is just arriving stays open.
  *
  * Thread: the loop's.
  */
@@ -24,7 +24,7 @@ struct port_stats {
 	uint32_t connections;     /* open now */
 };
 
-/* Embedded in the router; its members are private to port.c. */
+/* A member of the router. Only port.c may use the members of this struct. */
 struct port {
 	void *socket, *monitor; /* socket: the ROUTER, borrowed; monitor: its event socket */
 	struct zloop loop;
@@ -49,8 +49,9 @@ void port_release(struct port *p);
 int port_monitor(struct port *p, void *context, void *socket, struct err *e) PS_MUST_CHECK;
 /* Binds the socket to `address`. PS_EUSAGE: the address cannot be bound. PS_ENET. */
 int port_bind(struct port *p, const char *address, struct err *e) PS_MUST_CHECK;
-/* Begins to read the monitor's events in `loop`. `silent_ms`: time limit for the first message of a
- * connection, see above; 0: no limit. After a success the caller must call port_stop. PS_ENET. */
+/* Begins to read the monitor's events in `loop`. `silent_ms` is the time limit for the first
+ * message of a connection; 0: there is no limit. After a success the caller must call port_stop.
+ * PS_ENET. */
 int port_start(struct port *p, uv_loop_t *loop, uint64_t silent_ms) PS_MUST_CHECK;
 void port_stop(struct port *p);
 /* Notes that a message has arrived on the connection with descriptor `fd`, so the connection is not
@@ -58,7 +59,7 @@ void port_stop(struct port *p);
 void port_note_message(struct port *p, int fd);
 /* Closes the monitor. Call it before you close the socket. */
 void port_close(struct port *p);
-/* Does the work of router_close_connections (net.h). */
+/* Closes all connections, as net.h describes for router_close_connections. */
 void port_close_connections(struct port *p);
 
 #endif

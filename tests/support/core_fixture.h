@@ -43,7 +43,7 @@ void *fixture_memory(const struct core_config *cfg);
 float *fixture_weights(void *memory, const struct core_config *cfg);
 void fixture_open(struct core_fixture *f, struct core_config cfg);
 /* Open a core, join worker 1 on connection 9, and apply `n` pushes. The last durable snapshot is
- * the one before the worker's WELCOME, so none of the pushes is durable. */
+ * the one before the worker's WELCOME, so no push of the worker is durable. */
 struct stamp fixture_open_with_pushes(struct core_fixture *f, struct core_config cfg, uint64_t n);
 void fixture_close(struct core_fixture *f);
 

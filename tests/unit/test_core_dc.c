@@ -531,8 +531,9 @@ static void lone_push(struct core_fixture *f, struct stamp s, uint64_t i, uint64
 }
 
 /* Run a single worker. Unless `saved` is LONE_PUSHES, the server is killed after all pushes, and
- * starts again from a snapshot that contains only the first `saved` pushes. The worker then replays
- * the remaining pushes, but not the pulls between them. Writes the final weights to `end`. */
+ * starts again from a snapshot that contains only the first `saved` pushes. After the start the
+ * worker replays the remaining pushes, but not the pulls between the pushes. Writes the final
+ * weights to `end`. */
 static void lone_run(uint64_t saved, float *end)
 {
 	struct core_config cfg = dc_config(1);

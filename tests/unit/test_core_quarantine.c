@@ -272,8 +272,8 @@ TEST(no_run_diverges_before_min_workers_have_joined)
 	fixture_close(&f);
 }
 
-/* A worker that is suspect or away counts with its newest push. In this test this push was
- * finite. */
+/* A worker that is suspect or away counts with its newest push. In this test the newest push of the
+ * suspect worker was finite. */
 TEST(a_suspect_worker_counts)
 {
 	struct core_fixture f;

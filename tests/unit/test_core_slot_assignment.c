@@ -78,8 +78,8 @@ static void assert_effect(const struct core_fixture *f, enum effect_kind kind, u
 	assert_int_equal(e->incarnation, incarnation);
 }
 
-/* The old process gets PS_EFENCED only when its pushes are durable. If it got the error before, a
- * crash could lose a push that the process has released. */
+/* The old process gets PS_EFENCED only when its pushes are durable. If the old process got this
+ * error earlier, a crash could lose a push that the process has released. */
 TEST(a_replaced_worker_is_fenced_when_its_pushes_are_durable)
 {
 	struct core_fixture f;

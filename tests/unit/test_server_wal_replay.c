@@ -131,8 +131,8 @@ TEST_IN(events_after_it_may_be_torn, wal_set_up, wal_tear_down)
 	}
 }
 
-/* Flip a bit in every 24th byte, one at a time. Each time, the replay must either find all pushes
- * or report a loss. */
+/* Flip a bit in every 24th byte, one at a time. After each flip, the replay must either find all
+ * pushes or report a loss. */
 static void assert_losses_are_reported(const char *path, long size, int all, int min)
 {
 	int rc, fd = open(path, O_RDWR | O_CLOEXEC);
